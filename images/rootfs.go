@@ -1,0 +1,46 @@
+package images
+
+// RootFS is a root filesystem that a backend can mount read-only. It is a
+// value: nothing in it has to be closed.
+type RootFS struct {
+	Reference Reference
+	// Digest is "sha256:" and 64 hex digits that name the content. For host it
+	// names the layout and the versions that it could read, not every byte.
+	Digest string
+	// Dir is the folder to mount, for rootfs; empty for host.
+	Dir string
+	// Dirs, Links, Files and Binds make up the root for host, in this order,
+	// over an empty folder.
+	Dirs  []Dir
+	Links []Link
+	Files []File
+	Binds []Bind
+	// Warnings are facts that a user should see, such as a toolchain on PATH
+	// that the image can't contain.
+	Warnings []string
+}
+
+// Dir is a folder of the skeleton, owned by root.
+type Dir struct {
+	Path string // absolute in the container
+	Mode uint32 // permission bits and sticky, such as 01777
+}
+
+// Link is a symbolic link of the skeleton.
+type Link struct {
+	Path   string // absolute in the container
+	Target string
+}
+
+// File is a synthetic file of the skeleton, owned by root, mode 0644.
+type File struct {
+	Path    string // absolute in the container
+	Content []byte
+}
+
+// Bind is a host folder or file that is bound read-only, non-recursively.
+type Bind struct {
+	Source string // absolute on the host
+	Path   string // absolute in the container; the skeleton holds its mount point
+	IsDir  bool
+}

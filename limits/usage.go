@@ -1,0 +1,19 @@
+package limits
+
+// Usage is what one run, or one model call, has used. The three input counts
+// are disjoint. The zero value is nothing used, at a cost of zero.
+type Usage struct {
+	Rounds            int64 `json:"rounds"`
+	ToolCalls         int64 `json:"tool_calls"`
+	InputTokens       int64 `json:"input_tokens"`
+	CachedInputTokens int64 `json:"cached_input_tokens"`
+	CacheWriteTokens  int64 `json:"cache_write_tokens"`
+	OutputTokens      int64 `json:"output_tokens"`
+	// CostMicroUSD is nil where a price was unknown: never 0 for "unknown".
+	CostMicroUSD *int64 `json:"cost_micro_usd,omitempty"`
+}
+
+// Tokens is the sum that [Budget].Tokens bounds.
+func (u Usage) Tokens() int64 {
+	return u.InputTokens + u.CachedInputTokens + u.CacheWriteTokens + u.OutputTokens
+}

@@ -1,0 +1,54 @@
+// Package runner runs one session: it makes the sandbox while the first model
+// call is under way, wires tools to it, runs the loop, writes the records, and
+// takes everything down again.
+//
+// It is rank 4. It knows backends and models by their contracts only.
+package runner
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// Record is the one envelope that Caisson writes: one line of JSON a record.
+//
+//	{"schema_version":1,"seq":1,"id":"rec_…","ts":"2026-11-20T10:00:00.000001Z","session":"ses_…","turn":"","parent":"","actor":"system","kind":"session.created","payload":{…},"prev":"…"}
+type Record struct {
+	// SchemaVersion is [SchemaVersion].
+	SchemaVersion int `json:"schema_version"`
+	// Seq counts from 1 without gaps in a session.
+	Seq int64 `json:"seq"`
+	// ID is rec_ and a ULID.
+	ID string `json:"id"`
+	// Time is UTC, RFC 3339, microseconds.
+	Time time.Time `json:"ts"`
+	// Session and Turn are ids; Turn is "" outside a turn.
+	Session string `json:"session"`
+	Turn    string `json:"turn"`
+	// Parent is the id of the record that caused this one, or "".
+	Parent  string          `json:"parent"`
+	Actor   Actor           `json:"actor"`
+	Kind    Kind            `json:"kind"`
+	Payload json.RawMessage `json:"payload"`
+	// Prev is the hex SHA-256 of the line before, without its newline; 64
+	// zeros for the first.
+	Prev string `json:"prev"`
+}
+
+// SchemaVersion is the version of the envelope and its payloads.
+const SchemaVersion = 1
+
+// Actor is who caused a record.
+type Actor string
+
+// The actors.
+const (
+	ActorUser   Actor = "user"
+	ActorAgent  Actor = "agent"
+	ActorSystem Actor = "system"
+	ActorTool   Actor = "tool"
+	ActorWorker Actor = "worker"
+)
+
+// Kind names what a record says; each has one payload type.
+type Kind string

@@ -1,0 +1,50 @@
+package sandbox
+
+// Attestation is what runs, as observed from inside by the guest and as read
+// back from the engine or runtime; never what was merely asked for. It is
+// recorded in sandbox.started and session.ended.
+type Attestation struct {
+	Backend        string `json:"backend"`
+	Runtime        string `json:"runtime"`
+	RuntimeVersion string `json:"runtime_version"`
+	EngineVersion  string `json:"engine_version,omitempty"`
+	Container      string `json:"container"`
+	Image          string `json:"image"`
+	ImageDigest    string `json:"image_digest"`
+	Kernel         string `json:"kernel"` // as /proc/version says inside
+	GuestVersion   string `json:"guest_version"`
+	GuestSHA256    string `json:"guest_sha256"`
+
+	User              string   `json:"user"`       // uid:gid of commands
+	GuestUser         string   `json:"guest_user"` // uid:gid of the guest
+	Capabilities      []string `json:"capabilities"`
+	GuestCapabilities []string `json:"guest_capabilities"`
+	NoNewPrivileges   bool     `json:"no_new_privileges"`
+	Seccomp           string   `json:"seccomp"` // mode: "filter", "none"
+	SeccompProfile    string   `json:"seccomp_profile_sha256"`
+	Network           string   `json:"network"` // "none": only lo
+	RootReadOnly      bool     `json:"root_read_only"`
+	Namespaces        []string `json:"namespaces"`
+	Rootless          bool     `json:"rootless"`
+
+	Workspace      string `json:"workspace"`       // host path
+	WorkspaceMode  string `json:"workspace_mode"`  // "bind"
+	WorkspaceOwner string `json:"workspace_owner"` // uid:gid on the host that new files get
+	IDMapped       bool   `json:"id_mapped"`
+	Git            string `json:"git"`
+
+	Limits     AttestedLimits `json:"limits"`
+	KillMethod string         `json:"kill_method"`
+	// Lost names protections that are missing here, one sentence each.
+	Lost []string `json:"lost,omitempty"`
+}
+
+// AttestedLimits is the limits as read back. A value of 0 means that it could
+// not be read, and Lost says so.
+type AttestedLimits struct {
+	MemoryBytes int64 `json:"memory_bytes"`
+	PIDs        int64 `json:"pids"`
+	MilliCPUs   int64 `json:"milli_cpus"`
+	TmpBytes    int64 `json:"tmp_bytes"`
+	OpenFiles   int64 `json:"open_files"`
+}

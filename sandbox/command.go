@@ -1,0 +1,77 @@
+package sandbox
+
+import (
+	"io"
+	"time"
+)
+
+// Command is one program to run in a sandbox. It is read by Start; its readers
+// and writers are used until the process has ended.
+type Command struct {
+	// Argv is the program and its arguments, at least one. A name without a
+	// slash is looked up in the PATH of Env. No element may hold a NUL or be
+	// longer than 128 KiB (Linux MAX_ARG_STRLEN).
+	Argv []string
+	// Env is the whole environment as NAME=value; nothing is inherited. Nil
+	// means [DefaultEnv].
+	Env []string
+	// Dir is the working folder: absolute in the container, at or below
+	// WorkspaceDir. Empty means WorkspaceDir. It is opened without following
+	// links that leave the workspace.
+	Dir string
+	// Stdin is copied to the command; nil is /dev/null.
+	Stdin io.Reader
+	// Stdout and Stderr get the live output, up to Output.Live bytes a
+	// stream, in order, from one goroutine each. Nil discards. A writer that
+	// blocks slows this stream of this command only, never another's.
+	Stdout, Stderr io.Writer
+	// Output bounds what is kept.
+	Output OutputLimits
+	// Timeout bounds the wall time; zero means the session's
+	// Resources.CommandTime. It ends the command as a cancellation does, and
+	// the status says TimedOut.
+	Timeout time.Duration
+	// Grace overrides Spec.Grace; zero means Spec.Grace.
+	Grace time.Duration
+}
+
+// OutputLimits bounds one command's output, each stream by itself. What is
+// over it is still read, counted and hashed in the container, never buffered.
+type OutputLimits struct {
+	// Live is the number of bytes a stream that are sent to the writers; zero
+	// means [DefaultLiveBytes].
+	Live int64
+	// Tail is the number of last bytes a stream that the guest keeps once
+	// Live is used up; zero means [DefaultTailBytes].
+	Tail int
+}
+
+// Defaults of OutputLimits: the live bound is what a session spills to disk for
+// one command; the tail is half of what a model is shown (50,000 bytes).
+const (
+	DefaultLiveBytes = 16 << 20
+	DefaultTailBytes = 32 << 10
+)
+
+// DefaultEnv is the environment of a command that names none: a fixed PATH, no
+// pagers, no prompts, and the field's markers of a sandbox. It holds nothing of
+// the host's environment.
+func DefaultEnv() []string {
+	return []string{
+		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+		"HOME=" + HomeDir,
+		"USER=agent",
+		"LOGNAME=agent",
+		"PWD=" + WorkspaceDir,
+		"TMPDIR=/tmp",
+		"LANG=C.UTF-8",
+		"TERM=dumb",
+		"CI=1",
+		"PAGER=cat",
+		"GIT_PAGER=cat",
+		"GIT_TERMINAL_PROMPT=0",
+		"SANDBOX=caisson",
+		"IS_SANDBOX=1",
+		"AI_AGENT=caisson",
+	}
+}

@@ -1,0 +1,24 @@
+package tools
+
+// Class is the highest side effect that a tool is capable of: by capability,
+// not by typical usage (seed 002, section 5.3).
+type Class string
+
+// The classes, lowest first, as they are written on the wire.
+const (
+	ClassNone    Class = "none"    // pure computation
+	ClassRead    Class = "read"    // reads the workspace
+	ClassWrite   Class = "write"   // changes files of the workspace
+	ClassExecute Class = "execute" // runs arbitrary code
+	ClassNetwork Class = "network" // changes external state
+)
+
+// Place is where a tool runs.
+type Place string
+
+// The places. What writes workspace files or executes code must run in the
+// sandbox, or its registration fails.
+const (
+	PlaceHost    Place = "host"
+	PlaceSandbox Place = "sandbox"
+)

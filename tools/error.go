@@ -1,0 +1,61 @@
+package tools
+
+import "errors"
+
+// Errors that end the run instead of travelling in a result; a tool, or the
+// adapter that it calls, returns one that wraps them, and
+// [Dispatcher].Round passes it on.
+var (
+	// ErrSandboxStart: the container could not be started.
+	ErrSandboxStart = errors.New("sandbox could not start")
+	// ErrSandboxLost: the container is gone and can't be had again.
+	ErrSandboxLost = errors.New("sandbox lost")
+	// ErrNoApprover: something needed an approval under --on-prompt fail.
+	ErrNoApprover = errors.New("nobody to approve")
+	// ErrRecord: an event could not be recorded, so nothing more may run.
+	ErrRecord = errors.New("record could not be written")
+)
+
+// ErrorClass is the closed set of seed 002, section 6.
+type ErrorClass string
+
+// The classes of tool.failed, and the one of tool.input_invalid.
+const (
+	ErrorNotFound            ErrorClass = "not_found"
+	ErrorValidation          ErrorClass = "validation_error"
+	ErrorPermissionDenied    ErrorClass = "permission_denied"
+	ErrorUserDenied          ErrorClass = "user_denied"
+	ErrorTimeout             ErrorClass = "timeout"
+	ErrorExecution           ErrorClass = "execution_error"
+	ErrorCancelled           ErrorClass = "cancelled"
+	ErrorConfirmationTimeout ErrorClass = "confirmation_timeout"
+)
+
+// Error is a failure that the model is told about in its own words. The zero
+// value is not useful.
+type Error struct {
+	Class ErrorClass
+	// Reason says more where a class has several causes: "mode_deny",
+	// "no_approver", "workspace_escape", …; it is recorded.
+	Reason string
+	// Message is for the model: what is wrong and what would help.
+	Message string
+	// Visible says that Message may be shown; otherwise the model gets a
+	// generic text with an error id, and Message and Err go to the log.
+	Visible bool
+	// Partial is what there was of the output, bounded.
+	Partial string
+	// Err is the cause, for the log.
+	Err error
+}
+
+// Error gives the message, or the class where there is none.
+func (e *Error) Error() string {
+	if e.Message == "" {
+		return string(e.Class)
+	}
+	return e.Message
+}
+
+// Unwrap gives the cause.
+func (e *Error) Unwrap() error { return e.Err }

@@ -1,0 +1,95 @@
+package tools
+
+import "time"
+
+// Event is what the dispatcher reports through its one hook. The set is
+// sealed. Events carry no wire tags: runner renders them as records.
+//
+// A call's events come in order: at most one ConfirmationRequested and its
+// ConfirmationResolved, at most one Called, any number of OutputDelta, and
+// exactly one terminal: Completed, Failed or InputInvalid.
+type Event interface{ toolEvent() }
+
+// Called says that a call holds its slot and starts to run.
+type Called struct {
+	CallID string
+	Name   Name
+	// InputHash is the hex SHA-256 of the canonical JSON (keys sorted) of the
+	// input after aliases were rewritten; InputBytes its length.
+	InputHash  string
+	InputBytes int
+	Class      Class
+	// Summary is one line for people, made safe: the command, or the path.
+	Summary string
+}
+
+// OutputDelta is a piece of live output. It is never stored.
+type OutputDelta struct {
+	CallID string
+	Stream string // "stdout" or "stderr"
+	Text   string
+}
+
+// Completed is the terminal event of a call that ran to its end, with or
+// without success.
+type Completed struct {
+	CallID        string
+	Name          Name
+	Success       bool
+	OutputBytes   int
+	Latency       time.Duration
+	FilesModified []string
+	Command       string
+	Metadata      map[string]any
+}
+
+// Failed is the terminal event of a call that did not.
+type Failed struct {
+	CallID  string
+	Name    Name
+	Class   ErrorClass
+	Reason  string
+	Message string // as the model sees it
+	// ErrorID names the log entry where Message is generic.
+	ErrorID       string
+	Latency       time.Duration
+	FilesModified []string
+	Partial       string
+	// Ran says that Called came before.
+	Ran bool
+}
+
+// InputInvalid is the terminal event of a call whose input the schema refuses.
+type InputInvalid struct {
+	CallID   string
+	Name     Name
+	Messages []string
+}
+
+// ConfirmationRequested asks for an answer; see [Confirmation].
+type ConfirmationRequested struct{ Confirmation Confirmation }
+
+// ConfirmationResolved says how it was answered.
+type ConfirmationResolved struct {
+	CallID         string
+	ConfirmationID string
+	Decision       Decision
+	Scope          Scope
+	// By says who answered: "user", "policy", "timeout", "cancel".
+	By string
+}
+
+// Warning is a fact that an operator or user should see.
+type Warning struct {
+	CallID  string
+	Message string
+}
+
+func (Called) toolEvent()                {}
+func (OutputDelta) toolEvent()           {}
+func (Completed) toolEvent()             {}
+func (Failed) toolEvent()                {}
+func (InputInvalid) toolEvent()          {}
+func (ConfirmationRequested) toolEvent() {}
+func (ConfirmationResolved) toolEvent()  {}
+func (Warning) toolEvent()               {}

@@ -1,0 +1,112 @@
+package tools
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+)
+
+// Tool is one execution of a tool. The dispatcher makes a fresh one for each
+// call, so an implementation may keep the state of its call in its fields.
+type Tool interface {
+	// Definition is the same for every instance and is asked once, at registration.
+	Definition() Definition
+	// Execute runs the call. Input has passed the schema. Cancelling ctx
+	// aborts it: the tool cleans up and returns what there is, with an error
+	// that wraps context.Cause(ctx). A failure that the model can mend is an
+	// [Error], or an Output with Success false; any other error, and a panic,
+	// becomes execution_error with a generic text and an error id.
+	Execute(ctx context.Context, call *Call) (Output, error)
+}
+
+// Factory makes a fresh Tool. Registration verifies that two calls give two
+// objects.
+type Factory func() Tool
+
+// Definition describes a tool to the model, to the policy and to people.
+type Definition struct {
+	// Name is canonical: snake_case, or server/tool.
+	Name        Name
+	Description string
+	// InputSchema is a JSON Schema object in the subset of docs/tools.md.
+	InputSchema json.RawMessage
+	Class       Class
+	Runs        Place
+	// Timeout bounds one execution from the moment it holds a slot; zero
+	// means 60 s, or 600 s for execute and network (seed 002, section 4).
+	Timeout time.Duration
+	// ResultBytes bounds the text that the model sees; zero means
+	// [DefaultResultBytes].
+	ResultBytes int
+	// Aliases maps other spellings of arguments to the schema's own.
+	// Both at once are invalid.
+	Aliases map[string]string
+	// Paths gives the workspace paths that an input names, for the scope
+	// check, the order of calls and the projected changes. Nil: none.
+	Paths func(input json.RawMessage) []string
+	// Parallel lets an execute tool run beside others. Ours to set, never the model's.
+	Parallel bool
+	// EnabledByDefault and RequiresAdmin say who may use it (seed 001).
+	EnabledByDefault bool
+	RequiresAdmin    bool
+}
+
+// DefaultResultBytes bounds a result's text where its tool says nothing else.
+const DefaultResultBytes = 50_000
+
+// Call is one call of one tool. It belongs to the dispatcher; a tool must not
+// keep it after Execute returned.
+type Call struct {
+	// ID is ours: tu_ and a ULID.
+	ID string
+	// Name is canonical, as the model meant it; it may be unknown.
+	Name Name
+	// Input is a JSON object, aliases rewritten.
+	Input json.RawMessage
+	// InputError is set by the loop where the model's arguments were not a
+	// JSON object; the dispatcher answers input_invalid without running.
+	InputError string
+	// Session and Turn are the ids it belongs to.
+	Session, Turn string
+	// Delta reports live output; never nil, safe for concurrent use.
+	Delta func(stream, text string)
+}
+
+// Output is what a tool gives back.
+type Output struct {
+	Content []Block
+	// Success is false for a handled failure, such as a non-zero exit status.
+	Success bool
+	// FilesModified are workspace-relative paths; Command is what was executed.
+	FilesModified []string
+	Command       string
+	// Metadata is the tool's own and opaque to the dispatcher; it is recorded.
+	Metadata map[string]any
+	// Unbounded content was cut by the tool itself; Truncated says so in records.
+	Truncated bool
+}
+
+// Block is one piece of a result: text, or an image.
+type Block struct {
+	Text string `json:"text,omitempty"`
+	// Image holds the bytes of a picture and MediaType its type; Text is then empty.
+	Image     []byte `json:"image,omitempty"`
+	MediaType string `json:"media_type,omitempty"`
+}
+
+// Result is what the model gets for one call: always one, whatever happened.
+type Result struct {
+	// CallID is the Call's ID.
+	CallID  string
+	Name    Name
+	Content []Block
+	IsError bool
+	// Class is the error class where the call failed, "" where it completed
+	// (with or without success) and "input_invalid" for a schema failure.
+	Class ErrorClass
+	// Output keeps what the tool reported, also after a failure where there
+	// was something (files_modified, partial output).
+	Output Output
+	// Duration is from holding a slot to the end; zero where nothing ran.
+	Duration time.Duration
+}

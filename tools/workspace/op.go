@@ -1,0 +1,66 @@
+package workspace
+
+// OpKind names a change to a workspace.
+type OpKind string
+
+// The changes that a [Writer] makes.
+const (
+	OpWrite  OpKind = "write"  // create or overwrite Path with Content, parents included
+	OpPatch  OpKind = "patch"  // replace Old by New in Path
+	OpDelete OpKind = "delete" // remove Path; a folder only with Recursive
+	OpMkdir  OpKind = "mkdir"  // create the folder Path and its parents
+	OpRename OpKind = "rename" // move Path to To, both inside the workspace
+)
+
+// Op is one change to one workspace, asked for by the host and done by the
+// guest. It is a value; the wire carries it as JSON, content in base64.
+type Op struct {
+	Kind OpKind `json:"kind"`
+	// Path is relative to the workspace, or absolute under its container
+	// path or its host path.
+	Path string `json:"path"`
+	// To is the new path of a rename.
+	To string `json:"to,omitempty"`
+	// Content is the whole new content of a write; at most [MaxWriteBytes].
+	Content []byte `json:"content,omitempty"`
+	// Old must occur exactly once in the file, unless ReplaceAll.
+	Old        string `json:"old,omitempty"`
+	New        string `json:"new,omitempty"`
+	ReplaceAll bool   `json:"replace_all,omitempty"`
+	// Recursive lets a delete remove a folder and what is below it.
+	Recursive bool `json:"recursive,omitempty"`
+	// IfSHA256, where set, is the hex SHA-256 that the file must have before
+	// the change ("" asks nothing; "absent" asks that there is none): what a
+	// person approved against a diff is not done to another content.
+	IfSHA256 string `json:"if_sha256,omitempty"`
+}
+
+// Bounds of one operation.
+const (
+	// MaxWriteBytes bounds the content of one write and the size of a file
+	// that is patched.
+	MaxWriteBytes = 16 << 20
+	// MaxPreimageBytes bounds the content that a [Change] keeps of the file
+	// as it was, so that a diff can be shown.
+	MaxPreimageBytes = 1 << 20
+)
+
+// Change says what an [Op] did.
+type Change struct {
+	Kind OpKind `json:"kind"`
+	// Path is relative to the workspace, slash-separated, cleaned.
+	Path string `json:"path"`
+	To   string `json:"to,omitempty"`
+	// Created says that Path did not exist before.
+	Created bool `json:"created,omitempty"`
+	// Bytes is the size of the file afterwards.
+	Bytes int64 `json:"bytes"`
+	// Replacements is the number of places that a patch changed.
+	Replacements int `json:"replacements,omitempty"`
+	// Removed is the number of files and folders that a delete removed.
+	Removed int `json:"removed,omitempty"`
+	// Before is the content before the change, at most [MaxPreimageBytes];
+	// nil where there was none or where it was larger (HasBefore tells).
+	Before    []byte `json:"before,omitempty"`
+	HasBefore bool   `json:"has_before,omitempty"`
+}
