@@ -1,0 +1,43 @@
+#!/bin/sh
+# Runs all tests of all modules and prints what came of them (.ci/testsum).
+#
+#   INSTALL=1            bring an engine and runc first; stop what was started
+#   REQUIRE_BACKENDS=…   every skip is a failure (CI sets docker,gvisor,runc)
+#   RACE=1               under the race detector, which needs cgo
+set -eu
+cd "$(dirname "$0")/.."
+: "${GO:=go}"
+
+. .ci/engine.sh
+if [ "${INSTALL:-}" = 1 ]; then
+	trap engine_stop EXIT
+	trap 'exit 130' INT
+	trap 'exit 143' TERM
+	engine_install
+	engine_start
+fi
+
+race=
+if [ "${RACE:-}" = 1 ]; then
+	command -v "${CC:-gcc}" >/dev/null || command -v clang >/dev/null || {
+		echo "make race: the race detector needs cgo: install gcc or clang" >&2
+		exit 2
+	}
+	export CGO_ENABLED=1
+	race=-race
+else
+	export CGO_ENABLED=0
+fi
+
+strict=
+[ -z "${REQUIRE_BACKENDS:-}" ] || strict=-strict
+export CAISSON_BIN="$PWD/bin"
+
+"$GO" build -C .ci -o bin/testsum ./testsum
+# The end-to-end tests list what is left on the machine, so they run alone.
+packages=$("$GO" list ./... | grep -v /e2e)
+# shellcheck disable=SC2086 # word splitting is meant
+.ci/bin/testsum $strict -go "$GO" \
+	-C .ci -count=1 ./... -- \
+	-count=1 -timeout=20m $race $packages -- \
+	-count=1 -timeout=30m $race ./e2e/...

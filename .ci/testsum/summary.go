@@ -1,0 +1,179 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// event is one line of `go test -json`; see `go doc test2json`.
+type event struct {
+	Action      string
+	Package     string
+	Test        string
+	Elapsed     float64
+	Output      string
+	ImportPath  string // of build-output and build-fail
+	FailedBuild string
+}
+
+// testKey names one test or, with an empty test, a package.
+type testKey struct{ pkg, test string }
+
+// Summary counts the tests that it is told of. A test with subtests counts by
+// those, and by itself only if it failed on its own. It is not safe for
+// concurrent use.
+type Summary struct {
+	out     io.Writer
+	output  map[testKey][]string
+	parents map[testKey]bool // has subtests
+	failing map[testKey]bool // has a failed subtest, or a failed test
+	builds  map[string][]string
+	passed  int
+	failed  []string
+	skipped []string
+}
+
+// NewSummary returns an empty summary that reports to out.
+func NewSummary(out io.Writer) *Summary {
+	return &Summary{
+		out:     out,
+		output:  map[testKey][]string{},
+		parents: map[testKey]bool{},
+		failing: map[testKey]bool{},
+		builds:  map[string][]string{},
+	}
+}
+
+// AddLine takes one line of go test's output.
+func (s *Summary) AddLine(line []byte) {
+	var e event
+	if json.Unmarshal(line, &e) != nil || e.Action == "" {
+		fmt.Fprintf(s.out, "%s\n", bytes.TrimRight(line, "\n"))
+		return
+	}
+	key := testKey{e.Package, e.Test}
+	switch e.Action {
+	case "run":
+		for parent := range parentsOf(key) {
+			s.parents[parent] = true
+		}
+	case "output":
+		s.output[key] = append(s.output[key], e.Output)
+	case "build-output":
+		s.builds[e.ImportPath] = append(s.builds[e.ImportPath], e.Output)
+	case "pass", "fail", "skip":
+		if e.Test == "" {
+			s.endPackage(e)
+		} else {
+			s.endTest(e.Action, key)
+		}
+	}
+}
+
+// parentsOf gives the tests that a subtest is part of, the nearest first.
+func parentsOf(key testKey) func(func(testKey) bool) {
+	return func(yield func(testKey) bool) {
+		for {
+			i := strings.LastIndexByte(key.test, '/')
+			if i < 0 {
+				return
+			}
+			key.test = key.test[:i]
+			if !yield(key) {
+				return
+			}
+		}
+	}
+}
+
+func (s *Summary) endTest(action string, key testKey) {
+	name := key.pkg + " " + key.test
+	switch {
+	case action == "fail":
+		if !s.failing[key] {
+			s.fail(name, s.output[key])
+		}
+		for parent := range parentsOf(key) {
+			s.failing[parent] = true
+		}
+		s.failing[testKey{key.pkg, ""}] = true
+	case s.parents[key] && action == "pass":
+	case action == "skip":
+		s.skipped = append(s.skipped, name+": "+reason(s.output[key]))
+	default:
+		s.passed++
+	}
+	delete(s.output, key)
+}
+
+func (s *Summary) endPackage(e event) {
+	key := testKey{e.Package, ""}
+	if e.Action == "fail" && !s.failing[key] {
+		s.fail(e.Package+" (package)", append(s.builds[e.FailedBuild], s.unfinished(e.Package)...))
+	}
+	verdict := map[string]string{"pass": "ok", "fail": "FAIL", "skip": "no tests"}[e.Action]
+	fmt.Fprintf(s.out, "%-8s %s %.1fs\n", verdict, e.Package, e.Elapsed)
+	maps.DeleteFunc(s.output, func(k testKey, _ []string) bool { return k.pkg == e.Package })
+}
+
+// unfinished is the output of a package and of its tests that never ended: a
+// panic or a time-out is in there.
+func (s *Summary) unfinished(pkg string) []string {
+	var lines []string
+	keys := slices.SortedFunc(maps.Keys(s.output), func(a, b testKey) int { return strings.Compare(a.test, b.test) })
+	for _, key := range keys {
+		if key.pkg == pkg {
+			lines = append(lines, s.output[key]...)
+		}
+	}
+	return lines
+}
+
+func (s *Summary) fail(name string, output []string) {
+	s.failed = append(s.failed, name)
+	fmt.Fprintf(s.out, "--- failed: %s\n%s", name, strings.Join(output, ""))
+}
+
+// reason is what a test said when it skipped itself: its last line that go
+// test did not write, without the file and line before it.
+func reason(output []string) string {
+	for _, line := range slices.Backward(output) {
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "===") || strings.HasPrefix(line, "---") {
+			continue
+		}
+		if place, text, ok := strings.Cut(line, ": "); ok && strings.Contains(place, ".go:") {
+			return text
+		}
+		return line
+	}
+	return "no reason given"
+}
+
+// Failures is the number of tests and packages that failed so far.
+func (s *Summary) Failures() int { return len(s.failed) }
+
+// Good says whether the run may count as a success: something passed, nothing
+// failed, and, if strict, nothing was skipped.
+func (s *Summary) Good(strict bool) bool {
+	return s.passed > 0 && len(s.failed) == 0 && (!strict || len(s.skipped) == 0)
+}
+
+// Print writes the lists of what was skipped and what failed, and the counts
+// on a line of their own.
+func (s *Summary) Print() {
+	for _, list := range []struct {
+		title string
+		names []string
+	}{{"skipped", s.skipped}, {"failed", s.failed}} {
+		if len(list.names) > 0 {
+			fmt.Fprintf(s.out, "\n%s:\n  %s\n", list.title, strings.Join(list.names, "\n  "))
+		}
+	}
+	fmt.Fprintf(s.out, "\n%d passed, %d failed, %d skipped\n", s.passed, len(s.failed), len(s.skipped))
+}

@@ -1,0 +1,77 @@
+# Caisson. `make help` lists the targets; Go, git and make are all that most of
+# them need. What is more than a line lives in .ci/*.sh.
+
+GO      ?= go
+BIN     := bin
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+GOFLAGS_BUILD := -trimpath -buildvcs=false
+# A backend, a package and a time, for the targets that take them.
+BACKEND  ?=
+PKG      ?= ./...
+FUZZTIME ?= 10s
+# INSTALL=1 lets `make test` install an engine; REQUIRE_BACKENDS turns skips
+# into failures. Both are read by the tests and scripts.
+INSTALL ?=
+export GO VERSION BACKEND PKG FUZZTIME INSTALL REQUIRE_BACKENDS
+
+RUNSC_MODULE := sandbox/oci/runsc
+TOOL := $(GO) tool -modfile=.ci/tools/go.mod
+
+.DEFAULT_GOAL := help
+.PHONY: help build caisson demo test race lint fmt fuzz conformance e2e bench cover vuln check clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z0-9]*\):.*## /  \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+
+build: caisson $(BIN)/runsc ## build caisson, caisson-guest and gVisor's runsc into bin/
+
+caisson:
+	@mkdir -p $(BIN)
+	CGO_ENABLED=0 $(GO) build $(GOFLAGS_BUILD) -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN)/ ./cmd/caisson ./cmd/caisson-guest
+
+# gVisor is a module of its own (docs/decisions/0001); 1-2 minutes the first
+# time, nothing while its pinned version stays.
+$(BIN)/runsc: $(wildcard $(RUNSC_MODULE)/*)
+	@mkdir -p $(BIN)
+	@echo "building gVisor's runsc: 1-2 minutes the first time"
+	sh .ci/runsc.sh $(RUNSC_MODULE) $(CURDIR)/$@
+	@touch $@
+
+demo: build ## run the example task end to end in the embedded gVisor sandbox
+	@sh examples/demo.sh
+
+test: build ## run all tests with what the machine has; INSTALL=1 brings an engine first
+	@sh .ci/test.sh
+
+race: build ## run all tests under the race detector (needs cgo: gcc or clang)
+	@RACE=1 sh .ci/test.sh
+
+lint: ## run the linters, pinned in .ci/tools (2 minutes to build, once)
+	$(TOOL) golangci-lint run ./...
+
+fmt: ## rewrite the code with gofumpt
+	$(TOOL) golangci-lint fmt ./...
+
+fuzz: ## fuzz each target for FUZZTIME (10s)
+	@sh .ci/fuzz.sh
+
+conformance: build ## run the sandbox conformance suite; BACKEND=docker|gvisor|runc picks one
+	@sh .ci/conformance.sh
+
+e2e: build ## run the end-to-end tests with the built binaries
+	@CAISSON_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 30m -v ./e2e/...
+
+bench: build ## measure against host, engine and runtimes in one run; print the ratios
+	@sh .ci/bench.sh
+
+cover: build ## print the coverage of all packages
+	@sh .ci/cover.sh
+
+vuln: ## look for known vulnerabilities in what is linked (needs the network)
+	$(TOOL) govulncheck ./...
+
+check: ## format, vet, lint, layers and short tests: what to run before a commit
+	@sh .ci/check.sh
+
+clean: ## remove what the targets built
+	rm -rf $(BIN) dist .ci/bin

@@ -1,0 +1,300 @@
+package e2e
+
+import (
+	"fmt"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const modulePath = "github.com/caisson-run/caisson"
+
+// ranks is the table of docs/architecture.md. A package imports lower ranks,
+// the packages whose folder it lies in, and nothing else of the module.
+var ranks = map[string]int{
+	"limits":             0,
+	"images":             0,
+	"sandbox/guest/wire": 0,
+	"tools/workspace":    0,
+
+	"sandbox":       1,
+	"sandbox/guest": 1,
+	"tools":         1,
+
+	"sandbox/docker": 2,
+	"sandbox/oci":    2,
+	"tools/shell":    2,
+	"tools/file":     2,
+
+	"loop":        3,
+	"loop/openai": 3,
+	"loop/replay": 3,
+
+	"runner": 4,
+
+	"cmd/caisson":       5,
+	"cmd/caisson-guest": 5,
+}
+
+// outside are folders whose packages no rank binds, and that nothing in the
+// table may import.
+var outside = []string{"sandbox/sandboxtest", "e2e", "examples"}
+
+// concrete are the packages that only cmd and tests may import: wiring is
+// done in one place.
+var concrete = []string{"sandbox/docker", "sandbox/oci", "loop/openai", "loop/replay"}
+
+// denials are imports that no rank forbids clearly enough: nothing at or below
+// the first may import anything at or below the second.
+var denials = []struct{ from, to string }{
+	{"sandbox/docker", "sandbox/oci"},
+	{"sandbox/oci", "sandbox/docker"},
+	{"loop", "sandbox"},
+	{"tools", "sandbox"},
+}
+
+// soleImporters are modules that one package alone may import.
+var soleImporters = map[string]string{
+	"github.com/docker/docker":    "sandbox/docker",
+	"github.com/openai/openai-go": "loop/openai",
+}
+
+// edge is one import of a file that is no test.
+type edge struct{ from, to string }
+
+func TestLayers(t *testing.T) {
+	edges := importsOf(t, "..")
+	internal := 0
+	for _, e := range edges {
+		if _, ok := inModule(e.to); ok {
+			internal++
+		}
+	}
+	if internal == 0 {
+		t.Fatal("no import of the module's own packages was read: the test sees nothing")
+	}
+	for _, violation := range violations(edges) {
+		t.Error(violation)
+	}
+}
+
+// TestLayersCatches drives edges that must not be through the check: a check
+// that finds none of them proves nothing.
+func TestLayersCatches(t *testing.T) {
+	for _, test := range []struct {
+		from, to string
+		want     string
+	}{
+		{"sandbox", "limits", ""},
+		{"sandbox/oci", "sandbox", ""},
+		{"loop/openai", "loop", ""},
+		{"cmd/caisson", "sandbox/docker", ""},
+		{"sandbox/docker", "sandbox/internal/owner", ""},
+		{"sandbox/docker", "sandbox/docker/internal/api", ""},
+		{"sandbox/internal/workmount", "sandbox/internal/owner", ""},
+		{"sandbox/internal/owner", "sandbox", ""},
+		{"cmd/caisson", "cmd/caisson/internal/flags", ""},
+		{"limits", "sandbox", "limits (rank 0) imports sandbox (rank 1)"},
+		{"tools", "tools/file", "tools (rank 1) imports tools/file (rank 2)"},
+		{"tools/file", "tools/shell", "tools/file (rank 2) imports tools/shell (rank 2)"},
+		{"sandbox/docker", "sandbox/oci", "sandbox/docker must not import sandbox/oci"},
+		{"sandbox/oci/internal/spec", "sandbox/docker", "sandbox/oci must not import sandbox/docker"},
+		{"loop", "sandbox", "loop must not import sandbox"},
+		{"loop/replay", "sandbox/guest/wire", "loop must not import sandbox"},
+		{"tools/shell", "sandbox", "tools must not import sandbox"},
+		{"runner", "sandbox/docker", "only cmd and tests import sandbox/docker"},
+		{"runner", "loop/openai", "only cmd and tests import loop/openai"},
+		{"runner", "sandbox/sandboxtest", "sandbox/sandboxtest is for tests"},
+		{"novelty", "limits", "novelty has no rank"},
+		{"runner", "novelty", "novelty has no rank"},
+		{"runner", "github.com/docker/docker/client", "only sandbox/docker imports github.com/docker/docker"},
+		{"loop/replay", "github.com/openai/openai-go/v3", "only loop/openai imports github.com/openai/openai-go"},
+		{"sandbox/guest/wire", "golang.org/x/sys/unix", "sandbox/guest/wire imports golang.org/x/sys/unix: standard library only"},
+	} {
+		t.Run(test.from+" to "+test.to, func(t *testing.T) {
+			to := test.to
+			if !strings.Contains(to, ".") {
+				to = modulePath + "/" + to
+			}
+			got := strings.Join(violations([]edge{{test.from, to}}), "\n")
+			if test.want == "" && got != "" || !strings.Contains(got, test.want) {
+				t.Errorf("violations = %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+// TestGuestLinksLittle bounds what the program that is PID 1 in every
+// container is made of: the standard library, golang.org/x/sys, the protocol
+// and the workspace API.
+func TestGuestLinksLittle(t *testing.T) {
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f",
+		"{{if not .Standard}}{{.ImportPath}}{{end}}", modulePath+"/cmd/caisson-guest").Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	var got []string
+	for pkg := range strings.FieldsSeq(string(out)) {
+		switch name, own := inModule(pkg); {
+		case !own && !strings.HasPrefix(pkg, "golang.org/x/sys/"):
+			t.Errorf("the guest links %s", pkg)
+		case own && !below(name, "cmd/caisson-guest"):
+			got = append(got, name)
+		}
+	}
+	slices.Sort(got)
+	if diff := cmp.Diff([]string{"sandbox/guest/wire", "tools/workspace"}, got); diff != "" {
+		t.Errorf("packages of the module in the guest (-want +got):\n%s", diff)
+	}
+}
+
+// importsOf reads the imports of every Go file below root that is no test, for
+// every operating system, and gives packages relative to the module.
+func importsOf(t *testing.T, root string) []edge {
+	t.Helper()
+	var edges []edge
+	err := filepath.WalkDir(root, func(name string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() {
+			if name != root && skippedFolder(name, entry.Name()) {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		if !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") {
+			return nil
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		folder, err := filepath.Rel(root, filepath.Dir(name))
+		if err != nil {
+			return err
+		}
+		for _, spec := range file.Imports {
+			to, err := strconv.Unquote(spec.Path.Value)
+			if err != nil {
+				return err
+			}
+			edges = append(edges, edge{filepath.ToSlash(folder), to})
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return edges
+}
+
+// skippedFolder says that go build ./... does not look into a folder: hidden,
+// test data, or a module of its own.
+func skippedFolder(name, base string) bool {
+	if strings.HasPrefix(base, ".") || strings.HasPrefix(base, "_") || base == "testdata" || base == "node_modules" {
+		return true
+	}
+	nested, _ := filepath.Glob(filepath.Join(name, "go.mod"))
+	return len(nested) > 0
+}
+
+// violations gives a line for each edge that breaks a rule, once each.
+func violations(edges []edge) []string {
+	var found []string
+	for _, e := range edges {
+		if slices.ContainsFunc(outside, func(o string) bool { return below(e.from, o) }) {
+			continue
+		}
+		found = append(found, violation(e)...)
+	}
+	slices.Sort(found)
+	return slices.Compact(found)
+}
+
+func violation(e edge) []string {
+	var found []string
+	report := func(format string, args ...any) { found = append(found, fmt.Sprintf(format, args...)) }
+	from, ok := rankOf(e.from)
+	if !ok {
+		report("%s has no rank: give it one in the table", e.from)
+	}
+	to, own := inModule(e.to)
+	if !own {
+		if e.from == "sandbox/guest/wire" && strings.Contains(strings.Split(e.to, "/")[0], ".") {
+			report("%s imports %s: standard library only, both ends link it", e.from, e.to)
+		}
+		for module, sole := range soleImporters {
+			if below(e.to, module) && !below(e.from, sole) {
+				report("%s imports %s: only %s imports %s", e.from, e.to, sole, module)
+			}
+		}
+		return found
+	}
+	for _, d := range denials {
+		if below(e.from, d.from) && below(to, d.to) {
+			report("%s must not import %s: %s imports %s", d.from, d.to, e.from, to)
+		}
+	}
+	for _, c := range concrete {
+		if below(to, c) && !below(e.from, c) && !below(e.from, "cmd") {
+			report("only cmd and tests import %s: %s does", c, e.from)
+		}
+	}
+	if slices.ContainsFunc(outside, func(o string) bool { return below(to, o) }) {
+		report("%s is for tests: %s imports it", to, e.from)
+		return found
+	}
+	rank, ok := rankOf(to)
+	switch {
+	case !ok:
+		report("%s has no rank: give it one in the table", to)
+	case !mayImport(e.from, from, to, rank):
+		report("%s (rank %d) imports %s (rank %d)", e.from, from, to, rank)
+	}
+	return found
+}
+
+// mayImport is the rule of ranks: lower ones, and the folders that a package
+// lies in. Internal packages belong to the package above them.
+func mayImport(from string, fromRank int, to string, toRank int) bool {
+	if owner, ok := internalOwner(to); ok && below(from, owner) {
+		own, isInternal := internalOwner(from)
+		return from == owner || isInternal && own == owner || toRank < fromRank
+	}
+	return toRank < fromRank || from != to && below(from, to)
+}
+
+// rankOf gives the rank of a package; an internal one has its owner's.
+func rankOf(pkg string) (int, bool) {
+	if owner, ok := internalOwner(pkg); ok {
+		pkg = owner
+	}
+	rank, ok := ranks[pkg]
+	return rank, ok
+}
+
+// internalOwner gives the package X of X/internal/….
+func internalOwner(pkg string) (string, bool) {
+	owner, _, ok := strings.Cut(pkg, "/internal/")
+	return owner, ok
+}
+
+// inModule gives an import path relative to the module.
+func inModule(importPath string) (string, bool) {
+	return strings.CutPrefix(importPath, modulePath+"/")
+}
+
+// below says that pkg is folder or lies in it.
+func below(pkg, folder string) bool {
+	return pkg == folder || strings.HasPrefix(path.Clean(pkg), folder+"/")
+}
