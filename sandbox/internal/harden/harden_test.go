@@ -1,0 +1,87 @@
+package harden
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/limits"
+)
+
+func TestGuestCapabilities(t *testing.T) {
+	want := []string{"CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SETPCAP"}
+	if diff := cmp.Diff(want, GuestCapabilities()); diff != "" {
+		t.Errorf("guest capabilities (-want +got):\n%s", diff)
+	}
+}
+
+func TestSeccompFor(t *testing.T) {
+	for _, pair := range [][2]string{{"amd64", "x86_64"}, {"arm64", "aarch64"}} {
+		a, err := SeccompFor(pair[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := SeccompFor(pair[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a.SHA256 != b.SHA256 || len(a.SHA256) != 64 || !json.Valid(a.JSON) {
+			t.Errorf("%v: digests %q and %q", pair, a.SHA256, b.SHA256)
+		}
+	}
+	if _, err := SeccompFor("riscv64"); err == nil {
+		t.Error("riscv64 has a profile")
+	}
+}
+
+func TestTmpfsMounts(t *testing.T) {
+	r := limits.DefaultResources()
+	got := map[string]string{}
+	for _, m := range TmpfsMounts(r, 1000, 1001) {
+		got[m.Path] = strings.Join(m.Options(), ",")
+	}
+	want := map[string]string{
+		"/tmp":        "rw,nosuid,nodev,exec,size=536870912,nr_inodes=131072,mode=1777,uid=0,gid=0",
+		"/home/agent": "rw,nosuid,nodev,exec,size=268435456,nr_inodes=65536,mode=0700,uid=1000,gid=1001",
+		"/run":        "rw,nosuid,nodev,noexec,size=16777216,nr_inodes=4096,mode=0755,uid=0,gid=0",
+		"/dev/shm":    "rw,nosuid,nodev,noexec,size=67108864,nr_inodes=16384,mode=1777,uid=0,gid=0",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("tmpfs mounts (-want +got):\n%s", diff)
+	}
+}
+
+func TestRlimits(t *testing.T) {
+	r := limits.DefaultResources()
+	want := []Rlimit{
+		{Name: "core"},
+		{Name: "memlock", Soft: 65536, Hard: 65536},
+		{Name: "msgqueue", Soft: 65536, Hard: 65536},
+		{Name: "nofile", Soft: 4096, Hard: 4096},
+		{Name: "stack", Soft: 8 << 20, Hard: 64 << 20},
+	}
+	if diff := cmp.Diff(want, Rlimits(r)); diff != "" {
+		t.Errorf("rlimits (-want +got):\n%s", diff)
+	}
+}
+
+func TestPaths(t *testing.T) {
+	for name, list := range map[string][]string{"masked": MaskedPaths(), "read-only": ReadonlyPaths()} {
+		if !slices.IsSorted(list) {
+			t.Errorf("%s paths are not sorted: %v", name, list)
+		}
+		for _, p := range list {
+			if !strings.HasPrefix(p, "/proc/") && !strings.HasPrefix(p, "/sys/") {
+				t.Errorf("%s path %q is outside /proc and /sys", name, p)
+			}
+		}
+	}
+	for _, p := range []string{"/proc/kcore", "/proc/keys", "/proc/timer_list", "/sys/firmware"} {
+		if !slices.Contains(MaskedPaths(), p) {
+			t.Errorf("%s is not masked", p)
+		}
+	}
+}

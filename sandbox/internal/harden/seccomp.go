@@ -1,0 +1,58 @@
+package harden
+
+import (
+	"crypto/sha256"
+	_ "embed" // the profiles
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// SeccompVersion is the version of our profile. It grows with every change of
+// the lists, so that records of different versions can be told apart.
+const SeccompVersion = 1
+
+// The profiles, one a processor architecture, generated from
+// github.com/moby/profiles/seccomp and our narrowing of it by
+// `go test ./sandbox/internal/harden -run TestSeccompDerivation -update`; the
+// same test fails when the two differ.
+var (
+	//go:embed seccomp_amd64.json
+	seccompAMD64 []byte
+	//go:embed seccomp_arm64.json
+	seccompARM64 []byte
+)
+
+// Seccomp is one architecture's profile: an allowlist, everything else answers
+// EPERM. Its JSON is at once the OCI form and the form that `docker
+// --security-opt seccomp=` takes. It is a value and must not be changed.
+type Seccomp struct {
+	JSON []byte
+	// SHA256 is the hex digest of JSON, which is attested.
+	SHA256 string
+	OCI    *specs.LinuxSeccomp
+}
+
+// SeccompFor returns the profile for a processor in Go's words (amd64, arm64)
+// or an engine's (x86_64, aarch64). Any other is an error: there is no
+// profile to fall back to.
+func SeccompFor(arch string) (Seccomp, error) {
+	var data []byte
+	switch arch {
+	case "amd64", "x86_64":
+		data = seccompAMD64
+	case "arm64", "aarch64":
+		data = seccompARM64
+	default:
+		return Seccomp{}, fmt.Errorf("no seccomp profile for processor %q: amd64 and arm64 only", arch)
+	}
+	var oci specs.LinuxSeccomp
+	if err := json.Unmarshal(data, &oci); err != nil {
+		return Seccomp{}, fmt.Errorf("read embedded seccomp profile: %w", err)
+	}
+	sum := sha256.Sum256(data)
+	return Seccomp{JSON: slices.Clone(data), SHA256: hex.EncodeToString(sum[:]), OCI: &oci}, nil
+}
