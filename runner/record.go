@@ -49,6 +49,3 @@ const (
 	ActorTool   Actor = "tool"
 	ActorWorker Actor = "worker"
 )
-
-// Kind names what a record says; each has one payload type.
-type Kind string

@@ -1,0 +1,118 @@
+package runner
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"time"
+	"unicode"
+	"unicode/utf8"
+)
+
+// timeLayout is RFC 3339 with all six digits of the microseconds, always.
+const timeLayout = "2006-01-02T15:04:05.000000Z"
+
+// line is Record as it is written: the fields in this order.
+type line struct {
+	SchemaVersion int             `json:"schema_version"`
+	Seq           int64           `json:"seq"`
+	ID            string          `json:"id"`
+	Time          string          `json:"ts"`
+	Session       string          `json:"session"`
+	Turn          string          `json:"turn"`
+	Parent        string          `json:"parent"`
+	Actor         Actor           `json:"actor"`
+	Kind          Kind            `json:"kind"`
+	Payload       json.RawMessage `json:"payload"`
+	Prev          string          `json:"prev"`
+}
+
+// Encode gives the one line that stands for r, without its newline. It is the
+// only encoder of records. Characters that a terminal would obey or not show
+// are \u escapes, so that a line can be printed as it is.
+func Encode(r Record) ([]byte, error) {
+	out, err := marshal(line{
+		SchemaVersion: r.SchemaVersion, Seq: r.Seq, ID: r.ID,
+		Time:    r.Time.UTC().Format(timeLayout),
+		Session: r.Session, Turn: r.Turn, Parent: r.Parent,
+		Actor: r.Actor, Kind: r.Kind, Payload: r.Payload, Prev: r.Prev,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("encode record %d: %w", r.Seq, err)
+	}
+	return escapeInvisible(out), nil
+}
+
+// Decode reads one line that [Encode] wrote. Fields that it doesn't know are
+// left alone.
+func Decode(text []byte) (Record, error) {
+	var l line
+	if err := json.Unmarshal(text, &l); err != nil {
+		return Record{}, fmt.Errorf("decode record: %w", err)
+	}
+	ts, err := time.Parse(timeLayout, l.Time)
+	if err != nil {
+		return Record{}, fmt.Errorf("decode record %d: %w", l.Seq, err)
+	}
+	return Record{
+		SchemaVersion: l.SchemaVersion, Seq: l.Seq, ID: l.ID, Time: ts,
+		Session: l.Session, Turn: l.Turn, Parent: l.Parent,
+		Actor: l.Actor, Kind: l.Kind, Payload: l.Payload, Prev: l.Prev,
+	}, nil
+}
+
+// marshal is json.Marshal without the escapes that are meant for HTML.
+func marshal(v any) ([]byte, error) {
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return nil, err
+	}
+	return bytes.TrimSuffix(buf.Bytes(), []byte("\n")), nil
+}
+
+// escapeInvisible writes controls, format characters (bidirectional marks,
+// zero widths, tags) and private-use characters as JSON escapes. In JSON text
+// such characters can stand only inside strings, where an escape means the same.
+func escapeInvisible(text []byte) []byte {
+	clean := true
+	for _, b := range text {
+		if b >= utf8.RuneSelf || b == 0x7f {
+			clean = false
+			break
+		}
+	}
+	if clean {
+		return text
+	}
+	out := make([]byte, 0, len(text)+64)
+	for len(text) > 0 {
+		r, n := utf8.DecodeRune(text)
+		if invisible(r) {
+			out = appendEscape(out, r)
+		} else {
+			out = append(out, text[:n]...)
+		}
+		text = text[n:]
+	}
+	return out
+}
+
+func invisible(r rune) bool {
+	return unicode.In(r, unicode.Cc, unicode.Cf, unicode.Co, unicode.Zl, unicode.Zp)
+}
+
+func appendEscape(out []byte, r rune) []byte {
+	if r <= 0xffff {
+		return appendUnit(out, uint16(r))
+	}
+	r -= 0x10000
+	return appendUnit(appendUnit(out, uint16(0xd800+(r>>10))), uint16(0xdc00+(r&0x3ff)))
+}
+
+func appendUnit(out []byte, u uint16) []byte {
+	hex := strconv.FormatUint(uint64(u)+0x10000, 16)
+	return append(append(out, '\\', 'u'), hex[1:]...)
+}

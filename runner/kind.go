@@ -1,0 +1,109 @@
+package runner
+
+// Kind names what a record says; each has one payload type, see [Payloads].
+type Kind string
+
+// The kinds of this version. Readers skip kinds that they don't know.
+const (
+	KindSessionCreated        Kind = "session.created"
+	KindSessionEnded          Kind = "session.ended"
+	KindSandboxStarted        Kind = "sandbox.started"
+	KindSandboxLost           Kind = "sandbox.lost"
+	KindSandboxRestarted      Kind = "sandbox.restarted"
+	KindTurnStarted           Kind = "turn.started"
+	KindTurnCompleted         Kind = "turn.completed"
+	KindTurnCancelled         Kind = "turn.cancelled"
+	KindModelCallStarted      Kind = "llm.call_started"
+	KindModelCallCompleted    Kind = "llm.call_completed"
+	KindModelCallFailed       Kind = "llm.call_failed"
+	KindMessage               Kind = "message"
+	KindToolCalled            Kind = "tool.called"
+	KindToolCompleted         Kind = "tool.completed"
+	KindToolFailed            Kind = "tool.failed"
+	KindToolInputInvalid      Kind = "tool.input_invalid"
+	KindConfirmationRequested Kind = "tool.confirmation_requested"
+	KindConfirmationResolved  Kind = "tool.confirmation_resolved"
+	KindBudgetWarning         Kind = "budget.warning"
+	KindWarning               Kind = "warning"
+)
+
+// Payload is what a record of one kind holds. The set is sealed; a payload is
+// a value, and its JSON form is described by docs/record.schema.json.
+type Payload interface {
+	// Kind is the one kind whose records hold this payload.
+	Kind() Kind
+}
+
+// Payloads is the table of kinds: the zero payload of each, in the order in
+// which a session first shows them.
+func Payloads() []Payload {
+	return []Payload{
+		SessionCreated{}, TurnStarted{}, Message{},
+		ModelCallStarted{}, ModelCallCompleted{}, ModelCallFailed{},
+		SandboxStarted{}, SandboxLost{}, SandboxRestarted{},
+		ConfirmationRequested{}, ConfirmationResolved{},
+		ToolCalled{}, ToolCompleted{}, ToolFailed{}, ToolInputInvalid{},
+		BudgetWarning{}, Warning{},
+		TurnCompleted{}, TurnCancelled{}, SessionEnded{},
+	}
+}
+
+// Kind implements [Payload].
+func (SessionCreated) Kind() Kind { return KindSessionCreated }
+
+// Kind implements [Payload].
+func (SessionEnded) Kind() Kind { return KindSessionEnded }
+
+// Kind implements [Payload].
+func (SandboxStarted) Kind() Kind { return KindSandboxStarted }
+
+// Kind implements [Payload].
+func (SandboxLost) Kind() Kind { return KindSandboxLost }
+
+// Kind implements [Payload].
+func (SandboxRestarted) Kind() Kind { return KindSandboxRestarted }
+
+// Kind implements [Payload].
+func (TurnStarted) Kind() Kind { return KindTurnStarted }
+
+// Kind implements [Payload].
+func (TurnCompleted) Kind() Kind { return KindTurnCompleted }
+
+// Kind implements [Payload].
+func (TurnCancelled) Kind() Kind { return KindTurnCancelled }
+
+// Kind implements [Payload].
+func (ModelCallStarted) Kind() Kind { return KindModelCallStarted }
+
+// Kind implements [Payload].
+func (ModelCallCompleted) Kind() Kind { return KindModelCallCompleted }
+
+// Kind implements [Payload].
+func (ModelCallFailed) Kind() Kind { return KindModelCallFailed }
+
+// Kind implements [Payload].
+func (Message) Kind() Kind { return KindMessage }
+
+// Kind implements [Payload].
+func (ToolCalled) Kind() Kind { return KindToolCalled }
+
+// Kind implements [Payload].
+func (ToolCompleted) Kind() Kind { return KindToolCompleted }
+
+// Kind implements [Payload].
+func (ToolFailed) Kind() Kind { return KindToolFailed }
+
+// Kind implements [Payload].
+func (ToolInputInvalid) Kind() Kind { return KindToolInputInvalid }
+
+// Kind implements [Payload].
+func (ConfirmationRequested) Kind() Kind { return KindConfirmationRequested }
+
+// Kind implements [Payload].
+func (ConfirmationResolved) Kind() Kind { return KindConfirmationResolved }
+
+// Kind implements [Payload].
+func (BudgetWarning) Kind() Kind { return KindBudgetWarning }
+
+// Kind implements [Payload].
+func (Warning) Kind() Kind { return KindWarning }

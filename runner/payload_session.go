@@ -1,0 +1,195 @@
+package runner
+
+import (
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// SessionCreated is what was asked for, before anything ran: the first record.
+//
+//	{"version":"0.1.0","task":"make the test pass","workspace":"/home/me/p","workspace_mode":"bind","git":"ro","backend":{"asked":"auto","chosen":"gvisor","why":"…"},…}
+type SessionCreated struct {
+	Version       string         `json:"version"`
+	Task          string         `json:"task"`
+	Workspace     string         `json:"workspace"`
+	WorkspaceMode string         `json:"workspace_mode"`
+	Git           string         `json:"git"`
+	Backend       BackendChoice  `json:"backend"`
+	Image         string         `json:"image"`
+	Model         loop.ModelInfo `json:"model"`
+	Policy        string         `json:"policy"`
+	OnPrompt      string         `json:"on_prompt"`
+	Resources     Resources      `json:"resources"`
+	Budget        Budget         `json:"budget"`
+	Tools         []OfferedTool  `json:"tools"`
+	// Configuration lists where settings came from, lowest first; Ignored the
+	// files that do not count, and why.
+	Configuration []Source  `json:"configuration"`
+	Ignored       []Ignored `json:"ignored,omitempty"`
+	// FilesLoaded are the workspace's files that reached the model unasked;
+	// MCPServers and MCPSkipped the servers of the session.
+	FilesLoaded []string  `json:"files_loaded"`
+	MCPServers  []string  `json:"mcp_servers"`
+	MCPSkipped  []Ignored `json:"mcp_skipped"`
+	// Removed is what dead owners had left on this machine.
+	Removed []sandbox.Leftover `json:"removed,omitempty"`
+}
+
+// BackendChoice says which backend was asked for, which was taken, and why.
+type BackendChoice struct {
+	Asked  string `json:"asked"` // auto, docker, gvisor, runc
+	Chosen string `json:"chosen"`
+	Why    string `json:"why"`
+}
+
+// Source is one place that settings came from. SHA256 is that of the file.
+type Source struct {
+	Name   string `json:"name"` // built-in, user, profile, environment, flags, requirements
+	Path   string `json:"path,omitempty"`
+	SHA256 string `json:"sha256,omitempty"`
+}
+
+// Ignored is something that was found and does not count.
+type Ignored struct {
+	Name string `json:"name"`
+	Why  string `json:"why"`
+}
+
+// OfferedTool is one tool that the session may use.
+type OfferedTool struct {
+	Name  tools.Name  `json:"name"`
+	Class tools.Class `json:"side_effects"`
+	Runs  tools.Place `json:"runs"`
+}
+
+// Resources is limits.Resources on the wire: bytes, counts, milliseconds.
+type Resources struct {
+	MemoryBytes   int64 `json:"memory_bytes"`
+	PIDs          int64 `json:"pids"`
+	MilliCPUs     int64 `json:"milli_cpus"`
+	TmpBytes      int64 `json:"tmp_bytes"`
+	HomeBytes     int64 `json:"home_bytes"`
+	ShmBytes      int64 `json:"shm_bytes"`
+	OpenFiles     int64 `json:"open_files"`
+	CommandTimeMS int64 `json:"command_time_ms"`
+}
+
+// Budget is limits.Budget on the wire; an absent field is no such limit.
+type Budget struct {
+	Rounds       *int64 `json:"rounds,omitempty"`
+	ToolCalls    *int64 `json:"tool_calls,omitempty"`
+	Tokens       *int64 `json:"tokens,omitempty"`
+	CostMicroUSD *int64 `json:"cost_micro_usd,omitempty"`
+	WallTimeMS   *int64 `json:"wall_time_ms,omitempty"`
+}
+
+// SandboxStarted attests what runs, before the first sandboxed call.
+type SandboxStarted struct {
+	Attestation sandbox.Attestation `json:"attestation"`
+	// StartMS is the time from asking for the container to its attestation.
+	StartMS int64 `json:"start_ms"`
+}
+
+// SandboxLost says that the container went away while the session ran.
+type SandboxLost struct {
+	Container string `json:"container"`
+	Cause     string `json:"cause"`
+	// Limit is set where the container died of its limits.
+	Limit *Limit `json:"limit,omitempty"`
+	// Restarting says that a fresh one is started on the same workspace.
+	Restarting bool `json:"restarting"`
+}
+
+// SandboxRestarted attests the container that took a lost one's place.
+type SandboxRestarted struct {
+	Restart     int                 `json:"restart"` // from 1
+	Attestation sandbox.Attestation `json:"attestation"`
+	StartMS     int64               `json:"start_ms"`
+}
+
+// Limit is a *limits.ExceededError on the wire, in the kind's own unit.
+type Limit struct {
+	Kind  limits.Kind `json:"kind"`
+	Limit int64       `json:"limit"`
+	Used  int64       `json:"used"`
+}
+
+// SessionEnded is the last record.
+//
+//	{"reason":"answered","exit_status":0,"truncated":false,"usage":{…},"cost_usd":"unknown","wall_ms":4212,"attestation":{…},"changed":[{"path":"greet.sh","change":"modified",…}],…}
+type SessionEnded struct {
+	Reason     loop.StopReason `json:"reason"`
+	ExitStatus int             `json:"exit_status"`
+	Truncated  bool            `json:"truncated"`
+	Limit      *Limit          `json:"limit,omitempty"`
+	// Problem is what went wrong, for people: cause and mend.
+	Problem *Problem     `json:"problem,omitempty"`
+	Usage   limits.Usage `json:"usage"`
+	// CostUSD is decimal US dollars, or "unknown".
+	CostUSD string `json:"cost_usd"`
+	WallMS  int64  `json:"wall_ms"`
+	// Attestation is the last container's, absent where none ever ran.
+	Attestation *sandbox.Attestation `json:"attestation,omitempty"`
+	Restarts    int                  `json:"restarts"`
+	// Changed lists the workspace's changed files, at most [MaxListed];
+	// ChangedOmitted counts the rest. Incomplete says that the workspace was
+	// too large, or could not be read, to be sure of the list.
+	Changed        []Changed `json:"changed"`
+	ChangedOmitted int       `json:"changed_omitted,omitempty"`
+	Incomplete     bool      `json:"incomplete,omitempty"`
+	// HostExecuted are the changed files that programs of the host would run
+	// or obey: read them before anything else does.
+	HostExecuted []HostExecuted `json:"host_executed"`
+	// Quarantined are repositories that appeared inside the workspace and
+	// were renamed so that no git of the host obeys them.
+	Quarantined []Quarantined `json:"quarantined,omitempty"`
+	Denials     []Denial      `json:"denials"`
+	// ProcessesKilled counts processes that commands left and that were killed.
+	ProcessesKilled int `json:"processes_killed"`
+	// Left is what could not be taken down.
+	Left []string `json:"left,omitempty"`
+}
+
+// MaxListed bounds each list of a SessionEnded, so that the line stays short;
+// report.json in the session's folder has them whole.
+const MaxListed = 100
+
+// Changed is one file that differs from the session's start.
+type Changed struct {
+	Path   string `json:"path"`
+	Change string `json:"change"` // added, modified, deleted
+	// Insertions and Deletions are lines, where HasDiff.
+	Insertions int  `json:"insertions,omitempty"`
+	Deletions  int  `json:"deletions,omitempty"`
+	HasDiff    bool `json:"has_diff"`
+}
+
+// HostExecuted is a changed file that a program of the host would run.
+type HostExecuted struct {
+	Path string `json:"path"`
+	// By names what would run or obey it: "make", "GitHub Actions", …
+	By string `json:"by"`
+}
+
+// Quarantined is a folder or file that was renamed.
+type Quarantined struct {
+	Path string `json:"path"`
+	To   string `json:"to,omitempty"` // "" where the rename failed
+	Why  string `json:"why,omitempty"`
+}
+
+// Denial is a call that was refused.
+type Denial struct {
+	CallID string           `json:"tool_use_id"`
+	Name   tools.Name       `json:"tool_name"`
+	Class  tools.ErrorClass `json:"error_class"`
+	Reason string           `json:"reason"`
+}
+
+// Problem is an error as people read it: what happened and what to do.
+type Problem struct {
+	Cause string `json:"cause"`
+	Mend  string `json:"mend"`
+}

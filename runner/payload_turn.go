@@ -1,0 +1,145 @@
+package runner
+
+import (
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// TurnStarted opens a turn; the user's message follows.
+type TurnStarted struct{}
+
+// TurnCompleted closes a turn that was not cancelled.
+type TurnCompleted struct {
+	Reason     loop.StopReason `json:"stop_reason"`
+	Truncated  bool            `json:"truncated"`
+	ModelCalls int             `json:"llm_call_count"`
+	ToolCalls  int             `json:"tool_call_count"`
+	Usage      limits.Usage    `json:"usage"`
+	WallMS     int64           `json:"wall_ms"`
+}
+
+// TurnCancelled closes a turn that a person or a signal ended.
+type TurnCancelled struct {
+	Reason     string       `json:"reason"` // interrupted, terminated, cancelled
+	ModelCalls int          `json:"llm_call_count"`
+	ToolCalls  int          `json:"tool_call_count"`
+	Usage      limits.Usage `json:"usage"`
+	WallMS     int64        `json:"wall_ms"`
+}
+
+// ModelCallStarted says that the model was asked.
+type ModelCallStarted struct {
+	Round int            `json:"round"` // from 1; 0 for a closing completion
+	Model loop.ModelInfo `json:"model"`
+	Tools int            `json:"tools_offered"`
+}
+
+// ModelCallCompleted says that it answered.
+type ModelCallCompleted struct {
+	Round     int   `json:"round"`
+	LatencyMS int64 `json:"latency_ms"`
+	// FirstDeltaMS is absent where nothing was streamed.
+	FirstDeltaMS *int64       `json:"first_delta_ms,omitempty"`
+	Usage        limits.Usage `json:"usage"`
+	Finish       string       `json:"finish"` // the provider's word
+	ToolCalls    int          `json:"tool_calls"`
+}
+
+// ModelCallFailed says that it did not.
+type ModelCallFailed struct {
+	Round   int             `json:"round"`
+	Class   loop.ErrorClass `json:"error_class"`
+	Status  int             `json:"http_status,omitempty"`
+	Message string          `json:"error_message"`
+	ErrorID string          `json:"error_id,omitempty"` // names the log's entry
+}
+
+// Message is one message of the history, whole: what resume, replay and
+// exports are made from.
+//
+//	{"role":"assistant","blocks":[{"tool_use":{"id":"tu_…","name":"shell","input":{"command":"sh test.sh"}}}]}
+type Message struct {
+	Role   loop.Role    `json:"role"`
+	Blocks []loop.Block `json:"blocks"`
+}
+
+// ToolCalled says that a call holds its slot and starts. Its input is in the
+// assistant's message.
+type ToolCalled struct {
+	CallID     string      `json:"tool_use_id"`
+	Name       tools.Name  `json:"tool_name"`
+	InputHash  string      `json:"input_hash"` // SHA-256 of the canonical JSON
+	InputBytes int         `json:"input_size_bytes"`
+	Class      tools.Class `json:"side_effects"`
+	Summary    string      `json:"summary"` // one line, safe to show
+}
+
+// ToolCompleted is the end of a call that ran to its end.
+type ToolCompleted struct {
+	CallID        string         `json:"tool_use_id"`
+	Name          tools.Name     `json:"tool_name"`
+	Success       bool           `json:"success"`
+	OutputBytes   int            `json:"output_size_bytes"`
+	LatencyMS     int64          `json:"latency_ms"`
+	FilesModified []string       `json:"files_modified"`
+	Command       *string        `json:"command_executed"`
+	Metadata      map[string]any `json:"metadata,omitempty"`
+}
+
+// ToolFailed is the end of a call that did not.
+type ToolFailed struct {
+	CallID        string           `json:"tool_use_id"`
+	Name          tools.Name       `json:"tool_name"`
+	Class         tools.ErrorClass `json:"error_class"`
+	Reason        string           `json:"reason,omitempty"`
+	Message       string           `json:"error_message"`
+	ErrorID       string           `json:"error_id,omitempty"`
+	LatencyMS     int64            `json:"latency_ms"`
+	FilesModified []string         `json:"files_modified"`
+	Partial       string           `json:"partial_output,omitempty"`
+}
+
+// ToolInputInvalid is the end of a call whose input the schema refuses.
+type ToolInputInvalid struct {
+	CallID string     `json:"tool_use_id"`
+	Name   tools.Name `json:"tool_name"`
+	Errors []string   `json:"validation_errors"`
+}
+
+// ConfirmationRequested asks a person.
+type ConfirmationRequested struct {
+	CallID    string      `json:"tool_use_id"`
+	Name      tools.Name  `json:"tool_name"`
+	Class     tools.Class `json:"side_effects"`
+	RequestID string      `json:"confirmation_request_id"`
+	Summary   string      `json:"input_summary"`
+	InputHash string      `json:"input_hash"`
+	Display   string      `json:"display"` // the input, safe to show
+	Hidden    bool        `json:"hidden_characters"`
+	Projected []string    `json:"projected_modifications"`
+	Diff      string      `json:"diff,omitempty"`
+	ExpiresAt string      `json:"expires_at"` // RFC 3339
+}
+
+// ConfirmationResolved says how it was answered.
+type ConfirmationResolved struct {
+	CallID    string         `json:"tool_use_id"`
+	RequestID string         `json:"confirmation_request_id"`
+	Decision  tools.Decision `json:"decision"`
+	Scope     tools.Scope    `json:"scope,omitempty"`
+	By        string         `json:"by"` // user, policy, timeout, cancel
+}
+
+// BudgetWarning says that four fifths of a limit are used.
+type BudgetWarning struct {
+	What  limits.Kind `json:"kind"`
+	Limit int64       `json:"limit"`
+	Used  int64       `json:"used"`
+}
+
+// Warning is a fact that an operator or user should see.
+type Warning struct {
+	CallID  string `json:"tool_use_id,omitempty"`
+	Message string `json:"message"`
+}

@@ -1,0 +1,224 @@
+package runner
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/jsonschema-go/jsonschema"
+	validator "github.com/santhosh-tekuri/jsonschema/v6"
+)
+
+var update = flag.Bool("update", false, "write the golden files and docs/record.schema.json")
+
+const schemaFile = "../docs/record.schema.json"
+
+// golden gives the lines of one session that holds every kind, with fixed ids.
+func golden(t *testing.T) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	prev := strings.Repeat("0", 64)
+	for i, p := range samples() {
+		raw, err := marshal(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := Encode(Record{
+			SchemaVersion: SchemaVersion, Seq: int64(i + 1), ID: "rec_01JD000000000000000000000" + "0123456789ABCDEFGHJKMNPQRSTVWXYZ"[i:i+1],
+			Time:    time.Date(2026, 11, 20, 10, 0, i, 1000, time.FixedZone("", 3600)),
+			Session: "ses_01JD0000000000000000000000", Actor: ActorSystem, Kind: p.Kind(), Payload: raw, Prev: prev,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		out.Write(append(text, '\n'))
+		prev = sum256(text)
+	}
+	return out.Bytes()
+}
+
+func TestEveryKindHasOnePayloadASampleAndAName(t *testing.T) {
+	kinds := map[Kind]bool{}
+	for _, p := range Payloads() {
+		if kinds[p.Kind()] {
+			t.Errorf("two payloads of %s", p.Kind())
+		}
+		kinds[p.Kind()] = true
+	}
+	for _, p := range samples() {
+		if !kinds[p.Kind()] {
+			t.Errorf("sample %s is not in the table, or twice", p.Kind())
+		}
+		if reflect.ValueOf(p).IsZero() && p.Kind() != KindTurnStarted {
+			t.Errorf("sample %s is empty", p.Kind())
+		}
+		delete(kinds, p.Kind())
+	}
+	for k := range kinds {
+		t.Errorf("no sample of %s", k)
+	}
+}
+
+func TestGoldenRecords(t *testing.T) {
+	got := golden(t)
+	file := filepath.Join("testdata", "records.jsonl")
+	if *update {
+		if err := os.WriteFile(file, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(string(got), "\n")); diff != "" {
+		t.Errorf("records changed; a change of what is there needs a new schema version (-want +got):\n%s", diff)
+	}
+	trace, err := ReadTrace(bytes.NewReader(got))
+	if err != nil || trace.Torn || len(trace.Records) != len(samples()) {
+		t.Errorf("read back: %d records, torn %v, %v", len(trace.Records), trace.Torn, err)
+	}
+}
+
+func TestGoldenRecordsFitTheSchema(t *testing.T) {
+	want, err := json.MarshalIndent(recordSchema(t), "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want = append(want, '\n')
+	if *update {
+		if err := os.WriteFile(schemaFile, want, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(schemaFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("%s is not what the types say; go test ./runner -update (-want +got):\n%s", schemaFile, diff)
+	}
+	schema := compileSchema(t, got)
+	lines, err := os.ReadFile(filepath.Join("testdata", "records.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text := range strings.Lines(string(lines)) {
+		if err := validate(schema, text); err != nil {
+			t.Errorf("%v\n%s", err, text)
+		}
+	}
+	for name, edit := range map[string]func(string) string{
+		"unknown field":   func(s string) string { return strings.Replace(s, `"round":1`, `"round":1,"extra":2`, 1) },
+		"wrong type":      func(s string) string { return strings.Replace(s, `"round":1`, `"round":"1"`, 1) },
+		"unknown kind":    func(s string) string { return strings.Replace(s, `"llm.call_started"`, `"llm.other"`, 1) },
+		"payload of else": func(s string) string { return strings.Replace(s, `"llm.call_started"`, `"warning"`, 1) },
+		"short prev":      func(s string) string { return strings.Replace(s, `"prev":"`, `"prev":"0`, 1) },
+	} {
+		text := strings.Split(string(lines), "\n")[3]
+		bad := edit(text)
+		if bad == text {
+			t.Fatalf("%s: the edit changed nothing", name)
+		}
+		if validate(schema, bad) == nil {
+			t.Errorf("%s: the schema accepts %s", name, bad)
+		}
+	}
+}
+
+func compileSchema(t *testing.T, text []byte) *validator.Schema {
+	t.Helper()
+	doc, err := validator.UnmarshalJSON(bytes.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := validator.NewCompiler()
+	if err := c.AddResource("record.schema.json", doc); err != nil {
+		t.Fatal(err)
+	}
+	schema, err := c.Compile("record.schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return schema
+}
+
+func validate(schema *validator.Schema, text string) error {
+	doc, err := validator.UnmarshalJSON(strings.NewReader(text))
+	if err != nil {
+		return err
+	}
+	return schema.Validate(doc)
+}
+
+// recordSchema makes the published schema from the payload types.
+func recordSchema(t *testing.T) *jsonschema.Schema {
+	t.Helper()
+	opts := &jsonschema.ForOptions{TypeSchemas: map[reflect.Type]*jsonschema.Schema{
+		reflect.TypeFor[json.RawMessage](): {Type: "object"},
+		reflect.TypeFor[[]byte]():          {Type: "string", ContentEncoding: "base64"},
+	}}
+	spilled, err := jsonschema.For[[]Spilled](opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hash := &jsonschema.Schema{Type: "string", Pattern: "^[0-9a-f]{64}$"}
+	defs := map[string]*jsonschema.Schema{
+		"spilled": spilled,
+		"moved": {
+			Type: "object", Description: "The whole payload is in a file.", Required: []string{"spilled"},
+			Properties:           map[string]*jsonschema.Schema{"spilled": {Ref: "#/$defs/spilled"}},
+			AdditionalProperties: &jsonschema.Schema{Not: &jsonschema.Schema{}},
+		},
+	}
+	var kinds []any
+	var cases []*jsonschema.Schema
+	for _, p := range Payloads() {
+		s, err := jsonschema.ForType(reflect.TypeOf(p), opts)
+		if err != nil {
+			t.Fatalf("%s: %v", p.Kind(), err)
+		}
+		if s.Properties == nil {
+			s.Properties = map[string]*jsonschema.Schema{}
+		}
+		s.Properties["spilled"] = &jsonschema.Schema{Ref: "#/$defs/spilled"}
+		defs[string(p.Kind())] = s
+		kinds = append(kinds, string(p.Kind()))
+		cases = append(cases, &jsonschema.Schema{
+			If: &jsonschema.Schema{Properties: map[string]*jsonschema.Schema{"kind": {Const: jsonschema.Ptr[any](string(p.Kind()))}}},
+			Then: &jsonschema.Schema{Properties: map[string]*jsonschema.Schema{"payload": {AnyOf: []*jsonschema.Schema{
+				{Ref: "#/$defs/" + string(p.Kind())}, {Ref: "#/$defs/moved"},
+			}}}},
+		})
+	}
+	return &jsonschema.Schema{
+		Schema: "https://json-schema.org/draft/2020-12/schema",
+		ID:     "https://caisson.run/record.schema.json",
+		Title:  "One line of a Caisson trace, and of `caisson run --json`",
+		Type:   "object",
+		Properties: map[string]*jsonschema.Schema{
+			"schema_version": {Const: jsonschema.Ptr[any](SchemaVersion)},
+			"seq":            {Type: "integer", Minimum: jsonschema.Ptr(1.0), Description: "Counts from 1 without gaps."},
+			"id":             {Type: "string", Pattern: "^rec_[0-9A-HJKMNP-TV-Z]{26}$"},
+			"ts":             {Type: "string", Pattern: `^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$`},
+			"session":        {Type: "string", Pattern: "^ses_[0-9A-HJKMNP-TV-Z]{26}$"},
+			"turn":           {Type: "string", Pattern: "^(trn_[0-9A-HJKMNP-TV-Z]{26})?$"},
+			"parent":         {Type: "string", Description: "The id of the record that caused this one, or empty."},
+			"actor":          {Type: "string", Enum: []any{string(ActorUser), string(ActorAgent), string(ActorSystem), string(ActorTool), string(ActorWorker)}},
+			"kind":           {Type: "string", Enum: kinds},
+			"payload":        {Type: "object"},
+			"prev":           hash,
+		},
+		Required:             []string{"schema_version", "seq", "id", "ts", "session", "turn", "parent", "actor", "kind", "payload", "prev"},
+		AdditionalProperties: &jsonschema.Schema{Not: &jsonschema.Schema{}},
+		AllOf:                cases,
+		Defs:                 defs,
+	}
+}

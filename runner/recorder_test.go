@@ -1,0 +1,241 @@
+package runner
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/tools"
+)
+
+func sum256(text []byte) string {
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:])
+}
+
+func newTestRecorder(t *testing.T, opts RecorderOptions) *Recorder {
+	t.Helper()
+	opts.Dir, opts.Session = t.TempDir(), "ses_01JD0000000000000000000000"
+	r, err := NewRecorder(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close() })
+	return r
+}
+
+func readTrace(t *testing.T, r *Recorder) Trace {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(r.opts.Dir, TraceFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	trace, err := ReadTrace(bytes.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return trace
+}
+
+func TestRecorderNumbersAndChainsConcurrentWrites(t *testing.T) {
+	var mirrored []int64
+	r := newTestRecorder(t, RecorderOptions{Mirror: func(rec Record, _ []byte) { mirrored = append(mirrored, rec.Seq) }})
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 25 {
+				if _, err := r.Write(Entry{Actor: ActorSystem, Payload: Warning{Message: "x"}}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if err := r.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	if got := len(readTrace(t, r).Records); got != 200 {
+		t.Errorf("%d records, want 200", got)
+	}
+	for i, seq := range mirrored {
+		if seq != int64(i+1) {
+			t.Fatalf("mirror saw seq %d at place %d", seq, i)
+		}
+	}
+}
+
+func TestRecorderSpillsWhatDoesNotFit(t *testing.T) {
+	long := strings.Repeat("é<\x1b", 40_000)
+	many := make([]string, 20_000)
+	for i := range many {
+		many[i] = "short"
+	}
+	for name, tc := range map[string]struct {
+		payload Payload
+		pointer string
+		want    string
+	}{
+		"one long string": {
+			Message{Role: loop.RoleTool, Blocks: []loop.Block{{ToolResult: &loop.ToolResult{Content: []tools.Block{{Text: long}}}}}},
+			"/blocks/0/tool_result/content/0/text", long,
+		},
+		"inside an input": {
+			Message{Role: loop.RoleAssistant, Blocks: []loop.Block{{ToolUse: &loop.ToolUse{Input: json.RawMessage(`{"a/b~c":"` + strings.Repeat("y", 70_000) + `"}`)}}}},
+			"/blocks/0/tool_use/input/a~1b~0c", strings.Repeat("y", 70_000),
+		},
+		"too many short ones": {ToolInputInvalid{CallID: "tu_1", Errors: many}, "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newTestRecorder(t, RecorderOptions{})
+			if _, err := r.Write(Entry{Actor: ActorTool, Payload: tc.payload}); err != nil {
+				t.Fatal(err)
+			}
+			text, _ := os.ReadFile(filepath.Join(r.opts.Dir, TraceFile))
+			if len(text) > MaxLineBytes {
+				t.Errorf("line of %d bytes", len(text))
+			}
+			schema, err := os.ReadFile(schemaFile)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := validate(compileSchema(t, schema), string(text)); err != nil {
+				t.Error(err)
+			}
+			var moved struct{ Spilled []Spilled }
+			if err := json.Unmarshal(readTrace(t, r).Records[0].Payload, &moved); err != nil || len(moved.Spilled) != 1 {
+				t.Fatalf("spilled %v, %v", moved.Spilled, err)
+			}
+			s := moved.Spilled[0]
+			whole, err := os.ReadFile(filepath.Join(r.opts.Dir, s.Path))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if s.Pointer != tc.pointer || s.Bytes != len(whole) || s.SHA256 != sum256(whole) {
+				t.Errorf("reference %+v of %d bytes", s, len(whole))
+			}
+			if tc.want != "" && string(whole) != tc.want {
+				t.Error("the file is not the value")
+			}
+		})
+	}
+}
+
+func TestRecorderRedacts(t *testing.T) {
+	const key = `sec"ret\value`
+	shape := "sk-" + strings.Repeat("Zz9", 10)
+	r := newTestRecorder(t, RecorderOptions{Secrets: []Secret{{"MY_KEY", key}, {"TINY", "x"}}})
+	text := "a " + key + " b " + shape + " x " + strings.Repeat("long ", 20_000) + key
+	if _, err := r.Write(Entry{Actor: ActorTool, Payload: Warning{Message: text}}); err != nil {
+		t.Fatal(err)
+	}
+	err := filepath.WalkDir(r.opts.Dir, func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		got, err := os.ReadFile(path)
+		quoted, _ := json.Marshal(key)
+		for _, secret := range []string{key, strings.Trim(string(quoted), `"`), shape} {
+			if bytes.Contains(got, []byte(secret)) {
+				t.Errorf("%s holds %q", path, secret)
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got Warning
+	if err := json.Unmarshal(readTrace(t, r).Records[0].Payload, &got); err != nil {
+		t.Fatal(err)
+	}
+	if want := "a [redacted:MY_KEY] b [redacted:key] x long"; !strings.HasPrefix(got.Message, want) {
+		t.Errorf("message begins %q, want %q", got.Message[:60], want)
+	}
+}
+
+func TestRecorderStopsAfterAFailure(t *testing.T) {
+	r := newTestRecorder(t, RecorderOptions{})
+	if err := r.file.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, err := r.Write(Entry{Payload: Warning{}}); !errors.Is(err, tools.ErrRecord) {
+			t.Errorf("write on a broken trace: %v", err)
+		}
+	}
+	if err := r.Sync(); !errors.Is(err, tools.ErrRecord) {
+		t.Errorf("sync on a broken trace: %v", err)
+	}
+}
+
+func TestReadTraceFindsDamage(t *testing.T) {
+	whole := golden(t)
+	lines := bytes.SplitAfter(bytes.TrimSuffix(whole, []byte("\n")), []byte("\n"))
+	join := func(parts ...[]byte) []byte { return append(bytes.Join(parts, nil), '\n') }
+	n := len(lines)
+	for name, tc := range map[string]struct {
+		text    []byte
+		records int
+		torn    bool
+		broken  bool
+	}{
+		"whole":           {whole, n, false, false},
+		"empty":           {nil, 0, false, false},
+		"torn last line":  {whole[:len(whole)-10], n - 1, true, false},
+		"only a newline":  {whole[:len(whole)-1], n - 1, true, false},
+		"changed":         {bytes.Replace(whole, []byte("sh test.sh"), []byte("sh evil.sh"), 1), 3, false, true},
+		"removed":         {join(lines[0], lines[2]), 1, false, true},
+		"repeated":        {join(lines[0], lines[0]), 1, false, true},
+		"swapped":         {join(lines[1], lines[0]), 0, false, true},
+		"torn in between": {join(lines[0], []byte("{\n"), lines[1]), 1, false, true},
+		"too long":        {append(bytes.Repeat([]byte("x"), MaxLineBytes+1), '\n'), 0, false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := ReadTrace(bytes.NewReader(tc.text))
+			if errors.Is(err, ErrChain) != tc.broken || (err != nil) != tc.broken {
+				t.Errorf("error %v, want broken %v", err, tc.broken)
+			}
+			if diff := cmp.Diff([]any{tc.records, tc.torn}, []any{len(got.Records), got.Torn}); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	lines := 0
+	for text := range bytes.Lines(golden(&testing.T{})) {
+		f.Add(bytes.TrimSpace(text))
+		lines++
+	}
+	if lines == 0 {
+		f.Fatal("empty seed corpus")
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		rec, err := Decode(text)
+		if err != nil {
+			return
+		}
+		out, err := Encode(rec)
+		if err != nil {
+			t.Fatalf("decoded but not encoded: %v", err)
+		}
+		again, err := Decode(out)
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		if diff := cmp.Diff(rec.Time, again.Time); diff != "" {
+			t.Error(diff)
+		}
+	})
+}

@@ -1,0 +1,84 @@
+package runner
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// samples holds one filled payload of each kind, for the golden files.
+func samples() []Payload {
+	att := sandbox.Attestation{
+		Backend: "gvisor", Runtime: "runsc", RuntimeVersion: "release-20260905", Container: "caisson-ses_1",
+		Image: "host", ImageDigest: "sha256:00", User: "10001:10001", GuestUser: "0:0", Capabilities: []string{},
+		GuestCapabilities: []string{"CAP_SETUID"}, NoNewPrivileges: true, Seccomp: "filter", Network: "none",
+		RootReadOnly: true, Namespaces: []string{"pid"}, Workspace: "/home/me/p", WorkspaceMode: "bind",
+		WorkspaceOwner: "1000:1000", IDMapped: true, Git: "ro", KillMethod: "gid",
+		Limits: sandbox.AttestedLimits{MemoryBytes: 2 << 30, PIDs: 256, MilliCPUs: 2000},
+	}
+	usage := limits.Usage{Rounds: 2, ToolCalls: 1, InputTokens: 100, OutputTokens: 20, CostMicroUSD: new(int64(1234))}
+	exceeded := &Limit{Kind: limits.KindMemory, Limit: 2 << 30, Used: 2<<30 + 1}
+	model := loop.ModelInfo{Provider: "openai", Model: "gpt-5", BaseURL: "https://api.openai.com/v1"}
+	return []Payload{
+		SessionCreated{
+			Version: "0.1.0", Task: "make the test pass", Workspace: "/home/me/p", WorkspaceMode: "bind", Git: "ro",
+			Backend: BackendChoice{Asked: "auto", Chosen: "gvisor", Why: "no local engine answered"},
+			Image:   "host", Model: model, Policy: "ci", OnPrompt: "deny",
+			Resources: wireResources(limits.DefaultResources()),
+			Budget:    wireBudget(limits.Budget{Rounds: new(int64(50)), WallTime: new(time.Minute)}),
+			Tools:     []OfferedTool{{"shell", tools.ClassExecute, tools.PlaceSandbox}},
+			Configuration: []Source{
+				{Name: "built-in"}, {Name: "user", Path: "/home/me/.config/caisson/config.yaml", SHA256: "ab"},
+			},
+			Ignored:     []Ignored{{Name: ".caisson/config.yaml", Why: "the workspace is not trusted"}},
+			FilesLoaded: []string{}, MCPServers: []string{}, MCPSkipped: []Ignored{},
+			Removed: []sandbox.Leftover{{Kind: "container", Name: "caisson-ses_0", Owner: "pid 12"}},
+		},
+		TurnStarted{},
+		Message{Role: loop.RoleAssistant, Blocks: []loop.Block{
+			{Text: &loop.Text{Text: "I run <the test> & see."}},
+			{ToolUse: &loop.ToolUse{ID: "tu_1", ProviderID: "call_1", Name: "shell", Input: json.RawMessage(`{"command":"sh test.sh"}`)}},
+			{ToolResult: &loop.ToolResult{ToolUseID: "tu_0", Content: []tools.Block{{Text: "exit code 1"}}, IsError: true}},
+			{Thinking: &loop.Thinking{Text: "hm", Signature: "s"}},
+		}},
+		ModelCallStarted{Round: 1, Model: model, Tools: 8},
+		ModelCallCompleted{Round: 1, LatencyMS: 812, FirstDeltaMS: new(int64(120)), Usage: usage, Finish: "tool_calls", ToolCalls: 1},
+		ModelCallFailed{Round: 1, Class: loop.ModelRateLimit, Status: 429, Message: "the provider refuses", ErrorID: "err_1"},
+		SandboxStarted{Attestation: att, StartMS: 140},
+		SandboxLost{Container: "caisson-ses_1", Cause: "out of memory", Limit: exceeded, Restarting: true},
+		SandboxRestarted{Restart: 1, Attestation: att, StartMS: 131},
+		ConfirmationRequested{
+			CallID: "tu_1", Name: "shell", Class: tools.ClassExecute, RequestID: "00ff", Summary: "rm -r build",
+			InputHash: "cd", Display: `{"command":"rm -r build"}`, Projected: []string{}, ExpiresAt: "2026-11-20T10:05:00Z",
+		},
+		ConfirmationResolved{CallID: "tu_1", RequestID: "00ff", Decision: tools.DecisionAllow, Scope: tools.ScopeOnce, By: "user"},
+		ToolCalled{CallID: "tu_1", Name: "shell", InputHash: "cd", InputBytes: 24, Class: tools.ClassExecute, Summary: "sh test.sh"},
+		ToolCompleted{
+			CallID: "tu_1", Name: "shell", OutputBytes: 40, LatencyMS: 9, FilesModified: []string{},
+			Command: new("sh test.sh"), Metadata: map[string]any{"exit_code": 1},
+		},
+		ToolFailed{
+			CallID: "tu_1", Name: "shell", Class: tools.ErrorCancelled, Reason: "interrupted", Message: "cancelled",
+			LatencyMS: 5000, FilesModified: []string{"a"}, Partial: "half",
+		},
+		ToolInputInvalid{CallID: "tu_1", Name: "shell", Errors: []string{"/command: missing"}},
+		BudgetWarning{What: limits.KindTokens, Limit: 1000, Used: 810},
+		Warning{CallID: "tu_1", Message: "left-to-right \u202e mark, C1 \u009b, tag \U000e0041"},
+		TurnCompleted{Reason: loop.StopAnswered, ModelCalls: 2, ToolCalls: 1, Usage: usage, WallMS: 4000},
+		TurnCancelled{Reason: "interrupted", ModelCalls: 1, ToolCalls: 1, Usage: usage, WallMS: 4000},
+		SessionEnded{
+			Reason: loop.StopLimit, ExitStatus: 53, Truncated: true, Limit: exceeded,
+			Problem: &Problem{Cause: "the limit on memory was reached", Mend: "give more"},
+			Usage:   usage, CostUSD: "0.001234", WallMS: 4212, Attestation: &att, Restarts: 1,
+			Changed:      []Changed{{Path: "Makefile", Change: "modified", Insertions: 1, Deletions: 2, HasDiff: true}},
+			HostExecuted: []HostExecuted{{Path: "Makefile", By: "make"}},
+			Quarantined:  []Quarantined{{Path: "sub/.git", To: "sub/.git.quarantined-ses_1"}},
+			Denials:      []Denial{{CallID: "tu_1", Name: "shell", Class: tools.ErrorPermissionDenied, Reason: "no_approver"}},
+			Left:         []string{"mount /x: busy"}, ProcessesKilled: 2,
+		},
+	}
+}

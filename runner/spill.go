@@ -1,0 +1,140 @@
+package runner
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// MaxLineBytes bounds a line with its newline: below the 65,536 bytes at which
+// Go's bufio.Scanner, and readers like it, give up by default.
+const MaxLineBytes = 64_000
+
+const (
+	// maxEnvelopeBytes is room for everything in a line but its payload.
+	maxEnvelopeBytes = 1_000
+	// spilledHead is what stays of a string that was moved out.
+	spilledHead = 512
+	// spillable is the shortest string that is worth a file.
+	spillable = 2_048
+)
+
+// Spilled says where a payload's value is that was too long for its line: the
+// payload's own "spilled" list. The value in place is the head of it.
+type Spilled struct {
+	// Pointer is the JSON pointer of a string in the payload, or "" for the
+	// payload itself, which is then an object with this list alone.
+	Pointer string `json:"pointer"`
+	// Path is the file below the session's folder, its bytes and their hash.
+	Path   string `json:"path"`
+	Bytes  int    `json:"bytes"`
+	SHA256 string `json:"sha256"`
+}
+
+// spillPayload makes payload fit a line: the longest strings go to files of
+// dir/spill named after the record, longest first, until the rest fits.
+func spillPayload(dir, id string, payload []byte) ([]byte, error) {
+	const budget = MaxLineBytes - maxEnvelopeBytes
+	if len(escapeInvisible(payload)) <= budget {
+		return payload, nil
+	}
+	dec := json.NewDecoder(bytes.NewReader(payload))
+	dec.UseNumber()
+	var root map[string]any
+	if err := dec.Decode(&root); err != nil {
+		return nil, fmt.Errorf("spill payload of %s: %w", id, err)
+	}
+	var found []stringAt
+	findStrings(root, "", func(s stringAt) { found = append(found, s) })
+	slices.SortStableFunc(found, func(a, b stringAt) int { return cmp.Compare(len(b.value), len(a.value)) })
+	var list []Spilled
+	for i, s := range found {
+		if len(s.value) < spillable {
+			break
+		}
+		moved, err := writeSpill(dir, id+"-"+strconv.Itoa(i), s.pointer, []byte(s.value))
+		if err != nil {
+			return nil, err
+		}
+		s.set(head(s.value, spilledHead))
+		list = append(list, moved)
+		root["spilled"] = list
+		short, err := marshal(root)
+		if err != nil {
+			return nil, fmt.Errorf("spill payload of %s: %w", id, err)
+		}
+		if len(escapeInvisible(short)) <= budget {
+			return short, nil
+		}
+	}
+	moved, err := writeSpill(dir, id, "", payload)
+	if err != nil {
+		return nil, err
+	}
+	return marshal(map[string]any{"spilled": []Spilled{moved}})
+}
+
+// stringAt is one string of a decoded payload, and how to replace it.
+type stringAt struct {
+	pointer string
+	value   string
+	set     func(string)
+}
+
+func findStrings(v any, pointer string, found func(stringAt)) {
+	switch v := v.(type) {
+	case map[string]any:
+		for _, k := range slices.Sorted(maps.Keys(v)) {
+			at := pointer + "/" + escapePointer(k)
+			if s, ok := v[k].(string); ok {
+				found(stringAt{at, s, func(short string) { v[k] = short }})
+				continue
+			}
+			findStrings(v[k], at, found)
+		}
+	case []any:
+		for i := range v {
+			at := pointer + "/" + strconv.Itoa(i)
+			if s, ok := v[i].(string); ok {
+				found(stringAt{at, s, func(short string) { v[i] = short }})
+				continue
+			}
+			findStrings(v[i], at, found)
+		}
+	}
+}
+
+// escapePointer escapes one token of a JSON pointer (RFC 6901, section 3).
+func escapePointer(key string) string {
+	return strings.NewReplacer("~", "~0", "/", "~1").Replace(key)
+}
+
+func writeSpill(dir, name, pointer string, value []byte) (Spilled, error) {
+	path := filepath.Join("spill", name)
+	if err := os.WriteFile(filepath.Join(dir, path), value, 0o600); err != nil {
+		return Spilled{}, fmt.Errorf("spill value: %w", err)
+	}
+	sum := sha256.Sum256(value)
+	return Spilled{Pointer: pointer, Path: path, Bytes: len(value), SHA256: hex.EncodeToString(sum[:])}, nil
+}
+
+// head is the first n bytes of s, not cut inside a character.
+func head(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n]
+}
