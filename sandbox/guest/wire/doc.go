@@ -1,0 +1,66 @@
+// Package wire is the protocol between Caisson and its guest, the PID 1 of
+// every container. It is spoken over the container's own standard input and
+// output: one ordered byte stream in each direction, on which frames of many
+// streams are interleaved. Both ends link this package; it imports the
+// standard library only (rank 0).
+//
+//	host (sandbox/guest)                            guest (cmd/caisson-guest)
+//	--------------------                            -------------------------
+//	config    0  {protocol, uids, bounds}    ─▶
+//	                                         ◀─     hello     0  {what it observes}
+//
+//	open      1  {exec: argv, env, dir}      ─▶                                      one command
+//	                                         ◀─     started   1  {pid}
+//	data    1.0  bytes of stdin              ─▶
+//	eof     1.0                              ─▶
+//	                                         ◀─     data    1.1  bytes of stdout
+//	                                         ◀─     data    1.2  bytes of stderr
+//	credit  1.1  n more bytes may be sent    ─▶
+//	cancel    1  {grace}                     ─▶
+//	                                         ◀─     eof     1.1
+//	                                         ◀─     eof     1.2
+//	                                         ◀─     end       1  {exit, totals, hashes, kill}
+//
+//	open      3  {apply: size}               ─▶                                      one change
+//	data    3.0  JSON of a workspace.Op      ─▶
+//	eof     3.0                              ─▶
+//	                                         ◀─     data    3.1  JSON of a workspace.Change
+//	                                         ◀─     eof     3.1
+//	                                         ◀─     end       3  {error}
+//
+//	                                         ◀─     open      2  {accept: listener}  the guest opens
+//	refused   2  {code, text}                ─▶
+//
+//	ping      0  8 bytes                     ─▶
+//	                                         ◀─     pong      0  the same 8 bytes
+//	(stream closed)                          ─▶     kills everything and exits
+//
+// A frame is a header of [HeaderSize] bytes, big-endian, and a payload:
+//
+//	u32 length of the payload │ u32 stream │ u8 type │ u8 channel │ payload
+//
+// The length is checked against the bound of its type before anything is
+// allocated. Control payloads are JSON, data is raw.
+//
+// Stream 0 is the connection itself. The host opens odd streams, the guest
+// even ones; ids of one side strictly increase and are never used again, so a
+// late frame can be told from a forged one. A stream is opened by "open" and
+// ended by "end" (or "refused", if it never began), which its server sends
+// last. The server of a stream is the side that did not open it.
+//
+// A stream has up to three channels, each with one direction: 0 carries bytes
+// from the host to the guest, 1 and 2 from the guest to the host. Long-lived
+// commands (an MCP server's stdin and stdout) are exec streams with no bound
+// on their live output; a connection that the guest accepts on the container's
+// loopback is a stream that the guest opens, with channels 0 and 1.
+//
+// Each channel starts with a credit of [Window] bytes. Its sender never has
+// more than its credit outstanding; its receiver grants more as it consumes.
+// So neither side's reader ever waits for a consumer: a stalled one holds its
+// own channel only, and a cancel or a ping is never behind more than the
+// frames that are already in the pipe. What exceeds its credit is a protocol
+// error, and a protocol error is the loss of the connection.
+//
+// The sender of control frames can be made to wait by the pipe alone; data is
+// cut into frames of [MaxData] bytes so that this wait is short.
+package wire

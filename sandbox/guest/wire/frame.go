@@ -1,0 +1,172 @@
+package wire
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// Sizes and bounds of the protocol, in bytes.
+const (
+	// HeaderSize is the fixed header before every payload.
+	HeaderSize = 10
+	// MaxData bounds one data frame: as much as one read of a default pipe
+	// gives. It is what another stream's frame may have to wait for.
+	MaxData = 64 << 10
+	// MaxControl bounds a JSON payload. The largest is an open with all the
+	// arguments that Linux takes (2 MiB, a quarter of the default stack), in
+	// base64.
+	MaxControl = 4 << 20
+	// maxSmall bounds control payloads that hold a few fields and a message.
+	maxSmall = 4 << 10
+	// Window is the credit of a channel when its stream is opened, and so the
+	// most that its receiver buffers.
+	Window = 256 << 10
+)
+
+// Type says what a frame means. Values are never used again for anything else.
+type Type uint8
+
+// The frame types; the sender is named first.
+const (
+	TypeConfig  Type = 1  // host: [Config], the first frame
+	TypeHello   Type = 2  // guest: [Hello], the answer to it
+	TypePing    Type = 3  // either: 8 bytes
+	TypePong    Type = 4  // either: the 8 bytes of the ping
+	TypeOpen    Type = 5  // either: [Open], makes a stream
+	TypeStarted Type = 6  // server: [Started], the command runs
+	TypeRefused Type = 7  // server: [Refused], the stream never began; its last frame
+	TypeData    Type = 8  // either: bytes of a channel
+	TypeEOF     Type = 9  // sender of a channel: no more data on it
+	TypeCredit  Type = 10 // receiver of a channel: u32, that many bytes more may be sent
+	TypeStop    Type = 11 // receiver of a channel: it reads no more, what comes is dropped
+	TypeCancel  Type = 12 // opener: [Cancel], end the stream's work
+	TypeEnd     Type = 13 // server: [Exit] or [Applied], the stream's last frame
+)
+
+// bound is the largest payload of a type; ok is false for an unknown type.
+func (t Type) bound() (n int, ok bool) {
+	switch t {
+	case TypeConfig, TypeHello, TypeOpen, TypeEnd:
+		return MaxControl, true
+	case TypePing, TypePong:
+		return 8, true
+	case TypeStarted, TypeRefused, TypeCancel:
+		return maxSmall, true
+	case TypeData:
+		return MaxData, true
+	case TypeCredit:
+		return 4, true
+	case TypeEOF, TypeStop:
+		return 0, true
+	}
+	return 0, false
+}
+
+// ErrProtocol is what every violation of the protocol wraps. The connection on
+// which it happened is of no further use.
+var ErrProtocol = errors.New("guest protocol violated")
+
+// Frame is one frame. Payload is only valid as long as whoever produced the
+// frame says.
+type Frame struct {
+	Stream  uint32
+	Type    Type
+	Channel uint8
+	Payload []byte
+}
+
+// Header gives the frame's header.
+func (f Frame) header() (h [HeaderSize]byte) {
+	binary.BigEndian.PutUint32(h[0:], uint32(len(f.Payload)))
+	binary.BigEndian.PutUint32(h[4:], f.Stream)
+	h[8] = byte(f.Type)
+	h[9] = f.Channel
+	return h
+}
+
+// check is what can be said of a header without knowing the streams.
+func check(length int, stream uint32, typ Type, channel uint8) error {
+	bound, ok := typ.bound()
+	switch {
+	case !ok:
+		return fmt.Errorf("%w: unknown frame type %d", ErrProtocol, typ)
+	case length > bound:
+		return fmt.Errorf("%w: frame type %d has %d bytes, may have %d", ErrProtocol, typ, length, bound)
+	case channel > 2:
+		return fmt.Errorf("%w: channel %d", ErrProtocol, channel)
+	}
+	connection := typ <= TypePong
+	if connection != (stream == 0) {
+		return fmt.Errorf("%w: frame type %d on stream %d", ErrProtocol, typ, stream)
+	}
+	exact := typ == TypePing || typ == TypePong || typ == TypeCredit
+	if exact && length != bound {
+		return fmt.Errorf("%w: frame type %d has %d bytes, must have %d", ErrProtocol, typ, length, bound)
+	}
+	if typ == TypeData && length == 0 {
+		return fmt.Errorf("%w: empty data frame", ErrProtocol)
+	}
+	return nil
+}
+
+// Reader decodes frames. It is for one goroutine.
+type Reader struct {
+	src  io.Reader
+	head [HeaderSize]byte
+	buf  []byte
+}
+
+// NewReader returns a Reader of src, which it never closes. It reads no more
+// of src than the frames that it returns need.
+func NewReader(src io.Reader) *Reader { return &Reader{src: src} }
+
+// Next reads one frame. Its payload is valid until the next call. It fails
+// with io.EOF at the end between two frames, with an error wrapping
+// io.ErrUnexpectedEOF inside one, with [ErrProtocol], or with the source's
+// error. After an error the Reader is of no further use.
+func (r *Reader) Next() (Frame, error) {
+	if _, err := io.ReadFull(r.src, r.head[:]); err != nil {
+		if err == io.EOF {
+			return Frame{}, io.EOF
+		}
+		return Frame{}, fmt.Errorf("read frame header: %w", err)
+	}
+	length := binary.BigEndian.Uint32(r.head[0:])
+	f := Frame{
+		Stream:  binary.BigEndian.Uint32(r.head[4:]),
+		Type:    Type(r.head[8]),
+		Channel: r.head[9],
+	}
+	if length > MaxControl {
+		return Frame{}, fmt.Errorf("%w: frame of %d bytes", ErrProtocol, length)
+	}
+	if err := check(int(length), f.Stream, f.Type, f.Channel); err != nil {
+		return Frame{}, err
+	}
+	f.Payload = r.space(int(length))
+	if _, err := io.ReadFull(r.src, f.Payload); err != nil {
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		return Frame{}, fmt.Errorf("read frame payload: %w", err)
+	}
+	return f, nil
+}
+
+// space gives n bytes that are the Reader's own. What a rare large frame
+// needed is let go at the next one, so that an idle Reader stays small.
+func (r *Reader) space(n int) []byte {
+	const keep = MaxData
+	if cap(r.buf) >= n && (cap(r.buf) <= keep || n > keep) {
+		r.buf = r.buf[:n]
+		return r.buf
+	}
+	size := n
+	if n <= keep {
+		size = max(n, 512)
+	}
+	r.buf = make([]byte, n, size)
+	return r.buf
+}

@@ -1,0 +1,141 @@
+package wire
+
+import "time"
+
+// Config is the host's first frame: what the guest has to know before it
+// changes anything about itself.
+//
+//	{"protocol":1,"command_uid":10001,"command_gid":10001,"gid_base":20000,"gid_count":4096,"workspace":"/workspace",…}
+type Config struct {
+	Protocol int `json:"protocol"`
+	// CommandUID and CommandGID are the identity of commands. Where they are
+	// zero, the guest's own identity is a user's and commands share it
+	// (SingleUID must then be set).
+	CommandUID uint32 `json:"command_uid"`
+	CommandGID uint32 `json:"command_gid"`
+	// SingleUID says that this container has one id only, so that guest and
+	// commands share it: no separation of identities, no supplementary
+	// groups. It is lost protection, and the hello says so.
+	SingleUID bool `json:"single_uid,omitempty"`
+	// GIDBase and GIDCount are the range of supplementary gids, one of which
+	// marks every process of one command. They must be mapped in the
+	// container's user namespace and mean nothing on the host.
+	GIDBase  uint32 `json:"gid_base"`
+	GIDCount uint32 `json:"gid_count"`
+	// Workspace is the workspace's absolute path in the container and
+	// HostWorkspace the one by which the host calls it, for paths in
+	// operations; it is never opened.
+	Workspace     string `json:"workspace"`
+	HostWorkspace string `json:"host_workspace,omitempty"`
+	// Timeout and Grace are used where a command names none.
+	Timeout time.Duration `json:"timeout"`
+	Grace   time.Duration `json:"grace"`
+	// MemoryBytes and PIDs are the container's limits as the host set them.
+	MemoryBytes int64 `json:"memory_bytes"`
+	PIDs        int64 `json:"pids"`
+	// Probe asks for Hello.Probe, which costs the start of one process more.
+	Probe bool `json:"probe,omitempty"`
+}
+
+// Hello is what the guest observes of itself, of a real command, and of the
+// container. It is untrusted input to the host like all the rest: it proves a
+// container that was made wrong, not a guest that lies.
+type Hello struct {
+	Protocol int    `json:"protocol"`
+	Version  string `json:"version"` // of the guest's build
+	Kernel   string `json:"kernel"`  // /proc/version
+	PID      int    `json:"pid"`
+	// Guest is the guest's own identity, Command the one that a command which
+	// was started for this purpose had.
+	Guest   Identity `json:"guest"`
+	Command Identity `json:"command"`
+	// Dumpable says that another process of the guest's uid could trace it.
+	Dumpable bool `json:"dumpable"`
+	// Namespaces maps a kind (pid, mnt, net, …) to its inode number.
+	Namespaces map[string]uint64 `json:"namespaces"`
+	Root       Mount             `json:"root"`
+	// Workspace is the workspace's mount, Submounts the mounts below it.
+	Workspace Mount   `json:"workspace"`
+	Submounts []Mount `json:"submounts,omitempty"`
+	// Tmpfs are the tmpfs mounts.
+	Tmpfs []Mount `json:"tmpfs,omitempty"`
+	// Mounts are the paths of all mounts.
+	Mounts []string `json:"mounts,omitempty"`
+	Limits Limits   `json:"limits"`
+	// Interfaces are the names of the network interfaces.
+	Interfaces []string `json:"interfaces"`
+	// KillMethod is how a command's processes are found: "gid" or
+	// "subreaper". It was tried on a real process that had left its session.
+	KillMethod string `json:"kill_method"`
+	// Nonce is the content of NoncePath, trimmed, if there is one.
+	Nonce string `json:"nonce,omitempty"`
+	// Threads is the number of operating system threads that were made.
+	Threads int `json:"threads"`
+	// OOMCounter is the file that counts out-of-memory kills, or empty.
+	OOMCounter string `json:"oom_counter,omitempty"`
+	// Lost names protections that are missing, one sentence each.
+	Lost []string `json:"lost,omitempty"`
+	// Probe is what a command could do that it must not be able to; nil
+	// unless Config.Probe.
+	Probe *Probe `json:"probe,omitempty"`
+}
+
+// NoncePath is the file by which the host proves that it and the container see
+// the same file system.
+const NoncePath = "/.caisson/nonce"
+
+// Identity is a process's credentials, as /proc/PID/status says.
+type Identity struct {
+	// UID and GID are real, effective, saved and file system id.
+	UID    [4]uint32 `json:"uid"`
+	GID    [4]uint32 `json:"gid"`
+	Groups []uint32  `json:"groups"`
+	// The five capability sets as bit masks; bit n is capability n.
+	Inheritable uint64 `json:"cap_inh"`
+	Permitted   uint64 `json:"cap_prm"`
+	Effective   uint64 `json:"cap_eff"`
+	Bounding    uint64 `json:"cap_bnd"`
+	Ambient     uint64 `json:"cap_amb"`
+	NoNewPrivs  bool   `json:"no_new_privs"`
+	// Seccomp is the mode, 2 being a filter; Filters their number, 0 where
+	// the kernel does not say.
+	Seccomp int `json:"seccomp"`
+	Filters int `json:"seccomp_filters,omitempty"`
+}
+
+// Mount is one mount of the container.
+type Mount struct {
+	Path string `json:"path"`
+	Type string `json:"type"` // tmpfs, overlay, 9p, …
+	// Options are those of the mount and of the file system: ro, nosuid, …
+	Options []string `json:"options"`
+	// Device and Inode identify the mount's root folder (stat).
+	Device uint64 `json:"device"`
+	Inode  uint64 `json:"inode"`
+	// Bytes is the file system's size (statfs), for tmpfs only.
+	Bytes int64 `json:"bytes,omitempty"`
+}
+
+// Limits are the limits that can be read inside; 0 is "could not be read",
+// -1 is "none".
+type Limits struct {
+	// Source is "cgroup2", "cgroup1" or empty.
+	Source      string `json:"source,omitempty"`
+	MemoryBytes int64  `json:"memory_bytes"`
+	SwapBytes   int64  `json:"swap_bytes"` // memory and swap together, as in cgroup v1
+	PIDs        int64  `json:"pids"`
+	MilliCPUs   int64  `json:"milli_cpus"`
+	OpenFiles   int64  `json:"open_files"` // RLIMIT_NOFILE, soft, of commands
+	CoreBytes   int64  `json:"core_bytes"` // RLIMIT_CORE
+}
+
+// Probe is what a command found that it may do. Everything but Exited and the
+// descriptors should be an errno: "EPERM", "ENOSYS", …; "ok" is a hole.
+type Probe struct {
+	// Results maps an attempt, such as "clone3" or "kill-guest", to its outcome.
+	Results map[string]string `json:"results"`
+	// Descriptors are the open file descriptors that it was given.
+	Descriptors []int `json:"descriptors"`
+	// Identity is as it sees itself, by system calls and not by /proc.
+	Identity Identity `json:"identity"`
+}

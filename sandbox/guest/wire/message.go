@@ -1,0 +1,173 @@
+package wire
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"time"
+)
+
+// Version is the protocol's version. Host and guest are built together and
+// must have the same.
+const Version = 1
+
+// Channels of a stream.
+const (
+	Stdin  = 0 // host to guest: standard input, the body of a request
+	Stdout = 1 // guest to host: standard output, the body of an answer
+	Stderr = 2 // guest to host: standard error
+)
+
+// Open asks for a stream. Exactly one field is set.
+//
+//	{"exec":{"argv":["c2g=","LWM="],"env":[],"dir":"c3Jj","stdin":false,"live":16777216,"tail":32768,…}}
+//	{"apply":{"size":213}}
+type Open struct {
+	Exec   *Exec   `json:"exec,omitempty"`   // host: run a command
+	Apply  *Apply  `json:"apply,omitempty"`  // host: change the workspace
+	Accept *Accept `json:"accept,omitempty"` // guest: a connection came in
+}
+
+// Exec asks the guest to run one command. Arguments are byte strings, as they
+// are to Linux: JSON text could not carry what is not UTF-8.
+type Exec struct {
+	Argv [][]byte `json:"argv"`
+	Env  [][]byte `json:"env"`
+	// Dir is relative to the workspace; empty is the workspace itself.
+	Dir []byte `json:"dir,omitempty"`
+	// Stdin says that channel 0 will be written; otherwise it is /dev/null.
+	Stdin bool `json:"stdin,omitempty"`
+	// Live and Tail bound each output stream, in bytes; see
+	// sandbox.OutputLimits. Tail is at most [MaxTail].
+	Live int64 `json:"live"`
+	Tail int   `json:"tail"`
+	// Timeout and Grace are in nanoseconds and positive.
+	Timeout time.Duration `json:"timeout"`
+	Grace   time.Duration `json:"grace"`
+}
+
+// MaxTail bounds Exec.Tail, so that an [Exit] with two tails fits a frame.
+const MaxTail = 1 << 20
+
+// Apply asks the guest to change the workspace. The operation, a JSON
+// workspace.Op of Size bytes, follows on channel 0.
+type Apply struct {
+	Size int64 `json:"size"`
+}
+
+// MaxOp bounds Apply.Size: the content of the largest write, in base64, and
+// as much for the texts of a patch.
+const MaxOp = 48 << 20
+
+// MaxChange bounds the JSON of a workspace.Change: the largest content of a
+// file as it was (1 MiB) in base64, and paths.
+const MaxChange = 2 << 20
+
+// Accept says that the guest accepted a connection for a listener. No host
+// asks for listeners yet, so each host refuses it; it is here because the ids
+// and channels of the protocol are made for it.
+type Accept struct {
+	Listener uint32 `json:"listener"`
+}
+
+// Started says that the command runs.
+//
+//	{"pid":7}
+type Started struct {
+	PID int `json:"pid"`
+}
+
+// Refused says why a stream never began.
+//
+//	{"code":"invalid","text":"working folder \"../x\" leads outside the workspace"}
+type Refused struct {
+	Code RefusalCode `json:"code"`
+	Text string      `json:"text"`
+}
+
+// RefusalCode classes a refusal.
+type RefusalCode string
+
+// The classes of a refusal.
+const (
+	RefusedInvalid     RefusalCode = "invalid"     // it could never be run as given
+	RefusedBusy        RefusalCode = "busy"        // too many streams are open
+	RefusedUnsupported RefusalCode = "unsupported" // this side serves no such stream
+	RefusedInternal    RefusalCode = "internal"    // the guest's own trouble
+)
+
+// Cancel asks the server to end a stream's work: for a command SIGTERM, the
+// grace period, SIGKILL. A second one changes nothing.
+//
+//	{}
+type Cancel struct{}
+
+// Exit is how a command ended; the meaning of each field is that of
+// sandbox.Exit.
+//
+//	{"code":0,"stdout":{"total":3,"sha256":"98ea…","live":3},"stderr":{…},"wall":1200000,…,"kill":{"left":0}}
+type Exit struct {
+	Code       int           `json:"code"`
+	Signal     int           `json:"signal,omitempty"`
+	OOMKilled  bool          `json:"oom_killed,omitempty"`
+	TimedOut   bool          `json:"timed_out,omitempty"`
+	Cancelled  bool          `json:"cancelled,omitempty"`
+	Stdout     Output        `json:"stdout"`
+	Stderr     Output        `json:"stderr"`
+	Wall       time.Duration `json:"wall"`
+	CPU        time.Duration `json:"cpu"`
+	PeakMemory int64         `json:"peak_memory"`
+	Kill       Kill          `json:"kill"`
+}
+
+// Output is one output stream of a command that ended; see sandbox.Stream.
+type Output struct {
+	Total  int64  `json:"total"`
+	SHA256 string `json:"sha256"`
+	Live   int64  `json:"live"`
+	Tail   []byte `json:"tail,omitempty"`
+}
+
+// Kill is the proof of a kill; see sandbox.KillReport.
+type Kill struct {
+	Method     string        `json:"method,omitempty"`
+	Terminated int           `json:"terminated,omitempty"`
+	Killed     int           `json:"killed,omitempty"`
+	AfterExit  bool          `json:"after_exit,omitempty"`
+	Left       int           `json:"left"`
+	KillTime   time.Duration `json:"kill_time,omitempty"`
+}
+
+// Applied ends an apply stream. Without an error, channel 1 carried the change.
+//
+//	{}
+//	{"error":{"kind":"escape","path":"../x","detail":"leads outside the workspace"}}
+type Applied struct {
+	Error *OpError `json:"error,omitempty"`
+}
+
+// OpError is a workspace.Error without what must not be shown.
+type OpError struct {
+	Kind   string `json:"kind"`
+	Path   string `json:"path"`
+	Detail string `json:"detail"`
+}
+
+// Decode reads a control payload into v, strictly: an unknown field, a wrong
+// type or anything after the value is [ErrProtocol].
+func Decode(payload []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(payload))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return fmt.Errorf("%w: decode %T: %w", ErrProtocol, v, err)
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return fmt.Errorf("%w: decode %T: more than one value", ErrProtocol, v)
+	}
+	return nil
+}
+
+// CreditOf reads the payload of a credit frame.
+func CreditOf(f Frame) uint32 { return binary.BigEndian.Uint32(f.Payload) }
