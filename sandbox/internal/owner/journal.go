@@ -1,0 +1,314 @@
+package owner
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/gofrs/flock"
+)
+
+const (
+	// journalDir is where the journals lie below the state folder.
+	journalDir = "journal"
+	// journalVersion changes when an old reader could misread a new journal.
+	journalVersion = 1
+	// maxJournal bounds what is read; a session has a dozen entries of about
+	// 200 bytes.
+	maxJournal = 1 << 20
+)
+
+// errVersion says that another version of Caisson wrote a journal, which alone
+// can undo it.
+var errVersion = errors.New("written by another version of Caisson")
+
+// Journal is the list of what one session made, kept in one file below the
+// state folder:
+//
+//	{"version":1,"backend":"docker","session":"ses_…","owner":{…},"dir":"sessions/ses_…/sandbox","entries":[{"id":1,"kind":"mount","path":"workspace"}]}
+//
+// An entry is written, and on disk, before the thing is made. A lock beside
+// the file is held as long as the journal is open: it tells a sweep in another
+// PID namespace, which can't see the owner, that the owner lives. Whoever
+// opened the journal calls [Journal.Close] when everything is undone. It is
+// safe for concurrent use.
+type Journal struct {
+	mu   sync.Mutex
+	root *os.Root // nil once closed
+	lock *flock.Flock
+	doc  document
+	next int
+}
+
+// document is the content of a journal's file.
+type document struct {
+	Version int      `json:"version"`
+	Backend string   `json:"backend"`
+	Session string   `json:"session"`
+	Owner   Identity `json:"owner"`
+	Dir     string   `json:"dir"`
+	Entries []record `json:"entries"`
+}
+
+// record is an entry with its number in the journal.
+type record struct {
+	ID int `json:"id"`
+	Entry
+}
+
+// JournalOptions says whose journal to begin. All fields are required.
+type JournalOptions struct {
+	// StateDir is the state folder; see [CheckStateDir].
+	StateDir string
+	// Backend is the name of the backend that will sweep it.
+	Backend string
+	Session string
+	Owner   Identity
+	// Dir is the session's own folder: absolute, below StateDir, with the
+	// session's id as one of its elements.
+	Dir string
+}
+
+// OpenJournal begins the journal of a session and writes it. It fails where
+// the session has one already.
+func OpenJournal(o JournalOptions) (*Journal, error) {
+	if !validWord(o.Session) || !validWord(o.Backend) {
+		return nil, fmt.Errorf("open journal: session %q or backend %q is not a plain word", o.Session, o.Backend)
+	}
+	dir, err := relativeDir(o.StateDir, o.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("open journal: %w", err)
+	}
+	if err := validDir(dir, o.Session); err != nil {
+		return nil, fmt.Errorf("open journal: %w", err)
+	}
+	root, err := openJournals(o.StateDir, true)
+	if err != nil {
+		return nil, fmt.Errorf("open journal: %w", err)
+	}
+	j := &Journal{root: root, lock: ownerLock(o.StateDir, o.Session), doc: document{
+		Version: journalVersion, Backend: o.Backend, Session: o.Session, Owner: o.Owner, Dir: dir,
+	}}
+	if err := j.begin(); err != nil {
+		return nil, errors.Join(fmt.Errorf("open journal: %w", err), j.lock.Close(), root.Close())
+	}
+	return j, nil
+}
+
+func (j *Journal) begin() error {
+	locked, err := j.lock.TryLock()
+	if err != nil {
+		return err
+	}
+	if _, err := j.root.Lstat(j.name()); err == nil || !locked {
+		return fmt.Errorf("session %s has one: %w", j.doc.Session, fs.ErrExist)
+	}
+	return j.save()
+}
+
+// ownerLock is the lock that the owner of a session's journal holds.
+func ownerLock(stateDir, session string) *flock.Flock {
+	return flock.New(filepath.Join(stateDir, journalDir, lockName(session)))
+}
+
+func lockName(session string) string { return "." + session + ".lock" }
+
+// relativeDir gives dir relative to base, links in both resolved, so that a
+// state folder behind a link (/var/run) is no obstacle.
+func relativeDir(base, dir string) (string, error) {
+	base, err := filepath.EvalSymlinks(base)
+	if err != nil {
+		return "", err
+	}
+	if dir, err = filepath.EvalSymlinks(dir); err != nil {
+		return "", err
+	}
+	rel, err := filepath.Rel(base, dir)
+	if err != nil {
+		return "", err
+	}
+	return filepath.ToSlash(rel), nil
+}
+
+// Session is the session's id, Owner who made it, Dir its folder relative to
+// the state folder.
+func (j *Journal) Session() string { return j.doc.Session }
+
+// Owner is the process that began the journal.
+func (j *Journal) Owner() Identity { return j.doc.Owner }
+
+// Dir is the session's folder, relative to the state folder, with slashes.
+func (j *Journal) Dir() string { return j.doc.Dir }
+
+// Add notes entries and returns their numbers once they are on disk. Make the
+// things after it, never before.
+func (j *Journal) Add(entries ...Entry) ([]int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	before := j.doc.Entries
+	var ids []int
+	for _, e := range entries {
+		if err := e.Validate(j.doc.Session); err != nil {
+			j.doc.Entries = before
+			return nil, fmt.Errorf("note %s: %w", e.Kind, err)
+		}
+		j.next++
+		ids = append(ids, j.next)
+		j.doc.Entries = append(slices.Clip(j.doc.Entries), record{ID: j.next, Entry: e})
+	}
+	if err := j.save(); err != nil {
+		j.doc.Entries = before
+		return nil, fmt.Errorf("note in journal: %w", err)
+	}
+	return ids, nil
+}
+
+// Update replaces an entry, such as a placeholder whose inode is known now.
+func (j *Journal) Update(id int, e Entry) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	i := j.index(id)
+	if i < 0 {
+		return fmt.Errorf("update journal: no entry %d", id)
+	}
+	if err := e.Validate(j.doc.Session); err != nil {
+		return fmt.Errorf("update journal: %w", err)
+	}
+	entries := slices.Clone(j.doc.Entries)
+	entries[i].Entry = e
+	return j.replace(entries)
+}
+
+// Forget removes entries whose things are undone. An unknown number is no error.
+func (j *Journal) Forget(ids ...int) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.replace(slices.DeleteFunc(slices.Clone(j.doc.Entries), func(r record) bool {
+		return slices.Contains(ids, r.ID)
+	}))
+}
+
+// Entries returns a copy of what is noted, in the order of Add.
+func (j *Journal) Entries() []Entry {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	var out []Entry
+	for _, r := range j.doc.Entries {
+		out = append(out, r.Entry)
+	}
+	return out
+}
+
+// Close removes the file if no entry is left, and keeps it for [Sweep]
+// otherwise. A second call does nothing.
+func (j *Journal) Close() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.root == nil {
+		return nil
+	}
+	defer func() {
+		j.lock.Close()
+		j.root.Close()
+		j.root = nil
+	}()
+	if len(j.doc.Entries) > 0 {
+		return nil
+	}
+	return removeJournal(j.root, j.doc.Session)
+}
+
+func removeJournal(root *os.Root, session string) error {
+	for _, name := range []string{session + ".json", lockName(session)} {
+		if err := root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove journal: %w", err)
+		}
+	}
+	return nil
+}
+
+func (j *Journal) name() string { return j.doc.Session + ".json" }
+
+func (j *Journal) index(id int) int {
+	return slices.IndexFunc(j.doc.Entries, func(r record) bool { return r.ID == id })
+}
+
+func (j *Journal) replace(entries []record) error {
+	before := j.doc.Entries
+	j.doc.Entries = entries
+	if err := j.save(); err != nil {
+		j.doc.Entries = before
+		return fmt.Errorf("update journal: %w", err)
+	}
+	return nil
+}
+
+// save writes the whole file beside the old one and renames it, so that a
+// reader sees one or the other; both the file and the folder are synced.
+func (j *Journal) save() error {
+	if j.root == nil {
+		return fs.ErrClosed
+	}
+	data, err := json.Marshal(j.doc)
+	if err != nil {
+		return err
+	}
+	temp := "." + j.name() + ".new"
+	f, err := j.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(append(data, '\n'))
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err := j.root.Rename(temp, j.name()); err != nil {
+		return err
+	}
+	return syncDir(j.root)
+}
+
+func syncDir(root *os.Root) error {
+	d, err := root.Open(".")
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// parseJournal decodes and checks a journal whose file is called name.
+func parseJournal(name string, data []byte) (document, error) {
+	var doc document
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&doc); err != nil {
+		return document{}, err
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return document{}, errors.New("text after the document")
+	}
+	switch {
+	case doc.Version != journalVersion:
+		return document{}, fmt.Errorf("version %d: %w", doc.Version, errVersion)
+	case !validWord(doc.Session) || doc.Session+".json" != name:
+		return document{}, fmt.Errorf("session %q does not fit the file's name", doc.Session)
+	case !validWord(doc.Backend):
+		return document{}, fmt.Errorf("backend %q", doc.Backend)
+	}
+	if err := validDir(doc.Dir, doc.Session); err != nil {
+		return document{}, err
+	}
+	for _, r := range doc.Entries {
+		if err := r.Validate(doc.Session); err != nil {
+			return document{}, fmt.Errorf("entry %d: %w", r.ID, err)
+		}
+	}
+	return doc, nil
+}

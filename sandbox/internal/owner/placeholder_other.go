@@ -1,0 +1,21 @@
+//go:build !linux
+
+package owner
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+)
+
+// Make is Linux only: elsewhere the engine runs in a virtual machine of its
+// own and no name is reserved.
+func (p Placeholder) Make(*os.File) (Placeholder, error) {
+	return p, fmt.Errorf("make placeholder %s: %w", p.Name, errors.ErrUnsupported)
+}
+
+// Remove is Linux only, as Make is.
+func (p Placeholder) Remove(*os.File) error { return fs.ErrNotExist }
+
+func (p Placeholder) removeElsewhere() error { return fs.ErrNotExist }

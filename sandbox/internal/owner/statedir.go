@@ -1,0 +1,55 @@
+package owner
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+)
+
+// ErrStateDir says that a state folder can't be trusted: others could write to
+// it, and a journal that others wrote must not be acted on.
+var ErrStateDir = errors.New("state folder is not safe to use")
+
+// CheckStateDir says whether dir is a folder that belongs to the user of this
+// process and that nobody else can write to. It fails with [ErrStateDir].
+func CheckStateDir(dir string) error {
+	info, err := os.Stat(dir)
+	if err != nil {
+		return fmt.Errorf("check state folder: %w", err)
+	}
+	if err := checkPrivate(info); err != nil {
+		return fmt.Errorf("check state folder %s: %w: %w", dir, ErrStateDir, err)
+	}
+	return nil
+}
+
+// openJournals opens the folder of the journals below stateDir, and makes it
+// where make is set.
+func openJournals(stateDir string, create bool) (*os.Root, error) {
+	if err := CheckStateDir(stateDir); err != nil {
+		return nil, err
+	}
+	state, err := os.OpenRoot(stateDir)
+	if err != nil {
+		return nil, fmt.Errorf("open state folder: %w", err)
+	}
+	defer state.Close()
+	if create {
+		if err := state.Mkdir(journalDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, fmt.Errorf("make journal folder: %w", err)
+		}
+	}
+	info, err := state.Lstat(journalDir)
+	if err != nil {
+		return nil, fmt.Errorf("open journal folder: %w", err)
+	}
+	if err := checkPrivate(info); err != nil {
+		return nil, fmt.Errorf("open journal folder in %s: %w: %w", stateDir, ErrStateDir, err)
+	}
+	root, err := state.OpenRoot(journalDir)
+	if err != nil {
+		return nil, fmt.Errorf("open journal folder: %w", err)
+	}
+	return root, nil
+}

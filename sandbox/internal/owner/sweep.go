@@ -1,0 +1,213 @@
+package owner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gofrs/flock"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// lockFile keeps two sweeps of one state folder apart.
+const lockFile = ".sweep.lock"
+
+// SweepOptions says which journals to undo, and how. All fields are required.
+type SweepOptions struct {
+	StateDir string
+	// Backend selects the journals: each backend sweeps its own.
+	Backend string
+	// Instance is this process's own; see [Instance].
+	Instance string
+	// Undo removes one container, process or cgroup of a dead session. It
+	// must check that the thing is the session's: the journal alone proves
+	// nothing. It reports whether there was anything to remove.
+	Undo func(ctx context.Context, session string, e Entry) (bool, error)
+}
+
+// Sweep undoes the journals of sessions whose owner is dead and returns what
+// was there to remove. It goes on after an error and joins them; what could
+// not be removed stays noted for the next sweep. A journal that can't be read
+// is renamed to end in ".damaged" and reported, never acted on.
+func Sweep(ctx context.Context, o SweepOptions) ([]sandbox.Leftover, error) {
+	root, err := openJournals(o.StateDir, false)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("sweep: %w", err)
+	}
+	defer root.Close()
+	lock := flock.New(filepath.Join(o.StateDir, journalDir, lockFile))
+	if _, err := lock.TryLockContext(ctx, 20*time.Millisecond); err != nil {
+		return nil, fmt.Errorf("sweep: wait for another sweep: %w", err)
+	}
+	defer lock.Close()
+
+	var left []sandbox.Leftover
+	var errs []error
+	names, err := journalNames(root)
+	if err != nil {
+		return nil, fmt.Errorf("sweep: %w", err)
+	}
+	for _, name := range names {
+		found, err := o.sweepOne(ctx, root, name)
+		left = append(left, found...)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("sweep %s: %w", name, err))
+		}
+	}
+	return left, errors.Join(errs...)
+}
+
+func journalNames(root *os.Root) ([]string, error) {
+	entries, err := fs.ReadDir(root.FS(), ".")
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, e := range entries {
+		if strings.HasSuffix(e.Name(), ".json") && !strings.HasPrefix(e.Name(), ".") {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
+func (o SweepOptions) sweepOne(ctx context.Context, root *os.Root, name string) ([]sandbox.Leftover, error) {
+	data, err := readJournal(root, name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // its session ended meanwhile
+	}
+	var doc document
+	if err == nil {
+		doc, err = parseJournal(name, data)
+	}
+	if errors.Is(err, errVersion) {
+		return nil, err
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("journal is damaged and was set aside: %w", err), root.Rename(name, name+".damaged"))
+	}
+	if doc.Backend != o.Backend {
+		return nil, nil
+	}
+	lock := ownerLock(o.StateDir, doc.Session)
+	defer lock.Close()
+	if !o.abandoned(doc, lock) {
+		return nil, nil
+	}
+	j := &Journal{root: root, lock: lock, doc: doc}
+	for _, r := range doc.Entries {
+		j.next = max(j.next, r.ID)
+	}
+	left, err := o.undo(ctx, j)
+	if err != nil {
+		return left, err
+	}
+	return left, removeJournal(root, doc.Session)
+}
+
+// abandoned says that the journal's owner is dead: its process is known to be,
+// or it can't be seen from here and no longer holds its lock.
+func (o SweepOptions) abandoned(doc document, lock *flock.Flock) bool {
+	switch doc.Owner.Fate(o.Instance) {
+	case Dead:
+		return true
+	case Unknown:
+		locked, err := lock.TryLock()
+		return err == nil && locked
+	default:
+		return false
+	}
+}
+
+// undo undoes one journal. After an error nothing of a later kind is touched:
+// a folder is not removed while a mount may be left in it.
+func (o SweepOptions) undo(ctx context.Context, j *Journal) ([]sandbox.Leftover, error) {
+	base, err := openSessionDir(o.StateDir, j.doc.Dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	if base != nil {
+		defer base.Close()
+	}
+	var left []sandbox.Leftover
+	for _, kind := range undoOrder {
+		var errs []error
+		for _, r := range slices.Backward(slices.Clone(j.doc.Entries)) {
+			if r.Kind != kind {
+				continue
+			}
+			was, err := o.undoEntry(ctx, base, j.doc.Session, r.Entry)
+			if was {
+				left = append(left, sandbox.Leftover{
+					Kind: string(r.Kind), Name: r.String(), Session: j.doc.Session, Owner: j.doc.Owner.String(),
+				})
+			}
+			if err == nil {
+				err = j.Forget(r.ID)
+			}
+			errs = append(errs, err)
+		}
+		if err := errors.Join(errs...); err != nil {
+			return left, err
+		}
+	}
+	return left, nil
+}
+
+// undoEntry reports whether there was anything, and removes it.
+func (o SweepOptions) undoEntry(ctx context.Context, base *os.File, session string, e Entry) (bool, error) {
+	switch e.Kind {
+	case KindMount, KindFolder:
+		if base == nil {
+			return false, nil // the session's folder is gone, with all in it
+		}
+		was := exists(base, e.Path)
+		if e.Kind == KindMount {
+			return was, ignoreMissing(Unmount(base, e.Path))
+		}
+		return was, ignoreMissing(RemoveTree(base, e.Path))
+	case KindPlaceholder:
+		err := e.Placeholder.removeElsewhere()
+		if errors.Is(err, ErrChanged) || errors.Is(err, fs.ErrNotExist) {
+			return false, nil // the user's now, or gone
+		}
+		return err == nil, err
+	default:
+		return o.Undo(ctx, session, e)
+	}
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// readJournal reads a regular file of the folder, whole, within a bound.
+func readJournal(root *os.Root, name string) ([]byte, error) {
+	info, err := root.Lstat(name)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxJournal {
+		return nil, fmt.Errorf("not a regular file of at most %d bytes", maxJournal)
+	}
+	f, err := root.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, maxJournal))
+}
