@@ -5,16 +5,24 @@ package images
 type RootFS struct {
 	Reference Reference
 	// Digest is "sha256:" and 64 hex digits that name the content. For host it
-	// names the layout and the versions that it could read, not every byte.
+	// names the layout and the versions that it could read, for rootfs the
+	// tree's names, modes, sizes and times; not every byte.
 	Digest string
-	// Dir is the folder to mount, for rootfs; empty for host.
+	// Dir is the folder that a rootfs reference names; empty for host. What is
+	// in it is mounted through Binds, so nothing is ever written to it.
 	Dir string
-	// Dirs, Links, Files and Binds make up the root for host, in this order,
-	// over an empty folder.
+	// Dirs, Links, Files and Binds make up the root, in this order, over an
+	// empty folder.
 	Dirs  []Dir
 	Links []Link
 	Files []File
 	Binds []Bind
+	// Masks are folders below a bind that the backend hides under an empty,
+	// read-only tmpfs.
+	Masks []string
+	// Path lists the folders of the host's PATH that the image has, in its
+	// order. It is what a command's PATH may be extended by.
+	Path []string
 	// Warnings are facts that a user should see, such as a toolchain on PATH
 	// that the image can't contain.
 	Warnings []string

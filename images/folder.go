@@ -1,0 +1,126 @@
+package images
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// maxEntries bounds the tree that a rootfs reference may name, so that a
+// mistyped folder does not walk a disk.
+const maxEntries = 2_000_000
+
+// made are the entries of / that the skeleton makes itself even if the folder
+// has them: mount points of the sandbox, and what must not come from an image.
+var made = map[string]bool{
+	".caisson": true, "dev": true, "home": true, "proc": true, "root": true,
+	"run": true, "sys": true, "tmp": true, "workspace": true, "lost+found": true,
+}
+
+// Folder describes the root filesystem unpacked in dir, an absolute folder.
+// Every entry at its top is bound read-only over a skeleton that holds the
+// mount points, so that the folder itself is never written, not even to add a
+// mount point. It fails with [ErrNotFound] if there is no such folder and
+// [ErrInvalid] if it is none, or has no /bin/sh.
+func Folder(ctx context.Context, dir string) (*RootFS, error) {
+	root, err := filepath.EvalSymlinks(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: rootfs:%s: there is no such folder", ErrNotFound, dir)
+	} else if err != nil {
+		return nil, fmt.Errorf("open rootfs:%s: %w", dir, err)
+	}
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		return nil, fmt.Errorf("%w: rootfs:%s: %w", ErrInvalid, dir, err)
+	}
+	r := &RootFS{
+		Reference: Reference{Scheme: SchemeFolder, Value: filepath.Clean(dir)},
+		Dir:       root, Dirs: mountPoints(), Files: mountFiles(),
+	}
+	for _, e := range entries {
+		if made[e.Name()] {
+			continue
+		}
+		if err := r.addTop(root, e); err != nil {
+			return nil, err
+		}
+	}
+	if !r.hasShell() {
+		return nil, fmt.Errorf("%w: rootfs:%s has no /bin/sh: is it an unpacked root filesystem?", ErrInvalid, dir)
+	}
+	tree, err := treeFacts(ctx, root)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.seal(tree); err != nil {
+		return nil, fmt.Errorf("digest rootfs:%s: %w", dir, err)
+	}
+	return r, nil
+}
+
+// addTop adds one entry of the folder's top. Devices, sockets and the like
+// have no business there and are left out.
+func (r *RootFS) addTop(root string, e fs.DirEntry) error {
+	source, p := filepath.Join(root, e.Name()), "/"+e.Name()
+	switch {
+	case e.Type()&fs.ModeSymlink != 0:
+		target, err := os.Readlink(source)
+		if err != nil {
+			return fmt.Errorf("read rootfs: %w", err)
+		}
+		r.Links = append(r.Links, Link{p, target})
+	case e.IsDir(), e.Type().IsRegular():
+		r.Binds = append(r.Binds, Bind{source, p, e.IsDir()})
+	}
+	return nil
+}
+
+// hasShell says whether /bin is there at all and, if it is a folder, holds a
+// shell; a link is followed inside the container only.
+func (r *RootFS) hasShell() bool {
+	for _, l := range r.Links {
+		if l.Path == "/bin" {
+			return true
+		}
+	}
+	_, err := os.Lstat(filepath.Join(r.Dir, "bin", "sh"))
+	return err == nil
+}
+
+// treeFacts lists every entry's name, mode, size and time, and link target.
+func treeFacts(ctx context.Context, root string) ([]string, error) {
+	var facts []string
+	err := filepath.WalkDir(root, func(p string, e fs.DirEntry, err error) error {
+		if err != nil {
+			if errors.Is(err, fs.ErrPermission) {
+				return nil // unreadable for us, named by its own entry
+			}
+			return err
+		}
+		if len(facts)%1024 == 0 && ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if len(facts) == maxEntries {
+			return fmt.Errorf("%w: more than %d entries", ErrInvalid, maxEntries)
+		}
+		info, err := e.Info()
+		if err != nil {
+			return err
+		}
+		target := ""
+		if e.Type()&fs.ModeSymlink != 0 {
+			if target, err = os.Readlink(p); err != nil {
+				return err
+			}
+		}
+		facts = append(facts, fmt.Sprintf("%s %o %d %d %s", p[len(root):], info.Mode(), info.Size(), info.ModTime().UnixNano(), target))
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("walk rootfs:%s: %w", root, err)
+	}
+	return facts, nil
+}
