@@ -1,0 +1,307 @@
+package config
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/tools"
+)
+
+func write(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestBadFilesAreRefusedWithTheirPlace(t *testing.T) {
+	for name, tc := range map[string]struct {
+		text         string
+		line, column int
+		message      string
+	}{
+		"unknown key":        {"backend: runc\nbackned: docker\n", 2, 1, `unknown field "backned"`},
+		"unknown nested key": {"limits:\n  max_rounds: 3\n  rounds: 4\n", 3, 3, `unknown field "rounds"`},
+		"duplicate":          {"image: host\nimage: host\n", 2, 1, `mapping key "image" already defined at [1:1]`},
+		"wrong type":         {"image: [host]\n", 1, 8, "cannot unmarshal []interface {} into Go struct field File.Image of type string"},
+		"list for a number":  {"limits:\n  max_rounds: [1]\n", 2, 15, "a single value is needed here"},
+		"zero limit":         {"limits:\n  max_rounds: 0\n", 2, 15, `"0" is no whole number of at least 1; leave the setting out for no limit`},
+		"bad size":           {"resources: {memory: 2 potatoes}\n", 1, 21, `"2 potatoes" is no size; write bytes or a unit, such as 512m or 2GiB`},
+		"bad time":           {"grace: 5\n", 1, 8, `"5" is no length of time; write it with its unit, such as 90s or 10m`},
+		"unset variable":     {"image: ${NOPE}\n", 1, 8, "${NOPE} is not set in the environment; set it, or write ${NOPE:-default}"},
+		"command":            {"image: ${$(id)}\n", 1, 8, "${$(id)} names no variable"},
+		"two documents":      {"image: host\n---\nimage: host\n", 3, 6, "a second document; a configuration file holds one"},
+		"nested profiles":    {"profiles: {a: {profiles: {b: {}}}}\n", 0, 0, "profile a holds profiles of its own"},
+		"no YAML":            {"image: 'host\n", 1, 8, "could not find end character of single-quoted text"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := write(t, "config.yaml", tc.text)
+			_, err := Load(Options{Path: path})
+			e, ok := errors.AsType[*Error](err)
+			if !ok {
+				t.Fatalf("got %v", err)
+			}
+			want := Error{Where: path, Line: tc.line, Column: tc.column, Message: tc.message, Mend: e.Mend}
+			if diff := cmp.Diff(want, *e); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestLayers(t *testing.T) {
+	path := write(t, "config.yaml", `
+# the user's
+backend: runc
+image: ${IMG:-rootfs:/x}
+limits: {max_rounds: 9, timeout: 1h}
+resources: {memory: 1GiB, cpus: 0.5}
+profiles:
+  ci: {backend: docker, limits: {max_rounds: 8}}
+`)
+	flags := File{Limits: Limits{Rounds: new(Count(6))}}
+	c, err := Load(Options{
+		Path: path, Profile: "ci", Flags: flags,
+		Environ: []string{"CAISSON_MAX_ROUNDS=7", "CAISSON_MAX_TOKENS=100", "CAISSON_CONFIG=x", "OTHER=1"},
+		Others:  []string{"CAISSON_CONFIG"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	type got struct {
+		Backend, Image string
+		Budget         limits.Budget
+		Memory, CPUs   int64
+		PIDs           int64
+		Sources        []string
+	}
+	r, err := c.SandboxResources()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sources []string
+	for _, s := range c.Sources {
+		sources = append(sources, s.Name)
+	}
+	want := got{
+		"docker", "rootfs:/x",
+		limits.Budget{Rounds: new(int64(6)), Tokens: new(int64(100)), WallTime: new(time.Hour)},
+		1 << 30, 500, 256, []string{"built-in", "user", "profile", "environment", "flags"},
+	}
+	if diff := cmp.Diff(want, got{*c.Backend, *c.Image, c.Budget(), r.MemoryBytes, r.MilliCPUs, r.PIDs, sources}); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestUnknownNames(t *testing.T) {
+	path := write(t, "config.yaml", "profiles: {a: {}, b: {}}")
+	for name, tc := range map[string]struct {
+		opts Options
+		want string
+	}{
+		"variable": {Options{Environ: []string{"CAISSON_MODLE=x"}}, "CAISSON_MODLE: no setting has this environment variable"},
+		"value":    {Options{Environ: []string{"CAISSON_BACKEND=podman"}}, `CAISSON_BACKEND: "podman" is none of auto, docker, gvisor, runc`},
+		"profile":  {Options{Path: path, Profile: "c"}, path + ": there is no profile c; it has a, b"},
+		"file":     {Options{Path: "/does/not/exist.yaml", Needed: true}, "/does/not/exist.yaml: no such file or directory"},
+		"in file":  {Options{Path: write(t, "c.yaml", "backend: podman")}, `backend: "podman" is none of auto, docker, gvisor, runc`},
+		"program":  {Options{Path: write(t, "c.yaml", "programs: {runsc: bin/runsc}")}, "programs.runsc: bin/runsc is no absolute path"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := Load(tc.opts)
+			if err == nil || err.Error() != tc.want {
+				t.Errorf("got %v, want %s", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestRequirementsOnlyTighten(t *testing.T) {
+	uid := os.Getuid()
+	req := func(t *testing.T, text string) string {
+		t.Helper()
+		path := write(t, "requirements.yaml", text)
+		for _, p := range []string{path, filepath.Dir(path)} {
+			if err := os.Chmod(p, 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return path
+	}
+	t.Run("numbers", func(t *testing.T) {
+		c, err := Load(Options{
+			Flags:           File{Limits: Limits{Rounds: new(Count(5)), Tokens: new(Count(500))}},
+			Requirements:    req(t, "limits: {max_rounds: 10, max_tokens: 100, max_tool_calls: 7}\nresources: {memory: 8GiB, pids: 100}"),
+			RequirementsUID: uid,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := []int64{5, 100, 7, 2 << 30, 100}
+		got := []int64{int64(*c.Limits.Rounds), int64(*c.Limits.Tokens), int64(*c.Limits.ToolCalls), int64(*c.File.Resources.Memory), int64(*c.File.Resources.PIDs)}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
+	t.Run("choices", func(t *testing.T) {
+		path := req(t, "backends: [gvisor]\nimages: [host, 'debian:*']\ngit: ro\non_prompt: deny\nrefuse_runner_as_owner: true")
+		for flag, wants := range map[string]map[string]bool{
+			"backend":                {"auto": true, "gvisor": true, "docker": false},
+			"image":                  {"host": true, "debian:12": true, "evil": false},
+			"git":                    {"ro": true, "commit": false},
+			"on-prompt":              {"deny": true, "fail": false, "allow": false},
+			"accept-runner-as-owner": {"false": true, "true": false},
+		} {
+			for v, ok := range wants {
+				var f File
+				for _, s := range Settings() {
+					if s.Flag == flag {
+						if err := s.Set(&f, v, "test"); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+				if _, err := Load(Options{Flags: f, Requirements: path, RequirementsUID: uid}); (err == nil) != ok {
+					t.Errorf("%s=%s: %v, want allowed %v", flag, v, err, ok)
+				}
+			}
+		}
+	})
+	t.Run("policy", func(t *testing.T) {
+		c, err := Load(Options{
+			Requirements:    req(t, "policy: {default: {execute: prompt}, tools: {write_file: deny, read_file: auto}}"),
+			RequirementsUID: uid,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := c.ToolPolicy("sandboxed")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, tc := range map[string]struct {
+			class tools.Class
+			want  tools.Mode
+		}{
+			"shell":      {tools.ClassExecute, tools.ModePrompt},
+			"write_file": {tools.ClassWrite, tools.ModeDeny},
+			"patch_file": {tools.ClassWrite, tools.ModeAuto},
+			"read_file":  {tools.ClassRead, tools.ModeAuto},
+			"fetch":      {tools.ClassNetwork, tools.ModePrompt},
+		} {
+			got := p.Decide(tools.Definition{Name: tools.Name(name), Class: tc.class, Runs: tools.PlaceSandbox}, "")
+			if got.Mode != tc.want {
+				t.Errorf("%s: %+v, want %s", name, got, tc.want)
+			}
+		}
+	})
+	t.Run("writable by others", func(t *testing.T) {
+		for _, which := range []func(string) string{func(p string) string { return p }, filepath.Dir} {
+			path := req(t, "git: ro")
+			if err := os.Chmod(which(path), 0o775); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := Load(Options{Requirements: path, RequirementsUID: uid}); err == nil {
+				t.Errorf("%s writable by its group was accepted", which(path))
+			}
+		}
+	})
+	t.Run("of another user", func(t *testing.T) {
+		if _, err := Load(Options{Requirements: req(t, "git: ro"), RequirementsUID: uid + 1}); err == nil {
+			t.Error("accepted")
+		}
+	})
+	t.Run("absent", func(t *testing.T) {
+		if _, err := Load(Options{Requirements: filepath.Join(t.TempDir(), "no")}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestModelSelection(t *testing.T) {
+	file := write(t, "config.yaml", `
+models:
+  local: {model: qwen3, base_url: "http://127.0.0.1:1/v1"}
+  keyed: {model: m, base_url: "https://x/v1", api_key_env: X_KEY, price: {input: 1, cached_input: 0.1, output: 2}}
+`)
+	for name, tc := range map[string]struct {
+		model   string
+		environ []string
+		want    SelectedModel
+		err     string
+	}{
+		"key alone":      {"", []string{"OPENAI_API_KEY=k"}, SelectedModel{Provider: "openai", Name: "gpt-5", KeyEnv: "OPENAI_API_KEY", APIKey: "k", KeyNeeded: true}, ""},
+		"address alone":  {"", []string{"OPENAI_BASE_URL=http://h/v1"}, SelectedModel{Provider: "openai", Name: "gpt-5", BaseURL: "http://h/v1", KeyEnv: "OPENAI_API_KEY"}, ""},
+		"nothing":        {"", nil, SelectedModel{}, "model: no model is configured, and the environment holds no OPENAI_API_KEY or OPENAI_BASE_URL"},
+		"named, no key":  {"openai/m", nil, SelectedModel{Provider: "openai", Name: "m", KeyEnv: "OPENAI_API_KEY", KeyNeeded: true}, ""},
+		"slash in name":  {"openai/a/b", nil, SelectedModel{Provider: "openai", Name: "a/b", KeyEnv: "OPENAI_API_KEY", KeyNeeded: true}, ""},
+		"replay":         {"replay//x/y.yaml", nil, SelectedModel{Provider: "replay", Name: "/x/y.yaml"}, ""},
+		"no key leaked":  {"local", []string{"OPENAI_API_KEY=k"}, SelectedModel{Provider: "openai", Name: "qwen3", BaseURL: "http://127.0.0.1:1/v1", KeyEnv: "OPENAI_API_KEY"}, ""},
+		"profile's key":  {"keyed", []string{"OPENAI_API_KEY=k", "X_KEY=x"}, SelectedModel{Provider: "openai", Name: "m", BaseURL: "https://x/v1", KeyEnv: "X_KEY", APIKey: "x", KeyNeeded: true, Price: &Price{1, 0.1, 2}}, ""},
+		"no profile":     {"other", nil, SelectedModel{}, "model: there is no model profile other (there are keyed, local)"},
+		"other provider": {"acme/m", nil, SelectedModel{}, "model: there is no provider acme"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := Options{Path: file}
+			if tc.model != "" {
+				o.Flags.Model = &tc.model
+			}
+			c, err := Load(o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := c.SelectModel(tc.environ)
+			if tc.err != "" {
+				if err == nil || err.Error() != tc.err {
+					t.Fatalf("got %v, want %s", err, tc.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestSizes(t *testing.T) {
+	for in, want := range map[string]Size{
+		"1048576": 1 << 20, "64k": 64 << 10, "2GiB": 2 << 30, "1.5g": 3 << 29, "512 MiB": 512 << 20, "10b": 10,
+		"": 0, "-1": 0, "0": 0, "g": 0, "1x": 0, "1e30g": 0, "NaN": 0, "Inf": 0, "9999999t": 0,
+	} {
+		got, err := ParseSize(in)
+		if got != want || (err == nil) != (want != 0) {
+			t.Errorf("%q: %d, %v, want %d", in, got, err, want)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	seeds := []string{"", "image: host", "models: {a: {model: ${X:-y}}}", "- 1", "a: &x [*x]", "profiles: {a: {limits: {max_rounds: 3}}}", "? a\n: b", "\x00"}
+	if len(seeds) == 0 {
+		f.Fatal("empty seed corpus")
+	}
+	for _, s := range seeds {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		var file File
+		err := parse("f", []byte(text), func(string) (string, bool) { return "", false }, &file)
+		if err == nil {
+			return
+		}
+		if e, ok := errors.AsType[*Error](err); !ok || e.Where != "f" {
+			t.Errorf("%T without its file: %v", err, err)
+		}
+	})
+}

@@ -1,0 +1,12 @@
+// Package config reads Caisson's settings: the built-in ones, the user's file,
+// a profile of it, the environment, flags, and an administrator's requirements,
+// which can only tighten. It is strict: what it does not know is an error with
+// file, line and column. It never reads anything of a workspace.
+//
+//	/etc/caisson/requirements.yaml        can only tighten
+//	flags
+//	CAISSON_… environment
+//	profiles.NAME of the user's file      by --profile
+//	$XDG_CONFIG_HOME/caisson/config.yaml
+//	built-in
+package config

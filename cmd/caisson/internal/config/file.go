@@ -1,0 +1,150 @@
+package config
+
+// File is the content of a configuration file, of a profile, and of what the
+// environment and the flags say. A nil field is not set.
+type File struct {
+	// Model is a profile's name, or provider/model.
+	Model *string `yaml:"model"`
+	// Models are the model profiles by name.
+	Models map[string]Model `yaml:"models"`
+
+	Backend *string `yaml:"backend"` // auto, docker, gvisor, runc
+	Image   *string `yaml:"image"`
+	Git     *string `yaml:"git"` // ro, commit
+	// Submounts are mounts inside the workspace that are accepted.
+	Submounts []string `yaml:"submounts"`
+	// AcceptRunnerAsOwner lets new files belong to the user who runs Caisson
+	// in a workspace of another user.
+	AcceptRunnerAsOwner *bool     `yaml:"accept_runner_as_owner"`
+	Grace               *Duration `yaml:"grace"`
+	Stream              *bool     `yaml:"stream"`
+
+	Policy   *Policy `yaml:"policy"`
+	OnPrompt *string `yaml:"on_prompt"` // deny, fail, allow
+
+	Limits    Limits    `yaml:"limits"`
+	Resources Resources `yaml:"resources"`
+	Docker    Docker    `yaml:"docker"`
+	Programs  Programs  `yaml:"programs"`
+
+	// Profiles are named sets of these settings; a profile has none itself.
+	Profiles map[string]File `yaml:"profiles"`
+}
+
+// Model is one model profile. Selecting it selects all of it.
+type Model struct {
+	Provider *string `yaml:"provider"` // openai, or a server that speaks its protocol
+	Model    *string `yaml:"model"`
+	BaseURL  *string `yaml:"base_url"`
+	// APIKeyEnv names the environment variable that holds the key.
+	APIKeyEnv       *string `yaml:"api_key_env"`
+	Temperature     *Number `yaml:"temperature"`
+	MaxOutputTokens *Count  `yaml:"max_output_tokens"`
+	ContextWindow   *Count  `yaml:"context_window"`
+	Price           *Price  `yaml:"price"`
+}
+
+// Price is in US dollars per million tokens.
+type Price struct {
+	Input       Number `yaml:"input"`
+	CachedInput Number `yaml:"cached_input"`
+	Output      Number `yaml:"output"`
+}
+
+// Policy says which calls run, prompt or are refused.
+type Policy struct {
+	Preset            *string           `yaml:"preset"`
+	Default           map[string]string `yaml:"default"` // class: mode
+	Tools             map[string]string `yaml:"tools"`   // name: mode
+	TrustedWorkspaces []string          `yaml:"trusted_workspaces"`
+	TrustedOverrides  map[string]string `yaml:"trusted_workspace_overrides"`
+}
+
+// Limits bound one run. A missing one is no limit, but for rounds.
+type Limits struct {
+	Rounds    *Count    `yaml:"max_rounds"`
+	ToolCalls *Count    `yaml:"max_tool_calls"`
+	Tokens    *Count    `yaml:"max_tokens"`
+	Timeout   *Duration `yaml:"timeout"`
+}
+
+// Resources bound one sandbox.
+type Resources struct {
+	Memory      *Size     `yaml:"memory"`
+	CPUs        *CPUs     `yaml:"cpus"`
+	PIDs        *Count    `yaml:"pids"`
+	Tmp         *Size     `yaml:"tmp"`
+	Home        *Size     `yaml:"home"`
+	Shm         *Size     `yaml:"shm"`
+	OpenFiles   *Count    `yaml:"open_files"`
+	CommandTime *Duration `yaml:"command_time"`
+}
+
+// Docker says which engine, and which of its runtimes.
+type Docker struct {
+	Host    *string `yaml:"host"`
+	Runtime *string `yaml:"runtime"`
+}
+
+// Programs are absolute paths of what is otherwise found beside the
+// executable or on PATH.
+type Programs struct {
+	Guest *string `yaml:"caisson-guest"`
+	Runsc *string `yaml:"runsc"`
+	Runc  *string `yaml:"runc"`
+}
+
+// Over returns f with everything that upper sets laid over it.
+func (f File) Over(upper File) File {
+	over(&f.Model, upper.Model)
+	f.Models = overMap(f.Models, upper.Models)
+	over(&f.Backend, upper.Backend)
+	over(&f.Image, upper.Image)
+	over(&f.Git, upper.Git)
+	if upper.Submounts != nil {
+		f.Submounts = upper.Submounts
+	}
+	over(&f.AcceptRunnerAsOwner, upper.AcceptRunnerAsOwner)
+	over(&f.Grace, upper.Grace)
+	over(&f.Stream, upper.Stream)
+	over(&f.Policy, upper.Policy)
+	over(&f.OnPrompt, upper.OnPrompt)
+	over(&f.Limits.Rounds, upper.Limits.Rounds)
+	over(&f.Limits.ToolCalls, upper.Limits.ToolCalls)
+	over(&f.Limits.Tokens, upper.Limits.Tokens)
+	over(&f.Limits.Timeout, upper.Limits.Timeout)
+	over(&f.Resources.Memory, upper.Resources.Memory)
+	over(&f.Resources.CPUs, upper.Resources.CPUs)
+	over(&f.Resources.PIDs, upper.Resources.PIDs)
+	over(&f.Resources.Tmp, upper.Resources.Tmp)
+	over(&f.Resources.Home, upper.Resources.Home)
+	over(&f.Resources.Shm, upper.Resources.Shm)
+	over(&f.Resources.OpenFiles, upper.Resources.OpenFiles)
+	over(&f.Resources.CommandTime, upper.Resources.CommandTime)
+	over(&f.Docker.Host, upper.Docker.Host)
+	over(&f.Docker.Runtime, upper.Docker.Runtime)
+	over(&f.Programs.Guest, upper.Programs.Guest)
+	over(&f.Programs.Runsc, upper.Programs.Runsc)
+	over(&f.Programs.Runc, upper.Programs.Runc)
+	return f
+}
+
+func over[T any](lower **T, upper *T) {
+	if upper != nil {
+		*lower = upper
+	}
+}
+
+func overMap[V any](lower, upper map[string]V) map[string]V {
+	if len(upper) == 0 {
+		return lower
+	}
+	out := make(map[string]V, len(lower)+len(upper))
+	for k, v := range lower {
+		out[k] = v
+	}
+	for k, v := range upper {
+		out[k] = v
+	}
+	return out
+}

@@ -1,0 +1,91 @@
+package config
+
+import (
+	"maps"
+	"slices"
+	"strings"
+)
+
+// DefaultModel is what runs where a key of OpenAI, or the address of a server
+// that speaks its protocol, is all that is known.
+const DefaultModel = "openai/gpt-5"
+
+// openAIBase is where the openai provider is without a base URL.
+const openAIBase = "https://api.openai.com/v1"
+
+// SelectedModel is the model that was chosen, its key looked up.
+type SelectedModel struct {
+	// Provider is openai or replay.
+	Provider string
+	// Name is the model's, or the file that replay plays.
+	Name    string
+	BaseURL string
+	// KeyEnv names the variable that APIKey came from. KeyNeeded says that
+	// the provider can't be used without one.
+	KeyEnv, APIKey  string
+	KeyNeeded       bool
+	Temperature     *float64
+	MaxOutputTokens int64
+	ContextWindow   int64
+	// Price is nil where it is unknown.
+	Price *Price
+}
+
+// SelectModel gives the model that the settings name. environ holds the keys.
+func (c *Config) SelectModel(environ []string) (SelectedModel, error) {
+	getenv := lookup(environ)
+	name := value(c.Model, "")
+	if name == "" {
+		_, key := getenv("OPENAI_API_KEY")
+		_, base := getenv("OPENAI_BASE_URL")
+		if !key && !base {
+			return SelectedModel{}, &Error{
+				Where: "model", Message: "no model is configured, and the environment holds no OPENAI_API_KEY or OPENAI_BASE_URL",
+				Mend: "set OPENAI_API_KEY, or name a model with --model or model: in the configuration; --model replay/FILE needs no key",
+			}
+		}
+		name = DefaultModel
+	}
+	m, ok := c.Models[name]
+	if !ok {
+		provider, model, ok := strings.Cut(name, "/")
+		if !ok || model == "" {
+			return SelectedModel{}, &Error{Where: "model", Message: "there is no model profile " + name + c.profileNames(), Mend: "name a profile of models:, or provider/model such as openai/gpt-5"}
+		}
+		m = Model{Provider: &provider, Model: &model}
+	}
+	out := SelectedModel{
+		Provider: value(m.Provider, "openai"), Name: value(m.Model, ""), Price: m.Price,
+		MaxOutputTokens: int64(value(m.MaxOutputTokens, 0)), ContextWindow: int64(value(m.ContextWindow, 0)),
+	}
+	if m.Temperature != nil {
+		out.Temperature = new(float64(*m.Temperature))
+	}
+	if out.Name == "" {
+		return out, &Error{Where: "models." + name, Message: "the profile names no model", Mend: "add model: to it"}
+	}
+	switch out.Provider {
+	case "replay":
+		return out, nil
+	case "openai":
+	default:
+		return out, &Error{Where: "model", Message: "there is no provider " + out.Provider, Mend: "providers are openai (and servers that speak its protocol, by base_url) and replay"}
+	}
+	base, _ := getenv("OPENAI_BASE_URL")
+	out.BaseURL = value(m.BaseURL, base)
+	out.KeyEnv = value(m.APIKeyEnv, "OPENAI_API_KEY")
+	// A profile with an address of its own and no key of its own does not get
+	// OpenAI's key: it would hand the key to another server.
+	if m.BaseURL == nil || m.APIKeyEnv != nil {
+		out.APIKey, _ = getenv(out.KeyEnv)
+	}
+	out.KeyNeeded = out.BaseURL == "" || strings.TrimSuffix(out.BaseURL, "/") == openAIBase || m.APIKeyEnv != nil
+	return out, nil
+}
+
+func (c *Config) profileNames() string {
+	if len(c.Models) == 0 {
+		return ""
+	}
+	return " (there are " + strings.Join(slices.Sorted(maps.Keys(c.Models)), ", ") + ")"
+}

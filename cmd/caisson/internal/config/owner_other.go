@@ -1,0 +1,9 @@
+//go:build !unix
+
+package config
+
+// checkOwner refuses: ownership can't be told here, and requirements that
+// anybody could have written must not count.
+func checkOwner(path string, _ int) error {
+	return &Error{Where: path, Message: "requirements files are supported on Unix only", Mend: "remove it"}
+}

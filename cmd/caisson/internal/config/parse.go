@@ -1,0 +1,92 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+)
+
+// Error is a setting that can't be used, and where it stands.
+type Error struct {
+	// Where is the file, CAISSON_… or --flag.
+	Where string
+	// Line and Column count from 1; 0 where there are none.
+	Line, Column int
+	Message      string
+	// Mend says what to do, "" where the message does.
+	Mend string
+}
+
+// Error gives "where:line:column: message".
+func (e *Error) Error() string {
+	if e.Line == 0 {
+		return e.Where + ": " + e.Message
+	}
+	return fmt.Sprintf("%s:%d:%d: %s", e.Where, e.Line, e.Column, e.Message)
+}
+
+// placed gives an error the place of a node; parse adds the file.
+func placed(n ast.Node, err error) error {
+	e := &Error{Message: err.Error()}
+	if t := n.GetToken(); t != nil && t.Position != nil {
+		e.Line, e.Column = t.Position.Line, t.Position.Column
+	}
+	return e
+}
+
+// maxFileBytes bounds a configuration file.
+const maxFileBytes = 1 << 20
+
+// parse decodes one YAML document into dst, strictly. getenv gives the values
+// of ${VAR}.
+func parse(name string, text []byte, getenv func(string) (string, bool), dst any) error {
+	if len(text) > maxFileBytes {
+		return &Error{Where: name, Message: fmt.Sprintf("larger than %d bytes", maxFileBytes)}
+	}
+	file, err := parser.ParseBytes(text, 0)
+	if err != nil {
+		return located(name, err)
+	}
+	var body ast.Node
+	for _, doc := range file.Docs {
+		if doc.Body == nil || doc.Body.Type() == ast.CommentType || doc.Body.Type() == ast.NullType {
+			continue
+		}
+		if body != nil {
+			return located(name, placed(doc.Body, errors.New("a second document; a configuration file holds one")))
+		}
+		body = doc.Body
+	}
+	if body == nil {
+		return nil
+	}
+	if err := expandNode(body, getenv); err != nil {
+		return located(name, err)
+	}
+	return located(name, yaml.NodeToValue(body, dst, yaml.Strict()))
+}
+
+// located turns an error of the YAML library, or one of ours, into an [Error]
+// with its file.
+func located(name string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if e, ok := errors.AsType[*Error](err); ok {
+		e.Where = name
+		return e
+	}
+	e := &Error{Where: name, Message: err.Error()}
+	if y, ok := errors.AsType[yaml.Error](err); ok {
+		e.Message = y.GetMessage()
+		if t := y.GetToken(); t != nil && t.Position != nil {
+			e.Line, e.Column = t.Position.Line, t.Position.Column
+		}
+	}
+	e.Message = strings.TrimSpace(e.Message)
+	return e
+}

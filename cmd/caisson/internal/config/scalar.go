@@ -1,0 +1,121 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml/ast"
+)
+
+// Size is a number of bytes: 1048576, 64k, 2GiB, 1.5g. All units are powers of
+// 1024, as in Docker's flags.
+type Size int64
+
+// Duration is a length of time as Go writes it: 90s, 10m, 1h30m.
+type Duration time.Duration
+
+// CPUs is processor time per wall time in thousandths, written as a number of
+// processors: 1.5.
+type CPUs int64
+
+// Count is a whole number of at least 1. A limit of 0 is not "unlimited": leave
+// the setting out instead.
+type Count int64
+
+// Number is a decimal number that is not negative.
+type Number float64
+
+// ParseSize reads a [Size].
+func ParseSize(s string) (Size, error) {
+	digits := strings.TrimRight(strings.ToLower(strings.TrimSpace(s)), "bikmgt ")
+	unit := strings.TrimSpace(strings.ToLower(strings.TrimSpace(s))[len(digits):])
+	shift, ok := map[string]int{
+		"": 0, "b": 0, "k": 10, "kb": 10, "kib": 10, "m": 20, "mb": 20, "mib": 20,
+		"g": 30, "gb": 30, "gib": 30, "t": 40, "tb": 40, "tib": 40,
+	}[unit]
+	v, err := strconv.ParseFloat(digits, 64)
+	if err != nil || !ok || !(v > 0) || v*float64(int64(1)<<shift) >= math.MaxInt64 {
+		return 0, fmt.Errorf("%q is no size; write bytes or a unit, such as 512m or 2GiB", s)
+	}
+	return Size(v * float64(int64(1)<<shift)), nil
+}
+
+// ParseDuration reads a [Duration].
+func ParseDuration(s string) (Duration, error) {
+	d, err := time.ParseDuration(s)
+	if err != nil || d <= 0 {
+		return 0, fmt.Errorf("%q is no length of time; write it with its unit, such as 90s or 10m", s)
+	}
+	return Duration(d), nil
+}
+
+// ParseCPUs reads a [CPUs].
+func ParseCPUs(s string) (CPUs, error) {
+	v, err := strconv.ParseFloat(s, 64)
+	if err != nil || !(v >= 0.01) || v > 1<<20 {
+		return 0, fmt.Errorf("%q is no number of processors; write 2 or 0.5", s)
+	}
+	return CPUs(math.Round(v * 1000)), nil
+}
+
+// ParseCount reads a [Count].
+func ParseCount(s string) (Count, error) {
+	v, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || v < 1 {
+		return 0, fmt.Errorf("%q is no whole number of at least 1; leave the setting out for no limit", s)
+	}
+	return Count(v), nil
+}
+
+// ParseNumber reads a [Number].
+func ParseNumber(s string) (Number, error) {
+	v, err := strconv.ParseFloat(s, 64)
+	if err != nil || !(v >= 0) || math.IsInf(v, 0) {
+		return 0, fmt.Errorf("%q is no number of at least 0", s)
+	}
+	return Number(v), nil
+}
+
+// UnmarshalYAML implements yaml.NodeUnmarshaler.
+func (s *Size) UnmarshalYAML(n ast.Node) error { return scalar(s, n, ParseSize) }
+
+// UnmarshalYAML implements yaml.NodeUnmarshaler.
+func (d *Duration) UnmarshalYAML(n ast.Node) error { return scalar(d, n, ParseDuration) }
+
+// UnmarshalYAML implements yaml.NodeUnmarshaler.
+func (c *CPUs) UnmarshalYAML(n ast.Node) error { return scalar(c, n, ParseCPUs) }
+
+// UnmarshalYAML implements yaml.NodeUnmarshaler.
+func (c *Count) UnmarshalYAML(n ast.Node) error { return scalar(c, n, ParseCount) }
+
+// UnmarshalYAML implements yaml.NodeUnmarshaler.
+func (v *Number) UnmarshalYAML(n ast.Node) error { return scalar(v, n, ParseNumber) }
+
+// scalar decodes one value and gives its error the value's place.
+func scalar[T any](dst *T, n ast.Node, parse func(string) (T, error)) error {
+	text, ok := scalarText(n)
+	if !ok {
+		return placed(n, errors.New("a single value is needed here"))
+	}
+	v, err := parse(text)
+	if err != nil {
+		return placed(n, err)
+	}
+	*dst = v
+	return nil
+}
+
+// scalarText is a value as it was written, expanded where it is a string.
+func scalarText(n ast.Node) (string, bool) {
+	switch n := n.(type) {
+	case *ast.StringNode:
+		return n.Value, true
+	case *ast.IntegerNode, *ast.FloatNode:
+		return n.GetToken().Value, true
+	}
+	return "", false
+}
