@@ -1,0 +1,87 @@
+//go:build linux
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/docker/docker/client"
+)
+
+// backendNames are all backends, in the order in which tests run on them.
+var backendNames = []string{"docker", "gvisor", "runc"}
+
+// onEachBackend runs a test on every backend that this machine has. One that
+// it lacks is skipped, or fails where REQUIRE_BACKENDS names it.
+func onEachBackend(t *testing.T, test func(t *testing.T, backend string)) {
+	t.Helper()
+	for _, backend := range backendNames {
+		t.Run(backend, func(t *testing.T) {
+			needBackend(t, backend)
+			test(t, backend)
+		})
+	}
+}
+
+// needBackend ends the test where the machine lacks a backend.
+func needBackend(t *testing.T, backend string) {
+	t.Helper()
+	if err := probeBackend(t, backend); err != nil {
+		lacking(t, backend, fmt.Sprintf("needs %s: %v", backend, err))
+	}
+}
+
+// lacking skips the test for want of something, or fails it where
+// REQUIRE_BACKENDS names the backend ("" is any).
+func lacking(t *testing.T, backend, reason string) {
+	t.Helper()
+	required := strings.FieldsFunc(os.Getenv("REQUIRE_BACKENDS"), func(r rune) bool { return r == ',' || r == ' ' })
+	if slices.Contains(required, backend) || backend == "" && len(required) > 0 {
+		t.Fatalf("%s, and REQUIRE_BACKENDS asks for it", reason)
+	}
+	t.Skip(reason)
+}
+
+func probeBackend(t *testing.T, backend string) error {
+	t.Helper()
+	switch backend {
+	case "docker":
+		ctx, cancel := context.WithTimeoutCause(t.Context(), 5*time.Second, errors.New("the engine does not answer"))
+		defer cancel()
+		_, err := engine(t).Ping(ctx)
+		return err
+	case "gvisor":
+		_, err := os.Stat(filepath.Join(binaries(t), "runsc"))
+		if err != nil {
+			return errors.New("bin/runsc, which `make build` makes")
+		}
+		return nil
+	case "runc":
+		_, err := exec.LookPath("runc")
+		if err == nil && os.Getuid() != 0 {
+			return errors.New("root")
+		}
+		return err
+	}
+	return fmt.Errorf("no backend %q", backend)
+}
+
+// engine is a client of the machine's engine, closed with the test.
+func engine(t *testing.T) *client.Client {
+	t.Helper()
+	c, err := client.NewClientWithOpts(client.FromEnv, client.WithAPIVersionNegotiation())
+	if err != nil {
+		t.Fatalf("docker client: %v", err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}

@@ -1,0 +1,251 @@
+//go:build linux
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// deadline bounds one run of caisson that is expected to end by itself.
+const deadline = 2 * time.Minute
+
+// machine is one user's view of the machine: a home, a state folder and a
+// workspace of its own, so that tests don't see one another's sessions.
+type machine struct {
+	home      string
+	workspace string
+	env       []string
+	user      *syscall.Credential // nil is the user who runs the tests
+}
+
+// newMachine makes a home and an empty workspace. Everything in them is
+// removed with the test.
+func newMachine(t *testing.T) *machine {
+	t.Helper()
+	root := t.TempDir()
+	m := &machine{home: filepath.Join(root, "home"), workspace: filepath.Join(root, "workspace")}
+	for _, dir := range []string{m.home, m.workspace} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Another user must be able to reach them.
+	for dir := root; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
+		if err := os.Chmod(dir, 0o755); err != nil {
+			break
+		}
+	}
+	m.env = []string{
+		"PATH=" + os.Getenv("PATH"),
+		"HOME=" + m.home,
+		"LANG=C.UTF-8",
+		"CI=1",
+	}
+	if host := os.Getenv("DOCKER_HOST"); host != "" {
+		m.env = append(m.env, "DOCKER_HOST="+host)
+	}
+	return m
+}
+
+// stateDir is where the machine's sessions keep their records.
+func (m *machine) stateDir() string { return filepath.Join(m.home, ".local", "state", "caisson") }
+
+// become makes the machine another user's: the home, and runs from now on.
+func (m *machine) become(t *testing.T, uid, gid uint32, groups ...uint32) {
+	t.Helper()
+	if err := os.Chown(m.home, int(uid), int(gid)); err != nil {
+		t.Fatal(err)
+	}
+	m.user = &syscall.Credential{Uid: uid, Gid: gid, Groups: groups}
+}
+
+// write puts a file into the workspace.
+func (m *machine) write(t *testing.T, name, content string) {
+	t.Helper()
+	path := filepath.Join(m.workspace, name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// running is a caisson that was started.
+type running struct {
+	process *exec.Cmd
+	cancel  context.CancelFunc
+	stdout  *follower
+	stderr  *follower
+}
+
+// start starts caisson with arguments. The test ends it if nothing else does.
+func (m *machine) start(t *testing.T, args ...string) *running {
+	t.Helper()
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(t.Context()), 10*time.Minute, errors.New("caisson does not end"))
+	r := &running{cancel: cancel, stdout: newFollower(), stderr: newFollower()}
+	r.process = exec.CommandContext(ctx, filepath.Join(binaries(t), "caisson"), args...)
+	r.process.Dir = m.home
+	r.process.Env = m.env
+	r.process.Stdout = r.stdout
+	r.process.Stderr = r.stderr
+	r.process.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: m.user}
+	if err := r.process.Start(); err != nil {
+		cancel()
+		t.Fatalf("start caisson: %v", err)
+	}
+	t.Cleanup(func() { r.cancel() })
+	return r
+}
+
+// wait waits for the end, at most d.
+func (r *running) wait(t *testing.T, d time.Duration) outcome {
+	t.Helper()
+	timer := time.AfterFunc(d, r.cancel)
+	defer timer.Stop()
+	err := r.process.Wait()
+	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+		t.Fatalf("wait for caisson: %v", err)
+	}
+	out := outcome{
+		status: r.process.ProcessState.ExitCode(),
+		stdout: r.stdout.String(),
+		stderr: r.stderr.String(),
+	}
+	if status, ok := r.process.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		out.signal = status.Signal()
+		if out.signal == syscall.SIGKILL && !timer.Stop() {
+			t.Fatalf("caisson did not end within %s\n%s", d, out.stderr)
+		}
+	}
+	return out
+}
+
+// run runs caisson to its end.
+func (m *machine) run(t *testing.T, args ...string) outcome {
+	t.Helper()
+	return m.start(t, args...).wait(t, deadline)
+}
+
+// runTask runs one task with records on standard output, and reads them.
+func (m *machine) runTask(t *testing.T, args ...string) outcome {
+	t.Helper()
+	out := m.run(t, taskArgs(m, args...)...)
+	out.records = readRecords(t, out.stdout)
+	return out
+}
+
+// taskArgs are the arguments of `caisson run` on the machine's workspace.
+func taskArgs(m *machine, args ...string) []string {
+	return append([]string{"run", "--workspace", m.workspace, "--policy", "ci", "--json"}, args...)
+}
+
+// outcome is what a run of caisson left.
+type outcome struct {
+	status         int            // -1 if a signal ended it
+	signal         syscall.Signal // 0 if none did
+	stdout, stderr string
+	records        records
+}
+
+// want fails the test unless the exit status is as expected.
+func (o outcome) want(t *testing.T, status int) {
+	t.Helper()
+	if o.status != status {
+		t.Fatalf("exit status %d (signal %d), want %d\nstderr:\n%s\nlast records:\n%s", o.status, o.signal, status, o.stderr, tail(o.stdout, 6))
+	}
+}
+
+// tail gives the last lines of a text, each cut.
+func tail(text string, lines int) string {
+	all := strings.Split(strings.TrimRight(text, "\n"), "\n")
+	var b strings.Builder
+	for _, line := range all[max(0, len(all)-lines):] {
+		fmt.Fprintf(&b, "  %.600s\n", line)
+	}
+	return b.String()
+}
+
+// follower is a writer whose text can be awaited.
+type follower struct {
+	mu      sync.Mutex
+	text    bytes.Buffer
+	changed chan struct{}
+}
+
+func newFollower() *follower { return &follower{changed: make(chan struct{})} }
+
+var _ io.Writer = (*follower)(nil)
+
+// Write implements io.Writer.
+func (f *follower) Write(p []byte) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	close(f.changed)
+	f.changed = make(chan struct{})
+	return f.text.Write(p)
+}
+
+// String is what was written so far.
+func (f *follower) String() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.text.String()
+}
+
+// await waits until the text satisfies a condition.
+func (f *follower) await(t *testing.T, what string, d time.Duration, ok func(text string) bool) {
+	t.Helper()
+	timeout := time.After(d)
+	for {
+		f.mu.Lock()
+		text, changed := f.text.String(), f.changed
+		f.mu.Unlock()
+		if ok(text) {
+			return
+		}
+		select {
+		case <-changed:
+		case <-timeout:
+			t.Fatalf("no %s within %s; so far:\n%s", what, d, tail(text, 10))
+		}
+	}
+}
+
+// eventually polls a condition of the outside world, which nothing announces.
+func eventually(t *testing.T, what string, d time.Duration, ok func() bool) {
+	t.Helper()
+	timeout := time.After(d)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-timeout:
+			t.Fatalf("not within %s: %s", d, what)
+		}
+	}
+}
+
+// mustJSON is for script and configuration files.
+func mustJSON(t *testing.T, v any) string {
+	t.Helper()
+	text, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
