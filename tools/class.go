@@ -22,3 +22,13 @@ const (
 	PlaceHost    Place = "host"
 	PlaceSandbox Place = "sandbox"
 )
+
+func (c Class) valid() bool {
+	switch c {
+	case ClassNone, ClassRead, ClassWrite, ClassExecute, ClassNetwork:
+		return true
+	}
+	return false
+}
+
+func (p Place) valid() bool { return p == PlaceHost || p == PlaceSandbox }

@@ -2,6 +2,7 @@ package tools
 
 import (
 	"context"
+	"encoding/json"
 	"time"
 )
 
@@ -33,27 +34,52 @@ type Confirmation struct {
 	CallID string
 	Name   Name
 	Class  Class
-	// Input is the canonical JSON, made safe for display; Summary one line of it.
+	// Input is the canonical JSON, made safe for display, elided in the middle
+	// with a count where it is long; Summary one line of it. Exact is the JSON
+	// itself, for clients that do their own rendering: never for a terminal.
 	Input   string
 	Summary string
+	Exact   json.RawMessage
 	// InputHash is the hex SHA-256 of the canonical JSON.
 	InputHash string
 	// Projected are the workspace paths that would change; Diff is a unified
-	// diff where one can be made.
+	// diff where one can be made. Both are safe for display.
 	Projected []string
 	Diff      string
-	// Hidden says that Input holds characters that a terminal would not show.
-	Hidden  bool
+	// Hidden says that Input, a path or Diff holds characters that a terminal
+	// would not show; they are written as escapes.
+	Hidden bool
+	// Changed says that this was asked before, and that what Diff was made
+	// from has changed since the answer.
+	Changed bool
+	// Scopes are the scopes that an answer may have, ScopeOnce always among
+	// them. Another scope counts as ScopeOnce.
+	Scopes  []Scope
 	Expires time.Time
 }
 
-// Answer is what an Approver decided.
+// Answer is what an Approver decided. Anything but DecisionAllow refuses.
 type Answer struct {
 	Decision Decision
 	Scope    Scope
 }
 
-// Approver asks somebody. Implementations must return when ctx ends.
+// OnPrompt says what becomes of a prompt when nobody can be asked.
+type OnPrompt string
+
+// The ways. The zero value is OnPromptDeny.
+const (
+	// OnPromptDeny refuses the call and goes on; [Dispatcher.Unapproved] counts it.
+	OnPromptDeny OnPrompt = "deny"
+	// OnPromptFail ends the run at once with [ErrNoApprover].
+	OnPromptFail OnPrompt = "fail"
+	// OnPromptAllow runs the call; the events say that nobody was asked.
+	OnPromptAllow OnPrompt = "allow"
+)
+
+// Approver asks somebody. It is safe for concurrent use: the confirmations of
+// one round are asked at the same time. Implementations must return when ctx
+// ends; an answer that comes later counts for nothing.
 type Approver interface {
 	// Approve shows one confirmation and returns the answer. An error means
 	// that nobody could be asked; the dispatcher then applies OnPrompt.

@@ -5,9 +5,12 @@ import "time"
 // Event is what the dispatcher reports through its one hook. The set is
 // sealed. Events carry no wire tags: runner renders them as records.
 //
-// A call's events come in order: at most one ConfirmationRequested and its
-// ConfirmationResolved, at most one Called, any number of OutputDelta, and
-// exactly one terminal: Completed, Failed or InputInvalid.
+// A call's events come in order: ConfirmationRequested and its
+// ConfirmationResolved, none or one pair, and one more each time that what was
+// shown has changed; at most one Called; any number of OutputDelta; and exactly
+// one terminal: Completed, Failed or InputInvalid. An answer that was
+// remembered or stored gives a ConfirmationResolved alone. Warning may come at
+// any time, also after the terminal event.
 type Event interface{ toolEvent() }
 
 // Called says that a call holds its slot and starts to run.
@@ -33,10 +36,13 @@ type OutputDelta struct {
 // Completed is the terminal event of a call that ran to its end, with or
 // without success.
 type Completed struct {
-	CallID        string
-	Name          Name
-	Success       bool
+	CallID  string
+	Name    Name
+	Success bool
+	// OutputBytes is the size of what the model gets; Truncated says that
+	// the tool gave more.
 	OutputBytes   int
+	Truncated     bool
 	Latency       time.Duration
 	FilesModified []string
 	Command       string
@@ -55,6 +61,8 @@ type Failed struct {
 	Latency       time.Duration
 	FilesModified []string
 	Partial       string
+	// OutputBytes is the size of what the model gets.
+	OutputBytes int
 	// Ran says that Called came before.
 	Ran bool
 }
@@ -75,7 +83,9 @@ type ConfirmationResolved struct {
 	ConfirmationID string
 	Decision       Decision
 	Scope          Scope
-	// By says who answered: "user", "policy", "timeout", "cancel".
+	// By says who answered: "user"; "session" or "grant", an earlier answer
+	// that was remembered or stored (ConfirmationID is then ""); "on_prompt"
+	// where nobody could be asked; "timeout"; "cancel".
 	By string
 }
 

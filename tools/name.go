@@ -1,5 +1,11 @@
 package tools
 
+import (
+	"fmt"
+	"regexp"
+	"strings"
+)
+
 // Name is a canonical tool name: snake_case, or server/tool. History, records,
 // approvals, logs and the command line speak it.
 type Name string
@@ -7,3 +13,51 @@ type Name string
 // LLMName is a tool's name on a provider's wire: every "/" of the canonical
 // name becomes "__". There is no implicit conversion between the two.
 type LLMName string
+
+// MaxNameBytes bounds a name on the wire (the shortest bound among providers).
+const MaxNameBytes = 128
+
+var (
+	ownName   = regexp.MustCompile(`^[a-z][a-z0-9]*(_[a-z0-9]+)*$`)
+	serverTag = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9_-]*[a-zA-Z0-9])?$`)
+	wireName  = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,128}$`)
+)
+
+// ParseName checks a canonical name: one of our own, in snake_case, or
+// server/tool. Names of servers and our own tools never contain "__", so that
+// the wire form stays readable. The error says what is wrong with the name.
+func ParseName(s string) (Name, error) {
+	server, tool, mcp := strings.Cut(s, "/")
+	switch {
+	case !mcp && !ownName.MatchString(s):
+		return "", fmt.Errorf("parse tool name %q: must be snake_case without a double underscore, or server/tool", s)
+	case mcp && (!serverTag.MatchString(server) || strings.Contains(server, "__")):
+		return "", fmt.Errorf("parse tool name %q: server %q must be letters, digits, - and single _", s, server)
+	case mcp && tool == "":
+		return "", fmt.Errorf("parse tool name %q: nothing after the server's name", s)
+	}
+	if _, err := Name(s).LLM(); err != nil {
+		return "", err
+	}
+	return Name(s), nil
+}
+
+// LLM is the name's wire form. It fails for a name that no provider would
+// take: a character other than letters, digits, "_" and "-", or more than
+// [MaxNameBytes].
+func (n Name) LLM() (LLMName, error) {
+	alias := strings.ReplaceAll(string(n), "/", "__")
+	if !wireName.MatchString(alias) {
+		return "", fmt.Errorf("tool name %q: its wire form must be 1 to %d letters, digits, _ and -", string(n), MaxNameBytes)
+	}
+	return LLMName(alias), nil
+}
+
+// Server is the part before the first "/", "" for one of our own tools.
+func (n Name) Server() string {
+	server, _, ok := strings.Cut(string(n), "/")
+	if !ok {
+		return ""
+	}
+	return server
+}

@@ -38,12 +38,21 @@ type Definition struct {
 	// ResultBytes bounds the text that the model sees; zero means
 	// [DefaultResultBytes].
 	ResultBytes int
-	// Aliases maps other spellings of arguments to the schema's own.
-	// Both at once are invalid.
+	// Aliases maps other spellings of arguments, at the top level, to the
+	// schema's own. Both at once are invalid.
 	Aliases map[string]string
 	// Paths gives the workspace paths that an input names, for the scope
-	// check, the order of calls and the projected changes. Nil: none.
+	// check, the order of calls and the projected changes. Nil: none. A write
+	// tool that names none excludes every call that names any.
 	Paths func(input json.RawMessage) []string
+	// Summary gives the one line that people see of an input, such as the
+	// command; it need not be safe for display. Nil: the first path, or the
+	// JSON itself.
+	Summary func(input json.RawMessage) string
+	// Phrase gives the exact command of an execute tool's input, so that a
+	// lasting approval can be bound to it. Nil: such a tool is approved for
+	// one call or for the session.
+	Phrase func(input json.RawMessage) string
 	// Parallel lets an execute tool run beside others. Ours to set, never the model's.
 	Parallel bool
 	// EnabledByDefault and RequiresAdmin say who may use it (seed 001).
@@ -68,8 +77,31 @@ type Call struct {
 	InputError string
 	// Session and Turn are the ids it belongs to.
 	Session, Turn string
-	// Delta reports live output; never nil, safe for concurrent use.
+	// Projected is [Projection].State of what was shown and approved, "" where
+	// nothing was. The dispatcher sets it.
+	Projected string
+	// Delta reports live output; never nil, safe for concurrent use. The
+	// dispatcher sets it. After Execute returned it does nothing.
 	Delta func(stream, text string)
+}
+
+// Projector is implemented by a tool that can show what a call would change
+// before it runs. Its instance is a fresh one and is never executed.
+type Projector interface {
+	// Project changes nothing. An error means that no diff can be shown; the
+	// call is then asked about without one. It must return when ctx ends.
+	Project(ctx context.Context, call *Call) (Projection, error)
+}
+
+// Projection is what a call would change.
+type Projection struct {
+	// Diff is a unified diff; it need not be safe for display.
+	Diff string
+	// State identifies what Diff was made from: for one file its hex SHA-256,
+	// or "absent". Before the call runs, it is projected again: another State
+	// asks again. The call gets it as Call.Projected, and must fail instead of
+	// changing anything else than what was shown (workspace.Op.IfSHA256).
+	State string
 }
 
 // Output is what a tool gives back.

@@ -1,0 +1,209 @@
+package tools
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// Defaults of [Options].
+const (
+	// DefaultConcurrency is the number of calls of a session that run at once (seed 002).
+	DefaultConcurrency = 4
+	// DefaultConfirmTimeout is how long an answer is waited for (seed 002).
+	DefaultConfirmTimeout = 5 * time.Minute
+	// DefaultAbandon is how long a cancelled tool is waited for (seed 002).
+	DefaultAbandon = 30 * time.Second
+)
+
+// Options configure a [Dispatcher]. The zero value is invalid: Emit is needed.
+type Options struct {
+	// Session is the session's id, for logs.
+	Session string
+	// Workspace is the absolute host path of the workspace, links resolved:
+	// it decides which trusted workspaces and stored answers apply, and the
+	// order of calls that name files by absolute paths. "" applies none.
+	Workspace string
+	// Mount is the workspace's absolute path inside the container; "" means
+	// "/workspace".
+	Mount string
+	// Policy decides what needs an answer. The zero Policy asks about everything.
+	Policy Policy
+	// Approver asks; nil means that nobody can be asked.
+	Approver Approver
+	// OnPrompt is what then becomes of a prompt; "" means OnPromptDeny.
+	OnPrompt OnPrompt
+	// Grants keeps answers of scope always; nil offers no such scope.
+	Grants *Grants
+	// Emit gets every event, one at a time. An error of any event but
+	// OutputDelta means that it could not be recorded: nothing more is
+	// started, and Round returns [ErrRecord]. It must not call the dispatcher.
+	Emit func(Event) error
+	// Scope checks one path of an input against the workspace before anything
+	// runs; nil means by name alone. A *workspace.Error other than escape and
+	// invalid is left to the tool to say.
+	Scope func(path string) error
+	// Allow says whether this session may use a tool; nil allows what is
+	// EnabledByDefault and doesn't RequireAdmin. What it refuses is neither
+	// offered nor run.
+	Allow func(Definition) bool
+	// Concurrency is the number of calls that run at once; zero means
+	// [DefaultConcurrency].
+	Concurrency int
+	// ConfirmTimeout bounds the wait for an answer; zero means
+	// [DefaultConfirmTimeout].
+	ConfirmTimeout time.Duration
+	// Abandon bounds the wait for a tool that was cancelled; zero means
+	// [DefaultAbandon]. OnAbandon is told of a tool that is given up, so that
+	// its container can be killed; nil does nothing.
+	Abandon   time.Duration
+	OnAbandon func(callID string, def Definition)
+	// ResultBytes bounds every result below the tool's own bound; zero leaves
+	// it to the tool.
+	ResultBytes int
+	// Logger gets what may not be shown; nil discards.
+	Logger *zap.Logger
+}
+
+// Dispatcher runs the tool calls of one session. It is safe for concurrent
+// use. Close it after the last round.
+type Dispatcher struct {
+	opts  Options
+	log   *zap.Logger
+	tools registry
+	slots *scheduler
+	out   emitter
+	asked memory
+
+	mu         sync.Mutex
+	unapproved int
+	rounds     map[*round]struct{}
+	running    sync.WaitGroup
+}
+
+// New makes a dispatcher without tools. It fails for options that can't work.
+func New(opts Options) (*Dispatcher, error) {
+	if opts.Emit == nil {
+		return nil, errors.New("make dispatcher: Options.Emit is missing")
+	}
+	if err := opts.Policy.Validate(); err != nil {
+		return nil, fmt.Errorf("make dispatcher: %w", err)
+	}
+	switch opts.OnPrompt {
+	case "":
+		opts.OnPrompt = OnPromptDeny
+	case OnPromptDeny, OnPromptFail, OnPromptAllow:
+	default:
+		return nil, fmt.Errorf("make dispatcher: OnPrompt is %q, must be deny, fail or allow", opts.OnPrompt)
+	}
+	if opts.Concurrency < 0 || opts.ConfirmTimeout < 0 || opts.Abandon < 0 || opts.ResultBytes < 0 {
+		return nil, errors.New("make dispatcher: Concurrency, ConfirmTimeout, Abandon and ResultBytes must not be negative")
+	}
+	opts = withDefaults(opts)
+	d := &Dispatcher{
+		opts:   opts,
+		log:    opts.Logger.With(zap.String("session", opts.Session)),
+		slots:  newScheduler(opts.Concurrency),
+		rounds: map[*round]struct{}{},
+	}
+	d.out.sink = opts.Emit
+	return d, nil
+}
+
+func withDefaults(o Options) Options {
+	o.Concurrency = orDefault(o.Concurrency, DefaultConcurrency)
+	o.ConfirmTimeout = orDefault(o.ConfirmTimeout, DefaultConfirmTimeout)
+	o.Abandon = orDefault(o.Abandon, DefaultAbandon)
+	o.Mount = orDefault(o.Mount, "/workspace")
+	if o.Scope == nil {
+		o.Scope = nameScope(o.Workspace, o.Mount)
+	}
+	if o.Allow == nil {
+		o.Allow = func(def Definition) bool { return def.EnabledByDefault && !def.RequiresAdmin }
+	}
+	if o.Logger == nil {
+		o.Logger = zap.NewNop()
+	}
+	return o
+}
+
+func orDefault[T comparable](v, def T) T {
+	var zero T
+	if v == zero {
+		return def
+	}
+	return v
+}
+
+// Register adds a tool. It fails with a *RegistrationError, and then the tool
+// is not there.
+func (d *Dispatcher) Register(f Factory) error { return d.tools.add(f) }
+
+// Unregister removes a tool by either form of its name and says whether it was
+// there. Calls that are under way are not touched.
+func (d *Dispatcher) Unregister(name string) bool { return d.tools.remove(name) }
+
+// Definitions are the tools that this session may use, sorted by name. The
+// caller must not change what they point to.
+func (d *Dispatcher) Definitions() []Definition {
+	var defs []Definition
+	for _, t := range d.tools.all() {
+		if d.opts.Allow(t.def) {
+			defs = append(defs, t.def)
+		}
+	}
+	return defs
+}
+
+// Lookup finds a tool by its canonical or its wire name, whether or not this
+// session may use it. The canonical form wins.
+func (d *Dispatcher) Lookup(name string) (Definition, bool) {
+	t, ok := d.tools.find(name)
+	if !ok {
+		return Definition{}, false
+	}
+	return t.def, true
+}
+
+// Unapproved is the number of calls that were refused because nobody could be
+// asked. A run in which it is not 0 ends with status 56.
+func (d *Dispatcher) Unapproved() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.unapproved
+}
+
+// Cancel cancels every call that is under way, the ones that wait for a slot
+// or an answer included; rounds that begin later are not affected. Each ends
+// with tool.failed{cancelled}. It doesn't wait, and a second one does nothing.
+func (d *Dispatcher) Cancel(cause error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for r := range d.rounds {
+		r.cancel(cause)
+	}
+}
+
+// errClosed is the cause that calls see when their dispatcher is closed.
+var errClosed = errors.New("session closed")
+
+// Close cancels what is under way and waits for it, abandoned tools included,
+// until ctx ends; its error then says that some still run. It is idempotent.
+func (d *Dispatcher) Close(ctx context.Context) error {
+	d.Cancel(errClosed)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		d.running.Wait()
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("close dispatcher: tools still run: %w", context.Cause(ctx))
+	}
+}

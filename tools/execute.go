@@ -1,0 +1,259 @@
+package tools
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// timeoutCause is the cause of a context that ended by its tool's own timeout.
+type timeoutCause struct{ after time.Duration }
+
+func (t *timeoutCause) Error() string { return fmt.Sprintf("timed out after %v", t.after) }
+
+// panicError is a tool's panic, as an error.
+type panicError struct {
+	value any
+	stack []byte
+}
+
+func (p *panicError) Error() string { return fmt.Sprintf("panic: %v", p.value) }
+
+// guard runs code that isn't ours to trust and turns its panic into an error.
+func guard(f func()) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = &panicError{value: v, stack: debug.Stack()}
+		}
+	}()
+	f()
+	return nil
+}
+
+// errAbandoned is the outcome of a tool that didn't return after it was cancelled.
+var errAbandoned = errors.New("tool did not stop in time and was abandoned")
+
+// execute runs a call that holds its slot, and ends it.
+func (r *round) execute(p *pending) {
+	if err := context.Cause(r.ctx); err != nil {
+		r.fail(p, r.cancelled(err), Output{}, 0)
+		return
+	}
+	called := Called{
+		CallID: p.call.ID, Name: p.call.Name, InputHash: p.hash, InputBytes: len(p.call.Input),
+		Class: p.tool.def.Class, Summary: p.summary,
+	}
+	if err := r.emit(called); err != nil {
+		r.fail(p, r.cancelled(err), Output{}, 0)
+		return
+	}
+	p.ran = true
+	start := time.Now()
+	out, err, cause := r.perform(p)
+	took := time.Since(start)
+	if fatal(err) {
+		r.stop(fmt.Errorf("run tool %s: %w", p.call.Name, err))
+	}
+	switch {
+	case cause != nil:
+		r.fail(p, r.interrupted(p, err, cause), out, took)
+	case err != nil:
+		r.fail(p, classify(err), out, took)
+	default:
+		r.complete(p, out, took)
+	}
+}
+
+// perform executes a tool under its timeout. The cause is why its context
+// ended before it returned, nil where it didn't.
+func (r *round) perform(p *pending) (out Output, err, cause error) {
+	def := p.tool.def
+	ctx, cancel := context.WithTimeoutCause(r.ctx, def.Timeout, &timeoutCause{def.Timeout})
+	defer cancel()
+	events := &callEvents{out: &r.d.out, callID: p.call.ID}
+	defer events.close()
+	call := p.call
+	call.Delta = events.delta
+
+	type outcome struct {
+		out Output
+		err error
+	}
+	done := make(chan outcome, 1)
+	r.d.running.Go(func() {
+		var o outcome
+		if err := guard(func() { o.out, o.err = p.tool.factory().Execute(ctx, &call) }); err != nil {
+			o.err = err
+		}
+		done <- o
+	})
+	select {
+	case o := <-done:
+		return o.out, o.err, context.Cause(ctx)
+	case <-ctx.Done():
+	}
+	timer := time.NewTimer(r.d.opts.Abandon)
+	defer timer.Stop()
+	select {
+	case o := <-done:
+		return o.out, o.err, context.Cause(ctx)
+	case <-timer.C:
+	}
+	r.warn(p, "tool did not stop after it was cancelled; it was abandoned", zap.Duration("waited", r.d.opts.Abandon))
+	if r.d.opts.OnAbandon != nil {
+		r.d.opts.OnAbandon(p.call.ID, def)
+	}
+	return Output{}, errAbandoned, context.Cause(ctx)
+}
+
+// interrupted is the failure of a call whose context ended while it ran: by
+// its own timeout, or by a cancellation.
+func (r *round) interrupted(p *pending, err, cause error) *Error {
+	fail := r.cancelled(cause)
+	var timeout *timeoutCause
+	if errors.As(cause, &timeout) {
+		fail = &Error{Class: ErrorTimeout, Visible: true, Err: err, Message: fmt.Sprintf("Timed out after %v.", timeout.after)}
+	}
+	var own *Error
+	if errors.As(err, &own) {
+		fail.Partial = own.Partial
+	}
+	if errors.Is(err, errAbandoned) {
+		fail.Reason = "abandoned"
+		fail.Message += " The tool did not stop; it may still have an effect."
+	}
+	return fail
+}
+
+// fatal says whether an error ends the run.
+func fatal(err error) bool {
+	return errors.Is(err, ErrSandboxStart) || errors.Is(err, ErrSandboxLost) ||
+		errors.Is(err, ErrNoApprover) || errors.Is(err, ErrRecord)
+}
+
+// classify turns what a tool returned into a failure of the closed set. Only
+// what was written for the model is visible.
+func classify(err error) *Error {
+	var own *Error
+	var path *workspace.Error
+	var limit *limits.ExceededError
+	switch {
+	case errors.Is(err, ErrSandboxStart):
+		return &Error{Class: ErrorExecution, Reason: "sandbox_start", Message: "The sandbox could not start.", Visible: true, Err: err}
+	case errors.Is(err, ErrSandboxLost):
+		return &Error{Class: ErrorExecution, Reason: "sandbox_lost", Message: "The sandbox was lost.", Visible: true, Err: err}
+	case errors.As(err, &own):
+		return ownFailure(own, err)
+	case errors.As(err, &path):
+		class := ErrorExecution
+		if path.Kind == workspace.KindEscape || path.Kind == workspace.KindPermission {
+			class = ErrorPermissionDenied
+		}
+		return &Error{Class: class, Reason: string(path.Kind), Message: path.Error(), Visible: true, Err: err}
+	case errors.As(err, &limit):
+		return &Error{Class: ErrorExecution, Reason: "limit_" + string(limit.Kind), Message: limit.Error(), Visible: true, Err: err}
+	}
+	return &Error{Class: ErrorExecution, Err: err}
+}
+
+// ownFailure keeps a tool's own failure to the classes that a tool can give:
+// the others speak of what happens before it runs.
+func ownFailure(own *Error, err error) *Error {
+	fail := *own
+	switch own.Class {
+	case ErrorPermissionDenied, ErrorTimeout, ErrorExecution, ErrorCancelled:
+	default:
+		fail.Class = ErrorExecution
+	}
+	fail.Err = err
+	return &fail
+}
+
+// complete ends a call that ran to its end.
+func (r *round) complete(p *pending, out Output, took time.Duration) {
+	p.ended = true
+	content, cut := boundBlocks(out.Content, r.resultBytes(p))
+	p.result.Content, p.result.IsError = content, !out.Success
+	p.result.Output, p.result.Duration = out, took
+	_ = r.emit(Completed{
+		CallID: p.call.ID, Name: p.call.Name, Success: out.Success, OutputBytes: blocksSize(content),
+		Truncated: cut || out.Truncated, Latency: took, FilesModified: out.FilesModified, Command: out.Command,
+		Metadata: out.Metadata,
+	})
+}
+
+// fail ends a call that did not.
+func (r *round) fail(p *pending, fail *Error, out Output, took time.Duration) {
+	p.ended = true
+	message, id := r.visible(p, fail)
+	partial := fail.Partial
+	if partial == "" {
+		partial = blocksText(out.Content)
+	}
+	partial, _ = boundText(repairText(partial), r.resultBytes(p))
+	text := message
+	if len(out.FilesModified) > 0 {
+		text += " Files changed before that: " + strings.Join(out.FilesModified, ", ") + "."
+	}
+	if partial != "" {
+		text += "\nOutput until then:\n" + partial
+	}
+	p.result.IsError, p.result.Class = true, fail.Class
+	p.result.Content = []Block{{Text: repairText(text)}}
+	p.result.Output, p.result.Duration = out, took
+	_ = r.emit(Failed{
+		CallID: p.call.ID, Name: p.call.Name, Class: fail.Class, Reason: fail.Reason, Message: message, ErrorID: id,
+		Latency: took, FilesModified: out.FilesModified, Partial: partial, OutputBytes: len(text), Ran: p.ran,
+	})
+}
+
+// maxMessageBytes bounds a failure's sentence; the rest of a result has bounds
+// of its own.
+const maxMessageBytes = 4 << 10
+
+// visible is what the model and the user see of a failure. What isn't visible
+// goes to the log under an id.
+func (r *round) visible(p *pending, fail *Error) (message, id string) {
+	if fail.Visible {
+		return clip(repairText(fail.Error()), maxMessageBytes), ""
+	}
+	id = "err_" + randomHex(8)
+	fields := []zap.Field{
+		zap.String("error_id", id), zap.String("call", p.call.ID), zap.String("tool", string(p.call.Name)),
+		zap.String("class", string(fail.Class)), zap.String("message", fail.Message), zap.Error(fail.Err),
+	}
+	var crash *panicError
+	if errors.As(fail.Err, &crash) {
+		fields = append(fields, zap.ByteString("stack", crash.stack))
+	}
+	r.d.log.Error("tool failed", fields...)
+	return "Tool execution failed (error id " + id + ").", id
+}
+
+func (r *round) resultBytes(p *pending) int {
+	limit := DefaultResultBytes
+	if p.tool != nil {
+		limit = p.tool.def.ResultBytes
+	}
+	if r.d.opts.ResultBytes > 0 {
+		limit = min(limit, r.d.opts.ResultBytes)
+	}
+	return limit
+}
+
+// randomHex gives n random bytes in hex; crypto/rand never fails.
+func randomHex(n int) string {
+	b := make([]byte, n)
+	_, _ = rand.Read(b)
+	return hex.EncodeToString(b)
+}

@@ -1,0 +1,142 @@
+package tools
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"unicode/utf8"
+)
+
+// Bounds of a call's input. A model's whole answer is a few hundred kilobytes
+// at most, so the first is generous; schemas of real tools nest four deep.
+const (
+	// MaxInputBytes bounds the JSON text of one input.
+	MaxInputBytes = 4 << 20
+	// MaxInputDepth bounds its nesting.
+	MaxInputDepth = 64
+)
+
+// decodeJSON reads exactly one JSON value and refuses what encoding/json lets
+// pass: duplicate keys, trailing data, invalid UTF-8, unbounded nesting.
+// Numbers stay json.Number, as the schema validator wants them.
+func decodeJSON(text []byte, maxBytes, maxDepth int) (any, error) {
+	if len(text) > maxBytes {
+		return nil, fmt.Errorf("%d bytes, at most %d are accepted", len(text), maxBytes)
+	}
+	if !utf8.Valid(text) {
+		return nil, errors.New("not valid UTF-8")
+	}
+	p := jsonParser{dec: json.NewDecoder(bytes.NewReader(text)), maxDepth: maxDepth}
+	p.dec.UseNumber()
+	v, err := p.value(0)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := p.dec.Token(); !errors.Is(err, io.EOF) {
+		return nil, errors.New("more data after the JSON value")
+	}
+	return v, nil
+}
+
+type jsonParser struct {
+	dec      *json.Decoder
+	maxDepth int
+}
+
+func (p *jsonParser) value(depth int) (any, error) {
+	tok, err := p.token()
+	if err != nil {
+		return nil, err
+	}
+	delim, ok := tok.(json.Delim)
+	if !ok {
+		return tok, nil
+	}
+	if depth >= p.maxDepth {
+		return nil, fmt.Errorf("nested deeper than %d", p.maxDepth)
+	}
+	if delim == '{' {
+		return p.object(depth + 1)
+	}
+	return p.array(depth + 1)
+}
+
+func (p *jsonParser) object(depth int) (any, error) {
+	m := map[string]any{}
+	for p.dec.More() {
+		tok, err := p.token()
+		if err != nil {
+			return nil, err
+		}
+		key, ok := tok.(string)
+		if !ok {
+			return nil, fmt.Errorf("object key is %v, not a string", tok)
+		}
+		if _, dup := m[key]; dup {
+			return nil, fmt.Errorf("key %q is given twice", clip(key, 80))
+		}
+		if m[key], err = p.value(depth); err != nil {
+			return nil, err
+		}
+	}
+	_, err := p.token()
+	return m, err
+}
+
+func (p *jsonParser) array(depth int) (any, error) {
+	list := []any{}
+	for p.dec.More() {
+		v, err := p.value(depth)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, v)
+	}
+	_, err := p.token()
+	return list, err
+}
+
+func (p *jsonParser) token() (json.Token, error) {
+	tok, err := p.dec.Token()
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return nil, errors.New("JSON ends too early")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("not JSON: %w", err)
+	}
+	return tok, nil
+}
+
+// canonicalJSON writes a value with sorted keys and no space, the form that is
+// hashed, shown and executed.
+func canonicalJSON(v any) ([]byte, error) {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return nil, fmt.Errorf("encode canonical JSON: %w", err)
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+}
+
+// hashInput is the hex SHA-256 of a canonical input.
+func hashInput(canonical []byte) string {
+	sum := sha256.Sum256(canonical)
+	return hex.EncodeToString(sum[:])
+}
+
+// clip cuts text to at most n bytes at a rune's edge and says so by "…".
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	n = max(n-len("…"), 0)
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n] + "…"
+}

@@ -1,0 +1,169 @@
+package tools
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Mode says what happens to a call before it runs.
+type Mode string
+
+// The modes, mildest first.
+const (
+	// ModeAuto runs without asking.
+	ModeAuto Mode = "auto"
+	// ModePromptOnce asks the first time; the answer, deny included, holds
+	// for the session.
+	ModePromptOnce Mode = "prompt_once"
+	// ModePrompt asks each time.
+	ModePrompt Mode = "prompt"
+	// ModeDeny never runs it and asks nobody.
+	ModeDeny Mode = "deny"
+)
+
+// rank orders modes by strictness; an unknown one is the strictest.
+func (m Mode) rank() int {
+	i := slices.Index([]Mode{ModeAuto, ModePromptOnce, ModePrompt, ModeDeny}, m)
+	if i < 0 {
+		return int(^uint(0) >> 1)
+	}
+	return i
+}
+
+// Policy decides which calls run, which are asked about and which are refused.
+// It is a value and is never changed by a dispatcher. The zero Policy asks
+// about everything; start from [Preset].
+type Policy struct {
+	// Name is the preset's, for records; "" for one made by hand.
+	Name string
+	// Classes are the defaults; a class that is missing prompts.
+	Classes map[Class]Mode
+	// Sandboxed replaces Classes for tools that run in the sandbox. A class
+	// that is missing keeps its mode of Classes.
+	Sandboxed map[Class]Mode
+	// Tools overrides single tools. A key is a canonical name, its wire form,
+	// or "server/*" for all tools of one server. A canonical key wins over its
+	// wire form, and both over the server's.
+	Tools map[string]Mode
+	// TrustedWorkspaces are folders (absolute, links resolved) in which WRITE
+	// is auto, at them and below; other classes keep their mode.
+	TrustedWorkspaces []string
+	// TrustedOverrides sets modes of classes inside trusted workspaces.
+	TrustedOverrides map[Class]Mode
+	// NoPrompts turns every prompt into a deny: what needs a person is
+	// refused, deterministically, and never counts as a missing approver.
+	NoPrompts bool
+	// Tighten are further policies, an administrator's requirements and a
+	// project's own: each can make the mode stricter, never milder.
+	Tighten []Policy
+}
+
+// Verdict is what a policy says about one tool, and by which of its rules.
+type Verdict struct {
+	Mode Mode
+	// Rule names the rule that decided: "tool shell", "server github/*",
+	// "trusted workspace", "class write", "sandboxed write", "no prompts".
+	Rule string
+}
+
+// Validate reports the first mode or class that is none, by its key.
+func (p Policy) Validate() error {
+	for _, group := range []struct {
+		name  string
+		modes map[Class]Mode
+	}{{"default", p.Classes}, {"sandboxed", p.Sandboxed}, {"trusted_workspace_overrides", p.TrustedOverrides}} {
+		for class, mode := range group.modes {
+			if !class.valid() {
+				return fmt.Errorf("check policy: %s names the class %q; classes are none, read, write, execute, network", group.name, class)
+			}
+			if !mode.valid() {
+				return fmt.Errorf("check policy: %s %s has the mode %q; modes are auto, prompt, prompt_once, deny", group.name, class, mode)
+			}
+		}
+	}
+	for key, mode := range p.Tools {
+		if !mode.valid() {
+			return fmt.Errorf("check policy: tool %s has the mode %q; modes are auto, prompt, prompt_once, deny", key, mode)
+		}
+	}
+	for _, folder := range p.TrustedWorkspaces {
+		if !filepath.IsAbs(folder) {
+			return fmt.Errorf("check policy: trusted workspace %q must be an absolute path", folder)
+		}
+	}
+	for _, stricter := range p.Tighten {
+		if err := stricter.Validate(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m Mode) valid() bool {
+	return slices.Contains([]Mode{ModeAuto, ModePromptOnce, ModePrompt, ModeDeny}, m)
+}
+
+// Decide says what the policy asks for a tool in a workspace. A deny wins
+// wherever it stands among the rules that apply to the tool; otherwise the
+// most exact rule decides.
+func (p Policy) Decide(def Definition, workspace string) Verdict {
+	rules := p.rules(def, workspace)
+	verdict := rules[0]
+	for _, rule := range rules {
+		if rule.Mode == ModeDeny {
+			verdict = rule
+			break
+		}
+	}
+	if p.NoPrompts && (verdict.Mode == ModePrompt || verdict.Mode == ModePromptOnce) {
+		verdict = Verdict{ModeDeny, "no prompts, " + verdict.Rule}
+	}
+	for _, stricter := range p.Tighten {
+		if v := stricter.Decide(def, workspace); v.Mode.rank() > verdict.Mode.rank() {
+			verdict = v
+		}
+	}
+	return verdict
+}
+
+// rules are all rules that apply to a tool, the most exact first; never empty.
+func (p Policy) rules(def Definition, workspace string) []Verdict {
+	var rules []Verdict
+	add := func(mode Mode, ok bool, rule string) {
+		if ok {
+			rules = append(rules, Verdict{mode, rule})
+		}
+	}
+	mode, ok := p.Tools[string(def.Name)]
+	add(mode, ok, "tool "+string(def.Name))
+	if alias, err := def.Name.LLM(); err == nil && string(alias) != string(def.Name) {
+		mode, ok = p.Tools[string(alias)]
+		add(mode, ok, "tool "+string(alias))
+	}
+	if server := def.Name.Server(); server != "" {
+		mode, ok = p.Tools[server+"/*"]
+		add(mode, ok, "server "+server+"/*")
+	}
+	if p.trusts(workspace) {
+		mode, ok = p.TrustedOverrides[def.Class]
+		add(mode, ok, "trusted workspace, class "+string(def.Class))
+		add(ModeAuto, !ok && def.Class == ClassWrite, "trusted workspace")
+	}
+	if def.Runs == PlaceSandbox {
+		mode, ok = p.Sandboxed[def.Class]
+		add(mode, ok, "sandboxed "+string(def.Class))
+	}
+	mode, ok = p.Classes[def.Class]
+	add(mode, ok, "class "+string(def.Class))
+	add(ModePrompt, len(rules) == 0, "class "+string(def.Class)+" (no rule)")
+	return rules
+}
+
+func (p Policy) trusts(workspace string) bool {
+	return workspace != "" && slices.ContainsFunc(p.TrustedWorkspaces, func(folder string) bool {
+		rel, err := filepath.Rel(folder, workspace)
+		return err == nil && rel != ".." && !strings.HasPrefix(rel, ".."+string(filepath.Separator))
+	})
+}

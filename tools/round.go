@@ -1,0 +1,268 @@
+package tools
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+
+	"go.uber.org/zap"
+)
+
+// round is the calls of one assistant message on their way.
+type round struct {
+	d      *Dispatcher
+	ctx    context.Context //nolint:containedctx // a round is one call of Round and lives no longer
+	cancel context.CancelCauseFunc
+
+	mu    sync.Mutex
+	fatal error
+}
+
+// pending is one call of a round. Until its goroutine starts it belongs to the
+// scan, then to that goroutine.
+type pending struct {
+	call    Call
+	tool    *registered
+	hash    string
+	paths   []string
+	summary string
+	verdict Verdict
+	// ask is set where an answer is needed.
+	ask    *question
+	ticket *ticket
+	// ran says that Called was reported, ended that the terminal event was.
+	ran, ended bool
+	result     Result
+}
+
+// Round runs all calls of one assistant message and returns one result each,
+// in request order. Before any of them runs, the name, input and paths of
+// every call are checked, and the policy is asked. Its error ends the run and
+// wraps [ErrSandboxStart], [ErrSandboxLost], [ErrNoApprover] or [ErrRecord];
+// the results are complete even then. Cancelling ctx cancels every call, each
+// with tool.failed{cancelled}, and is no error of Round.
+func (d *Dispatcher) Round(ctx context.Context, calls []Call) ([]Result, error) {
+	r := d.begin(ctx)
+	defer d.finish(r)
+	all := make([]*pending, len(calls))
+	for i, call := range calls {
+		all[i] = &pending{call: call, result: Result{CallID: call.ID, Name: call.Name}}
+		r.scan(all[i])
+	}
+	r.applyPrompts(all)
+	r.runAll(all)
+	results := make([]Result, len(all))
+	for i, p := range all {
+		results[i] = p.result
+	}
+	return results, r.stopped()
+}
+
+func (d *Dispatcher) begin(ctx context.Context) *round {
+	ctx, cancel := context.WithCancelCause(ctx)
+	r := &round{d: d, ctx: ctx, cancel: cancel}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.rounds[r] = struct{}{}
+	return r
+}
+
+func (d *Dispatcher) finish(r *round) {
+	d.mu.Lock()
+	delete(d.rounds, r)
+	d.mu.Unlock()
+	r.cancel(nil)
+}
+
+// stop ends the run: the first cause stays, and everything that is under way
+// is cancelled.
+func (r *round) stop(err error) {
+	r.mu.Lock()
+	if r.fatal == nil {
+		r.fatal = err
+	}
+	r.mu.Unlock()
+	r.cancel(err)
+}
+
+func (r *round) stopped() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.fatal
+}
+
+// emit reports an event; one that can't be recorded ends the run.
+func (r *round) emit(ev Event) error {
+	err := r.d.out.emit(ev)
+	if err != nil {
+		r.stop(err)
+	}
+	return err
+}
+
+// scan takes a call through name, schema, scope and policy. A call that fails
+// has ended afterwards.
+func (r *round) scan(p *pending) {
+	var fail *Error
+	if err := guard(func() { fail = r.check(p) }); err != nil {
+		fail = &Error{Class: ErrorExecution, Reason: "definition_panic", Err: err}
+	}
+	if fail != nil && !p.ended {
+		r.fail(p, fail, Output{}, 0)
+	}
+}
+
+func (r *round) check(p *pending) *Error {
+	tool, found := r.d.tools.find(string(p.call.Name))
+	if !found {
+		return r.unknownTool(p.call.Name)
+	}
+	p.tool = tool
+	p.call.Name, p.result.Name = tool.def.Name, tool.def.Name
+	if !r.d.opts.Allow(tool.def) {
+		message := fmt.Sprintf("Tool %q is not permitted in this session.", tool.wire)
+		return &Error{Class: ErrorPermissionDenied, Reason: "not_permitted", Message: message, Visible: true}
+	}
+	if p.call.InputError != "" {
+		r.invalid(p, []string{p.call.InputError})
+		return nil
+	}
+	canonical, problems := tool.schema.accept(p.call.Input)
+	if len(problems) > 0 {
+		r.invalid(p, problems)
+		return nil
+	}
+	p.call.Input, p.hash = canonical, hashInput(canonical)
+	p.summary = summary(tool.def, canonical)
+	if fail := r.checkPaths(p); fail != nil {
+		return fail
+	}
+	return r.checkPolicy(p)
+}
+
+func (r *round) unknownTool(name Name) *Error {
+	var known []string
+	for _, def := range r.d.Definitions() {
+		if wire, err := def.Name.LLM(); err == nil {
+			known = append(known, string(wire))
+		}
+	}
+	shown, _ := Display(clip(string(name), MaxNameBytes))
+	message := fmt.Sprintf("There is no tool %q. The tools are: %s.", shown, strings.Join(known, ", "))
+	return &Error{Class: ErrorNotFound, Reason: "unknown_tool", Message: message, Visible: true}
+}
+
+func (r *round) checkPaths(p *pending) *Error {
+	if p.tool.def.Paths == nil {
+		return nil
+	}
+	paths := p.tool.def.Paths(p.call.Input)
+	for _, path := range paths {
+		if fail := scopeFailure(r.d.opts.Scope(path)); fail != nil {
+			return fail
+		}
+	}
+	p.paths = claimPaths(paths, r.d.opts.Workspace, r.d.opts.Mount)
+	return nil
+}
+
+func (r *round) checkPolicy(p *pending) *Error {
+	p.verdict = r.d.opts.Policy.Decide(p.tool.def, r.d.opts.Workspace)
+	switch p.verdict.Mode {
+	case ModeAuto:
+		return nil
+	case ModePrompt, ModePromptOnce:
+		p.ask = newQuestion(p)
+		return nil
+	}
+	message := fmt.Sprintf("The policy refuses tool %q (class %s); don't try it again in this session.", p.tool.wire, p.tool.def.Class)
+	return &Error{Class: ErrorPermissionDenied, Reason: "mode_deny", Message: message, Visible: true}
+}
+
+// runAll runs what has not ended yet, each call in its own goroutine, and
+// waits for all.
+func (r *round) runAll(all []*pending) {
+	var open []*pending
+	var claims []claim
+	for _, p := range all {
+		if !p.ended {
+			open = append(open, p)
+			claims = append(claims, claim{class: p.tool.def.Class, parallel: p.tool.def.Parallel, paths: p.paths})
+		}
+	}
+	tickets := r.d.slots.arrive(claims)
+	for i, p := range open {
+		p.ticket = tickets[i]
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { r.askAll(open) })
+	for _, p := range open {
+		wg.Go(func() { r.run(p) })
+	}
+	wg.Wait()
+}
+
+// run takes one call from its answer to its result.
+func (r *round) run(p *pending) {
+	defer r.d.slots.giveBack(p.ticket)
+	for {
+		if fail := r.answer(p); fail != nil {
+			r.fail(p, fail, Output{}, 0)
+			return
+		}
+		if err := r.d.slots.acquire(r.ctx, p.ticket); err != nil {
+			r.fail(p, r.cancelled(err), Output{}, 0)
+			return
+		}
+		if r.asShown(p) {
+			break
+		}
+		r.d.slots.hold(p.ticket)
+		r.askAgain(p)
+	}
+	r.execute(p)
+}
+
+// cancelled is the failure of a call that was stopped from outside.
+func (r *round) cancelled(cause error) *Error {
+	fail := &Error{Class: ErrorCancelled, Message: "Cancelled.", Visible: true, Err: cause}
+	if r.stopped() != nil {
+		fail.Reason, fail.Message = "run_ended", "Cancelled: the run has ended."
+	}
+	return fail
+}
+
+// invalid ends a call whose input the schema refuses.
+func (r *round) invalid(p *pending, problems []string) {
+	p.ended = true
+	text := "The input is not valid:\n- " + strings.Join(problems, "\n- ")
+	p.result.IsError, p.result.Class = true, ErrorValidation
+	p.result.Content, _ = boundBlocks([]Block{{Text: text}}, DefaultResultBytes)
+	_ = r.emit(InputInvalid{CallID: p.call.ID, Name: p.call.Name, Messages: problems})
+}
+
+// warn tells operators and users of a fact.
+func (r *round) warn(p *pending, message string, fields ...zap.Field) {
+	r.d.log.Warn(message, append(fields, zap.String("call", p.call.ID), zap.String("tool", string(p.call.Name)))...)
+	_ = r.emit(Warning{CallID: p.call.ID, Message: message})
+}
+
+// pathsForDisplay are the projected changes of a call, safe for display.
+func (p *pending) pathsForDisplay() (paths []string, hidden bool) {
+	if p.tool.def.Class != ClassWrite {
+		return nil, false
+	}
+	for _, path := range p.paths {
+		safe, h := Display(path)
+		paths, hidden = append(paths, safe), hidden || h
+	}
+	return paths, hidden
+}
+
+// inputForDisplay is a call's input, safe and elided.
+func inputForDisplay(input json.RawMessage) (text string, hidden bool) {
+	safe, hidden := Display(string(input))
+	return elide(safe, maxShownInput), hidden
+}

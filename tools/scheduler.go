@@ -1,0 +1,178 @@
+package tools
+
+import (
+	"context"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// claim is what a call needs to itself while it runs.
+type claim struct {
+	class    Class
+	parallel bool
+	// paths are relative to the workspace, clean, with slashes.
+	paths []string
+}
+
+// conflicts says whether two calls may not run at the same time, and so run in
+// the order in which they were asked for: reads share; a write excludes calls
+// on the same path; an execute excludes every write and execute unless it is
+// parallel.
+func (c claim) conflicts(o claim) bool {
+	if c.alone() && o.changes() || o.alone() && c.changes() {
+		return true
+	}
+	return c.class == ClassWrite && c.overlaps(o) || o.class == ClassWrite && o.overlaps(c)
+}
+
+func (c claim) alone() bool { return c.class == ClassExecute && !c.parallel }
+
+func (c claim) changes() bool { return c.class == ClassWrite || c.class == ClassExecute }
+
+// overlaps says whether a write touches what another call names: the same
+// path, or one above or below it. A write that names nothing may touch
+// anything that is named, and anything that another write does.
+func (c claim) overlaps(o claim) bool {
+	if len(c.paths) == 0 {
+		return len(o.paths) > 0 || o.class == ClassWrite
+	}
+	for _, a := range c.paths {
+		for _, b := range o.paths {
+			if within(a, b) || within(b, a) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// within says whether the clean path p is base or below it.
+func within(p, base string) bool {
+	return base == "." || p == base || strings.HasPrefix(p, base+"/")
+}
+
+// claimPaths brings paths to the form that claims compare: relative to the
+// workspace, whether they were given so or absolute below one of its roots. Links are
+// not followed: two names of one file are ordered by the file system.
+func claimPaths(paths []string, roots ...string) []string {
+	clean := make([]string, 0, len(paths))
+	for _, p := range paths {
+		for _, root := range roots {
+			if root != "" && within(path.Clean(p), root) {
+				p = strings.TrimPrefix(path.Clean(p), root)
+				break
+			}
+		}
+		clean = append(clean, path.Clean("./"+p))
+	}
+	return clean
+}
+
+// ticket is one call's place in the scheduler.
+type ticket struct {
+	claim   claim
+	state   ticketState
+	started chan struct{} // closed when it holds a slot
+}
+
+type ticketState int
+
+const (
+	ticketHeld    ticketState = iota // not yet allowed to start
+	ticketReady                      // waits for its turn and a slot
+	ticketRunning                    // holds a slot
+	ticketDone
+)
+
+// scheduler gives the slots of a session to calls, in the order in which they
+// arrived, and keeps calls that conflict in that order.
+type scheduler struct {
+	mu      sync.Mutex
+	slots   int
+	tickets []*ticket // in order of arrival, none done
+}
+
+func newScheduler(slots int) *scheduler { return &scheduler{slots: slots} }
+
+// next says which tickets start now, given all that are not done in order of
+// arrival: those that are ready, conflict with no earlier one, and find a slot.
+func next(tickets []*ticket, slots int) []*ticket {
+	for _, t := range tickets {
+		if t.state == ticketRunning {
+			slots--
+		}
+	}
+	var start []*ticket
+	for i, t := range tickets {
+		if slots <= 0 {
+			break
+		}
+		if t.state != ticketReady {
+			continue
+		}
+		if slices.ContainsFunc(tickets[:i], func(earlier *ticket) bool { return earlier.claim.conflicts(t.claim) }) {
+			continue
+		}
+		start = append(start, t)
+		slots--
+	}
+	return start
+}
+
+// arrive adds calls, in order; each is held until it is released.
+func (s *scheduler) arrive(claims []claim) []*ticket {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := make([]*ticket, len(claims))
+	for i, c := range claims {
+		list[i] = &ticket{claim: c, started: make(chan struct{})}
+	}
+	s.tickets = append(s.tickets, list...)
+	return list
+}
+
+// acquire waits until the call holds a slot, or ctx ends. Whatever it returns,
+// the ticket must be given back.
+func (s *scheduler) acquire(ctx context.Context, t *ticket) error {
+	s.set(t, ticketReady)
+	select {
+	case <-t.started:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// hold gives the slot back and keeps the call's place in the order.
+func (s *scheduler) hold(t *ticket) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t.started = make(chan struct{})
+	t.state = ticketHeld
+	s.start()
+}
+
+// giveBack ends a call: what waited for it or its slot can start.
+func (s *scheduler) giveBack(t *ticket) { s.set(t, ticketDone) }
+
+func (s *scheduler) set(t *ticket, state ticketState) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if t.state == ticketDone {
+		return
+	}
+	t.state = state
+	if state == ticketDone {
+		s.tickets = slices.DeleteFunc(s.tickets, func(o *ticket) bool { return o == t })
+	}
+	s.start()
+}
+
+func (s *scheduler) start() {
+	for _, t := range next(s.tickets, s.slots) {
+		t.state = ticketRunning
+		close(t.started)
+	}
+}

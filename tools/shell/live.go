@@ -1,0 +1,122 @@
+package shell
+
+import (
+	"sync"
+	"time"
+	"unicode/utf8"
+)
+
+// Bounds of live output: people watch it, nothing is made from it. Ten pieces
+// a second and stream look fluent; what comes faster than they take is dropped
+// with a note, and the result still counts it.
+const (
+	liveInterval = 100 * time.Millisecond
+	liveBytes    = 4 << 10
+)
+
+// live turns one stream of a command into deltas at a bounded rate. It keeps
+// the last bytes of what came since the piece before. It never fails and never
+// blocks for longer than a delta does.
+type live struct {
+	stream string
+	delta  func(stream, text string)
+
+	mu      sync.Mutex
+	buf     []byte
+	dropped bool
+	last    time.Time
+	timer   *time.Timer
+	closed  bool
+}
+
+func newLive(stream string, delta func(stream, text string)) *live {
+	return &live{stream: stream, delta: delta}
+}
+
+// Write takes a piece of output.
+func (l *live) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return len(p), nil
+	}
+	l.keep(p)
+	wait := liveInterval - time.Since(l.last)
+	switch {
+	case wait <= 0:
+		l.flush(false)
+	case l.timer == nil:
+		l.timer = time.AfterFunc(wait, l.tick)
+	}
+	return len(p), nil
+}
+
+// keep adds to the buffer and drops its oldest bytes over the bound.
+func (l *live) keep(p []byte) {
+	if len(p) > liveBytes {
+		l.buf, p, l.dropped = l.buf[:0], p[len(p)-liveBytes:], true
+	}
+	if over := len(l.buf) + len(p) - liveBytes; over > 0 {
+		l.buf, l.dropped = append(l.buf[:0], l.buf[over:]...), true
+	}
+	l.buf = append(l.buf, p...)
+}
+
+func (l *live) tick() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.timer = nil
+	if !l.closed {
+		l.flush(false)
+	}
+}
+
+// flush sends what there is; a rune whose end has not come yet stays, unless
+// nothing more will.
+func (l *live) flush(end bool) {
+	n := len(l.buf)
+	if !end {
+		n -= unfinished(l.buf)
+	}
+	if n == 0 {
+		return
+	}
+	text := string(l.buf[:n])
+	if l.dropped {
+		start := 0
+		for start < len(text) && start < utf8.UTFMax && !utf8.RuneStart(text[start]) {
+			start++
+		}
+		text, l.dropped = "…"+text[start:], false
+	}
+	l.buf = append(l.buf[:0], l.buf[n:]...)
+	l.last = time.Now()
+	l.delta(l.stream, text)
+}
+
+// close sends the rest; what is written later is dropped.
+func (l *live) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.timer != nil {
+		l.timer.Stop()
+		l.timer = nil
+	}
+	l.flush(true)
+	l.closed = true
+}
+
+// unfinished is the number of bytes at the end that begin a rune without
+// ending it.
+func unfinished(b []byte) int {
+	for i := 1; i <= min(utf8.UTFMax-1, len(b)); i++ {
+		c := b[len(b)-i]
+		if utf8.RuneStart(c) {
+			if c >= utf8.RuneSelf && !utf8.FullRune(b[len(b)-i:]) {
+				return i
+			}
+			return 0
+		}
+	}
+	return 0
+}

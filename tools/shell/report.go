@@ -1,0 +1,206 @@
+package shell
+
+import (
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// ok is an exit code of 0 that nothing forced.
+func (r Result) ok() bool {
+	return r.Code == 0 && r.Signal == 0 && !r.OOMKilled && !r.TimedOut && !r.Cancelled
+}
+
+func (c Capture) omitted() int64 { return c.Total - int64(len(c.Head)) - int64(len(c.Tail)) }
+
+// headerBytes is set aside for everything of a report that isn't output.
+const headerBytes = 1 << 10
+
+// report is the text for the model: how the command ended, what that means,
+// and what it wrote, at most limit bytes in all.
+func report(r Result, timeout time.Duration, limit int) string {
+	var b strings.Builder
+	b.WriteString(r.ending())
+	fmt.Fprintf(&b, " after %s\n", seconds(r.Wall))
+	for _, note := range r.notes(timeout) {
+		b.WriteString(note + "\n")
+	}
+	room := max(limit-headerBytes, 0)
+	stdout, stderr := shares(r.Stdout.Total, r.Stderr.Total, room)
+	writeStream(&b, "stdout", r.Stdout, stdout)
+	writeStream(&b, "stderr", r.Stderr, stderr)
+	return b.String()
+}
+
+// ending is the first words of a report: the exit code, or the signal.
+func (r Result) ending() string {
+	if r.Signal != 0 {
+		return fmt.Sprintf("killed by signal %d%s", r.Signal, signalName(r.Signal))
+	}
+	return fmt.Sprintf("exit code %d", r.Code)
+}
+
+func signalName(n int) string {
+	names := map[int]string{
+		1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL",
+		11: "SIGSEGV", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM", 24: "SIGXCPU", 25: "SIGXFSZ", 31: "SIGSYS",
+	}
+	if names[n] == "" {
+		return ""
+	}
+	return " (" + names[n] + ")"
+}
+
+// notes say plainly what forced the end, and what the command left.
+func (r Result) notes(timeout time.Duration) []string {
+	var notes []string
+	add := func(is bool, format string, args ...any) {
+		if is {
+			notes = append(notes, fmt.Sprintf(format, args...))
+		}
+	}
+	add(r.TimedOut, "The command timed out after %s and was stopped; ask for more with timeout_seconds, or do less at once.", seconds(timeout))
+	add(r.OOMKilled, "The kernel killed a process because the sandbox ran out of memory.")
+	add(r.Cancelled, "The command was cancelled.")
+	add(r.KilledAfterExit, "The command left %s running, which %s killed: nothing may outlive its command.", count(r.Killed, "process"), were(r.Killed))
+	add(r.Killed > 0 && !r.KilledAfterExit, "%s did not stop when asked and had to be killed.", count(r.Killed, "process"))
+	add(r.Left > 0, "%s could not be killed.", count(r.Left, "process"))
+	return notes
+}
+
+func were(n int) string {
+	if n == 1 {
+		return "was"
+	}
+	return "were"
+}
+
+func count(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ses", n, noun)
+}
+
+// seconds writes a time as people do: 0.04 s, 12.3 s, 600 s.
+func seconds(d time.Duration) string {
+	switch s := d.Seconds(); {
+	case s < 1:
+		return fmt.Sprintf("%.2f s", s)
+	case s < 60:
+		return strings.TrimSuffix(fmt.Sprintf("%.1f", s), ".0") + " s"
+	default:
+		return fmt.Sprintf("%.0f s", s)
+	}
+}
+
+// shares divides the room for output: each stream may use half, and what the
+// other doesn't need.
+func shares(stdout, stderr int64, room int) (int, int) {
+	half := int64(room / 2)
+	switch {
+	case stdout <= half:
+		return int(stdout), room - int(stdout)
+	case stderr <= half:
+		return room - int(stderr), int(stderr)
+	}
+	return room / 2, room - room/2
+}
+
+// writeStream adds one stream under its label, with the exact count.
+func writeStream(b *strings.Builder, name string, c Capture, room int) {
+	if c.Total == 0 {
+		fmt.Fprintf(b, "%s: empty\n", name)
+		return
+	}
+	head, tail := fit(c, room)
+	omitted := c.Total - int64(len(head)) - int64(len(tail))
+	if omitted == 0 {
+		fmt.Fprintf(b, "%s (%s):\n", name, bytesText(c.Total))
+		endLine(b, append(head, tail...))
+		return
+	}
+	fmt.Fprintf(b, "%s (%s, the first %d and the last %d shown):\n", name, bytesText(c.Total), len(head), len(tail))
+	endLine(b, head)
+	fmt.Fprintf(b, "[… %s left out …]\n", bytesText(omitted))
+	endLine(b, tail)
+}
+
+// fit cuts a capture to room bytes, at runes' edges where it is text.
+func fit(c Capture, room int) (head, tail []byte) {
+	head, tail = c.Head, c.Tail
+	if c.omitted() == 0 {
+		all := append(append([]byte(nil), head...), tail...)
+		if len(all) <= room {
+			return all, nil
+		}
+		head, tail = all, all
+	}
+	half := room / 2
+	if len(tail) < room-half {
+		half = room - len(tail)
+	}
+	head = wholeHead(head[:min(half, len(head))])
+	tail = wholeTail(tail[len(tail)-min(room-len(head), len(tail)):])
+	return head, tail
+}
+
+// wholeHead drops the beginning of a rune from the end.
+func wholeHead(b []byte) []byte { return b[:len(b)-unfinished(b)] }
+
+// wholeTail drops the rest of a rune from the beginning.
+func wholeTail(b []byte) []byte {
+	for i := range min(utf8.UTFMax-1, len(b)) {
+		if utf8.RuneStart(b[i]) {
+			return b[i:]
+		}
+	}
+	if len(b) >= utf8.UTFMax-1 || len(b) == 0 {
+		return b
+	}
+	return b
+}
+
+func endLine(b *strings.Builder, text []byte) {
+	b.Write(text)
+	if len(text) > 0 && text[len(text)-1] != '\n' {
+		b.WriteByte('\n')
+	}
+}
+
+func bytesText(n int64) string {
+	if n == 1 {
+		return "1 byte"
+	}
+	return fmt.Sprintf("%d bytes", n)
+}
+
+// metadata is what records keep of a command's end.
+func metadata(r Result) map[string]any {
+	m := map[string]any{
+		"exit_code":     r.Code,
+		"stdout_bytes":  r.Stdout.Total,
+		"stdout_sha256": r.Stdout.SHA256,
+		"stderr_bytes":  r.Stderr.Total,
+		"stderr_sha256": r.Stderr.SHA256,
+		"wall_ms":       r.Wall.Milliseconds(),
+		"cpu_ms":        r.CPU.Milliseconds(),
+		"killed":        r.Killed,
+		"left":          r.Left,
+	}
+	if r.Signal != 0 {
+		m["signal"] = r.Signal
+	}
+	for key, set := range map[string]bool{
+		"oom_killed": r.OOMKilled, "timed_out": r.TimedOut, "cancelled": r.Cancelled, "killed_after_exit": r.KilledAfterExit,
+	} {
+		if set {
+			m[key] = true
+		}
+	}
+	if r.PeakMemory > 0 {
+		m["peak_memory_bytes"] = r.PeakMemory
+	}
+	return m
+}

@@ -1,0 +1,232 @@
+package shell
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// Name is the tool's canonical name.
+const Name tools.Name = "shell"
+
+// DefaultTimeout bounds a command that asks for no shorter time: 600 s, as seed
+// 002 gives execute tools.
+const DefaultTimeout = 10 * time.Minute
+
+// stopMargin is what the dispatcher waits beyond the command's own timeout, so
+// that the command's always strikes first: 5 s grace, then the kill and its proof.
+const stopMargin = 15 * time.Second
+
+// Options configure the tool. The zero value is useful.
+type Options struct {
+	// Timeout bounds one command, and is what a command gets that asks for
+	// none; zero means [DefaultTimeout]. At least a second.
+	Timeout time.Duration
+	// Mount is the workspace's path in the container; "" means "/workspace".
+	// HostRoot is its path on the host, under which absolute folders are
+	// accepted too; "" accepts none.
+	Mount, HostRoot string
+	// Environment says in a sentence or two what the model finds in the
+	// sandbox (system, toolchains, limits); it is added to the description.
+	Environment string
+	// ResultBytes bounds the text for the model; zero means
+	// [tools.DefaultResultBytes].
+	ResultBytes int
+}
+
+// New gives the factory of the shell tool over whatever runs its commands. It
+// fails for options that can't work.
+func New(r runner, opts Options) (tools.Factory, error) {
+	if r == nil {
+		return nil, errors.New("make shell tool: no runner")
+	}
+	if opts.Timeout == 0 {
+		opts.Timeout = DefaultTimeout
+	}
+	if opts.Timeout < time.Second {
+		return nil, fmt.Errorf("make shell tool: timeout is %v, must be at least 1s", opts.Timeout)
+	}
+	if opts.Mount == "" {
+		opts.Mount = "/workspace"
+	}
+	if opts.ResultBytes == 0 {
+		opts.ResultBytes = tools.DefaultResultBytes
+	}
+	def := definition(opts)
+	return func() tools.Tool { return &shell{run: r, opts: opts, def: def} }, nil
+}
+
+// shell is one execution of the tool.
+type shell struct {
+	run  runner
+	opts Options
+	def  tools.Definition
+}
+
+// input is the tool's input after aliases were rewritten.
+type input struct {
+	Command string `json:"command"`
+	Timeout int64  `json:"timeout_seconds"`
+	Dir     string `json:"cwd"`
+}
+
+func definition(opts Options) tools.Definition {
+	seconds := int64(opts.Timeout / time.Second)
+	schema := fmt.Sprintf(`{
+  "type": "object",
+  "properties": {
+    "command": {"type": "string", "minLength": 1, "description": "The command line or script, run by a fresh shell."},
+    "timeout_seconds": {"type": "integer", "minimum": 1, "maximum": %d, "description": "Seconds after which the command is stopped; %d when left out."},
+    "cwd": {"type": "string", "description": "The folder to run in, relative to the workspace; the workspace itself when left out."}
+  },
+  "required": ["command"],
+  "additionalProperties": false
+}`, seconds, seconds)
+	return tools.Definition{
+		Name:        Name,
+		Description: description(opts),
+		InputSchema: json.RawMessage(schema),
+		Class:       tools.ClassExecute,
+		Runs:        tools.PlaceSandbox,
+		Timeout:     opts.Timeout + stopMargin,
+		ResultBytes: opts.ResultBytes,
+		Aliases: map[string]string{
+			"cmd": "command", "script": "command", "timeout": "timeout_seconds",
+			"workdir": "cwd", "working_directory": "cwd", "dir_path": "cwd",
+		},
+		Paths:            paths,
+		Summary:          command,
+		Phrase:           command,
+		EnabledByDefault: true,
+	}
+}
+
+func description(opts Options) string {
+	text := "Runs a shell command in the session's sandbox, a container without network whose workspace is " + opts.Mount + ". " +
+		"Each call gets a fresh shell (bash where there is one, else sh): variables, the current folder and background " +
+		"processes don't last from one call to the next, files do. Standard input is empty. Whatever a command leaves " +
+		"running is killed when it ends. The result gives the exit code first, then standard output and standard error " +
+		"apart; of long output you get the beginning and the end. Only the workspace, /tmp and the home folder can be written."
+	if opts.Environment != "" {
+		text += " " + opts.Environment
+	}
+	return text
+}
+
+// Definition describes the tool.
+func (s *shell) Definition() tools.Definition { return s.def }
+
+// Execute runs the command. A command that fails, times out or is killed has
+// an Output without success; an error is a cancellation or the sandbox's own.
+func (s *shell) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
+	var in input
+	if err := json.Unmarshal(call.Input, &in); err != nil {
+		return tools.Output{}, fmt.Errorf("decode shell input: %w", err)
+	}
+	cmd, err := s.command(in)
+	if err != nil {
+		return tools.Output{}, err
+	}
+	stdout, stderr := newLive("stdout", call.Delta), newLive("stderr", call.Delta)
+	cmd.Stdout, cmd.Stderr = stdout, stderr
+	result, err := s.run.Run(ctx, cmd)
+	stdout.close()
+	stderr.close()
+	out := tools.Output{
+		Content:   []tools.Block{{Text: report(result, cmd.Timeout, s.opts.ResultBytes)}},
+		Success:   result.ok(),
+		Command:   in.Command,
+		Metadata:  metadata(result),
+		Truncated: result.Stdout.omitted() > 0 || result.Stderr.omitted() > 0,
+	}
+	switch {
+	case err != nil && ctx.Err() == nil:
+		out.Success = false
+		return out, fmt.Errorf("run command: %w", err)
+	case ctx.Err() != nil || result.Cancelled:
+		return out, s.cancelled(ctx, result, err)
+	}
+	return out, nil
+}
+
+// cancelled is the failure of a command that was stopped from outside.
+func (s *shell) cancelled(ctx context.Context, r Result, err error) error {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		err = errors.Join(err, cause)
+	}
+	return &tools.Error{
+		Class:   tools.ErrorCancelled,
+		Message: "The command was cancelled.",
+		Visible: true,
+		Partial: report(r, 0, s.opts.ResultBytes),
+		Err:     err,
+	}
+}
+
+// command turns an input into what is run.
+func (s *shell) command(in input) (Command, error) {
+	if strings.ContainsRune(in.Command, 0) {
+		return Command{}, refused("nul", "The command holds a NUL byte, which no shell can run.")
+	}
+	if len(in.Command) > MaxScriptBytes {
+		return Command{}, refused("too_long", fmt.Sprintf(
+			"The command is %d bytes, at most %d can be run; write it to a file and run that.", len(in.Command), MaxScriptBytes))
+	}
+	dir, ok := s.dir(in.Dir)
+	if !ok {
+		return Command{}, &tools.Error{
+			Class: tools.ErrorPermissionDenied, Reason: "workspace_escape", Visible: true,
+			Message: fmt.Sprintf("cwd %q is outside the workspace.", in.Dir),
+		}
+	}
+	timeout := s.opts.Timeout
+	if in.Timeout > 0 && in.Timeout < int64(timeout/time.Second) {
+		timeout = time.Duration(in.Timeout) * time.Second
+	}
+	return Command{Script: in.Command, Dir: dir, Timeout: timeout}, nil
+}
+
+// dir gives the working folder in the container, by its name alone: whether
+// links lead out is for who opens it.
+func (s *shell) dir(cwd string) (string, bool) {
+	if strings.ContainsRune(cwd, 0) {
+		return "", false
+	}
+	if root := s.opts.HostRoot; root != "" && root != s.opts.Mount && below(path.Clean(cwd), root) {
+		cwd = path.Join(s.opts.Mount, strings.TrimPrefix(path.Clean(cwd), root))
+	}
+	if !path.IsAbs(cwd) {
+		cwd = path.Join(s.opts.Mount, cwd)
+	}
+	cwd = path.Clean(cwd)
+	return cwd, below(cwd, s.opts.Mount)
+}
+
+func below(p, root string) bool { return p == root || strings.HasPrefix(p, root+"/") }
+
+func refused(reason, message string) error {
+	return &tools.Error{Class: tools.ErrorExecution, Reason: reason, Message: message, Visible: true}
+}
+
+// paths gives the one path that an input names, for the scope check.
+func paths(raw json.RawMessage) []string {
+	var in input
+	if err := json.Unmarshal(raw, &in); err != nil || in.Dir == "" {
+		return nil
+	}
+	return []string{in.Dir}
+}
+
+func command(raw json.RawMessage) string {
+	var in input
+	if err := json.Unmarshal(raw, &in); err != nil {
+		return ""
+	}
+	return in.Command
+}
