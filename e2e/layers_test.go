@@ -45,9 +45,9 @@ var ranks = map[string]int{
 	"cmd/caisson-guest": 5,
 }
 
-// outside are folders whose packages no rank binds, and that nothing in the
+// unranked are folders whose packages no rank binds, and that nothing in the
 // table may import.
-var outside = []string{"sandbox/sandboxtest", "e2e", "examples"}
+var unranked = []string{"sandbox/sandboxtest", "e2e", "examples"}
 
 // concrete are the packages that only cmd and tests may import: wiring is
 // done in one place.
@@ -212,7 +212,7 @@ func skippedFolder(name, base string) bool {
 func violations(edges []edge) []string {
 	var found []string
 	for _, e := range edges {
-		if slices.ContainsFunc(outside, func(o string) bool { return below(e.from, o) }) {
+		if slices.ContainsFunc(unranked, func(o string) bool { return below(e.from, o) }) {
 			continue
 		}
 		found = append(found, violation(e)...)
@@ -250,7 +250,7 @@ func violation(e edge) []string {
 			report("only cmd and tests import %s: %s does", c, e.from)
 		}
 	}
-	if slices.ContainsFunc(outside, func(o string) bool { return below(to, o) }) {
+	if slices.ContainsFunc(unranked, func(o string) bool { return below(to, o) }) {
 		report("%s is for tests: %s imports it", to, e.from)
 		return found
 	}
