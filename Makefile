@@ -59,7 +59,7 @@ conformance: build ## run the sandbox conformance suite; BACKEND=docker|gvisor|r
 	@sh .ci/conformance.sh
 
 e2e: build ## run the end-to-end tests with the built binaries
-	@CAISSON_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 30m -v ./e2e/...
+	@E2E_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 30m -v ./e2e/...
 
 bench: build ## measure against host, engine and runtimes in one run; print the ratios
 	@sh .ci/bench.sh

@@ -31,7 +31,7 @@ fi
 
 strict=
 [ -z "${REQUIRE_BACKENDS:-}" ] || strict=-strict
-export CAISSON_BIN="$PWD/bin"
+export E2E_BIN="$PWD/bin"
 
 "$GO" build -C .ci -o bin/testsum ./testsum
 # The end-to-end tests list what is left on the machine, so they run alone.

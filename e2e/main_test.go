@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 }
 
 // binaries gives a folder that holds caisson, caisson-guest and, where it has
-// been built, runsc: copies of those in CAISSON_BIN if it is set, else made
+// been built, runsc: copies of those in E2E_BIN if it is set, else made
 // here, once.
 func binaries(t *testing.T) string {
 	t.Helper()
@@ -58,7 +58,7 @@ var builtOnce = sync.OnceValues(func() (string, error) {
 	if err := os.Mkdir(bin, 0o755); err != nil {
 		return "", err
 	}
-	from := os.Getenv("CAISSON_BIN")
+	from := os.Getenv("E2E_BIN")
 	if from == "" {
 		ctx, cancel := context.WithTimeoutCause(context.Background(), 5*time.Minute, errors.New("go build takes too long"))
 		defer cancel()

@@ -170,6 +170,8 @@ func (all records) failures(t *testing.T) map[string]string {
 
 var (
 	idPattern   = regexp.MustCompile(`\b(ses|trn|rec|tu|err)_[0-9A-Za-z]{26}\b`)
+	// timePattern is how the shell tool tells the model what a command took.
+	timePattern = regexp.MustCompile(`after \d+(\.\d+)? s\b`)
 	portPattern = regexp.MustCompile(`(127\.0\.0\.1|localhost):\d+`)
 	// varying are the payload's fields that differ from run to run, or that
 	// are facts of a backend.
@@ -194,6 +196,7 @@ func (all records) comparable(t *testing.T, m *machine) []string {
 			t.Fatal(err)
 		}
 		line := strings.ReplaceAll(string(text), m.workspace, "WORKSPACE")
+		line = timePattern.ReplaceAllString(line, "after TIME")
 		line = portPattern.ReplaceAllString(line, "HOST:PORT")
 		line = idPattern.ReplaceAllStringFunc(line, func(id string) string {
 			if ids[id] == "" {
