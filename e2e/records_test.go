@@ -169,7 +169,7 @@ func (all records) failures(t *testing.T) map[string]string {
 }
 
 var (
-	idPattern   = regexp.MustCompile(`\b(ses|trn|rec|tu|err)_[0-9A-Za-z]{26}\b`)
+	idPattern = regexp.MustCompile(`\b(ses|trn|rec|tu|err)_[0-9A-Za-z]{26}\b`)
 	// timePattern is how the shell tool tells the model what a command took.
 	timePattern = regexp.MustCompile(`after \d+(\.\d+)? s\b`)
 	portPattern = regexp.MustCompile(`(127\.0\.0\.1|localhost):\d+`)
