@@ -1,0 +1,56 @@
+package workspace
+
+import (
+	"cmp"
+	"slices"
+)
+
+// maxDirNames bounds the names that are held of one folder. Within it the
+// order of a listing is that of the names, whatever the file system's is;
+// beyond it, which names are seen is the file system's choice.
+const maxDirNames = 1 << 18
+
+// maxIncomplete bounds the folders that a result names as incomplete.
+const maxIncomplete = 20
+
+// dirName is one name of a folder, with its type where the folder tells it.
+type dirName struct {
+	name string
+	typ  Type
+}
+
+// firstNames sorts names and keeps the first keep of them.
+func firstNames(names []dirName, keep int) (first []dirName, cut bool) {
+	slices.SortFunc(names, func(a, b dirName) int { return cmp.Compare(a.name, b.name) })
+	if len(names) > keep {
+		return names[:keep], true
+	}
+	return names, false
+}
+
+// treeOrder compares paths name by name, so that a folder is followed by what
+// is in it ("a", "a/b", "a.b") where plain strings would not be.
+func treeOrder(a, b Entry) int {
+	i := 0
+	for i < len(a.Path) && i < len(b.Path) && a.Path[i] == b.Path[i] {
+		i++
+	}
+	if i == len(a.Path) || i == len(b.Path) {
+		return cmp.Compare(len(a.Path), len(b.Path))
+	}
+	switch {
+	case a.Path[i] == '/':
+		return -1
+	case b.Path[i] == '/':
+		return 1
+	}
+	return cmp.Compare(a.Path[i], b.Path[i])
+}
+
+// note adds a folder to an incomplete list.
+func note(list []string, folder string) []string {
+	if len(list) < maxIncomplete {
+		list = append(list, folder)
+	}
+	return list
+}

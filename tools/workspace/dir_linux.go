@@ -1,0 +1,113 @@
+package workspace
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+
+	"golang.org/x/sys/unix"
+)
+
+// direntBytes is the buffer of one getdents64(2); the C library uses 32 KiB.
+const direntBytes = 32 << 10
+
+// readDir gives the first keep entries of the folder rel in the order of
+// their names, and whether there are more. The folder itself must not be a
+// link unless follow says so.
+func (t *tree) readDir(rel string, follow bool, keep int) ([]Entry, bool, error) {
+	flags := unix.O_RDONLY | unix.O_DIRECTORY
+	if !follow {
+		flags |= unix.O_NOFOLLOW
+	}
+	fd, err := t.open(rel, flags)
+	if err != nil {
+		return nil, false, err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	names, more, err := readNames(fd)
+	if err != nil {
+		return nil, false, err
+	}
+	names, cut := firstNames(names, keep)
+	entries := make([]Entry, 0, len(names))
+	for _, d := range names {
+		e := Entry{Path: below(rel, d.name), Type: d.typ}
+		switch err := t.describe(fd, d.name, &e); {
+		case err == nil:
+			entries = append(entries, e)
+		case !errors.Is(err, unix.ENOENT): // removed meanwhile otherwise
+			return nil, false, err
+		}
+	}
+	return entries, more || cut, nil
+}
+
+// describe fills in what the folder's own listing does not say: the size of
+// files and the text of links. Folders are not looked at: one that is the
+// mount point of a stuck file system would not answer.
+func (t *tree) describe(dir int, name string, e *Entry) error {
+	if e.Type == TypeDir {
+		return nil
+	}
+	f, err := statx(dir, name, 0)
+	if err != nil {
+		return err
+	}
+	e.Type = typeOf(f.Mode)
+	switch {
+	case f.mount != t.mount:
+		e.Type = TypeMount
+	case e.Type == TypeFile:
+		e.Size = f.Size
+	case e.Type == TypeLink:
+		e.Target, err = readLink(dir, name)
+	}
+	return err
+}
+
+// readNames reads a folder to its end, or to [maxDirNames].
+func readNames(fd int) (names []dirName, more bool, err error) {
+	buf := make([]byte, direntBytes)
+	for {
+		n := 0
+		err := retry(func() (err error) {
+			n, err = unix.Getdents(fd, buf)
+			return err
+		})
+		if err != nil || n <= 0 {
+			return names, false, err
+		}
+		for rest := buf[:n]; len(rest) > 0; {
+			var d dirName
+			d, rest = nextDirent(rest)
+			if d.name == "" || d.name == "." || d.name == ".." {
+				continue
+			}
+			if len(names) == maxDirNames {
+				return names, true, nil
+			}
+			names = append(names, d)
+		}
+	}
+}
+
+const direntHeader = 19
+
+// nextDirent takes one record of getdents64(2) off buf: struct linux_dirent64
+// is d_ino u64, d_off s64, d_reclen u16, d_type u8, d_name[]
+// (include/linux/dirent.h). A record that makes no sense ends the buffer.
+func nextDirent(buf []byte) (dirName, []byte) {
+	if len(buf) < direntHeader {
+		return dirName{}, nil
+	}
+	size := int(binary.NativeEndian.Uint16(buf[16:18]))
+	if size < direntHeader || size > len(buf) {
+		return dirName{}, nil
+	}
+	name := buf[direntHeader:size]
+	if i := bytes.IndexByte(name, 0); i >= 0 {
+		name = name[:i]
+	}
+	// d_type is the file type's bits of st_mode, shifted (DTTOIF).
+	return dirName{typ: typeOf(uint32(buf[18]) << 12), name: string(name)}, buf[size:]
+}

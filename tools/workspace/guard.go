@@ -1,0 +1,91 @@
+package workspace
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+)
+
+// guard runs calls into the file system so that one that never comes back
+// costs a goroutine and a thread, of which there are at most cap(slots).
+type guard struct {
+	deadline time.Duration
+	slots    chan struct{}
+	// stuck counts the calls that were given up and have not come back.
+	stuck atomic.Int32
+}
+
+func newGuard(deadline time.Duration, most int) *guard {
+	return &guard{deadline: deadline, slots: make(chan struct{}, most)}
+}
+
+// The states of one guarded call.
+const (
+	callRunning int32 = iota
+	callDone
+	callGivenUp
+)
+
+// guarded runs f in a goroutine of its own, and gives it up at the guard's
+// deadline or when ctx ends. The context that f gets ends then too, so that it
+// stops between two system calls; f must touch nothing that its caller uses
+// again after an error.
+func guarded[T any](ctx context.Context, g *guard, path string, f func(context.Context) (T, error)) (T, error) {
+	var zero T
+	if ctx.Err() != nil {
+		return zero, fmt.Errorf("read %q: %w", path, context.Cause(ctx))
+	}
+	if int(g.stuck.Load()) == cap(g.slots) {
+		return zero, g.timeout(path)
+	}
+	timer := time.NewTimer(g.deadline)
+	defer timer.Stop()
+	select {
+	case g.slots <- struct{}{}:
+	case <-timer.C:
+		return zero, g.timeout(path)
+	case <-ctx.Done():
+		return zero, fmt.Errorf("read %q: %w", path, context.Cause(ctx))
+	}
+	type result struct {
+		v   T
+		err error
+	}
+	var state atomic.Int32
+	done := make(chan result, 1)
+	call, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		v, err := f(call)
+		if !state.CompareAndSwap(callRunning, callDone) {
+			g.stuck.Add(-1)
+		}
+		<-g.slots
+		done <- result{v, err}
+	}()
+	var err error
+	select {
+	case r := <-done:
+		if r.err != nil && ctx.Err() != nil {
+			return zero, fmt.Errorf("read %q: %w", path, context.Cause(ctx))
+		}
+		return r.v, r.err
+	case <-timer.C:
+		err = g.timeout(path)
+	case <-ctx.Done():
+		err = fmt.Errorf("read %q: %w", path, context.Cause(ctx))
+	}
+	g.stuck.Add(1)
+	if !state.CompareAndSwap(callRunning, callGivenUp) {
+		g.stuck.Add(-1) // it came back meanwhile, but too late
+	}
+	return zero, err
+}
+
+func (g *guard) timeout(path string) *Error {
+	return &Error{
+		Kind: KindTimeout, Path: abbreviate(path),
+		Detail: fmt.Sprintf("the file system did not answer within %v", g.deadline),
+	}
+}

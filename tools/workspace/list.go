@@ -1,0 +1,93 @@
+package workspace
+
+import (
+	"context"
+	"errors"
+	"slices"
+)
+
+// List gives the entries of a folder, and of the folders below it down to
+// depth (at least 1, at most MaxDepth). The folders nearest to the top are
+// read first, so that a cap on entries cuts off the deepest ones. No link is
+// followed but in path itself.
+func (r *Reader) List(ctx context.Context, path string, depth int) (Listing, error) {
+	rel, e := r.prefixes.relative(path)
+	if e != nil {
+		return Listing{}, e
+	}
+	return guarded(ctx, r.guard, path, func(ctx context.Context) (Listing, error) {
+		l := lister{tree: r.tree, room: r.options.MaxEntries, root: rel}
+		l.depth = min(max(depth, 1), r.options.MaxDepth)
+		l.capped = depth > l.depth
+		if err := l.run(ctx); err != nil {
+			return Listing{}, fault(path, err)
+		}
+		slices.SortFunc(l.Entries, treeOrder)
+		return l.Listing, nil
+	})
+}
+
+// lister is one call of List.
+type lister struct {
+	Listing
+	tree   *tree
+	root   string
+	room   int
+	depth  int
+	capped bool
+}
+
+func (l *lister) run(ctx context.Context) error {
+	l.Path = l.root
+	if err := l.read(l.root, -1); err != nil {
+		return err
+	}
+	// Entries grows while it is walked: breadth first.
+	for i := 0; i < len(l.Entries) && !l.Truncated; i++ {
+		e := l.Entries[i]
+		switch {
+		case e.Type != TypeDir:
+			continue
+		case e.Depth == l.depth:
+			if l.capped {
+				l.Incomplete = note(l.Incomplete, e.Path)
+			}
+			continue
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		}
+		if err := l.read(e.Path, i); err != nil {
+			l.miss(i, err)
+		}
+	}
+	return nil
+}
+
+// read adds what is in the folder rel, which is the entry at parent.
+func (l *lister) read(rel string, parent int) error {
+	depth := 1
+	if parent >= 0 {
+		depth = l.Entries[parent].Depth + 1
+	}
+	entries, more, err := l.tree.readDir(rel, parent < 0, l.room)
+	if err != nil {
+		return err
+	}
+	for i := range entries {
+		entries[i].Depth = depth
+	}
+	l.Entries = append(l.Entries, entries...)
+	l.room -= len(entries)
+	l.Truncated = l.Truncated || more
+	return nil
+}
+
+// miss records a folder that could not be read, and why where the type says it.
+func (l *lister) miss(i int, err error) {
+	e := &l.Entries[i]
+	if errors.Is(err, errMount) {
+		e.Type = TypeMount
+		return
+	}
+	l.Incomplete = note(l.Incomplete, e.Path)
+}

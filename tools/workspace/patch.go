@@ -1,0 +1,135 @@
+package workspace
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Patched gives what a patch makes of before, and in how many places. It
+// touches no file: the Writer and whoever shows a diff beforehand use it, so
+// that what is shown is what is done. Errors are [KindInvalid], [KindNoMatch]
+// and [KindTooLarge].
+func (op Op) Patched(before []byte) (after []byte, replacements int, err error) {
+	switch {
+	case op.Old == "":
+		return nil, 0, op.fail(KindInvalid, "the text to replace is empty; to create or overwrite a file, write it")
+	case op.Old == op.New:
+		return nil, 0, op.fail(KindInvalid, "the old and the new text are the same; nothing would change")
+	}
+	old, repl := []byte(op.Old), []byte(op.New)
+	at := occurrences(before, old)
+	switch {
+	case len(at) == 0:
+		return nil, 0, op.fail(KindNoMatch, "0 matches for the text to replace"+op.hint(before))
+	case len(at) > 1 && !op.ReplaceAll:
+		return nil, 0, op.fail(KindNoMatch, fmt.Sprintf(
+			"%d matches for the text to replace, on lines %s; add lines around it until it is the only one, or replace all",
+			len(at), lineList(before, at)))
+	}
+	n := 1
+	if op.ReplaceAll {
+		n = bytes.Count(before, old)
+	}
+	if size := int64(len(before)) + int64(n)*int64(len(repl)-len(old)); size > MaxWriteBytes {
+		return nil, 0, op.fail(KindTooLarge, fmt.Sprintf("the file would have %d bytes; at most %d can be written", size, MaxWriteBytes))
+	}
+	return bytes.Replace(before, old, repl, n), n, nil
+}
+
+func (op Op) fail(kind Kind, detail string) *Error {
+	return &Error{Kind: kind, Path: abbreviate(op.Path), Detail: detail}
+}
+
+// maxOccurrences bounds the matches that are counted for an error.
+const maxOccurrences = 10_000
+
+// occurrences gives where old starts in text, overlapping ones too: "aa" is
+// not unique in "aaa".
+func occurrences(text, old []byte) []int {
+	var at []int
+	for from := 0; len(at) < maxOccurrences; {
+		i := bytes.Index(text[from:], old)
+		if i < 0 {
+			break
+		}
+		at = append(at, from+i)
+		from += i + 1
+	}
+	return at
+}
+
+// lineList names the lines of the first few offsets, which are ascending.
+func lineList(text []byte, at []int) string {
+	const most = 10
+	var lines []string
+	line, from := 1, 0
+	for _, off := range at[:min(len(at), most)] {
+		line += bytes.Count(text[from:off], []byte("\n"))
+		from = off
+		lines = append(lines, strconv.Itoa(line))
+	}
+	lines = slices.Compact(lines)
+	if len(at) > most {
+		lines = append(lines, "…")
+	}
+	return strings.Join(lines, ", ")
+}
+
+// hint says why a text may not have been found that is nearly there.
+func (op Op) hint(before []byte) string {
+	switch {
+	case len(before) == 0:
+		return "; the file is empty"
+	case bytes.Contains(before, []byte("\r\n")) && !strings.Contains(op.Old, "\r"):
+		crlf := strings.ReplaceAll(op.Old, "\n", "\r\n")
+		if bytes.Contains(before, []byte(crlf)) {
+			return `; the file's lines end in \r\n: give the old and the new text with \r\n`
+		}
+	case strings.HasPrefix(op.Old, "\ufeff") || bytes.HasPrefix(before, []byte{0xff, 0xfe}):
+		return "; the file or the text has a byte order mark"
+	}
+	if line := similarLine(before, op.Old); line > 0 {
+		return fmt.Sprintf("; line %d differs from it in white space only: read the file and copy the text exactly", line)
+	}
+	return "; read the file and copy the text exactly, white space and line ends included"
+}
+
+// similarLine gives the number of the first line at which old would be found
+// if only white space did not count, or 0.
+func similarLine(before []byte, old string) int {
+	var want []string
+	for l := range strings.Lines(old) {
+		want = append(want, squeeze(l))
+	}
+	want = slices.DeleteFunc(want, func(l string) bool { return l == "" })
+	if len(want) == 0 || len(before) > 1<<20 {
+		return 0
+	}
+	number, matched, start := 0, 0, 0
+	for l := range strings.Lines(string(before)) {
+		number++
+		got := squeeze(l)
+		switch {
+		case got == "":
+			continue
+		case got == want[matched]:
+			matched++
+		case got == want[0]:
+			matched, start = 1, 0
+		default:
+			matched, start = 0, 0
+		}
+		if matched == 1 && start == 0 {
+			start = number
+		}
+		if matched == len(want) {
+			return start
+		}
+	}
+	return 0
+}
+
+func squeeze(s string) string { return strings.Join(strings.Fields(s), " ") }

@@ -1,0 +1,148 @@
+package workspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+)
+
+// Defaults of [ReaderOptions].
+const (
+	DefaultMaxFileBytes = 16 << 20
+	DefaultMaxEntries   = 100_000
+	DefaultMaxDepth     = 64
+	DefaultDeadline     = 10 * time.Second
+	DefaultMaxStuck     = 8
+)
+
+// ReaderOptions configures a [Reader]; every zero means the default.
+type ReaderOptions struct {
+	// HostPath and ContainerPath are absolute spellings of the workspace,
+	// accepted in front of a path; "" accepts none. They are never opened.
+	HostPath, ContainerPath string
+	// MaxFileBytes bounds what one call reads of a file.
+	MaxFileBytes int64
+	// MaxEntries bounds the entries of one List or Walk.
+	MaxEntries int
+	// MaxDepth bounds how deep List and Walk go; the entries of the folder
+	// that was asked for are at depth 1.
+	MaxDepth int
+	// Deadline bounds each call's wait for the file system: a whole ReadFile,
+	// Stat or List, and each folder of a Walk.
+	Deadline time.Duration
+	// MaxStuck bounds the calls that are inside the file system at once,
+	// those included that were given up. A further call waits its deadline,
+	// or fails at once where all of them were given up.
+	MaxStuck int
+}
+
+// Reader reads files below one folder and can't change them. It holds the
+// folder that it was given, so that a folder moved or replaced by name
+// afterwards makes no difference; whoever opened the folder closes it, after
+// the last call.
+//
+// Every method is safe for concurrent use and fails with an [*Error], or with
+// an error that wraps context.Cause(ctx) where ctx ended first. A cancelled
+// call, and one beyond its deadline, returns at once; what is stuck inside
+// the kernel is left behind, at most MaxStuck times.
+type Reader struct {
+	tree     *tree
+	prefixes prefixes
+	guard    *guard
+	options  ReaderOptions
+}
+
+// NewReader makes a Reader of the folder dir, which stays the caller's.
+func NewReader(dir *os.File, o ReaderOptions) (*Reader, error) {
+	t, err := newTree(dir)
+	if err != nil {
+		return nil, fmt.Errorf("read workspace: %w", err)
+	}
+	setDefault(&o.MaxFileBytes, DefaultMaxFileBytes)
+	setDefault(&o.MaxEntries, DefaultMaxEntries)
+	setDefault(&o.MaxDepth, DefaultMaxDepth)
+	setDefault(&o.Deadline, DefaultDeadline)
+	setDefault(&o.MaxStuck, DefaultMaxStuck)
+	return &Reader{
+		tree:     t,
+		prefixes: newPrefixes(o.HostPath, o.ContainerPath),
+		guard:    newGuard(o.Deadline, o.MaxStuck),
+		options:  o,
+	}, nil
+}
+
+func setDefault[T int | int64 | time.Duration](v *T, def T) {
+	if *v <= 0 {
+		*v = def
+	}
+}
+
+// Stat describes what path leads to, without opening it for reading.
+func (r *Reader) Stat(ctx context.Context, path string) (Info, error) {
+	rel, e := r.prefixes.relative(path)
+	if e != nil {
+		return Info{}, e
+	}
+	return guarded(ctx, r.guard, path, func(context.Context) (Info, error) {
+		info, err := r.tree.stat(rel)
+		if err != nil {
+			return Info{}, fault(path, err)
+		}
+		info.Path = rel
+		return info, nil
+	})
+}
+
+// Exists says whether path leads to something inside the workspace. A path
+// that leads outside is an error, never false.
+func (r *Reader) Exists(ctx context.Context, path string) (bool, error) {
+	_, err := r.Stat(ctx, path)
+	if e, ok := errors.AsType[*Error](err); ok && e.Kind == KindNotFound {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// Scope fails with [KindEscape] where path leads outside the workspace and
+// with [KindInvalid] where it is no path. What does not exist (yet) is inside
+// if the part of it that exists is. It is a courtesy that refuses early: the
+// call that opens the path decides.
+func (r *Reader) Scope(ctx context.Context, path string) error {
+	rel, e := r.prefixes.relative(path)
+	if e != nil {
+		return e
+	}
+	_, err := guarded(ctx, r.guard, path, func(context.Context) (struct{}, error) {
+		return struct{}{}, r.scope(path, rel)
+	})
+	return err
+}
+
+func (r *Reader) scope(path, rel string) error {
+	for name := "…"; name != ""; rel, name = split(rel) {
+		_, err := r.tree.stat(rel)
+		if err == nil {
+			return nil
+		}
+		switch e := fault(path, err); e.Kind {
+		case KindNotFound:
+		case KindEscape, KindInvalid:
+			return e
+		default: // the call itself will say it better
+			return nil
+		}
+	}
+	return nil
+}
+
+// Relative gives path as results and records spell it: relative to the
+// workspace, slash-separated, cleaned. It looks at nothing but the spelling.
+func (r *Reader) Relative(path string) (string, error) {
+	rel, e := r.prefixes.relative(path)
+	if e != nil {
+		return "", e
+	}
+	return rel, nil
+}

@@ -1,0 +1,208 @@
+package workspace
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+const pathSeparator = '/'
+
+// How openat2(2) resolves a path: below the folder, through no magic link of
+// /proc, onto no other mount. Linux follows at most 40 links in one path.
+const (
+	resolve  = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV
+	maxLinks = 40
+)
+
+// maxRetries bounds how often a resolution is tried again that the kernel
+// gave up because something was renamed or mounted meanwhile (EAGAIN); after
+// that the walk takes over, which needs no such luck.
+const maxRetries = 64
+
+// tree resolves paths below one folder. It owns nothing: the folder stays
+// its opener's.
+type tree struct {
+	dir *os.File
+	// walking says that openat2 is missing (before Linux 5.6, or refused by a
+	// seccomp profile), so that paths are walked name by name.
+	walking atomic.Bool
+	mount   mountID
+}
+
+// newTree verifies that dir is a folder and that openat2 really confines.
+func newTree(dir *os.File) (*tree, error) {
+	t := &tree{dir: dir}
+	err := t.with(func(fd int) error {
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil {
+			return err
+		}
+		if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+			return unix.ENOTDIR
+		}
+		var err error
+		if t.mount, err = mountOf(fd); err != nil {
+			return err
+		}
+		out, err := openat2(fd, "..", unix.O_PATH, resolve)
+		if err == nil {
+			_ = unix.Close(out)
+		}
+		t.walking.Store(!errors.Is(err, unix.EXDEV))
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("hold folder: %w", err)
+	}
+	return t, nil
+}
+
+// with lends the folder's descriptor. It keeps the file alive meanwhile, and
+// does not use File.Fd, which would change the descriptor's mode.
+func (t *tree) with(f func(fd int) error) error {
+	raw, err := t.dir.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var inner error
+	if err := raw.Control(func(fd uintptr) { inner = f(int(fd)) }); err != nil {
+		return err
+	}
+	return inner
+}
+
+// open opens rel below the folder. The caller closes the descriptor.
+func (t *tree) open(rel string, flags int) (int, error) {
+	got := -1
+	err := t.with(func(fd int) (err error) {
+		got, err = t.openAt(fd, rel, flags)
+		return err
+	})
+	return got, err
+}
+
+// openAt opens rel below the folder at, which is one of this tree.
+func (t *tree) openAt(at int, rel string, flags int) (int, error) {
+	if !t.walking.Load() {
+		fd, err := openat2(at, rel, flags, resolve)
+		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.ENOSYS) {
+			return fd, t.explain(at, rel, flags, err)
+		}
+	}
+	w := walk{mount: t.mount}
+	return w.open(at, rel, flags)
+}
+
+// explain tells the two causes of EXDEV apart. The second look is O_PATH: it
+// opens nothing, and it can't leave the folder either.
+func (t *tree) explain(at int, rel string, flags int, err error) error {
+	if !errors.Is(err, unix.EXDEV) {
+		return err
+	}
+	fd, again := openat2(at, rel, unix.O_PATH|flags&unix.O_NOFOLLOW, resolve&^unix.RESOLVE_NO_XDEV)
+	if again != nil {
+		return fmt.Errorf("%w: %w", errEscape, err)
+	}
+	_ = unix.Close(fd)
+	return fmt.Errorf("%w: %w", errMount, err)
+}
+
+func openat2(at int, rel string, flags int, resolve uint64) (int, error) {
+	how := unix.OpenHow{Flags: uint64(flags | unix.O_CLOEXEC), Resolve: resolve}
+	for range maxRetries {
+		fd, err := unix.Openat2(at, rel, &how)
+		switch {
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
+			runtime.Gosched()
+		default:
+			return fd, err
+		}
+	}
+	return -1, unix.EAGAIN
+}
+
+// isEscape knows the ways in which the resolvers say that a path leads outside.
+func isEscape(err error) bool { return errors.Is(err, errEscape) }
+
+// mountID tells mounts apart: by the kernel's id where there is one (Linux
+// 5.8), else by device, which does not see a bind mount of the same device.
+type mountID struct {
+	id  uint64
+	dev uint64
+}
+
+func mountOf(fd int) (mountID, error) {
+	return mountAt(fd, "", unix.AT_EMPTY_PATH)
+}
+
+func mountAt(at int, name string, flags int) (mountID, error) {
+	stx, err := statx(at, name, flags)
+	if err != nil {
+		return mountID{}, err
+	}
+	return stx.mount, nil
+}
+
+// facts are what statx tells of a name or a descriptor.
+type facts struct {
+	unix.Stat_t
+	mount mountID
+}
+
+// statx looks at name in the folder at, never through a link and never
+// triggering an automount.
+func statx(at int, name string, flags int) (facts, error) {
+	var x unix.Statx_t
+	flags |= unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT
+	err := retry(func() error {
+		return unix.Statx(at, name, flags, unix.STATX_BASIC_STATS|unix.STATX_MNT_ID, &x)
+	})
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) {
+		return fstatat(at, name, flags)
+	}
+	if err != nil {
+		return facts{}, err
+	}
+	f := facts{mount: mountID{dev: unix.Mkdev(x.Dev_major, x.Dev_minor)}}
+	if x.Mask&unix.STATX_MNT_ID != 0 {
+		f.mount = mountID{id: x.Mnt_id}
+	}
+	f.Mode, f.Size, f.Ino, f.Dev = uint32(x.Mode), int64(x.Size), x.Ino, unix.Mkdev(x.Dev_major, x.Dev_minor)
+	f.Mtim = unix.Timespec{Sec: x.Mtime.Sec, Nsec: int64(x.Mtime.Nsec)}
+	return f, nil
+}
+
+func fstatat(at int, name string, flags int) (facts, error) {
+	var f facts
+	err := retry(func() error { return unix.Fstatat(at, name, &f.Stat_t, flags) })
+	f.mount = mountID{dev: f.Dev}
+	return f, err
+}
+
+func retry(f func() error) error {
+	for {
+		if err := f(); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+// readLink gives what the link name in the folder at says.
+func readLink(at int, name string) (string, error) {
+	buf := make([]byte, MaxPathBytes+1)
+	n := 0
+	err := retry(func() (err error) {
+		n, err = unix.Readlinkat(at, name, buf)
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	return strings.Clone(string(buf[:n])), nil
+}

@@ -1,0 +1,154 @@
+package workspace
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+)
+
+// SkipDir, returned by a walk's function for a folder, leaves it out; SkipAll
+// ends the walk without an error.
+var (
+	SkipDir = fs.SkipDir
+	SkipAll = fs.SkipAll
+)
+
+// WalkOptions bounds one walk; a zero means the Reader's own bound, which is
+// also the most that counts.
+type WalkOptions struct {
+	// MaxEntries bounds the entries that are read.
+	MaxEntries int
+	// MaxDepth bounds how deep the walk goes.
+	MaxDepth int
+}
+
+// Walked says how a walk ended.
+type Walked struct {
+	// Entries is how many were visited.
+	Entries int
+	// Truncated says that a cap was reached; Incomplete names folders that
+	// could not be read, were too deep or are mounts, at most 20 of them.
+	Truncated  bool
+	Incomplete []string
+}
+
+// Walk calls visit for every entry below path, folders before what is in them,
+// each folder by name. No link is followed but in path itself; a path that is
+// a file is visited alone, at depth 0. Visit runs on the caller's goroutine
+// and may use the Reader. What it returns, but SkipDir and SkipAll, ends the
+// walk and is returned as it is.
+func (r *Reader) Walk(ctx context.Context, path string, o WalkOptions, visit func(Entry) error) (Walked, error) {
+	rel, e := r.prefixes.relative(path)
+	if e != nil {
+		return Walked{}, e
+	}
+	info, err := r.Stat(ctx, path)
+	if err != nil {
+		return Walked{}, err
+	}
+	if info.Type != TypeDir {
+		err := visit(Entry{Path: info.Path, Type: info.Type, Size: info.Size})
+		if errors.Is(err, SkipDir) || errors.Is(err, SkipAll) {
+			err = nil
+		}
+		return Walked{Entries: 1}, err
+	}
+	w := walker{reader: r, visit: visit, room: bound(o.MaxEntries, r.options.MaxEntries), depth: bound(o.MaxDepth, r.options.MaxDepth)}
+	if err := w.enter(ctx, rel, 1); err != nil {
+		return w.Walked, err
+	}
+	return w.Walked, w.run(ctx)
+}
+
+func bound(asked, most int) int {
+	if asked <= 0 || asked > most {
+		return most
+	}
+	return asked
+}
+
+// walker is one call of Walk. It keeps what is left of each folder on its way
+// down, in all no more than the cap on entries.
+type walker struct {
+	Walked
+	reader *Reader
+	visit  func(Entry) error
+	room   int
+	depth  int
+	left   [][]Entry
+}
+
+func (w *walker) run(ctx context.Context) error {
+	for len(w.left) > 0 {
+		top := len(w.left) - 1
+		if len(w.left[top]) == 0 {
+			w.left = w.left[:top]
+			continue
+		}
+		e := w.left[top][0]
+		w.left[top] = w.left[top][1:]
+		w.Entries++
+		switch err := w.visit(e); {
+		case errors.Is(err, SkipAll):
+			return nil
+		case errors.Is(err, SkipDir):
+			continue
+		case err != nil:
+			return err
+		}
+		if e.Type != TypeDir {
+			continue
+		}
+		if e.Depth == w.depth {
+			w.Incomplete = note(w.Incomplete, e.Path)
+			continue
+		}
+		if w.room == 0 {
+			w.Truncated = true
+			continue
+		}
+		if err := w.descend(ctx, e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// descend enters a folder; what keeps it from being read does not end the
+// walk, unless nothing can be read any more.
+func (w *walker) descend(ctx context.Context, e Entry) error {
+	err := w.enter(ctx, e.Path, e.Depth+1)
+	f, ok := errors.AsType[*Error](err)
+	if !ok || f.Kind == KindTimeout {
+		return err
+	}
+	if f.Kind != KindNotFound {
+		w.Incomplete = note(w.Incomplete, e.Path)
+	}
+	return nil
+}
+
+func (w *walker) enter(ctx context.Context, rel string, depth int) error {
+	type content struct {
+		entries []Entry
+		more    bool
+	}
+	keep := w.room
+	c, err := guarded(ctx, w.reader.guard, rel, func(context.Context) (content, error) {
+		entries, more, err := w.reader.tree.readDir(rel, depth == 1, keep)
+		if err != nil {
+			return content{}, fault(rel, err)
+		}
+		return content{entries, more}, nil
+	})
+	if err != nil {
+		return err
+	}
+	for i := range c.entries {
+		c.entries[i].Depth = depth
+	}
+	w.room -= len(c.entries)
+	w.Truncated = w.Truncated || c.more
+	w.left = append(w.left, c.entries)
+	return nil
+}

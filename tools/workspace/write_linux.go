@@ -1,0 +1,263 @@
+package workspace
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Modes of what a Writer makes. What it replaces keeps its permission bits,
+// never a set-user-ID, set-group-ID or sticky bit.
+const (
+	newFileMode = 0o644
+	newDirMode  = 0o755
+	permissions = 0o777
+)
+
+// maxParents bounds the folders in the path of a write or mkdir.
+const maxParents = 256
+
+func (w *Writer) write(ctx context.Context, op Op, rel string, c *Change) error {
+	if len(op.Content) > MaxWriteBytes {
+		return op.fail(KindTooLarge, fmt.Sprintf("the content has %d bytes; at most %d can be written", len(op.Content), MaxWriteBytes))
+	}
+	p, err := w.find(rel, true, true)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	most := int64(MaxPreimageBytes)
+	if op.IfSHA256 != "" {
+		most = MaxWriteBytes
+	}
+	before, whole, err := p.content(most)
+	if err != nil {
+		return err
+	}
+	if !whole && p.exists && op.IfSHA256 != "" {
+		return op.fail(KindTooLarge, "the file is too large to be compared with what was shown")
+	}
+	if err := op.checkHash(p.exists, before); err != nil {
+		return err
+	}
+	c.remember(p, before, whole)
+	return p.replace(ctx, op.Content, op.IfSHA256 == "absent", c)
+}
+
+func (w *Writer) patch(ctx context.Context, op Op, rel string, c *Change) error {
+	p, err := w.find(rel, false, true)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	if !p.exists {
+		return unix.ENOENT
+	}
+	before, whole, err := p.content(MaxWriteBytes)
+	if err != nil {
+		return err
+	}
+	if !whole {
+		return op.fail(KindTooLarge, fmt.Sprintf("has %d bytes; files of at most %d can be patched", p.now.Size, MaxWriteBytes))
+	}
+	if err := op.checkHash(true, before); err != nil {
+		return err
+	}
+	after, n, err := op.Patched(before)
+	if err != nil {
+		return err
+	}
+	c.Replacements = n
+	c.remember(p, before, whole)
+	return p.replace(ctx, after, false, c)
+}
+
+// remember records the entry and its content as it was.
+func (c *Change) remember(p place, before []byte, whole bool) {
+	if real := path.Clean(p.rel); real != ".." && !strings.HasPrefix(real, "../") {
+		c.Path = real // where a link was followed
+	}
+	c.Created = !p.exists
+	if p.exists && whole && len(before) <= MaxPreimageBytes {
+		c.Before, c.HasBefore = before, true
+	}
+}
+
+// content reads the file that is to be replaced, if it is no larger than most;
+// whole says that it was. It opens the file for writing too, so that a mode or
+// an owner that forbids writing is not got round by the rename.
+func (p place) content(most int64) (data []byte, whole bool, err error) {
+	if !p.exists {
+		return nil, false, nil
+	}
+	switch typeOf(p.now.Mode) {
+	case TypeFile:
+	case TypeDir:
+		return nil, false, unix.EISDIR
+	default:
+		return nil, false, errNotRegular
+	}
+	const flags = unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_NOCTTY
+	fd, err := openat(p.dir, p.name, unix.O_RDWR|flags)
+	if errors.Is(err, unix.ETXTBSY) { // a running program may be replaced
+		fd, err = openat(p.dir, p.name, unix.O_RDONLY|flags)
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	n := node{fd: fd}
+	defer n.close()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, false, err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return nil, false, errNotRegular
+	}
+	if st.Size > most {
+		return nil, false, nil
+	}
+	data = make([]byte, st.Size+1) // one more, to see that it did not grow
+	for got := 0; ; {
+		m, err := n.readAt(data[got:], int64(got))
+		if err != nil {
+			return nil, false, err
+		}
+		got += m
+		if m == 0 || got == len(data) {
+			return data[:got], got < len(data), nil
+		}
+	}
+}
+
+// replace puts content in the entry's place, by a file of its own that is
+// renamed. Whatever goes wrong, that file is removed again.
+func (p place) replace(ctx context.Context, content []byte, mustBeNew bool, c *Change) (err error) {
+	temp := ".caisson-" + rand.Text() + ".tmp"
+	fd := -1
+	err = retry(func() (err error) {
+		fd, err = unix.Openat(p.dir, temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = unix.Unlinkat(p.dir, temp, 0)
+		}
+	}()
+	err = p.fill(fd, content)
+	if closeErr := unix.Close(fd); err == nil {
+		err = closeErr
+	}
+	if err == nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	if err = renameAt(p.dir, temp, p.dir, p.name, mustBeNew); err != nil {
+		if mustBeNew && errors.Is(err, unix.EEXIST) {
+			return &Error{Kind: KindConflict, Path: p.rel, Detail: "exists now; it did not when the change was shown", Err: err}
+		}
+		return err
+	}
+	c.Bytes = int64(len(content))
+	return nil
+}
+
+// fill writes, sets the mode and syncs.
+func (p place) fill(fd int, content []byte) error {
+	for len(content) > 0 {
+		n, err := unix.Write(fd, content)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+		content = content[max(n, 0):]
+	}
+	mode := uint32(newFileMode)
+	if p.exists {
+		mode = p.now.Mode & permissions
+	}
+	if err := unix.Fchmod(fd, mode); err != nil {
+		return err
+	}
+	err := retry(func() error { return unix.Fsync(fd) })
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOTSUP) { // a file system that can't
+		return nil
+	}
+	return err
+}
+
+// renameAt renames; with mustBeNew it fails with EEXIST rather than replace.
+func renameAt(fromDir int, from string, toDir int, to string, mustBeNew bool) error {
+	if !mustBeNew {
+		return retry(func() error { return unix.Renameat(fromDir, from, toDir, to) })
+	}
+	err := retry(func() error { return unix.Renameat2(fromDir, from, toDir, to, unix.RENAME_NOREPLACE) })
+	if !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EINVAL) {
+		return err
+	}
+	// The file system can't; a link can be made only where nothing is.
+	if _, err := statx(toDir, to, 0); !errors.Is(err, unix.ENOENT) {
+		return errors.Join(unix.EEXIST, err)
+	}
+	return retry(func() error { return unix.Renameat(fromDir, from, toDir, to) })
+}
+
+// makeDirs opens the folder rel, making what is missing of it. Each folder is
+// opened from the top again, so that links on the way are the kernel's matter.
+func (w *Writer) makeDirs(rel string) (dir int, created bool, err error) {
+	const flags = unix.O_PATH | unix.O_DIRECTORY
+	dir, err = w.tree.open(rel, flags)
+	if !errors.Is(err, unix.ENOENT) {
+		return dir, false, err
+	}
+	names := strings.Split(rel, "/")
+	if len(names) > maxParents {
+		return -1, false, unix.ENAMETOOLONG
+	}
+	dir, err = w.tree.open(".", flags)
+	for i := range names {
+		if err != nil {
+			return -1, created, err
+		}
+		next, openErr := w.tree.open(strings.Join(names[:i+1], "/"), flags)
+		if errors.Is(openErr, unix.ENOENT) {
+			err = makeDir(dir, names[i])
+			created = created || err == nil
+			if err == nil || errors.Is(err, unix.EEXIST) {
+				next, openErr = w.tree.open(strings.Join(names[:i+1], "/"), flags)
+			} else {
+				openErr = err
+			}
+		}
+		_ = unix.Close(dir)
+		dir, err = next, openErr
+	}
+	return dir, created, err
+}
+
+// makeDir makes one folder with the mode that is meant, whatever the umask. A
+// set-group-ID bit that it inherits stays: it only hands the group down.
+func makeDir(dir int, name string) error {
+	if err := retry(func() error { return unix.Mkdirat(dir, name, newDirMode) }); err != nil {
+		return err
+	}
+	fd, err := openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || st.Mode&permissions == newDirMode {
+		return err
+	}
+	return unix.Fchmod(fd, newDirMode|st.Mode&unix.S_ISGID)
+}
