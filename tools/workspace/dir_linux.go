@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"io/fs"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -47,19 +49,23 @@ func (t *tree) readDir(rel string, follow bool, keep int) ([]Entry, bool, error)
 // mount point of a stuck file system would not answer.
 func (t *tree) describe(dir int, name string, e *Entry) error {
 	if e.Type == TypeDir {
+		e.Mode = fs.ModeDir
 		return nil
 	}
 	f, err := statx(dir, name, 0)
 	if err != nil {
 		return err
 	}
-	e.Type = typeOf(f.Mode)
-	switch {
-	case f.mount != t.mount:
-		e.Type = TypeMount
-	case e.Type == TypeFile:
+	if f.mount != t.mount {
+		e.Type, e.Mode = TypeMount, modeOf(f.Mode).Type()
+		return nil
+	}
+	e.Type, e.Mode, e.Inode = typeOf(f.Mode), modeOf(f.Mode), f.Ino
+	e.ModTime, e.ChangeTime = time.Unix(f.Mtim.Unix()), time.Unix(f.Ctim.Unix())
+	switch e.Type {
+	case TypeFile:
 		e.Size = f.Size
-	case e.Type == TypeLink:
+	case TypeLink:
 		e.Target, err = readLink(dir, name)
 	}
 	return err

@@ -10,14 +10,19 @@ import (
 // guard runs calls into the file system so that one that never comes back
 // costs a goroutine and a thread, of which there are at most cap(slots).
 type guard struct {
+	// local says that the file system is one that answers without anybody's
+	// help, so that calls run on their caller's goroutine: a goroutine of
+	// their own would double the time of a small read (measured: 4.8 µs and
+	// 10 µs for 4 KiB, os.ReadFile 9.8 µs).
+	local    bool
 	deadline time.Duration
 	slots    chan struct{}
 	// stuck counts the calls that were given up and have not come back.
 	stuck atomic.Int32
 }
 
-func newGuard(deadline time.Duration, most int) *guard {
-	return &guard{deadline: deadline, slots: make(chan struct{}, most)}
+func newGuard(local bool, deadline time.Duration, most int) *guard {
+	return &guard{local: local, deadline: deadline, slots: make(chan struct{}, most)}
 }
 
 // The states of one guarded call.
@@ -35,6 +40,10 @@ func guarded[T any](ctx context.Context, g *guard, path string, f func(context.C
 	var zero T
 	if ctx.Err() != nil {
 		return zero, fmt.Errorf("read %q: %w", path, context.Cause(ctx))
+	}
+	if g.local {
+		v, err := f(ctx)
+		return v, cancelled(ctx, path, err)
 	}
 	if int(g.stuck.Load()) == cap(g.slots) {
 		return zero, g.timeout(path)
@@ -67,10 +76,7 @@ func guarded[T any](ctx context.Context, g *guard, path string, f func(context.C
 	var err error
 	select {
 	case r := <-done:
-		if r.err != nil && ctx.Err() != nil {
-			return zero, fmt.Errorf("read %q: %w", path, context.Cause(ctx))
-		}
-		return r.v, r.err
+		return r.v, cancelled(ctx, path, r.err)
 	case <-timer.C:
 		err = g.timeout(path)
 	case <-ctx.Done():
@@ -81,6 +87,14 @@ func guarded[T any](ctx context.Context, g *guard, path string, f func(context.C
 		g.stuck.Add(-1) // it came back meanwhile, but too late
 	}
 	return zero, err
+}
+
+// cancelled puts the cause in an error's place where ctx has ended.
+func cancelled(ctx context.Context, path string, err error) error {
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("read %q: %w", path, context.Cause(ctx))
+	}
+	return err
 }
 
 func (g *guard) timeout(path string) *Error {

@@ -58,6 +58,14 @@ type Entry struct {
 	Size int64
 	// Target is what a link says, unresolved.
 	Target string
+	// Mode, ModTime, ChangeTime and Inode are the entry's own, a link's too.
+	// For folders and mounts only Mode's type is set: looking at a mount point
+	// could wait for what is mounted there. ChangeTime and Inode are zero
+	// where the system does not tell them.
+	Mode       fs.FileMode
+	ModTime    time.Time
+	ChangeTime time.Time
+	Inode      uint64
 }
 
 // Listing is the content of a folder, in the order of a tree: by name, each

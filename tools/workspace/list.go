@@ -4,12 +4,13 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 )
 
 // List gives the entries of a folder, and of the folders below it down to
 // depth (at least 1, at most MaxDepth). The folders nearest to the top are
-// read first, so that a cap on entries cuts off the deepest ones. No link is
-// followed but in path itself.
+// read first, so that a cap on entries cuts off the deepest ones; so does the
+// Deadline. No link is followed but in path itself.
 func (r *Reader) List(ctx context.Context, path string, depth int) (Listing, error) {
 	rel, e := r.prefixes.relative(path)
 	if e != nil {
@@ -19,6 +20,7 @@ func (r *Reader) List(ctx context.Context, path string, depth int) (Listing, err
 		l := lister{tree: r.tree, room: r.options.MaxEntries, root: rel}
 		l.depth = min(max(depth, 1), r.options.MaxDepth)
 		l.capped = depth > l.depth
+		l.until = time.Now().Add(r.options.Deadline)
 		if err := l.run(ctx); err != nil {
 			return Listing{}, fault(path, err)
 		}
@@ -35,6 +37,7 @@ type lister struct {
 	room   int
 	depth  int
 	capped bool
+	until  time.Time
 }
 
 func (l *lister) run(ctx context.Context) error {
@@ -55,6 +58,9 @@ func (l *lister) run(ctx context.Context) error {
 			continue
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
+		case time.Now().After(l.until):
+			l.Truncated = true
+			return nil
 		}
 		if err := l.read(e.Path, i); err != nil {
 			l.miss(i, err)

@@ -30,9 +30,10 @@ type ReaderOptions struct {
 	// that was asked for are at depth 1.
 	MaxDepth int
 	// Deadline bounds each call's wait for the file system: a whole ReadFile,
-	// Stat or List, and each folder of a Walk.
+	// Stat or List, and each folder of a Walk. It is for file systems that
+	// may never answer (network, FUSE, whatever is not known to be local).
 	Deadline time.Duration
-	// MaxStuck bounds the calls that are inside the file system at once,
+	// MaxStuck bounds the calls that are inside such a file system at once,
 	// those included that were given up. A further call waits its deadline,
 	// or fails at once where all of them were given up.
 	MaxStuck int
@@ -46,7 +47,8 @@ type ReaderOptions struct {
 // Every method is safe for concurrent use and fails with an [*Error], or with
 // an error that wraps context.Cause(ctx) where ctx ended first. A cancelled
 // call, and one beyond its deadline, returns at once; what is stuck inside
-// the kernel is left behind, at most MaxStuck times.
+// the kernel is left behind, at most MaxStuck times. Since no other mount is
+// entered, only a workspace that is itself on such a file system gets stuck.
 type Reader struct {
 	tree     *tree
 	prefixes prefixes
@@ -68,7 +70,7 @@ func NewReader(dir *os.File, o ReaderOptions) (*Reader, error) {
 	return &Reader{
 		tree:     t,
 		prefixes: newPrefixes(o.HostPath, o.ContainerPath),
-		guard:    newGuard(o.Deadline, o.MaxStuck),
+		guard:    newGuard(t.local(), o.Deadline, o.MaxStuck),
 		options:  o,
 	}, nil
 }

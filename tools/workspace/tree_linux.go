@@ -174,7 +174,8 @@ func statx(at int, name string, flags int) (facts, error) {
 		f.mount = mountID{id: x.Mnt_id}
 	}
 	f.Mode, f.Size, f.Ino, f.Dev = uint32(x.Mode), int64(x.Size), x.Ino, unix.Mkdev(x.Dev_major, x.Dev_minor)
-	f.Mtim = unix.Timespec{Sec: x.Mtime.Sec, Nsec: int64(x.Mtime.Nsec)}
+	f.Mtim = unix.NsecToTimespec(x.Mtime.Sec*1e9 + int64(x.Mtime.Nsec))
+	f.Ctim = unix.NsecToTimespec(x.Ctime.Sec*1e9 + int64(x.Ctime.Nsec))
 	return f, nil
 }
 

@@ -51,6 +51,9 @@ func newTree(dir *os.File) (*tree, error) {
 	return &tree{root: root, self: now}, nil
 }
 
+// local can't be told here.
+func (t *tree) local() bool { return false }
+
 // isEscape knows os.Root's refusal, for which it exports no value (Go 1.26).
 func isEscape(err error) bool {
 	return errors.Is(err, errEscape) || strings.HasSuffix(err.Error(), "path escapes from parent")
@@ -132,6 +135,11 @@ func (t *tree) readDir(rel string, follow bool, keep int) ([]Entry, bool, error)
 		fi, err := byName[d.name].Info()
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
+		}
+		if err == nil && d.typ != TypeDir {
+			e.Mode, e.ModTime = fi.Mode(), fi.ModTime()
+		} else {
+			e.Mode = byName[d.name].Type()
 		}
 		switch {
 		case err != nil:
