@@ -1,0 +1,74 @@
+package workmount
+
+import (
+	"errors"
+	"io"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// openBelow opens something in the workspace by the held descriptor: through
+// no link, over no mount, and never out.
+func openBelow(workspace *os.File, name string, flags uint64) (*os.File, error) {
+	return resolve(workspace, name, flags, unix.RESOLVE_NO_XDEV)
+}
+
+// openMounted is openBelow for a named submount, which is a mount.
+func openMounted(workspace *os.File, name string, flags uint64) (*os.File, error) {
+	return resolve(workspace, name, flags, 0)
+}
+
+func resolve(workspace *os.File, name string, flags, extra uint64) (*os.File, error) {
+	how := &unix.OpenHow{
+		Flags:   flags | unix.O_CLOEXEC | unix.O_NOFOLLOW,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | extra,
+	}
+	for range 32 { // EAGAIN: somebody renames meanwhile; openat2(2)
+		fd, err := unix.Openat2(int(workspace.Fd()), name, how)
+		if err == nil {
+			return os.NewFile(uintptr(fd), name), nil
+		}
+		if !errors.Is(err, unix.EAGAIN) {
+			return nil, &os.PathError{Op: "openat2", Path: name, Err: err}
+		}
+	}
+	return nil, &os.PathError{Op: "openat2", Path: name, Err: unix.EAGAIN}
+}
+
+// kindOf gives the type bits of something in the workspace, of a link itself
+// where it is one.
+func kindOf(workspace *os.File, name string) (uint32, error) {
+	f, err := openBelow(workspace, name, unix.O_PATH)
+	if errors.Is(err, unix.ELOOP) {
+		return unix.S_IFLNK, nil // on the way there or at its end
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return 0, err
+	}
+	return st.Mode & unix.S_IFMT, nil
+}
+
+// readSmall reads a small regular file of the workspace, without the line end.
+func readSmall(workspace *os.File, name string) (string, error) {
+	f, err := openBelow(workspace, name, unix.O_RDONLY|unix.O_NONBLOCK)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return "", errors.Join(err, errors.New("not a regular file"))
+	}
+	const pathMax = 4096 // limits.h: what git could use of it
+	data, err := io.ReadAll(io.LimitReader(f, pathMax+1))
+	if err != nil {
+		return "", err
+	}
+	return strings.TrimRight(string(data), "\r\n"), nil
+}

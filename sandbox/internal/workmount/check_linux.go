@@ -1,0 +1,149 @@
+package workmount
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// node is what tells one file from another.
+type node struct{ dev, ino uint64 }
+
+// resolvedPath is the path of the held folder as the kernel knows it now. It
+// is for messages and for what lies beside the folder, never to open it again.
+func resolvedPath(dir *os.File) (string, error) {
+	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()))
+	if err != nil {
+		return "", fmt.Errorf("resolve workspace: %w", err)
+	}
+	if !filepath.IsAbs(path) {
+		return "", fmt.Errorf("resolve workspace: %w: %q is not below the root folder", sandbox.ErrInvalid, path)
+	}
+	return path, nil
+}
+
+// checkPlace refuses a workspace that is, holds or lies in a folder that
+// commands must not reach. Folders are compared by device and inode on the way
+// up to the root, so that no spelling of a path gets around it.
+func checkPlace(workspace *os.File, path string, o Options) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(workspace.Fd()), &st); err != nil {
+		return fmt.Errorf("examine workspace: %w", err)
+	}
+	if st.Nlink == 0 {
+		return fmt.Errorf("workspace %s: %w: the folder was removed", o.Workspace.Path, sandbox.ErrInvalid)
+	}
+	self := node{st.Dev, st.Ino}
+	up, err := ancestors(int(workspace.Fd()))
+	if err != nil {
+		return fmt.Errorf("examine workspace: %w", err)
+	}
+	if len(up) == 1 {
+		return fmt.Errorf("workspace %s: %w: it is the root folder, which can't be a workspace", path, sandbox.ErrInvalid)
+	}
+	for _, name := range append([]string{o.StateDir}, o.Protect...) {
+		above, err := ancestorsOf(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("examine %s: %w", name, err)
+		}
+		switch {
+		case above[0] == self:
+			return fmt.Errorf("workspace %s: %w: it is %s, which commands must not change: use a folder of its own", path, sandbox.ErrInvalid, name)
+		case slices.Contains(above, self):
+			return fmt.Errorf("workspace %s: %w: it holds %s, which commands must not reach: use a folder of its own", path, sandbox.ErrInvalid, name)
+		case name == o.StateDir && slices.Contains(up, above[0]):
+			return fmt.Errorf("workspace %s: %w: it lies in the state folder %s", path, sandbox.ErrInvalid, name)
+		}
+	}
+	return nil
+}
+
+func ancestorsOf(path string) ([]node, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	return ancestors(fd)
+}
+
+// ancestors lists a folder and those above it, up to and with the root.
+func ancestors(dir int) ([]node, error) {
+	var st unix.Stat_t
+	if err := unix.Stat("/", &st); err != nil {
+		return nil, err
+	}
+	root := node{st.Dev, st.Ino}
+	fd, err := unix.FcntlInt(uintptr(dir), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { unix.Close(fd) }()
+	var out []node
+	for range 4096 { // deeper than a path can be
+		if err := unix.Fstat(fd, &st); err != nil {
+			return nil, err
+		}
+		out = append(out, node{st.Dev, st.Ino})
+		if out[len(out)-1] == root {
+			return out, nil
+		}
+		up, err := unix.Openat(fd, "..", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return nil, err
+		}
+		unix.Close(fd)
+		fd = up
+	}
+	return nil, errors.New("no end of parent folders")
+}
+
+// submounts lists what is mounted below the workspace, relative to it, and
+// refuses what is not named.
+func submounts(path string, named []string) ([]string, error) {
+	infos, err := mountinfo.GetMounts(mountinfo.PrefixFilter(path))
+	if err != nil {
+		return nil, fmt.Errorf("list mounts below the workspace: %w", err)
+	}
+	var accepted, unnamed []string
+	for _, info := range infos {
+		rel, err := filepath.Rel(path, info.Mountpoint)
+		if err != nil || rel == "." || !filepath.IsLocal(rel) {
+			continue
+		}
+		if slices.ContainsFunc(named, func(n string) bool { return samePlace(path, rel, n) }) {
+			if !slices.Contains(accepted, rel) {
+				accepted = append(accepted, rel)
+			}
+			continue
+		}
+		unnamed = append(unnamed, rel)
+	}
+	if len(unnamed) > 0 {
+		return nil, fmt.Errorf("workspace %s: %w: other file systems are mounted in it (%s): name them to have them mounted too, or unmount them",
+			path, sandbox.ErrInvalid, strings.Join(unnamed, ", "))
+	}
+	slices.Sort(accepted) // parents before what is in them
+	return accepted, nil
+}
+
+// samePlace says that a name that a user gave, absolute or relative to the
+// workspace, is rel.
+func samePlace(path, rel, name string) bool {
+	if filepath.IsAbs(name) {
+		return filepath.Clean(name) == filepath.Join(path, rel)
+	}
+	return filepath.Clean(name) == rel
+}

@@ -1,0 +1,155 @@
+package workmount
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// guard is one thing in the workspace that is bound on itself.
+type guard struct {
+	name     string // relative to the workspace
+	readOnly bool
+	// place is set where a placeholder has to be made for it first.
+	place bool
+}
+
+// The names that a host reads in a workspace on its own account.
+const (
+	gitName   = ".git"
+	ownConfig = ".caisson"
+)
+
+// gitExecutable are the entries of a repository that its owner's git obeys or
+// runs: configuration, hooks, and what names other configuration or hooks.
+var gitExecutable = [...]string{"config", "config.worktree", "commondir", "hooks", "info", "modules", "worktrees"}
+
+// guards lists what is bound on itself, parents first, and what is lost.
+func guards(workspace *os.File, base string, mode sandbox.GitMode) (list []guard, lost []string, err error) {
+	kind, err := kindOf(workspace, gitName)
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		list, lost, err = absentGuards(workspace)
+	case err != nil:
+		return nil, nil, fmt.Errorf("examine %s: %w", gitName, err)
+	case kind == unix.S_IFDIR:
+		list, lost, err = folderGuards(workspace, mode)
+	case kind == unix.S_IFREG:
+		list, lost, err = linkGuards(workspace, base)
+	default:
+		err = unprotectable(gitName)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	switch kind, err := kindOf(workspace, ownConfig); {
+	case errors.Is(err, unix.ENOENT):
+	case err != nil:
+		return nil, nil, fmt.Errorf("examine %s: %w", ownConfig, err)
+	case !bindable(kind):
+		return nil, nil, unprotectable(ownConfig)
+	default:
+		list = append(list, guard{name: ownConfig, readOnly: true})
+	}
+	return list, lost, nil
+}
+
+// absentGuards reserves the name of a repository that isn't there, unless one
+// above the workspace is in use: an empty .git would get into its way.
+func absentGuards(workspace *os.File) (list []guard, lost []string, err error) {
+	inside, err := inRepository(workspace)
+	if err != nil {
+		return nil, nil, fmt.Errorf("look for a repository above the workspace: %w", err)
+	}
+	if inside {
+		return nil, []string{"the workspace lies in a repository, so that a .git of its own is not reserved"}, nil
+	}
+	return []guard{{name: gitName, readOnly: true, place: true}}, nil, nil
+}
+
+func bindable(kind uint32) bool { return kind == unix.S_IFDIR || kind == unix.S_IFREG }
+
+func unprotectable(name string) error {
+	return fmt.Errorf("%w: %s is a link or a special file, which can't be protected: replace it by what it leads to", sandbox.ErrInvalid, name)
+}
+
+// folderGuards are the guards of a .git folder.
+func folderGuards(workspace *os.File, mode sandbox.GitMode) (list []guard, lost []string, err error) {
+	if err := checkCommonDir(workspace); err != nil {
+		return nil, nil, err
+	}
+	list = []guard{{name: gitName, readOnly: mode != sandbox.GitCommit}}
+	for _, entry := range gitExecutable {
+		name := path.Join(gitName, entry)
+		kind, err := kindOf(workspace, name)
+		missing := errors.Is(err, unix.ENOENT)
+		switch {
+		case err != nil && !missing:
+			return nil, nil, fmt.Errorf("examine %s: %w", name, err)
+		case mode == sandbox.GitCommit && !missing && !bindable(kind):
+			return nil, nil, unprotectable(name)
+		case mode == sandbox.GitCommit:
+			list = append(list, guard{name: name, readOnly: true, place: missing})
+		case !missing && !bindable(kind):
+			lost = append(lost, fmt.Sprintf("%s is a link, and what it leads to is not protected", name))
+		}
+	}
+	return list, lost, nil
+}
+
+// checkCommonDir refuses a repository whose configuration is read from
+// somewhere else: that may be where commands can write.
+func checkCommonDir(workspace *os.File) error {
+	name := path.Join(gitName, "commondir")
+	content, err := readSmall(workspace, name)
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read %s: %w", name, err)
+	}
+	if content != "." {
+		return fmt.Errorf("%w: %s makes git read its configuration from %q: remove the file", sandbox.ErrInvalid, name, content)
+	}
+	return nil
+}
+
+// inRepository says whether a folder above the workspace holds a .git.
+func inRepository(workspace *os.File) (bool, error) {
+	up, err := openParent(int(workspace.Fd()))
+	for ; err == nil; up, err = stepUp(up) {
+		var st unix.Stat_t
+		if err := unix.Fstatat(up, gitName, &st, unix.AT_SYMLINK_NOFOLLOW); err == nil {
+			return true, unix.Close(up)
+		}
+		if top, err := isRoot(up); top || err != nil {
+			return false, errors.Join(err, unix.Close(up))
+		}
+	}
+	return false, err
+}
+
+func openParent(dir int) (int, error) {
+	return unix.Openat(dir, "..", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+}
+
+func stepUp(dir int) (int, error) {
+	up, err := openParent(dir)
+	return up, errors.Join(err, unix.Close(dir))
+}
+
+func isRoot(dir int) (bool, error) {
+	var here, root unix.Stat_t
+	if err := unix.Fstat(dir, &here); err != nil {
+		return false, err
+	}
+	if err := unix.Stat("/", &root); err != nil {
+		return false, err
+	}
+	return here.Dev == root.Dev && here.Ino == root.Ino, nil
+}

@@ -1,0 +1,57 @@
+package workmount
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// linkGuards are the guards of a .git file, as linked worktrees and submodules
+// have it: one line that says where the repository is. A repository elsewhere
+// is out of the commands' reach. One in the workspace would be theirs to
+// write, so it is guarded too; below a subfolder it can't be, because the
+// subfolder could be renamed.
+func linkGuards(workspace *os.File, base string) (list []guard, lost []string, err error) {
+	content, err := readSmall(workspace, gitName)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read %s: %w", gitName, err)
+	}
+	list = []guard{{name: gitName, readOnly: true}}
+	lost = []string{"the workspace's repository lies elsewhere and is not mounted: git does not work in the sandbox"}
+	target, ok := strings.CutPrefix(content, "gitdir:")
+	if !ok {
+		return list, lost, nil // git refuses such a file too
+	}
+	target = strings.TrimSpace(target)
+	if !filepath.IsAbs(target) {
+		target = filepath.Join(base, target)
+	}
+	inside, err := filepath.Rel(base, realPrefix(target))
+	if err != nil || !filepath.IsLocal(inside) {
+		return list, lost, nil //nolint:nilerr // no relative path: elsewhere
+	}
+	kind, err := kindOf(workspace, inside)
+	if err != nil || !bindable(kind) || inside == "." || strings.ContainsRune(inside, filepath.Separator) {
+		return nil, nil, fmt.Errorf("%w: %s leads to %q in the workspace, where it can't be protected: make .git a folder", sandbox.ErrInvalid, gitName, inside)
+	}
+	return append(list, guard{name: inside, readOnly: true}), nil, nil
+}
+
+// realPrefix resolves the links in a path as far as it exists: what does not
+// exist yet could be made by commands where its parent is in the workspace.
+func realPrefix(target string) string {
+	target = filepath.Clean(target)
+	rest := ""
+	for at := target; ; at = filepath.Dir(at) {
+		if real, err := filepath.EvalSymlinks(at); err == nil {
+			return filepath.Join(real, rest)
+		}
+		if at == filepath.Dir(at) {
+			return target
+		}
+		rest = filepath.Join(filepath.Base(at), rest)
+	}
+}

@@ -1,0 +1,86 @@
+package workmount
+
+import (
+	"fmt"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// ids is a user and a group.
+type ids struct{ uid, gid int }
+
+// commandIDs is the identity of commands where Caisson can choose.
+var commandIDs = ids{sandbox.CommandUID, sandbox.CommandGID}
+
+func (i ids) String() string { return fmt.Sprintf("%d:%d", i.uid, i.gid) }
+
+// plan is how a workspace's owner and the commands' identity are brought
+// together.
+type plan struct {
+	command ids  // in the container
+	files   ids  // whom new files belong to on the host
+	stage   bool // mounts of our own
+	idmap   bool
+	lost    []string
+}
+
+// decide is the table of the package comment. writable is asked only where the
+// answer matters.
+func decide(runner, owner ids, path string, allowRunner bool, writable func() bool) (plan, error) {
+	switch {
+	case runner.uid == 0:
+		return plan{command: commandIDs, files: owner, stage: true, idmap: owner != commandIDs}, nil
+	case owner.uid == runner.uid:
+		return plan{command: runner, files: runner, lost: []string{lostFlags}}, nil
+	case allowRunner && writable():
+		return plan{command: runner, files: runner, lost: []string{
+			lostFlags,
+			fmt.Sprintf("the workspace belongs to uid %d, but files that commands make belong to uid %d", owner.uid, runner.uid),
+		}}, nil
+	case allowRunner:
+		return plan{}, fmt.Errorf("workspace %s: %w: it belongs to uid %d and uid %d can't write to it: run as its owner or as root",
+			path, sandbox.ErrInvalid, owner.uid, runner.uid)
+	}
+	return plan{}, fmt.Errorf("workspace %s: %w: it belongs to uid %d, and files that uid %d makes in it would not: "+
+		"run as its owner or as root, or allow files to belong to the runner", path, sandbox.ErrInvalid, owner.uid, runner.uid)
+}
+
+const lostFlags = "the workspace is mounted without nosuid and nodev, because only root can set them"
+
+// withoutIDMap is the plan of root where the kernel, or the file system that
+// the workspace is on, has no id-mapped mounts: commands then run as the
+// workspace's owner, which must not be root.
+func (p plan) withoutIDMap(path string, cause error) (plan, error) {
+	if p.files.uid == 0 {
+		return plan{}, fmt.Errorf("workspace %s: %w: it belongs to root, commands never run as root, and it can't be id-mapped (%w): "+
+			"give the folder to another user, or use Linux 5.12 or newer and a file system with id-mapped mounts",
+			path, sandbox.ErrUnsupported, cause)
+	}
+	p.command, p.idmap = p.files, false
+	p.lost = append(p.lost, fmt.Sprintf("commands run as the workspace's owner, uid %d, because it can't be id-mapped: %v", p.files.uid, cause))
+	return p, nil
+}
+
+// idRange maps size ids that begin at inside (on disk) to outside (as the
+// mount shows them).
+type idRange struct{ inside, outside, size int64 }
+
+// lastID is the largest id; (uid_t)-1 is no id, see user_namespaces(7).
+const lastID = 1<<32 - 2
+
+// swap maps the full range to itself, but for a and b, which change places. It
+// is its own inverse. A two-entry map would leave files of third ids without an
+// owner, and a one-way map could not be inverted.
+func swap(a, b int64) []idRange {
+	if a == b {
+		return []idRange{{0, 0, lastID + 1}}
+	}
+	a, b = min(a, b), max(a, b)
+	var out []idRange
+	for _, r := range []idRange{{0, 0, a}, {a, b, 1}, {a + 1, a + 1, b - a - 1}, {b, a, 1}, {b + 1, b + 1, lastID - b}} {
+		if r.size > 0 {
+			out = append(out, r)
+		}
+	}
+	return out
+}

@@ -1,0 +1,262 @@
+package workmount
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/owner"
+)
+
+func prepare(ctx context.Context, o Options) (_ *Prepared, err error) {
+	path, err := resolvedPath(o.Workspace.Dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkPlace(o.Workspace.Dir, path, o); err != nil {
+		return nil, err
+	}
+	mounts, err := submounts(path, o.Workspace.Submounts)
+	if err != nil {
+		return nil, err
+	}
+	p, plan, err := begin(o, path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.Close(context.WithoutCancel(ctx)))
+		}
+	}()
+	list, lost, err := guards(o.Workspace.Dir, path, o.Git)
+	if err != nil {
+		return nil, fmt.Errorf("workspace %s: %w", path, err)
+	}
+	p.Lost = append(p.Lost, lost...)
+	if err := p.reserve(list, plan); err != nil {
+		return nil, err
+	}
+	if err := context.Cause(ctx); err != nil {
+		return nil, fmt.Errorf("prepare workspace: %w", err)
+	}
+	if err := p.bindAll(o, plan, mounts, list); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// begin decides who is who and opens what everything else needs.
+func begin(o Options, path string) (*Prepared, plan, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(o.Workspace.Dir.Fd()), &st); err != nil {
+		return nil, plan{}, fmt.Errorf("examine workspace: %w", err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return nil, plan{}, fmt.Errorf("workspace %s: %w: it is not a folder", path, sandbox.ErrInvalid)
+	}
+	runner, folder := ids{os.Geteuid(), os.Getegid()}, ids{int(st.Uid), int(st.Gid)}
+	decided, err := decide(runner, folder, path, o.AllowOwnerRunner, func() bool {
+		return unix.Faccessat(int(o.Workspace.Dir.Fd()), ".", unix.W_OK|unix.X_OK, unix.AT_EACCESS) == nil
+	})
+	if err != nil {
+		return nil, plan{}, err
+	}
+	dir, err := os.OpenFile(o.Dir, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, plan{}, fmt.Errorf("open session folder: %w", err)
+	}
+	return &Prepared{
+		Path: path,
+		undo: &undo{journal: o.Journal, log: o.Log, base: o.Dir, dir: dir, workspace: o.Workspace.Dir},
+	}, decided, nil
+}
+
+// reserve makes the placeholders, as the owner of what they are put into.
+func (p *Prepared) reserve(list []guard, decided plan) error {
+	workspace := p.undo.workspace
+	var st unix.Stat_t
+	if err := unix.Fstat(int(workspace.Fd()), &st); err != nil {
+		return fmt.Errorf("examine workspace: %w", err)
+	}
+	var places []owner.Placeholder
+	var entries []owner.Entry
+	for _, g := range list {
+		if !g.place {
+			continue
+		}
+		place := owner.Placeholder{
+			Workspace: p.Path, WorkspaceDev: st.Dev, WorkspaceIno: st.Ino, Name: g.name,
+			UID: decided.files.uid, GID: decided.files.gid,
+		}
+		places = append(places, place)
+		entries = append(entries, owner.Entry{Kind: owner.KindPlaceholder, Placeholder: &place})
+	}
+	if len(places) == 0 {
+		return nil
+	}
+	numbers, err := p.undo.journal.Add(entries...)
+	if err != nil {
+		return fmt.Errorf("reserve names in workspace: %w", err)
+	}
+	for i, place := range places {
+		made, err := place.Make(workspace)
+		if err != nil {
+			// Not made, or somebody else's: not ours to remove.
+			return errors.Join(reserveError(p.Path, err), p.undo.journal.Forget(numbers[i:]...))
+		}
+		p.undo.placeholders = append([]notedPlaceholder{{numbers[i], made}}, p.undo.placeholders...)
+		if err := p.undo.journal.Update(numbers[i], owner.Entry{Kind: owner.KindPlaceholder, Placeholder: &made}); err != nil {
+			return fmt.Errorf("reserve names in workspace: %w", err)
+		}
+	}
+	return nil
+}
+
+func reserveError(path string, err error) error {
+	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EROFS) {
+		return fmt.Errorf("workspace %s: %w: its owner can't write to it: %w", path, sandbox.ErrInvalid, err)
+	}
+	return fmt.Errorf("reserve names in workspace: %w", err)
+}
+
+// bindAll makes the binds: staged where the plan says so, and by path where
+// this process turns out not to be allowed to mount.
+func (p *Prepared) bindAll(o Options, decided plan, submounts []string, list []guard) error {
+	wanted := append([]guard{{name: "."}}, submountGuards(submounts)...)
+	wanted = append(wanted, list...)
+	if decided.stage {
+		err := p.stageAll(o, &decided, wanted, len(submounts))
+		if err == nil {
+			p.settle(decided)
+			return nil
+		}
+		if !errors.Is(err, errNoMounts) {
+			return fmt.Errorf("mount workspace: %w", err)
+		}
+		o.Log.Info("staging mounts are not possible", zap.Error(err))
+		if err := p.undo.unstage(); err != nil {
+			return err
+		}
+		p.Binds = nil
+		if decided.command != decided.files {
+			if decided, err = decided.withoutIDMap(p.Path, err); err != nil {
+				return err
+			}
+		}
+		decided.stage, decided.lost = false, append(decided.lost, lostFlags)
+	}
+	for i, g := range wanted {
+		f, err := p.open(g, i, len(submounts))
+		if err != nil {
+			return err
+		}
+		err = p.add(f, g, path.Join(p.Path, g.name))
+		f.Close()
+		if err != nil {
+			return err
+		}
+	}
+	p.settle(decided)
+	return nil
+}
+
+func submountGuards(names []string) []guard {
+	var list []guard
+	for _, n := range names {
+		list = append(list, guard{name: n})
+	}
+	return list
+}
+
+// settle takes over what the plan came to.
+func (p *Prepared) settle(decided plan) {
+	p.CommandUID, p.CommandGID = decided.command.uid, decided.command.gid
+	p.OwnerUID, p.OwnerGID = decided.files.uid, decided.files.gid
+	p.IDMapped, p.Staged = decided.idmap, decided.stage
+	p.Lost = append(p.Lost, decided.lost...)
+}
+
+// stageAll stages every bind. Where ids can't be mapped it changes the plan
+// once and begins again.
+func (p *Prepared) stageAll(o Options, decided *plan, wanted []guard, submounts int) (err error) {
+	s := &stage{dir: p.undo.dir, journal: o.Journal, undo: p.undo}
+	if decided.idmap {
+		s.userns, err = openUserNamespace(o.Holder, swap(int64(decided.files.uid), sandbox.CommandUID), swap(int64(decided.files.gid), sandbox.CommandGID))
+		if err != nil {
+			err = fmt.Errorf("%w: %w", errNoIDMap, err)
+		} else {
+			defer s.userns.Close()
+		}
+	}
+	if err == nil {
+		if err = s.open(); err != nil {
+			return err
+		}
+		for i, g := range wanted {
+			if err = p.stageOne(s, g, i, submounts); err != nil {
+				break
+			}
+		}
+	}
+	if !errors.Is(err, errNoIDMap) {
+		return err
+	}
+	if err := p.undo.unstage(); err != nil {
+		return err
+	}
+	p.Binds = nil
+	if *decided, err = decided.withoutIDMap(p.Path, err); err != nil {
+		return err
+	}
+	return p.stageAll(o, decided, wanted, submounts)
+}
+
+func (p *Prepared) stageOne(s *stage, g guard, index, submounts int) error {
+	f, err := p.open(g, index, submounts)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	mount, err := s.clone(int(f.Fd()), g.readOnly)
+	if err != nil {
+		return err
+	}
+	defer mount.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	source, err := s.attach(mount, info.IsDir())
+	if err != nil {
+		return err
+	}
+	return p.add(f, g, source)
+}
+
+// open opens one of the wanted things: the workspace itself, then the named
+// submounts, then the guards.
+func (p *Prepared) open(g guard, index, submounts int) (*os.File, error) {
+	if index > 0 && index <= submounts {
+		return openMounted(p.undo.workspace, g.name, unix.O_PATH)
+	}
+	return openBelow(p.undo.workspace, g.name, unix.O_PATH)
+}
+
+func (p *Prepared) add(f *os.File, g guard, source string) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return fmt.Errorf("examine %s: %w", g.name, err)
+	}
+	p.Binds = append(p.Binds, Bind{
+		Source: source, Target: path.Join(sandbox.WorkspaceDir, g.name), ReadOnly: g.readOnly,
+		Dir: st.Mode&unix.S_IFMT == unix.S_IFDIR, Device: st.Dev, Inode: st.Ino,
+	})
+	return nil
+}

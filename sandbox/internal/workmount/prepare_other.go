@@ -1,0 +1,89 @@
+//go:build !linux
+
+package workmount
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// undo has nothing to undo where nothing is mounted.
+type undo struct{}
+
+func (*undo) unstage() error { return nil }
+
+func (*undo) close(context.Context) error { return nil }
+
+// prepare hands out the folder's own path: the engine runs in a virtual
+// machine, whose file sharing gives every file to the user who runs it. Only
+// an existing .git and .caisson are guarded.
+func prepare(_ context.Context, o Options) (*Prepared, error) {
+	held, err := o.Workspace.Dir.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("examine workspace: %w", err)
+	}
+	path, err := filepath.EvalSymlinks(o.Workspace.Path)
+	if err != nil {
+		return nil, fmt.Errorf("resolve workspace: %w", err)
+	}
+	now, err := os.Lstat(path)
+	if err != nil {
+		return nil, fmt.Errorf("resolve workspace: %w", err)
+	}
+	if !os.SameFile(held, now) || !now.IsDir() {
+		return nil, fmt.Errorf("workspace %s: %w: it is not the folder that was opened", path, sandbox.ErrInvalid)
+	}
+	if err := checkPlace(path, o); err != nil {
+		return nil, err
+	}
+	if o.Git == sandbox.GitCommit {
+		return nil, fmt.Errorf("workspace %s: %w: git mode commit needs Linux", path, sandbox.ErrUnsupported)
+	}
+	p := &Prepared{
+		Path: path, CommandUID: sandbox.CommandUID, CommandGID: sandbox.CommandGID, OwnerUID: os.Getuid(), OwnerGID: os.Getgid(),
+		Binds: []Bind{{Source: path, Target: sandbox.WorkspaceDir, Dir: true}}, undo: &undo{},
+		Lost: []string{
+			"the workspace is mounted without nosuid and nodev, which this system can't set",
+			"a .git that is not there is not reserved on this system",
+		},
+	}
+	for _, name := range []string{".git", ".caisson"} {
+		info, err := os.Lstat(filepath.Join(path, name))
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil || !info.IsDir() && !info.Mode().IsRegular() {
+			return nil, fmt.Errorf("workspace %s: %w: %s is not a plain folder or file and can't be protected", path, sandbox.ErrInvalid, name)
+		}
+		p.Binds = append(p.Binds, Bind{Source: filepath.Join(path, name), Target: sandbox.WorkspaceDir + "/" + name, ReadOnly: true, Dir: info.IsDir()})
+	}
+	return p, nil
+}
+
+// checkPlace refuses the root, the state folder and what holds or lies in
+// them; paths have their links resolved.
+func checkPlace(path string, o Options) error {
+	if filepath.Dir(path) == path {
+		return fmt.Errorf("workspace %s: %w: it is a root folder", path, sandbox.ErrInvalid)
+	}
+	for _, name := range append([]string{o.StateDir}, o.Protect...) {
+		real, err := filepath.EvalSymlinks(name)
+		if err != nil {
+			continue
+		}
+		rel, err := filepath.Rel(path, real)
+		if err == nil && filepath.IsLocal(rel) {
+			return fmt.Errorf("workspace %s: %w: it is or holds %s: use a folder of its own", path, sandbox.ErrInvalid, name)
+		}
+		rel, err = filepath.Rel(real, path)
+		if name == o.StateDir && err == nil && filepath.IsLocal(rel) {
+			return fmt.Errorf("workspace %s: %w: it lies in the state folder %s", path, sandbox.ErrInvalid, name)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,116 @@
+package workmount
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+func TestDecide(t *testing.T) {
+	yes, no := func() bool { return true }, func() bool { return false }
+	for _, tt := range []struct {
+		name          string
+		runner, owner ids
+		allow         bool
+		writable      func() bool
+		want          plan
+		err           error
+	}{
+		{name: "root, other owner", runner: ids{0, 0}, owner: ids{1000, 1000}, want: plan{command: commandIDs, files: ids{1000, 1000}, stage: true, idmap: true}},
+		{name: "root, root's", runner: ids{0, 0}, owner: ids{0, 0}, want: plan{command: commandIDs, files: ids{0, 0}, stage: true, idmap: true}},
+		{name: "root, already the commands'", runner: ids{0, 0}, owner: commandIDs, want: plan{command: commandIDs, files: commandIDs, stage: true}},
+		{name: "root, group differs", runner: ids{0, 0}, owner: ids{10001, 5}, want: plan{command: commandIDs, files: ids{10001, 5}, stage: true, idmap: true}},
+		{name: "own", runner: ids{1000, 100}, owner: ids{1000, 1000}, want: plan{command: ids{1000, 100}, files: ids{1000, 100}, lost: []string{lostFlags}}},
+		{name: "another's", runner: ids{1000, 1000}, owner: ids{0, 0}, writable: yes, err: sandbox.ErrInvalid},
+		{name: "another's, allowed", runner: ids{1000, 1000}, owner: ids{0, 0}, allow: true, writable: yes, want: plan{
+			command: ids{1000, 1000}, files: ids{1000, 1000},
+			lost: []string{lostFlags, "the workspace belongs to uid 0, but files that commands make belong to uid 1000"},
+		}},
+		{name: "another's, allowed, not writable", runner: ids{1000, 1000}, owner: ids{0, 0}, allow: true, writable: no, err: sandbox.ErrInvalid},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := decide(tt.runner, tt.owner, "/w", tt.allow, tt.writable)
+			if !errors.Is(err, tt.err) {
+				t.Fatalf("error %v, want %v", err, tt.err)
+			}
+			if diff := cmp.Diff(tt.want, got, cmp.AllowUnexported(plan{}, ids{})); diff != "" {
+				t.Errorf("plan (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestWithoutIDMap(t *testing.T) {
+	cause := errors.New("the cause")
+	p := plan{command: commandIDs, files: ids{1000, 1001}, stage: true, idmap: true}
+	got, err := p.withoutIDMap("/w", cause)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.command != p.files || got.idmap || len(got.lost) != 1 {
+		t.Errorf("plan %+v: want commands as the owner, and to say so", got)
+	}
+	p.files = ids{0, 0}
+	if _, err := p.withoutIDMap("/w", cause); !errors.Is(err, sandbox.ErrUnsupported) || !errors.Is(err, cause) {
+		t.Errorf("error %v for a folder of root's, want ErrUnsupported and the cause", err)
+	}
+}
+
+func TestSwapIsItsOwnInverse(t *testing.T) {
+	for _, pair := range [][2]int64{{0, 10001}, {1000, 10001}, {10001, 10001}, {10001, 10002}, {65534, 10001}, {lastID, 10001}, {lastID - 1, 0}} {
+		ranges := swap(pair[0], pair[1])
+		apply := func(id int64) int64 {
+			for _, r := range ranges {
+				if id >= r.inside && id < r.inside+r.size {
+					return r.outside + id - r.inside
+				}
+			}
+			return -1
+		}
+		var size int64
+		for _, r := range ranges {
+			size += r.size
+			for _, id := range []int64{r.inside, r.inside + r.size/2, r.inside + r.size - 1} {
+				if apply(apply(id)) != id {
+					t.Errorf("swap(%d, %d): %d becomes %d becomes %d", pair[0], pair[1], id, apply(id), apply(apply(id)))
+				}
+				if id != pair[0] && id != pair[1] && apply(id) != id {
+					t.Errorf("swap(%d, %d): third id %d becomes %d", pair[0], pair[1], id, apply(id))
+				}
+			}
+		}
+		if size != lastID+1 {
+			t.Errorf("swap(%d, %d) maps %d ids, want all %d", pair[0], pair[1], size, int64(lastID+1))
+		}
+		if apply(pair[0]) != pair[1] {
+			t.Errorf("swap(%d, %d): the first becomes %d", pair[0], pair[1], apply(pair[0]))
+		}
+	}
+}
+
+// must fails the test on an error, for the making of layouts.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func write(t *testing.T, path, content string) {
+	t.Helper()
+	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	must(t, os.WriteFile(path, []byte(content), 0o644))
+}
+
+func missing(t *testing.T, path string) {
+	t.Helper()
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s is left (%v)", path, err)
+	}
+}
