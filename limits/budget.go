@@ -1,6 +1,9 @@
 package limits
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // Budget bounds one agent run. A nil field means that there is no such limit;
 // a zero or negative one is invalid.
@@ -16,4 +19,23 @@ type Budget struct {
 	CostMicroUSD *int64
 	// WallTime is the time from the start of the run to its end.
 	WallTime *time.Duration
+}
+
+// Validate reports the first field that is zero or negative, by name.
+func (b Budget) Validate() error {
+	for _, f := range []struct {
+		kind  Kind
+		bound *int64
+	}{
+		{KindRounds, b.Rounds},
+		{KindToolCalls, b.ToolCalls},
+		{KindTokens, b.Tokens},
+		{KindCost, b.CostMicroUSD},
+		{KindWallTime, (*int64)(b.WallTime)},
+	} {
+		if f.bound != nil && *f.bound <= 0 {
+			return fmt.Errorf("budget %s is %d, must be positive or left out", f.kind, *f.bound)
+		}
+	}
+	return nil
 }

@@ -1,7 +1,7 @@
 package limits
 
 // Usage is what one run, or one model call, has used. The three input counts
-// are disjoint. The zero value is nothing used, at a cost of zero.
+// are disjoint. The zero value is nothing used.
 type Usage struct {
 	Rounds            int64 `json:"rounds"`
 	ToolCalls         int64 `json:"tool_calls"`
@@ -13,7 +13,8 @@ type Usage struct {
 	CostMicroUSD *int64 `json:"cost_micro_usd,omitempty"`
 }
 
-// Tokens is the sum that [Budget].Tokens bounds.
+// Tokens is the sum that [Budget].Tokens bounds. Negative counts are taken as
+// zero, and the sum stops at the largest number.
 func (u Usage) Tokens() int64 {
-	return u.InputTokens + u.CachedInputTokens + u.CacheWriteTokens + u.OutputTokens
+	return add(add(add(add(0, u.InputTokens), u.CachedInputTokens), u.CacheWriteTokens), u.OutputTokens)
 }

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/tools"
 )
 
 // Event is what the loop reports through its one hook. The set is sealed.
@@ -60,6 +61,27 @@ type BudgetWarning struct {
 	Limit, Used int64
 }
 
+// CallRefused says that the loop itself answered a tool call, which never
+// reached the dispatcher. It is the terminal event of that call.
+type CallRefused struct {
+	CallID string
+	Name   tools.Name
+	// Class is permission_denied for a limit, cancelled where the run ended first.
+	Class tools.ErrorClass
+	// Reason is "limit", "no_tools", "too_many_calls" or the stop reason.
+	Reason  string
+	Message string // as the model sees it
+}
+
+// ContextShortened says that old tool results are sent shortened from now on,
+// because the model's context window is nearly full. The history keeps them whole.
+type ContextShortened struct {
+	Results int
+	Bytes   int64 // left out
+}
+
+func (CallRefused) loopEvent()        {}
+func (ContextShortened) loopEvent()   {}
 func (MessageAdded) loopEvent()       {}
 func (ModelCallStarted) loopEvent()   {}
 func (ModelCallCompleted) loopEvent() {}

@@ -2,6 +2,8 @@ package loop
 
 import (
 	"encoding/json"
+	"slices"
+	"strings"
 
 	"github.com/caisson-run/caisson/tools"
 )
@@ -24,6 +26,47 @@ type Message struct {
 	Blocks []Block `json:"blocks"`
 }
 
+// text is the message's text, its blocks joined; "" where there is only white space.
+func (m Message) text() string {
+	var parts []string
+	for _, b := range m.Blocks {
+		if b.Text != nil {
+			parts = append(parts, b.Text.Text)
+		}
+	}
+	joined := strings.Join(parts, "\n")
+	if strings.TrimSpace(joined) == "" {
+		return ""
+	}
+	return joined
+}
+
+// toolUses are the message's tool calls, in order.
+func (m Message) toolUses() []ToolUse {
+	var uses []ToolUse
+	for _, b := range m.Blocks {
+		if b.ToolUse != nil {
+			uses = append(uses, *b.ToolUse)
+		}
+	}
+	return uses
+}
+
+// lastText is the last text of an assistant among the messages, or "".
+func lastText(messages []Message) string {
+	for _, m := range slices.Backward(messages) {
+		if m.Role == RoleAssistant && m.text() != "" {
+			return m.text()
+		}
+	}
+	return ""
+}
+
+// NewText is a message of one text.
+func NewText(role Role, text string) Message {
+	return Message{Role: role, Blocks: []Block{{Text: &Text{Text: text}}}}
+}
+
 // Block is one piece of a message; exactly one field is set.
 type Block struct {
 	Text       *Text       `json:"text,omitempty"`
@@ -37,10 +80,11 @@ type Text struct {
 	Text string `json:"text"`
 }
 
-// ToolUse is a call that the model made.
+// ToolUse is a call that the model made. An adapter fills ProviderID, Name as
+// it is on its wire, and Raw with the arguments as they came; the loop does the rest.
 type ToolUse struct {
 	// ID is ours (tu_ and a ULID), unique in the session; ProviderID is what
-	// the provider called it, "" where it gave none.
+	// the provider called it, "" where it gave none that can be used.
 	ID         string `json:"id"`
 	ProviderID string `json:"provider_id,omitempty"`
 	// Name is canonical, or as the model wrote it where it is unknown.
@@ -51,6 +95,27 @@ type ToolUse struct {
 	// object, and Raw keeps them.
 	InputError string `json:"input_error,omitempty"`
 	Raw        string `json:"raw,omitempty"`
+}
+
+// WireID is the id by which a provider knows the call: its own where it gave
+// one, ours otherwise.
+func (u ToolUse) WireID() string {
+	if u.ProviderID != "" {
+		return u.ProviderID
+	}
+	return u.ID
+}
+
+// WireIDs maps our ids of all tool calls in messages to [ToolUse.WireID], so
+// that an adapter can name the call that a result answers.
+func WireIDs(messages []Message) map[string]string {
+	ids := map[string]string{}
+	for _, m := range messages {
+		for _, u := range m.toolUses() {
+			ids[u.ID] = u.WireID()
+		}
+	}
+	return ids
 }
 
 // ToolResult answers one ToolUse.

@@ -1,0 +1,137 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// ask makes one model call and adds its answer to the history. withTools is
+// false for the closing completion.
+func (t *turn) ask(ctx context.Context, withTools bool) *ending {
+	round := 0
+	var offered []tools.Definition
+	if withTools {
+		round = int(t.meter.Used().Rounds) + 1
+		offered = t.definitions()
+	}
+	for {
+		resp, err := t.complete(ctx, round, offered)
+		if t.emitErr != nil {
+			return &ending{reason: StopTraceUnwritable, err: t.emitErr}
+		}
+		if err == nil {
+			t.accept(resp, offered)
+			return nil
+		}
+		if ctx.Err() != nil {
+			return new(endingOf(context.Cause(ctx)))
+		}
+		// Every refusal that follows shortens more, so this comes to an end.
+		if classOf(err) != ModelContextOverflow || !t.shorten(shortenAll) {
+			return new(modelEnding(err, t.view.tokens, t.ContextWindow))
+		}
+	}
+}
+
+// complete makes the call itself and reports it.
+func (t *turn) complete(ctx context.Context, round int, offered []tools.Definition) (Response, error) {
+	t.emit(ModelCallStarted{Round: round, Model: t.Model.Info(), Tools: len(offered)})
+	if t.emitErr != nil {
+		return Response{}, t.emitErr
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	started := time.Now()
+	var first time.Duration
+	resp, err := t.Model.Complete(ctx, Request{
+		Messages: t.view.render(t.history), Tools: offered, MaxOutputTokens: t.MaxOutputTokens,
+	}, func(d Delta) {
+		if first == 0 {
+			first = time.Since(started)
+		}
+		if d.Text == "" || t.emitErr != nil {
+			return
+		}
+		if t.emit(TextDelta{Text: d.Text}); t.emitErr != nil {
+			cancel(t.emitErr)
+		}
+	})
+	if err != nil {
+		t.modelFailed(ctx, round, err)
+		return Response{}, err
+	}
+	used := resp.Usage
+	used.Rounds, used.ToolCalls = 0, 0
+	if round > 0 {
+		used.Rounds = 1
+	}
+	t.meter.Add(used)
+	t.emit(ModelCallCompleted{
+		Round: round, Latency: time.Since(started), FirstDelta: first, Usage: used,
+		Finish: resp.Finish, ToolCalls: len(resp.Message.toolUses()),
+	})
+	return resp, nil
+}
+
+// modelFailed reports a failed call: the class to the user, the rest to the log.
+func (t *turn) modelFailed(ctx context.Context, round int, err error) {
+	if ctx.Err() != nil {
+		t.emit(ModelCallFailed{Round: round, Class: ModelCancelled, Message: generic(ModelCancelled)})
+		return
+	}
+	failed := ModelCallFailed{Round: round, Class: classOf(err), ErrorID: t.NewID("err")}
+	failed.Message = generic(failed.Class)
+	var m *ModelError
+	if errors.As(err, &m) {
+		failed.Status = m.Status
+	}
+	t.log.Error("model call failed", zap.String("error_id", failed.ErrorID),
+		zap.String("class", string(failed.Class)), zap.Int("status", failed.Status), zap.Error(err))
+	t.emit(failed)
+}
+
+// accept adds an answer to the history and counts what it says about limits.
+func (t *turn) accept(resp Response, offered []tools.Definition) {
+	m := t.ids.message(resp, offered)
+	t.state.cut = resp.Truncated
+	// An empty message is no part of a conversation, and providers refuse it;
+	// decide finds it missing.
+	if m.text() != "" || len(m.toolUses()) > 0 {
+		t.add(m)
+		t.state.empty = false
+	} else {
+		t.state.empty = true
+	}
+	t.view.tokens = resp.Usage.Tokens()
+	t.warn()
+	if t.ContextWindow > 0 && t.view.tokens > t.ContextWindow-t.ContextWindow/5 {
+		t.shorten(t.view.tokens - t.ContextWindow*3/5)
+	}
+}
+
+// warn reports limits of which four fifths are used.
+func (t *turn) warn() {
+	for _, w := range t.meter.Warnings(time.Since(t.started)) {
+		t.emit(BudgetWarning{Kind: w.Kind, Limit: w.Limit, Used: w.Used})
+	}
+	if used := t.view.tokens; t.ContextWindow > 0 && used >= t.ContextWindow-t.ContextWindow/5 && !t.view.warned {
+		t.view.warned = true
+		t.emit(BudgetWarning{Kind: limits.KindContext, Limit: t.ContextWindow, Used: used})
+	}
+}
+
+// shorten sends old results shortened from now on, about as many tokens as
+// asked, and says whether there was any left to shorten.
+func (t *turn) shorten(tokens int64) bool {
+	n, bytes := t.view.shorten(t.history, tokens)
+	if n > 0 {
+		t.emit(ContextShortened{Results: n, Bytes: bytes})
+	}
+	return n > 0
+}

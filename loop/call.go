@@ -1,0 +1,85 @@
+package loop
+
+import (
+	"context"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// call runs the tool calls of a step and adds one result for each, in the
+// order in which the model made them.
+func (t *turn) call(ctx context.Context, s step) *ending {
+	var failed *ending
+	if len(s.run) > 0 {
+		failed = t.dispatch(ctx, s.run)
+	}
+	reason := "limit"
+	switch s.refusal {
+	case refusedNoTools:
+		reason = "no_tools"
+	case refusedTooMany:
+		reason = "too_many_calls"
+	}
+	for _, u := range s.refuse {
+		t.refuse(u, s.refusal, tools.ErrorPermissionDenied, reason)
+	}
+	if s.over != nil {
+		t.state.refused = s.over
+	}
+	t.warn()
+	return failed
+}
+
+// dispatch hands calls to the dispatcher. A dispatcher that leaves a result
+// out, as it must not, can't leave a call without one.
+func (t *turn) dispatch(ctx context.Context, uses []ToolUse) *ending {
+	calls := make([]tools.Call, 0, len(uses))
+	for _, u := range uses {
+		calls = append(calls, tools.Call{
+			ID: u.ID, Name: u.Name, Input: u.Input, InputError: u.InputError,
+			Session: t.Session, Turn: t.Turn,
+		})
+	}
+	results, err := t.Dispatcher.Round(ctx, calls)
+	byID := make(map[string]tools.Result, len(results))
+	for _, r := range results {
+		byID[r.CallID] = r
+	}
+	for _, u := range uses {
+		r, ok := byID[u.ID]
+		if !ok {
+			t.log.Error("dispatcher gave no result", zap.String("call", u.ID), zap.String("tool", string(u.Name)))
+			r = tools.Result{CallID: u.ID, Content: []tools.Block{{Text: refusedLost}}, IsError: true}
+		}
+		t.addResult(u.ID, r.Content, r.IsError)
+	}
+	t.meter.Add(limits.Usage{ToolCalls: int64(len(uses))})
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return new(endingOf(context.Cause(ctx)))
+	}
+	e := endingOf(err)
+	if e.reason == StopCancelled {
+		// Nobody cancelled: the dispatcher failed in a way that has no name.
+		e.reason = StopProviderFailed
+	}
+	return &e
+}
+
+// refuse answers a call that never reaches the dispatcher.
+func (t *turn) refuse(u ToolUse, message string, class tools.ErrorClass, reason string) {
+	t.emit(CallRefused{CallID: u.ID, Name: u.Name, Class: class, Reason: reason, Message: message})
+	t.addResult(u.ID, []tools.Block{{Text: message}}, true)
+}
+
+// addResult adds one tool message.
+func (t *turn) addResult(id string, content []tools.Block, isError bool) {
+	t.add(Message{Role: RoleTool, Blocks: []Block{{ToolResult: &ToolResult{
+		ToolUseID: id, Content: content, IsError: isError,
+	}}}})
+}

@@ -1,0 +1,74 @@
+package loop
+
+import (
+	"errors"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// endingOf maps what ended the context, or what the dispatcher returned, to a
+// stop reason. What none of the known errors explains is a cancellation.
+func endingOf(cause error) ending {
+	var exceeded *limits.ExceededError
+	if errors.As(cause, &exceeded) {
+		return ending{reason: StopLimit, limit: exceeded, truncated: true, err: cause}
+	}
+	reason := StopCancelled
+	switch {
+	case errors.Is(cause, tools.ErrRecord):
+		reason = StopTraceUnwritable
+	case errors.Is(cause, tools.ErrSandboxStart):
+		reason = StopSandboxStart
+	case errors.Is(cause, tools.ErrSandboxLost):
+		reason = StopSandboxLost
+	case errors.Is(cause, tools.ErrNoApprover):
+		reason = StopNoApprover
+	}
+	return ending{reason: reason, err: cause}
+}
+
+// modelEnding maps a model's failure to a stop reason. used and window are the
+// tokens of the last call and of the model's context, where they are known.
+func modelEnding(err error, used, window int64) ending {
+	e := ending{reason: StopProviderFailed, err: err}
+	switch classOf(err) {
+	case ModelAuth:
+		e.reason = StopAuth
+	case ModelContextOverflow:
+		e.reason, e.truncated = StopLimit, true
+		e.limit = &limits.ExceededError{Kind: limits.KindContext, Limit: window, Used: used}
+	}
+	return e
+}
+
+// classOf is the class of a model's failure, other where it has none.
+func classOf(err error) ErrorClass {
+	var failure *ModelError
+	if errors.As(err, &failure) {
+		return failure.Class
+	}
+	return ModelOther
+}
+
+// generic is what a user sees of a model's failure; the detail is in the log.
+func generic(c ErrorClass) string {
+	switch c {
+	case ModelRateLimit:
+		return "The model's provider refused the request because of its rate limit or quota."
+	case ModelAuth:
+		return "The model's provider refused the key."
+	case ModelServer:
+		return "The model's provider had a failure of its own."
+	case ModelNetwork:
+		return "The model's provider could not be reached, or its answer broke off."
+	case ModelContextOverflow:
+		return "The conversation is longer than the model's context window."
+	case ModelInvalidRequest:
+		return "The model's provider refused the request as invalid."
+	case ModelCancelled:
+		return "The model call was cancelled."
+	default:
+		return "The model call failed."
+	}
+}

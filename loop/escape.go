@@ -1,0 +1,235 @@
+package loop
+
+import (
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// escapedOpener replaces the "<" of a tag that must not be read as one. It is
+// plain text under every decoding, which "&lt;" is not.
+const escapedOpener = "[lt]"
+
+// escapeBoundary takes the opening angle bracket away from everything in text
+// that a generous reader could take for a tag of our wrapper: any case, wide
+// or look-alike brackets and letters, invisible characters anywhere, other
+// separators, HTML entities, percent and backslash escapes. All other text
+// stays byte for byte.
+func escapeBoundary(text string) string {
+	var out strings.Builder
+	done := 0
+	for i := 0; i < len(text); {
+		// Most of a text is plain letters, which need no decoding.
+		if c := text[i]; c < utf8.RuneSelf && c != '<' && c != '&' && c != '\\' && c != '%' {
+			i++
+			continue
+		}
+		r, n := decodeUnit(text[i:])
+		if r == '<' && isTagName(text[i+n:]) {
+			out.WriteString(text[done:i])
+			out.WriteString(escapedOpener)
+			done = i + n
+		}
+		i += n
+	}
+	if done == 0 {
+		return text
+	}
+	out.WriteString(text[done:])
+	return out.String()
+}
+
+// maxFiller bounds what may stand between two letters of a tag's name. It is
+// generous: readers that skip more than this don't exist.
+const maxFiller = 64
+
+// isTagName says that the rest of a text, right after an opening bracket,
+// starts with our tag's name.
+func isTagName(rest string) bool {
+	name := strings.ReplaceAll(boundaryTag, "-", "")
+	filler := 0
+	for name != "" && rest != "" {
+		r, n := decodeUnit(rest)
+		switch {
+		case r == rune(name[0]):
+			name, filler = name[1:], 0
+		case unicode.IsLetter(r) || unicode.IsDigit(r) || r == '<' || r == '>' || filler == maxFiller:
+			return false
+		default:
+			filler++
+		}
+		rest = rest[n:]
+	}
+	return name == ""
+}
+
+// decodeUnit reads one character, however it is spelled, and folds it to the
+// plain ASCII letter or bracket that it looks like. n is how many bytes of s
+// it takes, at least one. Characters without a fold come back as they are.
+func decodeUnit(s string) (r rune, n int) {
+	switch s[0] {
+	case '&':
+		r, n = decodeEntity(s)
+	case '\\':
+		r, n = decodeBackslash(s)
+	case '%':
+		r, n = decodeHex(s, 1, 2)
+	}
+	if n == 0 {
+		r, n = utf8.DecodeRuneInString(s)
+	}
+	return fold(r), n
+}
+
+// decodeEntity reads an HTML entity that is a bracket, a slash or ASCII by
+// number, with or without its semicolon, and with any number of "amp;" before.
+func decodeEntity(s string) (rune, int) {
+	at := 1
+	for len(s)-at >= 4 && strings.EqualFold(s[at:at+4], "amp;") {
+		at += 4
+	}
+	rest := s[at:]
+	if len(rest) >= 2 && strings.EqualFold(rest[:2], "lt") {
+		return '<', at + 2 + semicolon(rest[2:])
+	}
+	if len(rest) >= 2 && strings.EqualFold(rest[:2], "gt") {
+		return '>', at + 2 + semicolon(rest[2:])
+	}
+	if len(rest) < 2 || rest[0] != '#' {
+		return 0, 0
+	}
+	base, digits := 10, 1
+	if rest[1] == 'x' || rest[1] == 'X' {
+		base, digits = 16, 2
+	}
+	end := digits
+	for end < len(rest) && end < digits+16 && isDigit(rest[end], base) {
+		end++
+	}
+	v, err := strconv.ParseInt(rest[digits:end], base, 32)
+	if err != nil {
+		return 0, 0
+	}
+	return rune(v), at + end + semicolon(rest[end:])
+}
+
+// maxBackslashes bounds how often an escape may be escaped itself.
+const maxBackslashes = 16
+
+// decodeBackslash reads \x3c, \u003c, \u{3c}, \U0000003c and \74, with up to
+// [maxBackslashes] before them.
+func decodeBackslash(s string) (rune, int) {
+	at := 1
+	for at < min(len(s), maxBackslashes) && s[at] == '\\' {
+		at++
+	}
+	if at == len(s) {
+		return 0, 0
+	}
+	switch {
+	case s[at] == 'x':
+		return decodeHex(s, at+1, 2)
+	case s[at] == 'u' && at+1 < len(s) && s[at+1] == '{':
+		end := strings.IndexByte(s[at:], '}')
+		if end < 0 || end > 10 {
+			return 0, 0
+		}
+		v, err := strconv.ParseInt(s[at+2:at+end], 16, 32)
+		if err != nil {
+			return 0, 0
+		}
+		return rune(v), at + end + 1
+	case s[at] == 'u':
+		return decodeHex(s, at+1, 4)
+	case s[at] == 'U':
+		return decodeHex(s, at+1, 8)
+	case s[at] >= '0' && s[at] <= '1' && len(s) >= at+3:
+		return decodeNumber(s, at, 3, 8)
+	case s[at] >= '4' && s[at] <= '7' && len(s) >= at+2:
+		return decodeNumber(s, at, 2, 8)
+	}
+	return 0, 0
+}
+
+// decodeHex reads exactly n hexadecimal digits at an offset.
+func decodeHex(s string, at, n int) (rune, int) { return decodeNumber(s, at, n, 16) }
+
+// decodeNumber reads exactly n digits at an offset; the unit takes all of s up
+// to their end, or nothing.
+func decodeNumber(s string, at, n, base int) (rune, int) {
+	if len(s) < at+n {
+		return 0, 0
+	}
+	v, err := strconv.ParseUint(s[at:at+n], base, 31)
+	if err != nil {
+		return 0, 0
+	}
+	return rune(v), at + n
+}
+
+// semicolon is 1 where s starts with one.
+func semicolon(s string) int {
+	if strings.HasPrefix(s, ";") {
+		return 1
+	}
+	return 0
+}
+
+// isDigit says that b is a digit in base 10 or 16.
+func isDigit(b byte, base int) bool {
+	return '0' <= b && b <= '9' || base == 16 && ('a' <= b|0x20 && b|0x20 <= 'f')
+}
+
+// fold maps a character to the plain one that it passes for.
+func fold(r rune) rune {
+	if r < utf8.RuneSelf {
+		if 'A' <= r && r <= 'Z' {
+			return r | 0x20
+		}
+		return r
+	}
+	switch {
+	case '！' <= r && r <= '～': // full width
+		return fold(r - '！' + '!')
+	case 0xE0020 <= r && r <= 0xE007E: // tag characters
+		return fold(r - 0xE0000)
+	case 0x1D400 <= r && r <= 0x1D6A3: // 13 mathematical alphabets of 52 letters
+		return 'a' + (r-0x1D400)%26
+	case 'Ⓐ' <= r && r <= 'Ⓩ':
+		return 'a' + r - 'Ⓐ'
+	case 'ⓐ' <= r && r <= 'ⓩ':
+		return 'a' + r - 'ⓐ'
+	}
+	return lookalike(r)
+}
+
+// lookalike maps brackets, and the letters of our tag's name, from other
+// scripts and with marks; everything else stays.
+func lookalike(r rune) rune {
+	switch r {
+	case '﹤', '‹', '\u2329', '〈', '⟨', '˂', 'ᐸ', '❮', '❰', '≺', '⧼', '《', '«':
+		return '<'
+	case '﹥', '›', '\u232a', '〉', '⟩', '˃', 'ᐳ', '❯', '❱', '≻', '⧽', '》', '»':
+		return '>'
+	case 'а', 'А', 'ɑ', 'α', 'Α', 'à', 'á', 'â', 'ã', 'ä', 'å', 'ā':
+		return 'a'
+	case 'с', 'С', 'ϲ', 'ⅽ', 'ç', 'ć', 'č':
+		return 'c'
+	case 'і', 'І', 'ı', 'ι', 'Ι', 'ⅰ', 'ì', 'í', 'î', 'ï', 'ĩ', 'ī', 'İ':
+		return 'i'
+	case 'ո', 'η', 'ń', 'ñ', 'ň', 'Ν':
+		return 'n'
+	case 'о', 'О', 'ο', 'Ο', 'օ', 'ò', 'ó', 'ô', 'õ', 'ö', 'ø', 'ō':
+		return 'o'
+	case 'р', 'Р', 'ρ', 'Ρ':
+		return 'p'
+	case 'ѕ', 'Ѕ', 'ś', 'š', 'ş', 'ſ':
+		return 's'
+	case 'т', 'Т', 'τ', 'Τ', 'ť', 'ţ':
+		return 't'
+	case 'υ', 'ս', 'ù', 'ú', 'û', 'ü', 'ū':
+		return 'u'
+	}
+	return r
+}

@@ -1,0 +1,76 @@
+package loop
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// parseInput makes the JSON object of a tool call from the arguments as the
+// model wrote them. Nothing at all, and null, are the empty object; an object
+// inside a JSON string is taken out of it, because some endpoints encode twice.
+// Where the arguments are no object the second result says where and why, in
+// words for the model, and the first is the empty object.
+func parseInput(raw string) (json.RawMessage, string) {
+	empty := json.RawMessage("{}")
+	data := bytes.TrimSpace([]byte(strings.TrimPrefix(raw, "\ufeff")))
+	if len(data) == 0 || string(data) == "null" {
+		return empty, ""
+	}
+	if inner, ok := stringOf(data); ok {
+		data = bytes.TrimSpace([]byte(inner))
+	}
+	if !json.Valid(data) {
+		return empty, describeSyntax(data)
+	}
+	if data[0] != '{' {
+		return empty, fmt.Sprintf("the arguments must be a JSON object, not %s", kindOf(data[0]))
+	}
+	return json.RawMessage(data), ""
+}
+
+// stringOf returns the content of a JSON string that holds an object.
+func stringOf(data []byte) (string, bool) {
+	var s string
+	if data[0] != '"' || json.Unmarshal(data, &s) != nil {
+		return "", false
+	}
+	return s, strings.HasPrefix(strings.TrimSpace(s), "{")
+}
+
+// describeSyntax says where data stops being JSON, with what stands there.
+func describeSyntax(data []byte) string {
+	var (
+		v      any
+		syntax *json.SyntaxError
+	)
+	err := json.Unmarshal(data, &v)
+	if !errors.As(err, &syntax) {
+		return "the arguments are not a JSON object"
+	}
+	at := int(min(max(syntax.Offset-1, 0), int64(len(data))))
+	if strings.Contains(syntax.Error(), "unexpected end") {
+		at = len(data)
+	}
+	before := data[:at]
+	line := bytes.Count(before, []byte("\n")) + 1
+	column := len([]rune(string(before[bytes.LastIndexByte(before, '\n')+1:]))) + 1
+	near := strings.ToValidUTF8(string(data[max(at-20, 0):min(at+20, len(data))]), "")
+	return fmt.Sprintf("the arguments are not valid JSON: %v at line %d, column %d, near %q", syntax, line, column, near)
+}
+
+// kindOf names a JSON value by its first byte.
+func kindOf(first byte) string {
+	switch first {
+	case '[':
+		return "an array"
+	case '"':
+		return "a string"
+	case 't', 'f':
+		return "a boolean"
+	default:
+		return "a number"
+	}
+}

@@ -1,0 +1,64 @@
+package loop
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/caisson-run/caisson/limits"
+)
+
+// What the loop itself tells the model. A message that is ours and not the
+// user's starts with [noticePrefix]; tool output never comes in a user message,
+// so it can't pose as one.
+const (
+	noticePrefix = "[caisson] "
+
+	nudgeStuck = noticePrefix + "The same calls gave the same results three times in a row. Do not repeat them: " +
+		"use what they already told you, try something different, or answer with what you know."
+	nudgeEmpty = noticePrefix + "Your last answer was empty. Go on with the task, or give your final answer."
+	closeStuck = noticePrefix + "You were told that you repeat the same calls, and went on. No more tools can be used. " +
+		"Give your final answer now: what is done, what is not, and what stood in the way."
+
+	refusedNoTools = "Not run: no tools can be used now."
+	refusedTooMany = "Not run: too many calls in one answer. Make fewer at a time."
+	refusedLost    = "Not run, or without a known result: the run ended before."
+	cutCall        = "the answer was cut at the output limit in the middle of this call, so it was not run; " +
+		"do it in smaller steps"
+)
+
+// Causes of bad ends that are nobody's error value.
+var (
+	errStuck             = errors.New("the model repeated the same calls with the same results")
+	errEmptyAnswer       = errors.New("the model gave an empty answer twice")
+	errCallsWithoutTools = errors.New("the model called tools though none were offered")
+)
+
+// closeLimit asks for the closing answer at a limit.
+func closeLimit(e *limits.ExceededError) string {
+	return fmt.Sprintf("%sThe limit of %s is reached, so no more tools can be used. Give your final answer now: "+
+		"what is done, what is not, and what should be done next.", noticePrefix, describe(e))
+}
+
+// refusal is the result of a call that a limit kept from running.
+func refusal(e *limits.ExceededError) string {
+	return fmt.Sprintf("Not run: the limit of %s is reached.", describe(e))
+}
+
+// describe names a limit in words.
+func describe(e *limits.ExceededError) string {
+	switch e.Kind {
+	case limits.KindRounds:
+		return fmt.Sprintf("%d rounds", e.Limit)
+	case limits.KindToolCalls:
+		return fmt.Sprintf("%d tool calls", e.Limit)
+	case limits.KindTokens:
+		return fmt.Sprintf("%d tokens", e.Limit)
+	case limits.KindCost:
+		return fmt.Sprintf("%.2f US dollars", float64(e.Limit)/1e6)
+	case limits.KindWallTime:
+		return (time.Duration(e.Limit) * time.Millisecond).String()
+	default:
+		return string(e.Kind)
+	}
+}

@@ -1,0 +1,155 @@
+package openai
+
+import (
+	"encoding/json"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// assembly puts an answer together from its pieces. A whole answer is one piece.
+type assembly struct {
+	onDelta func(loop.Delta)
+
+	id, model, finish string
+	text, thinking    strings.Builder
+	calls             []*call
+	usage             *usage
+	// done says that the endpoint said that it is done.
+	done bool
+}
+
+// call is one tool call as it grows. index is -1 where the endpoint gives none.
+type call struct {
+	index     int
+	id, name  string
+	arguments strings.Builder
+}
+
+// add takes one piece.
+func (a *assembly) add(c completion) {
+	a.id = orDefault(a.id, string(c.ID))
+	a.model = orDefault(a.model, string(c.Model))
+	if c.Usage != nil {
+		a.usage = c.Usage
+	}
+	for _, choice := range c.Choices {
+		if choice.Index != "" && choice.Index != "0" {
+			continue
+		}
+		if choice.Finish != "" {
+			a.finish, a.done = string(choice.Finish), true
+		}
+		switch {
+		case choice.Delta != nil:
+			a.say(*choice.Delta)
+			for _, piece := range choice.Delta.ToolCalls {
+				a.call(piece)
+			}
+		case choice.Message != nil:
+			a.say(*choice.Message)
+			// Each entry of a whole message is a call, whatever its id says.
+			for _, whole := range choice.Message.ToolCalls {
+				a.begin(whole)
+			}
+		}
+	}
+}
+
+// say takes what the model said.
+func (a *assembly) say(s said) {
+	a.thinking.WriteString(s.Content.thinking)
+	a.thinking.WriteString(s.reasoning())
+	if text := s.Content.text + string(s.Refusal); text != "" {
+		a.text.WriteString(text)
+		a.onDelta(loop.Delta{Text: text})
+	}
+	if s.FunctionCall != nil {
+		a.call(toolCall{Function: *s.FunctionCall})
+	}
+}
+
+// call adds a piece to the call that it belongs to: by its index, else by its
+// id, else by order. Endpoints that give every call the same index tell them
+// apart by id, or by a name that comes when the call before is complete.
+func (a *assembly) call(piece toolCall) {
+	c := a.find(piece)
+	if c == nil {
+		a.begin(piece)
+		return
+	}
+	a.extend(c, piece)
+}
+
+// begin starts a call.
+func (a *assembly) begin(piece toolCall) {
+	c := &call{index: -1}
+	if i, err := strconv.Atoi(string(piece.Index)); err == nil {
+		c.index = i
+	}
+	a.calls = append(a.calls, c)
+	a.extend(c, piece)
+}
+
+// extend adds a piece to its call.
+func (a *assembly) extend(c *call, piece toolCall) {
+	if name := string(piece.Function.Name); name != "" && name != c.name {
+		c.name += name // a name in pieces comes before any argument
+		a.onDelta(loop.Delta{ToolName: c.name})
+	}
+	c.id = orDefault(c.id, string(piece.ID))
+	c.arguments.WriteString(string(piece.Function.Arguments))
+}
+
+// find is the call that a piece continues, or nil where it begins one.
+func (a *assembly) find(piece toolCall) *call {
+	index, err := strconv.Atoi(string(piece.Index))
+	indexed, id, named := err == nil, string(piece.ID), piece.Function.Name != ""
+	for _, c := range slices.Backward(a.calls) {
+		switch {
+		case indexed && c.index != index, id != "" && c.id != "" && c.id != id:
+			continue // another call's place, or its id
+		case id != "" && c.id == id:
+			return c
+		case !indexed && id != "":
+			continue // an id that no call has begins one
+		case named && c.name != "" && (!indexed || c.complete()):
+			return nil // a name begins the next call in the same place
+		}
+		return c
+	}
+	return nil
+}
+
+// complete says that the call's arguments are whole.
+func (c *call) complete() bool {
+	return c.arguments.Len() > 0 && json.Valid([]byte(c.arguments.String()))
+}
+
+// response is the whole answer.
+func (a *assembly) response() loop.Response {
+	m := loop.Message{Role: loop.RoleAssistant}
+	if a.thinking.Len() > 0 {
+		m.Blocks = append(m.Blocks, loop.Block{Thinking: &loop.Thinking{Text: a.thinking.String()}})
+	}
+	if a.text.Len() > 0 {
+		m.Blocks = append(m.Blocks, loop.Block{Text: &loop.Text{Text: a.text.String()}})
+	}
+	for _, c := range a.calls {
+		// The loop makes the name canonical, and judges the arguments.
+		m.Blocks = append(m.Blocks, loop.Block{ToolUse: &loop.ToolUse{
+			ProviderID: c.id, Name: tools.Name(c.name), Raw: c.arguments.String(),
+		}})
+	}
+	r := loop.Response{
+		Message: m, Finish: a.finish, ID: a.id, Model: a.model,
+		Truncated: slices.Contains([]string{"length", "max_tokens", "model_length", "content_filter"}, strings.ToLower(a.finish)),
+	}
+	if a.usage != nil {
+		r.Usage = a.usage.limits()
+	}
+	return r
+}

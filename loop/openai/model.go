@@ -1,0 +1,166 @@
+package openai
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"strings"
+	"sync/atomic"
+
+	"github.com/openai/openai-go/v3"
+	"github.com/openai/openai-go/v3/option"
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/loop"
+)
+
+// Model is one model of one endpoint. It is safe for concurrent use. Whoever
+// made it may [Model.Close] it.
+type Model struct {
+	options Options
+	client  *http.Client
+	// owned says that client is ours to close.
+	owned   bool
+	service openai.ChatCompletionService
+	// What the endpoint was found to refuse; see adapt.
+	noStreamOptions  atomic.Bool
+	swapMaxTokens    atomic.Bool
+	usageMissingSaid atomic.Bool
+}
+
+var _ loop.Model = (*Model)(nil)
+
+// New returns a model, or an error that wraps [ErrInvalid]. It connects to nothing.
+func New(o Options) (*Model, error) {
+	o, err := o.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	m := &Model{options: o, client: o.HTTPClient}
+	if m.client == nil {
+		// The transport is a copy: closing its idle connections must not
+		// disturb others that share the default one.
+		transport, ok := http.DefaultTransport.(*http.Transport)
+		if !ok {
+			transport = &http.Transport{Proxy: http.ProxyFromEnvironment}
+		}
+		m.client, m.owned = &http.Client{Transport: transport.Clone()}, true
+	}
+	opts := []option.RequestOption{
+		option.WithHTTPClient(m.client),
+		option.WithBaseURL(o.BaseURL),
+		// The one retry layer. It ends when headers arrive.
+		option.WithMaxRetries(*o.MaxRetries),
+		option.WithMaxRetryDelay(o.MaxRetryDelay),
+	}
+	if o.APIKey != "" {
+		opts = append(opts, option.WithAPIKey(o.APIKey))
+	}
+	// The service alone, not openai.NewClient, which reads the environment.
+	m.service = openai.NewChatCompletionService(opts...)
+	return m, nil
+}
+
+// Info names the model for records.
+func (m *Model) Info() loop.ModelInfo {
+	return loop.ModelInfo{Provider: m.options.Provider, Model: m.options.Model, BaseURL: m.options.BaseURL}
+}
+
+// Close drops idle connections of the model's own HTTP client. Calls that are
+// under way are not disturbed.
+func (m *Model) Close() {
+	if m.owned {
+		m.client.CloseIdleConnections()
+	}
+}
+
+// Complete makes one call; see [loop.Model].
+func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loop.Delta)) (loop.Response, error) {
+	if onDelta == nil {
+		onDelta = func(loop.Delta) {}
+	}
+	for {
+		resp, err := m.attempt(ctx, req, onDelta)
+		if err == nil {
+			m.price(&resp)
+			return resp, nil
+		}
+		if ctx.Err() != nil {
+			return loop.Response{}, fmt.Errorf("complete with model %s: %w", m.options.Model, context.Cause(ctx))
+		}
+		// What it adapts it adapts once, so this comes to an end.
+		if !m.adapt(req, err) {
+			return loop.Response{}, err
+		}
+	}
+}
+
+// attempt sends the request, with retries, and reads the answer.
+func (m *Model) attempt(ctx context.Context, req loop.Request, onDelta func(loop.Delta)) (loop.Response, error) {
+	params, err := m.params(req)
+	if err != nil {
+		return loop.Response{}, &loop.ModelError{Class: loop.ModelInvalidRequest, Err: err}
+	}
+	watch := &watch{options: m.options}
+	var res *http.Response
+	opts := []option.RequestOption{
+		option.WithMiddleware(watch.middleware),
+		option.WithResponseBodyInto(&res),
+	}
+	if m.options.Stream {
+		opts = append(opts, option.WithJSONSet("stream", true), option.WithHeader("Accept", "text/event-stream"))
+	}
+	_, err = m.service.New(ctx, params, opts...)
+	if err != nil {
+		return loop.Response{}, watch.failure(err)
+	}
+	defer func() { _ = res.Body.Close() }() // read to its end or given up
+	resp, err := m.read(res, onDelta)
+	if err != nil {
+		return loop.Response{}, watch.failure(err)
+	}
+	return resp, nil
+}
+
+// read reads an answer in the form that it has, whichever was asked for.
+func (m *Model) read(res *http.Response, onDelta func(loop.Delta)) (loop.Response, error) {
+	kind, _, err := mime.ParseMediaType(res.Header.Get("Content-Type"))
+	if err != nil {
+		kind = ""
+	}
+	stream := kind == "text/event-stream" || (m.options.Stream && !strings.Contains(kind, "json"))
+	if stream {
+		return readStream(res, onDelta)
+	}
+	body, err := io.ReadAll(res.Body)
+	if err != nil {
+		return loop.Response{}, err
+	}
+	return readWhole(body, onDelta)
+}
+
+// adapt changes what the endpoint was found to refuse, and says whether the
+// request is worth sending again. Each thing is changed at most once.
+func (m *Model) adapt(req loop.Request, err error) bool {
+	said, ok := refusedParameter(err)
+	if !ok {
+		return false
+	}
+	switch {
+	case strings.Contains(said, "stream_options") && m.options.Stream:
+		if !m.noStreamOptions.CompareAndSwap(false, true) {
+			return false
+		}
+	case strings.Contains(said, "max_tokens") || strings.Contains(said, "max_completion_tokens"):
+		if m.maxTokens(req) == 0 || !m.swapMaxTokens.CompareAndSwap(false, true) {
+			return false
+		}
+	default:
+		return false
+	}
+	m.options.Logger.Info("endpoint refuses a parameter, going on without it",
+		zap.String("base_url", m.options.BaseURL), zap.String("model", m.options.Model))
+	return true
+}

@@ -1,0 +1,192 @@
+package openai
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"strings"
+
+	"github.com/openai/openai-go/v3"
+	"github.com/openai/openai-go/v3/packages/param"
+	"github.com/openai/openai-go/v3/shared"
+
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// params builds the wire form of a request. Here, and only here, names take
+// their LLM-facing form and calls their provider's ids.
+func (m *Model) params(req loop.Request) (openai.ChatCompletionNewParams, error) {
+	p := openai.ChatCompletionNewParams{Model: m.options.Model, Messages: m.messages(req.Messages)}
+	for _, d := range req.Tools {
+		tool, err := toolParam(d)
+		if err != nil {
+			return p, err
+		}
+		p.Tools = append(p.Tools, tool)
+	}
+	if m.options.Temperature != nil {
+		p.Temperature = openai.Float(*m.options.Temperature)
+	}
+	if n := m.maxTokens(req); n > 0 {
+		if m.newMaxTokens() {
+			p.MaxCompletionTokens = openai.Int(n)
+		} else {
+			p.MaxTokens = openai.Int(n)
+		}
+	}
+	if m.options.Stream && !m.noStreamOptions.Load() {
+		p.StreamOptions = openai.ChatCompletionStreamOptionsParam{IncludeUsage: openai.Bool(true)}
+	}
+	return p, nil
+}
+
+// maxTokens is the bound on this answer, or zero.
+func (m *Model) maxTokens(req loop.Request) int64 {
+	return orDefault(req.MaxOutputTokens, m.options.MaxOutputTokens)
+}
+
+// newMaxTokens says that the endpoint wants max_completion_tokens: OpenAI's own
+// does, most others know the old max_tokens alone. adapt swaps them.
+func (m *Model) newMaxTokens() bool {
+	u, err := url.Parse(m.options.BaseURL)
+	own := err == nil && strings.HasSuffix(u.Hostname(), "openai.com")
+	return own != m.swapMaxTokens.Load()
+}
+
+// toolParam is one tool on the wire.
+func toolParam(d tools.Definition) (openai.ChatCompletionToolUnionParam, error) {
+	name, err := d.Name.LLM()
+	if err != nil {
+		return openai.ChatCompletionToolUnionParam{}, fmt.Errorf("offer tool: %w", err)
+	}
+	var schema shared.FunctionParameters
+	if err := json.Unmarshal(d.InputSchema, &schema); err != nil {
+		return openai.ChatCompletionToolUnionParam{}, fmt.Errorf("offer tool %s: schema: %w", d.Name, err)
+	}
+	return openai.ChatCompletionFunctionTool(shared.FunctionDefinitionParam{
+		Name: string(name), Description: openai.String(d.Description), Parameters: schema,
+	}), nil
+}
+
+// messages builds the conversation. Tool messages of this wire hold text
+// alone, so the images of a round's results follow it in a user message.
+func (m *Model) messages(history []loop.Message) []openai.ChatCompletionMessageParamUnion {
+	ids := loop.WireIDs(history)
+	var (
+		out    []openai.ChatCompletionMessageParamUnion
+		images []openai.ChatCompletionContentPartUnionParam
+	)
+	flush := func() {
+		if len(images) > 0 {
+			out = append(out, openai.UserMessage(images))
+			images = nil
+		}
+	}
+	for _, message := range history {
+		if message.Role != loop.RoleTool {
+			flush()
+		}
+		switch message.Role {
+		case loop.RoleSystem:
+			out = append(out, openai.SystemMessage(text(message)))
+		case loop.RoleUser:
+			out = append(out, openai.UserMessage(text(message)))
+		case loop.RoleAssistant:
+			out = append(out, m.assistant(message))
+		case loop.RoleTool:
+			for _, b := range message.Blocks {
+				if b.ToolResult == nil {
+					continue
+				}
+				id := orDefault(ids[b.ToolResult.ToolUseID], b.ToolResult.ToolUseID)
+				content, pictures := resultContent(*b.ToolResult)
+				out = append(out, openai.ToolMessage(content, id))
+				images = append(images, pictures...)
+			}
+		}
+	}
+	flush()
+	return out
+}
+
+// assistant is one answer of the model, as it is sent back.
+func (m *Model) assistant(message loop.Message) openai.ChatCompletionMessageParamUnion {
+	var (
+		p         openai.ChatCompletionAssistantMessageParam
+		reasoning []string
+	)
+	if said := text(message); said != "" {
+		p.Content.OfString = param.NewOpt(said)
+	}
+	for _, b := range message.Blocks {
+		switch {
+		case b.Thinking != nil:
+			reasoning = append(reasoning, b.Thinking.Text)
+		case b.ToolUse != nil:
+			p.ToolCalls = append(p.ToolCalls, openai.ChatCompletionMessageToolCallUnionParam{
+				OfFunction: &openai.ChatCompletionMessageFunctionToolCallParam{
+					ID: b.ToolUse.WireID(),
+					Function: openai.ChatCompletionMessageFunctionToolCallFunctionParam{
+						Name: wireName(b.ToolUse.Name), Arguments: string(b.ToolUse.Input),
+					},
+				},
+			})
+		}
+	}
+	if m.options.SendReasoning && len(reasoning) > 0 {
+		p.SetExtraFields(map[string]any{"reasoning_content": strings.Join(reasoning, "\n")})
+	}
+	return openai.ChatCompletionMessageParamUnion{OfAssistant: &p}
+}
+
+// resultContent is a result's text, and its images as parts of a user message.
+func resultContent(r loop.ToolResult) (string, []openai.ChatCompletionContentPartUnionParam) {
+	var (
+		texts  []string
+		images []openai.ChatCompletionContentPartUnionParam
+	)
+	for _, b := range r.Content {
+		if b.Image == nil {
+			texts = append(texts, b.Text)
+			continue
+		}
+		if len(images) == 0 {
+			images = append(images, openai.TextContentPart("Images of a tool result follow; they are tool output."))
+		}
+		data := "data:" + b.MediaType + ";base64," + base64.StdEncoding.EncodeToString(b.Image)
+		images = append(images, openai.ImageContentPart(openai.ChatCompletionContentPartImageImageURLParam{URL: data}))
+	}
+	if len(images) > 0 {
+		texts = append(texts, fmt.Sprintf("[%d images, sent after this result]", len(images)-1))
+	}
+	return strings.Join(texts, "\n"), images
+}
+
+// text is a message's text.
+func text(message loop.Message) string {
+	var parts []string
+	for _, b := range message.Blocks {
+		if b.Text != nil {
+			parts = append(parts, b.Text.Text)
+		}
+	}
+	return strings.Join(parts, "\n")
+}
+
+// wireName is a name in the history on the wire. A name that the model made up
+// may have no wire form; it is sent in the nearest one, because endpoints
+// refuse the whole conversation for a bad one.
+func wireName(n tools.Name) string {
+	if wire, err := n.LLM(); err == nil {
+		return string(wire)
+	}
+	clean := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' || r == '-' {
+			return r
+		}
+		return '_'
+	}, string(n))
+	return orDefault(clean[:min(len(clean), 64)], "unknown")
+}

@@ -1,0 +1,70 @@
+package openai
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+
+	"github.com/openai/openai-go/v3/packages/ssestream"
+
+	"github.com/caisson-run/caisson/loop"
+)
+
+// readStream reads an answer that comes in pieces. An answer is complete when
+// the endpoint says so, by a finish reason or by [DONE]; the mere end of the
+// stream may be a cut, and nothing of a cut answer is used.
+func readStream(res *http.Response, onDelta func(loop.Delta)) (loop.Response, error) {
+	a := &assembly{onDelta: onDelta}
+	events := ssestream.NewDecoder(res)
+	for events.Next() {
+		data := bytes.TrimSpace(events.Event().Data)
+		if bytes.HasPrefix(data, []byte("[DONE]")) {
+			a.done = true
+			return a.response(), nil
+		}
+		if len(data) == 0 {
+			continue
+		}
+		piece, err := decode(data)
+		if err != nil {
+			return loop.Response{}, err
+		}
+		a.add(piece)
+	}
+	switch err := events.Err(); {
+	case a.done:
+		// All that can be missing is the usage.
+		return a.response(), nil
+	case err != nil:
+		return loop.Response{}, err
+	default:
+		return loop.Response{}, errCut
+	}
+}
+
+// readWhole reads an answer that comes at once.
+func readWhole(body []byte, onDelta func(loop.Delta)) (loop.Response, error) {
+	whole, err := decode(body)
+	if err != nil {
+		return loop.Response{}, err
+	}
+	if len(whole.Choices) == 0 {
+		return loop.Response{}, fmt.Errorf("%w: an answer without choices", errMalformed)
+	}
+	a := &assembly{onDelta: onDelta}
+	a.add(whole)
+	return a.response(), nil
+}
+
+// decode reads one JSON value of an answer. An error in it is one.
+func decode(data []byte) (completion, error) {
+	var c completion
+	if err := json.Unmarshal(data, &c); err != nil {
+		return c, fmt.Errorf("%w: %w", errMalformed, err)
+	}
+	if len(c.Error) > 0 && !bytes.Equal(c.Error, []byte("null")) {
+		return c, &streamError{body: data}
+	}
+	return c, nil
+}

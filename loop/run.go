@@ -1,0 +1,192 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// Run does one turn, from the user's message to its end, and says how it ended.
+// The Outcome is complete whatever happens; the error is for misuse alone and
+// wraps [ErrInvalid] or [ErrNoModel].
+//
+// Cancelling ctx ends the turn as soon as the model and the running tools have
+// returned. Its cause decides the stop reason: a *limits.ExceededError is
+// [StopLimit], an error that wraps one of the tools package's run-ending errors
+// is that one's reason, anything else [StopCancelled].
+//
+//	decide (pure)         turn (acts)
+//	─────────────         ───────────
+//	history, state ─────▶ ask the model ──▶ Model.Complete
+//	      ▲               call tools ─────▶ Dispatcher.Round
+//	      └── messages ── nudge, close, end
+func Run(ctx context.Context, o Options) (Outcome, error) {
+	if err := o.validate(); err != nil {
+		return Outcome{}, err
+	}
+	t, err := newTurn(o)
+	if err != nil {
+		return Outcome{}, err
+	}
+	if o.Budget.WallTime != nil {
+		cause := &limits.ExceededError{
+			Kind:  limits.KindWallTime,
+			Limit: o.Budget.WallTime.Milliseconds(), Used: o.Budget.WallTime.Milliseconds(),
+		}
+		var stop context.CancelFunc
+		ctx, stop = context.WithDeadlineCause(ctx, t.started.Add(*o.Budget.WallTime), cause)
+		defer stop()
+	}
+	return t.run(ctx), nil
+}
+
+// turn is one turn under way. It belongs to one goroutine.
+type turn struct {
+	Options
+	log     *zap.Logger
+	started time.Time
+	meter   limits.Meter
+	ids     identity
+	view    view
+	history []Message
+	state   state
+	// emitErr is the first error of Emit, after which it is not called again.
+	emitErr error
+}
+
+// newTurn makes a turn that has not begun.
+func newTurn(o Options) (*turn, error) {
+	meter, err := limits.NewMeter(o.Budget)
+	if err != nil {
+		return nil, err
+	}
+	if o.NewID == nil {
+		o.NewID = newULID
+	}
+	if o.Logger == nil {
+		o.Logger = zap.NewNop()
+	}
+	t := &turn{
+		Options: o,
+		log:     o.Logger.With(zap.String("session", o.Session), zap.String("turn", o.Turn)),
+		started: o.Started,
+		meter:   meter,
+		ids:     newIdentity(o.NewID, o.History),
+		view:    newView(),
+		history: append([]Message(nil), o.History...),
+	}
+	if t.started.IsZero() {
+		t.started = time.Now()
+	}
+	t.state = state{meter: &t.meter, nudged: map[string]bool{}}
+	return t, nil
+}
+
+// run decides and acts until the end.
+func (t *turn) run(ctx context.Context) Outcome {
+	t.open()
+	for {
+		t.state.elapsed = time.Since(t.started)
+		t.state.offered = len(t.definitions()) > 0
+		next := decide(t.history, t.state)
+		if t.emitErr != nil {
+			return t.finish(ending{reason: StopTraceUnwritable, err: t.emitErr})
+		}
+		if ctx.Err() != nil {
+			// An answer that is there is not lost to a clock.
+			e := endingOf(context.Cause(ctx))
+			if next.action != actEnd || e.reason != StopLimit {
+				return t.finish(e)
+			}
+		}
+		if next.action == actEnd {
+			return t.finish(next.ending)
+		}
+		if e := t.act(ctx, next); e != nil {
+			return t.finish(*e)
+		}
+	}
+}
+
+// open reports the turn's beginning.
+func (t *turn) open() {
+	t.emit(TurnStarted{Turn: t.Turn})
+	if len(t.history) == 0 && t.System != "" {
+		t.add(NewText(RoleSystem, t.System))
+	}
+	t.state.turn = len(t.history)
+	for _, m := range t.Messages {
+		t.add(m)
+	}
+}
+
+// act does one step; it returns an ending where the turn can't go on.
+func (t *turn) act(ctx context.Context, s step) *ending {
+	switch s.action {
+	case actAsk:
+		return t.ask(ctx, true)
+	case actNudge:
+		t.state.nudged[s.about], t.state.empty = true, false
+		t.add(NewText(RoleUser, s.say))
+		return nil
+	case actClose:
+		t.state.closing = &s.ending
+		t.add(NewText(RoleUser, s.say))
+		e := t.ask(ctx, false)
+		if e == nil || e.reason == StopCancelled || e.reason == StopTraceUnwritable {
+			return e
+		}
+		// Without a last answer the turn still ended for the reason it closed for.
+		return &ending{reason: s.ending.reason, limit: s.ending.limit, truncated: true, err: errors.Join(s.ending.err, e.err)}
+	case actCall:
+		return t.call(ctx, s)
+	default:
+		panic("loop: step without an action")
+	}
+}
+
+// finish completes the history and reports the end.
+func (t *turn) finish(e ending) Outcome {
+	for _, u := range unanswered(t.history) {
+		t.refuse(u, refusedLost, tools.ErrorCancelled, string(e.reason))
+	}
+	out := Outcome{
+		Reason: e.reason, Answer: lastText(t.history[t.state.turn:]), Truncated: e.truncated,
+		Limit: e.limit, Usage: t.meter.Used(), History: t.history, Err: e.err,
+	}
+	t.emit(TurnEnded{
+		Turn: t.Turn, Reason: out.Reason, Truncated: out.Truncated,
+		Usage: out.Usage, Wall: time.Since(t.started),
+	})
+	if t.emitErr != nil && out.Reason != StopTraceUnwritable {
+		out.Reason, out.Err = StopTraceUnwritable, errors.Join(t.emitErr, out.Err)
+	}
+	return out
+}
+
+// add appends to the history and reports it.
+func (t *turn) add(m Message) {
+	t.history = append(t.history, m)
+	t.emit(MessageAdded{Message: m})
+}
+
+// emit reports one event, unless reporting has failed before.
+func (t *turn) emit(e Event) {
+	if t.Emit == nil || t.emitErr != nil {
+		return
+	}
+	t.emitErr = t.Emit(e)
+}
+
+// definitions are the tools that are offered now.
+func (t *turn) definitions() []tools.Definition {
+	if t.Dispatcher == nil {
+		return nil
+	}
+	return t.Dispatcher.Definitions()
+}
