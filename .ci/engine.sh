@@ -31,9 +31,9 @@ engine_install() {
 		engine_policy=$policy
 	fi
 	export DEBIAN_FRONTEND=noninteractive
-	apt-get update -qq </dev/null
+	apt-get -o Acquire::Retries=3 update -qq </dev/null
 	# shellcheck disable=SC2086 # word splitting is meant
-	apt-get install -y -qq --no-install-recommends $wanted </dev/null >/dev/null
+	apt-get -o Acquire::Retries=3 install -y -qq --no-install-recommends $wanted </dev/null >/dev/null
 	engine_policy_remove
 }
 

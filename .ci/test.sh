@@ -37,7 +37,7 @@ export E2E_BIN="$PWD/bin"
 # The end-to-end tests list what is left on the machine, so they run alone.
 packages=$("$GO" list ./... | grep -v /e2e)
 # shellcheck disable=SC2086 # word splitting is meant
-.ci/bin/testsum $strict -go "$GO" \
+.ci/bin/testsum $strict -go "$GO" -- \
 	-C .ci -count=1 ./... -- \
 	-count=1 -timeout=20m $race $packages -- \
 	-count=1 -timeout=30m $race ./e2e/...

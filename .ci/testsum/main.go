@@ -2,7 +2,7 @@
 // what came of them: the output of what failed, a line a package, every skip
 // with its reason, and last the counts.
 //
-//	testsum [-strict] ARGS [-- ARGS]...
+//	testsum [-strict] [-go GO] -- ARGS [-- ARGS]...
 //
 // Each ARGS is what follows `go test -json`. It ends with status 1 if anything
 // failed, if nothing ran, or, with -strict, if anything was skipped.
