@@ -1,0 +1,36 @@
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+const output = `goos: linux
+BenchmarkExec/host-2     	     100	   1000000 ns/op	   900000 p50-ns
+BenchmarkExec/docker-2   	     100	   2000000 ns/op	  1800000 p50-ns
+BenchmarkExec/engine-api 	      10	  50000000 ns/op	 45000000 p50-ns
+PASS
+`
+
+func TestTable(t *testing.T) {
+	measured, err := read(strings.NewReader(output))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := table(rows(), measured)
+	for _, want := range []string{
+		"exec round trip, docker / host fork+exec                  1.800      0.900     2.00  ≤ 3 met",
+		"25.00  ≥ 15 met",
+		"not measured here",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("table lacks %q:\n%s", want, text)
+		}
+	}
+}
+
+func TestVerdictSaysWhatIsMissed(t *testing.T) {
+	if got := (row{atMost: true, limit: 3}).verdict(3.1); got != "≤ 3 MISSED" {
+		t.Errorf("verdict = %q", got)
+	}
+}
