@@ -90,6 +90,9 @@ func (t *turn) modelFailed(ctx context.Context, round int, err error) {
 	var m *ModelError
 	if errors.As(err, &m) {
 		failed.Status = m.Status
+		if m.Visible {
+			failed.Message = m.Err.Error()
+		}
 	}
 	t.log.Error("model call failed", zap.String("error_id", failed.ErrorID),
 		zap.String("class", string(failed.Class)), zap.Int("status", failed.Status), zap.Error(err))

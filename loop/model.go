@@ -81,6 +81,8 @@ type ModelError struct {
 	Status     int           // HTTP status, 0 where there was none
 	RetryAfter time.Duration // what the provider asked for, 0 where it did not
 	Err        error
+	// Visible says that Err is our own words, and may be shown to users.
+	Visible bool
 }
 
 // Error gives the class and the cause.

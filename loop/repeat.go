@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"slices"
 	"strings"
+
+	"github.com/caisson-run/caisson/tools"
 )
 
 const (
@@ -72,7 +74,7 @@ func roundHashes(messages []Message) []string {
 	return rounds
 }
 
-// roundHash hashes what was called and what came of it, without the ids.
+// roundHash hashes what was called and what came of it, without what differs each time.
 func roundHash(uses []ToolUse, results map[string]*ToolResult) string {
 	h := sha256.New()
 	enc := json.NewEncoder(h)
@@ -82,10 +84,13 @@ func roundHash(uses []ToolUse, results map[string]*ToolResult) string {
 		if json.Unmarshal(u.Input, &input) != nil {
 			input = string(u.Input)
 		}
-		var content any
+		var content []tools.Block
 		isError := false
 		if r := results[u.ID]; r != nil {
-			content, isError = r.Content, r.IsError
+			content, isError = slices.Clone(r.Content), r.IsError
+		}
+		for i := range content {
+			content[i].Text = NormalizeResult(content[i].Text)
 		}
 		_ = enc.Encode([]any{u.Name, input, u.Raw, content, isError}) // a hash takes everything
 	}

@@ -1,0 +1,25 @@
+package loop
+
+import "regexp"
+
+// volatile are the parts of a tool result that differ from one run to the next
+// although nothing does: ids, moments and durations.
+var volatile = []struct {
+	pattern *regexp.Regexp
+	stands  string
+}{
+	{regexp.MustCompile(`\b[a-z]{2,8}_[0-9A-HJKMNP-TV-Z]{26}\b`), "<id>"},
+	{regexp.MustCompile(`\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|\s?[+-]\d\d:?\d\d)?`), "<time>"},
+	{regexp.MustCompile(`\b(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) {1,2}\d{1,2} {1,2}(\d\d:\d\d(:\d\d)?|\d{4})\b`), "<time>"},
+	{regexp.MustCompile(`\b\d{1,2}:\d\d:\d\d(\.\d+)?\b`), "<time>"},
+	{regexp.MustCompile(`\b(\d+h)?(\d+m)?\d+(\.\d+)?\s?(ns|µs|us|ms|s|secs?|seconds?)\b`), "<duration>"},
+}
+
+// NormalizeResult replaces what differs from run to run in the text of a tool
+// result (ids, moments, durations), so that two results can be compared.
+func NormalizeResult(text string) string {
+	for _, v := range volatile {
+		text = v.pattern.ReplaceAllString(text, v.stands)
+	}
+	return text
+}

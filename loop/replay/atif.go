@@ -1,0 +1,156 @@
+package replay
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// trajectory is what of an ATIF document (v1.0 to v1.7) is needed.
+type trajectory struct {
+	Schema string     `json:"schema_version"`
+	Steps  []atifStep `json:"steps"`
+	Agent  struct {
+		Model string `json:"model_name"`
+	} `json:"agent"`
+}
+
+type atifStep struct {
+	Source  string      `json:"source"`
+	Message atifContent `json:"message"`
+	// Copied says that the step repeats one of an earlier trajectory.
+	Copied      bool       `json:"is_copied_context"`
+	Calls       []atifCall `json:"tool_calls"`
+	Observation struct {
+		Results []atifResult `json:"results"`
+	} `json:"observation"`
+}
+
+type atifCall struct {
+	ID        string          `json:"tool_call_id"`
+	Function  string          `json:"function_name"`
+	Arguments json.RawMessage `json:"arguments"`
+}
+
+type atifResult struct {
+	Call    string       `json:"source_call_id"`
+	Content *atifContent `json:"content"`
+	Extra   struct {
+		IsError *bool `json:"is_error"`
+	} `json:"extra"`
+}
+
+// atifContent is a string, or a list of parts of which the text counts.
+type atifContent string
+
+// UnmarshalJSON takes either form.
+func (c *atifContent) UnmarshalJSON(data []byte) error {
+	var text string
+	if json.Unmarshal(data, &text) == nil {
+		*c = atifContent(text)
+		return nil
+	}
+	var parts []struct {
+		Text string `json:"text"`
+	}
+	if err := json.Unmarshal(data, &parts); err != nil {
+		return fmt.Errorf("content is neither text nor parts: %w", err)
+	}
+	var all []string
+	for _, p := range parts {
+		if p.Text != "" {
+			all = append(all, p.Text)
+		}
+	}
+	*c = atifContent(strings.Join(all, "\n"))
+	return nil
+}
+
+// isATIF says that the first JSON value in data names an ATIF schema.
+func isATIF(data []byte) bool {
+	var head struct {
+		Schema any `json:"schema_version"`
+	}
+	if json.NewDecoder(bytes.NewReader(data)).Decode(&head) != nil {
+		// A broken document is still judged by its name.
+		return bytes.Contains(data[:min(len(data), 4<<10)], []byte(`"ATIF-v`))
+	}
+	name, _ := head.Schema.(string)
+	return strings.HasPrefix(name, "ATIF-v1.")
+}
+
+// parseATIF reads a trajectory: the steps of its agent are the turns.
+func parseATIF(data []byte) (recording, error) {
+	var doc trajectory
+	if err := json.Unmarshal(data, &doc); err != nil {
+		return recording{}, documentError(data, err)
+	}
+	r := recording{name: doc.Agent.Model}
+	for _, s := range doc.Steps {
+		switch {
+		case s.Copied:
+		case s.Source == "user" && r.task == "":
+			r.task = string(s.Message)
+		case s.Source == "agent" && (s.Message != "" || len(s.Calls) > 0):
+			r.turns = append(r.turns, s.turn())
+		}
+	}
+	if len(r.turns) == 0 {
+		return recording{}, errors.New("1:1: no step of an agent in it")
+	}
+	return r, nil
+}
+
+// turn makes a turn of an agent's step.
+func (s atifStep) turn() turn {
+	t := turn{text: string(s.Message)}
+	for _, c := range s.Calls {
+		played := call{tool: tools.Name(c.Function), raw: string(c.Arguments)}
+		for _, r := range s.Observation.Results {
+			if r.Call == c.ID && r.Content != nil {
+				played.expect = atifRecorded{text: string(*r.Content), isError: r.Extra.IsError}
+			}
+		}
+		t.calls = append(t.calls, played)
+	}
+	return t
+}
+
+// atifRecorded is a result from a trajectory, which may not say whether it was
+// an error.
+type atifRecorded struct {
+	text    string
+	isError *bool
+}
+
+// differences compares as for a trace.
+func (r atifRecorded) differences(got result) []Difference {
+	want := recorded{text: r.text, isError: got.isError}
+	if r.isError != nil {
+		want.isError = *r.isError
+	}
+	return want.differences(got)
+}
+
+// documentError says where a document stops being what it should be.
+func documentError(data []byte, err error) error {
+	offset := int64(0)
+	var (
+		syntax *json.SyntaxError
+		kind   *json.UnmarshalTypeError
+	)
+	switch {
+	case errors.As(err, &syntax):
+		offset = syntax.Offset
+	case errors.As(err, &kind):
+		offset = kind.Offset
+	}
+	before := data[:min(max(offset-1, 0), int64(len(data)))]
+	line := bytes.Count(before, []byte("\n")) + 1
+	column := len(before) - bytes.LastIndexByte(before, '\n')
+	return fmt.Errorf("%d:%d: %w", line, column, err)
+}

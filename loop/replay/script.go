@@ -1,0 +1,173 @@
+package replay
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// script is the YAML form.
+type script struct {
+	Version int          `yaml:"version"`
+	Name    string       `yaml:"name"`
+	Task    string       `yaml:"task"`
+	Turns   []scriptTurn `yaml:"turns"`
+}
+
+type scriptTurn struct {
+	Text  string       `yaml:"text"`
+	Calls []scriptCall `yaml:"calls"`
+}
+
+type scriptCall struct {
+	Tool   string         `yaml:"tool"`
+	Input  map[string]any `yaml:"input"`
+	Raw    *string        `yaml:"raw"`
+	Expect *scriptExpect  `yaml:"expect"`
+}
+
+type scriptExpect struct {
+	Contains    texts `yaml:"contains"`
+	NotContains texts `yaml:"not_contains"`
+	ExitCode    *int  `yaml:"exit_code"`
+	Error       *bool `yaml:"error"`
+}
+
+// texts is one text or a list of them.
+type texts []string
+
+// UnmarshalYAML takes either form.
+func (t *texts) UnmarshalYAML(decode func(any) error) error {
+	var one string
+	if decode(&one) == nil {
+		*t = texts{one}
+		return nil
+	}
+	var many []string
+	if err := decode(&many); err != nil {
+		return err
+	}
+	*t = many
+	return nil
+}
+
+// scriptVersion is the one version of scripts.
+const scriptVersion = 1
+
+// parseScript reads a script. Errors start with line and column.
+func parseScript(data []byte) (recording, error) {
+	var s script
+	decoder := yaml.NewDecoder(bytes.NewReader(data), yaml.Strict())
+	if err := decoder.Decode(&s); err != nil {
+		if errors.Is(err, io.EOF) {
+			return recording{}, errors.New("1:1: the script is empty")
+		}
+		return recording{}, located(err)
+	}
+	if err := decoder.Decode(new(any)); !errors.Is(err, io.EOF) {
+		return recording{}, errors.New("1:1: the file holds more than one YAML document")
+	}
+	if p, why := s.fault(); why != "" {
+		return recording{}, fmt.Errorf("%s: %s", position(data, p), why)
+	}
+	return s.recording()
+}
+
+// fault is the first thing that strict decoding can't see, with its path.
+func (s script) fault() (path, why string) {
+	switch {
+	case s.Version != scriptVersion:
+		return "$.version", fmt.Sprintf("version is %d, this Caisson knows version %d", s.Version, scriptVersion)
+	case len(s.Turns) == 0:
+		return "$.turns", "a script needs at least one turn"
+	}
+	for i, t := range s.Turns {
+		at := fmt.Sprintf("$.turns[%d]", i)
+		if t.Text == "" && len(t.Calls) == 0 {
+			return at, "a turn needs text, calls or both"
+		}
+		for j, c := range t.Calls {
+			at := fmt.Sprintf("%s.calls[%d]", at, j)
+			switch {
+			case c.Tool == "":
+				return at, "a call needs a tool"
+			case c.Raw != nil && c.Input != nil:
+				return at, "a call has input or raw, not both"
+			}
+		}
+	}
+	return "", ""
+}
+
+// recording is the script as it is played.
+func (s script) recording() (recording, error) {
+	r := recording{name: s.Name, task: s.Task}
+	for i, t := range s.Turns {
+		played := turn{text: t.Text}
+		for _, c := range t.Calls {
+			raw, err := c.arguments()
+			if err != nil {
+				return recording{}, fmt.Errorf("1:1: turn %d: input of %s: %w", i+1, c.Tool, err)
+			}
+			played.calls = append(played.calls, call{tool: tools.Name(c.Tool), raw: raw, expect: c.Expect.expectation()})
+		}
+		r.turns = append(r.turns, played)
+	}
+	return r, nil
+}
+
+// arguments are the call's arguments as a model would write them.
+func (c scriptCall) arguments() (string, error) {
+	if c.Raw != nil {
+		return *c.Raw, nil
+	}
+	if c.Input == nil {
+		return "{}", nil
+	}
+	data, err := json.Marshal(c.Input)
+	return string(data), err
+}
+
+// expectation is what is compared; nil compares nothing.
+func (e *scriptExpect) expectation() expectation {
+	if e == nil {
+		return nil
+	}
+	return scripted{contains: e.Contains, notContains: e.NotContains, exitCode: e.ExitCode, isError: e.Error}
+}
+
+// located puts line and column before what is wrong.
+func located(err error) error {
+	var y yaml.Error
+	if !errors.As(err, &y) || y.GetToken() == nil || y.GetToken().Position == nil {
+		return fmt.Errorf("1:1: %w", err)
+	}
+	at := y.GetToken().Position
+	return fmt.Errorf("%d:%d: %s", at.Line, at.Column, y.GetMessage())
+}
+
+// position is the place of a path, or of the nearest thing that is there.
+func position(data []byte, path string) string {
+	file, err := parser.ParseBytes(data, 0)
+	if err != nil {
+		return "1:1"
+	}
+	p, err := yaml.PathString(path)
+	if err != nil {
+		return "1:1"
+	}
+	var node ast.Node
+	if node, err = p.FilterFile(file); err != nil || node == nil || node.GetToken() == nil {
+		return "1:1"
+	}
+	at := node.GetToken().Position
+	return fmt.Sprintf("%d:%d", at.Line, at.Column)
+}
