@@ -7,9 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stat describes what rel leads to without opening it.
-func (t *tree) stat(rel string) (Info, error) {
-	fd, err := t.open(rel, unix.O_PATH)
+// stat describes what rel leads to, lstat what rel names, without opening it.
+func (t *tree) stat(rel string) (Info, error)  { return t.look(rel, unix.O_PATH) }
+func (t *tree) lstat(rel string) (Info, error) { return t.look(rel, unix.O_PATH|unix.O_NOFOLLOW) }
+
+func (t *tree) look(rel string, flags int) (Info, error) {
+	fd, err := t.open(rel, flags)
 	if err != nil {
 		return Info{}, err
 	}

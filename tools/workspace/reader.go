@@ -83,12 +83,21 @@ func setDefault[T int | int64 | time.Duration](v *T, def T) {
 
 // Stat describes what path leads to, without opening it for reading.
 func (r *Reader) Stat(ctx context.Context, path string) (Info, error) {
+	return r.look(ctx, path, r.tree.stat)
+}
+
+// Lstat describes what path itself names, a link where it is one.
+func (r *Reader) Lstat(ctx context.Context, path string) (Info, error) {
+	return r.look(ctx, path, r.tree.lstat)
+}
+
+func (r *Reader) look(ctx context.Context, path string, stat func(string) (Info, error)) (Info, error) {
 	rel, e := r.prefixes.relative(path)
 	if e != nil {
 		return Info{}, e
 	}
 	return guarded(ctx, r.guard, path, func(context.Context) (Info, error) {
-		info, err := r.tree.stat(rel)
+		info, err := stat(rel)
 		if err != nil {
 			return Info{}, fault(path, err)
 		}

@@ -71,10 +71,7 @@ func (f *File) fill(ctx context.Context, n node, buf []byte, most int64) error {
 	}
 	if got > 0 {
 		f.Data = buf[:got]
-	}
-	f.Size = max(f.Size, f.Offset+int64(got))
-	if got == 0 && f.Offset > f.Size { // beyond the end: the size stays what it is
-		f.Size = f.Info.Size
+		f.Size = max(f.Size, f.Offset+int64(got))
 	}
 	f.Truncated = !end
 	return nil

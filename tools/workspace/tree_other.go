@@ -59,8 +59,10 @@ func isEscape(err error) bool {
 	return errors.Is(err, errEscape) || strings.HasSuffix(err.Error(), "path escapes from parent")
 }
 
-func (t *tree) stat(rel string) (Info, error) {
-	fi, err := t.root.Stat(filepath.FromSlash(rel))
+func (t *tree) stat(rel string) (Info, error)  { return t.look(t.root.Stat(filepath.FromSlash(rel))) }
+func (t *tree) lstat(rel string) (Info, error) { return t.look(t.root.Lstat(filepath.FromSlash(rel))) }
+
+func (t *tree) look(fi fs.FileInfo, err error) (Info, error) {
 	if err != nil {
 		return Info{}, err
 	}

@@ -1,0 +1,191 @@
+package file
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// kind is what the tools that change files differ in.
+type kind struct {
+	def tools.Definition
+	// op turns an input into the change that it asks for.
+	op func(input json.RawMessage) (workspace.Op, error)
+	// report words what was done.
+	report func(workspace.Change) string
+}
+
+// changer is one execution of a tool that changes a file.
+type changer struct {
+	kind
+	reader *workspace.Reader
+	apply  applier
+}
+
+func changing(o Options, k kind) tools.Factory {
+	k.def.Class, k.def.Runs, k.def.EnabledByDefault = tools.ClassWrite, tools.PlaceSandbox, true
+	return func() tools.Tool { return &changer{kind: k, reader: o.Reader, apply: o.Applier} }
+}
+
+// Definition describes the tool.
+func (c *changer) Definition() tools.Definition { return c.def }
+
+// Project shows what the call would change, without changing it.
+func (c *changer) Project(ctx context.Context, call *tools.Call) (tools.Projection, error) {
+	op, err := c.op(call.Input)
+	if err != nil {
+		return tools.Projection{}, err
+	}
+	return ProjectedDiff(ctx, c.reader, op)
+}
+
+// Execute has the change made in the sandbox. Where it was shown beforehand,
+// it is done to the very content that was shown, or not at all. What the model
+// can mend is a [tools.Error]; what was removed before a delete failed is in
+// the Output all the same.
+func (c *changer) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
+	op, err := c.op(call.Input)
+	if err != nil {
+		return tools.Output{}, err
+	}
+	op.IfSHA256 = call.Projected
+	change, err := c.apply.Apply(ctx, op)
+	if err != nil {
+		var out tools.Output
+		if change.Removed > 0 {
+			out.FilesModified = []string{change.Path}
+		}
+		return out, failure(err)
+	}
+	out := text(c.report(change))
+	out.FilesModified = []string{change.Path}
+	out.Metadata = map[string]any{"bytes": change.Bytes, "created": change.Created}
+	return out, nil
+}
+
+func decode[In any](raw json.RawMessage, op func(In) workspace.Op) (workspace.Op, error) {
+	var in In
+	if err := json.Unmarshal(raw, &in); err != nil {
+		return workspace.Op{}, fmt.Errorf("decode input: %w", err)
+	}
+	return op(in), nil
+}
+
+type writeFileInput struct {
+	Path    string `json:"path"`
+	Content string `json:"content"`
+}
+
+func writeFile() kind {
+	return kind{
+		def: tools.Definition{
+			Name: "write_file",
+			Description: "Creates a file of the workspace, or overwrites it, with the whole content given. Missing folders are made. " +
+				"To change a part of a file use patch_file.",
+			InputSchema: json.RawMessage(`{
+  "type": "object",
+  "properties": {
+    "path": {"type": "string", "minLength": 1, "description": "The file, relative to the workspace."},
+    "content": {"type": "string", "description": "The whole new content, with a newline at its end where it is text."}
+  },
+  "required": ["path", "content"],
+  "additionalProperties": false
+}`),
+			Aliases: pathAliases(map[string]string{"file_text": "content", "contents": "content", "text": "content"}),
+			Paths:   onePath(""),
+		},
+		op: func(raw json.RawMessage) (workspace.Op, error) {
+			return decode(raw, func(in writeFileInput) workspace.Op {
+				return workspace.Op{Kind: workspace.OpWrite, Path: in.Path, Content: []byte(in.Content)}
+			})
+		},
+		report: func(c workspace.Change) string {
+			verb := "Overwrote"
+			if c.Created {
+				verb = "Created"
+			}
+			return fmt.Sprintf("%s %s (%s).", verb, shown(c.Path), plural(int(c.Bytes), "byte"))
+		},
+	}
+}
+
+type patchFileInput struct {
+	Path       string `json:"path"`
+	Old        string `json:"old"`
+	New        string `json:"new"`
+	ReplaceAll bool   `json:"replace_all"`
+}
+
+func patchFile() kind {
+	return kind{
+		def: tools.Definition{
+			Name: "patch_file",
+			Description: "Replaces a text in a file of the workspace. `old` must be in the file exactly once, character for character, white " +
+				"space included: add lines around it until it is unique, or set replace_all. Read the file first.",
+			InputSchema: json.RawMessage(`{
+  "type": "object",
+  "properties": {
+    "path": {"type": "string", "minLength": 1, "description": "The file, relative to the workspace."},
+    "old": {"type": "string", "minLength": 1, "description": "The text to replace."},
+    "new": {"type": "string", "description": "What to put in its place; empty to remove it."},
+    "replace_all": {"type": "boolean", "description": "Replace every occurrence."}
+  },
+  "required": ["path", "old", "new"],
+  "additionalProperties": false
+}`),
+			Aliases: pathAliases(map[string]string{
+				"old_string": "old", "old_str": "old", "old_text": "old", "oldString": "old",
+				"new_string": "new", "new_str": "new", "new_text": "new", "newString": "new", "replaceAll": "replace_all",
+			}),
+			Paths: onePath(""),
+		},
+		op: func(raw json.RawMessage) (workspace.Op, error) {
+			return decode(raw, func(in patchFileInput) workspace.Op {
+				return workspace.Op{Kind: workspace.OpPatch, Path: in.Path, Old: in.Old, New: in.New, ReplaceAll: in.ReplaceAll}
+			})
+		},
+		report: func(c workspace.Change) string {
+			return fmt.Sprintf("Patched %s: replaced %s (now %s).", shown(c.Path), plural(c.Replacements, "place"), plural(int(c.Bytes), "byte"))
+		},
+	}
+}
+
+type deleteFileInput struct {
+	Path      string `json:"path"`
+	Recursive bool   `json:"recursive"`
+}
+
+func deleteFile() kind {
+	return kind{
+		def: tools.Definition{
+			Name: "delete_file",
+			Description: "Deletes a file of the workspace, or a link itself. A folder is deleted, with all that is in it, only where " +
+				"recursive is set.",
+			InputSchema: json.RawMessage(`{
+  "type": "object",
+  "properties": {
+    "path": {"type": "string", "minLength": 1, "description": "The file or folder, relative to the workspace."},
+    "recursive": {"type": "boolean", "description": "Delete a folder and everything in it."}
+  },
+  "required": ["path"],
+  "additionalProperties": false
+}`),
+			Aliases: pathAliases(nil),
+			Paths:   onePath(""),
+		},
+		op: func(raw json.RawMessage) (workspace.Op, error) {
+			return decode(raw, func(in deleteFileInput) workspace.Op {
+				return workspace.Op{Kind: workspace.OpDelete, Path: in.Path, Recursive: in.Recursive}
+			})
+		},
+		report: func(c workspace.Change) string {
+			if c.Removed > 1 {
+				return fmt.Sprintf("Deleted %s (%s).", shown(c.Path), plural(c.Removed, "entry"))
+			}
+			return fmt.Sprintf("Deleted %s.", shown(c.Path))
+		},
+	}
+}

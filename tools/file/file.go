@@ -1,0 +1,105 @@
+package file
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// applier makes a change where changes are made: in the sandbox.
+type applier interface {
+	// Apply makes one change. Its error is a *workspace.Error where the model
+	// can mend it, and wraps tools.ErrSandboxLost or tools.ErrSandboxStart
+	// where the run can't go on.
+	Apply(ctx context.Context, op workspace.Op) (workspace.Change, error)
+}
+
+// Options configure the tools.
+type Options struct {
+	// Reader is what the host sees of the workspace. It is needed.
+	Reader *workspace.Reader
+	// Applier makes changes; nil leaves out the tools that make them.
+	Applier applier
+	// Logger gets what is not an answer to the model; nil discards.
+	Logger *zap.Logger
+}
+
+// Factories gives a factory for each tool, in the order in which models should
+// be offered them. It fails where Options.Reader is missing.
+func Factories(o Options) ([]tools.Factory, error) {
+	if o.Reader == nil {
+		return nil, errors.New("make file tools: no reader")
+	}
+	if o.Logger == nil {
+		o.Logger = zap.NewNop()
+	}
+	all := []tools.Factory{
+		reading(readFileDefinition(), (&fileReader{reader: o.Reader}).run),
+		reading(listDirDefinition(), (&lister{reader: o.Reader}).run),
+		reading(globDefinition(), (&globber{reader: o.Reader, log: o.Logger}).run),
+		reading(grepDefinition(), (&grepper{reader: o.Reader, log: o.Logger}).run),
+	}
+	if o.Applier != nil {
+		for _, k := range []kind{writeFile(), patchFile(), deleteFile()} {
+			all = append(all, changing(o, k))
+		}
+	}
+	return all, nil
+}
+
+// reader is one execution of a tool that only reads.
+type reader[In any] struct {
+	def tools.Definition
+	run func(ctx context.Context, in In) (tools.Output, error)
+}
+
+func reading[In any](def tools.Definition, run func(context.Context, In) (tools.Output, error)) tools.Factory {
+	def.Class, def.Runs, def.EnabledByDefault = tools.ClassRead, tools.PlaceHost, true
+	return func() tools.Tool { return &reader[In]{def: def, run: run} }
+}
+
+// Definition describes the tool.
+func (r *reader[In]) Definition() tools.Definition { return r.def }
+
+// Execute reads. What the model can mend is a [tools.Error].
+func (r *reader[In]) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
+	var in In
+	if err := json.Unmarshal(call.Input, &in); err != nil {
+		return tools.Output{}, fmt.Errorf("decode %s input: %w", r.def.Name, err)
+	}
+	out, err := r.run(ctx, in)
+	return out, failure(err)
+}
+
+// failure words an error of the workspace for the dispatcher: what leads
+// outside is a refusal, anything else is for the model to mend.
+func failure(err error) error {
+	e, ok := errors.AsType[*workspace.Error](err)
+	if !ok {
+		return err
+	}
+	fail := &tools.Error{Class: tools.ErrorExecution, Reason: string(e.Kind), Message: e.Error(), Visible: true, Err: err}
+	switch e.Kind {
+	case workspace.KindEscape:
+		fail.Class, fail.Reason = tools.ErrorPermissionDenied, "workspace_escape"
+	case workspace.KindTimeout:
+		fail.Class = tools.ErrorTimeout
+	}
+	return fail
+}
+
+// refuse is a failure of a tool's own, for the model to mend.
+func refuse(reason, format string, args ...any) error {
+	return &tools.Error{Class: tools.ErrorExecution, Reason: reason, Message: fmt.Sprintf(format, args...), Visible: true}
+}
+
+// text is the output of a tool that has one text to give.
+func text(s string) tools.Output {
+	return tools.Output{Content: []tools.Block{{Text: s}}, Success: true}
+}

@@ -1,0 +1,91 @@
+package file
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// maxGlobbed bounds the names of one glob.
+const maxGlobbed = 1000
+
+func globDefinition() tools.Definition {
+	return tools.Definition{
+		Name: "glob",
+		Description: "Finds files of the workspace by name: `*` and `?` within a name, `**` for any folders, `[a-z]`, `{go,mod}`. " +
+			"A pattern without a slash is looked for in every folder, one with a slash from `path` on. Gives paths relative to " +
+			"the workspace in alphabetical order, at most 1000. What .gitignore leaves out is left out, unless no_ignore is set.",
+		InputSchema: json.RawMessage(`{
+  "type": "object",
+  "properties": {
+    "pattern": {"type": "string", "minLength": 1, "description": "Such as *.go, src/**/*.{ts,tsx} or **/testdata/*.json."},
+    "path": {"type": "string", "description": "The folder to search in; the workspace when left out."},
+    "no_ignore": {"type": "boolean", "description": "Search what .gitignore leaves out, and .git, too."}
+  },
+  "required": ["pattern"],
+  "additionalProperties": false
+}`),
+		Aliases: map[string]string{"glob": "pattern", "glob_pattern": "pattern", "dir_path": "path", "directory": "path", "dir": "path"},
+		Paths:   onePath("."),
+	}
+}
+
+type globInput struct {
+	Pattern  string `json:"pattern"`
+	Path     string `json:"path"`
+	NoIgnore bool   `json:"no_ignore"`
+}
+
+type globber struct {
+	reader *workspace.Reader
+	log    *zap.Logger
+}
+
+func (g *globber) run(ctx context.Context, in globInput) (tools.Output, error) {
+	s, err := newSearch(g.reader, in.Path, in.NoIgnore)
+	if err != nil {
+		return tools.Output{}, err
+	}
+	pattern, err := newPattern(g.reader, in.Pattern)
+	if err != nil {
+		return tools.Output{}, err
+	}
+	var b strings.Builder
+	found, odd, more := 0, 0, false
+	end, err := s.files(ctx, func(_ context.Context, e workspace.Entry, name string) error {
+		if !pattern.match(e, name) {
+			return nil
+		}
+		if found == maxGlobbed || b.Len() > windowBytes {
+			more = true
+			return workspace.SkipAll
+		}
+		found++
+		if unnameable(e.Path) {
+			odd++
+		}
+		b.WriteString(shown(e.Path) + "\n")
+		return nil
+	})
+	if err != nil {
+		return tools.Output{}, err
+	}
+	g.log.Debug("glob", zap.Int("entries", end.Entries), zap.Int("found", found), zap.Bool("late", end.late))
+	out := text(b.String())
+	if found == 0 {
+		note(&out, "no files match")
+	}
+	if more {
+		out.Truncated = true
+		note(&out, plural(found, "file")+" shown, there are more: narrow the pattern or the path")
+	}
+	end.explain(&out)
+	noteNames(&out, odd)
+	out.Metadata = map[string]any{"files": found}
+	return out, nil
+}

@@ -1,0 +1,84 @@
+package file
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// pathAliases are the names that other tools give to their path argument.
+func pathAliases(more map[string]string) map[string]string {
+	all := map[string]string{"file_path": "path", "filePath": "path", "filename": "path", "file": "path"}
+	for alias, name := range more {
+		all[alias] = name
+	}
+	return all
+}
+
+// onePath gives the path of an input for the scope check and the order of
+// calls, or otherwise where it names none.
+func onePath(otherwise string) func(json.RawMessage) []string {
+	return func(raw json.RawMessage) []string {
+		in := struct {
+			Path string `json:"path"`
+		}{Path: otherwise}
+		if err := json.Unmarshal(raw, &in); err != nil || in.Path == "" {
+			in.Path = otherwise
+		}
+		if in.Path == "" {
+			return nil
+		}
+		return []string{in.Path}
+	}
+}
+
+// count is a whole number of an input. JSON Schema counts 1e3 and 2.0 as
+// integers and sets no bound; what is beyond int64 is the largest one.
+type count int64
+
+// UnmarshalJSON takes any spelling of a whole number.
+func (c *count) UnmarshalJSON(b []byte) error {
+	s := string(b)
+	if n, err := strconv.ParseInt(s, 10, 64); err == nil {
+		*c = count(n)
+		return nil
+	}
+	f, err := strconv.ParseFloat(s, 64)
+	switch {
+	case s == "null":
+		return nil
+	case f >= math.MaxInt64:
+		*c = math.MaxInt64
+	case err != nil || f != math.Trunc(f):
+		return fmt.Errorf("%q is not a whole number", s)
+	case f <= math.MinInt64:
+		*c = math.MinInt64
+	default:
+		*c = count(f)
+	}
+	return nil
+}
+
+// or gives the count, or n where it was left out, at most most.
+func (c count) or(n, most int) int {
+	if c <= 0 {
+		return n
+	}
+	return int(min(int64(c), int64(most)))
+}
+
+// plural gives "1 file", "2 files".
+func plural(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	if stem, ok := strings.CutSuffix(noun, "y"); ok {
+		return fmt.Sprintf("%d %sies", n, stem)
+	}
+	if strings.HasSuffix(noun, "ch") {
+		return fmt.Sprintf("%d %ses", n, noun)
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}

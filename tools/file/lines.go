@@ -1,0 +1,209 @@
+package file
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+const (
+	// chunkBytes is read at once.
+	chunkBytes = 256 << 10
+	// scanBytes bounds what is read of one file to find and count its lines:
+	// at the speed of a page cache some tenths of a second.
+	scanBytes = 256 << 20
+	// lineBytes is what is shown of one line. Lines of source are shorter;
+	// longer ones are minified or data.
+	lineBytes = 2000
+	// windowBytes leaves room for notes below [tools.DefaultResultBytes].
+	windowBytes = 48_000
+)
+
+// window is a range of lines of a text.
+type window struct {
+	from    int // the first line, from 1
+	count   int
+	numbers bool
+}
+
+// view is what was seen through a window.
+type view struct {
+	text strings.Builder
+	// first and last are the lines shown, last 0 where there are none.
+	first, last int
+	// lines is the number of lines of the whole text, if it was read whole.
+	lines int
+	whole bool
+	// cutLines were longer than lineBytes; badBytes were no UTF-8, nuls zero.
+	cutLines, badBytes, nuls int
+	crlf                     int
+}
+
+// see reads r until the window is full, and on to count the lines.
+func (w window) see(r io.Reader) (*view, error) {
+	v := &view{first: w.from}
+	s := scanner{window: w, view: v}
+	buf := make([]byte, chunkBytes)
+	for read := 0; ; {
+		n, err := r.Read(buf)
+		s.feed(buf[:n])
+		read += n
+		if errors.Is(err, io.EOF) {
+			s.end()
+			v.whole = true
+			return v, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		if read >= scanBytes {
+			return v, nil
+		}
+	}
+}
+
+// scanner splits what it is fed into lines and keeps those of the window.
+type scanner struct {
+	window
+	view *view
+	// line is the beginning of the current line, length its bytes so far.
+	line   []byte
+	length int
+	full   bool
+}
+
+func (s *scanner) feed(p []byte) {
+	for len(p) > 0 {
+		line, rest, ended := bytes.Cut(p, []byte{'\n'})
+		if s.wanted() {
+			keep := min(len(line), max(0, lineBytes+utf8.UTFMax-len(s.line)))
+			s.line = append(s.line, line[:keep]...)
+		}
+		s.length += len(line)
+		if ended {
+			s.flush(true)
+		}
+		p = rest
+	}
+}
+
+// end takes what follows the last newline as a line.
+func (s *scanner) end() {
+	if s.length > 0 {
+		s.flush(false)
+	}
+}
+
+// wanted says whether the line that is being read is in the window.
+func (s *scanner) wanted() bool {
+	n := s.view.lines + 1
+	return !s.full && n >= s.from && n-s.from < s.count
+}
+
+func (s *scanner) flush(ended bool) {
+	if s.wanted() {
+		s.show(ended)
+	}
+	s.view.lines++
+	s.line, s.length = s.line[:0], 0
+}
+
+func (s *scanner) show(ended bool) {
+	v := s.view
+	shown, cut := cutLine(s.line, s.length)
+	if s.numbers {
+		number := strconv.Itoa(v.lines + 1)
+		shown = strings.Repeat(" ", max(0, 6-len(number))) + number + "\t" + shown
+	}
+	if v.text.Len() > 0 && v.text.Len()+len(shown) > windowBytes {
+		s.full = true
+		return
+	}
+	if cut {
+		v.cutLines++
+	}
+	bad, nuls := invalid(s.line)
+	v.badBytes, v.nuls = v.badBytes+bad, v.nuls+nuls
+	if ended && bytes.HasSuffix(s.line, []byte{'\r'}) {
+		v.crlf++
+	}
+	v.text.WriteString(shown)
+	if ended {
+		v.text.WriteByte('\n')
+	}
+	v.last = v.lines + 1
+}
+
+// cutLine makes a line valid UTF-8 of at most lineBytes, and says what it left out.
+func cutLine(line []byte, length int) (text string, cut bool) {
+	if length > lineBytes {
+		at := min(lineBytes, len(line))
+		for at > lineBytes-utf8.UTFMax && at < len(line) && !utf8.RuneStart(line[at]) {
+			at--
+		}
+		return readable(line[:at]) + " [… " + plural(length-at, "more byte") + " of this line]", true
+	}
+	return readable(line), false
+}
+
+// readable marks what is no text: � for what is no UTF-8, ␀ for NUL.
+func readable(b []byte) string {
+	s := string(b)
+	if !utf8.ValidString(s) {
+		var out strings.Builder
+		for _, r := range s { // one � for each byte that is none
+			out.WriteRune(r)
+		}
+		s = out.String()
+	}
+	return strings.ReplaceAll(s, "\x00", "␀")
+}
+
+// invalid counts the bytes that are no UTF-8, and the NULs. A rune that was
+// cut off at the very end of a cut line doesn't count.
+func invalid(b []byte) (bad, nuls int) {
+	nuls = bytes.Count(b, []byte{0})
+	for len(b) > 0 {
+		r, size := utf8.DecodeRune(b)
+		if r == utf8.RuneError && size == 1 {
+			if len(b) < utf8.UTFMax && !utf8.FullRune(b) {
+				return bad, nuls
+			}
+			bad++
+		}
+		b = b[size:]
+	}
+	return bad, nuls
+}
+
+// fileStream reads a file of the workspace piece by piece. Each piece is a
+// call of its own into the Reader, bounded like any.
+type fileStream struct {
+	ctx    context.Context //nolint:containedctx // io.Reader has no other way; lives for one call
+	reader *workspace.Reader
+	path   string
+	offset int64
+	ended  bool
+}
+
+// Read reads on from where the last piece ended. After an error p must not be
+// used again, see [workspace.Reader.ReadInto].
+func (f *fileStream) Read(p []byte) (int, error) {
+	if f.ended {
+		return 0, io.EOF
+	}
+	got, err := f.reader.ReadInto(f.ctx, f.path, f.offset, p)
+	if err != nil {
+		return 0, err
+	}
+	n := len(got.Data)
+	f.offset += int64(n)
+	f.ended = !got.Truncated || n == 0
+	return n, nil
+}

@@ -1,0 +1,128 @@
+package file
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// Bounds of one list_dir.
+const (
+	maxListed    = 1000
+	maxListDepth = 10
+)
+
+func listDirDefinition() tools.Definition {
+	return tools.Definition{
+		Name: "list_dir",
+		Description: "Lists a folder of the workspace, hidden files too: one entry a line, folders with a slash at the end, " +
+			"files with their size, links with what they point to. `depth` goes into folders that many levels (1 when left out, " +
+			"at most 10). At most 1000 entries are given, those nearest the top first; a note says when there are more. " +
+			"To find files by name use glob.",
+		InputSchema: json.RawMessage(`{
+  "type": "object",
+  "properties": {
+    "path": {"type": "string", "description": "The folder, relative to the workspace; the workspace itself when left out."},
+    "depth": {"type": "integer", "minimum": 1, "maximum": 10, "description": "How many levels to list."}
+  },
+  "additionalProperties": false
+}`),
+		Aliases: map[string]string{"dir_path": "path", "dir": "path", "directory": "path", "file_path": "path"},
+		Paths:   onePath("."),
+	}
+}
+
+type listDirInput struct {
+	Path  string `json:"path"`
+	Depth count  `json:"depth"`
+}
+
+type lister struct{ reader *workspace.Reader }
+
+func (l *lister) run(ctx context.Context, in listDirInput) (tools.Output, error) {
+	if in.Path == "" {
+		in.Path = "."
+	}
+	list, err := l.reader.List(ctx, in.Path, in.Depth.or(1, maxListDepth))
+	if err != nil {
+		return tools.Output{}, err
+	}
+	entries, cut := nearest(list.Entries, maxListed)
+	var b strings.Builder
+	odd := 0
+	for _, e := range entries {
+		if b.Len() > windowBytes {
+			cut = true
+			break
+		}
+		if unnameable(e.Path) {
+			odd++
+		}
+		b.WriteString(entryLine(e))
+	}
+	out := text(b.String())
+	switch {
+	case cut || list.Truncated:
+		out.Truncated = true
+		note(&out, fmt.Sprintf("%s shown, there are more: list a folder below, or use glob", plural(strings.Count(b.String(), "\n"), "entry")))
+	case len(entries) == 0:
+		note(&out, "the folder is empty")
+	}
+	if len(list.Incomplete) > 0 {
+		out.Truncated = true
+		note(&out, "not read: "+strings.Join(shownAll(list.Incomplete), ", "))
+	}
+	noteNames(&out, odd)
+	return out, nil
+}
+
+// nearest keeps the first most entries by depth, in the order they had.
+func nearest(entries []workspace.Entry, most int) (kept []workspace.Entry, cut bool) {
+	if len(entries) <= most {
+		return entries, false
+	}
+	index := make([]int, len(entries))
+	for i := range index {
+		index[i] = i
+	}
+	slices.SortStableFunc(index, func(a, b int) int { return entries[a].Depth - entries[b].Depth })
+	index = index[:most]
+	slices.Sort(index)
+	for _, i := range index {
+		kept = append(kept, entries[i])
+	}
+	return kept, true
+}
+
+func entryLine(e workspace.Entry) string {
+	name := shown(e.Path)
+	switch e.Type {
+	case workspace.TypeDir:
+		return name + "/\n"
+	case workspace.TypeFile:
+		return fmt.Sprintf("%s  (%s)\n", name, plural(int(e.Size), "byte"))
+	case workspace.TypeLink:
+		return fmt.Sprintf("%s -> %s\n", name, shown(e.Target))
+	}
+	return fmt.Sprintf("%s  (%s, can't be read)\n", name, e.Type)
+}
+
+func shownAll(paths []string) []string {
+	all := make([]string, len(paths))
+	for i, p := range paths {
+		all[i] = shown(p)
+	}
+	return all
+}
+
+// noteNames says what a quoted name with \x in it means.
+func noteNames(out *tools.Output, odd int) {
+	if odd > 0 {
+		note(out, plural(odd, "name")+` with \x escapes can't be given to a tool: their bytes are no UTF-8; use the shell`)
+	}
+}

@@ -1,0 +1,93 @@
+package file
+
+import (
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/bmatcuk/doublestar/v4"
+
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// Bounds of a glob pattern. Matching one of doublestar's takes time in
+// proportion to the ways to choose among its alternatives; the rest of it
+// backtracks over one star and one double star only.
+const (
+	maxPatternBytes = 1024
+	maxAlternatives = 64
+)
+
+// globPattern matches the names of files.
+type globPattern struct {
+	pattern string
+	// base matches the last name alone: a pattern without a slash is meant
+	// for files anywhere below.
+	base bool
+	// whole matches the path from the workspace's top on: the pattern began
+	// with the workspace's own path.
+	whole bool
+}
+
+func newPattern(r *workspace.Reader, s string) (globPattern, error) {
+	if len(s) > maxPatternBytes {
+		return globPattern{}, refuse("invalid_pattern", "The pattern has %d bytes; at most %d are taken.", len(s), maxPatternBytes)
+	}
+	g := globPattern{pattern: strings.TrimPrefix(s, "./")}
+	if strings.HasPrefix(s, "/") {
+		rel, err := r.Relative(s)
+		if err != nil {
+			return globPattern{}, err
+		}
+		g.pattern, g.whole = rel, true
+	}
+	parts := strings.Split(g.pattern, "/")
+	if slices.Contains(parts, "..") {
+		return globPattern{}, refuse("invalid_pattern", "The pattern %q leads upwards; give path the folder to search in.", s)
+	}
+	// "**/**" says no more than "**" and costs more.
+	parts = slices.CompactFunc(parts, func(a, b string) bool { return a == "**" && b == "**" })
+	g.pattern = strings.Join(parts, "/")
+	if !doublestar.ValidatePattern(g.pattern) || g.pattern == "" {
+		return globPattern{}, refuse("invalid_pattern", "The pattern %q is not a valid glob: look for a bracket or brace that is not closed.", s)
+	}
+	if alternatives(g.pattern) > maxAlternatives {
+		return globPattern{}, refuse("invalid_pattern", "The pattern's braces stand for more than %d alternatives; use several calls.", maxAlternatives)
+	}
+	g.base = !g.whole && len(parts) == 1
+	return g, nil
+}
+
+// alternatives bounds from above how many patterns the braces stand for.
+func alternatives(pattern string) int {
+	product, groups := 1, []int(nil)
+	for i := 0; i < len(pattern) && product <= maxAlternatives; i++ {
+		switch pattern[i] {
+		case '\\':
+			i++
+		case '{':
+			groups = append(groups, 1)
+		case ',':
+			if n := len(groups); n > 0 {
+				groups[n-1]++
+			}
+		case '}':
+			if n := len(groups); n > 0 {
+				product *= groups[n-1]
+				groups = groups[:n-1]
+			}
+		}
+	}
+	return product
+}
+
+// match compares an entry, whose name is relative to the search's start.
+func (g globPattern) match(e workspace.Entry, name string) bool {
+	switch {
+	case g.whole:
+		name = e.Path
+	case g.base:
+		name = path.Base(name)
+	}
+	return doublestar.MatchUnvalidated(g.pattern, name)
+}

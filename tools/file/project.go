@@ -1,0 +1,92 @@
+package file
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+
+	"github.com/aymanbagabas/go-udiff"
+
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// diffBytes bounds each side of a diff that is shown: a person reads no more,
+// and comparing takes more than proportional time.
+const diffBytes = 1 << 20
+
+// ProjectedDiff gives what a write, a patch or a delete would change, as a
+// unified diff, and the state of the file that it was made from. A change that
+// could not be made fails as the change would. What is too large or no text is
+// described in a line instead.
+func ProjectedDiff(ctx context.Context, r *workspace.Reader, op workspace.Op) (tools.Projection, error) {
+	path, err := r.Relative(op.Path)
+	if err != nil {
+		return tools.Projection{}, err
+	}
+	if info, err := r.Lstat(ctx, op.Path); op.Kind == workspace.OpDelete && err == nil && info.Type != workspace.TypeFile {
+		return tools.Projection{}, fmt.Errorf("project change: no diff for a %s", info.Type)
+	}
+	before, exists, err := current(ctx, r, op.Path)
+	if err != nil {
+		return tools.Projection{}, err
+	}
+	after := op.Content
+	switch {
+	case op.Kind == workspace.OpPatch && exists:
+		after, _, err = op.Patched(before)
+	case op.Kind == workspace.OpPatch, op.Kind == workspace.OpDelete && !exists:
+		err = &workspace.Error{Kind: workspace.KindNotFound, Path: op.Path, Detail: "no such file or folder"}
+	case op.Kind == workspace.OpDelete:
+		after = nil
+	case op.Kind != workspace.OpWrite:
+		err = fmt.Errorf("project change: no diff for %s", op.Kind)
+	}
+	if err != nil {
+		return tools.Projection{}, err
+	}
+	p := tools.Projection{State: "absent", Diff: diff(path, before, after, exists, op.Kind == workspace.OpDelete)}
+	if exists {
+		sum := sha256.Sum256(before)
+		p.State = hex.EncodeToString(sum[:])
+	}
+	return p, nil
+}
+
+// current reads the whole file, if there is one.
+func current(ctx context.Context, r *workspace.Reader, path string) (content []byte, exists bool, err error) {
+	f, err := r.ReadFile(ctx, path, 0, workspace.MaxWriteBytes)
+	if e, ok := errors.AsType[*workspace.Error](err); ok && e.Kind == workspace.KindNotFound {
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	if f.Truncated {
+		return nil, false, &workspace.Error{
+			Kind: workspace.KindTooLarge, Path: path,
+			Detail: fmt.Sprintf("has %d bytes; a diff can be shown of at most %d", f.Size, workspace.MaxWriteBytes),
+		}
+	}
+	return f.Data, true, nil
+}
+
+func diff(path string, before, after []byte, existed, deleted bool) string {
+	from, to := "a/"+path, "b/"+path
+	if !existed {
+		from = "/dev/null"
+	}
+	if deleted {
+		to = "/dev/null"
+	}
+	switch {
+	case len(before) > diffBytes, len(after) > diffBytes:
+		return fmt.Sprintf("--- %s\n+++ %s\nToo large for a diff: %d bytes before, %d after.\n", from, to, len(before), len(after))
+	case bytes.IndexByte(before, 0) >= 0, bytes.IndexByte(after, 0) >= 0:
+		return fmt.Sprintf("--- %s\n+++ %s\nBinary: %d bytes before, %d after.\n", from, to, len(before), len(after))
+	}
+	return udiff.Unified(from, to, string(before), string(after))
+}

@@ -1,0 +1,194 @@
+package file
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"unicode/utf16"
+	"unicode/utf8"
+
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// Lines of one read_file: the default, which other agents have too, and the most.
+const (
+	defaultLines = 2000
+	maxLines     = 1 << 30
+)
+
+// sampleBytes is looked at to tell what a file is; git looks at 8000 bytes.
+const sampleBytes = 8000
+
+func readFileDefinition() tools.Definition {
+	return tools.Definition{
+		Name: "read_file",
+		Description: "Reads a file of the workspace. Text is given as it is, from line `offset` on, `limit` lines of it " +
+			"(2000 when left out); a note in square brackets at the end says when there is more, when long lines were " +
+			"shortened, or when bytes are not UTF-8. Pictures (PNG, JPEG, GIF, WebP) are shown as pictures, other binary files are " +
+			"only described. Paths are relative to the workspace.",
+		InputSchema: json.RawMessage(`{
+  "type": "object",
+  "properties": {
+    "path": {"type": "string", "minLength": 1, "description": "The file, relative to the workspace."},
+    "offset": {"type": "integer", "minimum": 1, "description": "The first line to read, counted from 1."},
+    "limit": {"type": "integer", "minimum": 1, "description": "How many lines to read."},
+    "line_numbers": {"type": "boolean", "description": "Put its number and a tab before each line. They are not part of the file: leave them out of a patch."}
+  },
+  "required": ["path"],
+  "additionalProperties": false
+}`),
+		Aliases: pathAliases(map[string]string{"start_line": "offset", "max_lines": "limit", "numbers": "line_numbers"}),
+		Paths:   onePath(""),
+	}
+}
+
+type readFileInput struct {
+	Path    string `json:"path"`
+	Offset  count  `json:"offset"`
+	Limit   count  `json:"limit"`
+	Numbers bool   `json:"line_numbers"`
+}
+
+type fileReader struct{ reader *workspace.Reader }
+
+func (f *fileReader) run(ctx context.Context, in readFileInput) (tools.Output, error) {
+	head, err := f.reader.ReadFile(ctx, in.Path, 0, sampleBytes)
+	if err != nil {
+		return tools.Output{}, err
+	}
+	w := window{from: in.Offset.or(1, maxLines), count: in.Limit.or(defaultLines, maxLines), numbers: in.Numbers}
+	switch {
+	case len(head.Data) == 0:
+		return text("[the file is empty]"), nil
+	case pictureType(head.Data) != "":
+		return f.picture(ctx, head)
+	case bytes.HasPrefix(head.Data, []byte{0xff, 0xfe}), bytes.HasPrefix(head.Data, []byte{0xfe, 0xff}):
+		return f.wide(ctx, head, w)
+	case isBinary(head.Data):
+		return describe(head), nil
+	}
+	stream := &fileStream{ctx: ctx, reader: f.reader, path: in.Path}
+	v, err := w.see(stream)
+	if err != nil {
+		return tools.Output{}, err
+	}
+	out := w.output(v, head)
+	if bytes.HasPrefix(head.Data, []byte("\ufeff")) {
+		note(&out, "the file starts with a UTF-8 byte order mark")
+	}
+	return out, nil
+}
+
+// wide shows a UTF-16 text, which must be small enough to be decoded whole.
+func (f *fileReader) wide(ctx context.Context, head workspace.File, w window) (tools.Output, error) {
+	whole, err := f.reader.ReadFile(ctx, head.Path, 0, workspace.DefaultMaxFileBytes)
+	if err != nil {
+		return tools.Output{}, err
+	}
+	if whole.Truncated {
+		return describe(head), nil
+	}
+	decoded, bad := decodeUTF16(whole.Data)
+	v, err := w.see(strings.NewReader(decoded))
+	if err != nil {
+		return tools.Output{}, err
+	}
+	out := w.output(v, head)
+	note(&out, "decoded from UTF-16; patch_file works on the file's own bytes and will not find this text")
+	if bad > 0 {
+		note(&out, "lossy: "+plural(bad, "place")+" not valid UTF-16 shown as �")
+	}
+	return out, nil
+}
+
+func decodeUTF16(b []byte) (decoded string, bad int) {
+	var order binary.ByteOrder = binary.LittleEndian
+	if b[0] == 0xfe {
+		order = binary.BigEndian
+	}
+	if len(b)%2 != 0 {
+		bad++
+	}
+	units := make([]uint16, 0, len(b)/2)
+	for b = b[2:]; len(b) >= 2; b = b[2:] {
+		units = append(units, order.Uint16(b))
+	}
+	runes := utf16.Decode(units)
+	for _, r := range runes {
+		if r == utf8.RuneError {
+			bad++
+		}
+	}
+	return string(runes), bad
+}
+
+// output words what was seen.
+func (w window) output(v *view, f workspace.File) tools.Output {
+	out := text(v.text.String())
+	lines := strconv.Itoa(v.lines)
+	if !v.whole {
+		lines = "more than " + lines
+	}
+	switch {
+	case v.last == 0:
+		out = text(fmt.Sprintf("[offset %d is beyond the end: the file has %s lines]", w.from, lines))
+		out.Success = false
+		return out
+	case v.last < v.lines || !v.whole:
+		out.Truncated = true
+		note(&out, fmt.Sprintf("lines %d to %d of %s, %d bytes in all; go on with offset %d", w.from, v.last, lines, f.Size, v.last+1))
+	case w.from > 1:
+		note(&out, fmt.Sprintf("lines %d to %d, the end of the file", w.from, v.last))
+	}
+	if v.cutLines > 0 {
+		out.Truncated = true
+		note(&out, plural(v.cutLines, "line")+" longer than "+strconv.Itoa(lineBytes)+" bytes shortened")
+	}
+	if v.badBytes+v.nuls > 0 {
+		note(&out, fmt.Sprintf("lossy: %s that are not UTF-8 shown as �, %s as ␀; don't patch or rewrite what holds them",
+			plural(v.badBytes, "byte"), plural(v.nuls, "NUL")))
+	}
+	if v.crlf > 0 {
+		note(&out, `lines end in \r\n`)
+	}
+	return out
+}
+
+// note adds a line in brackets to a text.
+func note(out *tools.Output, s string) {
+	t := &out.Content[0].Text
+	if *t != "" && !strings.HasSuffix(*t, "\n") {
+		*t += "\n"
+	}
+	*t += "[" + s + "]\n"
+}
+
+// isBinary says whether a sample of a file is no text: it holds NULs or other
+// controls, or bytes that are no UTF-8, beyond what a stray one would be.
+func isBinary(sample []byte) bool {
+	bad, _ := invalid(sample)
+	odd := 0
+	for _, c := range sample {
+		if c < ' ' && !bytes.ContainsRune([]byte("\t\n\v\f\r\b\x1b"), rune(c)) {
+			odd++
+		}
+	}
+	return odd*50 > len(sample) || (bad+odd)*4 > len(sample)
+}
+
+// describe says what a file is that is not shown.
+func describe(f workspace.File) tools.Output {
+	const peek = 128
+	first := f.Data[:min(len(f.Data), peek)]
+	return text(fmt.Sprintf("[binary file, %d bytes, %s; not shown. Its first %s, escaped:]\n%s\n",
+		f.Size, http.DetectContentType(f.Data), plural(len(first), "byte"), strconv.QuoteToASCII(string(first))))
+}
+
+var _ io.Reader = (*fileStream)(nil)
