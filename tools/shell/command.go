@@ -54,6 +54,9 @@ type Capture struct {
 	// Total is the exact number of bytes that were written, SHA256 their hash, hex.
 	Total  int64
 	SHA256 string
+	// Spill is the file, below the session's folder, that holds the stream, or
+	// as much of it as its bound allows; "" where Head and Tail are all of it.
+	Spill string
 }
 
 // runner runs a command to its end. Cancelling ctx ends the command and

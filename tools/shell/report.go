@@ -192,6 +192,11 @@ func metadata(r Result) map[string]any {
 	if r.Signal != 0 {
 		m["signal"] = r.Signal
 	}
+	for key, file := range map[string]string{"stdout_spill": r.Stdout.Spill, "stderr_spill": r.Stderr.Spill} {
+		if file != "" {
+			m[key] = file
+		}
+	}
 	for key, set := range map[string]bool{
 		"oom_killed": r.OOMKilled, "timed_out": r.TimedOut, "cancelled": r.Cancelled, "killed_after_exit": r.KilledAfterExit,
 	} {
