@@ -223,6 +223,7 @@ func (r *round) asShown(p *pending) bool {
 	if p.ask == nil || p.ask.shown.State == "" {
 		return true
 	}
+	p.ticket.tell() // others don't wait for the file system
 	p.call.Projected = p.ask.shown.State
 	return r.project(p).State == p.ask.shown.State || r.ctx.Err() != nil
 }

@@ -45,6 +45,7 @@ var errAbandoned = errors.New("tool did not stop in time and was abandoned")
 
 // execute runs a call that holds its slot, and ends it.
 func (r *round) execute(p *pending) {
+	<-p.ticket.after
 	if err := context.Cause(r.ctx); err != nil {
 		r.fail(p, r.cancelled(err), Output{}, 0)
 		return
@@ -57,6 +58,7 @@ func (r *round) execute(p *pending) {
 		r.fail(p, r.cancelled(err), Output{}, 0)
 		return
 	}
+	p.ticket.tell()
 	p.ran = true
 	start := time.Now()
 	out, err, cause := r.perform(p)

@@ -185,14 +185,15 @@ func (r *round) checkPolicy(p *pending) *Error {
 // waits for all.
 func (r *round) runAll(all []*pending) {
 	var open []*pending
-	var claims []claim
+	var arrivals []arrival
 	for _, p := range all {
 		if !p.ended {
 			open = append(open, p)
-			claims = append(claims, claim{class: p.tool.def.Class, parallel: p.tool.def.Parallel, paths: p.paths})
+			needs := claim{class: p.tool.def.Class, parallel: p.tool.def.Parallel, paths: p.paths}
+			arrivals = append(arrivals, arrival{claim: needs, ready: p.ask == nil || p.ask.settled()})
 		}
 	}
-	tickets := r.d.slots.arrive(claims)
+	tickets := r.d.slots.arrive(arrivals)
 	for i, p := range open {
 		p.ticket = tickets[i]
 	}

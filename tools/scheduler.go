@@ -75,6 +75,10 @@ type ticket struct {
 	claim   claim
 	state   ticketState
 	started chan struct{} // closed when it holds a slot
+
+	// after is closed when the call that started before has said so, told when
+	// this one has: calls are reported in the order in which they start.
+	after, told chan struct{}
 }
 
 type ticketState int
@@ -92,9 +96,14 @@ type scheduler struct {
 	mu      sync.Mutex
 	slots   int
 	tickets []*ticket // in order of arrival, none done
+	last    chan struct{}
 }
 
-func newScheduler(slots int) *scheduler { return &scheduler{slots: slots} }
+func newScheduler(slots int) *scheduler {
+	s := &scheduler{slots: slots, last: make(chan struct{})}
+	close(s.last)
+	return s
+}
 
 // next says which tickets start now, given all that are not done in order of
 // arrival: those that are ready, conflict with no earlier one, and find a slot.
@@ -121,22 +130,32 @@ func next(tickets []*ticket, slots int) []*ticket {
 	return start
 }
 
-// arrive adds calls, in order; each is held until it is released.
-func (s *scheduler) arrive(claims []claim) []*ticket {
+// arrival is a call as it comes: held until an answer was given, or ready.
+type arrival struct {
+	claim claim
+	ready bool
+}
+
+// arrive adds calls, in order; those that are ready start at once where they can.
+func (s *scheduler) arrive(calls []arrival) []*ticket {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	list := make([]*ticket, len(claims))
-	for i, c := range claims {
-		list[i] = &ticket{claim: c, started: make(chan struct{})}
+	list := make([]*ticket, len(calls))
+	for i, c := range calls {
+		list[i] = &ticket{claim: c.claim, started: make(chan struct{}), told: make(chan struct{})}
+		if c.ready {
+			list[i].state = ticketReady
+		}
 	}
 	s.tickets = append(s.tickets, list...)
+	s.start()
 	return list
 }
 
 // acquire waits until the call holds a slot, or ctx ends. Whatever it returns,
 // the ticket must be given back.
 func (s *scheduler) acquire(ctx context.Context, t *ticket) error {
-	s.set(t, ticketReady)
+	s.release(t)
 	select {
 	case <-t.started:
 		return nil
@@ -155,24 +174,41 @@ func (s *scheduler) hold(t *ticket) {
 }
 
 // giveBack ends a call: what waited for it or its slot can start.
-func (s *scheduler) giveBack(t *ticket) { s.set(t, ticketDone) }
-
-func (s *scheduler) set(t *ticket, state ticketState) {
+func (s *scheduler) giveBack(t *ticket) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if t.state == ticketDone {
-		return
-	}
-	t.state = state
-	if state == ticketDone {
-		s.tickets = slices.DeleteFunc(s.tickets, func(o *ticket) bool { return o == t })
-	}
+	t.tell()
+	t.state = ticketDone
+	s.tickets = slices.DeleteFunc(s.tickets, func(o *ticket) bool { return o == t })
 	s.start()
+}
+
+// release lets a call that was held start when it is its turn.
+func (s *scheduler) release(t *ticket) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if t.state == ticketHeld {
+		t.state = ticketReady
+		s.start()
+	}
 }
 
 func (s *scheduler) start() {
 	for _, t := range next(s.tickets, s.slots) {
 		t.state = ticketRunning
+		if t.after == nil {
+			t.after, s.last = s.last, t.told
+		}
 		close(t.started)
+	}
+}
+
+// tell lets the calls that started later be reported. It is called by the
+// goroutine of the call alone, and may be called again.
+func (t *ticket) tell() {
+	select {
+	case <-t.told:
+	default:
+		close(t.told)
 	}
 }

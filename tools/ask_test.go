@@ -1,0 +1,413 @@
+package tools
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestNobodyToAsk(t *testing.T) {
+	unreachable := approver(func(context.Context, Confirmation) (Answer, error) { return Answer{}, errors.New("no terminal") })
+	for name, ask := range map[string]Approver{"no approver": nil, "approver that reaches nobody": unreachable} {
+		t.Run(name+", deny", func(t *testing.T) {
+			rec := &recorder{}
+			d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: ask}, fakeTool{def: testDefinition("shell", ClassExecute)}, readTool("read_file", nil))
+			results := roundOK(t, d, call("a", "shell", `{}`), call("b", "read_file", `{}`), call("c", "shell", `{}`))
+			wantText(t, results[0], true, `Tool "shell" (class execute) needs an approval, and nobody can be asked in this session.`)
+			wantText(t, results[1], false, "done")
+			wantEvents(t, rec, "a", "requested", "resolved deny by on_prompt", "failed permission_denied")
+			if f := find[Failed](rec)[0]; f.Reason != "no_approver" || d.Unapproved() != 2 {
+				t.Errorf("reason %q, %d unapproved", f.Reason, d.Unapproved())
+			}
+		})
+		t.Run(name+", fail", func(t *testing.T) {
+			rec := &recorder{}
+			d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: ask, OnPrompt: OnPromptFail}, fakeTool{def: testDefinition("shell", ClassExecute)})
+			calls := []Call{call("a", "shell", `{}`), call("b", "shell", `{}`)}
+			results, err := d.Round(t.Context(), calls)
+			if !errors.Is(err, ErrNoApprover) || len(results) != 2 || len(find[Called](rec)) != 0 {
+				t.Errorf("round ends with %v, %d results, called %v", err, len(results), find[Called](rec))
+			}
+			checkTerminals(t, rec, calls)
+		})
+		t.Run(name+", allow", func(t *testing.T) {
+			rec := &recorder{}
+			d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: ask, OnPrompt: OnPromptAllow}, fakeTool{def: testDefinition("shell", ClassExecute)})
+			wantText(t, roundOK(t, d, call("a", "shell", `{}`))[0], false, "done")
+			wantEvents(t, rec, "a", "requested", "resolved allow by on_prompt", "called execute", "completed true")
+		})
+	}
+}
+
+// With fail nothing of the round runs, not even what would need no answer.
+func TestFailStopsTheWholeRound(t *testing.T) {
+	rec := &recorder{}
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), OnPrompt: OnPromptFail}, fakeTool{def: testDefinition("shell", ClassExecute)}, readTool("read_file", nil))
+	results, err := d.Round(t.Context(), []Call{call("a", "read_file", `{}`), call("b", "shell", `{}`)})
+	if !errors.Is(err, ErrNoApprover) || len(find[Called](rec)) != 0 {
+		t.Errorf("round ends with %v, called %v", err, find[Called](rec))
+	}
+	wantText(t, results[0], true, "Cancelled: the run has ended.")
+}
+
+func TestPromptsOfARoundAreShownTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rec := &recorder{}
+		answers := map[string]chan Decision{"a": make(chan Decision, 1), "c": make(chan Decision, 1)}
+		ask := approver(func(ctx context.Context, c Confirmation) (Answer, error) {
+			select {
+			case d := <-answers[c.CallID]:
+				return Answer{d, ScopeOnce}, nil
+			case <-ctx.Done():
+				return Answer{}, context.Cause(ctx)
+			}
+		})
+		d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: ask},
+			fakeTool{def: testDefinition("write_file", ClassWrite)}, readTool("read_file", nil))
+		go func() {
+			synctest.Wait()
+			// Both are shown, and what needs no answer is done; what reads the path of a write that is asked about waits.
+			want := []string{"a requested", "b called read", "b completed true", "c requested"}
+			var got []string
+			for _, ev := range rec.all() {
+				id, text := brief(ev)
+				got = append(got, id+" "+text)
+			}
+			less := func(list []string) map[string]bool {
+				m := map[string]bool{}
+				for _, s := range list {
+					m[s] = true
+				}
+				return m
+			}
+			if diff := cmp.Diff(less(want), less(got)); diff != "" {
+				t.Errorf("before any answer (-want +got):\n%s", diff)
+			}
+			answers["c"] <- DecisionDeny
+			synctest.Wait()
+			answers["a"] <- DecisionAllow
+		}()
+		results := roundOK(t, d, call("a", "write_file", `{"path":"x"}`), call("b", "read_file", `{"path":"y"}`),
+			call("c", "write_file", `{"path":"z"}`), call("e", "read_file", `{"path":"x"}`))
+		for i, class := range []ErrorClass{"", "", ErrorUserDenied, ""} {
+			if results[i].Class != class {
+				t.Errorf("call %d ends with %q, want %q", i, results[i].Class, class)
+			}
+		}
+	})
+}
+
+func TestPromptOnce(t *testing.T) {
+	for _, decision := range []Decision{DecisionAllow, DecisionDeny} {
+		rec := &recorder{}
+		policy := preset(t, "default")
+		policy.Tools = map[string]Mode{"shell": ModePromptOnce}
+		var mu sync.Mutex
+		asked := 0
+		d := newDispatcher(t, rec, Options{Policy: policy, Approver: approver(func(context.Context, Confirmation) (Answer, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			asked++
+			return Answer{decision, ScopeOnce}, nil
+		})}, fakeTool{def: testDefinition("shell", ClassExecute)})
+		results := roundOK(t, d, call("a", "shell", `{}`), call("b", "shell", `{}`))
+		results = append(results, roundOK(t, d, call("c", "shell", `{}`))...)
+		if asked != 1 {
+			t.Errorf("asked %d times, want once for the session", asked)
+		}
+		for _, r := range results {
+			if r.IsError != (decision == DecisionDeny) {
+				t.Errorf("after %s, call %s gives %+v", decision, r.CallID, r)
+			}
+		}
+		if got := rec.of("b")[0]; got != fmt.Sprintf("resolved %s by session", decision) {
+			t.Errorf("the second call of the round begins with %q", got)
+		}
+		if got := find[ConfirmationResolved](rec)[0]; got.Scope != ScopeSession {
+			t.Errorf("the answer is recorded at scope %q", got.Scope)
+		}
+	}
+}
+
+// An answer for the session settles the other questions about the same tool
+// that are already shown.
+func TestSessionAnswerSettlesSiblings(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rec := &recorder{}
+		ask := approver(func(ctx context.Context, c Confirmation) (Answer, error) {
+			if c.CallID == "b" {
+				time.Sleep(time.Second)
+				return Answer{DecisionAllow, ScopeSession}, nil
+			}
+			<-ctx.Done()
+			return Answer{}, context.Cause(ctx)
+		})
+		d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: ask}, fakeTool{def: testDefinition("shell", ClassExecute)})
+		start := time.Now()
+		for _, r := range roundOK(t, d, call("a", "shell", `{}`), call("b", "shell", `{}`), call("c", "shell", `{}`)) {
+			wantText(t, r, false, "done")
+		}
+		if took := time.Since(start); took != time.Second {
+			t.Errorf("took %v", took)
+		}
+		wantEvents(t, rec, "a", "requested", "resolved allow by session", "called execute", "completed true")
+	})
+}
+
+func TestCancelEndsAQuestion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rec := &recorder{}
+		stubborn := make(chan struct{})
+		ask := approver(func(context.Context, Confirmation) (Answer, error) {
+			<-stubborn // does not even look at its context
+			return Answer{DecisionAllow, ScopeAlways}, nil
+		})
+		d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: ask}, fakeTool{def: testDefinition("shell", ClassExecute)})
+		time.AfterFunc(time.Second, func() { d.Cancel(errors.New("the user cancelled")) })
+		r := roundOK(t, d, call("a", "shell", `{}`))[0]
+		wantText(t, r, true, "Cancelled.")
+		wantEvents(t, rec, "a", "requested", "resolved deny by cancel", "failed cancelled")
+		close(stubborn)
+		synctest.Wait()
+		wantEvents(t, rec, "a", "requested", "resolved deny by cancel", "failed cancelled")
+	})
+}
+
+func TestApproverThatMisbehaves(t *testing.T) {
+	for name, ask := range map[string]approver{
+		"panics":            func(context.Context, Confirmation) (Answer, error) { panic("boom") },
+		"answers nothing":   answering("", ""),
+		"answers a timeout": answering(DecisionTimeout, ScopeSession),
+		"answers yes":       answering("yes", ScopeAlways),
+	} {
+		rec := &recorder{}
+		d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: ask}, fakeTool{def: testDefinition("shell", ClassExecute)})
+		if r := roundOK(t, d, call("a", "shell", `{}`))[0]; !r.IsError || len(find[Called](rec)) != 0 {
+			t.Errorf("an approver that %s lets the call run: %+v", name, r)
+		}
+	}
+}
+
+// fileTool writes one file of a map, with a projection and without, and
+// refuses what was not shown, as the file tools do.
+func fileTool(files map[string]string, projects bool) fakeTool {
+	tool := fakeTool{def: testDefinition("write_file", ClassWrite)}
+	content := func(path string) string {
+		if text, ok := files[path]; ok {
+			return hashInput([]byte(text))
+		}
+		return "absent"
+	}
+	tool.execute = func(_ context.Context, c *Call) (Output, error) {
+		var in struct{ Path, Text string }
+		if err := json.Unmarshal(c.Input, &in); err != nil {
+			return Output{}, err
+		}
+		if c.Projected != "" && c.Projected != content(in.Path) {
+			return Output{}, &Error{Class: ErrorExecution, Reason: "conflict", Message: "changed", Visible: true}
+		}
+		files[in.Path] = in.Text
+		return textOutput("written"), nil
+	}
+	if projects {
+		tool.project = func(_ context.Context, c *Call) (Projection, error) {
+			var in struct{ Path, Text string }
+			if err := json.Unmarshal(c.Input, &in); err != nil {
+				return Projection{}, err
+			}
+			if in.Text == "panic" {
+				panic("boom")
+			}
+			if in.Text == "fail" {
+				return Projection{Diff: "half", State: "x"}, errors.New("no such file")
+			}
+			return Projection{Diff: "-" + files[in.Path] + "\n+" + in.Text + "\n", State: content(in.Path)}, nil
+		}
+	}
+	return tool
+}
+
+func TestWhatWasShownIsAskedAgainWhereItChanged(t *testing.T) {
+	run := func(projects bool) (files map[string]string, diffs []string, changed []bool) {
+		files = map[string]string{"a": "old"}
+		rec := &recorder{}
+		d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: approver(func(_ context.Context, c Confirmation) (Answer, error) {
+			diffs, changed = append(diffs, c.Diff), append(changed, c.Changed)
+			if len(diffs) == 1 {
+				files["a"] = "precious" // somebody else writes while the person reads
+				return Answer{DecisionAllow, ScopeOnce}, nil
+			}
+			return Answer{DecisionDeny, ScopeOnce}, nil
+		})}, fileTool(files, projects))
+		roundOK(t, d, call("x", "write_file", `{"path":"a","text":"new"}`))
+		if projects {
+			wantEvents(t, rec, "x", "requested", "resolved allow by user", "requested", "resolved deny by user", "failed user_denied")
+		}
+		return files, diffs, changed
+	}
+	files, diffs, changed := run(true)
+	if files["a"] != "precious" {
+		t.Errorf("what nobody approved was overwritten: %q", files["a"])
+	}
+	if diff := cmp.Diff([]string{"-old\n+new\n", "-precious\n+new\n"}, diffs); diff != "" || !changed[1] || changed[0] {
+		t.Errorf("changed %v, shown (-want +got):\n%s", changed, diff)
+	}
+	if files, _, _ := run(false); files["a"] != "new" {
+		t.Fatal("the control, which shows no diff, did not overwrite: this test shows nothing")
+	}
+}
+
+func TestApprovedWriteCarriesWhatWasShown(t *testing.T) {
+	files := map[string]string{}
+	rec := &recorder{}
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: answering(DecisionAllow, ScopeOnce)}, fileTool(files, true))
+	wantText(t, roundOK(t, d, call("x", "write_file", `{"path":"a","text":"new"}`))[0], false, "written")
+	if got := find[ConfirmationRequested](rec)[0].Confirmation; got.Diff != "-\n+new\n" || got.Changed {
+		t.Errorf("shown %+v", got)
+	}
+	// A projection that fails or panics shows no diff, and the call is still asked about.
+	for _, text := range []string{"fail", "panic"} {
+		wantText(t, roundOK(t, d, call(text, "write_file", `{"path":"b","text":"`+text+`"}`))[0], false, "written")
+		wantEvents(t, rec, text, "requested", "resolved allow by user", "called write", "completed true")
+	}
+	if got := find[ConfirmationRequested](rec)[1].Confirmation; got.Diff != "" {
+		t.Errorf("a failed projection shows %q", got.Diff)
+	}
+}
+
+func TestConfirmationIsSafeToShow(t *testing.T) {
+	rec := &recorder{}
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: answering(DecisionDeny, ScopeOnce)}, fileTool(map[string]string{}, true))
+	shown := func(input string) Confirmation {
+		roundOK(t, d, Call{ID: "c", Name: "write_file", Input: json.RawMessage(input)})
+		all := find[ConfirmationRequested](rec)
+		return all[len(all)-1].Confirmation
+	}
+	c := shown(`{"path":"a\u202etxt.exe","text":"\u001b[2Jgood\u200b"}`)
+	for name, text := range map[string]string{"input": c.Input, "summary": c.Summary, "diff": c.Diff, "path": c.Projected[0]} {
+		if strings.ContainsAny(text, "\x1b\u202e\u200b") {
+			t.Errorf("%s holds raw controls: %q", name, text)
+		}
+	}
+	if !c.Hidden || !strings.Contains(c.Diff, `\x1b[2Jgood\u200b`) || c.Projected[0] != `a\u202etxt.exe` {
+		t.Errorf("shown %+v", c)
+	}
+	if !strings.Contains(string(c.Exact), "\u202e") {
+		t.Fatalf("the exact input %q lacks what is to be hidden, so this test shows nothing", c.Exact)
+	}
+	if c := shown(`{"path":"a","text":"plain\nlines"}`); c.Hidden {
+		t.Errorf("nothing is hidden in %+v", c)
+	}
+	c = shown(`{"path":"a","text":"` + strings.Repeat("x", 100_000) + `"}`)
+	if len(c.Input) > maxShownInput+100 || !strings.Contains(c.Input, "not shown") || len(c.Exact) < 100_000 {
+		t.Errorf("input of %d bytes is shown in %d", len(c.Exact), len(c.Input))
+	}
+	if len(c.Summary) > maxSummaryBytes || len(c.Diff) > maxShownDiff+100 {
+		t.Errorf("summary %d bytes, diff %d bytes", len(c.Summary), len(c.Diff))
+	}
+}
+
+func TestConfirmationIDsAreRandomAndBoundToTheInput(t *testing.T) {
+	rec := &recorder{}
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: answering(DecisionAllow, ScopeOnce)}, fakeTool{def: testDefinition("shell", ClassExecute)})
+	seen := map[string]bool{}
+	for range 50 {
+		roundOK(t, d, call("c", "shell", `{"text":"x"}`))
+	}
+	called := find[Called](rec)
+	for i, ev := range find[ConfirmationRequested](rec) {
+		if seen[ev.Confirmation.ID] || len(ev.Confirmation.ID) != 32 {
+			t.Errorf("id %q is not 128 fresh bits", ev.Confirmation.ID)
+		}
+		seen[ev.Confirmation.ID] = true
+		if ev.Confirmation.InputHash != called[i].InputHash {
+			t.Errorf("shown %s, executed %s", ev.Confirmation.InputHash, called[i].InputHash)
+		}
+	}
+}
+
+func TestLastingAnswers(t *testing.T) {
+	shell := fakeTool{def: testDefinition("shell", ClassExecute)}
+	shell.def.Phrase = func(raw json.RawMessage) string {
+		var in struct{ Text string }
+		_ = json.Unmarshal(raw, &in)
+		return in.Text
+	}
+	opaque := fakeTool{def: testDefinition("opaque", ClassExecute)}
+	write := fakeTool{def: testDefinition("write_file", ClassWrite)}
+	store := filepath.Join(t.TempDir(), "approvals.json")
+	var mu sync.Mutex
+	var offered []Scope
+	session := func(workspace string, answer Answer) (*Dispatcher, *recorder) {
+		rec := &recorder{}
+		return newDispatcher(t, rec, Options{Policy: preset(t, "default"), Workspace: workspace, Grants: NewGrants(store),
+			Approver: approver(func(_ context.Context, c Confirmation) (Answer, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				offered = c.Scopes
+				return answer, nil
+			})}, shell, opaque, write), rec
+	}
+	first, _ := session("/p", Answer{DecisionAllow, ScopeAlways})
+	roundOK(t, first, call("a", "shell", `{"text":"git  status"}`), call("b", "write_file", `{"path":"x"}`))
+	roundOK(t, first, call("c", "shell", `{"text":"git status; id"}`))
+	if diff := cmp.Diff([]Scope{ScopeOnce, ScopeSession}, offered); diff != "" {
+		t.Errorf("offered for a compound command (-want +got):\n%s", diff)
+	}
+	roundOK(t, first, call("d", "opaque", `{}`))
+	if diff := cmp.Diff([]Scope{ScopeOnce, ScopeSession}, offered); diff != "" {
+		t.Errorf("offered for a tool without a phrase (-want +got):\n%s", diff)
+	}
+
+	asks := []string{"requested", "resolved deny by user", "failed user_denied"}
+	runs := []string{"resolved allow by grant", "called execute", "completed true"}
+	for i, tt := range []struct {
+		workspace, tool, input string
+		want                   []string
+	}{
+		{"/p", "shell", `{"text":"git status"}`, runs},
+		{"/p", "shell", `{"text":"git 'status'"}`, runs},
+		{"/p", "shell", `{"text":"git status -s"}`, asks},
+		{"/p", "shell", `{"text":"git status; id"}`, asks},
+		{"/p", "shell", `{"text":"git -c core.pager=x status"}`, asks},
+		{"/q", "shell", `{"text":"git status"}`, asks},
+		{"/p", "opaque", `{}`, asks},
+		{"/p", "write_file", `{"path":"y"}`, []string{"resolved allow by grant", "called write", "completed true"}},
+	} {
+		d, rec := session(tt.workspace, Answer{DecisionDeny, ScopeOnce})
+		id := fmt.Sprint(i)
+		roundOK(t, d, call(id, tt.tool, tt.input))
+		if diff := cmp.Diff(tt.want, rec.of(id)); diff != "" {
+			t.Errorf("%s %s in %s (-want +got):\n%s", tt.tool, tt.input, tt.workspace, diff)
+		}
+	}
+	// A stored deny is a person's answer and beats the allow.
+	if err := NewGrants(store).Add(Grant{Tool: "shell", Workspace: "/p", Phrase: "git status", Decision: DecisionDeny}); err != nil {
+		t.Fatal(err)
+	}
+	d, rec := session("/p", Answer{DecisionAllow, ScopeOnce})
+	roundOK(t, d, call("z", "shell", `{"text":"git status"}`))
+	wantEvents(t, rec, "z", "resolved deny by grant", "failed user_denied")
+}
+
+// A stored deny of an execute tool holds though the policy would run it: no.
+// Stored answers answer prompts; the policy alone decides what prompts.
+func TestStoredAnswersOnlyAnswerPrompts(t *testing.T) {
+	store := filepath.Join(t.TempDir(), "approvals.json")
+	if err := NewGrants(store).Add(Grant{Tool: "write_file", Workspace: "/p", Decision: DecisionAllow}); err != nil {
+		t.Fatal(err)
+	}
+	rec := &recorder{}
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "readonly"), Workspace: "/p", Grants: NewGrants(store)}, fakeTool{def: testDefinition("write_file", ClassWrite)})
+	roundOK(t, d, call("a", "write_file", `{}`))
+	wantEvents(t, rec, "a", "failed permission_denied")
+}

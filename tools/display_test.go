@@ -1,0 +1,86 @@
+package tools
+
+import (
+	"strings"
+	"testing"
+	"unicode"
+	"unicode/utf8"
+)
+
+func TestDisplay(t *testing.T) {
+	tests := []struct {
+		name, in, want string
+		hidden         bool
+	}{
+		{"printable text is left alone", `git commit -m "Größe ändern" # 変更 ✓ 🚀 \x1b`, `git commit -m "Größe ändern" # 変更 ✓ 🚀 \x1b`, false},
+		{"combining marks", "e\u0301", "e\u0301", false},
+		{"newline and tab are shown, not hidden", "a\n\tb", `a\n\tb`, false},
+		{"carriage return", "safe\rrm -rf", `safe\rrm -rf`, true},
+		{"escape sequences", "\x1b[2J\x1b[8m\x1b]52;c;x\a", `\x1b[2J\x1b[8m\x1b]52;c;x\x07`, true},
+		{"C1", "a\u009b31m", `a\u009b31m`, true},
+		{"raw C1 byte", "a\x9b31m", `a\x9b31m`, true},
+		{"NUL, backspace, DEL", "a\x00\b\x7f", `a\x00\x08\x7f`, true},
+		{"bidirectional override", "a\u202etxt.exe", `a\u202etxt.exe`, true},
+		{"bidirectional isolates", "\u2066a\u2069", `\u2066a\u2069`, true},
+		{"zero width", "a\u200bb\ufeffc\u2060", `a\u200bb\ufeffc\u2060`, true},
+		{"soft hyphen", "a\u00adb", `a\u00adb`, true},
+		{"tags", "a\U000e0041\U000e007f", `a\U000e0041\U000e007f`, true},
+		{"variation selectors", "a\ufe01\U000e0100", `a\ufe01\U000e0100`, true},
+		{"blank letters", "a\u3164\u115f\u2800\uffa0", `a\u3164\u115f\u2800\uffa0`, true},
+		{"odd spaces", "a\u2003b\u2028c\u2029", `a\u2003b\u2028c\u2029`, true},
+		{"invalid UTF-8", "a\xc3(", `a\xc3(`, true},
+		{"replacement character itself", "a\ufffd", "a\ufffd", false},
+		{"private use", "\ue000", `\ue000`, true},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got, hidden := Display(tt.in); got != tt.want || hidden != tt.hidden {
+				t.Errorf("Display(%q) is %q, %t, want %q, %t", tt.in, got, hidden, tt.want, tt.hidden)
+			}
+		})
+	}
+	if got, hidden := DisplayLines("a\n\tb\r\n"); got != "a\n\tb\\r\n" || !hidden {
+		t.Errorf("DisplayLines gives %q, %t", got, hidden)
+	}
+}
+
+// unsafeRune is the test's own idea of what a terminal must not get, made from
+// categories and not from the code under test.
+func unsafeRune(r rune, lines bool) bool {
+	if lines && (r == '\n' || r == '\t') {
+		return false
+	}
+	return unicode.In(r, unicode.Cc, unicode.Cf, unicode.Co, unicode.Cs, unicode.Zl, unicode.Zp, unicode.Bidi_Control)
+}
+
+func FuzzDisplay(f *testing.F) {
+	seeds := []string{"", "ls -l", "\x1b[2J", "a\u202eb", "\xff\xfe", "\U000e0041", "a\n\tb", "\u009b"}
+	tripped := false
+	for _, s := range seeds {
+		f.Add(s)
+		tripped = tripped || strings.ContainsFunc(s, func(r rune) bool { return unsafeRune(r, false) })
+	}
+	if !tripped {
+		f.Fatal("no seed holds anything unsafe, so this test shows nothing")
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		for _, lines := range []bool{false, true} {
+			safe, hidden := display(s, lines)
+			if !utf8.ValidString(safe) {
+				t.Fatalf("%q gives invalid UTF-8 %q", s, safe)
+			}
+			if strings.ContainsFunc(safe, func(r rune) bool { return unsafeRune(r, lines) }) {
+				t.Fatalf("%q gives unsafe %q", s, safe)
+			}
+			if !hidden && !lines {
+				back := strings.NewReplacer("\n", `\n`, "\t", `\t`).Replace(s)
+				if back != safe {
+					t.Fatalf("%q was changed to %q, and nothing is said to be hidden", s, safe)
+				}
+			}
+			if again, more := display(safe, lines); again != safe || more {
+				t.Fatalf("%q is not safe yet: %q", safe, again)
+			}
+		}
+	})
+}

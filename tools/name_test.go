@@ -1,0 +1,61 @@
+package tools
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestParseName(t *testing.T) {
+	tests := []struct {
+		name string
+		wire LLMName // "" where the name is refused
+	}{
+		{"shell", "shell"}, {"read_file", "read_file"}, {"a1_b2", "a1_b2"},
+		{"github/create_issue", "github__create_issue"}, {"a-b/C.d", ""}, {"a-b/C-d", "a-b__C-d"},
+		{"srv/a/b", "srv__a__b"}, {"srv/a__b", "srv__a__b"},
+		{"", ""}, {"Shell", ""}, {"read-file", ""}, {"a__b", ""}, {"_a", ""}, {"a_", ""}, {"1a", ""}, {"a b", ""},
+		{"a.b", ""}, {"a:b", ""}, {"ä", ""}, {"a\x00", ""}, {"a\n", ""}, {"/a", ""}, {"a/", ""}, {"/", ""},
+		{"a__b/c", ""}, {"_a/b", ""}, {"a/b c", ""}, {"a/../b", ""},
+		{strings.Repeat("a", 128), LLMName(strings.Repeat("a", 128))}, {strings.Repeat("a", 129), ""},
+		{"srv/" + strings.Repeat("a", 123), LLMName("srv__" + strings.Repeat("a", 123))}, {"srv/" + strings.Repeat("a", 124), ""},
+	}
+	for _, tt := range tests {
+		got, err := ParseName(tt.name)
+		if (err == nil) != (tt.wire != "") {
+			t.Errorf("ParseName(%q) fails with %v, want wire name %q", tt.name, err, tt.wire)
+			continue
+		}
+		if err != nil {
+			continue
+		}
+		if wire, err := got.LLM(); err != nil || wire != tt.wire {
+			t.Errorf("%q.LLM() is %q, %v, want %q", got, wire, err, tt.wire)
+		}
+	}
+}
+
+func FuzzParseName(f *testing.F) {
+	seeds := []string{"shell", "a/b", "a__b", "a/b__c", "A", ""}
+	for _, s := range seeds {
+		f.Add(s)
+	}
+	if len(seeds) == 0 {
+		f.Fatal("no seeds")
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		n, err := ParseName(s)
+		if err != nil {
+			return
+		}
+		wire, err := n.LLM()
+		if err != nil {
+			t.Fatalf("%q has no wire form: %v", s, err)
+		}
+		if strings.Contains(string(wire), "/") || len(wire) > MaxNameBytes {
+			t.Fatalf("%q gives wire form %q", s, wire)
+		}
+		if n.Server() == "" && strings.Contains(string(wire), "__") {
+			t.Fatalf("a name of our own, %q, reads as a server's", s)
+		}
+	})
+}

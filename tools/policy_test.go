@@ -1,0 +1,88 @@
+package tools
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func classTool(name string, class Class, place Place) Definition {
+	return Definition{Name: Name(name), Class: class, Runs: place}
+}
+
+func TestPresets(t *testing.T) {
+	tools := []Definition{
+		classTool("none", ClassNone, PlaceHost), classTool("read", ClassRead, PlaceHost),
+		classTool("write", ClassWrite, PlaceSandbox), classTool("execute", ClassExecute, PlaceSandbox),
+		classTool("network", ClassNetwork, PlaceHost), classTool("host_write", ClassWrite, PlaceHost),
+		classTool("host_execute", ClassExecute, PlaceHost),
+	}
+	want := map[string][]Mode{
+		"strict":    {"prompt", "prompt", "prompt", "prompt", "prompt", "prompt", "prompt"},
+		"readonly":  {"auto", "auto", "deny", "deny", "deny", "deny", "deny"},
+		"default":   {"auto", "auto", "prompt", "prompt", "prompt", "prompt", "prompt"},
+		"sandboxed": {"auto", "auto", "auto", "auto", "prompt", "prompt", "prompt"},
+		"ci":        {"auto", "auto", "auto", "auto", "deny", "deny", "deny"},
+	}
+	for _, name := range PresetNames() {
+		p := preset(t, name)
+		if err := p.Validate(); err != nil {
+			t.Error(err)
+		}
+		var got []Mode
+		for _, def := range tools {
+			got = append(got, p.Decide(def, "/ws").Mode)
+		}
+		if diff := cmp.Diff(want[name], got); diff != "" {
+			t.Errorf("preset %s (-want +got):\n%s", name, diff)
+		}
+	}
+	if _, err := Preset("yolo"); err == nil {
+		t.Error("a preset that isn't there is found")
+	}
+}
+
+func TestPolicyLookup(t *testing.T) {
+	modes := map[Class]Mode{ClassRead: ModeAuto, ClassWrite: ModePrompt, ClassExecute: ModePrompt, ClassNetwork: ModePrompt}
+	shell, write := classTool("shell", ClassExecute, PlaceSandbox), classTool("write_file", ClassWrite, PlaceSandbox)
+	mcp := classTool("srv/do_it", ClassNetwork, PlaceHost)
+	tests := []struct {
+		name      string
+		policy    Policy
+		def       Definition
+		workspace string
+		want      Verdict
+	}{
+		{"zero policy asks", Policy{}, classTool("x", ClassNone, PlaceHost), "", Verdict{ModePrompt, "class none (no rule)"}},
+		{"class", Policy{Classes: modes}, shell, "", Verdict{ModePrompt, "class execute"}},
+		{"exact tool", Policy{Classes: modes, Tools: map[string]Mode{"shell": ModeAuto}}, shell, "", Verdict{ModeAuto, "tool shell"}},
+		{"canonical name of a server's", Policy{Classes: modes, Tools: map[string]Mode{"srv/do_it": ModeAuto, "srv__do_it": ModePrompt, "srv/*": ModePrompt}}, mcp, "", Verdict{ModeAuto, "tool srv/do_it"}},
+		{"wire form", Policy{Classes: modes, Tools: map[string]Mode{"srv__do_it": ModePromptOnce, "srv/*": ModePrompt}}, mcp, "", Verdict{ModePromptOnce, "tool srv__do_it"}},
+		{"server", Policy{Classes: modes, Tools: map[string]Mode{"srv/*": ModeAuto, "other/*": ModeDeny}}, mcp, "", Verdict{ModeAuto, "server srv/*"}},
+		{"a server's rule is not for our own tools", Policy{Classes: modes, Tools: map[string]Mode{"shell/*": ModeAuto}}, shell, "", Verdict{ModePrompt, "class execute"}},
+		{"trusted workspace: write", Policy{Classes: modes, TrustedWorkspaces: []string{"/src"}}, write, "/src/app", Verdict{ModeAuto, "trusted workspace"}},
+		{"trusted workspace: execute still prompts", Policy{Classes: modes, TrustedWorkspaces: []string{"/src"}}, shell, "/src", Verdict{ModePrompt, "class execute"}},
+		{"trusted workspace: override", Policy{Classes: modes, TrustedWorkspaces: []string{"/src"}, TrustedOverrides: map[Class]Mode{ClassExecute: ModeAuto, ClassWrite: ModePromptOnce}}, shell, "/src", Verdict{ModeAuto, "trusted workspace, class execute"}},
+		{"trusted workspace: write overridden", Policy{Classes: modes, TrustedWorkspaces: []string{"/src"}, TrustedOverrides: map[Class]Mode{ClassWrite: ModePromptOnce}}, write, "/src", Verdict{ModePromptOnce, "trusted workspace, class write"}},
+		{"a sibling with the same beginning is not trusted", Policy{Classes: modes, TrustedWorkspaces: []string{"/src"}}, write, "/src-evil", Verdict{ModePrompt, "class write"}},
+		{"the folder above is not trusted", Policy{Classes: modes, TrustedWorkspaces: []string{"/src/app"}}, write, "/src", Verdict{ModePrompt, "class write"}},
+		{"no workspace is not trusted", Policy{Classes: modes, TrustedWorkspaces: []string{"/"}}, write, "", Verdict{ModePrompt, "class write"}},
+		{"tool before trusted workspace", Policy{Classes: modes, TrustedWorkspaces: []string{"/src"}, Tools: map[string]Mode{"write_file": ModePrompt}}, write, "/src", Verdict{ModePrompt, "tool write_file"}},
+		{"deny of the class beats auto of the tool", Policy{Classes: map[Class]Mode{ClassExecute: ModeDeny}, Tools: map[string]Mode{"shell": ModeAuto}}, shell, "", Verdict{ModeDeny, "class execute"}},
+		{"deny of the server beats auto of the tool", Policy{Classes: modes, Tools: map[string]Mode{"srv/do_it": ModeAuto, "srv/*": ModeDeny}}, mcp, "", Verdict{ModeDeny, "server srv/*"}},
+		{"deny of the wire form beats auto of the canonical", Policy{Classes: modes, Tools: map[string]Mode{"srv/do_it": ModeAuto, "srv__do_it": ModeDeny}}, mcp, "", Verdict{ModeDeny, "tool srv__do_it"}},
+		{"deny of the class beats trust", Policy{Classes: map[Class]Mode{ClassWrite: ModeDeny}, TrustedWorkspaces: []string{"/src"}}, write, "/src", Verdict{ModeDeny, "class write"}},
+		{"no prompts", Policy{Classes: modes, NoPrompts: true, Tools: map[string]Mode{"shell": ModePromptOnce}}, shell, "", Verdict{ModeDeny, "no prompts, tool shell"}},
+		{"no prompts leaves auto", Policy{Classes: modes, NoPrompts: true}, classTool("r", ClassRead, PlaceHost), "", Verdict{ModeAuto, "class read"}},
+		{"tightened", Policy{Classes: modes, Tools: map[string]Mode{"shell": ModeAuto}, Tighten: []Policy{{Classes: modes}}}, shell, "", Verdict{ModePrompt, "class execute"}},
+		{"never loosened", Policy{Classes: modes, Tighten: []Policy{{Classes: map[Class]Mode{ClassExecute: ModeAuto}}}}, shell, "", Verdict{ModePrompt, "class execute"}},
+		{"unknown mode is the strictest", Policy{Classes: modes, Tighten: []Policy{{Classes: map[Class]Mode{ClassExecute: "never"}}}}, shell, "", Verdict{"never", "class execute"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if diff := cmp.Diff(tt.want, tt.policy.Decide(tt.def, tt.workspace)); diff != "" {
+				t.Errorf("verdict (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,128 @@
+package tools
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestSchemaSubset(t *testing.T) {
+	// Each schema stands as the property "p" of an otherwise good one.
+	tests := []struct {
+		name, schema string
+		want         []string
+	}{
+		{"types", `{"type":["string","number","integer","boolean","null","object","array"]}`, nil},
+		{"annotations", `{"title":"t","description":"d","default":1,"examples":[1],"format":"uri","const":{"a":1}}`, nil},
+		{"bounds", `{"minimum":0,"maximum":1.5,"exclusiveMinimum":-1,"exclusiveMaximum":2,"minLength":0,"maxLength":1,"minItems":0,"maxItems":1}`, nil},
+		{"pattern", `{"type":"string","pattern":"^a+$"}`, nil},
+		{"nested", `{"type":"object","properties":{"a":{"type":"array","items":{"enum":[1,"x",null]}}},"required":["a"],"additionalProperties":false}`, nil},
+		{"names of properties are no keywords", `{"type":"object","properties":{"$ref":{"type":"string"},"allOf":{"type":"string"}}}`, nil},
+		{"empty", `{}`, nil},
+
+		{"ref", `{"$ref":"#/properties/p"}`, []string{"/properties/p/$ref: keyword is not allowed in tool schemas"}},
+		{"oneOf", `{"oneOf":[{}]}`, []string{"/properties/p/oneOf: keyword is not allowed in tool schemas"}},
+		{"anyOf", `{"anyOf":[{}]}`, []string{"/properties/p/anyOf: keyword is not allowed in tool schemas"}},
+		{"allOf", `{"allOf":[{}]}`, []string{"/properties/p/allOf: keyword is not allowed in tool schemas"}},
+		{"not", `{"not":{}}`, []string{"/properties/p/not: keyword is not allowed in tool schemas"}},
+		{"conditionals", `{"if":{},"then":{},"else":{}}`, []string{
+			"/properties/p/else: keyword is not allowed in tool schemas",
+			"/properties/p/if: keyword is not allowed in tool schemas",
+			"/properties/p/then: keyword is not allowed in tool schemas",
+		}},
+		{"patternProperties", `{"patternProperties":{"a":{}}}`, []string{"/properties/p/patternProperties: keyword is not allowed in tool schemas"}},
+		{"additionalProperties as a schema", `{"additionalProperties":{"type":"string"}}`, []string{"/properties/p/additionalProperties: must be true or false; a schema is not allowed here"}},
+		{"items as a list", `{"items":[{"type":"string"}]}`, []string{"/properties/p/items: must be an object"}},
+		{"boolean schema", `true`, []string{"/properties/p: must be a schema object"}},
+		{"unknown keyword", `{"x-order":1}`, []string{"/properties/p/x-order: unknown keyword"}},
+		{"misspelt keyword", `{"require":["a"]}`, []string{"/properties/p/require: unknown keyword"}},
+		{"deep inside", `{"items":{"properties":{"a/b":{"items":{"$defs":{}}}}}}`, []string{"/properties/p/items/properties/a~1b/items/$defs: keyword is not allowed in tool schemas"}},
+		{"type", `{"type":"file"}`, []string{"/properties/p/type: must be one of string, number, integer, boolean, null, object, array, or a list of them"}},
+		{"type twice", `{"type":["string","string"]}`, []string{`/properties/p/type: "string" is listed twice`}},
+		{"no type", `{"type":[]}`, []string{"/properties/p/type: must not be an empty list"}},
+		{"bounds of the wrong kind", `{"minimum":"1","maxLength":-1,"minItems":1.5}`, []string{
+			"/properties/p/maxLength: must be a whole number of at least 0",
+			"/properties/p/minItems: must be a whole number of at least 0",
+			"/properties/p/minimum: must be a number",
+		}},
+		{"enum", `{"enum":[]}`, []string{"/properties/p/enum: must be a list with at least one value"}},
+		{"required", `{"required":["a","a"]}`, []string{"/properties/p/required: must be a list of different strings"}},
+		{"required is no property", `{"properties":{"a":{}},"required":["b"]}`, []string{`/properties/p/required/0: "b" is not a property`}},
+		{"several", `{"$id":"x","foo":1,"description":1}`, []string{
+			"/properties/p/$id: keyword is not allowed in tool schemas",
+			"/properties/p/description: must be a string",
+			"/properties/p/foo: unknown keyword",
+		}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			schema := fmt.Sprintf(`{"type":"object","properties":{"p":%s}}`, tt.schema)
+			_, problems := compileSchema(Definition{InputSchema: json.RawMessage(schema)})
+			if diff := cmp.Diff(tt.want, problems); diff != "" {
+				t.Errorf("problems (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestSchemaRoot(t *testing.T) {
+	many := `{"type":"object","properties":{`
+	for i := range maxSchemaProperties + 1 {
+		many += fmt.Sprintf(`"p%d":{},`, i)
+	}
+	many = strings.TrimSuffix(many, ",") + "}}"
+	tests := []struct{ name, schema, want string }{
+		{"none", ``, "/: JSON ends too early"},
+		{"no object", `true`, "/: must be a JSON object"},
+		{"another type", `{"type":"string"}`, `/type: must be "object": a call's input is an object`},
+		{"no type", `{}`, `/type: must be "object": a call's input is an object`},
+		{"duplicate key", `{"type":"object","type":"object"}`, `/: key "type" is given twice`},
+		{"pattern of another dialect", `{"type":"object","properties":{"p":{"pattern":"(?=x)"}}}`, "/: "},
+		{"too large", `{"type":"object","description":"` + strings.Repeat("a", maxSchemaBytes) + `"}`, "/: 65570 bytes, at most 65536 are accepted"},
+		{"too deep", `{"type":"object","properties":{"p":` + strings.Repeat(`{"items":`, 40) + `{}` + strings.Repeat(`}`, 40) + `}}`, "/: nested deeper than 32"},
+		{"too many properties", many, "/: 257 properties, at most 256 are accepted"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			_, problems := compileSchema(Definition{InputSchema: json.RawMessage(tt.schema)})
+			if len(problems) != 1 || !strings.HasPrefix(problems[0], tt.want) {
+				t.Errorf("problems are %q, want one that begins with %q", problems, tt.want)
+			}
+		})
+	}
+}
+
+// Fuzzed schemas never panic, and what passes can be compiled and validates
+// without a panic either.
+func FuzzSchema(f *testing.F) {
+	seeds := []string{
+		editSchema, `{"type":"object"}`, `{"type":"object","properties":{"p":{"$ref":"http://127.0.0.1/x"}}}`,
+		`{"type":"object","properties":{"p":{"pattern":"("}}}`, `{"type":"object","$schema":"http://json-schema.org/draft-04/schema#"}`,
+	}
+	for _, s := range seeds {
+		f.Add([]byte(s), []byte(`{"p":"x","path":"y"}`))
+	}
+	if len(seeds) == 0 {
+		f.Fatal("no seeds")
+	}
+	f.Fuzz(func(t *testing.T, schema, input []byte) {
+		s, problems := compileSchema(Definition{InputSchema: schema})
+		if len(problems) > 0 {
+			return
+		}
+		canonical, problems := s.accept(input)
+		if (canonical == nil) == (len(problems) == 0) {
+			t.Fatalf("neither accepted nor refused: %q, %q", canonical, problems)
+		}
+		if canonical == nil {
+			return
+		}
+		again, problems := s.accept(canonical)
+		if len(problems) > 0 || string(again) != string(canonical) {
+			t.Fatalf("canonical form %q is not its own: %q, %q", canonical, again, problems)
+		}
+	})
+}
