@@ -87,8 +87,7 @@ func (t *turn) modelFailed(ctx context.Context, round int, err error) {
 	}
 	failed := ModelCallFailed{Round: round, Class: classOf(err), ErrorID: t.NewID("err")}
 	failed.Message = generic(failed.Class)
-	var m *ModelError
-	if errors.As(err, &m) {
+	if m, ok := errors.AsType[*ModelError](err); ok {
 		failed.Status = m.Status
 		if m.Visible {
 			failed.Message = m.Err.Error()

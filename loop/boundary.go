@@ -3,6 +3,7 @@ package loop
 import (
 	"crypto/rand"
 	"encoding/hex"
+	"slices"
 	"strings"
 
 	"github.com/caisson-run/caisson/tools"
@@ -33,26 +34,37 @@ func newNonce() string {
 // wrap puts all of a result's content inside one wrapper. Images keep their
 // bytes and their place.
 func wrap(content []tools.Block, nonce string) []tools.Block {
-	opening := "<" + boundaryTag + "-" + nonce + ">\n"
-	closing := "\n</" + boundaryTag + "-" + nonce + ">"
 	out := make([]tools.Block, 0, len(content)+2)
-	first, last := -1, -1
 	for _, b := range content {
 		if b.Image == nil {
 			b.Text = EscapeResult(b.Text)
-			if first < 0 {
-				first = len(out)
-			}
-			last = len(out)
 		}
 		out = append(out, b)
 	}
-	if first < 0 {
-		return append(append([]tools.Block{{Text: opening}}, out...), tools.Block{Text: closing})
+	if joined := joinText(out); EscapeResult(joined) != joined {
+		// A tag is split over blocks, which adapters join.
+		out = merge(out, EscapeResult(joined))
 	}
-	out[first].Text = opening + out[first].Text
-	out[last].Text += closing
+	first := slices.IndexFunc(out, isText)
+	if first < 0 {
+		out = slices.Insert(out, 0, tools.Block{})
+		first = 0
+	}
+	last := len(out) - 1
+	for !isText(out[last]) {
+		last--
+	}
+	out[first].Text = "<" + boundaryTag + "-" + nonce + ">\n" + out[first].Text
+	out[last].Text += "\n</" + boundaryTag + "-" + nonce + ">"
 	return out
+}
+
+// isText says that a block is text, "" included.
+func isText(b tools.Block) bool { return b.Image == nil }
+
+// merge is one block of text and then the images.
+func merge(blocks []tools.Block, text string) []tools.Block {
+	return append([]tools.Block{{Text: text}}, slices.DeleteFunc(blocks, isText)...)
 }
 
 // ResultText is the text of a tool result as a model gets it, without the

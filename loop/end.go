@@ -10,8 +10,7 @@ import (
 // endingOf maps what ended the context, or what the dispatcher returned, to a
 // stop reason. What none of the known errors explains is a cancellation.
 func endingOf(cause error) ending {
-	var exceeded *limits.ExceededError
-	if errors.As(cause, &exceeded) {
+	if exceeded, ok := errors.AsType[*limits.ExceededError](cause); ok {
 		return ending{reason: StopLimit, limit: exceeded, truncated: true, err: cause}
 	}
 	reason := StopCancelled
@@ -44,8 +43,7 @@ func modelEnding(err error, used, window int64) ending {
 
 // classOf is the class of a model's failure, other where it has none.
 func classOf(err error) ErrorClass {
-	var failure *ModelError
-	if errors.As(err, &failure) {
+	if failure, ok := errors.AsType[*ModelError](err); ok {
 		return failure.Class
 	}
 	return ModelOther

@@ -1,7 +1,6 @@
 package loop
 
 import (
-	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -99,19 +98,19 @@ func decodeEntity(s string) (rune, int) {
 	if len(rest) < 2 || rest[0] != '#' {
 		return 0, 0
 	}
-	base, digits := 10, 1
+	base, at := rune(10), at+1
 	if rest[1] == 'x' || rest[1] == 'X' {
-		base, digits = 16, 2
+		base, at = 16, at+1
 	}
-	end := digits
-	for end < len(rest) && end < digits+16 && isDigit(rest[end], base) {
+	v, end := rune(0), at
+	for end < len(s) && end < at+16 && digit(s[end], base) >= 0 {
+		v = min(v*base+digit(s[end], base), unicode.MaxRune)
 		end++
 	}
-	v, err := strconv.ParseInt(rest[digits:end], base, 32)
-	if err != nil {
+	if end == at {
 		return 0, 0
 	}
-	return rune(v), at + end + semicolon(rest[end:])
+	return v, end + semicolon(s[end:])
 }
 
 // maxBackslashes bounds how often an escape may be escaped itself.
@@ -131,15 +130,15 @@ func decodeBackslash(s string) (rune, int) {
 	case s[at] == 'x':
 		return decodeHex(s, at+1, 2)
 	case s[at] == 'u' && at+1 < len(s) && s[at+1] == '{':
-		end := strings.IndexByte(s[at:], '}')
-		if end < 0 || end > 10 {
+		end := strings.IndexByte(s[at:min(at+12, len(s))], '}')
+		if end <= 2 {
 			return 0, 0
 		}
-		v, err := strconv.ParseInt(s[at+2:at+end], 16, 32)
-		if err != nil {
+		v, n := decodeNumber(s, at+2, end-2, 16)
+		if n == 0 {
 			return 0, 0
 		}
-		return rune(v), at + end + 1
+		return v, n + 1
 	case s[at] == 'u':
 		return decodeHex(s, at+1, 4)
 	case s[at] == 'U':
@@ -157,15 +156,19 @@ func decodeHex(s string, at, n int) (rune, int) { return decodeNumber(s, at, n, 
 
 // decodeNumber reads exactly n digits at an offset; the unit takes all of s up
 // to their end, or nothing.
-func decodeNumber(s string, at, n, base int) (rune, int) {
+func decodeNumber(s string, at, n int, base rune) (rune, int) {
 	if len(s) < at+n {
 		return 0, 0
 	}
-	v, err := strconv.ParseUint(s[at:at+n], base, 31)
-	if err != nil {
-		return 0, 0
+	v := rune(0)
+	for _, b := range []byte(s[at : at+n]) {
+		d := digit(b, base)
+		if d < 0 {
+			return 0, 0
+		}
+		v = min(v*base+d, unicode.MaxRune)
 	}
-	return rune(v), at + n
+	return v, at + n
 }
 
 // semicolon is 1 where s starts with one.
@@ -176,9 +179,19 @@ func semicolon(s string) int {
 	return 0
 }
 
-// isDigit says that b is a digit in base 10 or 16.
-func isDigit(b byte, base int) bool {
-	return '0' <= b && b <= '9' || base == 16 && ('a' <= b|0x20 && b|0x20 <= 'f')
+// digit is the value of a digit in base 8, 10 or 16, or -1.
+func digit(b byte, base rune) rune {
+	v := rune(-1)
+	switch {
+	case '0' <= b && b <= '9':
+		v = rune(b - '0')
+	case 'a' <= b|0x20 && b|0x20 <= 'f':
+		v = rune(b|0x20-'a') + 10
+	}
+	if v >= base {
+		return -1
+	}
+	return v
 }
 
 // fold maps a character to the plain one that it passes for.

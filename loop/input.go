@@ -42,12 +42,9 @@ func stringOf(data []byte) (string, bool) {
 
 // describeSyntax says where data stops being JSON, with what stands there.
 func describeSyntax(data []byte) string {
-	var (
-		v      any
-		syntax *json.SyntaxError
-	)
-	err := json.Unmarshal(data, &v)
-	if !errors.As(err, &syntax) {
+	var v any
+	syntax, ok := errors.AsType[*json.SyntaxError](json.Unmarshal(data, &v))
+	if !ok {
 		return "the arguments are not a JSON object"
 	}
 	at := int(min(max(syntax.Offset-1, 0), int64(len(data))))

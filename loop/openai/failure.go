@@ -40,9 +40,9 @@ func (e *refusal) Error() string {
 // failure classes what went wrong. Texts may go to a log, so the key is taken
 // out of what the endpoint said.
 func (w *watch) failure(err error) error {
-	var inStream *streamError
+	inStream, ok := errors.AsType[*streamError](err)
 	switch {
-	case errors.As(err, &inStream):
+	case ok:
 		status, said := statusOf(inStream.body), w.redact(explain(inStream.body))
 		return &loop.ModelError{Class: classify(status, said), Status: status, Err: &refusal{status: status, said: said}}
 	case w.status != 0:
@@ -104,11 +104,9 @@ func overflows(said string) bool {
 // refusedParameter gives what was said where the endpoint found a parameter
 // that it does not take.
 func refusedParameter(err error) (string, bool) {
-	var (
-		failure *loop.ModelError
-		refused *refusal
-	)
-	if !errors.As(err, &failure) || !errors.As(err, &refused) || failure.Class == loop.ModelContextOverflow {
+	failure, isFailure := errors.AsType[*loop.ModelError](err)
+	refused, isRefusal := errors.AsType[*refusal](err)
+	if !isFailure || !isRefusal || failure.Class == loop.ModelContextOverflow {
 		return "", false
 	}
 	bad := refused.status == http.StatusBadRequest || refused.status == http.StatusUnprocessableEntity

@@ -139,14 +139,9 @@ func (r atifRecorded) differences(got result) []Difference {
 // documentError says where a document stops being what it should be.
 func documentError(data []byte, err error) error {
 	offset := int64(0)
-	var (
-		syntax *json.SyntaxError
-		kind   *json.UnmarshalTypeError
-	)
-	switch {
-	case errors.As(err, &syntax):
+	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
 		offset = syntax.Offset
-	case errors.As(err, &kind):
+	} else if kind, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		offset = kind.Offset
 	}
 	before := data[:min(max(offset-1, 0), int64(len(data)))]

@@ -146,8 +146,8 @@ func (e *scriptExpect) expectation() expectation {
 
 // located puts line and column before what is wrong.
 func located(err error) error {
-	var y yaml.Error
-	if !errors.As(err, &y) || y.GetToken() == nil || y.GetToken().Position == nil {
+	y, ok := errors.AsType[yaml.Error](err)
+	if !ok || y.GetToken() == nil || y.GetToken().Position == nil {
 		return fmt.Errorf("1:1: %w", err)
 	}
 	at := y.GetToken().Position

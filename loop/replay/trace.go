@@ -54,8 +54,7 @@ func parseTrace(data []byte) (recording, error) {
 // lineError says where in its line JSON ends to be JSON.
 func lineError(line int, err error) error {
 	column := int64(1)
-	var syntax *json.SyntaxError
-	if errors.As(err, &syntax) {
+	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
 		column = max(syntax.Offset, 1)
 	}
 	return fmt.Errorf("%d:%d: %w", line+1, column, err)

@@ -1,0 +1,183 @@
+package limits_test
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/limits"
+)
+
+func TestBudgetValidate(t *testing.T) {
+	for name, tt := range map[string]struct {
+		budget limits.Budget
+		want   string
+	}{
+		"none":          {},
+		"all":           {budget: limits.Budget{Rounds: new(int64(1)), ToolCalls: new(int64(1)), Tokens: new(int64(1)), CostMicroUSD: new(int64(1)), WallTime: new(time.Second)}},
+		"zero rounds":   {budget: limits.Budget{Rounds: new(int64(0))}, want: "budget rounds is 0, must be positive or left out"},
+		"negative cost": {budget: limits.Budget{CostMicroUSD: new(int64(-1))}, want: "budget cost_usd is -1, must be positive or left out"},
+		"zero time":     {budget: limits.Budget{WallTime: new(time.Duration(0))}, want: "budget wall_time is 0, must be positive or left out"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := ""
+			if err := tt.budget.Validate(); err != nil {
+				got = err.Error()
+			}
+			if got != tt.want {
+				t.Errorf("Validate() = %q, want %q", got, tt.want)
+			}
+			if _, err := limits.NewMeter(tt.budget); (err != nil) != (tt.want != "") {
+				t.Errorf("NewMeter() = %v, want an error: %v", err, tt.want != "")
+			}
+		})
+	}
+}
+
+func TestMeterExceeded(t *testing.T) {
+	all := limits.Budget{
+		Rounds: new(int64(2)), ToolCalls: new(int64(3)), Tokens: new(int64(100)),
+		CostMicroUSD: new(int64(50)), WallTime: new(time.Minute),
+	}
+	for name, tt := range map[string]struct {
+		used    limits.Usage
+		elapsed time.Duration
+		// want by step: round, closing, tool call
+		want [3]limits.Kind
+	}{
+		"nothing used":   {},
+		"rounds used":    {used: limits.Usage{Rounds: 2, CostMicroUSD: new(int64(0))}, want: [3]limits.Kind{limits.KindRounds}},
+		"one round left": {used: limits.Usage{Rounds: 1}},
+		"calls used":     {used: limits.Usage{ToolCalls: 3}, want: [3]limits.Kind{2: limits.KindToolCalls}},
+		"tokens used": {
+			used: limits.Usage{InputTokens: 40, CachedInputTokens: 30, CacheWriteTokens: 10, OutputTokens: 20},
+			want: [3]limits.Kind{limits.KindTokens, limits.KindTokens, limits.KindTokens},
+		},
+		"tokens left":  {used: limits.Usage{InputTokens: 99}},
+		"cost used":    {used: limits.Usage{CostMicroUSD: new(int64(51))}, want: [3]limits.Kind{limits.KindCost, limits.KindCost, limits.KindCost}},
+		"cost unknown": {used: limits.Usage{InputTokens: 5}},
+		"time used":    {elapsed: time.Minute, want: [3]limits.Kind{limits.KindWallTime, limits.KindWallTime, limits.KindWallTime}},
+		"time and rounds used": {
+			used: limits.Usage{Rounds: 2}, elapsed: time.Hour,
+			want: [3]limits.Kind{limits.KindWallTime, limits.KindWallTime, limits.KindWallTime},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, err := limits.NewMeter(all)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.Add(tt.used)
+			var got [3]limits.Kind
+			for i, s := range []limits.Step{limits.StepRound, limits.StepClosing, limits.StepToolCall} {
+				if e := m.Exceeded(s, tt.elapsed); e != nil {
+					got[i] = e.Kind
+				}
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("exceeded (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestMeterWithoutBudgetNeverEnds(t *testing.T) {
+	m, err := limits.NewMeter(limits.Budget{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Add(limits.Usage{Rounds: math.MaxInt64, ToolCalls: math.MaxInt64, InputTokens: math.MaxInt64, OutputTokens: math.MaxInt64})
+	m.Add(limits.Usage{Rounds: 5, InputTokens: 5})
+	if e := m.Exceeded(limits.StepRound, math.MaxInt64); e != nil {
+		t.Errorf("Exceeded() = %v without a budget", e)
+	}
+	if got := m.Used().Tokens(); got != math.MaxInt64 {
+		t.Errorf("Tokens() = %d after overflow, want the largest number", got)
+	}
+	if _, limited := m.LeftToolCalls(); limited {
+		t.Error("LeftToolCalls() is limited without a budget")
+	}
+}
+
+func TestMeterCostIsUnknownForGood(t *testing.T) {
+	m, _ := limits.NewMeter(limits.Budget{CostMicroUSD: new(int64(100))})
+	m.Add(limits.Usage{ToolCalls: 1})
+	m.Add(limits.Usage{Rounds: 1, InputTokens: 10, CostMicroUSD: new(int64(7))})
+	if got := m.Used().CostMicroUSD; got == nil || *got != 7 {
+		t.Fatalf("cost = %v, want 7: tool calls have no price", got)
+	}
+	m.Add(limits.Usage{Rounds: 1, InputTokens: 10})
+	m.Add(limits.Usage{Rounds: 1, InputTokens: 10, CostMicroUSD: new(int64(100))})
+	if got := m.Used().CostMicroUSD; got != nil {
+		t.Errorf("cost = %d, want unknown", *got)
+	}
+	if e := m.Exceeded(limits.StepRound, 0); e == nil || e.Used != 107 {
+		t.Errorf("Exceeded() = %v, want the known part of the cost to count", e)
+	}
+}
+
+func TestMeterIgnoresNegativeCounts(t *testing.T) {
+	m, _ := limits.NewMeter(limits.Budget{Tokens: new(int64(10))})
+	m.Add(limits.Usage{InputTokens: 12, OutputTokens: -100})
+	if e := m.Exceeded(limits.StepRound, 0); e == nil {
+		t.Error("a negative count gave tokens back")
+	}
+}
+
+func TestMeterWarnsOnceAtFourFifths(t *testing.T) {
+	m, _ := limits.NewMeter(limits.Budget{Rounds: new(int64(10)), Tokens: new(int64(1000)), WallTime: new(10 * time.Second)})
+	m.Add(limits.Usage{Rounds: 7, InputTokens: 799})
+	if got := m.Warnings(7 * time.Second); got != nil {
+		t.Fatalf("Warnings() = %v below four fifths", got)
+	}
+	m.Add(limits.Usage{Rounds: 1, InputTokens: 1})
+	want := []limits.ExceededError{
+		{Kind: limits.KindRounds, Limit: 10, Used: 8},
+		{Kind: limits.KindTokens, Limit: 1000, Used: 800},
+		{Kind: limits.KindWallTime, Limit: 10_000, Used: 8000},
+	}
+	if diff := cmp.Diff(want, m.Warnings(8*time.Second)); diff != "" {
+		t.Errorf("warnings (-want +got):\n%s", diff)
+	}
+	if got := m.Warnings(9 * time.Second); got != nil {
+		t.Errorf("Warnings() = %v the second time", got)
+	}
+}
+
+func TestLeftToolCalls(t *testing.T) {
+	m, _ := limits.NewMeter(limits.Budget{ToolCalls: new(int64(3))})
+	m.Add(limits.Usage{ToolCalls: 2})
+	if left, limited := m.LeftToolCalls(); left != 1 || !limited {
+		t.Errorf("LeftToolCalls() = %d, %v, want 1, true", left, limited)
+	}
+	m.Add(limits.Usage{ToolCalls: 5})
+	if left, _ := m.LeftToolCalls(); left != 0 {
+		t.Errorf("LeftToolCalls() = %d, want 0", left)
+	}
+}
+
+func TestResourcesValidate(t *testing.T) {
+	if err := limits.DefaultResources().Validate(); err != nil {
+		t.Fatalf("the defaults: %v", err)
+	}
+	for name, change := range map[string]func(*limits.Resources){
+		"memory":       func(r *limits.Resources) { r.MemoryBytes = limits.MinMemoryBytes - 1 },
+		"pids":         func(r *limits.Resources) { r.PIDs = 0 },
+		"cpus":         func(r *limits.Resources) { r.MilliCPUs = -1 },
+		"tmp":          func(r *limits.Resources) { r.TmpBytes = 0 },
+		"home":         func(r *limits.Resources) { r.HomeBytes = 0 },
+		"shm":          func(r *limits.Resources) { r.ShmBytes = 0 },
+		"open files":   func(r *limits.Resources) { r.OpenFiles = 0 },
+		"command time": func(r *limits.Resources) { r.CommandTime = 0 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := limits.DefaultResources()
+			change(&r)
+			if err := r.Validate(); err == nil {
+				t.Error("Validate() took it")
+			}
+		})
+	}
+}
