@@ -3,6 +3,7 @@ package file
 import (
 	"context"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/go-git/go-git/v5/plumbing/format/gitignore"
@@ -64,7 +65,7 @@ func (i *ignores) enter(ctx context.Context, folder string) {
 	if folder != "." {
 		domain = strings.Split(folder, "/")
 	}
-	rules = rules[:len(rules):len(rules)]
+	rules = slices.Clip(rules) // the parent's, not to be written to
 	for line := range strings.Lines(string(f.Data)) {
 		line = strings.TrimRight(line, "\r\n")
 		if line == "" || line[0] == '#' || len(line) > ignoreLineBytes {

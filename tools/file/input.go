@@ -3,6 +3,7 @@ package file
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"strconv"
 	"strings"
@@ -11,9 +12,7 @@ import (
 // pathAliases are the names that other tools give to their path argument.
 func pathAliases(more map[string]string) map[string]string {
 	all := map[string]string{"file_path": "path", "filePath": "path", "filename": "path", "file": "path"}
-	for alias, name := range more {
-		all[alias] = name
-	}
+	maps.Copy(all, more)
 	return all
 }
 

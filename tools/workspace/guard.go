@@ -2,6 +2,7 @@ package workspace
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -24,6 +25,9 @@ type guard struct {
 func newGuard(local bool, deadline time.Duration, most int) *guard {
 	return &guard{local: local, deadline: deadline, slots: make(chan struct{}, most)}
 }
+
+// errGivenUp is the cause with which a call ends that nobody waits for.
+var errGivenUp = errors.New("given up")
 
 // The states of one guarded call.
 const (
@@ -63,8 +67,8 @@ func guarded[T any](ctx context.Context, g *guard, path string, f func(context.C
 	}
 	var state atomic.Int32
 	done := make(chan result, 1)
-	call, cancel := context.WithCancel(ctx)
-	defer cancel()
+	call, cancel := context.WithCancelCause(ctx)
+	defer cancel(errGivenUp)
 	go func() {
 		v, err := f(call)
 		if !state.CompareAndSwap(callRunning, callDone) {

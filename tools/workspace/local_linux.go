@@ -10,7 +10,7 @@ func (t *tree) local() bool {
 	if err := t.with(func(fd int) error { return unix.Fstatfs(fd, &fs) }); err != nil {
 		return false
 	}
-	switch int64(fs.Type) {
+	switch fs.Type {
 	case unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC,
 		unix.TMPFS_MAGIC, unix.RAMFS_MAGIC, zfsMagic, bcachefsMagic:
 		return true

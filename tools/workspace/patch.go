@@ -13,10 +13,10 @@ import (
 // that what is shown is what is done. Errors are [KindInvalid], [KindNoMatch]
 // and [KindTooLarge].
 func (op Op) Patched(before []byte) (after []byte, replacements int, err error) {
-	switch {
-	case op.Old == "":
+	if op.Old == "" {
 		return nil, 0, op.fail(KindInvalid, "the text to replace is empty; to create or overwrite a file, write it")
-	case op.Old == op.New:
+	}
+	if op.Old == op.New {
 		return nil, 0, op.fail(KindInvalid, "the old and the new text are the same; nothing would change")
 	}
 	old, repl := []byte(op.Old), []byte(op.New)
@@ -112,12 +112,12 @@ func similarLine(before []byte, old string) int {
 	for l := range strings.Lines(string(before)) {
 		number++
 		got := squeeze(l)
-		switch {
-		case got == "":
+		switch got {
+		case "":
 			continue
-		case got == want[matched]:
+		case want[matched]:
 			matched++
-		case got == want[0]:
+		case want[0]:
 			matched, start = 1, 0
 		default:
 			matched, start = 0, 0
