@@ -33,7 +33,7 @@ func onEachBackend(t *testing.T, test func(t *testing.T, backend string)) {
 }
 
 // needBackend ends the test where the machine lacks a backend.
-func needBackend(t *testing.T, backend string) {
+func needBackend(t testing.TB, backend string) {
 	t.Helper()
 	if err := probeBackend(t, backend); err != nil {
 		lacking(t, backend, fmt.Sprintf("needs %s: %v", backend, err))
@@ -42,7 +42,7 @@ func needBackend(t *testing.T, backend string) {
 
 // lacking skips the test for want of something, or fails it where
 // REQUIRE_BACKENDS names the backend ("" is any).
-func lacking(t *testing.T, backend, reason string) {
+func lacking(t testing.TB, backend, reason string) {
 	t.Helper()
 	required := strings.FieldsFunc(os.Getenv("REQUIRE_BACKENDS"), func(r rune) bool { return r == ',' || r == ' ' })
 	if slices.Contains(required, backend) || backend == "" && len(required) > 0 {
@@ -51,7 +51,7 @@ func lacking(t *testing.T, backend, reason string) {
 	t.Skip(reason)
 }
 
-func probeBackend(t *testing.T, backend string) error {
+func probeBackend(t testing.TB, backend string) error {
 	t.Helper()
 	switch backend {
 	case "docker":
@@ -76,7 +76,7 @@ func probeBackend(t *testing.T, backend string) error {
 }
 
 // engine is a client of the machine's engine, closed with the test.
-func engine(t *testing.T) *client.Client {
+func engine(t testing.TB) *client.Client {
 	t.Helper()
 	c, err := client.NewClientWithOpts(client.FromEnv, client.WithAPIVersionNegotiation())
 	if err != nil {

@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 // binaries gives a folder that holds caisson, caisson-guest and, where it has
 // been built, runsc: copies of those in E2E_BIN if it is set, else made
 // here, once.
-func binaries(t *testing.T) string {
+func binaries(t testing.TB) string {
 	t.Helper()
 	dir, err := builtOnce()
 	if err != nil {

@@ -43,7 +43,7 @@ func rows() []row {
 		{"exec by the engine's API / exec round trip, docker", "Exec/engine-api", "Exec/docker", false, 15},
 		{"exec round trip, gvisor / runsc exec", "Exec/gvisor", "Exec/runsc-exec", true, 0.55},
 		{"exec round trip, runc / runc exec", "Exec/runc", "Exec/runc-exec", true, 1},
-		{"cold start, docker / engine create+start+exec", "Start/docker", "Start/engine-api", true, 0.6},
+		{"cold start, docker / exec by the engine's API", "Start/docker", "Exec/engine-api", true, 0},
 		{"cold start, runc / host fork+exec", "Start/runc", "Exec/host", true, 0},
 		{"cold start, gvisor / host fork+exec", "Start/gvisor", "Exec/host", true, 0},
 		{"64 MiB of output, docker / host pipe", "Output/docker", "Output/host", true, 2.5},
