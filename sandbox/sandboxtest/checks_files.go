@@ -1,0 +1,195 @@
+package sandboxtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// fileChecks: changes to the workspace, by Apply and by commands.
+func fileChecks() []check {
+	return []check{
+		{name: "write creates and overwrites", run: checkWrite},
+		{name: "patch needs one match", run: checkPatch},
+		{name: "delete, mkdir and rename", run: checkDeleteMkdirRename},
+		{name: "no change leaves the workspace", run: checkApplyEscapes},
+		{name: "files belong to the workspace's owner", run: checkOwnership},
+		{name: "host and sandbox see each other's files", run: checkCoherence},
+	}
+}
+
+func checkWrite(ctx context.Context, e *env) error {
+	content := []byte("one\x00\xff\n")
+	c, err := e.sb.Apply(ctx, workspace.Op{Kind: workspace.OpWrite, Path: "w/a.txt", Content: content})
+	if err != nil {
+		return err
+	}
+	if !c.Created || c.Path != "w/a.txt" || c.Bytes != int64(len(content)) || c.HasBefore {
+		return fmt.Errorf("first write: %+v", c)
+	}
+	if err := e.hostHolds("w/a.txt", content); err != nil {
+		return err
+	}
+	c, err = e.sb.Apply(ctx, workspace.Op{Kind: workspace.OpWrite, Path: "/workspace/w/a.txt", Content: nil})
+	if err != nil {
+		return err
+	}
+	if c.Created || !c.HasBefore || string(c.Before) != string(content) {
+		return fmt.Errorf("second write: %+v", c)
+	}
+	return e.hostHolds("w/a.txt", nil)
+}
+
+// hostHolds asserts what a file of the workspace holds, seen from the host.
+func (e *env) hostHolds(path string, want []byte) error {
+	got, err := os.ReadFile(filepath.Join(e.workspace, path))
+	if err != nil {
+		return err
+	}
+	if string(got) != string(want) {
+		return fmt.Errorf("%s holds %q, want %q", path, got, want)
+	}
+	return nil
+}
+
+func checkPatch(ctx context.Context, e *env) error {
+	write := workspace.Op{Kind: workspace.OpWrite, Path: "p.txt", Content: []byte("a b a\n")}
+	if _, err := e.sb.Apply(ctx, write); err != nil {
+		return err
+	}
+	for _, old := range []string{"missing", "a"} {
+		_, err := e.sb.Apply(ctx, workspace.Op{Kind: workspace.OpPatch, Path: "p.txt", Old: old, New: "c"})
+		if err := wantKind(err, workspace.KindNoMatch); err != nil {
+			return fmt.Errorf("patch of %q: %w", old, err)
+		}
+	}
+	if _, err := e.sb.Apply(ctx, workspace.Op{Kind: workspace.OpPatch, Path: "p.txt", Old: "b", New: "B"}); err != nil {
+		return err
+	}
+	c, err := e.sb.Apply(ctx, workspace.Op{Kind: workspace.OpPatch, Path: "p.txt", Old: "a", New: "A", ReplaceAll: true})
+	if err != nil {
+		return err
+	}
+	if c.Replacements != 2 {
+		return fmt.Errorf("replacements %d, want 2", c.Replacements)
+	}
+	return e.hostHolds("p.txt", []byte("A B A\n"))
+}
+
+// wantKind asserts that err is a workspace error of one of the kinds.
+func wantKind(err error, kinds ...workspace.Kind) error {
+	var we *workspace.Error
+	if !errors.As(err, &we) {
+		return fmt.Errorf("error %v is no workspace error", err)
+	}
+	for _, k := range kinds {
+		if we.Kind == k {
+			return nil
+		}
+	}
+	return fmt.Errorf("error %v is %s, want %v", err, we.Kind, kinds)
+}
+
+func checkDeleteMkdirRename(ctx context.Context, e *env) error {
+	for _, op := range []workspace.Op{
+		{Kind: workspace.OpMkdir, Path: "d/e"},
+		{Kind: workspace.OpWrite, Path: "d/e/f", Content: []byte("x")},
+		{Kind: workspace.OpRename, Path: "d/e/f", To: "d/g"},
+	} {
+		if _, err := e.sb.Apply(ctx, op); err != nil {
+			return fmt.Errorf("%s %s: %w", op.Kind, op.Path, err)
+		}
+	}
+	if err := e.hostHolds("d/g", []byte("x")); err != nil {
+		return err
+	}
+	_, err := e.sb.Apply(ctx, workspace.Op{Kind: workspace.OpDelete, Path: "d"})
+	if err := wantKind(err, workspace.KindIsDir); err != nil {
+		return err
+	}
+	c, err := e.sb.Apply(ctx, workspace.Op{Kind: workspace.OpDelete, Path: "d", Recursive: true})
+	if err != nil {
+		return err
+	}
+	if _, err := os.Lstat(filepath.Join(e.workspace, "d")); !errors.Is(err, os.ErrNotExist) || c.Removed < 3 {
+		return fmt.Errorf("after delete: %w, removed %d", err, c.Removed)
+	}
+	return nil
+}
+
+// checkApplyEscapes tries to write outside by name and by link. The positive
+// control is a command that shows that the links do lead outside.
+func checkApplyEscapes(ctx context.Context, e *env) error {
+	links := map[string]string{"esc": "/", "tmplink": "/tmp", "up": "../"}
+	for name, target := range links {
+		if _, err := e.expect(ctx, "symlink", target, name); err != nil {
+			return err
+		}
+	}
+	if _, err := e.expect(ctx, "stat", "esc/tmp"); err != nil {
+		return fmt.Errorf("positive control: %w", err)
+	}
+	for _, path := range []string{
+		"../out", "a/../../out", "/etc/out", "esc/tmp/out", "tmplink/out", "up/out", "esc", "tmplink", "", ".", "a\x00b",
+	} {
+		_, err := e.sb.Apply(ctx, workspace.Op{Kind: workspace.OpWrite, Path: path, Content: []byte("x")})
+		if err := wantKind(err, workspace.KindEscape, workspace.KindInvalid, workspace.KindIsDir); err != nil {
+			return fmt.Errorf("write to %q: %w", path, err)
+		}
+	}
+	if _, err := e.expect(ctx, "absent", "/tmp/out"); err != nil {
+		return fmt.Errorf("a write went outside: %w", err)
+	}
+	return nil
+}
+
+func checkOwnership(ctx context.Context, e *env) error {
+	if _, err := e.expect(ctx, "touch", "by-command"); err != nil {
+		return err
+	}
+	if _, err := e.sb.Apply(ctx, workspace.Op{Kind: workspace.OpWrite, Path: "own/by-apply", Content: []byte("x")}); err != nil {
+		return err
+	}
+	want, err := ownerOf(e.workspace)
+	if err != nil {
+		return err
+	}
+	for _, name := range []string{"by-command", "own", "own/by-apply"} {
+		got, err := ownerOf(filepath.Join(e.workspace, name))
+		if err != nil {
+			return err
+		}
+		if got != want {
+			return fmt.Errorf("%s belongs to %s, want the workspace's owner %s", name, got, want)
+		}
+	}
+	if at := e.sb.Attestation(); at.WorkspaceOwner != want {
+		return fmt.Errorf("attested owner %q, want %q", at.WorkspaceOwner, want)
+	}
+	return nil
+}
+
+func checkCoherence(ctx context.Context, e *env) error {
+	path := filepath.Join(e.workspace, "shared.txt")
+	for _, text := range []string{"first", "second, longer", "3"} {
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			return err
+		}
+		out, err := e.expect(ctx, "read", "shared.txt")
+		if err != nil {
+			return err
+		}
+		if out != text {
+			return fmt.Errorf("sandbox reads %q after the host wrote %q", out, text)
+		}
+	}
+	if _, err := e.expect(ctx, "touch", "from-inside"); err != nil {
+		return err
+	}
+	_, err := os.Lstat(filepath.Join(e.workspace, "from-inside"))
+	return err
+}

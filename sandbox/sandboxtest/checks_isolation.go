@@ -1,0 +1,241 @@
+package sandboxtest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/caisson-run/caisson/sandbox/sandboxtest/internal/probing"
+)
+
+// isolationChecks: what a command can see and do, observed from inside.
+func isolationChecks() []check {
+	return []check{
+		{name: "commands have no privilege", run: checkPrivilege},
+		{name: "forbidden system calls fail", run: checkSyscalls},
+		{name: "the guest can't be signalled or read", run: checkGuestSafe},
+		{name: "no network", run: checkNetwork},
+		{name: "nothing of the host's environment", run: checkHostEnvironment},
+		{name: "no host file outside the mounts", run: checkHostFiles},
+		{name: "descriptors are stdin, stdout, stderr", run: checkDescriptors},
+		{name: "the root is read-only", run: checkRootReadOnly},
+		{name: "the attestation is complete and true", run: checkAttestation},
+	}
+}
+
+func (e *env) facts(ctx context.Context) (probing.Facts, error) {
+	var f probing.Facts
+	out, err := e.expect(ctx, "facts")
+	if err != nil {
+		return f, err
+	}
+	return f, json.Unmarshal([]byte(out), &f)
+}
+
+func checkPrivilege(ctx context.Context, e *env) error {
+	f, err := e.facts(ctx)
+	if err != nil {
+		return err
+	}
+	var wrong []error
+	if f.UID == 0 || f.GID == 0 {
+		wrong = append(wrong, fmt.Errorf("identity %d:%d", f.UID, f.GID))
+	}
+	for name, set := range map[string]string{
+		"CapInh": f.CapInh, "CapPrm": f.CapPrm, "CapEff": f.CapEff, "CapBnd": f.CapBnd, "CapAmb": f.CapAmb,
+	} {
+		if strings.Trim(set, "0") != "" || set == "" {
+			wrong = append(wrong, fmt.Errorf("%s is %q", name, set))
+		}
+	}
+	if f.NoNewPrivs != "1" || f.Seccomp != "2" {
+		wrong = append(wrong, fmt.Errorf("NoNewPrivs %q Seccomp %q, want 1 and 2", f.NoNewPrivs, f.Seccomp))
+	}
+	if f.Groups != 0 {
+		wrong = append(wrong, fmt.Errorf("%d supplementary groups", f.Groups))
+	}
+	return errors.Join(wrong...)
+}
+
+// checkSyscalls runs the probe's table of calls that must be refused; it prints
+// the names of those that were not. The control entry must be among them.
+func checkSyscalls(ctx context.Context, e *env) error {
+	out, err := e.expect(ctx, "syscalls")
+	if err != nil {
+		return err
+	}
+	allowed := strings.Fields(out)
+	if !slices.Contains(allowed, "control:getpid") {
+		return fmt.Errorf("positive control missing in %q", allowed)
+	}
+	allowed = slices.DeleteFunc(allowed, func(s string) bool { return strings.HasPrefix(s, "control:") })
+	if len(allowed) > 0 {
+		return fmt.Errorf("allowed: %q", allowed)
+	}
+	return nil
+}
+
+func checkGuestSafe(ctx context.Context, e *env) error {
+	if e.target.SingleUID {
+		return e.attestsLoss("uid")
+	}
+	out, err := e.expect(ctx, "attack-guest")
+	if err != nil {
+		return err
+	}
+	if out != "" {
+		return fmt.Errorf("succeeded against pid 1: %s", out)
+	}
+	_, err = e.expect(ctx, "exit", "0")
+	return err
+}
+
+// attestsLoss asserts that a missing protection is named in the attestation.
+func (e *env) attestsLoss(word string) error {
+	lost := e.sb.Attestation().Lost
+	if !slices.ContainsFunc(lost, func(s string) bool { return strings.Contains(s, word) }) {
+		return fmt.Errorf("attestation names no loss about %q: %q", word, lost)
+	}
+	return nil
+}
+
+func checkNetwork(ctx context.Context, e *env) error {
+	f, err := e.facts(ctx)
+	if err != nil {
+		return err
+	}
+	for _, i := range f.Interfaces {
+		if i != "lo" {
+			return fmt.Errorf("interface %s", i)
+		}
+	}
+	out, err := e.expect(ctx, "dial", "192.0.2.1:80", "[2001:db8::1]:80", "172.17.0.1:2375")
+	if err != nil {
+		return err
+	}
+	if out != "" {
+		return fmt.Errorf("reached %s", out)
+	}
+	return nil
+}
+
+// hostSecret is a variable of the suite's own process that no sandbox may see.
+const hostSecret = "CAISSON_TEST_HOST_SECRET"
+
+func checkHostEnvironment(ctx context.Context, e *env) error {
+	value := marker()
+	if err := os.Setenv(hostSecret, value); err != nil {
+		return err
+	}
+	defer os.Unsetenv(hostSecret)
+	out, err := e.expect(ctx, "grep-environ", value, hostSecret)
+	if err != nil {
+		return err
+	}
+	if out != "" {
+		return fmt.Errorf("found in %s", out)
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return err
+	}
+	f, err := e.facts(ctx)
+	if err != nil {
+		return err
+	}
+	if f.Hostname == host {
+		return fmt.Errorf("the sandbox has the host's name %q", host)
+	}
+	return nil
+}
+
+// checkHostFiles leaves a canary beside the workspace and looks for it inside.
+func checkHostFiles(ctx context.Context, e *env) error {
+	value := marker()
+	canary := filepath.Join(e.base, "canary")
+	if err := os.WriteFile(canary, []byte(value), 0o644); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(e.workspace, "control"), []byte(value), 0o644); err != nil {
+		return err
+	}
+	out, err := e.expect(ctx, "grep-files", value, canary, "../canary", "/workspace/../canary",
+		"/proc/1/root"+canary, "/proc/1/cwd/canary", "/root/.bash_history", "control")
+	if err != nil {
+		return err
+	}
+	if out != "control\n" {
+		return fmt.Errorf("canary found in %q, want only the positive control", out)
+	}
+	out, err = e.expect(ctx, "exist", "/var/run/docker.sock", "/run/docker.sock", "/etc/shadow", "/etc/gitconfig",
+		"/root/.ssh", "/sys/fs/cgroup/memory/release_agent")
+	if err != nil {
+		return err
+	}
+	if out != "" {
+		return fmt.Errorf("readable inside: %s", out)
+	}
+	return nil
+}
+
+func checkDescriptors(ctx context.Context, e *env) error {
+	f, err := e.facts(ctx)
+	if err != nil {
+		return err
+	}
+	if !slices.Equal(f.FDs, []int{0, 1, 2}) {
+		return fmt.Errorf("descriptors %v", f.FDs)
+	}
+	return nil
+}
+
+func checkRootReadOnly(ctx context.Context, e *env) error {
+	out, err := e.expect(ctx, "writable", "/", "/etc", "/usr", "/bin", "/.caisson", "/var", "/opt", "/sys", "/proc/sys/kernel",
+		"/etc/hosts", "/etc/resolv.conf", "/etc/hostname", "/workspace")
+	if err != nil {
+		return err
+	}
+	if out != "/workspace\n" {
+		return fmt.Errorf("writable: %q, want only the control /workspace", out)
+	}
+	return nil
+}
+
+func checkAttestation(ctx context.Context, e *env) error {
+	at := e.sb.Attestation()
+	f, err := e.facts(ctx)
+	if err != nil {
+		return err
+	}
+	var wrong []error
+	for name, value := range map[string]string{
+		"backend": at.Backend, "runtime": at.Runtime, "runtime version": at.RuntimeVersion, "container": at.Container,
+		"image": at.Image, "image digest": at.ImageDigest, "kernel": at.Kernel, "guest version": at.GuestVersion,
+		"guest hash": at.GuestSHA256, "guest user": at.GuestUser, "seccomp profile": at.SeccompProfile,
+		"workspace mode": at.WorkspaceMode, "kill method": at.KillMethod,
+	} {
+		if value == "" {
+			wrong = append(wrong, fmt.Errorf("no %s", name))
+		}
+	}
+	if want := fmt.Sprintf("%d:%d", f.UID, f.GID); at.User != want {
+		wrong = append(wrong, fmt.Errorf("user %q, observed %q", at.User, want))
+	}
+	if len(at.Capabilities) != 0 || !at.NoNewPrivileges || at.Seccomp != "filter" || at.Network != "none" || !at.RootReadOnly {
+		wrong = append(wrong, fmt.Errorf("protections %+v", at))
+	}
+	if !e.target.LimitsUnenforced {
+		if at.Limits.MemoryBytes != 2<<30 || at.Limits.PIDs != 256 || at.Limits.TmpBytes != 512<<20 {
+			wrong = append(wrong, fmt.Errorf("limits %+v", at.Limits))
+		}
+	}
+	if at.Backend != e.target.Backend.Name() {
+		wrong = append(wrong, fmt.Errorf("backend %q", at.Backend))
+	}
+	return errors.Join(wrong...)
+}

@@ -1,0 +1,168 @@
+package sandboxtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// lifeChecks: start, loss and end of a sandbox.
+func lifeChecks() []check {
+	return []check{
+		{name: "a running sandbox is running", run: checkRunning},
+		{name: "bad specs are refused and leave nothing", run: checkBadSpecs},
+		{name: "a cancelled start leaves nothing", run: checkCancelledCreate},
+		{name: "destroy is idempotent and stops everything", fresh: true, run: checkDestroy},
+		{name: "destroy during commands", fresh: true, run: checkDestroyBusy},
+		{name: "a killed container is lost, never a result", fresh: true, run: checkKilled},
+		{name: "sweep spares the living", run: checkSweep},
+	}
+}
+
+func checkRunning(_ context.Context, e *env) error {
+	if s := e.sb.State(); s != sandbox.StateRunning {
+		return fmt.Errorf("state %s", s)
+	}
+	if e.sb.ID() == "" || e.sb.Err() != nil {
+		return fmt.Errorf("id %q err %w", e.sb.ID(), e.sb.Err())
+	}
+	select {
+	case <-e.sb.Done():
+		return errors.New("done")
+	default:
+		return nil
+	}
+}
+
+func checkBadSpecs(ctx context.Context, e *env) error {
+	missing := images.Reference{Scheme: images.SchemeFolder, Value: "/no/such/rootfs"}
+	for name, change := range map[string]func(*sandbox.Spec){
+		"no session":       func(s *sandbox.Spec) { s.Session = "" },
+		"session of dots":  func(s *sandbox.Spec) { s.Session = "../../x" },
+		"no workspace":     func(s *sandbox.Spec) { s.Workspace.Dir = nil },
+		"zero resources":   func(s *sandbox.Spec) { s.Resources = limits.Resources{} },
+		"no image":         func(s *sandbox.Spec) { s.Image = images.Reference{} },
+		"missing rootfs":   func(s *sandbox.Spec) { s.Image = missing },
+		"unknown git mode": func(s *sandbox.Spec) { s.Git = "rw" },
+	} {
+		other := newEnv(e.target, e.base+"/bad-"+name[:3])
+		spec, err := other.spec(nil)
+		if err != nil {
+			return err
+		}
+		change(&spec)
+		sb, err := e.target.Backend.Create(ctx, spec)
+		_ = other.dir.Close()
+		if err == nil {
+			return errors.Join(fmt.Errorf("%s: no error", name), sb.Destroy(ctx))
+		}
+		if !isInvalid(err) && !errors.Is(err, sandbox.ErrNotFound) && !errors.Is(err, sandbox.ErrUnsupported) {
+			return fmt.Errorf("%s: untyped error %w", name, err)
+		}
+		if err := other.nothingLeft(); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func (e *env) nothingLeft() error {
+	left, err := e.target.Leftovers(e.session)
+	if err != nil {
+		return err
+	}
+	if len(left) > 0 {
+		return fmt.Errorf("left: %q", left)
+	}
+	return nil
+}
+
+func checkCancelledCreate(ctx context.Context, e *env) error {
+	other := newEnv(e.target, e.base+"/cancelled")
+	spec, err := other.spec(nil)
+	if err != nil {
+		return err
+	}
+	defer other.dir.Close()
+	ctx, cancel := context.WithCancelCause(ctx)
+	cancel(errTest)
+	sb, err := e.target.Backend.Create(ctx, spec)
+	if err == nil {
+		return errors.Join(errors.New("create with a cancelled context succeeded"), sb.Destroy(context.WithoutCancel(ctx)))
+	}
+	if !errors.Is(err, errTest) {
+		return fmt.Errorf("error %w does not wrap the cause", err)
+	}
+	return other.nothingLeft()
+}
+
+func checkDestroy(ctx context.Context, e *env) error {
+	var wg sync.WaitGroup
+	errs := make([]error, 4)
+	for i := range errs {
+		wg.Go(func() { errs[i] = e.sb.Destroy(ctx) })
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	<-e.sb.Done()
+	if e.sb.Err() != nil || e.sb.State() != sandbox.StateStopped {
+		return fmt.Errorf("after destroy: state %s, err %w", e.sb.State(), e.sb.Err())
+	}
+	if _, err := e.sb.Start(ctx, sandbox.Command{Argv: probeArgv("exit", "0")}); !errors.Is(err, sandbox.ErrState) {
+		return fmt.Errorf("start after destroy: %v, want ErrState", err)
+	}
+	return e.sb.Destroy(ctx)
+}
+
+func checkDestroyBusy(ctx context.Context, e *env) error {
+	p, _, err := startReady(ctx, ctx, e, sandbox.Command{Argv: probeArgv("daemons", "3", marker(), "stay")})
+	if err != nil {
+		return err
+	}
+	if err := e.sb.Destroy(ctx); err != nil {
+		return err
+	}
+	if _, err := wait(ctx, p); !errors.Is(err, sandbox.ErrLost) && !errors.Is(err, sandbox.ErrState) {
+		return fmt.Errorf("command of a destroyed sandbox: %v, want ErrLost or ErrState", err)
+	}
+	return nil
+}
+
+func checkKilled(ctx context.Context, e *env) error {
+	p, w, err := startReady(ctx, ctx, e, sandbox.Command{Argv: probeArgv("sleep", marker())})
+	if err != nil {
+		return err
+	}
+	if err := e.target.Kill(ctx, e.sb); err != nil {
+		return err
+	}
+	if _, err := wait(ctx, p); !errors.Is(err, sandbox.ErrLost) {
+		return fmt.Errorf("command: %v, want ErrLost", err)
+	}
+	<-e.sb.Done()
+	if !errors.Is(e.sb.Err(), sandbox.ErrLost) || w.String() != "ready\n" {
+		return fmt.Errorf("sandbox: %v, want ErrLost; output %q", e.sb.Err(), w.String())
+	}
+	return nil
+}
+
+func checkSweep(ctx context.Context, e *env) error {
+	removed, err := e.target.Backend.Sweep(ctx)
+	if err != nil {
+		return err
+	}
+	for _, r := range removed {
+		if r.Session == e.session {
+			return fmt.Errorf("swept %+v of a living session", r)
+		}
+	}
+	_, err = e.expect(ctx, "exit", "0")
+	return err
+}

@@ -1,0 +1,135 @@
+package sandboxtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// limitChecks: what happens at a limit, and that nothing else happens.
+func limitChecks() []check {
+	small := func(r *limits.Resources) { r.MemoryBytes, r.PIDs = 256<<20, 64 }
+	return []check{
+		{name: "memory", fresh: true, run: checkMemory, resources: small},
+		{name: "processes", fresh: true, run: checkPIDs, resources: small},
+		{name: "temporary files", fresh: true, run: checkTmp, resources: func(r *limits.Resources) { r.TmpBytes = 8 << 20 }},
+		{name: "open files", run: checkOpenFiles},
+	}
+}
+
+// died asserts how a sandbox of a LimitsKillSandbox backend ends at a limit.
+func died(ctx context.Context, e *env, kind limits.Kind, err error) error {
+	select {
+	case <-e.sb.Done():
+	case <-ctx.Done():
+		return fmt.Errorf("the sandbox survived; command: %w", err)
+	}
+	var exceeded *limits.ExceededError
+	if lost := e.sb.Err(); !errors.Is(lost, sandbox.ErrLost) || !errors.As(lost, &exceeded) || exceeded.Kind != kind {
+		return fmt.Errorf("sandbox ended with %v, want the loss to limit %s", lost, kind)
+	}
+	if !errors.Is(err, sandbox.ErrLost) {
+		return fmt.Errorf("command ended with %v, want ErrLost", err)
+	}
+	return nil
+}
+
+func checkMemory(ctx context.Context, e *env) error {
+	if e.target.LimitsUnenforced {
+		return e.attestsLoss("memory")
+	}
+	r, err := e.probe(ctx, "hog", strconv.Itoa(512<<20))
+	if e.target.LimitsKillSandbox {
+		return died(ctx, e, limits.KindMemory, err)
+	}
+	if err != nil {
+		return err
+	}
+	if r.Status.Signal != 9 || !r.Status.OOMKilled {
+		return fmt.Errorf("status %+v, want killed out of memory", r.Status)
+	}
+	return e.works(ctx)
+}
+
+// works asserts that the sandbox takes commands, changes and cancellations.
+func (e *env) works(ctx context.Context) error {
+	if _, err := e.expect(ctx, "exit", "0"); err != nil {
+		return fmt.Errorf("afterwards: %w", err)
+	}
+	if _, err := e.sb.Apply(ctx, workspace.Op{Kind: workspace.OpWrite, Path: "after", Content: []byte("x")}); err != nil {
+		return fmt.Errorf("afterwards: %w", err)
+	}
+	if _, err := cancelled(ctx, e, "sleep", marker()); err != nil {
+		return fmt.Errorf("afterwards: %w", err)
+	}
+	return nil
+}
+
+// checkPIDs fills the pids limit, then writes while it is full, then cancels.
+func checkPIDs(ctx context.Context, e *env) error {
+	if e.target.LimitsUnenforced {
+		return e.attestsLoss("pids")
+	}
+	m := marker()
+	runCtx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	p, w, err := startReady(runCtx, ctx, e, sandbox.Command{Argv: probeArgv("fork-bomb", m), Grace: testGrace})
+	if e.target.LimitsKillSandbox {
+		if p != nil {
+			_, err = wait(ctx, p)
+		}
+		return died(ctx, e, limits.KindPIDs, err)
+	}
+	if err != nil {
+		return fmt.Errorf("fill: %w (%s)", err, w.String())
+	}
+	if _, err := e.sb.Apply(ctx, workspace.Op{Kind: workspace.OpWrite, Path: "full", Content: []byte("x")}); err != nil {
+		return fmt.Errorf("write at the limit: %w", err)
+	}
+	cancel()
+	exit, err := wait(ctx, p)
+	if err != nil {
+		return fmt.Errorf("cancel at the limit: %w", err)
+	}
+	if exit.Kill.Left != 0 {
+		return fmt.Errorf("kill %+v", exit.Kill)
+	}
+	return e.works(ctx)
+}
+
+func checkTmp(ctx context.Context, e *env) error {
+	out, err := e.expect(ctx, "fill", "/tmp/big", strconv.Itoa(64<<20))
+	if err != nil {
+		return err
+	}
+	var wrote int64
+	var errno string
+	if _, err := fmt.Sscan(out, &wrote, &errno); err != nil {
+		return err
+	}
+	if wrote > 8<<20 || errno != "ENOSPC" {
+		return fmt.Errorf("wrote %d bytes to /tmp of 8 MiB, error %s", wrote, errno)
+	}
+	return nil
+}
+
+func checkOpenFiles(ctx context.Context, e *env) error {
+	out, err := e.expect(ctx, "open-files")
+	if err != nil {
+		return err
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(out))
+	if err != nil {
+		return err
+	}
+	if limit := int(limits.DefaultResources().OpenFiles); n > limit || n < limit/2 {
+		return fmt.Errorf("%d files could be opened, limit %d", n, limit)
+	}
+	return nil
+}

@@ -1,0 +1,266 @@
+package sandboxtest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// ownerID is the uid and gid that own the workspaces of the suite where it
+// runs as root: neither root, nor the commands' own, so that a mapping shows.
+const ownerID = 4242
+
+// env is one sandbox and its workspace.
+type env struct {
+	target    Target
+	base      string
+	workspace string
+	session   string
+	dir       *os.File
+	sb        sandbox.Sandbox
+}
+
+func newEnv(target Target, base string) *env {
+	return &env{
+		target:    target,
+		base:      base,
+		workspace: filepath.Join(base, "workspace"),
+		session:   "ses_" + ulid.Make().String(),
+	}
+}
+
+// start makes the workspace and the sandbox.
+func (e *env) start(ctx context.Context, change func(*limits.Resources)) error {
+	spec, err := e.spec(change)
+	if err != nil {
+		return err
+	}
+	e.sb, err = e.target.Backend.Create(ctx, spec)
+	if err != nil {
+		return errors.Join(err, e.dir.Close())
+	}
+	return nil
+}
+
+// spec makes the folders that a Spec needs and the Spec.
+func (e *env) spec(change func(*limits.Resources)) (sandbox.Spec, error) {
+	state := filepath.Join(e.base, "state")
+	for _, dir := range []string{e.workspace, state} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return sandbox.Spec{}, err
+		}
+	}
+	if err := e.furnish(); err != nil {
+		return sandbox.Spec{}, err
+	}
+	dir, err := os.Open(e.workspace)
+	if err != nil {
+		return sandbox.Spec{}, err
+	}
+	e.dir = dir
+	r := limits.DefaultResources()
+	if change != nil {
+		change(&r)
+	}
+	return sandbox.Spec{
+		Session:   e.session,
+		Image:     e.target.Image,
+		Workspace: sandbox.Workspace{Path: e.workspace, Dir: dir},
+		Resources: r,
+		Dir:       state,
+	}, nil
+}
+
+// furnish puts the probe into the workspace and gives everything to the owner.
+// The folders above are opened for others, because the commands' identity has
+// to pass them on a backend that does not map ids.
+func (e *env) furnish() error {
+	if e.target.Probe != "" {
+		if err := copyProbe(e.target.Probe, e.workspace); err != nil {
+			return err
+		}
+	}
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	for _, path := range []string{e.workspace, filepath.Join(e.workspace, probeName)} {
+		if err := os.Lchown(path, ownerID, ownerID); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// close destroys the sandbox and asserts that nothing is left of it.
+func (e *env) close(ctx context.Context) error {
+	err := e.sb.Destroy(ctx)
+	err = errors.Join(err, e.dir.Close())
+	left, listErr := e.target.Leftovers(e.session)
+	err = errors.Join(err, listErr)
+	if len(left) > 0 {
+		err = errors.Join(err, fmt.Errorf("left after destroy: %q", left))
+	}
+	return err
+}
+
+// result is a finished command with what it wrote.
+type result struct {
+	sandbox.Exit
+	out, errOut string
+}
+
+// probe runs a verb of the probe to its end.
+func (e *env) probe(ctx context.Context, args ...string) (result, error) {
+	return e.run(ctx, sandbox.Command{Argv: probeArgv(args...)})
+}
+
+func probeArgv(args ...string) []string {
+	return append([]string{sandbox.WorkspaceDir + "/" + probeName}, args...)
+}
+
+// run runs a command to its end and keeps its output.
+func (e *env) run(ctx context.Context, cmd sandbox.Command) (result, error) {
+	var out, errOut safeBuffer
+	if cmd.Stdout == nil {
+		cmd.Stdout = &out
+	}
+	if cmd.Stderr == nil {
+		cmd.Stderr = &errOut
+	}
+	p, err := e.sb.Start(ctx, cmd)
+	if err != nil {
+		return result{}, fmt.Errorf("start %q: %w", cmd.Argv, err)
+	}
+	exit, err := wait(ctx, p)
+	r := result{Exit: exit, out: out.String(), errOut: errOut.String()}
+	if err != nil {
+		return r, fmt.Errorf("wait for %q: %w", cmd.Argv, err)
+	}
+	return r, nil
+}
+
+// stuckTime is how long after its context a command may take to be over: its
+// grace period, the kill and the proof, on a slow machine.
+const stuckTime = 15 * time.Second
+
+// wait waits for a process, but not for one that outlives its context.
+func wait(ctx context.Context, p sandbox.Process) (sandbox.Exit, error) {
+	type answer struct {
+		exit sandbox.Exit
+		err  error
+	}
+	c := make(chan answer, 1)
+	go func() {
+		exit, err := p.Wait()
+		c <- answer{exit, err}
+	}()
+	select {
+	case a := <-c:
+		return a.exit, a.err
+	case <-ctx.Done():
+	}
+	select {
+	case a := <-c:
+		return a.exit, a.err
+	case <-time.After(stuckTime):
+		return sandbox.Exit{}, fmt.Errorf("wait did not return within %s of the cancellation", stuckTime)
+	}
+}
+
+// expect runs a verb that must succeed and returns its standard output.
+func (e *env) expect(ctx context.Context, args ...string) (string, error) {
+	r, err := e.probe(ctx, args...)
+	if err != nil {
+		return "", err
+	}
+	if !r.Status.Success() {
+		return "", fmt.Errorf("probe %q: %s, stderr %q", args, r.Status, r.errOut)
+	}
+	return r.out, nil
+}
+
+// running counts the processes of the sandbox whose arguments hold marker.
+func (e *env) running(ctx context.Context, marker string) (int, error) {
+	out, err := e.expect(ctx, "ps", marker)
+	if err != nil {
+		return 0, err
+	}
+	var n int
+	_, err = fmt.Sscan(out, &n)
+	return n, err
+}
+
+// marker is a word that no other process has in its arguments.
+func marker() string { return "mark-" + strings.ToLower(ulid.Make().String()) }
+
+// safeBuffer is a bytes.Buffer that may be read while it is written.
+type safeBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *safeBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *safeBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+// signalWriter closes seen when what was written holds want.
+type signalWriter struct {
+	safeBuffer
+	want string
+	once sync.Once
+	seen chan struct{}
+}
+
+func newSignalWriter(want string) *signalWriter {
+	return &signalWriter{want: want, seen: make(chan struct{})}
+}
+
+func (w *signalWriter) Write(p []byte) (int, error) {
+	n, err := w.safeBuffer.Write(p)
+	if strings.Contains(w.String(), w.want) {
+		w.once.Do(func() { close(w.seen) })
+	}
+	return n, err
+}
+
+// wait waits until the text was seen, the sandbox stopped, or ctx ended.
+func (w *signalWriter) wait(ctx context.Context, sb sandbox.Sandbox) error {
+	select {
+	case <-w.seen:
+		return nil
+	case <-sb.Done():
+		return fmt.Errorf("no %q in %q: sandbox ended: %w", w.want, w.String(), sb.Err())
+	case <-ctx.Done():
+		return fmt.Errorf("no %q in %q: %w", w.want, w.String(), context.Cause(ctx))
+	}
+}
+
+// goBuild is the command that builds the probe: static, so that it runs on
+// every image.
+func goBuild(ctx context.Context, path string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", path,
+		"github.com/caisson-run/caisson/sandbox/sandboxtest/probe")
+	cmd.Env = append(slices.Clone(os.Environ()), "CGO_ENABLED=0")
+	return cmd
+}

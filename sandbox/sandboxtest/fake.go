@@ -1,0 +1,210 @@
+package sandboxtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// Fault is one deliberate defect of a [Fake].
+type Fault string
+
+// The faults. The zero value is none.
+const (
+	FaultMergedStreams   Fault = "stderr goes to stdout"
+	FaultShellCodes      Fault = "codes over 128 become signals"
+	FaultNoDaemons       Fault = "daemons survive a kill"
+	FaultKillAtOnce      Fault = "SIGKILL without SIGTERM"
+	FaultHostEnvironment Fault = "the host's environment is inherited"
+	FaultLostBytes       Fault = "the count stops at the cut"
+	FaultOverlappingTail Fault = "the tail repeats live bytes"
+	FaultRootOwner       Fault = "new files belong to root"
+	FaultPrivileged      Fault = "commands keep capabilities"
+	FaultLies            Fault = "the attestation says what was asked for"
+	FaultLossIsExit      Fault = "a lost container is exit code 137"
+	FaultLeaks           Fault = "destroy leaves a container"
+	FaultAnyDir          Fault = "the working folder is not checked"
+	FaultNoPartial       Fault = "a cancelled command loses its output"
+	FaultDeadlock        Fault = "one stalled reader stops all"
+)
+
+// Fake is an in-memory sandbox.Backend: no process and no container, but the
+// probe's verbs done in process on a real folder. Code above the contract is
+// tested with it. It has one fault at most.
+type Fake struct {
+	Fault Fault
+
+	mu    sync.Mutex
+	alive map[string]*fakeSandbox // by session
+}
+
+// Name is "fake".
+func (f *Fake) Name() string { return "fake" }
+
+// Check never fails.
+func (f *Fake) Check(context.Context) (sandbox.Info, error) {
+	return sandbox.Info{Backend: "fake", Runtime: "fake", RuntimeVersion: "1", Local: true}, nil
+}
+
+// Sweep finds nothing: a fake's sandboxes die with the process.
+func (f *Fake) Sweep(context.Context) ([]sandbox.Leftover, error) { return nil, nil }
+
+// Leftovers lists what is alive of a session.
+func (f *Fake) Leftovers(session string) ([]string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.alive[session] != nil {
+		return []string{"container " + session}, nil
+	}
+	return nil, nil
+}
+
+// Kill ends a sandbox as a crash would.
+func (f *Fake) Kill(_ context.Context, sb sandbox.Sandbox) error {
+	s, ok := sb.(*fakeSandbox)
+	if !ok {
+		return fmt.Errorf("%T is no fake", sb)
+	}
+	s.stop(fmt.Errorf("%w: killed", sandbox.ErrLost))
+	return nil
+}
+
+// Create makes a sandbox on the workspace's folder.
+func (f *Fake) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	if err := context.Cause(ctx); err != nil {
+		return nil, fmt.Errorf("create sandbox: %w", err)
+	}
+	if err := validate(spec); err != nil {
+		return nil, fmt.Errorf("create sandbox: %w: %w", sandbox.ErrInvalid, err)
+	}
+	if spec.Image.Scheme == images.SchemeFolder {
+		if _, err := os.Stat(spec.Image.Value); err != nil {
+			return nil, fmt.Errorf("create sandbox: %w: %w", sandbox.ErrNotFound, err)
+		}
+	}
+	owner, err := ownerOf(spec.Workspace.Path)
+	if err != nil {
+		return nil, err
+	}
+	sb := &fakeSandbox{
+		backend: f, spec: spec, owner: owner, done: make(chan struct{}),
+		writer: workspace.NewWriter(spec.Workspace.Dir, workspace.WriterOptions{ContainerPath: sandbox.WorkspaceDir}),
+	}
+	sb.life.Advance(sandbox.StateCreated)
+	sb.life.Advance(sandbox.StateRunning)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.alive == nil {
+		f.alive = map[string]*fakeSandbox{}
+	}
+	f.alive[spec.Session] = sb
+	return sb, nil
+}
+
+func validate(spec sandbox.Spec) error {
+	switch {
+	case !strings.HasPrefix(spec.Session, "ses_") || strings.ContainsAny(spec.Session, "/."):
+		return fmt.Errorf("session %q", spec.Session)
+	case spec.Workspace.Dir == nil:
+		return errors.New("no workspace")
+	case spec.Image.Scheme == "":
+		return errors.New("no image")
+	case spec.Git != "" && spec.Git != sandbox.GitReadOnly && spec.Git != sandbox.GitCommit:
+		return fmt.Errorf("git mode %q", spec.Git)
+	}
+	return spec.Resources.Validate()
+}
+
+// fakeSandbox is one sandbox of a Fake.
+type fakeSandbox struct {
+	backend *Fake
+	spec    sandbox.Spec
+	owner   string // uid:gid of the workspace
+	writer  *workspace.Writer
+	life    sandbox.Lifecycle
+	done    chan struct{}
+
+	mu        sync.Mutex
+	err       error
+	processes []*fakeProcess
+	stall     sync.Mutex // held while a writer is called, under FaultDeadlock
+}
+
+func (s *fakeSandbox) ID() string            { return "fake-" + s.spec.Session }
+func (s *fakeSandbox) State() sandbox.State  { return s.life.State() }
+func (s *fakeSandbox) Done() <-chan struct{} { return s.done }
+
+func (s *fakeSandbox) Err() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+// Destroy stops the sandbox and forgets it.
+func (s *fakeSandbox) Destroy(context.Context) error {
+	s.stop(nil)
+	if s.backend.Fault != FaultLeaks {
+		s.backend.mu.Lock()
+		defer s.backend.mu.Unlock()
+		delete(s.backend.alive, s.spec.Session)
+	}
+	return nil
+}
+
+// stop ends everything, once, for the reason given.
+func (s *fakeSandbox) stop(reason error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select {
+	case <-s.done:
+		return
+	default:
+	}
+	s.err = reason
+	s.life.Advance(sandbox.StateStopped)
+	close(s.done)
+	for _, p := range s.processes {
+		p.signal(sigKill)
+	}
+}
+
+// Apply changes the real folder and gives the result to the folder's owner.
+func (s *fakeSandbox) Apply(ctx context.Context, op workspace.Op) (workspace.Change, error) {
+	if err := s.life.Require("apply", sandbox.StateRunning); err != nil {
+		return workspace.Change{}, err
+	}
+	change, err := s.writer.Apply(ctx, op)
+	if err == nil && op.Kind != workspace.OpDelete && op.Kind != workspace.OpRename {
+		err = s.chown(change.Path)
+	}
+	return change, err
+}
+
+// Attestation says what the probe observes, unless the fake lies.
+func (s *fakeSandbox) Attestation() sandbox.Attestation {
+	at := sandbox.Attestation{
+		Backend: "fake", Runtime: "fake", RuntimeVersion: "1", Container: s.ID(),
+		Image: string(s.spec.Image.Scheme), ImageDigest: "sha256:" + strings.Repeat("0", 64),
+		Kernel: "fake", GuestVersion: "1", GuestSHA256: strings.Repeat("0", 64),
+		User: "10001:10001", GuestUser: "0:0", NoNewPrivileges: true, Seccomp: "filter",
+		SeccompProfile: strings.Repeat("0", 64), Network: "none", RootReadOnly: true,
+		Workspace: s.spec.Workspace.Path, WorkspaceMode: "bind", WorkspaceOwner: s.owner,
+		Git: string(sandbox.GitReadOnly), KillMethod: "fake",
+		Limits: sandbox.AttestedLimits{
+			MemoryBytes: s.spec.Resources.MemoryBytes, PIDs: s.spec.Resources.PIDs,
+			MilliCPUs: s.spec.Resources.MilliCPUs, TmpBytes: s.spec.Resources.TmpBytes,
+			OpenFiles: s.spec.Resources.OpenFiles,
+		},
+	}
+	if s.backend.Fault == FaultLies {
+		at.User, at.KillMethod = "65534:65534", ""
+	}
+	return at
+}

@@ -1,0 +1,313 @@
+package sandboxtest
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"hash"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// Signals that a fake process knows.
+const (
+	sigKill = 9
+	sigTerm = 15
+)
+
+// fakeProcess is one process: the command itself, or what it started.
+type fakeProcess struct {
+	argv       []string
+	ignoreTerm bool
+	ended      bool
+	signals    chan int // buffered; the last one counts
+}
+
+func (p *fakeProcess) signal(sig int) {
+	if sig == sigTerm && p.ignoreTerm {
+		return
+	}
+	select {
+	case p.signals <- sig:
+	default:
+	}
+}
+
+// fakeCommand is a command that runs: a sandbox.Process.
+type fakeCommand struct {
+	sb             *fakeSandbox
+	spec           sandbox.Command
+	main           *fakeProcess
+	children       []*fakeProcess // guarded by sb.mu
+	stdout, stderr *fakeStream
+	done           chan struct{}
+	exit           sandbox.Exit
+	err            error
+}
+
+// Wait waits for the end.
+func (c *fakeCommand) Wait() (sandbox.Exit, error) {
+	<-c.done
+	return c.exit, c.err
+}
+
+// Start checks the command as a guest does and runs its verb.
+func (s *fakeSandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Process, error) {
+	if err := s.life.Require("start", sandbox.StateRunning); err != nil {
+		return nil, err
+	}
+	if err := context.Cause(ctx); err != nil {
+		return nil, fmt.Errorf("start command: %w", err)
+	}
+	if cmd.Env == nil {
+		cmd.Env = sandbox.DefaultEnv()
+	}
+	if s.backend.Fault == FaultHostEnvironment {
+		cmd.Env = append(slices.Clone(cmd.Env), os.Environ()...)
+	}
+	dir, err := s.dir(cmd)
+	if err != nil {
+		return nil, fmt.Errorf("start command: %w: %w", sandbox.ErrInvalid, err)
+	}
+	cmd.Dir = dir
+	c := &fakeCommand{sb: s, spec: cmd, done: make(chan struct{})}
+	c.stdout = newFakeStream(s, cmd.Stdout, cmd.Output)
+	c.stderr = newFakeStream(s, cmd.Stderr, cmd.Output)
+	if s.backend.Fault == FaultMergedStreams {
+		c.stderr = c.stdout
+	}
+	c.main = s.fork(cmd.Argv, false)
+	go c.run(ctx)
+	return c, nil
+}
+
+// fork adds a process to the sandbox's table.
+func (s *fakeSandbox) fork(argv []string, ignoreTerm bool) *fakeProcess {
+	p := &fakeProcess{argv: argv, ignoreTerm: ignoreTerm, signals: make(chan int, 4)}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.processes = append(s.processes, p)
+	return p
+}
+
+// run does the verb, then ends what is left of the command.
+func (c *fakeCommand) run(ctx context.Context) {
+	defer close(c.done)
+	timeout := c.spec.Timeout
+	if timeout == 0 {
+		timeout = c.sb.spec.Resources.CommandTime
+	}
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	ended := make(chan sandbox.ExitStatus, 1)
+	go func() { ended <- c.verb() }()
+	var status sandbox.ExitStatus
+	select {
+	case status = <-ended:
+		c.reap(c.main)
+		c.endChildren(sigKill)
+		c.exit.Kill.AfterExit = c.exit.Kill.Killed > 0
+	case <-ctx.Done():
+		status = c.cancel(ended)
+		status.Cancelled = true
+	case <-timer.C:
+		status = c.cancel(ended)
+		status.TimedOut = true
+	case <-c.sb.done:
+		status = <-ended
+	}
+	c.exit.Status = status
+	c.exit.Stdout, c.exit.Stderr = c.stdout.sum(), c.stderr.sum()
+	if c.sb.State() == sandbox.StateStopped {
+		c.lose()
+	}
+}
+
+// lose makes the command's end the loss of its sandbox.
+func (c *fakeCommand) lose() {
+	c.err = fmt.Errorf("wait for command: %w", sandbox.ErrLost)
+	if c.sb.backend.Fault == FaultLossIsExit {
+		c.err, c.exit.Status = nil, sandbox.ExitStatus{Code: 137}
+	}
+}
+
+// cancel does what a guest does: SIGTERM, the grace period, SIGKILL.
+func (c *fakeCommand) cancel(ended chan sandbox.ExitStatus) sandbox.ExitStatus {
+	if c.sb.backend.Fault != FaultKillAtOnce {
+		c.main.signal(sigTerm)
+		c.exit.Kill.Terminated = 1 + len(c.children)
+		grace := c.spec.Grace
+		if grace == 0 {
+			grace = sandbox.DefaultGrace
+		}
+		timer := time.NewTimer(grace)
+		defer timer.Stop()
+		select {
+		case status := <-ended:
+			c.reap(c.main)
+			c.endChildren(sigKill)
+			return status
+		case <-timer.C:
+		}
+	}
+	c.main.signal(sigKill)
+	c.exit.Kill.Killed++
+	status := <-ended
+	c.reap(c.main)
+	c.endChildren(sigKill)
+	return status
+}
+
+// endChildren ends what the command started.
+func (c *fakeCommand) endChildren(sig int) {
+	c.sb.mu.Lock()
+	children := c.children
+	c.sb.mu.Unlock()
+	for _, p := range children {
+		if c.sb.backend.Fault == FaultNoDaemons {
+			return
+		}
+		p.signal(sig)
+		c.exit.Kill.Killed++
+		c.reap(p)
+	}
+}
+
+func (c *fakeCommand) reap(p *fakeProcess) {
+	c.sb.mu.Lock()
+	defer c.sb.mu.Unlock()
+	p.ended = true
+}
+
+// dir checks the working folder and gives it as a host path.
+func (s *fakeSandbox) dir(cmd sandbox.Command) (string, error) {
+	if err := checkStrings(cmd); err != nil {
+		return "", err
+	}
+	if cmd.Dir == "" || s.backend.Fault == FaultAnyDir {
+		return s.spec.Workspace.Path, nil
+	}
+	rel, ok := strings.CutPrefix(cmd.Dir+"/", sandbox.WorkspaceDir+"/")
+	if !ok || strings.Contains(cmd.Dir, "..") {
+		return "", fmt.Errorf("dir %q is outside the workspace", cmd.Dir)
+	}
+	root, err := os.OpenRoot(s.spec.Workspace.Path)
+	if err != nil {
+		return "", err
+	}
+	defer root.Close()
+	info, err := root.Stat(filepath.Clean("./" + rel))
+	if err != nil {
+		return "", err
+	}
+	if !info.IsDir() {
+		return "", fmt.Errorf("dir %q is no folder", cmd.Dir)
+	}
+	return filepath.Join(s.spec.Workspace.Path, rel), nil
+}
+
+func checkStrings(cmd sandbox.Command) error {
+	if len(cmd.Argv) == 0 || cmd.Argv[0] == "" || cmd.Timeout < 0 {
+		return fmt.Errorf("argv %q, timeout %s", cmd.Argv, cmd.Timeout)
+	}
+	for _, s := range slices.Concat(cmd.Argv, cmd.Env) {
+		if strings.ContainsRune(s, 0) || len(s) > 128<<10 {
+			return fmt.Errorf("string of %d bytes", len(s))
+		}
+	}
+	for _, s := range cmd.Env {
+		if strings.Index(s, "=") < 1 {
+			return fmt.Errorf("env %q", s)
+		}
+	}
+	return nil
+}
+
+// chown gives a path, and the new folders above it, to the workspace's owner.
+func (s *fakeSandbox) chown(rel string) error {
+	if os.Geteuid() != 0 || s.backend.Fault == FaultRootOwner {
+		return nil
+	}
+	uid, gid, _ := strings.Cut(s.owner, ":")
+	u, err := strconv.Atoi(uid)
+	if err != nil {
+		return err
+	}
+	g, err := strconv.Atoi(gid)
+	if err != nil {
+		return err
+	}
+	for ; rel != "."; rel = filepath.Dir(rel) {
+		if err := os.Lchown(filepath.Join(s.spec.Workspace.Path, rel), u, g); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fakeStream counts, hashes, passes on and cuts one output stream.
+type fakeStream struct {
+	sb   *fakeSandbox
+	to   io.Writer
+	live int64
+	tail int
+
+	mu   sync.Mutex
+	hash hash.Hash
+	out  sandbox.Stream
+}
+
+func newFakeStream(sb *fakeSandbox, to io.Writer, o sandbox.OutputLimits) *fakeStream {
+	s := &fakeStream{sb: sb, to: to, live: o.Live, tail: o.Tail, hash: sha256.New()}
+	if to == nil {
+		s.to = io.Discard
+	}
+	if s.live == 0 {
+		s.live = sandbox.DefaultLiveBytes
+	}
+	if s.tail == 0 {
+		s.tail = sandbox.DefaultTailBytes
+	}
+	return s
+}
+
+func (s *fakeStream) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sb.backend.Fault == FaultDeadlock {
+		s.sb.stall.Lock()
+		defer s.sb.stall.Unlock()
+	}
+	s.hash.Write(p)
+	live := p[:min(int64(len(p)), s.live-s.out.Live)]
+	if _, err := s.to.Write(live); err != nil {
+		return 0, err
+	}
+	s.out.Live += int64(len(live))
+	s.out.Total += int64(len(p))
+	s.out.Tail = append(s.out.Tail, p[len(live):]...)
+	if s.sb.backend.Fault == FaultOverlappingTail {
+		s.out.Tail = append(s.out.Tail, live...)
+	}
+	s.out.Tail = slices.Clone(s.out.Tail[max(0, len(s.out.Tail)-s.tail):])
+	return len(p), nil
+}
+
+func (s *fakeStream) sum() sandbox.Stream {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.out.SHA256 = hex.EncodeToString(s.hash.Sum(nil))
+	if s.sb.backend.Fault == FaultLostBytes {
+		s.out.Total = min(s.out.Total, s.live)
+	}
+	return s.out
+}

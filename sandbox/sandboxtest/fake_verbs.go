@@ -1,0 +1,239 @@
+package sandboxtest
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/sandboxtest/internal/probing"
+)
+
+// verb runs what the command names, as the probe would.
+func (c *fakeCommand) verb() sandbox.ExitStatus {
+	argv := c.spec.Argv
+	if argv[0] != sandbox.WorkspaceDir+"/"+probeName {
+		return c.notFound(argv[0])
+	}
+	status, err := c.do(argv[1], argv[2:])
+	if err != nil {
+		fmt.Fprintln(c.stderr, "probe:", err)
+		return sandbox.ExitStatus{Code: 1}
+	}
+	return status
+}
+
+func (c *fakeCommand) notFound(name string) sandbox.ExitStatus {
+	fmt.Fprintf(c.stderr, "%s: cannot be run\n", name)
+	if filepath.Clean(name) == sandbox.WorkspaceDir {
+		return sandbox.ExitStatus{Code: 126}
+	}
+	return sandbox.ExitStatus{Code: 127}
+}
+
+func (c *fakeCommand) do(verb string, args []string) (sandbox.ExitStatus, error) {
+	switch verb {
+	case "exit":
+		code, err := strconv.Atoi(args[0])
+		if c.sb.backend.Fault == FaultShellCodes && code > 128 {
+			return sandbox.ExitStatus{Code: -1, Signal: code - 128}, err
+		}
+		return sandbox.ExitStatus{Code: code}, err
+	case "raise":
+		sig, err := strconv.Atoi(args[0])
+		return sandbox.ExitStatus{Code: -1, Signal: sig}, err
+	case "sleep":
+		return c.hang(), nil
+	case "term-exit":
+		code, err := strconv.Atoi(args[0])
+		if status := c.hang(); status.Signal != sigTerm {
+			return status, err
+		}
+		return sandbox.ExitStatus{Code: code}, err
+	case "ignore-term":
+		c.main.ignoreTerm = true
+		return c.hang(), nil
+	case "daemons":
+		return c.daemons(args)
+	case "hold-stdout":
+		c.child(args[0])
+		_, err := io.WriteString(c.stdout, "held\n")
+		return sandbox.ExitStatus{}, err
+	}
+	if err := c.output(verb, args); !errors.Is(err, errUnknownVerb) {
+		return sandbox.ExitStatus{}, err
+	}
+	return sandbox.ExitStatus{}, c.files(verb, args)
+}
+
+var errUnknownVerb = errors.New("unknown verb")
+
+// hang says ready and waits for a signal.
+func (c *fakeCommand) hang() sandbox.ExitStatus {
+	if c.sb.backend.Fault != FaultNoPartial {
+		_, _ = io.WriteString(c.stdout, "ready\n")
+	} else if w, ok := c.spec.Stdout.(*signalWriter); ok {
+		w.once.Do(func() { close(w.seen) })
+	}
+	return sandbox.ExitStatus{Code: -1, Signal: <-c.main.signals}
+}
+
+func (c *fakeCommand) child(mark string) {
+	p := c.sb.fork([]string{"daemon", mark}, true)
+	c.sb.mu.Lock()
+	defer c.sb.mu.Unlock()
+	c.children = append(c.children, p)
+}
+
+func (c *fakeCommand) daemons(args []string) (sandbox.ExitStatus, error) {
+	n, err := strconv.Atoi(args[0])
+	for range n {
+		c.child(args[1])
+	}
+	if len(args) > 2 {
+		return c.hang(), err
+	}
+	return sandbox.ExitStatus{}, err
+}
+
+// output does the verbs that only write.
+func (c *fakeCommand) output(verb string, args []string) error {
+	text := ""
+	switch verb {
+	case "streams":
+		for i := range 3 {
+			fmt.Fprintf(c.stdout, "o%d", i+1)
+			fmt.Fprintf(c.stderr, "e%d", i+1)
+		}
+	case "bytes":
+		for b := range 256 {
+			text += string([]byte{byte(b)})
+		}
+	case "cat":
+		if c.spec.Stdin == nil {
+			return nil
+		}
+		_, err := io.Copy(struct{ io.Writer }{c.stdout}, c.spec.Stdin)
+		return err
+	case "env":
+		text = strings.Join(c.spec.Env, "\x00")
+	case "cwd":
+		rel, err := filepath.Rel(c.sb.spec.Workspace.Path, c.spec.Dir)
+		if err != nil {
+			return err
+		}
+		text = filepath.Join(sandbox.WorkspaceDir, rel)
+	case "flood":
+		return c.flood(args)
+	case "orphans", "attack-guest", "dial", "grep-environ", "exist":
+	case "zombies":
+		text = "0\n"
+	case "ps":
+		text = fmt.Sprintln(c.sb.count(args[0]))
+	case "facts":
+		return json.NewEncoder(c.stdout).Encode(c.facts())
+	case "syscalls":
+		text = "control:getpid\n"
+	case "writable":
+		text = sandbox.WorkspaceDir + "\n"
+	case "open-files":
+		text = fmt.Sprintln(c.sb.spec.Resources.OpenFiles - 3)
+	case "fill":
+		text = fmt.Sprintln(c.sb.spec.Resources.TmpBytes, "ENOSPC")
+	case "hog":
+		c.exceed(limits.KindMemory, c.sb.spec.Resources.MemoryBytes)
+	case "fork-bomb":
+		c.exceed(limits.KindPIDs, c.sb.spec.Resources.PIDs)
+	default:
+		return errUnknownVerb
+	}
+	_, err := io.WriteString(c.stdout, text)
+	return err
+}
+
+// exceed ends the sandbox as gVisor does at a limit of its own.
+func (c *fakeCommand) exceed(kind limits.Kind, limit int64) {
+	c.sb.stop(errors.Join(sandbox.ErrLost, &limits.ExceededError{Kind: kind, Limit: limit, Used: limit}))
+}
+
+func (c *fakeCommand) flood(args []string) error {
+	out := c.stdout
+	if args[0] == "stderr" {
+		out = c.stderr
+	}
+	n, err := strconv.ParseInt(args[1], 10, 64)
+	if err != nil {
+		return err
+	}
+	_, err = io.CopyN(struct{ io.Writer }{out}, &probing.Pattern{}, n)
+	return err
+}
+
+func (s *fakeSandbox) count(mark string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := 0
+	for _, p := range s.processes {
+		// The process that asks has the mark among its own arguments.
+		asks := len(p.argv) > 1 && p.argv[1] == "ps"
+		if !p.ended && !asks && slices.Contains(p.argv, mark) {
+			n++
+		}
+	}
+	return n
+}
+
+func (c *fakeCommand) facts() probing.Facts {
+	none := strings.Repeat("0", 16)
+	f := probing.Facts{
+		UID: sandbox.CommandUID, GID: sandbox.CommandGID,
+		CapInh: none, CapPrm: none, CapEff: none, CapBnd: none, CapAmb: none,
+		NoNewPrivs: "1", Seccomp: "2", Interfaces: []string{"lo"}, FDs: []int{0, 1, 2}, Hostname: "fake",
+	}
+	if c.sb.backend.Fault == FaultPrivileged {
+		f.CapBnd = "00000000a80425fb"
+	}
+	return f
+}
+
+// files does the verbs that touch the workspace.
+func (c *fakeCommand) files(verb string, args []string) error {
+	root, err := os.OpenRoot(c.sb.spec.Workspace.Path)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	switch verb {
+	case "mkdir":
+		err = root.MkdirAll(args[0], 0o755)
+	case "symlink":
+		if err = root.Symlink(args[0], args[1]); errors.Is(err, os.ErrExist) {
+			err = nil
+		}
+	case "touch":
+		if err = root.WriteFile(args[0], []byte("x"), 0o644); err == nil {
+			err = c.sb.chown(args[0])
+		}
+	case "read":
+		var data []byte
+		data, err = root.ReadFile(args[0])
+		_, _ = c.stdout.Write(data)
+	case "grep-files":
+		for _, path := range args[1:] {
+			if data, readErr := root.ReadFile(path); readErr == nil && strings.Contains(string(data), args[0]) {
+				fmt.Fprintln(c.stdout, path)
+			}
+		}
+	case "stat", "absent":
+	default:
+		err = errUnknownVerb
+	}
+	return err
+}

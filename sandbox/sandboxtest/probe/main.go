@@ -1,0 +1,157 @@
+// Command probe is what the conformance suite runs inside a sandbox: a static
+// program whose verbs do one small thing each and tell what happened. It runs
+// as an ordinary command, without privilege, on any root filesystem.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/caisson-run/caisson/sandbox/sandboxtest/internal/probing"
+)
+
+// verbs maps a verb to what it does with its arguments.
+var verbs = map[string]func(args []string) error{
+	"exit":         exit,
+	"raise":        raise,
+	"streams":      streams,
+	"bytes":        allBytes,
+	"cat":          func([]string) error { _, err := io.Copy(os.Stdout, os.Stdin); return err },
+	"env":          func([]string) error { fmt.Print(strings.Join(os.Environ(), "\x00")); return nil },
+	"cwd":          cwd,
+	"flood":        flood,
+	"sleep":        sleep,
+	"term-exit":    termExit,
+	"ignore-term":  ignoreTerm,
+	"daemons":      daemons,
+	"daemon":       daemon,
+	"hold-stdout":  holdStdout,
+	"orphans":      orphans,
+	"zombies":      zombies,
+	"ps":           ps,
+	"fork-bomb":    forkBomb,
+	"hog":          hog,
+	"fill":         fill,
+	"open-files":   openFiles,
+	"mkdir":        func(a []string) error { return os.MkdirAll(a[0], 0o755) },
+	"symlink":      symlink,
+	"touch":        func(a []string) error { return os.WriteFile(a[0], []byte("x"), 0o644) },
+	"read":         read,
+	"stat":         func(a []string) error { _, err := os.Stat(a[0]); return err },
+	"absent":       absent,
+	"facts":        facts,
+	"syscalls":     syscalls,
+	"attack-guest": attackGuest,
+	"dial":         dial,
+	"grep-environ": grepEnviron,
+	"grep-files":   grepFiles,
+	"exist":        exist,
+	"writable":     writable,
+}
+
+func main() {
+	if len(os.Args) < 2 || verbs[os.Args[1]] == nil {
+		fmt.Fprintln(os.Stderr, "probe: unknown verb")
+		os.Exit(2)
+	}
+	if err := verbs[os.Args[1]](os.Args[2:]); err != nil {
+		fmt.Fprintln(os.Stderr, "probe:", err)
+		os.Exit(1)
+	}
+}
+
+func exit(args []string) error {
+	code, err := strconv.Atoi(args[0])
+	if err != nil {
+		return err
+	}
+	os.Exit(code)
+	return nil
+}
+
+// raise ends the process by a signal with its default action.
+func raise(args []string) error {
+	n, err := strconv.Atoi(args[0])
+	if err != nil {
+		return err
+	}
+	sig := syscall.Signal(n)
+	signal.Reset(sig)
+	if err := syscall.Kill(os.Getpid(), sig); err != nil {
+		return err
+	}
+	select {}
+}
+
+func streams([]string) error {
+	for i := range 3 {
+		fmt.Fprintf(os.Stdout, "o%d", i+1)
+		fmt.Fprintf(os.Stderr, "e%d", i+1)
+	}
+	return nil
+}
+
+func allBytes([]string) error {
+	b := make([]byte, 256)
+	for i := range b {
+		b[i] = byte(i)
+	}
+	_, err := os.Stdout.Write(b)
+	return err
+}
+
+func cwd([]string) error {
+	// The kernel's word, not $PWD.
+	dir, err := os.Readlink("/proc/self/cwd")
+	fmt.Print(dir)
+	return err
+}
+
+func flood(args []string) error {
+	out := os.Stdout
+	if args[0] == "stderr" {
+		out = os.Stderr
+	}
+	n, err := strconv.ParseInt(args[1], 10, 64)
+	if err != nil {
+		return err
+	}
+	// A plain copy in large pieces; io.CopyN would use small ones.
+	buf, src := make([]byte, 256<<10), &probing.Pattern{}
+	for n > 0 {
+		piece := buf[:min(int64(len(buf)), n)]
+		_, _ = src.Read(piece)
+		if _, err := out.Write(piece); err != nil {
+			return err
+		}
+		n -= int64(len(piece))
+	}
+	return nil
+}
+
+func symlink(args []string) error {
+	err := os.Symlink(args[0], args[1])
+	if errors.Is(err, os.ErrExist) {
+		return nil
+	}
+	return err
+}
+
+func read(args []string) error {
+	data, err := os.ReadFile(args[0])
+	os.Stdout.Write(data)
+	return err
+}
+
+func absent(args []string) error {
+	if _, err := os.Lstat(args[0]); !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("%s is there (%w)", args[0], err)
+	}
+	return nil
+}

@@ -1,0 +1,242 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// ready tells the suite that the state that it waits for is reached.
+func ready() { fmt.Println("ready") }
+
+// hang blocks without the runtime noticing that nothing will ever happen.
+func hang() error {
+	never, _, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	_, err = never.Read(make([]byte, 1))
+	return err
+}
+
+// sleep ends by SIGTERM's default action; its arguments are markers.
+func sleep([]string) error {
+	signal.Reset(syscall.SIGTERM)
+	ready()
+	return hang()
+}
+
+// termExit ends with a code of its own when it gets SIGTERM.
+func termExit(args []string) error {
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, syscall.SIGTERM)
+	ready()
+	<-c
+	return exit(args)
+}
+
+func ignoreTerm([]string) error {
+	signal.Ignore(syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT)
+	ready()
+	return hang()
+}
+
+// self is a command of this program in a session of its own.
+func self(args ...string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	return cmd
+}
+
+// daemons starts N daemons with a marker: each is the child of a child that
+// has ended, leads a session of its own and ignores SIGTERM. With "stay" it
+// then waits; without, it ends and leaves them.
+func daemons(args []string) error {
+	n, err := strconv.Atoi(args[0])
+	if err != nil {
+		return err
+	}
+	for range n {
+		r, w, err := os.Pipe()
+		if err != nil {
+			return err
+		}
+		middle := self("daemon", args[1], "fork")
+		middle.ExtraFiles = []*os.File{w}
+		if err := middle.Run(); err != nil {
+			return err
+		}
+		w.Close()
+		// The daemon itself closes its end when it ignores SIGTERM.
+		if _, err := io.ReadAll(r); err != nil {
+			return err
+		}
+	}
+	ready()
+	if len(args) > 2 {
+		return hang()
+	}
+	return nil
+}
+
+// daemon is the process in the middle ("fork") and the daemon itself.
+func daemon(args []string) error {
+	gate := os.NewFile(3, "gate")
+	if len(args) > 1 {
+		d := self("daemon", args[0])
+		d.ExtraFiles = []*os.File{gate}
+		return d.Start()
+	}
+	signal.Ignore(syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT)
+	gate.Close()
+	return hang()
+}
+
+// holdStdout leaves a child that holds its stdout and stderr, and ends.
+func holdStdout(args []string) error {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	d := self("daemon", args[0])
+	d.Stdout, d.Stderr, d.ExtraFiles = os.Stdout, os.Stderr, []*os.File{w}
+	if err := d.Start(); err != nil {
+		return err
+	}
+	w.Close()
+	if _, err := io.ReadAll(r); err != nil {
+		return err
+	}
+	fmt.Println("held")
+	return nil
+}
+
+// orphans leaves N children of a child that has ended, which end by themselves.
+func orphans(args []string) error {
+	if len(args) > 1 {
+		n, err := strconv.Atoi(args[0])
+		if err != nil {
+			return err
+		}
+		for range n {
+			if err := self("exit", "0").Start(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return self("orphans", args[0], "middle").Run()
+}
+
+// eachProcess calls f with every process's folder below /proc but our own.
+func eachProcess(f func(dir string)) error {
+	dirs, err := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		if filepath.Base(dir) != strconv.Itoa(os.Getpid()) {
+			f(dir)
+		}
+	}
+	return err
+}
+
+func zombies([]string) error {
+	n := 0
+	err := eachProcess(func(dir string) {
+		status, _ := os.ReadFile(dir + "/status")
+		if strings.Contains(string(status), "\nState:\tZ") {
+			n++
+		}
+	})
+	fmt.Println(n)
+	return err
+}
+
+// ps counts the other processes that have a marker among their arguments.
+func ps(args []string) error {
+	n := 0
+	err := eachProcess(func(dir string) {
+		cmdline, _ := os.ReadFile(dir + "/cmdline")
+		if strings.Contains(string(cmdline), args[0]) {
+			n++
+		}
+	})
+	fmt.Println(n)
+	return err
+}
+
+// forkBomb starts processes until the kernel refuses, and waits. Each of them
+// is a thread-poor "cat" of this program; a Go process has several threads, so
+// the limit counts those too.
+func forkBomb(args []string) error {
+	for i := range 10_000 {
+		d := self("ignore-term", args[0])
+		d.Stdin = nil
+		if err := d.Start(); err != nil {
+			fmt.Fprintln(os.Stderr, "stopped after", i, err)
+			break
+		}
+	}
+	ready()
+	return hang()
+}
+
+// hog touches N bytes of memory.
+func hog(args []string) error {
+	n, err := strconv.Atoi(args[0])
+	if err != nil {
+		return err
+	}
+	debug.SetGCPercent(-1)
+	b := make([]byte, n)
+	for i := 0; i < n; i += os.Getpagesize() {
+		b[i] = 1
+	}
+	fmt.Println("touched", n, b[0])
+	return nil
+}
+
+// openFiles counts how many files can be open at once. It asks the soft limit
+// that it was started with: the Go runtime raises it to the hard one.
+func openFiles([]string) error {
+	n := 0
+	for {
+		f, err := os.OpenFile("/dev/null", os.O_RDONLY, 0)
+		if err != nil {
+			break
+		}
+		defer f.Close()
+		n++
+	}
+	fmt.Println(n)
+	return nil
+}
+
+// grepEnviron names the readable /proc/*/environ and cmdline, and our own
+// environment, that hold one of the words. Our own arguments hold them.
+func grepEnviron(words []string) error {
+	found := bufio.NewWriter(os.Stdout)
+	defer found.Flush()
+	report := func(name string, data []byte) {
+		for _, w := range words {
+			if strings.Contains(string(data), w) {
+				fmt.Fprintln(found, name)
+				return
+			}
+		}
+	}
+	report("own environment", []byte(strings.Join(os.Environ(), "\n")))
+	return eachProcess(func(dir string) {
+		for _, f := range []string{"/environ", "/cmdline"} {
+			data, _ := os.ReadFile(dir + f)
+			report(dir+f, data)
+		}
+	})
+}

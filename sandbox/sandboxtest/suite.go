@@ -1,0 +1,136 @@
+package sandboxtest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// Target is one backend under test and what has to be known about it.
+type Target struct {
+	// Backend is the backend; the suite makes and destroys its sandboxes.
+	Backend sandbox.Backend
+	// Image is what the sandboxes run on. It needs no program of its own.
+	Image images.Reference
+	// FloodBytes is the size of the large-output check; zero means 1 GiB.
+	FloodBytes int64
+	// LimitsKillSandbox says that a memory or pids limit ends the whole
+	// sandbox, as it does in gVisor, instead of one process.
+	LimitsKillSandbox bool
+	// LimitsUnenforced says that this host can't limit memory and pids for
+	// this backend (rootless); the attestation must say so in Lost.
+	LimitsUnenforced bool
+	// SingleUID says that guest and commands share one uid here; the
+	// attestation must say so in Lost.
+	SingleUID bool
+	// Kill ends the container from outside, as an operator or a crash would.
+	// Required.
+	Kill func(ctx context.Context, sb sandbox.Sandbox) error
+	// Leftovers lists what is still there of a session: containers, mounts,
+	// cgroups, processes, folders. It must be empty after Destroy. Required.
+	Leftovers func(session string) ([]string, error)
+	// Probe overrides the path of the probe binary; "" builds it.
+	Probe string
+}
+
+// check is one promise of the contract.
+type check struct {
+	name string
+	// fresh gives the check a sandbox of its own; the others share one.
+	fresh bool
+	// resources changes the limits of a fresh sandbox.
+	resources func(*limits.Resources)
+	run       func(ctx context.Context, e *env) error
+}
+
+// checks is the whole suite, in the order in which it runs.
+func checks() []check {
+	var all []check
+	for _, group := range [][]check{
+		streamChecks(), cancelChecks(), fileChecks(), isolationChecks(), limitChecks(), lifeChecks(),
+	} {
+		all = append(all, group...)
+	}
+	return all
+}
+
+// checkTime bounds one check, starts of sandboxes included.
+const checkTime = 3 * time.Minute
+
+// Run runs the whole suite as subtests of t.
+func Run(t *testing.T, target Target) {
+	t.Helper()
+	if target.Kill == nil || target.Leftovers == nil {
+		t.Fatal("target needs Kill and Leftovers: without them its checks can't fail")
+	}
+	if target.Probe == "" {
+		target.Probe = BuildProbe(t)
+	}
+	shared := newEnv(target, t.TempDir())
+	if err := shared.start(t.Context(), nil); err != nil {
+		t.Fatalf("start shared sandbox: %v", err)
+	}
+	for _, c := range checks() {
+		t.Run(c.name, func(t *testing.T) {
+			if err := runCheck(t.Context(), c, shared, t.TempDir); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if err := shared.close(context.WithoutCancel(t.Context())); err != nil {
+		t.Errorf("destroy shared sandbox: %v", err)
+	}
+}
+
+// runCheck runs one check in the shared environment or in one of its own.
+func runCheck(ctx context.Context, c check, shared *env, tempDir func() string) (err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, checkTime, fmt.Errorf("check took over %s", checkTime))
+	defer cancel()
+	if !c.fresh {
+		return c.run(ctx, shared)
+	}
+	e := newEnv(shared.target, tempDir())
+	if err := e.start(ctx, c.resources); err != nil {
+		return fmt.Errorf("start sandbox: %w", err)
+	}
+	defer func() {
+		if closeErr := e.close(context.WithoutCancel(ctx)); closeErr != nil && err == nil {
+			err = fmt.Errorf("destroy sandbox: %w", closeErr)
+		}
+	}()
+	return c.run(ctx, e)
+}
+
+// BuildProbe builds the static probe once for t and returns its path.
+func BuildProbe(t testing.TB) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "probe")
+	cmd := goBuild(t.Context(), path)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build probe: %v\n%s", err, out)
+	}
+	return path
+}
+
+// probeName is the probe's name in the workspace. Its mode is 0555.
+const probeName = "probe"
+
+// copyProbe puts the probe into a workspace.
+func copyProbe(from, workspace string) error {
+	data, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(workspace, probeName)
+	if err := os.WriteFile(path, data, 0o755); err != nil {
+		return err
+	}
+	return os.Chmod(path, 0o555)
+}
