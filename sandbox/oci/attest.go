@@ -1,0 +1,169 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest"
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+	"github.com/caisson-run/caisson/sandbox/internal/harden"
+)
+
+// attest puts together what the guest observed and what the kernel says of
+// the process, and refuses a container that is weaker than it must be.
+func (c *container) attest(ctx context.Context, spec sandbox.Spec) error {
+	v, err := c.backend.runtime.version(ctx)
+	if err != nil {
+		return err
+	}
+	hello := c.conn.Hello()
+	private, err := privateNamespaces(c.process.pid)
+	if err != nil {
+		return fmt.Errorf("%w: %w", sandbox.ErrUnavailable, err)
+	}
+	a := guest.Attest(hello)
+	a.Backend, a.Runtime, a.RuntimeVersion, a.Container = c.backend.Name(), v.name, v.number, c.id
+	a.Image, a.ImageDigest, a.GuestSHA256 = spec.Image.String(), c.plan.image.Digest, c.guestSHA256
+	a.Rootless, a.Namespaces = c.backend.rootless, private
+	a.Workspace, a.WorkspaceMode, a.IDMapped = c.prepared.Path, "bind", c.prepared.IDMapped
+	a.WorkspaceOwner = fmt.Sprintf("%d:%d", c.prepared.OwnerUID, c.prepared.OwnerGID)
+	a.Git = string(spec.Git)
+	if a.Git == "" {
+		a.Git = string(sandbox.GitReadOnly)
+	}
+	if !c.plan.traits.ownKernel {
+		a.SeccompProfile = c.plan.seccomp.SHA256
+	}
+	if c.plan.cgroup.path != "" {
+		l := c.cgroup.limits()
+		a.Limits.MemoryBytes, a.Limits.PIDs, a.Limits.MilliCPUs = l.MemoryBytes, l.PIDs, l.MilliCPUs
+	}
+	a.Lost = slices.Concat(a.Lost, c.lost, c.prepared.Lost, c.backend.lost())
+	c.attested = a
+	return c.verify(hello, private)
+}
+
+// verify joins every way in which the container is weaker than was asked.
+func (c *container) verify(hello wire.Hello, private []string) error {
+	weak := []error{
+		guest.VerifyHardening(hello, c.expectation()),
+		c.verifyNamespaces(private),
+		c.verifyKernel(hello),
+		c.verifyWorkspace(hello),
+		c.verifyLimits(),
+	}
+	if !c.plan.traits.ownKernel {
+		weak = append(weak, c.verifyProcess())
+	}
+	if err := errors.Join(weak...); err != nil {
+		return fmt.Errorf("%w: the container is weaker than it must be: %w", sandbox.ErrUnavailable, err)
+	}
+	return nil
+}
+
+func (c *container) expectation() guest.Expectation {
+	e := guest.Expectation{SingleUID: c.plan.identity.single, Filters: 2}
+	if c.plan.traits.ownKernel {
+		e.Filters = 1
+	}
+	for _, b := range c.prepared.Binds {
+		if b.Target != sandbox.WorkspaceDir {
+			e.Submounts = append(e.Submounts, b.Target)
+		}
+	}
+	return e
+}
+
+func (c *container) verifyNamespaces(private []string) error {
+	want := namespaceKinds
+	if c.plan.identity.user != nil {
+		want = append([]string{"user"}, want...)
+	}
+	for _, kind := range want {
+		if !slices.Contains(private, kind) {
+			return fmt.Errorf("it shares the %s namespace of the host", kind)
+		}
+	}
+	return nil
+}
+
+// verifyKernel says whether the kernel inside is the one that was asked for.
+func (c *container) verifyKernel(hello wire.Hello) error {
+	host, err := os.ReadFile("/proc/version")
+	if err != nil {
+		return err
+	}
+	same := strings.TrimSpace(hello.Kernel) == strings.TrimSpace(string(host))
+	switch {
+	case c.plan.traits.ownKernel && (same || !strings.Contains(hello.Kernel, "gVisor") && !strings.Contains(hello.Kernel, "gvisor")):
+		return fmt.Errorf("its kernel is %q, not gVisor", hello.Kernel)
+	case !c.plan.traits.ownKernel && !same:
+		return fmt.Errorf("its kernel %q is not the host's", hello.Kernel)
+	}
+	return nil
+}
+
+// verifyWorkspace says whether the guest sees this host's folder.
+func (c *container) verifyWorkspace(hello wire.Hello) error {
+	if hello.Nonce != c.bundle.nonce {
+		return errors.New("it does not see this host's files: the nonce differs")
+	}
+	// gVisor numbers devices and inodes itself.
+	if w := c.prepared.Binds[0]; !c.plan.traits.ownKernel && (hello.Workspace.Device != w.Device || hello.Workspace.Inode != w.Inode) {
+		return errors.New("its workspace is another folder: the path was changed while it started")
+	}
+	return nil
+}
+
+// verifyLimits compares what was asked with what the kernel holds.
+func (c *container) verifyLimits() error {
+	if c.plan.cgroup.path == "" {
+		return nil
+	}
+	r, got := c.plan.resources, c.cgroup.limits()
+	var errs []error
+	for _, l := range []struct {
+		name      string
+		got, want int64
+	}{
+		{"memory", got.MemoryBytes, r.MemoryBytes},
+		{"processes", got.PIDs, r.PIDs + c.plan.traits.threads},
+		{"CPU time", got.MilliCPUs, r.MilliCPUs},
+	} {
+		// The kernel rounds memory down to whole pages.
+		if l.got <= 0 || l.got > l.want {
+			errs = append(errs, fmt.Errorf("its limit of %s is %d, not %d", l.name, l.got, l.want))
+		}
+	}
+	if swap := c.cgroup.swap(); c.plan.cgroup.swap && swap > r.MemoryBytes {
+		errs = append(errs, fmt.Errorf("its limit of memory and swap is %d, not %d", swap, r.MemoryBytes))
+	}
+	return errors.Join(errs...)
+}
+
+// verifyProcess looks at PID 1 from the host's side.
+func (c *container) verifyProcess() error {
+	var caps uint64
+	for _, name := range harden.GuestCapabilities() {
+		caps |= 1 << capabilityNumber[name]
+	}
+	var errs []error
+	for _, f := range []struct{ name, want string }{
+		{"NoNewPrivs", "1"}, {"Seccomp", "2"}, {"CapBnd", fmt.Sprintf("%016x", caps)},
+	} {
+		if got, err := statusField(c.process.pid, f.name); err != nil || got != f.want {
+			errs = append(errs, fmt.Errorf("its %s is %s, not %s (%v)", f.name, strconv.Quote(got), f.want, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// capabilityNumber holds the numbers of linux/capability.h for the guest's
+// capabilities.
+var capabilityNumber = map[string]uint{"CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SETPCAP": 8}

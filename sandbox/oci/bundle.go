@@ -1,0 +1,98 @@
+package oci
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/caisson-run/caisson/images"
+)
+
+// Names in a bundle; those of the folder itself and of rootfs are noted in the
+// journal.
+const (
+	bundleDir = "bundle"
+	rootfsDir = "rootfs"
+)
+
+// bundle is a container's folder on the host. Whoever made it removes it.
+type bundle struct {
+	dir   string
+	nonce string // content of the file by which the guest proves this host
+}
+
+// newBundle makes the folder with the skeleton of an image and a fresh nonce.
+// On an error what is there is left for the caller's undo.
+func newBundle(sessionDir string, image *images.RootFS) (*bundle, error) {
+	b := &bundle{dir: filepath.Join(sessionDir, bundleDir)}
+	raw := make([]byte, 16)
+	if _, err := rand.Read(raw); err != nil {
+		return nil, fmt.Errorf("make nonce: %w", err)
+	}
+	b.nonce = hex.EncodeToString(raw)
+	// The container's root is this folder: other uids than its owner's enter it.
+	for _, dir := range []string{b.dir, filepath.Join(b.dir, rootfsDir)} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return nil, fmt.Errorf("make bundle: %w", err)
+		}
+		if err := os.Chmod(dir, 0o755); err != nil {
+			return nil, fmt.Errorf("make bundle: %w", err)
+		}
+	}
+	if err := image.WriteSkeleton(filepath.Join(b.dir, rootfsDir)); err != nil {
+		return nil, fmt.Errorf("make bundle: %w", err)
+	}
+	if err := os.WriteFile(b.noncePath(), []byte(b.nonce+"\n"), 0o644); err != nil {
+		return nil, fmt.Errorf("make bundle: %w", err)
+	}
+	return b, nil
+}
+
+func (b *bundle) noncePath() string { return filepath.Join(b.dir, "nonce") }
+func (b *bundle) pidFile() string   { return filepath.Join(b.dir, "pid") }
+func (b *bundle) log() string       { return filepath.Join(b.dir, "log.json") }
+
+// write writes config.json.
+func (b *bundle) write(s *specs.Spec) error {
+	data, err := json.Marshal(s)
+	if err != nil {
+		return fmt.Errorf("write bundle: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(b.dir, "config.json"), data, 0o600); err != nil {
+		return fmt.Errorf("write bundle: %w", err)
+	}
+	return nil
+}
+
+// pid reads what the runtime wrote: the container's first process, or the
+// sandbox's for gVisor, on the host.
+func (b *bundle) pid() (int, error) {
+	data, err := os.ReadFile(b.pidFile())
+	if err != nil {
+		return 0, fmt.Errorf("read container's pid: %w", err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil || pid <= 1 {
+		return 0, fmt.Errorf("read container's pid: %q is none", data)
+	}
+	return pid, nil
+}
+
+// messages are the runtime's own errors, for an error of ours.
+func (b *bundle) messages() string {
+	data, err := os.ReadFile(b.log())
+	if err != nil {
+		return "it left no message"
+	}
+	if text := logMessages(data); text != "" {
+		return oneLine(text)
+	}
+	return "it left no message"
+}

@@ -1,0 +1,176 @@
+package oci
+
+import (
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// cgroupPrefix begins the name of every cgroup of ours; the session follows.
+const cgroupPrefix = "caisson-"
+
+// cgroupPlan says where a container's cgroup will be. The zero value is
+// "nowhere": no limits.
+type cgroupPlan struct {
+	// path is what the runtime is told: relative to our own cgroup on cgroup
+	// v1, so that limits set on Caisson hold for its sandboxes too; beside our
+	// own on v2, where a cgroup with processes can have no limited children.
+	path string
+	// swap says that memory and swap can be bounded together.
+	swap bool
+	// dirs are the folders that the runtime makes, absolute.
+	dirs []string
+}
+
+// tree is one mounted cgroup hierarchy.
+type tree struct {
+	mount string // where
+	root  string // which of its cgroups is mounted there
+	// controllers are those of a v1 hierarchy; a v2 one has its key "" alone.
+	controllers []string
+}
+
+// needed are the controllers that the limits use.
+var needed = []string{"cpu", "memory", "pids"}
+
+// planCgroup says where the cgroup of a session's container goes, and what
+// can't be limited.
+func planCgroup(session string, rootless bool) (cgroupPlan, []string) {
+	const lost = "Limits of memory, processes and CPU time: "
+	if rootless {
+		return cgroupPlan{}, []string{lost + "an ordinary user can make no cgroups here."}
+	}
+	trees, err := cgroupTrees()
+	if err != nil {
+		return cgroupPlan{}, []string{lost + err.Error()}
+	}
+	own, err := processCgroups("self")
+	if err != nil {
+		return cgroupPlan{}, []string{lost + err.Error()}
+	}
+	p, have := layOut(trees, own, cgroupPrefix+session)
+	for _, c := range needed {
+		if !slices.Contains(have, c) {
+			return cgroupPlan{}, []string{fmt.Sprintf("%sthe cgroup controller %s is missing, or its folder can't be written.", lost, c)}
+		}
+	}
+	if !p.swap {
+		return p, []string{"The limit of swap: this kernel does not account for it."}
+	}
+	return p, nil
+}
+
+// layOut is planCgroup without the system: it also returns the controllers
+// that there are.
+func layOut(trees []tree, own map[string]string, name string) (cgroupPlan, []string) {
+	p := cgroupPlan{path: name, swap: true}
+	var have []string
+	for _, t := range trees {
+		if t.v2() && len(trees) > 1 {
+			continue // hybrid: the v2 tree has no controllers
+		}
+		at, ok := t.dir(own)
+		if !ok {
+			continue
+		}
+		if t.v2() {
+			if at != t.mount {
+				at = filepath.Dir(at)
+			}
+			p.path = "/" + path.Join(path.Dir(own[""]), name)
+			p.path = path.Clean(p.path)
+		}
+		if unix.Access(at, unix.W_OK) != nil {
+			continue
+		}
+		have = append(have, t.has()...)
+		p.dirs = append(p.dirs, filepath.Join(at, name))
+		if slices.Contains(t.controllers, "memory") {
+			_, err := os.Stat(filepath.Join(at, "memory.memsw.limit_in_bytes"))
+			p.swap = err == nil
+		}
+	}
+	return p, have
+}
+
+func (t tree) v2() bool { return t.controllers == nil }
+
+// has lists the controllers of a tree.
+func (t tree) has() []string {
+	if !t.v2() {
+		return t.controllers
+	}
+	data, err := os.ReadFile(filepath.Join(t.mount, "cgroup.controllers"))
+	if err != nil {
+		return nil
+	}
+	return strings.Fields(string(data))
+}
+
+// dir gives the folder of a process's cgroup in this tree; groups is what
+// processCgroups returned.
+func (t tree) dir(groups map[string]string) (string, bool) {
+	key := ""
+	if !t.v2() {
+		key = t.controllers[0]
+	}
+	group, ok := groups[key]
+	if !ok {
+		return "", false
+	}
+	// In a container without a cgroup namespace the mount shows a part only.
+	rel, ok := strings.CutPrefix(group, strings.TrimSuffix(t.root, "/"))
+	return filepath.Join(t.mount, rel), ok
+}
+
+// cgroupTrees lists the mounted hierarchies.
+func cgroupTrees() ([]tree, error) {
+	mounts, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))
+	if err != nil {
+		return nil, fmt.Errorf("list cgroup mounts: %w", err)
+	}
+	var trees []tree
+	for _, m := range mounts {
+		t := tree{mount: m.Mountpoint, root: m.Root}
+		if m.FSType == "cgroup" {
+			t.controllers = slices.DeleteFunc(strings.Split(m.VFSOptions, ","), func(o string) bool {
+				return o == "rw" || o == "ro" || o == "xattr" || o == "clone_children"
+			})
+			if len(t.controllers) == 0 {
+				continue
+			}
+		}
+		trees = append(trees, t)
+	}
+	return trees, nil
+}
+
+// processCgroups reads /proc/PID/cgroup: the cgroup by controller, by
+// "name=…" for a named v1 hierarchy, and by "" for v2.
+func processCgroups(pid string) (map[string]string, error) {
+	data, err := os.ReadFile("/proc/" + pid + "/cgroup")
+	if err != nil {
+		return nil, err
+	}
+	return parseCgroups(string(data)), nil
+}
+
+func parseCgroups(text string) map[string]string {
+	groups := map[string]string{}
+	for line := range strings.Lines(text) {
+		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
+		if len(parts) != 3 {
+			continue
+		}
+		for c := range strings.SplitSeq(parts[1], ",") {
+			groups[c] = parts[2]
+		}
+	}
+	return groups
+}

@@ -1,0 +1,146 @@
+package oci
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// folders makes cgroup folders with files in them.
+func folders(t *testing.T, files map[string]string) string {
+	t.Helper()
+	root := t.TempDir()
+	for name, content := range files {
+		p := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(p, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+func TestCgroupLayout(t *testing.T) {
+	root := folders(t, map[string]string{
+		"memory/ci/job/memory.memsw.limit_in_bytes": "1", "pids/x": "", "cpu/x": "", "unified/x": "",
+		"v2/cgroup.controllers": "cpuset cpu io memory pids\n", "v2/user.slice/session.scope/x": "",
+		"nested/cgroup.controllers": "cpu memory pids", "nested/job/x": "",
+	})
+	at := func(p string) string { return filepath.Join(root, p) }
+	tests := []struct {
+		name  string
+		trees []tree
+		own   string
+		want  cgroupPlan
+		have  []string
+	}{
+		{
+			name: "hybrid, one controller apart",
+			trees: []tree{
+				{at("memory"), "/", []string{"memory"}},
+				{at("pids"), "/", []string{"pids"}},
+				{at("cpu"), "/", []string{"cpu", "cpuacct"}},
+				{at("unified"), "/", nil},
+			},
+			own: "4:memory:/ci/job\n8:pids:/\n1:cpu,cpuacct:/\n0::/\n",
+			want: cgroupPlan{path: "caisson-ses_1", swap: true, dirs: []string{
+				at("memory/ci/job/caisson-ses_1"), at("pids/caisson-ses_1"), at("cpu/caisson-ses_1"),
+			}},
+			have: []string{"memory", "pids", "cpu", "cpuacct"},
+		},
+		{
+			name:  "v2, in a session",
+			trees: []tree{{at("v2"), "/", nil}},
+			own:   "0::/user.slice/session.scope\n",
+			want:  cgroupPlan{path: "/user.slice/caisson-ses_1", swap: true, dirs: []string{at("v2/user.slice/caisson-ses_1")}},
+			have:  []string{"cpuset", "cpu", "io", "memory", "pids"},
+		},
+		{
+			name:  "v2, at the root",
+			trees: []tree{{at("v2"), "/", nil}},
+			own:   "0::/\n",
+			want:  cgroupPlan{path: "/caisson-ses_1", swap: true, dirs: []string{at("v2/caisson-ses_1")}},
+			have:  []string{"cpuset", "cpu", "io", "memory", "pids"},
+		},
+		{
+			name:  "outside of what is mounted",
+			trees: []tree{{at("v2"), "/elsewhere", nil}},
+			own:   "0::/user.slice\n",
+			want:  cgroupPlan{path: "caisson-ses_1", swap: true},
+		},
+	}
+	for _, tt := range tests {
+		got, have := layOut(tt.trees, parseCgroups(tt.own), "caisson-ses_1")
+		if diff := cmp.Diff(tt.want, got, cmp.AllowUnexported(cgroupPlan{})); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
+		}
+		if diff := cmp.Diff(tt.have, have); diff != "" {
+			t.Errorf("%s: controllers (-want +got):\n%s", tt.name, diff)
+		}
+	}
+}
+
+func TestNoCgroupsIsLost(t *testing.T) {
+	p, lost := planCgroup("ses_1", true)
+	if p.path != "" || len(lost) != 1 {
+		t.Errorf("an ordinary user gets %+v, lost %q", p, lost)
+	}
+}
+
+func TestCgroupReadBack(t *testing.T) {
+	v1 := folders(t, map[string]string{
+		"memory.limit_in_bytes": "67108864\n", "memory.memsw.limit_in_bytes": "67108864\n", "pids.max": "64\n",
+		"cpu.cfs_quota_us": "150000\n", "cpu.cfs_period_us": "100000\n",
+		"memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", "memory.max_usage_in_bytes": "67108800\n", "pids.events": "max 0\n",
+	})
+	v2 := folders(t, map[string]string{
+		"memory.max": "67108864\n", "memory.swap.max": "0\n", "pids.max": "64\n", "cpu.max": "150000 100000\n",
+		"memory.events": "low 0\nmax 3\noom 0\noom_kill 0\n", "pids.events": "max 4\n", "pids.peak": "64\n",
+	})
+	none := folders(t, map[string]string{"memory.max": "max", "memory.swap.max": "max", "pids.max": "max", "cpu.max": "max 100000"})
+	want := sandbox.AttestedLimits{MemoryBytes: 64 << 20, PIDs: 64, MilliCPUs: 1500}
+	for _, tt := range []struct {
+		name     string
+		c        cgroup
+		want     sandbox.AttestedLimits
+		swap     int64
+		exceeded *limits.ExceededError
+	}{
+		{"v1", cgroup{memory: v1, pids: v1, cpu: v1}, want, 64 << 20, &limits.ExceededError{Kind: limits.KindMemory, Limit: 64 << 20, Used: 64 << 20}},
+		{"v2", cgroup{memory: v2, pids: v2, cpu: v2, v2: true}, want, 64 << 20, &limits.ExceededError{Kind: limits.KindPIDs, Limit: 64, Used: 64}},
+		{"none", cgroup{memory: none, pids: none, cpu: none, v2: true}, sandbox.AttestedLimits{}, 0, nil},
+		{"zero", cgroup{}, sandbox.AttestedLimits{}, -1, nil},
+	} {
+		if diff := cmp.Diff(tt.want, tt.c.limits()); diff != "" {
+			t.Errorf("%s: limits (-want +got):\n%s", tt.name, diff)
+		}
+		if got := tt.c.swap(); got != tt.swap {
+			t.Errorf("%s: swap %d, want %d", tt.name, got, tt.swap)
+		}
+		if diff := cmp.Diff(tt.exceeded, tt.c.exceeded()); diff != "" {
+			t.Errorf("%s: exceeded (-want +got):\n%s", tt.name, diff)
+		}
+	}
+}
+
+func TestRemoveCgroupTouchesNothingElse(t *testing.T) {
+	dir := folders(t, map[string]string{"caisson-ses_1/file": "", "other/file": ""})
+	for _, name := range []string{"caisson-ses_1", "other"} {
+		if _, err := removeCgroup(filepath.Join(dir, name), "ses_1"); err == nil {
+			t.Errorf("removed %s, which is no cgroup", name)
+		}
+		if _, err := os.Stat(filepath.Join(dir, name, "file")); err != nil {
+			t.Error(err)
+		}
+	}
+	if was, err := removeCgroup(filepath.Join(dir, "absent", "caisson-ses_1"), "ses_1"); was || err != nil {
+		t.Errorf("an absent cgroup: %v, %v", was, err)
+	}
+}

@@ -1,0 +1,198 @@
+package oci
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// cgroup is a container's cgroup as the kernel has it, for reading limits and
+// counters back. The zero value reads nothing.
+type cgroup struct {
+	memory, pids, cpu string // folders
+	v2                bool
+}
+
+// cgroupOf finds the cgroup of a process, and only one that is ours.
+func cgroupOf(pid int, session string) (cgroup, error) {
+	trees, err := cgroupTrees()
+	if err != nil {
+		return cgroup{}, err
+	}
+	groups, err := processCgroups(strconv.Itoa(pid))
+	if err != nil {
+		return cgroup{}, err
+	}
+	var c cgroup
+	for _, t := range trees {
+		dir, ok := t.dir(groups)
+		if !ok || filepath.Base(dir) != cgroupPrefix+session {
+			continue
+		}
+		if t.v2() && len(trees) == 1 {
+			return cgroup{memory: dir, pids: dir, cpu: dir, v2: true}, nil
+		}
+		for name, field := range map[string]*string{"memory": &c.memory, "pids": &c.pids, "cpu": &c.cpu} {
+			if slices.Contains(t.controllers, name) {
+				*field = dir
+			}
+		}
+	}
+	if c.memory == "" || c.pids == "" || c.cpu == "" {
+		return cgroup{}, fmt.Errorf("process %d is not in the cgroup of session %s", pid, session)
+	}
+	return c, nil
+}
+
+// limits reads back what the kernel holds; 0 is "could not be read" and
+// "none".
+func (c cgroup) limits() sandbox.AttestedLimits {
+	if c.v2 {
+		l := sandbox.AttestedLimits{MemoryBytes: readNumber(c.memory, "memory.max"), PIDs: readNumber(c.pids, "pids.max")}
+		if f := strings.Fields(readText(c.cpu, "cpu.max")); len(f) == 2 {
+			l.MilliCPUs = ratio(parseNumber(f[0]), parseNumber(f[1]))
+		}
+		return l
+	}
+	return sandbox.AttestedLimits{
+		MemoryBytes: readNumber(c.memory, "memory.limit_in_bytes"),
+		PIDs:        readNumber(c.pids, "pids.max"),
+		MilliCPUs:   ratio(readNumber(c.cpu, "cpu.cfs_quota_us"), readNumber(c.cpu, "cpu.cfs_period_us")),
+	}
+}
+
+// swap reads back how much memory and swap together may be used, or -1 where
+// the kernel does not say.
+func (c cgroup) swap() int64 {
+	name := "memory.memsw.limit_in_bytes"
+	if c.v2 {
+		name = "memory.swap.max"
+	}
+	text := readText(c.memory, name)
+	if text == "" {
+		return -1
+	}
+	n := parseNumber(text)
+	if c.v2 && text != "max" {
+		n += readNumber(c.memory, "memory.max")
+	}
+	return n
+}
+
+func ratio(quota, period int64) int64 {
+	if quota <= 0 || period <= 0 {
+		return 0
+	}
+	return quota * 1000 / period
+}
+
+// exceeded says which limit the kernel's counters show to have been hit, or
+// nil. Ask before the cgroup is removed.
+func (c cgroup) exceeded() *limits.ExceededError {
+	if c.memory == "" {
+		return nil
+	}
+	l := c.limits()
+	kills, peak := counter(readText(c.memory, "memory.oom_control"), "oom_kill"), readNumber(c.memory, "memory.max_usage_in_bytes")
+	if c.v2 {
+		kills, peak = counter(readText(c.memory, "memory.events"), "oom_kill"), readNumber(c.memory, "memory.peak")
+	}
+	if kills > 0 {
+		return &limits.ExceededError{Kind: limits.KindMemory, Limit: l.MemoryBytes, Used: max(peak, l.MemoryBytes)}
+	}
+	if counter(readText(c.pids, "pids.events"), "max") > 0 {
+		return &limits.ExceededError{Kind: limits.KindPIDs, Limit: l.PIDs, Used: max(readNumber(c.pids, "pids.peak"), l.PIDs)}
+	}
+	return nil
+}
+
+// counter reads "name 7" from a file of such lines.
+func counter(text, name string) int64 {
+	for line := range strings.Lines(text) {
+		if f := strings.Fields(line); len(f) == 2 && f[0] == name {
+			return parseNumber(f[1])
+		}
+	}
+	return 0
+}
+
+func readText(dir, name string) string {
+	if dir == "" {
+		return ""
+	}
+	data, err := os.ReadFile(filepath.Join(dir, name))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(data))
+}
+
+func readNumber(dir, name string) int64 { return parseNumber(readText(dir, name)) }
+
+// parseNumber gives 0 for "max", for what is no number, and for the number by
+// which cgroup v1 says that there is no limit.
+func parseNumber(text string) int64 {
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n >= 1<<62 {
+		return 0
+	}
+	return n
+}
+
+// removeCgroup kills what is left in a cgroup and removes it. It reports
+// whether there was one. Only a folder of a cgroup file system that is called
+// after the session is touched.
+func removeCgroup(dir, session string) (bool, error) {
+	if filepath.Base(dir) != cgroupPrefix+session {
+		return false, fmt.Errorf("remove cgroup %s: not one of session %s", dir, session)
+	}
+	var fsys unix.Statfs_t
+	if err := unix.Statfs(dir, &fsys); errors.Is(err, unix.ENOENT) {
+		return false, nil
+	} else if err != nil {
+		return false, fmt.Errorf("remove cgroup %s: %w", dir, err)
+	}
+	if fsys.Type != unix.CGROUP_SUPER_MAGIC && fsys.Type != unix.CGROUP2_SUPER_MAGIC {
+		return false, fmt.Errorf("remove cgroup %s: not on a cgroup file system", dir)
+	}
+	var err error
+	for wait := time.Millisecond; wait < 2*time.Second; wait *= 2 {
+		if err = unix.Rmdir(dir); err == nil || errors.Is(err, fs.ErrNotExist) {
+			return true, nil
+		}
+		killCgroup(dir)
+		time.Sleep(wait)
+	}
+	return true, fmt.Errorf("remove cgroup %s: %w", dir, err)
+}
+
+// killCgroup kills every process in a cgroup, once: by the kernel where it can
+// (cgroup v2, Linux 5.14), otherwise each by a descriptor that was opened
+// before it was seen in the cgroup, so that a number which was reused is never
+// signalled.
+func killCgroup(dir string) {
+	if os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0) == nil {
+		return
+	}
+	for f := range strings.FieldsSeq(readText(dir, "cgroup.procs")) {
+		p, err := openProcess(int(parseNumber(f)))
+		if err != nil {
+			continue // gone
+		}
+		if slices.Contains(strings.Fields(readText(dir, "cgroup.procs")), f) {
+			p.kill()
+		}
+		p.close()
+	}
+}

@@ -1,0 +1,234 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest"
+	"github.com/caisson-run/caisson/sandbox/internal/harden"
+	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/workmount"
+)
+
+// Create makes and starts one sandbox. The errors are those of
+// sandbox.Backend; one that the runtime gave ends with its own words.
+func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (_ sandbox.Sandbox, err error) {
+	fail := func(err error) error { return fmt.Errorf("create %s sandbox: %w", b.Name(), err) }
+	if err := b.validate(spec); err != nil {
+		return nil, fail(err)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, b.options.StartTime,
+		fmt.Errorf("%w: the sandbox did not start within %s", sandbox.ErrUnavailable, b.options.StartTime))
+	defer cancel()
+
+	c := newContainer(b, spec)
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.Destroy(ctx))
+		}
+	}()
+	if err := c.prepare(ctx, spec); err != nil {
+		return nil, fail(err)
+	}
+	if err := c.start(ctx); err != nil {
+		return nil, fail(err)
+	}
+	c.life.Advance(sandbox.StateCreated)
+	if err := c.connect(ctx, spec); err != nil {
+		return nil, fail(err)
+	}
+	if err := c.attest(ctx, spec); err != nil {
+		return nil, fail(err)
+	}
+	c.life.Advance(sandbox.StateRunning)
+	return c, nil
+}
+
+// validate refuses what can be refused before anything is made.
+func (b *Backend) validate(spec sandbox.Spec) error {
+	dir := filepath.Clean(spec.Dir)
+	switch {
+	case spec.Session == "" || strings.ContainsAny(spec.Session, "/. \x00"):
+		return fmt.Errorf("session %q: %w", spec.Session, sandbox.ErrInvalid)
+	case spec.Workspace.Dir == nil || !filepath.IsAbs(spec.Workspace.Path):
+		return fmt.Errorf("workspace %q is not open: %w", spec.Workspace.Path, sandbox.ErrInvalid)
+	case !strings.HasPrefix(dir, filepath.Clean(b.options.StateDir)+"/"):
+		return fmt.Errorf("session folder %q is not below the state folder %q: %w", spec.Dir, b.options.StateDir, sandbox.ErrInvalid)
+	}
+	if err := spec.Resources.Validate(); err != nil {
+		return fmt.Errorf("%w: %w", sandbox.ErrInvalid, err)
+	}
+	switch spec.Image.Scheme {
+	case images.SchemeHost, images.SchemeFolder:
+	case images.SchemeName:
+		return fmt.Errorf("image %s: this backend has no engine that could have it: use host, rootfs:DIR or the docker backend: %w", spec.Image, sandbox.ErrUnsupported)
+	default:
+		return fmt.Errorf("no image named: %w", sandbox.ErrInvalid)
+	}
+	return b.checkSystem()
+}
+
+// prepare makes what the container needs on the host. What it makes is noted
+// in the journal before.
+func (c *container) prepare(ctx context.Context, spec sandbox.Spec) error {
+	b := c.backend
+	self, err := b.owner()
+	if err != nil {
+		return err
+	}
+	c.plan.cgroup, c.lost = planCgroup(spec.Session, b.rootless)
+	c.journal, err = owner.OpenJournal(owner.JournalOptions{
+		StateDir: b.options.StateDir, Backend: b.Name(), Session: spec.Session, Owner: self, Dir: spec.Dir,
+	})
+	if err != nil {
+		return err
+	}
+	if c.entries, err = c.journal.Add(c.things()...); err != nil {
+		return err
+	}
+	guestCopy, err := b.guestCopy()
+	if err != nil {
+		return err
+	}
+	c.guestSHA256 = guestCopy.sha256
+	c.prepared, err = workmount.Prepare(ctx, workmount.Options{
+		Workspace: spec.Workspace, Git: spec.Git, Dir: spec.Dir, StateDir: b.options.StateDir, Protect: b.options.Protect,
+		Journal: c.journal, Holder: guestCopy.path, AllowOwnerRunner: spec.AllowOwnerRunner, Log: b.log,
+	})
+	if err != nil {
+		return err
+	}
+	c.plan.traits, c.plan.resources, c.plan.ceiling = b.traits, spec.Resources, b.hardLimit
+	c.plan.workspace, c.plan.identity = c.prepared.Binds, b.identity(c.prepared)
+	c.plan.guest = guestCopy.path
+	if c.plan.image, err = b.resolve(ctx, spec.Image, c.plan.identity); err != nil {
+		return err
+	}
+	return c.writeBundle(spec)
+}
+
+// things are what the journal notes: everything that a runtime or this
+// package makes and that a dead owner would leave.
+func (c *container) things() []owner.Entry {
+	list := []owner.Entry{
+		{Kind: owner.KindFolder, Path: bundleDir},
+		{Kind: owner.KindContainer, Name: c.id},
+	}
+	for _, dir := range c.plan.cgroup.dirs {
+		list = append(list, owner.Entry{Kind: owner.KindCgroup, Name: strings.TrimPrefix(dir, "/")})
+	}
+	return list
+}
+
+func (c *container) writeBundle(spec sandbox.Spec) error {
+	var err error
+	if c.bundle, err = newBundle(spec.Dir, c.plan.image); err != nil {
+		return err
+	}
+	c.plan.nonce = c.bundle.noncePath()
+	if !c.plan.traits.ownKernel {
+		if c.plan.seccomp, err = harden.SeccompFor(runtime.GOARCH); err != nil {
+			return fmt.Errorf("%w: %w", sandbox.ErrUnsupported, err)
+		}
+	}
+	return c.bundle.write(c.plan.spec())
+}
+
+// identity says who is who, from what the workspace needs and who we are.
+func (b *Backend) identity(w *workmount.Prepared) identity {
+	switch {
+	case !b.rootless:
+		return identity{commandUID: w.CommandUID, commandGID: w.CommandGID}
+	case b.options.Kind == GVisor:
+		// The sandbox's own kernel has all ids; only one of them is the user
+		// outside. The guest starts as that one and becomes 0 by its
+		// capabilities.
+		return identity{
+			guest: sandbox.CommandUID, commandUID: sandbox.CommandUID, commandGID: sandbox.CommandGID,
+			user: &idPair{container: sandbox.CommandUID, hostUID: os.Geteuid(), hostGID: os.Getegid()},
+		}
+	default:
+		return identity{single: true, user: &idPair{hostUID: os.Geteuid(), hostGID: os.Getegid()}}
+	}
+}
+
+// resolve turns the reference into a root filesystem.
+func (b *Backend) resolve(ctx context.Context, ref images.Reference, id identity) (*images.RootFS, error) {
+	var image *images.RootFS
+	var err error
+	if ref.Scheme == images.SchemeFolder {
+		image, err = images.Folder(ctx, ref.Value)
+	} else {
+		o := b.options.Host
+		o.UID, o.GID = id.commandUID, id.commandGID
+		image, err = images.Host(ctx, o)
+	}
+	for from, to := range map[error]error{
+		images.ErrInvalid: sandbox.ErrInvalid, images.ErrNotFound: sandbox.ErrNotFound, images.ErrUnsupported: sandbox.ErrUnsupported,
+	} {
+		if errors.Is(err, from) {
+			return nil, fmt.Errorf("%w: %w", to, err)
+		}
+	}
+	return image, err
+}
+
+// start runs the container and takes hold of its process.
+func (c *container) start(ctx context.Context) error {
+	io, theirs, err := openStdio()
+	if err != nil {
+		return err
+	}
+	c.stdio = io
+	err = c.backend.runtime.run(ctx, c.bundle, c.id, c.plan.cgroup.path != "", theirs)
+	if err := errors.Join(err, theirs.close()); err != nil {
+		if said := io.stderr.text(); said != "" {
+			err = fmt.Errorf("%w: %s", err, said)
+		}
+		return err
+	}
+	pid, err := c.bundle.pid()
+	if err != nil {
+		return fmt.Errorf("%w: %w", sandbox.ErrUnavailable, err)
+	}
+	if c.process, err = openProcess(pid); err != nil {
+		return fmt.Errorf("container died at once: %w: %w: %s", sandbox.ErrUnavailable, err, io.stderr.text())
+	}
+	if c.plan.cgroup.path != "" {
+		if c.cgroup, err = cgroupOf(pid, c.session); err != nil {
+			return fmt.Errorf("%w: %w", sandbox.ErrUnavailable, err)
+		}
+	}
+	return nil
+}
+
+// connect greets the guest and lets go of what only the start needed.
+func (c *container) connect(ctx context.Context, spec sandbox.Spec) error {
+	config := guest.NewConfig(spec)
+	id := c.plan.identity
+	config.CommandUID, config.CommandGID, config.SingleUID = uint32(id.commandUID), uint32(id.commandGID), id.single
+	config.Probe = c.backend.options.Probe
+	conn, err := guest.Dial(ctx, guest.Options{Conn: c.stdio, Config: config, Logger: c.backend.log})
+	if err != nil {
+		if said := c.stdio.stderr.text(); said != "" {
+			err = fmt.Errorf("%w: the guest said: %q", err, said)
+		}
+		return err
+	}
+	c.conn = conn
+	c.watching.Add(1)
+	go c.watch()
+	if err := c.prepared.Started(); err != nil {
+		c.backend.log.Warn("staging mounts stay until the end", zap.String("session", c.session), zap.Error(err))
+	}
+	return nil
+}

@@ -1,0 +1,85 @@
+package oci
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+	"github.com/caisson-run/caisson/sandbox/internal/harden"
+)
+
+// mounts lists the container's mounts in the order in which they are made: the
+// kernel's own file systems, tmpfs, the image, the guest, the workspace.
+func (p plan) mounts() []specs.Mount {
+	list := p.kernelMounts()
+	for _, t := range harden.TmpfsMounts(p.resources, p.identity.commandUID, p.identity.commandGID) {
+		list = append(list, specs.Mount{Destination: t.Path, Type: "tmpfs", Source: "tmpfs", Options: p.tmpfsOptions(t)})
+	}
+	for _, b := range p.image.Binds {
+		list = append(list, bind(b.Source, b.Path, "ro"))
+	}
+	for _, m := range p.image.Masks {
+		list = append(list, specs.Mount{
+			Destination: m, Type: "tmpfs", Source: "tmpfs",
+			Options: []string{"ro", "nosuid", "nodev", "noexec", "size=4096", "mode=0555"},
+		})
+	}
+	list = append(list, bind(p.guest, sandbox.GuestPath, "ro"), bind(p.nonce, wire.NoncePath, "ro"))
+	for _, b := range p.workspace {
+		access := "rw"
+		if b.ReadOnly {
+			access = "ro"
+		}
+		list = append(list, bind(b.Source, b.Target, access))
+	}
+	return list
+}
+
+// bind is a mount of one folder or file and of nothing that is mounted in it.
+func bind(source, target, access string) specs.Mount {
+	return specs.Mount{
+		Destination: target, Type: "bind", Source: source,
+		Options: []string{"bind", "private", access, "nosuid", "nodev"},
+	}
+}
+
+func (p plan) kernelMounts() []specs.Mount {
+	pts := []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"}
+	if p.identity.user == nil {
+		pts = append(pts, "gid=5") // not mapped where there is one id only
+	}
+	list := []specs.Mount{
+		{Destination: "/proc", Type: "proc", Source: "proc", Options: slices.Concat([]string{"nosuid", "nodev", "noexec"}, p.traits.procOptions)},
+		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "noexec", "strictatime", "mode=755", "size=65536"}},
+		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: pts},
+		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
+		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
+	}
+	if p.traits.cgroupMount && p.cgroup.path != "" {
+		list = append(list, specs.Mount{
+			Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup",
+			Options: []string{"nosuid", "noexec", "nodev", "ro"},
+		})
+	}
+	return list
+}
+
+// tmpfsOptions leaves out what the runtime does not take, and owners that a
+// user namespace with one id can't name.
+func (p plan) tmpfsOptions(t harden.Tmpfs) []string {
+	return slices.DeleteFunc(t.Options(), func(o string) bool {
+		switch {
+		case strings.HasPrefix(o, "nr_inodes="):
+			return !p.traits.inodes
+		case strings.HasPrefix(o, "uid="), strings.HasPrefix(o, "gid="):
+			return p.identity.user != nil && !p.traits.ownKernel
+		}
+		return false
+	})
+}
+
+// rlimitType gives the name that config.json uses.
+func rlimitType(name string) string { return "RLIMIT_" + strings.ToUpper(name) }

@@ -1,0 +1,180 @@
+package oci
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// runtimeClient calls an OCI runtime's command line: version, run, delete. It
+// is safe for concurrent use.
+type runtimeClient struct {
+	path  string
+	root  string // the runtime's own state, --root
+	flags func(runtimeFlags) []string
+	log   *zap.Logger
+
+	mu    sync.Mutex
+	known runtimeVersion
+	stamp time.Time // modification time of the binary that known is about
+}
+
+// runtimeVersion is what a runtime says about itself.
+type runtimeVersion struct{ name, number string }
+
+// callTime bounds a call of the runtime that only looks or cleans up.
+const callTime = 20 * time.Second
+
+// version asks the runtime once, and again if its file changed.
+func (r *runtimeClient) version(ctx context.Context) (runtimeVersion, error) {
+	info, err := os.Stat(r.path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return runtimeVersion{}, fmt.Errorf("runtime %s: %w: install it, or name its path in the configuration", r.path, sandbox.ErrNotFound)
+	case err != nil:
+		return runtimeVersion{}, fmt.Errorf("runtime %s: %w: %w", r.path, sandbox.ErrUnavailable, err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.known.name != "" && r.stamp.Equal(info.ModTime()) {
+		return r.known, nil
+	}
+	out, err := r.call(ctx, "", "--version")
+	if err != nil {
+		return runtimeVersion{}, err
+	}
+	v, err := parseVersion(out)
+	if err != nil {
+		return runtimeVersion{}, fmt.Errorf("runtime %s: %w: %w", r.path, sandbox.ErrUnavailable, err)
+	}
+	r.known, r.stamp = v, info.ModTime()
+	return v, nil
+}
+
+// parseVersion reads "runc version 1.1.5" in the first line.
+func parseVersion(out string) (runtimeVersion, error) {
+	line, _, _ := strings.Cut(out, "\n")
+	words := strings.Fields(line)
+	if len(words) < 3 || words[1] != "version" {
+		return runtimeVersion{}, fmt.Errorf("%q is no version of an OCI runtime", line)
+	}
+	return runtimeVersion{words[0], words[2]}, nil
+}
+
+// run starts the container of a bundle and returns once it runs. in, out and
+// errs become its standard streams; the runtime keeps none of them. Its own
+// messages go to log.
+func (r *runtimeClient) run(ctx context.Context, b *bundle, id string, cgroups bool, streams streams) error {
+	if err := os.MkdirAll(r.root, 0o700); err != nil {
+		return fmt.Errorf("make runtime folder: %w", err)
+	}
+	args := append(r.flags(runtimeFlags{root: r.root, log: b.log(), cgroups: cgroups}),
+		"run", "--detach", "--bundle", b.dir, "--pid-file", b.pidFile(), id)
+	cmd := r.command(ctx, args)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = streams.stdin, streams.stdout, streams.stderr
+	err := cmd.Run()
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return fmt.Errorf("%s run: %w: %w: %s", filepath.Base(r.path), sandbox.ErrUnavailable, err, b.messages())
+}
+
+// delete removes what the runtime knows of a container, which must be dead or
+// dies now. A container that it doesn't know is no error: removed is false.
+func (r *runtimeClient) delete(ctx context.Context, id string) (removed bool, err error) {
+	if !r.knows(id) {
+		return false, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	if _, err := r.call(ctx, r.root, "delete", "--force", id); err != nil {
+		return false, fmt.Errorf("delete container %s: %w", id, err)
+	}
+	return true, nil
+}
+
+// knows says whether the runtime's folder has anything of a container: runc
+// keeps a folder of the container's name, runsc files that begin with it.
+func (r *runtimeClient) knows(id string) bool {
+	entries, err := os.ReadDir(r.root)
+	if err != nil {
+		return false
+	}
+	for _, e := range entries {
+		if e.Name() == id || strings.HasPrefix(e.Name(), id+"_") || strings.HasPrefix(e.Name(), "runsc-"+id+".") {
+			return true
+		}
+	}
+	return false
+}
+
+// call runs the runtime and returns its standard output.
+func (r *runtimeClient) call(ctx context.Context, root string, args ...string) (string, error) {
+	if root != "" {
+		args = append([]string{"--root", root}, args...)
+	}
+	cmd := r.command(ctx, args)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return "", fmt.Errorf("%s %s: %w: %w: %s", filepath.Base(r.path), args[len(args)-1], sandbox.ErrUnavailable, err, oneLine(stderr.String()))
+	}
+	return stdout.String(), nil
+}
+
+// command makes a call of the runtime in a session of its own, so that a
+// terminal's signals don't reach what it starts, and with nothing of our
+// environment.
+func (r *runtimeClient) command(ctx context.Context, args []string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, r.path, args...)
+	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.WaitDelay = 5 * time.Second
+	return cmd
+}
+
+// maxMessage bounds what of a program's messages becomes part of an error.
+const maxMessage = 2000
+
+// oneLine is the beginning of a text, fit for an error.
+func oneLine(text string) string {
+	text = strings.ToValidUTF8(strings.TrimSpace(text), "?")
+	if len(text) > maxMessage {
+		text = strings.ToValidUTF8(text[:maxMessage], "") + "…"
+	}
+	return strings.ReplaceAll(text, "\n", "; ")
+}
+
+// logMessages picks the errors out of a runtime's log, which has one JSON
+// object a line.
+func logMessages(data []byte) string {
+	var found []string
+	for line := range bytes.Lines(data) {
+		var m struct{ Level, Msg string }
+		if json.Unmarshal(line, &m) == nil && (m.Level == "error" || m.Level == "fatal") {
+			found = append(found, m.Msg)
+		}
+	}
+	return strings.Join(found, "; ")
+}

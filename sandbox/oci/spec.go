@@ -1,0 +1,151 @@
+package oci
+
+import (
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/harden"
+	"github.com/caisson-run/caisson/sandbox/internal/workmount"
+)
+
+// specVersion is what config.json says. Runtimes refuse a newer minor version
+// than their own, and runc 1.1 and our gVisor know what we use of it.
+const specVersion = "1.0.2"
+
+// plan is everything that a bundle is made from.
+type plan struct {
+	traits    traits
+	identity  identity
+	image     *images.RootFS
+	workspace []workmount.Bind
+	resources limits.Resources
+	// guest and nonce are files of the host, bound read-only.
+	guest, nonce string
+	// cgroup is the container's cgroup as the runtime takes it; empty where
+	// limits can't be had.
+	cgroup cgroupPlan
+	// seccomp is the profile; the zero value for a runtime with a kernel of
+	// its own, see docs/decisions/0021.
+	seccomp harden.Seccomp
+	// ceiling is the host's hard limit of a name, which an ordinary user can't
+	// raise; -1 for none.
+	ceiling func(name string) int64
+}
+
+// identity is who is who in the container.
+type identity struct {
+	// guest is the id, user and group, that PID 1 starts with.
+	guest int
+	// command is the identity of commands in the container.
+	commandUID, commandGID int
+	// user is the mapping of a user namespace with one id; nil for none.
+	user *idPair
+	// single says that guest and commands share one id.
+	single bool
+}
+
+// idPair maps one id of the container, user and group, to one of the host.
+type idPair struct{ container, hostUID, hostGID int }
+
+// spec is the whole of config.json.
+func (p plan) spec() *specs.Spec {
+	s := &specs.Spec{
+		Version:  specVersion,
+		Hostname: harden.HostName,
+		Root:     &specs.Root{Path: rootfsDir, Readonly: true},
+		Process:  p.process(),
+		Mounts:   p.mounts(),
+		Linux: &specs.Linux{
+			Namespaces:    p.namespaces(),
+			Seccomp:       p.seccomp.OCI,
+			MaskedPaths:   harden.MaskedPaths(),
+			ReadonlyPaths: harden.ReadonlyPaths(),
+			Resources:     p.limits(),
+			CgroupsPath:   p.cgroup.path,
+		},
+	}
+	if u := p.identity.user; u != nil {
+		s.Linux.UIDMappings = []specs.LinuxIDMapping{{ContainerID: uint32(u.container), HostID: uint32(u.hostUID), Size: 1}}
+		s.Linux.GIDMappings = []specs.LinuxIDMapping{{ContainerID: uint32(u.container), HostID: uint32(u.hostGID), Size: 1}}
+	}
+	return s
+}
+
+func (p plan) process() *specs.Process {
+	caps := harden.GuestCapabilities()
+	set := &specs.LinuxCapabilities{Bounding: caps, Effective: caps, Permitted: caps}
+	if p.identity.guest != 0 {
+		// Only ambient capabilities survive the exec of another uid than 0.
+		set.Inheritable, set.Ambient = caps, caps
+	}
+	score := oomScore
+	return &specs.Process{
+		User:            specs.User{UID: uint32(p.identity.guest), GID: uint32(p.identity.guest)},
+		Args:            []string{sandbox.GuestPath},
+		Env:             harden.GuestEnv(),
+		Cwd:             "/",
+		Capabilities:    set,
+		Rlimits:         p.rlimits(),
+		NoNewPrivileges: true,
+		OOMScoreAdj:     &score,
+	}
+}
+
+// oomScore makes the kernel choose the sandbox before Caisson where the host
+// itself runs out of memory.
+const oomScore = 500
+
+func (p plan) namespaces() []specs.LinuxNamespace {
+	list := []specs.LinuxNamespace{
+		{Type: specs.PIDNamespace},
+		{Type: specs.MountNamespace},
+		{Type: specs.IPCNamespace},
+		{Type: specs.UTSNamespace},
+		{Type: specs.NetworkNamespace},
+		{Type: specs.CgroupNamespace},
+	}
+	if p.identity.user != nil {
+		list = append(list, specs.LinuxNamespace{Type: specs.UserNamespace})
+	}
+	return list
+}
+
+func (p plan) rlimits() []specs.POSIXRlimit {
+	var list []specs.POSIXRlimit
+	for _, l := range harden.Rlimits(p.resources) {
+		soft, hard := l.Soft, l.Hard
+		if top := p.ceiling(l.Name); top >= 0 {
+			soft, hard = min(soft, top), min(hard, top)
+		}
+		list = append(list, specs.POSIXRlimit{Type: rlimitType(l.Name), Soft: uint64(soft), Hard: uint64(hard)})
+	}
+	if p.traits.ownKernel {
+		// Counted by the sandbox's own kernel, for one uid of one sandbox, so
+		// that the limit is an error of fork and not the sandbox's death.
+		n := uint64(p.resources.PIDs)
+		list = append(list, specs.POSIXRlimit{Type: "RLIMIT_NPROC", Soft: n, Hard: n})
+	}
+	return list
+}
+
+// limits are the cgroup's. Nil asks the runtime for none.
+func (p plan) limits() *specs.LinuxResources {
+	r := &specs.LinuxResources{Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}}
+	if p.cgroup.path == "" {
+		return r
+	}
+	memory, pids := p.resources.MemoryBytes, p.resources.PIDs+p.traits.threads
+	quota, period := p.resources.MilliCPUs*cpuPeriod/1000, uint64(cpuPeriod)
+	r.Memory = &specs.LinuxMemory{Limit: &memory}
+	if p.cgroup.swap {
+		r.Memory.Swap = &memory
+	}
+	r.Pids = &specs.LinuxPids{Limit: &pids}
+	r.CPU = &specs.LinuxCPU{Quota: &quota, Period: &period}
+	return r
+}
+
+// cpuPeriod is the kernel's default, in microseconds.
+const cpuPeriod = 100_000

@@ -1,0 +1,195 @@
+package oci
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/harden"
+	"github.com/caisson-run/caisson/sandbox/internal/workmount"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+// plans are the four bundles that this package makes: each kind, as root and
+// as an ordinary user.
+func plans(t *testing.T) map[string]plan {
+	t.Helper()
+	profile, err := harden.SeccompFor("amd64")
+	if err != nil {
+		t.Fatal(err)
+	}
+	image := &images.RootFS{
+		Binds: []images.Bind{{Source: "/usr", Path: "/usr", IsDir: true}, {Source: "/etc/ld.so.cache", Path: "/etc/ld.so.cache"}},
+		Masks: []string{"/usr/share/private"},
+	}
+	base := plan{
+		image: image, resources: limits.DefaultResources(), guest: "/state/oci/guest-0123", nonce: "/state/ses_1/bundle/nonce",
+		ceiling: func(string) int64 { return -1 },
+		workspace: []workmount.Bind{
+			{Source: "/state/ses_1/mounts/workspace", Target: "/workspace", Dir: true},
+			{Source: "/state/ses_1/mounts/git", Target: "/workspace/.git", Dir: true, ReadOnly: true},
+		},
+	}
+	list := map[string]plan{}
+	for name, set := range map[string]func(p *plan){
+		"gvisor-root": func(p *plan) { p.identity = identity{commandUID: 10001, commandGID: 10001} },
+		"gvisor-user": func(p *plan) {
+			p.identity = identity{guest: 10001, commandUID: 10001, commandGID: 10001, user: &idPair{10001, 1000, 1000}}
+		},
+		"runc-root": func(p *plan) { p.identity = identity{commandUID: 10001, commandGID: 10001} },
+		"runc-user": func(p *plan) { p.identity = identity{single: true, user: &idPair{0, 1000, 1000}} },
+	} {
+		p := base
+		kind, who, _ := strings.Cut(name, "-")
+		p.traits, _ = kinds(Kind(kind))
+		if !p.traits.ownKernel {
+			p.seccomp = profile
+		}
+		if who == "root" {
+			p.cgroup = cgroupPlan{path: "caisson-ses_1", swap: true}
+		} else {
+			p.ceiling = func(name string) int64 { return map[string]int64{"nofile": 1024}[name] + 1<<20*int64(len(name)%2) }
+		}
+		set(&p)
+		list[name] = p
+	}
+	return list
+}
+
+func TestSpecGolden(t *testing.T) {
+	for name, p := range plans(t) {
+		t.Run(name, func(t *testing.T) {
+			s := p.spec()
+			if s.Linux.Seccomp != nil {
+				s.Linux.Seccomp = &specs.LinuxSeccomp{DefaultAction: specs.LinuxSeccompAction("profile of sandbox/internal/harden")}
+			}
+			got, err := json.MarshalIndent(s, "", "  ")
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, '\n')
+			file := filepath.Join("testdata", name+".json")
+			if *update {
+				if err := os.WriteFile(file, got, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(got, want) {
+				t.Errorf("config.json (-want +got):\n%s", cmp.Diff(string(want), string(got)))
+			}
+		})
+	}
+}
+
+// TestSpecHardening asserts the rows of the hardening table one by one, so
+// that an -update can't wave a weakening through.
+func TestSpecHardening(t *testing.T) {
+	for name, p := range plans(t) {
+		s := p.spec()
+		if !s.Root.Readonly || !s.Process.NoNewPrivileges || s.Process.Terminal {
+			t.Errorf("%s: root read-only %v, no_new_privs %v, terminal %v", name, s.Root.Readonly, s.Process.NoNewPrivileges, s.Process.Terminal)
+		}
+		for _, ns := range []specs.LinuxNamespaceType{
+			specs.PIDNamespace, specs.MountNamespace, specs.IPCNamespace, specs.UTSNamespace, specs.NetworkNamespace, specs.CgroupNamespace,
+		} {
+			if !slices.Contains(s.Linux.Namespaces, specs.LinuxNamespace{Type: ns}) {
+				t.Errorf("%s: no new %s namespace", name, ns)
+			}
+		}
+		if diff := cmp.Diff(harden.GuestCapabilities(), s.Process.Capabilities.Bounding); diff != "" {
+			t.Errorf("%s: bounding set (-want +got):\n%s", name, diff)
+		}
+		if s.Hostname != "caisson" || len(s.Process.Env) != 1 || s.Hooks != nil {
+			t.Errorf("%s: host name %q, environment %q, hooks %v", name, s.Hostname, s.Process.Env, s.Hooks)
+		}
+		if (s.Linux.Seccomp == nil) != p.traits.ownKernel {
+			t.Errorf("%s: seccomp profile %v", name, s.Linux.Seccomp)
+		}
+		for _, m := range s.Mounts {
+			if !slices.Contains(m.Options, "nosuid") {
+				t.Errorf("%s: mount %s is not nosuid: %v", name, m.Destination, m.Options)
+			}
+			if m.Type == "bind" && (!slices.Contains(m.Options, "nodev") || !slices.Contains(m.Options, "private") || slices.Contains(m.Options, "rbind")) {
+				t.Errorf("%s: bind %s: %v", name, m.Destination, m.Options)
+			}
+			writable := m.Type == "bind" && !slices.Contains(m.Options, "ro")
+			if writable != (m.Destination == sandbox.WorkspaceDir) {
+				t.Errorf("%s: bind %s writable: %v", name, m.Destination, writable)
+			}
+			if strings.Contains(m.Source, "docker.sock") || m.Source == "/" {
+				t.Errorf("%s: mount of %s", name, m.Source)
+			}
+		}
+	}
+}
+
+func TestSpecCeiling(t *testing.T) {
+	p := plans(t)["gvisor-user"]
+	p.ceiling = func(name string) int64 {
+		return map[string]int64{"core": -1, "memlock": -1, "msgqueue": -1, "nofile": 1024, "stack": 4 << 20}[name]
+	}
+	got := map[string]uint64{}
+	for _, l := range p.spec().Process.Rlimits {
+		got[l.Type] = l.Hard
+	}
+	want := map[string]uint64{
+		"RLIMIT_CORE": 0, "RLIMIT_MEMLOCK": 64 << 10, "RLIMIT_MSGQUEUE": 64 << 10, "RLIMIT_NOFILE": 1024, "RLIMIT_STACK": 4 << 20, "RLIMIT_NPROC": 256,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("hard limits (-want +got):\n%s", diff)
+	}
+}
+
+// The identity in account files is a constant of the images package, which
+// can't import ours; they must not drift apart.
+func TestImageKnowsTheContract(t *testing.T) {
+	root := t.TempDir()
+	for _, dir := range []string{"usr/bin", "usr/lib"} {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, link := range [][2]string{{"usr/bin", "bin"}} {
+		if err := os.Symlink(link[0], filepath.Join(root, link[1])); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(root, "usr/bin/sh"), nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	image, err := images.Host(t.Context(), images.HostOptions{Root: root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	have := map[string]bool{}
+	for _, d := range image.Dirs {
+		have[d.Path] = true
+	}
+	for _, f := range image.Files {
+		have[f.Path] = true
+		if f.Path == "/etc/passwd" && !strings.Contains(string(f.Content), "agent:x:10001:10001:agent:"+sandbox.HomeDir+":") {
+			t.Errorf("passwd: %q", f.Content)
+		}
+	}
+	for _, p := range []string{sandbox.WorkspaceDir, sandbox.HomeDir, sandbox.GuestPath, "/.caisson/nonce", "/tmp", "/proc", "/sys", "/dev", "/run"} {
+		if !have[p] {
+			t.Errorf("the skeleton has no %s", p)
+		}
+	}
+}

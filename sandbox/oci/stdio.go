@@ -1,0 +1,96 @@
+package oci
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+)
+
+// streams are the container's ends of its standard streams. They are pipes,
+// never regular files: gVisor writes to a regular file at an offset of its
+// own and overwrites what is there.
+type streams struct{ stdin, stdout, stderr *os.File }
+
+// close closes the container's ends in this process.
+func (s streams) close() error {
+	return errors.Join(s.stdin.Close(), s.stdout.Close(), s.stderr.Close())
+}
+
+// stdio is our end: the guest's connection, and what it writes to its standard
+// error, which is only of interest when it dies.
+type stdio struct {
+	in, out *os.File
+	stderr  *stderrHead
+}
+
+// openStdio makes the pipes. Close the streams once the runtime has them, and
+// the stdio in the end.
+func openStdio() (*stdio, streams, error) {
+	var ends [6]*os.File
+	for i := 0; i < len(ends); i += 2 {
+		r, w, err := os.Pipe()
+		if err != nil {
+			for _, f := range ends[:i] {
+				f.Close() //nolint:errcheck // nothing was written
+			}
+			return nil, streams{}, fmt.Errorf("make pipes: %w", err)
+		}
+		ends[i], ends[i+1] = r, w
+	}
+	s := &stdio{in: ends[1], out: ends[2], stderr: &stderrHead{file: ends[4], done: make(chan struct{})}}
+	go s.stderr.read()
+	return s, streams{stdin: ends[0], stdout: ends[3], stderr: ends[5]}, nil
+}
+
+// Read reads what the guest says.
+func (s *stdio) Read(p []byte) (int, error) { return s.out.Read(p) }
+
+// Write sends to the guest.
+func (s *stdio) Write(p []byte) (int, error) { return s.in.Write(p) }
+
+// Close closes both directions, which makes the guest exit. A second call
+// gives the pipe's error for a closed file.
+func (s *stdio) Close() error { return errors.Join(s.in.Close(), s.out.Close()) }
+
+// stderrHead keeps the first bytes of the container's standard error, which
+// are those that say what went wrong, and drains the rest.
+type stderrHead struct {
+	file *os.File
+	done chan struct{}
+	mu   sync.Mutex
+	head []byte
+}
+
+// maxStderr is enough for the message and the first goroutine of a Go panic.
+const maxStderr = 8 << 10
+
+func (t *stderrHead) read() {
+	defer close(t.done)
+	buf := make([]byte, 4<<10)
+	for {
+		n, err := t.file.Read(buf)
+		t.mu.Lock()
+		t.head = append(t.head, buf[:min(n, maxStderr-len(t.head))]...)
+		t.mu.Unlock()
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (t *stderrHead) text() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return oneLine(string(t.head))
+}
+
+// close stops the reading and waits for it.
+func (t *stderrHead) close() error {
+	err := t.file.Close()
+	<-t.done
+	return err
+}
+
+var _ io.ReadWriteCloser = (*stdio)(nil)

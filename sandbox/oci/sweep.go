@@ -1,0 +1,38 @@
+package oci
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/owner"
+)
+
+// Sweep removes what sandboxes of dead owners left: the runtime's state of
+// their containers, cgroups with what still runs in them, mounts, folders and
+// placeholders. Sandboxes of other live processes are not touched.
+func (b *Backend) Sweep(ctx context.Context) ([]sandbox.Leftover, error) {
+	instance, err := owner.Instance(b.options.StateDir)
+	if err != nil {
+		return nil, fmt.Errorf("sweep %s sandboxes: %w", b.Name(), err)
+	}
+	return owner.Sweep(ctx, owner.SweepOptions{
+		StateDir: b.options.StateDir, Backend: b.Name(), Instance: instance, Undo: b.undo,
+	})
+}
+
+// undo removes one thing of a dead session. Names are checked against the
+// session: a journal is a file, and files can be damaged.
+func (b *Backend) undo(ctx context.Context, session string, e owner.Entry) (bool, error) {
+	switch e.Kind {
+	case owner.KindContainer:
+		if e.Name != cgroupPrefix+session {
+			return false, fmt.Errorf("remove container %q: not the one of session %s", e.Name, session)
+		}
+		return b.runtime.delete(ctx, e.Name)
+	case owner.KindCgroup:
+		return removeCgroup("/"+e.Name, session)
+	default:
+		return false, fmt.Errorf("remove %s %s: this backend makes none", e.Kind, e)
+	}
+}

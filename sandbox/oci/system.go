@@ -1,0 +1,49 @@
+package oci
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// checkSystem says whether this system can run the backend at all, from what
+// it says about itself.
+func (b *Backend) checkSystem() error {
+	if runtime.GOOS != "linux" {
+		return fmt.Errorf("%s is not Linux: use the docker backend: %w", runtime.GOOS, sandbox.ErrUnsupported)
+	}
+	if !b.rootless {
+		return nil
+	}
+	for _, s := range []struct{ file, off, mend string }{
+		{"user/max_user_namespaces", "0", "sysctl user.max_user_namespaces=15000"},
+		{"kernel/unprivileged_userns_clone", "0", "sysctl kernel.unprivileged_userns_clone=1"},
+		{"kernel/apparmor_restrict_unprivileged_userns", "1", "sysctl kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile that allows userns for the runtime"},
+	} {
+		data, err := os.ReadFile("/proc/sys/" + s.file)
+		if err == nil && strings.TrimSpace(string(data)) == s.off {
+			return fmt.Errorf("this system lets ordinary users make no user namespaces: %w: as root: %s", sandbox.ErrUnavailable, s.mend)
+		}
+	}
+	return nil
+}
+
+// hardLimit gives the hard limit that this process has and, without
+// privilege, can't raise; -1 where it can, or has none.
+func (b *Backend) hardLimit(name string) int64 {
+	which := map[string]int{
+		"core": unix.RLIMIT_CORE, "memlock": unix.RLIMIT_MEMLOCK, "msgqueue": unix.RLIMIT_MSGQUEUE,
+		"nofile": unix.RLIMIT_NOFILE, "stack": unix.RLIMIT_STACK,
+	}
+	id, ok := which[name]
+	var l unix.Rlimit
+	if !ok || !b.rootless || unix.Getrlimit(id, &l) != nil || l.Max > 1<<62 {
+		return -1
+	}
+	return int64(l.Max)
+}
