@@ -70,7 +70,11 @@ func BenchmarkExec(b *testing.B) {
 			program := bench.runtime
 			root := filepath.Join(bench.state, "oci", peer.backend)
 			timed(b, func() error {
-				return exec.CommandContext(b.Context(), program, "--root", root, "exec", box.Attestation().Container, "sh", "-c", "true").Run()
+				out, err := exec.CommandContext(b.Context(), program, "--root", root, "exec", box.Attestation().Container, "/bin/sh", "-c", "true").CombinedOutput()
+				if err != nil {
+					return fmt.Errorf("%w: %s", err, out)
+				}
+				return nil
 			})
 		})
 	}
@@ -234,7 +238,7 @@ func runIn(ctx context.Context, box sandbox.Sandbox, stdout io.Writer, argv ...s
 
 // engineExec is the way that an engine itself offers.
 func engineExec(ctx context.Context, api *client.Client, id string) error {
-	created, err := api.ContainerExecCreate(ctx, id, container.ExecOptions{Cmd: []string{"sh", "-c", "true"}, AttachStdout: true, AttachStderr: true})
+	created, err := api.ContainerExecCreate(ctx, id, container.ExecOptions{Cmd: []string{"/bin/sh", "-c", "true"}, AttachStdout: true, AttachStderr: true})
 	if err != nil {
 		return err
 	}
