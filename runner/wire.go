@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/tools"
 )
 
 func wireResources(r limits.Resources) Resources {
@@ -46,4 +48,34 @@ func listed[T any](s []T) []T {
 		return []T{}
 	}
 	return s
+}
+
+func completed(e tools.Completed) ToolCompleted {
+	p := ToolCompleted{
+		CallID: e.CallID, Name: e.Name, Success: e.Success, OutputBytes: e.OutputBytes,
+		LatencyMS: milliseconds(e.Latency), FilesModified: listed(e.FilesModified), Metadata: e.Metadata,
+	}
+	if e.Command != "" {
+		p.Command = &e.Command
+	}
+	return p
+}
+
+func failed(e tools.Failed) ToolFailed {
+	return ToolFailed{
+		CallID: e.CallID, Name: e.Name, Class: e.Class, Reason: e.Reason, Message: e.Message, ErrorID: e.ErrorID,
+		LatencyMS: milliseconds(e.Latency), FilesModified: listed(e.FilesModified), Partial: e.Partial,
+	}
+}
+
+func requested(c tools.Confirmation) ConfirmationRequested {
+	return ConfirmationRequested{
+		CallID: c.CallID, Name: c.Name, Class: c.Class, RequestID: c.ID, Summary: c.Summary,
+		InputHash: c.InputHash, Display: c.Input, Hidden: c.Hidden, Projected: listed(c.Projected), Diff: c.Diff,
+		ExpiresAt: c.Expires.UTC().Format(timeLayout),
+	}
+}
+
+func shortenedText(e loop.ContextShortened) string {
+	return fmt.Sprintf("near the model's context window: %d old tool results are shortened in what is sent, by %d bytes", e.Results, e.Bytes)
 }

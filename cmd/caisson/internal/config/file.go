@@ -1,5 +1,7 @@
 package config
 
+import "maps"
+
 // File is the content of a configuration file, of a profile, and of what the
 // environment and the flags say. A nil field is not set.
 type File struct {
@@ -25,6 +27,7 @@ type File struct {
 	Limits    Limits    `yaml:"limits"`
 	Resources Resources `yaml:"resources"`
 	Docker    Docker    `yaml:"docker"`
+	HostImage HostImage `yaml:"host_image"`
 	Programs  Programs  `yaml:"programs"`
 
 	// Profiles are named sets of these settings; a profile has none itself.
@@ -86,6 +89,14 @@ type Docker struct {
 	Runtime *string `yaml:"runtime"`
 }
 
+// HostImage says what image host has beside the machine's /usr.
+type HostImage struct {
+	// Toolchains are absolute folders that are shown read-only at their own
+	// path; Mask are folders below /usr or a toolchain that are hidden.
+	Toolchains []string `yaml:"toolchains"`
+	Mask       []string `yaml:"mask"`
+}
+
 // Programs are absolute paths of what is otherwise found beside the
 // executable or on PATH.
 type Programs struct {
@@ -123,6 +134,12 @@ func (f File) Over(upper File) File {
 	over(&f.Resources.CommandTime, upper.Resources.CommandTime)
 	over(&f.Docker.Host, upper.Docker.Host)
 	over(&f.Docker.Runtime, upper.Docker.Runtime)
+	if upper.HostImage.Toolchains != nil {
+		f.HostImage.Toolchains = upper.HostImage.Toolchains
+	}
+	if upper.HostImage.Mask != nil {
+		f.HostImage.Mask = upper.HostImage.Mask
+	}
 	over(&f.Programs.Guest, upper.Programs.Guest)
 	over(&f.Programs.Runsc, upper.Programs.Runsc)
 	over(&f.Programs.Runc, upper.Programs.Runc)
@@ -139,12 +156,11 @@ func overMap[V any](lower, upper map[string]V) map[string]V {
 	if len(upper) == 0 {
 		return lower
 	}
-	out := make(map[string]V, len(lower)+len(upper))
+	out := maps.Clone(upper)
 	for k, v := range lower {
-		out[k] = v
-	}
-	for k, v := range upper {
-		out[k] = v
+		if _, ok := out[k]; !ok {
+			out[k] = v
+		}
 	}
 	return out
 }

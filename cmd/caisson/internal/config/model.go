@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -9,6 +10,9 @@ import (
 // DefaultModel is what runs where a key of OpenAI, or the address of a server
 // that speaks its protocol, is all that is known.
 const DefaultModel = "openai/gpt-5"
+
+// ErrNoModel says that neither settings nor environment name a model.
+var ErrNoModel = errors.New("no model is configured")
 
 // openAIBase is where the openai provider is without a base URL.
 const openAIBase = "https://api.openai.com/v1"
@@ -40,7 +44,7 @@ func (c *Config) SelectModel(environ []string) (SelectedModel, error) {
 		_, base := getenv("OPENAI_BASE_URL")
 		if !key && !base {
 			return SelectedModel{}, &Error{
-				Where: "model", Message: "no model is configured, and the environment holds no OPENAI_API_KEY or OPENAI_BASE_URL",
+				Where: "model", Err: ErrNoModel, Message: "no model is configured, and the environment holds no OPENAI_API_KEY or OPENAI_BASE_URL",
 				Mend: "set OPENAI_API_KEY, or name a model with --model or model: in the configuration; --model replay/FILE needs no key",
 			}
 		}

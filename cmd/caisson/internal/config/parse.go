@@ -19,7 +19,12 @@ type Error struct {
 	Message      string
 	// Mend says what to do, "" where the message does.
 	Mend string
+	// Err is the cause, where there is one to test for.
+	Err error
 }
+
+// Unwrap gives the cause.
+func (e *Error) Unwrap() error { return e.Err }
 
 // Error gives "where:line:column: message".
 func (e *Error) Error() string {

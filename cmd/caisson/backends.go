@@ -1,0 +1,242 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/docker"
+	"github.com/caisson-run/caisson/sandbox/oci"
+)
+
+const (
+	// checkTime bounds the question whether a backend could start: an engine
+	// that hangs must not hold up a run that can do without it.
+	checkTime = 5 * time.Second
+	// sweepTime bounds the removal of what dead owners left.
+	sweepTime = 30 * time.Second
+)
+
+// makeBackend makes a real backend.
+func makeBackend(name string, s backendSettings) (sandbox.Backend, error) {
+	env := environ(s.environ)
+	host := images.HostOptions{Toolchains: s.toolchains, Mask: s.mask, Path: env.get("PATH")}
+	var protect []string
+	if home := env.home(); home != "" {
+		protect = []string{home}
+	}
+	if name == "docker" {
+		return docker.New(docker.Options{
+			Host: s.host, Runtime: s.runtime, GuestPath: s.guest, StateDir: s.stateDir, Protect: protect,
+			HostImage: host, Getenv: env.get, Logger: s.logger,
+		})
+	}
+	return oci.New(oci.Options{
+		Kind: oci.Kind(name), RuntimePath: s.runtime, GuestPath: s.guest, StateDir: s.stateDir, Protect: protect,
+		Host: host, Logger: s.logger,
+	})
+}
+
+// chooser makes and chooses backends for one configuration.
+type chooser struct {
+	deps     deps
+	conf     config.Config
+	programs programs
+	environ  environ
+	logger   *zap.Logger
+	made     map[string]sandbox.Backend
+}
+
+// make gives a backend by its name, made once.
+func (c *chooser) make(name string) (sandbox.Backend, error) {
+	if b, ok := c.made[name]; ok {
+		return b, nil
+	}
+	b, err := c.construct(name)
+	if err != nil {
+		return nil, err
+	}
+	if c.made == nil {
+		c.made = map[string]sandbox.Backend{}
+	}
+	c.made[name] = b
+	return b, nil
+}
+
+func (c *chooser) construct(name string) (sandbox.Backend, error) {
+	guest, err := c.programs.find(c.conf.Programs.Guest, "caisson-guest")
+	if err != nil {
+		return nil, err
+	}
+	s := backendSettings{
+		stateDir: c.environ.stateDir(), guest: guest, environ: c.environ, logger: c.logger,
+		toolchains: c.conf.HostImage.Toolchains, mask: c.conf.HostImage.Mask,
+	}
+	switch name {
+	case "docker":
+		s.host, s.runtime = value(c.conf.Docker.Host), value(c.conf.Docker.Runtime)
+	case "gvisor":
+		s.runtime, err = c.programs.find(c.conf.Programs.Runsc, "runsc")
+	case "runc":
+		s.runtime, err = c.programs.find(c.conf.Programs.Runc, "runc", "crun")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return c.deps.backend(name, s)
+}
+
+// close ends what was made.
+func (c *chooser) close() {
+	for _, b := range c.made {
+		if closer, ok := b.(io.Closer); ok {
+			_ = closer.Close()
+		}
+	}
+}
+
+// choose gives the backend that was asked for and says why it is that one. A
+// backend that was named is that one or an error.
+func (c *chooser) choose(ctx context.Context, note func(string)) (sandbox.Backend, runner.BackendChoice, error) {
+	asked := *c.conf.Backend
+	if asked != "auto" {
+		b, err := c.make(asked)
+		if err == nil {
+			_, err = c.check(ctx, b)
+		}
+		return b, runner.BackendChoice{Asked: asked, Chosen: asked, Why: "it was asked for"}, err
+	}
+	why := "the administrator's file does not allow docker"
+	if c.conf.Allowed("docker") {
+		b, err := c.make("docker")
+		if err == nil {
+			var info sandbox.Info
+			info, err = c.check(ctx, b)
+			if err == nil && !info.Local {
+				err = errors.New("the engine is on another machine")
+			}
+		}
+		if err == nil {
+			return c.orGVisor(b, note), runner.BackendChoice{Asked: asked, Chosen: "docker", Why: "a local Docker engine answers"}, nil
+		}
+		why = "no local Docker engine can be used: " + err.Error()
+	}
+	if !c.conf.Allowed("gvisor") {
+		return nil, runner.BackendChoice{}, fmt.Errorf("choose backend: %w: %s, and the administrator's file does not allow gvisor", sandbox.ErrUnavailable, why)
+	}
+	b, err := c.make("gvisor")
+	if err == nil {
+		_, err = c.check(ctx, b)
+	}
+	if err != nil {
+		return nil, runner.BackendChoice{}, fmt.Errorf("choose backend: %s; and gvisor: %w", why, err)
+	}
+	return b, runner.BackendChoice{Asked: asked, Chosen: "gvisor", Why: why}, nil
+}
+
+func (c *chooser) check(ctx context.Context, b sandbox.Backend) (sandbox.Info, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, checkTime, errors.New("no answer in time"))
+	defer cancel()
+	return b.Check(ctx)
+}
+
+// orGVisor wraps the docker backend of auto: an engine that turns out not to
+// share this file system, which only a container can tell, is left for gvisor.
+func (c *chooser) orGVisor(b sandbox.Backend, note func(string)) sandbox.Backend {
+	if !c.conf.Allowed("gvisor") {
+		return b
+	}
+	return &autoBackend{Backend: b, other: func() (sandbox.Backend, error) { return c.make("gvisor") }, note: note}
+}
+
+// autoBackend is what auto chose, with what it takes where the choice proves
+// impossible.
+type autoBackend struct {
+	sandbox.Backend
+	other func() (sandbox.Backend, error)
+	note  func(string)
+}
+
+// Create makes the sandbox with docker, or with gvisor where the engine does
+// not share this file system. Any other failure stays one.
+func (a *autoBackend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	box, err := a.Backend.Create(ctx, spec)
+	if !errors.Is(err, docker.ErrNotShared) {
+		return box, err
+	}
+	other, otherErr := a.other()
+	if otherErr != nil {
+		return nil, errors.Join(err, otherErr)
+	}
+	a.note("the sandbox is gvisor instead of docker: " + err.Error())
+	return other.Create(ctx, spec)
+}
+
+// sweep removes what dead owners left, with every backend that is known.
+func (c *chooser) sweep(ctx context.Context) []sandbox.Leftover {
+	ctx, cancel := context.WithTimeoutCause(ctx, sweepTime, errors.New("no answer in time"))
+	defer cancel()
+	var all []sandbox.Leftover
+	for _, name := range []string{"docker", "gvisor", "runc"} {
+		b, ok := c.made[name]
+		if !ok && name != "docker" {
+			// Its runtime may be there although another backend was chosen.
+			if made, err := c.make(name); err == nil {
+				b, ok = made, true
+			}
+		}
+		if !ok {
+			continue
+		}
+		left, err := b.Sweep(ctx)
+		all = append(all, left...)
+		if err != nil {
+			c.logger.Warn("remove what dead owners left", zap.String("backend", name), zap.Error(err))
+		}
+	}
+	return all
+}
+
+// imageFacts are what a command's environment and a user should know of the
+// image before it runs.
+func (c *chooser) imageFacts(ctx context.Context, ref images.Reference) (path, warnings []string) {
+	if ref.Scheme != images.SchemeHost {
+		return nil, nil
+	}
+	fs, err := images.Host(ctx, images.HostOptions{
+		Toolchains: c.conf.HostImage.Toolchains, Mask: c.conf.HostImage.Mask, Path: c.environ.get("PATH"),
+	})
+	if err != nil {
+		return nil, nil // the backend will say so
+	}
+	return fs.Path, fs.Warnings
+}
+
+// reference reads the image setting. A folder is relative to the working folder.
+func reference(text string) (images.Reference, error) {
+	if dir, ok := strings.CutPrefix(text, "rootfs:"); ok && !filepath.IsAbs(dir) {
+		abs, err := filepath.Abs(dir)
+		if err != nil {
+			return images.Reference{}, err
+		}
+		text = "rootfs:" + abs
+	}
+	return images.ParseReference(text)
+}
+
+func value(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
+}

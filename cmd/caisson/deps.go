@@ -1,0 +1,79 @@
+package main
+
+import (
+	"io"
+	"os"
+
+	"go.uber.org/zap"
+	"golang.org/x/term"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// deps is what the program takes from outside: tests give their own.
+type deps struct {
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	// signals delivers what ends a run.
+	signals <-chan os.Signal
+	// terminal says whether a stream is one; width is that of standard error.
+	terminal func(stream any) bool
+	width    func() int
+	// discard drops what was typed and not read.
+	discard func()
+	// executable is the path of the program; programs are looked for beside it.
+	executable func() (string, error)
+	// backend makes a backend by its name: docker, gvisor or runc.
+	backend func(name string, s backendSettings) (sandbox.Backend, error)
+	// model makes the selected model. The function that comes with it ends it.
+	model func(m config.SelectedModel, s modelSettings) (loop.Model, func(), error)
+	// requirements is the administrator's file, owned by requirementsUID.
+	requirements    string
+	requirementsUID int
+}
+
+// backendSettings is what a backend is made from.
+type backendSettings struct {
+	stateDir string
+	guest    string // path of caisson-guest
+	runtime  string // path of runsc or runc; for docker the runtime's name, "" for the engine's own
+	host     string // docker only; "" means the environment and the contexts
+	environ  []string
+	// toolchains and mask are what image host has and hides beside /usr.
+	toolchains, mask []string
+	logger           *zap.Logger
+}
+
+// modelSettings is what a model is made from besides its selection.
+type modelSettings struct {
+	stream bool
+	// differs is told what a replayed run did differently.
+	differs func(text string)
+	logger  *zap.Logger
+}
+
+// standard is the real world.
+func standard(signals <-chan os.Signal) deps {
+	return deps{
+		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, signals: signals,
+		terminal: isTerminal,
+		width: func() int {
+			if w, _, err := term.GetSize(int(os.Stderr.Fd())); err == nil && w > 0 {
+				return w
+			}
+			return 80
+		},
+		discard:      func() { discardInput(int(os.Stdin.Fd())) },
+		executable:   os.Executable,
+		backend:      makeBackend,
+		model:        makeModel,
+		requirements: "/etc/caisson/requirements.yaml",
+	}
+}
+
+func isTerminal(stream any) bool {
+	f, ok := stream.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}

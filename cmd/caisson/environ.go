@@ -1,0 +1,46 @@
+package main
+
+import (
+	"path/filepath"
+	"strings"
+)
+
+// environ is the environment as NAME=value strings.
+type environ []string
+
+// get gives a variable's value, the last one where it is there twice.
+func (e environ) get(name string) string {
+	value := ""
+	for _, v := range e {
+		if k, rest, ok := strings.Cut(v, "="); ok && k == name {
+			value = rest
+		}
+	}
+	return value
+}
+
+// home is the user's home folder, "" where there is none.
+func (e environ) home() string { return absolute(e.get("HOME")) }
+
+// xdg gives Caisson's folder below one of the XDG base folders. A relative
+// value counts as unset, as the specification asks; without a home there is none.
+func (e environ) xdg(name, def string) string {
+	base := absolute(e.get(name))
+	if base == "" {
+		if e.home() == "" {
+			return ""
+		}
+		base = filepath.Join(e.home(), def)
+	}
+	return filepath.Join(base, "caisson")
+}
+
+func (e environ) stateDir() string  { return e.xdg("XDG_STATE_HOME", ".local/state") }
+func (e environ) configDir() string { return e.xdg("XDG_CONFIG_HOME", ".config") }
+
+func absolute(path string) string {
+	if filepath.IsAbs(path) {
+		return path
+	}
+	return ""
+}

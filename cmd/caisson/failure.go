@@ -1,0 +1,58 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// usageError is a command line that can't be understood.
+type usageError struct{ err error }
+
+func (u *usageError) Error() string { return u.err.Error() }
+func (u *usageError) Unwrap() error { return u.err }
+
+// failure turns any error into what people read and its exit status.
+func failure(err error) *runner.Error {
+	if e, ok := errors.AsType[*runner.Error](err); ok {
+		return e
+	}
+	if u, ok := errors.AsType[*usageError](err); ok {
+		return &runner.Error{Status: runner.ExitUsage, Problem: runner.Problem{Cause: u.Error(), Mend: "caisson --help and caisson run --help list what there is."}}
+	}
+	if c, ok := errors.AsType[*config.Error](err); ok {
+		return &runner.Error{Status: runner.ExitConfig, Problem: runner.Problem{Cause: c.Error(), Mend: sentence(c.Mend)}, Err: err}
+	}
+	problem := runner.Problem{Cause: err.Error()}
+	switch _, missing := errors.AsType[*programError](err); {
+	case missing:
+		problem.Mend = "Build it with make build, keep it beside caisson, or name it under programs: in the configuration."
+		return &runner.Error{Status: runner.ExitSandboxStart, Problem: problem, Err: err}
+	case errors.Is(err, sandbox.ErrUnavailable), errors.Is(err, sandbox.ErrNotFound), errors.Is(err, sandbox.ErrUnsupported),
+		errors.Is(err, sandbox.ErrInvalid), errors.Is(err, tools.ErrSandboxStart):
+		problem.Mend = "caisson doctor says what this machine can run; --backend chooses another sandbox."
+		return &runner.Error{Status: runner.ExitSandboxStart, Problem: problem, Err: err}
+	}
+	return &runner.Error{Status: runner.ExitFailed, Problem: problem, Err: err}
+}
+
+// sentence makes a mend of the configuration's one of ours.
+func sentence(s string) string {
+	if s == "" {
+		return "Mend it there."
+	}
+	return strings.ToUpper(s[:1]) + s[1:] + "."
+}
+
+// report prints a failure as one paragraph.
+func report(w io.Writer, e *runner.Error) {
+	cause, _ := tools.Display(e.Cause)
+	mend, _ := tools.Display(e.Mend)
+	fmt.Fprintf(w, "caisson: %s. %s\n", strings.TrimRight(cause, ".\n "), mend)
+}

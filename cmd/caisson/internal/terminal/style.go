@@ -1,0 +1,68 @@
+package terminal
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/charmbracelet/x/ansi"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// style paints text, or does nothing where colours are off.
+type style struct{ on bool }
+
+func (s style) paint(code, text string) string {
+	if !s.on || text == "" {
+		return text
+	}
+	return "\x1b[" + code + "m" + text + "\x1b[0m"
+}
+
+func (s style) bold(t string) string   { return s.paint("1", t) }
+func (s style) dim(t string) string    { return s.paint("2", t) }
+func (s style) red(t string) string    { return s.paint("31", t) }
+func (s style) green(t string) string  { return s.paint("32", t) }
+func (s style) yellow(t string) string { return s.paint("33", t) }
+func (s style) cyan(t string) string   { return s.paint("36", t) }
+
+// line makes foreign text safe to stand in one line.
+func line(s string) string {
+	safe, _ := tools.Display(s)
+	return safe
+}
+
+// fit cuts a line to a width in cells, with an ellipsis.
+func fit(s string, width int) string { return ansi.Truncate(s, max(width, 1), "…") }
+
+// lastLines gives the last n lines of live output, each safe and expanded: a
+// carriage return starts its line again, as it does on a terminal, so that a
+// progress bar shows its last state.
+func lastLines(text string, n int) []string {
+	text = strings.TrimRight(text, "\r\n")
+	if text == "" {
+		return nil
+	}
+	all := strings.Split(text, "\n")
+	all = all[max(len(all)-n, 0):]
+	out := make([]string, 0, len(all))
+	for _, l := range all {
+		l = strings.TrimRight(l, "\r")
+		if i := strings.LastIndexByte(l, '\r'); i >= 0 {
+			l = l[i+1:]
+		}
+		// Programs colour their output in spite of TERM=dumb; the colours go,
+		// everything else that a terminal would obey is written out.
+		out = append(out, line(strings.ReplaceAll(ansi.Strip(l), "\t", "    ")))
+	}
+	return out
+}
+
+// elapsed writes a time as people do: 0.4s, 12s, 2m5s.
+func elapsed(d time.Duration) string {
+	if d < 10*time.Second {
+		return fmt.Sprintf("%.1fs", max(d, 0).Seconds())
+	}
+	return d.Round(time.Second).String()
+}

@@ -1,0 +1,92 @@
+package terminal
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/caisson-run/caisson/runner"
+)
+
+// Summary gives the lines that end a run: what changed, what to look at before
+// anything else does, and what it cost.
+func Summary(r runner.Report, colour bool) []string {
+	s := style{colour}
+	lines := diffstat(r, s)
+	for _, h := range r.HostExecuted {
+		lines = append(lines, s.yellow(line(fmt.Sprintf("! read %s before you go on: %s runs or obeys it", h.Path, h.By))))
+	}
+	for _, q := range r.Quarantined {
+		if q.To == "" {
+			lines = append(lines, s.red(line(fmt.Sprintf("! %s appeared in the workspace and could not be renamed: %s", q.Path, q.Why))))
+			continue
+		}
+		lines = append(lines, s.yellow(line(fmt.Sprintf("! %s appeared in the workspace and was renamed to %s", q.Path, q.To))))
+	}
+	for _, d := range r.Denials {
+		lines = append(lines, s.yellow(line(fmt.Sprintf("! %s was refused (%s %s)", d.Name, d.Class, d.Reason))))
+	}
+	for _, l := range r.Left {
+		lines = append(lines, s.red("! left behind: "+line(l)))
+	}
+	return append(lines, s.dim(costLine(r)))
+}
+
+// diffstat lists changed files as git does.
+func diffstat(r runner.Report, s style) []string {
+	const most = 30
+	width := 0
+	for _, c := range r.Changed[:min(len(r.Changed), most)] {
+		width = max(width, len([]rune(line(c.Path))))
+	}
+	width = min(width, 60)
+	var out []string
+	added, removed := 0, 0
+	for i, c := range r.Changed {
+		added, removed = added+c.Insertions, removed+c.Deletions
+		if i >= most {
+			continue
+		}
+		what := c.Change + ", no diff"
+		if c.HasDiff {
+			what = fmt.Sprintf("%d %s%s", c.Insertions+c.Deletions, s.green(bar('+', c.Insertions, c.Deletions)), s.red(bar('-', c.Deletions, c.Insertions)))
+		}
+		out = append(out, fmt.Sprintf(" %-*s | %s", width, fit(line(c.Path), 60), what))
+	}
+	if len(r.Changed) > most {
+		out = append(out, fmt.Sprintf(" … and %d more", len(r.Changed)-most))
+	}
+	total := fmt.Sprintf(" %s changed, %s(+), %s(-)", count(len(r.Changed), "file"), count(added, "insertion"), count(removed, "deletion"))
+	if r.Incomplete {
+		total += "; the workspace is too large, or could not be read whole, to be sure"
+	}
+	return append(out, total)
+}
+
+// bar draws n of a sign, in scale with the other sign's count.
+func bar(sign byte, n, other int) string {
+	const cells = 40
+	if total := n + other; total > cells {
+		n = (n*cells + total - 1) / total
+	}
+	return strings.Repeat(string(sign), n)
+}
+
+// costLine is the last line of a run.
+func costLine(r runner.Report) string {
+	cost := "cost unknown"
+	if r.CostUSD != "unknown" {
+		cost = "$" + r.CostUSD
+	}
+	u := r.Usage
+	return fmt.Sprintf("%s · %d tokens in, %d out · %s, %s · %s.%d s · records in %s",
+		cost, u.InputTokens+u.CachedInputTokens+u.CacheWriteTokens, u.OutputTokens,
+		count(int(u.Rounds), "model call"), count(int(u.ToolCalls), "tool call"),
+		fmt.Sprint(r.WallMS/1000), r.WallMS%1000/100, line(r.Dir))
+}
+
+func count(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}

@@ -1,0 +1,60 @@
+package main
+
+import (
+	"errors"
+	"io/fs"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/openai"
+	"github.com/caisson-run/caisson/loop/replay"
+	"github.com/caisson-run/caisson/runner"
+)
+
+// makeModel makes a real model. Its errors are a *runner.Error.
+func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), error) {
+	if m.Provider == "replay" {
+		model, err := replay.Open(m.Name, replay.Options{
+			Report: func(d replay.Difference) { s.differs(d.String()) }, Logger: s.logger,
+		})
+		if err != nil {
+			status := runner.ExitConfig
+			if errors.Is(err, fs.ErrNotExist) {
+				status = runner.ExitInput
+			}
+			return nil, nil, &runner.Error{Status: status, Err: err, Problem: runner.Problem{
+				Cause: "the recording can't be played: " + err.Error(),
+				Mend:  "Name a script, a trace.jsonl or an ATIF file: --model replay/FILE.",
+			}}
+		}
+		return model, func() {}, nil
+	}
+	if m.APIKey == "" && m.KeyNeeded {
+		return nil, nil, &runner.Error{Status: runner.ExitAuth, Problem: runner.Problem{
+			Cause: "there is no key for the model " + m.Provider + "/" + m.Name + ": " + m.KeyEnv + " is not set",
+			Mend:  "Set it to your key, or name another model with --model; --model replay/FILE needs none.",
+		}}
+	}
+	o := openai.Options{
+		Model: m.Name, BaseURL: m.BaseURL, APIKey: m.APIKey, Stream: s.stream, Temperature: m.Temperature,
+		MaxOutputTokens: m.MaxOutputTokens, Logger: s.logger,
+	}
+	if m.Price != nil {
+		o.Price = &openai.Price{Input: float64(m.Price.Input), CachedInput: float64(m.Price.CachedInput), Output: float64(m.Price.Output)}
+	}
+	model, err := openai.New(o)
+	if err != nil {
+		return nil, nil, &runner.Error{Status: runner.ExitConfig, Err: err, Problem: runner.Problem{
+			Cause: "the model can't be used: " + err.Error(), Mend: "Check base_url and the model's profile.",
+		}}
+	}
+	return model, func() { _ = model.Close() }, nil
+}
+
+// task is what a recording's user asked for, or "".
+func task(m loop.Model) string {
+	if r, ok := m.(interface{ Task() string }); ok {
+		return r.Task()
+	}
+	return ""
+}

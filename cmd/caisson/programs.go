@@ -1,0 +1,102 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// programs finds the programs that Caisson starts: beside its own executable,
+// then where the configuration says, then on PATH. Never in the workspace, and
+// never by a relative element of PATH: a project could have put it there.
+type programs struct {
+	executable func() (string, error)
+	path       string // PATH
+	workspace  string // "" where there is none
+}
+
+// find gives the absolute path of the first of names that is there, with
+// links resolved.
+func (p programs) find(configured *string, names ...string) (string, error) {
+	var tried []string
+	for _, candidate := range p.candidates(configured, names) {
+		real, err := filepath.EvalSymlinks(candidate)
+		if err != nil {
+			tried = append(tried, candidate)
+			continue
+		}
+		if err := p.usable(real); err != nil {
+			tried = append(tried, fmt.Sprintf("%s (%v)", candidate, err))
+			continue
+		}
+		return real, nil
+	}
+	return "", &programError{name: names[0], tried: tried}
+}
+
+func (p programs) candidates(configured *string, names []string) []string {
+	var out []string
+	if self, err := p.executable(); err == nil {
+		if real, err := filepath.EvalSymlinks(self); err == nil {
+			for _, name := range names {
+				out = append(out, filepath.Join(filepath.Dir(real), name))
+			}
+		}
+	}
+	if configured != nil {
+		out = append(out, *configured)
+	}
+	for _, dir := range filepath.SplitList(p.path) {
+		if filepath.IsAbs(dir) {
+			for _, name := range names {
+				out = append(out, filepath.Join(dir, name))
+			}
+		}
+	}
+	return out
+}
+
+// usable says why a program must not be started, or nil.
+func (p programs) usable(path string) error {
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return err
+	case !info.Mode().IsRegular() || info.Mode().Perm()&0o111 == 0:
+		return errors.New("not an executable file")
+	case info.Mode().Perm()&0o002 != 0:
+		return errors.New("anybody can write it")
+	}
+	if p.workspace == "" {
+		return nil
+	}
+	root, err := os.Stat(p.workspace)
+	if err != nil {
+		return nil
+	}
+	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
+		if own, err := os.Stat(dir); err == nil && os.SameFile(own, root) {
+			return errors.New("it lies in the workspace")
+		}
+		if dir == filepath.Dir(dir) {
+			return nil
+		}
+	}
+}
+
+// programError says that a program that Caisson needs is not there.
+type programError struct {
+	name  string
+	tried []string
+}
+
+// Error names the program and the places.
+func (e *programError) Error() string {
+	text := "find " + e.name + ": it is not there"
+	if len(e.tried) > 0 {
+		text += "; tried " + strings.Join(e.tried[:min(len(e.tried), 6)], ", ")
+	}
+	return text
+}

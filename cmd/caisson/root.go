@@ -1,0 +1,91 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/caisson-run/caisson/runner"
+)
+
+// run is the whole program: it does what the arguments say and returns the
+// exit status.
+func run(ctx context.Context, args, env []string, d deps) int {
+	status := runner.ExitDone
+	root := newRoot(d, env, &status)
+	root.SetArgs(args)
+	root.SetIn(d.stdin)
+	root.SetOut(d.stdout)
+	root.SetErr(d.stderr)
+	if err := root.ExecuteContext(ctx); err != nil {
+		e := failure(err)
+		report(d.stderr, e)
+		return e.Status
+	}
+	return status
+}
+
+// newRoot makes the command tree. A command that ends without an error, but
+// not well, sets status.
+func newRoot(d deps, env []string, status *int) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "caisson",
+		Short: "Run an agent's tool calls where they can do no harm",
+		Long: "Caisson runs an LLM agent on a workspace. What only reads runs in this process; what writes or\n" +
+			"executes runs in one container a session, without network, and nothing is left of it afterwards.",
+		SilenceUsage: true, SilenceErrors: true,
+		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
+		Args:              cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usage("there is no command %q; there are %s", args[0], commandNames(cmd))
+			}
+			return cmd.Help()
+		},
+	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
+	root.AddCommand(newRunCommand(d, env, status), newDoctorCommand(d, env, status), newVersionCommand(d))
+	return root
+}
+
+func commandNames(root *cobra.Command) string {
+	var names []string
+	for _, c := range root.Commands() {
+		if c.IsAvailableCommand() {
+			names = append(names, c.Name())
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+// noArgs refuses arguments.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usage("%s takes no arguments, got %q", cmd.CommandPath(), args[0])
+	}
+	return nil
+}
+
+// errUsage is behind every usage error.
+var errUsage = errors.New("usage")
+
+// exitHelp is the end of a command's help: its exit statuses.
+func exitHelp(statuses ...int) string {
+	meaning := map[int]string{
+		runner.ExitDone: "done", runner.ExitFailed: "the agent or the model failed", runner.ExitUsage: "usage",
+		runner.ExitAuth: "authentication", runner.ExitInput: "the workspace, the task or a file can't be used",
+		runner.ExitSandboxStart: "the sandbox could not start", runner.ExitSandboxLost: "the sandbox was lost",
+		runner.ExitConfig: "configuration", runner.ExitLimit: "a limit was reached",
+		runner.ExitFatal:       "a record could not be written",
+		runner.ExitNoApprover:  "something needed an approval that it didn't get",
+		runner.ExitInterrupted: "interrupted (143: terminated)",
+	}
+	var b strings.Builder
+	b.WriteString("\nExit status:\n")
+	for _, s := range statuses {
+		b.WriteString("  " + pad(s) + meaning[s] + "\n")
+	}
+	return b.String()
+}

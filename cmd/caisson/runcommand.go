@@ -1,0 +1,271 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/terminal"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// runFlags is what only caisson run takes.
+type runFlags struct {
+	settings  config.File
+	profile   string
+	workspace string
+	file      string
+	output    string
+	submounts []string
+	json      bool
+	noStream  bool
+}
+
+const runLong = `Run one agent task on a workspace, to its end.
+
+The task is the argument, the content of -f FILE, or standard input where the argument is "-".
+What the agent does is shown on standard error; standard output has the answer alone, or with
+--json the records, one a line, and nothing else.
+
+Every setting below is also an environment variable, CAISSON_ and its name in capitals with
+underscores, and a key of $XDG_CONFIG_HOME/caisson/config.yaml.
+`
+
+func newRunCommand(d deps, env environ, status *int) *cobra.Command {
+	var f runFlags
+	cmd := &cobra.Command{
+		Use:   "run [flags] [TASK | -]",
+		Short: "Run one agent task on a workspace, to its end",
+		Long: runLong + exitHelp(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitAuth, runner.ExitInput,
+			runner.ExitSandboxStart, runner.ExitSandboxLost, runner.ExitConfig, runner.ExitLimit, runner.ExitFatal,
+			runner.ExitNoApprover, runner.ExitInterrupted),
+		Example: `  caisson run "make the tests pass"
+  caisson run --backend gvisor --policy ci --json - < task.txt
+  caisson run --workspace ./project --model replay/script.yaml`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			got, err := runTask(cmd.Context(), d, env, f, args)
+			*status = got
+			return err
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.StringVar(&f.workspace, "workspace", ".", "folder that the agent works on")
+	flags.StringVarP(&f.file, "file", "f", "", "read the task from FILE")
+	flags.StringVarP(&f.output, "output", "o", "", "also write the answer to FILE")
+	flags.BoolVar(&f.json, "json", false, "write the records to standard output, one a line")
+	flags.StringVar(&f.profile, "profile", "", "settings of profiles.NAME in the configuration")
+	flags.StringArrayVar(&f.submounts, "submount", nil, "accept a mount inside the workspace (repeatable)")
+	flags.BoolVar(&f.noStream, "no-stream", false, "don't stream the model's answer")
+	addSettings(cmd, &f.settings)
+	return cmd
+}
+
+// runTask does what caisson run is for and gives the exit status.
+func runTask(ctx context.Context, d deps, env environ, f runFlags, args []string) (int, error) {
+	if f.noStream {
+		f.settings.Stream = new(false)
+	}
+	if f.submounts != nil {
+		f.settings.Submounts = f.submounts
+	}
+	text, err := readTask(d, args, f.file)
+	if err != nil {
+		return 0, err
+	}
+	s, err := newSetup(d, env, f.settings, f.profile, f.workspace)
+	if err != nil {
+		return 0, err
+	}
+	defer s.close()
+	u := newInterface(d, env, f.json)
+	defer u.close()
+	ctx, force, cancel, stop := interruptible(ctx, d.signals, u.say)
+	defer stop()
+	u.broken = func() { cancel(&runner.Interrupted{Signal: sigpipe}) }
+
+	o, done, err := s.options(ctx, text, u)
+	if err != nil {
+		if i, ok := errors.AsType[*runner.Interrupted](context.Cause(ctx)); ok {
+			return 128 + i.Signal, nil
+		}
+		return 0, err
+	}
+	defer done()
+	o.Force = force
+	answer, err := openAnswer(f.output)
+	if err != nil {
+		return 0, err
+	}
+	r, err := runner.Run(ctx, o)
+	if err != nil {
+		return 0, errors.Join(err, answer.close())
+	}
+	return u.finish(r, answer), nil
+}
+
+// options puts a session together: the model, then the backend.
+func (s *setup) options(ctx context.Context, text string, u *userInterface) (_ runner.Options, done func(), err error) {
+	var o runner.Options
+	selected, err := s.conf.SelectModel(s.environ)
+	if err != nil {
+		return o, nil, noModel(err)
+	}
+	model, closeModel, err := s.deps.model(selected, modelSettings{stream: *s.conf.Stream, differs: u.differs, logger: zap.NewNop()})
+	if err != nil {
+		return o, nil, err
+	}
+	defer func() {
+		if err != nil {
+			closeModel()
+		}
+	}()
+	if text == "" {
+		text = task(model)
+	}
+	if text == "" {
+		return o, nil, usage("a task is needed: as the argument, by -f FILE, or - for standard input")
+	}
+	image, err := reference(*s.conf.Image)
+	if err != nil {
+		return o, nil, &runner.Error{Status: runner.ExitConfig, Err: err, Problem: runner.Problem{
+			Cause: "the image can't be used: " + err.Error(), Mend: "Images are host, rootfs:DIR, or a name that the Docker engine has.",
+		}}
+	}
+	resources, err := s.conf.SandboxResources()
+	if err != nil {
+		return o, nil, err
+	}
+	policy, err := s.conf.ToolPolicy(u.preset())
+	if err != nil {
+		return o, nil, err
+	}
+	path, warnings := s.backends.imageFacts(ctx, image)
+	backend, choice, err := s.backends.choose(ctx, u.note)
+	if err != nil {
+		return o, nil, err
+	}
+	return runner.Options{
+		Session: runner.NewSessionID(), Task: text, Workspace: s.workspace, Submounts: s.conf.Submounts,
+		StateDir: s.environ.stateDir(), Backend: backend, Choice: choice, Image: image, ImageName: *s.conf.Image,
+		Git: sandbox.GitMode(*s.conf.Git), Resources: resources, Grace: time.Duration(*s.conf.Grace),
+		AllowOwnerRunner: *s.conf.AcceptRunnerAsOwner,
+		Model:            model, MaxOutputTokens: selected.MaxOutputTokens, ContextWindow: selected.ContextWindow,
+		Budget: s.conf.Budget(), Policy: policy, Approver: u.approver(), OnPrompt: tools.OnPrompt(*s.conf.OnPrompt),
+		SearchPath: path, Warnings: warnings, Sources: s.sources(), Removed: s.backends.sweep(ctx),
+		Version: programVersion(), Secrets: secrets(s.environ, selected), Mirror: u.record, Live: u.live,
+	}, closeModel, nil
+}
+
+// noModel says that a key is missing where that is why there is no model.
+func noModel(err error) error {
+	e, ok := errors.AsType[*config.Error](err)
+	if !ok || !errors.Is(err, config.ErrNoModel) {
+		return err
+	}
+	return &runner.Error{Status: runner.ExitAuth, Err: err, Problem: runner.Problem{Cause: e.Message, Mend: sentence(e.Mend)}}
+}
+
+// sigpipe is the number of SIGPIPE: the status of a program whose reader went
+// away is 141 by custom.
+const sigpipe = 13
+
+// userInterface is how a run speaks: to a person, or by records.
+type userInterface struct {
+	deps        deps
+	json        bool
+	colour      bool
+	interactive bool
+	render      *terminal.Renderer
+	broken      func()
+	lost        bool
+}
+
+func newInterface(d deps, env environ, json bool) *userInterface {
+	live := d.terminal(d.stderr) && env.get("TERM") != "dumb" && env.get("TERM") != ""
+	u := &userInterface{
+		deps: d, json: json, broken: func() {},
+		colour:      live && env.get("NO_COLOR") == "",
+		interactive: !json && d.terminal(d.stdin) && d.terminal(d.stderr),
+	}
+	u.render = terminal.New(terminal.Options{Out: d.stderr, Live: live && !json, Colour: u.colour, Width: d.width})
+	return u
+}
+
+func (u *userInterface) close() { u.render.Close() }
+
+// preset is the policy where none is named: a person can be asked, or not.
+func (u *userInterface) preset() string {
+	if u.interactive {
+		return "default"
+	}
+	return "ci"
+}
+
+func (u *userInterface) approver() tools.Approver {
+	if !u.interactive {
+		return nil
+	}
+	return &terminal.Prompt{In: u.deps.stdin, Out: u.render, Discard: u.deps.discard}
+}
+
+// record passes a record on. It is called by one goroutine at a time.
+func (u *userInterface) record(r runner.Record, line []byte) {
+	if !u.json {
+		u.render.Record(r)
+		return
+	}
+	if u.lost {
+		return
+	}
+	if _, err := u.deps.stdout.Write(append(line[:len(line):len(line)], '\n')); err != nil {
+		u.lost = true
+		u.broken()
+	}
+}
+
+func (u *userInterface) live(d runner.Delta) {
+	if !u.json {
+		u.render.Delta(d)
+	}
+}
+
+// say tells a person something; with --json it goes to standard error all the same.
+func (u *userInterface) say(text string) { u.render.Print("caisson: " + text) }
+
+func (u *userInterface) note(text string) {
+	safe, _ := tools.Display(text)
+	u.say(safe)
+}
+
+func (u *userInterface) differs(text string) { u.note("the replay differs: " + text) }
+
+// finish shows the end of a run and gives its exit status.
+func (u *userInterface) finish(r runner.Report, answer *answerFile) int {
+	u.render.Close()
+	if !u.json {
+		for _, l := range terminal.Summary(r, u.colour) {
+			fmt.Fprintln(u.deps.stderr, l)
+		}
+	}
+	err := errors.Join(answer.write(r.Answer), answer.close())
+	if !u.json {
+		err = errors.Join(err, printAnswer(u.deps.stdout, r.Answer, u.deps.terminal(u.deps.stdout)))
+	}
+	if r.Problem != nil {
+		report(u.deps.stderr, &runner.Error{Problem: *r.Problem})
+	}
+	if err != nil && r.Reason == loop.StopAnswered {
+		report(u.deps.stderr, &runner.Error{Problem: runner.Problem{Cause: err.Error(), Mend: "The answer is in " + r.Dir + "/report.json."}})
+		return runner.ExitFailed
+	}
+	return r.ExitStatus
+}

@@ -1,0 +1,133 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/runner"
+)
+
+// setup is what every command that starts a sandbox begins with.
+type setup struct {
+	deps    deps
+	environ environ
+	conf    config.Config
+	// workspace is nil where the command has none.
+	workspace *runner.Workspace
+	backends  chooser
+}
+
+// configEnv names the user's file in place of the usual one.
+const configEnv = "CAISSON_CONFIG"
+
+// configPath is the user's file, and whether it was named and must be there.
+func (e environ) configPath() (string, bool) {
+	if path := e.get(configEnv); path != "" {
+		return path, true
+	}
+	if dir := e.configDir(); dir != "" {
+		return filepath.Join(dir, "config.yaml"), false
+	}
+	return "", false
+}
+
+// loadConfig reads the settings in all their layers.
+func loadConfig(d deps, env environ, flags config.File, profile string) (config.Config, error) {
+	path, needed := env.configPath()
+	if profile == "" {
+		profile = env.get("CAISSON_PROFILE")
+	}
+	return config.Load(config.Options{
+		Environ: env, Others: []string{configEnv, "CAISSON_PROFILE"}, Path: path, Needed: needed, Profile: profile,
+		Flags: flags, Requirements: d.requirements, RequirementsUID: d.requirementsUID,
+	})
+}
+
+// newSetup reads the settings and opens the workspace, in this order, so that
+// a mistake in either is said before anything is started.
+func newSetup(d deps, env environ, flags config.File, profile, workspace string) (*setup, error) {
+	s := &setup{deps: d, environ: env}
+	var err error
+	if s.conf, err = loadConfig(d, env, flags, profile); err != nil {
+		return nil, err
+	}
+	state := env.stateDir()
+	if state == "" {
+		return nil, &runner.Error{Status: runner.ExitConfig, Problem: runner.Problem{
+			Cause: "there is no place for Caisson's state: neither HOME nor XDG_STATE_HOME is an absolute path",
+			Mend:  "Set HOME, or XDG_STATE_HOME.",
+		}}
+	}
+	if err := os.MkdirAll(state, 0o700); err != nil {
+		return nil, &runner.Error{Status: runner.ExitConfig, Err: err, Problem: runner.Problem{
+			Cause: "the state folder can't be made: " + err.Error(), Mend: "Set XDG_STATE_HOME to a folder that you can write.",
+		}}
+	}
+	p := programs{executable: d.executable, path: env.get("PATH")}
+	if workspace != "" {
+		s.workspace, err = runner.OpenWorkspace(workspace, runner.Protected{Home: env.home(), State: state, Config: env.configDir()})
+		if err != nil {
+			return nil, err
+		}
+		p.workspace = s.workspace.Path
+	}
+	s.backends = chooser{deps: d, conf: s.conf, programs: p, environ: env, logger: zap.NewNop()}
+	return s, nil
+}
+
+func (s *setup) close() {
+	s.backends.close()
+	if s.workspace != nil {
+		_ = s.workspace.Close()
+	}
+}
+
+// sources says where the settings came from.
+func (s *setup) sources() []runner.Source {
+	var out []runner.Source
+	for _, src := range s.conf.Sources {
+		out = append(out, runner.Source{Name: src.Name, Path: src.Path, SHA256: src.SHA256})
+	}
+	return out
+}
+
+// secrets are the values of the environment that are keys, whichever model
+// was chosen.
+func secrets(env environ, m config.SelectedModel) []runner.Secret {
+	var out []runner.Secret
+	for _, name := range []string{m.KeyEnv, "OPENAI_API_KEY", "ANTHROPIC_API_KEY"} {
+		if v := env.get(name); name != "" && v != "" {
+			out = append(out, runner.Secret{Name: name, Value: v})
+		}
+	}
+	return out
+}
+
+// readTask gives the task: the argument, a file, or standard input where "-"
+// says so; it is never read otherwise. "" is no task.
+func readTask(d deps, args []string, file string) (string, error) {
+	switch {
+	case len(args) > 1:
+		return "", usage("one task, in quotes; got %d arguments", len(args))
+	case len(args) == 1 && file != "":
+		return "", usage("the task as an argument or by -f, not both")
+	case len(args) == 1 && args[0] == "-":
+		return readBounded(d.stdin, "standard input")
+	case len(args) == 1:
+		return args[0], nil
+	case file == "":
+		return "", nil
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		return "", &runner.Error{Status: runner.ExitInput, Err: err, Problem: runner.Problem{
+			Cause: fmt.Sprintf("the task can't be read: %v", err), Mend: "Name a file that is there.",
+		}}
+	}
+	defer func() { _ = f.Close() }() // only read
+	return readBounded(f, file)
+}

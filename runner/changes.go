@@ -1,0 +1,136 @@
+package runner
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// lookTime bounds one look at the whole workspace.
+const lookTime = 60 * time.Second
+
+// look begins to look at the workspace as it is, in the background. Nothing
+// writes or executes before it has ended.
+func (s *session) look(ctx context.Context) {
+	go func() {
+		defer close(s.looked)
+		ctx, cancel := context.WithTimeoutCause(ctx, lookTime, errSlow)
+		defer cancel()
+		before, err := takeSnapshot(ctx, s.reader)
+		if err != nil {
+			s.log.Warn("look at the workspace", zap.Error(err))
+			before = &snapshot{incomplete: true}
+		}
+		s.before = before
+	}()
+}
+
+// fresh says whether a file is still as the session found it, by its own
+// metadata. Where that can't be told it is not.
+func (s *session) fresh(ctx context.Context, name string) bool {
+	rel, err := s.reader.Relative(name)
+	if err != nil {
+		return false
+	}
+	was, there := s.before.files[rel]
+	now, isThere := stamp{}, false
+	// The parent's listing tells a link from a file and has the change time.
+	_, err = s.reader.Walk(ctx, path.Dir(rel), workspace.WalkOptions{MaxDepth: 1}, func(e workspace.Entry) error {
+		if e.Path != rel {
+			return nil
+		}
+		now, isThere = stampOf(e), true
+		return workspace.SkipAll
+	})
+	if !isThere {
+		missing := errors.As(err, new(*workspace.Error))
+		return (err == nil || missing) && !there && !s.before.incomplete
+	}
+	return err == nil && there && now == was
+}
+
+// changes fills in what differs from the session's start.
+func (s *session) changes(r *Report) {
+	r.Changed, r.HostExecuted = []Changed{}, []HostExecuted{}
+	if s.exec == nil {
+		return
+	}
+	<-s.looked
+	ctx, cancel := context.WithTimeoutCause(context.Background(), lookTime, errSlow)
+	defer cancel()
+	after, err := takeSnapshot(ctx, s.reader)
+	if err != nil {
+		s.log.Warn("look at the workspace", zap.Error(err))
+		r.Incomplete = true
+		return
+	}
+	r.Incomplete = s.before.incomplete || after.incomplete
+	r.Changed = listed(s.before.compare(after))
+	r.HostExecuted = listed(hostExecuted(r.Changed))
+	r.HostExecuted = append(r.HostExecuted, s.moved.bare()...)
+	r.Quarantined = s.moved.list(after)
+	var patch strings.Builder
+	for i := range r.Changed {
+		c := &r.Changed[i]
+		text, added, removed, ok := s.exec.images.diff(ctx, s.reader, *c)
+		if ok {
+			c.HasDiff, c.Insertions, c.Deletions = true, added, removed
+			patch.WriteString(text)
+		}
+	}
+	r.Patch = patch.String()
+}
+
+// writePatch writes the diffs beside the trace.
+func (s *session) writePatch(r *Report) error {
+	if r.Patch == "" {
+		return nil
+	}
+	if err := os.WriteFile(filepath.Join(s.dir, "workspace.patch"), []byte(r.Patch), 0o600); err != nil {
+		return fmt.Errorf("write patch: %w", err)
+	}
+	return nil
+}
+
+// writeReport writes the whole report beside the trace.
+func (s *session) writeReport(r Report) error {
+	text, err := json.MarshalIndent(r, "", "  ")
+	if err == nil {
+		text = newRedactor(s.opts.Secrets).bytes(append(escapeInvisible(text), '\n'))
+		err = os.WriteFile(filepath.Join(s.dir, "report.json"), text, 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("write report: %w", err)
+	}
+	return nil
+}
+
+// short bounds the lists of the last record.
+func short(e SessionEnded) SessionEnded {
+	if over := len(e.Changed) - MaxListed; over > 0 {
+		e.Changed, e.ChangedOmitted = e.Changed[:MaxListed], over
+	}
+	e.HostExecuted = e.HostExecuted[:min(len(e.HostExecuted), MaxListed)]
+	e.Quarantined = e.Quarantined[:min(len(e.Quarantined), MaxListed)]
+	e.Denials = e.Denials[:min(len(e.Denials), MaxListed)]
+	e.Left = e.Left[:min(len(e.Left), MaxListed)]
+	return e
+}
+
+// quarantine is what was renamed, or should have been.
+type quarantine struct {
+	mu    sync.Mutex
+	moves map[string]Quarantined
+	found []string // bare repositories, which are reported only
+}

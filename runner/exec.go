@@ -1,0 +1,174 @@
+package runner
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/shell"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// executor runs what tools ask for in the session's container: shell commands
+// for tools/shell, changes of files for tools/file. It is safe for concurrent use.
+type executor struct {
+	box   *container
+	spill *spiller
+	// env is the environment of commands; nil is sandbox.DefaultEnv.
+	env []string
+	// ready ends when the workspace has been looked at as it was; nothing
+	// changes it before.
+	ready <-chan struct{}
+	// fresh says whether a file is still as the session found it.
+	fresh func(ctx context.Context, path string) bool
+	// after is called when a command has ended.
+	after func(ctx context.Context)
+
+	images preimages
+
+	mu     sync.Mutex
+	shell  string
+	killed int
+}
+
+// Run runs one shell command to its end.
+func (x *executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, error) {
+	l, err := x.begin(ctx)
+	if err != nil {
+		return shell.Result{}, err
+	}
+	program, err := x.program(ctx, l)
+	if err != nil {
+		return shell.Result{}, x.box.check(l, err)
+	}
+	stdout := &capture{stream: "stdout", watch: cmd.Stdout, spill: x.spill}
+	stderr := &capture{stream: "stderr", watch: cmd.Stderr, spill: x.spill}
+	p, err := l.box.Start(ctx, sandbox.Command{
+		Argv: []string{program, "-c", "--", cmd.Script}, Env: x.env, Dir: cmd.Dir, Timeout: cmd.Timeout,
+		Stdout: stdout, Stderr: stderr,
+	})
+	if err != nil {
+		return shell.Result{}, fmt.Errorf("start command: %w", x.box.check(l, err))
+	}
+	exit, err := p.Wait()
+	result := shellResult(exit, stdout, stderr)
+	x.count(result)
+	if err != nil {
+		return result, fmt.Errorf("wait for command: %w", x.box.check(l, err))
+	}
+	if ctx.Err() != nil {
+		return result, fmt.Errorf("run command: %w", context.Cause(ctx))
+	}
+	x.after(ctx)
+	return result, nil
+}
+
+// Apply makes one change to the workspace.
+func (x *executor) Apply(ctx context.Context, op workspace.Op) (workspace.Change, error) {
+	l, err := x.begin(ctx)
+	if err != nil {
+		return workspace.Change{}, err
+	}
+	fresh := x.fresh(ctx, op.Path)
+	change, err := l.box.Apply(ctx, op)
+	if err != nil {
+		return change, x.box.check(l, err)
+	}
+	switch op.Kind {
+	case workspace.OpWrite, workspace.OpPatch, workspace.OpDelete:
+		x.images.note(change, fresh)
+	}
+	return change, nil
+}
+
+// begin waits for the container and for the look at the workspace.
+func (x *executor) begin(ctx context.Context) (*life, error) {
+	l, err := x.box.running(ctx)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-x.ready:
+		return l, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for workspace: %w", context.Cause(ctx))
+	}
+}
+
+// environment is the default one with more folders at the end of PATH.
+func environment(more []string) []string {
+	env := sandbox.DefaultEnv()
+	for i, v := range env {
+		list, ok := strings.CutPrefix(v, "PATH=")
+		if !ok {
+			continue
+		}
+		dirs := strings.Split(list, ":")
+		for _, dir := range more {
+			if !slices.Contains(dirs, dir) && !strings.Contains(dir, ":") {
+				dirs = append(dirs, dir)
+			}
+		}
+		env[i] = "PATH=" + strings.Join(dirs, ":")
+	}
+	return env
+}
+
+// program is the shell of the image: bash where it has it, else sh. It is
+// asked once a session.
+func (x *executor) program(ctx context.Context, l *life) (string, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.shell != "" {
+		return x.shell, nil
+	}
+	p, err := l.box.Start(ctx, sandbox.Command{Argv: []string{"bash", "-c", ":"}, Timeout: 30 * time.Second})
+	if err != nil {
+		return "", fmt.Errorf("look for bash: %w", err)
+	}
+	exit, err := p.Wait()
+	if err != nil {
+		return "", fmt.Errorf("look for bash: %w", err)
+	}
+	switch {
+	case exit.Status.Success():
+		x.shell = "bash"
+	case ctx.Err() == nil:
+		x.shell = "sh"
+	default:
+		return "", fmt.Errorf("look for bash: %w", context.Cause(ctx))
+	}
+	return x.shell, nil
+}
+
+func (x *executor) count(r shell.Result) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.killed += r.Killed
+}
+
+// processesKilled is the number of processes that had to be killed so far.
+func (x *executor) processesKilled() int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.killed
+}
+
+func shellResult(e sandbox.Exit, stdout, stderr *capture) shell.Result {
+	killed := e.Kill.Killed
+	if e.Kill.AfterExit {
+		// What a command leaves must go, whether SIGTERM was enough or not.
+		killed = max(e.Kill.Terminated, e.Kill.Killed)
+	}
+	return shell.Result{
+		Code: e.Status.Code, Signal: e.Status.Signal,
+		OOMKilled: e.Status.OOMKilled, TimedOut: e.Status.TimedOut, Cancelled: e.Status.Cancelled,
+		Stdout: stdout.result(e.Stdout), Stderr: stderr.result(e.Stderr),
+		Killed: killed, Left: e.Kill.Left, KilledAfterExit: e.Kill.AfterExit,
+		Wall: e.Wall, CPU: e.CPU, PeakMemory: e.PeakMemory,
+	}
+}

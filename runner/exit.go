@@ -1,0 +1,86 @@
+package runner
+
+import (
+	"github.com/caisson-run/caisson/loop"
+)
+
+// Exit statuses of the command line; docs/exit-status.md is the published table.
+const (
+	ExitDone         = 0
+	ExitFailed       = 1 // the agent or the model failed
+	ExitUsage        = 2
+	ExitAuth         = 41
+	ExitInput        = 42
+	ExitSandboxStart = 44
+	ExitSandboxLost  = 45
+	ExitConfig       = 52
+	ExitLimit        = 53
+	ExitFatal        = 54 // a tool failed fatally, or the trace can't be written
+	ExitUntrusted    = 55
+	ExitNoApprover   = 56
+	ExitInterrupted  = 130 // SIGINT; 128 plus the signal's number for others
+)
+
+// ExitStatus is the exit status that a report stands for. Interrupted beats
+// errors, errors beat success.
+func ExitStatus(r Report) int {
+	switch r.Reason {
+	case loop.StopAnswered:
+		if r.Unapproved > 0 {
+			return ExitNoApprover
+		}
+		return ExitDone
+	case loop.StopAuth:
+		return ExitAuth
+	case loop.StopSandboxStart:
+		return ExitSandboxStart
+	case loop.StopSandboxLost:
+		return ExitSandboxLost
+	case loop.StopLimit:
+		return ExitLimit
+	case loop.StopTraceUnwritable:
+		return ExitFatal
+	case loop.StopNoApprover:
+		return ExitNoApprover
+	case loop.StopCancelled:
+		if r.Signal > 0 {
+			return 128 + r.Signal
+		}
+		return ExitInterrupted
+	}
+	return ExitFailed // provider_failed, stuck
+}
+
+// Interrupted is the cause with which a run is cancelled by a signal.
+type Interrupted struct {
+	// Signal is its number: 2 for SIGINT, 15 for SIGTERM.
+	Signal int
+}
+
+// Error names the signal.
+func (i *Interrupted) Error() string {
+	if i.Signal == 15 {
+		return "terminated"
+	}
+	return "interrupted"
+}
+
+// Error is why there was no session, as people read it.
+type Error struct {
+	// Status is the exit status.
+	Status int
+	Problem
+	// Err is the cause, where it is more than Problem says.
+	Err error
+}
+
+// Error gives cause and mend.
+func (e *Error) Error() string {
+	if e.Mend == "" {
+		return e.Cause
+	}
+	return e.Cause + ". " + e.Mend
+}
+
+// Unwrap gives the cause.
+func (e *Error) Unwrap() error { return e.Err }

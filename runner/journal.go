@@ -1,0 +1,209 @@
+package runner
+
+import (
+	"sync"
+
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// journal turns events into records: it knows which record caused which. It is
+// safe for concurrent use, as the dispatcher, the loop and the container
+// report from goroutines of their own.
+type journal struct {
+	rec  *Recorder
+	live func(Delta)
+	// cancelled is how a cancelled turn is named in its record.
+	cancelled func() string
+
+	mu      sync.Mutex
+	created string // record ids, "" where there is none yet
+	turn    string
+	turnRec string
+	asked   string
+	answer  string
+	calls   map[string]string
+	tally   tally
+}
+
+// tally is what is counted while records are written.
+type tally struct {
+	modelCalls, toolCalls int
+	denials               []Denial
+	modelFailure          ModelCallFailed
+}
+
+func newJournal(rec *Recorder, live func(Delta)) *journal {
+	if live == nil {
+		live = func(Delta) {}
+	}
+	return &journal{rec: rec, live: live, calls: map[string]string{}, cancelled: func() string { return "cancelled" }}
+}
+
+// write records something that the session itself says.
+func (j *journal) write(p Payload) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	id, err := j.rec.Write(Entry{Turn: j.turn, Parent: j.created, Actor: ActorSystem, Payload: p})
+	if err == nil && j.created == "" {
+		j.created = id
+	}
+	return err
+}
+
+// counted gives what was counted so far.
+func (j *journal) counted() tally {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.tally
+}
+
+// loopEvent records what the loop reports.
+func (j *journal) loopEvent(e loop.Event) error {
+	if d, ok := e.(loop.TextDelta); ok {
+		j.live(Delta{Stream: "answer", Text: d.Text})
+		return nil
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	switch e := e.(type) {
+	case loop.TurnStarted:
+		j.turn = e.Turn
+		return j.put(&j.turnRec, j.created, ActorUser, TurnStarted{})
+	case loop.MessageAdded:
+		return j.message(e.Message)
+	case loop.ModelCallStarted:
+		j.tally.modelCalls++
+		return j.put(&j.asked, j.turnRec, ActorAgent, ModelCallStarted(e))
+	case loop.ModelCallCompleted:
+		p := ModelCallCompleted{
+			Round: e.Round, LatencyMS: milliseconds(e.Latency), Usage: e.Usage, Finish: e.Finish, ToolCalls: e.ToolCalls,
+		}
+		if e.FirstDelta > 0 {
+			p.FirstDeltaMS = new(milliseconds(e.FirstDelta))
+		}
+		return j.put(&j.answer, j.asked, ActorAgent, p)
+	case loop.ModelCallFailed:
+		j.tally.modelFailure = ModelCallFailed(e)
+		return j.put(&j.answer, j.asked, ActorAgent, j.tally.modelFailure)
+	case loop.CallRefused:
+		f := tools.Failed{CallID: e.CallID, Name: e.Name, Class: e.Class, Reason: e.Reason, Message: e.Message}
+		j.deny(f)
+		return j.putCall(e.CallID, ActorTool, failed(f))
+	case loop.BudgetWarning:
+		return j.put(nil, j.turnRec, ActorSystem, BudgetWarning{What: e.Kind, Limit: e.Limit, Used: e.Used})
+	case loop.ContextShortened:
+		return j.put(nil, j.turnRec, ActorSystem, Warning{Message: shortenedText(e)})
+	case loop.TurnEnded:
+		return j.turnEnded(e)
+	}
+	return nil
+}
+
+func (j *journal) turnEnded(e loop.TurnEnded) error {
+	defer func() { j.turn = "" }()
+	t := j.tally
+	if e.Reason == loop.StopCancelled {
+		return j.put(nil, j.turnRec, ActorSystem, TurnCancelled{
+			Reason: j.cancelled(), ModelCalls: t.modelCalls, ToolCalls: t.toolCalls, Usage: e.Usage, WallMS: milliseconds(e.Wall),
+		})
+	}
+	return j.put(nil, j.turnRec, ActorSystem, TurnCompleted{
+		Reason: e.Reason, Truncated: e.Truncated, ModelCalls: t.modelCalls, ToolCalls: t.toolCalls,
+		Usage: e.Usage, WallMS: milliseconds(e.Wall),
+	})
+}
+
+// message records a message under what brought it about.
+func (j *journal) message(m loop.Message) error {
+	parent, actor := j.turnRec, ActorSystem
+	switch m.Role {
+	case loop.RoleUser:
+		actor = ActorUser
+	case loop.RoleAssistant:
+		parent, actor = j.answer, ActorAgent
+	case loop.RoleTool:
+		actor = ActorTool
+		for _, b := range m.Blocks {
+			if b.ToolResult != nil && j.calls[b.ToolResult.ToolUseID] != "" {
+				parent = j.calls[b.ToolResult.ToolUseID]
+			}
+		}
+	}
+	return j.put(nil, parent, actor, Message{Role: m.Role, Blocks: m.Blocks})
+}
+
+// put writes one record and keeps its id where keep is not nil. The caller
+// holds mu.
+func (j *journal) put(keep *string, parent string, actor Actor, p Payload) error {
+	id, err := j.rec.Write(Entry{Turn: j.turn, Parent: parent, Actor: actor, Payload: p})
+	if err == nil && keep != nil {
+		*keep = id
+	}
+	return err
+}
+
+// putCall writes one record of a call, under the call's record before it, or
+// under the model's answer that made the call.
+func (j *journal) putCall(call string, actor Actor, p Payload) error {
+	id, err := j.rec.Write(Entry{Turn: j.turn, Parent: j.cause(call), Actor: actor, Payload: p})
+	if err == nil {
+		j.calls[call] = id
+	}
+	return err
+}
+
+// toolEvent records what the dispatcher reports. What writes, executes or
+// reaches a network is on the disk before it runs.
+func (j *journal) toolEvent(e tools.Event) error {
+	if d, ok := e.(tools.OutputDelta); ok {
+		j.live(Delta{CallID: d.CallID, Stream: d.Stream, Text: d.Text})
+		return nil
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	switch e := e.(type) {
+	case tools.Called:
+		j.tally.toolCalls++
+		err := j.putCall(e.CallID, ActorAgent, ToolCalled(e))
+		if err == nil && e.Class != tools.ClassNone && e.Class != tools.ClassRead {
+			err = j.rec.Sync()
+		}
+		return err
+	case tools.Completed:
+		return j.putCall(e.CallID, ActorTool, completed(e))
+	case tools.Failed:
+		j.deny(e)
+		return j.putCall(e.CallID, ActorTool, failed(e))
+	case tools.InputInvalid:
+		return j.putCall(e.CallID, ActorTool, ToolInputInvalid{CallID: e.CallID, Name: e.Name, Errors: listed(e.Messages)})
+	case tools.ConfirmationRequested:
+		return j.putCall(e.Confirmation.CallID, ActorSystem, requested(e.Confirmation))
+	case tools.ConfirmationResolved:
+		actor := ActorSystem
+		if e.By == "user" {
+			actor = ActorUser
+		}
+		return j.putCall(e.CallID, actor, ConfirmationResolved{
+			CallID: e.CallID, RequestID: e.ConfirmationID, Decision: e.Decision, Scope: e.Scope, By: e.By,
+		})
+	case tools.Warning:
+		return j.put(nil, j.cause(e.CallID), ActorSystem, Warning{CallID: e.CallID, Message: e.Message})
+	}
+	return nil
+}
+
+// cause is the last record of a call, or the model's answer that made it.
+func (j *journal) cause(call string) string {
+	if id := j.calls[call]; id != "" {
+		return id
+	}
+	return j.answer
+}
+
+func (j *journal) deny(e tools.Failed) {
+	switch e.Class {
+	case tools.ErrorPermissionDenied, tools.ErrorUserDenied, tools.ErrorConfirmationTimeout:
+		j.tally.denials = append(j.tally.denials, Denial{CallID: e.CallID, Name: e.Name, Class: e.Class, Reason: e.Reason})
+	}
+}

@@ -1,0 +1,110 @@
+package runner
+
+import (
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// Options say what one session is. Session, Task, Workspace, StateDir,
+// Backend, Model, Image and Resources are required.
+type Options struct {
+	// Session is the id, from [NewSessionID].
+	Session string
+	// Task is what the user asks for.
+	Task string
+	// Workspace stays open until Run has returned. Submounts are mounts in it
+	// that are accepted.
+	Workspace *Workspace
+	Submounts []string
+	// StateDir is where sessions keep their folders: $XDG_STATE_HOME/caisson.
+	StateDir string
+
+	// Backend makes the sandbox; Choice says how it was chosen.
+	Backend   sandbox.Backend
+	Choice    BackendChoice
+	Image     images.Reference
+	ImageName string // as it was written; "" makes it up from Image
+	Git       sandbox.GitMode
+	Resources limits.Resources
+	Grace     time.Duration // zero means sandbox.DefaultGrace
+	// AllowOwnerRunner accepts that new files belong to the user who runs
+	// Caisson in a workspace of another user.
+	AllowOwnerRunner bool
+
+	Model loop.Model
+	// MaxOutputTokens and ContextWindow are the model's; zero is unknown.
+	MaxOutputTokens, ContextWindow int64
+	// Budget bounds the run; a nil field is no limit.
+	Budget limits.Budget
+	// Policy decides what is asked about; Approver asks, nil where nobody can
+	// be asked, and OnPrompt says what then becomes of it.
+	Policy   tools.Policy
+	Approver tools.Approver
+	OnPrompt tools.OnPrompt
+	// Instructions are the operator's, added to the system prompt.
+	Instructions string
+
+	// SearchPath are folders of the image that follow the usual ones in the
+	// PATH of commands.
+	SearchPath []string
+	// Warnings are recorded after session.created, such as what an image lacks.
+	Warnings []string
+
+	// Sources, Ignored and Removed are facts for session.created.
+	Sources []Source
+	Ignored []Ignored
+	Removed []sandbox.Leftover
+	// Version is the program's.
+	Version string
+
+	// Secrets reach no record and no log.
+	Secrets []Secret
+	// Mirror gets every record and its line, in order. It must not block for
+	// long. Nil is nobody.
+	Mirror func(r Record, line []byte)
+	// Live gets what is never stored: output and answers as they arrive. It
+	// is called from several goroutines. Nil is nobody.
+	Live func(Delta)
+	// Force, when it is closed, destroys the sandbox at once instead of
+	// letting commands end; nil never does.
+	Force <-chan struct{}
+	// Logger is for operators; nil discards. What it gets is also in log.jsonl
+	// of the session's folder.
+	Logger *zap.Logger
+}
+
+// Delta is a piece of live output. It is not made safe for a terminal.
+type Delta struct {
+	// CallID is "" for a piece of the model's answer.
+	CallID string
+	// Stream is stdout, stderr, or answer.
+	Stream string
+	Text   string
+}
+
+// Report is how a session ended.
+type Report struct {
+	Session string `json:"session"`
+	// Dir is the session's folder.
+	Dir string `json:"dir"`
+	// Answer is the model's last text.
+	Answer string `json:"answer"`
+	// SessionEnded is what the last record says, its lists whole.
+	SessionEnded
+	// Unapproved is the number of calls that were refused because nobody
+	// could be asked.
+	Unapproved int `json:"unapproved"`
+	// Signal is the number of the signal that ended it, or 0.
+	Signal int `json:"signal,omitempty"`
+	// Patch is a unified diff of what has one; it is also in workspace.patch.
+	Patch string `json:"-"`
+	// Err is the cause of a bad end, for the log and errors.Is.
+	Err error `json:"-"`
+}

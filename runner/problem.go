@@ -1,0 +1,93 @@
+package runner
+
+import (
+	"fmt"
+	"path/filepath"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+)
+
+// problem says what went wrong with a session and what to do, or nil.
+func (s *session) problem(r Report) *Problem {
+	logFile := filepath.Join(s.dir, "log.jsonl")
+	failure := s.journal.counted().modelFailure
+	detail := "The detail is in " + logFile
+	if failure.ErrorID != "" {
+		detail += " under " + failure.ErrorID
+	}
+	info := s.opts.Model.Info()
+	model := info.Provider + "/" + info.Model
+	if info.BaseURL != "" {
+		model += " at " + info.BaseURL
+	}
+	switch r.Reason {
+	case loop.StopAnswered:
+		if r.Unapproved == 0 {
+			return nil
+		}
+		return &Problem{
+			Cause: fmt.Sprintf("%d of the calls needed an approval, and nobody could be asked", r.Unapproved),
+			Mend:  "Run on a terminal, allow the class with --policy, or set --on-prompt allow.",
+		}
+	case loop.StopProviderFailed:
+		return &Problem{Cause: fmt.Sprintf("the model %s failed: %s", model, orElse(failure.Message, errText(r.Err))), Mend: "Check the address, the network and the model's name. " + detail + "."}
+	case loop.StopAuth:
+		return &Problem{Cause: fmt.Sprintf("the model %s refuses the key", model), Mend: "Check the key and what it may use. " + detail + "."}
+	case loop.StopStuck:
+		return &Problem{Cause: "the agent repeated the same call with the same result", Mend: "Say in the task what it should do instead, or use another model."}
+	case loop.StopSandboxStart:
+		return &Problem{Cause: errText(r.Err), Mend: "caisson doctor says what this machine can run; --backend and --image choose another sandbox."}
+	case loop.StopSandboxLost:
+		return &Problem{Cause: errText(r.Err), Mend: "Look at the engine or runtime (caisson doctor), and run the task again. What was done is in the workspace."}
+	case loop.StopLimit:
+		return &Problem{Cause: "a limit was reached: " + budgetText(r.Limit), Mend: "Raise it with the flag that sets it, or make the task smaller."}
+	case loop.StopTraceUnwritable:
+		return &Problem{Cause: errText(r.Err), Mend: "Make room on the file system of " + s.dir + "."}
+	case loop.StopNoApprover:
+		return &Problem{Cause: "a call needed an approval, and nobody could be asked", Mend: "Run on a terminal, allow the class with --policy, or set --on-prompt deny to go on without it."}
+	case loop.StopCancelled:
+		return &Problem{Cause: errText(r.Err), Mend: "What was done is in the workspace."}
+	}
+	return nil
+}
+
+func budgetText(l *Limit) string {
+	if l == nil {
+		return "unknown"
+	}
+	switch l.Kind {
+	case limits.KindWallTime:
+		return fmt.Sprintf("%d.%01d s of wall time", l.Limit/1000, l.Limit%1000/100)
+	case limits.KindCost:
+		return fmt.Sprintf("a cost of %s US dollars", costUSD(&l.Limit))
+	case limits.KindToolCalls:
+		return fmt.Sprintf("%d tool calls", l.Limit)
+	}
+	return fmt.Sprintf("%d %s", l.Limit, l.Kind)
+}
+
+func errText(err error) string {
+	if err == nil {
+		return "no cause is known"
+	}
+	return err.Error()
+}
+
+func orElse(s, def string) string {
+	if s == "" {
+		return def
+	}
+	return s
+}
+
+// cancelName names a cancellation in a record.
+func cancelName(cause error) string {
+	if cause == nil {
+		return "cancelled"
+	}
+	if i, ok := cause.(*Interrupted); ok {
+		return i.Error()
+	}
+	return "cancelled"
+}

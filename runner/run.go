@@ -1,0 +1,176 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// Run does one session: one task, to its end. It makes the sandbox while the
+// first model call is under way, and takes everything down before it returns.
+//
+// Cancelling ctx ends the session in order: running commands are stopped, with
+// their partial output in the records, and session.ended is written. A cause
+// that is an [Interrupted] is in the report. The error says why there was no
+// session, and is an [Error]; once session.created is written, what went wrong
+// is in the [Report].
+func Run(ctx context.Context, o Options) (Report, error) {
+	s, err := open(o)
+	if err != nil {
+		return Report{}, err
+	}
+	return s.run(ctx), nil
+}
+
+// run does the session and closes it.
+func (s *session) run(parent context.Context) Report {
+	ctx, end := context.WithCancelCause(parent)
+	defer end(nil)
+	s.box = newContainer(ctx, s.opts.Backend, s.spec())
+	s.box.record, s.box.log = s.journal.write, s.log
+	s.box.fail = func(err error) { end(err) }
+	s.journal.cancelled = func() string { return cancelName(context.Cause(ctx)) }
+
+	forced := s.obeyForce()
+	defer forced()
+	out := s.turn(ctx)
+	if out.Reason == loop.StopAnswered {
+		s.box.settle(ctx)
+		if err := context.Cause(ctx); errors.Is(err, tools.ErrSandboxStart) {
+			out.Reason, out.Err = loop.StopSandboxStart, err
+		}
+	}
+	return s.finish(out, context.Cause(ctx))
+}
+
+// turn records the beginning, starts the container and runs the loop.
+func (s *session) turn(ctx context.Context) loop.Outcome {
+	begin := func() error {
+		dispatcher, err := s.dispatcher()
+		if err != nil {
+			return err
+		}
+		s.tools = dispatcher
+		if err := s.journal.write(s.created(dispatcher.Definitions())); err != nil {
+			return err
+		}
+		for _, w := range s.opts.Warnings {
+			if err := s.journal.write(Warning{Message: w}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := begin(); err != nil {
+		return loop.Outcome{Reason: failureReason(err), Err: err}
+	}
+	s.look(ctx)
+	s.box.start()
+	out, err := loop.Run(ctx, loop.Options{
+		Model: s.opts.Model, Dispatcher: s.tools, Budget: s.opts.Budget,
+		System:   loop.SystemPrompt(loop.PromptOptions{Workspace: sandbox.WorkspaceDir, Instructions: s.opts.Instructions}),
+		Messages: []loop.Message{loop.NewText(loop.RoleUser, s.opts.Task)},
+		Session:  s.opts.Session, Turn: newID("trn"), Emit: s.journal.loopEvent, Started: s.begun,
+		MaxOutputTokens: s.opts.MaxOutputTokens, ContextWindow: s.opts.ContextWindow, Logger: s.log,
+	})
+	if err != nil {
+		return loop.Outcome{Reason: failureReason(err), Err: err}
+	}
+	return out
+}
+
+// failureReason classes an error of our own.
+func failureReason(err error) loop.StopReason {
+	if errors.Is(err, tools.ErrRecord) {
+		return loop.StopTraceUnwritable
+	}
+	return loop.StopProviderFailed
+}
+
+// obeyForce destroys the sandbox when the caller will not wait any longer. The
+// function that it returns stops waiting for that.
+func (s *session) obeyForce() func() {
+	if s.opts.Force == nil {
+		return func() {}
+	}
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		select {
+		case <-s.opts.Force:
+			s.log.Warn("forced end: destroying the sandbox")
+			s.box.close()
+		case <-stop:
+		}
+	}()
+	return func() {
+		close(stop)
+		<-done
+	}
+}
+
+// finish takes everything down, writes the last record and the report.
+func (s *session) finish(out loop.Outcome, cause error) Report {
+	s.drain()
+	s.quarantineAll()
+	s.box.close()
+	r := Report{
+		Session: s.opts.Session, Dir: s.dir, Answer: out.Answer, Err: out.Err,
+		SessionEnded: SessionEnded{
+			Reason: out.Reason, Truncated: out.Truncated, Limit: wireLimit(out.Limit), Usage: out.Usage,
+			CostUSD: costUSD(out.Usage.CostMicroUSD), WallMS: milliseconds(time.Since(s.begun)),
+		},
+	}
+	if i, ok := errors.AsType[*Interrupted](cause); ok && out.Reason == loop.StopCancelled {
+		r.Signal = i.Signal
+	}
+	s.facts(&r)
+	s.changes(&r)
+	if s.tools != nil {
+		r.Unapproved = s.tools.Unapproved()
+	}
+	r.Problem = s.problem(r)
+	r.ExitStatus = ExitStatus(r)
+	s.close(&r)
+	return r
+}
+
+// facts fills in what the container and the journal know.
+func (s *session) facts(r *Report) {
+	att, restarts, left := s.box.facts()
+	r.Attestation, r.Restarts = att, restarts
+	r.Left = append(r.Left, left...)
+	r.Denials = listed(s.journal.counted().denials)
+	if s.exec != nil {
+		r.ProcessesKilled = s.exec.processesKilled()
+	}
+}
+
+// close writes session.ended and what stands beside the trace. A trace that
+// can't be written is what the session then ended by.
+func (s *session) close(r *Report) {
+	err := errors.Join(s.writePatch(r), s.journal.write(short(r.SessionEnded)), s.rec.Sync())
+	if err == nil {
+		err = s.writeReport(*r)
+	}
+	if err != nil {
+		s.log.Error("write the end of the session", zap.Error(err))
+		if r.Reason != loop.StopCancelled {
+			r.Reason = loop.StopTraceUnwritable
+		}
+		r.Err = errors.Join(r.Err, err)
+		r.Problem = &Problem{
+			Cause: fmt.Sprintf("the records in %s can't be written: %v", s.dir, err),
+			Mend:  "Make room on that file system; what was written before can be read.",
+		}
+		r.ExitStatus = ExitStatus(*r)
+	}
+	s.release()
+}

@@ -1,0 +1,23 @@
+//go:build unix
+
+package runner
+
+import (
+	"io/fs"
+	"os"
+	"syscall"
+)
+
+// unsafeFolder says why a folder can't be trusted with state, or "".
+func unsafeFolder(info fs.FileInfo) string {
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	switch {
+	case !info.IsDir():
+		return "is no folder (a link does not count)"
+	case !ok || int(stat.Uid) != os.Geteuid():
+		return "belongs to another user"
+	case info.Mode().Perm()&0o022 != 0:
+		return "can be written by other users"
+	}
+	return ""
+}
