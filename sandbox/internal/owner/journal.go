@@ -13,6 +13,8 @@ import (
 	"sync"
 
 	"github.com/gofrs/flock"
+
+	"github.com/caisson-run/caisson/sandbox"
 )
 
 const (
@@ -54,7 +56,10 @@ type document struct {
 	Session string   `json:"session"`
 	Owner   Identity `json:"owner"`
 	Dir     string   `json:"dir"`
-	Entries []record `json:"entries"`
+	// Abandoned says that the owner closed the journal although it could not
+	// undo everything: anybody may, although the owner may still live.
+	Abandoned bool     `json:"abandoned,omitempty"`
+	Entries   []record `json:"entries"`
 }
 
 // record is an entry with its number in the journal.
@@ -76,18 +81,19 @@ type JournalOptions struct {
 	Dir string
 }
 
-// OpenJournal begins the journal of a session and writes it. It fails where
-// the session has one already.
+// OpenJournal begins the journal of a session and writes it. It fails with
+// sandbox.ErrInvalid for a folder that is not the session's and where the
+// session has a journal already, with [ErrStateDir] for an unsafe state folder.
 func OpenJournal(o JournalOptions) (*Journal, error) {
 	if !validWord(o.Session) || !validWord(o.Backend) {
-		return nil, fmt.Errorf("open journal: session %q or backend %q is not a plain word", o.Session, o.Backend)
+		return nil, fmt.Errorf("open journal: %w: session %q or backend %q is not a plain word", sandbox.ErrInvalid, o.Session, o.Backend)
 	}
 	dir, err := relativeDir(o.StateDir, o.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("open journal: %w", err)
 	}
 	if err := validDir(dir, o.Session); err != nil {
-		return nil, fmt.Errorf("open journal: %w", err)
+		return nil, fmt.Errorf("open journal: %w: %w", sandbox.ErrInvalid, err)
 	}
 	root, err := openJournals(o.StateDir, true)
 	if err != nil {
@@ -108,7 +114,7 @@ func (j *Journal) begin() error {
 		return err
 	}
 	if _, err := j.root.Lstat(j.name()); err == nil || !locked {
-		return fmt.Errorf("session %s has one: %w", j.doc.Session, fs.ErrExist)
+		return fmt.Errorf("%w: session %s has one: %w", sandbox.ErrInvalid, j.doc.Session, fs.ErrExist)
 	}
 	return j.save()
 }
@@ -206,7 +212,7 @@ func (j *Journal) Entries() []Entry {
 	return out
 }
 
-// Close removes the file if no entry is left, and keeps it for [Sweep]
+// Close removes the file if no entry is left, and gives it up to [Sweep]
 // otherwise. A second call does nothing.
 func (j *Journal) Close() error {
 	j.mu.Lock()
@@ -220,6 +226,10 @@ func (j *Journal) Close() error {
 		j.root = nil
 	}()
 	if len(j.doc.Entries) > 0 {
+		j.doc.Abandoned = true
+		if err := j.save(); err != nil {
+			return fmt.Errorf("give up journal: %w", err)
+		}
 		return nil
 	}
 	return removeJournal(j.root, j.doc.Session)

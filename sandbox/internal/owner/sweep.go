@@ -116,18 +116,16 @@ func (o SweepOptions) sweepOne(ctx context.Context, root *os.Root, name string) 
 	return left, removeJournal(root, doc.Session)
 }
 
-// abandoned says that the journal's owner is dead: its process is known to be,
-// or it can't be seen from here and no longer holds its lock.
+// abandoned says that the journal's owner is dead, or gave it up: its process
+// is known to be gone, or it can't be seen from here or said so itself, and no
+// longer holds its lock.
 func (o SweepOptions) abandoned(doc document, lock *flock.Flock) bool {
-	switch doc.Owner.Fate(o.Instance) {
-	case Dead:
-		return true
-	case Unknown:
+	fate := doc.Owner.Fate(o.Instance)
+	if fate == Unknown || doc.Abandoned {
 		locked, err := lock.TryLock()
 		return err == nil && locked
-	default:
-		return false
 	}
+	return fate == Dead
 }
 
 // undo undoes one journal. After an error nothing of a later kind is touched:

@@ -21,6 +21,9 @@ func Unmount(base *os.File, name string) error {
 	for {
 		// MNT_DETACH: a container that still starts may hold it for a moment.
 		err := unix.Unmount(target, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		if errors.Is(err, unix.ENOENT) {
+			return nil
+		}
 		if errors.Is(err, unix.EINVAL) {
 			break // no mount, or none any more
 		}
