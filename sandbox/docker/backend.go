@@ -1,0 +1,229 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/docker/docker/api/types"
+	"github.com/docker/docker/api/types/system"
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/owner"
+)
+
+// Name is what this backend is called in configuration and records.
+const Name = "docker"
+
+// Options says which engine to use, and where things are. GuestPath and
+// StateDir are required.
+type Options struct {
+	// Host is the engine's address, such as unix:///run/docker.sock. Empty
+	// asks DOCKER_HOST, DOCKER_CONTEXT, the docker command's current context
+	// and the default socket, in this order.
+	Host string
+	// Runtime is a runtime that the engine has registered; empty is the
+	// engine's default. Never another one than what was asked for.
+	Runtime string
+	// GuestPath is the guest's binary on this machine.
+	GuestPath string
+	// StateDir is Caisson's state folder: this user's, not writable by others.
+	StateDir string
+	// Protect names folders, such as the user's home, that must neither be
+	// nor lie in a workspace.
+	Protect []string
+	// HostImage says what the image "host" has beyond the system's own; UID
+	// and GID are set by the backend.
+	HostImage images.HostOptions
+	// Getenv reads the environment; nil is os.Getenv.
+	Getenv func(string) string
+	// Logger is for what can't be returned; nil discards.
+	Logger *zap.Logger
+}
+
+// Backend makes sandboxes with one engine. Whoever made it closes it, after
+// its sandboxes were destroyed. It is safe for concurrent use.
+type Backend struct {
+	options  Options
+	endpoint endpoint
+	self     owner.Identity
+
+	mu     sync.Mutex // held while connecting
+	engine engine     // nil until connected
+	facts  facts
+	guest  guestFile
+	// importing serialises imports of the host image in this process.
+	importing sync.Mutex
+}
+
+var _ sandbox.Backend = (*Backend)(nil)
+
+// facts are what an engine is; it is asked once.
+type facts struct {
+	version string
+	api     string
+	info    system.Info
+	runtime runtimeFacts
+}
+
+// runtimeFacts are what is known about the runtime that containers get.
+type runtimeFacts struct {
+	name, version, path string
+}
+
+// New returns a backend. It reads the docker command's configuration and the
+// state folder, and does not talk to the engine yet.
+func New(o Options) (*Backend, error) {
+	if o.GuestPath == "" || o.StateDir == "" {
+		return nil, fmt.Errorf("make docker backend: %w: no guest or no state folder given", sandbox.ErrInvalid)
+	}
+	if o.Getenv == nil {
+		o.Getenv = os.Getenv
+	}
+	if o.Logger == nil {
+		o.Logger = zap.NewNop()
+	}
+	e, err := resolveEndpoint(o.Host, o.Getenv)
+	if err != nil {
+		return nil, fmt.Errorf("make docker backend: %w", err)
+	}
+	instance, err := owner.Instance(o.StateDir)
+	if err != nil {
+		return nil, fmt.Errorf("make docker backend: %w", err)
+	}
+	self, err := owner.Self(instance)
+	if err != nil {
+		return nil, fmt.Errorf("make docker backend: %w", err)
+	}
+	return &Backend{options: o, endpoint: e, self: self}, nil
+}
+
+// Name is "docker".
+func (b *Backend) Name() string { return Name }
+
+// Close closes idle connections to the engine.
+func (b *Backend) Close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.engine == nil {
+		return nil
+	}
+	return b.engine.Close()
+}
+
+// Check asks the engine what it is and whether it can do what Caisson needs.
+// It starts nothing.
+func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
+	_, f, err := b.connect(ctx)
+	if err != nil {
+		return sandbox.Info{}, err
+	}
+	if _, err := b.guestFile(); err != nil {
+		return sandbox.Info{}, err
+	}
+	info := sandbox.Info{
+		Backend: Name, Runtime: f.runtime.name, RuntimeVersion: f.runtime.version, RuntimePath: f.runtime.path,
+		EngineVersion: f.version, Local: b.endpoint.local(),
+	}
+	if os.Geteuid() != 0 && runtime.GOOS == "linux" {
+		info.Lost = append(info.Lost, "workspaces are mounted without nosuid and nodev, because only root can set them")
+	}
+	return info, nil
+}
+
+// connect returns the engine, which it dials and examines when first asked; a
+// failure is not remembered.
+func (b *Backend) connect(ctx context.Context) (engine, facts, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.engine != nil {
+		return b.engine, b.facts, nil
+	}
+	c, err := dial(ctx, b.endpoint)
+	if err != nil {
+		return nil, facts{}, err
+	}
+	f, err := examine(ctx, c, b.options.Runtime)
+	if err != nil {
+		c.Close()
+		return nil, facts{}, fmt.Errorf("engine at %s (from %s): %w", b.endpoint.host, b.endpoint.from, err)
+	}
+	f.api = c.ClientVersion()
+	b.engine, b.facts = c, f
+	return c, f, nil
+}
+
+// examine asks an engine what it is and refuses one that can't isolate.
+func examine(ctx context.Context, e engine, runtime string) (facts, error) {
+	info, err := within(ctx, askTime, "ask the engine", e.Info)
+	if err != nil {
+		return facts{}, err
+	}
+	version, err := within(ctx, askTime, "ask the engine", e.ServerVersion)
+	if err != nil {
+		return facts{}, err
+	}
+	f := facts{version: info.ServerVersion, info: info}
+	if err := isolates(info); err != nil {
+		return facts{}, err
+	}
+	f.runtime, err = findRuntime(info, version, runtime)
+	return f, err
+}
+
+// isolates says what an engine must have.
+func isolates(info system.Info) error {
+	var missing []error
+	if info.OSType != "linux" {
+		missing = append(missing, fmt.Errorf("%w: it runs %s containers: switch it to Linux containers", sandbox.ErrUnsupported, info.OSType))
+	}
+	options := strings.Join(info.SecurityOptions, "\n")
+	if !strings.Contains(options, "name=seccomp") {
+		missing = append(missing, fmt.Errorf("%w: it has no seccomp: use a kernel and an engine that have", sandbox.ErrUnsupported))
+	}
+	for option, text := range map[string]string{
+		"name=rootless": "it runs rootless", "name=userns": "it remaps user ids (userns-remap)",
+	} {
+		if strings.Contains(options, option) {
+			missing = append(missing, fmt.Errorf("%w: %s, so that only the container's root would own files in the workspace: "+
+				"use an engine that runs as root without remapping, or the gvisor backend", sandbox.ErrUnsupported, text))
+		}
+	}
+	for name, has := range map[string]bool{"memory": info.MemoryLimit, "pids": info.PidsLimit, "CPU": info.CPUCfsQuota || info.CgroupVersion == "2"} {
+		if !has {
+			missing = append(missing, fmt.Errorf("%w: it can't limit %s: enable that cgroup controller", sandbox.ErrUnsupported, name))
+		}
+	}
+	return errors.Join(missing...)
+}
+
+// findRuntime looks up the runtime that containers will get.
+func findRuntime(info system.Info, version types.Version, name string) (runtimeFacts, error) {
+	if name == "" {
+		name = info.DefaultRuntime
+	}
+	entry, ok := info.Runtimes[name]
+	if !ok {
+		var known []string
+		for n := range info.Runtimes {
+			known = append(known, n)
+		}
+		slices.Sort(known)
+		return runtimeFacts{}, fmt.Errorf("%w: runtime %q is not registered with it (it has %s): add it to daemon.json, or name another",
+			sandbox.ErrNotFound, name, strings.Join(known, ", "))
+	}
+	f := runtimeFacts{name: name, path: entry.Path}
+	for _, c := range version.Components {
+		if c.Name == name {
+			f.version = c.Version
+		}
+	}
+	return f, nil
+}

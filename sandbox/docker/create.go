@@ -1,0 +1,215 @@
+package docker
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/docker/docker/api/types/container"
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest"
+	"github.com/caisson-run/caisson/sandbox/internal/harden"
+	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/workmount"
+)
+
+// Create makes one container and returns it running and attested; see
+// sandbox.Backend. Besides that contract's errors it fails with [ErrNotShared]
+// where the engine does not see the workspace.
+func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	if err := checkSpec(spec); err != nil {
+		return nil, fmt.Errorf("create container: %w", err)
+	}
+	e, f, err := b.connect(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("create container: %w", err)
+	}
+	guest, err := b.guestFile()
+	if err != nil {
+		return nil, fmt.Errorf("create container: %w", err)
+	}
+	s := &session{
+		backend: b, engine: e, facts: f, guest: guest, spec: spec,
+		name: containerName(spec.Session), done: make(chan struct{}),
+		log: b.options.Logger.With(zap.String("session", spec.Session)),
+	}
+	if err := s.make(ctx); err != nil {
+		err = fmt.Errorf("create container: %w", err)
+		if undo := s.Destroy(ctx); undo != nil {
+			err = errors.Join(err, undo)
+		}
+		return nil, err
+	}
+	return s, nil
+}
+
+func checkSpec(spec sandbox.Spec) error {
+	if err := spec.Resources.Validate(); err != nil {
+		return fmt.Errorf("%w: %w", sandbox.ErrInvalid, err)
+	}
+	switch {
+	case spec.Session == "":
+		return fmt.Errorf("%w: no session id", sandbox.ErrInvalid)
+	case spec.Workspace.Dir == nil:
+		return fmt.Errorf("%w: the workspace is not open", sandbox.ErrInvalid)
+	case spec.Dir == "" || !filepath.IsAbs(spec.Dir):
+		return fmt.Errorf("%w: the session's folder %q is not an absolute path", sandbox.ErrInvalid, spec.Dir)
+	case spec.Git != "" && spec.Git != sandbox.GitReadOnly && spec.Git != sandbox.GitCommit:
+		return fmt.Errorf("%w: git mode %q", sandbox.ErrInvalid, spec.Git)
+	}
+	return nil
+}
+
+// make does it all. What it made so far is in s, for Destroy.
+func (s *session) make(ctx context.Context) error {
+	asked, err := s.prepare(ctx)
+	if err != nil {
+		return err
+	}
+	if err := s.createContainer(ctx, asked); err != nil {
+		return err
+	}
+	s.lifecycle.Advance(sandbox.StateCreated)
+	if err := s.startGuest(ctx); err != nil {
+		return err
+	}
+	if err := s.attest(ctx, asked); err != nil {
+		return err
+	}
+	if err := s.work.Started(); err != nil {
+		return err
+	}
+	s.lifecycle.Advance(sandbox.StateRunning)
+	s.watch()
+	return nil
+}
+
+// prepare makes what the container needs on this machine, and the request.
+func (s *session) prepare(ctx context.Context) (request, error) {
+	b, spec := s.backend, s.spec
+	seccomp, err := harden.SeccompFor(s.facts.info.Architecture)
+	if err != nil {
+		return request{}, fmt.Errorf("%w: %w", sandbox.ErrUnsupported, err)
+	}
+	s.seccomp = seccomp.SHA256
+	s.journal, err = owner.OpenJournal(owner.JournalOptions{
+		StateDir: b.options.StateDir, Backend: Name, Session: spec.Session, Owner: b.self, Dir: spec.Dir,
+	})
+	if err != nil {
+		return request{}, err
+	}
+	s.entries, err = s.journal.Add(
+		owner.Entry{Kind: owner.KindContainer, Name: s.name},
+		owner.Entry{Kind: owner.KindFolder, Path: nonceFolder})
+	if err != nil {
+		return request{}, err
+	}
+	if err := s.writeNonce(); err != nil {
+		return request{}, err
+	}
+	s.work, err = workmount.Prepare(ctx, workmount.Options{
+		Workspace: spec.Workspace, Git: spec.Git, Dir: spec.Dir, StateDir: b.options.StateDir, Protect: b.options.Protect,
+		Journal: s.journal, Holder: s.guest.path, AllowOwnerRunner: spec.AllowOwnerRunner, Log: s.log,
+	})
+	if err != nil {
+		return request{}, err
+	}
+	s.image, err = b.resolveImage(ctx, s.engine, s.facts, spec.Image, s.work.CommandUID, s.work.CommandGID)
+	if err != nil {
+		return request{}, err
+	}
+	for _, w := range s.image.warnings {
+		s.log.Info("image", zap.String("warning", w))
+	}
+	return plan{
+		spec: spec, image: s.image, work: s.work, guestPath: s.guest.path, noncePath: s.noncePath(), seccomp: seccomp,
+		runtime: s.facts.runtime.name, cpus: s.facts.info.NCPU, labels: b.labels(spec),
+	}.build(), nil
+}
+
+// The folder and file of the nonce, below the session's folder.
+const (
+	nonceFolder = "guest"
+	nonceFile   = "nonce"
+)
+
+func (s *session) noncePath() string { return filepath.Join(s.spec.Dir, nonceFolder, nonceFile) }
+
+// writeNonce writes a random number that the guest reads through the engine's
+// eyes: an engine that does not share this file system can't show it.
+func (s *session) writeNonce() error {
+	raw := make([]byte, 16)
+	if _, err := rand.Read(raw); err != nil {
+		return fmt.Errorf("make nonce: %w", err)
+	}
+	s.nonce = hex.EncodeToString(raw)
+	if err := os.Mkdir(filepath.Dir(s.noncePath()), 0o700); err != nil {
+		return fmt.Errorf("write nonce: %w", err)
+	}
+	f, err := os.OpenFile(s.noncePath(), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o444)
+	if err != nil {
+		return fmt.Errorf("write nonce: %w", err)
+	}
+	_, err = f.WriteString(s.nonce)
+	if err = errors.Join(err, f.Chmod(0o444), f.Close()); err != nil {
+		return fmt.Errorf("write nonce: %w", err)
+	}
+	return nil
+}
+
+func (s *session) createContainer(ctx context.Context, asked request) error {
+	created, err := within(ctx, createTime, "create container", func(ctx context.Context) (container.CreateResponse, error) {
+		return s.engine.ContainerCreate(ctx, asked.config, asked.host, nil, nil, asked.name)
+	})
+	if err != nil {
+		return err
+	}
+	s.setID(created.ID)
+	for _, w := range created.Warnings {
+		s.log.Warn("engine", zap.String("warning", w))
+	}
+	return nil
+}
+
+// startGuest attaches before the container starts, so that no byte is lost,
+// and speaks to the guest.
+func (s *session) startGuest(ctx context.Context) error {
+	response, err := attach(ctx, s.backend.endpoint, s.facts.api, s.id)
+	if err != nil {
+		return err
+	}
+	s.stream = newStream(response)
+	if err := do(ctx, startTime, "start container", func(ctx context.Context) error {
+		return s.engine.ContainerStart(ctx, s.id, container.StartOptions{})
+	}); err != nil {
+		return err
+	}
+	config := guest.NewConfig(s.spec)
+	config.CommandUID, config.CommandGID = uint32(s.work.CommandUID), uint32(s.work.CommandGID)
+	s.conn, err = guest.Dial(ctx, guest.Options{Conn: s.stream, Config: config, Logger: s.log})
+	if err != nil {
+		return s.explain(ctx, fmt.Errorf("start guest: %w", err))
+	}
+	return nil
+}
+
+// explain adds what the container said when its guest did not answer.
+func (s *session) explain(ctx context.Context, err error) error {
+	if context.Cause(ctx) != nil {
+		return err
+	}
+	if text := s.stream.complaint(); text != "" {
+		err = fmt.Errorf("%w: it wrote: %.500q", err, text)
+	}
+	got, inspectErr := s.inspect(ctx)
+	if inspectErr == nil && got.State != nil && !got.State.Running {
+		err = fmt.Errorf("%w: the container ended with %d %s", err, got.State.ExitCode, got.State.Error)
+	}
+	return err
+}

@@ -1,0 +1,12 @@
+//go:build !windows
+
+package docker
+
+import (
+	"context"
+	"net"
+)
+
+func dialNetwork(ctx context.Context, network, address string) (net.Conn, error) {
+	return new(net.Dialer).DialContext(ctx, network, address)
+}

@@ -1,0 +1,15 @@
+package docker
+
+import (
+	"context"
+	"net"
+
+	"github.com/Microsoft/go-winio"
+)
+
+func dialNetwork(ctx context.Context, network, address string) (net.Conn, error) {
+	if network == "npipe" {
+		return winio.DialPipeContext(ctx, address)
+	}
+	return new(net.Dialer).DialContext(ctx, network, address)
+}

@@ -1,0 +1,157 @@
+package docker
+
+import (
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/docker/go-connections/tlsconfig"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// endpoint is where an engine listens.
+type endpoint struct {
+	host string // as DOCKER_HOST has it: unix:///var/run/docker.sock
+	tls  *tls.Config
+	from string // what named it, for messages
+}
+
+// local says that the engine may share this machine's file system; that it
+// does, the guest proves.
+func (e endpoint) local() bool {
+	return strings.HasPrefix(e.host, "unix://") || strings.HasPrefix(e.host, "npipe://")
+}
+
+// resolveEndpoint finds the engine as the docker command does: what was asked
+// for, DOCKER_HOST, DOCKER_CONTEXT, the current context of its configuration,
+// the default socket.
+func resolveEndpoint(host string, getenv func(string) string) (endpoint, error) {
+	if host != "" {
+		return fromHost(host, "the configuration", getenv)
+	}
+	if host := getenv("DOCKER_HOST"); host != "" {
+		return fromHost(host, "DOCKER_HOST", getenv)
+	}
+	folder := getenv("DOCKER_CONFIG")
+	if folder == "" {
+		if home := getenv("HOME"); home != "" {
+			folder = filepath.Join(home, ".docker")
+		}
+	}
+	name := getenv("DOCKER_CONTEXT")
+	if name == "" && folder != "" {
+		var err error
+		if name, err = currentContext(folder); err != nil {
+			return endpoint{}, err
+		}
+	}
+	if name == "" || name == "default" {
+		return fromHost(defaultHost, "the default", getenv)
+	}
+	return fromContext(folder, name)
+}
+
+func fromHost(host, from string, getenv func(string) string) (endpoint, error) {
+	e := endpoint{host: host, from: from}
+	if err := checkScheme(e); err != nil {
+		return endpoint{}, err
+	}
+	folder := getenv("DOCKER_CERT_PATH")
+	if folder == "" || !strings.HasPrefix(host, "tcp://") {
+		return e, nil
+	}
+	var err error
+	e.tls, err = tlsconfig.Client(tlsconfig.Options{
+		CAFile: filepath.Join(folder, "ca.pem"), CertFile: filepath.Join(folder, "cert.pem"), KeyFile: filepath.Join(folder, "key.pem"),
+		InsecureSkipVerify: getenv("DOCKER_TLS_VERIFY") == "",
+	})
+	if err != nil {
+		return endpoint{}, fmt.Errorf("%w: read certificates in DOCKER_CERT_PATH: %w", sandbox.ErrUnavailable, err)
+	}
+	return e, nil
+}
+
+func checkScheme(e endpoint) error {
+	scheme, rest, ok := strings.Cut(e.host, "://")
+	switch {
+	case !ok || rest == "":
+		return fmt.Errorf("%w: engine address %q (from %s) is not like unix:///var/run/docker.sock", sandbox.ErrInvalid, e.host, e.from)
+	case scheme == "unix" || scheme == "tcp" || scheme == "npipe":
+		return nil
+	}
+	return fmt.Errorf("%w: engine address %q (from %s): only unix, npipe and tcp: use an engine on this machine, which can mount the workspace",
+		sandbox.ErrUnsupported, e.host, e.from)
+}
+
+// currentContext reads the name from the docker command's configuration.
+func currentContext(folder string) (string, error) {
+	data, err := os.ReadFile(filepath.Join(folder, "config.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("%w: read docker's configuration: %w", sandbox.ErrUnavailable, err)
+	}
+	var config struct {
+		CurrentContext string `json:"currentContext"`
+	}
+	if err := json.Unmarshal(data, &config); err != nil {
+		return "", fmt.Errorf("%w: read %s: %w", sandbox.ErrUnavailable, filepath.Join(folder, "config.json"), err)
+	}
+	return config.CurrentContext, nil
+}
+
+// fromContext reads a context from the docker command's store, in which folders
+// are named by the SHA-256 of the context's name.
+func fromContext(folder, name string) (endpoint, error) {
+	sum := sha256.Sum256([]byte(name))
+	id := hex.EncodeToString(sum[:])
+	data, err := os.ReadFile(filepath.Join(folder, "contexts", "meta", id, "meta.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return endpoint{}, fmt.Errorf("%w: docker context %q: see `docker context ls`", sandbox.ErrNotFound, name)
+	}
+	if err != nil {
+		return endpoint{}, fmt.Errorf("%w: read docker context %q: %w", sandbox.ErrUnavailable, name, err)
+	}
+	var meta struct {
+		Endpoints map[string]struct {
+			Host          string `json:"Host"`
+			SkipTLSVerify bool   `json:"SkipTLSVerify"`
+		} `json:"Endpoints"`
+	}
+	if err := json.Unmarshal(data, &meta); err != nil {
+		return endpoint{}, fmt.Errorf("%w: read docker context %q: %w", sandbox.ErrUnavailable, name, err)
+	}
+	docker := meta.Endpoints["docker"]
+	e := endpoint{host: docker.Host, from: fmt.Sprintf("docker context %q", name)}
+	if err := checkScheme(e); err != nil {
+		return endpoint{}, err
+	}
+	keys := filepath.Join(folder, "contexts", "tls", id, "docker")
+	if _, err := os.Stat(keys); err != nil {
+		return e, nil //nolint:nilerr // a context without keys
+	}
+	options := tlsconfig.Options{InsecureSkipVerify: docker.SkipTLSVerify}
+	for file, field := range map[string]*string{"ca.pem": &options.CAFile, "cert.pem": &options.CertFile, "key.pem": &options.KeyFile} {
+		if path := filepath.Join(keys, file); fileExists(path) {
+			*field = path
+		}
+	}
+	if e.tls, err = tlsconfig.Client(options); err != nil {
+		return endpoint{}, fmt.Errorf("%w: read keys of docker context %q: %w", sandbox.ErrUnavailable, name, err)
+	}
+	return e, nil
+}
+
+func fileExists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}

@@ -1,0 +1,5 @@
+//go:build !windows
+
+package docker
+
+const defaultHost = "unix:///var/run/docker.sock"

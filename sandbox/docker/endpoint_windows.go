@@ -1,0 +1,3 @@
+package docker
+
+const defaultHost = "npipe:////./pipe/docker_engine"

@@ -1,0 +1,62 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/client"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// ErrNotShared says that the engine does not see this machine's file system
+// (a remote engine, or a socket lent to a container), so that it can't mount
+// the workspace. It comes with sandbox.ErrUnavailable; another backend may
+// serve.
+var ErrNotShared = errors.New("the engine does not share this file system")
+
+// errDeadline is the cause of a call that took too long.
+var errDeadline = errors.New("no answer in time")
+
+// within makes one call with a deadline.
+func within[T any](ctx context.Context, limit time.Duration, what string, call func(context.Context) (T, error)) (T, error) {
+	limited, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%w (%s)", errDeadline, limit))
+	defer cancel()
+	value, err := call(limited)
+	if err != nil {
+		return value, fault(limited, what, err)
+	}
+	return value, nil
+}
+
+// do is within for a call that gives nothing but an error.
+func do(ctx context.Context, limit time.Duration, what string, call func(context.Context) error) error {
+	_, err := within(ctx, limit, what, func(ctx context.Context) (struct{}, error) { return struct{}{}, call(ctx) })
+	return err
+}
+
+// fault turns the error of a call into one of the sandbox's classes. A missing
+// object is ErrNotFound; the caller says what would mend it.
+func fault(ctx context.Context, what string, err error) error {
+	cause := context.Cause(ctx)
+	switch {
+	case cause != nil && errors.Is(cause, errDeadline):
+		return fmt.Errorf("%s: %w: %w: the engine may hang: see its log", what, sandbox.ErrUnavailable, cause)
+	case cause != nil:
+		return fmt.Errorf("%s: %w", what, cause)
+	case errors.Is(err, fs.ErrPermission) || strings.Contains(err.Error(), "permission denied while trying to connect"):
+		return fmt.Errorf("%s: %w: this user may not use the engine's socket: join its group (docker), or run as root: %w", what, sandbox.ErrUnavailable, err)
+	case client.IsErrConnectionFailed(err):
+		return fmt.Errorf("%s: %w: no engine answers there: start it, or choose another backend: %w", what, sandbox.ErrUnavailable, err)
+	case errdefs.IsNotFound(err):
+		return fmt.Errorf("%s: %w: %w", what, sandbox.ErrNotFound, err)
+	case strings.Contains(err.Error(), "bind source path does not exist"):
+		return fmt.Errorf("%s: %w: %w: %w", what, sandbox.ErrUnavailable, ErrNotShared, err)
+	}
+	return fmt.Errorf("%s: %w: %w", what, sandbox.ErrUnavailable, err)
+}

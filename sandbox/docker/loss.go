@@ -1,0 +1,111 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/events"
+	"github.com/docker/docker/api/types/filters"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// lossTime bounds the search for the cause of a loss.
+const lossTime = 5 * time.Second
+
+// explainLoss finds out why the connection to the guest ended. The loss itself
+// is certain; the cause is added where the engine knows it.
+func (s *session) explainLoss(ctx context.Context, loss error) error {
+	if !errors.Is(loss, sandbox.ErrLost) {
+		loss = fmt.Errorf("%w: %w", sandbox.ErrLost, loss)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, lossTime, errDeadline)
+	defer cancel()
+	state, err := s.lastState(ctx)
+	switch {
+	case errors.Is(err, sandbox.ErrUnavailable):
+		return fmt.Errorf("%w: the engine does not answer: %w", loss, err)
+	case err != nil && !errors.Is(err, sandbox.ErrNotFound):
+		return loss
+	}
+	end := s.lastEvents(ctx)
+	switch {
+	case state != nil && state.OOMKilled || end.outOfMemory && end.exitCode == "137":
+		used := s.spec.Resources.MemoryBytes
+		return fmt.Errorf("%w: the container ran out of memory: %w", loss, &limits.ExceededError{Kind: limits.KindMemory, Limit: used, Used: used})
+	case state != nil && state.Running:
+		return fmt.Errorf("%w: its guest broke the connection", loss)
+	case end.exitCode != "":
+		return fmt.Errorf("%w: the container ended with %s", loss, end.exitCode)
+	}
+	return fmt.Errorf("%w: the container is gone", loss)
+}
+
+// lastState waits until the container has stopped or is gone: the connection
+// ends a little earlier than the engine notes it. It gives ErrNotFound for a
+// container that is gone.
+func (s *session) lastState(ctx context.Context) (*container.State, error) {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	var state *container.State
+	for {
+		got, err := s.inspect(ctx)
+		if err != nil && context.Cause(ctx) == nil {
+			return nil, err
+		}
+		if err == nil && got.ContainerJSONBase != nil {
+			state = got.State
+			if state != nil && !state.Running {
+				return state, nil
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			if state == nil {
+				return nil, fault(ctx, "inspect container", context.Cause(ctx))
+			}
+			return state, nil // it still runs
+		}
+	}
+}
+
+// ending is what the engine's events say about a container that is gone.
+type ending struct {
+	outOfMemory bool
+	exitCode    string
+}
+
+// lastEvents asks for past events. The engine keeps a few hundred, which is
+// enough for what just happened, also after the container was removed.
+func (s *session) lastEvents(ctx context.Context) ending {
+	ctx, cancel := context.WithTimeoutCause(ctx, lossTime, errDeadline)
+	defer cancel()
+	messages, errs := s.engine.Events(ctx, events.ListOptions{
+		Since: strconv.FormatInt(time.Now().Add(-time.Minute).Unix(), 10),
+		Until: strconv.FormatInt(time.Now().Unix()+1, 10),
+		Filters: filters.NewArgs(filters.Arg("container", s.id),
+			filters.Arg("event", string(events.ActionOOM)), filters.Arg("event", string(events.ActionDie))),
+	})
+	var end ending
+	for {
+		select {
+		case m := <-messages:
+			switch m.Action {
+			case events.ActionOOM:
+				end.outOfMemory = true
+			case events.ActionDie:
+				end.exitCode = m.Actor.Attributes["exitCode"]
+			}
+		case <-errs: // io.EOF at the end
+			return end
+		case <-ctx.Done():
+			return end
+		}
+	}
+}

@@ -1,0 +1,103 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/container"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/owner"
+)
+
+// remove removes this session's container, however far it got.
+func (s *session) remove(ctx context.Context) error {
+	if len(s.entries) == 0 {
+		return nil // nothing was asked of the engine
+	}
+	id := s.id
+	if id == "" {
+		// The engine may have made it although the answer never came.
+		found, err := findOwned(ctx, s.engine, s.name, func(id owner.Identity, session string) bool {
+			return session == s.spec.Session && id.PID == s.backend.self.PID && id.Start == s.backend.self.Start
+		})
+		if err != nil {
+			return err
+		}
+		id = found
+	}
+	if id != "" {
+		if err := removeContainer(ctx, s.engine, id); err != nil {
+			return err
+		}
+	}
+	return s.journal.Forget(s.entries[0])
+}
+
+func (s *session) removeNonce() error {
+	if len(s.entries) == 0 {
+		return nil
+	}
+	for _, name := range []string{s.noncePath(), filepath.Dir(s.noncePath())} {
+		if err := os.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("remove nonce: %w", err)
+		}
+	}
+	return s.journal.Forget(s.entries[1])
+}
+
+// findOwned returns the id of the container of that name if its labels say
+// that it is ours to remove, and "" if there is none such.
+func findOwned(ctx context.Context, e engine, name string, ours func(owner.Identity, string) bool) (string, error) {
+	found, err := within(ctx, askTime, "look for container "+name, func(ctx context.Context) (container.InspectResponse, error) {
+		return e.ContainerInspect(ctx, name)
+	})
+	if errors.Is(err, sandbox.ErrNotFound) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	if found.ContainerJSONBase == nil || found.Config == nil {
+		return "", fmt.Errorf("look for container %s: %w: the engine's answer is incomplete", name, sandbox.ErrUnavailable)
+	}
+	id, session, err := owner.FromLabels(found.Config.Labels)
+	if err != nil || !ours(id, session) {
+		return "", nil //nolint:nilerr // without labels of ours it is somebody else's
+	}
+	return found.ID, nil
+}
+
+// removeContainer kills and removes a container with its volumes, and waits
+// until the engine does not know it any more: it may be removing it already,
+// because it was asked to at the container's end.
+func removeContainer(ctx context.Context, e engine, id string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, removeTime, fmt.Errorf("%w (%s)", errDeadline, removeTime))
+	defer cancel()
+	err := e.ContainerRemove(ctx, id, container.RemoveOptions{Force: true, RemoveVolumes: true})
+	switch {
+	case err == nil || errdefs.IsNotFound(err):
+		return nil
+	case !errdefs.IsConflict(err):
+		return fault(ctx, "remove container", err)
+	}
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if _, err := e.ContainerInspect(ctx, id); errdefs.IsNotFound(err) {
+			return nil
+		} else if err != nil {
+			return fault(ctx, "wait for the removal of container", err)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fault(ctx, "wait for the removal of container", context.Cause(ctx))
+		}
+	}
+}

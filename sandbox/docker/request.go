@@ -1,0 +1,196 @@
+package docker
+
+import (
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/mount"
+	units "github.com/docker/go-units"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+	"github.com/caisson-run/caisson/sandbox/internal/harden"
+	"github.com/caisson-run/caisson/sandbox/internal/workmount"
+)
+
+// request is all that is asked of the engine for one container.
+type request struct {
+	name   string
+	config *container.Config
+	host   *container.HostConfig
+}
+
+// plan is what a request is made from.
+type plan struct {
+	spec      sandbox.Spec
+	image     rootImage
+	work      *workmount.Prepared
+	guestPath string
+	noncePath string
+	seccomp   harden.Seccomp
+	runtime   string
+	cpus      int // of the engine's machine
+	labels    map[string]string
+}
+
+const (
+	seccompOption    = "seccomp="
+	noNewPrivileges  = "no-new-privileges"
+	noNetwork        = "none"
+	privateNamespace = "private"
+	// oomScoreAdj makes the kernel take a container before Caisson itself.
+	oomScoreAdj = 500
+	// volumeBytes is the size of the tmpfs in the place of an image's VOLUME.
+	volumeBytes = 16 << 20
+)
+
+// containerName is the container's name for the engine.
+func containerName(session string) string { return "caisson-" + session }
+
+// build makes the request. It is a pure function: what is asked for can be
+// compared with what the engine says it did.
+func (p plan) build() request {
+	stopNow := 1 // seconds; nothing is gained by waiting for PID 1
+	return request{
+		name: containerName(p.spec.Session),
+		config: &container.Config{
+			Image:        p.image.id,
+			User:         "0:0",
+			Entrypoint:   []string{sandbox.GuestPath},
+			Env:          harden.GuestEnv(),
+			WorkingDir:   "/",
+			Hostname:     harden.HostName,
+			Labels:       p.labels,
+			AttachStdin:  true,
+			AttachStdout: true,
+			AttachStderr: true,
+			OpenStdin:    true,
+			StdinOnce:    true,
+			Healthcheck:  &container.HealthConfig{Test: []string{"NONE"}},
+			StopSignal:   "SIGKILL",
+			StopTimeout:  &stopNow,
+		},
+		host: p.hostConfig(),
+	}
+}
+
+func (p plan) hostConfig() *container.HostConfig {
+	r := p.spec.Resources
+	pids, off := r.PIDs, false
+	return &container.HostConfig{
+		AutoRemove:     true,
+		RestartPolicy:  container.RestartPolicy{Name: container.RestartPolicyDisabled},
+		LogConfig:      container.LogConfig{Type: "none"},
+		NetworkMode:    noNetwork,
+		IpcMode:        privateNamespace,
+		CgroupnsMode:   privateNamespace,
+		ReadonlyRootfs: true,
+		CapDrop:        []string{"ALL"},
+		CapAdd:         capabilityNames(),
+		SecurityOpt:    []string{noNewPrivileges, seccompOption + string(p.seccomp.JSON)},
+		MaskedPaths:    harden.MaskedPaths(),
+		ReadonlyPaths:  harden.ReadonlyPaths(),
+		// Nothing of the host's resolver: there is no network to resolve in.
+		DNS: []string{"127.0.0.1"}, DNSSearch: []string{"."}, DNSOptions: []string{},
+		ShmSize:     r.ShmBytes,
+		Tmpfs:       p.tmpfs(),
+		Mounts:      p.mounts(),
+		Runtime:     p.runtime,
+		OomScoreAdj: oomScoreAdj,
+		Init:        &off,
+		Resources: container.Resources{
+			Memory:     r.MemoryBytes,
+			MemorySwap: r.MemoryBytes, // of both together: no swap beyond
+			PidsLimit:  &pids,
+			NanoCPUs:   p.milliCPUs() * 1e6,
+			Ulimits:    ulimits(p),
+		},
+	}
+}
+
+// milliCPUs is at most what the engine's machine has: an engine refuses more.
+func (p plan) milliCPUs() int64 {
+	if p.cpus <= 0 {
+		return p.spec.Resources.MilliCPUs
+	}
+	return min(p.spec.Resources.MilliCPUs, int64(p.cpus)*1000)
+}
+
+// capabilityNames are the guest's, in the engine's words.
+func capabilityNames() []string {
+	var names []string
+	for _, c := range harden.GuestCapabilities() {
+		names = append(names, strings.TrimPrefix(c, "CAP_"))
+	}
+	return names
+}
+
+func ulimits(p plan) []*units.Ulimit {
+	var list []*units.Ulimit
+	for _, l := range harden.Rlimits(p.spec.Resources) {
+		list = append(list, &units.Ulimit{Name: l.Name, Soft: l.Soft, Hard: l.Hard})
+	}
+	return list
+}
+
+// tmpfs are the tmpfs mounts but for /dev/shm, which the engine makes itself,
+// with the size that it is given.
+func (p plan) tmpfs() map[string]string {
+	list := map[string]string{}
+	for _, t := range harden.TmpfsMounts(p.spec.Resources, p.work.CommandUID, p.work.CommandGID) {
+		if t.Path != "/dev/shm" {
+			list[t.Path] = strings.Join(t.Options(), ",")
+		}
+	}
+	return list
+}
+
+// mounts are all binds, and a tmpfs over what must not be seen or must not
+// become a volume.
+func (p plan) mounts() []mount.Mount {
+	var list []mount.Mount
+	for _, b := range p.image.binds {
+		list = append(list, bind(b.Source, b.Path, true))
+	}
+	list = append(list,
+		bind(p.guestPath, sandbox.GuestPath, true),
+		bind(p.noncePath, wire.NoncePath, true))
+	for _, b := range p.work.Binds {
+		list = append(list, bind(b.Source, b.Target, b.ReadOnly))
+	}
+	for _, m := range p.image.masks {
+		list = append(list, mount.Mount{
+			Type: mount.TypeTmpfs, Target: m, ReadOnly: true, TmpfsOptions: &mount.TmpfsOptions{SizeBytes: 4096, Mode: 0o555},
+		})
+	}
+	taken := p.tmpfs()
+	for _, v := range p.image.volumes {
+		target := path.Clean("/" + v)
+		if _, ok := taken[target]; ok || slices.ContainsFunc(list, func(m mount.Mount) bool { return m.Target == target }) {
+			continue
+		}
+		list = append(list, mount.Mount{
+			Type: mount.TypeTmpfs, Target: target, TmpfsOptions: &mount.TmpfsOptions{SizeBytes: volumeBytes, Mode: 0o755},
+		})
+	}
+	return list
+}
+
+func bind(source, target string, readOnly bool) mount.Mount {
+	return mount.Mount{
+		Type: mount.TypeBind, Source: source, Target: target, ReadOnly: readOnly,
+		BindOptions: &mount.BindOptions{Propagation: mount.PropagationRPrivate, NonRecursive: true},
+	}
+}
+
+// labels are the owner's, and what a person wants to see in `docker ps`.
+func (b *Backend) labels(spec sandbox.Spec) map[string]string {
+	labels := maps.Clone(b.self.Labels(spec.Session))
+	labels[labelWorkspace] = spec.Workspace.Path
+	return labels
+}
+
+const labelWorkspace = "io.caisson.workspace"

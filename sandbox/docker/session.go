@@ -1,0 +1,177 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/docker/docker/api/types/container"
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest"
+	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/workmount"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// session is one container and what was made for it. It implements
+// sandbox.Sandbox.
+type session struct {
+	backend *Backend
+	engine  engine
+	facts   facts
+	guest   guestFile
+	spec    sandbox.Spec
+	name    string
+	nonce   string
+	seccomp string
+	image   rootImage
+	log     *zap.Logger
+
+	lifecycle   sandbox.Lifecycle
+	journal     *owner.Journal
+	entries     []int // of the container and the nonce, in the journal
+	work        *workmount.Prepared
+	id          string
+	stream      *stream
+	conn        *guest.Conn
+	attestation sandbox.Attestation
+
+	// stopWatching ends the wait for a loss, watched says that it has ended.
+	stopWatching context.CancelFunc
+	watched      chan struct{}
+	finish       sync.Once
+	done         chan struct{}
+	err          error // readable once done is closed
+
+	destroying sync.Mutex
+	destroyed  bool
+}
+
+var _ sandbox.Sandbox = (*session)(nil)
+
+// ID is the engine's id of the container, its name until it has one.
+func (s *session) ID() string {
+	if s.id == "" {
+		return s.name
+	}
+	return s.id
+}
+
+func (s *session) setID(id string) { s.id = id }
+
+// State is where the container is in its life.
+func (s *session) State() sandbox.State { return s.lifecycle.State() }
+
+// Attestation is what was seen once it ran.
+func (s *session) Attestation() sandbox.Attestation { return s.attestation }
+
+// Start starts a command; see sandbox.Sandbox.
+func (s *session) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Process, error) {
+	if err := s.lifecycle.Require("start command", sandbox.StateRunning); err != nil {
+		return nil, s.orLost(err)
+	}
+	return s.conn.Start(ctx, cmd)
+}
+
+// Apply makes one change to the workspace; see sandbox.Sandbox.
+func (s *session) Apply(ctx context.Context, op workspace.Op) (workspace.Change, error) {
+	if err := s.lifecycle.Require("change workspace", sandbox.StateRunning); err != nil {
+		return workspace.Change{}, s.orLost(err)
+	}
+	return s.conn.Apply(ctx, op)
+}
+
+// orLost prefers why the container went away over its being gone.
+func (s *session) orLost(err error) error {
+	if lost := s.Err(); lost != nil {
+		return lost
+	}
+	return err
+}
+
+// Done is closed when the container has stopped.
+func (s *session) Done() <-chan struct{} { return s.done }
+
+// Err is why it stopped.
+func (s *session) Err() error {
+	select {
+	case <-s.done:
+		return s.err
+	default:
+		return nil
+	}
+}
+
+// end says once that the container has stopped, and why.
+func (s *session) end(err error) {
+	s.finish.Do(func() {
+		s.err = err
+		s.lifecycle.Advance(sandbox.StateStopped)
+		close(s.done)
+	})
+}
+
+// watch waits for the loss of the guest.
+func (s *session) watch() {
+	ctx, cancel := context.WithCancel(context.Background())
+	s.stopWatching, s.watched = cancel, make(chan struct{})
+	go func() {
+		defer close(s.watched)
+		defer cancel()
+		select {
+		case <-ctx.Done():
+		case <-s.conn.Done():
+			if err := s.conn.Err(); err != nil {
+				s.end(s.explainLoss(ctx, err))
+			}
+		}
+	}()
+}
+
+func (s *session) inspect(ctx context.Context) (container.InspectResponse, error) {
+	return within(ctx, askTime, "inspect container", func(ctx context.Context) (container.InspectResponse, error) {
+		return s.engine.ContainerInspect(ctx, s.id)
+	})
+}
+
+// Destroy removes the container and all that was made for it; see
+// sandbox.Sandbox. It goes on when ctx ends, because what it leaves nobody
+// else may remove as long as this process lives.
+func (s *session) Destroy(ctx context.Context) error {
+	ctx = context.WithoutCancel(ctx)
+	s.destroying.Lock()
+	defer s.destroying.Unlock()
+	if s.destroyed {
+		return nil
+	}
+	// The guest kills everything and exits when its connection closes; the
+	// engine's own kill follows, for a guest that can't.
+	if s.conn != nil {
+		s.conn.Close() //nolint:errcheck // removing the container is what counts
+	} else if s.stream != nil {
+		s.stream.Close() //nolint:errcheck // as above
+	}
+	if s.watched != nil {
+		s.stopWatching()
+		<-s.watched
+	}
+	err := s.remove(ctx)
+	s.end(nil)
+	if err == nil && s.work != nil {
+		err = s.work.Close(ctx)
+	}
+	if s.journal != nil {
+		if err == nil {
+			err = s.removeNonce()
+		}
+		err = errors.Join(err, s.journal.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("destroy container %s: %w", s.name, err)
+	}
+	s.destroyed = true
+	return nil
+}

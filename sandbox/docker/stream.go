@@ -1,0 +1,109 @@
+package docker
+
+import (
+	"bufio"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+
+	"github.com/docker/docker/api/types"
+)
+
+// stream is an attached container as one plain byte stream: writes go to its
+// standard input, reads come from its standard output. The engine sends both
+// outputs in frames:
+//
+//	u8 stream (1 stdout, 2 stderr, 3 the engine's own error) │ 3 zero bytes │ u32 length │ bytes
+//
+// What came on standard error, where only a guest that crashes writes, is kept
+// for messages, bounded. One goroutine may read and one write; Close unblocks
+// both.
+type stream struct {
+	conn   net.Conn
+	reader *bufio.Reader
+	kind   byte   // of the frame that is being read
+	left   uint32 // of it
+	mu     sync.Mutex
+	stderr []byte
+	once   sync.Once
+	closed error
+}
+
+const (
+	frameHeader = 8
+	kindStdin   = 0 // the engine's name for stdout of a detached one
+	kindStdout  = 1
+	kindStderr  = 2
+	kindError   = 3
+	// maxStderr holds a Go program's panic with its first goroutine.
+	maxStderr = 8 << 10
+)
+
+func newStream(r *types.HijackedResponse) *stream {
+	return &stream{conn: r.Conn, reader: r.Reader}
+}
+
+// Read reads standard output.
+func (s *stream) Read(p []byte) (int, error) {
+	for {
+		for s.left == 0 {
+			if err := s.next(); err != nil {
+				return 0, err
+			}
+		}
+		if s.kind == kindStdout || s.kind == kindStdin {
+			n, err := s.reader.Read(p[:min(len(p), int(s.left))])
+			s.left -= uint32(n)
+			return n, err
+		}
+		if err := s.other(); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// next reads the header of a frame.
+func (s *stream) next() error {
+	var header [frameHeader]byte
+	if _, err := io.ReadFull(s.reader, header[:]); err != nil {
+		return err
+	}
+	s.kind, s.left = header[0], binary.BigEndian.Uint32(header[4:])
+	if s.kind > kindError {
+		return fmt.Errorf("read from engine: frame of unknown stream %d", s.kind)
+	}
+	return nil
+}
+
+// other takes a frame that is not standard output.
+func (s *stream) other() error {
+	chunk := make([]byte, min(s.left, 4096))
+	n, err := io.ReadFull(s.reader, chunk)
+	s.left -= uint32(n)
+	if s.kind == kindError {
+		return fmt.Errorf("engine: %q", chunk[:n])
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stderr = append(s.stderr, chunk[:min(n, maxStderr-len(s.stderr))]...)
+	return err
+}
+
+// Write writes standard input.
+func (s *stream) Write(p []byte) (int, error) { return s.conn.Write(p) }
+
+// Close closes the connection, upon which the engine closes the container's
+// standard input.
+func (s *stream) Close() error {
+	s.once.Do(func() { s.closed = s.conn.Close() })
+	return s.closed
+}
+
+// complaint is what came on standard error, "" if nothing.
+func (s *stream) complaint() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return string(s.stderr)
+}
