@@ -1,6 +1,11 @@
 package guest
 
 import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
@@ -9,22 +14,62 @@ import (
 // Kernel, GuestVersion, User, GuestUser, Capabilities, GuestCapabilities,
 // NoNewPrivileges, Seccomp, Network, RootReadOnly, Namespaces, Limits,
 // KillMethod and Lost. The backend fills the rest, and replaces limits of 0 by
-// what it read back from the engine or runtime.
-func Attest(h wire.Hello) sandbox.Attestation { return sandbox.Attestation{} }
-
-// Expectation says what a container must look like from inside.
-type Expectation struct {
-	// SingleUID accepts that guest and commands share one id.
-	SingleUID bool
-	// Submounts names the mounts that are expected below the workspace, as
-	// absolute container paths.
-	Submounts []string
-	// Filters is the least number of seccomp filters on a command where the
-	// kernel tells: 2 with a profile of the runtime's, 1 without.
-	Filters int
+// what it read back from the engine or runtime. A capability counts if it is
+// in any of a process's five sets.
+func Attest(h wire.Hello) sandbox.Attestation {
+	a := sandbox.Attestation{
+		Kernel:            clean(h.Kernel),
+		GuestVersion:      clean(h.Version),
+		User:              user(h.Command),
+		GuestUser:         user(h.Guest),
+		Capabilities:      capabilities(allSets(h.Command)),
+		GuestCapabilities: capabilities(allSets(h.Guest)),
+		NoNewPrivileges:   h.Command.NoNewPrivs,
+		Seccomp:           seccomp(h.Command.Seccomp),
+		Network:           network(h.Interfaces),
+		RootReadOnly:      slices.Contains(h.Root.Options, "ro"),
+		Namespaces:        slices.Sorted(maps.Keys(h.Namespaces)),
+		KillMethod:        h.KillMethod,
+		Limits: sandbox.AttestedLimits{
+			MemoryBytes: known(h.Limits.MemoryBytes), PIDs: known(h.Limits.PIDs),
+			MilliCPUs: known(h.Limits.MilliCPUs), OpenFiles: known(h.Limits.OpenFiles),
+		},
+	}
+	for _, m := range h.Tmpfs {
+		if m.Path == "/tmp" {
+			a.Limits.TmpBytes = known(m.Bytes)
+		}
+	}
+	for _, text := range h.Lost {
+		a.Lost = append(a.Lost, clean(text))
+	}
+	return a
 }
 
-// VerifyHardening returns every way in which the container is weaker than it
-// must be, joined, each wrapping sandbox.ErrUnavailable; nil if there is none. A backend that gets an error
-// destroys the container.
-func VerifyHardening(h wire.Hello, want Expectation) error { return errNotYet }
+func user(id wire.Identity) string { return fmt.Sprintf("%d:%d", id.UID[1], id.GID[1]) }
+
+func allSets(id wire.Identity) uint64 {
+	return id.Inheritable | id.Permitted | id.Effective | id.Bounding | id.Ambient
+}
+
+func seccomp(mode int) string {
+	switch mode {
+	case 1:
+		return "strict"
+	case 2:
+		return "filter"
+	}
+	return "none"
+}
+
+// network is "none" where there is no interface but the loopback.
+func network(interfaces []string) string {
+	if slices.ContainsFunc(interfaces, func(name string) bool { return name != "lo" }) {
+		return clean(strings.Join(interfaces, ","))
+	}
+	return "none"
+}
+
+// known turns "no limit" into "not known": an attestation claims no limit that
+// was not read.
+func known(n int64) int64 { return max(n, 0) }

@@ -14,13 +14,10 @@ const (
 )
 
 // NewConfig makes the guest's configuration from a spec: the identity and
-// paths of the contract, the spec's limits and times, the default gid range.
-// A backend changes what differs (CommandUID, SingleUID, the gid range).
+// paths of the contract, the spec's limits, the default gid range. A backend
+// changes what differs (CommandUID, SingleUID, the gid range). The spec's times
+// go into Options.Timeout and Options.Grace.
 func NewConfig(spec sandbox.Spec) wire.Config {
-	grace := spec.Grace
-	if grace == 0 {
-		grace = sandbox.DefaultGrace
-	}
 	return wire.Config{
 		Protocol:      wire.Version,
 		CommandUID:    sandbox.CommandUID,
@@ -29,8 +26,6 @@ func NewConfig(spec sandbox.Spec) wire.Config {
 		GIDCount:      DefaultGIDCount,
 		Workspace:     sandbox.WorkspaceDir,
 		HostWorkspace: spec.Workspace.Path,
-		Timeout:       spec.Resources.CommandTime,
-		Grace:         grace,
 		MemoryBytes:   spec.Resources.MemoryBytes,
 		PIDs:          spec.Resources.PIDs,
 	}

@@ -1,53 +1,301 @@
 package guest
 
 import (
+	"bufio"
 	"context"
+	"encoding/binary"
 	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
-	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // Conn is a connection to one guest. Whoever called Dial closes it. Its
 // methods are safe for concurrent use.
-type Conn struct{}
+type Conn struct {
+	o      Options
+	hello  wire.Hello
+	writer *wire.Writer
+	hangUp func() error  // closes Options.Conn, once
+	done   chan struct{} // closed when the connection has ended
+	read   chan struct{} // closed when the reading goroutine has returned
 
-var errNotYet = errors.New("not implemented in this commit")
+	opening sync.Mutex // held while a stream is opened: ids go out in order
+
+	mu      sync.Mutex
+	calls   map[uint32]call
+	nextID  uint32
+	pings   map[uint64]chan<- struct{}
+	nextNo  uint64
+	closing bool
+	ended   bool
+	err     error
+}
+
+// call is an open stream. Its methods are called by the reading goroutine and
+// must not wait for anything.
+type call interface {
+	// frame takes a frame of the stream. An error is a violation of the
+	// protocol; last says that the stream has ended.
+	frame(f wire.Frame) (last bool, err error)
+	// lost says that the connection has ended before the stream.
+	lost(err error)
+}
 
 // Dial sends the configuration, waits for the guest's hello and returns the
 // connection. It fails with sandbox.ErrUnavailable if the guest ends, stays
-// silent or speaks another version, and with an error wrapping
+// silent, can't serve or speaks another version, and with an error wrapping
 // context.Cause(ctx) if ctx ends first; Options.Conn is then closed. ctx
 // matters to Dial only, not to the connection.
-func Dial(ctx context.Context, o Options) (*Conn, error) { return nil, errNotYet }
+func Dial(ctx context.Context, o Options) (*Conn, error) {
+	o = o.withDefaults()
+	ctx, cancel := context.WithTimeoutCause(ctx, o.AnswerTime,
+		fmt.Errorf("%w: no answer within %v", sandbox.ErrUnavailable, o.AnswerTime))
+	defer cancel()
+	if err := o.Config.Validate(); err != nil {
+		return nil, errors.Join(fmt.Errorf("dial guest: %w: %w", sandbox.ErrInvalid, err), o.Conn.Close())
+	}
+	c := &Conn{
+		o: o, writer: wire.NewWriter(o.Conn), hangUp: sync.OnceValue(o.Conn.Close),
+		done: make(chan struct{}), read: make(chan struct{}),
+		calls: map[uint32]call{}, nextID: 1, pings: map[uint64]chan<- struct{}{},
+	}
+	stop := context.AfterFunc(ctx, func() { _ = c.hangUp() })
+	frames := wire.NewReader(bufio.NewReaderSize(o.Conn, wire.MaxData))
+	hello, err := c.greet(frames)
+	if !stop() { // the context ended and the stream is closed
+		return nil, fmt.Errorf("dial guest: %w", context.Cause(ctx))
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("dial guest: %w: %w", sandbox.ErrUnavailable, err), c.hangUp())
+	}
+	c.hello = hello
+	go c.receive(frames)
+	return c, nil
+}
+
+// greet exchanges configuration and hello.
+func (c *Conn) greet(frames *wire.Reader) (wire.Hello, error) {
+	var h wire.Hello
+	if err := c.writer.SendJSON(0, wire.TypeConfig, c.o.Config); err != nil {
+		return h, err
+	}
+	f, err := frames.Next()
+	if err != nil {
+		if errors.Is(err, io.EOF) {
+			err = errors.New("it ended before it said hello")
+		}
+		return h, err
+	}
+	if f.Type != wire.TypeHello {
+		return h, fmt.Errorf("%w: frame type %d instead of a hello", wire.ErrProtocol, f.Type)
+	}
+	if err := wire.Decode(f.Payload, &h); err != nil {
+		return h, err
+	}
+	if h.Protocol != wire.Version {
+		return h, fmt.Errorf("it speaks protocol %d, this build %d: they must be of one build", h.Protocol, wire.Version)
+	}
+	if h.Fault != "" {
+		return h, fmt.Errorf("it can't serve: %s", clean(h.Fault))
+	}
+	return h, nil
+}
 
 // Hello is what the guest said about itself and the container.
-func (c *Conn) Hello() wire.Hello { return wire.Hello{} }
-
-// Start starts a command, as sandbox.Sandbox.Start says. It returns when the
-// guest has started it or said why not.
-func (c *Conn) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Process, error) {
-	return nil, errNotYet
-}
-
-// Apply makes one change to the workspace, as sandbox.Sandbox.Apply says.
-func (c *Conn) Apply(ctx context.Context, op workspace.Op) (workspace.Change, error) {
-	return workspace.Change{}, errNotYet
-}
-
-// Ping makes a round trip to the guest.
-func (c *Conn) Ping(ctx context.Context) error { return errNotYet }
+func (c *Conn) Hello() wire.Hello { return c.hello }
 
 // Done is closed when the connection has ended; Err then says why: nil after
 // Close, an error wrapping sandbox.ErrLost otherwise. A backend that sees Done
 // kills the container.
-func (c *Conn) Done() <-chan struct{} { return nil }
+func (c *Conn) Done() <-chan struct{} { return c.done }
 
 // Err is nil until Done is closed.
-func (c *Conn) Err() error { return nil }
+func (c *Conn) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
 
-// Close closes the connection, which makes the guest kill everything and exit,
-// and waits for the connection's goroutines. Commands that run end with
-// sandbox.ErrLost. It is idempotent.
-func (c *Conn) Close() error { return nil }
+// Close closes the connection, which makes the guest kill everything and exit.
+// Commands that run end with sandbox.ErrLost. It waits for the goroutine that
+// reads, but not for a Command's own reader or writer that is stuck. It is
+// idempotent.
+func (c *Conn) Close() error {
+	c.mu.Lock()
+	c.closing = true
+	c.mu.Unlock()
+	err := c.hangUp()
+	<-c.read
+	return err
+}
+
+// Ping makes a round trip to the guest. A guest that does not answer in
+// Options.AnswerTime is lost.
+func (c *Conn) Ping(ctx context.Context) error {
+	answered := make(chan struct{}, 1)
+	c.mu.Lock()
+	c.nextNo++
+	number := c.nextNo
+	c.pings[number] = answered
+	c.mu.Unlock()
+	payload := binary.BigEndian.AppendUint64(nil, number)
+	if err := c.send(wire.Frame{Type: wire.TypePing, Payload: payload}); err != nil {
+		return fmt.Errorf("ping guest: %w", err)
+	}
+	silence := time.NewTimer(c.o.AnswerTime)
+	defer silence.Stop()
+	select {
+	case <-answered:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("ping guest: %w", context.Cause(ctx))
+	case <-c.done:
+		return fmt.Errorf("ping guest: %w", c.lostError())
+	case <-silence.C:
+		c.lose(fmt.Errorf("no answer to a ping within %v", c.o.AnswerTime))
+		<-c.done
+		return fmt.Errorf("ping guest: %w", c.lostError())
+	}
+}
+
+// receive is the goroutine that reads. It ends with the connection.
+func (c *Conn) receive(frames *wire.Reader) {
+	defer close(c.read)
+	for {
+		f, err := frames.Next()
+		if errors.Is(err, io.EOF) {
+			err = errors.New("the guest ended")
+		}
+		if err == nil {
+			err = c.frame(f)
+		}
+		if err != nil {
+			c.lose(err)
+			return
+		}
+	}
+}
+
+func (c *Conn) frame(f wire.Frame) error {
+	switch f.Type {
+	case wire.TypePong:
+		return c.pong(binary.BigEndian.Uint64(f.Payload))
+	case wire.TypePing, wire.TypeConfig, wire.TypeHello:
+		return fmt.Errorf("%w: frame type %d from a guest", wire.ErrProtocol, f.Type)
+	case wire.TypeOpen:
+		// No listener was asked for, so there is nothing that a guest could open.
+		return fmt.Errorf("%w: stream %d opened by the guest", wire.ErrProtocol, f.Stream)
+	}
+	c.mu.Lock()
+	stream, ok := c.calls[f.Stream]
+	c.mu.Unlock()
+	if !ok {
+		return fmt.Errorf("%w: frame type %d of stream %d, which is not open", wire.ErrProtocol, f.Type, f.Stream)
+	}
+	last, err := stream.frame(f)
+	if err != nil {
+		return fmt.Errorf("frame type %d of stream %d: %w", f.Type, f.Stream, err)
+	}
+	if last {
+		c.mu.Lock()
+		delete(c.calls, f.Stream)
+		c.mu.Unlock()
+	}
+	return nil
+}
+
+func (c *Conn) pong(number uint64) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	answered, ok := c.pings[number]
+	if !ok {
+		return fmt.Errorf("%w: answer to a ping that was not sent", wire.ErrProtocol)
+	}
+	delete(c.pings, number)
+	answered <- struct{}{}
+	return nil
+}
+
+// open gives a stream its id and sends its first frame.
+func (c *Conn) open(request wire.Open, make func(id uint32) call) error {
+	c.opening.Lock()
+	defer c.opening.Unlock()
+	c.mu.Lock()
+	if c.ended || c.closing {
+		c.mu.Unlock()
+		return c.lostError()
+	}
+	id := c.nextID
+	c.nextID += 2
+	c.calls[id] = make(id)
+	c.mu.Unlock()
+	if err := c.writer.SendJSON(id, wire.TypeOpen, request); err != nil {
+		if errors.Is(err, wire.ErrProtocol) { // too large: nothing was written
+			c.mu.Lock()
+			delete(c.calls, id)
+			c.mu.Unlock()
+			return fmt.Errorf("%w: %w", sandbox.ErrInvalid, err)
+		}
+		c.lose(err)
+		return c.lostError()
+	}
+	return nil
+}
+
+// send writes a frame; a failure is the loss of the connection.
+func (c *Conn) send(f wire.Frame) error {
+	if err := c.writer.Send(f); err != nil {
+		c.lose(err)
+		return c.lostError()
+	}
+	return nil
+}
+
+func (c *Conn) grant(id uint32, channel uint8, n uint32) {
+	if n == 0 {
+		return
+	}
+	if err := c.writer.SendCredit(id, channel, n); err != nil {
+		c.lose(err)
+	}
+}
+
+// lose ends the connection, once. Every open stream hears of it.
+func (c *Conn) lose(cause error) {
+	c.mu.Lock()
+	if c.ended {
+		c.mu.Unlock()
+		return
+	}
+	c.ended = true
+	if !c.closing {
+		c.err = fmt.Errorf("%w: %w", sandbox.ErrLost, cause)
+	}
+	calls := c.calls
+	c.calls = map[uint32]call{}
+	closing := c.closing
+	c.mu.Unlock()
+	if !closing {
+		c.o.Logger.Warn("guest lost", zap.Error(cause))
+	}
+	_ = c.hangUp()
+	for _, stream := range calls {
+		stream.lost(c.lostError())
+	}
+	close(c.done)
+}
+
+// lostError is what a call on a connection that has ended fails with.
+func (c *Conn) lostError() error {
+	if err := c.Err(); err != nil {
+		return err
+	}
+	return fmt.Errorf("%w: the connection was closed", sandbox.ErrLost)
+}

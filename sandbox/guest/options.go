@@ -6,6 +6,8 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
@@ -17,9 +19,13 @@ type Options struct {
 	// connection close it. Its Close must unblock Read and Write; closing it is what
 	// makes the guest exit.
 	Conn io.ReadWriteCloser
-	// Config is what the guest is told. Protocol is filled in; see [NewConfig]
-	// for one made from a spec.
+	// Config is what the guest is told; see [NewConfig] for one made from a
+	// spec. Its Protocol is filled in.
 	Config wire.Config
+	// Timeout bounds a command that names no timeout of its own; zero means
+	// that of limits.DefaultResources. Grace is for one that names no grace
+	// period; zero means sandbox.DefaultGrace.
+	Timeout, Grace time.Duration
 	// AnswerTime is how long the guest may take to answer a hello, a ping, a
 	// start or a cancel (after its grace period) before the connection is lost;
 	// zero means [DefaultAnswerTime].
@@ -31,3 +37,21 @@ type Options struct {
 // DefaultAnswerTime is when a guest counts as lost: long enough for a machine
 // under a fork bomb, and the bound that the design gives for cancelling.
 const DefaultAnswerTime = 30 * time.Second
+
+// withDefaults fills in what is zero.
+func (o Options) withDefaults() Options {
+	o.Config.Protocol = wire.Version
+	if o.Timeout == 0 {
+		o.Timeout = limits.DefaultResources().CommandTime
+	}
+	if o.Grace == 0 {
+		o.Grace = sandbox.DefaultGrace
+	}
+	if o.AnswerTime == 0 {
+		o.AnswerTime = DefaultAnswerTime
+	}
+	if o.Logger == nil {
+		o.Logger = zap.NewNop()
+	}
+	return o
+}

@@ -1,6 +1,11 @@
 package wire
 
-import "time"
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+)
 
 // Config is the host's first frame: what the guest has to know before it
 // changes anything about itself.
@@ -8,9 +13,8 @@ import "time"
 //	{"protocol":1,"command_uid":10001,"command_gid":10001,"gid_base":20000,"gid_count":4096,"workspace":"/workspace",…}
 type Config struct {
 	Protocol int `json:"protocol"`
-	// CommandUID and CommandGID are the identity of commands. Where they are
-	// zero, the guest's own identity is a user's and commands share it
-	// (SingleUID must then be set).
+	// CommandUID and CommandGID are the identity of commands, not 0. With
+	// SingleUID they are not used: commands then have the guest's.
 	CommandUID uint32 `json:"command_uid"`
 	CommandGID uint32 `json:"command_gid"`
 	// SingleUID says that this container has one id only, so that guest and
@@ -27,9 +31,6 @@ type Config struct {
 	// operations; it is never opened.
 	Workspace     string `json:"workspace"`
 	HostWorkspace string `json:"host_workspace,omitempty"`
-	// Timeout and Grace are used where a command names none.
-	Timeout time.Duration `json:"timeout"`
-	Grace   time.Duration `json:"grace"`
 	// MemoryBytes and PIDs are the container's limits as the host set them.
 	MemoryBytes int64 `json:"memory_bytes"`
 	PIDs        int64 `json:"pids"`
@@ -37,10 +38,30 @@ type Config struct {
 	Probe bool `json:"probe,omitempty"`
 }
 
+// Validate says what is wrong with a configuration, as the guest sees it.
+func (c Config) Validate() error {
+	switch {
+	case c.Protocol != Version:
+		return fmt.Errorf("host speaks protocol %d, guest %d: they must be of one build", c.Protocol, Version)
+	case !strings.HasPrefix(c.Workspace, "/"):
+		return fmt.Errorf("workspace path %q is not absolute", c.Workspace)
+	case !c.SingleUID && (c.CommandUID == 0 || c.CommandGID == 0):
+		return errors.New("commands must not be user or group 0")
+	case !c.SingleUID && (c.GIDBase == 0 || c.GIDCount == 0 || c.GIDBase > math.MaxInt32-c.GIDCount):
+		return fmt.Errorf("gid range %d+%d is empty or too high", c.GIDBase, c.GIDCount)
+	case !c.SingleUID && c.CommandGID >= c.GIDBase && c.CommandGID-c.GIDBase < c.GIDCount:
+		return fmt.Errorf("gid range %d+%d holds the commands' own gid", c.GIDBase, c.GIDCount)
+	}
+	return nil
+}
+
 // Hello is what the guest observes of itself, of a real command, and of the
 // container. It is untrusted input to the host like all the rest: it proves a
 // container that was made wrong, not a guest that lies.
 type Hello struct {
+	// Fault says why the guest can't serve; nothing but the versions is then set.
+	Fault string `json:"fault,omitempty"`
+
 	Protocol int    `json:"protocol"`
 	Version  string `json:"version"` // of the guest's build
 	Kernel   string `json:"kernel"`  // /proc/version

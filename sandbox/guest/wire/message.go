@@ -140,12 +140,15 @@ type Kill struct {
 	KillTime   time.Duration `json:"kill_time,omitempty"`
 }
 
-// Applied ends an apply stream. Without an error, channel 1 carried the change.
+// Applied ends an apply stream. Channel 1 carried the change, which is
+// meaningful after an error too: a delete may have removed some.
 //
 //	{}
 //	{"error":{"kind":"escape","path":"../x","detail":"leads outside the workspace"}}
+//	{"cancelled":true}
 type Applied struct {
-	Error *OpError `json:"error,omitempty"`
+	Error     *OpError `json:"error,omitempty"`
+	Cancelled bool     `json:"cancelled,omitempty"`
 }
 
 // OpError is a workspace.Error without what must not be shown.

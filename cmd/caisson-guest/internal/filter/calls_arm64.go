@@ -1,0 +1,13 @@
+package filter
+
+import "golang.org/x/sys/unix"
+
+// auditArch is the processor that calls must be made for; 32-bit programs use
+// another.
+const auditArch = unix.AUDIT_ARCH_AARCH64
+
+// foreignBit is zero: there is no second ABI with the same audit value.
+const foreignBit = 0
+
+// refusedHere is what only this processor has.
+var refusedHere []uint32

@@ -1,0 +1,142 @@
+package filter
+
+import (
+	"cmp"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// Offsets in struct seccomp_data (linux/seccomp.h).
+const (
+	offsetNumber = 0
+	offsetArch   = 4
+	offsetArgs   = 16
+)
+
+// The kernel's limit for one program is 4096 instructions (BPF_MAXINSNS).
+// ours has fewer than 256.
+
+// namespaceFlags are the clone flags that make a new namespace. CLONE_NEWTIME
+// (0x80) lies in clone's exit signal byte and only exists for clone3 and unshare.
+const namespaceFlags = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS |
+	unix.CLONE_NEWIPC | unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
+
+// rule is what happens to one system call: body is run with the accumulator
+// undefined and must return in every path.
+type rule struct {
+	number uint32
+	body   []unix.SockFilter
+}
+
+// Program returns the filter for the processor that this binary is built for.
+func Program() []unix.SockFilter {
+	rules := []rule{
+		{unix.SYS_CLONE3, ret(errno(unix.ENOSYS))},
+		{unix.SYS_CLONE, refuseBits(0, namespaceFlags)},
+		{unix.SYS_PERSONALITY, allowValues(0, 0, 0xffffffff)},
+		{unix.SYS_SOCKETPAIR, allowValues(0, unix.AF_UNIX)},
+		{unix.SYS_SOCKET, socketRule()},
+		{unix.SYS_IOCTL, refuseValues(1, unix.TIOCSTI, tioclinux)},
+	}
+	for _, n := range slices.Concat(refused, refusedHere) {
+		rules = append(rules, rule{n, ret(errno(unix.EPERM))})
+	}
+	slices.SortFunc(rules, func(a, b rule) int { return cmp.Compare(a.number, b.number) })
+	p := []unix.SockFilter{
+		load(offsetArch),
+		jump(unix.BPF_JEQ, auditArch, 1, 0),
+		stmt(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_KILL_PROCESS),
+		load(offsetNumber),
+	}
+	if foreignBit != 0 {
+		p = append(p, jump(unix.BPF_JGE, foreignBit, 0, 1), errnoReturn(unix.EPERM))
+	}
+	return append(p, search(rules)...)
+}
+
+// search finds the rule by bisection, so that an ordinary call costs about
+// seven comparisons also where the filter is interpreted (gVisor).
+func search(rules []rule) []unix.SockFilter {
+	if len(rules) <= 2 {
+		var p []unix.SockFilter
+		for _, r := range rules {
+			p = append(p, jump(unix.BPF_JEQ, r.number, 0, uint8(len(r.body))))
+			p = append(p, r.body...)
+		}
+		return append(p, ret(unix.SECCOMP_RET_ALLOW)...)
+	}
+	middle := len(rules) / 2
+	below, above := search(rules[:middle]), search(rules[middle:])
+	p := []unix.SockFilter{
+		jump(unix.BPF_JGE, rules[middle].number, 0, 1),
+		stmt(unix.BPF_JMP|unix.BPF_JA, uint32(len(below))),
+	}
+	return slices.Concat(p, below, above)
+}
+
+// socketRule lets through the families of the profile: unix, internet, and
+// netlink for routes only.
+func socketRule() []unix.SockFilter {
+	return []unix.SockFilter{
+		loadArg(0),
+		jump(unix.BPF_JEQ, unix.AF_UNIX, 6, 0),
+		jump(unix.BPF_JEQ, unix.AF_INET, 5, 0),
+		jump(unix.BPF_JEQ, unix.AF_INET6, 4, 0),
+		jump(unix.BPF_JEQ, unix.AF_NETLINK, 0, 2),
+		loadArg(2),
+		jump(unix.BPF_JEQ, unix.NETLINK_ROUTE, 1, 0),
+		errnoReturn(unix.EPERM),
+		stmt(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
+	}
+}
+
+// The kernel looks at the low 32 bits of all the arguments that are tested
+// here (they are int or unsigned int, and clone takes lower_32_bits), so the
+// filter does too.
+
+func refuseBits(arg int, bits uint32) []unix.SockFilter {
+	return []unix.SockFilter{
+		loadArg(arg),
+		jump(unix.BPF_JSET, bits, 0, 1),
+		errnoReturn(unix.EPERM),
+		stmt(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
+	}
+}
+
+func allowValues(arg int, values ...uint32) []unix.SockFilter {
+	p := []unix.SockFilter{loadArg(arg)}
+	for i, v := range values {
+		p = append(p, jump(unix.BPF_JEQ, v, uint8(len(values)-i), 0))
+	}
+	return append(p, errnoReturn(unix.EPERM), stmt(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW))
+}
+
+func refuseValues(arg int, values ...uint32) []unix.SockFilter {
+	p := []unix.SockFilter{loadArg(arg)}
+	for i, v := range values {
+		p = append(p, jump(unix.BPF_JEQ, v, uint8(len(values)-i), 0))
+	}
+	return append(p, stmt(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW), errnoReturn(unix.EPERM))
+}
+
+func errno(e unix.Errno) uint32 { return unix.SECCOMP_RET_ERRNO | uint32(e) }
+
+func errnoReturn(e unix.Errno) unix.SockFilter { return stmt(unix.BPF_RET|unix.BPF_K, errno(e)) }
+
+func ret(value uint32) []unix.SockFilter {
+	return []unix.SockFilter{stmt(unix.BPF_RET|unix.BPF_K, value)}
+}
+
+func load(offset uint32) unix.SockFilter {
+	return stmt(unix.BPF_LD|unix.BPF_W|unix.BPF_ABS, offset)
+}
+
+// loadArg loads the low word of an argument; both processors are little-endian.
+func loadArg(n int) unix.SockFilter { return load(uint32(offsetArgs + 8*n)) }
+
+func stmt(code uint16, k uint32) unix.SockFilter { return unix.SockFilter{Code: code, K: k} }
+
+func jump(test uint16, k uint32, yes, no uint8) unix.SockFilter {
+	return unix.SockFilter{Code: unix.BPF_JMP | test | unix.BPF_K, K: k, Jt: yes, Jf: no}
+}

@@ -1,0 +1,262 @@
+// Package identity reads and changes the credentials of threads.
+//
+// Linux keeps credentials for each thread; the functions here use raw system
+// calls, which change the calling thread alone (the standard library's change
+// all of them). Their callers have locked their goroutine to its thread.
+package identity
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+)
+
+// keep is the id argument that leaves an id as it is.
+const keep = uintptr(math.MaxUint32)
+
+// ClearGroups drops the calling thread's supplementary groups.
+func ClearGroups() error {
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); errno != 0 {
+		return fmt.Errorf("clear groups: %w", errno)
+	}
+	return nil
+}
+
+// SetEffective switches the effective user and group of the calling thread,
+// and with them the ones that file access is checked against. Real and saved
+// ids stay, so that commands can neither signal nor trace the thread and it
+// can switch back. Leaving uid 0 also empties the effective capabilities;
+// coming back restores them.
+func SetEffective(uid, gid uint32) error {
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESGID, keep, uintptr(gid), keep); errno != 0 {
+		return fmt.Errorf("set effective gid %d: %w", gid, errno)
+	}
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, keep, uintptr(uid), keep); errno != 0 {
+		return fmt.Errorf("set effective uid %d: %w", uid, errno)
+	}
+	return nil
+}
+
+// Restore undoes SetEffective for a thread whose ids were all uid and gid.
+func Restore(uid, gid uint32) error {
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, keep, uintptr(uid), keep); errno != 0 {
+		return fmt.Errorf("restore effective uid: %w", errno)
+	}
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESGID, keep, uintptr(gid), keep); errno != 0 {
+		return fmt.Errorf("restore effective gid: %w", errno)
+	}
+	return nil
+}
+
+// DropBounding empties the calling thread's bounding set; what it executes can
+// then never gain a capability. It needs CAP_SETPCAP.
+func DropBounding() error {
+	for c := uintptr(0); c < 64; c++ {
+		switch _, _, errno := unix.RawSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, c, 0); errno {
+		case 0:
+		case unix.EINVAL: // past the kernel's last capability
+			return nil
+		default:
+			return fmt.Errorf("drop capability %d from the bounding set: %w", c, errno)
+		}
+	}
+	return nil
+}
+
+// ClearAmbient empties the calling thread's ambient set. Kernels without one
+// have nothing to empty.
+func ClearAmbient() {
+	unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0, 0)
+}
+
+// LimitCapabilities reduces the calling thread's permitted and effective sets
+// to those of wanted (a bit mask) that it has, and empties its inheritable set.
+func LimitCapabilities(wanted uint64) error {
+	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if _, _, errno := unix.RawSyscall(unix.SYS_CAPGET, uintptr(unsafe.Pointer(&head)), uintptr(unsafe.Pointer(&data[0])), 0); errno != 0 {
+		return fmt.Errorf("read capabilities: %w", errno)
+	}
+	for i := range data {
+		mask := uint32(wanted >> (32 * i))
+		data[i].Permitted &= mask
+		data[i].Effective = data[i].Permitted
+		data[i].Inheritable = 0
+	}
+	if _, _, errno := unix.RawSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&head)), uintptr(unsafe.Pointer(&data[0])), 0); errno != 0 {
+		return fmt.Errorf("limit capabilities: %w", errno)
+	}
+	return nil
+}
+
+// Capabilities gives a bit mask of capability numbers.
+func Capabilities(numbers ...uint) (mask uint64) {
+	for _, n := range numbers {
+		mask |= 1 << n
+	}
+	return mask
+}
+
+// NoNewPrivileges sets no_new_privs on the calling thread, for good.
+func NoNewPrivileges() error {
+	if _, _, errno := unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0); errno != 0 {
+		return fmt.Errorf("set no_new_privs: %w", errno)
+	}
+	return nil
+}
+
+// SetFilter installs a seccomp filter on the calling thread alone (no TSYNC).
+// Its children inherit it; it can't be removed.
+func SetFilter(program []unix.SockFilter) error {
+	p := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
+	_, _, errno := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&p)))
+	if errno != 0 {
+		return fmt.Errorf("install seccomp filter: %w", errno)
+	}
+	return nil
+}
+
+// SetDumpable sets whether processes of the same user may trace this process
+// and read its memory and descriptors.
+func SetDumpable(on bool) error {
+	var v uintptr
+	if on {
+		v = 1
+	}
+	if _, _, errno := unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, v, 0, 0, 0, 0); errno != 0 {
+		return fmt.Errorf("set dumpable: %w", errno)
+	}
+	return nil
+}
+
+// Dumpable says what SetDumpable set. A kernel that can't say counts as yes.
+func Dumpable() bool {
+	v, _, errno := unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_GET_DUMPABLE, 0, 0, 0, 0, 0)
+	return errno != 0 || v == 1
+}
+
+// Process is what /proc says about one process.
+type Process struct {
+	Identity wire.Identity
+	State    byte // R, S, D, T, t, Z, X
+	Parent   int
+	Threads  int
+}
+
+// Read reads a status file of /proc.
+func Read(path string) (Process, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return Process{}, fmt.Errorf("read identity: %w", err)
+	}
+	return Parse(data), nil
+}
+
+// Parse reads the text of a status file. A line that is missing or strange
+// leaves its field zero, except that seccomp and no_new_privs then count as
+// absent, which is what the check of a container refuses.
+func Parse(status []byte) Process {
+	var p Process
+	for line := range bytes.Lines(status) {
+		key, value, ok := strings.Cut(string(line), ":")
+		if !ok {
+			continue
+		}
+		p.set(key, strings.TrimSpace(value))
+	}
+	return p
+}
+
+func (p *Process) set(key, value string) {
+	id := &p.Identity
+	switch key {
+	case "State":
+		if value != "" {
+			p.State = value[0]
+		}
+	case "PPid":
+		p.Parent, _ = strconv.Atoi(value)
+	case "Threads":
+		p.Threads, _ = strconv.Atoi(value)
+	case "Uid":
+		copy(id.UID[:], ids(value))
+	case "Gid":
+		copy(id.GID[:], ids(value))
+	case "Groups":
+		id.Groups = ids(value)
+	case "CapInh":
+		id.Inheritable = mask(value)
+	case "CapPrm":
+		id.Permitted = mask(value)
+	case "CapEff":
+		id.Effective = mask(value)
+	case "CapBnd":
+		id.Bounding = mask(value)
+	case "CapAmb":
+		id.Ambient = mask(value)
+	case "NoNewPrivs":
+		id.NoNewPrivs = value == "1"
+	case "Seccomp":
+		id.Seccomp, _ = strconv.Atoi(value)
+	case "Seccomp_filters":
+		id.Filters, _ = strconv.Atoi(value)
+	}
+}
+
+func ids(text string) []uint32 {
+	out := []uint32{}
+	for field := range strings.FieldsSeq(text) {
+		n, err := strconv.ParseUint(field, 10, 32)
+		if err != nil {
+			return out
+		}
+		out = append(out, uint32(n))
+	}
+	return out
+}
+
+func mask(text string) uint64 {
+	n, err := strconv.ParseUint(text, 16, 64)
+	if err != nil {
+		return math.MaxUint64 // strange is worse than full
+	}
+	return n
+}
+
+// HasGroup says whether a process has a supplementary group.
+func (p Process) HasGroup(gid uint32) bool {
+	for _, g := range p.Identity.Groups {
+		if g == gid {
+			return true
+		}
+	}
+	return false
+}
+
+// Dead says whether the process runs no more, though it may wait to be reaped.
+func (p Process) Dead() bool { return p.State == 'Z' || p.State == 'X' || p.State == 0 }
+
+// BecomeRoot makes the whole process uid and gid 0 of its user namespace, for
+// a guest that a rootless runtime started as a user with ambient capabilities.
+// It keeps the permitted capabilities.
+func BecomeRoot() error {
+	if os.Geteuid() == 0 && os.Getuid() == 0 {
+		return nil
+	}
+	if err := syscall.Setresgid(0, 0, 0); err != nil {
+		return fmt.Errorf("become gid 0: %w", err)
+	}
+	if err := syscall.Setresuid(0, 0, 0); err != nil {
+		return fmt.Errorf("become uid 0: %w", err)
+	}
+	return nil
+}

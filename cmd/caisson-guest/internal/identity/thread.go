@@ -1,0 +1,28 @@
+package identity
+
+import (
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// Dedicate runs f on a thread of its own. Where f returns the thread ends,
+// since nobody else may use what f made of it. It is never the process's main
+// thread, whose credentials are the ones that /proc/PID shows.
+func Dedicate(f func()) {
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() != unix.Getpid() {
+			f()
+			return
+		}
+		locked := make(chan struct{})
+		go func() {
+			runtime.LockOSThread()
+			close(locked)
+			f()
+		}()
+		<-locked
+		runtime.UnlockOSThread()
+	}()
+}

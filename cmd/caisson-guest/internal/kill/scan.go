@@ -1,0 +1,111 @@
+package kill
+
+import (
+	"bytes"
+	"encoding/binary"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// process is one entry of /proc, as its status file said a moment ago.
+type process struct {
+	pid, parent int
+	// dead says that nothing of it runs: a zombie without threads. A leader
+	// that left while other threads run is a zombie too, but has threads.
+	dead    bool
+	stopped bool
+	groups  []byte // the text of its supplementary groups
+}
+
+// hasGroup says whether the process has the supplementary group gid.
+func (p *process) hasGroup(gid uint32) bool {
+	var digits [10]byte
+	want := strconv.AppendUint(digits[:0], uint64(gid), 10)
+	for rest := p.groups; len(rest) > 0; {
+		var field []byte
+		rest = bytes.TrimLeft(rest, " ")
+		field, rest, _ = bytes.Cut(rest, []byte(" "))
+		if bytes.Equal(field, want) {
+			return true
+		}
+	}
+	return false
+}
+
+// scan visits the processes of /proc but for the guest itself, in the order of
+// their pids: what is forked while it runs mostly comes later and is met too.
+// The process is valid during the visit only.
+func scan(self int, visit func(*process)) error {
+	proc, err := unix.Open("/proc", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(proc)
+	names := make([]byte, 4096)
+	text := make([]byte, 4096)
+	for {
+		n, err := unix.Getdents(proc, names)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || n <= 0 {
+			return err
+		}
+		for rest := names[:n]; len(rest) >= direntName; {
+			size := int(binary.NativeEndian.Uint16(rest[16:18]))
+			if size < direntName || size > len(rest) {
+				break
+			}
+			name, _, _ := bytes.Cut(rest[direntName:size], []byte{0})
+			rest = rest[size:]
+			pid, err := strconv.Atoi(string(name))
+			if err != nil || pid == self {
+				continue
+			}
+			if p, ok := read(proc, pid, string(name)+"/status", text); ok {
+				visit(&p)
+			}
+		}
+	}
+}
+
+// direntName is the offset of d_name in struct linux_dirent64.
+const direntName = 19
+
+// read reads a status file. It is not ok if the process is gone.
+func read(dir, pid int, name string, text []byte) (process, bool) {
+	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return process{}, false
+	}
+	defer unix.Close(fd)
+	n, err := unix.Read(fd, text)
+	if err != nil || n <= 0 {
+		return process{}, false
+	}
+	return parse(pid, text[:n]), true
+}
+
+// parse takes from a status file what decides about a process.
+func parse(pid int, status []byte) process {
+	p := process{pid: pid}
+	zombie, threads := false, 1
+	for line := range bytes.Lines(status) {
+		key, value, _ := bytes.Cut(line, []byte(":"))
+		value = bytes.TrimSpace(value)
+		switch string(key) {
+		case "State":
+			zombie = len(value) > 0 && (value[0] == 'Z' || value[0] == 'X')
+			p.stopped = len(value) > 0 && value[0] == 'T'
+		case "PPid":
+			p.parent, _ = strconv.Atoi(string(value))
+		case "Groups":
+			p.groups = value
+		case "Threads":
+			threads, _ = strconv.Atoi(string(value))
+		}
+	}
+	p.dead = zombie && threads <= 1
+	return p
+}

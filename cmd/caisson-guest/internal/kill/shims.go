@@ -1,0 +1,76 @@
+package kill
+
+import "sync"
+
+// Shims knows the subreapers of the commands that run. It is safe for
+// concurrent use.
+type Shims struct {
+	mu   sync.Mutex
+	pids map[int]struct{}
+}
+
+// NewShims returns a Shims that knows none.
+func NewShims() *Shims { return &Shims{pids: map[int]struct{}{}} }
+
+// Add says that pid is the subreaper of a command.
+func (s *Shims) Add(pid int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pids[pid] = struct{}{}
+}
+
+// Remove says that it is no more.
+func (s *Shims) Remove(pid int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.pids, pid)
+}
+
+func (s *Shims) has(pid int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, ok := s.pids[pid]
+	return ok
+}
+
+// each visits the living descendants of m's shim, the shim itself left out,
+// and the strays: processes that the guest inherited because their own shim
+// was killed. Nobody can tell whose they were, so the first command that ends
+// takes them along.
+func (s *Shims) each(self int, m Mark, visit func(*process)) error {
+	all := map[int]process{}
+	err := scan(self, func(p *process) {
+		c := *p
+		c.groups = nil
+		all[p.pid] = c
+	})
+	if err != nil {
+		return err
+	}
+	for pid, p := range all {
+		if p.dead || s.has(pid) {
+			continue
+		}
+		if s.owner(all, self, pid) == m.Shim || s.owner(all, self, pid) == self {
+			visit(&p)
+		}
+	}
+	return nil
+}
+
+// owner walks up from pid to the first shim, or to the guest. A chain that
+// changed under the scan ends at a pid that is not there; the next pass sees
+// it whole.
+func (s *Shims) owner(all map[int]process, self, pid int) int {
+	for range len(all) + 1 {
+		parent := all[pid].parent
+		if parent == self || s.has(parent) {
+			return parent
+		}
+		if _, ok := all[parent]; !ok {
+			return 0
+		}
+		pid = parent
+	}
+	return 0
+}

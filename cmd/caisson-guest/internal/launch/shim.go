@@ -1,0 +1,183 @@
+package launch
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/identity"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/kill"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/reap"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/spawn"
+)
+
+// The shim's descriptors beside the command's 0, 1 and 2.
+const (
+	shimReport  = 3 // the shim writes what becomes of the command
+	shimControl = 4 // at its end the shim leaves
+)
+
+// ShimWord is the first argument that makes the guest's binary a shim.
+const ShimWord = "shim"
+
+// Shimmed runs every command under a shim of its own, a child subreaper, to
+// which its daemons fall. It is for containers with one id, where commands
+// can't be marked; there they can also kill the shim, and the guest then
+// inherits what it had.
+type Shimmed struct {
+	Direct
+	Shims *kill.Shims
+	// Executable is the guest's own binary.
+	Executable string
+}
+
+// shimmed is what a shim reports, one JSON value a line: first the pid or the
+// error number, then the exit.
+type shimmed struct {
+	PID    int            `json:"pid,omitempty"`
+	Errno  int            `json:"errno,omitempty"`
+	Status *uint32        `json:"status,omitempty"`
+	Usage  syscall.Rusage `json:"usage,omitzero"`
+}
+
+// Launch starts the shim and returns once it has started the command. The mark
+// becomes the shim.
+func (s Shimmed) Launch(r spawn.Request, mark *kill.Mark) (int, <-chan reap.Exit, func(), error) {
+	program, err := s.Spawner.Find(r)
+	if err != nil {
+		return 0, nil, nil, err
+	}
+	report, child, err := os.Pipe()
+	if err != nil {
+		return 0, nil, nil, fmt.Errorf("make pipe: %w", err)
+	}
+	childControl, control, err := os.Pipe()
+	if err != nil {
+		return 0, nil, nil, errors.Join(fmt.Errorf("make pipe: %w", err), report.Close(), child.Close())
+	}
+	inner := r
+	inner.Program = s.Executable
+	inner.Argv = append([]string{"caisson-guest", ShimWord, program}, r.Argv...)
+	inner.Files = append(append([]uintptr{}, r.Files...), child.Fd(), childControl.Fd())
+	pid, gone, err := s.Reaper.Start(func() (int, error) { return s.Spawner.Spawn(inner) })
+	err = errors.Join(err, child.Close(), childControl.Close())
+	if err != nil {
+		return 0, nil, nil, errors.Join(err, report.Close(), control.Close())
+	}
+	s.Shims.Add(pid)
+	*mark = kill.Mark{Shim: pid}
+	release := func() {
+		_ = control.Close()
+		select {
+		case <-gone:
+		case <-time.After(time.Second):
+			_ = unix.Kill(pid, unix.SIGKILL)
+			<-gone
+		}
+		s.Shims.Remove(pid)
+	}
+	lines := json.NewDecoder(io.LimitReader(report, 64<<10))
+	var first shimmed
+	if err := lines.Decode(&first); err != nil || first.Errno != 0 {
+		release()
+		_ = report.Close()
+		if first.Errno != 0 {
+			return 0, nil, nil, spawn.Failed(r.Argv[0], program, syscall.Errno(first.Errno))
+		}
+		return 0, nil, nil, fmt.Errorf("start shim: %w", err)
+	}
+	exit := make(chan reap.Exit, 1)
+	go func() {
+		defer report.Close()
+		var last shimmed
+		_ = lines.Decode(&last)
+		exit <- last.exit()
+	}()
+	return first.PID, exit, release, nil
+}
+
+// exit gives the command's exit. A shim that was killed told none; its command
+// then counts as killed, which it will be.
+func (s shimmed) exit() reap.Exit {
+	e := reap.Exit{Time: time.Now(), Status: unix.WaitStatus(unix.SIGKILL)}
+	if s.Status != nil {
+		e.Status = unix.WaitStatus(*s.Status)
+	}
+	e.Usage.Utime = unix.Timeval(s.Usage.Utime)
+	e.Usage.Stime = unix.Timeval(s.Usage.Stime)
+	e.Usage.Maxrss = s.Usage.Maxrss
+	return e
+}
+
+// Shim is the shim's whole life. Its arguments are the program's path and the
+// command's argument vector. It returns an exit status.
+func Shim(args []string) int {
+	if len(args) < 2 {
+		return 2
+	}
+	if err := identity.SetDumpable(false); err != nil {
+		return 2
+	}
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return 2
+	}
+	children := make(chan os.Signal, 1)
+	signal.Notify(children, unix.SIGCHLD)
+	report := json.NewEncoder(os.NewFile(shimReport, "report"))
+	unix.CloseOnExec(shimReport)
+	unix.CloseOnExec(shimControl)
+	pid, err := syscall.ForkExec(args[0], args[1:], &syscall.ProcAttr{
+		Env: os.Environ(), Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setsid: true},
+	})
+	if err != nil {
+		var errno syscall.Errno
+		if !errors.As(err, &errno) {
+			errno = unix.EIO
+		}
+		_ = report.Encode(shimmed{Errno: int(errno)})
+		return 0
+	}
+	_ = report.Encode(shimmed{PID: pid})
+	// The command's pipes must end with it, not with the shim.
+	for fd := range 3 {
+		_ = unix.Close(fd)
+	}
+	over := make(chan struct{})
+	go func() {
+		_, _ = io.Copy(io.Discard, os.NewFile(shimControl, "control"))
+		close(over)
+	}()
+	for {
+		select {
+		case <-over:
+			return 0
+		case <-children:
+			shimReap(pid, report)
+		}
+	}
+}
+
+// shimReap reaps all that ended, and reports the command's own exit.
+func shimReap(command int, report *json.Encoder) {
+	for {
+		var status syscall.WaitStatus
+		var usage syscall.Rusage
+		pid, err := syscall.Wait4(-1, &status, syscall.WNOHANG, &usage)
+		if err == syscall.EINTR {
+			continue
+		}
+		if err != nil || pid <= 0 {
+			return
+		}
+		if pid == command {
+			_ = report.Encode(shimmed{Status: new(uint32(status)), Usage: usage})
+		}
+	}
+}

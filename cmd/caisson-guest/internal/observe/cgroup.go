@@ -1,0 +1,196 @@
+package observe
+
+import (
+	"bytes"
+	"math"
+	"os"
+	"path"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+)
+
+// cgroups gives the folder in which each controller's files of this container
+// lie, where they are mounted. The unified hierarchy is named "unified".
+type cgroups map[string]string
+
+// readCgroups matches the mount table with /proc/self/cgroup. In a cgroup
+// namespace the container's own cgroup is "/"; elsewhere the mount's root
+// says how much of the path the mount shows.
+func readCgroups(table mountinfo) cgroups {
+	data, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return nil
+	}
+	return findCgroups(table, string(data))
+}
+
+func findCgroups(table mountinfo, own string) cgroups {
+	out := cgroups{}
+	for line := range strings.Lines(own) {
+		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(parts) != 3 {
+			continue
+		}
+		for _, m := range table {
+			for controller := range strings.SplitSeq(parts[1], ",") {
+				if !m.isCgroup(controller) {
+					continue
+				}
+				name := controller
+				if name == "" {
+					name = "unified"
+				}
+				if rel, ok := strings.CutPrefix(parts[2], strings.TrimSuffix(m.root, "/")); ok {
+					out[name] = path.Join(m.path, rel)
+				}
+			}
+		}
+	}
+	return out
+}
+
+// isCgroup says whether the mount is the hierarchy of a controller; "" is the
+// unified one.
+func (m mountLine) isCgroup(controller string) bool {
+	if controller == "" {
+		return m.kind == "cgroup2"
+	}
+	if m.kind != "cgroup" {
+		return false
+	}
+	for _, o := range m.options {
+		if o == controller {
+			return true
+		}
+	}
+	return false
+}
+
+// read gives the text of a controller's file.
+func (c cgroups) read(controller, file string) (string, bool) {
+	dir, ok := c[controller]
+	if !ok {
+		return "", false
+	}
+	data, err := os.ReadFile(path.Join(dir, file))
+	return strings.TrimSpace(string(data)), err == nil
+}
+
+// number reads a limit: -1 for none, 0 where it can't be read.
+func (c cgroups) number(controller, file string) int64 {
+	text, ok := c.read(controller, file)
+	if !ok {
+		return 0
+	}
+	return limit(text)
+}
+
+func limit(text string) int64 {
+	if text == "max" {
+		return -1
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return 0
+	}
+	// cgroup v1 says "none" by the largest multiple of a page.
+	if n < 0 || n >= math.MaxInt64-(1<<16) {
+		return -1
+	}
+	return n
+}
+
+// milliCPUs turns a quota and its period, both in microseconds.
+func milliCPUs(quota, period int64) int64 {
+	if quota < 0 {
+		return -1
+	}
+	if quota == 0 || period <= 0 {
+		return 0
+	}
+	return quota * 1000 / period
+}
+
+// limits reads the limits of the container.
+func (c cgroups) limits() wire.Limits {
+	var l wire.Limits
+	if _, ok := c.read("unified", "memory.max"); ok {
+		l.Source = "cgroup2"
+		l.MemoryBytes = c.number("unified", "memory.max")
+		if swap := c.number("unified", "memory.swap.max"); swap >= 0 && l.MemoryBytes > 0 {
+			l.SwapBytes = l.MemoryBytes + swap
+		}
+		l.PIDs = c.number("unified", "pids.max")
+		text, _ := c.read("unified", "cpu.max")
+		if quota, period, ok := strings.Cut(text, " "); ok {
+			l.MilliCPUs = milliCPUs(limit(quota), limit(period))
+		}
+		return l
+	}
+	if _, ok := c["memory"]; ok {
+		l.Source = "cgroup1"
+		l.MemoryBytes = c.number("memory", "memory.limit_in_bytes")
+		l.SwapBytes = c.number("memory", "memory.memsw.limit_in_bytes")
+		l.PIDs = c.number("pids", "pids.max")
+		l.MilliCPUs = milliCPUs(c.number("cpu", "cpu.cfs_quota_us"), c.number("cpu", "cpu.cfs_period_us"))
+	}
+	return l
+}
+
+// OOMCounter reads the kernel's count of out-of-memory kills in the container.
+// Nil counts as one that can't be read. It is safe for concurrent use.
+type OOMCounter struct{ f *os.File }
+
+// OpenOOM finds the counter; nil if none is visible.
+func OpenOOM() *OOMCounter { return openOOM(readCgroups(readMounts())) }
+
+func openOOM(c cgroups) *OOMCounter {
+	for _, at := range [][2]string{{"unified", "memory.events"}, {"memory", "memory.oom_control"}} {
+		dir, ok := c[at[0]]
+		if !ok {
+			continue
+		}
+		f, err := os.Open(path.Join(dir, at[1]))
+		if err != nil {
+			continue
+		}
+		if o := (&OOMCounter{f: f}); o.Read() >= 0 {
+			return o
+		}
+		_ = f.Close()
+	}
+	return nil
+}
+
+// Path is the counter's file, empty where there is none.
+func (o *OOMCounter) Path() string {
+	if o == nil {
+		return ""
+	}
+	return o.f.Name()
+}
+
+// Read gives the number of kills so far, -1 where it can't be read. Both
+// versions of cgroups have a line "oom_kill N" (v1 since Linux 4.13).
+func (o *OOMCounter) Read() int64 {
+	if o == nil {
+		return -1
+	}
+	buf := make([]byte, 512)
+	n, err := unix.Pread(int(o.f.Fd()), buf, 0)
+	if err != nil || n <= 0 {
+		return -1
+	}
+	for line := range bytes.Lines(buf[:n]) {
+		if text, ok := bytes.CutPrefix(line, []byte("oom_kill ")); ok {
+			if count, err := strconv.ParseInt(string(bytes.TrimSpace(text)), 10, 64); err == nil {
+				return count
+			}
+		}
+	}
+	return -1
+}

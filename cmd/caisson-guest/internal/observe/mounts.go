@@ -1,0 +1,133 @@
+package observe
+
+import (
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+)
+
+// mountinfo is the mount table, in the order of the kernel: of several mounts
+// on one path the last is what is seen.
+type mountinfo []mountLine
+
+// mountLine is one line of /proc/self/mountinfo (proc(5)).
+type mountLine struct {
+	root, path, kind string
+	options          []string // of the mount and of the file system
+}
+
+func readMounts() mountinfo {
+	data, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil
+	}
+	return parseMounts(string(data))
+}
+
+func parseMounts(text string) mountinfo {
+	var table mountinfo
+	for line := range strings.Lines(text) {
+		own, fs, ok := strings.Cut(strings.TrimSpace(line), " - ")
+		fields, rest := strings.Fields(own), strings.Fields(fs)
+		if !ok || len(fields) < 6 || len(rest) < 1 {
+			continue
+		}
+		m := mountLine{
+			root: unescape(fields[3]), path: unescape(fields[4]), kind: rest[0],
+			options: strings.Split(fields[5], ","),
+		}
+		if len(rest) > 2 {
+			for o := range strings.SplitSeq(rest[2], ",") {
+				if !slices.Contains(m.options, o) {
+					m.options = append(m.options, o)
+				}
+			}
+		}
+		table = append(table, m)
+	}
+	return table
+}
+
+// unescape undoes the octal escapes of mountinfo: space, tab, newline, backslash.
+func unescape(s string) string {
+	if !strings.Contains(s, `\`) {
+		return s
+	}
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] == '\\' && i+4 <= len(s) {
+			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
+				b.WriteByte(byte(n))
+				i += 3
+				continue
+			}
+		}
+		b.WriteByte(s[i])
+	}
+	return b.String()
+}
+
+// at gives the mount that is seen at path, which must be a mount point.
+func (t mountinfo) at(path string) wire.Mount {
+	out := wire.Mount{Path: path}
+	for _, m := range t {
+		if m.path == path {
+			out.Type, out.Options = m.kind, m.options
+		}
+	}
+	return fill(out)
+}
+
+// below gives the mounts below path.
+func (t mountinfo) below(path string) []wire.Mount {
+	var out []wire.Mount
+	for _, m := range t {
+		if strings.HasPrefix(m.path, strings.TrimSuffix(path, "/")+"/") {
+			out = append(out, fill(wire.Mount{Path: m.path, Type: m.kind, Options: m.options}))
+		}
+	}
+	return out
+}
+
+func (t mountinfo) ofType(kind string) []wire.Mount {
+	var out []wire.Mount
+	for _, m := range t {
+		if m.kind == kind {
+			out = append(out, fill(wire.Mount{Path: m.path, Type: m.kind, Options: m.options}))
+		}
+	}
+	return out
+}
+
+// maxMounts bounds the mounts that are told: a container has some thirty.
+const maxMounts = 512
+
+func (t mountinfo) paths() []string {
+	var out []string
+	for _, m := range t {
+		if len(out) == maxMounts {
+			break
+		}
+		out = append(out, m.path)
+	}
+	return out
+}
+
+// fill adds what the file system says. Only a tmpfs is asked for its size: a
+// statfs on a network file system can hang.
+func fill(m wire.Mount) wire.Mount {
+	var st unix.Stat_t
+	if unix.Lstat(m.Path, &st) == nil {
+		m.Device, m.Inode = uint64(st.Dev), st.Ino
+	}
+	var fs unix.Statfs_t
+	if m.Type == "tmpfs" && unix.Statfs(m.Path, &fs) == nil {
+		m.Bytes = int64(fs.Blocks) * int64(fs.Bsize)
+	}
+	return m
+}

@@ -1,0 +1,91 @@
+package observe
+
+import (
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/identity"
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+)
+
+// Container observes everything but what a command is: the caller adds that.
+func Container(workspace string) wire.Hello {
+	table := readMounts()
+	groups := readCgroups(table)
+	h := wire.Hello{
+		Protocol:   wire.Version,
+		Kernel:     text("/proc/version"),
+		PID:        os.Getpid(),
+		Dumpable:   identity.Dumpable(),
+		Namespaces: namespaces(),
+		Root:       table.at("/"),
+		Workspace:  table.at(workspace),
+		Submounts:  table.below(workspace),
+		Tmpfs:      table.ofType("tmpfs"),
+		Mounts:     table.paths(),
+		Limits:     groups.limits(),
+		Interfaces: interfaces(text("/proc/net/dev")),
+		Nonce:      text(wire.NoncePath),
+	}
+	h.Limits.OpenFiles = rlimit(unix.RLIMIT_NOFILE)
+	h.Limits.CoreBytes = rlimit(unix.RLIMIT_CORE)
+	if p, err := identity.Read("/proc/self/status"); err == nil {
+		h.Guest, h.Threads = p.Identity, p.Threads
+	}
+	return h
+}
+
+// text is a small file's content, trimmed; empty where there is none.
+func text(name string) string {
+	f, err := os.Open(name)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	buf := make([]byte, 4096)
+	n, _ := f.Read(buf)
+	return strings.TrimSpace(string(buf[:n]))
+}
+
+// namespaces reads the inode numbers of the guest's namespaces.
+func namespaces() map[string]uint64 {
+	out := map[string]uint64{}
+	for _, kind := range []string{"cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts"} {
+		link, err := os.Readlink("/proc/self/ns/" + kind) // "pid:[4026531836]"
+		if err != nil {
+			continue
+		}
+		_, number, _ := strings.Cut(link, "[")
+		if n, err := strconv.ParseUint(strings.TrimSuffix(number, "]"), 10, 64); err == nil {
+			out[kind] = n
+		}
+	}
+	return out
+}
+
+// interfaces takes the names from /proc/net/dev: two lines of headings, then
+// "name: counters".
+func interfaces(table string) []string {
+	var out []string
+	for line := range strings.Lines(table) {
+		if name, _, ok := strings.Cut(line, ":"); ok && !strings.Contains(name, "|") {
+			out = append(out, strings.TrimSpace(name))
+		}
+	}
+	return out
+}
+
+// rlimit is a soft limit, -1 for none.
+func rlimit(resource int) int64 {
+	var l unix.Rlimit
+	if unix.Getrlimit(resource, &l) != nil {
+		return 0
+	}
+	if l.Cur == unix.RLIM_INFINITY {
+		return -1
+	}
+	return int64(min(l.Cur, 1<<62))
+}

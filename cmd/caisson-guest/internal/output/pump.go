@@ -1,0 +1,159 @@
+package output
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"hash"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+)
+
+// Sizes, in bytes.
+const (
+	// smallRead is the first buffer: most commands write less.
+	smallRead = 8 << 10
+	// largeRead is the buffer of a stream that filled the small one, and
+	// pipeSize its pipe: the largest that an unprivileged process may ask for
+	// by default (fs.pipe-max-size).
+	largeRead = 256 << 10
+	pipeSize  = 1 << 20
+)
+
+// Options bounds one stream and says where its live bytes go.
+type Options struct {
+	// Live is the number of bytes that are sent, Tail the number that are
+	// kept of the rest.
+	Live int64
+	Tail int
+	// Send sends one piece of at most wire.MaxData bytes. It must not keep it.
+	Send func([]byte) error
+	// Credit says how much may be sent. Closing it ends the live part.
+	Credit *wire.Credit
+}
+
+// Pump reads one stream of a command. Run it in a goroutine; the other methods
+// are safe for concurrent use.
+type Pump struct {
+	o       Options
+	src     *os.File
+	sum     hash.Hash
+	total   int64
+	sent    int64
+	live    bool
+	tail    *Tail
+	abandon chan struct{}
+	once    sync.Once
+}
+
+// NewPump makes a Pump of src, the non-blocking read end of a pipe, which it
+// closes when Run returns.
+func NewPump(src *os.File, o Options) *Pump {
+	return &Pump{
+		o: o, src: src, sum: sha256.New(), live: o.Live > 0,
+		tail: NewTail(o.Tail), abandon: make(chan struct{}),
+	}
+}
+
+// Run reads to the end, or to what Finish says. Then Result may be called.
+func (p *Pump) Run() {
+	defer p.src.Close()
+	buf := make([]byte, smallRead)
+	for {
+		n, err := p.src.Read(buf)
+		p.take(buf[:n])
+		if err != nil {
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				p.rest(buf)
+			}
+			return
+		}
+		if n == smallRead && len(buf) == smallRead {
+			buf = make([]byte, largeRead)
+			p.grow()
+		}
+	}
+}
+
+// grow asks for a larger pipe. It is a matter of speed alone.
+func (p *Pump) grow() {
+	raw, err := p.src.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeSize) })
+}
+
+// rest takes what is in the pipe now, when nobody waits for more: at most
+// twice what a pipe can hold, since a writer may be there still.
+func (p *Pump) rest(buf []byte) {
+	raw, err := p.src.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = p.src.SetReadDeadline(time.Time{})
+	for budget := 2 * pipeSize; budget > 0; {
+		var n int
+		var readErr error
+		err := raw.Read(func(fd uintptr) bool {
+			n, readErr = unix.Read(int(fd), buf)
+			return true
+		})
+		if err != nil || n <= 0 || readErr != nil && readErr != syscall.EINTR {
+			return
+		}
+		p.take(buf[:n])
+		budget -= n
+	}
+}
+
+// take counts and hashes bytes and sends or keeps them.
+func (p *Pump) take(b []byte) {
+	if len(b) == 0 {
+		return
+	}
+	p.total += int64(len(b))
+	p.sum.Write(b)
+	for p.live && len(b) > 0 {
+		most := int(min(int64(len(b)), wire.MaxData, p.o.Live-p.sent))
+		n := 0
+		if most > 0 {
+			n = p.o.Credit.Take(most, p.abandon)
+		}
+		if n == 0 || p.o.Send(b[:n]) != nil {
+			p.live = false
+			break
+		}
+		p.sent += int64(n)
+		b = b[n:]
+	}
+	if len(b) > 0 {
+		p.tail.Write(b)
+	}
+}
+
+// Add takes bytes that the guest itself writes to the stream, in place of Run.
+func (p *Pump) Add(text string) { p.take([]byte(text)) }
+
+// Finish says that no process of the command is left: the end of the pipe must
+// be near, and what holds it open longer than wait is not waited for.
+func (p *Pump) Finish(wait time.Duration) {
+	_ = p.src.SetReadDeadline(time.Now().Add(wait))
+}
+
+// Abandon ends the live part: what comes now is kept as the tail.
+func (p *Pump) Abandon() { p.once.Do(func() { close(p.abandon) }) }
+
+// Result says what the stream held, once Run has returned.
+func (p *Pump) Result() wire.Output {
+	return wire.Output{
+		Total: p.total, SHA256: hex.EncodeToString(p.sum.Sum(nil)),
+		Live: p.sent, Tail: p.tail.Bytes(),
+	}
+}

@@ -1,0 +1,211 @@
+package serve
+
+import (
+	"errors"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/kill"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/output"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/spawn"
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+)
+
+// Times of a command's end.
+const (
+	// pipeWait is how long a pipe may stay open once no process of the command
+	// is left: what holds it got it from elsewhere.
+	pipeWait = 200 * time.Millisecond
+	// liveWait is how long the consumer of a command that was cancelled or
+	// timed out has for what is still in the pipe.
+	liveWait = 2 * time.Second
+	// stuckTime is when a start is taken for stuck: another command of the
+	// same identity can stop a child between its change of identity and its
+	// exec, and the guest would wait for it. Waking it is harmless.
+	stuckTime = time.Second
+)
+
+// command is an exec stream: one command from its request to its exit.
+type command struct {
+	s       *Session
+	id      uint32
+	request wire.Exec
+
+	out     [2]*output.Pump // stdout, stderr
+	credits [2]*wire.Credit
+	stdin   *wire.Queue // nil for /dev/null
+
+	cancelled chan struct{}
+	once      sync.Once
+}
+
+func newCommand(s *Session, id uint32, r wire.Exec) (*command, error) {
+	switch {
+	case len(r.Argv) == 0:
+		return nil, errors.New("no program is named")
+	case r.Timeout <= 0 || r.Grace < 0:
+		return nil, errors.New("a timeout must be positive and a grace period not negative")
+	case r.Live < 0 || r.Tail < 0 || r.Tail > wire.MaxTail:
+		return nil, errors.New("bad output limits")
+	}
+	c := &command{s: s, id: id, request: r, cancelled: make(chan struct{})}
+	c.credits = [2]*wire.Credit{wire.NewCredit(), wire.NewCredit()}
+	if r.Stdin {
+		c.stdin = wire.NewQueue()
+	}
+	return c, nil
+}
+
+func (c *command) data(channel uint8, p []byte) error {
+	if channel != wire.Stdin || c.stdin == nil {
+		return badChannel(channel)
+	}
+	return c.stdin.Push(p)
+}
+
+func (c *command) eof(channel uint8) error {
+	if channel != wire.Stdin || c.stdin == nil {
+		return badChannel(channel)
+	}
+	return c.stdin.End()
+}
+
+func (c *command) credit(channel uint8, n uint32) error {
+	if channel == wire.Stdin {
+		return badChannel(channel)
+	}
+	return c.credits[channel-1].Grant(n)
+}
+
+func (c *command) stop(channel uint8) {
+	if channel != wire.Stdin {
+		c.credits[channel-1].Close()
+	}
+}
+
+func (c *command) cancel() { c.once.Do(func() { close(c.cancelled) }) }
+
+// run is the command's goroutine. It sends the stream's last frame.
+func (c *command) run() {
+	exit, refused := c.execute()
+	c.s.remove(c.id)
+	if refused != nil {
+		_ = c.s.refuse(c.id, refused.Code, refused.Text)
+		return
+	}
+	for channel := uint8(wire.Stdout); channel <= wire.Stderr; channel++ {
+		_ = c.s.o.Writer.Send(wire.Frame{Stream: c.id, Type: wire.TypeEOF, Channel: channel})
+	}
+	_ = c.s.o.Writer.SendJSON(c.id, wire.TypeEnd, exit)
+}
+
+// execute runs the command to its end.
+func (c *command) execute() (*wire.Exit, *wire.Refused) {
+	p, err := openPipes(c.s.o.Null, c.stdin != nil)
+	if err != nil {
+		return nil, &wire.Refused{Code: wire.RefusedInternal, Text: err.Error()}
+	}
+	c.out[0] = c.pump(p.stdout, wire.Stdout)
+	c.out[1] = c.pump(p.stderr, wire.Stderr)
+	gid, ok := c.s.gids.take()
+	if !ok {
+		p.close()
+		return nil, &wire.Refused{Code: wire.RefusedBusy, Text: "no group is left to mark the command"}
+	}
+	mark := kill.Mark{Group: gid}
+	oom := c.s.o.OOM.Read()
+	began := time.Now()
+	timeout := time.NewTimer(c.request.Timeout)
+	defer timeout.Stop()
+	stuck := time.AfterFunc(stuckTime, func() { c.s.o.Killer.Continue(kill.Mark{Group: gid}) })
+	pid, done, release, err := c.s.o.Launcher.Launch(c.spawnRequest(p, gid), &mark)
+	stuck.Stop()
+	p.closeChild()
+	if err != nil {
+		p.close()
+		c.s.gids.free(gid)
+		return c.notStarted(err)
+	}
+	defer release()
+	_ = c.s.o.Writer.SendJSON(c.id, wire.TypeStarted, wire.Started{PID: pid})
+
+	var pumps sync.WaitGroup
+	for _, out := range c.out {
+		pumps.Go(out.Run)
+	}
+	if c.stdin != nil {
+		pumps.Go(func() { c.feed(p.stdin) })
+	}
+	e := c.await(done, timeout.C, mark)
+	wall := time.Since(began)
+	if e.report.Left() == 0 {
+		c.s.gids.free(gid)
+	}
+	c.settle(&pumps, p, e.forced(), c.request.Timeout-wall)
+	x := e.wire(wall, c.s.o.Killer.Method())
+	x.Stdout, x.Stderr = c.out[0].Result(), c.out[1].Result()
+	x.OOMKilled = c.s.o.OOM.Read() > oom
+	return x, nil
+}
+
+func (c *command) pump(src *os.File, channel uint8) *output.Pump {
+	return output.NewPump(src, output.Options{
+		Live: c.request.Live, Tail: c.request.Tail, Credit: c.credits[channel-1],
+		Send: func(b []byte) error {
+			return c.s.o.Writer.Send(wire.Frame{Stream: c.id, Type: wire.TypeData, Channel: channel, Payload: b})
+		},
+	})
+}
+
+func (c *command) spawnRequest(p *pipes, gid uint32) spawn.Request {
+	return spawn.Request{
+		Argv: texts(c.request.Argv), Env: texts(c.request.Env),
+		Dir: string(c.request.Dir), Files: p.child[:], Group: gid,
+	}
+}
+
+func texts(bytes [][]byte) []string {
+	out := make([]string, len(bytes))
+	for i, b := range bytes {
+		out[i] = string(b)
+	}
+	return out
+}
+
+// notStarted says what a start failed with: a program that can't be run is an
+// exit status with a line on stderr, as in a shell.
+func (c *command) notStarted(err error) (*wire.Exit, *wire.Refused) {
+	var failure *spawn.Failure
+	if errors.As(err, &failure) {
+		_ = c.s.o.Writer.SendJSON(c.id, wire.TypeStarted, wire.Started{})
+		c.out[1].Add("caisson: " + failure.Text + "\n")
+		return &wire.Exit{
+			Code: failure.Code, Stdout: c.out[0].Result(), Stderr: c.out[1].Result(),
+		}, nil
+	}
+	code := wire.RefusedInternal
+	if errors.Is(err, spawn.ErrDir) {
+		code = wire.RefusedInvalid
+	}
+	return nil, &wire.Refused{Code: code, Text: err.Error()}
+}
+
+// feed copies what the host sends to the command's standard input.
+func (c *command) feed(stdin *os.File) {
+	defer stdin.Close()
+	for {
+		b := c.stdin.Next()
+		if b == nil {
+			return
+		}
+		if _, err := stdin.Write(b); err != nil {
+			c.stdin.Break()
+			_ = c.s.o.Writer.Send(wire.Frame{Stream: c.id, Type: wire.TypeStop, Channel: wire.Stdin})
+			return
+		}
+		if n := c.stdin.Done(len(b)); n > 0 {
+			_ = c.s.o.Writer.SendCredit(c.id, wire.Stdin, n)
+		}
+	}
+}

@@ -1,0 +1,131 @@
+package serve
+
+import (
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/kill"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/reap"
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+)
+
+// await waits for the end of the command and of everything that it started.
+func (c *command) await(done <-chan reap.Exit, timeout <-chan time.Time, mark kill.Mark) ending {
+	e := ending{}
+	select {
+	case e.exit = <-done:
+		e.reaped = true
+		if c.s.o.Killer.Alive(mark) != 0 {
+			e.report.AfterExit()
+			c.s.o.Killer.Kill(mark, &e.report)
+		}
+		return e
+	case <-c.cancelled:
+		e.cancelled = true
+	case <-timeout:
+		e.timedOut = true
+	}
+	c.s.o.Killer.Terminate(mark, &e.report)
+	if !c.grace(&e, done, mark) {
+		c.s.o.Killer.Kill(mark, &e.report)
+	}
+	if !e.reaped {
+		select {
+		case e.exit = <-done:
+			e.reaped = true
+		case <-time.After(pipeWait): // unkillable; the report says so
+			e.report.Unreaped()
+		}
+	}
+	return e
+}
+
+// grace waits for the processes to end by themselves; false if they did not.
+func (c *command) grace(e *ending, done <-chan reap.Exit, mark kill.Mark) bool {
+	over := time.NewTimer(c.request.Grace)
+	defer over.Stop()
+	wait := time.Millisecond
+	for {
+		if c.s.o.Killer.Alive(mark) == 0 {
+			return true
+		}
+		select {
+		case e.exit = <-done:
+			e.reaped = true
+			done = nil
+		case <-over.C:
+			return false
+		case <-time.After(wait):
+			wait = min(2*wait, 50*time.Millisecond)
+		}
+	}
+}
+
+// ending is how a command ended.
+type ending struct {
+	exit                        reap.Exit
+	reaped, cancelled, timedOut bool
+	report                      kill.Report
+}
+
+func (e *ending) forced() bool { return e.cancelled || e.timedOut }
+
+func (e *ending) wire(wall time.Duration, method string) *wire.Exit {
+	x := &wire.Exit{
+		Code: -1, Cancelled: e.cancelled, TimedOut: e.timedOut,
+		Wall: wall, Kill: e.report.Wire(method),
+	}
+	status := e.exit.Status
+	switch {
+	case !e.reaped:
+		x.Signal = int(unix.SIGKILL)
+	case status.Signaled():
+		x.Signal = int(status.Signal())
+	default:
+		x.Code = status.ExitStatus()
+	}
+	u := e.exit.Usage
+	x.CPU = time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	x.PeakMemory = u.Maxrss << 10 // the kernel counts KiB
+	return x
+}
+
+// settle waits for the end of the streams, now that no process is left. A slow
+// consumer has what is left of the command's time, or liveWait if the command
+// was or is ended by force; then the rest becomes the tail.
+func (c *command) settle(pumps *sync.WaitGroup, p *pipes, forced bool, left time.Duration) {
+	for _, out := range c.out {
+		out.Finish(pipeWait)
+	}
+	if c.stdin != nil {
+		c.stdin.Break()
+		_ = p.stdin.Close()
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		pumps.Wait()
+	}()
+	if !forced {
+		patience := time.NewTimer(max(left, liveWait))
+		defer patience.Stop()
+		select {
+		case <-ended:
+			return
+		case <-c.cancelled:
+		case <-patience.C:
+		}
+	}
+	patience := time.NewTimer(liveWait)
+	defer patience.Stop()
+	select {
+	case <-ended:
+	case <-patience.C:
+		for _, out := range c.out {
+			out.Abandon()
+		}
+		<-ended
+	}
+}

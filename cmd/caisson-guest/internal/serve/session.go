@@ -1,0 +1,197 @@
+package serve
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/apply"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/kill"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/observe"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/reap"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/spawn"
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+)
+
+// maxStreams bounds the streams that are open at once. The dispatcher runs
+// four calls a session; the rest is room for long-lived ones.
+const maxStreams = 128
+
+// idleTime is how long nothing must be open before memory is given back.
+const idleTime = 2 * time.Second
+
+// Options is what a session works with.
+type Options struct {
+	Frames   *wire.Reader
+	Writer   *wire.Writer
+	Config   wire.Config
+	Launcher Launcher
+	Reaper   *reap.Loop
+	Killer   *kill.Killer
+	Appliers *apply.Appliers
+	OOM      *observe.OOMCounter
+	Null     *os.File // /dev/null, for reading and writing
+}
+
+// Launcher starts a command's process. It fails as spawn.Spawner does.
+type Launcher interface {
+	Launch(spawn.Request, *kill.Mark) (pid int, exit <-chan reap.Exit, release func(), err error)
+}
+
+// Session serves one host. Run is its one method.
+type Session struct {
+	o    Options
+	gids *gids
+
+	mu      sync.Mutex
+	streams map[uint32]stream
+	last    uint32 // the highest id that was opened
+	idle    *time.Timer
+}
+
+// stream is what is behind an id. Its methods are called by the goroutine that
+// reads frames, and must not wait.
+type stream interface {
+	data(channel uint8, p []byte) error
+	eof(channel uint8) error
+	credit(channel uint8, n uint32) error
+	stop(channel uint8)
+	cancel()
+}
+
+// New makes a session.
+func New(o Options) *Session {
+	s := &Session{o: o, streams: map[uint32]stream{}, gids: newGIDs(o.Config.GIDBase, o.Config.GIDCount)}
+	s.idle = time.AfterFunc(idleTime, debug.FreeOSMemory)
+	return s
+}
+
+// Run serves until the host closes its end, which is the normal end of a
+// session and no error. The caller then exits, and the kernel kills what is in
+// the container.
+func (s *Session) Run() error {
+	for {
+		f, err := s.o.Frames.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := s.frame(f); err != nil {
+			return fmt.Errorf("frame type %d of stream %d: %w", f.Type, f.Stream, err)
+		}
+	}
+}
+
+func (s *Session) frame(f wire.Frame) error {
+	switch f.Type {
+	case wire.TypePing:
+		return s.o.Writer.Send(wire.Frame{Type: wire.TypePong, Payload: f.Payload})
+	case wire.TypeOpen:
+		return s.open(f)
+	case wire.TypeData, wire.TypeEOF, wire.TypeCredit, wire.TypeStop, wire.TypeCancel:
+		st, err := s.find(f.Stream)
+		if st == nil {
+			return err
+		}
+		return deliver(st, f)
+	}
+	return fmt.Errorf("%w: a host doesn't send this", wire.ErrProtocol)
+}
+
+func deliver(st stream, f wire.Frame) error {
+	switch f.Type {
+	case wire.TypeData:
+		return st.data(f.Channel, f.Payload)
+	case wire.TypeEOF:
+		return st.eof(f.Channel)
+	case wire.TypeCredit:
+		return st.credit(f.Channel, wire.CreditOf(f))
+	case wire.TypeStop:
+		st.stop(f.Channel)
+	case wire.TypeCancel:
+		st.cancel()
+	}
+	return nil
+}
+
+// find gives an open stream, or nil for one that has ended: the host may not
+// have seen its end yet.
+func (s *Session) find(id uint32) (stream, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if id%2 == 0 || id > s.last {
+		return nil, fmt.Errorf("%w: no such stream", wire.ErrProtocol)
+	}
+	if st, ok := s.streams[id]; ok {
+		return st, nil
+	}
+	return nil, nil
+}
+
+func (s *Session) open(f wire.Frame) error {
+	var open wire.Open
+	if err := wire.Decode(f.Payload, &open); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	if f.Stream%2 == 0 || f.Stream <= s.last {
+		s.mu.Unlock()
+		return fmt.Errorf("%w: bad stream id", wire.ErrProtocol)
+	}
+	s.last = f.Stream
+	busy := len(s.streams) >= maxStreams
+	s.mu.Unlock()
+	switch {
+	case busy:
+		return s.refuse(f.Stream, wire.RefusedBusy, fmt.Sprintf("%d streams are open", maxStreams))
+	case open.Exec != nil:
+		c, err := newCommand(s, f.Stream, *open.Exec)
+		if err != nil {
+			return s.refuse(f.Stream, wire.RefusedInvalid, err.Error())
+		}
+		s.add(f.Stream, c)
+		go c.run()
+		return nil
+	case open.Apply != nil:
+		if open.Apply.Size <= 0 || open.Apply.Size > wire.MaxOp {
+			return s.refuse(f.Stream, wire.RefusedInvalid, "the operation is empty or too large")
+		}
+		c := newChange(s, f.Stream, open.Apply.Size)
+		s.add(f.Stream, c)
+		go c.run()
+		return nil
+	}
+	return s.refuse(f.Stream, wire.RefusedUnsupported, "this guest serves no such stream")
+}
+
+func (s *Session) refuse(id uint32, code wire.RefusalCode, text string) error {
+	return s.o.Writer.SendJSON(id, wire.TypeRefused, wire.Refused{Code: code, Text: text})
+}
+
+func (s *Session) add(id uint32, st stream) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.streams[id] = st
+	s.idle.Stop()
+}
+
+// remove forgets a stream, before its last frame is sent.
+func (s *Session) remove(id uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.streams, id)
+	if len(s.streams) == 0 {
+		s.idle.Reset(idleTime)
+	}
+}
+
+// badChannel is what a frame for a channel that a stream doesn't have is.
+func badChannel(channel uint8) error {
+	return fmt.Errorf("%w: channel %d of this stream", wire.ErrProtocol, channel)
+}

@@ -1,0 +1,57 @@
+package spawn
+
+import (
+	"fmt"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Failure is a program that could not be executed: no error of the guest's but
+// an exit status, as a shell gives one.
+type Failure struct {
+	// Code is 127 for a program that is not there, 126 for one that can't be run.
+	Code int
+	// Text says why, in one line.
+	Text string
+}
+
+// Error gives the text.
+func (f *Failure) Error() string { return f.Text }
+
+// Failed tells what an exec or a fork failed with: mostly a [*Failure].
+func Failed(name, program string, err error) error {
+	code, text := 126, ""
+	switch err {
+	case unix.ENOENT:
+		code, text = 127, "not found"
+		if _, statErr := os.Lstat(program); statErr == nil {
+			code, text = 126, "its interpreter or loader is not found"
+		}
+	case unix.ENOTDIR:
+		code, text = 127, "not found"
+	case unix.ENOEXEC:
+		text = "exec format error: no program, and no script with an interpreter line"
+	case unix.E2BIG:
+		text = "argument list too long"
+	case unix.EAGAIN:
+		text = "can't start another process: the sandbox's limit of processes is reached"
+	default:
+		errno, ok := err.(syscall.Errno)
+		if !ok {
+			return fmt.Errorf("start process: %w", err)
+		}
+		text = errno.Error()
+	}
+	return &Failure{Code: code, Text: fmt.Sprintf("%s: %s", short(name), text)}
+}
+
+// short quotes a name for one line of a message.
+func short(name string) string {
+	const most = 200
+	if len(name) > most {
+		return fmt.Sprintf("%q…", name[:most])
+	}
+	return fmt.Sprintf("%q", name)
+}

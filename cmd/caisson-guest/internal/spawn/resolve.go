@@ -1,0 +1,118 @@
+package spawn
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// enter makes dir, below the workspace, the process's working folder, so that
+// the next child starts in it. It runs with the commands' identity. The kernel
+// resolves the path without leaving the workspace, and what was resolved is
+// entered by its descriptor, so that nothing can be exchanged in between. The
+// working folder belongs to the whole process; nothing else in the guest uses it.
+func (s *Spawner) enter(dir string) error {
+	if dir == "" {
+		dir = "."
+	}
+	if dir == "." && s.inDir == "." {
+		return nil
+	}
+	s.inDir = ""
+	fd, err := unix.Openat2(s.dir, dir, &unix.OpenHow{
+		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	if err == unix.ENOSYS || err == unix.EPERM { // gVisor, old kernels and profiles
+		return s.enterByRoot(dir)
+	}
+	if err != nil {
+		return dirError(dir, err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Fchdir(fd); err != nil {
+		return dirError(dir, err)
+	}
+	s.inDir = dir
+	return nil
+}
+
+// enterByRoot is enter where the kernel has no openat2.
+func (s *Spawner) enterByRoot(dir string) error {
+	f, err := s.root.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return dirError(dir, err)
+	}
+	defer f.Close()
+	if err := unix.Fchdir(int(f.Fd())); err != nil {
+		return dirError(dir, err)
+	}
+	s.inDir = dir
+	return nil
+}
+
+// dirError says what is wrong with a working folder.
+func dirError(dir string, err error) error {
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		switch errno {
+		case unix.EXDEV:
+			err = errors.New("leads outside the workspace")
+		case unix.ENOENT:
+			err = errors.New("does not exist")
+		default:
+			err = errno
+		}
+	} else {
+		err = errors.New("leads outside the workspace")
+	}
+	return fmt.Errorf("%w %s: %w", ErrDir, short(dir), err)
+}
+
+// find looks a program up as a shell does, with the identity of commands and
+// in the working folder that they will have.
+func find(name string, env []string) (string, error) {
+	if name == "" {
+		return "", &Failure{Code: 127, Text: "no program is named"}
+	}
+	if strings.Contains(name, "/") {
+		return name, nil // exec itself says what is wrong with it
+	}
+	denied := false
+	for _, dir := range strings.Split(lookup(env, "PATH"), ":") {
+		if dir == "" {
+			dir = "."
+		}
+		candidate := path.Join(dir, name)
+		if !strings.Contains(candidate, "/") {
+			candidate = "./" + candidate
+		}
+		var st unix.Stat_t
+		if err := unix.Stat(candidate, &st); err != nil || st.Mode&unix.S_IFMT == unix.S_IFDIR {
+			continue
+		}
+		if unix.Faccessat(unix.AT_FDCWD, candidate, unix.X_OK, unix.AT_EACCESS) == nil {
+			return candidate, nil
+		}
+		denied = true
+	}
+	if denied {
+		return "", &Failure{Code: 126, Text: short(name) + ": permission denied"}
+	}
+	return "", &Failure{Code: 127, Text: short(name) + ": not found"}
+}
+
+// lookup returns the last value of a variable, as getenv of a shell would set it.
+func lookup(env []string, name string) (value string) {
+	for _, e := range env {
+		if v, ok := strings.CutPrefix(e, name+"="); ok {
+			value = v
+		}
+	}
+	return value
+}

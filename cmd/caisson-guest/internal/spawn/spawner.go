@@ -1,0 +1,194 @@
+package spawn
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/filter"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/identity"
+)
+
+// Options says as whom and where commands run.
+type Options struct {
+	// UID and GID are the commands' identity.
+	UID, GID uint32
+	// Separate says that the guest is another user than the commands and may
+	// become them. Otherwise commands keep the guest's ids.
+	Separate bool
+	// Workspace is the workspace's absolute path.
+	Workspace string
+}
+
+// Request is one program to start.
+type Request struct {
+	Argv, Env []string
+	// Dir is relative to the workspace; empty is the workspace.
+	Dir string
+	// Files are the child's descriptors from 0 on. The caller keeps them open.
+	Files []uintptr
+	// Group is the supplementary group of the child, if the spawner separates.
+	Group uint32
+	// Program, where set, is executed instead of looking Argv[0] up.
+	Program string
+}
+
+// ErrDir says that the working folder can't be used as given.
+var ErrDir = errors.New("working folder")
+
+// Spawner starts commands, one at a time. It is safe for concurrent use. It
+// lives as long as the process: its thread can't be given back.
+type Spawner struct {
+	o     Options
+	root  *os.Root
+	dir   int // the workspace, O_PATH
+	work  chan func()
+	lost  []string
+	inDir string // the folder that the process is in, relative to the workspace
+}
+
+// New starts the spawner's thread and restricts it. An error means that
+// commands would not be restricted as they must be.
+func New(o Options) (*Spawner, error) {
+	s := &Spawner{o: o, work: make(chan func())}
+	ready := make(chan error)
+	identity.Dedicate(func() { s.run(ready) })
+	if err := <-ready; err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Lost names what this kernel or container didn't let the spawner do.
+func (s *Spawner) Lost() []string { return s.lost }
+
+// run is what the spawner's thread does.
+func (s *Spawner) run(ready chan<- error) {
+	if err := s.prepare(); err != nil {
+		ready <- err
+		return
+	}
+	ready <- nil
+	for f := range s.work {
+		f()
+	}
+}
+
+// prepare restricts the thread and opens what it needs.
+func (s *Spawner) prepare() error {
+	if err := identity.DropBounding(); err != nil {
+		if s.o.Separate {
+			return err
+		}
+		s.lost = append(s.lost, "the bounding set of commands is not empty: "+err.Error())
+	}
+	identity.ClearAmbient()
+	if s.o.Separate {
+		if err := identity.ClearGroups(); err != nil {
+			return err
+		}
+	}
+	if err := identity.LimitCapabilities(identity.Capabilities(unix.CAP_SETUID, unix.CAP_SETGID)); err != nil {
+		return err
+	}
+	if err := identity.NoNewPrivileges(); err != nil {
+		return err
+	}
+	if err := identity.SetFilter(filter.Program()); err != nil {
+		return err
+	}
+	return s.as(func() error { return s.openWorkspace() })
+}
+
+// openWorkspace opens the workspace as the commands' identity, and enters it.
+func (s *Spawner) openWorkspace() error {
+	dir, err := unix.Open(s.o.Workspace, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open workspace: %w", err)
+	}
+	s.dir = dir
+	if s.root, err = os.OpenRoot(s.o.Workspace); err != nil {
+		return fmt.Errorf("open workspace: %w", err)
+	}
+	if err := unix.Fchdir(dir); err != nil {
+		return fmt.Errorf("enter workspace: %w", err)
+	}
+	return nil
+}
+
+// as runs f with the commands' effective identity. It panics if the thread
+// can't come back: it would be of no further use, and so would the guest.
+func (s *Spawner) as(f func() error) error {
+	if !s.o.Separate {
+		return f()
+	}
+	if err := identity.SetEffective(s.o.UID, s.o.GID); err != nil {
+		return err
+	}
+	err := f()
+	if back := identity.Restore(0, 0); back != nil {
+		panic("caisson-guest: " + back.Error())
+	}
+	return err
+}
+
+// Spawn starts a program. It fails with [ErrDir], or with a [*Failure] for a
+// program that can't be executed.
+func (s *Spawner) Spawn(r Request) (pid int, err error) {
+	done := make(chan struct{})
+	s.work <- func() {
+		defer close(done)
+		pid, err = s.spawn(r)
+	}
+	<-done
+	return pid, err
+}
+
+// Find enters the working folder and looks the program up, without starting
+// it. It fails as Spawn does.
+func (s *Spawner) Find(r Request) (program string, err error) {
+	done := make(chan struct{})
+	s.work <- func() {
+		defer close(done)
+		program, err = s.find(r)
+	}
+	<-done
+	return program, err
+}
+
+func (s *Spawner) find(r Request) (program string, err error) {
+	err = s.as(func() error {
+		if err := s.enter(r.Dir); err != nil {
+			return err
+		}
+		if program = r.Program; program != "" {
+			return nil
+		}
+		program, err = find(r.Argv[0], r.Env)
+		return err
+	})
+	return program, err
+}
+
+func (s *Spawner) spawn(r Request) (int, error) {
+	program, err := s.find(r)
+	if err != nil {
+		return 0, err
+	}
+	attr := syscall.ProcAttr{
+		Env:   r.Env,
+		Files: r.Files,
+		Sys:   &syscall.SysProcAttr{Setsid: true},
+	}
+	if s.o.Separate {
+		attr.Sys.Credential = &syscall.Credential{Uid: s.o.UID, Gid: s.o.GID, Groups: []uint32{r.Group}}
+	}
+	pid, err := syscall.ForkExec(program, r.Argv, &attr)
+	if err != nil {
+		return 0, Failed(r.Argv[0], program, err)
+	}
+	return pid, nil
+}

@@ -1,0 +1,268 @@
+package guest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"path"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// change is one change to the workspace in the guest.
+type change struct {
+	c      *Conn
+	id     uint32
+	credit *wire.Credit
+	reply  *wire.Queue
+	total  int
+	done   chan struct{} // closed when applied and err are final
+
+	mu        sync.Mutex
+	cancelled bool
+	ended     bool
+	applied   wire.Applied
+	err       error
+	watch     *time.Timer
+}
+
+// Apply makes one change to the workspace, as sandbox.Sandbox.Apply says. It
+// fails with a *workspace.Error, with sandbox.ErrLost, or with an error
+// wrapping context.Cause(ctx); after the latter the change may have been made.
+// The Change is meaningful after a *workspace.Error too.
+func (c *Conn) Apply(ctx context.Context, op workspace.Op) (workspace.Change, error) {
+	none := workspace.Change{Kind: op.Kind}
+	body, err := encode(op)
+	if err != nil {
+		return none, err
+	}
+	if ctx.Err() != nil {
+		return none, fmt.Errorf("%s %q: %w", op.Kind, op.Path, context.Cause(ctx))
+	}
+	a := &change{
+		c: c, credit: wire.NewCredit(), reply: wire.NewQueue(),
+		done: make(chan struct{}), watch: time.NewTimer(time.Hour),
+	}
+	a.watch.Stop()
+	err = c.open(wire.Open{Apply: &wire.Apply{Size: int64(len(body))}}, func(id uint32) call {
+		a.id = id
+		return a
+	})
+	if err != nil {
+		return none, fmt.Errorf("%s %q: %w", op.Kind, op.Path, err)
+	}
+	defer context.AfterFunc(ctx, a.cancel)()
+	go a.send(body)
+	text, err := a.receive()
+	if err != nil {
+		return none, fmt.Errorf("%s %q: %w", op.Kind, op.Path, err)
+	}
+	return a.result(ctx, op, text)
+}
+
+// encode turns an operation into JSON, if JSON can carry it.
+func encode(op workspace.Op) ([]byte, error) {
+	for _, s := range []string{op.Path, op.To, op.Old, op.New} {
+		if !utf8.ValidString(s) {
+			return nil, &workspace.Error{Kind: workspace.KindInvalid, Path: op.Path, Detail: "a path or text is not valid UTF-8"}
+		}
+	}
+	body, err := json.Marshal(op)
+	if err != nil {
+		return nil, fmt.Errorf("encode operation: %w", err)
+	}
+	if len(body) > wire.MaxOp {
+		return nil, &workspace.Error{Kind: workspace.KindTooLarge, Path: op.Path, Detail: "the texts of the change are too large"}
+	}
+	return body, nil
+}
+
+// send sends the operation on its credit. The stream's end closes the credit.
+func (a *change) send(body []byte) {
+	for len(body) > 0 {
+		n := a.credit.Take(min(len(body), wire.MaxData), nil)
+		if n == 0 {
+			return
+		}
+		if a.c.send(wire.Frame{Stream: a.id, Type: wire.TypeData, Channel: wire.Stdin, Payload: body[:n]}) != nil {
+			return
+		}
+		body = body[n:]
+	}
+	_ = a.c.send(wire.Frame{Stream: a.id, Type: wire.TypeEOF, Channel: wire.Stdin})
+}
+
+// receive collects the change and waits for the end of the stream, or of the
+// guest's time to end it after a cancellation.
+func (a *change) receive() ([]byte, error) {
+	var text []byte
+	collected := make(chan struct{})
+	go func() {
+		defer close(collected)
+		for b := a.reply.Next(); b != nil; b = a.reply.Next() {
+			text = append(text, b...)
+			a.c.grant(a.id, wire.Stdout, a.reply.Done(len(b)))
+		}
+	}()
+	select {
+	case <-a.done:
+	case <-a.watch.C:
+		a.c.lose(fmt.Errorf("no answer about a change within %v", a.c.o.AnswerTime))
+		<-a.done
+	}
+	<-collected
+	return text, a.err
+}
+
+// result turns the guest's account into what Apply returns.
+func (a *change) result(ctx context.Context, op workspace.Op, text []byte) (workspace.Change, error) {
+	done := workspace.Change{Kind: op.Kind}
+	if len(text) > 0 {
+		if err := wire.Decode(text, &done); err != nil {
+			return a.lie(op, err)
+		}
+		if err := checkChange(op, done, a.applied.Error != nil); err != nil {
+			return a.lie(op, err)
+		}
+	} else if a.applied.Error == nil && !a.applied.Cancelled {
+		return a.lie(op, fmt.Errorf("%w: done without saying what", wire.ErrProtocol))
+	}
+	switch e := a.applied.Error; {
+	case a.applied.Cancelled:
+		return done, fmt.Errorf("%s %q: %w", op.Kind, op.Path, context.Cause(ctx))
+	case e != nil:
+		return done, &workspace.Error{Kind: workspace.Kind(e.Kind), Path: e.Path, Detail: clean(e.Detail)}
+	}
+	return done, nil
+}
+
+// lie ends the connection to a guest that told what can't be.
+func (a *change) lie(op workspace.Op, err error) (workspace.Change, error) {
+	a.c.lose(err)
+	return workspace.Change{Kind: op.Kind}, fmt.Errorf("%s %q: %w", op.Kind, op.Path, a.c.lostError())
+}
+
+// cancel asks the guest to stop, once.
+func (a *change) cancel() {
+	a.mu.Lock()
+	if a.cancelled || a.ended {
+		a.mu.Unlock()
+		return
+	}
+	a.cancelled = true
+	a.mu.Unlock()
+	a.watch.Reset(a.c.o.AnswerTime)
+	a.credit.Close()
+	if err := a.c.writer.SendJSON(a.id, wire.TypeCancel, wire.Cancel{}); err != nil {
+		a.c.lose(err)
+	}
+}
+
+// frame takes one frame of the guest's.
+func (a *change) frame(f wire.Frame) (last bool, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case f.Type == wire.TypeCredit && f.Channel == wire.Stdin:
+		return false, a.credit.Grant(wire.CreditOf(f))
+	case f.Type == wire.TypeData && f.Channel == wire.Stdout:
+		if a.total += len(f.Payload); a.total > wire.MaxChange {
+			return false, fmt.Errorf("%w: a change of more than %d bytes", wire.ErrProtocol, wire.MaxChange)
+		}
+		return false, a.reply.Push(f.Payload)
+	case f.Type == wire.TypeEOF && f.Channel == wire.Stdout:
+		return false, a.reply.End()
+	case f.Type == wire.TypeRefused:
+		var r wire.Refused
+		if err := wire.Decode(f.Payload, &r); err != nil {
+			return false, err
+		}
+		a.conclude(fmt.Errorf("%w: guest: %s", sandbox.ErrUnavailable, clean(r.Text)))
+		return true, nil
+	case f.Type == wire.TypeEnd:
+		return true, a.end(f)
+	}
+	return false, fmt.Errorf("%w: a guest doesn't send this for a change", wire.ErrProtocol)
+}
+
+func (a *change) end(f wire.Frame) error {
+	if err := wire.Decode(f.Payload, &a.applied); err != nil {
+		return err
+	}
+	if _, ended := a.reply.Total(); !ended {
+		return fmt.Errorf("%w: the change has not ended", wire.ErrProtocol)
+	}
+	if a.applied.Cancelled && !a.cancelled {
+		return fmt.Errorf("%w: cancelled without being asked", wire.ErrProtocol)
+	}
+	if e := a.applied.Error; e != nil && !knownKind(workspace.Kind(e.Kind)) {
+		return fmt.Errorf("%w: unknown kind of error", wire.ErrProtocol)
+	}
+	a.conclude(nil)
+	return nil
+}
+
+// lost is called when the connection has ended.
+func (a *change) lost(err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.ended {
+		a.conclude(err)
+	}
+}
+
+func (a *change) conclude(err error) {
+	a.ended = true
+	a.err = err
+	a.credit.Close()
+	a.reply.Break()
+	close(a.done)
+}
+
+func knownKind(k workspace.Kind) bool {
+	switch k {
+	case workspace.KindInvalid, workspace.KindEscape, workspace.KindNotFound, workspace.KindExists,
+		workspace.KindNotRegular, workspace.KindIsDir, workspace.KindNotDir, workspace.KindTooLarge,
+		workspace.KindPermission, workspace.KindNoMatch, workspace.KindConflict, workspace.KindNoSpace,
+		workspace.KindTimeout, workspace.KindIO:
+		return true
+	}
+	return false
+}
+
+// checkChange refuses an account that can't be of this operation: the host
+// shows and records what it says, and takes no path from the guest that it did
+// not send itself.
+func checkChange(op workspace.Op, c workspace.Change, failed bool) error {
+	switch {
+	case c.Kind != op.Kind,
+		!samePath(op.Path, c.Path) && !(failed && c.Path == ""),
+		c.To != "" && !samePath(op.To, c.To):
+		return fmt.Errorf("%w: a change of another file than was asked for", wire.ErrProtocol)
+	case c.Bytes < 0, c.Replacements < 0, c.Removed < 0,
+		len(c.Before) > workspace.MaxPreimageBytes,
+		!c.HasBefore && len(c.Before) > 0:
+		return fmt.Errorf("%w: a change with impossible numbers", wire.ErrProtocol)
+	case op.Kind == workspace.OpWrite && !failed && c.Bytes != int64(len(op.Content)):
+		return fmt.Errorf("%w: wrote %d bytes of %d", wire.ErrProtocol, c.Bytes, len(op.Content))
+	}
+	return nil
+}
+
+// samePath says whether the guest's relative path is what was asked for, with
+// or without one of the workspace's absolute prefixes.
+func samePath(asked, got string) bool {
+	cleaned := path.Clean(asked)
+	if got == "." {
+		return !strings.HasPrefix(cleaned, "..")
+	}
+	return got != "" && (cleaned == got || strings.HasSuffix(cleaned, "/"+got)) &&
+		!bytes.ContainsRune([]byte(got), 0) && path.Clean(got) == got && !strings.HasPrefix(got, "../") && got != ".."
+}

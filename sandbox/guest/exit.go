@@ -1,0 +1,85 @@
+package guest
+
+import (
+	"encoding/hex"
+	"fmt"
+	"slices"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+)
+
+// maxSignal is the highest signal number of Linux.
+const maxSignal = 64
+
+// maxProcesses bounds the counts of a kill report: Linux has no more pids.
+const maxProcesses = 1 << 22
+
+// check turns the guest's account into an exit, and refuses one that can't be
+// true of this command.
+func (p *process) check(x wire.Exit) (sandbox.Exit, error) {
+	status := sandbox.ExitStatus{
+		Code: x.Code, Signal: x.Signal, OOMKilled: x.OOMKilled,
+		TimedOut: x.TimedOut, Cancelled: x.Cancelled,
+	}
+	byCode := x.Signal == 0 && x.Code >= 0 && x.Code <= 255
+	bySignal := x.Signal > 0 && x.Signal <= maxSignal && x.Code == -1
+	switch {
+	case !byCode && !bySignal:
+		return sandbox.Exit{}, fmt.Errorf("%w: exit code %d with signal %d", wire.ErrProtocol, x.Code, x.Signal)
+	case x.Cancelled && !p.cancelled:
+		return sandbox.Exit{}, fmt.Errorf("%w: cancelled without being asked", wire.ErrProtocol)
+	case x.Cancelled && x.TimedOut:
+		return sandbox.Exit{}, fmt.Errorf("%w: cancelled and timed out", wire.ErrProtocol)
+	case x.Wall < 0 || x.CPU < 0 || x.PeakMemory < 0:
+		return sandbox.Exit{}, fmt.Errorf("%w: negative usage", wire.ErrProtocol)
+	}
+	if err := checkKill(x.Kill); err != nil {
+		return sandbox.Exit{}, err
+	}
+	stdout, err := p.checkStream(p.out[0], x.Stdout)
+	if err != nil {
+		return sandbox.Exit{}, fmt.Errorf("stdout: %w", err)
+	}
+	stderr, err := p.checkStream(p.out[1], x.Stderr)
+	if err != nil {
+		return sandbox.Exit{}, fmt.Errorf("stderr: %w", err)
+	}
+	return sandbox.Exit{
+		Status: status, Stdout: stdout, Stderr: stderr,
+		Wall: x.Wall, CPU: x.CPU, PeakMemory: x.PeakMemory,
+		Kill: sandbox.KillReport{
+			Method: x.Kill.Method, Terminated: x.Kill.Terminated, Killed: x.Kill.Killed,
+			AfterExit: x.Kill.AfterExit, Left: x.Kill.Left, KillTime: x.Kill.KillTime,
+		},
+	}, nil
+}
+
+func checkKill(k wire.Kill) error {
+	for _, n := range []int{k.Terminated, k.Killed, k.Left} {
+		if n < 0 || n > maxProcesses {
+			return fmt.Errorf("%w: %d processes", wire.ErrProtocol, n)
+		}
+	}
+	if k.KillTime < 0 || !slices.Contains([]string{"", "cgroup.kill", "gid", "subreaper"}, k.Method) {
+		return fmt.Errorf("%w: strange kill report", wire.ErrProtocol)
+	}
+	return nil
+}
+
+// checkStream compares the guest's totals with what came in.
+func (p *process) checkStream(s *sink, o wire.Output) (sandbox.Stream, error) {
+	came, ended := s.queue.Total()
+	sum, err := hex.DecodeString(o.SHA256)
+	switch {
+	case !ended:
+		return sandbox.Stream{}, fmt.Errorf("%w: the stream has not ended", wire.ErrProtocol)
+	case o.Live != came:
+		return sandbox.Stream{}, fmt.Errorf("%w: %d live bytes came, %d are claimed", wire.ErrProtocol, came, o.Live)
+	case len(o.Tail) > p.request.Tail || o.Total < came+int64(len(o.Tail)):
+		return sandbox.Stream{}, fmt.Errorf("%w: a total of %d with %d live and %d last bytes", wire.ErrProtocol, o.Total, came, len(o.Tail))
+	case err != nil || len(sum) != 32:
+		return sandbox.Stream{}, fmt.Errorf("%w: no SHA-256", wire.ErrProtocol)
+	}
+	return sandbox.Stream{Total: o.Total, SHA256: o.SHA256, Tail: o.Tail}, nil
+}

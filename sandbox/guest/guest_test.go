@@ -1,0 +1,99 @@
+//go:build linux
+
+package guest_test
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest"
+	"github.com/caisson-run/caisson/sandbox/guest/internal/guesttest"
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	guesttest.Clean()
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			println(err.Error())
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// dial starts a guest and connects to it.
+func dial(t testing.TB, o guesttest.Options, change ...func(*guest.Options)) (*guest.Conn, *guesttest.Guest) {
+	t.Helper()
+	g := guesttest.Start(t, o)
+	spec := sandbox.Spec{Resources: limits.DefaultResources()}
+	spec.Workspace.Path = g.Workspace
+	options := guest.Options{Conn: g.Conn, Config: guest.NewConfig(spec)}
+	for _, f := range change {
+		f(&options)
+	}
+	c, err := guest.Dial(t.Context(), options)
+	if err != nil {
+		t.Fatalf("dial: %v\n%s", err, g.Stderr)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+	return c, g
+}
+
+// result is a command's whole outcome.
+type result struct {
+	sandbox.Exit
+	stdout, stderr string
+}
+
+// start starts a command whose output is collected; wait ends it.
+func start(ctx context.Context, t testing.TB, c *guest.Conn, cmd sandbox.Command) (wait func() result) {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	if cmd.Stdout == nil {
+		cmd.Stdout = &stdout
+	}
+	if cmd.Stderr == nil {
+		cmd.Stderr = &stderr
+	}
+	p, err := c.Start(ctx, cmd)
+	if err != nil {
+		t.Fatalf("start %q: %v", cmd.Argv, err)
+	}
+	return func() result {
+		t.Helper()
+		exit, err := p.Wait()
+		if err != nil {
+			t.Fatalf("wait for %q: %v", cmd.Argv, err)
+		}
+		return result{exit, stdout.String(), stderr.String()}
+	}
+}
+
+// sh runs a script to its end.
+func sh(t testing.TB, c *guest.Conn, script string) result {
+	t.Helper()
+	return start(t.Context(), t, c, sandbox.Command{Argv: []string{"sh", "-c", script}})()
+}
+
+func TestFirst(t *testing.T) {
+	c, _ := dial(t, guesttest.Options{}, func(o *guest.Options) { o.Config.Probe = true })
+	t.Logf("%+v", c.Hello())
+	t.Logf("%+v", c.Hello().Probe)
+	t.Logf("%+v", guest.Attest(c.Hello()))
+	t.Logf("%v", guest.VerifyHardening(c.Hello(), guest.Expectation{HostNamespaces: guest.HostNamespaces()}))
+	r := sh(t, c, "echo hi; echo err >&2; pwd; id; exit 3")
+	t.Logf("%+v", r)
+	r = sh(t, c, "sleep 100 & echo ok")
+	t.Logf("%+v", r)
+}

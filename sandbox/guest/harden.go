@@ -1,0 +1,127 @@
+package guest
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+)
+
+// Expectation says what a container must look like from inside. Its zero value
+// is the strict one.
+type Expectation struct {
+	// UID and GID are the commands' identity; zero means that of the contract.
+	UID, GID uint32
+	// SingleUID accepts that guest and commands share one id.
+	SingleUID bool
+	// Submounts names the mounts that are expected below the workspace, as
+	// absolute container paths.
+	Submounts []string
+	// Filters is the least number of seccomp filters on a command, where the
+	// kernel tells it: 2 with a profile of the runtime's, 1 without; zero
+	// means 1.
+	Filters int
+	// HostNamespaces are those of the host, as HostNamespaces gives them, that
+	// the container must not be in; nil compares none.
+	HostNamespaces map[string]uint64
+	// WritableRoot accepts a root that is not read-only.
+	WritableRoot bool
+}
+
+// VerifyHardening returns every way in which the container is weaker than it
+// must be, joined, each wrapping sandbox.ErrUnavailable; nil if there is none.
+// A backend that gets an error destroys the container.
+func VerifyHardening(h wire.Hello, want Expectation) error {
+	if want.UID == 0 {
+		want.UID = sandbox.CommandUID
+	}
+	if want.GID == 0 {
+		want.GID = sandbox.CommandGID
+	}
+	v := &violations{}
+	v.command(h.Command, want)
+	v.guest(h, want)
+	v.mounts(h, want)
+	v.namespaces(h, want)
+	v.probe(h.Probe)
+	return errors.Join(v.list...)
+}
+
+// violations collects what is wrong.
+type violations struct{ list []error }
+
+func (v *violations) add(bad bool, format string, args ...any) {
+	if bad {
+		text := clean(fmt.Sprintf(format, args...))
+		v.list = append(v.list, fmt.Errorf("verify container: %w: %s", sandbox.ErrUnavailable, text))
+	}
+}
+
+// command checks what a real command was.
+func (v *violations) command(id wire.Identity, want Expectation) {
+	for i, kind := range []string{"real", "effective", "saved", "file system"} {
+		v.add(id.UID[i] != want.UID && !want.SingleUID, "a command's %s uid is %d, not %d", kind, id.UID[i], want.UID)
+		v.add(id.GID[i] != want.GID && !want.SingleUID, "a command's %s gid is %d, not %d", kind, id.GID[i], want.GID)
+	}
+	v.add(len(id.Groups) > 1 && !want.SingleUID, "a command has the groups %v, not only its mark", id.Groups)
+	v.add(slices.Contains(id.Groups, 0) && !want.SingleUID, "a command is in group 0")
+	v.add(allSets(id) != 0, "a command has capabilities: %v", capabilities(allSets(id)))
+	v.add(!id.NoNewPrivs, "a command may gain privileges: no_new_privs is not set")
+	v.add(id.Seccomp != 2, "a command runs without a seccomp filter (mode %d)", id.Seccomp)
+	v.add(id.Filters != 0 && id.Filters < max(want.Filters, 1), "a command has %d seccomp filters, not %d", id.Filters, max(want.Filters, 1))
+}
+
+// guest checks the guest itself.
+func (v *violations) guest(h wire.Hello, want Expectation) {
+	v.add(h.PID != 1, "the guest is PID %d, not 1", h.PID)
+	v.add(h.Dumpable, "the guest can be traced by its own user")
+	v.add(!h.Guest.NoNewPrivs, "the guest may gain privileges: no_new_privs is not set")
+	excess := (allSets(h.Guest) &^ guestCapabilities)
+	v.add(excess != 0, "the guest has capabilities that it doesn't need: %v", capabilities(excess))
+	v.add(!want.SingleUID && h.Guest.UID[0] == h.Command.UID[0], "guest and commands are the same user %d", h.Guest.UID[0])
+	methods := []string{"gid", "cgroup.kill"}
+	if want.SingleUID {
+		methods = append(methods, "subreaper")
+	}
+	v.add(!slices.Contains(methods, h.KillMethod), "commands are killed by method %q", h.KillMethod)
+	v.add(h.Limits.CoreBytes != 0, "core files are allowed: a core pattern may run a program on the host")
+}
+
+// mounts checks the mount table.
+func (v *violations) mounts(h wire.Hello, want Expectation) {
+	v.add(!want.WritableRoot && !slices.Contains(h.Root.Options, "ro"), "the root file system is writable")
+	v.add(h.Workspace.Type == "", "the workspace is not a mount of its own")
+	for _, m := range h.Submounts {
+		v.add(!slices.Contains(want.Submounts, m.Path), "%s is mounted inside the workspace", m.Path)
+	}
+	for _, path := range h.Mounts {
+		v.add(path == "/run/docker.sock" || path == "/var/run/docker.sock", "the engine's socket is mounted at %s", path)
+	}
+}
+
+// namespaces checks the isolation from the host's.
+func (v *violations) namespaces(h wire.Hello, want Expectation) {
+	v.add(network(h.Interfaces) != "none", "there are network interfaces beside the loopback: %v", h.Interfaces)
+	for _, kind := range slices.Sorted(maps.Keys(want.HostNamespaces)) {
+		inode, ok := h.Namespaces[kind]
+		v.add(ok && inode == want.HostNamespaces[kind], "the %s namespace is the host's", kind)
+	}
+}
+
+// refusals are the answers that a probe may get.
+var refusals = [...]string{"EPERM", "EACCES", "ENOSYS", "EAFNOSUPPORT", "EROFS", "ENOENT", "ESRCH"}
+
+// probe checks what a command found that it may do.
+func (v *violations) probe(p *wire.Probe) {
+	if p == nil {
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.Results)) {
+		v.add(!slices.Contains(refusals[:], p.Results[name]), "a command's attempt at %s was not refused but answered with %q", name, p.Results[name])
+	}
+	v.add(len(p.Results) == 0, "the probe tried nothing")
+	v.add(!slices.Equal(p.Descriptors, []int{0, 1, 2}), "a command has the descriptors %v, not 0, 1 and 2", p.Descriptors)
+}

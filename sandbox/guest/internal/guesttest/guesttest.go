@@ -1,0 +1,269 @@
+//go:build linux
+
+// Package guesttest starts the real guest for tests: the binary is built once a
+// test process and run as PID 1 of fresh namespaces, over pipes.
+package guesttest
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest/internal/guesttest/plan"
+)
+
+// Options says what container to make around the guest; its zero value is one
+// without limits and with an empty workspace.
+type Options struct {
+	// Workspace is the host folder; empty makes one.
+	Workspace string
+	// Cgroups are folders of cgroup v1 or v2 that the container is put into.
+	Cgroups []string
+	// Binds are further mounts.
+	Binds []plan.Bind
+}
+
+// Guest is a guest that runs. The test ends it.
+type Guest struct {
+	// Conn is its connection.
+	Conn io.ReadWriteCloser
+	// PID is the guest's on the host.
+	PID int
+	// Workspace is the host folder behind /workspace.
+	Workspace string
+	// Stderr is what it said outside the protocol, once it has ended.
+	Stderr *Log
+	exited chan struct{}
+	state  *os.ProcessState
+}
+
+// Start starts a guest, or skips the test where namespaces can't be had.
+func Start(t testing.TB, o Options) *Guest {
+	t.Helper()
+	Require(t)
+	if o.Workspace == "" {
+		o.Workspace = Workspace(t)
+	}
+	guest, stage := binaries(t)
+	text, err := json.Marshal(plan.Plan{Root: t.TempDir(), Guest: guest, Workspace: o.Workspace, Binds: o.Binds})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gate, open := pipe(t)
+	in, hostOut := pipe(t)
+	hostIn, out := pipe(t)
+	g := &Guest{
+		Conn: &duplex{Reader: hostIn, WriteCloser: hostOut, in: hostIn}, Workspace: o.Workspace,
+		Stderr: &Log{}, exited: make(chan struct{}),
+	}
+	cmd := exec.Command(stage, string(text))
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, out, g.Stderr
+	cmd.ExtraFiles = []*os.File{gate}
+	cmd.Env = []string{}
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS,
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatalf("start the guest: %v", err)
+	}
+	for _, f := range []*os.File{gate, in, out} {
+		_ = f.Close()
+	}
+	g.PID = cmd.Process.Pid
+	go func() {
+		_ = cmd.Wait()
+		g.state = cmd.ProcessState
+		close(g.exited)
+	}()
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = g.Conn.Close()
+		<-g.exited
+		if t.Failed() {
+			t.Logf("the guest said: %s", g.Stderr)
+		}
+	})
+	for _, dir := range o.Cgroups {
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(g.PID)), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := open.Write([]byte{1}); err != nil {
+		t.Fatal(err)
+	}
+	_ = open.Close()
+	return g
+}
+
+// Exited waits for the guest's end.
+func (g *Guest) Exited() *os.ProcessState {
+	<-g.exited
+	return g.state
+}
+
+// Kill ends the guest as the kernel does.
+func (g *Guest) Kill() { _ = syscall.Kill(g.PID, syscall.SIGKILL) }
+
+// Processes lists the container's processes but for the guest, by the names of
+// their programs.
+func (g *Guest) Processes(t testing.TB) []string {
+	t.Helper()
+	dirs, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := os.Readlink("/proc/" + strconv.Itoa(g.PID) + "/ns/pid")
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for _, dir := range dirs {
+		ns, err := os.Readlink(dir + "/ns/pid")
+		if err != nil || ns != want || dir == "/proc/"+strconv.Itoa(g.PID) {
+			continue
+		}
+		status, _ := os.ReadFile(dir + "/status")
+		name, _, _ := strings.Cut(strings.TrimPrefix(string(status), "Name:\t"), "\n")
+		out = append(out, name)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// Require skips where the guest can't be run.
+func Require(t testing.TB) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root: the guest runs as PID 1 of new namespaces")
+	}
+	if _, err := exec.LookPath("go"); err != nil {
+		t.Skip("needs go: the guest is built for the test")
+	}
+}
+
+// Workspace makes a folder that commands own.
+func Workspace(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "workspace")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := os.Chown(dir, sandbox.CommandUID, sandbox.CommandGID); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// built is the folder of the two binaries, which are the same for all tests of
+// a process.
+var built struct {
+	once sync.Once
+	dir  string
+	err  error
+}
+
+func build() (dir string, err error) {
+	dir, err = os.MkdirTemp("", "guesttest")
+	if err != nil {
+		return "", err
+	}
+	if err := os.Chmod(dir, 0o755); err != nil { // commands execute the guest
+		return dir, err
+	}
+	for name, pkg := range map[string]string{
+		"caisson-guest": "github.com/caisson-run/caisson/cmd/caisson-guest",
+		"stage":         "github.com/caisson-run/caisson/sandbox/guest/internal/guesttest/stage",
+	} {
+		cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join(dir, name), pkg)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
+		if text, err := cmd.CombinedOutput(); err != nil {
+			return dir, &buildError{pkg, text, err}
+		}
+	}
+	return dir, nil
+}
+
+type buildError struct {
+	pkg  string
+	text []byte
+	err  error
+}
+
+func (e *buildError) Error() string {
+	return "build " + e.pkg + ": " + e.err.Error() + "\n" + string(e.text)
+}
+
+// binaries builds once.
+func binaries(t testing.TB) (guest, stage string) {
+	t.Helper()
+	built.once.Do(func() { built.dir, built.err = build() })
+	if built.err != nil {
+		t.Fatal(built.err)
+	}
+	return filepath.Join(built.dir, "caisson-guest"), filepath.Join(built.dir, "stage")
+}
+
+// Binary is the guest's binary.
+func Binary(t testing.TB) string {
+	t.Helper()
+	guest, _ := binaries(t)
+	return guest
+}
+
+// Clean removes what was built. Call it at the end of TestMain.
+func Clean() {
+	if built.dir != "" {
+		_ = os.RemoveAll(built.dir)
+	}
+}
+
+func pipe(t testing.TB) (r, w *os.File) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r, w
+}
+
+// duplex is the guest's connection.
+type duplex struct {
+	io.Reader
+	io.WriteCloser
+	in io.Closer
+}
+
+// Close closes both directions.
+func (d *duplex) Close() error {
+	_ = d.in.Close()
+	return d.WriteCloser.Close()
+}
+
+// Log keeps what is written to it. It is safe for concurrent use.
+type Log struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *Log) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *Log) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
+}

@@ -1,0 +1,157 @@
+//go:build linux
+
+// Command stage turns a process in fresh namespaces into a small container and
+// becomes the guest in it. It is for tests of the guest on a machine without a
+// container runtime; it makes no claim to be one.
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/sandbox/guest/internal/guesttest/plan"
+)
+
+func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "stage:", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	var p plan.Plan
+	if err := json.Unmarshal([]byte(os.Args[1]), &p); err != nil {
+		return err
+	}
+	// The parent puts this process into cgroups, then lets it go on.
+	if _, err := os.NewFile(plan.Gate, "gate").Read(make([]byte, 1)); err != nil {
+		return fmt.Errorf("wait for the test: %w", err)
+	}
+	if err := build(p); err != nil {
+		return err
+	}
+	if err := restrict(); err != nil {
+		return err
+	}
+	return unix.Exec("/.caisson/guest", []string{"caisson-guest"}, []string{"PATH=/.caisson"})
+}
+
+// build makes the root and enters it.
+func build(p plan.Plan) error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	if err := mount("tmpfs", p.Root, "tmpfs", 0, "mode=755"); err != nil {
+		return err
+	}
+	in := func(path string) string { return filepath.Join(p.Root, path) }
+	for _, dir := range []string{"usr", "etc", "proc", "dev", "tmp", "workspace", ".caisson", "home/agent", "sys/fs/cgroup"} {
+		if err := os.MkdirAll(in(dir), 0o755); err != nil {
+			return err
+		}
+	}
+	for _, link := range []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32"} {
+		if target, err := os.Readlink("/" + link); err == nil {
+			if err := os.Symlink(target, in(link)); err != nil {
+				return err
+			}
+		}
+	}
+	binds := []plan.Bind{
+		{Source: "/usr", Path: "usr", ReadOnly: true},
+		{Source: p.Guest, Path: ".caisson/guest", File: true, ReadOnly: true},
+		{Source: p.Workspace, Path: "workspace"},
+	}
+	for _, dev := range []string{"null", "zero", "urandom", "full"} {
+		binds = append(binds, plan.Bind{Source: "/dev/" + dev, Path: "dev/" + dev, File: true})
+	}
+	for _, b := range append(binds, p.Binds...) {
+		if err := bind(b, in(b.Path)); err != nil {
+			return err
+		}
+	}
+	if err := mount("proc", in("proc"), "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return err
+	}
+	for _, dir := range []string{"tmp", "home/agent"} {
+		if err := mount("tmpfs", in(dir), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777,size=256m"); err != nil {
+			return err
+		}
+	}
+	if err := os.WriteFile(in("etc/passwd"), []byte("root:x:0:0::/:/bin/false\nagent:x:10001:10001::/home/agent:/bin/sh\n"), 0o644); err != nil {
+		return err
+	}
+	return enter(p.Root)
+}
+
+func enter(root string) error {
+	if err := unix.Chdir(root); err != nil {
+		return err
+	}
+	if err := unix.PivotRoot(".", "."); err != nil {
+		return fmt.Errorf("pivot root: %w", err)
+	}
+	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("leave old root: %w", err)
+	}
+	if err := unix.Chdir("/"); err != nil {
+		return err
+	}
+	return mount("", "/", "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, "")
+}
+
+func bind(b plan.Bind, target string) error {
+	if b.File {
+		f, err := os.Create(target)
+		if err != nil {
+			return err
+		}
+		if err := f.Close(); err != nil {
+			return err
+		}
+	} else if err := os.MkdirAll(target, 0o755); err != nil {
+		return err
+	}
+	if err := mount(b.Source, target, "", unix.MS_BIND, ""); err != nil {
+		return err
+	}
+	flags := uintptr(unix.MS_REMOUNT | unix.MS_BIND | unix.MS_NOSUID)
+	if b.ReadOnly {
+		flags |= unix.MS_RDONLY
+	}
+	if !strings.HasPrefix(b.Path, "dev/") {
+		flags |= unix.MS_NODEV
+	}
+	return mount("", target, "", flags, "")
+}
+
+func mount(source, target, kind string, flags uintptr, data string) error {
+	if err := unix.Mount(source, target, kind, flags, data); err != nil {
+		return fmt.Errorf("mount %s: %w", target, err)
+	}
+	return nil
+}
+
+// restrict leaves the capabilities that a backend gives to the guest.
+func restrict() error {
+	wanted := uint64(1<<unix.CAP_KILL | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID | 1<<unix.CAP_SETPCAP)
+	for c := range uintptr(unix.CAP_LAST_CAP + 1) {
+		if wanted>>c&1 == 0 {
+			if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil {
+				return fmt.Errorf("drop capability %d: %w", c, err)
+			}
+		}
+	}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	data := [2]unix.CapUserData{{Permitted: uint32(wanted), Effective: uint32(wanted)}}
+	return unix.Capset(&head, &data[0])
+}

@@ -1,0 +1,265 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+)
+
+// settleTime is how long a command's writers have for what came in, after the
+// command was ended by force or the guest was lost.
+const settleTime = 2 * time.Second
+
+// process is a command in the guest: a sandbox.Process.
+type process struct {
+	c       *Conn
+	request wire.Exec
+	out     [2]*sink // stdout, stderr
+	stdin   *wire.Credit
+
+	answer chan struct{} // closed when the guest started or refused it, or is lost
+	done   chan struct{} // closed when exit and err are final
+	watch  *time.Timer   // the guest must have answered when it fires
+
+	mu        sync.Mutex
+	id        uint32
+	started   bool
+	answered  bool
+	cancelled bool
+	ended     bool
+	refused   *wire.Refused
+	exit      sandbox.Exit
+	err       error
+}
+
+// Start starts a command, as sandbox.Sandbox.Start says. It returns when the
+// guest has started it or said why not. A Read of Command.Stdin that blocks
+// when the process has ended is not waited for.
+func (c *Conn) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Process, error) {
+	request, err := c.o.request(cmd)
+	if err != nil {
+		return nil, err
+	}
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("start command: %w", context.Cause(ctx))
+	}
+	p := &process{
+		c: c, request: request, stdin: wire.NewCredit(),
+		answer: make(chan struct{}), done: make(chan struct{}),
+	}
+	p.out[0] = newSink(cmd.Stdout, func(n uint32) { c.grant(p.id, wire.Stdout, n) })
+	p.out[1] = newSink(cmd.Stderr, func(n uint32) { c.grant(p.id, wire.Stderr, n) })
+	p.watch = time.AfterFunc(c.o.AnswerTime, func() {
+		c.lose(fmt.Errorf("no answer about a command within %v", c.o.AnswerTime))
+	})
+	err = c.open(wire.Open{Exec: &request}, func(id uint32) call {
+		p.id = id
+		return p
+	})
+	if err != nil {
+		p.watch.Stop()
+		return nil, fmt.Errorf("start command: %w", err)
+	}
+	p.out[0].run()
+	p.out[1].run()
+	if cmd.Stdin != nil {
+		go p.feed(cmd.Stdin)
+	}
+	stop := context.AfterFunc(ctx, p.cancel)
+	go func() {
+		<-p.done
+		stop()
+	}()
+	<-p.answer
+	return p.result()
+}
+
+// result is what Start returns once the guest has answered.
+func (p *process) result() (sandbox.Process, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.refused != nil && p.refused.Code == wire.RefusedInvalid:
+		return nil, fmt.Errorf("start command: %w: %s", sandbox.ErrInvalid, clean(p.refused.Text))
+	case p.refused != nil:
+		return nil, fmt.Errorf("start command: %w: guest: %s", sandbox.ErrUnavailable, clean(p.refused.Text))
+	case !p.started:
+		return nil, fmt.Errorf("start command: %w", p.c.lostError())
+	}
+	return p, nil
+}
+
+// Wait waits for the end and returns what happened.
+func (p *process) Wait() (sandbox.Exit, error) {
+	<-p.done
+	return p.exit, p.err
+}
+
+// cancel asks the guest to end the command, once.
+func (p *process) cancel() {
+	p.mu.Lock()
+	if p.cancelled || p.ended {
+		p.mu.Unlock()
+		return
+	}
+	p.cancelled = true
+	p.watch.Reset(p.request.Grace + p.c.o.AnswerTime)
+	p.mu.Unlock()
+	if err := p.c.writer.SendJSON(p.id, wire.TypeCancel, wire.Cancel{}); err != nil {
+		p.c.lose(err)
+	}
+}
+
+// feed copies the caller's input to the command.
+func (p *process) feed(r io.Reader) {
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := r.Read(buf)
+		for b := buf[:n]; len(b) > 0; {
+			taken := p.stdin.Take(len(b), nil)
+			if taken == 0 {
+				return
+			}
+			if p.c.send(wire.Frame{Stream: p.id, Type: wire.TypeData, Channel: wire.Stdin, Payload: b[:taken]}) != nil {
+				return
+			}
+			b = b[taken:]
+		}
+		if err != nil {
+			// An end by error is an end too; there is no other way to tell a program.
+			_ = p.c.send(wire.Frame{Stream: p.id, Type: wire.TypeEOF, Channel: wire.Stdin})
+			return
+		}
+	}
+}
+
+// frame takes one frame of the guest's.
+func (p *process) frame(f wire.Frame) (last bool, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch f.Type {
+	case wire.TypeStarted, wire.TypeRefused:
+		return p.begin(f)
+	case wire.TypeCredit, wire.TypeStop:
+		return false, p.input(f)
+	}
+	if !p.started {
+		return false, fmt.Errorf("%w: before the command was started", wire.ErrProtocol)
+	}
+	switch f.Type {
+	case wire.TypeData, wire.TypeEOF:
+		if f.Channel == wire.Stdin {
+			return false, fmt.Errorf("%w: output on the channel of input", wire.ErrProtocol)
+		}
+		return false, p.output(p.out[f.Channel-1], f)
+	case wire.TypeEnd:
+		return true, p.end(f)
+	}
+	return false, fmt.Errorf("%w: a guest doesn't send this", wire.ErrProtocol)
+}
+
+// begin takes the guest's answer to the request.
+func (p *process) begin(f wire.Frame) (last bool, err error) {
+	if p.answered {
+		return false, fmt.Errorf("%w: a second answer", wire.ErrProtocol)
+	}
+	if f.Type == wire.TypeRefused {
+		var r wire.Refused
+		if err := wire.Decode(f.Payload, &r); err != nil {
+			return false, err
+		}
+		p.refused = &r
+		p.conclude(errors.New("refused"))
+	} else {
+		var s wire.Started
+		if err := wire.Decode(f.Payload, &s); err != nil {
+			return false, err
+		}
+		p.started = true
+		if !p.cancelled {
+			p.watch.Reset(p.request.Timeout + p.request.Grace + p.c.o.AnswerTime)
+		}
+	}
+	p.answered = true
+	close(p.answer)
+	return p.refused != nil, nil
+}
+
+func (p *process) input(f wire.Frame) error {
+	if !p.request.Stdin || f.Channel != wire.Stdin {
+		return fmt.Errorf("%w: channel %d of a command", wire.ErrProtocol, f.Channel)
+	}
+	if f.Type == wire.TypeStop {
+		p.stdin.Close()
+		return nil
+	}
+	return p.stdin.Grant(wire.CreditOf(f))
+}
+
+func (p *process) output(s *sink, f wire.Frame) error {
+	if f.Type == wire.TypeEOF {
+		return s.queue.End()
+	}
+	if total, _ := s.queue.Total(); total+int64(len(f.Payload)) > p.request.Live {
+		return fmt.Errorf("%w: more live output than was asked for", wire.ErrProtocol)
+	}
+	return s.queue.Push(f.Payload)
+}
+
+// end takes the guest's last frame.
+func (p *process) end(f wire.Frame) error {
+	var x wire.Exit
+	if err := wire.Decode(f.Payload, &x); err != nil {
+		return err
+	}
+	exit, err := p.check(x)
+	if err != nil {
+		return err
+	}
+	p.exit = exit
+	p.conclude(nil)
+	return nil
+}
+
+// lost is called when the connection has ended.
+func (p *process) lost(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.answered {
+		p.answered = true
+		close(p.answer)
+	}
+	if !p.ended {
+		p.exit.Status.Code = -1
+		for i, s := range []*sandbox.Stream{&p.exit.Stdout, &p.exit.Stderr} {
+			s.Total, _ = p.out[i].queue.Total()
+		}
+		p.conclude(fmt.Errorf("wait for command: %w", err))
+	}
+}
+
+// conclude ends the process: nothing more comes for it. The writers are waited
+// for elsewhere, since they may block.
+func (p *process) conclude(err error) {
+	p.ended = true
+	p.watch.Stop()
+	p.stdin.Close()
+	p.err = err
+	status := p.exit.Status
+	forced := err != nil || status.Cancelled || status.TimedOut
+	go func() {
+		for i, s := range []*sandbox.Stream{&p.exit.Stdout, &p.exit.Stderr} {
+			if err != nil {
+				p.out[i].queue.Break()
+			}
+			s.Live = p.out[i].wait(forced)
+		}
+		close(p.done)
+	}()
+}

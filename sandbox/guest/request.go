@@ -1,0 +1,124 @@
+package guest
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+)
+
+// Bounds of a command, in bytes.
+const (
+	// maxArgument is MAX_ARG_STRLEN of Linux (include/uapi/linux/binfmts.h).
+	maxArgument = 128 << 10
+	// maxArguments bounds arguments and environment together: above Linux's
+	// own limit of a quarter of the stack (2 MiB), which the program's exit
+	// status reports, and within a frame.
+	maxArguments = 2500 << 10
+	maxDir       = 4096 // PATH_MAX
+)
+
+// request checks a command and turns it into what is sent. It fails with
+// sandbox.ErrInvalid.
+func (o Options) request(cmd sandbox.Command) (wire.Exec, error) {
+	r := wire.Exec{
+		Stdin: cmd.Stdin != nil, Live: cmd.Output.Live, Tail: cmd.Output.Tail,
+		Timeout: cmd.Timeout, Grace: cmd.Grace,
+	}
+	if len(cmd.Argv) == 0 || cmd.Argv[0] == "" {
+		return r, invalid("no program is named")
+	}
+	rel, err := relative(cmd.Dir)
+	if err != nil {
+		return r, err
+	}
+	r.Dir = []byte(rel)
+	env := cmd.Env
+	if env == nil {
+		env = defaultEnv(cmd.Dir)
+	}
+	total := 0
+	if r.Argv, err = arguments("argument", cmd.Argv, &total); err != nil {
+		return r, err
+	}
+	if r.Env, err = arguments("environment variable", env, &total); err != nil {
+		return r, err
+	}
+	for i, e := range env {
+		if strings.IndexByte(e, '=') < 1 {
+			return r, invalid(fmt.Sprintf("environment variable %d has no name or no =", i))
+		}
+	}
+	return o.bounds(r)
+}
+
+// bounds fills in and checks times and output limits.
+func (o Options) bounds(r wire.Exec) (wire.Exec, error) {
+	if r.Live == 0 {
+		r.Live = sandbox.DefaultLiveBytes
+	}
+	if r.Tail == 0 {
+		r.Tail = sandbox.DefaultTailBytes
+	}
+	if r.Timeout == 0 {
+		r.Timeout = o.Timeout
+	}
+	if r.Grace == 0 {
+		r.Grace = o.Grace
+	}
+	switch {
+	case r.Live < 0 || r.Tail < 0:
+		return r, invalid("an output limit is negative")
+	case r.Tail > wire.MaxTail:
+		return r, invalid(fmt.Sprintf("a tail of %d bytes is over %d", r.Tail, wire.MaxTail))
+	case r.Timeout < 0 || r.Grace < 0:
+		return r, invalid("a timeout or grace period is negative")
+	}
+	return r, nil
+}
+
+// relative gives the working folder relative to the workspace. What it leads
+// to is the guest's kernel to decide.
+func relative(dir string) (string, error) {
+	if len(dir) > maxDir || strings.IndexByte(dir, 0) >= 0 {
+		return "", invalid("the working folder's path is too long or holds a NUL")
+	}
+	rest, ok := strings.CutPrefix(dir, sandbox.WorkspaceDir)
+	if dir != "" && (!ok || rest != "" && rest[0] != '/') {
+		return "", invalid(fmt.Sprintf("working folder %q is not below %s", dir, sandbox.WorkspaceDir))
+	}
+	return strings.TrimLeft(rest, "/"), nil
+}
+
+// defaultEnv is sandbox.DefaultEnv with the PWD that the command will have.
+func defaultEnv(dir string) []string {
+	env := sandbox.DefaultEnv()
+	for i, e := range env {
+		if dir != "" && strings.HasPrefix(e, "PWD=") {
+			env[i] = "PWD=" + dir
+		}
+	}
+	return env
+}
+
+func arguments(what string, list []string, total *int) ([][]byte, error) {
+	out := make([][]byte, len(list))
+	for i, s := range list {
+		if len(s) > maxArgument {
+			return nil, invalid(fmt.Sprintf("%s %d has %d bytes, may have %d; pass long text on standard input or in a file", what, i, len(s), maxArgument))
+		}
+		if strings.IndexByte(s, 0) >= 0 {
+			return nil, invalid(fmt.Sprintf("%s %d holds a NUL byte", what, i))
+		}
+		if *total += len(s) + 1; *total > maxArguments {
+			return nil, invalid(fmt.Sprintf("arguments and environment are over %d bytes; pass long text on standard input or in a file", maxArguments))
+		}
+		out[i] = []byte(s)
+	}
+	return out, nil
+}
+
+func invalid(text string) error {
+	return fmt.Errorf("start command: %w: %s", sandbox.ErrInvalid, text)
+}
