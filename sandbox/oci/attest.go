@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/caisson-run/caisson/sandbox"
@@ -57,9 +56,7 @@ func (c *container) verify(hello wire.Hello, private []string) error {
 		c.verifyKernel(hello),
 		c.verifyWorkspace(hello),
 		c.verifyLimits(),
-	}
-	if !c.plan.traits.ownKernel {
-		weak = append(weak, c.verifyProcess())
+		c.verifyProcess(),
 	}
 	if err := errors.Join(weak...); err != nil {
 		return fmt.Errorf("%w: the container is weaker than it must be: %w", sandbox.ErrUnavailable, err)
@@ -68,9 +65,10 @@ func (c *container) verify(hello wire.Hello, private []string) error {
 }
 
 func (c *container) expectation() guest.Expectation {
-	e := guest.Expectation{SingleUID: c.plan.identity.single, Filters: 2}
-	if c.plan.traits.ownKernel {
-		e.Filters = 1
+	id := c.plan.identity
+	e := guest.Expectation{UID: uint32(id.commandUID), GID: uint32(id.commandGID), SingleUID: id.single, Filters: 1}
+	if !c.plan.traits.ownKernel {
+		e.Filters, e.HostNamespaces = 2, guest.HostNamespaces()
 	}
 	for _, b := range c.prepared.Binds {
 		if b.Target != sandbox.WorkspaceDir {
@@ -81,7 +79,7 @@ func (c *container) expectation() guest.Expectation {
 }
 
 func (c *container) verifyNamespaces(private []string) error {
-	want := namespaceKinds
+	want := c.plan.traits.namespaces
 	if c.plan.identity.user != nil {
 		want = append([]string{"user"}, want...)
 	}
@@ -133,7 +131,7 @@ func (c *container) verifyLimits() error {
 		got, want int64
 	}{
 		{"memory", got.MemoryBytes, r.MemoryBytes},
-		{"processes", got.PIDs, r.PIDs + c.plan.traits.threads},
+		{"processes", got.PIDs, c.plan.traits.hostPIDs(r.PIDs)},
 		{"CPU time", got.MilliCPUs, r.MilliCPUs},
 	} {
 		// The kernel rounds memory down to whole pages.
@@ -147,18 +145,26 @@ func (c *container) verifyLimits() error {
 	return errors.Join(errs...)
 }
 
-// verifyProcess looks at PID 1 from the host's side.
+// verifyProcess looks at the process from the host's side: the container's
+// PID 1, or gVisor's kernel, which has more capabilities in a user namespace
+// of its own.
 func (c *container) verifyProcess() error {
-	var caps uint64
-	for _, name := range harden.GuestCapabilities() {
-		caps |= 1 << capabilityNumber[name]
+	fields := [][2]string{{"NoNewPrivs", "1"}, {"Seccomp", "2"}}
+	if !c.plan.traits.ownKernel {
+		var caps uint64
+		for _, name := range harden.GuestCapabilities() {
+			caps |= 1 << capabilityNumber[name]
+		}
+		fields = append(fields, [2]string{"CapBnd", fmt.Sprintf("%016x", caps)})
 	}
 	var errs []error
-	for _, f := range []struct{ name, want string }{
-		{"NoNewPrivs", "1"}, {"Seccomp", "2"}, {"CapBnd", fmt.Sprintf("%016x", caps)},
-	} {
-		if got, err := statusField(c.process.pid, f.name); err != nil || got != f.want {
-			errs = append(errs, fmt.Errorf("its %s is %s, not %s (%v)", f.name, strconv.Quote(got), f.want, err))
+	for _, f := range fields {
+		got, err := statusField(c.process.pid, f[0])
+		switch {
+		case err != nil:
+			errs = append(errs, err)
+		case got != f[1]:
+			errs = append(errs, fmt.Errorf("its %s is %q, not %q", f[0], got, f[1]))
 		}
 	}
 	return errors.Join(errs...)

@@ -216,8 +216,11 @@ func (c *container) connect(ctx context.Context, spec sandbox.Spec) error {
 	config := guest.NewConfig(spec)
 	id := c.plan.identity
 	config.CommandUID, config.CommandGID, config.SingleUID = uint32(id.commandUID), uint32(id.commandGID), id.single
+	config.GIDBase, config.GIDCount = gidBase, gidCount
 	config.Probe = c.backend.options.Probe
-	conn, err := guest.Dial(ctx, guest.Options{Conn: c.stdio, Config: config, Logger: c.backend.log})
+	conn, err := guest.Dial(ctx, guest.Options{
+		Conn: c.stdio, Config: config, Timeout: spec.Resources.CommandTime, Grace: spec.Grace, Logger: c.backend.log,
+	})
 	if err != nil {
 		if said := c.stdio.stderr.text(); said != "" {
 			err = fmt.Errorf("%w: the guest said: %q", err, said)
@@ -232,3 +235,11 @@ func (c *container) connect(ctx context.Context, spec sandbox.Spec) error {
 	}
 	return nil
 }
+
+// The gids that mark commands: no mapping bounds them here, and nothing gives
+// out ids of this range (systemd's UIDS-GIDS lists 1879048192 to 2147483647 as
+// unused), so that they mean nothing on the host.
+const (
+	gidBase  = 2_000_000_000
+	gidCount = 20_000
+)

@@ -20,8 +20,12 @@ type traits struct {
 	// ownKernel says that the container's kernel is the runtime's: limits
 	// inside are its own, and reaching a limit of the host ends the sandbox.
 	ownKernel bool
-	// threads is what the runtime itself needs of the host's pids limit.
-	threads int64
+	// hostPIDs is the limit of the cgroup for a limit of the container.
+	hostPIDs func(int64) int64
+	// namespaces are those that the process on the host must have to itself,
+	// as /proc/PID/ns calls them; a user namespace is added where one was
+	// asked for.
+	namespaces []string
 	// procOptions are added to the mount of /proc.
 	procOptions []string
 	// inodes says that a tmpfs takes nr_inodes.
@@ -44,11 +48,21 @@ func kinds(k Kind) (traits, bool) {
 	switch k {
 	case GVisor:
 		return traits{
-			binary: "runsc", flags: runscFlags, ownKernel: true, threads: gvisorThreads,
+			binary: "runsc", flags: runscFlags, ownKernel: true,
+			// runsc gives its sandbox no cgroup namespace; what commands see
+			// of cgroups is its own kernel's.
+			namespaces: []string{"ipc", "mnt", "net", "pid", "user", "uts"},
+			// The limit itself holds inside, by RLIMIT_NPROC of the commands'
+			// uid. This is the second line: two threads of the host for each
+			// task inside, and 50 to 60 for sentry and gofer (measured,
+			// docs/decisions/0022), with room for what they need under load.
+			hostPIDs: func(n int64) int64 { return 2*n + 384 },
 		}, true
 	case Runc:
 		return traits{
 			binary: "runc", flags: runcFlags, inodes: true, cgroupMount: true,
+			hostPIDs:   func(n int64) int64 { return n },
+			namespaces: []string{"cgroup", "ipc", "mnt", "net", "pid", "uts"},
 			// The guest has gid 0 and sees every process; a command sees those
 			// of its own uid.
 			procOptions: []string{"hidepid=2", "gid=0"},
@@ -56,12 +70,6 @@ func kinds(k Kind) (traits, bool) {
 	}
 	return traits{}, false
 }
-
-// gvisorThreads is added to the pids limit of gVisor's cgroup, which holds the
-// threads of sentry and gofer and one stub thread for each task inside. The
-// asked limit itself holds inside, by RLIMIT_NPROC of the commands' uid; the
-// cgroup's is the second line. docs/decisions/0022 has the measurement.
-const gvisorThreads = 512
 
 // runscFlags states every flag that the isolation rests on, defaults too.
 func runscFlags(f runtimeFlags) []string {

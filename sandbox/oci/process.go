@@ -56,15 +56,11 @@ func (p *hostProcess) close() {
 	unix.Close(p.fd) //nolint:errcheck // only waited on
 }
 
-// namespaceKinds are the namespaces that every container has to itself, as
-// /proc/PID/ns calls them.
-var namespaceKinds = []string{"cgroup", "ipc", "mnt", "net", "pid", "uts"}
-
 // privateNamespaces lists the kinds of namespace in which a process is not in
 // ours.
 func privateNamespaces(pid int) ([]string, error) {
 	var private []string
-	for _, kind := range append([]string{"user"}, namespaceKinds...) {
+	for _, kind := range []string{"cgroup", "ipc", "mnt", "net", "pid", "user", "uts"} {
 		theirs, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, kind))
 		if err != nil {
 			return nil, fmt.Errorf("read namespaces of process %d: %w", pid, err)

@@ -136,7 +136,7 @@ func (p plan) limits() *specs.LinuxResources {
 	if p.cgroup.path == "" {
 		return r
 	}
-	memory, pids := p.resources.MemoryBytes, p.resources.PIDs+p.traits.threads
+	memory, pids := p.resources.MemoryBytes, p.traits.hostPIDs(p.resources.PIDs)
 	quota, period := p.resources.MilliCPUs*cpuPeriod/1000, uint64(cpuPeriod)
 	r.Memory = &specs.LinuxMemory{Limit: &memory}
 	if p.cgroup.swap {

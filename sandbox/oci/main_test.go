@@ -1,0 +1,251 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+	"go.uber.org/zap/zaptest"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// Environment of the processes that the tests start from their own binary.
+const (
+	ownerHelper = "CAISSON_OCI_OWNER" // a Caisson that makes a sandbox and waits to be killed
+	userHelper  = "CAISSON_OCI_USER"  // the tests, as an ordinary user
+)
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(ownerHelper); dir != "" {
+		if err := ownUntilKilled(dir); err != nil {
+			fmt.Println("error:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	code := m.Run()
+	if err := goleak.Find(); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	if guestBuild.folder != "" {
+		os.RemoveAll(guestBuild.folder)
+	}
+	os.Exit(code)
+}
+
+// guestBuild builds the guest once for all tests of a run.
+var guestBuild struct {
+	sync.Once
+	folder, path string
+	err          error
+}
+
+func guestPath(t testing.TB) string {
+	t.Helper()
+	if path := os.Getenv(userHelper); path != "" {
+		return path
+	}
+	guestBuild.Do(func() {
+		guestBuild.folder, guestBuild.err = os.MkdirTemp("", "caisson-guest-")
+		if guestBuild.err != nil {
+			return
+		}
+		guestBuild.path = filepath.Join(guestBuild.folder, "caisson-guest")
+		build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", guestBuild.path, "github.com/caisson-run/caisson/cmd/caisson-guest")
+		build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOOS=linux")
+		if out, err := build.CombinedOutput(); err != nil {
+			guestBuild.err = fmt.Errorf("build the guest: %w: %s", err, out)
+			return
+		}
+		guestBuild.err = errors.Join(os.Chmod(guestBuild.folder, 0o755), os.Chmod(guestBuild.path, 0o755))
+	})
+	must(t, guestBuild.err)
+	return guestBuild.path
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// runtimePath finds the runtime that `make build` made or the system has. It
+// skips where there is none, and fails where REQUIRE_BACKENDS says that there
+// must be one.
+func runtimePath(t testing.TB, k Kind) string {
+	t.Helper()
+	_, file, _, _ := runtime.Caller(0)
+	built := filepath.Join(filepath.Dir(file), "..", "..", "bin")
+	path, err := Find(RuntimeName(k), built+string(filepath.ListSeparator)+os.Getenv("PATH"))
+	if err == nil {
+		return path
+	}
+	if slices.Contains(strings.Split(os.Getenv("REQUIRE_BACKENDS"), ","), string(k)) {
+		t.Fatalf("REQUIRE_BACKENDS has %s: %v", k, err)
+	}
+	t.Skipf("needs %s: %v", RuntimeName(k), err)
+	return ""
+}
+
+// bed is a state folder, a workspace and a backend.
+type bed struct {
+	state, workspace string
+	backend          *Backend
+}
+
+// newBed makes a workspace that belongs to uid, which only root can for
+// another than itself.
+func newBed(t testing.TB, k Kind, uid int) *bed {
+	t.Helper()
+	path := runtimePath(t, k)
+	base := t.TempDir()
+	b := &bed{state: filepath.Join(base, "state"), workspace: filepath.Join(base, "workspace")}
+	must(t, os.Mkdir(b.state, 0o700))
+	must(t, os.Mkdir(b.workspace, 0o755))
+	if uid != os.Geteuid() {
+		must(t, os.Chown(b.workspace, uid, uid))
+	}
+	backend, err := New(Options{
+		Kind: k, RuntimePath: path, GuestPath: guestPath(t), StateDir: b.state, Probe: true, Logger: zaptest.NewLogger(t),
+	})
+	must(t, err)
+	b.backend = backend
+	return b
+}
+
+func (b *bed) spec(t testing.TB, session string) sandbox.Spec {
+	t.Helper()
+	dir := filepath.Join(b.state, "sessions", session)
+	must(t, os.MkdirAll(dir, 0o700))
+	held, err := os.Open(b.workspace)
+	must(t, err)
+	t.Cleanup(func() { held.Close() })
+	return sandbox.Spec{
+		Session: session, Image: images.Reference{Scheme: images.SchemeHost}, Dir: dir,
+		Workspace: sandbox.Workspace{Path: b.workspace, Dir: held}, Resources: limits.DefaultResources(),
+	}
+}
+
+// start makes a sandbox and destroys it at the end of the test, and then
+// nothing of it may be left.
+func (b *bed) start(t testing.TB, spec sandbox.Spec) sandbox.Sandbox {
+	t.Helper()
+	sb, err := b.backend.Create(t.Context(), spec)
+	must(t, err)
+	t.Cleanup(func() {
+		must(t, sb.Destroy(context.Background()))
+		b.nothingLeft(t, spec.Session)
+	})
+	return sb
+}
+
+func (b *bed) nothingLeft(t testing.TB, session string) {
+	t.Helper()
+	left, err := b.leftovers(session)
+	must(t, err)
+	for _, l := range left {
+		t.Errorf("left over: %s", l)
+	}
+}
+
+// leftovers lists what is still there of a session: entries of the runtime's
+// folder, journals, folders, mounts, cgroups and processes.
+func (b *bed) leftovers(session string) ([]string, error) {
+	var left []string
+	err := filepath.WalkDir(b.state, func(p string, d os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		mine := strings.Contains(filepath.Base(p), session) || strings.Contains(p, session+"/")
+		// The session's own folder is its maker's, and the lock of a journal stays as an empty file.
+		if mine && p != filepath.Join(b.state, "sessions", session) && !strings.HasSuffix(p, ".lock") {
+			left = append(left, "file "+p)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir(b.backend.runtime.root)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	for _, e := range entries {
+		left = append(left, "runtime state "+e.Name())
+	}
+	for name, file := range map[string]string{"mount": "/proc/self/mountinfo"} {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		for line := range strings.Lines(string(data)) {
+			if strings.Contains(line, b.state) {
+				left = append(left, name+" "+line)
+			}
+		}
+	}
+	trees, err := cgroupTrees()
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range trees {
+		for _, pattern := range []string{"*", "*/*", "*/*/*"} {
+			found, err := filepath.Glob(filepath.Join(t.mount, pattern, cgroupPrefix+session))
+			if err != nil {
+				return nil, err
+			}
+			for _, dir := range append(found, filepath.Join(t.mount, cgroupPrefix+session)) {
+				if _, err := os.Stat(dir); err == nil {
+					left = append(left, "cgroup "+dir)
+				}
+			}
+		}
+	}
+	processes, err := processesNaming(session, b.state)
+	return append(left, processes...), err
+}
+
+// processesNaming lists the processes whose command line has one of the words.
+func processesNaming(words ...string) ([]string, error) {
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return nil, err
+	}
+	var found []string
+	for _, f := range files {
+		if f == fmt.Sprintf("/proc/%d/cmdline", os.Getpid()) {
+			continue
+		}
+		data, err := os.ReadFile(f)
+		if err != nil {
+			continue // ended meanwhile
+		}
+		line := strings.ReplaceAll(string(data), "\x00", " ")
+		if slices.ContainsFunc(words, func(w string) bool { return strings.Contains(line, w) }) {
+			found = append(found, "process "+f+" "+line)
+		}
+	}
+	return found, nil
+}
+
+// both runs a test for both kinds.
+func both(t *testing.T, f func(t *testing.T, k Kind)) {
+	t.Helper()
+	for _, k := range []Kind{GVisor, Runc} {
+		t.Run(string(k), func(t *testing.T) { f(t, k) })
+	}
+}
