@@ -6,8 +6,6 @@ import (
 	"encoding/json"
 	"slices"
 	"strings"
-
-	"github.com/caisson-run/caisson/tools"
 )
 
 const (
@@ -23,76 +21,98 @@ const (
 // a nudge is too, don't count. The string names the block, wherever in the
 // cycle it was noticed.
 func repeating(messages []Message) (string, bool) {
-	rounds := roundHashes(messages)
+	rounds := lastRounds(messages, maxPeriod*repeats)
 	for period := 1; period <= maxPeriod; period++ {
 		need := period * repeats
 		if len(rounds) < need {
 			return "", false
 		}
 		tail := rounds[len(rounds)-need:]
-		same := true
-		for i := period; i < need; i++ {
-			same = same && tail[i] == tail[i-period]
+		// Results are long, and seldom need to be looked at.
+		if !periodic(tail, period, round.callsHash) || !periodic(tail, period, round.resultsHash) {
+			continue
 		}
-		if same {
-			block := slices.Sorted(slices.Values(tail[:period]))
-			return strings.Join(block, ","), true
+		var block []string
+		for _, r := range tail[:period] {
+			block = append(block, r.callsHash()+r.resultsHash())
 		}
+		slices.Sort(block)
+		return strings.Join(block, ","), true
 	}
 	return "", false
 }
 
-// roundHashes gives one hash for each finished round since the last user message.
-func roundHashes(messages []Message) []string {
-	var (
-		rounds  []string
-		uses    []ToolUse
-		results map[string]*ToolResult
-	)
-	flush := func() {
-		if len(uses) > 0 {
-			rounds = append(rounds, roundHash(uses, results))
+// periodic says that rounds repeat with a period, by one of their hashes.
+func periodic(rounds []round, period int, hash func(round) string) bool {
+	for i, r := range rounds[period:] {
+		if hash(r) != hash(rounds[i]) {
+			return false
 		}
-		uses, results = nil, map[string]*ToolResult{}
 	}
-	for _, m := range messages {
-		switch m.Role {
-		case RoleUser:
-			rounds, uses = nil, nil
-		case RoleAssistant:
-			flush()
-			uses = m.toolUses()
-		case RoleTool:
-			for _, b := range m.Blocks {
-				if b.ToolResult != nil && results != nil {
-					results[b.ToolResult.ToolUseID] = b.ToolResult
-				}
+	return true
+}
+
+// round is the calls of one answer and what came of them.
+type round struct {
+	uses    []ToolUse
+	results map[string]*ToolResult
+}
+
+// lastRounds are the last rounds since the last user message, oldest first.
+func lastRounds(messages []Message, most int) []round {
+	var rounds []round
+	results := map[string]*ToolResult{}
+	for _, m := range slices.Backward(messages) {
+		if m.Role == RoleUser || len(rounds) == most {
+			break
+		}
+		for _, b := range m.Blocks {
+			if b.ToolResult != nil {
+				results[b.ToolResult.ToolUseID] = b.ToolResult
 			}
 		}
+		if uses := m.toolUses(); m.Role == RoleAssistant && len(uses) > 0 {
+			rounds = append(rounds, round{uses: uses, results: results})
+		}
 	}
-	flush()
+	slices.Reverse(rounds)
 	return rounds
 }
 
-// roundHash hashes what was called and what came of it, without what differs each time.
-func roundHash(uses []ToolUse, results map[string]*ToolResult) string {
-	h := sha256.New()
-	enc := json.NewEncoder(h)
-	for _, u := range uses {
+// callsHash hashes what was called.
+func (r round) callsHash() string {
+	var all []any
+	for _, u := range r.uses {
 		// Decoded and encoded again: the order of keys is no difference.
 		var input any
 		if json.Unmarshal(u.Input, &input) != nil {
 			input = string(u.Input)
 		}
-		var content []tools.Block
-		isError := false
-		if r := results[u.ID]; r != nil {
-			content, isError = slices.Clone(r.Content), r.IsError
+		all = append(all, u.Name, input, u.Raw)
+	}
+	return hashOf(all)
+}
+
+// resultsHash hashes what came of it, without what differs each time.
+func (r round) resultsHash() string {
+	var all []any
+	for _, u := range r.uses {
+		result := r.results[u.ID]
+		if result == nil {
+			continue
 		}
+		content := slices.Clone(result.Content)
 		for i := range content {
 			content[i].Text = NormalizeResult(content[i].Text)
 		}
-		_ = enc.Encode([]any{u.Name, input, u.Raw, content, isError}) // a hash takes everything
+		all = append(all, content, result.IsError)
 	}
+	return hashOf(all)
+}
+
+// hashOf hashes texts and decoded JSON, which always encode.
+func hashOf(all []any) string {
+	h := sha256.New()
+	_ = json.NewEncoder(h).Encode(all)
 	return hex.EncodeToString(h.Sum(nil)[:12])
 }

@@ -164,7 +164,7 @@ func (t *turn) finish(e ending) Outcome {
 		Usage: out.Usage, Wall: time.Since(t.started),
 	})
 	if t.emitErr != nil && out.Reason != StopTraceUnwritable {
-		out.Reason, out.Err = StopTraceUnwritable, errors.Join(t.emitErr, out.Err)
+		out.Reason, out.Limit, out.Err = StopTraceUnwritable, nil, errors.Join(t.emitErr, out.Err)
 	}
 	return out
 }

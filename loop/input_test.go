@@ -1,0 +1,77 @@
+package loop
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// inputs are arguments as models write them, with the object that they are, or
+// what is said of them.
+func inputs() map[string]struct{ raw, want, says string } {
+	return map[string]struct{ raw, want, says string }{
+		"object":           {raw: `{"path": "a"}`, want: `{"path": "a"}`},
+		"nothing":          {raw: "", want: "{}"},
+		"white space":      {raw: " \n\t", want: "{}"},
+		"null":             {raw: "null", want: "{}"},
+		"byte order mark":  {raw: "\ufeff{}", want: "{}"},
+		"encoded twice":    {raw: `"{\"path\":\"a\"}"`, want: `{"path":"a"}`},
+		"around it":        {raw: "  {\"a\":1}\n", want: `{"a":1}`},
+		"array":            {raw: `["a"]`, says: "must be a JSON object, not an array"},
+		"string":           {raw: `"ls"`, says: "not a string"},
+		"number":           {raw: `-3`, says: "not a number"},
+		"boolean":          {raw: `true`, says: "not a boolean"},
+		"cut":              {raw: `{"path": "a`, says: `unexpected end of JSON input at line 1, column 12, near "{\"path\": \"a"`},
+		"single quotes":    {raw: `{'path': 'a'}`, says: "at line 1, column 2"},
+		"second line":      {raw: "{\"a\": 1,\n  b: 2}", says: "at line 2, column 3"},
+		"after wide runes": {raw: `{"ä": é}`, says: "at line 1, column 7"},
+		"two objects":      {raw: `{}{"a":1}`, says: "at line 1, column 3"},
+		"fenced":           {raw: "```json\n{}\n```", says: "at line 1, column 1"},
+		"trailing comma":   {raw: `{"a":1,}`, says: "at line 1, column 8"},
+		"twice, cut":       {raw: `"{\"path\""`, says: "unexpected end"},
+		"very deep":        {raw: strings.Repeat(`{"a":`, 1e5), says: "exceeded max depth"},
+		"very deep, whole": {raw: strings.Repeat(`[`, 1e5) + strings.Repeat(`]`, 1e5), says: "exceeded max depth"},
+		"invalid utf-8":    {raw: "{\"a\xff\": \xff}", says: "invalid character"},
+	}
+}
+
+func TestParseInput(t *testing.T) {
+	for name, tt := range inputs() {
+		t.Run(name, func(t *testing.T) {
+			got, said := parseInput(tt.raw)
+			if tt.says == "" && (string(got) != tt.want || said != "") {
+				t.Errorf("parseInput() = %s, %q, want %s", got, said, tt.want)
+			}
+			if tt.says != "" && (string(got) != "{}" || !strings.Contains(said, tt.says)) {
+				t.Errorf("parseInput() = %s, %q, want {} and %q", got, said, tt.says)
+			}
+			if len(said) > 300 {
+				t.Errorf("%d bytes to say what is wrong", len(said))
+			}
+		})
+	}
+}
+
+func FuzzParseInput(f *testing.F) {
+	n := 0
+	for _, tt := range inputs() {
+		if len(tt.raw) < 1000 {
+			f.Add(tt.raw)
+			n++
+		}
+	}
+	if n == 0 {
+		f.Fatal("no seeds")
+	}
+	f.Fuzz(func(t *testing.T, raw string) {
+		got, said := parseInput(raw)
+		var object map[string]any
+		if err := json.Unmarshal(got, &object); err != nil || object == nil {
+			t.Errorf("%q gave %q: %v", raw, got, err)
+		}
+		if said != "" && string(got) != "{}" || !utf8.ValidString(said) || len(said) > 500 {
+			t.Errorf("%q gave %q and %q", raw, got, said)
+		}
+	})
+}

@@ -1,0 +1,96 @@
+package loop
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// rounds makes a history of rounds, each "input=result", or several with "+".
+// "user" is a user's message.
+func rounds(specs ...string) []Message {
+	var out []Message
+	n := 0
+	for _, spec := range specs {
+		if spec == "user" {
+			out = append(out, NewText(RoleUser, "Go on."))
+			continue
+		}
+		var uses, results []Message
+		m := Message{Role: RoleAssistant}
+		for _, one := range strings.Split(spec, "+") {
+			input, result, _ := strings.Cut(one, "=")
+			n++
+			id := fmt.Sprint("tu_", n)
+			m.Blocks = append(m.Blocks, Block{ToolUse: &ToolUse{ID: id, Name: "shell", Input: []byte(input)}})
+			results = append(results, Message{Role: RoleTool, Blocks: []Block{{ToolResult: &ToolResult{
+				ToolUseID: id, Content: []tools.Block{{Text: result}},
+			}}}})
+		}
+		uses = append(uses, m)
+		out = append(append(out, uses...), results...)
+	}
+	return out
+}
+
+func TestRepeating(t *testing.T) {
+	for name, tt := range map[string]struct {
+		rounds []string
+		want   bool
+	}{
+		"nothing":               {},
+		"twice":                 {rounds: []string{"1=a", "1=a"}},
+		"three times":           {rounds: []string{"1=a", "1=a", "1=a"}, want: true},
+		"later":                 {rounds: []string{"2=b", "3=c", "1=a", "1=a", "1=a"}, want: true},
+		"other results":         {rounds: []string{"1=a", "1=b", "1=c"}},
+		"other calls":           {rounds: []string{"1=a", "2=a", "3=a"}},
+		"not in a row":          {rounds: []string{"1=a", "2=b", "1=a", "2=c", "1=a"}},
+		"two by two":            {rounds: []string{"1=a", "2=b", "1=a", "2=b", "1=a", "2=b"}, want: true},
+		"two by two, once less": {rounds: []string{"2=b", "1=a", "2=b", "1=a", "2=b"}},
+		"three by three":        {rounds: []string{"1=a", "2=b", "3=c", "1=a", "2=b", "3=c", "1=a", "2=b", "3=c"}, want: true},
+		"since the nudge":       {rounds: []string{"1=a", "1=a", "1=a", "user", "1=a", "1=a"}},
+		"after the nudge":       {rounds: []string{"user", "1=a", "1=a", "1=a"}, want: true},
+		"order of keys":         {rounds: []string{`{"a":1,"b":2}=x`, `{"b":2,"a":1}=x`, `{ "a":1, "b":2}=x`}, want: true},
+		"durations":             {rounds: []string{"1=exit code 1 after 0.02 s", "1=exit code 1 after 1.3 s", "1=exit code 1 after 12 ms"}, want: true},
+		"parallel, one differs": {rounds: []string{"1=a+2=x", "1=a+2=y", "1=a+2=z"}},
+		"parallel, all the same": {
+			rounds: []string{"1=a+2=x", "1=a+2=x", "1=a+2=x"}, want: true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			about, got := repeating(rounds(tt.rounds...))
+			if got != tt.want || (about != "") != tt.want {
+				t.Errorf("repeating() = %q, %v, want %v", about, got, tt.want)
+			}
+		})
+	}
+}
+
+// TestRepeatingNamesTheCycle: wherever in the cycle it was noticed.
+func TestRepeatingNamesTheCycle(t *testing.T) {
+	a, _ := repeating(rounds("1=a", "2=b", "1=a", "2=b", "1=a", "2=b"))
+	b, _ := repeating(rounds("2=b", "1=a", "2=b", "1=a", "2=b", "1=a"))
+	if a != b || a == "" {
+		t.Errorf("one cycle has two names: %q, %q", a, b)
+	}
+}
+
+func TestNormalizeResult(t *testing.T) {
+	for in, want := range map[string]string{
+		"exit code 1 after 0.02 s\nout":                       "exit code 1 after <duration>\nout",
+		"ok  \tpkg\t0.013s":                                   "ok  \tpkg\t<duration>",
+		"--- FAIL: TestX (0.00s)":                             "--- FAIL: TestX (<duration>)",
+		"real 0m0.003s":                                       "real <duration>",
+		"tu_01JZZZZZZZZZZZZZZZZZZZZZZZ and sh_1":              "<id> and sh_1",
+		"2026-11-20T10:00:00.000001Z at 2026-11-20 10:00":     "<time> at <time>",
+		"-rw-r--r-- 1 root root 5 Nov 20 12:14 a.txt":         "-rw-r--r-- 1 root root 5 <time> a.txt",
+		"10:00:01 started":                                    "<time> started",
+		"3 files, 12 lines, 5 servers, 7s2, v1.2.3, line 5:3": "3 files, 12 lines, 5 servers, 7s2, v1.2.3, line 5:3",
+	} {
+		if got := NormalizeResult(in); got != want {
+			t.Errorf("NormalizeResult(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
