@@ -30,6 +30,9 @@ type question struct {
 
 	done chan struct{}
 	fail *Error // nil: allowed
+	// decision and by are what was reported of it.
+	decision Decision
+	by       string
 }
 
 func newQuestion(p *pending) *question {
@@ -156,6 +159,12 @@ func (r *round) askAll(open []*pending) {
 		}
 	}
 	wg.Wait()
+	if err := context.Cause(r.ctx); err != nil {
+		for _, p := range asking {
+			p.ask.resolve(r.cancelled(err))
+		}
+		return
+	}
 	confirmations := make([]Confirmation, len(asking))
 	for i, p := range asking {
 		confirmations[i] = r.confirmation(p)
@@ -183,15 +192,25 @@ func (r *round) answer(p *pending) *Error {
 	}
 	if leader := p.ask.leader; leader != nil {
 		<-leader.done
-		decision := DecisionAllow
-		if leader.fail != nil {
-			decision = DecisionDeny
-		}
-		_ = r.emit(ConfirmationResolved{CallID: p.call.ID, Decision: decision, Scope: ScopeSession, By: "session"})
-		return leader.fail
+		return r.follow(p, leader)
 	}
 	<-p.ask.done
 	return p.ask.fail
+}
+
+// follow gives a call the answer that an earlier one of its round got.
+func (r *round) follow(p *pending, leader *question) *Error {
+	by := leader.by
+	switch by {
+	case "user":
+		by = "session"
+	case "on_prompt":
+		r.countUnapproved(leader.decision)
+	case "":
+		return leader.fail // cancelled before it was put
+	}
+	_ = r.emit(ConfirmationResolved{CallID: p.call.ID, Decision: leader.decision, Scope: ScopeSession, By: by})
+	return leader.fail
 }
 
 // project makes the diff of a call, and fails into none.
@@ -259,18 +278,19 @@ func (r *round) put(p *pending, c Confirmation) *Error {
 	for {
 		changed := r.d.asked.watch()
 		if d, ok := r.d.asked.get(p.call.Name); ok {
-			r.resolved(c, d, ScopeSession, "session")
+			p.ask.shown = Projection{} // the answer was not to this diff
+			r.resolved(p, c, d, ScopeSession, "session")
 			return denied(d)
 		}
 		select {
 		case <-changed:
 			continue
 		case <-ctx.Done():
-			return r.unanswered(c, context.Cause(ctx))
+			return r.unanswered(p, c, context.Cause(ctx))
 		case a := <-replies:
 			switch {
 			case ctx.Err() != nil:
-				return r.unanswered(c, context.Cause(ctx))
+				return r.unanswered(p, c, context.Cause(ctx))
 			case a.err != nil:
 				r.d.log.Warn("nobody could be asked", zap.String("call", c.CallID), zap.Error(a.err))
 				return r.nobody(p, c)
@@ -299,7 +319,7 @@ func (r *round) answered(p *pending, c Confirmation, a Answer) *Error {
 	if p.ask.once && a.Scope == ScopeOnce {
 		a.Scope = ScopeSession
 	}
-	r.resolved(c, a.Decision, a.Scope, "user")
+	r.resolved(p, c, a.Decision, a.Scope, "user")
 	if a.Scope == ScopeSession {
 		r.d.asked.set(p.call.Name, a.Decision)
 	}
@@ -307,12 +327,12 @@ func (r *round) answered(p *pending, c Confirmation, a Answer) *Error {
 }
 
 // unanswered ends a question whose time is over or whose turn was cancelled.
-func (r *round) unanswered(c Confirmation, cause error) *Error {
+func (r *round) unanswered(p *pending, c Confirmation, cause error) *Error {
 	if !errors.Is(cause, errConfirmTimeout) {
-		r.resolved(c, DecisionDeny, ScopeOnce, "cancel")
+		r.resolved(p, c, DecisionDeny, ScopeOnce, "cancel")
 		return r.cancelled(cause)
 	}
-	r.resolved(c, DecisionTimeout, ScopeOnce, "timeout")
+	r.resolved(p, c, DecisionTimeout, ScopeOnce, "timeout")
 	message := fmt.Sprintf("Nobody confirmed this operation within %v.", r.d.opts.ConfirmTimeout)
 	return &Error{Class: ErrorConfirmationTimeout, Message: message, Visible: true}
 }
@@ -320,13 +340,12 @@ func (r *round) unanswered(c Confirmation, cause error) *Error {
 // nobody applies OnPrompt to a question that can be put to nobody.
 func (r *round) nobody(p *pending, c Confirmation) *Error {
 	if r.d.opts.OnPrompt == OnPromptAllow {
-		r.resolved(c, DecisionAllow, ScopeOnce, "on_prompt")
+		p.ask.shown = Projection{} // nobody saw it
+		r.resolved(p, c, DecisionAllow, ScopeOnce, "on_prompt")
 		return nil
 	}
-	r.resolved(c, DecisionDeny, ScopeOnce, "on_prompt")
-	r.d.mu.Lock()
-	r.d.unapproved++
-	r.d.mu.Unlock()
+	r.resolved(p, c, DecisionDeny, ScopeOnce, "on_prompt")
+	r.countUnapproved(DecisionDeny)
 	if r.d.opts.OnPrompt == OnPromptFail {
 		r.stop(fmt.Errorf("tool %s: %w", p.call.Name, ErrNoApprover))
 	}
@@ -334,6 +353,17 @@ func (r *round) nobody(p *pending, c Confirmation) *Error {
 	return &Error{Class: ErrorPermissionDenied, Reason: "no_approver", Message: message, Visible: true}
 }
 
-func (r *round) resolved(c Confirmation, d Decision, s Scope, by string) {
+// countUnapproved counts a call that was refused for want of an approver.
+func (r *round) countUnapproved(d Decision) {
+	if d == DecisionAllow {
+		return
+	}
+	r.d.mu.Lock()
+	defer r.d.mu.Unlock()
+	r.d.unapproved++
+}
+
+func (r *round) resolved(p *pending, c Confirmation, d Decision, s Scope, by string) {
+	p.ask.decision, p.ask.by = d, by
 	_ = r.emit(ConfirmationResolved{CallID: c.CallID, ConfirmationID: c.ID, Decision: d, Scope: s, By: by})
 }

@@ -70,7 +70,7 @@ type Options struct {
 }
 
 // Dispatcher runs the tool calls of one session. It is safe for concurrent
-// use. Close it after the last round.
+// use. Close it in the end.
 type Dispatcher struct {
 	opts  Options
 	log   *zap.Logger
@@ -82,6 +82,7 @@ type Dispatcher struct {
 	mu         sync.Mutex
 	unapproved int
 	rounds     map[*round]struct{}
+	closed     bool
 	running    sync.WaitGroup
 }
 
@@ -192,8 +193,12 @@ func (d *Dispatcher) Cancel(cause error) {
 var errClosed = errors.New("session closed")
 
 // Close cancels what is under way and waits for it, abandoned tools included,
-// until ctx ends; its error then says that some still run. It is idempotent.
+// until ctx ends; its error then says that some still run. A later round
+// cancels all of its calls. It is idempotent.
 func (d *Dispatcher) Close(ctx context.Context) error {
+	d.mu.Lock()
+	d.closed = true
+	d.mu.Unlock()
 	d.Cancel(errClosed)
 	done := make(chan struct{})
 	go func() {

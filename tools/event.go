@@ -22,6 +22,8 @@ type Called struct {
 	InputHash  string
 	InputBytes int
 	Class      Class
+	// Rule is the rule of the policy that let it run or asked; see [Verdict].
+	Rule string
 	// Summary is one line for people, made safe: the command, or the path.
 	Summary string
 }

@@ -52,7 +52,7 @@ func (r *round) execute(p *pending) {
 	}
 	called := Called{
 		CallID: p.call.ID, Name: p.call.Name, InputHash: p.hash, InputBytes: len(p.call.Input),
-		Class: p.tool.def.Class, Summary: p.summary,
+		Class: p.tool.def.Class, Rule: p.verdict.Rule, Summary: p.summary,
 	}
 	if err := r.emit(called); err != nil {
 		r.fail(p, r.cancelled(err), Output{}, 0)
@@ -185,6 +185,9 @@ func ownFailure(own *Error, err error) *Error {
 func (r *round) complete(p *pending, out Output, took time.Duration) {
 	p.ended = true
 	content, cut := boundBlocks(out.Content, r.resultBytes(p))
+	if len(content) == 0 {
+		content = []Block{{Text: "(no output)"}} // some providers refuse an empty result
+	}
 	p.result.Content, p.result.IsError = content, !out.Success
 	p.result.Output, p.result.Duration = out, took
 	_ = r.emit(Completed{

@@ -2,6 +2,7 @@ package tools
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -66,6 +67,10 @@ func (e *CorruptGrantsError) Unwrap() error { return e.Err }
 // maxGrantsBytes bounds the file: some ten thousand grants.
 const maxGrantsBytes = 4 << 20
 
+// grantsLockTimeout bounds the wait for another process, which holds the lock
+// for a millisecond.
+const grantsLockTimeout = 5 * time.Second
+
 type grantsFile struct {
 	Version int     `json:"version"`
 	Grants  []Grant `json:"grants"`
@@ -89,6 +94,9 @@ func (g *Grants) Find(key Grant) (Decision, bool, error) {
 
 // List gives all grants in the order in which they were stored.
 func (g *Grants) List() ([]Grant, error) {
+	if _, err := os.Lstat(g.path); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // without making a folder only to look
+	}
 	var list []Grant
 	err := g.locked(func() (err error) {
 		list, err = g.read()
@@ -136,9 +144,11 @@ func (g *Grants) locked(f func() error) error {
 	if err := os.MkdirAll(filepath.Dir(g.path), 0o700); err != nil {
 		return fmt.Errorf("make approvals folder: %w", err)
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), grantsLockTimeout)
+	defer cancel()
 	lock := flock.New(g.path+".lock", flock.SetPermissions(0o600))
-	if err := lock.Lock(); err != nil {
-		return fmt.Errorf("lock approvals: %w", err)
+	if _, err := lock.TryLockContext(ctx, 5*time.Millisecond); err != nil {
+		return fmt.Errorf("lock approvals %s: %w", g.path, err)
 	}
 	return errors.Join(f(), lock.Close())
 }
@@ -196,7 +206,7 @@ func (g *Grants) quarantine(cause error) error {
 }
 
 // write replaces the file: whole or not at all, and on disk before it returns.
-func (g *Grants) write(list []Grant) (err error) {
+func (g *Grants) write(list []Grant) error {
 	text, err := json.MarshalIndent(grantsFile{Version: 1, Grants: list}, "", "  ")
 	if err != nil {
 		return fmt.Errorf("encode approvals: %w", err)
@@ -206,17 +216,12 @@ func (g *Grants) write(list []Grant) (err error) {
 	if err != nil {
 		return fmt.Errorf("write approvals: %w", err)
 	}
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("write approvals: %w", errors.Join(err, os.Remove(tmp.Name())))
-		}
-	}()
 	_, err = tmp.Write(append(text, '\n'))
-	if err = errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
-		return err
+	if err = errors.Join(err, tmp.Sync(), tmp.Close()); err == nil {
+		err = os.Rename(tmp.Name(), g.path)
 	}
-	if err = os.Rename(tmp.Name(), g.path); err != nil {
-		return err
+	if err != nil {
+		return fmt.Errorf("write approvals: %w", errors.Join(err, os.Remove(tmp.Name())))
 	}
 	return syncFolder(dir)
 }

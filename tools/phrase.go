@@ -10,7 +10,7 @@ import (
 )
 
 // maxPhraseBytes bounds a command that a lasting approval can name.
-const maxPhraseBytes = 4 << 10
+const maxPhraseBytes = 1 << 10
 
 // StaticPhrase gives the one form of a shell command that a lasting approval
 // can be bound to: a single command of literal words, joined by single spaces
@@ -40,8 +40,8 @@ func StaticPhrase(command string) (string, error) {
 	}
 	quoted := make([]string, len(words))
 	for i, w := range words {
-		if quoted[i], err = syntax.Quote(w, syntax.LangBash); err != nil {
-			return "", fmt.Errorf("word %q can't be quoted: %w", w, err)
+		if quoted[i], err = quoteWord(w); err != nil {
+			return "", err
 		}
 	}
 	return strings.Join(quoted, " "), nil
@@ -64,6 +64,9 @@ func staticWords(stmt *syntax.Stmt) ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
+		if safe, _ := Display(word); safe != word {
+			return nil, fmt.Errorf("word %s holds what a person would not see", safe)
+		}
 		words[i] = word
 	}
 	if strings.HasPrefix(words[0], "-") || words[0] == "" {
@@ -82,7 +85,7 @@ func staticWord(w *syntax.Word) (string, error) {
 	for _, part := range w.Parts {
 		switch part := part.(type) {
 		case *syntax.Lit:
-			if strings.ContainsAny(part.Value, "*?[]{}~\\!#") {
+			if strings.ContainsAny(part.Value, "*?[]{}~\\#") {
 				return "", fmt.Errorf("word %q is expanded by the shell", part.Value)
 			}
 			b.WriteString(part.Value)
@@ -94,7 +97,7 @@ func staticWord(w *syntax.Word) (string, error) {
 		case *syntax.DblQuoted:
 			for _, inner := range part.Parts {
 				lit, ok := inner.(*syntax.Lit)
-				if !ok || part.Dollar || strings.ContainsAny(lit.Value, "\\!") {
+				if !ok || part.Dollar || strings.Contains(lit.Value, "\\") {
 					return "", errors.New("a quoted word is expanded by the shell")
 				}
 				b.WriteString(lit.Value)
@@ -104,6 +107,20 @@ func staticWord(w *syntax.Word) (string, error) {
 		}
 	}
 	return b.String(), nil
+}
+
+// quoteWord writes a word so that StaticPhrase reads it back.
+func quoteWord(w string) (string, error) {
+	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+:,./-"
+	switch {
+	case w != "" && strings.Trim(w, plain) == "":
+		return w, nil
+	case !strings.Contains(w, "'"):
+		return "'" + w + "'", nil
+	case !strings.ContainsAny(w, "\"$`\\"):
+		return `"` + w + `"`, nil
+	}
+	return "", fmt.Errorf("word %q mixes quotes", w)
 }
 
 // executes says whether a word is a flag with which some program runs another

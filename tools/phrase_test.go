@@ -13,7 +13,7 @@ func TestStaticPhrase(t *testing.T) {
 		{"cat <<EOF\nx\nEOF", ""}, {"a=b ls", ""}, {"a=b", ""}, {"echo $HOME", ""}, {`echo "$HOME"`, ""}, {"echo ${x}", ""}, {"echo $((1))", ""},
 		{"ls *.go", ""}, {"ls ?", ""}, {"ls [a]", ""}, {"ls {a,b}", ""}, {"ls ~/x", ""}, {`ls \;`, ""}, {"echo $'a'", ""}, {`echo $"a"`, ""},
 		{"(ls)", ""}, {"{ ls; }", ""}, {"if x; then y; fi", ""}, {"f() { ls; }", ""}, {"[[ a ]]", ""}, {"((1))", ""},
-		{"'unterminated", ""}, {"-rf", ""}, {"ls\r\nid", ""},
+		{"'unterminated", ""}, {"echo 'a\nb'", ""}, {"echo a\u202eb", ""}, {"\x10", ""}, {"echo '\x1b[2J'", ""}, {"-rf", ""}, {"ls\r\nid", ""},
 
 		// What runs another command.
 		{"git -c core.pager=x status", ""}, {"git --config-env=a=b status", ""}, {"git --exec-path=/x status", ""},

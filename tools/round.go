@@ -65,15 +65,23 @@ func (d *Dispatcher) begin(ctx context.Context) *round {
 	r := &round{d: d, ctx: ctx, cancel: cancel}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.closed {
+		cancel(errClosed)
+		return r
+	}
 	d.rounds[r] = struct{}{}
+	d.running.Add(1) // so that nothing is added to zero while Close waits
 	return r
 }
 
 func (d *Dispatcher) finish(r *round) {
-	d.mu.Lock()
-	delete(d.rounds, r)
-	d.mu.Unlock()
 	r.cancel(nil)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, open := d.rounds[r]; open {
+		delete(d.rounds, r)
+		d.running.Done()
+	}
 }
 
 // stop ends the run: the first cause stays, and everything that is under way

@@ -32,7 +32,7 @@ func TestExampleSimpleRead(t *testing.T) {
 	wantEvents(t, rec, "tu_01HZ_a", "called read", "completed true")
 	got := find[Called](rec)[0]
 	want := Called{
-		CallID: "tu_01HZ_a", Name: "read_file", Class: ClassRead, InputBytes: len(`{"path":"README.md"}`), Summary: "README.md",
+		CallID: "tu_01HZ_a", Name: "read_file", Class: ClassRead, InputBytes: len(`{"path":"README.md"}`), Rule: "class read", Summary: "README.md",
 	}
 	want.InputHash = hashInput([]byte(`{"path":"README.md"}`))
 	if diff := cmp.Diff(want, got); diff != "" {

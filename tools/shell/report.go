@@ -18,8 +18,9 @@ func (c Capture) omitted() int64 { return c.Total - int64(len(c.Head)) - int64(l
 const headerBytes = 1 << 10
 
 // report is the text for the model: how the command ended, what that means,
-// and what it wrote, at most limit bytes in all.
-func report(r Result, timeout time.Duration, limit int) string {
+// and what it wrote, at most limit bytes in all. Cut says that it leaves out
+// some of that.
+func report(r Result, timeout time.Duration, limit int) (text string, cut bool) {
 	var b strings.Builder
 	b.WriteString(r.ending())
 	fmt.Fprintf(&b, " after %s\n", seconds(r.Wall))
@@ -28,9 +29,9 @@ func report(r Result, timeout time.Duration, limit int) string {
 	}
 	room := max(limit-headerBytes, 0)
 	stdout, stderr := shares(r.Stdout.Total, r.Stderr.Total, room)
-	writeStream(&b, "stdout", r.Stdout, stdout)
-	writeStream(&b, "stderr", r.Stderr, stderr)
-	return b.String()
+	cut = writeStream(&b, "stdout", r.Stdout, stdout)
+	cut = writeStream(&b, "stderr", r.Stderr, stderr) || cut
+	return b.String(), cut
 }
 
 // ending is the first words of a report: the exit code, or the signal.
@@ -108,23 +109,25 @@ func shares(stdout, stderr int64, room int) (int, int) {
 	return room / 2, room - room/2
 }
 
-// writeStream adds one stream under its label, with the exact count.
-func writeStream(b *strings.Builder, name string, c Capture, room int) {
+// writeStream adds one stream under its label, with the exact count, and says
+// whether it left something out.
+func writeStream(b *strings.Builder, name string, c Capture, room int) (cut bool) {
 	if c.Total == 0 {
 		fmt.Fprintf(b, "%s: empty\n", name)
-		return
+		return false
 	}
 	head, tail := fit(c, room)
 	omitted := c.Total - int64(len(head)) - int64(len(tail))
 	if omitted == 0 {
 		fmt.Fprintf(b, "%s (%s):\n", name, bytesText(c.Total))
-		endLine(b, append(head, tail...))
-		return
+		endLine(b, head)
+		return false
 	}
 	fmt.Fprintf(b, "%s (%s, the first %d and the last %d shown):\n", name, bytesText(c.Total), len(head), len(tail))
 	endLine(b, head)
 	fmt.Fprintf(b, "[… %s left out …]\n", bytesText(omitted))
 	endLine(b, tail)
+	return true
 }
 
 // fit cuts a capture to room bytes, at runes' edges where it is text.
@@ -151,15 +154,15 @@ func wholeHead(b []byte) []byte { return b[:len(b)-unfinished(b)] }
 
 // wholeTail drops the rest of a rune from the beginning.
 func wholeTail(b []byte) []byte {
-	for i := range min(utf8.UTFMax-1, len(b)) {
+	for i := range min(utf8.UTFMax, len(b)) {
 		if utf8.RuneStart(b[i]) {
 			return b[i:]
 		}
 	}
-	if len(b) >= utf8.UTFMax-1 || len(b) == 0 {
-		return b
+	if len(b) < utf8.UTFMax {
+		return nil
 	}
-	return b
+	return b // not text
 }
 
 func endLine(b *strings.Builder, text []byte) {

@@ -138,25 +138,26 @@ func (s *shell) Execute(ctx context.Context, call *tools.Call) (tools.Output, er
 	result, err := s.run.Run(ctx, cmd)
 	stdout.close()
 	stderr.close()
+	text, cut := report(result, cmd.Timeout, s.opts.ResultBytes)
 	out := tools.Output{
-		Content:   []tools.Block{{Text: report(result, cmd.Timeout, s.opts.ResultBytes)}},
+		Content:   []tools.Block{{Text: text}},
 		Success:   result.ok(),
 		Command:   in.Command,
 		Metadata:  metadata(result),
-		Truncated: result.Stdout.omitted() > 0 || result.Stderr.omitted() > 0,
+		Truncated: cut,
 	}
 	switch {
 	case err != nil && ctx.Err() == nil:
 		out.Success = false
 		return out, fmt.Errorf("run command: %w", err)
 	case ctx.Err() != nil || result.Cancelled:
-		return out, s.cancelled(ctx, result, err)
+		return out, cancelled(ctx, text, err)
 	}
 	return out, nil
 }
 
 // cancelled is the failure of a command that was stopped from outside.
-func (s *shell) cancelled(ctx context.Context, r Result, err error) error {
+func cancelled(ctx context.Context, partial string, err error) error {
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
 		err = errors.Join(err, cause)
 	}
@@ -164,7 +165,7 @@ func (s *shell) cancelled(ctx context.Context, r Result, err error) error {
 		Class:   tools.ErrorCancelled,
 		Message: "The command was cancelled.",
 		Visible: true,
-		Partial: report(r, 0, s.opts.ResultBytes),
+		Partial: partial,
 		Err:     err,
 	}
 }

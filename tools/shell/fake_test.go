@@ -1,0 +1,107 @@
+package shell
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// runnerFunc is a runner whose behaviour a test gives.
+type runnerFunc func(ctx context.Context, cmd Command) (Result, error)
+
+func (f runnerFunc) Run(ctx context.Context, cmd Command) (Result, error) { return f(ctx, cmd) }
+
+// hostRunner runs commands with the machine's own sh, unprotected, so that
+// tests see real exit codes, signals and streams. It keeps the whole output.
+type hostRunner struct{ dir string }
+
+func (h hostRunner) Run(ctx context.Context, cmd Command) (Result, error) {
+	limit, cancel := context.WithTimeout(ctx, cmd.Timeout)
+	defer cancel()
+	c := exec.CommandContext(limit, "sh", "-c", cmd.Script)
+	c.Dir = h.dir
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }
+	c.WaitDelay = time.Second
+	var stdout, stderr bytes.Buffer
+	c.Stdout, c.Stderr = io.MultiWriter(cmd.Stdout, &stdout), io.MultiWriter(cmd.Stderr, &stderr)
+	start := time.Now()
+	err := c.Run()
+	r := Result{Stdout: capture(stdout.Bytes()), Stderr: capture(stderr.Bytes()), Wall: time.Since(start)}
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) && limit.Err() == nil {
+		return r, err
+	}
+	if status, ok := c.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		r.Code, r.Signal = -1, int(status.Signal())
+	} else {
+		r.Code = c.ProcessState.ExitCode()
+	}
+	if ctx.Err() != nil {
+		r.Cancelled = true
+		return r, context.Cause(ctx)
+	}
+	r.TimedOut = limit.Err() != nil
+	return r, nil
+}
+
+func capture(text []byte) Capture {
+	sum := sha256.Sum256(text)
+	return Capture{Head: text, Total: int64(len(text)), SHA256: hex.EncodeToString(sum[:])}
+}
+
+// dispatcherFor makes a dispatcher with the shell tool alone, which runs
+// without asking, and keeps its events.
+func dispatcherFor(t *testing.T, r runner, opts Options) (*tools.Dispatcher, func() []tools.Event) {
+	t.Helper()
+	policy, err := tools.Preset("sandboxed")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var events []tools.Event // Emit is called one at a time, and read after Round
+	d, err := tools.New(tools.Options{Policy: policy, Emit: func(ev tools.Event) error {
+		events = append(events, ev)
+		return nil
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	factory, err := New(r, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Register(factory); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return d, func() []tools.Event { return events }
+}
+
+func call(input string) []tools.Call {
+	return []tools.Call{{ID: "tu_1", Name: Name, Input: json.RawMessage(input)}}
+}
+
+func text(r tools.Result) string {
+	if len(r.Content) == 0 {
+		return ""
+	}
+	return r.Content[0].Text
+}

@@ -1,0 +1,115 @@
+package shell
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+)
+
+func TestReport(t *testing.T) {
+	kept := func(s string) Capture { return capture([]byte(s)) }
+	tests := []struct {
+		name   string
+		result Result
+		want   string
+	}{
+		{"nothing", Result{Wall: 41 * time.Millisecond}, "exit code 0 after 0.04 s\nstdout: empty\nstderr: empty\n"},
+		{
+			"both streams", Result{Code: 2, Wall: 1200 * time.Millisecond, Stdout: kept("a\nb\n"), Stderr: kept("no newline")},
+			"exit code 2 after 1.2 s\nstdout (4 bytes):\na\nb\nstderr (10 bytes):\nno newline\n",
+		},
+		{
+			"signal", Result{Code: -1, Signal: 9, OOMKilled: true, Wall: 61 * time.Second},
+			"killed by signal 9 (SIGKILL) after 61 s\nThe kernel killed a process because the sandbox ran out of memory.\nstdout: empty\nstderr: empty\n",
+		},
+		{"another signal", Result{Code: -1, Signal: 34}, "killed by signal 34 after 0.00 s\nstdout: empty\nstderr: empty\n"},
+		{
+			"timeout", Result{Code: -1, Signal: 15, TimedOut: true, Killed: 1, Wall: 7 * time.Second, Stdout: kept("x")},
+			"killed by signal 15 (SIGTERM) after 7 s\n" +
+				"The command timed out after 30 s and was stopped; ask for more with timeout_seconds, or do less at once.\n" +
+				"1 process did not stop when asked and had to be killed.\nstdout (1 byte):\nx\nstderr: empty\n",
+		},
+		{
+			"left behind", Result{Killed: 2, KilledAfterExit: true},
+			"exit code 0 after 0.00 s\nThe command left 2 processes running, which were killed: nothing may outlive its command.\nstdout: empty\nstderr: empty\n",
+		},
+		{
+			"could not be killed", Result{Code: -1, Signal: 9, Cancelled: true, Left: 1},
+			"killed by signal 9 (SIGKILL) after 0.00 s\nThe command was cancelled.\n1 process could not be killed.\nstdout: empty\nstderr: empty\n",
+		},
+		{
+			"cut by the sandbox", Result{Stdout: Capture{Head: []byte("start"), Tail: []byte("end\n"), Total: 3_221_225_472}},
+			"exit code 0 after 0.00 s\nstdout (3221225472 bytes, the first 5 and the last 4 shown):\nstart\n[… 3221225463 bytes left out …]\nend\nstderr: empty\n",
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, cut := report(tt.result, 30*time.Second, 50_000)
+			if cut != strings.Contains(tt.want, "left out") {
+				t.Errorf("cut is %t", cut)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// A report is within its bound, each stream begins and ends as it did, and the
+// bytes that it leaves out are exactly counted.
+func TestReportCountsExactly(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		stdout, stderr := drawCapture(t, "stdout"), drawCapture(t, "stderr")
+		limit := rapid.IntRange(headerBytes+16, headerBytes+200).Draw(t, "limit")
+		got, cut := report(Result{Stdout: stdout, Stderr: stderr}, time.Second, limit)
+		if cut != strings.Contains(got, " left out …]") && !strings.Contains(got, "[…") {
+			t.Fatalf("cut is %t for %q", cut, got)
+		}
+		if len(got) > limit {
+			t.Fatalf("report of %d bytes, limit %d", len(got), limit)
+		}
+		a, b := shares(stdout.Total, stderr.Total, limit-headerBytes)
+		if a+b > limit-headerBytes {
+			t.Fatalf("shares %d and %d of %d", a, b, limit-headerBytes)
+		}
+		for name, c := range map[string]Capture{"stdout": stdout, "stderr": stderr} {
+			room := a
+			if name == "stderr" {
+				room = b
+			}
+			head, tail := fit(c, room)
+			omitted := c.Total - int64(len(head)) - int64(len(tail))
+			if omitted < 0 || len(head)+len(tail) > room {
+				t.Fatalf("%s: kept %d and %d of %d in %d", name, len(head), len(tail), c.Total, room)
+			}
+			if !utf8.Valid(head) || !utf8.Valid(tail) {
+				t.Fatalf("%s: cut inside a rune: %q, %q", name, head, tail)
+			}
+			if omitted > 0 && !strings.Contains(got, fmt.Sprintf("[… %s left out …]", bytesText(omitted))) {
+				t.Fatalf("%s leaves out %d bytes and doesn't say so: %q", name, omitted, got)
+			}
+			if c.Total > 0 && !strings.Contains(got, name+" ("+bytesText(c.Total)) {
+				t.Fatalf("%s: %q lacks the count %d", name, got, c.Total)
+			}
+			if c.Total <= int64(room) && c.omitted() == 0 && omitted != 0 {
+				t.Fatalf("%s: %d bytes fit in %d and were cut", name, c.Total, room)
+			}
+		}
+	})
+}
+
+// drawCapture is text of any runes, whole or with a middle that was not kept.
+func drawCapture(t *rapid.T, name string) Capture {
+	head := []byte(strings.ToValidUTF8(rapid.StringN(0, 100, 300).Draw(t, name+" head"), "?"))
+	c := Capture{Head: head, Total: int64(len(head))}
+	if rapid.Bool().Draw(t, name+" cut") {
+		c.Tail = []byte(strings.ToValidUTF8(rapid.StringN(0, 100, 300).Draw(t, name+" tail"), "?"))
+		c.Total += int64(len(c.Tail)) + rapid.Int64Range(0, 1<<40).Draw(t, name+" omitted")
+	}
+	return c
+}
