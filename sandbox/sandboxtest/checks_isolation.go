@@ -213,6 +213,9 @@ func checkAttestation(ctx context.Context, e *env) error {
 		return err
 	}
 	var wrong []error
+	if e.target.OwnKernel {
+		at.SeccompProfile = "not of this kernel"
+	}
 	for name, value := range map[string]string{
 		"backend": at.Backend, "runtime": at.Runtime, "runtime version": at.RuntimeVersion, "container": at.Container,
 		"image": at.Image, "image digest": at.ImageDigest, "kernel": at.Kernel, "guest version": at.GuestVersion,

@@ -80,7 +80,7 @@ func checkPIDs(ctx context.Context, e *env) error {
 	runCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	p, w, err := startReady(runCtx, ctx, e, sandbox.Command{Argv: probeArgv("fork-bomb", m), Grace: testGrace})
-	if e.target.LimitsKillSandbox {
+	if e.target.LimitsKillSandbox && !e.target.PIDsSpareSandbox {
 		if p != nil {
 			_, err = wait(ctx, p)
 		}

@@ -24,6 +24,12 @@ type Target struct {
 	// LimitsKillSandbox says that a memory or pids limit ends the whole
 	// sandbox, as it does in gVisor, instead of one process.
 	LimitsKillSandbox bool
+	// PIDsSpareSandbox says that of the two only memory does: the pids limit
+	// is an error of fork, as the commands' own kernel counts them.
+	PIDsSpareSandbox bool
+	// OwnKernel says that the container's kernel is the runtime's, so that no
+	// seccomp profile of the host's kernel is attested.
+	OwnKernel bool
 	// LimitsUnenforced says that this host can't limit memory and pids for
 	// this backend (rootless); the attestation must say so in Lost.
 	LimitsUnenforced bool

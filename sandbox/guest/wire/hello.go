@@ -148,6 +148,7 @@ type Limits struct {
 	MilliCPUs   int64  `json:"milli_cpus"`
 	OpenFiles   int64  `json:"open_files"` // RLIMIT_NOFILE, soft, of commands
 	CoreBytes   int64  `json:"core_bytes"` // RLIMIT_CORE
+	UserPIDs    int64  `json:"user_pids"`  // RLIMIT_NPROC, soft, of commands
 }
 
 // Probe is what a command found that it may do. Everything but Exited and the

@@ -32,6 +32,7 @@ func Container(workspace string) wire.Hello {
 	}
 	h.Limits.OpenFiles = rlimit(unix.RLIMIT_NOFILE)
 	h.Limits.CoreBytes = rlimit(unix.RLIMIT_CORE)
+	h.Limits.UserPIDs = rlimit(unix.RLIMIT_NPROC)
 	if p, err := identity.Read("/proc/self/status"); err == nil {
 		h.Guest, h.Threads = p.Identity, p.Threads
 	}
