@@ -58,6 +58,9 @@ func (e *env) start(ctx context.Context, change func(*limits.Resources)) error {
 // spec makes the folders that a Spec needs and the Spec.
 func (e *env) spec(change func(*limits.Resources)) (sandbox.Spec, error) {
 	state := filepath.Join(e.base, "state")
+	if e.target.StateDir != "" {
+		state = filepath.Join(e.target.StateDir, "sessions", e.session)
+	}
 	for _, dir := range []string{e.workspace, state} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return sandbox.Spec{}, err

@@ -19,6 +19,9 @@ type Target struct {
 	Backend sandbox.Backend
 	// Image is what the sandboxes run on. It needs no program of its own.
 	Image images.Reference
+	// StateDir is the backend's state folder; a session's folder is made below
+	// it, named after the session. Empty means one beside the workspace.
+	StateDir string
 	// FloodBytes is the size of the large-output check; zero means 1 GiB.
 	FloodBytes int64
 	// LimitsKillSandbox says that a memory or pids limit ends the whole
