@@ -9,7 +9,7 @@ import (
 )
 
 // Writer encodes frames. It is safe for concurrent use: frames never mix, and
-// each is one Write of the destination.
+// the destination gets whole frames in each Write.
 type Writer struct {
 	mu  sync.Mutex
 	dst io.Writer
@@ -20,20 +20,25 @@ type Writer struct {
 // NewWriter returns a Writer to dst, which it never closes.
 func NewWriter(dst io.Writer) *Writer { return &Writer{dst: dst} }
 
-// Send writes one frame. The payload is not kept. A frame that breaks the
-// bounds fails with [ErrProtocol] and writes nothing; after the destination
-// failed, every call fails with its error.
-func (w *Writer) Send(f Frame) error {
-	if err := check(len(f.Payload), f.Stream, f.Type, f.Channel); err != nil {
-		return err
+// Send writes frames, together and in order, by one Write. Payloads are not
+// kept. Where one breaks the bounds it fails with [ErrProtocol] and writes
+// nothing; after the destination failed, every call fails with its error.
+func (w *Writer) Send(frames ...Frame) error {
+	for _, f := range frames {
+		if err := check(len(f.Payload), f.Stream, f.Type, f.Channel); err != nil {
+			return err
+		}
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.err != nil {
 		return w.err
 	}
-	h := f.header()
-	w.buf = append(append(w.buf[:0], h[:]...), f.Payload...)
+	w.buf = w.buf[:0]
+	for _, f := range frames {
+		h := f.header()
+		w.buf = append(append(w.buf, h[:]...), f.Payload...)
+	}
 	if _, err := w.dst.Write(w.buf); err != nil {
 		w.err = fmt.Errorf("write frame: %w", err)
 	}
@@ -45,11 +50,20 @@ func (w *Writer) Send(f Frame) error {
 
 // SendJSON writes one frame whose payload is v as JSON.
 func (w *Writer) SendJSON(stream uint32, typ Type, v any) error {
+	f, err := JSON(stream, typ, v)
+	if err != nil {
+		return err
+	}
+	return w.Send(f)
+}
+
+// JSON makes a frame whose payload is v as JSON.
+func JSON(stream uint32, typ Type, v any) (Frame, error) {
 	payload, err := json.Marshal(v)
 	if err != nil {
-		return fmt.Errorf("encode frame type %d: %w", typ, err)
+		return Frame{}, fmt.Errorf("encode frame type %d: %w", typ, err)
 	}
-	return w.Send(Frame{Stream: stream, Type: typ, Payload: payload})
+	return Frame{Stream: stream, Type: typ, Payload: payload}, nil
 }
 
 // SendCredit grants the sender of a channel n bytes more.

@@ -60,9 +60,19 @@ func (k *Killer) each(m Mark, visit func(*process)) error {
 	})
 }
 
+// alone says that the guest is the container's only process. Signal 0 to all
+// processes that there are signals none; it takes a microsecond where a scan of
+// /proc takes forty.
+func (k *Killer) alone() bool {
+	return k.self == 1 && unix.Kill(-1, 0) == unix.ESRCH
+}
+
 // Alive is the number of a command's living processes, or -1 where /proc can't
 // be read.
 func (k *Killer) Alive(m Mark) int {
+	if k.alone() {
+		return 0
+	}
 	n := 0
 	if err := k.each(m, func(*process) { n++ }); err != nil {
 		return -1

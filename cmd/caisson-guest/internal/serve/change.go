@@ -65,8 +65,7 @@ var errCancelled = errors.New("cancelled by the host")
 func (c *change) run() {
 	answer := c.serve()
 	c.s.remove(c.id)
-	_ = c.s.o.Writer.Send(wire.Frame{Stream: c.id, Type: wire.TypeEOF, Channel: wire.Stdout})
-	_ = c.s.o.Writer.SendJSON(c.id, wire.TypeEnd, answer)
+	c.s.end(c.id, answer, wire.Stdout)
 	if c.size > wire.MaxData {
 		debug.FreeOSMemory() // the operation's text may have been large
 	}

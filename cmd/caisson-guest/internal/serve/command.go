@@ -94,10 +94,7 @@ func (c *command) run() {
 		_ = c.s.refuse(c.id, refused.Code, refused.Text)
 		return
 	}
-	for channel := uint8(wire.Stdout); channel <= wire.Stderr; channel++ {
-		_ = c.s.o.Writer.Send(wire.Frame{Stream: c.id, Type: wire.TypeEOF, Channel: channel})
-	}
-	_ = c.s.o.Writer.SendJSON(c.id, wire.TypeEnd, exit)
+	c.s.end(c.id, exit, wire.Stdout, wire.Stderr)
 }
 
 // execute runs the command to its end.

@@ -174,6 +174,20 @@ func (s *Session) refuse(id uint32, code wire.RefusalCode, text string) error {
 	return s.o.Writer.SendJSON(id, wire.TypeRefused, wire.Refused{Code: code, Text: text})
 }
 
+// end sends a stream's last frames, after the ends of its channels. A failure
+// to send is met by the goroutine that reads.
+func (s *Session) end(id uint32, answer any, channels ...uint8) {
+	var frames []wire.Frame
+	for _, channel := range channels {
+		frames = append(frames, wire.Frame{Stream: id, Type: wire.TypeEOF, Channel: channel})
+	}
+	last, err := wire.JSON(id, wire.TypeEnd, answer)
+	if err != nil {
+		panic("caisson-guest: " + err.Error()) // plain values always encode
+	}
+	_ = s.o.Writer.Send(append(frames, last)...)
+}
+
 func (s *Session) add(id uint32, st stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
