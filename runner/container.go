@@ -185,7 +185,8 @@ func (c *container) replace(l *life, cause error) error {
 	}
 	c.destroy(l)
 	if !again {
-		err := fmt.Errorf("%w: %w", tools.ErrSandboxLost, cause)
+		// Not wrapped: a container lost for good is not the run's own limit.
+		err := fmt.Errorf("%w: %s", tools.ErrSandboxLost, cause.Error())
 		c.fail(err)
 		return err
 	}

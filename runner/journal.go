@@ -74,7 +74,7 @@ func (j *journal) loopEvent(e loop.Event) error {
 		return j.message(e.Message)
 	case loop.ModelCallStarted:
 		j.tally.modelCalls++
-		return j.put(&j.asked, j.turnRec, ActorAgent, ModelCallStarted(e))
+		return j.put(&j.asked, j.turnRec, ActorAgent, ModelCallStarted{Round: e.Round, Model: e.Model, Tools: e.Tools})
 	case loop.ModelCallCompleted:
 		p := ModelCallCompleted{
 			Round: e.Round, LatencyMS: milliseconds(e.Latency), Usage: e.Usage, Finish: e.Finish, ToolCalls: e.ToolCalls,
@@ -84,7 +84,9 @@ func (j *journal) loopEvent(e loop.Event) error {
 		}
 		return j.put(&j.answer, j.asked, ActorAgent, p)
 	case loop.ModelCallFailed:
-		j.tally.modelFailure = ModelCallFailed(e)
+		j.tally.modelFailure = ModelCallFailed{
+			Round: e.Round, Class: e.Class, Status: e.Status, Message: e.Message, ErrorID: e.ErrorID,
+		}
 		return j.put(&j.answer, j.asked, ActorAgent, j.tally.modelFailure)
 	case loop.CallRefused:
 		f := tools.Failed{CallID: e.CallID, Name: e.Name, Class: e.Class, Reason: e.Reason, Message: e.Message}
@@ -165,7 +167,7 @@ func (j *journal) toolEvent(e tools.Event) error {
 	switch e := e.(type) {
 	case tools.Called:
 		j.tally.toolCalls++
-		err := j.putCall(e.CallID, ActorAgent, ToolCalled(e))
+		err := j.putCall(e.CallID, ActorAgent, called(e))
 		if err == nil && e.Class != tools.ClassNone && e.Class != tools.ClassRead {
 			err = j.rec.Sync()
 		}

@@ -72,6 +72,7 @@ type ToolCalled struct {
 	InputHash  string      `json:"input_hash"` // SHA-256 of the canonical JSON
 	InputBytes int         `json:"input_size_bytes"`
 	Class      tools.Class `json:"side_effects"`
+	Rule       string      `json:"rule"`    // the policy's, that let it run or asked
 	Summary    string      `json:"summary"` // one line, safe to show
 }
 

@@ -56,7 +56,7 @@ func samples() []Payload {
 			InputHash: "cd", Display: `{"command":"rm -r build"}`, Projected: []string{}, ExpiresAt: "2026-11-20T10:05:00Z",
 		},
 		ConfirmationResolved{CallID: "tu_1", RequestID: "00ff", Decision: tools.DecisionAllow, Scope: tools.ScopeOnce, By: "user"},
-		ToolCalled{CallID: "tu_1", Name: "shell", InputHash: "cd", InputBytes: 24, Class: tools.ClassExecute, Summary: "sh test.sh"},
+		ToolCalled{CallID: "tu_1", Name: "shell", InputHash: "cd", InputBytes: 24, Class: tools.ClassExecute, Rule: "sandboxed execute", Summary: "sh test.sh"},
 		ToolCompleted{
 			CallID: "tu_1", Name: "shell", OutputBytes: 40, LatencyMS: 9, FilesModified: []string{},
 			Command: new("sh test.sh"), Metadata: map[string]any{"exit_code": 1},

@@ -50,6 +50,13 @@ func listed[T any](s []T) []T {
 	return s
 }
 
+func called(e tools.Called) ToolCalled {
+	return ToolCalled{
+		CallID: e.CallID, Name: e.Name, InputHash: e.InputHash, InputBytes: e.InputBytes,
+		Class: e.Class, Rule: e.Rule, Summary: e.Summary,
+	}
+}
+
 func completed(e tools.Completed) ToolCompleted {
 	p := ToolCompleted{
 		CallID: e.CallID, Name: e.Name, Success: e.Success, OutputBytes: e.OutputBytes,
