@@ -88,12 +88,13 @@ func interfaces() ([]string, error) {
 }
 
 // descriptors lists the descriptors that were open when this program started:
-// those that the runtime opened itself are anonymous.
+// those that Go's runtime opened itself are anonymous, or the limits of CPU
+// time that it follows (since Go 1.25).
 func descriptors() []int {
 	var fds []int
 	for fd := range 1024 {
 		target, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
-		if err == nil && !strings.HasPrefix(target, "anon_inode:") && !strings.HasPrefix(target, "/proc/") {
+		if err == nil && !strings.HasPrefix(target, "anon_inode:") && !strings.HasPrefix(target, "/proc/") && !strings.HasPrefix(target, "/sys/fs/cgroup/") {
 			fds = append(fds, fd)
 		}
 	}
