@@ -215,7 +215,7 @@ func (r *round) follow(p *pending, leader *question) *Error {
 
 // project makes the diff of a call, and fails into none.
 func (r *round) project(p *pending) (shown Projection) {
-	ctx, cancel := context.WithTimeout(r.ctx, projectTimeout)
+	ctx, cancel := context.WithTimeoutCause(r.ctx, projectTimeout, errors.New("projection timed out"))
 	defer cancel()
 	err := guard(func() {
 		projector, ok := p.tool.factory().(Projector)

@@ -349,13 +349,15 @@ func TestLastingAnswers(t *testing.T) {
 	var offered []Scope
 	session := func(workspace string, answer Answer) (*Dispatcher, *recorder) {
 		rec := &recorder{}
-		return newDispatcher(t, rec, Options{Policy: preset(t, "default"), Workspace: workspace, Grants: NewGrants(store),
+		return newDispatcher(t, rec, Options{
+			Policy: preset(t, "default"), Workspace: workspace, Grants: NewGrants(store),
 			Approver: approver(func(_ context.Context, c Confirmation) (Answer, error) {
 				mu.Lock()
 				defer mu.Unlock()
 				offered = c.Scopes
 				return answer, nil
-			})}, shell, opaque, write), rec
+			}),
+		}, shell, opaque, write), rec
 	}
 	first, _ := session("/p", Answer{DecisionAllow, ScopeAlways})
 	roundOK(t, first, call("a", "shell", `{"text":"git  status"}`), call("b", "write_file", `{"path":"x"}`))
@@ -410,4 +412,56 @@ func TestStoredAnswersOnlyAnswerPrompts(t *testing.T) {
 	d := newDispatcher(t, rec, Options{Policy: preset(t, "readonly"), Workspace: "/p", Grants: NewGrants(store)}, fakeTool{def: testDefinition("write_file", ClassWrite)})
 	roundOK(t, d, call("a", "write_file", `{}`))
 	wantEvents(t, rec, "a", "failed permission_denied")
+}
+
+// A prompt_once question that gets no answer settles the calls that share it
+// in the same way, and is asked again in the next round.
+func TestPromptOnceWithoutAnAnswer(t *testing.T) {
+	policy := preset(t, "default")
+	policy.Tools = map[string]Mode{"shell": ModePromptOnce}
+	synctest.Test(t, func(t *testing.T) {
+		rec := &recorder{}
+		silent := approver(func(ctx context.Context, _ Confirmation) (Answer, error) {
+			<-ctx.Done()
+			return Answer{}, context.Cause(ctx)
+		})
+		d := newDispatcher(t, rec, Options{Policy: policy, Approver: silent}, fakeTool{def: testDefinition("shell", ClassExecute)})
+		start := time.Now()
+		results := roundOK(t, d, call("a", "shell", `{}`), call("b", "shell", `{}`))
+		if took := time.Since(start); took != DefaultConfirmTimeout {
+			t.Errorf("took %v", took)
+		}
+		wantEvents(t, rec, "a", "requested", "resolved timeout by timeout", "failed confirmation_timeout")
+		wantEvents(t, rec, "b", "resolved timeout by timeout", "failed confirmation_timeout")
+		if results[1].Class != ErrorConfirmationTimeout {
+			t.Errorf("the second call ends with %q", results[1].Class)
+		}
+		roundOK(t, d, call("c", "shell", `{}`))
+		if got := rec.of("c")[0]; got != "requested" {
+			t.Errorf("the next round begins with %q", got)
+		}
+	})
+	rec := &recorder{}
+	nobody := approver(func(context.Context, Confirmation) (Answer, error) { return Answer{}, errors.New("no terminal") })
+	d := newDispatcher(t, rec, Options{Policy: policy, Approver: nobody}, fakeTool{def: testDefinition("shell", ClassExecute)})
+	roundOK(t, d, call("a", "shell", `{}`), call("b", "shell", `{}`))
+	wantEvents(t, rec, "b", "resolved deny by on_prompt", "failed permission_denied")
+	if d.Unapproved() != 2 {
+		t.Errorf("%d unapproved, want 2", d.Unapproved())
+	}
+}
+
+// A question is not put once its round is cancelled.
+func TestNothingIsAskedUnderACancelledContext(t *testing.T) {
+	rec := &recorder{}
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: approver(func(context.Context, Confirmation) (Answer, error) {
+		t.Error("asked")
+		return Answer{}, nil
+	})}, fakeTool{def: testDefinition("shell", ClassExecute)})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errors.New("ctrl-c"))
+	if _, err := d.Round(ctx, []Call{call("a", "shell", `{}`)}); err != nil {
+		t.Error(err)
+	}
+	wantEvents(t, rec, "a", "failed cancelled")
 }

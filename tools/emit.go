@@ -32,13 +32,6 @@ func (e *emitter) emit(ev Event) error {
 	return e.failed
 }
 
-// broken is the error of the first event that could not be recorded, or nil.
-func (e *emitter) broken() error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.failed
-}
-
 func terminal(ev Event) bool {
 	switch ev.(type) {
 	case Completed, Failed, InputInvalid:

@@ -68,7 +68,7 @@ func (r *round) execute(p *pending) {
 	}
 	switch {
 	case cause != nil:
-		r.fail(p, r.interrupted(p, err, cause), out, took)
+		r.fail(p, r.interrupted(err, cause), out, took)
 	case err != nil:
 		r.fail(p, classify(err), out, took)
 	default:
@@ -120,14 +120,12 @@ func (r *round) perform(p *pending) (out Output, err, cause error) {
 
 // interrupted is the failure of a call whose context ended while it ran: by
 // its own timeout, or by a cancellation.
-func (r *round) interrupted(p *pending, err, cause error) *Error {
+func (r *round) interrupted(err, cause error) *Error {
 	fail := r.cancelled(cause)
-	var timeout *timeoutCause
-	if errors.As(cause, &timeout) {
+	if timeout, ok := errors.AsType[*timeoutCause](cause); ok {
 		fail = &Error{Class: ErrorTimeout, Visible: true, Err: err, Message: fmt.Sprintf("Timed out after %v.", timeout.after)}
 	}
-	var own *Error
-	if errors.As(err, &own) {
+	if own, ok := errors.AsType[*Error](err); ok {
 		fail.Partial = own.Partial
 	}
 	if errors.Is(err, errAbandoned) {
@@ -237,8 +235,7 @@ func (r *round) visible(p *pending, fail *Error) (message, id string) {
 		zap.String("error_id", id), zap.String("call", p.call.ID), zap.String("tool", string(p.call.Name)),
 		zap.String("class", string(fail.Class)), zap.String("message", fail.Message), zap.Error(fail.Err),
 	}
-	var crash *panicError
-	if errors.As(fail.Err, &crash) {
+	if crash, ok := errors.AsType[*panicError](fail.Err); ok {
 		fields = append(fields, zap.ByteString("stack", crash.stack))
 	}
 	r.d.log.Error("tool failed", fields...)

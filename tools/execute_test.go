@@ -374,3 +374,43 @@ func TestPanickingDefinitionIsContained(t *testing.T) {
 	}
 	wantText(t, results[1], false, "done")
 }
+
+func TestManyCallsOfOneRound(t *testing.T) {
+	rec := &recorder{}
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default")}, readTool("read_file", func(_ context.Context, c *Call) (Output, error) {
+		return textOutput(c.ID), nil
+	}))
+	var calls []Call
+	for i := range 200 {
+		calls = append(calls, call(fmt.Sprint(i), "read_file", `{"path":"a"}`))
+	}
+	for i, r := range roundOK(t, d, calls...) {
+		wantText(t, r, false, fmt.Sprint(i))
+	}
+	checkTerminals(t, rec, calls)
+	if results := roundOK(t, d); len(results) != 0 {
+		t.Errorf("no calls give %v", results)
+	}
+}
+
+func TestClosedDispatcherRunsNothing(t *testing.T) {
+	rec := &recorder{}
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: answering(DecisionAllow, ScopeOnce)},
+		readTool("read_file", nil), fakeTool{def: testDefinition("shell", ClassExecute)})
+	if err := d.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range roundOK(t, d, call("a", "read_file", `{}`), call("b", "shell", `{}`)) {
+		wantText(t, r, true, "Cancelled.")
+	}
+	wantEvents(t, rec, "a", "failed cancelled")
+	wantEvents(t, rec, "b", "failed cancelled")
+}
+
+func TestEmptyResultSaysSo(t *testing.T) {
+	rec := &recorder{}
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default")}, readTool("read_file", func(context.Context, *Call) (Output, error) {
+		return Output{Success: true}, nil
+	}))
+	wantText(t, roundOK(t, d, call("a", "read_file", `{}`))[0], false, "(no output)")
+}

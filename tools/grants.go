@@ -144,7 +144,7 @@ func (g *Grants) locked(f func() error) error {
 	if err := os.MkdirAll(filepath.Dir(g.path), 0o700); err != nil {
 		return fmt.Errorf("make approvals folder: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), grantsLockTimeout)
+	ctx, cancel := context.WithTimeoutCause(context.Background(), grantsLockTimeout, errors.New("held by another process"))
 	defer cancel()
 	lock := flock.New(g.path+".lock", flock.SetPermissions(0o600))
 	if _, err := lock.TryLockContext(ctx, 5*time.Millisecond); err != nil {

@@ -37,9 +37,12 @@ func TestGrantsAreStoredFoundAndRevoked(t *testing.T) {
 		key  Grant
 		want Decision
 	}{
-		{allow, DecisionAllow}, {other, DecisionAllow},
-		{Grant{Tool: "shell", Workspace: "/p"}, ""}, {Grant{Tool: "shell", Workspace: "/p/sub", Phrase: "git status"}, ""},
-		{Grant{Tool: "shell", Workspace: "/p", Phrase: "git status -s"}, ""}, {Grant{Tool: "other", Workspace: "/p"}, ""},
+		{allow, DecisionAllow},
+		{other, DecisionAllow},
+		{Grant{Tool: "shell", Workspace: "/p"}, ""},
+		{Grant{Tool: "shell", Workspace: "/p/sub", Phrase: "git status"}, ""},
+		{Grant{Tool: "shell", Workspace: "/p", Phrase: "git status -s"}, ""},
+		{Grant{Tool: "other", Workspace: "/p"}, ""},
 	} {
 		if d, ok, err := NewGrants(path).Find(tt.key); d != tt.want || ok != (tt.want != "") || err != nil {
 			t.Errorf("Find(%+v) is %q, %t, %v, want %q", tt.key, d, ok, err, tt.want)

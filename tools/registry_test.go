@@ -13,7 +13,8 @@ import (
 
 type emptyTool struct{}
 
-func (emptyTool) Definition() Definition                         { return testDefinition("empty", ClassNone) }
+func (emptyTool) Definition() Definition { return testDefinition("empty", ClassNone) }
+
 func (emptyTool) Execute(context.Context, *Call) (Output, error) { return Output{Success: true}, nil }
 
 func TestRegistrationRefuses(t *testing.T) {

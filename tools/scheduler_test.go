@@ -22,15 +22,33 @@ func TestConflicts(t *testing.T) {
 		want bool
 	}{
 		{read("a"), read("a"), false},
-		{read("a"), write("a"), true}, {read("a"), write("b"), false},
-		{write("a"), write("a"), true}, {write("a"), write("b"), false},
-		{write("d/a"), read("d"), true}, {write("d"), read("d/a"), true}, {write("."), read("a"), true},
-		{write("da"), read("d"), false}, {write("d/a"), write("d/ab"), false},
+		{read("a"), write("a"), true},
+		{read("a"), write("b"), false},
+		{write("a"), write("a"), true},
+		{write("a"), write("b"), false},
+		{write("d/a"), read("d"), true},
+		{write("d"), read("d/a"), true},
+		{write("."), read("a"), true},
+		{write("da"), read("d"), false},
+		{write("d/a"), write("d/ab"), false},
 		{write("a", "b"), read("c", "b"), true},
-		{write(), read("a"), true}, {write(), read(), false}, {write(), write(), true}, {write(), write("a"), true},
-		{execute, execute, true}, {execute, write("a"), true}, {execute, read("a"), false}, {execute, none, false}, {execute, network, false},
-		{execute, parallel, true}, {parallel, parallel, false}, {parallel, write("a"), false}, {parallel, read("a"), false},
-		{none, none, false}, {network, network, false}, {network, write("a"), false}, {none, write("a"), false},
+		{write(), read("a"), true},
+		{write(), read(), false},
+		{write(), write(), true},
+		{write(), write("a"), true},
+		{execute, execute, true},
+		{execute, write("a"), true},
+		{execute, read("a"), false},
+		{execute, none, false},
+		{execute, network, false},
+		{execute, parallel, true},
+		{parallel, parallel, false},
+		{parallel, write("a"), false},
+		{parallel, read("a"), false},
+		{none, none, false},
+		{network, network, false},
+		{network, write("a"), false},
+		{none, write("a"), false},
 	}
 	for _, tt := range tests {
 		if got := tt.a.conflicts(tt.b); got != tt.want {
@@ -64,7 +82,7 @@ func drawClaim(t *rapid.T) claim {
 // two that conflict the earlier one first.
 func history(t *rapid.T, choose func([]*ticket, int) []*ticket) string {
 	slots := rapid.IntRange(1, 4).Draw(t, "slots")
-	var open, all []*ticket
+	var open []*ticket
 	started := map[*ticket]int{}
 	ended := map[*ticket]int{}
 	clock := 0
@@ -97,7 +115,7 @@ func history(t *rapid.T, choose func([]*ticket, int) []*ticket) string {
 		switch rapid.IntRange(0, 3).Draw(t, "step") {
 		case 0:
 			tk := &ticket{claim: drawClaim(t)}
-			open, all = append(open, tk), append(all, tk)
+			open = append(open, tk)
 		case 1:
 			if tk := pick(ticketHeld); tk != nil {
 				tk.state = ticketReady

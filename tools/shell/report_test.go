@@ -20,30 +20,36 @@ func TestReport(t *testing.T) {
 	}{
 		{"nothing", Result{Wall: 41 * time.Millisecond}, "exit code 0 after 0.04 s\nstdout: empty\nstderr: empty\n"},
 		{
-			"both streams", Result{Code: 2, Wall: 1200 * time.Millisecond, Stdout: kept("a\nb\n"), Stderr: kept("no newline")},
+			"both streams",
+			Result{Code: 2, Wall: 1200 * time.Millisecond, Stdout: kept("a\nb\n"), Stderr: kept("no newline")},
 			"exit code 2 after 1.2 s\nstdout (4 bytes):\na\nb\nstderr (10 bytes):\nno newline\n",
 		},
 		{
-			"signal", Result{Code: -1, Signal: 9, OOMKilled: true, Wall: 61 * time.Second},
+			"signal",
+			Result{Code: -1, Signal: 9, OOMKilled: true, Wall: 61 * time.Second},
 			"killed by signal 9 (SIGKILL) after 61 s\nThe kernel killed a process because the sandbox ran out of memory.\nstdout: empty\nstderr: empty\n",
 		},
 		{"another signal", Result{Code: -1, Signal: 34}, "killed by signal 34 after 0.00 s\nstdout: empty\nstderr: empty\n"},
 		{
-			"timeout", Result{Code: -1, Signal: 15, TimedOut: true, Killed: 1, Wall: 7 * time.Second, Stdout: kept("x")},
+			"timeout",
+			Result{Code: -1, Signal: 15, TimedOut: true, Killed: 1, Wall: 7 * time.Second, Stdout: kept("x")},
 			"killed by signal 15 (SIGTERM) after 7 s\n" +
 				"The command timed out after 30 s and was stopped; ask for more with timeout_seconds, or do less at once.\n" +
 				"1 process did not stop when asked and had to be killed.\nstdout (1 byte):\nx\nstderr: empty\n",
 		},
 		{
-			"left behind", Result{Killed: 2, KilledAfterExit: true},
+			"left behind",
+			Result{Killed: 2, KilledAfterExit: true},
 			"exit code 0 after 0.00 s\nThe command left 2 processes running, which were killed: nothing may outlive its command.\nstdout: empty\nstderr: empty\n",
 		},
 		{
-			"could not be killed", Result{Code: -1, Signal: 9, Cancelled: true, Left: 1},
+			"could not be killed",
+			Result{Code: -1, Signal: 9, Cancelled: true, Left: 1},
 			"killed by signal 9 (SIGKILL) after 0.00 s\nThe command was cancelled.\n1 process could not be killed.\nstdout: empty\nstderr: empty\n",
 		},
 		{
-			"cut by the sandbox", Result{Stdout: Capture{Head: []byte("start"), Tail: []byte("end\n"), Total: 3_221_225_472}},
+			"cut by the sandbox",
+			Result{Stdout: Capture{Head: []byte("start"), Tail: []byte("end\n"), Total: 3_221_225_472}},
 			"exit code 0 after 0.00 s\nstdout (3221225472 bytes, the first 5 and the last 4 shown):\nstart\n[… 3221225463 bytes left out …]\nend\nstderr: empty\n",
 		},
 	}
