@@ -159,11 +159,20 @@ func classify(err error) *Error {
 		if path.Kind == workspace.KindEscape || path.Kind == workspace.KindPermission {
 			class = ErrorPermissionDenied
 		}
-		return &Error{Class: class, Reason: string(path.Kind), Message: path.Error(), Visible: true, Err: err}
+		return &Error{Class: class, Reason: pathReason(path.Kind), Message: path.Error(), Visible: true, Err: err}
 	case errors.As(err, &limit):
 		return &Error{Class: ErrorExecution, Reason: "limit_" + string(limit.Kind), Message: limit.Error(), Visible: true, Err: err}
 	}
 	return &Error{Class: ErrorExecution, Err: err}
+}
+
+// pathReason is the reason of a path that was refused; an escape has the same
+// one whether the scope check or the tool itself saw it.
+func pathReason(kind workspace.Kind) string {
+	if kind == workspace.KindEscape {
+		return "workspace_escape"
+	}
+	return string(kind)
 }
 
 // ownFailure keeps a tool's own failure to the classes that a tool can give:

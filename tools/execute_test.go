@@ -200,7 +200,7 @@ func TestErrorsOfTools(t *testing.T) {
 		{"a class that isn't a tool's to give", &Error{Class: ErrorUserDenied, Message: "Hm.", Visible: true}, ErrorExecution, "", "Hm."},
 		{"an unknown class", &Error{Class: "strange", Message: "Hm.", Visible: true}, ErrorExecution, "", "Hm."},
 		{"missing file", &workspace.Error{Kind: workspace.KindNotFound, Path: "a", Detail: "no such file"}, ErrorExecution, "not_found", `"a": no such file`},
-		{"escape", &workspace.Error{Kind: workspace.KindEscape, Path: "a", Detail: "leads out"}, ErrorPermissionDenied, "escape", `"a": leads out`},
+		{"escape", &workspace.Error{Kind: workspace.KindEscape, Path: "a", Detail: "leads out"}, ErrorPermissionDenied, "workspace_escape", `"a": leads out`},
 		{"limit", fmt.Errorf("x: %w", &limits.ExceededError{Kind: limits.KindMemory, Limit: 1, Used: 2}), ErrorExecution, "limit_memory", "limit memory reached: used 2 of 1"},
 		{"long and invalid", &Error{Class: ErrorExecution, Message: strings.Repeat("\xff\x00", 5000), Visible: true}, ErrorExecution, "", ""},
 	}
