@@ -43,6 +43,9 @@ func (c *container) attest(ctx context.Context, spec sandbox.Spec) error {
 		l := c.cgroup.limits()
 		a.Limits.MemoryBytes, a.Limits.PIDs, a.Limits.MilliCPUs = l.MemoryBytes, l.PIDs, l.MilliCPUs
 	}
+	if c.plan.traits.ownKernel {
+		a.Limits.PIDs = max(hello.Limits.UserPIDs, 0)
+	}
 	a.Lost = slices.Concat(a.Lost, c.lost, c.prepared.Lost, c.backend.lost())
 	c.attested = a
 	return c.verify(hello, private)
@@ -55,7 +58,7 @@ func (c *container) verify(hello wire.Hello, private []string) error {
 		c.verifyNamespaces(private),
 		c.verifyKernel(hello),
 		c.verifyWorkspace(hello),
-		c.verifyLimits(),
+		c.verifyLimits(hello),
 		c.verifyProcess(),
 	}
 	if err := errors.Join(weak...); err != nil {
@@ -120,12 +123,16 @@ func (c *container) verifyWorkspace(hello wire.Hello) error {
 }
 
 // verifyLimits compares what was asked with what the kernel holds.
-func (c *container) verifyLimits() error {
-	if c.plan.cgroup.path == "" {
-		return nil
-	}
-	r, got := c.plan.resources, c.cgroup.limits()
+func (c *container) verifyLimits(hello wire.Hello) error {
+	r := c.plan.resources
 	var errs []error
+	if n := hello.Limits.UserPIDs; c.plan.traits.ownKernel && n != r.PIDs {
+		errs = append(errs, fmt.Errorf("its limit of processes is %d, not %d", n, r.PIDs))
+	}
+	if c.plan.cgroup.path == "" {
+		return errors.Join(errs...)
+	}
+	got := c.cgroup.limits()
 	for _, l := range []struct {
 		name      string
 		got, want int64

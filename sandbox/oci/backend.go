@@ -60,7 +60,7 @@ func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 	if err := b.checkSystem(); err != nil {
 		return info, fmt.Errorf("check %s: %w", b.Name(), err)
 	}
-	_, lost := planCgroup("", b.rootless)
+	_, lost := planCgroup("", b.rootless, b.traits)
 	info.Lost = append(lost, b.lost()...)
 	return info, nil
 }

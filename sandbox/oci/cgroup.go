@@ -41,8 +41,11 @@ var needed = []string{"cpu", "memory", "pids"}
 
 // planCgroup says where the cgroup of a session's container goes, and what
 // can't be limited.
-func planCgroup(session string, rootless bool) (cgroupPlan, []string) {
-	const lost = "Limits of memory, processes and CPU time: "
+func planCgroup(session string, rootless bool, t traits) (cgroupPlan, []string) {
+	lost := "Limits of memory, processes and CPU time: "
+	if t.ownKernel {
+		lost = "Limits of memory and CPU time: " // it counts processes itself
+	}
 	if rootless {
 		return cgroupPlan{}, []string{lost + "an ordinary user can make no cgroups here."}
 	}

@@ -88,7 +88,7 @@ func TestCgroupLayout(t *testing.T) {
 }
 
 func TestNoCgroupsIsLost(t *testing.T) {
-	p, lost := planCgroup("ses_1", true)
+	p, lost := planCgroup("ses_1", true, traits{})
 	if p.path != "" || len(lost) != 1 {
 		t.Errorf("an ordinary user gets %+v, lost %q", p, lost)
 	}

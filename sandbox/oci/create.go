@@ -61,6 +61,8 @@ func (b *Backend) validate(spec sandbox.Spec) error {
 		return fmt.Errorf("session %q: %w", spec.Session, sandbox.ErrInvalid)
 	case spec.Workspace.Dir == nil || !filepath.IsAbs(spec.Workspace.Path):
 		return fmt.Errorf("workspace %q is not open: %w", spec.Workspace.Path, sandbox.ErrInvalid)
+	case spec.Git != "" && spec.Git != sandbox.GitReadOnly && spec.Git != sandbox.GitCommit:
+		return fmt.Errorf("git mode %q: %w", spec.Git, sandbox.ErrInvalid)
 	case !strings.HasPrefix(dir, filepath.Clean(b.options.StateDir)+"/"):
 		return fmt.Errorf("session folder %q is not below the state folder %q: %w", spec.Dir, b.options.StateDir, sandbox.ErrInvalid)
 	}
@@ -85,7 +87,7 @@ func (c *container) prepare(ctx context.Context, spec sandbox.Spec) error {
 	if err != nil {
 		return err
 	}
-	c.plan.cgroup, c.lost = planCgroup(spec.Session, b.rootless)
+	c.plan.cgroup, c.lost = planCgroup(spec.Session, b.rootless, b.traits)
 	c.journal, err = owner.OpenJournal(owner.JournalOptions{
 		StateDir: b.options.StateDir, Backend: b.Name(), Session: spec.Session, Owner: self, Dir: spec.Dir,
 	})

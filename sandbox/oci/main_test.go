@@ -185,7 +185,9 @@ func (b *bed) leftovers(session string) ([]string, error) {
 		return nil, err
 	}
 	for _, e := range entries {
-		left = append(left, "runtime state "+e.Name())
+		if strings.Contains(e.Name(), session) {
+			left = append(left, "runtime state "+e.Name())
+		}
 	}
 	for name, file := range map[string]string{"mount": "/proc/self/mountinfo"} {
 		data, err := os.ReadFile(file)
@@ -193,7 +195,7 @@ func (b *bed) leftovers(session string) ([]string, error) {
 			return nil, err
 		}
 		for line := range strings.Lines(string(data)) {
-			if strings.Contains(line, b.state) {
+			if strings.Contains(line, b.state) && strings.Contains(line, session) {
 				left = append(left, name+" "+line)
 			}
 		}
@@ -215,7 +217,7 @@ func (b *bed) leftovers(session string) ([]string, error) {
 			}
 		}
 	}
-	processes, err := processesNaming(session, b.state)
+	processes, err := processesNaming(session)
 	return append(left, processes...), err
 }
 

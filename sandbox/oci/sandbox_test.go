@@ -28,7 +28,7 @@ func TestSandboxRuns(t *testing.T) {
 		data, err := json.MarshalIndent(sb.Attestation(), "", "  ")
 		must(t, err)
 		t.Logf("attestation: %s", data)
-		got, exit := output(t, sb, "id; echo hello > file; cat file; hostname")
+		got, exit := output(t, sb, "id; ls -la /proc/self/fd; echo hello > file; cat file; hostname")
 		t.Logf("%q %+v", got, exit)
 		if !exit.Status.Success() {
 			t.Errorf("exit %v: %s", exit.Status, got)

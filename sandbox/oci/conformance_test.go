@@ -1,0 +1,33 @@
+package oci
+
+import (
+	"context"
+	"testing"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/sandboxtest"
+)
+
+func TestConformance(t *testing.T) {
+	both(t, func(t *testing.T, k Kind) {
+		target := conformanceTarget(newBed(t, k, 0))
+		if k == GVisor {
+			target.FloodBytes = 64 << 20
+		}
+		sandboxtest.Run(t, target)
+	})
+}
+
+func conformanceTarget(b *bed) sandboxtest.Target {
+	own := b.backend.traits.ownKernel
+	return sandboxtest.Target{
+		Backend: b.backend, StateDir: b.state, Image: images.Reference{Scheme: images.SchemeHost},
+		LimitsKillSandbox: own, PIDsSpareSandbox: own, OwnKernel: own,
+		Kill: func(_ context.Context, sb sandbox.Sandbox) error {
+			sb.(*container).process.kill()
+			return nil
+		},
+		Leftovers: b.leftovers,
+	}
+}
