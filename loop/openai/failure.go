@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -54,7 +55,13 @@ func (w *watch) failure(err error) error {
 	case errors.Is(err, errMalformed), errors.Is(err, errTooLarge):
 		return &loop.ModelError{Class: loop.ModelOther, Err: err}
 	default:
-		return &loop.ModelError{Class: loop.ModelNetwork, Err: err}
+		// The library's error repeats the whole URL; what is inside says why.
+		if outer, ok := errors.AsType[*url.Error](err); ok {
+			err = outer.Err
+		}
+		return &loop.ModelError{
+			Class: loop.ModelNetwork, Visible: true, Err: fmt.Errorf("model endpoint %s: %w", w.options.BaseURL, err),
+		}
 	}
 }
 

@@ -85,11 +85,13 @@ func (o Options) withDefaults() (Options, error) {
 		o.BaseURL = DefaultBaseURL
 	}
 	u, err := url.Parse(o.BaseURL)
-	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
-		return o, fmt.Errorf("%w: base URL %q is not an http or https URL", ErrInvalid, o.BaseURL)
-	}
-	if u.User != nil {
+	switch {
+	case err != nil:
+		return o, fmt.Errorf("%w: the base URL can't be parsed", ErrInvalid) // and is not repeated: it may hold a secret
+	case u.User != nil:
 		return o, fmt.Errorf("%w: the base URL holds credentials; give them as the key", ErrInvalid)
+	case u.Scheme != "http" && u.Scheme != "https", u.Host == "":
+		return o, fmt.Errorf("%w: base URL %q is not an http or https URL, such as %s", ErrInvalid, o.BaseURL, DefaultBaseURL)
 	}
 	if o.Provider == "" {
 		o.Provider = "openai"

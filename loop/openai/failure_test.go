@@ -1,0 +1,290 @@
+package openai_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/openai"
+)
+
+func TestRefusals(t *testing.T) {
+	for name, tt := range map[string]struct {
+		status int
+		body   string
+		class  loop.ErrorClass
+	}{
+		"wrong key":           {status: 401, body: `{"error":{"message":"Incorrect API key provided: sk-secret-key.","code":"invalid_api_key"}}`, class: loop.ModelAuth},
+		"forbidden":           {status: 403, body: `{"error":{"message":"Country not supported"}}`, class: loop.ModelAuth},
+		"rate limit":          {status: 429, body: `{"error":{"message":"Rate limit reached, tokens per min"}}`, class: loop.ModelRateLimit},
+		"server":              {status: 500, body: `oops`, class: loop.ModelServer},
+		"overloaded":          {status: 529, body: ``, class: loop.ModelServer},
+		"timeout":             {status: 408, body: ``, class: loop.ModelServer},
+		"openai overflow":     {status: 400, body: `{"error":{"message":"This model's maximum context length is 8192 tokens.","code":"context_length_exceeded"}}`, class: loop.ModelContextOverflow},
+		"vllm overflow":       {status: 400, body: `{"object":"error","message":"This model's maximum context length is 4096 tokens. However, you requested 5000","type":"BadRequestError","code":400}`, class: loop.ModelContextOverflow},
+		"llama.cpp overflow":  {status: 400, body: `{"error":{"code":400,"message":"the request exceeds the available context size","type":"exceed_context_size_error"}}`, class: loop.ModelContextOverflow},
+		"too large":           {status: 413, body: `<html>413</html>`, class: loop.ModelContextOverflow},
+		"bad request":         {status: 400, body: `{"error":{"message":"tool_choice is not supported"}}`, class: loop.ModelInvalidRequest},
+		"no such model":       {status: 404, body: `{"error":"model 'm' not found"}`, class: loop.ModelInvalidRequest},
+		"error without words": {status: 422, body: ``, class: loop.ModelInvalidRequest},
+		"huge and not JSON":   {status: 400, body: strings.Repeat("x\x00\x1b[31m", 100_000), class: loop.ModelInvalidRequest},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for mode, stream := range map[string]bool{"whole": false, "stream": true} {
+				e := serve(t, whole(tt.status, tt.body))
+				_, _, err := complete(t, e.model(t, func(o *openai.Options) { o.Stream, o.MaxRetries = stream, new(0) }), request())
+				failure, ok := errors.AsType[*loop.ModelError](err)
+				if !ok || failure.Class != tt.class || failure.Status != tt.status {
+					t.Fatalf("%s: error %v, want class %s", mode, err, tt.class)
+				}
+				if text := err.Error(); strings.Contains(text, "sk-secret-key") || len(text) > 2000 || strings.ContainsAny(text, "\x00\x1b") {
+					t.Errorf("%s: the error says %q", mode, text)
+				}
+				if failure.Visible {
+					t.Errorf("%s: what the endpoint said is shown to users", mode)
+				}
+				if e.asked() != 1 {
+					t.Errorf("%s: asked %d times without retries", mode, e.asked())
+				}
+			}
+		})
+	}
+}
+
+func TestRetries(t *testing.T) {
+	ok := whole(http.StatusOK, done)
+	after := func(header, value string, status int) func(int, http.ResponseWriter, *http.Request) {
+		return func(n int, w http.ResponseWriter, r *http.Request) {
+			w.Header().Set(header, value)
+			whole(status, `{"error":{"message":"later"}}`)(n, w, r)
+		}
+	}
+	ms := func(status int) func(int, http.ResponseWriter, *http.Request) {
+		return after("Retry-After-Ms", "5", status)
+	}
+	for name, tt := range map[string]struct {
+		answers []func(int, http.ResponseWriter, *http.Request)
+		class   loop.ErrorClass
+		asked   int
+	}{
+		"then it works":         {answers: []func(int, http.ResponseWriter, *http.Request){ms(429), ms(503), ok}, asked: 3},
+		"two retries":           {answers: []func(int, http.ResponseWriter, *http.Request){ms(503), ms(503), ms(429), ok}, asked: 3, class: loop.ModelRateLimit},
+		"not for a bad request": {answers: []func(int, http.ResponseWriter, *http.Request){ms(400), ok}, asked: 1, class: loop.ModelInvalidRequest},
+		"not for a bad key":     {answers: []func(int, http.ResponseWriter, *http.Request){ms(401), ok}, asked: 1, class: loop.ModelAuth},
+		"asked to wait too long": {
+			answers: []func(int, http.ResponseWriter, *http.Request){after("Retry-After", "3600", 429), ok}, asked: 1, class: loop.ModelRateLimit,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := serve(t, func(n int, w http.ResponseWriter, r *http.Request) { tt.answers[n-1](n, w, r) })
+			_, _, err := complete(t, e.model(t, streaming), request())
+			failure, _ := errors.AsType[*loop.ModelError](err)
+			if (tt.class == "") != (err == nil) || failure != nil && failure.Class != tt.class {
+				t.Errorf("error %v, want class %q", err, tt.class)
+			}
+			if e.asked() != tt.asked {
+				t.Errorf("asked %d times, want %d", e.asked(), tt.asked)
+			}
+			if name == "asked to wait too long" && failure.RetryAfter != time.Hour {
+				t.Errorf("retry after %v", failure.RetryAfter)
+			}
+		})
+	}
+}
+
+// TestRetryAfter: what the endpoint asks to wait is waited.
+func TestRetryAfter(t *testing.T) {
+	var times []time.Time
+	e := serve(t, func(n int, w http.ResponseWriter, r *http.Request) {
+		times = append(times, time.Now())
+		if n == 1 {
+			w.Header().Set("Retry-After", "1")
+			whole(http.StatusTooManyRequests, `{}`)(n, w, r)
+			return
+		}
+		whole(http.StatusOK, done)(n, w, r)
+	})
+	if _, _, err := complete(t, e.model(t, nil), request()); err != nil {
+		t.Fatal(err)
+	}
+	if waited := times[1].Sub(times[0]); waited < time.Second {
+		t.Errorf("waited %v of 1 s", waited)
+	}
+}
+
+// TestUnreachable: the user is told which endpoint, and why.
+func TestUnreachable(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	m, err := openai.New(openai.Options{Model: "m", BaseURL: "http://" + address + "/v1", APIKey: "sk-secret-key", MaxRetries: new(0)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	_, _, err = complete(t, m, request())
+	failure, ok := errors.AsType[*loop.ModelError](err)
+	if !ok || failure.Class != loop.ModelNetwork || !failure.Visible {
+		t.Fatalf("error %v", err)
+	}
+	if text := failure.Err.Error(); !strings.Contains(text, address) || !strings.Contains(text, "connection refused") || strings.Contains(text, "sk-secret") {
+		t.Errorf("the error says %q", text)
+	}
+}
+
+func TestSilence(t *testing.T) {
+	for name, tt := range map[string]struct {
+		answer func(release chan struct{}) func(int, http.ResponseWriter, *http.Request)
+		says   string
+		asked  int
+	}{
+		"before headers": {
+			answer: func(release chan struct{}) func(int, http.ResponseWriter, *http.Request) {
+				return func(int, http.ResponseWriter, *http.Request) { <-release }
+			},
+			says: "did not begin to answer", asked: 2,
+		},
+		"in the answer": {
+			answer: func(release chan struct{}) func(int, http.ResponseWriter, *http.Request) {
+				return func(n int, w http.ResponseWriter, r *http.Request) {
+					events(data(delta(`{"content":"Hel"}`))...)(n, w, r)
+					<-release
+				}
+			},
+			says: "fell silent", asked: 1,
+		},
+		"in a refusal": {
+			answer: func(release chan struct{}) func(int, http.ResponseWriter, *http.Request) {
+				return func(_ int, w http.ResponseWriter, _ *http.Request) {
+					w.WriteHeader(http.StatusBadRequest)
+					_, _ = w.Write([]byte(`{"error`))
+					w.(http.Flusher).Flush()
+					<-release
+				}
+			},
+			says: "400", asked: 1,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			release := make(chan struct{})
+			e := serve(t, tt.answer(release))
+			defer close(release)
+			m := e.model(t, func(o *openai.Options) {
+				o.Stream, o.MaxRetries = true, new(1)
+				o.IdleTimeout, o.MaxRetryDelay = 100*time.Millisecond, time.Millisecond
+				if name == "before headers" {
+					o.HeaderTimeout = 100 * time.Millisecond
+				}
+			})
+			_, _, err := complete(t, m, request())
+			if _, ok := errors.AsType[*loop.ModelError](err); !ok || !strings.Contains(err.Error(), tt.says) {
+				t.Errorf("error %v, want one that says %q", err, tt.says)
+			}
+			if e.asked() != tt.asked {
+				t.Errorf("asked %d times, want %d", e.asked(), tt.asked)
+			}
+		})
+	}
+}
+
+// TestHugeAnswers: memory is bounded, whatever comes.
+func TestHugeAnswers(t *testing.T) {
+	megabyte := bytes.Repeat([]byte("a"), 1<<20)
+	flood := func(before, between string, n int) func(int, http.ResponseWriter, *http.Request) {
+		return func(_ int, w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = w.Write([]byte(before))
+			for range n {
+				if _, err := w.Write(append(megabyte, between...)); err != nil || r.Context().Err() != nil {
+					return
+				}
+			}
+		}
+	}
+	for name, tt := range map[string]struct {
+		answer func(int, http.ResponseWriter, *http.Request)
+	}{
+		"one line":   {answer: flood("data: ", "", 200)},
+		"many lines": {answer: flood("", "\n", 200)},
+		"comments":   {answer: flood(": ", "\n: ", 200)},
+		"text": {answer: func(n int, w http.ResponseWriter, r *http.Request) {
+			piece := "data: " + delta(`{"content":"`+string(megabyte)+`"}`)
+			for range 200 {
+				events(piece)(n, w, r)
+			}
+		}},
+		"whole": {answer: func(_ int, w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			for range 200 {
+				if _, err := w.Write(megabyte); err != nil {
+					return
+				}
+			}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := serve(t, tt.answer)
+			_, _, err := complete(t, e.model(t, func(o *openai.Options) { o.Stream, o.MaxResponseBytes = true, 8<<20 }), request())
+			if failure, ok := errors.AsType[*loop.ModelError](err); !ok || failure.Class != loop.ModelOther || !strings.Contains(err.Error(), "larger than allowed") {
+				t.Errorf("error %v", err)
+			}
+		})
+	}
+}
+
+// TestCancel: a cancelled call ends at once, with the cause and no class.
+func TestCancel(t *testing.T) {
+	why := errors.New("interrupted")
+	for name, begin := range map[string]bool{"waiting": false, "in the answer": true} {
+		t.Run(name, func(t *testing.T) {
+			release := make(chan struct{})
+			ctx, cancel := context.WithCancelCause(t.Context())
+			e := serve(t, func(n int, w http.ResponseWriter, r *http.Request) {
+				if begin {
+					events(data(delta(`{"content":"Hel"}`))...)(n, w, r)
+				} else {
+					cancel(why)
+				}
+				<-release
+			})
+			defer close(release)
+			_, err := e.model(t, streaming).Complete(ctx, request(), func(loop.Delta) { cancel(why) })
+			if _, isFailure := errors.AsType[*loop.ModelError](err); !errors.Is(err, why) || isFailure {
+				t.Errorf("error %v", err)
+			}
+			if e.asked() != 1 {
+				t.Errorf("asked %d times", e.asked())
+			}
+		})
+	}
+}
+
+func TestConcurrentCalls(t *testing.T) {
+	e := serve(t, func(n int, w http.ResponseWriter, r *http.Request) {
+		events(data(delta(fmt.Sprintf(`{"content":"Hi %d."}`, n)), finish("stop"))...)(n, w, r)
+	})
+	m := e.model(t, streaming)
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			resp, text, err := complete(t, m, request())
+			if err != nil || short(resp) != "text:"+text {
+				t.Errorf("answer %q, deltas %q, error %v", short(resp), text, err)
+			}
+		})
+	}
+	all.Wait()
+}

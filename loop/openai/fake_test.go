@@ -1,0 +1,155 @@
+package openai_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/openai"
+	"github.com/caisson-run/caisson/tools"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// endpoint is a server that answers with a function, and keeps what it was sent.
+type endpoint struct {
+	*httptest.Server
+	mu     sync.Mutex
+	bodies []map[string]any
+	heads  []http.Header
+}
+
+// serve starts an endpoint; n counts requests from 1.
+func serve(t *testing.T, answer func(n int, w http.ResponseWriter, r *http.Request)) *endpoint {
+	t.Helper()
+	e := &endpoint{}
+	e.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		data, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Errorf("request: %v", err)
+		}
+		var body map[string]any
+		if err := json.Unmarshal(data, &body); err != nil {
+			t.Errorf("request is not JSON: %v", err)
+		}
+		e.mu.Lock()
+		e.bodies, e.heads = append(e.bodies, body), append(e.heads, r.Header)
+		n := len(e.bodies)
+		e.mu.Unlock()
+		if r.URL.Path != "/v1/chat/completions" {
+			t.Errorf("path %s", r.URL.Path)
+		}
+		answer(n, w, r)
+	}))
+	t.Cleanup(e.Close)
+	return e
+}
+
+// asked is how many requests came.
+func (e *endpoint) asked() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.bodies)
+}
+
+// model is a model of the endpoint.
+func (e *endpoint) model(t *testing.T, change func(*openai.Options)) *openai.Model {
+	t.Helper()
+	o := openai.Options{Model: "m", BaseURL: e.URL + "/v1", APIKey: "sk-secret-key", MaxRetryDelay: 2 * time.Second}
+	if change != nil {
+		change(&o)
+	}
+	m, err := openai.New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(m.Close)
+	return m
+}
+
+// streaming asks for a stream.
+func streaming(o *openai.Options) { o.Stream = true }
+
+// events answers with server-sent events, one for each piece, as they are.
+func events(pieces ...string) func(int, http.ResponseWriter, *http.Request) {
+	return func(_ int, w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for _, p := range pieces {
+			_, _ = fmt.Fprint(w, p, "\n\n")
+			w.(http.Flusher).Flush()
+		}
+	}
+}
+
+// data makes events of JSON values.
+func data(values ...string) []string {
+	out := make([]string, 0, len(values))
+	for _, v := range values {
+		out = append(out, "data: "+v)
+	}
+	return out
+}
+
+// whole answers with one JSON value.
+func whole(status int, body string) func(int, http.ResponseWriter, *http.Request) {
+	return func(_ int, w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(status)
+		_, _ = io.WriteString(w, body)
+	}
+}
+
+// delta is a chunk with a delta, as JSON.
+func delta(d string) string { return `{"id":"c1","model":"m-1","choices":[{"index":0,"delta":` + d + `}]}` }
+
+// finish is a chunk with a finish reason.
+func finish(reason string) string {
+	return `{"choices":[{"index":0,"delta":{},"finish_reason":"` + reason + `"}]}`
+}
+
+// request is an ordinary request.
+func request() loop.Request {
+	return loop.Request{
+		Messages: []loop.Message{loop.NewText(loop.RoleUser, "Do it.")},
+		Tools:    []tools.Definition{{Name: "shell", Description: "Runs.", InputSchema: []byte(`{"type":"object"}`)}},
+	}
+}
+
+// complete makes one call with a deadline; text is what came as deltas.
+func complete(t *testing.T, m *openai.Model, req loop.Request) (resp loop.Response, text string, err error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 20*time.Second, fmt.Errorf("test takes too long"))
+	defer cancel()
+	var b strings.Builder
+	resp, err = m.Complete(ctx, req, func(d loop.Delta) { b.WriteString(d.Text) })
+	return resp, b.String(), err
+}
+
+// short is an answer in one line: text, then each call as name(id)arguments.
+func short(r loop.Response) string {
+	var parts []string
+	for _, b := range r.Message.Blocks {
+		switch {
+		case b.Thinking != nil:
+			parts = append(parts, "thinking:"+b.Thinking.Text)
+		case b.Text != nil:
+			parts = append(parts, "text:"+b.Text.Text)
+		case b.ToolUse != nil:
+			parts = append(parts, fmt.Sprintf("%s(%s)%s", b.ToolUse.Name, b.ToolUse.ProviderID, b.ToolUse.Raw))
+		}
+	}
+	if r.Truncated {
+		parts = append(parts, "cut")
+	}
+	return strings.Join(parts, " | ")
+}

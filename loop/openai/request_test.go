@@ -1,0 +1,222 @@
+package openai_test
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/openai"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// done answers with a text.
+var done = `{"choices":[{"message":{"content":"Done."},"finish_reason":"stop"}]}`
+
+func TestRequest(t *testing.T) {
+	e := serve(t, whole(http.StatusOK, done))
+	req := loop.Request{
+		Messages: []loop.Message{
+			loop.NewText(loop.RoleSystem, "Be good."),
+			loop.NewText(loop.RoleUser, "Do <it> & more."),
+			{Role: loop.RoleAssistant, Blocks: []loop.Block{
+				{Thinking: &loop.Thinking{Text: "hm"}},
+				{Text: &loop.Text{Text: "Looking."}},
+				{ToolUse: &loop.ToolUse{ID: "tu_1", ProviderID: "call_1", Name: "github/get_issue", Input: []byte(`{"n":1}`)}},
+				{ToolUse: &loop.ToolUse{ID: "tu_2", Name: "made up!", Input: []byte(`{}`), InputError: "bad", Raw: "{"}},
+			}},
+			{Role: loop.RoleTool, Blocks: []loop.Block{{ToolResult: &loop.ToolResult{ToolUseID: "tu_1", Content: []tools.Block{
+				{Text: "a picture:"}, {Image: []byte("png"), MediaType: "image/png"},
+			}}}}},
+			{Role: loop.RoleTool, Blocks: []loop.Block{{ToolResult: &loop.ToolResult{ToolUseID: "tu_2", Content: []tools.Block{{Text: "no such tool"}}, IsError: true}}}},
+		},
+		Tools: []tools.Definition{
+			{Name: "github/get_issue", Description: "Gets.", InputSchema: []byte(`{"type":"object","properties":{"n":{"type":"integer"}},"required":["n"]}`)},
+		},
+		MaxOutputTokens: 77,
+	}
+	m := e.model(t, func(o *openai.Options) { o.Temperature = new(0.0) })
+	if _, _, err := complete(t, m, req); err != nil {
+		t.Fatal(err)
+	}
+	want := `{
+		"model": "m", "temperature": 0, "max_tokens": 77,
+		"messages": [
+			{"role": "system", "content": "Be good."},
+			{"role": "user", "content": "Do <it> & more."},
+			{"role": "assistant", "content": "Looking.", "tool_calls": [
+				{"type": "function", "id": "call_1", "function": {"name": "github__get_issue", "arguments": "{\"n\":1}"}},
+				{"type": "function", "id": "tu_2", "function": {"name": "made_up_", "arguments": "{}"}}
+			]},
+			{"role": "tool", "tool_call_id": "call_1", "content": "a picture:\n[1 images, sent after this result]"},
+			{"role": "tool", "tool_call_id": "tu_2", "content": "no such tool"},
+			{"role": "user", "content": [
+				{"type": "text", "text": "Images of a tool result follow; they are tool output."},
+				{"type": "image_url", "image_url": {"url": "data:image/png;base64,cG5n"}}
+			]}
+		],
+		"tools": [{"type": "function", "function": {"name": "github__get_issue", "description": "Gets.",
+			"parameters": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}}}]
+	}`
+	var wanted map[string]any
+	if err := json.Unmarshal([]byte(want), &wanted); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(wanted, e.bodies[0]); diff != "" {
+		t.Errorf("request (-want +got):\n%s", diff)
+	}
+	if got := e.heads[0].Get("Authorization"); got != "Bearer sk-secret-key" {
+		t.Errorf("authorization %q", got)
+	}
+}
+
+// TestNoToolsField: nothing offered is no field at all.
+func TestNoToolsField(t *testing.T) {
+	e := serve(t, whole(http.StatusOK, done))
+	req := request()
+	req.Tools = nil
+	if _, _, err := complete(t, e.model(t, nil), req); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{"tools", "tool_choice", "stream", "stream_options", "temperature", "max_tokens"} {
+		if _, ok := e.bodies[0][key]; ok {
+			t.Errorf("the request has %q: %v", key, e.bodies[0])
+		}
+	}
+}
+
+func TestSendReasoning(t *testing.T) {
+	history := []loop.Message{
+		loop.NewText(loop.RoleUser, "Hi."),
+		{Role: loop.RoleAssistant, Blocks: []loop.Block{{Thinking: &loop.Thinking{Text: "hm"}}, {Text: &loop.Text{Text: "Hi."}}}},
+		loop.NewText(loop.RoleUser, "Go on."),
+	}
+	for _, send := range []bool{false, true} {
+		e := serve(t, whole(http.StatusOK, done))
+		if _, _, err := complete(t, e.model(t, func(o *openai.Options) { o.SendReasoning = send }), loop.Request{Messages: history}); err != nil {
+			t.Fatal(err)
+		}
+		_, sent := e.bodies[0]["messages"].([]any)[1].(map[string]any)["reasoning_content"]
+		if sent != send {
+			t.Errorf("SendReasoning %v: sent %v", send, sent)
+		}
+	}
+}
+
+// TestEnvironmentIsNotRead: what the library reads by itself must not count.
+func TestEnvironmentIsNotRead(t *testing.T) {
+	t.Setenv("OPENAI_API_KEY", "sk-from-environment")
+	t.Setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+	t.Setenv("OPENAI_ORG_ID", "org-from-environment")
+	t.Setenv("OPENAI_PROJECT_ID", "proj-from-environment")
+	t.Setenv("OPENAI_CUSTOM_HEADERS", "X-From: environment")
+	e := serve(t, whole(http.StatusOK, done))
+	if _, _, err := complete(t, e.model(t, func(o *openai.Options) { o.APIKey = "" }), request()); err != nil {
+		t.Fatal(err)
+	}
+	for key, values := range e.heads[0] {
+		if strings.Contains(strings.Join(values, " "), "environment") {
+			t.Errorf("%s: %v", key, values)
+		}
+	}
+	if got := e.heads[0].Get("Authorization"); got != "" {
+		t.Errorf("authorization %q without a key", got)
+	}
+}
+
+// TestRefusedParameters: what an endpoint refuses is left out from then on.
+func TestRefusedParameters(t *testing.T) {
+	refuses := func(status int, said string, bad func(map[string]any) bool) func(*endpoint) func(int, http.ResponseWriter, *http.Request) {
+		return func(e *endpoint) func(int, http.ResponseWriter, *http.Request) {
+			return func(n int, w http.ResponseWriter, r *http.Request) {
+				if bad(e.bodies[n-1]) {
+					whole(status, said)(n, w, r)
+					return
+				}
+				whole(http.StatusOK, done)(n, w, r)
+			}
+		}
+	}
+	has := func(key string) func(map[string]any) bool {
+		return func(body map[string]any) bool { _, ok := body[key]; return ok }
+	}
+	for name, tt := range map[string]struct {
+		answer func(*endpoint) func(int, http.ResponseWriter, *http.Request)
+		asked  int
+		ok     bool
+	}{
+		"stream_options": {
+			answer: refuses(400, `{"error":{"message":"Unrecognized request argument supplied: stream_options"}}`, has("stream_options")), asked: 3, ok: true,
+		},
+		"stream_options, 422": {
+			answer: refuses(422, `{"detail":[{"loc":["body","stream_options"],"msg":"extra fields not permitted"}]}`, has("stream_options")), asked: 3, ok: true,
+		},
+		"max_tokens": {
+			answer: refuses(400, `{"error":{"message":"Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.","code":"unsupported_parameter"}}`, has("max_tokens")),
+			asked:  3, ok: true,
+		},
+		"whatever it is": {
+			answer: refuses(400, `{"error":{"message":"stream_options, max_tokens: never"}}`, func(map[string]any) bool { return true }), asked: 2,
+		},
+		"something else": {
+			answer: refuses(400, `{"error":{"message":"temperature is not supported"}}`, has("model")), asked: 1,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var e *endpoint
+			e = serve(t, func(n int, w http.ResponseWriter, r *http.Request) { tt.answer(e)(n, w, r) })
+			m := e.model(t, func(o *openai.Options) { o.Stream, o.MaxOutputTokens = true, 5 })
+			_, _, err := complete(t, m, request())
+			if (err == nil) != tt.ok {
+				t.Errorf("error %v", err)
+			}
+			if tt.ok {
+				if _, _, err := complete(t, m, request()); err != nil {
+					t.Errorf("the second time: %v", err)
+				}
+			}
+			if e.asked() != tt.asked {
+				t.Errorf("asked %d times, want %d", e.asked(), tt.asked)
+			}
+		})
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	for name, o := range map[string]openai.Options{
+		"no model":         {},
+		"no scheme":        {Model: "m", BaseURL: "localhost:11434/v1"},
+		"another scheme":   {Model: "m", BaseURL: "ftp://localhost/v1"},
+		"no host":          {Model: "m", BaseURL: "http:///v1"},
+		"not a URL":        {Model: "m", BaseURL: "http://[::1"},
+		"credentials":      {Model: "m", BaseURL: "http://user:secret@localhost/v1"},
+		"negative retries": {Model: "m", MaxRetries: new(-1)},
+		"negative idle":    {Model: "m", IdleTimeout: -1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := openai.New(o)
+			if !errors.Is(err, openai.ErrInvalid) {
+				t.Errorf("New() = %v", err)
+			}
+			if err != nil && strings.Contains(err.Error(), "secret") {
+				t.Errorf("the error tells the credentials: %v", err)
+			}
+		})
+	}
+}
+
+func TestInfo(t *testing.T) {
+	m, err := openai.New(openai.Options{Model: "m"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	want := loop.ModelInfo{Provider: "openai", Model: "m", BaseURL: openai.DefaultBaseURL}
+	if diff := cmp.Diff(want, m.Info()); diff != "" {
+		t.Error(diff)
+	}
+}
