@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -168,6 +169,22 @@ func (d *Dispatcher) Lookup(name string) (Definition, bool) {
 		return Definition{}, false
 	}
 	return t.def, true
+}
+
+// UnmatchedRules are the keys of the policy's per-tool modes that match no
+// registered tool, sorted: a misspelt deny protects nothing, and somebody
+// should be told. Ask once all tools are registered.
+func (d *Dispatcher) UnmatchedRules() []string {
+	var unmatched []string
+	all := d.tools.all()
+	for _, key := range sortedKeys(d.opts.Policy.Tools) {
+		if !slices.ContainsFunc(all, func(t *registered) bool {
+			return key == string(t.def.Name) || key == string(t.wire) || t.def.Name.Server() != "" && key == t.def.Name.Server()+"/*"
+		}) {
+			unmatched = append(unmatched, key)
+		}
+	}
+	return unmatched
 }
 
 // Unapproved is the number of calls that were refused because nobody could be

@@ -43,6 +43,9 @@ func guard(f func()) (err error) {
 // errAbandoned is the outcome of a tool that didn't return after it was cancelled.
 var errAbandoned = errors.New("tool did not stop in time and was abandoned")
 
+// errNoReturn is the outcome of a tool that ended its goroutine.
+var errNoReturn = errors.New("tool ended its goroutine without returning")
+
 // execute runs a call that holds its slot, and ends it.
 func (r *round) execute(p *pending) {
 	<-p.ticket.after
@@ -93,11 +96,11 @@ func (r *round) perform(p *pending) (out Output, err, cause error) {
 	}
 	done := make(chan outcome, 1)
 	r.d.running.Go(func() {
-		var o outcome
+		o := outcome{err: errNoReturn}
+		defer func() { done <- o }()
 		if err := guard(func() { o.out, o.err = p.tool.factory().Execute(ctx, &call) }); err != nil {
 			o.err = err
 		}
-		done <- o
 	})
 	select {
 	case o := <-done:
@@ -215,7 +218,7 @@ func (r *round) fail(p *pending, fail *Error, out Output, took time.Duration) {
 	partial, _ = boundText(repairText(partial), r.resultBytes(p))
 	text := message
 	if len(out.FilesModified) > 0 {
-		text += " Files changed before that: " + strings.Join(out.FilesModified, ", ") + "."
+		text += " Files changed before that: " + clip(strings.Join(out.FilesModified, ", "), maxMessageBytes) + "."
 	}
 	if partial != "" {
 		text += "\nOutput until then:\n" + partial

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -405,6 +406,17 @@ func TestClosedDispatcherRunsNothing(t *testing.T) {
 	}
 	wantEvents(t, rec, "a", "failed cancelled")
 	wantEvents(t, rec, "b", "failed cancelled")
+}
+
+func TestToolThatEndsItsGoroutineFails(t *testing.T) {
+	rec := &recorder{}
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default")}, readTool("read_file", func(context.Context, *Call) (Output, error) {
+		runtime.Goexit()
+		return Output{}, nil
+	}))
+	if r := roundOK(t, d, call("a", "read_file", `{}`))[0]; r.Class != ErrorExecution {
+		t.Errorf("result %+v", r)
+	}
 }
 
 func TestEmptyResultSaysSo(t *testing.T) {

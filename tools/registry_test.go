@@ -146,6 +146,18 @@ func TestDefinitionsAreFilteredAndFilled(t *testing.T) {
 	}
 }
 
+func TestRulesThatMatchNoTool(t *testing.T) {
+	policy := preset(t, "default")
+	policy.Tools = map[string]Mode{
+		"shell": ModeDeny, "shel": ModeDeny, "srv/*": ModeDeny, "srv__do_it": ModeDeny, "srv/do_it": ModeDeny, "other/*": ModeDeny, "shell/*": ModeDeny, "/*": ModeDeny,
+	}
+	d := newDispatcher(t, &recorder{}, Options{Policy: policy},
+		fakeTool{def: testDefinition("shell", ClassExecute)}, fakeTool{def: testDefinition("srv/do_it", ClassRead)})
+	if diff := cmp.Diff([]string{"/*", "other/*", "shel", "shell/*"}, d.UnmatchedRules()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 func TestOptionsThatCannotWork(t *testing.T) {
 	emit := func(Event) error { return nil }
 	for name, opts := range map[string]Options{

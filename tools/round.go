@@ -125,7 +125,9 @@ func (r *round) scan(p *pending) {
 func (r *round) check(p *pending) *Error {
 	tool, found := r.d.tools.find(string(p.call.Name))
 	if !found {
-		return r.unknownTool(p.call.Name)
+		name := Name(clip(repairText(string(p.call.Name)), MaxNameBytes)) // it goes into records
+		p.call.Name, p.result.Name = name, name
+		return r.unknownTool(name)
 	}
 	p.tool = tool
 	p.call.Name, p.result.Name = tool.def.Name, tool.def.Name
@@ -157,7 +159,7 @@ func (r *round) unknownTool(name Name) *Error {
 			known = append(known, string(wire))
 		}
 	}
-	shown, _ := Display(clip(string(name), MaxNameBytes))
+	shown, _ := Display(string(name))
 	message := fmt.Sprintf("There is no tool %q. The tools are: %s.", shown, strings.Join(known, ", "))
 	return &Error{Class: ErrorNotFound, Reason: "unknown_tool", Message: message, Visible: true}
 }
