@@ -20,7 +20,7 @@ func (s *session) attest(ctx context.Context, asked request) error {
 	if hello.Nonce != s.nonce {
 		return fmt.Errorf("%w: %w: the guest does not see the file that was written for it", sandbox.ErrUnavailable, ErrNotShared)
 	}
-	if err := sameFolders(s.work.Binds, hello); err != nil {
+	if err := sameFolders(s.work, hello); err != nil {
 		return err
 	}
 	got, err := s.inspect(ctx)
@@ -70,7 +70,12 @@ func (s *session) gitMode() sandbox.GitMode {
 // was held: an engine that sees other mounts than this process, or a path that
 // was replaced on the way, gives another. gVisor numbers inodes itself, and in
 // a virtual machine so does its file sharing.
-func sameFolders(binds []workmount.Bind, hello wire.Hello) error {
+//
+// A guest that may not look into the workspace's folder sees no inode of a
+// mount below it. Where the mounts are staged that proves enough: their paths
+// can't be replaced, and the workspace's own mount shows that the engine sees
+// them.
+func sameFolders(work *workmount.Prepared, hello wire.Hello) error {
 	if runtime.GOOS != "linux" || isGVisor(hello) {
 		return nil
 	}
@@ -78,8 +83,11 @@ func sameFolders(binds []workmount.Bind, hello wire.Hello) error {
 	for _, m := range hello.Submounts {
 		seen[m.Path] = m
 	}
-	for _, b := range binds {
+	for i, b := range work.Binds {
 		m, ok := seen[b.Target]
+		if ok && i > 0 && m.Inode == 0 && work.Staged {
+			continue
+		}
 		if !ok || m.Device != b.Device || m.Inode != b.Inode {
 			return fmt.Errorf("%w: %w: at %s it mounted another file than the one that was opened (%d:%d, not %d:%d)",
 				sandbox.ErrUnavailable, ErrNotShared, b.Target, m.Device, m.Inode, b.Device, b.Inode)

@@ -42,7 +42,9 @@ type Options struct {
 	// HostImage says what the image "host" has beyond the system's own; UID
 	// and GID are set by the backend.
 	HostImage images.HostOptions
-	// Getenv reads the environment; nil is os.Getenv.
+	// Getenv reads the environment: DOCKER_HOST, DOCKER_CONTEXT and what goes
+	// with them, and HOME for the docker command's configuration. Nil reads
+	// nothing, which leaves the default socket.
 	Getenv func(string) string
 	// Logger is for what can't be returned; nil discards.
 	Logger *zap.Logger
@@ -85,7 +87,7 @@ func New(o Options) (*Backend, error) {
 		return nil, fmt.Errorf("make docker backend: %w: no guest or no state folder given", sandbox.ErrInvalid)
 	}
 	if o.Getenv == nil {
-		o.Getenv = os.Getenv
+		o.Getenv = func(string) string { return "" }
 	}
 	if o.Logger == nil {
 		o.Logger = zap.NewNop()

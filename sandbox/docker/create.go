@@ -164,15 +164,18 @@ func (s *session) writeNonce() error {
 }
 
 func (s *session) createContainer(ctx context.Context, asked request) error {
-	created, err := within(ctx, createTime, "create container", func(ctx context.Context) (container.CreateResponse, error) {
+	created, err := patiently(ctx, createTime, "create container", func(ctx context.Context) (container.CreateResponse, error) {
 		return s.engine.ContainerCreate(ctx, asked.config, asked.host, nil, nil, asked.name)
 	})
 	if err != nil {
 		return err
 	}
-	s.setID(created.ID)
+	s.id = created.ID
 	for _, w := range created.Warnings {
 		s.log.Warn("engine", zap.String("warning", w))
+	}
+	if err := context.Cause(ctx); err != nil {
+		return fmt.Errorf("create container: %w", err)
 	}
 	return nil
 }

@@ -40,6 +40,27 @@ func do(ctx context.Context, limit time.Duration, what string, call func(context
 	return err
 }
 
+// cancelTime is how long a call that makes something may still take once its
+// caller has given up: to break it off would leave open whether it was made.
+const cancelTime = 5 * time.Second
+
+// patiently is within for a call that makes something: when ctx ends, it waits
+// a little longer for the answer.
+func patiently[T any](ctx context.Context, limit time.Duration, what string, call func(context.Context) (T, error)) (T, error) {
+	inner, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cancel(nil)
+	defer context.AfterFunc(ctx, func() {
+		late := time.NewTimer(cancelTime)
+		defer late.Stop()
+		select {
+		case <-late.C:
+			cancel(context.Cause(ctx))
+		case <-inner.Done():
+		}
+	})()
+	return within(inner, limit, what, call)
+}
+
 // fault turns the error of a call into one of the sandbox's classes. A missing
 // object is ErrNotFound; the caller says what would mend it.
 func fault(ctx context.Context, what string, err error) error {

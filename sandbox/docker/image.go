@@ -132,6 +132,9 @@ func (b *Backend) lockImport(ctx context.Context) (func(), error) {
 	lock := flock.New(filepath.Join(b.options.StateDir, "docker-import.lock"))
 	if _, err := lock.TryLockContext(ctx, 20*time.Millisecond); err != nil {
 		b.importing.Unlock()
+		if cause := context.Cause(ctx); cause != nil {
+			err = cause
+		}
 		return nil, fmt.Errorf("wait for another import: %w", err)
 	}
 	return func() {

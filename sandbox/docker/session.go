@@ -40,7 +40,7 @@ type session struct {
 	attestation sandbox.Attestation
 
 	// stopWatching ends the wait for a loss, watched says that it has ended.
-	stopWatching context.CancelFunc
+	stopWatching context.CancelCauseFunc
 	watched      chan struct{}
 	finish       sync.Once
 	done         chan struct{}
@@ -59,8 +59,6 @@ func (s *session) ID() string {
 	}
 	return s.id
 }
-
-func (s *session) setID(id string) { s.id = id }
 
 // State is where the container is in its life.
 func (s *session) State() sandbox.State { return s.lifecycle.State() }
@@ -105,6 +103,9 @@ func (s *session) Err() error {
 	}
 }
 
+// errDestroyed ends what waits for a container that is being removed.
+var errDestroyed = errors.New("the container is being destroyed")
+
 // end says once that the container has stopped, and why.
 func (s *session) end(err error) {
 	s.finish.Do(func() {
@@ -116,11 +117,11 @@ func (s *session) end(err error) {
 
 // watch waits for the loss of the guest.
 func (s *session) watch() {
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancelCause(context.Background())
 	s.stopWatching, s.watched = cancel, make(chan struct{})
 	go func() {
 		defer close(s.watched)
-		defer cancel()
+		defer cancel(nil)
 		select {
 		case <-ctx.Done():
 		case <-s.conn.Done():
@@ -155,7 +156,7 @@ func (s *session) Destroy(ctx context.Context) error {
 		s.stream.Close() //nolint:errcheck // as above
 	}
 	if s.watched != nil {
-		s.stopWatching()
+		s.stopWatching(errDestroyed)
 		<-s.watched
 	}
 	err := s.remove(ctx)

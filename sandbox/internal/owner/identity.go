@@ -117,7 +117,7 @@ func parseStat(text string) (state byte, start uint64, err error) {
 		return 0, 0, errors.New("parse process stat: no program name")
 	}
 	fields := strings.Fields(text[end+1:])
-	const stateField, startField = 3 - 3, 22 - 3 // proc(5) counts from 1; two are cut off
+	const stateField, startField = 0, 19 // 3 and 22 in proc(5), which counts from 1; two are cut off
 	if len(fields) <= startField || len(fields[stateField]) != 1 {
 		return 0, 0, fmt.Errorf("parse process stat: %d fields after the name", len(fields))
 	}

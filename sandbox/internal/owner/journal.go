@@ -42,11 +42,12 @@ var errVersion = errors.New("written by another version of Caisson")
 // opened the journal calls [Journal.Close] when everything is undone. It is
 // safe for concurrent use.
 type Journal struct {
-	mu   sync.Mutex
-	root *os.Root // nil once closed
-	lock *flock.Flock
-	doc  document
-	next int
+	mu     sync.Mutex
+	root   *os.Root // nil once closed
+	folder string   // its path, for locks
+	lock   *flock.Flock
+	doc    document
+	next   int
 }
 
 // document is the content of a journal's file.
@@ -99,7 +100,7 @@ func OpenJournal(o JournalOptions) (*Journal, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open journal: %w", err)
 	}
-	j := &Journal{root: root, lock: ownerLock(o.StateDir, o.Session), doc: document{
+	j := &Journal{root: root, folder: filepath.Join(o.StateDir, journalDir), lock: ownerLock(o.StateDir, o.Session), doc: document{
 		Version: journalVersion, Backend: o.Backend, Session: o.Session, Owner: o.Owner, Dir: dir,
 	}}
 	if err := j.begin(); err != nil {

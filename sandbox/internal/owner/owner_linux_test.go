@@ -58,7 +58,7 @@ func ownAndWait(stateDir, entries string) error {
 	if _, err := j.Add(list...); err != nil {
 		return err
 	}
-	fmt.Println("ready")
+	fmt.Fprintln(os.Stdout, "ready")
 	_, err = io.Copy(io.Discard, os.Stdin)
 	return err
 }

@@ -18,7 +18,8 @@ type Placeholder struct {
 	Workspace    string `json:"workspace"`
 	WorkspaceDev uint64 `json:"workspace_dev"`
 	WorkspaceIno uint64 `json:"workspace_ino"`
-	// Name is one of [PlaceholderNames], relative to the workspace.
+	// Name is relative to the workspace, and one of a closed list: .git and the
+	// entries of a repository that git obeys or runs.
 	Name string `json:"name"`
 	// UID and GID own it.
 	UID int `json:"uid"`
@@ -52,10 +53,10 @@ func placeholderShape(name string) (shape, bool) {
 	return shape{}, false
 }
 
-// IsDir says whether the placeholder is a folder.
-func (p Placeholder) IsDir() bool {
-	s, _ := placeholderShape(p.Name)
-	return s.dir
+// Known says whether its name is one that may be reserved.
+func (p Placeholder) Known() bool {
+	_, ok := placeholderShape(p.Name)
+	return ok
 }
 
 func (p Placeholder) validate() error {

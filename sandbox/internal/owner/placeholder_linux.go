@@ -53,6 +53,20 @@ func (s shape) make(parent int, name string) error {
 	return errors.Join(err, f.Close())
 }
 
+// inodeIn gives the inode of what has the placeholder's name in the workspace.
+func (p Placeholder) inodeIn(workspace *os.File) (uint64, error) {
+	parent, err := openParent(workspace, p.Name)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(parent)
+	var st unix.Stat_t
+	if err := unix.Fstatat(parent, path.Base(p.Name), &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return 0, err
+	}
+	return st.Ino, nil
+}
+
 // Remove removes the placeholder if it is unchanged. It fails with
 // [ErrChanged] where it isn't, and with fs.ErrNotExist where it is gone.
 func (p Placeholder) Remove(workspace *os.File) error {

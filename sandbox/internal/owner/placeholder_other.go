@@ -15,6 +15,8 @@ func (p Placeholder) Make(*os.File) (Placeholder, error) {
 	return p, fmt.Errorf("make placeholder %s: %w", p.Name, errors.ErrUnsupported)
 }
 
+func (p Placeholder) inodeIn(*os.File) (uint64, error) { return 0, errors.ErrUnsupported }
+
 // Remove is Linux only, as Make is.
 func (p Placeholder) Remove(*os.File) error { return fs.ErrNotExist }
 

@@ -145,7 +145,7 @@ func (o SweepOptions) undo(ctx context.Context, j *Journal) ([]sandbox.Leftover,
 			if r.Kind != kind {
 				continue
 			}
-			was, err := o.undoEntry(ctx, base, j.doc.Session, r.Entry)
+			was, err := o.undoEntry(ctx, j.root, base, j.doc.Session, r.Entry)
 			if was {
 				left = append(left, sandbox.Leftover{
 					Kind: string(r.Kind), Name: r.String(), Session: j.doc.Session, Owner: j.doc.Owner.String(),
@@ -164,7 +164,7 @@ func (o SweepOptions) undo(ctx context.Context, j *Journal) ([]sandbox.Leftover,
 }
 
 // undoEntry reports whether there was anything, and removes it.
-func (o SweepOptions) undoEntry(ctx context.Context, base *os.File, session string, e Entry) (bool, error) {
+func (o SweepOptions) undoEntry(ctx context.Context, root *os.Root, base *os.File, session string, e Entry) (bool, error) {
 	switch e.Kind {
 	case KindMount, KindFolder:
 		if base == nil {
@@ -176,14 +176,28 @@ func (o SweepOptions) undoEntry(ctx context.Context, base *os.File, session stri
 		}
 		return was, ignoreMissing(RemoveTree(base, e.Path))
 	case KindPlaceholder:
-		err := e.Placeholder.removeElsewhere()
-		if errors.Is(err, ErrChanged) || errors.Is(err, fs.ErrNotExist) {
-			return false, nil // the user's now, or gone
-		}
-		return err == nil, err
+		return o.undoPlaceholder(ctx, root, session, *e.Placeholder)
 	default:
 		return o.Undo(ctx, session, e)
 	}
+}
+
+// undoPlaceholder removes a placeholder that no other session shares.
+func (o SweepOptions) undoPlaceholder(ctx context.Context, root *os.Root, session string, p Placeholder) (bool, error) {
+	unlock, err := lockPlaceholders(ctx, filepath.Join(o.StateDir, journalDir))
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	shared, err := sharedPlaceholder(root, session, p)
+	if shared || err != nil {
+		return false, err
+	}
+	err = p.removeElsewhere()
+	if errors.Is(err, ErrChanged) || errors.Is(err, fs.ErrNotExist) {
+		return false, nil // the user's now, or gone
+	}
+	return err == nil, err
 }
 
 func ignoreMissing(err error) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path"
 
@@ -40,7 +41,7 @@ func prepare(ctx context.Context, o Options) (_ *Prepared, err error) {
 		return nil, fmt.Errorf("workspace %s: %w", path, err)
 	}
 	p.Lost = append(p.Lost, lost...)
-	if err := p.reserve(list, plan); err != nil {
+	if err := p.reserve(ctx, list, plan); err != nil {
 		return nil, err
 	}
 	if err := context.Cause(ctx); err != nil {
@@ -74,46 +75,33 @@ func begin(o Options, path string) (*Prepared, plan, error) {
 	}
 	return &Prepared{
 		Path: path,
-		undo: &undo{journal: o.Journal, log: o.Log, base: o.Dir, dir: dir, workspace: o.Workspace.Dir},
+		undo: &undo{journal: o.Journal, base: o.Dir, dir: dir, workspace: o.Workspace.Dir},
 	}, decided, nil
 }
 
-// reserve makes the placeholders, as the owner of what they are put into.
-func (p *Prepared) reserve(list []guard, decided plan) error {
+// reserve makes the placeholders, as the owner of what they are put into. Of
+// what exists already it shares what another session reserved.
+func (p *Prepared) reserve(ctx context.Context, list []guard, decided plan) error {
 	workspace := p.undo.workspace
 	var st unix.Stat_t
 	if err := unix.Fstat(int(workspace.Fd()), &st); err != nil {
 		return fmt.Errorf("examine workspace: %w", err)
 	}
-	var places []owner.Placeholder
-	var entries []owner.Entry
 	for _, g := range list {
-		if !g.place {
-			continue
-		}
 		place := owner.Placeholder{
 			Workspace: p.Path, WorkspaceDev: st.Dev, WorkspaceIno: st.Ino, Name: g.name,
 			UID: decided.files.uid, GID: decided.files.gid,
 		}
-		places = append(places, place)
-		entries = append(entries, owner.Entry{Kind: owner.KindPlaceholder, Placeholder: &place})
-	}
-	if len(places) == 0 {
-		return nil
-	}
-	numbers, err := p.undo.journal.Add(entries...)
-	if err != nil {
-		return fmt.Errorf("reserve names in workspace: %w", err)
-	}
-	for i, place := range places {
-		made, err := place.Make(workspace)
-		if err != nil {
-			// Not made, or somebody else's: not ours to remove.
-			return errors.Join(reserveError(p.Path, err), p.undo.journal.Forget(numbers[i:]...))
+		if !place.Known() {
+			continue
 		}
-		p.undo.placeholders = append([]notedPlaceholder{{numbers[i], made}}, p.undo.placeholders...)
-		if err := p.undo.journal.Update(numbers[i], owner.Entry{Kind: owner.KindPlaceholder, Placeholder: &made}); err != nil {
-			return fmt.Errorf("reserve names in workspace: %w", err)
+		id, err := p.undo.journal.Reserve(ctx, workspace, place)
+		switch {
+		case err == nil:
+			p.undo.placeholders = append(p.undo.placeholders, id)
+		case !g.place && errors.Is(err, fs.ErrExist): // the user's own
+		default:
+			return reserveError(p.Path, err)
 		}
 	}
 	return nil
@@ -122,6 +110,9 @@ func (p *Prepared) reserve(list []guard, decided plan) error {
 func reserveError(path string, err error) error {
 	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EROFS) {
 		return fmt.Errorf("workspace %s: %w: its owner can't write to it: %w", path, sandbox.ErrInvalid, err)
+	}
+	if errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("workspace %s: %w: it was changed while it was prepared: try again: %w", path, sandbox.ErrUnavailable, err)
 	}
 	return fmt.Errorf("reserve names in workspace: %w", err)
 }

@@ -1,9 +1,11 @@
 package workmount
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -87,8 +89,8 @@ func (f *fixture) clean(t *testing.T) {
 	missing(t, filepath.Join(f.Dir, mountsDir))
 	data, err := os.ReadFile("/proc/self/mountinfo")
 	must(t, err)
-	if strings.Contains(string(data), f.StateDir) {
-		t.Errorf("a mount below %s is left", f.StateDir)
+	if strings.Contains(string(data), f.Dir+"/") {
+		t.Errorf("a mount below %s is left", f.Dir)
 	}
 }
 
@@ -207,7 +209,7 @@ func TestMountFlags(t *testing.T) {
 
 // inNamespace runs a script with the binds mounted over an empty folder at
 // $W, in a mount namespace of its own, as the commands' user.
-func inNamespace(t *testing.T, f *fixture, p *Prepared, script string) error {
+func inNamespace(t *testing.T, p *Prepared, script string) error {
 	t.Helper()
 	var s strings.Builder
 	root := t.TempDir()
@@ -257,18 +259,18 @@ func TestGitIsPinned(t *testing.T) {
 			}
 			p := f.prepare(t)
 			for _, a := range tt.allowed {
-				if err := inNamespace(t, f, p, a); err != nil {
+				if err := inNamespace(t, p, a); err != nil {
 					t.Errorf("%q: %v", a, err)
 				}
 			}
 			for _, a := range tt.denied {
-				if inNamespace(t, f, p, a) == nil {
+				if inNamespace(t, p, a) == nil {
 					t.Errorf("%q succeeded", a)
 				}
 			}
 			// Positive control: with the workspace alone bound, the attack works.
 			naive := &Prepared{Binds: p.Binds[:1]}
-			if err := inNamespace(t, f, naive, "mv .git .git2 && mkdir -p .git/hooks && touch .git/hooks/x && rm -rf .git && mv .git2 .git"); err != nil {
+			if err := inNamespace(t, naive, "mv .git .git2 && mkdir -p .git/hooks && touch .git/hooks/x && rm -rf .git && mv .git2 .git"); err != nil {
 				t.Errorf("control: the naive mount withstood the attack: %v", err)
 			}
 			f.closed(t, p)
@@ -424,4 +426,58 @@ func TestLinkedWorktree(t *testing.T) {
 	if len(p.Lost) == 0 || !strings.Contains(strings.Join(p.Lost, "\n"), "git does not work") {
 		t.Errorf("lost %q does not say so", p.Lost)
 	}
+}
+
+// Two sessions on one workspace share the placeholder: the first that ends
+// must not remove it under the other, whose bind would be detached.
+func TestPlaceholderIsShared(t *testing.T) {
+	f := newFixture(t, os.Geteuid(), os.Getegid())
+	second := new(fixture)
+	*second = *f
+	second.Dir = filepath.Join(f.StateDir, "sessions", "ses_second")
+	must(t, os.Mkdir(second.Dir, 0o700))
+	instance, err := owner.Instance(f.StateDir)
+	must(t, err)
+	self, err := owner.Self(instance)
+	must(t, err)
+	second.Journal, err = owner.OpenJournal(owner.JournalOptions{StateDir: f.StateDir, Backend: "docker", Session: "ses_second", Owner: self, Dir: second.Dir})
+	must(t, err)
+	t.Cleanup(func() { second.Journal.Close() })
+	for range 2 { // either may be the first to end
+		f, second = second, f
+		a, err := Prepare(t.Context(), f.Options)
+		must(t, err)
+		b, err := Prepare(t.Context(), second.Options)
+		must(t, err)
+		f.closed(t, a)
+		git := filepath.Join(f.dir, ".git")
+		if _, err := os.Lstat(git); err != nil {
+			t.Fatalf("the placeholder is gone while it is in use: %v", err)
+		}
+		if bound := b.Binds[len(b.Binds)-1]; bound.Target != "/workspace/.git" || !bound.ReadOnly {
+			t.Errorf("the second session's bind is %+v", bound)
+		}
+		second.closed(t, b)
+		missing(t, git)
+	}
+	// Positive control: removing a mount point elsewhere does detach it.
+	needRoot(t)
+	point := filepath.Join(f.dir, "point")
+	must(t, os.Mkdir(point, 0o755))
+	holder := exec.CommandContext(t.Context(), "unshare", "-m", "sh", "-c", `mount --make-rprivate / && mount -t tmpfs none "$0" && echo ready && read x && grep -c " $0 " /proc/self/mountinfo`, point)
+	in, err := holder.StdinPipe()
+	must(t, err)
+	out, err := holder.StdoutPipe()
+	must(t, err)
+	must(t, holder.Start())
+	lines := bufio.NewReader(out)
+	_, err = lines.ReadString('\n')
+	must(t, err)
+	must(t, os.Remove(point))
+	_, err = io.WriteString(in, "go\n")
+	must(t, err)
+	if left, err := lines.ReadString('\n'); err != nil || left != "0\n" {
+		t.Errorf("control: %q mounts are left on a removed mount point (%v)", left, err)
+	}
+	holder.Wait()
 }

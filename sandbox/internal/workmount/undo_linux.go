@@ -4,12 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"slices"
 	"sync"
-
-	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
 )
@@ -20,23 +17,16 @@ type noted struct {
 	name string
 }
 
-// notedPlaceholder is a placeholder that was made.
-type notedPlaceholder struct {
-	id int
-	owner.Placeholder
-}
-
 // undo knows what Prepare made.
 type undo struct {
 	mu           sync.Mutex
 	journal      *owner.Journal
-	log          *zap.Logger
 	base         string   // the path of Options.Dir
 	dir          *os.File // Options.Dir, closed by close
 	workspace    *os.File // the caller's
 	mounts       []noted
 	folder       *noted
-	placeholders []notedPlaceholder
+	placeholders []int // their numbers in the journal
 }
 
 // unstage removes the staging mounts, the last one first, and their folder.
@@ -85,22 +75,12 @@ func (u *undo) close(ctx context.Context) error {
 		return nil
 	}
 	errs := []error{u.unstageLocked()}
-	var done []int
-	// Those inside .git first.
-	u.placeholders = slices.DeleteFunc(u.placeholders, func(p notedPlaceholder) bool {
-		err := p.Remove(u.workspace)
-		switch {
-		case errors.Is(err, owner.ErrChanged):
-			u.log.Info("placeholder was changed and stays", zap.String("name", p.Name))
-		case err != nil && !errors.Is(err, fs.ErrNotExist):
+	for _, id := range slices.Backward(slices.Clone(u.placeholders)) { // those inside .git first
+		if err := u.journal.Release(ctx, u.workspace, id); err != nil {
 			errs = append(errs, err)
-			return false
+			continue
 		}
-		done = append(done, p.id)
-		return true
-	})
-	if len(done) > 0 {
-		errs = append(errs, u.journal.Forget(done...))
+		u.placeholders = slices.DeleteFunc(u.placeholders, func(have int) bool { return have == id })
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("close workspace mounts: %w", err)

@@ -1,0 +1,51 @@
+package docker
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/docker/docker/api/types/container"
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/sandboxtest"
+)
+
+// TestConformance holds the backend to the contract, by the suite that every
+// backend passes.
+func TestConformance(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: the suite's workspaces belong to several users")
+	}
+	b := newBed(t, 0)
+	b.backend = b.open(t, Options{Logger: zap.NewNop()})
+	sandboxtest.Run(t, sandboxtest.Target{
+		Backend: inState{b.backend, b.state}, Image: images.Reference{Scheme: images.SchemeHost},
+		Kill: func(ctx context.Context, sb sandbox.Sandbox) error {
+			e, _, err := b.backend.connect(ctx)
+			if err != nil {
+				return err
+			}
+			return e.ContainerRemove(ctx, sb.ID(), container.RemoveOptions{Force: true})
+		},
+		Leftovers: b.leftovers,
+	})
+}
+
+// inState gives each session of the suite a folder below the backend's state
+// folder, as Caisson does.
+type inState struct {
+	*Backend
+	state string
+}
+
+func (b inState) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	spec.Dir = filepath.Join(b.state, "sessions", spec.Session)
+	if err := os.MkdirAll(spec.Dir, 0o700); err != nil {
+		return nil, err
+	}
+	return b.Backend.Create(ctx, spec)
+}

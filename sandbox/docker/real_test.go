@@ -1,0 +1,411 @@
+package docker
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/filters"
+	"github.com/moby/sys/mountinfo"
+	"github.com/oklog/ulid/v2"
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// ownerHelper makes the test binary a Caisson that starts a container and
+// waits to be killed.
+const ownerHelper = "CAISSON_DOCKER_OWNER"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(ownerHelper); dir != "" {
+		if err := ownUntilKilled(dir); err != nil {
+			fmt.Fprintln(os.Stdout, "error:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	code := m.Run()
+	if err := goleak.Find(goleak.IgnoreTopFunction("os/signal.loop")); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	if guestBuild.folder != "" {
+		os.RemoveAll(guestBuild.folder)
+	}
+	os.Exit(code)
+}
+
+// guestBuild builds the guest once for all tests of a run.
+var guestBuild struct {
+	sync.Once
+	folder, path string
+	err          error
+}
+
+func guestPath(t testing.TB) string {
+	t.Helper()
+	guestBuild.Do(func() {
+		guestBuild.folder, guestBuild.err = os.MkdirTemp("", "caisson-guest-")
+		if guestBuild.err != nil {
+			return
+		}
+		guestBuild.path = filepath.Join(guestBuild.folder, "caisson-guest")
+		build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", guestBuild.path, "github.com/caisson-run/caisson/cmd/caisson-guest")
+		build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOOS=linux")
+		if out, err := build.CombinedOutput(); err != nil {
+			guestBuild.err = fmt.Errorf("build the guest: %w: %s", err, out)
+			return
+		}
+		guestBuild.err = errors.Join(os.Chmod(guestBuild.folder, 0o755), os.Chmod(guestBuild.path, 0o755))
+	})
+	must(t, guestBuild.err)
+	return guestBuild.path
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// needEngine skips where there is no engine, and fails where REQUIRE_BACKENDS
+// says that there must be one.
+func needEngine(t testing.TB) {
+	t.Helper()
+	e, err := resolveEndpoint("", os.Getenv)
+	if err == nil {
+		c, dialErr := dial(context.Background(), e)
+		if err = dialErr; err == nil {
+			c.Close()
+			return
+		}
+	}
+	if slices.Contains(strings.Split(os.Getenv("REQUIRE_BACKENDS"), ","), Name) {
+		t.Fatalf("REQUIRE_BACKENDS has docker: %v", err)
+	}
+	t.Skipf("needs a Docker engine: %v", err)
+}
+
+// bed is a state folder, a workspace and a backend.
+type bed struct {
+	state, workspace string
+	backend          *Backend
+}
+
+// newBed makes the workspace belong to uid, which only root can.
+func newBed(t testing.TB, uid int) *bed {
+	t.Helper()
+	needEngine(t)
+	base := t.TempDir()
+	b := &bed{state: filepath.Join(base, "state"), workspace: filepath.Join(base, "workspace")}
+	must(t, os.MkdirAll(b.state, 0o700))
+	must(t, os.Mkdir(b.workspace, 0o755))
+	if uid != os.Geteuid() {
+		must(t, os.Chown(b.workspace, uid, uid))
+	}
+	b.backend = b.open(t, Options{})
+	return b
+}
+
+func (b *bed) open(t testing.TB, o Options) *Backend {
+	t.Helper()
+	o.GuestPath, o.StateDir, o.Getenv = guestPath(t), b.state, os.Getenv
+	if o.Logger == nil {
+		o.Logger = zaptest.NewLogger(t)
+	}
+	backend, err := New(o)
+	must(t, err)
+	t.Cleanup(func() { backend.Close() })
+	return backend
+}
+
+func (b *bed) spec(t testing.TB, session string) sandbox.Spec {
+	t.Helper()
+	dir := filepath.Join(b.state, "sessions", session)
+	must(t, os.MkdirAll(dir, 0o700))
+	held, err := os.Open(b.workspace)
+	must(t, err)
+	t.Cleanup(func() { held.Close() })
+	return sandbox.Spec{
+		Session: session, Image: images.Reference{Scheme: images.SchemeHost}, Dir: dir,
+		Workspace: sandbox.Workspace{Path: b.workspace, Dir: held}, Resources: limits.DefaultResources(),
+	}
+}
+
+// newSession gives a session id that no earlier run has used.
+func newSession() string { return "ses_" + ulid.Make().String() }
+
+// start makes a container and destroys it at the end of the test, and then
+// nothing of it may be left.
+func (b *bed) start(t testing.TB) (sandbox.Sandbox, string) {
+	t.Helper()
+	session := newSession()
+	s, err := b.backend.Create(t.Context(), b.spec(t, session))
+	must(t, err)
+	t.Cleanup(func() {
+		if err := s.Destroy(context.Background()); err != nil {
+			t.Errorf("destroy: %v", err)
+		}
+		b.nothingLeft(t, session)
+	})
+	return s, session
+}
+
+// nothingLeft fails the test where anything of a session is left.
+func (b *bed) nothingLeft(t testing.TB, session string) {
+	t.Helper()
+	left, err := b.leftovers(session)
+	if len(left) > 0 || err != nil {
+		t.Errorf("left of %s: %q %v", session, left, err)
+	}
+}
+
+// leftovers lists everything that a session makes and that is still there.
+func (b *bed) leftovers(session string) ([]string, error) {
+	ctx := context.Background()
+	e, _, err := b.backend.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var left []string
+	list, err := e.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", owner.LabelSession+"="+session))})
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range list {
+		left = append(left, "container "+c.ID+" "+c.Status)
+	}
+	for _, pattern := range []string{"sessions/" + session + "/*", "journal/*" + session + "*"} {
+		files, err := filepath.Glob(filepath.Join(b.state, pattern))
+		if err != nil {
+			return nil, err
+		}
+		left = append(left, files...)
+	}
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(filepath.Join(b.state, "sessions", session)))
+	for _, m := range mounts {
+		left = append(left, "mount "+m.Mountpoint)
+	}
+	return left, err
+}
+
+// shell runs a script and gives what it wrote.
+func shell(t testing.TB, s sandbox.Sandbox, script string) (string, sandbox.Exit) {
+	t.Helper()
+	var out, errOut bytes.Buffer
+	p, err := s.Start(t.Context(), sandbox.Command{Argv: []string{"/bin/sh", "-c", script}, Stdout: &out, Stderr: &errOut})
+	must(t, err)
+	exit, err := p.Wait()
+	must(t, err)
+	if errOut.Len() > 0 {
+		t.Logf("%q wrote: %s", script, &errOut)
+	}
+	return out.String(), exit
+}
+
+func TestOwnership(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: workspaces of several owners")
+	}
+	for _, uid := range []int{0, 1000, sandbox.CommandUID} {
+		t.Run(fmt.Sprint(uid), func(t *testing.T) {
+			b := newBed(t, uid)
+			s, _ := b.start(t)
+			out, exit := shell(t, s, "id -u; echo x >by-shell; mkdir folder; mv .git .git2; touch .git/config")
+			if !strings.HasPrefix(out, "10001\n") || exit.Status.Success() {
+				t.Errorf("%v: %s", exit.Status, out)
+			}
+			_, err := s.Apply(t.Context(), workspace.Op{Kind: workspace.OpWrite, Path: "by/tool", Content: []byte("y")})
+			must(t, err)
+			for _, name := range []string{"by-shell", "folder", "by", "by/tool"} {
+				info, err := os.Lstat(filepath.Join(b.workspace, name))
+				must(t, err)
+				if st := info.Sys().(*syscall.Stat_t); int(st.Uid) != uid || int(st.Gid) != uid {
+					t.Errorf("%s belongs to %d:%d", name, st.Uid, st.Gid)
+				}
+			}
+			a := s.Attestation()
+			if want := fmt.Sprintf("%d:%d", uid, uid); a.WorkspaceOwner != want || a.IDMapped != (uid != sandbox.CommandUID) || len(a.Lost) > 0 {
+				t.Errorf("attested owner %s, mapped %v, lost %q", a.WorkspaceOwner, a.IDMapped, a.Lost)
+			}
+			must(t, s.Destroy(t.Context()))
+			if _, err := os.Lstat(filepath.Join(b.workspace, ".git")); err == nil {
+				t.Error("the placeholder .git is left")
+			}
+		})
+	}
+}
+
+func TestDestroyIsIdempotentAndConcurrent(t *testing.T) {
+	b := newBed(t, os.Geteuid())
+	s, session := b.start(t)
+	if s.State() != sandbox.StateRunning || s.Err() != nil {
+		t.Errorf("state %v, %v", s.State(), s.Err())
+	}
+	p, err := s.Start(t.Context(), sandbox.Command{Argv: []string{"sleep", "1000"}})
+	must(t, err)
+	errs := make(chan error)
+	for range 4 {
+		go func() { errs <- s.Destroy(t.Context()) }()
+	}
+	for range 4 {
+		must(t, <-errs)
+	}
+	<-s.Done()
+	if s.State() != sandbox.StateStopped || s.Err() != nil {
+		t.Errorf("after destroy: %v, %v", s.State(), s.Err())
+	}
+	if _, err := p.Wait(); !errors.Is(err, sandbox.ErrLost) {
+		t.Errorf("the running command ended with %v", err)
+	}
+	if _, err := s.Start(t.Context(), sandbox.Command{Argv: []string{"true"}}); !errors.Is(err, sandbox.ErrState) {
+		t.Errorf("start after destroy: %v", err)
+	}
+	b.nothingLeft(t, session)
+}
+
+func TestContainerRemovedByAnOperator(t *testing.T) {
+	b := newBed(t, os.Geteuid())
+	s, _ := b.start(t)
+	p, err := s.Start(t.Context(), sandbox.Command{Argv: []string{"sleep", "1000"}})
+	must(t, err)
+	e, _, err := b.backend.connect(t.Context())
+	must(t, err)
+	must(t, e.ContainerRemove(t.Context(), s.ID(), container.RemoveOptions{Force: true}))
+	if _, err := p.Wait(); !errors.Is(err, sandbox.ErrLost) {
+		t.Errorf("the command ended with %v", err)
+	}
+	<-s.Done()
+	if !errors.Is(s.Err(), sandbox.ErrLost) || s.State() != sandbox.StateStopped {
+		t.Errorf("lost with %v, state %v", s.Err(), s.State())
+	}
+	if _, err := s.Start(t.Context(), sandbox.Command{Argv: []string{"true"}}); !errors.Is(err, sandbox.ErrLost) {
+		t.Errorf("start after the loss: %v", err)
+	}
+	t.Log(s.Err())
+}
+
+func TestMissingImage(t *testing.T) {
+	b := newBed(t, os.Geteuid())
+	session := newSession()
+	spec := b.spec(t, session)
+	spec.Image = images.Reference{Scheme: images.SchemeName, Value: "caisson-test/not-there:1"}
+	_, err := b.backend.Create(t.Context(), spec)
+	if !errors.Is(err, sandbox.ErrNotFound) || !strings.Contains(err.Error(), "docker pull caisson-test/not-there:1") {
+		t.Errorf("error %v", err)
+	}
+	b.nothingLeft(t, session)
+}
+
+func TestMissingRuntime(t *testing.T) {
+	b := newBed(t, os.Geteuid())
+	backend := b.open(t, Options{Runtime: "no-such-runtime"})
+	for name, call := range map[string]func() error{
+		"check":  func() error { _, err := backend.Check(t.Context()); return err },
+		"create": func() error { _, err := backend.Create(t.Context(), b.spec(t, newSession())); return err },
+	} {
+		if err := call(); !errors.Is(err, sandbox.ErrNotFound) || !strings.Contains(err.Error(), "runc") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestCheck(t *testing.T) {
+	b := newBed(t, os.Geteuid())
+	info, err := b.backend.Check(t.Context())
+	must(t, err)
+	if info.Backend != Name || info.Runtime == "" || info.EngineVersion == "" {
+		t.Errorf("info %+v", info)
+	}
+}
+
+func TestOneSessionAtATime(t *testing.T) {
+	b := newBed(t, os.Geteuid())
+	s, session := b.start(t)
+	if _, err := b.backend.Create(t.Context(), b.spec(t, session)); !errors.Is(err, sandbox.ErrInvalid) {
+		t.Errorf("a second container of the session: %v", err)
+	}
+	if out, exit := shell(t, s, "echo alive"); out != "alive\n" || !exit.Status.Success() {
+		t.Errorf("the first one was hurt: %v %s", exit.Status, out)
+	}
+}
+
+func TestManyAtOnce(t *testing.T) {
+	b := newBed(t, os.Geteuid())
+	b.backend = b.open(t, Options{Logger: zap.NewNop()})
+	var group errgroup.Group
+	var sessions []string
+	for range 6 {
+		sessions = append(sessions, newSession())
+		spec := b.spec(t, sessions[len(sessions)-1])
+		group.Go(func() error {
+			s, err := b.backend.Create(t.Context(), spec)
+			if err != nil {
+				return err
+			}
+			return s.Destroy(t.Context())
+		})
+	}
+	must(t, group.Wait())
+	for _, session := range sessions {
+		b.nothingLeft(t, session)
+	}
+}
+
+// A cancelled Create leaves nothing, wherever it was.
+func TestCreateCancelled(t *testing.T) {
+	b := newBed(t, os.Geteuid())
+	b.backend = b.open(t, Options{Logger: zap.NewNop()})
+	stop := errors.New("the user changed their mind")
+	for _, after := range []time.Duration{0, 5, 10, 20, 30, 45, 60, 80, 100, 130} {
+		session := newSession()
+		ctx, cancel := context.WithTimeoutCause(t.Context(), after*time.Millisecond, stop)
+		s, err := b.backend.Create(ctx, b.spec(t, session))
+		cancel()
+		if err == nil {
+			must(t, s.Destroy(t.Context()))
+		} else if !errors.Is(err, stop) {
+			t.Errorf("after %d ms: %v", after, err)
+		}
+		b.nothingLeft(t, session)
+	}
+}
+
+func TestOutOfMemorySparesTheSession(t *testing.T) {
+	b := newBed(t, os.Geteuid())
+	spec := b.spec(t, newSession())
+	spec.Resources.MemoryBytes = 96 << 20
+	s, err := b.backend.Create(t.Context(), spec)
+	must(t, err)
+	defer s.Destroy(context.Background())
+	_, exit := shell(t, s, "head -c 400m /dev/zero | tail >/dev/null; true")
+	if !exit.Status.OOMKilled {
+		t.Errorf("status %v does not say so", exit.Status)
+	}
+	if out, exit := shell(t, s, "echo alive"); out != "alive\n" || !exit.Status.Success() {
+		t.Errorf("afterwards: %v %s", exit.Status, out)
+	}
+	if got := s.Attestation().Limits.MemoryBytes; got != 96<<20 {
+		t.Errorf("attested memory %d", got)
+	}
+}

@@ -1,0 +1,142 @@
+package owner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/gofrs/flock"
+)
+
+// placeholderLock serialises what is done with placeholders by all sessions of
+// a state folder.
+const placeholderLock = ".placeholders.lock"
+
+// Reserve makes a placeholder in the workspace, noted first, and returns its
+// number. Where another session's placeholder is there already, it is shared:
+// it stays until the last of them lets go of it. (To remove it earlier would
+// detach it from the other's container, see rmdir in mount_namespaces(7).) It
+// fails with fs.ErrExist where something else has the name.
+func (j *Journal) Reserve(ctx context.Context, workspace *os.File, p Placeholder) (int, error) {
+	unlock, err := j.lockPlaceholders(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer unlock()
+	if ino, err := p.inodeIn(workspace); err == nil {
+		p.Ino = ino
+		shared, err := sharedPlaceholder(j.root, j.doc.Session, p)
+		if err != nil {
+			return 0, err
+		}
+		if !shared {
+			return 0, fmt.Errorf("reserve %s: %w", p.Name, fs.ErrExist)
+		}
+		ids, err := j.Add(Entry{Kind: KindPlaceholder, Placeholder: &p})
+		if err != nil {
+			return 0, err
+		}
+		return ids[0], nil
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return 0, fmt.Errorf("reserve %s: %w", p.Name, err)
+	}
+	ids, err := j.Add(Entry{Kind: KindPlaceholder, Placeholder: &p})
+	if err != nil {
+		return 0, err
+	}
+	made, err := p.Make(workspace)
+	if err != nil {
+		// Not made, or somebody else's: not ours to remove.
+		return 0, errors.Join(err, j.Forget(ids[0]))
+	}
+	return ids[0], j.Update(ids[0], Entry{Kind: KindPlaceholder, Placeholder: &made})
+}
+
+// Release lets go of a placeholder: the last session that shares it removes it
+// if it is unchanged. A changed one is the user's now and stays.
+func (j *Journal) Release(ctx context.Context, workspace *os.File, id int) error {
+	unlock, err := j.lockPlaceholders(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	p, ok := j.placeholder(id)
+	if !ok {
+		return nil
+	}
+	shared, err := sharedPlaceholder(j.root, j.doc.Session, p)
+	if err != nil {
+		return err
+	}
+	if !shared {
+		if err := p.Remove(workspace); err != nil && !errors.Is(err, ErrChanged) && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return j.Forget(id)
+}
+
+// placeholder gives the placeholder of an entry.
+func (j *Journal) placeholder(id int) (Placeholder, bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	i := j.index(id)
+	if i < 0 || j.doc.Entries[i].Placeholder == nil {
+		return Placeholder{}, false
+	}
+	return *j.doc.Entries[i].Placeholder, true
+}
+
+func (j *Journal) lockPlaceholders(ctx context.Context) (func(), error) {
+	return lockPlaceholders(ctx, j.folder)
+}
+
+func lockPlaceholders(ctx context.Context, journals string) (func(), error) {
+	lock := flock.New(filepath.Join(journals, placeholderLock))
+	if _, err := lock.TryLockContext(ctx, 5*time.Millisecond); err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			err = cause
+		}
+		return nil, fmt.Errorf("wait for another session's placeholders: %w", err)
+	}
+	return func() { lock.Close() }, nil //nolint:errcheck // a lock that is not given up ends with the process
+}
+
+// sharedPlaceholder says whether a journal of another session notes the same
+// placeholder. A journal that can't be read counts for nothing: a sweep sets
+// it aside.
+func sharedPlaceholder(root *os.Root, session string, p Placeholder) (bool, error) {
+	names, err := journalNames(root)
+	if err != nil {
+		return false, fmt.Errorf("read journals: %w", err)
+	}
+	for _, name := range names {
+		if strings.TrimSuffix(name, ".json") == session {
+			continue
+		}
+		data, err := readJournal(root, name)
+		if err != nil {
+			continue
+		}
+		doc, err := parseJournal(name, data)
+		if err != nil {
+			continue
+		}
+		for _, r := range doc.Entries {
+			if r.Placeholder != nil && r.Placeholder.same(p) {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}
+
+// same says that two sessions mean one file or folder.
+func (p Placeholder) same(q Placeholder) bool {
+	return p.WorkspaceDev == q.WorkspaceDev && p.WorkspaceIno == q.WorkspaceIno && p.Name == q.Name && p.Ino == q.Ino && p.Ino != 0
+}
