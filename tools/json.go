@@ -20,6 +20,10 @@ const (
 	MaxInputBytes = 4 << 20
 	// MaxInputDepth bounds its nesting.
 	MaxInputDepth = 64
+	// MaxInputValues bounds the values in it, because every one can be wrong
+	// and the validator collects all: two million wrong numbers in 4 MiB took
+	// it 1.6 GB.
+	MaxInputValues = 50_000
 )
 
 // decodeJSON reads exactly one JSON value and refuses what encoding/json lets
@@ -47,9 +51,13 @@ func decodeJSON(text []byte, maxBytes, maxDepth int) (any, error) {
 type jsonParser struct {
 	dec      *json.Decoder
 	maxDepth int
+	values   int
 }
 
 func (p *jsonParser) value(depth int) (any, error) {
+	if p.values++; p.values > MaxInputValues {
+		return nil, fmt.Errorf("more than %d values", MaxInputValues)
+	}
 	tok, err := p.token()
 	if err != nil {
 		return nil, err

@@ -84,6 +84,7 @@ func TestInputIsAcceptedOrEveryProblemIsNamed(t *testing.T) {
 		{name: "trailing data", input: `{"path":"a"} {"path":"b"}`, problems: []string{"/: more data after the JSON value"}},
 		{name: "invalid UTF-8", input: "{\"path\":\"\xff\"}", problems: []string{"/: not valid UTF-8"}},
 		{name: "too deep", input: `{"path":"a","free":` + strings.Repeat("[", 100_000) + strings.Repeat("]", 100_000) + `}`, problems: []string{"/: nested deeper than 64"}},
+		{name: "too many values", input: `{"path":"a","edits":[` + strings.Repeat("1,", MaxInputValues) + `1]}`, problems: []string{"/: more than 50000 values"}},
 		{name: "too large", input: `{"path":"` + strings.Repeat("a", MaxInputBytes) + `"}`, problems: []string{"/: 4194315 bytes, at most 4194304 are accepted"}},
 	}
 	for _, tt := range tests {
