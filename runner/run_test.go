@@ -650,7 +650,7 @@ func TestALongTaskIsSpilled(t *testing.T) {
 	b := newBench(t, "  - text: done\n")
 	b.opts.Task = strings.Repeat("long ", 100_000)
 	_, records := b.run(t.Context())
-	if got := of[SessionCreated](t, records)[0]; len(got.Task) > 1000 {
+	if got := of[SessionCreated](t, records)[0]; len(got.Task) > 20_000 {
 		t.Errorf("task of %d bytes in the line", len(got.Task))
 	}
 }

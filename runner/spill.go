@@ -23,14 +23,16 @@ const MaxLineBytes = 64_000
 const (
 	// maxEnvelopeBytes is room for everything in a line but its payload.
 	maxEnvelopeBytes = 1_000
-	// spilledHead is what stays of a string that was moved out.
-	spilledHead = 512
 	// spillable is the shortest string that is worth a file.
-	spillable = 2_048
+	spillable = 4_096
 )
 
+// keptBytes is what stays in place of each end of a string that was moved out:
+// as much as fits where one string is too long, little where many are.
+func keptBytes() []int { return []int{8_192, 512} }
+
 // Spilled says where a payload's value is that was too long for its line: the
-// payload's own "spilled" list. The value in place is the head of it.
+// payload's own "spilled" list. The value in place is its beginning and its end.
 type Spilled struct {
 	// Pointer is the JSON pointer of a string in the payload, or "" for the
 	// payload itself, which is then an object with this list alone.
@@ -44,37 +46,13 @@ type Spilled struct {
 // spillPayload makes payload fit a line: the longest strings go to files of
 // dir/spill named after the record, longest first, until the rest fits.
 func spillPayload(dir, id string, payload []byte) ([]byte, error) {
-	const budget = MaxLineBytes - maxEnvelopeBytes
-	if len(escapeInvisible(payload)) <= budget {
+	if fits(payload) {
 		return payload, nil
 	}
-	dec := json.NewDecoder(bytes.NewReader(payload))
-	dec.UseNumber()
-	var root map[string]any
-	if err := dec.Decode(&root); err != nil {
-		return nil, fmt.Errorf("spill payload of %s: %w", id, err)
-	}
-	var found []stringAt
-	findStrings(root, "", func(s stringAt) { found = append(found, s) })
-	slices.SortStableFunc(found, func(a, b stringAt) int { return cmp.Compare(len(b.value), len(a.value)) })
-	var list []Spilled
-	for i, s := range found {
-		if len(s.value) < spillable {
-			break
-		}
-		moved, err := writeSpill(dir, id+"-"+strconv.Itoa(i), s.pointer, []byte(s.value))
-		if err != nil {
-			return nil, err
-		}
-		s.set(head(s.value, spilledHead))
-		list = append(list, moved)
-		root["spilled"] = list
-		short, err := marshal(root)
-		if err != nil {
-			return nil, fmt.Errorf("spill payload of %s: %w", id, err)
-		}
-		if len(escapeInvisible(short)) <= budget {
-			return short, nil
+	for _, keep := range keptBytes() {
+		short, ok, err := spillStrings(dir, id, payload, keep)
+		if err != nil || ok {
+			return short, err
 		}
 	}
 	moved, err := writeSpill(dir, id, "", payload)
@@ -82,6 +60,45 @@ func spillPayload(dir, id string, payload []byte) ([]byte, error) {
 		return nil, err
 	}
 	return marshal(map[string]any{"spilled": []Spilled{moved}})
+}
+
+func fits(payload []byte) bool {
+	return len(escapeInvisible(payload)) <= MaxLineBytes-maxEnvelopeBytes
+}
+
+// spillStrings moves strings out until the payload fits; ok is false where it
+// does not fit without any long string.
+func spillStrings(dir, id string, payload []byte, keep int) (_ []byte, ok bool, err error) {
+	dec := json.NewDecoder(bytes.NewReader(payload))
+	dec.UseNumber()
+	var root map[string]any
+	if err := dec.Decode(&root); err != nil {
+		return nil, false, fmt.Errorf("spill payload of %s: %w", id, err)
+	}
+	var found []stringAt
+	findStrings(root, "", func(s stringAt) { found = append(found, s) })
+	slices.SortStableFunc(found, func(a, b stringAt) int { return cmp.Compare(len(b.value), len(a.value)) })
+	var list []Spilled
+	for i, s := range found {
+		if len(s.value) < spillable || len(s.value) < 3*keep {
+			break
+		}
+		moved, err := writeSpill(dir, id+"-"+strconv.Itoa(i), s.pointer, []byte(s.value))
+		if err != nil {
+			return nil, false, err
+		}
+		s.set(ends(s.value, keep, moved.Path))
+		list = append(list, moved)
+		root["spilled"] = list
+		short, err := marshal(root)
+		if err != nil {
+			return nil, false, fmt.Errorf("spill payload of %s: %w", id, err)
+		}
+		if fits(short) {
+			return short, true, nil
+		}
+	}
+	return nil, false, nil
 }
 
 // stringAt is one string of a decoded payload, and how to replace it.
@@ -128,13 +145,15 @@ func writeSpill(dir, name, pointer string, value []byte) (Spilled, error) {
 	return Spilled{Pointer: pointer, Path: path, Bytes: len(value), SHA256: hex.EncodeToString(sum[:])}, nil
 }
 
-// head is the first n bytes of s, not cut inside a character.
-func head(s string, n int) string {
-	if len(s) <= n {
-		return s
+// ends is the first and the last n bytes of s, not cut inside a character,
+// with a note between them.
+func ends(s string, n int, path string) string {
+	from, to := n, len(s)-n
+	for from > 0 && !utf8.RuneStart(s[from]) {
+		from--
 	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
+	for to < len(s) && !utf8.RuneStart(s[to]) {
+		to++
 	}
-	return s[:n]
+	return fmt.Sprintf("%s\n[… %d bytes left out here, the whole is in %s …]\n%s", s[:from], to-from, path, s[to:])
 }
