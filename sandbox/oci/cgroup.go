@@ -42,7 +42,7 @@ var needed = []string{"cpu", "memory", "pids"}
 // planCgroup says where the cgroup of a session's container goes, and what
 // can't be limited.
 func planCgroup(session string, rootless bool, t traits) (cgroupPlan, []string) {
-	lost := "Limits of memory, processes and CPU time: "
+	lost := "Limits of memory, pids and CPU time: "
 	if t.ownKernel {
 		lost = "Limits of memory and CPU time: " // it counts processes itself
 	}

@@ -22,7 +22,12 @@ import (
 // Create makes and starts one sandbox. The errors are those of
 // sandbox.Backend; one that the runtime gave ends with its own words.
 func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (_ sandbox.Sandbox, err error) {
-	fail := func(err error) error { return fmt.Errorf("create %s sandbox: %w", b.Name(), err) }
+	fail := func(err error) error {
+		if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+			err = fmt.Errorf("%w: %w", cause, err) // who was interrupted does not always say by what
+		}
+		return fmt.Errorf("create %s sandbox: %w", b.Name(), err)
+	}
 	if err := b.validate(spec); err != nil {
 		return nil, fail(err)
 	}

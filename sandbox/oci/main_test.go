@@ -24,7 +24,7 @@ import (
 // Environment of the processes that the tests start from their own binary.
 const (
 	ownerHelper = "CAISSON_OCI_OWNER" // a Caisson that makes a sandbox and waits to be killed
-	userHelper  = "CAISSON_OCI_USER"  // the tests, as an ordinary user
+	userHelper  = "CAISSON_OCI_USER"  // the tests, as an ordinary user; the folder with programs
 )
 
 func TestMain(m *testing.M) {
@@ -55,8 +55,8 @@ var guestBuild struct {
 
 func guestPath(t testing.TB) string {
 	t.Helper()
-	if path := os.Getenv(userHelper); path != "" {
-		return path
+	if dir := os.Getenv(userHelper); dir != "" {
+		return filepath.Join(dir, "guest")
 	}
 	guestBuild.Do(func() {
 		guestBuild.folder, guestBuild.err = os.MkdirTemp("", "caisson-guest-")

@@ -2,6 +2,7 @@ package sandboxtest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -138,6 +139,9 @@ func copyProbe(from, workspace string) error {
 		return err
 	}
 	path := filepath.Join(workspace, probeName)
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
 	if err := os.WriteFile(path, data, 0o755); err != nil {
 		return err
 	}

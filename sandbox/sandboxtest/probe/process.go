@@ -9,6 +9,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -138,9 +139,15 @@ func orphans(args []string) error {
 
 // eachProcess calls f with every process's folder below /proc but our own.
 func eachProcess(f func(dir string)) error {
+	own := []string{strconv.Itoa(os.Getpid())}
+	// Where guest and commands share one id, the guest keeps a process above
+	// each command, which carries the command's arguments.
+	if parent := os.Getppid(); parent > 1 {
+		own = append(own, strconv.Itoa(parent))
+	}
 	dirs, err := filepath.Glob("/proc/[0-9]*")
 	for _, dir := range dirs {
-		if filepath.Base(dir) != strconv.Itoa(os.Getpid()) {
+		if !slices.Contains(own, filepath.Base(dir)) {
 			f(dir)
 		}
 	}

@@ -1,0 +1,76 @@
+package oci
+
+import (
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/caisson-run/caisson/sandbox/sandboxtest"
+)
+
+// userID is the ordinary user that root's tests become: no account is needed.
+const userID = 1000
+
+// TestOrdinaryUser runs the tests again, as an ordinary user where this is
+// root: there the whole suite is held without any privilege.
+func TestOrdinaryUser(t *testing.T) {
+	if os.Getenv(userHelper) != "" {
+		t.Skip("is the ordinary user's run itself")
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to become another user; the other tests are an ordinary user's here")
+	}
+	both(t, func(t *testing.T, k Kind) {
+		path := runtimePath(t, k)
+		dir, err := os.MkdirTemp("", "caisson-user-") // the folder above t.TempDir is closed to others
+		must(t, err)
+		t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
+		must(t, os.Chown(dir, userID, userID))
+		for name, from := range map[string]string{"test": os.Args[0], "guest": guestPath(t), RuntimeName(k): path, "probe": sandboxtest.BuildProbe(t)} {
+			must(t, copyProgram(from, filepath.Join(dir, name)))
+		}
+		cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "test"), "-test.v", "-test.run=^TestUser$/^"+string(k)+"$")
+		cmd.Dir = dir
+		cmd.Env = []string{userHelper + "=" + dir, "TMPDIR=" + dir, "PATH=" + dir + ":" + os.Getenv("PATH"), "REQUIRE_BACKENDS=" + string(k)}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: userID, Gid: userID}}
+		out, err := cmd.CombinedOutput()
+		t.Logf("%s", out)
+		if err != nil || !strings.Contains(string(out), "--- PASS: TestUser/"+string(k)) {
+			t.Errorf("as uid %d: %v", userID, err)
+		}
+	})
+}
+
+// TestUser is what TestOrdinaryUser runs as another user.
+func TestUser(t *testing.T) {
+	dir := os.Getenv(userHelper)
+	if dir == "" {
+		t.Skip("needs to be started by TestOrdinaryUser")
+	}
+	both(t, func(t *testing.T, k Kind) {
+		target := conformanceTarget(newBed(t, k, os.Geteuid()))
+		target.LimitsUnenforced, target.SingleUID = true, k == Runc
+		target.FloodBytes, target.Probe = 16<<20, filepath.Join(dir, "probe")
+		sandboxtest.Run(t, target)
+	})
+}
+
+func copyProgram(from, to string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
+	if err != nil {
+		return err
+	}
+	if _, err := io.Copy(out, in); err != nil {
+		return err
+	}
+	return out.Close()
+}
