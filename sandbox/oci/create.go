@@ -81,6 +81,9 @@ func (b *Backend) validate(spec sandbox.Spec) error {
 	default:
 		return fmt.Errorf("no image named: %w", sandbox.ErrInvalid)
 	}
+	if _, err := os.Stat(b.options.RuntimePath); err != nil {
+		return fmt.Errorf("runtime %s: %w: install it, or name its path in the configuration: %w", b.options.RuntimePath, sandbox.ErrNotFound, err)
+	}
 	return b.checkSystem()
 }
 
@@ -191,14 +194,17 @@ func (b *Backend) resolve(ctx context.Context, ref images.Reference, id identity
 
 // start runs the container and takes hold of its process.
 func (c *container) start(ctx context.Context) error {
-	io, theirs, err := openStdio()
+	ours, theirs, err := openStdio()
 	if err != nil {
 		return err
 	}
-	c.stdio = io
+	c.stdio = ours
+	// The guest ends at once if the start is cancelled while the runtime works.
+	uncancel := context.AfterFunc(ctx, func() { ours.in.Close() }) //nolint:errcheck // closed for good
 	err = c.backend.runtime.run(ctx, c.bundle, c.id, c.plan.cgroup.path != "", theirs)
+	uncancel()
 	if err := errors.Join(err, theirs.close()); err != nil {
-		if said := io.stderr.text(); said != "" {
+		if said := ours.stderr.text(); said != "" {
 			err = fmt.Errorf("%w: %s", err, said)
 		}
 		return err
@@ -208,7 +214,7 @@ func (c *container) start(ctx context.Context) error {
 		return fmt.Errorf("%w: %w", sandbox.ErrUnavailable, err)
 	}
 	if c.process, err = openProcess(pid); err != nil {
-		return fmt.Errorf("container died at once: %w: %w: %s", sandbox.ErrUnavailable, err, io.stderr.text())
+		return fmt.Errorf("container died at once: %w: %w: %s", sandbox.ErrUnavailable, err, ours.stderr.text())
 	}
 	if c.plan.cgroup.path != "" {
 		if c.cgroup, err = cgroupOf(pid, c.session); err != nil {

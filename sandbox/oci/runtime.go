@@ -85,44 +85,56 @@ func (r *runtimeClient) run(ctx context.Context, b *bundle, id string, cgroups b
 	args := append(r.flags(runtimeFlags{root: r.root, log: b.log(), cgroups: cgroups}),
 		"run", "--detach", "--bundle", b.dir, "--pid-file", b.pidFile(), id)
 	cmd := r.command(ctx, args)
+	// A runtime that is killed half-way leaves what it can't be asked about
+	// any more. So a cancellation lets it finish, which takes the guest, whose
+	// stdin is closed then, with it; only one that hangs is killed.
+	cmd.Cancel = func() error { return nil }
+	cmd.WaitDelay = callTime
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = streams.stdin, streams.stdout, streams.stderr
 	err := cmd.Run()
-	if err == nil {
-		return nil
-	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	return fmt.Errorf("%s run: %w: %w: %s", filepath.Base(r.path), sandbox.ErrUnavailable, err, b.messages())
+	if err != nil {
+		return fmt.Errorf("%s run: %w: %w: %s", filepath.Base(r.path), sandbox.ErrUnavailable, err, b.messages())
+	}
+	return nil
 }
 
 // delete removes what the runtime knows of a container, which must be dead or
 // dies now. A container that it doesn't know is no error: removed is false.
 func (r *runtimeClient) delete(ctx context.Context, id string) (removed bool, err error) {
-	if !r.knows(id) {
+	files := r.files(id)
+	if len(files) == 0 {
 		return false, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTime)
+	ctx, cancel := context.WithTimeoutCause(ctx, callTime, fmt.Errorf("%s did not answer within %s", filepath.Base(r.path), callTime))
 	defer cancel()
 	if _, err := r.call(ctx, r.root, "delete", "--force", id); err != nil {
 		return false, fmt.Errorf("delete container %s: %w", id, err)
 	}
-	return true, nil
+	// What a start that failed early left: a lock, an empty folder.
+	var errs []error
+	for _, name := range r.files(id) {
+		errs = append(errs, os.RemoveAll(filepath.Join(r.root, name)))
+	}
+	return true, errors.Join(errs...)
 }
 
-// knows says whether the runtime's folder has anything of a container: runc
-// keeps a folder of the container's name, runsc files that begin with it.
-func (r *runtimeClient) knows(id string) bool {
+// files lists what the runtime's folder has of a container: runc keeps a
+// folder of the container's name, runsc a state, a lock and a socket.
+func (r *runtimeClient) files(id string) []string {
 	entries, err := os.ReadDir(r.root)
 	if err != nil {
-		return false
+		return nil
 	}
+	var names []string
 	for _, e := range entries {
-		if e.Name() == id || strings.HasPrefix(e.Name(), id+"_") || strings.HasPrefix(e.Name(), "runsc-"+id+".") {
-			return true
+		if n := e.Name(); n == id || strings.HasPrefix(n, id+"_sandbox:") || n == "runsc-"+id+".sock" {
+			names = append(names, n)
 		}
 	}
-	return false
+	return names
 }
 
 // call runs the runtime and returns its standard output.

@@ -3,41 +3,269 @@ package oci
 import (
 	"bytes"
 	"context"
-	"encoding/json"
+	"errors"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
 	"testing"
 
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
 // output runs a shell command and returns what it wrote, and its exit.
-func output(t testing.TB, sb sandbox.Sandbox, script string) (string, sandbox.Exit) {
+func output(t testing.TB, sb sandbox.Sandbox, script string) string {
 	t.Helper()
 	var buf bytes.Buffer
 	p, err := sb.Start(t.Context(), sandbox.Command{Argv: []string{"/bin/sh", "-c", script}, Stdout: &buf, Stderr: &buf})
 	must(t, err)
 	exit, err := p.Wait()
 	must(t, err)
-	return buf.String(), exit
+	if !exit.Status.Success() {
+		t.Errorf("%s: %v: %s", script, exit.Status, buf.String())
+	}
+	return buf.String()
 }
 
-func TestSandboxRuns(t *testing.T) {
+func TestNewRefusesWhatCannotBeRight(t *testing.T) {
+	good := Options{Kind: Runc, RuntimePath: "/r", GuestPath: "/g", StateDir: "/s"}
+	for name, change := range map[string]func(*Options){
+		"kind": func(o *Options) { o.Kind = "kata" }, "runtime": func(o *Options) { o.RuntimePath = "runc" },
+		"guest": func(o *Options) { o.GuestPath = "" }, "state": func(o *Options) { o.StateDir = "." },
+	} {
+		o := good
+		change(&o)
+		if _, err := New(o); !errors.Is(err, sandbox.ErrInvalid) {
+			t.Errorf("%s: %v, want ErrInvalid", name, err)
+		}
+	}
+	if b, err := New(good); err != nil || b.Name() != "runc" {
+		t.Errorf("good options: %v", err)
+	}
+}
+
+func TestCheck(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())
-		sb := b.start(t, b.spec(t, "ses_run"))
-		data, err := json.MarshalIndent(sb.Attestation(), "", "  ")
+		info, err := b.backend.Check(t.Context())
 		must(t, err)
-		t.Logf("attestation: %s", data)
-		got, exit := output(t, sb, "id; ls -la /proc/self/fd; echo hello > file; cat file; hostname")
-		t.Logf("%q %+v", got, exit)
-		if !exit.Status.Success() {
-			t.Errorf("exit %v: %s", exit.Status, got)
+		if info.Backend != string(k) || info.Runtime == "" || info.RuntimeVersion == "" || !info.Local || info.Rootless != (os.Geteuid() != 0) {
+			t.Errorf("info %+v", info)
+		}
+		if info.Rootless && len(info.Lost) == 0 {
+			t.Error("an ordinary user loses nothing")
 		}
 	})
 }
 
-// ownUntilKilled makes a sandbox and waits for its death.
-func ownUntilKilled(dir string) error {
-	<-context.Background().Done()
-	return nil
+// A runtime that is gone or is something else is never replaced by another.
+func TestNoFallback(t *testing.T) {
+	both(t, func(t *testing.T, k Kind) {
+		b := newBed(t, k, os.Geteuid())
+		for name, tt := range map[string]struct {
+			path string
+			want error
+		}{
+			"absent":  {filepath.Join(b.state, "absent"), sandbox.ErrNotFound},
+			"another": {"/bin/true", sandbox.ErrUnavailable},
+			"failing": {"/bin/false", sandbox.ErrUnavailable},
+		} {
+			o := b.backend.options
+			o.RuntimePath = tt.path
+			other, err := New(o)
+			must(t, err)
+			if _, err := other.Check(t.Context()); !errors.Is(err, tt.want) {
+				t.Errorf("%s: check: %v, want %v", name, err, tt.want)
+			}
+			sb, err := other.Create(t.Context(), b.spec(t, "ses_none"))
+			if err == nil {
+				t.Errorf("%s: a sandbox runs: %+v", name, sb.Attestation())
+			} else if !errors.Is(err, tt.want) {
+				t.Errorf("%s: create: %v, want %v", name, err, tt.want)
+			}
+			b.nothingLeft(t, "ses_none")
+		}
+	})
+}
+
+func TestCreateRefuses(t *testing.T) {
+	b := newBed(t, GVisor, os.Geteuid())
+	for name, tt := range map[string]struct {
+		change func(*sandbox.Spec)
+		want   error
+	}{
+		"no session":        {func(s *sandbox.Spec) { s.Session = "" }, sandbox.ErrInvalid},
+		"session of a path": {func(s *sandbox.Spec) { s.Session = "../x" }, sandbox.ErrInvalid},
+		"no image":          {func(s *sandbox.Spec) { s.Image = images.Reference{} }, sandbox.ErrInvalid},
+		"image of engine":   {func(s *sandbox.Spec) { s.Image = images.Reference{Scheme: images.SchemeName, Value: "x"} }, sandbox.ErrUnsupported},
+		"absent rootfs":     {func(s *sandbox.Spec) { s.Image = images.Reference{Scheme: images.SchemeFolder, Value: "/absent"} }, sandbox.ErrNotFound},
+		"no limits":         {func(s *sandbox.Spec) { s.Resources = limits.Resources{} }, sandbox.ErrInvalid},
+		"git mode":          {func(s *sandbox.Spec) { s.Git = "rw" }, sandbox.ErrInvalid},
+		"folder elsewhere":  {func(s *sandbox.Spec) { s.Dir = t.TempDir() }, sandbox.ErrInvalid},
+		"no workspace":      {func(s *sandbox.Spec) { s.Workspace.Dir = nil }, sandbox.ErrInvalid},
+	} {
+		spec := b.spec(t, "ses_bad")
+		tt.change(&spec)
+		if _, err := b.backend.Create(t.Context(), spec); !errors.Is(err, tt.want) {
+			t.Errorf("%s: %v, want %v", name, err, tt.want)
+		}
+		b.nothingLeft(t, "ses_bad")
+	}
+}
+
+// TestAttestation holds what is attested against what was asked, and against
+// what a command sees.
+func TestAttestation(t *testing.T) {
+	both(t, func(t *testing.T, k Kind) {
+		b := newBed(t, k, os.Geteuid())
+		spec := b.spec(t, "ses_attest")
+		spec.Resources.MemoryBytes, spec.Resources.PIDs, spec.Resources.MilliCPUs, spec.Resources.OpenFiles = 512<<20, 128, 1500, 512
+		a := b.start(t, spec).Attestation()
+		if a.Limits.OpenFiles != 512 || a.Limits.TmpBytes != spec.Resources.TmpBytes {
+			t.Errorf("limits %+v", a.Limits)
+		}
+		if os.Geteuid() == 0 && (a.Limits.MemoryBytes != 512<<20 || a.Limits.PIDs != 128 || a.Limits.MilliCPUs != 1500) {
+			t.Errorf("limits %+v", a.Limits)
+		}
+		if (k == GVisor) != (a.SeccompProfile == "") || a.Seccomp != "filter" {
+			t.Errorf("seccomp %q, profile %q", a.Seccomp, a.SeccompProfile)
+		}
+		if (k == GVisor) != strings.Contains(a.Kernel, "gvisor") {
+			t.Errorf("kernel %q", a.Kernel)
+		}
+		if !strings.HasPrefix(a.ImageDigest, "sha256:") || len(a.GuestSHA256) != 64 || a.Git != "ro" || a.WorkspaceMode != "bind" {
+			t.Errorf("attestation %+v", a)
+		}
+	})
+}
+
+// A container that is weaker than was asked is refused: the same check passes
+// for what was asked and fails for each limit that is less.
+func TestWeakContainerIsRefused(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: an ordinary user has no cgroups")
+	}
+	both(t, func(t *testing.T, k Kind) {
+		b := newBed(t, k, 0)
+		c := b.start(t, b.spec(t, "ses_weak")).(*container)
+		hello := c.conn.Hello()
+		private, err := privateNamespaces(c.process.pid)
+		must(t, err)
+		must(t, c.verify(hello, private))
+		asked := c.plan
+		for name, change := range map[string]func(){
+			"memory":  func() { c.plan.resources.MemoryBytes /= 2 },
+			"pids":    func() { c.plan.resources.PIDs /= 2 },
+			"cpu":     func() { c.plan.resources.MilliCPUs /= 2 },
+			"nonce":   func() { hello.Nonce = "another" },
+			"kernel":  func() { c.plan.traits.ownKernel = !c.plan.traits.ownKernel },
+			"private": func() { private = private[1:] },
+			"filter":  func() { hello.Command.Seccomp = 0 },
+			"caps":    func() { hello.Command.Bounding = 1 },
+		} {
+			change()
+			if err := c.verify(hello, private); !errors.Is(err, sandbox.ErrUnavailable) {
+				t.Errorf("%s: %v, want ErrUnavailable", name, err)
+			}
+			c.plan, hello = asked, c.conn.Hello()
+			private, err = privateNamespaces(c.process.pid)
+			must(t, err)
+		}
+	})
+}
+
+// TestRootfs runs on an unpacked root filesystem made of the host's shell.
+func TestRootfs(t *testing.T) {
+	both(t, func(t *testing.T, k Kind) {
+		b := newBed(t, k, os.Geteuid())
+		root := t.TempDir()
+		must(t, os.MkdirAll(filepath.Join(root, "home/somebody"), 0o755))
+		must(t, os.WriteFile(filepath.Join(root, "marker"), []byte("from the folder\n"), 0o644))
+		must(t, os.Mkdir(filepath.Join(root, "bin"), 0o755))
+		build := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(root, "bin/sh"), "./testdata/shell")
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := build.CombinedOutput(); err != nil {
+			t.Fatalf("build shell: %v: %s", err, out)
+		}
+		spec := b.spec(t, "ses_rootfs")
+		spec.Image = images.Reference{Scheme: images.SchemeFolder, Value: root}
+		got := output(t, b.start(t, spec), "")
+		if want := "from the folder\n<nil>\nhidden: true\nread-only: true\nworkspace: <nil>\n"; got != want {
+			t.Errorf("output %q, want %q", got, want)
+		}
+		entries, err := os.ReadDir(root)
+		must(t, err)
+		if len(entries) != 3 {
+			t.Errorf("the folder was written to: %v", entries)
+		}
+	})
+}
+
+func TestDestroyFromEverywhere(t *testing.T) {
+	both(t, func(t *testing.T, k Kind) {
+		b := newBed(t, k, os.Geteuid())
+		sb := b.start(t, b.spec(t, "ses_destroy"))
+		var wait sync.WaitGroup
+		for range 8 {
+			wait.Go(func() {
+				if err := sb.Destroy(context.Background()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wait.Wait()
+		<-sb.Done()
+		if sb.Err() != nil || sb.State() != sandbox.StateStopped {
+			t.Errorf("after destroy: %v, %v", sb.Err(), sb.State())
+		}
+		if _, err := sb.Start(t.Context(), sandbox.Command{Argv: []string{"true"}}); !errors.Is(err, sandbox.ErrState) {
+			t.Errorf("start after destroy: %v, want ErrState", err)
+		}
+		b.nothingLeft(t, "ses_destroy")
+	})
+}
+
+// TestCancelledCreateLeavesNothing cancels the making at many moments.
+func TestCancelledCreateLeavesNothing(t *testing.T) {
+	both(t, func(t *testing.T, k Kind) {
+		b := newBed(t, k, os.Geteuid())
+		because := errors.New("changed my mind")
+		cancelled := 0
+		for step := range 6 {
+			spec := b.spec(t, "ses_cancel")
+			ctx, cancel := context.WithCancelCause(t.Context())
+			stop := cancelAt(ctx, b, step, func() { cancel(because) })
+			sb, err := b.backend.Create(ctx, spec)
+			cancel(nil)
+			stop()
+			if err == nil {
+				must(t, sb.Destroy(context.Background()))
+			} else if cancelled++; !errors.Is(err, because) {
+				t.Errorf("step %d: %v, want the cause", step, err)
+			}
+			b.nothingLeft(t, "ses_cancel")
+		}
+		if cancelled < 3 {
+			t.Errorf("only %d of 6 starts were cancelled", cancelled)
+		}
+	})
+}
+
+// cancelAt calls cancel when the session's folder has got as far as step. It
+// returns what ends it.
+func cancelAt(ctx context.Context, b *bed, step int, cancel func()) func() {
+	signs := []string{".", "bundle", "bundle/nonce", "bundle/config.json", "bundle/log.json", "bundle/pid"}
+	sign := filepath.Join(b.state, "sessions/ses_cancel", signs[step])
+	var wait sync.WaitGroup
+	wait.Go(func() {
+		for ctx.Err() == nil {
+			if _, err := os.Stat(sign); err == nil {
+				cancel()
+			}
+		}
+	})
+	return wait.Wait
 }

@@ -3,6 +3,10 @@ package oci
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
@@ -29,10 +33,34 @@ func (b *Backend) undo(ctx context.Context, session string, e owner.Entry) (bool
 		if e.Name != cgroupPrefix+session {
 			return false, fmt.Errorf("remove container %q: not the one of session %s", e.Name, session)
 		}
+		waitForRun(e.Name)
 		return b.runtime.delete(ctx, e.Name)
 	case owner.KindCgroup:
 		return removeCgroup("/"+e.Name, session)
 	default:
 		return false, fmt.Errorf("remove %s %s: this backend makes none", e.Kind, e)
+	}
+}
+
+// waitForRun waits for a runtime that is still starting a container: it is not
+// killed with the Caisson that called it, and finishes within a second.
+func waitForRun(id string) {
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return
+	}
+	for _, f := range files {
+		data, err := os.ReadFile(f)
+		if err != nil || !strings.HasSuffix(string(data), "\x00"+id+"\x00") || !strings.Contains(string(data), "\x00--detach\x00") {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(f)))
+		if err != nil {
+			continue
+		}
+		if p, err := openProcess(pid); err == nil {
+			p.wait(callTime)
+			p.close()
+		}
 	}
 }

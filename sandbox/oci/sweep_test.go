@@ -1,0 +1,139 @@
+package oci
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"go.uber.org/zap/zaptest"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/owner"
+)
+
+// ownUntilKilled is a Caisson that makes a sandbox with a running command,
+// says so, and waits to be killed. dir is "kind:runtime:guest:state:workspace".
+func ownUntilKilled(dir string) error {
+	f := strings.Split(dir, ":")
+	backend, err := New(Options{Kind: Kind(f[0]), RuntimePath: f[1], GuestPath: f[2], StateDir: f[3]})
+	if err != nil {
+		return err
+	}
+	held, err := os.Open(f[4])
+	if err != nil {
+		return err
+	}
+	session := filepath.Join(f[3], "sessions", "ses_orphan")
+	if err := os.MkdirAll(session, 0o700); err != nil {
+		return err
+	}
+	sb, err := backend.Create(context.Background(), sandbox.Spec{
+		Session: "ses_orphan", Image: images.Reference{Scheme: images.SchemeHost}, Dir: session,
+		Workspace: sandbox.Workspace{Path: f[4], Dir: held}, Resources: limits.DefaultResources(),
+	})
+	if err != nil {
+		return err
+	}
+	_, err = sb.Start(context.Background(), sandbox.Command{Argv: []string{"/bin/sh", "-c", "trap '' TERM; exec sleep 4711"}})
+	if err != nil {
+		return err
+	}
+	fmt.Println("pid", sb.(*container).process.pid)
+	<-sb.Done()
+	return fmt.Errorf("the sandbox ended: %w", sb.Err())
+}
+
+// TestKilledOwner kills a Caisson in the middle of a command: the container
+// goes away by itself, and the next sweep takes the rest, and nothing of a
+// session that lives.
+func TestKilledOwner(t *testing.T) {
+	both(t, func(t *testing.T, k Kind) {
+		b := newBed(t, k, os.Geteuid())
+		living := b.start(t, b.spec(t, "ses_living"))
+		pid, kill := b.startOwner(t)
+		container, err := openProcess(pid)
+		must(t, err)
+		defer container.close()
+
+		if left, err := b.backend.Sweep(t.Context()); err != nil || len(left) != 0 {
+			t.Errorf("sweep while the owner lives: %v, %v", left, err)
+		}
+		kill()
+		if !container.wait(exitTime * 5) {
+			t.Fatal("the container outlives its owner")
+		}
+		left, err := b.backend.Sweep(t.Context())
+		must(t, err)
+		kinds := map[string]bool{}
+		for _, l := range left {
+			kinds[l.Kind] = true
+			if l.Session != "ses_orphan" || !strings.Contains(l.Owner, "pid ") {
+				t.Errorf("leftover %+v", l)
+			}
+		}
+		if !kinds["container"] || !kinds["folder"] {
+			t.Errorf("sweep found %+v, want a container and a folder at least", left)
+		}
+		b.nothingLeft(t, "ses_orphan")
+		if again, err := b.backend.Sweep(t.Context()); err != nil || len(again) != 0 {
+			t.Errorf("second sweep: %v, %v", again, err)
+		}
+		if got := output(t, living, "echo still here"); got != "still here\n" {
+			t.Errorf("the living session says %q", got)
+		}
+	})
+}
+
+// startOwner starts another Caisson with a sandbox, and returns the pid of the
+// container's process and what kills the owner and waits for that.
+func (b *bed) startOwner(t *testing.T) (int, func()) {
+	t.Helper()
+	o := b.backend.options
+	work := filepath.Join(filepath.Dir(b.workspace), "other")
+	must(t, os.Mkdir(work, 0o755))
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = []string{ownerHelper + "=" + strings.Join([]string{string(o.Kind), o.RuntimePath, o.GuestPath, o.StateDir, work}, ":"), "PATH=" + os.Getenv("PATH")}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	var pid int
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if _, scanErr := fmt.Sscanf(line, "pid %d", &pid); err != nil || scanErr != nil {
+		t.Fatalf("owner says %q, %v", line, err)
+	}
+	return pid, func() {
+		must(t, cmd.Process.Kill())
+		if err := cmd.Wait(); err == nil {
+			t.Error("the killed owner succeeded")
+		}
+	}
+}
+
+// TestSweepChecksNames: a journal is a file, and names nothing that is not its
+// session's.
+func TestSweepChecksNames(t *testing.T) {
+	b, err := New(Options{Kind: Runc, RuntimePath: "/absent", GuestPath: "/absent", StateDir: t.TempDir(), Logger: zaptest.NewLogger(t)})
+	must(t, err)
+	for _, e := range undoCases {
+		if was, err := b.undo(t.Context(), "ses_1", e); was || err == nil {
+			t.Errorf("%+v: %v, %v", e, was, err)
+		}
+	}
+}
+
+var undoCases = []owner.Entry{
+	{Kind: owner.KindContainer, Name: "caisson-ses_2"},
+	{Kind: owner.KindContainer, Name: "web"},
+	{Kind: owner.KindCgroup, Name: "sys/fs/cgroup/memory"},
+	{Kind: owner.KindCgroup, Name: "sys/fs/cgroup/memory/caisson-ses_2"},
+	{Kind: owner.KindProcess, PID: 4711, Start: 1},
+}
