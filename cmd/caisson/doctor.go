@@ -42,8 +42,8 @@ func newDoctorCommand(d deps, env environ, status *int) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor [flags]",
 		Short: "Check what this machine can run, with cause and mend",
-		Long: "Check the machine, the configuration, the backends, the image and the model. Nothing is started\n" +
-			"and nothing is changed. The exit status is that of the first check that failed.\n" +
+		Long: "Check the machine, the configuration, the backends, the image and the model. No sandbox is\n" +
+			"started. The exit status is that of the first check that failed.\n" +
 			exitHelp(runner.ExitDone, runner.ExitUsage, runner.ExitSandboxStart, runner.ExitConfig),
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 
@@ -20,10 +21,11 @@ type settingFlag struct {
 // Set implements pflag.Value.
 func (f *settingFlag) Set(v string) error {
 	f.text = v
-	if err := f.setting.Set(f.file, v, "--"+f.setting.Flag); err != nil {
-		return fmt.Errorf("%w", err)
+	err := f.setting.Set(f.file, v, "--"+f.setting.Flag)
+	if e, ok := errors.AsType[*config.Error](err); ok {
+		return errors.New(e.Message) // pflag names the flag
 	}
-	return nil
+	return err
 }
 
 // String implements pflag.Value.
@@ -50,7 +52,7 @@ func addSettings(cmd *cobra.Command, file *config.File) {
 }
 
 func usage(format string, args ...any) error {
-	return &usageError{fmt.Errorf("%w: "+format, append([]any{errUsage}, args...)...)}
+	return &usageError{fmt.Errorf(format, args...)}
 }
 
 func pad(status int) string { return fmt.Sprintf("%-5s", strconv.Itoa(status)) }

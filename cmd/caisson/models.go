@@ -48,7 +48,7 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 			Cause: "the model can't be used: " + err.Error(), Mend: "Check base_url and the model's profile.",
 		}}
 	}
-	return model, func() { _ = model.Close() }, nil
+	return model, model.Close, nil
 }
 
 // task is what a recording's user asked for, or "".

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -67,9 +66,6 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	}
 	return nil
 }
-
-// errUsage is behind every usage error.
-var errUsage = errors.New("usage")
 
 // exitHelp is the end of a command's help: its exit statuses.
 func exitHelp(statuses ...int) string {

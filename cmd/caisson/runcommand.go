@@ -160,9 +160,18 @@ func (s *setup) options(ctx context.Context, text string, u *userInterface) (_ r
 		AllowOwnerRunner: *s.conf.AcceptRunnerAsOwner,
 		Model:            model, MaxOutputTokens: selected.MaxOutputTokens, ContextWindow: selected.ContextWindow,
 		Budget: s.conf.Budget(), Policy: policy, Approver: u.approver(), OnPrompt: tools.OnPrompt(*s.conf.OnPrompt),
-		SearchPath: path, Warnings: warnings, Sources: s.sources(), Removed: s.backends.sweep(ctx),
+		SearchPath: path, Warnings: inShort(*s.conf.Image, warnings), Sources: s.sources(), Removed: s.backends.sweep(ctx),
 		Version: programVersion(), Secrets: secrets(s.environ, selected), Mirror: u.record, Live: u.live,
 	}, closeModel, nil
+}
+
+// inShort makes one warning of what an image lacks: people who know it are
+// told again in every run.
+func inShort(image string, warnings []string) []string {
+	if len(warnings) < 2 {
+		return warnings
+	}
+	return []string{fmt.Sprintf("image %s lacks programs that are on your PATH, in %d folders: caisson doctor lists them", image, len(warnings))}
 }
 
 // noModel says that a key is missing where that is why there is no model.

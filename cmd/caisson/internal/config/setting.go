@@ -77,7 +77,8 @@ func FromEnviron(environ, others []string) (File, bool, error) {
 	found := false
 	for _, e := range environ {
 		name, value, _ := strings.Cut(e, "=")
-		if !strings.HasPrefix(name, EnvPrefix) || slices.Contains(others, name) {
+		// An empty variable is an unset one, as in most programs.
+		if !strings.HasPrefix(name, EnvPrefix) || value == "" || slices.Contains(others, name) {
 			continue
 		}
 		s, ok := byEnv[name]

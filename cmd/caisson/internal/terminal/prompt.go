@@ -1,7 +1,6 @@
 package terminal
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/caisson-run/caisson/tools"
 )
@@ -19,19 +19,25 @@ const maxDiffLines = 200
 // Prompt asks a person at the terminal for approvals, one at a time. It is safe
 // for concurrent use. It implements tools.Approver.
 type Prompt struct {
-	// In is standard input; it is read only while a question stands, and one
-	// line at a time.
+	// In is standard input. It is not read before the first question.
 	In io.Reader
 	// Out shows the questions.
 	Out *Renderer
-	// Discard drops what was typed before a question stood there, so that no
-	// key pressed earlier answers it; nil drops only what was read.
+	// Discard drops what was typed and not read yet, so that no key pressed
+	// before the question stood there answers it; nil drops only what was read.
 	Discard func()
 
 	one   sync.Mutex // one question at a time
 	start sync.Once
-	lines chan string
+	lines chan typed
 	ended chan struct{}
+}
+
+// typed is one read of standard input, which on a terminal is one line, and
+// when it was read.
+type typed struct {
+	text string
+	at   time.Time
 }
 
 // Approve shows one confirmation and waits for y, a or n and Enter. Everything
@@ -46,43 +52,46 @@ func (p *Prompt) Approve(ctx context.Context, c tools.Confirmation) (tools.Answe
 	defer resume()
 	p.listen()
 	p.Out.Print(p.question(c)...)
-	p.drop()
-	p.Out.ask(choices(c))
-	select {
-	case answer := <-p.lines:
-		return decide(answer, c), nil
-	case <-p.ended:
-		return tools.Answer{}, errors.New("ask: standard input ended")
-	case <-ctx.Done():
-		p.Out.Print("")
-		return tools.Answer{}, fmt.Errorf("ask: %w", context.Cause(ctx))
-	}
-}
-
-// listen begins to read lines, once. The reader ends with its input; a line
-// that comes while no question stands is dropped with the next one.
-func (p *Prompt) listen() {
-	p.start.Do(func() {
-		p.lines, p.ended = make(chan string), make(chan struct{})
-		go func() {
-			defer close(p.ended)
-			in := bufio.NewScanner(p.In)
-			for in.Scan() {
-				p.lines <- in.Text()
-			}
-		}()
-	})
-}
-
-// drop throws away what was typed before the question.
-func (p *Prompt) drop() {
 	if p.Discard != nil {
 		p.Discard()
 	}
-	select {
-	case <-p.lines:
-	default:
+	shown := time.Now()
+	p.Out.ask(choices(c))
+	for {
+		select {
+		case answer := <-p.lines:
+			if answer.at.After(shown) {
+				return decide(answer.text, c), nil
+			}
+		case <-p.ended:
+			return tools.Answer{}, errors.New("ask: standard input ended")
+		case <-ctx.Done():
+			p.Out.Print("")
+			return tools.Answer{}, fmt.Errorf("ask: %w", context.Cause(ctx))
+		}
 	}
+}
+
+// listen begins to read, once. The reader ends with its input. It reads as the
+// terminal gives it, a line at a time and without a buffer of its own, so that
+// each line has the moment at which it came.
+func (p *Prompt) listen() {
+	p.start.Do(func() {
+		p.lines, p.ended = make(chan typed), make(chan struct{})
+		go func() {
+			defer close(p.ended)
+			buf := make([]byte, 4096) // the longest line of a Linux terminal (N_TTY)
+			for {
+				n, err := p.In.Read(buf)
+				if n > 0 {
+					p.lines <- typed{string(buf[:n]), time.Now()}
+				}
+				if err != nil {
+					return
+				}
+			}
+		}()
+	})
 }
 
 func decide(answer string, c tools.Confirmation) tools.Answer {

@@ -59,10 +59,13 @@ func lastLines(text string, n int) []string {
 	return out
 }
 
-// elapsed writes a time as people do: 0.4s, 12s, 2m5s.
+// elapsed writes a time as people do: 40ms, 1.4s, 12s, 2m5s.
 func elapsed(d time.Duration) string {
+	if d < time.Second {
+		return fmt.Sprintf("%dms", max(d, 0).Milliseconds())
+	}
 	if d < 10*time.Second {
-		return fmt.Sprintf("%.1fs", max(d, 0).Seconds())
+		return fmt.Sprintf("%.1fs", d.Seconds())
 	}
 	return d.Round(time.Second).String()
 }

@@ -1,0 +1,110 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// fakeBackend runs commands as ordinary processes in the workspace: for tests
+// of the command line, where what runs is ours.
+type fakeBackend struct {
+	name string
+	// unavailable is what Check and Create fail with, nil where they work.
+	unavailable error
+	leftovers   []sandbox.Leftover
+}
+
+func (f *fakeBackend) Name() string { return f.name }
+
+func (f *fakeBackend) Check(context.Context) (sandbox.Info, error) {
+	return sandbox.Info{Backend: f.name, Runtime: "fake", RuntimeVersion: "1", Local: true}, f.unavailable
+}
+
+func (f *fakeBackend) Sweep(context.Context) ([]sandbox.Leftover, error) { return f.leftovers, nil }
+
+func (f *fakeBackend) Create(_ context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	if f.unavailable != nil {
+		return nil, f.unavailable
+	}
+	return &fakeSandbox{backend: f, spec: spec, done: make(chan struct{}), writer: workspace.NewWriter(
+		spec.Workspace.Dir, workspace.WriterOptions{HostPath: spec.Workspace.Path, ContainerPath: sandbox.WorkspaceDir})}, nil
+}
+
+type fakeSandbox struct {
+	backend *fakeBackend
+	spec    sandbox.Spec
+	writer  *workspace.Writer
+	once    sync.Once
+	done    chan struct{}
+}
+
+func (s *fakeSandbox) ID() string            { return "fake" }
+func (s *fakeSandbox) State() sandbox.State  { return sandbox.StateRunning }
+func (s *fakeSandbox) Done() <-chan struct{} { return s.done }
+func (s *fakeSandbox) Err() error            { return nil }
+func (s *fakeSandbox) Destroy(context.Context) error {
+	s.once.Do(func() { close(s.done) })
+	return nil
+}
+
+func (s *fakeSandbox) Attestation() sandbox.Attestation {
+	return sandbox.Attestation{
+		Backend: s.backend.name, Runtime: "fake", RuntimeVersion: "1", Container: "fake", Image: "host", User: "10001:10001",
+		Capabilities: []string{}, GuestCapabilities: []string{}, Namespaces: []string{}, Seccomp: "filter", Network: "none",
+		Limits: sandbox.AttestedLimits{MemoryBytes: s.spec.Resources.MemoryBytes, PIDs: s.spec.Resources.PIDs},
+	}
+}
+
+func (s *fakeSandbox) Apply(ctx context.Context, op workspace.Op) (workspace.Change, error) {
+	return s.writer.Apply(ctx, op)
+}
+
+func (s *fakeSandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Process, error) {
+	dir := filepath.Join(s.spec.Workspace.Path, strings.TrimPrefix(cmd.Dir, sandbox.WorkspaceDir))
+	c := exec.CommandContext(ctx, cmd.Argv[0], cmd.Argv[1:]...)
+	c.Dir, c.Env, c.Stdout, c.Stderr = dir, cmd.Env, orDiscard(cmd.Stdout), orDiscard(cmd.Stderr)
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }
+	p := &fakeProcess{ctx: ctx, cmd: c}
+	if err := c.Start(); err != nil {
+		p.exit.Status.Code = 127
+		p.cmd = nil
+	}
+	return p, nil
+}
+
+func orDiscard(w io.Writer) io.Writer {
+	if w == nil {
+		return io.Discard
+	}
+	return w
+}
+
+type fakeProcess struct {
+	ctx  context.Context
+	cmd  *exec.Cmd
+	exit sandbox.Exit
+}
+
+func (p *fakeProcess) Wait() (sandbox.Exit, error) {
+	if p.cmd == nil {
+		return p.exit, nil
+	}
+	var exit *exec.ExitError
+	if err := p.cmd.Wait(); err != nil && !errors.As(err, &exit) && p.ctx.Err() == nil {
+		return p.exit, fmt.Errorf("%w: %w", sandbox.ErrLost, err)
+	}
+	p.exit.Status.Code = p.cmd.ProcessState.ExitCode()
+	p.exit.Status.Cancelled = p.ctx.Err() != nil
+	return p.exit, nil
+}

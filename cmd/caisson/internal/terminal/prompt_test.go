@@ -1,0 +1,139 @@
+package terminal
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+func confirmation() tools.Confirmation {
+	return tools.Confirmation{
+		Name: "shell", Class: tools.ClassExecute, Input: `{"command":"rm -r build"}`,
+		Projected: []string{"build"}, Diff: "--- a\n+++ b\n-old\n+new\n", Hidden: true,
+		Scopes: []tools.Scope{tools.ScopeOnce, tools.ScopeSession},
+	}
+}
+
+// person is a terminal's user: it types into a pipe when it is told to.
+type person struct {
+	*Prompt
+	typing *io.PipeWriter
+	out    *screen
+}
+
+func newPerson(t *testing.T) *person {
+	t.Helper()
+	in, typing := io.Pipe()
+	p := &person{typing: typing, out: &screen{t: t}}
+	p.Prompt = &Prompt{In: in, Out: New(Options{Out: p.out})}
+	t.Cleanup(func() { typing.Close() })
+	return p
+}
+
+// types writes a line once the choices stand there.
+func (p *person) types(text string) {
+	p.out.onWrite = func(written string) {
+		if strings.HasSuffix(written, " > ") {
+			go func() { _, _ = io.WriteString(p.typing, text+"\n") }()
+		}
+	}
+}
+
+func TestAnswers(t *testing.T) {
+	for _, tc := range []struct {
+		typed    string
+		scopes   []tools.Scope
+		decision tools.Decision
+		scope    tools.Scope
+	}{
+		{"y", confirmation().Scopes, tools.DecisionAllow, tools.ScopeOnce},
+		{" YES ", confirmation().Scopes, tools.DecisionAllow, tools.ScopeOnce},
+		{"a", confirmation().Scopes, tools.DecisionAllow, tools.ScopeSession},
+		{"a", []tools.Scope{tools.ScopeOnce}, tools.DecisionDeny, tools.ScopeOnce},
+		{"n", confirmation().Scopes, tools.DecisionDeny, tools.ScopeOnce},
+		{"", confirmation().Scopes, tools.DecisionDeny, tools.ScopeOnce},
+		{"yy", confirmation().Scopes, tools.DecisionDeny, tools.ScopeOnce},
+	} {
+		p := newPerson(t)
+		p.types(tc.typed)
+		c := confirmation()
+		c.Scopes = tc.scopes
+		got, err := p.Approve(t.Context(), c)
+		if err != nil || got != (tools.Answer{Decision: tc.decision, Scope: tc.scope}) {
+			t.Errorf("%q with %v: %+v, %v", tc.typed, tc.scopes, got, err)
+		}
+	}
+}
+
+func TestTheQuestionShowsWhatWouldRun(t *testing.T) {
+	p := newPerson(t)
+	p.types("n")
+	if _, err := p.Approve(t.Context(), confirmation()); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"? shell wants to run, class execute", `{"command":"rm -r build"}`, "would change: build", "  -old", "  +new",
+		"characters that a terminal would not show", "y once, a for this session, n no > ",
+	} {
+		if !strings.Contains(p.out.String(), want) {
+			t.Errorf("the question lacks %q:\n%s", want, p.out)
+		}
+	}
+}
+
+func TestWhatWasTypedBeforeIsNoAnswer(t *testing.T) {
+	p := newPerson(t)
+	p.types("n")
+	if _, err := p.Approve(t.Context(), confirmation()); err != nil {
+		t.Fatal(err)
+	}
+	// A line that comes between two questions is read by the listener and
+	// must not answer the next one.
+	if _, err := io.WriteString(p.typing, "y\n"); err != nil {
+		t.Fatal(err)
+	}
+	p.types("n")
+	got, err := p.Approve(t.Context(), confirmation())
+	if err != nil || got.Decision != tools.DecisionDeny {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+func TestTheEndOfInputIsNobody(t *testing.T) {
+	p := newPerson(t)
+	p.typing.Close()
+	for range 2 {
+		if got, err := p.Approve(t.Context(), confirmation()); err == nil {
+			t.Errorf("answered %+v", got)
+		}
+	}
+}
+
+func TestAQuestionEndsWithItsContext(t *testing.T) {
+	p := newPerson(t)
+	cause := errors.New("cancelled")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	p.out.onWrite = func(string) { cancel(cause) }
+	if _, err := p.Approve(ctx, confirmation()); !errors.Is(err, cause) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestQuestionsComeOneAtATime(t *testing.T) {
+	p := newPerson(t)
+	p.types("y")
+	var wg sync.WaitGroup
+	for range 5 {
+		wg.Go(func() {
+			if got, err := p.Approve(t.Context(), confirmation()); err != nil || got.Decision != tools.DecisionAllow {
+				t.Errorf("%+v, %v", got, err)
+			}
+		})
+	}
+	wg.Wait()
+}

@@ -1,0 +1,263 @@
+package terminal
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/charmbracelet/x/ansi"
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var begun = time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)
+
+func record(t *testing.T, p runner.Payload) runner.Record {
+	t.Helper()
+	raw, err := json.Marshal(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return runner.Record{Kind: p.Kind(), Payload: raw, Time: begun}
+}
+
+// session is a run with a failing and a passing command.
+func session() []any {
+	use := loop.Block{ToolUse: &loop.ToolUse{ID: "tu_1", Name: "shell"}}
+	return []any{
+		runner.SessionCreated{
+			Version: "1.0", Workspace: "/w", Policy: "ci", Image: "host", Model: loop.ModelInfo{Provider: "replay", Model: "x"},
+			Backend: runner.BackendChoice{Asked: "auto", Chosen: "gvisor", Why: "no engine answers"},
+			Budget:  runner.Budget{Rounds: new(int64(50)), WallTimeMS: new(int64(90_000))},
+			Ignored: []runner.Ignored{{Name: ".mcp.json", Why: "the workspace is not trusted"}},
+			Removed: []sandbox.Leftover{{Kind: "container", Name: "c1", Owner: "pid 7"}},
+		},
+		runner.ModelCallStarted{Round: 1},
+		runner.Delta{Stream: "answer", Text: "I run the "},
+		runner.Delta{Stream: "answer", Text: "test."},
+		runner.ModelCallCompleted{Round: 1},
+		runner.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{{Text: &loop.Text{Text: "I run the test."}}, use}},
+		runner.SandboxStarted{StartMS: 200, Attestation: sandbox.Attestation{
+			Runtime: "runsc", RuntimeVersion: "1", User: "10001:10001", Seccomp: "filter", Network: "none",
+			Limits: sandbox.AttestedLimits{MemoryBytes: 2 << 30, PIDs: 256}, Lost: []string{"no cgroups"},
+		}},
+		runner.ToolCalled{CallID: "tu_1", Name: "shell", Summary: "sh test.sh"},
+		runner.Delta{CallID: "tu_1", Stream: "stdout", Text: "one\ntwo\nthree\n"},
+		runner.Delta{CallID: "tu_1", Stream: "stdout", Text: "four\nfive\nprogress 1%\rprogress 99%\nsix\n"},
+		runner.ToolCompleted{CallID: "tu_1", Name: "shell", LatencyMS: 1200, Metadata: map[string]any{"exit_code": 1}},
+		runner.ToolCalled{CallID: "tu_2", Name: "patch_file", Summary: "a.sh"},
+		runner.ToolCompleted{CallID: "tu_2", Name: "patch_file", LatencyMS: 3, Success: true},
+		runner.ToolFailed{CallID: "tu_3", Name: "fetch", Class: tools.ErrorPermissionDenied, Message: "not allowed\nmore"},
+		runner.ToolInputInvalid{CallID: "tu_4", Name: "glob", Errors: []string{"/pattern: missing"}},
+		runner.BudgetWarning{What: limits.KindTokens, Limit: 100, Used: 81},
+		runner.SandboxLost{Cause: "the container reached its limit"},
+		runner.ModelCallFailed{Class: loop.ModelServer, Message: "the provider failed"},
+		runner.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{{Text: &loop.Text{Text: "The final answer."}}}},
+	}
+}
+
+const shown = `caisson 1.0 · replay/x on /w · policy ci · at most 50 rounds, 1m30s
+sandbox gvisor, image host: no engine answers
+! .mcp.json is ignored: the workspace is not trusted
+! removed what a dead caisson (pid 7) left: container c1
+I run the test.
+● sandbox started in 200 ms: runsc 1, commands as 10001:10001 with no capabilities, seccomp filter, network none, 2048 MiB, 256 pids
+! not protected here: no cgroups
+✗ shell sh test.sh  exit code 1 1.2s
+    three
+    four
+    five
+    progress 99%
+    six
+✓ patch_file a.sh  3ms
+✗ fetch  permission_denied: not allowed
+✗ glob  invalid input: /pattern: missing
+! 81 of 100 tokens used
+! sandbox lost: the container reached its limit
+! the model failed (server_error): the provider failed
+`
+
+func play(t *testing.T, r *Renderer, events []any) {
+	t.Helper()
+	for _, e := range events {
+		if d, ok := e.(runner.Delta); ok {
+			r.Delta(d)
+			continue
+		}
+		r.Record(record(t, e.(runner.Payload)))
+	}
+}
+
+func TestAPipeGetsALineAnEvent(t *testing.T) {
+	var out bytes.Buffer
+	r := New(Options{Out: &out})
+	play(t, r, session())
+	r.Close()
+	if diff := cmp.Diff(shown, out.String()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// ticker drives a live renderer by hand.
+type ticker struct {
+	c chan time.Time
+
+	mu  sync.Mutex
+	now time.Time
+}
+
+func (k *ticker) time() time.Time {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.now
+}
+
+func (k *ticker) tick(d time.Duration) {
+	k.mu.Lock()
+	k.now = k.now.Add(d)
+	k.mu.Unlock()
+	k.c <- begun
+	k.c <- begun // the first one has been handled when the second is taken
+}
+
+func live(t *testing.T, out *screen, width int) (*Renderer, *ticker) {
+	t.Helper()
+	k := &ticker{c: make(chan time.Time), now: begun}
+	r := New(Options{Out: out, Live: true, Colour: true, Width: func() int { return width }, Now: k.time, Tick: k.c})
+	t.Cleanup(r.Close)
+	return r, k
+}
+
+func TestATerminalShowsWhatGoesOnAndLeavesTheSameLines(t *testing.T) {
+	out := &screen{t: t}
+	r, k := live(t, out, 200)
+	events := session()
+	play(t, r, events[:4])
+	k.tick(1500 * time.Millisecond)
+	if got := out.String(); !strings.Contains(got, "thinking  1.5s\n  I run the test.\n") {
+		t.Errorf("while the model answers:\n%s", got)
+	}
+	play(t, r, events[4:10])
+	k.tick(500 * time.Millisecond)
+	want := "shell sh test.sh  2.0s\n    three\n    four\n    five\n    progress 99%\n    six\n"
+	if got := out.String(); !strings.HasSuffix(got, want) {
+		t.Errorf("while a command runs:\n%s\nwant at the end:\n%s", got, want)
+	}
+	play(t, r, events[10:])
+	k.tick(time.Second)
+	r.Close()
+	if diff := cmp.Diff(shown, out.String()); diff != "" {
+		t.Errorf("after the end (-want +got):\n%s", diff)
+	}
+}
+
+func TestTheRegionNeverWraps(t *testing.T) {
+	out := &screen{t: t}
+	r, k := live(t, out, 20)
+	play(t, r, []any{
+		runner.ToolCalled{CallID: "tu_1", Name: "shell", Summary: strings.Repeat("wide 漢字 ", 40)},
+		runner.Delta{CallID: "tu_1", Text: strings.Repeat("漢", 300)},
+	})
+	k.tick(time.Second)
+	for l := range strings.Lines(out.String()) {
+		if w := ansi.StringWidth(strings.TrimRight(l, "\n")); w >= 20 {
+			t.Errorf("line of %d cells: %q", w, l)
+		}
+	}
+}
+
+// hostile is text that a terminal would obey: case 37 of the catalogue.
+const hostile = "a\x1b[2Jb\x1b[8mc\x1b]0;title\x07d\x1b]52;c;ZXZpbA==\x07e\rf\bg\u009b2Jh\x00i\u202ej\u200bk"
+
+func TestForeignTextIsNeverObeyed(t *testing.T) {
+	control := &screen{t: &testing.T{}}
+	if _, _ = control.Write([]byte(hostile)); !control.t.Failed() {
+		t.Fatal("positive control: the screen obeys everything")
+	}
+	for _, liveMode := range []bool{false, true} {
+		out := &screen{t: t}
+		k := make(chan time.Time)
+		r := New(Options{Out: out, Live: liveMode, Colour: true, Tick: k})
+		play(t, r, []any{
+			runner.SessionCreated{
+				Version: hostile, Workspace: hostile, Policy: hostile, Image: hostile, Model: loop.ModelInfo{Provider: hostile, Model: hostile},
+				Backend: runner.BackendChoice{Chosen: hostile, Why: hostile}, Ignored: []runner.Ignored{{Name: hostile, Why: hostile}},
+				Removed: []sandbox.Leftover{{Kind: hostile, Name: hostile, Owner: hostile}},
+			},
+			runner.SandboxStarted{Attestation: sandbox.Attestation{Runtime: hostile, RuntimeVersion: hostile, User: hostile, Lost: []string{hostile}}},
+			runner.ToolCalled{CallID: "tu_1", Name: hostile, Summary: hostile},
+			runner.Delta{CallID: "tu_1", Text: hostile},
+			runner.Delta{Text: hostile},
+			runner.ToolCompleted{CallID: "tu_1", Name: hostile},
+			runner.ToolFailed{CallID: "tu_2", Name: hostile, Message: hostile},
+			runner.ToolInputInvalid{Name: hostile, Errors: []string{hostile}},
+			runner.ModelCallFailed{Message: hostile},
+			runner.Warning{Message: hostile},
+			runner.SandboxLost{Cause: hostile},
+			runner.ConfirmationResolved{By: hostile},
+			runner.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{{Text: &loop.Text{Text: hostile}}, {ToolUse: &loop.ToolUse{}}}},
+		})
+		if liveMode {
+			k <- begun
+		}
+		r.Close()
+		for _, l := range Summary(runner.Report{Dir: hostile, SessionEnded: runner.SessionEnded{
+			Changed:      []runner.Changed{{Path: hostile, Change: "added"}},
+			HostExecuted: []runner.HostExecuted{{Path: hostile, By: hostile}},
+			Quarantined:  []runner.Quarantined{{Path: hostile, To: hostile}, {Path: hostile, Why: hostile}},
+			Denials:      []runner.Denial{{Name: hostile, Reason: hostile}}, Left: []string{hostile},
+		}}, true) {
+			_, _ = out.Write([]byte(l + "\n"))
+		}
+		for _, hidden := range []string{"\u202e", "\u200b"} {
+			if strings.Contains(out.String(), hidden) {
+				t.Errorf("%q reached the screen", hidden)
+			}
+		}
+	}
+}
+
+func TestColoursAreOffWhereTheyAreNotWanted(t *testing.T) {
+	var out bytes.Buffer
+	r := New(Options{Out: &out})
+	play(t, r, session())
+	r.Close()
+	for _, l := range Summary(runner.Report{SessionEnded: runner.SessionEnded{Changed: []runner.Changed{{Path: "a", Insertions: 3, HasDiff: true}}}}, false) {
+		out.WriteString(l)
+	}
+	if strings.Contains(out.String(), "\x1b") {
+		t.Error("an escape sequence without colours")
+	}
+}
+
+func TestSummary(t *testing.T) {
+	r := runner.Report{Dir: "/s", SessionEnded: runner.SessionEnded{
+		CostUSD: "unknown", WallMS: 4250, Usage: limits.Usage{Rounds: 1, ToolCalls: 2, InputTokens: 5, CachedInputTokens: 5, OutputTokens: 7},
+		Changed: []runner.Changed{
+			{Path: "a.sh", Change: "modified", Insertions: 2, Deletions: 1, HasDiff: true},
+			{Path: "long/name.bin", Change: "added"},
+		},
+		HostExecuted: []runner.HostExecuted{{Path: "Makefile", By: "make"}},
+	}}
+	want := []string{
+		" a.sh          | 3 ++-",
+		" long/name.bin | added, no diff",
+		" 2 files changed, 2 insertions(+), 1 deletion(-)",
+		"! read Makefile before you go on: make runs or obeys it",
+		"cost unknown · 10 tokens in, 7 out · 1 model call, 2 tool calls · 4.2 s · records in /s",
+	}
+	if diff := cmp.Diff(want, Summary(r, false)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"caisson": fakeMain})
+}
+
+// fakeMain is the program with backends that start no container. What is wrong
+// with them is said by FAKE_DOCKER and FAKE_GVISOR, and FAKE_LEFT names a thing
+// that a dead owner left.
+func fakeMain() {
+	signal.Ignore(syscall.SIGPIPE)
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+	d := standard(signals)
+	d.requirements = os.Getenv("FAKE_REQUIREMENTS")
+	d.requirementsUID = os.Getuid()
+	self, err := os.Executable()
+	if err != nil {
+		panic(err)
+	}
+	if os.Getenv("FAKE_NO_PROGRAMS") != "" {
+		self = "/nowhere/caisson"
+	} else {
+		self = filepath.Join(os.Getenv("FAKE_BIN"), "caisson")
+	}
+	d.executable = func() (string, error) { return self, nil }
+	d.backend = fakeBackends
+	env := os.Environ()
+	for i, v := range env {
+		if strings.HasPrefix(v, "PATH=") {
+			env[i] = "PATH=" + os.Getenv("FAKE_PATH") // what the machine has must not matter
+		}
+	}
+	os.Exit(run(context.Background(), os.Args[1:], env, d))
+}
+
+func fakeBackends(name string, _ backendSettings) (sandbox.Backend, error) {
+	b := &fakeBackend{name: name}
+	if text := os.Getenv("FAKE_" + strings.ToUpper(name)); text != "" {
+		b.unavailable = errors.Join(sandbox.ErrUnavailable, errors.New(text))
+	}
+	if left := os.Getenv("FAKE_LEFT"); left != "" && name == "gvisor" {
+		b.leftovers = []sandbox.Leftover{{Kind: "container", Name: left, Owner: "pid 7"}}
+	}
+	return b, nil
+}
+
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir: "testdata", RequireExplicitExec: true,
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){"exits": exits},
+		Setup: func(e *testscript.Env) error {
+			home, bin := filepath.Join(e.WorkDir, "home"), filepath.Join(e.WorkDir, "bin")
+			for _, dir := range []string{home, bin, filepath.Join(e.WorkDir, "ws")} {
+				if err := os.MkdirAll(dir, 0o755); err != nil {
+					return err
+				}
+			}
+			for _, name := range []string{"caisson", "caisson-guest", "runsc", "runc"} {
+				if err := os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\n"), 0o755); err != nil {
+					return err
+				}
+			}
+			e.Setenv("HOME", home)
+			e.Setenv("FAKE_BIN", bin)
+			e.Setenv("FAKE_DOCKER", "no engine answers")
+			return nil
+		},
+	})
+}
+
+// exits is exec for a program that must end with a certain status:
+//
+//	exits 52 caisson run task
+func exits(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: exits STATUS program [argument...]")
+	}
+	status := 0
+	err := ts.Exec(args[1], args[2:]...)
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		status = exit.ExitCode()
+	} else if err != nil {
+		ts.Fatalf("%v", err)
+	}
+	if args[0] != strconv.Itoa(status) {
+		ts.Fatalf("status %d, want %s\n%s", status, args[0], ts.ReadFile("stderr"))
+	}
+}
