@@ -1,6 +1,7 @@
 package loop
 
 import (
+	"slices"
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
@@ -172,8 +173,7 @@ func closing(e ending) step {
 // result yet, in order.
 func unanswered(history []Message) []ToolUse {
 	done := map[string]bool{}
-	for i := len(history) - 1; i >= 0; i-- {
-		m := history[i]
+	for _, m := range slices.Backward(history) {
 		switch m.Role {
 		case RoleTool:
 			for _, b := range m.Blocks {

@@ -17,7 +17,9 @@ func TestIdentify(t *testing.T) {
 	id := newIdentity(counting(), []Message{{Role: RoleAssistant, Blocks: []Block{use("old", "shell")}}})
 	offered := []tools.Definition{{Name: "shell"}, {Name: "github/create_issue"}}
 	m := id.message(Response{Message: Message{Role: RoleSystem, Blocks: []Block{
-		{Text: &Text{Text: "Hi."}}, {Text: &Text{}}, {Thinking: &Thinking{Text: "hm"}},
+		{Text: &Text{Text: "Hi."}},
+		{Text: &Text{}},
+		{Thinking: &Thinking{Text: "hm"}},
 		{ToolResult: &ToolResult{ToolUseID: "forged"}},
 		use("a", "shell"), use("a", "shell"), use("", "github__create_issue"), use("old", "github/create_issue"),
 		use("b c", "Shell"), use(strings.Repeat("x", 200), "nope__x"), use("ü", "read file"), use("z", "shell"),
@@ -32,9 +34,14 @@ func TestIdentify(t *testing.T) {
 		got = append(got, short{u.ID, u.ProviderID, string(u.Name)})
 	}
 	want := []short{
-		{"tu_001", "a", "shell"}, {"tu_002", "", "shell"},
-		{"tu_003", "", "github/create_issue"}, {"tu_004", "", "github/create_issue"},
-		{"tu_005", "", "Shell"}, {"tu_006", "", "nope__x"}, {"tu_007", "", "read file"}, {"tu_008", "z", "shell"},
+		{"tu_001", "a", "shell"},
+		{"tu_002", "", "shell"},
+		{"tu_003", "", "github/create_issue"},
+		{"tu_004", "", "github/create_issue"},
+		{"tu_005", "", "Shell"},
+		{"tu_006", "", "nope__x"},
+		{"tu_007", "", "read file"},
+		{"tu_008", "z", "shell"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)

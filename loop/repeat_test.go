@@ -20,7 +20,7 @@ func rounds(specs ...string) []Message {
 		}
 		var uses, results []Message
 		m := Message{Role: RoleAssistant}
-		for _, one := range strings.Split(spec, "+") {
+		for one := range strings.SplitSeq(spec, "+") {
 			input, result, _ := strings.Cut(one, "=")
 			n++
 			id := fmt.Sprint("tu_", n)

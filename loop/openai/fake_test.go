@@ -110,7 +110,9 @@ func whole(status int, body string) func(int, http.ResponseWriter, *http.Request
 }
 
 // delta is a chunk with a delta, as JSON.
-func delta(d string) string { return `{"id":"c1","model":"m-1","choices":[{"index":0,"delta":` + d + `}]}` }
+func delta(d string) string {
+	return `{"id":"c1","model":"m-1","choices":[{"index":0,"delta":` + d + `}]}`
+}
 
 // finish is a chunk with a finish reason.
 func finish(reason string) string {

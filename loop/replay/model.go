@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -139,9 +140,9 @@ func (m *Model) compare(number int, messages []loop.Message) {
 // lastRound finds the calls of the last assistant message and their results by id.
 func lastRound(messages []loop.Message) ([]loop.ToolUse, map[string]result) {
 	results := map[string]result{}
-	for i := len(messages) - 1; i >= 0; i-- {
+	for _, m := range slices.Backward(messages) {
 		var uses []loop.ToolUse
-		for _, b := range messages[i].Blocks {
+		for _, b := range m.Blocks {
 			if b.ToolResult != nil {
 				results[b.ToolResult.ToolUseID] = result{
 					text: loop.ResultText(b.ToolResult.Content), isError: b.ToolResult.IsError,
@@ -151,7 +152,7 @@ func lastRound(messages []loop.Message) ([]loop.ToolUse, map[string]result) {
 				uses = append(uses, *b.ToolUse)
 			}
 		}
-		if messages[i].Role == loop.RoleAssistant {
+		if m.Role == loop.RoleAssistant {
 			return uses, results
 		}
 	}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 
 	"github.com/caisson-run/caisson/loop"
-	"github.com/caisson-run/caisson/tools"
 )
 
 // traceRecord is what of a record is needed. The envelope is runner.Record's;
@@ -99,7 +98,7 @@ func fromMessage(m loop.Message, results map[string]expectation) turn {
 			t.text += "\n" + b.Text.Text
 		case b.ToolUse != nil:
 			u := b.ToolUse
-			c := call{tool: tools.Name(u.Name), raw: string(u.Input), expect: results[u.ID]}
+			c := call{tool: u.Name, raw: string(u.Input), expect: results[u.ID]}
 			t.cut = false
 			if u.InputError != "" {
 				c.raw = u.Raw

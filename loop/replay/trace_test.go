@@ -30,7 +30,8 @@ func traceText() string {
 		loop.NewText(loop.RoleSystem, "Be good."),
 		loop.NewText(loop.RoleUser, "Make the test pass."),
 		{Role: loop.RoleAssistant, Blocks: []loop.Block{
-			{Thinking: &loop.Thinking{Text: "hm"}}, {Text: &loop.Text{Text: "Looking."}},
+			{Thinking: &loop.Thinking{Text: "hm"}},
+			{Text: &loop.Text{Text: "Looking."}},
 			use("tu_1", "shell", `{"command":"sh test.sh"}`), use("tu_2", "read_file", `{"path":"a"}`),
 		}},
 		result("tu_1", "exit code 1 after 0.02 s\nses_01JZZZZZZZZZZZZZZZZZZZZZZZ at 2026-11-20T10:00:00Z", true),

@@ -1,0 +1,283 @@
+package openai_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/openai"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// TestModelServer drives the adapter, under the real loop, against a server that
+// no one here wrote: aimock, from npm.
+func TestModelServer(t *testing.T) {
+	base := modelServer(t)
+	for mode, stream := range map[string]bool{"whole": false, "stream": true} {
+		t.Run(mode, func(t *testing.T) {
+			t.Run("two calls in one round", func(t *testing.T) { testTwoCalls(t, base, stream) })
+			t.Run("malformed arguments", func(t *testing.T) { testMalformed(t, base, stream) })
+		})
+	}
+	t.Run("rate limit", func(t *testing.T) { testRateLimit(t, base) })
+	t.Run("cut stream", func(t *testing.T) { testCutStream(t, base) })
+	t.Run("nothing fits", func(t *testing.T) {
+		out, _ := turn(t, base, true, "an unknown thing", &recorder{}, new(0))
+		if out.Reason != loop.StopProviderFailed {
+			t.Errorf("reason %s, %v", out.Reason, out.Err)
+		}
+	})
+}
+
+func testTwoCalls(t *testing.T, base string, stream bool) {
+	d := &recorder{}
+	out, shown := turn(t, base, stream, "two at once", d, nil)
+	if out.Reason != loop.StopAnswered || out.Answer != "Done: three files, and the issue is open." {
+		t.Fatalf("reason %s, answer %q, %v", out.Reason, out.Answer, out.Err)
+	}
+	want := []string{`shell {"command":"ls | wc -l","timeout_seconds":5}`, `github/get_issue {"number":7}`}
+	if diff := cmp.Diff(want, d.ran); diff != "" {
+		t.Errorf("calls (-want +got):\n%s", diff)
+	}
+	if d.rounds != 1 {
+		t.Errorf("the calls came in %d rounds", d.rounds)
+	}
+	if shown != "Both at once."+out.Answer {
+		t.Errorf("deltas %q", shown)
+	}
+	if out.Usage.Rounds != 2 || out.Usage.Tokens() == 0 {
+		t.Errorf("usage %+v", out.Usage)
+	}
+	// What the server got back: both results, by its own ids, wrapped.
+	last := journal(t, base)
+	var ids []string
+	for _, m := range last.Body.Messages {
+		if m.Role == "tool" {
+			ids = append(ids, m.ToolCallID)
+			if strings.Count(m.Content, "caisson-output-") != 2 {
+				t.Errorf("result %s is sent as %q", m.ToolCallID, m.Content)
+			}
+		}
+	}
+	if diff := cmp.Diff([]string{"call_a", "call_b"}, ids); diff != "" {
+		t.Errorf("ids of the results (-want +got):\n%s", diff)
+	}
+	if last.Body.Stream != stream {
+		t.Errorf("stream %v was asked", last.Body.Stream)
+	}
+}
+
+func testMalformed(t *testing.T, base string, stream bool) {
+	d := &recorder{}
+	out, _ := turn(t, base, stream, "malformed", d, nil)
+	if out.Reason != loop.StopAnswered || len(d.ran) != 0 || len(d.refused) != 1 {
+		t.Errorf("reason %s, %v; ran %v, refused %v", out.Reason, out.Err, d.ran, d.refused)
+	}
+}
+
+func testRateLimit(t *testing.T, base string) {
+	began := time.Now()
+	out, _ := turn(t, base, true, "too often", &recorder{}, nil)
+	if out.Reason != loop.StopAnswered || out.Answer != "Here you are." {
+		t.Errorf("reason %s, answer %q, %v", out.Reason, out.Answer, out.Err)
+	}
+	if waited := time.Since(began); waited < time.Second {
+		t.Errorf("waited %v, the server asked for 1 s", waited)
+	}
+}
+
+func testCutStream(t *testing.T, base string) {
+	d := &recorder{}
+	out, _ := turn(t, base, true, "cut off", d, nil)
+	failure, ok := errors.AsType[*loop.ModelError](out.Err)
+	if out.Reason != loop.StopProviderFailed || !ok || failure.Class != loop.ModelNetwork || len(d.ran) != 0 {
+		t.Errorf("reason %s, %v; ran %v", out.Reason, out.Err, d.ran)
+	}
+}
+
+// turn does one turn on the server.
+func turn(t *testing.T, base string, stream bool, task string, d *recorder, retries *int) (loop.Outcome, string) {
+	t.Helper()
+	m, err := openai.New(openai.Options{Model: "mock", BaseURL: base + "/v1", APIKey: "test", Stream: stream, MaxRetries: retries})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	var shown strings.Builder
+	out, err := loop.Run(t.Context(), loop.Options{
+		Model: m, Dispatcher: d, System: loop.SystemPrompt(loop.PromptOptions{}), Session: "ses_1", Turn: "trn_1",
+		Messages: []loop.Message{loop.NewText(loop.RoleUser, task)},
+		Emit: func(e loop.Event) error {
+			if d, ok := e.(loop.TextDelta); ok {
+				shown.WriteString(d.Text)
+			}
+			return nil
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out, shown.String()
+}
+
+// recorder keeps the calls that it gets and answers "ok".
+type recorder struct {
+	ran, refused []string
+	rounds       int
+}
+
+func (r *recorder) Definitions() []tools.Definition {
+	return []tools.Definition{
+		{Name: "shell", Description: "Runs a command.", InputSchema: []byte(`{"type":"object"}`)},
+		{Name: "github/get_issue", Description: "Reads an issue.", InputSchema: []byte(`{"type":"object"}`)},
+	}
+}
+
+func (r *recorder) Round(_ context.Context, calls []tools.Call) ([]tools.Result, error) {
+	r.rounds++
+	var out []tools.Result
+	for _, c := range calls {
+		text := "ok"
+		if c.InputError != "" {
+			text = c.InputError
+			r.refused = append(r.refused, text)
+		} else {
+			r.ran = append(r.ran, string(c.Name)+" "+string(c.Input))
+		}
+		out = append(out, tools.Result{CallID: c.ID, Name: c.Name, Content: []tools.Block{{Text: text}}, IsError: c.InputError != ""})
+	}
+	return out, nil
+}
+
+// request as the server saw it.
+type journalEntry struct {
+	Body struct {
+		Stream   bool `json:"stream"`
+		Messages []struct {
+			Role       string `json:"role"`
+			Content    string `json:"content"`
+			ToolCallID string `json:"tool_call_id"`
+		} `json:"messages"`
+	} `json:"body"`
+}
+
+// journal is the last request for a completion.
+func journal(t *testing.T, base string) journalEntry {
+	t.Helper()
+	data := get(t, base+"/__aimock/journal")
+	var entries []journalEntry
+	if err := json.Unmarshal(data, &entries); err != nil {
+		t.Fatalf("journal: %v: %s", err, data)
+	}
+	for _, e := range slices.Backward(entries) {
+		if len(e.Body.Messages) > 0 {
+			return e
+		}
+	}
+	t.Fatalf("no request in the journal: %s", data)
+	return journalEntry{}
+}
+
+// get reads a page, without keeping its connection.
+func get(t *testing.T, url string) []byte {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Close = true
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil
+	}
+	defer res.Body.Close()
+	data, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// modelServer installs the server into a folder of the test and starts it.
+func modelServer(t *testing.T) string {
+	t.Helper()
+	if _, err := exec.LookPath("npm"); err != nil {
+		if os.Getenv("REQUIRE_BACKENDS") != "" {
+			t.Fatal("needs npm, and REQUIRE_BACKENDS lets nothing be skipped")
+		}
+		t.Skip("needs npm")
+	}
+	folder := t.TempDir()
+	// The version is pinned once, where the end-to-end tests have it.
+	for _, name := range []string{"package.json", "package-lock.json"} {
+		data, err := os.ReadFile(filepath.Join("..", "..", "e2e", "testdata", "aimock", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(folder, name), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 3*time.Minute, errors.New("npm takes too long"))
+	defer cancel()
+	install := exec.CommandContext(ctx, "npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=0")
+	install.Dir = folder
+	if said, err := install.CombinedOutput(); err != nil {
+		if os.Getenv("REQUIRE_BACKENDS") != "" {
+			t.Fatalf("npm ci: %v\n%s", err, said)
+		}
+		t.Skipf("needs the npm registry: %v", err)
+	}
+	return startServer(t, filepath.Join(folder, "node_modules", ".bin", "llmock"))
+}
+
+// startServer starts the server on a free port and waits until it answers.
+func startServer(t *testing.T, program string) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := listener.Addr().(*net.TCPAddr).Port
+	if err := listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(t.Context()))
+	server := exec.CommandContext(ctx, program, "-p", fmt.Sprint(port), "-f", filepath.Join("testdata", "fixtures.json"),
+		"--strict", "-l", "5", "-c", "8", "--log-level", "warn")
+	var log strings.Builder
+	server.Stdout, server.Stderr = &log, &log
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cancel(errors.New("the test ends"))
+		_ = server.Wait() // killed, so it fails
+		if t.Failed() {
+			t.Logf("model server:\n%s", log.String())
+		}
+	})
+	base := fmt.Sprintf("http://127.0.0.1:%d", port)
+	until := time.Now().Add(30 * time.Second)
+	for get(t, base+"/__aimock/journal?limit=1") == nil {
+		if time.Now().After(until) {
+			t.Fatal("the model server doesn't answer")
+		}
+		time.Sleep(20 * time.Millisecond) // between two polls of another process
+	}
+	return base
+}
