@@ -32,6 +32,19 @@ func onEachBackend(t *testing.T, test func(t *testing.T, backend string)) {
 	}
 }
 
+// anyBackend gives a backend that the machine has, for tests of what is the
+// same on all.
+func anyBackend(t *testing.T) string {
+	t.Helper()
+	for _, backend := range backendNames {
+		if probeBackend(t, backend) == nil {
+			return backend
+		}
+	}
+	lacking(t, "", "needs a backend")
+	return ""
+}
+
 // needBackend ends the test where the machine lacks a backend.
 func needBackend(t testing.TB, backend string) {
 	t.Helper()

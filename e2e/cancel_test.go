@@ -4,6 +4,8 @@ package e2e
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -12,12 +14,15 @@ import (
 
 // daemon is a command that says something, starts a double-forked daemon in a
 // session of its own which ignores SIGTERM, and stays. The marker is an
-// argument of each process, to be looked for in the host's /proc.
+// argument of each process, to be looked for in the host's /proc; the file
+// "started" in the workspace says that all of them run.
 func daemon(marker string) string {
 	ignore := fmt.Sprintf(`sh -c 'trap "" TERM HUP INT; while :; do sleep 1; done' %s`, marker)
 	return fmt.Sprintf(`setsid sh -c '(trap "" TERM; setsid %s &) &' %s
 trap "" TERM
 echo partial-output-of-%s
+sleep 1
+touch started
 while :; do sleep 1; done; : %s`, strings.ReplaceAll(ignore, `'`, `'"'"'`), marker, marker, marker)
 }
 
@@ -42,7 +47,7 @@ func TestCancelLeavesNoProcess(t *testing.T) {
 				marker := "marker-" + secret()[:16]
 				args := append([]string{"--backend", backend}, test.args...)
 				run := m.start(t, taskArgs(m, append(args, m.playing(t, []scriptCall{shell(daemon(marker))})...)...)...)
-				run.stdout.await(t, "command under way", deadline, func(text string) bool { return strings.Contains(text, `"tool.called"`) })
+				m.awaitDaemon(t, run)
 				session := readRecords(t, run.stdout.String())[0].Session
 				wantVisible(t, backend, marker, session)
 				if test.signal != 0 {
@@ -67,6 +72,16 @@ func TestCancelLeavesNoProcess(t *testing.T) {
 				m.wantNothingLeft(t, session)
 			})
 		}
+	})
+}
+
+// awaitDaemon waits until the command of daemon runs.
+func (m *machine) awaitDaemon(t *testing.T, run *running) {
+	t.Helper()
+	run.await(t, `"sandbox.started"`)
+	run.until(t, "the command and its daemon run", func() bool {
+		_, err := os.Stat(filepath.Join(m.workspace, "started"))
+		return err == nil
 	})
 }
 
@@ -114,7 +129,7 @@ func TestKilledCaissonLeavesNothing(t *testing.T) {
 		m := newMachine(t)
 		marker := "marker-" + secret()[:16]
 		run := m.start(t, taskArgs(m, append([]string{"--backend", backend}, m.playing(t, []scriptCall{shell(daemon(marker))})...)...)...)
-		run.stdout.await(t, "command under way", deadline, func(text string) bool { return strings.Contains(text, `"tool.called"`) })
+		m.awaitDaemon(t, run)
 		killed := readRecords(t, run.stdout.String())
 		session, container := killed[0].Session, killed.attestation(t).Container
 		wantVisible(t, backend, marker, session)

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
@@ -15,7 +16,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 )
 
@@ -79,7 +80,7 @@ func (o outside) plant(t *testing.T, workspace string) {
 func (o outside) reads() []string {
 	return []string{
 		"../outside/canary", filepath.Join(o.dir, "canary"), "link-absolute", "link-relative",
-		"link-chain", "link-folder/canary", "./link-folder/../link-folder/canary",
+		"link-chain", "link-folder/canary", "./link-folder/./canary",
 	}
 }
 
@@ -107,7 +108,7 @@ func TestToolsStayInTheWorkspace(t *testing.T) {
 			writes = append(writes, call("write_file", map[string]any{"path": path, "content": "escaped"}))
 		}
 		for _, path := range []string{"../outside/canary", "link-relative", "link-folder/canary"} {
-			writes = append(writes, call("patch_file", map[string]any{"path": path, "old": o.canary, "new": "escaped"}))
+			writes = append(writes, call("patch_file", map[string]any{"path": path, "old": o.canary[:8], "new": "escaped"}))
 		}
 		for _, path := range []string{"../outside/canary", "link-folder/canary", o.dir} {
 			writes = append(writes, call("delete_file", map[string]any{"path": path}))
@@ -132,19 +133,18 @@ func TestToolsStayInTheWorkspace(t *testing.T) {
 			if !results[i].IsError {
 				t.Errorf("%s %v succeeded: %.200s", c.Tool, c.Input, results[i].text())
 			}
-			switch class := classes[results[i].ToolUseID]; class {
-			case "not_found", "validation_error", "permission_denied":
-			case "":
+			switch class := classes[results[i].ToolUseID]; {
+			case class == "":
 				invalid--
-			default:
-				t.Errorf("%s %v failed as %s: %.200s", c.Tool, c.Input, class, results[i].text())
+			case class == "execution_error" && !toldWhy(results[i].text()):
+				t.Errorf("%s %v failed as ours: %.200s", c.Tool, c.Input, results[i].text())
 			}
 		}
 		if invalid < 0 {
 			t.Errorf("%d calls failed without a class", -invalid)
 		}
 		o.wantHidden(t, m, out)
-		if diff := cmp.Diff(before, treeOf(t, o.dir)); diff != "" {
+		if diff := gocmp.Diff(before, treeOf(t, o.dir)); diff != "" {
 			t.Errorf("the folder outside changed:\n%s", diff)
 		}
 		m.wantNothingLeft(t, out.records[0].Session)
@@ -155,6 +155,12 @@ func TestToolsStayInTheWorkspace(t *testing.T) {
 func replacesLink(c scriptCall) bool {
 	path, _ := c.Input["path"].(string)
 	return c.Tool == "write_file" && (path == "link-dangling" || path == "link-absolute")
+}
+
+// toldWhy says that a failure is one that the model is told about in words,
+// not a generic text with an error id.
+func toldWhy(text string) bool {
+	return strings.Contains(text, "not a regular file") || strings.Contains(text, "leads upwards")
 }
 
 // naiveReachesTheCanary is the positive control: whoever joins a path to the
@@ -189,7 +195,7 @@ func (o outside) wantHidden(t *testing.T, m *machine, out outcome) {
 // TestSwappedLinksWhileReading reads a name that changes, as fast as the
 // kernel can, between a file of the workspace and a link out of it.
 func TestSwappedLinksWhileReading(t *testing.T) {
-	needBackend(t, "gvisor")
+	backend := anyBackend(t)
 	m := newMachine(t)
 	o := newOutside(t, m)
 	m.write(t, "flip", "inside\n")
@@ -211,7 +217,7 @@ func TestSwappedLinksWhileReading(t *testing.T) {
 		}
 		rounds = append(rounds, append(calls, call("grep", map[string]any{"pattern": fmt.Sprintf("[0-9a-f]{%d}", 32+round)})))
 	}
-	out := m.runTask(t, append([]string{"--backend", "gvisor", "--max-tool-calls", "2000"}, m.playing(t, rounds...)...)...)
+	out := m.runTask(t, append([]string{"--backend", backend, "--max-tool-calls", "2000"}, m.playing(t, rounds...)...)...)
 	stop()
 	out.want(t, 0)
 	read, refused := 0, 0
@@ -272,19 +278,21 @@ func TestShellSeesNothingOfTheHost(t *testing.T) {
 		probes := []struct {
 			command string
 			found   string // in the output of who can see the host
+			control string // what to run on the host, where it is not the command
 		}{
-			{"env; cat /proc/*/environ 2>/dev/null | tr '\\0' '\\n'", hostSecret},
-			{"cat " + filepath.Join(o.dir, "canary"), o.canary},
-			{"find / -xdev -path '*outside/canary' 2>/dev/null; cat ../outside/canary; ls -la /tmp", "canary"},
-			{fmt.Sprintf("bash -c 'echo hello >/dev/tcp/127.0.0.1/%d' && echo connected", port), "connected"},
-			{"for i in /sys/class/net/* $(tail -n +3 /proc/net/dev | cut -d: -f1); do echo if=${i##*/}=; done", hostInterface(t)},
-			{"ls -d /root/.. /var/run/docker.sock /run/docker.sock /etc/shadow /etc/ssh", ""},
-			{"echo host=$(cat /etc/hostname)= host=$(uname -n)=", hostName(t)},
+			{command: "env; cat /proc/*/environ 2>/dev/null | tr '\\0' '\\n'", found: hostSecret},
+			{command: "cat " + filepath.Join(o.dir, "canary"), found: o.canary},
+			{command: "cat ../outside/canary", found: o.canary},
+			{command: "find / -path '*outside/canary' -exec cat {} + 2>/dev/null", found: o.canary, control: "find .. -path '*outside/canary' -exec cat {} +"},
+			{command: fmt.Sprintf("bash -c 'echo hello >/dev/tcp/127.0.0.1/%d' && echo connected", port), found: "connected"},
+			{command: "for i in /sys/class/net/* $(tail -n +3 /proc/net/dev | cut -d: -f1); do echo if=${i##*/}=; done", found: hostInterface(t)},
+			{command: "ls /root /var/run/docker.sock /run/docker.sock /etc/shadow /etc/ssh/ssh_config", control: "echo /etc/shadow", found: "/etc/shadow\n"},
+			{command: "echo host=$(cat /etc/hostname)= host=$(uname -n)=", found: hostName(t)},
 		}
 		var calls []scriptCall
 		for _, probe := range probes {
 			if probe.found != "" {
-				onHost(t, m, probe.command, probe.found)
+				onHost(t, m, cmp.Or(probe.control, probe.command), probe.found)
 			}
 			calls = append(calls, shell(probe.command))
 		}
@@ -295,9 +303,6 @@ func TestShellSeesNothingOfTheHost(t *testing.T) {
 			if found := probes[i].found; found != "" && strings.Contains(result.text(), found) {
 				t.Errorf("%s finds %q:\n%.600s", probes[i].command, found, result.text())
 			}
-		}
-		if text := out.records.results(t)[5].text(); strings.Contains(text, "docker.sock\n") || strings.Contains(text, "/etc/shadow\n") {
-			t.Errorf("host files are there: %s", text)
 		}
 		if now := listener.Load(); now != hits {
 			t.Errorf("%d connections reached the host", now-hits)

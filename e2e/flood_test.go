@@ -44,7 +44,7 @@ func TestFloodKeepsMemoryFlat(t *testing.T) {
 		default:
 			t.Logf("peak of caisson: %d MiB", bytes>>20)
 		}
-		text := out.records.results(t)[0].text()
+		text := m.whole(t, out.records).results(t)[0].text()
 		total := strconv.FormatInt(size+int64(len("first-line\nlast-line\n")), 10)
 		for _, want := range []string{"first-line\n", "y\ny\n", "last-line\n", total} {
 			if !strings.Contains(withoutSeparators(text), want) {

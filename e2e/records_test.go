@@ -8,8 +8,11 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -152,6 +155,56 @@ func (all records) results(t *testing.T) []toolResult {
 		}
 	}
 	return results
+}
+
+// whole puts the values that were too long for a line back into their places,
+// from the files of the sessions' folders.
+func (m *machine) whole(t *testing.T, all records) records {
+	t.Helper()
+	var out records
+	for _, r := range all {
+		payload := decode[map[string]any](t, r)
+		moved := decode[struct {
+			Spilled []struct {
+				Pointer string `json:"pointer"`
+				Path    string `json:"path"`
+			} `json:"spilled"`
+		}](t, r)
+		for _, s := range moved.Spilled {
+			text, err := os.ReadFile(filepath.Join(m.stateDir(), "sessions", r.Session, s.Path))
+			if err != nil {
+				t.Fatal(err)
+			}
+			setAt(t, payload, strings.Split(s.Pointer, "/")[1:], string(text))
+		}
+		if len(moved.Spilled) > 0 {
+			r.Payload = json.RawMessage(mustJSON(t, payload))
+		}
+		out = append(out, r)
+	}
+	return out
+}
+
+// setAt sets the value that a JSON pointer names.
+func setAt(t *testing.T, at any, pointer []string, value string) {
+	t.Helper()
+	for i, key := range pointer {
+		switch v := at.(type) {
+		case map[string]any:
+			if i == len(pointer)-1 {
+				v[key] = value
+				return
+			}
+			at = v[key]
+		case []any:
+			index, err := strconv.Atoi(key)
+			if err != nil || index >= len(v) {
+				t.Fatalf("no place %v", pointer)
+			}
+			at = v[index]
+		}
+	}
+	t.Fatalf("no place %v", pointer)
 }
 
 // failures gives the error class of each call that failed, by its id.

@@ -3,20 +3,14 @@
 package e2e
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 )
 
-// script is a replay script (docs/testing.md): the turns of the model, which
-// loop/replay plays while the tools really run. JSON is YAML.
-type script struct {
-	Version int          `json:"version"`
-	Name    string       `json:"name"`
-	Task    string       `json:"task"`
-	Turns   []scriptTurn `json:"turns"`
-}
-
+// scriptTurn is one turn of the model in a replay script (docs/testing.md),
+// which loop/replay plays while the tools really run.
 type scriptTurn struct {
 	Text  string       `json:"text,omitempty"`
 	Calls []scriptCall `json:"calls,omitempty"`
@@ -41,14 +35,17 @@ func shell(command string) scriptCall {
 // gives the arguments of caisson that play it.
 func (m *machine) playing(t *testing.T, rounds ...[]scriptCall) []string {
 	t.Helper()
-	s := script{Version: 1, Name: "test", Task: "do what the test says"}
+	const task = "do what the test says"
+	var turns []scriptTurn
 	for _, calls := range rounds {
-		s.Turns = append(s.Turns, scriptTurn{Calls: calls})
+		turns = append(turns, scriptTurn{Calls: calls})
 	}
-	s.Turns = append(s.Turns, scriptTurn{Text: "Done."})
+	turns = append(turns, scriptTurn{Text: "Done."})
 	path := filepath.Join(filepath.Dir(m.home), "script.yaml")
-	if err := os.WriteFile(path, []byte(mustJSON(t, s)), 0o644); err != nil {
+	// JSON is YAML.
+	text := fmt.Sprintf("version: 1\nname: test\ntask: %s\nturns: %s\n", task, mustJSON(t, turns))
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	return []string{"--model", "replay/" + path, s.Task}
+	return []string{"--model", "replay/" + path, task}
 }

@@ -49,7 +49,7 @@ func newMachine(t *testing.T) *machine {
 		}
 	}
 	m.env = []string{
-		"PATH=" + os.Getenv("PATH"),
+		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 		"HOME=" + m.home,
 		"LANG=C.UTF-8",
 		"CI=1",
@@ -90,13 +90,15 @@ type running struct {
 	cancel  context.CancelFunc
 	stdout  *follower
 	stderr  *follower
+	ended   chan struct{} // closed when it has
+	err     error         // of its end
 }
 
 // start starts caisson with arguments. The test ends it if nothing else does.
 func (m *machine) start(t *testing.T, args ...string) *running {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(t.Context()), 10*time.Minute, errors.New("caisson does not end"))
-	r := &running{cancel: cancel, stdout: newFollower(), stderr: newFollower()}
+	r := &running{cancel: cancel, stdout: new(follower), stderr: new(follower), ended: make(chan struct{})}
 	r.process = exec.CommandContext(ctx, filepath.Join(binaries(t), "caisson"), args...)
 	r.process.Dir = m.home
 	r.process.Env = m.env
@@ -107,18 +109,27 @@ func (m *machine) start(t *testing.T, args ...string) *running {
 		cancel()
 		t.Fatalf("start caisson: %v", err)
 	}
-	t.Cleanup(func() { r.cancel() })
+	go func() {
+		defer close(r.ended)
+		r.err = r.process.Wait()
+	}()
+	t.Cleanup(func() {
+		r.cancel()
+		<-r.ended
+	})
 	return r
 }
 
 // wait waits for the end, at most d.
 func (r *running) wait(t *testing.T, d time.Duration) outcome {
 	t.Helper()
-	timer := time.AfterFunc(d, r.cancel)
-	defer timer.Stop()
-	err := r.process.Wait()
-	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
-		t.Fatalf("wait for caisson: %v", err)
+	select {
+	case <-r.ended:
+	case <-time.After(d):
+		t.Fatalf("caisson did not end within %s\n%s", d, r.stderr)
+	}
+	if exit := (*exec.ExitError)(nil); r.err != nil && !errors.As(r.err, &exit) {
+		t.Fatalf("wait for caisson: %v", r.err)
 	}
 	out := outcome{
 		status: r.process.ProcessState.ExitCode(),
@@ -127,9 +138,6 @@ func (r *running) wait(t *testing.T, d time.Duration) outcome {
 	}
 	if status, ok := r.process.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
 		out.signal = status.Signal()
-		if out.signal == syscall.SIGKILL && !timer.Stop() {
-			t.Fatalf("caisson did not end within %s\n%s", d, out.stderr)
-		}
 	}
 	return out
 }
@@ -179,14 +187,11 @@ func tail(text string, lines int) string {
 	return b.String()
 }
 
-// follower is a writer whose text can be awaited.
+// follower is a writer whose text can be read meanwhile.
 type follower struct {
-	mu      sync.Mutex
-	text    bytes.Buffer
-	changed chan struct{}
+	mu   sync.Mutex
+	text bytes.Buffer
 }
-
-func newFollower() *follower { return &follower{changed: make(chan struct{})} }
 
 var _ io.Writer = (*follower)(nil)
 
@@ -194,8 +199,6 @@ var _ io.Writer = (*follower)(nil)
 func (f *follower) Write(p []byte) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	close(f.changed)
-	f.changed = make(chan struct{})
 	return f.text.Write(p)
 }
 
@@ -206,23 +209,27 @@ func (f *follower) String() string {
 	return f.text.String()
 }
 
-// await waits until the text satisfies a condition.
-func (f *follower) await(t *testing.T, what string, d time.Duration, ok func(text string) bool) {
+// await waits until standard output holds a text.
+func (r *running) await(t *testing.T, text string) {
 	t.Helper()
-	timeout := time.After(d)
-	for {
-		f.mu.Lock()
-		text, changed := f.text.String(), f.changed
-		f.mu.Unlock()
-		if ok(text) {
-			return
+	r.until(t, fmt.Sprintf("%q on standard output", text), func() bool { return strings.Contains(r.stdout.String(), text) })
+}
+
+// until waits for a condition that the run brings about, and fails if it ends
+// without.
+func (r *running) until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	eventually(t, what, deadline, func() bool {
+		if ok() {
+			return true
 		}
 		select {
-		case <-changed:
-		case <-timeout:
-			t.Fatalf("no %s within %s; so far:\n%s", what, d, tail(text, 10))
+		case <-r.ended:
+			t.Fatalf("caisson ended without: %s\nstderr:\n%s\nlast records:\n%s", what, r.stderr, tail(r.stdout.String(), 4))
+		default:
 		}
-	}
+		return false
+	})
 }
 
 // eventually polls a condition of the outside world, which nothing announces.

@@ -123,7 +123,7 @@ func modelServer(t *testing.T) string {
 	server := exec.CommandContext(ctx, program, "-p", fmt.Sprint(port), "-f", fixtures,
 		"--strict", "-l", "2", "-c", "20", "--log-level", "warn")
 	server.Env = append(os.Environ(), "AIMOCK_STRICT_TURN_INDEX=1")
-	log := newFollower()
+	log := new(follower)
 	server.Stdout, server.Stderr = log, log
 	if err := server.Start(); err != nil {
 		t.Fatal(err)
