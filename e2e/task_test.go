@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -35,7 +36,7 @@ func TestTaskIsTheSameEverywhere(t *testing.T) {
 	}
 	var runs []run
 	for _, stream := range []bool{true, false} {
-		onEachBackend(t, func(t *testing.T, backend string) {
+		onEach := func(t *testing.T, backend string) {
 			m := newMachine(t)
 			m.tally(t)
 			m.env = append(m.env, "OPENAI_API_KEY=test", "OPENAI_BASE_URL="+base+"/v1")
@@ -53,13 +54,20 @@ func TestTaskIsTheSameEverywhere(t *testing.T) {
 			}
 			runs = append(runs, run{fmt.Sprintf("%s stream=%t", backend, stream), treeOf(t, m.workspace), out.records.comparable(t, m)})
 			m.wantNothingLeft(t, out.records[0].Session)
-		})
+		}
+		t.Run(fmt.Sprintf("stream=%t", stream), func(t *testing.T) { onEachBackend(t, onEach) })
 	}
 	if len(runs) == 0 {
 		t.Skip("needs a backend: none ran")
 	}
 	if got := runs[0].files["result.txt"]; got != "-rw-r--r-- PASS\n" {
 		t.Errorf("result.txt is %q", got)
+	}
+	// What is compared must hold what the tools said, or it proves nothing.
+	for _, said := range []string{"FAIL: tally.sh 2 3 4 is -9, want 9", "PASS", "It subtracted.", "now it adds"} {
+		if !strings.Contains(strings.Join(runs[0].records, "\n"), said) {
+			t.Errorf("the records lack %q:\n%s", said, strings.Join(runs[0].records, "\n"))
+		}
 	}
 	for _, other := range runs[1:] {
 		if diff := cmp.Diff(runs[0].files, other.files); diff != "" {
