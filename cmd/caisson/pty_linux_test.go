@@ -1,0 +1,170 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// openTerminal makes a pseudo-terminal of 100 by 30 cells and returns both ends.
+func openTerminal(t *testing.T) (master, slave *os.File) {
+	t.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Skip("needs a pseudo-terminal: " + err.Error())
+	}
+	fd := int(master.Fd())
+	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slave, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Skip("needs a pseudo-terminal: " + err.Error())
+	}
+	if err := unix.IoctlSetWinsize(int(slave.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 30, Col: 100}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { master.Close(); slave.Close() })
+	return master, slave
+}
+
+// watcher keeps what a terminal's program writes and answers its questions.
+type watcher struct {
+	answers []string // to the first question, the second, …
+	master  *os.File
+
+	mu       sync.Mutex
+	text     bytes.Buffer
+	answered int
+	done     chan struct{}
+}
+
+func watch(master *os.File, answers []string) *watcher {
+	w := &watcher{answers: answers, master: master, done: make(chan struct{})}
+	go func() {
+		defer close(w.done)
+		buf := make([]byte, 4096)
+		for !strings.HasSuffix(w.String(), endMark) {
+			n, err := master.Read(buf)
+			w.take(buf[:n])
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return w
+}
+
+// endMark is what a test writes to the terminal when the program has ended.
+const endMark = "<end of the program>"
+
+func (w *watcher) take(p []byte) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.text.Write(p)
+	if asked := strings.Count(w.text.String(), "n no > "); asked > w.answered && w.answered < len(w.answers) {
+		_, _ = io.WriteString(w.master, w.answers[w.answered])
+		w.answered++
+	}
+}
+
+// String is everything so far, with the terminal's line ends undone.
+func (w *watcher) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return strings.ReplaceAll(w.text.String(), "\r\n", "\n")
+}
+
+// onTerminal runs the program with standard input and error on a terminal.
+func onTerminal(t *testing.T, term string, answers []string, turns string, args ...string) (status int, shown, stdout, dir string) {
+	t.Helper()
+	root := t.TempDir()
+	for _, name := range []string{"home", "ws", "bin"} {
+		if err := os.Mkdir(filepath.Join(root, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"caisson", "caisson-guest", "runsc", "runc"} {
+		if err := os.WriteFile(filepath.Join(root, "bin", name), []byte("#!/bin/sh\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	script := filepath.Join(root, "script.yaml")
+	if err := os.WriteFile(script, []byte("version: 1\nname: test\nturns:\n"+turns), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	master, slave := openTerminal(t)
+	w := watch(master, answers)
+	var out bytes.Buffer
+	d := standard(make(chan os.Signal))
+	d.stdin, d.stdout, d.stderr = slave, &out, slave
+	d.width = func() int { return 100 }
+	d.discard = func() { discardInput(int(slave.Fd())) }
+	d.requirements = ""
+	d.executable = func() (string, error) { return filepath.Join(root, "bin", "caisson"), nil }
+	d.backend = func(name string, _ backendSettings) (sandbox.Backend, error) { return &fakeBackend{name: name}, nil }
+	env := []string{"HOME=" + filepath.Join(root, "home"), "TERM=" + term}
+	args = append([]string{"run", "--workspace", filepath.Join(root, "ws"), "--backend", "gvisor", "--model", "replay/" + script}, args...)
+	status = run(context.Background(), append(args, "task"), env, d)
+	// The program's reader may still wait at the terminal, as it does until the
+	// process ends; so the end of the output is marked.
+	fmt.Fprint(slave, endMark)
+	<-w.done
+	return status, strings.TrimSuffix(w.String(), endMark), out.String(), filepath.Join(root, "ws")
+}
+
+const twoWrites = `
+  - calls: [{tool: write_file, input: {path: one, content: "1\n"}}]
+  - calls: [{tool: shell, input: {command: "echo working; echo made > two"}}]
+  - text: "all \e[31mdone"
+`
+
+func TestATerminalAsksAndShows(t *testing.T) {
+	status, shown, stdout, dir := onTerminal(t, "xterm", []string{"y\n", "n\n"}, twoWrites)
+	if status != 0 {
+		t.Errorf("status %d\n%s", status, shown)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "one")); err != nil {
+		t.Errorf("what was allowed was not done: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "two")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("what was refused was done: %v", err)
+	}
+	for _, want := range []string{"+1", "echo working; echo made > two", "user_denied", "policy default", "\x1b[J", "\x1b[1m"} {
+		if !strings.Contains(shown, want) {
+			t.Errorf("the terminal lacks %q:\n%q", want, shown)
+		}
+	}
+	if stdout != "all \x1b[31mdone\n" {
+		t.Errorf("a pipe got %q", stdout)
+	}
+}
+
+func TestADumbTerminalGetsPlainLines(t *testing.T) {
+	status, shown, _, _ := onTerminal(t, "dumb", nil, twoWrites, "--policy", "sandboxed")
+	if status != 0 || strings.Contains(shown, "\x1b") || !strings.Contains(shown, "✓ shell echo working") {
+		t.Errorf("status %d\n%q", status, shown)
+	}
+}
+
+func TestAnEndedTerminalApprovesNothing(t *testing.T) {
+	status, shown, _, dir := onTerminal(t, "xterm", []string{"\x04"}, "  - calls: [{tool: write_file, input: {path: one, content: x}}]\n  - text: done\n")
+	if _, err := os.Stat(filepath.Join(dir, "one")); status != 56 || !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("status %d, %v\n%s", status, err, shown)
+	}
+}
