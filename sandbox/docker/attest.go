@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 	"runtime"
 	"strings"
 
@@ -23,22 +24,25 @@ func (s *session) attest(ctx context.Context, asked request) error {
 	if err := sameFolders(s.work, hello); err != nil {
 		return err
 	}
-	got, err := s.inspect(ctx)
+	got, err := s.remote.inspect(ctx, s.id)
 	if err != nil {
 		return err
 	}
-	want := guest.Expectation{Filters: 2}
+	want := guest.Expectation{UID: uint32(s.work.CommandUID), GID: uint32(s.work.CommandGID)}
+	if !isGVisor(hello) {
+		want.Filters, want.HostNamespaces = 2, guest.HostNamespaces()
+	}
 	for _, b := range s.work.Binds[1:] {
 		want.Submounts = append(want.Submounts, b.Target)
 	}
-	if err := errors.Join(readBack(asked, got), guest.VerifyHardening(hello, want)); err != nil {
+	if err := errors.Join(readBack(asked, got), checkKernel(s.facts.runtime, hello), guest.VerifyHardening(hello, want)); err != nil {
 		return fmt.Errorf("check container: %w", err)
 	}
 	a := guest.Attest(hello)
 	a.Backend, a.Container = Name, s.id
 	a.Runtime, a.RuntimeVersion, a.EngineVersion = got.HostConfig.Runtime, s.facts.runtime.version, s.facts.version
 	a.Image, a.ImageDigest = s.image.reference, s.image.digest
-	a.GuestSHA256, a.SeccompProfile = s.guest.sha256, s.seccomp
+	a.GuestSHA256, a.SeccompProfile = s.guest.sha256, s.seccomp.SHA256
 	a.Workspace, a.WorkspaceMode = s.work.Path, "bind"
 	a.WorkspaceOwner = fmt.Sprintf("%d:%d", s.work.OwnerUID, s.work.OwnerGID)
 	a.IDMapped, a.Git = s.work.IDMapped, string(s.gitMode())
@@ -92,6 +96,14 @@ func sameFolders(work *workmount.Prepared, hello wire.Hello) error {
 			return fmt.Errorf("%w: %w: at %s it mounted another file than the one that was opened (%d:%d, not %d:%d)",
 				sandbox.ErrUnavailable, ErrNotShared, b.Target, m.Device, m.Inode, b.Device, b.Inode)
 		}
+	}
+	return nil
+}
+
+// checkKernel says whether a runtime that is gVisor really is.
+func checkKernel(r runtimeFacts, hello wire.Hello) error {
+	if strings.HasPrefix(path.Base(r.path), "runsc") && !isGVisor(hello) {
+		return fmt.Errorf("%w: runtime %s is gVisor, but the kernel in the container is %.80q", sandbox.ErrUnavailable, r.name, hello.Kernel)
 	}
 	return nil
 }

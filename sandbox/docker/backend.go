@@ -55,10 +55,11 @@ type Options struct {
 type Backend struct {
 	options  Options
 	endpoint endpoint
+	times    deadlines
 	self     owner.Identity
 
 	mu     sync.Mutex // held while connecting
-	engine engine     // nil until connected
+	remote *remote    // nil until connected
 	facts  facts
 	guest  guestFile
 	// importing serialises imports of the host image in this process.
@@ -70,7 +71,6 @@ var _ sandbox.Backend = (*Backend)(nil)
 // facts are what an engine is; it is asked once.
 type facts struct {
 	version string
-	api     string
 	info    system.Info
 	runtime runtimeFacts
 }
@@ -104,7 +104,7 @@ func New(o Options) (*Backend, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make docker backend: %w", err)
 	}
-	return &Backend{options: o, endpoint: e, self: self}, nil
+	return &Backend{options: o, endpoint: e, times: defaultDeadlines(), self: self}, nil
 }
 
 // Name is "docker".
@@ -114,10 +114,10 @@ func (b *Backend) Name() string { return Name }
 func (b *Backend) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.engine == nil {
+	if b.remote == nil {
 		return nil
 	}
-	return b.engine.Close()
+	return b.remote.engine.Close()
 }
 
 // Check asks the engine what it is and whether it can do what Caisson needs.
@@ -142,40 +142,39 @@ func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 
 // connect returns the engine, which it dials and examines when first asked; a
 // failure is not remembered.
-func (b *Backend) connect(ctx context.Context) (engine, facts, error) {
+func (b *Backend) connect(ctx context.Context) (*remote, facts, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.engine != nil {
-		return b.engine, b.facts, nil
+	if b.remote != nil {
+		return b.remote, b.facts, nil
 	}
-	c, err := dial(ctx, b.endpoint)
+	r, err := dial(ctx, b.endpoint, b.times)
 	if err != nil {
-		return nil, facts{}, err
+		return nil, facts{}, b.endpoint.fault(err)
 	}
-	f, err := examine(ctx, c, b.options.Runtime)
+	f, err := examine(ctx, r, b.options.Runtime)
 	if err != nil {
-		c.Close()
-		return nil, facts{}, fmt.Errorf("engine at %s (from %s): %w", b.endpoint.host, b.endpoint.from, err)
+		r.engine.Close() //nolint:errcheck // nothing was done with it
+		return nil, facts{}, b.endpoint.fault(err)
 	}
-	f.api = c.ClientVersion()
-	b.engine, b.facts = c, f
-	return c, f, nil
+	b.remote, b.facts = r, f
+	return r, f, nil
 }
 
 // examine asks an engine what it is and refuses one that can't isolate.
-func examine(ctx context.Context, e engine, runtime string) (facts, error) {
-	info, err := within(ctx, askTime, "ask the engine", e.Info)
+func examine(ctx context.Context, r *remote, runtime string) (facts, error) {
+	info, err := r.info(ctx)
 	if err != nil {
 		return facts{}, err
 	}
-	version, err := within(ctx, askTime, "ask the engine", e.ServerVersion)
+	version, err := r.version(ctx)
 	if err != nil {
 		return facts{}, err
 	}
-	f := facts{version: info.ServerVersion, info: info}
 	if err := isolates(info); err != nil {
 		return facts{}, err
 	}
+	f := facts{version: info.ServerVersion, info: info}
 	f.runtime, err = findRuntime(info, version, runtime)
 	return f, err
 }

@@ -25,11 +25,11 @@ func TestConformance(t *testing.T) {
 	sandboxtest.Run(t, sandboxtest.Target{
 		Backend: inState{b.backend, b.state}, Image: images.Reference{Scheme: images.SchemeHost},
 		Kill: func(ctx context.Context, sb sandbox.Sandbox) error {
-			e, _, err := b.backend.connect(ctx)
+			r, _, err := b.backend.connect(ctx)
 			if err != nil {
 				return err
 			}
-			return e.ContainerRemove(ctx, sb.ID(), container.RemoveOptions{Force: true})
+			return r.engine.ContainerRemove(ctx, sb.ID(), container.RemoveOptions{Force: true})
 		},
 		Leftovers: b.leftovers,
 	})

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/docker/docker/api/types/container"
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/sandbox"
@@ -26,7 +25,7 @@ func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbo
 	if err := checkSpec(spec); err != nil {
 		return nil, fmt.Errorf("create container: %w", err)
 	}
-	e, f, err := b.connect(ctx)
+	r, f, err := b.connect(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("create container: %w", err)
 	}
@@ -35,7 +34,7 @@ func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbo
 		return nil, fmt.Errorf("create container: %w", err)
 	}
 	s := &session{
-		backend: b, engine: e, facts: f, guest: guest, spec: spec,
+		backend: b, remote: r, facts: f, guest: guest, spec: spec,
 		name: containerName(spec.Session), done: make(chan struct{}),
 		log: b.options.Logger.With(zap.String("session", spec.Session)),
 	}
@@ -68,11 +67,21 @@ func checkSpec(spec sandbox.Spec) error {
 
 // make does it all. What it made so far is in s, for Destroy.
 func (s *session) make(ctx context.Context) error {
-	asked, err := s.prepare(ctx)
+	if err := s.prepare(ctx); err != nil {
+		return err
+	}
+	asked, err := s.request(ctx)
 	if err != nil {
 		return err
 	}
-	if err := s.createContainer(ctx, asked); err != nil {
+	err = s.createContainer(ctx, asked)
+	if errors.Is(err, sandbox.ErrNotFound) {
+		// A sweep removed the old skeleton between the lookup and now.
+		if asked, err = s.request(ctx); err == nil {
+			err = s.createContainer(ctx, asked)
+		}
+	}
+	if err != nil {
 		return err
 	}
 	s.lifecycle.Advance(sandbox.StateCreated)
@@ -90,37 +99,38 @@ func (s *session) make(ctx context.Context) error {
 	return nil
 }
 
-// prepare makes what the container needs on this machine, and the request.
-func (s *session) prepare(ctx context.Context) (request, error) {
+// prepare makes what the container needs on this machine.
+func (s *session) prepare(ctx context.Context) (err error) {
 	b, spec := s.backend, s.spec
-	seccomp, err := harden.SeccompFor(s.facts.info.Architecture)
-	if err != nil {
-		return request{}, fmt.Errorf("%w: %w", sandbox.ErrUnsupported, err)
+	if s.seccomp, err = harden.SeccompFor(s.facts.info.Architecture); err != nil {
+		return fmt.Errorf("%w: %w", sandbox.ErrUnsupported, err)
 	}
-	s.seccomp = seccomp.SHA256
 	s.journal, err = owner.OpenJournal(owner.JournalOptions{
 		StateDir: b.options.StateDir, Backend: Name, Session: spec.Session, Owner: b.self, Dir: spec.Dir,
 	})
 	if err != nil {
-		return request{}, err
+		return err
 	}
 	s.entries, err = s.journal.Add(
 		owner.Entry{Kind: owner.KindContainer, Name: s.name},
 		owner.Entry{Kind: owner.KindFolder, Path: nonceFolder})
 	if err != nil {
-		return request{}, err
+		return err
 	}
 	if err := s.writeNonce(); err != nil {
-		return request{}, err
+		return err
 	}
 	s.work, err = workmount.Prepare(ctx, workmount.Options{
 		Workspace: spec.Workspace, Git: spec.Git, Dir: spec.Dir, StateDir: b.options.StateDir, Protect: b.options.Protect,
 		Journal: s.journal, Holder: s.guest.path, AllowOwnerRunner: spec.AllowOwnerRunner, Log: s.log,
 	})
-	if err != nil {
-		return request{}, err
-	}
-	s.image, err = b.resolveImage(ctx, s.engine, s.facts, spec.Image, s.work.CommandUID, s.work.CommandGID)
+	return err
+}
+
+// request resolves the image and says what is asked of the engine.
+func (s *session) request(ctx context.Context) (_ request, err error) {
+	b := s.backend
+	s.image, err = b.resolveImage(ctx, s.remote, s.facts, s.spec.Image, s.work.CommandUID, s.work.CommandGID)
 	if err != nil {
 		return request{}, err
 	}
@@ -128,8 +138,8 @@ func (s *session) prepare(ctx context.Context) (request, error) {
 		s.log.Info("image", zap.String("warning", w))
 	}
 	return plan{
-		spec: spec, image: s.image, work: s.work, guestPath: s.guest.path, noncePath: s.noncePath(), seccomp: seccomp,
-		runtime: s.facts.runtime.name, cpus: s.facts.info.NCPU, labels: b.labels(spec),
+		spec: s.spec, image: s.image, work: s.work, guestPath: s.guest.path, noncePath: s.noncePath(), seccomp: s.seccomp,
+		runtime: s.facts.runtime.name, cpus: s.facts.info.NCPU, labels: b.labels(s.spec),
 	}.build(), nil
 }
 
@@ -164,9 +174,7 @@ func (s *session) writeNonce() error {
 }
 
 func (s *session) createContainer(ctx context.Context, asked request) error {
-	created, err := patiently(ctx, createTime, "create container", func(ctx context.Context) (container.CreateResponse, error) {
-		return s.engine.ContainerCreate(ctx, asked.config, asked.host, nil, nil, asked.name)
-	})
+	created, err := s.remote.createContainer(ctx, asked)
 	if err != nil {
 		return err
 	}
@@ -180,22 +188,29 @@ func (s *session) createContainer(ctx context.Context, asked request) error {
 	return nil
 }
 
+// markGIDs is the first of the gids that mark commands. The containers have no
+// user namespace, so that a gid inside is one on the host: this range is above
+// those of users and the subordinate ones (SUB_GID_MAX of login.defs(5) is
+// 600100000), so that no file of the workspace opens to it.
+const markGIDs = 1 << 30
+
 // startGuest attaches before the container starts, so that no byte is lost,
 // and speaks to the guest.
 func (s *session) startGuest(ctx context.Context) error {
-	response, err := attach(ctx, s.backend.endpoint, s.facts.api, s.id)
+	response, err := s.remote.attach(ctx, s.id)
 	if err != nil {
 		return err
 	}
 	s.stream = newStream(response)
-	if err := do(ctx, startTime, "start container", func(ctx context.Context) error {
-		return s.engine.ContainerStart(ctx, s.id, container.StartOptions{})
-	}); err != nil {
+	if err := s.remote.startContainer(ctx, s.id); err != nil {
 		return err
 	}
 	config := guest.NewConfig(s.spec)
 	config.CommandUID, config.CommandGID = uint32(s.work.CommandUID), uint32(s.work.CommandGID)
-	s.conn, err = guest.Dial(ctx, guest.Options{Conn: s.stream, Config: config, Logger: s.log})
+	config.GIDBase, config.Probe = markGIDs, true
+	s.conn, err = guest.Dial(ctx, guest.Options{
+		Conn: s.stream, Config: config, Timeout: s.spec.Resources.CommandTime, Grace: s.spec.Grace, Logger: s.log,
+	})
 	if err != nil {
 		return s.explain(ctx, fmt.Errorf("start guest: %w", err))
 	}
@@ -210,7 +225,7 @@ func (s *session) explain(ctx context.Context, err error) error {
 	if text := s.stream.complaint(); text != "" {
 		err = fmt.Errorf("%w: it wrote: %.500q", err, text)
 	}
-	got, inspectErr := s.inspect(ctx)
+	got, inspectErr := s.remote.inspect(ctx, s.id)
 	if inspectErr == nil && got.State != nil && !got.State.Running {
 		err = fmt.Errorf("%w: the container ended with %d %s", err, got.State.ExitCode, got.State.Error)
 	}

@@ -24,6 +24,11 @@ type endpoint struct {
 	from string // what named it, for messages
 }
 
+// fault says which engine it is that failed.
+func (e endpoint) fault(err error) error {
+	return fmt.Errorf("engine at %s (from %s): %w", e.host, e.from, err)
+}
+
 // local says that the engine may share this machine's file system; that it
 // does, the guest proves.
 func (e endpoint) local() bool {

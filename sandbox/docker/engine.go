@@ -34,6 +34,8 @@ type engine interface {
 	ServerVersion(ctx context.Context) (types.Version, error)
 	Events(ctx context.Context, o events.ListOptions) (<-chan events.Message, <-chan error)
 	ImageInspect(ctx context.Context, id string, o ...client.ImageInspectOption) (image.InspectResponse, error)
+	ImageList(ctx context.Context, o image.ListOptions) ([]image.Summary, error)
+	ImageRemove(ctx context.Context, id string, o image.RemoveOptions) ([]image.DeleteResponse, error)
 	ImageImport(ctx context.Context, source image.ImportSource, ref string, o image.ImportOptions) (io.ReadCloser, error)
 	ContainerCreate(ctx context.Context, config *container.Config, host *container.HostConfig, net *network.NetworkingConfig,
 		platform *ocispec.Platform, name string) (container.CreateResponse, error)
@@ -46,19 +48,8 @@ type engine interface {
 
 var _ engine = (*client.Client)(nil)
 
-// The deadlines of calls: about a hundred times what was measured on an idle
-// machine (create 20 ms, start 100 ms, remove 86 ms), so that a loaded engine
-// passes and a stopped one is noticed.
-const (
-	askTime    = 10 * time.Second // ping, info, inspect, list, attach
-	createTime = 30 * time.Second
-	startTime  = 30 * time.Second
-	removeTime = 30 * time.Second
-	importTime = time.Minute
-)
-
 // dial makes a client and agrees on a version of the API.
-func dial(ctx context.Context, e endpoint) (*client.Client, error) {
+func dial(ctx context.Context, e endpoint, times deadlines) (*remote, error) {
 	transport := &http.Transport{TLSClientConfig: e.tls, MaxIdleConns: 6, IdleConnTimeout: 30 * time.Second}
 	c, err := client.NewClientWithOpts(
 		client.WithHTTPClient(&http.Client{Transport: transport, CheckRedirect: client.CheckRedirect}),
@@ -66,36 +57,36 @@ func dial(ctx context.Context, e endpoint) (*client.Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: engine address %s (from %s): %w", sandbox.ErrInvalid, e.host, e.from, err)
 	}
-	ping, err := within(ctx, askTime, "ask the engine", func(ctx context.Context) (types.Ping, error) { return c.Ping(ctx) })
+	ping, err := within(ctx, times.ask, "ask the engine", c.Ping)
 	if err != nil {
 		c.Close()
-		return nil, fmt.Errorf("engine at %s (from %s): %w", e.host, e.from, err)
+		return nil, err
 	}
 	if versions.LessThan(ping.APIVersion, minAPI) {
 		c.Close()
-		return nil, fmt.Errorf("%w: engine at %s speaks API %s, at least %s is needed: update it to Docker 20.10 or newer",
-			sandbox.ErrUnsupported, e.host, ping.APIVersion, minAPI)
+		return nil, fmt.Errorf("%w: it speaks API %q, at least %s is needed: update it to Docker 20.10 or newer",
+			sandbox.ErrUnsupported, ping.APIVersion, minAPI)
 	}
 	c.NegotiateAPIVersionPing(ping)
-	return c, nil
+	return &remote{engine: c, endpoint: e, api: c.ClientVersion(), deadlines: times}, nil
 }
 
 // attach opens the one connection to a container's standard input and output.
 // The client's own hijacking does not obey ctx once it has dialled, and a
 // stopped engine would hold it for ever; so it gets a dialler whose connection
 // fails when ctx ends. Cancelling ctx after attach returned does nothing.
-func attach(ctx context.Context, e endpoint, version, id string) (*types.HijackedResponse, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, askTime, errDeadline)
+func (r *remote) attach(ctx context.Context, id string) (*types.HijackedResponse, error) {
+	ctx, cancel := deadline(ctx, r.ask)
 	defer cancel()
 	var stop func() bool
 	dialler := func(_ context.Context, _, _ string) (net.Conn, error) {
-		conn, err := dialEndpoint(ctx, e)
+		conn, err := dialEndpoint(ctx, r.endpoint)
 		if err == nil {
 			stop = context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
 		}
 		return conn, err
 	}
-	c, err := client.NewClientWithOpts(client.WithHost(e.host), client.WithVersion(version), client.WithDialContext(dialler))
+	c, err := client.NewClientWithOpts(client.WithHost(r.endpoint.host), client.WithVersion(r.api), client.WithDialContext(dialler))
 	if err != nil {
 		return nil, err
 	}

@@ -25,7 +25,7 @@ var errDeadline = errors.New("no answer in time")
 
 // within makes one call with a deadline.
 func within[T any](ctx context.Context, limit time.Duration, what string, call func(context.Context) (T, error)) (T, error) {
-	limited, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%w (%s)", errDeadline, limit))
+	limited, cancel := deadline(ctx, limit)
 	defer cancel()
 	value, err := call(limited)
 	if err != nil {
@@ -40,17 +40,13 @@ func do(ctx context.Context, limit time.Duration, what string, call func(context
 	return err
 }
 
-// cancelTime is how long a call that makes something may still take once its
-// caller has given up: to break it off would leave open whether it was made.
-const cancelTime = 5 * time.Second
-
 // patiently is within for a call that makes something: when ctx ends, it waits
-// a little longer for the answer.
-func patiently[T any](ctx context.Context, limit time.Duration, what string, call func(context.Context) (T, error)) (T, error) {
+// as long as grace for the answer.
+func patiently[T any](ctx context.Context, limit, grace time.Duration, what string, call func(context.Context) (T, error)) (T, error) {
 	inner, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(nil)
 	defer context.AfterFunc(ctx, func() {
-		late := time.NewTimer(cancelTime)
+		late := time.NewTimer(grace)
 		defer late.Stop()
 		select {
 		case <-late.C:

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/docker/docker/api/types/image"
 	"github.com/gofrs/flock"
 
 	"github.com/caisson-run/caisson/images"
@@ -41,10 +40,10 @@ const (
 
 // resolveImage finds or imports what the reference names. Commands have the
 // identity uid:gid.
-func (b *Backend) resolveImage(ctx context.Context, e engine, f facts, ref images.Reference, uid, gid int) (rootImage, error) {
+func (b *Backend) resolveImage(ctx context.Context, r *remote, f facts, ref images.Reference, uid, gid int) (rootImage, error) {
 	switch ref.Scheme {
 	case images.SchemeName:
-		return engineImage(ctx, e, f, ref)
+		return engineImage(ctx, r, f, ref)
 	case images.SchemeHost:
 		if !b.endpoint.local() {
 			return rootImage{}, fmt.Errorf("image host: %w: %w: name an image that the engine at %s has",
@@ -53,20 +52,18 @@ func (b *Backend) resolveImage(ctx context.Context, e engine, f facts, ref image
 		o := b.options.HostImage
 		o.UID, o.GID = uid, gid
 		root, err := images.Host(ctx, o)
-		return b.skeletonImage(ctx, e, root, err)
+		return b.skeletonImage(ctx, r, root, err)
 	case images.SchemeFolder:
 		root, err := images.Folder(ctx, ref.Value)
-		return b.skeletonImage(ctx, e, root, err)
+		return b.skeletonImage(ctx, r, root, err)
 	}
 	return rootImage{}, fmt.Errorf("image %s: %w: source %q", ref, sandbox.ErrUnsupported, ref.Scheme)
 }
 
 // engineImage looks an image up. It never pulls: what runs is the user's
 // decision, and its content is named by the id.
-func engineImage(ctx context.Context, e engine, f facts, ref images.Reference) (rootImage, error) {
-	found, err := within(ctx, askTime, "look up image "+ref.Value, func(ctx context.Context) (image.InspectResponse, error) {
-		return e.ImageInspect(ctx, ref.Value)
-	})
+func engineImage(ctx context.Context, r *remote, f facts, ref images.Reference) (rootImage, error) {
+	found, err := r.image(ctx, ref.Value)
 	if errors.Is(err, sandbox.ErrNotFound) {
 		return rootImage{}, fmt.Errorf("image %s: %w on the engine: docker pull %s, or use image host", ref.Value, sandbox.ErrNotFound, ref.Value)
 	}
@@ -77,11 +74,11 @@ func engineImage(ctx context.Context, e engine, f facts, ref images.Reference) (
 		return rootImage{}, fmt.Errorf("image %s: %w: it is for %s/%s and the engine runs linux/%s: pull it for that platform",
 			ref.Value, sandbox.ErrUnsupported, found.Os, found.Architecture, f.info.Architecture)
 	}
-	r := rootImage{reference: ref.Value, id: found.ID, digest: found.ID}
+	made := rootImage{reference: ref.Value, id: found.ID, digest: found.ID}
 	if found.Config != nil {
-		r.volumes = slices.Sorted(maps.Keys(found.Config.Volumes))
+		made.volumes = slices.Sorted(maps.Keys(found.Config.Volumes))
 	}
-	return r, nil
+	return made, nil
 }
 
 // sameArchitecture compares an image's word (amd64) with an engine's (x86_64).
@@ -95,34 +92,34 @@ func sameArchitecture(image, engine string) bool {
 
 // skeletonImage makes the engine have the skeleton of a root that consists of
 // binds: a few empty folders and small files, imported once.
-func (b *Backend) skeletonImage(ctx context.Context, e engine, root *images.RootFS, err error) (rootImage, error) {
+func (b *Backend) skeletonImage(ctx context.Context, r *remote, root *images.RootFS, err error) (rootImage, error) {
 	if err != nil {
 		return rootImage{}, imageFault(err)
 	}
-	r := rootImage{
+	made := rootImage{
 		reference: root.Reference.String(), digest: root.Digest, binds: root.Binds, masks: root.Masks, warnings: root.Warnings,
 	}
 	hex, ok := strings.CutPrefix(root.Digest, "sha256:")
 	if !ok || len(hex) != 64 {
-		return rootImage{}, fmt.Errorf("image %s: %w: digest %q", r.reference, sandbox.ErrUnavailable, root.Digest)
+		return rootImage{}, fmt.Errorf("image %s: %w: digest %q", made.reference, sandbox.ErrUnavailable, root.Digest)
 	}
 	name := skeletonName + ":" + hex
-	if r.id, err = skeletonID(ctx, e, name, root.Digest); err == nil || !errors.Is(err, sandbox.ErrNotFound) {
-		return r, err
+	if made.id, err = skeletonID(ctx, r, name, root.Digest); err == nil || !errors.Is(err, sandbox.ErrNotFound) {
+		return made, err
 	}
 	unlock, err := b.lockImport(ctx)
 	if err != nil {
 		return rootImage{}, err
 	}
 	defer unlock()
-	if r.id, err = skeletonID(ctx, e, name, root.Digest); err == nil || !errors.Is(err, sandbox.ErrNotFound) {
-		return r, err
+	if made.id, err = skeletonID(ctx, r, name, root.Digest); err == nil || !errors.Is(err, sandbox.ErrNotFound) {
+		return made, err
 	}
-	if err := importSkeleton(ctx, e, root, name); err != nil {
+	if err := importSkeleton(ctx, r, root, name); err != nil {
 		return rootImage{}, err
 	}
-	r.id, err = skeletonID(ctx, e, name, root.Digest)
-	return r, err
+	made.id, err = skeletonID(ctx, r, name, root.Digest)
+	return made, err
 }
 
 // lockImport keeps two imports apart, in this process and between processes:
@@ -144,10 +141,8 @@ func (b *Backend) lockImport(ctx context.Context) (func(), error) {
 }
 
 // skeletonID returns the id of an image that is what its name says.
-func skeletonID(ctx context.Context, e engine, name, digest string) (string, error) {
-	found, err := within(ctx, askTime, "look up image "+name, func(ctx context.Context) (image.InspectResponse, error) {
-		return e.ImageInspect(ctx, name)
-	})
+func skeletonID(ctx context.Context, r *remote, name, digest string) (string, error) {
+	found, err := r.image(ctx, name)
 	if err != nil {
 		return "", err
 	}
@@ -157,24 +152,14 @@ func skeletonID(ctx context.Context, e engine, name, digest string) (string, err
 	return found.ID, nil
 }
 
-func importSkeleton(ctx context.Context, e engine, root *images.RootFS, name string) error {
+func importSkeleton(ctx context.Context, r *remote, root *images.RootFS, name string) error {
 	read, write := io.Pipe()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		write.CloseWithError(root.SkeletonTar(write))
 	}()
-	_, err := within(ctx, importTime, "import image "+name, func(ctx context.Context) (struct{}, error) {
-		answer, err := e.ImageImport(ctx, image.ImportSource{Source: read, SourceName: "-"}, name,
-			image.ImportOptions{Changes: []string{"LABEL " + labelSkeleton + "=" + root.Digest}})
-		if err != nil {
-			return struct{}{}, err
-		}
-		defer answer.Close()
-		// The answer is progress; the lookup that follows is what counts.
-		_, err = io.Copy(io.Discard, io.LimitReader(answer, 1<<20))
-		return struct{}{}, err
-	})
+	err := r.importImage(ctx, read, name, "LABEL "+labelSkeleton+"="+root.Digest)
 	read.Close()
 	<-done
 	return err

@@ -15,16 +15,13 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// lossTime bounds the search for the cause of a loss.
-const lossTime = 5 * time.Second
-
 // explainLoss finds out why the connection to the guest ended. The loss itself
 // is certain; the cause is added where the engine knows it.
 func (s *session) explainLoss(ctx context.Context, loss error) error {
 	if !errors.Is(loss, sandbox.ErrLost) {
 		loss = fmt.Errorf("%w: %w", sandbox.ErrLost, loss)
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, lossTime, errDeadline)
+	ctx, cancel := deadline(ctx, s.remote.loss)
 	defer cancel()
 	state, err := s.lastState(ctx)
 	switch {
@@ -54,7 +51,7 @@ func (s *session) lastState(ctx context.Context) (*container.State, error) {
 	defer tick.Stop()
 	var state *container.State
 	for {
-		got, err := s.inspect(ctx)
+		got, err := s.remote.inspect(ctx, s.id)
 		if err != nil && context.Cause(ctx) == nil {
 			return nil, err
 		}
@@ -84,9 +81,9 @@ type ending struct {
 // lastEvents asks for past events. The engine keeps a few hundred, which is
 // enough for what just happened, also after the container was removed.
 func (s *session) lastEvents(ctx context.Context) ending {
-	ctx, cancel := context.WithTimeoutCause(ctx, lossTime, errDeadline)
+	ctx, cancel := deadline(ctx, s.remote.loss)
 	defer cancel()
-	messages, errs := s.engine.Events(ctx, events.ListOptions{
+	messages, errs := s.remote.engine.Events(ctx, events.ListOptions{
 		Since: strconv.FormatInt(time.Now().Add(-time.Minute).Unix(), 10),
 		Until: strconv.FormatInt(time.Now().Unix()+1, 10),
 		Filters: filters.NewArgs(filters.Arg("container", s.id),

@@ -64,7 +64,7 @@ var guestBuild struct {
 func guestPath(t testing.TB) string {
 	t.Helper()
 	guestBuild.Do(func() {
-		guestBuild.folder, guestBuild.err = os.MkdirTemp("", "caisson-guest-")
+		guestBuild.folder, guestBuild.err = os.MkdirTemp("", "caisson-guest-") //nolint:usetesting // it outlives the test that needs it first
 		if guestBuild.err != nil {
 			return
 		}
@@ -94,9 +94,9 @@ func needEngine(t testing.TB) {
 	t.Helper()
 	e, err := resolveEndpoint("", os.Getenv)
 	if err == nil {
-		c, dialErr := dial(context.Background(), e)
+		r, dialErr := dial(context.Background(), e, defaultDeadlines())
 		if err = dialErr; err == nil {
-			c.Close()
+			r.engine.Close()
 			return
 		}
 	}
@@ -183,12 +183,12 @@ func (b *bed) nothingLeft(t testing.TB, session string) {
 // leftovers lists everything that a session makes and that is still there.
 func (b *bed) leftovers(session string) ([]string, error) {
 	ctx := context.Background()
-	e, _, err := b.backend.connect(ctx)
+	r, _, err := b.backend.connect(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var left []string
-	list, err := e.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", owner.LabelSession+"="+session))})
+	list, err := r.engine.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", owner.LabelSession+"="+session))})
 	if err != nil {
 		return nil, err
 	}
@@ -289,9 +289,9 @@ func TestContainerRemovedByAnOperator(t *testing.T) {
 	s, _ := b.start(t)
 	p, err := s.Start(t.Context(), sandbox.Command{Argv: []string{"sleep", "1000"}})
 	must(t, err)
-	e, _, err := b.backend.connect(t.Context())
+	r, _, err := b.backend.connect(t.Context())
 	must(t, err)
-	must(t, e.ContainerRemove(t.Context(), s.ID(), container.RemoveOptions{Force: true}))
+	must(t, r.engine.ContainerRemove(t.Context(), s.ID(), container.RemoveOptions{Force: true}))
 	if _, err := p.Wait(); !errors.Is(err, sandbox.ErrLost) {
 		t.Errorf("the command ended with %v", err)
 	}

@@ -23,7 +23,7 @@ func (s *session) remove(ctx context.Context) error {
 	id := s.id
 	if id == "" {
 		// The engine may have made it although the answer never came.
-		found, err := findOwned(ctx, s.engine, s.name, func(id owner.Identity, session string) bool {
+		found, err := findOwned(ctx, s.remote, s.name, func(id owner.Identity, session string) bool {
 			return session == s.spec.Session && id.PID == s.backend.self.PID && id.Start == s.backend.self.Start
 		})
 		if err != nil {
@@ -32,7 +32,7 @@ func (s *session) remove(ctx context.Context) error {
 		id = found
 	}
 	if id != "" {
-		if err := removeContainer(ctx, s.engine, id); err != nil {
+		if err := removeContainer(ctx, s.remote, id); err != nil {
 			return err
 		}
 	}
@@ -53,10 +53,8 @@ func (s *session) removeNonce() error {
 
 // findOwned returns the id of the container of that name if its labels say
 // that it is ours to remove, and "" if there is none such.
-func findOwned(ctx context.Context, e engine, name string, ours func(owner.Identity, string) bool) (string, error) {
-	found, err := within(ctx, askTime, "look for container "+name, func(ctx context.Context) (container.InspectResponse, error) {
-		return e.ContainerInspect(ctx, name)
-	})
+func findOwned(ctx context.Context, r *remote, name string, ours func(owner.Identity, string) bool) (string, error) {
+	found, err := r.inspect(ctx, name)
 	if errors.Is(err, sandbox.ErrNotFound) {
 		return "", nil
 	}
@@ -76,10 +74,10 @@ func findOwned(ctx context.Context, e engine, name string, ours func(owner.Ident
 // removeContainer kills and removes a container with its volumes, and waits
 // until the engine does not know it any more: it may be removing it already,
 // because it was asked to at the container's end.
-func removeContainer(ctx context.Context, e engine, id string) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, removeTime, fmt.Errorf("%w (%s)", errDeadline, removeTime))
+func removeContainer(ctx context.Context, r *remote, id string) error {
+	ctx, cancel := deadline(ctx, r.remove)
 	defer cancel()
-	err := e.ContainerRemove(ctx, id, container.RemoveOptions{Force: true, RemoveVolumes: true})
+	err := r.engine.ContainerRemove(ctx, id, container.RemoveOptions{Force: true, RemoveVolumes: true})
 	switch {
 	case err == nil || errdefs.IsNotFound(err):
 		return nil
@@ -89,7 +87,7 @@ func removeContainer(ctx context.Context, e engine, id string) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		if _, err := e.ContainerInspect(ctx, id); errdefs.IsNotFound(err) {
+		if _, err := r.engine.ContainerInspect(ctx, id); errdefs.IsNotFound(err) {
 			return nil
 		} else if err != nil {
 			return fault(ctx, "wait for the removal of container", err)

@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/docker/docker/api/types/container"
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest"
+	"github.com/caisson-run/caisson/sandbox/internal/harden"
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -20,13 +20,13 @@ import (
 // sandbox.Sandbox.
 type session struct {
 	backend *Backend
-	engine  engine
+	remote  *remote
 	facts   facts
 	guest   guestFile
 	spec    sandbox.Spec
 	name    string
 	nonce   string
-	seccomp string
+	seccomp harden.Seccomp
 	image   rootImage
 	log     *zap.Logger
 
@@ -130,12 +130,6 @@ func (s *session) watch() {
 			}
 		}
 	}()
-}
-
-func (s *session) inspect(ctx context.Context) (container.InspectResponse, error) {
-	return within(ctx, askTime, "inspect container", func(ctx context.Context) (container.InspectResponse, error) {
-		return s.engine.ContainerInspect(ctx, s.id)
-	})
 }
 
 // Destroy removes the container and all that was made for it; see

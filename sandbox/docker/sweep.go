@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/docker/docker/api/types/container"
-	"github.com/docker/docker/api/types/filters"
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
@@ -16,24 +15,42 @@ import (
 // Sweep removes the containers of dead owners, found by their labels, and then
 // what else the journals of dead sessions name; see sandbox.Backend.
 func (b *Backend) Sweep(ctx context.Context) ([]sandbox.Leftover, error) {
-	e, _, err := b.connect(ctx)
+	r, _, err := b.connect(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("sweep: %w", err)
 	}
-	left, listErr := b.sweepContainers(ctx, e)
+	left, listErr := b.sweepContainers(ctx, r)
 	more, err := owner.Sweep(ctx, owner.SweepOptions{
 		StateDir: b.options.StateDir, Backend: Name, Instance: b.self.Instance,
 		Undo: func(ctx context.Context, session string, entry owner.Entry) (bool, error) {
-			return b.undo(ctx, e, session, entry)
+			return b.undo(ctx, r, session, entry)
 		},
 	})
-	return append(left, more...), errors.Join(listErr, err)
+	return append(left, more...), errors.Join(listErr, err, pruneSkeletons(ctx, r))
 }
 
-func (b *Backend) sweepContainers(ctx context.Context, e engine) ([]sandbox.Leftover, error) {
-	list, err := within(ctx, askTime, "list containers", func(ctx context.Context) ([]container.Summary, error) {
-		return e.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", owner.LabelSchema))})
-	})
+// skeletonTime is how long an imported skeleton is kept. Making it again takes
+// some 20 ms, and each change of the machine's programs makes a new one.
+const skeletonTime = 24 * time.Hour
+
+// pruneSkeletons removes old skeletons that no container uses. A sibling that
+// is just about to use one imports it again.
+func pruneSkeletons(ctx context.Context, r *remote) error {
+	list, err := r.skeletons(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, i := range list {
+		if time.Since(time.Unix(i.Created, 0)) > skeletonTime {
+			errs = append(errs, r.removeImage(ctx, i.ID))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (b *Backend) sweepContainers(ctx context.Context, r *remote) ([]sandbox.Leftover, error) {
+	list, err := r.list(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("sweep: %w", err)
 	}
@@ -44,7 +61,7 @@ func (b *Backend) sweepContainers(ctx context.Context, e engine) ([]sandbox.Left
 		if err != nil || !b.abandoned(id, c.State) {
 			continue
 		}
-		if err := removeContainer(ctx, e, c.ID); err != nil {
+		if err := removeContainer(ctx, r, c.ID); err != nil {
 			errs = append(errs, fmt.Errorf("sweep %s: %w", containerName(session), err))
 			continue
 		}
@@ -68,17 +85,17 @@ func (b *Backend) abandoned(id owner.Identity, state container.ContainerState) b
 
 // undo removes what a journal names: a container of that session whose labels
 // name no living owner.
-func (b *Backend) undo(ctx context.Context, e engine, session string, entry owner.Entry) (bool, error) {
+func (b *Backend) undo(ctx context.Context, r *remote, session string, entry owner.Entry) (bool, error) {
 	if entry.Kind != owner.KindContainer || entry.Name != containerName(session) {
 		return false, fmt.Errorf("journal names a %s %q, which this backend never makes: %w", entry.Kind, entry.Name, sandbox.ErrInvalid)
 	}
-	id, err := findOwned(ctx, e, entry.Name, func(id owner.Identity, of string) bool {
+	id, err := findOwned(ctx, r, entry.Name, func(id owner.Identity, of string) bool {
 		return of == session && b.deadOrMine(id)
 	})
 	if id == "" || err != nil {
 		return false, err
 	}
-	return true, removeContainer(ctx, e, id)
+	return true, removeContainer(ctx, r, id)
 }
 
 // deadOrMine accepts this process's own containers too: a session of its own

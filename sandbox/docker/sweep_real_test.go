@@ -3,10 +3,16 @@ package docker
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
@@ -38,7 +44,7 @@ func ownUntilKilled(dir string) error {
 		return err
 	}
 	read, write := io.Pipe()
-	if _, err := s.Start(ctx, sandbox.Command{Argv: []string{"sh", "-c", "echo started; sleep 1000"}, Stdout: write}); err != nil {
+	if _, err := s.Start(ctx, sandbox.Command{Argv: []string{"sh", "-c", "echo hi >made-by-the-command; echo started; sleep 1000"}, Stdout: write}); err != nil {
 		return err
 	}
 	if _, err := bufio.NewReader(read).ReadString('\n'); err != nil {
@@ -47,4 +53,140 @@ func ownUntilKilled(dir string) error {
 	fmt.Fprintln(os.Stdout, "ready", s.ID())
 	_, err = io.Copy(io.Discard, os.Stdin)
 	return err
+}
+
+// killedOwner kills a Caisson in the middle of a command, and gives the id of
+// its container.
+func killedOwner(t *testing.T, b *bed, session string) string {
+	t.Helper()
+	owner := startOwner(t, b, session, nil)
+	must(t, owner.Process.Kill())
+	owner.Wait()
+	return owner.container
+}
+
+type ownerProcess struct {
+	*exec.Cmd
+	container string
+}
+
+// startOwner starts another Caisson with a session on the bed's workspace.
+func startOwner(t *testing.T, b *bed, session string, as *syscall.SysProcAttr) ownerProcess {
+	t.Helper()
+	p, err := tryOwner(t, b, session, as)
+	must(t, err)
+	return p
+}
+
+func tryOwner(t *testing.T, b *bed, session string, as *syscall.SysProcAttr) (ownerProcess, error) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), testBinary(t, filepath.Dir(b.state)))
+	cmd.Dir = "/"
+	cmd.Env = append(os.Environ(), ownerHelper+"="+filepath.Dir(b.state), ownerHelper+"_SESSION="+session, ownerHelper+"_GUEST="+guestPath(t))
+	cmd.Stderr, cmd.SysProcAttr = os.Stderr, as
+	_, err := cmd.StdinPipe()
+	must(t, err)
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	line, err := bufio.NewReader(out).ReadString('\n')
+	id, ok := strings.CutPrefix(strings.TrimSpace(line), "ready ")
+	if err == nil && !ok {
+		err = errors.New("it is not ready")
+	}
+	if err != nil {
+		return ownerProcess{}, fmt.Errorf("the owner said %q: %w", line, err)
+	}
+	return ownerProcess{cmd, id}, nil
+}
+
+// testBinary puts this program where another user can execute it.
+func testBinary(t *testing.T, folder string) string {
+	t.Helper()
+	exe, err := os.Executable()
+	must(t, err)
+	data, err := os.ReadFile(exe)
+	must(t, err)
+	path := filepath.Join(folder, "owner")
+	must(t, os.WriteFile(path, data, 0o755))
+	return path
+}
+
+// gone waits until the engine does not know a container any more, and fails
+// when that takes longer than it may.
+func (b *bed) gone(t *testing.T, id string, within time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithTimeoutCause(t.Context(), within, errors.New("the container is still there"))
+	defer cancel()
+	r, _, err := b.backend.connect(ctx)
+	must(t, err)
+	for {
+		if _, err := r.engine.ContainerInspect(ctx, id); err != nil {
+			if cause := context.Cause(ctx); cause != nil {
+				t.Fatal(cause)
+			}
+			return
+		}
+	}
+}
+
+func TestOwnerKilled(t *testing.T) {
+	b := newBed(t, os.Geteuid())
+	sibling, siblings := b.start(t)
+	// A workspace of its own, so that nothing is shared with the sibling.
+	dead := newBed(t, os.Geteuid())
+	session := newSession()
+	id := killedOwner(t, dead, session)
+	dead.gone(t, id, 10*time.Second)
+	if _, err := os.Lstat(filepath.Join(dead.workspace, ".git")); err != nil {
+		t.Errorf("control: nothing is left to sweep: %v", err)
+	}
+	left, err := dead.backend.Sweep(t.Context())
+	must(t, err)
+	kinds := map[string]int{}
+	for _, l := range left {
+		if l.Session != session {
+			t.Errorf("swept %+v of another session", l)
+		}
+		kinds[l.Kind]++
+	}
+	if kinds["folder"] != 1 || kinds["placeholder"] != 1 {
+		t.Errorf("swept %+v, want the nonce's folder and .git", left)
+	}
+	if _, err := os.Lstat(filepath.Join(dead.workspace, ".git")); err == nil {
+		t.Error("the placeholder is left")
+	}
+	dead.nothingLeft(t, session)
+	if _, err := b.backend.Sweep(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if out, _ := shell(t, sibling, "echo alive"); out != "alive\n" {
+		t.Errorf("the living sibling %s said %q", siblings, out)
+	}
+}
+
+// A container whose guest can't notice that its owner died (here it is
+// paused) is removed by the next Caisson.
+func TestSweepRemovesTheContainerOfADeadOwner(t *testing.T) {
+	b := newBed(t, os.Geteuid())
+	session := newSession()
+	owner := startOwner(t, b, session, nil)
+	if out, err := exec.CommandContext(t.Context(), "docker", "pause", owner.container).CombinedOutput(); err != nil {
+		t.Skipf("needs the docker command: %v %s", err, out)
+	}
+	if left, err := b.backend.Sweep(t.Context()); len(left) > 0 || err != nil {
+		t.Errorf("swept %v of a living owner (%v)", left, err)
+	}
+	must(t, owner.Process.Kill())
+	owner.Wait()
+	left, err := b.backend.Sweep(t.Context())
+	must(t, err)
+	if len(left) == 0 || left[0].Kind != "container" || left[0].Session != session {
+		t.Errorf("swept %+v, want the container first", left)
+	}
+	b.nothingLeft(t, session)
 }

@@ -39,7 +39,10 @@ func checkPlace(workspace *os.File, path string, o Options) error {
 	if err := unix.Fstat(int(workspace.Fd()), &st); err != nil {
 		return fmt.Errorf("examine workspace: %w", err)
 	}
-	if st.Nlink == 0 {
+	switch {
+	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
+		return fmt.Errorf("workspace %s: %w: it is not a folder", path, sandbox.ErrInvalid)
+	case st.Nlink == 0:
 		return fmt.Errorf("workspace %s: %w: the folder was removed", o.Workspace.Path, sandbox.ErrInvalid)
 	}
 	self := node{st.Dev, st.Ino}

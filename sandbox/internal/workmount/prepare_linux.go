@@ -59,9 +59,6 @@ func begin(o Options, path string) (*Prepared, plan, error) {
 	if err := unix.Fstat(int(o.Workspace.Dir.Fd()), &st); err != nil {
 		return nil, plan{}, fmt.Errorf("examine workspace: %w", err)
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
-		return nil, plan{}, fmt.Errorf("workspace %s: %w: it is not a folder", path, sandbox.ErrInvalid)
-	}
 	runner, folder := ids{os.Geteuid(), os.Getegid()}, ids{int(st.Uid), int(st.Gid)}
 	decided, err := decide(runner, folder, path, o.AllowOwnerRunner, func() bool {
 		return unix.Faccessat(int(o.Workspace.Dir.Fd()), ".", unix.W_OK|unix.X_OK, unix.AT_EACCESS) == nil

@@ -1,0 +1,213 @@
+package docker
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/docker/docker/api/types"
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/image"
+	"github.com/docker/docker/api/types/system"
+)
+
+// fakeEngine speaks the engine's HTTP API on a unix socket. It keeps the
+// containers that it was asked for and runs none; a test replaces the answers
+// in which it misbehaves.
+type fakeEngine struct {
+	socket string
+	info   system.Info
+	api    string
+
+	mu         sync.Mutex
+	containers map[string]*fakeContainer // by id and name
+	calls      []string
+	answers    map[string]http.HandlerFunc // "POST /containers/create"
+	released   chan struct{}               // closed at the end of the test
+}
+
+type fakeContainer struct {
+	id, name string
+	config   container.CreateRequest
+	state    container.State
+}
+
+func newFakeEngine(t *testing.T) *fakeEngine {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "caisson-fake-") //nolint:usetesting // t.TempDir is too long for a socket
+	must(t, err)
+	f := &fakeEngine{
+		socket: filepath.Join(dir, "s"), api: "1.41", containers: map[string]*fakeContainer{},
+		answers: map[string]http.HandlerFunc{}, released: make(chan struct{}),
+		info: system.Info{
+			OSType: "linux", Architecture: "x86_64", NCPU: 2, ServerVersion: "20.10.0-fake", SecurityOptions: []string{"name=seccomp,profile=default"},
+			MemoryLimit: true, PidsLimit: true, CPUCfsQuota: true, DefaultRuntime: "runc",
+			Runtimes: map[string]system.RuntimeWithStatus{"runc": {}, "runsc": {}},
+		},
+	}
+	listener, err := net.Listen("unix", f.socket)
+	must(t, err)
+	server := &httptest.Server{Listener: listener, Config: &http.Server{Handler: f}}
+	server.Start()
+	t.Cleanup(func() {
+		close(f.released)
+		server.Close()
+		os.RemoveAll(dir)
+	})
+	return f
+}
+
+// hang keeps a call without an answer until its client gives up or the test ends.
+func (f *fakeEngine) hang(_ http.ResponseWriter, r *http.Request) {
+	select {
+	case <-r.Context().Done():
+	case <-f.released:
+	}
+}
+
+func answer(status int, v any) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(status)
+		json.NewEncoder(w).Encode(v)
+	}
+}
+
+func failure(status int, text string) http.HandlerFunc {
+	return answer(status, map[string]string{"message": text})
+}
+
+var (
+	apiVersion  = regexp.MustCompile(`^/v[0-9.]+`)
+	containerID = regexp.MustCompile(`^/containers/([^/]+)(/[a-z]+)?$`)
+	imageName   = regexp.MustCompile(`^/images/(.+)/json$`)
+)
+
+// ServeHTTP dispatches on the method and the path without version and id:
+// "GET /containers/ID/json".
+func (f *fakeEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	path := apiVersion.ReplaceAllString(r.URL.Path, "")
+	var id string
+	if m := containerID.FindStringSubmatch(path); m != nil && m[1] != "create" && m[1] != "json" {
+		id, path = m[1], "/containers/ID"+m[2]
+	} else if m := imageName.FindStringSubmatch(path); m != nil {
+		path = "/images/NAME/json"
+	}
+	call := r.Method + " " + path
+	f.mu.Lock()
+	f.calls = append(f.calls, call)
+	custom := f.answers[call]
+	f.mu.Unlock()
+	w.Header().Set("Api-Version", f.api)
+	if custom != nil {
+		custom(w, r)
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.serve(w, r, call, f.containers[id])
+}
+
+func (f *fakeEngine) serve(w http.ResponseWriter, r *http.Request, call string, c *fakeContainer) {
+	if c == nil && containerCall.MatchString(call) {
+		failure(http.StatusNotFound, "No such container")(w, r)
+		return
+	}
+	switch call {
+	case "HEAD /_ping", "GET /_ping":
+		w.WriteHeader(http.StatusOK)
+	case "GET /info":
+		answer(http.StatusOK, f.info)(w, r)
+	case "GET /version":
+		answer(http.StatusOK, types.Version{Version: f.info.ServerVersion, Components: []types.ComponentVersion{{Name: "runc", Version: "1.1.5"}}})(w, r)
+	case "GET /images/NAME/json":
+		answer(http.StatusOK, image.InspectResponse{ID: "sha256:00", Os: "linux", Architecture: "amd64"})(w, r)
+	case "GET /images/json", "GET /containers/json":
+		answer(http.StatusOK, []string{})(w, r)
+	case "POST /containers/create":
+		f.create(w, r)
+	case "POST /containers/ID/start":
+		c.state.Running = true
+		w.WriteHeader(http.StatusNoContent)
+	case "GET /containers/ID/json":
+		answer(http.StatusOK, c.inspect())(w, r)
+	case "DELETE /containers/ID":
+		delete(f.containers, c.id)
+		delete(f.containers, c.name)
+		w.WriteHeader(http.StatusNoContent)
+	default:
+		failure(http.StatusNotImplemented, "fake: "+call)(w, r)
+	}
+}
+
+var containerCall = regexp.MustCompile(`^[A-Z]+ /containers/ID`)
+
+func (f *fakeEngine) create(w http.ResponseWriter, r *http.Request) {
+	c := &fakeContainer{id: fmt.Sprintf("%064d", len(f.containers)+1), name: r.URL.Query().Get("name")}
+	if err := json.NewDecoder(r.Body).Decode(&c.config); err != nil {
+		failure(http.StatusBadRequest, err.Error())(w, r)
+		return
+	}
+	f.containers[c.id], f.containers[c.name] = c, c
+	answer(http.StatusCreated, container.CreateResponse{ID: c.id})(w, r)
+}
+
+// inspect gives the container as it was asked for.
+func (c *fakeContainer) inspect() container.InspectResponse {
+	got := container.InspectResponse{
+		ContainerJSONBase: &container.ContainerJSONBase{
+			ID: c.id, Name: "/" + c.name, Image: c.config.Image, State: &c.state, HostConfig: c.config.HostConfig,
+		},
+		Config: c.config.Config,
+	}
+	for _, m := range c.config.HostConfig.Mounts {
+		point := container.MountPoint{Type: m.Type, Source: m.Source, Destination: m.Target, RW: !m.ReadOnly}
+		if m.BindOptions != nil {
+			point.Propagation = m.BindOptions.Propagation
+		}
+		got.Mounts = append(got.Mounts, point)
+	}
+	return got
+}
+
+// left are the containers that the engine still has.
+func (f *fakeEngine) left() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.containers)
+}
+
+func (f *fakeEngine) called(call string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Contains(f.calls, call)
+}
+
+// hijack answers a request to attach, and hands the connection to serve.
+func (f *fakeEngine) hijack(serve func(conn net.Conn)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		fmt.Fprint(conn, "HTTP/1.1 101 UPGRADED\r\nContent-Type: application/vnd.docker.raw-stream\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n")
+		serve(conn)
+	}
+}
+
+// shortDeadlines make a hang a matter of milliseconds; what hangs in these
+// tests hangs for ever, so that the length decides nothing.
+func shortDeadlines() deadlines {
+	const short = 50 * time.Millisecond
+	return deadlines{ask: short, create: short, start: short, remove: short, load: short, cancel: short, loss: short}
+}

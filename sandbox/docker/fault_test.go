@@ -1,0 +1,308 @@
+package docker
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"go.uber.org/zap/zaptest"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// fakeBed is a backend on a fake engine. It needs neither an engine nor root.
+type fakeBed struct {
+	*bed
+	engine *fakeEngine
+}
+
+func newFakeBed(t *testing.T) *fakeBed {
+	t.Helper()
+	base := t.TempDir()
+	b := &fakeBed{bed: &bed{state: filepath.Join(base, "state"), workspace: filepath.Join(base, "workspace")}, engine: newFakeEngine(t)}
+	must(t, os.MkdirAll(b.state, 0o700))
+	must(t, os.Mkdir(b.workspace, 0o755))
+	guest := filepath.Join(base, "guest")
+	must(t, os.WriteFile(guest, []byte("#!/bin/false\n"), 0o755))
+	must(t, os.Chmod(guest, 0o755))
+	backend, err := New(Options{Host: "unix://" + b.engine.socket, GuestPath: guest, StateDir: b.state, Logger: zaptest.NewLogger(t)})
+	must(t, err)
+	backend.times = shortDeadlines()
+	t.Cleanup(func() { backend.Close() })
+	b.backend = backend
+	return b
+}
+
+func (b *fakeBed) fakeSpec(t *testing.T) sandbox.Spec {
+	t.Helper()
+	spec := b.spec(t, newSession())
+	spec.Image = images.Reference{Scheme: images.SchemeName, Value: "some/image"}
+	return spec
+}
+
+// frame is one frame of an attached stream.
+func frame(kind byte, payload string) []byte {
+	header := make([]byte, 8, 8+len(payload))
+	header[0] = kind
+	binary.BigEndian.PutUint32(header[4:], uint32(len(payload)))
+	return append(header, payload...)
+}
+
+// Whatever the engine does while a container is made, Create fails with the
+// right class, says what was wrong, and leaves nothing.
+func TestCreateFaults(t *testing.T) {
+	ended := func(b *fakeBed) {
+		b.engine.answers["POST /containers/ID/start"] = func(w http.ResponseWriter, _ *http.Request) {
+			for _, c := range b.engine.containers {
+				c.state.ExitCode = 2
+			}
+			w.WriteHeader(http.StatusNoContent)
+		}
+	}
+	for _, tt := range []struct {
+		name    string
+		spoil   func(b *fakeBed)
+		want    error
+		text    string
+		unclear bool // whether the engine made it, nobody can know: the journal stays
+	}{
+		{name: "hangs at ping", spoil: func(b *fakeBed) { b.engine.answers["HEAD /_ping"] = b.engine.hang }, want: sandbox.ErrUnavailable, text: "may hang"},
+		{name: "hangs at info", spoil: func(b *fakeBed) { b.engine.answers["GET /info"] = b.engine.hang }, want: sandbox.ErrUnavailable, text: "may hang"},
+		{name: "old API", spoil: func(b *fakeBed) { b.engine.api = "1.40" }, want: sandbox.ErrUnsupported, text: "Docker 20.10"},
+		{name: "Windows containers", spoil: func(b *fakeBed) { b.engine.info.OSType = "windows" }, want: sandbox.ErrUnsupported, text: "Linux containers"},
+		{name: "no seccomp", spoil: func(b *fakeBed) { b.engine.info.SecurityOptions = nil }, want: sandbox.ErrUnsupported, text: "seccomp"},
+		{name: "rootless", spoil: func(b *fakeBed) {
+			b.engine.info.SecurityOptions = append(b.engine.info.SecurityOptions, "name=rootless")
+		}, want: sandbox.ErrUnsupported, text: "rootless"},
+		{name: "remaps ids", spoil: func(b *fakeBed) {
+			b.engine.info.SecurityOptions = append(b.engine.info.SecurityOptions, "name=userns")
+		}, want: sandbox.ErrUnsupported, text: "userns-remap"},
+		{name: "no pids limit", spoil: func(b *fakeBed) { b.engine.info.PidsLimit = false }, want: sandbox.ErrUnsupported, text: "pids"},
+		{name: "no runtime", spoil: func(b *fakeBed) { b.engine.info.DefaultRuntime = "crun" }, want: sandbox.ErrNotFound, text: "runc, runsc"},
+		{name: "another processor", spoil: func(b *fakeBed) { b.engine.info.Architecture = "aarch64" }, want: sandbox.ErrUnsupported, text: "linux/amd64"},
+		{name: "no image", spoil: func(b *fakeBed) {
+			b.engine.answers["GET /images/NAME/json"] = failure(http.StatusNotFound, "No such image")
+		}, want: sandbox.ErrNotFound, text: "docker pull some/image"},
+		{name: "does not share the file system", spoil: func(b *fakeBed) {
+			b.engine.answers["POST /containers/create"] = failure(http.StatusBadRequest, `invalid mount config for type "bind": bind source path does not exist: /x`)
+		}, want: ErrNotShared},
+		{name: "refuses to create", spoil: func(b *fakeBed) {
+			b.engine.answers["POST /containers/create"] = failure(http.StatusInternalServerError, "no space left on device")
+		}, want: sandbox.ErrUnavailable, text: "no space left"},
+		{name: "hangs at create", spoil: func(b *fakeBed) { b.engine.answers["POST /containers/create"] = b.engine.hang }, want: sandbox.ErrUnavailable, text: "create container"},
+		{name: "hangs at attach", spoil: func(b *fakeBed) { b.engine.answers["POST /containers/ID/attach"] = b.engine.hang }, want: sandbox.ErrUnavailable, text: "attach"},
+		{name: "refuses to attach", spoil: func(b *fakeBed) {
+			b.engine.answers["POST /containers/ID/attach"] = failure(http.StatusConflict, "it is paused")
+		}, want: sandbox.ErrUnavailable, text: "attach"},
+		{name: "hangs up at attach", spoil: func(b *fakeBed) {
+			b.engine.answers["POST /containers/ID/attach"] = func(w http.ResponseWriter, _ *http.Request) {
+				conn, _, err := http.NewResponseController(w).Hijack()
+				if err == nil {
+					conn.Close()
+				}
+			}
+		}, want: sandbox.ErrUnavailable, text: "attach"},
+		{name: "can't start", spoil: func(b *fakeBed) {
+			b.engine.attached(nil)
+			b.engine.answers["POST /containers/ID/start"] = failure(http.StatusInternalServerError, "OCI runtime create failed")
+		}, want: sandbox.ErrUnavailable, text: "OCI runtime create failed"},
+		{name: "hangs at start", spoil: func(b *fakeBed) {
+			b.engine.attached(nil)
+			b.engine.answers["POST /containers/ID/start"] = b.engine.hang
+		}, want: sandbox.ErrUnavailable, text: "start container"},
+		{name: "guest crashes", spoil: func(b *fakeBed) {
+			b.engine.attached(frame(2, "panic: the guest has a bug"))
+			ended(b)
+		}, want: sandbox.ErrUnavailable, text: "the guest has a bug"},
+		{name: "guest says nothing", spoil: func(b *fakeBed) {
+			b.engine.attached([]byte{})
+			ended(b)
+		}, want: sandbox.ErrUnavailable, text: "ended with 2"},
+		{name: "connection ends in a frame", spoil: func(b *fakeBed) {
+			b.engine.attached(frame(1, "0123456789")[:12])
+		}, want: sandbox.ErrUnavailable},
+		{name: "stream of garbage", spoil: func(b *fakeBed) {
+			b.engine.attached(bytes.Repeat([]byte("\xff"), 64))
+		}, want: sandbox.ErrUnavailable},
+		{name: "guest speaks garbage", spoil: func(b *fakeBed) {
+			b.engine.attached(frame(1, strings.Repeat("\xff", 64)))
+		}, want: sandbox.ErrUnavailable},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b := newFakeBed(t)
+			tt.spoil(b)
+			spec := b.fakeSpec(t)
+			s, err := b.backend.Create(t.Context(), spec)
+			if s != nil || !errors.Is(err, tt.want) || !strings.Contains(err.Error(), tt.text) {
+				t.Fatalf("error %v, want %v about %q", err, tt.want, tt.text)
+			}
+			t.Log(err)
+			if b.engine.left() > 0 {
+				t.Error("a container is left")
+			}
+			for _, dir := range []string{spec.Dir, filepath.Join(b.state, "journal", spec.Session+".json"), filepath.Join(b.workspace, ".git")} {
+				if names, err := os.ReadDir(dir); len(names) > 0 || err == nil && dir != spec.Dir {
+					t.Errorf("left in %s: %v", dir, names)
+				}
+			}
+		})
+	}
+}
+
+// attached lets the engine accept the connection, send bytes and hang up, or
+// hold it where there is nothing to send.
+func (f *fakeEngine) attached(send []byte) {
+	f.answers["POST /containers/ID/attach"] = f.hijack(func(conn net.Conn) {
+		if send == nil {
+			<-f.released
+			return
+		}
+		conn.Write(send)
+		// As the engine, it goes on taking input that nobody reads.
+		conn.(*net.UnixConn).CloseWrite()
+		io.Copy(io.Discard, conn)
+	})
+}
+
+func TestNoEngine(t *testing.T) {
+	b := newFakeBed(t)
+	b.backend.endpoint.host = "unix:///nowhere/docker.sock"
+	_, err := b.backend.Create(t.Context(), b.fakeSpec(t))
+	if !errors.Is(err, sandbox.ErrUnavailable) || !strings.Contains(err.Error(), "/nowhere/docker.sock") || !strings.Contains(err.Error(), "start it") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// An engine that comes later serves: a failure is not remembered.
+func TestEngineComesBack(t *testing.T) {
+	b := newFakeBed(t)
+	b.engine.answers["GET /info"] = b.engine.hang
+	if _, err := b.backend.Check(t.Context()); !errors.Is(err, sandbox.ErrUnavailable) {
+		t.Fatalf("error %v", err)
+	}
+	b.engine.mu.Lock()
+	delete(b.engine.answers, "GET /info")
+	b.engine.mu.Unlock()
+	if _, err := b.backend.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A call that is cancelled says why, and what the engine made nevertheless is
+// removed.
+func TestCreateCancelledWhileTheEngineWorks(t *testing.T) {
+	b := newFakeBed(t)
+	b.backend.times = defaultDeadlines()
+	stop := errors.New("stop")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	b.engine.answers["POST /containers/create"] = func(w http.ResponseWriter, r *http.Request) {
+		cancel(stop) // in the middle of it
+		b.engine.mu.Lock()
+		defer b.engine.mu.Unlock()
+		b.engine.create(w, r)
+	}
+	_, err := b.backend.Create(ctx, b.fakeSpec(t))
+	if !errors.Is(err, stop) {
+		t.Errorf("error %v", err)
+	}
+	if !b.engine.called("DELETE /containers/ID") || b.engine.left() > 0 {
+		t.Error("the container is left")
+	}
+}
+
+// A container that is being removed already is waited for.
+func TestRemovalInProgress(t *testing.T) {
+	b := newFakeBed(t)
+	b.backend.times = defaultDeadlines()
+	b.engine.attached([]byte{})
+	conflicts := 0
+	b.engine.answers["DELETE /containers/ID"] = func(w http.ResponseWriter, r *http.Request) {
+		conflicts++
+		failure(http.StatusConflict, "removal of container is already in progress")(w, r)
+	}
+	asked := 0
+	b.engine.answers["GET /containers/ID/json"] = func(w http.ResponseWriter, r *http.Request) {
+		b.engine.mu.Lock()
+		defer b.engine.mu.Unlock()
+		if asked++; asked > 3 {
+			clear(b.engine.containers)
+			failure(http.StatusNotFound, "No such container")(w, r)
+			return
+		}
+		answer(http.StatusOK, map[string]any{"Id": "x"})(w, r)
+	}
+	_, err := b.backend.Create(t.Context(), b.fakeSpec(t))
+	if err == nil || strings.Contains(err.Error(), "destroy") || conflicts != 1 {
+		t.Errorf("error %v after %d conflicts", err, conflicts)
+	}
+}
+
+// What can't be removed is reported, stays in the journal, and the next sweep
+// removes it.
+func TestDestroyThatFails(t *testing.T) {
+	b := newFakeBed(t)
+	b.engine.attached([]byte{})
+	b.engine.answers["DELETE /containers/ID"] = b.engine.hang
+	spec := b.fakeSpec(t)
+	_, err := b.backend.Create(t.Context(), spec)
+	if err == nil || !strings.Contains(err.Error(), "destroy container caisson-"+spec.Session) {
+		t.Errorf("error %v does not report what is left", err)
+	}
+	if b.engine.left() == 0 {
+		t.Fatal("control: nothing is left")
+	}
+	b.engine.mu.Lock()
+	delete(b.engine.answers, "DELETE /containers/ID")
+	b.engine.mu.Unlock()
+	left, err := b.backend.Sweep(t.Context())
+	must(t, err)
+	if b.engine.left() > 0 || len(left) == 0 || left[0].Kind != "container" {
+		t.Errorf("swept %+v, %d left on the engine", left, b.engine.left())
+	}
+}
+
+func TestSpecsThatAreRefused(t *testing.T) {
+	b := newFakeBed(t)
+	for name, spoil := range map[string]func(*sandbox.Spec){
+		"no session":         func(s *sandbox.Spec) { s.Session = "" },
+		"hostile session":    func(s *sandbox.Spec) { s.Session = "../x" },
+		"zero resources":     func(s *sandbox.Spec) { s.Resources = limits.Resources{} },
+		"no workspace":       func(s *sandbox.Spec) { s.Workspace.Dir = nil },
+		"no folder":          func(s *sandbox.Spec) { s.Dir = "" },
+		"folder elsewhere":   func(s *sandbox.Spec) { s.Dir = os.TempDir() },
+		"relative folder":    func(s *sandbox.Spec) { s.Dir = "x" },
+		"git mode":           func(s *sandbox.Spec) { s.Git = "all" },
+		"the state folder":   func(s *sandbox.Spec) { s.Dir = b.state },
+		"another's folder":   func(s *sandbox.Spec) { s.Session = newSession() },
+		"a file as the work": func(s *sandbox.Spec) { s.Workspace.Dir = openFile(t) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec := b.fakeSpec(t)
+			spoil(&spec)
+			if _, err := b.backend.Create(t.Context(), spec); !errors.Is(err, sandbox.ErrInvalid) {
+				t.Errorf("error %v", err)
+			}
+		})
+	}
+	if b.engine.called("POST /containers/create") {
+		t.Error("the engine was asked for a container")
+	}
+}
+
+func openFile(t *testing.T) *os.File {
+	t.Helper()
+	f, err := os.Create(filepath.Join(t.TempDir(), "file"))
+	must(t, err)
+	t.Cleanup(func() { f.Close() })
+	return f
+}

@@ -1,0 +1,147 @@
+package docker
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"debug/elf"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/docker/docker/api/types/image"
+	"github.com/docker/docker/api/types/volume"
+	"github.com/docker/docker/client"
+	"github.com/oklog/ulid/v2"
+
+	"github.com/caisson-run/caisson/images"
+)
+
+// shellTar is a root filesystem with this machine's shell and nothing else.
+func shellTar(t *testing.T) []byte {
+	t.Helper()
+	sh, err := filepath.EvalSymlinks("/bin/sh")
+	must(t, err)
+	files := map[string]string{"bin/sh": sh}
+	program, err := elf.Open(sh)
+	must(t, err)
+	defer program.Close()
+	if libraries, err := program.ImportedLibraries(); err != nil || len(libraries) > 0 {
+		out, err := exec.CommandContext(t.Context(), "ldd", sh).Output()
+		if err != nil {
+			t.Skipf("needs ldd: %v", err)
+		}
+		for _, path := range regexp.MustCompile(`/\S+`).FindAllString(string(out), -1) {
+			real, err := filepath.EvalSymlinks(path)
+			must(t, err)
+			files[strings.TrimPrefix(path, "/")] = real
+		}
+	}
+	var buffer bytes.Buffer
+	w := tar.NewWriter(&buffer)
+	for name, source := range files {
+		data, err := os.ReadFile(source)
+		must(t, err)
+		must(t, w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(data)), Typeflag: tar.TypeReg}))
+		_, err = w.Write(data)
+		must(t, err)
+	}
+	must(t, w.Close())
+	return buffer.Bytes()
+}
+
+// importImage puts an image on the engine for one test.
+func importImage(t *testing.T, content []byte, changes ...string) (*client.Client, string) {
+	t.Helper()
+	e, err := resolveEndpoint("", os.Getenv)
+	must(t, err)
+	r, err := dial(t.Context(), e, defaultDeadlines())
+	must(t, err)
+	c := r.engine.(*client.Client)
+	name := "caisson-test/image:" + strings.ToLower(ulid.Make().String())
+	answer, err := c.ImageImport(t.Context(), image.ImportSource{Source: bytes.NewReader(content), SourceName: "-"}, name, image.ImportOptions{Changes: changes})
+	must(t, err)
+	_, err = io.Copy(io.Discard, answer)
+	must(t, err)
+	answer.Close()
+	t.Cleanup(func() {
+		if _, err := c.ImageRemove(context.Background(), name, image.RemoveOptions{Force: true}); err != nil {
+			t.Errorf("remove test image: %v", err)
+		}
+		c.Close()
+	})
+	return c, name
+}
+
+// An image of the engine brings its files and nothing else: its entry point,
+// health check, user, environment and volumes do not count.
+func TestEngineImage(t *testing.T) {
+	b := newBed(t, os.Geteuid())
+	c, name := importImage(t, shellTar(t), "VOLUME /data /var/lib/more", "VOLUME /tmp", `ENTRYPOINT ["/bin/false"]`, `CMD ["whatever"]`, "USER nobody",
+		"HEALTHCHECK --interval=1s CMD /bin/false", "ENV SECRET=of-the-image", "WORKDIR /nowhere", "ONBUILD RUN false")
+	before := volumes(t, c)
+	spec := b.spec(t, newSession())
+	spec.Image = images.Reference{Scheme: images.SchemeName, Value: name}
+	s, err := b.backend.Create(t.Context(), spec)
+	must(t, err)
+	defer s.Destroy(context.Background())
+	out, exit := shell(t, s, `echo "$SECRET"; echo x >file; echo x >/data/file; echo x >/readonly || echo read-only; while read -r line; do case $line in *" /data "*) echo "$line";; esac; done </proc/self/mountinfo`)
+	lines := strings.Split(out, "\n")
+	if !exit.Status.Success() || lines[0] != "" || !strings.Contains(out, "read-only") || !strings.Contains(out, "tmpfs") {
+		t.Errorf("%v: %q", exit.Status, out)
+	}
+	a := s.Attestation()
+	if a.Image != name || !strings.HasPrefix(a.ImageDigest, "sha256:") || a.User != "10001:10001" && os.Geteuid() == 0 {
+		t.Errorf("attested image %s %s, user %s", a.Image, a.ImageDigest, a.User)
+	}
+	if during := volumes(t, c); during != before {
+		t.Errorf("%d volumes while it runs, %d before", during, before)
+	}
+	must(t, s.Destroy(t.Context()))
+	b.nothingLeft(t, spec.Session)
+
+	byID := b.spec(t, newSession())
+	byID.Image = images.Reference{Scheme: images.SchemeName, Value: a.ImageDigest}
+	s, err = b.backend.Create(t.Context(), byID)
+	must(t, err)
+	must(t, s.Destroy(t.Context()))
+}
+
+func volumes(t *testing.T, c *client.Client) int {
+	t.Helper()
+	list, err := c.VolumeList(t.Context(), volume.ListOptions{})
+	must(t, err)
+	return len(list.Volumes)
+}
+
+func TestFolderImage(t *testing.T) {
+	b := newBed(t, os.Geteuid())
+	root := t.TempDir()
+	must(t, os.Chmod(root, 0o755))
+	r := tar.NewReader(bytes.NewReader(shellTar(t)))
+	for {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		must(t, err)
+		path := filepath.Join(root, h.Name)
+		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		data, err := io.ReadAll(r)
+		must(t, err)
+		must(t, os.WriteFile(path, data, 0o755))
+	}
+	spec := b.spec(t, newSession())
+	spec.Image = images.Reference{Scheme: images.SchemeFolder, Value: root}
+	s, err := b.backend.Create(t.Context(), spec)
+	must(t, err)
+	defer s.Destroy(context.Background())
+	if out, exit := shell(t, s, "echo hi; echo x >/bin/x || echo read-only"); out != "hi\nread-only\n" || !exit.Status.Success() {
+		t.Errorf("%v: %q", exit.Status, out)
+	}
+}

@@ -1,0 +1,125 @@
+package docker
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types"
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/image"
+	"github.com/docker/docker/api/types/system"
+
+	"github.com/caisson-run/caisson/sandbox/internal/owner"
+)
+
+// deadlines are how long calls may take.
+type deadlines struct {
+	ask, create, start, remove, load time.Duration
+	// cancel is how long a call that makes something may still take once its
+	// caller has given up: to break it off would leave open whether it was made.
+	cancel time.Duration
+	// loss bounds the search for the cause of a loss.
+	loss time.Duration
+}
+
+// defaultDeadlines are about a hundred times what was measured on an idle
+// machine (create 20 ms, start 100 ms, remove 86 ms), so that a loaded engine
+// passes and a stopped one is noticed.
+func defaultDeadlines() deadlines {
+	return deadlines{
+		ask: 10 * time.Second, create: 30 * time.Second, start: 30 * time.Second, remove: 30 * time.Second,
+		load: time.Minute, cancel: 5 * time.Second, loss: 5 * time.Second,
+	}
+}
+
+// remote is an engine whose every call has a deadline and whose errors are the
+// sandbox's.
+type remote struct {
+	engine   engine
+	endpoint endpoint
+	api      string // the version that is spoken
+	deadlines
+}
+
+func (r *remote) info(ctx context.Context) (system.Info, error) {
+	return within(ctx, r.ask, "ask the engine", r.engine.Info)
+}
+
+func (r *remote) version(ctx context.Context) (types.Version, error) {
+	return within(ctx, r.ask, "ask the engine", r.engine.ServerVersion)
+}
+
+// image looks an image up by name or id.
+func (r *remote) image(ctx context.Context, name string) (image.InspectResponse, error) {
+	return within(ctx, r.ask, "look up image "+name, func(ctx context.Context) (image.InspectResponse, error) {
+		return r.engine.ImageInspect(ctx, name)
+	})
+}
+
+// importImage makes an image of a tar archive.
+func (r *remote) importImage(ctx context.Context, content io.Reader, name, change string) error {
+	return do(ctx, r.load, "import image "+name, func(ctx context.Context) error {
+		answer, err := r.engine.ImageImport(ctx, image.ImportSource{Source: content, SourceName: "-"}, name, image.ImportOptions{Changes: []string{change}})
+		if err != nil {
+			return err
+		}
+		defer answer.Close()
+		// The answer is progress; the lookup that follows is what counts.
+		_, err = io.Copy(io.Discard, io.LimitReader(answer, 1<<20))
+		return err
+	})
+}
+
+// skeletons gives every image that was imported for a skeleton.
+func (r *remote) skeletons(ctx context.Context) ([]image.Summary, error) {
+	return within(ctx, r.ask, "list images", func(ctx context.Context) ([]image.Summary, error) {
+		return r.engine.ImageList(ctx, image.ListOptions{Filters: filters.NewArgs(filters.Arg("label", labelSkeleton))})
+	})
+}
+
+// removeImage removes an image unless a container uses it.
+func (r *remote) removeImage(ctx context.Context, id string) error {
+	return do(ctx, r.remove, "remove image", func(ctx context.Context) error {
+		_, err := r.engine.ImageRemove(ctx, id, image.RemoveOptions{PruneChildren: true})
+		if errdefs.IsConflict(err) || errdefs.IsNotFound(err) {
+			return nil
+		}
+		return err
+	})
+}
+
+// createContainer waits for the answer a little longer than ctx does.
+func (r *remote) createContainer(ctx context.Context, asked request) (container.CreateResponse, error) {
+	return patiently(ctx, r.create, r.cancel, "create container", func(ctx context.Context) (container.CreateResponse, error) {
+		return r.engine.ContainerCreate(ctx, asked.config, asked.host, nil, nil, asked.name)
+	})
+}
+
+func (r *remote) startContainer(ctx context.Context, id string) error {
+	return do(ctx, r.start, "start container", func(ctx context.Context) error {
+		return r.engine.ContainerStart(ctx, id, container.StartOptions{})
+	})
+}
+
+// inspect describes a container, by id or name.
+func (r *remote) inspect(ctx context.Context, id string) (container.InspectResponse, error) {
+	return within(ctx, r.ask, "inspect container", func(ctx context.Context) (container.InspectResponse, error) {
+		return r.engine.ContainerInspect(ctx, id)
+	})
+}
+
+// list gives every container that has Caisson's labels.
+func (r *remote) list(ctx context.Context) ([]container.Summary, error) {
+	return within(ctx, r.ask, "list containers", func(ctx context.Context) ([]container.Summary, error) {
+		return r.engine.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", owner.LabelSchema))})
+	})
+}
+
+// deadline bounds several calls together.
+func deadline(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, limit, fmt.Errorf("%w (%s)", errDeadline, limit))
+}
