@@ -21,3 +21,12 @@ func unsafeFolder(info fs.FileInfo) string {
 	}
 	return ""
 }
+
+// owners gives who owns a folder and who asks.
+func owners(info fs.FileInfo) (owner, self int, known bool) {
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, 0, false
+	}
+	return int(stat.Uid), os.Geteuid(), true
+}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -72,6 +73,9 @@ func newSetup(d deps, env environ, flags config.File, profile, workspace string)
 		s.workspace, err = runner.OpenWorkspace(workspace, runner.Protected{Home: env.home(), State: state, Config: env.configDir()})
 		if err != nil {
 			return nil, err
+		}
+		if err := s.workspace.CheckOwner(*s.conf.AcceptRunnerAsOwner); err != nil {
+			return nil, errors.Join(err, s.workspace.Close())
 		}
 		p.workspace = s.workspace.Path
 	}

@@ -180,8 +180,12 @@ func (v *view) attested(a sandbox.Attestation, how string) []string {
 	if len(a.Capabilities) > 0 {
 		caps = fmt.Sprintf("%d capabilities", len(a.Capabilities))
 	}
-	head := fmt.Sprintf("● sandbox started %s: %s %s, commands as %s with %s, seccomp %s, network %s, %d MiB, %d pids",
-		how, a.Runtime, a.RuntimeVersion, a.User, caps, a.Seccomp, a.Network, a.Limits.MemoryBytes>>20, a.Limits.PIDs)
+	memory := "memory not limited"
+	if a.Limits.MemoryBytes > 0 {
+		memory = fmt.Sprintf("%d MiB", a.Limits.MemoryBytes>>20)
+	}
+	head := fmt.Sprintf("● sandbox started %s: %s %s, commands as %s with %s, seccomp %s, network %s, %s, %d pids",
+		how, a.Runtime, a.RuntimeVersion, a.User, caps, a.Seccomp, a.Network, memory, a.Limits.PIDs)
 	lines := []string{v.style.cyan(line(head))}
 	for _, l := range a.Lost {
 		lines = append(lines, v.style.yellow("! not protected here: "+line(l)))
