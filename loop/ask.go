@@ -3,6 +3,7 @@ package loop
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"go.uber.org/zap"
@@ -89,6 +90,9 @@ func (t *turn) modelFailed(ctx context.Context, round int, err error) {
 	failed.Message = generic(failed.Class)
 	if m, ok := errors.AsType[*ModelError](err); ok {
 		failed.Status = m.Status
+		if m.Status != 0 {
+			failed.Message += fmt.Sprintf(" (HTTP %d)", m.Status)
+		}
 		if m.Visible {
 			failed.Message = m.Err.Error()
 		}

@@ -237,18 +237,27 @@ func TestBrokenWhole(t *testing.T) {
 	}{
 		"no choices":        {answer: whole(http.StatusOK, `{"choices":[]}`), class: loop.ModelOther},
 		"not JSON":          {answer: whole(http.StatusOK, `<html>`), class: loop.ModelOther},
+		"a web page":        {answer: page, class: loop.ModelOther},
 		"nothing":           {answer: whole(http.StatusOK, ``), class: loop.ModelOther},
 		"error under 200":   {answer: whole(http.StatusOK, `{"error":{"message":"model is loading","code":503}}`), class: loop.ModelServer},
 		"shorter than said": {answer: shortBody, class: loop.ModelNetwork},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := serve(t, tt.answer)
-			_, _, err := complete(t, e.model(t, nil), request())
-			if failure, ok := errors.AsType[*loop.ModelError](err); !ok || failure.Class != tt.class {
-				t.Errorf("error %v, want class %s", err, tt.class)
+			for mode, change := range map[string]func(*openai.Options){"whole": nil, "stream": streaming} {
+				e := serve(t, tt.answer)
+				_, _, err := complete(t, e.model(t, change), request())
+				if failure, ok := errors.AsType[*loop.ModelError](err); !ok || failure.Class != tt.class {
+					t.Errorf("%s: error %v, want class %s", mode, err, tt.class)
+				}
 			}
 		})
 	}
+}
+
+// page is what a web site answers, where the base URL is wrong.
+func page(_ int, w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	_, _ = w.Write([]byte("<!doctype html><title>Welcome</title>"))
 }
 
 // shortBody says that more would come.

@@ -53,7 +53,9 @@ func (w *watch) failure(err error) error {
 			Err: &refusal{status: w.status, said: said},
 		}
 	case errors.Is(err, errMalformed), errors.Is(err, errTooLarge):
-		return &loop.ModelError{Class: loop.ModelOther, Err: err}
+		return &loop.ModelError{
+			Class: loop.ModelOther, Visible: true, Err: fmt.Errorf("model endpoint %s: %w", w.options.BaseURL, err),
+		}
 	default:
 		// The library's error repeats the whole URL; what is inside says why.
 		if outer, ok := errors.AsType[*url.Error](err); ok {

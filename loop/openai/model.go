@@ -6,12 +6,11 @@ import (
 	"io"
 	"mime"
 	"net/http"
-	"strings"
+	"slices"
 	"sync/atomic"
 
 	"github.com/openai/openai-go/v3"
 	"github.com/openai/openai-go/v3/option"
-	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/loop"
 )
@@ -24,9 +23,8 @@ type Model struct {
 	// owned says that client is ours to close.
 	owned   bool
 	service openai.ChatCompletionService
-	// What the endpoint was found to refuse; see adapt.
-	noStreamOptions  atomic.Bool
-	swapMaxTokens    atomic.Bool
+	// quirks is what the endpoint was found to refuse.
+	quirks           atomic.Pointer[quirks]
 	usageMissingSaid atomic.Bool
 }
 
@@ -39,6 +37,7 @@ func New(o Options) (*Model, error) {
 		return nil, err
 	}
 	m := &Model{options: o, client: o.HTTPClient}
+	m.quirks.Store(&quirks{})
 	if m.client == nil {
 		// The transport is a copy: closing its idle connections must not
 		// disturb others that share the default one.
@@ -81,25 +80,28 @@ func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loo
 	if onDelta == nil {
 		onDelta = func(loop.Delta) {}
 	}
-	for {
-		resp, err := m.attempt(ctx, req, onDelta)
+	known := *m.quirks.Load()
+	for q := known; ; {
+		resp, err := m.attempt(ctx, req, q, onDelta)
 		if err == nil {
+			m.learn(known, q)
 			m.price(&resp)
 			return resp, nil
 		}
 		if ctx.Err() != nil {
 			return loop.Response{}, fmt.Errorf("complete with model %s: %w", m.options.Model, context.Cause(ctx))
 		}
-		// What it adapts it adapts once, so this comes to an end.
-		if !m.adapt(req, err) {
+		// Each thing is changed at most once, so this comes to an end.
+		var again bool
+		if q, again = m.adapt(known, q, req, err); !again {
 			return loop.Response{}, err
 		}
 	}
 }
 
 // attempt sends the request, with retries, and reads the answer.
-func (m *Model) attempt(ctx context.Context, req loop.Request, onDelta func(loop.Delta)) (loop.Response, error) {
-	params, err := m.params(req)
+func (m *Model) attempt(ctx context.Context, req loop.Request, q quirks, onDelta func(loop.Delta)) (loop.Response, error) {
+	params, err := m.params(req, q)
 	if err != nil {
 		return loop.Response{}, &loop.ModelError{Class: loop.ModelInvalidRequest, Err: err}
 	}
@@ -125,13 +127,14 @@ func (m *Model) attempt(ctx context.Context, req loop.Request, onDelta func(loop
 }
 
 // read reads an answer in the form that it has, whichever was asked for.
+// Endpoints that stream don't always say so.
 func (m *Model) read(res *http.Response, onDelta func(loop.Delta)) (loop.Response, error) {
 	kind, _, err := mime.ParseMediaType(res.Header.Get("Content-Type"))
 	if err != nil {
 		kind = ""
 	}
-	stream := kind == "text/event-stream" || (m.options.Stream && !strings.Contains(kind, "json"))
-	if stream {
+	unsaid := slices.Contains([]string{"", "text/plain", "application/octet-stream"}, kind)
+	if kind == "text/event-stream" || m.options.Stream && unsaid {
 		return readStream(res, onDelta)
 	}
 	body, err := io.ReadAll(res.Body)
@@ -139,28 +142,4 @@ func (m *Model) read(res *http.Response, onDelta func(loop.Delta)) (loop.Respons
 		return loop.Response{}, err
 	}
 	return readWhole(body, onDelta)
-}
-
-// adapt changes what the endpoint was found to refuse, and says whether the
-// request is worth sending again. Each thing is changed at most once.
-func (m *Model) adapt(req loop.Request, err error) bool {
-	said, ok := refusedParameter(err)
-	if !ok {
-		return false
-	}
-	switch {
-	case strings.Contains(said, "stream_options") && m.options.Stream:
-		if !m.noStreamOptions.CompareAndSwap(false, true) {
-			return false
-		}
-	case strings.Contains(said, "max_tokens") || strings.Contains(said, "max_completion_tokens"):
-		if m.maxTokens(req) == 0 || !m.swapMaxTokens.CompareAndSwap(false, true) {
-			return false
-		}
-	default:
-		return false
-	}
-	m.options.Logger.Info("endpoint refuses a parameter, going on without it",
-		zap.String("base_url", m.options.BaseURL), zap.String("model", m.options.Model))
-	return true
 }

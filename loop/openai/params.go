@@ -4,7 +4,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"net/url"
 	"strings"
 
 	"github.com/openai/openai-go/v3"
@@ -17,7 +16,7 @@ import (
 
 // params builds the wire form of a request. Here, and only here, names take
 // their LLM-facing form and calls their provider's ids.
-func (m *Model) params(req loop.Request) (openai.ChatCompletionNewParams, error) {
+func (m *Model) params(req loop.Request, q quirks) (openai.ChatCompletionNewParams, error) {
 	p := openai.ChatCompletionNewParams{Model: m.options.Model, Messages: m.messages(req.Messages)}
 	for _, d := range req.Tools {
 		tool, err := toolParam(d)
@@ -30,13 +29,13 @@ func (m *Model) params(req loop.Request) (openai.ChatCompletionNewParams, error)
 		p.Temperature = openai.Float(*m.options.Temperature)
 	}
 	if n := m.maxTokens(req); n > 0 {
-		if m.newMaxTokens() {
+		if m.newMaxTokens(q) {
 			p.MaxCompletionTokens = openai.Int(n)
 		} else {
 			p.MaxTokens = openai.Int(n)
 		}
 	}
-	if m.options.Stream && !m.noStreamOptions.Load() {
+	if m.options.Stream && !q.noStreamOptions {
 		p.StreamOptions = openai.ChatCompletionStreamOptionsParam{IncludeUsage: openai.Bool(true)}
 	}
 	return p, nil
@@ -45,14 +44,6 @@ func (m *Model) params(req loop.Request) (openai.ChatCompletionNewParams, error)
 // maxTokens is the bound on this answer, or zero.
 func (m *Model) maxTokens(req loop.Request) int64 {
 	return orDefault(req.MaxOutputTokens, m.options.MaxOutputTokens)
-}
-
-// newMaxTokens says that the endpoint wants max_completion_tokens: OpenAI's own
-// does, most others know the old max_tokens alone. adapt swaps them.
-func (m *Model) newMaxTokens() bool {
-	u, err := url.Parse(m.options.BaseURL)
-	own := err == nil && strings.HasSuffix(u.Hostname(), "openai.com")
-	return own != m.swapMaxTokens.Load()
 }
 
 // toolParam is one tool on the wire.

@@ -160,7 +160,7 @@ func TestRefusedParameters(t *testing.T) {
 			asked:  3, ok: true,
 		},
 		"whatever it is": {
-			answer: refuses(400, `{"error":{"message":"stream_options, max_tokens: never"}}`, func(map[string]any) bool { return true }), asked: 2,
+			answer: refuses(400, `{"error":{"message":"stream_options, max_tokens: never"}}`, func(map[string]any) bool { return true }), asked: 3,
 		},
 		"something else": {
 			answer: refuses(400, `{"error":{"message":"temperature is not supported"}}`, has("model")), asked: 1,

@@ -1,0 +1,171 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// probe is a tool that counts how many of it run at once.
+type probe struct {
+	running, most, ran *atomic.Int64
+	gate               chan struct{}
+}
+
+func (probe) Definition() tools.Definition {
+	return tools.Definition{
+		Name: "probe", Description: "Probes.", Class: tools.ClassNone, Runs: tools.PlaceHost, EnabledByDefault: true,
+		InputSchema: []byte(`{"type":"object","properties":{"n":{"type":"integer"}},"additionalProperties":false}`),
+	}
+}
+
+func (p *probe) Execute(ctx context.Context, _ *tools.Call) (tools.Output, error) {
+	n := p.running.Add(1)
+	defer p.running.Add(-1)
+	for most := p.most.Load(); n > most && !p.most.CompareAndSwap(most, n); most = p.most.Load() {
+	}
+	if n == tools.DefaultConcurrency {
+		select { // all slots are taken: this is the most there can be
+		case p.gate <- struct{}{}:
+		default:
+		}
+	}
+	select {
+	case <-p.gate:
+		select {
+		case p.gate <- struct{}{}:
+		default:
+		}
+	case <-ctx.Done():
+	}
+	p.ran.Add(1)
+	return tools.Output{Content: []tools.Block{{Text: "probed"}}, Success: true}, nil
+}
+
+// TestToolCallConfusion is acceptance case 50 with the real dispatcher: whatever
+// calls a model makes, each has one typed result, and parallelism is bounded.
+func TestToolCallConfusion(t *testing.T) {
+	policy, err := tools.Preset("ci")
+	if err != nil {
+		t.Fatal(err)
+	}
+	terminal := map[string]int{}
+	d, err := tools.New(tools.Options{Policy: policy, Emit: func(e tools.Event) error {
+		switch e := e.(type) {
+		case tools.Completed:
+			terminal[e.CallID]++
+		case tools.Failed:
+			terminal[e.CallID]++
+		case tools.InputInvalid:
+			terminal[e.CallID]++
+		}
+		return nil
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = d.Close(context.WithoutCancel(t.Context())) }()
+	var running, most, ran atomic.Int64
+	gate := make(chan struct{}, 1)
+	if err := d.Register(func() tools.Tool {
+		return &probe{running: &running, most: &most, ran: &ran, gate: gate}
+	}); err != nil {
+		t.Fatal(err)
+	}
+
+	odd := []string{
+		`nope {}`, `Probe {}`, `probe2 {}`, `a/b {}`, `a__b {}`, ` {}`, "pro\x00be {}",
+		`probe {"n":`, `probe {"n":"x"}`, `probe {"m":1}`, `probe [1]`, `probe "{\"n\":`, "probe " + strings.Repeat(`{"n":`, 1e5),
+	}
+	many := make([]string, 0, 200)
+	for range 200 {
+		many = append(many, `probe {"n":1}`)
+	}
+	double := calls(`probe {"n":2}`, `probe {"n":3}`, `probe `)
+	for _, b := range double.Message.Blocks {
+		b.ToolUse.ProviderID = "same"
+	}
+	model := answers(calls(odd...), calls(many...), double, says(`<tool_call>{"name":"probe"}</tool_call>`))
+	o := options(model, d)
+	o.NewID = nil
+	out, _ := run(t, t.Context(), o)
+
+	if out.Reason != StopAnswered || !strings.HasPrefix(out.Answer, "<tool_call>") {
+		t.Fatalf("reason %s, answer %q, %v", out.Reason, out.Answer, out.Err)
+	}
+	if got := ran.Load(); got != 203 {
+		t.Errorf("%d probes ran, want the 203 good ones", got)
+	}
+	if got := most.Load(); got != tools.DefaultConcurrency {
+		t.Errorf("%d ran at once, want %d", got, tools.DefaultConcurrency)
+	}
+	bad := 0
+	for _, m := range out.History {
+		for _, u := range m.toolUses() {
+			if terminal[u.ID] != 1 {
+				t.Errorf("call %s (%s) has %d terminal events", u.ID, u.Name, terminal[u.ID])
+			}
+		}
+		if m.Role == RoleTool && m.Blocks[0].ToolResult.IsError {
+			bad++
+		}
+	}
+	if bad != len(odd) {
+		t.Errorf("%d error results, want %d", bad, len(odd))
+	}
+	if diff := cmp.Diff(int64(len(odd)+3+200), out.Usage.ToolCalls); diff != "" {
+		t.Errorf("tool calls (-want +got):\n%s", diff)
+	}
+}
+
+// TestEndlessLoop: a model that never stops is stopped by the ceilings.
+func TestEndlessLoop(t *testing.T) {
+	n := 0
+	model := &scriptModel{answer: func(int, Request, func(Delta)) (Response, error) {
+		n++
+		return calls(`shell {"n":`+strings.Repeat("1", n)+`}`, `shell {}`), nil
+	}}
+	o := options(model, &fakeTools{names: []tools.Name{"shell"}})
+	o.Budget.Rounds, o.Budget.ToolCalls = new(int64(50)), new(int64(70))
+	out, _ := run(t, t.Context(), o)
+	if out.Reason != StopLimit || out.Usage.ToolCalls != 70 || len(model.asked) != 37 {
+		t.Errorf("reason %s (%v), %d calls, %d asked", out.Reason, out.Limit, out.Usage.ToolCalls, len(model.asked))
+	}
+}
+
+// TestCancelWithTheRealDispatcher: the tool is stopped and its call has a result.
+func TestCancelWithTheRealDispatcher(t *testing.T) {
+	policy, err := tools.Preset("ci")
+	if err != nil {
+		t.Fatal(err)
+	}
+	why := errors.New("interrupted")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	d, err := tools.New(tools.Options{Policy: policy, Emit: func(e tools.Event) error {
+		if _, ok := e.(tools.Called); ok {
+			cancel(why)
+		}
+		return nil
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = d.Close(context.WithoutCancel(t.Context())) }()
+	var running, most, ran atomic.Int64
+	if err := d.Register(func() tools.Tool {
+		return &probe{running: &running, most: &most, ran: &ran, gate: make(chan struct{})}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	model := answers(calls("probe {}", "probe {}"))
+	out, _ := run(t, ctx, options(model, d))
+	if out.Reason != StopCancelled || !errors.Is(out.Err, why) || len(model.asked) != 1 || running.Load() != 0 {
+		t.Errorf("reason %s, %v; asked %d, running %d", out.Reason, out.Err, len(model.asked), running.Load())
+	}
+}

@@ -1,0 +1,274 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/tools"
+)
+
+func TestLimits(t *testing.T) {
+	for name, tt := range map[string]struct {
+		budget limits.Budget
+		answer []Response
+		// what comes of it
+		kind           limits.Kind
+		answered       string
+		asked, ran     int
+		closed, failed bool
+	}{
+		"rounds": {
+			budget: limits.Budget{Rounds: new(int64(2))},
+			answer: []Response{calls("shell 1"), calls("shell {}"), says("So far.")},
+			kind:   limits.KindRounds, answered: "So far.", asked: 3, ran: 1, closed: true,
+		},
+		"rounds, answered in the last": {
+			budget: limits.Budget{Rounds: new(int64(2))}, answer: []Response{calls("shell {}"), says("Done.")},
+			answered: "Done.", asked: 2, ran: 1,
+		},
+		"tool calls in the middle of a round": {
+			budget: limits.Budget{ToolCalls: new(int64(3))},
+			answer: []Response{calls("shell {}"), calls("shell {}", "shell {}", "shell {}", "shell {}"), says("So far.")},
+			kind:   limits.KindToolCalls, answered: "So far.", asked: 3, ran: 3, closed: true,
+		},
+		"tool calls used up exactly": {
+			budget: limits.Budget{ToolCalls: new(int64(1))}, answer: []Response{calls("shell {}"), says("Done.")},
+			answered: "Done.", asked: 2, ran: 1,
+		},
+		"tokens": {
+			budget: limits.Budget{Tokens: new(int64(100))},
+			answer: []Response{costs(withText(calls("shell {}"), "Looking."), 60, nil), costs(calls("shell {}"), 60, nil), says("never")},
+			kind:   limits.KindTokens, answered: "Looking.", asked: 2, ran: 1,
+		},
+		"tokens used up by the answer": {
+			budget: limits.Budget{Tokens: new(int64(100))}, answer: []Response{costs(says("Done."), 500, nil)},
+			answered: "Done.", asked: 1,
+		},
+		"cost": {
+			budget: limits.Budget{CostMicroUSD: new(int64(10))},
+			answer: []Response{costs(calls("shell {}"), 1, new(int64(10))), says("never")},
+			kind:   limits.KindCost, asked: 1,
+		},
+		"unknown cost is no cost": {
+			budget: limits.Budget{CostMicroUSD: new(int64(10))},
+			answer: []Response{costs(calls("shell {}"), 1000, nil), says("Done.")}, answered: "Done.", asked: 2, ran: 1,
+		},
+		"rounds, and no tokens for the closing": {
+			budget: limits.Budget{Rounds: new(int64(1)), Tokens: new(int64(5))},
+			answer: []Response{costs(calls("shell {}"), 5, nil), says("never")}, kind: limits.KindTokens, asked: 1,
+		},
+		"calls in the closing": {
+			budget: limits.Budget{Rounds: new(int64(1))},
+			answer: []Response{calls("shell {}"), withText(calls("shell {}", "shell {}"), "One more?"), says("never")},
+			kind:   limits.KindRounds, answered: "One more?", asked: 2, ran: 1, closed: true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := &fakeTools{names: []tools.Name{"shell"}}
+			model := answers(tt.answer...)
+			o := options(model, d)
+			o.Budget = tt.budget
+			out, _ := run(t, t.Context(), o)
+			want := StopLimit
+			if tt.kind == "" {
+				want = StopAnswered
+			}
+			if out.Reason != want || out.Truncated != (want == StopLimit) || out.Answer != tt.answered {
+				t.Errorf("reason %s (%v), truncated %v, answer %q", out.Reason, out.Limit, out.Truncated, out.Answer)
+			}
+			if tt.kind != "" && (out.Limit == nil || out.Limit.Kind != tt.kind) {
+				t.Errorf("limit = %v, want %s", out.Limit, tt.kind)
+			}
+			if len(model.asked) != tt.asked || len(d.ran) != tt.ran {
+				t.Errorf("asked %d, ran %d; want %d, %d", len(model.asked), len(d.ran), tt.asked, tt.ran)
+			}
+			if last := model.asked[len(model.asked)-1]; tt.closed != (last.Tools == nil) {
+				t.Errorf("last call offered %d tools, closing: %v", len(last.Tools), tt.closed)
+			}
+		})
+	}
+}
+
+// TestClosingIsNoRound: the closing completion's tokens count, its round does not.
+func TestClosingIsNoRound(t *testing.T) {
+	o := options(answers(costs(calls("shell {}"), 5, nil), costs(says("So far."), 7, nil)), &fakeTools{names: []tools.Name{"shell"}})
+	o.Budget.Rounds = new(int64(1))
+	out, events := run(t, t.Context(), o)
+	if out.Usage.Rounds != 1 || out.Usage.InputTokens != 12 {
+		t.Errorf("usage = %+v", out.Usage)
+	}
+	var rounds []int
+	for _, e := range events {
+		if s, ok := e.(ModelCallStarted); ok {
+			rounds = append(rounds, s.Round)
+		}
+	}
+	if diff := cmp.Diff([]int{1, 0}, rounds); diff != "" {
+		t.Errorf("rounds (-want +got):\n%s", diff)
+	}
+}
+
+func TestWallTime(t *testing.T) {
+	t.Run("in a tool", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			d := &fakeTools{names: []tools.Name{"shell"}, run: func(ctx context.Context, _ tools.Call) (string, error) {
+				<-ctx.Done()
+				return "", fmt.Errorf("stopped, partial output: 1 2 3: %w", context.Cause(ctx))
+			}}
+			o := options(answers(calls("shell {}")), d)
+			o.Budget.WallTime = new(3 * time.Second)
+			began := time.Now()
+			out, _ := run(t, t.Context(), o)
+			if out.Reason != StopLimit || out.Limit.Kind != limits.KindWallTime || !out.Truncated {
+				t.Errorf("outcome = %+v", out)
+			}
+			if took := time.Since(began); took != 3*time.Second {
+				t.Errorf("took %v", took)
+			}
+			if got := joinText(out.History[len(out.History)-1].Blocks[0].ToolResult.Content); !strings.Contains(got, "partial output") {
+				t.Errorf("the result lost the tool's own words: %q", got)
+			}
+		})
+	})
+	t.Run("an answer that is there is kept", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			model := &scriptModel{answer: func(int, Request, func(Delta)) (Response, error) {
+				time.Sleep(4 * time.Second)
+				return says("Just in time."), nil
+			}}
+			o := options(model, nil)
+			o.Budget.WallTime = new(3 * time.Second)
+			out, _ := run(t, t.Context(), o)
+			if out.Reason != StopAnswered || out.Answer != "Just in time." {
+				t.Errorf("outcome = %+v", out)
+			}
+		})
+	})
+	t.Run("counts from the start of the run", func(t *testing.T) {
+		o := options(answers(says("never")), nil)
+		o.Budget.WallTime, o.Started = new(time.Second), time.Now().Add(-time.Minute)
+		out, events := run(t, t.Context(), o)
+		if out.Reason != StopLimit || len(events) != 4 {
+			t.Errorf("outcome = %+v, events %v", out, events)
+		}
+	})
+}
+
+// TestClosingFailure: the reason that a turn closed for stays its reason.
+func TestClosingFailure(t *testing.T) {
+	broken := &ModelError{Class: ModelServer, Err: errors.New("503")}
+	model := &scriptModel{answer: func(n int, _ Request, _ func(Delta)) (Response, error) {
+		if n == 2 {
+			return Response{}, broken
+		}
+		return withText(calls("shell {}"), "Working."), nil
+	}}
+	o := options(model, &fakeTools{names: []tools.Name{"shell"}})
+	o.Budget.Rounds = new(int64(1))
+	out, _ := run(t, t.Context(), o)
+	if out.Reason != StopLimit || out.Limit.Kind != limits.KindRounds || out.Answer != "Working." || !errors.Is(out.Err, broken) {
+		t.Errorf("outcome = %+v", out)
+	}
+}
+
+func TestEmptyAnswer(t *testing.T) {
+	blank := Response{Message: NewText(RoleAssistant, " \n")}
+	thought := Response{Message: Message{Role: RoleAssistant, Blocks: []Block{{Thinking: &Thinking{Text: "hm"}}}}}
+	for name, tt := range map[string]struct {
+		answers []Response
+		want    StopReason
+		asked   int
+	}{
+		"once":            {answers: []Response{blank, says("Done.")}, want: StopAnswered, asked: 2},
+		"twice":           {answers: []Response{blank, thought}, want: StopProviderFailed, asked: 2},
+		"nothing at all":  {answers: []Response{{}, says("Done.")}, want: StopAnswered, asked: 2},
+		"then calls":      {answers: []Response{thought, calls("shell {}"), says("Done.")}, want: StopAnswered, asked: 3},
+		"after the calls": {answers: []Response{calls("shell {}"), blank, says("Done.")}, want: StopAnswered, asked: 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			model := answers(tt.answers...)
+			out, _ := run(t, t.Context(), options(model, &fakeTools{names: []tools.Name{"shell"}}))
+			if out.Reason != tt.want || len(model.asked) != tt.asked {
+				t.Errorf("reason %s, asked %d", out.Reason, len(model.asked))
+			}
+			for _, m := range out.History {
+				if m.Role == RoleAssistant && m.text() == "" && len(m.toolUses()) == 0 {
+					t.Errorf("an empty message is in the history: %+v", m)
+				}
+			}
+		})
+	}
+}
+
+func TestStuck(t *testing.T) {
+	d := &fakeTools{names: []tools.Name{"shell"}, run: func(context.Context, tools.Call) (string, error) {
+		return fmt.Sprintf("exit code 1 after %d ms", time.Now().UnixNano()%1000), nil
+	}}
+	model := answers(calls(`shell {"command":"make"}`))
+	model.answer = func(n int, req Request, _ func(Delta)) (Response, error) {
+		if req.Tools == nil {
+			return says("I can't."), nil
+		}
+		return calls(`shell {"command":"make"}`), nil
+	}
+	out, _ := run(t, t.Context(), options(model, d))
+	if out.Reason != StopStuck || !out.Truncated || out.Answer != "I can't." {
+		t.Errorf("outcome = %+v", out)
+	}
+	if len(d.ran) != 6 {
+		t.Errorf("ran %d times, want 3, a nudge, and 3", len(d.ran))
+	}
+	nudges := 0
+	for _, m := range out.History {
+		if m.text() == nudgeStuck {
+			nudges++
+		}
+	}
+	if nudges != 1 {
+		t.Errorf("%d nudges", nudges)
+	}
+}
+
+func TestManyCalls(t *testing.T) {
+	var specs []string
+	for range 300 {
+		specs = append(specs, "shell {}")
+	}
+	d := &fakeTools{names: []tools.Name{"shell"}}
+	out, events := run(t, t.Context(), options(answers(calls(specs...), says("Done.")), d))
+	if out.Reason != StopAnswered || len(d.ran) != maxCalls {
+		t.Errorf("reason %s, ran %d", out.Reason, len(d.ran))
+	}
+	refused := 0
+	for _, e := range events {
+		if r, ok := e.(CallRefused); ok && r.Reason == "too_many_calls" {
+			refused++
+		}
+	}
+	if refused != 300-maxCalls {
+		t.Errorf("%d refusals", refused)
+	}
+}
+
+func TestBudgetWarnings(t *testing.T) {
+	o := options(answers(calls("shell 1"), calls("shell 2"), calls("shell 3"), calls("shell 4"), says("Done.")), &fakeTools{names: []tools.Name{"shell"}})
+	o.Budget.Rounds = new(int64(5))
+	_, events := run(t, t.Context(), o)
+	var got []BudgetWarning
+	for _, e := range events {
+		if w, ok := e.(BudgetWarning); ok {
+			got = append(got, w)
+		}
+	}
+	if diff := cmp.Diff([]BudgetWarning{{Kind: limits.KindRounds, Limit: 5, Used: 4}}, got); diff != "" {
+		t.Errorf("warnings (-want +got):\n%s", diff)
+	}
+}
