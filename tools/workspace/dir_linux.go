@@ -66,9 +66,10 @@ func (t *tree) describe(dir int, name string, e *Entry) error {
 	case TypeFile:
 		e.Size = f.Size
 	case TypeLink:
-		e.Target, err = readLink(dir, name)
+		// Not a link any more by now: then it has no target to tell.
+		e.Target, _ = readLink(dir, name)
 	}
-	return err
+	return nil
 }
 
 // readNames reads a folder to its end, or to [maxDirNames].

@@ -22,8 +22,8 @@ type guard struct {
 	stuck atomic.Int32
 }
 
-func newGuard(local bool, deadline time.Duration, most int) *guard {
-	return &guard{local: local, deadline: deadline, slots: make(chan struct{}, most)}
+func newGuard(deadline time.Duration, most int) *guard {
+	return &guard{deadline: deadline, slots: make(chan struct{}, most)}
 }
 
 // errGivenUp is the cause with which a call ends that nobody waits for.

@@ -2,12 +2,12 @@ package workspace
 
 import "golang.org/x/sys/unix"
 
-// local says whether the workspace is on a file system of this machine's own
+// isLocal says whether a folder is on a file system of this machine's own
 // kernel and disks. Network and FUSE file systems are not, nor is overlayfs,
 // whose layers may be on one of those.
-func (t *tree) local() bool {
+func isLocal(fd int) bool {
 	var fs unix.Statfs_t
-	if err := t.with(func(fd int) error { return unix.Fstatfs(fd, &fs) }); err != nil {
+	if err := retry(func() error { return unix.Fstatfs(fd, &fs) }); err != nil {
 		return false
 	}
 	switch fs.Type {

@@ -44,7 +44,7 @@ func (op Op) fail(kind Kind, detail string) *Error {
 }
 
 // maxOccurrences bounds the matches that are counted for an error.
-const maxOccurrences = 10_000
+const maxOccurrences = 1000
 
 // occurrences gives where old starts in text, overlapping ones too: "aa" is
 // not unique in "aaa".

@@ -56,21 +56,24 @@ type Reader struct {
 	options  ReaderOptions
 }
 
-// NewReader makes a Reader of the folder dir, which stays the caller's.
+// NewReader makes a Reader of the folder dir, which stays the caller's. It
+// waits for the file system no longer than Deadline.
 func NewReader(dir *os.File, o ReaderOptions) (*Reader, error) {
-	t, err := newTree(dir)
-	if err != nil {
-		return nil, fmt.Errorf("read workspace: %w", err)
-	}
 	setDefault(&o.MaxFileBytes, DefaultMaxFileBytes)
 	setDefault(&o.MaxEntries, DefaultMaxEntries)
 	setDefault(&o.MaxDepth, DefaultMaxDepth)
 	setDefault(&o.Deadline, DefaultDeadline)
 	setDefault(&o.MaxStuck, DefaultMaxStuck)
+	g := newGuard(o.Deadline, o.MaxStuck)
+	t, err := guarded(context.Background(), g, dir.Name(), func(context.Context) (*tree, error) { return newTree(dir) })
+	if err != nil {
+		return nil, fmt.Errorf("read workspace: %w", err)
+	}
+	g.local = t.local
 	return &Reader{
 		tree:     t,
 		prefixes: newPrefixes(o.HostPath, o.ContainerPath),
-		guard:    newGuard(t.local(), o.Deadline, o.MaxStuck),
+		guard:    g,
 		options:  o,
 	}, nil
 }

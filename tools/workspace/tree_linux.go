@@ -33,23 +33,21 @@ type tree struct {
 	// seccomp profile), so that paths are walked name by name.
 	walking atomic.Bool
 	mount   mountID
+	local   bool
 }
 
 // newTree verifies that dir is a folder and that openat2 really confines.
 func newTree(dir *os.File) (*tree, error) {
 	t := &tree{dir: dir}
 	err := t.with(func(fd int) error {
-		var st unix.Stat_t
-		if err := unix.Fstat(fd, &st); err != nil {
+		f, err := statx(fd, "", unix.AT_EMPTY_PATH)
+		if err != nil {
 			return err
 		}
-		if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		if typeOf(f.Mode) != TypeDir {
 			return unix.ENOTDIR
 		}
-		var err error
-		if t.mount, err = mountOf(fd); err != nil {
-			return err
-		}
+		t.mount, t.local = f.mount, isLocal(fd)
 		out, err := openat2(fd, "..", unix.O_PATH, resolve)
 		if err == nil {
 			_ = unix.Close(out)
@@ -99,18 +97,22 @@ func (t *tree) openAt(at int, rel string, flags int) (int, error) {
 	return w.open(at, rel, flags)
 }
 
-// explain tells the two causes of EXDEV apart. The second look is O_PATH: it
-// opens nothing, and it can't leave the folder either.
+// explain tells the two causes of EXDEV apart. The second look walks, since it
+// stops at a mount without asking what is mounted there anything; it opens
+// nothing, and what it finds is only told.
 func (t *tree) explain(at int, rel string, flags int, err error) error {
 	if !errors.Is(err, unix.EXDEV) {
 		return err
 	}
-	fd, again := openat2(at, rel, unix.O_PATH|flags&unix.O_NOFOLLOW, resolve&^unix.RESOLVE_NO_XDEV)
-	if again != nil {
-		return fmt.Errorf("%w: %w", errEscape, err)
+	w := walk{mount: t.mount}
+	fd, again := w.open(at, rel, unix.O_PATH|flags&unix.O_NOFOLLOW)
+	if again == nil {
+		_ = unix.Close(fd)
 	}
-	_ = unix.Close(fd)
-	return fmt.Errorf("%w: %w", errMount, err)
+	if errors.Is(again, errMount) {
+		return fmt.Errorf("%w: %w", errMount, err)
+	}
+	return fmt.Errorf("%w: %w", errEscape, err)
 }
 
 func openat2(at int, rel string, flags int, resolve uint64) (int, error) {
@@ -138,15 +140,8 @@ type mountID struct {
 }
 
 func mountOf(fd int) (mountID, error) {
-	return mountAt(fd, "", unix.AT_EMPTY_PATH)
-}
-
-func mountAt(at int, name string, flags int) (mountID, error) {
-	stx, err := statx(at, name, flags)
-	if err != nil {
-		return mountID{}, err
-	}
-	return stx.mount, nil
+	f, err := statx(fd, "", unix.AT_EMPTY_PATH)
+	return f.mount, err
 }
 
 // facts are what statx tells of a name or a descriptor.
@@ -156,12 +151,14 @@ type facts struct {
 }
 
 // statx looks at name in the folder at, never through a link and never
-// triggering an automount.
+// triggering an automount. It asks no server (AT_STATX_DONT_SYNC): the root of a
+// stuck file system that is mounted there would not answer, and what a lookup
+// has just brought is fresh enough to tell mounts and types apart.
 func statx(at int, name string, flags int) (facts, error) {
 	var x unix.Statx_t
 	flags |= unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT
 	err := retry(func() error {
-		return unix.Statx(at, name, flags, unix.STATX_BASIC_STATS|unix.STATX_MNT_ID, &x)
+		return unix.Statx(at, name, flags|unix.AT_STATX_DONT_SYNC, unix.STATX_BASIC_STATS|unix.STATX_MNT_ID, &x)
 	})
 	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) {
 		return fstatat(at, name, flags)

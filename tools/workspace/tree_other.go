@@ -25,8 +25,9 @@ const nonBlock = syscall.O_NONBLOCK
 // here that refuses mounts; macOS and Windows have no bind mounts, and what is
 // mounted in the workspace is told by its device (see sameDevice).
 type tree struct {
-	root *os.Root
-	self fs.FileInfo
+	root  *os.Root
+	self  fs.FileInfo
+	local bool // can't be told here
 }
 
 // newTree makes a Root of the folder's name and verifies that it is the folder
@@ -50,9 +51,6 @@ func newTree(dir *os.File) (*tree, error) {
 	}
 	return &tree{root: root, self: now}, nil
 }
-
-// local can't be told here.
-func (t *tree) local() bool { return false }
 
 // isEscape knows os.Root's refusal, for which it exports no value (Go 1.26).
 func isEscape(err error) bool {

@@ -1,7 +1,6 @@
 package workspace
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 
@@ -95,54 +94,68 @@ func (w *walk) reopen(dir, flags int) (int, error) {
 
 // step opens one name in dir: as a folder to go on from, or, where it is the
 // last, with flags. Where it is a link that is to be followed, it gives its
-// target and no descriptor.
+// target and no descriptor. The name is first opened without asking what is
+// there anything (O_PATH), so that a mount is known before it can block.
 func (w *walk) step(dir int, name string, last bool, flags int) (target string, fd int, err error) {
-	how := unix.O_PATH | unix.O_DIRECTORY
-	if last {
-		how = flags
-	}
-	fd, err = openat(dir, name, how|unix.O_NOFOLLOW)
-	if err == nil && last && flags&unix.O_PATH != 0 && flags&unix.O_NOFOLLOW == 0 {
-		// O_PATH with O_NOFOLLOW opens a link itself.
-		var st unix.Stat_t
-		if err = unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK {
-			err = unix.ELOOP
-		}
-		if err != nil {
-			_ = unix.Close(fd)
-		}
-	}
+	fd, err = openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW)
 	if err != nil {
-		return w.link(dir, name, last && flags&unix.O_NOFOLLOW != 0, err)
+		return "", -1, err
 	}
-	m, err := mountOf(fd)
+	f, err := statx(fd, "", unix.AT_EMPTY_PATH)
+	got := -1
+	switch typ := typeOf(f.Mode); {
+	case err != nil:
+	case typ == TypeLink && (!last || flags&unix.O_NOFOLLOW == 0):
+		target, err = w.link(fd)
+	case f.mount != w.mount:
+		err = errMount
+	case last:
+		got, err = w.last(dir, fd, name, typ, flags)
+	case typ != TypeDir:
+		err = unix.ENOTDIR
+	default:
+		return "", fd, nil
+	}
+	if got != fd {
+		_ = unix.Close(fd)
+	}
+	return target, got, err
+}
+
+// last opens the last name of a path with flags, now that it is known what it
+// is; found is its descriptor, which is given back where that is enough.
+func (w *walk) last(dir, found int, name string, typ Type, flags int) (int, error) {
+	switch {
+	case typ == TypeLink && flags&unix.O_PATH == 0:
+		return -1, unix.ELOOP
+	case typ != TypeDir && flags&unix.O_DIRECTORY != 0:
+		return -1, unix.ENOTDIR
+	case flags&unix.O_PATH != 0:
+		return found, nil
+	case typ == TypeDir:
+		return openat(found, ".", flags)
+	}
+	fd, err := openat(dir, name, flags|unix.O_NOFOLLOW)
+	if err != nil {
+		return -1, err
+	}
+	m, err := mountOf(fd) // of what is there now
 	if err == nil && m != w.mount {
 		err = errMount
 	}
 	if err != nil {
 		_ = unix.Close(fd)
-		return "", -1, err
+		return -1, err
 	}
-	return "", fd, nil
+	return fd, nil
 }
 
-// link looks whether name could not be opened for being a link. Which error
-// says so depends on the flags: ELOOP, or ENOTDIR with O_DIRECTORY.
-func (w *walk) link(dir int, name string, nofollow bool, cause error) (target string, fd int, err error) {
-	if !errors.Is(cause, unix.ELOOP) && !errors.Is(cause, unix.ENOTDIR) || nofollow {
-		return "", -1, cause
-	}
-	target, err = readLink(dir, name)
-	switch {
-	case errors.Is(err, unix.EINVAL): // no link
-		return "", -1, cause
-	case err != nil:
-		return "", -1, err
-	}
+// link reads a link and counts it.
+func (w *walk) link(fd int) (string, error) {
 	if w.links++; w.links > maxLinks {
-		return "", -1, errLoop
+		return "", errLoop
 	}
-	return target, -1, nil
+	return readLink(fd, "")
 }
 
 // splice puts a link's target in front of what is left of the path.

@@ -1,0 +1,241 @@
+package workspace
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func paths(entries []Entry) []string {
+	var p []string
+	for _, e := range entries {
+		p = append(p, e.Path)
+	}
+	return p
+}
+
+func TestList(t *testing.T) {
+	modes(t, func(t *testing.T, walking bool) {
+		l := newLayout(t)
+		for _, name := range []string{"a.b", "a/x", "a/sub/deep/f", "b", ".hidden"} {
+			l.file(name, "12345")
+		}
+		l.link("link", "a")
+		l.link("out", l.outside)
+		r := l.readerIn(walking, ReaderOptions{})
+		for _, c := range []struct {
+			path  string
+			depth int
+			want  []string
+		}{
+			{".", 1, []string{".hidden", "a", "a.b", "b", "link", "out"}},
+			{".", 0, []string{".hidden", "a", "a.b", "b", "link", "out"}},
+			{"/workspace", 2, []string{".hidden", "a", "a/sub", "a/x", "a.b", "b", "link", "out"}},
+			{"a", 9, []string{"a/sub", "a/sub/deep", "a/sub/deep/f", "a/x"}},
+			{"link", 1, []string{"link/sub", "link/x"}},
+		} {
+			r.prefixes = newPrefixes("", "/workspace")
+			got, err := r.List(t.Context(), c.path, c.depth)
+			if err != nil || got.Truncated || got.Incomplete != nil {
+				t.Fatalf("list %s: %+v, %v", c.path, got, err)
+			}
+			if d := cmp.Diff(c.want, paths(got.Entries)); d != "" {
+				t.Errorf("list %s, depth %d (-want +got):\n%s", c.path, c.depth, d)
+			}
+			for _, e := range got.Entries {
+				if e.Type == TypeFile && (e.Size != 5 || e.Inode == 0 || e.ModTime.IsZero()) {
+					t.Errorf("entry %+v", e)
+				}
+				if e.Path == "out" && (e.Type != TypeLink || e.Target != l.outside) {
+					t.Errorf("entry %+v", e)
+				}
+			}
+		}
+		for p, want := range map[string]Kind{"b": KindNotDir, "out": KindEscape, "missing": KindNotFound, "..": KindEscape} {
+			if _, err := r.List(t.Context(), p, 1); kindOf(err) != want {
+				t.Errorf("list %q: %v, want %q", p, err, want)
+			}
+		}
+	})
+}
+
+func TestWalk(t *testing.T) {
+	modes(t, func(t *testing.T, walking bool) {
+		l := newLayout(t)
+		for _, name := range []string{"a/1", "a/sub/2", "a/skip/3", "b/4", "c"} {
+			l.file(name, "")
+		}
+		l.link("a/up", "..")
+		l.link("start", "a")
+		r := l.readerIn(walking, ReaderOptions{})
+		walk := func(path string, o WalkOptions, stop string) ([]string, Walked, error) {
+			var seen []string
+			w, err := r.Walk(t.Context(), path, o, func(e Entry) error {
+				seen = append(seen, fmt.Sprintf("%d %s", e.Depth, e.Path))
+				switch {
+				case filepath.Base(e.Path) == "skip":
+					return SkipDir
+				case e.Path == stop:
+					return SkipAll
+				}
+				return nil
+			})
+			return seen, w, err
+		}
+		for _, c := range []struct {
+			path string
+			o    WalkOptions
+			stop string
+			want []string
+			cut  bool
+			deep []string
+		}{
+			{path: ".", want: []string{"1 a", "2 a/1", "2 a/skip", "2 a/sub", "3 a/sub/2", "2 a/up", "1 b", "2 b/4", "1 c", "1 start"}},
+			{path: "start", want: []string{"1 start/1", "1 start/skip", "1 start/sub", "2 start/sub/2", "1 start/up"}},
+			{path: "c", want: []string{"0 c"}},
+			{path: ".", stop: "a/sub", want: []string{"1 a", "2 a/1", "2 a/skip", "2 a/sub"}},
+			{path: ".", o: WalkOptions{MaxDepth: 1}, want: []string{"1 a", "1 b", "1 c", "1 start"}, deep: []string{"a", "b"}},
+			{path: ".", o: WalkOptions{MaxEntries: 6}, want: []string{"1 a", "2 a/1", "2 a/skip", "1 b", "1 c", "1 start"}, cut: true},
+		} {
+			seen, w, err := walk(c.path, c.o, c.stop)
+			if err != nil || w.Truncated != c.cut || w.Entries != len(c.want) {
+				t.Errorf("walk %s %+v: %+v, %v", c.path, c.o, w, err)
+			}
+			if d := cmp.Diff(c.want, seen); d != "" {
+				t.Errorf("walk %s %+v (-want +got):\n%s", c.path, c.o, d)
+			}
+			if d := cmp.Diff(c.deep, w.Incomplete); d != "" {
+				t.Errorf("walk %s %+v, incomplete (-want +got):\n%s", c.path, c.o, d)
+			}
+		}
+		mine := errors.New("mine")
+		if _, err := r.Walk(t.Context(), ".", WalkOptions{}, func(Entry) error { return mine }); !errors.Is(err, mine) {
+			t.Errorf("walk: %v, want the error of its function", err)
+		}
+	})
+}
+
+// Acceptance A13: directory bombs.
+func TestDirectoryBombs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs time for 20 000 files")
+	}
+	l := newLayout(t)
+	const many = 20_000
+	l.must(os.Mkdir(l.path("wide"), 0o755))
+	for i := range many {
+		l.must(os.WriteFile(l.path(fmt.Sprintf("wide/%05d", (i*7919)%many)), nil, 0o644))
+	}
+	l.must(os.Mkdir(l.path("lattice"), 0o755))
+	for i := range 2000 {
+		l.link(fmt.Sprintf("lattice/%04d", i), fmt.Sprintf("../lattice/%04d", (i+1)%2000))
+	}
+	l.deep("deep", 3000)
+	r := l.reader(ReaderOptions{MaxEntries: 1000})
+	list, err := r.List(t.Context(), "wide", 5)
+	if err != nil || len(list.Entries) != 1000 || !list.Truncated || list.Entries[0].Path != "wide/00000" || list.Entries[999].Path != "wide/00999" {
+		t.Errorf("list of a wide folder: %d entries, truncated %v, %v", len(list.Entries), list.Truncated, err)
+	}
+	list, err = l.reader(ReaderOptions{}).List(t.Context(), "deep", 5000)
+	if err != nil || len(list.Entries) != DefaultMaxDepth || !slices.Contains(list.Incomplete, list.Entries[DefaultMaxDepth-1].Path) {
+		t.Errorf("list of a deep folder: %d entries, incomplete %d, %v", len(list.Entries), len(list.Incomplete), err)
+	}
+	r = l.reader(ReaderOptions{MaxDepth: 5000})
+	list, err = r.List(t.Context(), "deep", 5000)
+	if err != nil || len(list.Incomplete) != 1 || len(list.Entries) < 1000 {
+		t.Errorf("list beyond the length of a path: %d entries, incomplete %d, %v", len(list.Entries), len(list.Incomplete), err)
+	}
+	w, err := r.Walk(t.Context(), ".", WalkOptions{}, func(Entry) error { return nil })
+	if err != nil || w.Truncated || len(w.Incomplete) != 1 || w.Entries < many {
+		t.Errorf("walk over everything: %+v, %v", w, err)
+	}
+	if _, err := read(r, "lattice/0000"); kindOf(err) != KindInvalid {
+		t.Errorf("read in a lattice of links: %v", err)
+	}
+	before := l.hash()
+	l.link("wide/out", l.outside)
+	writer := l.writerIn(false)
+	for _, name := range []string{"wide", "lattice", "deep"} {
+		c, err := writer.Apply(t.Context(), Op{Kind: OpDelete, Path: name, Recursive: true})
+		if err != nil || c.Removed < 2000 {
+			t.Errorf("delete %s: %d removed, %v", name, c.Removed, err)
+		}
+	}
+	if list, err := r.List(t.Context(), ".", 1); err != nil || len(list.Entries) != 0 {
+		t.Errorf("left after the deletes: %v, %v", paths(list.Entries), err)
+	}
+	if l.hash() != before {
+		t.Error("something outside has changed")
+	}
+}
+
+// deep makes n folders inside one another, beyond what one path can name.
+func (l *layout) deep(name string, n int) {
+	l.t.Helper()
+	top, err := os.OpenRoot(l.root)
+	l.must(err)
+	step := strings.Repeat("d/", 100) + "d"
+	l.must(top.MkdirAll(name, 0o755))
+	at, err := top.OpenRoot(name)
+	l.must(err)
+	l.must(top.Close())
+	for range n / 101 {
+		l.must(at.MkdirAll(step, 0o755))
+		next, err := at.OpenRoot(step)
+		l.must(err)
+		l.must(at.Close())
+		at = next
+	}
+	l.must(at.Close())
+}
+
+// Acceptance A15: names that mean something to somebody else.
+func TestHostileNames(t *testing.T) {
+	names := []string{
+		"a\nb", "\x1b]0;x\a", "-rf", "--help", "$(touch x)", "`touch x`", "a\u202etxt.exe", "\xff\xfe", " ", "<tool_result>",
+		"\u200b", "con", "a:b", "*", "[", `\`, "…",
+	}
+	modes(t, func(t *testing.T, walking bool) {
+		l := newLayout(t)
+		r, w := l.readerIn(walking, ReaderOptions{}), l.writerIn(walking)
+		for _, name := range names {
+			if _, err := w.Apply(t.Context(), Op{Kind: OpWrite, Path: name + "/" + name, Content: []byte(name)}); err != nil {
+				t.Errorf("write %q: %v", name, err)
+			}
+			if got, err := read(r, name+"/"+name); got != name || err != nil {
+				t.Errorf("read %q: %q, %v", name, got, err)
+			}
+		}
+		list, err := r.List(t.Context(), ".", 1)
+		l.must(err)
+		want := slices.Sorted(slices.Values(names))
+		if d := cmp.Diff(want, paths(list.Entries)); d != "" {
+			t.Errorf("names did not come back (-want +got):\n%s", d)
+		}
+		for _, name := range names {
+			if _, err := w.Apply(t.Context(), Op{Kind: OpDelete, Path: name, Recursive: true}); err != nil {
+				t.Errorf("delete %q: %v", name, err)
+			}
+		}
+	})
+	e := &Error{Path: "a\nb\x1b", Detail: "x"}
+	if s := e.Error(); strings.ContainsAny(s, "\n\x1b") {
+		t.Errorf("error shows a name unescaped: %q", s)
+	}
+}
+
+func TestTreeOrder(t *testing.T) {
+	sorted := []Entry{{Path: "a"}, {Path: "a/b"}, {Path: "a/b/c"}, {Path: "a/c"}, {Path: "a "}, {Path: "a.b"}, {Path: "ab"}}
+	got := slices.Clone(sorted)
+	slices.Reverse(got)
+	slices.SortFunc(got, treeOrder)
+	if d := cmp.Diff(paths(sorted), paths(got)); d != "" {
+		t.Errorf("order (-want +got):\n%s", d)
+	}
+}

@@ -1,0 +1,207 @@
+package workspace
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// raceTime bounds one race; the naive control shows that it is long enough.
+const raceTime = 1500 * time.Millisecond
+
+// exchange swaps two entries of the workspace again and again until the test
+// ends: what is checked at one moment is something else at the next.
+func (l *layout) exchange(a, b string) (stop func()) {
+	l.t.Helper()
+	var ended atomic.Bool
+	var running sync.WaitGroup
+	running.Go(func() {
+		for !ended.Load() {
+			if err := unix.Renameat2(unix.AT_FDCWD, l.path(a), unix.AT_FDCWD, l.path(b), unix.RENAME_EXCHANGE); err != nil {
+				l.t.Errorf("exchange: %v", err)
+				return
+			}
+		}
+	})
+	return func() {
+		ended.Store(true)
+		running.Wait()
+	}
+}
+
+// race repeats f for raceTime, or until it says that it has what it wants.
+func race(f func() bool) (times int, got bool) {
+	for end := time.Now().Add(raceTime); time.Now().Before(end); times++ {
+		if f() {
+			return times, true
+		}
+	}
+	return times, false
+}
+
+// checkedRead is a reader that resolves links first, checks, and then opens:
+// right in every static case, and wrong under a race.
+func (l *layout) checkedRead(name string) string {
+	real, err := filepath.EvalSymlinks(l.path(name))
+	if err != nil {
+		return ""
+	}
+	if rel, err := filepath.Rel(l.root, real); err != nil || !filepath.IsLocal(rel) {
+		return ""
+	}
+	b, _ := os.ReadFile(l.path(name))
+	return string(b)
+}
+
+func newRace(t *testing.T) (l *layout, stop func()) {
+	t.Helper()
+	l = newLayout(t)
+	l.file("sub/canary", "decoy")
+	l.file("sub/sized", "1234567")
+	// A size that nothing inside has, to know it again in a listing.
+	l.must(os.WriteFile(filepath.Join(l.outside, "sized"), make([]byte, 7654321), 0o600))
+	l.link("swap", "../outside")
+	return l, l.exchange("sub", "swap")
+}
+
+// Acceptance A6 and the reads of A8: a folder swapped with a link to outside.
+func TestRaceReads(t *testing.T) {
+	l, stop := newRace(t)
+	if n, hit := race(func() bool { return l.checkedRead("sub/canary") == l.canary }); !hit {
+		t.Errorf("control: the check-then-open reader was not hit in %d reads", n)
+	}
+	stop()
+	modes(t, func(t *testing.T, walking bool) {
+		l, stop := newRace(t)
+		defer stop()
+		r := l.readerIn(walking, ReaderOptions{})
+		seen := map[string]int{}
+		n, _ := race(func() bool {
+			got, err := read(r, "sub/canary")
+			l.leaks("read", fmt.Sprint(got, err))
+			seen[fmt.Sprint("read ", kindOf(err))]++
+			list, err := r.List(t.Context(), "sub", 2)
+			seen[fmt.Sprint("list ", kindOf(err))]++
+			for _, e := range list.Entries {
+				if e.Size == 7654321 || e.Size == int64(len(l.canary)) {
+					t.Errorf("listed %+v, which is outside", e)
+				}
+			}
+			_, err = r.Walk(t.Context(), ".", WalkOptions{}, func(e Entry) error {
+				if e.Size == 7654321 || e.Size == int64(len(l.canary)) {
+					t.Errorf("walked over %+v, which is outside", e)
+				}
+				return nil
+			})
+			seen[fmt.Sprint("walk ", kindOf(err))]++
+			info, err := r.Stat(t.Context(), "sub/sized")
+			if info.Size == 7654321 {
+				t.Errorf("stat gave %+v, which is outside", info)
+			}
+			seen[fmt.Sprint("stat ", kindOf(err))]++
+			return t.Failed()
+		})
+		t.Logf("%d rounds: %v", n, seen)
+		if seen["read "] == 0 || seen["read escape"] == 0 {
+			t.Errorf("the race did not show both sides: %v", seen)
+		}
+	})
+}
+
+// Acceptance A8: the same against changes.
+func TestRaceWrites(t *testing.T) {
+	l, stop := newRace(t)
+	before := l.hash()
+	if n, hit := race(func() bool {
+		real, err := filepath.EvalSymlinks(l.path("sub"))
+		if rel, relErr := filepath.Rel(l.root, real); err == nil && relErr == nil && filepath.IsLocal(rel) {
+			_ = os.WriteFile(l.path("sub/new"), []byte("x"), 0o600)
+		}
+		_, err = os.Lstat(filepath.Join(l.outside, "new"))
+		return err == nil
+	}); !hit || l.hash() == before {
+		t.Errorf("control: the check-then-write writer was not hit in %d writes", n)
+	}
+	stop()
+	modes(t, func(t *testing.T, walking bool) {
+		l, stop := newRace(t)
+		defer stop()
+		before := l.hash()
+		w := l.writerIn(walking)
+		done := map[string]int{}
+		n, _ := race(func() bool {
+			for _, op := range []Op{
+				{Kind: OpWrite, Path: "sub/new", Content: []byte("x")},
+				{Kind: OpWrite, Path: "sub/folder/new", Content: []byte("x")},
+				{Kind: OpPatch, Path: "sub/canary", Old: "e", New: "e."},
+				{Kind: OpMkdir, Path: "sub/folder/deep/er"},
+				{Kind: OpRename, Path: "sub/new", To: "sub/folder/moved"},
+				{Kind: OpDelete, Path: "sub/folder", Recursive: true},
+				{Kind: OpDelete, Path: "sub/new"},
+			} {
+				if _, err := w.Apply(context.Background(), op); err == nil {
+					done[string(op.Kind)]++
+				}
+			}
+			return false
+		})
+		stop()
+		t.Logf("%d rounds, succeeded: %v", n, done)
+		if len(done) != 5 {
+			t.Errorf("only some kinds of change ever succeeded: %v", done)
+		}
+		if l.hash() != before {
+			t.Error("something outside has changed")
+		}
+		l.noTemp()
+	})
+}
+
+// A recursive delete while folders in it are swapped with links to outside.
+func TestRaceDelete(t *testing.T) {
+	modes(t, func(t *testing.T, walking bool) {
+		l := newLayout(t)
+		l.link("swap", "../outside")
+		l.must(os.Mkdir(l.path("tree"), 0o755))
+		l.must(os.Mkdir(l.path("tree/sub"), 0o755))
+		before := l.hash()
+		w := l.writerIn(walking)
+		removed := 0
+		race(func() bool {
+			for i := range 20 {
+				l.file(fmt.Sprintf("tree/sub/%d/canary", i), "x")
+			}
+			var ended atomic.Bool
+			var running sync.WaitGroup
+			running.Go(func() {
+				for !ended.Load() {
+					_ = unix.Renameat2(unix.AT_FDCWD, l.path("tree/sub"), unix.AT_FDCWD, l.path("swap"), unix.RENAME_EXCHANGE)
+				}
+			})
+			c, _ := w.Apply(context.Background(), Op{Kind: OpDelete, Path: "tree", Recursive: true})
+			ended.Store(true)
+			running.Wait()
+			removed += c.Removed
+			// Whatever is left, set up again.
+			for _, name := range []string{"tree", "swap"} {
+				l.must(os.RemoveAll(l.path(name)))
+			}
+			l.link("swap", "../outside")
+			return false
+		})
+		t.Logf("%d removed", removed)
+		if removed == 0 {
+			t.Error("nothing was ever removed")
+		}
+		if l.hash() != before {
+			t.Error("something outside has changed")
+		}
+	})
+}
