@@ -11,16 +11,11 @@ import (
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
-
-	"github.com/caisson-run/caisson/images"
 )
 
-// Names in a bundle; those of the folder itself and of rootfs are noted in the
-// journal.
-const (
-	bundleDir = "bundle"
-	rootfsDir = "rootfs"
-)
+// bundleDir is the bundle's name in the session's folder, as the journal has
+// it.
+const bundleDir = "bundle"
 
 // bundle is a container's folder on the host. Whoever made it removes it.
 type bundle struct {
@@ -28,25 +23,16 @@ type bundle struct {
 	nonce string // content of the file by which the guest proves this host
 }
 
-// newBundle makes the folder with the skeleton of an image and a fresh nonce.
-// On an error what is there is left for the caller's undo.
-func newBundle(sessionDir string, image *images.RootFS) (*bundle, error) {
+// newBundle makes the folder with a fresh nonce. On an error what is there is
+// left for the caller's undo.
+func newBundle(sessionDir string) (*bundle, error) {
 	b := &bundle{dir: filepath.Join(sessionDir, bundleDir)}
 	raw := make([]byte, 16)
 	if _, err := rand.Read(raw); err != nil {
 		return nil, fmt.Errorf("make nonce: %w", err)
 	}
 	b.nonce = hex.EncodeToString(raw)
-	// The container's root is this folder: other uids than its owner's enter it.
-	for _, dir := range []string{b.dir, filepath.Join(b.dir, rootfsDir)} {
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			return nil, fmt.Errorf("make bundle: %w", err)
-		}
-		if err := os.Chmod(dir, 0o755); err != nil {
-			return nil, fmt.Errorf("make bundle: %w", err)
-		}
-	}
-	if err := image.WriteSkeleton(filepath.Join(b.dir, rootfsDir)); err != nil {
+	if err := os.Mkdir(b.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make bundle: %w", err)
 	}
 	if err := os.WriteFile(b.noncePath(), []byte(b.nonce+"\n"), 0o644); err != nil {

@@ -44,13 +44,11 @@ func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (_ sandbox.Sand
 	if err := c.prepare(ctx, spec); err != nil {
 		return nil, fail(err)
 	}
-	if err := c.start(ctx); err != nil {
+	if err := c.start(ctx, spec); err != nil {
 		return nil, fail(err)
 	}
 	c.life.Advance(sandbox.StateCreated)
-	if err := c.connect(ctx, spec); err != nil {
-		return nil, fail(err)
-	}
+	c.watchOver()
 	if err := c.attest(ctx, spec); err != nil {
 		return nil, fail(err)
 	}
@@ -141,7 +139,10 @@ func (c *container) things() []owner.Entry {
 
 func (c *container) writeBundle(spec sandbox.Spec) error {
 	var err error
-	if c.bundle, err = newBundle(spec.Dir, c.plan.image); err != nil {
+	if c.plan.rootfs, err = skeletonFor(c.plan.image, c.backend.cacheDir()); err != nil {
+		return err
+	}
+	if c.bundle, err = newBundle(spec.Dir); err != nil {
 		return err
 	}
 	c.plan.nonce = c.bundle.noncePath()
@@ -192,40 +193,45 @@ func (b *Backend) resolve(ctx context.Context, ref images.Reference, id identity
 	return image, err
 }
 
-// start runs the container and takes hold of its process.
-func (c *container) start(ctx context.Context) error {
+// start runs the container and takes hold of its process and of its guest,
+// which is greeted before it is there: so its own start overlaps with the end
+// of the runtime's.
+func (c *container) start(ctx context.Context, spec sandbox.Spec) error {
 	ours, theirs, err := openStdio()
 	if err != nil {
 		return err
 	}
 	c.stdio = ours
-	// The guest ends at once if the start is cancelled while the runtime works.
-	uncancel := context.AfterFunc(ctx, func() { ours.in.Close() }) //nolint:errcheck // closed for good
+	greeted := make(chan error, 1)
+	go func() { greeted <- c.greet(ctx, spec) }()
 	err = c.backend.runtime.run(ctx, c.bundle, c.id, c.plan.cgroup.path != "", theirs)
-	uncancel()
-	if err := errors.Join(err, theirs.close()); err != nil {
-		if said := ours.stderr.text(); said != "" {
-			err = fmt.Errorf("%w: %s", err, said)
-		}
-		return err
+	err = errors.Join(err, theirs.close())
+	if err == nil {
+		err = c.hold()
 	}
-	pid, err := c.bundle.pid()
 	if err != nil {
-		return fmt.Errorf("%w: %w", sandbox.ErrUnavailable, err)
+		ours.Close() //nolint:errcheck // ends the greeting
+		<-greeted
+		return c.quoting(err)
 	}
-	if c.process, err = openProcess(pid); err != nil {
-		return fmt.Errorf("container died at once: %w: %w: %s", sandbox.ErrUnavailable, err, ours.stderr.text())
-	}
-	if c.plan.cgroup.path != "" {
-		if c.cgroup, err = cgroupOf(pid, c.session); err != nil {
-			return fmt.Errorf("%w: %w", sandbox.ErrUnavailable, err)
-		}
+	if err := <-greeted; err != nil {
+		return c.quoting(err)
 	}
 	return nil
 }
 
-// connect greets the guest and lets go of what only the start needed.
-func (c *container) connect(ctx context.Context, spec sandbox.Spec) error {
+// quoting adds what the runtime or the guest wrote to the container's standard
+// error, if anything.
+func (c *container) quoting(err error) error {
+	if said := c.stdio.stderr.text(); said != "" {
+		return fmt.Errorf("%w: standard error: %q", err, said)
+	}
+	return err
+}
+
+// greet waits for the guest. If ctx ends, the connection is closed, and the
+// guest ends too.
+func (c *container) greet(ctx context.Context, spec sandbox.Spec) error {
 	config := guest.NewConfig(spec)
 	id := c.plan.identity
 	config.CommandUID, config.CommandGID, config.SingleUID = uint32(id.commandUID), uint32(id.commandGID), id.single
@@ -235,18 +241,37 @@ func (c *container) connect(ctx context.Context, spec sandbox.Spec) error {
 		Conn: c.stdio, Config: config, Timeout: spec.Resources.CommandTime, Grace: spec.Grace, Logger: c.backend.log,
 	})
 	if err != nil {
-		if said := c.stdio.stderr.text(); said != "" {
-			err = fmt.Errorf("%w: the guest said: %q", err, said)
-		}
 		return err
 	}
 	c.conn = conn
+	return nil
+}
+
+// hold opens the container's process and finds its cgroup.
+func (c *container) hold() error {
+	pid, err := c.bundle.pid()
+	if err != nil {
+		return fmt.Errorf("%w: %w", sandbox.ErrUnavailable, err)
+	}
+	if c.process, err = openProcess(pid); err != nil {
+		return fmt.Errorf("container died at once: %w: %w", sandbox.ErrUnavailable, err)
+	}
+	if c.plan.cgroup.path != "" {
+		if c.cgroup, err = cgroupOf(pid, c.session); err != nil {
+			return fmt.Errorf("%w: %w", sandbox.ErrUnavailable, err)
+		}
+	}
+	return nil
+}
+
+// watchOver begins to watch the guest, and lets go of what only the start
+// needed.
+func (c *container) watchOver() {
 	c.watching.Add(1)
 	go c.watch()
 	if err := c.prepared.Started(); err != nil {
 		c.backend.log.Warn("staging mounts stay until the end", zap.String("session", c.session), zap.Error(err))
 	}
-	return nil
 }
 
 // The gids that mark commands: no mapping bounds them here, and nothing gives

@@ -2,7 +2,7 @@
 // no daemon. [GVisor] runs runsc, which is built with Caisson and needs no
 // privilege; [Runc] runs runc or what behaves like it.
 //
-// A sandbox is a bundle (config.json and a skeleton of mount points) below the
+// A sandbox is a bundle (config.json over a shared skeleton of mount points) below the
 // session's own folder, started by `run --detach` with pipes as its standard
 // streams. Its PID 1 is the guest, which ends when its stdin does, so that a
 // container never outlives the Caisson that made it; what then remains of it
@@ -11,8 +11,8 @@
 //
 //	<StateDir>/oci/gvisor, oci/runc      the runtimes' own state (--root)
 //	<StateDir>/oci/guest-<sha256>        the guest's binary, never changed
+//	<StateDir>/oci/rootfs-<sha256>       an image's mount points, links, synthetic files
 //	<Spec.Dir>/bundle/config.json        what was asked for
-//	<Spec.Dir>/bundle/rootfs             mount points, links, synthetic files
 //	<Spec.Dir>/bundle/nonce              by which the guest proves this folder
 //	<Spec.Dir>/mounts                    the workspace's staging mounts (workmount)
 //

@@ -40,7 +40,7 @@ func (b *Backend) guestCopy() (guestFile, error) {
 			return g, nil
 		}
 	}
-	g, err := copyGuest(b.options.GuestPath, filepath.Join(b.options.StateDir, "oci"))
+	g, err := copyGuest(b.options.GuestPath, b.cacheDir())
 	if err != nil {
 		return guestFile{}, fmt.Errorf("copy guest binary: %w", err)
 	}

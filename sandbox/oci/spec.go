@@ -21,6 +21,8 @@ type plan struct {
 	image     *images.RootFS
 	workspace []workmount.Bind
 	resources limits.Resources
+	// rootfs is the image's skeleton, the container's root.
+	rootfs string
 	// guest and nonce are files of the host, bound read-only.
 	guest, nonce string
 	// cgroup is the container's cgroup as the runtime takes it; empty where
@@ -54,7 +56,7 @@ func (p plan) spec() *specs.Spec {
 	s := &specs.Spec{
 		Version:  specVersion,
 		Hostname: harden.HostName,
-		Root:     &specs.Root{Path: rootfsDir, Readonly: true},
+		Root:     &specs.Root{Path: p.rootfs, Readonly: true},
 		Process:  p.process(),
 		Mounts:   p.mounts(),
 		Linux: &specs.Linux{

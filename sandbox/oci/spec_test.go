@@ -35,7 +35,7 @@ func plans(t *testing.T) map[string]plan {
 		Masks: []string{"/usr/share/private"},
 	}
 	base := plan{
-		image: image, resources: limits.DefaultResources(), guest: "/state/oci/guest-0123", nonce: "/state/ses_1/bundle/nonce",
+		image: image, rootfs: "/state/oci/rootfs-4567", resources: limits.DefaultResources(), guest: "/state/oci/guest-0123", nonce: "/state/ses_1/bundle/nonce",
 		ceiling: func(string) int64 { return -1 },
 		workspace: []workmount.Bind{
 			{Source: "/state/ses_1/mounts/workspace", Target: "/workspace", Dir: true},

@@ -1,0 +1,93 @@
+package oci
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// BenchmarkStart compares a sandbox's start to its first command's result with
+// a bare `run` by the runtime of the same bundle whose program is that
+// command: one of each in turn, so that the machine's load hits both. The
+// result is the ratio "vs-bare".
+func BenchmarkStart(b *testing.B) {
+	for _, k := range []Kind{GVisor, Runc} {
+		b.Run(string(k), func(b *testing.B) { benchmarkStart(b, k) })
+	}
+}
+
+func benchmarkStart(b *testing.B, k Kind) {
+	bed := newBed(b, k, os.Geteuid())
+	bed.backend.options.Probe, bed.backend.log = false, zap.NewNop()
+	bare := bed.bareBundle(b)
+	var ours, theirs, destroy time.Duration
+	for i := 0; b.Loop(); i++ {
+		session := fmt.Sprintf("ses_bench%d", i)
+		spec := bed.spec(b, session)
+		began := time.Now()
+		sb, err := bed.backend.Create(b.Context(), spec)
+		must(b, err)
+		p, err := sb.Start(b.Context(), sandbox.Command{Argv: []string{"/bin/true"}})
+		must(b, err)
+		if exit, err := p.Wait(); err != nil || !exit.Status.Success() {
+			b.Fatalf("true: %v, %v", exit.Status, err)
+		}
+		ours += time.Since(began)
+		began = time.Now()
+		must(b, sb.Destroy(context.Background()))
+		destroy += time.Since(began)
+
+		began = time.Now()
+		bed.bareRun(b, bare, session)
+		theirs += time.Since(began)
+	}
+	b.ReportMetric(float64(ours)/float64(theirs), "vs-bare")
+	b.ReportMetric(float64(ours.Milliseconds())/float64(b.N), "ms-start")
+	b.ReportMetric(float64(theirs.Milliseconds())/float64(b.N), "ms-bare")
+	b.ReportMetric(float64(destroy.Milliseconds())/float64(b.N), "ms-destroy")
+}
+
+// bareBundle is the bundle of a sandbox, with /bin/true as its program and no
+// workspace.
+func (b *bed) bareBundle(t testing.TB) string {
+	t.Helper()
+	sb, err := b.backend.Create(t.Context(), b.spec(t, "ses_model"))
+	must(t, err)
+	p := sb.(*container).plan
+	p.workspace = nil
+	config := p.spec()
+	config.Process.Args = []string{"/bin/true"}
+	dir := t.TempDir()
+	nonce := filepath.Join(dir, "nonce")
+	must(t, os.WriteFile(nonce, nil, 0o644))
+	for i, m := range config.Mounts {
+		if m.Source == p.nonce {
+			config.Mounts[i].Source = nonce
+		}
+	}
+	data, err := json.Marshal(config)
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(dir, "config.json"), data, 0o600))
+	must(t, sb.Destroy(context.Background()))
+	return dir
+}
+
+// bareRun runs a bundle in the foreground to its end.
+func (b *bed) bareRun(t testing.TB, dir, id string) {
+	t.Helper()
+	r := b.backend.runtime
+	args := append(r.flags(runtimeFlags{root: filepath.Join(dir, "root"), log: filepath.Join(dir, "log"), cgroups: !b.backend.rootless}),
+		"run", "--bundle", dir, id)
+	if out, err := exec.CommandContext(t.Context(), r.path, args...).CombinedOutput(); err != nil {
+		t.Fatalf("bare run: %v: %s", err, out)
+	}
+}

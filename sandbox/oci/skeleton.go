@@ -1,0 +1,43 @@
+package oci
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/caisson-run/caisson/images"
+)
+
+// skeletonFor returns the folder with an image's mount points, links and
+// synthetic files: the container's root. It is mounted read-only and holds
+// nothing of a session, so all containers of one layout share it; making its
+// forty entries takes longer than everything else that is written for a start.
+// It is named by the hash of what is in it, and complete if it is there,
+// because it gets its name last.
+func skeletonFor(image *images.RootFS, dir string) (string, error) {
+	sum := sha256.New()
+	if err := image.SkeletonTar(sum); err != nil {
+		return "", err
+	}
+	name := filepath.Join(dir, "rootfs-"+hex.EncodeToString(sum.Sum(nil))[:32])
+	if _, err := os.Stat(name); err == nil {
+		return name, nil
+	}
+	temp, err := os.MkdirTemp(dir, ".rootfs-*")
+	if err != nil {
+		return "", fmt.Errorf("make image skeleton: %w", err)
+	}
+	defer os.RemoveAll(temp) //nolint:errcheck // gone after the rename; otherwise a leftover that the error explains
+	// Other uids than its owner's enter the container's root.
+	if err := errors.Join(os.Chmod(temp, 0o755), image.WriteSkeleton(temp)); err != nil {
+		return "", err
+	}
+	if err := os.Rename(temp, name); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", fmt.Errorf("make image skeleton: %w", err)
+	}
+	return name, nil
+}
