@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path"
+	"runtime"
 	"strconv"
 	"time"
 
@@ -50,6 +51,10 @@ func prepare(o Options, c wire.Config, null *os.File) (serve.Options, wire.Hello
 	if err != nil {
 		return serve.Options{}, wire.Hello{}, fmt.Errorf("prepare changes: %w", err)
 	}
+	submounts, err := below(c)
+	if err != nil {
+		return serve.Options{}, wire.Hello{}, err
+	}
 	// Last, because every change of an effective id resets it.
 	if err := identity.SetDumpable(false); err != nil {
 		return serve.Options{}, wire.Hello{}, err
@@ -65,6 +70,7 @@ func prepare(o Options, c wire.Config, null *os.File) (serve.Options, wire.Hello
 		s.Launcher = launch.Shimmed{Direct: direct, Shims: shims, Executable: o.Executable}
 	}
 	h := observe.Container(c.Workspace)
+	h.Submounts = submounts
 	h.Version, h.KillMethod, h.OOMCounter = o.Version, s.Killer.Method(), s.OOM.Path()
 	h.Lost = append(h.Lost, spawner.Lost()...)
 	if c.SingleUID {
@@ -80,6 +86,24 @@ func prepare(o Options, c wire.Config, null *os.File) (serve.Options, wire.Hello
 		}
 	}
 	return s, h, nil
+}
+
+// below looks at the mounts below the workspace as a command would. No command
+// runs yet, so that the thread may lend itself.
+func below(c wire.Config) ([]wire.Mount, error) {
+	if c.SingleUID {
+		return observe.Below(c.Workspace), nil
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := identity.SetEffective(c.CommandUID, c.CommandGID); err != nil {
+		return nil, fmt.Errorf("look at the workspace as a command: %w", err)
+	}
+	mounts := observe.Below(c.Workspace)
+	if err := identity.Restore(0, 0); err != nil {
+		return nil, fmt.Errorf("look at the workspace as a command: %w", err)
+	}
+	return mounts, nil
 }
 
 // trial starts the guest's own binary as a command, by the way that commands

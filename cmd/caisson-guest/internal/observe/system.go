@@ -11,7 +11,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// Container observes everything but what a command is: the caller adds that.
+// Container observes everything but what a command is and what is mounted below
+// the workspace: the caller adds that.
 func Container(workspace string) wire.Hello {
 	table := readMounts()
 	groups := readCgroups(table)
@@ -23,7 +24,6 @@ func Container(workspace string) wire.Hello {
 		Namespaces: namespaces(),
 		Root:       table.at("/"),
 		Workspace:  table.at(workspace),
-		Submounts:  table.below(workspace),
 		Tmpfs:      table.ofType("tmpfs"),
 		Mounts:     table.paths(),
 		Limits:     groups.limits(),
@@ -38,6 +38,11 @@ func Container(workspace string) wire.Hello {
 	}
 	return h
 }
+
+// Below gives the mounts below the workspace. Its caller has the identity of
+// commands: the guest's own may not look into a workspace that is private to
+// its owner.
+func Below(workspace string) []wire.Mount { return readMounts().below(workspace) }
 
 // text is a small file's content, trimmed; empty where there is none.
 func text(name string) string {
