@@ -36,7 +36,9 @@ var errVersion = errors.New("written by another version of Caisson")
 //
 //	{"version":1,"backend":"docker","session":"ses_…","owner":{…},"dir":"sessions/ses_…/sandbox","entries":[{"id":1,"kind":"mount","path":"workspace"}]}
 //
-// An entry is written, and on disk, before the thing is made. A lock beside
+// An entry is written before the thing is made. That is enough for a process
+// that is killed; a file that notes a placeholder is also synced to the disk,
+// because a placeholder alone outlives a loss of power. A lock beside
 // the file is held as long as the journal is open: it tells a sweep in another
 // PID namespace, which can't see the owner, that the owner lives. Whoever
 // opened the journal calls [Journal.Close] when everything is undone. It is
@@ -48,6 +50,7 @@ type Journal struct {
 	lock   *flock.Flock
 	doc    document
 	next   int
+	synced bool // whether the folder was, since it notes a placeholder
 }
 
 // document is the content of a journal's file.
@@ -154,7 +157,7 @@ func (j *Journal) Owner() Identity { return j.doc.Owner }
 // Dir is the session's folder, relative to the state folder, with slashes.
 func (j *Journal) Dir() string { return j.doc.Dir }
 
-// Add notes entries and returns their numbers once they are on disk. Make the
+// Add notes entries and returns their numbers once they are written. Make the
 // things after it, never before.
 func (j *Journal) Add(entries ...Entry) ([]int, error) {
 	j.mu.Lock()
@@ -262,7 +265,8 @@ func (j *Journal) replace(entries []record) error {
 }
 
 // save writes the whole file beside the old one and renames it, so that a
-// reader sees one or the other; both the file and the folder are synced.
+// reader sees one or the other. The folder is synced when the file first notes
+// a placeholder: later renames may be lost, as each file notes it too.
 func (j *Journal) save() error {
 	if j.root == nil {
 		return fs.ErrClosed
@@ -276,14 +280,22 @@ func (j *Journal) save() error {
 	if err != nil {
 		return err
 	}
+	durable := slices.ContainsFunc(j.doc.Entries, func(r record) bool { return r.Kind == KindPlaceholder })
 	_, err = f.Write(append(data, '\n'))
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+	if err == nil && durable {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
 	if err := j.root.Rename(temp, j.name()); err != nil {
 		return err
 	}
-	return syncDir(j.root)
+	if durable && !j.synced {
+		err = syncDir(j.root)
+	}
+	j.synced = durable
+	return err
 }
 
 func syncDir(root *os.Root) error {

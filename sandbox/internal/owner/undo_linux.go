@@ -13,6 +13,9 @@ import (
 // on. Nothing on the way may be a link. What isn't mounted is no error.
 func Unmount(base *os.File, name string) error {
 	parent, err := openBeneath(int(base.Fd()), path.Dir(name))
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("unmount %s: %w", name, err)
 	}

@@ -184,7 +184,7 @@ func (p *Prepared) stageAll(o Options, decided *plan, wanted []guard, submounts 
 		}
 	}
 	if err == nil {
-		if err = s.open(); err != nil {
+		if err = s.open(len(wanted)); err != nil {
 			return err
 		}
 		for i, g := range wanted {

@@ -22,11 +22,11 @@ var errNoMounts = errors.New("may not mount")
 
 // stage makes mounts below the session's folder.
 type stage struct {
-	dir      *os.File // Options.Dir
-	journal  *owner.Journal
-	userns   *os.File // nil without an id map
-	undo     *undo
-	sequence int
+	dir     *os.File // Options.Dir
+	journal *owner.Journal
+	userns  *os.File // nil without an id map
+	undo    *undo
+	next    int // of undo.mounts
 }
 
 // clone gives the folder or file that fd names a mount of its own, not
@@ -65,16 +65,10 @@ func (s *stage) clone(fd int, readOnly bool) (*os.File, error) {
 	return mount, nil
 }
 
-// attach puts a cloned mount at a new mount point and returns its path. The
-// journal knows the place first.
+// attach puts a cloned mount at the next mount point and returns its path.
 func (s *stage) attach(mount *os.File, isDir bool) (string, error) {
-	s.sequence++
-	name := fmt.Sprintf("%s/%d", mountsDir, s.sequence)
-	ids, err := s.journal.Add(owner.Entry{Kind: owner.KindMount, Path: name})
-	if err != nil {
-		return "", err
-	}
-	s.undo.mounts = append(s.undo.mounts, noted{id: ids[0], name: name})
+	name := s.undo.mounts[s.next].name
+	s.next++
 	if err := s.makePoint(name, isDir); err != nil {
 		return "", fmt.Errorf("make mount point: %w", err)
 	}
@@ -96,13 +90,21 @@ func (s *stage) makePoint(name string, isDir bool) error {
 	return unix.Close(fd)
 }
 
-// open makes the folder of the mount points, noted first.
-func (s *stage) open() error {
-	ids, err := s.journal.Add(owner.Entry{Kind: owner.KindFolder, Path: mountsDir})
+// open makes the folder of the mount points, once it and count mounts are
+// noted.
+func (s *stage) open(count int) error {
+	entries := []owner.Entry{{Kind: owner.KindFolder, Path: mountsDir}}
+	for i := range count {
+		entries = append(entries, owner.Entry{Kind: owner.KindMount, Path: fmt.Sprintf("%s/%d", mountsDir, i+1)})
+	}
+	ids, err := s.journal.Add(entries...)
 	if err != nil {
 		return err
 	}
 	s.undo.folder = &noted{id: ids[0], name: mountsDir}
+	for i, e := range entries[1:] {
+		s.undo.mounts = append(s.undo.mounts, noted{id: ids[i+1], name: e.Path})
+	}
 	if err := unix.Mkdirat(int(s.dir.Fd()), mountsDir, 0o700); err != nil {
 		return fmt.Errorf("make folder of mount points: %w", err)
 	}
