@@ -22,6 +22,23 @@ type assembly struct {
 	done bool
 }
 
+// maxContent bounds the text, reasoning and arguments of an answer. The longest
+// outputs that models have are 128,000 tokens, about half a megabyte; what is
+// larger would only burden the records and every later request.
+const maxContent = 16 << 20
+
+// err says whether the answer is too large.
+func (a *assembly) err() error {
+	size := a.text.Len() + a.thinking.Len()
+	for _, c := range a.calls {
+		size += c.arguments.Len()
+	}
+	if size > maxContent {
+		return errTooLarge
+	}
+	return nil
+}
+
 // call is one tool call as it grows. index is -1 where the endpoint gives none.
 type call struct {
 	index     int

@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -52,6 +53,8 @@ func (w *watch) failure(err error) error {
 			Class: classify(w.status, said), Status: w.status, RetryAfter: retryAfter(w.header),
 			Err: &refusal{status: w.status, said: said},
 		}
+	case errors.Is(err, bufio.ErrTooLong): // one event of more than 32 MiB
+		return w.failure(errTooLarge)
 	case errors.Is(err, errMalformed), errors.Is(err, errTooLarge):
 		return &loop.ModelError{
 			Class: loop.ModelOther, Visible: true, Err: fmt.Errorf("model endpoint %s: %w", w.options.BaseURL, err),

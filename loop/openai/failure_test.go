@@ -216,10 +216,20 @@ func TestHugeAnswers(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		answer func(int, http.ResponseWriter, *http.Request)
+		limit  int64
 	}{
 		"one line":   {answer: flood("data: ", "", 200)},
 		"many lines": {answer: flood("", "\n", 200)},
 		"comments":   {answer: flood(": ", "\n: ", 200)},
+		"50 MB in one event": {answer: func(n int, w http.ResponseWriter, r *http.Request) {
+			events("data: "+delta(`{"content":"`+strings.Repeat(string(megabyte), 50)+`"}`), "data: "+finish("stop"))(n, w, r)
+		}, limit: 64 << 20},
+		"50 MB at once": {answer: whole(http.StatusOK, `{"choices":[{"message":{"content":"`+strings.Repeat(string(megabyte), 50)+`"}}]}`), limit: 64 << 20},
+		"50 MB of arguments": {answer: func(n int, w http.ResponseWriter, r *http.Request) {
+			for range 50 {
+				events("data: "+delta(`{"tool_calls":[{"index":0,"id":"a","function":{"name":"x","arguments":"`+string(megabyte)+`"}}]}`))(n, w, r)
+			}
+		}, limit: 64 << 20},
 		"text": {answer: func(n int, w http.ResponseWriter, r *http.Request) {
 			piece := "data: " + delta(`{"content":"`+string(megabyte)+`"}`)
 			for range 200 {
@@ -237,7 +247,7 @@ func TestHugeAnswers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := serve(t, tt.answer)
-			_, _, err := complete(t, e.model(t, func(o *openai.Options) { o.Stream, o.MaxResponseBytes = true, 8<<20 }), request())
+			_, _, err := complete(t, e.model(t, func(o *openai.Options) { o.Stream, o.MaxResponseBytes = true, max(tt.limit, 8<<20) }), request())
 			if failure, ok := errors.AsType[*loop.ModelError](err); !ok || failure.Class != loop.ModelOther || !strings.Contains(err.Error(), "larger than allowed") {
 				t.Errorf("error %v", err)
 			}

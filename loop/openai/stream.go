@@ -31,6 +31,9 @@ func readStream(res *http.Response, onDelta func(loop.Delta)) (loop.Response, er
 			return loop.Response{}, err
 		}
 		a.add(piece)
+		if err := a.err(); err != nil {
+			return loop.Response{}, err
+		}
 	}
 	switch err := events.Err(); {
 	case a.done:
@@ -54,6 +57,9 @@ func readWhole(body []byte, onDelta func(loop.Delta)) (loop.Response, error) {
 	}
 	a := &assembly{onDelta: onDelta}
 	a.add(whole)
+	if err := a.err(); err != nil {
+		return loop.Response{}, err
+	}
 	return a.response(), nil
 }
 

@@ -16,6 +16,15 @@ const maxFile = 256 << 20
 // ErrNotRecording says that a file is none of the forms that can be played.
 var ErrNotRecording = errors.New("not a recording")
 
+// parseError is a file that can't be played; its text has place and cause.
+type parseError struct{ text string }
+
+// Error gives the text.
+func (e *parseError) Error() string { return e.text }
+
+// Unwrap gives [ErrNotRecording].
+func (e *parseError) Unwrap() error { return ErrNotRecording }
+
 // Open reads a recording: a script, a trace, a session's folder, or an ATIF
 // trajectory; what it is is told by its content. Errors name the file, with
 // line and column where there are any, and wrap [ErrNotRecording] or the
@@ -27,7 +36,7 @@ func Open(path string, o Options) (*Model, error) {
 	}
 	r, err := parse(data)
 	if err != nil {
-		return nil, fmt.Errorf("open recording %w: %s:%w", ErrNotRecording, path, err)
+		return nil, &parseError{text: fmt.Sprintf("open recording: %s:%v", path, err)}
 	}
 	if r.name == "" {
 		base := filepath.Base(path)
