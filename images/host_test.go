@@ -174,8 +174,14 @@ func TestHostToolchainsAndMasks(t *testing.T) {
 		t.Errorf("masks (-want +got):\n%s", diff)
 	}
 	for _, o := range []HostOptions{
-		{Toolchains: []string{"opt/go"}}, {Toolchains: []string{"/"}}, {Toolchains: []string{"/etc"}}, {Toolchains: []string{"/root"}},
-		{Toolchains: []string{"/home/../etc"}}, {Toolchains: []string{"/proc/self/root"}}, {Mask: []string{"/etc"}}, {Mask: []string{"usr/share"}},
+		{Toolchains: []string{"opt/go"}},
+		{Toolchains: []string{"/"}},
+		{Toolchains: []string{"/etc"}},
+		{Toolchains: []string{"/root"}},
+		{Toolchains: []string{"/home/../etc"}},
+		{Toolchains: []string{"/proc/self/root"}},
+		{Mask: []string{"/etc"}},
+		{Mask: []string{"usr/share"}},
 	} {
 		o.Root = root
 		if _, err := Host(t.Context(), o); !errors.Is(err, ErrInvalid) {

@@ -69,7 +69,7 @@ func TestSkeletonTar(t *testing.T) {
 	r := tar.NewReader(&one)
 	for {
 		h, err := r.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
 			t.Fatal(err)

@@ -75,21 +75,21 @@ func layOut(trees []tree, own map[string]string, name string) (cgroupPlan, []str
 	p := cgroupPlan{path: name, swap: true}
 	var have []string
 	for _, t := range trees {
-		if t.v2() && len(trees) > 1 {
-			continue // hybrid: the v2 tree has no controllers
-		}
 		at, ok := t.dir(own)
 		if !ok {
 			continue
 		}
-		if t.v2() {
+		if t.v2() && len(trees) == 1 {
 			if at != t.mount {
 				at = filepath.Dir(at)
 			}
-			p.path = "/" + path.Join(path.Dir(own[""]), name)
-			p.path = path.Clean(p.path)
+			p.path = path.Join("/", path.Dir(own[""]), name)
 		}
 		if unix.Access(at, unix.W_OK) != nil {
+			continue
+		}
+		if t.v2() && len(trees) > 1 {
+			p.dirs = append(p.dirs, filepath.Join(at, name)) // hybrid: no limits, but runc makes one
 			continue
 		}
 		have = append(have, t.has()...)

@@ -51,7 +51,7 @@ func TestCgroupLayout(t *testing.T) {
 			},
 			own: "4:memory:/ci/job\n8:pids:/\n1:cpu,cpuacct:/\n0::/\n",
 			want: cgroupPlan{path: "caisson-ses_1", swap: true, dirs: []string{
-				at("memory/ci/job/caisson-ses_1"), at("pids/caisson-ses_1"), at("cpu/caisson-ses_1"),
+				at("memory/ci/job/caisson-ses_1"), at("pids/caisson-ses_1"), at("cpu/caisson-ses_1"), at("unified/caisson-ses_1"),
 			}},
 			have: []string{"memory", "pids", "cpu", "cpuacct"},
 		},

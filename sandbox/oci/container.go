@@ -160,7 +160,7 @@ func (c *container) Destroy(ctx context.Context) error {
 	if c.gone {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), destroyTime)
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), destroyTime, fmt.Errorf("not destroyed within %s", destroyTime))
 	defer cancel()
 	c.disconnect()
 	if err := c.remove(ctx); err != nil {
@@ -184,6 +184,7 @@ func (c *container) disconnect() {
 	}
 	if c.process != nil && !c.process.wait(exitTime) {
 		c.process.kill()
+		thaw(c.plan.cgroup.dirs)
 		c.process.wait(destroyTime / 2)
 	}
 	c.watching.Wait()

@@ -1,17 +1,12 @@
 package oci
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
@@ -148,51 +143,4 @@ func parseNumber(text string) int64 {
 		return 0
 	}
 	return n
-}
-
-// removeCgroup kills what is left in a cgroup and removes it. It reports
-// whether there was one. Only a folder of a cgroup file system that is called
-// after the session is touched.
-func removeCgroup(dir, session string) (bool, error) {
-	if filepath.Base(dir) != cgroupPrefix+session {
-		return false, fmt.Errorf("remove cgroup %s: not one of session %s", dir, session)
-	}
-	var fsys unix.Statfs_t
-	if err := unix.Statfs(dir, &fsys); errors.Is(err, unix.ENOENT) {
-		return false, nil
-	} else if err != nil {
-		return false, fmt.Errorf("remove cgroup %s: %w", dir, err)
-	}
-	if fsys.Type != unix.CGROUP_SUPER_MAGIC && fsys.Type != unix.CGROUP2_SUPER_MAGIC {
-		return false, fmt.Errorf("remove cgroup %s: not on a cgroup file system", dir)
-	}
-	var err error
-	for wait := time.Millisecond; wait < 2*time.Second; wait *= 2 {
-		if err = unix.Rmdir(dir); err == nil || errors.Is(err, fs.ErrNotExist) {
-			return true, nil
-		}
-		killCgroup(dir)
-		time.Sleep(wait)
-	}
-	return true, fmt.Errorf("remove cgroup %s: %w", dir, err)
-}
-
-// killCgroup kills every process in a cgroup, once: by the kernel where it can
-// (cgroup v2, Linux 5.14), otherwise each by a descriptor that was opened
-// before it was seen in the cgroup, so that a number which was reused is never
-// signalled.
-func killCgroup(dir string) {
-	if os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0) == nil {
-		return
-	}
-	for f := range strings.FieldsSeq(readText(dir, "cgroup.procs")) {
-		p, err := openProcess(int(parseNumber(f)))
-		if err != nil {
-			continue // gone
-		}
-		if slices.Contains(strings.Fields(readText(dir, "cgroup.procs")), f) {
-			p.kill()
-		}
-		p.close()
-	}
 }

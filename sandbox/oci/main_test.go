@@ -30,7 +30,7 @@ const (
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(ownerHelper); dir != "" {
 		if err := ownUntilKilled(dir); err != nil {
-			fmt.Println("error:", err)
+			fmt.Fprintln(os.Stdout, "error:", err)
 			os.Exit(1)
 		}
 		os.Exit(0)
@@ -59,7 +59,7 @@ func guestPath(t testing.TB) string {
 		return filepath.Join(dir, "guest")
 	}
 	guestBuild.Do(func() {
-		guestBuild.folder, guestBuild.err = os.MkdirTemp("", "caisson-guest-")
+		guestBuild.folder, guestBuild.err = os.MkdirTemp("", "caisson-guest-") //nolint:usetesting // outlives one test
 		if guestBuild.err != nil {
 			return
 		}

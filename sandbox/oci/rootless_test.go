@@ -23,7 +23,7 @@ func TestOrdinaryUser(t *testing.T) {
 	}
 	both(t, func(t *testing.T, k Kind) {
 		path := runtimePath(t, k)
-		dir, err := os.MkdirTemp("", "caisson-user-") // the folder above t.TempDir is closed to others
+		dir, err := os.MkdirTemp("", "caisson-user-") //nolint:usetesting // the folder above t.TempDir is closed to others
 		must(t, err)
 		t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
 		must(t, os.Chown(dir, userID, userID))

@@ -103,6 +103,8 @@ func (r *runtimeClient) run(ctx context.Context, b *bundle, id string, cgroups b
 
 // delete removes what the runtime knows of a container, which must be dead or
 // dies now. A container that it doesn't know is no error: removed is false.
+// Where the runtime can't make sense of its own files (they were damaged), they
+// are removed; what may still run is then for the cgroup's removal to kill.
 func (r *runtimeClient) delete(ctx context.Context, id string) (removed bool, err error) {
 	files := r.files(id)
 	if len(files) == 0 {
@@ -111,7 +113,11 @@ func (r *runtimeClient) delete(ctx context.Context, id string) (removed bool, er
 	ctx, cancel := context.WithTimeoutCause(ctx, callTime, fmt.Errorf("%s did not answer within %s", filepath.Base(r.path), callTime))
 	defer cancel()
 	if _, err := r.call(ctx, r.root, "delete", "--force", id); err != nil {
-		return false, fmt.Errorf("delete container %s: %w", id, err)
+		var exit *exec.ExitError
+		if ctx.Err() != nil || !errors.As(err, &exit) {
+			return false, fmt.Errorf("delete container %s: %w", id, err)
+		}
+		r.log.Warn("the runtime can't delete a container; its files are removed", zap.String("container", id), zap.Error(err))
 	}
 	// What a start that failed early left: a lock, an empty folder.
 	var errs []error

@@ -46,7 +46,7 @@ func ownUntilKilled(dir string) error {
 	if err != nil {
 		return err
 	}
-	fmt.Println("pid", sb.(*container).process.pid)
+	fmt.Fprintln(os.Stdout, "pid", sb.(*container).process.pid)
 	<-sb.Done()
 	return fmt.Errorf("the sandbox ended: %w", sb.Err())
 }

@@ -1,0 +1,168 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// faultTime bounds how long a loss may take to be noticed: gVisor's sandbox
+// waits for its own parts on a loaded machine.
+const faultTime = 30 * time.Second
+
+// TestLoss kills what a sandbox rests on, from outside: the loss is typed, the
+// command that ran has no exit, and nothing is left.
+func TestLoss(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		kind Kind
+		do   func(t *testing.T, c *container)
+	}{
+		{"guest", Runc, func(_ *testing.T, c *container) { c.process.kill() }},
+		{"sandbox", GVisor, func(_ *testing.T, c *container) { c.process.kill() }},
+		{"gofer", GVisor, func(t *testing.T, c *container) { killNaming(t, c.id, "runsc-gofer") }},
+		{"runtime's kill", GVisor, func(t *testing.T, c *container) { runtimeCall(t, c, "kill", c.id, "KILL") }},
+		{"runtime's delete", Runc, func(t *testing.T, c *container) { runtimeCall(t, c, "delete", "--force", c.id) }},
+	} {
+		t.Run(string(tt.kind)+" "+tt.name, func(t *testing.T) {
+			b := newBed(t, tt.kind, os.Geteuid())
+			sb := b.start(t, b.spec(t, "ses_loss"))
+			p, err := sb.Start(t.Context(), sandbox.Command{Argv: []string{"/bin/sleep", "100"}})
+			must(t, err)
+			tt.do(t, sb.(*container))
+			if _, err := p.Wait(); !errors.Is(err, sandbox.ErrLost) {
+				t.Errorf("the command's end: %v, want ErrLost", err)
+			}
+			select {
+			case <-sb.Done():
+			case <-time.After(faultTime):
+				t.Fatal("the loss is not noticed")
+			}
+			if !errors.Is(sb.Err(), sandbox.ErrLost) {
+				t.Errorf("the sandbox's end: %v, want ErrLost", sb.Err())
+			}
+			if _, err := sb.Start(t.Context(), sandbox.Command{Argv: []string{"/bin/true"}}); !errors.Is(err, sandbox.ErrLost) {
+				t.Errorf("start afterwards: %v, want ErrLost", err)
+			}
+		})
+	}
+}
+
+func runtimeCall(t *testing.T, c *container, args ...string) {
+	t.Helper()
+	r := c.backend.runtime
+	if _, err := r.call(t.Context(), r.root, args...); err != nil {
+		t.Error(err)
+	}
+}
+
+// killNaming kills the processes whose command line has both words.
+func killNaming(t *testing.T, words ...string) {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	must(t, err)
+	killed := 0
+	for _, f := range files {
+		data, err := os.ReadFile(f)
+		if err != nil || !strings.Contains(string(data), words[0]) || !strings.Contains(string(data), words[1]) {
+			continue
+		}
+		p, err := openProcess(int(parseNumber(filepath.Base(filepath.Dir(f)))))
+		must(t, err)
+		p.kill()
+		p.close()
+		killed++
+	}
+	if killed == 0 {
+		t.Errorf("no process has %q", words)
+	}
+}
+
+// TestDamagedRuntimeState: the runtime can no longer delete its container; we
+// can, and the name is free again.
+func TestDamagedRuntimeState(t *testing.T) {
+	both(t, func(t *testing.T, k Kind) {
+		b := newBed(t, k, os.Geteuid())
+		for range 2 {
+			sb, err := b.backend.Create(t.Context(), b.spec(t, "ses_damage"))
+			must(t, err)
+			damaged := 0
+			must(t, filepath.WalkDir(b.backend.runtime.root, func(p string, d os.DirEntry, err error) error {
+				if err == nil && (strings.HasSuffix(p, ".state") || d.Name() == "state.json") {
+					damaged++
+					return os.WriteFile(p, []byte(`{"half":`), 0o600)
+				}
+				return err
+			}))
+			if damaged == 0 {
+				t.Fatal("the runtime keeps no state where it was expected")
+			}
+			must(t, sb.Destroy(context.Background()))
+			b.nothingLeft(t, "ses_damage")
+		}
+	})
+}
+
+// TestFrozen: an operator paused the container; destroying it thaws it.
+func TestFrozen(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: an ordinary user has no cgroups")
+	}
+	b := newBed(t, Runc, 0)
+	sb := b.start(t, b.spec(t, "ses_frozen"))
+	runtimeCall(t, sb.(*container), "pause", sb.ID())
+	must(t, sb.Destroy(context.Background()))
+	b.nothingLeft(t, "ses_frozen")
+}
+
+// TestDescriptors: what this process has open, even inheritable, does not reach
+// the guest.
+func TestDescriptors(t *testing.T) {
+	b := newBed(t, Runc, os.Geteuid())
+	leak, err := os.Open("/etc/hostname")
+	must(t, err)
+	defer leak.Close()
+	if _, err := unix.FcntlInt(leak.Fd(), unix.F_SETFD, 0); err != nil {
+		t.Fatal(err)
+	}
+	c := b.start(t, b.spec(t, "ses_fds")).(*container)
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", c.process.pid))
+	must(t, err)
+	if os.Geteuid() == 0 && len(files) < 3 {
+		t.Errorf("the guest's descriptors can't be listed: %v", files)
+	}
+	for _, f := range files {
+		if target, err := os.Readlink(f); err == nil && (strings.Contains(target, "hostname") || strings.HasPrefix(target, b.state)) {
+			t.Errorf("the guest has %s", target)
+		}
+	}
+}
+
+// TestRuntimeStays: the runtime's binary is the same after sandboxes ran
+// (CVE-2019-5736 is a container that rewrites it).
+func TestRuntimeStays(t *testing.T) {
+	both(t, func(t *testing.T, k Kind) {
+		b := newBed(t, k, os.Geteuid())
+		before, err := readBounded(b.backend.options.RuntimePath, 1<<30)
+		must(t, err)
+		sb := b.start(t, b.spec(t, "ses_binary"))
+		p, err := sb.Start(t.Context(), sandbox.Command{Argv: []string{"/bin/sh", "-c", `for i in 1 2 3 4 5 6 7 8; do for exe in /proc/[0-9]*/exe; do (: >>"$exe") 2>/dev/null; done; done; exit 0`}})
+		must(t, err)
+		_, err = p.Wait()
+		must(t, err)
+		after, err := readBounded(b.backend.options.RuntimePath, 1<<30)
+		must(t, err)
+		if string(before) != string(after) {
+			t.Error("the runtime's binary changed")
+		}
+	})
+}

@@ -1,0 +1,83 @@
+package oci
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// removeCgroup kills what is left in a cgroup and removes it. It reports
+// whether there was one. Only a folder of a cgroup file system that is called
+// after the session is touched.
+func removeCgroup(dir, session string) (bool, error) {
+	if filepath.Base(dir) != cgroupPrefix+session {
+		return false, fmt.Errorf("remove cgroup %s: not one of session %s", dir, session)
+	}
+	var fsys unix.Statfs_t
+	if err := unix.Statfs(dir, &fsys); errors.Is(err, unix.ENOENT) {
+		return false, nil
+	} else if err != nil {
+		return false, fmt.Errorf("remove cgroup %s: %w", dir, err)
+	}
+	if fsys.Type != unix.CGROUP_SUPER_MAGIC && fsys.Type != unix.CGROUP2_SUPER_MAGIC {
+		return false, fmt.Errorf("remove cgroup %s: not on a cgroup file system", dir)
+	}
+	var err error
+	for range removeAttempts {
+		if err = unix.Rmdir(dir); err == nil || errors.Is(err, fs.ErrNotExist) {
+			return true, nil
+		}
+		killCgroup(dir)
+	}
+	return true, fmt.Errorf("remove cgroup %s: %w", dir, err)
+}
+
+// removeAttempts bounds how often a cgroup is emptied: once is enough unless
+// its processes fork faster than they are killed.
+const removeAttempts = 50
+
+// killCgroup kills every process in a cgroup and waits for them: by the kernel
+// where it can (cgroup v2, Linux 5.14), otherwise each by a descriptor that
+// was opened before it was seen in the cgroup, so that a number which was
+// reused is never signalled.
+func killCgroup(dir string) {
+	var found []*hostProcess
+	for f := range strings.FieldsSeq(readText(dir, "cgroup.procs")) {
+		if p, err := openProcess(int(parseNumber(f))); err == nil {
+			found = append(found, p)
+		}
+	}
+	byKernel := os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0) == nil
+	inside := strings.Fields(readText(dir, "cgroup.procs"))
+	for _, p := range found {
+		if !byKernel && slices.Contains(inside, strconv.Itoa(p.pid)) {
+			p.kill()
+		}
+	}
+	for _, p := range found {
+		p.wait(settle)
+		p.close()
+	}
+	// What is dead may be counted a moment longer.
+	unix.Poll(nil, 1) //nolint:errcheck // a bounded pause
+}
+
+// thaw lets a cgroup run that somebody froze: on cgroup v1 a frozen process
+// does not even die of SIGKILL.
+func thaw(dirs []string) {
+	for _, dir := range dirs {
+		for name, value := range map[string]string{"freezer.state": "THAWED", "cgroup.freeze": "0"} {
+			file := filepath.Join(dir, name)
+			if _, err := os.Stat(file); err == nil {
+				os.WriteFile(file, []byte(value), 0) //nolint:errcheck // the wait for the process tells
+			}
+		}
+	}
+}
