@@ -142,6 +142,9 @@ func TestKilledCaissonLeavesNothing(t *testing.T) {
 		eventually(t, "the container's processes are gone", 10*time.Second, func() bool {
 			return len(processesNaming(t, marker, session, container)) == 0
 		})
+		eventually(t, "the engine has no such container any more", 10*time.Second, func() bool {
+			return len(containersOf(t, session)) == 0
+		})
 
 		next := m.runTask(t, append([]string{"--backend", backend}, m.playing(t, []scriptCall{shell("echo alive")})...)...)
 		next.want(t, 0)

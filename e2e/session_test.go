@@ -22,6 +22,9 @@ import (
 // deadline bounds one run of caisson that is expected to end by itself.
 const deadline = 2 * time.Minute
 
+// hostPath is the PATH of every run: what a plain system has.
+const hostPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
 // machine is one user's view of the machine: a home, a state folder and a
 // workspace of its own, so that tests don't see one another's sessions.
 type machine struct {
@@ -49,7 +52,7 @@ func newMachine(t *testing.T) *machine {
 		}
 	}
 	m.env = []string{
-		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+		"PATH=" + hostPath,
 		"HOME=" + m.home,
 		"LANG=C.UTF-8",
 		"CI=1",
