@@ -3,6 +3,7 @@
 package guest_test
 
 import (
+	"io"
 	"os/exec"
 	"slices"
 	"testing"
@@ -53,4 +54,36 @@ func BenchmarkExec(b *testing.B) {
 	b.ReportMetric(float64(p50[1].Microseconds()), "guest-µs")
 	b.ReportMetric(float64(p50[1])/float64(p50[0]), "guest/host")
 	b.ReportMetric(float64(p50[2].Microseconds()), "ping-µs")
+}
+
+// BenchmarkOutput compares reading 256 MiB of a command's output with the
+// host's own pipe from dd to cat: "drained" with the default live bound,
+// "live" with all of it sent to the host.
+func BenchmarkOutput(b *testing.B) {
+	c, _ := dial(b, guesttest.Options{})
+	const script = "dd if=/dev/zero bs=64k count=4096 status=none"
+	flood := func(live int64) func() {
+		return func() {
+			r := start(b.Context(), b, c, sandbox.Command{
+				Argv: []string{"sh", "-c", script}, Stdout: io.Discard,
+				Output: sandbox.OutputLimits{Live: live},
+			})()
+			if r.Stdout.Total != 256<<20 {
+				b.Fatalf("%+v", r)
+			}
+		}
+	}
+	p50 := medians(b,
+		func() {
+			if err := exec.Command("sh", "-c", script+" | cat >/dev/null").Run(); err != nil {
+				b.Fatal(err)
+			}
+		},
+		flood(0), flood(1<<40),
+	)
+	for i, name := range []string{"host", "drained", "live"} {
+		b.ReportMetric(256*1.048576/p50[i].Seconds(), name+"-MB/s")
+	}
+	b.ReportMetric(float64(p50[0])/float64(p50[1]), "drained/host")
+	b.ReportMetric(float64(p50[0])/float64(p50[2]), "live/host")
 }

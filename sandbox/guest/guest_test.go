@@ -85,15 +85,3 @@ func sh(t testing.TB, c *guest.Conn, script string) result {
 	t.Helper()
 	return start(t.Context(), t, c, sandbox.Command{Argv: []string{"sh", "-c", script}})()
 }
-
-func TestFirst(t *testing.T) {
-	c, _ := dial(t, guesttest.Options{}, func(o *guest.Options) { o.Config.Probe = true })
-	t.Logf("%+v", c.Hello())
-	t.Logf("%+v", c.Hello().Probe)
-	t.Logf("%+v", guest.Attest(c.Hello()))
-	t.Logf("%v", guest.VerifyHardening(c.Hello(), guest.Expectation{HostNamespaces: guest.HostNamespaces()}))
-	r := sh(t, c, "echo hi; echo err >&2; pwd; id; exit 3")
-	t.Logf("%+v", r)
-	r = sh(t, c, "sleep 100 & echo ok")
-	t.Logf("%+v", r)
-}

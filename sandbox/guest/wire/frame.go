@@ -22,7 +22,7 @@ const (
 	maxSmall = 4 << 10
 	// Window is the credit of a channel when its stream is opened, and so the
 	// most that its receiver buffers.
-	Window = 256 << 10
+	Window = 1 << 20
 )
 
 // Type says what a frame means. Values are never used again for anything else.

@@ -16,9 +16,29 @@ type Direct struct {
 	Reaper  *reap.Loop
 }
 
-// Launch starts the process. The channel gets its exit; release is called when
-// nothing of the command is left.
-func (d Direct) Launch(r spawn.Request, _ *kill.Mark) (int, <-chan reap.Exit, func(), error) {
-	pid, exit, err := d.Reaper.Start(func() (int, error) { return d.Spawner.Spawn(r) })
-	return pid, exit, func() {}, err
+// Process is a command's process, which runs.
+type Process struct {
+	spawn.Child
+	// Exit gets its exit, once.
+	Exit <-chan reap.Exit
+	// Mark tells its processes from others.
+	Mark kill.Mark
+	// Release gives back what kept it; call it when nothing of the command is left.
+	Release func()
+}
+
+// Launch starts the process. It fails as spawn.Spawner does.
+func (d Direct) Launch(r spawn.Request) (Process, error) {
+	p := Process{Mark: kill.Mark{Group: r.Group}, Release: func() {}}
+	var err error
+	p.Exit, err = d.start(r, &p.Child)
+	return p, err
+}
+
+// start makes the process while the wait loop can't miss its exit.
+func (d Direct) start(r spawn.Request, child *spawn.Child) (<-chan reap.Exit, error) {
+	return d.Reaper.Start(func() (pid int, err error) {
+		*child, err = d.Spawner.Spawn(r)
+		return child.PID, err
+	})
 }

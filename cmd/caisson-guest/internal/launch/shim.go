@@ -48,59 +48,67 @@ type shimmed struct {
 }
 
 // Launch starts the shim and returns once it has started the command. The mark
-// becomes the shim.
-func (s Shimmed) Launch(r spawn.Request, mark *kill.Mark) (int, <-chan reap.Exit, func(), error) {
+// is the shim.
+func (s Shimmed) Launch(r spawn.Request) (Process, error) {
 	program, err := s.Spawner.Find(r)
 	if err != nil {
-		return 0, nil, nil, err
+		return Process{}, err
 	}
 	report, child, err := os.Pipe()
 	if err != nil {
-		return 0, nil, nil, fmt.Errorf("make pipe: %w", err)
+		return Process{}, fmt.Errorf("make pipe: %w", err)
 	}
 	childControl, control, err := os.Pipe()
 	if err != nil {
-		return 0, nil, nil, errors.Join(fmt.Errorf("make pipe: %w", err), report.Close(), child.Close())
+		return Process{}, errors.Join(fmt.Errorf("make pipe: %w", err), report.Close(), child.Close())
 	}
 	inner := r
 	inner.Program = s.Executable
 	inner.Argv = append([]string{"caisson-guest", ShimWord, program}, r.Argv...)
-	inner.Files = append(append([]uintptr{}, r.Files...), child.Fd(), childControl.Fd())
-	pid, gone, err := s.Reaper.Start(func() (int, error) { return s.Spawner.Spawn(inner) })
+	inner.Extra = []uintptr{child.Fd(), childControl.Fd()}
+	var p Process
+	gone, err := s.start(inner, &p.Child)
 	err = errors.Join(err, child.Close(), childControl.Close())
 	if err != nil {
-		return 0, nil, nil, errors.Join(err, report.Close(), control.Close())
+		return Process{}, errors.Join(err, report.Close(), control.Close())
 	}
-	s.Shims.Add(pid)
-	*mark = kill.Mark{Shim: pid}
-	release := func() {
-		_ = control.Close()
-		select {
-		case <-gone:
-		case <-time.After(time.Second):
-			_ = unix.Kill(pid, unix.SIGKILL)
-			<-gone
-		}
-		s.Shims.Remove(pid)
-	}
+	shim := p.PID
+	s.Shims.Add(shim)
+	p.Mark = kill.Mark{Shim: shim}
+	p.Release = func() { s.release(shim, control, gone) }
 	lines := json.NewDecoder(io.LimitReader(report, 64<<10))
 	var first shimmed
 	if err := lines.Decode(&first); err != nil || first.Errno != 0 {
-		release()
+		p.Close()
+		p.Release()
 		_ = report.Close()
 		if first.Errno != 0 {
-			return 0, nil, nil, spawn.Failed(r.Argv[0], program, syscall.Errno(first.Errno))
+			return Process{}, s.Spawner.Explain(r.Argv[0], program, syscall.Errno(first.Errno))
 		}
-		return 0, nil, nil, fmt.Errorf("start shim: %w", err)
+		return Process{}, fmt.Errorf("start shim: %w", err)
 	}
+	p.PID = first.PID
 	exit := make(chan reap.Exit, 1)
+	p.Exit = exit
 	go func() {
 		defer report.Close()
 		var last shimmed
 		_ = lines.Decode(&last)
 		exit <- last.exit()
 	}()
-	return first.PID, exit, release, nil
+	return p, nil
+}
+
+// release lets the shim leave, and makes sure that it does.
+func (s Shimmed) release(shim int, control io.Closer, gone <-chan reap.Exit) {
+	_ = control.Close()
+	select {
+	case <-gone:
+	case <-time.After(time.Second):
+		_ = unix.Kill(shim, unix.SIGKILL)
+		<-gone
+	}
+	s.Shims.Remove(shim)
 }
 
 // exit gives the command's exit. A shim that was killed told none; its command

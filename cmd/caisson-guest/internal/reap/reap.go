@@ -67,16 +67,16 @@ func (l *Loop) reapOne() bool {
 
 // Start calls start, which makes a process, and returns a channel that gets
 // its exit.
-func (l *Loop) Start(start func() (pid int, err error)) (int, <-chan Exit, error) {
+func (l *Loop) Start(start func() (pid int, err error)) (<-chan Exit, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	pid, err := start()
 	if err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	exit := make(chan Exit, 1)
 	l.waiting[pid] = exit
-	return pid, exit, nil
+	return exit, nil
 }
 
 // Orphans is the number of processes that were reaped for others.

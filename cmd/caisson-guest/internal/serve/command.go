@@ -99,47 +99,38 @@ func (c *command) run() {
 
 // execute runs the command to its end.
 func (c *command) execute() (*wire.Exit, *wire.Refused) {
-	p, err := openPipes(c.s.o.Null, c.stdin != nil)
-	if err != nil {
-		return nil, &wire.Refused{Code: wire.RefusedInternal, Text: err.Error()}
-	}
-	c.out[0] = c.pump(p.stdout, wire.Stdout)
-	c.out[1] = c.pump(p.stderr, wire.Stderr)
 	gid, ok := c.s.gids.take()
 	if !ok {
-		p.close()
 		return nil, &wire.Refused{Code: wire.RefusedBusy, Text: "no group is left to mark the command"}
 	}
-	mark := kill.Mark{Group: gid}
 	oom := c.s.o.OOM.Read()
 	began := time.Now()
 	timeout := time.NewTimer(c.request.Timeout)
 	defer timeout.Stop()
 	stuck := time.AfterFunc(stuckTime, func() { c.s.o.Killer.Continue(kill.Mark{Group: gid}) })
-	pid, done, release, err := c.s.o.Launcher.Launch(c.spawnRequest(p, gid), &mark)
+	p, err := c.s.o.Launcher.Launch(c.spawnRequest(gid))
 	stuck.Stop()
-	p.closeChild()
 	if err != nil {
-		p.close()
 		c.s.gids.free(gid)
 		return c.notStarted(err)
 	}
-	defer release()
-	_ = c.s.o.Writer.SendJSON(c.id, wire.TypeStarted, wire.Started{PID: pid})
+	defer p.Release()
+	_ = c.s.o.Writer.SendJSON(c.id, wire.TypeStarted, wire.Started{PID: p.PID})
 
-	var pumps sync.WaitGroup
+	c.out = [2]*output.Pump{c.pump(p.Stdout, wire.Stdout), c.pump(p.Stderr, wire.Stderr)}
+	var streams sync.WaitGroup
 	for _, out := range c.out {
-		pumps.Go(out.Run)
+		streams.Go(out.Run)
 	}
 	if c.stdin != nil {
-		pumps.Go(func() { c.feed(p.stdin) })
+		streams.Go(func() { c.feed(p.Stdin) })
 	}
-	e := c.await(done, timeout.C, mark)
+	e := c.await(p.Exit, timeout.C, p.Mark)
 	wall := time.Since(began)
 	if e.report.Left() == 0 {
 		c.s.gids.free(gid)
 	}
-	c.settle(&pumps, p, e.forced(), c.request.Timeout-wall)
+	c.settle(&streams, p.Stdin, e.forced(), c.request.Timeout-wall)
 	x := e.wire(wall, c.s.o.Killer.Method())
 	x.Stdout, x.Stderr = c.out[0].Result(), c.out[1].Result()
 	x.OOMKilled = c.s.o.OOM.Read() > oom
@@ -155,10 +146,10 @@ func (c *command) pump(src *os.File, channel uint8) *output.Pump {
 	})
 }
 
-func (c *command) spawnRequest(p *pipes, gid uint32) spawn.Request {
+func (c *command) spawnRequest(gid uint32) spawn.Request {
 	return spawn.Request{
 		Argv: texts(c.request.Argv), Env: texts(c.request.Env),
-		Dir: string(c.request.Dir), Files: p.child[:], Group: gid,
+		Dir: string(c.request.Dir), Stdin: c.stdin != nil, Group: gid,
 	}
 }
 
@@ -176,10 +167,9 @@ func (c *command) notStarted(err error) (*wire.Exit, *wire.Refused) {
 	var failure *spawn.Failure
 	if errors.As(err, &failure) {
 		_ = c.s.o.Writer.SendJSON(c.id, wire.TypeStarted, wire.Started{})
-		c.out[1].Add("caisson: " + failure.Text + "\n")
-		return &wire.Exit{
-			Code: failure.Code, Stdout: c.out[0].Result(), Stderr: c.out[1].Result(),
-		}, nil
+		stdout, stderr := c.pump(nil, wire.Stdout), c.pump(nil, wire.Stderr)
+		stderr.Add("caisson: " + failure.Text + "\n")
+		return &wire.Exit{Code: failure.Code, Stdout: stdout.Result(), Stderr: stderr.Result()}, nil
 	}
 	code := wire.RefusedInternal
 	if errors.Is(err, spawn.ErrDir) {

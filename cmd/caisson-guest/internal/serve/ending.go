@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"io"
 	"sync"
 	"time"
 
@@ -95,18 +96,18 @@ func (e *ending) wire(wall time.Duration, method string) *wire.Exit {
 // settle waits for the end of the streams, now that no process is left. A slow
 // consumer has what is left of the command's time, or liveWait if the command
 // was or is ended by force; then the rest becomes the tail.
-func (c *command) settle(pumps *sync.WaitGroup, p *pipes, forced bool, left time.Duration) {
+func (c *command) settle(streams *sync.WaitGroup, stdin io.Closer, forced bool, left time.Duration) {
 	for _, out := range c.out {
 		out.Finish(pipeWait)
 	}
 	if c.stdin != nil {
 		c.stdin.Break()
-		_ = p.stdin.Close()
+		_ = stdin.Close()
 	}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		pumps.Wait()
+		streams.Wait()
 	}()
 	if !forced {
 		patience := time.NewTimer(max(left, liveWait))

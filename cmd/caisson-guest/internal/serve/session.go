@@ -4,15 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"runtime/debug"
 	"sync"
 	"time"
 
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/apply"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/kill"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/launch"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/observe"
-	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/reap"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/spawn"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
@@ -30,16 +29,14 @@ type Options struct {
 	Writer   *wire.Writer
 	Config   wire.Config
 	Launcher Launcher
-	Reaper   *reap.Loop
 	Killer   *kill.Killer
 	Appliers *apply.Appliers
 	OOM      *observe.OOMCounter
-	Null     *os.File // /dev/null, for reading and writing
 }
 
 // Launcher starts a command's process. It fails as spawn.Spawner does.
 type Launcher interface {
-	Launch(spawn.Request, *kill.Mark) (pid int, exit <-chan reap.Exit, release func(), err error)
+	Launch(spawn.Request) (launch.Process, error)
 }
 
 // Session serves one host. Run is its one method.

@@ -20,13 +20,23 @@ type Failure struct {
 // Error gives the text.
 func (f *Failure) Error() string { return f.Text }
 
-// Failed tells what an exec or a fork failed with: mostly a [*Failure].
-func Failed(name, program string, err error) error {
+// Explain says what an exec or a fork of a program failed with: mostly a
+// [*Failure].
+func (s *Spawner) Explain(name, program string, err error) (out error) {
+	s.do(func() { out = s.explain(name, program, err) })
+	return out
+}
+
+func (s *Spawner) explain(name, program string, err error) error {
+	exists := s.as(func() error {
+		_, err := os.Lstat(program)
+		return err
+	}) == nil
 	code, text := 126, ""
 	switch err {
 	case unix.ENOENT:
 		code, text = 127, "not found"
-		if _, statErr := os.Lstat(program); statErr == nil {
+		if exists {
 			code, text = 126, "its interpreter or loader is not found"
 		}
 	case unix.ENOTDIR:

@@ -21,6 +21,8 @@ type Options struct {
 	Separate bool
 	// Workspace is the workspace's absolute path.
 	Workspace string
+	// Null is /dev/null. It stays open for good.
+	Null *os.File
 }
 
 // Request is one program to start.
@@ -28,12 +30,31 @@ type Request struct {
 	Argv, Env []string
 	// Dir is relative to the workspace; empty is the workspace.
 	Dir string
-	// Files are the child's descriptors from 0 on. The caller keeps them open.
-	Files []uintptr
+	// Stdin asks for a pipe; otherwise it is /dev/null.
+	Stdin bool
+	// Extra are the child's descriptors from 3 on. The caller keeps them open.
+	Extra []uintptr
 	// Group is the supplementary group of the child, if the spawner separates.
 	Group uint32
 	// Program, where set, is executed instead of looking Argv[0] up.
 	Program string
+}
+
+// Child is a process that was started. Whoever started it closes the files,
+// which do not block and honour deadlines.
+type Child struct {
+	PID int
+	// Stdin is nil unless asked for.
+	Stdin, Stdout, Stderr *os.File
+}
+
+// Close closes the files.
+func (c Child) Close() {
+	for _, f := range []*os.File{c.Stdin, c.Stdout, c.Stderr} {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
 }
 
 // ErrDir says that the working folder can't be used as given.
@@ -135,60 +156,71 @@ func (s *Spawner) as(f func() error) error {
 	return err
 }
 
-// Spawn starts a program. It fails with [ErrDir], or with a [*Failure] for a
-// program that can't be executed.
-func (s *Spawner) Spawn(r Request) (pid int, err error) {
+// do runs f on the spawner's thread.
+func (s *Spawner) do(f func()) {
 	done := make(chan struct{})
 	s.work <- func() {
 		defer close(done)
-		pid, err = s.spawn(r)
+		f()
 	}
 	<-done
-	return pid, err
+}
+
+// Spawn starts a program. It fails with [ErrDir], or with a [*Failure] for a
+// program that can't be executed.
+func (s *Spawner) Spawn(r Request) (child Child, err error) {
+	s.do(func() { child, err = s.spawn(r) })
+	return child, err
 }
 
 // Find enters the working folder and looks the program up, without starting
 // it. It fails as Spawn does.
 func (s *Spawner) Find(r Request) (program string, err error) {
-	done := make(chan struct{})
-	s.work <- func() {
-		defer close(done)
-		program, err = s.find(r)
-	}
-	<-done
-	return program, err
-}
-
-func (s *Spawner) find(r Request) (program string, err error) {
-	err = s.as(func() error {
-		if err := s.enter(r.Dir); err != nil {
+	s.do(func() {
+		err = s.as(func() (err error) {
+			program, err = s.find(r)
 			return err
-		}
-		if program = r.Program; program != "" {
-			return nil
-		}
-		program, err = find(r.Argv[0], r.Env)
-		return err
+		})
 	})
 	return program, err
 }
 
-func (s *Spawner) spawn(r Request) (int, error) {
-	program, err := s.find(r)
+// find runs with the commands' identity.
+func (s *Spawner) find(r Request) (program string, err error) {
+	if err := s.enter(r.Dir); err != nil {
+		return "", err
+	}
+	if r.Program != "" {
+		return r.Program, nil
+	}
+	return find(r.Argv[0], r.Env)
+}
+
+func (s *Spawner) spawn(r Request) (Child, error) {
+	var program string
+	var p pipes
+	err := s.as(func() (err error) {
+		if program, err = s.find(r); err != nil {
+			return err
+		}
+		return p.open(s.o.Null.Fd(), r.Stdin)
+	})
 	if err != nil {
-		return 0, err
+		return Child{}, err
 	}
 	attr := syscall.ProcAttr{
 		Env:   r.Env,
-		Files: r.Files,
+		Files: append(p.files, r.Extra...),
 		Sys:   &syscall.SysProcAttr{Setsid: true},
 	}
 	if s.o.Separate {
 		attr.Sys.Credential = &syscall.Credential{Uid: s.o.UID, Gid: s.o.GID, Groups: []uint32{r.Group}}
 	}
 	pid, err := syscall.ForkExec(program, r.Argv, &attr)
+	p.closeChild()
 	if err != nil {
-		return 0, Failed(r.Argv[0], program, err)
+		p.closeOurs()
+		return Child{}, s.explain(r.Argv[0], program, err)
 	}
-	return pid, nil
+	return Child{PID: pid, Stdin: p.ours[0], Stdout: p.ours[1], Stderr: p.ours[2]}, nil
 }

@@ -12,7 +12,7 @@ import (
 // (the spawner, two writers, the poller, signals, the garbage collector and
 // what serves frames); the rest is reserve, at 8 KiB of kernel memory each.
 // MinPIDs in package limits leaves room for them.
-const Threads = 16
+const Threads = 6
 
 // Up makes n goroutines hold a thread each at the same time. When they let go
 // the threads stay, idle: the runtime gives none back.

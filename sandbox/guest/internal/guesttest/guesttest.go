@@ -31,6 +31,9 @@ type Options struct {
 	Cgroups []string
 	// Binds are further mounts.
 	Binds []plan.Bind
+	// Stage makes the stage's own binary a program of the container, at
+	// /.caisson/stage.
+	Stage bool
 }
 
 // Guest is a guest that runs. The test ends it.
@@ -55,6 +58,9 @@ func Start(t testing.TB, o Options) *Guest {
 		o.Workspace = Workspace(t)
 	}
 	guest, stage := binaries(t)
+	if o.Stage {
+		o.Binds = append(o.Binds, plan.Bind{Source: stage, Path: ".caisson/stage", File: true, ReadOnly: true})
+	}
 	text, err := json.Marshal(plan.Plan{Root: t.TempDir(), Guest: guest, Workspace: o.Workspace, Binds: o.Binds})
 	if err != nil {
 		t.Fatal(err)

@@ -10,14 +10,39 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/sandbox/guest/internal/guesttest/plan"
 )
 
+// leaderless ends its first thread and lives on in another, so that its status
+// says zombie.
+func leaderless() {
+	runtime.LockOSThread()
+	if unix.Gettid() != unix.Getpid() {
+		panic("not on the first thread")
+	}
+	go func() {
+		for {
+			status, _ := os.ReadFile("/proc/self/status")
+			if strings.Contains(string(status), "State:\tZ") {
+				fmt.Println("up")
+				select {}
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	_, _, _ = unix.RawSyscall(unix.SYS_EXIT, 0, 0, 0)
+}
+
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == "leaderless" {
+		leaderless()
+	}
 	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, "stage:", err)
 		os.Exit(1)

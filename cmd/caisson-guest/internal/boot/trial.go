@@ -1,0 +1,89 @@
+package boot
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path"
+	"strconv"
+	"time"
+
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/identity"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/kill"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/launch"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/probe"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/serve"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/spawn"
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+)
+
+// trial starts the guest's own binary as a command, by the way that commands
+// go: it is the one program that every container has.
+type trial struct {
+	o   Options
+	s   serve.Options
+	gid uint32
+}
+
+func (t trial) launch(word string) (launch.Process, error) {
+	p, err := t.s.Launcher.Launch(spawn.Request{
+		Argv: []string{t.o.Executable, word}, Env: []string{"PATH=" + path.Dir(t.o.Executable)},
+		Stdin: true, Group: t.gid,
+	})
+	if err != nil {
+		return p, fmt.Errorf("try a command: %w", err)
+	}
+	return p, nil
+}
+
+// look starts a command that waits, reads what it is from /proc, and kills it
+// by the method that commands are killed by. So the method is proven on a real
+// process in a session of its own before anything relies on it.
+func (t trial) look() (wire.Identity, error) {
+	p, err := t.launch(probe.IdleWord)
+	if err != nil {
+		return wire.Identity{}, err
+	}
+	defer p.Release()
+	defer p.Close()
+	command, err := identity.Read("/proc/" + strconv.Itoa(p.PID) + "/status")
+	if err != nil {
+		return wire.Identity{}, fmt.Errorf("look at a command: %w", err)
+	}
+	if n := t.s.Killer.Alive(p.Mark); n != 1 {
+		return wire.Identity{}, fmt.Errorf("try kill method %s: it finds %d of 1 process", t.s.Killer.Method(), n)
+	}
+	var report kill.Report
+	t.s.Killer.Kill(p.Mark, &report)
+	if report.Left() != 0 {
+		return wire.Identity{}, fmt.Errorf("try kill method %s: the process stays", t.s.Killer.Method())
+	}
+	select {
+	case <-p.Exit:
+	case <-time.After(time.Second):
+		return wire.Identity{}, errors.New("try a command: its end is not seen")
+	}
+	return command.Identity, nil
+}
+
+// probeTime bounds the probe: it makes thirty system calls.
+const probeTime = 10 * time.Second
+
+// probe starts a command that tries what it must not be able to do.
+func (t trial) probe() (*wire.Probe, error) {
+	p, err := t.launch(probe.Word)
+	if err != nil {
+		return nil, err
+	}
+	defer p.Release()
+	defer p.Close()
+	var found wire.Probe
+	_ = p.Stdout.SetReadDeadline(time.Now().Add(probeTime))
+	err = json.NewDecoder(p.Stdout).Decode(&found)
+	t.s.Killer.Kill(p.Mark, new(kill.Report))
+	<-p.Exit
+	if err != nil {
+		return nil, fmt.Errorf("probe as a command: %w", err)
+	}
+	return &found, nil
+}

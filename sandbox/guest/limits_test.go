@@ -1,0 +1,146 @@
+//go:build linux
+
+package guest_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest"
+	"github.com/caisson-run/caisson/sandbox/guest/internal/guesttest"
+	"github.com/caisson-run/caisson/sandbox/guest/internal/guesttest/plan"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// cgroup makes a cgroup of version 1 with one limit, or skips.
+func cgroup(t *testing.T, controller, file, limit string) string {
+	t.Helper()
+	guesttest.Require(t)
+	parent := filepath.Join("/sys/fs/cgroup", controller)
+	if _, err := os.Stat(filepath.Join(parent, "cgroup.procs")); err != nil {
+		t.Skipf("needs the %s controller of cgroup v1 at %s", controller, parent)
+	}
+	dir, err := os.MkdirTemp(parent, "caisson-guest-test-")
+	if err != nil {
+		t.Skipf("needs a writable cgroup: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := os.Remove(dir); err != nil {
+			t.Errorf("remove cgroup: %v", err)
+		}
+	})
+	if err := os.WriteFile(filepath.Join(dir, file), []byte(limit), 0); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// TestPIDsLimit fills the limit of processes with a fork bomb. The guest goes
+// on: it answers, writes, refuses a command with an exit status, and kills.
+func TestPIDsLimit(t *testing.T) {
+	if _, err := os.Stat("/usr/bin/perl"); err != nil {
+		t.Skip("needs perl, whose forks go on at the limit")
+	}
+	dir := cgroup(t, "pids", "pids.max", "64")
+	c, g := dial(t, guesttest.Options{Cgroups: []string{dir}})
+	before := statusField(t, g.PID, "Threads")
+	ctx, cancel := context.WithCancel(t.Context())
+	p, err := c.Start(ctx, sandbox.Command{
+		Argv: []string{"perl", "-e", "$SIG{TERM} = 'IGNORE'; fork while 1"}, Grace: time.Millisecond,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := 0
+	for deadline := time.Now().Add(20 * time.Second); refused < 20; {
+		if time.Now().After(deadline) {
+			t.Fatal("the bomb never fills the limit: this test proves nothing")
+		}
+		if err := c.Ping(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Apply(t.Context(), workspace.Op{Kind: workspace.OpWrite, Path: "f", Content: []byte("x")}); err != nil {
+			t.Fatal(err)
+		}
+		if r := start(t.Context(), t, c, sandbox.Command{Argv: []string{"true"}})(); r.Status.Code == 126 && strings.Contains(r.stderr, "limit of processes") {
+			refused++
+		}
+	}
+	cancel()
+	exit, err := p.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if exit.Kill.Left != 0 {
+		t.Errorf("kill report is %+v", exit.Kill)
+	}
+	t.Logf("killed %d in %v", exit.Kill.Killed, exit.Kill.KillTime)
+	if left := g.Processes(t); len(left) != 0 {
+		t.Errorf("left are %v", left)
+	}
+	if after := statusField(t, g.PID, "Threads"); after > before {
+		t.Errorf("the guest had %d threads and has %d", before, after)
+	}
+	if r := sh(t, c, "echo on"); r.stdout != "on\n" {
+		t.Errorf("afterwards: %+v", r)
+	}
+}
+
+// TestMemoryLimit: an out-of-memory kill is told by the kernel's counter.
+func TestMemoryLimit(t *testing.T) {
+	dir := cgroup(t, "memory", "memory.limit_in_bytes", "67108864")
+	c, _ := dial(t, guesttest.Options{
+		Cgroups: []string{dir},
+		Binds:   []plan.Bind{{Source: dir, Path: "sys/fs/cgroup/memory", ReadOnly: true}},
+	})
+	h := c.Hello()
+	if h.OOMCounter == "" || h.Limits.Source != "cgroup1" || h.Limits.MemoryBytes != 64<<20 {
+		t.Fatalf("hello says %+v, counter %q", h.Limits, h.OOMCounter)
+	}
+	if r := sh(t, c, "kill -9 $$"); r.Status.OOMKilled || r.Status.Signal != 9 {
+		t.Errorf("a plain SIGKILL: %+v", r.Status)
+	}
+	// The pipeline's status hides the kill.
+	r := sh(t, c, "head -c 200000000 /dev/zero | tail -c 190000000 | wc -c; exit 0")
+	if !r.Status.OOMKilled {
+		t.Errorf("out of memory: %+v", r)
+	}
+	if r := sh(t, c, "echo on"); r.stdout != "on\n" || r.Status.OOMKilled {
+		t.Errorf("afterwards: %+v", r)
+	}
+}
+
+// TestHardening holds what the guest itself is responsible for.
+func TestHardening(t *testing.T) {
+	c, _ := dial(t, guesttest.Options{}, func(o *guest.Options) { o.Config.Probe = true })
+	h := c.Hello()
+	if err := guest.VerifyHardening(h, guest.Expectation{HostNamespaces: guest.HostNamespaces()}); err != nil {
+		t.Error(err)
+	}
+	if h.Probe == nil || len(h.Probe.Results) < 20 {
+		t.Errorf("probe is %+v", h.Probe)
+	}
+	a := guest.Attest(h)
+	if a.User != "10001:10001" || a.GuestUser != "0:0" || len(a.Capabilities) != 0 || !a.NoNewPrivileges ||
+		a.Seccomp != "filter" || a.Network != "none" || !a.RootReadOnly || a.KillMethod != "gid" || a.Limits.TmpBytes != 256<<20 {
+		t.Errorf("attestation is %+v", a)
+	}
+	for script, want := range map[string]string{
+		"grep -E '^(CapInh|CapPrm|CapEff|CapBnd|CapAmb)' /proc/self/status | cut -f2 | sort -u": "0000000000000000\n",
+		"grep -E '^(NoNewPrivs|Seccomp):' /proc/self/status | tr -d '\\t\\n'":                   "NoNewPrivs:1Seccomp:2",
+		"kill -9 1 2>/dev/null || echo refused":                                                 "refused\n",
+		"cat /proc/1/environ 2>/dev/null || echo refused":                                       "refused\n",
+		"unshare -U true 2>/dev/null || echo refused":                                           "refused\n",
+		"ulimit -c": "0\n",
+		"umask":     "0022\n",
+	} {
+		if r := sh(t, c, script); r.stdout != want {
+			t.Errorf("%s: says %q, want %q", script, r.stdout, want)
+		}
+	}
+}
