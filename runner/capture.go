@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"github.com/caisson-run/caisson/sandbox"
@@ -119,7 +120,7 @@ func (c *capture) result(s sandbox.Stream) shell.Capture {
 	if gap := s.Total - s.Live - int64(len(s.Tail)); gap > 0 {
 		tail = nil
 	}
-	tail = append(tail[:len(tail):len(tail)], s.Tail...)
+	tail = append(slices.Clip(tail), s.Tail...)
 	if over := len(tail) - captureBytes; over > 0 {
 		tail = tail[over:]
 	}

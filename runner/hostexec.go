@@ -21,11 +21,15 @@ type hostRule struct {
 // (git's fsmonitor).
 func hostRules() []hostRule {
 	return []hostRule{
-		{by: "CI", names: []string{".gitlab-ci.yml", ".travis.yml", ".drone.yml", "Jenkinsfile", "azure-pipelines.yml", "bitbucket-pipelines.yml", "appveyor.yml", ".cirrus.yml"},
-			dirs: []string{".github", ".circleci", ".buildkite", ".woodpecker", ".gitea", ".forgejo", ".ci"}},
+		{
+			by: "CI", names: []string{".gitlab-ci.yml", ".travis.yml", ".drone.yml", "Jenkinsfile", "azure-pipelines.yml", "bitbucket-pipelines.yml", "appveyor.yml", ".cirrus.yml"},
+			dirs: []string{".github", ".circleci", ".buildkite", ".woodpecker", ".gitea", ".forgejo", ".ci"},
+		},
 		{by: "make", names: []string{"Makefile", "makefile", "GNUmakefile"}, ends: []string{".mk"}},
-		{by: "a build tool", names: []string{"CMakeLists.txt", "meson.build", "configure", "configure.ac", "justfile", "Justfile", "Taskfile.yml", "Taskfile.yaml", "Rakefile", "BUILD", "BUILD.bazel", "WORKSPACE", "MODULE.bazel", ".bazelrc", "Directory.Build.props", "Directory.Build.targets", "Earthfile", "Tiltfile"},
-			ends: []string{".cmake", ".csproj", ".fsproj", ".vcxproj", ".bzl"}},
+		{
+			by: "a build tool", names: []string{"CMakeLists.txt", "meson.build", "configure", "configure.ac", "justfile", "Justfile", "Taskfile.yml", "Taskfile.yaml", "Rakefile", "BUILD", "BUILD.bazel", "WORKSPACE", "MODULE.bazel", ".bazelrc", "Directory.Build.props", "Directory.Build.targets", "Earthfile", "Tiltfile"},
+			ends: []string{".cmake", ".csproj", ".fsproj", ".vcxproj", ".bzl"},
+		},
 		{by: "gradle or maven", names: []string{"gradlew", "gradlew.bat", "mvnw", "mvnw.cmd", "pom.xml"}, ends: []string{".gradle", ".gradle.kts"}, dirs: []string{".mvn"}},
 		{by: "cargo", names: []string{"Cargo.toml", "build.rs", "rust-toolchain", "rust-toolchain.toml"}, dirs: []string{".cargo"}},
 		{by: "go", names: []string{"go.mod", "go.work"}},

@@ -38,13 +38,26 @@ type Payload interface {
 // which a session first shows them.
 func Payloads() []Payload {
 	return []Payload{
-		SessionCreated{}, TurnStarted{}, Message{},
-		ModelCallStarted{}, ModelCallCompleted{}, ModelCallFailed{},
-		SandboxStarted{}, SandboxLost{}, SandboxRestarted{},
-		ConfirmationRequested{}, ConfirmationResolved{},
-		ToolCalled{}, ToolCompleted{}, ToolFailed{}, ToolInputInvalid{},
-		BudgetWarning{}, Warning{},
-		TurnCompleted{}, TurnCancelled{}, SessionEnded{},
+		SessionCreated{},
+		TurnStarted{},
+		Message{},
+		ModelCallStarted{},
+		ModelCallCompleted{},
+		ModelCallFailed{},
+		SandboxStarted{},
+		SandboxLost{},
+		SandboxRestarted{},
+		ConfirmationRequested{},
+		ConfirmationResolved{},
+		ToolCalled{},
+		ToolCompleted{},
+		ToolFailed{},
+		ToolInputInvalid{},
+		BudgetWarning{},
+		Warning{},
+		TurnCompleted{},
+		TurnCancelled{},
+		SessionEnded{},
 	}
 }
 

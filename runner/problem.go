@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 
@@ -86,7 +87,7 @@ func cancelName(cause error) string {
 	if cause == nil {
 		return "cancelled"
 	}
-	if i, ok := cause.(*Interrupted); ok {
+	if i, ok := errors.AsType[*Interrupted](cause); ok {
 		return i.Error()
 	}
 	return "cancelled"

@@ -205,7 +205,7 @@ func recordSchema(t *testing.T) *jsonschema.Schema {
 		Type:   "object",
 		Properties: map[string]*jsonschema.Schema{
 			"schema_version": {Const: jsonschema.Ptr[any](SchemaVersion)},
-			"seq":            {Type: "integer", Minimum: jsonschema.Ptr(1.0), Description: "Counts from 1 without gaps."},
+			"seq":            {Type: "integer", Minimum: new(1.0), Description: "Counts from 1 without gaps."},
 			"id":             {Type: "string", Pattern: "^rec_[0-9A-HJKMNP-TV-Z]{26}$"},
 			"ts":             {Type: "string", Pattern: `^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$`},
 			"session":        {Type: "string", Pattern: "^ses_[0-9A-HJKMNP-TV-Z]{26}$"},

@@ -61,6 +61,9 @@ func (s *session) turn(ctx context.Context) loop.Outcome {
 		if err := s.journal.write(s.created(dispatcher.Definitions())); err != nil {
 			return err
 		}
+		for _, key := range dispatcher.UnmatchedRules() {
+			s.opts.Warnings = append(s.opts.Warnings, fmt.Sprintf("the policy's rule for %q matches no tool", key))
+		}
 		for _, w := range s.opts.Warnings {
 			if err := s.journal.write(Warning{Message: w}); err != nil {
 				return err

@@ -94,7 +94,8 @@ profiles:
 	want := got{
 		"docker", "rootfs:/x",
 		limits.Budget{Rounds: new(int64(6)), Tokens: new(int64(100)), WallTime: new(time.Hour)},
-		1 << 30, 500, 256, []string{"built-in", "user", "profile", "environment", "flags"},
+		1 << 30, 500, 256,
+		[]string{"built-in", "user", "profile", "environment", "flags"},
 	}
 	if diff := cmp.Diff(want, got{*c.Backend, *c.Image, c.Budget(), r.MemoryBytes, r.MilliCPUs, r.PIDs, sources}); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

@@ -93,8 +93,7 @@ func (v *view) toolRecord(r runner.Record) []string {
 		v.calls[p.CallID] = &call{what: v.style.bold(line(string(p.Name))) + " " + line(p.Summary), since: r.Time}
 		v.order = append(v.order, p.CallID)
 	case runner.KindToolCompleted:
-		p := decode[runner.ToolCompleted](r)
-		return v.completed(p, r.Time)
+		return v.completed(decode[runner.ToolCompleted](r))
 	case runner.KindToolFailed:
 		p := decode[runner.ToolFailed](r)
 		c := v.end(p.CallID, string(p.Name))
@@ -110,7 +109,7 @@ func (v *view) toolRecord(r runner.Record) []string {
 	return nil
 }
 
-func (v *view) completed(p runner.ToolCompleted, now time.Time) []string {
+func (v *view) completed(p runner.ToolCompleted) []string {
 	c := v.end(p.CallID, string(p.Name))
 	took := v.style.dim(elapsed(time.Duration(p.LatencyMS) * time.Millisecond))
 	if p.Success {

@@ -1,0 +1,157 @@
+package runner
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+func TestNewRepositoriesAreQuarantined(t *testing.T) {
+	b := newBench(t, "  - calls: [{tool: shell, input: {command: plant}}]\n  - text: done\n")
+	b.file("old/.git/config", "[core]\n")
+	b.backend.scripts["plant"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
+		b.file("sub/.git/config", "[core]\n\tfsmonitor = touch /tmp/FIRED\n")
+		b.file("link/.git", "gitdir: ../evil\n")
+		for _, name := range []string{"HEAD", "objects/x", "refs/x", "config"} {
+			b.file("bare/"+name, "x")
+		}
+		return sandbox.ExitStatus{}
+	}
+	r, _ := b.run(t.Context())
+	var paths []string
+	for _, q := range r.Quarantined {
+		paths = append(paths, q.Path)
+		if _, err := os.Lstat(filepath.Join(b.dir, q.Path)); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is still there", q.Path)
+		}
+		if _, err := os.Lstat(filepath.Join(b.dir, q.To)); err != nil {
+			t.Error(err)
+		}
+	}
+	if diff := cmp.Diff([]string{"link/.git", "sub/.git"}, paths); diff != "" {
+		t.Errorf("quarantined (-want +got):\n%s", diff)
+	}
+	if _, err := os.Stat(filepath.Join(b.dir, "old/.git/config")); err != nil {
+		t.Error("a repository that was there before was touched")
+	}
+	if !slices.ContainsFunc(r.HostExecuted, func(h HostExecuted) bool { return h.Path == "bare" }) {
+		t.Errorf("the bare repository is not named: %+v", r.HostExecuted)
+	}
+}
+
+func TestADiffIsOnlyShownFromTheSessionsStart(t *testing.T) {
+	b := newBench(t, `
+  - calls: [{tool: shell, input: {command: slip}}]
+  - calls:
+      - {tool: patch_file, input: {path: a.txt, old: one, new: two}}
+      - {tool: write_file, input: {path: new.txt, content: "fresh\n"}}
+      - {tool: delete_file, input: {path: gone.txt}}
+  - text: done
+`)
+	b.file("a.txt", "one safe\n")
+	b.file("gone.txt", "bye\n")
+	past := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(filepath.Join(b.dir, "a.txt"), past, past); err != nil {
+		t.Fatal(err)
+	}
+	b.backend.scripts["slip"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
+		// The same size and modification time as before.
+		b.file("a.txt", "one evil\n")
+		if err := os.Chtimes(filepath.Join(b.dir, "a.txt"), past, past); err != nil {
+			t.Error(err)
+		}
+		return sandbox.ExitStatus{}
+	}
+	r, _ := b.run(t.Context())
+	want := []Changed{
+		{Path: "a.txt", Change: "modified"},
+		{Path: "gone.txt", Change: "deleted", Deletions: 1, HasDiff: true},
+		{Path: "new.txt", Change: "added", Insertions: 1, HasDiff: true},
+	}
+	if diff := cmp.Diff(want, r.Changed); diff != "" {
+		t.Errorf("(-want +got):\n%s\n%s", diff, r.Patch)
+	}
+}
+
+func TestSecretsStayOutOfTheSessionsFolder(t *testing.T) {
+	const key = "k3y-that-nobody-may-see"
+	b := newBench(t, "  - calls: [{tool: shell, input: {command: leak}}]\n  - text: the key is "+key+"\n")
+	b.backend.scripts["leak"] = says("OPENAI_API_KEY=" + key + "\n")
+	b.opts.Secrets = []Secret{{"OPENAI_API_KEY", key}}
+	r, _ := b.run(t.Context())
+	seen := 0
+	err := filepath.WalkDir(r.Dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		if bytes.Contains(text, []byte(key)) {
+			t.Errorf("%s holds the key", path)
+		}
+		seen += bytes.Count(text, []byte("[redacted:OPENAI_API_KEY]"))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if seen < 2 {
+		t.Errorf("the key was to be redacted in the result and the answer; found %d marks", seen)
+	}
+}
+
+func TestProjectSettingsDoNotCount(t *testing.T) {
+	b := newBench(t, "  - text: done\n")
+	b.file(".caisson/config.yaml", "policy: {preset: nonsense}\n")
+	b.file(".mcp.json", "{}")
+	_, records := b.run(t.Context())
+	got := of[SessionCreated](t, records)[0].Ignored
+	want := []Ignored{{".caisson/config.yaml", "the workspace is not trusted"}, {".mcp.json", "the workspace is not trusted"}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestLongOutputIsCountedAndSpilled(t *testing.T) {
+	const lines = 200_000
+	b := newBench(t, "  - calls: [{tool: shell, input: {command: flood}}]\n  - text: done\n")
+	b.backend.scripts["flood"] = func(_ context.Context, _ *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+		_, _ = cmd.Stdout.Write([]byte("first\n"))
+		for range lines {
+			_, _ = cmd.Stdout.Write([]byte("0123456789\n"))
+		}
+		_, _ = cmd.Stdout.Write([]byte("last\n"))
+		return sandbox.ExitStatus{}
+	}
+	r, records := b.run(t.Context())
+	text := resultTexts(t, records)
+	for _, want := range []string{"2200011 bytes", "first\n", "last\n"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the result lacks %q: %.300s", want, text)
+		}
+	}
+	name, _ := of[ToolCompleted](t, records)[0].Metadata["stdout_spill"].(string)
+	whole, err := os.ReadFile(filepath.Join(r.Dir, name))
+	if err != nil || len(whole) != 2200011 {
+		t.Errorf("spilled %d bytes to %q: %v", len(whole), name, err)
+	}
+}
+
+func TestALongTaskIsSpilled(t *testing.T) {
+	b := newBench(t, "  - text: done\n")
+	b.opts.Task = strings.Repeat("long ", 100_000)
+	_, records := b.run(t.Context())
+	if got := of[SessionCreated](t, records)[0]; len(got.Task) > 20_000 {
+		t.Errorf("task of %d bytes in the line", len(got.Task))
+	}
+}

@@ -1,0 +1,258 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
+)
+
+func TestSandboxIsAwaitedWhereNoToolNeedsIt(t *testing.T) {
+	b := newBench(t, "  - text: Nothing to do.\n")
+	answered := make(chan struct{})
+	b.opts.Mirror = func(r Record, _ []byte) {
+		if r.Kind == KindTurnCompleted {
+			close(answered)
+		}
+	}
+	b.backend.create = func(context.Context, int) error { <-answered; return nil }
+	r, records := b.run(t.Context())
+	if r.ExitStatus != 0 || r.Attestation == nil || len(of[SandboxStarted](t, records)) != 1 {
+		t.Errorf("ended %d with %+v", r.ExitStatus, r.Attestation)
+	}
+}
+
+// blockedModel answers only when it is cancelled.
+type blockedModel struct{ asked chan struct{} }
+
+func (m *blockedModel) Info() loop.ModelInfo {
+	return loop.ModelInfo{Provider: "fake", Model: "blocked"}
+}
+
+func (m *blockedModel) Complete(ctx context.Context, _ loop.Request, _ func(loop.Delta)) (loop.Response, error) {
+	close(m.asked)
+	<-ctx.Done()
+	return loop.Response{}, &loop.ModelError{Class: loop.ModelCancelled, Err: context.Cause(ctx)}
+}
+
+func TestAFailedStartCancelsTheModelCall(t *testing.T) {
+	b := newBench(t, "")
+	model := &blockedModel{make(chan struct{})}
+	b.opts.Model = model
+	b.backend.create = func(context.Context, int) error {
+		<-model.asked
+		return errors.Join(sandbox.ErrUnavailable, errors.New("no runtime"))
+	}
+	r, _ := b.run(t.Context())
+	if r.Reason != loop.StopSandboxStart || r.ExitStatus != 44 || r.Problem == nil || !strings.Contains(r.Problem.Cause, "no runtime") {
+		t.Errorf("ended %s (%d): %+v", r.Reason, r.ExitStatus, r.Problem)
+	}
+}
+
+func TestAFailedStartAfterTheAnswerIsStillAFailure(t *testing.T) {
+	b := newBench(t, "  - text: Nothing to do.\n")
+	answered := make(chan struct{})
+	b.opts.Mirror = func(r Record, _ []byte) {
+		if r.Kind == KindTurnCompleted {
+			close(answered)
+		}
+	}
+	b.backend.create = func(context.Context, int) error { <-answered; return sandbox.ErrUnavailable }
+	if r, _ := b.run(t.Context()); r.ExitStatus != 44 {
+		t.Errorf("ended %s (%d)", r.Reason, r.ExitStatus)
+	}
+}
+
+func TestLossOfTheSandbox(t *testing.T) {
+	call := "  - calls: [{tool: shell, input: {command: die}}]\n"
+	ok := "  - calls: [{tool: shell, input: {command: echo}}]\n"
+	for name, tc := range map[string]struct {
+		turns        string
+		ofLimits     bool
+		status       int
+		restarts     int
+		lost, boxes  int
+		wantInResult string
+	}{
+		"of its limits, once":       {call + ok + "  - text: done\n", true, 0, 1, 1, 2, "memory, 2048 MiB"},
+		"of its limits, four times": {call + call + call + call + ok + "  - text: done\n", true, 45, 3, 4, 4, ""},
+		"otherwise":                 {call + ok + "  - text: done\n", false, 45, 0, 1, 1, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, tc.turns)
+			b.backend.scripts["die"] = dies(tc.ofLimits)
+			b.backend.scripts["echo"] = says("alive")
+			r, records := b.run(t.Context())
+			lost := of[SandboxLost](t, records)
+			got := []int{r.ExitStatus, r.Restarts, len(lost), len(b.backend.boxes), len(of[SandboxRestarted](t, records))}
+			if diff := cmp.Diff([]int{tc.status, tc.restarts, tc.lost, tc.boxes, tc.restarts}, got); diff != "" {
+				t.Errorf("status, restarts, lost, boxes, restarted (-want +got):\n%s", diff)
+			}
+			if !strings.Contains(resultTexts(t, records), tc.wantInResult) {
+				t.Errorf("the model was not told %q: %s", tc.wantInResult, resultTexts(t, records))
+			}
+			for _, box := range b.backend.boxes {
+				if n := len(slices.DeleteFunc(slices.Clone(box.ran), func(s string) bool { return s != "die" })); n > 1 {
+					t.Errorf("sandbox %d ran the command %d times", box.number, n)
+				}
+			}
+		})
+	}
+}
+
+func resultTexts(t *testing.T, records []Record) string {
+	t.Helper()
+	var text strings.Builder
+	for _, m := range of[Message](t, records) {
+		for _, block := range m.Blocks {
+			if block.ToolResult != nil {
+				for _, c := range block.ToolResult.Content {
+					text.WriteString(c.Text + "\n")
+				}
+			}
+		}
+	}
+	return text.String()
+}
+
+func TestCancellation(t *testing.T) {
+	turns := "  - calls: [{tool: shell, input: {command: hang}}]\n  - text: done\n"
+	for name, tc := range map[string]struct {
+		signal int
+		status int
+		reason string
+	}{"SIGINT": {2, 130, "interrupted"}, "SIGTERM": {15, 143, "terminated"}} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, turns)
+			started := make(chan struct{})
+			b.backend.scripts["hang"] = hangs(started)
+			ctx, cancel := context.WithCancelCause(t.Context())
+			go func() {
+				<-started
+				cancel(&Interrupted{Signal: tc.signal})
+			}()
+			r, records := b.run(ctx)
+			if r.ExitStatus != tc.status || r.Reason != loop.StopCancelled || r.Signal != tc.signal {
+				t.Errorf("ended %s (%d), signal %d", r.Reason, r.ExitStatus, r.Signal)
+			}
+			failed := of[ToolFailed](t, records)
+			if len(failed) != 1 || failed[0].Class != tools.ErrorCancelled || !strings.Contains(failed[0].Partial, "so far") {
+				t.Errorf("tool.failed %+v", failed)
+			}
+			if c := of[TurnCancelled](t, records); len(c) != 1 || c[0].Reason != tc.reason {
+				t.Errorf("turn.cancelled %+v", c)
+			}
+		})
+	}
+}
+
+func TestWallTimeIsALimit(t *testing.T) {
+	b := newBench(t, "  - calls: [{tool: shell, input: {command: hang}}]\n  - text: done\n")
+	b.backend.scripts["hang"] = hangs(make(chan struct{}))
+	b.opts.Budget.WallTime = new(300 * time.Millisecond)
+	r, records := b.run(t.Context())
+	if r.ExitStatus != 53 || r.Limit == nil || r.Limit.Kind != limits.KindWallTime {
+		t.Errorf("ended %s (%d): %+v", r.Reason, r.ExitStatus, r.Limit)
+	}
+	if failed := of[ToolFailed](t, records); len(failed) != 1 || !strings.Contains(failed[0].Partial, "so far") {
+		t.Errorf("tool.failed %+v", failed)
+	}
+}
+
+func TestForceDestroysTheSandboxAtOnce(t *testing.T) {
+	b := newBench(t, "  - calls: [{tool: shell, input: {command: stubborn}}]\n  - text: done\n")
+	started := make(chan struct{})
+	b.backend.scripts["stubborn"] = func(_ context.Context, box *fakeBox, _ sandbox.Command) sandbox.ExitStatus {
+		close(started)
+		<-box.done // nothing but the sandbox's end ends it
+		return sandbox.ExitStatus{Code: -1, Signal: 9}
+	}
+	force := make(chan struct{})
+	b.opts.Force = force
+	ctx, cancel := context.WithCancelCause(t.Context())
+	go func() {
+		<-started
+		cancel(&Interrupted{Signal: 2})
+		close(force)
+	}()
+	if r, _ := b.run(ctx); r.ExitStatus != 130 {
+		t.Errorf("ended %s (%d)", r.Reason, r.ExitStatus)
+	}
+}
+
+func TestNobodyToAsk(t *testing.T) {
+	turns := "  - calls: [{tool: shell, input: {command: echo}}]\n  - text: went on\n"
+	for name, tc := range map[string]struct {
+		onPrompt tools.OnPrompt
+		status   int
+		reason   loop.StopReason
+		ran      int
+		denials  int
+	}{
+		"deny":  {tools.OnPromptDeny, 56, loop.StopAnswered, 0, 1},
+		"fail":  {tools.OnPromptFail, 56, loop.StopNoApprover, 0, 1},
+		"allow": {tools.OnPromptAllow, 0, loop.StopAnswered, 1, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, turns)
+			b.backend.scripts["echo"] = says("hi")
+			b.opts.OnPrompt = tc.onPrompt
+			var err error
+			if b.opts.Policy, err = tools.Preset("default"); err != nil {
+				t.Fatal(err)
+			}
+			r, _ := b.run(t.Context())
+			got := []any{r.ExitStatus, r.Reason, len(b.backend.boxes[0].ran), len(r.Denials)}
+			if diff := cmp.Diff([]any{tc.status, tc.reason, tc.ran, tc.denials}, got); diff != "" {
+				t.Errorf("status, reason, ran, denials (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestAPolicyThatDeniesIsNoMissingApprover(t *testing.T) {
+	b := newBench(t, "  - calls: [{tool: shell, input: {command: echo}}]\n  - text: went on\n")
+	b.opts.Policy.Tools = map[string]tools.Mode{"shell": tools.ModeDeny, "shel": tools.ModeDeny}
+	r, records := b.run(t.Context())
+	if w := of[Warning](t, records); len(w) != 1 || !strings.Contains(w[0].Message, `"shel" matches no tool`) {
+		t.Errorf("warnings %+v", w)
+	}
+	if r.ExitStatus != 0 || len(r.Denials) != 1 || len(b.backend.boxes[0].ran) != 0 {
+		t.Errorf("ended %d, denials %+v", r.ExitStatus, r.Denials)
+	}
+}
+
+func TestNothingRunsThatCannotBeRecorded(t *testing.T) {
+	b := newBench(t, "  - calls: [{tool: shell, input: {command: echo}}]\n  - text: done\n")
+	b.backend.scripts["echo"] = says("hi")
+	var rec *Recorder
+	s, err := open(b.opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec = s.rec
+	rec.opts.Mirror = func(r Record, _ []byte) {
+		if r.Kind == KindModelCallCompleted {
+			rec.file.Close()
+		}
+	}
+	r := s.run(t.Context())
+	b.backend.requireGone(t)
+	if r.Reason != loop.StopTraceUnwritable || r.ExitStatus != 54 || r.Problem == nil {
+		t.Errorf("ended %s (%d): %+v", r.Reason, r.ExitStatus, r.Problem)
+	}
+	for _, box := range b.backend.boxes {
+		if len(box.ran) > 0 {
+			t.Errorf("%q ran without a record", box.ran)
+		}
+	}
+}
