@@ -12,7 +12,8 @@ import (
 // reader would not see or would take for something else, quoted and escaped.
 func shown(path string) string {
 	_, hidden := tools.Display(path)
-	if hidden || strings.ContainsAny(path, "\n\t\"") || path == "" || strings.TrimSpace(path) != path {
+	spaced := "/" + path + "/"
+	if hidden || strings.ContainsAny(path, "\n\t\"") || path == "" || strings.Contains(spaced, "/ ") || strings.Contains(spaced, " /") {
 		return quote(path)
 	}
 	return path

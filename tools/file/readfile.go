@@ -132,18 +132,18 @@ func decodeUTF16(b []byte) (decoded string, bad int) {
 // output words what was seen.
 func (w window) output(v *view, f workspace.File) tools.Output {
 	out := text(v.text.String())
-	lines := strconv.Itoa(v.lines)
+	total, lines := strconv.Itoa(v.lines), plural(v.lines, "line")
 	if !v.whole {
-		lines = "more than " + lines
+		total, lines = "more than "+total, "more than "+lines
 	}
 	switch {
 	case v.last == 0:
-		out = text(fmt.Sprintf("[offset %d is beyond the end: the file has %s lines]", w.from, lines))
+		out = text(fmt.Sprintf("[offset %d is beyond the end: the file has %s]", w.from, lines))
 		out.Success = false
 		return out
 	case v.last < v.lines || !v.whole:
 		out.Truncated = true
-		note(&out, fmt.Sprintf("lines %d to %d of %s, %d bytes in all; go on with offset %d", w.from, v.last, lines, f.Size, v.last+1))
+		note(&out, fmt.Sprintf("lines %d to %d of %s, %d bytes in all; go on with offset %d", w.from, v.last, total, f.Size, v.last+1))
 	case w.from > 1:
 		note(&out, fmt.Sprintf("lines %d to %d, the end of the file", w.from, v.last))
 	}

@@ -1,0 +1,273 @@
+//go:build linux
+
+package file
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+func TestDefinitions(t *testing.T) {
+	f := newFixture(t)
+	d, err := tools.New(tools.Options{Emit: func(tools.Event) error { return nil }})
+	f.must(err)
+	var names []tools.Name
+	for _, factory := range f.all {
+		if err := d.Register(factory); err != nil {
+			t.Error(err)
+		}
+		def := factory().Definition()
+		names = append(names, def.Name)
+		if !def.EnabledByDefault || def.Description == "" || def.Paths == nil {
+			t.Errorf("definition of %s: %+v", def.Name, def)
+		}
+		want := tools.PlaceHost
+		if def.Class == tools.ClassWrite {
+			want = tools.PlaceSandbox
+		}
+		if def.Runs != want {
+			t.Errorf("%s runs in %s", def.Name, def.Runs)
+		}
+	}
+	want := []tools.Name{"read_file", "list_dir", "glob", "grep", "write_file", "patch_file", "delete_file"}
+	if d := cmp.Diff(want, names); d != "" {
+		t.Errorf("tools (-want +got):\n%s", d)
+	}
+	only, err := Factories(Options{Reader: f.reader})
+	if err != nil || len(only) != 4 {
+		t.Errorf("without an applier: %d tools, %v", len(only), err)
+	}
+	if _, err := Factories(Options{}); err == nil {
+		t.Error("Factories took options without a reader")
+	}
+}
+
+func TestPaths(t *testing.T) {
+	f := newFixture(t)
+	for _, c := range []struct {
+		tool  tools.Name
+		input string
+		want  []string
+	}{
+		{"read_file", `{"path":"a"}`, []string{"a"}},
+		{"write_file", `{"path":"a","content":""}`, []string{"a"}},
+		{"list_dir", `{}`, []string{"."}},
+		{"glob", `{"pattern":"*","path":""}`, []string{"."}},
+		{"grep", `{"pattern":"x","path":"d"}`, []string{"d"}},
+		{"delete_file", `{"path":1}`, nil},
+	} {
+		if d := cmp.Diff(c.want, f.tools[c.tool]().Definition().Paths(json.RawMessage(c.input))); d != "" {
+			t.Errorf("paths of %s %s (-want +got):\n%s", c.tool, c.input, d)
+		}
+	}
+}
+
+// The whole way: aliases, validation, scope, policy, projection, execution.
+func TestThroughTheDispatcher(t *testing.T) {
+	f := newFixture(t)
+	f.must(os.Symlink("/etc/passwd", filepath.Join(f.root, "passwd")))
+	d, err := tools.New(tools.Options{
+		Emit: func(tools.Event) error { return nil }, OnPrompt: tools.OnPromptAllow,
+		Scope: func(p string) error { return f.reader.Scope(context.Background(), p) },
+	})
+	f.must(err)
+	for _, factory := range f.all {
+		f.must(d.Register(factory))
+	}
+	for _, c := range []struct {
+		name  tools.Name
+		input string
+		class tools.ErrorClass
+		want  string
+	}{
+		{"write_file", `{"file_path":"src/a.go","file_text":"package a\n"}`, "", "Created src/a.go (10 bytes)."},
+		{"write_file", `{"path":"src/a.go","contents":"package b\n"}`, "", "Overwrote src/a.go (10 bytes)."},
+		{"patch_file", `{"filePath":"/workspace/src/a.go","old_str":"b","new_string":"c"}`, "", "Patched src/a.go: replaced 1 place (now 10 bytes)."},
+		{"read_file", `{"filename":"src/a.go"}`, "", "package c\n"},
+		{"read_file", `{"path":"src/a.go","file_path":"x"}`, tools.ErrorValidation, "means the same"},
+		{"read_file", `{"path":"src/a.go","offset":0}`, tools.ErrorValidation, "offset"},
+		{"read_file", `{"path":"../../etc/passwd"}`, tools.ErrorPermissionDenied, "outside the workspace"},
+		{"read_file", `{"path":"passwd"}`, tools.ErrorPermissionDenied, "outside the workspace"},
+		{"read_file", `{"path":"/etc/passwd"}`, tools.ErrorPermissionDenied, "outside the workspace"},
+		{"write_file", `{"path":"passwd","content":"x"}`, tools.ErrorPermissionDenied, "outside the workspace"},
+		{"read_file", `{"path":"missing"}`, tools.ErrorExecution, "no such file"},
+		{"patch_file", `{"path":"src/a.go","old":"zzz","new":""}`, tools.ErrorExecution, "0 matches"},
+		{"delete_file", `{"path":"src"}`, tools.ErrorExecution, "recursive"},
+		{"delete_file", `{"path":"src","recursive":true}`, "", "Deleted src (2 entries)."},
+	} {
+		results, err := d.Round(t.Context(), []tools.Call{{ID: "tu_1", Name: c.name, Input: json.RawMessage(c.input)}})
+		f.must(err)
+		got := results[0]
+		if got.Class != c.class || got.IsError != (c.class != "") || !strings.Contains(got.Content[0].Text, c.want) {
+			t.Errorf("%s %s: class %q, %q; want class %q, %q", c.name, c.input, got.Class, got.Content[0].Text, c.class, c.want)
+		}
+	}
+}
+
+func TestChanges(t *testing.T) {
+	f := newFixture(t)
+	f.file("f", "one\ntwo\none\n")
+	for _, c := range []struct {
+		tool     tools.Name
+		input    object
+		want     string
+		modified []string
+		content  map[string]string
+	}{
+		{"write_file", object{"path": "d/new", "content": "x\n"}, "Created d/new (2 bytes).", []string{"d/new"}, map[string]string{"d/new": "x\n"}},
+		{"write_file", object{"path": "./d//new", "content": ""}, "Overwrote d/new (0 bytes).", []string{"d/new"}, map[string]string{"d/new": ""}},
+		{"patch_file", object{"path": "f", "old": "two\n", "new": ""}, "Patched f: replaced 1 place (now 8 bytes).", []string{"f"}, map[string]string{"f": "one\none\n"}},
+		{"patch_file", object{"path": "f", "old": "one", "new": "2", "replace_all": true}, "Patched f: replaced 2 places (now 4 bytes).", []string{"f"}, map[string]string{"f": "2\n2\n"}},
+		{"delete_file", object{"path": "f"}, "Deleted f.", []string{"f"}, nil},
+		{"write_file", object{"path": "a\nb\u202e", "content": ""}, `Created "a\nb\u202e" (0 bytes).`, []string{"a\nb\u202e"}, nil},
+	} {
+		out, err := f.call(c.tool, c.input)
+		f.must(err)
+		if out.Content[0].Text != c.want || !out.Success || !slices.Equal(out.FilesModified, c.modified) {
+			t.Errorf("%s %v: %+v, want %q", c.tool, c.input, out, c.want)
+		}
+		for name, want := range c.content {
+			if got := f.content(name); got != want {
+				t.Errorf("%s holds %q, want %q", name, got, want)
+			}
+		}
+	}
+}
+
+func TestFailures(t *testing.T) {
+	f := newFixture(t)
+	f.file("f", "aa")
+	f.file("d/x", "")
+	f.must(os.Symlink(f.outside, filepath.Join(f.root, "out")))
+	if b, err := os.ReadFile(filepath.Join(f.root, "out/canary")); err != nil || string(b) != f.canary {
+		t.Fatal("control: a plain read does not reach the canary")
+	}
+	for _, c := range []struct {
+		tool   tools.Name
+		input  object
+		class  tools.ErrorClass
+		reason string
+		says   string
+	}{
+		{"read_file", object{"path": "out/canary"}, tools.ErrorPermissionDenied, "workspace_escape", "outside the workspace"},
+		{"read_file", object{"path": "../outside/canary"}, tools.ErrorPermissionDenied, "workspace_escape", ""},
+		{"list_dir", object{"path": "out"}, tools.ErrorPermissionDenied, "workspace_escape", ""},
+		{"glob", object{"path": "out", "pattern": "*"}, tools.ErrorPermissionDenied, "workspace_escape", ""},
+		{"glob", object{"pattern": "/etc/*"}, tools.ErrorPermissionDenied, "workspace_escape", ""},
+		{"grep", object{"path": "out", "pattern": "."}, tools.ErrorPermissionDenied, "workspace_escape", ""},
+		{"write_file", object{"path": "out/new", "content": "x"}, tools.ErrorPermissionDenied, "workspace_escape", ""},
+		{"patch_file", object{"path": "out/canary", "old": "a", "new": "b"}, tools.ErrorPermissionDenied, "workspace_escape", ""},
+		{"delete_file", object{"path": "out/canary"}, tools.ErrorPermissionDenied, "workspace_escape", ""},
+		{"read_file", object{"path": "none"}, tools.ErrorExecution, "not_found", `"none": no such file`},
+		{"read_file", object{"path": "d"}, tools.ErrorExecution, "is_dir", "folder"},
+		{"list_dir", object{"path": "f"}, tools.ErrorExecution, "not_dir", ""},
+		{"patch_file", object{"path": "f", "old": "a", "new": "b"}, tools.ErrorExecution, "no_match", "2 matches"},
+		{"patch_file", object{"path": "f", "old": "x", "new": "b"}, tools.ErrorExecution, "no_match", "0 matches"},
+		{"delete_file", object{"path": "d"}, tools.ErrorExecution, "is_dir", "recursive"},
+		{"delete_file", object{"path": "."}, tools.ErrorExecution, "invalid", "workspace itself"},
+	} {
+		_, err := f.call(c.tool, c.input)
+		class, reason, message := f.refused(err)
+		if class != c.class || reason != c.reason || !strings.Contains(message, c.says) {
+			t.Errorf("%s %v: %s, %s, %q; want %s, %s, %q", c.tool, c.input, class, reason, message, c.class, c.reason, c.says)
+		}
+	}
+	if got := f.content("f"); got != "aa" {
+		t.Errorf("f holds %q", got)
+	}
+}
+
+// The loss of the sandbox is not dressed up as something for the model.
+func TestSandboxLost(t *testing.T) {
+	f := newFixture(t)
+	f.sandbox.err = fmt.Errorf("apply change: %w", tools.ErrSandboxLost)
+	_, err := f.call("write_file", object{"path": "f", "content": ""})
+	if !errors.Is(err, tools.ErrSandboxLost) {
+		t.Errorf("error %v does not wrap ErrSandboxLost", err)
+	}
+	if _, ok := errors.AsType[*tools.Error](err); ok {
+		t.Errorf("error %v is one for the model", err)
+	}
+}
+
+func TestProjection(t *testing.T) {
+	f := newFixture(t)
+	f.file("f", "one\ntwo\n")
+	f.file("bin", "a\x00b")
+	f.file("big", strings.Repeat("x\n", 600_000))
+	f.file("d/x", "")
+	f.must(os.Symlink("f", filepath.Join(f.root, "link")))
+	for _, c := range []struct {
+		tool  tools.Name
+		input object
+		diff  string
+		state string
+		fails bool
+	}{
+		{tool: "write_file", input: object{"path": "f", "content": "one\n2\n"}, state: "f", diff: "--- a/f\n+++ b/f\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n"},
+		{tool: "write_file", input: object{"path": "new", "content": "x\n"}, state: "absent", diff: "--- /dev/null\n+++ b/new\n@@ -0,0 +1 @@\n+x\n"},
+		{tool: "patch_file", input: object{"path": "f", "old": "two", "new": "2"}, state: "f", diff: "--- a/f\n+++ b/f\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n"},
+		{tool: "delete_file", input: object{"path": "f"}, state: "f", diff: "--- a/f\n+++ /dev/null\n@@ -1,2 +0,0 @@\n-one\n-two\n"},
+		{tool: "write_file", input: object{"path": "bin", "content": "x"}, state: "bin", diff: "--- a/bin\n+++ b/bin\nBinary: 3 bytes before, 1 after.\n"},
+		{tool: "write_file", input: object{"path": "big", "content": ""}, state: "big", diff: "--- a/big\n+++ b/big\nToo large for a diff: 1200000 bytes before, 0 after.\n"},
+		{tool: "patch_file", input: object{"path": "f", "old": "none", "new": "2"}, fails: true},
+		{tool: "patch_file", input: object{"path": "new", "old": "none", "new": "2"}, fails: true},
+		{tool: "delete_file", input: object{"path": "new"}, fails: true},
+		{tool: "delete_file", input: object{"path": "link"}, fails: true},
+		{tool: "delete_file", input: object{"path": "d", "recursive": true}, fails: true},
+		{tool: "write_file", input: object{"path": "../x", "content": ""}, fails: true},
+	} {
+		raw, err := json.Marshal(c.input)
+		f.must(err)
+		tool := f.tools[c.tool]().(tools.Projector)
+		p, err := tool.Project(t.Context(), &tools.Call{Input: raw})
+		if (err != nil) != c.fails {
+			t.Errorf("%s %v: %v", c.tool, c.input, err)
+			continue
+		}
+		want := tools.Projection{Diff: c.diff, State: c.state}
+		if c.state != "" && c.state != "absent" {
+			want.State = hash(f.content(c.state))
+		}
+		if d := cmp.Diff(want, p); d != "" {
+			t.Errorf("%s %v (-want +got):\n%s", c.tool, c.input, d)
+		}
+	}
+	if len(f.sandbox.ops) != 0 {
+		t.Errorf("a projection changed something: %+v", f.sandbox.ops)
+	}
+	// What was shown is what is done, or nothing.
+	raw := json.RawMessage(`{"path":"f","content":"x"}`)
+	tool := f.tools["write_file"]()
+	p, err := tool.(tools.Projector).Project(t.Context(), &tools.Call{Input: raw})
+	f.must(err)
+	f.file("f", "changed meanwhile")
+	_, err = f.tools["write_file"]().Execute(t.Context(), &tools.Call{Input: raw, Projected: p.State})
+	if _, reason, _ := f.refused(err); reason != string(workspace.KindConflict) || f.content("f") != "changed meanwhile" {
+		t.Errorf("write to a file that has changed: %v", err)
+	}
+	p, err = tool.(tools.Projector).Project(t.Context(), &tools.Call{Input: raw})
+	f.must(err)
+	if _, err = f.tools["write_file"]().Execute(t.Context(), &tools.Call{Input: raw, Projected: p.State}); err != nil || f.content("f") != "x" {
+		t.Errorf("write to the file that was shown: %v", err)
+	}
+}
+
+func hash(s string) string {
+	sum := sha256.Sum256([]byte(s))
+	return hex.EncodeToString(sum[:])
+}
