@@ -127,9 +127,9 @@ func decodeBackslash(s string) (rune, int) {
 		return 0, 0
 	}
 	switch {
-	case s[at] == 'x':
+	case s[at] == 'x' || s[at] == 'X':
 		return decodeHex(s, at+1, 2)
-	case s[at] == 'u' && at+1 < len(s) && s[at+1] == '{':
+	case s[at]|0x20 == 'u' && at+1 < len(s) && s[at+1] == '{':
 		end := strings.IndexByte(s[at:min(at+12, len(s))], '}')
 		if end <= 2 {
 			return 0, 0
@@ -139,10 +139,11 @@ func decodeBackslash(s string) (rune, int) {
 			return 0, 0
 		}
 		return v, n + 1
-	case s[at] == 'u':
+	case s[at] == 'u' || s[at] == 'U':
+		if r, n := decodeHex(s, at+1, 8); n > 0 && r < unicode.MaxASCII {
+			return r, n
+		}
 		return decodeHex(s, at+1, 4)
-	case s[at] == 'U':
-		return decodeHex(s, at+1, 8)
 	case s[at] >= '0' && s[at] <= '1' && len(s) >= at+3:
 		return decodeNumber(s, at, 3, 8)
 	case s[at] >= '4' && s[at] <= '7' && len(s) >= at+2:

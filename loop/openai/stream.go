@@ -66,6 +66,9 @@ func readWhole(body []byte, onDelta func(loop.Delta)) (loop.Response, error) {
 // decode reads one JSON value of an answer. An error in it is one.
 func decode(data []byte) (completion, error) {
 	var c completion
+	if len(data) > 2*maxContent { // twice, for escapes; decoding is what takes the time
+		return c, errTooLarge
+	}
 	if err := json.Unmarshal(data, &c); err != nil {
 		return c, fmt.Errorf("%w: %w", errMalformed, err)
 	}
