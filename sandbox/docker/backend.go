@@ -13,6 +13,7 @@ import (
 	"github.com/docker/docker/api/types"
 	"github.com/docker/docker/api/types/system"
 	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/sandbox"
@@ -163,18 +164,19 @@ func (b *Backend) connect(ctx context.Context) (*remote, facts, error) {
 
 // examine asks an engine what it is and refuses one that can't isolate.
 func examine(ctx context.Context, r *remote, runtime string) (facts, error) {
-	info, err := r.info(ctx)
-	if err != nil {
-		return facts{}, err
-	}
-	version, err := r.version(ctx)
-	if err != nil {
+	var info system.Info
+	var version types.Version
+	var both errgroup.Group
+	both.Go(func() (err error) { info, err = r.info(ctx); return err })
+	both.Go(func() (err error) { version, err = r.version(ctx); return err })
+	if err := both.Wait(); err != nil {
 		return facts{}, err
 	}
 	if err := isolates(info); err != nil {
 		return facts{}, err
 	}
 	f := facts{version: info.ServerVersion, info: info}
+	var err error
 	f.runtime, err = findRuntime(info, version, runtime)
 	return f, err
 }

@@ -195,25 +195,38 @@ func (s *session) createContainer(ctx context.Context, asked request) error {
 const markGIDs = 1 << 30
 
 // startGuest attaches before the container starts, so that no byte is lost,
-// and speaks to the guest.
+// and speaks to the guest. It does not wait for the engine's answer before:
+// the guest says hello some 10 ms earlier.
 func (s *session) startGuest(ctx context.Context) error {
 	response, err := s.remote.attach(ctx, s.id)
 	if err != nil {
 		return err
 	}
 	s.stream = newStream(response)
-	if err := s.remote.startContainer(ctx, s.id); err != nil {
-		return err
-	}
+	started := make(chan error, 1)
+	go func() {
+		err := s.remote.startContainer(ctx, s.id)
+		if err != nil {
+			s.stream.Close() //nolint:errcheck // it ends the wait for a hello that won't come
+		}
+		started <- err
+	}()
 	config := guest.NewConfig(s.spec)
 	config.CommandUID, config.CommandGID = uint32(s.work.CommandUID), uint32(s.work.CommandGID)
 	config.GIDBase, config.Probe = markGIDs, true
-	s.conn, err = guest.Dial(ctx, guest.Options{
+	conn, err := guest.Dial(ctx, guest.Options{
 		Conn: s.stream, Config: config, Timeout: s.spec.Resources.CommandTime, Grace: s.spec.Grace, Logger: s.log,
 	})
+	if startErr := <-started; startErr != nil {
+		if err == nil {
+			conn.Close() //nolint:errcheck // as above
+		}
+		return startErr
+	}
 	if err != nil {
 		return s.explain(ctx, fmt.Errorf("start guest: %w", err))
 	}
+	s.conn = conn
 	return nil
 }
 
