@@ -8,10 +8,13 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
+	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
 // attest puts together what the guest observed and what the kernel says of
@@ -46,9 +49,25 @@ func (c *container) attest(ctx context.Context, spec sandbox.Spec) error {
 	if c.plan.traits.ownKernel {
 		a.Limits.PIDs = max(hello.Limits.UserPIDs, 0)
 	}
-	a.Lost = slices.Concat(a.Lost, c.lost, c.prepared.Lost, c.backend.lost())
+	a.Lost = slices.Concat(a.Lost, c.lost, c.workspaceLost(hello), c.backend.lost())
 	c.attested = a
 	return c.verify(hello, private)
+}
+
+// workspaceLost is what the workspace's mounts lack. The runtime sets the flags
+// also where workmount could not.
+func (c *container) workspaceLost(hello wire.Hello) []string {
+	return slices.DeleteFunc(slices.Clone(c.prepared.Lost), func(text string) bool {
+		return text == workmount.LostFlags && !slices.ContainsFunc(workspaceMounts(hello), func(m wire.Mount) bool {
+			// gVisor serves no device of the host's, and does not show nodev.
+			return !slices.Contains(m.Options, "nosuid") || !c.plan.traits.ownKernel && !slices.Contains(m.Options, "nodev")
+		})
+	})
+}
+
+// workspaceMounts are the mounts of the workspace and in it, as seen inside.
+func workspaceMounts(hello wire.Hello) []wire.Mount {
+	return append([]wire.Mount{hello.Workspace}, hello.Submounts...)
 }
 
 // verify joins every way in which the container is weaker than was asked.
@@ -124,11 +143,38 @@ func (c *container) verifyWorkspace(hello wire.Hello) error {
 	if hello.Nonce != c.bundle.nonce {
 		return errors.New("it does not see this host's files: the nonce differs")
 	}
-	// gVisor numbers devices and inodes itself.
-	if w := c.prepared.Binds[0]; !c.plan.traits.ownKernel && (hello.Workspace.Device != w.Device || hello.Workspace.Inode != w.Inode) {
-		return errors.New("its workspace is another folder: the path was changed while it started")
+	for _, b := range c.prepared.Binds {
+		device, inode, err := c.seenAt(b, hello)
+		if err != nil {
+			return err
+		}
+		if device != b.Device || inode != b.Inode {
+			return fmt.Errorf("at %s it has another file than the one that was opened: the path was changed while it started", b.Target)
+		}
 	}
 	return nil
+}
+
+// seenAt says which file a bind turned out to be: as the guest sees it, or by
+// its path on the host for gVisor, which numbers devices and inodes itself.
+// Staged mounts have a path that nobody else can change.
+func (c *container) seenAt(b workmount.Bind, hello wire.Hello) (device, inode uint64, err error) {
+	if c.plan.traits.ownKernel {
+		if c.prepared.Staged {
+			return b.Device, b.Inode, nil
+		}
+		var st unix.Stat_t
+		if err := unix.Lstat(b.Source, &st); err != nil {
+			return 0, 0, fmt.Errorf("look at %s again: %w", b.Source, err)
+		}
+		return st.Dev, st.Ino, nil
+	}
+	for _, m := range workspaceMounts(hello) {
+		if m.Path == b.Target {
+			return m.Device, m.Inode, nil
+		}
+	}
+	return 0, 0, fmt.Errorf("nothing is mounted at %s", b.Target)
 }
 
 // verifyLimits compares what was asked with what the kernel holds.

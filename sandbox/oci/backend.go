@@ -69,7 +69,7 @@ func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 func (b *Backend) lost() []string {
 	switch {
 	case b.rootless && b.options.Kind == Runc:
-		return []string{"Separate identities: without subordinate ids an ordinary user has one id in the container, so the guest and commands share it."}
+		return []string{"Separate uids: without subordinate ids an ordinary user has one in the container, so guest and commands share it."}
 	default:
 		return nil
 	}

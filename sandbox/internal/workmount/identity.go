@@ -31,10 +31,10 @@ func decide(runner, owner ids, path string, allowRunner bool, writable func() bo
 	case runner.uid == 0:
 		return plan{command: commandIDs, files: owner, stage: true, idmap: owner != commandIDs}, nil
 	case owner.uid == runner.uid:
-		return plan{command: runner, files: runner, lost: []string{lostFlags}}, nil
+		return plan{command: runner, files: runner, lost: []string{LostFlags}}, nil
 	case allowRunner && writable():
 		return plan{command: runner, files: runner, lost: []string{
-			lostFlags,
+			LostFlags,
 			fmt.Sprintf("the workspace belongs to uid %d, but files that commands make belong to uid %d", owner.uid, runner.uid),
 		}}, nil
 	case allowRunner:
@@ -45,7 +45,9 @@ func decide(runner, owner ids, path string, allowRunner bool, writable func() bo
 		"run as its owner or as root, or allow files to belong to the runner", path, sandbox.ErrInvalid, owner.uid, runner.uid)
 }
 
-const lostFlags = "the workspace is mounted without nosuid and nodev, because only root can set them"
+// LostFlags is in Prepared.Lost where sources are not staged. A backend whose
+// runtime sets the flags itself, and sees them set, leaves it out.
+const LostFlags = "the workspace is mounted without nosuid and nodev, because only root can set them"
 
 // withoutIDMap is the plan of root where the kernel, or the file system that
 // the workspace is on, has no id-mapped mounts: commands then run as the

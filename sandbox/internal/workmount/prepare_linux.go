@@ -138,7 +138,7 @@ func (p *Prepared) bindAll(o Options, decided plan, submounts []string, list []g
 				return err
 			}
 		}
-		decided.stage, decided.lost = false, append(decided.lost, lostFlags)
+		decided.stage, decided.lost = false, append(decided.lost, LostFlags)
 	}
 	for i, g := range wanted {
 		f, err := p.open(g, i, len(submounts))

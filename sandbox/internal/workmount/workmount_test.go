@@ -26,11 +26,11 @@ func TestDecide(t *testing.T) {
 		{name: "root, root's", runner: ids{0, 0}, owner: ids{0, 0}, want: plan{command: commandIDs, files: ids{0, 0}, stage: true, idmap: true}},
 		{name: "root, already the commands'", runner: ids{0, 0}, owner: commandIDs, want: plan{command: commandIDs, files: commandIDs, stage: true}},
 		{name: "root, group differs", runner: ids{0, 0}, owner: ids{10001, 5}, want: plan{command: commandIDs, files: ids{10001, 5}, stage: true, idmap: true}},
-		{name: "own", runner: ids{1000, 100}, owner: ids{1000, 1000}, want: plan{command: ids{1000, 100}, files: ids{1000, 100}, lost: []string{lostFlags}}},
+		{name: "own", runner: ids{1000, 100}, owner: ids{1000, 1000}, want: plan{command: ids{1000, 100}, files: ids{1000, 100}, lost: []string{LostFlags}}},
 		{name: "another's", runner: ids{1000, 1000}, owner: ids{0, 0}, writable: yes, err: sandbox.ErrInvalid},
 		{name: "another's, allowed", runner: ids{1000, 1000}, owner: ids{0, 0}, allow: true, writable: yes, want: plan{
 			command: ids{1000, 1000}, files: ids{1000, 1000},
-			lost: []string{lostFlags, "the workspace belongs to uid 0, but files that commands make belong to uid 1000"},
+			lost: []string{LostFlags, "the workspace belongs to uid 0, but files that commands make belong to uid 1000"},
 		}},
 		{name: "another's, allowed, not writable", runner: ids{1000, 1000}, owner: ids{0, 0}, allow: true, writable: no, err: sandbox.ErrInvalid},
 	} {
