@@ -36,6 +36,9 @@ func (s *session) look(ctx context.Context) {
 	}()
 }
 
+// freshEntries bounds the siblings that are looked at beside one file.
+const freshEntries = 10_000
+
 // fresh says whether a file is still as the session found it, by its own
 // metadata. Where that can't be told it is not.
 func (s *session) fresh(ctx context.Context, name string) bool {
@@ -46,7 +49,7 @@ func (s *session) fresh(ctx context.Context, name string) bool {
 	was, there := s.before.files[rel]
 	now, isThere := stamp{}, false
 	// The parent's listing tells a link from a file and has the change time.
-	_, err = s.reader.Walk(ctx, path.Dir(rel), workspace.WalkOptions{MaxDepth: 1}, func(e workspace.Entry) error {
+	walked, err := s.reader.Walk(ctx, path.Dir(rel), workspace.WalkOptions{MaxDepth: 1, MaxEntries: freshEntries}, func(e workspace.Entry) error {
 		if e.Path != rel {
 			return nil
 		}
@@ -55,7 +58,7 @@ func (s *session) fresh(ctx context.Context, name string) bool {
 	})
 	if !isThere {
 		missing := errors.As(err, new(*workspace.Error))
-		return (err == nil || missing) && !there && !s.before.incomplete
+		return (err == nil || missing) && !walked.Truncated && !there && !s.before.incomplete
 	}
 	return err == nil && there && now == was
 }

@@ -3,8 +3,6 @@ package runner
 import (
 	"time"
 
-	"go.uber.org/zap"
-
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
@@ -12,19 +10,18 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// Options say what one session is. Session, Task, Workspace, StateDir,
-// Backend, Model, Image and Resources are required.
+// Options say what one session is. Folder, Task, Workspace, Backend, Model,
+// Image and Resources are required.
 type Options struct {
-	// Session is the id, from [NewSessionID].
-	Session string
+	// Folder is the session's, from [NewFolder]. It stays open until Run has
+	// returned.
+	Folder *Folder
 	// Task is what the user asks for.
 	Task string
 	// Workspace stays open until Run has returned. Submounts are mounts in it
 	// that are accepted.
 	Workspace *Workspace
 	Submounts []string
-	// StateDir is where sessions keep their folders: $XDG_STATE_HOME/caisson.
-	StateDir string
 
 	// Backend makes the sandbox; Choice says how it was chosen.
 	Backend   sandbox.Backend
@@ -75,9 +72,6 @@ type Options struct {
 	// Force, when it is closed, destroys the sandbox at once instead of
 	// letting commands end; nil never does.
 	Force <-chan struct{}
-	// Logger is for operators; nil discards. What it gets is also in log.jsonl
-	// of the session's folder.
-	Logger *zap.Logger
 }
 
 // Delta is a piece of live output. It is not made safe for a terminal.

@@ -62,6 +62,9 @@ func (s *session) quarantine(ctx context.Context) {
 			}
 			continue
 		}
+		if _, tried := s.moved.moves[p+"\x00"]; tried {
+			continue // a placeholder of the sandbox's own can't be moved
+		}
 		q := Quarantined{Path: p, To: p + ".quarantined-" + newID("q")[2:]}
 		if _, err := s.exec.Apply(ctx, workspace.Op{Kind: workspace.OpRename, Path: p, To: q.To}); err != nil {
 			s.log.Warn("quarantine repository", zap.String("path", p), zap.Error(err))

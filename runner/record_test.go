@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -105,7 +106,10 @@ func TestGoldenRecordsFitTheSchema(t *testing.T) {
 	if diff := cmp.Diff(string(want), string(got)); diff != "" {
 		t.Errorf("%s is not what the types say; go test ./runner -update (-want +got):\n%s", schemaFile, diff)
 	}
-	schema := compileSchema(t, got)
+	schema, err := compile(got)
+	if err != nil {
+		t.Fatal(err)
+	}
 	lines, err := os.ReadFile(filepath.Join("testdata", "records.jsonl"))
 	if err != nil {
 		t.Fatal(err)
@@ -133,21 +137,34 @@ func TestGoldenRecordsFitTheSchema(t *testing.T) {
 	}
 }
 
-func compileSchema(t *testing.T, text []byte) *validator.Schema {
-	t.Helper()
-	doc, err := validator.UnmarshalJSON(bytes.NewReader(text))
+// compiled is the published schema, compiled once: it takes a while.
+var compiled = sync.OnceValues(func() (*validator.Schema, error) {
+	text, err := os.ReadFile(schemaFile)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	c := validator.NewCompiler()
-	if err := c.AddResource("record.schema.json", doc); err != nil {
-		t.Fatal(err)
-	}
-	schema, err := c.Compile("record.schema.json")
+	return compile(text)
+})
+
+func publishedSchema(t *testing.T) *validator.Schema {
+	t.Helper()
+	schema, err := compiled()
 	if err != nil {
 		t.Fatal(err)
 	}
 	return schema
+}
+
+func compile(text []byte) (*validator.Schema, error) {
+	doc, err := validator.UnmarshalJSON(bytes.NewReader(text))
+	if err != nil {
+		return nil, err
+	}
+	c := validator.NewCompiler()
+	if err := c.AddResource("record.schema.json", doc); err != nil {
+		return nil, err
+	}
+	return c.Compile("record.schema.json")
 }
 
 func validate(schema *validator.Schema, text string) error {

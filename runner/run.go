@@ -80,7 +80,7 @@ func (s *session) turn(ctx context.Context) loop.Outcome {
 		Model: s.opts.Model, Dispatcher: s.tools, Budget: s.opts.Budget,
 		System:   loop.SystemPrompt(loop.PromptOptions{Workspace: sandbox.WorkspaceDir, Instructions: s.opts.Instructions}),
 		Messages: []loop.Message{loop.NewText(loop.RoleUser, s.opts.Task)},
-		Session:  s.opts.Session, Turn: newID("trn"), Emit: s.journal.loopEvent, Started: s.begun,
+		Session:  s.opts.Folder.Session, Turn: newID("trn"), Emit: s.journal.loopEvent, Started: s.begun,
 		MaxOutputTokens: s.opts.MaxOutputTokens, ContextWindow: s.opts.ContextWindow, Logger: s.log,
 	})
 	if err != nil {
@@ -125,7 +125,7 @@ func (s *session) finish(out loop.Outcome, cause error) Report {
 	s.quarantineAll()
 	s.box.close()
 	r := Report{
-		Session: s.opts.Session, Dir: s.dir, Answer: out.Answer, Err: out.Err,
+		Session: s.opts.Folder.Session, Dir: s.dir, Answer: out.Answer, Err: out.Err,
 		SessionEnded: SessionEnded{
 			Reason: out.Reason, Truncated: out.Truncated, Limit: wireLimit(out.Limit), Usage: out.Usage,
 			CostUSD: costUSD(out.Usage.CostMicroUSD), WallMS: milliseconds(time.Since(s.begun)),
@@ -159,7 +159,7 @@ func (s *session) facts(r *Report) {
 // close writes session.ended and what stands beside the trace. A trace that
 // can't be written is what the session then ended by.
 func (s *session) close(r *Report) {
-	err := errors.Join(s.writePatch(r), s.journal.write(short(r.SessionEnded)), s.rec.Sync())
+	err := errors.Join(s.writePatch(r), s.journal.write(short(r.SessionEnded)), s.rec.Close())
 	if err == nil {
 		err = s.writeReport(*r)
 	}
@@ -175,5 +175,4 @@ func (s *session) close(r *Report) {
 		}
 		r.ExitStatus = ExitStatus(*r)
 	}
-	s.release()
 }

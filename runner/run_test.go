@@ -23,6 +23,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// testKey is a secret of every session here.
+const testKey = "k3y-that-nobody-may-see"
+
 // bench is one session's world.
 type bench struct {
 	t       *testing.T
@@ -48,8 +51,13 @@ func newBench(t *testing.T, turns string) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
+	folder, err := NewFolder(filepath.Join(root, "state"), []Secret{{"OPENAI_API_KEY", testKey}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { folder.Close() })
 	b.opts = Options{
-		Session: NewSessionID(), Task: "do it", Workspace: w, StateDir: filepath.Join(root, "state"),
+		Folder: folder, Task: "do it", Workspace: w, Secrets: []Secret{{"OPENAI_API_KEY", testKey}},
 		Backend: b.backend, Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources(),
 		Policy: policy, Budget: limits.Budget{Rounds: new(int64(20))},
 	}
@@ -102,11 +110,7 @@ func (b *bench) run(ctx context.Context) (Report, []Record) {
 		b.t.Fatalf("trace: torn %v, %v", trace.Torn, err)
 	}
 	records := trace.Records
-	schemaText, err := os.ReadFile(schemaFile)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	schema := compileSchema(b.t, schemaText)
+	schema := publishedSchema(b.t)
 	for line := range strings.Lines(string(text)) {
 		if err := validate(schema, line); err != nil {
 			b.t.Errorf("%v\n%s", err, line)

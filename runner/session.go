@@ -2,15 +2,11 @@ package runner
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"os"
 	"path/filepath"
 	"time"
 
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
@@ -25,7 +21,6 @@ type session struct {
 	begun   time.Time
 	dir     string
 	log     *zap.Logger
-	logFile io.Closer
 	rec     *Recorder
 	journal *journal
 	reader  *workspace.Reader
@@ -39,32 +34,24 @@ type session struct {
 	moved  quarantine
 }
 
-// open makes the session's folder, its log and its trace.
+// open makes the session's trace and looks at its workspace.
 func open(o Options) (_ *session, err error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	s := &session{opts: o, begun: time.Now(), looked: make(chan struct{})}
-	if s.dir, err = makeSessionDir(o.StateDir, o.Session); err != nil {
-		return nil, err
+	s := &session{
+		opts: o, begun: time.Now(), dir: o.Folder.Dir, log: o.Folder.Log, looked: make(chan struct{}),
 	}
-	if err := os.Mkdir(filepath.Join(s.dir, sandboxDir), 0o700); err != nil {
-		return nil, stateError(s.dir, "can't be written: "+err.Error(), err)
-	}
-	redact := newRedactor(o.Secrets)
-	if err := s.openLog(redact); err != nil {
-		return nil, stateError(s.dir, "can't be written: "+err.Error(), err)
-	}
-	s.rec, err = NewRecorder(RecorderOptions{Dir: s.dir, Session: o.Session, Secrets: o.Secrets, Mirror: o.Mirror})
+	s.rec, err = NewRecorder(RecorderOptions{Dir: s.dir, Session: o.Folder.Session, Secrets: o.Secrets, Mirror: o.Mirror})
 	if err != nil {
-		return nil, errors.Join(stateError(s.dir, "can't be written: "+err.Error(), err), s.logFile.Close())
+		return nil, stateError(s.dir, "can't be written: "+err.Error(), err)
 	}
 	s.journal = newJournal(s.rec, o.Live)
 	s.reader, err = workspace.NewReader(o.Workspace.Dir, workspace.ReaderOptions{
 		HostPath: o.Workspace.Path, ContainerPath: sandbox.WorkspaceDir, MaxEntries: snapshotEntries,
 	})
 	if err != nil {
-		s.release()
+		_ = s.rec.Close() // nothing is in it
 		return nil, inputError("the workspace "+o.Workspace.Path+" can't be read", "Name another folder with --workspace.", err)
 	}
 	return s, nil
@@ -76,10 +63,9 @@ func (o Options) validate() error {
 		name    string
 		missing bool
 	}{
-		{"Session", o.Session == ""},
+		{"Folder", o.Folder == nil},
 		{"Task", o.Task == ""},
 		{"Workspace", o.Workspace == nil},
-		{"StateDir", o.StateDir == ""},
 		{"Backend", o.Backend == nil},
 		{"Model", o.Model == nil},
 	} {
@@ -93,37 +79,9 @@ func (o Options) validate() error {
 	return nil
 }
 
-// openLog tees the caller's log into the session's folder, without secrets.
-func (s *session) openLog(redact *redactor) error {
-	f, err := os.OpenFile(filepath.Join(s.dir, "log.jsonl"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
-	if err != nil {
-		return err
-	}
-	conf := zap.NewProductionEncoderConfig()
-	conf.EncodeTime = zapcore.RFC3339NanoTimeEncoder
-	core := zapcore.NewCore(zapcore.NewJSONEncoder(conf), zapcore.AddSync(redact.writer(f)), zapcore.DebugLevel)
-	if s.opts.Logger != nil {
-		core = zapcore.NewTee(s.opts.Logger.Core(), core)
-	}
-	s.log, s.logFile = zap.New(core), f
-	return nil
-}
-
-// sandboxDir is where the backend keeps bundles and mount points, below the
-// session's folder.
-const sandboxDir = "sandbox"
-
-func (s *session) release() {
-	// Only while it is empty: what a backend could not remove, it reported.
-	_ = os.Remove(filepath.Join(s.dir, sandboxDir))
-	_ = s.rec.Close()
-	_ = s.log.Sync()
-	_ = s.logFile.Close()
-}
-
 func (s *session) spec() sandbox.Spec {
 	return sandbox.Spec{
-		Session: s.opts.Session, Image: s.opts.Image, Workspace: s.opts.Workspace.spec(s.opts.Submounts),
+		Session: s.opts.Folder.Session, Image: s.opts.Image, Workspace: s.opts.Workspace.spec(s.opts.Submounts),
 		Git: s.opts.Git, Resources: s.opts.Resources, Dir: filepath.Join(s.dir, sandboxDir),
 		Grace: s.opts.Grace, AllowOwnerRunner: s.opts.AllowOwnerRunner,
 	}
@@ -132,7 +90,7 @@ func (s *session) spec() sandbox.Spec {
 // dispatcher makes the dispatcher with the built-in tools.
 func (s *session) dispatcher() (*tools.Dispatcher, error) {
 	d, err := tools.New(tools.Options{
-		Session: s.opts.Session, Workspace: s.opts.Workspace.Path, Mount: sandbox.WorkspaceDir,
+		Session: s.opts.Folder.Session, Workspace: s.opts.Workspace.Path, Mount: sandbox.WorkspaceDir,
 		Policy: s.opts.Policy, Approver: s.opts.Approver, OnPrompt: s.opts.OnPrompt,
 		Emit: s.journal.toolEvent,
 		Scope: func(path string) error {

@@ -8,9 +8,6 @@ import (
 	"github.com/oklog/ulid/v2"
 )
 
-// NewSessionID makes a session's id.
-func NewSessionID() string { return newID("ses") }
-
 func newID(prefix string) string { return prefix + "_" + ulid.Make().String() }
 
 // SessionDir is the folder of a session below the state folder.

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
@@ -110,57 +109,77 @@ func runTask(ctx context.Context, d deps, env environ, f runFlags, args []string
 	return u.finish(r, answer), nil
 }
 
-// options puts a session together: the model, then the backend.
+// options puts a session together: its folder, the model, then the backend.
+// done ends what was made; it is called where there is no error.
 func (s *setup) options(ctx context.Context, text string, u *userInterface) (_ runner.Options, done func(), err error) {
-	var o runner.Options
 	selected, err := s.conf.SelectModel(s.environ)
 	if err != nil {
-		return o, nil, noModel(err)
+		return runner.Options{}, nil, noModel(err)
 	}
-	model, closeModel, err := s.deps.model(selected, modelSettings{stream: *s.conf.Stream, differs: u.differs, logger: zap.NewNop()})
+	hidden := secrets(s.environ, selected)
+	folder, err := runner.NewFolder(s.environ.stateDir(), hidden)
 	if err != nil {
-		return o, nil, err
+		return runner.Options{}, nil, err
 	}
-	defer func() {
-		if err != nil {
-			closeModel()
-		}
-	}()
+	s.backends.logger = folder.Log
+	model, closeModel, err := s.deps.model(selected, modelSettings{stream: *s.conf.Stream, differs: u.differs, logger: folder.Log})
+	if err != nil {
+		return runner.Options{}, nil, errors.Join(err, folder.Close())
+	}
+	end := func() {
+		closeModel()
+		_ = folder.Close() // an empty folder that stays does no harm
+	}
 	if text == "" {
 		text = task(model)
 	}
+	var o runner.Options
 	if text == "" {
-		return o, nil, usage("a task is needed: as the argument, by -f FILE, or - for standard input")
+		err = usage("a task is needed: as the argument, by -f FILE, or - for standard input")
+	} else {
+		o, err = s.world(ctx, u)
 	}
+	if err != nil {
+		end()
+		return runner.Options{}, nil, err
+	}
+	o.Folder, o.Task, o.Model, o.Secrets = folder, text, model, hidden
+	o.MaxOutputTokens, o.ContextWindow = selected.MaxOutputTokens, selected.ContextWindow
+	o.Approver, o.Mirror, o.Live = u.approver(), u.record, u.live
+	return o, end, nil
+}
+
+// world is everything of a session but its model and its user.
+func (s *setup) world(ctx context.Context, u *userInterface) (runner.Options, error) {
+	var o runner.Options
 	image, err := reference(*s.conf.Image)
 	if err != nil {
-		return o, nil, &runner.Error{Status: runner.ExitConfig, Err: err, Problem: runner.Problem{
+		return o, &runner.Error{Status: runner.ExitConfig, Err: err, Problem: runner.Problem{
 			Cause: "the image can't be used: " + err.Error(), Mend: "Images are host, rootfs:DIR, or a name that the Docker engine has.",
 		}}
 	}
 	resources, err := s.conf.SandboxResources()
 	if err != nil {
-		return o, nil, err
+		return o, err
 	}
 	policy, err := s.conf.ToolPolicy(u.preset())
 	if err != nil {
-		return o, nil, err
+		return o, err
 	}
 	path, warnings := s.backends.imageFacts(ctx, image)
 	backend, choice, err := s.backends.choose(ctx, u.note)
 	if err != nil {
-		return o, nil, err
+		return o, err
 	}
 	return runner.Options{
-		Session: runner.NewSessionID(), Task: text, Workspace: s.workspace, Submounts: s.conf.Submounts,
-		StateDir: s.environ.stateDir(), Backend: backend, Choice: choice, Image: image, ImageName: *s.conf.Image,
+		Workspace: s.workspace, Submounts: s.conf.Submounts,
+		Backend: backend, Choice: choice, Image: image, ImageName: *s.conf.Image,
 		Git: sandbox.GitMode(*s.conf.Git), Resources: resources, Grace: time.Duration(*s.conf.Grace),
-		AllowOwnerRunner: *s.conf.AcceptRunnerAsOwner,
-		Model:            model, MaxOutputTokens: selected.MaxOutputTokens, ContextWindow: selected.ContextWindow,
-		Budget: s.conf.Budget(), Policy: policy, Approver: u.approver(), OnPrompt: tools.OnPrompt(*s.conf.OnPrompt),
-		SearchPath: path, Warnings: inShort(*s.conf.Image, warnings), Sources: s.sources(), Removed: s.backends.sweep(ctx),
-		Version: programVersion(), Secrets: secrets(s.environ, selected), Mirror: u.record, Live: u.live,
-	}, closeModel, nil
+		AllowOwnerRunner: *s.conf.AcceptRunnerAsOwner, Budget: s.conf.Budget(),
+		Policy: policy, OnPrompt: tools.OnPrompt(*s.conf.OnPrompt),
+		SearchPath: path, Warnings: inShort(*s.conf.Image, warnings), Sources: s.sources(),
+		Removed: s.backends.sweep(ctx), Version: programVersion(),
+	}, nil
 }
 
 // inShort makes one warning of what an image lacks: people who know it are

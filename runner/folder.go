@@ -1,0 +1,65 @@
+package runner
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+)
+
+// LogFile is the name of the operators' log in a session's folder.
+const LogFile = "log.jsonl"
+
+// sandboxDir is where the backend keeps bundles and mount points, below the
+// session's folder.
+const sandboxDir = "sandbox"
+
+// Folder is a session's folder below the state folder, private to its user,
+// with a log that everything which serves the session writes to. Whoever made
+// it closes it, after Run.
+type Folder struct {
+	// Session is the id, Dir the folder.
+	Session, Dir string
+	// Log goes to log.jsonl, without secrets.
+	Log *zap.Logger
+
+	file *os.File
+}
+
+// NewFolder makes the folder of a new session. It refuses a state folder that
+// others could change. Its errors are an [Error] with status 52.
+func NewFolder(stateDir string, secrets []Secret) (*Folder, error) {
+	session := newID("ses")
+	dir, err := makeSessionDir(stateDir, session)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(filepath.Join(dir, sandboxDir), 0o700); err != nil {
+		return nil, stateError(dir, "can't be written: "+err.Error(), err)
+	}
+	file, err := os.OpenFile(filepath.Join(dir, LogFile), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, stateError(dir, "can't be written: "+err.Error(), err)
+	}
+	conf := zap.NewProductionEncoderConfig()
+	conf.EncodeTime = zapcore.RFC3339NanoTimeEncoder
+	out := zapcore.AddSync(newRedactor(secrets).writer(file))
+	log := zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(conf), zapcore.Lock(out), zapcore.DebugLevel))
+	return &Folder{Session: session, Dir: dir, Log: log, file: file}, nil
+}
+
+// Close closes the log. What a session that never began left is removed.
+func (f *Folder) Close() error {
+	err := f.file.Close()
+	// Only while it is empty: what a backend could not remove, it reported.
+	if rm := os.Remove(filepath.Join(f.Dir, sandboxDir)); rm != nil {
+		return err
+	}
+	if _, none := os.Lstat(filepath.Join(f.Dir, TraceFile)); errors.Is(none, fs.ErrNotExist) {
+		err = errors.Join(err, os.Remove(filepath.Join(f.Dir, LogFile)), os.Remove(f.Dir))
+	}
+	return err
+}
