@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/docker/docker/api/types"
 	"github.com/docker/docker/api/types/system"
@@ -178,6 +181,9 @@ func examine(ctx context.Context, r *remote, runtime string) (facts, error) {
 	f := facts{version: info.ServerVersion, info: info}
 	var err error
 	f.runtime, err = findRuntime(info, version, runtime)
+	if err == nil && f.runtime.version == "" && r.endpoint.local() {
+		f.runtime.version = askVersion(ctx, f.runtime.path)
+	}
 	return f, err
 }
 
@@ -230,3 +236,27 @@ func findRuntime(info system.Info, version types.Version, name string) (runtimeF
 	}
 	return f, nil
 }
+
+// askVersion asks a runtime that the engine says nothing about. Its path is
+// from the engine's own configuration, which only root writes.
+func askVersion(ctx context.Context, path string) string {
+	if !filepath.IsAbs(path) {
+		return ""
+	}
+	ctx, cancel := deadline(ctx, versionTime)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, path, "--version")
+	cmd.Env, cmd.Dir, cmd.WaitDelay = []string{}, "/", versionTime
+	out, err := cmd.Output()
+	if err != nil {
+		return ""
+	}
+	line, _, _ := strings.Cut(string(out), "\n")
+	return line[:min(len(line), maxVersion)]
+}
+
+// Bounds of a runtime's answer about its version; runsc takes 10 ms.
+const (
+	versionTime = 2 * time.Second
+	maxVersion  = 200
+)

@@ -22,7 +22,19 @@ func TestConformance(t *testing.T) {
 	}
 	b := newBed(t, 0)
 	b.backend = b.open(t, Options{Logger: zap.NewNop()})
-	sandboxtest.Run(t, sandboxtest.Target{
+	sandboxtest.Run(t, b.target())
+}
+
+// TestConformanceRunsc is the same with gVisor as the engine's runtime.
+func TestConformanceRunsc(t *testing.T) {
+	e := newPrivateEngine(t, "--add-runtime", "runsc="+findRunsc(t))
+	target := privateBed(t, e, Options{Runtime: "runsc", Logger: zap.NewNop()}).target()
+	target.LimitsKillSandbox, target.OwnKernel, target.FloodBytes = true, true, 64<<20
+	sandboxtest.Run(t, target)
+}
+
+func (b *bed) target() sandboxtest.Target {
+	return sandboxtest.Target{
 		Backend: inState{b.backend, b.state}, Image: images.Reference{Scheme: images.SchemeHost},
 		Kill: func(ctx context.Context, sb sandbox.Sandbox) error {
 			r, _, err := b.backend.connect(ctx)
@@ -32,7 +44,7 @@ func TestConformance(t *testing.T) {
 			return r.engine.ContainerRemove(ctx, sb.ID(), container.RemoveOptions{Force: true})
 		},
 		Leftovers: b.leftovers,
-	})
+	}
 }
 
 // inState gives each session of the suite a folder below the backend's state
