@@ -111,6 +111,7 @@ func (t *turn) accept(resp Response, offered []tools.Definition) {
 	if m.text() != "" || len(m.toolUses()) > 0 {
 		t.add(m)
 		t.state.empty = false
+		delete(t.state.nudged, aboutEmpty)
 	} else {
 		t.state.empty = true
 	}

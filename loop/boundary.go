@@ -22,7 +22,13 @@ import (
 // history keeps results as they were: wrapping happens while a request is built.
 
 // boundaryTag names the wrapper; it is unlikely in anything that an agent reads.
-const boundaryTag = "caisson-output"
+const (
+	boundaryTag = boundaryFirst + "-" + boundarySecond
+	// boundaryLetters is the name as it is looked for: its letters alone.
+	boundaryLetters = boundaryFirst + boundarySecond
+	boundaryFirst   = "caisson"
+	boundarySecond  = "output"
+)
 
 // newNonce makes the id of one wrapper.
 func newNonce() string {

@@ -128,16 +128,18 @@ func decideCalls(pending []ToolUse, s state) step {
 	return step{action: actCall, run: pending}
 }
 
+// aboutEmpty marks the nudge for an empty answer.
+const aboutEmpty = "empty"
+
 // decideEmpty gives a model that said nothing at all one more chance.
 func decideEmpty(s state) step {
-	const about = "empty"
-	if s.nudged[about] {
+	if s.nudged[aboutEmpty] {
 		return step{action: actEnd, ending: ending{reason: StopProviderFailed, truncated: s.cut, err: errEmptyAnswer}}
 	}
 	if e := s.meter.Exceeded(limits.StepRound, s.elapsed); e != nil {
 		return step{action: actEnd, ending: ending{reason: StopLimit, limit: e, truncated: true}}
 	}
-	return step{action: actNudge, say: nudgeEmpty, about: about}
+	return step{action: actNudge, say: nudgeEmpty, about: aboutEmpty}
 }
 
 // decideRound decides whether the model is asked again.

@@ -39,24 +39,19 @@ func escapeBoundary(text string) string {
 	return out.String()
 }
 
-// maxFiller bounds what may stand between two letters of a tag's name. It is
-// generous: readers that skip more than this don't exist.
-const maxFiller = 64
-
 // isTagName says that the rest of a text, right after an opening bracket,
-// starts with our tag's name.
+// starts with our tag's name. Anything but letters, digits and brackets may
+// stand before and between its letters, however much: the next bracket ends
+// the search, so that all searches together read a text once.
 func isTagName(rest string) bool {
-	name := strings.ReplaceAll(boundaryTag, "-", "")
-	filler := 0
+	name := boundaryLetters
 	for name != "" && rest != "" {
 		r, n := decodeUnit(rest)
 		switch {
 		case r == rune(name[0]):
-			name, filler = name[1:], 0
-		case unicode.IsLetter(r) || unicode.IsDigit(r) || r == '<' || r == '>' || filler == maxFiller:
+			name = name[1:]
+		case unicode.IsLetter(r) || unicode.IsDigit(r) || r == '<' || r == '>':
 			return false
-		default:
-			filler++
 		}
 		rest = rest[n:]
 	}

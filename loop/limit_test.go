@@ -191,6 +191,7 @@ func TestEmptyAnswer(t *testing.T) {
 		"twice":           {answers: []Response{blank, thought}, want: StopProviderFailed, asked: 2},
 		"nothing at all":  {answers: []Response{{}, says("Done.")}, want: StopAnswered, asked: 2},
 		"then calls":      {answers: []Response{thought, calls("shell {}"), says("Done.")}, want: StopAnswered, asked: 3},
+		"now and then":    {answers: []Response{blank, calls("shell {}"), blank, says("Done.")}, want: StopAnswered, asked: 4},
 		"after the calls": {answers: []Response{calls("shell {}"), blank, says("Done.")}, want: StopAnswered, asked: 3},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -20,17 +20,18 @@ const (
 	closeStuck = noticePrefix + "You were told that you repeat the same calls, and went on. No more tools can be used. " +
 		"Give your final answer now: what is done, what is not, and what stood in the way."
 
-	refusedNoTools = "Not run: no tools can be used now."
-	refusedTooMany = "Not run: too many calls in one answer. Make fewer at a time."
-	refusedLost    = "Not run, or without a known result: the run ended before."
-	cutCall        = "the answer was cut at the output limit in the middle of this call, so it was not run; " +
+	refusedNoTools     = "Not run: no tools can be used now."
+	refusedTooMany     = "Not run: too many calls in one answer. Make fewer at a time."
+	refusedInterrupted = "Interrupted: it may have run, wholly or in part. It was not run again."
+	refusedLost        = "Not run, or without a known result: the run ended before."
+	cutCall            = "the answer was cut at the output limit in the middle of this call, so it was not run; " +
 		"do it in smaller steps"
 )
 
 // Causes of bad ends that are nobody's error value.
 var (
 	errStuck             = errors.New("the model repeated the same calls with the same results")
-	errEmptyAnswer       = errors.New("the model gave an empty answer twice")
+	errEmptyAnswer       = errors.New("the model gave an empty answer twice in a row")
 	errCallsWithoutTools = errors.New("the model called tools though none were offered")
 )
 

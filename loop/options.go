@@ -34,7 +34,8 @@ type Options struct {
 	// message where History is empty and is ignored elsewhere. "" is none.
 	System string
 	// History is what came before this turn, recorded already; it is not
-	// reported again. Empty for a new session.
+	// reported again. Calls in it that have no result get one that says so and
+	// are never run. Empty for a new session.
 	History []Message
 	// Messages open the turn; the last one is the user's. They are reported
 	// as [MessageAdded] right after [TurnStarted].

@@ -119,6 +119,10 @@ func (t *turn) open() {
 	if len(t.history) == 0 && t.System != "" {
 		t.add(NewText(RoleSystem, t.System))
 	}
+	// Calls that an earlier run left under way are never run again.
+	for _, u := range unanswered(t.history) {
+		t.refuse(u, refusedInterrupted, tools.ErrorCancelled, "interrupted")
+	}
 	t.state.turn = len(t.history)
 	for _, m := range t.Messages {
 		t.add(m)

@@ -126,6 +126,23 @@ func (m *misbehaving) Round(ctx context.Context, all []tools.Call) ([]tools.Resu
 	return []tools.Result{{CallID: "tu_stranger"}, results[2], results[1]}, err
 }
 
+// TestInterruptedCalls: what an earlier run left under way is never run again.
+func TestInterruptedCalls(t *testing.T) {
+	d := &fakeTools{names: []tools.Name{"shell"}}
+	o := options(answers(says("I will look first.")), d)
+	o.History = []Message{NewText(RoleUser, "Do it."), {Role: RoleAssistant, Blocks: []Block{
+		{ToolUse: &ToolUse{ID: "tu_a", Name: "shell", Input: []byte(`{"command":"rm x"}`)}},
+		{ToolUse: &ToolUse{ID: "tu_b", Name: "shell", Input: []byte(`{"command":"rm y"}`)}},
+	}}, {Role: RoleTool, Blocks: []Block{{ToolResult: &ToolResult{ToolUseID: "tu_a"}}}}}
+	out, events := run(t, t.Context(), o)
+	if len(d.ran) != 0 || out.Reason != StopAnswered {
+		t.Errorf("ran %v, reason %s", d.ran, out.Reason)
+	}
+	if r, ok := events[1].(CallRefused); !ok || r.CallID != "tu_b" || r.Reason != "interrupted" {
+		t.Errorf("event %+v", events[1])
+	}
+}
+
 func TestHistoryContinues(t *testing.T) {
 	first, _ := run(t, t.Context(), options(answers(calls("shell {}"), says("One.")), &fakeTools{names: []tools.Name{"shell"}}))
 	model := answers(calls("shell {}"), says("Two."))
