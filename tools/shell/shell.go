@@ -19,15 +19,22 @@ const Name tools.Name = "shell"
 // 002 gives execute tools.
 const DefaultTimeout = 10 * time.Minute
 
-// stopMargin is what the dispatcher waits beyond the command's own timeout, so
-// that the command's always strikes first: 5 s grace, then the kill and its proof.
-const stopMargin = 15 * time.Second
+// defaultGrace is the grace period where Options name none: seed 002's 5 s.
+const defaultGrace = 5 * time.Second
+
+// stopMargin is what the dispatcher waits beyond the command's own timeout and
+// its grace period, so that the command's always strikes first: it is for the
+// kill and its proof.
+const stopMargin = 10 * time.Second
 
 // Options configure the tool. The zero value is useful.
 type Options struct {
 	// Timeout bounds one command, and is what a command gets that asks for
 	// none; zero means [DefaultTimeout]. At least a second.
 	Timeout time.Duration
+	// Grace is what a command that is stopped has between SIGTERM and SIGKILL,
+	// as whoever runs it knows it; zero means 5 s.
+	Grace time.Duration
 	// Mount is the workspace's path in the container; "" means "/workspace".
 	// HostRoot is its path on the host, under which absolute folders are
 	// accepted too; "" accepts none.
@@ -51,6 +58,12 @@ func New(r runner, opts Options) (tools.Factory, error) {
 	}
 	if opts.Timeout < time.Second {
 		return nil, fmt.Errorf("make shell tool: timeout is %v, must be at least 1s", opts.Timeout)
+	}
+	if opts.Grace < 0 {
+		return nil, fmt.Errorf("make shell tool: grace is %v, must not be negative", opts.Grace)
+	}
+	if opts.Grace == 0 {
+		opts.Grace = defaultGrace
 	}
 	if opts.Mount == "" {
 		opts.Mount = "/workspace"
@@ -94,7 +107,7 @@ func definition(opts Options) tools.Definition {
 		InputSchema: json.RawMessage(schema),
 		Class:       tools.ClassExecute,
 		Runs:        tools.PlaceSandbox,
-		Timeout:     opts.Timeout + stopMargin,
+		Timeout:     opts.Timeout + opts.Grace + stopMargin,
 		ResultBytes: opts.ResultBytes,
 		Aliases: map[string]string{
 			"cmd": "command", "script": "command", "timeout": "timeout_seconds",

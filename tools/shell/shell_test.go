@@ -192,26 +192,29 @@ func TestSandboxFailuresEndTheRun(t *testing.T) {
 	}
 }
 
-// The command's own timeout strikes before the dispatcher's, so that the model
-// gets an exit and not an abandoned call.
+// The command's own timeout strikes before the dispatcher's, however long its
+// grace period is, so that the model gets an exit and not an abandoned call.
 func TestOwnTimeoutComesFirst(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d, events := dispatcherFor(t, runnerFunc(func(ctx context.Context, cmd Command) (Result, error) {
-			select {
-			case <-time.After(cmd.Timeout + 10*time.Second): // grace, kill, proof
-				return Result{Code: -1, Signal: 9, TimedOut: true}, nil
-			case <-ctx.Done():
-				return Result{}, context.Cause(ctx)
+	for _, grace := range []time.Duration{0, time.Minute} {
+		synctest.Test(t, func(t *testing.T) {
+			d, events := dispatcherFor(t, runnerFunc(func(ctx context.Context, cmd Command) (Result, error) {
+				const killAndProof = 5 * time.Second
+				select {
+				case <-time.After(cmd.Timeout + max(grace, defaultGrace) + killAndProof):
+					return Result{Code: -1, Signal: 9, TimedOut: true}, nil
+				case <-ctx.Done():
+					return Result{}, context.Cause(ctx)
+				}
+			}), Options{Grace: grace})
+			results, err := d.Round(t.Context(), call(`{"command":"sleep 1000000"}`))
+			if err != nil || results[0].Class != "" || !strings.Contains(text(results[0]), "timed out after 600 s") {
+				t.Errorf("grace %v: %v, class %q, text %q", grace, err, results[0].Class, text(results[0]))
 			}
-		}), Options{})
-		results, err := d.Round(t.Context(), call(`{"command":"sleep 1000000"}`))
-		if err != nil || results[0].Class != "" || !strings.Contains(text(results[0]), "timed out after 600 s") {
-			t.Errorf("%v, class %q, text %q", err, results[0].Class, text(results[0]))
-		}
-		if done, ok := events()[len(events())-1].(tools.Completed); !ok || done.Success || done.Metadata["timed_out"] != true {
-			t.Errorf("last event %+v", events()[len(events())-1])
-		}
-	})
+			if done, ok := events()[len(events())-1].(tools.Completed); !ok || done.Success || done.Metadata["timed_out"] != true {
+				t.Errorf("grace %v: last event %+v", grace, events()[len(events())-1])
+			}
+		})
+	}
 }
 
 func TestLiveOutputReachesTheEvents(t *testing.T) {
@@ -249,5 +252,8 @@ func TestOptionsThatCannotWork(t *testing.T) {
 	}
 	if _, err := New(hostRunner{}, Options{Timeout: time.Millisecond}); err == nil {
 		t.Error("a timeout of a millisecond is accepted")
+	}
+	if _, err := New(hostRunner{}, Options{Grace: -time.Second}); err == nil {
+		t.Error("a negative grace period is accepted")
 	}
 }
