@@ -75,10 +75,6 @@ func (b *Backend) lost() []string {
 	}
 }
 
-// cacheDir holds what sessions share and never change: copies of the guest and
-// skeletons of images, named by their hashes.
-func (b *Backend) cacheDir() string { return filepath.Join(b.options.StateDir, "oci") }
-
 // owner is this process, as it signs what it makes.
 func (b *Backend) owner() (owner.Identity, error) {
 	instance, err := owner.Instance(b.options.StateDir)

@@ -26,8 +26,8 @@ type guestFile struct {
 const maxGuest = 64 << 20
 
 // guestCopy returns the copy of the guest's binary, and makes it if there is
-// none of its content yet. Copies are never removed by a session: the next
-// one uses them, and they are found by their hash.
+// none of its content yet. A session leaves it for the next one; see
+// pruneCache.
 func (b *Backend) guestCopy() (guestFile, error) {
 	info, err := os.Stat(b.options.GuestPath)
 	if err != nil {
@@ -37,6 +37,7 @@ func (b *Backend) guestCopy() (guestFile, error) {
 	defer b.mu.Unlock()
 	if g := b.guest; g.source != nil && sameFile(g.source, info) {
 		if _, err := os.Stat(g.path); err == nil {
+			used(g.path)
 			return g, nil
 		}
 	}
@@ -64,6 +65,7 @@ func copyGuest(source, dir string) (guestFile, error) {
 	g := guestFile{sha256: hex.EncodeToString(sum[:])}
 	g.path = filepath.Join(dir, "guest-"+g.sha256[:32])
 	if have, err := readBounded(g.path, maxGuest); err == nil && sha256.Sum256(have) == sum {
+		used(g.path)
 		return g, nil
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {

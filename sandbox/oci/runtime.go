@@ -110,11 +110,9 @@ func (r *runtimeClient) delete(ctx context.Context, id string) (removed bool, er
 	if len(files) == 0 {
 		return false, nil
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, callTime, fmt.Errorf("%s did not answer within %s", filepath.Base(r.path), callTime))
-	defer cancel()
 	if _, err := r.call(ctx, r.root, "delete", "--force", id); err != nil {
 		var exit *exec.ExitError
-		if ctx.Err() != nil || !errors.As(err, &exit) {
+		if ctx.Err() != nil || !errors.As(err, &exit) || !exit.Exited() {
 			return false, fmt.Errorf("delete container %s: %w", id, err)
 		}
 		r.log.Warn("the runtime can't delete a container; its files are removed", zap.String("container", id), zap.Error(err))
@@ -143,8 +141,10 @@ func (r *runtimeClient) files(id string) []string {
 	return names
 }
 
-// call runs the runtime and returns its standard output.
+// call runs the runtime, for at most callTime, and returns its standard output.
 func (r *runtimeClient) call(ctx context.Context, root string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, callTime, fmt.Errorf("%s did not answer within %s", filepath.Base(r.path), callTime))
+	defer cancel()
 	if root != "" {
 		args = append([]string{"--root", root}, args...)
 	}

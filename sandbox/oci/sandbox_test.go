@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -268,4 +269,35 @@ func cancelAt(ctx context.Context, b *bed, step int, cancel func()) func() {
 		}
 	})
 	return wait.Wait
+}
+
+// TestStorm makes and destroys sandboxes side by side.
+func TestStorm(t *testing.T) {
+	both(t, func(t *testing.T, k Kind) {
+		b := newBed(t, k, os.Geteuid())
+		b.backend.options.Probe = false
+		var wait sync.WaitGroup
+		for i := range 6 {
+			spec := b.spec(t, fmt.Sprintf("ses_storm%d", i))
+			wait.Go(func() {
+				sb, err := b.backend.Create(t.Context(), spec)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if p, err := sb.Start(t.Context(), sandbox.Command{Argv: []string{"/bin/true"}}); err != nil {
+					t.Error(err)
+				} else if exit, err := p.Wait(); err != nil || !exit.Status.Success() {
+					t.Errorf("%v, %v", exit.Status, err)
+				}
+				if err := sb.Destroy(context.Background()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wait.Wait()
+		for i := range 6 {
+			b.nothingLeft(t, fmt.Sprintf("ses_storm%d", i))
+		}
+	})
 }

@@ -25,6 +25,7 @@ func skeletonFor(image *images.RootFS, dir string) (string, error) {
 	}
 	name := filepath.Join(dir, "rootfs-"+hex.EncodeToString(sum.Sum(nil))[:32])
 	if _, err := os.Stat(name); err == nil {
+		used(name)
 		return name, nil
 	}
 	temp, err := os.MkdirTemp(dir, ".rootfs-*")

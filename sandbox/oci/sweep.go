@@ -2,11 +2,13 @@ package oci
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
@@ -20,9 +22,13 @@ func (b *Backend) Sweep(ctx context.Context) ([]sandbox.Leftover, error) {
 	if err != nil {
 		return nil, fmt.Errorf("sweep %s sandboxes: %w", b.Name(), err)
 	}
-	return owner.Sweep(ctx, owner.SweepOptions{
+	left, err := owner.Sweep(ctx, owner.SweepOptions{
 		StateDir: b.options.StateDir, Backend: b.Name(), Instance: instance, Undo: b.undo,
 	})
+	if err := errors.Join(err, pruneCache(b.cacheDir(), time.Now())); err != nil {
+		return left, fmt.Errorf("sweep %s sandboxes: %w", b.Name(), err)
+	}
+	return left, nil
 }
 
 // undo removes one thing of a dead session. Names are checked against the
