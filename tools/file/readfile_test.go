@@ -12,6 +12,7 @@ import (
 	"image/gif"
 	"image/jpeg"
 	"image/png"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -88,9 +89,7 @@ func TestReadFileText(t *testing.T) {
 			f.t = t
 			f.file("f", c.content)
 			input := object{"path": "f"}
-			for k, v := range c.input {
-				input[k] = v
-			}
+			maps.Copy(input, c.input)
 			out, err := f.call("read_file", input)
 			f.must(err)
 			if out.Content[0].Text != c.want || out.Success == c.fails || out.Truncated != c.cut {

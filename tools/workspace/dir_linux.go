@@ -17,11 +17,7 @@ const direntBytes = 32 << 10
 // their names, and whether there are more. The folder itself must not be a
 // link unless follow says so.
 func (t *tree) readDir(rel string, follow bool, keep int) ([]Entry, bool, error) {
-	flags := unix.O_RDONLY | unix.O_DIRECTORY
-	if !follow {
-		flags |= unix.O_NOFOLLOW
-	}
-	fd, err := t.open(rel, flags)
+	fd, err := t.openDir(rel, follow)
 	if err != nil {
 		return nil, false, err
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 func paths(entries []Entry) []string {
@@ -237,5 +238,22 @@ func TestTreeOrder(t *testing.T) {
 	slices.SortFunc(got, treeOrder)
 	if d := cmp.Diff(paths(sorted), paths(got)); d != "" {
 		t.Errorf("order (-want +got):\n%s", d)
+	}
+}
+
+// What opens a folder must refuse a link to one, in gVisor too.
+func TestFoldersAreOpenedWithoutLinks(t *testing.T) {
+	l := newLayout(t)
+	l.file("dir/f", "")
+	l.link("link", "dir")
+	l.link("out", l.outside)
+	for name, want := range map[string]bool{"dir": true, "link": false, "out": false, "dir/f": false, "none": false} {
+		fd, err := openDirAt(unix.AT_FDCWD, l.path(name))
+		if (err == nil) != want {
+			t.Errorf("openDirAt(%s): %v", name, err)
+		}
+		if err == nil {
+			_ = unix.Close(fd)
+		}
 	}
 }

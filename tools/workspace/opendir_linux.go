@@ -60,18 +60,16 @@ func openNoLinks(abs string) (int, error) {
 // descend opens an absolute path name by name. Where it meets a link of the
 // system, it gives the path to try instead, and no descriptor.
 func descend(abs string) (fd int, instead string, err error) {
-	const folder = unix.O_DIRECTORY | unix.O_NOFOLLOW
 	names := strings.Split(strings.Trim(filepath.Clean(abs), "/"), "/")
-	dir, err := openat(unix.AT_FDCWD, "/", unix.O_RDONLY|folder)
+	dir, err := openDirAt(unix.AT_FDCWD, "/")
 	if err != nil || names[0] == "" {
 		return dir, "", err
 	}
 	for i, name := range names {
-		flags := unix.O_PATH | folder
-		if i == len(names)-1 {
-			flags = unix.O_RDONLY | folder
+		next, err := openat(dir, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW)
+		if err == nil && i == len(names)-1 {
+			next, err = readable(next)
 		}
-		next, err := openat(dir, name, flags)
 		if errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
 			instead, err = systemLink(dir, name, "/"+strings.Join(names[:i], "/"))
 			if err == nil {

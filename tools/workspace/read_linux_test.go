@@ -25,11 +25,13 @@ func TestSpecialFiles(t *testing.T) {
 		names := map[string]Type{"fifo": TypeFIFO, "socket": TypeSocket}
 		if os.Geteuid() == 0 {
 			for name, dev := range map[string]uint64{"zero": unix.Mkdev(1, 5), "kmem": unix.Mkdev(1, 2)} {
-				l.must(unix.Mknod(l.path(name), unix.S_IFCHR|0o644, int(dev)))
-				names[name] = TypeDevice
+				if unix.Mknod(l.path(name), unix.S_IFCHR|0o644, int(dev)) == nil { // root of a container may not
+					names[name] = TypeDevice
+				}
 			}
-			l.must(unix.Mknod(l.path("block"), unix.S_IFBLK|0o644, int(unix.Mkdev(7, 0))))
-			names["block"] = TypeDevice
+			if unix.Mknod(l.path("block"), unix.S_IFBLK|0o644, int(unix.Mkdev(7, 0))) == nil {
+				names["block"] = TypeDevice
+			}
 		}
 		r, w := l.readerIn(walking, ReaderOptions{}), l.writerIn(walking)
 		for name, typ := range names {

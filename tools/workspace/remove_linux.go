@@ -159,7 +159,7 @@ func (r *removal) names() ([]dirName, error) {
 
 // enter goes down into name, if that is a folder on the workspace's mount.
 func (r *removal) enter(name string) error {
-	fd, err := openat(r.dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_NONBLOCK)
+	fd, err := openDirAt(r.dir, name)
 	if err != nil {
 		return err
 	}

@@ -97,6 +97,38 @@ func (t *tree) openAt(at int, rel string, flags int) (int, error) {
 	return w.open(at, rel, flags)
 }
 
+// openDir opens the folder rel for reading; it must not be a link unless follow
+// says so.
+func (t *tree) openDir(rel string, follow bool) (int, error) {
+	flags := unix.O_PATH | unix.O_DIRECTORY
+	if !follow {
+		flags |= unix.O_NOFOLLOW
+	}
+	fd, err := t.open(rel, flags)
+	if err != nil {
+		return -1, err
+	}
+	return readable(fd)
+}
+
+// openDirAt opens the folder name in at for reading, if it is no link.
+func openDirAt(at int, name string) (int, error) {
+	fd, err := openat(at, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW)
+	if err != nil {
+		return -1, err
+	}
+	return readable(fd)
+}
+
+// readable opens for reading a folder that was opened by O_PATH, and closes
+// that. Folders are opened in these two steps because gVisor follows a link
+// for O_DIRECTORY|O_NOFOLLOW unless O_PATH is set (probed with the runsc that
+// Caisson builds); Linux does not.
+func readable(dir int) (int, error) {
+	defer func() { _ = unix.Close(dir) }()
+	return openat(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY)
+}
+
 // explain tells the two causes of EXDEV apart. The second look walks, since it
 // stops at a mount without asking what is mounted there anything; it opens
 // nothing, and what it finds is only told.

@@ -250,7 +250,7 @@ func makeDir(dir int, name string) error {
 	if err := retry(func() error { return unix.Mkdirat(dir, name, newDirMode) }); err != nil {
 		return err
 	}
-	fd, err := openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW)
+	fd, err := openDirAt(dir, name)
 	if err != nil {
 		return err
 	}
