@@ -5,10 +5,7 @@ package guest_test
 import (
 	"bytes"
 	"context"
-	"os"
 	"testing"
-
-	"go.uber.org/goleak"
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
@@ -16,17 +13,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/internal/guesttest"
 )
 
-func TestMain(m *testing.M) {
-	code := m.Run()
-	guesttest.Clean()
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			println(err.Error())
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
+// clean removes what the tests built.
+func clean() { guesttest.Clean() }
 
 // dial starts a guest and connects to it.
 func dial(t testing.TB, o guesttest.Options, change ...func(*guest.Options)) (*guest.Conn, *guesttest.Guest) {

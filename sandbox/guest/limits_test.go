@@ -4,6 +4,7 @@ package guest_test
 
 import (
 	"context"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -38,6 +39,54 @@ func cgroup(t *testing.T, controller, file, limit string) string {
 		t.Fatal(err)
 	}
 	return dir
+}
+
+// hoppers are chains of processes, each of which forks the next and ends, so
+// that hardly any lives long enough to be looked at.
+const hoppers = `
+use POSIX; $SIG{TERM} = 'IGNORE'; $SIG{CHLD} = 'IGNORE'; $| = 1;
+for (1..60) {
+	my $p = fork(); next if !defined $p || $p;
+	POSIX::setsid();
+	while (1) { my $c = fork(); next if !defined $c; POSIX::_exit(0) if $c }
+}
+print "up\n"; sleep 600;`
+
+// TestHoppers: what forks faster than it is scanned is killed too, and the
+// commands beside it live on.
+func TestHoppers(t *testing.T) {
+	if _, err := os.Stat("/usr/bin/perl"); err != nil {
+		t.Skip("needs perl, which forks fast")
+	}
+	dir := cgroup(t, "pids", "pids.max", "200")
+	c, g := dial(t, guesttest.Options{Cgroups: []string{dir}})
+	in, more := io.Pipe()
+	neighbour := start(t.Context(), t, c, sandbox.Command{Argv: []string{"cat"}, Stdin: in})
+	for range 3 {
+		up := signalled{make(chan struct{})}
+		ctx, cancel := context.WithCancel(t.Context())
+		p, err := c.Start(ctx, sandbox.Command{Argv: []string{"perl", "-e", hoppers}, Stdout: up, Grace: 10 * time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-up.ch
+		cancel()
+		exit, err := p.Wait()
+		if err != nil || exit.Kill.Left != 0 || exit.Kill.Killed == 0 {
+			t.Fatalf("%+v, %v", exit, err)
+		}
+		t.Logf("killed %d in %v", exit.Kill.Killed, exit.Kill.KillTime)
+		if left := g.Living(t); len(left) != 1 {
+			t.Fatalf("beside cat, left are %v", left)
+		}
+	}
+	if _, err := more.Write([]byte("on")); err != nil {
+		t.Fatal(err)
+	}
+	_ = more.Close()
+	if r := neighbour(); r.stdout != "on" || !r.Status.Success() {
+		t.Errorf("the command beside it: %+v", r)
+	}
 }
 
 // TestPIDsLimit fills the limit of processes with a fork bomb. The guest goes
@@ -80,7 +129,7 @@ func TestPIDsLimit(t *testing.T) {
 		t.Errorf("kill report is %+v", exit.Kill)
 	}
 	t.Logf("killed %d in %v", exit.Kill.Killed, exit.Kill.KillTime)
-	if left := g.Processes(t); len(left) != 0 {
+	if left := g.Living(t); len(left) != 0 {
 		t.Errorf("left are %v", left)
 	}
 	if after := statusField(t, g.PID, "Threads"); after > before {

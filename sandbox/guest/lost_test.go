@@ -70,7 +70,7 @@ func TestClose(t *testing.T) {
 	if state := g.Exited(); state.ExitCode() != 0 {
 		t.Errorf("the guest ended with %v: %s", state, g.Stderr)
 	}
-	if left := g.Processes(t); len(left) != 0 {
+	if left := g.Living(t); len(left) != 0 {
 		t.Errorf("left are %v", left)
 	}
 	if err := c.Close(); err != nil {

@@ -60,14 +60,16 @@ func (c *Conn) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Process,
 	})
 	err = c.open(wire.Open{Exec: &request}, func(id uint32) call {
 		p.id = id
+		p.out[0].run()
+		p.out[1].run()
 		return p
 	})
 	if err != nil {
 		p.watch.Stop()
+		p.out[0].queue.Break()
+		p.out[1].queue.Break()
 		return nil, fmt.Errorf("start command: %w", err)
 	}
-	p.out[0].run()
-	p.out[1].run()
 	if cmd.Stdin != nil {
 		go p.feed(cmd.Stdin)
 	}

@@ -3,6 +3,7 @@ package kill
 import (
 	"os"
 	"strconv"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -32,6 +33,10 @@ type Killer struct {
 	// /proc/PID (Linux 5.1; not gVisor), which can't meet a reused pid.
 	byDescriptor bool
 	shims        *Shims
+	// scanning makes scans take turns, so that they need one thread.
+	scanning sync.Mutex
+	// launching excludes starts from the time in which everything is stopped.
+	launching sync.RWMutex
 }
 
 // New makes a Killer that finds processes by method. Shims is for
@@ -50,6 +55,8 @@ func (k *Killer) Method() string { return k.method }
 
 // each visits the living processes of a command.
 func (k *Killer) each(m Mark, visit func(*process)) error {
+	k.scanning.Lock()
+	defer k.scanning.Unlock()
 	if k.method == MethodSubreaper {
 		return k.shims.each(k.self, m, visit)
 	}
@@ -67,17 +74,39 @@ func (k *Killer) alone() bool {
 	return k.self == 1 && unix.Kill(-1, 0) == unix.ESRCH
 }
 
-// Alive is the number of a command's living processes, or -1 where /proc can't
-// be read.
+// emptyScans is how many scans in a row must find nothing. New pids are higher
+// than those that exist, so a scan in their order meets what is forked before
+// it; but once in a round of all pids a child's is lower, and a parent that
+// then ends could be missed with it. That can't happen twice in a row.
+const emptyScans = 2
+
+// steadyScans is how often a look is repeated whose scans are no proof, because
+// processes come and go; a parallel build beside it makes one in ten such.
+const steadyScans = 20
+
+// Alive is the number of a command's living processes, or -1 where that can't
+// be told, for /proc that can't be read or processes that come and go.
 func (k *Killer) Alive(m Mark) int {
 	if k.alone() {
 		return 0
 	}
-	n := 0
-	if err := k.each(m, func(*process) { n++ }); err != nil {
-		return -1
+	empty := 0
+	for range steadyScans {
+		n := 0
+		err := k.each(m, func(*process) { n++ })
+		switch {
+		case n > 0:
+			return n
+		case err != nil:
+			empty = 0
+		default:
+			empty++
+		}
+		if empty == emptyScans {
+			return 0
+		}
 	}
-	return n
+	return -1
 }
 
 // signal sends a signal to a process that a scan met. It looks again through a
@@ -129,33 +158,100 @@ func (k *Killer) Continue(m Mark) {
 	_ = k.each(m, func(p *process) { k.signal(p, unix.SIGCONT) })
 }
 
-// killBound is when Kill gives up: only a process that hangs in the kernel (a
-// stuck file system) outlives SIGKILL for so long.
-const killBound = 5 * time.Second
+// Bounds of Kill.
+const (
+	// killBound is when it gives up: only a process that hangs in the kernel (a
+	// stuck file system) outlives SIGKILL for so long.
+	killBound = 5 * time.Second
+	// gentlePasses is how many passes may find something before everything is
+	// stopped: two do for all but what forks faster than it is scanned.
+	gentlePasses = 3
+)
 
-// Kill sends SIGKILL to all processes of a command until a scan finds none.
+// Kill sends SIGKILL to all processes of a command until scans find none.
+//
+// What forks and ends faster than a scan follows is never met by one. So after
+// a few passes every process in the container is stopped, by one system call
+// that no fork can slip through; then a scan sees what there is. Processes of
+// other commands go on when it is over.
 func (k *Killer) Kill(m Mark, r *Report) {
 	start := time.Now()
-	wait := 100 * time.Microsecond
-	for {
-		alive := 0
-		err := k.each(m, func(p *process) {
-			alive++
-			r.kill(p.pid)
-			k.signal(p, unix.SIGKILL)
-		})
-		if alive == 0 && err == nil {
-			r.finish(0, start)
-			return
+	if !k.killGently(m, r) {
+		k.launching.Lock()
+		k.killStopped(m, r, start)
+		k.launching.Unlock()
+	}
+	r.finish(start)
+}
+
+// pass is one scan that kills what it finds. It says how many those were, and
+// whether it proves that there are no others.
+func (k *Killer) pass(m Mark, r *Report) (alive int, steady bool) {
+	err := k.each(m, func(p *process) {
+		alive++
+		r.kill(p.pid)
+		k.signal(p, unix.SIGKILL)
+	})
+	r.left = alive
+	return alive, err == nil
+}
+
+// killGently is false if some passes were not enough.
+func (k *Killer) killGently(m Mark, r *Report) bool {
+	found, empty := 0, 0
+	for range steadyScans {
+		alive, steady := k.pass(m, r)
+		switch {
+		case alive == 0 && k.alone():
+			return true
+		case alive > 0:
+			empty = 0
+			if found++; found == gentlePasses {
+				return false
+			}
+			time.Sleep(100 * time.Microsecond << found)
+		case !steady:
+			empty = 0
+		default:
+			if empty++; empty == emptyScans {
+				return true
+			}
 		}
+	}
+	return false
+}
+
+// killStopped keeps everything else stopped until nothing is left, or killBound.
+func (k *Killer) killStopped(m Mark, r *Report, start time.Time) {
+	defer k.toAll(unix.SIGCONT)
+	wait := 200 * time.Microsecond
+	for empty := 0; empty < emptyScans; {
+		k.toAll(unix.SIGSTOP)
+		alive, steady := k.pass(m, r)
+		if alive == 0 && steady {
+			empty++
+			continue
+		}
+		empty = 0
 		if time.Since(start) > killBound {
-			r.finish(max(alive, 1), start)
+			r.left = max(alive, 1)
 			return
 		}
-		time.Sleep(wait)
+		time.Sleep(wait) // what was killed needs the processor to end
 		wait = min(2*wait, 5*time.Millisecond)
 	}
 }
+
+// toAll signals every process of the container but the guest.
+func (k *Killer) toAll(sig unix.Signal) {
+	if k.self == 1 { // elsewhere it would be every process of the machine
+		_ = unix.Kill(-1, sig)
+	}
+}
+
+// Launching must be held while a process is made: a child that is stopped
+// before it has executed would stop the guest's own thread.
+func (k *Killer) Launching() sync.Locker { return k.launching.RLocker() }
 
 // Report collects the proof of one command's end. It is for one goroutine.
 type Report struct {
@@ -183,8 +279,7 @@ func (r *Report) kill(pid int) {
 	r.killed[pid] = struct{}{}
 }
 
-func (r *Report) finish(left int, start time.Time) {
-	r.left = left
+func (r *Report) finish(start time.Time) {
 	if len(r.killed) > 0 {
 		r.time += time.Since(start)
 	}
@@ -196,8 +291,9 @@ func (r *Report) Left() int { return r.left }
 // Unreaped says that the command's own process was killed but did not end.
 func (r *Report) Unreaped() { r.left = max(r.left, 1) }
 
-// AfterExit says that processes were left when the command itself had ended.
-func (r *Report) AfterExit() { r.afterExit = true }
+// AfterExit says that what was killed had been left when the command itself had
+// ended.
+func (r *Report) AfterExit() { r.afterExit = len(r.killed) > 0 || r.left > 0 }
 
 // Wire gives the report; the method is named where anything was signalled.
 func (r *Report) Wire(method string) wire.Kill {

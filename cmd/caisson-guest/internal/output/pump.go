@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"hash"
+	"io"
 	"os"
 	"sync"
 	"syscall"
@@ -36,6 +37,23 @@ type Options struct {
 	Send func([]byte) error
 	// Credit says how much may be sent. Closing it ends the live part.
 	Credit *wire.Credit
+	// Slots bounds how many streams are read at the same moment.
+	Slots Slots
+}
+
+// Slots bounds the system calls that move data at the same moment. On a busy
+// machine each may lose the processor inside the kernel, and the runtime then
+// wants another thread; there are only so many (see package warm).
+type Slots chan struct{}
+
+// NewSlots returns Slots for n at a time.
+func NewSlots(n int) Slots { return make(Slots, n) }
+
+// Do runs f when there is a slot.
+func (s Slots) Do(f func()) {
+	s <- struct{}{}
+	f()
+	<-s
 }
 
 // Pump reads one stream of a command. Run it in a goroutine; the other methods
@@ -64,14 +82,18 @@ func NewPump(src *os.File, o Options) *Pump {
 // Run reads to the end, or to what Finish says. Then Result may be called.
 func (p *Pump) Run() {
 	defer p.src.Close()
+	raw, err := p.src.SyscallConn()
+	if err != nil {
+		return // it is closed already
+	}
 	buf := make([]byte, smallRead)
 	for {
-		n, err := p.src.Read(buf)
+		n, err := p.read(raw, buf, true)
 		p.take(buf[:n])
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			p.rest(raw, buf)
+		}
 		if err != nil {
-			if errors.Is(err, os.ErrDeadlineExceeded) {
-				p.rest(buf)
-			}
 			return
 		}
 		if n == smallRead && len(buf) == smallRead {
@@ -79,6 +101,26 @@ func (p *Pump) Run() {
 			p.grow()
 		}
 	}
+}
+
+// read reads once. It waits for bytes, if it shall, without a slot.
+func (p *Pump) read(raw syscall.RawConn, buf []byte, wait bool) (n int, err error) {
+	waited := raw.Read(func(fd uintptr) bool {
+		p.o.Slots.Do(func() {
+			for n, err = unix.Read(int(fd), buf); err == unix.EINTR; n, err = unix.Read(int(fd), buf) {
+			}
+		})
+		return err != unix.EAGAIN || !wait
+	})
+	switch {
+	case waited != nil:
+		return 0, waited
+	case err != nil:
+		return 0, err
+	case n == 0:
+		return 0, io.EOF
+	}
+	return n, nil
 }
 
 // grow asks for a larger pipe. It is a matter of speed alone.
@@ -92,20 +134,11 @@ func (p *Pump) grow() {
 
 // rest takes what is in the pipe now, when nobody waits for more: at most
 // twice what a pipe can hold, since a writer may be there still.
-func (p *Pump) rest(buf []byte) {
-	raw, err := p.src.SyscallConn()
-	if err != nil {
-		return
-	}
+func (p *Pump) rest(raw syscall.RawConn, buf []byte) {
 	_ = p.src.SetReadDeadline(time.Time{})
 	for budget := 2 * pipeSize; budget > 0; {
-		var n int
-		var readErr error
-		err := raw.Read(func(fd uintptr) bool {
-			n, readErr = unix.Read(int(fd), buf)
-			return true
-		})
-		if err != nil || n <= 0 || readErr != nil && readErr != syscall.EINTR {
+		n, err := p.read(raw, buf, false)
+		if err != nil {
 			return
 		}
 		p.take(buf[:n])

@@ -6,7 +6,10 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/kill"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/launch"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/output"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/spawn"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
@@ -108,7 +111,7 @@ func (c *command) execute() (*wire.Exit, *wire.Refused) {
 	timeout := time.NewTimer(c.request.Timeout)
 	defer timeout.Stop()
 	stuck := time.AfterFunc(stuckTime, func() { c.s.o.Killer.Continue(kill.Mark{Group: gid}) })
-	p, err := c.s.o.Launcher.Launch(c.spawnRequest(gid))
+	p, err := c.launch(gid)
 	stuck.Stop()
 	if err != nil {
 		c.s.gids.free(gid)
@@ -137,9 +140,16 @@ func (c *command) execute() (*wire.Exit, *wire.Refused) {
 	return x, nil
 }
 
+func (c *command) launch(gid uint32) (launch.Process, error) {
+	launching := c.s.o.Killer.Launching()
+	launching.Lock()
+	defer launching.Unlock()
+	return c.s.o.Launcher.Launch(c.spawnRequest(gid))
+}
+
 func (c *command) pump(src *os.File, channel uint8) *output.Pump {
 	return output.NewPump(src, output.Options{
-		Live: c.request.Live, Tail: c.request.Tail, Credit: c.credits[channel-1],
+		Live: c.request.Live, Tail: c.request.Tail, Credit: c.credits[channel-1], Slots: c.s.slots,
 		Send: func(b []byte) error {
 			return c.s.o.Writer.Send(wire.Frame{Stream: c.id, Type: wire.TypeData, Channel: channel, Payload: b})
 		},
@@ -186,7 +196,7 @@ func (c *command) feed(stdin *os.File) {
 		if b == nil {
 			return
 		}
-		if _, err := stdin.Write(b); err != nil {
+		if err := c.pour(stdin, b); err != nil {
 			c.stdin.Break()
 			_ = c.s.o.Writer.Send(wire.Frame{Stream: c.id, Type: wire.TypeStop, Channel: wire.Stdin})
 			return
@@ -195,4 +205,30 @@ func (c *command) feed(stdin *os.File) {
 			_ = c.s.o.Writer.SendCredit(c.id, wire.Stdin, n)
 		}
 	}
+}
+
+// pour writes all of b. It waits for room, if it must, without a slot.
+func (c *command) pour(stdin *os.File, b []byte) error {
+	raw, err := stdin.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	err = raw.Write(func(fd uintptr) bool {
+		for len(b) > 0 {
+			var n int
+			c.s.slots.Do(func() { n, failed = unix.Write(int(fd), b) })
+			switch failed {
+			case nil:
+				b = b[n:]
+			case unix.EINTR:
+			case unix.EAGAIN:
+				return false
+			default:
+				return true
+			}
+		}
+		return true
+	})
+	return errors.Join(err, failed)
 }

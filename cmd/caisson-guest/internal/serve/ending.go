@@ -19,8 +19,8 @@ func (c *command) await(done <-chan reap.Exit, timeout <-chan time.Time, mark ki
 	case e.exit = <-done:
 		e.reaped = true
 		if c.s.o.Killer.Alive(mark) != 0 {
-			e.report.AfterExit()
 			c.s.o.Killer.Kill(mark, &e.report)
+			e.report.AfterExit()
 		}
 		return e
 	case <-c.cancelled:

@@ -12,6 +12,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/kill"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/launch"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/observe"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/output"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/spawn"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
@@ -19,6 +20,10 @@ import (
 // maxStreams bounds the streams that are open at once. The dispatcher runs
 // four calls a session; the rest is room for long-lived ones.
 const maxStreams = 128
+
+// movingStreams bounds the streams of commands whose bytes move at the same
+// moment; there are two processors to move them (see package boot).
+const movingStreams = 4
 
 // idleTime is how long nothing must be open before memory is given back.
 const idleTime = 2 * time.Second
@@ -41,8 +46,9 @@ type Launcher interface {
 
 // Session serves one host. Run is its one method.
 type Session struct {
-	o    Options
-	gids *gids
+	o     Options
+	gids  *gids
+	slots output.Slots
 
 	mu      sync.Mutex
 	streams map[uint32]stream
@@ -62,7 +68,10 @@ type stream interface {
 
 // New makes a session.
 func New(o Options) *Session {
-	s := &Session{o: o, streams: map[uint32]stream{}, gids: newGIDs(o.Config.GIDBase, o.Config.GIDCount)}
+	s := &Session{
+		o: o, streams: map[uint32]stream{}, slots: output.NewSlots(movingStreams),
+		gids: newGIDs(o.Config.GIDBase, o.Config.GIDCount),
+	}
 	s.idle = time.AfterFunc(idleTime, debug.FreeOSMemory)
 	return s
 }

@@ -8,11 +8,12 @@ import (
 	"sync"
 )
 
-// Threads is how many threads are made. The guest was seen to use nine at once
-// (the spawner, two writers, the poller, signals, the garbage collector and
-// what serves frames); the rest is reserve, at 8 KiB of kernel memory each.
-// MinPIDs in package limits leaves room for them.
-const Threads = 6
+// Threads is how many are made, on top of the ten that the guest has by then.
+// Busy at once are at most the spawner, two appliers, four streams, one scan,
+// one frame that is read and one that is written, signals, the poller and the
+// runtime's own three; the rest is reserve for short calls of many commands. An
+// idle one costs 20 KiB. MinPIDs in package limits leaves room for all.
+const Threads = 12
 
 // Up makes n goroutines hold a thread each at the same time. When they let go
 // the threads stay, idle: the runtime gives none back.

@@ -120,8 +120,8 @@ func (g *Guest) Exited() *os.ProcessState {
 // Kill ends the guest as the kernel does.
 func (g *Guest) Kill() { _ = syscall.Kill(g.PID, syscall.SIGKILL) }
 
-// Processes lists the container's processes but for the guest, by the names of
-// their programs.
+// Processes lists the container's processes but for the guest, by state and
+// the names of their programs. A zombie is still listed until it is reaped.
 func (g *Guest) Processes(t testing.TB) []string {
 	t.Helper()
 	dirs, err := filepath.Glob("/proc/[0-9]*")
@@ -140,10 +140,17 @@ func (g *Guest) Processes(t testing.TB) []string {
 		}
 		status, _ := os.ReadFile(dir + "/status")
 		name, _, _ := strings.Cut(strings.TrimPrefix(string(status), "Name:\t"), "\n")
-		out = append(out, name)
+		_, state, _ := strings.Cut(string(status), "State:\t")
+		out = append(out, state[:min(1, len(state))]+" "+name)
 	}
 	slices.Sort(out)
 	return out
+}
+
+// Living is Processes without those that only wait to be reaped.
+func (g *Guest) Living(t testing.TB) []string {
+	t.Helper()
+	return slices.DeleteFunc(g.Processes(t), func(p string) bool { return strings.HasPrefix(p, "Z") })
 }
 
 // Require skips where the guest can't be run.

@@ -1,0 +1,462 @@
+package guest_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest"
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// liar is a guest that the test plays.
+type liar struct {
+	t      testing.TB
+	frames *wire.Reader
+	writer *wire.Writer
+	raw    net.Conn
+}
+
+// play connects to a guest that says hello and then does what the test does.
+func play(t testing.TB, change ...func(*guest.Options)) (*guest.Conn, *liar) {
+	t.Helper()
+	host, far := net.Pipe()
+	l := &liar{t: t, frames: wire.NewReader(far), writer: wire.NewWriter(far), raw: far}
+	go func() {
+		_, _ = l.frames.Next()
+		_ = l.writer.SendJSON(0, wire.TypeHello, wire.Hello{Protocol: wire.Version})
+	}()
+	o := guest.Options{Conn: host, Config: guest.NewConfig(sandbox.Spec{})}
+	for _, f := range change {
+		f(&o)
+	}
+	c, err := guest.Dial(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = c.Close()
+		_ = far.Close()
+	})
+	return c, l
+}
+
+// next reads a frame of the host's, leaving out what a test doesn't care about.
+func (l *liar) next() wire.Frame {
+	for {
+		f, err := l.frames.Next()
+		if err != nil {
+			return wire.Frame{}
+		}
+		if f.Type != wire.TypeCredit {
+			f.Payload = bytes.Clone(f.Payload)
+			return f
+		}
+	}
+}
+
+// drain reads what the host sends until it hangs up.
+func (l *liar) drain() {
+	for {
+		if _, err := l.frames.Next(); err != nil {
+			return
+		}
+	}
+}
+
+func (l *liar) json(stream uint32, typ wire.Type, v any) { _ = l.writer.SendJSON(stream, typ, v) }
+
+func (l *liar) frame(stream uint32, typ wire.Type, channel uint8, payload string) {
+	_ = l.writer.Send(wire.Frame{Stream: stream, Type: typ, Channel: channel, Payload: []byte(payload)})
+}
+
+// emptySum is the SHA-256 of nothing.
+const emptySum = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+// goodExit is an exit that could be true of a command that wrote nothing.
+func goodExit() wire.Exit {
+	none := wire.Output{SHA256: emptySum}
+	return wire.Exit{Stdout: none, Stderr: none}
+}
+
+// end ends both channels and the stream.
+func (l *liar) end(change func(*wire.Exit)) {
+	l.frame(1, wire.TypeEOF, wire.Stdout, "")
+	l.frame(1, wire.TypeEOF, wire.Stderr, "")
+	x := goodExit()
+	change(&x)
+	l.json(1, wire.TypeEnd, x)
+}
+
+func TestLies(t *testing.T) {
+	started := func(l *liar) { l.json(1, wire.TypeStarted, wire.Started{PID: 7}) }
+	ending := func(change func(*wire.Exit)) func(*liar) {
+		return func(l *liar) {
+			started(l)
+			l.end(change)
+		}
+	}
+	for name, lie := range map[string]func(*liar){
+		"not a frame":        func(l *liar) { _, _ = l.raw.Write([]byte("\xff\xff\xff\xffHTTP/1.1 200")) },
+		"cut frame":          func(l *liar) { _, _ = l.raw.Write([]byte{0, 0, 0, 9, 0, 0}); _ = l.raw.Close() },
+		"end of stream":      func(l *liar) { _ = l.raw.Close() },
+		"another stream":     func(l *liar) { l.json(3, wire.TypeStarted, wire.Started{}) },
+		"never opened":       func(l *liar) { l.frame(5, wire.TypeData, 1, "x") },
+		"opens a stream":     func(l *liar) { l.json(2, wire.TypeOpen, wire.Open{Accept: &wire.Accept{}}) },
+		"opens ours":         func(l *liar) { l.json(3, wire.TypeOpen, wire.Open{Accept: &wire.Accept{}}) },
+		"configures":         func(l *liar) { l.json(0, wire.TypeConfig, wire.Config{}) },
+		"says hello again":   func(l *liar) { l.json(0, wire.TypeHello, wire.Hello{}) },
+		"pings":              func(l *liar) { l.frame(0, wire.TypePing, 0, "12345678") },
+		"answers no ping":    func(l *liar) { l.frame(0, wire.TypePong, 0, "12345678") },
+		"cancels":            func(l *liar) { l.json(1, wire.TypeCancel, wire.Cancel{}) },
+		"data before start":  func(l *liar) { l.frame(1, wire.TypeData, 1, "x") },
+		"end before start":   func(l *liar) { l.json(1, wire.TypeEnd, goodExit()) },
+		"starts twice":       func(l *liar) { started(l); started(l) },
+		"refuses the run":    func(l *liar) { started(l); l.json(1, wire.TypeRefused, wire.Refused{Code: "invalid"}) },
+		"unknown field":      func(l *liar) { l.frame(1, wire.TypeStarted, 0, `{"pid":1,"path":"/etc"}`) },
+		"two values":         func(l *liar) { l.frame(1, wire.TypeStarted, 0, `{"pid":1}{}`) },
+		"data on stdin":      func(l *liar) { started(l); l.frame(1, wire.TypeData, 0, "x") },
+		"credit not asked":   func(l *liar) { started(l); _ = l.writer.SendCredit(1, 0, 1) },
+		"credit for output":  func(l *liar) { started(l); _ = l.writer.SendCredit(1, 1, 1) },
+		"stops no stdin":     func(l *liar) { started(l); l.frame(1, wire.TypeStop, 0, "") },
+		"data after its end": func(l *liar) { started(l); l.frame(1, wire.TypeEOF, 1, ""); l.frame(1, wire.TypeData, 1, "x") },
+		"ends twice":         func(l *liar) { started(l); l.frame(1, wire.TypeEOF, 1, ""); l.frame(1, wire.TypeEOF, 1, "") },
+		"more than live":     func(l *liar) { started(l); l.frame(1, wire.TypeData, 2, strings.Repeat("x", 1001)) },
+		"end without eof":    func(l *liar) { started(l); l.json(1, wire.TypeEnd, goodExit()) },
+		"frames after end":   func(l *liar) { started(l); l.end(func(*wire.Exit) {}); l.frame(1, wire.TypeData, 1, "x") },
+		"exit code":          ending(func(x *wire.Exit) { x.Code = 256 }),
+		"negative code":      ending(func(x *wire.Exit) { x.Code = -1 }),
+		"code and signal":    ending(func(x *wire.Exit) { x.Code, x.Signal = 1, 9 }),
+		"signal":             ending(func(x *wire.Exit) { x.Code, x.Signal = -1, 65 }),
+		"cancelled":          ending(func(x *wire.Exit) { x.Cancelled = true }),
+		"negative time":      ending(func(x *wire.Exit) { x.Wall = -1 }),
+		"negative memory":    ending(func(x *wire.Exit) { x.PeakMemory = -1 }),
+		"negative kills":     ending(func(x *wire.Exit) { x.Kill.Killed = -1 }),
+		"many kills":         ending(func(x *wire.Exit) { x.Kill.Terminated = 1 << 30 }),
+		"kill method":        ending(func(x *wire.Exit) { x.Kill.Method = "hope" }),
+		"negative total":     ending(func(x *wire.Exit) { x.Stdout.Total = -1 }),
+		"more live":          ending(func(x *wire.Exit) { x.Stdout.Live, x.Stdout.Total = 5, 5 }),
+		"total under tail":   ending(func(x *wire.Exit) { x.Stderr.Tail = []byte("tail") }),
+		"long tail":          ending(func(x *wire.Exit) { x.Stderr.Tail, x.Stderr.Total = make([]byte, 101), 101 }),
+		"no hash":            ending(func(x *wire.Exit) { x.Stdout.SHA256 = "" }),
+		"strange hash":       ending(func(x *wire.Exit) { x.Stdout.SHA256 = strings.Repeat("z", 64) }),
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, l := play(t)
+			go func() {
+				if l.next().Type == wire.TypeOpen {
+					go l.drain()
+					lie(l)
+				}
+			}()
+			p, err := c.Start(t.Context(), sandbox.Command{Argv: []string{"x"}, Output: sandbox.OutputLimits{Live: 1000, Tail: 100}})
+			if err == nil {
+				_, err = p.Wait()
+			}
+			if err == nil { // a lie that comes after the end
+				<-c.Done()
+				err = c.Err()
+			}
+			if !errors.Is(err, sandbox.ErrLost) {
+				t.Errorf("error is %v, want one of ErrLost", err)
+			}
+			<-c.Done()
+			if !errors.Is(c.Err(), sandbox.ErrLost) {
+				t.Errorf("connection's error is %v, want one of ErrLost", c.Err())
+			}
+		})
+	}
+}
+
+func TestTruths(t *testing.T) {
+	c, l := play(t)
+	go func() {
+		l.next()
+		go l.drain()
+		l.json(1, wire.TypeStarted, wire.Started{PID: 7})
+		l.frame(1, wire.TypeData, 1, "out")
+		l.end(func(x *wire.Exit) {
+			x.Code, x.Stdout.Live, x.Stdout.Total = 3, 3, 3
+			x.Kill = wire.Kill{Method: "gid", Killed: 2, AfterExit: true}
+		})
+	}()
+	var out bytes.Buffer
+	p, err := c.Start(t.Context(), sandbox.Command{Argv: []string{"x"}, Stdout: &out})
+	if err != nil {
+		t.Fatal(err)
+	}
+	exit, err := p.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := sandbox.Exit{
+		Status: sandbox.ExitStatus{Code: 3},
+		Stdout: sandbox.Stream{Total: 3, Live: 3, SHA256: emptySum},
+		Stderr: sandbox.Stream{SHA256: emptySum},
+		Kill:   sandbox.KillReport{Method: "gid", Killed: 2, AfterExit: true},
+	}
+	if diff := cmp.Diff(want, exit); diff != "" || out.String() != "out" {
+		t.Errorf("exit (-want +got):\n%s\nstdout %q", diff, out.String())
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	for code, want := range map[wire.RefusalCode]error{
+		wire.RefusedInvalid: sandbox.ErrInvalid, wire.RefusedBusy: sandbox.ErrUnavailable, "new": sandbox.ErrUnavailable,
+	} {
+		c, l := play(t)
+		go func() {
+			l.next()
+			l.json(1, wire.TypeRefused, wire.Refused{Code: code, Text: "no\x1b[2Jway"})
+		}()
+		_, err := c.Start(t.Context(), sandbox.Command{Argv: []string{"x"}})
+		if !errors.Is(err, want) || !strings.Contains(err.Error(), "no?[2Jway") {
+			t.Errorf("refused with %q: error is %q, want one of %v", code, err, want)
+		}
+		if c.Err() != nil {
+			t.Errorf("a refusal ended the connection: %v", c.Err())
+		}
+	}
+}
+
+func TestApplyLies(t *testing.T) {
+	op := workspace.Op{Kind: workspace.OpWrite, Path: "/workspace/a/../b/f", Content: []byte("12345")}
+	good := workspace.Change{Kind: workspace.OpWrite, Path: "b/f", Bytes: 5}
+	answer := func(change func(*workspace.Change), applied wire.Applied) func(*liar) {
+		return func(l *liar) {
+			done := good
+			change(&done)
+			text, _ := json.Marshal(done)
+			for len(text) > 0 {
+				n := min(len(text), wire.MaxData)
+				l.frame(1, wire.TypeData, 1, string(text[:n]))
+				text = text[n:]
+			}
+			l.frame(1, wire.TypeEOF, 1, "")
+			l.json(1, wire.TypeEnd, applied)
+		}
+	}
+	for _, tt := range []struct {
+		name string
+		play func(*liar)
+		want error
+		kind workspace.Kind
+	}{
+		{name: "truth", play: answer(func(*workspace.Change) {}, wire.Applied{})},
+		{name: "failure", play: answer(func(*workspace.Change) {}, wire.Applied{Error: &wire.OpError{Kind: "escape", Path: "x", Detail: "\x1bd"}}), kind: workspace.KindEscape},
+		{name: "another path", play: answer(func(c *workspace.Change) { c.Path = "../../x" }, wire.Applied{}), want: sandbox.ErrLost},
+		{name: "another file", play: answer(func(c *workspace.Change) { c.Path = "g" }, wire.Applied{}), want: sandbox.ErrLost},
+		{name: "part of a name", play: answer(func(c *workspace.Change) { c.Path = "orkspace/b/f" }, wire.Applied{}), want: sandbox.ErrLost},
+		{name: "another target", play: answer(func(c *workspace.Change) { c.To = "g" }, wire.Applied{}), want: sandbox.ErrLost},
+		{name: "another kind", play: answer(func(c *workspace.Change) { c.Kind = workspace.OpDelete }, wire.Applied{}), want: sandbox.ErrLost},
+		{name: "another size", play: answer(func(c *workspace.Change) { c.Bytes = 4 }, wire.Applied{}), want: sandbox.ErrLost},
+		{name: "negative", play: answer(func(c *workspace.Change) { c.Removed = -1 }, wire.Applied{}), want: sandbox.ErrLost},
+		{name: "large pre-image", play: answer(func(c *workspace.Change) { c.HasBefore, c.Before = true, make([]byte, workspace.MaxPreimageBytes+1) }, wire.Applied{}), want: sandbox.ErrLost},
+		{name: "unknown kind of error", play: answer(func(*workspace.Change) {}, wire.Applied{Error: &wire.OpError{Kind: "root"}}), want: sandbox.ErrLost},
+		{name: "cancelled", play: answer(func(*workspace.Change) {}, wire.Applied{Cancelled: true}), want: sandbox.ErrLost},
+		{name: "nothing", play: func(l *liar) { l.frame(1, wire.TypeEOF, 1, ""); l.json(1, wire.TypeEnd, wire.Applied{}) }, want: sandbox.ErrLost},
+		{name: "no end of the change", play: func(l *liar) { l.json(1, wire.TypeEnd, wire.Applied{}) }, want: sandbox.ErrLost},
+		{name: "not JSON", play: func(l *liar) {
+			l.frame(1, wire.TypeData, 1, "{")
+			l.frame(1, wire.TypeEOF, 1, "")
+			l.json(1, wire.TypeEnd, wire.Applied{})
+		}, want: sandbox.ErrLost},
+		{name: "endless", play: func(l *liar) {
+			for range wire.MaxChange/wire.MaxData + 1 {
+				l.frame(1, wire.TypeData, 1, strings.Repeat(" ", wire.MaxData))
+			}
+		}, want: sandbox.ErrLost},
+		{name: "refused", play: func(l *liar) { l.json(1, wire.TypeRefused, wire.Refused{Code: "busy"}) }, want: sandbox.ErrUnavailable},
+		{name: "gone", play: func(l *liar) { _ = l.raw.Close() }, want: sandbox.ErrLost},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c, l := play(t)
+			go func() {
+				l.next()
+				go l.drain()
+				tt.play(l)
+			}()
+			got, err := c.Apply(t.Context(), op)
+			var e *workspace.Error
+			switch {
+			case tt.kind != "":
+				if !errors.As(err, &e) || e.Kind != tt.kind || e.Detail != "?d" {
+					t.Errorf("error is %v", err)
+				}
+			case tt.want != nil:
+				if !errors.Is(err, tt.want) {
+					t.Errorf("error is %v, want one of %v", err, tt.want)
+				}
+			case err != nil || !cmp.Equal(got, good):
+				t.Errorf("got %+v, %v", got, err)
+			}
+		})
+	}
+}
+
+// TestApplyUnsendable: what JSON can't carry is refused and not changed.
+func TestApplyUnsendable(t *testing.T) {
+	c, _ := play(t)
+	var e *workspace.Error
+	_, err := c.Apply(t.Context(), workspace.Op{Kind: workspace.OpWrite, Path: "a\xff"})
+	if !errors.As(err, &e) || e.Kind != workspace.KindInvalid {
+		t.Errorf("a path that is no UTF-8: %v", err)
+	}
+	_, err = c.Apply(t.Context(), workspace.Op{Kind: workspace.OpWrite, Path: "a", Content: make([]byte, wire.MaxOp)})
+	if !errors.As(err, &e) || e.Kind != workspace.KindTooLarge {
+		t.Errorf("a content that is too large: %v", err)
+	}
+}
+
+// TestSilence: a guest that does not answer is lost when its time is over.
+func TestSilence(t *testing.T) {
+	const answer = 30 * time.Second
+	for name, tt := range map[string]struct {
+		call  func(t *testing.T, c *guest.Conn) error
+		after time.Duration
+	}{
+		"ping": {func(t *testing.T, c *guest.Conn) error { return c.Ping(t.Context()) }, answer},
+		"start": {func(t *testing.T, c *guest.Conn) error {
+			_, err := c.Start(t.Context(), sandbox.Command{Argv: []string{"x"}})
+			return err
+		}, answer},
+		"timeout": {func(t *testing.T, c *guest.Conn) error {
+			p, err := c.Start(t.Context(), sandbox.Command{Argv: []string{"run"}, Timeout: time.Hour, Grace: time.Second})
+			if err != nil {
+				return err
+			}
+			_, err = p.Wait()
+			return err
+		}, time.Hour + time.Second + answer},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c, l := play(t)
+				go func() {
+					for f := l.next(); f.Type != 0; f = l.next() {
+						if f.Type == wire.TypeOpen && bytes.Contains(f.Payload, []byte("cnVu")) { // "run" in base64
+							l.json(1, wire.TypeStarted, wire.Started{})
+						}
+					}
+				}()
+				began := time.Now()
+				err := tt.call(t, c)
+				if !errors.Is(err, sandbox.ErrLost) {
+					t.Errorf("error is %v, want one of ErrLost", err)
+				}
+				if took := time.Since(began); took != tt.after {
+					t.Errorf("lost after %v, want %v", took, tt.after)
+				}
+			})
+		})
+	}
+}
+
+func TestDialFailures(t *testing.T) {
+	for name, tt := range map[string]struct {
+		play func(l *liar)
+		want string
+	}{
+		"ends":          {func(l *liar) { _ = l.raw.Close() }, "ended before"},
+		"other frame":   {func(l *liar) { l.frame(0, wire.TypePong, 0, "12345678") }, "instead of a hello"},
+		"other version": {func(l *liar) { l.json(0, wire.TypeHello, wire.Hello{Protocol: 9}) }, "of one build"},
+		"can't serve":   {func(l *liar) { l.json(0, wire.TypeHello, wire.Hello{Protocol: 1, Fault: "no \x07groups"}) }, "no ?groups"},
+		"no JSON":       {func(l *liar) { l.frame(0, wire.TypeHello, 0, "{") }, "decode"},
+		"says nothing":  {func(*liar) {}, "no answer within"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				host, far := net.Pipe()
+				defer far.Close()
+				l := &liar{t: t, frames: wire.NewReader(far), writer: wire.NewWriter(far), raw: far}
+				go func() {
+					l.next()
+					tt.play(l)
+				}()
+				_, err := guest.Dial(t.Context(), guest.Options{Conn: host, Config: guest.NewConfig(sandbox.Spec{})})
+				if !errors.Is(err, sandbox.ErrUnavailable) || !strings.Contains(err.Error(), tt.want) {
+					t.Errorf("error is %v, want one of ErrUnavailable with %q", err, tt.want)
+				}
+				if _, err := host.Write([]byte{0}); !errors.Is(err, io.ErrClosedPipe) {
+					t.Errorf("the connection is left open: %v", err)
+				}
+			})
+		})
+	}
+}
+
+// FuzzGuest feeds the host's end with arbitrary bytes while a command and a
+// change run. Both must end, the connection too, and memory stay bounded.
+func FuzzGuest(f *testing.F) {
+	frame := func(stream uint32, typ wire.Type, channel uint8, payload string) []byte {
+		var b bytes.Buffer
+		_ = wire.NewWriter(&b).Send(wire.Frame{Stream: stream, Type: typ, Channel: channel, Payload: []byte(payload)})
+		return b.Bytes()
+	}
+	exit, err := json.Marshal(goodExit())
+	if err != nil {
+		f.Fatal(err)
+	}
+	seeds := [][]byte{
+		{},
+		binary.BigEndian.AppendUint32(nil, 1<<31),
+		bytes.Join([][]byte{
+			frame(1, wire.TypeStarted, 0, `{"pid":3}`),
+			frame(1, wire.TypeData, 1, "hello"),
+			frame(1, wire.TypeCredit, 0, "\x00\x00\x00\x01"),
+			frame(1, wire.TypeEOF, 1, ""), frame(1, wire.TypeEOF, 2, ""),
+			frame(1, wire.TypeEnd, 0, string(exit)),
+		}, nil),
+		bytes.Join([][]byte{
+			frame(3, wire.TypeData, 1, `{"kind":"mkdir","path":"d","bytes":0}`),
+			frame(3, wire.TypeEOF, 1, ""),
+			frame(3, wire.TypeEnd, 0, `{}`),
+		}, nil),
+		frame(1, wire.TypeRefused, 0, `{"code":"busy","text":"x"}`),
+		frame(2, wire.TypeOpen, 0, `{"accept":{"listener":1}}`),
+		frame(0, wire.TypePong, 0, "\x00\x00\x00\x00\x00\x00\x00\x01"),
+	}
+	if len(seeds) == 0 {
+		f.Fatal("no seeds")
+	}
+	for _, s := range seeds {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, l := play(t)
+		go l.drain()
+		ended := make(chan struct{}, 2)
+		go func() {
+			p, err := c.Start(t.Context(), sandbox.Command{Argv: []string{"x"}, Stdin: strings.NewReader("in")})
+			if err == nil {
+				_, _ = p.Wait()
+			}
+			ended <- struct{}{}
+		}()
+		go func() {
+			_, _ = c.Apply(t.Context(), workspace.Op{Kind: workspace.OpMkdir, Path: "d"})
+			ended <- struct{}{}
+		}()
+		go func() {
+			_, _ = l.raw.Write(data)
+			_ = l.raw.Close()
+		}()
+		<-ended
+		<-ended
+		<-c.Done()
+		if err := c.Err(); !errors.Is(err, sandbox.ErrLost) {
+			t.Errorf("connection's error is %v", err)
+		}
+	})
+}
