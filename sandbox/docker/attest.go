@@ -4,9 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path"
 	"runtime"
 	"strings"
+
+	"github.com/docker/docker/api/types/container"
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest"
@@ -28,6 +29,16 @@ func (s *session) attest(ctx context.Context, asked request) error {
 	if err != nil {
 		return err
 	}
+	err = errors.Join(readBack(asked, got), checkKernel(s.facts.runtime, hello), s.checkLimits(hello), guest.VerifyHardening(hello, s.expect(hello)))
+	if err != nil {
+		return fmt.Errorf("check container: %w", err)
+	}
+	s.attestation = s.describe(hello, got)
+	return nil
+}
+
+// expect is what the container must look like from inside.
+func (s *session) expect(hello wire.Hello) guest.Expectation {
 	want := guest.Expectation{UID: uint32(s.work.CommandUID), GID: uint32(s.work.CommandGID)}
 	if !isGVisor(hello) {
 		want.Filters, want.HostNamespaces = 2, guest.HostNamespaces()
@@ -35,33 +46,69 @@ func (s *session) attest(ctx context.Context, asked request) error {
 	for _, b := range s.work.Binds[1:] {
 		want.Submounts = append(want.Submounts, b.Target)
 	}
-	if err := errors.Join(readBack(asked, got), checkKernel(s.facts.runtime, hello), guest.VerifyHardening(hello, want)); err != nil {
-		return fmt.Errorf("check container: %w", err)
+	return want
+}
+
+// checkLimits compares the limits that can be read inside with what was asked
+// for: an engine may accept a limit that its kernel then does not hold. gVisor
+// shows its own cgroups, which hold nothing; there the host's limits count, as
+// the engine answers them.
+func (s *session) checkLimits(hello wire.Hello) error {
+	type limit struct {
+		name        string
+		least       int64 // 0 where it may be unreadable
+		got, atMost int64
 	}
+	r, l := s.spec.Resources, hello.Limits
+	list := []limit{{"open files", 1, l.OpenFiles, r.OpenFiles}}
+	if s.facts.runtime.ownKernel() {
+		list = append(list, limit{"processes of a user", 1, l.UserPIDs, r.PIDs})
+	} else if l.Source != "" {
+		list = append(list, limit{"memory", 0, l.MemoryBytes, r.MemoryBytes}, limit{"pids", 0, l.PIDs, r.PIDs}, limit{"CPU time", 0, l.MilliCPUs, r.MilliCPUs})
+	}
+	var errs []error
+	for _, l := range list {
+		if l.got < l.least || l.got > l.atMost {
+			errs = append(errs, fmt.Errorf("%w: its limit of %s is %d, not %d", sandbox.ErrUnavailable, l.name, l.got, l.atMost))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// describe is the attestation: what the guest saw, what the engine answered,
+// and what this process did.
+func (s *session) describe(hello wire.Hello, got container.InspectResponse) sandbox.Attestation {
 	a := guest.Attest(hello)
 	a.Backend, a.Container = Name, s.id
 	a.Runtime, a.RuntimeVersion, a.EngineVersion = got.HostConfig.Runtime, s.facts.runtime.version, s.facts.version
 	a.Image, a.ImageDigest = s.image.reference, s.image.digest
-	a.GuestSHA256, a.SeccompProfile = s.guest.sha256, s.seccomp.SHA256
+	a.GuestSHA256 = s.guest.sha256
+	if !isGVisor(hello) { // which loads none of the host's, see docs/decisions/0021
+		a.SeccompProfile = s.seccomp.SHA256
+	}
 	a.Workspace, a.WorkspaceMode = s.work.Path, "bind"
 	a.WorkspaceOwner = fmt.Sprintf("%d:%d", s.work.OwnerUID, s.work.OwnerGID)
 	a.IDMapped, a.Git = s.work.IDMapped, string(s.gitMode())
 	a.Lost = append(a.Lost, s.work.Lost...)
+	if !s.facts.info.SwapLimit {
+		a.Lost = append(a.Lost, lostSwap)
+	}
 	for _, limit := range []struct {
 		attested *int64
 		engine   int64
 	}{
 		{&a.Limits.MemoryBytes, got.HostConfig.Memory},
-		{&a.Limits.PIDs, number(got.HostConfig.PidsLimit)},
+		{&a.Limits.PIDs, s.spec.Resources.PIDs}, // as was just compared
 		{&a.Limits.MilliCPUs, got.HostConfig.NanoCPUs / 1e6},
 	} {
 		if *limit.attested <= 0 {
 			*limit.attested = limit.engine
 		}
 	}
-	s.attestation = a
-	return nil
+	return a
 }
+
+const lostSwap = "swap is not limited, because the engine's kernel does not count it"
 
 func (s *session) gitMode() sandbox.GitMode {
 	if s.spec.Git == "" {
@@ -102,7 +149,7 @@ func sameFolders(work *workmount.Prepared, hello wire.Hello) error {
 
 // checkKernel says whether a runtime that is gVisor really is.
 func checkKernel(r runtimeFacts, hello wire.Hello) error {
-	if strings.HasPrefix(path.Base(r.path), "runsc") && !isGVisor(hello) {
+	if r.ownKernel() && !isGVisor(hello) {
 		return fmt.Errorf("%w: runtime %s is gVisor, but the kernel in the container is %.80q", sandbox.ErrUnavailable, r.name, hello.Kernel)
 	}
 	return nil

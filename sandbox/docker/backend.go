@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -82,6 +83,13 @@ type facts struct {
 // runtimeFacts are what is known about the runtime that containers get.
 type runtimeFacts struct {
 	name, version, path string
+}
+
+// ownKernel says that the runtime is gVisor, whose containers have a kernel of
+// their own. Engines know it by its binary or by its shim
+// (io.containerd.runsc.v1).
+func (r runtimeFacts) ownKernel() bool {
+	return strings.Contains(r.name, "runsc") || strings.Contains(path.Base(r.path), "runsc")
 }
 
 // New returns a backend. It reads the docker command's configuration and the
@@ -239,13 +247,13 @@ func findRuntime(info system.Info, version types.Version, name string) (runtimeF
 
 // askVersion asks a runtime that the engine says nothing about. Its path is
 // from the engine's own configuration, which only root writes.
-func askVersion(ctx context.Context, path string) string {
-	if !filepath.IsAbs(path) {
+func askVersion(ctx context.Context, program string) string {
+	if !filepath.IsAbs(program) {
 		return ""
 	}
 	ctx, cancel := deadline(ctx, versionTime)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, path, "--version")
+	cmd := exec.CommandContext(ctx, program, "--version")
 	cmd.Env, cmd.Dir, cmd.WaitDelay = []string{}, "/", versionTime
 	out, err := cmd.Output()
 	if err != nil {

@@ -29,7 +29,7 @@ func TestConformance(t *testing.T) {
 func TestConformanceRunsc(t *testing.T) {
 	e := newPrivateEngine(t, "--add-runtime", "runsc="+findRunsc(t))
 	target := privateBed(t, e, Options{Runtime: "runsc", Logger: zap.NewNop()}).target()
-	target.LimitsKillSandbox, target.OwnKernel, target.FloodBytes = true, true, 64<<20
+	target.LimitsKillSandbox, target.PIDsSpareSandbox, target.OwnKernel, target.FloodBytes = true, true, true, 64<<20
 	sandboxtest.Run(t, target)
 }
 

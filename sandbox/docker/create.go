@@ -139,7 +139,8 @@ func (s *session) request(ctx context.Context) (_ request, err error) {
 	}
 	return plan{
 		spec: s.spec, image: s.image, work: s.work, guestPath: s.guest.path, noncePath: s.noncePath(), seccomp: s.seccomp,
-		runtime: s.facts.runtime.name, cpus: s.facts.info.NCPU, labels: b.labels(s.spec),
+		runtime: s.facts.runtime, cpus: s.facts.info.NCPU, labels: b.labels(s.spec),
+		noSwapLimit: !s.facts.info.SwapLimit,
 	}.build(), nil
 }
 

@@ -50,7 +50,7 @@ func newFakeEngine(t *testing.T) *fakeEngine {
 		answers: map[string]http.HandlerFunc{}, released: make(chan struct{}),
 		info: system.Info{
 			OSType: "linux", Architecture: "x86_64", NCPU: 2, ServerVersion: "20.10.0-fake", SecurityOptions: []string{"name=seccomp,profile=default"},
-			MemoryLimit: true, PidsLimit: true, CPUCfsQuota: true, DefaultRuntime: "runc",
+			MemoryLimit: true, SwapLimit: true, PidsLimit: true, CPUCfsQuota: true, DefaultRuntime: "runc",
 			Runtimes: map[string]system.RuntimeWithStatus{"runc": {}, "runsc": {}},
 		},
 	}

@@ -31,9 +31,11 @@ type plan struct {
 	guestPath string
 	noncePath string
 	seccomp   harden.Seccomp
-	runtime   string
+	runtime   runtimeFacts
 	cpus      int // of the engine's machine
-	labels    map[string]string
+	// noSwapLimit says that its kernel does not count swap.
+	noSwapLimit bool
+	labels      map[string]string
 }
 
 const (
@@ -79,7 +81,7 @@ func (p plan) build() request {
 
 func (p plan) hostConfig() *container.HostConfig {
 	r := p.spec.Resources
-	pids, off := r.PIDs, false
+	pids, off := p.hostPIDs(), false
 	return &container.HostConfig{
 		AutoRemove:     true,
 		RestartPolicy:  container.RestartPolicy{Name: container.RestartPolicyDisabled},
@@ -98,17 +100,26 @@ func (p plan) hostConfig() *container.HostConfig {
 		ShmSize:     r.ShmBytes,
 		Tmpfs:       p.tmpfs(),
 		Mounts:      p.mounts(),
-		Runtime:     p.runtime,
+		Runtime:     p.runtime.name,
 		OomScoreAdj: oomScoreAdj,
 		Init:        &off,
 		Resources: container.Resources{
 			Memory:     r.MemoryBytes,
-			MemorySwap: r.MemoryBytes, // of both together: no swap beyond
+			MemorySwap: p.memorySwap(),
 			PidsLimit:  &pids,
 			NanoCPUs:   p.milliCPUs() * 1e6,
 			Ulimits:    ulimits(p),
 		},
 	}
+}
+
+// memorySwap bounds memory and swap together to what memory alone is. An engine
+// that can't count swap answers "no limit" whatever it is asked.
+func (p plan) memorySwap() int64 {
+	if p.noSwapLimit {
+		return -1
+	}
+	return p.spec.Resources.MemoryBytes
 }
 
 // milliCPUs is at most what the engine's machine has: an engine refuses more.
@@ -133,7 +144,24 @@ func ulimits(p plan) []*units.Ulimit {
 	for _, l := range harden.Rlimits(p.spec.Resources) {
 		list = append(list, &units.Ulimit{Name: l.Name, Soft: l.Soft, Hard: l.Hard})
 	}
+	if p.runtime.ownKernel() {
+		// Counted by the container's own kernel, for one uid of one container,
+		// so that the limit is an error of fork and not the container's death.
+		n := p.spec.Resources.PIDs
+		list = append(list, &units.Ulimit{Name: "nproc", Soft: n, Hard: n})
+	}
 	return list
+}
+
+// hostPIDs is the engine's limit of processes. gVisor needs two threads of the
+// host for each of the container's and some 60 for itself, and dies without;
+// see docs/decisions/0022-gvisor-limits.md.
+func (p plan) hostPIDs() int64 {
+	n := p.spec.Resources.PIDs
+	if p.runtime.ownKernel() {
+		return 2*n + 384
+	}
+	return n
 }
 
 // tmpfs are the tmpfs mounts but for /dev/shm, which the engine makes itself,

@@ -33,7 +33,7 @@ func testPlan() plan {
 			{Source: "/state/mounts/2", Target: "/workspace/.git", ReadOnly: true, Dir: true},
 		}},
 		guestPath: "/opt/guest", noncePath: "/state/nonce", seccomp: harden.Seccomp{JSON: []byte(`{"a":1}`)},
-		runtime: "runc", cpus: 1, labels: map[string]string{"io.caisson.session": "ses_1"},
+		runtime: runtimeFacts{name: "runc"}, cpus: 1, labels: map[string]string{"io.caisson.session": "ses_1"},
 	}
 }
 
