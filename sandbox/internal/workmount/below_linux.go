@@ -22,7 +22,9 @@ func openMounted(workspace *os.File, name string, flags uint64) (*os.File, error
 
 func resolve(workspace *os.File, name string, flags, extra uint64) (*os.File, error) {
 	how := &unix.OpenHow{
-		Flags:   flags | unix.O_CLOEXEC | unix.O_NOFOLLOW,
+		// Without O_NOFOLLOW: with it, and O_PATH, a link at the end is no error
+		// but is opened itself, RESOLVE_NO_SYMLINKS or not (openat2(2)).
+		Flags:   flags | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | extra,
 	}
 	for range 32 { // EAGAIN: somebody renames meanwhile; openat2(2)

@@ -481,3 +481,84 @@ func TestPlaceholderIsShared(t *testing.T) {
 	}
 	holder.Wait()
 }
+
+// What a session that was killed while it was made has left, a sweep undoes:
+// mounts that are still staged, their folder, the placeholder. The workspace
+// keeps its files.
+func TestSweepAfterAKill(t *testing.T) {
+	needRoot(t)
+	f := newFixture(t, 1000, 1000)
+	write(t, filepath.Join(f.dir, "work"), "x")
+	p, err := Prepare(t.Context(), f.Options)
+	must(t, err)
+	// Positive control: the workspace's file shows below the session's folder.
+	if _, err := os.Stat(filepath.Join(p.Binds[0].Source, "work")); err != nil {
+		t.Fatalf("control: %v", err)
+	}
+	must(t, f.Journal.Close()) // with entries left: given up, as by the dead
+	instance, err := owner.Instance(f.StateDir)
+	must(t, err)
+	left, err := owner.Sweep(t.Context(), owner.SweepOptions{StateDir: f.StateDir, Backend: "docker", Instance: instance})
+	must(t, err)
+	kinds := map[string]int{}
+	for _, l := range left {
+		kinds[l.Kind]++
+	}
+	if diff := cmp.Diff(map[string]int{"mount": 2, "folder": 1, "placeholder": 1}, kinds); diff != "" {
+		t.Errorf("swept (-want +got):\n%s", diff)
+	}
+	missing(t, filepath.Join(f.Dir, mountsDir))
+	missing(t, filepath.Join(f.dir, ".git"))
+	if _, err := os.Stat(filepath.Join(f.dir, "work")); err != nil {
+		t.Errorf("the workspace lost its file: %v", err)
+	}
+}
+
+// .git that is swapped for a link to a folder outside, again and again while
+// the workspace is prepared, is refused or the real one, never the outside.
+func TestGitSwappedWhileItIsPrepared(t *testing.T) {
+	needRoot(t)
+	f := newFixture(t, 1000, 1000)
+	git, link := filepath.Join(f.dir, ".git"), filepath.Join(f.dir, "link")
+	write(t, filepath.Join(git, "config"), "")
+	outside := t.TempDir()
+	write(t, filepath.Join(outside, "canary"), "x")
+	must(t, os.Symlink(outside, link))
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				unix.Renameat2(unix.AT_FDCWD, git, unix.AT_FDCWD, link, unix.RENAME_EXCHANGE)
+			}
+		}
+	}()
+	prepared, followed := 0, 0
+	for range 100 {
+		// Positive control: a naive look at the path follows the link.
+		if _, err := os.Stat(filepath.Join(git, "canary")); err == nil {
+			followed++
+		}
+		p, err := Prepare(t.Context(), f.Options)
+		if err != nil {
+			continue
+		}
+		prepared++
+		for _, b := range p.Binds {
+			if _, err := os.Stat(filepath.Join(b.Source, "canary")); err == nil {
+				t.Errorf("the mount of %s is the folder outside", b.Target)
+			}
+		}
+		must(t, p.Close(t.Context()))
+	}
+	close(stop)
+	<-stopped
+	if followed == 0 || prepared == 0 {
+		t.Errorf("control: %d of 100 looks followed the link, %d were prepared: the race was not run", followed, prepared)
+	}
+	t.Logf("%d followed, %d prepared", followed, prepared)
+	f.clean(t)
+}
