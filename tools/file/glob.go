@@ -32,6 +32,7 @@ func globDefinition() tools.Definition {
 }`),
 		Aliases: map[string]string{"glob": "pattern", "glob_pattern": "pattern", "dir_path": "path", "directory": "path", "dir": "path"},
 		Paths:   onePath("."),
+		Summary: searchSummary,
 	}
 }
 

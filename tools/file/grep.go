@@ -52,7 +52,8 @@ func grepDefinition() tools.Definition {
 			"regex": "pattern", "query": "pattern", "search": "pattern", "include": "glob", "include_pattern": "glob", "dir_path": "path",
 			"directory": "path", "case_insensitive": "ignore_case", "-i": "ignore_case", "fixed_strings": "literal", "limit": "max_results",
 		},
-		Paths: onePath("."),
+		Paths:   onePath("."),
+		Summary: searchSummary,
 	}
 }
 

@@ -134,11 +134,15 @@ func (w window) output(v *view, f workspace.File) tools.Output {
 	out := text(v.text.String())
 	total, lines := strconv.Itoa(v.lines), plural(v.lines, "line")
 	if !v.whole {
-		total, lines = "more than "+total, "more than "+lines
+		total = "more than " + total
 	}
 	switch {
 	case v.last == 0:
-		out = text(fmt.Sprintf("[offset %d is beyond the end: the file has %s]", w.from, lines))
+		where := "the end: the file has " + lines
+		if !v.whole {
+			where = fmt.Sprintf("the first %d MiB of the file, which is all that is looked at; use the shell", scanBytes>>20)
+		}
+		out = text(fmt.Sprintf("[offset %d is beyond %s]", w.from, where))
 		out.Success = false
 		return out
 	case v.last < v.lines || !v.whole:

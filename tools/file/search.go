@@ -2,6 +2,7 @@ package file
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"path"
@@ -37,6 +38,22 @@ func newSearch(r *workspace.Reader, start string, ignored bool) (*search, error)
 		return nil, err
 	}
 	return &search{reader: r, start: rel, ignored: ignored}, nil
+}
+
+// searchSummary is the line that people see of a search: what is looked for
+// before where.
+func searchSummary(raw json.RawMessage) string {
+	var in struct {
+		Pattern string `json:"pattern"`
+		Path    string `json:"path"`
+	}
+	if err := json.Unmarshal(raw, &in); err != nil {
+		return ""
+	}
+	if in.Path == "" || in.Path == "." {
+		return in.Pattern
+	}
+	return in.Pattern + " in " + in.Path
 }
 
 // outcome says how a search ended.

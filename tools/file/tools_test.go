@@ -76,6 +76,19 @@ func TestPaths(t *testing.T) {
 	}
 }
 
+func TestSummaries(t *testing.T) {
+	f := newFixture(t)
+	for input, want := range map[string]string{
+		`{"pattern":"a.*b"}`: "a.*b", `{"pattern":"x","path":"."}`: "x", `{"pattern":"x","path":"src"}`: "x in src", `[]`: "",
+	} {
+		for _, name := range []tools.Name{"glob", "grep"} {
+			if got := f.tools[name]().Definition().Summary(json.RawMessage(input)); got != want {
+				t.Errorf("summary of %s %s: %q, want %q", name, input, got, want)
+			}
+		}
+	}
+}
+
 // The whole way: aliases, validation, scope, policy, projection, execution.
 func TestThroughTheDispatcher(t *testing.T) {
 	f := newFixture(t)
