@@ -1,3 +1,5 @@
+//go:build linux
+
 // Command probe is what the conformance suite runs inside a sandbox: a static
 // program whose verbs do one small thing each and tell what happened. It runs
 // as an ordinary command, without privilege, on any root filesystem.
