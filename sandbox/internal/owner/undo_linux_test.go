@@ -1,6 +1,7 @@
 package owner
 
 import (
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -160,5 +161,46 @@ func TestPlaceholderThroughALink(t *testing.T) {
 	must(t, os.Mkdir(filepath.Join(dir, ".git/hooks"), 0o755))
 	if _, err := os.Stat(filepath.Join(outside, "hooks")); err != nil {
 		t.Errorf("control: the naive way did not go out: %v", err)
+	}
+}
+
+// A journal that can't be read, or is another version's, may note the
+// placeholder: it stays.
+func TestPlaceholderUnderAStrangeJournal(t *testing.T) {
+	for name, content := range map[string]string{
+		"damaged":         "{",
+		"another version": "",
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, self := state(t)
+			workspace, p := placeholderFixture(t, ".git")
+			held, err := os.Open(workspace)
+			must(t, err)
+			defer held.Close()
+			j := journal(t, dir, self)
+			id, err := j.Reserve(t.Context(), held, p)
+			must(t, err)
+			if content == "" {
+				made, _ := j.placeholder(id)
+				data, err := json.Marshal(map[string]any{"version": 9, "new": true, "entries": []any{map[string]any{"id": 1, "placeholder": made}}})
+				must(t, err)
+				content = string(data)
+			}
+			other := filepath.Join(dir, journalDir, "ses_other.json")
+			must(t, os.WriteFile(other, []byte(content), 0o600))
+			must(t, j.Release(t.Context(), held, id))
+			if _, err := os.Lstat(filepath.Join(workspace, ".git")); err != nil {
+				t.Errorf("the placeholder was removed: %v", err)
+			}
+			// Positive control: without that journal it goes.
+			must(t, os.Remove(other))
+			must(t, os.Remove(filepath.Join(workspace, ".git")))
+			id, err = j.Reserve(t.Context(), held, p)
+			must(t, err)
+			must(t, j.Release(t.Context(), held, id))
+			if _, err := os.Lstat(filepath.Join(workspace, ".git")); err == nil {
+				t.Error("control: the placeholder is left")
+			}
+		})
 	}
 }

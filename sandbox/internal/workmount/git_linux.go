@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path"
+	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -38,7 +40,7 @@ func guards(workspace *os.File, base string, mode sandbox.GitMode) (list []guard
 	case err != nil:
 		return nil, nil, fmt.Errorf("examine %s: %w", gitName, err)
 	case kind == unix.S_IFDIR:
-		list, lost, err = folderGuards(workspace, mode)
+		list, lost, err = folderGuards(workspace, base, mode)
 	case kind == unix.S_IFREG:
 		list, lost, err = linkGuards(workspace, base)
 	default:
@@ -79,11 +81,14 @@ func unprotectable(name string) error {
 }
 
 // folderGuards are the guards of a .git folder.
-func folderGuards(workspace *os.File, mode sandbox.GitMode) (list []guard, lost []string, err error) {
-	if err := checkCommonDir(workspace); err != nil {
+func folderGuards(workspace *os.File, base string, mode sandbox.GitMode) (list []guard, lost []string, err error) {
+	if err := checkCommonDir(workspace, gitName); err != nil {
 		return nil, nil, err
 	}
-	list = []guard{{name: gitName, readOnly: mode != sandbox.GitCommit}}
+	if mode != sandbox.GitCommit {
+		return []guard{{name: gitName, readOnly: true}}, nil, checkLinks(workspace, base, gitName)
+	}
+	list = []guard{{name: gitName}}
 	for _, entry := range gitExecutable {
 		name := path.Join(gitName, entry)
 		kind, err := kindOf(workspace, name)
@@ -91,24 +96,67 @@ func folderGuards(workspace *os.File, mode sandbox.GitMode) (list []guard, lost 
 		switch {
 		case err != nil && !missing:
 			return nil, nil, fmt.Errorf("examine %s: %w", name, err)
-		case mode == sandbox.GitCommit && !missing && !bindable(kind):
-			return nil, nil, unprotectable(name)
-		case mode == sandbox.GitCommit:
-			list = append(list, guard{name: name, readOnly: true, place: missing})
 		case !missing && !bindable(kind):
-			lost = append(lost, fmt.Sprintf("%s is a link, and what it leads to is not protected", name))
+			return nil, nil, unprotectable(name)
+		}
+		list = append(list, guard{name: name, readOnly: true, place: missing})
+	}
+	return list, []string{lostRebase}, nil
+}
+
+// lostRebase is what commit mode can't prevent: to reserve these folders would
+// make git believe that it is in the middle of a rebase.
+const lostRebase = "commands can leave an unfinished rebase or sequence in .git, whose steps git runs when the user continues it: abort it instead"
+
+// checkLinks refuses a repository in which what git obeys is a link to where
+// commands can write. A link that leads out of the workspace, or stays in the
+// repository, which is read-only, is the user's own affair.
+func checkLinks(workspace *os.File, base, repo string) error {
+	for _, entry := range gitExecutable {
+		name := path.Join(repo, entry)
+		kind, err := kindOf(workspace, name)
+		if errors.Is(err, unix.ENOENT) || err == nil && bindable(kind) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("examine %s: %w", name, err)
+		}
+		if kind != unix.S_IFLNK {
+			return unprotectable(name)
+		}
+		leads := linkEnd(workspace, base, name)
+		inside, err := filepath.Rel(base, leads)
+		if err == nil && filepath.IsLocal(inside) && inside != repo && !strings.HasPrefix(inside, repo+"/") {
+			return fmt.Errorf("%w: %s leads to %s, which commands can write: replace it by what it leads to", sandbox.ErrInvalid, name, inside)
 		}
 	}
-	return list, lost, nil
+	return nil
+}
+
+// linkEnd is where a link in the workspace leads, as far as that exists.
+func linkEnd(workspace *os.File, base, name string) string {
+	buf := make([]byte, unix.PathMax)
+	n, err := unix.Readlinkat(int(workspace.Fd()), name, buf)
+	if err != nil {
+		return realPrefix(path.Join(base, name))
+	}
+	target := string(buf[:n])
+	if !filepath.IsAbs(target) {
+		target = path.Join(base, path.Dir(name), target)
+	}
+	return realPrefix(target)
 }
 
 // checkCommonDir refuses a repository whose configuration is read from
 // somewhere else: that may be where commands can write.
-func checkCommonDir(workspace *os.File) error {
-	name := path.Join(gitName, "commondir")
+func checkCommonDir(workspace *os.File, repo string) error {
+	name := path.Join(repo, "commondir")
 	content, err := readSmall(workspace, name)
 	if errors.Is(err, unix.ENOENT) {
 		return nil
+	}
+	if errors.Is(err, unix.ELOOP) {
+		return unprotectable(name)
 	}
 	if err != nil {
 		return fmt.Errorf("read %s: %w", name, err)

@@ -1,6 +1,7 @@
 package workmount
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -36,6 +37,9 @@ func linkGuards(workspace *os.File, base string) (list []guard, lost []string, e
 	kind, err := kindOf(workspace, inside)
 	if err != nil || !bindable(kind) || inside == "." || strings.ContainsRune(inside, filepath.Separator) {
 		return nil, nil, fmt.Errorf("%w: %s leads to %q in the workspace, where it can't be protected: make .git a folder", sandbox.ErrInvalid, gitName, inside)
+	}
+	if err := errors.Join(checkCommonDir(workspace, inside), checkLinks(workspace, base, inside)); err != nil {
+		return nil, nil, err
 	}
 	return append(list, guard{name: inside, readOnly: true}), nil, nil
 }

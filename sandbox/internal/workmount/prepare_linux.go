@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
 
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
@@ -145,7 +146,11 @@ func (p *Prepared) bindAll(o Options, decided plan, submounts []string, list []g
 		if err != nil {
 			return err
 		}
-		err = p.add(f, g, path.Join(p.Path, g.name))
+		if g.name == ownConfig {
+			err = p.cover(f, g)
+		} else {
+			err = p.add(f, g, path.Join(p.Path, g.name))
+		}
 		f.Close()
 		if err != nil {
 			return err
@@ -153,6 +158,44 @@ func (p *Prepared) bindAll(o Options, decided plan, submounts []string, list []g
 	}
 	p.settle(decided)
 	return nil
+}
+
+// coverDir is the folder, below Options.Dir, of what covers a guard.
+const coverDir = "cover"
+
+// cover hides a guard under an empty thing of the session's own. It is for the
+// workspace's configuration, which nothing inside needs: its name is guarded
+// only where it existed, so that a command of another session may just have
+// made it and may be exchanging it for a link, and gVisor can't tell afterwards
+// what was mounted.
+func (p *Prepared) cover(f *os.File, g guard) error {
+	info, err := f.Stat()
+	if err != nil {
+		return fmt.Errorf("examine %s: %w", g.name, err)
+	}
+	ids, err := p.undo.journal.Add(owner.Entry{Kind: owner.KindFolder, Path: coverDir})
+	if err != nil {
+		return fmt.Errorf("cover %s: %w", g.name, err)
+	}
+	p.undo.cover = &noted{id: ids[0], name: coverDir}
+	place := filepath.Join(p.undo.base, coverDir, "empty")
+	if err := os.Mkdir(filepath.Dir(place), 0o755); err != nil {
+		return fmt.Errorf("cover %s: %w", g.name, err)
+	}
+	if info.IsDir() {
+		err = os.Mkdir(place, 0o755)
+	} else {
+		err = os.WriteFile(place, nil, 0o444)
+	}
+	if err != nil {
+		return fmt.Errorf("cover %s: %w", g.name, err)
+	}
+	empty, err := os.OpenFile(place, unix.O_PATH|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return fmt.Errorf("cover %s: %w", g.name, err)
+	}
+	defer empty.Close()
+	return p.add(empty, g, place)
 }
 
 func submountGuards(names []string) []guard {

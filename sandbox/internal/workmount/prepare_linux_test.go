@@ -333,6 +333,19 @@ func TestRefusals(t *testing.T) {
 			must(t, os.Symlink(f.dir, filepath.Join(filepath.Dir(f.dir), "elsewhere")))
 			write(t, filepath.Join(f.dir, ".git"), "gitdir: ../elsewhere/evil\n")
 		}, "evil"},
+		{"hooks is a link into the workspace", func(t *testing.T, f *fixture) {
+			must(t, os.Mkdir(filepath.Join(f.dir, ".git"), 0o755))
+			must(t, os.Symlink("../hooks", filepath.Join(f.dir, ".git/hooks")))
+		}, "hooks"},
+		{"config is a link into the workspace by another way", func(t *testing.T, f *fixture) {
+			must(t, os.Mkdir(filepath.Join(f.dir, ".git"), 0o755))
+			must(t, os.Symlink(filepath.Dir(f.dir), filepath.Join(filepath.Dir(f.dir), "up")))
+			must(t, os.Symlink(filepath.Join(filepath.Dir(f.dir), "up/workspace/config"), filepath.Join(f.dir, ".git/config")))
+		}, "config"},
+		{"a repository in the workspace with its configuration elsewhere", func(t *testing.T, f *fixture) {
+			write(t, filepath.Join(f.dir, ".git"), "gitdir: repo\n")
+			write(t, filepath.Join(f.dir, "repo/commondir"), "../common\n")
+		}, "commondir"},
 		{"hooks is a link, in commit mode", func(t *testing.T, f *fixture) {
 			f.Git = sandbox.GitCommit
 			must(t, os.Mkdir(filepath.Join(f.dir, ".git"), 0o755))
@@ -561,4 +574,42 @@ func TestGitSwappedWhileItIsPrepared(t *testing.T) {
 	}
 	t.Logf("%d followed, %d prepared", followed, prepared)
 	f.clean(t)
+}
+
+// Links of a repository that lead where commands can't write are the user's.
+func TestHarmlessLinksInARepository(t *testing.T) {
+	f := newFixture(t, os.Geteuid(), os.Getegid())
+	must(t, os.MkdirAll(filepath.Join(f.dir, ".git/real-hooks"), 0o755))
+	must(t, os.Symlink("real-hooks", filepath.Join(f.dir, ".git/hooks")))
+	must(t, os.Symlink("/etc/gitconfig-of-the-machine", filepath.Join(f.dir, ".git/config")))
+	f.prepare(t)
+}
+
+// By path, the workspace's own configuration is covered and not shown: its name
+// could be exchanged for a link before the engine looks at it.
+func TestConfigurationIsCovered(t *testing.T) {
+	for _, isDir := range []bool{true, false} {
+		f := newFixture(t, os.Geteuid(), os.Getegid())
+		name := filepath.Join(f.dir, ownConfig)
+		if isDir {
+			name = filepath.Join(name, "config.yaml")
+		}
+		write(t, name, "secret")
+		p, _, err := begin(f.Options, f.dir)
+		must(t, err)
+		p.Path = f.dir
+		must(t, p.bindAll(f.Options, plan{}, nil, []guard{{name: ownConfig, readOnly: true}}))
+		b := p.Binds[1]
+		if b.Target != "/workspace/.caisson" || !b.ReadOnly || b.Dir != isDir || !strings.HasPrefix(b.Source, f.Dir) {
+			t.Errorf("bind %+v", b)
+		}
+		if data, err := os.ReadFile(b.Source); !isDir && (err != nil || len(data) > 0) {
+			t.Errorf("the cover holds %q (%v)", data, err)
+		}
+		if names, err := os.ReadDir(b.Source); isDir && (err != nil || len(names) > 0) {
+			t.Errorf("the cover holds %v (%v)", names, err)
+		}
+		f.closed(t, p)
+		missing(t, filepath.Join(f.Dir, coverDir))
+	}
 }

@@ -26,6 +26,7 @@ type undo struct {
 	workspace    *os.File // the caller's
 	mounts       []noted
 	folder       *noted
+	cover        *noted
 	placeholders []int // their numbers in the journal
 }
 
@@ -75,6 +76,14 @@ func (u *undo) close(ctx context.Context) error {
 		return nil
 	}
 	errs := []error{u.unstageLocked()}
+	if u.cover != nil {
+		err := owner.RemoveTree(u.dir, u.cover.name)
+		if err == nil {
+			err = u.journal.Forget(u.cover.id)
+			u.cover = nil
+		}
+		errs = append(errs, err)
+	}
 	for _, id := range slices.Backward(slices.Clone(u.placeholders)) { // those inside .git first
 		if err := u.journal.Release(ctx, u.workspace, id); err != nil {
 			errs = append(errs, err)
