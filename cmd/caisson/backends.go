@@ -16,7 +16,6 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/docker"
-	"github.com/caisson-run/caisson/sandbox/oci"
 )
 
 const (
@@ -41,10 +40,7 @@ func makeBackend(name string, s backendSettings) (sandbox.Backend, error) {
 			HostImage: host, Getenv: env.get, Logger: s.logger,
 		})
 	}
-	return oci.New(oci.Options{
-		Kind: oci.Kind(name), RuntimePath: s.runtime, GuestPath: s.guest, StateDir: s.stateDir, Protect: protect,
-		Host: host, Logger: s.logger,
-	})
+	return makeOCI(name, s, host, protect)
 }
 
 // chooser makes and chooses backends for one configuration.
