@@ -47,7 +47,7 @@ func (c Config) Validate() error {
 		return fmt.Errorf("workspace path %q is not absolute", c.Workspace)
 	case !c.SingleUID && (c.CommandUID == 0 || c.CommandGID == 0):
 		return errors.New("commands must not be user or group 0")
-	case !c.SingleUID && (c.GIDBase == 0 || c.GIDCount == 0 || c.GIDBase > math.MaxInt32-c.GIDCount):
+	case !c.SingleUID && (c.GIDBase == 0 || c.GIDCount == 0 || uint64(c.GIDBase)+uint64(c.GIDCount) > math.MaxInt32):
 		return fmt.Errorf("gid range %d+%d is empty or too high", c.GIDBase, c.GIDCount)
 	case !c.SingleUID && c.CommandGID >= c.GIDBase && c.CommandGID-c.GIDBase < c.GIDCount:
 		return fmt.Errorf("gid range %d+%d holds the commands' own gid", c.GIDBase, c.GIDCount)

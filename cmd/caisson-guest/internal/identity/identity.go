@@ -232,19 +232,6 @@ func mask(text string) uint64 {
 	return n
 }
 
-// HasGroup says whether a process has a supplementary group.
-func (p Process) HasGroup(gid uint32) bool {
-	for _, g := range p.Identity.Groups {
-		if g == gid {
-			return true
-		}
-	}
-	return false
-}
-
-// Dead says whether the process runs no more, though it may wait to be reaped.
-func (p Process) Dead() bool { return p.State == 'Z' || p.State == 'X' || p.State == 0 }
-
 // BecomeRoot makes the whole process uid and gid 0 of its user namespace, for
 // a guest that a rootless runtime started as a user with ambient capabilities.
 // It keeps the permitted capabilities.

@@ -1,0 +1,148 @@
+package filter
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// data is one system call, as struct seccomp_data lays it out.
+func data(arch, number uint32, args ...uint64) []byte {
+	b := binary.LittleEndian.AppendUint32(nil, number)
+	b = binary.LittleEndian.AppendUint32(b, arch)
+	b = binary.LittleEndian.AppendUint64(b, 0) // instruction pointer
+	for i := range 6 {
+		var a uint64
+		if i < len(args) {
+			a = args[i]
+		}
+		b = binary.LittleEndian.AppendUint64(b, a)
+	}
+	return b
+}
+
+// evaluate runs a program as the kernel does, for the instructions that are
+// used. It fails on any other and on a jump out of the program.
+func evaluate(program []unix.SockFilter, call []byte) (uint32, error) {
+	var a uint32
+	for pc := 0; pc < len(program); pc++ {
+		in := program[pc]
+		taken := false
+		switch in.Code {
+		case unix.BPF_LD | unix.BPF_W | unix.BPF_ABS:
+			a = binary.LittleEndian.Uint32(call[in.K:])
+			continue
+		case unix.BPF_RET | unix.BPF_K:
+			return in.K, nil
+		case unix.BPF_JMP | unix.BPF_JA:
+			pc += int(in.K)
+			continue
+		case unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K:
+			taken = a == in.K
+		case unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K:
+			taken = a >= in.K
+		case unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K:
+			taken = a&in.K != 0
+		default:
+			return 0, fmt.Errorf("instruction %d has code %#x", pc, in.Code)
+		}
+		if taken {
+			pc += int(in.Jt)
+		} else {
+			pc += int(in.Jf)
+		}
+	}
+	return 0, fmt.Errorf("it runs off its end")
+}
+
+func run(t *testing.T, call []byte) uint32 {
+	t.Helper()
+	answer, err := evaluate(Program(), call)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer
+}
+
+const (
+	allow = unix.SECCOMP_RET_ALLOW
+	eperm = unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)
+)
+
+// TestEveryNumber holds the program against its lists for each number, and far
+// beyond the last.
+func TestEveryNumber(t *testing.T) {
+	refusedAlways := slices.Concat(refused, refusedHere)
+	withArguments := []uint32{unix.SYS_CLONE3, unix.SYS_CLONE, unix.SYS_PERSONALITY, unix.SYS_SOCKET, unix.SYS_SOCKETPAIR, unix.SYS_IOCTL}
+	for n := range uint32(2000) {
+		if slices.Contains(withArguments, n) {
+			continue
+		}
+		want := uint32(allow)
+		if slices.Contains(refusedAlways, n) {
+			want = eperm
+		}
+		if got := run(t, data(auditArch, n)); got != want {
+			t.Errorf("call %d: %#x, want %#x", n, got, want)
+		}
+	}
+}
+
+func TestArguments(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		call []byte
+		want uint32
+	}{
+		{"clone3", data(auditArch, unix.SYS_CLONE3), unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)},
+		{"fork", data(auditArch, unix.SYS_CLONE, uint64(unix.SIGCHLD)), allow},
+		{"vfork", data(auditArch, unix.SYS_CLONE, unix.CLONE_VFORK|unix.CLONE_VM|uint64(unix.SIGCHLD)), allow},
+		{"thread", data(auditArch, unix.SYS_CLONE, 0x3d0f00), allow},
+		{"new user namespace", data(auditArch, unix.SYS_CLONE, unix.CLONE_NEWUSER|uint64(unix.SIGCHLD)), eperm},
+		{"new mount namespace", data(auditArch, unix.SYS_CLONE, unix.CLONE_NEWNS), eperm},
+		{"new network namespace", data(auditArch, unix.SYS_CLONE, unix.CLONE_NEWNET), eperm},
+		{"new cgroup namespace", data(auditArch, unix.SYS_CLONE, unix.CLONE_NEWCGROUP), eperm},
+		{"high bits are not flags", data(auditArch, unix.SYS_CLONE, 1<<40|uint64(unix.SIGCHLD)), allow},
+		{"asks for personality", data(auditArch, unix.SYS_PERSONALITY, 0xffffffff), allow},
+		{"personality of Linux", data(auditArch, unix.SYS_PERSONALITY, 0), allow},
+		{"no randomisation", data(auditArch, unix.SYS_PERSONALITY, 0x0040000), eperm},
+		{"unix socket", data(auditArch, unix.SYS_SOCKET, unix.AF_UNIX), allow},
+		{"inet socket", data(auditArch, unix.SYS_SOCKET, unix.AF_INET), allow},
+		{"inet6 socket", data(auditArch, unix.SYS_SOCKET, unix.AF_INET6), allow},
+		{"route socket", data(auditArch, unix.SYS_SOCKET, unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE), allow},
+		{"audit socket", data(auditArch, unix.SYS_SOCKET, unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_AUDIT), eperm},
+		{"vsock", data(auditArch, unix.SYS_SOCKET, unix.AF_VSOCK), eperm},
+		{"alg", data(auditArch, unix.SYS_SOCKET, unix.AF_ALG), eperm},
+		{"packet", data(auditArch, unix.SYS_SOCKET, unix.AF_PACKET), eperm},
+		{"family with high bits", data(auditArch, unix.SYS_SOCKET, 1<<32|unix.AF_VSOCK), eperm},
+		{"unix pair", data(auditArch, unix.SYS_SOCKETPAIR, unix.AF_UNIX), allow},
+		{"other pair", data(auditArch, unix.SYS_SOCKETPAIR, unix.AF_TIPC), eperm},
+		{"window size", data(auditArch, unix.SYS_IOCTL, 0, unix.TIOCGWINSZ), allow},
+		{"pushes input", data(auditArch, unix.SYS_IOCTL, 0, unix.TIOCSTI), eperm},
+		{"pushes input, high bits", data(auditArch, unix.SYS_IOCTL, 0, 1<<32|unix.TIOCSTI), eperm},
+		{"console selection", data(auditArch, unix.SYS_IOCTL, 0, tioclinux), eperm},
+		{"another processor", data(unix.AUDIT_ARCH_I386, 1), unix.SECCOMP_RET_KILL_PROCESS},
+	} {
+		if got := run(t, tt.call); got != tt.want {
+			t.Errorf("%s: %#x, want %#x", tt.name, got, tt.want)
+		}
+	}
+	if foreignBit != 0 {
+		for _, n := range []uint32{foreignBit, foreignBit | unix.SYS_PTRACE, 1<<32 - 1} {
+			if got := run(t, data(auditArch, n)); got != eperm {
+				t.Errorf("foreign call %#x: %#x", n, got)
+			}
+		}
+	}
+}
+
+// TestSize: the kernel takes no more than 4096 instructions, and jumps of one
+// byte must reach.
+func TestSize(t *testing.T) {
+	if n := len(Program()); n > 256 {
+		t.Errorf("%d instructions", n)
+	}
+}

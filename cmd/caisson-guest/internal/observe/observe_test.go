@@ -1,0 +1,122 @@
+package observe
+
+import (
+	"math"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+)
+
+const table = `22 1 254:0 / / ro,relatime - ext4 /dev/root rw,errors=remount-ro
+23 22 0:5 / /tmp rw,nosuid,nodev shared:2 - tmpfs tmpfs rw,size=512m
+24 22 0:6 / /work\040space rw - 9p none rw
+25 24 0:7 / /work\040space/sub rw - 9p none rw
+26 22 0:8 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory
+27 22 0:9 / /sys/fs/cgroup/cpu ro - cgroup cgroup rw,cpu,cpuacct
+28 22 0:10 / /tmp rw - overlay overlay rw
+broken
+`
+
+func TestMounts(t *testing.T) {
+	m := parseMounts(table)
+	if root := m.at("/"); root.Type != "ext4" || !cmp.Equal(root.Options, []string{"ro", "relatime", "rw", "errors=remount-ro"}) {
+		t.Errorf("root is %+v", root)
+	}
+	if tmp := m.at("/tmp"); tmp.Type != "overlay" {
+		t.Errorf("of two mounts on one path the last is seen, not %+v", tmp)
+	}
+	if none := m.at("/home"); none.Type != "" {
+		t.Errorf("no mount is %+v", none)
+	}
+	if below := m.below("/work space"); len(below) != 1 || below[0].Path != "/work space/sub" {
+		t.Errorf("below the workspace are %+v", below)
+	}
+	if len(m) != 7 {
+		t.Errorf("%d mounts are read", len(m))
+	}
+}
+
+func TestFindCgroups(t *testing.T) {
+	for _, tt := range []struct {
+		name, own string
+		want      cgroups
+	}{
+		{"seen from outside", "4:memory:/docker/abc/x\n3:cpu,cpuacct:/docker/abc\n", cgroups{
+			"memory": "/sys/fs/cgroup/memory/x", "cpu": "/sys/fs/cgroup/cpu/docker/abc", "cpuacct": "/sys/fs/cgroup/cpu/docker/abc",
+		}},
+		{"elsewhere", "4:memory:/other\n", cgroups{}},
+		{"not mounted", "9:pids:/docker/abc\n0::/\n", cgroups{}},
+	} {
+		if diff := cmp.Diff(tt.want, findCgroups(parseMounts(table), tt.own)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
+		}
+	}
+}
+
+func files(t *testing.T, content map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range content {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestLimits(t *testing.T) {
+	v2 := files(t, map[string]string{"memory.max": "67108864\n", "memory.swap.max": "0\n", "pids.max": "max\n", "cpu.max": "50000 100000\n"})
+	v1 := files(t, map[string]string{
+		"memory.limit_in_bytes": "9223372036854771712\n", "memory.memsw.limit_in_bytes": "67108864\n",
+		"pids.max": "64\n", "cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n",
+	})
+	for _, tt := range []struct {
+		name string
+		c    cgroups
+		want wire.Limits
+	}{
+		{"version 2", cgroups{"unified": v2}, wire.Limits{Source: "cgroup2", MemoryBytes: 64 << 20, SwapBytes: 64 << 20, PIDs: -1, MilliCPUs: 500}},
+		{"version 1", cgroups{"memory": v1, "pids": v1, "cpu": v1}, wire.Limits{Source: "cgroup1", MemoryBytes: -1, SwapBytes: 64 << 20, PIDs: 64, MilliCPUs: -1}},
+		{"nothing", cgroups{}, wire.Limits{}},
+	} {
+		if diff := cmp.Diff(tt.want, tt.c.limits()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
+		}
+	}
+	for text, want := range map[string]int64{"": 0, "x": 0, "max": -1, "-1": -1, "5": 5, "9223372036854775807": -1} {
+		if got := limit(text); got != want {
+			t.Errorf("limit %q is %d, want %d (of %d)", text, got, want, math.MaxInt64)
+		}
+	}
+}
+
+func TestOOMCounter(t *testing.T) {
+	for name, c := range map[string]cgroups{
+		"version 1": {"memory": files(t, map[string]string{"memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"})},
+		"version 2": {"unified": files(t, map[string]string{"memory.events": "low 0\noom 9\noom_kill 3\noom_group_kill 0\n"})},
+	} {
+		o := openOOM(c)
+		if got := o.Read(); got != 3 || o.Path() == "" {
+			t.Errorf("%s: %d kills, %q", name, got, o.Path())
+		}
+	}
+	for name, c := range map[string]cgroups{
+		"none":       {},
+		"old kernel": {"memory": files(t, map[string]string{"memory.oom_control": "oom_kill_disable 0\nunder_oom 0\n"})},
+	} {
+		if o := openOOM(c); o != nil || o.Read() != -1 || o.Path() != "" {
+			t.Errorf("%s: %+v", name, o)
+		}
+	}
+}
+
+func TestInterfaces(t *testing.T) {
+	const dev = "Inter-|   Receive                |  Transmit\n face |bytes    packets|bytes\n    lo:     100 1\n  eth0: 5\n"
+	if diff := cmp.Diff([]string{"lo", "eth0"}, interfaces(dev)); diff != "" {
+		t.Errorf("interfaces (-want +got):\n%s", diff)
+	}
+}
