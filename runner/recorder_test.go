@@ -159,6 +159,25 @@ func TestRecorderRedacts(t *testing.T) {
 	}
 }
 
+func TestEveryShapeOfAKeyIsRedacted(t *testing.T) {
+	r := newRedactor(nil)
+	for _, key := range []string{
+		"sk-proj-" + strings.Repeat("a1", 12), "ghp_" + strings.Repeat("a1", 18), "gho_" + strings.Repeat("a1", 18),
+		"ghs_" + strings.Repeat("a1", 18), "ghu_" + strings.Repeat("a1", 18), "ghr_" + strings.Repeat("a1", 18),
+		"github_pat_" + strings.Repeat("a1", 20), "AKIA" + strings.Repeat("A1", 8), "AIza" + strings.Repeat("a1", 17) + "b",
+		"xoxb-" + strings.Repeat("12", 8), "gsk_" + strings.Repeat("a1", 20),
+	} {
+		if got := string(r.bytes([]byte("key=" + key + ","))); got != "key=[redacted:key]," {
+			t.Errorf("%s: %s", key, got)
+		}
+	}
+	for _, text := range []string{"task-runner", "sk-short", "xoxo", "a sk- b", "AKIAB"} {
+		if got := string(r.bytes([]byte(text))); got != text {
+			t.Errorf("%s: %s", text, got)
+		}
+	}
+}
+
 func TestRecorderStopsAfterAFailure(t *testing.T) {
 	r := newTestRecorder(t, RecorderOptions{})
 	if err := r.file.Close(); err != nil {

@@ -1,0 +1,107 @@
+package runner
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestOpenWorkspaceRefuses(t *testing.T) {
+	root := t.TempDir()
+	p := Protected{
+		Home: filepath.Join(root, "home"), State: filepath.Join(root, "home/.local/state/caisson"),
+		Config: filepath.Join(root, "etc/caisson"),
+	}
+	for _, dir := range []string{"home/project", "home/.local/state/caisson/sessions/s", "etc/caisson", "other"} {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(root, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// What an earlier session could have left in its workspace (case 21).
+	if err := os.Symlink("/", filepath.Join(root, "home/project/sub")); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{
+		"/":                                    "is the root",
+		"home":                                 "is your home folder",
+		".":                                    "holds your home folder",
+		"home/.local":                          "holds Caisson's state folder",
+		"home/.local/state/caisson":            "is Caisson's state folder",
+		"home/.local/state/caisson/sessions/s": "lies in Caisson's state folder",
+		"etc":                                  "holds Caisson's configuration",
+		"missing":                              "missing",
+		"file":                                 "is not a folder",
+		"home/project/sub":                     "symbolic link",
+		"home/project/sub/etc":                 "symbolic link",
+	} {
+		if !filepath.IsAbs(path) {
+			path = filepath.Join(root, path)
+		}
+		w, err := OpenWorkspace(path, p)
+		e, ok := errors.AsType[*Error](err)
+		if !ok || e.Status != ExitInput || !strings.Contains(e.Cause, want) || e.Mend == "" {
+			t.Errorf("%s: %v, want %q", path, err, want)
+		}
+		if err == nil {
+			w.Close()
+		}
+	}
+	for _, path := range []string{"home/project", "other"} {
+		w, err := OpenWorkspace(filepath.Join(root, path), p)
+		if err != nil {
+			t.Errorf("%s: %v", path, err)
+			continue
+		}
+		w.Close()
+	}
+	// Positive control: a path that is only compared as text gets past.
+	if naive := filepath.Join(root, "home/project/sub/etc"); strings.HasPrefix(naive, filepath.Join(root, "home/project")) {
+		if info, err := os.Stat(naive); err != nil || !info.IsDir() {
+			t.Fatalf("control: %s does not lead out: %v", naive, err)
+		}
+	}
+}
+
+func TestStateFolderMustBeOurs(t *testing.T) {
+	root := t.TempDir()
+	open := filepath.Join(root, "open")
+	if err := os.Mkdir(open, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(open, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	real := filepath.Join(root, "real")
+	if err := os.Mkdir(real, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(root, "link")
+	if err := os.Symlink(real, link); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(root, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{open, link, file} {
+		_, err := NewFolder(dir, nil)
+		if e, ok := errors.AsType[*Error](err); !ok || e.Status != ExitConfig {
+			t.Errorf("%s: %v", dir, err)
+		}
+	}
+	f, err := NewFolder(filepath.Join(real, "new"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(f.Dir); !errors.Is(err, os.ErrNotExist) {
+		t.Error("a folder without a session is left")
+	}
+}
