@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
@@ -163,11 +161,7 @@ func (c *container) seenAt(b workmount.Bind, hello wire.Hello) (device, inode ui
 		if c.prepared.Staged {
 			return b.Device, b.Inode, nil
 		}
-		var st unix.Stat_t
-		if err := unix.Lstat(b.Source, &st); err != nil {
-			return 0, 0, fmt.Errorf("look at %s again: %w", b.Source, err)
-		}
-		return st.Dev, st.Ino, nil
+		return fileIdentity(b.Source)
 	}
 	for _, m := range workspaceMounts(hello) {
 		if m.Path == b.Target {

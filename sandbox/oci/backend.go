@@ -49,6 +49,9 @@ func (b *Backend) Name() string { return string(b.options.Kind) }
 // needs of it. It starts no container and writes nothing.
 func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 	info := sandbox.Info{Backend: b.Name(), RuntimePath: b.options.RuntimePath, Local: true, Rootless: b.rootless}
+	if err := b.checkSystem(); err != nil {
+		return info, fmt.Errorf("check %s: %w", b.Name(), err)
+	}
 	if _, err := os.Stat(b.options.GuestPath); err != nil {
 		return info, fmt.Errorf("check %s: guest binary: %w: build it (make build) and keep it beside caisson: %w", b.Name(), sandbox.ErrNotFound, err)
 	}
@@ -57,9 +60,6 @@ func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 		return info, fmt.Errorf("check %s: %w", b.Name(), err)
 	}
 	info.Runtime, info.RuntimeVersion = v.name, v.number
-	if err := b.checkSystem(); err != nil {
-		return info, fmt.Errorf("check %s: %w", b.Name(), err)
-	}
 	_, lost := planCgroup("", b.rootless, b.traits)
 	info.Lost = append(lost, b.lost()...)
 	return info, nil

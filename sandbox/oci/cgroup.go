@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
-	"golang.org/x/sys/unix"
 )
 
 // cgroupPrefix begins the name of every cgroup of ours; the session follows.
@@ -85,7 +84,7 @@ func layOut(trees []tree, own map[string]string, name string) (cgroupPlan, []str
 			}
 			p.path = path.Join("/", path.Dir(own[""]), name)
 		}
-		if unix.Access(at, unix.W_OK) != nil {
+		if !writable(at) {
 			continue
 		}
 		if t.v2() && len(trees) > 1 {

@@ -104,10 +104,14 @@ func (c *container) watch() {
 	defer c.watching.Done()
 	<-c.conn.Done()
 	c.mu.Lock()
-	if !c.ending {
-		c.err = c.cause(c.conn.Err())
-	}
+	ending := c.ending
 	c.mu.Unlock()
+	if !ending {
+		err := c.cause(c.conn.Err())
+		c.mu.Lock()
+		c.err = err
+		c.mu.Unlock()
+	}
 	c.stop()
 }
 

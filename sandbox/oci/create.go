@@ -79,10 +79,13 @@ func (b *Backend) validate(spec sandbox.Spec) error {
 	default:
 		return fmt.Errorf("no image named: %w", sandbox.ErrInvalid)
 	}
+	if err := b.checkSystem(); err != nil {
+		return err
+	}
 	if _, err := os.Stat(b.options.RuntimePath); err != nil {
 		return fmt.Errorf("runtime %s: %w: install it, or name its path in the configuration: %w", b.options.RuntimePath, sandbox.ErrNotFound, err)
 	}
-	return b.checkSystem()
+	return nil
 }
 
 // prepare makes what the container needs on the host. What it makes is noted

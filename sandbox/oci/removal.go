@@ -9,8 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // removeCgroup kills what is left in a cgroup and removes it. It reports
@@ -20,18 +18,17 @@ func removeCgroup(dir, session string) (bool, error) {
 	if filepath.Base(dir) != cgroupPrefix+session {
 		return false, fmt.Errorf("remove cgroup %s: not one of session %s", dir, session)
 	}
-	var fsys unix.Statfs_t
-	if err := unix.Statfs(dir, &fsys); errors.Is(err, unix.ENOENT) {
+	ours, err := onCgroupFS(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return false, nil
-	} else if err != nil {
+	case err != nil:
 		return false, fmt.Errorf("remove cgroup %s: %w", dir, err)
-	}
-	if fsys.Type != unix.CGROUP_SUPER_MAGIC && fsys.Type != unix.CGROUP2_SUPER_MAGIC {
+	case !ours:
 		return false, fmt.Errorf("remove cgroup %s: not on a cgroup file system", dir)
 	}
-	var err error
 	for range removeAttempts {
-		if err = unix.Rmdir(dir); err == nil || errors.Is(err, fs.ErrNotExist) {
+		if err = os.Remove(dir); err == nil || errors.Is(err, fs.ErrNotExist) {
 			return true, nil
 		}
 		killCgroup(dir)
@@ -65,8 +62,7 @@ func killCgroup(dir string) {
 		p.wait(settle)
 		p.close()
 	}
-	// What is dead may be counted a moment longer.
-	unix.Poll(nil, 1) //nolint:errcheck // a bounded pause
+	pause()
 }
 
 // thaw lets a cgroup run that somebody froze: on cgroup v1 a frozen process

@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -167,7 +166,7 @@ func (r *runtimeClient) command(ctx context.Context, args []string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, r.path, args...)
 	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 	cmd.Dir = "/"
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.SysProcAttr = ownSession()
 	cmd.WaitDelay = 5 * time.Second
 	return cmd
 }

@@ -6,8 +6,6 @@ import (
 	"runtime"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -31,19 +29,4 @@ func (b *Backend) checkSystem() error {
 		}
 	}
 	return nil
-}
-
-// hardLimit gives the hard limit that this process has and, without
-// privilege, can't raise; -1 where it can, or has none.
-func (b *Backend) hardLimit(name string) int64 {
-	which := map[string]int{
-		"core": unix.RLIMIT_CORE, "memlock": unix.RLIMIT_MEMLOCK, "msgqueue": unix.RLIMIT_MSGQUEUE,
-		"nofile": unix.RLIMIT_NOFILE, "stack": unix.RLIMIT_STACK,
-	}
-	id, ok := which[name]
-	var l unix.Rlimit
-	if !ok || !b.rootless || unix.Getrlimit(id, &l) != nil || l.Max > 1<<62 {
-		return -1
-	}
-	return int64(l.Max)
 }

@@ -1,0 +1,55 @@
+package oci
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// hostProcess is a process of the host that is no child of ours, held by a
+// descriptor so that its number can't become another's. It is not safe for
+// concurrent use with close.
+type hostProcess struct {
+	pid int
+	fd  int
+}
+
+// openProcess opens a process by its number. Somebody else must know that the
+// number is right.
+func openProcess(pid int) (*hostProcess, error) {
+	if pid <= 1 {
+		return nil, fmt.Errorf("open process %d: no container has it", pid)
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open process %d: %w", pid, err)
+	}
+	return &hostProcess{pid: pid, fd: fd}, nil
+}
+
+// kill sends SIGKILL. That the process is gone already is fine.
+func (p *hostProcess) kill() {
+	unix.PidfdSendSignal(p.fd, unix.SIGKILL, nil, 0) //nolint:errcheck // what survives is found by wait
+}
+
+// wait waits for the end and says whether it came in time.
+func (p *hostProcess) wait(most time.Duration) bool {
+	deadline := time.Now().Add(most)
+	for {
+		left := time.Until(deadline)
+		fds := []unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}}
+		n, err := unix.Poll(fds, int(max(left.Milliseconds(), 0)))
+		if n > 0 {
+			return true
+		}
+		if !errors.Is(err, unix.EINTR) || left <= 0 {
+			return false
+		}
+	}
+}
+
+func (p *hostProcess) close() {
+	unix.Close(p.fd) //nolint:errcheck // only waited on
+}

@@ -1,0 +1,58 @@
+package oci
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// ownSession makes a program the leader of a session of its own, so that a
+// terminal's signals don't reach what it starts.
+func ownSession() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
+
+// writable says whether this process may make entries in a folder.
+func writable(dir string) bool { return unix.Access(dir, unix.W_OK) == nil }
+
+// fileIdentity is a file's device and inode; a link is not followed.
+func fileIdentity(name string) (device, inode uint64, err error) {
+	var st unix.Stat_t
+	if err := unix.Lstat(name, &st); err != nil {
+		return 0, 0, fmt.Errorf("look at %s again: %w", name, err)
+	}
+	return uint64(st.Dev), st.Ino, nil //nolint:unconvert // 32 bits on some processors
+}
+
+// onCgroupFS says whether a folder is a cgroup. What is not there is
+// fs.ErrNotExist.
+func onCgroupFS(dir string) (bool, error) {
+	var fsys unix.Statfs_t
+	if err := unix.Statfs(dir, &fsys); errors.Is(err, unix.ENOENT) {
+		return false, fs.ErrNotExist
+	} else if err != nil {
+		return false, err
+	}
+	return fsys.Type == unix.CGROUP_SUPER_MAGIC || fsys.Type == unix.CGROUP2_SUPER_MAGIC, nil
+}
+
+// pause waits for a millisecond: what is dead may be counted a moment longer.
+func pause() {
+	unix.Poll(nil, 1) //nolint:errcheck // a bounded pause
+}
+
+// hardLimit gives the hard limit that this process has and, without
+// privilege, can't raise; -1 where it can, or has none.
+func (b *Backend) hardLimit(name string) int64 {
+	which := map[string]int{
+		"core": unix.RLIMIT_CORE, "memlock": unix.RLIMIT_MEMLOCK, "msgqueue": unix.RLIMIT_MSGQUEUE,
+		"nofile": unix.RLIMIT_NOFILE, "stack": unix.RLIMIT_STACK,
+	}
+	id, ok := which[name]
+	var l unix.Rlimit
+	if !ok || !b.rootless || unix.Getrlimit(id, &l) != nil || l.Max > 1<<62 {
+		return -1
+	}
+	return int64(l.Max)
+}

@@ -1,0 +1,36 @@
+//go:build !linux
+
+package oci
+
+import (
+	"io/fs"
+	"syscall"
+	"time"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// Elsewhere than on Linux Check and Create fail with sandbox.ErrUnsupported
+// before they come to any of these.
+
+func ownSession() *syscall.SysProcAttr { return nil }
+
+func writable(string) bool { return false }
+
+func fileIdentity(string) (device, inode uint64, err error) { return 0, 0, sandbox.ErrUnsupported }
+
+func onCgroupFS(string) (bool, error) { return false, fs.ErrNotExist }
+
+func pause() {}
+
+func (b *Backend) hardLimit(string) int64 { return -1 }
+
+type hostProcess struct{ pid int }
+
+func openProcess(int) (*hostProcess, error) { return nil, sandbox.ErrUnsupported }
+
+func (p *hostProcess) kill() {}
+
+func (p *hostProcess) wait(time.Duration) bool { return true }
+
+func (p *hostProcess) close() {}
