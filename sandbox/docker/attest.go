@@ -22,6 +22,9 @@ func (s *session) attest(ctx context.Context, asked request) error {
 	if hello.Nonce != s.nonce {
 		return fmt.Errorf("%w: %w: the guest does not see the file that was written for it", sandbox.ErrUnavailable, ErrNotShared)
 	}
+	if hello.Probe == nil {
+		return fmt.Errorf("%w: the guest did not try what a command must not be able to do", sandbox.ErrUnavailable)
+	}
 	if err := sameFolders(s.work, hello); err != nil {
 		return err
 	}

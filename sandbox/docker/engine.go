@@ -76,7 +76,7 @@ func dial(ctx context.Context, e endpoint, times deadlines) (*remote, error) {
 // stopped engine would hold it for ever; so it gets a dialler whose connection
 // fails when ctx ends. Cancelling ctx after attach returned does nothing.
 func (r *remote) attach(ctx context.Context, id string) (*types.HijackedResponse, error) {
-	ctx, cancel := deadline(ctx, r.ask)
+	ctx, cancel := deadline(ctx, r.deadlines.attach)
 	defer cancel()
 	var stop func() bool
 	dialler := func(_ context.Context, _, _ string) (net.Conn, error) {

@@ -205,9 +205,10 @@ func (f *fakeEngine) hijack(serve func(conn net.Conn)) http.HandlerFunc {
 	}
 }
 
-// shortDeadlines make a hang a matter of milliseconds; what hangs in these
-// tests hangs for ever, so that the length decides nothing.
+// short is how long a test waits for what hangs for ever.
+const short = 50 * time.Millisecond
+
+// shortDeadlines are for an engine that answers nothing at all.
 func shortDeadlines() deadlines {
-	const short = 50 * time.Millisecond
-	return deadlines{ask: short, create: short, start: short, remove: short, load: short, cancel: short, loss: short}
+	return deadlines{ask: short, attach: short, create: short, start: short, remove: short, load: short, cancel: short, loss: short}
 }

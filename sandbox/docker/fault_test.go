@@ -37,7 +37,6 @@ func newFakeBed(t *testing.T) *fakeBed {
 	must(t, os.Chmod(guest, 0o755))
 	backend, err := New(Options{Host: "unix://" + b.engine.socket, GuestPath: guest, StateDir: b.state, Logger: zaptest.NewLogger(t)})
 	must(t, err)
-	backend.times = shortDeadlines()
 	t.Cleanup(func() { backend.Close() })
 	b.backend = backend
 	return b
@@ -70,14 +69,14 @@ func TestCreateFaults(t *testing.T) {
 		}
 	}
 	for _, tt := range []struct {
-		name    string
-		spoil   func(b *fakeBed)
-		want    error
-		text    string
-		unclear bool // whether the engine made it, nobody can know: the journal stays
+		name  string
+		spoil func(b *fakeBed)
+		hangs func(d *deadlines) // what of them the test has to wait for
+		want  error
+		text  string
 	}{
-		{name: "hangs at ping", spoil: func(b *fakeBed) { b.engine.answers["HEAD /_ping"] = b.engine.hang }, want: sandbox.ErrUnavailable, text: "may hang"},
-		{name: "hangs at info", spoil: func(b *fakeBed) { b.engine.answers["GET /info"] = b.engine.hang }, want: sandbox.ErrUnavailable, text: "may hang"},
+		{name: "hangs at ping", hangs: func(d *deadlines) { d.ask = short }, spoil: func(b *fakeBed) { b.engine.answers["HEAD /_ping"] = b.engine.hang }, want: sandbox.ErrUnavailable, text: "may hang"},
+		{name: "hangs at info", hangs: func(d *deadlines) { d.ask = short }, spoil: func(b *fakeBed) { b.engine.answers["GET /info"] = b.engine.hang }, want: sandbox.ErrUnavailable, text: "may hang"},
 		{name: "old API", spoil: func(b *fakeBed) { b.engine.api = "1.40" }, want: sandbox.ErrUnsupported, text: "Docker 20.10"},
 		{name: "Windows containers", spoil: func(b *fakeBed) { b.engine.info.OSType = "windows" }, want: sandbox.ErrUnsupported, text: "Linux containers"},
 		{name: "no seccomp", spoil: func(b *fakeBed) { b.engine.info.SecurityOptions = nil }, want: sandbox.ErrUnsupported, text: "seccomp"},
@@ -99,8 +98,8 @@ func TestCreateFaults(t *testing.T) {
 		{name: "refuses to create", spoil: func(b *fakeBed) {
 			b.engine.answers["POST /containers/create"] = failure(http.StatusInternalServerError, "no space left on device")
 		}, want: sandbox.ErrUnavailable, text: "no space left"},
-		{name: "hangs at create", spoil: func(b *fakeBed) { b.engine.answers["POST /containers/create"] = b.engine.hang }, want: sandbox.ErrUnavailable, text: "create container"},
-		{name: "hangs at attach", spoil: func(b *fakeBed) { b.engine.answers["POST /containers/ID/attach"] = b.engine.hang }, want: sandbox.ErrUnavailable, text: "attach"},
+		{name: "hangs at create", hangs: func(d *deadlines) { d.create = short }, spoil: func(b *fakeBed) { b.engine.answers["POST /containers/create"] = b.engine.hang }, want: sandbox.ErrUnavailable, text: "create container"},
+		{name: "hangs at attach", hangs: func(d *deadlines) { d.attach = short }, spoil: func(b *fakeBed) { b.engine.answers["POST /containers/ID/attach"] = b.engine.hang }, want: sandbox.ErrUnavailable, text: "attach"},
 		{name: "refuses to attach", spoil: func(b *fakeBed) {
 			b.engine.answers["POST /containers/ID/attach"] = failure(http.StatusConflict, "it is paused")
 		}, want: sandbox.ErrUnavailable, text: "attach"},
@@ -116,7 +115,7 @@ func TestCreateFaults(t *testing.T) {
 			b.engine.attached(nil)
 			b.engine.answers["POST /containers/ID/start"] = failure(http.StatusInternalServerError, "OCI runtime create failed")
 		}, want: sandbox.ErrUnavailable, text: "OCI runtime create failed"},
-		{name: "hangs at start", spoil: func(b *fakeBed) {
+		{name: "hangs at start", hangs: func(d *deadlines) { d.start = short }, spoil: func(b *fakeBed) {
 			b.engine.attached(nil)
 			b.engine.answers["POST /containers/ID/start"] = b.engine.hang
 		}, want: sandbox.ErrUnavailable, text: "start container"},
@@ -141,6 +140,9 @@ func TestCreateFaults(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			b := newFakeBed(t)
 			tt.spoil(b)
+			if tt.hangs != nil {
+				tt.hangs(&b.backend.times)
+			}
 			spec := b.fakeSpec(t)
 			s, err := b.backend.Create(t.Context(), spec)
 			if s != nil || !errors.Is(err, tt.want) || !strings.Contains(err.Error(), tt.text) {
@@ -186,6 +188,7 @@ func TestNoEngine(t *testing.T) {
 // An engine that comes later serves: a failure is not remembered.
 func TestEngineComesBack(t *testing.T) {
 	b := newFakeBed(t)
+	b.backend.times = shortDeadlines()
 	b.engine.answers["GET /info"] = b.engine.hang
 	if _, err := b.backend.Check(t.Context()); !errors.Is(err, sandbox.ErrUnavailable) {
 		t.Fatalf("error %v", err)
@@ -193,6 +196,7 @@ func TestEngineComesBack(t *testing.T) {
 	b.engine.mu.Lock()
 	delete(b.engine.answers, "GET /info")
 	b.engine.mu.Unlock()
+	b.backend.times = defaultDeadlines()
 	if _, err := b.backend.Check(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -202,7 +206,6 @@ func TestEngineComesBack(t *testing.T) {
 // removed.
 func TestCreateCancelledWhileTheEngineWorks(t *testing.T) {
 	b := newFakeBed(t)
-	b.backend.times = defaultDeadlines()
 	stop := errors.New("stop")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	b.engine.answers["POST /containers/create"] = func(w http.ResponseWriter, r *http.Request) {
@@ -223,7 +226,6 @@ func TestCreateCancelledWhileTheEngineWorks(t *testing.T) {
 // A container that is being removed already is waited for.
 func TestRemovalInProgress(t *testing.T) {
 	b := newFakeBed(t)
-	b.backend.times = defaultDeadlines()
 	b.engine.attached([]byte{})
 	conflicts := 0
 	b.engine.answers["DELETE /containers/ID"] = func(w http.ResponseWriter, r *http.Request) {
@@ -251,6 +253,7 @@ func TestRemovalInProgress(t *testing.T) {
 // removes it.
 func TestDestroyThatFails(t *testing.T) {
 	b := newFakeBed(t)
+	b.backend.times.remove = short
 	b.engine.attached([]byte{})
 	b.engine.answers["DELETE /containers/ID"] = b.engine.hang
 	spec := b.fakeSpec(t)
@@ -264,6 +267,7 @@ func TestDestroyThatFails(t *testing.T) {
 	b.engine.mu.Lock()
 	delete(b.engine.answers, "DELETE /containers/ID")
 	b.engine.mu.Unlock()
+	b.backend.remote.deadlines = defaultDeadlines()
 	left, err := b.backend.Sweep(t.Context())
 	must(t, err)
 	if b.engine.left() > 0 || len(left) == 0 || left[0].Kind != "container" {

@@ -18,7 +18,7 @@ import (
 
 // deadlines are how long calls may take.
 type deadlines struct {
-	ask, create, start, remove, load time.Duration
+	ask, attach, create, start, remove, load time.Duration
 	// cancel is how long a call that makes something may still take once its
 	// caller has given up: to break it off would leave open whether it was made.
 	cancel time.Duration
@@ -31,7 +31,7 @@ type deadlines struct {
 // passes and a stopped one is noticed.
 func defaultDeadlines() deadlines {
 	return deadlines{
-		ask: 10 * time.Second, create: 30 * time.Second, start: 30 * time.Second, remove: 30 * time.Second,
+		ask: 10 * time.Second, attach: 10 * time.Second, create: 30 * time.Second, start: 30 * time.Second, remove: 30 * time.Second,
 		load: time.Minute, cancel: 5 * time.Second, loss: 5 * time.Second,
 	}
 }

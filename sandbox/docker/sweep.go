@@ -49,6 +49,11 @@ func pruneSkeletons(ctx context.Context, r *remote) error {
 	return errors.Join(errs...)
 }
 
+// Pending says whether sessions of this backend left notes below the state
+// folder, so that a Sweep is worth asking the engine, also where another backend
+// is in use. It asks no engine.
+func Pending(stateDir string) bool { return owner.Pending(stateDir, Name) }
+
 func (b *Backend) sweepContainers(ctx context.Context, r *remote) ([]sandbox.Leftover, error) {
 	list, err := r.list(ctx)
 	if err != nil {

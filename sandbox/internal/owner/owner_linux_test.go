@@ -409,8 +409,14 @@ func TestSweepOfWhatWasGivenUp(t *testing.T) {
 	_, err := j.Add(Entry{Kind: KindFolder, Path: "bundle"})
 	must(t, err)
 	must(t, j.Close())
+	if !Pending(dir, "docker") || Pending(dir, "runc") {
+		t.Error("pending is wrong about the backend")
+	}
 	if left, err := sweep(t, dir, self); len(left) != 1 || err != nil {
 		t.Errorf("swept %v %v, want the folder", left, err)
+	}
+	if Pending(dir, "docker") {
+		t.Error("pending after the sweep")
 	}
 }
 

@@ -68,6 +68,29 @@ func Sweep(ctx context.Context, o SweepOptions) ([]sandbox.Leftover, error) {
 	return left, errors.Join(errs...)
 }
 
+// Pending says whether a sweep of the backend has anything to look at: a
+// journal of a session of any owner. It changes nothing, and says false where
+// it can't tell.
+func Pending(stateDir, backend string) bool {
+	root, err := openJournals(stateDir, false)
+	if err != nil {
+		return false
+	}
+	defer root.Close()
+	names, err := journalNames(root)
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(names, func(name string) bool {
+		data, err := readJournal(root, name)
+		if err != nil {
+			return false
+		}
+		doc, err := parseJournal(name, data)
+		return err == nil && doc.Backend == backend
+	})
+}
+
 func journalNames(root *os.Root) ([]string, error) {
 	entries, err := fs.ReadDir(root.FS(), ".")
 	if err != nil {
