@@ -5,8 +5,12 @@ import "sync"
 // Shims knows the subreapers of the commands that run. It is safe for
 // concurrent use.
 type Shims struct {
-	mu   sync.Mutex
-	pids map[int]struct{}
+	// starting is held for reading while a shim is started and not yet known,
+	// and for writing while processes are told apart: a shim that is seen
+	// before it is known would be taken for a stray.
+	starting sync.RWMutex
+	mu       sync.Mutex
+	pids     map[int]struct{}
 }
 
 // NewShims returns a Shims that knows none.
@@ -17,6 +21,17 @@ func (s *Shims) Add(pid int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pids[pid] = struct{}{}
+}
+
+// Start runs start, which starts a subreaper, and adds it.
+func (s *Shims) Start(start func() (pid int, err error)) error {
+	s.starting.RLock()
+	defer s.starting.RUnlock()
+	pid, err := start()
+	if err == nil {
+		s.Add(pid)
+	}
+	return err
 }
 
 // Remove says that it is no more.
@@ -38,6 +53,8 @@ func (s *Shims) has(pid int) bool {
 // was killed. Nobody can tell whose they were, so the first command that ends
 // takes them along.
 func (s *Shims) each(self int, m Mark, visit func(*process)) error {
+	s.starting.Lock()
+	defer s.starting.Unlock()
 	all := map[int]process{}
 	err := scan(self, func(p *process) {
 		c := *p

@@ -67,13 +67,16 @@ func (s Shimmed) Launch(r spawn.Request) (Process, error) {
 	inner.Argv = append([]string{"caisson-guest", ShimWord, program}, r.Argv...)
 	inner.Extra = []uintptr{child.Fd(), childControl.Fd()}
 	var p Process
-	gone, err := s.start(inner, &p.Child)
+	var gone <-chan reap.Exit
+	err = s.Shims.Start(func() (pid int, err error) {
+		gone, err = s.start(inner, &p.Child)
+		return p.PID, err
+	})
 	err = errors.Join(err, child.Close(), childControl.Close())
 	if err != nil {
 		return Process{}, errors.Join(err, report.Close(), control.Close())
 	}
 	shim := p.PID
-	s.Shims.Add(shim)
 	p.Mark = kill.Mark{Shim: shim}
 	p.Release = func() { s.release(shim, control, gone) }
 	lines := json.NewDecoder(io.LimitReader(report, 64<<10))
