@@ -258,3 +258,13 @@ func TestNothingRunsThatCannotBeRecorded(t *testing.T) {
 		}
 	}
 }
+
+func TestWhatIsLeftBehindIsAFailure(t *testing.T) {
+	b := newBench(t, "  - text: done\n")
+	b.backend.destroy = errors.New("mount busy")
+	r, records := b.run(t.Context())
+	ended := of[SessionEnded](t, records)[0]
+	if r.ExitStatus != 1 || r.Reason != loop.StopAnswered || len(ended.Left) != 1 || ended.Problem == nil {
+		t.Errorf("ended %s (%d), left %v: %+v", r.Reason, r.ExitStatus, ended.Left, ended.Problem)
+	}
+}

@@ -7,7 +7,7 @@ import (
 // Exit statuses of the command line; docs/exit-status.md is the published table.
 const (
 	ExitDone         = 0
-	ExitFailed       = 1 // the agent or the model failed
+	ExitFailed       = 1 // the agent or the model failed, or something was left behind
 	ExitUsage        = 2
 	ExitAuth         = 41
 	ExitInput        = 42
@@ -26,8 +26,11 @@ const (
 func ExitStatus(r Report) int {
 	switch r.Reason {
 	case loop.StopAnswered:
-		if r.Unapproved > 0 {
+		switch {
+		case r.Unapproved > 0:
 			return ExitNoApprover
+		case len(r.Left) > 0:
+			return ExitFailed
 		}
 		return ExitDone
 	case loop.StopAuth:

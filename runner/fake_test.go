@@ -19,6 +19,8 @@ import (
 type fakeBackend struct {
 	// create runs first in Create; nil does nothing.
 	create func(ctx context.Context, number int) error
+	// destroy is what Destroy fails with.
+	destroy error
 	// scripts says what a script does; one that is not there exits with 127.
 	scripts map[string]script
 
@@ -123,7 +125,7 @@ func (b *fakeBox) die(err error) {
 
 func (b *fakeBox) Destroy(context.Context) error {
 	b.die(nil)
-	return nil
+	return b.backend.destroy
 }
 
 func (b *fakeBox) Apply(ctx context.Context, op workspace.Op) (workspace.Change, error) {

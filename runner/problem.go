@@ -25,7 +25,7 @@ func (s *session) problem(r Report) *Problem {
 	switch r.Reason {
 	case loop.StopAnswered:
 		if r.Unapproved == 0 {
-			return nil
+			return leftProblem(r)
 		}
 		return &Problem{
 			Cause: fmt.Sprintf("%d of the calls needed an approval, and nobody could be asked", r.Unapproved),
@@ -51,6 +51,17 @@ func (s *session) problem(r Report) *Problem {
 		return &Problem{Cause: errText(r.Err), Mend: "What was done is in the workspace."}
 	}
 	return nil
+}
+
+// leftProblem says that the task is done and the sandbox not wholly gone.
+func leftProblem(r Report) *Problem {
+	if len(r.Left) == 0 {
+		return nil
+	}
+	return &Problem{
+		Cause: "the task is done, and something of the sandbox could not be removed: " + r.Left[0],
+		Mend:  "The next caisson run tries again; caisson doctor says whether the engine or runtime is ill.",
+	}
 }
 
 func budgetText(l *Limit) string {

@@ -70,7 +70,7 @@ func noArgs(cmd *cobra.Command, args []string) error {
 // exitHelp is the end of a command's help: its exit statuses.
 func exitHelp(statuses ...int) string {
 	meaning := map[int]string{
-		runner.ExitDone: "done", runner.ExitFailed: "the agent or the model failed", runner.ExitUsage: "usage",
+		runner.ExitDone: "done", runner.ExitFailed: "the agent or the model failed, or something was left behind", runner.ExitUsage: "usage",
 		runner.ExitAuth: "authentication", runner.ExitInput: "the workspace, the task or a file can't be used",
 		runner.ExitSandboxStart: "the sandbox could not start", runner.ExitSandboxLost: "the sandbox was lost",
 		runner.ExitConfig: "configuration", runner.ExitLimit: "a limit was reached",

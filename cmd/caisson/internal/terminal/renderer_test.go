@@ -241,6 +241,17 @@ func TestColoursAreOffWhereTheyAreNotWanted(t *testing.T) {
 	}
 }
 
+func TestHowACommandEnded(t *testing.T) {
+	for want, m := range map[string]map[string]any{
+		"exit code 3": {"exit_code": 3.0}, "out of memory": {"exit_code": 0.0, "oom_killed": true},
+		"timed out": {"exit_code": -1.0, "signal": 15.0, "timed_out": true}, "signal 9": {"exit_code": -1.0, "signal": 9.0}, "": nil,
+	} {
+		if got := ending(m); got != want {
+			t.Errorf("%v: %q, want %q", m, got, want)
+		}
+	}
+}
+
 func TestSummary(t *testing.T) {
 	r := runner.Report{Dir: "/s", SessionEnded: runner.SessionEnded{
 		CostUSD: "unknown", WallMS: 4250, Usage: limits.Usage{Rounds: 1, ToolCalls: 2, InputTokens: 5, CachedInputTokens: 5, OutputTokens: 7},

@@ -115,11 +115,26 @@ func (v *view) completed(p runner.ToolCompleted) []string {
 	if p.Success {
 		return []string{fmt.Sprintf("%s %s  %s", v.style.green("✓"), c.what, took)}
 	}
-	head := fmt.Sprintf("%s %s  %s", v.style.red("✗"), c.what, took)
-	if code, ok := p.Metadata["exit_code"]; ok {
-		head = fmt.Sprintf("%s %s  %s %s", v.style.red("✗"), c.what, v.style.red(fmt.Sprintf("exit code %v", code)), took)
+	head := fmt.Sprintf("%s %s  ", v.style.red("✗"), c.what)
+	if why := ending(p.Metadata); why != "" {
+		head += v.style.red(why) + " "
 	}
-	return append([]string{head}, v.tailOf(c)...)
+	return append([]string{head + took}, v.tailOf(c)...)
+}
+
+// ending says how a command ended, from what its tool recorded.
+func ending(m map[string]any) string {
+	switch code, signal := m["exit_code"], m["signal"]; {
+	case m["timed_out"] == true:
+		return "timed out"
+	case m["oom_killed"] == true:
+		return "out of memory"
+	case signal != nil:
+		return fmt.Sprintf("signal %v", signal)
+	case code != nil:
+		return fmt.Sprintf("exit code %v", code)
+	}
+	return ""
 }
 
 // end takes a call off the list; one that never ran has only its name.
