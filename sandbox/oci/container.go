@@ -41,7 +41,7 @@ type container struct {
 	done     chan struct{}
 	once     sync.Once // closes done
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards what follows, and that life does not leave stopped
 	ending  bool       // Destroy was called
 	err     error
 	destroy sync.Mutex // held by the one Destroy that works; guards what follows
@@ -139,12 +139,25 @@ func (c *container) cause(err error) error {
 	return err
 }
 
+// commit makes the sandbox a running one, unless it was lost meanwhile.
+func (c *container) commit() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.life.State() == sandbox.StateStopped {
+		return fmt.Errorf("%w: it ended as soon as it had started: %w", sandbox.ErrUnavailable, c.err)
+	}
+	c.life.Advance(sandbox.StateRunning)
+	return nil
+}
+
 // stop kills what runs and tells those who wait for the end.
 func (c *container) stop() {
 	if c.process != nil {
 		c.process.kill()
 	}
+	c.mu.Lock()
 	c.life.Advance(sandbox.StateStopped)
+	c.mu.Unlock()
 	c.once.Do(func() { close(c.done) })
 }
 

@@ -52,7 +52,9 @@ func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (_ sandbox.Sand
 	if err := c.attest(ctx, spec); err != nil {
 		return nil, fail(err)
 	}
-	c.life.Advance(sandbox.StateRunning)
+	if err := c.commit(); err != nil {
+		return nil, fail(err)
+	}
 	return c, nil
 }
 

@@ -87,6 +87,21 @@ func killNaming(t *testing.T, words ...string) {
 	}
 }
 
+// TestLostWhileItStarts: a sandbox that dies after it was attested and before
+// it is handed out is an error of Create, not a running one.
+func TestLostWhileItStarts(t *testing.T) {
+	c := &container{backend: &Backend{}, done: make(chan struct{}), err: sandbox.ErrLost}
+	c.life.Advance(sandbox.StateCreated)
+	c.stop()
+	if err := c.commit(); !errors.Is(err, sandbox.ErrUnavailable) || !errors.Is(err, sandbox.ErrLost) {
+		t.Errorf("commit: %v, want ErrUnavailable and ErrLost", err)
+	}
+	if c.State() != sandbox.StateStopped {
+		t.Errorf("state %v", c.State())
+	}
+	<-c.Done()
+}
+
 // TestDamagedRuntimeState: the runtime can no longer delete its container; we
 // can, and the name is free again.
 func TestDamagedRuntimeState(t *testing.T) {
