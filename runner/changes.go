@@ -23,6 +23,7 @@ const lookTime = 60 * time.Second
 // look begins to look at the workspace as it is, in the background. Nothing
 // writes or executes before it has ended.
 func (s *session) look(ctx context.Context) {
+	s.looking = true
 	go func() {
 		defer close(s.looked)
 		ctx, cancel := context.WithTimeoutCause(ctx, lookTime, errSlow)
@@ -66,8 +67,8 @@ func (s *session) fresh(ctx context.Context, name string) bool {
 // changes fills in what differs from the session's start.
 func (s *session) changes(r *Report) {
 	r.Changed, r.HostExecuted = []Changed{}, []HostExecuted{}
-	if s.exec == nil {
-		return
+	if !s.looking {
+		return // nothing was ever started
 	}
 	<-s.looked
 	ctx, cancel := context.WithTimeoutCause(context.Background(), lookTime, errSlow)

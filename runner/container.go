@@ -249,12 +249,38 @@ func (c *container) close() {
 	c.mu.Lock()
 	c.stop(errors.New("session ended"))
 	c.mu.Unlock()
-	c.starts.Wait()
+	c.starts.Wait() // from here on no other life begins
+	c.mu.Lock()
+	l := c.life
+	c.mu.Unlock()
+	if l == nil || l.box == nil {
+		return
+	}
+	// Not under mu: a call that meets the loss holds the once and waits for mu.
+	l.once.Do(func() { l.after = c.unnoticed(l) })
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.life != nil && c.life.box != nil {
-		c.destroy(c.life)
+	c.destroy(l)
+}
+
+// unnoticed records the loss of a container that no call met, and gives the
+// error for a call that still comes.
+func (c *container) unnoticed(l *life) error {
+	gone := fmt.Errorf("%w: the session has ended", tools.ErrSandboxLost)
+	select {
+	case <-l.box.Done():
+	default:
+		return gone
 	}
+	cause := l.box.Err()
+	if cause == nil {
+		return gone // taken down by us
+	}
+	c.log.Warn("sandbox lost", zap.String("container", l.box.ID()), zap.Error(cause))
+	exceeded, _ := errors.AsType[*limits.ExceededError](cause)
+	// A trace that can't be written is found again by the last record.
+	_ = c.record(SandboxLost{Container: l.box.ID(), Cause: lossCause(exceeded), Limit: wireLimit(exceeded)})
+	return gone
 }
 
 // facts are what session.ended says about the container.

@@ -236,12 +236,11 @@ func TestAPolicyThatDeniesIsNoMissingApprover(t *testing.T) {
 func TestNothingRunsThatCannotBeRecorded(t *testing.T) {
 	b := newBench(t, "  - calls: [{tool: shell, input: {command: echo}}]\n  - text: done\n")
 	b.backend.scripts["echo"] = says("hi")
-	var rec *Recorder
-	s, err := open(b.opts)
+	s, err := open(t.Context(), b.opts)
 	if err != nil {
 		t.Fatal(err)
 	}
-	rec = s.rec
+	rec := s.rec
 	rec.opts.Mirror = func(r Record, _ []byte) {
 		if r.Kind == KindModelCallCompleted {
 			rec.file.Close()
@@ -266,5 +265,26 @@ func TestWhatIsLeftBehindIsAFailure(t *testing.T) {
 	ended := of[SessionEnded](t, records)[0]
 	if r.ExitStatus != 1 || r.Reason != loop.StopAnswered || len(ended.Left) != 1 || ended.Problem == nil {
 		t.Errorf("ended %s (%d), left %v: %+v", r.Reason, r.ExitStatus, ended.Left, ended.Problem)
+	}
+}
+
+func TestATraceThatCanNotBeBegunEndsTheSession(t *testing.T) {
+	b := newBench(t, "  - text: done\n")
+	s, err := open(t.Context(), b.opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.rec.file.Close()
+	if r := s.run(t.Context()); r.ExitStatus != 54 || len(b.backend.boxes) != 0 {
+		t.Errorf("ended %s (%d) with %d sandboxes", r.Reason, r.ExitStatus, len(b.backend.boxes))
+	}
+}
+
+func TestALossThatNoCallMeetsIsRecorded(t *testing.T) {
+	b := newBench(t, "  - text: done\n")
+	b.backend.made = func(box *fakeBox) { box.die(sandbox.ErrLost) }
+	r, records := b.run(t.Context())
+	if lost := of[SandboxLost](t, records); r.ExitStatus != 0 || len(lost) != 1 || lost[0].Restarting {
+		t.Errorf("ended %d, lost %+v", r.ExitStatus, lost)
 	}
 }

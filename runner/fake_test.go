@@ -19,6 +19,8 @@ import (
 type fakeBackend struct {
 	// create runs first in Create; nil does nothing.
 	create func(ctx context.Context, number int) error
+	// made is told of each sandbox that was made; nil is nobody.
+	made func(*fakeBox)
 	// destroy is what Destroy fails with.
 	destroy error
 	// scripts says what a script does; one that is not there exits with 127.
@@ -57,6 +59,9 @@ func (f *fakeBackend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sa
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.boxes = append(f.boxes, b)
+	if f.made != nil {
+		f.made(b)
+	}
 	return b, nil
 }
 

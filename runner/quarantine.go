@@ -32,9 +32,6 @@ func (s *session) quarantineAfterCommand(ctx context.Context) {
 // quarantineAll does so at the end, while the container is still there: the
 // rename is a change of the workspace, and those are made inside.
 func (s *session) quarantineAll() {
-	if s.exec == nil {
-		return
-	}
 	select {
 	case <-s.looked:
 	default:

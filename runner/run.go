@@ -22,7 +22,7 @@ import (
 // session, and is an [Error]; once session.created is written, what went wrong
 // is in the [Report].
 func Run(ctx context.Context, o Options) (Report, error) {
-	s, err := open(o)
+	s, err := open(ctx, o)
 	if err != nil {
 		return Report{}, err
 	}
@@ -33,8 +33,6 @@ func Run(ctx context.Context, o Options) (Report, error) {
 func (s *session) run(parent context.Context) Report {
 	ctx, end := context.WithCancelCause(parent)
 	defer end(nil)
-	s.box = newContainer(ctx, s.opts.Backend, s.spec())
-	s.box.record, s.box.log = s.journal.write, s.log
 	s.box.fail = func(err error) { end(err) }
 	s.journal.cancelled = func() string { return cancelName(context.Cause(ctx)) }
 
@@ -52,27 +50,8 @@ func (s *session) run(parent context.Context) Report {
 
 // turn records the beginning, starts the container and runs the loop.
 func (s *session) turn(ctx context.Context) loop.Outcome {
-	begin := func() error {
-		dispatcher, err := s.dispatcher()
-		if err != nil {
-			return err
-		}
-		s.tools = dispatcher
-		if err := s.journal.write(s.created(dispatcher.Definitions())); err != nil {
-			return err
-		}
-		for _, key := range dispatcher.UnmatchedRules() {
-			s.opts.Warnings = append(s.opts.Warnings, fmt.Sprintf("the policy's rule for %q matches no tool", key))
-		}
-		for _, w := range s.opts.Warnings {
-			if err := s.journal.write(Warning{Message: w}); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	if err := begin(); err != nil {
-		return loop.Outcome{Reason: failureReason(err), Err: err}
+	if err := s.begin(); err != nil {
+		return loop.Outcome{Reason: loop.StopTraceUnwritable, Err: err}
 	}
 	s.look(ctx)
 	s.box.start()
@@ -83,18 +62,26 @@ func (s *session) turn(ctx context.Context) loop.Outcome {
 		Session:  s.opts.Folder.Session, Turn: newID("trn"), Emit: s.journal.loopEvent, Started: s.begun,
 		MaxOutputTokens: s.opts.MaxOutputTokens, ContextWindow: s.opts.ContextWindow, Logger: s.log,
 	})
-	if err != nil {
-		return loop.Outcome{Reason: failureReason(err), Err: err}
+	if err != nil { // options of ours that make no sense
+		return loop.Outcome{Reason: loop.StopProviderFailed, Err: err}
 	}
 	return out
 }
 
-// failureReason classes an error of our own.
-func failureReason(err error) loop.StopReason {
-	if errors.Is(err, tools.ErrRecord) {
-		return loop.StopTraceUnwritable
+// begin writes session.created, and what a user should know before anything runs.
+func (s *session) begin() error {
+	if err := s.journal.write(s.created(s.tools.Definitions())); err != nil {
+		return err
 	}
-	return loop.StopProviderFailed
+	for _, key := range s.tools.UnmatchedRules() {
+		s.opts.Warnings = append(s.opts.Warnings, fmt.Sprintf("the policy's rule for %q matches no tool", key))
+	}
+	for _, w := range s.opts.Warnings {
+		if err := s.journal.write(Warning{Message: w}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // obeyForce destroys the sandbox when the caller will not wait any longer. The
@@ -136,9 +123,7 @@ func (s *session) finish(out loop.Outcome, cause error) Report {
 	}
 	s.facts(&r)
 	s.changes(&r)
-	if s.tools != nil {
-		r.Unapproved = s.tools.Unapproved()
-	}
+	r.Unapproved = s.tools.Unapproved()
 	r.Problem = s.problem(r)
 	r.ExitStatus = ExitStatus(r)
 	s.close(&r)
@@ -151,9 +136,7 @@ func (s *session) facts(r *Report) {
 	r.Attestation, r.Restarts = att, restarts
 	r.Left = append(r.Left, left...)
 	r.Denials = listed(s.journal.counted().denials)
-	if s.exec != nil {
-		r.ProcessesKilled = s.exec.processesKilled()
-	}
+	r.ProcessesKilled = s.exec.processesKilled()
 }
 
 // close writes session.ended and what stands beside the trace. A trace that

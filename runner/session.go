@@ -28,14 +28,16 @@ type session struct {
 	tools   *tools.Dispatcher
 	exec    *executor
 
-	// before is the workspace as it was; looked is closed when it is there.
-	before *snapshot
-	looked chan struct{}
-	moved  quarantine
+	// before is the workspace as it was; looked is closed when it is there,
+	// and looking says that it will be.
+	before  *snapshot
+	looking bool
+	looked  chan struct{}
+	moved   quarantine
 }
 
-// open makes the session's trace and looks at its workspace.
-func open(o Options) (_ *session, err error) {
+// open makes the session's trace and its tools, and starts nothing.
+func open(ctx context.Context, o Options) (_ *session, err error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
@@ -53,6 +55,12 @@ func open(o Options) (_ *session, err error) {
 	if err != nil {
 		_ = s.rec.Close() // nothing is in it
 		return nil, inputError("the workspace "+o.Workspace.Path+" can't be read", "Name another folder with --workspace.", err)
+	}
+	s.box = newContainer(ctx, o.Backend, s.spec())
+	s.box.record, s.box.log = s.journal.write, s.log
+	if s.tools, err = s.dispatcher(); err != nil {
+		_ = s.rec.Close() // nothing is in it
+		return nil, fmt.Errorf("run session: %w", err)
 	}
 	return s, nil
 }
@@ -128,9 +136,6 @@ func (s *session) dispatcher() (*tools.Dispatcher, error) {
 
 // drain ends what tools still do. After it nothing uses the container.
 func (s *session) drain() {
-	if s.tools == nil {
-		return
-	}
 	ctx, cancel := context.WithTimeoutCause(context.Background(), destroyTime, errSlow)
 	defer cancel()
 	if err := s.tools.Close(ctx); err != nil {
