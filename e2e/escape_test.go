@@ -198,15 +198,12 @@ func TestSwappedLinksWhileReading(t *testing.T) {
 	backend := anyBackend(t)
 	m := newMachine(t)
 	o := newOutside(t, m)
-	m.write(t, "flip", "inside\n")
-	if err := os.Symlink("../outside/canary", filepath.Join(m.workspace, "flop")); err != nil {
+	m.write(t, "flip", "what flip holds\n")
+	if err := os.Symlink(filepath.Join(o.dir, "canary"), filepath.Join(m.workspace, "flop")); err != nil {
 		t.Fatal(err)
 	}
 	stop := swapping(t, filepath.Join(m.workspace, "flip"), filepath.Join(m.workspace, "flop"))
 	defer stop()
-	eventually(t, "control: a reader that looks before it opens is fooled", deadline, func() bool {
-		return checkThenRead(filepath.Join(m.workspace, "flip")) == o.canary+"\n"
-	})
 	var rounds [][]scriptCall
 	for round := range 20 {
 		var calls []scriptCall
@@ -217,13 +214,20 @@ func TestSwappedLinksWhileReading(t *testing.T) {
 		}
 		rounds = append(rounds, append(calls, call("grep", map[string]any{"pattern": fmt.Sprintf("[0-9a-f]{%d}", 32+round)})))
 	}
-	out := m.runTask(t, append([]string{"--backend", backend, "--max-tool-calls", "2000"}, m.playing(t, rounds...)...)...)
+	args := append([]string{"--backend", backend, "--max-tool-calls", "2000"}, m.playing(t, rounds...)...)
+	run := m.start(t, taskArgs(m, args...)...)
+	fooled := run.meanwhile(func() bool { return checkThenRead(filepath.Join(m.workspace, "flip")) == o.canary+"\n" })
+	out := run.wait(t, deadline)
 	stop()
 	out.want(t, 0)
+	out.records = readRecords(t, out.stdout)
+	if n := <-fooled; n == 0 {
+		t.Error("control: a reader that looks before it opens was never fooled meanwhile")
+	}
 	read, refused := 0, 0
 	for _, result := range out.records.results(t) {
 		switch {
-		case strings.Contains(result.text(), "inside"):
+		case strings.Contains(result.text(), "what flip holds"):
 			read++
 		case result.IsError:
 			refused++
@@ -253,6 +257,26 @@ func swapping(t *testing.T, a, b string) (stop func()) {
 		done.Store(true)
 		<-finished
 	}
+}
+
+// meanwhile does something until the run ends and counts how often it was true.
+func (r *running) meanwhile(ok func() bool) <-chan int {
+	count := make(chan int, 1)
+	go func() {
+		n := 0
+		for {
+			select {
+			case <-r.ended:
+				count <- n
+				return
+			default:
+				if ok() {
+					n++
+				}
+			}
+		}
+	}()
+	return count
 }
 
 // checkThenRead is the naive reader: it refuses links, and then opens.
