@@ -251,6 +251,27 @@ func TestRemovalInProgress(t *testing.T) {
 	}
 }
 
+// The engine's own removal and ours can get into each other's way.
+func TestRemovalRaces(t *testing.T) {
+	b := newFakeBed(t)
+	b.engine.attached([]byte{})
+	refused := 0
+	b.engine.answers["DELETE /containers/ID"] = func(w http.ResponseWriter, r *http.Request) {
+		b.engine.mu.Lock()
+		defer b.engine.mu.Unlock()
+		if refused++; refused > 1 {
+			clear(b.engine.containers)
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		failure(http.StatusInternalServerError, "unable to remove filesystem: directory not empty")(w, r)
+	}
+	_, err := b.backend.Create(t.Context(), b.fakeSpec(t))
+	if err == nil || strings.Contains(err.Error(), "destroy") || refused != 2 || b.engine.left() > 0 {
+		t.Errorf("error %v after %d requests, %d left", err, refused, b.engine.left())
+	}
+}
+
 // What can't be removed is reported, stays in the journal, and the next sweep
 // removes it.
 func TestDestroyThatFails(t *testing.T) {

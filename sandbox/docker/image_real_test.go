@@ -142,7 +142,12 @@ func TestFolderImage(t *testing.T) {
 	spec.Image = images.Reference{Scheme: images.SchemeFolder, Value: root}
 	s, err := b.backend.Create(t.Context(), spec)
 	must(t, err)
-	defer s.Destroy(context.Background())
+	defer func() {
+		must(t, s.Destroy(context.Background()))
+		r, _, err := b.backend.connect(context.Background())
+		must(t, err)
+		must(t, r.removeImage(context.Background(), skeletonName+":"+strings.TrimPrefix(s.Attestation().ImageDigest, "sha256:")))
+	}()
 	if out, exit := shell(t, s, "echo hi; echo x >/bin/x || echo read-only"); out != "hi\nread-only\n" || !exit.Status.Success() {
 		t.Errorf("%v: %q", exit.Status, out)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/client"
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
@@ -72,30 +73,43 @@ func findOwned(ctx context.Context, r *remote, name string, ours func(owner.Iden
 }
 
 // removeContainer kills and removes a container with its volumes, and waits
-// until the engine does not know it any more: it may be removing it already,
-// because it was asked to at the container's end.
+// until the engine does not know it any more. An error that the engine answers
+// is not the last word: it may be removing the container already, because it
+// was asked to at the container's end, and the two get into each other's way
+// (409, or 500 "directory not empty").
 func removeContainer(ctx context.Context, r *remote, id string) error {
 	ctx, cancel := deadline(ctx, r.remove)
 	defer cancel()
-	err := r.engine.ContainerRemove(ctx, id, container.RemoveOptions{Force: true, RemoveVolumes: true})
-	switch {
-	case err == nil || errdefs.IsNotFound(err):
-		return nil
-	case !errdefs.IsConflict(err):
-		return fault(ctx, "remove container", err)
-	}
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	for {
+	var refused error
+	for again := 0; ; again++ {
+		if again%asks == 0 {
+			refused = r.engine.ContainerRemove(ctx, id, container.RemoveOptions{Force: true, RemoveVolumes: true})
+			if refused == nil || errdefs.IsNotFound(refused) {
+				return nil
+			}
+			if !answered(ctx, refused) {
+				return fault(ctx, "remove container", refused)
+			}
+		}
 		if _, err := r.engine.ContainerInspect(ctx, id); errdefs.IsNotFound(err) {
 			return nil
 		} else if err != nil {
-			return fault(ctx, "wait for the removal of container", err)
+			return fault(ctx, "wait for the removal of container", errors.Join(err, refused))
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fault(ctx, "wait for the removal of container", context.Cause(ctx))
+			return fault(ctx, "wait for the removal of container", errors.Join(context.Cause(ctx), refused))
 		}
 	}
+}
+
+// asks is how many looks apart a removal is asked for again: half a second.
+const asks = 25
+
+// answered says that the engine itself refused, so that it is there.
+func answered(ctx context.Context, err error) bool {
+	return context.Cause(ctx) == nil && !client.IsErrConnectionFailed(err)
 }
