@@ -80,30 +80,6 @@ func BenchmarkExec(b *testing.B) {
 	}
 }
 
-// BenchmarkStart is from asking for a sandbox to the result of its first
-// command; what takes it down is not in it.
-func BenchmarkStart(b *testing.B) {
-	for _, name := range backendNames {
-		b.Run(name, func(b *testing.B) {
-			bench := benchSandbox(b, name)
-			var took []time.Duration
-			for b.Loop() {
-				start := time.Now()
-				box := bench.start(b)
-				if err := runIn(b.Context(), box, nil, "sh", "-c", "true"); err != nil {
-					b.Fatal(err)
-				}
-				took = append(took, time.Since(start))
-				if err := box.Destroy(b.Context()); err != nil {
-					b.Fatal(err)
-				}
-			}
-			slices.Sort(took)
-			b.ReportMetric(float64(took[len(took)/2]), "p50-ns")
-		})
-	}
-}
-
 // outputBytes is what the throughput benchmark writes.
 const outputBytes = 64 << 20
 
