@@ -128,10 +128,10 @@ func (a *change) result(ctx context.Context, op workspace.Op, text []byte) (work
 		if err := wire.Decode(text, &done); err != nil {
 			return a.lie(op, err)
 		}
-		if err := checkChange(op, done, a.applied.Error != nil); err != nil {
+		if err := checkChange(op, done, a.applied != wire.Applied{}); err != nil {
 			return a.lie(op, err)
 		}
-	} else if a.applied.Error == nil && !a.applied.Cancelled {
+	} else if a.applied == (wire.Applied{}) {
 		return a.lie(op, fmt.Errorf("%w: done without saying what", wire.ErrProtocol))
 	}
 	switch e := a.applied.Error; {

@@ -33,6 +33,7 @@ type process struct {
 	answered  bool
 	cancelled bool
 	ended     bool
+	unwatch   func() bool
 	refused   *wire.Refused
 	exit      sandbox.Exit
 	err       error
@@ -73,13 +74,28 @@ func (c *Conn) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Process,
 	if cmd.Stdin != nil {
 		go p.feed(cmd.Stdin)
 	}
-	stop := context.AfterFunc(ctx, p.cancel)
-	go func() {
-		<-p.done
-		stop()
-	}()
+	p.watchContext(context.AfterFunc(ctx, p.cancel))
 	<-p.answer
 	return p.result()
+}
+
+// watchContext says how to stop watching the caller's context.
+func (p *process) watchContext(stop func() bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.unwatch = stop
+	if p.ended {
+		stop()
+	}
+}
+
+// release stops watching the caller's context.
+func (p *process) release() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.unwatch != nil {
+		p.unwatch()
+	}
 }
 
 // result is what Start returns once the guest has answered.
@@ -256,6 +272,7 @@ func (p *process) conclude(err error) {
 	status := p.exit.Status
 	forced := err != nil || status.Cancelled || status.TimedOut
 	go func() {
+		p.release()
 		for i, s := range []*sandbox.Stream{&p.exit.Stdout, &p.exit.Stderr} {
 			if err != nil {
 				p.out[i].queue.Break()

@@ -85,7 +85,7 @@ func TestFlood(t *testing.T) {
 	if grown := int64(after.Sys) - int64(before.Sys); grown > 32<<20 {
 		t.Errorf("the host process grew by %d bytes", grown)
 	}
-	if peak := statusField(t, g.PID, "VmHWM") << 10; peak > 24<<20 {
+	if peak := statusField(t, g.PID, "VmHWM") << 10; peak > 24<<20 && !guesttest.Race() {
 		t.Errorf("the guest's peak is %d bytes", peak)
 	}
 }

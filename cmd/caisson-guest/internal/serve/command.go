@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -23,10 +24,6 @@ const (
 	// liveWait is how long the consumer of a command that was cancelled or
 	// timed out has for what is still in the pipe.
 	liveWait = 2 * time.Second
-	// stuckTime is when a start is taken for stuck: another command of the
-	// same identity can stop a child between its change of identity and its
-	// exec, and the guest would wait for it. Waking it is harmless.
-	stuckTime = time.Second
 )
 
 // command is an exec stream: one command from its request to its exit.
@@ -108,11 +105,10 @@ func (c *command) execute() (*wire.Exit, *wire.Refused) {
 	}
 	oom := c.s.o.OOM.Read()
 	began := time.Now()
-	timeout := time.NewTimer(c.request.Timeout)
-	defer timeout.Stop()
-	stuck := time.AfterFunc(stuckTime, func() { c.s.o.Killer.Continue(kill.Mark{Group: gid}) })
+	clock := newClock(c.request.Timeout, func() { c.s.o.Killer.Continue(kill.Mark{Group: gid}) })
+	defer clock.stop()
 	p, err := c.launch(gid)
-	stuck.Stop()
+	clock.launched()
 	if err != nil {
 		c.s.gids.free(gid)
 		return c.notStarted(err)
@@ -120,20 +116,13 @@ func (c *command) execute() (*wire.Exit, *wire.Refused) {
 	defer p.Release()
 	_ = c.s.o.Writer.SendJSON(c.id, wire.TypeStarted, wire.Started{PID: p.PID})
 
-	c.out = [2]*output.Pump{c.pump(p.Stdout, wire.Stdout), c.pump(p.Stderr, wire.Stderr)}
-	var streams sync.WaitGroup
-	for _, out := range c.out {
-		streams.Go(out.Run)
-	}
-	if c.stdin != nil {
-		streams.Go(func() { c.feed(p.Stdin) })
-	}
-	e := c.await(p.Exit, timeout.C, p.Mark)
+	ended := c.stream(p)
+	e := c.await(p.Exit, clock.expired, p.Mark)
 	wall := time.Since(began)
 	if e.report.Left() == 0 {
 		c.s.gids.free(gid)
 	}
-	c.settle(&streams, p.Stdin, e.forced(), c.request.Timeout-wall)
+	c.settle(ended, p.Stdin, e.forced(), c.request.Timeout-wall)
 	x := e.wire(wall, c.s.o.Killer.Method())
 	x.Stdout, x.Stderr = c.out[0].Result(), c.out[1].Result()
 	x.OOMKilled = c.s.o.OOM.Read() > oom
@@ -144,7 +133,32 @@ func (c *command) launch(gid uint32) (launch.Process, error) {
 	launching := c.s.o.Killer.Launching()
 	launching.Lock()
 	defer launching.Unlock()
-	return c.s.o.Launcher.Launch(c.spawnRequest(gid))
+	return c.s.o.Launcher.Launch(spawn.Request{
+		Argv: texts(c.request.Argv), Env: texts(c.request.Env),
+		Dir: string(c.request.Dir), Stdin: c.stdin != nil, Group: gid,
+	})
+}
+
+// stream starts the goroutines that move the command's bytes. The channel is
+// closed when all have ended.
+func (c *command) stream(p launch.Process) <-chan struct{} {
+	c.out = [2]*output.Pump{c.pump(p.Stdout, wire.Stdout), c.pump(p.Stderr, wire.Stderr)}
+	moves := []func(){c.out[0].Run, c.out[1].Run}
+	if c.stdin != nil {
+		moves = append(moves, func() { c.feed(p.Stdin) })
+	}
+	ended := make(chan struct{})
+	var left atomic.Int32
+	left.Store(int32(len(moves)))
+	for _, move := range moves {
+		go func() {
+			move()
+			if left.Add(-1) == 0 {
+				close(ended)
+			}
+		}()
+	}
+	return ended
 }
 
 func (c *command) pump(src *os.File, channel uint8) *output.Pump {
@@ -154,13 +168,6 @@ func (c *command) pump(src *os.File, channel uint8) *output.Pump {
 			return c.s.o.Writer.Send(wire.Frame{Stream: c.id, Type: wire.TypeData, Channel: channel, Payload: b})
 		},
 	})
-}
-
-func (c *command) spawnRequest(gid uint32) spawn.Request {
-	return spawn.Request{
-		Argv: texts(c.request.Argv), Env: texts(c.request.Env),
-		Dir: string(c.request.Dir), Stdin: c.stdin != nil, Group: gid,
-	}
 }
 
 func texts(bytes [][]byte) []string {

@@ -2,7 +2,7 @@ package serve
 
 import (
 	"io"
-	"sync"
+	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -13,7 +13,7 @@ import (
 )
 
 // await waits for the end of the command and of everything that it started.
-func (c *command) await(done <-chan reap.Exit, timeout <-chan time.Time, mark kill.Mark) ending {
+func (c *command) await(done <-chan reap.Exit, timeout <-chan struct{}, mark kill.Mark) ending {
 	e := ending{}
 	select {
 	case e.exit = <-done:
@@ -96,19 +96,21 @@ func (e *ending) wire(wall time.Duration, method string) *wire.Exit {
 // settle waits for the end of the streams, now that no process is left. A slow
 // consumer has what is left of the command's time, or liveWait if the command
 // was or is ended by force; then the rest becomes the tail.
-func (c *command) settle(streams *sync.WaitGroup, stdin io.Closer, forced bool, left time.Duration) {
-	for _, out := range c.out {
-		out.Finish(pipeWait)
-	}
+func (c *command) settle(ended <-chan struct{}, stdin io.Closer, forced bool, left time.Duration) {
 	if c.stdin != nil {
 		c.stdin.Break()
 		_ = stdin.Close()
 	}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		streams.Wait()
-	}()
+	// Mostly the pipes have ended with the process, and no timer is needed.
+	runtime.Gosched()
+	select {
+	case <-ended:
+		return
+	default:
+	}
+	for _, out := range c.out {
+		out.Finish(pipeWait)
+	}
 	if !forced {
 		patience := time.NewTimer(max(left, liveWait))
 		defer patience.Stop()

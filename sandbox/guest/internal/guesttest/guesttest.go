@@ -95,6 +95,9 @@ func Start(t testing.TB, o Options) *Guest {
 		_ = cmd.Process.Kill()
 		_ = g.Conn.Close()
 		<-g.exited
+		if strings.Contains(g.Stderr.String(), "DATA RACE") {
+			t.Error("the guest has a data race")
+		}
 		if t.Failed() {
 			t.Logf("the guest said: %s", g.Stderr)
 		}
@@ -146,6 +149,10 @@ func (g *Guest) Processes(t testing.TB) []string {
 	slices.Sort(out)
 	return out
 }
+
+// Race says that the guest is built with the race detector, by the variable
+// CAISSON_GUEST_RACE. It is larger then, and needs a C compiler to be built.
+func Race() bool { return os.Getenv("CAISSON_GUEST_RACE") != "" }
 
 // Living is Processes without those that only wait to be reaped.
 func (g *Guest) Living(t testing.TB) []string {
@@ -200,6 +207,9 @@ func build() (dir string, err error) {
 	} {
 		cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join(dir, name), pkg)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
+		if Race() {
+			cmd.Env = append(os.Environ(), "CGO_ENABLED=1", "GOFLAGS=-race")
+		}
 		if text, err := cmd.CombinedOutput(); err != nil {
 			return dir, &buildError{pkg, text, err}
 		}

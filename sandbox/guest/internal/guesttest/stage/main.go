@@ -50,6 +50,7 @@ func main() {
 }
 
 func run() error {
+	runtime.LockOSThread() // restrict changes this thread, which then executes
 	var p plan.Plan
 	if err := json.Unmarshal([]byte(os.Args[1]), &p); err != nil {
 		return err
