@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 )
 
@@ -75,13 +76,10 @@ func (l *Lifecycle) State() State {
 func (l *Lifecycle) Advance(to State) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, ok := range transitions[l.state] {
-		if ok == to {
-			l.state = to
-			return
-		}
+	if !slices.Contains(transitions[l.state], to) {
+		panic(fmt.Sprintf("sandbox: no transition from %s to %s", l.state, to))
 	}
-	panic(fmt.Sprintf("sandbox: no transition from %s to %s", l.state, to))
+	l.state = to
 }
 
 // Require returns a [StateError] naming action unless the state is want.

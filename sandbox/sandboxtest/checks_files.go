@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -84,16 +85,14 @@ func checkPatch(ctx context.Context, e *env) error {
 
 // wantKind asserts that err is a workspace error of one of the kinds.
 func wantKind(err error, kinds ...workspace.Kind) error {
-	var we *workspace.Error
-	if !errors.As(err, &we) {
-		return fmt.Errorf("error %v is no workspace error", err)
+	we, ok := errors.AsType[*workspace.Error](err)
+	if !ok {
+		return fmt.Errorf("no workspace error: %w", err)
 	}
-	for _, k := range kinds {
-		if we.Kind == k {
-			return nil
-		}
+	if !slices.Contains(kinds, we.Kind) {
+		return fmt.Errorf("kind %s, want %v: %w", we.Kind, kinds, err)
 	}
-	return fmt.Errorf("error %v is %s, want %v", err, we.Kind, kinds)
+	return nil
 }
 
 func checkDeleteMkdirRename(ctx context.Context, e *env) error {

@@ -118,7 +118,7 @@ func checkDestroy(ctx context.Context, e *env) error {
 		return fmt.Errorf("after destroy: state %s, err %w", e.sb.State(), e.sb.Err())
 	}
 	if _, err := e.sb.Start(ctx, sandbox.Command{Argv: probeArgv("exit", "0")}); !errors.Is(err, sandbox.ErrState) {
-		return fmt.Errorf("start after destroy: %v, want ErrState", err)
+		return fmt.Errorf("start after destroy: %w, want ErrState", err)
 	}
 	return e.sb.Destroy(ctx)
 }
