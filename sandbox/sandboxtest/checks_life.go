@@ -132,7 +132,7 @@ func checkDestroyBusy(ctx context.Context, e *env) error {
 		return err
 	}
 	if _, err := wait(ctx, p); !errors.Is(err, sandbox.ErrLost) && !errors.Is(err, sandbox.ErrState) {
-		return fmt.Errorf("command of a destroyed sandbox: %v, want ErrLost or ErrState", err)
+		return fmt.Errorf("command of a destroyed sandbox: %w, want ErrLost or ErrState", err)
 	}
 	return nil
 }
@@ -146,11 +146,11 @@ func checkKilled(ctx context.Context, e *env) error {
 		return err
 	}
 	if _, err := wait(ctx, p); !errors.Is(err, sandbox.ErrLost) {
-		return fmt.Errorf("command: %v, want ErrLost", err)
+		return fmt.Errorf("command: %w, want ErrLost", err)
 	}
 	<-e.sb.Done()
 	if !errors.Is(e.sb.Err(), sandbox.ErrLost) || w.String() != "ready\n" {
-		return fmt.Errorf("sandbox: %v, want ErrLost; output %q", e.sb.Err(), w.String())
+		return fmt.Errorf("sandbox: %w, want ErrLost; output %q", e.sb.Err(), w.String())
 	}
 	return nil
 }
