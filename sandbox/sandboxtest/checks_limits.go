@@ -34,10 +34,10 @@ func died(ctx context.Context, e *env, kind limits.Kind, err error) error {
 	}
 	var exceeded *limits.ExceededError
 	if lost := e.sb.Err(); !errors.Is(lost, sandbox.ErrLost) || !errors.As(lost, &exceeded) || exceeded.Kind != kind {
-		return fmt.Errorf("sandbox ended with %v, want the loss to limit %s", lost, kind)
+		return fmt.Errorf("sandbox ended with %w, want the loss to limit %s", lost, kind)
 	}
 	if !errors.Is(err, sandbox.ErrLost) {
-		return fmt.Errorf("command ended with %v, want ErrLost", err)
+		return fmt.Errorf("command ended with %w, want ErrLost", err)
 	}
 	return nil
 }

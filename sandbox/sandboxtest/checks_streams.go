@@ -183,7 +183,7 @@ func checkDir(ctx context.Context, e *env) error {
 	}
 	for _, dir := range []string{"/workspace/missing", "/workspace/" + probeName, "/workspace/out", "/workspace/out/etc"} {
 		if _, err := e.run(ctx, sandbox.Command{Argv: probeArgv("cwd"), Dir: dir}); !isInvalid(err) {
-			return fmt.Errorf("dir %q: error %v, want ErrInvalid", dir, err)
+			return fmt.Errorf("dir %q: error %w, want ErrInvalid", dir, err)
 		}
 	}
 	return nil
@@ -205,7 +205,7 @@ func checkInvalid(ctx context.Context, e *env) error {
 		"negative time":   {Argv: []string{"true"}, Timeout: -time.Second},
 	} {
 		if _, err := e.run(ctx, cmd); !isInvalid(err) {
-			return fmt.Errorf("%s: error %v, want ErrInvalid", name, err)
+			return fmt.Errorf("%s: error %w, want ErrInvalid", name, err)
 		}
 	}
 	return nil
