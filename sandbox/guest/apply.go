@@ -51,6 +51,10 @@ func (c *Conn) Apply(ctx context.Context, op workspace.Op) (workspace.Change, er
 		done: make(chan struct{}), watch: time.NewTimer(time.Hour),
 	}
 	a.watch.Stop()
+	silence := time.AfterFunc(changeTime(c.o.AnswerTime), func() {
+		c.lose(fmt.Errorf("no answer about a change within %v", changeTime(c.o.AnswerTime)))
+	})
+	defer silence.Stop()
 	err = c.open(wire.Open{Apply: &wire.Apply{Size: int64(len(body))}}, func(id uint32) call {
 		a.id = id
 		return a
@@ -66,6 +70,10 @@ func (c *Conn) Apply(ctx context.Context, op workspace.Op) (workspace.Change, er
 	}
 	return a.result(ctx, op, text)
 }
+
+// changeTime is how long a change may take that nobody cancels: a delete of a
+// million files on a slow disk takes minutes.
+func changeTime(answer time.Duration) time.Duration { return 20 * answer }
 
 // encode turns an operation into JSON, if JSON can carry it.
 func encode(op workspace.Op) ([]byte, error) {

@@ -30,6 +30,8 @@ type Expectation struct {
 	// Accepted names the attempts of the probe that may succeed here, because
 	// the backend knows why they do no harm or has attested the loss.
 	Accepted []string
+	// Probe demands that a command probed its own limits (wire.Config.Probe).
+	Probe bool
 	// WritableRoot accepts a root that is not read-only.
 	WritableRoot bool
 }
@@ -110,7 +112,7 @@ func (v *violations) namespaces(h wire.Hello, want Expectation) {
 	v.add(network(h.Interfaces) != "none", "there are network interfaces beside the loopback: %v", h.Interfaces)
 	for _, kind := range slices.Sorted(maps.Keys(want.HostNamespaces)) {
 		inode, ok := h.Namespaces[kind]
-		v.add(ok && inode == want.HostNamespaces[kind], "the %s namespace is the host's", kind)
+		v.add(!ok || inode == want.HostNamespaces[kind], "the %s namespace is the host's, or can't be told", kind)
 	}
 }
 
@@ -120,6 +122,7 @@ var refusals = [...]string{"EPERM", "EACCES", "ENOSYS", "EAFNOSUPPORT", "EROFS",
 // probe checks what a command found that it may do.
 func (v *violations) probe(p *wire.Probe, want Expectation) {
 	if p == nil {
+		v.add(want.Probe, "no command probed what it may do, though that was asked for")
 		return
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.Results)) {

@@ -168,7 +168,7 @@ func TestMemoryLimit(t *testing.T) {
 func TestHardening(t *testing.T) {
 	c, _ := dial(t, guesttest.Options{}, func(o *guest.Options) { o.Config.Probe = true })
 	h := c.Hello()
-	if err := guest.VerifyHardening(h, guest.Expectation{HostNamespaces: guest.HostNamespaces()}); err != nil {
+	if err := guest.VerifyHardening(h, guest.Expectation{HostNamespaces: guest.HostNamespaces(), Probe: true}); err != nil {
 		t.Error(err)
 	}
 	if h.Probe == nil || len(h.Probe.Results) < 20 {

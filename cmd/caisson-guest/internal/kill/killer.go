@@ -1,6 +1,7 @@
 package kill
 
 import (
+	"errors"
 	"os"
 	"strconv"
 	"sync"
@@ -134,7 +135,7 @@ func (k *Killer) signal(p *process, sig unix.Signal) {
 func (k *Killer) Terminate(m Mark, r *Report) {
 	for range terminatePasses {
 		fresh := 0
-		_ = k.each(m, func(p *process) {
+		err := k.each(m, func(p *process) {
 			if r.terminate(p.pid) {
 				fresh++
 				k.signal(p, unix.SIGTERM)
@@ -143,7 +144,7 @@ func (k *Killer) Terminate(m Mark, r *Report) {
 				k.signal(p, unix.SIGCONT)
 			}
 		})
-		if fresh == 0 {
+		if fresh == 0 || errors.Is(err, errChased) {
 			return
 		}
 	}
@@ -184,32 +185,34 @@ func (k *Killer) Kill(m Mark, r *Report) {
 	r.finish(start)
 }
 
-// pass is one scan that kills what it finds. It says how many those were, and
-// whether it proves that there are no others.
-func (k *Killer) pass(m Mark, r *Report) (alive int, steady bool) {
+// pass is one scan that kills what it finds. It says how many those were,
+// whether it proves that there are no others, and whether it came to no end.
+func (k *Killer) pass(m Mark, r *Report) (alive int, steady, chased bool) {
 	err := k.each(m, func(p *process) {
 		alive++
 		r.kill(p.pid)
 		k.signal(p, unix.SIGKILL)
 	})
 	r.left = alive
-	return alive, err == nil
+	return alive, err == nil, errors.Is(err, errChased)
 }
 
 // killGently is false if some passes were not enough.
 func (k *Killer) killGently(m Mark, r *Report) bool {
 	found, empty := 0, 0
 	for range steadyScans {
-		alive, steady := k.pass(m, r)
+		alive, steady, chased := k.pass(m, r)
 		switch {
 		case alive == 0 && k.alone():
 			return true
 		case alive > 0:
 			empty = 0
-			if found++; found == gentlePasses {
+			if found++; found == gentlePasses || chased {
 				return false
 			}
 			time.Sleep(100 * time.Microsecond << found)
+		case chased:
+			return false
 		case !steady:
 			empty = 0
 		default:
@@ -227,7 +230,7 @@ func (k *Killer) killStopped(m Mark, r *Report, start time.Time) {
 	wait := 200 * time.Microsecond
 	for empty := 0; empty < emptyScans; {
 		k.toAll(unix.SIGSTOP)
-		alive, steady := k.pass(m, r)
+		alive, steady, _ := k.pass(m, r)
 		if alive == 0 && steady {
 			empty++
 			continue
@@ -261,8 +264,11 @@ type Report struct {
 	time               time.Duration
 }
 
+// maxReported bounds the pids that a report remembers; a chain of forks has no end.
+const maxReported = 1 << 16
+
 func (r *Report) terminate(pid int) bool {
-	if _, ok := r.terminated[pid]; ok {
+	if _, ok := r.terminated[pid]; ok || len(r.terminated) == maxReported {
 		return false
 	}
 	if r.terminated == nil {
@@ -276,7 +282,9 @@ func (r *Report) kill(pid int) {
 	if r.killed == nil {
 		r.killed = map[int]struct{}{}
 	}
-	r.killed[pid] = struct{}{}
+	if len(r.killed) < maxReported {
+		r.killed[pid] = struct{}{}
+	}
 }
 
 func (r *Report) finish(start time.Time) {

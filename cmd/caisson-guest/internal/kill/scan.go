@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"strconv"
 	"time"
 
@@ -38,11 +39,14 @@ func (p *process) hasGroup(gid uint32) bool {
 // scanBound ends a scan that chases a chain of processes, each of which forks
 // the next and ends: their pids grow before it. Two hundred processes take 6 ms,
 // in gVisor 150.
-const scanBound = time.Second
+const scanBound = 500 * time.Millisecond
 
 // errUnsteady says that a scan was no proof of anything: what it met went away
 // before it was looked at, and may have left a child.
 var errUnsteady = errors.New("processes come and go")
+
+// errChased says that a scan was given up at scanBound.
+var errChased = fmt.Errorf("%w without end", errUnsteady)
 
 // scan visits the processes of /proc but for the guest itself, in the order of
 // their pids: what is forked while it runs mostly comes later and is met too.
@@ -86,7 +90,7 @@ func scan(self int, visit func(*process)) error {
 			}
 		}
 	}
-	return errUnsteady
+	return errChased
 }
 
 // direntName is the offset of d_name in struct linux_dirent64.
