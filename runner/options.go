@@ -63,12 +63,15 @@ type Options struct {
 
 	// Secrets reach no record and no log.
 	Secrets []Secret
-	// Mirror gets every record and its line, in order. It must not block for
-	// long. Nil is nobody.
+	// Mirror gets every record and its line, in order. The session waits for
+	// it: it must hand on and return. Nil is nobody.
 	Mirror func(r Record, line []byte)
 	// Live gets what is never stored: output and answers as they arrive. It
-	// is called from several goroutines. Nil is nobody.
+	// is called from several goroutines and must return at once. Nil is nobody.
 	Live func(Delta)
+	// Warner is given, once, a function that records a warning: for what the
+	// caller learns while the session runs. Nil needs none.
+	Warner func(warn func(message string))
 	// Force, when it is closed, destroys the sandbox at once instead of
 	// letting commands end; nil never does.
 	Force <-chan struct{}

@@ -73,6 +73,12 @@ func (s *session) begin() error {
 	if err := s.journal.write(s.created(s.tools.Definitions())); err != nil {
 		return err
 	}
+	if s.opts.Warner != nil {
+		s.opts.Warner(func(message string) {
+			// What can't be recorded ends the session at the next record.
+			_ = s.journal.write(Warning{Message: message})
+		})
+	}
 	for _, key := range s.tools.UnmatchedRules() {
 		s.opts.Warnings = append(s.opts.Warnings, fmt.Sprintf("the policy's rule for %q matches no tool", key))
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"io"
 	"os"
+	"time"
 
 	"go.uber.org/zap"
 	"golang.org/x/term"
@@ -16,8 +17,13 @@ import (
 type deps struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
-	// signals delivers what ends a run.
+	// signals delivers what ends a run; exit ends the program at once, for
+	// somebody who asked three times.
 	signals <-chan os.Signal
+	exit    func(status int)
+	// patience is how long the end of a run waits for a reader that reads
+	// nothing.
+	patience time.Duration
 	// terminal says whether a stream is one; width is that of standard error.
 	terminal func(stream any) bool
 	width    func() int
@@ -55,9 +61,9 @@ type modelSettings struct {
 }
 
 // standard is the real world.
-func standard(signals <-chan os.Signal) deps {
+func standard(signals <-chan os.Signal, exit func(int)) deps {
 	return deps{
-		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, signals: signals,
+		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, signals: signals, exit: exit, patience: patience,
 		terminal: isTerminal,
 		width: func() int {
 			if w, _, err := term.GetSize(int(os.Stderr.Fd())); err == nil && w > 0 {

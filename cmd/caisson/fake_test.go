@@ -24,6 +24,8 @@ type fakeBackend struct {
 	// unavailable is what Check and Create fail with, nil where they work.
 	unavailable error
 	leftovers   []sandbox.Leftover
+	// started is told of each command; nil is nobody.
+	started func(argv []string)
 }
 
 func (f *fakeBackend) Name() string { return f.name }
@@ -77,6 +79,9 @@ func (s *fakeSandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.P
 	c.Dir, c.Env, c.Stdout, c.Stderr = dir, cmd.Env, orDiscard(cmd.Stdout), orDiscard(cmd.Stderr)
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }
+	if s.backend.started != nil {
+		s.backend.started(cmd.Argv)
+	}
 	p := &fakeProcess{ctx: ctx, cmd: c}
 	if err := c.Start(); err != nil {
 		p.exit.Status.Code = 127

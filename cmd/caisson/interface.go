@@ -1,9 +1,11 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/terminal"
 	"github.com/caisson-run/caisson/loop"
@@ -15,21 +17,27 @@ import (
 // away is 141 by custom.
 const sigpipe = 13
 
-// userInterface is how a run speaks: to a person, or by records.
+// userInterface is how a run speaks: to a person, or by records. What it writes
+// goes through its outlet, so that no writer holds the session up.
 type userInterface struct {
 	deps        deps
 	json        bool
 	colour      bool
 	interactive bool
 	render      *terminal.Renderer
-	broken      func()
-	lost        bool
+	out         *outlet
+	// broken is called when nobody reads the records any more.
+	broken func()
+	// finished says that the end was shown, or given up.
+	finished bool
+	// warn records a warning, once there is a session that can.
+	warn atomic.Pointer[func(string)]
 }
 
 func newInterface(d deps, env environ, json bool) *userInterface {
 	live := d.terminal(d.stderr) && env.get("TERM") != "dumb" && env.get("TERM") != ""
 	u := &userInterface{
-		deps: d, json: json, broken: func() {},
+		deps: d, json: json, broken: func() {}, out: newOutlet(),
 		colour:      live && env.get("NO_COLOR") == "",
 		interactive: !json && d.terminal(d.stdin) && d.terminal(d.stderr),
 	}
@@ -37,7 +45,12 @@ func newInterface(d deps, env environ, json bool) *userInterface {
 	return u
 }
 
-func (u *userInterface) close() { u.render.Close() }
+// close ends what finish has not ended: there was no session.
+func (u *userInterface) close(ctx context.Context) {
+	if !u.finished && u.out.close(ctx, u.deps.patience, false) {
+		u.render.Close()
+	}
+}
 
 // preset is the policy where none is named: a person can be asked, or not.
 func (u *userInterface) preset() string {
@@ -51,50 +64,90 @@ func (u *userInterface) approver() tools.Approver {
 	if !u.interactive {
 		return nil
 	}
-	return &terminal.Prompt{In: u.deps.stdin, Out: u.render, Discard: u.deps.discard}
+	return &orderedApprover{u.out, &terminal.Prompt{In: u.deps.stdin, Out: u.render, Discard: u.deps.discard}}
 }
 
-// record passes a record on. It is called by one goroutine at a time.
+// orderedApprover asks once everything that happened before is shown.
+type orderedApprover struct {
+	out    *outlet
+	person tools.Approver
+}
+
+// Approve implements tools.Approver.
+func (a *orderedApprover) Approve(ctx context.Context, c tools.Confirmation) (tools.Answer, error) {
+	if err := a.out.drain(ctx); err != nil {
+		return tools.Answer{}, fmt.Errorf("ask: %w", err)
+	}
+	type reply struct {
+		answer tools.Answer
+		err    error
+	}
+	// The question may wait for a terminal that is held: it must not hold the
+	// call beyond ctx.
+	asked := make(chan reply, 1)
+	go func() {
+		answer, err := a.person.Approve(ctx, c)
+		asked <- reply{answer, err}
+	}()
+	select {
+	case r := <-asked:
+		return r.answer, r.err
+	case <-ctx.Done():
+		return tools.Answer{}, fmt.Errorf("ask: %w", context.Cause(ctx))
+	}
+}
+
+// record passes a record on and never waits.
 func (u *userInterface) record(r runner.Record, line []byte) {
 	if !u.json {
-		u.render.Record(r)
+		u.out.put(len(line), func() { u.render.Record(r) })
 		return
 	}
-	if u.lost {
-		return
-	}
-	if _, err := u.deps.stdout.Write(append(slices.Clip(line), '\n')); err != nil {
-		u.lost = true
-		u.broken()
-	}
+	line = append(slices.Clip(line), '\n')
+	u.out.put(len(line), func() {
+		if _, err := u.deps.stdout.Write(line); err != nil {
+			u.broken()
+		}
+	})
 }
 
 func (u *userInterface) live(d runner.Delta) {
 	if !u.json {
-		u.render.Delta(d)
+		u.out.try(len(d.Text), func() { u.render.Delta(d) })
 	}
 }
 
-// say tells a person something; with --json it goes to standard error all the same.
-func (u *userInterface) say(text string) { u.render.Print("caisson: " + text) }
-
-func (u *userInterface) note(text string) {
+// say tells a person something, on standard error, and returns at once.
+func (u *userInterface) say(text string) {
 	safe, _ := tools.Display(text)
-	u.say(safe)
+	u.out.try(len(safe), func() { u.render.Print("caisson: " + safe) })
+}
+
+// note is say for what belongs into the records too.
+func (u *userInterface) note(text string) {
+	if warn := u.warn.Load(); warn != nil {
+		(*warn)(text)
+		return
+	}
+	u.say(text)
 }
 
 func (u *userInterface) differs(text string) { u.note("the replay differs: " + text) }
 
-// finish shows the end of a run and gives its exit status.
-func (u *userInterface) finish(r runner.Report, answer *answerFile) int {
+// finish shows the end of a run and gives its exit status. What was recorded is
+// written first; a pipe that nobody reads is given up, a terminal that is held
+// is waited for until somebody asks for the end.
+func (u *userInterface) finish(ctx context.Context, r runner.Report, answer *answerFile) int {
+	err := errors.Join(answer.write(r.Answer), answer.close())
+	u.finished = true
+	if !u.out.close(ctx, u.deps.patience, u.interactive) {
+		return r.ExitStatus // the trace has everything
+	}
 	u.render.Close()
 	if !u.json {
 		for _, l := range terminal.Summary(r, u.colour) {
 			fmt.Fprintln(u.deps.stderr, l)
 		}
-	}
-	err := errors.Join(answer.write(r.Answer), answer.close())
-	if !u.json {
 		err = errors.Join(err, printAnswer(u.deps.stdout, r.Answer, u.deps.terminal(u.deps.stdout)))
 	}
 	if r.Problem != nil {

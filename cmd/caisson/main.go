@@ -18,5 +18,5 @@ func main() {
 	signal.Ignore(syscall.SIGPIPE)
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	os.Exit(run(context.Background(), os.Args[1:], os.Environ(), standard(signals)))
+	os.Exit(run(context.Background(), os.Args[1:], os.Environ(), standard(signals, os.Exit)))
 }

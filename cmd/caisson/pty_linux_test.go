@@ -90,8 +90,16 @@ func (w *watcher) String() string {
 	return strings.ReplaceAll(w.text.String(), "\r\n", "\n")
 }
 
-// onTerminal runs the program with standard input and error on a terminal.
-func onTerminal(t *testing.T, term string, answers []string, turns string, args ...string) (status int, shown, stdout, dir string) {
+// world is a home, a workspace and programs for one run in this process.
+type world struct {
+	deps deps
+	dir  string // the workspace
+	env  []string
+	args []string
+}
+
+// newWorld makes a world in which a replayed model plays turns.
+func newWorld(t *testing.T, turns string) *world {
 	t.Helper()
 	root := t.TempDir()
 	for _, name := range []string{"home", "ws", "bin"} {
@@ -108,24 +116,38 @@ func onTerminal(t *testing.T, term string, answers []string, turns string, args 
 	if err := os.WriteFile(script, []byte("version: 1\nname: test\nturns:\n"+turns), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	master, slave := openTerminal(t)
-	w := watch(master, answers)
-	var out bytes.Buffer
-	d := standard(make(chan os.Signal))
-	d.stdin, d.stdout, d.stderr = slave, &out, slave
-	d.width = func() int { return 100 }
-	d.discard = func() { discardInput(int(slave.Fd())) }
+	d := standard(make(chan os.Signal), func(int) { t.Error("the program was ended where it stands") })
+	d.stdin, d.stdout, d.stderr = strings.NewReader(""), io.Discard, io.Discard
 	d.requirements = ""
 	d.executable = func() (string, error) { return filepath.Join(root, "bin", "caisson"), nil }
 	d.backend = func(name string, _ backendSettings) (sandbox.Backend, error) { return &fakeBackend{name: name}, nil }
-	env := []string{"HOME=" + filepath.Join(root, "home"), "TERM=" + term}
-	args = append([]string{"run", "--workspace", filepath.Join(root, "ws"), "--backend", "gvisor", "--model", "replay/" + script}, args...)
-	status = run(context.Background(), append(args, "task"), env, d)
+	return &world{
+		deps: d, dir: filepath.Join(root, "ws"), env: []string{"HOME=" + filepath.Join(root, "home"), "TERM=dumb"},
+		args: []string{"run", "--workspace", filepath.Join(root, "ws"), "--backend", "gvisor", "--model", "replay/" + script},
+	}
+}
+
+func (w *world) run(args ...string) int {
+	return run(context.Background(), append(append(w.args, args...), "task"), w.env, w.deps)
+}
+
+// onTerminal runs the program with standard input and error on a terminal.
+func onTerminal(t *testing.T, term string, answers []string, turns string, args ...string) (status int, shown, stdout, dir string) {
+	t.Helper()
+	w := newWorld(t, turns)
+	master, slave := openTerminal(t)
+	seen := watch(master, answers)
+	var out bytes.Buffer
+	w.deps.stdin, w.deps.stdout, w.deps.stderr = slave, &out, slave
+	w.deps.width = func() int { return 100 }
+	w.deps.discard = func() { discardInput(int(slave.Fd())) }
+	w.env = append(w.env, "TERM="+term)
+	status = w.run(args...)
 	// The program's reader may still wait at the terminal, as it does until the
 	// process ends; so the end of the output is marked.
 	fmt.Fprint(slave, endMark)
-	<-w.done
-	return status, strings.TrimSuffix(w.String(), endMark), out.String(), filepath.Join(root, "ws")
+	<-seen.done
+	return status, strings.TrimSuffix(seen.String(), endMark), out.String(), w.dir
 }
 
 const twoWrites = `

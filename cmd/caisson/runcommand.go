@@ -84,9 +84,9 @@ func runTask(ctx context.Context, d deps, env environ, f runFlags, args []string
 	}
 	defer s.close()
 	u := newInterface(d, env, f.json)
-	defer u.close()
-	ctx, force, cancel, stop := interruptible(ctx, d.signals, u.say)
+	ctx, force, cancel, stop := interruptible(ctx, d.signals, u.say, d.exit)
 	defer stop()
+	defer u.close(ctx)
 	u.broken = func() { cancel(&runner.Interrupted{Signal: sigpipe}) }
 
 	o, done, err := s.options(ctx, text, u)
@@ -97,7 +97,7 @@ func runTask(ctx context.Context, d deps, env environ, f runFlags, args []string
 		return 0, err
 	}
 	defer done()
-	o.Force = force
+	o.Force, o.Warner = force, func(warn func(string)) { u.warn.Store(&warn) }
 	answer, err := openAnswer(f.output)
 	if err != nil {
 		return 0, err
@@ -106,7 +106,7 @@ func runTask(ctx context.Context, d deps, env environ, f runFlags, args []string
 	if err != nil {
 		return 0, errors.Join(err, answer.close())
 	}
-	return u.finish(r, answer), nil
+	return u.finish(ctx, r, answer), nil
 }
 
 // options puts a session together: its folder, the model, then the backend.

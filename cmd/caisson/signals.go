@@ -10,8 +10,10 @@ import (
 
 // interruptible cancels the context at the first signal, and closes force at
 // the second: a person who asks twice is not made to wait for commands to end.
-// stop ends the listening.
-func interruptible(parent context.Context, signals <-chan os.Signal, say func(string)) (ctx context.Context, force <-chan struct{}, cancel context.CancelCauseFunc, stop func()) {
+// The third ends the program where it stands; the sandbox's guest ends with it,
+// and the next start removes what is left. Nothing here waits for a writer: say
+// must return at once. stop ends the listening.
+func interruptible(parent context.Context, signals <-chan os.Signal, say func(string), exit func(int)) (ctx context.Context, force <-chan struct{}, cancel context.CancelCauseFunc, stop func()) {
 	ctx, cancel = context.WithCancelCause(parent)
 	forced, ended, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go func() {
@@ -21,11 +23,13 @@ func interruptible(parent context.Context, signals <-chan os.Signal, say func(st
 			case sig := <-signals:
 				switch n++; n {
 				case 1:
-					say("stopping: what runs is being ended; once more to kill it at once")
 					cancel(&runner.Interrupted{Signal: number(sig)})
+					say("stopping: what runs is being ended; once more to kill it at once")
 				case 2:
-					say("killing the sandbox")
 					close(forced)
+					say("killing the sandbox; once more to end without waiting")
+				default:
+					exit(128 + number(sig))
 				}
 			case <-ended:
 				return

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// noisy fills a pipe: each call's record is some 20 KB.
+func noisy() string {
+	var turns strings.Builder
+	for i := range 12 {
+		fmt.Fprintf(&turns, "  - calls: [{tool: shell, input: {command: \"yes %d | head -c 20000\"}}]\n", i)
+	}
+	return turns.String()
+}
+
+// TestARecordThatNobodyReadsHoldsNothingUp gives --json a pipe that is never
+// read: the session goes on to its end, obeys signals, and is recorded.
+func TestARecordThatNobodyReadsHoldsNothingUp(t *testing.T) {
+	for name, tc := range map[string]struct {
+		turns  string
+		args   []string
+		signal bool
+		want   int
+	}{
+		"to its answer": {noisy() + "  - text: done\n", nil, false, 0},
+		"to its limit":  {noisy() + "  - calls: [{tool: shell, input: {command: sleep 60}}]\n  - text: done\n", []string{"--timeout", "2s", "--grace", "100ms"}, false, 53},
+		"to a signal":   {noisy() + "  - calls: [{tool: shell, input: {command: sleep 60}}]\n  - text: done\n", nil, true, 130},
+	} {
+		t.Run(name, func(t *testing.T) {
+			unread, stdout, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer unread.Close() // which ends the write that is stuck
+			defer stdout.Close()
+			w := newWorld(t, tc.turns)
+			w.deps.stdout, w.deps.patience = stdout, 500*time.Millisecond
+			signals := make(chan os.Signal, 1)
+			w.deps.signals = signals
+			w.deps.backend = func(name string, _ backendSettings) (sandbox.Backend, error) {
+				return &fakeBackend{name: name, started: func(argv []string) {
+					if tc.signal && argv[len(argv)-1] == "sleep 60" {
+						signals <- syscall.SIGINT
+					}
+				}}, nil
+			}
+			if got := w.run(append([]string{"--json"}, tc.args...)...); got != tc.want {
+				t.Errorf("status %d, want %d", got, tc.want)
+			}
+		})
+	}
+}
+
+// TestThreeSignalsEndTheProgram: the third does not wait for anything.
+func TestThreeSignalsEndTheProgram(t *testing.T) {
+	signals, exited := make(chan os.Signal, 3), make(chan int, 1)
+	ctx, force, _, stop := interruptible(t.Context(), signals, func(string) {}, func(status int) { exited <- status })
+	defer stop()
+	for range 3 {
+		signals <- syscall.SIGTERM
+	}
+	if got := <-exited; got != 143 || ctx.Err() == nil {
+		t.Errorf("status %d, cancelled %v", got, ctx.Err())
+	}
+	<-force
+}
+
+// blocked is a writer that never returns until it is let go.
+type blocked struct{ free chan struct{} }
+
+func (b blocked) Write(p []byte) (int, error) {
+	<-b.free
+	return len(p), nil
+}
+
+func TestOutletGivesUpAndKeepsOrder(t *testing.T) {
+	o := newOutlet()
+	var got []int
+	for i := range 100 {
+		o.put(1, func() { got = append(got, i) })
+	}
+	if !o.close(t.Context(), time.Minute, false) {
+		t.Fatal("not all was written")
+	}
+	for i, v := range got {
+		if i != v {
+			t.Fatalf("write %d came at place %d", v, i)
+		}
+	}
+	held := blocked{make(chan struct{})}
+	defer close(held.free)
+	o = newOutlet()
+	o.put(1, func() { _, _ = io.WriteString(held, "x") })
+	if o.put(outletBytes, func() {}) || o.put(1, func() {}) {
+		t.Error("more than the bound was taken, or something after the gap")
+	}
+	if o.close(t.Context(), 10*time.Millisecond, false) {
+		t.Error("a writer that is held has written")
+	}
+}
