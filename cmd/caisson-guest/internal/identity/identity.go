@@ -60,7 +60,7 @@ func Restore(uid, gid uint32) error {
 // DropBounding empties the calling thread's bounding set; what it executes can
 // then never gain a capability. It needs CAP_SETPCAP.
 func DropBounding() error {
-	for c := uintptr(0); c < 64; c++ {
+	for c := range uintptr(64) {
 		switch _, _, errno := unix.RawSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, c, 0); errno {
 		case 0:
 		case unix.EINVAL: // past the kernel's last capability

@@ -210,7 +210,7 @@ func (k *Killer) killGently(m Mark, r *Report) bool {
 			if found++; found == gentlePasses || chased {
 				return false
 			}
-			time.Sleep(100 * time.Microsecond << found)
+			<-time.After(100 * time.Microsecond << found)
 		case chased:
 			return false
 		case !steady:
@@ -240,7 +240,7 @@ func (k *Killer) killStopped(m Mark, r *Report, start time.Time) {
 			r.left = max(alive, 1)
 			return
 		}
-		time.Sleep(wait) // what was killed needs the processor to end
+		<-time.After(wait) // what was killed needs the processor to end
 		wait = min(2*wait, 5*time.Millisecond)
 	}
 }

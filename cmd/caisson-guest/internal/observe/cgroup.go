@@ -5,6 +5,7 @@ import (
 	"math"
 	"os"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -62,12 +63,7 @@ func (m mountLine) isCgroup(controller string) bool {
 	if m.kind != "cgroup" {
 		return false
 	}
-	for _, o := range m.options {
-		if o == controller {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(m.options, controller)
 }
 
 // read gives the text of a controller's file.

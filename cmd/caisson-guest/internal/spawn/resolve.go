@@ -84,7 +84,7 @@ func find(name string, env []string) (string, error) {
 		return name, nil // exec itself says what is wrong with it
 	}
 	denied := false
-	for _, dir := range strings.Split(lookup(env, "PATH"), ":") {
+	for dir := range strings.SplitSeq(lookup(env, "PATH"), ":") {
 		if dir == "" {
 			dir = "."
 		}
