@@ -29,7 +29,7 @@ type liar struct {
 }
 
 // play connects to a guest that says hello and then does what the test does.
-func play(t testing.TB, change ...func(*guest.Options)) (*guest.Conn, *liar) {
+func play(t testing.TB) (*guest.Conn, *liar) {
 	t.Helper()
 	host, far := net.Pipe()
 	l := &liar{t: t, frames: wire.NewReader(far), writer: wire.NewWriter(far), raw: far}
@@ -37,11 +37,7 @@ func play(t testing.TB, change ...func(*guest.Options)) (*guest.Conn, *liar) {
 		_, _ = l.frames.Next()
 		_ = l.writer.SendJSON(0, wire.TypeHello, wire.Hello{Protocol: wire.Version})
 	}()
-	o := guest.Options{Conn: host, Config: guest.NewConfig(sandbox.Spec{})}
-	for _, f := range change {
-		f(&o)
-	}
-	c, err := guest.Dial(t.Context(), o)
+	c, err := guest.Dial(t.Context(), guest.Options{Conn: host, Config: guest.NewConfig(sandbox.Spec{})})
 	if err != nil {
 		t.Fatal(err)
 	}

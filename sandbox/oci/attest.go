@@ -86,7 +86,7 @@ func (c *container) verify(hello wire.Hello, private []string) error {
 
 func (c *container) expectation() guest.Expectation {
 	id := c.plan.identity
-	e := guest.Expectation{UID: uint32(id.commandUID), GID: uint32(id.commandGID), SingleUID: id.single, Filters: 1}
+	e := guest.Expectation{UID: uint32(id.commandUID), GID: uint32(id.commandGID), SingleUID: id.single, Filters: 1, Probe: c.backend.options.Probe}
 	if !c.plan.traits.ownKernel {
 		e.Filters, e.HostNamespaces = 2, guest.HostNamespaces()
 	}

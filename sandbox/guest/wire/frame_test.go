@@ -45,7 +45,7 @@ func TestFrames(t *testing.T) {
 			t.Errorf("frame %d (-want +got):\n%s", i, diff)
 		}
 	}
-	if _, err := r.Next(); err != io.EOF {
+	if _, err := r.Next(); !errors.Is(err, io.EOF) {
 		t.Errorf("at the end: %v", err)
 	}
 }
@@ -165,7 +165,7 @@ func TestWriterMixesNothing(t *testing.T) {
 	next := map[uint32]int{}
 	for {
 		f, err := r.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
@@ -205,7 +205,7 @@ func FuzzReader(f *testing.F) {
 		for {
 			frame, err := r.Next()
 			if err != nil {
-				if err != io.EOF && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, ErrProtocol) {
+				if !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, ErrProtocol) {
 					t.Fatalf("error is %v", err)
 				}
 				break

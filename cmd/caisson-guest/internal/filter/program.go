@@ -50,7 +50,7 @@ func Program() []unix.SockFilter {
 		load(offsetNumber),
 	}
 	if foreignBit != 0 {
-		p = append(p, jump(unix.BPF_JGE, foreignBit, 0, 1), errnoReturn(unix.EPERM))
+		p = append(p, jump(unix.BPF_JGE, foreignBit, 0, 1), refuse())
 	}
 	return append(p, search(rules)...)
 }
@@ -86,7 +86,7 @@ func socketRule() []unix.SockFilter {
 		jump(unix.BPF_JEQ, unix.AF_NETLINK, 0, 2),
 		loadArg(2),
 		jump(unix.BPF_JEQ, unix.NETLINK_ROUTE, 1, 0),
-		errnoReturn(unix.EPERM),
+		refuse(),
 		stmt(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
 	}
 }
@@ -99,7 +99,7 @@ func refuseBits(arg int, bits uint32) []unix.SockFilter {
 	return []unix.SockFilter{
 		loadArg(arg),
 		jump(unix.BPF_JSET, bits, 0, 1),
-		errnoReturn(unix.EPERM),
+		refuse(),
 		stmt(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
 	}
 }
@@ -109,7 +109,7 @@ func allowValues(arg int, values ...uint32) []unix.SockFilter {
 	for i, v := range values {
 		p = append(p, jump(unix.BPF_JEQ, v, uint8(len(values)-i), 0))
 	}
-	return append(p, errnoReturn(unix.EPERM), stmt(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW))
+	return append(p, refuse(), stmt(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW))
 }
 
 func refuseValues(arg int, values ...uint32) []unix.SockFilter {
@@ -117,12 +117,12 @@ func refuseValues(arg int, values ...uint32) []unix.SockFilter {
 	for i, v := range values {
 		p = append(p, jump(unix.BPF_JEQ, v, uint8(len(values)-i), 0))
 	}
-	return append(p, stmt(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW), errnoReturn(unix.EPERM))
+	return append(p, stmt(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW), refuse())
 }
 
 func errno(e unix.Errno) uint32 { return unix.SECCOMP_RET_ERRNO | uint32(e) }
 
-func errnoReturn(e unix.Errno) unix.SockFilter { return stmt(unix.BPF_RET|unix.BPF_K, errno(e)) }
+func refuse() unix.SockFilter { return stmt(unix.BPF_RET|unix.BPF_K, errno(unix.EPERM)) }
 
 func ret(value uint32) []unix.SockFilter {
 	return []unix.SockFilter{stmt(unix.BPF_RET|unix.BPF_K, value)}

@@ -123,11 +123,11 @@ func (t mountinfo) paths() []string {
 func fill(m wire.Mount) wire.Mount {
 	var st unix.Stat_t
 	if unix.Lstat(m.Path, &st) == nil {
-		m.Device, m.Inode = uint64(st.Dev), st.Ino
+		m.Device, m.Inode = uint64(st.Dev), st.Ino //nolint:unconvert // 32 bits on some systems
 	}
 	var fs unix.Statfs_t
 	if m.Type == "tmpfs" && unix.Statfs(m.Path, &fs) == nil {
-		m.Bytes = int64(fs.Blocks) * int64(fs.Bsize)
+		m.Bytes = int64(fs.Blocks) * int64(fs.Bsize) //nolint:unconvert // 32 bits on some systems
 	}
 	return m
 }

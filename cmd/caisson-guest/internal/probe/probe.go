@@ -4,6 +4,7 @@ package probe
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"strconv"
 
@@ -76,9 +77,9 @@ type attempt struct {
 	try  func() unix.Errno
 }
 
-func call(number, a, b, c uintptr) func() unix.Errno {
+func call(number, a, b uintptr) func() unix.Errno {
 	return func() unix.Errno {
-		_, _, errno := unix.RawSyscall6(number, a, b, c, 0, 0, 0)
+		_, _, errno := unix.RawSyscall6(number, a, b, 0, 0, 0, 0)
 		return errno
 	}
 }
@@ -90,7 +91,7 @@ func open(name string, flags int) func() unix.Errno {
 			_ = unix.Close(fd)
 			return 0
 		}
-		errno, _ := err.(unix.Errno)
+		errno, _ := errors.AsType[unix.Errno](err)
 		return errno
 	}
 }
@@ -101,32 +102,32 @@ func attempts() []attempt {
 	return []attempt{
 		// With these arguments a kernel that takes the call answers EINVAL,
 		// EFAULT or the like, so that only a filter gives ENOSYS or EPERM.
-		{"clone3", call(unix.SYS_CLONE3, 0, 0, 0)},
-		{"clone-newuser", call(unix.SYS_CLONE, unix.CLONE_NEWUSER|unix.CLONE_FS, 0, 0)},
-		{"unshare-newuser", call(unix.SYS_UNSHARE, unix.CLONE_NEWUSER, 0, 0)},
-		{"setns", call(unix.SYS_SETNS, ^uintptr(0), 0, 0)},
-		{"setuid-root", call(unix.SYS_SETUID, 0, 0, 0)},
-		{"setgroups", call(unix.SYS_SETGROUPS, 0, 0, 0)},
-		{"kill-guest", call(unix.SYS_KILL, pid, 0, 0)},
-		{"ptrace-guest", call(unix.SYS_PTRACE, unix.PTRACE_ATTACH, pid, 0)},
+		{"clone3", call(unix.SYS_CLONE3, 0, 0)},
+		{"clone-newuser", call(unix.SYS_CLONE, unix.CLONE_NEWUSER|unix.CLONE_FS, 0)},
+		{"unshare-newuser", call(unix.SYS_UNSHARE, unix.CLONE_NEWUSER, 0)},
+		{"setns", call(unix.SYS_SETNS, ^uintptr(0), 0)},
+		{"setuid-root", call(unix.SYS_SETUID, 0, 0)},
+		{"setgroups", call(unix.SYS_SETGROUPS, 0, 0)},
+		{"kill-guest", call(unix.SYS_KILL, pid, 0)},
+		{"ptrace-guest", call(unix.SYS_PTRACE, unix.PTRACE_ATTACH, pid)},
 		{"read-guest-memory", open(guest+"/mem", unix.O_RDONLY)},
 		{"read-guest-environ", open(guest+"/environ", unix.O_RDONLY)},
 		{"list-guest-descriptors", open(guest+"/fd", unix.O_RDONLY|unix.O_DIRECTORY)},
 		{"guest-root", open(guest+"/root", unix.O_PATH)},
-		{"io-uring", call(unix.SYS_IO_URING_SETUP, 1, 0, 0)},
-		{"bpf", call(unix.SYS_BPF, 0, 0, 0)},
-		{"userfaultfd", call(unix.SYS_USERFAULTFD, 0, 0, 0)},
-		{"perf-event-open", call(unix.SYS_PERF_EVENT_OPEN, 0, 0, 0)},
-		{"keyctl", call(unix.SYS_KEYCTL, 0, 0, 0)},
-		{"add-key", call(unix.SYS_ADD_KEY, 0, 0, 0)},
-		{"mount", call(unix.SYS_MOUNT, 0, 0, 0)},
-		{"fsopen", call(unix.SYS_FSOPEN, 0, 0, 0)},
-		{"open-by-handle-at", call(unix.SYS_OPEN_BY_HANDLE_AT, 0, 0, 0)},
-		{"kexec-load", call(unix.SYS_KEXEC_LOAD, 0, 0, 0)},
-		{"personality", call(unix.SYS_PERSONALITY, 0x0040000, 0, 0)},
-		{"socket-vsock", call(unix.SYS_SOCKET, unix.AF_VSOCK, unix.SOCK_STREAM, 0)},
-		{"socket-alg", call(unix.SYS_SOCKET, unix.AF_ALG, unix.SOCK_SEQPACKET, 0)},
-		{"socket-packet", call(unix.SYS_SOCKET, unix.AF_PACKET, unix.SOCK_RAW, 0)},
+		{"io-uring", call(unix.SYS_IO_URING_SETUP, 1, 0)},
+		{"bpf", call(unix.SYS_BPF, 0, 0)},
+		{"userfaultfd", call(unix.SYS_USERFAULTFD, 0, 0)},
+		{"perf-event-open", call(unix.SYS_PERF_EVENT_OPEN, 0, 0)},
+		{"keyctl", call(unix.SYS_KEYCTL, 0, 0)},
+		{"add-key", call(unix.SYS_ADD_KEY, 0, 0)},
+		{"mount", call(unix.SYS_MOUNT, 0, 0)},
+		{"fsopen", call(unix.SYS_FSOPEN, 0, 0)},
+		{"open-by-handle-at", call(unix.SYS_OPEN_BY_HANDLE_AT, 0, 0)},
+		{"kexec-load", call(unix.SYS_KEXEC_LOAD, 0, 0)},
+		{"personality", call(unix.SYS_PERSONALITY, 0x0040000, 0)},
+		{"socket-vsock", call(unix.SYS_SOCKET, unix.AF_VSOCK, unix.SOCK_STREAM)},
+		{"socket-alg", call(unix.SYS_SOCKET, unix.AF_ALG, unix.SOCK_SEQPACKET)},
+		{"socket-packet", call(unix.SYS_SOCKET, unix.AF_PACKET, unix.SOCK_RAW)},
 		{"write-root", open("/caisson-probe", unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL)},
 	}
 }

@@ -181,8 +181,7 @@ func texts(bytes [][]byte) []string {
 // notStarted says what a start failed with: a program that can't be run is an
 // exit status with a line on stderr, as in a shell.
 func (c *command) notStarted(err error) (*wire.Exit, *wire.Refused) {
-	var failure *spawn.Failure
-	if errors.As(err, &failure) {
+	if failure, ok := errors.AsType[*spawn.Failure](err); ok {
 		_ = c.s.o.Writer.SendJSON(c.id, wire.TypeStarted, wire.Started{})
 		stdout, stderr := c.pump(nil, wire.Stdout), c.pump(nil, wire.Stderr)
 		stderr.Add("caisson: " + failure.Text + "\n")

@@ -1,6 +1,7 @@
 package spawn
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"syscall"
@@ -33,7 +34,11 @@ func (s *Spawner) explain(name, program string, err error) error {
 		return err
 	}) == nil
 	code, text := 126, ""
-	switch err {
+	errno, ok := errors.AsType[syscall.Errno](err)
+	if !ok {
+		return fmt.Errorf("start process: %w", err)
+	}
+	switch errno {
 	case unix.ENOENT:
 		code, text = 127, "not found"
 		if exists {
@@ -48,10 +53,6 @@ func (s *Spawner) explain(name, program string, err error) error {
 	case unix.EAGAIN:
 		text = "can't start another process: the sandbox's limit of processes is reached"
 	default:
-		errno, ok := err.(syscall.Errno)
-		if !ok {
-			return fmt.Errorf("start process: %w", err)
-		}
 		text = errno.Error()
 	}
 	return &Failure{Code: code, Text: fmt.Sprintf("%s: %s", short(name), text)}

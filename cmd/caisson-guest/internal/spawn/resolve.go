@@ -58,8 +58,7 @@ func (s *Spawner) enterByRoot(dir string) error {
 
 // dirError says what is wrong with a working folder.
 func dirError(dir string, err error) error {
-	var errno syscall.Errno
-	if errors.As(err, &errno) {
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
 		switch errno {
 		case unix.EXDEV:
 			err = errors.New("leads outside the workspace")
