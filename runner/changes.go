@@ -8,8 +8,8 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -31,10 +31,27 @@ func (s *session) look(ctx context.Context) {
 		before, err := takeSnapshot(ctx, s.reader)
 		if err != nil {
 			s.log.Warn("look at the workspace", zap.Error(err))
-			before = &snapshot{incomplete: true}
+			before = &snapshot{} // nothing is known
 		}
 		s.before = before
+		s.compareWithTheDead(before)
 	}()
+}
+
+// compareWithTheDead warns of repositories that a killed session may have left,
+// and notes those of now, for the next session if this one is killed.
+func (s *session) compareWithTheDead(before *snapshot) {
+	for _, text := range s.suspects(before) {
+		if err := s.journal.write(Warning{Message: text}); err != nil {
+			return // the session ends at its next record
+		}
+	}
+	forget, err := s.keepInventory(before)
+	if err != nil {
+		s.log.Warn("keep inventory", zap.Error(err))
+		return
+	}
+	s.forget = forget
 }
 
 // freshEntries bounds the siblings that are looked at beside one file.
@@ -59,7 +76,7 @@ func (s *session) fresh(ctx context.Context, name string) bool {
 	})
 	if !isThere {
 		missing := errors.As(err, new(*workspace.Error))
-		return (err == nil || missing) && !walked.Truncated && !there && !s.before.incomplete
+		return (err == nil || missing) && !walked.Truncated && !there && !s.before.incomplete()
 	}
 	return err == nil && there && now == was
 }
@@ -79,10 +96,10 @@ func (s *session) changes(r *Report) {
 		r.Incomplete = true
 		return
 	}
-	r.Incomplete = s.before.incomplete || after.incomplete
+	r.Incomplete = s.before.incomplete() || after.incomplete()
 	r.Changed = listed(s.before.compare(after))
 	r.HostExecuted = listed(hostExecuted(r.Changed))
-	r.HostExecuted = append(r.HostExecuted, s.moved.bare()...)
+	r.HostExecuted = slices.Concat(s.before.newlyUnfinished(after), r.HostExecuted, s.moved.bare())
 	r.Quarantined = s.moved.list(after)
 	var patch strings.Builder
 	for i := range r.Changed {
@@ -130,11 +147,4 @@ func short(e SessionEnded) SessionEnded {
 	e.Denials = e.Denials[:min(len(e.Denials), MaxListed)]
 	e.Left = e.Left[:min(len(e.Left), MaxListed)]
 	return e
-}
-
-// quarantine is what was renamed, or should have been.
-type quarantine struct {
-	mu    sync.Mutex
-	moves map[string]Quarantined
-	found []string // bare repositories, which are reported only
 }

@@ -5,11 +5,9 @@ package runner
 import (
 	"bytes"
 	"context"
-	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,39 +16,6 @@ import (
 
 	"github.com/caisson-run/caisson/sandbox"
 )
-
-func TestNewRepositoriesAreQuarantined(t *testing.T) {
-	b := newBench(t, "  - calls: [{tool: shell, input: {command: plant}}]\n  - text: done\n")
-	b.file("old/.git/config", "[core]\n")
-	b.backend.scripts["plant"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
-		b.file("sub/.git/config", "[core]\n\tfsmonitor = touch /tmp/FIRED\n")
-		b.file("link/.git", "gitdir: ../evil\n")
-		for _, name := range []string{"HEAD", "objects/x", "refs/x", "config"} {
-			b.file("bare/"+name, "x")
-		}
-		return sandbox.ExitStatus{}
-	}
-	r, _ := b.run(t.Context())
-	var paths []string
-	for _, q := range r.Quarantined {
-		paths = append(paths, q.Path)
-		if _, err := os.Lstat(filepath.Join(b.dir, q.Path)); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s is still there", q.Path)
-		}
-		if _, err := os.Lstat(filepath.Join(b.dir, q.To)); err != nil {
-			t.Error(err)
-		}
-	}
-	if diff := cmp.Diff([]string{"link/.git", "sub/.git"}, paths); diff != "" {
-		t.Errorf("quarantined (-want +got):\n%s", diff)
-	}
-	if _, err := os.Stat(filepath.Join(b.dir, "old/.git/config")); err != nil {
-		t.Error("a repository that was there before was touched")
-	}
-	if !slices.ContainsFunc(r.HostExecuted, func(h HostExecuted) bool { return h.Path == "bare" }) {
-		t.Errorf("the bare repository is not named: %+v", r.HostExecuted)
-	}
-}
 
 func TestADiffIsOnlyShownFromTheSessionsStart(t *testing.T) {
 	b := newBench(t, `

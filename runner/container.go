@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -39,6 +40,8 @@ type container struct {
 	record func(Payload) error
 	fail   func(error)
 	log    *zap.Logger
+	// refuseLost refuses a container that lacks a protection.
+	refuseLost bool
 
 	// making bounds Create; it ends when the session does.
 	making context.Context
@@ -102,10 +105,18 @@ func (c *container) started(l *life, took time.Duration) error {
 	c.mu.Lock()
 	c.attested = &att
 	c.mu.Unlock()
-	if l.number == 0 {
-		return c.record(SandboxStarted{Attestation: att, StartMS: milliseconds(took)})
+	var p Payload = SandboxStarted{Attestation: att, StartMS: milliseconds(took)}
+	if l.number > 0 {
+		p = SandboxRestarted{Restart: l.number, Attestation: att, StartMS: milliseconds(took)}
 	}
-	return c.record(SandboxRestarted{Restart: l.number, Attestation: att, StartMS: milliseconds(took)})
+	if err := c.record(p); err != nil {
+		return err
+	}
+	if c.refuseLost && len(att.Lost) > 0 {
+		return fmt.Errorf("%w: %w: it lacks protections, which is refused here (refuse_lost): %s",
+			tools.ErrSandboxStart, sandbox.ErrUnsupported, strings.Join(att.Lost, "; "))
+	}
+	return nil
 }
 
 // running waits for the container and gives its life.
@@ -150,6 +161,17 @@ func (c *container) check(l *life, err error) error {
 	return c.lost(l, err)
 }
 
+// loss is why a life is over before its session is.
+type loss struct {
+	cause error
+	text  string // for records
+	limit *limits.ExceededError
+	// again says that a fresh container may take its place, and tell what the
+	// model is then told.
+	again bool
+	tell  string
+}
+
 // lost handles the loss of a life, once, and gives the error for the call that
 // met it: one that the model is told where a fresh container takes its place,
 // otherwise one that ends the run.
@@ -165,46 +187,76 @@ func (c *container) lost(l *life, err error) error {
 		if err == nil { // destroyed by us, because a call would not end
 			err = sandbox.ErrLost
 		}
-		l.after = c.replace(l, err)
+		l.after = c.replace(l, lossOf(err))
 	})
 	return l.after
 }
 
-func (c *container) replace(l *life, cause error) error {
+func lossOf(err error) loss {
+	exceeded, ofLimits := errors.AsType[*limits.ExceededError](err)
+	if !ofLimits {
+		return loss{cause: err, text: "the container or its guest went away"}
+	}
+	return loss{
+		cause: err, text: "the container reached its limit: " + limitText(exceeded), limit: exceeded, again: true,
+		tell: fmt.Sprintf("The sandbox reached its limit (%s) and was stopped, and this call with it. "+
+			"A fresh one runs on the same workspace: files of the workspace are kept, /tmp and running programs are gone. "+
+			"The call was not run again; do it in a way that needs less.", limitText(exceeded)),
+	}
+}
+
+// retire ends a life in which processes were left that could not be killed:
+// what can't be stopped may write beside the next command, and at any time.
+func (c *container) retire(l *life, left int) error {
+	l.once.Do(func() {
+		l.after = c.replace(l, loss{
+			cause: fmt.Errorf("%w: %d processes could not be killed", sandbox.ErrLost, left),
+			text:  fmt.Sprintf("%d processes could not be killed", left), again: true,
+			tell: "The sandbox was replaced by a fresh one on the same workspace, because a command before left processes in it that could not be killed. The call was not run.",
+		})
+	})
+	return l.after
+}
+
+// replace takes a lost life down and begins the next one, where there may be one.
+func (c *container) replace(l *life, why loss) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.making.Err() != nil { // we took it down ourselves
-		return fmt.Errorf("%w: %w", tools.ErrSandboxLost, cause)
+		return fmt.Errorf("%w: %w", tools.ErrSandboxLost, why.cause)
 	}
-	exceeded, ofLimits := errors.AsType[*limits.ExceededError](cause)
-	again := ofLimits && c.restarts < maxRestarts
-	c.log.Warn("sandbox lost", zap.String("container", l.box.ID()), zap.Error(cause), zap.Bool("restarting", again))
-	err := c.record(SandboxLost{Container: l.box.ID(), Cause: lossCause(exceeded), Limit: wireLimit(exceeded), Restarting: again})
+	again := why.again && c.restarts < maxRestarts
+	c.log.Warn("sandbox lost", zap.String("container", l.box.ID()), zap.Error(why.cause), zap.Bool("restarting", again))
+	err := c.record(SandboxLost{Container: l.box.ID(), Cause: why.text, Limit: wireLimit(why.limit), Restarting: again})
 	if err != nil {
 		return err
 	}
 	c.destroy(l)
 	if !again {
 		// Not wrapped: a container lost for good is not the run's own limit.
-		err := fmt.Errorf("%w: %s", tools.ErrSandboxLost, cause.Error())
+		err := fmt.Errorf("%w: %s", tools.ErrSandboxLost, why.cause.Error())
 		c.fail(err)
 		return err
 	}
 	c.restarts++
 	c.life = c.begin(c.restarts)
-	return &tools.Error{
-		Class: tools.ErrorExecution, Reason: "sandbox_limit", Visible: true, Err: cause,
-		Message: fmt.Sprintf("The sandbox reached its limit (%s) and was stopped, and this call with it. "+
-			"A fresh one runs on the same workspace: files of the workspace are kept, /tmp and running programs are gone. "+
-			"The call was not run again; do it in a way that needs less.", limitText(exceeded)),
-	}
+	return &tools.Error{Class: tools.ErrorExecution, Reason: replacedReason, Visible: true, Err: why.cause, Message: why.tell}
 }
 
-func lossCause(e *limits.ExceededError) string {
-	if e == nil {
-		return "the container or its guest went away"
+// replacedReason is the reason of a call that met the end of a container which
+// a fresh one replaces.
+const replacedReason = "sandbox_replaced"
+
+// revive begins one more life after the run, for what must still be done inside.
+func (c *container) revive() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := context.Cause(c.making); err != nil {
+		return fmt.Errorf("%w: %w", tools.ErrSandboxLost, err)
 	}
-	return "the container reached its limit: " + limitText(e)
+	c.restarts++
+	c.life = c.begin(c.restarts)
+	return nil
 }
 
 // limitText says a limit in its unit.
@@ -277,9 +329,9 @@ func (c *container) unnoticed(l *life) error {
 		return gone // taken down by us
 	}
 	c.log.Warn("sandbox lost", zap.String("container", l.box.ID()), zap.Error(cause))
-	exceeded, _ := errors.AsType[*limits.ExceededError](cause)
+	why := lossOf(cause)
 	// A trace that can't be written is found again by the last record.
-	_ = c.record(SandboxLost{Container: l.box.ID(), Cause: lossCause(exceeded), Limit: wireLimit(exceeded)})
+	_ = c.record(SandboxLost{Container: l.box.ID(), Cause: why.text, Limit: wireLimit(why.limit)})
 	return gone
 }
 

@@ -288,3 +288,45 @@ func TestALossThatNoCallMeetsIsRecorded(t *testing.T) {
 		t.Errorf("ended %d, lost %+v", r.ExitStatus, lost)
 	}
 }
+
+func TestASandboxThatHoldsWhatCanNotBeKilledIsReplaced(t *testing.T) {
+	b := newBench(t, "  - calls: [{tool: shell, input: {command: stick}}]\n  - calls: [{tool: shell, input: {command: echo}}]\n  - text: done\n")
+	b.backend.scripts["stick"] = says("stuck\n")
+	b.backend.scripts["echo"] = says("alive\n")
+	b.backend.left = map[string]int{"stick": 2}
+	r, records := b.run(t.Context())
+	if r.ExitStatus != 0 || r.Restarts != 1 || len(b.backend.boxes) != 2 || len(b.backend.boxes[1].ran) != 1 {
+		t.Errorf("ended %d after %d restarts", r.ExitStatus, r.Restarts)
+	}
+	if lost := of[SandboxLost](t, records); len(lost) != 1 || !strings.Contains(lost[0].Cause, "2 processes could not be killed") {
+		t.Errorf("lost %+v", lost)
+	}
+}
+
+func TestWhatASandboxLacksCanBeRefused(t *testing.T) {
+	for name, refuse := range map[string]bool{"refused": true, "accepted": false} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, "  - calls: [{tool: shell, input: {command: echo}}]\n  - text: done\n")
+			b.backend.scripts["echo"] = says("hi")
+			b.backend.lacks = []string{"no limit of memory"}
+			b.opts.RefuseLost = refuse
+			r, _ := b.run(t.Context())
+			want := map[bool][]int{true: {44, 0}, false: {0, 1}}[refuse]
+			if diff := cmp.Diff(want, []int{r.ExitStatus, len(b.backend.boxes[0].ran)}); diff != "" {
+				t.Errorf("status, commands (-want +got):\n%s", diff)
+			}
+			if refuse && !strings.Contains(r.Problem.Cause, "no limit of memory") {
+				t.Errorf("problem %+v", r.Problem)
+			}
+		})
+	}
+}
+
+func TestACancelledCallIsWaitedForLongerThanTheGuestNeeds(t *testing.T) {
+	for grace, want := range map[time.Duration]time.Duration{0: 40 * time.Second, time.Second: 36 * time.Second, time.Minute: 95 * time.Second} {
+		s := &session{opts: Options{Grace: grace}}
+		if got := s.abandon(); got != want {
+			t.Errorf("grace %v: %v, want %v", grace, got, want)
+		}
+	}
+}

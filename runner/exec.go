@@ -2,6 +2,7 @@ package runner
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/shell"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -59,6 +61,12 @@ func (x *executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 	x.count(result)
 	if err != nil {
 		return result, fmt.Errorf("wait for command: %w", x.box.check(l, err))
+	}
+	if left := exit.Kill.Left; left > 0 {
+		// The result is the command's; only a loss for good is this call's.
+		if err := x.box.retire(l, left); errors.Is(err, tools.ErrSandboxLost) {
+			return result, fmt.Errorf("run command: %w", err)
+		}
 	}
 	if ctx.Err() != nil {
 		return result, fmt.Errorf("run command: %w", context.Cause(ctx))

@@ -21,6 +21,10 @@ type fakeBackend struct {
 	create func(ctx context.Context, number int) error
 	// made is told of each sandbox that was made; nil is nobody.
 	made func(*fakeBox)
+	// lacks are protections that the attestation says are lost, left the
+	// processes that could not be killed after a script.
+	lacks []string
+	left  map[string]int
 	// destroy is what Destroy fails with.
 	destroy error
 	// scripts says what a script does; one that is not there exits with 127.
@@ -105,6 +109,7 @@ func (b *fakeBox) Attestation() sandbox.Attestation {
 	return sandbox.Attestation{
 		Backend: "fake", Container: b.ID(), Network: "none", User: "10001:10001", Capabilities: []string{},
 		GuestCapabilities: []string{}, Namespaces: []string{"pid"}, Workspace: b.spec.Workspace.Path, WorkspaceMode: "bind",
+		Lost: b.backend.lacks,
 	}
 }
 
@@ -177,6 +182,7 @@ func (p *fakeProcess) run(ctx context.Context, cmd sandbox.Command) {
 	p.exit.Status = run(ctx, p.box, cmd)
 	p.exit.Stdout = sandbox.Stream{Total: out.n, Live: out.n}
 	p.exit.Status.Cancelled = ctx.Err() != nil
+	p.exit.Kill.Left = p.box.backend.left[text]
 	if p.box.State() == sandbox.StateStopped {
 		p.err = fmt.Errorf("wait: %w", sandbox.ErrLost)
 	}

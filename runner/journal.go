@@ -24,6 +24,10 @@ type journal struct {
 	answer  string
 	calls   map[string]string
 	tally   tally
+	// attested says that sandbox.started is written; waiting are calls that
+	// hold a slot and wait for it.
+	attested bool
+	waiting  []tools.Called
 }
 
 // tally is what is counted while records are written.
@@ -40,16 +44,55 @@ func newJournal(rec *Recorder, live func(Delta)) *journal {
 	return &journal{rec: rec, live: live, calls: map[string]string{}, cancelled: func() string { return "cancelled" }}
 }
 
-// write records something that the session itself says.
+// write records something that the session itself says. Once sandbox.started
+// is written, so are the calls that waited for it.
 func (j *journal) write(p Payload) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	id, err := j.rec.Write(Entry{Turn: j.turn, Parent: j.created, Actor: ActorSystem, Payload: p})
-	if err == nil && j.created == "" {
+	if err != nil {
+		return err
+	}
+	if j.created == "" {
 		j.created = id
+	}
+	if p.Kind() == KindSandboxStarted {
+		j.attested = true
+		return j.admit("")
+	}
+	return nil
+}
+
+// admit records that calls which waited for the sandbox have begun: one, or all
+// of them. The caller holds mu.
+func (j *journal) admit(call string) error {
+	var left []tools.Called
+	for _, e := range j.waiting {
+		if call != "" && e.CallID != call {
+			left = append(left, e)
+			continue
+		}
+		if err := j.begun(e); err != nil {
+			return err
+		}
+	}
+	j.waiting = left
+	return nil
+}
+
+// begun records that a call begins; what writes, executes or reaches a network
+// is on the disk before it does. The caller holds mu.
+func (j *journal) begun(e tools.Called) error {
+	err := j.putCall(e.CallID, ActorAgent, called(e))
+	if err == nil && e.Class != tools.ClassNone && e.Class != tools.ClassRead {
+		err = j.rec.Sync()
 	}
 	return err
 }
+
+// sandboxed says that calls of a class run in the sandbox, wherever they are
+// from: registration sees to it.
+func sandboxed(c tools.Class) bool { return c == tools.ClassWrite || c == tools.ClassExecute }
 
 // counted gives what was counted so far.
 func (j *journal) counted() tally {
@@ -155,8 +198,9 @@ func (j *journal) putCall(call string, actor Actor, p Payload) error {
 	return err
 }
 
-// toolEvent records what the dispatcher reports. What writes, executes or
-// reaches a network is on the disk before it runs.
+// toolEvent records what the dispatcher reports. A call of the sandbox that
+// comes before the sandbox runs waits for it, and is recorded behind
+// sandbox.started, or with its own end where that is first.
 func (j *journal) toolEvent(e tools.Event) error {
 	if d, ok := e.(tools.OutputDelta); ok {
 		j.live(Delta{CallID: d.CallID, Stream: d.Stream, Text: d.Text})
@@ -165,13 +209,28 @@ func (j *journal) toolEvent(e tools.Event) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	switch e := e.(type) {
+	case tools.Completed:
+		if err := j.admit(e.CallID); err != nil {
+			return err
+		}
+	case tools.Failed:
+		if err := j.admit(e.CallID); err != nil {
+			return err
+		}
+	}
+	return j.toolRecord(e)
+}
+
+// toolRecord records one event. The caller holds mu.
+func (j *journal) toolRecord(e tools.Event) error {
+	switch e := e.(type) {
 	case tools.Called:
 		j.tally.toolCalls++
-		err := j.putCall(e.CallID, ActorAgent, called(e))
-		if err == nil && e.Class != tools.ClassNone && e.Class != tools.ClassRead {
-			err = j.rec.Sync()
+		if sandboxed(e.Class) && !j.attested {
+			j.waiting = append(j.waiting, e)
+			return nil
 		}
-		return err
+		return j.begun(e)
 	case tools.Completed:
 		return j.putCall(e.CallID, ActorTool, completed(e))
 	case tools.Failed:

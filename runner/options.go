@@ -34,6 +34,8 @@ type Options struct {
 	// AllowOwnerRunner accepts that new files belong to the user who runs
 	// Caisson in a workspace of another user.
 	AllowOwnerRunner bool
+	// RefuseLost refuses a sandbox whose attestation names lost protections.
+	RefuseLost bool
 
 	Model loop.Model
 	// MaxOutputTokens and ContextWindow are the model's; zero is unknown.

@@ -2,13 +2,16 @@ package runner
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"path"
 	"slices"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -17,20 +20,30 @@ const (
 	// each command: 5 µs an entry on an idle machine and 20 on a busy one
 	// (BenchmarkSnapshot), so about what a command costs.
 	cheapEntries = 500
-	// quarantineTime bounds one look and its renames.
-	quarantineTime = 20 * time.Second
+	// quarantineTime bounds the look at the end, a fresh container where one is
+	// needed for the renames, and the renames.
+	quarantineTime = 60 * time.Second
 )
+
+// quarantine is what was renamed, or should have been. It is safe for
+// concurrent use.
+type quarantine struct {
+	mu    sync.Mutex
+	moves map[string]Quarantined // by path and new path
+	found []string               // bare repositories, which are reported only
+}
 
 // quarantineAfterCommand renames repositories that a command made, where
 // finding them is cheap; the others are found when the session ends.
 func (s *session) quarantineAfterCommand(ctx context.Context) {
-	if len(s.before.files) <= cheapEntries && !s.before.incomplete {
+	if len(s.before.files) <= cheapEntries && !s.before.incomplete() {
 		s.quarantine(ctx)
 	}
 }
 
-// quarantineAll does so at the end, while the container is still there: the
-// rename is a change of the workspace, and those are made inside.
+// quarantineAll does so at the end, before the container is taken down: the
+// rename is a change of the workspace, and those are made inside. A command
+// that took its container down to get around it gets a fresh one for this.
 func (s *session) quarantineAll() {
 	select {
 	case <-s.looked:
@@ -40,11 +53,15 @@ func (s *session) quarantineAll() {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), quarantineTime, errSlow)
 	defer cancel()
 	s.quarantine(ctx)
+	if s.forget != nil {
+		s.forget()
+	}
 }
 
 // quarantine renames every .git that was not there when the session began: a
 // git of the host, a prompt or an editor would run what its configuration says
-// as soon as somebody looks at the folder.
+// as soon as somebody looks at the folder. What the look at the beginning may
+// have missed could be the user's own, and is only reported.
 func (s *session) quarantine(ctx context.Context) {
 	now, err := takeSnapshot(ctx, s.reader)
 	if err != nil {
@@ -54,25 +71,53 @@ func (s *session) quarantine(ctx context.Context) {
 	s.moved.mu.Lock()
 	defer s.moved.mu.Unlock()
 	for _, p := range s.before.newRepositories(now) {
-		if path.Base(p) != ".git" {
+		switch {
+		case path.Base(p) != ".git":
 			if !slices.Contains(s.moved.found, p) {
 				s.moved.found = append(s.moved.found, p)
 			}
-			continue
+		case !s.before.knows(p):
+			s.moved.note(Quarantined{Path: p, Why: "it may have been there before: the workspace could not be looked at whole when the session began"})
+		case s.moved.failed(p):
+			// A placeholder of the sandbox's own can't be moved.
+		default:
+			s.moved.note(s.move(ctx, p))
 		}
-		if _, tried := s.moved.moves[p+"\x00"]; tried {
-			continue // a placeholder of the sandbox's own can't be moved
-		}
-		q := Quarantined{Path: p, To: p + ".quarantined-" + newID("q")[2:]}
-		if _, err := s.exec.Apply(ctx, workspace.Op{Kind: workspace.OpRename, Path: p, To: q.To}); err != nil {
-			s.log.Warn("quarantine repository", zap.String("path", p), zap.Error(err))
-			q.To, q.Why = "", err.Error()
-		}
-		if s.moved.moves == nil {
-			s.moved.moves = map[string]Quarantined{}
-		}
-		s.moved.moves[p+"\x00"+q.To] = q
 	}
+}
+
+// move renames one repository, in a fresh container where there is none any more.
+func (s *session) move(ctx context.Context, p string) Quarantined {
+	q := Quarantined{Path: p, To: p + ".quarantined-" + newID("q")[2:]}
+	op := workspace.Op{Kind: workspace.OpRename, Path: p, To: q.To}
+	_, err := s.exec.Apply(ctx, op)
+	if e, ok := errors.AsType[*tools.Error](err); ok && e.Reason == replacedReason {
+		_, err = s.exec.Apply(ctx, op)
+	}
+	if errors.Is(err, tools.ErrSandboxLost) {
+		if err = s.box.revive(); err == nil {
+			_, err = s.exec.Apply(ctx, op)
+		}
+	}
+	if err != nil {
+		s.log.Warn("quarantine repository", zap.String("path", p), zap.Error(err))
+		q.To, q.Why = "", err.Error()
+	}
+	return q
+}
+
+// note keeps one rename, or its failure. The caller holds mu.
+func (q *quarantine) note(m Quarantined) {
+	if q.moves == nil {
+		q.moves = map[string]Quarantined{}
+	}
+	q.moves[m.Path+"\x00"+m.To] = m
+}
+
+// failed says whether a rename was tried in vain. The caller holds mu.
+func (q *quarantine) failed(p string) bool {
+	_, ok := q.moves[p+"\x00"]
+	return ok
 }
 
 // list gives the renames, and the failed ones whose repository is still there

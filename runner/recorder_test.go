@@ -171,6 +171,15 @@ func TestEveryShapeOfAKeyIsRedacted(t *testing.T) {
 			t.Errorf("%s: %s", key, got)
 		}
 	}
+	for _, before := range []string{"\n", "\t", "\r", "\b", "\f", "\u0001", "\"", "/", "é", " "} {
+		text, err := marshal(before + "sk-" + strings.Repeat("a1", 12))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := string(r.bytes(text)); strings.Contains(got, "a1a1") || !json.Valid([]byte(got)) {
+			t.Errorf("after %q: %s", before, got)
+		}
+	}
 	for _, text := range []string{"task-runner", "sk-short", "xoxo", "a sk- b", "AKIAB"} {
 		if got := string(r.bytes([]byte(text))); got != text {
 			t.Errorf("%s: %s", text, got)

@@ -34,7 +34,10 @@ type secretBytes struct{ value, mark []byte }
 // a file of the workspace holds is not copied around either: OpenAI and
 // Anthropic (sk-), GitHub (ghp_, gho_, ghs_, ghu_, ghr_, github_pat_), AWS
 // (AKIA), Google (AIza), Slack (xox…), Groq (gsk_).
-const keyShapes = `\b(sk-[A-Za-z0-9_-]{20,}|gh[posur]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{40,}|AKIA[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{35}|xox[abprs]-[A-Za-z0-9-]{10,}|gsk_[A-Za-z0-9]{40,})\b`
+//
+// Text is redacted as JSON, where what stands before a key may be the letter of
+// an escape: in "\nsk-…" it is an n.
+const keyShapes = `(^|[^A-Za-z0-9_]|\\[nrtbf]|\\u[0-9a-f]{4})(sk-[A-Za-z0-9_-]{20,}|gh[posur]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{40,}|AKIA[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{35}|xox[abprs]-[A-Za-z0-9-]{10,}|gsk_[A-Za-z0-9]{40,})\b`
 
 func newRedactor(secrets []Secret) *redactor {
 	r := &redactor{shapes: regexp.MustCompile(keyShapes)}
@@ -62,7 +65,7 @@ func (r *redactor) bytes(text []byte) []byte {
 	}
 	for _, begin := range keyBeginnings() {
 		if bytes.Contains(text, begin) {
-			return r.shapes.ReplaceAll(text, []byte("[redacted:key]"))
+			return r.shapes.ReplaceAll(text, []byte("${1}[redacted:key]"))
 		}
 	}
 	return text

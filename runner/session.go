@@ -34,6 +34,9 @@ type session struct {
 	looking bool
 	looked  chan struct{}
 	moved   quarantine
+	// forget removes the list of repositories that is kept for the case that
+	// this session is killed; nil where there is none.
+	forget func()
 }
 
 // open makes the session's trace and its tools, and starts nothing.
@@ -57,7 +60,7 @@ func open(ctx context.Context, o Options) (_ *session, err error) {
 		return nil, inputError("the workspace "+o.Workspace.Path+" can't be read", "Name another folder with --workspace.", err)
 	}
 	s.box = newContainer(ctx, o.Backend, s.spec())
-	s.box.record, s.box.log = s.journal.write, s.log
+	s.box.record, s.box.log, s.box.refuseLost = s.journal.write, s.log, o.RefuseLost
 	if s.tools, err = s.dispatcher(); err != nil {
 		_ = s.rec.Close() // nothing is in it
 		return nil, fmt.Errorf("run session: %w", err)
@@ -100,7 +103,7 @@ func (s *session) dispatcher() (*tools.Dispatcher, error) {
 	d, err := tools.New(tools.Options{
 		Session: s.opts.Folder.Session, Workspace: s.opts.Workspace.Path, Mount: sandbox.WorkspaceDir,
 		Policy: s.opts.Policy, Approver: s.opts.Approver, OnPrompt: s.opts.OnPrompt,
-		Emit: s.journal.toolEvent,
+		Emit: s.journal.toolEvent, Abandon: s.abandon(),
 		Scope: func(path string) error {
 			return s.reader.Scope(context.Background(), path)
 		},
@@ -117,7 +120,7 @@ func (s *session) dispatcher() (*tools.Dispatcher, error) {
 	}
 	s.exec = &executor{box: s.box, spill: newSpiller(s.dir), env: environment(s.opts.SearchPath), ready: s.looked, fresh: s.fresh, after: s.quarantineAfterCommand}
 	sh, err := shell.New(s.exec, shell.Options{
-		Timeout: s.opts.Resources.CommandTime, Mount: sandbox.WorkspaceDir, HostRoot: s.opts.Workspace.Path,
+		Timeout: s.opts.Resources.CommandTime, Grace: s.opts.Grace, Mount: sandbox.WorkspaceDir, HostRoot: s.opts.Workspace.Path,
 	})
 	if err != nil {
 		return nil, err
@@ -134,9 +137,20 @@ func (s *session) dispatcher() (*tools.Dispatcher, error) {
 	return d, nil
 }
 
+// abandon is how long a cancelled call is waited for. The guest itself gives a
+// command its grace period and then 30 s to be gone, and its answer must not
+// come too late.
+func (s *session) abandon() time.Duration {
+	grace := s.opts.Grace
+	if grace == 0 {
+		grace = sandbox.DefaultGrace
+	}
+	return max(tools.DefaultAbandon, grace+35*time.Second)
+}
+
 // drain ends what tools still do. After it nothing uses the container.
 func (s *session) drain() {
-	ctx, cancel := context.WithTimeoutCause(context.Background(), destroyTime, errSlow)
+	ctx, cancel := context.WithTimeoutCause(context.Background(), s.abandon()+destroyTime, errSlow)
 	defer cancel()
 	if err := s.tools.Close(ctx); err != nil {
 		s.log.Error("close tools", zap.Error(err))

@@ -10,17 +10,43 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// snapshotEntries bounds what is compared; a larger workspace is reported as
-// incomplete.
-const snapshotEntries = 200_000
+const (
+	// snapshotFiles bounds the files that are compared; the rest is reported
+	// as incomplete.
+	snapshotFiles = 200_000
+	// snapshotEntries bounds what is walked: repositories are looked for
+	// beyond the files that are compared, by name alone.
+	snapshotEntries = 500_000
+	// unreadFolders is how many folders a walk names that it could not read.
+	unreadFolders = 20
+)
 
 // snapshot is the workspace's metadata at one moment: enough to tell which
-// files are other ones, without reading them.
+// files are other ones, without reading them. The zero value knows nothing.
 type snapshot struct {
 	files map[string]stamp
 	// repositories are paths of .git, files or folders, and of bare ones.
 	repositories map[string]bool
-	incomplete   bool
+	// unfinished are operations of the top-level repository that git goes on with.
+	unfinished map[string]bool
+	// whole says that the walk came to its end; unread are folders that it
+	// could not look into, all of them unless there are unreadFolders.
+	whole  bool
+	unread []string
+	// cut says that there were more files than are compared.
+	cut bool
+}
+
+// incomplete says that what is not in files may be there all the same.
+func (s *snapshot) incomplete() bool { return !s.whole || s.cut || len(s.unread) > 0 }
+
+// knows says whether the walk saw everything there was on the way to p: only
+// then is a repository that is not in the snapshot a new one.
+func (s *snapshot) knows(p string) bool {
+	if !s.whole || len(s.unread) >= unreadFolders {
+		return false
+	}
+	return !slices.ContainsFunc(s.unread, func(dir string) bool { return strings.HasPrefix(p, dir+"/") })
 }
 
 // stamp is what tells one state of a file from another. The change time can't
@@ -43,10 +69,16 @@ func stampOf(e workspace.Entry) stamp {
 	}
 }
 
+// unfinishedNames are what git obeys when an operation is continued
+// (git-rebase, git-am, git-cherry-pick): their todo lists hold commands.
+func unfinishedNames() []string {
+	return []string{".git/rebase-merge", ".git/rebase-apply", ".git/sequencer"}
+}
+
 // takeSnapshot walks the workspace. What is below the top-level .git is left
 // out: it is read-only, or the agent was allowed to commit.
 func takeSnapshot(ctx context.Context, r *workspace.Reader) (*snapshot, error) {
-	s := &snapshot{files: map[string]stamp{}, repositories: map[string]bool{}}
+	s := &snapshot{files: map[string]stamp{}, repositories: map[string]bool{}, unfinished: map[string]bool{}}
 	signs := map[string]int{}
 	walked, err := r.Walk(ctx, ".", workspace.WalkOptions{MaxEntries: snapshotEntries}, func(e workspace.Entry) error {
 		base, dir := path.Base(e.Path), path.Dir(e.Path)
@@ -59,15 +91,25 @@ func takeSnapshot(ctx context.Context, r *workspace.Reader) (*snapshot, error) {
 				s.repositories[dir] = true
 			}
 		}
-		if e.Type != workspace.TypeDir {
+		if e.Type == workspace.TypeDir {
+			return nil
+		}
+		if len(s.files) < snapshotFiles {
 			s.files[e.Path] = stampOf(e)
+		} else {
+			s.cut = true
 		}
 		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	s.incomplete = walked.Truncated || len(walked.Incomplete) > 0
+	for _, name := range unfinishedNames() {
+		if there, err := r.Exists(ctx, name); err == nil && there {
+			s.unfinished[name] = true
+		}
+	}
+	s.whole, s.unread = !walked.Truncated, walked.Incomplete
 	return s, nil
 }
 
@@ -90,14 +132,23 @@ func (s *snapshot) compare(after *snapshot) []Changed {
 	return out
 }
 
-// newRepositories lists the repositories that were not there before. The
-// workspace's own .git, made by an agent that was allowed to, is not among
-// them where own says so.
+// newRepositories lists the repositories that are in after and not here.
 func (s *snapshot) newRepositories(after *snapshot) []string {
 	var out []string
 	for _, p := range slices.Sorted(maps.Keys(after.repositories)) {
 		if !s.repositories[p] {
 			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// newlyUnfinished lists the operations of git that a session left half done.
+func (s *snapshot) newlyUnfinished(after *snapshot) []HostExecuted {
+	var out []HostExecuted
+	for _, name := range unfinishedNames() {
+		if after.unfinished[name] && !s.unfinished[name] {
+			out = append(out, HostExecuted{Path: name, By: "git, when the operation is continued"})
 		}
 	}
 	return out

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -35,31 +36,51 @@ func readBounded(in io.Reader, name string) (string, error) {
 // and held: what the agent makes of its name meanwhile changes nothing.
 type answerFile struct{ file *os.File }
 
-// openAnswer creates or empties the file. A name that is a link out of its
-// folder, or a folder reached through a link that an earlier session could
-// have made, is refused.
+// openAnswer creates or empties the file. A folder reached through a link that
+// an earlier session could have made, and a name that is a link, a pipe, or one
+// of several names of a file, is refused: what lies in a workspace may have
+// been put there for this.
 func openAnswer(path string) (*answerFile, error) {
 	if path == "" {
 		return &answerFile{}, nil
 	}
-	abs, err := filepath.Abs(path)
-	if err == nil {
-		var dir *os.File
-		if dir, err = workspace.OpenDir(filepath.Dir(abs)); err == nil {
-			defer func() { _ = dir.Close() }() // only looked at
-			var root *os.Root
-			if root, err = os.OpenRoot(filepath.Dir(abs)); err == nil {
-				defer func() { _ = root.Close() }()
-				var f *os.File
-				if f, err = root.OpenFile(filepath.Base(abs), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644); err == nil {
-					return &answerFile{f}, nil
-				}
-			}
-		}
+	f, err := createAnswer(path)
+	if err != nil {
+		return nil, &runner.Error{Status: runner.ExitInput, Err: err, Problem: runner.Problem{
+			Cause: fmt.Sprintf("the answer can't be written to %s: %v", path, err), Mend: "Name a file that you can write with -o.",
+		}}
 	}
-	return nil, &runner.Error{Status: runner.ExitInput, Err: err, Problem: runner.Problem{
-		Cause: fmt.Sprintf("the answer can't be written to %s: %v", path, err), Mend: "Name a file that you can write with -o.",
-	}}
+	return &answerFile{f}, nil
+}
+
+func createAnswer(path string) (*os.File, error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := workspace.OpenDir(filepath.Dir(abs))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = dir.Close() }() // only held
+	f, err := createIn(dir, filepath.Base(abs))
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	switch {
+	case err != nil:
+	case !info.Mode().IsRegular():
+		err = errors.New("it is no regular file")
+	case manyNames(info):
+		err = errors.New("the file has other names, which would change too")
+	default:
+		err = f.Truncate(0)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
 }
 
 // write puts the answer into the file, as it is.

@@ -16,6 +16,7 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/docker"
+	"github.com/caisson-run/caisson/sandbox/oci"
 )
 
 const (
@@ -40,7 +41,10 @@ func makeBackend(name string, s backendSettings) (sandbox.Backend, error) {
 			HostImage: host, Getenv: env.get, Logger: s.logger,
 		})
 	}
-	return makeOCI(name, s, host, protect)
+	return oci.New(oci.Options{
+		Kind: oci.Kind(name), RuntimePath: s.runtime, GuestPath: s.guest, StateDir: s.stateDir, Protect: protect,
+		Host: host, Logger: s.logger,
+	})
 }
 
 // chooser makes and chooses backends for one configuration.
@@ -185,8 +189,9 @@ func (c *chooser) sweep(ctx context.Context) []sandbox.Leftover {
 	var all []sandbox.Leftover
 	for _, name := range []string{"docker", "gvisor", "runc"} {
 		b, ok := c.made[name]
-		if !ok && name != "docker" {
-			// Its runtime may be there although another backend was chosen.
+		if !ok && (name != "docker" || docker.Pending(c.environ.stateDir())) {
+			// Another backend was chosen; what this one's dead sessions left is
+			// removed all the same, where its runtime or engine is there.
 			if made, err := c.make(name); err == nil {
 				b, ok = made, true
 			}
@@ -196,7 +201,7 @@ func (c *chooser) sweep(ctx context.Context) []sandbox.Leftover {
 		}
 		left, err := b.Sweep(ctx)
 		all = append(all, left...)
-		if err != nil {
+		if err != nil && !errors.Is(err, sandbox.ErrUnavailable) {
 			c.logger.Warn("remove what dead owners left", zap.String("backend", name), zap.Error(err))
 		}
 	}

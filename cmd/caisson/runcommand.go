@@ -175,7 +175,7 @@ func (s *setup) world(ctx context.Context, u *userInterface) (runner.Options, er
 		Workspace: s.workspace, Submounts: s.conf.Submounts,
 		Backend: backend, Choice: choice, Image: image, ImageName: *s.conf.Image,
 		Git: sandbox.GitMode(*s.conf.Git), Resources: resources, Grace: time.Duration(*s.conf.Grace),
-		AllowOwnerRunner: *s.conf.AcceptRunnerAsOwner, Budget: s.conf.Budget(),
+		AllowOwnerRunner: *s.conf.AcceptRunnerAsOwner, RefuseLost: *s.conf.File.RefuseLost, Budget: s.conf.Budget(),
 		Policy: policy, OnPrompt: tools.OnPrompt(*s.conf.OnPrompt),
 		SearchPath: path, Warnings: inShort(*s.conf.Image, warnings), Sources: s.sources(),
 		Removed: s.backends.sweep(ctx), Version: programVersion(),

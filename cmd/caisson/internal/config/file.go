@@ -17,9 +17,11 @@ type File struct {
 	Submounts []string `yaml:"submounts"`
 	// AcceptRunnerAsOwner lets new files belong to the user who runs Caisson
 	// in a workspace of another user.
-	AcceptRunnerAsOwner *bool     `yaml:"accept_runner_as_owner"`
-	Grace               *Duration `yaml:"grace"`
-	Stream              *bool     `yaml:"stream"`
+	AcceptRunnerAsOwner *bool `yaml:"accept_runner_as_owner"`
+	// RefuseLost refuses a sandbox that can't have every protection here.
+	RefuseLost *bool     `yaml:"refuse_lost"`
+	Grace      *Duration `yaml:"grace"`
+	Stream     *bool     `yaml:"stream"`
 
 	Policy   *Policy `yaml:"policy"`
 	OnPrompt *string `yaml:"on_prompt"` // deny, fail, allow
@@ -116,6 +118,7 @@ func (f File) Over(upper File) File {
 		f.Submounts = upper.Submounts
 	}
 	over(&f.AcceptRunnerAsOwner, upper.AcceptRunnerAsOwner)
+	over(&f.RefuseLost, upper.RefuseLost)
 	over(&f.Grace, upper.Grace)
 	over(&f.Stream, upper.Stream)
 	over(&f.Policy, upper.Policy)

@@ -18,10 +18,12 @@ type Requirements struct {
 	// OnPrompt is "deny" to refuse allow and fail, "fail" to refuse allow.
 	OnPrompt *string `yaml:"on_prompt"`
 	// RefuseRunnerAsOwner refuses accept_runner_as_owner.
-	RefuseRunnerAsOwner bool      `yaml:"refuse_runner_as_owner"`
-	Policy              *Policy   `yaml:"policy"`
-	Limits              Limits    `yaml:"limits"`
-	Resources           Resources `yaml:"resources"`
+	RefuseRunnerAsOwner bool `yaml:"refuse_runner_as_owner"`
+	// RefuseLost refuses a sandbox that lacks a protection, whatever was asked for.
+	RefuseLost bool      `yaml:"refuse_lost"`
+	Policy     *Policy   `yaml:"policy"`
+	Limits     Limits    `yaml:"limits"`
+	Resources  Resources `yaml:"resources"`
 }
 
 // tighten holds the effective settings against the requirements.
@@ -29,6 +31,9 @@ func (c *Config) tighten() error {
 	r := c.Requirements
 	if err := c.refuse(r); err != nil {
 		return err
+	}
+	if r.RefuseLost {
+		c.File.RefuseLost = new(true)
 	}
 	lower(&c.Limits.Rounds, r.Limits.Rounds)
 	lower(&c.Limits.ToolCalls, r.Limits.ToolCalls)

@@ -22,7 +22,7 @@ func builtin() File {
 	r := limits.DefaultResources()
 	return File{
 		Backend: new("auto"), Image: new(DefaultImage), Git: new("ro"), OnPrompt: new("deny"),
-		Grace: new(Duration(sandbox.DefaultGrace)), Stream: new(true), AcceptRunnerAsOwner: new(false),
+		Grace: new(Duration(sandbox.DefaultGrace)), Stream: new(true), AcceptRunnerAsOwner: new(false), RefuseLost: new(false),
 		Limits: Limits{Rounds: new(Count(DefaultRounds))},
 		Resources: Resources{
 			Memory: new(Size(r.MemoryBytes)), CPUs: new(CPUs(r.MilliCPUs)), PIDs: new(Count(r.PIDs)),

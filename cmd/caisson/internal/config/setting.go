@@ -59,6 +59,7 @@ func Settings() []Setting {
 		{"docker-host", "URL", "Docker engine; DOCKER_HOST and contexts count otherwise", func(f *File, v string) error { return text(&f.Docker.Host, v) }},
 		{"docker-runtime", "NAME", "runtime of the Docker engine, such as runsc", func(f *File, v string) error { return text(&f.Docker.Runtime, v) }},
 		{"stream", "", "stream the model's answer", func(f *File, v string) error { return boolean(&f.Stream, v) }},
+		{"refuse-lost", "", "don't run where the sandbox lacks a protection", func(f *File, v string) error { return boolean(&f.RefuseLost, v) }},
 		{"accept-runner-as-owner", "", "let new files belong to the user who runs caisson", func(f *File, v string) error { return boolean(&f.AcceptRunnerAsOwner, v) }},
 	}
 }

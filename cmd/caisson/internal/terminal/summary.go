@@ -2,6 +2,7 @@ package terminal
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/caisson-run/caisson/runner"
@@ -12,23 +13,40 @@ import (
 func Summary(r runner.Report, colour bool) []string {
 	s := style{colour}
 	lines := diffstat(r, s)
-	for _, h := range r.HostExecuted {
-		lines = append(lines, s.yellow(line(fmt.Sprintf("! read %s before you go on: %s runs or obeys it", h.Path, h.By))))
-	}
-	for _, q := range r.Quarantined {
+	hosted := slices.Clone(r.HostExecuted)
+	// What is nearest to the top first: nothing scrolls it away.
+	slices.SortStableFunc(hosted, func(a, b runner.HostExecuted) int {
+		return strings.Count(a.Path, "/") - strings.Count(b.Path, "/")
+	})
+	lines = append(lines, some(hosted, func(h runner.HostExecuted) string {
+		return s.yellow(line(fmt.Sprintf("! read %s before you go on: %s runs or obeys it", h.Path, h.By)))
+	})...)
+	lines = append(lines, some(r.Quarantined, func(q runner.Quarantined) string {
 		if q.To == "" {
-			lines = append(lines, s.red(line(fmt.Sprintf("! %s appeared in the workspace and could not be renamed: %s", q.Path, q.Why))))
-			continue
+			return s.red(line(fmt.Sprintf("! %s appeared in the workspace and was not renamed: %s", q.Path, q.Why)))
 		}
-		lines = append(lines, s.yellow(line(fmt.Sprintf("! %s appeared in the workspace and was renamed to %s", q.Path, q.To))))
-	}
-	for _, d := range r.Denials {
-		lines = append(lines, s.yellow(line(fmt.Sprintf("! %s was refused (%s %s)", d.Name, d.Class, d.Reason))))
-	}
+		return s.yellow(line(fmt.Sprintf("! %s appeared in the workspace and was renamed to %s", q.Path, q.To)))
+	})...)
+	lines = append(lines, some(r.Denials, func(d runner.Denial) string {
+		return s.yellow(line(fmt.Sprintf("! %s was refused (%s %s)", d.Name, d.Class, d.Reason)))
+	})...)
 	for _, l := range r.Left {
 		lines = append(lines, s.red("! left behind: "+line(l)))
 	}
 	return append(lines, s.dim(costLine(r)))
+}
+
+// some renders the first of a list and says how many more there are.
+func some[T any](list []T, render func(T) string) []string {
+	const most = 20
+	var out []string
+	for _, v := range list[:min(len(list), most)] {
+		out = append(out, render(v))
+	}
+	if over := len(list) - most; over > 0 {
+		out = append(out, fmt.Sprintf("! … and %d more, in report.json", over))
+	}
+	return out
 }
 
 // diffstat lists changed files as git does.

@@ -253,8 +253,11 @@ func (v *view) region(now time.Time, spinner string) []string {
 	}
 	if len(v.order) == 0 {
 		what := "working"
-		if v.asking {
+		switch {
+		case v.asking:
 			what = "thinking"
+		case v.sandbox == "":
+			what = "starting the sandbox"
 		}
 		out = append(out, fmt.Sprintf("%s %s  %s", v.style.cyan(spinner), what, v.style.dim(elapsed(now.Sub(v.since)))))
 		for _, l := range lastLines(v.text.text, tailLines) {

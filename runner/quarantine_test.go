@@ -1,0 +1,197 @@
+//go:build linux
+
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+const plantTurns = "  - calls: [{tool: shell, input: {command: plant}}]\n  - text: done\n"
+
+// plants makes a repository whose configuration runs a program.
+func (b *bench) plants(name string) script {
+	return func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
+		b.file(name+"/config", "[core]\n\tfsmonitor = touch FIRED\n")
+		return sandbox.ExitStatus{}
+	}
+}
+
+func (b *bench) exists(name string) bool {
+	b.t.Helper()
+	_, err := os.Lstat(filepath.Join(b.dir, name))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		b.t.Fatal(err)
+	}
+	return err == nil
+}
+
+func paths(list []Quarantined) []string {
+	var out []string
+	for _, q := range list {
+		out = append(out, q.Path)
+	}
+	return out
+}
+
+func TestNewRepositoriesAreQuarantined(t *testing.T) {
+	b := newBench(t, plantTurns)
+	b.file("old/.git/config", "[core]\n")
+	b.backend.scripts["plant"] = func(ctx context.Context, box *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+		b.file("link/.git", "gitdir: ../evil\n")
+		for _, name := range []string{"HEAD", "objects/x", "refs/x", "config"} {
+			b.file("bare/"+name, "x")
+		}
+		return b.plants("sub/.git")(ctx, box, cmd)
+	}
+	r, _ := b.run(t.Context())
+	if diff := cmp.Diff([]string{"link/.git", "sub/.git"}, paths(r.Quarantined)); diff != "" {
+		t.Errorf("quarantined (-want +got):\n%s", diff)
+	}
+	for _, q := range r.Quarantined {
+		if b.exists(q.Path) || !b.exists(q.To) {
+			t.Errorf("%+v was not renamed", q)
+		}
+	}
+	if !b.exists("old/.git/config") {
+		t.Error("a repository that was there before was touched")
+	}
+	if !slices.ContainsFunc(r.HostExecuted, func(h HostExecuted) bool { return h.Path == "bare" }) {
+		t.Errorf("the bare repository is not named: %+v", r.HostExecuted)
+	}
+}
+
+// TestARepositoryThatMayHaveBeenThereIsNotRenamed: the look at the beginning
+// did not get as far as the one at the end.
+func TestARepositoryThatMayHaveBeenThereIsNotRenamed(t *testing.T) {
+	for name, limits := range map[string]workspace.ReaderOptions{
+		"too many entries": {MaxEntries: 50},
+		"too deep":         {MaxDepth: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, plantTurns)
+			for i := range 100 {
+				b.file(fmt.Sprintf("aaa/%d", i), "")
+			}
+			b.file("zzz/.git/config", "the user's")
+			s, err := open(t.Context(), b.opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			whole := s.reader
+			if s.reader, err = workspace.NewReader(b.opts.Workspace.Dir, limits); err != nil {
+				t.Fatal(err)
+			}
+			b.backend.scripts["plant"] = func(ctx context.Context, box *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+				s.reader = whole // as if there were room for all of it now
+				return b.plants("aaa/.git")(ctx, box, cmd)
+			}
+			r := s.run(t.Context())
+			if !b.exists("zzz/.git/config") {
+				t.Error("the user's repository was renamed")
+			}
+			if !slices.Contains(paths(r.Quarantined), "zzz/.git") || !r.Incomplete {
+				t.Errorf("it is not reported: %+v, incomplete %v", r.Quarantined, r.Incomplete)
+			}
+		})
+	}
+}
+
+func TestWhatCouldNotBeLookedAtIsNotRenamed(t *testing.T) {
+	known := &snapshot{whole: true, unread: []string{"locked"}}
+	for path, want := range map[string]bool{"a/.git": true, "locked/.git": false, "locked/b/.git": false, "lockedout/.git": true} {
+		if got := known.knows(path); got != want {
+			t.Errorf("%s: %v, want %v", path, got, want)
+		}
+	}
+	if (&snapshot{}).knows("a/.git") {
+		t.Error("a look that failed knows everything")
+	}
+	if (&snapshot{whole: true, unread: make([]string, unreadFolders)}).knows("a/.git") {
+		t.Error("a list that was cut is taken for a whole one")
+	}
+}
+
+func TestTakingTheSandboxDownDoesNotHelp(t *testing.T) {
+	for name, ofLimits := range map[string]bool{"of its limits": true, "otherwise": false} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, plantTurns)
+			b.backend.scripts["plant"] = func(ctx context.Context, box *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+				b.plants("sub/.git")(ctx, box, cmd)
+				return dies(ofLimits)(ctx, box, cmd)
+			}
+			r, _ := b.run(t.Context())
+			if b.exists("sub/.git") || len(r.Quarantined) != 1 || r.Quarantined[0].To == "" {
+				t.Errorf("ended %d with %+v", r.ExitStatus, r.Quarantined)
+			}
+		})
+	}
+}
+
+// TestWhatAKilledSessionLeftIsNamed: the session is stopped where SIGKILL would
+// stop it; the next one on the workspace warns.
+func TestWhatAKilledSessionLeftIsNamed(t *testing.T) {
+	b := newBench(t, plantTurns)
+	b.file("old/.git/config", "")
+	s, err := open(t.Context(), b.opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.look(t.Context())
+	<-s.looked
+	held := filepath.Join(s.dir, inventoryFile)
+	if _, ok := deadInventory(held); ok {
+		t.Error("a live session's list was taken for a dead one's")
+	}
+	text, err := os.ReadFile(held)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.forget()
+	s.rec.Close()
+	if err := os.WriteFile(held, text, 0o600); err != nil { // what SIGKILL leaves
+		t.Fatal(err)
+	}
+	b.file("sub/.git/config", "")
+
+	next := newBench(t, "  - text: done\n")
+	next.opts.Workspace = b.opts.Workspace
+	next.opts.Folder, err = NewFolder(filepath.Dir(filepath.Dir(s.dir)), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer next.opts.Folder.Close()
+	_, records := next.run(t.Context())
+	warnings := of[Warning](t, records)
+	if len(warnings) != 1 || !strings.HasPrefix(warnings[0].Message, "sub/.git appeared while the session "+s.opts.Folder.Session) {
+		t.Errorf("warnings %+v", warnings)
+	}
+	if _, err := os.Stat(held); !errors.Is(err, fs.ErrNotExist) {
+		t.Error("the dead session is not forgotten")
+	}
+}
+
+func TestAnUnfinishedRebaseIsNamed(t *testing.T) {
+	b := newBench(t, plantTurns)
+	b.file(".git/config", "")
+	b.backend.scripts["plant"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
+		b.file(".git/rebase-merge/git-rebase-todo", "exec touch FIRED\n")
+		return sandbox.ExitStatus{}
+	}
+	r, _ := b.run(t.Context())
+	if len(r.HostExecuted) != 1 || r.HostExecuted[0].Path != ".git/rebase-merge" {
+		t.Errorf("%+v", r.HostExecuted)
+	}
+}
