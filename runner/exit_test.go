@@ -17,13 +17,13 @@ func TestExitStatusIsThePublishedTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	published := map[loop.StopReason][]int{}
-	row := regexp.MustCompile("(?m)^\\| (\\d+) \\|.*\\| (.*) \\|$")
+	row := regexp.MustCompile(`(?m)^\| (\d+) \|.*\| (.*) \|$`)
 	for _, m := range row.FindAllStringSubmatch(string(text), -1) {
 		status, err := strconv.Atoi(m[1])
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, reason := range strings.Split(m[2], ",") {
+		for reason := range strings.SplitSeq(m[2], ",") {
 			if reason = strings.Trim(reason, " `"); reason != "" {
 				published[loop.StopReason(reason)] = append(published[loop.StopReason(reason)], status)
 			}
