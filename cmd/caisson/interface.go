@@ -25,7 +25,9 @@ type userInterface struct {
 	colour      bool
 	interactive bool
 	render      *terminal.Renderer
-	out         *outlet
+	// out is what happens, on standard output with --json and on standard
+	// error without; tell is standard error: the same one, or its own.
+	out, tell *outlet
 	// broken is called when nobody reads the records any more.
 	broken func()
 	// finished says that the end was shown, or given up.
@@ -41,15 +43,27 @@ func newInterface(d deps, env environ, json bool) *userInterface {
 		colour:      live && env.get("NO_COLOR") == "",
 		interactive: !json && d.terminal(d.stdin) && d.terminal(d.stderr),
 	}
+	if u.tell = u.out; json {
+		u.tell = newOutlet()
+	}
 	u.render = terminal.New(terminal.Options{Out: d.stderr, Live: live && !json, Colour: u.colour, Width: d.width})
 	return u
 }
 
 // close ends what finish has not ended: there was no session.
 func (u *userInterface) close(ctx context.Context) {
-	if !u.finished && u.out.close(ctx, u.deps.patience, false) {
+	if !u.finished && u.flush(ctx) {
 		u.render.Close()
 	}
+}
+
+// flush writes what waits, and says whether all of it was.
+func (u *userInterface) flush(ctx context.Context) bool {
+	all := u.out.close(ctx, u.deps.patience, u.interactive)
+	if u.tell != u.out {
+		all = u.tell.close(ctx, u.deps.patience, false) && all
+	}
+	return all
 }
 
 // preset is the policy where none is named: a person can be asked, or not.
@@ -120,7 +134,7 @@ func (u *userInterface) live(d runner.Delta) {
 // say tells a person something, on standard error, and returns at once.
 func (u *userInterface) say(text string) {
 	safe, _ := tools.Display(text)
-	u.out.try(len(safe), func() { u.render.Print("caisson: " + safe) })
+	u.tell.try(len(safe), func() { u.render.Print("caisson: " + safe) })
 }
 
 // note is say for what belongs into the records too.
@@ -140,7 +154,10 @@ func (u *userInterface) differs(text string) { u.note("the replay differs: " + t
 func (u *userInterface) finish(ctx context.Context, r runner.Report, answer *answerFile) int {
 	err := errors.Join(answer.write(r.Answer), answer.close())
 	u.finished = true
-	if !u.out.close(ctx, u.deps.patience, u.interactive) {
+	if u.json && r.Problem != nil {
+		u.problem(*r.Problem)
+	}
+	if !u.flush(ctx) {
 		return r.ExitStatus // the trace has everything
 	}
 	u.render.Close()
@@ -149,13 +166,18 @@ func (u *userInterface) finish(ctx context.Context, r runner.Report, answer *ans
 			fmt.Fprintln(u.deps.stderr, l)
 		}
 		err = errors.Join(err, printAnswer(u.deps.stdout, r.Answer, u.deps.terminal(u.deps.stdout)))
-	}
-	if r.Problem != nil {
-		report(u.deps.stderr, &runner.Error{Problem: *r.Problem})
+		if r.Problem != nil {
+			report(u.deps.stderr, &runner.Error{Problem: *r.Problem})
+		}
 	}
 	if err != nil && r.Reason == loop.StopAnswered {
 		report(u.deps.stderr, &runner.Error{Problem: runner.Problem{Cause: err.Error(), Mend: "The answer is in " + r.Dir + "/report.json."}})
 		return runner.ExitFailed
 	}
 	return r.ExitStatus
+}
+
+// problem tells what went wrong beside the records.
+func (u *userInterface) problem(p runner.Problem) {
+	u.tell.put(len(p.Cause), func() { report(u.deps.stderr, &runner.Error{Problem: p}) })
 }

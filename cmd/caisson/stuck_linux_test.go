@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"os"
@@ -52,8 +53,13 @@ func TestARecordThatNobodyReadsHoldsNothingUp(t *testing.T) {
 					}
 				}}, nil
 			}
+			var stderr bytes.Buffer
+			w.deps.stderr = &stderr
 			if got := w.run(append([]string{"--json"}, tc.args...)...); got != tc.want {
 				t.Errorf("status %d, want %d", got, tc.want)
+			}
+			if tc.want != 0 && !strings.Contains(stderr.String(), "What was done is in the workspace") && !strings.Contains(stderr.String(), "a limit was reached") {
+				t.Errorf("standard error says %q", stderr.String())
 			}
 		})
 	}
