@@ -95,7 +95,10 @@ func TestToolsStayInTheWorkspace(t *testing.T) {
 		naiveReachesTheCanary(t, m, o)
 
 		var reads, writes []scriptCall
-		odd := []string{"../../etc/passwd", "/etc/passwd", "link-magic", "link-root", "fifo", "socket", "device", "", "..", "a\x00b"}
+		odd := []string{"../../etc/passwd", "/etc/passwd", "link-magic", "link-root", "fifo", "socket", "", "..", "a\x00b"}
+		if os.Getuid() == 0 {
+			odd = append(odd, "device")
+		}
 		for _, path := range append(o.reads(), odd...) {
 			reads = append(reads, call("read_file", map[string]any{"path": path}))
 		}
