@@ -47,10 +47,11 @@ if [ "$status" -eq 0 ]; then
 fi
 
 heading "What ran, as seen from inside and read back from the runtime"
-# One record of the trace, a field a line.
-grep '"kind":"sandbox.started"' "$trace" |
-	sed -e 's/.*"attestation":{//' -e 's/},"start_ms".*//' -e 's/,"\([a-z_0-9]*\)":/\
-"\1":/g' | sed -e 's/^/  /'
+# One record of the trace, a field a line; the limits stay together.
+grep '"kind":"sandbox.started"' "$trace" | sed -e 's/.*"attestation":{//' -e 's/},"start_ms".*//' >"$tmp/attestation"
+sed -e 's/,"limits":{[^}]*}//' -e 's/,"\([a-z_0-9]*\)":/\
+"\1":/g' "$tmp/attestation" | sed -e 's/^/  /'
+sed -n -e 's/.*\("limits":{[^}]*}\).*/  \1/p' "$tmp/attestation"
 
 heading "What changed"
 diff -ru "$from/workspace" "$tmp/workspace" | sed -e "s|$from/||" -e "s|$tmp/|after/|" || true

@@ -114,7 +114,7 @@ func (c *chooser) choose(ctx context.Context, note func(string)) (sandbox.Backen
 		if err == nil {
 			_, err = c.check(ctx, b)
 		}
-		return b, runner.BackendChoice{Asked: asked, Chosen: asked, Why: "it was asked for"}, err
+		return b, runner.BackendChoice{Asked: asked, Chosen: asked, Why: "asked for"}, err
 	}
 	why := "the administrator's file does not allow docker"
 	if c.conf.Allowed("docker") {

@@ -51,7 +51,7 @@ func (p *Prompt) Approve(ctx context.Context, c tools.Confirmation) (tools.Answe
 	resume := p.Out.Suspend()
 	defer resume()
 	p.listen()
-	p.Out.Print(p.question(c)...)
+	p.Out.direct(p.question(c)...)
 	if p.Discard != nil {
 		p.Discard()
 	}
@@ -66,7 +66,7 @@ func (p *Prompt) Approve(ctx context.Context, c tools.Confirmation) (tools.Answe
 		case <-p.ended:
 			return tools.Answer{}, errors.New("ask: standard input ended")
 		case <-ctx.Done():
-			p.Out.Print("")
+			p.Out.direct("")
 			return tools.Answer{}, fmt.Errorf("ask: %w", context.Cause(ctx))
 		}
 	}

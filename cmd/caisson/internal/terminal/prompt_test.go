@@ -137,3 +137,21 @@ func TestQuestionsComeOneAtATime(t *testing.T) {
 	}
 	wg.Wait()
 }
+
+func TestNothingIsWrittenBehindAQuestion(t *testing.T) {
+	p := newPerson(t)
+	p.out.onWrite = func(written string) {
+		if strings.HasSuffix(written, " > ") {
+			go func() {
+				p.Out.Print("sandbox started")
+				_, _ = io.WriteString(p.typing, "n\n")
+			}()
+		}
+	}
+	if _, err := p.Approve(t.Context(), confirmation()); err != nil {
+		t.Fatal(err)
+	}
+	if got := p.out.String(); !strings.HasSuffix(got, "n no > sandbox started\n") || strings.Count(got, "sandbox started") != 1 {
+		t.Errorf("on the screen, the typed line not echoed:\n%s", got)
+	}
+}

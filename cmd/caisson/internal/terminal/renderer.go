@@ -37,6 +37,7 @@ type Renderer struct {
 	drawn     int // lines of the region on the screen
 	frame     int
 	suspended bool
+	held      []string // lines that came while a question stood there
 	closed    bool
 }
 
@@ -109,6 +110,18 @@ func (r *Renderer) Suspend() (resume func()) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.suspended = false
+		held := r.held
+		r.held = nil
+		r.show(held)
+	}
+}
+
+// direct writes lines while the region is off the screen: the question's own.
+func (r *Renderer) direct(lines ...string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, l := range lines {
+		fmt.Fprintln(r.opts.Out, l)
 	}
 }
 
@@ -128,7 +141,11 @@ func (r *Renderer) Close() {
 
 // show writes lines that stay, above the region. The caller holds mu.
 func (r *Renderer) show(lines []string) {
-	if !r.opts.Live || r.closed || r.suspended {
+	if r.suspended {
+		r.held = append(r.held, lines...)
+		return
+	}
+	if !r.opts.Live || r.closed {
 		for _, l := range lines {
 			fmt.Fprintln(r.opts.Out, l)
 		}

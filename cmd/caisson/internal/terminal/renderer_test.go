@@ -68,7 +68,7 @@ func session() []any {
 }
 
 const shown = `caisson 1.0 · replay/x on /w · policy ci · at most 50 rounds, 1m30s
-sandbox gvisor, image host: no engine answers
+sandbox gvisor (no engine answers), image host
 ! .mcp.json is ignored: the workspace is not trusted
 ! removed what a dead caisson (pid 7) left: container c1
 I run the test.

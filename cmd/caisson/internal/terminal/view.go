@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/sandbox"
@@ -77,12 +78,32 @@ func (v *view) record(r runner.Record) []string {
 	case runner.KindMessage:
 		return v.message(decode[runner.Message](r))
 	case runner.KindBudgetWarning:
-		p := decode[runner.BudgetWarning](r)
-		return []string{v.style.yellow(fmt.Sprintf("! %d of %d %s used", p.Used, p.Limit, p.What))}
+		return v.budget(decode[runner.BudgetWarning](r))
 	case runner.KindWarning:
 		return []string{v.style.yellow("! " + line(decode[runner.Warning](r).Message))}
 	}
 	return v.toolRecord(r)
+}
+
+// budget warns that a limit is near; one that is reached says so at the end.
+func (v *view) budget(p runner.BudgetWarning) []string {
+	if p.Used >= p.Limit {
+		return nil
+	}
+	if p.What == limits.KindWallTime {
+		used, limit := time.Duration(p.Used)*time.Millisecond, time.Duration(p.Limit)*time.Millisecond
+		return []string{v.style.yellow(fmt.Sprintf("! %s of %s of wall time used", elapsed(used), elapsed(limit)))}
+	}
+	return []string{v.style.yellow(fmt.Sprintf("! %d of %d %s used", p.Used, p.Limit, p.What))}
+}
+
+// failedText says why a call failed, once.
+func failedText(p runner.ToolFailed) string {
+	text := firstLine(p.Message)
+	if strings.EqualFold(strings.TrimRight(text, "."), string(p.Class)) || text == "" {
+		return string(p.Class)
+	}
+	return string(p.Class) + ": " + text
 }
 
 // toolRecord takes the records of tool calls.
@@ -97,7 +118,7 @@ func (v *view) toolRecord(r runner.Record) []string {
 	case runner.KindToolFailed:
 		p := decode[runner.ToolFailed](r)
 		c := v.end(p.CallID, string(p.Name))
-		head := fmt.Sprintf("%s %s  %s", v.style.red("✗"), c.what, v.style.red(line(string(p.Class)+": "+firstLine(p.Message))))
+		head := fmt.Sprintf("%s %s  %s", v.style.red("✗"), c.what, v.style.red(line(failedText(p))))
 		return append([]string{head}, v.tailOf(c)...)
 	case runner.KindToolInputInvalid:
 		p := decode[runner.ToolInputInvalid](r)
@@ -165,7 +186,7 @@ func (v *view) created(p runner.SessionCreated) []string {
 	lines := []string{
 		v.style.bold("caisson "+line(p.Version)) + v.style.dim(fmt.Sprintf(" · %s on %s · policy %s · %s",
 			line(p.Model.Provider+"/"+p.Model.Model), line(p.Workspace), line(p.Policy), line(bounds(p)))),
-		v.style.dim("sandbox " + line(p.Backend.Chosen) + ", image " + line(p.Image) + ": " + line(p.Backend.Why)),
+		v.style.dim(fmt.Sprintf("sandbox %s (%s), image %s", line(p.Backend.Chosen), line(p.Backend.Why), line(p.Image))),
 	}
 	for _, i := range p.Ignored {
 		lines = append(lines, v.style.yellow("! "+line(i.Name)+" is ignored: "+line(i.Why)))
