@@ -17,7 +17,7 @@ import (
 
 const (
 	// cheapEntries is the size up to which a workspace is looked through after
-	// each command: 5 µs an entry on an idle machine and 20 on a busy one
+	// each command: 3 µs an entry on two quiet cores and 20 on busy ones
 	// (BenchmarkSnapshot), so about what a command costs.
 	cheapEntries = 500
 	// quarantineTime bounds the look at the end, a fresh container where one is

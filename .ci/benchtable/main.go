@@ -46,9 +46,9 @@ func rows() []row {
 	output := func(name string) metric { return metric{"e2e", "Output/" + name, "p50-ns"} }
 	read := func(name string) metric { return metric{"e2e", "Read/" + name, "p50-ns"} }
 	return []row{
-		{"exec round trip, docker / host fork+exec", exec("docker"), exec("host"), true, 3},
-		{"exec round trip, runc / host fork+exec", exec("runc"), exec("host"), true, 3},
-		{"exec by the engine's API / exec round trip, docker", exec("engine-api"), exec("docker"), false, 15},
+		{"exec round trip, docker / host fork+exec", exec("docker"), exec("host"), true, 1.7},
+		{"exec round trip, runc / host fork+exec", exec("runc"), exec("host"), true, 1.7},
+		{"exec by the engine's API / exec round trip, docker", exec("engine-api"), exec("docker"), false, 25},
 		{"exec round trip, gvisor / runsc exec", exec("gvisor"), exec("runsc-exec"), true, 0.55},
 		{"exec round trip, runc / runc exec", exec("runc"), exec("runc-exec"), true, 1},
 		{what: "cold start, docker / engine create+start+exec", ours: metric{"sandbox/docker", "Start", "x-engine"}, atMost: true, limit: 0.6},
