@@ -50,7 +50,6 @@ func TestUser(t *testing.T) {
 	}
 	both(t, func(t *testing.T, k Kind) {
 		target := conformanceTarget(newBed(t, k, os.Geteuid()))
-		target.LimitsUnenforced, target.SingleUID = true, k == Runc
 		target.FloodBytes, target.Probe = 16<<20, filepath.Join(dir, "probe")
 		sandboxtest.Run(t, target)
 	})
