@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/caisson-run/caisson/sandbox"
@@ -29,13 +30,13 @@ const (
 // fakeProcess is one process: the command itself, or what it started.
 type fakeProcess struct {
 	argv       []string
-	ignoreTerm bool
-	ended      bool
+	ignoreTerm atomic.Bool
+	ended      bool     // guarded by the sandbox's mu
 	signals    chan int // buffered; the last one counts
 }
 
 func (p *fakeProcess) signal(sig int) {
-	if sig == sigTerm && p.ignoreTerm {
+	if sig == sigTerm && p.ignoreTerm.Load() {
 		return
 	}
 	select {
@@ -94,7 +95,8 @@ func (s *fakeSandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.P
 
 // fork adds a process to the sandbox's table.
 func (s *fakeSandbox) fork(argv []string, ignoreTerm bool) *fakeProcess {
-	p := &fakeProcess{argv: argv, ignoreTerm: ignoreTerm, signals: make(chan int, 4)}
+	p := &fakeProcess{argv: argv, signals: make(chan int, 4)}
+	p.ignoreTerm.Store(ignoreTerm)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.processes = append(s.processes, p)
@@ -146,7 +148,7 @@ func (c *fakeCommand) lose() {
 func (c *fakeCommand) cancel(ended chan sandbox.ExitStatus) sandbox.ExitStatus {
 	if c.sb.backend.Fault != FaultKillAtOnce {
 		c.main.signal(sigTerm)
-		c.exit.Kill.Terminated = 1 + len(c.children)
+		c.exit.Kill.Terminated = 1 + len(c.started())
 		grace := c.spec.Grace
 		if grace == 0 {
 			grace = sandbox.DefaultGrace
@@ -169,12 +171,16 @@ func (c *fakeCommand) cancel(ended chan sandbox.ExitStatus) sandbox.ExitStatus {
 	return status
 }
 
+// started is what the command started so far.
+func (c *fakeCommand) started() []*fakeProcess {
+	c.sb.mu.Lock()
+	defer c.sb.mu.Unlock()
+	return slices.Clone(c.children)
+}
+
 // endChildren ends what the command started.
 func (c *fakeCommand) endChildren(sig int) {
-	c.sb.mu.Lock()
-	children := c.children
-	c.sb.mu.Unlock()
-	for _, p := range children {
+	for _, p := range c.started() {
 		if c.sb.backend.Fault == FaultNoDaemons {
 			return
 		}

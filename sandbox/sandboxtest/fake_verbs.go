@@ -60,7 +60,7 @@ func (c *fakeCommand) do(verb string, args []string) (sandbox.ExitStatus, error)
 		}
 		return sandbox.ExitStatus{Code: code}, err
 	case "ignore-term":
-		c.main.ignoreTerm = true
+		c.main.ignoreTerm.Store(true)
 		return c.hang(), nil
 	case "daemons":
 		return c.daemons(args)
