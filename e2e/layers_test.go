@@ -26,12 +26,14 @@ var ranks = map[string]int{
 	"sandbox/guest/wire": 0,
 	"tools/workspace":    0,
 
-	"sandbox":       1,
-	"sandbox/guest": 1,
-	"tools":         1,
+	"sandbox":         1,
+	"sandbox/guest":   1,
+	"sandbox/overlay": 1,
+	"tools":           1,
 
 	"sandbox/docker": 2,
 	"sandbox/oci":    2,
+	"sandbox/pool":   2,
 	"tools/shell":    2,
 	"tools/file":     2,
 
@@ -51,7 +53,7 @@ var unranked = []string{"sandbox/sandboxtest", "e2e", "examples"}
 
 // concrete are the packages that only cmd and tests may import: wiring is
 // done in one place.
-var concrete = []string{"sandbox/docker", "sandbox/oci", "loop/openai", "loop/replay"}
+var concrete = []string{"sandbox/docker", "sandbox/oci", "sandbox/pool", "loop/openai", "loop/replay"}
 
 // denials are imports that no rank forbids clearly enough: nothing at or below
 // the first may import anything at or below the second.

@@ -18,6 +18,10 @@ const (
 	SchemeHost   Scheme = "host"   // host: the host's own /usr, read-only
 	SchemeFolder Scheme = "rootfs" // rootfs:DIR: an unpacked root filesystem
 	SchemeName   Scheme = "name"   // debian:bookworm-slim, name@sha256:…, sha256:…
+
+	SchemeLayout  Scheme = "oci-layout"     // oci-layout:DIR, an OCI image layout
+	SchemeArchive Scheme = "docker-archive" // docker-archive:FILE, what docker save writes
+	SchemeBuild   Scheme = "build"          // build:DIR, a Dockerfile's folder
 )
 
 // Reference names a root filesystem. The zero value is invalid; see

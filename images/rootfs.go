@@ -23,6 +23,12 @@ type RootFS struct {
 	// Path lists the folders of the host's PATH that the image has, in its
 	// order. It is what a command's PATH may be extended by.
 	Path []string
+	// Env is what the image's configuration declares as environment, as
+	// NAME=value; nil for host and rootfs. See sandbox.Environment.
+	Env []string
+	// Volumes are the folders that the image declares as VOLUME: a backend
+	// gives each a small tmpfs and never a volume of the host's disk.
+	Volumes []string
 	// Warnings are facts that a user should see, such as a toolchain on PATH
 	// that the image can't contain.
 	Warnings []string

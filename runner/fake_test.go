@@ -113,6 +113,9 @@ func (b *fakeBox) Attestation() sandbox.Attestation {
 	}
 }
 
+// View is nil: the workspace is mounted as it is.
+func (b *fakeBox) View() workspace.View { return nil }
+
 func (b *fakeBox) Done() <-chan struct{} { return b.done }
 
 func (b *fakeBox) Err() error {

@@ -54,7 +54,7 @@ func (p *preimages) note(c workspace.Change, fresh bool) {
 
 // diff gives the unified diff of one changed file from the session's start to
 // now, with its insertions and deletions; ok is false where there is none.
-func (p *preimages) diff(ctx context.Context, r *workspace.Reader, c Changed) (text string, added, removed int, ok bool) {
+func (p *preimages) diff(ctx context.Context, r workspace.View, c Changed) (text string, added, removed int, ok bool) {
 	p.mu.Lock()
 	image := p.kept[c.Path]
 	p.mu.Unlock()

@@ -23,7 +23,7 @@ type session struct {
 	log     *zap.Logger
 	rec     *Recorder
 	journal *journal
-	reader  *workspace.Reader
+	reader  workspace.View
 	box     *container
 	tools   *tools.Dispatcher
 	exec    *executor

@@ -77,7 +77,7 @@ func unfinishedNames() []string {
 
 // takeSnapshot walks the workspace. What is below the top-level .git is left
 // out: it is read-only, or the agent was allowed to commit.
-func takeSnapshot(ctx context.Context, r *workspace.Reader) (*snapshot, error) {
+func takeSnapshot(ctx context.Context, r workspace.View) (*snapshot, error) {
 	s := &snapshot{files: map[string]stamp{}, repositories: map[string]bool{}, unfinished: map[string]bool{}}
 	signs := map[string]int{}
 	walked, err := r.Walk(ctx, ".", workspace.WalkOptions{MaxEntries: snapshotEntries}, func(e workspace.Entry) error {

@@ -28,7 +28,7 @@ type Attestation struct {
 	Rootless          bool     `json:"rootless"`
 
 	Workspace      string `json:"workspace"`       // host path
-	WorkspaceMode  string `json:"workspace_mode"`  // "bind"
+	WorkspaceMode  string `json:"workspace_mode"`  // "bind", "overlay"
 	WorkspaceOwner string `json:"workspace_owner"` // uid:gid on the host that new files get
 	IDMapped       bool   `json:"id_mapped"`
 	Git            string `json:"git"`

@@ -41,6 +41,10 @@ type Sandbox interface {
 	// Apply makes one change to the workspace as the commands' identity. It
 	// fails with a *workspace.Error for what is wrong with the path.
 	Apply(ctx context.Context, op workspace.Op) (workspace.Change, error)
+	// View is the workspace as commands see it, for reads of the host. It is
+	// nil in bind mode, where the held folder itself is what they see. It ends
+	// with the sandbox, and fails with ErrLost then.
+	View() workspace.View
 	// Done is closed when the sandbox has stopped; Err then says why: nil
 	// after Destroy, an error wrapping ErrLost (and a *limits.ExceededError
 	// where the sandbox died of its limits) otherwise.

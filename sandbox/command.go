@@ -2,6 +2,8 @@ package sandbox
 
 import (
 	"io"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -13,7 +15,7 @@ type Command struct {
 	// longer than 128 KiB (Linux MAX_ARG_STRLEN).
 	Argv []string
 	// Env is the whole environment as NAME=value; nothing is inherited. Nil
-	// means [DefaultEnv].
+	// means the sandbox's own: [Environment] of what its image declares.
 	Env []string
 	// Dir is the working folder: absolute in the container, at or below
 	// WorkspaceDir. Empty means WorkspaceDir. It is opened without following
@@ -75,3 +77,41 @@ func DefaultEnv() []string {
 		"AI_AGENT=caisson",
 	}
 }
+
+// Environment is the environment of commands on an image: [DefaultEnv], with
+// the variables that the image's configuration declares (OCI image-spec 1.1,
+// config.Env) in place of defaults of the same name, but for those that say who
+// and where a command is, and with more folders at the end of PATH. What is not
+// NAME=value is left out.
+func Environment(image, path []string) []string {
+	env := DefaultEnv()
+	for _, v := range image {
+		name, _, ok := strings.Cut(v, "=")
+		if !ok || name == "" || slices.Contains(fixedEnv, name) {
+			continue
+		}
+		if i := slices.IndexFunc(env, func(have string) bool { return strings.HasPrefix(have, name+"=") }); i >= 0 {
+			env[i] = v
+		} else {
+			env = append(env, v)
+		}
+	}
+	for i, v := range env {
+		list, ok := strings.CutPrefix(v, "PATH=")
+		if !ok {
+			continue
+		}
+		dirs := strings.Split(list, ":")
+		for _, dir := range path {
+			if !slices.Contains(dirs, dir) && !strings.Contains(dir, ":") {
+				dirs = append(dirs, dir)
+			}
+		}
+		env[i] = "PATH=" + strings.Join(dirs, ":")
+	}
+	return env
+}
+
+// fixedEnv are the variables that no image changes: identity and place are the
+// sandbox's own, and the loader's and the shell's hooks are nobody's.
+var fixedEnv = []string{"HOME", "USER", "LOGNAME", "PWD", "TMPDIR", "SANDBOX", "IS_SANDBOX", "AI_AGENT", "LD_PRELOAD", "LD_AUDIT", "BASH_ENV", "ENV"}

@@ -52,7 +52,10 @@ type Exit struct {
 	// PeakMemory is the largest resident set of one of its processes, in
 	// bytes (rusage), or 0 where the kernel does not say.
 	PeakMemory int64
-	Kill       KillReport
+	// PIDsLimitHit says that the kernel refused a fork for the sandbox's pids
+	// limit while the command ran, by its counters; never guessed from output.
+	PIDsLimitHit bool
+	Kill         KillReport
 }
 
 // Stream is one output stream of a command that has ended.

@@ -34,6 +34,18 @@ const (
 	GitCommit GitMode = "commit"
 )
 
+// WorkspaceMode says where what commands write goes.
+type WorkspaceMode string
+
+// The workspace modes; the zero value means ModeBind.
+const (
+	// ModeBind mounts the folder itself: what commands write is there at once.
+	ModeBind WorkspaceMode = "bind"
+	// ModeOverlay mounts a copy-on-write view of it: the folder is untouched,
+	// and what commands write is in the upper layer below Workspace.Layers.
+	ModeOverlay WorkspaceMode = "overlay"
+)
+
 // Workspace is the host folder that a sandbox works on. Whoever opened Dir
 // closes it, after Destroy.
 type Workspace struct {
@@ -45,6 +57,13 @@ type Workspace struct {
 	// Submounts names the mounts inside the workspace that the user accepts;
 	// any other one makes Create fail with ErrInvalid.
 	Submounts []string
+	// Mode is bind or overlay; the zero value is bind.
+	Mode WorkspaceMode
+	// Layers is the folder of an overlay's own layers, made by package
+	// sandbox/overlay below the state folder: required with ModeOverlay, unused
+	// otherwise. It outlives the sandbox, so that a fresh one goes on where a
+	// lost one ended; the caller keeps and removes it.
+	Layers string
 }
 
 // Spec says what sandbox to make. It is read by Create and not kept.
@@ -69,6 +88,10 @@ type Spec struct {
 	// AllowOwnerRunner accepts that files which commands create belong to the
 	// user who runs Caisson although another user owns the workspace.
 	AllowOwnerRunner bool
+	// Notify is told, in a few words, what Create waits for when it has to
+	// wait: for other starts, memory, or an engine. Nil is nobody. It must
+	// return at once.
+	Notify func(waiting string)
 }
 
 // DefaultGrace is the time between SIGTERM and SIGKILL: seed 002's section 8.

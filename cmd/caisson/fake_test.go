@@ -52,8 +52,12 @@ type fakeSandbox struct {
 	done    chan struct{}
 }
 
-func (s *fakeSandbox) ID() string            { return "fake" }
-func (s *fakeSandbox) State() sandbox.State  { return sandbox.StateRunning }
+func (s *fakeSandbox) ID() string           { return "fake" }
+func (s *fakeSandbox) State() sandbox.State { return sandbox.StateRunning }
+
+// View is nil: the workspace is mounted as it is.
+func (s *fakeSandbox) View() workspace.View { return nil }
+
 func (s *fakeSandbox) Done() <-chan struct{} { return s.done }
 func (s *fakeSandbox) Err() error            { return nil }
 func (s *fakeSandbox) Destroy(context.Context) error {

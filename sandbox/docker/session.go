@@ -90,6 +90,9 @@ func (s *session) orLost(err error) error {
 	return err
 }
 
+// View is nil: the workspace is mounted as it is.
+func (s *session) View() workspace.View { return nil }
+
 // Done is closed when the container has stopped.
 func (s *session) Done() <-chan struct{} { return s.done }
 

@@ -88,6 +88,9 @@ func (c *container) usable(action string) error {
 	return c.life.Require(action, sandbox.StateRunning)
 }
 
+// View is nil: the workspace is mounted as it is.
+func (c *container) View() workspace.View { return nil }
+
 // Done is closed when the sandbox has stopped.
 func (c *container) Done() <-chan struct{} { return c.done }
 

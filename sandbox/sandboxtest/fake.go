@@ -139,8 +139,12 @@ type fakeSandbox struct {
 	stall     sync.Mutex // held while a writer is called, under FaultDeadlock
 }
 
-func (s *fakeSandbox) ID() string            { return "fake-" + s.spec.Session }
-func (s *fakeSandbox) State() sandbox.State  { return s.life.State() }
+func (s *fakeSandbox) ID() string           { return "fake-" + s.spec.Session }
+func (s *fakeSandbox) State() sandbox.State { return s.life.State() }
+
+// View is nil: the workspace is mounted as it is.
+func (s *fakeSandbox) View() workspace.View { return nil }
+
 func (s *fakeSandbox) Done() <-chan struct{} { return s.done }
 
 func (s *fakeSandbox) Err() error {

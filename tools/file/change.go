@@ -21,7 +21,7 @@ type kind struct {
 // changer is one execution of a tool that changes a file.
 type changer struct {
 	kind
-	reader *workspace.Reader
+	reader workspace.View
 	apply  applier
 }
 

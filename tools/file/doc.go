@@ -1,6 +1,6 @@
 // Package file holds the tools that read and change the workspace's files:
 // read_file, list_dir, glob and grep run in the host process and see files
-// through a workspace.Reader alone; write_file, patch_file and delete_file are
+// through a workspace.View alone; write_file, patch_file and delete_file are
 // workspace.Ops that something in the sandbox applies. There is no way from
 // here to a file but these two.
 //

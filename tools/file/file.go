@@ -23,7 +23,7 @@ type applier interface {
 // Options configure the tools.
 type Options struct {
 	// Reader is what the host sees of the workspace. It is needed.
-	Reader *workspace.Reader
+	Reader workspace.View
 	// Applier makes changes; nil leaves out the tools that make them.
 	Applier applier
 	// Logger gets what is not an answer to the model; nil discards.

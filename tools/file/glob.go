@@ -43,7 +43,7 @@ type globInput struct {
 }
 
 type globber struct {
-	reader *workspace.Reader
+	reader workspace.View
 	log    *zap.Logger
 }
 

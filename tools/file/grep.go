@@ -68,7 +68,7 @@ type grepInput struct {
 }
 
 type grepper struct {
-	reader *workspace.Reader
+	reader workspace.View
 	log    *zap.Logger
 }
 
@@ -117,7 +117,7 @@ func (in grepInput) compile() (*regexp.Regexp, error) {
 
 // matcher is one grep under way.
 type matcher struct {
-	reader *workspace.Reader
+	reader workspace.View
 	re     *regexp.Regexp
 	prefix string
 	glob   *globPattern

@@ -22,7 +22,7 @@ const (
 // ignores knows what the workspace's .gitignore files leave out. They count
 // from the workspace's top down, as git's do in a repository there.
 type ignores struct {
-	reader *workspace.Reader
+	reader workspace.View
 	// rules holds the patterns that apply in a folder, its parents' first.
 	rules map[string][]gitignore.Pattern
 	total int
@@ -31,7 +31,7 @@ type ignores struct {
 
 // newIgnores loads the rules above and in the folder start. Where they leave
 // out start itself, which the caller named, nothing is left out.
-func newIgnores(ctx context.Context, r *workspace.Reader, start string) *ignores {
+func newIgnores(ctx context.Context, r workspace.View, start string) *ignores {
 	i := &ignores{reader: r, rules: map[string][]gitignore.Pattern{}}
 	i.enter(ctx, ".")
 	if start == "." {

@@ -186,14 +186,14 @@ func invalid(b []byte) (bad, nuls int) {
 // call of its own into the Reader, bounded like any.
 type fileStream struct {
 	ctx    context.Context //nolint:containedctx // io.Reader has no other way; lives for one call
-	reader *workspace.Reader
+	reader workspace.View
 	path   string
 	offset int64
 	ended  bool
 }
 
 // Read reads on from where the last piece ended. After an error p must not be
-// used again, see [workspace.Reader.ReadInto].
+// used again, see [workspace.View.ReadInto].
 func (f *fileStream) Read(p []byte) (int, error) {
 	if f.ended {
 		return 0, io.EOF

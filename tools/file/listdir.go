@@ -42,7 +42,7 @@ type listDirInput struct {
 	Depth count  `json:"depth"`
 }
 
-type lister struct{ reader *workspace.Reader }
+type lister struct{ reader workspace.View }
 
 func (l *lister) run(ctx context.Context, in listDirInput) (tools.Output, error) {
 	if in.Path == "" {

@@ -29,7 +29,7 @@ type globPattern struct {
 	whole bool
 }
 
-func newPattern(r *workspace.Reader, s string) (globPattern, error) {
+func newPattern(r workspace.View, s string) (globPattern, error) {
 	if len(s) > maxPatternBytes {
 		return globPattern{}, refuse("invalid_pattern", "The pattern has %d bytes; at most %d are taken.", len(s), maxPatternBytes)
 	}

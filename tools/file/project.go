@@ -22,7 +22,7 @@ const diffBytes = 1 << 20
 // unified diff, and the state of the file that it was made from. A change that
 // could not be made fails as the change would. What is too large or no text is
 // described in a line instead.
-func ProjectedDiff(ctx context.Context, r *workspace.Reader, op workspace.Op) (tools.Projection, error) {
+func ProjectedDiff(ctx context.Context, r workspace.View, op workspace.Op) (tools.Projection, error) {
 	path, err := r.Relative(op.Path)
 	if err != nil {
 		return tools.Projection{}, err
@@ -57,7 +57,7 @@ func ProjectedDiff(ctx context.Context, r *workspace.Reader, op workspace.Op) (t
 }
 
 // current reads the whole file, if there is one.
-func current(ctx context.Context, r *workspace.Reader, path string) (content []byte, exists bool, err error) {
+func current(ctx context.Context, r workspace.View, path string) (content []byte, exists bool, err error) {
 	f, err := r.ReadFile(ctx, path, 0, workspace.MaxWriteBytes)
 	if e, ok := errors.AsType[*workspace.Error](err); ok && e.Kind == workspace.KindNotFound {
 		return nil, false, nil

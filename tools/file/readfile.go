@@ -56,7 +56,7 @@ type readFileInput struct {
 	Numbers bool   `json:"line_numbers"`
 }
 
-type fileReader struct{ reader *workspace.Reader }
+type fileReader struct{ reader workspace.View }
 
 func (f *fileReader) run(ctx context.Context, in readFileInput) (tools.Output, error) {
 	head, err := f.reader.ReadFile(ctx, in.Path, 0, sampleBytes)

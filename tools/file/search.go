@@ -22,14 +22,14 @@ var errSearchTime = errors.New("search took too long")
 
 // search walks over the files that a glob or a grep looks at.
 type search struct {
-	reader *workspace.Reader
+	reader workspace.View
 	// start is the folder or file, relative to the workspace, cleaned.
 	start string
 	// ignored includes what .gitignore leaves out, and .git.
 	ignored bool
 }
 
-func newSearch(r *workspace.Reader, start string, ignored bool) (*search, error) {
+func newSearch(r workspace.View, start string, ignored bool) (*search, error) {
 	if start == "" {
 		start = "."
 	}

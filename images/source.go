@@ -1,0 +1,35 @@
+package images
+
+import (
+	"context"
+	"io"
+)
+
+// Source resolves the references whose content has to be fetched or unpacked
+// first: an image name, an OCI layout, a docker archive, a build. [Store] is
+// the one that backends are given; they resolve host and rootfs themselves.
+type Source interface {
+	// RootFS gives the image's root filesystem, unpacked on this machine and
+	// shared, read-only, by all who ask for the same content. It stays until
+	// release is called, whatever is pruned meanwhile. The errors are this
+	// package's.
+	RootFS(ctx context.Context, ref Reference) (root *RootFS, release func(), err error)
+	// Archive writes the image as a docker archive, for an engine to load
+	// (docker load), and gives the id that an engine of the classic image store
+	// knows it by: the digest of its configuration.
+	Archive(ctx context.Context, ref Reference, w io.Writer) (id string, err error)
+}
+
+// Engine is what an image engine can do for a [Store]: hand out the images that
+// it has, and build. It is implemented by sandbox/docker. Errors wrap
+// [ErrNotFound] for an image that the engine doesn't have.
+type Engine interface {
+	// ImageID is the id of an image that the engine has.
+	ImageID(ctx context.Context, name string) (id string, err error)
+	// Save gives an image as a docker archive; the caller closes it.
+	Save(ctx context.Context, id string) (io.ReadCloser, error)
+	// Build builds the Dockerfile in dir, without network unless the engine's
+	// own configuration says otherwise, and gives the image's id. Progress gets
+	// the builder's words; nil discards them.
+	Build(ctx context.Context, dir string, progress io.Writer) (id string, err error)
+}
