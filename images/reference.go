@@ -1,7 +1,6 @@
 package images
 
 import (
-	"errors"
 	"fmt"
 	"path/filepath"
 	"regexp"
@@ -12,8 +11,7 @@ import (
 type Scheme string
 
 // The schemes, as they are written before the colon of a reference. A
-// reference without one of these prefixes is an image name, resolved by the
-// engine that the backend speaks to.
+// reference without one of these prefixes is an image's name or id.
 const (
 	SchemeHost   Scheme = "host"   // host: the host's own /usr, read-only
 	SchemeFolder Scheme = "rootfs" // rootfs:DIR: an unpacked root filesystem
@@ -28,20 +26,11 @@ const (
 // [ParseReference].
 type Reference struct {
 	Scheme Scheme
-	// Value is empty for host, an absolute cleaned folder for rootfs, the
+	// Value is empty for host, an absolute cleaned path for rootfs, oci-layout,
+	// docker-archive and build, with tag and digest where there are some, the
 	// image's name or ID otherwise.
 	Value string
 }
-
-// The classes of an error of this package; test with errors.Is.
-var (
-	// ErrInvalid: a reference that is not written as one.
-	ErrInvalid = errors.New("invalid image reference")
-	// ErrUnsupported: a source that this version, or this system, can't use.
-	ErrUnsupported = errors.New("unsupported image source")
-	// ErrNotFound: a folder that is not there.
-	ErrNotFound = errors.New("image not found")
-)
 
 // maxName bounds an image name: 255 for the repository, 128 for the tag, 71
 // for the digest (distribution/reference v0.6), and their separators.
@@ -52,25 +41,38 @@ const maxName = 456
 // word; this keeps out what could be read as an option or as another source.
 var named = regexp.MustCompile(`^(?:sha256:[a-f0-9]{64}|[A-Za-z0-9][A-Za-z0-9._-]*(?::[0-9]{1,5})?(?:/[a-z0-9][a-z0-9._-]*)*(?::[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(?:@sha256:[a-f0-9]{64})?)$`)
 
-// later holds the prefixes of sources that are planned and not here: they must
-// not be taken for image names.
-var later = []string{"oci-layout:", "docker-archive:", "build:"}
+// digested and tagged are the ends of an OCI layout's reference. A tag holds no
+// slash, so a folder's name is never cut in the middle of its path.
+var (
+	digested = regexp.MustCompile(`@(sha256:[a-f0-9]{64})$`)
+	tagged   = regexp.MustCompile(`:([A-Za-z0-9_][A-Za-z0-9._-]{0,127})$`)
+)
 
-// ParseReference reads a reference: "host", "rootfs:DIR", or an image's name
-// or ID. DIR must be absolute; what a relative one is relative to is the
-// caller's to say. Errors wrap [ErrInvalid] or [ErrUnsupported].
+// ParseReference reads a reference:
+//
+//	host                                 the host's own programs
+//	rootfs:DIR                           an unpacked root filesystem
+//	oci-layout:DIR[:TAG][@DIGEST]        an image of an OCI image layout
+//	docker-archive:FILE[@DIGEST]         what docker save wrote
+//	build:DIR                            the folder of a Dockerfile
+//	debian:bookworm-slim, name@DIGEST    an image's name
+//	DIGEST                               the id of an image that the engine has
+//
+// DIR and FILE must be absolute; what a relative one is relative to is the
+// caller's to say. DIGEST is sha256: and 64 hex digits: of the manifest or index
+// in a layout, of the configuration in an archive. TAG is the annotation
+// org.opencontainers.image.ref.name. A layout's folder whose last name holds a
+// colon is written with a slash at its end. Errors wrap [ErrInvalid].
 func ParseReference(text string) (Reference, error) {
-	if text == string(SchemeHost) {
-		return Reference{Scheme: SchemeHost}, nil
-	}
-	for _, p := range later {
-		if strings.HasPrefix(text, p) {
-			return Reference{}, fmt.Errorf("%w: %s is not supported by this version: use host, rootfs:DIR or the name of an image that the engine has",
-				ErrUnsupported, strings.TrimSuffix(p, ":"))
+	scheme, rest, _ := strings.Cut(text, ":")
+	switch Scheme(scheme) {
+	case SchemeHost:
+		if text == string(SchemeHost) {
+			return Reference{Scheme: SchemeHost}, nil
 		}
-	}
-	if dir, ok := strings.CutPrefix(text, string(SchemeFolder)+":"); ok {
-		return parseFolder(dir)
+		return Reference{}, fmt.Errorf("%w %q: host takes nothing after its name", ErrInvalid, text)
+	case SchemeFolder, SchemeLayout, SchemeArchive, SchemeBuild:
+		return parsePath(Scheme(scheme), rest)
 	}
 	switch {
 	case text == "":
@@ -78,23 +80,77 @@ func ParseReference(text string) (Reference, error) {
 	case len(text) > maxName:
 		return Reference{}, fmt.Errorf("%w: %d characters, at most %d", ErrInvalid, len(text), maxName)
 	case !named.MatchString(text):
-		return Reference{}, fmt.Errorf("%w %q: use host, rootfs:DIR or an image's name such as debian:bookworm-slim", ErrInvalid, text)
+		return Reference{}, fmt.Errorf("%w %q: use host, rootfs:DIR, oci-layout:DIR, docker-archive:FILE, build:DIR or an image's name such as debian:bookworm-slim",
+			ErrInvalid, text)
 	}
 	return Reference{Scheme: SchemeName, Value: text}, nil
 }
 
-func parseFolder(dir string) (Reference, error) {
+// parsePath reads what follows a scheme that names a path.
+func parsePath(scheme Scheme, text string) (Reference, error) {
+	p, end := splitPath(scheme, text)
 	switch {
-	case !filepath.IsAbs(dir):
-		return Reference{}, fmt.Errorf("%w: rootfs:%q: the folder must be an absolute path", ErrInvalid, dir)
-	case strings.ContainsRune(dir, 0):
-		return Reference{}, fmt.Errorf("%w: rootfs:%q: the path holds a NUL", ErrInvalid, dir)
+	case !filepath.IsAbs(p):
+		return Reference{}, fmt.Errorf("%w: %s:%q: the path must be absolute", ErrInvalid, scheme, p)
+	case strings.ContainsRune(p, 0):
+		return Reference{}, fmt.Errorf("%w: %s:%q: the path holds a NUL", ErrInvalid, scheme, p)
 	}
-	clean := filepath.Clean(dir)
+	clean := filepath.Clean(p)
 	if clean == string(filepath.Separator) {
-		return Reference{}, fmt.Errorf("%w: rootfs:/ would show the whole host: use host for its programs alone", ErrInvalid)
+		if scheme == SchemeFolder {
+			return Reference{}, fmt.Errorf("%w: rootfs:/ would show the whole host: use host for its programs alone", ErrInvalid)
+		}
+		return Reference{}, fmt.Errorf("%w: %s:/ names the root of this machine", ErrInvalid, scheme)
 	}
-	return Reference{Scheme: SchemeFolder, Value: clean}, nil
+	if scheme == SchemeLayout && end == "" && tagged.MatchString(clean) {
+		clean += "/" // so that it reads back as a folder, not as a tag
+	}
+	return Reference{Scheme: scheme, Value: clean + end}, nil
+}
+
+// splitPath parts the path from the tag and digest that may follow it.
+func splitPath(scheme Scheme, text string) (p, end string) {
+	p = text
+	if scheme == SchemeLayout || scheme == SchemeArchive {
+		p = digested.ReplaceAllString(p, "")
+	}
+	if scheme == SchemeLayout {
+		p = tagged.ReplaceAllString(p, "")
+	}
+	return p, text[len(p):]
+}
+
+// Path is the folder or file that the reference names, without tag and digest;
+// empty for host and for an image's name.
+func (r Reference) Path() string {
+	if r.Scheme == SchemeHost || r.Scheme == SchemeName {
+		return ""
+	}
+	p, _ := splitPath(r.Scheme, r.Value)
+	return filepath.Clean(p)
+}
+
+// Tag is the tag that follows the path of an OCI layout, or empty.
+func (r Reference) Tag() string {
+	if r.Scheme != SchemeLayout {
+		return ""
+	}
+	if found := tagged.FindStringSubmatch(digested.ReplaceAllString(r.Value, "")); found != nil {
+		return found[1]
+	}
+	return ""
+}
+
+// Digest is the digest at the end of the reference, which its content must
+// have; empty if there is none.
+func (r Reference) Digest() string {
+	if r.Scheme != SchemeName && r.Scheme != SchemeLayout && r.Scheme != SchemeArchive {
+		return ""
+	}
+	if found := digested.FindStringSubmatch(r.Value); found != nil {
+		return found[1]
+	}
+	return ""
 }
 
 // String is what [ParseReference] reads.
@@ -102,8 +158,8 @@ func (r Reference) String() string {
 	switch r.Scheme {
 	case SchemeHost:
 		return string(SchemeHost)
-	case SchemeFolder:
-		return string(SchemeFolder) + ":" + r.Value
+	case SchemeFolder, SchemeLayout, SchemeArchive, SchemeBuild:
+		return string(r.Scheme) + ":" + r.Value
 	}
 	return r.Value
 }

@@ -38,9 +38,22 @@ func TestParseReference(t *testing.T) {
 		{in: "rootfs:/..", err: ErrInvalid},
 		{in: "rootfs:/a\x00b", err: ErrInvalid},
 		{in: strings.Repeat("a", 500), err: ErrInvalid},
-		{in: "oci-layout:/srv/x", err: ErrUnsupported},
-		{in: "docker-archive:/srv/x.tar", err: ErrUnsupported},
-		{in: "build:/srv/x", err: ErrUnsupported},
+		{in: "oci-layout:/srv/x", want: Reference{SchemeLayout, "/srv/x"}},
+		{in: "oci-layout:/srv/x/:v1@" + id, want: Reference{SchemeLayout, "/srv/x:v1@" + id}},
+		{in: "oci-layout:/srv/x@" + id, want: Reference{SchemeLayout, "/srv/x@" + id}},
+		{in: "oci-layout:/srv/a:b/", want: Reference{SchemeLayout, "/srv/a:b/"}},
+		{in: "oci-layout:/srv/a:b/c", want: Reference{SchemeLayout, "/srv/a:b/c"}},
+		{in: "docker-archive:/srv/../x.tar", want: Reference{SchemeArchive, "/x.tar"}},
+		{in: "docker-archive:/srv/x:1.tar@" + id, want: Reference{SchemeArchive, "/srv/x:1.tar@" + id}},
+		{in: "build:/srv/x/", want: Reference{SchemeBuild, "/srv/x"}},
+		{in: "oci-layout:x", err: ErrInvalid},
+		{in: "oci-layout:", err: ErrInvalid},
+		{in: "oci-layout:/", err: ErrInvalid},
+		{in: "oci-layout::v1", err: ErrInvalid},
+		{in: "docker-archive:x.tar", err: ErrInvalid},
+		{in: "docker-archive:/a\x00", err: ErrInvalid},
+		{in: "build:.", err: ErrInvalid},
+		{in: "build:/", err: ErrInvalid},
 	}
 	for _, tt := range tests {
 		got, err := ParseReference(tt.in)
@@ -53,17 +66,28 @@ func TestParseReference(t *testing.T) {
 	}
 }
 
-func TestUnsupportedSourceIsNamed(t *testing.T) {
-	for _, scheme := range []string{"oci-layout", "docker-archive", "build"} {
-		_, err := ParseReference(scheme + ":/x")
-		if err == nil || !strings.Contains(err.Error(), scheme+" is not supported by this version") {
-			t.Errorf("%s: %v", scheme, err)
+func TestReferenceParts(t *testing.T) {
+	id := "sha256:" + strings.Repeat("0123456789abcdef", 4)
+	for text, want := range map[string][3]string{
+		"host":                              {"", "", ""},
+		"debian:12@" + id:                   {"", "", id},
+		"rootfs:/srv/x":                     {"/srv/x", "", ""},
+		"oci-layout:/srv/x":                 {"/srv/x", "", ""},
+		"oci-layout:/srv/x:v1@" + id:        {"/srv/x", "v1", id},
+		"oci-layout:/srv/a:b/":              {"/srv/a:b", "", ""},
+		"docker-archive:/srv/x:1.tar":       {"/srv/x:1.tar", "", ""},
+		"docker-archive:/srv/x:1.tar@" + id: {"/srv/x:1.tar", "", id},
+		"build:/srv/x:1":                    {"/srv/x:1", "", ""},
+	} {
+		ref, err := ParseReference(text)
+		if got := [3]string{ref.Path(), ref.Tag(), ref.Digest()}; err != nil || got != want {
+			t.Errorf("%s has the parts %q, %v, want %q", text, got, err, want)
 		}
 	}
 }
 
 // seeds are the corpus of the fuzz target, asserted below not to be empty.
-var seeds = []string{"host", "rootfs:/srv/x", "debian:bookworm-slim", "a/b:c", "build:/x", "rootfs:", "", "sha256:00", "x@sha256:"}
+var seeds = []string{"host", "rootfs:/srv/x", "debian:bookworm-slim", "a/b:c", "build:/x", "oci-layout:/a:b/", "oci-layout:/a:b@sha256:0", "docker-archive:/x.tar", "rootfs:", "", "sha256:00", "x@sha256:"}
 
 func TestFuzzSeeds(t *testing.T) {
 	if len(seeds) < 5 {
