@@ -44,6 +44,7 @@ func (f *fakeBackend) Check(context.Context) (sandbox.Info, error) {
 }
 
 func (f *fakeBackend) Sweep(context.Context) ([]sandbox.Leftover, error) { return nil, nil }
+func (f *fakeBackend) List(context.Context) ([]sandbox.Listing, error)   { return nil, nil }
 
 func (f *fakeBackend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	f.mu.Lock()

@@ -22,6 +22,9 @@ type Backend interface {
 	// Sweep removes what sandboxes of dead owners left, and nothing that a
 	// live Caisson owns. It returns what it removed, and goes on after an error.
 	Sweep(ctx context.Context) ([]Leftover, error)
+	// List finds the sandboxes that there are, of live owners and of dead
+	// ones, and changes nothing. What it found is returned beside an error.
+	List(ctx context.Context) ([]Listing, error)
 }
 
 // Sandbox is one running container. Its methods are safe for concurrent use.

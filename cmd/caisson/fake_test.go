@@ -24,6 +24,7 @@ type fakeBackend struct {
 	// unavailable is what Check and Create fail with, nil where they work.
 	unavailable error
 	leftovers   []sandbox.Leftover
+	listed      []sandbox.Listing
 	// started is told of each command; nil is nobody.
 	started func(argv []string)
 }
@@ -35,6 +36,7 @@ func (f *fakeBackend) Check(context.Context) (sandbox.Info, error) {
 }
 
 func (f *fakeBackend) Sweep(context.Context) ([]sandbox.Leftover, error) { return f.leftovers, nil }
+func (f *fakeBackend) List(context.Context) ([]sandbox.Listing, error)   { return f.listed, nil }
 
 func (f *fakeBackend) Create(_ context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	if f.unavailable != nil {
@@ -80,6 +82,9 @@ func (s *fakeSandbox) Apply(ctx context.Context, op workspace.Op) (workspace.Cha
 func (s *fakeSandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Process, error) {
 	dir := filepath.Join(s.spec.Workspace.Path, strings.TrimPrefix(cmd.Dir, sandbox.WorkspaceDir))
 	c := exec.CommandContext(ctx, cmd.Argv[0], cmd.Argv[1:]...)
+	if cmd.Env == nil {
+		cmd.Env = sandbox.DefaultEnv()
+	}
 	c.Dir, c.Env, c.Stdout, c.Stderr = dir, cmd.Env, orDiscard(cmd.Stdout), orDiscard(cmd.Stderr)
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }

@@ -106,7 +106,8 @@ func (s *session) prepare(ctx context.Context) (err error) {
 		return fmt.Errorf("%w: %w", sandbox.ErrUnsupported, err)
 	}
 	s.journal, err = owner.OpenJournal(owner.JournalOptions{
-		StateDir: b.options.StateDir, Backend: Name, Session: spec.Session, Owner: b.self, Dir: spec.Dir,
+		StateDir: b.options.StateDir, Backend: Name, Session: spec.Session, Owner: b.self.Renewed(), Dir: spec.Dir,
+		Image: spec.Image.String(), Workspace: spec.Workspace.Path,
 	})
 	if err != nil {
 		return err
@@ -124,6 +125,10 @@ func (s *session) prepare(ctx context.Context) (err error) {
 		Workspace: spec.Workspace, Git: spec.Git, Dir: spec.Dir, StateDir: b.options.StateDir, Protect: b.options.Protect,
 		Journal: s.journal, Holder: s.guest.path, AllowOwnerRunner: spec.AllowOwnerRunner, Log: s.log,
 	})
+	if err != nil {
+		return err
+	}
+	s.view, err = s.work.View(spec.Workspace.Path, s.ended)
 	return err
 }
 

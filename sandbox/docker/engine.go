@@ -42,6 +42,7 @@ type engine interface {
 	ContainerStart(ctx context.Context, id string, o container.StartOptions) error
 	ContainerInspect(ctx context.Context, id string) (container.InspectResponse, error)
 	ContainerList(ctx context.Context, o container.ListOptions) ([]container.Summary, error)
+	ContainerStatsOneShot(ctx context.Context, id string) (container.StatsResponseReader, error)
 	ContainerRemove(ctx context.Context, id string, o container.RemoveOptions) error
 	Close() error
 }

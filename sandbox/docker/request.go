@@ -1,7 +1,6 @@
 package docker
 
 import (
-	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -216,9 +215,14 @@ func bind(source, target string, readOnly bool) mount.Mount {
 
 // labels are the owner's, and what a person wants to see in `docker ps`.
 func (b *Backend) labels(spec sandbox.Spec) map[string]string {
-	labels := maps.Clone(b.self.Labels(spec.Session))
+	labels := b.self.Renewed().Labels(spec.Session)
 	labels[labelWorkspace] = spec.Workspace.Path
+	labels[labelImage] = spec.Image.String()
 	return labels
 }
 
-const labelWorkspace = "io.caisson.workspace"
+// Labels for people; nothing is decided by them.
+const (
+	labelWorkspace = "io.caisson.workspace"
+	labelImage     = "io.caisson.image"
+)

@@ -11,7 +11,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest"
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
@@ -31,16 +30,18 @@ func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (_ sandbox.Sand
 	if err := b.validate(spec); err != nil {
 		return nil, fail(err)
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, b.options.StartTime,
-		fmt.Errorf("%w: the sandbox did not start within %s", sandbox.ErrUnavailable, b.options.StartTime))
-	defer cancel()
-
 	c := newContainer(b, spec)
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, c.Destroy(ctx))
 		}
 	}()
+	if err := c.fetch(ctx, spec.Image); err != nil {
+		return nil, fail(err)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, b.options.StartTime,
+		fmt.Errorf("%w: the sandbox did not start within %s", sandbox.ErrUnavailable, b.options.StartTime))
+	defer cancel()
 	if err := c.prepare(ctx, spec); err != nil {
 		return nil, fail(err)
 	}
@@ -74,12 +75,8 @@ func (b *Backend) validate(spec sandbox.Spec) error {
 	if err := spec.Resources.Validate(); err != nil {
 		return fmt.Errorf("%w: %w", sandbox.ErrInvalid, err)
 	}
-	switch spec.Image.Scheme {
-	case images.SchemeHost, images.SchemeFolder:
-	case images.SchemeName:
-		return fmt.Errorf("image %s: this backend has no engine that could have it: use host, rootfs:DIR or the docker backend: %w", spec.Image, sandbox.ErrUnsupported)
-	default:
-		return fmt.Errorf("no image named: %w", sandbox.ErrInvalid)
+	if err := b.checkImage(spec.Image); err != nil {
+		return err
 	}
 	if err := b.checkSystem(); err != nil {
 		return err
@@ -101,6 +98,7 @@ func (c *container) prepare(ctx context.Context, spec sandbox.Spec) error {
 	c.plan.cgroup, c.lost = planCgroup(spec.Session, b.rootless, b.traits)
 	c.journal, err = owner.OpenJournal(owner.JournalOptions{
 		StateDir: b.options.StateDir, Backend: b.Name(), Session: spec.Session, Owner: self, Dir: spec.Dir,
+		Image: spec.Image.String(), Workspace: spec.Workspace.Path,
 	})
 	if err != nil {
 		return err
@@ -120,10 +118,13 @@ func (c *container) prepare(ctx context.Context, spec sandbox.Spec) error {
 	if err != nil {
 		return err
 	}
+	if c.view, err = c.prepared.View(spec.Workspace.Path, c.ended); err != nil {
+		return err
+	}
 	c.plan.traits, c.plan.resources, c.plan.ceiling = b.traits, spec.Resources, b.hardLimit
 	c.plan.workspace, c.plan.identity = c.prepared.Binds, b.identity(c.prepared)
 	c.plan.guest = guestCopy.path
-	if c.plan.image, err = b.resolve(ctx, spec.Image, c.plan.identity); err != nil {
+	if err := c.resolve(ctx, spec.Image); err != nil {
 		return err
 	}
 	return c.writeBundle(spec)
@@ -177,27 +178,6 @@ func (b *Backend) identity(w *workmount.Prepared) identity {
 	}
 }
 
-// resolve turns the reference into a root filesystem.
-func (b *Backend) resolve(ctx context.Context, ref images.Reference, id identity) (*images.RootFS, error) {
-	var image *images.RootFS
-	var err error
-	if ref.Scheme == images.SchemeFolder {
-		image, err = images.Folder(ctx, ref.Value)
-	} else {
-		o := b.options.Host
-		o.UID, o.GID = id.commandUID, id.commandGID
-		image, err = images.Host(ctx, o)
-	}
-	for from, to := range map[error]error{
-		images.ErrInvalid: sandbox.ErrInvalid, images.ErrNotFound: sandbox.ErrNotFound, images.ErrUnsupported: sandbox.ErrUnsupported,
-	} {
-		if errors.Is(err, from) {
-			return nil, fmt.Errorf("%w: %w", to, err)
-		}
-	}
-	return image, err
-}
-
 // start runs the container and takes hold of its process and of its guest,
 // which is greeted before it is there: so its own start overlaps with the end
 // of the runtime's.
@@ -243,7 +223,7 @@ func (c *container) greet(ctx context.Context, spec sandbox.Spec) error {
 	config.GIDBase, config.GIDCount = gidBase, gidCount
 	config.Probe = c.backend.options.Probe
 	conn, err := guest.Dial(ctx, guest.Options{
-		Conn: c.stdio, Config: config, Timeout: spec.Resources.CommandTime, Grace: spec.Grace, Logger: c.backend.log,
+		Conn: c.stdio, Config: config, Env: sandbox.Environment(c.plan.image.Env, c.plan.image.Path), Timeout: spec.Resources.CommandTime, Grace: spec.Grace, Logger: c.backend.log,
 	})
 	if err != nil {
 		return err

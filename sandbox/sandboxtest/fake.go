@@ -58,6 +58,9 @@ func (f *Fake) Check(context.Context) (sandbox.Info, error) {
 // Sweep finds nothing: a fake's sandboxes die with the process.
 func (f *Fake) Sweep(context.Context) ([]sandbox.Leftover, error) { return nil, nil }
 
+// List finds nothing: what the fake makes lives in this process alone.
+func (f *Fake) List(context.Context) ([]sandbox.Listing, error) { return nil, nil }
+
 // Leftovers lists what is alive of a session.
 func (f *Fake) Leftovers(session string) ([]string, error) {
 	f.mu.Lock()

@@ -17,6 +17,7 @@ type Kind string
 const (
 	KindContainer   Kind = "container"   // Name
 	KindProcess     Kind = "process"     // PID, Start
+	KindVolume      Kind = "volume"      // Name, holds the session's id; of the engine
 	KindCgroup      Kind = "cgroup"      // Name, holds the session's id
 	KindMount       Kind = "mount"       // Path
 	KindFolder      Kind = "folder"      // Path
@@ -25,7 +26,7 @@ const (
 
 // undoOrder is the order in which a session is undone: what uses before what
 // is used.
-var undoOrder = []Kind{KindContainer, KindProcess, KindCgroup, KindMount, KindFolder, KindPlaceholder}
+var undoOrder = []Kind{KindContainer, KindProcess, KindVolume, KindCgroup, KindMount, KindFolder, KindPlaceholder}
 
 // Entry is one thing in a [Journal].
 type Entry struct {
@@ -68,6 +69,10 @@ func (e Entry) Validate(session string) error {
 	case KindProcess:
 		if e.PID <= 1 || e.Start == 0 {
 			return fmt.Errorf("process %d started %d", e.PID, e.Start)
+		}
+	case KindVolume:
+		if !validWord(strings.ReplaceAll(e.Name, ".", "-")) || !strings.Contains(e.Name, session) {
+			return fmt.Errorf("volume %q is not one of session %s", e.Name, session)
 		}
 	case KindCgroup:
 		if !cleanLocal(e.Name) || !strings.Contains(path.Base(e.Name), session) {

@@ -31,8 +31,17 @@ type Identity struct {
 
 // LeaseTime is how long an owner that this process can't observe keeps its
 // stopped containers. A day is longer than any session that we know of, and
-// what a lease protects is stopped, so it costs disk and no CPU.
+// what a lease protects is stopped, so it costs disk and no CPU. Nobody renews
+// a lease: what runs needs none (its guest ends with its owner), and a container
+// is stopped for good.
 const LeaseTime = 24 * time.Hour
+
+// Renewed is the identity with a lease that begins now: for what a process
+// makes long after it began.
+func (id Identity) Renewed() Identity {
+	id.Lease = time.Now().Add(LeaseTime).UTC().Truncate(time.Second)
+	return id
+}
 
 // Fate is what can be told of an owner.
 type Fate int
@@ -72,8 +81,7 @@ func Self(instance string) (Identity, error) {
 		PIDNamespace: pidNamespace(),
 		PID:          os.Getpid(),
 		Start:        start,
-		Lease:        time.Now().Add(LeaseTime).UTC().Truncate(time.Second),
-	}, nil
+	}.Renewed(), nil
 }
 
 // Fate says whether the owner still runs. instance is this process's own (see

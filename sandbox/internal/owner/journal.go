@@ -5,12 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
+	"time"
 
 	"github.com/gofrs/flock"
 
@@ -20,8 +21,9 @@ import (
 const (
 	// journalDir is where the journals lie below the state folder.
 	journalDir = "journal"
-	// journalVersion changes when an old reader could misread a new journal.
-	journalVersion = 1
+	// journalVersion changes when an old reader could misread a new journal,
+	// or would not know a field of it.
+	journalVersion = 2
 	// maxJournal bounds what is read; a session has a dozen entries of about
 	// 200 bytes.
 	maxJournal = 1 << 20
@@ -34,7 +36,7 @@ var errVersion = errors.New("written by another version of Caisson")
 // Journal is the list of what one session made, kept in one file below the
 // state folder:
 //
-//	{"version":1,"backend":"docker","session":"ses_…","owner":{…},"dir":"sessions/ses_…/sandbox","entries":[{"id":1,"kind":"mount","path":"workspace"}]}
+//	{"version":2,"backend":"docker","session":"ses_…","owner":{…},"dir":"sessions/ses_…/sandbox","began":"2026-11-20T10:00:00Z","image":"host","workspace":"/home/me/p","entries":[{"id":1,"kind":"mount","path":"workspace"}]}
 //
 // An entry is written before the thing is made. That is enough for a process
 // that is killed; a file that notes a placeholder is also synced to the disk,
@@ -60,6 +62,10 @@ type document struct {
 	Session string   `json:"session"`
 	Owner   Identity `json:"owner"`
 	Dir     string   `json:"dir"`
+	// Began, Image and Workspace are for people who list sandboxes.
+	Began     time.Time `json:"began"`
+	Image     string    `json:"image"`
+	Workspace string    `json:"workspace"`
 	// Abandoned says that the owner closed the journal although it could not
 	// undo everything: anybody may, although the owner may still live.
 	Abandoned bool     `json:"abandoned,omitempty"`
@@ -72,7 +78,8 @@ type record struct {
 	Entry
 }
 
-// JournalOptions says whose journal to begin. All fields are required.
+// JournalOptions says whose journal to begin. All fields but Image and
+// Workspace, which are for a list, are required.
 type JournalOptions struct {
 	// StateDir is the state folder; see [CheckStateDir].
 	StateDir string
@@ -83,6 +90,8 @@ type JournalOptions struct {
 	// Dir is the session's own folder: absolute, below StateDir, with the
 	// session's id as one of its elements.
 	Dir string
+	// Image and Workspace are as the session asked for them.
+	Image, Workspace string
 }
 
 // OpenJournal begins the journal of a session and writes it. It fails with
@@ -105,6 +114,7 @@ func OpenJournal(o JournalOptions) (*Journal, error) {
 	}
 	j := &Journal{root: root, folder: filepath.Join(o.StateDir, journalDir), lock: ownerLock(o.StateDir, o.Session), doc: document{
 		Version: journalVersion, Backend: o.Backend, Session: o.Session, Owner: o.Owner, Dir: dir,
+		Began: time.Now().UTC().Truncate(time.Second), Image: text(o.Image), Workspace: text(o.Workspace),
 	}}
 	if err := j.begin(); err != nil {
 		return nil, errors.Join(fmt.Errorf("open journal: %w", err), j.lock.Close(), root.Close())
@@ -306,20 +316,36 @@ func syncDir(root *os.Root) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// parseJournal decodes and checks a journal whose file is called name.
+// text makes what a user named fit for a journal, which is read back exactly.
+func text(s string) string {
+	return strings.ToValidUTF8(s[:min(len(s), 4096)], "?")
+}
+
+// parseJournal decodes and checks a journal whose file is called name. A
+// journal is what [Journal] writes, byte for byte: a repeated key, another
+// spelling of one, an unknown field or text behind the document is damage.
 func parseJournal(name string, data []byte) (document, error) {
+	var head struct {
+		Version int `json:"version"`
+	}
+	// The version first: another version's fields may mean anything.
+	if json.Unmarshal(data, &head) == nil && head.Version > 0 && head.Version != journalVersion {
+		return document{}, fmt.Errorf("version %d: %w", head.Version, errVersion)
+	}
 	var doc document
-	dec := json.NewDecoder(bytes.NewReader(data))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&doc); err != nil {
+	if err := json.Unmarshal(data, &doc); err != nil {
 		return document{}, err
 	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return document{}, errors.New("text after the document")
+	again, err := json.Marshal(doc)
+	if err != nil {
+		return document{}, err
+	}
+	if !bytes.Equal(again, bytes.TrimSuffix(data, []byte("\n"))) {
+		return document{}, errors.New("it is not as Caisson writes it: a field is repeated, unknown or spelled otherwise")
 	}
 	switch {
 	case doc.Version != journalVersion:
-		return document{}, fmt.Errorf("version %d: %w", doc.Version, errVersion)
+		return document{}, fmt.Errorf("version %d", doc.Version)
 	case !validWord(doc.Session) || doc.Session+".json" != name:
 		return document{}, fmt.Errorf("session %q does not fit the file's name", doc.Session)
 	case !validWord(doc.Backend):
@@ -328,9 +354,12 @@ func parseJournal(name string, data []byte) (document, error) {
 	if err := validDir(doc.Dir, doc.Session); err != nil {
 		return document{}, err
 	}
-	for _, r := range doc.Entries {
+	for i, r := range doc.Entries {
 		if err := r.Validate(doc.Session); err != nil {
 			return document{}, fmt.Errorf("entry %d: %w", r.ID, err)
+		}
+		if r.ID <= 0 || slices.ContainsFunc(doc.Entries[:i], func(o record) bool { return o.ID == r.ID }) {
+			return document{}, fmt.Errorf("entry %d: its number is not its own", r.ID)
 		}
 	}
 	return doc, nil

@@ -451,7 +451,7 @@ func TestDamagedJournals(t *testing.T) {
 	good := func(self Identity) document {
 		self.PID, self.Start = 1<<22+1, 1 // above every pid_max: dead
 		return document{
-			Version: 1, Backend: "docker", Session: testSession, Owner: self, Dir: "sessions/" + testSession,
+			Version: journalVersion, Backend: "docker", Session: testSession, Owner: self, Dir: "sessions/" + testSession,
 			Entries: []record{{ID: 1, Entry: Entry{Kind: KindFolder, Path: "bundle"}}},
 		}
 	}
@@ -474,7 +474,7 @@ func TestDamagedJournals(t *testing.T) {
 		})
 	}
 	for name, data := range map[string]string{
-		"empty": "", "cut off": `{"version":1,"ses`, "garbage": "\x00\x01", "two": `{}{}`, "unknown field": `{"version":1,"trust":"me"}`,
+		"empty": "", "cut off": `{"version":2,"ses`, "garbage": "\x00\x01", "two": `{}{}`, "unknown field": `{"version":2,"trust":"me"}`,
 		"not an object": `[]`, "huge": `"` + strings.Repeat("x", maxJournal) + `"`,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -521,7 +521,7 @@ func damaged(t *testing.T, dir string, self Identity, data []byte) {
 
 func TestJournalOfAnotherVersionStays(t *testing.T) {
 	dir, self := state(t)
-	plant(t, dir, []byte(`{"version":2,"backend":"docker"}`))
+	plant(t, dir, []byte(`{"version":3,"backend":"docker","novelty":{}}`))
 	if _, err := sweep(t, dir, self); !errors.Is(err, errVersion) {
 		t.Errorf("error %v", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -65,7 +66,44 @@ func Sweep(ctx context.Context, o SweepOptions) ([]sandbox.Leftover, error) {
 			errs = append(errs, fmt.Errorf("sweep %s: %w", name, err))
 		}
 	}
+	if err := pruneStrays(o.StateDir, root); err != nil {
+		errs = append(errs, fmt.Errorf("sweep: %w", err))
+	}
 	return left, errors.Join(errs...)
+}
+
+// strayTime is how old a lock without a journal must be to be looked at: far
+// longer than it takes to begin one.
+const strayTime = time.Hour
+
+// pruneStrays removes the lock, and the half written journal, of a session that
+// was killed while it began: it had made nothing yet.
+func pruneStrays(stateDir string, root *os.Root) error {
+	entries, err := fs.ReadDir(root.FS(), ".")
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range entries {
+		session, ok := strings.CutSuffix(e.Name(), ".lock")
+		session, hidden := strings.CutPrefix(session, ".")
+		if !ok || !hidden || !validWord(session) || e.Name() == lockFile || e.Name() == placeholderLock {
+			continue
+		}
+		info, err := e.Info()
+		if err != nil || time.Since(info.ModTime()) < strayTime {
+			continue
+		}
+		if _, err := root.Lstat(session + ".json"); !errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		lock := ownerLock(stateDir, session)
+		if locked, err := lock.TryLock(); err == nil && locked {
+			errs = append(errs, ignoreMissing(root.Remove("."+session+".json.new")), removeJournal(root, session))
+		}
+		lock.Close() //nolint:errcheck // it ends with the process at the latest
+	}
+	return errors.Join(errs...)
 }
 
 // Pending says whether a sweep of the backend has anything to look at: a
@@ -134,6 +172,11 @@ func (o SweepOptions) sweepOne(ctx context.Context, root *os.Root, name string) 
 	}
 	left, err := o.undo(ctx, j)
 	if err != nil {
+		return left, err
+	}
+	// The folder called after the session is its maker's: records are in it.
+	own := path.Base(doc.Dir) != doc.Session && !doc.Abandoned
+	if err := tidy(o.StateDir, doc.Dir, own); err != nil {
 		return left, err
 	}
 	return left, removeJournal(root, doc.Session)

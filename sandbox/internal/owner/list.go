@@ -1,0 +1,89 @@
+package owner
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"time"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// Noted is what a journal says, for a list.
+type Noted struct {
+	Session, Backend string
+	// Dir is the session's folder, relative to the state folder.
+	Dir              string
+	Image, Workspace string
+	Began            time.Time
+	Owner            Identity
+	GivenUp          bool
+	Entries          []Entry
+}
+
+// List reads the journals of one backend and changes nothing. A journal that
+// can't be read is in the error; the others are returned all the same.
+func List(stateDir, backend string) ([]Noted, error) {
+	root, err := openJournals(stateDir, false)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list journals: %w", err)
+	}
+	defer root.Close()
+	names, err := journalNames(root)
+	if err != nil {
+		return nil, fmt.Errorf("list journals: %w", err)
+	}
+	var found []Noted
+	var errs []error
+	for _, name := range names {
+		data, err := readJournal(root, name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // its session ended meanwhile
+		}
+		var doc document
+		if err == nil {
+			doc, err = parseJournal(name, data)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("read journal %s: %w", name, err))
+			continue
+		}
+		if doc.Backend == backend {
+			found = append(found, doc.noted())
+		}
+	}
+	return found, errors.Join(errs...)
+}
+
+func (d document) noted() Noted {
+	n := Noted{
+		Session: d.Session, Backend: d.Backend, Dir: d.Dir, Image: d.Image, Workspace: d.Workspace, Began: d.Began,
+		Owner: d.Owner, GivenUp: d.Abandoned,
+	}
+	for _, r := range d.Entries {
+		n.Entries = append(n.Entries, r.Entry)
+	}
+	return n
+}
+
+// Listing is what a list says of it, but for what the engine or runtime knows.
+func (n Noted) Listing(instance string) sandbox.Listing {
+	l := sandbox.Listing{
+		Session: n.Session, Backend: n.Backend, Image: n.Image, Workspace: n.Workspace, Since: n.Began,
+		State: sandbox.ListedUnknown, Owner: n.Owner.Listed(instance), GivenUp: n.GivenUp,
+	}
+	for _, e := range n.Entries {
+		if e.Kind == KindContainer {
+			l.Container = e.Name
+		}
+	}
+	return l
+}
+
+// Listed is the owner as a list says it.
+func (id Identity) Listed(instance string) sandbox.ListedOwner {
+	return sandbox.ListedOwner{PID: id.PID, Start: id.Start, State: id.Fate(instance).String()}
+}

@@ -1,0 +1,81 @@
+package oci
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/owner"
+)
+
+// List finds what this user's journals note and asks the runtime about each;
+// see sandbox.Backend.
+func (b *Backend) List(ctx context.Context) ([]sandbox.Listing, error) {
+	instance, err := owner.Instance(b.options.StateDir)
+	if err != nil {
+		return nil, fmt.Errorf("list %s sandboxes: %w", b.Name(), err)
+	}
+	noted, err := owner.List(b.options.StateDir, b.Name())
+	errs := []error{err}
+	var list []sandbox.Listing
+	for _, n := range noted {
+		l := n.Listing(instance)
+		l.State, err = b.runtime.state(ctx, l.Container)
+		errs = append(errs, err)
+		if l.State == sandbox.ListedRunning || l.State == sandbox.ListedPaused {
+			l.MemoryBytes = chargedMemory(n.Entries)
+		}
+		list = append(list, l)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return list, fmt.Errorf("list %s sandboxes: %w", b.Name(), err)
+	}
+	return list, nil
+}
+
+// chargedMemory is what the session's cgroup is charged with, 0 where it has
+// none.
+func chargedMemory(entries []owner.Entry) int64 {
+	for _, e := range entries {
+		if e.Kind != owner.KindCgroup {
+			continue
+		}
+		for _, file := range []string{"memory.current", "memory.usage_in_bytes"} {
+			if text := readText(filepath.Join("/", e.Name), file); text != "" {
+				return parseNumber(text)
+			}
+		}
+	}
+	return 0
+}
+
+// state asks the runtime where a container is in its life. One that it doesn't
+// know is gone; one whose files it can't make sense of is unknown.
+func (r *runtimeClient) state(ctx context.Context, id string) (sandbox.ListedState, error) {
+	if len(r.files(id)) == 0 {
+		return sandbox.ListedGone, nil
+	}
+	out, err := r.call(ctx, r.root, "state", id)
+	if err != nil {
+		if len(r.files(id)) == 0 {
+			return sandbox.ListedGone, nil // it ended meanwhile
+		}
+		return sandbox.ListedUnknown, fmt.Errorf("container %s: %w", id, err)
+	}
+	var state struct {
+		Status sandbox.ListedState `json:"status"`
+	}
+	if err := json.Unmarshal([]byte(out), &state); err != nil {
+		return sandbox.ListedUnknown, fmt.Errorf("container %s: the runtime's answer: %w: %w", id, sandbox.ErrUnavailable, err)
+	}
+	switch state.Status {
+	case sandbox.ListedCreated, sandbox.ListedRunning, sandbox.ListedPaused, sandbox.ListedStopped:
+		return state.Status, nil
+	case "creating":
+		return sandbox.ListedCreated, nil
+	}
+	return sandbox.ListedUnknown, nil
+}
