@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -20,8 +18,6 @@ import (
 type executor struct {
 	box   *container
 	spill *spiller
-	// env is the environment of commands; nil is sandbox.DefaultEnv.
-	env []string
 	// ready ends when the workspace has been looked at as it was; nothing
 	// changes it before.
 	ready <-chan struct{}
@@ -50,7 +46,7 @@ func (x *executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 	stdout := &capture{stream: "stdout", watch: cmd.Stdout, spill: x.spill}
 	stderr := &capture{stream: "stderr", watch: cmd.Stderr, spill: x.spill}
 	p, err := l.box.Start(ctx, sandbox.Command{
-		Argv: []string{program, "-c", "--", cmd.Script}, Env: x.env, Dir: cmd.Dir, Timeout: cmd.Timeout,
+		Argv: []string{program, "-c", "--", cmd.Script}, Dir: cmd.Dir, Timeout: cmd.Timeout,
 		Stdout: stdout, Stderr: stderr,
 	})
 	if err != nil {
@@ -105,25 +101,6 @@ func (x *executor) begin(ctx context.Context) (*life, error) {
 	case <-ctx.Done():
 		return nil, fmt.Errorf("wait for workspace: %w", context.Cause(ctx))
 	}
-}
-
-// environment is the default one with more folders at the end of PATH.
-func environment(more []string) []string {
-	env := sandbox.DefaultEnv()
-	for i, v := range env {
-		list, ok := strings.CutPrefix(v, "PATH=")
-		if !ok {
-			continue
-		}
-		dirs := strings.Split(list, ":")
-		for _, dir := range more {
-			if !slices.Contains(dirs, dir) && !strings.Contains(dir, ":") {
-				dirs = append(dirs, dir)
-			}
-		}
-		env[i] = "PATH=" + strings.Join(dirs, ":")
-	}
-	return env
 }
 
 // program is the shell of the image: bash where it has it, else sh. It is

@@ -50,9 +50,6 @@ type Options struct {
 	// Instructions are the operator's, added to the system prompt.
 	Instructions string
 
-	// SearchPath are folders of the image that follow the usual ones in the
-	// PATH of commands.
-	SearchPath []string
 	// Warnings are recorded after session.created, such as what an image lacks.
 	Warnings []string
 

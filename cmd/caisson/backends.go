@@ -208,19 +208,18 @@ func (c *chooser) sweep(ctx context.Context) []sandbox.Leftover {
 	return all
 }
 
-// imageFacts are what a command's environment and a user should know of the
-// image before it runs.
-func (c *chooser) imageFacts(ctx context.Context, ref images.Reference) (path, warnings []string) {
+// imageWarnings are what a user should know of the image before it runs.
+func (c *chooser) imageWarnings(ctx context.Context, ref images.Reference) []string {
 	if ref.Scheme != images.SchemeHost {
-		return nil, nil
+		return nil
 	}
 	fs, err := images.Host(ctx, images.HostOptions{
 		Toolchains: c.conf.HostImage.Toolchains, Mask: c.conf.HostImage.Mask, Path: c.environ.get("PATH"),
 	})
 	if err != nil {
-		return nil, nil // the backend will say so
+		return nil // the backend will say so
 	}
-	return fs.Path, fs.Warnings
+	return fs.Warnings
 }
 
 // reference reads the image setting. A folder is relative to the working folder.

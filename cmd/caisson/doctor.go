@@ -152,7 +152,7 @@ func (s *setup) image(ctx context.Context) finding {
 			return failed("image", fmt.Errorf("%w: %s is no folder", sandbox.ErrNotFound, ref.Value))
 		}
 	}
-	if _, warnings := s.backends.imageFacts(ctx, ref); len(warnings) > 0 {
+	if warnings := s.backends.imageWarnings(ctx, ref); len(warnings) > 0 {
 		f.Result, f.Detail = resultWarning, f.Detail+": "+strings.Join(warnings, "; ")
 		f.Mend = "Add folders under host_image.toolchains in the configuration, or use an image that has them."
 	}

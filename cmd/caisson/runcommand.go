@@ -166,7 +166,7 @@ func (s *setup) world(ctx context.Context, u *userInterface) (runner.Options, er
 	if err != nil {
 		return o, err
 	}
-	path, warnings := s.backends.imageFacts(ctx, image)
+	warnings := s.backends.imageWarnings(ctx, image)
 	backend, choice, err := s.backends.choose(ctx, u.note)
 	if err != nil {
 		return o, err
@@ -177,7 +177,7 @@ func (s *setup) world(ctx context.Context, u *userInterface) (runner.Options, er
 		Git: sandbox.GitMode(*s.conf.Git), Resources: resources, Grace: time.Duration(*s.conf.Grace),
 		AllowOwnerRunner: *s.conf.AcceptRunnerAsOwner, RefuseLost: *s.conf.File.RefuseLost, Budget: s.conf.Budget(),
 		Policy: policy, OnPrompt: tools.OnPrompt(*s.conf.OnPrompt),
-		SearchPath: path, Warnings: inShort(*s.conf.Image, warnings), Sources: s.sources(),
+		Warnings: inShort(*s.conf.Image, warnings), Sources: s.sources(),
 		Removed: s.backends.sweep(ctx), Version: programVersion(),
 	}, nil
 }

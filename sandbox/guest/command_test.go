@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest"
 	"github.com/caisson-run/caisson/sandbox/guest/internal/guesttest"
 )
 
@@ -213,5 +214,26 @@ func TestLastByte(t *testing.T) {
 		if r := sh(t, c, "printf 'x%.0s' 1 2 3; printf end"); r.stdout != "xxxend" {
 			t.Fatalf("stdout is %q", r.stdout)
 		}
+	}
+}
+
+// The sandbox's own environment is that of commands that name none, in the
+// folder that each has.
+func TestEnvironmentOfTheSandbox(t *testing.T) {
+	env := sandbox.Environment([]string{"FROM_IMAGE=yes", "HOME=/evil"}, []string{"/opt/tool/bin"})
+	c, g := dial(t, guesttest.Options{}, func(o *guest.Options) { o.Env = env })
+	if err := os.Mkdir(filepath.Join(g.Workspace, "sub"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	want := strings.Join(env, "\n") + "\n"
+	if !strings.Contains(want, "FROM_IMAGE=yes\n") || !strings.Contains(want, ":/opt/tool/bin\n") {
+		t.Fatalf("the control lacks what the image has: %s", want)
+	}
+	if r := start(t.Context(), t, c, sandbox.Command{Argv: []string{"/usr/bin/env"}})(); r.stdout != want {
+		t.Errorf("environment (-want +got):\n%s", cmp.Diff(want, r.stdout))
+	}
+	r := start(t.Context(), t, c, sandbox.Command{Argv: []string{"/usr/bin/env"}, Dir: sandbox.WorkspaceDir + "/sub"})()
+	if want := strings.Replace(want, "PWD=/workspace\n", "PWD=/workspace/sub\n", 1); r.stdout != want {
+		t.Errorf("environment in a folder (-want +got):\n%s", cmp.Diff(want, r.stdout))
 	}
 }

@@ -22,6 +22,9 @@ type Options struct {
 	// Config is what the guest is told; see [NewConfig] for one made from a
 	// spec. Its Protocol is filled in.
 	Config wire.Config
+	// Env is the environment of a command that names none, as NAME=value; nil
+	// means sandbox.DefaultEnv. PWD is each command's own.
+	Env []string
 	// Timeout bounds a command that names no timeout of its own; zero means
 	// that of limits.DefaultResources. Grace is for one that names no grace
 	// period; zero means sandbox.DefaultGrace.
@@ -41,6 +44,9 @@ const DefaultAnswerTime = 30 * time.Second
 // withDefaults fills in what is zero.
 func (o Options) withDefaults() Options {
 	o.Config.Protocol = wire.Version
+	if o.Env == nil {
+		o.Env = sandbox.DefaultEnv()
+	}
 	if o.Timeout == 0 {
 		o.Timeout = limits.DefaultResources().CommandTime
 	}

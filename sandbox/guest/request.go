@@ -2,6 +2,7 @@ package guest
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/caisson-run/caisson/sandbox"
@@ -36,7 +37,7 @@ func (o Options) request(cmd sandbox.Command) (wire.Exec, error) {
 	r.Dir = []byte(rel)
 	env := cmd.Env
 	if env == nil {
-		env = defaultEnv(cmd.Dir)
+		env = o.ownEnv(cmd.Dir)
 	}
 	total := 0
 	if r.Argv, err = arguments("argument", cmd.Argv, &total); err != nil {
@@ -91,9 +92,10 @@ func relative(dir string) (string, error) {
 	return strings.TrimLeft(rest, "/"), nil
 }
 
-// defaultEnv is sandbox.DefaultEnv with the PWD that the command will have.
-func defaultEnv(dir string) []string {
-	env := sandbox.DefaultEnv()
+// ownEnv is the sandbox's own environment with the PWD that the command will
+// have.
+func (o Options) ownEnv(dir string) []string {
+	env := slices.Clone(o.Env)
 	for i, e := range env {
 		if dir != "" && strings.HasPrefix(e, "PWD=") {
 			env[i] = "PWD=" + dir

@@ -25,6 +25,7 @@ type container struct {
 	life    sandbox.Lifecycle
 
 	plan        plan
+	release     func() // of the image; nil if nothing has to be let go
 	lost        []string
 	journal     *owner.Journal
 	entries     []int
@@ -186,6 +187,7 @@ func (c *container) Destroy(ctx context.Context) error {
 	if err := c.remove(ctx); err != nil {
 		return fmt.Errorf("destroy %s sandbox %s: %w", c.backend.Name(), c.id, err)
 	}
+	c.releaseImage()
 	c.gone = true
 	return nil
 }

@@ -19,13 +19,19 @@ func (p plan) mounts() []specs.Mount {
 		list = append(list, specs.Mount{Destination: t.Path, Type: "tmpfs", Source: "tmpfs", Options: p.tmpfsOptions(t)})
 	}
 	for _, b := range p.image.Binds {
-		list = append(list, bind(b.Source, b.Path, "ro"))
+		// gVisor mounts two things on one folder in any order.
+		if !slices.ContainsFunc(p.volumes, func(t harden.Tmpfs) bool { return t.Path == b.Path }) {
+			list = append(list, bind(b.Source, b.Path, "ro"))
+		}
 	}
 	for _, m := range p.image.Masks {
 		list = append(list, specs.Mount{
 			Destination: m, Type: "tmpfs", Source: "tmpfs",
 			Options: []string{"ro", "nosuid", "nodev", "noexec", "size=4096", "mode=0555"},
 		})
+	}
+	for _, t := range p.volumes {
+		list = append(list, specs.Mount{Destination: t.Path, Type: "tmpfs", Source: "tmpfs", Options: p.tmpfsOptions(t)})
 	}
 	list = append(list, bind(p.guest, sandbox.GuestPath, "ro"), bind(p.nonce, wire.NoncePath, "ro"))
 	for _, b := range p.workspace {

@@ -25,6 +25,9 @@ type Options struct {
 	StateDir string
 	// Host says how image host is put together. UID and GID are filled in.
 	Host images.HostOptions
+	// Images resolves names, layouts, archives and builds; with nil only host
+	// and rootfs can be used.
+	Images images.Source
 	// Protect names further folders that can be no workspace and lie in none,
 	// such as the user's home.
 	Protect []string

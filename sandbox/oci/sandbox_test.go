@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -101,7 +100,7 @@ func TestCreateRefuses(t *testing.T) {
 		"no session":        {func(s *sandbox.Spec) { s.Session = "" }, sandbox.ErrInvalid},
 		"session of a path": {func(s *sandbox.Spec) { s.Session = "../x" }, sandbox.ErrInvalid},
 		"no image":          {func(s *sandbox.Spec) { s.Image = images.Reference{} }, sandbox.ErrInvalid},
-		"image of engine":   {func(s *sandbox.Spec) { s.Image = images.Reference{Scheme: images.SchemeName, Value: "x"} }, sandbox.ErrUnsupported},
+		"image of no store": {func(s *sandbox.Spec) { s.Image = images.Reference{Scheme: images.SchemeName, Value: "x"} }, sandbox.ErrUnsupported},
 		"absent rootfs":     {func(s *sandbox.Spec) { s.Image = images.Reference{Scheme: images.SchemeFolder, Value: "/absent"} }, sandbox.ErrNotFound},
 		"no limits":         {func(s *sandbox.Spec) { s.Resources = limits.Resources{} }, sandbox.ErrInvalid},
 		"git mode":          {func(s *sandbox.Spec) { s.Git = "rw" }, sandbox.ErrInvalid},
@@ -182,15 +181,7 @@ func TestWeakContainerIsRefused(t *testing.T) {
 func TestRootfs(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())
-		root := t.TempDir()
-		must(t, os.MkdirAll(filepath.Join(root, "home/somebody"), 0o755))
-		must(t, os.WriteFile(filepath.Join(root, "marker"), []byte("from the folder\n"), 0o644))
-		must(t, os.Mkdir(filepath.Join(root, "bin"), 0o755))
-		build := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(root, "bin/sh"), "./testdata/shell")
-		build.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := build.CombinedOutput(); err != nil {
-			t.Fatalf("build shell: %v: %s", err, out)
-		}
+		root := shellRoot(t)
 		spec := b.spec(t, "ses_rootfs")
 		spec.Image = images.Reference{Scheme: images.SchemeFolder, Value: root}
 		got := output(t, b.start(t, spec), "")
@@ -199,7 +190,7 @@ func TestRootfs(t *testing.T) {
 		}
 		entries, err := os.ReadDir(root)
 		must(t, err)
-		if len(entries) != 3 {
+		if len(entries) != 4 {
 			t.Errorf("the folder was written to: %v", entries)
 		}
 	})

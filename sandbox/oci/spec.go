@@ -16,9 +16,11 @@ const specVersion = "1.0.2"
 
 // plan is everything that a bundle is made from.
 type plan struct {
-	traits    traits
-	identity  identity
-	image     *images.RootFS
+	traits   traits
+	identity identity
+	image    *images.RootFS
+	// volumes are tmpfs in the place of the image's VOLUMEs.
+	volumes   []harden.Tmpfs
 	workspace []workmount.Bind
 	resources limits.Resources
 	// rootfs is the image's skeleton, the container's root.

@@ -1,13 +1,32 @@
-// Command shell is the /bin/sh of the root filesystem that TestRootfs makes: a
-// static program that says what it sees of it.
+// Command shell is the /bin/sh of the root filesystems that tests make: a
+// static program that says what it sees of it. "sh -c env" shows its
+// environment, "sh -c volume" what is at /data.
 package main
 
 import (
 	"fmt"
 	"os"
+	"strings"
+	"syscall"
 )
 
 func main() {
+	switch os.Args[len(os.Args)-1] {
+	case "env":
+		fmt.Println(strings.Join(os.Environ(), "\n"))
+	case "volume":
+		var fs syscall.Statfs_t
+		err := syscall.Statfs("/data", &fs)
+		if err == nil {
+			err = os.WriteFile("/data/file", []byte("x"), 0o644)
+		}
+		fmt.Printf("/data: %d bytes, %v\n", int64(fs.Blocks)*fs.Bsize, err)
+	default:
+		look()
+	}
+}
+
+func look() {
 	marker, err := os.ReadFile("/marker")
 	fmt.Printf("%s%v\n", marker, err)
 	_, err = os.Stat("/home/somebody")

@@ -1,0 +1,86 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/harden"
+)
+
+// checkImage refuses a reference that this backend can't resolve.
+func (b *Backend) checkImage(ref images.Reference) error {
+	switch ref.Scheme {
+	case images.SchemeHost, images.SchemeFolder:
+	case images.SchemeName, images.SchemeLayout, images.SchemeArchive, images.SchemeBuild:
+		if b.options.Images == nil {
+			return fmt.Errorf("image %s: this backend was given no store of images: use host or rootfs:DIR: %w", ref, sandbox.ErrUnsupported)
+		}
+	default:
+		return fmt.Errorf("no image named: %w", sandbox.ErrInvalid)
+	}
+	return nil
+}
+
+// fetch gets an image that has to be fetched or unpacked first, and keeps it
+// from being pruned until the container is gone. It takes the time that it
+// takes, as long as ctx: it is no part of the start that StartTime bounds.
+func (c *container) fetch(ctx context.Context, ref images.Reference) error {
+	if ref.Scheme == images.SchemeHost || ref.Scheme == images.SchemeFolder {
+		return nil
+	}
+	root, release, err := c.backend.options.Images.RootFS(ctx, ref)
+	if err != nil {
+		return imageFault(err)
+	}
+	c.plan.image, c.release = root, release
+	return nil
+}
+
+// resolve gives the root filesystem that was fetched, or describes the host's
+// or a folder's.
+func (c *container) resolve(ctx context.Context, ref images.Reference) error {
+	id := c.plan.identity
+	var err error
+	switch ref.Scheme {
+	case images.SchemeFolder:
+		c.plan.image, err = images.Folder(ctx, ref.Value)
+	case images.SchemeHost:
+		o := c.backend.options.Host
+		o.UID, o.GID = id.commandUID, id.commandGID
+		c.plan.image, err = images.Host(ctx, o)
+	}
+	if err != nil {
+		return imageFault(err)
+	}
+	var taken []string
+	for _, t := range harden.TmpfsMounts(c.plan.resources, id.commandUID, id.commandGID) {
+		taken = append(taken, t.Path)
+	}
+	if c.plan.volumes, err = harden.VolumeMounts(c.plan.image.Volumes, taken, id.commandUID, id.commandGID); err != nil {
+		return fmt.Errorf("image %s: %w: %w", ref, sandbox.ErrUnsupported, err)
+	}
+	return nil
+}
+
+// releaseImage lets the image be pruned again, once.
+func (c *container) releaseImage() {
+	if c.release != nil {
+		c.release()
+		c.release = nil
+	}
+}
+
+// imageFault turns an error of package images into one of the sandbox's.
+func imageFault(err error) error {
+	for from, to := range map[error]error{
+		images.ErrInvalid: sandbox.ErrInvalid, images.ErrNotFound: sandbox.ErrNotFound, images.ErrUnsupported: sandbox.ErrUnsupported,
+	} {
+		if errors.Is(err, from) {
+			return fmt.Errorf("%w: %w", to, err)
+		}
+	}
+	return err
+}

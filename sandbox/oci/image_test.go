@@ -1,0 +1,162 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// fakeSource has one image, whatever it is asked for, unpacked in a folder.
+type fakeSource struct {
+	dir  string
+	env  []string
+	vols []string
+	err  error
+	slow time.Duration
+	held atomic.Int32
+	// hurried says that it was given a deadline: fetching is no part of the
+	// start that has to be done in time.
+	hurried bool
+}
+
+func (f *fakeSource) RootFS(ctx context.Context, ref images.Reference) (*images.RootFS, func(), error) {
+	_, f.hurried = ctx.Deadline()
+	select {
+	case <-time.After(f.slow):
+	case <-ctx.Done():
+		return nil, nil, context.Cause(ctx)
+	}
+	if f.err != nil {
+		return nil, nil, f.err
+	}
+	root, err := images.Folder(ctx, f.dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	root.Reference, root.Env, root.Volumes = ref, f.env, f.vols
+	f.held.Add(1)
+	return root, func() { f.held.Add(-1) }, nil
+}
+
+func (f *fakeSource) Archive(context.Context, images.Reference, io.Writer) (string, error) {
+	return "", errors.ErrUnsupported
+}
+
+// shellRoot is an unpacked root filesystem with the static program of
+// testdata/shell as /bin/sh, and a folder for a VOLUME.
+func shellRoot(t *testing.T) string {
+	t.Helper()
+	root := t.TempDir()
+	for _, dir := range []string{"bin", "data", "home/somebody"} {
+		must(t, os.MkdirAll(filepath.Join(root, dir), 0o755))
+	}
+	must(t, os.Chmod(root, 0o755))
+	must(t, os.WriteFile(filepath.Join(root, "marker"), []byte("from the folder\n"), 0o644))
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(root, "bin/sh"), "./testdata/shell")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build shell: %v: %s", err, out)
+	}
+	return root
+}
+
+func (b *bed) with(t *testing.T, s images.Source) *Backend {
+	t.Helper()
+	o := b.backend.options
+	o.Images = s
+	backend, err := New(o)
+	must(t, err)
+	return backend
+}
+
+var someName = images.Reference{Scheme: images.SchemeName, Value: "example.com/x:1"}
+
+// TestImageOfAStore runs on an image that a store unpacked: its environment
+// counts, its VOLUME is a small tmpfs, and it is let go when the sandbox is.
+func TestImageOfAStore(t *testing.T) {
+	both(t, func(t *testing.T, k Kind) {
+		b := newBed(t, k, os.Geteuid())
+		source := &fakeSource{dir: shellRoot(t), env: []string{"FROM_IMAGE=yes", "HOME=/evil", "PATH=/bin"}, vols: []string{"/data", "/tmp", "/workspace"}}
+		spec := b.spec(t, "ses_store")
+		spec.Image = someName
+		box, err := b.with(t, source).Create(t.Context(), spec)
+		must(t, err)
+		defer box.Destroy(context.Background()) //nolint:errcheck // done below where it counts
+		if source.hurried {
+			t.Error("the start's time bounds the fetching")
+		}
+		if n := source.held.Load(); n != 1 {
+			t.Errorf("the image is held %d times while the sandbox runs", n)
+		}
+		got := output(t, box, "env")
+		for _, want := range []string{"FROM_IMAGE=yes\n", "HOME=/home/agent\n", "PATH=/bin\n", "SANDBOX=caisson\n", "PWD=/workspace\n"} {
+			if !strings.Contains(got, want) {
+				t.Errorf("the environment lacks %q:\n%s", want, got)
+			}
+		}
+		if got := output(t, box, "volume"); got != fmt.Sprintf("/data: %d bytes, <nil>\n", 16<<20) {
+			t.Errorf("volume: %s", got)
+		}
+		if a := box.Attestation(); a.Image != someName.String() || !strings.HasPrefix(a.ImageDigest, "sha256:") {
+			t.Errorf("attested %s %s", a.Image, a.ImageDigest)
+		}
+		must(t, box.Destroy(t.Context()))
+		must(t, box.Destroy(t.Context()))
+		if n := source.held.Load(); n != 0 {
+			t.Errorf("the image is held %d times after the end", n)
+		}
+		if entries, err := os.ReadDir(filepath.Join(source.dir, "data")); err != nil || len(entries) > 0 {
+			t.Errorf("the VOLUME was written to disk: %v %v", entries, err)
+		}
+		b.nothingLeft(t, "ses_store")
+	})
+}
+
+// What a store can't give is an error of its class, and an image that claims
+// what is the sandbox's own is refused and let go.
+func TestImageOfAStoreFails(t *testing.T) {
+	b := newBed(t, Runc, os.Geteuid())
+	root := shellRoot(t)
+	gone := errors.New("the user changed their mind")
+	for name, tt := range map[string]struct {
+		source *fakeSource
+		time   time.Duration
+		want   error
+	}{
+		"not there":             {source: &fakeSource{err: fmt.Errorf("%w: x", images.ErrNotFound)}, want: sandbox.ErrNotFound},
+		"other platform":        {source: &fakeSource{err: fmt.Errorf("%w: x", images.ErrUnsupported)}, want: sandbox.ErrUnsupported},
+		"no shell":              {source: &fakeSource{dir: t.TempDir()}, want: sandbox.ErrInvalid},
+		"VOLUME in workspace":   {source: &fakeSource{dir: root, vols: []string{"/workspace/x"}}, want: sandbox.ErrUnsupported},
+		"VOLUME over the guest": {source: &fakeSource{dir: root, vols: []string{"/.caisson/guest"}}, want: sandbox.ErrUnsupported},
+		"cancelled":             {source: &fakeSource{slow: time.Minute}, time: 10 * time.Millisecond, want: gone},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec := b.spec(t, "ses_fails")
+			spec.Image = someName
+			ctx := t.Context()
+			if tt.time > 0 {
+				limited, cancel := context.WithTimeoutCause(ctx, tt.time, gone)
+				defer cancel()
+				ctx = limited
+			}
+			if _, err := b.with(t, tt.source).Create(ctx, spec); !errors.Is(err, tt.want) {
+				t.Errorf("%v, want %v", err, tt.want)
+			}
+			if n := tt.source.held.Load(); n != 0 {
+				t.Errorf("the image is held %d times", n)
+			}
+			b.nothingLeft(t, "ses_fails")
+		})
+	}
+}
