@@ -89,7 +89,7 @@ func (s *session) describe(hello wire.Hello, got container.InspectResponse) sand
 	if !isGVisor(hello) { // which loads none of the host's, see docs/decisions/0021
 		a.SeccompProfile = s.seccomp.SHA256
 	}
-	a.Workspace, a.WorkspaceMode = s.work.Path, "bind"
+	a.Workspace, a.WorkspaceMode = s.work.Path, string(s.work.Mode)
 	a.WorkspaceOwner = fmt.Sprintf("%d:%d", s.work.OwnerUID, s.work.OwnerGID)
 	a.IDMapped, a.Git = s.work.IDMapped, string(s.gitMode())
 	a.Lost = append(a.Lost, s.work.Lost...)

@@ -34,6 +34,7 @@ type session struct {
 	journal     *owner.Journal
 	entries     []int // of the container and the nonce, in the journal
 	work        *workmount.Prepared
+	view        workspace.View // nil in bind mode
 	id          string
 	stream      *stream
 	conn        *guest.Conn
@@ -90,8 +91,21 @@ func (s *session) orLost(err error) error {
 	return err
 }
 
-// View is nil: the workspace is mounted as it is.
-func (s *session) View() workspace.View { return nil }
+// View is an overlay as commands see it; see sandbox.Sandbox.
+func (s *session) View() workspace.View { return s.view }
+
+// ended says that the container is no more, and why.
+func (s *session) ended() error {
+	select {
+	case <-s.done:
+		if s.err != nil {
+			return s.err
+		}
+		return fmt.Errorf("%w: it was destroyed", sandbox.ErrLost)
+	default:
+		return nil
+	}
+}
 
 // Done is closed when the container has stopped.
 func (s *session) Done() <-chan struct{} { return s.done }

@@ -31,7 +31,7 @@ func (c *container) attest(ctx context.Context, spec sandbox.Spec) error {
 	a.Backend, a.Runtime, a.RuntimeVersion, a.Container = c.backend.Name(), v.name, v.number, c.id
 	a.Image, a.ImageDigest, a.GuestSHA256 = spec.Image.String(), c.plan.image.Digest, c.guestSHA256
 	a.Rootless, a.Namespaces = c.backend.rootless, private
-	a.Workspace, a.WorkspaceMode, a.IDMapped = c.prepared.Path, "bind", c.prepared.IDMapped
+	a.Workspace, a.WorkspaceMode, a.IDMapped = c.prepared.Path, string(c.prepared.Mode), c.prepared.IDMapped
 	a.WorkspaceOwner = fmt.Sprintf("%d:%d", c.prepared.OwnerUID, c.prepared.OwnerGID)
 	a.Git = string(spec.Git)
 	if a.Git == "" {

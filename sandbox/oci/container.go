@@ -31,6 +31,7 @@ type container struct {
 	entries     []int
 	guestSHA256 string
 	prepared    *workmount.Prepared
+	view        workspace.View // nil in bind mode
 	bundle      *bundle
 	stdio       *stdio
 	process     *hostProcess
@@ -89,8 +90,21 @@ func (c *container) usable(action string) error {
 	return c.life.Require(action, sandbox.StateRunning)
 }
 
-// View is nil: the workspace is mounted as it is.
-func (c *container) View() workspace.View { return nil }
+// View is an overlay as commands see it.
+func (c *container) View() workspace.View { return c.view }
+
+// ended says that the sandbox is no more, and why.
+func (c *container) ended() error {
+	select {
+	case <-c.done:
+		if err := c.Err(); err != nil {
+			return err
+		}
+		return fmt.Errorf("%w: it was destroyed", sandbox.ErrLost)
+	default:
+		return nil
+	}
+}
 
 // Done is closed when the sandbox has stopped.
 func (c *container) Done() <-chan struct{} { return c.done }

@@ -49,16 +49,22 @@ func guards(workspace *os.File, base string, mode sandbox.GitMode) (list []guard
 	if err != nil {
 		return nil, nil, err
 	}
+	own, err := configGuards(workspace)
+	return append(list, own...), lost, err
+}
+
+// configGuards are the guards of the workspace's own configuration, where there
+// is one: what appears during a session is ignored.
+func configGuards(workspace *os.File) ([]guard, error) {
 	switch kind, err := kindOf(workspace, ownConfig); {
 	case errors.Is(err, unix.ENOENT):
+		return nil, nil
 	case err != nil:
-		return nil, nil, fmt.Errorf("examine %s: %w", ownConfig, err)
+		return nil, fmt.Errorf("examine %s: %w", ownConfig, err)
 	case !bindable(kind):
-		return nil, nil, unprotectable(ownConfig)
-	default:
-		list = append(list, guard{name: ownConfig, readOnly: true})
+		return nil, unprotectable(ownConfig)
 	}
-	return list, lost, nil
+	return []guard{{name: ownConfig, readOnly: true}}, nil
 }
 
 // absentGuards reserves the name of a repository that isn't there, unless one

@@ -2,6 +2,8 @@ package workmount
 
 import (
 	"context"
+	"fmt"
+	"path/filepath"
 
 	"go.uber.org/zap"
 
@@ -36,7 +38,11 @@ type Options struct {
 	AllowOwnerRunner bool
 	// Log is for what can't be returned; nil discards.
 	Log *zap.Logger
+
+	attachLayers bool // see stage
 }
+
+func (o Options) overlay() bool { return o.Workspace.Mode == sandbox.ModeOverlay }
 
 // Bind is one bind mount of a container. It is never recursive, and its
 // propagation is private.
@@ -64,6 +70,8 @@ type Prepared struct {
 	// OwnerUID and OwnerGID are whom files belong to on the host that commands
 	// make.
 	OwnerUID, OwnerGID int
+	// Mode is bind or overlay.
+	Mode sandbox.WorkspaceMode
 	// IDMapped says that the mounts carry an id map.
 	IDMapped bool
 	// Staged says that sources are mounts below Options.Dir, with nosuid and
@@ -83,7 +91,21 @@ func Prepare(ctx context.Context, o Options) (*Prepared, error) {
 	if o.Log == nil {
 		o.Log = zap.NewNop()
 	}
-	return prepare(ctx, o)
+	switch w := o.Workspace; {
+	case w.Mode != "" && w.Mode != sandbox.ModeBind && w.Mode != sandbox.ModeOverlay:
+		return nil, fmt.Errorf("workspace %s: %w: mode %q", w.Path, sandbox.ErrInvalid, w.Mode)
+	case o.overlay() && !filepath.IsAbs(w.Layers):
+		return nil, fmt.Errorf("workspace %s: %w: an overlay needs a folder for its layers, %q is no absolute path", w.Path, sandbox.ErrInvalid, w.Layers)
+	}
+	p, err := prepare(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	p.Mode = sandbox.ModeBind
+	if o.overlay() {
+		p.Mode = sandbox.ModeOverlay
+	}
+	return p, nil
 }
 
 // Started removes the staging mounts: call it once the container runs and

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"strings"
 
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
@@ -28,6 +29,10 @@ func prepare(ctx context.Context, o Options) (_ *Prepared, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if o.overlay() && len(mounts) > 0 {
+		return nil, fmt.Errorf("workspace %s: %w: other file systems are mounted in it (%s), which an overlay would not show: unmount them, or use bind mode",
+			path, sandbox.ErrUnsupported, strings.Join(mounts, ", "))
+	}
 	p, plan, err := begin(o, path)
 	if err != nil {
 		return nil, err
@@ -37,6 +42,12 @@ func prepare(ctx context.Context, o Options) (_ *Prepared, err error) {
 			err = errors.Join(err, p.Close(context.WithoutCancel(ctx)))
 		}
 	}()
+	if o.overlay() {
+		if err := p.overlay(ctx, o, plan); err != nil {
+			return nil, err
+		}
+		return p, nil
+	}
 	list, lost, err := guards(o.Workspace.Dir, path, o.Git)
 	if err != nil {
 		return nil, fmt.Errorf("workspace %s: %w", path, err)
@@ -130,7 +141,7 @@ func (p *Prepared) bindAll(o Options, decided plan, submounts []string, list []g
 			return fmt.Errorf("mount workspace: %w", err)
 		}
 		o.Log.Info("staging mounts are not possible", zap.Error(err))
-		if err := p.undo.unstage(); err != nil {
+		if err := p.undo.restart(); err != nil {
 			return err
 		}
 		p.Binds = nil
@@ -217,7 +228,7 @@ func (p *Prepared) settle(decided plan) {
 // stageAll stages every bind. Where ids can't be mapped it changes the plan
 // once and begins again.
 func (p *Prepared) stageAll(o Options, decided *plan, wanted []guard, submounts int) (err error) {
-	s := &stage{dir: p.undo.dir, journal: o.Journal, undo: p.undo}
+	s := &stage{dir: p.undo.dir, journal: o.Journal, undo: p.undo, attachLayers: o.attachLayers}
 	if decided.idmap {
 		s.userns, err = openUserNamespace(o.Holder, swap(int64(decided.files.uid), sandbox.CommandUID), swap(int64(decided.files.gid), sandbox.CommandGID))
 		if err != nil {
@@ -227,19 +238,15 @@ func (p *Prepared) stageAll(o Options, decided *plan, wanted []guard, submounts 
 		}
 	}
 	if err == nil {
-		if err = s.open(len(wanted)); err != nil {
+		if err = s.open(len(wanted) + overlayMounts); err != nil {
 			return err
 		}
-		for i, g := range wanted {
-			if err = p.stageOne(s, g, i, submounts); err != nil {
-				break
-			}
-		}
+		err = p.stageWanted(s, wanted, submounts)
 	}
 	if !errors.Is(err, errNoIDMap) {
 		return err
 	}
-	if err := p.undo.unstage(); err != nil {
+	if err := p.undo.restart(); err != nil {
 		return err
 	}
 	p.Binds = nil
@@ -249,13 +256,25 @@ func (p *Prepared) stageAll(o Options, decided *plan, wanted []guard, submounts 
 	return p.stageAll(o, decided, wanted, submounts)
 }
 
+func (p *Prepared) stageWanted(s *stage, wanted []guard, submounts int) error {
+	if p.undo.layers != nil {
+		return p.stageOverlay(s, wanted[1:])
+	}
+	for i, g := range wanted {
+		if err := p.stageOne(s, g, i, submounts); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (p *Prepared) stageOne(s *stage, g guard, index, submounts int) error {
 	f, err := p.open(g, index, submounts)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	mount, err := s.clone(int(f.Fd()), g.readOnly)
+	mount, err := s.clone(int(f.Fd()), g.readOnly, s.userns)
 	if err != nil {
 		return err
 	}

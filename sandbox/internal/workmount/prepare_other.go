@@ -19,10 +19,15 @@ func (*undo) unstage() error { return nil }
 
 func (*undo) close(context.Context) error { return nil }
 
+func (*undo) root() *os.File { return nil }
+
 // prepare hands out the folder's own path: the engine runs in a virtual
 // machine, whose file sharing gives every file to the user who runs it. Only
 // an existing .git and .caisson are guarded.
 func prepare(_ context.Context, o Options) (*Prepared, error) {
+	if o.overlay() {
+		return nil, fmt.Errorf("workspace %s: %w: overlay mode needs Linux: use bind mode", o.Workspace.Path, sandbox.ErrUnsupported)
+	}
 	held, err := o.Workspace.Dir.Stat()
 	if err != nil {
 		return nil, fmt.Errorf("examine workspace: %w", err)

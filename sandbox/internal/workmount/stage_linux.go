@@ -27,12 +27,14 @@ type stage struct {
 	userns  *os.File // nil without an id map
 	undo    *undo
 	next    int // of undo.mounts
+	// attachLayers mounts overlays as kernels before 6.15 want it.
+	attachLayers bool
 }
 
 // clone gives the folder or file that fd names a mount of its own, not
 // attached anywhere yet: one file system, no submounts, private, nosuid,
-// nodev, and id-mapped where the stage is.
-func (s *stage) clone(fd int, readOnly bool) (*os.File, error) {
+// nodev, and id-mapped as userns says, where that is not nil.
+func (s *stage) clone(fd int, readOnly bool, userns *os.File) (*os.File, error) {
 	tree, err := unix.OpenTree(fd, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	switch {
 	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSYS):
@@ -52,10 +54,10 @@ func (s *stage) clone(fd int, readOnly bool) (*os.File, error) {
 		}
 		return nil, fmt.Errorf("set mount flags: %w", err)
 	}
-	if s.userns == nil {
+	if userns == nil {
 		return mount, nil
 	}
-	attr = unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(s.userns.Fd())}
+	attr = unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(userns.Fd())}
 	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
 		mount.Close()
 		// EINVAL: the file system can't; EPERM: it, or this process's user

@@ -24,6 +24,8 @@ type undo struct {
 	base         string   // the path of Options.Dir
 	dir          *os.File // Options.Dir, closed by close
 	workspace    *os.File // the caller's
+	layers       *layers  // of an overlay, closed by close
+	view         *os.File // the overlay's root, closed by close
 	mounts       []noted
 	folder       *noted
 	cover        *noted
@@ -35,6 +37,28 @@ func (u *undo) unstage() error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.unstageLocked()
+}
+
+// restart takes back what was staged, so that it can be staged in another way.
+func (u *undo) restart() error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.closeView()
+	return u.unstageLocked()
+}
+
+// root is the overlay's root, if this process mounted one.
+func (u *undo) root() *os.File {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.view
+}
+
+func (u *undo) closeView() {
+	if u.view != nil {
+		u.view.Close()
+		u.view = nil
+	}
 }
 
 func (u *undo) unstageLocked() error {
@@ -75,6 +99,7 @@ func (u *undo) close(ctx context.Context) error {
 	if u.dir == nil {
 		return nil
 	}
+	u.closeView()
 	errs := []error{u.unstageLocked()}
 	if u.cover != nil {
 		err := owner.RemoveTree(u.dir, u.cover.name)
@@ -96,5 +121,8 @@ func (u *undo) close(ctx context.Context) error {
 	}
 	u.dir.Close()
 	u.dir = nil
+	if u.layers != nil {
+		return u.layers.close() // last: it gives up the lock
+	}
 	return nil
 }

@@ -1,0 +1,170 @@
+package workmount
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/owner"
+)
+
+// The folders of an overlay's layers; see package sandbox/overlay.
+const (
+	upperName = "upper"
+	workName  = "work"
+)
+
+// layers are the held layers of one overlay. Whoever opened them closes them.
+type layers struct {
+	path string
+	// dir holds upper and work. Its lock says that a sandbox uses them.
+	dir *os.File
+}
+
+// openLayers opens, locks and examines the layers that files of uid go to. The
+// lock is flock(2) on the folder itself, which whoever applies or removes the
+// layers takes too: an overlay whose upper layer changes by another way than
+// itself is undefined (overlayfs.rst, "Changes to underlying filesystems"), and
+// two overlays with one upper layer are no better.
+func openLayers(o Options, uid int) (_ *layers, err error) {
+	where := o.Workspace.Layers
+	dir, err := os.OpenFile(where, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open layers: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, dir.Close())
+		}
+	}()
+	if err := belowState(dir, where, o.StateDir); err != nil {
+		return nil, err
+	}
+	err = unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, fmt.Errorf("layers %s: %w: a sandbox uses them already, or they are being applied: end that first", where, sandbox.ErrState)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("lock layers %s: %w", where, err)
+	}
+	l := &layers{path: where, dir: dir}
+	if err := l.check(uid); err != nil {
+		return nil, err
+	}
+	l.clean()
+	if err := l.probe(); err != nil {
+		return nil, fmt.Errorf("layers %s: %w: their file system can't hold what an overlay writes (%w): "+
+			"use bind mode, or a state folder (XDG_STATE_HOME) on a local disk, such as ext4, xfs or btrfs", where, sandbox.ErrUnsupported, err)
+	}
+	return l, nil
+}
+
+// belowState refuses layers that are not below the state folder: anywhere else
+// commands or other users might reach them.
+func belowState(dir *os.File, where, stateDir string) error {
+	up, err := ancestors(int(dir.Fd()))
+	if err != nil {
+		return fmt.Errorf("examine layers: %w", err)
+	}
+	state, err := ancestorsOf(stateDir)
+	if err != nil {
+		return fmt.Errorf("examine state folder: %w", err)
+	}
+	for _, above := range up[1:] {
+		if above == state[0] {
+			return nil
+		}
+	}
+	return fmt.Errorf("layers %s: %w: they are not below the state folder %s", where, sandbox.ErrInvalid, stateDir)
+}
+
+// check says whether the layers are there, on one mount, and whose they are.
+func (l *layers) check(uid int) error {
+	for _, name := range []string{upperName, workName} {
+		f, err := openBelow(l.dir, name, unix.O_PATH|unix.O_DIRECTORY)
+		if err != nil {
+			return fmt.Errorf("layers %s: %w: no folder %s: %w", l.path, sandbox.ErrInvalid, name, err)
+		}
+		var st unix.Stat_t
+		err = unix.Fstat(int(f.Fd()), &st)
+		f.Close()
+		if err != nil {
+			return fmt.Errorf("examine layers: %w", err)
+		}
+		if name == upperName && int(st.Uid) != uid {
+			return fmt.Errorf("layers %s: %w: they belong to uid %d, but what commands write belongs to uid %d: they were made for another workspace",
+				l.path, sandbox.ErrInvalid, st.Uid, uid)
+		}
+	}
+	return nil
+}
+
+// clean empties the work folder of what a session left that died in the middle
+// of a change. What it may not remove (as a user, what the engine's kernel
+// made) is left: the kernel cleans it when it mounts.
+func (l *layers) clean() {
+	work, err := openBelow(l.dir, workName, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return
+	}
+	defer work.Close()
+	names, err := work.Readdirnames(-1)
+	if err != nil {
+		return
+	}
+	for _, name := range names {
+		owner.RemoveTree(work, name) //nolint:errcheck // as the comment says
+	}
+}
+
+// probe does in the work folder what overlayfs does in it: attributes of user's,
+// unnamed files, whiteouts, and renames that leave one. The kernel itself would
+// mount without some of these, and lose changes of folders later.
+func (l *layers) probe() error {
+	work, err := openBelow(l.dir, workName, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	defer work.Close()
+	at := int(work.Fd())
+	unnamed, err := unix.Openat(at, ".", unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return fmt.Errorf("unnamed file: %w", err)
+	}
+	err = unix.Fsetxattr(unnamed, probeAttribute, []byte("y"), 0)
+	unix.Close(unnamed)
+	if err != nil {
+		return fmt.Errorf("attribute %s: %w", probeAttribute, err)
+	}
+	const whiteout, moved = ".probe", ".probe-moved"
+	defer func() {
+		for _, name := range []string{whiteout, moved} {
+			unix.Unlinkat(at, name, 0) //nolint:errcheck // it may not be there
+		}
+	}()
+	if err := unix.Mknodat(at, whiteout, unix.S_IFCHR, 0); err != nil {
+		return fmt.Errorf("whiteout: %w", err)
+	}
+	if err := unix.Renameat2(at, whiteout, at, moved, unix.RENAME_WHITEOUT); err != nil {
+		return fmt.Errorf("rename with whiteout: %w", err)
+	}
+	return nil
+}
+
+// probeAttribute is of the namespace that `userxattr` makes overlayfs use.
+const probeAttribute = "user.overlay.caisson"
+
+func (l *layers) close() error {
+	if err := l.dir.Close(); err != nil && !errors.Is(err, fs.ErrClosed) {
+		return fmt.Errorf("close layers: %w", err)
+	}
+	return nil
+}
+
+// sourcePath is the path of one of the layers, for who mounts by path.
+func (l *layers) sourcePath(name string) string { return path.Join(l.path, name) }
