@@ -2,13 +2,9 @@ package workmount
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -18,6 +14,7 @@ import (
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/worktest"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -26,101 +23,7 @@ import (
 func (f *fixture) overlaid(t *testing.T) {
 	t.Helper()
 	f.Workspace.Mode, f.Workspace.Layers = sandbox.ModeOverlay, filepath.Join(f.StateDir, "layers")
-	makeLayers(t, f.Workspace.Layers, f.dir)
-}
-
-func makeLayers(t *testing.T, layers, workspace string) {
-	t.Helper()
-	var st unix.Stat_t
-	must(t, unix.Stat(workspace, &st))
-	must(t, os.Mkdir(layers, 0o700))
-	for _, name := range []string{upperName, workName} {
-		must(t, os.Mkdir(filepath.Join(layers, name), 0o700))
-	}
-	upper := filepath.Join(layers, upperName)
-	must(t, os.Chown(upper, int(st.Uid), int(st.Gid)))
-	must(t, unix.Chmod(upper, st.Mode&0o7777))
-}
-
-// tree is a folder with all that can be told of it: types, modes, owners,
-// times, contents, attributes. Reading does not change it (times of access are
-// left out).
-func tree(t *testing.T, dir string) map[string]string {
-	t.Helper()
-	out := map[string]string{}
-	must(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		var st unix.Stat_t
-		if err := unix.Lstat(path, &st); err != nil {
-			return err
-		}
-		if rel, err := filepath.Rel(dir, path); err == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == 0 {
-			out[rel] = "whiteout" // all are links to one
-			return nil
-		}
-		what := fmt.Sprintf("%o %d:%d ino %d links %d dev %d size %d mtime %v ctime %v", st.Mode, st.Uid, st.Gid, st.Ino, st.Nlink, st.Rdev, st.Size, st.Mtim, st.Ctim)
-		switch {
-		case d.Type() == fs.ModeSymlink:
-			target, err := os.Readlink(path)
-			if err != nil {
-				return err
-			}
-			what += " -> " + target
-		case d.Type().IsRegular():
-			f, err := os.Open(path)
-			if err != nil {
-				return err
-			}
-			sum := sha256.New()
-			_, err = io.Copy(sum, f)
-			f.Close()
-			if err != nil {
-				return err
-			}
-			what += fmt.Sprintf(" %x", sum.Sum(nil))
-		}
-		names := make([]byte, 4096)
-		if n, err := unix.Llistxattr(path, names); err == nil && n > 0 {
-			what += " attributes " + string(names[:n])
-		}
-		rel, err := filepath.Rel(dir, path)
-		out[rel] = what
-		return err
-	}))
-	return out
-}
-
-// unchanged checks at the end of the test that the folder is what it is now.
-func unchanged(t *testing.T, dir string) {
-	t.Helper()
-	before := tree(t, dir)
-	t.Cleanup(func() {
-		if diff := cmp.Diff(before, tree(t, dir)); diff != "" {
-			t.Errorf("the host's folder was changed: %s", diff)
-		}
-	})
-}
-
-// furnish fills a workspace with what overlays have trouble with.
-func furnish(t *testing.T, dir string, uid, gid int) {
-	t.Helper()
-	run(t, dir, fmt.Sprintf(`set -e; umask 022
-		mkdir -p keep/deep gone opaque/in moved/sub; echo kept >keep/deep/f; echo x >gone/f; echo x >opaque/in/f; echo m >moved/sub/f
-		echo one >linked; ln linked linked2; ln -s keep/deep/f link; ln -s /etc/passwd outside; mkfifo fifo
-		printf '#!/bin/sh\necho old\n' >script; chmod 755 script; echo ro >readonly; chmod 444 readonly
-		head -c 5000000 /dev/zero >big; mkdir set; chmod 2775 set; echo t >third; echo o >group
-		chown -hR %[1]d:%[2]d .; chown 4242:4343 third; chmod 666 third; chgrp 777 group; chgrp 4343 set; chmod 2777 set; touch -d @1000000000 keep/deep/f`, uid, gid))
-}
-
-func run(t *testing.T, dir, script string) {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", script)
-	cmd.Dir = dir
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	worktest.MakeLayers(t, f.Workspace.Layers, f.dir)
 }
 
 // change is what commands do in the overlay.
@@ -134,8 +37,8 @@ func TestOverlayOfEveryOwner(t *testing.T) {
 		for _, id := range []int{0, 1000, sandbox.CommandUID} {
 			t.Run(fmt.Sprintf("uid %d, layers attached %v", id, attach), func(t *testing.T) {
 				f := newFixture(t, id, id)
-				furnish(t, f.dir, id, id)
-				unchanged(t, f.dir)
+				worktest.Furnish(t, f.dir, id, id)
+				worktest.Unchanged(t, f.dir)
 				f.overlaid(t)
 				f.attachLayers = attach
 				p := f.prepare(t)
@@ -147,7 +50,8 @@ func TestOverlayOfEveryOwner(t *testing.T) {
 				f.seesChange(t, p)
 				upper := filepath.Join(f.Workspace.Layers, upperName)
 				for name, want := range map[string]ids{
-					"made": {id, id}, "opaque/fresh": {id, id}, "elsewhere": {id, id}, "third": {4242, 4343}, "set/in": {id, 4343}, "set": {id, 4343},
+					"made": {id, id}, "opaque/fresh": {id, id}, "elsewhere": {id, id}, "third": {worktest.ThirdUID, worktest.ThirdGID},
+					"set/in": {id, worktest.ThirdGID}, "set": {id, worktest.ThirdGID},
 				} {
 					if got := ownerOf(t, filepath.Join(upper, name)); got != want {
 						t.Errorf("%s belongs to %v, not %v", name, got, want)
@@ -190,7 +94,7 @@ func (f *fixture) seesChange(t *testing.T, p *Prepared) {
 			t.Errorf("%s: %v %v", name, there, err)
 		}
 	}
-	if got, err := v.ReadFile(t.Context(), "big", 0, 0); err != nil || len(got.Data) != 5000001 {
+	if got, err := v.ReadFile(t.Context(), "big", 0, 0); err != nil || len(got.Data) != workspace.DefaultMaxFileBytes {
 		t.Errorf("big: %d %v", len(got.Data), err)
 	}
 	_, err = v.ReadFile(t.Context(), "outside", 0, 0)
@@ -208,15 +112,15 @@ func (f *fixture) seesChange(t *testing.T, p *Prepared) {
 func TestOverlayGoesOn(t *testing.T) {
 	needRoot(t)
 	f := newFixture(t, 1000, 1000)
-	furnish(t, f.dir, 1000, 1000)
-	unchanged(t, f.dir)
+	worktest.Furnish(t, f.dir, 1000, 1000)
+	worktest.Unchanged(t, f.dir)
 	f.overlaid(t)
 	p, err := Prepare(t.Context(), f.Options)
 	must(t, err)
 	f.open(t)
 	must(t, as(t, sandbox.CommandUID, sandbox.CommandGID, fmt.Sprintf(change, p.Binds[0].Source)))
 	must(t, p.Close(context.Background()))
-	before := tree(t, filepath.Join(f.Workspace.Layers, upperName))
+	before := worktest.Tree(t, filepath.Join(f.Workspace.Layers, upperName))
 	half := filepath.Join(f.Workspace.Layers, workName, workName, "#1", "deep", "er", "still")
 	must(t, os.MkdirAll(half, 0o700))
 	must(t, os.WriteFile(filepath.Join(half, "x"), nil, 0o600))
@@ -226,7 +130,7 @@ func TestOverlayGoesOn(t *testing.T) {
 		t.Errorf("work folder has %v %v", left, err)
 	}
 	f.seesChange(t, p)
-	if diff := cmp.Diff(before, tree(t, filepath.Join(f.Workspace.Layers, upperName))); diff != "" {
+	if diff := cmp.Diff(before, worktest.Tree(t, filepath.Join(f.Workspace.Layers, upperName))); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -268,8 +172,8 @@ func (f *fixture) another(t *testing.T) Options {
 func TestOverlayGuards(t *testing.T) {
 	needRoot(t)
 	f := newFixture(t, 1000, 1000)
-	run(t, f.dir, "mkdir -p .git/hooks .caisson; echo '[core]' >.git/config; echo a >.caisson/c; chown -R 1000:1000 .")
-	unchanged(t, f.dir)
+	worktest.Run(t, f.dir, "mkdir -p .git/hooks .caisson; echo '[core]' >.git/config; echo a >.caisson/c; chown -R 1000:1000 .")
+	worktest.Unchanged(t, f.dir)
 	f.overlaid(t)
 	p := f.prepare(t)
 	f.open(t)
@@ -286,7 +190,7 @@ func TestOverlayGuards(t *testing.T) {
 func TestOverlayMarksAreNotForged(t *testing.T) {
 	needRoot(t)
 	f := newFixture(t, 1000, 1000)
-	furnish(t, f.dir, 1000, 1000)
+	worktest.Furnish(t, f.dir, 1000, 1000)
 	f.overlaid(t)
 	p := f.prepare(t)
 	f.open(t)
@@ -316,7 +220,7 @@ func TestOverlayRefused(t *testing.T) {
 		{"no layers", func(_ *testing.T, f *fixture) { f.Workspace.Layers = "" }, sandbox.ErrInvalid, "no absolute path"},
 		{"layers elsewhere", func(t *testing.T, f *fixture) {
 			f.Workspace.Layers = filepath.Join(filepath.Dir(f.StateDir), "layers")
-			makeLayers(t, f.Workspace.Layers, f.dir)
+			worktest.MakeLayers(t, f.Workspace.Layers, f.dir)
 		}, sandbox.ErrInvalid, "not below the state folder"},
 		{"layers of another workspace", func(t *testing.T, f *fixture) {
 			must(t, os.Chown(filepath.Join(f.Workspace.Layers, upperName), 4242, 4242))

@@ -1,0 +1,70 @@
+//go:build linux
+
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/worktest"
+)
+
+// overlaid makes a spec's workspace a copy-on-write one.
+func (b *bed) overlaid(t testing.TB, spec *sandbox.Spec) {
+	t.Helper()
+	spec.Workspace.Mode, spec.Workspace.Layers = sandbox.ModeOverlay, filepath.Join(b.state, "layers")
+	worktest.MakeLayers(t, spec.Workspace.Layers, b.workspace)
+}
+
+// TestOverlay is root's row of the overlay matrix.
+func TestOverlay(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: workspaces of several owners")
+	}
+	for _, uid := range []int{0, 1000, sandbox.CommandUID} {
+		t.Run(fmt.Sprint(uid), func(t *testing.T) {
+			b := newBed(t, uid)
+			worktest.Furnish(t, b.workspace, uid, uid)
+			worktest.Unchanged(t, b.workspace)
+			spec := b.spec(t, newSession())
+			b.overlaid(t, &spec)
+			sb := b.create(t, spec)
+			a := sb.Attestation()
+			if a.WorkspaceMode != "overlay" || a.WorkspaceOwner != fmt.Sprintf("%d:%d", uid, uid) || len(a.Lost) > 0 {
+				t.Errorf("%+v", a)
+			}
+			cell := worktest.Cell{Sandbox: sb, Dir: b.workspace, Layers: spec.Workspace.Layers, UID: uid, GID: uid, Thirds: true}
+			worktest.Overlay(t, cell)
+
+			// A fresh container on the same layers goes on.
+			must(t, sb.Destroy(context.Background()))
+			if _, err := sb.View().Exists(t.Context(), "made"); !errors.Is(err, sandbox.ErrLost) {
+				t.Errorf("view of what is gone: %v", err)
+			}
+			second := b.spec(t, newSession())
+			second.Workspace.Mode, second.Workspace.Layers = spec.Workspace.Mode, spec.Workspace.Layers
+			cell.Sandbox = b.create(t, second)
+			worktest.SeesChange(t, cell)
+		})
+	}
+}
+
+// create makes a container, and destroys it at the end of the test, when
+// nothing of it may be left.
+func (b *bed) create(t testing.TB, spec sandbox.Spec) sandbox.Sandbox {
+	t.Helper()
+	s, err := b.backend.Create(t.Context(), spec)
+	must(t, err)
+	t.Cleanup(func() {
+		if err := s.Destroy(context.Background()); err != nil {
+			t.Errorf("destroy: %v", err)
+		}
+		b.nothingLeft(t, spec.Session)
+	})
+	return s
+}
