@@ -41,8 +41,13 @@ const (
 	maxStderr = 8 << 10
 )
 
+// readSize is what is read from the engine at once, where there is so much: the
+// client's own buffer holds an eighth of what the engine sends at a time.
+const readSize = 128 << 10
+
+// newStream goes on with what the client read beyond the answer's header.
 func newStream(r *types.HijackedResponse) *stream {
-	return &stream{conn: r.Conn, reader: r.Reader}
+	return &stream{conn: r.Conn, reader: bufio.NewReaderSize(r.Reader, readSize)}
 }
 
 // Read reads standard output.

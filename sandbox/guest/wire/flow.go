@@ -150,13 +150,13 @@ func (q *Queue) Next() []byte {
 }
 
 // Done says that n bytes were consumed. It returns how many to grant to the
-// sender now: grants are saved up to a quarter of the window, and pointless
+// sender now: grants are saved up to half the window, and pointless
 // after the end.
 func (q *Queue) Done(n int) (grant uint32) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.owed += n
-	if q.ended || q.broken || q.owed < Window/4 {
+	if q.ended || q.broken || q.owed < Window/2 {
 		return 0
 	}
 	grant = uint32(q.owed)

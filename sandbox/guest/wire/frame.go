@@ -21,8 +21,9 @@ const (
 	// maxSmall bounds control payloads that hold a few fields and a message.
 	maxSmall = 4 << 10
 	// Window is the credit of a channel when its stream is opened, and so the
-	// most that its receiver buffers.
-	Window = 1 << 20
+	// most that its receiver buffers. Grants are of half of it, because each one
+	// wakes every process between the two ends: three with docker.
+	Window = 2 << 20
 )
 
 // Type says what a frame means. Values are never used again for anything else.

@@ -31,19 +31,25 @@ func (w *Writer) Send(frames ...Frame) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.err != nil {
-		return w.err
-	}
 	w.buf = w.buf[:0]
 	for _, f := range frames {
 		h := f.header()
 		w.buf = append(append(w.buf, h[:]...), f.Payload...)
 	}
-	if _, err := w.dst.Write(w.buf); err != nil {
-		w.err = fmt.Errorf("write frame: %w", err)
-	}
+	err := w.write(w.buf)
 	if cap(w.buf) > HeaderSize+MaxData {
 		w.buf = nil
+	}
+	return err
+}
+
+// write writes encoded frames. The lock is held.
+func (w *Writer) write(encoded []byte) error {
+	if w.err != nil {
+		return w.err
+	}
+	if _, err := w.dst.Write(encoded); err != nil {
+		w.err = fmt.Errorf("write frame: %w", err)
 	}
 	return w.err
 }

@@ -57,12 +57,11 @@ func run(t *testing.T, o Options, write func(w *os.File, p *Pump)) (wire.Output,
 	r, w := pipe(t)
 	var sent []byte
 	if o.Send == nil {
-		o.Send = func(b []byte) error {
-			if len(b) > wire.MaxData {
-				t.Errorf("sent %d bytes at once", len(b))
+		o.Send = func(b *wire.Block, at, n int) error {
+			for _, piece := range b.Range(at, n) {
+				sent = append(sent, piece...)
 			}
-			sent = append(sent, b...)
-			return o.Credit.Grant(uint32(len(b)))
+			return o.Credit.Grant(uint32(n))
 		}
 	}
 	o.Slots = NewSlots(1)
@@ -146,7 +145,7 @@ func TestPumpStalled(t *testing.T) {
 func TestPumpBroken(t *testing.T) {
 	got, _ := run(t, Options{
 		Live: 100, Tail: 3, Credit: wire.NewCredit(),
-		Send: func([]byte) error { return errors.New("broken") },
+		Send: func(*wire.Block, int, int) error { return errors.New("broken") },
 	}, func(w *os.File, _ *Pump) {
 		if _, err := w.WriteString("abcdef"); err != nil {
 			t.Error(err)

@@ -33,8 +33,8 @@ type Options struct {
 	// kept of the rest.
 	Live int64
 	Tail int
-	// Send sends one piece of at most wire.MaxData bytes. It must not keep it.
-	Send func([]byte) error
+	// Send sends n bytes of a block, from byte at on. It must not keep them.
+	Send func(b *wire.Block, at, n int) error
 	// Credit says how much may be sent. Closing it ends the live part.
 	Credit *wire.Credit
 	// Slots bounds how many streams are read at the same moment.
@@ -86,28 +86,29 @@ func (p *Pump) Run() {
 	if err != nil {
 		return // it is closed already
 	}
-	buf := make([]byte, smallRead)
+	block := wire.NewBlock(smallRead)
 	for {
-		n, err := p.read(raw, buf, true)
-		p.take(buf[:n])
+		n, err := p.read(raw, block, true)
+		p.take(block, n)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			p.rest(raw, buf)
+			p.rest(raw, block)
 		}
 		if err != nil {
 			return
 		}
-		if n == smallRead && len(buf) == smallRead {
-			buf = make([]byte, largeRead)
+		if n == smallRead && block.Size() == smallRead {
+			block = wire.NewBlock(largeRead)
 			p.grow()
 		}
 	}
 }
 
 // read reads once. It waits for bytes, if it shall, without a slot.
-func (p *Pump) read(raw syscall.RawConn, buf []byte, wait bool) (n int, err error) {
+func (p *Pump) read(raw syscall.RawConn, block *wire.Block, wait bool) (n int, err error) {
+	places := block.Pieces(block.Size())
 	waited := raw.Read(func(fd uintptr) bool {
 		p.o.Slots.Do(func() {
-			for n, err = unix.Read(int(fd), buf); err == unix.EINTR; n, err = unix.Read(int(fd), buf) {
+			for n, err = unix.Readv(int(fd), places); err == unix.EINTR; n, err = unix.Readv(int(fd), places) {
 			}
 		})
 		return err != unix.EAGAIN || !wait
@@ -134,45 +135,50 @@ func (p *Pump) grow() {
 
 // rest takes what is in the pipe now, when nobody waits for more: at most
 // twice what a pipe can hold, since a writer may be there still.
-func (p *Pump) rest(raw syscall.RawConn, buf []byte) {
+func (p *Pump) rest(raw syscall.RawConn, block *wire.Block) {
 	_ = p.src.SetReadDeadline(time.Time{})
 	for budget := 2 * pipeSize; budget > 0; {
-		n, err := p.read(raw, buf, false)
+		n, err := p.read(raw, block, false)
 		if err != nil {
 			return
 		}
-		p.take(buf[:n])
+		p.take(block, n)
 		budget -= n
 	}
 }
 
-// take counts and hashes bytes and sends or keeps them.
-func (p *Pump) take(b []byte) {
-	if len(b) == 0 {
-		return
+// take counts and hashes the first n bytes of a block and sends or keeps them.
+func (p *Pump) take(b *wire.Block, n int) {
+	p.total += int64(n)
+	for _, piece := range b.Pieces(n) {
+		p.sum.Write(piece)
 	}
-	p.total += int64(len(b))
-	p.sum.Write(b)
-	for p.live && len(b) > 0 {
-		most := int(min(int64(len(b)), wire.MaxData, p.o.Live-p.sent))
-		n := 0
+	at := 0
+	for p.live && at < n {
+		most, granted := int(min(int64(n-at), p.o.Live-p.sent)), 0
 		if most > 0 {
-			n = p.o.Credit.Take(most, p.abandon)
+			granted = p.o.Credit.Take(most, p.abandon)
 		}
-		if n == 0 || p.o.Send(b[:n]) != nil {
+		if granted == 0 || p.o.Send(b, at, granted) != nil {
 			p.live = false
 			break
 		}
-		p.sent += int64(n)
-		b = b[n:]
+		p.sent += int64(granted)
+		at += granted
 	}
-	if len(b) > 0 {
-		p.tail.Write(b)
+	for _, piece := range b.Range(at, n-at) {
+		p.tail.Write(piece)
 	}
 }
 
 // Add takes bytes that the guest itself writes to the stream, in place of Run.
-func (p *Pump) Add(text string) { p.take([]byte(text)) }
+func (p *Pump) Add(text string) {
+	b := wire.NewBlock(len(text))
+	for _, piece := range b.Pieces(len(text)) {
+		text = text[copy(piece, text):]
+	}
+	p.take(b, b.Size())
+}
 
 // Finish says that no process of the command is left: the end of the pipe must
 // be near, and what holds it open longer than wait is not waited for.

@@ -164,9 +164,7 @@ func (c *command) stream(p launch.Process) <-chan struct{} {
 func (c *command) pump(src *os.File, channel uint8) *output.Pump {
 	return output.NewPump(src, output.Options{
 		Live: c.request.Live, Tail: c.request.Tail, Credit: c.credits[channel-1], Slots: c.s.slots,
-		Send: func(b []byte) error {
-			return c.s.o.Writer.Send(wire.Frame{Stream: c.id, Type: wire.TypeData, Channel: channel, Payload: b})
-		},
+		Send: func(b *wire.Block, at, n int) error { return c.s.o.Writer.SendBlock(c.id, channel, b, at, n) },
 	})
 }
 
