@@ -2,11 +2,8 @@ package docker
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 
 	"go.uber.org/zap"
@@ -114,11 +111,11 @@ func (s *session) prepare(ctx context.Context) (err error) {
 	}
 	s.entries, err = s.journal.Add(
 		owner.Entry{Kind: owner.KindContainer, Name: s.name},
-		owner.Entry{Kind: owner.KindFolder, Path: nonceFolder})
+		owner.Entry{Kind: owner.KindFolder, Path: filesFolder})
 	if err != nil {
 		return err
 	}
-	if err := s.writeNonce(); err != nil {
+	if err := s.writeFiles(); err != nil {
 		return err
 	}
 	s.work, err = workmount.Prepare(ctx, workmount.Options{
@@ -143,40 +140,10 @@ func (s *session) request(ctx context.Context) (_ request, err error) {
 		s.log.Info("image", zap.String("warning", w))
 	}
 	return plan{
-		spec: s.spec, image: s.image, work: s.work, guestPath: s.guest.path, noncePath: s.noncePath(), seccomp: s.seccomp,
+		spec: s.spec, image: s.image, work: s.work, guestPath: s.guest.path, noncePath: s.noncePath(), hostsPath: s.hostsPath(), seccomp: s.seccomp,
 		runtime: s.facts.runtime, cpus: s.facts.info.NCPU, labels: b.labels(s.spec),
 		noSwapLimit: !s.facts.info.SwapLimit,
 	}.build(), nil
-}
-
-// The folder and file of the nonce, below the session's folder.
-const (
-	nonceFolder = "guest"
-	nonceFile   = "nonce"
-)
-
-func (s *session) noncePath() string { return filepath.Join(s.spec.Dir, nonceFolder, nonceFile) }
-
-// writeNonce writes a random number that the guest reads through the engine's
-// eyes: an engine that does not share this file system can't show it.
-func (s *session) writeNonce() error {
-	raw := make([]byte, 16)
-	if _, err := rand.Read(raw); err != nil {
-		return fmt.Errorf("make nonce: %w", err)
-	}
-	s.nonce = hex.EncodeToString(raw)
-	if err := os.Mkdir(filepath.Dir(s.noncePath()), 0o700); err != nil {
-		return fmt.Errorf("write nonce: %w", err)
-	}
-	f, err := os.OpenFile(s.noncePath(), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o444)
-	if err != nil {
-		return fmt.Errorf("write nonce: %w", err)
-	}
-	_, err = f.WriteString(s.nonce)
-	if err = errors.Join(err, f.Chmod(0o444), f.Close()); err != nil {
-		return fmt.Errorf("write nonce: %w", err)
-	}
-	return nil
 }
 
 func (s *session) createContainer(ctx context.Context, asked request) error {

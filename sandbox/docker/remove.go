@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -38,18 +36,6 @@ func (s *session) remove(ctx context.Context) error {
 		}
 	}
 	return s.journal.Forget(s.entries[0])
-}
-
-func (s *session) removeNonce() error {
-	if len(s.entries) == 0 {
-		return nil
-	}
-	for _, name := range []string{s.noncePath(), filepath.Dir(s.noncePath())} {
-		if err := os.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("remove nonce: %w", err)
-		}
-	}
-	return s.journal.Forget(s.entries[1])
 }
 
 // findOwned returns the id of the container of that name if its labels say

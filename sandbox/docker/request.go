@@ -29,6 +29,7 @@ type plan struct {
 	work      *workmount.Prepared
 	guestPath string
 	noncePath string
+	hostsPath string
 	seccomp   harden.Seccomp
 	runtime   runtimeFacts
 	cpus      int // of the engine's machine
@@ -58,21 +59,26 @@ func (p plan) build() request {
 	return request{
 		name: containerName(p.spec.Session),
 		config: &container.Config{
-			Image:        p.image.id,
-			User:         "0:0",
-			Entrypoint:   []string{sandbox.GuestPath},
-			Env:          harden.GuestEnv(),
-			WorkingDir:   "/",
-			Hostname:     harden.HostName,
-			Labels:       p.labels,
-			AttachStdin:  true,
-			AttachStdout: true,
-			AttachStderr: true,
-			OpenStdin:    true,
-			StdinOnce:    true,
-			Healthcheck:  &container.HealthConfig{Test: []string{"NONE"}},
-			StopSignal:   "SIGKILL",
-			StopTimeout:  &stopNow,
+			Image:      p.image.id,
+			User:       "0:0",
+			Entrypoint: []string{sandbox.GuestPath},
+			Env:        harden.GuestEnv(),
+			WorkingDir: "/",
+			Hostname:   harden.HostName,
+			// The container has a network namespace with nothing but a loopback
+			// either way; this keeps the engine from starting itself once more
+			// to attach it to no network, which takes longer than the container
+			// (docs/decisions/0025).
+			NetworkDisabled: true,
+			Labels:          p.labels,
+			AttachStdin:     true,
+			AttachStdout:    true,
+			AttachStderr:    true,
+			OpenStdin:       true,
+			StdinOnce:       true,
+			Healthcheck:     &container.HealthConfig{Test: []string{"NONE"}},
+			StopSignal:      "SIGKILL",
+			StopTimeout:     &stopNow,
 		},
 		host: p.hostConfig(),
 	}
@@ -185,6 +191,9 @@ func (p plan) mounts() []mount.Mount {
 	list = append(list,
 		bind(p.guestPath, sandbox.GuestPath, true),
 		bind(p.noncePath, wire.NoncePath, true))
+	if len(p.image.binds) == 0 { // a skeleton has its own
+		list = append(list, bind(p.hostsPath, "/etc/hosts", true))
+	}
 	for _, b := range p.work.Binds {
 		list = append(list, bind(b.Source, b.Target, b.ReadOnly))
 	}

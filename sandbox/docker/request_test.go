@@ -80,6 +80,7 @@ func TestReadBack(t *testing.T) {
 		"writable root":       func(c *container.InspectResponse) { c.HostConfig.ReadonlyRootfs = false },
 		"host network":        func(c *container.InspectResponse) { c.HostConfig.NetworkMode = "host" },
 		"default network":     func(c *container.InspectResponse) { c.HostConfig.NetworkMode = "default" },
+		"a network":           func(c *container.InspectResponse) { c.Config.NetworkDisabled = false },
 		"host pids":           func(c *container.InspectResponse) { c.HostConfig.PidMode = "host" },
 		"host ipc":            func(c *container.InspectResponse) { c.HostConfig.IpcMode = "shareable" },
 		"host uts":            func(c *container.InspectResponse) { c.HostConfig.UTSMode = "host" },

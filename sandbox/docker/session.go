@@ -32,7 +32,7 @@ type session struct {
 
 	lifecycle   sandbox.Lifecycle
 	journal     *owner.Journal
-	entries     []int // of the container and the nonce, in the journal
+	entries     []int // of the container and the session's files, in the journal
 	work        *workmount.Prepared
 	view        workspace.View // nil in bind mode
 	id          string
@@ -177,7 +177,7 @@ func (s *session) Destroy(ctx context.Context) error {
 	}
 	if s.journal != nil {
 		if err == nil {
-			err = s.removeNonce()
+			err = s.removeFiles()
 		}
 		err = errors.Join(err, s.journal.Close())
 	}
