@@ -22,6 +22,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
 // Name is what this backend is called in configuration and records.
@@ -62,6 +63,8 @@ type Backend struct {
 	endpoint endpoint
 	times    deadlines
 	self     owner.Identity
+
+	namespaces workmount.Namespaces
 
 	mu     sync.Mutex // held while connecting
 	remote *remote    // nil until connected
@@ -122,8 +125,10 @@ func New(o Options) (*Backend, error) {
 // Name is "docker".
 func (b *Backend) Name() string { return Name }
 
-// Close closes idle connections to the engine.
+// Close closes idle connections to the engine and what is kept for the next
+// start.
 func (b *Backend) Close() error {
+	b.namespaces.Close()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.remote == nil {

@@ -120,7 +120,7 @@ func (s *session) prepare(ctx context.Context) (err error) {
 	}
 	s.work, err = workmount.Prepare(ctx, workmount.Options{
 		Workspace: spec.Workspace, Git: spec.Git, Dir: spec.Dir, StateDir: b.options.StateDir, Protect: b.options.Protect,
-		Journal: s.journal, Holder: s.guest.path, AllowOwnerRunner: spec.AllowOwnerRunner, Log: s.log,
+		Journal: s.journal, Holder: s.guest.path, Namespaces: &b.namespaces, AllowOwnerRunner: spec.AllowOwnerRunner, Log: s.log,
 	})
 	if err != nil {
 		return err

@@ -11,16 +11,20 @@ import (
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
-// Backend makes sandboxes with one OCI runtime. It holds nothing open and need
-// not be closed. It is safe for concurrent use.
+// Backend makes sandboxes with one OCI runtime. It need not be closed: what it
+// keeps open, a descriptor for each owner of a workspace, goes with it. It is
+// safe for concurrent use.
 type Backend struct {
 	options  Options
 	traits   traits
 	runtime  *runtimeClient
 	rootless bool
 	log      *zap.Logger
+
+	namespaces workmount.Namespaces
 
 	mu    sync.Mutex
 	guest guestFile // the copy made last

@@ -113,7 +113,7 @@ func (c *container) prepare(ctx context.Context, spec sandbox.Spec) error {
 	c.guestSHA256 = guestCopy.sha256
 	c.prepared, err = workmount.Prepare(ctx, workmount.Options{
 		Workspace: spec.Workspace, Git: spec.Git, Dir: spec.Dir, StateDir: b.options.StateDir, Protect: b.options.Protect,
-		Journal: c.journal, Holder: guestCopy.path, AllowOwnerRunner: spec.AllowOwnerRunner, Log: b.log,
+		Journal: c.journal, Holder: guestCopy.path, Namespaces: &b.namespaces, AllowOwnerRunner: spec.AllowOwnerRunner, Log: b.log,
 	})
 	if err != nil {
 		return err

@@ -33,6 +33,9 @@ type Options struct {
 	// Holder is a program that is loaded and killed before its first
 	// instruction, to hold a user namespace open: the guest's binary.
 	Holder string
+	// Namespaces keeps what Holder made for the next workspace; nil keeps
+	// nothing.
+	Namespaces *Namespaces
 	// AllowOwnerRunner accepts that files belong to the user who runs Caisson
 	// although another owns the workspace.
 	AllowOwnerRunner bool

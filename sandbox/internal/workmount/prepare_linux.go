@@ -230,7 +230,7 @@ func (p *Prepared) settle(decided plan) {
 func (p *Prepared) stageAll(o Options, decided *plan, wanted []guard, submounts int) (err error) {
 	s := &stage{dir: p.undo.dir, journal: o.Journal, undo: p.undo, attachLayers: o.attachLayers}
 	if decided.idmap {
-		s.userns, err = openUserNamespace(o.Holder, swap(int64(decided.files.uid), sandbox.CommandUID), swap(int64(decided.files.gid), sandbox.CommandGID))
+		s.userns, err = o.Namespaces.open(o.Holder, decided.files)
 		if err != nil {
 			err = fmt.Errorf("%w: %w", errNoIDMap, err)
 		} else {

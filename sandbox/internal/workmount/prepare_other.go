@@ -92,3 +92,9 @@ func checkPlace(path string, o Options) error {
 	}
 	return nil
 }
+
+// Namespaces keeps nothing here: there are no id maps.
+type Namespaces struct{}
+
+// Close does nothing.
+func (*Namespaces) Close() {}
