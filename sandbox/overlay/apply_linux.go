@@ -1,0 +1,240 @@
+package overlay
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// Apply brings the changes into the original folder. It fails, and changes
+// nothing, with [ErrBusy] where the session still runs or another apply is under
+// way in that folder, with [ErrOther], [ErrGone] and [ErrTooMany]; conflicts
+// are in the result.
+//
+// Files are written beside their place and renamed, so that each is the old one
+// or the new one at every moment. What is about to change is written down
+// first: an apply that was killed is begun again, and ends in the same state.
+// Cancelling ctx stops between two changes. Where nothing is left to be applied
+// the layers are removed.
+//
+// New files belong to the owner of the workspace, changed ones keep theirs; a
+// set-user-ID, set-group-ID or sticky bit is never applied, and a folder's own
+// set-group-ID bit stays.
+func (l *Layers) Apply(ctx context.Context, original *os.File, o ApplyOptions) (*Result, error) {
+	if err := l.Lock(); err != nil {
+		return nil, fmt.Errorf("apply changes: %w", err)
+	}
+	// One apply at a time in a folder, whosever sessions they are of.
+	release, err := lockFolder(original)
+	if err != nil {
+		return nil, fmt.Errorf("apply changes: %w", err)
+	}
+	defer release()
+	changes, err := l.Changes(ctx, original)
+	if err != nil {
+		return nil, fmt.Errorf("apply changes: %w", err)
+	}
+	if changes.Truncated {
+		return nil, fmt.Errorf("apply changes: %w: there are more than %d", ErrTooMany, MaxEntries)
+	}
+	r := &Result{State: Kept, Unread: changes.Unread}
+	todo := r.sort(changes, o)
+	if r.Refused || o.DryRun {
+		r.Applied = nil
+		if !r.Refused {
+			r.Applied = values(todo)
+		}
+		return r, nil
+	}
+	if err := l.bringIn(ctx, original, todo, changes.twins, o, r); err != nil {
+		return r, fmt.Errorf("apply changes: %w", err)
+	}
+	if len(r.Conflicts)+len(r.LeftOut)+len(r.Failed)+len(r.Unread) == 0 {
+		r.State = Applied
+		if err := l.End(Applied); err != nil {
+			return r, fmt.Errorf("apply changes: all are applied, but what was kept of them is not removed: %w", err)
+		}
+	}
+	return r, nil
+}
+
+func values(list []*Change) []Change {
+	out := make([]Change, 0, len(list))
+	for _, c := range list {
+		out = append(out, *c)
+	}
+	return out
+}
+
+// sort divides the changes into those that are applied and those that are not.
+func (r *Result) sort(changes *Changes, o ApplyOptions) (todo []*Change) {
+	skipped := map[string]bool{} // folders that are not made
+	for i := range changes.List {
+		c := &changes.List[i]
+		switch {
+		case c.LeftOut != "" && (!c.Git || !o.GitConfig):
+			r.LeftOut = append(r.LeftOut, *c)
+		case c.Conflict != "":
+			r.Conflicts = append(r.Conflicts, *c)
+		case skipped[parent(c.Path)]:
+			c.LeftOut = "its folder is not applied"
+			r.LeftOut = append(r.LeftOut, *c)
+		default:
+			todo = append(todo, c)
+			continue
+		}
+		skipped[c.Path] = c.Now == workspace.TypeDir && c.Kind != Mode
+	}
+	todo = r.keepParents(todo)
+	r.Refused = len(r.Conflicts) > 0 && !o.Rest
+	return todo
+}
+
+// keepParents takes folders out that can't go, because something in them stays.
+func (r *Result) keepParents(todo []*Change) []*Change {
+	stays := map[string]bool{}
+	for _, list := range [][]Change{r.LeftOut, r.Conflicts} {
+		for i := range list {
+			for dir := parent(list[i].Path); list[i].Was != "" && dir != "."; dir = parent(dir) {
+				stays[dir] = true
+			}
+		}
+	}
+	return slices.DeleteFunc(todo, func(c *Change) bool {
+		if !stays[c.Path] || c.Was != workspace.TypeDir || c.Kind != Deleted && c.Kind != Typed {
+			return false
+		}
+		c.LeftOut = "something in it is not applied"
+		r.LeftOut = append(r.LeftOut, *c)
+		return true
+	})
+}
+
+// bringIn makes the changes.
+func (l *Layers) bringIn(ctx context.Context, original *os.File, todo []*Change, twins map[uint64]twin, o ApplyOptions, r *Result) error {
+	before, err := l.readJournal()
+	if err != nil {
+		return err
+	}
+	upper, err := l.upper()
+	if err != nil {
+		return err
+	}
+	defer upper.Close()
+	w := writer{upper: tree{int(upper.Fd())}, lower: tree{int(original.Fd())}, run: rand.Text()[:12], links: map[uint64]twin{}}
+	maps.Copy(w.links, twins)
+	if w.owner, err = stat(w.lower.fd, ""); err != nil {
+		return err
+	}
+	before.clear(w.lower)
+	if len(todo) == 0 {
+		return nil
+	}
+	if err := l.begin(before, w.run, todo); err != nil {
+		return err
+	}
+	if err := w.all(ctx, todo, o, r); err != nil {
+		return err
+	}
+	// Everything is on the disk before it is noted, and anything removed.
+	if err := unix.Syncfs(int(original.Fd())); err != nil {
+		return fmt.Errorf("sync workspace: %w", err)
+	}
+	return l.finish(r)
+}
+
+// all makes the changes in an order in which each can be made: first what goes,
+// the deepest first; then what comes, folders before what is in them; then the
+// modes of folders, which could shut them.
+func (w *writer) all(ctx context.Context, todo []*Change, o ApplyOptions, r *Result) error {
+	done := 0
+	failed := map[*Change]bool{}
+	w.failed = func(c *Change, err error) error {
+		failed[c] = true
+		if errors.Is(err, errMeanwhile) {
+			c.Conflict = differs
+			r.Conflicts = append(r.Conflicts, *c)
+			return nil
+		}
+		r.Failed = append(r.Failed, Failure{c.Path, err})
+		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EROFS) {
+			return Failure{c.Path, err} // so would all others
+		}
+		return nil
+	}
+	step := func(c *Change, do func(*Change) error) error {
+		if failed[c] {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if o.step != nil {
+			if err := o.step(done); err != nil {
+				return err
+			}
+		}
+		done++
+		if err := do(c); err != nil {
+			return w.failed(c, err)
+		}
+		return nil
+	}
+	for _, c := range slices.Backward(todo) {
+		if c.Kind == Deleted || c.Kind == Typed && c.Was == workspace.TypeDir {
+			if err := step(c, w.remove); err != nil {
+				return err
+			}
+		}
+	}
+	defer w.drop()
+	for _, c := range todo {
+		if c.Kind != Deleted {
+			if err := step(c, w.put); err != nil {
+				return err
+			}
+		}
+	}
+	if err := w.flush(); err != nil {
+		return err
+	}
+	for _, c := range slices.Backward(todo) {
+		if c.Now == workspace.TypeDir {
+			if err := step(c, w.folderMode); err != nil {
+				return err
+			}
+		}
+	}
+	for _, c := range todo {
+		if !failed[c] {
+			r.Applied = append(r.Applied, *c)
+		}
+	}
+	return nil
+}
+
+// lockFolder keeps two applies from one folder. The lock goes with the
+// descriptor that it is on, whatever becomes of its process.
+func lockFolder(dir *os.File) (release func(), err error) {
+	fd, err := unix.Openat(int(dir.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("lock workspace: %w", err)
+	}
+	err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		err = ErrBusy
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("lock workspace: %w", err)
+	}
+	return func() { unix.Close(fd) }, nil
+}

@@ -1,0 +1,234 @@
+package overlay
+
+import (
+	"bytes"
+	"fmt"
+	"io/fs"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/aymanbagabas/go-udiff"
+
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// Defaults of [DiffOptions].
+const (
+	DefaultDiffFileBytes  = 1 << 20
+	DefaultDiffTotalBytes = 64 << 20
+)
+
+// DiffOptions bound a diff; every zero means the default.
+type DiffOptions struct {
+	// FileBytes bounds either side of one file, TotalBytes the whole text.
+	FileBytes, TotalBytes int64
+}
+
+// Stats say of a diff what its text does, change by change.
+type Stats struct {
+	// Files are in the order of the changes.
+	Files []FileStat
+	// Omitted counts the files whose diff did not fit any more.
+	Omitted int
+}
+
+// FileStat counts the lines of one change.
+type FileStat struct {
+	Insertions, Deletions int
+	// HasDiff says that the text has the change whole. Why says why not:
+	// "binary", "too large", … .
+	HasDiff bool
+	Why     string
+}
+
+// side is one side of a file's diff.
+type side struct {
+	typ  workspace.Type // "" is nothing
+	mode fs.FileMode
+	text []byte
+	why  string // why there is no text
+}
+
+// gitMode is the mode as git writes it: it knows files, programs and links.
+func (s side) gitMode() string {
+	switch {
+	case s.typ == workspace.TypeLink:
+		return "120000"
+	case s.mode&0o100 != 0:
+		return "100755"
+	}
+	return "100644"
+}
+
+func (s side) tracked() bool { return s.typ == workspace.TypeFile || s.typ == workspace.TypeLink }
+
+// remark is a line that git apply and patch pass over.
+func remark(format string, args ...any) string { return "# " + fmt.Sprintf(format, args...) + "\n" }
+
+// blocks gives a change's part of a diff, and its count.
+func blocks(c *Change, old, now side) (string, FileStat) {
+	var b strings.Builder
+	if c.Conflict != "" {
+		b.WriteString(remark("conflict: %s: %s", quote(c.Path), c.Conflict))
+	}
+	if c.LeftOut != "" {
+		b.WriteString(remark("left out by caisson apply: %s: %s", quote(c.Path), c.LeftOut))
+	}
+	st := FileStat{HasDiff: true}
+	if old.tracked() && now.tracked() && old.typ == now.typ {
+		st = block(&b, c, old, now)
+		return b.String(), st
+	}
+	// A change of type is a deletion and an addition, as in git.
+	if old.tracked() {
+		st = block(&b, c, old, side{})
+	}
+	if now.tracked() {
+		more := block(&b, c, side{}, now)
+		st.Insertions, st.HasDiff = more.Insertions, st.HasDiff && more.HasDiff
+		st.Why = orWhy(st.Why, more.Why)
+	}
+	if !old.tracked() && !now.tracked() {
+		st = FileStat{Why: "no file"}
+	}
+	for _, s := range []struct {
+		side
+		word string
+	}{{old, "was there before"}, {now, "is there now"}} {
+		if s.typ != "" && !s.tracked() {
+			b.WriteString(remark("%s: a %s %s", quote(c.Path), s.typ, s.word))
+		}
+	}
+	return b.String(), st
+}
+
+func orWhy(a, b string) string {
+	if a != "" {
+		return a
+	}
+	return b
+}
+
+// block writes one "diff --git" block: old or now may be nothing.
+func block(b *strings.Builder, c *Change, old, now side) FileStat {
+	if why := orWhy(old.why, now.why); why != "" {
+		b.WriteString(remark("%s: %s, %s: not shown here", quote(c.Path), c.Kind, why))
+		if old.tracked() && now.tracked() && old.gitMode() != now.gitMode() {
+			b.WriteString(header(c, old, now))
+		}
+		return FileStat{Why: why}
+	}
+	st := FileStat{HasDiff: true}
+	text := ""
+	if !bytes.Equal(old.text, now.text) {
+		from, to := label("a/", c.Path), label("b/", c.Path)
+		if !old.tracked() {
+			from = "/dev/null"
+		}
+		if !now.tracked() {
+			to = "/dev/null"
+		}
+		var err error
+		text, err = udiff.ToUnified(from, to, string(old.text), udiff.Lines(string(old.text), string(now.text)), udiff.DefaultContextLines)
+		if err != nil {
+			b.WriteString(remark("%s: %s: no diff could be made", quote(c.Path), c.Kind))
+			return FileStat{Why: "no diff could be made"}
+		}
+		st.Insertions, st.Deletions = count(text)
+	}
+	if text != "" || !old.tracked() || !now.tracked() || old.gitMode() != now.gitMode() {
+		b.WriteString(header(c, old, now))
+		b.WriteString(text)
+	}
+	if old.tracked() && now.tracked() && now.typ == workspace.TypeFile && old.mode != now.mode && old.gitMode() == now.gitMode() {
+		b.WriteString(remark("%s: mode %s, was %s", quote(c.Path), octal(now.mode), octal(old.mode)))
+	}
+	return st
+}
+
+func header(c *Change, old, now side) string {
+	text := "diff --git " + quote("a/"+c.Path) + " " + quote("b/"+c.Path) + "\n"
+	switch {
+	case !old.tracked():
+		text += "new file mode " + now.gitMode() + "\n"
+	case !now.tracked():
+		text += "deleted file mode " + old.gitMode() + "\n"
+	case old.gitMode() != now.gitMode():
+		text += "old mode " + old.gitMode() + "\nnew mode " + now.gitMode() + "\n"
+	}
+	return text
+}
+
+// count counts the lines of a unified diff. The first two are its header.
+func count(text string) (insertions, deletions int) {
+	n := 0
+	for line := range strings.Lines(text) {
+		if n++; n <= 2 {
+			continue
+		}
+		switch line[0] {
+		case '+':
+			insertions++
+		case '-':
+			deletions++
+		}
+	}
+	return insertions, deletions
+}
+
+// label is a name in a ---/+++ line: one with a space ends in a tab, so that
+// patch does not take the rest for a date.
+func label(prefix, path string) string {
+	name := quote(prefix + path)
+	if strings.ContainsRune(name, ' ') && name[0] != '"' {
+		name += "\t"
+	}
+	return name
+}
+
+// quote writes a name as git does (core.quotePath): in quotes, with escapes,
+// where it holds quotes, controls, what is no UTF-8, or what can't be seen.
+func quote(name string) string {
+	plain := utf8.ValidString(name)
+	for _, r := range name {
+		if r < ' ' || r == 0x7f || r == '"' || r == '\\' || unicode.In(r, unicode.Cc, unicode.Cf, unicode.Co, unicode.Zl, unicode.Zp) {
+			plain = false
+		}
+	}
+	if plain {
+		return name
+	}
+	var b strings.Builder
+	b.WriteByte('"')
+	for i := 0; i < len(name); {
+		r, n := utf8.DecodeRuneInString(name[i:])
+		switch {
+		case r == '"' || r == '\\':
+			b.WriteByte('\\')
+			b.WriteByte(name[i])
+		case r == '\n':
+			b.WriteString(`\n`)
+		case r == '\t':
+			b.WriteString(`\t`)
+		case r < ' ' || r == 0x7f || r == utf8.RuneError && n == 1 ||
+			unicode.In(r, unicode.Cc, unicode.Cf, unicode.Co, unicode.Zl, unicode.Zp):
+			for _, c := range []byte(name[i : i+n]) {
+				fmt.Fprintf(&b, `\%03o`, c)
+			}
+		default:
+			b.WriteString(name[i : i+n])
+		}
+		i += n
+	}
+	b.WriteByte('"')
+	return b.String()
+}
+
+// Quote writes a path for people as the diff does.
+func Quote(path string) string { return quote(path) }
+
+// isBinary is git's rule: a NUL byte among the first 8000.
+func isBinary(content []byte) bool {
+	return bytes.IndexByte(content[:min(len(content), 8000)], 0) >= 0
+}

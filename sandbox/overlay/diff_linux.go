@@ -1,0 +1,133 @@
+package overlay
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// Diff writes the changes as one unified diff that git apply and patch -p1
+// take. What such a diff can't hold (binary files, large ones, folders, special
+// files, modes other than git's) is named in lines that begin with "# ". W may
+// be [io.Discard], for the counts alone.
+func (l *Layers) Diff(ctx context.Context, original *os.File, c *Changes, w io.Writer, o DiffOptions) (*Stats, error) {
+	if o.FileBytes <= 0 {
+		o.FileBytes = DefaultDiffFileBytes
+	}
+	if o.TotalBytes <= 0 {
+		o.TotalBytes = DefaultDiffTotalBytes
+	}
+	if err := l.ready(original); err != nil {
+		return nil, err
+	}
+	upper, err := l.upper()
+	if err != nil {
+		return nil, err
+	}
+	defer upper.Close()
+	d := differ{upper: tree{int(upper.Fd())}, lower: tree{int(original.Fd())}, most: o.FileBytes}
+	stats := &Stats{Files: make([]FileStat, len(c.List))}
+	room := o.TotalBytes
+	for i := range c.List {
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("diff: %w", context.Cause(ctx))
+		}
+		change := &c.List[i]
+		text, st := "", FileStat{Why: "folder"}
+		if change.File() {
+			text, st = blocks(change, d.old(change), d.now(change))
+		} else {
+			text = folderRemark(c.List, i)
+		}
+		if int64(len(text)) > room {
+			stats.Omitted++
+			st.HasDiff, st.Why, text = false, "too much in all", ""
+		}
+		room -= int64(len(text))
+		stats.Files[i] = st
+		if _, err := io.WriteString(w, text); err != nil {
+			return nil, fmt.Errorf("diff: %w", err)
+		}
+	}
+	return stats, d.end(w, c, stats)
+}
+
+// end says what a diff leaves out as a whole.
+func (d *differ) end(w io.Writer, c *Changes, stats *Stats) error {
+	var b strings.Builder
+	if stats.Omitted > 0 {
+		b.WriteString(remark("%d more changes are left out: the diff would be too long", stats.Omitted))
+	}
+	if c.Truncated {
+		b.WriteString(remark("there are more than %d changes; the rest was not looked at", MaxEntries))
+	}
+	for _, dir := range c.Unread {
+		b.WriteString(remark("%s can't be read: what changed there is not known", quote(dir)))
+	}
+	if _, err := io.WriteString(w, b.String()); err != nil {
+		return fmt.Errorf("diff: %w", err)
+	}
+	return nil
+}
+
+// folderRemark names a folder where the diff would not show it: an empty one,
+// or one whose mode changed.
+func folderRemark(list []Change, i int) string {
+	c := &list[i]
+	if c.Kind == Mode {
+		return remark("folder %s: mode %s, was %s", quote(c.Path), octal(c.Mode), octal(c.WasMode))
+	}
+	if i+1 < len(list) && strings.HasPrefix(list[i+1].Path, c.Path+"/") {
+		return ""
+	}
+	return remark("empty folder %s: %s", quote(c.Path), c.Kind)
+}
+
+// differ reads both sides of files.
+type differ struct {
+	upper, lower tree
+	most         int64
+}
+
+func (d *differ) old(c *Change) side { return d.side(d.lower, c.Path, c.was) }
+func (d *differ) now(c *Change) side { return d.side(d.upper, c.Path, c.now) }
+
+func (d *differ) side(t tree, path string, n *node) side {
+	if n == nil {
+		return side{}
+	}
+	s := side{typ: n.typ, mode: n.perm()}
+	switch n.typ {
+	case workspace.TypeLink:
+		s.text = []byte(n.target)
+	case workspace.TypeFile:
+		s.text, s.why = d.read(t, path, n.size)
+	}
+	return s
+}
+
+// read reads a file that is small and text, or says why not.
+func (d *differ) read(t tree, path string, size int64) ([]byte, string) {
+	if size > d.most {
+		return nil, fmt.Sprintf("%d bytes", size)
+	}
+	f, n, err := t.file(path)
+	if err != nil {
+		return nil, "can't be read"
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, d.most+1))
+	switch {
+	case err != nil:
+		return nil, "can't be read"
+	case int64(len(text)) > d.most:
+		return nil, fmt.Sprintf("%d bytes", n.size)
+	case isBinary(text):
+		return nil, fmt.Sprintf("binary, %d bytes", len(text))
+	}
+	return text, ""
+}

@@ -1,0 +1,163 @@
+package overlay
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// Why changes are left out of an apply.
+const (
+	leftSpecial = "it is a pipe, a socket or a device"
+	leftGit     = "a git of the host obeys or runs it"
+	leftGitDir  = "the repository's own folder was moved, removed or replaced"
+	leftGitFile = "it names the repository that a git of the host obeys"
+	leftCaisson = "it is Caisson's own configuration"
+)
+
+// gitObeyed are the entries of a repository that its owner's git obeys or runs
+// (gitrepository-layout(5), git-config(1), githooks(5), and the todo lists of
+// git-rebase(1), git-am(1) and git-cherry-pick(1), which hold commands).
+var gitObeyed = []string{
+	"config", "config.worktree", "commondir", "gitdir", "hooks", "info", "modules", "worktrees", "remotes", "branches",
+	"rebase-merge", "rebase-apply", "sequencer",
+}
+
+// gitKept are entries of info that hold no configuration: git gc and repack write them.
+var gitKept = []string{"info/refs", "info/packs", "info/commit-graph"}
+
+// look says whether a path is in the upper layer, and in the original folder.
+type look func(path string) (upper, lower bool)
+
+// leaveOut marks what apply doesn't bring in though nothing conflicts.
+func (s *Changes) leaveOut(there look) {
+	replaced := s.replacedRepositories()
+	repos := bareRepositories{there: there, known: map[string]bool{}}
+	for i := range s.List {
+		c := &s.List[i]
+		switch {
+		case special(c.Now) && c.Kind != Mode:
+			c.LeftOut = leftSpecial
+		case c.Path == ".caisson" || strings.HasPrefix(c.Path, ".caisson/"):
+			c.LeftOut = leftCaisson
+		case within(c.Path, replaced):
+			c.LeftOut, c.Git = leftGitDir, true
+		default:
+			c.LeftOut = gitReason(c, repos)
+			c.Git = c.LeftOut != ""
+		}
+	}
+}
+
+func special(t workspace.Type) bool {
+	switch t {
+	case workspace.TypeFIFO, workspace.TypeSocket, workspace.TypeDevice, workspace.TypeOther:
+		return true
+	}
+	return false
+}
+
+// gitReason says why a change is none of files, but of what git does, or "".
+func gitReason(c *Change, repos bareRepositories) string {
+	names := strings.Split(c.Path, "/")
+	for i, name := range names {
+		if !isGit(name) {
+			continue
+		}
+		if i == len(names)-1 {
+			if c.Now == workspace.TypeDir || c.Now == "" && c.Was == workspace.TypeDir {
+				return ""
+			}
+			return leftGitFile
+		}
+		if obeyed(names[i+1:]) {
+			return leftGit
+		}
+	}
+	for i := range names {
+		switch {
+		case i > 0 && isGit(names[i-1]):
+		case obeyed(names[i:]) && repos.is(folder(names[:i])):
+			return leftGit
+		case i == len(names)-1 && names[i] == "HEAD" && c.Now != "" && repos.completes(folder(names[:i])):
+			return leftGitFile
+		}
+	}
+	return ""
+}
+
+func folder(names []string) string {
+	if len(names) == 0 {
+		return "."
+	}
+	return strings.Join(names, "/")
+}
+
+// isGit knows a repository by its name, on file systems that fold case too.
+func isGit(name string) bool { return strings.EqualFold(name, ".git") }
+
+// obeyed says whether a path in a repository is one that git obeys.
+func obeyed(rest []string) bool {
+	if !slices.ContainsFunc(gitObeyed, func(name string) bool { return strings.EqualFold(name, rest[0]) }) {
+		return false
+	}
+	return !slices.Contains(gitKept, strings.Join(rest, "/"))
+}
+
+// within says whether a path is one of the folders or below one.
+func within(path string, folders []string) bool {
+	return slices.ContainsFunc(folders, func(dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") })
+}
+
+// replacedRepositories are the .git folders that were removed, or became
+// something else: nothing of that is applied, since the half of it would
+// neither be the old repository nor the new one.
+func (s *Changes) replacedRepositories() []string {
+	var out []string
+	for i := range s.List {
+		c := &s.List[i]
+		if isGit(base(c.Path)) && c.Was != "" && (c.Kind == Deleted && c.Was == workspace.TypeDir || c.Kind == Typed) {
+			out = append(out, c.Path)
+		}
+	}
+	return out
+}
+
+// bareRepositories finds the folders that git takes for a repository by what
+// they hold: HEAD, objects and refs.
+type bareRepositories struct {
+	there look
+	known map[string]bool
+}
+
+// is says whether a folder is one, with the changes applied.
+func (b bareRepositories) is(dir string) bool {
+	if is, ok := b.known[dir]; ok {
+		return is
+	}
+	is := true
+	for _, sign := range []string{"HEAD", "objects", "refs"} {
+		upper, lower := b.there(join(dir, sign))
+		is = is && (upper || lower)
+	}
+	b.known[dir] = is
+	return is
+}
+
+// completes says whether a folder that was no repository becomes one around
+// configuration or hooks that are there already.
+func (b bareRepositories) completes(dir string) bool {
+	if !b.is(dir) {
+		return false
+	}
+	was := true
+	for _, sign := range []string{"HEAD", "objects", "refs"} {
+		_, lower := b.there(join(dir, sign))
+		was = was && lower
+	}
+	return !was && slices.ContainsFunc(gitObeyed, func(name string) bool {
+		_, lower := b.there(join(dir, name))
+		return lower
+	})
+}

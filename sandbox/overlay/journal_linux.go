@@ -1,0 +1,165 @@
+package overlay
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// journal is what an apply is going to change, written before it changes
+// anything. One that is found is of an apply that was killed, or did not finish:
+// what it lists may have been half changed by us.
+//
+//	{"run":"…"}          the name in its temporary files
+//	{"b":"YS9i"}         a path, in base64
+type journal struct {
+	paths map[string]bool
+	runs  []string
+}
+
+type journalLine struct {
+	Run   string `json:"run,omitempty"`
+	Bytes []byte `json:"b,omitempty"`
+}
+
+func (l *Layers) readJournal() (journal, error) { return readPaths(filepath.Join(l.dir, applyFile)) }
+
+// readDone reads the changes that were applied: whatever becomes of them in the
+// folder, they are no changes any more.
+func (l *Layers) readDone() (journal, error) { return readPaths(filepath.Join(l.dir, doneFile)) }
+
+func readPaths(path string) (journal, error) {
+	j := journal{paths: map[string]bool{}}
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return j, nil
+	}
+	if err != nil {
+		return j, fmt.Errorf("read journal: %w", err)
+	}
+	defer f.Close()
+	dec := json.NewDecoder(bufio.NewReader(f))
+	for dec.More() {
+		var line journalLine
+		if err := dec.Decode(&line); err != nil {
+			return journal{}, fmt.Errorf("read journal: %w", err)
+		}
+		switch {
+		case line.Run != "":
+			j.runs = append(j.runs, line.Run)
+		case line.Bytes != nil:
+			j.paths[string(line.Bytes)] = true
+		}
+	}
+	return j, nil
+}
+
+// writePaths replaces a journal, synced, so that it is torn at no moment.
+func (l *Layers) writePaths(name string, j journal) error {
+	path := filepath.Join(l.dir, name)
+	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return fmt.Errorf("write journal: %w", err)
+	}
+	w := bufio.NewWriter(f)
+	enc := json.NewEncoder(w)
+	var all []error
+	for _, r := range j.runs {
+		all = append(all, enc.Encode(journalLine{Run: r}))
+	}
+	for p := range j.paths {
+		all = append(all, enc.Encode(journalLine{Bytes: []byte(p)}))
+	}
+	all = append(all, w.Flush(), f.Sync(), f.Close())
+	if err := errors.Join(all...); err != nil {
+		return errors.Join(fmt.Errorf("write journal: %w", err), os.Remove(path+".new"))
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		return fmt.Errorf("write journal: %w", err)
+	}
+	return syncFolder(l.dir)
+}
+
+// begin writes the journal of a run, with what was in the one before.
+func (l *Layers) begin(before journal, run string, todo []*Change) error {
+	before.runs = append(slices.Clone(before.runs), run)
+	for _, c := range todo {
+		before.paths[c.Path] = true
+	}
+	return l.writePaths(applyFile, before)
+}
+
+// finish notes what was applied and, where nothing failed, forgets the journal.
+func (l *Layers) finish(r *Result) error {
+	done, err := l.readDone()
+	if err != nil {
+		return err
+	}
+	for i := range r.Applied {
+		done.paths[r.Applied[i].Path] = true
+	}
+	if err := l.writePaths(doneFile, done); err != nil {
+		return err
+	}
+	if len(r.Failed) > 0 {
+		return nil // what of them is half done is still ours
+	}
+	if err := os.Remove(filepath.Join(l.dir, applyFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove journal: %w", err)
+	}
+	return nil
+}
+
+func syncFolder(path string) error {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(unix.Fsync(fd), unix.Close(fd))
+}
+
+// tempPrefix begins the names of the files that a run has not finished.
+func tempPrefix(run string) string { return ".caisson-apply-" + run + "-" }
+
+func tempName(run string, n int) string { return tempPrefix(run) + strconv.Itoa(n) + ".tmp" }
+
+// clear removes the temporary files of runs that were killed, from the folders
+// that they were to change.
+func (j journal) clear(original tree) {
+	if len(j.runs) == 0 {
+		return
+	}
+	done := map[string]bool{}
+	for p := range j.paths {
+		if dir := parent(p); !done[dir] {
+			done[dir] = true
+			j.clearFolder(original, dir)
+		}
+	}
+}
+
+func (j journal) clearFolder(original tree, dir string) {
+	fd, err := original.dir(dir)
+	if err != nil {
+		return
+	}
+	defer unix.Close(fd)
+	list, _, err := names(fd, MaxEntries)
+	if err != nil {
+		return
+	}
+	for _, name := range list {
+		if slices.ContainsFunc(j.runs, func(run string) bool { return strings.HasPrefix(name, tempPrefix(run)) }) {
+			_ = unix.Unlinkat(fd, name, 0)
+		}
+	}
+}

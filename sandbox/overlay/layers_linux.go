@@ -1,0 +1,428 @@
+package overlay
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// Layers are those of one session. Whoever made or opened them closes them.
+// They are not safe for concurrent use.
+type Layers struct {
+	dir  string
+	info Info
+	// lock is held from Create or Lock on; nil is a reader.
+	lock *os.File
+}
+
+// Create makes the layers of a new session in the folder dir, which must not
+// exist, and holds their lock. The upper layer gets owner and mode of the
+// workspace, since the merged root shows its. [Layers.Record] must follow
+// before anything is written. On an error nothing is left.
+func Create(dir string, o CreateOptions) (_ *Layers, err error) {
+	info := Info{Version: 1, Session: o.Session, Workspace: o.Path, Began: time.Now().UTC(), State: Kept, Boot: bootID()}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(o.Workspace.Fd()), &st); err != nil {
+		return nil, fmt.Errorf("create layers: examine workspace: %w", err)
+	}
+	info.Device, info.Inode, info.Born = st.Dev, st.Ino, birth(int(o.Workspace.Fd()))
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("create layers: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			_ = os.RemoveAll(dir)
+		}
+	}()
+	l := &Layers{dir: dir, info: info}
+	for _, name := range []string{UpperDir, WorkDir} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+			return nil, fmt.Errorf("create layers: %w", err)
+		}
+	}
+	upper := filepath.Join(dir, UpperDir)
+	if os.Geteuid() == 0 || int(st.Gid) != os.Getegid() {
+		// An ordinary user who is in the folder's group may give it away, and
+		// does without otherwise.
+		if err := os.Lchown(upper, -1, int(st.Gid)); err != nil && os.Geteuid() == 0 {
+			return nil, fmt.Errorf("create layers: %w", err)
+		}
+		if os.Geteuid() == 0 {
+			if err := os.Lchown(upper, int(st.Uid), -1); err != nil {
+				return nil, fmt.Errorf("create layers: %w", err)
+			}
+		}
+	}
+	if err := unix.Fchmodat(unix.AT_FDCWD, upper, st.Mode&0o7777, 0); err != nil {
+		return nil, fmt.Errorf("create layers: %w", err)
+	}
+	if err := l.take(); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// Open opens the layers in dir for reading what they are. Its error wraps
+// fs.ErrNotExist where there are none: a session that had not begun to write.
+func Open(dir string) (*Layers, error) {
+	l := &Layers{dir: dir}
+	// The state outlives the layers.
+	for _, name := range []string{stateFile, baseFile} {
+		info, err := readInfo(filepath.Join(dir, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("open layers: %w", err)
+		}
+		l.info = info
+		return l, nil
+	}
+	return nil, fmt.Errorf("open layers: %w", &fs.PathError{Op: "open", Path: filepath.Join(dir, baseFile), Err: fs.ErrNotExist})
+}
+
+// readInfo reads the first line of a file.
+func readInfo(path string) (Info, error) {
+	var info Info
+	f, err := os.Open(path)
+	if err != nil {
+		return info, err
+	}
+	defer f.Close()
+	line, err := bufio.NewReader(io.LimitReader(f, 64<<10)).ReadBytes('\n')
+	if err != nil {
+		return info, fmt.Errorf("%s: %w", path, err)
+	}
+	if err := json.Unmarshal(line, &info); err != nil {
+		return info, fmt.Errorf("%s: %w", path, err)
+	}
+	if info.Version != 1 {
+		return info, fmt.Errorf("%s: version %d is not known", path, info.Version)
+	}
+	return info, nil
+}
+
+// Dir is the folder of the layers, for sandbox.Workspace.Layers.
+func (l *Layers) Dir() string { return l.dir }
+
+// Info is what is known without reading them.
+func (l *Layers) Info() Info { return l.info }
+
+// Lock takes the layers for a change. It fails with [ErrBusy] where their
+// session runs or somebody else applies them.
+func (l *Layers) Lock() error {
+	if l.lock != nil {
+		return nil
+	}
+	return l.take()
+}
+
+func (l *Layers) take() error {
+	f, err := os.OpenFile(filepath.Join(l.dir, lockFile), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return fmt.Errorf("lock layers: %w", err)
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		err = ErrBusy
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("lock layers: %w", err), f.Close())
+	}
+	l.lock = f
+	return nil
+}
+
+// Close gives the lock back. The layers stay.
+func (l *Layers) Close() error {
+	if l.lock == nil {
+		return nil
+	}
+	lock := l.lock
+	l.lock = nil
+	return lock.Close()
+}
+
+// Record walks the original folder and writes what it is now, so that what
+// changes in it meanwhile is told from what the session changed. Nothing may
+// write to the merged folder before it has returned.
+func (l *Layers) Record(ctx context.Context, original *os.File) (err error) {
+	path := filepath.Join(l.dir, baseFile)
+	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return fmt.Errorf("record workspace: %w", err)
+	}
+	w := bufio.NewWriterSize(f, 256<<10)
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	err = enc.Encode(l.info)
+	if err == nil {
+		r := recorder{tree: tree{int(original.Fd())}, put: enc.Encode}
+		if err = r.folder(ctx, "."); err == nil {
+			err = enc.Encode(baseEnd{End: true, Entries: r.count, Whole: !r.cut, Unread: r.unread})
+		}
+	}
+	if err == nil {
+		err = w.Flush()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return errors.Join(fmt.Errorf("record workspace: %w", err), os.Remove(path+".new"))
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		return fmt.Errorf("record workspace: %w", err)
+	}
+	return nil
+}
+
+// baseEnd is the last line of base.json: without it the file is torn.
+type baseEnd struct {
+	End     bool `json:"end"`
+	Entries int  `json:"entries"`
+	// Whole says that no bound was reached; Unread are folders, all of them,
+	// that could not be looked into.
+	Whole  bool     `json:"whole"`
+	Unread [][]byte `json:"unread,omitempty"`
+}
+
+// recorder is one walk of Record.
+type recorder struct {
+	tree   tree
+	put    func(any) error
+	count  int
+	cut    bool
+	unread [][]byte
+}
+
+func (r *recorder) folder(ctx context.Context, rel string) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	folders, err := r.entries(rel)
+	if err != nil {
+		return err
+	}
+	for _, name := range folders {
+		if err := r.folder(ctx, join(rel, name)); err != nil || r.cut {
+			return err
+		}
+	}
+	return nil
+}
+
+// entries stamps what is in one folder and gives the folders in it.
+func (r *recorder) entries(rel string) (folders []string, err error) {
+	dir, err := r.tree.dir(rel)
+	if err != nil {
+		if rel == "." {
+			return nil, err
+		}
+		if !missing(err) {
+			r.unread = append(r.unread, []byte(rel))
+		}
+		return nil, nil
+	}
+	defer unix.Close(dir)
+	list, more, err := names(dir, MaxEntries-r.count)
+	if err != nil {
+		r.unread = append(r.unread, []byte(rel))
+		return nil, nil
+	}
+	r.cut = r.cut || more
+	for _, name := range list {
+		n, err := stat(dir, name)
+		if missing(err) {
+			continue
+		}
+		if err != nil {
+			r.unread = append(r.unread, []byte(rel))
+			break
+		}
+		r.count++
+		if err := r.put(stampOf(join(rel, name), n)); err != nil {
+			return nil, err
+		}
+		if n.typ == workspace.TypeDir {
+			folders = append(folders, name)
+		}
+	}
+	return folders, nil
+}
+
+func stampOf(path string, n *node) stamp {
+	s := stamp{Type: n.typ, Size: n.size, Mode: n.mode, MTime: n.mtime, CTime: n.ctime, Inode: n.ino}
+	if n.typ == workspace.TypeDir {
+		s.MTime, s.CTime = 0, 0
+	}
+	if n.target != "" {
+		s.Target = []byte(n.target)
+	}
+	if utf8.ValidString(path) {
+		s.Path = path
+	} else {
+		s.Bytes = []byte(path)
+	}
+	return s
+}
+
+// stamps reads base.json and hands out each stamp.
+func (l *Layers) stamps(visit func(stamp)) (baseEnd, error) {
+	var end baseEnd
+	f, err := os.Open(filepath.Join(l.dir, baseFile))
+	if err != nil {
+		return end, fmt.Errorf("read base: %w", err)
+	}
+	defer f.Close()
+	in := bufio.NewReaderSize(f, 256<<10)
+	for first := true; ; first = false {
+		line, err := in.ReadSlice('\n')
+		if errors.Is(err, io.EOF) && len(line) == 0 {
+			return end, nil
+		}
+		if err != nil && !errors.Is(err, io.EOF) {
+			return end, fmt.Errorf("read base: %w", err)
+		}
+		switch {
+		case first:
+		case bytes.HasPrefix(line, []byte(`{"end"`)):
+			if err := json.Unmarshal(line, &end); err != nil {
+				return end, fmt.Errorf("read base: %w", err)
+			}
+			return end, nil
+		default:
+			var s stamp
+			if err := json.Unmarshal(line, &s); err != nil {
+				return end, fmt.Errorf("read base: %w", err)
+			}
+			if s.Bytes != nil {
+				s.Path = string(s.Bytes)
+			}
+			visit(s)
+		}
+	}
+}
+
+// Same fails with [ErrOther] unless folder is the one that the session worked on.
+func (l *Layers) Same(folder *os.File) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(folder.Fd()), &st); err != nil {
+		return fmt.Errorf("examine workspace: %w", err)
+	}
+	born := birth(int(folder.Fd()))
+	switch i := l.info; {
+	case st.Ino != i.Inode,
+		st.Dev != i.Device && bootID() == i.Boot,
+		born != 0 && i.Born != 0 && born != i.Born:
+		return fmt.Errorf("%w: session %s worked on %s as it was then", ErrOther, i.Session, i.Workspace)
+	}
+	return nil
+}
+
+// End removes the layers for good and notes why: applied, discarded, expired or
+// empty. The lock must be held.
+func (l *Layers) End(state State) error {
+	if l.lock == nil {
+		return fmt.Errorf("end layers: %w: they are not locked", ErrBusy)
+	}
+	l.info.State, l.info.At = state, time.Now().UTC()
+	text, err := json.Marshal(l.info)
+	if err != nil {
+		return fmt.Errorf("end layers: %w", err)
+	}
+	if err := writeWhole(filepath.Join(l.dir, stateFile), append(text, '\n')); err != nil {
+		return fmt.Errorf("end layers: %w", err)
+	}
+	var all []error
+	for _, name := range []string{UpperDir, WorkDir} {
+		if err := removeTree(filepath.Join(l.dir, name)); err != nil {
+			all = append(all, fmt.Errorf("end layers: %w", err))
+		}
+	}
+	for _, name := range []string{baseFile, applyFile, doneFile} {
+		if err := os.Remove(filepath.Join(l.dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			all = append(all, fmt.Errorf("end layers: %w", err))
+		}
+	}
+	return errors.Join(all...)
+}
+
+// writeWhole replaces a file of ours, synced, so that it is torn at no moment.
+func writeWhole(path string, text []byte) error {
+	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(text)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return errors.Join(err, os.Remove(path+".new"))
+	}
+	return os.Rename(path+".new", path)
+}
+
+// removeTree removes a folder and what is in it, through no link. Folders that
+// their owner may not enter, which commands can make, are opened up first.
+func removeTree(path string) error {
+	err := os.RemoveAll(path)
+	if !errors.Is(err, fs.ErrPermission) {
+		return err
+	}
+	fd, openErr := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if openErr != nil {
+		return errors.Join(err, openErr)
+	}
+	openUp(tree{fd}, ".")
+	return errors.Join(unix.Close(fd), os.RemoveAll(path))
+}
+
+// openUp gives the owner back every right to the folder rel and those below.
+// What it can't change, the removal will tell.
+func openUp(t tree, rel string) {
+	dir, err := t.open(rel, unix.O_PATH|unix.O_DIRECTORY)
+	if err != nil {
+		return
+	}
+	defer unix.Close(dir)
+	if n, err := stat(dir, ""); err == nil && n.mode&0o700 != 0o700 {
+		// By /proc, since fchmod(2) takes no O_PATH descriptor.
+		_ = unix.Chmod(fmt.Sprintf("/proc/self/fd/%d", dir), n.mode|0o700)
+	}
+	fd, err := t.dir(rel)
+	if err != nil {
+		return
+	}
+	list, _, _ := names(fd, MaxEntries)
+	folders := slices.DeleteFunc(list, func(name string) bool {
+		n, err := stat(fd, name)
+		return err != nil || n.typ != workspace.TypeDir
+	})
+	unix.Close(fd)
+	for _, name := range folders {
+		openUp(t, join(rel, name))
+	}
+}
+
+// bootID is the kernel's name for this boot.
+func bootID() string {
+	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(text))
+}

@@ -1,0 +1,507 @@
+package overlay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+// world is a workspace under a real overlay of the kernel's: what it makes of
+// the upper layer is what is read.
+type world struct {
+	t        *testing.T
+	original string // the workspace
+	merged   string // what commands see
+	layers   *Layers
+	folder   *os.File
+	mounted  bool
+}
+
+// newWorld makes a workspace with before in it, and mounts.
+func newWorld(t *testing.T, before func(dir string)) *world {
+	t.Helper()
+	if os.Getuid() != 0 {
+		if strings.TrimSpace(os.Getenv("REQUIRE_BACKENDS")) != "" {
+			t.Fatal("mounting an overlay needs root, and REQUIRE_BACKENDS is set")
+		}
+		t.Skip("mounting an overlay needs root")
+	}
+	root := t.TempDir()
+	w := &world{t: t, original: filepath.Join(root, "workspace"), merged: filepath.Join(root, "merged")}
+	for _, dir := range []string{w.original, w.merged} {
+		must(t, os.Mkdir(dir, 0o755))
+	}
+	if before != nil {
+		before(w.original)
+	}
+	folder, err := os.Open(w.original)
+	must(t, err)
+	t.Cleanup(func() { folder.Close() })
+	w.folder = folder
+	w.layers, err = Create(filepath.Join(root, "layers"), CreateOptions{Session: "ses_test", Path: w.original, Workspace: folder})
+	must(t, err)
+	t.Cleanup(func() { w.layers.Close() })
+	must(t, w.layers.Record(t.Context(), folder))
+	w.mount()
+	t.Cleanup(w.unmount)
+	return w
+}
+
+func (w *world) mount() {
+	w.t.Helper()
+	dir := w.layers.Dir()
+	must(w.t, unix.Mount("overlay", w.merged, "overlay", unix.MS_NOSUID|unix.MS_NODEV, fmt.Sprintf(
+		"lowerdir=%s,upperdir=%s,workdir=%s,userxattr", w.original, filepath.Join(dir, UpperDir), filepath.Join(dir, WorkDir))))
+	w.mounted = true
+}
+
+func (w *world) unmount() {
+	if w.mounted {
+		w.mounted = false
+		if err := unix.Unmount(w.merged, 0); err != nil {
+			w.t.Errorf("unmount: %v", err)
+		}
+	}
+}
+
+// changes reads the layers and gives a line a change.
+func (w *world) changes() []string {
+	w.t.Helper()
+	c, err := w.layers.Changes(w.t.Context(), w.folder)
+	must(w.t, err)
+	var out []string
+	for _, c := range c.List {
+		line := fmt.Sprintf("%s %s", c.Kind, quote(c.Path))
+		if c.Kind == Typed {
+			line += fmt.Sprintf(" %s->%s", c.Was, c.Now)
+		} else if c.Was == "dir" || c.Now == "dir" {
+			line += "/"
+		}
+		if c.Conflict != "" {
+			line += " CONFLICT"
+		}
+		if c.LeftOut != "" {
+			line += " LEFT"
+		}
+		out = append(out, line)
+	}
+	return out
+}
+
+func (w *world) want(lines ...string) {
+	w.t.Helper()
+	if diff := cmp.Diff(lines, w.changes()); diff != "" {
+		w.t.Errorf("changes (-want +got):\n%s", diff)
+	}
+}
+
+func (w *world) apply(o ApplyOptions) *Result {
+	w.t.Helper()
+	w.unmount()
+	r, err := w.layers.Apply(w.t.Context(), w.folder, o)
+	must(w.t, err)
+	return r
+}
+
+// in runs a shell script in a folder.
+func in(t testing.TB, dir, script string) {
+	t.Helper()
+	cmd := exec.Command("bash", "-ec", script)
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", script, err, out)
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// picture is a tree as text: type, mode, owner, link count, content.
+func picture(t testing.TB, dir string) string {
+	t.Helper()
+	var b strings.Builder
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, _ := filepath.Rel(dir, path)
+		var st unix.Stat_t
+		if err := unix.Lstat(path, &st); err != nil {
+			return err
+		}
+		fmt.Fprintf(&b, "%q %o %d:%d", rel, st.Mode, st.Uid, st.Gid)
+		switch st.Mode & unix.S_IFMT {
+		case unix.S_IFREG:
+			fmt.Fprintf(&b, " links %d size %d", st.Nlink, st.Size)
+			if st.Size < 1<<20 {
+				text, err := os.ReadFile(path)
+				if err != nil {
+					return err
+				}
+				fmt.Fprintf(&b, " %q", text)
+			}
+		case unix.S_IFLNK:
+			target, _ := os.Readlink(path)
+			fmt.Fprintf(&b, " -> %q", target)
+		case unix.S_IFDIR:
+		default:
+			fmt.Fprintf(&b, " rdev %d", st.Rdev)
+		}
+		b.WriteByte('\n')
+		return nil
+	})
+	must(t, err)
+	return b.String()
+}
+
+const tree0 = `
+	echo one > a.txt; printf 'x\ny\n' > run.sh; chmod 755 run.sh
+	mkdir -p src/deep gone/in; echo s > src/s.c; echo d > src/deep/d.c; echo g > gone/in/g; echo h > gone/h
+	ln -s a.txt link; echo hl > h1; ln h1 h2; echo t > tofile; mkdir todir; echo in > todir/x; echo same > touched`
+
+func TestChangesAreWhatTheKernelWrote(t *testing.T) {
+	w := newWorld(t, func(dir string) { in(t, dir, tree0) })
+	w.want()
+	in(t, w.merged, `
+		echo two >> a.txt; chmod 700 run.sh; touch touched; rm -r gone; echo new > src/new.c; mkdir -p added/empty
+		ln -sfn src link; rm tofile; mkdir tofile; echo f > tofile/f; rm -r todir; echo file > todir
+		mkfifo pipe; mv src/s.c src/moved.c; rm -r src/deep; mkdir src/deep; echo other > src/deep/o.c; chmod 750 src/deep
+		echo $'odd' > $'na\nme'; ln a.txt hard; : > seen; rm seen; chmod 711 .`)
+	w.want(
+		`mode ./`,
+		`modified a.txt`,
+		`added added/`,
+		`added added/empty/`,
+		`deleted gone/`,
+		`deleted gone/h`,
+		`deleted gone/in/`,
+		`deleted gone/in/g`,
+		`added hard`,
+		`modified link`,
+		`added "na\nme"`,
+		`added pipe LEFT`,
+		`mode run.sh`,
+		`mode src/deep/`,
+		`deleted src/deep/d.c`,
+		`added src/deep/o.c`,
+		`added src/moved.c`,
+		`added src/new.c`,
+		`deleted src/s.c`,
+		`type todir dir->file`,
+		`deleted todir/x`,
+		`type tofile file->dir`,
+		`added tofile/f`,
+	)
+}
+
+// TestApplyGivesWhatCommandsSaw compares the folder afterwards with the merged
+// view before: the kernel's own reading of the layers.
+func TestApplyGivesWhatCommandsSaw(t *testing.T) {
+	w := newWorld(t, func(dir string) {
+		in(t, dir, tree0+`
+			echo third > third; chown 4242:4343 third; mkdir shared; chgrp 77 shared; chmod 2775 shared; echo x > shared/old; chmod 444 shared/old`)
+	})
+	in(t, w.merged, `
+		echo two >> a.txt; chmod 700 run.sh; rm -r gone; mkdir -p added/empty; ln -sfn src link; rm tofile; mkdir tofile; echo f > tofile/f
+		rm -r todir; echo file > todir; mv src/s.c src/moved.c; rm -r src/deep; mkdir src/deep; echo other > src/deep/o.c
+		echo odd > $'na\nme'; echo l1 > l1; ln l1 l2; ln l1 added/l3; echo more >> third; echo n > shared/new; mkdir shared/sub; echo deep > shared/sub/f
+		chmod 600 shared/old; mkdir shut; echo in > shut/in; chmod 500 shut; ln -s /etc/passwd abs; ln -s ../../.. up; truncate -s 1T big; echo end >> big
+		ln src/deep/o.c o.c; touch -d @1234567890 a.txt; ln touched touched2`)
+	want := picture(t, w.merged)
+	r := w.apply(ApplyOptions{})
+	if diff := cmp.Diff(want, picture(t, w.original)); diff != "" {
+		t.Errorf("(-merged +applied):\n%s", diff)
+	}
+	if r.State != Applied || len(r.Applied) == 0 {
+		t.Errorf("result %+v", r)
+	}
+	var st unix.Stat_t
+	must(t, unix.Stat(filepath.Join(w.original, "big"), &st))
+	if st.Blocks*512 > 1<<20 {
+		t.Errorf("a terabyte of nothing takes %d bytes", st.Blocks*512)
+	}
+	must(t, unix.Stat(filepath.Join(w.original, "a.txt"), &st))
+	if st.Mtim.Sec != 1234567890 {
+		t.Errorf("modification time %d is not the session's", st.Mtim.Sec)
+	}
+	if left, err := os.ReadDir(w.layers.Dir()); err != nil || !slices.EqualFunc(left, []string{lockFile, stateFile}, func(e os.DirEntry, name string) bool { return e.Name() == name }) {
+		t.Errorf("left in the layers: %v, %v", left, err)
+	}
+	again, err := Open(w.layers.Dir())
+	must(t, err)
+	if again.Info().State != Applied {
+		t.Errorf("state %s", again.Info().State)
+	}
+	must(t, w.layers.Close())
+	if _, err := again.Apply(t.Context(), w.folder, ApplyOptions{}); !errors.Is(err, ErrGone) {
+		t.Errorf("a second apply: %v", err)
+	}
+}
+
+func TestConflictsRefuseAllOrTheirOwn(t *testing.T) {
+	w := newWorld(t, func(dir string) { in(t, dir, tree0) })
+	in(t, w.merged, `echo agent >> a.txt; echo agent > new; rm src/s.c; rm -r gone; echo agent > src/fine.c; rm tofile; mkdir tofile; echo f > tofile/f; echo both > both; rm h1`)
+	w.unmount()
+	// The user's own work meanwhile: one that keeps size and time, too.
+	in(t, w.original, `printf 'ONE\n' > a.txt.x; touch -r a.txt a.txt.x; cat a.txt.x > a.txt; touch -r a.txt.x a.txt; rm a.txt.x
+		echo user > new; echo user >> src/s.c; echo user > gone/in/user; rm tofile; echo both > both; echo user > unrelated`)
+	before := picture(t, w.original)
+	w.want(
+		`modified a.txt CONFLICT`,
+		`deleted gone/ CONFLICT`,
+		`deleted gone/h`,
+		`deleted gone/in/ CONFLICT`,
+		`deleted gone/in/g`,
+		`deleted gone/in/user CONFLICT`,
+		`deleted h1`,
+		`modified new CONFLICT`,
+		`added src/fine.c`,
+		`deleted src/s.c CONFLICT`,
+		`added tofile/ CONFLICT`,
+		`added tofile/f CONFLICT`,
+	)
+	r := w.apply(ApplyOptions{})
+	if !r.Refused || len(r.Applied) != 0 || len(r.Conflicts) != 8 {
+		t.Errorf("%d conflicts, %d applied, refused %v", len(r.Conflicts), len(r.Applied), r.Refused)
+	}
+	if diff := cmp.Diff(before, picture(t, w.original)); diff != "" {
+		t.Errorf("a refused apply changed (-before +after):\n%s", diff)
+	}
+	r = w.apply(ApplyOptions{Rest: true})
+	var applied []string
+	for _, c := range r.Applied {
+		applied = append(applied, c.Path)
+	}
+	if diff := cmp.Diff([]string{"gone/h", "gone/in/g", "h1", "src/fine.c"}, applied); diff != "" || r.State != Kept {
+		t.Errorf("state %s, applied (-want +got):\n%s", r.State, diff)
+	}
+	if text, _ := os.ReadFile(filepath.Join(w.original, "a.txt")); string(text) != "ONE\n" {
+		t.Errorf("the user's file is %q", text)
+	}
+	// What the user makes of what was applied is the user's.
+	in(t, w.original, `echo user >> src/fine.c`)
+	if got := w.changes(); slices.ContainsFunc(got, func(l string) bool { return strings.Contains(l, "fine.c") }) {
+		t.Errorf("changes: %q", got)
+	}
+}
+
+// TestKilledApplyEndsTheSame stops an apply before each of its steps and runs
+// it again, and compares with one that was never stopped.
+func TestKilledApplyEndsTheSame(t *testing.T) {
+	script := `echo two >> a.txt; chmod 700 run.sh; rm -r gone; mkdir -p added/empty; ln -sfn src link; rm tofile; mkdir tofile; echo f > tofile/f; chmod 711 tofile
+		rm -r todir; echo file > todir; rm -r src/deep; mkdir src/deep; echo o > src/deep/o.c; echo h >> h1; echo h >> h2; echo l1 > l1; ln l1 l2; rm touched; ln -s x touched`
+	errKilled := errors.New("killed")
+	for at := 0; ; at++ {
+		w := newWorld(t, func(dir string) { in(t, dir, tree0) })
+		in(t, w.merged, script)
+		want := picture(t, w.merged)
+		w.unmount()
+		killed := false
+		_, err := w.layers.Apply(t.Context(), w.folder, ApplyOptions{step: func(done int) error {
+			if done == at {
+				killed = true
+				return errKilled
+			}
+			return nil
+		}})
+		if !killed {
+			must(t, err)
+			if at < 20 {
+				t.Fatalf("only %d steps: the test shows little", at)
+			}
+			return
+		}
+		if !errors.Is(err, errKilled) {
+			t.Fatal(err)
+		}
+		// What a kill in the middle of a write leaves.
+		j, err := w.layers.readJournal()
+		must(t, err)
+		in(t, w.original, "echo torn > "+tempName(j.runs[0], 7))
+		must(t, w.layers.Close())
+		again, err := Open(w.layers.Dir())
+		must(t, err)
+		r, err := again.Apply(t.Context(), w.folder, ApplyOptions{})
+		must(t, err)
+		if r.State != Applied {
+			t.Errorf("killed before step %d: %d conflicts: %+v", at, len(r.Conflicts), r.Conflicts)
+		}
+		if diff := cmp.Diff(want, picture(t, w.original)); diff != "" {
+			t.Errorf("killed before step %d (-want +got):\n%s", at, diff)
+		}
+		must(t, again.Close())
+	}
+}
+
+func TestGitIsAppliedButForWhatItObeys(t *testing.T) {
+	w := newWorld(t, func(dir string) {
+		in(t, dir, `git init -q .; git config user.email a@b; git config user.name n; echo 1 > f; git add f; git commit -qm one; mkdir plain.git; cd plain.git; git init -q --bare .`)
+	})
+	in(t, w.merged, `
+		echo 2 >> f; git commit -qam two; git branch side; git gc -q
+		git config core.fsmonitor 'touch /tmp/never'; printf '#!/bin/sh\ntouch /tmp/never\n' > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit
+		echo '* filter=x' > .git/info/attributes; echo . > .git/commondir; mkdir .git/rebase-merge; echo 'exec id' > .git/rebase-merge/git-rebase-todo
+		mkdir nested; (cd nested; git init -q .; echo n > n; git add n); mkdir evil; cp -r .git evil/repo; mkdir sub; echo 'gitdir: ../evil/repo' > sub/.git
+		git config -f plain.git/config core.fsmonitor x; mkdir .caisson; echo 'policy: x' > .caisson/config.yaml; mkdir config; echo c > config/c`)
+	got := w.changes()
+	left := func(path string) bool {
+		return slices.ContainsFunc(got, func(l string) bool {
+			return strings.HasSuffix(l, " LEFT") && strings.Contains(l, " "+path+" ") || strings.HasSuffix(l, " "+path+"/ LEFT")
+		})
+	}
+	for _, p := range []string{
+		".git/config", ".git/hooks/pre-commit", ".git/info/attributes", ".git/commondir", ".git/rebase-merge/git-rebase-todo",
+		"nested/.git/config", "evil/repo/config", "evil/repo/hooks/pre-commit", "sub/.git", "plain.git/config", ".caisson/config.yaml",
+	} {
+		if !left(p) {
+			t.Errorf("%s would be applied; changes:\n%s", p, strings.Join(got, "\n"))
+		}
+	}
+	for _, p := range []string{".git/HEAD", ".git/index", "nested/.git/HEAD", "config/c", ".git/refs/heads/side", ".git/packed-refs"} {
+		if left(p) {
+			t.Errorf("%s is left out", p)
+		}
+	}
+	r := w.apply(ApplyOptions{})
+	if r.State != Kept || len(r.LeftOut) == 0 {
+		t.Errorf("state %s, %d left out", r.State, len(r.LeftOut))
+	}
+	in(t, w.original, `test "$(git log --format=%s | head -1)" = two; git rev-parse side; git fsck; test -z "$(git status --porcelain f)"; test ! -e .git/hooks/pre-commit
+		! git config core.fsmonitor; cd nested; git status; ! git config core.fsmonitor`)
+	r = w.apply(ApplyOptions{GitConfig: true})
+	in(t, w.original, `test -x .git/hooks/pre-commit; grep -q fsmonitor .git/config`)
+	if got := r.LeftOut; len(got) != 2 { // .caisson and what is in it
+		t.Errorf("left out: %+v", got)
+	}
+}
+
+func TestMovedRepositoryStays(t *testing.T) {
+	w := newWorld(t, func(dir string) {
+		in(t, dir, `git init -q .; git config user.email a@b; git config user.name n; echo 1 > f; git add f; git commit -qm one`)
+	})
+	in(t, w.merged, `mv .git .git2; git --git-dir .git2 config core.pager x; echo 'gitdir: .git2' > .git`)
+	r := w.apply(ApplyOptions{})
+	in(t, w.original, `git status; git fsck; test -d .git; test ! -e .git2/config; test ! -e .git2/hooks`)
+	if r.State != Kept {
+		t.Error("nothing was left out")
+	}
+}
+
+// TestHostileLayer fills the upper layer behind the kernel's back, with what no
+// kernel would write there, and looks for what must not move.
+func TestHostileLayer(t *testing.T) {
+	outside := t.TempDir()
+	in(t, outside, `echo secret > canary; mkdir dir; echo d > dir/d`)
+	w := newWorld(t, func(dir string) { in(t, dir, `mkdir sub links; echo s > sub/s; echo x > links/x; echo c > c`) })
+	w.unmount()
+	upper := filepath.Join(w.layers.Dir(), UpperDir)
+	in(t, upper, fmt.Sprintf(`
+		ln -s %[1]s sub; ln -s %[1]s/canary c; mkfifo fifo; mknod zero c 1 5; mknod disk b 7 0; ln -s / root; truncate -s 1T huge
+		echo setuid > su; chmod 6755 su; mkdir sticky; chmod 3777 sticky; echo owned > owned; chown 0:4242 owned
+		python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind("sock")'
+		printf x > $'\e]0;x\a'; printf x > $'\xff\xfe'; printf x > '-rf'; printf x > $'tab\there "quoted" \\'; printf x > $'--- a\n+++ b'
+		mkdir many; cd many; for i in $(seq 3000); do : > f$i; done; cd ..
+		d=deep; mkdir $d; cd $d; for i in $(seq 900); do mkdir aaaa; cd aaaa; done`, outside))
+	before := picture(t, outside)
+	var text strings.Builder
+	c, err := w.layers.Changes(t.Context(), w.folder)
+	must(t, err)
+	_, err = w.layers.Diff(t.Context(), w.folder, c, &text, DiffOptions{})
+	must(t, err)
+	if len(c.Unread) == 0 || !strings.Contains(text.String(), "can't be read: what changed there is not known") {
+		t.Errorf("what is too deep to be named is not told: %q", c.Unread)
+	}
+	for line := range strings.Lines(text.String()) {
+		if strings.ContainsAny(strings.TrimSuffix(line, "\n"), "\x1b\a") || strings.HasPrefix(line, "--- a\n") {
+			t.Errorf("a name got through as it is: %q", line)
+		}
+	}
+	r := w.apply(ApplyOptions{})
+	if diff := cmp.Diff(before, picture(t, outside)); diff != "" {
+		t.Errorf("outside changed (-before +after):\n%s", diff)
+	}
+	in(t, w.original, `test -L sub; test -L c; test -L root; test ! -e fifo; test ! -e zero; test ! -e disk; test ! -e sock; test -e ./-rf
+		test "$(stat -c %a su)" = 755; test "$(stat -c %a sticky)" = 777; test "$(stat -c %g owned)" = "$(stat -c %g .)"; test "$(ls many | wc -l)" = 3000`)
+	if r.State != Kept {
+		t.Errorf("state %s although something was left out", r.State)
+	}
+	for _, name := range []string{"fifo", "zero", "disk", "sock"} {
+		if !slices.ContainsFunc(r.LeftOut, func(c Change) bool { return c.Path == name }) {
+			t.Errorf("%s is not listed as left out", name)
+		}
+	}
+}
+
+// TestLinksOfTheOriginal has the user's folder hold a link where the session
+// found a folder: what was to go into the folder must not go through the link.
+func TestLinksOfTheOriginal(t *testing.T) {
+	outside := t.TempDir()
+	in(t, outside, `echo secret > f`)
+	w := newWorld(t, func(dir string) { in(t, dir, `mkdir d; echo f > d/f`) })
+	in(t, w.merged, `echo agent > d/f; echo agent > d/new`)
+	w.unmount()
+	in(t, w.original, `rm -r d; ln -s `+outside+` d`)
+	before := picture(t, outside)
+	r := w.apply(ApplyOptions{Rest: true})
+	if diff := cmp.Diff(before, picture(t, outside)); diff != "" {
+		t.Errorf("outside changed (-before +after):\n%s", diff)
+	}
+	if len(r.Applied) != 0 {
+		t.Errorf("applied %+v", r.Applied)
+	}
+}
+
+func TestLocks(t *testing.T) {
+	w := newWorld(t, func(dir string) { in(t, dir, tree0) })
+	in(t, w.merged, `echo x > x`)
+	other, err := Open(w.layers.Dir())
+	must(t, err)
+	if _, err := other.Apply(t.Context(), w.folder, ApplyOptions{}); !errors.Is(err, ErrBusy) {
+		t.Errorf("apply of a session that runs: %v", err)
+	}
+	w.unmount()
+	must(t, w.layers.Close())
+	release, err := lockFolder(w.folder)
+	must(t, err)
+	if _, err := other.Apply(t.Context(), w.folder, ApplyOptions{}); !errors.Is(err, ErrBusy) {
+		t.Errorf("apply beside another one: %v", err)
+	}
+	release()
+	elsewhere, err := os.Open(t.TempDir())
+	must(t, err)
+	defer elsewhere.Close()
+	if _, err := other.Apply(t.Context(), elsewhere, ApplyOptions{}); !errors.Is(err, ErrOther) {
+		t.Errorf("apply to another folder: %v", err)
+	}
+	if _, err := other.Apply(t.Context(), w.folder, ApplyOptions{}); err != nil {
+		t.Error(err)
+	}
+	must(t, other.Close())
+}
+
+func TestDiscardRemovesAll(t *testing.T) {
+	w := newWorld(t, nil)
+	in(t, w.merged, `mkdir -p a/b; echo x > a/b/c; chmod 000 a/b a`)
+	w.unmount()
+	must(t, w.layers.End(Discarded))
+	if _, err := os.Lstat(filepath.Join(w.layers.Dir(), UpperDir)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("upper is left: %v", err)
+	}
+	if _, err := w.layers.Changes(context.Background(), w.folder); !errors.Is(err, ErrGone) {
+		t.Errorf("changes of what was discarded: %v", err)
+	}
+}
