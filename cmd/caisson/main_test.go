@@ -24,8 +24,9 @@ func TestMain(m *testing.M) {
 }
 
 // fakeMain is the program with backends that start no container. What is wrong
-// with them is said by FAKE_DOCKER and FAKE_GVISOR, and FAKE_LEFT names a thing
-// that a dead owner left.
+// with them is said by FAKE_DOCKER and FAKE_GVISOR, FAKE_LEFT names a thing that a
+// dead owner left, and FAKE_LISTED a session that runs beside one that is dead
+// and another user's.
 func fakeMain() {
 	signal.Ignore(syscall.SIGPIPE)
 	signals := make(chan os.Signal, 4)
@@ -60,6 +61,13 @@ func fakeBackends(name string, _ backendSettings) (sandbox.Backend, error) {
 	}
 	if left := os.Getenv("FAKE_LEFT"); left != "" && name == "gvisor" {
 		b.leftovers = []sandbox.Leftover{{Kind: "container", Name: left, Owner: "pid 7"}}
+	}
+	if session := os.Getenv("FAKE_LISTED"); session != "" && name == "gvisor" {
+		b.listed = []sandbox.Listing{
+			{Session: session, Backend: name, Container: "caisson-" + session, Image: "host", Workspace: "/home/me/p\x1b[2J", State: sandbox.ListedRunning, Owner: sandbox.ListedOwner{PID: 7, State: "alive"}, MemoryBytes: 3 << 20},
+			{Session: session + "2", Backend: name, State: sandbox.ListedGone, Owner: sandbox.ListedOwner{PID: 8, State: "dead"}},
+			{Session: "ses_other", Backend: name, State: sandbox.ListedRunning, Owner: sandbox.ListedOwner{PID: 9, State: "unknown"}, Foreign: true},
+		}
 	}
 	return b, nil
 }

@@ -31,6 +31,10 @@ func (b *Backend) Sweep(ctx context.Context) ([]sandbox.Leftover, error) {
 	return left, nil
 }
 
+// Pending says whether sessions of this kind left notes below the state folder,
+// so that a Sweep has anything to look at. It asks no runtime.
+func Pending(stateDir string, k Kind) bool { return owner.Pending(stateDir, string(k)) }
+
 // undo removes one thing of a dead session. Names are checked against the
 // session: a journal is a file, and files can be damaged.
 func (b *Backend) undo(ctx context.Context, session string, e owner.Entry) (bool, error) {

@@ -323,14 +323,16 @@ func text(s string) string {
 
 // parseJournal decodes and checks a journal whose file is called name. A
 // journal is what [Journal] writes, byte for byte: a repeated key, another
-// spelling of one, an unknown field or text behind the document is damage.
+// spelling of one, an unknown field or text behind the document is damage. Of
+// another version's ([errVersion]) it gives the backend alone.
 func parseJournal(name string, data []byte) (document, error) {
 	var head struct {
-		Version int `json:"version"`
+		Version int    `json:"version"`
+		Backend string `json:"backend"`
 	}
-	// The version first: another version's fields may mean anything.
+	// The version first: another version's other fields may mean anything.
 	if json.Unmarshal(data, &head) == nil && head.Version > 0 && head.Version != journalVersion {
-		return document{}, fmt.Errorf("version %d: %w", head.Version, errVersion)
+		return document{Backend: head.Backend}, fmt.Errorf("version %d: %w", head.Version, errVersion)
 	}
 	var doc document
 	if err := json.Unmarshal(data, &doc); err != nil {

@@ -48,7 +48,9 @@ func List(stateDir, backend string) ([]Noted, error) {
 			doc, err = parseJournal(name, data)
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("read journal %s: %w", name, err))
+			if !errors.Is(err, errVersion) || doc.Backend == backend {
+				errs = append(errs, fmt.Errorf("read journal %s: %w", name, err))
+			}
 			continue
 		}
 		if doc.Backend == backend {

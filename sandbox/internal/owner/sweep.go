@@ -153,6 +153,9 @@ func (o SweepOptions) sweepOne(ctx context.Context, root *os.Root, name string) 
 		doc, err = parseJournal(name, data)
 	}
 	if errors.Is(err, errVersion) {
+		if doc.Backend != o.Backend {
+			err = nil // its own backend's sweep says so
+		}
 		return nil, err
 	}
 	if err != nil {

@@ -1,0 +1,334 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/docker"
+	"github.com/caisson-run/caisson/sandbox/oci"
+	"github.com/caisson-run/caisson/tools"
+)
+
+func newSandboxCommand(d deps, env environ, status *int) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "sandbox",
+		Short: "List sandboxes, remove what is left of dead ones, run a command in a live one",
+		Args:  cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usage("caisson sandbox has no %q; there are %s", args[0], commandNames(cmd))
+			}
+			return cmd.Help()
+		},
+	}
+	cmd.AddCommand(newSandboxListCommand(d, env, status), newSandboxExecCommand(d, env, status), newSandboxCollectCommand(d, env, status))
+	return cmd
+}
+
+const listLong = `List this user's sandboxes on all backends: those that run, and what is left of those whose
+Caisson is dead, which caisson sandbox gc removes.
+
+OWNER is the pid of the Caisson that made it, with "dead" where that is gone and "elsewhere" where
+it runs on another machine or in another PID namespace. STATE is the engine's or runtime's word;
+"gone" is a sandbox of which only other things than the container are left. The container of a
+session is called caisson-SESSION.
+`
+
+func newSandboxListCommand(d deps, env environ, status *int) *cobra.Command {
+	var asJSON, all bool
+	cmd := &cobra.Command{
+		Use:     "ls [flags]",
+		Short:   "List sandboxes, live and dead",
+		Long:    listLong + exitHelp(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitConfig),
+		Example: "  caisson sandbox ls\n  caisson sandbox ls --json | jq -r '.[].session'",
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s, err := newSetup(d, env, config.File{}, "", "")
+			if err != nil {
+				return err
+			}
+			defer s.close()
+			found, failures := s.backends.list(cmd.Context())
+			if !all {
+				found = slices.DeleteFunc(found, others)
+			}
+			if len(failures) > 0 {
+				*status = runner.ExitFailed
+			}
+			return errors.Join(showListings(d.stdout, found, asJSON, time.Now()), showFailures(d.stderr, failures))
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write a JSON array")
+	cmd.Flags().BoolVar(&all, "all", false, "also those of other users and machines that share the engine")
+	return cmd
+}
+
+const collectLong = `Remove what sandboxes of dead Caisson processes left, on all backends: containers, bundles,
+cgroups, mounts, folders, placeholders in workspaces. Each start does the same. What belongs to a
+Caisson that lives is never touched.
+
+It says what it removed, and what it left and why. Status 1 says that something could not be removed.
+`
+
+func newSandboxCollectCommand(d deps, env environ, status *int) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "gc [flags]",
+		Short: "Remove what dead sandboxes left",
+		Long:  collectLong + exitHelp(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitConfig),
+		Args:  noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s, err := newSetup(d, env, config.File{}, "", "")
+			if err != nil {
+				return err
+			}
+			defer s.close()
+			c := s.backends.collect(cmd.Context())
+			if len(c.Failures) > 0 {
+				*status = runner.ExitFailed
+			}
+			return c.show(d, asJSON)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write a JSON object: removed, left, failures")
+	return cmd
+}
+
+// backendNames are all backends, in the order in which they are asked.
+var backendNames = []string{"docker", "gvisor", "runc"}
+
+// pending says whether a backend's sessions left notes in the state folder.
+func pending(stateDir, name string) bool {
+	if name == docker.Name {
+		return docker.Pending(stateDir)
+	}
+	return oci.Pending(stateDir, oci.Kind(name))
+}
+
+// each calls f with every backend that this machine has. One that it lacks is a
+// failure only where its sessions left notes.
+func (c *chooser) each(ctx context.Context, f func(ctx context.Context, b sandbox.Backend) error) []string {
+	ctx, cancel := context.WithTimeoutCause(ctx, sweepTime, errors.New("no answer in time"))
+	defer cancel()
+	var failures []string
+	for _, name := range backendNames {
+		noted := pending(c.environ.stateDir(), name)
+		b, err := c.make(name)
+		if err == nil {
+			err = f(ctx, b)
+			noted = noted || !errors.Is(err, sandbox.ErrUnavailable) && !errors.Is(err, sandbox.ErrUnsupported)
+		}
+		if err != nil && noted {
+			for _, text := range reasons(err) {
+				if !slices.Contains(failures, text) {
+					failures = append(failures, text)
+				}
+			}
+		}
+	}
+	return failures
+}
+
+// reasons takes a joined error apart, so that what all backends say of one file
+// is said once.
+func reasons(err error) []string {
+	for e := err; e != nil; e = errors.Unwrap(e) {
+		if joined, ok := e.(interface{ Unwrap() []error }); ok && strings.Contains(e.Error(), "\n") {
+			var all []string
+			for _, part := range joined.Unwrap() {
+				all = append(all, reasons(part)...)
+			}
+			return all
+		}
+		// The outermost words name the backend, not the file.
+		if inner := errors.Unwrap(e); inner != nil && strings.Contains(inner.Error(), "journal") {
+			continue
+		}
+		return []string{e.Error()}
+	}
+	return nil
+}
+
+// others says that a sandbox is another user's or machine's business: a dead
+// one is anybody's.
+func others(l sandbox.Listing) bool { return l.Foreign && l.Owner.State != "dead" }
+
+// list asks every backend for its sandboxes, oldest first.
+func (c *chooser) list(ctx context.Context) ([]sandbox.Listing, []string) {
+	found := []sandbox.Listing{}
+	failures := c.each(ctx, func(ctx context.Context, b sandbox.Backend) error {
+		list, err := b.List(ctx)
+		found = append(found, list...)
+		return err
+	})
+	slices.SortStableFunc(found, func(a, b sandbox.Listing) int {
+		return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Session, b.Session))
+	})
+	return found, failures
+}
+
+// collection is what one gc did.
+type collection struct {
+	Removed []sandbox.Leftover `json:"removed"`
+	// Left is what there still is, and why.
+	Left     []leftAlone `json:"left"`
+	Failures []string    `json:"failures"`
+}
+
+type leftAlone struct {
+	Session string `json:"session,omitempty"`
+	Backend string `json:"backend,omitempty"`
+	File    string `json:"file,omitempty"`
+	Why     string `json:"why"`
+}
+
+// collect sweeps with every backend, and says what there still is.
+func (c *chooser) collect(ctx context.Context) collection {
+	out := collection{Removed: []sandbox.Leftover{}, Left: []leftAlone{}, Failures: []string{}}
+	failures := c.each(ctx, func(ctx context.Context, b sandbox.Backend) error {
+		removed, err := b.Sweep(ctx)
+		out.Removed = append(out.Removed, removed...)
+		return err
+	})
+	out.Failures = append(out.Failures, failures...)
+	found, unlisted := c.list(ctx)
+	for _, text := range unlisted {
+		if !slices.Contains(out.Failures, text) {
+			out.Failures = append(out.Failures, text)
+		}
+	}
+	for _, l := range slices.DeleteFunc(found, others) {
+		out.Left = append(out.Left, leftAlone{Session: l.Session, Backend: l.Backend, Why: whyLeft(l)})
+	}
+	damaged, err := filepath.Glob(filepath.Join(c.environ.stateDir(), "journal", "*.damaged"))
+	if err == nil {
+		for _, file := range damaged {
+			out.Left = append(out.Left, leftAlone{File: file, Why: "a damaged note of what a session made: nothing was removed by it; look for what it names, then remove the file"})
+		}
+	}
+	return out
+}
+
+// whyLeft says why a sandbox is still there after a sweep.
+func whyLeft(l sandbox.Listing) string {
+	switch {
+	case l.GivenUp:
+		return fmt.Sprintf("its owner, pid %d, could not remove it, and neither could this", l.Owner.PID)
+	case l.Owner.State == "alive":
+		return fmt.Sprintf("its owner lives: pid %d", l.Owner.PID)
+	case l.Owner.State == "dead":
+		return fmt.Sprintf("its owner, pid %d, died meanwhile, or it could not be removed: run this again", l.Owner.PID)
+	}
+	return "its owner can't be seen from here: it is on another machine, or in another PID namespace"
+}
+
+// show writes it for people, or as JSON.
+func (c collection) show(d deps, asJSON bool) error {
+	if asJSON {
+		return writeJSON(d.stdout, c)
+	}
+	var errs []error
+	line := func(format string, args ...any) {
+		text, _ := tools.Display(fmt.Sprintf(format, args...))
+		_, err := fmt.Fprintln(d.stdout, text)
+		errs = append(errs, err)
+	}
+	for _, r := range c.Removed {
+		line("removed  %-12s %s  (session %s, owner %s)", r.Kind, r.Name, r.Session, r.Owner)
+	}
+	for _, l := range c.Left {
+		what := l.File
+		if what == "" {
+			what = l.Session + " on " + l.Backend
+		}
+		line("left     %s: %s", what, l.Why)
+	}
+	if len(c.Removed)+len(c.Left)+len(c.Failures) == 0 {
+		line("nothing is left of dead sandboxes")
+	}
+	return errors.Join(append(errs, showFailures(d.stderr, c.Failures))...)
+}
+
+func showFailures(w io.Writer, failures []string) error {
+	var errs []error
+	for _, f := range failures {
+		text, _ := tools.Display(f)
+		_, err := fmt.Fprintf(w, "caisson: %s\n", strings.TrimRight(text, "\n"))
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func writeJSON(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
+}
+
+// showListings writes sandboxes as a table, or as JSON.
+func showListings(w io.Writer, found []sandbox.Listing, asJSON bool, now time.Time) error {
+	if asJSON {
+		return writeJSON(w, found)
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "SESSION\tBACKEND\tSTATE\tOWNER\tSINCE\tMEMORY\tIMAGE\tWORKSPACE")
+	for _, l := range found {
+		image, _ := tools.Display(l.Image)
+		workspace, _ := tools.Display(l.Workspace)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
+			l.Session, l.Backend, l.State, ownerText(l), age(l.Since, now), memoryText(l.MemoryBytes), image, workspace)
+	}
+	return t.Flush()
+}
+
+func ownerText(l sandbox.Listing) string {
+	text := fmt.Sprint(l.Owner.PID)
+	switch {
+	case l.Owner.State == "dead":
+		text += " dead"
+	case l.Owner.State != "alive":
+		text += " elsewhere"
+	case l.GivenUp:
+		text += " gave up"
+	}
+	return text
+}
+
+// age is how long ago something was, in its largest unit.
+func age(since, now time.Time) string {
+	d := now.Sub(since)
+	switch {
+	case since.IsZero():
+		return "-"
+	case d < 0:
+		return "0s" // a clock that was set back
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%dm", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh", int(d.Hours()))
+	}
+	return fmt.Sprintf("%dd", int(d.Hours()/24))
+}
+
+func memoryText(bytes int64) string {
+	if bytes == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20))
+}

@@ -1,0 +1,154 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+const execLong = `Run a command in a live sandbox of another Caisson process of this user.
+
+ID is a session of caisson sandbox ls, the beginning of one, or a container's name. The process that
+owns the session runs the command, as the same user and with the same limits as the agent's own
+commands, and records it in the session. Standard input is passed on where -i asks for it; output
+comes as it is written. There is no terminal inside.
+
+Ctrl-C cancels the command: SIGTERM to everything that it started, SIGKILL after the grace period.
+A second one ends this program without waiting for that. A command ends with its session.
+
+The exit status is the command's own, 128 and the signal's number where a signal ended it. What
+Caisson itself has to say is on standard error, after "caisson:", with these statuses:
+`
+
+type execFlags struct {
+	dir     string
+	timeout time.Duration
+	stdin   bool
+}
+
+func newSandboxExecCommand(d deps, env environ, status *int) *cobra.Command {
+	var f execFlags
+	cmd := &cobra.Command{
+		Use:   "exec [flags] ID [--] COMMAND [ARGUMENT...]",
+		Short: "Run a command in a live sandbox",
+		Long: execLong + exitHelp(runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitSandboxStart, runner.ExitSandboxLost,
+			runner.ExitConfig, runner.ExitFatal, runner.ExitInterrupted),
+		Example: `  caisson sandbox exec ses_01J… -- ps aux
+  caisson sandbox exec ses_01J… sh -c 'ls -l /workspace | head'
+  echo data | caisson sandbox exec -i ses_01J… -- sh -c 'cat >copy'`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			got, err := execInSandbox(cmd.Context(), d, env, f, args)
+			*status = got
+			return err
+		},
+	}
+	cmd.Flags().SetInterspersed(false) // what follows ID is the command's
+	cmd.Flags().StringVarP(&f.dir, "dir", "C", "", "working folder in the container, at or below /workspace")
+	cmd.Flags().DurationVar(&f.timeout, "timeout", 0, "time that the command may take (default: as the session's own commands)")
+	cmd.Flags().BoolVarP(&f.stdin, "stdin", "i", false, "pass standard input on")
+	return cmd
+}
+
+func execInSandbox(ctx context.Context, d deps, env environ, f execFlags, args []string) (int, error) {
+	if len(args) > 1 && args[1] == "--" {
+		args = slices.Delete(slices.Clone(args), 1, 2)
+	}
+	if len(args) < 2 {
+		return 0, usage("caisson sandbox exec needs a session and a command")
+	}
+	if f.timeout < 0 {
+		return 0, usage("--timeout %s is negative", f.timeout)
+	}
+	s, err := newSetup(d, env, config.File{}, "", "")
+	if err != nil {
+		return 0, err
+	}
+	defer s.close()
+	session, err := s.session(ctx, args[0])
+	if err != nil {
+		return 0, err
+	}
+	said := []string{"cancelling the command; once more to end without waiting", "leaving; the command is being ended"}
+	say := func(string) {
+		if len(said) > 0 {
+			fmt.Fprintln(d.stderr, "caisson: "+said[0])
+			said = said[1:]
+		}
+	}
+	ctx, abandon, _, stop := interruptible(ctx, d.signals, say, d.exit)
+	defer stop()
+	command := runner.UserCommand{
+		Argv: args[1:], Dir: f.dir, Timeout: f.timeout, Stdout: d.stdout, Stderr: d.stderr, Abandon: abandon,
+	}
+	if f.stdin {
+		command.Stdin = d.stdin
+	}
+	r, err := runner.RunUserCommand(ctx, s.environ.stateDir(), session, command)
+	if i, ok := errors.AsType[*runner.Interrupted](context.Cause(ctx)); ok && (err != nil || r.Status.Cancelled) {
+		return 128 + i.Signal, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	return execStatus(d.stderr, r), nil
+}
+
+// execStatus is the command's end as an exit status; what the status can't say
+// is said.
+func execStatus(stderr io.Writer, r runner.UserResult) int {
+	switch {
+	case r.Status.TimedOut:
+		fmt.Fprintln(stderr, "caisson: the command's time was over. --timeout gives it more.")
+	case r.Status.OOMKilled:
+		fmt.Fprintln(stderr, "caisson: the sandbox was out of memory while the command ran.")
+	case r.Status.Cancelled:
+		fmt.Fprintln(stderr, "caisson: the command was cancelled, because its session ends.")
+	}
+	if r.Left > 0 {
+		fmt.Fprintf(stderr, "caisson: %d processes of the command could not be killed; the session replaces its sandbox.\n", r.Left)
+	}
+	if r.Status.Signal != 0 {
+		return 128 + r.Status.Signal
+	}
+	return r.Status.Code
+}
+
+// session finds the one session that a user means. A whole id needs no backend
+// to be asked.
+func (s *setup) session(ctx context.Context, id string) (string, error) {
+	id = strings.TrimPrefix(id, "caisson-")
+	if !strings.ContainsAny(id, "/.*?[\\") && runner.Listens(s.environ.stateDir(), id) {
+		return id, nil
+	}
+	found, failures := s.backends.list(ctx)
+	var matches []sandbox.Listing
+	for _, l := range found {
+		if l.Owner.State == "alive" && !l.Foreign && id != "" && strings.HasPrefix(l.Session, id) {
+			matches = append(matches, l)
+		}
+	}
+	e := &runner.Error{Status: runner.ExitInput, Problem: runner.Problem{Mend: "caisson sandbox ls lists them."}}
+	switch len(matches) {
+	case 1:
+		return matches[0].Session, nil
+	case 0:
+		e.Cause = fmt.Sprintf("no live session begins with %q", id)
+		if len(failures) > 0 {
+			e.Cause += " (" + strings.Join(failures, "; ") + ")"
+		}
+	default:
+		e.Cause = fmt.Sprintf("%d live sessions begin with %q", len(matches), id)
+		e.Mend = "Name more of it: " + matches[0].Session + ", " + matches[1].Session + ", …"
+	}
+	return "", e
+}

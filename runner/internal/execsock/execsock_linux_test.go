@@ -1,0 +1,283 @@
+package execsock
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+const socket = "exec.sock"
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// listening makes a socket, in a folder whose path is longer than an address
+// may be, and closes it with the test.
+func listening(t *testing.T, handle Handler) (string, *Server) {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), strings.Repeat("long", 30))
+	must(t, os.Mkdir(dir, 0o700))
+	s, err := Listen(t.Context(), dir, socket, handle)
+	must(t, err)
+	t.Cleanup(func() { s.Close(errors.New("the test ends")) })
+	return dir, s
+}
+
+func dial(t *testing.T, dir string) net.Conn {
+	t.Helper()
+	conn, err := Dial(dir, socket)
+	must(t, err)
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// echo copies its input to standard output, says what it was asked, and ends
+// with a code.
+func echo(_ context.Context, r Request, stdin io.Reader, stdout, stderr io.Writer) Result {
+	if stdin != nil {
+		if _, err := io.Copy(stdout, stdin); err != nil {
+			return Result{Failure: &Failure{Status: 1, Cause: err.Error()}}
+		}
+	}
+	stderr.Write(bytes.Join(r.Argv, []byte("|")))
+	return Result{Code: 7, Killed: int(min(r.PID, 1))}
+}
+
+func TestRun(t *testing.T) {
+	dir, _ := listening(t, echo)
+	input := bytes.Repeat([]byte("0123456789abcdef"), 1<<18) // 64 windows
+	var stdout, stderr bytes.Buffer
+	argv := [][]byte{[]byte("a"), []byte("b c"), []byte("\xff\x00")}
+	r, err := Run(t.Context(), dial(t, dir), Request{Argv: argv}, Streams{Stdin: bytes.NewReader(input), Stdout: &stdout, Stderr: &stderr}, nil)
+	must(t, err)
+	if r != (Result{Code: 7, Killed: 1}) || !bytes.Equal(stdout.Bytes(), input) || stderr.String() != "a|b c|\xff\x00" {
+		t.Errorf("%+v, %d bytes, %q", r, stdout.Len(), &stderr)
+	}
+	stdout.Reset()
+	if r, err = Run(t.Context(), dial(t, dir), Request{Argv: argv}, Streams{Stdout: &stdout, Stderr: io.Discard}, nil); r.Code != 7 || stdout.Len() > 0 {
+		t.Errorf("without stdin: %+v %v", r, err)
+	}
+}
+
+// Input that the command does not read holds nothing up: neither its end nor a
+// cancellation.
+func TestStdinThatNobodyReads(t *testing.T) {
+	dir, _ := listening(t, func(ctx context.Context, r Request, _ io.Reader, stdout, _ io.Writer) Result {
+		stdout.Write([]byte("running"))
+		if string(r.Argv[0]) == "wait" {
+			<-ctx.Done()
+		}
+		return Result{Code: -1, Cancelled: ctx.Err() != nil}
+	})
+	for _, program := range []string{"end", "wait"} {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		r, err := Run(ctx, dial(t, dir), Request{Argv: [][]byte{[]byte(program)}}, Streams{
+			Stdin: endless{}, Stdout: writer(func([]byte) { cancel() }), Stderr: io.Discard,
+		}, nil)
+		if err != nil || r.Code != -1 || r.Cancelled != (program == "wait") {
+			t.Errorf("%s: %+v %v", program, r, err)
+		}
+	}
+}
+
+type endless struct{}
+
+func (endless) Read(p []byte) (int, error) { return len(p), nil }
+
+type writer func([]byte)
+
+func (w writer) Write(p []byte) (int, error) { w(p); return len(p), nil }
+
+// Whatever a peer does, its command is cancelled and the server serves on.
+func TestBadPeers(t *testing.T) {
+	request := func(t *testing.T, c net.Conn) {
+		must(t, (&sender{conn: c}).send(kindRequest, []byte(`{"argv":["YQ=="],"stdin":true}`)))
+	}
+	causes := make(chan error, 1)
+	dir, _ := listening(t, func(ctx context.Context, r Request, _ io.Reader, stdout, _ io.Writer) Result {
+		if len(r.Argv) == 0 {
+			t.Error("a request without an argument vector came through")
+		}
+		if bytes.Equal(r.Argv[0], []byte("echo")) {
+			return Result{Code: 3}
+		}
+		<-ctx.Done()
+		causes <- context.Cause(ctx)
+		stdout.Write(make([]byte, 1<<20)) // nobody reads it any more
+		return Result{}
+	})
+	for name, tt := range map[string]struct {
+		do    func(t *testing.T, c net.Conn)
+		cause error // nil where nothing is run
+	}{
+		"says nothing":    {func(*testing.T, net.Conn) {}, nil},
+		"garbage":         {func(_ *testing.T, c net.Conn) { c.Write([]byte("GET / HTTP/1.1\r\n\r\n")) }, nil},
+		"no request":      {func(t *testing.T, c net.Conn) { must(t, (&sender{conn: c}).send(kindCancel, nil)) }, nil},
+		"no JSON":         {func(t *testing.T, c net.Conn) { must(t, (&sender{conn: c}).send(kindRequest, []byte("{"))) }, nil},
+		"hangs up":        {request, errGone},
+		"half a frame":    {func(t *testing.T, c net.Conn) { request(t, c); c.Write([]byte{byte(kindStdin), 0, 0, 1}) }, errGone},
+		"a huge frame":    {func(t *testing.T, c net.Conn) { request(t, c); c.Write([]byte{byte(kindStdin), 255, 255, 255, 255}) }, errProtocol},
+		"an unknown kind": {func(t *testing.T, c net.Conn) { request(t, c); c.Write([]byte{99, 0, 0, 0, 0}) }, errProtocol},
+		"a second request": {func(t *testing.T, c net.Conn) {
+			request(t, c)
+			request(t, c)
+		}, errProtocol},
+		"more stdin than allowed": {func(t *testing.T, c net.Conn) {
+			request(t, c)
+			out := output{&sender{conn: c}, kindStdin}
+			out.Write(make([]byte, window+1))
+		}, errProtocol},
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn := dial(t, dir)
+			tt.do(t, conn)
+			conn.Close()
+			if tt.cause != nil {
+				if err := <-causes; !errors.Is(err, tt.cause) {
+					t.Errorf("cancelled with %v, want %v", err, tt.cause)
+				}
+			}
+			r, err := Run(t.Context(), dial(t, dir), Request{Argv: [][]byte{[]byte("echo")}}, Streams{Stdout: io.Discard, Stderr: io.Discard}, nil)
+			if err != nil || r.Code != 3 {
+				t.Errorf("afterwards: %+v %v", r, err)
+			}
+		})
+	}
+}
+
+// Closing the server cancels what runs, tells its asker, and removes the socket.
+func TestClose(t *testing.T) {
+	cause, running := errors.New("the session ends"), make(chan struct{})
+	dir, server := listening(t, func(ctx context.Context, _ Request, _ io.Reader, _, _ io.Writer) Result {
+		close(running)
+		<-ctx.Done()
+		if !errors.Is(context.Cause(ctx), cause) {
+			t.Errorf("cancelled with %v", context.Cause(ctx))
+		}
+		return Result{Code: -1, Cancelled: true}
+	})
+	go func() {
+		<-running
+		server.Close(cause)
+	}()
+	r, err := Run(t.Context(), dial(t, dir), Request{Argv: [][]byte{[]byte("x")}}, Streams{Stdout: io.Discard, Stderr: io.Discard}, nil)
+	if err != nil || !r.Cancelled {
+		t.Errorf("%+v %v", r, err)
+	}
+	server.Close(cause)
+	if _, err := os.Lstat(filepath.Join(dir, socket)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the socket is left: %v", err)
+	}
+	if _, err := Dial(dir, socket); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("dial: %v", err)
+	}
+}
+
+// Too many at once are told so, and one that gives up is let go.
+func TestManyPeers(t *testing.T) {
+	release := make(chan struct{})
+	dir, _ := listening(t, func(context.Context, Request, io.Reader, io.Writer, io.Writer) Result {
+		<-release
+		return Result{}
+	})
+	results := make(chan Result)
+	for range maxPeers + 4 {
+		conn := dial(t, dir)
+		go func() {
+			r, _ := Run(context.Background(), conn, Request{Argv: [][]byte{[]byte("x")}}, Streams{Stdout: io.Discard, Stderr: io.Discard}, nil)
+			results <- r
+		}()
+	}
+	for range 4 {
+		if r := <-results; r.Failure == nil || !strings.Contains(r.Failure.Cause, "already") {
+			t.Errorf("one too many: %+v", r)
+		}
+	}
+	abandon := make(chan struct{})
+	close(abandon)
+	_, err := Run(t.Context(), dial(t, dir), Request{Argv: [][]byte{[]byte("x")}}, Streams{Stdout: io.Discard, Stderr: io.Discard}, abandon)
+	if err == nil {
+		t.Error("a run that was given up has a result")
+	}
+	close(release)
+	for range maxPeers {
+		if r := <-results; r.Failure != nil {
+			t.Errorf("%+v", r.Failure)
+		}
+	}
+}
+
+// A socket that nobody listens on any more is no session; a link in its place,
+// or in its folder's, is not followed.
+func TestDialRefuses(t *testing.T) {
+	dir := t.TempDir()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: filepath.Join(dir, socket)})
+	must(t, err)
+	l.SetUnlinkOnClose(false)
+	must(t, l.Close())
+	if _, err := Dial(dir, socket); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("dead socket: %v", err)
+	}
+	if _, err := Listen(t.Context(), dir, socket, echo); err == nil {
+		t.Error("a socket was made over another")
+	}
+	link := filepath.Join(t.TempDir(), "link")
+	must(t, os.Symlink(dir, link))
+	if _, err := Dial(link, socket); err == nil || errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a folder behind a link: %v", err)
+	}
+}
+
+func FuzzFrame(f *testing.F) {
+	seeds := [][]byte{{1, 0, 0, 0, 2, '{', '}'}, {2, 0, 0, 0, 1, 'x'}, {5, 0, 0, 0, 4, 0, 0, 1, 0}, {8, 255, 255, 255, 255}, {3, 0, 0, 0, 0}}
+	for _, s := range seeds {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r := bytes.NewReader(data)
+		for {
+			k, payload, err := readFrame(r)
+			if err != nil {
+				return
+			}
+			if most, ok := k.bound(); !ok || len(payload) > most {
+				t.Fatalf("kind %d with %d bytes", k, len(payload))
+			}
+			if k == kindRequest {
+				var req Request
+				_ = json.Unmarshal(payload, &req)
+			}
+		}
+	})
+}
+
+// The helper's deadline keeps a peer that says nothing from holding a slot.
+func TestSilentPeerIsLetGo(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for the deadline of a silent peer")
+	}
+	dir, _ := listening(t, echo)
+	conn := dial(t, dir)
+	conn.SetReadDeadline(time.Now().Add(4 * helloTime))
+	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("a silent peer: %v", err)
+	}
+}
