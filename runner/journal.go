@@ -63,6 +63,17 @@ func (j *journal) write(p Payload) error {
 	return nil
 }
 
+// user records what a user did, below the record parent, "" for the session's
+// first, and returns the record's id.
+func (j *journal) user(p Payload, parent string) (string, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if parent == "" {
+		parent = j.created
+	}
+	return j.rec.Write(Entry{Turn: j.turn, Parent: parent, Actor: ActorUser, Payload: p})
+}
+
 // admit records that calls which waited for the sandbox have begun: one, or all
 // of them. The caller holds mu.
 func (j *journal) admit(call string) error {

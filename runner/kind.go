@@ -10,6 +10,8 @@ const (
 	KindSandboxStarted        Kind = "sandbox.started"
 	KindSandboxLost           Kind = "sandbox.lost"
 	KindSandboxRestarted      Kind = "sandbox.restarted"
+	KindUserCommandStarted    Kind = "sandbox.exec_started"
+	KindUserCommandEnded      Kind = "sandbox.exec_ended"
 	KindTurnStarted           Kind = "turn.started"
 	KindTurnCompleted         Kind = "turn.completed"
 	KindTurnCancelled         Kind = "turn.cancelled"
@@ -47,6 +49,8 @@ func Payloads() []Payload {
 		SandboxStarted{},
 		SandboxLost{},
 		SandboxRestarted{},
+		UserCommandStarted{},
+		UserCommandEnded{},
 		ConfirmationRequested{},
 		ConfirmationResolved{},
 		ToolCalled{},

@@ -55,6 +55,7 @@ func (s *session) turn(ctx context.Context) loop.Outcome {
 	}
 	s.look(ctx)
 	s.box.start()
+	defer s.takeCommands(ctx)()
 	out, err := loop.Run(ctx, loop.Options{
 		Model: s.opts.Model, Dispatcher: s.tools, Budget: s.opts.Budget,
 		System:   loop.SystemPrompt(loop.PromptOptions{Workspace: sandbox.WorkspaceDir, Instructions: s.opts.Instructions}),

@@ -51,6 +51,11 @@ func samples() []Payload {
 		SandboxStarted{Attestation: att, StartMS: 140},
 		SandboxLost{Container: "caisson-ses_1", Cause: "out of memory", Limit: exceeded, Restarting: true},
 		SandboxRestarted{Restart: 1, Attestation: att, StartMS: 131},
+		UserCommandStarted{ExecID: "exe_1", Argv: []string{"sh", "-c", "ls"}, Dir: "/workspace/sub", PID: 4712},
+		UserCommandEnded{
+			ExecID: "exe_1", ExitCode: -1, Signal: 9, Cancelled: true, Stdout: UserStream{Bytes: 3, SHA256: "ab"},
+			Stderr: UserStream{SHA256: "cd"}, WallMS: 7, CPUMS: 2, Kill: sandbox.KillReport{Method: "gid", Terminated: 1, Killed: 1},
+		},
 		ConfirmationRequested{
 			CallID: "tu_1", Name: "shell", Class: tools.ClassExecute, RequestID: "00ff", Summary: "rm -r build",
 			InputHash: "cd", Display: `{"command":"rm -r build"}`, Projected: []string{}, ExpiresAt: "2026-11-20T10:05:00Z",

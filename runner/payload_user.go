@@ -1,0 +1,46 @@
+package runner
+
+import "github.com/caisson-run/caisson/sandbox"
+
+// UserCommandStarted says that a user of this machine runs a command in the
+// session's sandbox, by caisson sandbox exec. It is on the disk before the
+// command starts.
+//
+//	{"exec_id":"exe_…","argv":["sh","-c","ls"],"pid":4712}
+type UserCommandStarted struct {
+	ExecID string   `json:"exec_id"`
+	Argv   []string `json:"argv"`
+	Dir    string   `json:"dir,omitempty"`
+	// PID is the asking process, as the kernel says.
+	PID int32 `json:"pid"`
+}
+
+// UserCommandEnded is how it ended.
+type UserCommandEnded struct {
+	ExecID    string `json:"exec_id"`
+	ExitCode  int    `json:"exit_code"` // -1 where a signal ended it or it did not run
+	Signal    int    `json:"signal,omitempty"`
+	TimedOut  bool   `json:"timed_out,omitempty"`
+	Cancelled bool   `json:"cancelled,omitempty"`
+	OOMKilled bool   `json:"oom_killed,omitempty"`
+	// Stdout and Stderr are what the user was sent; it is not kept.
+	Stdout UserStream         `json:"stdout"`
+	Stderr UserStream         `json:"stderr"`
+	WallMS int64              `json:"wall_ms"`
+	CPUMS  int64              `json:"cpu_ms"`
+	Kill   sandbox.KillReport `json:"kill"`
+	// Error is why it did not run, or what it was lost with.
+	Error string `json:"error,omitempty"`
+}
+
+// UserStream is one output stream of a user's command.
+type UserStream struct {
+	Bytes  int64  `json:"bytes"`
+	SHA256 string `json:"sha256"`
+}
+
+// Kind implements [Payload].
+func (UserCommandStarted) Kind() Kind { return KindUserCommandStarted }
+
+// Kind implements [Payload].
+func (UserCommandEnded) Kind() Kind { return KindUserCommandEnded }

@@ -1,0 +1,175 @@
+package runner
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"hash"
+	"io"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/runner/internal/execsock"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// userCommands runs what users ask for with `caisson sandbox exec` in the
+// session's container, beside the agent's calls. They get the same identity,
+// limits and kill as these, and are recorded as the user's.
+type userCommands struct {
+	box     *container
+	exec    *executor
+	journal *journal
+	sync    func() error
+	log     *zap.Logger
+}
+
+// errEnding is why a user's command is cancelled at the end of a session.
+var errEnding = errors.New("the session ends")
+
+// takeCommands begins to take commands of users; they end with ctx. Where that can't be, the
+// session goes on without: the log says why.
+func (s *session) takeCommands(ctx context.Context) (stop func()) {
+	u := &userCommands{box: s.box, exec: s.exec, journal: s.journal, sync: s.rec.Sync, log: s.log}
+	server, err := execsock.Listen(ctx, filepath.Join(s.dir, sandboxDir), sandbox.ExecSocket, u.run)
+	if err != nil {
+		s.log.Warn("caisson sandbox exec can't reach this session", zap.Error(err))
+		return func() {}
+	}
+	return func() { server.Close(errEnding) }
+}
+
+// run runs one command to its end, recorded before and after.
+func (u *userCommands) run(ctx context.Context, r execsock.Request, stdin io.Reader, stdout, stderr io.Writer) execsock.Result {
+	id, argv := newID("exe"), texts(r.Argv)
+	started, err := u.journal.user(UserCommandStarted{ExecID: id, Argv: argv, Dir: r.Dir, PID: r.PID}, "")
+	if err == nil {
+		err = u.sync()
+	}
+	if err != nil {
+		return notRun(err)
+	}
+	out, errOut := &counted{to: stdout, sum: sha256.New()}, &counted{to: stderr, sum: sha256.New()}
+	exit, err := u.start(ctx, sandbox.Command{
+		Argv: arguments(r.Argv), Dir: r.Dir, Stdin: stdin, Stdout: out, Stderr: errOut,
+		Output: sandbox.OutputLimits{Live: unbounded}, Timeout: time.Duration(r.TimeoutMS) * time.Millisecond,
+	})
+	ended := UserCommandEnded{
+		ExecID: id, ExitCode: exit.Status.Code, Signal: exit.Status.Signal, TimedOut: exit.Status.TimedOut,
+		Cancelled: exit.Status.Cancelled, OOMKilled: exit.Status.OOMKilled, Stdout: out.stream(), Stderr: errOut.stream(),
+		WallMS: milliseconds(exit.Wall), CPUMS: milliseconds(exit.CPU), Kill: exit.Kill,
+	}
+	if err != nil {
+		ended.ExitCode, ended.Error = -1, err.Error()
+	}
+	if _, recordErr := u.journal.user(ended, started); recordErr != nil {
+		u.log.Error("record a user's command", zap.Error(recordErr))
+	}
+	if err != nil {
+		return notRun(err)
+	}
+	return execsock.Result{
+		Code: exit.Status.Code, Signal: exit.Status.Signal, TimedOut: exit.Status.TimedOut, Cancelled: exit.Status.Cancelled,
+		OOMKilled: exit.Status.OOMKilled, Killed: exit.Kill.Killed, Left: exit.Kill.Left,
+	}
+}
+
+// unbounded lets all of a command's output through: the asker's reading is
+// what bounds it.
+const unbounded = 1 << 50
+
+// start runs the command in the container that runs, or is just starting.
+func (u *userCommands) start(ctx context.Context, cmd sandbox.Command) (sandbox.Exit, error) {
+	l, err := u.exec.begin(ctx)
+	if err != nil {
+		return sandbox.Exit{}, err
+	}
+	p, err := l.box.Start(ctx, cmd)
+	if err != nil {
+		return sandbox.Exit{}, u.box.check(l, err)
+	}
+	exit, err := p.Wait()
+	if err != nil {
+		return exit, u.box.check(l, err)
+	}
+	if left := exit.Kill.Left; left > 0 {
+		if err := u.box.retire(l, left); errors.Is(err, tools.ErrSandboxLost) {
+			return exit, err
+		}
+	}
+	u.exec.after(ctx)
+	return exit, nil
+}
+
+// notRun says why there is no end of a command.
+func notRun(err error) execsock.Result {
+	f := &execsock.Failure{Status: ExitFailed, Cause: err.Error(), Mend: "The session's records say more."}
+	switch {
+	case errors.Is(err, tools.ErrRecord):
+		f.Status, f.Mend = ExitFatal, "Make room on the file system of the session's folder; nothing runs that can't be recorded."
+	case errors.Is(err, tools.ErrSandboxStart):
+		f.Status, f.Mend = ExitSandboxStart, "caisson doctor says what this machine can run."
+	case errors.Is(err, tools.ErrSandboxLost), errors.Is(err, sandbox.ErrLost), errors.Is(err, sandbox.ErrState):
+		f.Status, f.Mend = ExitSandboxLost, "The command is not run again; caisson sandbox ls says what runs."
+	case errors.Is(err, sandbox.ErrInvalid):
+		f.Status, f.Mend = ExitInput, "Name a program, and a folder at or below " + sandbox.WorkspaceDir + "."
+	}
+	if t, ok := errors.AsType[*tools.Error](err); ok && t.Reason == replacedReason {
+		f.Status, f.Cause, f.Mend = ExitSandboxLost, t.Message, "Ask again: a fresh sandbox runs."
+	}
+	return execsock.Result{Failure: f}
+}
+
+// counted counts and hashes what goes through it.
+type counted struct {
+	to    io.Writer
+	mu    sync.Mutex
+	sum   hash.Hash
+	total int64
+}
+
+func (c *counted) Write(p []byte) (int, error) {
+	n, err := c.to.Write(p)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.total += int64(n)
+	c.sum.Write(p[:n])
+	return n, err
+}
+
+func (c *counted) stream() UserStream {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return UserStream{Bytes: c.total, SHA256: hex.EncodeToString(c.sum.Sum(nil))}
+}
+
+func arguments(argv [][]byte) []string {
+	var out []string
+	for _, a := range argv {
+		out = append(out, string(a))
+	}
+	return out
+}
+
+// texts is argv for a record: what is no UTF-8 is shown quoted.
+func texts(argv [][]byte) []string {
+	out := []string{}
+	for _, a := range arguments(argv) {
+		out = append(out, validText(a))
+	}
+	return out
+}
+
+func validText(s string) string {
+	if !utf8.ValidString(s) {
+		return strconv.Quote(s)
+	}
+	return s
+}
