@@ -14,6 +14,8 @@ type Source interface {
 	// release is called, whatever is pruned meanwhile. The errors are this
 	// package's.
 	RootFS(ctx context.Context, ref Reference) (root *RootFS, release func(), err error)
+	// Resolve says what a reference names now, without fetching its layers.
+	Resolve(ctx context.Context, ref Reference) (Image, error)
 	// Archive writes the image as a docker archive, for an engine to load
 	// (docker load), and gives the id that an engine of the classic image store
 	// knows it by: the digest of its configuration.

@@ -48,6 +48,9 @@ type Options struct {
 	// HostImage says what the image "host" has beyond the system's own; UID
 	// and GID are set by the backend.
 	HostImage images.HostOptions
+	// Images resolves names that the engine does not know, layouts, archives
+	// and builds; nil leaves host, rootfs and the engine's own.
+	Images images.Source
 	// Getenv reads the environment: DOCKER_HOST, DOCKER_CONTEXT and what goes
 	// with them, and HOME for the docker command's configuration. Nil reads
 	// nothing, which leaves the default socket.

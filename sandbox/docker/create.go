@@ -64,6 +64,9 @@ func checkSpec(spec sandbox.Spec) error {
 
 // make does it all. What it made so far is in s, for Destroy.
 func (s *session) make(ctx context.Context) error {
+	if err := s.fetch(ctx); err != nil {
+		return err
+	}
 	if err := s.prepare(ctx); err != nil {
 		return err
 	}
@@ -86,6 +89,9 @@ func (s *session) make(ctx context.Context) error {
 		return err
 	}
 	if err := s.attest(ctx, asked); err != nil {
+		return err
+	}
+	if err := s.needShell(ctx); err != nil {
 		return err
 	}
 	if err := s.work.Started(); err != nil {
@@ -132,7 +138,11 @@ func (s *session) prepare(ctx context.Context) (err error) {
 // request resolves the image and says what is asked of the engine.
 func (s *session) request(ctx context.Context) (_ request, err error) {
 	b := s.backend
-	s.image, err = b.resolveImage(ctx, s.remote, s.facts, s.spec.Image, s.work.CommandUID, s.work.CommandGID)
+	s.image, err = s.resolveImage(ctx, s.work.CommandUID, s.work.CommandGID)
+	if err != nil {
+		return request{}, err
+	}
+	volumes, err := volumeMounts(s.spec, s.image, s.work)
 	if err != nil {
 		return request{}, err
 	}
@@ -140,7 +150,7 @@ func (s *session) request(ctx context.Context) (_ request, err error) {
 		s.log.Info("image", zap.String("warning", w))
 	}
 	return plan{
-		spec: s.spec, image: s.image, work: s.work, guestPath: s.guest.path, noncePath: s.noncePath(), hostsPath: s.hostsPath(), seccomp: s.seccomp,
+		spec: s.spec, image: s.image, volumes: volumes, work: s.work, guestPath: s.guest.path, noncePath: s.noncePath(), hostsPath: s.hostsPath(), seccomp: s.seccomp,
 		runtime: s.facts.runtime, cpus: s.facts.info.NCPU, labels: b.labels(s.spec),
 		noSwapLimit: !s.facts.info.SwapLimit,
 	}.build(), nil
@@ -188,7 +198,7 @@ func (s *session) startGuest(ctx context.Context) error {
 	config.CommandUID, config.CommandGID = uint32(s.work.CommandUID), uint32(s.work.CommandGID)
 	config.GIDBase, config.Probe = markGIDs, true
 	conn, err := guest.Dial(ctx, guest.Options{
-		Conn: s.stream, Config: config, Timeout: s.spec.Resources.CommandTime, Grace: s.spec.Grace, Logger: s.log,
+		Conn: s.stream, Config: config, Env: s.image.env, Timeout: s.spec.Resources.CommandTime, Grace: s.spec.Grace, Logger: s.log,
 	})
 	if startErr := <-started; startErr != nil {
 		if err == nil {

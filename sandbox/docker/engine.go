@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/docker/docker/api/types"
+	"github.com/docker/docker/api/types/build"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/events"
 	"github.com/docker/docker/api/types/image"
@@ -37,6 +38,10 @@ type engine interface {
 	ImageList(ctx context.Context, o image.ListOptions) ([]image.Summary, error)
 	ImageRemove(ctx context.Context, id string, o image.RemoveOptions) ([]image.DeleteResponse, error)
 	ImageImport(ctx context.Context, source image.ImportSource, ref string, o image.ImportOptions) (io.ReadCloser, error)
+	ImageLoad(ctx context.Context, archive io.Reader, o ...client.ImageLoadOption) (image.LoadResponse, error)
+	ImageSave(ctx context.Context, ids []string, o ...client.ImageSaveOption) (io.ReadCloser, error)
+	ImageTag(ctx context.Context, source, target string) error
+	ImageBuild(ctx context.Context, context io.Reader, o build.ImageBuildOptions) (build.ImageBuildResponse, error)
 	ContainerCreate(ctx context.Context, config *container.Config, host *container.HostConfig, net *network.NetworkingConfig,
 		platform *ocispec.Platform, name string) (container.CreateResponse, error)
 	ContainerStart(ctx context.Context, id string, o container.StartOptions) error

@@ -212,5 +212,5 @@ const short = 50 * time.Millisecond
 
 // shortDeadlines are for an engine that answers nothing at all.
 func shortDeadlines() deadlines {
-	return deadlines{ask: short, attach: short, create: short, start: short, remove: short, load: short, cancel: short, loss: short}
+	return deadlines{ask: short, attach: short, create: short, start: short, remove: short, load: short, transfer: short, cancel: short, loss: short}
 }

@@ -2,13 +2,14 @@ package docker
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/gofrs/flock"
@@ -27,23 +28,55 @@ type rootImage struct {
 	masks      []string
 	// volumes are the folders that the image declares as VOLUME: each gets a
 	// small tmpfs, so that the engine makes no volume on the host's disk.
-	volumes  []string
+	volumes []string
+	// env is the environment of commands.
+	env      []string
 	warnings []string
+	// unseen says that nobody has looked into the image: whether it has a
+	// shell shows once it runs.
+	unseen bool
 }
 
-// The label and name of an imported skeleton. The digest is the whole of it:
-// the same skeleton is imported once, whoever needs it.
+// The label and name of an imported skeleton. The hash is the whole of it: the
+// same skeleton is imported once, whatever images share it.
 const (
 	labelSkeleton = "io.caisson.skeleton"
 	skeletonName  = "caisson/skeleton"
 )
 
-// resolveImage finds or imports what the reference names. Commands have the
-// identity uid:gid.
-func (b *Backend) resolveImage(ctx context.Context, r *remote, f facts, ref images.Reference, uid, gid int) (rootImage, error) {
+// fetch gets an image that is not this machine's own: one that the engine has,
+// or what the store of images gives, which it keeps until the container is
+// gone. It takes the time that it takes.
+func (s *session) fetch(ctx context.Context) (err error) {
+	b, ref := s.backend, s.spec.Image
 	switch ref.Scheme {
+	case images.SchemeHost, images.SchemeFolder:
+		return nil
 	case images.SchemeName:
-		return engineImage(ctx, r, f, ref)
+		s.image, err = engineImage(ctx, s.remote, s.facts, ref)
+		if b.options.Images == nil || !errors.Is(err, sandbox.ErrNotFound) {
+			return err
+		}
+	case images.SchemeLayout, images.SchemeArchive, images.SchemeBuild:
+		if b.options.Images == nil {
+			return fmt.Errorf("image %s: %w: this backend was given no store of images", ref, sandbox.ErrUnsupported)
+		}
+	default:
+		return fmt.Errorf("image %s: %w: source %q", ref, sandbox.ErrUnsupported, ref.Scheme)
+	}
+	if b.endpoint.local() {
+		s.root, s.release, err = b.options.Images.RootFS(ctx, ref)
+		return sandbox.ImageError(err)
+	}
+	s.image, err = b.loadedImage(ctx, s.remote, s.facts, ref)
+	return err
+}
+
+// resolveImage says what the container runs on. Commands have the identity
+// uid:gid.
+func (s *session) resolveImage(ctx context.Context, uid, gid int) (rootImage, error) {
+	b, ref := s.backend, s.spec.Image
+	switch ref.Scheme {
 	case images.SchemeHost:
 		if !b.endpoint.local() {
 			return rootImage{}, fmt.Errorf("image host: %w: %w: name an image that the engine at %s has",
@@ -52,16 +85,47 @@ func (b *Backend) resolveImage(ctx context.Context, r *remote, f facts, ref imag
 		o := b.options.HostImage
 		o.UID, o.GID = uid, gid
 		root, err := images.Host(ctx, o)
-		return b.skeletonImage(ctx, r, root, err)
+		return b.skeletonImage(ctx, s.remote, root, err)
 	case images.SchemeFolder:
 		root, err := images.Folder(ctx, ref.Value)
-		return b.skeletonImage(ctx, r, root, err)
+		return b.skeletonImage(ctx, s.remote, root, err)
 	}
-	return rootImage{}, fmt.Errorf("image %s: %w: source %q", ref, sandbox.ErrUnsupported, ref.Scheme)
+	if s.root != nil {
+		return b.skeletonImage(ctx, s.remote, s.root, nil)
+	}
+	return s.image, nil
 }
 
-// engineImage looks an image up. It never pulls: what runs is the user's
-// decision, and its content is named by the id.
+// needShell fails where an image that nobody has looked into has no shell that
+// runs: nothing could be done in it.
+func (s *session) needShell(ctx context.Context) error {
+	if !s.image.unseen {
+		return nil
+	}
+	p, err := s.conn.Start(ctx, sandbox.Command{Argv: []string{"/bin/sh", "-c", ":"}})
+	if err != nil {
+		return fmt.Errorf("look for a shell: %w", err)
+	}
+	exit, err := p.Wait()
+	if err != nil {
+		return fmt.Errorf("look for a shell: %w", err)
+	}
+	if !exit.Status.Success() {
+		return fmt.Errorf("image %s: %w: it has no /bin/sh that runs (exit code %d): use an image with a shell",
+			s.image.reference, sandbox.ErrUnsupported, exit.Status.Code)
+	}
+	return nil
+}
+
+// releaseImage lets the store prune the image again, once.
+func (s *session) releaseImage() {
+	if s.release != nil {
+		s.release()
+		s.release = nil
+	}
+}
+
+// engineImage looks an image up by name or id. It never pulls.
 func engineImage(ctx context.Context, r *remote, f facts, ref images.Reference) (rootImage, error) {
 	found, err := r.image(ctx, ref.Value)
 	if errors.Is(err, sandbox.ErrNotFound) {
@@ -74,9 +138,10 @@ func engineImage(ctx context.Context, r *remote, f facts, ref images.Reference) 
 		return rootImage{}, fmt.Errorf("image %s: %w: it is for %s/%s and the engine runs linux/%s: pull it for that platform",
 			ref.Value, sandbox.ErrUnsupported, found.Os, found.Architecture, f.info.Architecture)
 	}
-	made := rootImage{reference: ref.Value, id: found.ID, digest: found.ID}
+	made := rootImage{reference: ref.String(), id: found.ID, digest: found.ID, unseen: true}
 	if found.Config != nil {
 		made.volumes = slices.Sorted(maps.Keys(found.Config.Volumes))
+		made.env = sandbox.Environment(found.Config.Env, nil)
 	}
 	return made, nil
 }
@@ -94,17 +159,18 @@ func sameArchitecture(image, engine string) bool {
 // binds: a few empty folders and small files, imported once.
 func (b *Backend) skeletonImage(ctx context.Context, r *remote, root *images.RootFS, err error) (rootImage, error) {
 	if err != nil {
-		return rootImage{}, imageFault(err)
+		return rootImage{}, sandbox.ImageError(err)
 	}
 	made := rootImage{
-		reference: root.Reference.String(), digest: root.Digest, binds: root.Binds, masks: root.Masks, warnings: root.Warnings,
+		reference: root.Reference.String(), digest: root.Digest, binds: root.Binds, masks: root.Masks, volumes: root.Volumes,
+		env: sandbox.Environment(root.Env, root.Path), warnings: root.Warnings,
 	}
-	hex, ok := strings.CutPrefix(root.Digest, "sha256:")
-	if !ok || len(hex) != 64 {
-		return rootImage{}, fmt.Errorf("image %s: %w: digest %q", made.reference, sandbox.ErrUnavailable, root.Digest)
+	sum := sha256.New()
+	if err := root.SkeletonTar(sum); err != nil {
+		return rootImage{}, fmt.Errorf("image %s: %w: %w", made.reference, sandbox.ErrInvalid, err)
 	}
-	name := skeletonName + ":" + hex
-	if made.id, err = skeletonID(ctx, r, name, root.Digest); err == nil || !errors.Is(err, sandbox.ErrNotFound) {
+	hash := hex.EncodeToString(sum.Sum(nil))
+	if made.id, err = skeletonID(ctx, r, hash); err == nil || !errors.Is(err, sandbox.ErrNotFound) {
 		return made, err
 	}
 	unlock, err := b.lockImport(ctx)
@@ -112,13 +178,13 @@ func (b *Backend) skeletonImage(ctx context.Context, r *remote, root *images.Roo
 		return rootImage{}, err
 	}
 	defer unlock()
-	if made.id, err = skeletonID(ctx, r, name, root.Digest); err == nil || !errors.Is(err, sandbox.ErrNotFound) {
+	if made.id, err = skeletonID(ctx, r, hash); err == nil || !errors.Is(err, sandbox.ErrNotFound) {
 		return made, err
 	}
-	if err := importSkeleton(ctx, r, root, name); err != nil {
+	if err := importSkeleton(ctx, r, root, hash); err != nil {
 		return rootImage{}, err
 	}
-	made.id, err = skeletonID(ctx, r, name, root.Digest)
+	made.id, err = skeletonID(ctx, r, hash)
 	return made, err
 }
 
@@ -140,39 +206,29 @@ func (b *Backend) lockImport(ctx context.Context) (func(), error) {
 	}, nil
 }
 
-// skeletonID returns the id of an image that is what its name says.
-func skeletonID(ctx context.Context, r *remote, name, digest string) (string, error) {
+// skeletonID returns the id of the skeleton with a hash, of an image that is
+// what its name says.
+func skeletonID(ctx context.Context, r *remote, hash string) (string, error) {
+	name := skeletonName + ":" + hash
 	found, err := r.image(ctx, name)
 	if err != nil {
 		return "", err
 	}
-	if found.Config == nil || found.Config.Labels[labelSkeleton] != digest || len(found.Config.Volumes) > 0 {
+	if found.Config == nil || found.Config.Labels[labelSkeleton] != hash || len(found.Config.Volumes) > 0 {
 		return "", fmt.Errorf("image %s: %w: it is not what Caisson imported: remove it (docker rmi %s)", name, sandbox.ErrUnavailable, name)
 	}
 	return found.ID, nil
 }
 
-func importSkeleton(ctx context.Context, r *remote, root *images.RootFS, name string) error {
+func importSkeleton(ctx context.Context, r *remote, root *images.RootFS, hash string) error {
 	read, write := io.Pipe()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		write.CloseWithError(root.SkeletonTar(write))
 	}()
-	err := r.importImage(ctx, read, name, "LABEL "+labelSkeleton+"="+root.Digest)
+	err := r.importImage(ctx, read, skeletonName+":"+hash, "LABEL "+labelSkeleton+"="+hash)
 	read.Close()
 	<-done
 	return err
-}
-
-// imageFault turns an error of package images into one of the sandbox's.
-func imageFault(err error) error {
-	for from, to := range map[error]error{
-		images.ErrInvalid: sandbox.ErrInvalid, images.ErrUnsupported: sandbox.ErrUnsupported, images.ErrNotFound: sandbox.ErrNotFound,
-	} {
-		if errors.Is(err, from) {
-			return fmt.Errorf("resolve image: %w: %w", to, err)
-		}
-	}
-	return fmt.Errorf("resolve image: %w", err)
 }

@@ -80,21 +80,21 @@ func importImage(t *testing.T, content []byte, changes ...string) (*client.Clien
 	return c, name
 }
 
-// An image of the engine brings its files and nothing else: its entry point,
-// health check, user, environment and volumes do not count.
+// An image of the engine brings its files and its environment: its entry point,
+// health check, user, folder and volumes do not count.
 func TestEngineImage(t *testing.T) {
 	b := newBed(t, os.Geteuid())
 	c, name := importImage(t, shellTar(t), "VOLUME /data /var/lib/more", "VOLUME /tmp", `ENTRYPOINT ["/bin/false"]`, `CMD ["whatever"]`, "USER nobody",
-		"HEALTHCHECK --interval=1s CMD /bin/false", "ENV SECRET=of-the-image", "WORKDIR /nowhere", "ONBUILD RUN false")
+		"HEALTHCHECK --interval=1s CMD /bin/false", "ENV TOOL=of-the-image HOME=/evil LD_PRELOAD=/evil", "WORKDIR /nowhere", "ONBUILD RUN false")
 	before := volumes(t, c)
 	spec := b.spec(t, newSession())
 	spec.Image = images.Reference{Scheme: images.SchemeName, Value: name}
 	s, err := b.backend.Create(t.Context(), spec)
 	must(t, err)
 	defer s.Destroy(context.Background())
-	out, exit := shell(t, s, `echo "$SECRET"; echo x >file; echo x >/data/file; echo x >/readonly || echo read-only; while read -r line; do case $line in *" /data "*) echo "$line";; esac; done </proc/self/mountinfo`)
+	out, exit := shell(t, s, `echo "$TOOL $HOME$LD_PRELOAD"; echo x >file; echo x >/data/file; echo x >/readonly || echo read-only; while read -r line; do case $line in *" /data "*) echo "$line";; esac; done </proc/self/mountinfo`)
 	lines := strings.Split(out, "\n")
-	if !exit.Status.Success() || lines[0] != "" || !strings.Contains(out, "read-only") || !strings.Contains(out, "tmpfs") {
+	if !exit.Status.Success() || lines[0] != "of-the-image /home/agent" || !strings.Contains(out, "read-only") || !strings.Contains(out, "tmpfs") {
 		t.Errorf("%v: %q", exit.Status, out)
 	}
 	a := s.Attestation()
@@ -146,7 +146,8 @@ func TestFolderImage(t *testing.T) {
 		must(t, s.Destroy(context.Background()))
 		r, _, err := b.backend.connect(context.Background())
 		must(t, err)
-		must(t, r.removeImage(context.Background(), skeletonName+":"+strings.TrimPrefix(s.Attestation().ImageDigest, "sha256:")))
+		_, err = r.removeImage(context.Background(), s.(*session).image.id, true)
+		must(t, err)
 	}()
 	if out, exit := shell(t, s, "echo hi; echo x >/bin/x || echo read-only"); out != "hi\nread-only\n" || !exit.Status.Success() {
 		t.Errorf("%v: %q", exit.Status, out)

@@ -19,6 +19,8 @@ import (
 // deadlines are how long calls may take.
 type deadlines struct {
 	ask, attach, create, start, remove, load time.Duration
+	// transfer bounds a build, and the transfer of a whole image.
+	transfer time.Duration
 	// cancel is how long a call that makes something may still take once its
 	// caller has given up: to break it off would leave open whether it was made.
 	cancel time.Duration
@@ -32,7 +34,7 @@ type deadlines struct {
 func defaultDeadlines() deadlines {
 	return deadlines{
 		ask: 10 * time.Second, attach: 10 * time.Second, create: 30 * time.Second, start: 30 * time.Second, remove: 30 * time.Second,
-		load: time.Minute, cancel: 5 * time.Second, loss: 5 * time.Second,
+		load: time.Minute, transfer: time.Hour, cancel: 5 * time.Second, loss: 5 * time.Second,
 	}
 }
 
@@ -81,14 +83,16 @@ func (r *remote) skeletons(ctx context.Context) ([]image.Summary, error) {
 	})
 }
 
-// removeImage removes an image unless a container uses it.
-func (r *remote) removeImage(ctx context.Context, id string) error {
-	return do(ctx, r.remove, "remove image", func(ctx context.Context) error {
-		_, err := r.engine.ImageRemove(ctx, id, image.RemoveOptions{PruneChildren: true})
+// removeImage removes an image, or the name that it is given by if it has
+// others, with those that it was made from if parents says so and nothing else
+// needs them. One that a container uses stays, and gone is false.
+func (r *remote) removeImage(ctx context.Context, name string, parents bool) (gone bool, err error) {
+	return within(ctx, r.remove, "remove image", func(ctx context.Context) (bool, error) {
+		_, err := r.engine.ImageRemove(ctx, name, image.RemoveOptions{PruneChildren: parents})
 		if errdefs.IsConflict(err) || errdefs.IsNotFound(err) {
-			return nil
+			return false, nil
 		}
-		return err
+		return err == nil, err
 	})
 }
 

@@ -1,7 +1,7 @@
 package docker
 
 import (
-	"path"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -26,6 +26,7 @@ type request struct {
 type plan struct {
 	spec      sandbox.Spec
 	image     rootImage
+	volumes   []harden.Tmpfs // in the place of the image's VOLUMEs
 	work      *workmount.Prepared
 	guestPath string
 	noncePath string
@@ -45,8 +46,6 @@ const (
 	privateNamespace = "private"
 	// oomScoreAdj makes the kernel take a container before Caisson itself.
 	oomScoreAdj = 500
-	// volumeBytes is the size of the tmpfs in the place of an image's VOLUME.
-	volumeBytes = 16 << 20
 )
 
 // containerName is the container's name for the engine.
@@ -178,15 +177,33 @@ func (p plan) tmpfs() map[string]string {
 			list[t.Path] = strings.Join(t.Options(), ",")
 		}
 	}
+	for _, t := range p.volumes {
+		list[t.Path] = strings.Join(t.Options(), ",")
+	}
 	return list
 }
 
-// mounts are all binds, and a tmpfs over what must not be seen or must not
-// become a volume.
+// volumeMounts are the tmpfs in the place of the image's VOLUMEs, so that the
+// engine makes no volume.
+func volumeMounts(spec sandbox.Spec, image rootImage, work *workmount.Prepared) ([]harden.Tmpfs, error) {
+	var taken []string
+	for _, t := range harden.TmpfsMounts(spec.Resources, work.CommandUID, work.CommandGID) {
+		taken = append(taken, t.Path)
+	}
+	list, err := harden.VolumeMounts(image.volumes, taken, work.CommandUID, work.CommandGID)
+	if err != nil {
+		return nil, fmt.Errorf("image %s: %w: %w", image.reference, sandbox.ErrUnsupported, err)
+	}
+	return list, nil
+}
+
+// mounts are all binds, and a tmpfs over what must not be seen.
 func (p plan) mounts() []mount.Mount {
 	var list []mount.Mount
 	for _, b := range p.image.binds {
-		list = append(list, bind(b.Source, b.Path, true))
+		if !slices.ContainsFunc(p.volumes, func(t harden.Tmpfs) bool { return t.Path == b.Path }) {
+			list = append(list, bind(b.Source, b.Path, true))
+		}
 	}
 	list = append(list,
 		bind(p.guestPath, sandbox.GuestPath, true),
@@ -200,16 +217,6 @@ func (p plan) mounts() []mount.Mount {
 	for _, m := range p.image.masks {
 		list = append(list, mount.Mount{
 			Type: mount.TypeTmpfs, Target: m, ReadOnly: true, TmpfsOptions: &mount.TmpfsOptions{SizeBytes: 4096, Mode: 0o555},
-		})
-	}
-	taken := p.tmpfs()
-	for _, v := range p.image.volumes {
-		target := path.Clean("/" + v)
-		if _, ok := taken[target]; ok || slices.ContainsFunc(list, func(m mount.Mount) bool { return m.Target == target }) {
-			continue
-		}
-		list = append(list, mount.Mount{
-			Type: mount.TypeTmpfs, Target: target, TmpfsOptions: &mount.TmpfsOptions{SizeBytes: volumeBytes, Mode: 0o755},
 		})
 	}
 	return list

@@ -24,11 +24,11 @@ import (
 var update = flag.Bool("update", false, "rewrite golden files")
 
 func testPlan() plan {
-	return plan{
+	p := plan{
 		spec: sandbox.Spec{Session: "ses_1", Resources: limits.DefaultResources()},
 		image: rootImage{
 			id: "sha256:11", binds: []images.Bind{{Source: "/usr", Path: "/usr", IsDir: true}}, masks: []string{"/usr/secret"},
-			volumes: []string{"/data", "/data/", "/tmp", "/usr", "/workspace"},
+			volumes: []string{"/data", "/data/", "/tmp", "/workspace"},
 		},
 		work: &workmount.Prepared{CommandUID: 10001, CommandGID: 10001, Binds: []workmount.Bind{
 			{Source: "/state/mounts/1", Target: "/workspace", Dir: true},
@@ -37,6 +37,8 @@ func testPlan() plan {
 		guestPath: "/opt/guest", noncePath: "/state/nonce", seccomp: harden.Seccomp{JSON: []byte(`{"a":1}`)},
 		runtime: runtimeFacts{name: "runc"}, cpus: 1, labels: map[string]string{"io.caisson.session": "ses_1"},
 	}
+	p.volumes, _ = volumeMounts(p.spec, p.image, p.work) // the golden file shows them
+	return p
 }
 
 // The whole request, as JSON: every change of it is seen in a review.

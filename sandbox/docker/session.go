@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest"
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
@@ -28,6 +29,8 @@ type session struct {
 	nonce   string
 	seccomp harden.Seccomp
 	image   rootImage
+	root    *images.RootFS // what the store unpacked; nil if it is not from there
+	release func()         // lets root go; nil if there is nothing to let go
 	log     *zap.Logger
 
 	lifecycle   sandbox.Lifecycle
@@ -184,6 +187,7 @@ func (s *session) Destroy(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("destroy container %s: %w", s.name, err)
 	}
+	s.releaseImage()
 	s.destroyed = true
 	return nil
 }

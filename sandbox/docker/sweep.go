@@ -26,27 +26,40 @@ func (b *Backend) Sweep(ctx context.Context) ([]sandbox.Leftover, error) {
 			return b.undo(ctx, r, session, entry)
 		},
 	})
-	return append(left, more...), errors.Join(listErr, err, pruneSkeletons(ctx, r))
+	return append(left, more...), errors.Join(listErr, err, pruneOld(ctx, r))
 }
 
 // skeletonTime is how long an imported skeleton is kept. Making it again takes
 // some 20 ms, and each change of the machine's programs makes a new one.
 const skeletonTime = 24 * time.Hour
 
-// pruneSkeletons removes old skeletons that no container uses. A sibling that
-// is just about to use one imports it again.
-func pruneSkeletons(ctx context.Context, r *remote) error {
+// pruneOld removes the images that Caisson made on the engine long ago and that
+// no container uses.
+func pruneOld(ctx context.Context, r *remote) error {
+	_, err := pruneSkeletons(ctx, r, skeletonTime)
+	_, imagesErr := pruneImages(ctx, r, loadedTime)
+	return errors.Join(err, imagesErr)
+}
+
+// pruneSkeletons removes old skeletons that no container uses, and gives how
+// many. A sibling that is just about to use one imports it again.
+func pruneSkeletons(ctx context.Context, r *remote, unused time.Duration) (int, error) {
 	list, err := r.skeletons(ctx)
 	if err != nil {
-		return err
+		return 0, err
 	}
+	removed := 0
 	var errs []error
 	for _, i := range list {
-		if time.Since(time.Unix(i.Created, 0)) > skeletonTime {
-			errs = append(errs, r.removeImage(ctx, i.ID))
+		if time.Since(time.Unix(i.Created, 0)) > unused {
+			gone, err := r.removeImage(ctx, i.ID, true)
+			if gone {
+				removed++
+			}
+			errs = append(errs, err)
 		}
 	}
-	return errors.Join(errs...)
+	return removed, errors.Join(errs...)
 }
 
 // Pending says whether sessions of this backend left notes below the state

@@ -2,7 +2,6 @@ package oci
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/caisson-run/caisson/images"
@@ -33,7 +32,7 @@ func (c *container) fetch(ctx context.Context, ref images.Reference) error {
 	}
 	root, release, err := c.backend.options.Images.RootFS(ctx, ref)
 	if err != nil {
-		return imageFault(err)
+		return sandbox.ImageError(err)
 	}
 	c.plan.image, c.release = root, release
 	return nil
@@ -53,7 +52,7 @@ func (c *container) resolve(ctx context.Context, ref images.Reference) error {
 		c.plan.image, err = images.Host(ctx, o)
 	}
 	if err != nil {
-		return imageFault(err)
+		return sandbox.ImageError(err)
 	}
 	var taken []string
 	for _, t := range harden.TmpfsMounts(c.plan.resources, id.commandUID, id.commandGID) {
@@ -71,16 +70,4 @@ func (c *container) releaseImage() {
 		c.release()
 		c.release = nil
 	}
-}
-
-// imageFault turns an error of package images into one of the sandbox's.
-func imageFault(err error) error {
-	for from, to := range map[error]error{
-		images.ErrInvalid: sandbox.ErrInvalid, images.ErrNotFound: sandbox.ErrNotFound, images.ErrUnsupported: sandbox.ErrUnsupported,
-	} {
-		if errors.Is(err, from) {
-			return fmt.Errorf("%w: %w", to, err)
-		}
-	}
-	return err
 }

@@ -49,6 +49,10 @@ func (f *fakeSource) RootFS(ctx context.Context, ref images.Reference) (*images.
 	return root, func() { f.held.Add(-1) }, nil
 }
 
+func (f *fakeSource) Resolve(context.Context, images.Reference) (images.Image, error) {
+	return images.Image{}, errors.ErrUnsupported
+}
+
 func (f *fakeSource) Archive(context.Context, images.Reference, io.Writer) (string, error) {
 	return "", errors.ErrUnsupported
 }

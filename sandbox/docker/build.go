@@ -1,0 +1,113 @@
+package docker
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/build"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// The label and name of what was built for build:DIR. The tag says which
+// folder; a later build of it takes the name, and the image before goes.
+const (
+	labelBuilt = "io.caisson.build"
+	builtName  = "caisson/build"
+)
+
+// Build is [images.Engine]'s, with the engine's classic builder, which every
+// engine from Docker 20.10 on has: RUN steps have no network and the base image
+// is pulled only if the engine lacks it. The image is named after dir, so that
+// the next build finds its steps done; [ImageEngine.Prune] and sweeps remove it.
+func (e *ImageEngine) Build(ctx context.Context, dir string, progress io.Writer) (string, error) {
+	r, err := e.connect(ctx)
+	if err != nil {
+		return "", err
+	}
+	folder, err := openContext(dir)
+	if err != nil {
+		return "", err
+	}
+	defer folder.close()
+	sum := sha256.Sum256([]byte(dir))
+	name := builtName + ":" + hex.EncodeToString(sum[:16])
+	before, err := r.image(ctx, name)
+	if err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+		return "", err
+	}
+	output := &buildOutput{progress: progress}
+	if err := r.build(ctx, folder, name, output); err != nil {
+		return "", errors.Join(fmt.Errorf("build:%s: %w", dir, err), r.removeUnfinished(ctx, output.made))
+	}
+	if before.ID != "" && before.ID != output.id {
+		// Refused by the engine if it has another name, or a container uses it.
+		if _, err := r.removeImage(ctx, before.ID, true); err != nil {
+			return "", err
+		}
+	}
+	return output.id, nil
+}
+
+// build sends the folder and follows the builder to its end.
+func (r *remote) build(ctx context.Context, folder *buildContext, name string, output *buildOutput) error {
+	ctx, cancel := deadline(ctx, r.transfer)
+	defer cancel()
+	read, write := io.Pipe()
+	sent := make(chan error, 1)
+	go func() {
+		err := folder.write(ctx, write)
+		write.CloseWithError(err)
+		sent <- err
+	}()
+	answer, err := r.engine.ImageBuild(ctx, read, build.ImageBuildOptions{
+		Version: build.BuilderV1, Tags: []string{name}, Dockerfile: dockerfile, NetworkMode: noNetwork,
+		Remove: true, ForceRemove: true, Labels: map[string]string{labelBuilt: "true"},
+	})
+	read.CloseWithError(errUnread)
+	if ours := <-sent; ours != nil && !errors.Is(ours, errUnread) && context.Cause(ctx) == nil {
+		err = errors.Join(ours, closeBody(answer.Body))
+		return err // and not that the engine got half an archive
+	}
+	switch {
+	case errdefs.IsInvalidArgument(err):
+		return fmt.Errorf("%w: the builder says: %w", images.ErrInvalid, err)
+	case err != nil:
+		return fault(ctx, "build image", err)
+	}
+	err = errors.Join(output.read(answer.Body), closeBody(answer.Body))
+	if context.Cause(ctx) != nil {
+		return fault(ctx, "build image", err)
+	}
+	return err
+}
+
+func closeBody(body io.Closer) error {
+	if body == nil {
+		return nil
+	}
+	return body.Close()
+}
+
+// errUnread is what the sender meets when the engine has answered before it
+// had everything.
+var errUnread = errors.New("the engine reads no more")
+
+// removeUnfinished removes the images of the steps of a build that failed,
+// which nothing names: the last first, since it is made from the others.
+func (r *remote) removeUnfinished(ctx context.Context, made []string) error {
+	ctx = context.WithoutCancel(ctx)
+	var errs []error
+	for _, id := range slices.Backward(made) {
+		_, err := r.removeImage(ctx, id, false)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}

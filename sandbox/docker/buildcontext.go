@@ -1,0 +1,222 @@
+package docker
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+
+	"github.com/moby/patternmatcher"
+	"github.com/moby/patternmatcher/ignorefile"
+
+	"github.com/caisson-run/caisson/images"
+)
+
+// Bounds of a build's context. What is larger is a mistake more often than a
+// build: a home folder, a disk image.
+const (
+	maxContextBytes   = 4 << 30
+	maxContextEntries = 500_000
+	maxIgnoreBytes    = 1 << 20
+)
+
+// The files of a context that a builder reads itself; no pattern excludes them.
+const (
+	dockerfile = "Dockerfile"
+	ignoreFile = ".dockerignore"
+)
+
+// buildContext is the folder of a Dockerfile, as it is sent to a builder. It is
+// read through one held folder: a link is sent as a link, and nothing outside
+// of the folder is ever opened.
+type buildContext struct {
+	root   *os.Root
+	ignore *patternmatcher.PatternMatcher
+	left   int64 // bytes that may still be sent
+}
+
+// openContext opens the folder and reads what it leaves out. The caller closes
+// it. It fails with images.ErrNotFound without a Dockerfile.
+func openContext(dir string) (*buildContext, error) {
+	root, err := os.OpenRoot(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: build:%s: there is no such folder", images.ErrNotFound, dir)
+	} else if err != nil {
+		return nil, fmt.Errorf("%w: build:%s: %w", images.ErrInvalid, dir, err)
+	}
+	c := &buildContext{root: root, left: maxContextBytes}
+	if err := c.prepare(dir); err != nil {
+		root.Close() //nolint:errcheck // only read
+		return nil, err
+	}
+	return c, nil
+}
+
+func (c *buildContext) prepare(dir string) error {
+	info, err := c.root.Stat(dockerfile)
+	switch {
+	case err != nil:
+		return fmt.Errorf("%w: build:%s has no %s", images.ErrNotFound, dir, dockerfile)
+	case !info.Mode().IsRegular():
+		return fmt.Errorf("%w: build:%s: its %s is no file", images.ErrInvalid, dir, dockerfile)
+	}
+	patterns, err := c.patterns()
+	if err == nil {
+		c.ignore, err = patternmatcher.New(patterns)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: build:%s: %s: %w", images.ErrInvalid, dir, ignoreFile, err)
+	}
+	return nil
+}
+
+func (c *buildContext) patterns() ([]string, error) {
+	f, err := c.root.OpenFile(ignoreFile, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	defer f.Close() //nolint:errcheck // only read
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() || info.Size() > maxIgnoreBytes {
+		return nil, errors.Join(err, fmt.Errorf("it is no file of at most %d bytes", maxIgnoreBytes))
+	}
+	return ignorefile.ReadAll(io.LimitReader(f, maxIgnoreBytes))
+}
+
+func (c *buildContext) close() { c.root.Close() } //nolint:errcheck // only read
+
+// write sends the folder as a tar archive: files, folders and links, owned by
+// root, without what .dockerignore names. Devices, sockets and pipes are left
+// out.
+func (c *buildContext) write(ctx context.Context, w io.Writer) error {
+	tw := tar.NewWriter(w)
+	entries := 0
+	err := fs.WalkDir(c.root.FS(), ".", func(name string, e fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case context.Cause(ctx) != nil:
+			return context.Cause(ctx)
+		case name == ".":
+			return nil
+		}
+		if entries++; entries > maxContextEntries {
+			return fmt.Errorf("%w: more than %d entries: leave some out by a %s", images.ErrInvalid, maxContextEntries, ignoreFile)
+		}
+		ignored, err := c.ignored(name)
+		if err != nil {
+			return err
+		}
+		if ignored {
+			if e.IsDir() && !c.ignore.Exclusions() {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		return c.add(tw, name)
+	})
+	if err == nil {
+		err = tw.Close()
+	}
+	if err != nil {
+		return fmt.Errorf("read the build's folder: %w", err)
+	}
+	return nil
+}
+
+func (c *buildContext) ignored(name string) (bool, error) {
+	if slices.Contains([]string{dockerfile, ignoreFile}, name) {
+		return false, nil
+	}
+	ignored, err := c.ignore.MatchesOrParentMatches(filepath.FromSlash(name))
+	if err != nil {
+		return false, fmt.Errorf("%w: %s: %w", images.ErrInvalid, ignoreFile, err)
+	}
+	return ignored, nil
+}
+
+// add sends one entry as it is now.
+func (c *buildContext) add(tw *tar.Writer, name string) error {
+	info, err := c.root.Lstat(name)
+	if err != nil {
+		return err
+	}
+	target := ""
+	switch info.Mode().Type() {
+	case fs.ModeSymlink:
+		if target, err = c.root.Readlink(name); err != nil {
+			return err
+		}
+	case fs.ModeDir:
+	case 0:
+		return c.addFile(tw, name, info)
+	default:
+		return nil
+	}
+	h, err := header(name, target, info)
+	if err != nil {
+		return err
+	}
+	return tw.WriteHeader(h)
+}
+
+// addFile sends a file. One that is replaced while it is read is an error, not
+// another file's content.
+func (c *buildContext) addFile(tw *tar.Writer, name string, seen fs.FileInfo) error {
+	f, err := c.root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close() //nolint:errcheck // only read
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if !info.Mode().IsRegular() || !os.SameFile(seen, info) {
+		return fmt.Errorf("%w: %s was replaced while it was read", images.ErrInvalid, name)
+	}
+	if c.left -= info.Size(); c.left < 0 {
+		return fmt.Errorf("%w: more than %d GiB: leave some out by a %s", images.ErrInvalid, maxContextBytes>>30, ignoreFile)
+	}
+	h, err := header(name, "", info)
+	if err != nil {
+		return err
+	}
+	if err := tw.WriteHeader(h); err != nil {
+		return err
+	}
+	if _, err := io.CopyN(tw, f, info.Size()); err != nil {
+		return fmt.Errorf("%s became shorter while it was read: %w", name, err)
+	}
+	return nil
+}
+
+// header describes an entry without its owner: in an image everything that is
+// copied belongs to root, whoever has it here.
+func header(name, target string, info fs.FileInfo) (*tar.Header, error) {
+	h, err := tar.FileInfoHeader(plain{info}, target)
+	if err != nil {
+		return nil, err
+	}
+	h.Name, h.Uid, h.Gid, h.Uname, h.Gname = name, 0, 0, "", ""
+	h.AccessTime, h.ChangeTime = h.ModTime, h.ModTime
+	h.Format = tar.FormatPAX
+	if info.IsDir() {
+		h.Name += "/"
+	}
+	return h, nil
+}
+
+// plain hides what a system says of a file beyond fs.FileInfo: owners, device
+// numbers.
+type plain struct{ fs.FileInfo }
+
+// Sys implements fs.FileInfo.
+func (plain) Sys() any { return nil }

@@ -1,0 +1,93 @@
+package docker
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"strings"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// buildOutput reads what a builder answers: a stream of JSON objects, of which
+// one may be {"error":"…"} and one {"aux":{"ID":"sha256:…"}}.
+//
+//	{"stream":"Step 1/3 : FROM scratch"}
+//	{"stream":" ---> Running in 3f2a…"}
+//	{"stream":" ---> 9c4e…"}
+type buildOutput struct {
+	progress io.Writer // gets the builder's words; may be nil
+	id       string    // of the image, once it is there
+	made     []string  // images that steps of this build made, in order
+	from     bool      // the step takes a base image
+	cached   bool      // the step's image was there before
+}
+
+// line is one object of the stream.
+type line struct {
+	Stream string `json:"stream"`
+	Status string `json:"status"`
+	Error  string `json:"error"`
+	Aux    struct {
+		ID string `json:"ID"`
+	} `json:"aux"`
+}
+
+var (
+	buildStep = regexp.MustCompile(`^Step \d+/\d+ : (\w+)`)
+	stepImage = regexp.MustCompile(`^ ---> ([0-9a-f]{12,64})\n?$`)
+)
+
+// eachLine reads a stream of JSON objects. It fails with gaveUp where the engine
+// did.
+func eachLine(r io.Reader, gaveUp error, take func(line)) error {
+	decode := json.NewDecoder(r)
+	for {
+		var l line
+		if err := decode.Decode(&l); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("read the engine's answer: %w: %w", sandbox.ErrUnavailable, err)
+		}
+		if l.Error != "" {
+			return fmt.Errorf("%w: the engine says: %s", gaveUp, l.Error)
+		}
+		take(l)
+	}
+}
+
+// read reads to the end.
+func (b *buildOutput) read(r io.Reader) error {
+	if err := eachLine(r, images.ErrInvalid, b.take); err != nil {
+		return err
+	}
+	if !imageID.MatchString(b.id) {
+		return fmt.Errorf("%w: the builder named no image", images.ErrInvalid)
+	}
+	return nil
+}
+
+var imageID = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+
+func (b *buildOutput) take(l line) {
+	if l.Aux.ID != "" {
+		b.id = l.Aux.ID
+	}
+	text := l.Stream
+	if text == "" && l.Status != "" {
+		text = l.Status + "\n"
+	}
+	if b.progress != nil && text != "" {
+		io.WriteString(b.progress, text) //nolint:errcheck // who does not want to know is not told
+	}
+	if m := buildStep.FindStringSubmatch(l.Stream); m != nil {
+		b.from, b.cached = strings.EqualFold(m[1], "FROM"), false
+	} else if strings.HasPrefix(l.Stream, " ---> Using cache") {
+		b.cached = true
+	} else if m := stepImage.FindStringSubmatch(l.Stream); m != nil && !b.from && !b.cached {
+		b.made = append(b.made, m[1])
+	}
+}

@@ -1,0 +1,101 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// ImageEngine is an engine as a source of images: those that it has, and those
+// that it builds. It makes no container. Whoever made it closes it. It is safe
+// for concurrent use.
+type ImageEngine struct {
+	endpoint endpoint
+	times    deadlines
+
+	mu     sync.Mutex // held while connecting
+	remote *remote    // nil until connected
+}
+
+var _ images.Engine = (*ImageEngine)(nil)
+
+// NewImageEngine finds the engine as [New] does: host, or with "" what the
+// environment and the docker command's configuration name. It does not talk to
+// the engine yet.
+func NewImageEngine(host string, getenv func(string) string) (*ImageEngine, error) {
+	e, err := resolveEndpoint(host, getenv)
+	if err != nil {
+		return nil, fmt.Errorf("find engine: %w", err)
+	}
+	return &ImageEngine{endpoint: e, times: defaultDeadlines()}, nil
+}
+
+// Check says whether the engine answers.
+func (e *ImageEngine) Check(ctx context.Context) error {
+	_, err := e.connect(ctx)
+	return err
+}
+
+// Close closes idle connections to the engine.
+func (e *ImageEngine) Close() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.remote == nil {
+		return nil
+	}
+	return e.remote.engine.Close()
+}
+
+// connect dials the engine when it is first asked; a failure is not remembered.
+func (e *ImageEngine) connect(ctx context.Context) (*remote, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.remote != nil {
+		return e.remote, nil
+	}
+	r, err := dial(ctx, e.endpoint, e.times)
+	if err != nil {
+		return nil, e.endpoint.fault(err)
+	}
+	e.remote = r
+	return r, nil
+}
+
+// ImageID is [images.Engine]'s.
+func (e *ImageEngine) ImageID(ctx context.Context, name string) (string, error) {
+	r, err := e.connect(ctx)
+	if err != nil {
+		return "", err
+	}
+	found, err := r.image(ctx, name)
+	if err != nil {
+		return "", notThere(err)
+	}
+	return found.ID, nil
+}
+
+// Save is [images.Engine]'s. Cancelling ctx breaks the archive off.
+func (e *ImageEngine) Save(ctx context.Context, id string) (io.ReadCloser, error) {
+	r, err := e.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	archive, err := r.engine.ImageSave(ctx, []string{id})
+	if err != nil {
+		return nil, notThere(fault(ctx, "save image "+id, err))
+	}
+	return archive, nil
+}
+
+// notThere says in the words of package images that an image is missing.
+func notThere(err error) error {
+	if errors.Is(err, sandbox.ErrNotFound) {
+		return fmt.Errorf("%w: %w", images.ErrNotFound, err)
+	}
+	return err
+}
