@@ -60,8 +60,24 @@ func TestHoppers(t *testing.T) {
 	}
 	dir := cgroup(t, "pids", "pids.max", "200")
 	c, g := dial(t, guesttest.Options{Cgroups: []string{dir}})
+	hop(t, c, g, 0) // alone it goes by another way: all at once
 	in, more := io.Pipe()
 	neighbour := start(t.Context(), t, c, sandbox.Command{Argv: []string{"cat"}, Stdin: in})
+	hop(t, c, g, 1)
+	if _, err := more.Write([]byte("on")); err != nil {
+		t.Fatal(err)
+	}
+	_ = more.Close()
+	if r := neighbour(); r.stdout != "on" || !r.Status.Success() {
+		t.Errorf("the command beside it: %+v", r)
+	}
+	hop(t, c, g, 0)
+}
+
+// hop lets chains hop and cancels them, three times; beside is how many
+// processes others have.
+func hop(t *testing.T, c *guest.Conn, g *guesttest.Guest, beside int) {
+	t.Helper()
 	for range 3 {
 		up := signalled{make(chan struct{})}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -76,16 +92,9 @@ func TestHoppers(t *testing.T) {
 			t.Fatalf("%+v, %v", exit, err)
 		}
 		t.Logf("killed %d in %v", exit.Kill.Killed, exit.Kill.KillTime)
-		if left := g.Living(t); len(left) != 1 {
-			t.Fatalf("beside cat, left are %v", left)
+		if left := g.Living(t); len(left) != beside {
+			t.Fatalf("left are %v, %d are others'", left, beside)
 		}
-	}
-	if _, err := more.Write([]byte("on")); err != nil {
-		t.Fatal(err)
-	}
-	_ = more.Close()
-	if r := neighbour(); r.stdout != "on" || !r.Status.Success() {
-		t.Errorf("the command beside it: %+v", r)
 	}
 }
 

@@ -58,10 +58,10 @@ func prepare(o Options, c wire.Config, null *os.File) (serve.Options, wire.Hello
 		Config: c, Appliers: appliers, OOM: observe.OpenOOM(),
 	}
 	direct := launch.Direct{Spawner: spawner, Reaper: reaper}
-	s.Launcher, s.Killer = direct, kill.New(kill.MethodGroup, nil)
+	s.Launcher, s.Killer = direct, kill.New(kill.MethodGroup, reaper, nil)
 	if c.SingleUID {
 		shims := kill.NewShims()
-		s.Killer = kill.New(kill.MethodSubreaper, shims)
+		s.Killer = kill.New(kill.MethodSubreaper, reaper, shims)
 		s.Launcher = launch.Shimmed{Direct: direct, Shims: shims, Executable: o.Executable}
 	}
 	h := observe.Container(c.Workspace)

@@ -5,11 +5,10 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
 // The methods by which a command's processes are found.
@@ -26,10 +25,22 @@ type Mark struct {
 	Shim int
 }
 
+// Children is what the guest's wait loop knows of its children.
+type Children interface {
+	// Drain reaps what has ended, and says that the guest has no children, and
+	// so is the container's only process.
+	Drain() (childless bool)
+	// Next is closed when the next process has been reaped.
+	Next() <-chan struct{}
+	// Killed is the number of processes so far that ended by SIGKILL.
+	Killed() int
+}
+
 // Killer ends commands. It is safe for concurrent use.
 type Killer struct {
-	method string
-	self   int
+	method   string
+	self     int
+	children Children
 	// byDescriptor says that the kernel sends signals through a descriptor of
 	// /proc/PID (Linux 5.1; not gVisor), which can't meet a reused pid.
 	byDescriptor bool
@@ -38,12 +49,14 @@ type Killer struct {
 	scanning sync.Mutex
 	// launching excludes starts from the time in which everything is stopped.
 	launching sync.RWMutex
+	// commands is how many have been launched and are not over.
+	commands atomic.Int32
 }
 
 // New makes a Killer that finds processes by method. Shims is for
 // MethodSubreaper only.
-func New(method string, shims *Shims) *Killer {
-	k := &Killer{method: method, self: os.Getpid(), shims: shims}
+func New(method string, children Children, shims *Shims) *Killer {
+	k := &Killer{method: method, self: os.Getpid(), children: children, shims: shims}
 	if dir, err := unix.Open("/proc/self", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err == nil {
 		k.byDescriptor = unix.PidfdSendSignal(dir, 0, nil, 0) == nil
 		_ = unix.Close(dir)
@@ -68,13 +81,6 @@ func (k *Killer) each(m Mark, visit func(*process)) error {
 	})
 }
 
-// alone says that the guest is the container's only process. Signal 0 to all
-// processes that there are signals none; it takes a microsecond where a scan of
-// /proc takes forty.
-func (k *Killer) alone() bool {
-	return k.self == 1 && unix.Kill(-1, 0) == unix.ESRCH
-}
-
 // emptyScans is how many scans in a row must find nothing. New pids are higher
 // than those that exist, so a scan in their order meets what is forked before
 // it; but once in a round of all pids a child's is lower, and a parent that
@@ -85,12 +91,18 @@ const emptyScans = 2
 // processes come and go; a parallel build beside it makes one in ten such.
 const steadyScans = 20
 
+// Gone says whether nothing of a command is left. Where it is the only command
+// that asks for no scan.
+func (k *Killer) Gone(m Mark) bool {
+	if k.self == 1 && k.children.Drain() {
+		return true
+	}
+	return !k.only() && k.Alive(m) == 0
+}
+
 // Alive is the number of a command's living processes, or -1 where that can't
 // be told, for /proc that can't be read or processes that come and go.
 func (k *Killer) Alive(m Mark) int {
-	if k.alone() {
-		return 0
-	}
 	empty := 0
 	for range steadyScans {
 		n := 0
@@ -133,6 +145,9 @@ func (k *Killer) signal(p *process, sig unix.Signal) {
 // those that are made while it runs, and wakes those that are stopped so that
 // they can act on it.
 func (k *Killer) Terminate(m Mark, r *Report) {
+	if k.terminateAll(r) {
+		return
+	}
 	for range terminatePasses {
 		fresh := 0
 		err := k.each(m, func(p *process) {
@@ -164,20 +179,22 @@ const (
 	// killBound is when it gives up: only a process that hangs in the kernel (a
 	// stuck file system) outlives SIGKILL for so long.
 	killBound = 5 * time.Second
-	// gentlePasses is how many passes may find something before everything is
-	// stopped: two do for all but what forks faster than it is scanned.
+	// gentlePasses is how many passes may find something new before everything
+	// is stopped: two do for all but what forks faster than it is scanned.
 	gentlePasses = 3
 )
 
-// Kill sends SIGKILL to all processes of a command until scans find none.
+// Kill sends SIGKILL to all processes of a command until none is left.
 //
-// What forks and ends faster than a scan follows is never met by one. So after
-// a few passes every process in the container is stopped, by one system call
-// that no fork can slip through; then a scan sees what there is. Processes of
-// other commands go on when it is over.
+// Where it is the only command everything but the guest is its, and goes by one
+// system call. Otherwise scans find its processes. What forks and ends faster
+// than a scan follows is never met by one: if what a scan finds is new each
+// time, every process in the container is stopped, by one system call that no
+// fork can slip through; then a scan sees what there is. Processes of other
+// commands go on when it is over.
 func (k *Killer) Kill(m Mark, r *Report) {
 	start := time.Now()
-	if !k.killGently(m, r) {
+	if !k.killAll(r, start) && !k.killGently(m, r, start) {
 		k.launching.Lock()
 		k.killStopped(m, r, start)
 		k.launching.Unlock()
@@ -185,32 +202,40 @@ func (k *Killer) Kill(m Mark, r *Report) {
 	r.finish(start)
 }
 
-// pass is one scan that kills what it finds. It says how many those were,
-// whether it proves that there are no others, and whether it came to no end.
-func (k *Killer) pass(m Mark, r *Report) (alive int, steady, chased bool) {
+// pass is one scan that kills what it finds. It says how many those were and
+// how many of them it met for the first time, whether it proves that there are
+// no others, and whether it came to no end.
+func (k *Killer) pass(m Mark, r *Report) (alive, fresh int, steady, chased bool) {
 	err := k.each(m, func(p *process) {
 		alive++
-		r.kill(p.pid)
+		if r.kill(p.pid) {
+			fresh++
+		}
 		k.signal(p, unix.SIGKILL)
 	})
 	r.left = alive
-	return alive, err == nil, errors.Is(err, errChased)
+	return alive, fresh, err == nil, errors.Is(err, errChased)
 }
 
 // killGently is false if some passes were not enough.
-func (k *Killer) killGently(m Mark, r *Report) bool {
+func (k *Killer) killGently(m Mark, r *Report, start time.Time) bool {
 	found, empty := 0, 0
-	for range steadyScans {
-		alive, steady, chased := k.pass(m, r)
+	for looks := 0; looks < steadyScans; {
+		next := k.reaped()
+		alive, fresh, steady, chased := k.pass(m, r)
 		switch {
-		case alive == 0 && k.alone():
+		case alive == 0 && k.self == 1 && k.children.Drain():
 			return true
 		case alive > 0:
 			empty = 0
-			if found++; found == gentlePasses || chased {
+			if fresh > 0 {
+				found++
+			}
+			if found == gentlePasses || chased || time.Since(start) > killBound {
 				return false
 			}
-			<-time.After(100 * time.Microsecond << found)
+			pause(next, time.Millisecond) // what was killed needs the processor to end
+			continue
 		case chased:
 			return false
 		case !steady:
@@ -220,6 +245,7 @@ func (k *Killer) killGently(m Mark, r *Report) bool {
 				return true
 			}
 		}
+		looks++
 	}
 	return false
 }
@@ -229,8 +255,11 @@ func (k *Killer) killStopped(m Mark, r *Report, start time.Time) {
 	defer k.toAll(unix.SIGCONT)
 	wait := 200 * time.Microsecond
 	for empty := 0; empty < emptyScans; {
-		k.toAll(unix.SIGSTOP)
-		alive, steady, _ := k.pass(m, r)
+		next := k.reaped()
+		for range stops {
+			k.toAll(unix.SIGSTOP)
+		}
+		alive, _, steady, _ := k.pass(m, r)
 		if alive == 0 && steady {
 			empty++
 			continue
@@ -240,10 +269,14 @@ func (k *Killer) killStopped(m Mark, r *Report, start time.Time) {
 			r.left = max(alive, 1)
 			return
 		}
-		<-time.After(wait) // what was killed needs the processor to end
+		pause(next, wait)
 		wait = min(2*wait, 5*time.Millisecond)
 	}
 }
+
+// stops is how often everything is stopped in a row: gVisor signals what there
+// was when the call began (runsc 20260905), and a fork that was under way makes one more.
+const stops = 3
 
 // toAll signals every process of the container but the guest.
 func (k *Killer) toAll(sig unix.Signal) {
@@ -252,65 +285,39 @@ func (k *Killer) toAll(sig unix.Signal) {
 	}
 }
 
-// Launching must be held while a process is made: a child that is stopped
-// before it has executed would stop the guest's own thread.
-func (k *Killer) Launching() sync.Locker { return k.launching.RLocker() }
-
-// Report collects the proof of one command's end. It is for one goroutine.
-type Report struct {
-	terminated, killed map[int]struct{}
-	afterExit          bool
-	left               int
-	time               time.Duration
+// Launch runs start, which makes a command's process. Nothing is stopped
+// meanwhile: a child that is stopped before it has executed would stop the
+// guest's own thread. If start succeeds, Over must be called when nothing of the
+// command is left.
+func (k *Killer) Launch(start func() error) error {
+	k.launching.RLock()
+	defer k.launching.RUnlock()
+	k.commands.Add(1)
+	err := start()
+	if err != nil {
+		k.commands.Add(-1)
+	}
+	return err
 }
 
-// maxReported bounds the pids that a report remembers; a chain of forks has no end.
-const maxReported = 1 << 16
+// Over says that a command that was launched is over. It is not called for one
+// of which something could not be killed.
+func (k *Killer) Over() { k.commands.Add(-1) }
 
-func (r *Report) terminate(pid int) bool {
-	if _, ok := r.terminated[pid]; ok || len(r.terminated) == maxReported {
-		return false
+// reaped is closed when the next process has been reaped.
+func (k *Killer) reaped() <-chan struct{} {
+	if k.children == nil {
+		return nil
 	}
-	if r.terminated == nil {
-		r.terminated = map[int]struct{}{}
-	}
-	r.terminated[pid] = struct{}{}
-	return true
+	return k.children.Next()
 }
 
-func (r *Report) kill(pid int) {
-	if r.killed == nil {
-		r.killed = map[int]struct{}{}
+// pause waits for next, but not longer than most.
+func pause(next <-chan struct{}, most time.Duration) {
+	timer := time.NewTimer(most)
+	defer timer.Stop()
+	select {
+	case <-next:
+	case <-timer.C:
 	}
-	if len(r.killed) < maxReported {
-		r.killed[pid] = struct{}{}
-	}
-}
-
-func (r *Report) finish(start time.Time) {
-	if len(r.killed) > 0 {
-		r.time += time.Since(start)
-	}
-}
-
-// Left is the number of processes that could not be killed.
-func (r *Report) Left() int { return r.left }
-
-// Unreaped says that the command's own process was killed but did not end.
-func (r *Report) Unreaped() { r.left = max(r.left, 1) }
-
-// AfterExit says that what was killed had been left when the command itself had
-// ended.
-func (r *Report) AfterExit() { r.afterExit = len(r.killed) > 0 || r.left > 0 }
-
-// Wire gives the report; the method is named where anything was signalled.
-func (r *Report) Wire(method string) wire.Kill {
-	k := wire.Kill{
-		Terminated: len(r.terminated), Killed: len(r.killed),
-		AfterExit: r.afterExit, Left: r.left, KillTime: r.time,
-	}
-	if k.Terminated > 0 || k.Killed > 0 || k.Left > 0 {
-		k.Method = method
-	}
-	return k
 }

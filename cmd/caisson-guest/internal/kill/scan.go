@@ -53,14 +53,37 @@ var errChased = fmt.Errorf("%w without end", errUnsteady)
 // The process is valid during the visit only. It fails with errUnsteady if a
 // process ended between its listing and the look at it.
 func scan(self int, visit func(*process)) error {
+	text := make([]byte, 4096)
+	var unsteady error
+	err := list(self, func(proc, pid int, name string) {
+		if p, ok := read(proc, pid, name+"/status", text); ok {
+			visit(&p)
+		} else {
+			unsteady = errUnsteady
+		}
+	})
+	if err != nil {
+		return err
+	}
+	return unsteady
+}
+
+// count is the number of processes but for the guest, those included that ended
+// and were not reaped yet.
+func count(self int) (n int) {
+	_ = list(self, func(int, int, string) { n++ })
+	return n
+}
+
+// list gives the processes of /proc but for the guest itself. Proc is the
+// folder's descriptor.
+func list(self int, visit func(proc, pid int, name string)) error {
 	proc, err := unix.Open("/proc", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(proc)
 	names := make([]byte, 4096)
-	text := make([]byte, 4096)
-	var unsteady error
 	for until := time.Now().Add(scanBound); time.Now().Before(until); {
 		n, err := unix.Getdents(proc, names)
 		if err == unix.EINTR {
@@ -70,7 +93,7 @@ func scan(self int, visit func(*process)) error {
 			return err
 		}
 		if n <= 0 {
-			return unsteady
+			return nil
 		}
 		for rest := names[:n]; len(rest) >= direntName; {
 			size := int(binary.NativeEndian.Uint16(rest[16:18]))
@@ -83,11 +106,7 @@ func scan(self int, visit func(*process)) error {
 			if err != nil || pid == self {
 				continue
 			}
-			if p, ok := read(proc, pid, string(name)+"/status", text); ok {
-				visit(&p)
-			} else {
-				unsteady = errUnsteady
-			}
+			visit(proc, pid, string(name))
 		}
 	}
 	return errChased

@@ -51,7 +51,7 @@ func TestKill(t *testing.T) {
 		return c
 	}
 	marked, other := sleep(group), sleep(group+1)
-	k := New(MethodGroup, nil)
+	k := New(MethodGroup, nil, nil)
 	mark := Mark{Group: group}
 	if n := k.Alive(mark); n != 1 {
 		t.Fatalf("%d processes are found", n)

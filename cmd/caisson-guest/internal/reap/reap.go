@@ -23,7 +23,8 @@ type Exit struct {
 type Loop struct {
 	mu      sync.Mutex
 	waiting map[int]chan<- Exit
-	orphans int
+	killed  int
+	next    chan struct{} // closed at the next reaped process; nil if nobody waits
 	signals chan os.Signal
 }
 
@@ -37,32 +38,76 @@ func New() *Loop {
 // Run reaps until the process ends.
 func (l *Loop) Run() {
 	for range l.signals {
-		for l.reapOne() {
+		for {
+			if more, _ := l.reapOne(); !more {
+				break
+			}
 		}
 	}
 }
 
-// reapOne takes one process that has ended, if there is one. The lock is held
+// reapOne takes one process that has ended, if there is one; more says that
+// there was, childless that the guest has no children at all. The lock is held
 // over the wait, so that Start can't return a pid whose exit was thrown away.
-func (l *Loop) reapOne() bool {
+func (l *Loop) reapOne() (more, childless bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var e Exit
 	pid, err := unix.Wait4(-1, &e.Status, unix.WNOHANG, &e.Usage)
 	if err == unix.EINTR {
-		return true
+		return true, false
 	}
 	if err != nil || pid <= 0 {
-		return false
+		return false, err == unix.ECHILD
 	}
 	e.Time = time.Now()
 	if exit, ok := l.waiting[pid]; ok {
 		delete(l.waiting, pid)
 		exit <- e
-	} else {
-		l.orphans++
 	}
-	return true
+	if e.Status.Signaled() && e.Status.Signal() == unix.SIGKILL {
+		l.killed++
+	}
+	if l.next != nil {
+		close(l.next)
+		l.next = nil
+	}
+	return true, false
+}
+
+// drainBound is how long Drain reaps: a chain of forks has no end.
+const drainBound = 5 * time.Millisecond
+
+// Drain reaps what has ended, and says whether the guest then has no children.
+// Every process of the container descends from the guest, the PID 1 to which
+// orphans fall, so that it is the only one then. The kernel answers that in one
+// step, whatever forks meanwhile. What the engine's own exec put into the
+// container is no descendant.
+func (l *Loop) Drain() (childless bool) {
+	for until := time.Now().Add(drainBound); time.Now().Before(until); {
+		more, childless := l.reapOne()
+		if !more {
+			return childless
+		}
+	}
+	return false
+}
+
+// Next gives a channel that is closed when the next process has been reaped.
+func (l *Loop) Next() <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.next == nil {
+		l.next = make(chan struct{})
+	}
+	return l.next
+}
+
+// Killed is the number of processes so far that ended by SIGKILL.
+func (l *Loop) Killed() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.killed
 }
 
 // Start calls start, which makes a process, and returns a channel that gets
@@ -77,11 +122,4 @@ func (l *Loop) Start(start func() (pid int, err error)) (<-chan Exit, error) {
 	exit := make(chan Exit, 1)
 	l.waiting[pid] = exit
 	return exit, nil
-}
-
-// Orphans is the number of processes that were reaped for others.
-func (l *Loop) Orphans() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.orphans
 }

@@ -120,6 +120,7 @@ func (c *command) execute() (*wire.Exit, *wire.Refused) {
 	e := c.await(p.Exit, clock.expired, p.Mark)
 	wall := time.Since(began)
 	if e.report.Left() == 0 {
+		c.s.o.Killer.Over()
 		c.s.gids.free(gid)
 	}
 	c.settle(ended, p.Stdin, e.forced(), c.request.Timeout-wall)
@@ -129,14 +130,15 @@ func (c *command) execute() (*wire.Exit, *wire.Refused) {
 	return x, nil
 }
 
-func (c *command) launch(gid uint32) (launch.Process, error) {
-	launching := c.s.o.Killer.Launching()
-	launching.Lock()
-	defer launching.Unlock()
-	return c.s.o.Launcher.Launch(spawn.Request{
-		Argv: texts(c.request.Argv), Env: texts(c.request.Env),
-		Dir: string(c.request.Dir), Stdin: c.stdin != nil, Group: gid,
+func (c *command) launch(gid uint32) (p launch.Process, err error) {
+	err = c.s.o.Killer.Launch(func() (err error) {
+		p, err = c.s.o.Launcher.Launch(spawn.Request{
+			Argv: texts(c.request.Argv), Env: texts(c.request.Env),
+			Dir: string(c.request.Dir), Stdin: c.stdin != nil, Group: gid,
+		})
+		return err
 	})
+	return p, err
 }
 
 // stream starts the goroutines that move the command's bytes. The channel is

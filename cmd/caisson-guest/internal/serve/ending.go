@@ -18,7 +18,7 @@ func (c *command) await(done <-chan reap.Exit, timeout <-chan struct{}, mark kil
 	select {
 	case e.exit = <-done:
 		e.reaped = true
-		if c.s.o.Killer.Alive(mark) != 0 {
+		if !c.s.o.Killer.Gone(mark) {
 			c.s.o.Killer.Kill(mark, &e.report)
 			e.report.AfterExit()
 		}
@@ -49,7 +49,7 @@ func (c *command) grace(e *ending, done <-chan reap.Exit, mark kill.Mark) bool {
 	defer over.Stop()
 	wait := time.Millisecond
 	for {
-		if c.s.o.Killer.Alive(mark) == 0 {
+		if c.s.o.Killer.Gone(mark) {
 			return true
 		}
 		select {

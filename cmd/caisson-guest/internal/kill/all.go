@@ -1,0 +1,63 @@
+package kill
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// only says that one command runs and no other.
+func (k *Killer) only() bool {
+	return k.method == MethodGroup && k.self == 1 && k.commands.Load() == 1
+}
+
+// alone runs f while one command runs and none can be launched. It is false,
+// and f is not run, where that can't be had at once.
+func (k *Killer) alone(f func()) bool {
+	if !k.only() || !k.launching.TryLock() {
+		return false
+	}
+	defer k.launching.Unlock()
+	if !k.only() {
+		return false
+	}
+	f()
+	return true
+}
+
+// terminateAll sends SIGTERM to everything but the guest, and wakes what is
+// stopped, if that is one command's. The kernel takes them in one step, so that
+// what forks is met too.
+func (k *Killer) terminateAll(r *Report) bool {
+	return k.alone(func() {
+		r.allTerminated = count(k.self)
+		_ = unix.Kill(-1, unix.SIGTERM)
+		_ = unix.Kill(-1, unix.SIGCONT)
+	})
+}
+
+// killAll kills everything but the guest, if that is one command's, and waits
+// until all is reaped, or for killBound.
+//
+// Linux signals all processes in one step, which no fork slips through. gVisor
+// signals what there was when the call began: the call is repeated until the
+// guest has no children, and each one takes far less than a fork does.
+func (k *Killer) killAll(r *Report, start time.Time) bool {
+	return k.alone(func() {
+		before := k.children.Killed()
+		for wait := 500 * time.Microsecond; ; wait = min(2*wait, 5*time.Millisecond) {
+			next := k.children.Next()
+			_ = unix.Kill(-1, unix.SIGKILL)
+			if k.children.Drain() {
+				r.left = 0
+				break
+			}
+			if time.Since(start) > killBound {
+				r.left = max(1, count(k.self))
+				break
+			}
+			pause(next, wait)
+		}
+		r.allKilled = k.children.Killed() - before
+	})
+}

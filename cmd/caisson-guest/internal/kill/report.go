@@ -1,0 +1,76 @@
+package kill
+
+import (
+	"time"
+
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+)
+
+// Report collects the proof of one command's end. It is for one goroutine.
+type Report struct {
+	// terminated and killed are the processes that scans met.
+	terminated, killed map[int]struct{}
+	// allTerminated is how many there were when all were terminated at once,
+	// allKilled how many were seen to end by a SIGKILL to all.
+	allTerminated, allKilled int
+	afterExit                bool
+	left                     int
+	time                     time.Duration
+}
+
+// maxReported bounds the pids that a report remembers; a chain of forks has no end.
+const maxReported = 1 << 16
+
+func (r *Report) terminate(pid int) bool {
+	if _, ok := r.terminated[pid]; ok || len(r.terminated) == maxReported {
+		return false
+	}
+	if r.terminated == nil {
+		r.terminated = map[int]struct{}{}
+	}
+	r.terminated[pid] = struct{}{}
+	return true
+}
+
+// kill is true for a process that was not met before.
+func (r *Report) kill(pid int) bool {
+	if _, ok := r.killed[pid]; ok || len(r.killed) == maxReported {
+		return !ok
+	}
+	if r.killed == nil {
+		r.killed = map[int]struct{}{}
+	}
+	r.killed[pid] = struct{}{}
+	return true
+}
+
+// kills is how many processes were killed.
+func (r *Report) kills() int { return len(r.killed) + r.allKilled }
+
+func (r *Report) finish(start time.Time) {
+	if r.kills() > 0 {
+		r.time += time.Since(start)
+	}
+}
+
+// Left is the number of processes that could not be killed.
+func (r *Report) Left() int { return r.left }
+
+// Unreaped says that the command's own process was killed but did not end.
+func (r *Report) Unreaped() { r.left = max(r.left, 1) }
+
+// AfterExit says that what was killed had been left when the command itself had
+// ended.
+func (r *Report) AfterExit() { r.afterExit = r.kills() > 0 || r.left > 0 }
+
+// Wire gives the report; the method is named where anything was signalled.
+func (r *Report) Wire(method string) wire.Kill {
+	k := wire.Kill{
+		Terminated: len(r.terminated) + r.allTerminated, Killed: r.kills(),
+		AfterExit: r.afterExit, Left: r.left, KillTime: r.time,
+	}
+	if k.Terminated > 0 || k.Killed > 0 || k.Left > 0 {
+		k.Method = method
+	}
+	return k
+}
