@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/sandbox"
 )
@@ -224,7 +225,10 @@ func TestUnsafeStateFolder(t *testing.T) {
 			return errors.Join(os.Mkdir(filepath.Join(dir, journalDir), 0o777), os.Chmod(filepath.Join(dir, journalDir), 0o777))
 		},
 		"journals a link": func(dir string) error { return os.Symlink(os.TempDir(), filepath.Join(dir, journalDir)) },
-		"a file":          func(dir string) error { return errors.Join(os.RemoveAll(dir), os.WriteFile(dir, nil, 0o600)) },
+		"a link": func(dir string) error {
+			return errors.Join(os.Rename(dir, dir+"-real"), os.Symlink(dir+"-real", dir))
+		},
+		"a file": func(dir string) error { return errors.Join(os.RemoveAll(dir), os.WriteFile(dir, nil, 0o600)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, self := state(t)
@@ -463,6 +467,11 @@ func TestDamagedJournals(t *testing.T) {
 		"absolute path":       func(d *document) { d.Entries[0].Path = "/etc" },
 		"unknown kind":        func(d *document) { d.Entries[0].Kind = "file" },
 		"another session":     func(d *document) { d.Session = "ses_other" },
+		"no backend":          func(d *document) { d.Backend = "" },
+		"version 0":           func(d *document) { d.Version = 0 },
+		"a number twice":      func(d *document) { d.Entries = append(d.Entries, d.Entries[0]) },
+		"a number below 1":    func(d *document) { d.Entries[0].ID = -1 },
+		"strange volume":      func(d *document) { d.Entries[0].Entry = Entry{Kind: KindVolume, Name: "data"} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, self := state(t)
@@ -482,6 +491,25 @@ func TestDamagedJournals(t *testing.T) {
 			damaged(t, dir, self, []byte(data))
 		})
 	}
+	// What a forgiving reader takes for a journal is damage all the same.
+	whole, err := json.Marshal(good(owned(t)))
+	must(t, err)
+	for name, change := range map[string][2]string{
+		"a key twice":       {`"session":`, `"dir":"sessions/ses_other","session":`},
+		"another spelling":  {`"path":`, `"Path":`},
+		"reformatted":       {`"entries":`, "\n\"entries\": "},
+		"an entry's secret": {`"path":"bundle"`, `"path":"bundle","path":"../ses_other/bundle"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			data := bytes.Replace(whole, []byte(change[0]), []byte(change[1]), 1)
+			var forgiving document
+			if bytes.Equal(data, whole) || json.Unmarshal(data, &forgiving) != nil {
+				t.Fatal("control: encoding/json does not read it either")
+			}
+			dir, self := state(t)
+			damaged(t, dir, self, data)
+		})
+	}
 	// Positive control: the same journal, unspoiled, is acted on.
 	dir, self := state(t)
 	data, err := json.Marshal(good(self))
@@ -489,6 +517,128 @@ func TestDamagedJournals(t *testing.T) {
 	plant(t, dir, data)
 	if left, err := sweep(t, dir, self); len(left) != 1 || err != nil {
 		t.Errorf("control: a good journal was not acted on: %v %v", left, err)
+	}
+}
+
+// owned is an identity of this test's own.
+func owned(t *testing.T) Identity {
+	t.Helper()
+	_, self := state(t)
+	return self
+}
+
+// A journal that is no regular file is set aside unread, and the sweep neither
+// hangs nor follows it.
+func TestJournalsThatAreNoFiles(t *testing.T) {
+	for name, make := range map[string]func(path string) error{
+		"link":   func(path string) error { return os.Symlink("/etc/passwd", path) },
+		"fifo":   func(path string) error { return unix.Mkfifo(path, 0o600) },
+		"folder": func(path string) error { return os.Mkdir(path, 0o700) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, self := state(t)
+			must(t, os.Mkdir(filepath.Join(dir, journalDir), 0o700))
+			must(t, make(filepath.Join(dir, journalDir, testSession+".json")))
+			if left, err := sweep(t, dir, self); err == nil || len(left) > 0 {
+				t.Errorf("swept %v, error %v", left, err)
+			}
+			if _, err := os.Lstat(filepath.Join(dir, journalDir, testSession+".json.damaged")); err != nil {
+				t.Error(err)
+			}
+			if left, err := sweep(t, dir, self); err != nil || len(left) > 0 {
+				t.Errorf("the next sweep: %v, %v", left, err)
+			}
+		})
+	}
+}
+
+// A damaged journal of a session that lives costs it nothing: its next note
+// writes the journal anew.
+func TestDamagedJournalOfALiveSession(t *testing.T) {
+	dir, self := state(t)
+	j := journal(t, dir, self)
+	_, err := j.Add(Entry{Kind: KindFolder, Path: "bundle"})
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(dir, journalDir, testSession+".json"), []byte(`{"version":2,`), 0o600))
+	if _, err := sweep(t, dir, self); err == nil {
+		t.Error("the damage is not reported")
+	}
+	if _, err := j.Add(Entry{Kind: KindMount, Path: "mount"}); err != nil {
+		t.Fatal(err)
+	}
+	found, err := List(dir, "docker")
+	if err != nil || len(found) != 1 || len(found[0].Entries) != 2 || found[0].Owner != self {
+		t.Errorf("listed %+v, %v", found, err)
+	}
+}
+
+// Begun and killed: the lock and the half written journal are removed in time,
+// and not those of a session that is just beginning.
+func TestStrays(t *testing.T) {
+	dir, self := state(t)
+	must(t, os.Mkdir(filepath.Join(dir, journalDir), 0o700))
+	old := time.Now().Add(-2 * strayTime)
+	for _, name := range []string{lockName("ses_old"), ".ses_old.json.new", lockName("ses_new"), ".ses_new.json.new"} {
+		path := filepath.Join(dir, journalDir, name)
+		must(t, os.WriteFile(path, []byte("{"), 0o600))
+		if strings.Contains(name, "old") {
+			must(t, os.Chtimes(path, old, old))
+		}
+	}
+	_, err := sweep(t, dir, self)
+	must(t, err)
+	if diff := cmp.Diff([]string{".ses_new.json.new", lockName("ses_new"), lockFile}, list(t, filepath.Join(dir, journalDir))); diff != "" {
+		t.Errorf("left (-want +got):\n%s", diff)
+	}
+}
+
+// What a dead owner's socket left in its folder goes with its journal; a file
+// of that name, and a folder with something else in it, stay.
+func TestSweepTidiesTheFolder(t *testing.T) {
+	for name, tt := range map[string]struct {
+		plant func(dir string) error
+		left  []string
+	}{
+		"a socket": {func(dir string) error {
+			return unix.Mknod(filepath.Join(dir, sandbox.ExecSocket), unix.S_IFSOCK|0o600, 0)
+		}, nil},
+		"a file": {func(dir string) error { return os.WriteFile(filepath.Join(dir, sandbox.ExecSocket), nil, 0o600) }, []string{sandbox.ExecSocket}},
+		"more":   {func(dir string) error { return os.WriteFile(filepath.Join(dir, "other"), nil, 0o600) }, []string{"other"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, self := state(t)
+			own := filepath.Join(sessionDir(dir), "sandbox")
+			must(t, os.Mkdir(own, 0o700))
+			must(t, tt.plant(own))
+			dead := self
+			dead.PID, dead.Start = 1<<22+1, 1
+			j, err := OpenJournal(JournalOptions{StateDir: dir, Backend: "docker", Session: testSession, Owner: dead, Dir: own})
+			must(t, err)
+			_, err = j.Add(Entry{Kind: KindFolder, Path: "bundle"})
+			must(t, err)
+			_, err = sweep(t, dir, self)
+			must(t, err)
+			if _, err := os.Stat(own); (err == nil) != (tt.left != nil) {
+				t.Errorf("the folder: %v", err)
+			}
+			if tt.left != nil && !cmp.Equal(tt.left, list(t, own)) {
+				t.Errorf("left %q", list(t, own))
+			}
+			if _, err := os.Stat(sessionDir(dir)); err != nil {
+				t.Errorf("the session's records: %v", err)
+			}
+		})
+	}
+}
+
+// A lease is about what is made when: a process that began long ago gives what
+// it makes now a whole one. An hour's difference of clocks does not end one.
+func TestRenewedLease(t *testing.T) {
+	_, self := state(t)
+	self.Lease = time.Now().Add(-time.Hour)
+	if fresh := self.Renewed(); fresh.Expired(time.Now().Add(LeaseTime-time.Hour)) || fresh.Expired(time.Now().Add(-time.Hour)) ||
+		fresh.PID != self.PID || !self.Expired(time.Now()) {
+		t.Errorf("renewed %+v of %+v", fresh, self)
 	}
 }
 

@@ -12,9 +12,10 @@ import (
 var ErrStateDir = errors.New("state folder is not safe to use")
 
 // CheckStateDir says whether dir is a folder that belongs to the user of this
-// process and that nobody else can write to. It fails with [ErrStateDir].
+// process and that nobody else can write to, and no link: who owns the folder
+// that a link lies in chooses what it leads to. It fails with [ErrStateDir].
 func CheckStateDir(dir string) error {
-	info, err := os.Stat(dir)
+	info, err := os.Lstat(dir)
 	if err != nil {
 		return fmt.Errorf("check state folder: %w", err)
 	}
