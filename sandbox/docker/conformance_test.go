@@ -14,6 +14,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/sandboxtest"
+	"github.com/caisson-run/caisson/sandbox/sandboxtest/privateengine"
 )
 
 // TestConformance holds the backend to the contract, by the suite that every
@@ -29,7 +30,7 @@ func TestConformance(t *testing.T) {
 
 // TestConformanceRunsc is the same with gVisor as the engine's runtime.
 func TestConformanceRunsc(t *testing.T) {
-	e := newPrivateEngine(t, "--add-runtime", "runsc="+findRunsc(t))
+	e := privateengine.New(t, "--add-runtime", "runsc="+findRunsc(t))
 	target := privateBed(t, e, Options{Runtime: "runsc", Logger: zap.NewNop()}).target()
 	target.LimitsKillSandbox, target.PIDsSpareSandbox, target.OwnKernel, target.FloodBytes = true, true, true, 64<<20
 	sandboxtest.Run(t, target)

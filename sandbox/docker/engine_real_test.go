@@ -8,16 +8,16 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/sandboxtest/privateengine"
 )
 
 // An engine that is killed in the middle of a command is a lost sandbox, never
 // the command's own exit, and what is left is removed when it is back.
 func TestEngineKilled(t *testing.T) {
-	e := newPrivateEngine(t)
+	e := privateengine.New(t)
 	b := privateBed(t, e, Options{})
 	b.backend.times.loss, b.backend.times.remove = shortDeadlines().loss, shortDeadlines().remove
 	session := newSession()
@@ -25,7 +25,7 @@ func TestEngineKilled(t *testing.T) {
 	must(t, err)
 	p, err := s.Start(t.Context(), sandbox.Command{Argv: []string{"sleep", "1000"}})
 	must(t, err)
-	e.kill(t)
+	e.Kill(t)
 	if _, err := p.Wait(); !errors.Is(err, sandbox.ErrLost) {
 		t.Errorf("the command ended with %v", err)
 	}
@@ -37,9 +37,9 @@ func TestEngineKilled(t *testing.T) {
 	if err := s.Destroy(t.Context()); !errors.Is(err, sandbox.ErrUnavailable) {
 		t.Errorf("destroy without an engine: %v", err)
 	}
-	e.start(t)
+	e.Start(t)
 	b.backend.times = defaultDeadlines()
-	next := b.open(t, Options{Host: e.host()})
+	next := b.open(t, Options{Host: e.Host()})
 	left, err := next.Sweep(t.Context())
 	must(t, err)
 	t.Logf("swept %+v", left)
@@ -52,18 +52,18 @@ func TestEngineKilled(t *testing.T) {
 
 // An engine that hangs is an error in bounded time.
 func TestEngineStopped(t *testing.T) {
-	e := newPrivateEngine(t)
+	e := privateengine.New(t)
 	b := privateBed(t, e, Options{})
 	_, err := b.backend.Check(t.Context())
 	must(t, err)
-	must(t, e.dockerd.Signal(syscall.SIGSTOP))
+	e.Freeze(t)
 	b.backend.remote.deadlines = shortDeadlines()
 	session := newSession()
 	_, err = b.backend.Create(t.Context(), b.spec(t, session))
 	if !errors.Is(err, sandbox.ErrUnavailable) || !strings.Contains(err.Error(), "may hang") {
 		t.Errorf("error %v", err)
 	}
-	must(t, e.dockerd.Signal(syscall.SIGCONT))
+	e.Thaw(t)
 	b.backend.remote.deadlines = defaultDeadlines()
 	if _, err := b.backend.Sweep(t.Context()); err != nil {
 		t.Error(err)
@@ -90,7 +90,7 @@ func findRunsc(t *testing.T) string {
 
 // gVisor as a runtime of the engine is the same contract.
 func TestRunscRuntime(t *testing.T) {
-	e := newPrivateEngine(t, "--add-runtime", "runsc="+findRunsc(t))
+	e := privateengine.New(t, "--add-runtime", "runsc="+findRunsc(t))
 	b := privateBed(t, e, Options{Runtime: "runsc"})
 	s, session := b.start(t)
 	out, exit := shell(t, s, "echo x >made; mv .git .git2 || echo pinned; cat /proc/version")

@@ -1,0 +1,242 @@
+package privateengine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Engine is a running engine. It ends with its test.
+type Engine struct {
+	dir        string
+	args       []string
+	containerd *daemon
+	dockerd    *daemon
+}
+
+// daemon is a process that ends with the test, however that ends: a thread
+// waits for it, because Pdeathsig is about the thread that forked.
+type daemon struct {
+	*os.Process
+	ended chan struct{}
+}
+
+// New starts an engine with more arguments for dockerd. It skips the test where
+// it is not root's or a program is missing, and fails it instead where
+// REQUIRE_BACKENDS names docker.
+func New(t testing.TB, args ...string) *Engine {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: an engine of its own")
+	}
+	for _, program := range []string{"dockerd", "containerd"} {
+		if _, err := exec.LookPath(program); err != nil {
+			lacking(t, fmt.Sprintf("needs %s: %v", program, err))
+		}
+	}
+	dir, err := os.MkdirTemp("", "caisson-engine-")
+	must(t, err)
+	e := &Engine{dir: dir, args: args}
+	before := hostNetwork(t)
+	t.Cleanup(func() {
+		e.close(t)
+		if after := hostNetwork(t); after != before {
+			t.Errorf("the host's network was changed:\n%s", difference(before, after))
+		}
+	})
+	config := filepath.Join(dir, "containerd.toml")
+	must(t, os.WriteFile(config, fmt.Appendf(nil, "version = 2\nroot = %q\nstate = %q\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n[grpc]\naddress = %q\n",
+		dir+"/ctd-root", dir+"/ctd-state", dir+"/ctd.sock"), 0o600))
+	e.containerd = e.run(t, "containerd", &syscall.SysProcAttr{}, "--config", config)
+	e.Start(t)
+	return e
+}
+
+// lacking skips the test, or fails it where REQUIRE_BACKENDS has docker.
+func lacking(t testing.TB, reason string) {
+	t.Helper()
+	if slices.Contains(strings.Split(os.Getenv("REQUIRE_BACKENDS"), ","), "docker") {
+		t.Fatalf("%s, and REQUIRE_BACKENDS asks for docker", reason)
+	}
+	t.Skip(reason)
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Host is its address, for DOCKER_HOST and docker.Options.
+func (e *Engine) Host() string { return "unix://" + e.Socket() }
+
+// Socket is the file of its socket.
+func (e *Engine) Socket() string { return e.dir + "/d.sock" }
+
+// Dir is in the command line of every process that belongs to it.
+func (e *Engine) Dir() string { return e.dir }
+
+// Start starts the engine, again after [Engine.Kill] or [Engine.Stop], and waits
+// until it answers.
+func (e *Engine) Start(t testing.TB) {
+	t.Helper()
+	e.dockerd = e.run(t, "dockerd", &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}, append([]string{
+		"--containerd", e.dir + "/ctd.sock", "--containerd-namespace", "caisson-test", "--containerd-plugins-namespace", "caisson-test-plugins",
+		"--data-root", e.dir + "/data", "--exec-root", e.dir + "/exec", "--pidfile", e.dir + "/pid", "-H", e.Host(),
+		"--bridge=none", "--iptables=false", "--ip-masq=false", "--ip-forward=false",
+	}, e.args...)...)
+	ctx, cancel := context.WithTimeoutCause(context.Background(), time.Minute, errors.New("it does not answer"))
+	defer cancel()
+	for e.ping(ctx) != nil {
+		select {
+		case <-e.dockerd.ended:
+		case <-ctx.Done():
+		case <-time.After(50 * time.Millisecond):
+			continue
+		}
+		log, _ := os.ReadFile(filepath.Join(e.dir, "dockerd.log"))
+		t.Fatalf("the private engine does not answer:\n%.4000s", log[max(0, len(log)-4000):])
+	}
+}
+
+func (e *Engine) ping(ctx context.Context) error {
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", e.Socket())
+	}, DisableKeepAlives: true}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://engine/_ping", http.NoBody)
+	if err != nil {
+		return err
+	}
+	answer, err := (&http.Client{Transport: transport}).Do(request)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("status %d", answer.StatusCode)
+	}
+	return nil
+}
+
+// Kill ends the engine with SIGKILL. Its containers' shims live on.
+func (e *Engine) Kill(t testing.TB) {
+	t.Helper()
+	must(t, e.dockerd.Kill())
+	<-e.dockerd.ended
+	e.dockerd = nil
+}
+
+// Stop ends the engine in order, as a restart does.
+func (e *Engine) Stop(t testing.TB) {
+	t.Helper()
+	must(t, e.dockerd.Signal(syscall.SIGTERM))
+	<-e.dockerd.ended
+	e.dockerd = nil
+}
+
+// Freeze stops it in its tracks: it takes connections and answers nothing.
+func (e *Engine) Freeze(t testing.TB) {
+	t.Helper()
+	must(t, e.dockerd.Signal(syscall.SIGSTOP))
+}
+
+// Thaw lets it go on.
+func (e *Engine) Thaw(t testing.TB) {
+	t.Helper()
+	must(t, e.dockerd.Signal(syscall.SIGCONT))
+}
+
+// KillShims kills the processes that hold the engine's containers, which live
+// on under the container's own first process, and says how many there were.
+func (e *Engine) KillShims(t testing.TB) int {
+	t.Helper()
+	return len(e.killNaming("containerd-shim"))
+}
+
+// killNaming kills the processes of this engine whose command line has a word.
+func (e *Engine) killNaming(word string) []int {
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	var killed []int
+	for _, f := range files {
+		line, err := os.ReadFile(f)
+		text := string(line)
+		var pid int
+		if err != nil || !strings.Contains(text, e.dir+"/") || !strings.Contains(text, word) {
+			continue
+		}
+		if _, err := fmt.Sscanf(f, "/proc/%d/cmdline", &pid); err != nil || pid == os.Getpid() {
+			continue
+		}
+		if syscall.Kill(pid, syscall.SIGKILL) == nil {
+			killed = append(killed, pid)
+		}
+	}
+	return killed
+}
+
+func (e *Engine) run(t testing.TB, program string, attr *syscall.SysProcAttr, args ...string) *daemon {
+	t.Helper()
+	log, err := os.OpenFile(filepath.Join(e.dir, program+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	must(t, err)
+	defer log.Close()
+	cmd := exec.Command(program, args...) //nolint:noctx // it outlives the test's context: the cleanup ends it
+	cmd.Stdout, cmd.Stderr = log, log
+	attr.Pdeathsig = syscall.SIGKILL
+	cmd.SysProcAttr = attr
+	d, err := startDaemon(cmd)
+	if errors.Is(err, syscall.EPERM) {
+		lacking(t, fmt.Sprintf("needs to make a network namespace: %v", err))
+	}
+	must(t, err)
+	return d
+}
+
+func startDaemon(cmd *exec.Cmd) (*daemon, error) {
+	d, started := &daemon{ended: make(chan struct{})}, make(chan error)
+	go func() {
+		defer close(d.ended)
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		d.Process = cmd.Process
+		started <- err
+		if err == nil {
+			_ = cmd.Wait() // killed, mostly
+		}
+	}()
+	return d, <-started
+}
+
+// close ends everything and removes its folders.
+func (e *Engine) close(t testing.TB) {
+	t.Helper()
+	for _, d := range []*daemon{e.dockerd, e.containerd} {
+		if d == nil {
+			continue
+		}
+		_ = d.Signal(syscall.SIGCONT) // it may have ended
+		_ = d.Signal(syscall.SIGTERM)
+		select {
+		case <-d.ended:
+		case <-time.After(20 * time.Second):
+			_ = d.Kill() // as above
+			<-d.ended
+		}
+	}
+	e.killNaming("") // shims whose engine was killed
+	if out, err := exec.Command("sh", "-c", `grep -o " $0/[^ ]*" /proc/self/mountinfo | sort -r | xargs -r umount -l; rm -rf "$0"`, e.dir).CombinedOutput(); err != nil { //nolint:noctx // it must be done
+		t.Errorf("clean up the private engine: %v %s", err, out)
+	}
+}
