@@ -26,6 +26,10 @@ func (s *session) look(ctx context.Context) {
 	s.looking = true
 	go func() {
 		defer close(s.looked)
+		if s.overlaid() {
+			s.lookBelow(ctx)
+			return
+		}
 		ctx, cancel := context.WithTimeoutCause(ctx, lookTime, errSlow)
 		defer cancel()
 		before, err := takeSnapshot(ctx, s.reader)
@@ -61,7 +65,7 @@ const freshEntries = 10_000
 // metadata. Where that can't be told it is not.
 func (s *session) fresh(ctx context.Context, name string) bool {
 	rel, err := s.reader.Relative(name)
-	if err != nil {
+	if err != nil || s.overlaid() { // the layers have the whole diff
 		return false
 	}
 	was, there := s.before.files[rel]
@@ -83,6 +87,11 @@ func (s *session) fresh(ctx context.Context, name string) bool {
 
 // changes fills in what differs from the session's start.
 func (s *session) changes(r *Report) {
+	if s.overlaid() {
+		s.overlayChanges(r)
+		s.endLayers(r)
+		return
+	}
 	r.Changed, r.HostExecuted = []Changed{}, []HostExecuted{}
 	if !s.looking {
 		return // nothing was ever started
@@ -146,5 +155,12 @@ func short(e SessionEnded) SessionEnded {
 	e.Quarantined = e.Quarantined[:min(len(e.Quarantined), MaxListed)]
 	e.Denials = e.Denials[:min(len(e.Denials), MaxListed)]
 	e.Left = e.Left[:min(len(e.Left), MaxListed)]
+	if e.Overlay != nil {
+		o := *e.Overlay
+		o.Conflicts = o.Conflicts[:min(len(o.Conflicts), MaxListed)]
+		o.LeftOut = o.LeftOut[:min(len(o.LeftOut), MaxListed)]
+		o.Failed = o.Failed[:min(len(o.Failed), MaxListed)]
+		e.Overlay = &o
+	}
 	return e
 }

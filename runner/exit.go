@@ -18,6 +18,7 @@ const (
 	ExitFatal        = 54 // a tool failed fatally, or the trace can't be written
 	ExitUntrusted    = 55
 	ExitNoApprover   = 56
+	ExitConflict     = 57  // changes are not applied: their originals changed meanwhile
 	ExitInterrupted  = 130 // SIGINT; 128 plus the signal's number for others
 )
 
@@ -29,6 +30,10 @@ func ExitStatus(r Report) int {
 		switch {
 		case r.Unapproved > 0:
 			return ExitNoApprover
+		case r.ApplyRefused:
+			return ExitConflict
+		case r.Overlay != nil && len(r.Overlay.Failed) > 0:
+			return ExitFailed
 		case len(r.Left) > 0:
 			return ExitFailed
 		}

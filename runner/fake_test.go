@@ -6,8 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
@@ -55,12 +59,15 @@ func (f *fakeBackend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sa
 			return nil, err
 		}
 	}
-	b := &fakeBox{
-		backend: f, number: number, spec: spec, done: make(chan struct{}),
-		writer: workspace.NewWriter(spec.Workspace.Dir, workspace.WriterOptions{
-			HostPath: spec.Workspace.Path, ContainerPath: sandbox.WorkspaceDir,
-		}),
+	b := &fakeBox{backend: f, number: number, spec: spec, done: make(chan struct{}), dir: spec.Workspace.Dir}
+	if spec.Workspace.Mode == sandbox.ModeOverlay {
+		if err := b.mount(); err != nil {
+			return nil, err
+		}
 	}
+	b.writer = workspace.NewWriter(b.dir, workspace.WriterOptions{
+		HostPath: spec.Workspace.Path, ContainerPath: sandbox.WorkspaceDir,
+	})
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.boxes = append(f.boxes, b)
@@ -88,6 +95,10 @@ type fakeBox struct {
 	number  int
 	spec    sandbox.Spec
 	writer  *workspace.Writer
+	// dir is the workspace as commands see it; merged is where an overlay of it
+	// is mounted, "" in bind mode.
+	dir    *os.File
+	merged string
 
 	mu   sync.Mutex
 	done chan struct{}
@@ -109,13 +120,49 @@ func (b *fakeBox) State() sandbox.State {
 func (b *fakeBox) Attestation() sandbox.Attestation {
 	return sandbox.Attestation{
 		Backend: "fake", Container: b.ID(), Network: "none", User: "10001:10001", Capabilities: []string{},
-		GuestCapabilities: []string{}, Namespaces: []string{"pid"}, Workspace: b.spec.Workspace.Path, WorkspaceMode: "bind",
+		GuestCapabilities: []string{}, Namespaces: []string{"pid"}, Workspace: b.spec.Workspace.Path, WorkspaceMode: string(b.spec.Workspace.Mode),
 		Lost: b.backend.lacks,
 	}
 }
 
-// View is nil: the workspace is mounted as it is.
-func (b *fakeBox) View() workspace.View { return nil }
+// mount mounts a real overlay, which root can.
+func (b *fakeBox) mount() (err error) {
+	w := b.spec.Workspace
+	b.merged = filepath.Join(b.spec.Dir, fmt.Sprintf("merged-%d", b.number))
+	if err := os.Mkdir(b.merged, 0o755); err != nil {
+		return err
+	}
+	options := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s,userxattr", w.Path, filepath.Join(w.Layers, "upper"), filepath.Join(w.Layers, "work"))
+	if err := unix.Mount("overlay", b.merged, "overlay", 0, options); err != nil {
+		return fmt.Errorf("%w: mount overlay: %w", sandbox.ErrUnsupported, err)
+	}
+	b.dir, err = os.Open(b.merged)
+	return err
+}
+
+// View is nil where the workspace is mounted as it is.
+func (b *fakeBox) View() workspace.View {
+	if b.merged == "" {
+		return nil
+	}
+	if b.State() == sandbox.StateStopped {
+		return lostView{}
+	}
+	r, err := workspace.NewReader(b.dir, workspace.ReaderOptions{HostPath: b.spec.Workspace.Path, ContainerPath: sandbox.WorkspaceDir})
+	if err != nil {
+		return lostView{}
+	}
+	return r
+}
+
+// lostView is what a sandbox that ended shows.
+type lostView struct{ workspace.View }
+
+func (lostView) ReadFile(context.Context, string, int64, int64) (workspace.File, error) {
+	return workspace.File{}, fmt.Errorf("read: %w", sandbox.ErrLost)
+}
+
+func (lostView) Scope(context.Context, string) error { return fmt.Errorf("scope: %w", sandbox.ErrLost) }
 
 func (b *fakeBox) Done() <-chan struct{} { return b.done }
 
@@ -133,6 +180,11 @@ func (b *fakeBox) die(err error) {
 	case <-b.done:
 	default:
 		b.err = err
+		if b.merged != "" {
+			if err := errors.Join(b.dir.Close(), unix.Unmount(b.merged, 0), os.Remove(b.merged)); err != nil {
+				panic(err)
+			}
+		}
 		close(b.done)
 	}
 }

@@ -15,6 +15,8 @@ type journal struct {
 	live func(Delta)
 	// cancelled is how a cancelled turn is named in its record.
 	cancelled func() string
+	// readsInside says that reads go through the sandbox too.
+	readsInside bool
 
 	mu      sync.Mutex
 	created string // record ids, "" where there is none yet
@@ -103,7 +105,9 @@ func (j *journal) begun(e tools.Called) error {
 
 // sandboxed says that calls of a class run in the sandbox, wherever they are
 // from: registration sees to it.
-func sandboxed(c tools.Class) bool { return c == tools.ClassWrite || c == tools.ClassExecute }
+func (j *journal) sandboxed(c tools.Class) bool {
+	return c == tools.ClassWrite || c == tools.ClassExecute || j.readsInside && c == tools.ClassRead
+}
 
 // counted gives what was counted so far.
 func (j *journal) counted() tally {
@@ -237,7 +241,7 @@ func (j *journal) toolRecord(e tools.Event) error {
 	switch e := e.(type) {
 	case tools.Called:
 		j.tally.toolCalls++
-		if sandboxed(e.Class) && !j.attested {
+		if j.sandboxed(e.Class) && !j.attested {
 			j.waiting = append(j.waiting, e)
 			return nil
 		}

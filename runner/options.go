@@ -29,6 +29,13 @@ type Options struct {
 	Image     images.Reference
 	ImageName string // as it was written; "" makes it up from Image
 	Git       sandbox.GitMode
+	// Mode is how the workspace is mounted; the zero value is bind. In overlay
+	// mode the folder is untouched, and what changed is kept in the session's.
+	Mode sandbox.WorkspaceMode
+	// Apply brings the changes of an overlay session in at its end, where the
+	// model answered, no call was refused for want of an approver, and the
+	// sandbox is gone.
+	Apply     bool
 	Resources limits.Resources
 	Grace     time.Duration // zero means sandbox.DefaultGrace
 	// AllowOwnerRunner accepts that new files belong to the user who runs
@@ -101,6 +108,8 @@ type Report struct {
 	Signal int `json:"signal,omitempty"`
 	// Patch is a unified diff of what has one; it is also in workspace.patch.
 	Patch string `json:"-"`
+	// ApplyRefused says that Options.Apply applied nothing, because of conflicts.
+	ApplyRefused bool `json:"apply_refused,omitempty"`
 	// Err is the cause of a bad end, for the log and errors.Is.
 	Err error `json:"-"`
 }

@@ -145,7 +145,10 @@ type SessionEnded struct {
 	// Quarantined are repositories that appeared inside the workspace and
 	// were renamed so that no git of the host obeys them.
 	Quarantined []Quarantined `json:"quarantined,omitempty"`
-	Denials     []Denial      `json:"denials"`
+	// Overlay is what became of the changes, in overlay mode: they are in the
+	// workspace only as far as it says so.
+	Overlay *OverlayResult `json:"overlay,omitempty"`
+	Denials []Denial       `json:"denials"`
 	// ProcessesKilled counts processes that commands left and that were killed.
 	ProcessesKilled int `json:"processes_killed"`
 	// Left is what could not be taken down.
@@ -159,7 +162,7 @@ const MaxListed = 100
 // Changed is one file that differs from the session's start.
 type Changed struct {
 	Path   string `json:"path"`
-	Change string `json:"change"` // added, modified, deleted
+	Change string `json:"change"` // added, modified, deleted; in overlay mode also mode and type
 	// Insertions and Deletions are lines, where HasDiff.
 	Insertions int  `json:"insertions,omitempty"`
 	Deletions  int  `json:"deletions,omitempty"`

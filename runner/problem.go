@@ -25,7 +25,7 @@ func (s *session) problem(r Report) *Problem {
 	switch r.Reason {
 	case loop.StopAnswered:
 		if r.Unapproved == 0 {
-			return leftProblem(r)
+			return applyProblem(r)
 		}
 		return &Problem{
 			Cause: fmt.Sprintf("%d of the calls needed an approval, and nobody could be asked", r.Unapproved),
@@ -51,6 +51,24 @@ func (s *session) problem(r Report) *Problem {
 		return &Problem{Cause: errText(r.Err), Mend: "What was done is in the workspace."}
 	}
 	return nil
+}
+
+// applyProblem says that the task is done and its changes are not in the
+// workspace, though that was asked for.
+func applyProblem(r Report) *Problem {
+	switch o := r.Overlay; {
+	case r.ApplyRefused:
+		return &Problem{
+			Cause: fmt.Sprintf("the task is done, and nothing of it was applied: %d files changed in the workspace meanwhile, such as %s", len(o.Conflicts), o.Conflicts[0].Path),
+			Mend:  "caisson diff " + r.Session + " shows both; caisson apply --skip-conflicts " + r.Session + " applies the rest.",
+		}
+	case o != nil && len(o.Failed) > 0:
+		return &Problem{
+			Cause: fmt.Sprintf("the task is done, and %d of its changes could not be applied: %s: %s", len(o.Failed), o.Failed[0].Path, o.Failed[0].Why),
+			Mend:  "Mend that and run caisson apply " + r.Session + ": it goes on where it stopped.",
+		}
+	}
+	return leftProblem(r)
 }
 
 // leftProblem says that the task is done and the sandbox not wholly gone.

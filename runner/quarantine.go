@@ -36,6 +36,9 @@ type quarantine struct {
 // quarantineAfterCommand renames repositories that a command made, where
 // finding them is cheap; the others are found when the session ends.
 func (s *session) quarantineAfterCommand(ctx context.Context) {
+	if s.overlaid() {
+		return // no program of the host sees them before they are applied
+	}
 	if len(s.before.files) <= cheapEntries && !s.before.incomplete() {
 		s.quarantine(ctx)
 	}
@@ -45,6 +48,9 @@ func (s *session) quarantineAfterCommand(ctx context.Context) {
 // rename is a change of the workspace, and those are made inside. A command
 // that took its container down to get around it gets a fresh one for this.
 func (s *session) quarantineAll() {
+	if s.overlaid() {
+		return
+	}
 	select {
 	case <-s.looked:
 	default:

@@ -129,8 +129,8 @@ func (s *session) finish(out loop.Outcome, cause error) Report {
 		r.Signal = i.Signal
 	}
 	s.facts(&r)
-	s.changes(&r)
 	r.Unapproved = s.tools.Unapproved()
+	s.changes(&r)
 	r.Problem = s.problem(r)
 	r.ExitStatus = ExitStatus(r)
 	s.close(&r)

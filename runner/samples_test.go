@@ -7,6 +7,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/overlay"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -82,8 +83,12 @@ func samples() []Payload {
 			Changed:      []Changed{{Path: "Makefile", Change: "modified", Insertions: 1, Deletions: 2, HasDiff: true}},
 			HostExecuted: []HostExecuted{{Path: "Makefile", By: "make"}},
 			Quarantined:  []Quarantined{{Path: "sub/.git", To: "sub/.git.quarantined-ses_1"}},
-			Denials:      []Denial{{CallID: "tu_1", Name: "shell", Class: tools.ErrorPermissionDenied, Reason: "no_approver"}},
-			Left:         []string{"mount /x: busy"}, ProcessesKilled: 2,
+			Overlay: &OverlayResult{
+				State: overlay.Kept, Changes: 3, Applied: 1, Conflicts: []PathNote{{Path: "a", Why: "it was changed"}},
+				LeftOut: []PathNote{{Path: ".git/config", Why: "git obeys it"}}, Failed: []PathNote{{Path: "b", Why: "no space"}},
+			},
+			Denials: []Denial{{CallID: "tu_1", Name: "shell", Class: tools.ErrorPermissionDenied, Reason: "no_approver"}},
+			Left:    []string{"mount /x: busy"}, ProcessesKilled: 2,
 		},
 	}
 }

@@ -2,6 +2,7 @@ package runner
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/overlay"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/file"
 	"github.com/caisson-run/caisson/tools/shell"
@@ -23,10 +25,12 @@ type session struct {
 	log     *zap.Logger
 	rec     *Recorder
 	journal *journal
-	reader  workspace.View
-	box     *container
-	tools   *tools.Dispatcher
-	exec    *executor
+	// reader is what tools read through, original the folder itself.
+	reader   workspace.View
+	original *workspace.Reader
+	box      *container
+	tools    *tools.Dispatcher
+	exec     *executor
 
 	// before is the workspace as it was; looked is closed when it is there,
 	// and looking says that it will be.
@@ -34,6 +38,10 @@ type session struct {
 	looking bool
 	looked  chan struct{}
 	moved   quarantine
+	// layers are those of an overlay session, nil in bind mode; recorded says
+	// that they know the original folder.
+	layers   *overlay.Layers
+	recorded bool
 	// forget removes the list of repositories that is kept for the case that
 	// this session is killed; nil where there is none.
 	forget func()
@@ -52,17 +60,25 @@ func open(ctx context.Context, o Options) (_ *session, err error) {
 		return nil, stateError(s.dir, "can't be written: "+err.Error(), err)
 	}
 	s.journal = newJournal(s.rec, o.Live)
-	s.reader, err = workspace.NewReader(o.Workspace.Dir, workspace.ReaderOptions{
+	original, err := workspace.NewReader(o.Workspace.Dir, workspace.ReaderOptions{
 		HostPath: o.Workspace.Path, ContainerPath: sandbox.WorkspaceDir, MaxEntries: snapshotEntries,
 	})
 	if err != nil {
 		_ = s.rec.Close() // nothing is in it
 		return nil, inputError("the workspace "+o.Workspace.Path+" can't be read", "Name another folder with --workspace.", err)
 	}
+	s.reader, s.original = original, original
 	s.box = newContainer(ctx, o.Backend, s.spec())
 	s.box.record, s.box.log, s.box.refuseLost = s.journal.write, s.log, o.RefuseLost
+	if s.overlaid() {
+		if err := s.openLayers(original); err != nil {
+			return nil, errors.Join(err, s.rec.Close())
+		}
+		s.journal.readsInside = true
+	}
 	if s.tools, err = s.dispatcher(); err != nil {
 		_ = s.rec.Close() // nothing is in it
+		s.endLayers(&Report{})
 		return nil, fmt.Errorf("run session: %w", err)
 	}
 	return s, nil
@@ -169,7 +185,7 @@ func (s *session) created(defs []tools.Definition) SessionCreated {
 		git = sandbox.GitReadOnly
 	}
 	p := SessionCreated{
-		Version: o.Version, Task: o.Task, Workspace: o.Workspace.Path, WorkspaceMode: "bind", Git: string(git),
+		Version: o.Version, Task: o.Task, Workspace: o.Workspace.Path, WorkspaceMode: s.mode(), Git: string(git),
 		Backend: o.Choice, Image: name, Model: o.Model.Info(), Policy: o.Policy.Name, OnPrompt: string(o.OnPrompt),
 		Resources: wireResources(o.Resources), Budget: wireBudget(o.Budget), Tools: []OfferedTool{},
 		Configuration: listed(o.Sources), Ignored: append(o.Ignored, s.untrusted()...),
@@ -186,7 +202,7 @@ func (s *session) untrusted() []Ignored {
 	var out []Ignored
 	for _, name := range []string{".caisson/config.yaml", ".mcp.json"} {
 		// A path that leads outside is not looked at, and does not count either.
-		if there, err := s.reader.Exists(context.Background(), name); err == nil && there {
+		if there, err := s.original.Exists(context.Background(), name); err == nil && there {
 			out = append(out, Ignored{Name: name, Why: "the workspace is not trusted"})
 		}
 	}

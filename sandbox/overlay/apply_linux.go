@@ -32,6 +32,13 @@ func (l *Layers) Apply(ctx context.Context, original *os.File, o ApplyOptions) (
 	if err := l.Lock(); err != nil {
 		return nil, fmt.Errorf("apply changes: %w", err)
 	}
+	// A sandbox holds a lock on the folder of the layers while it has them
+	// mounted, one that is being taken down too.
+	unmounted, err := l.lockDir()
+	if err != nil {
+		return nil, fmt.Errorf("apply changes: %w", err)
+	}
+	defer unmounted()
 	// One apply at a time in a folder, whosever sessions they are of.
 	release, err := lockFolder(original)
 	if err != nil {
@@ -59,7 +66,7 @@ func (l *Layers) Apply(ctx context.Context, original *os.File, o ApplyOptions) (
 	}
 	if len(r.Conflicts)+len(r.LeftOut)+len(r.Failed)+len(r.Unread) == 0 {
 		r.State = Applied
-		if err := l.End(Applied); err != nil {
+		if err := l.end(Applied); err != nil {
 			return r, fmt.Errorf("apply changes: all are applied, but what was kept of them is not removed: %w", err)
 		}
 	}
@@ -221,12 +228,22 @@ func (w *writer) all(ctx context.Context, todo []*Change, o ApplyOptions, r *Res
 	return nil
 }
 
+// lockDir fails with [ErrBusy] while a sandbox has the layers mounted.
+func (l *Layers) lockDir() (release func(), err error) {
+	dir, err := os.Open(l.dir)
+	if err != nil {
+		return nil, fmt.Errorf("lock layers: %w", err)
+	}
+	defer dir.Close()
+	return lockFolder(dir)
+}
+
 // lockFolder keeps two applies from one folder. The lock goes with the
 // descriptor that it is on, whatever becomes of its process.
 func lockFolder(dir *os.File) (release func(), err error) {
 	fd, err := unix.Openat(int(dir.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("lock workspace: %w", err)
+		return nil, fmt.Errorf("lock %s: %w", dir.Name(), err)
 	}
 	err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
@@ -234,7 +251,7 @@ func lockFolder(dir *os.File) (release func(), err error) {
 	}
 	if err != nil {
 		unix.Close(fd)
-		return nil, fmt.Errorf("lock workspace: %w", err)
+		return nil, fmt.Errorf("lock %s: %w", dir.Name(), err)
 	}
 	return func() { unix.Close(fd) }, nil
 }

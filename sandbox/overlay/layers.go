@@ -61,6 +61,8 @@ type Info struct {
 	Inode  uint64 `json:"inode"`
 	Born   int64  `json:"born"`
 	Boot   string `json:"boot"`
+	// Recorded says that the folder was looked at: nothing ran before.
+	Recorded bool `json:"recorded"`
 	// State and At say how it went on.
 	State State     `json:"state"`
 	At    time.Time `json:"at,omitzero"`

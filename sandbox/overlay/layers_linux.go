@@ -74,6 +74,13 @@ func Create(dir string, o CreateOptions) (_ *Layers, err error) {
 	if err := l.take(); err != nil {
 		return nil, err
 	}
+	text, err := json.Marshal(l.info)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, baseFile), append(text, '\n'), 0o600)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("create layers: %w", err), l.Close())
+	}
 	return l, nil
 }
 
@@ -170,6 +177,7 @@ func (l *Layers) Record(ctx context.Context, original *os.File) (err error) {
 	w := bufio.NewWriterSize(f, 256<<10)
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
+	l.info.Recorded = true
 	err = enc.Encode(l.info)
 	if err == nil {
 		r := recorder{tree: tree{int(original.Fd())}, put: enc.Encode}
@@ -338,6 +346,15 @@ func (l *Layers) End(state State) error {
 	if l.lock == nil {
 		return fmt.Errorf("end layers: %w: they are not locked", ErrBusy)
 	}
+	unmounted, err := l.lockDir()
+	if err != nil {
+		return fmt.Errorf("end layers: %w", err)
+	}
+	defer unmounted()
+	return l.end(state)
+}
+
+func (l *Layers) end(state State) error {
 	l.info.State, l.info.At = state, time.Now().UTC()
 	text, err := json.Marshal(l.info)
 	if err != nil {

@@ -1,0 +1,113 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// boxView reads the workspace of an overlay session as its commands see it,
+// through the sandbox that runs at the time of each call: it waits for the
+// first one, and goes on with the fresh one where one was lost. A call that
+// meets the loss fails as a command would.
+type boxView struct {
+	box *container
+	// names knows how paths are spelt; it reads the original folder and is
+	// asked for nothing else.
+	names *workspace.Reader
+}
+
+var _ workspace.View = (*boxView)(nil)
+
+// errNoView is a backend that mounted an overlay and can't show it.
+var errNoView = fmt.Errorf("%w: the backend shows the host no overlay workspace", sandbox.ErrUnsupported)
+
+// through calls read with the view of the sandbox that runs.
+func through[T any](ctx context.Context, v *boxView, read func(workspace.View) (T, error)) (T, error) {
+	var none T
+	l, err := v.box.running(ctx)
+	if err != nil {
+		return none, err
+	}
+	view := l.box.View()
+	if view == nil {
+		return none, errNoView
+	}
+	got, err := read(view)
+	if err != nil {
+		return got, v.box.check(l, err)
+	}
+	return got, nil
+}
+
+// Relative looks at the spelling alone.
+func (v *boxView) Relative(path string) (string, error) { return v.names.Relative(path) }
+
+// Scope is the courtesy of a check before the call: where there is no sandbox
+// to ask, the call itself will say so.
+func (v *boxView) Scope(ctx context.Context, path string) error {
+	if _, err := v.names.Relative(path); err != nil {
+		return err
+	}
+	_, err := through(ctx, v, func(w workspace.View) (struct{}, error) { return struct{}{}, w.Scope(ctx, path) })
+	if err != nil && !errors.As(err, new(*workspace.Error)) {
+		return nil
+	}
+	return err
+}
+
+// Exists says whether a path leads to something.
+func (v *boxView) Exists(ctx context.Context, path string) (bool, error) {
+	return through(ctx, v, func(w workspace.View) (bool, error) { return w.Exists(ctx, path) })
+}
+
+// Stat describes what a path leads to.
+func (v *boxView) Stat(ctx context.Context, path string) (workspace.Info, error) {
+	return through(ctx, v, func(w workspace.View) (workspace.Info, error) { return w.Stat(ctx, path) })
+}
+
+// Lstat describes what a path itself names.
+func (v *boxView) Lstat(ctx context.Context, path string) (workspace.Info, error) {
+	return through(ctx, v, func(w workspace.View) (workspace.Info, error) { return w.Lstat(ctx, path) })
+}
+
+// List gives the entries of a folder.
+func (v *boxView) List(ctx context.Context, path string, depth int) (workspace.Listing, error) {
+	return through(ctx, v, func(w workspace.View) (workspace.Listing, error) { return w.List(ctx, path, depth) })
+}
+
+// Walk visits what is below a path.
+func (v *boxView) Walk(ctx context.Context, path string, o workspace.WalkOptions, visit func(workspace.Entry) error) (workspace.Walked, error) {
+	// What visit fails with is its own, whatever it wraps.
+	var own error
+	walked, err := through(ctx, v, func(w workspace.View) (workspace.Walked, error) {
+		walked, err := w.Walk(ctx, path, o, func(e workspace.Entry) error {
+			err := visit(e)
+			if err != nil && !errors.Is(err, workspace.SkipDir) && !errors.Is(err, workspace.SkipAll) {
+				own = err
+			}
+			return err
+		})
+		if own != nil {
+			err = nil
+		}
+		return walked, err
+	})
+	if own != nil {
+		return walked, own
+	}
+	return walked, err
+}
+
+// ReadFile reads a piece of a file.
+func (v *boxView) ReadFile(ctx context.Context, path string, offset, most int64) (workspace.File, error) {
+	return through(ctx, v, func(w workspace.View) (workspace.File, error) { return w.ReadFile(ctx, path, offset, most) })
+}
+
+// ReadInto reads a piece of a file into a buffer.
+func (v *boxView) ReadInto(ctx context.Context, path string, offset int64, buf []byte) (workspace.File, error) {
+	return through(ctx, v, func(w workspace.View) (workspace.File, error) { return w.ReadInto(ctx, path, offset, buf) })
+}

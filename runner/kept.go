@@ -1,0 +1,157 @@
+package runner
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caisson-run/caisson/sandbox/overlay"
+)
+
+// DefaultKeep is how long the changes of an overlay session are kept that
+// nobody applied or discarded: a holiday.
+const DefaultKeep = 14 * 24 * time.Hour
+
+// KeptChanges opens the layers of an overlay session of a workspace: of the one
+// that is named by its id or the beginning of it, or of the last one on the
+// workspace whose changes are still there. The caller closes them. Its errors
+// are an [Error] with status 42.
+func KeptChanges(stateDir, session string, w *Workspace) (*overlay.Layers, error) {
+	names, err := sessionNames(stateDir)
+	if err != nil {
+		return nil, err
+	}
+	if session != "" {
+		return namedChanges(stateDir, session, names)
+	}
+	var last *overlay.Layers
+	for _, name := range slices.Backward(names) { // ids sort by time
+		l, err := overlay.Open(filepath.Join(SessionDir(stateDir, name), overlayDir))
+		if err != nil || l.Same(w.Dir) != nil {
+			continue
+		}
+		if !l.Info().Recorded {
+			continue // it was killed before anything ran
+		}
+		if l.Info().State == overlay.Kept {
+			return l, nil
+		}
+		if last == nil {
+			last = l
+		}
+	}
+	if last != nil {
+		return nil, goneError(last.Info())
+	}
+	return nil, inputError("no session in overlay mode has worked on "+w.Path,
+		"caisson run --mode overlay makes one; --workspace names another folder.", nil)
+}
+
+func sessionNames(stateDir string) ([]string, error) {
+	entries, err := os.ReadDir(filepath.Dir(SessionDir(stateDir, "x")))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, stateError(stateDir, "can't be read: "+err.Error(), err)
+	}
+	var names []string
+	for _, e := range entries {
+		if e.IsDir() && strings.HasPrefix(e.Name(), "ses_") {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
+func namedChanges(stateDir, session string, names []string) (*overlay.Layers, error) {
+	names = slices.DeleteFunc(names, func(name string) bool {
+		return !strings.HasPrefix(name, session) && !strings.HasPrefix(name, "ses_"+session)
+	})
+	switch len(names) {
+	case 0:
+		return nil, inputError("there is no session "+session, "The end of a run names its session; the folders of "+stateDir+"/sessions are all of them.", nil)
+	case 1:
+	default:
+		return nil, inputError(fmt.Sprintf("%d sessions begin with %s", len(names), session), "Write more of the id: "+names[0]+" is one of them.", nil)
+	}
+	l, err := overlay.Open(filepath.Join(SessionDir(stateDir, names[0]), overlayDir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, inputError("the session "+names[0]+" kept no changes: it worked on the folder itself, or ran nothing",
+			"workspace.patch in its folder shows what can be shown; caisson run --mode overlay keeps changes.", err)
+	}
+	if err != nil {
+		return nil, inputError("the changes of "+names[0]+" can't be read: "+err.Error(), "Look at its folder below "+stateDir+".", err)
+	}
+	if l.Info().State != overlay.Kept {
+		return nil, goneError(l.Info())
+	}
+	return l, nil
+}
+
+// goneError says why there is nothing to show or apply any more.
+func goneError(i overlay.Info) error {
+	at := i.At.Local().Format("2006-01-02 15:04")
+	why := map[overlay.State]string{
+		overlay.Applied:   "were applied " + at,
+		overlay.Discarded: "were discarded " + at,
+		overlay.Expired:   "were removed " + at + ", because nobody had applied them in time",
+		overlay.Empty:     "are none: it changed nothing",
+	}[i.State]
+	return inputError("the changes of session "+i.Session+" "+why, "workspace.patch in the session's folder still shows the text of them.", overlay.ErrGone)
+}
+
+// ExpireChanges removes the changes of sessions that began longer than keep ago
+// and that nobody applied. It leaves alone what is in use. It returns the
+// sessions whose changes it removed, and goes on after an error.
+func ExpireChanges(stateDir string, keep time.Duration) ([]string, error) {
+	names, err := sessionNames(stateDir)
+	if err != nil {
+		return nil, err
+	}
+	var gone []string
+	var all []error
+	for _, name := range names {
+		l, err := overlay.Open(filepath.Join(SessionDir(stateDir, name), overlayDir))
+		if err != nil || l.Info().State != overlay.Kept || l.Info().Recorded && time.Since(l.Info().Began) < keep {
+			continue
+		}
+		if err := l.Lock(); err != nil {
+			continue // it runs, or is being applied
+		}
+		state := overlay.Expired
+		if !l.Info().Recorded {
+			state = overlay.Empty
+		}
+		err = errors.Join(l.End(state), l.Close())
+		switch {
+		case errors.Is(err, overlay.ErrBusy): // mounted still
+		case err != nil:
+			all = append(all, err)
+		case state == overlay.Expired:
+			gone = append(gone, name)
+		}
+	}
+	return gone, errors.Join(all...)
+}
+
+// ChangedFiles lists what changes hold as records do.
+func ChangedFiles(c *overlay.Changes, s *overlay.Stats) []Changed { return changedFiles(c, s) }
+
+// HostExecutedChanges lists the changes that a program of the host would run or
+// obey once they are applied. What apply leaves out is not among them, nor the
+// rest of a repository, which git only reads; gitConfig says that it is applied.
+func HostExecutedChanges(c *overlay.Changes, gitConfig bool) []HostExecuted {
+	var files []Changed
+	for i := range c.List {
+		change := &c.List[i]
+		left := change.LeftOut != "" && (!change.Git || !gitConfig)
+		if left || !change.File() || !change.Git && slices.Contains(strings.Split(change.Path, "/"), ".git") {
+			continue
+		}
+		files = append(files, Changed{Path: change.Path, Change: string(change.Kind)})
+	}
+	return listed(hostExecuted(files))
+}

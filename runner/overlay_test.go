@@ -1,0 +1,267 @@
+//go:build linux
+
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/overlay"
+)
+
+// overlaid makes the session one in overlay mode, whose sandbox mounts a real one.
+func (b *bench) overlaid() *bench {
+	b.t.Helper()
+	if os.Getuid() != 0 {
+		if os.Getenv("REQUIRE_BACKENDS") != "" {
+			b.t.Fatal("mounting an overlay needs root, and REQUIRE_BACKENDS is set")
+		}
+		b.t.Skip("mounting an overlay needs root")
+	}
+	b.opts.Mode = sandbox.ModeOverlay
+	return b
+}
+
+// bash runs a script in the workspace as commands see it.
+func bash(t *testing.T, text string) script {
+	return func(_ context.Context, box *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+		c := exec.Command("bash", "-ec", text)
+		c.Dir, c.Stdout, c.Stderr = box.dir.Name(), cmd.Stdout, cmd.Stdout
+		if err := c.Run(); err != nil {
+			t.Errorf("%s: %v", text, err)
+			return sandbox.ExitStatus{Code: 1}
+		}
+		return sandbox.ExitStatus{}
+	}
+}
+
+const overlayTurns = `
+  - calls:
+      - {tool: read_file, input: {path: greet.sh}}
+  - calls:
+      - {tool: shell, input: {command: work}}
+  - calls:
+      - {tool: patch_file, input: {path: greet.sh, old: Helo, new: Hello}}
+      - {tool: write_file, input: {path: Makefile, content: "all:\n"}}
+  - calls:
+      - {tool: read_file, input: {path: made.txt}}
+      - {tool: grep, input: {pattern: Hello}}
+      - {tool: list_dir, input: {path: .}}
+  - text: done
+`
+
+// newOverlayBench is a session that changes a few files.
+func newOverlayBench(t *testing.T) *bench {
+	b := newBench(t, overlayTurns).overlaid()
+	b.file("greet.sh", "echo Helo\n")
+	b.file("old.txt", "old\n")
+	b.backend.scripts["work"] = bash(t, `echo made > made.txt; rm old.txt; chmod +x greet.sh; mkdir sub; (cd sub; git init -q .)`)
+	return b
+}
+
+// told is all that the model was told, as it is recorded.
+func told(records []Record) string {
+	var b strings.Builder
+	for _, r := range records {
+		if r.Kind == KindMessage {
+			b.Write(r.Payload)
+		}
+	}
+	return b.String()
+}
+
+func (b *bench) read(name string) string {
+	b.t.Helper()
+	text, err := os.ReadFile(filepath.Join(b.dir, name))
+	if errors.Is(err, os.ErrNotExist) {
+		return "<none>"
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return string(text)
+}
+
+func TestOverlaySessionLeavesTheFolderAlone(t *testing.T) {
+	b := newOverlayBench(t)
+	r, records := b.run(t.Context())
+	if b.read("greet.sh") != "echo Helo\n" || b.read("old.txt") != "old\n" || b.read("made.txt") != "<none>" || b.read("sub/.git/HEAD") != "<none>" {
+		t.Error("the folder changed")
+	}
+	for _, want := range []Changed{
+		{Path: "Makefile", Change: "added", Insertions: 1, HasDiff: true},
+		{Path: "greet.sh", Change: "modified", Insertions: 1, Deletions: 1, HasDiff: true},
+		{Path: "made.txt", Change: "added", Insertions: 1, HasDiff: true},
+		{Path: "old.txt", Change: "deleted", Deletions: 1, HasDiff: true},
+	} {
+		if !slices.Contains(r.Changed, want) {
+			t.Errorf("changed files lack %+v: %+v", want, r.Changed)
+		}
+	}
+	if !slices.Contains(r.HostExecuted, HostExecuted{Path: "Makefile", By: "make"}) || len(r.Quarantined) != 0 || len(r.HostExecuted) != 1 {
+		t.Errorf("host-executed %+v, quarantined %+v", r.HostExecuted, r.Quarantined)
+	}
+	if r.Overlay == nil || r.Overlay.State != overlay.Kept || len(r.Overlay.Conflicts) != 0 ||
+		!slices.ContainsFunc(r.Overlay.LeftOut, func(n PathNote) bool { return n.Path == "sub/.git/config" }) {
+		t.Errorf("overlay %+v", r.Overlay)
+	}
+	patch, err := os.ReadFile(filepath.Join(r.Dir, "workspace.patch"))
+	if err != nil || !strings.Contains(string(patch), "+echo Hello\n") {
+		t.Errorf("workspace.patch: %v\n%s", err, patch)
+	}
+	if created := of[SessionCreated](t, records)[0]; created.WorkspaceMode != "overlay" {
+		t.Errorf("workspace mode %q", created.WorkspaceMode)
+	}
+	// The reads saw what commands had written, and began when they could.
+	text := told(records)
+	for _, want := range []string{"echo Helo", "made", "greet.sh:1", "Makefile"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the model did not read %q", want)
+		}
+	}
+	order := kinds(records)
+	if started, called := slices.Index(order, KindSandboxStarted), slices.Index(order, KindToolCalled); started < 0 || called < started {
+		t.Errorf("a call is recorded before the sandbox that it reads through: %v", order)
+	}
+	// What is kept is found by the folder, and applied.
+	l, err := KeptChanges(filepath.Join(filepath.Dir(b.dir), "state"), "", b.opts.Workspace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if l.Info().Session != r.Session {
+		t.Errorf("found %s, want %s", l.Info().Session, r.Session)
+	}
+	if _, err := l.Apply(t.Context(), b.opts.Workspace.Dir, overlay.ApplyOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if b.read("greet.sh") != "echo Hello\n" || b.read("old.txt") != "<none>" || b.read("sub/.git/config") != "<none>" || b.read("sub/.git/HEAD") == "<none>" {
+		t.Error("not applied")
+	}
+}
+
+func TestOverlayApply(t *testing.T) {
+	for name, tc := range map[string]struct {
+		meanwhile func(b *bench)
+		opts      func(o *Options)
+		turns     string
+		status    int
+		state     overlay.State
+		greet     string
+	}{
+		"at the end": {status: ExitDone, state: overlay.Kept, greet: "echo Hello\n"}, // sub/.git is left out
+		"conflict": {
+			meanwhile: func(b *bench) { b.file("old.txt", "the user's\n") },
+			status:    ExitConflict, state: overlay.Kept, greet: "echo Helo\n",
+		},
+		"a limit": {
+			opts:   func(o *Options) { o.Budget = limits.Budget{Rounds: new(int64(2))} },
+			status: ExitLimit, state: overlay.Kept, greet: "echo Helo\n",
+		},
+		"nothing changed": {turns: "  - calls: [{tool: shell, input: {command: ok}}]\n  - text: done\n", status: ExitDone, state: overlay.Empty, greet: "echo Helo\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newOverlayBench(t)
+			b.opts.Apply = true
+			b.backend.scripts["ok"] = says("ok\n")
+			work := b.backend.scripts["work"]
+			b.backend.scripts["work"] = func(ctx context.Context, box *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+				defer func() {
+					if tc.meanwhile != nil {
+						tc.meanwhile(b)
+					}
+				}()
+				return work(ctx, box, cmd)
+			}
+			if tc.opts != nil {
+				tc.opts(&b.opts)
+			}
+			if tc.turns != "" {
+				b.opts.Model = player(t, tc.turns)
+			}
+			r, _ := b.run(t.Context())
+			if r.ExitStatus != tc.status || r.Overlay == nil || r.Overlay.State != tc.state || b.read("greet.sh") != tc.greet {
+				t.Errorf("status %d, overlay %+v, problem %+v, greet.sh %q", r.ExitStatus, r.Overlay, r.Problem, b.read("greet.sh"))
+			}
+			if (r.ExitStatus == ExitDone) != (r.Problem == nil) {
+				t.Errorf("problem %+v", r.Problem)
+			}
+		})
+	}
+}
+
+func TestOverlayOutlivesItsSandbox(t *testing.T) {
+	b := newBench(t, `
+  - calls: [{tool: shell, input: {command: work}}]
+  - calls: [{tool: shell, input: {command: die}}]
+  - calls: [{tool: read_file, input: {path: made.txt}}]
+  - text: done
+`).overlaid()
+	b.backend.scripts["work"] = bash(t, `echo "before the loss" > made.txt`)
+	b.backend.scripts["die"] = dies(true)
+	r, records := b.run(t.Context())
+	if r.Restarts != 1 || !strings.Contains(told(records), "before the loss") {
+		t.Errorf("%d restarts; what was written is lost", r.Restarts)
+	}
+	if diff := cmp.Diff([]Changed{{Path: "made.txt", Change: "added", Insertions: 1, HasDiff: true}}, r.Changed); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestOverlayThatCantBeHad(t *testing.T) {
+	b := newBench(t, "  - calls: [{tool: read_file, input: {path: a}}]\n  - text: done\n").overlaid()
+	b.backend.create = func(context.Context, int) error {
+		return fmt.Errorf("%w: no overlay here", sandbox.ErrUnsupported)
+	}
+	r, _ := b.run(t.Context())
+	if r.ExitStatus != ExitSandboxStart || r.Problem == nil || !strings.Contains(r.Problem.Cause, "no overlay here") {
+		t.Errorf("status %d, problem %+v", r.ExitStatus, r.Problem)
+	}
+	if _, err := os.Stat(filepath.Join(r.Dir, overlayDir, overlay.UpperDir)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("layers are left: %v", err)
+	}
+}
+
+func TestChangesExpire(t *testing.T) {
+	b := newOverlayBench(t)
+	r, _ := b.run(t.Context())
+	state := filepath.Join(filepath.Dir(b.dir), "state")
+	if gone, err := ExpireChanges(state, time.Hour); err != nil || len(gone) != 0 {
+		t.Errorf("expired too early: %v, %v", gone, err)
+	}
+	held, err := KeptChanges(state, r.Session[:12], b.opts.Workspace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := held.Lock(); err != nil {
+		t.Fatal(err)
+	}
+	if gone, err := ExpireChanges(state, 0); err != nil || len(gone) != 0 {
+		t.Errorf("expired while in use: %v, %v", gone, err)
+	}
+	if err := held.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if gone, err := ExpireChanges(state, 0); err != nil || !slices.Equal(gone, []string{r.Session}) {
+		t.Errorf("expired %v, %v", gone, err)
+	}
+	_, err = KeptChanges(state, "", b.opts.Workspace)
+	if e, ok := errors.AsType[*Error](err); !ok || e.Status != ExitInput || !strings.Contains(e.Cause, "nobody had applied") {
+		t.Errorf("after that: %v", err)
+	}
+	if _, err := KeptChanges(state, "ses_nope", b.opts.Workspace); err == nil {
+		t.Error("a session that is not there was found")
+	}
+}
