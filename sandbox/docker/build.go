@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/build"
@@ -37,8 +38,7 @@ func (e *ImageEngine) Build(ctx context.Context, dir string, progress io.Writer)
 		return "", err
 	}
 	defer folder.close()
-	sum := sha256.Sum256([]byte(dir))
-	name := builtName + ":" + hex.EncodeToString(sum[:16])
+	name := builtTag(dir)
 	before, err := r.image(ctx, name)
 	if err != nil && !errors.Is(err, sandbox.ErrNotFound) {
 		return "", err
@@ -54,6 +54,12 @@ func (e *ImageEngine) Build(ctx context.Context, dir string, progress io.Writer)
 		}
 	}
 	return output.id, nil
+}
+
+// builtTag is the name of what is built of a folder.
+func builtTag(dir string) string {
+	sum := sha256.Sum256([]byte(dir))
+	return builtName + ":" + hex.EncodeToString(sum[:16])
 }
 
 // build sends the folder and follows the builder to its end.
@@ -101,13 +107,31 @@ func closeBody(body io.Closer) error {
 var errUnread = errors.New("the engine reads no more")
 
 // removeUnfinished removes the images of the steps of a build that failed,
-// which nothing names: the last first, since it is made from the others.
+// which nothing names: the last first, since it is made from the others. The
+// container of a step that was broken off holds them until the engine has
+// removed it. What something else uses by then stays.
 func (r *remote) removeUnfinished(ctx context.Context, made []string) error {
-	ctx = context.WithoutCancel(ctx)
+	ctx, cancel := deadline(context.WithoutCancel(ctx), r.ask)
+	defer cancel()
 	var errs []error
 	for _, id := range slices.Backward(made) {
-		_, err := r.removeImage(ctx, id, false)
-		errs = append(errs, err)
+		for {
+			gone, err := r.removeImage(ctx, id, false)
+			if err == nil && !gone && r.has(ctx, id) {
+				select {
+				case <-time.After(50 * time.Millisecond):
+					continue
+				case <-ctx.Done():
+				}
+			}
+			errs = append(errs, err)
+			break
+		}
 	}
 	return errors.Join(errs...)
+}
+
+func (r *remote) has(ctx context.Context, id string) bool {
+	_, err := r.image(ctx, id)
+	return err == nil
 }

@@ -85,9 +85,13 @@ func (e *ImageEngine) Save(ctx context.Context, id string) (io.ReadCloser, error
 	if err != nil {
 		return nil, err
 	}
+	// Asked for an image that it lacks, Docker 20.10 answers that it is ill.
+	if _, err := r.image(ctx, id); err != nil {
+		return nil, notThere(err)
+	}
 	archive, err := r.engine.ImageSave(ctx, []string{id})
 	if err != nil {
-		return nil, notThere(fault(ctx, "save image "+id, err))
+		return nil, fault(ctx, "save image "+id, err)
 	}
 	return archive, nil
 }
