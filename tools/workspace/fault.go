@@ -7,12 +7,14 @@ import (
 	"syscall"
 )
 
+// ErrMount is what the error of a path on another mount wraps.
+var ErrMount = errors.New("on another mount")
+
 // Errors of our own that the resolvers and the Writer give beside the
 // system's; fault turns each into an [Error].
 var (
 	errEscape     = errors.New("leads outside")
 	errLoop       = errors.New("too many links")
-	errMount      = errors.New("on another mount")
 	errNotRegular = errors.New("not a regular file")
 )
 
@@ -58,7 +60,7 @@ var faults = []struct {
 }{
 	{errLoop, KindInvalid, "the links in the path go round in a circle, or there are more than 40 of them"},
 	{syscall.ELOOP, KindInvalid, "the links in the path go round in a circle, or there are more than 40 of them"},
-	{errMount, KindNotRegular, "the path is on another mount inside the workspace, which is not entered"},
+	{ErrMount, KindNotRegular, "the path is on another mount inside the workspace, which is not entered"},
 	{errNotRegular, KindNotRegular, "not a regular file (a FIFO, a device or a socket)"},
 	{syscall.ENXIO, KindNotRegular, "not a regular file (a FIFO, a device or a socket)"},
 	{syscall.ENODEV, KindNotRegular, "not a regular file (a FIFO, a device or a socket)"},

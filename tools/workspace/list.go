@@ -17,12 +17,12 @@ func (r *Reader) List(ctx context.Context, path string, depth int) (Listing, err
 		return Listing{}, e
 	}
 	return guarded(ctx, r.guard, path, func(ctx context.Context) (Listing, error) {
-		l := lister{tree: r.tree, room: r.options.MaxEntries, root: rel}
+		l := lister{reader: r, room: r.options.MaxEntries, root: rel}
 		l.depth = min(max(depth, 1), r.options.MaxDepth)
 		l.capped = depth > l.depth
 		l.until = time.Now().Add(r.options.Deadline)
-		if err := l.run(ctx); err != nil {
-			return Listing{}, fault(path, err)
+		if err := l.run(ctx, path); err != nil {
+			return Listing{}, err
 		}
 		slices.SortFunc(l.Entries, treeOrder)
 		return l.Listing, nil
@@ -32,7 +32,7 @@ func (r *Reader) List(ctx context.Context, path string, depth int) (Listing, err
 // lister is one call of List.
 type lister struct {
 	Listing
-	tree   *tree
+	reader *Reader
 	root   string
 	room   int
 	depth  int
@@ -40,9 +40,9 @@ type lister struct {
 	until  time.Time
 }
 
-func (l *lister) run(ctx context.Context) error {
+func (l *lister) run(ctx context.Context, path string) error {
 	l.Path = l.root
-	if err := l.read(l.root, -1); err != nil {
+	if err := l.read(ctx, path, l.root, -1); err != nil {
 		return err
 	}
 	// Entries grows while it is walked: breadth first.
@@ -62,7 +62,11 @@ func (l *lister) run(ctx context.Context) error {
 			l.Truncated = true
 			return nil
 		}
-		if err := l.read(e.Path, i); err != nil {
+		err := l.read(ctx, e.Path, e.Path, i)
+		if _, ok := errors.AsType[*Error](err); err != nil && !ok {
+			return err // nothing can be read any more
+		}
+		if err != nil {
 			l.miss(i, err)
 		}
 	}
@@ -70,28 +74,28 @@ func (l *lister) run(ctx context.Context) error {
 }
 
 // read adds what is in the folder rel, which is the entry at parent.
-func (l *lister) read(rel string, parent int) error {
+func (l *lister) read(ctx context.Context, path, rel string, parent int) error {
 	depth := 1
 	if parent >= 0 {
 		depth = l.Entries[parent].Depth + 1
 	}
-	entries, more, err := l.tree.readDir(rel, parent < 0, l.room)
+	got, err := l.reader.readDir(ctx, path, rel, parent < 0, l.room)
 	if err != nil {
 		return err
 	}
-	for i := range entries {
-		entries[i].Depth = depth
+	for i := range got.entries {
+		got.entries[i].Depth = depth
 	}
-	l.Entries = append(l.Entries, entries...)
-	l.room -= len(entries)
-	l.Truncated = l.Truncated || more
+	l.Entries = append(l.Entries, got.entries...)
+	l.room -= len(got.entries)
+	l.Truncated = l.Truncated || got.more
 	return nil
 }
 
 // miss records a folder that could not be read, and why where the type says it.
 func (l *lister) miss(i int, err error) {
 	e := &l.Entries[i]
-	if errors.Is(err, errMount) {
+	if errors.Is(err, ErrMount) {
 		e.Type = TypeMount
 		return
 	}

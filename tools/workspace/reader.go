@@ -37,6 +37,10 @@ type ReaderOptions struct {
 	// those included that were given up. A further call waits its deadline,
 	// or fails at once where all of them were given up.
 	MaxStuck int
+	// OwnThread makes every call run on its caller's thread, whose credentials
+	// then count (the guest's threads have the commands'). Nothing is given up
+	// at the Deadline then.
+	OwnThread bool
 }
 
 // Reader reads files below one folder and can't change them. It holds the
@@ -50,7 +54,8 @@ type ReaderOptions struct {
 // the kernel is left behind, at most MaxStuck times. Since no other mount is
 // entered, only a workspace that is itself on such a file system gets stuck.
 type Reader struct {
-	tree     *tree
+	tree     *tree  // nil where remote is set
+	remote   Remote // see [NewRemoteReader]
 	prefixes prefixes
 	guard    *guard
 	options  ReaderOptions
@@ -59,23 +64,29 @@ type Reader struct {
 // NewReader makes a Reader of the folder dir, which stays the caller's. It
 // waits for the file system no longer than Deadline.
 func NewReader(dir *os.File, o ReaderOptions) (*Reader, error) {
-	setDefault(&o.MaxFileBytes, DefaultMaxFileBytes)
-	setDefault(&o.MaxEntries, DefaultMaxEntries)
-	setDefault(&o.MaxDepth, DefaultMaxDepth)
-	setDefault(&o.Deadline, DefaultDeadline)
-	setDefault(&o.MaxStuck, DefaultMaxStuck)
+	o = o.withDefaults()
 	g := newGuard(o.Deadline, o.MaxStuck)
+	g.local = o.OwnThread
 	t, err := guarded(context.Background(), g, dir.Name(), func(context.Context) (*tree, error) { return newTree(dir) })
 	if err != nil {
 		return nil, fmt.Errorf("read workspace: %w", err)
 	}
-	g.local = t.local
+	g.local = g.local || t.local
 	return &Reader{
 		tree:     t,
 		prefixes: newPrefixes(o.HostPath, o.ContainerPath),
 		guard:    g,
 		options:  o,
 	}, nil
+}
+
+func (o ReaderOptions) withDefaults() ReaderOptions {
+	setDefault(&o.MaxFileBytes, DefaultMaxFileBytes)
+	setDefault(&o.MaxEntries, DefaultMaxEntries)
+	setDefault(&o.MaxDepth, DefaultMaxDepth)
+	setDefault(&o.Deadline, DefaultDeadline)
+	setDefault(&o.MaxStuck, DefaultMaxStuck)
+	return o
 }
 
 func setDefault[T int | int64 | time.Duration](v *T, def T) {
@@ -86,26 +97,21 @@ func setDefault[T int | int64 | time.Duration](v *T, def T) {
 
 // Stat describes what path leads to, without opening it for reading.
 func (r *Reader) Stat(ctx context.Context, path string) (Info, error) {
-	return r.look(ctx, path, r.tree.stat)
+	return r.look(ctx, path, true)
 }
 
 // Lstat describes what path itself names, a link where it is one.
 func (r *Reader) Lstat(ctx context.Context, path string) (Info, error) {
-	return r.look(ctx, path, r.tree.lstat)
+	return r.look(ctx, path, false)
 }
 
-func (r *Reader) look(ctx context.Context, path string, stat func(string) (Info, error)) (Info, error) {
+func (r *Reader) look(ctx context.Context, path string, follow bool) (Info, error) {
 	rel, e := r.prefixes.relative(path)
 	if e != nil {
 		return Info{}, e
 	}
-	return guarded(ctx, r.guard, path, func(context.Context) (Info, error) {
-		info, err := stat(rel)
-		if err != nil {
-			return Info{}, fault(path, err)
-		}
-		info.Path = rel
-		return info, nil
+	return guarded(ctx, r.guard, path, func(ctx context.Context) (Info, error) {
+		return r.describe(ctx, path, rel, follow)
 	})
 }
 
@@ -128,21 +134,23 @@ func (r *Reader) Scope(ctx context.Context, path string) error {
 	if e != nil {
 		return e
 	}
-	_, err := guarded(ctx, r.guard, path, func(context.Context) (struct{}, error) {
-		return struct{}{}, r.scope(path, rel)
+	_, err := guarded(ctx, r.guard, path, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, r.scope(ctx, path, rel)
 	})
 	return err
 }
 
-func (r *Reader) scope(path, rel string) error {
+func (r *Reader) scope(ctx context.Context, path, rel string) error {
 	for name := "…"; name != ""; rel, name = split(rel) {
-		_, err := r.tree.stat(rel)
-		if err == nil {
+		_, err := r.describe(ctx, path, rel, true)
+		e, ok := errors.AsType[*Error](err)
+		switch {
+		case err == nil:
 			return nil
-		}
-		switch e := fault(path, err); e.Kind {
-		case KindNotFound:
-		case KindEscape, KindInvalid:
+		case !ok: // a Remote was lost
+			return err
+		case e.Kind == KindNotFound:
+		case e.Kind == KindEscape || e.Kind == KindInvalid:
 			return e
 		default: // the call itself will say it better
 			return nil

@@ -26,7 +26,11 @@ func (r *Reader) ReadFile(ctx context.Context, path string, offset, most int64) 
 // at most; the File's Data is a part of it. After any error the buffer must
 // not be used again: a call that was given up may still write to it.
 func (r *Reader) ReadInto(ctx context.Context, path string, offset int64, buf []byte) (File, error) {
-	return r.read(ctx, path, offset, func(int64) []byte { return buf }, int64(len(buf)))
+	f, err := r.read(ctx, path, offset, func(int64) []byte { return buf }, int64(len(buf)))
+	if r.remote != nil && f.Data != nil {
+		f.Data = buf[:copy(buf, f.Data)]
+	}
+	return f, err
 }
 
 func (r *Reader) read(ctx context.Context, path string, offset int64, buffer func(rest int64) []byte, most int64) (File, error) {
@@ -36,6 +40,9 @@ func (r *Reader) read(ctx context.Context, path string, offset int64, buffer fun
 	}
 	if e != nil {
 		return File{}, e
+	}
+	if r.remote != nil {
+		return r.readRemote(ctx, path, rel, offset, most)
 	}
 	return guarded(ctx, r.guard, path, func(ctx context.Context) (File, error) {
 		n, info, err := r.tree.openFile(rel)
@@ -48,6 +55,18 @@ func (r *Reader) read(ctx context.Context, path string, offset int64, buffer fun
 		if err := f.fill(ctx, n, buffer(info.Size-offset), most); err != nil {
 			return File{}, fault(path, err)
 		}
+		return f, nil
+	})
+}
+
+// readRemote is read of what another process sees.
+func (r *Reader) readRemote(ctx context.Context, path, rel string, offset, most int64) (File, error) {
+	return guarded(ctx, r.guard, path, func(ctx context.Context) (File, error) {
+		f, err := r.remote.ReadFile(ctx, rel, offset, most)
+		if err != nil {
+			return File{}, r.fault(path, err)
+		}
+		f.Path, f.Offset = rel, offset
 		return f, nil
 	})
 }

@@ -165,7 +165,7 @@ func (r *removal) enter(name string) error {
 	}
 	f, err := statx(fd, "", unix.AT_EMPTY_PATH)
 	if err == nil && f.mount != r.mount {
-		err = errMount
+		err = ErrMount
 	}
 	if err != nil {
 		_ = unix.Close(fd)

@@ -141,8 +141,8 @@ func (t *tree) explain(at int, rel string, flags int, err error) error {
 	if again == nil {
 		_ = unix.Close(fd)
 	}
-	if errors.Is(again, errMount) {
-		return fmt.Errorf("%w: %w", errMount, err)
+	if errors.Is(again, ErrMount) {
+		return fmt.Errorf("%w: %w", ErrMount, err)
 	}
 	return fmt.Errorf("%w: %w", errEscape, err)
 }

@@ -65,7 +65,7 @@ func (t *tree) look(fi fs.FileInfo, err error) (Info, error) {
 		return Info{}, err
 	}
 	if !sameDevice(t.self, fi) {
-		return Info{}, errMount
+		return Info{}, ErrMount
 	}
 	return infoOf(fi), nil
 }
@@ -83,7 +83,7 @@ func (t *tree) openFile(rel string) (node, Info, error) {
 	case !fi.Mode().IsRegular():
 		err = errNotRegular
 	case !sameDevice(t.self, fi):
-		err = errMount
+		err = ErrMount
 	default:
 		return node{f}, infoOf(fi), nil
 	}
@@ -116,7 +116,7 @@ func (t *tree) readDir(rel string, follow bool, keep int) ([]Entry, bool, error)
 	}
 	defer func() { _ = f.Close() }()
 	if fi, err := f.Stat(); err != nil || !sameDevice(t.self, fi) {
-		return nil, false, errors.Join(errMount, err)
+		return nil, false, errors.Join(ErrMount, err)
 	}
 	list, err := f.ReadDir(maxDirNames)
 	if err != nil && !errors.Is(err, io.EOF) {

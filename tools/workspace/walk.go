@@ -129,17 +129,9 @@ func (w *walker) descend(ctx context.Context, e Entry) error {
 }
 
 func (w *walker) enter(ctx context.Context, rel string, depth int) error {
-	type content struct {
-		entries []Entry
-		more    bool
-	}
 	keep := w.room
-	c, err := guarded(ctx, w.reader.guard, rel, func(context.Context) (content, error) {
-		entries, more, err := w.reader.tree.readDir(rel, depth == 1, keep)
-		if err != nil {
-			return content{}, fault(rel, err)
-		}
-		return content{entries, more}, nil
+	c, err := guarded(ctx, w.reader.guard, rel, func(ctx context.Context) (folder, error) {
+		return w.reader.readDir(ctx, rel, rel, depth == 1, keep)
 	})
 	if err != nil {
 		return err

@@ -108,7 +108,7 @@ func (w *walk) step(dir int, name string, last bool, flags int) (target string, 
 	case typ == TypeLink && (!last || flags&unix.O_NOFOLLOW == 0):
 		target, err = w.link(fd)
 	case f.mount != w.mount:
-		err = errMount
+		err = ErrMount
 	case last:
 		got, err = w.last(dir, fd, name, typ, flags)
 	case typ != TypeDir:
@@ -141,7 +141,7 @@ func (w *walk) last(dir, found int, name string, typ Type, flags int) (int, erro
 	}
 	m, err := mountOf(fd) // of what is there now
 	if err == nil && m != w.mount {
-		err = errMount
+		err = ErrMount
 	}
 	if err != nil {
 		_ = unix.Close(fd)

@@ -117,7 +117,7 @@ func (w *Writer) apply(ctx context.Context, op Op, rel string, c *Change) error 
 // writeFault words what fault words for readers: another mount is one that
 // the session protects, such as a read-only .git.
 func writeFault(path string, err error) *Error {
-	if errors.Is(err, errMount) || errors.Is(err, unix.EXDEV) && !isEscape(err) {
+	if errors.Is(err, ErrMount) || errors.Is(err, unix.EXDEV) && !isEscape(err) {
 		return &Error{
 			Kind: KindPermission, Path: abbreviate(path), Err: err,
 			Detail: "is mounted apart from the workspace, which protects it from changes",
@@ -187,7 +187,7 @@ func (w *Writer) look(dir, name string, parents bool) (place, error) {
 	case errors.Is(err, unix.ENOENT):
 		return p, nil
 	case err == nil && p.now.mount != w.tree.mount:
-		err = errMount
+		err = ErrMount
 	}
 	if err != nil {
 		p.close()

@@ -28,6 +28,13 @@
 //	                                         ◀─     eof     3.1
 //	                                         ◀─     end       3  {error}
 //
+//	open      5  {look: kind, path, most}    ─▶                                      one read, if config.view
+//	                                         ◀─     data    5.1  a file's bytes, or a folder's entries, one a line
+//	credit  5.1  n more bytes may be sent    ─▶
+//	cancel    5  {}                          ─▶
+//	                                         ◀─     eof     5.1
+//	                                         ◀─     end       5  {info, more, error}
+//
 //	                                         ◀─     open      2  {accept: listener}  the guest opens
 //	refused   2  {code, text}                ─▶
 //

@@ -43,7 +43,7 @@ const (
 	TypeCredit  Type = 10 // receiver of a channel: u32, that many bytes more may be sent
 	TypeStop    Type = 11 // receiver of a channel: it reads no more, what comes is dropped
 	TypeCancel  Type = 12 // opener: [Cancel], end the stream's work
-	TypeEnd     Type = 13 // server: [Exit] or [Applied], the stream's last frame
+	TypeEnd     Type = 13 // server: [Exit], [Applied] or [Looked], the stream's last frame
 )
 
 // bound is the largest payload of a type; ok is false for an unknown type.

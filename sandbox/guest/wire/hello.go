@@ -34,6 +34,9 @@ type Config struct {
 	// MemoryBytes and PIDs are the container's limits as the host set them.
 	MemoryBytes int64 `json:"memory_bytes"`
 	PIDs        int64 `json:"pids"`
+	// View says that the host can't see the workspace and will ask for looks,
+	// which costs two threads.
+	View bool `json:"view,omitempty"`
 	// Probe asks for Hello.Probe, which costs the start of one process more.
 	Probe bool `json:"probe,omitempty"`
 }

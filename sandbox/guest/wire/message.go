@@ -24,9 +24,11 @@ const (
 //
 //	{"exec":{"argv":["c2g=","LWM="],"env":[],"dir":"c3Jj","stdin":false,"live":16777216,"tail":32768,…}}
 //	{"apply":{"size":213}}
+//	{"look":{"kind":"file","path":"YS5nbw==","most":65536}}
 type Open struct {
 	Exec   *Exec   `json:"exec,omitempty"`   // host: run a command
 	Apply  *Apply  `json:"apply,omitempty"`  // host: change the workspace
+	Look   *Look   `json:"look,omitempty"`   // host: read the workspace
 	Accept *Accept `json:"accept,omitempty"` // guest: a connection came in
 }
 

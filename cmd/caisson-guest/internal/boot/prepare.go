@@ -46,6 +46,13 @@ func prepare(o Options, c wire.Config, null *os.File) (serve.Options, wire.Hello
 	if err != nil {
 		return serve.Options{}, wire.Hello{}, fmt.Errorf("prepare changes: %w", err)
 	}
+	var readers *apply.Readers
+	if c.View {
+		readers, err = apply.NewReaders(apply.Options{UID: c.CommandUID, GID: c.CommandGID, Separate: !c.SingleUID, Workspace: c.Workspace})
+		if err != nil {
+			return serve.Options{}, wire.Hello{}, fmt.Errorf("prepare reads: %w", err)
+		}
+	}
 	submounts, err := below(c)
 	if err != nil {
 		return serve.Options{}, wire.Hello{}, err
@@ -55,7 +62,7 @@ func prepare(o Options, c wire.Config, null *os.File) (serve.Options, wire.Hello
 		return serve.Options{}, wire.Hello{}, err
 	}
 	s := serve.Options{
-		Config: c, Appliers: appliers, OOM: observe.OpenOOM(),
+		Config: c, Appliers: appliers, Readers: readers, OOM: observe.OpenOOM(),
 	}
 	direct := launch.Direct{Spawner: spawner, Reaper: reaper}
 	s.Launcher, s.Killer = direct, kill.New(kill.MethodGroup, reaper, nil)

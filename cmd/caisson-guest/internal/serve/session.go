@@ -36,6 +36,7 @@ type Options struct {
 	Launcher Launcher
 	Killer   *kill.Killer
 	Appliers *apply.Appliers
+	Readers  *apply.Readers // nil unless Config.View
 	OOM      *observe.OOMCounter
 }
 
@@ -171,6 +172,11 @@ func (s *Session) open(f wire.Frame) error {
 		c := newChange(s, f.Stream, open.Apply.Size)
 		s.add(f.Stream, c)
 		go c.run()
+		return nil
+	case open.Look != nil && s.o.Readers != nil:
+		l := newLook(s, f.Stream, *open.Look)
+		s.add(f.Stream, l)
+		go l.run()
 		return nil
 	}
 	return s.refuse(f.Stream, wire.RefusedUnsupported, "this guest serves no such stream")

@@ -1,0 +1,56 @@
+package identity
+
+// Pool is threads that have the commands' effective user and group, no other
+// groups and no effective capability, for good. Real and saved ids stay the
+// guest's, so that commands can't signal them. They live as long as the process.
+// It is safe for concurrent use.
+type Pool struct{ work chan func() }
+
+// PoolOptions says as whom the threads act.
+type PoolOptions struct {
+	UID, GID uint32
+	// Separate says that the guest is another user and may become this one.
+	Separate bool
+	// Threads is how many there are, and so how many calls of Do work at once.
+	Threads int
+}
+
+// NewPool starts the threads.
+func NewPool(o PoolOptions) (*Pool, error) {
+	p := &Pool{work: make(chan func())}
+	ready := make(chan error)
+	for range o.Threads {
+		Dedicate(func() { p.run(o, ready) })
+		if err := <-ready; err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+func (p *Pool) run(o PoolOptions, ready chan<- error) {
+	if o.Separate {
+		if err := ClearGroups(); err != nil {
+			ready <- err
+			return
+		}
+		if err := SetEffective(o.UID, o.GID); err != nil {
+			ready <- err
+			return
+		}
+	}
+	ready <- nil
+	for f := range p.work {
+		f()
+	}
+}
+
+// Do runs f on one of the threads, once one is free, and waits for it.
+func (p *Pool) Do(f func()) {
+	done := make(chan struct{})
+	p.work <- func() {
+		defer close(done)
+		f()
+	}
+	<-done
+}

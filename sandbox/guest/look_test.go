@@ -1,0 +1,76 @@
+//go:build linux
+
+package guest_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest"
+	"github.com/caisson-run/caisson/sandbox/guest/internal/guesttest"
+	"github.com/caisson-run/caisson/sandbox/internal/worktest"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+func viewing(o *guest.Options) { o.Config.View = true }
+
+// TestView: the guest's view gives what a Reader of the folder does.
+func TestView(t *testing.T) {
+	dir := filepath.Join(guesttest.Workspace(t), "ws")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	worktest.Layout(t, dir)
+	worktest.Control(t, dir)
+	c, _ := dial(t, guesttest.Options{Workspace: dir}, viewing)
+	worktest.View(t, dir, c.View())
+	if err := c.Ping(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestViewAsCommand: the guest is uid 0 and may not read as that. The control is
+// the same file once it is open to the commands.
+func TestViewAsCommand(t *testing.T) {
+	c, g := dial(t, guesttest.Options{}, viewing)
+	write(t, g, "closed", "root's own", 0o600)
+	v := c.View()
+	for _, read := range []func() error{
+		func() error { _, err := v.ReadFile(t.Context(), "closed", 0, 0); return err },
+		func() error { _, err := v.ReadInto(t.Context(), "closed", 0, make([]byte, 4)); return err },
+	} {
+		err := read()
+		if e, ok := errors.AsType[*workspace.Error](err); !ok || e.Kind != workspace.KindPermission {
+			t.Errorf("error %v", err)
+		}
+	}
+	if err := os.Chmod(filepath.Join(g.Workspace, "closed"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := v.ReadFile(t.Context(), "closed", 0, 0); err != nil || string(got.Data) != "root's own" {
+		t.Errorf("control: %q %v", got.Data, err)
+	}
+}
+
+// A guest that was not asked to serve reads serves none, and a view that was
+// lost says so.
+func TestViewUnasked(t *testing.T) {
+	c, g := dial(t, guesttest.Options{})
+	if _, err := c.View().Exists(t.Context(), "x"); !errors.Is(err, sandbox.ErrUnavailable) {
+		t.Errorf("error %v", err)
+	}
+	g.Kill()
+	<-c.Done()
+	for _, err := range []error{
+		c.View().Scope(t.Context(), "x"),
+		func() error { _, err := c.View().List(t.Context(), ".", 3); return err }(),
+		func() error { _, err := c.View().ReadFile(t.Context(), "x", 0, 0); return err }(),
+	} {
+		if !errors.Is(err, sandbox.ErrLost) {
+			t.Errorf("error %v", err)
+		}
+	}
+}

@@ -1,0 +1,317 @@
+//go:build linux
+
+package worktest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// canary is what lies outside the workspace, and what nothing may give back.
+const canary = "canary-7d1f0e9a"
+
+// Layout fills dir, a workspace, with links of every sort, special files, odd
+// names and many entries, for View. Beside it "outside" is made.
+func Layout(t testing.TB, dir string) {
+	t.Helper()
+	outside := filepath.Join(filepath.Dir(dir), "outside")
+	must(t, os.MkdirAll(outside, 0o755))
+	must(t, os.WriteFile(filepath.Join(outside, "canary"), []byte(canary), 0o644))
+	for _, name := range []string{"a/sub", "b/c", "d", "many", "deep/1/2/3/4"} {
+		must(t, os.MkdirAll(filepath.Join(dir, name), 0o755))
+	}
+	for name, text := range map[string]string{
+		"a/f": "inside", "empty": "", "new\nline": "n", "esc\x1b[2J": "e", "\xff\xfe": "bytes", "-rf": "dash", "deep/1/2/3/4/f": "deep",
+		"a/.hidden": "h", "a.b": "sorted after a/",
+	} {
+		must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
+	}
+	for i := range 300 {
+		must(t, os.WriteFile(filepath.Join(dir, "many", fmt.Sprintf("%03d", i)), []byte("x"), 0o644))
+	}
+	for _, l := range links {
+		must(t, os.Symlink(strings.NewReplacer("{root}", dir, "{outside}", outside).Replace(l[1]), filepath.Join(dir, l[0])))
+	}
+	big, err := os.Create(filepath.Join(dir, "big"))
+	must(t, err)
+	must(t, big.Truncate(1<<40))
+	must(t, big.Close())
+	must(t, os.WriteFile(filepath.Join(dir, "large"), []byte(strings.Repeat("0123456789abcdef", 300_000)), 0o644))
+	makeSpecial(t, dir)
+	socket, err := (&net.ListenConfig{}).Listen(context.Background(), "unix", shortSocket(t, dir))
+	must(t, err)
+	t.Cleanup(func() { socket.Close() })
+}
+
+// shortSocket gives a path for a socket in dir that fits into an address.
+func shortSocket(t testing.TB, dir string) string {
+	t.Helper()
+	if name := filepath.Join(dir, "socket"); len(name) < 100 {
+		return name
+	}
+	f, err := os.Open(dir)
+	must(t, err)
+	t.Cleanup(func() { f.Close() })
+	return fmt.Sprintf("/proc/self/fd/%d/socket", f.Fd())
+}
+
+// links are the symlink table of the acceptance catalogue's case 2.
+var links = [][2]string{
+	{"to-file", "a/f"},
+	{"to-folder", "a"},
+	{"slash", "a/"},
+	{"file-slash", "a/f/"},
+	{"a/up", "../a/f"},
+	{"d/d", ".."},
+	{"l1", "l2"},
+	{"l2", "l3"},
+	{"l3", "a/f"},
+	{"b/l1", "c/l2"},
+	{"b/c/l2", "../../a"},
+	{"past", "../outside/canary"},
+	{"folder-outside", "../outside"},
+	{"absolute", "{outside}/canary"},
+	{"absolute-folder", "{outside}"},
+	{"absolute-inside", "{root}/a/f"},
+	{"container-inside", "/workspace/a/f"},
+	{"b/up", "../a"},
+	{"up-after-link", "b/up/../../outside/canary"},
+	{"itself", "itself"},
+	{"circle1", "circle2"},
+	{"circle2", "circle1"},
+	{"dangling", "nothing"},
+	{"proc-root", "/proc/self/root"},
+	{"proc-cwd", "/proc/self/cwd/a/f"},
+	{"stdin", "/dev/stdin"},
+}
+
+// paths is what is read of a Layout, and the kind of error that it gives.
+var paths = map[string]workspace.Kind{
+	"a/f": "", "to-file": "", "to-folder/f": "", "slash/f": "", "file-slash": workspace.KindNotDir, "a/up": "", "d/d/a/f": "", "l1": "", "b/l1/f": "",
+	"past": workspace.KindEscape, "folder-outside/canary": workspace.KindEscape, "absolute": workspace.KindEscape,
+	"absolute-folder/canary": workspace.KindEscape, "absolute-inside": workspace.KindEscape, "container-inside": workspace.KindEscape,
+	"up-after-link": workspace.KindEscape, "itself": workspace.KindInvalid, "circle1/x": workspace.KindInvalid, "dangling": workspace.KindNotFound,
+	"proc-root": workspace.KindEscape, "proc-cwd": workspace.KindEscape, "stdin": workspace.KindEscape,
+	"a/f/x": workspace.KindNotDir, "a": workspace.KindIsDir, ".": workspace.KindIsDir, "": workspace.KindInvalid, "..": workspace.KindEscape,
+	"../outside/canary": workspace.KindEscape, "/etc/passwd": workspace.KindEscape, "//etc/passwd": workspace.KindEscape,
+	"a/../../x": workspace.KindEscape, "a\x00f": workspace.KindInvalid, "/workspace/a/f": "", "/workspace/../etc/passwd": workspace.KindEscape,
+	"/workspaces/a/f": workspace.KindEscape, strings.Repeat("x", 256): workspace.KindInvalid, strings.Repeat("x/", 2500): workspace.KindInvalid,
+	"empty": "", "new\nline": "", "esc\x1b[2J": "", "\xff\xfe": "", "-rf": "", "nothing/at/all": workspace.KindNotFound,
+	"fifo": workspace.KindNotRegular, "socket": workspace.KindNotRegular, "deep/1/2/3/4/f": "",
+}
+
+// View checks that v gives of a Layout what a Reader of the folder gives, and
+// that this is what it must be.
+func View(t *testing.T, dir string, v workspace.View) {
+	held, err := os.Open(dir)
+	must(t, err)
+	t.Cleanup(func() { held.Close() })
+	r, err := workspace.NewReader(held, workspace.ReaderOptions{HostPath: dir, ContainerPath: "/workspace"})
+	must(t, err)
+	all := []string{"device", dir + "/a/f", dir + "-2/a"}
+	for p := range paths {
+		all = append(all, p)
+	}
+	slices.Sort(all)
+	for _, p := range all {
+		t.Run(fmt.Sprintf("%.40q", p), func(t *testing.T) {
+			got, err := v.ReadFile(t.Context(), p, 0, 0)
+			if want, ok := paths[p]; ok && kindOf(err) != want {
+				t.Errorf("read: %q %v, want kind %q", got.Data, err, want)
+			}
+			if strings.Contains(fmt.Sprintf("%q %v", got.Data, err), canary) {
+				t.Error("the canary came out")
+			}
+			if p == "device" { // a mount without devices refuses it earlier
+				if kind := kindOf(err); kind != workspace.KindNotRegular && kind != workspace.KindPermission {
+					t.Errorf("read: %v", err)
+				}
+			} else {
+				same(t, "read", p, v.ReadFile, r.ReadFile)
+			}
+			sameOne(t, "stat", p, v.Stat, r.Stat)
+			sameOne(t, "lstat", p, v.Lstat, r.Lstat)
+			sameOne(t, "exists", p, v.Exists, r.Exists)
+			sameOne(t, "scope", p, errorOnly(v.Scope), errorOnly(r.Scope))
+			sameOne(t, "relative", p, spelled(v), spelled(r))
+			for _, depth := range []int{0, 1, 3, 1000} {
+				sameOne(t, fmt.Sprintf("list %d deep", depth), p, lister(v, depth), lister(r, depth))
+			}
+			for _, o := range []workspace.WalkOptions{{}, {MaxEntries: 7}, {MaxDepth: 1}, {MaxEntries: 320, MaxDepth: 3}} {
+				sameOne(t, fmt.Sprintf("walk %+v", o), p, walker(v, o), walker(r, o))
+			}
+		})
+	}
+	t.Run("pieces", func(t *testing.T) { pieces(t, v, r) })
+	t.Run("walks", func(t *testing.T) { walks(t, v) })
+	t.Run("cancelled", func(t *testing.T) { cancelled(t, v) })
+}
+
+// pieces reads parts of files.
+func pieces(t *testing.T, v, r workspace.View) {
+	for _, p := range []string{"large", "a/f", "empty", "big"} {
+		for _, at := range [][2]int64{{0, 0}, {0, 1}, {3, 2}, {3, 1 << 20}, {1 << 22, 0}, {1 << 22, 1 << 22}, {1 << 40, 5}, {1<<63 - 1, 1<<63 - 1}, {-1, 0}, {0, -1}} {
+			name := fmt.Sprintf("%s at %v", p, at)
+			got, err := v.ReadFile(t.Context(), p, at[0], at[1])
+			want, wantErr := r.ReadFile(t.Context(), p, at[0], at[1])
+			compare(t, name, got, err, want, wantErr)
+			if at[1] < 0 || at[1] > 1<<23 {
+				continue
+			}
+			got, err = v.ReadInto(t.Context(), p, at[0], make([]byte, at[1]))
+			want, wantErr = r.ReadInto(t.Context(), p, at[0], make([]byte, at[1]))
+			compare(t, name+" into", got, err, want, wantErr)
+		}
+	}
+}
+
+// walks checks what a walk's own function decides.
+func walks(t *testing.T, v workspace.View) {
+	var seen []string
+	walked, err := v.Walk(t.Context(), ".", workspace.WalkOptions{}, func(e workspace.Entry) error {
+		seen = append(seen, e.Path)
+		switch e.Path {
+		case "a", "many":
+			return workspace.SkipDir
+		case "past":
+			return workspace.SkipAll
+		}
+		return nil
+	})
+	if err != nil || walked.Entries != len(seen) || seen[len(seen)-1] != "past" || slices.Contains(seen, "a/f") || slices.Contains(seen, "many/000") {
+		t.Errorf("walk: %+v %v: %q", walked, err, seen)
+	}
+	stop := errors.New("stop")
+	if _, err := v.Walk(t.Context(), ".", workspace.WalkOptions{}, func(workspace.Entry) error { return stop }); !errors.Is(err, stop) {
+		t.Errorf("walk's own error: %v", err)
+	}
+	// The function may use the view.
+	_, err = v.Walk(t.Context(), "a", workspace.WalkOptions{}, func(e workspace.Entry) error {
+		_, err := v.Lstat(t.Context(), e.Path)
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func cancelled(t *testing.T, v workspace.View) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("why")
+	n := 0
+	_, err := v.Walk(ctx, ".", workspace.WalkOptions{}, func(workspace.Entry) error {
+		if n++; n == 3 {
+			cancel(why)
+		}
+		return nil
+	})
+	if !errors.Is(err, why) {
+		t.Errorf("walk: %v", err)
+	}
+	if _, err := v.ReadFile(ctx, "large", 0, 0); !errors.Is(err, why) {
+		t.Errorf("read: %v", err)
+	}
+	if got, err := v.ReadFile(t.Context(), "a/f", 0, 0); err != nil || string(got.Data) != "inside" {
+		t.Errorf("read afterwards: %q %v", got.Data, err)
+	}
+}
+
+func same(t *testing.T, what, p string, got, want func(context.Context, string, int64, int64) (workspace.File, error)) {
+	t.Helper()
+	sameOne(t, what, p,
+		func(ctx context.Context, p string) (workspace.File, error) { return got(ctx, p, 0, 1<<20) },
+		func(ctx context.Context, p string) (workspace.File, error) { return want(ctx, p, 0, 1<<20) })
+}
+
+func sameOne[T any](t *testing.T, what, p string, got, want func(context.Context, string) (T, error)) {
+	t.Helper()
+	g, gErr := got(t.Context(), p)
+	w, wErr := want(t.Context(), p)
+	compare(t, what, g, gErr, w, wErr)
+}
+
+// compare leaves out the numbers of inodes and the times at which they changed:
+// an overlay has its own.
+func compare(t *testing.T, what string, got any, gotErr error, want any, wantErr error) {
+	t.Helper()
+	if kindOf(gotErr) != kindOf(wantErr) || gotErr != nil && gotErr.Error() != wantErr.Error() {
+		t.Errorf("%s: error %v, want %v", what, gotErr, wantErr)
+	}
+	ignore := cmp.Options{cmpopts.IgnoreFields(workspace.Entry{}, "Inode", "ChangeTime"), cmp.Comparer(bytes.Equal)}
+	if diff := cmp.Diff(want, got, ignore); diff != "" && gotErr == nil {
+		t.Errorf("%s: %.2000s", what, diff)
+	}
+}
+
+func kindOf(err error) workspace.Kind {
+	if e, ok := errors.AsType[*workspace.Error](err); ok {
+		return e.Kind
+	}
+	if err != nil {
+		return "another"
+	}
+	return ""
+}
+
+func errorOnly(f func(context.Context, string) error) func(context.Context, string) (bool, error) {
+	return func(ctx context.Context, p string) (bool, error) { return true, f(ctx, p) }
+}
+
+func spelled(v workspace.View) func(context.Context, string) (string, error) {
+	return func(_ context.Context, p string) (string, error) { return v.Relative(p) }
+}
+
+func lister(v workspace.View, depth int) func(context.Context, string) (workspace.Listing, error) {
+	return func(ctx context.Context, p string) (workspace.Listing, error) { return v.List(ctx, p, depth) }
+}
+
+// stroll is what a walk visits, and how it ends.
+type stroll struct {
+	Entries []workspace.Entry
+	End     workspace.Walked
+}
+
+func walker(v workspace.View, o workspace.WalkOptions) func(context.Context, string) (stroll, error) {
+	return func(ctx context.Context, p string) (s stroll, err error) {
+		s.End, err = v.Walk(ctx, p, o, func(e workspace.Entry) error {
+			s.Entries = append(s.Entries, e)
+			return nil
+		})
+		return s, err
+	}
+}
+
+// Control reads the layout's escapes as a naive reader would; each must reach
+// the canary, or View proves nothing.
+func Control(t *testing.T, dir string) {
+	t.Helper()
+	for _, p := range []string{"past", "folder-outside/canary", "absolute", "absolute-folder/canary", "../outside/canary"} {
+		if b, err := os.ReadFile(filepath.Join(dir, p)); string(b) != canary {
+			t.Errorf("control: %s: %q %v", p, b, err)
+		}
+	}
+	if info, err := os.Lstat(filepath.Join(dir, "fifo")); err != nil || info.Mode().Type() != fs.ModeNamedPipe {
+		t.Errorf("control: %v %v", info, err)
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
