@@ -23,7 +23,8 @@ type bundle struct {
 	nonce string // content of the file by which the guest proves this host
 }
 
-// newBundle makes the folder with a fresh nonce. On an error what is there is
+// newBundle makes the folder with a fresh nonce and the pipe of the runtime's
+// log. On an error what is there is
 // left for the caller's undo.
 func newBundle(sessionDir string) (*bundle, error) {
 	b := &bundle{dir: filepath.Join(sessionDir, bundleDir)}
@@ -38,12 +39,15 @@ func newBundle(sessionDir string) (*bundle, error) {
 	if err := os.WriteFile(b.noncePath(), []byte(b.nonce+"\n"), 0o644); err != nil {
 		return nil, fmt.Errorf("make bundle: %w", err)
 	}
+	if err := makeFIFO(b.logPath()); err != nil {
+		return nil, fmt.Errorf("make runtime's log: %w", err)
+	}
 	return b, nil
 }
 
 func (b *bundle) noncePath() string { return filepath.Join(b.dir, "nonce") }
 func (b *bundle) pidFile() string   { return filepath.Join(b.dir, "pid") }
-func (b *bundle) log() string       { return filepath.Join(b.dir, "log.json") }
+func (b *bundle) logPath() string   { return filepath.Join(b.dir, "log.json") }
 
 // write writes config.json.
 func (b *bundle) write(s *specs.Spec) error {
@@ -69,16 +73,4 @@ func (b *bundle) pid() (int, error) {
 		return 0, fmt.Errorf("read container's pid: %q is none", data)
 	}
 	return pid, nil
-}
-
-// messages are the runtime's own errors, for an error of ours.
-func (b *bundle) messages() string {
-	data, err := os.ReadFile(b.log())
-	if err != nil {
-		return "it left no message"
-	}
-	if text := logMessages(data); text != "" {
-		return oneLine(text)
-	}
-	return "it left no message"
 }

@@ -34,6 +34,7 @@ type container struct {
 	view        workspace.View // nil in bind mode
 	bundle      *bundle
 	stdio       *stdio
+	log         *runtimeLog
 	process     *hostProcess
 	cgroup      cgroup
 	conn        *guest.Conn
@@ -119,7 +120,6 @@ func (c *container) Err() error {
 // watch waits for the end of the guest's connection and, unless Destroy made
 // it, finds out what the sandbox died of.
 func (c *container) watch() {
-	defer c.watching.Done()
 	<-c.conn.Done()
 	c.mu.Lock()
 	ending := c.ending
@@ -199,6 +199,9 @@ func (c *container) Destroy(ctx context.Context) error {
 	defer cancel()
 	c.disconnect()
 	if err := c.remove(ctx); err != nil {
+		if c.journal != nil {
+			err = errors.Join(err, c.journal.GiveUp()) // a sweep may try, too
+		}
 		return fmt.Errorf("destroy %s sandbox %s: %w", c.backend.Name(), c.id, err)
 	}
 	c.releaseImage()
@@ -227,6 +230,9 @@ func (c *container) disconnect() {
 	c.stop()
 	if c.stdio != nil {
 		c.stdio.stderr.close() //nolint:errcheck // only read
+	}
+	if c.log != nil {
+		c.log.close()
 	}
 	if c.process != nil {
 		c.process.close()

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest"
@@ -42,7 +43,7 @@ func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (_ sandbox.Sand
 	ctx, cancel := context.WithTimeoutCause(ctx, b.options.StartTime,
 		fmt.Errorf("%w: the sandbox did not start within %s", sandbox.ErrUnavailable, b.options.StartTime))
 	defer cancel()
-	if err := c.prepare(ctx, spec); err != nil {
+	if err := c.prepare(spec); err != nil {
 		return nil, fail(err)
 	}
 	if err := c.start(ctx, spec); err != nil {
@@ -87,9 +88,9 @@ func (b *Backend) validate(spec sandbox.Spec) error {
 	return nil
 }
 
-// prepare makes what the container needs on the host. What it makes is noted
-// in the journal before.
-func (c *container) prepare(ctx context.Context, spec sandbox.Spec) error {
+// prepare makes the journal and the bundle's folder, in which the rest is put by
+// complete. What is made is noted in the journal before.
+func (c *container) prepare(spec sandbox.Spec) error {
 	b := c.backend
 	self, err := b.owner()
 	if err != nil {
@@ -106,28 +107,45 @@ func (c *container) prepare(ctx context.Context, spec sandbox.Spec) error {
 	if c.entries, err = c.journal.Add(c.things()...); err != nil {
 		return err
 	}
+	c.bundle, err = newBundle(spec.Dir)
+	return err
+}
+
+// complete makes what the container needs on the host and writes the bundle.
+// Workspace and image are looked at at the same time.
+func (c *container) complete(ctx context.Context, spec sandbox.Spec) error {
+	b := c.backend
 	guestCopy, err := b.guestCopy()
 	if err != nil {
 		return err
 	}
 	c.guestSHA256 = guestCopy.sha256
-	c.prepared, err = workmount.Prepare(ctx, workmount.Options{
-		Workspace: spec.Workspace, Git: spec.Git, Dir: spec.Dir, StateDir: b.options.StateDir, Protect: b.options.Protect,
-		Journal: c.journal, Holder: guestCopy.path, Namespaces: &b.namespaces, AllowOwnerRunner: spec.AllowOwnerRunner, Log: b.log,
+	c.plan.traits, c.plan.resources, c.plan.ceiling = b.traits, spec.Resources, b.hardLimit
+	c.plan.guest, c.plan.nonce = guestCopy.path, c.bundle.noncePath()
+
+	usual := b.usualIdentity()
+	var both errgroup.Group
+	both.Go(func() (err error) {
+		c.prepared, err = workmount.Prepare(ctx, workmount.Options{
+			Workspace: spec.Workspace, Git: spec.Git, Dir: spec.Dir, StateDir: b.options.StateDir, Protect: b.options.Protect,
+			Journal: c.journal, Holder: guestCopy.path, Namespaces: &b.namespaces, AllowOwnerRunner: spec.AllowOwnerRunner, Log: b.log,
+		})
+		return err
 	})
-	if err != nil {
+	both.Go(func() error { return c.resolve(ctx, spec.Image, usual) })
+	if err := both.Wait(); err != nil {
 		return err
 	}
 	if c.view, err = c.prepared.View(spec.Workspace.Path, c.ended); err != nil {
 		return err
 	}
-	c.plan.traits, c.plan.resources, c.plan.ceiling = b.traits, spec.Resources, b.hardLimit
 	c.plan.workspace, c.plan.identity = c.prepared.Binds, b.identity(c.prepared)
-	c.plan.guest = guestCopy.path
-	if err := c.resolve(ctx, spec.Image); err != nil {
-		return err
+	if id := c.plan.identity; id.commandUID != usual.commandUID || id.commandGID != usual.commandGID {
+		if err := c.resolve(ctx, spec.Image, id); err != nil {
+			return err
+		}
 	}
-	return c.writeBundle(spec)
+	return c.writeBundle()
 }
 
 // things are what the journal notes: everything that a runtime or this
@@ -143,21 +161,23 @@ func (c *container) things() []owner.Entry {
 	return list
 }
 
-func (c *container) writeBundle(spec sandbox.Spec) error {
+func (c *container) writeBundle() error {
 	var err error
 	if c.plan.rootfs, err = skeletonFor(c.plan.image, c.backend.cacheDir()); err != nil {
 		return err
 	}
-	if c.bundle, err = newBundle(spec.Dir); err != nil {
-		return err
-	}
-	c.plan.nonce = c.bundle.noncePath()
 	if !c.plan.traits.ownKernel {
 		if c.plan.seccomp, err = harden.SeccompFor(runtime.GOARCH); err != nil {
 			return fmt.Errorf("%w: %w", sandbox.ErrUnsupported, err)
 		}
 	}
 	return c.bundle.write(c.plan.spec())
+}
+
+// usualIdentity is what identity nearly always says, before the workspace was
+// looked at.
+func (b *Backend) usualIdentity() identity {
+	return b.identity(&workmount.Prepared{CommandUID: sandbox.CommandUID, CommandGID: sandbox.CommandGID})
 }
 
 // identity says who is who, from what the workspace needs and who we are.
@@ -178,31 +198,63 @@ func (b *Backend) identity(w *workmount.Prepared) identity {
 	}
 }
 
-// start runs the container and takes hold of its process and of its guest,
-// which is greeted before it is there: so its own start overlaps with the end
-// of the runtime's.
+// start makes the rest of the bundle, runs the container, and takes hold of its
+// process and of its guest, which is greeted before it is there: so its own
+// start overlaps with the end of the runtime's, as the beginning of the
+// runtime's does with our preparations; see [launch].
 func (c *container) start(ctx context.Context, spec sandbox.Spec) error {
 	ours, theirs, err := openStdio()
 	if err != nil {
 		return err
 	}
 	c.stdio = ours
-	greeted := make(chan error, 1)
-	go func() { greeted <- c.greet(ctx, spec) }()
-	err = c.backend.runtime.run(ctx, c.bundle, c.id, c.plan.cgroup.path != "", theirs)
-	err = errors.Join(err, theirs.close())
-	if err == nil {
-		err = c.hold()
-	}
-	if err != nil {
-		ours.Close() //nolint:errcheck // ends the greeting
-		<-greeted
-		return c.quoting(err)
-	}
-	if err := <-greeted; err != nil {
+	if err := c.run(ctx, spec, theirs); err != nil {
 		return c.quoting(err)
 	}
 	return nil
+}
+
+// run returns when the container runs and its guest has answered. The runtime
+// has theirs then; as long as we had them too, the guest's end would be no end
+// of the pipe.
+func (c *container) run(ctx context.Context, spec sandbox.Spec, theirs streams) error {
+	client := c.backend.runtime
+	begin := func() (*launch, error) {
+		l, err := client.begin(ctx, c.bundle, c.id, c.plan.cgroup.path != "", theirs)
+		return l, errors.Join(err, theirs.close())
+	}
+	var running *launch
+	var err error
+	early := client.waitsForLog(c.backend.traits)
+	if early {
+		if running, err = begin(); err != nil {
+			return err
+		}
+	}
+	if err = c.complete(ctx, spec); err == nil {
+		c.log, err = c.bundle.openLog()
+	}
+	switch {
+	case err != nil && early:
+		return errors.Join(err, running.abandon())
+	case err != nil:
+		return errors.Join(err, theirs.close())
+	case !early:
+		if running, err = begin(); err != nil {
+			return err
+		}
+	}
+	greeted := make(chan error, 1)
+	go func() { greeted <- c.greet(ctx, spec) }()
+	if err = running.wait(ctx, c.log); err == nil {
+		err = c.hold()
+	}
+	if err != nil {
+		c.stdio.Close() //nolint:errcheck // ends the greeting
+		<-greeted
+		return err
+	}
+	return <-greeted
 }
 
 // quoting adds what the runtime or the guest wrote to the container's standard
@@ -252,11 +304,12 @@ func (c *container) hold() error {
 // watchOver begins to watch the guest, and lets go of what only the start
 // needed.
 func (c *container) watchOver() {
-	c.watching.Add(1)
-	go c.watch()
-	if err := c.prepared.Started(); err != nil {
-		c.backend.log.Warn("staging mounts stay until the end", zap.String("session", c.session), zap.Error(err))
-	}
+	c.watching.Go(c.watch)
+	c.watching.Go(func() {
+		if err := c.prepared.Started(); err != nil {
+			c.backend.log.Warn("staging mounts stay until the end", zap.String("session", c.session), zap.Error(err))
+		}
+	})
 }
 
 // The gids that mark commands: no mapping bounds them here, and nothing gives

@@ -39,9 +39,8 @@ func (c *container) fetch(ctx context.Context, ref images.Reference) error {
 }
 
 // resolve gives the root filesystem that was fetched, or describes the host's
-// or a folder's.
-func (c *container) resolve(ctx context.Context, ref images.Reference) error {
-	id := c.plan.identity
+// or a folder's, for commands with an identity.
+func (c *container) resolve(ctx context.Context, ref images.Reference, id identity) error {
 	var err error
 	switch ref.Scheme {
 	case images.SchemeFolder:

@@ -3,7 +3,6 @@ package oci
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -19,8 +18,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// runtimeClient calls an OCI runtime's command line: version, run, delete. It
-// is safe for concurrent use.
+// runtimeClient calls an OCI runtime's command line: version, run (see [launch]),
+// delete. It is safe for concurrent use.
 type runtimeClient struct {
 	path  string
 	root  string // the runtime's own state, --root
@@ -72,32 +71,6 @@ func parseVersion(out string) (runtimeVersion, error) {
 		return runtimeVersion{}, fmt.Errorf("%q is no version of an OCI runtime", line)
 	}
 	return runtimeVersion{words[0], words[2]}, nil
-}
-
-// run starts the container of a bundle and returns once it runs. in, out and
-// errs become its standard streams; the runtime keeps none of them. Its own
-// messages go to log.
-func (r *runtimeClient) run(ctx context.Context, b *bundle, id string, cgroups bool, streams streams) error {
-	if err := os.MkdirAll(r.root, 0o700); err != nil {
-		return fmt.Errorf("make runtime folder: %w", err)
-	}
-	args := append(r.flags(runtimeFlags{root: r.root, log: b.log(), cgroups: cgroups}),
-		"run", "--detach", "--bundle", b.dir, "--pid-file", b.pidFile(), id)
-	cmd := r.command(ctx, args)
-	// A runtime that is killed half-way leaves what it can't be asked about
-	// any more. So a cancellation lets it finish, which takes the guest, whose
-	// stdin is closed then, with it; only one that hangs is killed.
-	cmd.Cancel = func() error { return nil }
-	cmd.WaitDelay = callTime
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = streams.stdin, streams.stdout, streams.stderr
-	err := cmd.Run()
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	if err != nil {
-		return fmt.Errorf("%s run: %w: %w: %s", filepath.Base(r.path), sandbox.ErrUnavailable, err, b.messages())
-	}
-	return nil
 }
 
 // delete removes what the runtime knows of a container, which must be dead or
@@ -181,17 +154,4 @@ func oneLine(text string) string {
 		text = strings.ToValidUTF8(text[:maxMessage], "") + "…"
 	}
 	return strings.ReplaceAll(text, "\n", "; ")
-}
-
-// logMessages picks the errors out of a runtime's log, which has one JSON
-// object a line.
-func logMessages(data []byte) string {
-	var found []string
-	for line := range bytes.Lines(data) {
-		var m struct{ Level, Msg string }
-		if json.Unmarshal(line, &m) == nil && (m.Level == "error" || m.Level == "fatal") {
-			found = append(found, m.Msg)
-		}
-	}
-	return strings.Join(found, "; ")
 }

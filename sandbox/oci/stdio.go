@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"sync"
 )
 
 // streams are the container's ends of its standard streams. They are pipes,
@@ -22,7 +21,7 @@ func (s streams) close() error {
 // error, which is only of interest when it dies.
 type stdio struct {
 	in, out *os.File
-	stderr  *stderrHead
+	stderr  *head
 }
 
 // openStdio makes the pipes. Close the streams once the runtime has them, and
@@ -39,8 +38,7 @@ func openStdio() (*stdio, streams, error) {
 		}
 		ends[i], ends[i+1] = r, w
 	}
-	s := &stdio{in: ends[1], out: ends[2], stderr: &stderrHead{file: ends[4], done: make(chan struct{})}}
-	go s.stderr.read()
+	s := &stdio{in: ends[1], out: ends[2], stderr: readHead(ends[4])}
 	return s, streams{stdin: ends[0], stdout: ends[3], stderr: ends[5]}, nil
 }
 
@@ -53,44 +51,5 @@ func (s *stdio) Write(p []byte) (int, error) { return s.in.Write(p) }
 // Close closes both directions, which makes the guest exit. A second call
 // gives the pipe's error for a closed file.
 func (s *stdio) Close() error { return errors.Join(s.in.Close(), s.out.Close()) }
-
-// stderrHead keeps the first bytes of the container's standard error, which
-// are those that say what went wrong, and drains the rest.
-type stderrHead struct {
-	file *os.File
-	done chan struct{}
-	mu   sync.Mutex
-	head []byte
-}
-
-// maxStderr is enough for the message and the first goroutine of a Go panic.
-const maxStderr = 8 << 10
-
-func (t *stderrHead) read() {
-	defer close(t.done)
-	buf := make([]byte, 4<<10)
-	for {
-		n, err := t.file.Read(buf)
-		t.mu.Lock()
-		t.head = append(t.head, buf[:min(n, maxStderr-len(t.head))]...)
-		t.mu.Unlock()
-		if err != nil {
-			return
-		}
-	}
-}
-
-func (t *stderrHead) text() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return oneLine(string(t.head))
-}
-
-// close stops the reading and waits for it.
-func (t *stderrHead) close() error {
-	err := t.file.Close()
-	<-t.done
-	return err
-}
 
 var _ io.ReadWriteCloser = (*stdio)(nil)

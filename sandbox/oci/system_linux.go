@@ -13,6 +13,12 @@ import (
 // terminal's signals don't reach what it starts.
 func ownSession() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
 
+// makeFIFO makes a named pipe of this user's alone.
+func makeFIFO(name string) error { return unix.Mkfifo(name, 0o600) }
+
+// nonBlocking opens one end of a named pipe without waiting for the other.
+const nonBlocking = unix.O_NONBLOCK
+
 // writable says whether this process may make entries in a folder.
 func writable(dir string) bool { return unix.Access(dir, unix.W_OK) == nil }
 

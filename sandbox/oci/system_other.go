@@ -15,6 +15,10 @@ import (
 
 func ownSession() *syscall.SysProcAttr { return nil }
 
+func makeFIFO(string) error { return sandbox.ErrUnsupported }
+
+const nonBlocking = 0
+
 func writable(string) bool { return false }
 
 func fileIdentity(string) (device, inode uint64, err error) { return 0, 0, sandbox.ErrUnsupported }
