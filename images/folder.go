@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 )
 
 // maxEntries bounds the tree that a rootfs reference may name, so that a
@@ -32,22 +33,11 @@ func Folder(ctx context.Context, dir string) (*RootFS, error) {
 	} else if err != nil {
 		return nil, fmt.Errorf("open rootfs:%s: %w", dir, err)
 	}
-	entries, err := os.ReadDir(root)
+	r, err := describe(root)
 	if err != nil {
 		return nil, fmt.Errorf("%w: rootfs:%s: %w", ErrInvalid, dir, err)
 	}
-	r := &RootFS{
-		Reference: Reference{Scheme: SchemeFolder, Value: filepath.Clean(dir)},
-		Dir:       root, Dirs: mountPoints(), Files: mountFiles(),
-	}
-	for _, e := range entries {
-		if made[e.Name()] {
-			continue
-		}
-		if err := r.addTop(root, e); err != nil {
-			return nil, err
-		}
-	}
+	r.Reference = Reference{Scheme: SchemeFolder, Value: filepath.Clean(dir)}
 	if !r.hasShell() {
 		return nil, fmt.Errorf("%w: rootfs:%s has no /bin/sh: is it an unpacked root filesystem?", ErrInvalid, dir)
 	}
@@ -57,6 +47,24 @@ func Folder(ctx context.Context, dir string) (*RootFS, error) {
 	}
 	if err := r.seal(tree); err != nil {
 		return nil, fmt.Errorf("digest rootfs:%s: %w", dir, err)
+	}
+	return r, nil
+}
+
+// describe lists what the root filesystem in root is mounted by.
+func describe(root string) (*RootFS, error) {
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		return nil, err
+	}
+	r := &RootFS{Dir: root, Dirs: mountPoints(), Files: mountFiles()}
+	for _, e := range entries {
+		if made[e.Name()] {
+			continue
+		}
+		if err := r.addTop(root, e); err != nil {
+			return nil, err
+		}
 	}
 	return r, nil
 }
@@ -72,6 +80,8 @@ func (r *RootFS) addTop(root string, e fs.DirEntry) error {
 			return fmt.Errorf("read rootfs: %w", err)
 		}
 		r.Links = append(r.Links, Link{p, target})
+		// A link to /etc or /var stands in for the mount point of that name.
+		r.Dirs = slices.DeleteFunc(r.Dirs, func(d Dir) bool { return d.Path == p })
 	case e.IsDir(), e.Type().IsRegular():
 		r.Binds = append(r.Binds, Bind{source, p, e.IsDir()})
 	}

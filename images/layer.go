@@ -6,7 +6,6 @@ import (
 	"compress/gzip"
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash"
@@ -102,7 +101,7 @@ func (s stored) Read(p []byte) (int, error) {
 	n, err := r.source.Read(p)
 	r.in += int64(n)
 	r.stored.Write(p[:n])
-	if r.layer.size > 0 && r.in > r.layer.size {
+	if (r.layer.known || r.layer.size > 0) && r.in > r.layer.size {
 		return n, fmt.Errorf("%w: longer than the %d bytes that its manifest says", ErrDigest, r.layer.size)
 	}
 	if r.report != nil && n > 0 {
@@ -172,10 +171,14 @@ func (r *layerReader) fault(entry string, err error) error {
 	if errors.As(err, &made) {
 		return err
 	}
+	// What can't be read is perhaps not what it should be.
+	if r.layer.known && !errors.Is(err, ErrDigest) {
+		if _, rest := io.Copy(io.Discard, stored{r}); rest == nil && digestOf(r.stored) != r.layer.digest {
+			return fmt.Errorf("layer %s: %w: its content has %s", r.layer.digest, ErrDigest, digestOf(r.stored))
+		}
+	}
 	if errors.Is(err, ErrRefused) || errors.Is(err, ErrDigest) || errors.Is(err, ErrUnreachable) {
 		return &LayerError{Layer: r.layer.digest, Entry: entry, Reason: "stopped", Err: err}
 	}
 	return &LayerError{Layer: r.layer.digest, Entry: entry, Reason: "it can't be read", Err: fmt.Errorf("%w: %w", ErrRefused, err)}
 }
-
-func digestOf(h hash.Hash) string { return "sha256:" + hex.EncodeToString(h.Sum(nil)) }

@@ -1,9 +1,16 @@
 package images
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"io"
 	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
@@ -99,7 +106,9 @@ type Pruned struct {
 // what was pinned: the first use of a name asks its registry and pins the
 // digest; later uses take it without asking, until [Store.Pull] does.
 type Store struct {
-	o StoreOptions
+	o       StoreOptions
+	blobs   blobs
+	reports *reporter
 }
 
 var _ Source = (*Store)(nil)
@@ -107,12 +116,103 @@ var _ Source = (*Store)(nil)
 // NewStore opens the store in o.Dir and makes it if it is missing. It fails
 // with [ErrInvalid] for options that can't be, and for a folder that another
 // user owns or could write to.
-func NewStore(o StoreOptions) (*Store, error) { return &Store{o}, nil }
+func NewStore(o StoreOptions) (*Store, error) {
+	o.Platform = cmp.Or(o.Platform, "linux/"+runtime.GOARCH)
+	o.ResolveTimeout = cmp.Or(o.ResolveTimeout, 8*time.Second)
+	o.IdleTimeout = cmp.Or(o.IdleTimeout, 30*time.Second)
+	o.Limits = o.Limits.withDefaults()
+	if o.Transport == nil {
+		o.Transport = defaultTransport()
+	}
+	if o.Accounts == nil {
+		o.Accounts = agent()
+	}
+	for _, a := range o.Accounts {
+		if err := a.validate(); err != nil {
+			return nil, err
+		}
+	}
+	if system, machine, ok := strings.Cut(o.Platform, "/"); !ok || system == "" || machine == "" || strings.Contains(machine, "/") {
+		return nil, fmt.Errorf("%w: platform %q: write it as linux/amd64", ErrInvalid, o.Platform)
+	}
+	for _, p := range []string{o.Dir, o.Buildctl, o.Buildah} {
+		if p != "" && !filepath.IsAbs(p) || o.Dir == "" {
+			return nil, fmt.Errorf("%w: image store: path %q must be absolute", ErrInvalid, p)
+		}
+	}
+	o.Dir = filepath.Clean(o.Dir)
+	if err := makeStore(o.Dir); err != nil {
+		return nil, err
+	}
+	return &Store{o: o, blobs: blobs{o.Dir}, reports: &reporter{report: o.Progress}}, nil
+}
+
+// makeStore makes the folders of a store. The first is checked, those below
+// are then nobody else's.
+func makeStore(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("make image store: %w", err)
+	}
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return fmt.Errorf("make image store: %w", err)
+	}
+	if !info.IsDir() {
+		return fmt.Errorf("image store %s: %w: it is no folder", dir, ErrInvalid)
+	}
+	if err := checkOwner(dir, info); err != nil {
+		return err
+	}
+	for _, sub := range []string{"blobs/sha256", "trees", "refs", "locks", "tmp"} {
+		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
+			return fmt.Errorf("make image store: %w", err)
+		}
+	}
+	return nil
+}
+
+// with finds ref and does something with it, all under the fetch lock, and
+// notes that ref was used.
+func (s *Store) with(ctx context.Context, ref Reference, anew bool, do func(f *found) error) error {
+	unlock, err := s.lock(ctx, lockFetch, true, pollStore)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	f, err := s.find(ctx, ref, anew)
+	if err != nil {
+		return err
+	}
+	defer f.close()
+	if f.fresh && !anew {
+		known, err := s.recall(f.record.Source, f.name)
+		if err != nil {
+			return err
+		}
+		f.fresh = known == nil || known.ID != f.record.ID || known.Digest != f.record.Digest
+	}
+	if f.fresh {
+		// The pin comes first: what is fetched then has a name to be found and
+		// removed by, also if it fails.
+		if err := s.remember(ctx, f.name, f.record); err != nil {
+			return err
+		}
+	} else {
+		s.touch(f.record.Source, f.name)
+	}
+	return do(f)
+}
 
 // Resolve says what ref names now, without fetching its layers: as
-// [Store.RootFS] would take it.
+// [Store.RootFS] would take it. An engine's image has to be taken from the
+// engine for that, and a build has to be built.
 func (s *Store) Resolve(ctx context.Context, ref Reference) (Image, error) {
-	return Image{}, ErrUnsupported
+	var im Image
+	err := s.with(ctx, ref, false, func(f *found) error {
+		im = s.describe(f.record)
+		return nil
+	})
+	return im, err
 }
 
 // RootFS is [Source.RootFS]. What isn't cached is fetched and unpacked, once,
@@ -122,33 +222,73 @@ func (s *Store) Resolve(ctx context.Context, ref Reference) (Image, error) {
 // Errors wrap [ErrInvalid], [ErrUnsupported], [ErrNotFound], [ErrUnauthorized],
 // [ErrUnreachable], [ErrDigest] or [ErrRefused] (a [*LayerError]).
 func (s *Store) RootFS(ctx context.Context, ref Reference) (root *RootFS, release func(), err error) {
-	return nil, nil, ErrUnsupported
+	err = s.with(ctx, ref, false, func(f *found) error {
+		root, release, err = s.take(ctx, ref, f)
+		return err
+	})
+	return root, release, err
+}
+
+// take makes the tree of what was found and leases it.
+func (s *Store) take(ctx context.Context, ref Reference, f *found) (*RootFS, func(), error) {
+	if runtime.GOOS != "linux" {
+		return nil, nil, fmt.Errorf("image %s: %w: a root filesystem can be unpacked on Linux alone: use an engine", ref, ErrUnsupported)
+	}
+	release, err := s.use(ctx, f.record.Tree)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := s.make(ctx, ref, f); err != nil {
+		release()
+		return nil, nil, err
+	}
+	root, err := s.rootFS(ref, f.record)
+	if err != nil {
+		release()
+		return nil, nil, err
+	}
+	s.reports.send(Progress{Reference: ref, Phase: PhaseDone})
+	return root, sync.OnceFunc(release), nil
 }
 
 // Archive is [Source.Archive]: layers go out as they are stored, checked
 // against their digests, and nothing is tagged. After an error what was written
 // is worthless.
 func (s *Store) Archive(ctx context.Context, ref Reference, w io.Writer) (id string, err error) {
-	return "", ErrUnsupported
+	err = s.with(ctx, ref, false, func(f *found) error {
+		im, err := f.open(ctx)
+		if err != nil {
+			return err
+		}
+		id = im.id
+		if err := writeArchive(ctx, im, w); err != nil {
+			return fmt.Errorf("image %s: write archive: %w", ref, err)
+		}
+		s.reports.send(Progress{Reference: ref, Phase: PhaseDone})
+		return nil
+	})
+	return id, err
 }
 
-// Pull asks anew what ref names, pins it, and fetches and unpacks it. Sessions
-// that run keep what they have.
+// Pull asks anew what ref names, pins it, and fetches it; on Linux it is
+// unpacked too. Sessions that run keep what they have.
 func (s *Store) Pull(ctx context.Context, ref Reference) (Image, error) {
-	return Image{}, ErrUnsupported
-}
-
-// List gives the images that the store knows, by reference.
-func (s *Store) List(ctx context.Context) ([]Image, error) { return nil, ErrUnsupported }
-
-// Remove forgets ref and frees what no other image needs. It fails with
-// [ErrNotFound], and with [ErrInUse] while a session uses it.
-func (s *Store) Remove(ctx context.Context, ref Reference) (Pruned, error) {
-	return Pruned{}, ErrUnsupported
-}
-
-// Prune forgets the images that no session has used for unused, and frees
-// what no image needs and what dead processes left. What is in use stays.
-func (s *Store) Prune(ctx context.Context, unused time.Duration) (Pruned, error) {
-	return Pruned{}, ErrUnsupported
+	var im Image
+	err := s.with(ctx, ref, true, func(f *found) error {
+		if runtime.GOOS != "linux" {
+			if _, err := f.open(ctx); err != nil {
+				return err
+			}
+			im = s.describe(f.record)
+			return nil
+		}
+		_, release, err := s.take(ctx, ref, f)
+		if err != nil {
+			return err
+		}
+		release()
+		im = s.describe(f.record)
+		return nil
+	})
+	return im, err
 }

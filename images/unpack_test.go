@@ -361,8 +361,8 @@ func items(list ...item) func(testing.TB, string) [][]byte {
 	return func(t testing.TB, _ string) [][]byte { return [][]byte{archive(t, list...)} }
 }
 
-// found says whether a walk below dir meets what ok takes.
-func found(dir string, ok func(p string, info fs.FileInfo) bool) bool {
+// meets says whether a walk below dir meets what ok takes.
+func meets(dir string, ok func(p string, info fs.FileInfo) bool) bool {
 	hit := false
 	filepath.WalkDir(dir, func(p string, e fs.DirEntry, err error) error { //nolint:errcheck // best effort
 		if e != nil {
@@ -491,25 +491,25 @@ func hostileImages() map[string]hostile {
 			deep := strings.Repeat("d/", 15)
 			return [][]byte{archive(t, folder(deep), symlink("l", deep), folder("l/"+deep), symlink("m", "l/"+deep), folder("m/"+deep), file("m/"+deep+"f", "x"))}
 		}, refused: "too deep", harmed: func(dir string, _ int64) bool {
-			return found(dir, func(p string, _ fs.FileInfo) bool { return strings.Count(p[len(dir):], "/") > 30 })
+			return meets(dir, func(p string, _ fs.FileInfo) bool { return strings.Count(p[len(dir):], "/") > 30 })
 		}},
 		"deep folders": {
 			layers: items(folder(strings.Repeat("d/", 30))), refused: "components",
 			harmed: func(dir string, _ int64) bool {
-				return found(dir, func(p string, _ fs.FileInfo) bool { return strings.Count(p[len(dir):], "/") > 25 })
+				return meets(dir, func(p string, _ fs.FileInfo) bool { return strings.Count(p[len(dir):], "/") > 25 })
 			},
 		},
 		"a long name": {
 			layers: items(file(strings.Repeat("d/", 600)+"f", "x")), refused: "a name of",
 			harmed: func(dir string, _ int64) bool {
-				return found(dir, func(p string, _ fs.FileInfo) bool { return len(p)-len(dir) > 1100 })
+				return meets(dir, func(p string, _ fs.FileInfo) bool { return len(p)-len(dir) > 1100 })
 			},
 		},
 		"a long component": {layers: items(file(strings.Repeat("x", 256), "x"), file("mark", "x")), refused: "a component of", harmed: holds("mark")},
 		"setuid": {
 			layers: items(suid),
 			harmed: func(dir string, _ int64) bool {
-				return found(dir, func(_ string, info fs.FileInfo) bool {
+				return meets(dir, func(_ string, info fs.FileInfo) bool {
 					return info.Mode()&(fs.ModeSetuid|fs.ModeSetgid|fs.ModeSticky) != 0
 				})
 			},
@@ -517,13 +517,13 @@ func hostileImages() map[string]hostile {
 		"a folder that can't be removed": {
 			layers: items(shut, file("shut/f", "x")),
 			harmed: func(dir string, _ int64) bool {
-				return found(dir, func(_ string, info fs.FileInfo) bool { return info.IsDir() && info.Mode()&0o700 != 0o700 })
+				return meets(dir, func(_ string, info fs.FileInfo) bool { return info.IsDir() && info.Mode()&0o700 != 0o700 })
 			},
 		},
 		"a pipe": {
 			layers: items(special(tar.TypeFifo, "p")),
 			harmed: func(dir string, _ int64) bool {
-				return found(dir, func(_ string, info fs.FileInfo) bool { return !info.IsDir() && !info.Mode().IsRegular() })
+				return meets(dir, func(_ string, info fs.FileInfo) bool { return !info.IsDir() && !info.Mode().IsRegular() })
 			},
 		},
 		"the root as a link": {layers: items(symlink("./", "outside"), file("mark", "x")), refused: "root as something else", harmed: holds("mark")},

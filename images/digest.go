@@ -1,0 +1,23 @@
+package images
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"hash"
+	"regexp"
+)
+
+// digestText is how a digest is written.
+var digestText = regexp.MustCompile(`^sha256:[a-f0-9]{64}$`)
+
+// sumOf is the digest of data.
+func sumOf(data []byte) string {
+	s := sha256.Sum256(data)
+	return "sha256:" + hex.EncodeToString(s[:])
+}
+
+// hexOf is the name of a digest on disk.
+func hexOf(digest string) string { return digest[len("sha256:"):] }
+
+// digestOf is the digest of what h has read.
+func digestOf(h hash.Hash) string { return "sha256:" + hex.EncodeToString(h.Sum(nil)) }

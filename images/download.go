@@ -1,0 +1,57 @@
+package images
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"golang.org/x/sync/errgroup"
+)
+
+// jobs are the layers that are downloaded at once: Docker's three and one.
+const jobs = 4
+
+// download fetches the layers that the store lacks.
+func (s *Store) download(ctx context.Context, im *image, reg *registry) error {
+	var missing []layer
+	seen := map[string]bool{}
+	var all int64
+	for _, l := range im.layers {
+		all += l.size
+		if !seen[l.digest] && !s.blobs.has(l.digest) {
+			missing = append(missing, l)
+		}
+		seen[l.digest] = true
+	}
+	if all > s.o.Limits.Bytes {
+		return fmt.Errorf("image %s: %w: its layers have %d bytes, at most %d", im.ref, ErrRefused, all, s.o.Limits.Bytes)
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	temp, remove, err := s.temp(ctx)
+	if err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(jobs)
+	for _, l := range missing {
+		group.Go(func() error {
+			hash, err := v1.NewHash(l.digest)
+			if err != nil {
+				return err
+			}
+			at := Progress{Reference: im.ref, Phase: PhaseDownload, Digest: l.digest, Total: l.size}
+			s.reports.send(at)
+			return reg.download(ctx, v1.Descriptor{Digest: hash, Size: l.size}, s.blobs, temp, func(done int64) {
+				at.Done = done
+				s.reports.send(at)
+			})
+		})
+	}
+	if err := errors.Join(group.Wait(), remove()); err != nil {
+		return fmt.Errorf("image %s: download: %w", im.ref, err)
+	}
+	return nil
+}
