@@ -155,5 +155,6 @@ func shellResult(e sandbox.Exit, stdout, stderr *capture) shell.Result {
 		Stdout: stdout.result(e.Stdout), Stderr: stderr.result(e.Stderr),
 		Killed: killed, Left: e.Kill.Left, KilledAfterExit: e.Kill.AfterExit,
 		Wall: e.Wall, CPU: e.CPU, PeakMemory: e.PeakMemory,
+		PIDsLimitHit: e.PIDsLimitHit, Full: e.Full,
 	}
 }

@@ -47,15 +47,21 @@ type Exit struct {
 	Status         ExitStatus
 	Stdout, Stderr Stream
 	// Wall is from fork to the end of the last of its processes; CPU is user
-	// plus system time of those that were waited for.
+	// plus system time of those that were waited for, and, where no other command
+	// ran beside it, of its daemons too.
 	Wall, CPU time.Duration
 	// PeakMemory is the largest resident set of one of its processes, in
 	// bytes (rusage), or 0 where the kernel does not say.
 	PeakMemory int64
 	// PIDsLimitHit says that the kernel refused a fork for the sandbox's pids
 	// limit while the command ran, by its counters; never guessed from output.
+	// In gVisor, which counts nothing, it is said only of a command that itself
+	// could not be started.
 	PIDsLimitHit bool
-	Kill         KillReport
+	// Full are the file systems in memory (/tmp, the home, /dev/shm) that had no
+	// room left when a command that failed had ended.
+	Full []string
+	Kill KillReport
 }
 
 // Stream is one output stream of a command that has ended.

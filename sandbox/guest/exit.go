@@ -37,6 +37,11 @@ func (p *process) check(x wire.Exit) (sandbox.Exit, error) {
 	if err := checkKill(x.Kill); err != nil {
 		return sandbox.Exit{}, err
 	}
+	for i, path := range x.Full {
+		if !p.c.isTmpfs(path) || slices.Contains(x.Full[:i], path) {
+			return sandbox.Exit{}, fmt.Errorf("%w: a file system that there is not is full", wire.ErrProtocol)
+		}
+	}
 	stdout, err := p.checkStream(p.out[0], x.Stdout)
 	if err != nil {
 		return sandbox.Exit{}, fmt.Errorf("stdout: %w", err)
@@ -47,12 +52,18 @@ func (p *process) check(x wire.Exit) (sandbox.Exit, error) {
 	}
 	return sandbox.Exit{
 		Status: status, Stdout: stdout, Stderr: stderr,
-		Wall: x.Wall, CPU: x.CPU, PeakMemory: x.PeakMemory,
+		Wall: x.Wall, CPU: x.CPU, PeakMemory: x.PeakMemory, PIDsLimitHit: x.PIDsLimitHit, Full: x.Full,
 		Kill: sandbox.KillReport{
 			Method: x.Kill.Method, Terminated: x.Kill.Terminated, Killed: x.Kill.Killed,
 			AfterExit: x.Kill.AfterExit, Left: x.Kill.Left, KillTime: x.Kill.KillTime,
 		},
 	}, nil
+}
+
+// isTmpfs says whether the guest named path as a file system in memory when the
+// connection began.
+func (c *Conn) isTmpfs(path string) bool {
+	return slices.ContainsFunc(c.hello.Tmpfs, func(m wire.Mount) bool { return m.Path == path })
 }
 
 func checkKill(k wire.Kill) error {

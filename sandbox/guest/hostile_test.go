@@ -140,6 +140,7 @@ func TestLies(t *testing.T) {
 		"negative memory":    ending(func(x *wire.Exit) { x.PeakMemory = -1 }),
 		"negative kills":     ending(func(x *wire.Exit) { x.Kill.Killed = -1 }),
 		"many kills":         ending(func(x *wire.Exit) { x.Kill.Terminated = 1 << 30 }),
+		"full":               ending(func(x *wire.Exit) { x.Full = []string{"/etc"} }),
 		"kill method":        ending(func(x *wire.Exit) { x.Kill.Method = "hope" }),
 		"negative total":     ending(func(x *wire.Exit) { x.Stdout.Total = -1 }),
 		"more live":          ending(func(x *wire.Exit) { x.Stdout.Live, x.Stdout.Total = 5, 5 }),

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -105,7 +106,16 @@ func TestPIDsLimit(t *testing.T) {
 		t.Skip("needs perl, whose forks go on at the limit")
 	}
 	dir := cgroup(t, "pids", "pids.max", "64")
-	c, g := dial(t, guesttest.Options{Cgroups: []string{dir}})
+	c, g := dial(t, guesttest.Options{
+		Cgroups: []string{dir},
+		Binds:   []plan.Bind{{Source: dir, Path: "sys/fs/cgroup/pids", ReadOnly: true}},
+	})
+	if h := c.Hello(); h.PIDsCounter == "" {
+		t.Error("refused forks are not counted")
+	}
+	if r := sh(t, c, "true"); r.PIDsLimitHit {
+		t.Error("the limit is hit before anything ran")
+	}
 	before := statusField(t, g.PID, "Threads")
 	ctx, cancel := context.WithCancel(t.Context())
 	p, err := c.Start(ctx, sandbox.Command{
@@ -127,6 +137,9 @@ func TestPIDsLimit(t *testing.T) {
 		}
 		if r := start(t.Context(), t, c, sandbox.Command{Argv: []string{"true"}})(); r.Status.Code == 126 && strings.Contains(r.stderr, "limit of processes") {
 			refused++
+			if !r.PIDsLimitHit {
+				t.Error("a command that was refused says nothing of the limit")
+			}
 		}
 	}
 	cancel()
@@ -134,8 +147,8 @@ func TestPIDsLimit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if exit.Kill.Left != 0 {
-		t.Errorf("kill report is %+v", exit.Kill)
+	if exit.Kill.Left != 0 || !exit.PIDsLimitHit {
+		t.Errorf("limit hit: %t, kill report is %+v", exit.PIDsLimitHit, exit.Kill)
 	}
 	t.Logf("killed %d in %v", exit.Kill.Killed, exit.Kill.KillTime)
 	if left := g.Living(t); len(left) != 0 {
@@ -144,8 +157,37 @@ func TestPIDsLimit(t *testing.T) {
 	if after := statusField(t, g.PID, "Threads"); after > before {
 		t.Errorf("the guest had %d threads and has %d", before, after)
 	}
-	if r := sh(t, c, "echo on"); r.stdout != "on\n" {
+	if r := sh(t, c, "echo on"); r.stdout != "on\n" || r.PIDsLimitHit {
 		t.Errorf("afterwards: %+v", r)
+	}
+}
+
+// TestFull: a file system in memory that has no room left is told of a command
+// that failed.
+func TestFull(t *testing.T) {
+	c, _ := dial(t, guesttest.Options{})
+	if r := sh(t, c, "dd if=/dev/zero of=/tmp/fill bs=1M status=none; exit 3"); !slices.Equal(r.Full, []string{"/tmp"}) || r.Status.Code != 3 {
+		t.Errorf("full are %q, %v, %s", r.Full, r.Status, r.stderr)
+	}
+	if r := sh(t, c, "true"); r.Full != nil {
+		t.Errorf("of a command that did well: %q", r.Full)
+	}
+	if r := sh(t, c, "rm /tmp/fill; exit 3"); r.Full != nil {
+		t.Errorf("with room again: %q", r.Full)
+	}
+}
+
+// TestUsage: what a command's daemons used counts as its own.
+func TestUsage(t *testing.T) {
+	c, _ := dial(t, guesttest.Options{})
+	const busy = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; echo x >done"
+	r := sh(t, c, "(setsid sh -c '"+busy+"' &) ; while ! test -e done; do sleep 0.01; done")
+	if r.Status.Code != 0 || r.CPU < 20*time.Millisecond {
+		t.Errorf("%v of CPU in %v, %+v", r.CPU, r.Wall, r.Status)
+	}
+	r = sh(t, c, "(setsid sh -c 'head -c 100000000 /dev/zero | tail -c 99000000 >/dev/null; echo x >more' &) ; while ! test -e more; do sleep 0.01; done")
+	if r.PeakMemory < 90<<20 {
+		t.Errorf("%d bytes at the peak of a daemon that held 99 MB", r.PeakMemory)
 	}
 }
 

@@ -34,6 +34,10 @@ type Result struct {
 	Signal int
 	// OOMKilled, TimedOut and Cancelled say what forced it, as the sandbox knows it.
 	OOMKilled, TimedOut, Cancelled bool
+	// PIDsLimitHit says that the sandbox's limit of processes refused it one, and
+	// Full names the folders in memory (/tmp, …) that had no room left at its end.
+	PIDsLimitHit bool
+	Full         []string
 	// Stdout and Stderr are what it wrote.
 	Stdout, Stderr Capture
 	// Killed is the number of processes that had to be killed, KilledAfterExit

@@ -63,11 +63,20 @@ func (r Result) notes(timeout time.Duration) []string {
 	}
 	add(r.TimedOut, "The command timed out after %s and was stopped; ask for more with timeout_seconds, or do less at once.", seconds(timeout))
 	add(r.OOMKilled, "The kernel killed a process because the sandbox ran out of memory.")
+	add(r.PIDsLimitHit, "The sandbox's limit of processes was reached, and it could start no more.")
+	add(len(r.Full) > 0, "No space is left in %s, which %s bounded and in memory; remove what is not needed, or use the workspace.", strings.Join(r.Full, " and "), areIs(len(r.Full)))
 	add(r.Cancelled, "The command was cancelled.")
 	add(r.KilledAfterExit, "The command left %s running, which %s killed: nothing may outlive its command.", count(r.Killed, "process"), were(r.Killed))
 	add(r.Killed > 0 && !r.KilledAfterExit, "%s did not stop when asked and had to be killed.", count(r.Killed, "process"))
 	add(r.Left > 0, "%s could not be killed.", count(r.Left, "process"))
 	return notes
+}
+
+func areIs(n int) string {
+	if n == 1 {
+		return "is"
+	}
+	return "are"
 }
 
 func were(n int) string {
@@ -202,6 +211,7 @@ func metadata(r Result) map[string]any {
 	}
 	for key, set := range map[string]bool{
 		"oom_killed": r.OOMKilled, "timed_out": r.TimedOut, "cancelled": r.Cancelled, "killed_after_exit": r.KilledAfterExit,
+		"pids_limit_hit": r.PIDsLimitHit,
 	} {
 		if set {
 			m[key] = true
@@ -209,6 +219,9 @@ func metadata(r Result) map[string]any {
 	}
 	if r.PeakMemory > 0 {
 		m["peak_memory_bytes"] = r.PeakMemory
+	}
+	if len(r.Full) > 0 {
+		m["full"] = r.Full
 	}
 	return m
 }

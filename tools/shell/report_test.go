@@ -29,6 +29,12 @@ func TestReport(t *testing.T) {
 			Result{Code: -1, Signal: 9, OOMKilled: true, Wall: 61 * time.Second},
 			"killed by signal 9 (SIGKILL) after 61 s\nThe kernel killed a process because the sandbox ran out of memory.\nstdout: empty\nstderr: empty\n",
 		},
+		{
+			"limits that were hit",
+			Result{Code: 1, PIDsLimitHit: true, Full: []string{"/tmp", "/dev/shm"}},
+			"exit code 1 after 0.00 s\nThe sandbox's limit of processes was reached, and it could start no more.\n" +
+				"No space is left in /tmp and /dev/shm, which are bounded and in memory; remove what is not needed, or use the workspace.\nstdout: empty\nstderr: empty\n",
+		},
 		{"another signal", Result{Code: -1, Signal: 34}, "killed by signal 34 after 0.00 s\nstdout: empty\nstderr: empty\n"},
 		{
 			"timeout",

@@ -97,6 +97,8 @@ type Hello struct {
 	Threads int `json:"threads"`
 	// OOMCounter is the file that counts out-of-memory kills, or empty.
 	OOMCounter string `json:"oom_counter,omitempty"`
+	// PIDsCounter is the file that counts refused forks, or empty.
+	PIDsCounter string `json:"pids_counter,omitempty"`
 	// Lost names protections that are missing, one sentence each.
 	Lost []string `json:"lost,omitempty"`
 	// Probe is what a command could do that it must not be able to; nil

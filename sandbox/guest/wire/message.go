@@ -122,6 +122,9 @@ type Exit struct {
 	CPU        time.Duration `json:"cpu"`
 	PeakMemory int64         `json:"peak_memory"`
 	Kill       Kill          `json:"kill"`
+
+	PIDsLimitHit bool     `json:"pids_limit_hit,omitempty"`
+	Full         []string `json:"full,omitempty"`
 }
 
 // Output is one output stream of a command that ended; see sandbox.Stream.

@@ -62,7 +62,8 @@ func prepare(o Options, c wire.Config, null *os.File) (serve.Options, wire.Hello
 		return serve.Options{}, wire.Hello{}, err
 	}
 	s := serve.Options{
-		Config: c, Appliers: appliers, Readers: readers, OOM: observe.OpenOOM(),
+		Config: c, Appliers: appliers, Readers: readers, OOM: observe.OpenOOM(), PIDs: observe.OpenPIDs(),
+		Volumes: observe.OpenVolumes(), Reaper: reaper,
 	}
 	direct := launch.Direct{Spawner: spawner, Reaper: reaper}
 	s.Launcher, s.Killer = direct, kill.New(kill.MethodGroup, reaper, nil)
@@ -73,7 +74,8 @@ func prepare(o Options, c wire.Config, null *os.File) (serve.Options, wire.Hello
 	}
 	h := observe.Container(c.Workspace)
 	h.Submounts = submounts
-	h.Version, h.KillMethod, h.OOMCounter = o.Version, s.Killer.Method(), s.OOM.Path()
+	h.Version, h.KillMethod = o.Version, s.Killer.Method()
+	h.OOMCounter, h.PIDsCounter = s.OOM.Path(), s.PIDs.Path()
 	h.Lost = append(h.Lost, spawner.Lost()...)
 	if c.SingleUID {
 		h.Lost = append(h.Lost, "guest and commands share one user: a command can signal the guest's shims and escape its own kill")

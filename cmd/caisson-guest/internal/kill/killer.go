@@ -49,8 +49,9 @@ type Killer struct {
 	scanning sync.Mutex
 	// launching excludes starts from the time in which everything is stopped.
 	launching sync.RWMutex
-	// commands is how many have been launched and are not over.
-	commands atomic.Int32
+	// commands is how many have been launched and are not over, launches how
+	// many were launched ever.
+	commands, launches atomic.Int64
 }
 
 // New makes a Killer that finds processes by method. Shims is for
@@ -292,6 +293,7 @@ func (k *Killer) toAll(sig unix.Signal) {
 func (k *Killer) Launch(start func() error) error {
 	k.launching.RLock()
 	defer k.launching.RUnlock()
+	k.launches.Add(1)
 	k.commands.Add(1)
 	err := start()
 	if err != nil {
@@ -303,6 +305,9 @@ func (k *Killer) Launch(start func() error) error {
 // Over says that a command that was launched is over. It is not called for one
 // of which something could not be killed.
 func (k *Killer) Over() { k.commands.Add(-1) }
+
+// Launches is how many commands were launched ever, and whether one runs now.
+func (k *Killer) Launches() (n int64, one bool) { return k.launches.Load(), k.commands.Load() == 1 }
 
 // reaped is closed when the next process has been reaped.
 func (k *Killer) reaped() <-chan struct{} {

@@ -137,15 +137,33 @@ func (c cgroups) limits() wire.Limits {
 	return l
 }
 
-// OOMCounter reads the kernel's count of out-of-memory kills in the container.
-// Nil counts as one that can't be read. It is safe for concurrent use.
-type OOMCounter struct{ f *os.File }
+// Counter reads one of the kernel's counts of events in the container. Nil counts
+// as one that can't be read. It is safe for concurrent use.
+type Counter struct {
+	f   *os.File
+	key []byte
+}
 
-// OpenOOM finds the counter; nil if none is visible.
-func OpenOOM() *OOMCounter { return openOOM(readCgroups(readMounts())) }
+// OpenOOM finds the count of out-of-memory kills; nil if none is visible. Both
+// versions of cgroups have a line "oom_kill N" (v1 since Linux 4.13).
+func OpenOOM() *Counter { return openOOM(readCgroups(readMounts())) }
 
-func openOOM(c cgroups) *OOMCounter {
-	for _, at := range [][2]string{{"unified", "memory.events"}, {"memory", "memory.oom_control"}} {
+func openOOM(c cgroups) *Counter {
+	return c.counter("oom_kill ", [2]string{"unified", "memory.events"}, [2]string{"memory", "memory.oom_control"})
+}
+
+// OpenPIDs finds the count of forks that the limit of processes refused; nil if
+// none is visible. Both versions have a line "max N" (v1 since Linux 4.8).
+func OpenPIDs() *Counter { return openPIDs(readCgroups(readMounts())) }
+
+func openPIDs(c cgroups) *Counter {
+	return c.counter("max ", [2]string{"unified", "pids.events"}, [2]string{"pids", "pids.events"})
+}
+
+// counter opens the first of files, a controller and a name each, that has a
+// line which begins with key.
+func (c cgroups) counter(key string, files ...[2]string) *Counter {
+	for _, at := range files {
 		dir, ok := c[at[0]]
 		if !ok {
 			continue
@@ -154,8 +172,8 @@ func openOOM(c cgroups) *OOMCounter {
 		if err != nil {
 			continue
 		}
-		if o := (&OOMCounter{f: f}); o.Read() >= 0 {
-			return o
+		if n := (&Counter{f: f, key: []byte(key)}); n.Read() >= 0 {
+			return n
 		}
 		_ = f.Close()
 	}
@@ -163,26 +181,25 @@ func openOOM(c cgroups) *OOMCounter {
 }
 
 // Path is the counter's file, empty where there is none.
-func (o *OOMCounter) Path() string {
-	if o == nil {
+func (c *Counter) Path() string {
+	if c == nil {
 		return ""
 	}
-	return o.f.Name()
+	return c.f.Name()
 }
 
-// Read gives the number of kills so far, -1 where it can't be read. Both
-// versions of cgroups have a line "oom_kill N" (v1 since Linux 4.13).
-func (o *OOMCounter) Read() int64 {
-	if o == nil {
+// Read gives the number of events so far, -1 where it can't be read.
+func (c *Counter) Read() int64 {
+	if c == nil {
 		return -1
 	}
 	buf := make([]byte, 512)
-	n, err := unix.Pread(int(o.f.Fd()), buf, 0)
+	n, err := unix.Pread(int(c.f.Fd()), buf, 0)
 	if err != nil || n <= 0 {
 		return -1
 	}
 	for line := range bytes.Lines(buf[:n]) {
-		if text, ok := bytes.CutPrefix(line, []byte("oom_kill ")); ok {
+		if text, ok := bytes.CutPrefix(line, c.key); ok {
 			if count, err := strconv.ParseInt(string(bytes.TrimSpace(text)), 10, 64); err == nil {
 				return count
 			}

@@ -120,3 +120,59 @@ func TestInterfaces(t *testing.T) {
 		t.Errorf("interfaces (-want +got):\n%s", diff)
 	}
 }
+
+// recorded reads a container's own view from testdata: those of version 1 (on a
+// hybrid machine) and of gVisor were recorded in containers of the backends,
+// those of version 2 follow the kernel's cgroup-v2.rst.
+func recorded(t *testing.T, name string) (mountinfo, cgroups) {
+	t.Helper()
+	read := func(file string) string {
+		data, err := os.ReadFile(filepath.Join("testdata", name, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data)
+	}
+	table := parseMounts(read("mountinfo"))
+	found := findCgroups(table, read("cgroup"))
+	for controller, dir := range found {
+		found[controller] = filepath.Join("testdata", name, "root", dir)
+	}
+	return table, found
+}
+
+// TestRecorded: limits, both counters and the volumes are found on both
+// versions of cgroups, in a namespace of their own and outside of one.
+func TestRecorded(t *testing.T) {
+	v1 := wire.Limits{Source: "cgroup1", MemoryBytes: 2 << 30, SwapBytes: 2 << 30, PIDs: 256, MilliCPUs: 2000}
+	v2 := wire.Limits{Source: "cgroup2", MemoryBytes: 2 << 30, SwapBytes: 2 << 30, PIDs: 256, MilliCPUs: 1500}
+	for _, tt := range []struct {
+		name      string
+		limits    wire.Limits
+		oom, pids int64
+		volumes   Volumes
+	}{
+		{"docker-v1", v1, 0, 0, Volumes{"/dev/shm", "/tmp", "/run", "/home/agent"}},
+		{"runc-v1", v1, 0, 0, Volumes{"/tmp", "/home/agent", "/run", "/dev/shm"}},
+		{"gvisor", wire.Limits{}, -1, -1, Volumes{"/tmp", "/run", "/dev/shm", "/home/agent"}},
+		{"docker-v2", v2, 2, 7, Volumes{"/tmp", "/dev/shm"}},
+		{"outside-v2", v2, 2, 7, Volumes{"/tmp", "/dev/shm"}},
+		{"bound-v2", v2, 2, 7, Volumes{"/tmp", "/dev/shm"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			table, groups := recorded(t, tt.name)
+			if diff := cmp.Diff(tt.limits, groups.limits()); diff != "" {
+				t.Errorf("limits (-want +got):\n%s", diff)
+			}
+			if n := openOOM(groups).Read(); n != tt.oom {
+				t.Errorf("%d out-of-memory kills, want %d", n, tt.oom)
+			}
+			if n := openPIDs(groups).Read(); n != tt.pids {
+				t.Errorf("%d refused forks, want %d", n, tt.pids)
+			}
+			if diff := cmp.Diff(tt.volumes, table.volumes()); diff != "" {
+				t.Errorf("volumes (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -24,6 +24,7 @@ type Loop struct {
 	mu      sync.Mutex
 	waiting map[int]chan<- Exit
 	killed  int
+	orphans Usage
 	next    chan struct{} // closed at the next reaped process; nil if nobody waits
 	signals chan os.Signal
 }
@@ -64,6 +65,8 @@ func (l *Loop) reapOne() (more, childless bool) {
 	if exit, ok := l.waiting[pid]; ok {
 		delete(l.waiting, pid)
 		exit <- e
+	} else {
+		l.orphans.add(e.Usage)
 	}
 	if e.Status.Signaled() && e.Status.Signal() == unix.SIGKILL {
 		l.killed++
@@ -101,6 +104,29 @@ func (l *Loop) Next() <-chan struct{} {
 		l.next = make(chan struct{})
 	}
 	return l.next
+}
+
+// Usage is what processes used that the guest reaped in place of their parents.
+type Usage struct {
+	Processes int
+	CPU       time.Duration
+	// Peak is the largest resident set of one of them, in bytes.
+	Peak int64
+}
+
+func (u *Usage) add(r unix.Rusage) {
+	u.Processes++
+	u.CPU += time.Duration(r.Utime.Nano() + r.Stime.Nano())
+	u.Peak = max(u.Peak, r.Maxrss<<10) // the kernel counts KiB
+}
+
+// Orphans gives what orphans used since the last time that it was asked.
+func (l *Loop) Orphans() Usage {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	u := l.orphans
+	l.orphans = Usage{}
+	return u
 }
 
 // Killed is the number of processes so far that ended by SIGKILL.

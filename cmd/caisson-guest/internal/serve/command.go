@@ -103,7 +103,7 @@ func (c *command) execute() (*wire.Exit, *wire.Refused) {
 	if !ok {
 		return nil, &wire.Refused{Code: wire.RefusedBusy, Text: "no group is left to mark the command"}
 	}
-	oom := c.s.o.OOM.Read()
+	before := c.s.facts()
 	began := time.Now()
 	clock := newClock(c.request.Timeout, func() { c.s.o.Killer.Continue(kill.Mark{Group: gid}) })
 	defer clock.stop()
@@ -119,6 +119,7 @@ func (c *command) execute() (*wire.Exit, *wire.Refused) {
 	ended := c.stream(p)
 	e := c.await(p.Exit, clock.expired, p.Mark)
 	wall := time.Since(began)
+	after := c.s.facts() // before another command counts
 	if e.report.Left() == 0 {
 		c.s.o.Killer.Over()
 		c.s.gids.free(gid)
@@ -126,7 +127,10 @@ func (c *command) execute() (*wire.Exit, *wire.Refused) {
 	c.settle(ended, p.Stdin, e.forced(), c.request.Timeout-wall)
 	x := e.wire(wall, c.s.o.Killer.Method())
 	x.Stdout, x.Stderr = c.out[0].Result(), c.out[1].Result()
-	x.OOMKilled = c.s.o.OOM.Read() > oom
+	before.tell(after, x)
+	if x.Code != 0 {
+		x.Full = c.s.o.Volumes.Full()
+	}
 	return x, nil
 }
 
@@ -185,7 +189,7 @@ func (c *command) notStarted(err error) (*wire.Exit, *wire.Refused) {
 		_ = c.s.o.Writer.SendJSON(c.id, wire.TypeStarted, wire.Started{})
 		stdout, stderr := c.pump(nil, wire.Stdout), c.pump(nil, wire.Stderr)
 		stderr.Add("caisson: " + failure.Text + "\n")
-		return &wire.Exit{Code: failure.Code, Stdout: stdout.Result(), Stderr: stderr.Result()}, nil
+		return &wire.Exit{Code: failure.Code, PIDsLimitHit: failure.Limit, Stdout: stdout.Result(), Stderr: stderr.Result()}, nil
 	}
 	code := wire.RefusedInternal
 	if errors.Is(err, spawn.ErrDir) {

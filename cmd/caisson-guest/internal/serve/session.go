@@ -13,6 +13,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/launch"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/observe"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/output"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/reap"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/spawn"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
@@ -37,7 +38,10 @@ type Options struct {
 	Killer   *kill.Killer
 	Appliers *apply.Appliers
 	Readers  *apply.Readers // nil unless Config.View
-	OOM      *observe.OOMCounter
+	OOM      *observe.Counter
+	PIDs     *observe.Counter
+	Volumes  observe.Volumes
+	Reaper   *reap.Loop
 }
 
 // Launcher starts a command's process. It fails as spawn.Spawner does.

@@ -16,6 +16,8 @@ type Failure struct {
 	Code int
 	// Text says why, in one line.
 	Text string
+	// Limit says that the limit of processes refused it.
+	Limit bool
 }
 
 // Error gives the text.
@@ -55,7 +57,7 @@ func (s *Spawner) explain(name, program string, err error) error {
 	default:
 		text = errno.Error()
 	}
-	return &Failure{Code: code, Text: fmt.Sprintf("%s: %s", short(name), text)}
+	return &Failure{Code: code, Text: fmt.Sprintf("%s: %s", short(name), text), Limit: errno == unix.EAGAIN}
 }
 
 // short quotes a name for one line of a message.
