@@ -7,11 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -42,29 +45,68 @@ func (f *fakeBackend) Create(_ context.Context, spec sandbox.Spec) (sandbox.Sand
 	if f.unavailable != nil {
 		return nil, f.unavailable
 	}
-	return &fakeSandbox{backend: f, spec: spec, done: make(chan struct{}), writer: workspace.NewWriter(
-		spec.Workspace.Dir, workspace.WriterOptions{HostPath: spec.Workspace.Path, ContainerPath: sandbox.WorkspaceDir})}, nil
+	s := &fakeSandbox{backend: f, spec: spec, done: make(chan struct{}), dir: spec.Workspace.Dir, path: spec.Workspace.Path}
+	if spec.Workspace.Mode == sandbox.ModeOverlay {
+		if err := s.mount(); err != nil {
+			return nil, err
+		}
+	}
+	s.writer = workspace.NewWriter(s.dir, workspace.WriterOptions{HostPath: spec.Workspace.Path, ContainerPath: sandbox.WorkspaceDir})
+	return s, nil
 }
 
 type fakeSandbox struct {
 	backend *fakeBackend
 	spec    sandbox.Spec
 	writer  *workspace.Writer
-	once    sync.Once
-	done    chan struct{}
+	// dir is the workspace as commands see it, at path.
+	dir  *os.File
+	path string
+	once sync.Once
+	done chan struct{}
 }
 
 func (s *fakeSandbox) ID() string           { return "fake" }
 func (s *fakeSandbox) State() sandbox.State { return sandbox.StateRunning }
 
-// View is nil: the workspace is mounted as it is.
-func (s *fakeSandbox) View() workspace.View { return nil }
+// mount mounts a real overlay, which root can.
+func (s *fakeSandbox) mount() (err error) {
+	w := s.spec.Workspace
+	s.path = filepath.Join(s.spec.Dir, "merged")
+	if err := os.Mkdir(s.path, 0o755); err != nil {
+		return err
+	}
+	options := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s,userxattr", w.Path, filepath.Join(w.Layers, "upper"), filepath.Join(w.Layers, "work"))
+	if err := unix.Mount("overlay", s.path, "overlay", 0, options); err != nil {
+		return fmt.Errorf("%w: mount overlay: %w", sandbox.ErrUnsupported, err)
+	}
+	s.dir, err = os.Open(s.path)
+	return err
+}
+
+// View is nil where the workspace is mounted as it is.
+func (s *fakeSandbox) View() workspace.View {
+	if s.dir == s.spec.Workspace.Dir {
+		return nil
+	}
+	r, err := workspace.NewReader(s.dir, workspace.ReaderOptions{HostPath: s.spec.Workspace.Path, ContainerPath: sandbox.WorkspaceDir})
+	if err != nil {
+		panic(err)
+	}
+	return r
+}
 
 func (s *fakeSandbox) Done() <-chan struct{} { return s.done }
 func (s *fakeSandbox) Err() error            { return nil }
 func (s *fakeSandbox) Destroy(context.Context) error {
-	s.once.Do(func() { close(s.done) })
-	return nil
+	var err error
+	s.once.Do(func() {
+		if s.dir != s.spec.Workspace.Dir {
+			err = errors.Join(s.dir.Close(), unix.Unmount(s.path, 0), os.Remove(s.path))
+		}
+		close(s.done)
+	})
+	return err
 }
 
 func (s *fakeSandbox) Attestation() sandbox.Attestation {
@@ -80,7 +122,7 @@ func (s *fakeSandbox) Apply(ctx context.Context, op workspace.Op) (workspace.Cha
 }
 
 func (s *fakeSandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Process, error) {
-	dir := filepath.Join(s.spec.Workspace.Path, strings.TrimPrefix(cmd.Dir, sandbox.WorkspaceDir))
+	dir := filepath.Join(s.path, strings.TrimPrefix(cmd.Dir, sandbox.WorkspaceDir))
 	c := exec.CommandContext(ctx, cmd.Argv[0], cmd.Argv[1:]...)
 	if cmd.Env == nil {
 		cmd.Env = sandbox.DefaultEnv()

@@ -66,9 +66,13 @@ func (u *userInterface) flush(ctx context.Context) bool {
 	return all
 }
 
-// preset is the policy where none is named: a person can be asked, or not.
-func (u *userInterface) preset() string {
-	if u.interactive {
+// preset is the policy where none is named: a person can be asked, or not, and
+// need not be asked about what they apply afterwards, or not at all.
+func (u *userInterface) preset(appliedLater bool) string {
+	switch {
+	case u.interactive && appliedLater:
+		return "sandboxed"
+	case u.interactive:
 		return "default"
 	}
 	return "ci"

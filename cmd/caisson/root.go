@@ -45,7 +45,7 @@ func newRoot(d deps, env []string, status *int) *cobra.Command {
 		},
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
-	root.AddCommand(newRunCommand(d, env, status), newSandboxCommand(d, env, status), newDoctorCommand(d, env, status), newVersionCommand(d))
+	root.AddCommand(newRunCommand(d, env, status), newDiffCommand(d, env), newApplyCommand(d, env, status), newSandboxCommand(d, env, status), newDoctorCommand(d, env, status), newVersionCommand(d))
 	return root
 }
 
@@ -75,6 +75,7 @@ func exitHelp(statuses ...int) string {
 		runner.ExitSandboxStart: "the sandbox could not start", runner.ExitSandboxLost: "the sandbox was lost",
 		runner.ExitConfig: "configuration", runner.ExitLimit: "a limit was reached",
 		runner.ExitFatal:       "a record could not be written",
+		runner.ExitConflict:    "nothing was applied: the workspace changed meanwhile",
 		runner.ExitNoApprover:  "something needed an approval that it didn't get",
 		runner.ExitInterrupted: "interrupted (143: terminated)",
 	}

@@ -21,6 +21,8 @@ type runFlags struct {
 	workspace string
 	file      string
 	output    string
+	patch     string
+	apply     bool
 	submounts []string
 	json      bool
 	noStream  bool
@@ -43,7 +45,7 @@ func newRunCommand(d deps, env environ, status *int) *cobra.Command {
 		Short: "Run one agent task on a workspace, to its end",
 		Long: runLong + exitHelp(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitAuth, runner.ExitInput,
 			runner.ExitSandboxStart, runner.ExitSandboxLost, runner.ExitConfig, runner.ExitLimit, runner.ExitFatal,
-			runner.ExitNoApprover, runner.ExitInterrupted),
+			runner.ExitNoApprover, runner.ExitConflict, runner.ExitInterrupted),
 		Example: `  caisson run "make the tests pass"
   caisson run --backend gvisor --policy ci --json - < task.txt
   caisson run --workspace ./project --model replay/script.yaml`,
@@ -58,6 +60,8 @@ func newRunCommand(d deps, env environ, status *int) *cobra.Command {
 	flags.StringVar(&f.workspace, "workspace", ".", "folder that the agent works on")
 	flags.StringVarP(&f.file, "file", "f", "", "read the task from FILE")
 	flags.StringVarP(&f.output, "output", "o", "", "also write the answer to FILE")
+	flags.BoolVar(&f.apply, "apply", false, "overlay mode, and bring the changes in at the end of a run that answered")
+	flags.StringVar(&f.patch, "patch-out", "", "overlay mode, and write the unified diff of the changes to FILE")
 	flags.BoolVar(&f.json, "json", false, "write the records to standard output, one a line")
 	flags.StringVar(&f.profile, "profile", "", "settings of profiles.NAME in the configuration")
 	flags.StringArrayVar(&f.submounts, "submount", nil, "accept a mount inside the workspace (repeatable)")
@@ -74,6 +78,9 @@ func runTask(ctx context.Context, d deps, env environ, f runFlags, args []string
 	if f.submounts != nil {
 		f.settings.Submounts = f.submounts
 	}
+	if err := f.impliesOverlay(); err != nil {
+		return 0, err
+	}
 	text, err := readTask(d, args, f.file)
 	if err != nil {
 		return 0, err
@@ -83,6 +90,7 @@ func runTask(ctx context.Context, d deps, env environ, f runFlags, args []string
 		return 0, err
 	}
 	defer s.close()
+	s.apply = f.apply
 	u := newInterface(d, env, f.json)
 	ctx, force, cancel, stop := interruptible(ctx, d.signals, u.say, d.exit)
 	defer stop()
@@ -97,16 +105,37 @@ func runTask(ctx context.Context, d deps, env environ, f runFlags, args []string
 		return 0, err
 	}
 	defer done()
+	o.Apply = f.apply
 	o.Force, o.Warner = force, func(warn func(string)) { u.warn.Store(&warn) }
 	answer, err := openAnswer(f.output)
 	if err != nil {
 		return 0, err
 	}
-	r, err := runner.Run(ctx, o)
+	patch, err := openPatch(f.patch)
 	if err != nil {
 		return 0, errors.Join(err, answer.close())
 	}
+	r, err := runner.Run(ctx, o)
+	if err != nil {
+		return 0, errors.Join(err, answer.close(), patch.close())
+	}
+	if err := errors.Join(patch.writePatch(r.Patch), patch.close()); err != nil {
+		u.problem(runner.Problem{Cause: "the patch can't be written: " + err.Error(), Mend: "It is in " + r.Dir + "/workspace.patch."})
+		r.ExitStatus = max(r.ExitStatus, runner.ExitFailed)
+	}
 	return u.finish(ctx, r, answer), nil
+}
+
+// impliesOverlay sets the mode that --apply and --patch-out need.
+func (f *runFlags) impliesOverlay() error {
+	if !f.apply && f.patch == "" {
+		return nil
+	}
+	if f.settings.Mode != nil && *f.settings.Mode != string(sandbox.ModeOverlay) {
+		return usage("--apply and --patch-out need overlay mode, not --mode %s", *f.settings.Mode)
+	}
+	f.settings.Mode = new(string(sandbox.ModeOverlay))
+	return nil
 }
 
 // options puts a session together: its folder, the model, then the backend.
@@ -162,7 +191,7 @@ func (s *setup) world(ctx context.Context, u *userInterface) (runner.Options, er
 	if err != nil {
 		return o, err
 	}
-	policy, err := s.conf.ToolPolicy(u.preset())
+	policy, err := s.conf.ToolPolicy(u.preset(*s.conf.Mode == string(sandbox.ModeOverlay) && !s.apply))
 	if err != nil {
 		return o, err
 	}
@@ -174,10 +203,10 @@ func (s *setup) world(ctx context.Context, u *userInterface) (runner.Options, er
 	return runner.Options{
 		Workspace: s.workspace, Submounts: s.conf.Submounts,
 		Backend: backend, Choice: choice, Image: image, ImageName: *s.conf.Image,
-		Git: sandbox.GitMode(*s.conf.Git), Resources: resources, Grace: time.Duration(*s.conf.Grace),
+		Git: sandbox.GitMode(*s.conf.Git), Mode: sandbox.WorkspaceMode(*s.conf.Mode), Resources: resources, Grace: time.Duration(*s.conf.Grace),
 		AllowOwnerRunner: *s.conf.AcceptRunnerAsOwner, RefuseLost: *s.conf.File.RefuseLost, Budget: s.conf.Budget(),
 		Policy: policy, OnPrompt: tools.OnPrompt(*s.conf.OnPrompt),
-		Warnings: inShort(*s.conf.Image, warnings), Sources: s.sources(),
+		Warnings: append(inShort(*s.conf.Image, warnings), s.expireChanges()...), Sources: s.sources(),
 		Removed: s.backends.sweep(ctx), Version: programVersion(),
 	}, nil
 }

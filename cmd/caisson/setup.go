@@ -17,6 +17,8 @@ type setup struct {
 	deps    deps
 	environ environ
 	conf    config.Config
+	// apply says that the run applies its changes by itself.
+	apply bool
 	// workspace is nil where the command has none.
 	workspace *runner.Workspace
 	backends  chooser

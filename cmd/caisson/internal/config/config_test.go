@@ -156,11 +156,12 @@ func TestRequirementsOnlyTighten(t *testing.T) {
 		}
 	})
 	t.Run("choices", func(t *testing.T) {
-		path := req(t, "backends: [gvisor]\nimages: [host, 'debian:*']\ngit: ro\non_prompt: deny\nrefuse_runner_as_owner: true")
+		path := req(t, "backends: [gvisor]\nimages: [host, 'debian:*']\ngit: ro\nmode: overlay\non_prompt: deny\nrefuse_runner_as_owner: true")
 		for flag, wants := range map[string]map[string]bool{
 			"backend":                {"auto": true, "gvisor": true, "docker": false},
 			"image":                  {"host": true, "debian:12": true, "evil": false},
 			"git":                    {"ro": true, "commit": false},
+			"mode":                   {"overlay": true, "bind": false},
 			"on-prompt":              {"deny": true, "fail": false, "allow": false},
 			"accept-runner-as-owner": {"false": true, "true": false},
 		} {

@@ -13,6 +13,10 @@ type File struct {
 	Backend *string `yaml:"backend"` // auto, docker, gvisor, runc
 	Image   *string `yaml:"image"`
 	Git     *string `yaml:"git"` // ro, commit
+	// Mode is how the workspace is mounted: bind, overlay. KeepChanges is how
+	// long the changes of an overlay session wait to be applied.
+	Mode        *string   `yaml:"mode"`
+	KeepChanges *Duration `yaml:"keep_changes"`
 	// Submounts are mounts inside the workspace that are accepted.
 	Submounts []string `yaml:"submounts"`
 	// AcceptRunnerAsOwner lets new files belong to the user who runs Caisson
@@ -114,6 +118,8 @@ func (f File) Over(upper File) File {
 	over(&f.Backend, upper.Backend)
 	over(&f.Image, upper.Image)
 	over(&f.Git, upper.Git)
+	over(&f.Mode, upper.Mode)
+	over(&f.KeepChanges, upper.KeepChanges)
 	if upper.Submounts != nil {
 		f.Submounts = upper.Submounts
 	}

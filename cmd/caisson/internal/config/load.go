@@ -143,6 +143,8 @@ func (c *Config) check() error {
 	}{
 		{"backend", c.Backend, Backends()},
 		{"git", c.Git, []string{"ro", "commit"}},
+		{"mode", c.Mode, Modes()},
+		{"requirements.mode", c.Requirements.Mode, Modes()},
 		{"on_prompt", c.OnPrompt, []string{"deny", "fail", "allow"}},
 	} {
 		if w.value != nil && !slices.Contains(w.words, *w.value) {

@@ -15,6 +15,8 @@ type Requirements struct {
 	Images   []string `yaml:"images"`
 	// Git is "ro" to refuse commit.
 	Git *string `yaml:"git"`
+	// Mode is "overlay" to refuse bind: nothing reaches a workspace but by apply.
+	Mode *string `yaml:"mode"`
 	// OnPrompt is "deny" to refuse allow and fail, "fail" to refuse allow.
 	OnPrompt *string `yaml:"on_prompt"`
 	// RefuseRunnerAsOwner refuses accept_runner_as_owner.
@@ -31,6 +33,12 @@ func (c *Config) tighten() error {
 	r := c.Requirements
 	if err := c.refuse(r); err != nil {
 		return err
+	}
+	if r.Mode != nil && *r.Mode == "overlay" {
+		c.Mode = r.Mode
+	}
+	if c.Mode == nil {
+		c.Mode = new("bind")
 	}
 	if r.RefuseLost {
 		c.File.RefuseLost = new(true)
@@ -66,6 +74,8 @@ func (c *Config) refuse(r Requirements) error {
 		return forbidden("image", image)
 	case r.Git != nil && *r.Git == "ro" && *c.Git != "ro":
 		return forbidden("git mode", *c.Git)
+	case r.Mode != nil && *r.Mode == "overlay" && c.Mode != nil && *c.Mode != "overlay":
+		return forbidden("mode", *c.Mode)
 	case r.RefuseRunnerAsOwner && *c.AcceptRunnerAsOwner:
 		return forbidden("accept_runner_as_owner", "true")
 	}

@@ -14,6 +14,9 @@ const (
 	DefaultImage = "host"
 	// DefaultRounds bounds a run's model calls (docs of the loop).
 	DefaultRounds = 50
+	// DefaultKeep is how long the changes of an overlay run wait to be applied
+	// or discarded: a holiday.
+	DefaultKeep = 14 * 24 * time.Hour
 )
 
 // builtin is the lowest layer. Every setting that has a default has it here,
@@ -22,7 +25,7 @@ func builtin() File {
 	r := limits.DefaultResources()
 	return File{
 		Backend: new("auto"), Image: new(DefaultImage), Git: new("ro"), OnPrompt: new("deny"),
-		Grace: new(Duration(sandbox.DefaultGrace)), Stream: new(true), AcceptRunnerAsOwner: new(false), RefuseLost: new(false),
+		Grace: new(Duration(sandbox.DefaultGrace)), Stream: new(true), KeepChanges: new(Duration(DefaultKeep)), AcceptRunnerAsOwner: new(false), RefuseLost: new(false),
 		Limits: Limits{Rounds: new(Count(DefaultRounds))},
 		Resources: Resources{
 			Memory: new(Size(r.MemoryBytes)), CPUs: new(CPUs(r.MilliCPUs)), PIDs: new(Count(r.PIDs)),

@@ -40,6 +40,8 @@ func Settings() []Setting {
 		{"backend", "NAME", "where commands run: auto, docker, gvisor or runc", func(f *File, v string) error { return word(&f.Backend, v, Backends()) }},
 		{"image", "REF", "root filesystem: host, rootfs:DIR, or an image that the engine has", func(f *File, v string) error { return text(&f.Image, v) }},
 		{"git", "MODE", "what commands may do to .git: ro or commit", func(f *File, v string) error { return word(&f.Git, v, []string{"ro", "commit"}) }},
+		{"mode", "MODE", "how the workspace is mounted: bind, or overlay, which leaves it untouched", func(f *File, v string) error { return word(&f.Mode, v, Modes()) }},
+		{"keep-changes", "TIME", "how long changes of overlay runs wait to be applied, such as 336h", func(f *File, v string) error { return parsed(&f.KeepChanges, v, ParseDuration) }},
 		{"policy", "PRESET", "strict, readonly, default, sandboxed or ci", func(f *File, v string) error {
 			f.Policy = &Policy{}
 			return text(&f.Policy.Preset, v)
@@ -66,6 +68,9 @@ func Settings() []Setting {
 
 // Backends are the values of the backend setting.
 func Backends() []string { return []string{"auto", "docker", "gvisor", "runc"} }
+
+// Modes are the values of the mode setting.
+func Modes() []string { return []string{"bind", "overlay"} }
 
 // FromEnviron reads the CAISSON_… variables among NAME=value strings. A name
 // that no setting has is an error; names in others belong to the program.

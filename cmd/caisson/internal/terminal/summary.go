@@ -18,9 +18,7 @@ func Summary(r runner.Report, colour bool) []string {
 	slices.SortStableFunc(hosted, func(a, b runner.HostExecuted) int {
 		return strings.Count(a.Path, "/") - strings.Count(b.Path, "/")
 	})
-	lines = append(lines, some(hosted, func(h runner.HostExecuted) string {
-		return s.yellow(line(fmt.Sprintf("! read %s before you go on: %s runs or obeys it", h.Path, h.By)))
-	})...)
+	lines = append(lines, HostExecuted(hosted, colour)...)
 	lines = append(lines, some(r.Quarantined, func(q runner.Quarantined) string {
 		if q.To == "" {
 			return s.red(line(fmt.Sprintf("! %s appeared in the workspace and was not renamed: %s", q.Path, q.Why)))
@@ -33,6 +31,7 @@ func Summary(r runner.Report, colour bool) []string {
 	for _, l := range r.Left {
 		lines = append(lines, s.red("! left behind: "+line(l)))
 	}
+	lines = append(lines, overlaid(r, s)...)
 	return append(lines, s.dim(costLine(r)))
 }
 

@@ -1,0 +1,205 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/terminal"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/sandbox/overlay"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// applyFlags is what caisson apply takes.
+type applyFlags struct {
+	workspace string
+	dryRun    bool
+	rest      bool
+	gitConfig bool
+	discard   bool
+	json      bool
+}
+
+const applyLong = `Bring what a run in overlay mode changed into its workspace.
+
+A file that changed in the workspace since the run began is a conflict: nothing is applied then,
+unless --skip-conflicts says to apply the rest. Each file is replaced whole or not at all; an apply
+that was killed is gone on with by the next one. What a git of the host obeys or runs (config,
+hooks, attributes of a repository), special files and .caisson are left out and listed.
+
+Changes that were applied whole are no longer kept. What is left of them is kept until it is
+applied, discarded, or expires (keep_changes).
+`
+
+func newApplyCommand(d deps, env environ, status *int) *cobra.Command {
+	var f applyFlags
+	cmd := &cobra.Command{
+		Use:   "apply [flags] [SESSION]",
+		Short: "Bring in what an overlay run changed",
+		Long: applyLong + exitHelp(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitConfig,
+			runner.ExitConflict, runner.ExitInterrupted),
+		Example: "  caisson apply --dry-run\n  caisson apply --skip-conflicts ses_01JD\n  caisson apply --discard",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return usage("apply takes one session, got %d arguments", len(args))
+			}
+			if f.discard && (f.dryRun || f.rest || f.gitConfig) {
+				return usage("--discard applies nothing, so it takes no other choice")
+			}
+			k, err := openKept(d, env, first(args), f.workspace)
+			if err != nil {
+				return err
+			}
+			defer k.close()
+			ctx, stop := stopping(cmd.Context(), d)
+			defer stop()
+			got, err := k.apply(ctx, f)
+			*status = got
+			return err
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.StringVar(&f.workspace, "workspace", "", "folder that the session worked on (default: the session's own, or the working folder)")
+	flags.BoolVar(&f.dryRun, "dry-run", false, "say what would be done, and do nothing")
+	flags.BoolVar(&f.rest, "skip-conflicts", false, "apply what does not conflict")
+	flags.BoolVar(&f.gitConfig, "with-git-config", false, "also apply what a git of the host obeys or runs: read it first")
+	flags.BoolVar(&f.discard, "discard", false, "remove the changes instead")
+	flags.BoolVar(&f.json, "json", false, "write what was done as one JSON object to standard output")
+	return cmd
+}
+
+// apply does what the flags say and gives the exit status.
+func (k *keptChanges) apply(ctx context.Context, f applyFlags) (int, error) {
+	session := k.layers.Info().Session
+	if f.discard {
+		if err := errors.Join(k.layers.Lock()); err != nil {
+			return 0, keptError(k.layers.Info(), err)
+		}
+		if err := k.layers.End(overlay.Discarded); err != nil {
+			return 0, keptError(k.layers.Info(), err)
+		}
+		fmt.Fprintf(k.deps.stderr, "the changes of session %s are discarded\n", session)
+		return runner.ExitDone, nil
+	}
+	// What a person should read is said before anything is changed.
+	changes, err := k.read(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if !f.json {
+		k.warn(changes, f.gitConfig)
+	}
+	r, err := k.layers.Apply(ctx, k.workspace.Dir, overlay.ApplyOptions{Rest: f.rest, GitConfig: f.gitConfig, DryRun: f.dryRun})
+	if r == nil {
+		return 0, keptError(k.layers.Info(), err)
+	}
+	status := k.status(ctx, r, f, err)
+	if f.json {
+		return status, k.applyJSON(r, f.dryRun, err)
+	}
+	return status, k.tellApplied(r, f, err)
+}
+
+func (k *keptChanges) status(ctx context.Context, r *overlay.Result, f applyFlags, err error) int {
+	i, interrupted := errors.AsType[*runner.Interrupted](context.Cause(ctx))
+	switch {
+	case interrupted && err != nil:
+		return 128 + i.Signal
+	case err != nil || len(r.Failed) > 0:
+		return runner.ExitFailed
+	case r.Refused, len(r.Conflicts) > 0 && !f.rest:
+		return runner.ExitConflict
+	}
+	return runner.ExitDone
+}
+
+// tellApplied says what was done on standard error.
+func (k *keptChanges) tellApplied(r *overlay.Result, f applyFlags, err error) error {
+	session := k.layers.Info().Session
+	out := k.deps.stderr
+	k.tell(terminal.Failed(failures(r), k.colour))
+	switch n := len(r.Applied); {
+	case r.Refused:
+		report(out, &runner.Error{Problem: runner.Problem{
+			Cause: "nothing is applied: " + plural(len(r.Conflicts), "change conflicts", "changes conflict") + " with what changed in the workspace since the run began",
+			Mend:  "Look at caisson diff " + session + "; --skip-conflicts applies the rest.",
+		}})
+	case f.dryRun:
+		for i := range r.Applied {
+			fmt.Fprintf(k.deps.stdout, "%-8s %s\n", r.Applied[i].Kind, overlay.Quote(r.Applied[i].Path))
+		}
+		fmt.Fprintf(out, "%s would be applied to %s\n", plural(n, "change", "changes"), display(k.workspace.Path))
+	default:
+		fmt.Fprintf(out, "%s applied to %s\n", plural(n, "change is", "changes are"), display(k.workspace.Path))
+		if left := len(r.Conflicts) + len(r.LeftOut) + len(r.Failed) + len(r.Unread); left > 0 {
+			fmt.Fprintf(out, "%s kept: caisson diff %s shows them, caisson apply --discard %s removes them\n", plural(left, "change is", "changes are"), session, session)
+		}
+	}
+	if err != nil {
+		report(out, &runner.Error{Problem: runner.Problem{
+			Cause: "the apply did not finish: " + err.Error(), Mend: "Mend that and run it again: it goes on where it stopped.",
+		}})
+	}
+	return nil
+}
+
+func plural(n int, one, more string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, more)
+}
+
+func display(s string) string {
+	safe, _ := tools.Display(s)
+	return safe
+}
+
+func failures(r *overlay.Result) []runner.PathNote {
+	var out []runner.PathNote
+	for _, f := range r.Failed {
+		out = append(out, runner.PathNote{Path: f.Path, Why: f.Err.Error()})
+	}
+	return out
+}
+
+// appliedDocument is what caisson apply --json writes.
+type appliedDocument struct {
+	Session   string            `json:"session"`
+	Workspace string            `json:"workspace"`
+	State     overlay.State     `json:"state"`
+	DryRun    bool              `json:"dry_run"`
+	Refused   bool              `json:"refused"`
+	Applied   []overlay.Change  `json:"applied"`
+	Conflicts []overlay.Change  `json:"conflicts"`
+	LeftOut   []overlay.Change  `json:"left_out"`
+	Failed    []runner.PathNote `json:"failed"`
+	Unread    []string          `json:"unread,omitempty"`
+	Error     string            `json:"error,omitempty"`
+}
+
+func (k *keptChanges) applyJSON(r *overlay.Result, dryRun bool, err error) error {
+	doc := appliedDocument{
+		Session: k.layers.Info().Session, Workspace: k.workspace.Path, State: r.State, DryRun: dryRun, Refused: r.Refused,
+		Applied: some(r.Applied), Conflicts: some(r.Conflicts), LeftOut: some(r.LeftOut), Failed: some(failures(r)), Unread: r.Unread,
+	}
+	if err != nil {
+		doc.Error = err.Error()
+	}
+	enc := json.NewEncoder(k.deps.stdout)
+	enc.SetIndent("", "  ")
+	return enc.Encode(doc)
+}
+
+// some makes an empty list of none, for JSON.
+func some[T any](list []T) []T {
+	if list == nil {
+		return []T{}
+	}
+	return list
+}

@@ -1,0 +1,95 @@
+package terminal
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/sandbox/overlay"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// Stat lists changed files as git does.
+func Stat(changed []runner.Changed, incomplete, colour bool) []string {
+	return diffstat(runner.Report{SessionEnded: runner.SessionEnded{Changed: changed, Incomplete: incomplete}}, style{colour})
+}
+
+// Diff makes a unified diff safe for a terminal, in colours.
+func Diff(text string, colour bool) string {
+	safe, _ := tools.DisplayLines(strings.ReplaceAll(text, "\r\n", "␍\n"))
+	if !colour {
+		return safe
+	}
+	s := style{true}
+	var b strings.Builder
+	for l := range strings.Lines(safe) {
+		body, end := strings.TrimSuffix(l, "\n"), ""
+		if len(body) < len(l) {
+			end = "\n"
+		}
+		switch {
+		case strings.HasPrefix(body, "diff "), strings.HasPrefix(body, "--- "), strings.HasPrefix(body, "+++ "),
+			strings.HasPrefix(body, "new file"), strings.HasPrefix(body, "deleted file"), strings.HasPrefix(body, "old mode"), strings.HasPrefix(body, "new mode"):
+			body = s.bold(body)
+		case strings.HasPrefix(body, "@@"):
+			body = s.cyan(body)
+		case strings.HasPrefix(body, "+"):
+			body = s.green(body)
+		case strings.HasPrefix(body, "-"):
+			body = s.red(body)
+		case strings.HasPrefix(body, "# "):
+			body = s.yellow(body)
+		}
+		b.WriteString(body + end)
+	}
+	return b.String()
+}
+
+// HostExecuted warns of files that a program of the host would run.
+func HostExecuted(files []runner.HostExecuted, colour bool) []string {
+	s := style{colour}
+	return some(files, func(h runner.HostExecuted) string {
+		return s.yellow(line(fmt.Sprintf("! read %s before you go on: %s runs or obeys it", h.Path, h.By)))
+	})
+}
+
+// Conflicts lists what is not applied because its original changed.
+func Conflicts(list []runner.PathNote, colour bool) []string {
+	s := style{colour}
+	return some(list, func(n runner.PathNote) string { return s.red(line("! conflict: " + n.Path + ": " + n.Why)) })
+}
+
+// LeftOut lists what is not applied for other reasons.
+func LeftOut(list []runner.PathNote, colour bool) []string {
+	s := style{colour}
+	return some(list, func(n runner.PathNote) string { return s.yellow(line("! left out: " + n.Path + ": " + n.Why)) })
+}
+
+// Failed lists what the system refused to change.
+func Failed(list []runner.PathNote, colour bool) []string {
+	s := style{colour}
+	return some(list, func(n runner.PathNote) string { return s.red(line("! failed: " + n.Path + ": " + n.Why)) })
+}
+
+// overlaid says what became of the changes of an overlay session, and what to
+// type next.
+func overlaid(r runner.Report, s style) []string {
+	o := r.Overlay
+	if o == nil {
+		return nil
+	}
+	out := append(Conflicts(o.Conflicts, s.on), append(LeftOut(o.LeftOut, s.on), Failed(o.Failed, s.on)...)...)
+	switch {
+	case o.State == overlay.Empty:
+		return out
+	case o.State == overlay.Applied:
+		return append(out, s.green(fmt.Sprintf("applied to the workspace: %s", count(o.Applied, "change"))))
+	case o.Applied > 0:
+		out = append(out, s.green(fmt.Sprintf("applied to the workspace: %s of %d", count(o.Applied, "change"), o.Changes)))
+	default:
+		out = append(out, "the workspace is as it was; the changes are kept:")
+	}
+	return append(out,
+		"  caisson diff "+r.Session+"     shows them",
+		"  caisson apply "+r.Session+"    brings them in")
+}

@@ -1,0 +1,173 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/terminal"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/sandbox/overlay"
+)
+
+// keptChanges are the changes of one overlay session, open with the folder that
+// they are of.
+type keptChanges struct {
+	deps      deps
+	layers    *overlay.Layers
+	workspace *runner.Workspace
+	colour    bool // of standard error
+}
+
+// openKept opens the changes of a session: of the one that is named, in the
+// folder that it worked on, or of the last one in the folder workspace, "" is
+// the working folder.
+func openKept(d deps, env environ, session, workspace string) (_ *keptChanges, err error) {
+	s, err := newSetup(d, env, config.File{}, "", "")
+	if err != nil {
+		return nil, err
+	}
+	defer s.close()
+	state := env.stateDir()
+	k := &keptChanges{deps: d, colour: colours(d, env, d.stderr)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, k.close())
+		}
+	}()
+	if session != "" {
+		if k.layers, err = runner.KeptChanges(state, session, nil); err != nil {
+			return nil, err
+		}
+		if workspace == "" {
+			workspace = k.layers.Info().Workspace
+		}
+	}
+	if workspace == "" {
+		workspace = "."
+	}
+	k.workspace, err = runner.OpenWorkspace(workspace, runner.Protected{Home: env.home(), State: state, Config: env.configDir()})
+	if err != nil {
+		return nil, err
+	}
+	if k.layers == nil {
+		if k.layers, err = runner.KeptChanges(state, "", k.workspace); err != nil {
+			return nil, err
+		}
+	}
+	return k, k.workspace.CheckOwner(*s.conf.AcceptRunnerAsOwner)
+}
+
+func (k *keptChanges) close() error {
+	var err error
+	if k.layers != nil {
+		err = k.layers.Close()
+	}
+	if k.workspace != nil {
+		err = errors.Join(err, k.workspace.Close())
+	}
+	return err
+}
+
+// read reads the changes.
+func (k *keptChanges) read(ctx context.Context) (*overlay.Changes, error) {
+	changes, err := k.layers.Changes(ctx, k.workspace.Dir)
+	if err != nil {
+		return nil, keptError(k.layers.Info(), err)
+	}
+	return changes, nil
+}
+
+// keptError says what is wrong with kept changes, and what would help.
+func keptError(i overlay.Info, err error) error {
+	p := runner.Problem{Cause: "the changes of session " + i.Session + " can't be read: " + err.Error(), Mend: "Look at the cause; nothing was changed."}
+	status := runner.ExitInput
+	switch {
+	case errors.Is(err, overlay.ErrBusy):
+		p.Cause = "session " + i.Session + " still runs, or its changes, or others of this folder, are being applied"
+		p.Mend = "Wait for that, or end it."
+	case errors.Is(err, overlay.ErrOther):
+		p.Cause = fmt.Sprintf("session %s worked on another folder: the one that was %s then", i.Session, i.Workspace)
+		p.Mend = "Name that folder with --workspace, or make a patch of workspace.patch in the session's folder."
+	case errors.Is(err, overlay.ErrTooMany):
+		p.Cause = "session " + i.Session + " changed too much: " + err.Error()
+		p.Mend = "Nothing of it can be applied safely; caisson apply --discard removes it."
+	case errors.Is(err, context.Canceled):
+		status = runner.ExitInterrupted
+	}
+	return &runner.Error{Status: status, Problem: p, Err: err}
+}
+
+// tell writes lines to standard error.
+func (k *keptChanges) tell(lines ...[]string) {
+	for _, list := range lines {
+		for _, l := range list {
+			fmt.Fprintln(k.deps.stderr, l)
+		}
+	}
+}
+
+// notes divides changes into those that conflict and those that are left out.
+func changeNotes(list []overlay.Change, gitConfig bool) (conflicts, left []runner.PathNote) {
+	for i := range list {
+		c := &list[i]
+		switch {
+		case c.LeftOut != "" && (!c.Git || !gitConfig):
+			left = append(left, runner.PathNote{Path: c.Path, Why: c.LeftOut})
+		case c.Conflict != "":
+			conflicts = append(conflicts, runner.PathNote{Path: c.Path, Why: c.Conflict})
+		}
+	}
+	return conflicts, left
+}
+
+// warn lists what a person should know before changes are applied.
+func (k *keptChanges) warn(c *overlay.Changes, gitConfig bool) {
+	conflicts, left := changeNotes(c.List, gitConfig)
+	k.tell(terminal.Conflicts(conflicts, k.colour), terminal.LeftOut(left, k.colour),
+		terminal.HostExecuted(runner.HostExecutedChanges(c, gitConfig), k.colour))
+	for _, dir := range c.Unread {
+		fmt.Fprintf(k.deps.stderr, "! can't be read, and is not applied: %s\n", overlay.Quote(dir))
+	}
+}
+
+// colours says whether a stream takes them.
+func colours(d deps, env environ, stream io.Writer) bool {
+	return d.terminal(stream) && env.get("NO_COLOR") == "" && env.get("TERM") != "dumb" && env.get("TERM") != ""
+}
+
+// expireChanges removes the changes of overlay runs that waited too long.
+func (s *setup) expireChanges() []string {
+	gone, err := runner.ExpireChanges(s.environ.stateDir(), time.Duration(*s.conf.KeepChanges))
+	var out []string
+	for _, session := range gone {
+		out = append(out, "the changes of session "+session+" are gone: nobody applied them in time (keep_changes)")
+	}
+	if err != nil {
+		out = append(out, "changes of old sessions could not be removed: "+err.Error())
+	}
+	return out
+}
+
+// openPatch opens the file of --patch-out, as -o does.
+func openPatch(path string) (*answerFile, error) {
+	f, err := openAnswer(path)
+	if e, ok := errors.AsType[*runner.Error](err); ok {
+		e.Cause, e.Mend = fmt.Sprintf("the patch can't be written to %s: %v", path, e.Err), "Name a file that you can write with --patch-out."
+	}
+	return f, err
+}
+
+// writePatch puts a patch into the file as it is.
+func (a *answerFile) writePatch(patch string) error {
+	if a.file == nil {
+		return nil
+	}
+	if _, err := a.file.WriteString(patch); err != nil {
+		return fmt.Errorf("write patch: %w", err)
+	}
+	return nil
+}
