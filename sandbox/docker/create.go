@@ -74,6 +74,9 @@ func (s *session) make(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := s.makeVolume(ctx); err != nil {
+		return err
+	}
 	err = s.createContainer(ctx, asked)
 	if errors.Is(err, sandbox.ErrNotFound) {
 		// A sweep removed the old skeleton between the lookup and now.
@@ -126,7 +129,8 @@ func (s *session) prepare(ctx context.Context) (err error) {
 	}
 	s.work, err = workmount.Prepare(ctx, workmount.Options{
 		Workspace: spec.Workspace, Git: spec.Git, Dir: spec.Dir, StateDir: b.options.StateDir, Protect: b.options.Protect,
-		Journal: s.journal, Holder: s.guest.path, Namespaces: &b.namespaces, AllowOwnerRunner: spec.AllowOwnerRunner, Log: s.log,
+		Journal: s.journal, Holder: s.guest.path, Namespaces: &b.namespaces, AllowOwnerRunner: spec.AllowOwnerRunner,
+		EngineMounts: b.endpoint.local(), Log: s.log,
 	})
 	if err != nil {
 		return err
@@ -196,20 +200,23 @@ func (s *session) startGuest(ctx context.Context) error {
 	}()
 	config := guest.NewConfig(s.spec)
 	config.CommandUID, config.CommandGID = uint32(s.work.CommandUID), uint32(s.work.CommandGID)
-	config.GIDBase, config.Probe = markGIDs, true
+	config.GIDBase, config.Probe, config.View = markGIDs, true, s.work.Volume != nil
 	conn, err := guest.Dial(ctx, guest.Options{
-		Conn: s.stream, Config: config, Env: s.image.env, Timeout: s.spec.Resources.CommandTime, Grace: s.spec.Grace, Logger: s.log,
+		Conn: s.stream, Config: config, Env: s.image.env, Timeout: s.spec.Resources.CommandTime, Grace: s.spec.Grace, AnswerTime: s.remote.answer, Logger: s.log,
 	})
 	if startErr := <-started; startErr != nil {
 		if err == nil {
 			conn.Close() //nolint:errcheck // as above
 		}
-		return startErr
+		return s.explainVolume(startErr)
 	}
 	if err != nil {
 		return s.explain(ctx, fmt.Errorf("start guest: %w", err))
 	}
 	s.conn = conn
+	if s.work.Volume != nil {
+		s.view = conn.View()
+	}
 	return nil
 }
 

@@ -38,6 +38,7 @@ type session struct {
 	entries     []int // of the container and the session's files, in the journal
 	work        *workmount.Prepared
 	view        workspace.View // nil in bind mode
+	volume      int            // its number in the journal, 0 without one
 	id          string
 	stream      *stream
 	conn        *guest.Conn
@@ -178,11 +179,16 @@ func (s *session) Destroy(ctx context.Context) error {
 	if err == nil && s.work != nil {
 		err = s.work.Close(ctx)
 	}
+	if err == nil && s.journal != nil {
+		err = s.removeFiles()
+	}
 	if s.journal != nil {
-		if err == nil {
-			err = s.removeFiles()
+		// Another call may try again; until then a sweep may.
+		end := s.journal.Close
+		if err != nil {
+			end = s.journal.GiveUp
 		}
-		err = errors.Join(err, s.journal.Close())
+		err = errors.Join(err, end())
 	}
 	if err != nil {
 		return fmt.Errorf("destroy container %s: %w", s.name, err)

@@ -20,13 +20,15 @@ func (b *Backend) Sweep(ctx context.Context) ([]sandbox.Leftover, error) {
 		return nil, fmt.Errorf("sweep: %w", err)
 	}
 	left, listErr := b.sweepContainers(ctx, r)
+	volumes, volumesErr := b.sweepVolumes(ctx, r)
+	left = append(left, volumes...)
 	more, err := owner.Sweep(ctx, owner.SweepOptions{
 		StateDir: b.options.StateDir, Backend: Name, Instance: b.self.Instance,
 		Undo: func(ctx context.Context, session string, entry owner.Entry) (bool, error) {
 			return b.undo(ctx, r, session, entry)
 		},
 	})
-	return append(left, more...), errors.Join(listErr, err, pruneOld(ctx, r))
+	return append(left, more...), errors.Join(listErr, volumesErr, err, pruneOld(ctx, r))
 }
 
 // skeletonTime is how long an imported skeleton is kept. Making it again takes
@@ -76,7 +78,7 @@ func (b *Backend) sweepContainers(ctx context.Context, r *remote) ([]sandbox.Lef
 	var errs []error
 	for _, c := range list {
 		id, session, err := owner.FromLabels(c.Labels)
-		if err != nil || !b.abandoned(id, c.State) {
+		if err != nil || !b.abandoned(id, c.State, time.Unix(c.Created, 0)) {
 			continue
 		}
 		if err := removeContainer(ctx, r, c.ID); err != nil {
@@ -88,28 +90,44 @@ func (b *Backend) sweepContainers(ctx context.Context, r *remote) ([]sandbox.Lef
 	return left, errors.Join(errs...)
 }
 
+// neverStarted is how long a live owner's container may wait for its start: far
+// longer than the deadlines of all calls together.
+const neverStarted = 10 * time.Minute
+
 // abandoned says that a container's owner is dead, or that nobody can tell and
-// the container has been stopped for longer than its lease.
-func (b *Backend) abandoned(id owner.Identity, state container.ContainerState) bool {
+// the container has been stopped for longer than its lease; or that its owner
+// never started it: an engine that hung made it when nobody waited any more.
+func (b *Backend) abandoned(id owner.Identity, state container.ContainerState, created time.Time) bool {
 	switch id.Fate(b.self.Instance) {
 	case owner.Dead:
 		return true
 	case owner.Unknown:
 		return state != container.StateRunning && id.Expired(time.Now())
 	default:
-		return false
+		return state == container.StateCreated && time.Since(created) > neverStarted
 	}
 }
 
 // undo removes what a journal names: a container of that session whose labels
 // name no living owner.
 func (b *Backend) undo(ctx context.Context, r *remote, session string, entry owner.Entry) (bool, error) {
+	if entry.Kind == owner.KindVolume && entry.Name == volumeName(session) {
+		return removeVolume(ctx, r, entry.Name, func(id owner.Identity, of string) bool { return of == session && b.deadOrMine(id) })
+	}
 	if entry.Kind != owner.KindContainer || entry.Name != containerName(session) {
 		return false, fmt.Errorf("journal names a %s %q, which this backend never makes: %w", entry.Kind, entry.Name, sandbox.ErrInvalid)
 	}
+	living := ""
 	id, err := findOwned(ctx, r, entry.Name, func(id owner.Identity, of string) bool {
-		return of == session && b.deadOrMine(id)
+		if of == session && !b.deadOrMine(id) {
+			living = id.String()
+		}
+		return of == session && living == ""
 	})
+	if err == nil && living != "" {
+		// What the container still uses must stay too.
+		err = fmt.Errorf("container %s is that of a process that lives, %s: %w", entry.Name, living, sandbox.ErrState)
+	}
 	if id == "" || err != nil {
 		return false, err
 	}

@@ -25,7 +25,7 @@ import (
 // dir/state, runs a long command in it, says so and waits.
 func ownUntilKilled(dir string) error {
 	state, session := filepath.Join(dir, "state"), os.Getenv(ownerHelper+"_SESSION")
-	b, err := New(Options{GuestPath: os.Getenv(ownerHelper + "_GUEST"), StateDir: state})
+	b, err := New(Options{GuestPath: os.Getenv(ownerHelper + "_GUEST"), StateDir: state, Getenv: os.Getenv})
 	if err != nil {
 		return err
 	}

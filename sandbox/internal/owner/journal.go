@@ -226,6 +226,25 @@ func (j *Journal) Entries() []Entry {
 	return out
 }
 
+// GiveUp says that the owner could not undo everything: any [Sweep] may, also
+// while the owner lives, which may try again too.
+func (j *Journal) GiveUp() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.giveUp()
+}
+
+func (j *Journal) giveUp() error {
+	if j.root == nil {
+		return nil
+	}
+	j.doc.Abandoned = true
+	if err := errors.Join(j.save(), j.lock.Unlock()); err != nil {
+		return fmt.Errorf("give up journal: %w", err)
+	}
+	return nil
+}
+
 // Close removes the file if no entry is left, and gives it up to [Sweep]
 // otherwise. A second call does nothing.
 func (j *Journal) Close() error {
@@ -240,11 +259,7 @@ func (j *Journal) Close() error {
 		j.root = nil
 	}()
 	if len(j.doc.Entries) > 0 {
-		j.doc.Abandoned = true
-		if err := j.save(); err != nil {
-			return fmt.Errorf("give up journal: %w", err)
-		}
-		return nil
+		return j.giveUp()
 	}
 	return removeJournal(j.root, j.doc.Session)
 }

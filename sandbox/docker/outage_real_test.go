@@ -1,0 +1,532 @@
+//go:build linux
+
+package docker
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/events"
+	"github.com/docker/docker/api/types/filters"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/sandboxtest/privateengine"
+)
+
+// lossTime bounds how long a loss may take to be noticed.
+const lossTime = 30 * time.Second
+
+// once is a command that leaves a line of each time that it was run.
+const once = "echo ran >>times; echo running; exec sleep 1000"
+
+// lostCommand runs [once], does something to the engine or container, and
+// requires a typed loss: no exit of the command's own, and no second run.
+func lostCommand(t *testing.T, b *bed, s sandbox.Sandbox, do func()) {
+	t.Helper()
+	started := make(chan struct{})
+	p, err := s.Start(t.Context(), sandbox.Command{
+		Argv: []string{"sh", "-c", once}, Stdout: onWrite(func() { close(started) }),
+	})
+	must(t, err)
+	<-started
+	do()
+	type end struct {
+		exit sandbox.Exit
+		err  error
+	}
+	ended := make(chan end, 1)
+	go func() {
+		exit, err := p.Wait()
+		ended <- end{exit, err}
+	}()
+	select {
+	case e := <-ended:
+		if !errors.Is(e.err, sandbox.ErrLost) {
+			t.Errorf("the command ended with %v and %v, want ErrLost", e.exit.Status, e.err)
+		}
+	case <-time.After(lossTime):
+		t.Fatal("the command's loss is not noticed")
+	}
+	select {
+	case <-s.Done():
+	case <-time.After(lossTime):
+		t.Fatal("the sandbox's loss is not noticed")
+	}
+	if !errors.Is(s.Err(), sandbox.ErrLost) || s.State() != sandbox.StateStopped {
+		t.Errorf("the sandbox is %v, lost with %v", s.State(), s.Err())
+	}
+	if _, err := s.Start(t.Context(), sandbox.Command{Argv: []string{"true"}}); !errors.Is(err, sandbox.ErrLost) {
+		t.Errorf("a start afterwards: %v, want ErrLost", err)
+	}
+	t.Logf("lost: %v", s.Err())
+	ran, err := os.ReadFile(filepath.Join(b.workspace, "times"))
+	if must(t, err); string(ran) != "ran\n" {
+		t.Errorf("the command was run: %q", ran)
+	}
+}
+
+type onWrite func()
+
+func (f onWrite) Write(p []byte) (int, error) { f(); return len(p), nil }
+
+// goesOn requires that the sandbox can be destroyed, that nothing of it is
+// left, and that a new session works.
+func goesOn(t *testing.T, b *bed, s sandbox.Sandbox, session string) {
+	t.Helper()
+	must(t, s.Destroy(t.Context()))
+	b.nothingLeft(t, session)
+	next, err := b.backend.Create(t.Context(), b.spec(t, newSession()))
+	must(t, err)
+	if out, _ := shell(t, next, "echo again"); out != "again\n" {
+		t.Errorf("the new session said %q", out)
+	}
+	must(t, next.Destroy(t.Context()))
+	if left, err := b.backend.Sweep(t.Context()); len(left) > 0 || err != nil {
+		t.Errorf("a sweep finds %+v, %v", left, err)
+	}
+}
+
+// begin makes a sandbox that the test destroys itself.
+func begin(t *testing.T, b *bed) (sandbox.Sandbox, string) {
+	t.Helper()
+	session := newSession()
+	s, err := b.backend.Create(t.Context(), b.spec(t, session))
+	must(t, err)
+	return s, session
+}
+
+// An engine that ends in the middle of a command, by force or in order, with
+// and without the containers living on, is a lost sandbox; when it is back,
+// everything goes on.
+func TestEngineEnds(t *testing.T) {
+	for name, tt := range map[string]struct {
+		args []string
+		end  func(*privateengine.Engine, testing.TB)
+	}{
+		"killed":                    {nil, (*privateengine.Engine).Kill},
+		"killed, with live-restore": {[]string{"--live-restore"}, (*privateengine.Engine).Kill},
+		"restarted":                 {nil, (*privateengine.Engine).Stop},
+		"restarted, live-restore":   {[]string{"--live-restore"}, (*privateengine.Engine).Stop},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := privateengine.New(t, tt.args...)
+			b := privateBed(t, e, Options{})
+			s, session := begin(t, b)
+			b.backend.remote.loss, b.backend.remote.remove = short, short
+			lostCommand(t, b, s, func() { tt.end(e, t) })
+			if err := s.Destroy(t.Context()); !errors.Is(err, sandbox.ErrUnavailable) {
+				t.Errorf("destroy without an engine: %v", err)
+			}
+			if list, err := b.backend.List(t.Context()); !errors.Is(err, sandbox.ErrUnavailable) || len(list) != 1 ||
+				list[0].State != sandbox.ListedUnknown || !list[0].GivenUp {
+				t.Errorf("list without an engine: %+v, %v", list, err)
+			}
+			e.Start(t)
+			b.backend.remote.deadlines = defaultDeadlines()
+			goesOn(t, b, s, session)
+		})
+	}
+}
+
+// What a dead Caisson's container becomes of an engine that was killed too is
+// swept when both are back.
+func TestEngineAndOwnerKilled(t *testing.T) {
+	e := privateengine.New(t, "--live-restore")
+	b := privateBed(t, e, Options{})
+	session := newSession()
+	t.Setenv("DOCKER_HOST", e.Host())
+	o := startOwner(t, b, session, nil)
+	e.Kill(t)
+	must(t, o.Process.Kill())
+	o.Wait() //nolint:errcheck // it was killed
+	e.Start(t)
+	left, err := b.backend.Sweep(t.Context())
+	must(t, err)
+	if len(left) == 0 {
+		t.Error("control: nothing was left to sweep")
+	}
+	b.nothingLeft(t, session)
+}
+
+// freezing is an engine's address behind which the engine stops in its tracks
+// when it is asked for something.
+type freezing struct {
+	engine *privateengine.Engine
+	socket string
+	mu     sync.Mutex
+	verb   string
+	frozen chan struct{}
+}
+
+// newFreezing listens before an engine.
+func newFreezing(t *testing.T, e *privateengine.Engine) *freezing {
+	t.Helper()
+	f := &freezing{engine: e, socket: e.Dir() + "/f.sock", frozen: make(chan struct{}, 1)}
+	l, err := net.Listen("unix", f.socket)
+	must(t, err)
+	var all sync.WaitGroup
+	t.Cleanup(func() {
+		l.Close()
+		all.Wait()
+	})
+	all.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			all.Go(func() { f.forward(t, conn) })
+		}
+	})
+	return f
+}
+
+// at says at which request the engine stops.
+func (f *freezing) at(verb string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.verb = verb
+}
+
+func (f *freezing) forward(t *testing.T, conn net.Conn) {
+	defer conn.Close()
+	to, err := net.Dial("unix", f.engine.Socket())
+	if err != nil {
+		return
+	}
+	defer to.Close()
+	go func() {
+		io.Copy(conn, to) //nolint:errcheck // either side may hang up
+		conn.Close()
+	}()
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := conn.Read(buf)
+		f.mu.Lock()
+		if f.verb != "" && bytes.Contains(buf[:n], []byte(f.verb)) {
+			f.verb = ""
+			f.engine.Freeze(t)
+			f.frozen <- struct{}{}
+		}
+		f.mu.Unlock()
+		if _, writeErr := to.Write(buf[:n]); err != nil || writeErr != nil {
+			return
+		}
+	}
+}
+
+// An engine that stops in its tracks at any of its calls is an error in bounded
+// time, and makes nothing twice: what it makes when it goes on is removed.
+func TestEngineFreezes(t *testing.T) {
+	e := privateengine.New(t)
+	f := newFreezing(t, e)
+	patience := defaultDeadlines()
+	patience.ask, patience.attach, patience.create, patience.start = time.Second, time.Second, time.Second, time.Second
+	patience.remove, patience.cancel, patience.loss, patience.answer = time.Second, time.Second, time.Second, 2*time.Second
+	for _, verb := range []string{"/images/", "/containers/create", "/attach", "/start", "/json HTTP"} {
+		t.Run("at create "+strings.Trim(verb, "/"), func(t *testing.T) {
+			b := privateBed(t, e, Options{})
+			b.backend.endpoint.host = "unix://" + f.socket
+			_, err := b.backend.Check(t.Context())
+			must(t, err)
+			b.backend.remote.deadlines = patience
+			session := newSession()
+			f.at(verb)
+			s, err := b.backend.Create(t.Context(), b.spec(t, session))
+			<-f.frozen
+			if s != nil || !errors.Is(err, sandbox.ErrUnavailable) {
+				t.Errorf("create: %v, want ErrUnavailable", err)
+			}
+			t.Log(err)
+			if _, err := b.backend.Sweep(t.Context()); !errors.Is(err, sandbox.ErrUnavailable) {
+				t.Errorf("sweep: %v, want ErrUnavailable", err)
+			}
+			if _, err := b.backend.List(t.Context()); !errors.Is(err, sandbox.ErrUnavailable) {
+				t.Errorf("list: %v, want ErrUnavailable", err)
+			}
+			e.Thaw(t)
+			b.backend.remote.deadlines = defaultDeadlines()
+			b.sweepsClean(t, session)
+			if n := b.creations(t, session); n > 1 || verb == "/start" && n != 1 {
+				t.Errorf("the engine made %d containers", n)
+			}
+		})
+	}
+	t.Run("while a command runs", func(t *testing.T) {
+		b := privateBed(t, e, Options{})
+		b.backend.endpoint.host = "unix://" + f.socket
+		_, err := b.backend.Check(t.Context())
+		must(t, err)
+		b.backend.remote.answer = patience.answer
+		s, session := begin(t, b)
+		b.backend.remote.deadlines = patience
+		ctx, cancel := context.WithCancel(t.Context())
+		started := make(chan struct{})
+		p, err := s.Start(ctx, sandbox.Command{
+			Argv: []string{"sh", "-c", once}, Stdout: onWrite(func() { close(started) }), Grace: 100 * time.Millisecond,
+		})
+		must(t, err)
+		<-started
+		e.Freeze(t)
+		cancel()
+		if exit, err := p.Wait(); !errors.Is(err, sandbox.ErrLost) {
+			t.Errorf("the cancelled command ended with %v, %v, want ErrLost", exit.Status, err)
+		}
+		<-s.Done()
+		if err := s.Destroy(t.Context()); !errors.Is(err, sandbox.ErrUnavailable) {
+			t.Errorf("destroy: %v", err)
+		}
+		e.Thaw(t)
+		b.backend.remote.deadlines = defaultDeadlines()
+		goesOn(t, b, s, session)
+	})
+	t.Run("for a moment", func(t *testing.T) {
+		b := privateBed(t, e, Options{})
+		s, session := begin(t, b)
+		e.Freeze(t)
+		thawed := make(chan struct{})
+		time.AfterFunc(200*time.Millisecond, func() {
+			defer close(thawed)
+			e.Thaw(t)
+		})
+		p, err := s.Start(t.Context(), sandbox.Command{Argv: []string{"sh", "-c", "exit 7"}})
+		<-thawed
+		must(t, err)
+		if exit, err := p.Wait(); err != nil || exit.Status.Code != 7 {
+			t.Errorf("a command over a short stop: %v, %v", exit.Status, err)
+		}
+		goesOn(t, b, s, session)
+	})
+}
+
+// sweepsClean sweeps until nothing of a session is left: an engine that goes on
+// may still make what it was asked for.
+func (b *bed) sweepsClean(t *testing.T, session string) {
+	t.Helper()
+	deadline := time.Now().Add(lossTime)
+	for {
+		_, err := b.backend.Sweep(t.Context())
+		must(t, err)
+		left, err := b.leftovers(session)
+		must(t, err)
+		if len(left) == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("left of %s: %q", session, left)
+		}
+		b.removeLate(t, session)
+	}
+}
+
+// removeLate removes a container that the engine made after the sweep that
+// undid its journal; its owner, this process, would have to be dead or ten
+// minutes older for a sweep to do so.
+func (b *bed) removeLate(t *testing.T, session string) {
+	t.Helper()
+	list, err := b.backend.remote.list(t.Context())
+	must(t, err)
+	for _, c := range list {
+		id, of, err := owner.FromLabels(c.Labels)
+		must(t, err)
+		if of != session || c.State != container.StateCreated {
+			continue
+		}
+		if b.backend.abandoned(id, c.State, time.Now()) || !b.backend.abandoned(id, c.State, time.Now().Add(-2*neverStarted)) {
+			t.Error("a container that was never started is not swept in time")
+		}
+		must(t, removeContainer(t.Context(), b.backend.remote, c.ID))
+	}
+}
+
+// creations counts the containers that the engine ever made for a session.
+func (b *bed) creations(t *testing.T, session string) int {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	messages, errs := b.backend.remote.engine.Events(ctx, events.ListOptions{
+		Since: "0", Until: time.Now().Add(time.Second).Format(time.RFC3339Nano),
+		Filters: filters.NewArgs(filters.Arg("label", owner.LabelSession+"="+session), filters.Arg("event", string(events.ActionCreate))),
+	})
+	n := 0
+	for {
+		select {
+		case <-messages:
+			n++
+		case <-errs:
+			return n
+		}
+	}
+}
+
+// A shim that is killed takes its container with it.
+func TestShimKilled(t *testing.T) {
+	e := privateengine.New(t)
+	b := privateBed(t, e, Options{})
+	s, session := begin(t, b)
+	lostCommand(t, b, s, func() {
+		if e.KillShims(t) == 0 {
+			t.Error("control: no shim was found")
+		}
+	})
+	goesOn(t, b, s, session)
+}
+
+// What an operator does to the container in the middle of a command is a typed
+// loss where it takes the container away, and nothing otherwise.
+func TestOperator(t *testing.T) {
+	e := privateengine.New(t)
+	stop := 0
+	for _, tt := range []struct {
+		name string
+		do   func(ctx context.Context, c operations, id string) error
+	}{
+		{"removes it", func(ctx context.Context, c operations, id string) error {
+			return c.ContainerRemove(ctx, id, container.RemoveOptions{Force: true})
+		}},
+		{"kills it", func(ctx context.Context, c operations, id string) error { return c.ContainerKill(ctx, id, "KILL") }},
+		{"stops it", func(ctx context.Context, c operations, id string) error {
+			return c.ContainerStop(ctx, id, container.StopOptions{Timeout: &stop})
+		}},
+		{"restarts it", func(ctx context.Context, c operations, id string) error {
+			// What was mounted is not there a second time, so that it only stops.
+			if err := c.ContainerRestart(ctx, id, container.StopOptions{Timeout: &stop}); err == nil {
+				return errors.New("a container of ours was started twice")
+			}
+			return nil
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b := privateBed(t, e, Options{})
+			s, session := begin(t, b)
+			lostCommand(t, b, s, func() { must(t, tt.do(t.Context(), b.operator(t), s.ID())) })
+			goesOn(t, b, s, session)
+		})
+	}
+	t.Run("pauses it", func(t *testing.T) {
+		b := privateBed(t, e, Options{})
+		_, err := b.backend.Check(t.Context())
+		must(t, err)
+		b.backend.remote.answer = time.Second
+		s, session := begin(t, b)
+		p, err := s.Start(t.Context(), sandbox.Command{Argv: []string{"sleep", "1000"}, Timeout: 2 * time.Second, Grace: 100 * time.Millisecond})
+		must(t, err)
+		must(t, b.operator(t).ContainerPause(t.Context(), s.ID()))
+		if list, err := b.backend.List(t.Context()); err != nil || len(list) != 1 || list[0].State != sandbox.ListedPaused {
+			t.Errorf("list: %+v, %v", list, err)
+		}
+		if exit, err := p.Wait(); !errors.Is(err, sandbox.ErrLost) {
+			t.Errorf("the command ended with %v, %v, want ErrLost", exit.Status, err)
+		}
+		goesOn(t, b, s, session)
+	})
+	t.Run("pauses it for a moment", func(t *testing.T) {
+		b := privateBed(t, e, Options{})
+		s, session := begin(t, b)
+		p, err := s.Start(t.Context(), sandbox.Command{Argv: []string{"sh", "-c", "sleep 0.3; exit 3"}})
+		must(t, err)
+		must(t, b.operator(t).ContainerPause(t.Context(), s.ID()))
+		must(t, b.operator(t).ContainerUnpause(t.Context(), s.ID()))
+		if exit, err := p.Wait(); err != nil || exit.Status.Code != 3 {
+			t.Errorf("the command ended with %v, %v", exit.Status, err)
+		}
+		goesOn(t, b, s, session)
+	})
+	t.Run("renames it", func(t *testing.T) {
+		b := privateBed(t, e, Options{})
+		s, session := begin(t, b)
+		must(t, b.operator(t).ContainerRename(t.Context(), s.ID(), "renamed"))
+		if out, _ := shell(t, s, "echo still here"); out != "still here\n" {
+			t.Errorf("it said %q", out)
+		}
+		goesOn(t, b, s, session)
+	})
+	t.Run("renames that of a dead owner", func(t *testing.T) {
+		b := privateBed(t, e, Options{})
+		t.Setenv("DOCKER_HOST", e.Host())
+		session := newSession()
+		o := startOwner(t, b, session, nil)
+		_, err := b.backend.Check(t.Context())
+		must(t, err)
+		must(t, b.operator(t).ContainerRename(t.Context(), o.container, "renamed-too"))
+		must(t, b.operator(t).ContainerPause(t.Context(), o.container)) // or it would go by itself
+		must(t, o.Process.Kill())
+		o.Wait() //nolint:errcheck // it was killed
+		left, err := b.backend.Sweep(t.Context())
+		must(t, err)
+		if len(left) == 0 || left[0].Kind != string(owner.KindContainer) {
+			t.Errorf("swept %+v, want the container first", left)
+		}
+		b.nothingLeft(t, session)
+	})
+}
+
+// operations are what an operator does and this package never.
+type operations interface {
+	ContainerRemove(ctx context.Context, id string, o container.RemoveOptions) error
+	ContainerKill(ctx context.Context, id, signal string) error
+	ContainerStop(ctx context.Context, id string, o container.StopOptions) error
+	ContainerRestart(ctx context.Context, id string, o container.StopOptions) error
+	ContainerPause(ctx context.Context, id string) error
+	ContainerUnpause(ctx context.Context, id string) error
+	ContainerRename(ctx context.Context, id, name string) error
+}
+
+func (b *bed) operator(t *testing.T) operations {
+	t.Helper()
+	r, _, err := b.backend.connect(t.Context())
+	must(t, err)
+	return r.engine.(operations)
+}
+
+// A socket that is replaced under a running session: what is connected goes on,
+// new calls fail with a typed error, and everything can be removed when the
+// engine is back in its place.
+func TestSocketReplaced(t *testing.T) {
+	e := privateengine.New(t)
+	b := privateBed(t, e, Options{})
+	s, session := begin(t, b)
+	b.backend.remote.engine.Close() //nolint:errcheck // idle connections would be used
+	must(t, os.Rename(e.Socket(), e.Socket()+".away"))
+	l, err := net.Listen("unix", e.Socket())
+	must(t, err)
+	go func() { // it answers garbage
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			conn.Write([]byte("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{]")) //nolint:errcheck // a test's
+			conn.Close()
+		}
+	}()
+	if out, _ := shell(t, s, "echo still here"); out != "still here\n" {
+		t.Errorf("it said %q", out)
+	}
+	if _, err := b.backend.Create(t.Context(), b.spec(t, newSession())); err == nil {
+		t.Error("a sandbox was made by something that is no engine")
+	} else {
+		t.Log(err)
+	}
+	if _, err := b.backend.Sweep(t.Context()); !errors.Is(err, sandbox.ErrUnavailable) {
+		t.Errorf("sweep: %v, want ErrUnavailable", err)
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	must(t, l.Close())
+	must(t, os.Rename(e.Socket()+".away", e.Socket()))
+	if left, err := b.backend.Sweep(t.Context()); err != nil || len(left) == 0 || left[0].Session == session {
+		t.Errorf("a sweep of what the failed start left: %+v, %v", left, err)
+	}
+	goesOn(t, b, s, session)
+}
