@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"path/filepath"
-	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -38,12 +36,12 @@ func makeBackend(name string, s backendSettings) (sandbox.Backend, error) {
 	if name == "docker" {
 		return docker.New(docker.Options{
 			Host: s.host, Runtime: s.runtime, GuestPath: s.guest, StateDir: s.stateDir, Protect: protect,
-			HostImage: host, Getenv: env.get, Logger: s.logger,
+			HostImage: host, Images: s.images, Getenv: env.get, Logger: s.logger,
 		})
 	}
 	return oci.New(oci.Options{
 		Kind: oci.Kind(name), RuntimePath: s.runtime, GuestPath: s.guest, StateDir: s.stateDir, Protect: protect,
-		Host: host, Logger: s.logger,
+		Host: host, Images: s.images, Logger: s.logger,
 	})
 }
 
@@ -54,6 +52,7 @@ type chooser struct {
 	programs programs
 	environ  environ
 	logger   *zap.Logger
+	images   *imageStore
 	made     map[string]sandbox.Backend
 }
 
@@ -79,7 +78,7 @@ func (c *chooser) construct(name string) (sandbox.Backend, error) {
 		return nil, err
 	}
 	s := backendSettings{
-		stateDir: c.environ.stateDir(), guest: guest, environ: c.environ, logger: c.logger,
+		stateDir: c.environ.stateDir(), guest: guest, environ: c.environ, logger: c.logger, images: c.images,
 		toolchains: c.conf.HostImage.Toolchains, mask: c.conf.HostImage.Mask,
 	}
 	switch name {
@@ -103,6 +102,7 @@ func (c *chooser) close() {
 			_ = closer.Close()
 		}
 	}
+	c.images.close()
 }
 
 // choose gives the backend that was asked for and says why it is that one. A
@@ -220,18 +220,6 @@ func (c *chooser) imageWarnings(ctx context.Context, ref images.Reference) []str
 		return nil // the backend will say so
 	}
 	return fs.Warnings
-}
-
-// reference reads the image setting. A folder is relative to the working folder.
-func reference(text string) (images.Reference, error) {
-	if dir, ok := strings.CutPrefix(text, "rootfs:"); ok && !filepath.IsAbs(dir) {
-		abs, err := filepath.Abs(dir)
-		if err != nil {
-			return images.Reference{}, err
-		}
-		text = "rootfs:" + abs
-	}
-	return images.ParseReference(text)
 }
 
 func value(s *string) string {

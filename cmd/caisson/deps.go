@@ -9,6 +9,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/sandbox"
 )
@@ -49,6 +50,7 @@ type backendSettings struct {
 	environ  []string
 	// toolchains and mask are what image host has and hides beside /usr.
 	toolchains, mask []string
+	images           images.Source
 	logger           *zap.Logger
 }
 

@@ -38,6 +38,14 @@ func (e environ) xdg(name, def string) string {
 func (e environ) stateDir() string  { return e.xdg("XDG_STATE_HOME", ".local/state") }
 func (e environ) configDir() string { return e.xdg("XDG_CONFIG_HOME", ".config") }
 
+// imageDir is where images are kept, "" where there is no place.
+func (e environ) imageDir() string {
+	if dir := e.xdg("XDG_CACHE_HOME", ".cache"); dir != "" {
+		return filepath.Join(dir, "images")
+	}
+	return ""
+}
+
 func absolute(path string) string {
 	if filepath.IsAbs(path) {
 		return path

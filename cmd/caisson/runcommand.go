@@ -184,9 +184,13 @@ func (s *setup) world(ctx context.Context, u *userInterface) (runner.Options, er
 	image, err := reference(*s.conf.Image)
 	if err != nil {
 		return o, &runner.Error{Status: runner.ExitConfig, Err: err, Problem: runner.Problem{
-			Cause: "the image can't be used: " + err.Error(), Mend: "Images are host, rootfs:DIR, or a name that the Docker engine has.",
+			Cause: "the image can't be used: " + err.Error(), Mend: "Images are host, rootfs:DIR, oci-layout:DIR, docker-archive:FILE, build:DIR, or a name such as debian:bookworm-slim.",
 		}}
 	}
+	if !s.conf.AllowedImage(image.String()) {
+		return o, &config.Error{Where: "requirements", Message: "image " + image.String() + " is not allowed on this machine", Mend: "choose what the administrator's file allows"}
+	}
+	s.backends.images.report = (&pulling{say: u.say, now: time.Now, pause: linePause}).report
 	resources, err := s.conf.SandboxResources()
 	if err != nil {
 		return o, err

@@ -82,6 +82,7 @@ func newSetup(d deps, env environ, flags config.File, profile, workspace string)
 		p.workspace = s.workspace.Path
 	}
 	s.backends = chooser{deps: d, conf: s.conf, programs: p, environ: env, logger: zap.NewNop()}
+	s.backends.images = &imageStore{chooser: &s.backends}
 	return s, nil
 }
 

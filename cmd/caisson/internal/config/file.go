@@ -34,6 +34,7 @@ type File struct {
 	Resources Resources `yaml:"resources"`
 	Docker    Docker    `yaml:"docker"`
 	HostImage HostImage `yaml:"host_image"`
+	Images    Images    `yaml:"images"`
 	Programs  Programs  `yaml:"programs"`
 
 	// Profiles are named sets of these settings; a profile has none itself.
@@ -103,12 +104,22 @@ type HostImage struct {
 	Mask       []string `yaml:"mask"`
 }
 
+// Images says how images are fetched.
+type Images struct {
+	// PlainHTTP are the registries, as host or host:port, that are spoken to
+	// without TLS; loopback needs no entry.
+	PlainHTTP []string `yaml:"plain_http"`
+}
+
 // Programs are absolute paths of what is otherwise found beside the
 // executable or on PATH.
 type Programs struct {
 	Guest *string `yaml:"caisson-guest"`
 	Runsc *string `yaml:"runsc"`
 	Runc  *string `yaml:"runc"`
+	// Builders of build:DIR where there is no engine.
+	Buildctl *string `yaml:"buildctl"`
+	Buildah  *string `yaml:"buildah"`
 }
 
 // Over returns f with everything that upper sets laid over it.
@@ -149,9 +160,14 @@ func (f File) Over(upper File) File {
 	if upper.HostImage.Mask != nil {
 		f.HostImage.Mask = upper.HostImage.Mask
 	}
+	if upper.Images.PlainHTTP != nil {
+		f.Images.PlainHTTP = upper.Images.PlainHTTP
+	}
 	over(&f.Programs.Guest, upper.Programs.Guest)
 	over(&f.Programs.Runsc, upper.Programs.Runsc)
 	over(&f.Programs.Runc, upper.Programs.Runc)
+	over(&f.Programs.Buildctl, upper.Programs.Buildctl)
+	over(&f.Programs.Buildah, upper.Programs.Buildah)
 	return f
 }
 

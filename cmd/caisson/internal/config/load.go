@@ -153,6 +153,7 @@ func (c *Config) check() error {
 	}
 	for name, path := range map[string]*string{
 		"caisson-guest": c.Programs.Guest, "runsc": c.Programs.Runsc, "runc": c.Programs.Runc,
+		"buildctl": c.Programs.Buildctl, "buildah": c.Programs.Buildah,
 	} {
 		if path != nil && !filepath.IsAbs(*path) {
 			return &Error{Where: "programs." + name, Message: *path + " is no absolute path"}

@@ -70,7 +70,7 @@ func (c *Config) refuse(r Requirements) error {
 	switch {
 	case backend != "auto" && !c.Allowed(backend):
 		return forbidden("backend", backend)
-	case r.Images != nil && !slices.ContainsFunc(r.Images, func(allowed string) bool { return matches(allowed, image) }):
+	case !c.AllowedImage(image):
 		return forbidden("image", image)
 	case r.Git != nil && *r.Git == "ro" && *c.Git != "ro":
 		return forbidden("git mode", *c.Git)
@@ -89,6 +89,13 @@ func (c *Config) refuse(r Requirements) error {
 // Allowed says whether the requirements allow a backend.
 func (c *Config) Allowed(backend string) bool {
 	return c.Requirements.Backends == nil || slices.Contains(c.Requirements.Backends, backend)
+}
+
+// AllowedImage says whether the requirements allow an image, as it is written.
+// A path counts as it is resolved too: rootfs:/base/../home is not below /base.
+func (c *Config) AllowedImage(image string) bool {
+	return c.Requirements.Images == nil ||
+		slices.ContainsFunc(c.Requirements.Images, func(allowed string) bool { return matches(allowed, image) })
 }
 
 func matches(pattern, s string) bool {

@@ -38,7 +38,7 @@ func Settings() []Setting {
 	return []Setting{
 		{"model", "MODEL", "model profile, or provider/model: openai/NAME, replay/FILE", func(f *File, v string) error { return text(&f.Model, v) }},
 		{"backend", "NAME", "where commands run: auto, docker, gvisor or runc", func(f *File, v string) error { return word(&f.Backend, v, Backends()) }},
-		{"image", "REF", "root filesystem: host, rootfs:DIR, or an image that the engine has", func(f *File, v string) error { return text(&f.Image, v) }},
+		{"image", "REF", "root filesystem: host, an image's name, rootfs:DIR, oci-layout:DIR, docker-archive:FILE or build:DIR", func(f *File, v string) error { return text(&f.Image, v) }},
 		{"git", "MODE", "what commands may do to .git: ro or commit", func(f *File, v string) error { return word(&f.Git, v, []string{"ro", "commit"}) }},
 		{"mode", "MODE", "how the workspace is mounted: bind, or overlay, which leaves it untouched", func(f *File, v string) error { return word(&f.Mode, v, Modes()) }},
 		{"keep-changes", "TIME", "how long changes of overlay runs wait to be applied, such as 336h", func(f *File, v string) error { return parsed(&f.KeepChanges, v, ParseDuration) }},

@@ -1,0 +1,332 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/tools"
+)
+
+func newImagesCommand(d deps, env environ, status *int) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "images",
+		Short: "List, fetch and remove the images that sandboxes run on",
+		Args:  cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usage("caisson images has no %q; there are %s", args[0], commandNames(cmd))
+			}
+			return cmd.Help()
+		},
+	}
+	cmd.AddCommand(newImagesListCommand(d, env), newImagesPullCommand(d, env, status), newImagesRemoveCommand(d, env), newImagesPruneCommand(d, env))
+	return cmd
+}
+
+const imagesListLong = `List the images that the cache has, below $XDG_CACHE_HOME/caisson/images.
+
+DIGEST is what the image was pinned to: each start takes that until caisson images pull asks anew.
+USED is when a session last ran on it; "now" is one that runs.
+`
+
+func newImagesListCommand(d deps, env environ) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:     "ls [flags]",
+		Short:   "List the images of the cache",
+		Long:    imagesListLong + imagesExit(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitConfig),
+		Example: "  caisson images ls\n  caisson images ls --json | jq -r '.[].digest'",
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return withImages(cmd.Context(), d, env, nil, func(s *images.Store, _ *imageStore) error {
+				list, err := s.List(cmd.Context())
+				if err != nil {
+					return err
+				}
+				return showImages(d.stdout, list, asJSON, time.Now())
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write a JSON array")
+	return cmd
+}
+
+const imagesPullLong = `Ask what each name names now, pin it to that digest, fetch and unpack it.
+
+A start takes a name's pinned digest without asking anybody; the first start on a name pins it. So
+pull is how an image is renewed, and how a machine is made ready for a time without network. Sessions
+that run keep what they have. Names, oci-layout:DIR, docker-archive:FILE and build:DIR can be pulled.
+`
+
+func newImagesPullCommand(d deps, env environ, status *int) *cobra.Command {
+	return &cobra.Command{
+		Use:     "pull REF...",
+		Short:   "Fetch images and pin them to what their names name now",
+		Long:    imagesPullLong + imagesExit(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitAuth, runner.ExitInput, runner.ExitConfig, runner.ExitInterrupted),
+		Example: "  caisson images pull debian:bookworm-slim\n  caisson images pull localhost:5000/team/tools@sha256:…",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			refs, err := imageArguments(args)
+			if err != nil {
+				return err
+			}
+			p := newPulling(d, env)
+			defer p.close()
+			ctx, _, _, stop := interruptible(cmd.Context(), d.signals, func(string) {}, d.exit)
+			defer stop()
+			err = withImages(ctx, d, env, p.report, func(s *images.Store, _ *imageStore) error {
+				for _, ref := range refs {
+					got, err := s.Pull(ctx, ref)
+					p.close()
+					if err != nil {
+						return err
+					}
+					name, _ := tools.Display(ref.String())
+					if _, err := fmt.Fprintf(d.stdout, "%s %s\n", name, got.Digest); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			if i, ok := errors.AsType[*runner.Interrupted](context.Cause(ctx)); ok && err != nil {
+				*status = 128 + i.Signal
+				return nil
+			}
+			return err
+		},
+	}
+}
+
+const imagesRemoveLong = `Forget images and free what no other image needs. An image that a session uses is not removed.
+The next start on a name fetches it again, and pins what it names then.
+`
+
+func newImagesRemoveCommand(d deps, env environ) *cobra.Command {
+	return &cobra.Command{
+		Use:   "rm REF...",
+		Short: "Remove images from the cache",
+		Long:  imagesRemoveLong + imagesExit(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			refs, err := imageArguments(args)
+			if err != nil {
+				return err
+			}
+			return withImages(cmd.Context(), d, env, nil, func(s *images.Store, _ *imageStore) error {
+				var total images.Pruned
+				for _, ref := range refs {
+					gone, err := s.Remove(cmd.Context(), ref)
+					total = added(total, gone)
+					if err != nil {
+						return errors.Join(err, showPruned(d.stdout, total))
+					}
+				}
+				return showPruned(d.stdout, total)
+			})
+		},
+	}
+}
+
+const imagesPruneLong = `Forget the images that no session has used for a while, and free what no image needs and what
+dead processes left. What Caisson loaded into or built on the Docker engine goes too, after the same
+time. Images that sessions use stay, and so does everything that you put on the engine yourself.
+`
+
+// pruneTime is when an image counts as unused: longer than a holiday.
+const pruneTime = 30 * 24 * time.Hour
+
+func newImagesPruneCommand(d deps, env environ) *cobra.Command {
+	var unused time.Duration
+	var all bool
+	cmd := &cobra.Command{
+		Use:     "prune [flags]",
+		Short:   "Remove images that no session has used for a while",
+		Long:    imagesPruneLong + imagesExit(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitConfig),
+		Example: "  caisson images prune\n  caisson images prune --unused 24h",
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			switch {
+			case all && cmd.Flags().Changed("unused"):
+				return usage("--all or --unused, not both")
+			case all:
+				unused = 0
+			case unused <= 0:
+				return usage("--unused %s: the time must be more than 0; --all removes what no session uses now", unused)
+			}
+			return withImages(cmd.Context(), d, env, nil, func(s *images.Store, own *imageStore) error {
+				gone, err := s.Prune(cmd.Context(), unused)
+				err = errors.Join(err, showPruned(d.stdout, gone))
+				if own.engine == nil {
+					return err
+				}
+				n, engineErr := own.engine.Prune(cmd.Context(), unused)
+				if n > 0 {
+					_, shown := fmt.Fprintf(d.stdout, "%d images of Caisson removed from the engine\n", n)
+					err = errors.Join(err, shown)
+				}
+				return errors.Join(err, engineErr)
+			})
+		},
+	}
+	cmd.Flags().DurationVar(&unused, "unused", pruneTime, "how long an image must not have been used")
+	cmd.Flags().BoolVar(&all, "all", false, "everything that no session uses now")
+	return cmd
+}
+
+// withImages opens the store, with report as its progress, and does something
+// with it.
+func withImages(ctx context.Context, d deps, env environ, report func(images.Progress), do func(*images.Store, *imageStore) error) error {
+	s, err := newSetup(d, env, config.File{}, "", "")
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	s.backends.images.report = report
+	store, err := s.backends.images.open(ctx)
+	if err != nil {
+		return imageFailure(err)
+	}
+	return imageFailure(do(store, s.backends.images))
+}
+
+// imageArguments reads the references of a command line.
+func imageArguments(args []string) ([]images.Reference, error) {
+	if len(args) == 0 {
+		return nil, usage("an image is needed, such as debian:bookworm-slim")
+	}
+	var refs []images.Reference
+	for _, text := range args {
+		ref, err := reference(text)
+		if err != nil {
+			return nil, &usageError{err}
+		}
+		if ref.Scheme == images.SchemeHost || ref.Scheme == images.SchemeFolder {
+			return nil, usage("%s is used as it is, and never in the cache", text)
+		}
+		refs = append(refs, ref)
+	}
+	return refs, nil
+}
+
+// newPulling shows progress on standard error.
+func newPulling(d deps, env environ) *pulling {
+	p := &pulling{
+		say: func(text string) {
+			safe, _ := tools.Display(text)
+			fmt.Fprintln(d.stderr, "caisson: "+safe) //nolint:errcheck // who does not read it does not want it
+		},
+		width: d.width, now: time.Now, pause: linePause,
+	}
+	if d.terminal(d.stderr) && env.get("TERM") != "dumb" && env.get("TERM") != "" {
+		p.bar = d.stderr
+	}
+	return p
+}
+
+// listedImage is an image as --json shows it.
+type listedImage struct {
+	Reference string     `json:"reference"`
+	Digest    string     `json:"digest"`
+	ID        string     `json:"id"`
+	Platform  string     `json:"platform"`
+	Bytes     int64      `json:"bytes"`
+	Created   *time.Time `json:"created,omitempty"`
+	Pulled    *time.Time `json:"pulled,omitempty"`
+	Used      *time.Time `json:"used,omitempty"`
+	InUse     bool       `json:"in_use"`
+	Unpacked  bool       `json:"unpacked"`
+}
+
+// showImages writes images as a table, or as JSON.
+func showImages(w io.Writer, list []images.Image, asJSON bool, now time.Time) error {
+	if asJSON {
+		out := []listedImage{}
+		for _, i := range list {
+			out = append(out, listedImage{
+				Reference: i.Reference.String(), Digest: i.Digest, ID: i.ID, Platform: i.Platform, Bytes: i.Size,
+				Created: known(i.Created), Pulled: known(i.Pulled), Used: known(i.Used), InUse: i.InUse, Unpacked: i.Unpacked,
+			})
+		}
+		return writeJSON(w, out)
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "IMAGE\tDIGEST\tPLATFORM\tSIZE\tPULLED\tUSED")
+	for _, i := range list {
+		name, _ := tools.Display(i.Reference.String())
+		used := age(i.Used, now)
+		if i.InUse {
+			used = "now"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", name, shortDigest(i.Digest), i.Platform, size(i.Size), age(i.Pulled, now), used)
+	}
+	return t.Flush()
+}
+
+// shortDigest is enough of a digest to tell it from others.
+func shortDigest(digest string) string {
+	hex := strings.TrimPrefix(digest, "sha256:")
+	return hex[:min(len(hex), 12)]
+}
+
+// known is a time, or nil for none.
+func known(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	t = t.UTC()
+	return &t
+}
+
+func added(a, b images.Pruned) images.Pruned {
+	a.Images, a.Kept = append(a.Images, b.Images...), append(a.Kept, b.Kept...)
+	a.Bytes += b.Bytes
+	a.Leftovers += b.Leftovers
+	return a
+}
+
+// showPruned says what went and what stayed.
+func showPruned(w io.Writer, p images.Pruned) error {
+	var errs []error
+	line := func(format string, args ...any) {
+		text, _ := tools.Display(fmt.Sprintf(format, args...))
+		_, err := fmt.Fprintln(w, text)
+		errs = append(errs, err)
+	}
+	for _, i := range p.Images {
+		line("removed  %s  %s", i.Reference, shortDigest(i.Digest))
+	}
+	for _, i := range p.Kept {
+		line("kept     %s: a session uses it", i.Reference)
+	}
+	if p.Leftovers > 0 {
+		line("removed  %d things that dead processes left half made", p.Leftovers)
+	}
+	line("%s freed", size(p.Bytes))
+	return errors.Join(errs...)
+}
+
+// imagesExit is the end of a help text: the exit statuses of these commands.
+func imagesExit(statuses ...int) string {
+	meaning := map[int]string{
+		runner.ExitFailed: "a registry can't be reached, or the image is in use", runner.ExitAuth: "a registry refuses the credentials",
+		runner.ExitInput: "there is no such image, or it can't be used here",
+	}
+	var b strings.Builder
+	for line := range strings.Lines(exitHelp(statuses...)) {
+		for s, text := range meaning {
+			if strings.HasPrefix(line, "  "+pad(s)) {
+				line = "  " + pad(s) + text + "\n"
+			}
+		}
+		b.WriteString(line)
+	}
+	return b.String()
+}
