@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -22,7 +23,9 @@ type Backend struct {
 	traits   traits
 	runtime  *runtimeClient
 	rootless bool
-	log      *zap.Logger
+	// answer bounds a guest's answer; zero is the guest's own default.
+	answer time.Duration
+	log    *zap.Logger
 
 	namespaces workmount.Namespaces
 

@@ -122,6 +122,9 @@ func (c *container) complete(ctx context.Context, spec sandbox.Spec) error {
 	c.guestSHA256 = guestCopy.sha256
 	c.plan.traits, c.plan.resources, c.plan.ceiling = b.traits, spec.Resources, b.hardLimit
 	c.plan.guest, c.plan.nonce = guestCopy.path, c.bundle.noncePath()
+	if c.plan.processors, err = c.bundle.writeProcessors(spec.Resources.MilliCPUs); err != nil {
+		return err
+	}
 
 	usual := b.usualIdentity()
 	var both errgroup.Group
@@ -275,7 +278,7 @@ func (c *container) greet(ctx context.Context, spec sandbox.Spec) error {
 	config.GIDBase, config.GIDCount = gidBase, gidCount
 	config.Probe = c.backend.options.Probe
 	conn, err := guest.Dial(ctx, guest.Options{
-		Conn: c.stdio, Config: config, Env: sandbox.Environment(c.plan.image.Env, c.plan.image.Path), Timeout: spec.Resources.CommandTime, Grace: spec.Grace, Logger: c.backend.log,
+		Conn: c.stdio, Config: config, Env: sandbox.Environment(c.plan.image.Env, c.plan.image.Path), Timeout: spec.Resources.CommandTime, Grace: spec.Grace, AnswerTime: c.backend.answer, Logger: c.backend.log,
 	})
 	if err != nil {
 		return err

@@ -181,3 +181,188 @@ func TestRuntimeStays(t *testing.T) {
 		}
 	})
 }
+
+// lost runs a command that leaves a line of each time that it is run, does
+// something, and requires a typed loss of it.
+func lost(t *testing.T, b *bed, sb sandbox.Sandbox, do func()) {
+	t.Helper()
+	started := make(chan struct{})
+	p, err := sb.Start(t.Context(), sandbox.Command{
+		Argv: []string{"/bin/sh", "-c", "echo ran >>times; echo running; exec sleep 1000"}, Grace: 100 * time.Millisecond,
+		Timeout: 3 * time.Second, Stdout: onWrite(func() { close(started) }),
+	})
+	must(t, err)
+	<-started
+	do()
+	if exit, err := p.Wait(); !errors.Is(err, sandbox.ErrLost) {
+		t.Errorf("the command's end: %v, %v, want ErrLost", exit.Status, err)
+	}
+	select {
+	case <-sb.Done():
+	case <-time.After(faultTime):
+		t.Fatal("the loss is not noticed")
+	}
+	if !errors.Is(sb.Err(), sandbox.ErrLost) {
+		t.Errorf("the sandbox's end: %v", sb.Err())
+	}
+	t.Logf("lost: %v", sb.Err())
+	ran, err := os.ReadFile(filepath.Join(b.workspace, "times"))
+	if must(t, err); string(ran) != "ran\n" {
+		t.Errorf("the command was run: %q", ran)
+	}
+}
+
+type onWrite func()
+
+func (f onWrite) Write(p []byte) (int, error) { f(); return len(p), nil }
+
+// TestFaultsMidCommand does what an operator or an accident does to a sandbox
+// while a command runs, and then goes on: the sandbox is destroyed, nothing is
+// left, the session's id can be used again.
+func TestFaultsMidCommand(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		kind Kind
+		root bool
+		do   func(t *testing.T, c *container)
+	}{
+		{"frozen by the operator", Runc, true, func(t *testing.T, c *container) { runtimeCall(t, c, "pause", c.id) }},
+		{"cgroup frozen", Runc, true, func(t *testing.T, c *container) { freeze(t, c) }},
+		{"cgroup frozen", GVisor, true, func(t *testing.T, c *container) { freeze(t, c) }},
+		{"stopped", Runc, false, func(t *testing.T, c *container) {
+			must(t, unix.PidfdSendSignal(c.process.fd, unix.SIGSTOP, nil, 0))
+		}},
+		{"everything killed", GVisor, false, func(t *testing.T, c *container) { killNaming(t, c.id, "runsc") }},
+		{"bundle removed, then killed", Runc, false, func(t *testing.T, c *container) {
+			must(t, os.RemoveAll(c.bundle.dir))
+			c.process.kill()
+		}},
+		{"bundle removed, then killed", GVisor, false, func(t *testing.T, c *container) {
+			must(t, os.RemoveAll(c.bundle.dir))
+			c.process.kill()
+		}},
+		{"runtime's folder removed, then killed", Runc, false, func(t *testing.T, c *container) {
+			must(t, os.RemoveAll(c.backend.runtime.root))
+			c.process.kill()
+		}},
+		{"runtime's folder removed, then killed", GVisor, false, func(t *testing.T, c *container) {
+			must(t, os.RemoveAll(c.backend.runtime.root))
+			c.process.kill()
+		}},
+	} {
+		t.Run(string(tt.kind)+" "+tt.name, func(t *testing.T) {
+			if tt.root && os.Geteuid() != 0 {
+				t.Skip("needs root: an ordinary user has no cgroups")
+			}
+			b := newBed(t, tt.kind, os.Geteuid())
+			b.backend.answer = 2 * time.Second
+			sb, err := b.backend.Create(t.Context(), b.spec(t, "ses_fault"))
+			must(t, err)
+			lost(t, b, sb, func() { tt.do(t, sb.(*container)) })
+			must(t, sb.Destroy(t.Context()))
+			b.nothingLeft(t, "ses_fault")
+			again := b.start(t, b.spec(t, "ses_fault"))
+			if got := output(t, again, "echo again"); got != "again\n" {
+				t.Errorf("the id's next sandbox says %q", got)
+			}
+		})
+	}
+}
+
+// freeze freezes the sandbox's cgroup, as the kernel offers it here.
+func freeze(t *testing.T, c *container) {
+	t.Helper()
+	for _, dir := range c.plan.cgroup.dirs {
+		for name, value := range map[string]string{"freezer.state": "FROZEN", "cgroup.freeze": "1"} {
+			file := filepath.Join(dir, name)
+			if _, err := os.Stat(file); err == nil {
+				must(t, os.WriteFile(file, []byte(value), 0))
+				return
+			}
+		}
+	}
+	t.Skip("needs a freezer: this kernel has none for the sandbox's cgroup")
+}
+
+// TestInitKilled kills what a runtime starts a container with, at random
+// moments of the start: an error of Create, typed, and nothing is left.
+func TestInitKilled(t *testing.T) {
+	both(t, func(t *testing.T, k Kind) {
+		b := newBed(t, k, os.Geteuid())
+		killed := 0
+		for i := range 12 {
+			ctx, stop := context.WithCancel(t.Context())
+			hunted := make(chan int)
+			go func() { hunted <- hunt(ctx, "caisson-ses_init", time.Duration(i)*3*time.Millisecond) }()
+			sb, err := b.backend.Create(t.Context(), b.spec(t, "ses_init"))
+			stop()
+			killed += <-hunted
+			switch {
+			case err == nil:
+				must(t, sb.Destroy(context.Background()))
+			case !errors.Is(err, sandbox.ErrUnavailable) && !errors.Is(err, sandbox.ErrLost):
+				t.Errorf("create: %v, want ErrUnavailable or ErrLost", err)
+			}
+			b.nothingLeft(t, "ses_init")
+		}
+		if killed == 0 {
+			t.Error("control: no process was ever hit")
+		}
+	})
+}
+
+// hunt waits until a process names the container, and a little more, and kills
+// one of those that do.
+func hunt(ctx context.Context, name string, later time.Duration) int {
+	for ctx.Err() == nil {
+		processes, err := processesNaming(name)
+		if err != nil || len(processes) == 0 {
+			pause()
+			continue
+		}
+		time.Sleep(later)
+		processes, err = processesNaming(name)
+		if err != nil || len(processes) == 0 {
+			return 0
+		}
+		var pid int
+		if _, err := fmt.Sscanf(processes[len(processes)-1], "process /proc/%d/cmdline", &pid); err != nil {
+			return 0
+		}
+		if unix.Kill(pid, unix.SIGKILL) == nil {
+			return 1
+		}
+	}
+	return 0
+}
+
+// TestStaleID: what a crashed Caisson left of an id keeps the id, with an error
+// that says so, until a sweep; then it is free.
+func TestStaleID(t *testing.T) {
+	both(t, func(t *testing.T, k Kind) {
+		b := newBed(t, k, os.Geteuid())
+		_, kill := b.startOwner(t)
+		kill()
+		if _, err := b.backend.Create(t.Context(), b.spec(t, "ses_orphan")); !errors.Is(err, sandbox.ErrInvalid) {
+			t.Errorf("create over a dead session's: %v, want ErrInvalid", err)
+		}
+		list, err := b.backend.List(t.Context())
+		must(t, err)
+		if len(list) != 1 || list[0].Session != "ses_orphan" || list[0].Owner.State != "dead" {
+			t.Errorf("list: %+v", list)
+		}
+		_, err = b.backend.Sweep(t.Context())
+		must(t, err)
+		b.nothingLeft(t, "ses_orphan")
+		sb := b.start(t, b.spec(t, "ses_orphan"))
+		list, err = b.backend.List(t.Context())
+		must(t, err)
+		if len(list) != 1 || list[0].State != sandbox.ListedRunning || list[0].Owner.State != "alive" || list[0].Image != "host" ||
+			list[0].Workspace != b.workspace || list[0].Container != sb.ID() {
+			t.Errorf("list: %+v", list)
+		}
+		if os.Geteuid() == 0 && list[0].MemoryBytes <= 0 {
+			t.Error("its memory is not told")
+		}
+	})
+}
