@@ -74,6 +74,7 @@ func fakeBackends(name string, _ backendSettings) (sandbox.Backend, error) {
 }
 
 func TestScripts(t *testing.T) {
+	host := newRegistry(t)
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata", RequireExplicitExec: true,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){"exits": exits},
@@ -98,6 +99,11 @@ func TestScripts(t *testing.T) {
 			e.Setenv("HOME", home)
 			e.Setenv("FAKE_BIN", bin)
 			e.Setenv("FAKE_DOCKER", "no engine answers")
+			e.Setenv("REGISTRY", host)
+			e.Setenv("DOCKER_HOST", "unix:///no/such.sock")
+			if err := writeImages(e.WorkDir); err != nil {
+				return err
+			}
 			return nil
 		},
 	})
