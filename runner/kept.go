@@ -13,10 +13,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
-// DefaultKeep is how long the changes of an overlay session are kept that
-// nobody applied or discarded: a holiday.
-const DefaultKeep = 14 * 24 * time.Hour
-
 // KeptChanges opens the layers of an overlay session of a workspace: of the one
 // that is named by its id or the beginning of it, or of the last one on the
 // workspace whose changes are still there. The caller closes them. Its errors

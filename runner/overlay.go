@@ -57,10 +57,6 @@ func (s *session) mode() string {
 // openLayers makes the layers of an overlay session, and the reader that goes
 // through its sandbox.
 func (s *session) openLayers(original *workspace.Reader) error {
-	if s.opts.Git == sandbox.GitCommit {
-		// Nothing of the repository can be reached, whatever is committed.
-		s.opts.Git = sandbox.GitReadOnly
-	}
 	layers, err := overlay.Create(filepath.Join(s.dir, overlayDir), overlay.CreateOptions{
 		Session: s.opts.Folder.Session, Path: s.opts.Workspace.Path, Workspace: s.opts.Workspace.Dir,
 	})
@@ -121,13 +117,7 @@ func (s *session) overlayChanges(r *Report) {
 	r.Changed = changedFiles(changes, stats)
 	r.HostExecuted = HostExecutedChanges(changes, false)
 	r.Overlay = &OverlayResult{State: overlay.Kept, Changes: len(changes.List)}
-	for i := range changes.List {
-		if c := &changes.List[i]; c.Conflict != "" {
-			r.Overlay.Conflicts = append(r.Overlay.Conflicts, PathNote{c.Path, c.Conflict})
-		} else if c.LeftOut != "" {
-			r.Overlay.LeftOut = append(r.Overlay.LeftOut, PathNote{c.Path, c.LeftOut})
-		}
-	}
+	r.Overlay.Conflicts, r.Overlay.LeftOut = ChangeNotes(changes.List, false)
 }
 
 // changedFiles lists changes as records do: files, and folders whose mode alone
@@ -180,7 +170,8 @@ func (s *session) applyLayers(r *Report) {
 	done, err := s.layers.Apply(context.Background(), s.opts.Workspace.Dir, overlay.ApplyOptions{})
 	if done != nil {
 		r.Overlay.State, r.Overlay.Applied = done.State, len(done.Applied)
-		r.Overlay.Conflicts, r.Overlay.LeftOut = notes(done.Conflicts), notes(done.LeftOut)
+		r.Overlay.Conflicts, _ = ChangeNotes(done.Conflicts, false)
+		_, r.Overlay.LeftOut = ChangeNotes(done.LeftOut, false)
 		r.ApplyRefused = done.Refused
 		for _, f := range done.Failed {
 			r.Overlay.Failed = append(r.Overlay.Failed, PathNote{f.Path, f.Err.Error()})
@@ -192,16 +183,23 @@ func (s *session) applyLayers(r *Report) {
 	}
 }
 
-// notes gives conflicts and what was left out as records do.
-func notes(list []overlay.Change) []PathNote {
-	var out []PathNote
+// ChangeNotes divides changes into those that conflict and those that apply
+// leaves out; gitConfig says that it brings in what git obeys. A folder that is
+// left out stands for what is in it.
+func ChangeNotes(list []overlay.Change, gitConfig bool) (conflicts, left []PathNote) {
+	folder := PathNote{}
 	for i := range list {
 		c := &list[i]
-		why := c.Conflict
-		if c.LeftOut != "" {
-			why = c.LeftOut
+		switch {
+		case c.LeftOut != "" && (!c.Git || !gitConfig):
+			if folder.Path != "" && c.LeftOut == folder.Why && strings.HasPrefix(c.Path, folder.Path+"/") {
+				continue
+			}
+			folder = PathNote{c.Path, c.LeftOut}
+			left = append(left, folder)
+		case c.Conflict != "":
+			conflicts = append(conflicts, PathNote{c.Path, c.Conflict})
 		}
-		out = append(out, PathNote{c.Path, why})
 	}
-	return out
+	return conflicts, left
 }

@@ -154,7 +154,7 @@ func (c keptChange) MarshalJSON() ([]byte, error) {
 
 func (k *keptChanges) json(changes *overlay.Changes, stats *overlay.Stats) error {
 	info := k.layers.Info()
-	conflicts, left := changeNotes(changes.List, false)
+	conflicts, left := runner.ChangeNotes(changes.List, false)
 	doc := keptDocument{
 		Session: info.Session, Workspace: info.Workspace, Began: info.Began, Changes: []keptChange{},
 		HostExecuted: runner.HostExecutedChanges(changes, false), Conflicts: len(conflicts), LeftOut: len(left),

@@ -110,23 +110,9 @@ func (k *keptChanges) tell(lines ...[]string) {
 	}
 }
 
-// notes divides changes into those that conflict and those that are left out.
-func changeNotes(list []overlay.Change, gitConfig bool) (conflicts, left []runner.PathNote) {
-	for i := range list {
-		c := &list[i]
-		switch {
-		case c.LeftOut != "" && (!c.Git || !gitConfig):
-			left = append(left, runner.PathNote{Path: c.Path, Why: c.LeftOut})
-		case c.Conflict != "":
-			conflicts = append(conflicts, runner.PathNote{Path: c.Path, Why: c.Conflict})
-		}
-	}
-	return conflicts, left
-}
-
 // warn lists what a person should know before changes are applied.
 func (k *keptChanges) warn(c *overlay.Changes, gitConfig bool) {
-	conflicts, left := changeNotes(c.List, gitConfig)
+	conflicts, left := runner.ChangeNotes(c.List, gitConfig)
 	k.tell(terminal.Conflicts(conflicts, k.colour), terminal.LeftOut(left, k.colour),
 		terminal.HostExecuted(runner.HostExecutedChanges(c, gitConfig), k.colour))
 	for _, dir := range c.Unread {

@@ -36,13 +36,7 @@ func (l *Layers) Diff(ctx context.Context, original *os.File, c *Changes, w io.W
 		if ctx.Err() != nil {
 			return nil, fmt.Errorf("diff: %w", context.Cause(ctx))
 		}
-		change := &c.List[i]
-		text, st := "", FileStat{Why: "folder"}
-		if change.File() {
-			text, st = blocks(change, d.old(change), d.now(change))
-		} else {
-			text = folderRemark(c.List, i)
-		}
+		text, st := d.change(c.List, i)
 		if int64(len(text)) > room {
 			stats.Omitted++
 			st.HasDiff, st.Why, text = false, "too much in all", ""
@@ -54,6 +48,46 @@ func (l *Layers) Diff(ctx context.Context, original *os.File, c *Changes, w io.W
 		}
 	}
 	return stats, d.end(w, c, stats)
+}
+
+// change gives the text of one change. What apply doesn't bring in, git apply
+// and patch must not either: its diff is there to be read, behind "# ".
+func (d *differ) change(list []Change, i int) (string, FileStat) {
+	c := &list[i]
+	repo, inside := repositoryOf(c.Path)
+	switch {
+	case c.LeftOut != "":
+		return d.leftOut(list, i)
+	case inside && c.Path != repo:
+		if d.repo == repo {
+			return "", FileStat{Why: "in a repository"}
+		}
+		d.repo = repo
+		return remark("%s: the repository changed; git shows how, once it is applied", quote(repo)), FileStat{Why: "in a repository"}
+	case c.File():
+		return blocks(c, d.old(c), d.now(c))
+	}
+	return folderRemark(list, i), FileStat{Why: "folder"}
+}
+
+func (d *differ) leftOut(list []Change, i int) (string, FileStat) {
+	c := &list[i]
+	st := FileStat{Why: "left out"}
+	if !c.File() || strings.HasSuffix(c.Path, ".sample") { // git init makes a dozen
+		if i > 0 && list[i-1].LeftOut == c.LeftOut && parent(list[i-1].Path) == parent(c.Path) {
+			return "", st
+		}
+		return remark("%s: %s: left out by caisson apply: %s", quote(c.Path), c.Kind, c.LeftOut), st
+	}
+	text, _ := blocks(c, d.old(c), d.now(c))
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		if !strings.HasPrefix(line, "# ") {
+			line = "# | " + line
+		}
+		b.WriteString(strings.TrimSuffix(line, "\n") + "\n")
+	}
+	return b.String(), st
 }
 
 // end says what a diff leaves out as a whole.
@@ -91,6 +125,7 @@ func folderRemark(list []Change, i int) string {
 type differ struct {
 	upper, lower tree
 	most         int64
+	repo         string // the last one that was named
 }
 
 func (d *differ) old(c *Change) side { return d.side(d.lower, c.Path, c.was) }

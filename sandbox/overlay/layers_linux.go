@@ -261,7 +261,11 @@ func (r *recorder) entries(rel string) (folders []string, err error) {
 			break
 		}
 		r.count++
-		if err := r.put(stampOf(join(rel, name), n)); err != nil {
+		s := stampOf(join(rel, name), n)
+		if n.typ == workspace.TypeFile && isIndex(join(rel, name)) {
+			s.Index = r.tree.index(join(rel, name))
+		}
+		if err := r.put(s); err != nil {
 			return nil, err
 		}
 		if n.typ == workspace.TypeDir {

@@ -39,6 +39,8 @@ type stamp struct {
 	CTime  int64          `json:"ct,omitempty"`
 	Inode  uint64         `json:"i,omitempty"`
 	Target []byte         `json:"l,omitempty"`
+	// Index is [indexContent] of a git index.
+	Index string `json:"x,omitempty"`
 }
 
 // matches says whether n is still what was stamped. The change time is left out

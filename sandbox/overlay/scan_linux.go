@@ -268,6 +268,10 @@ func (s *scan) compare(path string, was, now *node) {
 		}
 	case workspace.TypeFile:
 		same = was.size == now.size && now.size <= compareBytes && s.equal(path)
+		if !same && isIndex(path) {
+			says := s.upper.index(path)
+			same = says != "" && says == s.lower.index(path)
+		}
 	default: // a pipe is a pipe
 		same = true
 	}
@@ -431,6 +435,9 @@ func (l *Layers) judge(s *scan) error {
 	for i := range s.List {
 		c := &s.List[i]
 		c.Conflict = conflict(c, touched.paths[c.Path], known, l.info.Began.UnixNano())
+		if c.Conflict == differs && c.had.Index != "" && c.had.Index == s.lower.index(c.Path) {
+			c.Conflict = "" // git refreshed what it remembers of the files
+		}
 		if c.Conflict != "" {
 			continue
 		}

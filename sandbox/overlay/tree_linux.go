@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"time"
@@ -195,6 +196,23 @@ func (t tree) file(rel string) (*os.File, *node, error) {
 		return nil, nil, err
 	}
 	return f, n, nil
+}
+
+// index gives what the git index at rel says, "" where that is not known.
+func (t tree) index(rel string) string {
+	f, n, err := t.file(rel)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	if n.size > maxIndexBytes {
+		return ""
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxIndexBytes))
+	if err != nil {
+		return ""
+	}
+	return indexContent(data)
 }
 
 // errType is what was looked at as one thing and is another now.

@@ -51,6 +51,9 @@ func some[T any](list []T, render func(T) string) []string {
 // diffstat lists changed files as git does.
 func diffstat(r runner.Report, s style) []string {
 	const most = 30
+	files := len(r.Changed)
+	var repositories []string
+	r.Changed, repositories = withoutRepositories(r.Changed)
 	width := 0
 	for _, c := range r.Changed[:min(len(r.Changed), most)] {
 		width = max(width, len([]rune(line(c.Path))))
@@ -69,14 +72,34 @@ func diffstat(r runner.Report, s style) []string {
 		}
 		out = append(out, fmt.Sprintf(" %-*s | %s", width, fit(line(c.Path), 60), what))
 	}
+	for _, repo := range repositories {
+		out = append(out, fmt.Sprintf(" %-*s | a repository, changed", width, fit(line(repo), 60)))
+	}
 	if len(r.Changed) > most {
 		out = append(out, fmt.Sprintf(" … and %d more", len(r.Changed)-most))
 	}
-	total := fmt.Sprintf(" %s changed, %s(+), %s(-)", count(len(r.Changed), "file"), count(added, "insertion"), count(removed, "deletion"))
+	total := fmt.Sprintf(" %s changed, %s(+), %s(-)", count(files, "file"), count(added, "insertion"), count(removed, "deletion"))
 	if r.Incomplete {
 		total += "; the workspace is too large, or could not be read whole, to be sure"
 	}
 	return append(out, total)
+}
+
+// withoutRepositories takes the files of repositories out, and names those: a
+// commit changes a dozen files that nobody reads.
+func withoutRepositories(changed []runner.Changed) (rest []runner.Changed, repositories []string) {
+	for _, c := range changed {
+		names := strings.Split(c.Path, "/")
+		i := slices.Index(names, ".git")
+		if i < 0 || i == len(names)-1 {
+			rest = append(rest, c)
+			continue
+		}
+		if repo := strings.Join(names[:i+1], "/"); !slices.Contains(repositories, repo) {
+			repositories = append(repositories, repo)
+		}
+	}
+	return rest, repositories
 }
 
 // bar draws n of a sign, in scale with the other sign's count.
