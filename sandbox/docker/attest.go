@@ -32,6 +32,9 @@ func (s *session) attest(ctx context.Context, asked request) error {
 	if err != nil {
 		return err
 	}
+	if err := s.checkVolume(ctx); err != nil {
+		return err
+	}
 	err = errors.Join(readBack(asked, got), checkKernel(s.facts.runtime, hello), s.checkLimits(hello), guest.VerifyHardening(hello, s.expect(hello)))
 	if err != nil {
 		return fmt.Errorf("check container: %w", err)
@@ -141,6 +144,9 @@ func sameFolders(work *workmount.Prepared, hello wire.Hello) error {
 		m, ok := seen[b.Target]
 		if ok && i > 0 && m.Inode == 0 && work.Staged {
 			continue
+		}
+		if i == 0 && work.Volume != nil {
+			b.Device = m.Device // the overlay's own
 		}
 		if !ok || m.Device != b.Device || m.Inode != b.Inode {
 			return fmt.Errorf("%w: %w: at %s it mounted another file than the one that was opened (%d:%d, not %d:%d)",

@@ -17,6 +17,7 @@ import (
 	"github.com/docker/docker/api/types/network"
 	"github.com/docker/docker/api/types/system"
 	"github.com/docker/docker/api/types/versions"
+	"github.com/docker/docker/api/types/volume"
 	"github.com/docker/docker/client"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -28,7 +29,7 @@ import (
 const minAPI = "1.41"
 
 // engine is every call of the Docker API that this package makes. What is not
-// here can't be used: no exec, no archive, no pull, no volume.
+// here can't be used: no exec, no archive, no pull.
 type engine interface {
 	Ping(ctx context.Context) (types.Ping, error)
 	Info(ctx context.Context) (system.Info, error)
@@ -49,6 +50,10 @@ type engine interface {
 	ContainerList(ctx context.Context, o container.ListOptions) ([]container.Summary, error)
 	ContainerStatsOneShot(ctx context.Context, id string) (container.StatsResponseReader, error)
 	ContainerRemove(ctx context.Context, id string, o container.RemoveOptions) error
+	VolumeCreate(ctx context.Context, o volume.CreateOptions) (volume.Volume, error)
+	VolumeInspect(ctx context.Context, name string) (volume.Volume, error)
+	VolumeList(ctx context.Context, o volume.ListOptions) (volume.ListResponse, error)
+	VolumeRemove(ctx context.Context, name string, force bool) error
 	Close() error
 }
 

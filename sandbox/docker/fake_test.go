@@ -20,6 +20,7 @@ import (
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/image"
 	"github.com/docker/docker/api/types/system"
+	"github.com/docker/docker/api/types/volume"
 )
 
 // fakeEngine speaks the engine's HTTP API on a unix socket. It keeps the
@@ -135,6 +136,8 @@ func (f *fakeEngine) serve(w http.ResponseWriter, r *http.Request, call string, 
 		answer(http.StatusOK, image.InspectResponse{ID: "sha256:00", Os: "linux", Architecture: "amd64"})(w, r)
 	case "GET /images/json", "GET /containers/json":
 		answer(http.StatusOK, []string{})(w, r)
+	case "GET /volumes":
+		answer(http.StatusOK, volume.ListResponse{})(w, r)
 	case "POST /containers/create":
 		f.create(w, r)
 	case "POST /containers/ID/start":

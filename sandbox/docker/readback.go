@@ -147,8 +147,8 @@ func checkLimits(want, have *container.HostConfig) []error {
 	return errs
 }
 
-// checkMounts requires the mounts that were asked for and no others: no
-// volume, no folder of the host more.
+// checkMounts requires the mounts that were asked for and no others: no volume,
+// no folder of the host more.
 func checkMounts(want *container.HostConfig, got container.InspectResponse) []error {
 	type place struct {
 		kind                mount.Type
@@ -162,6 +162,9 @@ func checkMounts(want *container.HostConfig, got container.InspectResponse) []er
 	var errs []error
 	for _, m := range got.Mounts {
 		p := place{m.Type, m.Source, m.Destination, m.RW}
+		if m.Type == mount.TypeVolume { // its source is where the engine mounted it
+			p.source = m.Name
+		}
 		if !asked[p] {
 			errs = append(errs, fmt.Errorf("mount of %s %q at %s (writable: %v) was not asked for", m.Type, m.Source, m.Destination, m.RW))
 		}

@@ -65,6 +65,9 @@ var guestBuild struct {
 
 func guestPath(t testing.TB) string {
 	t.Helper()
+	if dir := os.Getenv(memberHelper); dir != "" {
+		return filepath.Join(dir, "guest")
+	}
 	guestBuild.Do(func() {
 		guestBuild.folder, guestBuild.err = os.MkdirTemp("", "caisson-guest-") //nolint:usetesting // it outlives the test that needs it first
 		if guestBuild.err != nil {
@@ -196,6 +199,15 @@ func (b *bed) leftovers(session string) ([]string, error) {
 	}
 	for _, c := range list {
 		left = append(left, "container "+c.ID+" "+c.Status)
+	}
+	volumes, err := r.volumes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, v := range volumes {
+		if v.Labels[owner.LabelSession] == session {
+			left = append(left, "volume "+v.Name)
+		}
 	}
 	for _, pattern := range []string{"sessions/" + session + "/*", "journal/*" + session + "*"} {
 		files, err := filepath.Glob(filepath.Join(b.state, pattern))

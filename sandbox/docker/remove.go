@@ -35,6 +35,9 @@ func (s *session) remove(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := s.removeVolume(ctx); err != nil {
+		return err
+	}
 	return s.journal.Forget(s.entries[0])
 }
 

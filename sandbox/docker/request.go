@@ -211,7 +211,11 @@ func (p plan) mounts() []mount.Mount {
 	if len(p.image.binds) == 0 { // a skeleton has its own
 		list = append(list, bind(p.hostsPath, "/etc/hosts", true))
 	}
-	for _, b := range p.work.Binds {
+	for i, b := range p.work.Binds {
+		if i == 0 && p.work.Volume != nil {
+			list = append(list, volumeMount(volumeName(p.spec.Session), b.Target))
+			continue
+		}
 		list = append(list, bind(b.Source, b.Target, b.ReadOnly))
 	}
 	for _, m := range p.image.masks {

@@ -118,7 +118,12 @@ func (l *layers) clean() {
 		return
 	}
 	for _, name := range names {
-		owner.RemoveTree(work, name) //nolint:errcheck // as the comment says
+		// The kernel's folder is mostly empty, and closed also to its owner.
+		if unix.Unlinkat(int(work.Fd()), name, unix.AT_REMOVEDIR) == nil {
+			continue
+		}
+		unix.Fchmodat(int(work.Fd()), name, 0o700, unix.AT_SYMLINK_NOFOLLOW) //nolint:errcheck // as the comment says
+		owner.RemoveTree(work, name)                                         //nolint:errcheck // the same
 	}
 }
 

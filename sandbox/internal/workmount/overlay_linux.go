@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -254,12 +255,40 @@ func (p *Prepared) overlay(ctx context.Context, o Options, decided plan) error {
 	if err := context.Cause(ctx); err != nil {
 		return fmt.Errorf("prepare workspace: %w", err)
 	}
+	if !decided.stage && o.EngineMounts {
+		return p.volume(decided, list)
+	}
 	if !decided.stage {
 		return overlayError(p.Path, p.undo.layers, errNoMounts)
 	}
 	if err := p.stageAll(o, &decided, append([]guard{{name: "."}}, list...), 0); err != nil {
 		return overlayError(p.Path, p.undo.layers, err)
 	}
+	p.settle(decided)
+	return nil
+}
+
+// volume leaves the overlay to an engine. A .caisson in it is covered, as it is
+// wherever nothing can be staged.
+func (p *Prepared) volume(decided plan, list []guard) error {
+	v, err := p.engineVolume()
+	if err != nil {
+		return fmt.Errorf("describe overlay: %w", err)
+	}
+	p.Volume, p.undo.volume = v, v
+	p.Binds = []Bind{{Target: sandbox.WorkspaceDir, Dir: true, Inode: v.root.ino}}
+	for _, g := range list {
+		f, err := openBelow(p.undo.workspace, g.name, unix.O_PATH)
+		if err != nil {
+			return err
+		}
+		err = p.cover(f, g)
+		f.Close()
+		if err != nil {
+			return err
+		}
+	}
+	decided.lost = slices.DeleteFunc(decided.lost, func(text string) bool { return text == LostFlags })
 	p.settle(decided)
 	return nil
 }

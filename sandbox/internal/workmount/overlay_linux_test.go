@@ -292,3 +292,48 @@ func moreLayers(t *testing.T, at string) {
 		must(t, os.Chown(filepath.Join(at, name), 1000, 1000))
 	}
 }
+
+// What an engine mounted is told from every other overlay; the controls are the
+// one that was asked for, as it began and after changes.
+func TestVolumeCheck(t *testing.T) {
+	needRoot(t)
+	f := newFixture(t, 1000, 1000)
+	worktest.Furnish(t, f.dir, 1000, 1000)
+	f.overlaid(t)
+	p := f.prepare(t)
+	asked, err := p.engineVolume()
+	must(t, err)
+	t.Cleanup(asked.close)
+	for name, script := range map[string]string{
+		"nothing else": "", "one more": "echo >more", "one less": "rm fifo", "another kind": "rm link; mkdir link", "another size": "echo >>script",
+		"another time": "touch script",
+	} {
+		g := newFixture(t, 1000, 1000)
+		worktest.Run(t, f.dir, "cp -a . "+g.dir)
+		worktest.Run(t, g.dir, script)
+		g.overlaid(t)
+		another := g.prepare(t)
+		if err := asked.Check(t.Context(), viewOf(t, another), true); (err == nil) != (script == "") {
+			t.Errorf("%s, by names and times: %v", name, err)
+		}
+		if err := asked.Check(t.Context(), viewOf(t, another), false); !errors.Is(err, sandbox.ErrUnavailable) {
+			t.Errorf("%s, by inodes too: %v", name, err)
+		}
+	}
+	f.open(t)
+	for i := range 2 {
+		if i == 1 {
+			must(t, as(t, sandbox.CommandUID, sandbox.CommandGID, fmt.Sprintf(change, p.Binds[0].Source)))
+		}
+		for _, ownKernel := range []bool{false, true} {
+			must(t, asked.Check(t.Context(), viewOf(t, p), ownKernel))
+		}
+	}
+}
+
+func viewOf(t *testing.T, p *Prepared) workspace.View {
+	t.Helper()
+	v, err := p.View("", func() error { return nil })
+	must(t, err)
+	return v
+}

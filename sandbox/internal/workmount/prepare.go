@@ -39,6 +39,9 @@ type Options struct {
 	// AllowOwnerRunner accepts that files belong to the user who runs Caisson
 	// although another owns the workspace.
 	AllowOwnerRunner bool
+	// EngineMounts says that an engine can mount an overlay for a process that
+	// may not: it gets a [Volume] then, and is refused otherwise.
+	EngineMounts bool
 	// Log is for what can't be returned; nil discards.
 	Log *zap.Logger
 
@@ -58,6 +61,8 @@ type Bind struct {
 	// Dir says whether it is a folder.
 	Dir bool
 	// Device and Inode are what stat(2) gives for the source on the host.
+	// Where a [Volume] is mounted there is no source, and the device is not
+	// known.
 	Device, Inode uint64
 }
 
@@ -75,6 +80,9 @@ type Prepared struct {
 	OwnerUID, OwnerGID int
 	// Mode is bind or overlay.
 	Mode sandbox.WorkspaceMode
+	// Volume is what an engine must mount in the place of the first of Binds;
+	// nil where that has a source.
+	Volume *Volume
 	// IDMapped says that the mounts carry an id map.
 	IDMapped bool
 	// Staged says that sources are mounts below Options.Dir, with nosuid and

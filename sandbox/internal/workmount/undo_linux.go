@@ -26,6 +26,7 @@ type undo struct {
 	workspace    *os.File // the caller's
 	layers       *layers  // of an overlay, closed by close
 	view         *os.File // the overlay's root, closed by close
+	volume       *Volume  // of an engine, closed by close
 	mounts       []noted
 	folder       *noted
 	cover        *noted
@@ -121,6 +122,10 @@ func (u *undo) close(ctx context.Context) error {
 	}
 	u.dir.Close()
 	u.dir = nil
+	if u.volume != nil {
+		u.volume.close()
+		u.layers.clean() // of the empty folder that the engine's kernel made as root
+	}
 	if u.layers != nil {
 		return u.layers.close() // last: it gives up the lock
 	}

@@ -4,6 +4,7 @@ package worktest
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -56,6 +57,9 @@ func describe(path string, d fs.DirEntry) (string, error) {
 		what += " -> " + target
 	case d.Type().IsRegular():
 		f, err := os.Open(path)
+		if errors.Is(err, fs.ErrPermission) {
+			return what + " unreadable", nil // another user's
+		}
 		if err != nil {
 			return "", err
 		}

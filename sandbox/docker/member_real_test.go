@@ -1,0 +1,150 @@
+//go:build linux
+
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/docker/docker/api/types/volume"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/worktest"
+)
+
+// memberHelper makes the test binary the tests of a member of the docker group;
+// its value is a folder of theirs.
+const memberHelper = "CAISSON_DOCKER_MEMBER"
+
+// memberID is the ordinary user that root's tests become.
+const memberID = 1000
+
+// TestMemberOfTheDockerGroup is that row of the overlay matrix.
+func TestMemberOfTheDockerGroup(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: to become another user")
+	}
+	needEngine(t)
+	dir, err := os.MkdirTemp("", "caisson-member-") //nolint:usetesting // the folder above t.TempDir is closed to others
+	must(t, err)
+	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
+	must(t, os.Chown(dir, memberID, memberID))
+	for name, from := range map[string]string{"test": os.Args[0], "guest": guestPath(t)} {
+		data, err := os.ReadFile(from)
+		must(t, err)
+		must(t, os.WriteFile(filepath.Join(dir, name), data, 0o755))
+	}
+	// What only root can make: files of other users in the member's workspace.
+	must(t, os.MkdirAll(filepath.Join(dir, "thirds"), 0o755))
+	must(t, os.Chown(filepath.Join(dir, "thirds"), memberID, memberID))
+	worktest.Furnish(t, filepath.Join(dir, "thirds"), memberID, memberID)
+	cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "test"), "-test.v", "-test.run=^TestMember$")
+	cmd.Dir = dir
+	cmd.Env = []string{memberHelper + "=" + dir, "TMPDIR=" + dir, "HOME=" + dir, "PATH=" + os.Getenv("PATH"), "DOCKER_HOST=" + os.Getenv("DOCKER_HOST"), "REQUIRE_BACKENDS=docker"}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: memberID, Gid: memberID, Groups: []uint32{socketGroup(t)}}}
+	out, err := cmd.CombinedOutput()
+	t.Logf("%s", out)
+	if err != nil || !strings.Contains(string(out), "--- PASS: TestMember") {
+		t.Errorf("as uid %d: %v", memberID, err)
+	}
+}
+
+// TestMember is what TestMemberOfTheDockerGroup runs as another user.
+func TestMember(t *testing.T) {
+	dir := os.Getenv(memberHelper)
+	if dir == "" {
+		return // nothing to do on its own
+	}
+	t.Run("overlay", func(t *testing.T) {
+		b := newBed(t, memberID)
+		worktest.Furnish(t, b.workspace, memberID, memberID)
+		b.memberOverlay(t, false)
+	})
+	t.Run("files of others", func(t *testing.T) {
+		b := newBed(t, memberID)
+		b.workspace = filepath.Join(dir, "thirds")
+		b.memberOverlay(t, true)
+	})
+	t.Run("view", func(t *testing.T) {
+		b := newBed(t, memberID)
+		worktest.Layout(t, b.workspace)
+		spec := b.spec(t, newSession())
+		b.overlaid(t, &spec)
+		worktest.View(t, b.workspace, b.create(t, spec).View())
+	})
+	t.Run("config", memberConfig)
+	t.Run("sweep", sweepVolumeOfDead)
+}
+
+func (b *bed) memberOverlay(t *testing.T, thirds bool) {
+	worktest.Unchanged(t, b.workspace)
+	spec := b.spec(t, newSession())
+	b.overlaid(t, &spec)
+	sb := b.create(t, spec)
+	a := sb.Attestation()
+	if want := fmt.Sprintf("%d:%d", memberID, memberID); a.WorkspaceMode != "overlay" || a.WorkspaceOwner != want || a.User != want || len(a.Lost) > 0 {
+		t.Errorf("%+v", a)
+	}
+	cell := worktest.Cell{Sandbox: sb, Dir: b.workspace, Layers: spec.Workspace.Layers, UID: memberID, GID: memberID, Thirds: thirds}
+	worktest.Overlay(t, cell)
+	must(t, sb.Destroy(context.Background()))
+	// The user could take the layers away, whatever the engine's kernel made.
+	must(t, os.Remove(filepath.Join(spec.Workspace.Layers, "work")))
+	must(t, os.Mkdir(filepath.Join(spec.Workspace.Layers, "work"), 0o700))
+	if _, err := sb.View().Exists(t.Context(), "made"); !errors.Is(err, sandbox.ErrLost) {
+		t.Errorf("view of what is gone: %v", err)
+	}
+	second := b.spec(t, newSession())
+	second.Workspace.Mode, second.Workspace.Layers = spec.Workspace.Mode, spec.Workspace.Layers
+	cell.Sandbox = b.create(t, second)
+	worktest.SeesChange(t, cell)
+	must(t, cell.Sandbox.Destroy(context.Background()))
+}
+
+func memberConfig(t *testing.T) {
+	b := newBed(t, memberID)
+	worktest.Run(t, b.workspace, "mkdir .git .caisson; echo a >.caisson/c; echo b >.git/config")
+	worktest.Unchanged(t, b.workspace)
+	spec := b.spec(t, newSession())
+	b.overlaid(t, &spec)
+	sb := b.create(t, spec)
+	if _, exit := worktest.Shell(t, sb, "echo x >/workspace/.caisson/c"); exit.Status.Success() {
+		t.Error("the configuration could be written")
+	}
+	if _, exit := worktest.Shell(t, sb, "cd /workspace && echo x >.git/config && mv .git .git2"); !exit.Status.Success() {
+		t.Errorf("the repository could not be changed: %v", exit.Status)
+	}
+}
+
+func sweepVolumeOfDead(t *testing.T) {
+	b := newBed(t, memberID)
+	r, _, err := b.backend.connect(t.Context())
+	must(t, err)
+	for _, dead := range []bool{true, false} {
+		session := newSession()
+		id := b.backend.self
+		if dead {
+			id.Start++ // another process of this pid
+		}
+		_, err = r.createVolume(t.Context(), volume.CreateOptions{Name: volumeName(session), Driver: localDriver, Labels: id.Labels(session)})
+		must(t, err)
+		t.Cleanup(func() {
+			_, err := removeVolume(context.Background(), r, volumeName(session), func(owner.Identity, string) bool { return true })
+			must(t, err)
+		})
+		_, err := b.backend.Sweep(t.Context())
+		must(t, err)
+		_, err = r.volume(t.Context(), volumeName(session))
+		if gone := errors.Is(err, sandbox.ErrNotFound); gone != dead {
+			t.Errorf("owner dead %v, volume gone %v: %v", dead, gone, err)
+		}
+	}
+}

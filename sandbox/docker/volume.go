@@ -1,0 +1,204 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/mount"
+	"github.com/docker/docker/api/types/volume"
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/owner"
+)
+
+// localDriver is the engine's own driver of volumes, which mounts what it is
+// told to with mount(2).
+const localDriver = "local"
+
+// volumeName is the name of the volume by which the engine mounts a session's
+// overlay.
+func volumeName(session string) string { return containerName(session) + "-work" }
+
+// makeVolume makes the volume of an overlay that the engine has to mount. It is
+// mounted when the container starts, and unmounted when that ends.
+func (s *session) makeVolume(ctx context.Context) error {
+	if s.work.Volume == nil {
+		return nil
+	}
+	name := volumeName(s.spec.Session)
+	ids, err := s.journal.Add(owner.Entry{Kind: owner.KindVolume, Name: name})
+	if err != nil {
+		return err
+	}
+	s.volume = ids[0]
+	asked := volume.CreateOptions{
+		Name: name, Driver: localDriver, Labels: s.backend.self.Renewed().Labels(s.spec.Session),
+		DriverOpts: map[string]string{"type": "overlay", "device": "overlay", "o": s.work.Volume.Options},
+	}
+	made, err := s.remote.createVolume(ctx, asked)
+	if err != nil {
+		return err
+	}
+	// An engine that has one of this name gives that.
+	if made.Driver != asked.Driver || !maps.Equal(made.Options, asked.DriverOpts) || !maps.Equal(made.Labels, asked.Labels) {
+		return fmt.Errorf("make volume %s: %w: the engine has another one of this name", name, sandbox.ErrUnavailable)
+	}
+	return nil
+}
+
+// volumeMount mounts a volume as it is: an engine would copy what an image has
+// there into an empty one.
+func volumeMount(name, target string) mount.Mount {
+	return mount.Mount{Type: mount.TypeVolume, Source: name, Target: target, VolumeOptions: &mount.VolumeOptions{NoCopy: true}}
+}
+
+// explainVolume says what would help where the engine could not mount the
+// overlay: the descriptors that it was given are those of this process.
+func (s *session) explainVolume(err error) error {
+	if s.work.Volume == nil || err == nil || !strings.Contains(err.Error(), "mount local volume") {
+		return err
+	}
+	return fmt.Errorf("workspace %s: %w: the engine can't mount an overlay of it, or does not share this machine's processes and mounts: "+
+		"use the gvisor backend, run as root, or use bind mode: %w", s.work.Path, sandbox.ErrUnsupported, err)
+}
+
+// checkVolume says whether the engine mounted the folders that are held.
+func (s *session) checkVolume(ctx context.Context) error {
+	if s.work.Volume == nil {
+		return nil
+	}
+	for _, flag := range []string{"nosuid", "nodev"} {
+		if m := s.conn.Hello().Workspace; !isGVisor(s.conn.Hello()) && !slices.Contains(m.Options, flag) {
+			return fmt.Errorf("%w: the engine mounted the overlay without %s", sandbox.ErrUnavailable, flag)
+		}
+	}
+	return s.work.Volume.Check(ctx, s.conn.View(), isGVisor(s.conn.Hello()))
+}
+
+// cleanVolume has the overlay mounted and unmounted once more, by a container
+// that is started and removed at once, where its work folder holds what only a
+// mount takes away: the user could never remove the layers otherwise.
+func (s *session) cleanVolume(ctx context.Context) error {
+	if s.work.Volume == nil || s.work.Volume.Clean() {
+		return nil
+	}
+	asked, err := s.request(ctx)
+	if err != nil {
+		return err
+	}
+	made, err := s.remote.createContainer(ctx, asked)
+	if err != nil {
+		return err
+	}
+	err = errors.Join(s.remote.startContainer(ctx, made.ID), removeContainer(ctx, s.remote, made.ID))
+	if err == nil && !s.work.Volume.Clean() {
+		err = errors.New("its work folder can't be emptied")
+	}
+	return err
+}
+
+// removeVolume removes this session's volume, however far it got.
+func (s *session) removeVolume(ctx context.Context) error {
+	if s.volume == 0 {
+		return nil
+	}
+	if err := s.cleanVolume(ctx); err != nil {
+		// The next container on these layers makes up for it.
+		s.log.Warn("the overlay's layers can't be removed by their owner yet", zap.Error(err))
+	}
+	_, err := removeVolume(ctx, s.remote, volumeName(s.spec.Session), func(id owner.Identity, session string) bool {
+		return session == s.spec.Session && id.PID == s.backend.self.PID && id.Start == s.backend.self.Start
+	})
+	if err != nil {
+		return err
+	}
+	err = s.journal.Forget(s.volume)
+	s.volume = 0
+	return err
+}
+
+// removeVolume removes the volume of that name if its labels say that it is
+// ours to remove. The engine may still be unmounting it from a container that
+// has just gone.
+func removeVolume(ctx context.Context, r *remote, name string, ours func(owner.Identity, string) bool) (bool, error) {
+	found, err := r.volume(ctx, name)
+	if errors.Is(err, sandbox.ErrNotFound) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if id, session, err := owner.FromLabels(found.Labels); err != nil || !ours(id, session) {
+		return false, nil //nolint:nilerr // without labels of ours it is somebody else's
+	}
+	ctx, cancel := deadline(ctx, r.remove)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := r.engine.VolumeRemove(ctx, name, false)
+		if err == nil || errdefs.IsNotFound(err) {
+			return true, nil
+		}
+		if !answered(ctx, err) || !errdefs.IsConflict(err) {
+			return false, fault(ctx, "remove volume", err)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return false, fault(ctx, "wait for the release of volume "+name, errors.Join(context.Cause(ctx), err))
+		}
+	}
+}
+
+// sweepVolumes removes the volumes of dead owners whose containers are gone.
+func (b *Backend) sweepVolumes(ctx context.Context, r *remote) ([]sandbox.Leftover, error) {
+	list, err := r.volumes(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("sweep: %w", err)
+	}
+	var left []sandbox.Leftover
+	var errs []error
+	for _, v := range list {
+		id, session, err := owner.FromLabels(v.Labels)
+		if err != nil || v.Name != volumeName(session) || id.Fate(b.self.Instance) != owner.Dead {
+			continue
+		}
+		was, err := removeVolume(ctx, r, v.Name, func(owner.Identity, string) bool { return true })
+		if err != nil {
+			errs = append(errs, fmt.Errorf("sweep %s: %w", v.Name, err))
+		}
+		if was {
+			left = append(left, sandbox.Leftover{Kind: string(owner.KindVolume), Name: v.Name, Session: session, Owner: id.String()})
+		}
+	}
+	return left, errors.Join(errs...)
+}
+
+func (r *remote) createVolume(ctx context.Context, asked volume.CreateOptions) (volume.Volume, error) {
+	return patiently(ctx, r.create, r.cancel, "make volume", func(ctx context.Context) (volume.Volume, error) {
+		return r.engine.VolumeCreate(ctx, asked)
+	})
+}
+
+func (r *remote) volume(ctx context.Context, name string) (volume.Volume, error) {
+	return within(ctx, r.ask, "look up volume "+name, func(ctx context.Context) (volume.Volume, error) {
+		return r.engine.VolumeInspect(ctx, name)
+	})
+}
+
+// volumes gives every volume that has Caisson's labels.
+func (r *remote) volumes(ctx context.Context) ([]*volume.Volume, error) {
+	return within(ctx, r.ask, "list volumes", func(ctx context.Context) ([]*volume.Volume, error) {
+		list, err := r.engine.VolumeList(ctx, volume.ListOptions{Filters: filters.NewArgs(filters.Arg("label", owner.LabelSchema))})
+		return list.Volumes, err
+	})
+}

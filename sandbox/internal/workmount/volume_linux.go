@@ -1,0 +1,149 @@
+package workmount
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// Volume is an overlay that an engine mounts for us. The engine must be root,
+// and see this process and its mounts.
+type Volume struct {
+	// Options are the mount's: flags and what overlayfs takes, separated by
+	// commas. They name the layers by the descriptors of this process, which
+	// can't be changed on the way as paths could, and need no quoting.
+	Options string
+
+	lower, upper, work *os.File
+	root               node // of the upper layer: what the mount's root shows
+}
+
+// engineVolume makes the description of an overlay that an engine mounts.
+func (p *Prepared) engineVolume() (_ *Volume, err error) {
+	v := &Volume{lower: p.undo.workspace}
+	defer func() {
+		if err != nil {
+			v.close()
+		}
+	}()
+	for name, file := range map[string]**os.File{upperName: &v.upper, workName: &v.work} {
+		if *file, err = openBelow(p.undo.layers.dir, name, unix.O_RDONLY|unix.O_DIRECTORY); err != nil {
+			return nil, err
+		}
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(v.upper.Fd()), &st); err != nil {
+		return nil, fmt.Errorf("examine layers: %w", err)
+	}
+	v.root = node{st.Dev, st.Ino}
+	options := []string{"nosuid", "nodev"}
+	for _, l := range []struct {
+		key  string
+		file *os.File
+	}{{"lowerdir", v.lower}, {"upperdir", v.upper}, {"workdir", v.work}} {
+		options = append(options, fmt.Sprintf("%s=/proc/%d/fd/%d", l.key, os.Getpid(), l.file.Fd()))
+	}
+	for _, o := range overlaySettings {
+		options = append(options, strings.TrimSuffix(o.key+"="+o.value, "="))
+	}
+	v.Options = strings.Join(options, ",")
+	return v, nil
+}
+
+func (v *Volume) close() {
+	for _, f := range []*os.File{v.upper, v.work} {
+		if f != nil {
+			f.Close()
+		}
+	}
+}
+
+// Clean removes what the engine's kernel made in the work folder, once nothing
+// is mounted any more, and says whether nothing is left. It belongs to root: an
+// empty folder can be removed by its parent's owner, but where commands removed
+// files a whiteout is in it, which only the next mount takes away.
+func (v *Volume) Clean() bool {
+	err := unix.Unlinkat(int(v.work.Fd()), workName, unix.AT_REMOVEDIR)
+	return err == nil || errors.Is(err, unix.ENOENT)
+}
+
+// Check says whether what was mounted is an overlay of the folders that were
+// held: an engine in another PID namespace could take another process's
+// descriptors for ours. The top level must hold what the layers hold, and no
+// more: names, kinds, sizes and times of change, and inodes where the layers
+// are on one file system and the kernel is the host's.
+func (v *Volume) Check(ctx context.Context, view workspace.View, ownKernel bool) error {
+	want, sameFS, err := v.expected(ctx)
+	if err != nil {
+		return fmt.Errorf("examine layers: %w", err)
+	}
+	got, err := view.List(ctx, ".", 1)
+	if err != nil {
+		return fmt.Errorf("look at the overlay: %w", err)
+	}
+	for _, e := range got.Entries {
+		w, ok := want[e.Path]
+		switch {
+		case !ok, w.Type != e.Type, w.Size != e.Size, !w.ModTime.Equal(e.ModTime) && e.Type == workspace.TypeFile,
+			// The upper bits tell layers apart, where there are any (xino).
+			sameFS && !ownKernel && w.Inode != 0 && uint32(w.Inode) != uint32(e.Inode):
+			return v.another(e.Path)
+		}
+		delete(want, e.Path)
+	}
+	for name := range want {
+		if !got.Truncated {
+			return v.another(name)
+		}
+	}
+	return nil
+}
+
+func (v *Volume) another(name string) error {
+	return fmt.Errorf("%w: the engine mounted another overlay than was asked for, or the workspace was changed meanwhile (%q differs): "+
+		"try again, use the gvisor backend, or bind mode", sandbox.ErrUnavailable, name)
+}
+
+// expected is what the overlay's top level must hold.
+func (v *Volume) expected(ctx context.Context) (_ map[string]workspace.Entry, sameFS bool, err error) {
+	var lower unix.Stat_t
+	if err := unix.Fstat(int(v.lower.Fd()), &lower); err != nil {
+		return nil, false, err
+	}
+	want := map[string]workspace.Entry{}
+	for _, layer := range []*os.File{v.lower, v.upper} {
+		r, err := workspace.NewReader(layer, workspace.ReaderOptions{})
+		if err != nil {
+			return nil, false, err
+		}
+		list, err := r.List(ctx, ".", 1)
+		if err != nil {
+			return nil, false, err
+		}
+		for _, e := range list.Entries {
+			if layer == v.upper {
+				e.Inode = 0 // the overlay may show the one that it had in the lower
+			}
+			want[e.Path] = e
+			if layer != v.upper || e.Type != workspace.TypeDevice {
+				continue
+			}
+			var st unix.Stat_t
+			err := unix.Fstatat(int(layer.Fd()), e.Path, &st, unix.AT_SYMLINK_NOFOLLOW)
+			if err != nil && !errors.Is(err, unix.ENOENT) {
+				return nil, false, err
+			}
+			if st.Rdev == 0 { // a whiteout
+				delete(want, e.Path)
+			}
+		}
+	}
+	return want, lower.Dev == v.root.dev, nil
+}
