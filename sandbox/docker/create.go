@@ -154,7 +154,7 @@ func (s *session) request(ctx context.Context) (_ request, err error) {
 		s.log.Info("image", zap.String("warning", w))
 	}
 	return plan{
-		spec: s.spec, image: s.image, volumes: volumes, work: s.work, guestPath: s.guest.path, noncePath: s.noncePath(), hostsPath: s.hostsPath(), seccomp: s.seccomp,
+		spec: s.spec, image: s.image, volumes: volumes, work: s.work, guestPath: s.guest.path, noncePath: s.noncePath(), processors: s.processors, hostsPath: s.hostsPath(), seccomp: s.seccomp,
 		runtime: s.facts.runtime, cpus: s.facts.info.NCPU, labels: b.labels(s.spec),
 		noSwapLimit: !s.facts.info.SwapLimit,
 	}.build(), nil

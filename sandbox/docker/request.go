@@ -30,10 +30,12 @@ type plan struct {
 	work      *workmount.Prepared
 	guestPath string
 	noncePath string
-	hostsPath string
-	seccomp   harden.Seccomp
-	runtime   runtimeFacts
-	cpus      int // of the engine's machine
+	// processors are files that say how many processors there are.
+	processors processorFiles
+	hostsPath  string
+	seccomp    harden.Seccomp
+	runtime    runtimeFacts
+	cpus       int // of the engine's machine
 	// noSwapLimit says that its kernel does not count swap.
 	noSwapLimit bool
 	labels      map[string]string
@@ -208,6 +210,7 @@ func (p plan) mounts() []mount.Mount {
 	list = append(list,
 		bind(p.guestPath, sandbox.GuestPath, true),
 		bind(p.noncePath, wire.NoncePath, true))
+	list = append(list, p.processors.mounts()...)
 	if len(p.image.binds) == 0 { // a skeleton has its own
 		list = append(list, bind(p.hostsPath, "/etc/hosts", true))
 	}

@@ -27,11 +27,13 @@ type session struct {
 	spec    sandbox.Spec
 	name    string
 	nonce   string
-	seccomp harden.Seccomp
-	image   rootImage
-	root    *images.RootFS // what the store unpacked; nil if it is not from there
-	release func()         // lets root go; nil if there is nothing to let go
-	log     *zap.Logger
+	// processors are files of the session that are put over the kernel's.
+	processors processorFiles
+	seccomp    harden.Seccomp
+	image      rootImage
+	root       *images.RootFS // what the store unpacked; nil if it is not from there
+	release    func()         // lets root go; nil if there is nothing to let go
+	log        *zap.Logger
 
 	lifecycle   sandbox.Lifecycle
 	journal     *owner.Journal

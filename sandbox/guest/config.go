@@ -28,5 +28,6 @@ func NewConfig(spec sandbox.Spec) wire.Config {
 		HostWorkspace: spec.Workspace.Path,
 		MemoryBytes:   spec.Resources.MemoryBytes,
 		PIDs:          spec.Resources.PIDs,
+		MilliCPUs:     spec.Resources.MilliCPUs,
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -424,13 +425,22 @@ func FuzzGuest(f *testing.F) {
 		frame(2, wire.TypeOpen, 0, `{"accept":{"listener":1}}`),
 		frame(0, wire.TypePong, 0, "\x00\x00\x00\x00\x00\x00\x00\x01"),
 	}
-	if len(seeds) == 0 {
-		f.Fatal("no seeds")
+	if len(seeds) < 7 {
+		f.Fatal("the seed corpus is gone")
 	}
 	for _, s := range seeds {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		defer func() {
+			runtime.ReadMemStats(&after)
+			// One frame of the largest kind, what a connection takes, and copies.
+			if grown := int64(after.TotalAlloc - before.TotalAlloc); grown > 4*wire.MaxControl+int64(len(data))*256 {
+				t.Errorf("%d bytes of a guest made the host allocate %d", len(data), grown)
+			}
+		}()
 		c, l := play(t)
 		go l.drain()
 		ended := make(chan struct{}, 2)

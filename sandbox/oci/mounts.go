@@ -34,6 +34,7 @@ func (p plan) mounts() []specs.Mount {
 		list = append(list, specs.Mount{Destination: t.Path, Type: "tmpfs", Source: "tmpfs", Options: p.tmpfsOptions(t)})
 	}
 	list = append(list, bind(p.guest, sandbox.GuestPath, "ro"), bind(p.nonce, wire.NoncePath, "ro"))
+	list = append(list, p.processors.mounts()...)
 	for _, b := range p.workspace {
 		access := "rw"
 		if b.ReadOnly {

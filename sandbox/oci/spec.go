@@ -27,6 +27,8 @@ type plan struct {
 	rootfs string
 	// guest and nonce are files of the host, bound read-only.
 	guest, nonce string
+	// processors are files that say how many processors there are.
+	processors processorFiles
 	// cgroup is the container's cgroup as the runtime takes it; empty where
 	// limits can't be had.
 	cgroup cgroupPlan

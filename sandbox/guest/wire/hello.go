@@ -31,9 +31,11 @@ type Config struct {
 	// operations; it is never opened.
 	Workspace     string `json:"workspace"`
 	HostWorkspace string `json:"host_workspace,omitempty"`
-	// MemoryBytes and PIDs are the container's limits as the host set them.
+	// MemoryBytes, PIDs and MilliCPUs are the container's limits as the host set
+	// them. Commands see as many processors as MilliCPUs amounts to.
 	MemoryBytes int64 `json:"memory_bytes"`
 	PIDs        int64 `json:"pids"`
+	MilliCPUs   int64 `json:"milli_cpus"`
 	// View says that the host can't see the workspace and will ask for looks,
 	// which costs two threads.
 	View bool `json:"view,omitempty"`

@@ -34,7 +34,7 @@ func prepare(o Options, c wire.Config, null *os.File) (serve.Options, wire.Hello
 	go reaper.Run()
 	spawner, err := spawn.New(spawn.Options{
 		UID: c.CommandUID, GID: c.CommandGID, Separate: !c.SingleUID,
-		Workspace: c.Workspace, Null: null,
+		Workspace: c.Workspace, Null: null, MilliCPUs: c.MilliCPUs,
 	})
 	if err != nil {
 		return serve.Options{}, wire.Hello{}, fmt.Errorf("prepare commands: %w", err)

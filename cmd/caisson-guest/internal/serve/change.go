@@ -109,7 +109,7 @@ func failed(kind workspace.Kind, path, detail string) wire.Applied {
 // receive reads the operation.
 func (c *change) receive() (workspace.Op, error) {
 	var op workspace.Op
-	body := make([]byte, 0, c.size)
+	body := make([]byte, 0, min(c.size, wire.MaxData)) // more when it comes
 	for {
 		b := c.body.Next()
 		if b == nil {

@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +17,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/reap"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/spawn"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // maxStreams bounds the streams that are open at once. The dispatcher runs
@@ -36,7 +38,7 @@ type Options struct {
 	Config   wire.Config
 	Launcher Launcher
 	Killer   *kill.Killer
-	Appliers *apply.Appliers
+	Appliers Applier
 	Readers  *apply.Readers // nil unless Config.View
 	OOM      *observe.Counter
 	PIDs     *observe.Counter
@@ -47,6 +49,11 @@ type Options struct {
 // Launcher starts a command's process. It fails as spawn.Spawner does.
 type Launcher interface {
 	Launch(spawn.Request) (launch.Process, error)
+}
+
+// Applier changes the workspace. It fails as apply.Appliers does.
+type Applier interface {
+	Apply(ctx context.Context, op workspace.Op) (workspace.Change, error)
 }
 
 // Session serves one host. Run is its one method.

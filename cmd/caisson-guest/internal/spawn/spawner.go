@@ -23,6 +23,8 @@ type Options struct {
 	Workspace string
 	// Null is /dev/null. It stays open for good.
 	Null *os.File
+	// MilliCPUs is the limit of CPU time, in thousandths of a processor; 0 is none.
+	MilliCPUs int64
 }
 
 // Request is one program to start.
@@ -69,6 +71,7 @@ type Spawner struct {
 	work  chan func()
 	lost  []string
 	inDir string // the folder that the process is in, relative to the workspace
+	cpus  *affinity
 }
 
 // New starts the spawner's thread and restricts it. An error means that
@@ -121,6 +124,7 @@ func (s *Spawner) prepare() error {
 	if err := identity.SetFilter(filter.Program()); err != nil {
 		return err
 	}
+	s.cpus = newAffinity(s.o.MilliCPUs)
 	return s.as(func() error { return s.openWorkspace() })
 }
 
@@ -216,7 +220,9 @@ func (s *Spawner) spawn(r Request) (Child, error) {
 	if s.o.Separate {
 		attr.Sys.Credential = &syscall.Credential{Uid: s.o.UID, Gid: s.o.GID, Groups: []uint32{r.Group}}
 	}
+	s.cpus.restrict()
 	pid, err := syscall.ForkExec(program, r.Argv, &attr)
+	s.cpus.restore()
 	p.closeChild()
 	if err != nil {
 		p.closeOurs()
