@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/admit"
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
@@ -26,6 +27,7 @@ type Backend struct {
 	// answer bounds a guest's answer; zero is the guest's own default.
 	answer time.Duration
 	log    *zap.Logger
+	gate   *admit.Gate
 
 	namespaces workmount.Namespaces
 
@@ -42,9 +44,13 @@ func New(o Options) (*Backend, error) {
 		return nil, err
 	}
 	t, _ := kinds(o.Kind)
+	gate, err := admit.New(admit.Options{StateDir: o.StateDir, Group: "oci", Memory: admit.Machine})
+	if err != nil {
+		return nil, fmt.Errorf("make oci backend: %w", err)
+	}
 	log := o.Logger.Named(string(o.Kind))
 	return &Backend{
-		options: o, traits: t, rootless: os.Geteuid() != 0, log: log,
+		options: o, traits: t, rootless: os.Geteuid() != 0, log: log, gate: gate,
 		runtime: &runtimeClient{path: o.RuntimePath, root: filepath.Join(o.StateDir, "oci", string(o.Kind)), flags: t.flags, log: log},
 	}, nil
 }

@@ -1,0 +1,313 @@
+package admit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// machine is a fake of the machine's memory.
+type machine struct{ total, available atomic.Int64 }
+
+func (m *machine) ask() (Memory, error) {
+	return Memory{Total: m.total.Load(), Available: m.available.Load()}, nil
+}
+
+func newMachine(total int64) *machine {
+	m := &machine{}
+	m.total.Store(total)
+	m.available.Store(total)
+	return m
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func stateDir(t testing.TB) string {
+	t.Helper()
+	dir := t.TempDir()
+	must(t, os.Chmod(dir, 0o700))
+	return dir
+}
+
+func newGate(t testing.TB, o Options) *Gate {
+	t.Helper()
+	if o.StateDir == "" {
+		o.StateDir = stateDir(t)
+	}
+	if o.Group == "" {
+		o.Group = "runc"
+	}
+	g, err := New(o)
+	must(t, err)
+	return g
+}
+
+func enter(t testing.TB, g *Gate) *Pass {
+	t.Helper()
+	p, err := g.Enter(t.Context(), Request{MemoryBytes: 2 << 30})
+	must(t, err)
+	t.Cleanup(p.Close)
+	return p
+}
+
+// Sixty-four sessions of two processes (a gate each, over one folder): never
+// more than the slots start at once, all get through, nothing is left.
+func TestStartsAreBounded(t *testing.T) {
+	dir := stateDir(t)
+	o := Options{StateDir: dir, Starts: 3, Memory: newMachine(16 << 30).ask}
+	gates := []*Gate{newGate(t, o), newGate(t, o)}
+	var starting, most atomic.Int64
+	var all sync.WaitGroup
+	for i := range 64 {
+		all.Go(func() {
+			p, err := gates[i%2].Enter(t.Context(), Request{MemoryBytes: 1})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			n := starting.Add(1)
+			for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+			}
+			time.Sleep(time.Millisecond) // a start
+			starting.Add(-1)
+			p.Started()
+			p.Started() // idempotent
+			p.Close()
+		})
+	}
+	all.Wait()
+	if n := most.Load(); n > 3 || n < 2 {
+		t.Errorf("%d started at once, of 3", n)
+	}
+	// Files are used again: there are as many as were held at once.
+	files, err := os.ReadDir(gates[0].dir)
+	must(t, err)
+	if len(files) > 1+3+1+64 {
+		t.Errorf("%d files", len(files))
+	}
+	if _, sum, count, err := gates[0].leased(); err != nil || sum != 0 || count != 0 {
+		t.Errorf("%d leases of %d bytes are left, %v", count, sum, err)
+	}
+}
+
+// Within a process the order is that of the calls.
+func TestOrderOfAProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGate(t, Options{Starts: 1})
+		held := enter(t, g)
+		var order []int
+		var mu sync.Mutex
+		var all sync.WaitGroup
+		for i := range 8 {
+			all.Go(func() {
+				p, err := g.Enter(t.Context(), Request{MemoryBytes: 1})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				order = append(order, i)
+				mu.Unlock()
+				p.Close()
+			})
+			synctest.Wait()
+		}
+		held.Started()
+		all.Wait()
+		for i, n := range order {
+			if i != n {
+				t.Fatalf("order %v", order)
+			}
+		}
+	})
+}
+
+func TestWaitSaysWhatFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGate(t, Options{Starts: 1, Wait: time.Minute})
+		enter(t, g)
+		var said []string
+		_, err := g.Enter(t.Context(), Request{Notify: func(text string) { said = append(said, text) }})
+		if !errors.Is(err, sandbox.ErrUnavailable) || !strings.Contains(err.Error(), "it waited 1m0s for other sandboxes to start: 1 at once") {
+			t.Errorf("error %v", err)
+		}
+		if len(said) != 1 || said[0] != "waiting for other sandboxes to start: 1 at once" {
+			t.Errorf("said %q", said)
+		}
+	})
+}
+
+// A wait that is too short to be noticed is not told.
+func TestShortWaitIsQuiet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGate(t, Options{Starts: 1})
+		held := enter(t, g)
+		time.AfterFunc(quiet/2, held.Started)
+		p, err := g.Enter(t.Context(), Request{Notify: func(text string) { t.Errorf("said %q", text) }})
+		must(t, err)
+		p.Close()
+	})
+}
+
+func TestCancelledWait(t *testing.T) {
+	cause := errors.New("the user left")
+	synctest.Test(t, func(t *testing.T) {
+		g := newGate(t, Options{Starts: 1})
+		held := enter(t, g)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		time.AfterFunc(time.Second, func() { cancel(cause) })
+		// One waits for the slot, the other for the first of its process.
+		var all sync.WaitGroup
+		for range 2 {
+			all.Go(func() {
+				if _, err := g.Enter(ctx, Request{}); !errors.Is(err, cause) {
+					t.Errorf("error %v", err)
+				}
+			})
+		}
+		all.Wait()
+		// Neither keeps anything.
+		held.Started()
+		enter(t, g).Close()
+	})
+}
+
+func TestMemory(t *testing.T) {
+	const gib = 1 << 30
+	for _, tt := range []struct {
+		name      string
+		running   int
+		available int64
+		limit     int64
+		want      string // a part of what is said; "" admits
+	}{
+		{"room", 8, 16 * gib, 2 * gib, ""},
+		{"the machine is full", 2, gib, 2 * gib, "1.2 GiB are to be available and 2 other sandboxes run"},
+		{"all is set aside", 60, 16 * gib, 2 * gib, "60 sandboxes run, for which 15.0 GiB of this machine's 16.0 GiB are set aside"},
+		{"alone", 0, 0, 64 * gib, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := newMachine(16 * gib)
+				g := newGate(t, Options{Starts: 100, Wait: time.Minute, Memory: m.ask})
+				for range tt.running {
+					enter(t, g).Started()
+				}
+				m.available.Store(tt.available)
+				var said string
+				p, err := g.Enter(t.Context(), Request{MemoryBytes: tt.limit, Notify: func(text string) { said = text }})
+				p.Close()
+				if (tt.want == "") != (err == nil) || !strings.Contains(said, tt.want) || err != nil && !strings.Contains(err.Error(), tt.want) {
+					t.Errorf("error %v, said %q", err, said)
+				}
+			})
+		})
+	}
+}
+
+// Memory that a sandbox gives back lets one go on that waits for it; one that
+// needs less does not pass it.
+func TestMemoryComesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine(4 << 30)
+		g := newGate(t, Options{Memory: m.ask})
+		first, err := g.Enter(t.Context(), Request{MemoryBytes: 24 << 30})
+		must(t, err)
+		first.Started()
+		var order []int64
+		var mu sync.Mutex
+		var all sync.WaitGroup
+		for _, limit := range []int64{16 << 30, 1 << 20} {
+			all.Go(func() {
+				p, err := g.Enter(t.Context(), Request{MemoryBytes: limit})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				order = append(order, limit)
+				mu.Unlock()
+				p.Close()
+			})
+			synctest.Wait()
+		}
+		time.Sleep(time.Second)
+		mu.Lock()
+		if len(order) > 0 {
+			t.Errorf("admitted although there is no memory: %v", order)
+		}
+		mu.Unlock()
+		first.Close()
+		all.Wait()
+		if len(order) != 2 || order[0] < order[1] {
+			t.Errorf("order %v", order)
+		}
+	})
+}
+
+// What a process that was killed held is free: its locks are gone, its files
+// are not.
+func TestDeadLeasesDoNotCount(t *testing.T) {
+	m := newMachine(1 << 30)
+	g := newGate(t, Options{Memory: m.ask, Wait: time.Second})
+	must(t, g.open())
+	for i := range 50 {
+		must(t, os.WriteFile(filepath.Join(g.dir, fmt.Sprintf("%d.lease", i)), []byte("1073741824\n"), 0o600))
+	}
+	must(t, os.WriteFile(filepath.Join(g.dir, "runc-0.slot"), nil, 0o600))
+	enter(t, g)
+	free, sum, count, err := g.leased()
+	must(t, err)
+	must(t, free.Close())
+	if count != 1 || sum != expected(2<<30) {
+		t.Errorf("%d leases of %d bytes", count, sum)
+	}
+}
+
+func TestInvalid(t *testing.T) {
+	for _, o := range []Options{{Group: "x"}, {StateDir: "/x"}, {StateDir: "/x", Group: "../x"}} {
+		if _, err := New(o); !errors.Is(err, sandbox.ErrInvalid) {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+	g := newGate(t, Options{})
+	must(t, os.Chmod(g.o.StateDir, 0o777))
+	if _, err := g.Enter(t.Context(), Request{}); err == nil {
+		t.Error("a state folder that others can write to")
+	}
+}
+
+func TestNilPass(*testing.T) {
+	var p *Pass
+	p.Started()
+	p.Close()
+}
+
+// BenchmarkEnter is what admission adds to a start when nobody waits.
+func BenchmarkEnter(b *testing.B) {
+	g := newGate(b, Options{Memory: newMachine(16 << 30).ask})
+	for b.Loop() {
+		p, err := g.Enter(b.Context(), Request{MemoryBytes: 2 << 30})
+		must(b, err)
+		p.Close()
+	}
+}

@@ -1,0 +1,112 @@
+package admit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gofrs/flock"
+)
+
+// Memory is the machine's, in bytes.
+type Memory struct{ Total, Available int64 }
+
+const (
+	// share is the part of its limit that a sandbox is expected to use: limits
+	// are ceilings, set so that a build fits, and an idle sandbox uses 1 to 17
+	// MB. Where all go to their limits at once the kernel's limits decide.
+	share = 8
+	// leastShare is what any sandbox is expected to use with a small command.
+	leastShare = 64 << 20
+	// reserved is left to everything else: a sixteenth of the machine, but at
+	// least this.
+	reserved      = 512 << 20
+	reservedShare = 16
+)
+
+// expected is what a sandbox with a limit is counted as.
+func expected(limit int64) int64 { return min(limit, max(limit/share, leastShare)) }
+
+// lease takes memory for the sandbox, or says why it has to wait. A sandbox
+// that is alone is never refused: nobody would give memory back.
+func (w *wait) lease(ctx context.Context) (reason string, err error) {
+	g := w.gate
+	if g.o.Memory == nil {
+		return "", nil
+	}
+	memory, err := g.o.Memory()
+	if err != nil || memory.Total == 0 {
+		return "", err
+	}
+	lock := g.lock("leases.lock") // held for a millisecond
+	defer lock.Close()
+	if _, err := lock.TryLockContext(ctx, time.Millisecond); err != nil {
+		return "", errors.Join(context.Cause(ctx), err)
+	}
+	free, sum, count, err := g.leased()
+	if err != nil {
+		return "", err
+	}
+	defer func() {
+		if w.pass.lease == nil {
+			free.Close() //nolint:errcheck // not used
+		}
+	}()
+	need, reserve := expected(w.request.MemoryBytes), max(memory.Total/reservedShare, reserved)
+	switch {
+	case count == 0:
+	case sum+need > memory.Total-reserve:
+		return fmt.Sprintf("for memory: %d sandboxes run, for which %s of this machine's %s are set aside", count, size(sum), size(memory.Total)), nil
+	case memory.Available < reserve+need:
+		return fmt.Sprintf("for memory: %s are to be available and %d other sandboxes run", size(reserve+need), count), nil
+	}
+	if err := os.WriteFile(free.Path(), []byte(strconv.FormatInt(need, 10)+"\n"), 0o600); err != nil {
+		return "", err
+	}
+	w.pass.lease = free
+	return "", nil
+}
+
+// leased adds up what lives, and takes the first lease that is free: one that
+// was never used, or whose holder is gone. Only one process does so at a time.
+func (g *Gate) leased() (free *flock.Flock, sum int64, count int, err error) {
+	for n := 0; ; n++ {
+		lock := g.lock(fmt.Sprintf("%d.lease", n))
+		_, missing := os.Stat(lock.Path())
+		if free != nil && missing != nil {
+			return free, sum, count, nil // none has been used beyond it
+		}
+		ours, err := lock.TryLock()
+		if ours && free == nil {
+			free = lock
+			continue
+		}
+		lock.Close() //nolint:errcheck // only asked
+		if err != nil {
+			if free != nil {
+				free.Close() //nolint:errcheck // the error counts
+			}
+			return nil, 0, 0, err
+		}
+		if ours {
+			continue
+		}
+		if data, err := os.ReadFile(lock.Path()); err == nil {
+			bytes, _ := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
+			sum += max(bytes, 0)
+			count++
+		}
+	}
+}
+
+// size is for people.
+func size(bytes int64) string {
+	if bytes < 1<<30 {
+		return fmt.Sprintf("%d MiB", bytes>>20)
+	}
+	return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30))
+}
