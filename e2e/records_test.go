@@ -106,6 +106,8 @@ type attested struct {
 	Container string `json:"container"`
 	Network   string `json:"network"`
 	IDMapped  bool   `json:"id_mapped"`
+	Image     string `json:"image"`
+	Digest    string `json:"image_digest"`
 }
 
 // attestation is that of sandbox.started, which must be there once.
