@@ -2,6 +2,8 @@ package docker
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -21,6 +23,7 @@ import (
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/admit"
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
@@ -66,6 +69,7 @@ type Backend struct {
 	endpoint endpoint
 	times    deadlines
 	self     owner.Identity
+	gate     *admit.Gate
 
 	namespaces workmount.Namespaces
 
@@ -122,7 +126,22 @@ func New(o Options) (*Backend, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make docker backend: %w", err)
 	}
-	return &Backend{options: o, endpoint: e, times: defaultDeadlines(), self: self}, nil
+	gate, err := admit.New(admitted(e, o.StateDir))
+	if err != nil {
+		return nil, fmt.Errorf("make docker backend: %w", err)
+	}
+	return &Backend{options: o, endpoint: e, times: defaultDeadlines(), self: self, gate: gate}, nil
+}
+
+// admitted says what starts on an engine share: the engine, and this machine's
+// memory where it runs here.
+func admitted(e endpoint, stateDir string) admit.Options {
+	sum := sha256.Sum256([]byte(e.host))
+	o := admit.Options{StateDir: stateDir, Group: Name + "-" + hex.EncodeToString(sum[:4])}
+	if e.local() {
+		o.Memory = admit.Machine
+	}
+	return o
 }
 
 // Name is "docker".

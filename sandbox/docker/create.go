@@ -10,6 +10,7 @@ import (
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest"
+	"github.com/caisson-run/caisson/sandbox/internal/admit"
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
@@ -67,6 +68,12 @@ func (s *session) make(ctx context.Context) error {
 	if err := s.fetch(ctx); err != nil {
 		return err
 	}
+	var err error
+	s.pass, err = s.backend.gate.Enter(ctx, admit.Request{MemoryBytes: s.spec.Resources.MemoryBytes, Notify: s.spec.Notify})
+	if err != nil {
+		return err
+	}
+	defer s.pass.Started()
 	if err := s.prepare(ctx); err != nil {
 		return err
 	}
