@@ -37,11 +37,18 @@ func NewFolder(stateDir string, secrets []Secret) (*Folder, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := os.Mkdir(filepath.Join(dir, sandboxDir), 0o700); err != nil {
-		return nil, stateError(dir, "can't be written: "+err.Error(), err)
-	}
+	// The log first: a sandbox's folder whose log nobody holds is a dead session's.
 	file, err := os.OpenFile(filepath.Join(dir, LogFile), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err == nil {
+		err = hold(file)
+	}
+	if err == nil {
+		err = os.Mkdir(filepath.Join(dir, sandboxDir), 0o700)
+	}
 	if err != nil {
+		if file != nil {
+			file.Close() //nolint:errcheck // nothing was written
+		}
 		return nil, stateError(dir, "can't be written: "+err.Error(), err)
 	}
 	conf := zap.NewProductionEncoderConfig()
@@ -53,9 +60,11 @@ func NewFolder(stateDir string, secrets []Secret) (*Folder, error) {
 
 // Close closes the log. What a session that never began left is removed.
 func (f *Folder) Close() error {
+	// Only while it is empty: what a backend could not remove, it reported. The
+	// log is let go after it, so that no sweep takes it for a dead one's.
+	rm := os.Remove(filepath.Join(f.Dir, sandboxDir))
 	err := f.file.Close()
-	// Only while it is empty: what a backend could not remove, it reported.
-	if rm := os.Remove(filepath.Join(f.Dir, sandboxDir)); rm != nil {
+	if rm != nil {
 		return err
 	}
 	if _, none := os.Lstat(filepath.Join(f.Dir, TraceFile)); errors.Is(none, fs.ErrNotExist) {

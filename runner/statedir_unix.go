@@ -30,3 +30,10 @@ func owners(info fs.FileInfo) (owner, self int, known bool) {
 	}
 	return int(stat.Uid), os.Geteuid(), true
 }
+
+// hold marks a session's log as that of a process that lives: the kernel takes
+// the lock away with the process.
+func hold(log *os.File) error { return syscall.Flock(int(log.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) }
+
+// held says whether somebody holds a log.
+func held(log *os.File) bool { return hold(log) != nil }

@@ -205,6 +205,9 @@ func (c *chooser) sweep(ctx context.Context) []sandbox.Leftover {
 			c.logger.Warn("remove what dead owners left", zap.String("backend", name), zap.Error(err))
 		}
 	}
+	if _, err := runner.SweepFolders(c.environ.stateDir()); err != nil {
+		c.logger.Warn("remove what dead sessions left", zap.Error(err))
+	}
 	return all
 }
 

@@ -205,6 +205,9 @@ func (c *chooser) collect(ctx context.Context) collection {
 		return err
 	})
 	out.Failures = append(out.Failures, failures...)
+	if _, err := runner.SweepFolders(c.environ.stateDir()); err != nil {
+		out.Failures = append(out.Failures, err.Error())
+	}
 	found, unlisted := c.list(ctx)
 	for _, text := range unlisted {
 		if !slices.Contains(out.Failures, text) {

@@ -1,0 +1,56 @@
+package runner
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// SweepFolders removes, from the folders of sessions whose process is dead, what
+// no backend noted: the socket on which users were answered, and the sandbox's
+// folder where that leaves it empty. Records and logs stay. It goes on after an
+// error and returns how many folders it removed.
+func SweepFolders(stateDir string) (int, error) {
+	dirs, err := filepath.Glob(filepath.Join(stateDir, "sessions", "ses_*", sandboxDir))
+	if err != nil {
+		return 0, fmt.Errorf("sweep sessions: %w", err)
+	}
+	removed := 0
+	var errs []error
+	for _, dir := range dirs {
+		if lives(filepath.Dir(dir)) {
+			continue
+		}
+		socket := filepath.Join(dir, sandbox.ExecSocket)
+		if info, err := os.Lstat(socket); err == nil && info.Mode().Type() == fs.ModeSocket {
+			errs = append(errs, ignoreMissing(os.Remove(socket)))
+		}
+		// It may hold what a backend noted and could not remove yet.
+		if os.Remove(dir) == nil {
+			removed++
+		}
+	}
+	return removed, errors.Join(errs...)
+}
+
+// lives says whether the process of a session is there, or can't be told to be
+// gone: it holds its log as long as it lives.
+func lives(session string) bool {
+	log, err := os.Open(filepath.Join(session, LogFile))
+	if err != nil {
+		return true
+	}
+	defer log.Close() // gives up the lock, too
+	return held(log)
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
