@@ -13,6 +13,7 @@ import (
 	"os"
 
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/boot"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/enter"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/launch"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/probe"
 )
@@ -32,6 +33,8 @@ func run(args []string) int {
 		return launch.Shim(args[1:])
 	case probe.Word:
 		return probe.Run()
+	case enter.Word:
+		return enter.Run(args[1:])
 	case probe.IdleWord:
 		return probe.Idle()
 	case "version":

@@ -136,15 +136,13 @@ func (c *container) complete(ctx context.Context, spec sandbox.Spec) error {
 	both.Go(func() (err error) {
 		c.prepared, err = workmount.Prepare(ctx, workmount.Options{
 			Workspace: spec.Workspace, Git: spec.Git, Dir: spec.Dir, StateDir: b.options.StateDir, Protect: b.options.Protect,
-			Journal: c.journal, Holder: guestCopy.path, Namespaces: &b.namespaces, AllowOwnerRunner: spec.AllowOwnerRunner, Log: b.log,
+			Journal: c.journal, Holder: guestCopy.path, Namespaces: &b.namespaces, AllowOwnerRunner: spec.AllowOwnerRunner,
+			RuntimeEnters: b.rootless, Log: b.log,
 		})
 		return err
 	})
 	both.Go(func() error { return c.resolve(ctx, spec.Image, usual) })
 	if err := both.Wait(); err != nil {
-		return err
-	}
-	if c.view, err = c.prepared.View(spec.Workspace.Path, c.ended); err != nil {
 		return err
 	}
 	c.plan.workspace, c.plan.identity = c.prepared.Binds, b.identity(c.prepared)
@@ -228,12 +226,17 @@ func (c *container) start(ctx context.Context, spec sandbox.Spec) error {
 func (c *container) run(ctx context.Context, spec sandbox.Spec, theirs streams) error {
 	client := c.backend.runtime
 	begin := func() (*launch, error) {
-		l, err := client.begin(ctx, c.bundle, c.id, c.plan.cgroup.path != "", theirs)
+		var entrance *workmount.Entrance
+		if c.prepared != nil {
+			entrance = c.prepared.Entrance
+		}
+		l, err := client.begin(ctx, c.bundle, c.id, c.plan.cgroup.path != "", theirs, entrance)
 		return l, errors.Join(err, theirs.close())
 	}
 	var running *launch
 	var err error
-	early := client.waitsForLog(c.backend.traits)
+	// How the runtime is started may depend on the workspace, for a user.
+	early := client.waitsForLog(c.backend.traits) && !(c.backend.rootless && spec.Workspace.Mode == sandbox.ModeOverlay)
 	if early {
 		if running, err = begin(); err != nil {
 			return err
@@ -252,6 +255,10 @@ func (c *container) run(ctx context.Context, spec sandbox.Spec, theirs streams) 
 			return err
 		}
 	}
+	if err = c.look(ctx, spec); err != nil {
+		c.stdio.Close() //nolint:errcheck // a guest that starts nevertheless ends
+		return errors.Join(err, running.finish(c.log))
+	}
 	greeted := make(chan error, 1)
 	go func() { greeted <- c.greet(ctx, spec) }()
 	if err = running.wait(ctx, c.log); err == nil {
@@ -263,6 +270,18 @@ func (c *container) run(ctx context.Context, spec sandbox.Spec, theirs streams) 
 		return err
 	}
 	return <-greeted
+}
+
+// look opens the host's view of the workspace, once that is mounted.
+func (c *container) look(ctx context.Context, spec sandbox.Spec) error {
+	if c.prepared.Entrance != nil {
+		if err := c.prepared.Entrance.Opened(ctx); err != nil {
+			return err
+		}
+	}
+	var err error
+	c.view, err = c.prepared.View(spec.Workspace.Path, c.ended)
+	return err
 }
 
 // quoting adds what the runtime or the guest wrote to the container's standard

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
 // launch is one call of a runtime's `run --detach`. Its log is a named pipe. A
@@ -32,8 +33,9 @@ func (r *runtimeClient) waitsForLog(t traits) bool {
 }
 
 // begin starts the runtime. streams become the container's standard
-// streams; the runtime keeps none of them.
-func (r *runtimeClient) begin(ctx context.Context, b *bundle, id string, cgroups bool, streams streams) (*launch, error) {
+// streams; the runtime keeps none of them. entrance, if not nil, is where the
+// runtime has to be started to see the workspace.
+func (r *runtimeClient) begin(ctx context.Context, b *bundle, id string, cgroups bool, streams streams, entrance *workmount.Entrance) (*launch, error) {
 	if err := os.MkdirAll(r.root, 0o700); err != nil {
 		return nil, fmt.Errorf("make runtime folder: %w", err)
 	}
@@ -46,6 +48,9 @@ func (r *runtimeClient) begin(ctx context.Context, b *bundle, id string, cgroups
 	cmd.Cancel = func() error { return nil }
 	cmd.WaitDelay = callTime
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = streams.stdin, streams.stdout, streams.stderr
+	if entrance != nil {
+		entrance.Wrap(cmd)
+	}
 	l := &launch{cmd: cmd, name: filepath.Base(r.path)}
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("%s run: %w: %w", l.name, sandbox.ErrUnavailable, err)
@@ -65,6 +70,17 @@ func (l *launch) wait(ctx context.Context, log *runtimeLog) error {
 		return fmt.Errorf("%s run: %w: %w: %s", l.name, sandbox.ErrUnavailable, err, log.messages())
 	}
 	return nil
+}
+
+// finish ends a runtime that is of no use. It is given its log, so that it does
+// not wait for that, and finishes; see begin.
+func (l *launch) finish(log *runtimeLog) error {
+	err := l.cmd.Wait()
+	log.release()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		err = nil // the caller has a better reason
+	}
+	return err
 }
 
 // abandon kills a runtime whose log was never opened, and which therefore has

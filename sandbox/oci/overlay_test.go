@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 	"github.com/caisson-run/caisson/sandbox/internal/worktest"
 )
 
@@ -52,4 +54,69 @@ func TestOverlay(t *testing.T) {
 			})
 		}
 	})
+}
+
+// TestOverlayOfAUser runs the overlay matrix's cells of an ordinary user.
+func TestOverlayOfAUser(t *testing.T) {
+	asUser(t, "TestUserOverlay", func(dir string) {
+		thirds := filepath.Join(dir, "thirds")
+		must(t, os.Mkdir(thirds, 0o755))
+		must(t, os.Chown(thirds, userID, userID))
+		worktest.Furnish(t, thirds, userID, userID)
+	})
+}
+
+// TestUserOverlay is what TestOverlayOfAUser runs as another user.
+func TestUserOverlay(t *testing.T) {
+	if os.Getenv(userHelper) == "" {
+		return // nothing to do on its own
+	}
+	both(t, func(t *testing.T, k Kind) {
+		b := newBed(t, k, os.Geteuid())
+		worktest.Furnish(t, b.workspace, os.Geteuid(), os.Getegid())
+		worktest.Run(t, b.workspace, "mkdir .caisson; echo a >.caisson/c")
+		worktest.Unchanged(t, b.workspace)
+		spec := b.spec(t, "ses_overlay1")
+		b.overlaid(t, &spec)
+		sb := b.start(t, spec)
+		if a := sb.Attestation(); a.WorkspaceMode != "overlay" || a.WorkspaceOwner != fmt.Sprintf("%d:%d", os.Geteuid(), os.Getegid()) {
+			t.Errorf("%+v", a)
+		}
+		if _, exit := worktest.Shell(t, sb, "echo x >/workspace/.caisson/c"); exit.Status.Success() {
+			t.Error("the configuration could be written")
+		}
+		cell := worktest.Cell{
+			Sandbox: sb, Dir: b.workspace, Layers: spec.Workspace.Layers, UID: os.Geteuid(), GID: os.Getegid(), OwnKernel: k == GVisor,
+		}
+		worktest.Overlay(t, cell)
+		must(t, sb.Destroy(context.Background()))
+		must(t, os.Remove(filepath.Join(spec.Workspace.Layers, "work")))
+		must(t, os.Mkdir(filepath.Join(spec.Workspace.Layers, "work"), 0o700))
+		second := b.spec(t, "ses_overlay2")
+		second.Workspace.Mode, second.Workspace.Layers = spec.Workspace.Mode, spec.Workspace.Layers
+		cell.Sandbox = b.start(t, second)
+		worktest.SeesChange(t, cell)
+		userThirds(t, k)
+	})
+}
+
+// userThirds: files of users that the overlay doesn't know can be read and
+// removed, as far as their modes allow, and not changed; nothing of them is lost.
+func userThirds(t *testing.T, k Kind) {
+	b := newBed(t, k, os.Geteuid())
+	b.workspace = filepath.Join(os.Getenv(userHelper), "thirds")
+	worktest.Unchanged(t, b.workspace)
+	spec := b.spec(t, "ses_thirds")
+	b.overlaid(t, &spec)
+	sb := b.start(t, spec)
+	if !slices.Contains(sb.Attestation().Lost, workmount.LostOthers) {
+		t.Errorf("not attested: %q", sb.Attestation().Lost)
+	}
+	out, exit := worktest.Shell(t, sb, "cd /workspace; cat third; echo x >>third && echo changed; cat hidden && echo read; rm -f third; echo own >third; cat third; echo g >set/in && echo made")
+	if out != "t\nown\n" {
+		t.Errorf("%v: %q", exit.Status, out)
+	}
+	if got, err := sb.View().ReadFile(t.Context(), "third", 0, 0); err != nil || string(got.Data) != "own\n" {
+		t.Errorf("view: %q %v", got.Data, err)
+	}
 }

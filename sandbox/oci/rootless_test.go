@@ -17,7 +17,12 @@ const userID = 1000
 
 // TestOrdinaryUser runs the tests again, as an ordinary user where this is
 // root: there the whole suite is held without any privilege.
-func TestOrdinaryUser(t *testing.T) {
+func TestOrdinaryUser(t *testing.T) { asUser(t, "TestUser", func(string) {}) }
+
+// asUser runs one of this binary's tests as an ordinary user, once a kind, in a
+// folder of theirs to which root adds what a user can't make.
+func asUser(t *testing.T, test string, add func(dir string)) {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to become another user; the other tests are an ordinary user's here")
 	}
@@ -30,13 +35,14 @@ func TestOrdinaryUser(t *testing.T) {
 		for name, from := range map[string]string{"test": os.Args[0], "guest": guestPath(t), RuntimeName(k): path, "probe": sandboxtest.BuildProbe(t)} {
 			must(t, copyProgram(from, filepath.Join(dir, name)))
 		}
-		cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "test"), "-test.v", "-test.run=^TestUser$/^"+string(k)+"$")
+		add(dir)
+		cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "test"), "-test.v", "-test.run=^"+test+"$/^"+string(k)+"$")
 		cmd.Dir = dir
 		cmd.Env = []string{userHelper + "=" + dir, "TMPDIR=" + dir, "PATH=" + dir + ":" + os.Getenv("PATH"), "REQUIRE_BACKENDS=" + string(k)}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: userID, Gid: userID}}
 		out, err := cmd.CombinedOutput()
 		t.Logf("%s", out)
-		if err != nil || !strings.Contains(string(out), "--- PASS: TestUser/"+string(k)) {
+		if err != nil || !strings.Contains(string(out), "--- PASS: "+test+"/"+string(k)) {
 			t.Errorf("as uid %d: %v", userID, err)
 		}
 	})

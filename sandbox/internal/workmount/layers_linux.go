@@ -104,8 +104,9 @@ func (l *layers) check(uid int) error {
 	return nil
 }
 
-// clean empties the work folder of what a session left that died in the middle
-// of a change. What it may not remove (as a user, what the engine's kernel
+// clean empties the work folder, in which the kernel keeps a whiteout to make
+// others of, and of what a session left that died in the middle of a change. It
+// is for layers that are not mounted. What it may not remove (as a user, what the engine's kernel
 // made) is left: the kernel cleans it when it mounts.
 func (l *layers) clean() {
 	work, err := openBelow(l.dir, workName, unix.O_RDONLY|unix.O_DIRECTORY)
@@ -122,9 +123,19 @@ func (l *layers) clean() {
 		if unix.Unlinkat(int(work.Fd()), name, unix.AT_REMOVEDIR) == nil {
 			continue
 		}
-		unix.Fchmodat(int(work.Fd()), name, 0o700, unix.AT_SYMLINK_NOFOLLOW) //nolint:errcheck // as the comment says
-		owner.RemoveTree(work, name)                                         //nolint:errcheck // the same
+		unlock(work, name)
+		owner.RemoveTree(work, name) //nolint:errcheck // as the comment says
 	}
+}
+
+// unlock opens a folder to its owner, where it can.
+func unlock(work *os.File, name string) {
+	f, err := openBelow(work, name, unix.O_PATH|unix.O_DIRECTORY)
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	os.Chmod(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), 0o700) //nolint:errcheck // its removal fails then
 }
 
 // probe does in the work folder what overlayfs does in it: attributes of user's,

@@ -6,22 +6,12 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest/overlayfs"
 )
-
-// overlaySettings are the options of every overlay but its layers. With
-// userxattr the kernel keeps its marks in user.overlay.*, which needs no
-// privilege to read and follows no redirects; the others are named because a
-// kernel may be built with other defaults (overlayfs.rst).
-var overlaySettings = [...]struct{ key, value string }{
-	{"userxattr", ""},
-	{"index", "off"},
-	{"metacopy", "off"},
-}
 
 // stageOverlay mounts the overlay and attaches it as the first of the binds,
 // with the guards in it after it.
@@ -48,7 +38,7 @@ func (p *Prepared) stageOverlay(s *stage, guards []guard) error {
 	if err != nil {
 		return err
 	}
-	root, err := openDot(merged)
+	root, err := overlayfs.OpenFolder(merged)
 	if err != nil {
 		return err
 	}
@@ -88,14 +78,18 @@ func (p *Prepared) guardIn(s *stage, root *os.File, g guard) error {
 }
 
 // mountOverlay mounts an overlay of two unattached mounts and attaches it
-// nowhere. Since Linux 6.15 layers can be given by descriptors of unattached
-// mounts; before, they are attached below the session's folder until the
-// overlay, which holds clones of its own, is there.
+// nowhere. Kernels before 6.15 want the layers attached: below the session's
+// folder, until the overlay, which holds clones of its own, is there.
 func (s *stage) mountOverlay(lower, own *os.File) (*os.File, error) {
+	l, err := openLayersOf(lower, own)
+	if err != nil {
+		return nil, err
+	}
+	defer closeAll(l.Lower, l.Upper, l.Work)
 	if !s.attachLayers {
-		merged, err := newOverlay(lower, own, setByDescriptor)
-		if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EBADF) {
-			return merged, err
+		merged, err := overlayfs.Mount(l, overlayfs.ByDescriptor)
+		if !overlayfs.Refused(err) {
+			return merged, noMounts(err)
 		}
 	}
 	for _, m := range []*os.File{lower, own} {
@@ -103,109 +97,44 @@ func (s *stage) mountOverlay(lower, own *os.File) (*os.File, error) {
 			return nil, err
 		}
 	}
-	merged, err := newOverlay(lower, own, setByPath)
+	merged, err := overlayfs.Mount(l, overlayfs.ByPath)
 	if errors.Is(err, unix.EINVAL) && s.userns != nil { // as id-mapped layers are before Linux 5.19
 		err = fmt.Errorf("%w: %w", errNoIDMap, err)
 	}
-	return merged, err
+	return merged, noMounts(err)
 }
 
-// setLayer gives an overlay in the making one of its layers.
-type setLayer func(overlay int, key string, layer *os.File) error
-
-func setByDescriptor(overlay int, key string, layer *os.File) error {
-	if key == "lowerdir" {
-		key = "lowerdir+" // which alone takes a descriptor
-	}
-	return unix.FsconfigSetFd(overlay, key, int(layer.Fd()))
-}
-
-// setByPath names a layer by its descriptor too, by the one path to it that
-// nobody can change on the way.
-func setByPath(overlay int, key string, layer *os.File) error {
-	return unix.FsconfigSetString(overlay, key, fmt.Sprintf("/proc/self/fd/%d", layer.Fd()))
-}
-
-func newOverlay(lower, own *os.File, set setLayer) (*os.File, error) {
-	fd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
+// noMounts names the errors of a process or kernel that can't mount overlays.
+func noMounts(err error) error {
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.ENODEV) {
-		return nil, fmt.Errorf("open overlay: %w: %w", errNoMounts, err)
+		return fmt.Errorf("%w: %w", errNoMounts, err)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("open overlay: %w", err)
-	}
-	overlay := os.NewFile(uintptr(fd), "overlay")
-	defer overlay.Close()
-	for _, o := range overlaySettings {
-		if o.value == "" {
-			err = unix.FsconfigSetFlag(fd, o.key)
-		} else {
-			err = unix.FsconfigSetString(fd, o.key, o.value)
-		}
-		if err != nil { // userxattr came with Linux 5.11
-			return nil, fmt.Errorf("set overlay's %s: %w%s", o.key, err, complaints(overlay))
-		}
-	}
-	if err := setLayers(fd, lower, own, set); err != nil {
-		return nil, fmt.Errorf("%w%s", err, complaints(overlay))
-	}
-	if err := unix.FsconfigCreate(fd); err != nil {
-		return nil, fmt.Errorf("make overlay: %w%s", err, complaints(overlay))
-	}
-	mount, err := unix.Fsmount(fd, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
-	if err != nil {
-		return nil, fmt.Errorf("mount overlay: %w", err)
-	}
-	return os.NewFile(uintptr(mount), "mount"), nil
+	return err
 }
 
-// setLayers gives the lower layer, and the two of own, which the kernel wants
-// on one mount.
-func setLayers(overlay int, lower, own *os.File, set setLayer) error {
-	low, err := openDot(lower)
-	if err != nil {
-		return err
-	}
-	defer low.Close()
-	if err := set(overlay, "lowerdir", low); err != nil {
-		return fmt.Errorf("set lower layer: %w", err)
-	}
-	for key, name := range map[string]string{"upperdir": upperName, "workdir": workName} {
-		f, err := openBelow(own, name, unix.O_RDONLY|unix.O_DIRECTORY)
+// openLayersOf opens the lower layer, and the two of own.
+func openLayersOf(lower, own *os.File) (l overlayfs.Layers, err error) {
+	defer func() {
 		if err != nil {
-			return err
+			closeAll(l.Lower, l.Upper, l.Work)
 		}
-		err = set(overlay, key, f)
-		f.Close()
-		if err != nil {
-			return fmt.Errorf("set %s: %w", key, err)
-		}
+	}()
+	if l.Lower, err = overlayfs.OpenFolder(lower); err != nil {
+		return l, err
 	}
-	return nil
+	if l.Upper, err = openBelow(own, upperName, unix.O_RDONLY|unix.O_DIRECTORY); err != nil {
+		return l, err
+	}
+	l.Work, err = openBelow(own, workName, unix.O_RDONLY|unix.O_DIRECTORY)
+	return l, err
 }
 
-// openDot opens for reading the folder that a mount's descriptor names.
-func openDot(mount *os.File) (*os.File, error) {
-	fd, err := unix.Openat(int(mount.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("open mount: %w", err)
-	}
-	return os.NewFile(uintptr(fd), mount.Name()), nil
-}
-
-// complaints are what the kernel says about a file system in the making: one
-// message a read, with a letter for its level before (fsopen(2)).
-func complaints(overlay *os.File) string {
-	var out strings.Builder
-	buf := make([]byte, 512)
-	for range 8 {
-		n, err := unix.Read(int(overlay.Fd()), buf)
-		if err != nil || n <= 2 {
-			break
+func closeAll(files ...*os.File) {
+	for _, f := range files {
+		if f != nil {
+			f.Close()
 		}
-		out.WriteString(": " + strings.TrimSpace(string(buf[2:n])))
 	}
-	return out.String()
 }
 
 // overlayError says what would help where an overlay can't be mounted.
@@ -258,6 +187,9 @@ func (p *Prepared) overlay(ctx context.Context, o Options, decided plan) error {
 	if !decided.stage && o.EngineMounts {
 		return p.volume(decided, list)
 	}
+	if !decided.stage && o.RuntimeEnters {
+		return p.entrance(o, decided, list)
+	}
 	if !decided.stage {
 		return overlayError(p.Path, p.undo.layers, errNoMounts)
 	}
@@ -277,6 +209,12 @@ func (p *Prepared) volume(decided plan, list []guard) error {
 	}
 	p.Volume, p.undo.volume = v, v
 	p.Binds = []Bind{{Target: sandbox.WorkspaceDir, Dir: true, Inode: v.root.ino}}
+	return p.unstaged(decided, list)
+}
+
+// unstaged covers the guards of an overlay that this process doesn't mount, and
+// takes over what the plan came to. The flags are the overlay's own.
+func (p *Prepared) unstaged(decided plan, list []guard) error {
 	for _, g := range list {
 		f, err := openBelow(p.undo.workspace, g.name, unix.O_PATH)
 		if err != nil {

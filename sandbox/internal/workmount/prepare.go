@@ -42,6 +42,9 @@ type Options struct {
 	// EngineMounts says that an engine can mount an overlay for a process that
 	// may not: it gets a [Volume] then, and is refused otherwise.
 	EngineMounts bool
+	// RuntimeEnters says that the runtime can be started by [Entrance.Wrap],
+	// for a process that may mount in a user namespace of its own only.
+	RuntimeEnters bool
 	// Log is for what can't be returned; nil discards.
 	Log *zap.Logger
 
@@ -80,6 +83,9 @@ type Prepared struct {
 	OwnerUID, OwnerGID int
 	// Mode is bind or overlay.
 	Mode sandbox.WorkspaceMode
+	// Entrance is how the runtime must be started to see the first of Binds; nil
+	// where it can be started as it is.
+	Entrance *Entrance
 	// Volume is what an engine must mount in the place of the first of Binds;
 	// nil where that has a source.
 	Volume *Volume

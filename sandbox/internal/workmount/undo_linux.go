@@ -27,6 +27,7 @@ type undo struct {
 	layers       *layers  // of an overlay, closed by close
 	view         *os.File // the overlay's root, closed by close
 	volume       *Volume  // of an engine, closed by close
+	entrance     *Entrance
 	mounts       []noted
 	folder       *noted
 	cover        *noted
@@ -122,11 +123,14 @@ func (u *undo) close(ctx context.Context) error {
 	}
 	u.dir.Close()
 	u.dir = nil
+	if u.entrance != nil {
+		u.entrance.close()
+	}
 	if u.volume != nil {
 		u.volume.close()
-		u.layers.clean() // of the empty folder that the engine's kernel made as root
 	}
 	if u.layers != nil {
+		u.layers.clean() // so that their owner can remove them
 		return u.layers.close() // last: it gives up the lock
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest/overlayfs"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -50,19 +51,12 @@ func (p *Prepared) engineVolume() (_ *Volume, err error) {
 	}{{"lowerdir", v.lower}, {"upperdir", v.upper}, {"workdir", v.work}} {
 		options = append(options, fmt.Sprintf("%s=/proc/%d/fd/%d", l.key, os.Getpid(), l.file.Fd()))
 	}
-	for _, o := range overlaySettings {
-		options = append(options, strings.TrimSuffix(o.key+"="+o.value, "="))
-	}
-	v.Options = strings.Join(options, ",")
+	v.Options = strings.Join(append(options, overlayfs.Settings()...), ",")
 	return v, nil
 }
 
 func (v *Volume) close() {
-	for _, f := range []*os.File{v.upper, v.work} {
-		if f != nil {
-			f.Close()
-		}
-	}
+	closeAll(v.upper, v.work)
 }
 
 // Clean removes what the engine's kernel made in the work folder, once nothing

@@ -1,0 +1,125 @@
+// Package enter is the guest's binary outside a container: for an ordinary user
+// it mounts a workspace's overlay in a user and mount namespace of its own, and
+// becomes the runtime there, which then sees it.
+//
+//	caisson (sandbox/internal/workmount)            caisson-guest overlay
+//	------------------------------------            ---------------------
+//	start it in new namespaces, with the     ─▶
+//	folders and a socket
+//	                                         ◀─     the overlay's root, or what is wrong
+//	                                                executes the runtime
+//
+// Nothing stays behind: the namespaces live as long as the runtime's processes.
+package enter
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/identity"
+	"github.com/caisson-run/caisson/sandbox/guest/overlayfs"
+)
+
+// Word is the argument that asks for it. After it come the mount point, the
+// workspace, the folder of the layers, and the program with its arguments.
+const Word = "overlay"
+
+// The descriptors that come with it: the folders as they were opened, and a
+// socket for the answer.
+const (
+	workspaceFD = 3 + iota
+	layersFD
+	socketFD
+)
+
+// Run does it. It returns only if that failed.
+func Run(args []string) int {
+	for fd := workspaceFD; fd <= socketFD; fd++ {
+		unix.CloseOnExec(fd)
+	}
+	if len(args) < 4 {
+		return fail(errors.New("arguments are missing"))
+	}
+	root, err := mount(args[0], args[1], args[2])
+	if err != nil {
+		return fail(err)
+	}
+	if err := unix.Sendmsg(socketFD, []byte{0}, unix.UnixRights(int(root.Fd())), nil, 0); err != nil {
+		return fail(fmt.Errorf("hand over the overlay: %w", err))
+	}
+	identity.ClearAmbient()
+	if err := identity.LimitCapabilities(0); err != nil {
+		return fail(err)
+	}
+	return fail(syscall.Exec(args[3], args[3:], os.Environ()))
+}
+
+// fail says what is wrong, where it is heard: on the socket before the answer,
+// on standard error after it.
+func fail(err error) int {
+	text := []byte(err.Error())
+	_ = unix.Sendmsg(socketFD, text[:min(len(text), 4<<10)], nil, nil, unix.MSG_NOSIGNAL)
+	fmt.Fprintln(os.Stderr, "caisson-guest:", err)
+	return 1
+}
+
+// mount mounts the overlay at a folder of this namespace and gives its root.
+func mount(at, workspace, layers string) (*os.File, error) {
+	// What is mounted here stays here.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return nil, fmt.Errorf("keep mounts in a namespace: %w", err)
+	}
+	lower, err := again(workspace, workspaceFD)
+	if err != nil {
+		return nil, err
+	}
+	own, err := again(layers, layersFD)
+	if err != nil {
+		return nil, err
+	}
+	l := overlayfs.Layers{Lower: lower}
+	for name, file := range map[string]**os.File{"upper": &l.Upper, "work": &l.Work} {
+		if *file, err = below(own, name); err != nil {
+			return nil, err
+		}
+	}
+	merged, err := overlayfs.Mount(l, overlayfs.ByPath)
+	if err != nil {
+		return nil, err
+	}
+	if err := overlayfs.Attach(merged, unix.AT_FDCWD, filepath.Clean(at)); err != nil {
+		return nil, err
+	}
+	return overlayfs.OpenFolder(merged)
+}
+
+// again opens in this namespace the folder that fd is of another: a mount of
+// another namespace can't become a layer. By its path, which may have come to
+// lead elsewhere, so that it is compared.
+func again(path string, fd int) (*os.File, error) {
+	f, err := os.OpenFile(path, unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, err
+	}
+	var have, want unix.Stat_t
+	if err := errors.Join(unix.Fstat(int(f.Fd()), &have), unix.Fstat(fd, &want)); err != nil {
+		return nil, fmt.Errorf("examine %s: %w", path, err)
+	}
+	if have.Dev != want.Dev || have.Ino != want.Ino {
+		return nil, fmt.Errorf("%s is not the folder that was opened", path)
+	}
+	return f, nil
+}
+
+func below(dir *os.File, name string) (*os.File, error) {
+	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open layer %s: %w", name, err)
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}

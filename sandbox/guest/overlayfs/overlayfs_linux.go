@@ -1,0 +1,132 @@
+// Package overlayfs mounts overlays by the mount API with descriptors (Linux 5.2).
+// The host's side mounts with it where it may, and the guest's binary in a user
+// namespace of its own where the host's may not. It imports the standard library
+// and golang.org/x/sys only (rank 0).
+package overlayfs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Settings are the options of every overlay but its layers, as mount(8) takes
+// them. With userxattr (Linux 5.11) the kernel keeps its marks in user.overlay.*,
+// which needs no privilege to read, and follows no redirects; the others are
+// named because a kernel may be built with other defaults (overlayfs.rst).
+func Settings() []string { return []string{"userxattr", "index=off", "metacopy=off"} }
+
+// Layers are the folders of an overlay. Upper and Work must be on one mount. They
+// stay their opener's.
+type Layers struct{ Lower, Upper, Work *os.File }
+
+// How says in which way a kernel is given the layers.
+type How int
+
+// The ways.
+const (
+	// ByDescriptor needs Linux 6.13, and takes folders of unattached mounts
+	// from 6.15 on.
+	ByDescriptor How = iota
+	// ByPath names the same descriptors by /proc/self/fd, the one path to a
+	// folder that nobody can change on the way. Their mounts must be attached
+	// in this mount namespace.
+	ByPath
+)
+
+// Mount makes an overlay and gives its mount, nosuid and nodev, which is attached
+// nowhere. The caller closes it. Errors wrap the kernel's: EPERM, ENOSYS or
+// ENODEV where overlays can't be mounted at all, EINVAL where not of these layers.
+func Mount(l Layers, how How) (*os.File, error) {
+	fd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("open overlay: %w", err)
+	}
+	overlay := os.NewFile(uintptr(fd), "overlay")
+	defer overlay.Close()
+	if err := configure(fd, l, how); err != nil {
+		return nil, fmt.Errorf("%w%s", err, complaints(fd))
+	}
+	mount, err := unix.Fsmount(fd, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
+	if err != nil {
+		return nil, fmt.Errorf("mount overlay: %w", err)
+	}
+	return os.NewFile(uintptr(mount), "mount"), nil
+}
+
+func configure(overlay int, l Layers, how How) error {
+	for _, s := range Settings() {
+		key, value, isString := strings.Cut(s, "=")
+		err := error(nil)
+		if isString {
+			err = unix.FsconfigSetString(overlay, key, value)
+		} else {
+			err = unix.FsconfigSetFlag(overlay, key)
+		}
+		if err != nil {
+			return fmt.Errorf("set overlay's %s: %w", key, err)
+		}
+	}
+	for _, layer := range []struct {
+		key  string
+		file *os.File
+	}{{"lowerdir", l.Lower}, {"upperdir", l.Upper}, {"workdir", l.Work}} {
+		if err := how.set(overlay, layer.key, layer.file); err != nil {
+			return fmt.Errorf("set overlay's %s: %w", layer.key, err)
+		}
+	}
+	if err := unix.FsconfigCreate(overlay); err != nil {
+		return fmt.Errorf("make overlay: %w", err)
+	}
+	return nil
+}
+
+// set gives an overlay in the making one of its layers.
+func (how How) set(overlay int, key string, layer *os.File) error {
+	switch {
+	case how == ByPath:
+		return unix.FsconfigSetString(overlay, key, fmt.Sprintf("/proc/self/fd/%d", layer.Fd()))
+	case key == "lowerdir":
+		key = "lowerdir+" // which alone takes a descriptor
+	}
+	return unix.FsconfigSetFd(overlay, key, int(layer.Fd()))
+}
+
+// Refused says that a kernel didn't take the layers as they were given.
+func Refused(err error) bool { return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EBADF) }
+
+// complaints are what the kernel says about a file system in the making: one
+// message a read, with a letter for its level before (fsopen(2)).
+func complaints(overlay int) string {
+	var out strings.Builder
+	buf := make([]byte, 512)
+	for range 8 {
+		n, err := unix.Read(overlay, buf)
+		if err != nil || n <= 2 {
+			break
+		}
+		out.WriteString(": " + strings.TrimSpace(string(buf[2:n])))
+	}
+	return out.String()
+}
+
+// OpenFolder opens for reading the folder that a descriptor names, such as the
+// root of a mount that is attached nowhere.
+func OpenFolder(at *os.File) (*os.File, error) {
+	fd, err := unix.Openat(int(at.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open mount: %w", err)
+	}
+	return os.NewFile(uintptr(fd), at.Name()), nil
+}
+
+// Attach attaches a mount to a folder.
+func Attach(mount *os.File, at int, name string) error {
+	if err := unix.MoveMount(int(mount.Fd()), "", at, name, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("attach mount: %w", err)
+	}
+	return nil
+}
