@@ -13,6 +13,9 @@ import (
 )
 
 const (
+	// spillFrom is the length from which a stream is spilled: shorter ones are
+	// shown whole, or nearly.
+	spillFrom = 4 << 10
 	// captureBytes is what is kept in memory of each end of a stream: more
 	// than half of the 50,000 bytes that a model is shown.
 	captureBytes = 32 << 10
@@ -21,27 +24,41 @@ const (
 	spillBytes = 256 << 20
 )
 
-// spiller makes the files for long output and bounds their sum. It is safe for
-// concurrent use.
+// spiller makes the files for long output, bounds their sum, and knows them by
+// their handles. It is safe for concurrent use.
 type spiller struct {
-	dir string
+	dir    string
+	redact *redactor
 
 	mu    sync.Mutex
 	count int
 	left  int64
+	kept  map[string]keptOutput
 }
 
-func newSpiller(dir string) *spiller { return &spiller{dir: dir, left: spillBytes} }
+// keptOutput is one stream in a file.
+type keptOutput struct {
+	path            string
+	size, total     int64
+	whole, redacted bool
+}
+
+func newSpiller(dir string, secrets []Secret) *spiller {
+	return &spiller{dir: dir, redact: newRedactor(secrets), left: spillBytes, kept: map[string]keptOutput{}}
+}
 
 // create makes the next file and gives its name below the session's folder.
 func (s *spiller) create(stream string) (*os.File, string, error) {
 	s.mu.Lock()
 	s.count++
-	name := filepath.Join("spill", fmt.Sprintf("command-%04d-%s", s.count, stream))
+	name := filepath.Join(spillDir, fmt.Sprintf("command-%04d-%s", s.count, stream))
 	s.mu.Unlock()
 	f, err := os.OpenFile(filepath.Join(s.dir, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	return f, name, err
 }
+
+// spillDir is the folder of long values, below the session's.
+const spillDir = "spill"
 
 // take reserves n bytes and says whether they were left.
 func (s *spiller) take(n int) bool {
@@ -54,9 +71,35 @@ func (s *spiller) take(n int) bool {
 	return true
 }
 
+// keep makes a file known, and gives its handle.
+func (s *spiller) keep(name string, k keptOutput) string {
+	handle := filepath.Base(name)
+	k.path = filepath.Join(s.dir, name)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.kept[handle] = k
+	return handle
+}
+
+// Output opens what a command of this session wrote, for tools/shell.
+func (s *spiller) Output(handle string) (shell.Kept, error) {
+	s.mu.Lock()
+	k, ok := s.kept[handle]
+	s.mu.Unlock()
+	if !ok {
+		return shell.Kept{}, shell.ErrNoOutput
+	}
+	f, err := os.Open(k.path)
+	if err != nil {
+		return shell.Kept{}, fmt.Errorf("open spilled output: %w", err)
+	}
+	return shell.Kept{ReaderAt: f, Closer: f, Size: k.size, Total: k.total, Whole: k.whole, Redacted: k.redacted}, nil
+}
+
 // capture keeps the first and the last bytes of a stream as it arrives, passes
-// it on to be watched, and spills it once it is longer than the first bytes.
-// It belongs to the goroutine that writes, and then to the one that waited for it.
+// it on to be watched, and spills it, without secrets, once it is longer than
+// spillFrom. It belongs to the goroutine that writes, and then to the one that
+// waited for it.
 type capture struct {
 	stream string
 	watch  io.Writer
@@ -65,6 +108,7 @@ type capture struct {
 	head []byte
 	tail []byte // a window that grows to twice its size before it is cut
 	file *os.File
+	safe *redactedStream // to file
 	name string
 	full bool // nothing more is spilled
 }
@@ -73,19 +117,24 @@ type capture struct {
 // still shown.
 func (c *capture) Write(p []byte) (int, error) {
 	_, _ = c.watch.Write(p)
+	before := c.head
 	rest := p
 	if room := captureBytes - len(c.head); room > 0 {
 		n := min(room, len(rest))
 		c.head = append(c.head, rest[:n]...)
 		rest = rest[n:]
 	}
+	switch {
+	case c.file != nil:
+		c.keep(p)
+	case !c.full && len(before)+len(p) > spillFrom:
+		c.open()
+		c.keep(before)
+		c.keep(p)
+	}
 	if len(rest) == 0 {
 		return len(p), nil
 	}
-	if c.file == nil && !c.full {
-		c.open()
-	}
-	c.keep(rest)
 	c.tail = append(c.tail, rest...)
 	if len(c.tail) > 2*captureBytes {
 		c.tail = append(c.tail[:0], c.tail[len(c.tail)-captureBytes:]...)
@@ -100,7 +149,7 @@ func (c *capture) open() {
 		return
 	}
 	c.file, c.name = f, name
-	c.keep(c.head)
+	c.safe = c.spill.redact.stream(f)
 }
 
 func (c *capture) keep(p []byte) {
@@ -108,7 +157,7 @@ func (c *capture) keep(p []byte) {
 		c.full = true
 		return
 	}
-	if _, err := c.file.Write(p); err != nil {
+	if _, err := c.safe.Write(p); err != nil {
 		c.full = true
 	}
 }
@@ -128,7 +177,28 @@ func (c *capture) result(s sandbox.Stream) shell.Capture {
 	// A guest that was lost could not count; what arrived was written.
 	out.Total = max(out.Total, int64(len(out.Head)+len(out.Tail)))
 	if c.file != nil {
-		_ = c.file.Close()
+		out.Handle = c.end(s, out.Total)
 	}
 	return out
+}
+
+// end closes the file and gives its handle.
+func (c *capture) end(s sandbox.Stream, total int64) string {
+	if !c.full {
+		// The guest kept the end of a stream that it did not send whole; where
+		// nothing lies between, that is kept too.
+		if s.Live+int64(len(s.Tail)) == s.Total {
+			c.keep(s.Tail)
+		}
+	}
+	if err := c.safe.close(); err != nil {
+		c.full = true
+	}
+	if err := c.file.Close(); err != nil {
+		c.full = true
+	}
+	return c.spill.keep(c.name, keptOutput{
+		size: c.safe.wrote, total: total, redacted: c.safe.changed,
+		whole: !c.full && s.Live+int64(len(s.Tail)) >= total,
+	})
 }

@@ -26,6 +26,8 @@ func TestCaptureKeepsBothEnds(t *testing.T) {
 	}{
 		"nothing":              {0, 0, 0, 1},
 		"short":                {100, 0, 0, 10},
+		"not worth a file":     {spillFrom, 0, 0, 7},
+		"worth a file":         {spillFrom + 1, 0, 0, 7},
 		"exactly the head":     {captureBytes, 0, 0, 1000},
 		"one more":             {captureBytes + 1, 0, 0, 1 << 20},
 		"long, in bits":        {10 * captureBytes, 0, 0, 17},
@@ -41,7 +43,7 @@ func TestCaptureKeepsBothEnds(t *testing.T) {
 			}
 			whole := numbered(tc.live + tc.cut + tc.tail)
 			var watched bytes.Buffer
-			c := &capture{stream: "stdout", watch: &watched, spill: newSpiller(dir)}
+			c := &capture{stream: "stdout", watch: &watched, spill: newSpiller(dir, nil)}
 			for rest := whole[:tc.live]; len(rest) > 0; {
 				n := min(tc.pieces, len(rest))
 				if got, err := c.Write(rest[:n]); got != n || err != nil {
@@ -59,13 +61,25 @@ func TestCaptureKeepsBothEnds(t *testing.T) {
 			if want := min(captureBytes, len(whole)); len(got.Head) != min(want, tc.live) || int(got.Total) != len(whole) {
 				t.Errorf("head of %d bytes, total %d", len(got.Head), got.Total)
 			}
-			spilled := tc.live > captureBytes
+			spilled := tc.live > spillFrom
 			if (got.Spill != "") != spilled {
 				t.Fatalf("spilled to %q", got.Spill)
 			}
 			if spilled {
-				if text, err := os.ReadFile(filepath.Join(dir, got.Spill)); err != nil || !bytes.Equal(text, whole[:tc.live]) {
-					t.Errorf("spilled %d bytes: %v", len(text), err)
+				want := whole[:tc.live]
+				if tc.cut == 0 {
+					want = whole
+				}
+				if text, err := os.ReadFile(filepath.Join(dir, got.Spill)); err != nil || !bytes.Equal(text, want) {
+					t.Errorf("spilled %d bytes, want %d: %v", len(text), len(want), err)
+				}
+				kept, err := c.spill.Output(got.Handle)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer kept.Close()
+				if kept.Size != int64(len(want)) || kept.Total != int64(len(whole)) || kept.Whole != (tc.cut == 0) || kept.Redacted {
+					t.Errorf("kept %+v", kept)
 				}
 			}
 		})
@@ -77,7 +91,7 @@ func TestSpillingIsBounded(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "spill"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	s := newSpiller(dir)
+	s := newSpiller(dir, nil)
 	s.left = 3 * captureBytes
 	for range 3 {
 		c := &capture{stream: "stdout", watch: io.Discard, spill: s}

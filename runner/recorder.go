@@ -54,7 +54,7 @@ func NewRecorder(opts RecorderOptions) (*Recorder, error) {
 	if opts.Now == nil {
 		opts.Now = time.Now
 	}
-	if err := os.MkdirAll(filepath.Join(opts.Dir, "spill"), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Join(opts.Dir, spillDir), 0o700); err != nil {
 		return nil, fmt.Errorf("create spill folder: %w", err)
 	}
 	file, err := os.OpenFile(filepath.Join(opts.Dir, TraceFile), os.O_WRONLY|os.O_CREATE|os.O_EXCL|os.O_APPEND, 0o600)

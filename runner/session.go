@@ -134,7 +134,7 @@ func (s *session) dispatcher() (*tools.Dispatcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.exec = &executor{box: s.box, spill: newSpiller(s.dir), ready: s.looked, fresh: s.fresh, after: s.quarantineAfterCommand}
+	s.exec = &executor{box: s.box, spill: newSpiller(s.dir, s.opts.Secrets), ready: s.looked, fresh: s.fresh, after: s.quarantineAfterCommand}
 	sh, err := shell.New(s.exec, shell.Options{
 		Timeout: s.opts.Resources.CommandTime, Grace: s.opts.Grace, Mount: sandbox.WorkspaceDir, HostRoot: s.opts.Workspace.Path,
 	})
@@ -145,7 +145,11 @@ func (s *session) dispatcher() (*tools.Dispatcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, f := range append(files, sh) {
+	out, err := shell.NewOutput(s.exec.spill, shell.Options{})
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range append(files, sh, out) {
 		if err := d.Register(f); err != nil {
 			return nil, err
 		}

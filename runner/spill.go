@@ -137,7 +137,7 @@ func escapePointer(key string) string {
 }
 
 func writeSpill(dir, name, pointer string, value []byte) (Spilled, error) {
-	path := filepath.Join("spill", name)
+	path := filepath.Join(spillDir, name)
 	if err := os.WriteFile(filepath.Join(dir, path), value, 0o600); err != nil {
 		return Spilled{}, fmt.Errorf("spill value: %w", err)
 	}

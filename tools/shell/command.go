@@ -61,6 +61,8 @@ type Capture struct {
 	// Spill is the file, below the session's folder, that holds the stream, or
 	// as much of it as its bound allows; "" where Head and Tail are all of it.
 	Spill string
+	// Handle is what [NewOutput]'s tool knows the stream by; "" is not at all.
+	Handle string
 }
 
 // runner runs a command to its end. Cancelling ctx ends the command and

@@ -134,7 +134,11 @@ func writeStream(b *strings.Builder, name string, c Capture, room int) (cut bool
 	}
 	fmt.Fprintf(b, "%s (%s, the first %d and the last %d shown):\n", name, bytesText(c.Total), len(head), len(tail))
 	endLine(b, head)
-	fmt.Fprintf(b, "[… %s left out …]\n", bytesText(omitted))
+	if c.Handle != "" {
+		fmt.Fprintf(b, "[… %s left out …; %s shows them by the handle %s]\n", bytesText(omitted), OutputName, c.Handle)
+	} else {
+		fmt.Fprintf(b, "[… %s left out …]\n", bytesText(omitted))
+	}
 	endLine(b, tail)
 	return true
 }

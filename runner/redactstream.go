@@ -1,0 +1,108 @@
+package runner
+
+import (
+	"bytes"
+	"io"
+)
+
+// redactChunk is how much of a stream is redacted at once, and redactHold how
+// much of its end waits for what follows: no key is longer.
+const (
+	redactChunk = 64 << 10
+	redactHold  = 4 << 10
+)
+
+// stream redacts a stream, across the borders of its pieces. What it holds back
+// is written by close.
+func (r *redactor) stream(w io.Writer) *redactedStream {
+	hold := redactHold
+	for _, s := range r.values {
+		hold = max(hold, len(s.value))
+	}
+	return &redactedStream{r: r, w: w, hold: hold}
+}
+
+type redactedStream struct {
+	r    *redactor
+	w    io.Writer
+	hold int
+	buf  []byte
+	// last is the byte before buf: what is before a key decides whether it is one.
+	last byte
+	// wrote is the number of bytes that were written, changed says that they are
+	// not all of the stream's own.
+	wrote   int64
+	changed bool
+}
+
+// Write takes a piece. Its error is the writer's.
+func (s *redactedStream) Write(p []byte) (int, error) {
+	for rest := p; len(rest) > 0; {
+		n := min(len(rest), redactChunk)
+		s.buf, rest = append(s.buf, rest[:n]...), rest[n:]
+		if len(s.buf) < redactChunk+s.hold {
+			continue
+		}
+		if err := s.emit(s.border(len(s.buf) - s.hold)); err != nil {
+			return 0, err
+		}
+	}
+	return len(p), nil
+}
+
+// close writes what was held back.
+func (s *redactedStream) close() error { return s.emit(len(s.buf)) }
+
+// border gives a place at or before at where no secret is cut: before a byte
+// that is in no key, and in no known secret. A run of key bytes that is longer
+// than all that is held is no key, and is cut anywhere.
+func (s *redactedStream) border(at int) int {
+	cut := at
+	for cut > 0 && keyByte(s.buf[cut]) && keyByte(s.buf[cut-1]) {
+		cut--
+	}
+	if cut == 0 {
+		cut = at
+	}
+	for again := true; again; {
+		again = false
+		for _, v := range s.r.values {
+			from := max(cut-len(v.value)+1, 0)
+			to := min(cut+len(v.value)-1, len(s.buf))
+			if i := bytes.Index(s.buf[from:to], v.value); i >= 0 && from+i < cut {
+				cut, again = from+i, true
+			}
+		}
+	}
+	if cut == 0 { // one that overlaps itself, over and over: no random key does
+		return at
+	}
+	return cut
+}
+
+// keyByte says whether a byte can be in a key of a known shape.
+func keyByte(c byte) bool {
+	return c == '_' || c == '-' || c >= '0' && c <= '9' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z'
+}
+
+// emit redacts and writes the first n bytes.
+func (s *redactedStream) emit(n int) error {
+	if n == 0 {
+		return nil
+	}
+	// The byte before belongs to the text: it says whether a key begins here.
+	text := s.buf[:n]
+	if s.last != 0 {
+		text = append([]byte{s.last}, text...)
+	}
+	out := s.r.bytes(text)
+	if s.last != 0 && len(out) > 0 && out[0] == s.last {
+		out, text = out[1:], text[1:]
+	}
+	s.changed = s.changed || !bytes.Equal(out, text)
+	s.last = s.buf[n-1]
+	wrote, err := s.w.Write(out)
+	s.wrote += int64(wrote)
+	s.buf = append(s.buf[:0], s.buf[n:]...)
+	return err
+}

@@ -1,0 +1,202 @@
+package shell
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// OutputName is the canonical name of the tool that pages through output.
+const OutputName tools.Name = "shell_output"
+
+// Bounds of one page. The line's bound keeps short what RE2 does in one step
+// that can't be interrupted.
+const (
+	defaultLines    = 400
+	maxLines        = 10_000
+	defaultMatches  = 100
+	maxMatches      = 1_000
+	matchLineBytes  = 32 << 10
+	snippetBytes    = 300
+	maxPatternBytes = 1024
+)
+
+// Kept is one stream of a command, as it was kept. Whoever got it closes it.
+type Kept struct {
+	io.ReaderAt
+	io.Closer
+	// Size is the number of bytes that are kept, Total the number that were
+	// written: what is kept is the beginning.
+	Size, Total int64
+	// Whole says that all was kept, Redacted that secrets in it were replaced, so
+	// that Size is not the number of bytes that were written.
+	Whole, Redacted bool
+}
+
+// outputs opens what commands of the session wrote. It fails with
+// [ErrNoOutput] for a handle that it does not know.
+type outputs interface {
+	Output(handle string) (Kept, error)
+}
+
+// ErrNoOutput: the session has no output under a handle.
+var ErrNoOutput = errors.New("no such output")
+
+// NewOutput gives the factory of the tool that pages through what commands
+// wrote. Of the options it takes ResultBytes.
+func NewOutput(o outputs, opts Options) (tools.Factory, error) {
+	if o == nil {
+		return nil, errors.New("make shell_output tool: no outputs")
+	}
+	if opts.ResultBytes == 0 {
+		opts.ResultBytes = tools.DefaultResultBytes
+	}
+	def := outputDefinition(opts)
+	return func() tools.Tool {
+		return &output{from: o, def: def, room: max(opts.ResultBytes-headerBytes, headerBytes)}
+	}, nil
+}
+
+// output is one execution of the tool.
+type output struct {
+	from outputs
+	def  tools.Definition
+	room int // bytes of a page
+}
+
+// outputInput is the tool's input after aliases were rewritten.
+type outputInput struct {
+	Handle     string `json:"handle"`
+	Unit       string `json:"unit"`
+	Offset     *int64 `json:"offset"`
+	Limit      int64  `json:"limit"`
+	Tail       int64  `json:"tail"`
+	Pattern    string `json:"pattern"`
+	IgnoreCase bool   `json:"ignore_case"`
+}
+
+func outputDefinition(opts Options) tools.Definition {
+	return tools.Definition{
+		Name: OutputName,
+		Description: "Reads long output of an earlier shell call, of which its result showed the beginning and the end: by lines or by bytes, " +
+			"the end of it, or the lines that match a regular expression. The handle stands in that result. What is kept is bounded; " +
+			"the first line of each answer says how much there is.",
+		InputSchema: json.RawMessage(`{
+  "type": "object",
+  "properties": {
+    "handle": {"type": "string", "minLength": 1, "maxLength": 200, "description": "The handle from the result of the shell call."},
+    "unit": {"type": "string", "enum": ["lines", "bytes"], "description": "What offset, limit and tail count; lines when left out."},
+    "offset": {"type": "integer", "minimum": 0, "maximum": 1000000000000, "description": "Where to begin: the number of a line, from 1, or of a byte, from 0. With pattern, the line to search from."},
+    "limit": {"type": "integer", "minimum": 1, "maximum": 1000000000, "description": "How many lines, bytes or matches at most."},
+    "tail": {"type": "integer", "minimum": 1, "maximum": 1000000000, "description": "The last so many lines or bytes, instead of offset and limit."},
+    "pattern": {"type": "string", "minLength": 1, "description": "Only lines that match this regular expression (RE2 syntax), with their numbers."},
+    "ignore_case": {"type": "boolean", "description": "Match upper and lower case alike."}
+  },
+  "required": ["handle"],
+  "additionalProperties": false
+}`),
+		Class:            tools.ClassRead,
+		Runs:             tools.PlaceHost,
+		ResultBytes:      opts.ResultBytes,
+		Aliases:          map[string]string{"id": "handle", "grep": "pattern", "regex": "pattern", "filter": "pattern"},
+		Summary:          outputSummary,
+		EnabledByDefault: true,
+	}
+}
+
+func outputSummary(raw json.RawMessage) string {
+	var in outputInput
+	if err := json.Unmarshal(raw, &in); err != nil {
+		return ""
+	}
+	if in.Pattern != "" {
+		return in.Handle + " /" + in.Pattern + "/"
+	}
+	return in.Handle
+}
+
+// Definition describes the tool.
+func (o *output) Definition() tools.Definition { return o.def }
+
+// Execute gives one page.
+func (o *output) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
+	var in outputInput
+	if err := json.Unmarshal(call.Input, &in); err != nil {
+		return tools.Output{}, fmt.Errorf("decode shell_output input: %w", err)
+	}
+	re, err := in.check()
+	if err != nil {
+		return tools.Output{}, err
+	}
+	kept, err := o.from.Output(in.Handle)
+	if errors.Is(err, ErrNoOutput) {
+		return tools.Output{}, refused("unknown_handle", fmt.Sprintf(
+			"This session keeps no output with the handle %q. The handles stand in the results of shell calls whose output was long; run the command again for output of another session.", in.Handle))
+	}
+	if err != nil {
+		return tools.Output{}, fmt.Errorf("open output: %w", err)
+	}
+	defer func() { _ = kept.Close() }() // only read
+	p := page{ctx: ctx, kept: kept, room: o.room}
+	switch {
+	case re != nil:
+		err = p.matches(re, value(in.Offset, 1), limit(in.Limit, defaultMatches, maxMatches))
+	case in.Tail > 0:
+		err = p.tail(in.Tail, in.Unit == "bytes")
+	case in.Unit == "bytes":
+		err = p.bytes(value(in.Offset, 0), limit(in.Limit, int64(o.room), int64(o.room)))
+	default:
+		err = p.lines(value(in.Offset, 1), limit(in.Limit, defaultLines, maxLines))
+	}
+	if err != nil {
+		if ctx.Err() != nil {
+			return tools.Output{}, fmt.Errorf("read output: %w", context.Cause(ctx))
+		}
+		return tools.Output{}, fmt.Errorf("read output: %w", err)
+	}
+	return p.output(in.Handle), nil
+}
+
+// check refuses what does not go together, and compiles the pattern.
+func (in outputInput) check() (*regexp.Regexp, error) {
+	switch {
+	case in.Tail > 0 && (in.Offset != nil || in.Limit > 0):
+		return nil, refused("bad_range", "tail stands for itself: leave out offset and limit.")
+	case in.Pattern != "" && in.Tail > 0, in.Pattern != "" && in.Unit == "bytes":
+		return nil, refused("bad_range", "pattern searches lines from offset on: leave out tail, and unit or say lines.")
+	case in.Pattern == "" && in.IgnoreCase:
+		return nil, refused("bad_range", "ignore_case is for a pattern: give one.")
+	case len(in.Pattern) > maxPatternBytes:
+		return nil, refused("invalid_pattern", fmt.Sprintf("The pattern has %d bytes; at most %d are taken.", len(in.Pattern), maxPatternBytes))
+	case in.Pattern == "":
+		return nil, nil
+	}
+	expr := in.Pattern
+	if in.IgnoreCase {
+		expr = "(?i:" + expr + ")"
+	}
+	re, err := regexp.Compile(expr)
+	if err != nil {
+		return nil, refused("invalid_pattern", fmt.Sprintf("The pattern is not a valid RE2 regular expression: %v.", err))
+	}
+	return re, nil
+}
+
+func value(v *int64, def int64) int64 {
+	if v == nil {
+		return def
+	}
+	return *v
+}
+
+func limit(asked, def, most int64) int64 {
+	if asked <= 0 {
+		return def
+	}
+	return min(asked, most)
+}

@@ -1,0 +1,350 @@
+package shell
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// page is one look at kept output: the text that it shows, and what is to be
+// said of it. Nothing of the output but the page is held in memory.
+type page struct {
+	ctx  context.Context
+	kept Kept
+	room int
+
+	text  []byte
+	notes []string
+	more  bool // there is more beyond
+}
+
+func (p *page) note(format string, args ...any) {
+	p.notes = append(p.notes, fmt.Sprintf(format, args...))
+}
+
+// bytes shows count bytes from offset on, moved to whole runes: the start back
+// to where its rune starts, the end back to where one has ended, so that pages
+// that follow one another hold every byte once.
+func (p *page) bytes(offset, count int64) error {
+	if offset >= p.kept.Size {
+		p.beyond("bytes", p.kept.Size)
+		return nil
+	}
+	from, err := p.runeStart(offset)
+	if err != nil {
+		return err
+	}
+	text, err := p.read(from, min(count+offset-from, int64(p.room)))
+	if err != nil {
+		return err
+	}
+	if from+int64(len(text)) < p.kept.Size {
+		whole := wholeHead(text)
+		if len(whole) == 0 { // less than one rune was asked for
+			if whole, err = p.read(from, utf8.UTFMax); err != nil {
+				return err
+			}
+			_, n := utf8.DecodeRune(whole)
+			whole = whole[:n]
+		}
+		text = whole
+	}
+	p.text = text
+	p.place(from, "")
+	return nil
+}
+
+// runeStart moves an offset back to where its rune starts, where there is one.
+func (p *page) runeStart(offset int64) (int64, error) {
+	from := max(offset-(utf8.UTFMax-1), 0)
+	around, err := p.read(from, offset-from+utf8.UTFMax)
+	if err != nil {
+		return 0, err
+	}
+	at := int(offset - from)
+	for start := at; start >= 0; start-- {
+		if !utf8.RuneStart(around[start]) {
+			continue
+		}
+		if r, n := utf8.DecodeRune(around[start:]); start < at && (r == utf8.RuneError && n == 1 || start+n <= at) {
+			break // no rune, or one that ended before
+		}
+		return from + int64(start), nil
+	}
+	return offset, nil
+}
+
+// tail shows the last lines or bytes.
+func (p *page) tail(count int64, ofBytes bool) error {
+	if p.kept.Size == 0 {
+		p.place(0, "the end")
+		return nil
+	}
+	from := max(p.kept.Size-int64(p.room), 0)
+	if ofBytes {
+		start, err := p.runeStart(max(p.kept.Size-count, from, 0))
+		if err != nil {
+			return err
+		}
+		from = max(start, from)
+	}
+	text, err := p.read(from, p.kept.Size-from)
+	if err != nil {
+		return err
+	}
+	if !ofBytes {
+		cut := lastLines(text, count)
+		if cut == 0 && from > 0 { // the first line is not whole, unless it is all
+			if i := bytes.IndexByte(text, '\n'); i >= 0 && i+1 < len(text) {
+				cut = i + 1
+			}
+		}
+		text, from = text[cut:], from+int64(cut)
+	}
+	if from > 0 {
+		whole := wholeTail(text)
+		text, from = whole, from+int64(len(text)-len(whole))
+	}
+	p.text = text
+	p.place(from, "the end")
+	return nil
+}
+
+// lastLines gives where the last count lines of a text begin.
+func lastLines(text []byte, count int64) int {
+	end := len(text)
+	if end > 0 && text[end-1] == '\n' {
+		end--
+	}
+	for ; count > 0; count-- {
+		i := bytes.LastIndexByte(text[:end], '\n')
+		if i < 0 {
+			return 0
+		}
+		if count == 1 {
+			return i + 1
+		}
+		end = i
+	}
+	return 0
+}
+
+// lines shows count lines from the line first on.
+func (p *page) lines(first, count int64) error {
+	first = max(first, 1)
+	number, at, from := int64(0), int64(0), int64(-1)
+	err := p.each(func(line []byte, whole bool, size int64) bool {
+		number++
+		if number < first {
+			at += size
+			return true
+		}
+		if from < 0 {
+			from = at
+		}
+		room := p.room - len(p.text)
+		if number >= first+count || int64(room) < size && number > first {
+			p.more = true
+			return false
+		}
+		if int64(room) < size || !whole {
+			cut := wholeHead(line[:min(len(line), room)])
+			p.text = append(p.text, cut...)
+			p.note("line %d has %d bytes, of which %d are shown; go on in it with unit bytes, offset %d, or with the next line", number, size, len(cut), at+int64(len(cut)))
+			p.more = true
+			number++
+			return false
+		}
+		p.text = append(p.text, line...)
+		at += size
+		return true
+	}, p.room+1)
+	if err != nil {
+		return err
+	}
+	switch {
+	case from < 0:
+		p.beyond("lines", number)
+	case p.more:
+		p.note("lines %d to %d; go on with offset %d", first, number-1, number)
+	default:
+		p.note("lines %d to %d, the end", first, number)
+	}
+	return nil
+}
+
+// matches shows lines that match, with their numbers, from the line first on.
+func (p *page) matches(re *regexp.Regexp, first, most int64) error {
+	number, found := int64(0), int64(0)
+	long := 0
+	var b strings.Builder
+	err := p.each(func(line []byte, whole bool, _ int64) bool {
+		number++
+		if number < first {
+			return true
+		}
+		if !whole {
+			long++
+		}
+		at := re.FindIndex(bytes.TrimSuffix(line, []byte("\n")))
+		if at == nil {
+			return true
+		}
+		text := fmt.Sprintf("%d: %s\n", number, snippet(bytes.TrimSuffix(line, []byte("\n")), at[0]))
+		if found == most || b.Len()+len(text) > p.room {
+			p.more = true
+			return false
+		}
+		found++
+		b.WriteString(text)
+		return true
+	}, matchLineBytes)
+	if err != nil {
+		return err
+	}
+	p.text = []byte(b.String())
+	switch {
+	case p.more:
+		p.note("%s; there are more: go on with offset %d", matchCount(found), number)
+	default:
+		p.note("%s in %d lines", matchCount(found), max(number-first+1, 0))
+	}
+	if long > 0 {
+		p.note("of lines longer than %d bytes only the beginning is searched: there are %d", matchLineBytes, long)
+	}
+	return nil
+}
+
+func matchCount(n int64) string {
+	if n == 1 {
+		return "1 match"
+	}
+	return fmt.Sprintf("%d matches", n)
+}
+
+// snippet is a line, or what is around the match where it is long.
+func snippet(line []byte, at int) []byte {
+	if len(line) <= snippetBytes {
+		return line
+	}
+	from := max(min(at-snippetBytes/3, len(line)-snippetBytes), 0)
+	out := wholeHead(wholeTail(line[from : from+snippetBytes]))
+	if from > 0 {
+		out = append([]byte("…"), out...)
+	}
+	if from+snippetBytes < len(line) {
+		out = append(bytes.Clone(out), "…"...)
+	}
+	return out
+}
+
+// each calls visit with every line, its newline included, until that says no.
+// Of a line longer than most only the beginning is given; size is all of it.
+func (p *page) each(visit func(line []byte, whole bool, size int64) bool, most int) error {
+	in := bufio.NewReaderSize(io.NewSectionReader(p.kept, 0, p.kept.Size), 64<<10)
+	var line []byte
+	for n := 0; ; n++ {
+		if n%1024 == 0 && p.ctx.Err() != nil {
+			return context.Cause(p.ctx)
+		}
+		line = line[:0]
+		size := int64(0)
+		for {
+			piece, err := in.ReadSlice('\n')
+			size += int64(len(piece))
+			if room := most - len(line); room > 0 {
+				line = append(line, piece[:min(room, len(piece))]...)
+			}
+			if errors.Is(err, bufio.ErrBufferFull) {
+				continue
+			}
+			if err != nil && !errors.Is(err, io.EOF) {
+				return err
+			}
+			if size == 0 {
+				return nil
+			}
+			break
+		}
+		if !visit(line, int64(len(line)) == size, size) {
+			return nil
+		}
+	}
+}
+
+// read reads count bytes at an offset, or what there is of them.
+func (p *page) read(at, count int64) ([]byte, error) {
+	count = min(count, p.kept.Size-at)
+	if count <= 0 {
+		return nil, nil
+	}
+	buf := make([]byte, count)
+	n, err := p.kept.ReadAt(buf, at)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	return buf[:n], nil
+}
+
+func (p *page) beyond(unit string, have int64) {
+	p.note("that is beyond the end: there are %d %s", have, unit)
+}
+
+// place notes which bytes the page has.
+func (p *page) place(from int64, end string) {
+	to := from + int64(len(p.text))
+	switch {
+	case end != "" || to >= p.kept.Size:
+		p.note("bytes %d to %d, the end", from, to)
+	default:
+		p.more = true
+		p.note("bytes %d to %d; go on with offset %d", from, to, to)
+	}
+}
+
+// output words the page: a first line that says what there is, then the text.
+func (p *page) output(handle string) tools.Output {
+	var b strings.Builder
+	fmt.Fprintf(&b, "[%s: %s", handle, bytesText(p.kept.Total))
+	if !p.kept.Whole {
+		fmt.Fprintf(&b, ", of which the first %d are kept", p.kept.Size)
+	} else if p.kept.Size != p.kept.Total {
+		fmt.Fprintf(&b, ", %d as they are kept", p.kept.Size)
+	}
+	if p.kept.Redacted {
+		b.WriteString(", secrets replaced")
+	}
+	for _, n := range p.notes {
+		b.WriteString("; " + n)
+	}
+	if bad := invalid(p.text); bad > 0 {
+		fmt.Fprintf(&b, "; lossy: %s that are not UTF-8 or NUL are shown as � or ␀", bytesText(int64(bad)))
+	}
+	b.WriteString("]\n")
+	endLine(&b, p.text)
+	return tools.Output{
+		Content: []tools.Block{{Text: b.String()}}, Success: true, Truncated: p.more,
+		Metadata: map[string]any{"handle": handle, "bytes_kept": p.kept.Size, "bytes_shown": len(p.text)},
+	}
+}
+
+// invalid counts bytes that are not shown as they are.
+func invalid(text []byte) int {
+	n := 0
+	for len(text) > 0 {
+		r, size := utf8.DecodeRune(text)
+		if r == utf8.RuneError && size == 1 || r == 0 {
+			n++
+		}
+		text = text[size:]
+	}
+	return n
+}
