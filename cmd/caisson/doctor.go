@@ -12,9 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
-	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/runner"
-	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -78,7 +76,7 @@ func examine(ctx context.Context, d deps, env environ, settings config.File, pro
 	}
 	findings = append(findings, finding{Check: "configuration", Result: resultOK, Detail: strings.Join(names, ", ")})
 	findings = append(findings, s.state(), s.policy(), s.model())
-	findings = append(findings, s.image(ctx))
+	findings = append(findings, s.image(ctx), s.imageStore())
 	return append(findings, s.examineBackends(ctx)...)
 }
 
@@ -139,24 +137,6 @@ func (s *setup) model() finding {
 		detail += "; its price is unknown, so cost is too"
 	}
 	return finding{Check: "model", Result: resultOK, Detail: detail}
-}
-
-func (s *setup) image(ctx context.Context) finding {
-	ref, err := reference(*s.conf.Image)
-	if err != nil {
-		return failed("image", err)
-	}
-	f := finding{Check: "image", Result: resultOK, Detail: *s.conf.Image}
-	if ref.Scheme == images.SchemeFolder {
-		if info, err := os.Stat(ref.Value); err != nil || !info.IsDir() {
-			return failed("image", fmt.Errorf("%w: %s is no folder", sandbox.ErrNotFound, ref.Value))
-		}
-	}
-	if warnings := s.backends.imageWarnings(ctx, ref); len(warnings) > 0 {
-		f.Result, f.Detail = resultWarning, f.Detail+": "+strings.Join(warnings, "; ")
-		f.Mend = "Add folders under host_image.toolchains in the configuration, or use an image that has them."
-	}
-	return f
 }
 
 // examineBackends checks each backend. One that was asked for must work; of
