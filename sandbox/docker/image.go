@@ -184,6 +184,11 @@ func (b *Backend) skeletonImage(ctx context.Context, r *remote, root *images.Roo
 	if err := importSkeleton(ctx, r, root, hash); err != nil {
 		return rootImage{}, err
 	}
+	// Another user's Caisson, which has another lock, may have imported it at
+	// the same time: one of the two has no name now.
+	if _, err := pruneSkeletons(ctx, r, skeletonTime); err != nil {
+		return rootImage{}, err
+	}
 	made.id, err = skeletonID(ctx, r, hash)
 	return made, err
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/sandbox"
@@ -180,6 +181,9 @@ func engineState(t *testing.T, c *client.Client) []string {
 	list, err := c.ImageList(t.Context(), image.ListOptions{Filters: filters.NewArgs(filters.Arg("dangling", "true"))})
 	must(t, err)
 	for _, i := range list {
+		if _, ok := i.Labels["io.caisson.skeleton"]; ok {
+			continue // of a test beside this one, which had to make it at the same moment
+		}
 		state = append(state, "dangling "+i.ID)
 	}
 	slices.Sort(state)
@@ -317,4 +321,53 @@ func TestEngineImageThatCannotRun(t *testing.T) {
 			t.Errorf("%s: in the workspace: %v %v", tt.name, entries, err)
 		}
 	}
+}
+
+// Two users who import the same skeleton at once leave one of it, and what lost
+// its name while a container ran on it goes with the next import.
+func TestSkeletonsThatMeet(t *testing.T) {
+	c := testClient(t)
+	root := t.TempDir()
+	must(t, os.Chmod(root, 0o755))
+	unpack(t, shellTar(t), root)
+	must(t, os.Symlink("bin", filepath.Join(root, strings.ToLower(newSession())))) // a skeleton of its own
+	folder, err := images.Folder(t.Context(), root)
+	must(t, err)
+	var group errgroup.Group
+	for range 4 {
+		b := newBed(t, os.Geteuid()) // each has its own lock
+		group.Go(func() error {
+			r, _, err := b.backend.connect(t.Context())
+			if err != nil {
+				return err
+			}
+			made, err := b.backend.skeletonImage(t.Context(), r, folder, nil)
+			if err != nil {
+				return err
+			}
+			_, err = r.image(t.Context(), made.id)
+			return err
+		})
+	}
+	// One that another has replaced is not there any more, which a start notices.
+	if err := group.Wait(); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+		t.Fatal(err)
+	}
+	b := newBed(t, os.Geteuid())
+	r, _, err := b.backend.connect(t.Context())
+	must(t, err)
+	made, err := b.backend.skeletonImage(t.Context(), r, folder, nil)
+	must(t, err)
+	found, err := r.image(t.Context(), made.id)
+	must(t, err)
+	hash := found.Config.Labels[labelSkeleton]
+	_, err = pruneSkeletons(t.Context(), r, skeletonTime)
+	must(t, err)
+	list, err := c.ImageList(t.Context(), image.ListOptions{Filters: filters.NewArgs(filters.Arg("label", labelSkeleton+"="+hash))})
+	must(t, err)
+	if len(list) != 1 || list[0].ID != made.id {
+		t.Errorf("%d images of one skeleton", len(list))
+	}
+	_, err = r.removeImage(t.Context(), skeletonName+":"+hash, true)
+	must(t, err)
 }

@@ -43,8 +43,9 @@ func pruneOld(ctx context.Context, r *remote) error {
 	return errors.Join(err, imagesErr)
 }
 
-// pruneSkeletons removes old skeletons that no container uses, and gives how
-// many. A sibling that is just about to use one imports it again.
+// pruneSkeletons removes skeletons that are older than unused, or that lost
+// their name to another import of the same, unless a container uses them. It
+// gives how many. A sibling that is just about to use one imports it again.
 func pruneSkeletons(ctx context.Context, r *remote, unused time.Duration) (int, error) {
 	list, err := r.skeletons(ctx)
 	if err != nil {
@@ -53,7 +54,7 @@ func pruneSkeletons(ctx context.Context, r *remote, unused time.Duration) (int, 
 	removed := 0
 	var errs []error
 	for _, i := range list {
-		if time.Since(time.Unix(i.Created, 0)) > unused {
+		if nameless := len(i.RepoTags) == 0 || i.RepoTags[0] == "<none>:<none>"; nameless || time.Since(time.Unix(i.Created, 0)) > unused {
 			gone, err := r.removeImage(ctx, i.ID, true)
 			if gone {
 				removed++
