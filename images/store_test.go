@@ -27,7 +27,6 @@ import (
 	fake "github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
-	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
@@ -831,24 +830,6 @@ func TestNewStoreErrors(t *testing.T) {
 	} {
 		if _, err := NewStore(o); !errors.Is(err, ErrInvalid) {
 			t.Errorf("%s: %v", what, err)
-		}
-	}
-}
-
-// writeLayout writes images into an OCI layout, each with its tag.
-func writeLayout(t testing.TB, dir string, images map[string]v1.Image) {
-	t.Helper()
-	l, err := layout.Write(dir, empty.Index)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for tag, im := range images {
-		var options []layout.Option
-		if tag != "" {
-			options = append(options, layout.WithAnnotations(map[string]string{tagAnnotation: tag}))
-		}
-		if err := l.AppendImage(im, options...); err != nil {
-			t.Fatal(err)
 		}
 	}
 }
