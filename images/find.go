@@ -181,7 +181,7 @@ func (s *Store) findEngine(ctx context.Context, ref Reference, from source, id s
 		return nil, err
 	}
 	save := func(ctx context.Context) (*image, error) { return s.save(ctx, ref, id) }
-	if r != nil && r.EngineID == id && exists(s.treePath(r.Tree)) {
+	if r != nil && r.EngineID == id && s.sound(r.Tree) {
 		f := &found{record: r, name: ref.String()}
 		var im *image
 		f.close = func() {

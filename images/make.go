@@ -33,18 +33,11 @@ func (s *Store) treeKey(id string) string {
 // treePath is the folder of a tree: the root filesystem in root, and facts.json.
 func (s *Store) treePath(key string) string { return filepath.Join(s.o.Dir, "trees", key) }
 
-// facts are what is known of a tree, beside it.
-type facts struct {
-	finished
-	Entries int   `json:"entries"`
-	Bytes   int64 `json:"bytes"`
-}
-
 // make unpacks what was found, unless it is there. The caller has a lease on
 // the tree. Of many who want the same tree one makes it and the others wait.
 func (s *Store) make(ctx context.Context, ref Reference, f *found) error {
 	key := f.record.Tree
-	if exists(s.treePath(key)) {
+	if s.sound(key) {
 		return nil
 	}
 	unlock, ok, err := s.tryLock(key + ".make")
@@ -58,8 +51,11 @@ func (s *Store) make(ctx context.Context, ref Reference, f *found) error {
 		}
 	}
 	defer unlock()
-	if exists(s.treePath(key)) {
+	if s.sound(key) || s.proveSound(ctx, key) {
 		return nil
+	}
+	if err := s.discard(ctx, key); err != nil {
+		return err
 	}
 	err = s.makeOnce(ctx, f, key)
 	if errors.Is(err, ErrDigest) && s.dropDamaged(f.record.Blobs) {
@@ -118,15 +114,18 @@ func (s *Store) makeIn(ctx context.Context, im *image, temp, key string) error {
 		return err
 	}
 	end.Warnings = append(end.Warnings, skippedText(done)...)
-	data, err := json.Marshal(facts{end, done.Entries, done.Bytes})
-	if err != nil {
-		return err
-	}
 	if err := checkTop(root, s.o.Limits.Top); err != nil {
 		return err
 	}
-	err = errors.Join(os.WriteFile(filepath.Join(dir, "facts.json"), data, 0o600), syncTree(dir))
+	entries, bytes, err := measure(root)
 	if err != nil {
+		return err
+	}
+	data, err := json.Marshal(facts{end, entries, bytes, bootID()})
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "facts.json"), data, 0o600); err != nil {
 		return err
 	}
 	err = os.Rename(dir, s.treePath(key))
@@ -175,16 +174,11 @@ func checkTop(root string, limit int) error {
 
 // rootFS describes a tree as a root filesystem.
 func (s *Store) rootFS(ref Reference, r *record) (*RootFS, error) {
-	dir := s.treePath(r.Tree)
-	data, err := os.ReadFile(filepath.Join(dir, "facts.json"))
+	f, err := s.factsOf(r.Tree)
 	if err != nil {
 		return nil, fmt.Errorf("image %s: %w", ref, err)
 	}
-	var f facts
-	if err := json.Unmarshal(data, &f); err != nil {
-		return nil, fmt.Errorf("image %s: the cache is damaged: caisson images rm %s: %w", ref, ref, err)
-	}
-	root, err := describe(filepath.Join(dir, "root"))
+	root, err := describe(filepath.Join(s.treePath(r.Tree), "root"))
 	if err != nil {
 		return nil, fmt.Errorf("image %s: %w", ref, err)
 	}

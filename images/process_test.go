@@ -163,13 +163,13 @@ func TestKilledAtAnyStep(t *testing.T) {
 func TestKilledAtAnyTime(t *testing.T) {
 	reg := newRegistry(t)
 	var many []item
-	for i := range 2000 {
+	for i := range 400 {
 		many = append(many, file(fmt.Sprint("d/", i), strings.Repeat("x", 500)))
 	}
 	reg.push(t, "x:1", simple(t, many...))
 	ref := reg.ref(t, "x:1")
 	halves := 0
-	for i := range 12 {
+	for i := range 8 {
 		dir := storeDir(t)
 		p := startChild(t, dir, ref)
 		p.stdin.Write([]byte(strings.Repeat("\n", 1000)))
@@ -193,7 +193,7 @@ func TestKilledAtAnyTime(t *testing.T) {
 		noHalves(t, s)
 		root, release := rootfs(t, s, ref)
 		entries, err := os.ReadDir(filepath.Join(root.Dir, "d"))
-		if err != nil || len(entries) != 2000 {
+		if err != nil || len(entries) != 400 {
 			t.Errorf("%d files, %v", len(entries), err)
 		}
 		release()

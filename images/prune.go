@@ -2,7 +2,6 @@ package images
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -23,11 +22,8 @@ func (s *Store) describe(r *record) Image {
 			im.Size += info.Size()
 		}
 	}
-	if data, err := os.ReadFile(filepath.Join(s.treePath(r.Tree), "facts.json")); err == nil {
-		var f facts
-		if json.Unmarshal(data, &f) == nil {
-			im.Unpacked, im.Size, im.Volumes = true, im.Size+f.Bytes, f.Volumes
-		}
+	if f, err := s.factsOf(r.Tree); err == nil {
+		im.Unpacked, im.Size, im.Volumes = true, im.Size+f.Bytes, f.Volumes
 	}
 	return im
 }

@@ -805,6 +805,41 @@ func TestDamagedStore(t *testing.T) {
 		}
 	}
 
+	// After a boot a tree is walked once: a whole one is kept, one that lost
+	// something to a power cut is made anew.
+	root, release := rootfs(t, s, ref)
+	release()
+	boot := func() {
+		f, err := s.factsOf(filepath.Base(trees[0]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Boot = "another"
+		data, err := json.Marshal(f)
+		if err := errors.Join(err, os.WriteFile(filepath.Join(trees[0], "facts.json"), data, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for what, harm := range map[string]func() error{
+		"nothing":          func() error { return nil },
+		"a file is short":  func() error { return os.Truncate(filepath.Join(root.Dir, "bin/sh"), 0) },
+		"a file is gone":   func() error { return os.Remove(filepath.Join(root.Dir, "bin/sh")) },
+		"facts are broken": func() error { return os.Truncate(filepath.Join(trees[0], "facts.json"), 5) },
+		"facts are gone":   func() error { return os.Remove(filepath.Join(trees[0], "facts.json")) },
+	} {
+		boot()
+		mark := filepath.Join(root.Dir, "etc")
+		if err := errors.Join(os.Chtimes(mark, time.Time{}, time.Unix(1, 0)), harm()); err != nil {
+			t.Fatal(err)
+		}
+		again, release := rootfs(t, s, ref)
+		release()
+		info, err := os.Stat(mark)
+		if err != nil || (info.ModTime().Unix() == 1) != (what == "nothing") || read(t, again, "bin/sh") != "#!" {
+			t.Errorf("%s: the tree is of %v, %v", what, info.ModTime(), err)
+		}
+	}
+
 	for what, dir := range map[string]func(dir string) error{
 		"writable for others": func(dir string) error { return errors.Join(os.Mkdir(dir, 0o700), os.Chmod(dir, 0o777)) },
 		"a link":              func(dir string) error { return os.Symlink(t.TempDir(), dir) },
