@@ -111,6 +111,11 @@ func ExpireChanges(stateDir string, keep time.Duration) ([]string, error) {
 	var all []error
 	for _, name := range names {
 		l, err := overlay.Open(filepath.Join(SessionDir(stateDir, name), overlayDir))
+		if err == nil {
+			if err := errors.Join(l.Sweep(), l.Close()); err != nil && !errors.Is(err, overlay.ErrBusy) {
+				all = append(all, err)
+			}
+		}
 		if err != nil || l.Info().State != overlay.Kept || l.Info().Recorded && time.Since(l.Info().Began) < keep {
 			continue
 		}

@@ -45,6 +45,9 @@ func (l *Layers) Apply(ctx context.Context, original *os.File, o ApplyOptions) (
 		return nil, fmt.Errorf("apply changes: %w", err)
 	}
 	defer release()
+	if err := l.clear(original, o); err != nil {
+		return nil, fmt.Errorf("apply changes: %w", err)
+	}
 	changes, err := l.Changes(ctx, original)
 	if err != nil {
 		return nil, fmt.Errorf("apply changes: %w", err)
@@ -71,6 +74,19 @@ func (l *Layers) Apply(ctx context.Context, original *os.File, o ApplyOptions) (
 		}
 	}
 	return r, nil
+}
+
+// clear removes what an apply that was killed left beside its files.
+func (l *Layers) clear(original *os.File, o ApplyOptions) error {
+	if o.DryRun || l.ready(original) != nil {
+		return nil // which Changes says better
+	}
+	before, err := l.readJournal()
+	if err != nil {
+		return err
+	}
+	before.clear(tree{int(original.Fd())})
+	return nil
 }
 
 func values(list []*Change) []Change {
@@ -141,7 +157,6 @@ func (l *Layers) bringIn(ctx context.Context, original *os.File, todo []*Change,
 	if w.owner, err = stat(w.lower.fd, ""); err != nil {
 		return err
 	}
-	before.clear(w.lower)
 	if len(todo) == 0 {
 		return nil
 	}
@@ -152,7 +167,7 @@ func (l *Layers) bringIn(ctx context.Context, original *os.File, todo []*Change,
 		return err
 	}
 	// Everything is on the disk before it is noted, and anything removed.
-	if err := unix.Syncfs(int(original.Fd())); err != nil {
+	if err := w.syncFolders(todo); err != nil {
 		return fmt.Errorf("sync workspace: %w", err)
 	}
 	return l.finish(r)

@@ -132,6 +132,11 @@ func tempPrefix(run string) string { return ".caisson-apply-" + run + "-" }
 
 func tempName(run string, n int) string { return tempPrefix(run) + strconv.Itoa(n) + ".tmp" }
 
+// temporary knows the names of files that a run has not finished.
+func (j journal) temporary(name string) bool {
+	return slices.ContainsFunc(j.runs, func(run string) bool { return strings.HasPrefix(name, tempPrefix(run)) })
+}
+
 // clear removes the temporary files of runs that were killed, from the folders
 // that they were to change.
 func (j journal) clear(original tree) {
@@ -158,7 +163,7 @@ func (j journal) clearFolder(original tree, dir string) {
 		return
 	}
 	for _, name := range list {
-		if slices.ContainsFunc(j.runs, func(run string) bool { return strings.HasPrefix(name, tempPrefix(run)) }) {
+		if j.temporary(name) {
 			_ = unix.Unlinkat(fd, name, 0)
 		}
 	}

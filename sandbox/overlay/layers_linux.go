@@ -358,6 +358,21 @@ func (l *Layers) End(state State) error {
 	return l.end(state)
 }
 
+// Sweep removes what is left of layers that have ended, where their end was cut
+// short. Of others it removes nothing.
+func (l *Layers) Sweep() error {
+	if l.info.State == Kept {
+		return nil
+	}
+	if _, err := os.Lstat(filepath.Join(l.dir, UpperDir)); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err := l.Lock(); err != nil {
+		return err
+	}
+	return l.remove()
+}
+
 func (l *Layers) end(state State) error {
 	l.info.State, l.info.At = state, time.Now().UTC()
 	text, err := json.Marshal(l.info)
@@ -367,14 +382,20 @@ func (l *Layers) end(state State) error {
 	if err := writeWhole(filepath.Join(l.dir, stateFile), append(text, '\n')); err != nil {
 		return fmt.Errorf("end layers: %w", err)
 	}
+	return l.remove()
+}
+
+// remove removes the layers. The upper one goes last: where it is, there is
+// something left to remove.
+func (l *Layers) remove() error {
 	var all []error
-	for _, name := range []string{UpperDir, WorkDir} {
-		if err := removeTree(filepath.Join(l.dir, name)); err != nil {
+	for _, name := range []string{baseFile, applyFile, doneFile} {
+		if err := os.Remove(filepath.Join(l.dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			all = append(all, fmt.Errorf("end layers: %w", err))
 		}
 	}
-	for _, name := range []string{baseFile, applyFile, doneFile} {
-		if err := os.Remove(filepath.Join(l.dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	for _, name := range []string{WorkDir, UpperDir} {
+		if err := removeTree(filepath.Join(l.dir, name)); err != nil {
 			all = append(all, fmt.Errorf("end layers: %w", err))
 		}
 	}

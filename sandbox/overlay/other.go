@@ -38,6 +38,9 @@ func (l *Layers) Same(*os.File) error { return ErrUnsupported }
 // End fails with [ErrUnsupported].
 func (l *Layers) End(State) error { return ErrUnsupported }
 
+// Sweep fails with [ErrUnsupported].
+func (l *Layers) Sweep() error { return ErrUnsupported }
+
 // Changes fails with [ErrUnsupported].
 func (l *Layers) Changes(context.Context, *os.File) (*Changes, error) { return nil, ErrUnsupported }
 

@@ -331,7 +331,7 @@ func TestKilledApplyEndsTheSame(t *testing.T) {
 		// What a kill in the middle of a write leaves.
 		j, err := w.layers.readJournal()
 		must(t, err)
-		in(t, w.original, "echo torn > "+tempName(j.runs[0], 7))
+		in(t, w.original, "echo torn > "+tempName(j.runs[0], 7)+"; for d in tofile src/deep; do test ! -d $d || echo torn > $d/"+tempName(j.runs[0], 8)+"; done")
 		must(t, w.layers.Close())
 		again, err := Open(w.layers.Dir())
 		must(t, err)
@@ -500,6 +500,16 @@ func TestDiscardRemovesAll(t *testing.T) {
 	must(t, w.layers.End(Discarded))
 	if _, err := os.Lstat(filepath.Join(w.layers.Dir(), UpperDir)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("upper is left: %v", err)
+	}
+	// What an end that was cut short left goes later.
+	must(t, os.MkdirAll(filepath.Join(w.layers.Dir(), UpperDir, "left"), 0o755))
+	must(t, w.layers.Close())
+	again, err := Open(w.layers.Dir())
+	must(t, err)
+	must(t, again.Sweep())
+	must(t, again.Close())
+	if _, err := os.Lstat(filepath.Join(w.layers.Dir(), UpperDir)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("upper is left after a sweep: %v", err)
 	}
 	if _, err := w.layers.Changes(context.Background(), w.folder); !errors.Is(err, ErrGone) {
 		t.Errorf("changes of what was discarded: %v", err)

@@ -48,7 +48,11 @@ func (l *Layers) Changes(ctx context.Context, original *os.File) (*Changes, erro
 	if err != nil {
 		return nil, err
 	}
-	s.List = slices.DeleteFunc(s.List, func(c Change) bool { return done.paths[c.Path] })
+	begun, err := l.readJournal()
+	if err != nil {
+		return nil, err
+	}
+	s.List = slices.DeleteFunc(s.List, func(c Change) bool { return done.paths[c.Path] || begun.temporary(base(c.Path)) })
 	slices.SortFunc(s.List, func(a, b Change) int { return treeOrder(a.Path, b.Path) })
 	if err := l.judge(&s); err != nil {
 		return nil, fmt.Errorf("read changes: %w", err)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"sync"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -185,6 +186,34 @@ func (w *writer) flush() error {
 		}
 	}
 	return ends
+}
+
+// syncFolders syncs the folders in which names have changed, several at a time:
+// each alone costs a commit of the file system's journal.
+func (w *writer) syncFolders(todo []*Change) error {
+	folders := map[string]bool{}
+	for _, c := range todo {
+		folders[parent(c.Path)] = true
+		if c.Now == workspace.TypeDir {
+			folders[c.Path] = true
+		}
+	}
+	var syncs errgroup.Group
+	syncs.SetLimit(maxStaged)
+	for dir := range folders {
+		syncs.Go(func() error {
+			fd, err := w.lower.dir(dir)
+			if err != nil {
+				return nil //nolint:nilerr // gone, or shut to its owner: nothing of ours is at stake
+			}
+			err = ignoringEINTR(func() error { return unix.Fsync(fd) })
+			if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOTSUP) { // a file system that can't
+				err = nil
+			}
+			return errors.Join(err, unix.Close(fd))
+		})
+	}
+	return syncs.Wait()
 }
 
 // drop forgets what is staged, as a kill would.
