@@ -1,0 +1,253 @@
+//go:build linux
+
+package worktest
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// Repository makes a repository with two commits, a submodule and something not
+// committed, of uid.
+func Repository(t testing.TB, dir string, uid int) {
+	t.Helper()
+	HostGit(t, dir, uid, `set -e; umask 022
+		git init -q -b main .; echo one >a; echo one >b.t; mkdir d; echo d >d/f; git add .; git commit -qm one; echo two >>a; git commit -qam two
+		git init -q -b main ../library; cd ../library; echo l >l; git add .; git commit -qm l; cd "$OLDPWD"
+		git -c protocol.file.allow=always submodule --quiet add ../library sub; git commit -qm sub; rm -rf ../library; echo not committed >>b.t`)
+}
+
+// gitEnvironment is that of a host's user with no configuration of their own, and
+// of commands: committing is possible without writing any.
+func gitEnvironment(home string) []string {
+	return []string{
+		"PATH=" + os.Getenv("PATH"), "HOME=" + home, "GIT_CONFIG_NOSYSTEM=1", "LC_ALL=C", "GIT_PAGER=cat",
+		"GIT_AUTHOR_NAME=a", "GIT_AUTHOR_EMAIL=a@example.org", "GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@example.org",
+	}
+}
+
+// HostGit runs a script on the host as the workspace's owner.
+func HostGit(t testing.TB, dir string, uid int, script string) string {
+	t.Helper()
+	out, err := hostGit(t, dir, uid, script)
+	if err != nil {
+		t.Fatalf("%s: %v: %s", firstLine(script), err, out)
+	}
+	return out
+}
+
+func hostGit(t testing.TB, dir string, uid int, script string) (string, error) {
+	t.Helper()
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), "/bin/sh", "-c", script)
+	cmd.Dir, cmd.Env = dir, gitEnvironment("/nonexistent")
+	if uid != os.Geteuid() {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}}
+	}
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := cmd.Run()
+	return out.String(), err
+}
+
+// GitModes are the ways in which a repository is protected.
+var GitModes = map[string]func(*sandbox.Spec){
+	"ro":      func(s *sandbox.Spec) { s.Git = sandbox.GitReadOnly },
+	"commit":  func(s *sandbox.Spec) { s.Git = sandbox.GitCommit },
+	"overlay": func(s *sandbox.Spec) { s.Workspace.Mode = sandbox.ModeOverlay },
+}
+
+// Git does ordinary work in a repository, or reads it where it may not be
+// written, in a sandbox that open makes, and checks that the host's is changed
+// where that was meant alone.
+func Git(t *testing.T, uid int, mode string, open func(t *testing.T, dir string) sandbox.Sandbox) {
+	dir := filepath.Join(HostFolder(t, uid), "workspace")
+	must(t, os.Mkdir(dir, 0o755))
+	must(t, os.Chown(dir, uid, uid))
+	Repository(t, dir, uid)
+	s := open(t, dir)
+	before := HostGit(t, dir, uid, "git log --oneline --all; git status --short")
+	if mode == "ro" {
+		gitRead(t, s)
+	} else {
+		gitCommits(t, s)
+	}
+	after := HostGit(t, dir, uid, "git fsck --strict; git log --oneline --all; git status --short")
+	if changed := !strings.Contains(after, before); changed != (mode == "commit") {
+		t.Errorf("the host's repository: changed %v:\n%s\n%s", changed, before, after)
+	}
+}
+
+// gitWork is ordinary work in a repository, for the commit mode and overlays.
+const gitWork = `set -e; cd /workspace
+	git status --short; git add b.t; git commit -qm three; git branch side; git switch -q side; echo s >side.txt; git add side.txt; git commit -qm side
+	git switch -q main; echo m >main.txt; git add main.txt; git commit -qm main; git merge -q -m merged side; git tag v1; git tag -a -m t v2
+	echo dirty >>a; git stash -q; git stash pop -q; git checkout -q a; git mv d/f d/g; git commit -qm moved; git rebase -q --onto HEAD~1 HEAD~1 main
+	git gc -q; git fsck --strict >/dev/null; git log --oneline | wc -l; git show --stat HEAD >/dev/null; git diff HEAD~2 --stat >/dev/null; git clean -fdqn`
+
+// gitCommits does it in a sandbox, and checks it there.
+func gitCommits(t *testing.T, s sandbox.Sandbox) {
+	t.Helper()
+	out, exit := gitInside(t, s, gitWork)
+	if !exit.Status.Success() || !strings.HasSuffix(out, "8\n") {
+		t.Errorf("ordinary work: %v: %s", exit.Status, out)
+	}
+}
+
+// gitInside runs a script with the means to commit.
+func gitInside(t *testing.T, s sandbox.Sandbox, script string) (string, sandbox.Exit) {
+	t.Helper()
+	return Shell(t, s, "export "+strings.Join(gitEnvironment("/home/agent")[2:], " ")+"\n"+script)
+}
+
+// hostile are sessions that try to make the host's git run $M, which they know.
+var hostile = map[string]string{
+	"fsmonitor":            `git config core.fsmonitor "$M"`,
+	"fsmonitor by hand":    `printf '[core]\n\tfsmonitor = %s\n' "$M" >>.git/config`,
+	"hooksPath":            `mkdir h; cp "$M" h/post-index-change; git config core.hooksPath h; touch a`,
+	"hook":                 `mkdir -p .git/hooks; cp "$M" .git/hooks/post-index-change; touch a`,
+	"filter":               `git config filter.x.clean "$M"; echo '* filter=x' >.gitattributes; echo x >>a`,
+	"process filter":       `git config filter.x.process "$M"; echo '* filter=x' >.gitattributes; echo x >>a`,
+	"info/attributes":      `mkdir -p .git/info; echo '* filter=x' >.git/info/attributes; git config filter.x.clean "$M"; echo x >>a`,
+	"textconv":             `git config diff.x.textconv "$M"; echo '*.t diff=x' >.gitattributes`,
+	"diff driver":          `git config diff.x.command "$M"; echo '*.t diff=x' >.gitattributes`,
+	"external diff":        `git config diff.external "$M"`,
+	"include":              `git config include.path ../evil.cfg; printf '[core]\n\tfsmonitor = %s\n' "$M" >evil.cfg`,
+	"includeIf":            `git config includeIf.gitdir:**.path ../evil.cfg; printf '[core]\n\tfsmonitor = %s\n' "$M" >evil.cfg`,
+	"worktree config":      `git config extensions.worktreeConfig true; printf '[core]\n\tfsmonitor = %s\n' "$M" >.git/config.worktree`,
+	"commondir":            `cp -r .git evil; git config -f evil/config core.fsmonitor "$M"; echo ../evil >.git/commondir`,
+	"gitdir file":          `cp -r .git evil; git config -f evil/config core.fsmonitor "$M"; mv .git .git2; echo 'gitdir: evil' >.git`,
+	"gitdir link":          `cp -r .git evil; git config -f evil/config core.fsmonitor "$M"; mv .git .git2; ln -s evil .git`,
+	"moved away":           `mv .git .git2; cp -r .git2 .git; git config -f .git/config core.fsmonitor "$M"`,
+	"removed":              `cp -r .git evil; rm -rf .git; mv evil .git; git config -f .git/config core.fsmonitor "$M"`,
+	"exchanged":            `cp -r .git evil; git config -f evil/config core.fsmonitor "$M"; python3 -c 'import ctypes; ctypes.CDLL(None).renameat2(-100, b".git", -100, b"evil", 2)'`,
+	"a submodule's config": `git config -f .git/modules/sub/config core.fsmonitor "$M"; git config -f .git/modules/sub/config core.hooksPath /`,
+	"a submodule's name":   `mv .git/modules .git/m2; cp -r .git/m2 .git/modules; git config -f .git/modules/sub/config core.fsmonitor "$M"`,
+	"config by a link":     `cp .git/config evil; git config -f evil core.fsmonitor "$M"; rm -f .git/config; ln -s ../evil .git/config`,
+	"config renamed over":  `cp .git/config evil; git config -f evil core.fsmonitor "$M"; mv -f evil .git/config`,
+	"hooks renamed over":   `mv .git/hooks .git/h2; mkdir -p .git/hooks; cp "$M" .git/hooks/post-index-change; touch a`,
+}
+
+// harmless are ones with which a host's git runs nothing in any case: they must
+// only stay so.
+var harmless = map[string]string{
+	"driver that the config lacks": `echo '* filter=absent diff=absent merge=absent' >.gitattributes; echo x >>a`,
+	"alternates":                   `mkdir -p evil/info evil/pack; echo ../../evil >.git/objects/info/alternates || true`,
+	"bare repository in a folder":  `git init -q --bare bare; git config -f bare/config core.fsmonitor "$M"`,
+	"excludes":                     `mkdir -p .git/info; echo '*' >.git/info/exclude || true`,
+	"environment file":             `echo "GIT_DIR=evil" >.env; echo "export GIT_EXTERNAL_DIFF=$M" >.envrc`,
+}
+
+// look is what a host's user, or their prompt, does with git.
+const look = "git status; git status --short; git diff; git diff HEAD; git log -p -3; git branch; git stash list; git show; git describe --all --dirty; true"
+
+// marker is a program that leaves a trace where only its runner on the host can.
+type marker struct{ program, fired string }
+
+func newMarker(t *testing.T, folder string) marker {
+	t.Helper()
+	m := marker{filepath.Join(folder, "marker"), filepath.Join(folder, "fired")}
+	must(t, os.WriteFile(m.program, []byte("#!/bin/sh\necho fired >>"+m.fired+"\nexit 1\n"), 0o755))
+	must(t, os.WriteFile(m.fired, nil, 0o666))
+	must(t, os.Chmod(m.fired, 0o666))
+	return m
+}
+
+// take says whether the marker fired since it was last asked.
+func (m marker) take(t *testing.T) bool {
+	t.Helper()
+	data, err := os.ReadFile(m.fired)
+	must(t, err)
+	must(t, os.Truncate(m.fired, 0))
+	return len(data) > 0
+}
+
+// script is a hostile session in a folder. The marker's program is not in the
+// sandbox: it is written there first, as a session would.
+func (m marker) script(hostile string) string {
+	return "M=" + m.program + "\ncat >prog <<'EOF'\n#!/bin/sh\necho fired >>" + m.fired + "\nexit 1\nEOF\nchmod 755 prog\n" +
+		"cp() { if [ \"$1\" = \"$M\" ]; then command cp prog \"$2\"; else command cp \"$@\"; fi; }\n" + hostile + "\n"
+}
+
+// Hostile holds a session in a sandbox for each of the table, on a repository of
+// its own that open gives it, and then looks at the host's repository as a user
+// would: nothing may run. The control does the same on the host.
+func Hostile(t *testing.T, uid int, open func(t *testing.T, dir string) sandbox.Sandbox) {
+	base := HostFolder(t, uid)
+	m := newMarker(t, base)
+	template := filepath.Join(base, "template")
+	must(t, os.Mkdir(template, 0o755))
+	must(t, os.Chown(template, uid, uid))
+	Repository(t, template, uid)
+	HostGit(t, template, uid, look)
+	if m.take(t) {
+		t.Fatal("control: the marker fires without a hostile session")
+	}
+	for _, table := range []map[string]string{hostile, harmless} {
+		for name, script := range table {
+			t.Run(name, func(t *testing.T) {
+				_, fires := hostile[name]
+				Run(t, base, "rm -rf control workspace; cp -a template control; cp -a template workspace")
+				control, dir := filepath.Join(base, "control"), filepath.Join(base, "workspace")
+				hostGit(t, control, uid, m.script(script)) //nolint:errcheck // the look tells
+				m.take(t)
+				hostGit(t, control, uid, look) //nolint:errcheck // a git that was led astray may fail
+				if got := m.take(t); got != fires {
+					t.Errorf("control: fired %v, want %v", got, fires)
+				}
+				s := open(t, dir)
+				gitInside(t, s, "cd /workspace\n"+m.script(script))
+				// While the session lasts, and after it.
+				for _, wait := range []func(){func() {}, func() { must(t, s.Destroy(context.WithoutCancel(t.Context()))) }} {
+					wait()
+					out, err := hostGit(t, dir, uid, look)
+					if m.take(t) {
+						t.Errorf("the host's git ran a session's program: %v %s", err, out)
+					}
+					if _, gone := os.Stat(filepath.Join(dir, ".git/HEAD")); gone != nil {
+						continue // where it may be written it may be destroyed
+					}
+					if err != nil || strings.Contains(out, "fatal:") {
+						t.Errorf("the host's git: %v: %s", err, out)
+					}
+				}
+			})
+		}
+	}
+}
+
+// HostFolder is a folder that uid can enter, and everybody from the root.
+func HostFolder(t *testing.T, uid int) string {
+	t.Helper()
+	base := t.TempDir()
+	OpenUp(t, base)
+	must(t, os.Chown(base, uid, uid))
+	return base
+}
+
+// OpenUp lets everybody enter the test's folders down to dir.
+func OpenUp(t *testing.T, dir string) {
+	t.Helper()
+	for ; dir != os.TempDir() && strings.HasPrefix(dir, os.TempDir()); dir = filepath.Dir(dir) {
+		must(t, os.Chmod(dir, 0o755))
+	}
+}
+
+// gitRead reads a repository in a sandbox that may not write it.
+func gitRead(t *testing.T, s sandbox.Sandbox) {
+	t.Helper()
+	out, exit := gitInside(t, s, "set -e; cd /workspace; git status --short; git log --oneline | wc -l; git diff --stat; git show HEAD >/dev/null; git blame a >/dev/null")
+	if !exit.Status.Success() || !strings.Contains(out, "M b.t\n3\n") {
+		t.Errorf("reading: %v: %s", exit.Status, out)
+	}
+	if out, exit := gitInside(t, s, "cd /workspace; git add b.t || git commit -qam x || git stash || git tag x"); exit.Status.Success() {
+		t.Errorf("writing: %s", out)
+	}
+}

@@ -1,0 +1,51 @@
+package oci
+
+import (
+	"fmt"
+	"os"
+	"sync/atomic"
+	"testing"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/worktest"
+)
+
+// gitSessions gives sandboxes on repositories: a new bed's workspace each time.
+func gitSessions(k Kind, mode string) func(t *testing.T, dir string) sandbox.Sandbox {
+	var n atomic.Int32
+	return func(t *testing.T, dir string) sandbox.Sandbox {
+		b := newBed(t, k, os.Geteuid())
+		b.workspace = dir
+		spec := b.spec(t, fmt.Sprintf("ses_git%d%s", n.Add(1), mode))
+		worktest.GitModes[mode](&spec)
+		if spec.Workspace.Mode == sandbox.ModeOverlay {
+			b.overlaid(t, &spec)
+		}
+		return b.start(t, spec)
+	}
+}
+
+// TestHostileRepositories: the host's git runs nothing of what a session left.
+func TestHostileRepositories(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: to be two users")
+	}
+	both(t, func(t *testing.T, k Kind) {
+		for mode := range worktest.GitModes {
+			t.Run(mode, func(t *testing.T) { worktest.Hostile(t, userID, gitSessions(k, mode)) })
+		}
+	})
+}
+
+// TestGitWork: ordinary work in a repository where committing is allowed, and
+// reading where not.
+func TestGitWork(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: to be two users")
+	}
+	both(t, func(t *testing.T, k Kind) {
+		for mode := range worktest.GitModes {
+			t.Run(mode, func(t *testing.T) { worktest.Git(t, userID, mode, gitSessions(k, mode)) })
+		}
+	})
+}
