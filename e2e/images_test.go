@@ -22,6 +22,7 @@ import (
 	"regexp"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -177,6 +178,7 @@ func digestOf(t *testing.T, i v1.Image) string {
 type hub struct {
 	host   string
 	asked  atomic.Int64 // requests so far
+	large  atomic.Int64 // layers that it gave out, which are larger than configurations
 	server *httptest.Server
 }
 
@@ -187,6 +189,9 @@ func newHub(t *testing.T) *hub {
 	h.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h.asked.Add(1)
 		handler.ServeHTTP(w, r)
+		if size, err := strconv.Atoi(w.Header().Get("Content-Length")); err == nil && r.Method == http.MethodGet && size > 64<<10 {
+			h.large.Add(1)
+		}
 	}))
 	h.host = strings.Replace(strings.TrimPrefix(h.server.URL, "http://"), "127.0.0.1", "localhost", 1)
 	t.Cleanup(h.server.Close)
@@ -374,6 +379,34 @@ func TestImageIsPinned(t *testing.T) {
 	if list := m.cached(t); len(list) > 0 {
 		t.Errorf("left after prune --all: %v", list)
 	}
+}
+
+// TestImageIsFetchedOnce starts sessions at the same time on an image that
+// nobody has yet: one fetches it, the others wait for it.
+func TestImageIsFetchedOnce(t *testing.T) {
+	backend := anyBackend(t)
+	hub, m := newHub(t), newMachine(t)
+	ref := hub.push(t, "x:1", imageOf(t, userland(t), nil))
+	args := append([]string{"--backend", backend, "--image", ref}, m.playing(t, []scriptCall{shell("cat /marker")})...)
+	var runs []*running
+	for i := range 4 {
+		workspace := filepath.Join(m.home, fmt.Sprint("workspace", i))
+		if err := os.Mkdir(workspace, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		runs = append(runs, m.start(t, taskArgs(m, append([]string{"--workspace", workspace}, args...)...)...))
+	}
+	for _, run := range runs {
+		out := run.wait(t, deadline)
+		out.want(t, 0)
+		if got := readRecords(t, out.stdout).results(t)[0].text(); !strings.Contains(got, "from the image") {
+			t.Errorf("a session saw %q", got)
+		}
+	}
+	if n := hub.large.Load(); n != 1 {
+		t.Errorf("its one layer was fetched %d times", n)
+	}
+	m.wantStoreIdle(t)
 }
 
 // TestImageInUseStays prunes while a session runs on the image.
@@ -649,6 +682,36 @@ func TestImageVolumeInTheWorkspace(t *testing.T) {
 		}
 		m.wantNothingLeft(t, readRecords(t, out.stdout)[0].Session)
 	})
+}
+
+// TestImageAsAnOrdinaryUser pulls and runs without root: commands have a name in
+// the image, and nothing of the store needs another identity.
+func TestImageAsAnOrdinaryUser(t *testing.T) {
+	if os.Getuid() != 0 {
+		lacking(t, "", "needs root, to become another user")
+	}
+	hub := newHub(t)
+	ref := hub.push(t, "x:1", imageOf(t, userland(t), func(c *v1.ConfigFile) { c.Config.Volumes = map[string]struct{}{"/data": {}} }))
+	for _, backend := range []string{"docker", "gvisor"} {
+		t.Run(backend, func(t *testing.T) {
+			needBackend(t, backend)
+			m := newMachine(t)
+			if err := os.Chown(m.workspace, ordinary, ordinary); err != nil {
+				t.Fatal(err)
+			}
+			m.become(t, ordinary, ordinary, engineGroups(t, backend)...)
+			out := m.runTask(t, append([]string{"--backend", backend, "--image", ref},
+				m.playing(t, []scriptCall{shell(`cat /marker; id -un; touch /data/x && echo volume; (echo x >/marker) 2>/dev/null || echo read-only; touch made`)})...)...)
+			out.want(t, 0)
+			name := map[string]string{"docker": "runner", "gvisor": "agent"}[backend]
+			if got, want := out.records.results(t)[0].text(), "from the image\n"+name+"\nvolume\nread-only\n"; !strings.Contains(got, want) {
+				t.Errorf("the session saw %q, want %q", got, want)
+			}
+			m.wantNothingLeft(t, out.records[0].Session)
+			m.wantStoreIdle(t)
+			m.run(t, "images", "prune", "--all").want(t, 0)
+		})
+	}
 }
 
 // TestImageStoreIsPrivate looks at what the store leaves on the disk: folders

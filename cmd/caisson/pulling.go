@@ -107,6 +107,9 @@ func (s *pullState) describe(phase images.Phase) string {
 		return "unpacking, " + size(done)
 	}
 	done, total := sum(s.layers)
+	if done == 0 {
+		return "fetching"
+	}
 	if total > done {
 		return fmt.Sprintf("downloading, %s of %s", size(done), size(total))
 	}

@@ -37,7 +37,7 @@ func TestPullingInLines(t *testing.T) {
 	p := &pulling{say: func(text string) { got = append(got, text) }, now: func() time.Time { return clock }, pause: 3 * time.Second}
 	pull(p, &clock)
 	want := []string{
-		"image debian:12: downloading, 0 B of 3.0 MiB",
+		"image debian:12: fetching",
 		"image debian:12: downloading, 2.0 MiB of 4.0 MiB",
 		"image debian:12 is there, 4.0 MiB downloaded",
 	}
@@ -62,7 +62,7 @@ func TestPullingWithABar(t *testing.T) {
 	if diff := cmp.Diff([]string{"image debian:12 is there, 4.0 MiB downloaded"}, said); diff != "" {
 		t.Errorf("lines (-want +got):\n%s", diff)
 	}
-	for _, want := range []string{"░░░░░░░░░░░░░░░░░░░░ image", "██████████░░░░░░░░░░ image debian:12: downloading, 2.0 MiB…", "unpacking, 3.0 MiB"} {
+	for _, want := range []string{"░░░░░░░░░░░░░░░░░░░░ image debian:12: fetching", "██████████░░░░░░░░░░ image debian:12: downloading, 2.0 MiB…", "unpacking, 3.0 MiB"} {
 		if !strings.Contains(drawn.String(), want) {
 			t.Errorf("no %q in %q", want, drawn.String())
 		}
