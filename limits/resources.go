@@ -18,7 +18,9 @@ type Resources struct {
 	// MilliCPUs is processor time per wall time in thousandths; 1000 is one CPU.
 	MilliCPUs int64
 	// TmpBytes is the size of the tmpfs at /tmp, which is mounted with exec
-	// because builds run programs there.
+	// because builds run programs there. Where /tmp, home and /dev/shm are
+	// together more than three quarters of MemoryBytes, each is made smaller by
+	// the same factor; what they are is attested.
 	TmpBytes int64
 	// HomeBytes is the size of the tmpfs that is the commands' home folder.
 	HomeBytes int64

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/client"
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/images"
@@ -46,7 +47,26 @@ func (b *bed) target() sandboxtest.Target {
 			}
 			return r.engine.ContainerRemove(ctx, sb.ID(), container.RemoveOptions{Force: true})
 		},
+		Pause: func(ctx context.Context, sb sandbox.Sandbox) error {
+			r, _, err := b.backend.connect(ctx)
+			if err != nil {
+				return err
+			}
+			return r.engine.(*client.Client).ContainerPause(ctx, sb.ID())
+		},
+		HostProcess: func(ctx context.Context, sb sandbox.Sandbox) (int, error) {
+			r, _, err := b.backend.connect(ctx)
+			if err != nil {
+				return 0, err
+			}
+			got, err := r.engine.ContainerInspect(ctx, sb.ID())
+			if err != nil {
+				return 0, err
+			}
+			return got.State.Pid, nil
+		},
 		Leftovers: b.leftovers,
+		Programs:  []string{b.backend.options.GuestPath},
 	}
 }
 

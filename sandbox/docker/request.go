@@ -103,7 +103,7 @@ func (p plan) hostConfig() *container.HostConfig {
 		ReadonlyPaths:  harden.ReadonlyPaths(),
 		// Nothing of the host's resolver: there is no network to resolve in.
 		DNS: []string{"127.0.0.1"}, DNSSearch: []string{"."}, DNSOptions: []string{},
-		ShmSize:     r.ShmBytes,
+		ShmSize:     p.shmBytes(),
 		Tmpfs:       p.tmpfs(),
 		Mounts:      p.mounts(),
 		Runtime:     p.runtime.name,
@@ -197,6 +197,16 @@ func volumeMounts(spec sandbox.Spec, image rootImage, work *workmount.Prepared) 
 		return nil, fmt.Errorf("image %s: %w: %w", image.reference, sandbox.ErrUnsupported, err)
 	}
 	return list, nil
+}
+
+// shmBytes is the size of /dev/shm, which the engine mounts itself.
+func (p plan) shmBytes() int64 {
+	for _, t := range harden.TmpfsMounts(p.spec.Resources, p.work.CommandUID, p.work.CommandGID) {
+		if t.Path == "/dev/shm" {
+			return t.Bytes
+		}
+	}
+	return 0
 }
 
 // mounts are all binds, and a tmpfs over what must not be seen.

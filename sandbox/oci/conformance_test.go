@@ -22,7 +22,7 @@ func TestConformance(t *testing.T) {
 
 func conformanceTarget(b *bed) sandboxtest.Target {
 	own := b.backend.traits.ownKernel
-	return sandboxtest.Target{
+	target := sandboxtest.Target{
 		Backend: b.backend, StateDir: b.state, Image: images.Reference{Scheme: images.SchemeHost},
 		LimitsKillSandbox: own, PIDsSpareSandbox: own, OwnKernel: own,
 		LimitsUnenforced: b.backend.rootless, SingleUID: b.backend.rootless && b.backend.options.Kind == Runc,
@@ -30,6 +30,15 @@ func conformanceTarget(b *bed) sandboxtest.Target {
 			sb.(*container).process.kill()
 			return nil
 		},
-		Leftovers: b.leftovers,
+		HostProcess: func(_ context.Context, sb sandbox.Sandbox) (int, error) { return sb.(*container).process.pid, nil },
+		Leftovers:   b.leftovers,
+		Programs:    []string{b.backend.options.RuntimePath, b.backend.options.GuestPath},
 	}
+	if !b.backend.rootless {
+		target.Pause = func(ctx context.Context, sb sandbox.Sandbox) error {
+			_, err := b.backend.runtime.call(ctx, b.backend.runtime.root, "pause", sb.ID())
+			return err
+		}
+	}
+	return target
 }

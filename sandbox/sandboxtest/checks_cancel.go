@@ -209,7 +209,7 @@ func checkDaemons(ctx context.Context, e *env) error {
 func checkTimeout(ctx context.Context, e *env) error {
 	m := marker()
 	r, err := e.run(ctx, sandbox.Command{
-		Argv: probeArgv("daemons", "2", m, "stay"), Timeout: 2 * time.Second, Grace: testGrace,
+		Argv: probeArgv("daemons", "2", m, "stay"), Timeout: e.target.shorter(2 * time.Second), Grace: testGrace,
 	})
 	if err != nil {
 		return err
@@ -270,7 +270,7 @@ func checkSpares(ctx context.Context, e *env) error {
 }
 
 func checkZombies(ctx context.Context, e *env) error {
-	if _, err := e.expect(ctx, "orphans", "30"); err != nil {
+	if _, err := e.expect(ctx, "orphans", "2000"); err != nil {
 		return err
 	}
 	out, err := e.expect(ctx, "zombies")

@@ -64,13 +64,17 @@ func (e *env) works(ctx context.Context) error {
 	if _, err := e.expect(ctx, "exit", "0"); err != nil {
 		return fmt.Errorf("afterwards: %w", err)
 	}
-	if _, err := e.sb.Apply(ctx, workspace.Op{Kind: workspace.OpWrite, Path: "after", Content: []byte("x")}); err != nil {
+	if _, err := e.sb.Apply(ctx, writeOp("after")); err != nil {
 		return fmt.Errorf("afterwards: %w", err)
 	}
 	if _, err := cancelled(ctx, e, "sleep", marker()); err != nil {
 		return fmt.Errorf("afterwards: %w", err)
 	}
 	return nil
+}
+
+func writeOp(path string) workspace.Op {
+	return workspace.Op{Kind: workspace.OpWrite, Path: path, Content: []byte("x")}
 }
 
 // checkPIDs fills the pids limit, then writes while it is full, then cancels.
@@ -91,7 +95,7 @@ func checkPIDs(ctx context.Context, e *env) error {
 	if err != nil {
 		return fmt.Errorf("fill: %w (%s)", err, w.String())
 	}
-	if _, err := e.sb.Apply(ctx, workspace.Op{Kind: workspace.OpWrite, Path: "full", Content: []byte("x")}); err != nil {
+	if _, err := e.sb.Apply(ctx, writeOp("full")); err != nil {
 		return fmt.Errorf("write at the limit: %w", err)
 	}
 	cancel()

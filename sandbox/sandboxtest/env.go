@@ -33,6 +33,10 @@ type env struct {
 	session   string
 	dir       *os.File
 	sb        sandbox.Sandbox
+	// plant, if any, adds to the workspace before it is mounted.
+	plant func(e *env) error
+	// leaks are descriptors that every child of this process inherits.
+	leaks []int
 }
 
 func newEnv(target Target, base string) *env {
@@ -94,7 +98,12 @@ func (e *env) spec(change func(*limits.Resources)) (sandbox.Spec, error) {
 // to pass them on a backend that does not map ids.
 func (e *env) furnish() error {
 	if e.target.Probe != "" {
-		if err := copyProbe(e.target.Probe, e.workspace); err != nil {
+		if err := copyProbe(e.target, e.workspace); err != nil {
+			return err
+		}
+	}
+	if e.plant != nil {
+		if err := e.plant(e); err != nil {
 			return err
 		}
 	}

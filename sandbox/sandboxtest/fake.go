@@ -9,32 +9,12 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/harden"
 	"github.com/caisson-run/caisson/tools/workspace"
-)
-
-// Fault is one deliberate defect of a [Fake].
-type Fault string
-
-// The faults. The zero value is none.
-const (
-	FaultMergedStreams   Fault = "stderr goes to stdout"
-	FaultShellCodes      Fault = "codes over 128 become signals"
-	FaultNoDaemons       Fault = "daemons survive a kill"
-	FaultKillAtOnce      Fault = "SIGKILL without SIGTERM"
-	FaultHostEnvironment Fault = "the host's environment is inherited"
-	FaultLostBytes       Fault = "the count stops at the cut"
-	FaultOverlappingTail Fault = "the tail repeats live bytes"
-	FaultRootOwner       Fault = "new files belong to root"
-	FaultPrivileged      Fault = "commands keep capabilities"
-	FaultLies            Fault = "the attestation says what was asked for"
-	FaultLossIsExit      Fault = "a lost container is exit code 137"
-	FaultLeaks           Fault = "destroy leaves a container"
-	FaultAnyDir          Fault = "the working folder is not checked"
-	FaultNoPartial       Fault = "a cancelled command loses its output"
-	FaultDeadlock        Fault = "one stalled reader stops all"
 )
 
 // Fake is an in-memory sandbox.Backend: no process and no container, but the
@@ -45,6 +25,8 @@ type Fake struct {
 
 	mu    sync.Mutex
 	alive map[string]*fakeSandbox // by session
+	// planted are the words that sandboxes were given to leave traces of.
+	planted map[string]string // to the session
 }
 
 // Name is "fake".
@@ -56,7 +38,17 @@ func (f *Fake) Check(context.Context) (sandbox.Info, error) {
 }
 
 // Sweep finds nothing: a fake's sandboxes die with the process.
-func (f *Fake) Sweep(context.Context) ([]sandbox.Leftover, error) { return nil, nil }
+func (f *Fake) Sweep(context.Context) ([]sandbox.Leftover, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var removed []sandbox.Leftover
+	for session := range f.alive {
+		if f.Fault == FaultSweepsLiving {
+			removed = append(removed, sandbox.Leftover{Session: session})
+		}
+	}
+	return removed, nil
+}
 
 // List finds nothing: what the fake makes lives in this process alone.
 func (f *Fake) List(context.Context) ([]sandbox.Listing, error) { return nil, nil }
@@ -69,6 +61,19 @@ func (f *Fake) Leftovers(session string) ([]string, error) {
 		return []string{"container " + session}, nil
 	}
 	return nil, nil
+}
+
+// HostProcess is none: a fake runs in this process.
+func (f *Fake) HostProcess(context.Context, sandbox.Sandbox) (int, error) { return 0, nil }
+
+// Pause freezes a sandbox: it answers no cancellation any more.
+func (f *Fake) Pause(_ context.Context, sb sandbox.Sandbox) error {
+	s, ok := sb.(*fakeSandbox)
+	if !ok {
+		return fmt.Errorf("%T is no fake", sb)
+	}
+	s.paused.Store(true)
+	return nil
 }
 
 // Kill ends a sandbox as a crash would.
@@ -86,10 +91,10 @@ func (f *Fake) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, 
 	if err := context.Cause(ctx); err != nil {
 		return nil, fmt.Errorf("create sandbox: %w", err)
 	}
-	if err := validate(spec); err != nil {
+	if err := validate(spec); err != nil && f.Fault != FaultAnySpec {
 		return nil, fmt.Errorf("create sandbox: %w: %w", sandbox.ErrInvalid, err)
 	}
-	if spec.Image.Scheme == images.SchemeFolder {
+	if spec.Image.Scheme == images.SchemeFolder && f.Fault != FaultAnySpec {
 		if _, err := os.Stat(spec.Image.Value); err != nil {
 			return nil, fmt.Errorf("create sandbox: %w: %w", sandbox.ErrNotFound, err)
 		}
@@ -135,9 +140,12 @@ type fakeSandbox struct {
 	writer  *workspace.Writer
 	life    sandbox.Lifecycle
 	done    chan struct{}
+	paused  atomic.Bool // from outside
+	stopped atomic.Bool // by a command
 
 	mu        sync.Mutex
 	err       error
+	counted   int // how often forks were counted, or files held
 	processes []*fakeProcess
 	stall     sync.Mutex // held while a writer is called, under FaultDeadlock
 }
@@ -189,6 +197,9 @@ func (s *fakeSandbox) Apply(ctx context.Context, op workspace.Op) (workspace.Cha
 	if err := s.life.Require("apply", sandbox.StateRunning); err != nil {
 		return workspace.Change{}, err
 	}
+	if op.Kind == workspace.OpPatch && s.backend.Fault == FaultAnyPatch {
+		op.ReplaceAll = true
+	}
 	change, err := s.writer.Apply(ctx, op)
 	if err == nil && op.Kind != workspace.OpDelete && op.Kind != workspace.OpRename {
 		err = s.chown(change.Path)
@@ -201,14 +212,14 @@ func (s *fakeSandbox) Attestation() sandbox.Attestation {
 	at := sandbox.Attestation{
 		Backend: "fake", Runtime: "fake", RuntimeVersion: "1", Container: s.ID(),
 		Image: string(s.spec.Image.Scheme), ImageDigest: "sha256:" + strings.Repeat("0", 64),
-		Kernel: "fake", GuestVersion: "1", GuestSHA256: strings.Repeat("0", 64),
+		Kernel: fakeKernel, GuestVersion: "1", GuestSHA256: strings.Repeat("0", 64),
 		User: "10001:10001", GuestUser: "0:0", NoNewPrivileges: true, Seccomp: "filter",
 		SeccompProfile: strings.Repeat("0", 64), Network: "none", RootReadOnly: true,
 		Workspace: s.spec.Workspace.Path, WorkspaceMode: "bind", WorkspaceOwner: s.owner,
 		Git: string(sandbox.GitReadOnly), KillMethod: "fake",
 		Limits: sandbox.AttestedLimits{
 			MemoryBytes: s.spec.Resources.MemoryBytes, PIDs: s.spec.Resources.PIDs,
-			MilliCPUs: s.spec.Resources.MilliCPUs, TmpBytes: s.spec.Resources.TmpBytes,
+			MilliCPUs: s.spec.Resources.MilliCPUs, TmpBytes: harden.TmpfsMounts(s.spec.Resources, 0, 0)[0].Bytes,
 			OpenFiles: s.spec.Resources.OpenFiles,
 		},
 	}

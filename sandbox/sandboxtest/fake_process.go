@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"hash"
 	"io"
@@ -65,10 +66,12 @@ func (c *fakeCommand) Wait() (sandbox.Exit, error) {
 
 // Start checks the command as a guest does and runs its verb.
 func (s *fakeSandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Process, error) {
-	if err := s.life.Require("start", sandbox.StateRunning); err != nil {
+	if err := s.life.Require("start", sandbox.StateRunning); err != nil && s.backend.Fault != FaultNoEnd {
 		return nil, err
 	}
-	if err := context.Cause(ctx); err != nil {
+	if err := context.Cause(ctx); err != nil && s.backend.Fault == FaultCommonCause {
+		return nil, errors.New("start command: cancelled")
+	} else if err != nil {
 		return nil, fmt.Errorf("start command: %w", err)
 	}
 	if cmd.Env == nil {
@@ -110,6 +113,9 @@ func (c *fakeCommand) run(ctx context.Context) {
 	if timeout == 0 {
 		timeout = c.sb.spec.Resources.CommandTime
 	}
+	if c.sb.backend.Fault == FaultNoTimeout {
+		timeout = time.Hour
+	}
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	ended := make(chan sandbox.ExitStatus, 1)
@@ -121,6 +127,9 @@ func (c *fakeCommand) run(ctx context.Context) {
 		c.endChildren(sigKill)
 		c.exit.Kill.AfterExit = c.exit.Kill.Killed > 0
 	case <-ctx.Done():
+		if c.sb.paused.Load() && c.sb.backend.Fault != FaultPausedResult {
+			c.sb.stop(fmt.Errorf("%w: the guest does not answer", sandbox.ErrLost))
+		}
 		status = c.cancel(ended)
 		status.Cancelled = true
 	case <-timer.C:
@@ -180,6 +189,10 @@ func (c *fakeCommand) started() []*fakeProcess {
 
 // endChildren ends what the command started.
 func (c *fakeCommand) endChildren(sig int) {
+	if c.sb.backend.Fault == FaultStoppedLeft && c.sb.stopped.Load() {
+		c.exit.Kill.Left = len(c.started())
+		return
+	}
 	for _, p := range c.started() {
 		if c.sb.backend.Fault == FaultNoDaemons {
 			return
@@ -227,7 +240,11 @@ func checkStrings(cmd sandbox.Command) error {
 	if len(cmd.Argv) == 0 || cmd.Argv[0] == "" || cmd.Timeout < 0 {
 		return fmt.Errorf("argv %q, timeout %s", cmd.Argv, cmd.Timeout)
 	}
+	total := 0
 	for _, s := range slices.Concat(cmd.Argv, cmd.Env) {
+		if total += len(s); total > 2500<<10 {
+			return errors.New("too many arguments")
+		}
 		if strings.ContainsRune(s, 0) || len(s) > 128<<10 {
 			return fmt.Errorf("string of %d bytes", len(s))
 		}

@@ -18,10 +18,22 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/internal/probing"
 )
 
+// fakeKernel is what a fake's /proc/version says.
+const fakeKernel = "Linux version 4.4.0 (a fake of gVisor)"
+
 // verb runs what the command names, as the probe would.
 func (c *fakeCommand) verb() sandbox.ExitStatus {
 	argv := c.spec.Argv
-	if argv[0] != sandbox.WorkspaceDir+"/"+probeName {
+	const probe = sandbox.WorkspaceDir + "/" + probeName
+	switch {
+	case argv[0] == "sh" && c.sb.backend.Fault == FaultPrompts:
+		return c.hang()
+	case argv[0] == "sh":
+		return sandbox.ExitStatus{Code: 7} // "read x; exit 7" at the end of the input
+	case argv[0] == probe+"-script":
+		argv = []string{probe, "facts"}
+	case argv[0] == probe+"-setuid", argv[0] == probe+"-caps":
+	case argv[0] != probe:
 		return c.notFound(argv[0])
 	}
 	status, err := c.do(argv[1], argv[2:])
@@ -34,7 +46,8 @@ func (c *fakeCommand) verb() sandbox.ExitStatus {
 
 func (c *fakeCommand) notFound(name string) sandbox.ExitStatus {
 	fmt.Fprintf(c.stderr, "%s: cannot be run\n", name)
-	if filepath.Clean(name) == sandbox.WorkspaceDir {
+	rel, inside := strings.CutPrefix(filepath.Clean(name), sandbox.WorkspaceDir)
+	if _, err := os.Lstat(filepath.Join(c.sb.spec.Workspace.Path, rel)); inside && err == nil {
 		return sandbox.ExitStatus{Code: 126}
 	}
 	return sandbox.ExitStatus{Code: 127}
@@ -64,9 +77,30 @@ func (c *fakeCommand) do(verb string, args []string) (sandbox.ExitStatus, error)
 		return c.hang(), nil
 	case "daemons":
 		return c.daemons(args)
+	case "reexec":
+		return c.do(args[0], args[1:])
+	case "busy":
+		n, err := strconv.Atoi(args[0])
+		for range n {
+			c.child(args[1])
+		}
+		return c.hang(), err
+	case "plant":
+		if err := c.plant(args[0]); err != nil {
+			return sandbox.ExitStatus{}, err
+		}
+		return c.hang(), nil
+	case "endless":
+		return c.endless()
+	case "close":
+		return c.closed(args)
 	case "hold-stdout":
 		c.child(args[0])
 		_, err := io.WriteString(c.stdout, "held\n")
+		return sandbox.ExitStatus{}, err
+	}
+	if text, ok := c.tell(verb, args); ok {
+		_, err := io.WriteString(c.stdout, c.sb.backend.Fault.bend(verb, text))
 		return sandbox.ExitStatus{}, err
 	}
 	if err := c.output(verb, args); !errors.Is(err, errUnknownVerb) {
@@ -134,21 +168,10 @@ func (c *fakeCommand) output(verb string, args []string) error {
 		text = filepath.Join(sandbox.WorkspaceDir, rel)
 	case "flood":
 		return c.flood(args)
-	case "orphans", "attack-guest", "dial", "grep-environ", "exist":
-	case "zombies":
-		text = "0\n"
-	case "ps":
-		text = fmt.Sprintln(c.sb.count(args[0]))
+	case "drip":
+		return c.drip(args)
 	case "facts":
 		return json.NewEncoder(c.stdout).Encode(c.facts())
-	case "syscalls":
-		text = "control:getpid\n"
-	case "writable":
-		text = sandbox.WorkspaceDir + "\n"
-	case "open-files":
-		text = fmt.Sprintln(c.sb.spec.Resources.OpenFiles - 3)
-	case "fill":
-		text = fmt.Sprintln(c.sb.spec.Resources.TmpBytes, "ENOSPC")
 	case "hog":
 		c.exceed(limits.KindMemory, c.sb.spec.Resources.MemoryBytes)
 	case "fork-bomb":
@@ -158,11 +181,6 @@ func (c *fakeCommand) output(verb string, args []string) error {
 	}
 	_, err := io.WriteString(c.stdout, text)
 	return err
-}
-
-// exceed ends the sandbox as gVisor does at a limit of its own.
-func (c *fakeCommand) exceed(kind limits.Kind, limit int64) {
-	c.sb.stop(errors.Join(sandbox.ErrLost, &limits.ExceededError{Kind: kind, Limit: limit, Used: limit}))
 }
 
 func (c *fakeCommand) flood(args []string) error {
@@ -195,12 +213,17 @@ func (s *fakeSandbox) count(mark string) int {
 func (c *fakeCommand) facts() probing.Facts {
 	none := strings.Repeat("0", 16)
 	f := probing.Facts{
-		UID: sandbox.CommandUID, GID: sandbox.CommandGID,
+		UID: sandbox.CommandUID, GID: sandbox.CommandGID, EUID: sandbox.CommandUID, EGID: sandbox.CommandGID,
 		CapInh: none, CapPrm: none, CapEff: none, CapBnd: none, CapAmb: none,
 		NoNewPrivs: "1", Seccomp: "2", Interfaces: []string{"lo"}, FDs: []int{0, 1, 2}, Hostname: "fake",
 	}
-	if c.sb.backend.Fault == FaultPrivileged {
+	switch fault := c.sb.backend.Fault; {
+	case fault == FaultPrivileged, fault == FaultExecGains && slices.Contains(c.spec.Argv, "reexec"):
 		f.CapBnd = "00000000a80425fb"
+	case fault == FaultDescriptors:
+		f.FDs = append(f.FDs, 7)
+	case fault == FaultSetuid && strings.HasSuffix(c.spec.Argv[0], "-setuid"):
+		f.EUID = 0
 	}
 	return f
 }
@@ -225,7 +248,9 @@ func (c *fakeCommand) files(verb string, args []string) error {
 		}
 	case "read":
 		var data []byte
-		data, err = root.ReadFile(args[0])
+		if data, err = c.read(root, args[0]); err != nil {
+			return err
+		}
 		_, _ = c.stdout.Write(data)
 	case "grep-files":
 		for _, path := range args[1:] {
@@ -233,6 +258,7 @@ func (c *fakeCommand) files(verb string, args []string) error {
 				fmt.Fprintln(c.stdout, path)
 			}
 		}
+		_, err = io.WriteString(c.stdout, c.sb.backend.Fault.bend(verb, ""))
 	case "stat", "absent":
 	default:
 		err = errUnknownVerb

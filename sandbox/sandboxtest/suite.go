@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -48,8 +49,29 @@ type Target struct {
 	// Leftovers lists what is still there of a session: containers, mounts,
 	// cgroups, processes, folders. It must be empty after Destroy. Required.
 	Leftovers func(session string) ([]string, error)
+	// Pause freezes the container from outside, as an operator could; nil
+	// where that can't be done. Destroy must end a frozen one.
+	Pause func(ctx context.Context, sb sandbox.Sandbox) error
+	// HostProcess is the container's first process, as the host counts. Required.
+	HostProcess func(ctx context.Context, sb sandbox.Sandbox) (pid int, err error)
+	// Programs are the files of the host that no command may change: runtime
+	// and guest.
+	Programs []string
 	// Probe overrides the path of the probe binary; "" builds it.
 	Probe string
+
+	// quick shortens the times that the suite's own tests need not wait for,
+	// and controls keeps what the host answered once.
+	quick    bool
+	controls *sync.Map
+}
+
+// shorter is a time that a real sandbox needs, and a tenth of it for a fake.
+func (t Target) shorter(d time.Duration) time.Duration {
+	if t.quick {
+		return d / 10
+	}
+	return d
 }
 
 // check is one promise of the contract.
@@ -59,14 +81,17 @@ type check struct {
 	fresh bool
 	// resources changes the limits of a fresh sandbox.
 	resources func(*limits.Resources)
-	run       func(ctx context.Context, e *env) error
+	// plant puts things into a fresh workspace before the sandbox starts.
+	plant func(e *env) error
+	run   func(ctx context.Context, e *env) error
 }
 
 // checks is the whole suite, in the order in which it runs.
 func checks() []check {
 	var all []check
 	for _, group := range [][]check{
-		streamChecks(), cancelChecks(), fileChecks(), isolationChecks(), limitChecks(), lifeChecks(),
+		streamChecks(), commandChecks(), cancelChecks(), fileChecks(), isolationChecks(), kernelChecks(), hostChecks(),
+		sessionChecks(), limitChecks(), loadChecks(), lifeChecks(),
 	} {
 		all = append(all, group...)
 	}
@@ -79,8 +104,8 @@ const checkTime = 3 * time.Minute
 // Run runs the whole suite as subtests of t.
 func Run(t *testing.T, target Target) {
 	t.Helper()
-	if target.Kill == nil || target.Leftovers == nil {
-		t.Fatal("target needs Kill and Leftovers: without them its checks can't fail")
+	if target.Kill == nil || target.Leftovers == nil || target.HostProcess == nil {
+		t.Fatal("target needs Kill, Leftovers and HostProcess: without them its checks can't fail")
 	}
 	if target.Probe == "" {
 		target.Probe = BuildProbe(t)
@@ -91,7 +116,11 @@ func Run(t *testing.T, target Target) {
 	}
 	for _, c := range checks() {
 		t.Run(c.name, func(t *testing.T) {
-			if err := runCheck(t.Context(), c, shared, t.TempDir); err != nil {
+			err := runCheck(t.Context(), c, shared, t.TempDir)
+			if errors.Is(err, errSkip) {
+				t.Skip(err)
+			}
+			if err != nil {
 				t.Error(err)
 			}
 		})
@@ -109,6 +138,7 @@ func runCheck(ctx context.Context, c check, shared *env, tempDir func() string) 
 		return c.run(ctx, shared)
 	}
 	e := newEnv(shared.target, tempDir())
+	e.plant = c.plant
 	if err := e.start(ctx, c.resources); err != nil {
 		return fmt.Errorf("start sandbox: %w", err)
 	}
@@ -134,14 +164,18 @@ func BuildProbe(t testing.TB) string {
 // probeName is the probe's name in the workspace. Its mode is 0555.
 const probeName = "probe"
 
-// copyProbe puts the probe into a workspace.
-func copyProbe(from, workspace string) error {
-	data, err := os.ReadFile(from)
-	if err != nil {
-		return err
-	}
+// copyProbe puts the probe into a workspace. A fake, which does not run it, gets
+// a link.
+func copyProbe(target Target, workspace string) error {
 	path := filepath.Join(workspace, probeName)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if target.quick {
+		return os.Link(target.Probe, path)
+	}
+	data, err := os.ReadFile(target.Probe)
+	if err != nil {
 		return err
 	}
 	if err := os.WriteFile(path, data, 0o755); err != nil {

@@ -54,6 +54,30 @@ func TestTmpfsMounts(t *testing.T) {
 	}
 }
 
+// What commands can fill stays below the memory that they count against.
+func TestTmpfsWithinMemory(t *testing.T) {
+	r := limits.DefaultResources()
+	for _, tt := range []struct {
+		memory         int64
+		tmp, home, shm int64
+	}{
+		{2 << 30, 512, 256, 64},
+		{1 << 30, 472, 236, 59},
+		{256 << 20, 118, 59, 14},
+		{64 << 20, 29, 14, 3},
+	} {
+		r.MemoryBytes = tt.memory
+		got := map[string]int64{}
+		for _, m := range TmpfsMounts(r, 1, 1) {
+			got[m.Path] = m.Bytes >> 20
+		}
+		want := map[string]int64{"/tmp": tt.tmp, "/home/agent": tt.home, "/dev/shm": tt.shm, "/run": 16}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%d bytes of memory (-want +got, MiB):\n%s", tt.memory, diff)
+		}
+	}
+}
+
 func TestRlimits(t *testing.T) {
 	r := limits.DefaultResources()
 	want := []Rlimit{

@@ -26,6 +26,7 @@ type Tmpfs struct {
 // whose commands run as uid and gid. /tmp and the home folder allow exec:
 // compilers, test runners and package managers run what they put there.
 func TmpfsMounts(r limits.Resources, uid, gid int) []Tmpfs {
+	r = withinMemory(r)
 	list := []Tmpfs{
 		{Path: "/tmp", Bytes: r.TmpBytes, Mode: 0o1777, Exec: true},
 		{Path: "/home/agent", Bytes: r.HomeBytes, Mode: 0o700, UID: uid, GID: gid, Exec: true},
@@ -36,6 +37,22 @@ func TmpfsMounts(r limits.Resources, uid, gid int) []Tmpfs {
 		list[i].Inodes = max(list[i].Bytes/4096, 1024)
 	}
 	return list
+}
+
+// withinMemory makes the places that commands can fill smaller, all by the same
+// factor, where together they are more than three quarters of the memory limit.
+// Their pages count as memory that no kill gives back: filled beyond the limit
+// they would take the guest's own with them, and with it the sandbox.
+func withinMemory(r limits.Resources) limits.Resources {
+	total, most := r.TmpBytes+r.HomeBytes+r.ShmBytes, r.MemoryBytes/4*3
+	if total <= most {
+		return r
+	}
+	for _, size := range []*int64{&r.TmpBytes, &r.HomeBytes, &r.ShmBytes} {
+		part := float64(*size) / float64(total) * float64(most)
+		*size = max(int64(part)&^(1<<20-1), 1<<20) // whole MiB
+	}
+	return r
 }
 
 // Options gives the mount options in the words that runtimes and the engine's

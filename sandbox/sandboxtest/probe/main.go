@@ -10,51 +10,75 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"strconv"
 	"strings"
 	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/internal/probing"
 )
 
 // verbs maps a verb to what it does with its arguments.
 var verbs = map[string]func(args []string) error{
-	"exit":         exit,
-	"raise":        raise,
-	"streams":      streams,
-	"bytes":        allBytes,
-	"cat":          func([]string) error { _, err := io.Copy(os.Stdout, os.Stdin); return err },
-	"env":          func([]string) error { fmt.Print(strings.Join(os.Environ(), "\x00")); return nil },
-	"cwd":          cwd,
-	"flood":        flood,
-	"sleep":        sleep,
-	"term-exit":    termExit,
-	"ignore-term":  ignoreTerm,
-	"daemons":      daemons,
-	"daemon":       daemon,
-	"hold-stdout":  holdStdout,
-	"orphans":      orphans,
-	"zombies":      zombies,
-	"ps":           ps,
-	"fork-bomb":    forkBomb,
-	"hog":          hog,
-	"fill":         fill,
-	"open-files":   openFiles,
-	"mkdir":        func(a []string) error { return os.MkdirAll(a[0], 0o755) },
-	"symlink":      symlink,
-	"touch":        func(a []string) error { return os.WriteFile(a[0], []byte("x"), 0o644) },
-	"read":         read,
-	"stat":         func(a []string) error { _, err := os.Stat(a[0]); return err },
-	"absent":       absent,
-	"facts":        facts,
-	"syscalls":     syscalls,
-	"attack-guest": attackGuest,
-	"dial":         dial,
-	"grep-environ": grepEnviron,
-	"grep-files":   grepFiles,
-	"exist":        exist,
-	"writable":     writable,
+	"exit":          exit,
+	"raise":         raise,
+	"streams":       streams,
+	"bytes":         allBytes,
+	"cat":           func([]string) error { _, err := io.Copy(os.Stdout, os.Stdin); return err },
+	"env":           func([]string) error { fmt.Print(strings.Join(os.Environ(), "\x00")); return nil },
+	"cwd":           cwd,
+	"flood":         flood,
+	"sleep":         sleep,
+	"term-exit":     termExit,
+	"ignore-term":   ignoreTerm,
+	"daemons":       daemons,
+	"daemon":        daemon,
+	"hold-stdout":   holdStdout,
+	"orphans":       orphans,
+	"zombies":       zombies,
+	"ps":            ps,
+	"fork-bomb":     forkBomb,
+	"hog":           hog,
+	"fill":          fill,
+	"open-files":    openFiles,
+	"mkdir":         func(a []string) error { return os.MkdirAll(a[0], 0o755) },
+	"symlink":       symlink,
+	"touch":         func(a []string) error { return os.WriteFile(a[0], []byte("x"), 0o644) },
+	"read":          read,
+	"stat":          func(a []string) error { _, err := os.Stat(a[0]); return err },
+	"absent":        absent,
+	"facts":         facts,
+	"syscalls":      syscalls,
+	"attempt":       attempt,
+	"names":         names,
+	"reexec":        reexec,
+	"args":          func(a []string) error { fmt.Print(strings.Join(a, "\x00")); return nil },
+	"drip":          drip,
+	"endless":       endless,
+	"close":         closeStreams,
+	"busy":          busy,
+	"spin":          spin,
+	"stop-all":      stopAll,
+	"fork-count":    forkCount,
+	"hold-files":    holdFiles,
+	"hold":          hold,
+	"fill-files":    fillFiles,
+	"find-writable": findWritable,
+	"kernel-files":  kernelFiles,
+	"overwrite":     overwrite,
+	"terminal":      terminal,
+	"connect":       connect,
+	"plant":         plant,
+	"look":          look,
+	"replace":       replace,
+	"attack-guest":  attackGuest,
+	"dial":          dial,
+	"grep-environ":  grepEnviron,
+	"grep-files":    grepFiles,
+	"exist":         exist,
+	"writable":      writable,
 }
 
 func main() {
@@ -77,18 +101,21 @@ func exit(args []string) error {
 	return nil
 }
 
-// raise ends the process by a signal with its default action.
+// raise ends the process by a signal with its default action, which the
+// runtime's own handlers are put aside for.
 func raise(args []string) error {
 	n, err := strconv.Atoi(args[0])
 	if err != nil {
 		return err
 	}
-	sig := syscall.Signal(n)
-	signal.Reset(sig)
-	if err := syscall.Kill(os.Getpid(), sig); err != nil {
+	var action [4]uint64 // struct sigaction: SIG_DFL, no flags
+	if _, _, errno := syscall.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(n), uintptr(unsafe.Pointer(&action)), 0, 8, 0, 0); errno != 0 && n != int(syscall.SIGKILL) {
+		return errno
+	}
+	if err := syscall.Kill(os.Getpid(), syscall.Signal(n)); err != nil {
 		return err
 	}
-	select {}
+	return hang()
 }
 
 func streams([]string) error {

@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // ready tells the suite that the state that it waits for is reached.
@@ -122,21 +124,53 @@ func holdStdout(args []string) error {
 	return nil
 }
 
-// orphans leaves N children of a child that has ended, which end by themselves.
+// orphans leaves N children that have ended, of parents that have ended too,
+// twenty a parent so that they fit into any limit.
 func orphans(args []string) error {
+	n, err := strconv.Atoi(args[0])
+	if err != nil {
+		return err
+	}
 	if len(args) > 1 {
-		n, err := strconv.Atoi(args[0])
-		if err != nil {
-			return err
-		}
 		for range n {
-			if err := self("exit", "0").Start(); err != nil {
-				return err
+			pid, _, errno := syscall.RawSyscall6(unix.SYS_CLONE, uintptr(syscall.SIGCHLD), 0, 0, 0, 0, 0)
+			if errno != 0 {
+				return errno
+			}
+			if pid == 0 {
+				syscall.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
 			}
 		}
 		return nil
 	}
-	return self("orphans", args[0], "middle").Run()
+	for ; n > 0; n -= 20 {
+		if err := self("orphans", strconv.Itoa(min(n, 20)), "middle").Run(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// forkCount starts children until the kernel refuses and prints how many.
+func forkCount([]string) error {
+	n := 0
+	for ; n < 10_000; n++ {
+		d := self("sleep")
+		if err := d.Start(); err != nil {
+			break
+		}
+		defer d.Wait() //nolint:errcheck // killed
+		defer d.Process.Kill()
+	}
+	fmt.Println(n)
+	return nil
+}
+
+// stopAll stops every process that it may, but itself.
+func stopAll([]string) error {
+	err := syscall.Kill(-1, syscall.SIGSTOP)
+	fmt.Println("stopped")
+	return err
 }
 
 // eachProcess calls f with every process's folder below /proc but our own.

@@ -35,7 +35,7 @@ func PatternAt(pos int64, n int) []byte {
 
 // Facts is what the probe's facts verb tells about itself, as JSON.
 type Facts struct {
-	UID, GID int
+	UID, GID, EUID, EGID int
 	// Groups counts supplementary groups that mean something, so not the one
 	// that marks a command's processes.
 	Groups int

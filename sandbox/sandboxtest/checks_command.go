@@ -1,0 +1,220 @@
+//go:build linux
+
+package sandboxtest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// commandChecks: what a command is given, and how its end is told.
+func commandChecks() []check {
+	return []check{
+		{name: "exit codes are exact", run: checkExitCodes},
+		{name: "signals are told", run: checkSignals},
+		{name: "missing and unusable programs", run: checkNotFound},
+		{name: "environment is what was given", run: checkEnvironment},
+		{name: "arguments arrive byte by byte", run: checkArguments},
+		{name: "working folder", run: checkDir},
+		{name: "invalid commands are refused", run: checkInvalid},
+	}
+}
+
+func checkExitCodes(ctx context.Context, e *env) error {
+	for code := range 256 {
+		r, err := e.probe(ctx, "exit", strconv.Itoa(code))
+		if err != nil {
+			return err
+		}
+		if want := (sandbox.ExitStatus{Code: code}); r.Status != want {
+			return fmt.Errorf("exit %d: status %+v", code, r.Status)
+		}
+	}
+	return nil
+}
+
+// harmless are the signals that don't end a process by default (CHLD, CONT,
+// STOP, TSTP, TTIN, TTOU, URG, WINCH), and the two that the C library keeps.
+var harmless = []int{17, 18, 19, 20, 21, 22, 23, 28, 32, 33}
+
+func checkSignals(ctx context.Context, e *env) error {
+	for sig := 1; sig <= 64; sig++ {
+		if slices.Contains(harmless, sig) {
+			continue
+		}
+		r, err := e.probe(ctx, "raise", strconv.Itoa(sig))
+		if err != nil {
+			return err
+		}
+		if want := (sandbox.ExitStatus{Code: -1, Signal: sig}); r.Status != want {
+			return fmt.Errorf("raise %d: status %+v", sig, r.Status)
+		}
+	}
+	return nil
+}
+
+func checkNotFound(ctx context.Context, e *env) error {
+	for argv0, code := range map[string]int{
+		"no-such-program":                127,
+		"/workspace/no/such/program":     127,
+		sandbox.WorkspaceDir:             126,
+		sandbox.WorkspaceDir + "/" + ".": 126,
+	} {
+		r, err := e.run(ctx, sandbox.Command{Argv: []string{argv0}})
+		if err != nil {
+			return err
+		}
+		if r.Status.Code != code || r.errOut == "" {
+			return fmt.Errorf("%s: %s, stderr %q; want code %d and a message", argv0, r.Status, r.errOut, code)
+		}
+	}
+	return e.unusable(ctx)
+}
+
+// unusable are files that are there and can't be run.
+func (e *env) unusable(ctx context.Context) error {
+	for _, f := range []struct {
+		name, content string
+		mode          os.FileMode
+		codes         []int
+	}{
+		{"not-executable", "#!/bin/sh\nexit 0\n", 0o644, []int{126}},
+		{"no-program", "\x00\x01\x02garbage", 0o755, []int{126}},
+		{"no-interpreter", "#!/no/such/interpreter\n", 0o755, []int{126, 127}},
+		{"empty", "", 0o755, []int{126}},
+	} {
+		path := filepath.Join(e.workspace, f.name)
+		if err := os.WriteFile(path, []byte(f.content), f.mode); err != nil {
+			return err
+		}
+		r, err := e.run(ctx, sandbox.Command{Argv: []string{sandbox.WorkspaceDir + "/" + f.name}})
+		if err != nil {
+			return err
+		}
+		if !slices.Contains(f.codes, r.Status.Code) || r.errOut == "" {
+			return fmt.Errorf("%s: %s, stderr %q; want one of %v and a message", f.name, r.Status, r.errOut, f.codes)
+		}
+	}
+	return nil
+}
+
+func checkEnvironment(ctx context.Context, e *env) error {
+	env := []string{"PATH=/usr/bin", "EMPTY=", "EQ=a=b", "UTF=\u00fc"}
+	r, err := e.run(ctx, sandbox.Command{Argv: probeArgv("env"), Env: env})
+	if err != nil {
+		return err
+	}
+	if err := sameEnvironment(r.out, env); err != nil {
+		return err
+	}
+	out, err := e.expect(ctx, "env")
+	if err != nil {
+		return err
+	}
+	return sameEnvironment(out, sandbox.DefaultEnv())
+}
+
+// sameEnvironment names what differs, never the values: a leaked one is secret.
+func sameEnvironment(out string, want []string) error {
+	if out == strings.Join(want, "\x00") {
+		return nil
+	}
+	var extra []string
+	for v := range strings.SplitSeq(out, "\x00") {
+		if !slices.Contains(want, v) {
+			name, _, _ := strings.Cut(v, "=")
+			extra = append(extra, name)
+		}
+	}
+	return fmt.Errorf("environment has %d bytes, not what was given; unexpected: %q", len(out), extra)
+}
+
+func checkDir(ctx context.Context, e *env) error {
+	if _, err := e.expect(ctx, "mkdir", "sub/below"); err != nil {
+		return err
+	}
+	if _, err := e.expect(ctx, "symlink", "/", "out"); err != nil {
+		return err
+	}
+	for dir, want := range map[string]string{
+		"":                     sandbox.WorkspaceDir,
+		"/workspace/sub/below": "/workspace/sub/below",
+	} {
+		r, err := e.run(ctx, sandbox.Command{Argv: probeArgv("cwd"), Dir: dir})
+		if err != nil {
+			return err
+		}
+		if r.out != want {
+			return fmt.Errorf("cwd with dir %q is %q, want %q", dir, r.out, want)
+		}
+	}
+	for _, dir := range []string{"/workspace/missing", "/workspace/" + probeName, "/workspace/out", "/workspace/out/etc"} {
+		if _, err := e.run(ctx, sandbox.Command{Argv: probeArgv("cwd"), Dir: dir}); !isInvalid(err) {
+			return fmt.Errorf("dir %q: error %w, want ErrInvalid", dir, err)
+		}
+	}
+	return nil
+}
+
+func checkInvalid(ctx context.Context, e *env) error {
+	for name, cmd := range map[string]sandbox.Command{
+		"no argv":         {},
+		"empty name":      {Argv: []string{""}},
+		"NUL in argv":     {Argv: []string{"true", "a\x00b"}},
+		"long argument":   {Argv: []string{"true", strings.Repeat("x", 128<<10+1)}},
+		"NUL in env":      {Argv: []string{"true"}, Env: []string{"A=\x00"}},
+		"env without =":   {Argv: []string{"true"}, Env: []string{"A"}},
+		"env without key": {Argv: []string{"true"}, Env: []string{"=a"}},
+		"relative dir":    {Argv: []string{"true"}, Dir: "sub"},
+		"dir outside":     {Argv: []string{"true"}, Dir: "/etc"},
+		"dir with dots":   {Argv: []string{"true"}, Dir: "/workspace/../etc"},
+		"proc dir":        {Argv: []string{"true"}, Dir: "/proc/self/fd/7"},
+		"negative time":   {Argv: []string{"true"}, Timeout: -time.Second},
+	} {
+		if _, err := e.run(ctx, cmd); !isInvalid(err) {
+			return fmt.Errorf("%s: error %w, want ErrInvalid", name, err)
+		}
+	}
+	return nil
+}
+
+// checkArguments sends what breaks who quotes, splits or decodes, and as much
+// as the kernel takes.
+func checkArguments(ctx context.Context, e *env) error {
+	args := []string{"", " ", "a b", "$(touch x)", "`x`", "'\"", "line\nline", "\xff\xfe", "\u202e", "-rf", "--", "*", strings.Repeat("x", 128<<10-1)}
+	out, err := e.expect(ctx, append([]string{"args"}, args...)...)
+	if err != nil {
+		return err
+	}
+	if out != strings.Join(args, "\x00") {
+		return fmt.Errorf("arguments came as %.200q", out)
+	}
+	var env []string
+	for i := range 5000 {
+		env = append(env, fmt.Sprintf("V%d=\xff\n=%d", i, i))
+	}
+	r, err := e.run(ctx, sandbox.Command{Argv: probeArgv("env"), Env: env})
+	if err != nil {
+		return err
+	}
+	if err := sameEnvironment(r.out, env); err != nil {
+		return fmt.Errorf("5,000 variables: %w", err)
+	}
+	// More than the kernel takes is a refusal or the program's own status, and
+	// hurts nothing.
+	huge := slices.Repeat([]string{strings.Repeat("y", 100<<10)}, 30)
+	r, err = e.probe(ctx, append([]string{"args"}, huge...)...)
+	if err == nil && r.Status.Code != 126 || err != nil && !isInvalid(err) {
+		return fmt.Errorf("3 MB of arguments: %s, %w; want ErrInvalid or code 126", r.Status, err)
+	}
+	_, err = e.expect(ctx, "exit", "0")
+	return err
+}

@@ -1,0 +1,209 @@
+//go:build linux
+
+package sandboxtest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// kernelChecks: what a command can ask of the kernel.
+func kernelChecks() []check {
+	return []check{
+		{name: "forbidden system calls fail", run: checkSyscalls},
+		{name: "files of the kernel are closed", run: checkKernelFiles},
+		{name: "the mounts are those that were planned", run: checkMounts},
+		{name: "every writable place is bounded", fresh: true, resources: smallPlaces, run: checkPlaces},
+		{name: "the kernel is the one that was asked for", run: checkKernel},
+		{name: "there is no terminal", run: checkTerminal},
+	}
+}
+
+// absent are the answers of a kernel that has no such thing.
+var absent = []string{"ENOSYS", "EAFNOSUPPORT", "EPROTONOSUPPORT", "ESOCKTNOSUPPORT", "ENOENT", "EOPNOTSUPP", "ENOTSUP"}
+
+// attempts runs the probe's table of what must be refused.
+func attempts(out string, err error) (map[string]string, error) {
+	if err != nil {
+		return nil, err
+	}
+	found := map[string]string{}
+	return found, json.Unmarshal([]byte(out), &found)
+}
+
+// checkSyscalls makes every attempt of the probe's table inside, and each on
+// the host as the control: one that is refused there too proves nothing.
+func checkSyscalls(ctx context.Context, e *env) error {
+	inside, err := attempts(e.expect(ctx, "syscalls"))
+	if err != nil {
+		return err
+	}
+	host, err := attempts(e.naive(ctx, "syscalls"))
+	if err != nil {
+		return err
+	}
+	if len(inside) < 100 || !slices.Equal(slices.Sorted(maps.Keys(inside)), slices.Sorted(maps.Keys(host))) {
+		return fmt.Errorf("%d attempts inside, %d on the host", len(inside), len(host))
+	}
+	var wrong []error
+	for _, name := range slices.Sorted(maps.Keys(inside)) {
+		got := inside[name]
+		switch {
+		case strings.HasPrefix(name, "control:"):
+			if got != "allowed" {
+				wrong = append(wrong, fmt.Errorf("%s: %s, which must work", name, got))
+			}
+		case got == "allowed":
+			if !e.noted(name) {
+				wrong = append(wrong, fmt.Errorf("%s is allowed", name))
+			}
+		case got != "EPERM" && got != "EACCES" && got != "EROFS" && !slices.Contains(absent, got):
+			wrong = append(wrong, fmt.Errorf("%s: %s", name, got))
+		}
+	}
+	return errors.Join(append(wrong, e.controlled(host), e.notedOnly(ctx, inside))...)
+}
+
+// noted says that a kernel of the sandbox's own takes a value and does nothing
+// with it: gVisor has no scheduler of its own and kills nobody when memory runs
+// out (its comment in sys_thread.go: "niceness has no effect"). What the host
+// sees of it is looked at by notedOnly.
+func (e *env) noted(name string) bool {
+	return e.target.OwnKernel && (name == "oom_score_adj" || name == "priority")
+}
+
+// notedOnly asserts that what was noted inside changed nothing outside.
+func (e *env) notedOnly(ctx context.Context, inside map[string]string) error {
+	if !e.target.OwnKernel || inside["priority"] != "allowed" && inside["oom_score_adj"] != "allowed" {
+		return nil
+	}
+	pid, err := e.target.HostProcess(ctx, e.sb)
+	if err != nil {
+		return err
+	}
+	nice, err := unix.Getpriority(unix.PRIO_PROCESS, pid)
+	if err != nil {
+		return err
+	}
+	score, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid))
+	if err != nil {
+		return err
+	}
+	if nice > 20 || strings.HasPrefix(string(score), "-") {
+		return fmt.Errorf("the sandbox's process on the host has nice value %d and oom_score_adj %s", 20-nice, strings.TrimSpace(string(score)))
+	}
+	return nil
+}
+
+// controlled asserts that the attempts work on the host, where nothing stands
+// in their way but the privilege of who runs the suite.
+func (e *env) controlled(host map[string]string) error {
+	var proved int
+	var idle []string
+	for name, got := range host {
+		switch {
+		case got == "allowed":
+			proved++
+		case slices.Contains(absent, got), needsResource[name] && !has(unix.CAP_SYS_RESOURCE), os.Geteuid() != 0:
+		default:
+			idle = append(idle, name+": "+got)
+		}
+	}
+	if len(idle) > 0 || proved < 40 {
+		slices.Sort(idle)
+		return fmt.Errorf("positive control: %d attempts work on the host; without a reason refused there too: %q", proved, idle)
+	}
+	return nil
+}
+
+// needsResource are attempts that take CAP_SYS_RESOURCE, which a virtual
+// machine's or container's root may lack.
+var needsResource = map[string]bool{"oom_score_adj": true, "more open files": true}
+
+// has says whether this process has a capability.
+func has(capability int) bool {
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&hdr, &data[0]); err != nil {
+		return false
+	}
+	return data[capability/32].Effective&(1<<(capability%32)) != 0
+}
+
+// checkKernelFiles walks what the kernel shows of itself.
+func checkKernelFiles(ctx context.Context, e *env) error {
+	out, err := e.expect(ctx, "kernel-files")
+	if err != nil {
+		return err
+	}
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	if lines[0] != "control" {
+		return fmt.Errorf("positive control inside: %q", lines[0])
+	}
+	wrong := slices.DeleteFunc(lines[1:], func(line string) bool {
+		// Devices of gVisor's own kernel; nothing can be mounted, and the
+		// tunnel ends in a network of the sandbox's own.
+		return e.target.OwnKernel && (line == "device fuse" || line == "device net" || line == "device char")
+	})
+	if len(wrong) > 0 {
+		return fmt.Errorf("open inside: %q", wrong)
+	}
+	host, err := e.plain(ctx, "kernel-files")
+	if err != nil {
+		return err
+	}
+	if os.Geteuid() == 0 && (!strings.Contains(host, "write /proc/sys/kernel/core_pattern\n") || strings.Count(host, "\n") < 50) {
+		return fmt.Errorf("positive control: root on the host can write and read only %q", host)
+	}
+	return nil
+}
+
+// checkKernel compares what the kernel calls itself, inside and out.
+func checkKernel(ctx context.Context, e *env) error {
+	inside, err := e.expect(ctx, "read", "/proc/version")
+	if err != nil {
+		return err
+	}
+	host, err := os.ReadFile("/proc/version")
+	if err != nil {
+		return err
+	}
+	if same := inside == string(host); same == e.target.OwnKernel {
+		return fmt.Errorf("kernel inside %q, of the host %q", inside, host)
+	}
+	if e.target.OwnKernel && !strings.Contains(strings.ToLower(inside), "gvisor") {
+		return fmt.Errorf("kernel inside is %q", inside)
+	}
+	if at := e.sb.Attestation().Kernel; strings.TrimSpace(at) != strings.TrimSpace(inside) {
+		return fmt.Errorf("attested kernel %q, inside %q", at, inside)
+	}
+	return nil
+}
+
+// checkTerminal: a command leads a session of its own without a terminal. The
+// control is the same verb on a terminal that the suite makes.
+func checkTerminal(ctx context.Context, e *env) error {
+	out, err := e.expect(ctx, "terminal")
+	if err != nil {
+		return err
+	}
+	if out != "leads its session\n" {
+		return fmt.Errorf("terminal: %q", out)
+	}
+	control, err := e.onTerminal(ctx, "terminal")
+	if err != nil {
+		return err
+	}
+	if !strings.Contains(control, "controlling terminal") || !strings.Contains(control, "terminal at 0") {
+		return fmt.Errorf("positive control: on a terminal the probe says %q", control)
+	}
+	return nil
+}

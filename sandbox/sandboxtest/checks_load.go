@@ -1,0 +1,180 @@
+//go:build linux
+
+package sandboxtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// loadChecks: a sandbox under load, stopped or frozen keeps its promises.
+func loadChecks() []check {
+	return []check{
+		{name: "timeouts hold under load", fresh: true, run: checkBusy, resources: func(r *limits.Resources) { r.PIDs = 512 }},
+		{name: "stopped processes are killed", fresh: true, run: checkStopped},
+		{name: "out of files, then well again", run: checkFilesRecover},
+		{name: "forks can be had again", fresh: true, run: checkForksRecover, resources: func(r *limits.Resources) { r.PIDs = 64 }},
+		{name: "memory that no process holds", fresh: true, run: checkUnheldMemory, resources: func(r *limits.Resources) {
+			r.MemoryBytes, r.TmpBytes = 128<<20, 512<<20
+		}},
+		{name: "a paused sandbox is lost, not waited for", fresh: true, run: checkPaused},
+	}
+}
+
+// checkBusy computes in 64 processes: a timeout still ends them, and meanwhile
+// other commands run.
+func checkBusy(ctx context.Context, e *env) error {
+	m := marker()
+	w := newSignalWriter("ready\n")
+	p, err := e.sb.Start(ctx, sandbox.Command{Argv: probeArgv("busy", "64", m), Stdout: w, Timeout: e.target.shorter(8 * time.Second), Grace: testGrace})
+	if err != nil {
+		return err
+	}
+	if err := w.wait(ctx, e.sb); err != nil {
+		return err
+	}
+	for range 3 {
+		if _, err := e.expect(ctx, "exit", "0"); err != nil {
+			return fmt.Errorf("beside 64 busy processes: %w", err)
+		}
+	}
+	exit, err := wait(ctx, p)
+	if err != nil {
+		return err
+	}
+	if !exit.Status.TimedOut || exit.Kill.Left != 0 || exit.Kill.Killed+exit.Kill.Terminated < 64 {
+		return fmt.Errorf("status %+v, kill %+v; want timed out and all ended", exit.Status, exit.Kill)
+	}
+	return e.works(ctx)
+}
+
+// checkStopped stops every process that a command can: cancelling still works.
+func checkStopped(ctx context.Context, e *env) error {
+	m := marker()
+	runCtx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	p, _, err := startReady(runCtx, ctx, e, sandbox.Command{Argv: probeArgv("daemons", "3", m, "stay"), Grace: testGrace})
+	if err != nil {
+		return err
+	}
+	if _, err := e.expect(ctx, "stop-all"); err != nil {
+		return err
+	}
+	cancel(errTest)
+	exit, err := wait(ctx, p)
+	if err != nil {
+		return err
+	}
+	if !exit.Status.Cancelled || exit.Kill.Left != 0 {
+		return fmt.Errorf("status %+v, kill %+v", exit.Status, exit.Kill)
+	}
+	if err := e.gone(ctx, m); err != nil {
+		return err
+	}
+	return e.works(ctx)
+}
+
+// checkFilesRecover uses descriptors up: the command is told, and the next one
+// has them again.
+func checkFilesRecover(ctx context.Context, e *env) error {
+	for range 2 {
+		out, err := e.expect(ctx, "hold-files")
+		if err != nil {
+			return err
+		}
+		if strings.TrimSpace(out) != "EMFILE" {
+			return fmt.Errorf("out of files: %q, want EMFILE", out)
+		}
+	}
+	_, err := e.expect(ctx, "exit", "0")
+	return err
+}
+
+// checkForksRecover counts how many processes can be started, uses them up,
+// and counts again.
+func checkForksRecover(ctx context.Context, e *env) error {
+	if e.target.LimitsUnenforced && !e.target.PIDsSpareSandbox {
+		return e.attestsLoss("pids")
+	}
+	var counts [2]int
+	for i := range counts {
+		out, err := e.expect(ctx, "fork-count")
+		if err != nil {
+			if e.target.LimitsKillSandbox && !e.target.PIDsSpareSandbox {
+				return died(ctx, e, limits.KindPIDs, err)
+			}
+			return err
+		}
+		if counts[i], err = strconv.Atoi(strings.TrimSpace(out)); err != nil {
+			return err
+		}
+		if _, err := e.expect(ctx, "orphans", "300"); err != nil {
+			return err
+		}
+	}
+	if counts[0] < 2 || counts[0] > 64 || counts[1] < counts[0]-5 {
+		return fmt.Errorf("first %d processes could be started, then %d; limit 64", counts[0], counts[1])
+	}
+	return nil
+}
+
+// checkUnheldMemory fills what counts as memory and belongs to no process, so
+// that no kill gives it back, where the memory limit is the smaller one: the
+// writer is told, and everything else goes on. gVisor's own kernel may need the
+// rest; then the loss is typed.
+func checkUnheldMemory(ctx context.Context, e *env) error {
+	if e.target.LimitsUnenforced {
+		return e.attestsLoss("memory")
+	}
+	for _, place := range []string{"/tmp", sandbox.HomeDir, "/dev/shm"} {
+		r, err := e.probe(ctx, "hold", place, strconv.Itoa(400<<20))
+		if err != nil && e.target.LimitsKillSandbox {
+			return died(ctx, e, limits.KindMemory, err)
+		}
+		if err != nil {
+			return err
+		}
+		if !strings.Contains(r.out, "ENOSPC") {
+			return fmt.Errorf("%s: status %+v, output %q; want ENOSPC", place, r.Status, r.out)
+		}
+	}
+	if at := e.sb.Attestation().Limits; at.TmpBytes >= at.MemoryBytes {
+		return fmt.Errorf("attested %+v: /tmp holds more than the memory limit", at)
+	}
+	return e.works(ctx)
+}
+
+// checkPaused freezes the sandbox from outside while a command runs.
+func checkPaused(ctx context.Context, e *env) error {
+	if e.target.Pause == nil {
+		return skip("needs cgroups: without privilege nothing can be frozen from outside")
+	}
+	runCtx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	p, _, err := startReady(runCtx, ctx, e, sandbox.Command{Argv: probeArgv("sleep", marker()), Grace: testGrace})
+	if err != nil {
+		return err
+	}
+	if err := e.target.Pause(ctx, e.sb); err != nil {
+		return err
+	}
+	cancel(errTest)
+	// The guest has 30 s to answer a cancellation (design, "Cancellation").
+	longer, stop := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer stop()
+	if _, err := wait(longer, p); !errors.Is(err, sandbox.ErrLost) {
+		return fmt.Errorf("command: %w, want ErrLost", err)
+	}
+	<-e.sb.Done()
+	if !errors.Is(e.sb.Err(), sandbox.ErrLost) {
+		return fmt.Errorf("sandbox: %w, want ErrLost", e.sb.Err())
+	}
+	return nil
+}

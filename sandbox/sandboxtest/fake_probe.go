@@ -1,0 +1,239 @@
+//go:build linux
+
+package sandboxtest
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/harden"
+)
+
+// tell gives the right answer of the verbs that only tell something.
+func (c *fakeCommand) tell(verb string, args []string) (string, bool) {
+	r := c.sb.spec.Resources
+	switch verb {
+	case "orphans", "attack-guest", "dial", "grep-environ", "exist", "connect":
+		return "", true
+	case "syscalls":
+		return c.syscalls(), true
+	case "zombies":
+		return "0\n", true
+	case "ps":
+		return fmt.Sprintln(c.sb.count(args[0])), true
+	case "writable":
+		return sandbox.WorkspaceDir + "\n", true
+	case "open-files":
+		return fmt.Sprintln(r.OpenFiles - 3), true
+	case "fill":
+		return fmt.Sprintln(r.TmpBytes, "ENOSPC"), true
+	case "fill-files":
+		return "2048 ENOSPC\n", true
+	case "hold":
+		return "ENOSPC\n", true
+	case "hold-files", "fork-count":
+		return c.usedUp(verb), true
+	case "kernel-files":
+		return "control\n", true
+	case "find-writable":
+		return "/tmp\n/home/agent\n/dev/shm\n", true
+	case "terminal":
+		return "leads its session\n", true
+	case "overwrite":
+		return "rewritable\n", true
+	case "replace":
+		return "replaceable\n", true
+	case "stop-all":
+		c.sb.stopped.Store(true)
+		return "stopped\n", true
+	case "look":
+		return c.look(args[0]), true
+	case "args":
+		if c.sb.backend.Fault == FaultQuoting {
+			args = strings.Fields(strings.Join(args, " "))
+		}
+		return strings.Join(args, "\x00"), true
+	}
+	return "", false
+}
+
+// syscalls refuses every attempt that the probe has but the controls.
+func (c *fakeCommand) syscalls() string {
+	names, err := exec.Command(filepath.Join(c.sb.spec.Workspace.Path, probeName), "names").Output()
+	if err != nil {
+		return err.Error()
+	}
+	found := map[string]string{}
+	for name := range strings.Lines(string(names)) {
+		name = strings.TrimSpace(name)
+		found[name] = "EPERM"
+		if strings.HasPrefix(name, "control:") || name == "bpf" && c.sb.backend.Fault == FaultSyscall {
+			found[name] = "allowed"
+		}
+	}
+	text, err := json.Marshal(found)
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
+}
+
+// usedUp answers verbs that use something up and give it back.
+func (c *fakeCommand) usedUp(verb string) string {
+	c.sb.mu.Lock()
+	defer c.sb.mu.Unlock()
+	c.sb.counted++
+	again := c.sb.counted > 1
+	switch {
+	case verb == "hold-files" && again && c.sb.backend.Fault == FaultFilesLost:
+		return "ENFILE\n"
+	case verb == "hold-files":
+		return "EMFILE\n"
+	case again && c.sb.backend.Fault == FaultForksLost:
+		return "3\n"
+	}
+	return "50\n"
+}
+
+// read gives a file of the workspace, or one of the two of /proc that are asked for.
+func (c *fakeCommand) read(root *os.Root, path string) ([]byte, error) {
+	fault := c.sb.backend.Fault
+	switch path {
+	case "/proc/version":
+		return []byte(fault.bend("version", fakeKernel)), nil
+	case "/proc/self/mountinfo":
+		return []byte(fault.bend("mountinfo", c.mountinfo())), nil
+	}
+	data, err := root.ReadFile(path)
+	if fault == FaultStaleFiles {
+		data = []byte("first")
+	}
+	return data, err
+}
+
+// mountinfo is the table of mounts that a container should have.
+func (c *fakeCommand) mountinfo() string {
+	text := `1 0 0:1 / / ro - overlay none ro
+2 1 0:2 / /proc rw,nosuid,nodev,noexec - proc none rw
+3 1 0:3 / /dev rw,nosuid - tmpfs none rw
+4 1 0:4 / /sys ro,nosuid,nodev,noexec - sysfs none ro
+5 1 0:5 /w /workspace rw,nosuid,nodev - ext4 none rw
+6 1 0:6 /g /.caisson/guest ro,nosuid,nodev - ext4 none rw
+`
+	for i, t := range harden.TmpfsMounts(c.sb.spec.Resources, sandbox.CommandUID, sandbox.CommandGID) {
+		text += fmt.Sprintf("%d 1 0:%d / %s %s - tmpfs none size=%dk\n", 10+i, 10+i, t.Path, strings.Join(t.Options()[:4], ","), t.Bytes>>10)
+	}
+	return text
+}
+
+// plant notes a word, leaves the file that the workspace shows, and tells what
+// a probe would have left.
+func (c *fakeCommand) plant(word string) error {
+	b := c.sb.backend
+	b.mu.Lock()
+	if b.planted == nil {
+		b.planted = map[string]string{}
+	}
+	b.planted[word] = c.sb.spec.Session
+	b.mu.Unlock()
+	if err := os.WriteFile(filepath.Join(c.sb.spec.Workspace.Path, word), nil, 0o600); err != nil {
+		return err
+	}
+	for i := range 8 {
+		fmt.Fprintln(c.stdout, "trace", i)
+	}
+	return nil
+}
+
+// look tells what is there of a word: everything in the session of its own,
+// elsewhere only the file of a workspace that is the same.
+func (c *fakeCommand) look(word string) string {
+	b := c.sb.backend
+	b.mu.Lock()
+	session := b.planted[word]
+	lost := session != "" && b.alive[session] == nil
+	b.mu.Unlock()
+	text := ""
+	if session == c.sb.spec.Session {
+		for i := range 8 {
+			text += fmt.Sprintln("trace", i)
+		}
+		return text
+	}
+	if _, err := os.Lstat(filepath.Join(c.sb.spec.Workspace.Path, word)); err == nil {
+		text = "file in /workspace\n"
+	}
+	if b.Fault == FaultStrangers && !lost || b.Fault == FaultStale && lost {
+		text += "file in /tmp\n"
+	}
+	return text
+}
+
+// drip writes single bytes to both streams.
+func (c *fakeCommand) drip(args []string) error {
+	n, err := strconv.Atoi(args[0])
+	if err != nil {
+		return err
+	}
+	for i := range n {
+		if c.sb.backend.Fault == FaultSmallWrites && i%1000 == 999 {
+			continue
+		}
+		b := []byte{'a' + byte(i%26)}
+		for _, w := range []io.Writer{c.stdout, c.stderr} {
+			if _, err := w.Write(b); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// endless writes until a signal comes.
+func (c *fakeCommand) endless() (sandbox.ExitStatus, error) {
+	piece := make([]byte, 64<<10)
+	var hoard [][]byte
+	for {
+		select {
+		case sig := <-c.main.signals:
+			if len(hoard) > 0 && hoard[0][0] != 0 {
+				return sandbox.ExitStatus{}, errors.New("the hoard is not what was written")
+			}
+			return sandbox.ExitStatus{Code: -1, Signal: sig}, nil
+		default:
+		}
+		if c.sb.backend.Fault == FaultHoards && len(hoard) < 2000 {
+			hoard = append(hoard, append([]byte{}, piece...))
+		}
+		for _, w := range []io.Writer{c.stdout, c.stderr} {
+			if _, err := w.Write(piece); err != nil {
+				return sandbox.ExitStatus{}, err
+			}
+		}
+	}
+}
+
+// closed ends 300 ms after its output.
+func (c *fakeCommand) closed(args []string) (sandbox.ExitStatus, error) {
+	if c.sb.backend.Fault == FaultEOFIsEnd {
+		return sandbox.ExitStatus{}, nil
+	}
+	time.Sleep(300 * time.Millisecond)
+	code, err := strconv.Atoi(args[0])
+	return sandbox.ExitStatus{Code: code}, err
+}
+
+// exceed ends the sandbox as gVisor does at a limit of its own.
+func (c *fakeCommand) exceed(kind limits.Kind, limit int64) {
+	c.sb.stop(errors.Join(sandbox.ErrLost, &limits.ExceededError{Kind: kind, Limit: limit, Used: limit}))
+}

@@ -1,0 +1,95 @@
+//go:build linux
+
+package sandboxtest
+
+// Fault is one deliberate defect of a [Fake].
+type Fault string
+
+// The faults. The zero value is none.
+const (
+	FaultMergedStreams   Fault = "stderr goes to stdout"
+	FaultShellCodes      Fault = "codes over 128 become signals"
+	FaultNoDaemons       Fault = "daemons survive a kill"
+	FaultKillAtOnce      Fault = "SIGKILL without SIGTERM"
+	FaultHostEnvironment Fault = "the host's environment is inherited"
+	FaultLostBytes       Fault = "the count stops at the cut"
+	FaultOverlappingTail Fault = "the tail repeats live bytes"
+	FaultRootOwner       Fault = "new files belong to root"
+	FaultPrivileged      Fault = "commands keep capabilities"
+	FaultLies            Fault = "the attestation says what was asked for"
+	FaultLossIsExit      Fault = "a lost container is exit code 137"
+	FaultLeaks           Fault = "destroy leaves a container"
+	FaultAnyDir          Fault = "the working folder is not checked"
+	FaultNoPartial       Fault = "a cancelled command loses its output"
+	FaultDeadlock        Fault = "one stalled reader stops all"
+
+	FaultExecGains    Fault = "an exec gives capabilities back"
+	FaultSetuid       Fault = "setuid programs work"
+	FaultDescriptors  Fault = "a descriptor of the host's is inherited"
+	FaultRewritable   Fault = "the guest's program can be written"
+	FaultHostSocket   Fault = "a socket of the host's can be reached"
+	FaultSyscall      Fault = "one forbidden call is let through"
+	FaultKernelFile   Fault = "a file of the kernel can be written"
+	FaultMount        Fault = "a folder of the host's is mounted too"
+	FaultUnbounded    Fault = "a tmpfs has no size"
+	FaultOtherKernel  Fault = "another kernel than was asked for"
+	FaultTerminal     Fault = "commands have a terminal"
+	FaultStrangers    Fault = "sessions share /tmp"
+	FaultStale        Fault = "a container is used again"
+	FaultReplace      Fault = "folders of the root can be replaced"
+	FaultQuoting      Fault = "arguments go through a shell"
+	FaultSmallWrites  Fault = "single bytes are lost"
+	FaultHoards       Fault = "all output is kept in memory"
+	FaultNoTimeout    Fault = "timeouts are not kept"
+	FaultEOFIsEnd     Fault = "the end of output is taken for the command's"
+	FaultPrompts      Fault = "commands wait for a terminal's answer"
+	FaultFilesLost    Fault = "descriptors are not given back"
+	FaultForksLost    Fault = "processes are not given back"
+	FaultUnheldMemory Fault = "tmpfs holds more than the memory limit"
+	FaultStoppedLeft  Fault = "stopped processes are left"
+	FaultPausedResult Fault = "a paused sandbox gives results"
+	FaultHostFile     Fault = "a file beside the workspace can be read"
+	FaultGuestOpen    Fault = "the guest's memory can be read"
+	FaultNetwork      Fault = "there is a network"
+	FaultWritableRoot Fault = "the root is writable"
+	FaultZombies      Fault = "orphans are not reaped"
+	FaultCommonCause  Fault = "a cancelled start has no cause"
+	FaultAnySpec      Fault = "bad specs are taken"
+	FaultSweepsLiving Fault = "sweep says that it removed a living session"
+	FaultStaleFiles   Fault = "the host's writes are not seen"
+	FaultAnyPatch     Fault = "a patch takes the first of several matches"
+	FaultManyFiles    Fault = "open files are not limited"
+	FaultNoEnd        Fault = "a destroyed sandbox takes commands"
+)
+
+// bend makes the right answer of a verb the one that a fault gives.
+func (f Fault) bend(verb, right string) string {
+	wrong, ok := bends[f][verb]
+	if !ok {
+		return right
+	}
+	return wrong(right)
+}
+
+// instead gives an answer whatever the right one is, and and adds to it.
+func instead(text string) func(string) string { return func(string) string { return text } }
+func and(text string) func(string) string     { return func(right string) string { return right + text } }
+
+// bends are the faults that show in what a probe tells.
+var bends = map[Fault]map[string]func(string) string{
+	FaultRewritable:   {"overwrite": and("/.caisson/guest\n")},
+	FaultHostSocket:   {"connect": and("host.sock\n")},
+	FaultKernelFile:   {"kernel-files": and("write /proc/sys/kernel/core_pattern\n")},
+	FaultMount:        {"mountinfo": and("99 1 8:1 / /host rw,relatime - ext4 /dev/sda1 rw\n")},
+	FaultUnbounded:    {"fill": instead("67108864 none\n")},
+	FaultOtherKernel:  {"version": instead("Linux version 2.4.18\n")},
+	FaultTerminal:     {"terminal": and("controlling terminal\n")},
+	FaultReplace:      {"replace": and("/dev\n")},
+	FaultUnheldMemory: {"hold": instead("none\n")},
+	FaultHostFile:     {"grep-files": and("/proc/1/root/canary\n")},
+	FaultGuestOpen:    {"attack-guest": and("/proc/1/mem\n")},
+	FaultNetwork:      {"dial": and("192.0.2.1:80\n")},
+	FaultWritableRoot: {"writable": and("/etc\n")},
+	FaultZombies:      {"zombies": instead("17\n")},
+	FaultManyFiles:    {"open-files": instead("1048576\n")},
+}

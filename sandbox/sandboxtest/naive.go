@@ -1,0 +1,70 @@
+//go:build linux
+
+package sandboxtest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+)
+
+// naive is the runner of the positive controls: it runs a verb of the probe on
+// the host, as the user who runs the suite, behind nothing. It gets namespaces
+// of its own, so that what is allowed there hits nobody else.
+func (e *env) naive(ctx context.Context, args ...string) (string, error) {
+	if e.target.controls == nil {
+		return e.naiveAs(ctx, nil, e.target.Probe, args...)
+	}
+	key := strings.Join(args, " ")
+	if known, ok := e.target.controls.Load(key); ok {
+		return known.(string), nil
+	}
+	out, err := e.naiveAs(ctx, nil, e.target.Probe, args...)
+	if err == nil {
+		e.target.controls.Store(key, out)
+	}
+	return out, err
+}
+
+// naiveAs is the same for another program, as another user if one is named.
+func (e *env) naiveAs(ctx context.Context, user *syscall.Credential, program string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Dir = e.base
+	var out, errOut bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	attr := &syscall.SysProcAttr{
+		Setsid: true, Credential: user,
+		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC | syscall.CLONE_NEWNET | syscall.CLONE_NEWPID,
+	}
+	if os.Geteuid() != 0 {
+		attr.Cloneflags |= syscall.CLONE_NEWUSER
+		attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
+		attr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}}
+	}
+	cmd.SysProcAttr = attr
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("positive control: %q on the host: %w: %s", args, err, errOut.String())
+	}
+	return out.String(), nil
+}
+
+// plain runs a verb on the host in the suite's own namespaces.
+func (e *env) plain(ctx context.Context, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, e.target.Probe, args...)
+	cmd.Dir = e.base
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("positive control: %q on the host: %w", args, err)
+	}
+	return string(out), nil
+}
+
+// errSkip is what a check returns that can't be made here; the text says why.
+var errSkip = errors.New("skipped")
+
+func skip(why string) error { return fmt.Errorf("%w: %s", errSkip, why) }

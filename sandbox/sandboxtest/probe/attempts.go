@@ -1,0 +1,428 @@
+//go:build linux
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// bad is a pointer that nothing is mapped at: a call that looks at it has got
+// past every filter.
+const bad = uintptr(1)
+
+// none is a descriptor that is not open.
+const none = ^uintptr(0)
+
+// attempts are the calls that must be refused. They are made with arguments
+// that no kernel can act on, so that they do no harm where they are allowed:
+// the control runs them as root on the host. Those that start with "control:"
+// must get through everywhere.
+func attempts() map[string]func() error {
+	all := map[string]func() error{
+		"control:getpid":         call(unix.SYS_GETPID),
+		"control:socket unix":    sock(unix.AF_UNIX, unix.SOCK_STREAM, 0),
+		"control:netlink routes": sock(unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE),
+		"control:personality":    call(unix.SYS_PERSONALITY, 0xffffffff),
+		"control:ioctl":          call(unix.SYS_IOCTL, 0, unix.TCGETS),
+	}
+	for _, group := range []map[string]func() error{kernelCalls(), namespaceCalls(), mountCalls(), processCalls(), machineCalls(), sockets(), effects(), processorCalls()} {
+		maps.Copy(all, group)
+	}
+	return all
+}
+
+// kernelCalls are interfaces of the kernel with a history.
+func kernelCalls() map[string]func() error {
+	return map[string]func() error{
+		"io_uring_setup":     call(unix.SYS_IO_URING_SETUP, 8, 0),
+		"io_uring_enter":     call(unix.SYS_IO_URING_ENTER, none),
+		"io_uring_register":  call(unix.SYS_IO_URING_REGISTER, none),
+		"bpf":                call(unix.SYS_BPF, 5),
+		"userfaultfd":        call(unix.SYS_USERFAULTFD, 1),
+		"perf_event_open":    call(unix.SYS_PERF_EVENT_OPEN, bad),
+		"keyctl":             call(unix.SYS_KEYCTL, 0, ^uintptr(2), 1),
+		"add_key":            call(unix.SYS_ADD_KEY, bad, bad),
+		"request_key":        call(unix.SYS_REQUEST_KEY, bad, bad),
+		"kexec_load":         call(unix.SYS_KEXEC_LOAD, 0, 1<<20, bad, none),
+		"kexec_file_load":    call(unix.SYS_KEXEC_FILE_LOAD, none, none, 0, bad, none),
+		"init_module":        call(unix.SYS_INIT_MODULE, bad, 0, bad),
+		"finit_module":       call(unix.SYS_FINIT_MODULE, none, bad),
+		"delete_module":      call(unix.SYS_DELETE_MODULE, bad),
+		"personality":        call(unix.SYS_PERSONALITY, 0x0400000),
+		"no randomization":   call(unix.SYS_PERSONALITY, 0x0040000),
+		"TIOCSTI":            call(unix.SYS_IOCTL, 0, unix.TIOCSTI, bad),
+		"TIOCSTI, high bits": call(unix.SYS_IOCTL, 0, 1<<32|unix.TIOCSTI, bad),
+		"TIOCLINUX":          call(unix.SYS_IOCTL, 0, 0x541c, bad),
+		"fanotify_init":      call(unix.SYS_FANOTIFY_INIT),
+		"open_by_handle_at":  call(unix.SYS_OPEN_BY_HANDLE_AT, 0, bad),
+	}
+}
+
+// namespaceCalls make or enter namespaces. The kernel refuses CLONE_FS beside
+// a new user or mount namespace as invalid, so that nothing is forked.
+func namespaceCalls() map[string]func() error {
+	all := map[string]func() error{
+		"setns":  call(unix.SYS_SETNS, 0),
+		"clone3": call(unix.SYS_CLONE3),
+	}
+	for name, flag := range map[string]uintptr{
+		"user": unix.CLONE_NEWUSER, "mount": unix.CLONE_NEWNS, "pid": unix.CLONE_NEWPID, "net": unix.CLONE_NEWNET,
+		"ipc": unix.CLONE_NEWIPC, "uts": unix.CLONE_NEWUTS, "cgroup": unix.CLONE_NEWCGROUP,
+	} {
+		all["unshare "+name] = call(unix.SYS_UNSHARE, flag)
+		all["clone "+name] = call(unix.SYS_CLONE, flag|unix.CLONE_NEWNS|unix.CLONE_FS)
+	}
+	all["clone user"] = call(unix.SYS_CLONE, unix.CLONE_NEWUSER|unix.CLONE_FS)
+	return all
+}
+
+func mountCalls() map[string]func() error {
+	return map[string]func() error{
+		"mount":         call(unix.SYS_MOUNT, bad, bad, bad),
+		"umount2":       call(unix.SYS_UMOUNT2, bad),
+		"fsopen":        call(unix.SYS_FSOPEN, bad),
+		"fsmount":       call(unix.SYS_FSMOUNT, none),
+		"fsconfig":      call(unix.SYS_FSCONFIG, none),
+		"fspick":        call(unix.SYS_FSPICK, none, bad),
+		"open_tree":     call(unix.SYS_OPEN_TREE, none, bad),
+		"move_mount":    call(unix.SYS_MOVE_MOUNT, none, bad, none, bad),
+		"mount_setattr": call(unix.SYS_MOUNT_SETATTR, none, bad),
+		"statmount":     call(unix.SYS_STATMOUNT, bad, bad, 64),
+		"listmount":     call(unix.SYS_LISTMOUNT, bad, bad, 1),
+		"pivot_root":    call(unix.SYS_PIVOT_ROOT, bad, bad),
+		"chroot":        call(unix.SYS_CHROOT, bad),
+		"swapon":        call(unix.SYS_SWAPON, bad),
+		"swapoff":       call(unix.SYS_SWAPOFF, bad),
+		"quotactl":      call(unix.SYS_QUOTACTL, 0x800007<<8),
+	}
+}
+
+// processCalls reach into another process: a child of this very program, which
+// is what the ordinary rules of ownership allow.
+func processCalls() map[string]func() error {
+	all := map[string]func() error{}
+	for name, number := range map[string]uintptr{
+		"process_vm_readv": unix.SYS_PROCESS_VM_READV, "process_vm_writev": unix.SYS_PROCESS_VM_WRITEV,
+	} {
+		all[name] = onChild(func(pid uintptr) error { return call(number, pid, bad, 1, bad, 1)() })
+	}
+	all["ptrace attach"] = onChild(func(pid uintptr) error { return call(unix.SYS_PTRACE, unix.PTRACE_ATTACH, pid)() })
+	all["ptrace seize"] = onChild(func(pid uintptr) error { return call(unix.SYS_PTRACE, unix.PTRACE_SEIZE, pid)() })
+	all["kcmp"] = onChild(func(pid uintptr) error { return call(unix.SYS_KCMP, pid, pid, 0, 0, 0)() })
+	all["pidfd_getfd"] = call(unix.SYS_PIDFD_GETFD, none)
+	all["migrate_pages"] = call(unix.SYS_MIGRATE_PAGES, 0, none, bad)
+	return all
+}
+
+// onChild gives f a child that sleeps.
+func onChild(f func(pid uintptr) error) func() error {
+	return func() error {
+		child := exec.Command("/proc/self/exe", "sleep")
+		out, err := child.StdoutPipe()
+		if err != nil {
+			return err
+		}
+		if err := child.Start(); err != nil {
+			return fmt.Errorf("start a child: %w", err)
+		}
+		_, _ = out.Read(make([]byte, 1))
+		result := f(uintptr(child.Process.Pid))
+		_ = child.Process.Kill()
+		_ = child.Wait()
+		return result
+	}
+}
+
+// machineCalls change what the whole machine shares.
+func machineCalls() map[string]func() error {
+	late := unix.Timeval{Usec: 2_000_000}                   // no time
+	tick := unix.Timex{Modes: 0x4000 /*ADJ_TICK*/, Tick: 1} // out of range
+	return map[string]func() error{
+		"settimeofday":  func() error { return call(unix.SYS_SETTIMEOFDAY, uintptr(unsafe.Pointer(&late)))() },
+		"clock_settime": call(unix.SYS_CLOCK_SETTIME, 0, bad),
+		"adjtimex":      func() error { _, err := unix.Adjtimex(&tick); return past(err) },
+		"sethostname":   call(unix.SYS_SETHOSTNAME, bad, 4),
+		"setdomainname": call(unix.SYS_SETDOMAINNAME, bad, 4),
+		"reboot":        call(unix.SYS_REBOOT, unix.LINUX_REBOOT_MAGIC1, unix.LINUX_REBOOT_MAGIC2, 0x12345),
+		"syslog":        call(unix.SYS_SYSLOG, 10),
+		"acct":          call(unix.SYS_ACCT, bad),
+		"vhangup":       call(unix.SYS_VHANGUP),
+	}
+}
+
+// sockets are the families that lead somewhere else than to the network that
+// is not there: to a hypervisor, the kernel's own machinery, or the wire.
+func sockets() map[string]func() error {
+	all := map[string]func() error{}
+	for name, s := range map[string][3]int{
+		"vsock": {unix.AF_VSOCK, unix.SOCK_STREAM}, "alg": {unix.AF_ALG, unix.SOCK_SEQPACKET}, "packet": {unix.AF_PACKET, unix.SOCK_RAW},
+		"key": {unix.AF_KEY, unix.SOCK_RAW, 2}, "xdp": {unix.AF_XDP, unix.SOCK_RAW}, "tipc": {unix.AF_TIPC, unix.SOCK_STREAM},
+		"can": {unix.AF_CAN, unix.SOCK_RAW, 1}, "bluetooth": {unix.AF_BLUETOOTH, unix.SOCK_RAW, 1}, "rds": {unix.AF_RDS, unix.SOCK_SEQPACKET},
+		"raw": {unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP}, "raw6": {unix.AF_INET6, unix.SOCK_RAW, unix.IPPROTO_ICMPV6},
+		"netfilter": {unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_NETFILTER}, "audit": {unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_AUDIT},
+		"uevent": {unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_KOBJECT_UEVENT}, "generic": {unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_GENERIC},
+		"xfrm": {unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_XFRM}, "diag": {unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_SOCK_DIAG},
+	} {
+		all["socket "+name] = sock(s[0], s[1], s[2])
+	}
+	all["socketpair tipc"] = call(unix.SYS_SOCKETPAIR, unix.AF_TIPC, unix.SOCK_STREAM, 0, bad)
+	return all
+}
+
+// errNoEffect is the answer of an attempt that was not refused and changed
+// nothing all the same.
+var errNoEffect = fmt.Errorf("no effect: %w", unix.EPERM)
+
+// effects are attempts that are told by what they change, because a kernel may
+// answer success and do nothing, or the change may be none (uid 0 to uid 0).
+func effects() map[string]func() error {
+	return map[string]func() error{
+		"become uid 0": func() error { return become(unix.Setuid, 0, os.Geteuid) },
+		"become gid 0": func() error { return become(unix.Setgid, 0, os.Getegid) },
+		"become uid 65534": func() error {
+			return become(func(id int) error { return unix.Setresuid(-1, id, -1) }, 65534, os.Geteuid)
+		},
+		"setgroups": func() error { return past(unix.Setgroups(nil)) },
+		"capset":    capset,
+		"priority": func() error {
+			if err := unix.Setpriority(unix.PRIO_PROCESS, 0, -5); err != nil {
+				return past(err)
+			}
+			if got, err := unix.Getpriority(unix.PRIO_PROCESS, 0); err != nil || got <= 20 { // 20 minus the nice value
+				return errNoEffect
+			}
+			return nil
+		},
+		"real-time schedule": func() error {
+			one := uint32(1)
+			if err := call(unix.SYS_SCHED_SETSCHEDULER, 0, 1, uintptr(unsafe.Pointer(&one)))(); err != nil {
+				return err
+			}
+			if policy, _, errno := syscall.RawSyscall(unix.SYS_SCHED_GETSCHEDULER, 0, 0, 0); errno != 0 || policy != 1 {
+				return errNoEffect
+			}
+			return nil
+		},
+		"oom_score_adj": func() error {
+			if err := os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0); err != nil {
+				return past(err)
+			}
+			if got, _ := os.ReadFile("/proc/self/oom_score_adj"); strings.TrimSpace(string(got)) != "-1000" {
+				return errNoEffect
+			}
+			return nil
+		},
+		"more open files": func() error {
+			var l unix.Rlimit
+			if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
+				return err
+			}
+			less := unix.Rlimit{Cur: min(l.Cur, l.Max-1), Max: l.Max - 1}
+			if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &less); err != nil {
+				return err
+			}
+			return past(unix.Setrlimit(unix.RLIMIT_NOFILE, &l))
+		},
+		"mknod block": func() error { return made("probe-block", unix.S_IFBLK|0o600, 7<<8) },
+		"mknod char":  func() error { return made("probe-char", unix.S_IFCHR|0o600, 1<<8|5) },
+		"trusted attribute": func() error {
+			return onFile(func(f string) error { return unix.Setxattr(f, "trusted.x", []byte("1"), 0) })
+		},
+		"file capabilities": func() error {
+			return onFile(func(f string) error { return unix.Setxattr(f, "security.capability", fileCaps(), 0) })
+		},
+		"give a file away":   func() error { return onFile(func(f string) error { return unix.Lchown(f, 65534, 65534) }) },
+		"immutable file":     func() error { return onFile(immutable) },
+		"core files":         coreFiles,
+		"write core_pattern": func() error { return openWrite("/proc/sys/kernel/core_pattern") },
+		"write sysrq":        func() error { return openWrite("/proc/sysrq-trigger") },
+	}
+}
+
+// become changes an id and says whether it is another then. Who is 0 already
+// puts the privilege aside first, and must not get it back.
+func become(set func(int) error, id int, get func() int) error {
+	if get() == id {
+		_ = unix.Setresgid(-1, 65534, -1)
+		_ = unix.Setresuid(-1, 65534, -1)
+	}
+	before := get()
+	if err := set(id); err != nil {
+		if errors.Is(err, unix.EINVAL) {
+			return errNoEffect // an id that is not mapped
+		}
+		return past(err)
+	}
+	if get() == before {
+		return errNoEffect
+	}
+	return nil
+}
+
+// coreFiles allows core files, or lets a core pattern that is a pipe run its
+// program on the host: the kernel refuses that for a limit of exactly 1 byte.
+func coreFiles() error {
+	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: 0, Max: 1}); err != nil {
+		return past(err)
+	}
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_CORE, &l); err != nil {
+		return err
+	}
+	if l.Cur == 1 && l.Max == 1 {
+		return errNoEffect
+	}
+	return nil
+}
+
+func made(name string, mode uint32, device int) error {
+	err := unix.Mknod(name, mode, device)
+	_ = os.Remove(name)
+	return past(err)
+}
+
+// onFile gives f a new file of our own.
+func onFile(f func(path string) error) error {
+	const name = "probe-file"
+	if err := os.WriteFile(name, nil, 0o600); err != nil {
+		return err
+	}
+	defer os.Remove(name)
+	return past(f(name))
+}
+
+// fileCaps is the attribute of a file with all capabilities, version 2.
+func fileCaps() []byte {
+	return []byte{1, 0, 0, 2, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0xff, 1, 0, 0, 0, 0, 0, 0}
+}
+
+func immutable(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	const immutableFlag = 0x10
+	if err := unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, immutableFlag); err != nil {
+		if errors.Is(err, unix.ENOTTY) {
+			return unix.ENOSYS // this file system has no such flag
+		}
+		return err
+	}
+	return unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, 0)
+}
+
+func openWrite(path string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return past(err)
+	}
+	return f.Close()
+}
+
+func capset() error {
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	data := [2]unix.CapUserData{{Effective: 1, Permitted: 1, Inheritable: 1}}
+	return past(unix.Capset(&hdr, &data[0]))
+}
+
+// call makes a system call with up to six arguments.
+func call(number uintptr, args ...uintptr) func() error {
+	return func() error {
+		var a [6]uintptr
+		copy(a[:], args)
+		_, _, errno := syscall.RawSyscall6(number, a[0], a[1], a[2], a[3], a[4], a[5])
+		if errno == 0 {
+			return nil
+		}
+		return past(errno)
+	}
+}
+
+// refusals are the answers of who does not even look at the arguments, or of a
+// kernel that has no such thing.
+var refusals = []error{
+	unix.EPERM, unix.EACCES, unix.ENOSYS, unix.EAFNOSUPPORT, unix.EPROTONOSUPPORT, unix.ESOCKTNOSUPPORT, unix.EROFS, unix.ENOENT, unix.EOPNOTSUPP,
+}
+
+// past gives nil for an error of who got past the filter and the permissions:
+// EFAULT, EINVAL and the like, which are about the arguments.
+func past(err error) error {
+	for _, r := range refusals {
+		if errors.Is(err, r) {
+			return err
+		}
+	}
+	return nil
+}
+
+func sock(family, kind, protocol int) func() error {
+	return func() error {
+		fd, err := syscall.Socket(family, kind|syscall.SOCK_CLOEXEC, protocol)
+		if err != nil {
+			return past(err)
+		}
+		return syscall.Close(fd)
+	}
+}
+
+// attempt makes one attempt and prints what came of it: "allowed", or the
+// errno of the refusal.
+func attempt(args []string) error {
+	try := attempts()[args[0]]
+	if try == nil {
+		return fmt.Errorf("no attempt %q", args[0])
+	}
+	runtime.LockOSThread() // some of what is tried belongs to a thread
+	err := try()
+	errno, isErrno := errors.AsType[unix.Errno](err)
+	switch {
+	case err == nil:
+		fmt.Print("allowed")
+	case isErrno:
+		fmt.Print(unix.ErrnoName(errno))
+	default:
+		return err
+	}
+	return nil
+}
+
+// syscalls prints what came of every attempt, as JSON. Each is made by a
+// process of its own, because some change what the next one may do.
+func syscalls([]string) error {
+	found := map[string]string{}
+	for name := range attempts() {
+		out, err := exec.Command("/proc/self/exe", "attempt", name).Output()
+		exit, ended := errors.AsType[*exec.ExitError](err)
+		switch {
+		case err == nil:
+			found[name] = string(out)
+		case ended && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGSYS:
+			found[name] = "EPERM"
+		case ended:
+			found[name] = fmt.Sprintf("%s: %s", exit.ProcessState, exit.Stderr)
+		default:
+			return err
+		}
+	}
+	return json.NewEncoder(os.Stdout).Encode(found)
+}
+
+// names prints the names of all attempts.
+func names([]string) error {
+	for name := range attempts() {
+		fmt.Println(name)
+	}
+	return nil
+}

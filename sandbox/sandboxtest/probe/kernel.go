@@ -1,0 +1,187 @@
+//go:build linux
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// secrets are files and folders that tell about the host's kernel or memory.
+var secrets = []string{
+	"/proc/kcore", "/proc/keys", "/proc/kmsg", "/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/latency_stats",
+	"/proc/interrupts", "/proc/acpi", "/proc/asound", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap",
+	"/sys/kernel/debug", "/sys/kernel/tracing", "/sys/fs/bpf", "/sys/fs/pstore",
+	"/dev/mem", "/dev/kmem", "/dev/port", "/dev/kmsg",
+}
+
+// devices are the names that a container's /dev may have.
+var devices = []string{
+	"null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm", "mqueue", "fd", "stdin", "stdout", "stderr", "core",
+}
+
+// kernelFiles prints what of the kernel can be read or written that must not
+// be: "read PATH", "write PATH", "device NAME". The first line is a control.
+func kernelFiles([]string) error {
+	if f, err := os.OpenFile("/proc/self/comm", os.O_WRONLY, 0); err == nil {
+		f.Close()
+		fmt.Println("control")
+	}
+	for _, path := range secrets {
+		if readable(path) {
+			fmt.Println("read", path)
+		}
+	}
+	for _, root := range []string{"/proc/sys", "/proc/irq", "/proc/bus", "/proc/fs", "/sys/fs/cgroup", "/sys/kernel", "/sys/module", "/sys/power"} {
+		printWritable(root)
+	}
+	for _, path := range []string{"/proc/sysrq-trigger", "/proc/1/oom_score_adj", "/proc/1/oom_adj", "/proc/mtrr", "/sys/kernel/uevent_helper"} {
+		if openWrite(path) == nil {
+			fmt.Println("write", path)
+		}
+	}
+	entries, err := os.ReadDir("/dev")
+	for _, e := range entries {
+		if !slices.Contains(devices, e.Name()) {
+			fmt.Println("device", e.Name())
+		}
+	}
+	return err
+}
+
+// readable says whether a file gives a byte, or a folder an entry.
+func readable(path string) bool {
+	if entries, err := os.ReadDir(path); err == nil {
+		return len(entries) > 0
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	n, _ := f.Read(make([]byte, 1))
+	return n > 0
+}
+
+// printWritable prints the files below root that can be opened for writing.
+func printWritable(root string) {
+	_ = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return nil // what can't be looked at can't be written
+		}
+		fd, err := unix.Open(path, unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+		if err == nil {
+			unix.Close(fd)
+			fmt.Println("write", path)
+		}
+		return nil
+	})
+}
+
+// findWritable prints the folders, three levels deep, in which a file can be
+// made; the workspace is left out.
+func findWritable([]string) error {
+	return filepath.WalkDir("/", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() {
+			return nil
+		}
+		if slices.Contains([]string{"/proc", "/sys", "/workspace"}, path) || strings.Count(path, "/") > 3 {
+			return fs.SkipDir
+		}
+		name := filepath.Join(path, "probe-was-here")
+		if f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600); err == nil {
+			f.Close()
+			os.Remove(name)
+			fmt.Println(path)
+		}
+		return nil
+	})
+}
+
+// overwrite prints the programs that run, and the guest's, that can be opened
+// for writing; its own file is left out. A program that runs is busy: then the
+// permission is there and only the moment is wrong.
+func overwrite(args []string) error {
+	files, err := filepath.Glob("/proc/[0-9]*/exe")
+	if err != nil {
+		return err
+	}
+	own, err := os.Stat("/proc/self/exe")
+	if err != nil {
+		return err
+	}
+	for _, path := range slices.Concat(files, []string{"/.caisson/guest"}, args) {
+		if info, err := os.Stat(path); err == nil && os.SameFile(info, own) {
+			continue
+		}
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		if err == nil {
+			f.Close()
+		}
+		if err == nil || errors.Is(err, unix.ETXTBSY) {
+			fmt.Println(path)
+		}
+	}
+	return nil
+}
+
+// terminal prints what of a terminal the process has.
+func terminal([]string) error {
+	if f, err := os.OpenFile("/dev/tty", os.O_RDWR|syscall.O_NOCTTY, 0); err == nil {
+		f.Close()
+		fmt.Println("controlling terminal")
+	}
+	for fd := range 3 {
+		if _, err := unix.IoctlGetTermios(fd, unix.TCGETS); err == nil {
+			fmt.Println("terminal at", fd)
+		}
+	}
+	if sid, err := unix.Getsid(0); err == nil && sid == os.Getpid() {
+		fmt.Println("leads its session")
+	}
+	return nil
+}
+
+// connect prints the sockets and FIFOs, which a host process serves, that can
+// be reached by their path.
+func connect(paths []string) error {
+	for _, path := range paths {
+		info, err := os.Lstat(path)
+		if err != nil {
+			return err
+		}
+		if info.Mode()&os.ModeSocket != 0 {
+			if c, err := net.DialTimeout("unix", path, 2*time.Second); err == nil {
+				c.Close()
+				fmt.Println(path)
+			}
+			continue
+		}
+		// Without a writer this open of a FIFO fails with ENXIO.
+		if fd, err := unix.Open(path, unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0); err == nil {
+			unix.Close(fd)
+			fmt.Println(path)
+		}
+	}
+	return nil
+}
+
+// replace tries to put a link where a path is and prints where that worked.
+func replace(paths []string) error {
+	for _, path := range paths {
+		if os.Rename(path, path+".old") == nil || os.Remove(path) == nil || os.Symlink("/tmp", path) == nil {
+			fmt.Println(path)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,163 @@
+//go:build linux
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/sandbox/sandboxtest/internal/probing"
+)
+
+// drip writes N bytes to each stream, one byte a call and no newline.
+func drip(args []string) error {
+	n, err := strconv.Atoi(args[0])
+	if err != nil {
+		return err
+	}
+	for i := range n {
+		b := []byte{'a' + byte(i%26)}
+		for _, f := range []*os.File{os.Stdout, os.Stderr} {
+			if _, err := f.Write(b); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// endless writes to both streams without a newline until it is killed.
+func endless([]string) error {
+	piece := probing.PatternAt(0, 32<<10)
+	for i := range piece {
+		if piece[i] == '\n' {
+			piece[i] = '.'
+		}
+	}
+	for {
+		for _, f := range []*os.File{os.Stdout, os.Stderr} {
+			if _, err := f.Write(piece); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// closeStreams closes both streams, works on for a while, and ends.
+func closeStreams(args []string) error {
+	for _, f := range []*os.File{os.Stdout, os.Stderr} {
+		if err := f.Close(); err != nil {
+			return err
+		}
+	}
+	time.Sleep(300 * time.Millisecond)
+	return exit(args)
+}
+
+// busy keeps N processes computing, which begin together when all are there.
+func busy(args []string) error {
+	n, err := strconv.Atoi(args[0])
+	if err != nil {
+		return err
+	}
+	gate, open, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	for range n {
+		d := self("spin")
+		d.Env, d.Stdin = append(os.Environ(), "GOMAXPROCS=1"), gate
+		if err := d.Start(); err != nil {
+			return err
+		}
+	}
+	ready()
+	open.Close()
+	return hang()
+}
+
+// spin computes as soon as its input has ended.
+func spin([]string) error {
+	_, _ = os.Stdin.Read(make([]byte, 1))
+	for i := 0; ; i++ {
+		_ = i * i
+	}
+}
+
+// reexec becomes this program again, with the arguments that follow.
+func reexec(args []string) error {
+	return syscall.Exec("/proc/self/exe", append([]string{"probe"}, args...), os.Environ())
+}
+
+// holdFiles opens files until the kernel refuses, and prints its answer.
+func holdFiles([]string) error {
+	for range 1 << 20 {
+		f, err := os.Open("/dev/null")
+		if err != nil {
+			fmt.Println(errnoName(err))
+			return nil
+		}
+		defer f.Close()
+	}
+	return errors.New("no limit was met")
+}
+
+// fillFiles makes up to N empty files in a folder and prints how many, and the
+// error; then it removes them.
+func fillFiles(args []string) error {
+	limit, err := strconv.Atoi(args[1])
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp(args[0], "many")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	for n := range limit {
+		f, err := os.Create(filepath.Join(dir, strconv.Itoa(n)))
+		if err != nil {
+			fmt.Println(n, errnoName(err))
+			return nil
+		}
+		f.Close()
+	}
+	fmt.Println(limit, "none")
+	return nil
+}
+
+// hold fills a folder with a file that stays, and prints the kernel's answer.
+func hold(args []string) error {
+	limit, err := strconv.Atoi(args[1])
+	if err != nil {
+		return err
+	}
+	f, err := os.Create(filepath.Join(args[0], "held"))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	buf := make([]byte, 1<<20)
+	for range limit / len(buf) {
+		if _, err := f.Write(buf); err != nil {
+			fmt.Println(errnoName(err))
+			return nil
+		}
+	}
+	fmt.Println("none")
+	return nil
+}
+
+func errnoName(err error) string {
+	if errno, ok := errors.AsType[unix.Errno](err); ok {
+		return unix.ErrnoName(errno)
+	}
+	return err.Error()
+}
