@@ -88,6 +88,7 @@ func TestShutdownHungEngine(t *testing.T) {
 	needBackend(t, "docker")
 	for name, signals := range map[string]int{"once": 1, "twice": 2} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // they wait for deadlines
 			e := privateengine.New(t)
 			m := newMachine(t)
 			m.env = append(m.env, "DOCKER_HOST="+e.Host())
@@ -103,7 +104,9 @@ func TestShutdownHungEngine(t *testing.T) {
 				time.Sleep(300 * time.Millisecond) // two signals at once may be one
 			}
 			// 30 s for a guest that does not answer, as much for its removal.
+			begun := time.Now()
 			out := run.wait(t, 100*time.Second)
+			t.Logf("it ended %s after the signal", time.Since(begun).Round(time.Second))
 			if out.status == 0 {
 				t.Errorf("it ended with 0 although its container is there\n%s", out.stderr)
 			}
@@ -111,10 +114,12 @@ func TestShutdownHungEngine(t *testing.T) {
 			if end := records.end(t); len(end.Left) == 0 || !strings.Contains(strings.Join(end.Left, " "), "hang") {
 				t.Errorf("session.ended does not say what is left: %+v", end)
 			}
-			if gc := m.run(t, "sandbox", "gc"); gc.status != 1 || !strings.Contains(gc.stderr, "no answer in time") {
+			if signals > 1 {
+				e.Thaw(t)
+			} else if gc := m.run(t, "sandbox", "gc"); gc.status != 1 || !strings.Contains(gc.stderr, "no answer in time") {
 				t.Errorf("gc while the engine hangs: %d %s", gc.status, gc.stderr)
 			}
-			e.Thaw(t)
+			e.Thaw(t) // a second time does nothing
 			gc := m.run(t, "sandbox", "gc")
 			gc.want(t, 0)
 			m.wantNothingLeft(t, records[0].Session)
