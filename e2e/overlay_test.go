@@ -242,7 +242,7 @@ func TestKilledApplyIsGoneOnWith(t *testing.T) {
 		// Longer each time, so that one gets to the end in the end.
 		select {
 		case <-run.ended:
-		case <-time.After(time.Duration(20+try*15+rand.IntN(30)) * time.Millisecond):
+		case <-time.After(time.Duration(20+try*40+rand.IntN(30)) * time.Millisecond):
 			_ = run.process.Process.Kill()
 		}
 		end := run.wait(t, deadline)

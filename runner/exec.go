@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/shell"
@@ -23,6 +24,8 @@ type executor struct {
 	ready <-chan struct{}
 	// fresh says whether a file is still as the session found it.
 	fresh func(ctx context.Context, path string) bool
+	// disk ends commands before they fill the host's disk; nil is no watch.
+	disk *diskWatch
 	// after is called when a command has ended.
 	after func(ctx context.Context)
 
@@ -45,15 +48,24 @@ func (x *executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 	}
 	stdout := &capture{stream: "stdout", watch: cmd.Stdout, spill: x.spill}
 	stderr := &capture{stream: "stderr", watch: cmd.Stderr, spill: x.spill}
-	p, err := l.box.Start(ctx, sandbox.Command{
+	watched, stop := x.disk.watch(ctx)
+	defer stop()
+	p, err := l.box.Start(watched, sandbox.Command{
 		Argv: []string{program, "-c", "--", cmd.Script}, Dir: cmd.Dir, Timeout: cmd.Timeout,
 		Stdout: stdout, Stderr: stderr,
 	})
+	full, isFull := errors.AsType[*limits.ExceededError](context.Cause(watched))
+	if isFull && err != nil { // it ended before it began
+		return shell.Result{Code: -1, DiskReserve: full.Limit}, nil
+	}
 	if err != nil {
 		return shell.Result{}, fmt.Errorf("start command: %w", x.box.check(l, err))
 	}
 	exit, err := p.Wait()
 	result := shellResult(exit, stdout, stderr)
+	if full, ok := errors.AsType[*limits.ExceededError](context.Cause(watched)); ok && exit.Status.Cancelled {
+		result.Cancelled, result.DiskReserve = false, full.Limit
+	}
 	x.count(result)
 	if err != nil {
 		return result, fmt.Errorf("wait for command: %w", x.box.check(l, err))

@@ -142,8 +142,9 @@ type SessionEnded struct {
 	// HostExecuted are the changed files that programs of the host would run
 	// or obey: read them before anything else does.
 	HostExecuted []HostExecuted `json:"host_executed"`
-	// Quarantined are repositories that appeared inside the workspace and
-	// were renamed so that no git of the host obeys them.
+	// Quarantined are repositories that appeared inside the workspace, or in
+	// which git would obey something else than before, and were renamed so that
+	// no git of the host obeys them.
 	Quarantined []Quarantined `json:"quarantined,omitempty"`
 	// Overlay is what became of the changes, in overlay mode: they are in the
 	// workspace only as far as it says so.
@@ -180,7 +181,8 @@ type HostExecuted struct {
 type Quarantined struct {
 	Path string `json:"path"`
 	To   string `json:"to,omitempty"` // "" where the rename failed
-	Why  string `json:"why,omitempty"`
+	// Why is why it was not renamed, or, where it was there before, why it was.
+	Why string `json:"why,omitempty"`
 }
 
 // Denial is a call that was refused.

@@ -64,9 +64,11 @@ func (s *session) quarantineAll() {
 	}
 }
 
-// quarantine renames every .git that was not there when the session began: a
+// quarantine renames every .git that was not there when the session began, and
+// every one below the top in which git would obey something else than before: a
 // git of the host, a prompt or an editor would run what its configuration says
-// as soon as somebody looks at the folder. What the look at the beginning may
+// as soon as somebody looks at the folder, or at one above it that has it as a
+// submodule. What the look at the beginning may
 // have missed could be the user's own, and is only reported.
 func (s *session) quarantine(ctx context.Context) {
 	now, err := takeSnapshot(ctx, s.reader)
@@ -88,6 +90,21 @@ func (s *session) quarantine(ctx context.Context) {
 			// A placeholder of the sandbox's own can't be moved.
 		default:
 			s.moved.note(s.move(ctx, p))
+		}
+	}
+	for _, p := range s.before.changedRepositories(now) {
+		switch {
+		case path.Base(p) != ".git":
+			if !slices.Contains(s.moved.found, p) {
+				s.moved.found = append(s.moved.found, p)
+			}
+		case s.moved.failed(p):
+		default:
+			q := s.move(ctx, p)
+			if q.To != "" {
+				q.Why = "what git obeys or runs in it was changed"
+			}
+			s.moved.note(q)
 		}
 	}
 }

@@ -73,6 +73,59 @@ func TestNewRepositoriesAreQuarantined(t *testing.T) {
 	}
 }
 
+// TestChangedRepositoriesAreQuarantined: what was there before is the user's, but
+// not what a command made of it.
+func TestChangedRepositoriesAreQuarantined(t *testing.T) {
+	b := newBench(t, plantTurns)
+	for _, repo := range []string{"same", "config", "hook", "modules", "replaced", "moved"} {
+		b.file(repo+"/.git/config", "[core]\n")
+		b.file(repo+"/.git/HEAD", "ref: refs/heads/main\n")
+		b.file(repo+"/.git/hooks/pre-commit.sample", "#!/bin/sh\n")
+		b.file(repo+"/.git/modules/m/config", "[core]\n")
+	}
+	b.file("submodule/.git", "gitdir: ../.git/modules/submodule\n")
+	b.file("linked/.git", "gitdir: ../.git/modules/linked\n")
+	for _, name := range []string{"HEAD", "objects/x", "refs/x", "config"} {
+		b.file("bare/"+name, "x")
+	}
+	b.backend.scripts["plant"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
+		// What git may change freely.
+		b.file("same/.git/HEAD", "ref: refs/heads/other\n")
+		b.file("same/.git/objects/aa/bb", "object")
+		b.file("same/.git/index", "index")
+		b.file("config/.git/config", "[core]\n\tfsmonitor = touch FIRED\n")
+		b.file("hook/.git/hooks/post-checkout", "touch FIRED\n")
+		b.file("modules/.git/modules/m/config", "[core]\n\tpager = touch FIRED\n")
+		b.file("submodule/.git", "gitdir: ../evil\n")
+		b.file("bare/hooks/post-receive", "touch FIRED\n")
+		for _, err := range []error{
+			os.RemoveAll(filepath.Join(b.dir, "replaced/.git")), os.Symlink("../evil", filepath.Join(b.dir, "replaced/.git")),
+			os.Rename(filepath.Join(b.dir, "moved"), filepath.Join(b.dir, "away")), os.Mkdir(filepath.Join(b.dir, "moved"), 0o755),
+		} {
+			if err != nil {
+				t.Error(err)
+			}
+		}
+		return sandbox.ExitStatus{}
+	}
+	r, _ := b.run(t.Context())
+	want := []string{"away/.git", "config/.git", "hook/.git", "modules/.git", "replaced/.git", "submodule/.git"}
+	if diff := cmp.Diff(want, paths(r.Quarantined)); diff != "" {
+		t.Errorf("quarantined (-want +got):\n%s", diff)
+	}
+	for _, q := range r.Quarantined {
+		if b.exists(q.Path) || !b.exists(q.To) {
+			t.Errorf("%+v was not renamed", q)
+		}
+	}
+	if !b.exists("same/.git/index") || !b.exists("linked/.git") {
+		t.Error("a repository that obeys what it did was touched")
+	}
+	if !slices.ContainsFunc(r.HostExecuted, func(h HostExecuted) bool { return h.Path == "bare" }) {
+		t.Errorf("the bare repository whose hooks changed is not named: %+v", r.HostExecuted)
+	}
+}
+
 // TestARepositoryThatMayHaveBeenThereIsNotRenamed: the look at the beginning
 // did not get as far as the one at the end.
 func TestARepositoryThatMayHaveBeenThereIsNotRenamed(t *testing.T) {

@@ -134,7 +134,7 @@ func (s *session) dispatcher() (*tools.Dispatcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.exec = &executor{box: s.box, spill: newSpiller(s.dir, s.opts.Secrets), ready: s.looked, fresh: s.fresh, after: s.quarantineAfterCommand}
+	s.exec = &executor{box: s.box, spill: newSpiller(s.dir, s.opts.Secrets), ready: s.looked, fresh: s.fresh, after: s.quarantineAfterCommand, disk: s.diskWatch()}
 	sh, err := shell.New(s.exec, shell.Options{
 		Timeout: s.opts.Resources.CommandTime, Grace: s.opts.Grace, Mount: sandbox.WorkspaceDir, HostRoot: s.opts.Workspace.Path,
 	})

@@ -27,6 +27,9 @@ type snapshot struct {
 	files map[string]stamp
 	// repositories are paths of .git, files or folders, and of bare ones.
 	repositories map[string]bool
+	// obeyed is the [fingerprint] of each repository but the top-level .git,
+	// which is protected by its mount; "" is not known.
+	obeyed map[string]string
 	// unfinished are operations of the top-level repository that git goes on with.
 	unfinished map[string]bool
 	// whole says that the walk came to its end; unread are folders that it
@@ -78,7 +81,7 @@ func unfinishedNames() []string {
 // takeSnapshot walks the workspace. What is below the top-level .git is left
 // out: it is read-only, or the agent was allowed to commit.
 func takeSnapshot(ctx context.Context, r workspace.View) (*snapshot, error) {
-	s := &snapshot{files: map[string]stamp{}, repositories: map[string]bool{}, unfinished: map[string]bool{}}
+	s := &snapshot{files: map[string]stamp{}, repositories: map[string]bool{}, obeyed: map[string]string{}, unfinished: map[string]bool{}}
 	signs := map[string]int{}
 	walked, err := r.Walk(ctx, ".", workspace.WalkOptions{MaxEntries: snapshotEntries}, func(e workspace.Entry) error {
 		base, dir := path.Base(e.Path), path.Dir(e.Path)
@@ -109,6 +112,11 @@ func takeSnapshot(ctx context.Context, r workspace.View) (*snapshot, error) {
 			s.unfinished[name] = true
 		}
 	}
+	for p := range s.repositories {
+		if p != ".git" && p != "." {
+			s.obeyed[p] = fingerprint(ctx, r, p)
+		}
+	}
 	s.whole, s.unread = !walked.Truncated, walked.Incomplete
 	return s, nil
 }
@@ -129,6 +137,18 @@ func (s *snapshot) compare(after *snapshot) []Changed {
 		}
 	}
 	slices.SortFunc(out, func(a, b Changed) int { return strings.Compare(a.Path, b.Path) })
+	return out
+}
+
+// changedRepositories lists the repositories in which other things are obeyed
+// than before. One that could not be read then may be the user's, as it is.
+func (s *snapshot) changedRepositories(after *snapshot) []string {
+	var out []string
+	for _, p := range slices.Sorted(maps.Keys(after.obeyed)) {
+		if was, ok := s.obeyed[p]; ok && was != "" && was != after.obeyed[p] {
+			out = append(out, p)
+		}
+	}
 	return out
 }
 

@@ -23,6 +23,9 @@ func Summary(r runner.Report, colour bool) []string {
 		if q.To == "" {
 			return s.red(line(fmt.Sprintf("! %s appeared in the workspace and was not renamed: %s", q.Path, q.Why)))
 		}
+		if q.Why != "" {
+			return s.yellow(line(fmt.Sprintf("! %s was renamed to %s: %s", q.Path, q.To, q.Why)))
+		}
 		return s.yellow(line(fmt.Sprintf("! %s appeared in the workspace and was renamed to %s", q.Path, q.To)))
 	})...)
 	lines = append(lines, some(r.Denials, func(d runner.Denial) string {
