@@ -83,6 +83,8 @@ func (b *Backend) lost() []string {
 	switch {
 	case b.rootless && b.options.Kind == Runc:
 		return []string{"Separate uids: without subordinate ids an ordinary user has one in the container, so guest and commands share it."}
+	case b.rootless:
+		return []string{"Files of several owners: an ordinary user has one uid and gid in the sandbox, so that files of others can't be given their owner, nor made in setgid folders of other groups."}
 	default:
 		return nil
 	}

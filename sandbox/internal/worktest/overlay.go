@@ -27,6 +27,9 @@ type Cell struct {
 	UID, GID int
 	// Thirds says that files of third ids are there and keep them.
 	Thirds bool
+	// NoSetgid says that nothing can be made in a setgid folder of a group
+	// that is not the user's.
+	NoSetgid bool
 	// OwnKernel is gVisor, which keeps FIFOs that commands make to itself.
 	OwnKernel bool
 }

@@ -1,0 +1,105 @@
+//go:build linux
+
+package worktest
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// touched are the entries of a furnished workspace that Ownership changes.
+var touched = []string{".", "set", "third", "new", "folder", "folder/in", "set/in", "set/sub", "by", "by/tool", ".git"}
+
+// Ownership makes commands and a WRITE tool make files in a furnished workspace
+// that is mounted as it is, and checks whose they are on the host, and that
+// nothing else there was touched: no owner, no mode, no time of change.
+func Ownership(t *testing.T, c Cell) {
+	t.Helper()
+	before := rest(t, c.Dir)
+	script := "set -e; umask 022; cd /workspace; echo x >new; mkdir folder; echo x >folder/in; chmod 640 new"
+	if !c.NoSetgid {
+		script += "; echo g >set/in; mkdir set/sub"
+	}
+	if _, exit := Shell(t, c.Sandbox, script); !exit.Status.Success() {
+		t.Fatalf("%v", exit.Status)
+	}
+	op := workspace.Op{Kind: workspace.OpWrite, Path: "by/tool", Content: []byte("tool")}
+	if _, err := c.Sandbox.Apply(t.Context(), op); err != nil {
+		t.Error(err)
+	}
+	set := c.GID
+	if c.Thirds {
+		set = ThirdGID
+		Shell(t, c.Sandbox, "cd /workspace; echo t2 >>third; cat hidden; chmod 777 hidden third; chown 0:0 third; rm -f hidden/x; true")
+	}
+	want := map[string][2]int{
+		"new": {c.UID, c.GID}, "folder": {c.UID, c.GID}, "folder/in": {c.UID, c.GID}, "by": {c.UID, c.GID}, "by/tool": {c.UID, c.GID},
+	}
+	if !c.NoSetgid {
+		want["set/in"], want["set/sub"] = [2]int{c.UID, set}, [2]int{c.UID, set}
+	}
+	if c.Thirds {
+		want["third"], want["hidden"], want["group"] = [2]int{ThirdUID, ThirdGID}, [2]int{ThirdUID, ThirdGID}, [2]int{c.UID, ThirdGID}
+	}
+	got := map[string][2]int{}
+	for name := range want {
+		var st unix.Stat_t
+		must(t, unix.Lstat(c.Dir+"/"+name, &st))
+		got[name] = [2]int{int(st.Uid), int(st.Gid)}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("owners: %s", diff)
+	}
+	if c.Thirds {
+		if text, err := os.ReadFile(c.Dir + "/third"); err != nil || string(text) != "t\nt2\n" {
+			t.Errorf("another's file that all may write: %q %v", text, err)
+		}
+	}
+	var st unix.Stat_t
+	if c.NoSetgid {
+		if _, exit := Shell(t, c.Sandbox, "echo g >/workspace/set/in"); exit.Status.Success() {
+			t.Error("a file was made in a setgid folder of another group: mend the attestation")
+		}
+	} else if must(t, unix.Lstat(c.Dir+"/set/sub", &st)); st.Mode&unix.S_ISGID == 0 {
+		t.Errorf("a folder in a setgid folder has mode %o", st.Mode)
+	}
+	if diff := cmp.Diff(before, rest(t, c.Dir)); diff != "" {
+		t.Errorf("what no command changed was changed: %s", diff)
+	}
+}
+
+// rest is a workspace without what Ownership changes.
+func rest(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	all := Tree(t, dir)
+	maps.DeleteFunc(all, func(name, _ string) bool {
+		for _, own := range touched {
+			if name == own || own != "." && own != "set" && strings.HasPrefix(name, own+"/") {
+				return true
+			}
+		}
+		return false
+	})
+	if len(all) < 10 {
+		t.Fatal(fmt.Errorf("only %d entries are left to compare", len(all)))
+	}
+	return all
+}
+
+// Owner checks whose a file is on the host.
+func Owner(t *testing.T, path string, uid, gid int) {
+	t.Helper()
+	var st unix.Stat_t
+	must(t, unix.Lstat(path, &st))
+	if int(st.Uid) != uid || int(st.Gid) != gid {
+		t.Errorf("%s belongs to %d:%d, not %d:%d", path, st.Uid, st.Gid, uid, gid)
+	}
+}

@@ -1,0 +1,104 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/worktest"
+)
+
+// TestOwnershipMatrix is root's row of the ownership matrix.
+func TestOwnershipMatrix(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: workspaces of several owners")
+	}
+	both(t, func(t *testing.T, k Kind) {
+		for _, uid := range []int{0, 1000, sandbox.CommandUID, 5555} {
+			t.Run(fmt.Sprint(uid), func(t *testing.T) {
+				b := newBed(t, k, uid)
+				worktest.Furnish(t, b.workspace, uid, uid)
+				sb := b.start(t, b.spec(t, "ses_owner"))
+				if a := sb.Attestation(); a.IDMapped != (uid != sandbox.CommandUID) || a.User != "10001:10001" {
+					t.Errorf("%+v", a)
+				}
+				worktest.Ownership(t, worktest.Cell{Sandbox: sb, Dir: b.workspace, UID: uid, GID: uid, Thirds: true, OwnKernel: k == GVisor})
+			})
+		}
+	})
+}
+
+// TestOwnershipOfAUser is an ordinary user's row.
+func TestOwnershipOfAUser(t *testing.T) {
+	asUser(t, "TestUserOwnership", func(dir string) {
+		for name, owner := range map[string]int{"own": userID, "anothers": 4242, "closed": 4242} {
+			folder := filepath.Join(dir, name)
+			must(t, os.Mkdir(folder, 0o755))
+			must(t, os.Chown(folder, owner, owner))
+			worktest.Furnish(t, folder, owner, owner)
+			if name == "anothers" {
+				must(t, os.Chmod(folder, 0o777))
+			}
+		}
+	})
+}
+
+// TestUserOwnership is what TestOwnershipOfAUser runs as another user.
+func TestUserOwnership(t *testing.T) {
+	dir := os.Getenv(userHelper)
+	if dir == "" {
+		return // nothing to do on its own
+	}
+	both(t, func(t *testing.T, k Kind) {
+		b := newBed(t, k, os.Geteuid())
+		b.workspace = filepath.Join(dir, "own")
+		sb := b.start(t, b.spec(t, "ses_own"))
+		if a := sb.Attestation(); a.IDMapped || k == Runc && !slices.ContainsFunc(a.Lost, func(l string) bool { return strings.Contains(l, "share one user") }) {
+			t.Errorf("%+v", a)
+		}
+		worktest.Ownership(t, worktest.Cell{Sandbox: sb, Dir: b.workspace, UID: os.Geteuid(), GID: os.Getegid(), Thirds: true, NoSetgid: k == GVisor})
+		for _, c := range []struct {
+			folder string
+			allow  bool
+			says   string
+		}{
+			{"anothers", false, "allow files to belong to the runner"},
+			{"closed", false, "allow files to belong to the runner"},
+			{"closed", true, "can't write to it"},
+		} {
+			b.workspace = filepath.Join(dir, c.folder)
+			before := worktest.Tree(t, b.workspace)
+			spec := b.spec(t, "ses_refused")
+			spec.AllowOwnerRunner = c.allow
+			sb, err := b.backend.Create(t.Context(), spec)
+			if err == nil {
+				must(t, sb.Destroy(context.Background()))
+			}
+			if !errors.Is(err, sandbox.ErrInvalid) || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%+v: %v", c, err)
+			}
+			if diff := cmp.Diff(before, worktest.Tree(t, b.workspace)); diff != "" {
+				t.Errorf("what was refused was changed: %s", diff)
+			}
+		}
+		b.workspace = filepath.Join(dir, "anothers")
+		spec := b.spec(t, "ses_accepted")
+		spec.AllowOwnerRunner = true
+		sb = b.start(t, spec)
+		if a := sb.Attestation(); !slices.ContainsFunc(a.Lost, func(l string) bool { return strings.Contains(l, "belong to uid 1000") }) {
+			t.Errorf("%+v", a)
+		}
+		if _, exit := worktest.Shell(t, sb, "echo x >/workspace/accepted"); !exit.Status.Success() {
+			t.Errorf("%v", exit.Status)
+		}
+		worktest.Owner(t, filepath.Join(b.workspace, "accepted"), os.Geteuid(), os.Getegid())
+	})
+}
