@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/serve"
-	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/warm"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
@@ -70,7 +69,6 @@ func Run(o Options) error {
 		fault := wire.Hello{Protocol: wire.Version, Version: o.Version, Fault: err.Error()}
 		return errors.Join(err, writer.SendJSON(0, wire.TypeHello, fault))
 	}
-	warm.Up(warm.Threads)
 	if err := writer.SendJSON(0, wire.TypeHello, hello); err != nil {
 		return err
 	}

@@ -1,9 +1,11 @@
 package boot
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -15,81 +17,131 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/reap"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/serve"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/spawn"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/warm"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
 // prepare restricts the guest and its threads, tries on a real process what
-// the session relies on, and observes the container.
+// the session relies on, and observes the container. What does not need one
+// another goes on at the same time: in gVisor, where every system call costs
+// more, that is half of the time until the hello.
 func prepare(o Options, c wire.Config, null *os.File) (serve.Options, wire.Hello, error) {
+	fail := func(err error) (serve.Options, wire.Hello, error) { return serve.Options{}, wire.Hello{}, err }
 	if !c.SingleUID {
 		if err := identity.BecomeRoot(); err != nil {
-			return serve.Options{}, wire.Hello{}, fmt.Errorf("be another user than commands: %w", err)
+			return fail(fmt.Errorf("be another user than commands: %w", err))
 		}
 	}
 	// A core pattern that is a pipe runs on the host.
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
-		return serve.Options{}, wire.Hello{}, fmt.Errorf("forbid core files: %w", err)
+		return fail(fmt.Errorf("forbid core files: %w", err))
 	}
-	reaper := reap.New()
-	go reaper.Run()
-	spawner, err := spawn.New(spawn.Options{
-		UID: c.CommandUID, GID: c.CommandGID, Separate: !c.SingleUID,
-		Workspace: c.Workspace, Null: null, MilliCPUs: c.MilliCPUs,
-	})
-	if err != nil {
-		return serve.Options{}, wire.Hello{}, fmt.Errorf("prepare commands: %w", err)
+	p := preparation{o: o, c: c, null: null, session: serve.Options{Config: c, Reaper: reap.New()}}
+	go p.session.Reaper.Run()
+	var all sync.WaitGroup
+	var errs [3]error
+	for i, part := range []func() error{p.commands, p.changes, p.look} {
+		all.Go(func() { errs[i] = part() })
 	}
-	appliers, err := apply.New(apply.Options{
-		UID: c.CommandUID, GID: c.CommandGID, Separate: !c.SingleUID,
-		Workspace: c.Workspace, HostWorkspace: c.HostWorkspace,
-	})
-	if err != nil {
-		return serve.Options{}, wire.Hello{}, fmt.Errorf("prepare changes: %w", err)
+	all.Go(func() { warm.Up(warm.Threads) })
+	all.Wait()
+	if err := errors.Join(errs[:]...); err != nil {
+		return fail(err)
 	}
-	var readers *apply.Readers
-	if c.View {
-		readers, err = apply.NewReaders(apply.Options{UID: c.CommandUID, GID: c.CommandGID, Separate: !c.SingleUID, Workspace: c.Workspace})
-		if err != nil {
-			return serve.Options{}, wire.Hello{}, fmt.Errorf("prepare reads: %w", err)
+	// After the changes of an effective id, each of which resets it, and before
+	// a command looks at the guest.
+	if err := identity.SetDumpable(false); err != nil {
+		return fail(err)
+	}
+	h := p.describe()
+	if c.Probe {
+		var err error
+		if h.Probe, err = p.trial().probe(); err != nil {
+			return fail(err)
 		}
 	}
-	submounts, err := below(c)
+	return p.session, h, nil
+}
+
+// preparation is what the parts of prepare make. Each part sets fields that no
+// other one uses.
+type preparation struct {
+	o       Options
+	c       wire.Config
+	null    *os.File
+	session serve.Options
+	seen    wire.Hello
+
+	lost      []string
+	command   wire.Identity
+	submounts []wire.Mount
+}
+
+// commands makes what starts and ends them, and tries it.
+func (p *preparation) commands() error {
+	spawner, err := spawn.New(spawn.Options{
+		UID: p.c.CommandUID, GID: p.c.CommandGID, Separate: !p.c.SingleUID,
+		Workspace: p.c.Workspace, Null: p.null, MilliCPUs: p.c.MilliCPUs,
+	})
 	if err != nil {
-		return serve.Options{}, wire.Hello{}, err
+		return fmt.Errorf("prepare commands: %w", err)
 	}
-	// Last, because every change of an effective id resets it.
-	if err := identity.SetDumpable(false); err != nil {
-		return serve.Options{}, wire.Hello{}, err
-	}
-	s := serve.Options{
-		Config: c, Appliers: appliers, Readers: readers, OOM: observe.OpenOOM(), PIDs: observe.OpenPIDs(),
-		Volumes: observe.OpenVolumes(), Reaper: reaper,
-	}
-	direct := launch.Direct{Spawner: spawner, Reaper: reaper}
-	s.Launcher, s.Killer = direct, kill.New(kill.MethodGroup, reaper, nil)
-	if c.SingleUID {
+	p.lost = spawner.Lost()
+	direct := launch.Direct{Spawner: spawner, Reaper: p.session.Reaper}
+	p.session.Launcher, p.session.Killer = direct, kill.New(kill.MethodGroup, p.session.Reaper, nil)
+	if p.c.SingleUID {
 		shims := kill.NewShims()
-		s.Killer = kill.New(kill.MethodSubreaper, reaper, shims)
-		s.Launcher = launch.Shimmed{Direct: direct, Shims: shims, Executable: o.Executable}
+		p.session.Killer = kill.New(kill.MethodSubreaper, p.session.Reaper, shims)
+		p.session.Launcher = launch.Shimmed{Direct: direct, Shims: shims, Executable: p.o.Executable}
 	}
-	h := observe.Container(c.Workspace)
-	h.Submounts = submounts
-	h.Version, h.KillMethod = o.Version, s.Killer.Method()
-	h.OOMCounter, h.PIDsCounter = s.OOM.Path(), s.PIDs.Path()
-	h.Lost = append(h.Lost, spawner.Lost()...)
-	if c.SingleUID {
+	p.command, err = p.trial().look()
+	return err
+}
+
+func (p *preparation) trial() trial {
+	return trial{executable: p.o.Executable, launcher: p.session.Launcher, killer: p.session.Killer, gid: p.c.GIDBase}
+}
+
+// changes makes what changes and reads the workspace.
+func (p *preparation) changes() error {
+	o := apply.Options{
+		UID: p.c.CommandUID, GID: p.c.CommandGID, Separate: !p.c.SingleUID,
+		Workspace: p.c.Workspace, HostWorkspace: p.c.HostWorkspace,
+	}
+	appliers, err := apply.New(o)
+	if err != nil {
+		return fmt.Errorf("prepare changes: %w", err)
+	}
+	p.session.Appliers = appliers
+	if p.c.View {
+		if p.session.Readers, err = apply.NewReaders(o); err != nil {
+			return fmt.Errorf("prepare reads: %w", err)
+		}
+	}
+	return nil
+}
+
+// look observes the container.
+func (p *preparation) look() (err error) {
+	if p.submounts, err = below(p.c); err != nil {
+		return err
+	}
+	p.session.OOM, p.session.PIDs, p.session.Volumes = observe.OpenOOM(), observe.OpenPIDs(), observe.OpenVolumes()
+	p.seen = observe.Container(p.c.Workspace)
+	return nil
+}
+
+// describe puts together what the parts found.
+func (p *preparation) describe() wire.Hello {
+	h := p.seen
+	h.Version, h.Dumpable = p.o.Version, identity.Dumpable()
+	h.Submounts, h.Command = p.submounts, p.command
+	h.KillMethod, h.OOMCounter, h.PIDsCounter = p.session.Killer.Method(), p.session.OOM.Path(), p.session.PIDs.Path()
+	h.Lost = append(h.Lost, p.lost...)
+	if p.c.SingleUID {
 		h.Lost = append(h.Lost, "guest and commands share one user: a command can signal the guest's shims and escape its own kill")
 	}
-	t := trial{o: o, s: s, gid: c.GIDBase}
-	if h.Command, err = t.look(); err != nil {
-		return serve.Options{}, wire.Hello{}, err
-	}
-	if c.Probe {
-		if h.Probe, err = t.probe(); err != nil {
-			return serve.Options{}, wire.Hello{}, err
-		}
-	}
-	return s, h, nil
+	return h
 }
 
 // below looks at the mounts below the workspace as a command would. No command

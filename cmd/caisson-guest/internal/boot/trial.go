@@ -20,14 +20,15 @@ import (
 // trial starts the guest's own binary as a command, by the way that commands
 // go: it is the one program that every container has.
 type trial struct {
-	o   Options
-	s   serve.Options
-	gid uint32
+	executable string // the guest's own
+	launcher   serve.Launcher
+	killer     *kill.Killer
+	gid        uint32
 }
 
 func (t trial) launch(word string) (launch.Process, error) {
-	p, err := t.s.Launcher.Launch(spawn.Request{
-		Argv: []string{t.o.Executable, word}, Env: []string{"PATH=" + path.Dir(t.o.Executable)},
+	p, err := t.launcher.Launch(spawn.Request{
+		Argv: []string{t.executable, word}, Env: []string{"PATH=" + path.Dir(t.executable)},
 		Stdin: true, Group: t.gid,
 	})
 	if err != nil {
@@ -50,13 +51,13 @@ func (t trial) look() (wire.Identity, error) {
 	if err != nil {
 		return wire.Identity{}, fmt.Errorf("look at a command: %w", err)
 	}
-	if n := t.s.Killer.Alive(p.Mark); n != 1 {
-		return wire.Identity{}, fmt.Errorf("try kill method %s: it finds %d of 1 process", t.s.Killer.Method(), n)
+	if n := t.killer.Alive(p.Mark); n != 1 {
+		return wire.Identity{}, fmt.Errorf("try kill method %s: it finds %d of 1 process", t.killer.Method(), n)
 	}
 	var report kill.Report
-	t.s.Killer.Kill(p.Mark, &report)
+	t.killer.Kill(p.Mark, &report)
 	if report.Left() != 0 {
-		return wire.Identity{}, fmt.Errorf("try kill method %s: the process stays", t.s.Killer.Method())
+		return wire.Identity{}, fmt.Errorf("try kill method %s: the process stays", t.killer.Method())
 	}
 	select {
 	case <-p.Exit:
@@ -80,7 +81,7 @@ func (t trial) probe() (*wire.Probe, error) {
 	var found wire.Probe
 	_ = p.Stdout.SetReadDeadline(time.Now().Add(probeTime))
 	err = json.NewDecoder(p.Stdout).Decode(&found)
-	t.s.Killer.Kill(p.Mark, new(kill.Report))
+	t.killer.Kill(p.Mark, new(kill.Report))
 	<-p.Exit
 	if err != nil {
 		return nil, fmt.Errorf("probe as a command: %w", err)

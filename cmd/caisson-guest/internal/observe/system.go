@@ -20,7 +20,6 @@ func Container(workspace string) wire.Hello {
 		Protocol:   wire.Version,
 		Kernel:     text("/proc/version"),
 		PID:        os.Getpid(),
-		Dumpable:   identity.Dumpable(),
 		Namespaces: namespaces(),
 		Root:       table.at("/"),
 		Workspace:  table.at(workspace),
