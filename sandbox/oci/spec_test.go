@@ -142,14 +142,14 @@ func TestSpecHardening(t *testing.T) {
 func TestSpecCeiling(t *testing.T) {
 	p := plans(t)["gvisor-user"]
 	p.ceiling = func(name string) int64 {
-		return map[string]int64{"core": -1, "memlock": -1, "msgqueue": -1, "nofile": 1024, "stack": 4 << 20}[name]
+		return map[string]int64{"core": -1, "fsize": -1, "memlock": -1, "msgqueue": -1, "nofile": 1024, "stack": 4 << 20}[name]
 	}
 	got := map[string]uint64{}
 	for _, l := range p.spec().Process.Rlimits {
 		got[l.Type] = l.Hard
 	}
 	want := map[string]uint64{
-		"RLIMIT_CORE": 0, "RLIMIT_MEMLOCK": 64 << 10, "RLIMIT_MSGQUEUE": 64 << 10, "RLIMIT_NOFILE": 1024, "RLIMIT_STACK": 4 << 20, "RLIMIT_NPROC": 256,
+		"RLIMIT_CORE": 1, "RLIMIT_FSIZE": 64 << 30, "RLIMIT_MEMLOCK": 64 << 10, "RLIMIT_MSGQUEUE": 64 << 10, "RLIMIT_NOFILE": 1024, "RLIMIT_STACK": 4 << 20, "RLIMIT_NPROC": 256,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("hard limits (-want +got):\n%s", diff)

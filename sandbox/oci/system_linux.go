@@ -52,7 +52,7 @@ func pause() {
 // privilege, can't raise; -1 where it can, or has none.
 func (b *Backend) hardLimit(name string) int64 {
 	which := map[string]int{
-		"core": unix.RLIMIT_CORE, "memlock": unix.RLIMIT_MEMLOCK, "msgqueue": unix.RLIMIT_MSGQUEUE,
+		"core": unix.RLIMIT_CORE, "fsize": unix.RLIMIT_FSIZE, "memlock": unix.RLIMIT_MEMLOCK, "msgqueue": unix.RLIMIT_MSGQUEUE,
 		"nofile": unix.RLIMIT_NOFILE, "stack": unix.RLIMIT_STACK,
 	}
 	id, ok := which[name]

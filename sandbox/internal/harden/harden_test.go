@@ -81,7 +81,8 @@ func TestTmpfsWithinMemory(t *testing.T) {
 func TestRlimits(t *testing.T) {
 	r := limits.DefaultResources()
 	want := []Rlimit{
-		{Name: "core"},
+		{Name: "core", Soft: 1, Hard: 1},
+		{Name: "fsize", Soft: 64 << 30, Hard: 64 << 30},
 		{Name: "memlock", Soft: 65536, Hard: 65536},
 		{Name: "msgqueue", Soft: 65536, Hard: 65536},
 		{Name: "nofile", Soft: 4096, Hard: 4096},

@@ -7,8 +7,6 @@ import (
 	"runtime"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/apply"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/identity"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/kill"
@@ -32,8 +30,7 @@ func prepare(o Options, c wire.Config, null *os.File) (serve.Options, wire.Hello
 			return fail(fmt.Errorf("be another user than commands: %w", err))
 		}
 	}
-	// A core pattern that is a pipe runs on the host.
-	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
+	if err := forbidCores(); err != nil {
 		return fail(fmt.Errorf("forbid core files: %w", err))
 	}
 	p := preparation{o: o, c: c, null: null, session: serve.Options{Config: c, Reaper: reap.New()}}

@@ -38,6 +38,8 @@ func Program() []unix.SockFilter {
 		{unix.SYS_SOCKETPAIR, allowValues(0, unix.AF_UNIX)},
 		{unix.SYS_SOCKET, socketRule()},
 		{unix.SYS_IOCTL, refuseValues(1, unix.TIOCSTI, tioclinux)},
+		{unix.SYS_SETRLIMIT, keepCore()},
+		{unix.SYS_PRLIMIT64, keepCoreOf()},
 	}
 	for _, n := range slices.Concat(refused, refusedHere) {
 		rules = append(rules, rule{n, ret(errno(unix.EPERM))})
@@ -88,6 +90,38 @@ func socketRule() []unix.SockFilter {
 		jump(unix.BPF_JEQ, unix.NETLINK_ROUTE, 1, 0),
 		refuse(),
 		stmt(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
+	}
+}
+
+// done is the answer "it worked" to a call that is not made.
+const done = unix.SECCOMP_RET_ERRNO
+
+// keepCore leaves the limit of core files at what it is, 1 byte, and says that
+// it was set: the only value at which a core pattern that is a pipe does not run
+// its program, as root on the host (coredump_pipe in fs/coredump.c). With 0, to
+// which a command may lower its own, it runs. An error would end programs that
+// switch core files off before they touch a secret, such as GnuPG.
+func keepCore() []unix.SockFilter {
+	return []unix.SockFilter{
+		loadArg(0),
+		jump(unix.BPF_JEQ, unix.RLIMIT_CORE, 0, 1),
+		stmt(unix.BPF_RET|unix.BPF_K, done),
+		stmt(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
+	}
+}
+
+// keepCoreOf is the same for prlimit64(pid, resource, new, old), which only
+// asks where new is nil.
+func keepCoreOf() []unix.SockFilter {
+	return []unix.SockFilter{
+		loadArg(1),
+		jump(unix.BPF_JEQ, unix.RLIMIT_CORE, 0, 4),
+		loadArg(2),
+		jump(unix.BPF_JEQ, 0, 0, 3),
+		load(offsetArgs + 8*2 + 4),
+		jump(unix.BPF_JEQ, 0, 0, 1),
+		stmt(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
+		stmt(unix.BPF_RET|unix.BPF_K, done),
 	}
 }
 

@@ -76,7 +76,7 @@ const (
 // beyond the last.
 func TestEveryNumber(t *testing.T) {
 	refusedAlways := slices.Concat(refused, refusedHere)
-	withArguments := []uint32{unix.SYS_CLONE3, unix.SYS_CLONE, unix.SYS_PERSONALITY, unix.SYS_SOCKET, unix.SYS_SOCKETPAIR, unix.SYS_IOCTL}
+	withArguments := []uint32{unix.SYS_CLONE3, unix.SYS_CLONE, unix.SYS_PERSONALITY, unix.SYS_SOCKET, unix.SYS_SOCKETPAIR, unix.SYS_IOCTL, unix.SYS_SETRLIMIT, unix.SYS_PRLIMIT64}
 	for n := range uint32(2000) {
 		if slices.Contains(withArguments, n) {
 			continue
@@ -124,6 +124,12 @@ func TestArguments(t *testing.T) {
 		{"pushes input", data(auditArch, unix.SYS_IOCTL, 0, unix.TIOCSTI), eperm},
 		{"pushes input, high bits", data(auditArch, unix.SYS_IOCTL, 0, 1<<32|unix.TIOCSTI), eperm},
 		{"console selection", data(auditArch, unix.SYS_IOCTL, 0, tioclinux), eperm},
+		{"core files", data(auditArch, unix.SYS_SETRLIMIT, unix.RLIMIT_CORE, 1<<20), done},
+		{"core files of a process", data(auditArch, unix.SYS_PRLIMIT64, 0, unix.RLIMIT_CORE, 1<<20), done},
+		{"core files, high pointer", data(auditArch, unix.SYS_PRLIMIT64, 0, 1<<32|unix.RLIMIT_CORE, 1<<32), done},
+		{"asks for core files", data(auditArch, unix.SYS_PRLIMIT64, 0, unix.RLIMIT_CORE, 0, 1<<20), allow},
+		{"open files", data(auditArch, unix.SYS_SETRLIMIT, unix.RLIMIT_NOFILE, 1<<20), allow},
+		{"open files of a process", data(auditArch, unix.SYS_PRLIMIT64, 0, unix.RLIMIT_NOFILE, 1<<20), allow},
 		{"another processor", data(unix.AUDIT_ARCH_I386, 1), unix.SECCOMP_RET_KILL_PROCESS},
 	} {
 		if got := run(t, tt.call); got != tt.want {
