@@ -37,7 +37,7 @@ func TestManyAtOnce(t *testing.T) {
 			machines = append(machines, &own)
 		}
 		for i, run := range runs {
-			machines[i].awaitFile(t, run, "started")
+			machines[i].awaitStarted(t, run)
 		}
 		all := time.Since(begun)
 		least := availableMemory(t)

@@ -184,7 +184,7 @@ func (m *machine) cancelsExec(t *testing.T, backend, session string) string {
 		t.Fatal(err)
 	}
 	run := m.start(t, "sandbox", "exec", session, "sh", "-c", daemon(marker))
-	m.awaitFile(t, run, "started")
+	m.awaitStarted(t, run)
 	wantVisible(t, backend, marker, session)
 	if err := run.process.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
@@ -200,10 +200,11 @@ func (m *machine) cancelsExec(t *testing.T, backend, session string) string {
 	return marker
 }
 
-func (m *machine) awaitFile(t *testing.T, run *running, name string) {
+// awaitStarted waits until a command has made the file "started".
+func (m *machine) awaitStarted(t *testing.T, run *running) {
 	t.Helper()
-	run.until(t, name+" is there", func() bool {
-		_, err := os.Stat(filepath.Join(m.workspace, name))
+	run.until(t, "the command runs", func() bool {
+		_, err := os.Stat(filepath.Join(m.workspace, "started"))
 		return err == nil
 	})
 }

@@ -64,7 +64,7 @@ func TestShutdownTwice(t *testing.T) {
 		m := newMachine(t)
 		args := append([]string{"--backend", backend, "--grace", "10m"}, m.playing(t, []scriptCall{shell("trap '' TERM; touch started; while :; do sleep 1; done")})...)
 		run := m.start(t, taskArgs(m, args...)...)
-		m.awaitFile(t, run, "started")
+		m.awaitStarted(t, run)
 		for range 2 {
 			if err := run.process.Process.Signal(syscall.SIGTERM); err != nil {
 				t.Fatal(err)
@@ -94,7 +94,7 @@ func TestShutdownHungEngine(t *testing.T) {
 			m.env = append(m.env, "DOCKER_HOST="+e.Host())
 			args := append([]string{"--backend", "docker", "--grace", "100ms"}, m.playing(t, []scriptCall{shell("touch started; while :; do sleep 1; done")})...)
 			run := m.start(t, taskArgs(m, args...)...)
-			m.awaitFile(t, run, "started")
+			m.awaitStarted(t, run)
 			e.Freeze(t)
 			defer e.Thaw(t)
 			for range signals {

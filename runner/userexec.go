@@ -119,7 +119,7 @@ func notRun(err error) execsock.Result {
 	case errors.Is(err, tools.ErrSandboxLost), errors.Is(err, sandbox.ErrLost), errors.Is(err, sandbox.ErrState):
 		f.Status, f.Mend = ExitSandboxLost, "The command is not run again; caisson sandbox ls says what runs."
 	case errors.Is(err, sandbox.ErrInvalid):
-		f.Status, f.Mend = ExitInput, "Name a program, and a folder at or below " + sandbox.WorkspaceDir + "."
+		f.Status, f.Mend = ExitInput, "Name a program, and a folder at or below "+sandbox.WorkspaceDir+"."
 	}
 	if t, ok := errors.AsType[*tools.Error](err); ok && t.Reason == replacedReason {
 		f.Status, f.Cause, f.Mend = ExitSandboxLost, t.Message, "Ask again: a fresh sandbox runs."

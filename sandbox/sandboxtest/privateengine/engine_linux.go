@@ -235,7 +235,7 @@ func (e *Engine) close(t testing.TB) {
 			<-d.ended
 		}
 	}
-	e.killNaming("") // shims whose engine was killed
+	e.killNaming("")                                                                                                                                                      // shims whose engine was killed
 	if out, err := exec.Command("sh", "-c", `grep -o " $0/[^ ]*" /proc/self/mountinfo | sort -r | xargs -r umount -l; rm -rf "$0"`, e.dir).CombinedOutput(); err != nil { //nolint:noctx // it must be done
 		t.Errorf("clean up the private engine: %v %s", err, out)
 	}
