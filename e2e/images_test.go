@@ -185,7 +185,7 @@ type hub struct {
 func newHub(t *testing.T) *hub {
 	t.Helper()
 	h := &hub{}
-	handler := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	handler := registry.New(registry.Logger(log.New(io.Discard, "", 0))) //nolint:forbidigo // what the registry takes
 	h.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h.asked.Add(1)
 		handler.ServeHTTP(w, r)

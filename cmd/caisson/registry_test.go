@@ -57,7 +57,7 @@ func smallImage() (v1.Image, error) {
 // newRegistry runs a registry that has base:1, and gives its address.
 func newRegistry(t *testing.T) string {
 	t.Helper()
-	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0)))) //nolint:forbidigo // what the registry takes
 	t.Cleanup(server.Close)
 	host := strings.TrimPrefix(server.URL, "http://")
 	made, err := smallImage()

@@ -85,7 +85,6 @@ func TestBuildContext(t *testing.T) {
 				fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
 				must(t, err)
 				defer syscall.Close(fd)
-				must(t, os.Chdir(dir))
 				must(t, syscall.Bind(fd, &syscall.SockaddrUnix{Name: "socket"}))
 			},
 			want: map[string]string{"Dockerfile": "0"},
