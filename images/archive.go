@@ -68,9 +68,12 @@ func (a *archiveImage) describe() error {
 	return err
 }
 
+// RawConfigFile, RawManifest, MediaType and LayerByDigest are
+// partial.CompressedImageCore.
 func (a *archiveImage) RawConfigFile() ([]byte, error)      { return a.config, nil }
 func (a *archiveImage) RawManifest() ([]byte, error)        { return a.described, nil }
 func (a *archiveImage) MediaType() (types.MediaType, error) { return types.DockerManifestSchema2, nil }
+
 func (a *archiveImage) LayerByDigest(h v1.Hash) (partial.CompressedLayer, error) {
 	for _, l := range a.layers {
 		if l.digest == h.String() {
@@ -86,9 +89,11 @@ type archiveLayer struct {
 	hash v1.Hash
 }
 
+// Digest, Size, MediaType and Compressed are partial.CompressedLayer.
 func (l archiveLayer) Digest() (v1.Hash, error)            { return l.hash, nil }
 func (l archiveLayer) Size() (int64, error)                { return l.size, nil }
 func (l archiveLayer) MediaType() (types.MediaType, error) { return types.DockerLayer, nil }
+
 func (l archiveLayer) Compressed() (io.ReadCloser, error) {
 	r, err := l.open(l.ctx)
 	if err != nil {

@@ -58,8 +58,9 @@ func (s *Store) recordOf(from source, ref Reference, im *image) *record {
 	r := &record{
 		Reference: ref.String(), Source: from, Platform: s.o.Platform, Digest: im.digest, ID: im.id, EngineID: im.engineID,
 		Tree: s.treeKey(im.id), Created: im.parsed.Created.Time, Pulled: time.Now().UTC(),
-		Volumes: im.volumes(), Env: im.env(),
+		Volumes: im.volumes(),
 	}
+	r.Env, r.EnvDropped = im.env()
 	if im.manifest != nil && from == sourceRegistry {
 		r.Blobs = []string{im.digest, im.id}
 		for _, l := range im.layers {

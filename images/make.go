@@ -187,6 +187,9 @@ func (s *Store) rootFS(ref Reference, r *record) (*RootFS, error) {
 		return nil, fmt.Errorf("image %s: %w", ref, err)
 	}
 	root.Digest, root.Env, root.Volumes, root.Warnings = r.Digest, r.Env, f.Volumes, f.Warnings
+	if r.EnvDropped > 0 {
+		root.Warnings = append(root.Warnings, fmt.Sprintf("%d entries of the image's environment were left out: they are none, or too many", r.EnvDropped))
+	}
 	return root, nil
 }
 
@@ -197,17 +200,17 @@ const (
 )
 
 // env is what the configuration declares, as far as it is an environment.
-func (im *image) env() []string {
-	var list []string
+func (im *image) env() (list []string, dropped int) {
 	size := 0
 	for _, e := range im.parsed.Config.Env {
 		name, _, ok := strings.Cut(e, "=")
 		if size += len(e); !ok || name == "" || strings.ContainsRune(e, 0) || len(list) == maxEnv || size > maxEnvBytes {
+			dropped++
 			continue
 		}
 		list = append(list, e)
 	}
-	return list
+	return list, dropped
 }
 
 // volumes are the folders that the configuration declares, sorted.

@@ -211,10 +211,8 @@ func TestTwoProcesses(t *testing.T) {
 	dir, ref := storeDir(t), reg.ref(t, "x:1")
 	one, two := startChild(t, dir, ref), startChild(t, dir, ref)
 	// The first stands in the middle of unpacking when the second begins.
-	var steps []string
 	for {
 		line := one.next()
-		steps = append(steps, line)
 		if line == "" || strings.HasPrefix(line, "step unpack") {
 			break
 		}

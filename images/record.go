@@ -32,6 +32,8 @@ type record struct {
 	Pulled   time.Time `json:"pulled"`
 	Volumes  []string  `json:"volumes,omitempty"`
 	Env      []string  `json:"env,omitempty"`
+	// EnvDropped counts entries of the environment that were left out.
+	EnvDropped int `json:"env_dropped,omitempty"`
 
 	used time.Time
 	path string

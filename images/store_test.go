@@ -43,10 +43,14 @@ type fakeRegistry struct {
 	meddle func(w http.ResponseWriter, r *http.Request) bool
 }
 
+func quiet() *log.Logger {
+	return log.New(io.Discard, "", 0) //nolint:forbidigo // the servers of tests take no other
+}
+
 func newRegistry(t testing.TB) *fakeRegistry {
 	t.Helper()
 	f := &fakeRegistry{}
-	inner := fake.New(fake.Logger(log.New(io.Discard, "", 0)))
+	inner := fake.New(fake.Logger(quiet()))
 	f.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		f.requests.Add(1)
 		if r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/") {
@@ -56,7 +60,7 @@ func newRegistry(t testing.TB) *fakeRegistry {
 			inner.ServeHTTP(w, r)
 		}
 	}))
-	f.Config.ErrorLog = log.New(io.Discard, "", 0)
+	f.Config.ErrorLog = quiet()
 	t.Cleanup(f.Close)
 	u, err := url.Parse(f.URL)
 	if err != nil {
@@ -296,7 +300,7 @@ func TestRootFSOfAnImage(t *testing.T) {
 		t.Errorf("shadow: %v, %v", info, err)
 	}
 	warned := strings.Join(root.Warnings, "\n")
-	for _, want := range []string{`"/usr" was left out`, `"/bin/sh" was left out`, `"/srv/pipe"`} {
+	for _, want := range []string{`"/usr" was left out`, `"/bin/sh" was left out`, `"/srv/pipe"`, "3 entries of the image's environment"} {
 		if !strings.Contains(warned, want) {
 			t.Errorf("warnings lack %s:\n%s", want, warned)
 		}
