@@ -362,3 +362,39 @@ func TestLongOutputIsPaged(t *testing.T) {
 		}
 	})
 }
+
+// TestKilledOverlaySessionKeepsItsChanges kills caisson in the middle of a
+// session: what was written until then is shown and applied, not before the
+// session is over.
+func TestKilledOverlaySessionKeepsItsChanges(t *testing.T) {
+	onEachBackend(t, func(t *testing.T, backend string) {
+		m := newMachine(t)
+		m.write(t, "a", "before\n")
+		run := m.start(t, taskArgs(m, append([]string{"--backend", backend, "--mode", "overlay"}, m.playing(t,
+			[]scriptCall{shell("echo after > a; echo new > new")}, []scriptCall{shell("echo waiting; sleep 300")})...)...)...)
+		run.until(t, "the second command", func() bool { return strings.Count(run.stdout.String(), `"tool.called"`) == 2 })
+		busy := m.run(t, "apply", "--workspace", m.workspace)
+		busy.want(t, 42)
+		if !strings.Contains(busy.stderr, "still runs") {
+			t.Errorf("apply of a session that runs: %s", busy.stderr)
+		}
+		if err := run.process.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		<-run.ended
+		session := readRecords(t, run.stdout.String())[0].Session
+		eventually(t, "the container to go", 30*time.Second, func() bool { return len(containersOf(t, session)) == 0 && len(processesNaming(t, session)) == 0 })
+		if text, _ := os.ReadFile(filepath.Join(m.workspace, "a")); string(text) != "before\n" {
+			t.Errorf("the workspace changed: %q", text)
+		}
+		shown := m.run(t, "diff", "--workspace", m.workspace)
+		shown.want(t, 0)
+		if !strings.Contains(shown.stdout, "+after\n") {
+			t.Errorf("the diff lacks the change:\n%s", shown.stdout)
+		}
+		m.run(t, "apply", "--workspace", m.workspace).want(t, 0)
+		if text, _ := os.ReadFile(filepath.Join(m.workspace, "a")); string(text) != "after\n" {
+			t.Errorf("not applied: %q", text)
+		}
+	})
+}

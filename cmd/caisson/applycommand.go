@@ -102,7 +102,8 @@ func (k *keptChanges) apply(ctx context.Context, f applyFlags) (int, error) {
 	if f.json {
 		return status, k.applyJSON(r, f.dryRun, err)
 	}
-	return status, k.tellApplied(r, f, err)
+	k.tellApplied(r, f, err)
+	return status, nil
 }
 
 func (k *keptChanges) status(ctx context.Context, r *overlay.Result, f applyFlags, err error) int {
@@ -119,7 +120,7 @@ func (k *keptChanges) status(ctx context.Context, r *overlay.Result, f applyFlag
 }
 
 // tellApplied says what was done on standard error.
-func (k *keptChanges) tellApplied(r *overlay.Result, f applyFlags, err error) error {
+func (k *keptChanges) tellApplied(r *overlay.Result, f applyFlags, err error) {
 	session := k.layers.Info().Session
 	out := k.deps.stderr
 	k.tell(terminal.Failed(failures(r), k.colour))
@@ -145,7 +146,6 @@ func (k *keptChanges) tellApplied(r *overlay.Result, f applyFlags, err error) er
 			Cause: "the apply did not finish: " + err.Error(), Mend: "Mend that and run it again: it goes on where it stopped.",
 		}})
 	}
-	return nil
 }
 
 func plural(n int, one, more string) string {

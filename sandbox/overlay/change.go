@@ -111,17 +111,6 @@ type twin struct {
 	was  *node
 }
 
-// Conflicts counts the changes whose originals changed.
-func (c *Changes) Conflicts() int {
-	n := 0
-	for i := range c.List {
-		if c.List[i].Conflict != "" {
-			n++
-		}
-	}
-	return n
-}
-
 // treeOrder compares paths name by name, so that a folder is followed by what
 // is in it.
 func treeOrder(a, b string) int {

@@ -74,7 +74,7 @@ func TestWhatADiffCantHold(t *testing.T) {
 	})
 	in(t, w.merged, `printf 'a\0c' > bin; echo more >> large; printf 'x\0' > newbin; mkfifo fifo; rmdir empty; mkdir $'odd\ndir'; echo two >> text; git commit -qam two
 		git config core.pager evil; chmod 600 mode; ln -sf /dev/null bin2; mkdir bare; cd bare; git init -q --bare .; git config core.fsmonitor 'echo x'`)
-	text, stats, c := w.diff(DiffOptions{})
+	text, _, c := w.diff(DiffOptions{})
 	for _, want := range []string{
 		"# bin: modified, binary, 3 bytes: not shown here\n",
 		"# newbin: added, binary, 2 bytes: not shown here\n",

@@ -515,3 +515,64 @@ func TestDiscardRemovesAll(t *testing.T) {
 		t.Errorf("changes of what was discarded: %v", err)
 	}
 }
+
+// TestFullDiskTearsNothing applies to a file system that is too small: what was
+// there stays whole, the error says why, and with room the rest follows.
+func TestFullDiskTearsNothing(t *testing.T) {
+	var dir string
+	w := newWorld(t, func(original string) {
+		dir = original
+		must(t, unix.Mount("tmpfs", original, "tmpfs", 0, "size=1m,mode=755"))
+		t.Cleanup(func() {
+			if err := unix.Unmount(original, unix.MNT_DETACH); err != nil {
+				t.Error(err)
+			}
+		})
+		in(t, original, `for i in $(seq 10); do echo old > f$i; done`)
+	})
+	in(t, w.merged, `for i in $(seq 10); do head -c 200000 /dev/zero | tr '\0' $i > f$i; done`)
+	want := picture(t, w.merged)
+	w.unmount()
+	r, err := w.layers.Apply(t.Context(), w.folder, ApplyOptions{})
+	if !errors.Is(err, unix.ENOSPC) || r == nil || len(r.Failed) != 1 || r.State != Kept {
+		t.Fatalf("apply to a full file system: %v, %+v", err, r)
+	}
+	for i := 1; i <= 10; i++ {
+		text, err := os.ReadFile(filepath.Join(dir, fmt.Sprintf("f%d", i)))
+		must(t, err)
+		if len(text) != 200000 && string(text) != "old\n" {
+			t.Errorf("f%d is torn: %d bytes", i, len(text))
+		}
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, ".caisson-*")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	must(t, unix.Mount("", dir, "", unix.MS_REMOUNT, "size=8m"))
+	if r, err = w.layers.Apply(t.Context(), w.folder, ApplyOptions{}); err != nil || r.State != Applied {
+		t.Fatalf("apply with room: %v, %+v", err, r)
+	}
+	if diff := cmp.Diff(want, picture(t, w.original)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestStateThatCantBeWritten has no room for what the folder was.
+func TestStateThatCantBeWritten(t *testing.T) {
+	w := newWorld(t, func(dir string) { in(t, dir, `for i in $(seq 2000); do : > file-with-a-long-name-$i; done`) })
+	small := t.TempDir()
+	must(t, unix.Mount("tmpfs", small, "tmpfs", 0, "size=64k,mode=700"))
+	defer func() {
+		if err := unix.Unmount(small, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	}()
+	l, err := Create(filepath.Join(small, "layers"), CreateOptions{Session: "ses_x", Path: w.original, Workspace: w.folder})
+	must(t, err)
+	defer l.Close()
+	if err := l.Record(t.Context(), w.folder); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("record without room: %v", err)
+	}
+	if again, err := Open(l.Dir()); err != nil || again.Info().Recorded {
+		t.Errorf("what could not be recorded is taken for recorded: %v", err)
+	}
+}

@@ -38,6 +38,9 @@ type Result struct {
 	// Full names the folders in memory (/tmp, …) that had no room left at its end.
 	PIDsLimitHit bool
 	Full         []string
+	// DiskReserve is the room in bytes that commands must leave on the host's
+	// file system, if the command was ended because less was left; otherwise 0.
+	DiskReserve int64
 	// Stdout and Stderr are what it wrote.
 	Stdout, Stderr Capture
 	// Killed is the number of processes that had to be killed, KilledAfterExit

@@ -44,7 +44,7 @@ type outputs interface {
 	Output(handle string) (Kept, error)
 }
 
-// ErrNoOutput: the session has no output under a handle.
+// ErrNoOutput is what a handle fails with that the session doesn't know.
 var ErrNoOutput = errors.New("no such output")
 
 // NewOutput gives the factory of the tool that pages through what commands

@@ -35,6 +35,12 @@ func TestReport(t *testing.T) {
 			"exit code 1 after 0.00 s\nThe sandbox's limit of processes was reached, and it could start no more.\n" +
 				"No space is left in /tmp and /dev/shm, which are bounded and in memory; remove what is not needed, or use the workspace.\nstdout: empty\nstderr: empty\n",
 		},
+		{
+			"disk",
+			Result{Code: -1, Signal: 15, DiskReserve: 1 << 30},
+			"killed by signal 15 (SIGTERM) after 0.00 s\n" +
+				"The command was stopped: the disk that the workspace is on has less than 1024 MiB left, which the host keeps. Remove what is not needed.\nstdout: empty\nstderr: empty\n",
+		},
 		{"another signal", Result{Code: -1, Signal: 34}, "killed by signal 34 after 0.00 s\nstdout: empty\nstderr: empty\n"},
 		{
 			"timeout",
