@@ -43,8 +43,8 @@ type fakeRegistry struct {
 	meddle func(w http.ResponseWriter, r *http.Request) bool
 }
 
-func quiet() *log.Logger {
-	return log.New(io.Discard, "", 0) //nolint:forbidigo // the servers of tests take no other
+func quiet() *log.Logger { //nolint:forbidigo // the servers of tests take no other
+	return log.New(io.Discard, "", 0) //nolint:forbidigo // as above
 }
 
 func newRegistry(t testing.TB) *fakeRegistry {
