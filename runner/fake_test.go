@@ -140,6 +140,9 @@ func (b *fakeBox) mount() (err error) {
 	return err
 }
 
+// Ping answers as long as the box runs.
+func (b *fakeBox) Ping(context.Context) error { return b.Err() }
+
 // View is nil where the workspace is mounted as it is.
 func (b *fakeBox) View() workspace.View {
 	if b.merged == "" {

@@ -44,6 +44,10 @@ type Sandbox interface {
 	// Apply makes one change to the workspace as the commands' identity. It
 	// fails with a *workspace.Error for what is wrong with the path.
 	Apply(ctx context.Context, op workspace.Op) (workspace.Change, error)
+	// Ping asks for a sign of life and returns when it came. It fails with
+	// ErrLost if the sandbox is gone or silent, and with ErrState if it does
+	// not run.
+	Ping(ctx context.Context) error
 	// View is the workspace as commands see it, for reads of the host. It is
 	// nil in bind mode, where the held folder itself is what they see. It ends
 	// with the sandbox, and fails with ErrLost then.

@@ -84,6 +84,9 @@ func (s *fakeSandbox) mount() (err error) {
 	return err
 }
 
+// Ping answers as long as the sandbox runs.
+func (s *fakeSandbox) Ping(context.Context) error { return s.Err() }
+
 // View is nil where the workspace is mounted as it is.
 func (s *fakeSandbox) View() workspace.View {
 	if s.dir == s.spec.Workspace.Dir {

@@ -91,6 +91,14 @@ func (s *session) Apply(ctx context.Context, op workspace.Op) (workspace.Change,
 	return s.conn.Apply(ctx, op)
 }
 
+// Ping asks the guest for a sign of life; see sandbox.Sandbox.
+func (s *session) Ping(ctx context.Context) error {
+	if err := s.lifecycle.Require("ping", sandbox.StateRunning); err != nil {
+		return s.orLost(err)
+	}
+	return s.conn.Ping(ctx)
+}
+
 // orLost prefers why the container went away over its being gone.
 func (s *session) orLost(err error) error {
 	if lost := s.Err(); lost != nil {

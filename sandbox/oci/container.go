@@ -85,6 +85,14 @@ func (c *container) Apply(ctx context.Context, op workspace.Op) (workspace.Chang
 	return c.conn.Apply(ctx, op)
 }
 
+// Ping asks the guest for a sign of life.
+func (c *container) Ping(ctx context.Context) error {
+	if err := c.usable("ping"); err != nil {
+		return err
+	}
+	return c.conn.Ping(ctx)
+}
+
 // usable says why the sandbox can't be used: what it died of, if it did.
 func (c *container) usable(action string) error {
 	if err := c.Err(); err != nil {
