@@ -25,6 +25,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -180,6 +181,9 @@ type hub struct {
 	asked  atomic.Int64 // requests so far
 	large  atomic.Int64 // layers that it gave out, which are larger than configurations
 	server *httptest.Server
+	// stall takes a request and answers nothing; nil takes none. It is set before
+	// anybody asks.
+	stall func(r *http.Request) bool
 }
 
 func newHub(t *testing.T) *hub {
@@ -188,6 +192,9 @@ func newHub(t *testing.T) *hub {
 	handler := registry.New(registry.Logger(log.New(io.Discard, "", 0))) //nolint:forbidigo // what the registry takes
 	h.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h.asked.Add(1)
+		if h.stall != nil && h.stall(r) {
+			return
+		}
 		handler.ServeHTTP(w, r)
 		if size, err := strconv.Atoi(w.Header().Get("Content-Length")); err == nil && r.Method == http.MethodGet && size > 64<<10 {
 			h.large.Add(1)
@@ -407,6 +414,44 @@ func TestImageIsFetchedOnce(t *testing.T) {
 		t.Errorf("its one layer was fetched %d times", n)
 	}
 	m.wantStoreIdle(t)
+}
+
+// TestImagePullIsCancelled interrupts a session, and a pull, that wait for a
+// registry which sends half a layer: both end at once and leave nothing half made.
+func TestImagePullIsCancelled(t *testing.T) {
+	backend := anyBackend(t)
+	hub, m := newHub(t), newMachine(t)
+	ref := hub.push(t, "x:1", imageOf(t, userland(t), nil))
+	stalled := make(chan struct{}, 8)
+	hub.stall = func(r *http.Request) bool {
+		if !strings.Contains(r.URL.Path, "/blobs/") {
+			return false
+		}
+		stalled <- struct{}{}
+		<-r.Context().Done()
+		return true
+	}
+	for name, args := range map[string][]string{
+		"run":  taskArgs(m, append([]string{"--backend", backend, "--image", ref}, m.playing(t, []scriptCall{shell("touch done")})...)...),
+		"pull": {"images", "pull", ref},
+	} {
+		run := m.start(t, args...)
+		<-stalled
+		if err := run.process.Process.Signal(syscall.SIGINT); err != nil {
+			t.Fatal(err)
+		}
+		out := run.wait(t, 20*time.Second)
+		out.want(t, 130)
+		if list := m.cached(t); len(list) > 0 && list[0].InUse {
+			t.Errorf("%s: in use after the end: %v", name, list)
+		}
+		if half, err := filepath.Glob(filepath.Join(m.home, ".cache", "caisson", "images", "tmp", "*")); err != nil || len(half) > 0 {
+			t.Errorf("%s: half made: %v %v", name, half, err)
+		}
+	}
+	if entries, err := os.ReadDir(m.workspace); err != nil || len(entries) > 0 {
+		t.Errorf("in the workspace: %v %v", entries, err)
+	}
 }
 
 // TestImageInUseStays prunes while a session runs on the image.
