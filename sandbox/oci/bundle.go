@@ -23,8 +23,7 @@ type bundle struct {
 	nonce string // content of the file by which the guest proves this host
 }
 
-// newBundle makes the folder with a fresh nonce and the pipe of the runtime's
-// log. On an error what is there is
+// newBundle makes the folder with a fresh nonce. On an error what is there is
 // left for the caller's undo.
 func newBundle(sessionDir string) (*bundle, error) {
 	b := &bundle{dir: filepath.Join(sessionDir, bundleDir)}
@@ -38,9 +37,6 @@ func newBundle(sessionDir string) (*bundle, error) {
 	}
 	if err := os.WriteFile(b.noncePath(), []byte(b.nonce+"\n"), 0o644); err != nil {
 		return nil, fmt.Errorf("make bundle: %w", err)
-	}
-	if err := makeFIFO(b.logPath()); err != nil {
-		return nil, fmt.Errorf("make runtime's log: %w", err)
 	}
 	return b, nil
 }

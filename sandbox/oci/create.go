@@ -112,7 +112,10 @@ func (c *container) prepare(spec sandbox.Spec) error {
 	if c.entries, err = c.journal.Add(c.things()...); err != nil {
 		return err
 	}
-	c.bundle, err = newBundle(spec.Dir)
+	if c.bundle, err = newBundle(spec.Dir); err != nil {
+		return err
+	}
+	c.log, err = c.bundle.makeLog()
 	return err
 }
 
@@ -236,14 +239,14 @@ func (c *container) run(ctx context.Context, spec sandbox.Spec, theirs streams) 
 	var running *launch
 	var err error
 	// How the runtime is started may depend on the workspace, for a user.
-	early := client.waitsForLog(c.backend.traits) && !(c.backend.rootless && spec.Workspace.Mode == sandbox.ModeOverlay)
+	early := c.log.held && client.waitsForLog(c.backend.traits) && !(c.backend.rootless && spec.Workspace.Mode == sandbox.ModeOverlay)
 	if early {
 		if running, err = begin(); err != nil {
 			return err
 		}
 	}
 	if err = c.complete(ctx, spec); err == nil {
-		c.log, err = c.bundle.openLog()
+		err = c.log.release()
 	}
 	switch {
 	case err != nil && early:
@@ -257,7 +260,7 @@ func (c *container) run(ctx context.Context, spec sandbox.Spec, theirs streams) 
 	}
 	if err = c.look(ctx, spec); err != nil {
 		c.stdio.Close() //nolint:errcheck // a guest that starts nevertheless ends
-		return errors.Join(err, running.finish(c.log))
+		return errors.Join(err, running.finish())
 	}
 	greeted := make(chan error, 1)
 	go func() { greeted <- c.greet(ctx, spec) }()

@@ -4,21 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"time"
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
-// launch is one call of a runtime's `run --detach`. Its log is a named pipe. A
-// runtime opens its log before it looks at its bundle, and stops there until
-// the pipe has a reader: so it can be started before the bundle is complete,
-// and its own start, 3 ms of runc's and 5 of runsc's, overlaps with the rest of
-// our preparations. Whoever began it calls wait or
-// abandon.
+// launch is one call of a runtime's `run --detach`. A runtime opens its log
+// before it looks at its bundle, and waits there as long as we hold the log
+// ([runtimeLog]): so it can be started before the bundle is complete, and its own
+// start, 3 ms of runc's and 5 of runsc's, overlaps with the rest of our
+// preparations. Whoever began it calls wait, finish or abandon.
 type launch struct {
 	cmd  *exec.Cmd
 	name string // of the runtime, for messages
@@ -58,11 +57,9 @@ func (r *runtimeClient) begin(ctx context.Context, b *bundle, id string, cgroups
 	return l, nil
 }
 
-// wait returns once the container runs. log is the bundle's, with which the
-// runtime goes on.
+// wait returns once the container runs. log is the bundle's.
 func (l *launch) wait(ctx context.Context, log *runtimeLog) error {
 	err := l.cmd.Wait()
-	log.release()
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -72,19 +69,17 @@ func (l *launch) wait(ctx context.Context, log *runtimeLog) error {
 	return nil
 }
 
-// finish ends a runtime that is of no use. It is given its log, so that it does
-// not wait for that, and finishes; see begin.
-func (l *launch) finish(log *runtimeLog) error {
+// finish waits for a runtime that is of no use and has its log; see begin.
+func (l *launch) finish() error {
 	err := l.cmd.Wait()
-	log.release()
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		err = nil // the caller has a better reason
 	}
 	return err
 }
 
-// abandon kills a runtime whose log was never opened, and which therefore has
-// done nothing yet.
+// abandon kills a runtime whose log is still held, and which therefore has done
+// nothing yet.
 func (l *launch) abandon() error {
 	err := l.cmd.Process.Kill()
 	if errors.Is(err, os.ErrProcessDone) {
@@ -94,46 +89,50 @@ func (l *launch) abandon() error {
 	return err
 }
 
-// runtimeLog is the reading end of a runtime's log. gVisor keeps the writing
-// end as long as the sandbox lives; it is drained until then.
+// runtimeLog is the file of a runtime's own messages. It is held by a lease
+// (fcntl(2), F_SETLEASE) until the bundle is complete: an open of the file waits
+// until the lease is given up, and the kernel takes it away with its holder, so
+// that no runtime waits for a Caisson that was killed. After
+// /proc/sys/fs/lease-break-time (45 s) it does so too; the runtime then finds half
+// a bundle, which is an error.
 type runtimeLog struct {
-	*head
-	hold *os.File // keeps the pipe from ending before the runtime opens it
+	file *os.File
+	held bool
 }
 
-// openLog gives the bundle's log a reader.
-func (b *bundle) openLog() (*runtimeLog, error) {
-	read, err := os.OpenFile(b.logPath(), os.O_RDONLY|nonBlocking, 0)
+// makeLog makes the bundle's log and holds it where the file system can.
+func (b *bundle) makeLog() (*runtimeLog, error) {
+	f, err := os.OpenFile(b.logPath(), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("open runtime's log: %w", err)
+		return nil, fmt.Errorf("make runtime's log: %w", err)
 	}
-	hold, err := os.OpenFile(b.logPath(), os.O_WRONLY|nonBlocking, 0)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("open runtime's log: %w", err), read.Close())
-	}
-	return &runtimeLog{head: readHead(read), hold: hold}, nil
+	return &runtimeLog{file: f, held: hold(f) == nil}, nil
 }
 
-// release lets the log end with the last process that writes it.
-func (l *runtimeLog) release() { l.hold.Close() } //nolint:errcheck // nothing was written; a second time is fine
-
-// logTime is how long the end of a log is waited for when a runtime failed.
-const logTime = time.Second
+// release lets the runtime go on.
+func (l *runtimeLog) release() error {
+	if !l.held {
+		return nil
+	}
+	l.held = false
+	if err := unhold(l.file); err != nil {
+		return fmt.Errorf("let the runtime go on: %w", err)
+	}
+	return nil
+}
 
 // messages are the runtime's own errors, for an error of ours.
 func (l *runtimeLog) messages() string {
-	select {
-	case <-l.done:
-	case <-time.After(logTime): // something of a failed start still holds it
+	said := make([]byte, maxHead)
+	n, err := l.file.ReadAt(said, 0)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return "its messages can't be read: " + err.Error()
 	}
-	if text := logMessages(l.bytes()); text != "" {
+	if text := logMessages(said[:n]); text != "" {
 		return oneLine(text)
 	}
 	return "it left no message"
 }
 
-// close stops the reading.
-func (l *runtimeLog) close() {
-	l.release()
-	l.head.close() //nolint:errcheck // only read
-}
+// close lets go of it.
+func (l *runtimeLog) close() { l.file.Close() } //nolint:errcheck // only read

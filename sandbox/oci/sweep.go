@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -44,7 +43,7 @@ func (b *Backend) undo(ctx context.Context, session string, e owner.Entry) (bool
 		if e.Name != cgroupPrefix+session {
 			return false, fmt.Errorf("remove container %q: not the one of session %s", e.Name, session)
 		}
-		b.waitForRun(e.Name)
+		waitForRun(e.Name)
 		return b.runtime.delete(ctx, e.Name)
 	case owner.KindCgroup:
 		return removeCgroup("/"+e.Name, session)
@@ -54,11 +53,9 @@ func (b *Backend) undo(ctx context.Context, session string, e owner.Entry) (bool
 }
 
 // waitForRun waits for a runtime that is still starting a container: it is not
-// killed with the Caisson that called it, and finishes within a second. One that
-// waits for its log to be read, because that Caisson died before it did so, is let go
-// on: it finds half a bundle, or starts a guest whose owner is gone. One that
-// does not end is killed.
-func (b *Backend) waitForRun(id string) {
+// killed with the Caisson that called it, and finishes within a second. One that does
+// not is killed.
+func waitForRun(id string) {
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
 		return
@@ -73,42 +70,11 @@ func (b *Backend) waitForRun(id string) {
 			continue
 		}
 		if p, err := openProcess(pid); err == nil {
-			release := b.readLog(strings.Split(string(data), "\x00"))
 			if !p.wait(callTime) {
 				p.kill()
 				p.wait(settle)
 			}
-			release()
 			p.close()
 		}
-	}
-}
-
-// readLog opens the log that a runtime of ours was told to write, and drains it
-// until it is released.
-func (b *Backend) readLog(args []string) (release func()) {
-	name := ""
-	for i, arg := range args {
-		if v, ok := strings.CutPrefix(arg, "--log="); ok {
-			name = v
-		} else if arg == "--log" && i+1 < len(args) {
-			name = args[i+1]
-		}
-	}
-	if !strings.HasPrefix(filepath.Clean(name), filepath.Clean(b.options.StateDir)+"/") {
-		return func() {}
-	}
-	f, err := os.OpenFile(name, os.O_RDONLY|nonBlocking, 0)
-	if err != nil {
-		return func() {}
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		io.Copy(io.Discard, f) //nolint:errcheck // it ends with the file, or is closed
-	}()
-	return func() {
-		f.Close() //nolint:errcheck // only read
-		<-done
 	}
 }

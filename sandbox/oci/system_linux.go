@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -13,11 +14,17 @@ import (
 // terminal's signals don't reach what it starts.
 func ownSession() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
 
-// makeFIFO makes a named pipe of this user's alone.
-func makeFIFO(name string) error { return unix.Mkfifo(name, 0o600) }
+// hold makes every other open of a file wait until it is let go, or its holder
+// ends. Not every file system can.
+func hold(f *os.File) error {
+	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
+	return err
+}
 
-// nonBlocking opens one end of a named pipe without waiting for the other.
-const nonBlocking = unix.O_NONBLOCK
+func unhold(f *os.File) error {
+	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
+	return err
+}
 
 // writable says whether this process may make entries in a folder.
 func writable(dir string) bool { return unix.Access(dir, unix.W_OK) == nil }

@@ -4,6 +4,7 @@ package oci
 
 import (
 	"io/fs"
+	"os"
 	"syscall"
 	"time"
 
@@ -15,9 +16,9 @@ import (
 
 func ownSession() *syscall.SysProcAttr { return nil }
 
-func makeFIFO(string) error { return sandbox.ErrUnsupported }
+func hold(*os.File) error { return sandbox.ErrUnsupported }
 
-const nonBlocking = 0
+func unhold(*os.File) error { return sandbox.ErrUnsupported }
 
 func writable(string) bool { return false }
 

@@ -1,0 +1,79 @@
+package oci
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// A runtime waits for its log as long as that is held, and no longer than its
+// holder lives.
+func TestHeldLog(t *testing.T) {
+	b := &bundle{dir: t.TempDir()}
+	log, err := b.makeLog()
+	must(t, err)
+	defer log.close()
+	if !log.held {
+		t.Skip("needs leases: the file system of the temporary folder has none")
+	}
+	opener := func() (*exec.Cmd, <-chan error) {
+		cmd := exec.CommandContext(t.Context(), "sh", "-c", `echo '{"level":"error","msg":"it says so"}' >>"$0"`, b.logPath())
+		must(t, cmd.Start())
+		ended := make(chan error, 1)
+		go func() { ended <- cmd.Wait() }()
+		return cmd, ended
+	}
+	_, ended := opener()
+	select {
+	case err := <-ended:
+		t.Fatalf("control: a held log was opened: %v", err)
+	case <-time.After(200 * time.Millisecond):
+	}
+	must(t, log.release())
+	must(t, <-ended)
+	if said := log.messages(); said != "it says so" {
+		t.Errorf("messages: %q", said)
+	}
+	must(t, os.Remove(b.logPath()))
+	again, err := b.makeLog()
+	must(t, err)
+	_, ended = opener()
+	again.close() // as the kernel does for a process that is killed
+	must(t, <-ended)
+}
+
+// TestKilledWhileItStarts kills a Caisson at random moments of a start: no
+// runtime waits for it, and one sweep takes the rest.
+func TestKilledWhileItStarts(t *testing.T) {
+	both(t, func(t *testing.T, k Kind) {
+		b := newBed(t, k, os.Geteuid())
+		o := b.backend.options
+		work := filepath.Join(filepath.Dir(b.workspace), "other")
+		must(t, os.Mkdir(work, 0o755))
+		for i := range 15 {
+			cmd := exec.CommandContext(t.Context(), os.Args[0])
+			cmd.Env = []string{ownerHelper + "=" + string(k) + ":" + o.RuntimePath + ":" + o.GuestPath + ":" + o.StateDir + ":" + work, "PATH=" + os.Getenv("PATH")}
+			must(t, cmd.Start())
+			time.Sleep(time.Duration(20+i*4) * time.Millisecond)
+			must(t, cmd.Process.Kill())
+			cmd.Wait() //nolint:errcheck // it was killed
+			deadline := time.Now().Add(10 * time.Second)
+			for {
+				left, err := processesNaming("caisson-ses_orphan")
+				must(t, err)
+				if len(left) == 0 {
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Fatalf("after %d ms a process waits for ever: %q", 20+i*4, left)
+				}
+				pause()
+			}
+			_, err := b.backend.Sweep(t.Context())
+			must(t, err)
+			b.nothingLeft(t, "ses_orphan")
+		}
+	})
+}
