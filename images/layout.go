@@ -21,6 +21,7 @@ const (
 func mountPoints() []Dir {
 	return []Dir{
 		{"/.caisson", 0o755},
+		{"/.caisson/git", 0o755}, // of a linked worktree's repository
 		{"/dev", 0o755},
 		{"/etc", 0o755},
 		{"/home", 0o755},
