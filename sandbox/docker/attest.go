@@ -50,7 +50,9 @@ func (s *session) expect(hello wire.Hello) guest.Expectation {
 		want.Filters, want.HostNamespaces = 2, guest.HostNamespaces()
 	}
 	for _, b := range s.work.Binds[1:] {
-		want.Submounts = append(want.Submounts, b.Target)
+		if b.Inside() {
+			want.Submounts = append(want.Submounts, b.Target)
+		}
 	}
 	return want
 }
@@ -141,6 +143,9 @@ func sameFolders(work *workmount.Prepared, hello wire.Hello) error {
 		seen[m.Path] = m
 	}
 	for i, b := range work.Binds {
+		if !b.Inside() {
+			continue // the guest tells of the workspace's mounts
+		}
 		m, ok := seen[b.Target]
 		if ok && i > 0 && m.Inode == 0 && work.Staged {
 			continue

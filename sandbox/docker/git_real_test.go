@@ -44,3 +44,14 @@ func TestGitWork(t *testing.T) {
 		t.Run(mode, func(t *testing.T) { worktest.Git(t, memberID, mode, gitSessions(mode)) })
 	}
 }
+
+// TestLinkedWorktree: git can read in a linked worktree, and write nothing of its
+// repository.
+func TestLinkedWorktree(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: to be two users")
+	}
+	for _, mode := range []string{"ro", "overlay"} {
+		t.Run(mode, func(t *testing.T) { worktest.LinkedWorktree(t, memberID, gitSessions(mode)) })
+	}
+}

@@ -43,9 +43,15 @@ func TestMemberOfTheDockerGroup(t *testing.T) {
 		must(t, os.WriteFile(filepath.Join(dir, name), data, 0o755))
 	}
 	// What only root can make: files of other users in the member's workspace.
-	must(t, os.MkdirAll(filepath.Join(dir, "thirds"), 0o755))
-	must(t, os.Chown(filepath.Join(dir, "thirds"), memberID, memberID))
-	worktest.Furnish(t, filepath.Join(dir, "thirds"), memberID, memberID)
+	for name, owner := range map[string]int{"thirds": memberID, "own": memberID, "anothers": 4242, "closed": 4242} {
+		folder := filepath.Join(dir, name)
+		must(t, os.Mkdir(folder, 0o755))
+		must(t, os.Chown(folder, owner, owner))
+		worktest.Furnish(t, folder, owner, owner)
+		if name == "anothers" {
+			must(t, os.Chmod(folder, 0o777))
+		}
+	}
 	cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "test"), "-test.v", "-test.run=^TestMember$")
 	cmd.Dir = dir
 	cmd.Env = []string{memberHelper + "=" + dir, "TMPDIR=" + dir, "HOME=" + dir, "PATH=" + os.Getenv("PATH"), "DOCKER_HOST=" + os.Getenv("DOCKER_HOST"), "REQUIRE_BACKENDS=docker"}
@@ -81,6 +87,7 @@ func TestMember(t *testing.T) {
 		worktest.View(t, b.workspace, b.create(t, spec).View())
 	})
 	t.Run("config", memberConfig)
+	t.Run("ownership", func(t *testing.T) { memberOwnership(t, dir) })
 	t.Run("sweep", sweepVolumeOfDead)
 }
 

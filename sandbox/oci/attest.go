@@ -100,7 +100,7 @@ func (c *container) expectation() guest.Expectation {
 		e.Accepted = []string{"list-guest-descriptors"}
 	}
 	for _, b := range c.prepared.Binds {
-		if b.Target != sandbox.WorkspaceDir {
+		if b.Target != sandbox.WorkspaceDir && b.Inside() {
 			e.Submounts = append(e.Submounts, b.Target)
 		}
 	}
@@ -142,6 +142,9 @@ func (c *container) verifyWorkspace(hello wire.Hello) error {
 		return errors.New("it does not see this host's files: the nonce differs")
 	}
 	for _, b := range c.prepared.Binds {
+		if !b.Inside() {
+			continue // the guest tells of the workspace's mounts
+		}
 		device, inode, err := c.seenAt(b, hello)
 		if err != nil {
 			return err

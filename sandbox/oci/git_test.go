@@ -49,3 +49,16 @@ func TestGitWork(t *testing.T) {
 		}
 	})
 }
+
+// TestLinkedWorktree: git can read in a linked worktree, and write nothing of its
+// repository.
+func TestLinkedWorktree(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: to be two users")
+	}
+	both(t, func(t *testing.T, k Kind) {
+		for _, mode := range []string{"ro", "overlay"} {
+			t.Run(mode, func(t *testing.T) { worktest.LinkedWorktree(t, userID, gitSessions(k, mode)) })
+		}
+	})
+}

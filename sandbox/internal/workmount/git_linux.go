@@ -19,6 +19,11 @@ type guard struct {
 	readOnly bool
 	// place is set where a placeholder has to be made for it first.
 	place bool
+	// worktree is set for the .git file of a linked worktree.
+	worktree worktree
+	// from is the host's path of what is bound in its place, target where that
+	// is not in the workspace; both are mostly empty.
+	from, target string
 }
 
 // The names that a host reads in a workspace on its own account.

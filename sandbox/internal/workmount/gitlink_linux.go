@@ -32,6 +32,9 @@ func linkGuards(workspace *os.File, base string) (list []guard, lost []string, e
 	}
 	inside, err := filepath.Rel(base, realPrefix(target))
 	if err != nil || !filepath.IsLocal(inside) {
+		if w, ok := linkedWorktree(base, realPrefix(target)); ok {
+			list[0].worktree, lost = w, nil
+		}
 		return list, lost, nil //nolint:nilerr // no relative path: elsewhere
 	}
 	kind, err := kindOf(workspace, inside)

@@ -56,12 +56,16 @@ func (p *Prepared) stageOverlay(s *stage, guards []guard) error {
 
 // guardIn binds something in the overlay on itself.
 func (p *Prepared) guardIn(s *stage, root *os.File, g guard) error {
-	f, err := openBelow(root, g.name, unix.O_PATH)
+	f, err := openGuard(root, g)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	mount, err := s.clone(int(f.Fd()), g.readOnly, nil) // its ids are the overlay's
+	var userns *os.File // in the overlay ids are as they must be
+	if g.from != "" {
+		userns = s.userns
+	}
+	mount, err := s.clone(int(f.Fd()), g.readOnly, userns)
 	if err != nil {
 		return err
 	}
@@ -75,6 +79,32 @@ func (p *Prepared) guardIn(s *stage, root *os.File, g guard) error {
 		return err
 	}
 	return p.add(f, g, source)
+}
+
+func openGuard(root *os.File, g guard) (*os.File, error) {
+	if g.from != "" {
+		return os.OpenFile(g.from, unix.O_PATH|unix.O_NOFOLLOW, 0)
+	}
+	return openBelow(root, g.name, unix.O_PATH)
+}
+
+// overlayGuards are those of the workspace's own configuration, and of a linked
+// worktree, whose repository is elsewhere and not in the overlay.
+func (p *Prepared) overlayGuards(o Options, decided plan) ([]guard, error) {
+	list, err := configGuards(o.Workspace.Dir)
+	if err != nil {
+		return nil, err
+	}
+	if kind, err := kindOf(o.Workspace.Dir, gitName); err != nil || kind != unix.S_IFREG {
+		return list, nil //nolint:nilerr // nothing of it is guarded
+	}
+	// What is refused for a folder itself harms nobody in an overlay.
+	git, lost, err := linkGuards(o.Workspace.Dir, p.Path)
+	if err != nil || git[0].worktree.common == "" {
+		p.Lost = append(p.Lost, lost...)
+		return list, nil //nolint:nilerr // as above
+	}
+	return p.linkWorktrees(append(list, git[0]), decided)
 }
 
 // mountOverlay mounts an overlay of two unattached mounts and attaches it
@@ -177,7 +207,7 @@ func (p *Prepared) overlay(ctx context.Context, o Options, decided plan) error {
 	if p.undo.layers, err = openLayers(o, decided.files.uid); err != nil {
 		return err
 	}
-	list, err := configGuards(o.Workspace.Dir)
+	list, err := p.overlayGuards(o, decided)
 	if err != nil {
 		return fmt.Errorf("workspace %s: %w", p.Path, err)
 	}
@@ -216,11 +246,15 @@ func (p *Prepared) volume(decided plan, list []guard) error {
 // takes over what the plan came to. The flags are the overlay's own.
 func (p *Prepared) unstaged(decided plan, list []guard) error {
 	for _, g := range list {
-		f, err := openBelow(p.undo.workspace, g.name, unix.O_PATH)
+		f, err := openGuard(p.undo.workspace, g)
 		if err != nil {
 			return err
 		}
-		err = p.cover(f, g)
+		if g.from != "" {
+			err = p.add(f, g, g.from)
+		} else {
+			err = p.cover(f, g)
+		}
 		f.Close()
 		if err != nil {
 			return err

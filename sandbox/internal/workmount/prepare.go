@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"strings"
 
 	"go.uber.org/zap"
 
@@ -67,6 +68,12 @@ type Bind struct {
 	// Where a [Volume] is mounted there is no source, and the device is not
 	// known.
 	Device, Inode uint64
+}
+
+// Inside says that a bind is the workspace's own or lies in it; the repository of
+// a linked worktree does not.
+func (b Bind) Inside() bool {
+	return b.Target == sandbox.WorkspaceDir || strings.HasPrefix(b.Target, sandbox.WorkspaceDir+"/")
 }
 
 // Prepared is a workspace that is ready to be mounted. Whoever called

@@ -56,6 +56,9 @@ func prepare(ctx context.Context, o Options) (_ *Prepared, err error) {
 	if err := p.reserve(ctx, list, plan); err != nil {
 		return nil, err
 	}
+	if list, err = p.linkWorktrees(list, plan); err != nil {
+		return nil, err
+	}
 	if err := context.Cause(ctx); err != nil {
 		return nil, fmt.Errorf("prepare workspace: %w", err)
 	}
@@ -157,9 +160,12 @@ func (p *Prepared) bindAll(o Options, decided plan, submounts []string, list []g
 		if err != nil {
 			return err
 		}
-		if g.name == ownConfig {
+		switch {
+		case g.name == ownConfig:
 			err = p.cover(f, g)
-		} else {
+		case g.from != "":
+			err = p.add(f, g, g.from)
+		default:
 			err = p.add(f, g, path.Join(p.Path, g.name))
 		}
 		f.Close()
@@ -188,7 +194,7 @@ func (p *Prepared) cover(f *os.File, g guard) error {
 	if err != nil {
 		return fmt.Errorf("cover %s: %w", g.name, err)
 	}
-	p.undo.cover = &noted{id: ids[0], name: coverDir}
+	p.undo.folders = append(p.undo.folders, noted{id: ids[0], name: coverDir})
 	place := filepath.Join(p.undo.base, coverDir, "empty")
 	if err := os.Mkdir(filepath.Dir(place), 0o755); err != nil {
 		return fmt.Errorf("cover %s: %w", g.name, err)
@@ -293,6 +299,9 @@ func (p *Prepared) stageOne(s *stage, g guard, index, submounts int) error {
 // open opens one of the wanted things: the workspace itself, then the named
 // submounts, then the guards.
 func (p *Prepared) open(g guard, index, submounts int) (*os.File, error) {
+	if g.from != "" {
+		return os.OpenFile(g.from, unix.O_PATH|unix.O_NOFOLLOW, 0)
+	}
 	if index > 0 && index <= submounts {
 		return openMounted(p.undo.workspace, g.name, unix.O_PATH)
 	}
@@ -304,8 +313,12 @@ func (p *Prepared) add(f *os.File, g guard, source string) error {
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return fmt.Errorf("examine %s: %w", g.name, err)
 	}
+	target := path.Join(sandbox.WorkspaceDir, g.name)
+	if g.target != "" {
+		target = g.target
+	}
 	p.Binds = append(p.Binds, Bind{
-		Source: source, Target: path.Join(sandbox.WorkspaceDir, g.name), ReadOnly: g.readOnly,
+		Source: source, Target: target, ReadOnly: g.readOnly,
 		Dir: st.Mode&unix.S_IFMT == unix.S_IFDIR, Device: st.Dev, Inode: st.Ino,
 	})
 	return nil

@@ -30,8 +30,8 @@ type undo struct {
 	entrance     *Entrance
 	mounts       []noted
 	folder       *noted
-	cover        *noted
-	placeholders []int // their numbers in the journal
+	folders      []noted // of what is bound in other things' place
+	placeholders []int   // their numbers in the journal
 }
 
 // unstage removes the staging mounts, the last one first, and their folder.
@@ -103,14 +103,14 @@ func (u *undo) close(ctx context.Context) error {
 	}
 	u.closeView()
 	errs := []error{u.unstageLocked()}
-	if u.cover != nil {
-		err := owner.RemoveTree(u.dir, u.cover.name)
+	u.folders = slices.DeleteFunc(u.folders, func(f noted) bool {
+		err := owner.RemoveTree(u.dir, f.name)
 		if err == nil {
-			err = u.journal.Forget(u.cover.id)
-			u.cover = nil
+			err = u.journal.Forget(f.id)
 		}
 		errs = append(errs, err)
-	}
+		return err == nil
+	})
 	for _, id := range slices.Backward(slices.Clone(u.placeholders)) { // those inside .git first
 		if err := u.journal.Release(ctx, u.workspace, id); err != nil {
 			errs = append(errs, err)
@@ -130,7 +130,7 @@ func (u *undo) close(ctx context.Context) error {
 		u.volume.close()
 	}
 	if u.layers != nil {
-		u.layers.clean() // so that their owner can remove them
+		u.layers.clean()        // so that their owner can remove them
 		return u.layers.close() // last: it gives up the lock
 	}
 	return nil

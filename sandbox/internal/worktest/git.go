@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -82,6 +84,32 @@ func Git(t *testing.T, uid int, mode string, open func(t *testing.T, dir string)
 	after := HostGit(t, dir, uid, "git fsck --strict; git log --oneline --all; git status --short")
 	if changed := !strings.Contains(after, before); changed != (mode == "commit") {
 		t.Errorf("the host's repository: changed %v:\n%s\n%s", changed, before, after)
+	}
+}
+
+// LinkedWorktree reads the repository of a linked worktree in a sandbox that open
+// makes on it, in which neither can be written but in the workspace's own files.
+func LinkedWorktree(t *testing.T, uid int, open func(t *testing.T, dir string) sandbox.Sandbox) {
+	base := HostFolder(t, uid)
+	repository, dir := filepath.Join(base, "repository"), filepath.Join(base, "tree")
+	must(t, os.Mkdir(repository, 0o755))
+	must(t, os.Chown(repository, uid, uid))
+	HostGit(t, repository, uid, `set -e; git init -q -b main .; echo one >a; git add .; git commit -qm one; git worktree add -q ../tree -b side; echo more >>../tree/a`)
+	before := Tree(t, repository)
+	s := open(t, dir)
+	out, exit := gitInside(t, s, "set -e; cd /workspace; git status --short; git log --oneline | wc -l; git branch --show-current; git diff | tail -1; git blame a >/dev/null")
+	if out != " M a\n1\nside\n+more\n" {
+		t.Errorf("reading: %v: %q", exit.Status, out)
+	}
+	if out, exit := gitInside(t, s, "cd /workspace; git add a || git stash || git branch x || git config a.b c || echo x >/.caisson/git/hooks/pre-commit || echo x >.git || mv .git .git2"); exit.Status.Success() {
+		t.Errorf("writing: %s", out)
+	}
+	must(t, s.Destroy(context.WithoutCancel(t.Context())))
+	if diff := cmp.Diff(before, Tree(t, repository)); diff != "" {
+		t.Errorf("the repository was changed: %s", diff)
+	}
+	if out := HostGit(t, dir, uid, "git status --short; git branch --show-current"); out != " M a\nside\n" {
+		t.Errorf("the host's git: %q", out)
 	}
 }
 

@@ -1,0 +1,99 @@
+//go:build linux
+
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/worktest"
+)
+
+// TestOwnershipMatrix is root's row of the ownership matrix.
+func TestOwnershipMatrix(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: workspaces of several owners")
+	}
+	for _, uid := range []int{0, 1000, sandbox.CommandUID, 5555} {
+		t.Run(fmt.Sprint(uid), func(t *testing.T) {
+			b := newBed(t, uid)
+			worktest.Furnish(t, b.workspace, uid, uid)
+			sb := b.create(t, b.spec(t, newSession()))
+			if a := sb.Attestation(); a.IDMapped != (uid != sandbox.CommandUID) || a.User != "10001:10001" {
+				t.Errorf("%+v", a)
+			}
+			worktest.Ownership(t, worktest.Cell{Sandbox: sb, Dir: b.workspace, UID: uid, GID: uid, Thirds: true})
+		})
+	}
+}
+
+// memberOwnership is the row of a member of the docker group: no map, commands
+// as that user; a workspace of another user's is refused unless that is accepted.
+func memberOwnership(t *testing.T, dir string) {
+	b := newBed(t, memberID)
+	b.workspace = filepath.Join(dir, "own")
+	sb := b.create(t, b.spec(t, newSession()))
+	if a := sb.Attestation(); a.IDMapped || a.User != fmt.Sprintf("%d:%d", memberID, memberID) {
+		t.Errorf("%+v", a)
+	}
+	worktest.Ownership(t, worktest.Cell{Sandbox: sb, Dir: b.workspace, UID: memberID, GID: memberID, Thirds: true})
+	for _, c := range []struct {
+		folder  string
+		allow   bool
+		overlay bool
+		says    string
+	}{
+		{"anothers", false, false, "allow files to belong to the runner"},
+		{"anothers", false, true, "allow files to belong to the runner"},
+		{"closed", false, false, "allow files to belong to the runner"},
+		{"closed", true, false, "can't write to it"},
+	} {
+		b.workspace = filepath.Join(dir, c.folder)
+		before := worktest.Tree(t, b.workspace)
+		spec := b.spec(t, newSession())
+		spec.AllowOwnerRunner = c.allow
+		if c.overlay {
+			b.overlaid(t, &spec)
+		}
+		sb, err := b.backend.Create(t.Context(), spec)
+		if err == nil {
+			must(t, sb.Destroy(context.Background()))
+		}
+		if !errors.Is(err, sandbox.ErrInvalid) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%+v: %v", c, err)
+		}
+		if diff := cmp.Diff(before, worktest.Tree(t, b.workspace)); diff != "" {
+			t.Errorf("what was refused was changed: %s", diff)
+		}
+	}
+	b.workspace = filepath.Join(dir, "anothers")
+	spec := b.spec(t, newSession())
+	spec.AllowOwnerRunner = true
+	sb = b.create(t, spec)
+	if a := sb.Attestation(); !slices.ContainsFunc(a.Lost, func(l string) bool { return strings.Contains(l, "belong to uid 1000") }) {
+		t.Errorf("%+v", a)
+	}
+	if _, exit := worktest.Shell(t, sb, "echo x >/workspace/accepted"); !exit.Status.Success() {
+		t.Errorf("%v", exit.Status)
+	}
+	worktest.Owner(t, filepath.Join(b.workspace, "accepted"), memberID, memberID)
+
+	must(t, os.RemoveAll(filepath.Join(b.state, "layers"))) // of what was refused
+	over := b.spec(t, newSession())
+	over.AllowOwnerRunner = true
+	b.overlaid(t, &over)
+	sb = b.create(t, over)
+	if _, exit := worktest.Shell(t, sb, "echo x >/workspace/over"); !exit.Status.Success() {
+		t.Errorf("%v", exit.Status)
+	}
+	worktest.Owner(t, filepath.Join(over.Workspace.Layers, "upper", "over"), memberID, memberID)
+}

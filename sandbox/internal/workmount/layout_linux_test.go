@@ -1,0 +1,67 @@
+package workmount
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// What changes the guards changes the layout; what doesn't, doesn't.
+func TestLayout(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		git     sandbox.GitMode
+		change  func(t *testing.T, dir string)
+		differs bool
+	}{
+		{"nothing", "", func(*testing.T, string) {}, false},
+		{"files", "", func(t *testing.T, dir string) { write(t, filepath.Join(dir, "a/b"), "x") }, false},
+		{"a repository appears", "", func(t *testing.T, dir string) { must(t, os.Mkdir(filepath.Join(dir, ".git"), 0o755)) }, true},
+		{"a configuration appears", "", func(t *testing.T, dir string) { write(t, filepath.Join(dir, ownConfig), "x") }, true},
+		{"the owner changes", "", func(t *testing.T, dir string) { needRoot(t); must(t, os.Chown(dir, 4711, 4711)) }, true},
+		{"the folder is moved", "", func(t *testing.T, dir string) { must(t, os.Rename(dir, dir+"2")) }, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := newFixture(t, os.Geteuid(), os.Getegid())
+			compareLayouts(t, f, tt.git, tt.change, tt.differs)
+		})
+	}
+}
+
+// The same for a workspace with a repository.
+func TestLayoutOfRepository(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		git     sandbox.GitMode
+		change  func(t *testing.T, dir string)
+		differs bool
+	}{
+		{"a commit", "", func(t *testing.T, dir string) { write(t, filepath.Join(dir, ".git/HEAD"), "x") }, false},
+		{"a commit, writable", sandbox.GitCommit, func(t *testing.T, dir string) { write(t, filepath.Join(dir, ".git/HEAD"), "x") }, false},
+		{"hooks appear", sandbox.GitCommit, func(t *testing.T, dir string) { must(t, os.Mkdir(filepath.Join(dir, ".git/hooks"), 0o755)) }, true},
+		{"it is replaced", "", func(t *testing.T, dir string) {
+			must(t, os.Rename(filepath.Join(dir, ".git"), filepath.Join(dir, "old")))
+			write(t, filepath.Join(dir, ".git/config"), "")
+		}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := newFixture(t, os.Geteuid(), os.Getegid())
+			write(t, filepath.Join(f.dir, ".git/config"), "")
+			compareLayouts(t, f, tt.git, tt.change, tt.differs)
+		})
+	}
+}
+
+func compareLayouts(t *testing.T, f *fixture, git sandbox.GitMode, change func(*testing.T, string), differs bool) {
+	t.Helper()
+	before, err := Layout(f.Workspace, git)
+	must(t, err)
+	change(t, f.dir)
+	after, err := Layout(f.Workspace, git)
+	must(t, err)
+	if (before != after) != differs {
+		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	}
+}

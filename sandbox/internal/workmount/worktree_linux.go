@@ -1,0 +1,105 @@
+package workmount
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/sandbox/internal/owner"
+)
+
+// A linked worktree (git-worktree(1)) has a .git file that names its folder in a
+// repository elsewhere. That repository is mounted read-only in the container,
+// and the .git file covered by one that names it there: so git can read.
+const (
+	// repositoryTarget is where it is mounted.
+	repositoryTarget = "/.caisson/git"
+	// worktreeDir is the folder, below Options.Dir, of the .git file.
+	worktreeDir = "worktree"
+)
+
+// worktree is the repository of a linked worktree.
+type worktree struct {
+	common string // the repository
+	name   string // of the worktree's folder in it: worktrees/NAME
+}
+
+// linkedWorktree says whether gitdir is the folder of a linked worktree at base.
+// The repository must say so itself: what a .git file names could otherwise be
+// any folder of the host's.
+func linkedWorktree(base, gitdir string) (worktree, bool) {
+	back, err := readOutside(filepath.Join(gitdir, "gitdir"))
+	if err != nil || filepath.Base(back) != gitName || realPrefix(filepath.Dir(back)) != base {
+		return worktree{}, false
+	}
+	up, err := readOutside(filepath.Join(gitdir, "commondir"))
+	if err != nil {
+		return worktree{}, false
+	}
+	if !filepath.IsAbs(up) {
+		up = filepath.Join(gitdir, up)
+	}
+	common, err := filepath.EvalSymlinks(up)
+	if err != nil {
+		return worktree{}, false
+	}
+	w := worktree{common: common, name: path.Join("worktrees", filepath.Base(gitdir))}
+	if filepath.Join(common, w.name) != gitdir {
+		return worktree{}, false
+	}
+	if inside, err := filepath.Rel(base, common); err == nil && filepath.IsLocal(inside) {
+		return worktree{}, false // commands can write there
+	}
+	if _, err := readOutside(filepath.Join(common, "HEAD")); err != nil {
+		return worktree{}, false
+	}
+	return w, true
+}
+
+// readOutside reads a small regular file of the host's, without the line end.
+func readOutside(name string) (string, error) {
+	f, err := os.OpenFile(name, unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return "", errors.Join(err, errors.New("not a regular file"))
+	}
+	data, err := io.ReadAll(io.LimitReader(f, unix.PathMax))
+	return strings.TrimRight(string(data), "\r\n"), err
+}
+
+// linkWorktrees makes what the guards of a linked worktree are bound from.
+func (p *Prepared) linkWorktrees(list []guard, decided plan) ([]guard, error) {
+	for i, g := range list {
+		if g.worktree.common == "" {
+			continue
+		}
+		ids, err := p.undo.journal.Add(owner.Entry{Kind: owner.KindFolder, Path: worktreeDir})
+		if err != nil {
+			return nil, fmt.Errorf("cover %s: %w", g.name, err)
+		}
+		p.undo.folders = append(p.undo.folders, noted{id: ids[0], name: worktreeDir})
+		place := filepath.Join(p.undo.base, worktreeDir, "git")
+		err = os.Mkdir(filepath.Dir(place), 0o755)
+		if err == nil {
+			err = os.WriteFile(place, []byte("gitdir: "+path.Join(repositoryTarget, g.worktree.name)+"\n"), 0o644)
+		}
+		if err == nil && os.Geteuid() == 0 {
+			err = os.Chown(place, decided.files.uid, decided.files.gid) // git trusts its own user's only
+		}
+		if err != nil {
+			return nil, fmt.Errorf("cover %s: %w", g.name, err)
+		}
+		list[i].from = place
+		return append(list, guard{from: g.worktree.common, target: repositoryTarget, readOnly: true}), nil
+	}
+	return list, nil
+}
