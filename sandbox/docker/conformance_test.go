@@ -5,7 +5,10 @@ package docker
 import (
 	"context"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/docker/docker/api/types/container"
@@ -21,25 +24,65 @@ import (
 // TestConformance holds the backend to the contract, by the suite that every
 // backend passes.
 func TestConformance(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: the suite's workspaces belong to several users")
-	}
-	b := newBed(t, 0)
+	b := newBed(t, os.Geteuid())
 	b.backend = b.open(t, Options{Logger: zap.NewNop()})
-	sandboxtest.Run(t, b.target())
+	target := b.target()
+	if dir := os.Getenv(memberHelper); dir != "" {
+		target.Probe, target.FloodBytes = filepath.Join(dir, "probe"), 16<<20
+	}
+	sandboxtest.Run(t, target)
+}
+
+// TestConformanceMember is the same for a member of the docker group.
+func TestConformanceMember(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: to become another user; TestConformance is an ordinary user's here")
+	}
+	needEngine(t)
+	asMember(t, "^TestConformance$", map[string]string{"probe": sandboxtest.BuildProbe(t)})
+}
+
+// asMember runs tests of this binary again as a member of the docker group,
+// with programs in a folder of theirs.
+func asMember(t *testing.T, tests string, programs map[string]string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "caisson-member-") //nolint:usetesting // the folder above t.TempDir is closed to others
+	must(t, err)
+	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
+	must(t, os.Chown(dir, memberID, memberID))
+	programs["test"], programs["guest"] = os.Args[0], guestPath(t)
+	for name, from := range programs {
+		data, err := os.ReadFile(from)
+		must(t, err)
+		must(t, os.WriteFile(filepath.Join(dir, name), data, 0o755))
+	}
+	cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "test"), "-test.v", "-test.run="+tests)
+	cmd.Dir = dir
+	cmd.Env = []string{
+		memberHelper + "=" + dir, "TMPDIR=" + dir, "HOME=" + dir, "PATH=" + os.Getenv("PATH"),
+		"DOCKER_HOST=" + os.Getenv("DOCKER_HOST"), "REQUIRE_BACKENDS=docker",
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: memberID, Gid: memberID, Groups: []uint32{socketGroup(t)}}}
+	out, err := cmd.CombinedOutput()
+	t.Logf("%s", out)
+	if err != nil || !strings.Contains(string(out), "--- PASS: ") {
+		t.Errorf("as uid %d: %v", memberID, err)
+	}
 }
 
 // TestConformanceRunsc is the same with gVisor as the engine's runtime.
 func TestConformanceRunsc(t *testing.T) {
 	e := privateengine.New(t, "--add-runtime", "runsc="+findRunsc(t))
 	target := privateBed(t, e, Options{Runtime: "runsc", Logger: zap.NewNop()}).target()
+	target.CountsForks = false
 	target.LimitsKillSandbox, target.PIDsSpareSandbox, target.OwnKernel, target.FloodBytes = true, true, true, 64<<20
 	sandboxtest.Run(t, target)
 }
 
 func (b *bed) target() sandboxtest.Target {
 	return sandboxtest.Target{
-		Backend: inState{b.backend, b.state}, Image: images.Reference{Scheme: images.SchemeHost},
+		CountsForks: true,
+		Backend:     inState{b.backend, b.state}, StateDir: b.state, Image: images.Reference{Scheme: images.SchemeHost},
 		Kill: func(ctx context.Context, sb sandbox.Sandbox) error {
 			r, _, err := b.backend.connect(ctx)
 			if err != nil {

@@ -30,6 +30,7 @@ func conformanceTarget(b *bed) sandboxtest.Target {
 			sb.(*container).process.kill()
 			return nil
 		},
+		CountsForks: !own && !b.backend.rootless,
 		HostProcess: func(_ context.Context, sb sandbox.Sandbox) (int, error) { return sb.(*container).process.pid, nil },
 		Leftovers:   b.leftovers,
 		Programs:    []string{b.backend.options.RuntimePath, b.backend.options.GuestPath},

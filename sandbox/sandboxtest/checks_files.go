@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -22,6 +23,7 @@ func fileChecks() []check {
 		{name: "no change leaves the workspace", run: checkApplyEscapes},
 		{name: "files belong to the workspace's owner", run: checkOwnership},
 		{name: "host and sandbox see each other's files", run: checkCoherence},
+		{name: "an overlay leaves the workspace alone", run: checkOverlay},
 	}
 }
 
@@ -192,5 +194,51 @@ func checkCoherence(ctx context.Context, e *env) error {
 		return err
 	}
 	_, err := os.Lstat(filepath.Join(e.workspace, "from-inside"))
+	return err
+}
+
+// checkOverlay starts a sandbox on a copy-on-write view: what commands and
+// Apply change, the view shows at once and the workspace does not.
+func checkOverlay(ctx context.Context, e *env) (err error) {
+	other := newEnv(e.target, filepath.Join(e.base, "overlaid"))
+	other.overlay = true
+	err = other.start(ctx, nil)
+	if e.target.NoOverlay {
+		if err == nil {
+			return errors.Join(errors.New("overlay mode is taken, and can't be had"), other.close(context.WithoutCancel(ctx)))
+		}
+		if !errors.Is(err, sandbox.ErrUnsupported) {
+			return fmt.Errorf("overlay mode: %w, want ErrUnsupported", err)
+		}
+		return errors.Join(other.layers.Close(), other.nothingLeft())
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, other.close(context.WithoutCancel(ctx))) }()
+	view := other.sb.View()
+	if mode := other.sb.Attestation().WorkspaceMode; view == nil || mode != string(sandbox.ModeOverlay) {
+		return fmt.Errorf("view %v, attested mode %q", view, mode)
+	}
+	if _, err := other.expect(ctx, "touch", "by-command"); err != nil {
+		return err
+	}
+	if _, err := other.sb.Apply(ctx, writeOp("by-apply")); err != nil {
+		return err
+	}
+	for _, name := range []string{"by-command", "by-apply"} {
+		f, err := view.ReadFile(ctx, name, 0, 100)
+		if err != nil || string(f.Data) != "x" {
+			return fmt.Errorf("the view's %s: %q, %w", name, f.Data, err)
+		}
+		if _, err := os.Lstat(filepath.Join(other.workspace, name)); !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("%s is in the workspace itself: %w", name, err)
+		}
+	}
+	// The control: in bind mode a command's file is there.
+	if _, err := e.expect(ctx, "touch", "by-command-in-bind-mode"); err != nil {
+		return err
+	}
+	_, err = os.Lstat(filepath.Join(e.workspace, "by-command-in-bind-mode"))
 	return err
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -22,6 +23,8 @@ func limitChecks() []check {
 		{name: "processes", fresh: true, run: checkPIDs, resources: small},
 		{name: "temporary files", fresh: true, run: checkTmp, resources: func(r *limits.Resources) { r.TmpBytes = 8 << 20 }},
 		{name: "open files", run: checkOpenFiles},
+		{name: "a full place is told", fresh: true, run: checkFull, resources: smallPlaces},
+		{name: "processors are those of the limit", fresh: true, run: checkProcessors, resources: func(r *limits.Resources) { r.MilliCPUs = 1000 }},
 	}
 }
 
@@ -106,6 +109,12 @@ func checkPIDs(ctx context.Context, e *env) error {
 	if exit.Kill.Left != 0 {
 		return fmt.Errorf("kill %+v", exit.Kill)
 	}
+	if exit.PIDsLimitHit != e.target.CountsForks {
+		return fmt.Errorf("the result says that the pids limit was hit: %t, want %t", exit.PIDsLimitHit, e.target.CountsForks)
+	}
+	if r, err := e.probe(ctx, "exit", "0"); err != nil || r.PIDsLimitHit || r.Status.OOMKilled {
+		return fmt.Errorf("a command that met no limit: %+v, %w", r.Exit, err)
+	}
 	return e.works(ctx)
 }
 
@@ -136,6 +145,45 @@ func checkOpenFiles(ctx context.Context, e *env) error {
 	}
 	if limit := int(limits.DefaultResources().OpenFiles); n > limit || n < limit/2 {
 		return fmt.Errorf("%d files could be opened, limit %d", n, limit)
+	}
+	return nil
+}
+
+// checkFull: a command that failed in a full /tmp is told of it in its result.
+func checkFull(ctx context.Context, e *env) error {
+	r, err := e.probe(ctx, "hold", "/tmp", strconv.Itoa(64<<20), "fail")
+	if err != nil {
+		return err
+	}
+	if r.Status.Success() || !slices.Equal(r.Full, []string{"/tmp"}) {
+		return fmt.Errorf("%s, full %q; want a failure and /tmp", r.Status, r.Full)
+	}
+	r, err = e.probe(ctx, "unhold", "/tmp", "fail")
+	if err != nil {
+		return err
+	}
+	if r.Status.Success() || len(r.Full) > 0 {
+		return fmt.Errorf("afterwards: %s, full %q", r.Status, r.Full)
+	}
+	return nil
+}
+
+// checkProcessors: programs see the limit of CPU time, not the machine. The
+// control is the machine's own number.
+func checkProcessors(ctx context.Context, e *env) error {
+	if e.target.LimitsUnenforced && !e.target.OwnKernel {
+		return e.attestsLoss("CPU")
+	}
+	out, err := e.expect(ctx, "processors")
+	if err != nil {
+		return err
+	}
+	host, err := e.plain(ctx, "processors")
+	if err != nil {
+		return err
+	}
+	if out != "1\n" {
+		return fmt.Errorf("a command sees %q processors with a limit of 1, the host %q", out, host)
 	}
 	return nil
 }

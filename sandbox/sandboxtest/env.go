@@ -19,6 +19,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
 // ownerID is the uid and gid that own the workspaces of the suite where it
@@ -35,6 +36,10 @@ type env struct {
 	sb        sandbox.Sandbox
 	// plant, if any, adds to the workspace before it is mounted.
 	plant func(e *env) error
+	// overlay asks for a copy-on-write view of the workspace.
+	overlay   bool
+	layers    *overlay.Layers
+	layersDir string
 	// leaks are descriptors that every child of this process inherits.
 	leaks []int
 }
@@ -84,13 +89,30 @@ func (e *env) spec(change func(*limits.Resources)) (sandbox.Spec, error) {
 	if change != nil {
 		change(&r)
 	}
-	return sandbox.Spec{
+	spec := sandbox.Spec{
 		Session:   e.session,
 		Image:     e.target.Image,
 		Workspace: sandbox.Workspace{Path: e.workspace, Dir: dir},
 		Resources: r,
 		Dir:       state,
-	}, nil
+	}
+	if e.overlay {
+		spec.Workspace.Mode, spec.Workspace.Layers = sandbox.ModeOverlay, filepath.Join(e.layersHome(), "layers-"+ulid.Make().String())
+		layers, err := overlay.Create(spec.Workspace.Layers, overlay.CreateOptions{Session: e.session, Path: e.workspace, Workspace: dir})
+		if err != nil {
+			return spec, err
+		}
+		e.layers, e.layersDir = layers, spec.Workspace.Layers
+	}
+	return spec, nil
+}
+
+// layersHome is where layers lie: below the state folder, as a backend demands.
+func (e *env) layersHome() string {
+	if e.target.StateDir != "" {
+		return e.target.StateDir
+	}
+	return e.base
 }
 
 // furnish puts the probe into the workspace and gives everything to the owner.
@@ -122,6 +144,9 @@ func (e *env) furnish() error {
 func (e *env) close(ctx context.Context) error {
 	err := e.sb.Destroy(ctx)
 	err = errors.Join(err, e.dir.Close())
+	if e.layers != nil {
+		err = errors.Join(err, e.layers.Close(), os.RemoveAll(e.layersDir))
+	}
 	left, listErr := e.target.Leftovers(e.session)
 	err = errors.Join(err, listErr)
 	if len(left) > 0 {

@@ -99,6 +99,9 @@ func (f *Fake) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, 
 			return nil, fmt.Errorf("create sandbox: %w: %w", sandbox.ErrNotFound, err)
 		}
 	}
+	if spec.Workspace.Mode == sandbox.ModeOverlay && f.Fault != FaultOverlay {
+		return nil, fmt.Errorf("create sandbox: %w: a fake has no overlay", sandbox.ErrUnsupported)
+	}
 	owner, err := ownerOf(spec.Workspace.Path)
 	if err != nil {
 		return nil, err

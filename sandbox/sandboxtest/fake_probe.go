@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -39,8 +40,8 @@ func (c *fakeCommand) tell(verb string, args []string) (string, bool) {
 		return fmt.Sprintln(r.TmpBytes, "ENOSPC"), true
 	case "fill-files":
 		return "2048 ENOSPC\n", true
-	case "hold":
-		return "ENOSPC\n", true
+	case "processors":
+		return fmt.Sprintln(max(1, r.MilliCPUs/1000)), true
 	case "hold-files", "fork-count":
 		return c.usedUp(verb), true
 	case "kernel-files":
@@ -197,6 +198,19 @@ func (c *fakeCommand) drip(args []string) error {
 		}
 	}
 	return nil
+}
+
+// hold fills a place, or frees it, and fails if it is told to.
+func (c *fakeCommand) hold(verb string, args []string) (sandbox.ExitStatus, error) {
+	fault, status := c.sb.backend.Fault, sandbox.ExitStatus{}
+	if slices.Contains(args, "fail") {
+		status.Code = 1
+	}
+	if verb == "hold" && status.Code != 0 && fault != FaultFullUntold {
+		c.exit.Full = []string{args[0]}
+	}
+	_, err := io.WriteString(c.stdout, fault.bend(verb, "ENOSPC\n"))
+	return status, err
 }
 
 // endless writes until a signal comes.

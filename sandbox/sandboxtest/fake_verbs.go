@@ -90,6 +90,8 @@ func (c *fakeCommand) do(verb string, args []string) (sandbox.ExitStatus, error)
 			return sandbox.ExitStatus{}, err
 		}
 		return c.hang(), nil
+	case "hold", "unhold":
+		return c.hold(verb, args)
 	case "endless":
 		return c.endless()
 	case "close":

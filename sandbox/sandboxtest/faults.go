@@ -56,6 +56,9 @@ const (
 	FaultCommonCause  Fault = "a cancelled start has no cause"
 	FaultAnySpec      Fault = "bad specs are taken"
 	FaultSweepsLiving Fault = "sweep says that it removed a living session"
+	FaultFullUntold   Fault = "a full place is not told"
+	FaultProcessors   Fault = "programs see the machine's processors"
+	FaultOverlay      Fault = "an overlay's changes go to the workspace"
 	FaultStaleFiles   Fault = "the host's writes are not seen"
 	FaultAnyPatch     Fault = "a patch takes the first of several matches"
 	FaultManyFiles    Fault = "open files are not limited"
@@ -91,5 +94,6 @@ var bends = map[Fault]map[string]func(string) string{
 	FaultNetwork:      {"dial": and("192.0.2.1:80\n")},
 	FaultWritableRoot: {"writable": and("/etc\n")},
 	FaultZombies:      {"zombies": instead("17\n")},
+	FaultProcessors:   {"processors": instead("64\n")},
 	FaultManyFiles:    {"open-files": instead("1048576\n")},
 }

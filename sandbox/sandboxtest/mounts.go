@@ -14,6 +14,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
+	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
 // mountLine is one line of /proc/self/mountinfo.
@@ -90,6 +91,8 @@ func (e *env) sameMount(m mountLine) error {
 	switch {
 	case strings.Contains(m.point+m.root, "docker.sock") || strings.Contains(m.point+m.root, "containerd.sock"):
 		return errors.New("an engine's socket")
+	case m.point == sandbox.WorkspaceDir && slices.Contains(e.sb.Attestation().Lost, workmount.LostFlags):
+		return nil // an engine mounts it for who may not mount, without flags
 	case m.point == sandbox.WorkspaceDir:
 		return e.safe(m, "rw")
 	case kernel && !slices.Contains(kinds, m.kind):

@@ -21,7 +21,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func fakeTarget(f *Fake) Target {
 	return Target{
 		Backend: f, Image: images.Reference{Scheme: images.SchemeHost}, Probe: "none",
-		FloodBytes: 4 << 20, LimitsKillSandbox: true, OwnKernel: true, quick: true,
+		FloodBytes: 4 << 20, LimitsKillSandbox: true, OwnKernel: true, NoOverlay: true, quick: true,
 		Kill: f.Kill, Pause: f.Pause, HostProcess: f.HostProcess, Leftovers: f.Leftovers,
 	}
 }
@@ -93,6 +93,9 @@ var found = map[Fault][]string{
 	FaultCommonCause:  {"cancel before start"},
 	FaultAnySpec:      {"bad specs are refused and leave nothing"},
 	FaultSweepsLiving: {"sweep spares the living"},
+	FaultFullUntold:   {"a full place is told"},
+	FaultProcessors:   {"processors are those of the limit"},
+	FaultOverlay:      {"an overlay leaves the workspace alone"},
 	FaultStaleFiles:   {"host and sandbox see each other's files"},
 	FaultAnyPatch:     {"patch needs one match"},
 	FaultManyFiles:    {"open files"},
@@ -187,7 +190,7 @@ func TestCheckNamesAreUnique(t *testing.T) {
 		}
 		seen[c.name] = true
 	}
-	if len(seen) < 75 {
+	if len(seen) < 80 {
 		t.Errorf("%d checks, want the whole suite", len(seen))
 	}
 }

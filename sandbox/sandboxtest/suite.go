@@ -54,6 +54,12 @@ type Target struct {
 	Pause func(ctx context.Context, sb sandbox.Sandbox) error
 	// HostProcess is the container's first process, as the host counts. Required.
 	HostProcess func(ctx context.Context, sb sandbox.Sandbox) (pid int, err error)
+	// NoOverlay says that this backend has no overlay mode here, and must
+	// refuse it.
+	NoOverlay bool
+	// CountsForks says that the kernel counts refused forks, so that a result
+	// says that the pids limit was hit.
+	CountsForks bool
 	// Programs are the files of the host that no command may change: runtime
 	// and guest.
 	Programs []string

@@ -134,6 +134,7 @@ func fillFiles(args []string) error {
 }
 
 // hold fills a folder with a file that stays, and prints the kernel's answer.
+// With a third argument that is its failure.
 func hold(args []string) error {
 	limit, err := strconv.Atoi(args[1])
 	if err != nil {
@@ -148,10 +149,31 @@ func hold(args []string) error {
 	for range limit / len(buf) {
 		if _, err := f.Write(buf); err != nil {
 			fmt.Println(errnoName(err))
+			if len(args) > 2 {
+				return err
+			}
 			return nil
 		}
 	}
 	fmt.Println("none")
+	return nil
+}
+
+// unhold removes what hold left, and fails if it is told to.
+func unhold(args []string) error {
+	if err := os.Remove(filepath.Join(args[0], "held")); err != nil || len(args) == 1 {
+		return err
+	}
+	return errors.New("as asked for")
+}
+
+// processors prints how many processors this process may use.
+func processors([]string) error {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return err
+	}
+	fmt.Println(set.Count())
 	return nil
 }
 

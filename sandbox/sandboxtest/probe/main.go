@@ -64,6 +64,8 @@ var verbs = map[string]func(args []string) error{
 	"fork-count":    forkCount,
 	"hold-files":    holdFiles,
 	"hold":          hold,
+	"unhold":        unhold,
+	"processors":    processors,
 	"fill-files":    fillFiles,
 	"find-writable": findWritable,
 	"kernel-files":  kernelFiles,

@@ -125,7 +125,7 @@ func holdStdout(args []string) error {
 }
 
 // orphans leaves N children that have ended, of parents that have ended too,
-// twenty a parent so that they fit into any limit.
+// ten a parent so that they fit into any limit.
 func orphans(args []string) error {
 	n, err := strconv.Atoi(args[0])
 	if err != nil {
@@ -143,8 +143,8 @@ func orphans(args []string) error {
 		}
 		return nil
 	}
-	for ; n > 0; n -= 20 {
-		if err := self("orphans", strconv.Itoa(min(n, 20)), "middle").Run(); err != nil {
+	for ; n > 0; n -= 10 {
+		if err := self("orphans", strconv.Itoa(min(n, 10)), "middle").Run(); err != nil {
 			return err
 		}
 	}
