@@ -3,6 +3,7 @@ package oci
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"go.uber.org/zap/zaptest"
 
@@ -17,6 +19,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/worktest"
 )
 
 // ownUntilKilled is a Caisson that makes a sandbox with a running command,
@@ -35,20 +38,69 @@ func ownUntilKilled(dir string) error {
 	if err := os.MkdirAll(session, 0o700); err != nil {
 		return err
 	}
-	sb, err := backend.Create(context.Background(), sandbox.Spec{
+	spec := sandbox.Spec{
 		Session: "ses_orphan", Image: images.Reference{Scheme: images.SchemeHost}, Dir: session,
 		Workspace: sandbox.Workspace{Path: f[4], Dir: held}, Resources: limits.DefaultResources(),
-	})
+	}
+	if layers := filepath.Join(f[3], "layers"); exists(layers) {
+		spec.Workspace.Mode, spec.Workspace.Layers = sandbox.ModeOverlay, layers
+	}
+	sb, err := backend.Create(context.Background(), spec)
 	if err != nil {
 		return err
 	}
-	_, err = sb.Start(context.Background(), sandbox.Command{Argv: []string{"/bin/sh", "-c", "trap '' TERM; exec sleep 4711"}})
+	work := "trap '' TERM; echo begun >begun; rm -rf folder; while :; do mkdir -p a/b; echo x >a/b/f; mv a c; rm -rf c; done"
+	if spec.Workspace.Mode != sandbox.ModeOverlay {
+		work = "trap '' TERM; exec sleep 4711"
+	}
+	_, err = sb.Start(context.Background(), sandbox.Command{Argv: []string{"/bin/sh", "-c", work}})
 	if err != nil {
 		return err
 	}
 	fmt.Fprintln(os.Stdout, "pid", sb.(*container).process.pid)
 	<-sb.Done()
 	return fmt.Errorf("the sandbox ended: %w", sb.Err())
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// TestKilledOwnerOfAnOverlay: what commands had written before their Caisson was
+// killed, in the middle of changes, is kept, and a fresh sandbox goes on with it.
+func TestKilledOwnerOfAnOverlay(t *testing.T) {
+	both(t, func(t *testing.T, k Kind) {
+		b := newBed(t, k, os.Geteuid())
+		b.workspace = filepath.Join(filepath.Dir(b.workspace), "other") // as startOwner makes it
+		must(t, os.MkdirAll(filepath.Join(b.workspace, "folder"), 0o755))
+		worktest.Unchanged(t, b.workspace)
+		layers := filepath.Join(b.state, "layers")
+		worktest.MakeLayers(t, layers, b.workspace)
+		pid, kill := b.startOwner(t)
+		container, err := openProcess(pid)
+		must(t, err)
+		defer container.close()
+		for !exists(filepath.Join(layers, "upper", "begun")) {
+			time.Sleep(10 * time.Millisecond) // another process's file
+		}
+		spec := b.spec(t, "ses_next")
+		spec.Workspace.Mode, spec.Workspace.Layers = sandbox.ModeOverlay, layers
+		if _, err := b.backend.Create(t.Context(), spec); !errors.Is(err, sandbox.ErrState) {
+			t.Errorf("a second sandbox on the layers of a live one: %v", err)
+		}
+		kill()
+		if !container.wait(exitTime * 5) {
+			t.Fatal("the container outlives its owner")
+		}
+		_, err = b.backend.Sweep(t.Context())
+		must(t, err)
+		b.nothingLeft(t, "ses_orphan")
+		sb := b.start(t, spec)
+		if got := output(t, sb, "cat begun; test -e folder || echo gone; rm -rf a c; ls"); got != "begun\ngone\nbegun\n" {
+			t.Errorf("the next sandbox sees %q", got)
+		}
+	})
 }
 
 // TestKilledOwner kills a Caisson in the middle of a command: the container
@@ -98,7 +150,7 @@ func (b *bed) startOwner(t *testing.T) (int, func()) {
 	t.Helper()
 	o := b.backend.options
 	work := filepath.Join(filepath.Dir(b.workspace), "other")
-	must(t, os.Mkdir(work, 0o755))
+	must(t, os.MkdirAll(work, 0o755))
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
 	cmd.Env = []string{ownerHelper + "=" + strings.Join([]string{string(o.Kind), o.RuntimePath, o.GuestPath, o.StateDir, work}, ":"), "PATH=" + os.Getenv("PATH")}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

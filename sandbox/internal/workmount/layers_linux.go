@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -75,10 +75,8 @@ func belowState(dir *os.File, where, stateDir string) error {
 	if err != nil {
 		return fmt.Errorf("examine state folder: %w", err)
 	}
-	for _, above := range up[1:] {
-		if above == state[0] {
-			return nil
-		}
+	if slices.Contains(up[1:], state[0]) {
+		return nil
 	}
 	return fmt.Errorf("layers %s: %w: they are not below the state folder %s", where, sandbox.ErrInvalid, stateDir)
 }
@@ -181,6 +179,3 @@ func (l *layers) close() error {
 	}
 	return nil
 }
-
-// sourcePath is the path of one of the layers, for who mounts by path.
-func (l *layers) sourcePath(name string) string { return path.Join(l.path, name) }

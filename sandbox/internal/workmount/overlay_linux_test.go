@@ -207,6 +207,8 @@ func TestOverlayMarksAreNotForged(t *testing.T) {
 	if err := as(t, sandbox.CommandUID, sandbox.CommandGID, "chmod 700 "+work+"/third"); err == nil {
 		t.Error("another's file was changed")
 	}
+	// The control: it is theirs in the overlay too.
+	must(t, as(t, worktest.ThirdUID, worktest.ThirdGID, "chmod 700 "+work+"/third && cat "+work+"/hidden"))
 }
 
 func TestOverlayRefused(t *testing.T) {
