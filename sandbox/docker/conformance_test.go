@@ -70,6 +70,13 @@ func asMember(t *testing.T, tests string, programs map[string]string) {
 	}
 }
 
+// TestNeighbours: what a hostile session does is not noticed beside it.
+func TestNeighbours(t *testing.T) {
+	b := newBed(t, os.Geteuid())
+	b.backend = b.open(t, Options{Logger: zap.NewNop()})
+	sandboxtest.RunNeighbours(t, b.target())
+}
+
 // TestConformanceRunsc is the same with gVisor as the engine's runtime.
 func TestConformanceRunsc(t *testing.T) {
 	e := privateengine.New(t, "--add-runtime", "runsc="+findRunsc(t))

@@ -20,6 +20,14 @@ func TestConformance(t *testing.T) {
 	})
 }
 
+// TestNeighbours: what a hostile session does is not noticed beside it.
+func TestNeighbours(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: an ordinary user has no cgroups, so what is tried would be the host's")
+	}
+	both(t, func(t *testing.T, k Kind) { sandboxtest.RunNeighbours(t, conformanceTarget(newBed(t, k, 0))) })
+}
+
 func conformanceTarget(b *bed) sandboxtest.Target {
 	own := b.backend.traits.ownKernel
 	target := sandboxtest.Target{

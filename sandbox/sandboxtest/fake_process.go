@@ -109,6 +109,7 @@ func (s *fakeSandbox) fork(argv []string, ignoreTerm bool) *fakeProcess {
 // run does the verb, then ends what is left of the command.
 func (c *fakeCommand) run(ctx context.Context) {
 	defer close(c.done)
+	began := time.Now()
 	timeout := c.spec.Timeout
 	if timeout == 0 {
 		timeout = c.sb.spec.Resources.CommandTime
@@ -138,7 +139,8 @@ func (c *fakeCommand) run(ctx context.Context) {
 	case <-c.sb.done:
 		status = <-ended
 	}
-	c.exit.Status = status
+	c.exit.Status, c.exit.Wall = status, time.Since(began)
+	c.exit.CPU = c.exit.Wall // nothing else of it can be told from the suite's own
 	c.exit.Stdout, c.exit.Stderr = c.stdout.sum(), c.stderr.sum()
 	if c.sb.State() == sandbox.StateStopped {
 		c.lose()

@@ -176,7 +176,7 @@ func (c *fakeCommand) output(verb string, args []string) error {
 		return json.NewEncoder(c.stdout).Encode(c.facts())
 	case "hog":
 		c.exceed(limits.KindMemory, c.sb.spec.Resources.MemoryBytes)
-	case "fork-bomb":
+	case "fork-bomb", "storm":
 		c.exceed(limits.KindPIDs, c.sb.spec.Resources.PIDs)
 	default:
 		return errUnknownVerb

@@ -32,6 +32,12 @@ func TestFakePasses(t *testing.T) {
 	Run(t, target)
 }
 
+func TestFakeNeighbours(t *testing.T) {
+	target := fakeTarget(&Fake{})
+	target.Probe = BuildProbe(t)
+	RunNeighbours(t, target)
+}
+
 // found names the checks that each fault must fail, the one that is there for
 // it first. No other may fail: a check that fails for everything tells nothing.
 var found = map[Fault][]string{

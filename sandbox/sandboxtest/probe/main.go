@@ -61,6 +61,7 @@ var verbs = map[string]func(args []string) error{
 	"busy":          busy,
 	"spin":          spin,
 	"stop-all":      stopAll,
+	"storm":         storm,
 	"fork-count":    forkCount,
 	"hold-files":    holdFiles,
 	"hold":          hold,

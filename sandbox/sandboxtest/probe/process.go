@@ -166,6 +166,14 @@ func forkCount([]string) error {
 	return nil
 }
 
+// storm is a fork bomb: each process starts others like itself for ever. The
+// suite runs it only under a limit of processes.
+func storm([]string) error {
+	for {
+		_ = self("storm").Start() // refused again and again
+	}
+}
+
 // stopAll stops every process that it may, but itself.
 func stopAll([]string) error {
 	err := syscall.Kill(-1, syscall.SIGSTOP)

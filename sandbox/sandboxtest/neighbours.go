@@ -1,0 +1,260 @@
+//go:build linux
+
+package sandboxtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// load is one thing that a hostile session does, and what must be said of it.
+type load struct {
+	name string
+	args []string
+	// forever says that it goes on until its timeout.
+	forever   bool
+	resources func(*limits.Resources)
+	// told asserts that the session says what was hit.
+	told func(t Target, r result, err error, lost error) error
+}
+
+// loads are what one session must not be able to do to another.
+func loads() []load {
+	small := func(r *limits.Resources) { r.MemoryBytes, r.TmpBytes = 256<<20, 32<<20 }
+	return []load{
+		{name: "flood", args: []string{"endless"}, forever: true, told: toldFlood},
+		{name: "fork bomb", args: []string{"storm"}, forever: true, told: toldForks},
+		{name: "memory hog", args: []string{"hog", strconv.Itoa(1 << 30)}, resources: small, told: toldMemory},
+		{name: "disk fill", args: []string{"hold", "/tmp", strconv.Itoa(1 << 30), "fail"}, resources: small, told: toldFull},
+		{name: "descriptors", args: []string{"hold-files"}, told: toldFiles},
+		{name: "64 busy processes", args: []string{"busy", "64", "busy"}, forever: true, told: toldTime},
+	}
+}
+
+func toldFlood(_ Target, r result, err, _ error) error {
+	if err != nil || !r.Status.TimedOut || r.Stdout.Total <= r.Stdout.Live || r.Stderr.Total <= r.Stderr.Live {
+		return fmt.Errorf("%+v, %w: want a timeout, and counts beyond what was passed on", r.Exit, err)
+	}
+	return nil
+}
+
+func toldForks(t Target, r result, err, lost error) error {
+	var exceeded *limits.ExceededError
+	if t.LimitsKillSandbox && !t.PIDsSpareSandbox {
+		if !errors.Is(err, sandbox.ErrLost) || !errors.As(lost, &exceeded) || exceeded.Kind != limits.KindPIDs {
+			return fmt.Errorf("command %w, sandbox %w: want the loss to the pids limit", err, lost)
+		}
+		return nil
+	}
+	if err != nil || !r.Status.TimedOut || r.Kill.Left != 0 || r.PIDsLimitHit != t.CountsForks {
+		return fmt.Errorf("%+v, %w: want a timeout, nothing left, and the pids limit named: %t", r.Exit, err, t.CountsForks)
+	}
+	return nil
+}
+
+func toldMemory(t Target, r result, err, lost error) error {
+	var exceeded *limits.ExceededError
+	switch {
+	case t.LimitsKillSandbox:
+		if !errors.Is(err, sandbox.ErrLost) || !errors.As(lost, &exceeded) || exceeded.Kind != limits.KindMemory {
+			return fmt.Errorf("command %w, sandbox %w: want the loss to the memory limit", err, lost)
+		}
+	case err != nil || !r.Status.OOMKilled:
+		return fmt.Errorf("%+v, %w: want killed out of memory", r.Exit, err)
+	}
+	return nil
+}
+
+func toldFull(_ Target, r result, err, _ error) error {
+	if err != nil || !slices.Equal(r.Full, []string{"/tmp"}) || !strings.Contains(r.out, "ENOSPC") {
+		return fmt.Errorf("%+v, %q, %w: want ENOSPC, and /tmp named", r.Exit, r.out, err)
+	}
+	return nil
+}
+
+func toldFiles(_ Target, r result, err, _ error) error {
+	if err != nil || strings.TrimSpace(r.out) != "EMFILE" {
+		return fmt.Errorf("%+v, %q, %w: want EMFILE", r.Exit, r.out, err)
+	}
+	return nil
+}
+
+func toldTime(_ Target, r result, err, _ error) error {
+	if err != nil || !r.Status.TimedOut || r.Kill.Left != 0 || r.CPU <= 0 {
+		return fmt.Errorf("%+v, %w: want a timeout, nothing left, CPU time told", r.Exit, err)
+	}
+	return nil
+}
+
+// loadTime is how long a load that goes on is let on.
+const loadTime = 4 * time.Second
+
+// RunNeighbours runs hostile sessions one after another beside a session that
+// runs small commands all the time. The neighbour's commands all succeed and
+// none takes longer than slowest; the host has as many processes and
+// descriptors afterwards as before, and its memory back.
+func RunNeighbours(t *testing.T, target Target) {
+	t.Helper()
+	if target.Probe == "" {
+		target.Probe = BuildProbe(t)
+	}
+	neighbour := newEnv(target, t.TempDir())
+	if err := neighbour.start(t.Context(), func(r *limits.Resources) { r.MilliCPUs = 1000 }); err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range loads() {
+		t.Run(l.name, func(t *testing.T) {
+			if target.LimitsUnenforced && (l.name == "fork bomb" && !target.PIDsSpareSandbox || l.name == "memory hog") {
+				t.Skip("needs cgroups: without the limit this would be the host's")
+			}
+			if err := beside(t.Context(), neighbour, l, t.TempDir()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if err := neighbour.close(context.WithoutCancel(t.Context())); err != nil {
+		t.Error(err)
+	}
+}
+
+// slowest bounds one small command of the neighbour: what a person notices,
+// with much room for machines that do other things too; a calm one takes 1 to
+// 10 ms.
+const slowest = 5 * time.Second
+
+// beside runs one load in a session of its own while the neighbour works.
+func beside(ctx context.Context, neighbour *env, l load, base string) error {
+	before, err := takeStock(base)
+	if err != nil {
+		return err
+	}
+	hostile := newEnv(neighbour.target, base)
+	if err := hostile.start(ctx, l.resources); err != nil {
+		return err
+	}
+	working, stop := context.WithCancel(ctx)
+	defer stop()
+	done := make(chan neighbourly, 1)
+	go func() { done <- neighbour.work(working) }()
+	cmd := sandbox.Command{Argv: probeArgv(l.args...), Grace: testGrace, Output: sandbox.OutputLimits{Live: 1 << 20}}
+	if l.forever {
+		cmd.Timeout = loadTime
+	}
+	r, err := hostile.run(ctx, cmd)
+	var lost error
+	if errors.Is(err, sandbox.ErrLost) {
+		<-hostile.sb.Done()
+		lost = hostile.sb.Err()
+	}
+	err = l.told(neighbour.target, r, err, lost)
+	stop()
+	did := <-done
+	err = errors.Join(err, did.err)
+	if did.commands < 3 || did.slowest > slowest {
+		err = errors.Join(err, fmt.Errorf("the neighbour ran %d commands, the slowest took %s", did.commands, did.slowest))
+	}
+	if most := before.processes + int(2*limits.DefaultResources().PIDs) + 600; did.processes > most {
+		err = errors.Join(err, fmt.Errorf("the host had %d processes meanwhile, %d before", did.processes, before.processes))
+	}
+	err = errors.Join(err, hostile.close(context.WithoutCancel(ctx)))
+	return errors.Join(err, before.again(base))
+}
+
+// neighbourly is what a neighbour did and saw.
+type neighbourly struct {
+	commands  int
+	slowest   time.Duration
+	processes int // most on the host at once
+	err       error
+}
+
+// work runs small commands until ctx ends, at least three.
+func (e *env) work(ctx context.Context) (did neighbourly) {
+	for ctx.Err() == nil || did.commands < 3 {
+		start := time.Now()
+		r, err := e.probe(context.WithoutCancel(ctx), "exit", "0")
+		if err == nil && (!r.Status.Success() || r.PIDsLimitHit || len(r.Full) > 0) {
+			err = fmt.Errorf("the neighbour's command: %+v", r.Exit)
+		}
+		if err != nil {
+			did.err = err
+			return did
+		}
+		did.commands++
+		did.slowest = max(did.slowest, time.Since(start))
+		if n, err := hostProcesses(); err == nil {
+			did.processes = max(did.processes, n)
+		}
+	}
+	return did
+}
+
+// stock is what the host has.
+type stock struct {
+	processes, descriptors int
+	memory, disk           int64
+}
+
+func hostProcesses() (int, error) {
+	list, err := filepath.Glob("/proc/[0-9]*")
+	return len(list), err
+}
+
+func takeStock(base string) (stock, error) {
+	var s stock
+	var err error
+	if s.processes, err = hostProcesses(); err != nil {
+		return s, err
+	}
+	files, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return s, err
+	}
+	s.descriptors = len(files)
+	if s.memory, err = resident(); err != nil {
+		return s, err
+	}
+	return s, filepath.Walk(base, func(_ string, info os.FileInfo, err error) error {
+		if err == nil {
+			s.disk += info.Size()
+		}
+		return nil
+	})
+}
+
+// again asserts that what a session took is given back: the session's own part
+// of the host, because other programs live there too. Its processes, mounts and
+// cgroups were listed when it was destroyed.
+func (s stock) again(base string) error {
+	now, err := takeStock(base)
+	if err != nil {
+		return err
+	}
+	const room = 8 << 20 // the probe, which lies in the workspace
+	if now.descriptors > s.descriptors+8 || now.memory > s.memory+flatBytes || now.disk > s.disk+room {
+		return fmt.Errorf("afterwards the host has %+v, before %+v", now, s)
+	}
+	return nil
+}
+
+// resident is this process's resident memory.
+func resident() (int64, error) {
+	data, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		return 0, err
+	}
+	var size, pages int64
+	_, err = fmt.Sscan(string(data), &size, &pages)
+	return pages * int64(os.Getpagesize()), err
+}
