@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
@@ -97,6 +98,7 @@ func TestUserOverlay(t *testing.T) {
 		cell.Sandbox = b.start(t, second)
 		worktest.SeesChange(t, cell)
 		userThirds(t, k)
+		overlayCancelled(t, k)
 	})
 }
 
@@ -118,5 +120,44 @@ func userThirds(t *testing.T, k Kind) {
 	}
 	if got, err := sb.View().ReadFile(t.Context(), "third", 0, 0); err != nil || string(got.Data) != "own\n" {
 		t.Errorf("view: %q %v", got.Data, err)
+	}
+}
+
+// TestOverlayView: the host's view gives what a Reader of the folder does.
+func TestOverlayView(t *testing.T) {
+	both(t, func(t *testing.T, k Kind) {
+		b := newBed(t, k, os.Geteuid())
+		worktest.Layout(t, b.workspace)
+		worktest.Control(t, b.workspace)
+		spec := b.spec(t, "ses_view")
+		b.overlaid(t, &spec)
+		worktest.View(t, b.workspace, b.start(t, spec).View())
+	})
+}
+
+// A start of an overlay that is given up leaves nothing, wherever it was.
+func TestOverlayCancelled(t *testing.T) { both(t, overlayCancelled) }
+
+func overlayCancelled(t *testing.T, k Kind) {
+	b := newBed(t, k, os.Geteuid())
+	layers := filepath.Join(b.state, "layers")
+	worktest.MakeLayers(t, layers, b.workspace)
+	for i := range 12 {
+		spec := b.spec(t, fmt.Sprintf("ses_given%dup", i))
+		spec.Workspace.Mode, spec.Workspace.Layers = sandbox.ModeOverlay, layers
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i*i)*time.Millisecond)
+		sb, err := b.backend.Create(ctx, spec)
+		cancel()
+		if err == nil {
+			must(t, sb.Destroy(context.Background()))
+		} else if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("given up after %d ms: %v", i*i, err)
+		}
+		b.nothingLeft(t, spec.Session)
+	}
+	spec := b.spec(t, "ses_after")
+	spec.Workspace.Mode, spec.Workspace.Layers = sandbox.ModeOverlay, layers
+	if got := output(t, b.start(t, spec), "echo x >made; cat made"); got != "x\n" {
+		t.Errorf("afterwards: %q", got)
 	}
 }
