@@ -16,6 +16,7 @@ const (
 	KindContext   Kind = "context"    // tokens
 	KindMemory    Kind = "memory"     // bytes
 	KindPIDs      Kind = "pids"       // count
+	KindDisk      Kind = "disk"       // bytes: Limit must be left, Used is
 )
 
 // ExceededError says that a limit was reached. It is an error only where the

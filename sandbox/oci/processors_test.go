@@ -64,3 +64,16 @@ func (b *bed) output(t *testing.T, spec sandbox.Spec, script string) []string {
 	}
 	return strings.Fields(out.String())
 }
+
+// TestFileSize: no file grows beyond its limit, sparse ones neither.
+func TestFileSize(t *testing.T) {
+	for _, k := range []Kind{Runc, GVisor} {
+		t.Run(string(k), func(t *testing.T) {
+			b := newBed(t, k, os.Geteuid())
+			words := b.output(t, b.spec(t, "ses_filesize"), "truncate -s 60G f && echo small; trap '' XFSZ; truncate -s 70G f 2>/dev/null || echo refused; rm f")
+			if strings.Join(words, " ") != "small refused" {
+				t.Errorf("a file of 60 and one of 70 GiB: %q", words)
+			}
+		})
+	}
+}
