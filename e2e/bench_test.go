@@ -3,12 +3,14 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -26,79 +28,127 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// The benchmarks of `make bench`: each reports its median as p50-ns, and
-// .ci/benchtable prints the ratios between ours and the peers'.
+// The benchmarks of `make bench`: each reports its medians, and .ci/benchtable
+// prints the ratios. What is compared takes turns in one loop, so that the
+// machine's load hits all of it alike.
 
-// timed runs op until the benchmark has enough and reports the median.
-func timed(b *testing.B, op func() error) {
-	b.Helper()
-	var took []time.Duration
-	for b.Loop() {
-		start := time.Now()
-		if err := op(); err != nil {
-			b.Fatal(err)
-		}
-		took = append(took, time.Since(start))
-	}
-	slices.Sort(took)
-	b.ReportMetric(float64(took[len(took)/2]), "p50-ns")
+// side is one of the things that are compared.
+type side struct {
+	name string // the prefix of its unit; empty for ours
+	op   func() error
+	// before is done before each op and not timed.
+	before func()
+	// every says that it takes its turn in each n-th round only, because it
+	// takes so much longer; zero means 1.
+	every int
 }
+
+// compare runs the sides in turns until the benchmark has enough, and reports
+// the median of each as NAMEp50-ns.
+func compare(b *testing.B, sides ...side) {
+	b.Helper()
+	took := make([][]time.Duration, len(sides))
+	for round := 0; b.Loop(); round++ {
+		for i, s := range sides {
+			if round%max(s.every, 1) != 0 {
+				continue
+			}
+			if s.before != nil {
+				s.before()
+			}
+			start := time.Now()
+			if err := s.op(); err != nil {
+				b.Fatalf("%s: %v", cmp.Or(s.name, "ours"), err)
+			}
+			took[i] = append(took[i], time.Since(start))
+		}
+	}
+	b.ReportMetric(0, "ns/op") // of all sides together: means nothing
+	for i, s := range sides {
+		slices.Sort(took[i])
+		b.ReportMetric(float64(took[i][len(took[i])/2]), s.name+"p50-ns")
+	}
+}
+
+// slower is how many rounds a peer is left out of that takes 25 times as long.
+const slower = 10
 
 // BenchmarkExec is the round trip of one trivial command, request to exit
-// status, in a sandbox that runs; the peers do the same in the same container.
+// status, in a sandbox that runs, beside the same on the host and by what the
+// engine or the runtime itself offers, in the same container.
 func BenchmarkExec(b *testing.B) {
-	b.Run("host", func(b *testing.B) {
-		timed(b, func() error { return exec.CommandContext(b.Context(), "sh", "-c", "true").Run() })
-	})
 	for _, name := range backendNames {
 		b.Run(name, func(b *testing.B) {
-			box := benchSandbox(b, name).start(b)
-			timed(b, func() error { return runIn(b.Context(), box, nil, "sh", "-c", "true") })
-		})
-	}
-	b.Run("engine-api", func(b *testing.B) {
-		box := benchSandbox(b, "docker").start(b)
-		api := engine(b)
-		timed(b, func() error { return engineExec(b.Context(), api, box.Attestation().Container) })
-	})
-	for _, peer := range []struct{ name, backend, runtime string }{
-		{"runc-exec", "runc", "runc"}, {"runsc-exec", "gvisor", "runsc"},
-	} {
-		b.Run(peer.name, func(b *testing.B) {
-			bench := benchSandbox(b, peer.backend)
+			bench := benchSandbox(b, name)
 			box := bench.start(b)
-			program := bench.runtime
-			root := filepath.Join(bench.state, "oci", peer.backend)
-			timed(b, func() error {
-				out, err := exec.CommandContext(b.Context(), program, "--root", root, "exec", box.Attestation().Container, "/bin/sh", "-c", "true").CombinedOutput()
-				if err != nil {
-					return fmt.Errorf("%w: %s", err, out)
-				}
-				return nil
-			})
+			b.Logf("%s: processes are killed by %s", name, box.Attestation().KillMethod)
+			sides := []side{
+				{op: func() error { return runIn(b.Context(), box, nil, "sh", "-c", "true") }},
+				{name: "host-", op: func() error { return exec.CommandContext(b.Context(), "sh", "-c", "true").Run() }},
+			}
+			if name == "docker" {
+				api := engine(b)
+				sides = append(sides, side{name: "engine-api-", every: slower, op: func() error {
+					return engineExec(b.Context(), api, box.Attestation().Container)
+				}})
+			} else {
+				root := filepath.Join(bench.state, "oci", name)
+				sides = append(sides, side{name: "runtime-", every: slower, op: func() error {
+					out, err := exec.CommandContext(b.Context(), bench.runtime, "--root", root, "exec", box.Attestation().Container, "/bin/sh", "-c", "true").CombinedOutput()
+					if err != nil {
+						return fmt.Errorf("%w: %s", err, out)
+					}
+					return nil
+				}})
+			}
+			compare(b, sides...)
 		})
 	}
 }
 
-// outputBytes is what the throughput benchmark writes.
-const outputBytes = 64 << 20
+// outputMiB is what the throughput benchmark writes.
+const outputMiB = 256
 
-// BenchmarkOutput is a command that writes 64 MiB; in a sandbox it is counted
-// and hashed on its way.
+// BenchmarkOutput is a command that writes 256 MiB to a reader that throws them
+// away; in a sandbox they are counted, hashed and streamed on their way. It
+// also reports by how much this process's memory grew meanwhile.
 func BenchmarkOutput(b *testing.B) {
-	command := []string{"sh", "-c", fmt.Sprintf("head -c %d /dev/zero | cat", outputBytes)}
-	b.Run("host", func(b *testing.B) {
-		timed(b, func() error {
-			c := exec.CommandContext(b.Context(), command[0], command[1:]...)
-			c.Stdout = struct{ io.Writer }{io.Discard}
-			return c.Run()
-		})
-	})
+	command := []string{"sh", "-c", fmt.Sprintf("dd if=/dev/zero bs=1M count=%d 2>/dev/null | cat", outputMiB)}
 	for _, name := range backendNames {
 		b.Run(name, func(b *testing.B) {
 			box := benchSandbox(b, name).start(b)
-			timed(b, func() error { return runIn(b.Context(), box, io.Discard, command...) })
+			var before, after runtime.MemStats
+			runtime.GC()
+			runtime.ReadMemStats(&before)
+			compare(b,
+				side{op: func() error {
+					process, err := box.Start(b.Context(), sandbox.Command{Argv: command, Stdout: io.Discard, Output: sandbox.OutputLimits{Live: outputMiB << 20}})
+					if err != nil {
+						return err
+					}
+					exit, err := process.Wait()
+					if err == nil && exit.Stdout.Live != outputMiB<<20 {
+						err = fmt.Errorf("%s, %d bytes streamed", exit.Status, exit.Stdout.Live)
+					}
+					return err
+				}},
+				side{name: "drained-", op: func() error { return runIn(b.Context(), box, io.Discard, command...) }},
+				side{name: "host-", op: func() error {
+					c := exec.CommandContext(b.Context(), command[0], command[1:]...)
+					c.Stdout = struct{ io.Writer }{io.Discard}
+					return c.Run()
+				}})
+			runtime.ReadMemStats(&after)
+			b.ReportMetric(float64(int64(after.Sys)-int64(before.Sys))/(1<<20), "MiB-grown")
 		})
+	}
+}
+
+// BenchmarkWarm is a start from the pool, to the first command's result, beside
+// the round trip of a command.
+func BenchmarkWarm(b *testing.B) {
+	for _, name := range backendNames {
+		b.Run(name, func(b *testing.B) { benchmarkWarm(b, benchSandbox(b, name)) })
 	}
 }
 
@@ -109,27 +159,24 @@ func BenchmarkRead(b *testing.B) {
 	if err := os.WriteFile(path, make([]byte, 4096), 0o600); err != nil {
 		b.Fatal(err)
 	}
-	b.Run("os", func(b *testing.B) {
-		timed(b, func() error {
-			_, err := os.ReadFile(path)
-			return err
-		})
-	})
-	b.Run("workspace", func(b *testing.B) {
-		root, err := workspace.OpenDir(dir)
-		if err != nil {
-			b.Fatal(err)
-		}
-		b.Cleanup(func() { _ = root.Close() })
-		reader, err := workspace.NewReader(root, workspace.ReaderOptions{})
-		if err != nil {
-			b.Fatal(err)
-		}
-		timed(b, func() error {
+	root, err := workspace.OpenDir(dir)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = root.Close() })
+	reader, err := workspace.NewReader(root, workspace.ReaderOptions{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	compare(b,
+		side{op: func() error {
 			_, err := reader.ReadFile(b.Context(), "file", 0, 0)
 			return err
-		})
-	})
+		}},
+		side{name: "os-", op: func() error {
+			_, err := os.ReadFile(path)
+			return err
+		}})
 }
 
 // bench makes sandboxes of one backend on a workspace of its own.
@@ -140,7 +187,7 @@ type bench struct {
 	dir     *os.File
 }
 
-func benchSandbox(b *testing.B, name string) *bench {
+func benchSandbox(b testing.TB, name string) *bench {
 	b.Helper()
 	needBackend(b, name)
 	root := b.TempDir()
@@ -175,25 +222,29 @@ func benchSandbox(b *testing.B, name string) *bench {
 }
 
 // start makes a sandbox that is destroyed with the benchmark.
-func (s *bench) start(b *testing.B) sandbox.Sandbox {
+func (s *bench) start(b testing.TB) sandbox.Sandbox {
 	b.Helper()
 	session := "ses_" + ulid.Make().String()
 	dir := filepath.Join(s.state, "sessions", session)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		b.Fatal(err)
 	}
-	box, err := s.backend.Create(b.Context(), sandbox.Spec{
-		Session:   session,
-		Image:     images.Reference{Scheme: images.SchemeHost},
-		Workspace: sandbox.Workspace{Path: s.dir.Name(), Dir: s.dir},
-		Resources: limits.DefaultResources(),
-		Dir:       dir,
-	})
+	box, err := s.backend.Create(b.Context(), s.spec(session, dir))
 	if err != nil {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { _ = box.Destroy(context.WithoutCancel(b.Context())) })
 	return box
+}
+
+func (s *bench) spec(session, dir string) sandbox.Spec {
+	return sandbox.Spec{
+		Session:   session,
+		Image:     images.Reference{Scheme: images.SchemeHost},
+		Workspace: sandbox.Workspace{Path: s.dir.Name(), Dir: s.dir},
+		Resources: limits.DefaultResources(),
+		Dir:       dir,
+	}
 }
 
 // runIn runs a command to its end; another exit status than 0 is an error.

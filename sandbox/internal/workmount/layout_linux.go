@@ -30,11 +30,23 @@ func Layout(w sandbox.Workspace, git sandbox.GitMode) (string, error) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%q %q %q", path, mounts, lost)
 	for _, g := range append([]guard{{name: "."}}, list...) {
-		var st unix.Stat_t
-		if err := unix.Fstatat(int(w.Dir.Fd()), g.name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-			st = unix.Stat_t{} // reserved, and not there yet
-		}
-		fmt.Fprintf(&b, "\n%+v %d:%d %o %d:%d", g, st.Dev, st.Ino, st.Mode, st.Uid, st.Gid)
+		fmt.Fprintf(&b, "\n%+v %s", g, which(int(w.Dir.Fd()), g.name))
 	}
 	return b.String(), nil
+}
+
+// which tells a file or folder from every other that there was or will be: an
+// inode's number is used again, often for what is made next, so that the time
+// of its birth belongs to it; where the file system has none, the time of its last
+// change.
+func which(dir int, name string) string {
+	var st unix.Statx_t
+	if err := unix.Statx(dir, name, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_BASIC_STATS|unix.STATX_BTIME, &st); err != nil {
+		return "missing" // reserved, and not there yet
+	}
+	born := st.Btime
+	if st.Mask&unix.STATX_BTIME == 0 {
+		born = st.Ctime
+	}
+	return fmt.Sprintf("%d:%d:%d %d.%09d %o %d:%d", st.Dev_major, st.Dev_minor, st.Ino, born.Sec, born.Nsec, st.Mode, st.Uid, st.Gid)
 }

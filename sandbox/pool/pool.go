@@ -1,0 +1,178 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// Options says what to keep ready. Size and StateDir are required.
+type Options struct {
+	// Size is how many sandboxes are ready or being started at most, for all
+	// specs together.
+	Size int
+	// StateDir is Caisson's state folder; ready sandboxes have their folders
+	// in "pool" below it.
+	StateDir string
+	// MaxAge is how old a sandbox may be when it is given out; older ones are
+	// replaced. Zero means [DefaultMaxAge].
+	MaxAge time.Duration
+	// Forget is how long a spec that nobody asks for is kept ready; zero means
+	// [DefaultForget].
+	Forget time.Duration
+	// Logger gets what can't be returned; nil discards.
+	Logger *zap.Logger
+}
+
+// A sandbox that is older than DefaultMaxAge could have an image, or a machine's
+// programs, of before an update. What nobody asked for in DefaultForget is not
+// worth its memory.
+const (
+	DefaultMaxAge = 10 * time.Minute
+	DefaultForget = time.Hour
+)
+
+// startTime bounds a start in the background: one that has to wait longer to
+// be admitted gives its place to somebody's session.
+const startTime = time.Minute
+
+// folder is below the state folder.
+const folder = "pool"
+
+// Pool is a backend that keeps sandboxes ready. Whoever made it closes it, after
+// the sandboxes that it gave out were destroyed, and before the backend. It is
+// safe for concurrent use.
+type Pool struct {
+	backend sandbox.Backend
+	o       Options
+	dir     string
+
+	ctx  context.Context //nolint:containedctx // of what runs in the background, ended by Close
+	stop context.CancelFunc
+	work sync.WaitGroup
+
+	mu       sync.Mutex
+	closed   bool
+	kinds    map[string]*kind
+	starting int     // in all
+	errs     []error // of what was destroyed in the background
+}
+
+var _ sandbox.Backend = (*Pool)(nil)
+
+// New returns a pool in front of a backend, which stays the caller's. It
+// fails with sandbox.ErrInvalid for options that can't be right, and starts
+// nothing before the first Create or Prepare.
+func New(backend sandbox.Backend, o Options) (*Pool, error) {
+	if backend == nil || o.Size <= 0 || !filepath.IsAbs(o.StateDir) || o.MaxAge < 0 || o.Forget < 0 {
+		return nil, fmt.Errorf("make pool: %w: size %d, state folder %q", sandbox.ErrInvalid, o.Size, o.StateDir)
+	}
+	if o.MaxAge == 0 {
+		o.MaxAge = DefaultMaxAge
+	}
+	if o.Forget == 0 {
+		o.Forget = DefaultForget
+	}
+	if o.Logger == nil {
+		o.Logger = zap.NewNop()
+	}
+	p := &Pool{backend: backend, o: o, dir: filepath.Join(o.StateDir, folder), kinds: map[string]*kind{}}
+	p.ctx, p.stop = context.WithCancel(context.Background())
+	p.work.Go(p.tend)
+	return p, nil
+}
+
+// Name is the backend's.
+func (p *Pool) Name() string { return p.backend.Name() }
+
+// Check asks the backend.
+func (p *Pool) Check(ctx context.Context) (sandbox.Info, error) { return p.backend.Check(ctx) }
+
+// List asks the backend: ready sandboxes are among its own.
+func (p *Pool) List(ctx context.Context) ([]sandbox.Listing, error) { return p.backend.List(ctx) }
+
+// Sweep asks the backend, and removes the folders of ready sandboxes of the
+// dead once they are empty.
+func (p *Pool) Sweep(ctx context.Context) ([]sandbox.Leftover, error) {
+	left, err := p.backend.Sweep(ctx)
+	return left, errors.Join(err, removeEmpty(p.dir, time.Now().Add(-p.o.Forget)))
+}
+
+// Create gives out a ready sandbox or starts one; see sandbox.Backend. Its
+// errors are the backend's.
+func (p *Pool) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	if !poolable(spec) {
+		return p.backend.Create(ctx, spec)
+	}
+	k, err := p.kindOf(spec)
+	if err != nil {
+		return nil, fmt.Errorf("take sandbox from pool: %w", err)
+	}
+	defer p.fill(k)
+	for {
+		if err := context.Cause(ctx); err != nil {
+			return nil, fmt.Errorf("take sandbox from pool: %w", err)
+		}
+		r := p.take(k)
+		if r == nil {
+			return p.backend.Create(ctx, spec)
+		}
+		if err := r.fit(ctx, p.o.MaxAge); err != nil {
+			p.o.Logger.Info("a ready sandbox is replaced", zap.String("sandbox", r.box.ID()), zap.Error(err))
+			p.discard(r)
+			continue
+		}
+		return &given{Sandbox: r.box, ready: r}, nil
+	}
+}
+
+// Prepare starts sandboxes for a spec in the background, up to Options.Size,
+// before anybody asks for one. Spec.Session and Spec.Dir are not used. It
+// does nothing for a spec that is not pooled.
+func (p *Pool) Prepare(spec sandbox.Spec) error {
+	if !poolable(spec) {
+		return nil
+	}
+	k, err := p.kindOf(spec)
+	if err != nil {
+		return fmt.Errorf("prepare pool: %w", err)
+	}
+	p.fill(k)
+	return nil
+}
+
+// Ready is how many sandboxes are ready now.
+func (p *Pool) Ready() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.countLocked() - p.starting
+}
+
+// Close destroys what is ready and waits for that. It returns what could not
+// be destroyed, which a later sweep finds. It is idempotent.
+func (p *Pool) Close() error {
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	p.stop()
+	p.work.Wait() // nothing is started or given out any more
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, k := range p.kinds {
+		for _, r := range k.ready {
+			p.errs = append(p.errs, r.destroy())
+		}
+		k.close()
+	}
+	clear(p.kinds)
+	err := errors.Join(p.errs...)
+	p.errs = nil
+	return err
+}

@@ -1,0 +1,529 @@
+//go:build linux
+
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+	"go.uber.org/zap/zaptest"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/sandboxtest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// counted is the suite's fake, which counts what is alive and can be told to
+// fail.
+type counted struct {
+	sandboxtest.Fake
+	mu       sync.Mutex
+	made     []string // sessions, in order
+	alive    map[string]bool
+	fail     error
+	deaf     map[string]bool // answers no ping
+	refusing bool            // can't be destroyed
+}
+
+func (b *counted) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	b.mu.Lock()
+	fail := b.fail
+	b.mu.Unlock()
+	if fail != nil {
+		return nil, fail
+	}
+	box, err := b.Fake.Create(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.made = append(b.made, spec.Session)
+	b.alive[spec.Session] = true
+	return &countedBox{Sandbox: box, backend: b, session: spec.Session}, nil
+}
+
+func (b *counted) living() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.alive)
+}
+
+func (b *counted) set(f func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	f()
+}
+
+type countedBox struct {
+	sandbox.Sandbox
+	backend *counted
+	session string
+}
+
+func (c *countedBox) Ping(ctx context.Context) error {
+	c.backend.mu.Lock()
+	deaf := c.backend.deaf[c.session]
+	c.backend.mu.Unlock()
+	if deaf {
+		return sandbox.ErrLost
+	}
+	return c.Sandbox.Ping(ctx)
+}
+
+func (c *countedBox) Destroy(ctx context.Context) error {
+	c.backend.mu.Lock()
+	refusing := c.backend.refusing
+	c.backend.mu.Unlock()
+	if refusing {
+		return errors.New("it stays")
+	}
+	err := c.Sandbox.Destroy(ctx)
+	c.backend.mu.Lock()
+	delete(c.backend.alive, c.session)
+	c.backend.mu.Unlock()
+	return err
+}
+
+// bed is a pool in front of a fake, and a workspace.
+type bed struct {
+	backend *counted
+	pool    *Pool
+	state   string
+	dir     string
+	n       int
+}
+
+func newBed(t testing.TB, o Options) *bed {
+	t.Helper()
+	base := t.TempDir()
+	b := &bed{
+		backend: &counted{alive: map[string]bool{}, deaf: map[string]bool{}},
+		state:   filepath.Join(base, "state"), dir: filepath.Join(base, "workspace"),
+	}
+	must(t, os.Mkdir(b.state, 0o700))
+	must(t, os.Mkdir(b.dir, 0o755))
+	o.StateDir, o.Logger = b.state, zaptest.NewLogger(t)
+	if o.Size == 0 {
+		o.Size = 1
+	}
+	var err error
+	b.pool, err = New(b.backend, o)
+	must(t, err)
+	t.Cleanup(func() {
+		b.backend.set(func() { b.backend.refusing = false })
+		if err := b.pool.Close(); err != nil {
+			t.Error(err)
+		}
+		if n := b.backend.living(); n != 0 {
+			t.Errorf("%d sandboxes are left", n)
+		}
+		if left, err := os.ReadDir(filepath.Join(b.state, folder)); len(left) > 0 || err != nil && !os.IsNotExist(err) {
+			t.Errorf("folders are left: %v, %v", left, err)
+		}
+	})
+	return b
+}
+
+func (b *bed) spec(t testing.TB) sandbox.Spec {
+	t.Helper()
+	dir, err := os.Open(b.dir)
+	must(t, err)
+	t.Cleanup(func() { dir.Close() })
+	b.n++
+	session := fmt.Sprintf("ses_%d", b.n)
+	own := filepath.Join(b.state, "sessions", session)
+	must(t, os.MkdirAll(own, 0o700))
+	return sandbox.Spec{
+		Session: session, Dir: own, Image: images.Reference{Scheme: images.SchemeHost},
+		Workspace: sandbox.Workspace{Path: b.dir, Dir: dir}, Resources: limits.DefaultResources(),
+	}
+}
+
+// create makes one and says whether it had been started ahead.
+func (b *bed) create(t testing.TB, spec sandbox.Spec) (box sandbox.Sandbox, warm bool) {
+	t.Helper()
+	box, err := b.pool.Create(t.Context(), spec)
+	must(t, err)
+	t.Cleanup(func() {
+		if err := box.Destroy(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	_, warm = box.(*given)
+	return box, warm
+}
+
+// settled waits until nothing happens in the background any more.
+func settled(t *testing.T) {
+	t.Helper()
+	synctest.Wait()
+}
+
+// bubbles runs a test with a clock of its own, in which the pool's background
+// work is over when it is waited for.
+func bubble(t *testing.T, o Options, f func(t *testing.T, b *bed)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { f(t, newBed(t, o)) })
+}
+
+// The second session gets what was started after the first; both are
+// destroyed, and never used again.
+func TestReadyIsGivenOut(t *testing.T) {
+	bubble(t, Options{}, func(t *testing.T, b *bed) {
+		first, warm := b.create(t, b.spec(t))
+		if warm {
+			t.Error("the first was ready before anybody asked")
+		}
+		settled(t)
+		second, warm := b.create(t, b.spec(t))
+		if !warm {
+			t.Error("the second was not ready")
+		}
+		settled(t)
+		third, warm := b.create(t, b.spec(t))
+		if !warm || first.ID() == second.ID() || second.ID() == third.ID() {
+			t.Errorf("%s, %s, %s", first.ID(), second.ID(), third.ID())
+		}
+		p, err := second.Start(t.Context(), sandbox.Command{Argv: []string{"true"}})
+		must(t, err)
+		_, err = p.Wait()
+		must(t, err)
+		must(t, second.Destroy(t.Context()))
+		must(t, second.Destroy(t.Context()))
+		if second.State() != sandbox.StateStopped {
+			t.Errorf("state %s after its end", second.State())
+		}
+	})
+}
+
+func TestPrepare(t *testing.T) {
+	bubble(t, Options{Size: 3}, func(t *testing.T, b *bed) {
+		must(t, b.pool.Prepare(b.spec(t)))
+		settled(t)
+		if n := b.backend.living(); n != 3 {
+			t.Errorf("%d are ready, not 3", n)
+		}
+		if _, warm := b.create(t, b.spec(t)); !warm {
+			t.Error("not ready")
+		}
+	})
+}
+
+// A sandbox is given out for the very same spec only, whatever differs.
+func TestOnlyForTheSameSpec(t *testing.T) {
+	other := t.TempDir()
+	for name, change := range map[string]func(*sandbox.Spec){
+		"image":      func(s *sandbox.Spec) { s.Image = images.Reference{Scheme: images.SchemeFolder, Value: other} },
+		"git":        func(s *sandbox.Spec) { s.Git = sandbox.GitCommit },
+		"memory":     func(s *sandbox.Spec) { s.Resources.MemoryBytes++ },
+		"time":       func(s *sandbox.Spec) { s.Resources.CommandTime++ },
+		"grace":      func(s *sandbox.Spec) { s.Grace = time.Minute },
+		"owner":      func(s *sandbox.Spec) { s.AllowOwnerRunner = true },
+		"path":       func(s *sandbox.Spec) { s.Workspace.Path += "/" },
+		"submounts":  func(s *sandbox.Spec) { s.Workspace.Submounts = []string{"x"} },
+		"mode":       func(s *sandbox.Spec) { s.Workspace.Mode = sandbox.ModeBind },
+		"the folder": func(s *sandbox.Spec) { s.Workspace.Dir, _ = os.Open(other) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, Options{Size: 2}, func(t *testing.T, b *bed) {
+				must(t, b.pool.Prepare(b.spec(t)))
+				settled(t)
+				spec := b.spec(t)
+				change(&spec)
+				t.Cleanup(func() { spec.Workspace.Dir.Close() })
+				if _, warm := b.create(t, spec); warm {
+					t.Error("a sandbox of another spec was given out")
+				}
+				// The control: the spec itself.
+				settled(t)
+				if _, warm := b.create(t, b.spec(t)); !warm {
+					t.Error("the other one was not kept")
+				}
+			})
+		})
+	}
+}
+
+// A field that is added to Spec is part of the key by itself, as long as it is
+// printed by its value.
+func TestKeyHasEverything(t *testing.T) {
+	plain := map[reflect.Kind]bool{reflect.String: true, reflect.Bool: true, reflect.Int64: true, reflect.Int: true}
+	var walk func(path string, of reflect.Type)
+	walk = func(path string, of reflect.Type) {
+		switch {
+		case path == ".Workspace.Dir" || path == ".Notify": // not in the key; by device and inode; not used
+		case of.Kind() == reflect.Struct:
+			for i := range of.NumField() {
+				walk(path+"."+of.Field(i).Name, of.Field(i).Type)
+			}
+		case of.Kind() == reflect.Slice:
+			walk(path, of.Elem())
+		case !plain[of.Kind()]:
+			t.Errorf("Spec%s is a %s: the key must be taught how to compare it", path, of)
+		}
+	}
+	walk("", reflect.TypeFor[sandbox.Spec]())
+}
+
+func TestNotPooled(t *testing.T) {
+	for name, change := range map[string]func(*sandbox.Spec){
+		"layers": func(s *sandbox.Spec) { s.Workspace.Layers = "/x" },
+		"build":  func(s *sandbox.Spec) { s.Image = images.Reference{Scheme: images.SchemeBuild, Value: "/x"} },
+		"layout": func(s *sandbox.Spec) { s.Image = images.Reference{Scheme: images.SchemeLayout, Value: "/x"} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, Options{}, func(t *testing.T, b *bed) {
+				spec := b.spec(t)
+				change(&spec)
+				must(t, b.pool.Prepare(spec))
+				settled(t)
+				if n := b.backend.living(); n != 0 {
+					t.Errorf("%d were started ahead", n)
+				}
+			})
+		})
+	}
+}
+
+// What must not be given out any more is destroyed, and one that is fine is
+// started instead.
+func TestUnfitIsReplaced(t *testing.T) {
+	for name, spoil := range map[string]func(t *testing.T, b *bed){
+		"a repository appeared":    func(t *testing.T, b *bed) { must(t, os.Mkdir(filepath.Join(b.dir, ".git"), 0o755)) },
+		"a configuration appeared": func(t *testing.T, b *bed) { must(t, os.Mkdir(filepath.Join(b.dir, ".caisson"), 0o755)) },
+		"it is deaf":               func(_ *testing.T, b *bed) { b.backend.set(func() { b.backend.deaf[b.backend.made[0]] = true }) },
+		"it was lost": func(t *testing.T, b *bed) {
+			for _, k := range b.pool.kinds {
+				must(t, b.backend.Kill(t.Context(), k.ready[0].box.(*countedBox).Sandbox))
+			}
+			settled(t)
+			if n := b.backend.living(); n != 0 {
+				t.Errorf("%d are alive: the lost one was not destroyed", n)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, Options{}, func(t *testing.T, b *bed) {
+				must(t, b.pool.Prepare(b.spec(t)))
+				settled(t)
+				spoil(t, b)
+				if _, warm := b.create(t, b.spec(t)); warm {
+					t.Error("it was given out")
+				}
+				settled(t)
+				if _, warm := b.create(t, b.spec(t)); !warm {
+					t.Error("it was not replaced")
+				}
+			})
+		})
+	}
+}
+
+// Old ones are replaced, and those that nobody asks for are forgotten.
+func TestAge(t *testing.T) {
+	bubble(t, Options{MaxAge: time.Minute, Forget: 10 * time.Minute}, func(t *testing.T, b *bed) {
+		must(t, b.pool.Prepare(b.spec(t)))
+		settled(t)
+		time.Sleep(5 * time.Minute)
+		settled(t)
+		b.backend.set(func() {
+			if len(b.backend.made) < 3 || len(b.backend.alive) != 1 || b.backend.alive[b.backend.made[0]] {
+				t.Errorf("made %v, alive %v", b.backend.made, b.backend.alive)
+			}
+		})
+		if box, warm := b.create(t, b.spec(t)); !warm || time.Since(box.(*given).ready.started) > time.Minute {
+			t.Error("no young one")
+		}
+		time.Sleep(20 * time.Minute)
+		settled(t)
+		if n := b.backend.living(); n != 1 { // the one that was given out
+			t.Errorf("%d are alive long after anybody asked", n)
+		}
+		if len(b.pool.kinds) != 0 {
+			t.Errorf("%d specs are remembered", len(b.pool.kinds))
+		}
+	})
+}
+
+// The bound holds for all specs together; the one that was used longest ago
+// makes room.
+func TestSizeIsForAll(t *testing.T) {
+	bubble(t, Options{Size: 2}, func(t *testing.T, b *bed) {
+		var specs []sandbox.Spec
+		for i := range 5 {
+			spec := b.spec(t)
+			spec.Resources.PIDs += int64(i)
+			specs = append(specs, spec)
+			must(t, b.pool.Prepare(spec))
+			settled(t)
+			time.Sleep(time.Second)
+			if n := b.backend.living(); n > 2 {
+				t.Fatalf("%d are ready", n)
+			}
+		}
+		last := specs[4]
+		if _, warm := b.create(t, last); !warm {
+			t.Error("the spec that was used last has none")
+		}
+	})
+}
+
+func TestForgetsManySpecs(t *testing.T) {
+	bubble(t, Options{Size: 1}, func(t *testing.T, b *bed) {
+		for i := range 3 * spareKinds {
+			spec := b.spec(t)
+			spec.Resources.PIDs += int64(i)
+			must(t, b.pool.Prepare(spec))
+			settled(t)
+		}
+		if n := len(b.pool.kinds); n > spareKinds+1 {
+			t.Errorf("%d specs are remembered", n)
+		}
+	})
+}
+
+// A start ahead that fails is nobody's error and is not tried for ever; the
+// session's own start says what is wrong.
+func TestFailedStart(t *testing.T) {
+	bubble(t, Options{}, func(t *testing.T, b *bed) {
+		b.backend.set(func() { b.backend.fail = sandbox.ErrUnavailable })
+		must(t, b.pool.Prepare(b.spec(t)))
+		settled(t)
+		if _, err := b.pool.Create(t.Context(), b.spec(t)); !errors.Is(err, sandbox.ErrUnavailable) {
+			t.Errorf("error %v", err)
+		}
+		settled(t)
+		b.backend.set(func() { b.backend.fail = nil })
+		b.create(t, b.spec(t))
+		settled(t)
+		if _, warm := b.create(t, b.spec(t)); !warm {
+			t.Error("not ready after the failure is over")
+		}
+	})
+}
+
+func TestCancelledCreate(t *testing.T) {
+	bubble(t, Options{}, func(t *testing.T, b *bed) {
+		must(t, b.pool.Prepare(b.spec(t)))
+		settled(t)
+		cause := errors.New("the user left")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(cause)
+		if _, err := b.pool.Create(ctx, b.spec(t)); !errors.Is(err, cause) {
+			t.Errorf("error %v", err)
+		}
+		if n := b.backend.living(); n != 1 {
+			t.Errorf("%d are ready: a cancelled call took one", n)
+		}
+	})
+}
+
+// What could not be destroyed is told at the end, and can be tried again.
+func TestDestroyFails(t *testing.T) {
+	bubble(t, Options{}, func(t *testing.T, b *bed) {
+		must(t, b.pool.Prepare(b.spec(t)))
+		settled(t)
+		box, warm := b.create(t, b.spec(t))
+		if !warm {
+			t.Fatal("not ready")
+		}
+		b.backend.set(func() { b.backend.refusing = true })
+		if err := box.Destroy(t.Context()); err == nil {
+			t.Error("a failure was not told")
+		}
+		b.backend.set(func() { b.backend.refusing = false })
+		must(t, box.Destroy(t.Context()))
+	})
+}
+
+func TestClosed(t *testing.T) {
+	b := newBed(t, Options{})
+	spec := b.spec(t)
+	must(t, b.pool.Prepare(spec)) // is being started while it is closed
+	must(t, b.pool.Close())
+	must(t, b.pool.Close())
+	if _, err := b.pool.Create(t.Context(), spec); !errors.Is(err, sandbox.ErrState) {
+		t.Errorf("error %v", err)
+	}
+}
+
+// Many sessions at once: each has one of its own.
+func TestConcurrent(t *testing.T) {
+	b := newBed(t, Options{Size: 4})
+	var mu sync.Mutex
+	seen := map[string]bool{}
+	var all sync.WaitGroup
+	for range 8 {
+		spec := b.spec(t)
+		all.Go(func() {
+			for i := range 10 {
+				s := spec
+				s.Session = fmt.Sprintf("%s_%d", spec.Session, i)
+				box, err := b.pool.Create(t.Context(), s)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				if seen[box.ID()] {
+					t.Errorf("%s was given out twice", box.ID())
+				}
+				seen[box.ID()] = true
+				mu.Unlock()
+				if err := box.Destroy(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+func TestSweepRemovesEmptyFolders(t *testing.T) {
+	b := newBed(t, Options{})
+	old, young, used := filepath.Join(b.state, folder, "ses_old"), filepath.Join(b.state, folder, "ses_young"), filepath.Join(b.state, folder, "ses_used")
+	for _, dir := range []string{old, young, filepath.Join(used, "bundle")} {
+		must(t, os.MkdirAll(dir, 0o700))
+	}
+	long := time.Now().Add(-2 * DefaultForget)
+	must(t, os.Chtimes(old, long, long))
+	must(t, os.Chtimes(used, long, long))
+	_, err := b.pool.Sweep(t.Context())
+	must(t, err)
+	if _, err := os.Stat(old); !os.IsNotExist(err) {
+		t.Errorf("%s is there", old)
+	}
+	for _, dir := range []string{young, used} {
+		_, err := os.Stat(dir)
+		must(t, err)
+	}
+	must(t, os.RemoveAll(filepath.Join(b.state, folder)))
+}
+
+func TestInvalid(t *testing.T) {
+	for _, o := range []Options{{StateDir: "/x"}, {Size: 1}, {Size: 1, StateDir: "x"}, {Size: 1, StateDir: "/x", MaxAge: -1}} {
+		if _, err := New(&sandboxtest.Fake{}, o); !errors.Is(err, sandbox.ErrInvalid) {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+}
