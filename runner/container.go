@@ -62,6 +62,9 @@ type life struct {
 	box    sandbox.Sandbox
 	err    error
 	once   sync.Once // its loss is handled once
+	// taken says that it was taken down, or that this failed: to try again at once
+	// would only take as long again, and the next sweep does.
+	taken bool
 	after  error     // what calls get after the loss
 }
 
@@ -273,6 +276,10 @@ func limitText(e *limits.ExceededError) string {
 // destroy takes one life down and keeps what it could not remove. The caller
 // holds mu.
 func (c *container) destroy(l *life) {
+	if l.taken {
+		return
+	}
+	l.taken = true
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(c.making), destroyTime, errSlow)
 	defer cancel()
 	if err := l.box.Destroy(ctx); err != nil {

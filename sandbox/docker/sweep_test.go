@@ -1,0 +1,75 @@
+package docker
+
+import (
+	"testing"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+
+	"github.com/caisson-run/caisson/sandbox/internal/owner"
+)
+
+// TestAbandoned: whose container a sweep may remove, by its labels, its state
+// and its age. An owner that can't be seen keeps what runs for ever, and what is
+// stopped until its lease is over.
+func TestAbandoned(t *testing.T) {
+	state := t.TempDir()
+	instance, err := owner.Instance(state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := owner.Self(instance)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &Backend{self: self}
+	change := func(f func(*owner.Identity)) owner.Identity {
+		id := self
+		f(&id)
+		return id
+	}
+	dead := change(func(id *owner.Identity) { id.PID = 1<<22 + 1 }) // above every pid_max
+	reused := change(func(id *owner.Identity) { id.Start++ })
+	restarted := change(func(id *owner.Identity) { id.Boot = "another" })
+	elsewhere := change(func(id *owner.Identity) { id.Boot, id.Instance = "another", "another" })
+	nested := change(func(id *owner.Identity) { id.PIDNamespace = "pid:[1]" })
+	over := func(id owner.Identity) owner.Identity {
+		id.Lease = time.Now().Add(-time.Second)
+		return id
+	}
+	skewed := func(id owner.Identity) owner.Identity { // its clock is an hour behind
+		id.Lease = id.Lease.Add(-time.Hour)
+		return id
+	}
+	const running, exited, created, paused = container.StateRunning, container.StateExited, container.StateCreated, container.StatePaused
+	for _, tt := range []struct {
+		name  string
+		id    owner.Identity
+		state container.ContainerState
+		age   time.Duration
+		want  bool
+	}{
+		{"own, running", self, running, time.Hour, false},
+		{"own, stopped", self, exited, time.Hour, false},
+		{"own, lease over", over(self), exited, time.Hour, false},
+		{"own, being started", self, created, time.Minute, false},
+		{"own, never started", self, created, time.Hour, true},
+		{"dead, running", dead, running, 0, true},
+		{"dead, paused", dead, paused, 0, true},
+		{"number reused", reused, running, 0, true},
+		{"before the machine's restart", restarted, running, 0, true},
+		{"another machine's, running", over(elsewhere), running, time.Hour, false},
+		{"another machine's, stopped", elsewhere, exited, time.Hour, false},
+		{"another machine's, being started", elsewhere, created, time.Hour, false},
+		{"another machine's, stopped, clocks apart", skewed(elsewhere), exited, time.Hour, false},
+		{"another machine's, stopped, lease over", over(elsewhere), exited, time.Hour, true},
+		{"another PID namespace's, running", over(nested), running, time.Hour, false},
+		{"another PID namespace's, lease over", over(nested), exited, time.Hour, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := b.abandoned(tt.id, tt.state, time.Now().Add(-tt.age)); got != tt.want {
+				t.Errorf("abandoned: %v, want %v", got, tt.want)
+			}
+		})
+	}
+}
