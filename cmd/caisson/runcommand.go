@@ -184,7 +184,7 @@ func (s *setup) world(ctx context.Context, u *userInterface) (runner.Options, er
 	image, err := reference(*s.conf.Image)
 	if err != nil {
 		return o, &runner.Error{Status: runner.ExitConfig, Err: err, Problem: runner.Problem{
-			Cause: "the image can't be used: " + err.Error(), Mend: "Images are host, rootfs:DIR, oci-layout:DIR, docker-archive:FILE, build:DIR, or a name such as debian:bookworm-slim.",
+			Cause: "the image can't be used: " + err.Error(), Mend: "Change --image, or image in the configuration.",
 		}}
 	}
 	if !s.conf.AllowedImage(image.String()) {

@@ -45,7 +45,7 @@ func (e *ImageEngine) Build(ctx context.Context, dir string, progress io.Writer)
 	}
 	output := &buildOutput{progress: progress}
 	if err := r.build(ctx, folder, name, output); err != nil {
-		return "", errors.Join(fmt.Errorf("build:%s: %w", dir, err), r.removeUnfinished(ctx, output.made))
+		return "", errors.Join(err, r.removeUnfinished(ctx, output.made))
 	}
 	if before.ID != "" && before.ID != output.id {
 		// Refused by the engine if it has another name, or a container uses it.

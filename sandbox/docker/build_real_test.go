@@ -113,7 +113,7 @@ func TestBuildThatFails(t *testing.T) {
 	} {
 		dir := dockerfileIn(t, e, tt.lines...)
 		_, err := e.Build(t.Context(), dir, nil)
-		if !errors.Is(err, images.ErrInvalid) || !strings.Contains(err.Error(), tt.says) || !strings.Contains(err.Error(), dir) {
+		if !errors.Is(err, images.ErrInvalid) || !strings.Contains(err.Error(), tt.says) {
 			t.Errorf("%s: %v, want ErrInvalid that says %q", name, err, tt.says)
 		}
 	}

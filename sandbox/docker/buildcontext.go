@@ -46,9 +46,9 @@ type buildContext struct {
 func openContext(dir string) (*buildContext, error) {
 	root, err := os.OpenRoot(dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: build:%s: there is no such folder", images.ErrNotFound, dir)
+		return nil, fmt.Errorf("%w: there is no folder %s", images.ErrNotFound, dir)
 	} else if err != nil {
-		return nil, fmt.Errorf("%w: build:%s: %w", images.ErrInvalid, dir, err)
+		return nil, fmt.Errorf("%w: %w", images.ErrInvalid, err)
 	}
 	c := &buildContext{root: root, left: maxContextBytes}
 	if err := c.prepare(dir); err != nil {
@@ -62,16 +62,16 @@ func (c *buildContext) prepare(dir string) error {
 	info, err := c.root.Stat(dockerfile)
 	switch {
 	case err != nil:
-		return fmt.Errorf("%w: build:%s has no %s", images.ErrNotFound, dir, dockerfile)
+		return fmt.Errorf("%w: the folder %s has no %s", images.ErrNotFound, dir, dockerfile)
 	case !info.Mode().IsRegular():
-		return fmt.Errorf("%w: build:%s: its %s is no file", images.ErrInvalid, dir, dockerfile)
+		return fmt.Errorf("%w: its %s is no file", images.ErrInvalid, dockerfile)
 	}
 	patterns, err := c.patterns()
 	if err == nil {
 		c.ignore, err = patternmatcher.New(patterns)
 	}
 	if err != nil {
-		return fmt.Errorf("%w: build:%s: %s: %w", images.ErrInvalid, dir, ignoreFile, err)
+		return fmt.Errorf("%w: its %s: %w", images.ErrInvalid, ignoreFile, err)
 	}
 	return nil
 }
