@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -189,6 +190,27 @@ func TestUsage(t *testing.T) {
 	if r.PeakMemory < 90<<20 {
 		t.Errorf("%d bytes at the peak of a daemon that held 99 MB", r.PeakMemory)
 	}
+}
+
+// TestOOMScore: commands are killed before the guest, whose own score stays.
+func TestOOMScore(t *testing.T) {
+	c, g := dial(t, guesttest.Options{})
+	before := oomScoreOf(t, g.PID)
+	if r := sh(t, c, "cat /proc/self/oom_score_adj"); r.stdout != "1000\n" {
+		t.Errorf("a command's score is %q", r.stdout)
+	}
+	if after := oomScoreOf(t, g.PID); after != before || after == "1000\n" {
+		t.Errorf("the guest's score was %q and is %q", before, after)
+	}
+}
+
+func oomScoreOf(t *testing.T, pid int) string {
+	t.Helper()
+	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/oom_score_adj")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
 }
 
 // TestMemoryLimit: an out-of-memory kill is told by the kernel's counter.

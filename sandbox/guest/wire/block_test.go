@@ -38,7 +38,7 @@ func TestSendBlock(t *testing.T) {
 		var got []byte
 		for r := NewReader(&stream); ; {
 			f, err := r.Next()
-			if err == io.EOF {
+			if errors.Is(err, io.EOF) {
 				break
 			}
 			if err != nil || f.Type != TypeData || f.Stream != 7 || f.Channel != Stdout {

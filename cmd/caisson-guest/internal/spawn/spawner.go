@@ -72,6 +72,7 @@ type Spawner struct {
 	lost  []string
 	inDir string // the folder that the process is in, relative to the workspace
 	cpus  *affinity
+	oom   oomScore
 }
 
 // New starts the spawner's thread and restricts it. An error means that
@@ -125,6 +126,7 @@ func (s *Spawner) prepare() error {
 		return err
 	}
 	s.cpus = newAffinity(s.o.MilliCPUs)
+	s.oom = openOOMScore()
 	return s.as(func() error { return s.openWorkspace() })
 }
 
@@ -221,7 +223,9 @@ func (s *Spawner) spawn(r Request) (Child, error) {
 		attr.Sys.Credential = &syscall.Credential{Uid: s.o.UID, Gid: s.o.GID, Groups: []uint32{r.Group}}
 	}
 	s.cpus.restrict()
+	s.oom.raise()
 	pid, err := syscall.ForkExec(program, r.Argv, &attr)
+	s.oom.restore()
 	s.cpus.restore()
 	p.closeChild()
 	if err != nil {

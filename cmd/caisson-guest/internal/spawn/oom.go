@@ -1,0 +1,54 @@
+package spawn
+
+import (
+	"bytes"
+	"os"
+)
+
+// oomScore makes commands the first that the kernel kills when the container's
+// memory runs out: they would inherit the guest's own score, and where a file
+// system in memory is what is full, the guest can be the largest process. A
+// score can be raised without a capability, and lowered again to what it was. The
+// zero value does nothing.
+type oomScore struct {
+	file *os.File
+	own  []byte
+}
+
+// highestScore is OOM_SCORE_ADJ_MAX of Linux (include/uapi/linux/oom.h).
+var highestScore = []byte("1000")
+
+// openOOMScore is the zero value where the kernel does not let it.
+func openOOMScore() oomScore {
+	f, err := os.OpenFile("/proc/self/oom_score_adj", os.O_RDWR, 0)
+	if err != nil {
+		return oomScore{}
+	}
+	own := make([]byte, 16)
+	n, _ := f.ReadAt(own, 0)
+	o := oomScore{file: f, own: bytes.TrimSpace(own[:n])}
+	if n == 0 || !o.set(highestScore) || !o.set(o.own) {
+		_ = f.Close()
+		return oomScore{}
+	}
+	return o
+}
+
+func (o oomScore) set(score []byte) bool {
+	_, err := o.file.WriteAt(score, 0)
+	return err == nil
+}
+
+// raise raises the guest's score, which the next child inherits. Call restore then.
+func (o oomScore) raise() {
+	if o.file != nil {
+		o.set(highestScore)
+	}
+}
+
+// restore undoes raise.
+func (o oomScore) restore() {
+	if o.file != nil {
+		o.set(o.own)
+	}
+}
