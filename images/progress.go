@@ -57,6 +57,9 @@ func (r *reporter) send(p Progress) {
 			r.last = map[string]time.Time{}
 		}
 		r.last[key] = now
+		if p.Done == p.Total {
+			delete(r.last, key)
+		}
 	}
 	r.report(p)
 }

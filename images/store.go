@@ -189,18 +189,18 @@ func (s *Store) with(ctx context.Context, ref Reference, anew bool, do func(f *f
 		if err != nil {
 			return err
 		}
-		f.fresh = known == nil || known.ID != f.record.ID || known.Digest != f.record.Digest
+		f.fresh = known == nil || known.ID != f.record.ID || known.Digest != f.record.Digest || known.EngineID != f.record.EngineID
 	}
-	if f.fresh {
-		// The pin comes first: what is fetched then has a name to be found and
-		// removed by, also if it fails.
-		if err := s.remember(ctx, f.name, f.record); err != nil {
-			return err
-		}
-	} else {
+	if !f.fresh {
 		s.touch(f.record.Source, f.name)
+		return do(f)
 	}
-	return do(f)
+	// The pin comes last: an image that can't be fetched, or is refused, leaves
+	// the one before where it was.
+	if err := do(f); err != nil {
+		return err
+	}
+	return s.remember(ctx, f.name, f.record)
 }
 
 // Resolve says what ref names now, without fetching its layers: as
@@ -226,7 +226,13 @@ func (s *Store) RootFS(ctx context.Context, ref Reference) (root *RootFS, releas
 		root, release, err = s.take(ctx, ref, f)
 		return err
 	})
-	return root, release, err
+	if err != nil {
+		if release != nil { // it could not be remembered
+			release()
+		}
+		return nil, nil, err
+	}
+	return root, release, nil
 }
 
 // take makes the tree of what was found and leases it.
@@ -274,6 +280,7 @@ func (s *Store) Archive(ctx context.Context, ref Reference, w io.Writer) (id str
 // unpacked too. Sessions that run keep what they have.
 func (s *Store) Pull(ctx context.Context, ref Reference) (Image, error) {
 	var im Image
+	release := func() {}
 	err := s.with(ctx, ref, true, func(f *found) error {
 		if runtime.GOOS != "linux" {
 			if _, err := f.open(ctx); err != nil {
@@ -282,13 +289,13 @@ func (s *Store) Pull(ctx context.Context, ref Reference) (Image, error) {
 			im = s.describe(f.record)
 			return nil
 		}
-		_, release, err := s.take(ctx, ref, f)
+		_, leased, err := s.take(ctx, ref, f)
 		if err != nil {
 			return err
 		}
-		release()
-		im = s.describe(f.record)
+		release, im = leased, s.describe(f.record)
 		return nil
 	})
+	release() // not before it is remembered: nothing else keeps it
 	return im, err
 }

@@ -225,6 +225,18 @@ func TestPullAndPin(t *testing.T) {
 	}
 	reg.meddle = nil
 
+	// A pull that finds something else and can't have it leaves the pin.
+	reg.meddle = blobOf(func(w http.ResponseWriter, _ int64) { http.Error(w, "gone", http.StatusNotFound) })
+	if _, err := s.Pull(t.Context(), ref); !errors.Is(err, ErrNotFound) {
+		t.Errorf("pull of an image without layers: %v", err)
+	}
+	reg.meddle = nil
+	still, release7 := rootfs(t, s, ref)
+	release7()
+	if still.Digest != one {
+		t.Errorf("after a pull that failed: %s", still.Digest)
+	}
+
 	im, err := s.Pull(t.Context(), ref)
 	if err != nil || im.Digest != two || !im.Unpacked {
 		t.Fatalf("pull: %+v, %v", im, err)
