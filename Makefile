@@ -63,7 +63,7 @@ conformance: build ## run the sandbox conformance suite; BACKEND=docker|gvisor|r
 e2e: build ## run the end-to-end tests with the built binaries
 	@E2E_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 30m -v ./e2e/...
 
-bench: build ## measure against host, engine and runtimes in one run; print the ratios
+bench: build ## measure against host, engine and runtimes in one run; WRITE=1 writes docs/benchmarks.md
 	@sh .ci/bench.sh
 
 cover: build ## print the coverage of all packages

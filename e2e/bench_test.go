@@ -81,7 +81,6 @@ func BenchmarkExec(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			bench := benchSandbox(b, name)
 			box := bench.start(b)
-			b.Logf("%s: processes are killed by %s", name, box.Attestation().KillMethod)
 			sides := []side{
 				{op: func() error { return runIn(b.Context(), box, nil, "sh", "-c", "true") }},
 				{name: "host-", op: func() error { return exec.CommandContext(b.Context(), "sh", "-c", "true").Run() }},
@@ -102,6 +101,7 @@ func BenchmarkExec(b *testing.B) {
 				}})
 			}
 			compare(b, sides...)
+			b.ReportMetric(1, "killed-by-"+box.Attestation().KillMethod)
 		})
 	}
 }

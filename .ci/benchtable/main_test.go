@@ -1,35 +1,69 @@
 package main
 
 import (
+	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
 
 const output = `goos: linux
 pkg: github.com/caisson-run/caisson/e2e
-BenchmarkExec/host-2     	     100	   1000000 ns/op	   900000 p50-ns
-BenchmarkExec/docker-2   	     100	   2000000 ns/op	  1800000 p50-ns
-BenchmarkExec/engine-api 	      10	  50000000 ns/op	 45000000 p50-ns
+BenchmarkExec/docker-2   	     100	   0 ns/op	  1000000 host-p50-ns	 45000000 engine-api-p50-ns	 1 killed-by-gid	 1800000 p50-ns
+BenchmarkKill/docker-2   	     100	   3 ns/op	  14000000 p99-ns
+BenchmarkIdle/docker-2   	     1	   3 ns/op	  5000 KiB-a-session
+BenchmarkOutput/runc-2   	     10	   0 ns/op	  100000000 host-p50-ns	 200000000 p50-ns	 1.5 MiB-grown
 PASS
 pkg: github.com/caisson-run/caisson/sandbox/oci
-BenchmarkStart/gvisor-2 	       3	 1250000 ns/op	 131.0 ms-bare	 1.250 vs-bare
+BenchmarkStart/gvisor-2 	       3	 0 ns/op	 100000000 bare-p50-ns	 125000000 p50-ns
 PASS
 `
 
 func TestTable(t *testing.T) {
-	measured, err := read(strings.NewReader(output))
+	page := filepath.Join(t.TempDir(), "page.md")
+	if err := os.WriteFile(page, []byte("# Title\n\n"+begin+"\nstale\n"+end+"\n\nby hand\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	if err := run(page, "a machine", strings.NewReader(output), &out); err != nil {
+		t.Fatal(err)
+	}
+	squeezed := strings.Join(strings.Fields(out.String()), " ")
+	for _, want := range []string{
+		"exec round trip, docker / host fork+exec (kills by gid) 1.800 1.000 1.80 ≤ 1.7 MISSED",
+		"exec round trip, docker (kills by gid) 1.800 45.000 25.00 ≥ 25 met",
+		"cold start, gvisor / bare runsc run 125.000 100.000 1.25 ≤ 1.05 MISSED",
+		"kill to dead, 16 daemons, p99, docker 14.00 ms ≤ 15 ms met",
+		"idle memory a session (PSS), docker 5.12 MB ≤ 4 MB MISSED",
+		"dd | cat on the host, runc 200.000 100.000 0.50 ≥ 0.4 met",
+		"memory that the host needs more for it, runc 1.50 MiB ≤ 16 MiB met",
+		"READ of 4 KiB / os.ReadFile ≤ 0.9 not measured",
+	} {
+		if !strings.Contains(squeezed, want) {
+			t.Errorf("table lacks %q:\n%s", want, out.String())
+		}
+	}
+	data, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := table(rows(), measured)
-	for _, want := range []string{
-		"exec round trip, docker / host fork+exec                  1.800      0.900     2.00  ≤ 1.7 MISSED",
-		"1.25  ≤ 1.05 MISSED",
-		"25.00  ≥ 25 met",
-		"not measured here",
-	} {
-		if !strings.Contains(text, want) {
-			t.Errorf("table lacks %q:\n%s", want, text)
+	got := string(data)
+	for _, want := range []string{"# Title\n", "| cold start, gvisor / bare runsc run | 125.000 | 100.000 | 1.25 | ≤ 1.05 | MISSED |", `dd \| cat`, "a machine\n" + end, "\n\nby hand\n"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("page lacks %q:\n%s", want, got)
 		}
+	}
+	if strings.Contains(got, "stale") {
+		t.Error("the old table is still there")
+	}
+}
+
+func TestNothingMeasured(t *testing.T) {
+	if err := run("", "", strings.NewReader("PASS\n"), io.Discard); err == nil {
+		t.Error("no error")
+	}
+	if _, err := replace("no markers", "x"); err == nil {
+		t.Error("a page without markers was written")
 	}
 }

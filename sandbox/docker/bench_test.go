@@ -102,13 +102,13 @@ func median(list []time.Duration) time.Duration {
 	return list[len(list)/2]
 }
 
-// report gives both medians, in milliseconds, and their ratio.
+// report gives both medians and their ratio.
 func report(b *testing.B, ours, theirs []time.Duration) {
 	b.Helper()
 	o, t := median(ours), median(theirs)
 	b.ReportMetric(0, "ns/op")
-	b.ReportMetric(float64(o.Microseconds())/1000, "ms")
-	b.ReportMetric(float64(t.Microseconds())/1000, "engine-ms")
+	b.ReportMetric(float64(o), "p50-ns")
+	b.ReportMetric(float64(t), "engine-p50-ns")
 	b.ReportMetric(float64(o)/float64(t), "x-engine")
 }
 

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+)
+
+// metric names one number of one benchmark: the package below the module, the
+// benchmark without its prefix, and the unit.
+type metric struct{ pkg, bench, unit string }
+
+// row is one target: the ratio of two numbers, or one number.
+type row struct {
+	what string
+	ours metric
+	// peer is what ours is divided by; without one ours itself is compared.
+	peer metric
+	// inverse divides the peer by ours: of two times, the ratio of the speeds.
+	inverse bool
+	// atMost says that the result must not be above limit; otherwise not below.
+	atMost bool
+	limit  float64
+	// unit is that of a row without a peer, for people; by is what one of it is
+	// in the benchmark's.
+	unit string
+	by   float64
+}
+
+// killedBy begins the unit by which a benchmark says how commands are killed.
+const killedBy = "killed-by-"
+
+// rows are the targets of the design, in its order.
+func rows() []row {
+	const ns, ms = "p50-ns", 1e6
+	e2e := func(bench, unit string) metric { return metric{"e2e", bench, unit} }
+	list := []row{
+		{what: "exec round trip, docker / host fork+exec", ours: e2e("Exec/docker", ns), peer: e2e("Exec/docker", "host-"+ns), atMost: true, limit: 1.7},
+		{what: "exec round trip, runc / host fork+exec", ours: e2e("Exec/runc", ns), peer: e2e("Exec/runc", "host-"+ns), atMost: true, limit: 1.7},
+		{what: "exec by the engine's API / exec round trip, docker", ours: e2e("Exec/docker", ns), peer: e2e("Exec/docker", "engine-api-"+ns), inverse: true, limit: 25},
+		{what: "exec round trip, gvisor / runsc exec", ours: e2e("Exec/gvisor", ns), peer: e2e("Exec/gvisor", "runtime-"+ns), atMost: true, limit: 0.55},
+		{what: "cold start, docker / engine create+start+exec", ours: metric{"sandbox/docker", "Start", ns}, peer: metric{"sandbox/docker", "Start", "engine-" + ns}, atMost: true, limit: 0.6},
+		{what: "cold start, gvisor / bare runsc run", ours: metric{"sandbox/oci", "Start/gvisor", ns}, peer: metric{"sandbox/oci", "Start/gvisor", "bare-" + ns}, atMost: true, limit: 1.05},
+		{what: "cold start, runc / bare runc run", ours: metric{"sandbox/oci", "Start/runc", ns}, peer: metric{"sandbox/oci", "Start/runc", "bare-" + ns}, atMost: true, limit: 1.05},
+	}
+	for _, b := range []struct {
+		name               string
+		kill, memory, flow float64
+	}{{"docker", 15, 4, 0.4}, {"gvisor", 50, 17, 0.05}, {"runc", 15, 1.2, 0.4}} {
+		list = append(list,
+			row{what: "start from the pool and a command / exec round trip, " + b.name, ours: e2e("Warm/"+b.name, ns), peer: e2e("Warm/"+b.name, "exec-"+ns), atMost: true, limit: 3},
+			row{what: "kill to dead, 16 daemons, p99, " + b.name, ours: e2e("Kill/"+b.name, "p99-ns"), atMost: true, limit: b.kill, unit: "ms", by: ms},
+			row{what: "idle memory a session (PSS), " + b.name, ours: e2e("Idle/"+b.name, "KiB-a-session"), atMost: true, limit: b.memory, unit: "MB", by: 1e6 / 1024},
+			row{what: "stdout, streamed and hashed / dd | cat on the host, " + b.name, ours: e2e("Output/"+b.name, ns), peer: e2e("Output/"+b.name, "host-"+ns), inverse: true, limit: b.flow},
+			row{what: "memory that the host needs more for it, " + b.name, ours: e2e("Output/"+b.name, "MiB-grown"), atMost: true, limit: 16, unit: "MiB", by: 1})
+	}
+	return append(list, row{what: "READ of 4 KiB / os.ReadFile", ours: e2e("Read", ns), peer: e2e("Read", "os-"+ns), atMost: true, limit: 0.9})
+}
+
+// line is a row with its result.
+type line struct{ what, ours, peer, result, target, verdict string }
+
+// evaluate compares what was measured with the targets; a row whose benchmark
+// or peer did not run says so.
+func evaluate(rows []row, measured map[metric]float64) []line {
+	var lines []line
+	for _, r := range rows {
+		l := line{what: r.what, target: r.target(), verdict: "not measured"}
+		for m := range measured {
+			if method, ok := strings.CutPrefix(m.unit, killedBy); ok && m.pkg == r.ours.pkg && m.bench == r.ours.bench {
+				l.what += " (kills by " + method + ")"
+			}
+		}
+		ours, haveOurs := measured[r.ours]
+		peer, havePeer := measured[r.peer]
+		switch {
+		case r.peer == metric{} && haveOurs:
+			value := ours / r.by
+			l.result = fmt.Sprintf("%.2f %s", value, r.unit)
+			l.verdict = r.verdict(value)
+		case haveOurs && havePeer && peer > 0 && ours > 0:
+			value := ours / peer
+			if r.inverse {
+				value = peer / ours
+			}
+			l.ours, l.peer, l.result = milliseconds(ours), milliseconds(peer), fmt.Sprintf("%.2f", value)
+			l.verdict = r.verdict(value)
+		}
+		lines = append(lines, l)
+	}
+	return lines
+}
+
+func milliseconds(ns float64) string { return fmt.Sprintf("%.3f", ns/1e6) }
+
+func (r row) target() string {
+	sign := "≥"
+	if r.atMost {
+		sign = "≤"
+	}
+	return strings.TrimSpace(fmt.Sprintf("%s %g %s", sign, r.limit, r.unit))
+}
+
+func (r row) verdict(value float64) string {
+	if r.atMost && value <= r.limit || !r.atMost && value >= r.limit {
+		return "met"
+	}
+	return "MISSED"
+}
