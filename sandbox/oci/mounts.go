@@ -58,9 +58,13 @@ func (p plan) kernelMounts() []specs.Mount {
 	if p.identity.user == nil {
 		pts = append(pts, "gid=5") // not mapped where there is one id only
 	}
+	dev := []string{"nosuid", "noexec", "strictatime", "mode=755", "size=65536"}
+	if p.identity.single {
+		dev = append(dev, "ro") // commands have the id that it belongs to
+	}
 	list := []specs.Mount{
 		{Destination: "/proc", Type: "proc", Source: "proc", Options: slices.Concat([]string{"nosuid", "nodev", "noexec"}, p.traits.procOptions)},
-		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "noexec", "strictatime", "mode=755", "size=65536"}},
+		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: dev},
 		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: pts},
 		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
 		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},

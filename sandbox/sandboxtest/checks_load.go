@@ -57,6 +57,9 @@ func checkBusy(ctx context.Context, e *env) error {
 
 // checkStopped stops every process that a command can: cancelling still works.
 func checkStopped(ctx context.Context, e *env) error {
+	if e.target.SingleUID {
+		return e.attestsLoss("uid") // the guest can be stopped too, and is lost then
+	}
 	m := marker()
 	runCtx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

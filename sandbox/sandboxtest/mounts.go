@@ -97,6 +97,8 @@ func (e *env) sameMount(m mountLine) error {
 		return e.safe(m, "rw")
 	case kernel && !slices.Contains(kinds, m.kind):
 		return fmt.Errorf("a file system of kind %s", m.kind)
+	case m.point == "/dev" && e.target.SingleUID:
+		return e.safe(m, "ro")
 	case m.point == "/dev" || m.point == "/sys/fs/cgroup" || m.point == "/proc" || m.point == "/dev/pts" || m.point == "/dev/mqueue":
 		return e.safe(m, "rw")
 	case strings.HasPrefix(m.point, "/dev/"):

@@ -242,7 +242,7 @@ func effects() map[string]func() error {
 		"file capabilities": func() error {
 			return onFile(func(f string) error { return unix.Setxattr(f, "security.capability", fileCaps(), 0) })
 		},
-		"give a file away":   func() error { return onFile(func(f string) error { return unix.Lchown(f, 65534, 65534) }) },
+		"give a file away":   func() error { return onFile(giveAway) },
 		"immutable file":     func() error { return onFile(immutable) },
 		"core files":         coreFiles,
 		"write core_pattern": func() error { return openWrite("/proc/sys/kernel/core_pattern") },
@@ -305,6 +305,16 @@ func onFile(f func(path string) error) error {
 // fileCaps is the attribute of a file with all capabilities, version 2.
 func fileCaps() []byte {
 	return []byte{1, 0, 0, 2, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0xff, 1, 0, 0, 0, 0, 0, 0}
+}
+
+// giveAway changes a file's owner and says whether it is another then: an id
+// that is not mapped is invalid, which refuses as well.
+func giveAway(path string) error {
+	err := unix.Lchown(path, 65534, 65534)
+	if errors.Is(err, unix.EINVAL) {
+		return errNoEffect
+	}
+	return err
 }
 
 func immutable(path string) error {

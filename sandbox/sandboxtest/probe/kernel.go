@@ -185,3 +185,29 @@ func replace(paths []string) error {
 	}
 	return nil
 }
+
+// namespaces prints what /proc/self/ns says, a line each: "pid:[4026531836]".
+func namespaces([]string) error {
+	entries, err := os.ReadDir("/proc/self/ns")
+	for _, e := range entries {
+		if to, err := os.Readlink("/proc/self/ns/" + e.Name()); err == nil && !strings.Contains(e.Name(), "_for_") {
+			fmt.Println(to)
+		}
+	}
+	return err
+}
+
+// rlimits prints the hard limits; -1 is none.
+func rlimits([]string) error {
+	for name, number := range map[string]int{
+		"core": unix.RLIMIT_CORE, "fsize": unix.RLIMIT_FSIZE, "memlock": unix.RLIMIT_MEMLOCK, "msgqueue": unix.RLIMIT_MSGQUEUE,
+		"nofile": unix.RLIMIT_NOFILE, "nproc": unix.RLIMIT_NPROC, "stack": unix.RLIMIT_STACK,
+	} {
+		var l unix.Rlimit
+		if err := unix.Getrlimit(number, &l); err != nil {
+			return err
+		}
+		fmt.Println(name, int64(l.Max))
+	}
+	return nil
+}

@@ -72,6 +72,8 @@ var verbs = map[string]func(args []string) error{
 	"kernel-files":  kernelFiles,
 	"overwrite":     overwrite,
 	"terminal":      terminal,
+	"namespaces":    namespaces,
+	"rlimits":       rlimits,
 	"connect":       connect,
 	"plant":         plant,
 	"look":          look,

@@ -1,0 +1,525 @@
+//go:build linux
+
+package sandboxtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/harden"
+)
+
+// Settings is a container as it was made: read back from the engine, or from
+// the bundle that the runtime took. The zero value of a field is what the
+// engine or runtime takes for "nothing".
+type Settings struct {
+	Runtime      string
+	Args, Env    []string
+	User         string // uid:gid of the first process
+	Hostname     string
+	Privileged   bool
+	ReadOnlyRoot bool
+	NoNewPrivs   bool
+	// Capabilities are the bounding, permitted and effective set; Inherited the
+	// inheritable and ambient one.
+	Capabilities, Inherited []string
+	// Seccomp is the profile, nil where none is loaded.
+	Seccomp *specs.LinuxSeccomp
+	// Security are further options of the engine's security modules.
+	Security []string
+	// Namespaces are those that the container has to itself.
+	Namespaces         []string
+	Network            string
+	Masked, ReadOnly   []string
+	Devices, Sysctls   []string
+	Binds              []string // "source:target:options" of each bind
+	Tmpfs              map[string]string
+	Rlimits            map[string]int64 // hard limits, names in lower case
+	PIDs               int64
+	Memory, MemorySwap int64
+	MilliCPUs          int64
+	NoOOMKill          bool
+	OOMScore           int
+	Restart, Logging   string
+	AutoRemove         bool
+	Init               bool // the engine's own
+	Labels             map[string]string
+}
+
+// ReadBack gives the settings of a sandbox.
+type ReadBack func(ctx context.Context, sb sandbox.Sandbox) (Settings, error)
+
+// row is one line of the design's table of hardening defaults: what the
+// engine or bundle must say, and what must be seen from inside.
+type row struct {
+	setting string
+	// decided says what differs from the table, and why.
+	decided string
+	asked   func(e *env, s Settings) error
+	inside  func(ctx context.Context, e *env) error
+}
+
+// RunHardening holds a sandbox against the table, row by row.
+func RunHardening(t *testing.T, target Target, readBack ReadBack) {
+	t.Helper()
+	if target.Probe == "" {
+		target.Probe = BuildProbe(t)
+	}
+	e := newEnv(target, t.TempDir())
+	if err := e.start(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := e.close(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	}()
+	s, err := readBack(t.Context(), e.sb)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range rows() {
+		t.Run(r.setting, func(t *testing.T) {
+			if r.decided != "" {
+				t.Log(r.decided)
+			}
+			if err := r.asked(e, s); err != nil {
+				t.Errorf("read back: %v", err)
+			}
+			if err := r.inside(t.Context(), e); err != nil {
+				t.Errorf("inside: %v", err)
+			}
+		})
+	}
+}
+
+// want compares one setting.
+func want[T comparable](name string, got, wanted T) error {
+	if got != wanted {
+		return fmt.Errorf("%s is %v, want %v", name, got, wanted)
+	}
+	return nil
+}
+
+// isEmpty asserts that a list is empty.
+func isEmpty(name string, list []string) error {
+	if len(list) > 0 {
+		return fmt.Errorf("%s are %q, want none", name, list)
+	}
+	return nil
+}
+
+// hasAll asserts that a list has what is wanted, and perhaps more.
+func hasAll(name string, list, wanted []string) error {
+	if missing := without(wanted, list); len(missing) > 0 {
+		return fmt.Errorf("%s lack %q", name, missing)
+	}
+	return nil
+}
+
+// unchecked is the inside of a row that only the host can see.
+func unchecked(context.Context, *env) error { return nil }
+
+// rows is the table. Its order and names are the design's.
+func rows() []row {
+	return slices.Concat(identityRows(), placeRows(), limitRows(), lifeRows())
+}
+
+func identityRows() []row {
+	return []row{
+		{
+			setting: "Runtime",
+			asked:   func(e *env, s Settings) error { return want("runtime", s.Runtime, e.sb.Attestation().Runtime) },
+			inside:  checkKernel,
+		},
+		{
+			setting: "User",
+			decided: "the container's first process is the guest, uid 0 in it; commands get an id of their own and can't become another",
+			asked: func(e *env, s Settings) error {
+				if e.target.LimitsUnenforced {
+					return nil // an ordinary user's: the guest becomes 0 by its capabilities
+				}
+				return want("user", s.User, "0:0")
+			},
+			inside: checkExec,
+		},
+		{
+			setting: "userns / idmap",
+			decided: "where Caisson is root the workspace is mounted with mapped ids; an ordinary user's container has a user namespace of one id",
+			asked:   func(*env, Settings) error { return nil },
+			inside:  checkOwnership,
+		},
+		{
+			setting: "Capabilities",
+			decided: "the guest keeps KILL, SETGID, SETUID and SETPCAP; commands have none, in any set",
+			asked: func(e *env, s Settings) error {
+				if e.target.LimitsUnenforced {
+					return hasAll("capabilities", harden.GuestCapabilities(), s.Capabilities)
+				}
+				return errors.Join(
+					want("capabilities", strings.Join(slices.Sorted(slices.Values(s.Capabilities)), " "), strings.Join(slices.Sorted(slices.Values(harden.GuestCapabilities())), " ")),
+					isEmpty("inherited capabilities", s.Inherited), want("privileged", s.Privileged, false))
+			},
+			inside: checkPrivilege,
+		},
+		{
+			setting: "no_new_privs",
+			asked:   func(_ *env, s Settings) error { return want("no_new_privs", s.NoNewPrivs, true) },
+			inside:  checkPlantedHere,
+		},
+		{
+			setting: "seccomp",
+			decided: "gVisor loads none (docs/decisions/0021); the guest's filter is on every command everywhere",
+			asked:   askedSeccomp,
+			inside:  checkSyscalls,
+		},
+		{
+			setting: "AppArmor/SELinux",
+			decided: "the engine's own default where the host has a module; never switched off",
+			asked: func(_ *env, s Settings) error {
+				for _, o := range s.Security {
+					if strings.Contains(o, "unconfined") || strings.Contains(o, "label") && strings.Contains(o, "disable") {
+						return fmt.Errorf("security option %s", o)
+					}
+				}
+				return nil
+			},
+			inside: unchecked,
+		},
+		{
+			setting: "Namespaces",
+			decided: "gVisor's sandbox has no cgroup namespace on the host; commands see the cgroups of its own kernel",
+			asked: func(e *env, s Settings) error {
+				return hasAll("private namespaces", s.Namespaces, []string{"ipc", "mount", "network", "pid", "uts", "cgroup"})
+			},
+			inside: checkNamespaces,
+		},
+		{
+			setting: "Network",
+			asked:   func(_ *env, s Settings) error { return want("network", s.Network, "none") },
+			inside:  checkNetwork,
+		},
+	}
+}
+
+func placeRows() []row {
+	return []row{
+		{
+			setting: "Root filesystem",
+			asked: func(_ *env, s Settings) error {
+				return errors.Join(want("read-only root", s.ReadOnlyRoot, true), want("restart policy", s.Restart, "no"))
+			},
+			inside: checkRootReadOnly,
+		},
+		{
+			setting: "WS mount",
+			decided: "commands may run programs in it, because builds do; .git is pinned and read-only",
+			asked: func(_ *env, s Settings) error {
+				for _, b := range s.Binds {
+					if strings.Contains(b, "rbind") || strings.Contains(b, "shared") || strings.Contains(b, "slave") || !strings.Contains(b, "private") {
+						return fmt.Errorf("bind %s", b)
+					}
+				}
+				return nil
+			},
+			inside: checkMounts,
+		},
+		{
+			setting: "tmpfs",
+			decided: "/tmp and the home allow exec, because builds need it; together at most three quarters of the memory limit; an engine's /dev/shm has no limit of inodes",
+			asked: func(_ *env, s Settings) error {
+				for _, path := range []string{"/tmp", "/run", sandbox.HomeDir} {
+					for _, o := range []string{"nosuid", "nodev", "size="} {
+						if !strings.Contains(s.Tmpfs[path], o) {
+							return fmt.Errorf("tmpfs %s: %q lacks %s", path, s.Tmpfs[path], o)
+						}
+					}
+				}
+				return nil
+			},
+			inside: checkMounts,
+		},
+		{
+			setting: "/dev",
+			asked:   func(_ *env, s Settings) error { return isEmpty("devices", s.Devices) },
+			inside:  checkKernelFiles,
+		},
+		{
+			setting: "/proc",
+			decided: "hidepid with runc; an engine has no such option",
+			asked: func(_ *env, s Settings) error {
+				return errors.Join(hasAll("masked paths", s.Masked, harden.MaskedPaths()), hasAll("read-only paths", s.ReadOnly, harden.ReadonlyPaths()))
+			},
+			inside: checkGuestSafe,
+		},
+		{
+			setting: "/sys, cgroup",
+			asked:   func(*env, Settings) error { return nil },
+			inside:  checkKernelFiles,
+		},
+		{
+			setting: "sysctls",
+			asked:   func(_ *env, s Settings) error { return isEmpty("sysctls", s.Sysctls) },
+			inside:  unchecked,
+		},
+	}
+}
+
+// pidsOf is the host's limit of processes for a limit of the container; see
+// docs/decisions/0022 for a kernel of its own.
+func (e *env) pidsOf(n int64) int64 {
+	if e.target.OwnKernel {
+		return 2*n + 384
+	}
+	return n
+}
+
+func limitRows() []row {
+	r := limits.DefaultResources()
+	return []row{
+		{
+			setting: "pids",
+			decided: "gVisor counts inside, by uid; the host's limit is the second line (docs/decisions/0022)",
+			asked: func(e *env, s Settings) error {
+				if e.target.LimitsUnenforced {
+					return nil
+				}
+				return want("pids", s.PIDs, e.pidsOf(r.PIDs))
+			},
+			inside: func(_ context.Context, e *env) error {
+				if e.target.LimitsUnenforced && !e.target.PIDsSpareSandbox {
+					return e.attestsLoss("pids")
+				}
+				return want("attested pids", e.sb.Attestation().Limits.PIDs, r.PIDs)
+			},
+		},
+		{
+			setting: "memory",
+			decided: "swappiness is left to the host: memory and swap are one limit; gVisor's own memory counts too",
+			asked: func(e *env, s Settings) error {
+				if e.target.LimitsUnenforced {
+					return nil
+				}
+				errs := []error{want("memory", s.Memory, r.MemoryBytes), want("OOM kill off", s.NoOOMKill, false), want("oom_score_adj", s.OOMScore, 500)}
+				if s.MemorySwap != 0 && s.MemorySwap != -1 {
+					errs = append(errs, want("memory and swap", s.MemorySwap, r.MemoryBytes))
+				}
+				return errors.Join(errs...)
+			},
+			inside: checkOOMScore,
+		},
+		{
+			setting: "cpu",
+			asked: func(e *env, s Settings) error {
+				if e.target.LimitsUnenforced {
+					return nil
+				}
+				return want("CPUs", s.MilliCPUs, min(r.MilliCPUs, int64(runtime.NumCPU())*1000))
+			},
+			inside: unchecked,
+		},
+		{
+			setting: "io",
+			decided: "not limited: version 1 can't bound buffered writes, and which device the workspace is on is the host's affair",
+			asked:   func(*env, Settings) error { return nil },
+			inside:  unchecked,
+		},
+		{
+			setting: "ulimits",
+			decided: "core 1 byte instead of 0 (docs/decisions/0100); nproc only in gVisor, which counts it for one sandbox",
+			asked: func(_ *env, s Settings) error {
+				var errs []error
+				for _, l := range harden.Rlimits(r) {
+					if got, ok := s.Rlimits[l.Name]; !ok || got > l.Hard || got < 0 {
+						errs = append(errs, fmt.Errorf("limit %s is %d, want %d", l.Name, got, l.Hard))
+					}
+				}
+				return errors.Join(errs...)
+			},
+			inside: checkRlimits,
+		},
+		{
+			setting: "Disk",
+			decided: "the workspace has the host's own bounds, watched by the runner, and no file is larger than RLIMIT_FSIZE; everything else is in memory, bounded",
+			asked:   func(*env, Settings) error { return nil },
+			inside:  unchecked,
+		},
+	}
+}
+
+func lifeRows() []row {
+	return []row{
+		{
+			setting: "PID 1",
+			asked: func(_ *env, s Settings) error {
+				return errors.Join(want("arguments", strings.Join(s.Args, " "), sandbox.GuestPath), want("the engine's init", s.Init, false))
+			},
+			inside: checkGuestSafe,
+		},
+		{
+			setting: "Logging",
+			asked:   func(_ *env, s Settings) error { return want("log driver", s.Logging, "none") },
+			inside:  unchecked,
+		},
+		{
+			setting: "Stop",
+			asked: func(_ *env, s Settings) error {
+				return errors.Join(want("restart policy", s.Restart, "no"), want("removed at its end", s.AutoRemove, true))
+			},
+			inside: unchecked,
+		},
+		{
+			setting: "Labels",
+			decided: "with a runtime there are none: the journal of the session has the same words",
+			asked: func(e *env, s Settings) error {
+				for _, name := range []string{"session", "instance", "boot", "pid", "start", "lease", "schema"} {
+					if s.Labels[name] == "" {
+						return fmt.Errorf("no %s among %v", name, s.Labels)
+					}
+				}
+				return want("session", s.Labels["session"], e.session)
+			},
+			inside: unchecked,
+		},
+		{
+			setting: "Env",
+			asked: func(_ *env, s Settings) error {
+				return errors.Join(want("environment", strings.Join(s.Env, " "), strings.Join(harden.GuestEnv(), " ")), want("host name", s.Hostname, harden.HostName))
+			},
+			inside: func(ctx context.Context, e *env) error {
+				return errors.Join(checkEnvironment(ctx, e), checkHostEnvironment(ctx, e))
+			},
+		},
+		{
+			setting: "Daemon",
+			asked: func(_ *env, s Settings) error {
+				for _, b := range s.Binds {
+					if strings.Contains(b, ".sock") {
+						return fmt.Errorf("bind %s", b)
+					}
+				}
+				return nil
+			},
+			inside: checkHostFiles,
+		},
+		{
+			setting: "fds",
+			asked:   func(*env, Settings) error { return nil },
+			inside: func(ctx context.Context, e *env) error {
+				return errors.Join(checkDescriptors(ctx, e), checkTrickyDirs(ctx, e))
+			},
+		},
+	}
+}
+
+// askedSeccomp compares the profile with ours, call by call.
+func askedSeccomp(e *env, s Settings) error {
+	if s.Seccomp == nil {
+		if !e.target.OwnKernel {
+			return errors.New("no profile")
+		}
+		return nil
+	}
+	ours, err := harden.SeccompFor(runtime.GOARCH)
+	if err != nil {
+		return err
+	}
+	if fmt.Sprint(s.Seccomp.Syscalls) != fmt.Sprint(ours.OCI.Syscalls) || s.Seccomp.DefaultAction != ours.OCI.DefaultAction {
+		return errors.New("the profile is not ours")
+	}
+	if e.target.OwnKernel {
+		return nil
+	}
+	return want("attested hash", e.sb.Attestation().SeccompProfile, ours.SHA256)
+}
+
+// checkPlantedHere asserts the bit itself; that it holds is a check of the
+// suite, with a workspace of its own.
+func checkPlantedHere(ctx context.Context, e *env) error {
+	f, err := e.facts(ctx)
+	if err != nil {
+		return err
+	}
+	return want("NoNewPrivs", f.NoNewPrivs, "1")
+}
+
+// checkNamespaces compares the namespaces inside with the host's.
+func checkNamespaces(ctx context.Context, e *env) error {
+	inside, err := e.expect(ctx, "namespaces")
+	if err != nil {
+		return err
+	}
+	host, err := e.plain(ctx, "namespaces")
+	if err != nil {
+		return err
+	}
+	seen := lines(inside)
+	if both := slices.DeleteFunc(seen, func(l string) bool {
+		return !slices.Contains(lines(host), l) || strings.HasPrefix(l, "user:") || strings.HasPrefix(l, "time:")
+	}); len(both) > 0 && !e.target.OwnKernel {
+		return fmt.Errorf("shared with the host: %q", both)
+	}
+	if len(lines(host)) < 6 {
+		return fmt.Errorf("positive control: the host has only %q", lines(host))
+	}
+	return nil
+}
+
+// checkOOMScore: where the kernel must choose, it takes the sandbox before
+// Caisson.
+func checkOOMScore(ctx context.Context, e *env) error {
+	out, err := e.expect(ctx, "read", "/proc/self/oom_score_adj")
+	if err != nil {
+		return err
+	}
+	own, err := os.ReadFile("/proc/self/oom_score_adj")
+	if err != nil {
+		return err
+	}
+	inside, err := strconv.Atoi(strings.TrimSpace(out))
+	if err != nil {
+		return err
+	}
+	host, err := strconv.Atoi(strings.TrimSpace(string(own)))
+	if err != nil {
+		return err
+	}
+	if inside <= host && !e.target.OwnKernel {
+		return fmt.Errorf("oom_score_adj of a command is %d, of this process %d", inside, host)
+	}
+	return nil
+}
+
+// checkRlimits compares what a command is bounded by with the plan. A hard
+// limit of who runs the suite may be lower.
+func checkRlimits(ctx context.Context, e *env) error {
+	out, err := e.expect(ctx, "rlimits")
+	if err != nil {
+		return err
+	}
+	got := map[string]int64{}
+	for _, l := range lines(out) {
+		name, value, _ := strings.Cut(l, " ")
+		if got[name], err = strconv.ParseInt(value, 10, 64); err != nil {
+			return err
+		}
+	}
+	var errs []error
+	for _, l := range harden.Rlimits(limits.DefaultResources()) {
+		if n, ok := got[l.Name]; !ok || n < 0 || n > l.Hard {
+			errs = append(errs, fmt.Errorf("limit %s is %d, want %d", l.Name, n, l.Hard))
+		}
+	}
+	return errors.Join(errs...)
+}
