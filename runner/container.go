@@ -65,7 +65,7 @@ type life struct {
 	// taken says that it was taken down, or that this failed: to try again at once
 	// would only take as long again, and the next sweep does.
 	taken bool
-	after  error     // what calls get after the loss
+	after error // what calls get after the loss
 }
 
 func newContainer(ctx context.Context, backend sandbox.Backend, spec sandbox.Spec) *container {
