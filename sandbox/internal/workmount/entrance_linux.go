@@ -28,9 +28,11 @@ type Entrance struct {
 	args     []string
 	files    []*os.File
 
-	mu    sync.Mutex
-	ours  *os.File // our end of the socket; nil when it was closed
-	their *os.File
+	socket int      // our end, closed by close
+	their  *os.File // the other
+
+	mu     sync.Mutex
+	closed bool
 }
 
 // entrance prepares the way by which a runtime comes to see the overlay: a mount
@@ -50,7 +52,7 @@ func (p *Prepared) entrance(o Options, decided plan, list []guard) error {
 	}
 	p.Entrance = &Entrance{
 		prepared: p, args: []string{o.Holder, enterWord, at, p.Path, p.undo.layers.path},
-		ours: os.NewFile(uintptr(pair[0]), "entrance"), their: os.NewFile(uintptr(pair[1]), "entrance"),
+		socket: pair[0], their: os.NewFile(uintptr(pair[1]), "entrance"),
 	}
 	p.Entrance.files = []*os.File{p.undo.workspace, p.undo.layers.dir, p.Entrance.their}
 	p.undo.entrance = p.Entrance
@@ -98,7 +100,7 @@ func (e *Entrance) Opened(ctx context.Context) error {
 	e.their.Close() // or else the command's end would be no end
 	ctx, cancel := context.WithTimeoutCause(ctx, openTime, fmt.Errorf("%w: the overlay was not mounted within %s", sandbox.ErrUnavailable, openTime))
 	defer cancel()
-	stop := context.AfterFunc(ctx, func() { unix.Shutdown(int(e.ours.Fd()), unix.SHUT_RDWR) }) //nolint:errcheck // it only ends the wait
+	stop := context.AfterFunc(ctx, e.hangUp)
 	root, err := e.receive()
 	if !stop() && err != nil {
 		err = context.Cause(ctx)
@@ -120,10 +122,19 @@ func (e *Entrance) Opened(ctx context.Context) error {
 	return nil
 }
 
+// hangUp ends the wait for the other end.
+func (e *Entrance) hangUp() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.closed {
+		unix.Shutdown(e.socket, unix.SHUT_RDWR) //nolint:errcheck // as far as it is open
+	}
+}
+
 // receive takes the one message: a descriptor, or what is wrong.
 func (e *Entrance) receive() (*os.File, error) {
 	text, control := make([]byte, 4<<10), make([]byte, unix.CmsgSpace(4))
-	n, c, _, _, err := unix.Recvmsg(int(e.ours.Fd()), text, control, unix.MSG_CMSG_CLOEXEC)
+	n, c, _, _, err := unix.Recvmsg(e.socket, text, control, unix.MSG_CMSG_CLOEXEC)
 	if errors.Is(err, unix.EINTR) {
 		return e.receive()
 	}
@@ -146,9 +157,9 @@ func (e *Entrance) receive() (*os.File, error) {
 func (e *Entrance) close() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.ours != nil {
-		e.ours.Close()
+	if !e.closed {
+		e.closed = true
+		unix.Close(e.socket)
 		e.their.Close()
-		e.ours = nil
 	}
 }
