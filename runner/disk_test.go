@@ -49,7 +49,7 @@ func TestDiskWatch(t *testing.T) {
 			t.Error("with room again a command is ended")
 		}
 		stop()
-		if cause := context.Cause(ctx); cause != context.Canceled {
+		if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
 			t.Errorf("the end of a command is %v", cause)
 		}
 	})
