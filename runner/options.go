@@ -41,6 +41,9 @@ type Options struct {
 	// AllowOwnerRunner accepts that new files belong to the user who runs
 	// Caisson in a workspace of another user.
 	AllowOwnerRunner bool
+	// Notify is told what the start of the sandbox waits for, if it has to; see
+	// sandbox.Spec. Nil is nobody.
+	Notify func(waiting string)
 	// RefuseLost refuses a sandbox whose attestation names lost protections.
 	RefuseLost bool
 

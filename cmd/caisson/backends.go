@@ -15,6 +15,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/docker"
 	"github.com/caisson-run/caisson/sandbox/oci"
+	"github.com/caisson-run/caisson/sandbox/pool"
 )
 
 const (
@@ -54,6 +55,7 @@ type chooser struct {
 	logger   *zap.Logger
 	images   *imageStore
 	made     map[string]sandbox.Backend
+	pools    []*pool.Pool
 }
 
 // make gives a backend by its name, made once.
@@ -95,8 +97,26 @@ func (c *chooser) construct(name string) (sandbox.Backend, error) {
 	return c.deps.backend(name, s)
 }
 
+// pooled puts a pool in front of a backend where the configuration asks for one.
+func (c *chooser) pooled(b sandbox.Backend) (sandbox.Backend, error) {
+	if c.conf.File.Sandbox.Pool == nil {
+		return b, nil
+	}
+	p, err := pool.New(b, pool.Options{Size: int(*c.conf.File.Sandbox.Pool), StateDir: c.environ.stateDir(), Logger: c.logger})
+	if err != nil {
+		return nil, err
+	}
+	c.pools = append(c.pools, p)
+	return p, nil
+}
+
 // close ends what was made.
 func (c *chooser) close() {
+	for _, p := range c.pools {
+		if err := p.Close(); err != nil {
+			c.logger.Warn("sandboxes that were started ahead are left", zap.Error(err))
+		}
+	}
 	for _, b := range c.made {
 		if closer, ok := b.(io.Closer); ok {
 			_ = closer.Close()

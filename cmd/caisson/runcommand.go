@@ -201,6 +201,9 @@ func (s *setup) world(ctx context.Context, u *userInterface) (runner.Options, er
 	}
 	warnings := s.backends.imageWarnings(ctx, image)
 	backend, choice, err := s.backends.choose(ctx, u.note)
+	if err == nil {
+		backend, err = s.backends.pooled(backend)
+	}
 	if err != nil {
 		return o, err
 	}
@@ -209,6 +212,7 @@ func (s *setup) world(ctx context.Context, u *userInterface) (runner.Options, er
 		Backend: backend, Choice: choice, Image: image, ImageName: *s.conf.Image,
 		Git: sandbox.GitMode(*s.conf.Git), Mode: sandbox.WorkspaceMode(*s.conf.Mode), Resources: resources, Grace: time.Duration(*s.conf.Grace),
 		AllowOwnerRunner: *s.conf.AcceptRunnerAsOwner, RefuseLost: *s.conf.File.RefuseLost, Budget: s.conf.Budget(),
+		Notify: func(waiting string) { u.say("the sandbox is " + waiting) },
 		Policy: policy, OnPrompt: tools.OnPrompt(*s.conf.OnPrompt),
 		Warnings: append(inShort(*s.conf.Image, warnings), s.expireChanges()...), Sources: s.sources(),
 		Removed: s.backends.sweep(ctx), Version: programVersion(),

@@ -32,6 +32,7 @@ type File struct {
 
 	Limits    Limits    `yaml:"limits"`
 	Resources Resources `yaml:"resources"`
+	Sandbox   Sandbox   `yaml:"sandbox"`
 	Docker    Docker    `yaml:"docker"`
 	HostImage HostImage `yaml:"host_image"`
 	Images    Images    `yaml:"images"`
@@ -90,6 +91,12 @@ type Resources struct {
 	CommandTime *Duration `yaml:"command_time"`
 }
 
+// Sandbox says how sandboxes are started.
+type Sandbox struct {
+	// Pool is how many are started ahead; without it none is.
+	Pool *Count `yaml:"pool"`
+}
+
 // Docker says which engine, and which of its runtimes.
 type Docker struct {
 	Host    *string `yaml:"host"`
@@ -136,6 +143,7 @@ func (f File) Over(upper File) File {
 	}
 	over(&f.AcceptRunnerAsOwner, upper.AcceptRunnerAsOwner)
 	over(&f.RefuseLost, upper.RefuseLost)
+	over(&f.Sandbox.Pool, upper.Sandbox.Pool)
 	over(&f.Grace, upper.Grace)
 	over(&f.Stream, upper.Stream)
 	over(&f.Policy, upper.Policy)
