@@ -20,7 +20,7 @@ const (
 // (gitrepository-layout(5), git-config(1), githooks(5), and the todo lists of
 // git-rebase(1), git-am(1) and git-cherry-pick(1), which hold commands).
 var gitObeyed = []string{
-	"config", "config.worktree", "commondir", "gitdir", "hooks", "info", "modules", "worktrees", "remotes", "branches",
+	"config", "config.worktree", "commondir", "gitdir", "hooks", "info", "worktrees", "remotes", "branches",
 	"rebase-merge", "rebase-apply", "sequencer",
 }
 
@@ -71,7 +71,8 @@ func gitReason(c *Change, repos bareRepositories) string {
 			}
 			return leftGitFile
 		}
-		if obeyed(names[i+1:]) {
+		// Git makes no links in a repository; one could lead to what it obeys.
+		if obeyed(names[i+1:]) || c.Now == workspace.TypeLink {
 			return leftGit
 		}
 	}
@@ -97,8 +98,17 @@ func folder(names []string) string {
 // isGit knows a repository by its name, on file systems that fold case too.
 func isGit(name string) bool { return strings.EqualFold(name, ".git") }
 
-// obeyed says whether a path in a repository is one that git obeys.
+// obeyed says whether a path in a repository is one that git obeys. Those of
+// submodules lie in modules, under names that may have slashes.
 func obeyed(rest []string) bool {
+	if strings.EqualFold(rest[0], "modules") {
+		for i := 1; i < len(rest); i++ {
+			if obeyed(rest[i:]) {
+				return true
+			}
+		}
+		return false
+	}
 	if !slices.ContainsFunc(gitObeyed, func(name string) bool { return strings.EqualFold(name, rest[0]) }) {
 		return false
 	}

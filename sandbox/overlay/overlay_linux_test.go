@@ -356,6 +356,7 @@ func TestGitIsAppliedButForWhatItObeys(t *testing.T) {
 		git config core.fsmonitor 'touch /tmp/never'; printf '#!/bin/sh\ntouch /tmp/never\n' > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit
 		echo '* filter=x' > .git/info/attributes; echo . > .git/commondir; mkdir .git/rebase-merge; echo 'exec id' > .git/rebase-merge/git-rebase-todo
 		mkdir nested; (cd nested; git init -q .; echo n > n; git add n); mkdir evil; cp -r .git evil/repo; mkdir sub; echo 'gitdir: ../evil/repo' > sub/.git
+		mkdir -p .git/modules/lib/z/objects/aa .git/modules/lib/z/hooks evilmods; echo o > .git/modules/lib/z/objects/aa/bb; echo c > .git/modules/lib/z/config; echo h > .git/modules/lib/z/hooks/h; ln -s ../evilmods .git/link
 		git config -f plain.git/config core.fsmonitor x; mkdir .caisson; echo 'policy: x' > .caisson/config.yaml; mkdir config; echo c > config/c`)
 	got := w.changes()
 	left := func(path string) bool {
@@ -366,12 +367,13 @@ func TestGitIsAppliedButForWhatItObeys(t *testing.T) {
 	for _, p := range []string{
 		".git/config", ".git/hooks/pre-commit", ".git/info/attributes", ".git/commondir", ".git/rebase-merge/git-rebase-todo",
 		"nested/.git/config", "evil/repo/config", "evil/repo/hooks/pre-commit", "sub/.git", "plain.git/config", ".caisson/config.yaml",
+		".git/modules/lib/z/config", ".git/modules/lib/z/hooks/h", ".git/link",
 	} {
 		if !left(p) {
 			t.Errorf("%s would be applied; changes:\n%s", p, strings.Join(got, "\n"))
 		}
 	}
-	for _, p := range []string{".git/HEAD", ".git/index", "nested/.git/HEAD", "config/c", ".git/refs/heads/side", ".git/packed-refs"} {
+	for _, p := range []string{".git/HEAD", ".git/index", "nested/.git/HEAD", "config/c", ".git/refs/heads/side", ".git/packed-refs", ".git/modules/lib/z/objects/aa/bb"} {
 		if left(p) {
 			t.Errorf("%s is left out", p)
 		}
@@ -414,8 +416,8 @@ func TestHostileLayer(t *testing.T) {
 		echo setuid > su; chmod 6755 su; mkdir sticky; chmod 3777 sticky; echo owned > owned; chown 0:4242 owned
 		python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind("sock")'
 		printf x > $'\e]0;x\a'; printf x > $'\xff\xfe'; printf x > '-rf'; printf x > $'tab\there "quoted" \\'; printf x > $'--- a\n+++ b'
-		mkdir many; cd many; for i in $(seq 3000); do : > f$i; done; cd ..
-		d=deep; mkdir $d; cd $d; for i in $(seq 900); do mkdir aaaa; cd aaaa; done`, outside))
+		mkdir many; cd many; for i in $(seq 500); do : > f$i; done; cd ..
+		d=$(printf 'd%%.0s' $(seq 250)); for i in $(seq 20); do mkdir $d; cd $d; done`, outside))
 	before := picture(t, outside)
 	var text strings.Builder
 	c, err := w.layers.Changes(t.Context(), w.folder)
@@ -435,7 +437,7 @@ func TestHostileLayer(t *testing.T) {
 		t.Errorf("outside changed (-before +after):\n%s", diff)
 	}
 	in(t, w.original, `test -L sub; test -L c; test -L root; test ! -e fifo; test ! -e zero; test ! -e disk; test ! -e sock; test -e ./-rf
-		test "$(stat -c %a su)" = 755; test "$(stat -c %a sticky)" = 777; test "$(stat -c %g owned)" = "$(stat -c %g .)"; test "$(ls many | wc -l)" = 3000`)
+		test "$(stat -c %a su)" = 755; test "$(stat -c %a sticky)" = 777; test "$(stat -c %g owned)" = "$(stat -c %g .)"; test "$(ls many | wc -l)" = 500`)
 	if r.State != Kept {
 		t.Errorf("state %s although something was left out", r.State)
 	}
