@@ -91,10 +91,15 @@ func (r *remote) skeletons(ctx context.Context) ([]image.Summary, error) {
 func (r *remote) removeImage(ctx context.Context, name string, parents bool) (gone bool, err error) {
 	return within(ctx, r.remove, "remove image", func(ctx context.Context) (bool, error) {
 		_, err := r.engine.ImageRemove(ctx, name, image.RemoveOptions{PruneChildren: parents})
-		if errdefs.IsConflict(err) || errdefs.IsNotFound(err) {
+		if err == nil || errdefs.IsConflict(err) || errdefs.IsNotFound(err) {
+			return err == nil, nil
+		}
+		// Somebody else may be removing it: Docker 20.10 then answers that it is
+		// ill ("unrecognized image ID").
+		if _, lookup := r.engine.ImageInspect(ctx, name); errdefs.IsNotFound(lookup) {
 			return false, nil
 		}
-		return err == nil, err
+		return false, err
 	})
 }
 
