@@ -28,6 +28,9 @@ type fakeBackend struct {
 	unavailable error
 	leftovers   []sandbox.Leftover
 	listed      []sandbox.Listing
+	// waiting is what each start says that it waits for; created is a file that
+	// gets a line for each.
+	waiting, created string
 	// started is told of each command; nil is nobody.
 	started func(argv []string)
 }
@@ -44,6 +47,19 @@ func (f *fakeBackend) List(context.Context) ([]sandbox.Listing, error)   { retur
 func (f *fakeBackend) Create(_ context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	if f.unavailable != nil {
 		return nil, f.unavailable
+	}
+	if f.waiting != "" && spec.Notify != nil {
+		spec.Notify(f.waiting)
+	}
+	if f.created != "" { // one line a sandbox, with who asked for it
+		log, err := os.OpenFile(f.created, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		_, err = fmt.Fprintln(log, filepath.Base(filepath.Dir(spec.Dir)))
+		if err = errors.Join(err, log.Close()); err != nil {
+			return nil, err
+		}
 	}
 	s := &fakeSandbox{backend: f, spec: spec, done: make(chan struct{}), dir: spec.Workspace.Dir, path: spec.Workspace.Path}
 	if spec.Workspace.Mode == sandbox.ModeOverlay {

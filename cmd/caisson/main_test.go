@@ -56,7 +56,7 @@ func fakeMain() {
 }
 
 func fakeBackends(name string, _ backendSettings) (sandbox.Backend, error) {
-	b := &fakeBackend{name: name}
+	b := &fakeBackend{name: name, waiting: os.Getenv("FAKE_WAITING"), created: os.Getenv("FAKE_CREATED")}
 	if text := os.Getenv("FAKE_" + strings.ToUpper(name)); text != "" {
 		b.unavailable = errors.Join(sandbox.ErrUnavailable, errors.New(text))
 	}
