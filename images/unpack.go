@@ -190,7 +190,11 @@ func (u *unpacker) hide(parts []string) error {
 	if !u.kept(s.full()) {
 		return u.tree.clear(s)
 	}
-	if info, err := s.dir.Lstat(s.base); err != nil || !info.IsDir() {
+	info, err := s.dir.Lstat(s.base)
+	switch {
+	case errors.Is(err, fs.ErrNotExist): // what the layer put there is gone again, or was a device
+		return nil
+	case err != nil || !info.IsDir():
 		return err
 	}
 	return u.tree.hide(s, u.kept)

@@ -232,6 +232,10 @@ func TestUnpack(t *testing.T) {
 			layers: [][]item{{file("a/b", "1")}, {file("c", "2"), file(".wh..wh..opq", "")}},
 			want:   []string{"-rw-r--r-- c = 2"},
 		},
+		"a whiteout of a device of its own layer": {
+			layers:  [][]item{{file("a", "1")}, {special(tar.TypeFifo, "a"), file(".wh.a", "")}},
+			skipped: []string{"/a"},
+		},
 		"a whiteout in the first layer, and AUFS's own": {
 			layers: [][]item{{file("a", "1"), file(".wh.a", ""), file(".wh..wh.plnk/1.2", "x"), folder(".wh..wh.orph")}},
 			want:   []string{"-rw-r--r-- a = 1"},
