@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/docker/docker/api/types/container"
@@ -98,6 +99,11 @@ func (s *session) describe(hello wire.Hello, got container.InspectResponse) sand
 	a.WorkspaceOwner = fmt.Sprintf("%d:%d", s.work.OwnerUID, s.work.OwnerGID)
 	a.IDMapped, a.Git = s.work.IDMapped, string(s.gitMode())
 	a.Lost = append(a.Lost, s.work.Lost...)
+	// The engine takes no such flags for a bind; those of a staged mount hold
+	// with the host's kernel, and a kernel of the runtime's own does not see them.
+	if !slices.Contains(a.Lost, workmount.LostFlags) && !slices.Contains(hello.Workspace.Options, "nosuid") {
+		a.Lost = append(a.Lost, workmount.LostFlags)
+	}
 	if !s.facts.info.SwapLimit {
 		a.Lost = append(a.Lost, lostSwap)
 	}

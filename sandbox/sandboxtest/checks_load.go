@@ -40,7 +40,9 @@ func checkBusy(ctx context.Context, e *env) error {
 	if err := w.wait(ctx, e.sb); err != nil {
 		return err
 	}
-	for range 3 {
+	// A kernel in user space shares its processors with what it runs: there the
+	// neighbour is another session (RunNeighbours).
+	for i := 0; i < 3 && !e.target.OwnKernel; i++ {
 		if _, err := e.expect(ctx, "exit", "0"); err != nil {
 			return fmt.Errorf("beside 64 busy processes: %w", err)
 		}

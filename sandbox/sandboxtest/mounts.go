@@ -99,7 +99,9 @@ func (e *env) sameMount(m mountLine) error {
 		return fmt.Errorf("a file system of kind %s", m.kind)
 	case m.point == "/dev" && e.target.SingleUID:
 		return e.safe(m, "ro")
-	case m.point == "/dev" || m.point == "/sys/fs/cgroup" || m.point == "/proc" || m.point == "/dev/pts" || m.point == "/dev/mqueue":
+	case m.point == "/sys/fs/cgroup":
+		return e.safe(m) // the folder of the controllers, which are read-only themselves
+	case m.point == "/dev" || m.point == "/proc" || m.point == "/dev/pts" || m.point == "/dev/mqueue":
 		return e.safe(m, "rw")
 	case strings.HasPrefix(m.point, "/dev/"):
 		return sameDevice(m)

@@ -96,7 +96,11 @@ func derive(arch string) *specs.LinuxSeccomp {
 // capabilities on arch. Entries for newer kernels hold: a kernel that lacks
 // the call answers ENOSYS itself.
 func applies(call *seccomp.Syscall, arch string) bool {
-	caps := GuestCapabilities()
+	return appliesTo(call, arch, GuestCapabilities())
+}
+
+// appliesTo is the same for other capabilities.
+func appliesTo(call *seccomp.Syscall, arch string, caps []string) bool {
 	if f := call.Includes; f != nil {
 		if len(f.Arches) > 0 && !slices.Contains(f.Arches, arch) {
 			return false

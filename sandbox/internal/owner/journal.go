@@ -311,7 +311,7 @@ func (j *Journal) save() error {
 		err = f.Sync()
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
-		return err
+		return errors.Join(err, j.root.Remove(temp)) // half written, on a full disk
 	}
 	if err := j.root.Rename(temp, j.name()); err != nil {
 		return err
