@@ -167,7 +167,18 @@ func (s *session) endLayers(r *Report) {
 
 // applyLayers brings the changes in.
 func (s *session) applyLayers(r *Report) {
-	done, err := s.layers.Apply(context.Background(), s.opts.Workspace.Dir, overlay.ApplyOptions{})
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	if s.opts.Force != nil {
+		go func() {
+			select {
+			case <-s.opts.Force: // somebody asked twice: it stops between two files
+				cancel(errors.New("interrupted"))
+			case <-ctx.Done():
+			}
+		}()
+	}
+	done, err := s.layers.Apply(ctx, s.opts.Workspace.Dir, overlay.ApplyOptions{})
 	if done != nil {
 		r.Overlay.State, r.Overlay.Applied = done.State, len(done.Applied)
 		r.Overlay.Conflicts, _ = ChangeNotes(done.Conflicts, false)
