@@ -57,7 +57,7 @@ func (p *Pool) kindOf(spec sandbox.Spec) (*kind, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
-		return nil, fmt.Errorf("%w: the pool is closed", sandbox.ErrState)
+		return nil, errClosed
 	}
 	k, ok := p.kinds[name]
 	if !ok {

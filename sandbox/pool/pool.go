@@ -55,7 +55,7 @@ type Pool struct {
 	dir     string
 
 	ctx  context.Context //nolint:containedctx // of what runs in the background, ended by Close
-	stop context.CancelFunc
+	stop context.CancelCauseFunc
 	work sync.WaitGroup
 
 	mu       sync.Mutex
@@ -84,7 +84,7 @@ func New(backend sandbox.Backend, o Options) (*Pool, error) {
 		o.Logger = zap.NewNop()
 	}
 	p := &Pool{backend: backend, o: o, dir: filepath.Join(o.StateDir, folder), kinds: map[string]*kind{}}
-	p.ctx, p.stop = context.WithCancel(context.Background())
+	p.ctx, p.stop = context.WithCancelCause(context.Background())
 	p.work.Go(p.tend)
 	return p, nil
 }
@@ -155,13 +155,15 @@ func (p *Pool) Ready() int {
 	return p.countLocked() - p.starting
 }
 
+var errClosed = fmt.Errorf("%w: the pool is closed", sandbox.ErrState)
+
 // Close destroys what is ready and waits for that. It returns what could not
 // be destroyed, which a later sweep finds. It is idempotent.
 func (p *Pool) Close() error {
 	p.mu.Lock()
 	p.closed = true
 	p.mu.Unlock()
-	p.stop()
+	p.stop(errClosed)
 	p.work.Wait() // nothing is started or given out any more
 	p.mu.Lock()
 	defer p.mu.Unlock()

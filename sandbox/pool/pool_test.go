@@ -273,8 +273,8 @@ func TestKeyHasEverything(t *testing.T) {
 		switch {
 		case path == ".Workspace.Dir" || path == ".Notify": // not in the key; by device and inode; not used
 		case of.Kind() == reflect.Struct:
-			for i := range of.NumField() {
-				walk(path+"."+of.Field(i).Name, of.Field(i).Type)
+			for field := range of.Fields() {
+				walk(path+"."+field.Name, field.Type)
 			}
 		case of.Kind() == reflect.Slice:
 			walk(path, of.Elem())

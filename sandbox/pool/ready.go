@@ -70,7 +70,7 @@ func (r *ready) fit(ctx context.Context, maxAge time.Duration) error {
 	if layout != r.layout {
 		return errors.New("what is guarded in the workspace has changed")
 	}
-	ctx, cancel := context.WithTimeout(ctx, pingTime)
+	ctx, cancel := context.WithTimeoutCause(ctx, pingTime, fmt.Errorf("%w: no answer to a ping within %s", sandbox.ErrLost, pingTime))
 	defer cancel()
 	return r.box.Ping(ctx)
 }

@@ -37,10 +37,26 @@ func (t trial) launch(word string) (launch.Process, error) {
 	return p, nil
 }
 
+// tries is how often look begins again because somebody outside, an operator or
+// the kernel that is out of memory, killed its process first.
+const tries = 3
+
+// errGone says that the process ended although nobody here ended it.
+var errGone = errors.New("it was killed from outside")
+
 // look starts a command that waits, reads what it is from /proc, and kills it
 // by the method that commands are killed by. So the method is proven on a real
 // process in a session of its own before anything relies on it.
-func (t trial) look() (wire.Identity, error) {
+func (t trial) look() (id wire.Identity, err error) {
+	for range tries {
+		if id, err = t.lookOnce(); !errors.Is(err, errGone) {
+			break
+		}
+	}
+	return id, err
+}
+
+func (t trial) lookOnce() (wire.Identity, error) {
 	p, err := t.launch(probe.IdleWord)
 	if err != nil {
 		return wire.Identity{}, err
@@ -49,10 +65,10 @@ func (t trial) look() (wire.Identity, error) {
 	defer p.Close()
 	command, err := identity.Read("/proc/" + strconv.Itoa(p.PID) + "/status")
 	if err != nil {
-		return wire.Identity{}, fmt.Errorf("look at a command: %w", err)
+		return wire.Identity{}, fmt.Errorf("look at a command: %w", ended(p, err))
 	}
 	if n := t.killer.Alive(p.Mark); n != 1 {
-		return wire.Identity{}, fmt.Errorf("try kill method %s: it finds %d of 1 process", t.killer.Method(), n)
+		return wire.Identity{}, ended(p, fmt.Errorf("try kill method %s: it finds %d of 1 process", t.killer.Method(), n))
 	}
 	var report kill.Report
 	t.killer.Kill(p.Mark, &report)
@@ -65,6 +81,17 @@ func (t trial) look() (wire.Identity, error) {
 		return wire.Identity{}, errors.New("try a command: its end is not seen")
 	}
 	return command.Identity, nil
+}
+
+// ended is err, or errGone where the process has ended, of which the wait loop
+// may be about to tell.
+func ended(p launch.Process, err error) error {
+	select {
+	case <-p.Exit:
+		return errGone
+	case <-time.After(100 * time.Millisecond):
+		return err
+	}
 }
 
 // probeTime bounds the probe: it makes thirty system calls.
