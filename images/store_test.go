@@ -582,25 +582,25 @@ func TestPlainHTTP(t *testing.T) {
 	reg.push(t, "x:1", simple(t))
 	// Every request goes to the registry, whoever it is for: the client itself
 	// would ask a private address without TLS.
-	asked := 0
+	var asked atomic.Int64
 	there := roundTripper(func(r *http.Request) (*http.Response, error) {
 		if r.URL.Scheme == "https" {
 			return nil, errors.New("no TLS here")
 		}
-		asked++
+		asked.Add(1)
 		r = r.Clone(r.Context())
 		r.URL.Host = reg.host
 		return http.DefaultTransport.RoundTrip(r)
 	})
 	s := openStore(t, storeDir(t), func(o *StoreOptions) { o.Transport = there })
 	ref := mustParse(t, "10.1.2.3:5000/x:1")
-	if _, _, err := s.RootFS(t.Context(), ref); err == nil || asked != 0 {
-		t.Errorf("a private address was asked %d times without TLS: %v", asked, err)
+	if _, _, err := s.RootFS(t.Context(), ref); err == nil || asked.Load() != 0 {
+		t.Errorf("a private address was asked %d times without TLS: %v", asked.Load(), err)
 	}
 	s = openStore(t, storeDir(t), func(o *StoreOptions) { o.Transport, o.PlainHTTP = there, []string{"10.1.2.3:5000"} })
 	_, release := rootfs(t, s, ref)
 	release()
-	if asked == 0 {
+	if asked.Load() == 0 {
 		t.Error("the registry was never asked: the test shows nothing")
 	}
 }
