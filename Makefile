@@ -57,7 +57,7 @@ fmt: ## rewrite the code with gofumpt
 fuzz: ## fuzz each target for FUZZTIME (10s)
 	@sh .ci/fuzz.sh
 
-conformance: build ## run the sandbox conformance suite; BACKEND=docker|gvisor|runc picks one
+conformance: build ## run the sandbox conformance suite; BACKEND=docker|gvisor|runc picks one, RACE=1 the race detector
 	@sh .ci/conformance.sh
 
 e2e: build ## run the end-to-end tests with the built binaries

@@ -1,19 +1,36 @@
 #!/bin/sh
-# Runs the conformance suite on BACKEND (docker, gvisor or runc), or on all.
+# Runs the conformance suite on BACKEND (docker, gvisor or runc), or on all: the
+# checks, as root and as an ordinary user, the hardening table, and hostile
+# sessions beside a neighbour. The in-memory fake and the faulty fakes, which
+# show that the checks can fail, are part of each run.
+#
+#   RACE=1   under the race detector, which needs cgo
 set -eu
 cd "$(dirname "$0")/.."
 : "${GO:=go}" "${BACKEND:=}"
 export E2E_BIN="$PWD/bin"
+tests='^Test(Conformance|ConformanceRunsc|ConformanceMember|Hardening|Neighbours|OrdinaryUser|EngineCalls)$'
 case $BACKEND in
-"") packages="./sandbox/docker ./sandbox/oci ./sandbox/sandboxtest" run=Conformance ;;
-docker) packages=./sandbox/docker run=Conformance ;;
-gvisor) packages=./sandbox/oci run='Conformance/gvisor' ;;
-runc) packages=./sandbox/oci run='Conformance/runc' ;;
+"") packages="./sandbox/docker ./sandbox/oci" run=$tests ;;
+docker) packages=./sandbox/docker run=$tests ;;
+gvisor | runc) packages=./sandbox/oci run="$tests/^$BACKEND\$" ;;
 *)
 	echo "BACKEND is docker, gvisor or runc, not $BACKEND" >&2
 	exit 2
 	;;
 esac
 [ -z "$BACKEND" ] || export REQUIRE_BACKENDS="$BACKEND"
+race=
+if [ "${RACE:-}" = 1 ]; then
+	command -v "${CC:-gcc}" >/dev/null || command -v clang >/dev/null || {
+		echo "RACE=1: the race detector needs cgo: install gcc or clang" >&2
+		exit 2
+	}
+	export CGO_ENABLED=1
+	race=-race
+fi
+"$GO" build -C .ci -o bin/testsum ./testsum
 # shellcheck disable=SC2086 # word splitting is meant
-"$GO" test -count=1 -timeout 30m -v -run "$run" $packages
+.ci/bin/testsum -go "$GO" -- \
+	-count=1 -timeout=30m $race ./sandbox/sandboxtest -- \
+	-count=1 -timeout=60m $race -run "$run" $packages
