@@ -48,9 +48,13 @@ func (p *Pool) goLocked(f func()) {
 	p.work.Go(f)
 }
 
-// fill starts sandboxes for a kind until the pool is full. Where it is full of
+// restTime is how long the pool waits before it replaces a sandbox that was given
+// out: a start takes all processors, which the session's first commands need.
+const restTime = 100 * time.Millisecond
+
+// fill starts sandboxes for a kind, after a rest, until the pool is full. Where it is full of
 // others, one of the kind that was used longest ago makes room for one.
-func (p *Pool) fill(k *kind) {
+func (p *Pool) fill(k *kind, rest time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
@@ -62,7 +66,7 @@ func (p *Pool) fill(k *kind) {
 	for p.countLocked() < p.o.Size {
 		k.starting++
 		p.starting++
-		p.work.Go(func() { p.startOne(k) })
+		p.work.Go(func() { p.startOne(k, rest) })
 	}
 }
 
@@ -90,7 +94,11 @@ func (p *Pool) evictLocked(except *kind) {
 
 // startOne starts one and puts it with the others. A start that fails is not
 // tried again before somebody asks: the session then says why.
-func (p *Pool) startOne(k *kind) {
+func (p *Pool) startOne(k *kind, rest time.Duration) {
+	select {
+	case <-time.After(rest):
+	case <-p.ctx.Done(): // start fails at once
+	}
 	r, err := p.start(k.spec)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -138,7 +146,7 @@ func (p *Pool) tend() {
 		case <-tick.C:
 		}
 		for _, k := range p.renew() {
-			p.fill(k)
+			p.fill(k, 0)
 		}
 	}
 }

@@ -115,7 +115,7 @@ func (p *Pool) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, 
 	if err != nil {
 		return nil, fmt.Errorf("take sandbox from pool: %w", err)
 	}
-	defer p.fill(k)
+	defer p.fill(k, restTime)
 	for {
 		if err := context.Cause(ctx); err != nil {
 			return nil, fmt.Errorf("take sandbox from pool: %w", err)
@@ -144,7 +144,7 @@ func (p *Pool) Prepare(spec sandbox.Spec) error {
 	if err != nil {
 		return fmt.Errorf("prepare pool: %w", err)
 	}
-	p.fill(k)
+	p.fill(k, 0)
 	return nil
 }
 

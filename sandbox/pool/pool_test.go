@@ -176,6 +176,7 @@ func (b *bed) create(t testing.TB, spec sandbox.Spec) (box sandbox.Sandbox, warm
 // settled waits until nothing happens in the background any more.
 func settled(t *testing.T) {
 	t.Helper()
+	time.Sleep(restTime)
 	synctest.Wait()
 }
 
