@@ -257,6 +257,24 @@ func TestChangesExpire(t *testing.T) {
 	if gone, err := ExpireChanges(state, 0); err != nil || !slices.Equal(gone, []string{r.Session}) {
 		t.Errorf("expired %v, %v", gone, err)
 	}
+	// A session that was killed before anything ran left its layers.
+	dead := filepath.Join(SessionDir(state, "ses_dead"), overlayDir)
+	if err := os.MkdirAll(filepath.Dir(dead), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	l, err := overlay.Create(dead, overlay.CreateOptions{Session: "ses_dead", Path: b.dir, Workspace: b.opts.Workspace.Dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if gone, err := ExpireChanges(state, time.Hour); err != nil || len(gone) != 0 {
+		t.Errorf("expired %v, %v", gone, err)
+	}
+	if _, err := os.Stat(filepath.Join(dead, overlay.UpperDir)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("layers of a session that never ran are left: %v", err)
+	}
 	_, err = KeptChanges(state, "", b.opts.Workspace)
 	if e, ok := errors.AsType[*Error](err); !ok || e.Status != ExitInput || !strings.Contains(e.Cause, "nobody had applied") {
 		t.Errorf("after that: %v", err)
