@@ -39,5 +39,5 @@ packages=$("$GO" list ./... | grep -v /e2e)
 # shellcheck disable=SC2086 # word splitting is meant
 .ci/bin/testsum $strict -go "$GO" -- \
 	-C .ci -count=1 ./... -- \
-	-count=1 -timeout=20m $race $packages -- \
+	-count=1 -timeout=40m $race $packages -- \
 	-count=1 -timeout=30m $race ./e2e/...

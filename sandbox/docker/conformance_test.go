@@ -28,7 +28,8 @@ func TestConformance(t *testing.T) {
 	b.backend = b.open(t, Options{Logger: zap.NewNop()})
 	target := b.target()
 	if dir := os.Getenv(memberHelper); dir != "" {
-		target.Probe, target.FloodBytes = filepath.Join(dir, "probe"), 16<<20
+		target.Probe, target.FloodBytes, target.Brief = filepath.Join(dir, "probe"), 16<<20, true
+		target.Pause = nil // root's run has waited for it
 	}
 	sandboxtest.Run(t, target)
 }
@@ -81,7 +82,7 @@ func TestNeighbours(t *testing.T) {
 func TestConformanceRunsc(t *testing.T) {
 	e := privateengine.New(t, "--add-runtime", "runsc="+findRunsc(t))
 	target := privateBed(t, e, Options{Runtime: "runsc", Logger: zap.NewNop()}).target()
-	target.CountsForks = false
+	target.CountsForks, target.Brief = false, true
 	target.LimitsKillSandbox, target.PIDsSpareSandbox, target.OwnKernel, target.FloodBytes = true, true, true, 64<<20
 	sandboxtest.Run(t, target)
 }

@@ -56,7 +56,7 @@ func TestUser(t *testing.T) {
 	}
 	both(t, func(t *testing.T, k Kind) {
 		target := conformanceTarget(newBed(t, k, os.Geteuid()))
-		target.FloodBytes, target.Probe = 16<<20, filepath.Join(dir, "probe")
+		target.FloodBytes, target.Probe, target.Brief = 16<<20, filepath.Join(dir, "probe"), true
 		sandboxtest.Run(t, target)
 	})
 }

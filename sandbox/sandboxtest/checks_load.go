@@ -159,7 +159,7 @@ func checkUnheldMemory(ctx context.Context, e *env) error {
 // checkPaused freezes the sandbox from outside while a command runs.
 func checkPaused(ctx context.Context, e *env) error {
 	if e.target.Pause == nil {
-		return skip("needs cgroups: without privilege nothing can be frozen from outside")
+		return skip("needs who can freeze a container from outside")
 	}
 	runCtx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -88,11 +88,7 @@ func checkNoStdin(ctx context.Context, e *env) error {
 // checkLastByte repeats a short command whose only output comes right before
 // its end, which a reader that stops at the exit loses.
 func checkLastByte(ctx context.Context, e *env) error {
-	times := 1000
-	if e.target.OwnKernel {
-		times = 300 // a start costs ten times as much there
-	}
-	for i := range times {
+	for i := range e.target.times(1000) {
 		out, err := e.expect(ctx, "flood", "stdout", "1")
 		if err != nil {
 			return err
@@ -218,10 +214,7 @@ func checkStalled(ctx context.Context, e *env) error {
 
 // checkDrip counts and hashes what comes a byte at a time on both streams.
 func checkDrip(ctx context.Context, e *env) error {
-	n := 100_000
-	if e.target.OwnKernel {
-		n /= 5 // a write costs ten times as much there
-	}
+	n := e.target.times(100_000)
 	r, err := e.probe(ctx, "drip", strconv.Itoa(n))
 	if err != nil {
 		return err

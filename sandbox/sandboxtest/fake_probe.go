@@ -124,17 +124,18 @@ func (c *fakeCommand) read(root *os.Root, path string) ([]byte, error) {
 
 // mountinfo is the table of mounts that a container should have.
 func (c *fakeCommand) mountinfo() string {
-	text := `1 0 0:1 / / ro - overlay none ro
+	var text strings.Builder
+	text.WriteString(`1 0 0:1 / / ro - overlay none ro
 2 1 0:2 / /proc rw,nosuid,nodev,noexec - proc none rw
 3 1 0:3 / /dev rw,nosuid - tmpfs none rw
 4 1 0:4 / /sys ro,nosuid,nodev,noexec - sysfs none ro
 5 1 0:5 /w /workspace rw,nosuid,nodev - ext4 none rw
 6 1 0:6 /g /.caisson/guest ro,nosuid,nodev - ext4 none rw
-`
+`)
 	for i, t := range harden.TmpfsMounts(c.sb.spec.Resources, sandbox.CommandUID, sandbox.CommandGID) {
-		text += fmt.Sprintf("%d 1 0:%d / %s %s - tmpfs none size=%dk\n", 10+i, 10+i, t.Path, strings.Join(t.Options()[:4], ","), t.Bytes>>10)
+		fmt.Fprintf(&text, "%d 1 0:%d / %s %s - tmpfs none size=%dk\n", 10+i, 10+i, t.Path, strings.Join(t.Options()[:4], ","), t.Bytes>>10)
 	}
-	return text
+	return text.String()
 }
 
 // plant notes a word, leaves the file that the workspace shows, and tells what

@@ -76,7 +76,8 @@ func (f Fault) bend(verb, right string) string {
 
 // instead gives an answer whatever the right one is, and and adds to it.
 func instead(text string) func(string) string { return func(string) string { return text } }
-func and(text string) func(string) string     { return func(right string) string { return right + text } }
+
+func and(text string) func(string) string { return func(right string) string { return right + text } }
 
 // bends are the faults that show in what a probe tells.
 var bends = map[Fault]map[string]func(string) string{

@@ -54,6 +54,9 @@ type Target struct {
 	Pause func(ctx context.Context, sb sandbox.Sandbox) error
 	// HostProcess is the container's first process, as the host counts. Required.
 	HostProcess func(ctx context.Context, sb sandbox.Sandbox) (pid int, err error)
+	// Brief makes repetitions fewer, for a second run of a backend that differs
+	// in who runs it or in its runtime.
+	Brief bool
 	// NoOverlay says that this backend has no overlay mode here, and must
 	// refuse it.
 	NoOverlay bool
@@ -78,6 +81,14 @@ func (t Target) shorter(d time.Duration) time.Duration {
 		return d / 10
 	}
 	return d
+}
+
+// times is how often a check repeats something that must never fail.
+func (t Target) times(n int) int {
+	if t.OwnKernel || t.Brief {
+		return max(n/5, 1) // a start costs ten times as much in gVisor
+	}
+	return n
 }
 
 // check is one promise of the contract.
