@@ -22,9 +22,9 @@ const untilStopped = `touch started; until [ -e stop ]; do sleep 0.1; done; echo
 
 // live starts a session whose command runs until [machine.release], and gives
 // its id.
-func (m *machine) live(t *testing.T, backend string) (*running, string) {
+func (m *machine) live(t *testing.T, backend string, more ...string) (*running, string) {
 	t.Helper()
-	run := m.start(t, taskArgs(m, append([]string{"--backend", backend}, m.playing(t, []scriptCall{shell(untilStopped)})...)...)...)
+	run := m.start(t, taskArgs(m, append(append([]string{"--backend", backend}, more...), m.playing(t, []scriptCall{shell(untilStopped)})...)...)...)
 	m.awaitDaemon(t, run)
 	return run, readRecords(t, run.stdout.String())[0].Session
 }

@@ -32,6 +32,7 @@ type machine struct {
 	workspace string
 	env       []string
 	user      *syscall.Credential // nil is the user who runs the tests
+	patience  time.Duration       // for one run; zero is 10 minutes
 }
 
 // newMachine makes a home and an empty workspace. Everything in them is
@@ -103,7 +104,11 @@ type running struct {
 // start starts caisson with arguments. The test ends it if nothing else does.
 func (m *machine) start(t *testing.T, args ...string) *running {
 	t.Helper()
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(t.Context()), 10*time.Minute, errors.New("caisson does not end"))
+	patience := m.patience
+	if patience == 0 {
+		patience = 10 * time.Minute
+	}
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(t.Context()), patience, errors.New("caisson does not end"))
 	r := &running{cancel: cancel, stdout: new(follower), stderr: new(follower), ended: make(chan struct{})}
 	r.process = exec.CommandContext(ctx, filepath.Join(binaries(t), "caisson"), args...)
 	r.process.Dir = m.home
