@@ -30,7 +30,7 @@ func (k *Killer) alone(f func()) bool {
 // what forks is met too.
 func (k *Killer) terminateAll(r *Report) bool {
 	return k.alone(func() {
-		r.allTerminated = count(k.self)
+		r.allTerminated = count(k.proc, k.self)
 		_ = unix.Kill(-1, unix.SIGTERM)
 		_ = unix.Kill(-1, unix.SIGCONT)
 	})
@@ -53,7 +53,7 @@ func (k *Killer) killAll(r *Report, start time.Time) bool {
 				break
 			}
 			if time.Since(start) > killBound {
-				r.left = max(1, count(k.self))
+				r.left = max(1, count(k.proc, k.self))
 				break
 			}
 			pause(next, wait)

@@ -38,6 +38,7 @@ type Children interface {
 
 // Killer ends commands. It is safe for concurrent use.
 type Killer struct {
+	proc     string
 	method   string
 	self     int
 	children Children
@@ -57,8 +58,13 @@ type Killer struct {
 // New makes a Killer that finds processes by method. Shims is for
 // MethodSubreaper only.
 func New(method string, children Children, shims *Shims) *Killer {
-	k := &Killer{method: method, self: os.Getpid(), children: children, shims: shims}
-	if dir, err := unix.Open("/proc/self", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err == nil {
+	return NewAt("/proc", method, children, shims)
+}
+
+// NewAt is New with another folder in place of /proc, for tests.
+func NewAt(proc, method string, children Children, shims *Shims) *Killer {
+	k := &Killer{proc: proc, method: method, self: os.Getpid(), children: children, shims: shims}
+	if dir, err := unix.Open(proc+"/self", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err == nil {
 		k.byDescriptor = unix.PidfdSendSignal(dir, 0, nil, 0) == nil
 		_ = unix.Close(dir)
 	}
@@ -73,9 +79,9 @@ func (k *Killer) each(m Mark, visit func(*process)) error {
 	k.scanning.Lock()
 	defer k.scanning.Unlock()
 	if k.method == MethodSubreaper {
-		return k.shims.each(k.self, m, visit)
+		return k.shims.each(k.proc, k.self, m, visit)
 	}
-	return scan(k.self, func(p *process) {
+	return scan(k.proc, k.self, func(p *process) {
 		if !p.dead && p.hasGroup(m.Group) {
 			visit(p)
 		}
@@ -131,7 +137,7 @@ func (k *Killer) signal(p *process, sig unix.Signal) {
 		_ = unix.Kill(p.pid, sig) // it is gone, which is as good
 		return
 	}
-	dir, err := unix.Open("/proc/"+strconv.Itoa(p.pid), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	dir, err := unix.Open(k.proc+"/"+strconv.Itoa(p.pid), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return
 	}

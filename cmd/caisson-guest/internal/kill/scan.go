@@ -48,14 +48,14 @@ var errUnsteady = errors.New("processes come and go")
 // errChased says that a scan was given up at scanBound.
 var errChased = fmt.Errorf("%w without end", errUnsteady)
 
-// scan visits the processes of /proc but for the guest itself, in the order of
-// their pids: what is forked while it runs mostly comes later and is met too.
-// The process is valid during the visit only. It fails with errUnsteady if a
+// scan visits the processes of folder, which is /proc, but for the guest itself,
+// in the order of their pids: what is forked while it runs mostly comes later and
+// is met too. The process is valid during the visit only. It fails with errUnsteady if a
 // process ended between its listing and the look at it.
-func scan(self int, visit func(*process)) error {
+func scan(folder string, self int, visit func(*process)) error {
 	text := make([]byte, 4096)
 	var unsteady error
-	err := list(self, func(proc, pid int, name string) {
+	err := list(folder, self, func(proc, pid int, name string) {
 		if p, ok := read(proc, pid, name+"/status", text); ok {
 			visit(&p)
 		} else {
@@ -70,15 +70,15 @@ func scan(self int, visit func(*process)) error {
 
 // count is the number of processes but for the guest, those included that ended
 // and were not reaped yet.
-func count(self int) (n int) {
-	_ = list(self, func(int, int, string) { n++ })
+func count(folder string, self int) (n int) {
+	_ = list(folder, self, func(int, int, string) { n++ })
 	return n
 }
 
-// list gives the processes of /proc but for the guest itself. Proc is the
+// list gives the processes of folder but for the guest itself. Proc is the
 // folder's descriptor.
-func list(self int, visit func(proc, pid int, name string)) error {
-	proc, err := unix.Open("/proc", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+func list(folder string, self int, visit func(proc, pid int, name string)) error {
+	proc, err := unix.Open(folder, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}

@@ -52,11 +52,11 @@ func (s *Shims) has(pid int) bool {
 // and the strays: processes that the guest inherited because their own shim
 // was killed. Nobody can tell whose they were, so the first command that ends
 // takes them along.
-func (s *Shims) each(self int, m Mark, visit func(*process)) error {
+func (s *Shims) each(proc string, self int, m Mark, visit func(*process)) error {
 	s.starting.Lock()
 	defer s.starting.Unlock()
 	all := map[int]process{}
-	err := scan(self, func(p *process) {
+	err := scan(proc, self, func(p *process) {
 		c := *p
 		c.groups = nil
 		all[p.pid] = c

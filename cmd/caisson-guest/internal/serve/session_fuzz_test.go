@@ -111,7 +111,8 @@ func FuzzSession(f *testing.F) {
 	for _, s := range seeds {
 		f.Add(s)
 	}
-	loop := reap.New() // no child is ever its own
+	loop := reap.New()  // no child is ever its own
+	none := f.TempDir() // in place of /proc: nothing is ever left
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
@@ -120,7 +121,7 @@ func FuzzSession(f *testing.F) {
 			Frames: wire.NewReader(bytes.NewReader(data)), Writer: wire.NewWriter(&out),
 			Config:   wire.Config{GIDBase: fuzzGroups, GIDCount: 1000},
 			Launcher: noProcess{}, Appliers: noChange{}, Reaper: loop,
-			Killer: kill.New(kill.MethodGroup, loop, nil),
+			Killer: kill.NewAt(none, kill.MethodGroup, loop, nil),
 		})
 		err := s.Run()
 		if err != nil && !errors.Is(err, wire.ErrProtocol) && !errors.Is(err, io.ErrUnexpectedEOF) {
