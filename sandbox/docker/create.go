@@ -23,6 +23,10 @@ func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbo
 	if err := checkSpec(spec); err != nil {
 		return nil, fmt.Errorf("create container: %w", err)
 	}
+	if spec.Workspace.Mode == sandbox.ModeOverlay && !b.endpoint.local() {
+		return nil, fmt.Errorf("create container: workspace %s: %w: the engine at %s is not on this machine, and can't mount an overlay of its folders: "+
+			"use bind mode, the gvisor backend, or an engine here", spec.Workspace.Path, sandbox.ErrUnsupported, b.endpoint.host)
+	}
 	r, f, err := b.connect(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("create container: %w", err)

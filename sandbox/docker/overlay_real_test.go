@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/caisson-run/caisson/sandbox"
@@ -67,4 +68,19 @@ func (b *bed) create(t testing.TB, spec sandbox.Spec) sandbox.Sandbox {
 		b.nothingLeft(t, spec.Session)
 	})
 	return s
+}
+
+// An engine on another machine can't mount an overlay of this one's folders, and
+// isn't asked to.
+func TestOverlayOfARemoteEngine(t *testing.T) {
+	base := t.TempDir()
+	b := &bed{state: filepath.Join(base, "state"), workspace: filepath.Join(base, "workspace")}
+	must(t, os.MkdirAll(b.state, 0o700))
+	must(t, os.Mkdir(b.workspace, 0o755))
+	b.backend = b.open(t, Options{Host: "tcp://127.0.0.1:1"})
+	spec := b.spec(t, newSession())
+	b.overlaid(t, &spec)
+	if _, err := b.backend.Create(t.Context(), spec); !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), "not on this machine") {
+		t.Errorf("error %v", err)
+	}
 }
