@@ -56,11 +56,11 @@ func TestUnpackProperty(t *testing.T) {
 			}
 			archives = append(archives, archive(t, list...))
 		}
-		dir, err := os.MkdirTemp(base, "tree")
-		if err != nil {
+		dir := filepath.Join(base, "tree")
+		if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o755)); err != nil {
 			r.Fatal(err)
 		}
-		_, err = unpackAll(t, dir, tight, plainLayers(archives...)...)
+		_, err := unpackAll(t, dir, tight, plainLayers(archives...)...)
 		made := &LayerError{}
 		switch {
 		case err == nil:
