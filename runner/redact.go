@@ -34,10 +34,7 @@ type secretBytes struct{ value, mark []byte }
 // a file of the workspace holds is not copied around either: OpenAI and
 // Anthropic (sk-), GitHub (ghp_, gho_, ghs_, ghu_, ghr_, github_pat_), AWS
 // (AKIA), Google (AIza), Slack (xox…), Groq (gsk_).
-//
-// Text is redacted as JSON, where what stands before a key may be the letter of
-// an escape: in "\nsk-…" it is an n.
-const keyShapes = `(^|[^A-Za-z0-9_]|\\[nrtbf]|\\u[0-9a-f]{4})(sk-[A-Za-z0-9_-]{20,}|gh[posur]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{40,}|AKIA[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{35}|xox[abprs]-[A-Za-z0-9-]{10,}|gsk_[A-Za-z0-9]{40,})\b`
+const keyShapes = `^(sk-[A-Za-z0-9_-]{20,}|gh[posur]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{40,}|AKIA[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{35}|xox[abprs]-[A-Za-z0-9-]{10,}|gsk_[A-Za-z0-9]{40,})\b`
 
 func newRedactor(secrets []Secret) *redactor {
 	r := &redactor{shapes: regexp.MustCompile(keyShapes)}
@@ -63,21 +60,82 @@ func (r *redactor) bytes(text []byte) []byte {
 	for _, s := range r.values {
 		text = bytes.ReplaceAll(text, s.value, s.mark)
 	}
-	for _, begin := range keyBeginnings() {
-		if bytes.Contains(text, begin) {
-			return r.shapes.ReplaceAll(text, []byte("${1}[redacted:key]"))
-		}
-	}
-	return text
+	return r.keys(text)
 }
 
-// keyBeginnings are what every shape begins with: most text has none of them,
-// and needs no regular expression.
-func keyBeginnings() [][]byte {
-	return [][]byte{
-		[]byte("sk-"), []byte("ghp_"), []byte("gho_"), []byte("ghs_"), []byte("ghu_"), []byte("ghr_"), []byte("github_pat_"),
-		[]byte("AKIA"), []byte("AIza"), []byte("xox"), []byte("gsk_"),
+// keys replaces what has the shape of a key. Only where a key begins is the
+// regular expression asked: "sk-" alone is in every task-list and disk-image.
+func (r *redactor) keys(text []byte) []byte {
+	var out []byte
+	done := 0
+	for i := 0; i < len(text); i++ {
+		if c := text[i]; c != 's' && c != 'g' && c != 'A' && c != 'x' {
+			continue
+		}
+		if !keyBegins(text[i:]) || !freeBefore(text[:i]) {
+			continue
+		}
+		end := i
+		for end < len(text) && keyByte(text[end]) {
+			end++
+		}
+		at := r.shapes.FindIndex(text[i:end])
+		if at == nil {
+			continue
+		}
+		out = append(append(out, text[done:i]...), "[redacted:key]"...)
+		done = i + at[1]
+		i = done - 1
 	}
+	if done == 0 {
+		return text
+	}
+	return append(out, text[done:]...)
+}
+
+// keyBegins says whether text begins as some key does.
+func keyBegins(text []byte) bool {
+	if len(text) < 4 {
+		return false
+	}
+	switch text[0] {
+	case 's':
+		return text[1] == 'k' && text[2] == '-'
+	case 'A':
+		return text[1] == 'K' && text[2] == 'I' && text[3] == 'A' || text[1] == 'I' && text[2] == 'z' && text[3] == 'a'
+	case 'x':
+		return text[1] == 'o' && text[2] == 'x'
+	case 'g':
+		return text[1] == 'h' && text[3] == '_' || text[1] == 's' && text[2] == 'k' && text[3] == '_' || bytes.HasPrefix(text, []byte("github_pat_"))
+	}
+	return false
+}
+
+// freeBefore says whether a key can begin behind text: not inside a word. Text
+// is redacted as JSON too, where what stands before a key may be the letter of
+// an escape: in "\nsk-…" it is an n.
+func freeBefore(text []byte) bool {
+	n := len(text)
+	if n == 0 {
+		return true
+	}
+	c := text[n-1]
+	word := c == '_' || c >= '0' && c <= '9' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z'
+	switch {
+	case !word:
+		return true
+	case n >= 2 && text[n-2] == '\\' && strings.IndexByte("nrtbf", c) >= 0:
+		return true
+	}
+	if n < 6 || text[n-6] != '\\' || text[n-5] != 'u' {
+		return false
+	}
+	for _, c := range text[n-4:] {
+		if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	return true
 }
 
 // writer redacts each Write by itself: for a log, which writes an entry at once.
