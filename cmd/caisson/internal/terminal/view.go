@@ -150,6 +150,12 @@ func ending(m map[string]any) string {
 		return "timed out"
 	case m["oom_killed"] == true:
 		return "out of memory"
+	case m["disk_reserve_bytes"] != nil:
+		return "disk nearly full"
+	case m["pids_limit_hit"] == true:
+		return "limit of processes"
+	case m["full"] != nil:
+		return "no space left"
 	case signal != nil:
 		return fmt.Sprintf("signal %v", signal)
 	case code != nil:
