@@ -27,6 +27,10 @@ import (
 // lossTime bounds how long a loss may take to be noticed.
 const lossTime = 30 * time.Second
 
+// answerTime is how long a guest may take to answer here: its hello on a machine
+// under load too.
+const answerTime = 8 * time.Second
+
 // once is a command that leaves a line of each time that it was run.
 const once = "echo ran >>times; echo running; exec sleep 1000"
 
@@ -233,7 +237,7 @@ func TestEngineFreezes(t *testing.T) {
 	f := newFreezing(t, e)
 	patience := defaultDeadlines()
 	patience.ask, patience.attach, patience.create, patience.start = time.Second, time.Second, time.Second, time.Second
-	patience.remove, patience.cancel, patience.loss, patience.answer = time.Second, time.Second, time.Second, 2*time.Second
+	patience.remove, patience.cancel, patience.loss, patience.answer = time.Second, time.Second, time.Second, answerTime
 	for _, verb := range []string{"/images/", "/containers/create", "/attach", "/start", "/json HTTP"} {
 		t.Run("at create "+strings.Trim(verb, "/"), func(t *testing.T) {
 			b := privateBed(t, e, Options{})
@@ -418,7 +422,7 @@ func TestOperator(t *testing.T) {
 		b := privateBed(t, e, Options{})
 		_, err := b.backend.Check(t.Context())
 		must(t, err)
-		b.backend.remote.answer = time.Second
+		b.backend.remote.answer = answerTime
 		s, session := begin(t, b)
 		p, err := s.Start(t.Context(), sandbox.Command{Argv: []string{"sleep", "1000"}, Timeout: 2 * time.Second, Grace: 100 * time.Millisecond})
 		must(t, err)
