@@ -205,47 +205,60 @@ func (m marker) script(hostile string) string {
 }
 
 // Hostile holds a session in a sandbox for each of the table, on a repository of
-// its own that open gives it, and then looks at the host's repository as a user
-// would: nothing may run. The control does the same on the host.
+// its own that open gives it, and looks at the host's repository as a user would:
+// nothing may run. Controls is the same on the host.
 func Hostile(t *testing.T, uid int, open func(t *testing.T, dir string) sandbox.Sandbox) {
+	eachHostile(t, uid, func(t *testing.T, m marker, dir, _, script string) {
+		s := open(t, dir)
+		gitInside(t, s, "cd /workspace\n"+m.script(script))
+		// While the session lasts, and after it.
+		for _, wait := range []func(){func() {}, func() { must(t, s.Destroy(context.WithoutCancel(t.Context()))) }} {
+			wait()
+			out, err := hostGit(t, dir, uid, look)
+			if m.take(t) {
+				t.Errorf("the host's git ran a session's program: %v %s", err, out)
+			}
+			if _, gone := os.Stat(filepath.Join(dir, ".git/HEAD")); gone != nil {
+				continue // where it may be written it may be destroyed
+			}
+			if err != nil || strings.Contains(out, "fatal:") {
+				t.Errorf("the host's git: %v: %s", err, out)
+			}
+		}
+	})
+}
+
+// Controls makes on the host what Hostile's sessions do: each hostile one must
+// run the marker, each harmless one and none must not, or Hostile proves nothing.
+func Controls(t *testing.T, uid int) {
+	eachHostile(t, uid, func(t *testing.T, m marker, dir, name, script string) {
+		_, fires := hostile[name]
+		hostGit(t, dir, uid, look) //nolint:errcheck // only the marker counts
+		if m.take(t) {
+			t.Error("the marker fires without a hostile session")
+		}
+		hostGit(t, dir, uid, m.script(script)) //nolint:errcheck // the look tells
+		m.take(t)
+		hostGit(t, dir, uid, look) //nolint:errcheck // a git that was led astray may fail
+		if got := m.take(t); got != fires {
+			t.Errorf("fired %v, want %v", got, fires)
+		}
+	})
+}
+
+// eachHostile calls f for each of the tables with a repository of its own.
+func eachHostile(t *testing.T, uid int, f func(t *testing.T, m marker, dir, name, script string)) {
 	base := HostFolder(t, uid)
 	m := newMarker(t, base)
 	template := filepath.Join(base, "template")
 	must(t, os.Mkdir(template, 0o755))
 	must(t, os.Chown(template, uid, uid))
 	Repository(t, template, uid)
-	HostGit(t, template, uid, look)
-	if m.take(t) {
-		t.Fatal("control: the marker fires without a hostile session")
-	}
 	for _, table := range []map[string]string{hostile, harmless} {
 		for name, script := range table {
 			t.Run(name, func(t *testing.T) {
-				_, fires := hostile[name]
-				Run(t, base, "rm -rf control workspace; cp -a template control; cp -a template workspace")
-				control, dir := filepath.Join(base, "control"), filepath.Join(base, "workspace")
-				hostGit(t, control, uid, m.script(script)) //nolint:errcheck // the look tells
-				m.take(t)
-				hostGit(t, control, uid, look) //nolint:errcheck // a git that was led astray may fail
-				if got := m.take(t); got != fires {
-					t.Errorf("control: fired %v, want %v", got, fires)
-				}
-				s := open(t, dir)
-				gitInside(t, s, "cd /workspace\n"+m.script(script))
-				// While the session lasts, and after it.
-				for _, wait := range []func(){func() {}, func() { must(t, s.Destroy(context.WithoutCancel(t.Context()))) }} {
-					wait()
-					out, err := hostGit(t, dir, uid, look)
-					if m.take(t) {
-						t.Errorf("the host's git ran a session's program: %v %s", err, out)
-					}
-					if _, gone := os.Stat(filepath.Join(dir, ".git/HEAD")); gone != nil {
-						continue // where it may be written it may be destroyed
-					}
-					if err != nil || strings.Contains(out, "fatal:") {
-						t.Errorf("the host's git: %v: %s", err, out)
-					}
-				}
+				Run(t, base, "rm -rf workspace; cp -a template workspace")
+				f(t, m, filepath.Join(base, "workspace"), name, script)
 			})
 		}
 	}

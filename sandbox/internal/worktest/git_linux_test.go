@@ -1,0 +1,15 @@
+package worktest
+
+import (
+	"os"
+	"testing"
+)
+
+// The controls of the hostile sessions that the backends' tests hold.
+func TestControls(t *testing.T) {
+	uid := os.Geteuid()
+	if uid == 0 {
+		uid = 1000
+	}
+	Controls(t, uid)
+}
