@@ -884,3 +884,30 @@ func TestNewStoreErrors(t *testing.T) {
 		}
 	}
 }
+
+func TestResolve(t *testing.T) {
+	reg := newRegistry(t)
+	digest := reg.push(t, "x:1", makeImage(t, imageSpec{
+		layers: [][]byte{archive(t, withShell()...)}, config: v1.Config{Env: []string{"A=b"}, Volumes: map[string]struct{}{"/data": {}}},
+	}))
+	s := openStore(t, storeDir(t))
+	before := reg.blobs.Load()
+	im, err := s.Resolve(t.Context(), reg.ref(t, "x:1"))
+	if err != nil || im.Digest != digest || im.Unpacked || !slices.Equal(im.Env, []string{"A=b"}) || !slices.Equal(im.Volumes, []string{"/data"}) {
+		t.Errorf("%+v, %v", im, err)
+	}
+	if n := reg.blobs.Load() - before; n != 1 {
+		t.Errorf("%d blobs were fetched, want the configuration alone", n)
+	}
+	// It is pinned.
+	asked := reg.requests.Load()
+	if again, err := s.Resolve(t.Context(), reg.ref(t, "x:1")); err != nil || again.Digest != digest || reg.requests.Load() != asked {
+		t.Errorf("again: %s, %v, %d requests", again.Digest, err, reg.requests.Load()-asked)
+	}
+	if _, err := s.Resolve(t.Context(), reg.ref(t, "y:1")); !errors.Is(err, ErrNotFound) {
+		t.Errorf("absent: %v", err)
+	}
+	if _, err := s.Resolve(t.Context(), Reference{Scheme: SchemeHost}); !errors.Is(err, ErrUnsupported) {
+		t.Errorf("host: %v", err)
+	}
+}
