@@ -50,7 +50,8 @@ func rows() []row {
 			row{what: "start from the pool and a command / exec round trip, " + b.name, ours: e2e("Warm/"+b.name, ns), peer: e2e("Warm/"+b.name, "exec-"+ns), atMost: true, limit: 3},
 			row{what: "kill to dead, 16 daemons, p99, " + b.name, ours: e2e("Kill/"+b.name, "p99-ns"), atMost: true, limit: b.kill, unit: "ms", by: ms},
 			row{what: "idle memory a session (PSS), " + b.name, ours: e2e("Idle/"+b.name, "KiB-a-session"), atMost: true, limit: b.memory, unit: "MB", by: 1e6 / 1024},
-			row{what: "stdout, streamed and hashed / dd | cat on the host, " + b.name, ours: e2e("Output/"+b.name, ns), peer: e2e("Output/"+b.name, "host-"+ns), inverse: true, limit: b.flow},
+			row{what: "stdout with hash, as in a session / dd | cat on the host, " + b.name, ours: e2e("Output/"+b.name, "drained-"+ns), peer: e2e("Output/"+b.name, "host-"+ns), inverse: true, limit: b.flow},
+			row{what: "stdout with hash, every byte to the host / dd | cat on the host, " + b.name, ours: e2e("Output/"+b.name, ns), peer: e2e("Output/"+b.name, "host-"+ns), inverse: true, limit: b.flow},
 			row{what: "memory that the host needs more for it, " + b.name, ours: e2e("Output/"+b.name, "MiB-grown"), atMost: true, limit: 16, unit: "MiB", by: 1})
 	}
 	return append(list, row{what: "READ of 4 KiB / os.ReadFile", ours: e2e("Read", ns), peer: e2e("Read", "os-"+ns), atMost: true, limit: 0.9})
