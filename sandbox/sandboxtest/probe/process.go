@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -133,22 +135,51 @@ func orphans(args []string) error {
 	}
 	if len(args) > 1 {
 		for range n {
-			pid, _, errno := syscall.RawSyscall6(unix.SYS_CLONE, uintptr(syscall.SIGCHLD), 0, 0, 0, 0, 0)
-			if errno != 0 {
-				return errno
-			}
-			if pid == 0 {
-				syscall.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
+			if err := patiently(orphan); err != nil {
+				return err
 			}
 		}
 		return nil
 	}
 	for ; n > 0; n -= 10 {
-		if err := self("orphans", strconv.Itoa(min(n, 10)), "middle").Run(); err != nil {
+		var middle *exec.Cmd
+		start := func() error {
+			middle = self("orphans", strconv.Itoa(min(n, 10)), "middle")
+			return middle.Start()
+		}
+		if err := patiently(start); err != nil {
+			return err
+		}
+		if err := middle.Wait(); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// orphan forks a child that ends at once.
+func orphan() error {
+	pid, _, errno := syscall.RawSyscall6(unix.SYS_CLONE, uintptr(syscall.SIGCHLD), 0, 0, 0, 0, 0)
+	if errno != 0 {
+		return errno
+	}
+	if pid == 0 {
+		syscall.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
+	}
+	return nil
+}
+
+// patiently tries again for a while what the limit of processes refuses: those
+// that ended before are reaped when PID 1 gets to it.
+func patiently(f func() error) error {
+	var err error
+	for range 1000 {
+		if err = f(); !errors.Is(err, syscall.EAGAIN) {
+			return err
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return err
 }
 
 // forkCount starts children until the kernel refuses and prints how many.
