@@ -98,6 +98,14 @@ func folder(names []string) string {
 // isGit knows a repository by its name, on file systems that fold case too.
 func isGit(name string) bool { return strings.EqualFold(name, ".git") }
 
+// guarded says whether commands of a session in bind mode may not write to a
+// path: a second name of such a file, outside, would be a way to.
+func guarded(path string) bool {
+	return slices.ContainsFunc(strings.Split(path, "/"), func(name string) bool {
+		return isGit(name) || strings.EqualFold(name, ".caisson")
+	})
+}
+
 // obeyed says whether a path in a repository is one that git obeys. Those of
 // submodules lie in modules, under names that may have slashes.
 func obeyed(rest []string) bool {

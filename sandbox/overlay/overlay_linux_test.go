@@ -130,6 +130,31 @@ func must(t testing.TB, err error) {
 	}
 }
 
+// A name of the repository's or Caisson's own files outside of them would be a
+// way to write them, for a session in bind mode that may not: it becomes a file
+// of its own. Other names of one file stay that.
+func TestNamesOfGuardedFiles(t *testing.T) {
+	w := newWorld(t, func(dir string) {
+		in(t, dir, `mkdir -p .git/hooks sub/.git .caisson; echo c > .git/config; echo h > .git/hooks/h; echo s > sub/.git/config; echo y > .caisson/config.yaml; echo f > free`)
+	})
+	in(t, w.merged, `ln .git/config a; ln .git/hooks/h b; ln sub/.git/config c; ln .caisson/config.yaml d; echo n > .git/HEAD; ln .git/HEAD e; ln .git/HEAD .git/other; ln free also`)
+	if r := w.apply(ApplyOptions{}); r.State != Applied {
+		t.Errorf("%+v", r)
+	}
+	for name, want := range map[string]struct {
+		content string
+		names   uint64
+	}{"a": {"c\n", 1}, "b": {"h\n", 1}, "c": {"s\n", 1}, "d": {"y\n", 1}, "e": {"n\n", 1}, ".git/HEAD": {"n\n", 1}, "also": {"f\n", 2}} {
+		data, err := os.ReadFile(filepath.Join(w.original, name))
+		must(t, err)
+		var st unix.Stat_t
+		must(t, unix.Lstat(filepath.Join(w.original, name), &st))
+		if string(data) != want.content || uint64(st.Nlink) != want.names {
+			t.Errorf("%s holds %q and has %d names, want %q and %d", name, data, st.Nlink, want.content, want.names)
+		}
+	}
+}
+
 // picture is a tree as text: type, mode, owner, link count, content.
 func picture(t testing.TB, dir string) string {
 	t.Helper()

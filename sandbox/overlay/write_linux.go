@@ -109,7 +109,7 @@ func (w *writer) put(c *Change) error {
 			if err := w.flush(); err != nil {
 				return err
 			}
-			if first, ok := w.links[c.now.ino]; ok {
+			if first, ok := w.links[c.now.ino]; ok && !guarded(first.path) && !guarded(c.Path) {
 				err := w.replace(dir, name, c, func(temp string) error { return w.link(dir, temp, first) })
 				if err == nil || errors.Is(err, errMeanwhile) {
 					return err
