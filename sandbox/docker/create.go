@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -192,6 +193,12 @@ func (s *session) createContainer(ctx context.Context, asked request) error {
 // 600100000), so that no file of the workspace opens to it.
 const markGIDs = 1 << 30
 
+// silence is when a guest that hears nothing of its host ends. An engine that
+// was killed in the middle of a start forgets the container, whose shim holds
+// its standard input open for ever (Docker 20.10 with containerd 1.6); nobody
+// could remove it. Long enough for a Caisson that somebody stopped for a while.
+const silence = 15 * time.Minute
+
 // startGuest attaches before the container starts, so that no byte is lost,
 // and speaks to the guest. It does not wait for the engine's answer before:
 // the guest says hello some 10 ms earlier.
@@ -212,6 +219,7 @@ func (s *session) startGuest(ctx context.Context) error {
 	config := guest.NewConfig(s.spec)
 	config.CommandUID, config.CommandGID = uint32(s.work.CommandUID), uint32(s.work.CommandGID)
 	config.GIDBase, config.Probe, config.View = markGIDs, true, s.work.Volume != nil
+	config.SilenceMS = silence.Milliseconds()
 	conn, err := guest.Dial(ctx, guest.Options{
 		Conn: s.stream, Config: config, Env: s.image.env, Timeout: s.spec.Resources.CommandTime, Grace: s.spec.Grace, AnswerTime: s.remote.answer, Logger: s.log,
 	})

@@ -26,6 +26,8 @@ type Conn struct {
 	done   chan struct{} // closed when the connection has ended
 	read   chan struct{} // closed when the reading goroutine has returned
 
+	beating sync.WaitGroup // the goroutine of beat
+
 	opening sync.Mutex // held while a stream is opened: ids go out in order
 
 	mu      sync.Mutex
@@ -77,6 +79,9 @@ func Dial(ctx context.Context, o Options) (*Conn, error) {
 	}
 	c.hello = hello
 	go c.receive(frames)
+	if silence := time.Duration(o.Config.SilenceMS) * time.Millisecond; silence > 0 {
+		c.beating.Go(func() { c.beat(silence / 3) })
+	}
 	return c, nil
 }
 
@@ -133,20 +138,15 @@ func (c *Conn) Close() error {
 	c.mu.Unlock()
 	err := c.hangUp()
 	<-c.read
+	c.beating.Wait()
 	return err
 }
 
 // Ping makes a round trip to the guest. A guest that does not answer in
 // Options.AnswerTime is lost.
 func (c *Conn) Ping(ctx context.Context) error {
-	answered := make(chan struct{}, 1)
-	c.mu.Lock()
-	c.nextNo++
-	number := c.nextNo
-	c.pings[number] = answered
-	c.mu.Unlock()
-	payload := binary.BigEndian.AppendUint64(nil, number)
-	if err := c.send(wire.Frame{Type: wire.TypePing, Payload: payload}); err != nil {
+	answered, err := c.ping()
+	if err != nil {
 		return fmt.Errorf("ping guest: %w", err)
 	}
 	silence := time.NewTimer(c.o.AnswerTime)
@@ -162,6 +162,34 @@ func (c *Conn) Ping(ctx context.Context) error {
 		c.lose(fmt.Errorf("no answer to a ping within %v", c.o.AnswerTime))
 		<-c.done
 		return fmt.Errorf("ping guest: %w", c.lostError())
+	}
+}
+
+// ping sends one and gives what its answer is told to.
+func (c *Conn) ping() (answered <-chan struct{}, err error) {
+	answer := make(chan struct{}, 1)
+	c.mu.Lock()
+	c.nextNo++
+	number := c.nextNo
+	c.pings[number] = answer
+	c.mu.Unlock()
+	return answer, c.send(wire.Frame{Type: wire.TypePing, Payload: binary.BigEndian.AppendUint64(nil, number)})
+}
+
+// beat tells the guest that its host is there, until the connection ends. It
+// waits for no answer: a container that is paused may go on later.
+func (c *Conn) beat(every time.Duration) {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-c.done:
+			return
+		case <-tick.C:
+			if _, err := c.ping(); err != nil {
+				return
+			}
+		}
 	}
 }
 

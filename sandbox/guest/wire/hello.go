@@ -10,7 +10,7 @@ import (
 // Config is the host's first frame: what the guest has to know before it
 // changes anything about itself.
 //
-//	{"protocol":1,"command_uid":10001,"command_gid":10001,"gid_base":20000,"gid_count":4096,"workspace":"/workspace",…}
+//	{"protocol":2,"command_uid":10001,"command_gid":10001,"gid_base":20000,"gid_count":4096,"workspace":"/workspace",…}
 type Config struct {
 	Protocol int `json:"protocol"`
 	// CommandUID and CommandGID are the identity of commands, not 0. With
@@ -39,6 +39,10 @@ type Config struct {
 	// View says that the host can't see the workspace and will ask for looks,
 	// which costs two threads.
 	View bool `json:"view,omitempty"`
+	// SilenceMS is after how many milliseconds without a byte from its host the
+	// guest ends, and the container with it: for connections whose end may never
+	// be told. The host sends a ping in each third of it. 0 is never.
+	SilenceMS int64 `json:"silence_ms,omitempty"`
 	// Probe asks for Hello.Probe, which costs the start of one process more.
 	Probe bool `json:"probe,omitempty"`
 }
@@ -48,6 +52,8 @@ func (c Config) Validate() error {
 	switch {
 	case c.Protocol != Version:
 		return fmt.Errorf("host speaks protocol %d, guest %d: they must be of one build", c.Protocol, Version)
+	case c.SilenceMS < 0:
+		return fmt.Errorf("silence of %d ms is negative", c.SilenceMS)
 	case !strings.HasPrefix(c.Workspace, "/"):
 		return fmt.Errorf("workspace path %q is not absolute", c.Workspace)
 	case !c.SingleUID && (c.CommandUID == 0 || c.CommandGID == 0):

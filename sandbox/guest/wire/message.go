@@ -11,7 +11,7 @@ import (
 
 // Version is the protocol's version. Host and guest are built together and
 // must have the same.
-const Version = 1
+const Version = 2
 
 // Channels of a stream.
 const (

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -57,12 +58,14 @@ func Run(o Options) error {
 	if err != nil {
 		return err
 	}
-	frames := wire.NewReader(bufio.NewReaderSize(in, 16<<10))
+	host := &listener{in: in, silence: firstSilence}
+	frames := wire.NewReader(bufio.NewReaderSize(host, 16<<10))
 	writer := wire.NewWriter(out)
 	config, err := receiveConfig(frames)
 	if err != nil {
 		return err
 	}
+	host.silence = time.Duration(config.SilenceMS) * time.Millisecond
 	session, hello, err := prepare(o, config, null)
 	if err != nil {
 		// The host fails closed on it, with the reason at hand.
@@ -131,7 +134,8 @@ func receiveConfig(frames *wire.Reader) (wire.Config, error) {
 		return c, fmt.Errorf("wait for configuration: %w: frame type %d", wire.ErrProtocol, f.Type)
 	}
 	if err := wire.Decode(f.Payload, &c); err != nil {
-		return c, err
+		// Host and guest of one build read each other.
+		return c, fmt.Errorf("read configuration: %w: caisson and caisson-guest must be of one build", err)
 	}
 	return c, c.Validate()
 }
