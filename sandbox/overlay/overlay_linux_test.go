@@ -149,7 +149,7 @@ func TestNamesOfGuardedFiles(t *testing.T) {
 		must(t, err)
 		var st unix.Stat_t
 		must(t, unix.Lstat(filepath.Join(w.original, name), &st))
-		if string(data) != want.content || uint64(st.Nlink) != want.names {
+		if string(data) != want.content || fmt.Sprint(st.Nlink) != fmt.Sprint(want.names) { // of another type on arm64
 			t.Errorf("%s holds %q and has %d names, want %q and %d", name, data, st.Nlink, want.content, want.names)
 		}
 	}

@@ -1,6 +1,7 @@
 package boot
 
 import (
+	"errors"
 	"io"
 	"os"
 	"strings"
@@ -32,7 +33,7 @@ func TestListenerEndsSilence(t *testing.T) {
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.Read(buf); err != io.EOF {
+	if _, err := l.Read(buf); !errors.Is(err, io.EOF) {
 		t.Fatalf("at the end: %v", err)
 	}
 }
