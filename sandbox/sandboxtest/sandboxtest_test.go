@@ -129,6 +129,7 @@ func TestFaultyFakesFail(t *testing.T) {
 	}
 	for fault, want := range found {
 		t.Run(string(fault), func(t *testing.T) {
+			t.Parallel() // most of the time they wait
 			if !isRoot() && (fault == FaultRootOwner || fault == FaultSetuid) {
 				t.Skip("needs root: only root makes files of another owner")
 			}
