@@ -58,6 +58,7 @@ func (s *session) quarantineAll() {
 	}
 	ctx, cancel := context.WithTimeoutCause(context.Background(), quarantineTime, errSlow)
 	defer cancel()
+	s.moved.again()
 	s.quarantine(ctx)
 	if s.forget != nil {
 		s.forget()
@@ -135,6 +136,14 @@ func (q *quarantine) note(m Quarantined) {
 		q.moves = map[string]Quarantined{}
 	}
 	q.moves[m.Path+"\x00"+m.To] = m
+}
+
+// again forgets the renames that failed, so that they are tried once more: an
+// interruption of the session ends those that are under way, and all that follow.
+func (q *quarantine) again() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	maps.DeleteFunc(q.moves, func(_ string, m Quarantined) bool { return m.To == "" })
 }
 
 // failed says whether a rename was tried in vain. The caller holds mu.

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -70,6 +71,35 @@ func TestNewRepositoriesAreQuarantined(t *testing.T) {
 	}
 	if !slices.ContainsFunc(r.HostExecuted, func(h HostExecuted) bool { return h.Path == "bare" }) {
 		t.Errorf("the bare repository is not named: %+v", r.HostExecuted)
+	}
+}
+
+// TestAnInterruptionLeavesNoRepository: somebody gives up while repositories are
+// being renamed, which a command can make take long; the end renames the rest.
+func TestAnInterruptionLeavesNoRepository(t *testing.T) {
+	b := newBench(t, plantTurns)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	gone := make(chan struct{})
+	b.backend.scripts["plant"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
+		for i := range 60 {
+			b.file(fmt.Sprintf("r%02d/.git/config", i), "[core]\n\tfsmonitor = touch FIRED\n")
+		}
+		go func() {
+			defer close(gone)
+			for b.exists("r00/.git") {
+				runtime.Gosched()
+			}
+			cancel(errors.New("interrupted"))
+		}()
+		return sandbox.ExitStatus{}
+	}
+	b.run(ctx)
+	<-gone
+	for i := range 60 {
+		if name := fmt.Sprintf("r%02d/.git", i); b.exists(name) {
+			t.Errorf("%s is still there", name)
+		}
 	}
 }
 
