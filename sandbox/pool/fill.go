@@ -28,12 +28,28 @@ func (p *Pool) discard(r *ready) {
 func (p *Pool) discardLocked(r *ready) {
 	p.goLocked(func() {
 		if err := r.destroy(); err != nil {
-			p.o.Logger.Warn("a ready sandbox could not be destroyed", zap.Error(err))
-			p.mu.Lock()
-			p.errs = append(p.errs, err)
-			p.mu.Unlock()
+			p.keep(r, err)
 		}
 	})
+}
+
+// keep notes what could not be destroyed, to be tried again.
+func (p *Pool) keep(r *ready, err error) {
+	p.o.Logger.Warn("a ready sandbox could not be destroyed and is tried again", zap.String("session", r.spec.Session), zap.Error(err))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stuck = append(p.stuck, r)
+}
+
+// retry tries to destroy once more what could not be.
+func (p *Pool) retry() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	stuck := p.stuck
+	p.stuck = nil
+	for _, r := range stuck {
+		p.discardLocked(r)
+	}
 }
 
 // goLocked does something in the background, at once if the pool is closing:
@@ -78,6 +94,17 @@ func (p *Pool) countLocked() int {
 	return n
 }
 
+// evict makes room on the machine for a session's start that waits: what nobody
+// uses yet holds memory for as long as it is ready. Each call discards one; a
+// start that goes on to wait says so anew.
+func (p *Pool) evict() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.closed {
+		p.evictLocked(nil)
+	}
+}
+
 // evictLocked discards a ready sandbox of the kind that was used longest ago.
 func (p *Pool) evictLocked(except *kind) {
 	var victim *kind
@@ -99,7 +126,9 @@ func (p *Pool) startOne(k *kind, rest time.Duration) {
 	case <-time.After(rest):
 	case <-p.ctx.Done(): // start fails at once
 	}
+	p.ahead <- struct{}{}
 	r, err := p.start(k.spec)
+	<-p.ahead
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	k.starting--
@@ -145,13 +174,16 @@ func (p *Pool) tend() {
 			return
 		case <-tick.C:
 		}
+		p.retry()
 		for _, k := range p.renew() {
 			p.fill(k, 0)
+			p.leave(k)
 		}
 	}
 }
 
-// renew discards what is old, and returns the kinds that need new ones.
+// renew discards what is old, and returns the kinds that need new ones, which
+// the caller gives back with leave.
 func (p *Pool) renew() (need []*kind) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -165,10 +197,11 @@ func (p *Pool) renew() (need []*kind) {
 		}
 		k.ready = k.ready[old:]
 		switch {
-		case unused && k.starting == 0:
+		case unused && k.idle():
 			k.close()
 			delete(p.kinds, name)
 		case old > 0 && !unused:
+			k.users++
 			need = append(need, k)
 		}
 	}

@@ -15,6 +15,7 @@ type kind struct {
 	used     time.Time    // when it was asked for last
 	ready    []*ready     // the oldest first
 	starting int
+	users    int // calls that have it and will come back to it
 }
 
 // poolable says whether a sandbox for a spec can be started before its session
@@ -48,7 +49,8 @@ func key(spec sandbox.Spec) (string, error) {
 	return fmt.Sprintf("%s %#v", folder, spec), nil
 }
 
-// kindOf finds or makes the kind of a spec, which was asked for now.
+// kindOf finds or makes the kind of a spec, which was asked for now. The caller
+// gives it back with leave.
 func (p *Pool) kindOf(spec sandbox.Spec) (*kind, error) {
 	name, err := key(spec)
 	if err != nil {
@@ -69,22 +71,33 @@ func (p *Pool) kindOf(spec sandbox.Spec) (*kind, error) {
 		p.kinds[name] = k
 	}
 	k.used = time.Now()
+	k.users++
 	return k, nil
 }
+
+// leave says that a call is done with a kind.
+func (p *Pool) leave(k *kind) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	k.users--
+}
+
+// idle says that nothing needs a kind's descriptor.
+func (k *kind) idle() bool { return len(k.ready)+k.starting+k.users == 0 }
 
 // spareKinds is how many specs are remembered beyond those that the pool has
 // room for: each holds a descriptor.
 const spareKinds = 64
 
-// forgetLocked makes room for one more kind: of those with nothing ready, the
-// one that was used longest ago goes.
+// forgetLocked makes room for one more kind: of those with nothing ready that
+// no call has, the one that was used longest ago goes.
 func (p *Pool) forgetLocked() {
 	if len(p.kinds) < p.o.Size+spareKinds {
 		return
 	}
 	oldest := ""
 	for name, k := range p.kinds {
-		if len(k.ready)+k.starting == 0 && (oldest == "" || k.used.Before(p.kinds[oldest].used)) {
+		if k.idle() && (oldest == "" || k.used.Before(p.kinds[oldest].used)) {
 			oldest = name
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -39,8 +41,8 @@ const (
 	DefaultForget = time.Hour
 )
 
-// startTime bounds a start in the background: one that has to wait longer to
-// be admitted gives its place to somebody's session.
+// startTime bounds a start in the background. One that has to wait to be admitted
+// ends before: it gives its place to somebody's session.
 const startTime = time.Minute
 
 // folder is below the state folder.
@@ -57,12 +59,16 @@ type Pool struct {
 	ctx  context.Context //nolint:containedctx // of what runs in the background, ended by Close
 	stop context.CancelCauseFunc
 	work sync.WaitGroup
+	// ahead is held by starts in the background: as many as there are processors,
+	// which is half of what is admitted at once, so that they do not wait for each
+	// other's admission.
+	ahead chan struct{}
 
 	mu       sync.Mutex
 	closed   bool
 	kinds    map[string]*kind
-	starting int     // in all
-	errs     []error // of what was destroyed in the background
+	starting int      // in all
+	stuck    []*ready // what could not be destroyed, each once
 }
 
 var _ sandbox.Backend = (*Pool)(nil)
@@ -83,7 +89,7 @@ func New(backend sandbox.Backend, o Options) (*Pool, error) {
 	if o.Logger == nil {
 		o.Logger = zap.NewNop()
 	}
-	p := &Pool{backend: backend, o: o, dir: filepath.Join(o.StateDir, folder), kinds: map[string]*kind{}}
+	p := &Pool{backend: backend, o: o, dir: filepath.Join(o.StateDir, folder), kinds: map[string]*kind{}, ahead: make(chan struct{}, runtime.NumCPU())}
 	p.ctx, p.stop = context.WithCancelCause(context.Background())
 	p.work.Go(p.tend)
 	return p, nil
@@ -109,12 +115,13 @@ func (p *Pool) Sweep(ctx context.Context) ([]sandbox.Leftover, error) {
 // errors are the backend's.
 func (p *Pool) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	if !poolable(spec) {
-		return p.backend.Create(ctx, spec)
+		return p.create(ctx, spec)
 	}
 	k, err := p.kindOf(spec)
 	if err != nil {
 		return nil, fmt.Errorf("take sandbox from pool: %w", err)
 	}
+	defer p.leave(k)
 	defer p.fill(k, restTime)
 	for {
 		if err := context.Cause(ctx); err != nil {
@@ -122,7 +129,7 @@ func (p *Pool) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, 
 		}
 		r := p.take(k)
 		if r == nil {
-			return p.backend.Create(ctx, spec)
+			return p.create(ctx, spec)
 		}
 		if err := r.fit(ctx, p.o.MaxAge); err != nil {
 			p.o.Logger.Info("a ready sandbox is replaced", zap.String("sandbox", r.box.ID()), zap.Error(err))
@@ -131,6 +138,19 @@ func (p *Pool) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, 
 		}
 		return &given{Sandbox: r.box, ready: r}, nil
 	}
+}
+
+// create starts a session's sandbox. Each time that it says what it waits for, one
+// that is ready makes room.
+func (p *Pool) create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	notify := spec.Notify
+	spec.Notify = func(waiting string) {
+		p.evict()
+		if notify != nil {
+			notify(waiting)
+		}
+	}
+	return p.backend.Create(ctx, spec)
 }
 
 // Prepare starts sandboxes for a spec in the background, up to Options.Size,
@@ -144,6 +164,7 @@ func (p *Pool) Prepare(spec sandbox.Spec) error {
 	if err != nil {
 		return fmt.Errorf("prepare pool: %w", err)
 	}
+	defer p.leave(k)
 	p.fill(k, 0)
 	return nil
 }
@@ -158,7 +179,7 @@ func (p *Pool) Ready() int {
 var errClosed = fmt.Errorf("%w: the pool is closed", sandbox.ErrState)
 
 // Close destroys what is ready and waits for that. It returns what could not
-// be destroyed, which a later sweep finds. It is idempotent.
+// be destroyed, which a later sweep finds; a second call tries that again.
 func (p *Pool) Close() error {
 	p.mu.Lock()
 	p.closed = true
@@ -168,13 +189,15 @@ func (p *Pool) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, k := range p.kinds {
-		for _, r := range k.ready {
-			p.errs = append(p.errs, r.destroy())
-		}
+		p.stuck = append(p.stuck, k.ready...)
 		k.close()
 	}
 	clear(p.kinds)
-	err := errors.Join(p.errs...)
-	p.errs = nil
-	return err
+	var errs []error
+	p.stuck = slices.DeleteFunc(p.stuck, func(r *ready) bool {
+		err := r.destroy()
+		errs = append(errs, err)
+		return err == nil
+	})
+	return errors.Join(errs...)
 }

@@ -42,14 +42,24 @@ type counted struct {
 	fail     error
 	deaf     map[string]bool // answers no ping
 	refusing bool            // can't be destroyed
+	// room is how many may be alive before a start waits; 0 is any number.
+	room int
+	// during is called in each start, after its guards were made.
+	during func(spec sandbox.Spec)
 }
 
 func (b *counted) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	b.mu.Lock()
-	fail := b.fail
+	fail, during := b.fail, b.during
 	b.mu.Unlock()
 	if fail != nil {
 		return nil, fail
+	}
+	if err := b.admit(ctx, spec); err != nil {
+		return nil, err
+	}
+	if during != nil {
+		during(spec)
 	}
 	box, err := b.Fake.Create(ctx, spec)
 	if err != nil {
@@ -60,6 +70,28 @@ func (b *counted) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbo
 	b.made = append(b.made, spec.Session)
 	b.alive[spec.Session] = true
 	return &countedBox{Sandbox: box, backend: b, session: spec.Session}, nil
+}
+
+// admit waits until there is room, as a gate does.
+func (b *counted) admit(ctx context.Context, spec sandbox.Spec) error {
+	said := 0
+	for {
+		b.mu.Lock()
+		room, alive := b.room, len(b.alive)
+		b.mu.Unlock()
+		if room == 0 || alive < room {
+			return nil
+		}
+		if alive != said && spec.Notify != nil {
+			spec.Notify(fmt.Sprintf("waiting for memory: %d run", alive))
+		}
+		said = alive
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
 }
 
 func (b *counted) living() int {
@@ -453,6 +485,166 @@ func TestDestroyFails(t *testing.T) {
 			t.Error("a failure was not told")
 		}
 		b.backend.set(func() { b.backend.refusing = false })
+		must(t, box.Destroy(t.Context()))
+	})
+}
+
+// What appears in the workspace while a sandbox starts may not be guarded by it; what
+// it reserves itself is.
+func TestChangeDuringStart(t *testing.T) {
+	for name, tt := range map[string]struct {
+		appears string
+		fits    bool
+	}{
+		"a configuration": {".caisson", false},
+		"a repository":    {".git/objects", false},
+		"its placeholder": {".git", true},
+		"a folder":        {"src", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, Options{}, func(t *testing.T, b *bed) {
+				b.backend.set(func() {
+					b.backend.during = func(sandbox.Spec) {
+						if err := os.MkdirAll(filepath.Join(b.dir, tt.appears), 0o755); err != nil {
+							t.Error(err)
+						}
+					}
+				})
+				must(t, b.pool.Prepare(b.spec(t)))
+				settled(t)
+				if n := b.backend.living(); (n == 1) != tt.fits {
+					t.Errorf("%d are alive", n)
+				}
+				if _, warm := b.create(t, b.spec(t)); warm != tt.fits {
+					t.Errorf("given out: %v", warm)
+				}
+			})
+		})
+	}
+}
+
+// A session's start that waits for memory gets what ready sandboxes hold, as many as
+// it takes; they are given up one by one.
+func TestWaitingStartGetsRoom(t *testing.T) {
+	for name, change := range map[string]func(*sandbox.Spec){
+		"another spec": func(s *sandbox.Spec) { s.Resources.PIDs++ },
+		"not pooled":   func(s *sandbox.Spec) { s.Image = images.Reference{Scheme: images.SchemeBuild, Value: "/x"} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, Options{Size: 4}, func(t *testing.T, b *bed) {
+				must(t, b.pool.Prepare(b.spec(t)))
+				settled(t)
+				if n := b.pool.Ready(); n != 4 {
+					t.Fatalf("%d are ready", n)
+				}
+				b.backend.set(func() { b.backend.room = 3 })
+				spec := b.spec(t)
+				change(&spec)
+				var said []string
+				spec.Notify = func(text string) { said = append(said, text) }
+				began := time.Now()
+				if _, warm := b.create(t, spec); warm || time.Since(began) > time.Second || len(said) == 0 {
+					t.Errorf("warm %v after %s, said %q", warm, time.Since(began), said)
+				}
+				if n := b.pool.Ready(); n < 1 || n > 2 {
+					t.Errorf("%d are ready", n)
+				}
+			})
+		})
+	}
+}
+
+// A start ahead never waits for what a session may need.
+func TestStartAheadDoesNotWait(t *testing.T) {
+	bubble(t, Options{Size: 4}, func(t *testing.T, b *bed) {
+		b.backend.set(func() { b.backend.room = 1 })
+		box, _ := b.create(t, b.spec(t))
+		settled(t)
+		settled(t) // as many as there are processors go first
+		b.pool.mu.Lock()
+		starting := b.pool.starting
+		b.pool.mu.Unlock()
+		if n := b.backend.living(); n != 1 || starting != 0 {
+			t.Errorf("%d are alive, %d wait", n, starting)
+		}
+		// The control: there is room, and all are started.
+		b.backend.set(func() { b.backend.room = 0 })
+		must(t, b.pool.Prepare(b.spec(t)))
+		settled(t)
+		if n := b.backend.living(); n != 5 {
+			t.Errorf("%d are alive", n)
+		}
+		must(t, box.Destroy(t.Context()))
+	})
+}
+
+// A sandbox that can't be destroyed is tried again until it can.
+func TestStuckIsTriedAgain(t *testing.T) {
+	bubble(t, Options{MaxAge: time.Minute, Forget: 5 * time.Minute}, func(t *testing.T, b *bed) {
+		must(t, b.pool.Prepare(b.spec(t)))
+		settled(t)
+		b.backend.set(func() { b.backend.refusing = true })
+		time.Sleep(10 * time.Minute) // it has become old, others after it, and then forgotten
+		settled(t)
+		stuck := b.backend.living()
+		if stuck == 0 {
+			t.Error("none is left: the control")
+		}
+		b.pool.mu.Lock()
+		if len(b.pool.stuck) != stuck {
+			t.Errorf("%d are noted of %d", len(b.pool.stuck), stuck)
+		}
+		b.pool.mu.Unlock()
+		b.backend.set(func() { b.backend.refusing = false })
+		time.Sleep(time.Minute)
+		settled(t)
+		if n := b.backend.living(); n != 0 {
+			t.Errorf("%d are alive", n)
+		}
+	})
+}
+
+// Closing tells what is left, and tries it again when it is called again.
+func TestCloseTriesAgain(t *testing.T) {
+	bubble(t, Options{}, func(t *testing.T, b *bed) {
+		must(t, b.pool.Prepare(b.spec(t)))
+		settled(t)
+		b.backend.set(func() { b.backend.refusing = true })
+		if err := b.pool.Close(); err == nil {
+			t.Error("nothing was told")
+		}
+		b.backend.set(func() { b.backend.refusing = false })
+		must(t, b.pool.Close())
+	})
+}
+
+// A spec whose start takes long is not forgotten meanwhile, however many others
+// are asked for.
+func TestKindInUseIsNotForgotten(t *testing.T) {
+	bubble(t, Options{Size: 1}, func(t *testing.T, b *bed) {
+		b.backend.set(func() { b.backend.during = func(sandbox.Spec) { time.Sleep(time.Hour) } })
+		slow := b.spec(t)
+		var box sandbox.Sandbox
+		var all sync.WaitGroup
+		all.Go(func() {
+			var err error
+			if box, err = b.pool.Create(t.Context(), slow); err != nil {
+				t.Error(err)
+			}
+		})
+		synctest.Wait()
+		b.backend.set(func() { b.backend.during = nil })
+		for i := range 2 * spareKinds {
+			spec := b.spec(t)
+			spec.Resources.PIDs += int64(i) + 1
+			must(t, b.pool.Prepare(spec))
+			settled(t)
+		}
+		all.Wait()
+		settled(t)
+		if _, warm := b.create(t, slow); !warm {
+			t.Error("nothing was started ahead after it")
+		}
 		must(t, box.Destroy(t.Context()))
 	})
 }

@@ -24,7 +24,7 @@ const prefix = "ses_"
 type ready struct {
 	box     sandbox.Sandbox
 	spec    sandbox.Spec
-	layout  string // of the workspace when it was started
+	layout  workmount.Layout // of the workspace since before it was started
 	started time.Time
 	mu      sync.Mutex
 	gone    bool
@@ -40,19 +40,42 @@ func (p *Pool) start(template sandbox.Spec) (_ *ready, err error) {
 	}
 	r := &ready{spec: spec, started: time.Now()}
 	if err := os.MkdirAll(spec.Dir, 0o700); err != nil {
-		return nil, errors.Join(err, r.destroy())
+		return nil, p.undone(r, err)
 	}
-	ctx, cancel := context.WithTimeoutCause(p.ctx, startTime, fmt.Errorf("%w: no ready sandbox within %s", sandbox.ErrUnavailable, startTime))
+	before, err := workmount.LayoutOf(spec.Workspace, spec.Git)
+	if err != nil {
+		return nil, p.undone(r, err)
+	}
+	ctx, giveUp := context.WithCancelCause(p.ctx)
+	defer giveUp(nil)
+	ctx, cancel := context.WithTimeoutCause(ctx, startTime, fmt.Errorf("%w: no ready sandbox within %s", sandbox.ErrUnavailable, startTime))
 	defer cancel()
+	spec.Notify = func(waiting string) {
+		giveUp(fmt.Errorf("%w: a start ahead leaves its place to somebody's session instead of %s", sandbox.ErrUnavailable, waiting))
+	}
 	if r.box, err = p.backend.Create(ctx, spec); err != nil {
 		r.box = nil // not a typed nil
-		return nil, errors.Join(err, r.destroy())
+		return nil, p.undone(r, err)
 	}
-	if r.layout, err = workmount.Layout(spec.Workspace, spec.Git); err != nil {
-		return nil, errors.Join(err, r.destroy())
+	// The guards were made somewhere between the two looks.
+	if r.layout, err = workmount.LayoutOf(spec.Workspace, spec.Git); err != nil {
+		return nil, p.undone(r, err)
+	}
+	if !before.Reserves(r.layout) {
+		return nil, p.undone(r, errChanged)
 	}
 	return r, nil
 }
+
+// undone removes what a start that failed has made.
+func (p *Pool) undone(r *ready, err error) error {
+	if left := r.destroy(); left != nil {
+		p.keep(r, left)
+	}
+	return err
+}
+
+var errChanged = errors.New("what is guarded in the workspace has changed")
 
 // pingTime bounds the sign of life: a round trip takes a fraction of a
 // millisecond.
@@ -63,12 +86,12 @@ func (r *ready) fit(ctx context.Context, maxAge time.Duration) error {
 	if age := time.Since(r.started); age > maxAge {
 		return fmt.Errorf("it is %s old", age.Round(time.Second))
 	}
-	layout, err := workmount.Layout(r.spec.Workspace, r.spec.Git)
+	layout, err := workmount.LayoutOf(r.spec.Workspace, r.spec.Git)
 	if err != nil {
 		return err
 	}
-	if layout != r.layout {
-		return errors.New("what is guarded in the workspace has changed")
+	if !layout.Equal(r.layout) {
+		return errChanged
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, pingTime, fmt.Errorf("%w: no answer to a ping within %s", sandbox.ErrLost, pingTime))
 	defer cancel()

@@ -1,38 +1,61 @@
 package workmount
 
 import (
+	"errors"
 	"fmt"
-	"strings"
+	"io"
+	"os"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// Layout says, as a text to compare, how a workspace would be mounted now:
-// which folder it is and whose, which mounts are in it, what of it is guarded
-// and which file or folder that is. A sandbox that was started when it said the
-// same guards what one that is started now would guard. It fails with the
-// errors of [Prepare] where the workspace would be refused.
-func Layout(w sandbox.Workspace, git sandbox.GitMode) (string, error) {
+// LayoutOf fails with the errors of [Prepare] where the workspace would be refused.
+func LayoutOf(w sandbox.Workspace, git sandbox.GitMode) (Layout, error) {
 	path, err := resolvedPath(w.Dir)
 	if err != nil {
-		return "", err
+		return Layout{}, err
 	}
 	mounts, err := submounts(path, w.Submounts)
 	if err != nil {
-		return "", err
+		return Layout{}, err
 	}
 	list, lost, err := guards(w.Dir, path, git)
 	if err != nil {
-		return "", fmt.Errorf("workspace %s: %w", path, err)
+		return Layout{}, fmt.Errorf("workspace %s: %w", path, err)
 	}
-	var b strings.Builder
-	fmt.Fprintf(&b, "%q %q %q", path, mounts, lost)
-	for _, g := range append([]guard{{name: "."}}, list...) {
-		fmt.Fprintf(&b, "\n%+v %s", g, which(int(w.Dir.Fd()), g.name))
+	dir := int(w.Dir.Fd())
+	var st unix.Stat_t
+	if err := unix.Fstat(dir, &st); err != nil { // it is held, so that its number is its own
+		return Layout{}, fmt.Errorf("workspace %s: %w", path, err)
 	}
-	return b.String(), nil
+	l := Layout{
+		folder: fmt.Sprintf("%q %q %d:%d %o %d:%d", path, mounts, st.Dev, st.Ino, st.Mode, st.Uid, st.Gid),
+		lost:   fmt.Sprintf("%q", lost),
+	}
+	for _, g := range list {
+		s := seen{name: g.name, how: fmt.Sprintf("%+v", g), which: which(dir, g.name)}
+		s.empty = s.which != "" && empty(w.Dir, g.name)
+		l.guards = append(l.guards, s)
+	}
+	return l, nil
+}
+
+// empty says whether a guarded name is a file or folder with no more in it than
+// a placeholder.
+func empty(workspace *os.File, name string) bool {
+	f, err := openBelow(workspace, name, unix.O_RDONLY|unix.O_NONBLOCK)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil || !info.IsDir() {
+		return err == nil && info.Mode().IsRegular() && info.Size() <= int64(len(".\n"))
+	}
+	_, err = f.Readdirnames(1)
+	return errors.Is(err, io.EOF)
 }
 
 // which tells a file or folder from every other that there was or will be: an
@@ -42,7 +65,7 @@ func Layout(w sandbox.Workspace, git sandbox.GitMode) (string, error) {
 func which(dir int, name string) string {
 	var st unix.Statx_t
 	if err := unix.Statx(dir, name, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_BASIC_STATS|unix.STATX_BTIME, &st); err != nil {
-		return "missing" // reserved, and not there yet
+		return "" // reserved, and not there yet
 	}
 	born := st.Btime
 	if st.Mask&unix.STATX_BTIME == 0 {

@@ -61,12 +61,64 @@ func TestLayoutOfRepository(t *testing.T) {
 
 func compareLayouts(t *testing.T, f *fixture, git sandbox.GitMode, change func(*testing.T, string), differs bool) {
 	t.Helper()
-	before, err := Layout(f.Workspace, git)
+	before, err := LayoutOf(f.Workspace, git)
 	must(t, err)
 	change(t, f.dir)
-	after, err := Layout(f.Workspace, git)
+	after, err := LayoutOf(f.Workspace, git)
 	must(t, err)
-	if (before != after) != differs {
-		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	if before.Equal(after) == differs {
+		t.Errorf("before:\n%+v\nafter:\n%+v", before, after)
+	}
+}
+
+// What a sandbox reserves itself is no change; everything else is.
+func TestLayoutReserves(t *testing.T) {
+	mkdir := func(names ...string) func(*testing.T, string) {
+		return func(t *testing.T, dir string) {
+			for _, name := range names {
+				must(t, os.MkdirAll(filepath.Join(dir, name), 0o755))
+			}
+		}
+	}
+	for _, tt := range []struct {
+		name          string
+		git           sandbox.GitMode
+		before, after func(t *testing.T, dir string)
+		reserves      bool
+	}{
+		{"nothing", "", mkdir(), mkdir(), true},
+		{"its placeholder", "", mkdir(), mkdir(".git"), true},
+		{"its placeholder, writable", sandbox.GitCommit, mkdir(), mkdir(".git"), true},
+		{"a repository", "", mkdir(), mkdir(".git/objects"), false},
+		{"a repository, writable", sandbox.GitCommit, mkdir(), mkdir(".git/hooks"), false},
+		{"a configuration", "", mkdir(), mkdir(".caisson"), false},
+		{"a configuration goes", "", mkdir(".caisson"), func(t *testing.T, dir string) { must(t, os.Remove(filepath.Join(dir, ".caisson"))) }, false},
+		{"its placeholders in a repository", sandbox.GitCommit, mkdir(".git/objects"), func(t *testing.T, dir string) {
+			mkdir(".git/hooks", ".git/info")(t, dir)
+			write(t, filepath.Join(dir, ".git/config"), "")
+			write(t, filepath.Join(dir, ".git/commondir"), ".\n")
+		}, true},
+		{"hooks in a repository", sandbox.GitCommit, mkdir(".git/objects"), mkdir(".git/hooks/x"), false},
+		{"settings in a repository", sandbox.GitCommit, mkdir(".git/objects"), func(t *testing.T, dir string) {
+			write(t, filepath.Join(dir, ".git/config"), "[core]")
+		}, false},
+		{"a repository is replaced", "", mkdir(".git"), func(t *testing.T, dir string) {
+			must(t, os.Remove(filepath.Join(dir, ".git")))
+			mkdir(".git")(t, dir)
+		}, false},
+		{"the owner's rights change", "", mkdir(), func(t *testing.T, dir string) { must(t, os.Chmod(dir, 0o700)) }, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := newFixture(t, os.Geteuid(), os.Getegid())
+			tt.before(t, f.dir)
+			before, err := LayoutOf(f.Workspace, tt.git)
+			must(t, err)
+			tt.after(t, f.dir)
+			after, err := LayoutOf(f.Workspace, tt.git)
+			must(t, err)
+			if before.Reserves(after) != tt.reserves {
+				t.Errorf("before:\n%+v\nafter:\n%+v", before, after)
+			}
+		})
 	}
 }

@@ -10,18 +10,21 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// Layout says, as a text to compare, how a workspace would be mounted now: the
-// guards are an existing .git and .caisson.
-func Layout(w sandbox.Workspace, git sandbox.GitMode) (string, error) {
+// The names that a host reads in a workspace on its own account.
+const gitName, ownConfig = ".git", ".caisson"
+
+// LayoutOf fails where the workspace can't be found: the guards are an existing
+// .git and .caisson.
+func LayoutOf(w sandbox.Workspace, git sandbox.GitMode) (Layout, error) {
 	path, err := filepath.EvalSymlinks(w.Path)
 	if err != nil {
-		return "", fmt.Errorf("resolve workspace: %w", err)
+		return Layout{}, fmt.Errorf("resolve workspace: %w", err)
 	}
-	text := fmt.Sprintf("%q %s", path, git)
-	for _, name := range []string{".", ".git", ".caisson"} {
+	l := Layout{folder: fmt.Sprintf("%q %s", path, git)}
+	for _, name := range []string{".", gitName, ownConfig} {
 		if info, err := os.Lstat(filepath.Join(path, name)); err == nil {
-			text += fmt.Sprintf("\n%s %+v", name, info.Sys())
+			l.guards = append(l.guards, seen{name: name, which: fmt.Sprintf("%+v", info.Sys())})
 		}
 	}
-	return text, nil
+	return l, nil
 }
