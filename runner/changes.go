@@ -103,6 +103,7 @@ func (s *session) changes(r *Report) {
 	if err != nil {
 		s.log.Warn("look at the workspace", zap.Error(err))
 		r.Incomplete = true
+		r.Quarantined = s.moved.list(&snapshot{unread: []string{"."}})
 		return
 	}
 	r.Incomplete = s.before.incomplete() || after.incomplete()

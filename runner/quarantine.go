@@ -2,7 +2,6 @@ package runner
 
 import (
 	"context"
-	"errors"
 	"maps"
 	"path"
 	"slices"
@@ -11,7 +10,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -72,13 +70,23 @@ func (s *session) quarantineAll() {
 // submodule. What the look at the beginning may
 // have missed could be the user's own, and is only reported.
 func (s *session) quarantine(ctx context.Context) {
-	now, err := takeSnapshot(ctx, s.reader)
+	s.moved.mu.Lock() // one opens and closes folders at a time
+	defer s.moved.mu.Unlock()
+	closed := s.closedFolders()
+	defer closed.restore(ctx)
+	now, err := s.lookInto(ctx, closed)
 	if err != nil {
 		s.log.Warn("look for new repositories", zap.Error(err))
-		return
+		if !denied(err) {
+			return
+		}
+		now = &snapshot{unread: []string{"."}}
 	}
-	s.moved.mu.Lock()
-	defer s.moved.mu.Unlock()
+	for _, dir := range now.unread {
+		if s.before.knowsInside(dir) && !s.moved.failed(dir) {
+			s.moved.note(Quarantined{Path: dir, Why: "what is in it can't be looked at, and could be when the session began: there may be a repository in it"})
+		}
+	}
 	for _, p := range s.before.newRepositories(now) {
 		switch {
 		case path.Base(p) != ".git":
@@ -90,7 +98,7 @@ func (s *session) quarantine(ctx context.Context) {
 		case s.moved.failed(p):
 			// A placeholder of the sandbox's own can't be moved.
 		default:
-			s.moved.note(s.move(ctx, p))
+			s.moved.note(s.move(ctx, p, closed))
 		}
 	}
 	for _, p := range s.before.changedRepositories(now) {
@@ -101,7 +109,7 @@ func (s *session) quarantine(ctx context.Context) {
 			}
 		case s.moved.failed(p):
 		default:
-			q := s.move(ctx, p)
+			q := s.move(ctx, p, closed)
 			if q.To != "" {
 				q.Why = "what git obeys or runs in it was changed"
 			}
@@ -110,18 +118,14 @@ func (s *session) quarantine(ctx context.Context) {
 	}
 }
 
-// move renames one repository, in a fresh container where there is none any more.
-func (s *session) move(ctx context.Context, p string) Quarantined {
+// move renames one repository. Folders above it that their modes keep from
+// being changed are opened for that, and stay in closed.
+func (s *session) move(ctx context.Context, p string, closed *closedFolders) Quarantined {
 	q := Quarantined{Path: p, To: p + ".quarantined-" + newID("q")[2:]}
 	op := workspace.Op{Kind: workspace.OpRename, Path: p, To: q.To}
-	_, err := s.exec.Apply(ctx, op)
-	if e, ok := errors.AsType[*tools.Error](err); ok && e.Reason == replacedReason {
-		_, err = s.exec.Apply(ctx, op)
-	}
-	if errors.Is(err, tools.ErrSandboxLost) {
-		if err = s.box.revive(); err == nil {
-			_, err = s.exec.Apply(ctx, op)
-		}
+	_, err := s.changeInside(ctx, op)
+	if denied(err) && closed.openAbove(ctx, p) {
+		_, err = s.changeInside(ctx, op)
 	}
 	if err != nil {
 		s.log.Warn("quarantine repository", zap.String("path", p), zap.Error(err))
@@ -153,13 +157,13 @@ func (q *quarantine) failed(p string) bool {
 }
 
 // list gives the renames, and the failed ones whose repository is still there
-// after the container: a placeholder of the sandbox's own is not.
+// after the container, or may be: a placeholder of the sandbox's own is not.
 func (q *quarantine) list(after *snapshot) []Quarantined {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	var out []Quarantined
 	for _, key := range slices.Sorted(maps.Keys(q.moves)) {
-		if m := q.moves[key]; m.To != "" || after.repositories[m.Path] {
+		if m := q.moves[key]; m.To != "" || after.repositories[m.Path] || after.hides(m.Path) {
 			out = append(out, m)
 		}
 	}

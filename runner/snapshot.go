@@ -36,6 +36,8 @@ type snapshot struct {
 	// could not look into, all of them unless there are unreadFolders.
 	whole  bool
 	unread []string
+	// closed are folders that their owner can't list or enter, at most maxOpened.
+	closed []string
 	// cut says that there were more files than are compared.
 	cut bool
 }
@@ -95,6 +97,9 @@ func takeSnapshot(ctx context.Context, r workspace.View) (*snapshot, error) {
 			}
 		}
 		if e.Type == workspace.TypeDir {
+			if e.Mode&0o500 != 0o500 && len(s.closed) < maxOpened {
+				s.closed = append(s.closed, e.Path)
+			}
 			return nil
 		}
 		if len(s.files) < snapshotFiles {

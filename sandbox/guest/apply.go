@@ -254,7 +254,7 @@ func checkChange(op workspace.Op, c workspace.Change, failed bool) error {
 		!samePath(op.Path, c.Path) && !(failed && c.Path == ""),
 		c.To != "" && !samePath(op.To, c.To):
 		return fmt.Errorf("%w: a change of another file than was asked for", wire.ErrProtocol)
-	case c.Bytes < 0, c.Replacements < 0, c.Removed < 0,
+	case c.Bytes < 0, c.Replacements < 0, c.Removed < 0, c.Mode > 0o7777,
 		len(c.Before) > workspace.MaxPreimageBytes,
 		!c.HasBefore && len(c.Before) > 0:
 		return fmt.Errorf("%w: a change with impossible numbers", wire.ErrProtocol)

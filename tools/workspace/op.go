@@ -10,6 +10,7 @@ const (
 	OpDelete OpKind = "delete" // remove Path; a folder only with Recursive
 	OpMkdir  OpKind = "mkdir"  // create the folder Path and its parents
 	OpRename OpKind = "rename" // move Path to To, both inside the workspace
+	OpChmod  OpKind = "chmod"  // set the mode of the folder Path, a link not followed
 )
 
 // Op is one change to one workspace, asked for by the host and done by the
@@ -29,6 +30,10 @@ type Op struct {
 	ReplaceAll bool   `json:"replace_all,omitempty"`
 	// Recursive lets a delete remove a folder and what is below it.
 	Recursive bool `json:"recursive,omitempty"`
+	// Mode are the twelve bits of chmod(2) that a folder gets, or, with Add,
+	// gets besides those that it has.
+	Mode uint32 `json:"mode,omitempty"`
+	Add  bool   `json:"add,omitempty"`
 	// IfSHA256, where set, is the hex SHA-256 that the file must have before
 	// the change ("" asks nothing; "absent" asks that there is none): what a
 	// person approved against a diff is not done to another content.
@@ -59,6 +64,8 @@ type Change struct {
 	Replacements int `json:"replacements,omitempty"`
 	// Removed is the number of files and folders that a delete removed.
 	Removed int `json:"removed,omitempty"`
+	// Mode are the twelve bits of a folder before its mode was set.
+	Mode uint32 `json:"mode,omitempty"`
 	// Before is the content before the change, at most [MaxPreimageBytes];
 	// nil where there was none or where it was larger (HasBefore tells).
 	Before    []byte `json:"before,omitempty"`

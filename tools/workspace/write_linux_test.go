@@ -159,7 +159,14 @@ func TestApply(t *testing.T) {
 		{name: "rename to outside by a link", op: Op{Kind: OpRename, Path: "f", To: "out/f"}, kind: KindEscape, after: map[string]string{"f": "old old\n"}},
 		{name: "rename from outside", op: Op{Kind: OpRename, Path: "out/canary", To: "c"}, kind: KindEscape},
 		{name: "rename what is missing", op: Op{Kind: OpRename, Path: "g", To: "h/i"}, kind: KindNotFound, after: map[string]string{"h": "absent"}},
-		{name: "no such change", op: Op{Kind: "chmod", Path: "f"}, kind: KindInvalid},
+		{name: "chmod", op: Op{Kind: OpChmod, Path: "dir", Mode: 0o1511}, want: Change{Path: "dir", Mode: 0o755}},
+		{name: "chmod that adds", op: Op{Kind: OpChmod, Path: "dir/sub", Mode: 0o020, Add: true}, want: Change{Path: "dir/sub", Mode: 0o755}},
+		{name: "chmod of the workspace", op: Op{Kind: OpChmod, Path: ".", Mode: 0, Add: true}, want: Change{Path: ".", Mode: 0o755}},
+		{name: "chmod of a file", op: Op{Kind: OpChmod, Path: "f", Mode: 0o777}, kind: KindNotDir},
+		{name: "chmod of a link", op: Op{Kind: OpChmod, Path: "out", Mode: 0o777}, kind: KindNotDir},
+		{name: "chmod by a link", op: Op{Kind: OpChmod, Path: "out/canary", Mode: 0o777}, kind: KindEscape},
+		{name: "chmod to what is no mode", op: Op{Kind: OpChmod, Path: "dir", Mode: 0o10000}, kind: KindInvalid},
+		{name: "no such change", op: Op{Kind: "chown", Path: "f"}, kind: KindInvalid},
 	}
 	modes(t, func(t *testing.T, walking bool) {
 		for _, c := range cases {

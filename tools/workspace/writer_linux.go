@@ -110,6 +110,8 @@ func (w *Writer) apply(ctx context.Context, op Op, rel string, c *Change) error 
 		return err
 	case OpRename:
 		return w.rename(op, rel, c)
+	case OpChmod:
+		return w.chmod(op, rel, c)
 	}
 	return op.fail(KindInvalid, fmt.Sprintf("there is no change named %q", op.Kind))
 }
