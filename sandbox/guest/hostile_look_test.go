@@ -80,6 +80,10 @@ func TestLookLies(t *testing.T) {
 		{"twice", list, entries(name("a"), name("a"))},
 		{"out of order", list, entries(name("b"), name("a"))},
 		{"more than asked for", list, entries(name("a"), name("b"), name("c"), name("d"))},
+		{"longer than asked for", list, entries(
+			wire.LookEntry{Name: []byte("a"), Type: "link", Mode: 1 << 27, Target: make([]byte, 600)},
+			wire.LookEntry{Name: []byte("b"), Type: "link", Mode: 1 << 27, Target: make([]byte, 600)},
+		)},
 		{"a file leads somewhere", list, entries(wire.LookEntry{Name: []byte("a"), Type: "file", Target: []byte("x")})},
 		{"a long link", list, entries(wire.LookEntry{Name: []byte("a"), Type: "link", Mode: 1 << 27, Target: make([]byte, workspace.MaxPathBytes+1)})},
 		{"a link with a file's mode", list, entries(wire.LookEntry{Name: []byte("a"), Type: "link"})},
@@ -116,7 +120,7 @@ func TestLookLies(t *testing.T) {
 			case info:
 				_, err = v.Stat(t.Context(), "a")
 			case list:
-				_, _, err = v.(*workspace.Reader).ReadDir(t.Context(), ".", true, 3)
+				_, _, err = v.(*workspace.Reader).ReadDir(t.Context(), ".", true, workspace.Room{Entries: 3, Bytes: 1 << 10})
 			case file:
 				_, err = v.ReadFile(t.Context(), "a", 2, 10)
 			}

@@ -34,10 +34,10 @@ func (r remote) Look(ctx context.Context, path string, follow bool) (workspace.I
 	return infoOf(*looked.Info), nil
 }
 
-func (r remote) ReadDir(ctx context.Context, path string, follow bool, most int) (entries []workspace.Entry, more bool, err error) {
-	most = min(most, wire.MaxLookEntries)
-	f := folder{path: path, most: most}
-	looked, err := r.c.look(ctx, wire.Look{Kind: wire.LookFolder, Path: []byte(path), Follow: follow, Most: int64(most)}, f.take)
+func (r remote) ReadDir(ctx context.Context, path string, follow bool, room workspace.Room) (entries []workspace.Entry, more bool, err error) {
+	room.Entries, room.Bytes = min(room.Entries, wire.MaxLookEntries), min(room.Bytes, wire.MaxLookText)
+	f := folder{path: path, room: room}
+	looked, err := r.c.look(ctx, wire.Look{Kind: wire.LookFolder, Path: []byte(path), Follow: follow, Most: int64(room.Entries), Text: room.Bytes}, f.take)
 	if err == nil {
 		if err = f.whole(); err != nil {
 			return nil, false, r.c.caught(err)
@@ -241,7 +241,7 @@ func (l *look) conclude(err error) {
 // folder takes the lines of a folder as they come.
 type folder struct {
 	path    string
-	most    int
+	room    workspace.Room
 	last    string
 	rest    []byte
 	entries []workspace.Entry
@@ -277,8 +277,6 @@ func (f *folder) line(line []byte) error {
 	}
 	name := string(e.Name)
 	switch {
-	case len(f.entries) == f.most:
-		return fmt.Errorf("%w: more entries than were asked for", wire.ErrProtocol)
 	case name == "", name == ".", name == "..", strings.ContainsAny(name, "/\x00"), len(name) > workspace.MaxNameBytes:
 		return fmt.Errorf("%w: %.40q is no name", wire.ErrProtocol, name)
 	case name <= f.last:
@@ -293,10 +291,15 @@ func (f *folder) line(line []byte) error {
 	if f.path != "." {
 		name = f.path + "/" + name
 	}
-	f.entries = append(f.entries, workspace.Entry{
+	entry := workspace.Entry{
 		Path: name, Type: workspace.Type(e.Type), Size: e.Size, Target: string(e.Target), Mode: modeOf(e.Mode),
 		ModTime: instant(e.Modified), ChangeTime: instant(e.Changed), Inode: e.Inode,
-	})
+	}
+	if !f.room.Fits(entry) {
+		return fmt.Errorf("%w: more entries than were asked for", wire.ErrProtocol)
+	}
+	f.room.Take(entry)
+	f.entries = append(f.entries, entry)
 	return nil
 }
 

@@ -5,9 +5,10 @@ import (
 	"slices"
 )
 
-// maxDirNames bounds the names that are held of one folder. Within it the
-// order of a listing is that of the names, whatever the file system's is;
-// beyond it, which names are seen is the file system's choice.
+// maxDirNames bounds the names that are held of one folder, as [Room] does
+// their bytes. Within both the order of a listing is that of the names,
+// whatever the file system's is; beyond, which names are seen is the file
+// system's choice.
 const maxDirNames = 1 << 18
 
 // maxIncomplete bounds the folders that a result names as incomplete.

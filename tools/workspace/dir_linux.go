@@ -13,25 +13,28 @@ import (
 // direntBytes is the buffer of one getdents64(2); the C library uses 32 KiB.
 const direntBytes = 32 << 10
 
-// readDir gives the first keep entries of the folder rel in the order of
-// their names, and whether there are more. The folder itself must not be a
-// link unless follow says so.
-func (t *tree) readDir(rel string, follow bool, keep int) ([]Entry, bool, error) {
+// readDir gives the first entries of the folder rel in the order of their
+// names, as many as there is room for, and whether there are more. The folder
+// itself must not be a link unless follow says so.
+func (t *tree) readDir(rel string, follow bool, room Room) ([]Entry, bool, error) {
 	fd, err := t.openDir(rel, follow)
 	if err != nil {
 		return nil, false, err
 	}
 	defer func() { _ = unix.Close(fd) }()
-	names, more, err := readNames(fd)
+	names, more, err := readNames(fd, room.Bytes)
 	if err != nil {
 		return nil, false, err
 	}
-	names, cut := firstNames(names, keep)
+	names, cut := firstNames(names, room.Entries)
 	entries := make([]Entry, 0, len(names))
 	for _, d := range names {
 		e := Entry{Path: below(rel, d.name), Type: d.typ}
 		switch err := t.describe(fd, d.name, &e); {
+		case err == nil && !room.Fits(e):
+			return entries, true, nil
 		case err == nil:
+			room.Take(e)
 			entries = append(entries, e)
 		case !errors.Is(err, unix.ENOENT): // removed meanwhile otherwise
 			return nil, false, err
@@ -68,8 +71,8 @@ func (t *tree) describe(dir int, name string, e *Entry) error {
 	return nil
 }
 
-// readNames reads a folder to its end, or to [maxDirNames].
-func readNames(fd int) (names []dirName, more bool, err error) {
+// readNames reads a folder to its end, or to [maxDirNames] or that many bytes.
+func readNames(fd int, most int64) (names []dirName, more bool, err error) {
 	buf := make([]byte, direntBytes)
 	for {
 		n := 0
@@ -86,7 +89,8 @@ func readNames(fd int) (names []dirName, more bool, err error) {
 			if d.name == "" || d.name == "." || d.name == ".." {
 				continue
 			}
-			if len(names) == maxDirNames {
+			most -= int64(len(d.name))
+			if len(names) == maxDirNames || most < 0 {
 				return names, true, nil
 			}
 			names = append(names, d)

@@ -74,8 +74,9 @@ type Listing struct {
 	// Path is the folder, relative to the workspace, cleaned.
 	Path    string
 	Entries []Entry
-	// Truncated says that a cap on entries was reached, and Incomplete names
-	// folders that could not be read or were too deep, at most 20 of them.
+	// Truncated says that a cap on entries or their text was reached, and
+	// Incomplete names folders that could not be read or were too deep, at most
+	// 20 of them.
 	Truncated  bool
 	Incomplete []string
 }

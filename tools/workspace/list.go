@@ -17,7 +17,7 @@ func (r *Reader) List(ctx context.Context, path string, depth int) (Listing, err
 		return Listing{}, e
 	}
 	return guarded(ctx, r.guard, path, func(ctx context.Context) (Listing, error) {
-		l := lister{reader: r, room: r.options.MaxEntries, root: rel}
+		l := lister{reader: r, room: r.options.room(), root: rel}
 		l.depth = min(max(depth, 1), r.options.MaxDepth)
 		l.capped = depth > l.depth
 		l.until = time.Now().Add(r.options.Deadline)
@@ -34,7 +34,7 @@ type lister struct {
 	Listing
 	reader *Reader
 	root   string
-	room   int
+	room   Room
 	depth  int
 	capped bool
 	until  time.Time
@@ -85,9 +85,9 @@ func (l *lister) read(ctx context.Context, path, rel string, parent int) error {
 	}
 	for i := range got.entries {
 		got.entries[i].Depth = depth
+		l.room.Take(got.entries[i])
 	}
 	l.Entries = append(l.Entries, got.entries...)
-	l.room -= len(got.entries)
 	l.Truncated = l.Truncated || got.more
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 const (
 	DefaultMaxFileBytes = 16 << 20
 	DefaultMaxEntries   = 100_000
+	DefaultMaxTextBytes = 64 << 20
 	DefaultMaxDepth     = 64
 	DefaultDeadline     = 10 * time.Second
 	DefaultMaxStuck     = 8
@@ -26,6 +27,9 @@ type ReaderOptions struct {
 	MaxFileBytes int64
 	// MaxEntries bounds the entries of one List or Walk.
 	MaxEntries int
+	// MaxTextBytes bounds the bytes of the paths and link targets of one List
+	// or Walk: what few entries can be made to hold much of.
+	MaxTextBytes int64
 	// MaxDepth bounds how deep List and Walk go; the entries of the folder
 	// that was asked for are at depth 1.
 	MaxDepth int
@@ -83,6 +87,7 @@ func NewReader(dir *os.File, o ReaderOptions) (*Reader, error) {
 func (o ReaderOptions) withDefaults() ReaderOptions {
 	setDefault(&o.MaxFileBytes, DefaultMaxFileBytes)
 	setDefault(&o.MaxEntries, DefaultMaxEntries)
+	setDefault(&o.MaxTextBytes, DefaultMaxTextBytes)
 	setDefault(&o.MaxDepth, DefaultMaxDepth)
 	setDefault(&o.Deadline, DefaultDeadline)
 	setDefault(&o.MaxStuck, DefaultMaxStuck)

@@ -147,7 +147,7 @@ func (r *removal) names() ([]dirName, error) {
 	if _, err := unix.Seek(r.dir, 0, unix.SEEK_SET); err != nil {
 		return nil, err
 	}
-	names, _, err := readNames(r.dir)
+	names, _, err := readNames(r.dir, maxDirNames*MaxNameBytes)
 	if r.seen += len(names); r.seen > r.most {
 		return nil, &Error{
 			Kind: KindTooLarge, Path: abbreviate(r.change.Path),

@@ -14,10 +14,10 @@ import (
 type Remote interface {
 	// Look describes what path leads to, or path itself where follow is false.
 	Look(ctx context.Context, path string, follow bool) (Info, error)
-	// ReadDir gives the first most entries of one folder in the order of their
-	// names, and whether there are more. The folder must not be a link unless
-	// follow says so.
-	ReadDir(ctx context.Context, path string, follow bool, most int) (entries []Entry, more bool, err error)
+	// ReadDir gives the first entries of one folder in the order of their names,
+	// as many as there is room for, and whether there are more. The folder must
+	// not be a link unless follow says so.
+	ReadDir(ctx context.Context, path string, follow bool, room Room) (entries []Entry, more bool, err error)
 	// ReadFile reads at most most bytes of a regular file from offset on.
 	ReadFile(ctx context.Context, path string, offset, most int64) (File, error)
 }
@@ -32,17 +32,18 @@ func NewRemoteReader(remote Remote, o ReaderOptions) *Reader {
 	}
 }
 
-// ReadDir gives the first most entries (or as many as MaxEntries allows) of
-// one folder in the order of their names, and whether there are more. Unlike
+// ReadDir gives the first entries of one folder in the order of their names,
+// as many as there is room for (and as the Reader's options allow, which a zero
+// in it stands for), and whether there are more. Unlike
 // List it refuses a folder that is a link unless follow says so, and its error
 // wraps [ErrMount] where the folder is on another mount.
-func (r *Reader) ReadDir(ctx context.Context, path string, follow bool, most int) (entries []Entry, more bool, err error) {
+func (r *Reader) ReadDir(ctx context.Context, path string, follow bool, room Room) (entries []Entry, more bool, err error) {
 	rel, e := r.prefixes.relative(path)
 	if e != nil {
 		return nil, false, e
 	}
 	got, err := guarded(ctx, r.guard, path, func(ctx context.Context) (folder, error) {
-		return r.readDir(ctx, path, rel, follow, bound(most, r.options.MaxEntries))
+		return r.readDir(ctx, path, rel, follow, room.within(r.options.room()))
 	})
 	for i := range got.entries {
 		got.entries[i].Depth = 1
@@ -56,13 +57,13 @@ type folder struct {
 	more    bool
 }
 
-func (r *Reader) readDir(ctx context.Context, path, rel string, follow bool, keep int) (folder, error) {
+func (r *Reader) readDir(ctx context.Context, path, rel string, follow bool, room Room) (folder, error) {
 	var f folder
 	var err error
 	if r.remote != nil {
-		f.entries, f.more, err = r.remote.ReadDir(ctx, rel, follow, keep)
+		f.entries, f.more, err = r.remote.ReadDir(ctx, rel, follow, room)
 	} else {
-		f.entries, f.more, err = r.tree.readDir(rel, follow, keep)
+		f.entries, f.more, err = r.tree.readDir(rel, follow, room)
 	}
 	return f, r.fault(path, err)
 }

@@ -104,8 +104,8 @@ func (n node) readAt(p []byte, off int64) (int, error) {
 	return got, err
 }
 
-// readDir gives the first keep entries of a folder by name; see the Linux one.
-func (t *tree) readDir(rel string, follow bool, keep int) ([]Entry, bool, error) {
+// readDir gives the first entries of a folder by name; see the Linux one.
+func (t *tree) readDir(rel string, follow bool, room Room) ([]Entry, bool, error) {
 	name := filepath.FromSlash(rel)
 	if fi, err := t.root.Lstat(name); !follow && (err != nil || !fi.IsDir()) {
 		return nil, false, errors.Join(syscall.ENOTDIR, err)
@@ -128,7 +128,7 @@ func (t *tree) readDir(rel string, follow bool, keep int) ([]Entry, bool, error)
 		byName[d.Name()] = d
 		names = append(names, dirName{name: d.Name(), typ: typeOf(d.Type())})
 	}
-	names, cut := firstNames(names, keep)
+	names, cut := firstNames(names, room.Entries)
 	entries := make([]Entry, 0, len(names))
 	for _, d := range names {
 		e := Entry{Path: below(rel, d.name), Type: d.typ}
@@ -152,6 +152,10 @@ func (t *tree) readDir(rel string, follow bool, keep int) ([]Entry, bool, error)
 			target, _ := t.root.Readlink(filepath.FromSlash(e.Path))
 			e.Target = filepath.ToSlash(target)
 		}
+		if !room.Fits(e) {
+			return entries, true, nil
+		}
+		room.Take(e)
 		entries = append(entries, e)
 	}
 	return entries, cut || len(list) == maxDirNames, nil

@@ -20,6 +20,8 @@ type WalkOptions struct {
 	MaxEntries int
 	// MaxDepth bounds how deep the walk goes.
 	MaxDepth int
+	// MaxTextBytes bounds the bytes of the entries' paths and link targets.
+	MaxTextBytes int64
 }
 
 // Walked says how a walk ended.
@@ -53,27 +55,21 @@ func (r *Reader) Walk(ctx context.Context, path string, o WalkOptions, visit fun
 		}
 		return Walked{Entries: 1}, err
 	}
-	w := walker{reader: r, visit: visit, room: bound(o.MaxEntries, r.options.MaxEntries), depth: bound(o.MaxDepth, r.options.MaxDepth)}
+	w := walker{reader: r, visit: visit, depth: bound(o.MaxDepth, r.options.MaxDepth)}
+	w.room = Room{Entries: o.MaxEntries, Bytes: o.MaxTextBytes}.within(r.options.room())
 	if err := w.enter(ctx, rel, 1); err != nil {
 		return w.Walked, err
 	}
 	return w.Walked, w.run(ctx)
 }
 
-func bound(asked, most int) int {
-	if asked <= 0 || asked > most {
-		return most
-	}
-	return asked
-}
-
 // walker is one call of Walk. It keeps what is left of each folder on its way
-// down, in all no more than the cap on entries.
+// down, in all no more than its room.
 type walker struct {
 	Walked
 	reader *Reader
 	visit  func(Entry) error
-	room   int
+	room   Room
 	depth  int
 	left   [][]Entry
 }
@@ -86,6 +82,7 @@ func (w *walker) run(ctx context.Context) error {
 			continue
 		}
 		e := w.left[top][0]
+		w.left[top][0] = Entry{} // what was visited need not be held
 		w.left[top] = w.left[top][1:]
 		w.Entries++
 		switch err := w.visit(e); {
@@ -103,7 +100,7 @@ func (w *walker) run(ctx context.Context) error {
 			w.Incomplete = note(w.Incomplete, e.Path)
 			continue
 		}
-		if w.room == 0 {
+		if w.room.empty() {
 			w.Truncated = true
 			continue
 		}
@@ -129,17 +126,17 @@ func (w *walker) descend(ctx context.Context, e Entry) error {
 }
 
 func (w *walker) enter(ctx context.Context, rel string, depth int) error {
-	keep := w.room
+	room := w.room
 	c, err := guarded(ctx, w.reader.guard, rel, func(ctx context.Context) (folder, error) {
-		return w.reader.readDir(ctx, rel, rel, depth == 1, keep)
+		return w.reader.readDir(ctx, rel, rel, depth == 1, room)
 	})
 	if err != nil {
 		return err
 	}
 	for i := range c.entries {
 		c.entries[i].Depth = depth
+		w.room.Take(c.entries[i])
 	}
-	w.room -= len(c.entries)
 	w.Truncated = w.Truncated || c.more
 	w.left = append(w.left, c.entries)
 	return nil

@@ -5,7 +5,7 @@ package wire
 // string as names are to Linux.
 //
 //	{"kind":"info","path":"c3JjL2EuZ28=","follow":true}
-//	{"kind":"folder","path":"c3Jj","most":100000}
+//	{"kind":"folder","path":"c3Jj","most":100000,"text":1048576}
 //	{"kind":"file","path":"c3JjL2EuZ28=","offset":4096,"most":65536}
 type Look struct {
 	Kind LookKind `json:"kind"`
@@ -16,6 +16,9 @@ type Look struct {
 	// bytes of a file, at most [MaxLookBytes], which are read from Offset on.
 	Most   int64 `json:"most,omitempty"`
 	Offset int64 `json:"offset,omitempty"`
+	// Text bounds the bytes of a folder's paths (the folder's own, a slash and
+	// the name) and link targets, at most [MaxLookText].
+	Text int64 `json:"text,omitempty"`
 }
 
 // LookKind is what a look is for.
@@ -31,12 +34,14 @@ const (
 // Bounds of a look.
 const (
 	MaxLookEntries = 100_000
-	MaxLookBytes   = 16 << 20
+	// MaxLookText is about what a guest holds of a folder, twice.
+	MaxLookText  = 16 << 20
+	MaxLookBytes = 16 << 20
 	// MaxLookLine bounds one entry: a name of 255 bytes and a link's target of
 	// 4095 in base64, and numbers.
 	MaxLookLine = 8 << 10
 	// MaxFolder bounds the lines of one folder. A guest leaves out the entries
-	// beyond it, as it does those beyond Look.Most.
+	// beyond it, as it does those beyond Look.Most and Look.Text.
 	MaxFolder = 64 << 20
 )
 

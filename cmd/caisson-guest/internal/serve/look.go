@@ -116,13 +116,16 @@ func timeOf(t time.Time) *wire.LookTime {
 
 // folder sends a folder's entries.
 func (l *look) folder(ctx context.Context, r *workspace.Reader, p string) (wire.Looked, error) {
-	most := min(max(l.request.Most, 0), wire.MaxLookEntries)
-	if most == 0 {
+	room := workspace.Room{
+		Entries: int(min(max(l.request.Most, 0), wire.MaxLookEntries)),
+		Bytes:   min(max(l.request.Text, 0), wire.MaxLookText),
+	}
+	if room.Entries == 0 || room.Bytes == 0 {
 		// To a Reader 0 is its own bound; here it asks whether there is anything.
-		entries, more, err := r.ReadDir(ctx, p, l.request.Follow, 1)
+		entries, more, err := r.ReadDir(ctx, p, l.request.Follow, workspace.Room{Entries: 1})
 		return wire.Looked{More: more || len(entries) > 0}, err
 	}
-	entries, more, err := r.ReadDir(ctx, p, l.request.Follow, int(most))
+	entries, more, err := r.ReadDir(ctx, p, l.request.Follow, room)
 	if err != nil {
 		return wire.Looked{}, err
 	}
