@@ -33,7 +33,8 @@ type Conn struct {
 	mu      sync.Mutex
 	calls   map[uint32]call
 	nextID  uint32
-	pings   map[uint64]chan<- struct{}
+	pings   map[uint64]chan<- struct{} // those that a Ping waits for
+	unasked int                        // pings that nobody waits for and that have no answer yet
 	nextNo  uint64
 	closing bool
 	ended   bool
@@ -145,7 +146,9 @@ func (c *Conn) Close() error {
 // Ping makes a round trip to the guest. A guest that does not answer in
 // Options.AnswerTime is lost.
 func (c *Conn) Ping(ctx context.Context) error {
-	answered, err := c.ping()
+	answered := make(chan struct{}, 1)
+	number, err := c.ping(answered)
+	defer c.giveUp(number)
 	if err != nil {
 		return fmt.Errorf("ping guest: %w", err)
 	}
@@ -165,15 +168,29 @@ func (c *Conn) Ping(ctx context.Context) error {
 	}
 }
 
-// ping sends one and gives what its answer is told to.
-func (c *Conn) ping() (answered <-chan struct{}, err error) {
-	answer := make(chan struct{}, 1)
+// ping sends one. Its answer is told to answered, which has room for it and is
+// nil where nobody waits.
+func (c *Conn) ping(answered chan<- struct{}) (number uint64, err error) {
 	c.mu.Lock()
 	c.nextNo++
-	number := c.nextNo
-	c.pings[number] = answer
+	number = c.nextNo
+	if answered != nil {
+		c.pings[number] = answered
+	} else {
+		c.unasked++
+	}
 	c.mu.Unlock()
-	return answer, c.send(wire.Frame{Type: wire.TypePing, Payload: binary.BigEndian.AppendUint64(nil, number)})
+	return number, c.send(wire.Frame{Type: wire.TypePing, Payload: binary.BigEndian.AppendUint64(nil, number)})
+}
+
+// giveUp waits for a ping's answer no longer. It may still come.
+func (c *Conn) giveUp(number uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, ok := c.pings[number]; ok {
+		delete(c.pings, number)
+		c.unasked++
+	}
 }
 
 // beat tells the guest that its host is there, until the connection ends. It
@@ -186,7 +203,7 @@ func (c *Conn) beat(every time.Duration) {
 		case <-c.done:
 			return
 		case <-tick.C:
-			if _, err := c.ping(); err != nil {
+			if _, err := c.ping(nil); err != nil {
 				return
 			}
 		}
@@ -243,11 +260,16 @@ func (c *Conn) pong(number uint64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	answered, ok := c.pings[number]
-	if !ok {
+	switch {
+	case ok:
+		delete(c.pings, number)
+		answered <- struct{}{}
+	case c.unasked > 0 && number > 0 && number <= c.nextNo:
+		// Which ones nobody waits for is not kept, only how many.
+		c.unasked--
+	default:
 		return fmt.Errorf("%w: answer to a ping that was not sent", wire.ErrProtocol)
 	}
-	delete(c.pings, number)
-	answered <- struct{}{}
 	return nil
 }
 
