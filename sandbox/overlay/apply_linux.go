@@ -53,7 +53,7 @@ func (l *Layers) Apply(ctx context.Context, original *os.File, o ApplyOptions) (
 		return nil, fmt.Errorf("apply changes: %w", err)
 	}
 	if changes.Truncated {
-		return nil, fmt.Errorf("apply changes: %w: there are more than %d", ErrTooMany, MaxEntries)
+		return nil, fmt.Errorf("apply changes: %w: there are more than %d, or more than %d MiB of names and link targets", ErrTooMany, MaxEntries, MaxTextBytes>>20)
 	}
 	r := &Result{State: Kept, Unread: changes.Unread}
 	todo := r.sort(changes, o)

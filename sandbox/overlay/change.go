@@ -94,7 +94,8 @@ func (c Change) MarshalJSON() ([]byte, error) {
 // Changes is what a session changed, in the order of a tree.
 type Changes struct {
 	List []Change
-	// Truncated says that there are more than MaxEntries: then none is applied.
+	// Truncated says that there are more than MaxEntries or MaxTextBytes: then
+	// none is applied.
 	Truncated bool
 	// Unread names what could not be looked into, at most 20 of it: what
 	// changed there is not known, and not applied.

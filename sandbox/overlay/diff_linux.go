@@ -97,7 +97,7 @@ func (d *differ) end(w io.Writer, c *Changes, stats *Stats) error {
 		b.WriteString(remark("%d more changes are left out: the diff would be too long", stats.Omitted))
 	}
 	if c.Truncated {
-		b.WriteString(remark("there are more than %d changes; the rest was not looked at", MaxEntries))
+		b.WriteString(remark("there are more than %d changes, or more than %d MiB of names and link targets; the rest was not looked at", MaxEntries, MaxTextBytes>>20))
 	}
 	for _, dir := range c.Unread {
 		b.WriteString(remark("%s can't be read: what changed there is not known", quote(dir)))

@@ -158,7 +158,7 @@ func (j journal) clearFolder(original tree, dir string) {
 		return
 	}
 	defer unix.Close(fd)
-	list, _, err := names(fd, MaxEntries)
+	list, _, err := names(fd, MaxEntries, MaxTextBytes)
 	if err != nil {
 		return
 	}

@@ -23,6 +23,10 @@ const (
 // repository with its dependencies.
 const MaxEntries = 1_000_000
 
+// MaxTextBytes bounds the bytes of their paths and link targets in the same
+// way: 134 for each of so many.
+const MaxTextBytes = 128 << 20
+
 // Errors of this package; test with errors.Is.
 var (
 	// ErrBusy: the session still runs, or another apply is under way.
@@ -31,7 +35,8 @@ var (
 	ErrGone = errors.New("no changes are kept")
 	// ErrOther: the folder is not the one that the session worked on.
 	ErrOther = errors.New("another folder")
-	// ErrTooMany: there are more than MaxEntries changes, so none is applied.
+	// ErrTooMany: there are more than MaxEntries changes, or more than
+	// MaxTextBytes of their paths and link targets, so none is applied.
 	ErrTooMany = errors.New("too many changes")
 	// ErrUnsupported: this system has no overlays.
 	ErrUnsupported = errors.New("overlay workspaces need Linux")

@@ -212,8 +212,22 @@ type recorder struct {
 	tree   tree
 	put    func(any) error
 	count  int
+	text   int // bytes of paths and link targets
 	cut    bool
 	unread [][]byte
+	named  int // bytes of unread
+}
+
+// maxUnreadBytes bounds the folders that the end of base.json names.
+const maxUnreadBytes = 64 << 10
+
+// miss notes a folder that can't be looked into.
+func (r *recorder) miss(rel string) {
+	if r.named += len(rel); r.named > maxUnreadBytes {
+		r.cut = true
+		return
+	}
+	r.unread = append(r.unread, []byte(rel))
 }
 
 func (r *recorder) folder(ctx context.Context, rel string) error {
@@ -240,14 +254,14 @@ func (r *recorder) entries(rel string) (folders []string, err error) {
 			return nil, err
 		}
 		if !missing(err) {
-			r.unread = append(r.unread, []byte(rel))
+			r.miss(rel)
 		}
 		return nil, nil
 	}
 	defer unix.Close(dir)
-	list, more, err := names(dir, MaxEntries-r.count)
+	list, more, err := names(dir, MaxEntries-r.count, MaxTextBytes-r.text)
 	if err != nil {
-		r.unread = append(r.unread, []byte(rel))
+		r.miss(rel)
 		return nil, nil
 	}
 	r.cut = r.cut || more
@@ -257,11 +271,15 @@ func (r *recorder) entries(rel string) (folders []string, err error) {
 			continue
 		}
 		if err != nil {
-			r.unread = append(r.unread, []byte(rel))
+			r.miss(rel)
+			break
+		}
+		s := stampOf(join(rel, name), n)
+		if r.text += len(join(rel, name)) + len(s.Target); r.text > MaxTextBytes {
+			r.cut = true
 			break
 		}
 		r.count++
-		s := stampOf(join(rel, name), n)
 		if n.typ == workspace.TypeFile && isIndex(join(rel, name)) {
 			s.Index = r.tree.index(join(rel, name))
 		}
@@ -281,7 +299,7 @@ func stampOf(path string, n *node) stamp {
 		s.MTime, s.CTime = 0, 0
 	}
 	if n.target != "" {
-		s.Target = []byte(n.target)
+		s.Target = []byte(brief(n.target))
 	}
 	if utf8.ValidString(path) {
 		s.Path = path
@@ -449,7 +467,7 @@ func openUp(t tree, rel string) {
 	if err != nil {
 		return
 	}
-	list, _, _ := names(fd, MaxEntries)
+	list, _, _ := names(fd, MaxEntries, MaxTextBytes)
 	folders := slices.DeleteFunc(list, func(name string) bool {
 		n, err := stat(fd, name)
 		return err != nil || n.typ != workspace.TypeDir

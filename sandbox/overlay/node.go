@@ -1,6 +1,7 @@
 package overlay
 
 import (
+	"crypto/sha256"
 	"io/fs"
 	"strconv"
 
@@ -31,14 +32,15 @@ type node struct {
 type stamp struct {
 	Path string `json:"p,omitempty"`
 	// Bytes is the path where it is no UTF-8, and Path is then empty.
-	Bytes  []byte         `json:"b,omitempty"`
-	Type   workspace.Type `json:"t,omitempty"`
-	Size   int64          `json:"s,omitempty"`
-	Mode   uint32         `json:"m,omitempty"`
-	MTime  int64          `json:"mt,omitempty"`
-	CTime  int64          `json:"ct,omitempty"`
-	Inode  uint64         `json:"i,omitempty"`
-	Target []byte         `json:"l,omitempty"`
+	Bytes []byte         `json:"b,omitempty"`
+	Type  workspace.Type `json:"t,omitempty"`
+	Size  int64          `json:"s,omitempty"`
+	Mode  uint32         `json:"m,omitempty"`
+	MTime int64          `json:"mt,omitempty"`
+	CTime int64          `json:"ct,omitempty"`
+	Inode uint64         `json:"i,omitempty"`
+	// Target is a link's, or its [brief].
+	Target []byte `json:"l,omitempty"`
 	// Index is [indexContent] of a git index.
 	Index string `json:"x,omitempty"`
 }
@@ -52,8 +54,21 @@ func (s *stamp) matches(n *node, loose bool) bool {
 	if n.typ == workspace.TypeDir {
 		return true // what is in it has stamps of its own
 	}
-	return s.Size == n.size && s.MTime == n.mtime && s.Inode == n.ino && string(s.Target) == n.target &&
+	return s.Size == n.size && s.MTime == n.mtime && s.Inode == n.ino && brief(string(s.Target)) == brief(n.target) &&
 		(loose || s.CTime == n.ctime)
+}
+
+// longTarget is from where on a stamp holds a hash of a link's target.
+const longTarget = 256
+
+// brief gives target, or its hash where it is long, behind a NUL, which no
+// target has.
+func brief(target string) string {
+	if len(target) <= longTarget {
+		return target
+	}
+	sum := sha256.Sum256([]byte(target))
+	return "\x00" + string(sum[:])
 }
 
 // same says whether two looks saw the same thing, but for its change time.

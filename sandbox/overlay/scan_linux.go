@@ -91,6 +91,7 @@ type scan struct {
 	Changes
 	ctx          context.Context
 	upper, lower tree
+	text         int // bytes of the paths and link targets that are held
 }
 
 // top begins with the workspace's own folder, whose mode may have changed.
@@ -110,6 +111,9 @@ func (s *scan) top() error {
 }
 
 func (s *scan) add(path string, kind Kind, was, now *node) {
+	if !s.hold(path, was, now) {
+		return
+	}
 	if len(s.List) >= MaxEntries {
 		s.Truncated = true
 		return
@@ -122,6 +126,30 @@ func (s *scan) add(path string, kind Kind, was, now *node) {
 		c.Now, c.Mode, c.Size, c.Target = now.typ, now.perm(), now.size, now.target
 	}
 	s.List = append(s.List, c)
+}
+
+// hold counts the text of what is to be held; where it is too much, it is not.
+func (s *scan) hold(path string, nodes ...*node) bool {
+	s.text += textOf(path, nodes...)
+	if s.text > MaxTextBytes {
+		s.Truncated = true
+		return false
+	}
+	return true
+}
+
+// release takes back what hold counted.
+func (s *scan) release(path string, nodes ...*node) { s.text -= textOf(path, nodes...) }
+
+// textOf is how many bytes are held of a path and of what was found there.
+func textOf(path string, nodes ...*node) int {
+	text := len(path)
+	for _, n := range nodes {
+		if n != nil {
+			text += len(n.target)
+		}
+	}
+	return text
 }
 
 func (s *scan) unread(rel string) {
@@ -175,7 +203,7 @@ func (s *scan) entries(rel string, merged, hidden bool) ([]folderBelow, error) {
 		}
 		defer unix.Close(low)
 	}
-	list, more, err := names(up, MaxEntries-len(s.List))
+	list, more, err := names(up, MaxEntries-len(s.List), MaxTextBytes-s.text)
 	if err != nil {
 		s.unread(rel)
 		return nil, nil
@@ -258,6 +286,9 @@ func (s *scan) directory(path string, was, now *node, up int, name string) (fold
 	if was.perm() != now.perm() {
 		s.add(path, Mode, was, now)
 	}
+	if !s.hold(path) {
+		return folderBelow{}, nil
+	}
 	return folderBelow{rel: path, merged: true, hidden: hides}, nil
 }
 
@@ -288,7 +319,7 @@ func (s *scan) compare(path string, was, now *node) {
 		if s.twins == nil {
 			s.twins = map[uint64]twin{}
 		}
-		if _, ok := s.twins[now.ino]; !ok {
+		if _, ok := s.twins[now.ino]; !ok && s.hold(path) {
 			s.twins[now.ino] = twin{path, was}
 		}
 	}
@@ -325,7 +356,7 @@ func ended(err error) bool { return errors.Is(err, io.EOF) || errors.Is(err, io.
 
 // hidden adds what an opaque folder hides: names of the original that it lacks.
 func (s *scan) hidden(rel string, low int, have []string) error {
-	list, more, err := names(low, MaxEntries)
+	list, more, err := names(low, MaxEntries, MaxTextBytes-s.text)
 	if err != nil {
 		s.unread(rel)
 		return nil
@@ -371,7 +402,7 @@ func (s *scan) below(path string) error {
 		}
 		return nil
 	}
-	list, more, err := names(low, MaxEntries-len(s.List))
+	list, more, err := names(low, MaxEntries-len(s.List), MaxTextBytes-s.text)
 	s.Truncated = s.Truncated || more
 	var found []*node
 	for _, name := range list {
@@ -380,6 +411,9 @@ func (s *scan) below(path string) error {
 			err = errors.Join(err, statErr)
 		}
 		found = append(found, n)
+		if !s.hold(join(path, name), n) {
+			break
+		}
 	}
 	unix.Close(low)
 	if err != nil {
@@ -387,6 +421,7 @@ func (s *scan) below(path string) error {
 		return nil
 	}
 	for i, n := range found {
+		s.release(join(path, list[i]), n) // gone holds it for good
 		if n == nil || s.Truncated {
 			continue
 		}

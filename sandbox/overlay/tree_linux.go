@@ -132,8 +132,9 @@ func opaque(dir int) (bool, error) {
 	return n == 1 && buf[0] == 'y', nil
 }
 
-// names reads the open folder, at most limit names, sorted.
-func names(dir, limit int) (list []string, more bool, err error) {
+// names reads the open folder, at most limit names of at most text bytes in all,
+// sorted.
+func names(dir, limit, text int) (list []string, more bool, err error) {
 	buf := make([]byte, 32<<10)
 	for {
 		n := 0
@@ -153,7 +154,7 @@ func names(dir, limit int) (list []string, more bool, err error) {
 			if name, rest = nextName(rest); name == "" || name == "." || name == ".." {
 				continue
 			}
-			if len(list) == limit {
+			if text -= len(name); len(list) == limit || text < 0 {
 				slices.Sort(list)
 				return list, true, nil
 			}
