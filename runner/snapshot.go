@@ -2,6 +2,7 @@ package runner
 
 import (
 	"context"
+	"crypto/sha256"
 	"maps"
 	"path"
 	"slices"
@@ -70,8 +71,18 @@ type stamp struct {
 func stampOf(e workspace.Entry) stamp {
 	return stamp{
 		kind: e.Type, size: e.Size, mode: uint32(e.Mode), mtime: e.ModTime.UnixNano(), ctime: e.ChangeTime.UnixNano(),
-		inode: e.Inode, target: e.Target,
+		inode: e.Inode, target: briefTarget(e.Target),
 	}
+}
+
+// briefTarget gives a link's target, or its hash where it is long, behind a
+// NUL, which no target has: what is kept of a link is not the agent's choice.
+func briefTarget(target string) string {
+	if len(target) <= 256 {
+		return target
+	}
+	sum := sha256.Sum256([]byte(target))
+	return "\x00" + string(sum[:])
 }
 
 // unfinishedNames are what git obeys when an operation is continued
