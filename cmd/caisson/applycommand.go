@@ -76,10 +76,14 @@ func newApplyCommand(d deps, env environ, status *int) *cobra.Command {
 // apply does what the flags say and gives the exit status.
 func (k *keptChanges) apply(ctx context.Context, f applyFlags) (int, error) {
 	session := k.layers.Info().Session
+	// The lock says that the session's Caisson is gone, settle that its sandbox is.
+	if err := k.layers.Lock(); err != nil {
+		return 0, keptError(k.layers.Info(), err)
+	}
+	if err := k.settle(ctx, false); err != nil {
+		return 0, err
+	}
 	if f.discard {
-		if err := errors.Join(k.layers.Lock()); err != nil {
-			return 0, keptError(k.layers.Info(), err)
-		}
 		if err := k.layers.End(overlay.Discarded); err != nil {
 			return 0, keptError(k.layers.Info(), err)
 		}

@@ -45,6 +45,9 @@ func newDiffCommand(d deps, env environ) *cobra.Command {
 			defer k.close()
 			ctx, stop := stopping(cmd.Context(), d)
 			defer stop()
+			if err := k.settle(ctx, true); err != nil {
+				return err
+			}
 			return k.show(ctx, stat, asJSON, colours(d, env, d.stdout))
 		},
 	}

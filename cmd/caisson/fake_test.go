@@ -31,6 +31,8 @@ type fakeBackend struct {
 	// waiting is what each start says that it waits for; created is a file that
 	// gets a line for each.
 	waiting, created string
+	// journal is a folder that a sweep removes; "" is none.
+	journal string
 	// started is told of each command; nil is nobody.
 	started func(argv []string)
 }
@@ -41,8 +43,14 @@ func (f *fakeBackend) Check(context.Context) (sandbox.Info, error) {
 	return sandbox.Info{Backend: f.name, Runtime: "fake", RuntimeVersion: "1", Local: true}, f.unavailable
 }
 
-func (f *fakeBackend) Sweep(context.Context) ([]sandbox.Leftover, error) { return f.leftovers, nil }
-func (f *fakeBackend) List(context.Context) ([]sandbox.Listing, error)   { return f.listed, nil }
+// Sweep forgets the sessions in journal, if there is one.
+func (f *fakeBackend) Sweep(context.Context) ([]sandbox.Leftover, error) {
+	if f.journal != "" {
+		return f.leftovers, os.RemoveAll(f.journal)
+	}
+	return f.leftovers, nil
+}
+func (f *fakeBackend) List(context.Context) ([]sandbox.Listing, error) { return f.listed, nil }
 
 func (f *fakeBackend) Create(_ context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	if f.unavailable != nil {

@@ -5,11 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/terminal"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
@@ -17,6 +23,7 @@ import (
 // they are of.
 type keptChanges struct {
 	deps      deps
+	setup     *setup
 	layers    *overlay.Layers
 	workspace *runner.Workspace
 	colour    bool // of standard error
@@ -30,9 +37,8 @@ func openKept(d deps, env environ, session, workspace string) (_ *keptChanges, e
 	if err != nil {
 		return nil, err
 	}
-	defer s.close()
 	state := env.stateDir()
-	k := &keptChanges{deps: d, colour: colours(d, env, d.stderr)}
+	k := &keptChanges{deps: d, setup: s, colour: colours(d, env, d.stderr)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, k.close())
@@ -69,7 +75,49 @@ func (k *keptChanges) close() error {
 	if k.workspace != nil {
 		err = errors.Join(err, k.workspace.Close())
 	}
+	k.setup.close()
 	return err
+}
+
+// settle makes sure that no container of a dead Caisson still writes to the
+// layers: their locks end with the Caisson, and not always the container with
+// them. What is left of the session's sandbox is removed first, as by caisson
+// sandbox gc; where that fails nothing is touched. A session whose Caisson lives
+// is let through with running: its locks say what may be done.
+func (k *keptChanges) settle(ctx context.Context, running bool) error {
+	session := k.layers.Info().Session
+	note := filepath.Join(k.setup.environ.stateDir(), "journal", session+".json")
+	noted := func() bool {
+		_, err := os.Lstat(note)
+		_, damaged := os.Lstat(note + ".damaged")
+		return !errors.Is(err, fs.ErrNotExist) || !errors.Is(damaged, fs.ErrNotExist)
+	}
+	if !noted() {
+		return nil
+	}
+	backends := &k.setup.backends
+	failures := backends.each(ctx, func(ctx context.Context, b sandbox.Backend) error {
+		_, err := b.Sweep(ctx)
+		return err
+	})
+	if !noted() {
+		return nil
+	}
+	if running {
+		found, _ := backends.list(ctx)
+		if slices.ContainsFunc(found, func(l sandbox.Listing) bool {
+			return l.Session == session && l.Owner.State == "alive" && !l.GivenUp && !l.Foreign
+		}) {
+			return nil
+		}
+	}
+	cause := "the sandbox of session " + session + " is not gone: commands in it could still change what is kept"
+	if len(failures) > 0 {
+		cause += ": " + strings.Join(failures, "; ")
+	}
+	return &runner.Error{Status: runner.ExitInput, Err: overlay.ErrBusy, Problem: runner.Problem{
+		Cause: cause, Mend: "Look at caisson sandbox ls, mend what caisson sandbox gc says, and try again; nothing was changed.",
+	}}
 }
 
 // read reads the changes.

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 
 // fakeMain is the program with backends that start no container. What is wrong
 // with them is said by FAKE_DOCKER and FAKE_GVISOR, FAKE_LEFT names a thing that a
-// dead owner left, and FAKE_LISTED a session that runs beside one that is dead
+// dead owner left, FAKE_SWEEPS lets a sweep remove all that is noted, and FAKE_LISTED a session that runs beside one that is dead
 // and another user's.
 func fakeMain() {
 	signal.Ignore(syscall.SIGPIPE)
@@ -55,8 +55,11 @@ func fakeMain() {
 	os.Exit(run(context.Background(), os.Args[1:], env, d))
 }
 
-func fakeBackends(name string, _ backendSettings) (sandbox.Backend, error) {
+func fakeBackends(name string, s backendSettings) (sandbox.Backend, error) {
 	b := &fakeBackend{name: name, waiting: os.Getenv("FAKE_WAITING"), created: os.Getenv("FAKE_CREATED")}
+	if os.Getenv("FAKE_SWEEPS") != "" {
+		b.journal = filepath.Join(s.stateDir, "journal")
+	}
 	if text := os.Getenv("FAKE_" + strings.ToUpper(name)); text != "" {
 		b.unavailable = errors.Join(sandbox.ErrUnavailable, errors.New(text))
 	}
