@@ -27,11 +27,10 @@ func asUser(t *testing.T) (done bool) {
 	if os.Geteuid() != 0 {
 		return false
 	}
-	tmp, err := os.MkdirTemp("/tmp", "caisson-user-")
-	if err != nil {
+	tmp := t.TempDir()
+	if err := os.Chmod(filepath.Dir(tmp), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	defer os.RemoveAll(tmp)
 	if err := os.Chown(tmp, 1000, 1000); err != nil {
 		t.Fatal(err)
 	}

@@ -32,7 +32,7 @@ func setMode(op Op, now facts, c *Change, set func(mode uint32) error) error {
 	if typeOf(now.Mode) != TypeDir {
 		return unix.ENOTDIR
 	}
-	c.Mode = uint32(now.Mode) & 0o7777
+	c.Mode = now.Mode & 0o7777
 	mode := op.Mode
 	if op.Add {
 		mode |= c.Mode
