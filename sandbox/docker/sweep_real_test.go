@@ -84,7 +84,7 @@ func tryOwner(t *testing.T, b *bed, session string, as *syscall.SysProcAttr) (ow
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), testBinary(t, filepath.Dir(b.state)))
 	cmd.Dir = "/"
-	cmd.Env = append(os.Environ(), ownerHelper+"="+filepath.Dir(b.state), ownerHelper+"_SESSION="+session, ownerHelper+"_GUEST="+guestPath(t))
+	cmd.Env = append(os.Environ(), "HOME="+filepath.Dir(b.state), ownerHelper+"="+filepath.Dir(b.state), ownerHelper+"_SESSION="+session, ownerHelper+"_GUEST="+guestPath(t))
 	cmd.Stderr, cmd.SysProcAttr = os.Stderr, as
 	_, err := cmd.StdinPipe()
 	must(t, err)
