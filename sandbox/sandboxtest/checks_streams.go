@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"time"
@@ -243,6 +244,7 @@ const flatBytes = 64 << 20
 // its time is over. The peak of this process's memory is the kernel's own count.
 func checkEndless(ctx context.Context, e *env) error {
 	const live, tail = 32 << 10, 4 << 10
+	debug.FreeOSMemory() // what this process has and doesn't use would hide a growth
 	before, err := resetPeak()
 	if err != nil {
 		return err

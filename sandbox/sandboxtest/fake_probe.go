@@ -218,6 +218,10 @@ func (c *fakeCommand) hold(verb string, args []string) (sandbox.ExitStatus, erro
 func (c *fakeCommand) endless() (sandbox.ExitStatus, error) {
 	piece := make([]byte, 64<<10)
 	var hoard [][]byte
+	// Twice what may be kept, however slow the machine is.
+	for c.sb.backend.Fault == FaultHoards && len(hoard)*len(piece) < 2*flatBytes {
+		hoard = append(hoard, append([]byte{}, piece...))
+	}
 	for {
 		select {
 		case sig := <-c.main.signals:
@@ -226,9 +230,6 @@ func (c *fakeCommand) endless() (sandbox.ExitStatus, error) {
 			}
 			return sandbox.ExitStatus{Code: -1, Signal: sig}, nil
 		default:
-		}
-		if c.sb.backend.Fault == FaultHoards && len(hoard) < 2000 {
-			hoard = append(hoard, append([]byte{}, piece...))
 		}
 		for _, w := range []io.Writer{c.stdout, c.stderr} {
 			if _, err := w.Write(piece); err != nil {
