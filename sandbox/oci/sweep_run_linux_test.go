@@ -1,0 +1,103 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// runtimeLike starts a program that looks as if it started a container: a shell
+// under the given path, with what it does.
+func runtimeLike(t *testing.T, path, does, id string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), path, "-c", does, "--detach", id)
+	_, err := cmd.StdinPipe() // what reads it waits
+	must(t, err)
+	must(t, cmd.Start())
+	t.Cleanup(func() {
+		cmd.Process.Kill() //nolint:errcheck // mostly gone
+		cmd.Wait()         //nolint:errcheck // as above
+	})
+	return cmd
+}
+
+// copyShell puts a shell at a path of its own.
+func copyShell(t *testing.T) string {
+	t.Helper()
+	data, err := os.ReadFile("/bin/sh")
+	must(t, err)
+	path := filepath.Join(t.TempDir(), "runtime")
+	must(t, os.WriteFile(path, data, 0o755))
+	path, err = filepath.EvalSymlinks(path)
+	must(t, err)
+	return path
+}
+
+func TestWaitForRun(t *testing.T) {
+	const id = cgroupPrefix + "ses_wait"
+	long := time.Hour
+
+	t.Run("it ends by itself", func(t *testing.T) {
+		r := &runtimeClient{path: copyShell(t)}
+		cmd := runtimeLike(t, r.path, "sleep 0.2; exit 7", id)
+		must(t, r.waitForRun(t.Context(), id, long))
+		if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 7 {
+			t.Errorf("it ended with %v: it was not waited for", err)
+		}
+	})
+	t.Run("it hangs", func(t *testing.T) {
+		r := &runtimeClient{path: copyShell(t)}
+		cmds := []*exec.Cmd{}
+		for range 3 {
+			cmds = append(cmds, runtimeLike(t, r.path, "read x; :", id))
+		}
+		must(t, r.waitForRun(t.Context(), id, 10*time.Millisecond))
+		for _, cmd := range cmds {
+			if err := cmd.Wait(); err == nil || cmd.ProcessState.ExitCode() != -1 {
+				t.Errorf("it ended with %v: it was not killed", err)
+			}
+		}
+	})
+	t.Run("cancelled", func(t *testing.T) {
+		r := &runtimeClient{path: copyShell(t)}
+		cmd := runtimeLike(t, r.path, "read x; :", id)
+		cause := errors.New("the user left")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(cause)
+		if err := r.waitForRun(ctx, id, long); !errors.Is(err, cause) {
+			t.Errorf("error %v", err)
+		}
+		if !r.starts(cmd.Process.Pid, id) {
+			t.Error("it was killed")
+		}
+	})
+	t.Run("others", func(t *testing.T) {
+		r := &runtimeClient{path: copyShell(t)}
+		for name, cmd := range map[string]*exec.Cmd{
+			"another program":   runtimeLike(t, "/bin/sh", "read x; :", id),
+			"another container": runtimeLike(t, r.path, "read x; :", id+"2"),
+		} {
+			if r.starts(cmd.Process.Pid, id) {
+				t.Errorf("%s is taken for the runtime", name)
+			}
+		}
+		// The control.
+		if cmd := runtimeLike(t, r.path, "read x; :", id); !r.starts(cmd.Process.Pid, id) {
+			t.Error("the runtime is not seen")
+		}
+	})
+	t.Run("a script", func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "wrapper")
+		must(t, os.WriteFile(path, []byte("#!/bin/sh\nsleep 0.2; exit 7\n"), 0o755))
+		r := &runtimeClient{path: path}
+		cmd := runtimeLike(t, path, "", id)
+		must(t, r.waitForRun(t.Context(), id, long))
+		if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 7 {
+			t.Errorf("it ended with %v: it was not waited for", err)
+		}
+	})
+}
