@@ -4,13 +4,16 @@ package guest_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest"
 	"github.com/caisson-run/caisson/sandbox/guest/internal/guesttest"
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
 	"github.com/caisson-run/caisson/sandbox/internal/worktest"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -72,5 +75,45 @@ func TestViewUnasked(t *testing.T) {
 		if !errors.Is(err, sandbox.ErrLost) {
 			t.Errorf("error %v", err)
 		}
+	}
+}
+
+// TestViewOfLongLinks: a folder's text is bounded before the guest holds it.
+// The control is a folder of which there is less.
+func TestViewOfLongLinks(t *testing.T) {
+	c, g := dial(t, guesttest.Options{}, viewing)
+	const links, few = 10_000, 1000
+	for name, n := range map[string]int{"many": links, "few": few} {
+		if err := os.Mkdir(filepath.Join(g.Workspace, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for i := range n {
+			if err := os.Symlink(strings.Repeat("x", 4000), filepath.Join(g.Workspace, name, fmt.Sprintf("%05d", i))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	v := c.View()
+	list, err := v.List(t.Context(), "many", 1)
+	if got := len(list.Entries); err != nil || !list.Truncated || got*4010 > wire.MaxLookText || got*4010 < wire.MaxLookText-4010 {
+		t.Errorf("%d entries, truncated %v, %v", got, list.Truncated, err)
+	}
+	// What is held of the folder, lines of it that are sent, and as much again
+	// until the collector runs.
+	peak := statusField(t, g.PID, "VmHWM") << 10
+	t.Logf("the guest's peak is %d MiB", peak>>20)
+	if peak > 64<<20 && !guesttest.Race() {
+		t.Errorf("the guest's peak is %d MiB", peak>>20)
+	}
+	list, err = v.List(t.Context(), "few", 1)
+	if err != nil || list.Truncated || len(list.Entries) != few {
+		t.Errorf("control: %d entries, truncated %v, %v", len(list.Entries), list.Truncated, err)
+	}
+	walked, err := v.Walk(t.Context(), "many", workspace.WalkOptions{MaxTextBytes: 1 << 20}, func(workspace.Entry) error { return nil })
+	if err != nil || !walked.Truncated || walked.Entries != (1<<20)/4010 {
+		t.Errorf("walk: %+v, %v", walked, err)
+	}
+	if err := c.Ping(t.Context()); err != nil {
+		t.Error(err)
 	}
 }

@@ -1,0 +1,130 @@
+package overlay
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+const manyLinks = 1000
+
+// longLinks makes links in dir whose targets are 4,000 bytes long: 4 MB.
+func longLinks(t *testing.T, dir string) {
+	t.Helper()
+	must(t, os.MkdirAll(dir, 0o755))
+	for i := range manyLinks {
+		must(t, os.Symlink(strings.Repeat("x", 4000), filepath.Join(dir, fmt.Sprintf("%05d", i))))
+	}
+}
+
+func heap() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// TestChangesAreBoundedInBytes reads layers with room for 256 KiB of text, of
+// MaxTextBytes; the control is all of it.
+func TestChangesAreBoundedInBytes(t *testing.T) {
+	for name, prepare := range map[string]func(t *testing.T, upper, lower string){
+		"added":         func(t *testing.T, upper, _ string) { longLinks(t, filepath.Join(upper, "d")) },
+		"of one folder": func(t *testing.T, upper, _ string) { longLinks(t, upper) },
+		"file for a dir": func(t *testing.T, upper, lower string) {
+			longLinks(t, filepath.Join(lower, "d"))
+			must(t, os.WriteFile(filepath.Join(upper, "d"), nil, 0o644))
+		},
+		"hidden": func(t *testing.T, upper, lower string) {
+			longLinks(t, filepath.Join(lower, "d"))
+			must(t, os.Mkdir(filepath.Join(upper, "d"), 0o755))
+			must(t, unix.Setxattr(filepath.Join(upper, "d"), opaqueXattr, []byte("y"), 0))
+		},
+		"nested": func(t *testing.T, upper, lower string) {
+			// Each folder comes before the links beside it.
+			for _, dir := range []string{"d", "d/0", "d/0/0"} {
+				longLinks(t, filepath.Join(lower, dir, "z"))
+			}
+			must(t, os.WriteFile(filepath.Join(upper, "d"), nil, 0o644))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			upper, lower := t.TempDir(), t.TempDir()
+			prepare(t, upper, lower)
+			up, err := unix.Open(upper, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+			must(t, err)
+			defer unix.Close(up)
+			low, err := unix.Open(lower, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+			must(t, err)
+			defer unix.Close(low)
+
+			const room = 256 << 10
+			before := heap()
+			s := scan{ctx: t.Context(), upper: tree{up}, lower: tree{low}, text: MaxTextBytes - room}
+			must(t, s.top())
+			if grown := heap() - before; !s.Truncated || grown > 4*room || len(s.List) == 0 || len(s.List) > manyLinks {
+				t.Errorf("%d changes, truncated %v, %d bytes are held", len(s.List), s.Truncated, grown)
+			}
+			whole := scan{ctx: t.Context(), upper: tree{up}, lower: tree{low}}
+			must(t, whole.top())
+			text := 0
+			for _, c := range whole.List {
+				text += textOf(c.Path, c.was, c.now)
+			}
+			// A folder that both have is held and is no change.
+			if whole.Truncated || len(whole.List) < manyLinks || whole.text < text || whole.text > text+10 {
+				t.Errorf("control: %d changes, truncated %v, counted %d bytes of %d", len(whole.List), whole.Truncated, whole.text, text)
+			}
+			runtime.KeepAlive(&s)
+		})
+	}
+}
+
+// TestRecordIsBoundedInBytes: so is what the beginning writes down, and a long
+// target is its hash there.
+func TestRecordIsBoundedInBytes(t *testing.T) {
+	dir := t.TempDir()
+	longLinks(t, dir)
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	must(t, err)
+	defer unix.Close(fd)
+	record := func(text int) recorder {
+		r := recorder{tree: tree{fd}, text: text, put: func(any) error { return nil }}
+		must(t, r.folder(t.Context(), "."))
+		return r
+	}
+	if r := record(0); r.cut || r.count != manyLinks || r.text > manyLinks*100 {
+		t.Errorf("%d stamps with %d bytes of text, cut %v", r.count, r.text, r.cut)
+	}
+	if r := record(MaxTextBytes - 10_000); !r.cut || r.count == 0 || r.count >= manyLinks {
+		t.Errorf("with little room: %d stamps, cut %v", r.count, r.cut)
+	}
+	var r recorder
+	for range 1000 {
+		r.miss(strings.Repeat("u", 1000))
+	}
+	if !r.cut || len(r.unread) != maxUnreadBytes/1000 {
+		t.Errorf("%d folders that can't be read, cut %v", len(r.unread), r.cut)
+	}
+}
+
+// TestLongTargetsDiffer: by their last byte too, also from a stamp that holds
+// the whole target, as those of earlier builds do.
+func TestLongTargetsDiffer(t *testing.T) {
+	long := strings.Repeat("x", 4000)
+	link := func(target string) *node { return &node{typ: workspace.TypeLink, target: target} }
+	for _, s := range []stamp{stampOf("a", link(long)), {Type: workspace.TypeLink, Target: []byte(long)}} {
+		if !s.matches(link(long), false) || s.matches(link(long[1:]+"y"), false) || s.matches(link("x"), false) {
+			t.Errorf("a stamp with %d bytes of target doesn't tell", len(s.Target))
+		}
+	}
+	if s := stampOf("a", link("short")); string(s.Target) != "short" {
+		t.Errorf("target %q", s.Target)
+	}
+}
