@@ -100,7 +100,7 @@ func TestNewRepositoriesRunNothing(t *testing.T) {
 
 					out := m.runTask(t, append([]string{"--backend", backend, "--mode", "bind"}, m.playing(t, []scriptCall{shell(plant)})...)...)
 					if out.status != 0 && u.runner != 0 && backend != "docker" {
-						t.Skipf("this user can't run %s here: %s", backend, out.stderr)
+						lacking(t, backend, fmt.Sprintf("this user can't run %s here: %s", backend, out.stderr))
 					}
 					out.want(t, 0)
 					if got := modesOf(t, m.workspace, p.dir); got != modes {

@@ -34,6 +34,14 @@ func TestHostileRepositories(t *testing.T) {
 	}
 }
 
+// TestClosedFolders: a repository in folders that are closed can be renamed.
+func TestClosedFolders(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: to be two users")
+	}
+	worktest.ClosedFolders(t, memberID, gitSessions("ro"))
+}
+
 // TestGitWork: ordinary work in a repository where committing is allowed, and
 // reading where not.
 func TestGitWork(t *testing.T) {

@@ -37,6 +37,14 @@ func TestHostileRepositories(t *testing.T) {
 	})
 }
 
+// TestClosedFolders: a repository in folders that are closed can be renamed.
+func TestClosedFolders(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: to be two users")
+	}
+	both(t, func(t *testing.T, k Kind) { worktest.ClosedFolders(t, userID, gitSessions(k, "ro")) })
+}
+
 // TestGitWork: ordinary work in a repository where committing is allowed, and
 // reading where not.
 func TestGitWork(t *testing.T) {

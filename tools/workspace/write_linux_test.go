@@ -368,6 +368,7 @@ func TestWriterActsAsItsThread(t *testing.T) {
 		apply(Op{Kind: OpDelete, Path: "root/file"}, KindPermission)
 		apply(Op{Kind: OpDelete, Path: "root", Recursive: true}, KindPermission)
 		apply(Op{Kind: OpRename, Path: "root/file", To: "f"}, KindPermission)
+		apply(Op{Kind: OpChmod, Path: "root", Mode: 0o777}, KindPermission)
 		// The folder is theirs, the file is not: the rename alone would do it.
 		apply(Op{Kind: OpWrite, Path: "shared", Content: []byte("y")}, KindPermission)
 		for _, name := range []string{"new", "new/f", "mine"} {

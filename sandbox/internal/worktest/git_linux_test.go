@@ -13,3 +13,12 @@ func TestControls(t *testing.T) {
 	}
 	Controls(t, uid)
 }
+
+// The controls of the closed folders that the backends' tests make.
+func TestClosedControls(t *testing.T) {
+	uid := os.Geteuid()
+	if uid == 0 {
+		uid = 1000
+	}
+	ClosedControls(t, uid)
+}

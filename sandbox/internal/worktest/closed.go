@@ -1,0 +1,128 @@
+//go:build linux
+
+package worktest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// closed are folders whose modes keep a repository that a command made there from
+// being renamed, or found: the folders, the workspace's first, and their modes.
+var closed = map[string][]closedFolder{
+	"0555 parent": {{"new", 0o555}},
+	"0311 parent": {{"new", 0o311}},
+	"000 parent":  {{"new", 0}},
+	"sticky":      {{"new", 0o555 | os.ModeSticky}},
+	"chain":       {{"n", 0o555}, {"n/e", 0o555}, {"n/e/w", 0o555}, {"n/e/w/r", 0o555}},
+	"dark chain":  {{"n", 0}, {"n/e", 0}, {"n/e/w", 0}},
+}
+
+type closedFolder struct {
+	path string
+	mode os.FileMode
+}
+
+// plant makes a repository whose configuration runs $M in the last of the folders,
+// and closes them.
+func plant(folders []closedFolder) string {
+	dir := folders[len(folders)-1].path
+	script := "mkdir -p " + dir + "; git init -q " + dir + "; git config -f " + dir + `/.git/config core.fsmonitor "$M"`
+	for _, f := range slices.Backward(folders) {
+		bits := f.mode.Perm()
+		if f.mode&os.ModeSticky != 0 {
+			bits |= 0o1000
+		}
+		script += fmt.Sprintf("; chmod %#o %s", uint32(bits), f.path)
+	}
+	return script
+}
+
+// lookIn is what somebody does who goes into the last of the folders.
+func lookIn(folders []closedFolder) string {
+	script := ""
+	for _, f := range folders {
+		if f.mode&0o100 == 0 {
+			script += "chmod u+x " + f.path + "; "
+		}
+	}
+	return script + "cd " + folders[len(folders)-1].path + " && git status"
+}
+
+// ClosedFolders holds a session for each of the table, in a sandbox that open
+// makes, and opens the folders, renames the repository and closes them again by
+// the sandbox's own operations, as a session's end does. ClosedControls is the
+// same without the rename.
+func ClosedFolders(t *testing.T, uid int, open func(t *testing.T, dir string) sandbox.Sandbox) {
+	eachClosed(t, uid, func(t *testing.T, m marker, dir string, folders []closedFolder) {
+		s := open(t, dir)
+		if out, exit := gitInside(t, s, "set -e; cd /workspace\n"+m.script(plant(folders))); !exit.Status.Success() {
+			t.Fatalf("plant: %v %s", exit.Status, out)
+		}
+		repo := path.Join(folders[len(folders)-1].path, ".git")
+		rename := workspace.Op{Kind: workspace.OpRename, Path: repo, To: repo + ".quarantined"}
+		if last := folders[len(folders)-1]; last.mode&0o300 != 0o300 {
+			if _, err := s.Apply(t.Context(), rename); err == nil {
+				t.Error("the folders are not closed for a rename")
+			}
+		}
+		var were []uint32
+		for _, f := range folders {
+			c, err := s.Apply(t.Context(), workspace.Op{Kind: workspace.OpChmod, Path: f.path, Mode: 0o700, Add: true})
+			must(t, err)
+			were = append(were, c.Mode)
+		}
+		_, err := s.Apply(t.Context(), rename)
+		must(t, err)
+		for i, f := range slices.Backward(folders) {
+			_, err := s.Apply(t.Context(), workspace.Op{Kind: workspace.OpChmod, Path: f.path, Mode: were[i]})
+			must(t, err)
+		}
+		must(t, s.Destroy(context.WithoutCancel(t.Context())))
+		for _, f := range folders {
+			info, err := os.Lstat(filepath.Join(dir, f.path))
+			must(t, err)
+			if diff := cmp.Diff(f.mode|os.ModeDir, info.Mode()); diff != "" {
+				t.Errorf("%s (-want +got): %s", f.path, diff)
+			}
+		}
+		out, _ := hostGit(t, dir, uid, lookIn(folders)) //nolint:errcheck // only the marker counts
+		if m.take(t) {
+			t.Errorf("the host's git ran a session's program: %s", out)
+		}
+	})
+}
+
+// ClosedControls plants on the host: each must run the marker.
+func ClosedControls(t *testing.T, uid int) {
+	eachClosed(t, uid, func(t *testing.T, m marker, dir string, folders []closedFolder) {
+		HostGit(t, dir, uid, "set -e\n"+m.script(plant(folders)))
+		out, _ := hostGit(t, dir, uid, lookIn(folders)) //nolint:errcheck // only the marker counts
+		if !m.take(t) {
+			t.Errorf("the marker does not fire: %s", out)
+		}
+	})
+}
+
+func eachClosed(t *testing.T, uid int, f func(t *testing.T, m marker, dir string, folders []closedFolder)) {
+	for name, folders := range closed {
+		t.Run(name, func(t *testing.T) {
+			base := HostFolder(t, uid)
+			dir := filepath.Join(base, "workspace")
+			must(t, os.Mkdir(dir, 0o755))
+			must(t, os.Chown(dir, uid, uid))
+			t.Cleanup(func() { HostGit(t, base, os.Geteuid(), "chmod -R u+rwx workspace") })
+			f(t, newMarker(t, base), dir, folders)
+		})
+	}
+}
