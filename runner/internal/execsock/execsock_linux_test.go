@@ -191,6 +191,42 @@ func TestClose(t *testing.T) {
 	}
 }
 
+// Nothing follows a frame that was cut off: it would be read as a part of it.
+func TestNothingFollowsHalfAFrame(t *testing.T) {
+	for name, cut := range map[string]bool{"cut off": true, "whole": false} {
+		t.Run(name, func(t *testing.T) {
+			ours, theirs := net.Pipe()
+			out := &sender{conn: ours}
+			wrote := make(chan error)
+			go func() {
+				_, err := output{out, kindStdout}.Write([]byte("some output"))
+				wrote <- err
+				finish(out, Result{Code: 7})
+				ours.Close()
+			}()
+			head := make([]byte, headerSize+len("some"))
+			_, err := io.ReadFull(theirs, head)
+			must(t, err)
+			rest := []byte{}
+			if cut {
+				must(t, ours.SetWriteDeadline(time.Now()))
+			} else {
+				rest = make([]byte, len(" output"))
+				_, err := io.ReadFull(theirs, rest)
+				must(t, err)
+			}
+			if err := <-wrote; (err != nil) != cut {
+				t.Errorf("the write ended with %v", err)
+			}
+			more, err := io.ReadAll(theirs)
+			must(t, err)
+			if (len(more) == 0) != cut {
+				t.Errorf("%q follows", more)
+			}
+		})
+	}
+}
+
 // Too many at once are told so, and one that gives up is let go.
 func TestManyPeers(t *testing.T) {
 	release := make(chan struct{})

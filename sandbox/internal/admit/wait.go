@@ -35,14 +35,18 @@ func (w *wait) through(ctx context.Context) error {
 		}
 	}()
 	if err := w.poll(ctx, func() (string, error) {
-		if ok, err := turn.TryLock(); !ok || err != nil {
-			return starts, err
+		switch ok, err := take(turn); {
+		case err != nil:
+			return "", err
+		case ok:
+			w.turn = turn
+		case !stopped(turn):
+			return starts, nil
 		}
-		return "", nil
+		return "", nil // one that is stopped (Ctrl-Z) is passed
 	}); err != nil {
 		return err
 	}
-	w.turn = turn
 	if err := w.poll(ctx, func() (string, error) { return w.lease(ctx) }); err != nil {
 		return err
 	}
@@ -108,17 +112,21 @@ func (w *wait) say(reason string) {
 	w.reason = reason
 }
 
-// slot takes a free slot.
+// slot takes a free slot. Those of processes that are stopped do not count.
 func (w *wait) slot() (bool, error) {
-	for n := range w.gate.o.Starts {
+	most := w.gate.o.Starts
+	for n := 0; n < most; n++ {
 		slot := w.gate.lock(fmt.Sprintf("%s-%d.slot", w.gate.o.Group, n))
-		ok, err := slot.TryLock()
+		ok, err := take(slot)
 		if err != nil {
 			return false, err
 		}
 		if ok {
 			w.pass.slot = slot
 			return true, nil
+		}
+		if stopped(slot) {
+			most++
 		}
 		slot.Close() //nolint:errcheck // not ours
 	}

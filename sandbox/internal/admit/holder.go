@@ -1,0 +1,35 @@
+package admit
+
+import (
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/gofrs/flock"
+)
+
+// take takes a lock if it is free, and notes in it who has it.
+func take(lock *flock.Flock) (bool, error) {
+	ok, err := lock.TryLock()
+	if !ok || err != nil {
+		return false, err
+	}
+	if err := os.WriteFile(lock.Path(), []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600); err != nil {
+		lock.Close() //nolint:errcheck // the error counts
+		return false, err
+	}
+	return true, nil
+}
+
+// stopped says whether the process that has a lock is stopped, by Ctrl-Z for
+// instance: it keeps its locks and gets nowhere. Where the note is of another
+// process, of before or of another PID namespace, the answer is about that one: a
+// false one costs the order, never the bound of memory.
+func stopped(lock *flock.Flock) bool {
+	data, err := os.ReadFile(lock.Path())
+	if err != nil {
+		return false
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	return err == nil && pid > 0 && pid != os.Getpid() && isStopped(pid)
+}

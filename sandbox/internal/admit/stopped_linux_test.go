@@ -1,0 +1,86 @@
+package admit
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// other starts a process that does nothing until the test ends.
+func other(t *testing.T) *exec.Cmd {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "cat")
+	_, err := cmd.StdinPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	t.Cleanup(func() {
+		must(t, cmd.Process.Kill())
+		cmd.Wait() //nolint:errcheck // it was killed
+	})
+	return cmd
+}
+
+// stop stops a process, as Ctrl-Z does, and returns when it is.
+func stop(t *testing.T, cmd *exec.Cmd) {
+	t.Helper()
+	must(t, cmd.Process.Signal(syscall.SIGSTOP))
+	var status syscall.WaitStatus
+	_, err := syscall.Wait4(cmd.Process.Pid, &status, syscall.WUNTRACED, nil)
+	must(t, err)
+	if !status.Stopped() {
+		t.Fatalf("status %v", status)
+	}
+}
+
+// A process that is stopped while it has the turn, or slots, keeps nobody from
+// starting; one that runs does.
+func TestStoppedHolderIsPassed(t *testing.T) {
+	for name, locks := range map[string][]string{"the turn": {"runc.turn"}, "all slots": {"runc-0.slot", "runc-1.slot"}} {
+		t.Run(name, func(t *testing.T) {
+			g := newGate(t, Options{Starts: 2, Wait: 100 * time.Millisecond})
+			must(t, g.open())
+			holder := other(t)
+			for _, name := range locks {
+				lock := g.lock(name)
+				ok, err := lock.TryLock()
+				if !ok || err != nil {
+					t.Fatal(ok, err)
+				}
+				t.Cleanup(func() { lock.Close() })
+				must(t, os.WriteFile(lock.Path(), []byte(strconv.Itoa(holder.Process.Pid)+"\n"), 0o600))
+			}
+			if _, err := g.Enter(t.Context(), Request{}); !errors.Is(err, sandbox.ErrUnavailable) {
+				t.Errorf("behind a process that runs: %v", err)
+			}
+			stop(t, holder)
+			first, second := enter(t, g), enter(t, g)
+			// The bound holds among those that run.
+			if _, err := g.Enter(t.Context(), Request{}); !errors.Is(err, sandbox.ErrUnavailable) {
+				t.Errorf("a third: %v", err)
+			}
+			first.Close()
+			second.Close()
+		})
+	}
+}
+
+// Locks say who has them.
+func TestHolderIsNoted(t *testing.T) {
+	g := newGate(t, Options{Starts: 1})
+	enter(t, g)
+	for _, name := range []string{"runc.turn", "runc-0.slot"} {
+		data, err := os.ReadFile(filepath.Join(g.dir, name))
+		must(t, err)
+		if strings.TrimSpace(string(data)) != strconv.Itoa(os.Getpid()) {
+			t.Errorf("%s: %q", name, data)
+		}
+	}
+}
