@@ -207,12 +207,10 @@ func TestNothingFollowsHalfAFrame(t *testing.T) {
 			head := make([]byte, headerSize+len("some"))
 			_, err := io.ReadFull(theirs, head)
 			must(t, err)
-			rest := []byte{}
 			if cut {
 				must(t, ours.SetWriteDeadline(time.Now()))
 			} else {
-				rest = make([]byte, len(" output"))
-				_, err := io.ReadFull(theirs, rest)
+				_, err := io.ReadFull(theirs, make([]byte, len(" output")))
 				must(t, err)
 			}
 			if err := <-wrote; (err != nil) != cut {

@@ -1,6 +1,8 @@
 package admit
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -14,11 +16,22 @@ func take(lock *flock.Flock) (bool, error) {
 	if !ok || err != nil {
 		return false, err
 	}
-	if err := os.WriteFile(lock.Path(), []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600); err != nil {
+	if err := note(lock.Path()); err != nil {
 		lock.Close() //nolint:errcheck // the error counts
 		return false, err
 	}
 	return true, nil
+}
+
+// note writes this process's pid, over what is there: to cut a file short makes
+// some file systems write it out, which takes longer than all else.
+func note(path string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(f, "%-10d\n", os.Getpid())
+	return errors.Join(err, f.Close())
 }
 
 // stopped says whether the process that has a lock is stopped, by Ctrl-Z for
