@@ -4,17 +4,20 @@ package runner
 
 import (
 	"context"
+	"errors"
 	"os"
+	"strings"
 	"sync/atomic"
 	"testing"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/shell"
 )
 
-// TestDiskFull: a command that fills the disk is ended, and its result says why
-// and that nobody cancelled it.
-func TestDiskFull(t *testing.T) {
+// filling gives an executor, and its box, whose command "fill" fills the disk.
+func filling(t *testing.T) *executor {
+	t.Helper()
 	var free atomic.Int64
 	free.Store(diskReserve * 4)
 	started := make(chan struct{})
@@ -22,24 +25,43 @@ func TestDiskFull(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer dir.Close()
+	t.Cleanup(func() { dir.Close() })
 	box := newContainer(t.Context(), &fakeBackend{scripts: map[string]script{"fill": hangs(started)}}, sandbox.Spec{Workspace: sandbox.Workspace{Path: dir.Name(), Dir: dir}})
 	box.record = func(Payload) error { return nil }
 	box.start()
-	defer box.close()
+	t.Cleanup(box.close)
 	ready := make(chan struct{})
 	close(ready)
-	x := &executor{
-		box: box, spill: newSpiller(t.TempDir(), nil), ready: ready, after: func(context.Context) {},
-		disk: newDiskWatch(func() (int64, bool) { return free.Load(), true }),
-	}
 	go func() {
 		<-started
 		free.Store(1000)
 	}()
-	r, err := x.Run(t.Context(), shell.Command{Script: "fill", Stdout: discard{}, Stderr: discard{}})
+	return &executor{
+		box: box, spill: newSpiller(t.TempDir(), nil), ready: ready, after: func(context.Context) {},
+		disk: newDiskWatch(func() (int64, bool) { return free.Load(), true }),
+	}
+}
+
+// TestDiskFull: a command that fills the disk is ended, and its result says why
+// and that nobody cancelled it.
+func TestDiskFull(t *testing.T) {
+	r, err := filling(t).Run(t.Context(), shell.Command{Script: "fill", Stdout: discard{}, Stderr: discard{}})
 	if err != nil || r.DiskReserve != diskReserve || r.Cancelled || r.Signal != 15 {
 		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+// TestUserCommandDiskFull: so is a user's.
+func TestUserCommandDiskFull(t *testing.T) {
+	x := filling(t)
+	u := &userCommands{box: x.box, exec: x}
+	exit, err := u.start(t.Context(), sandbox.Command{Argv: []string{"fill"}, Stdout: discard{}, Stderr: discard{}})
+	full, ok := errors.AsType[*limits.ExceededError](err)
+	if !ok || full.Kind != limits.KindDisk || exit.Status.Signal != 15 {
+		t.Errorf("%+v, %v", exit, err)
+	}
+	if f := notRun(err).Failure; f == nil || !strings.Contains(f.Mend, "disk") {
+		t.Errorf("%+v", f)
 	}
 }
 

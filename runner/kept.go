@@ -119,16 +119,9 @@ func ExpireChanges(stateDir string, keep time.Duration) ([]string, error) {
 		if err != nil || l.Info().State != overlay.Kept || l.Info().Recorded && time.Since(l.Info().Began) < keep {
 			continue
 		}
-		if err := l.Lock(); err != nil {
-			continue // it runs, or is being applied
-		}
-		state := overlay.Expired
-		if !l.Info().Recorded {
-			state = overlay.Empty
-		}
-		err = errors.Join(l.End(state), l.Close())
+		state, err := expire(l)
 		switch {
-		case errors.Is(err, overlay.ErrBusy): // mounted still
+		case errors.Is(err, overlay.ErrBusy): // it runs, is being applied, or is mounted still
 		case err != nil:
 			all = append(all, err)
 		case state == overlay.Expired:
@@ -136,6 +129,26 @@ func ExpireChanges(stateDir string, keep time.Duration) ([]string, error) {
 		}
 	}
 	return gone, errors.Join(all...)
+}
+
+// expire ends layers that were opened, and says how, "" for not at all. What was read before they
+// were locked may have changed since: where it has, they are left alone.
+func expire(l *overlay.Layers) (overlay.State, error) {
+	if err := l.Lock(); err != nil {
+		return "", err
+	}
+	now, err := overlay.Open(l.Dir())
+	if err != nil {
+		return "", errors.Join(err, l.Close())
+	}
+	if now.Info().State != overlay.Kept || now.Info().Recorded != l.Info().Recorded {
+		return "", l.Close()
+	}
+	state := overlay.Expired
+	if !l.Info().Recorded {
+		state = overlay.Empty
+	}
+	return state, errors.Join(l.End(state), l.Close())
 }
 
 // ChangedFiles lists what changes hold as records do.

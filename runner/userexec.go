@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"hash"
 	"io"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/internal/execsock"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
@@ -91,8 +93,13 @@ func (u *userCommands) start(ctx context.Context, cmd sandbox.Command) (sandbox.
 	if err != nil {
 		return sandbox.Exit{}, err
 	}
-	p, err := l.box.Start(ctx, cmd)
+	watched, stop := u.exec.disk.watch(ctx)
+	defer stop()
+	p, err := l.box.Start(watched, cmd)
 	if err != nil {
+		if full := diskFull(watched); full != nil { // it ended before it began
+			return sandbox.Exit{}, full
+		}
 		return sandbox.Exit{}, u.box.check(l, err)
 	}
 	exit, err := p.Wait()
@@ -105,13 +112,27 @@ func (u *userCommands) start(ctx context.Context, cmd sandbox.Command) (sandbox.
 		}
 	}
 	u.exec.after(ctx)
+	if full := diskFull(watched); full != nil && exit.Status.Cancelled {
+		return exit, full
+	}
 	return exit, nil
+}
+
+// diskFull says that a watched command was ended because it filled the disk.
+func diskFull(watched context.Context) error {
+	if full, ok := errors.AsType[*limits.ExceededError](context.Cause(watched)); ok && full.Kind == limits.KindDisk {
+		return fmt.Errorf("the command was stopped: the disk that the workspace is on has less than %d MiB left, which the host keeps: %w", full.Limit>>20, full)
+	}
+	return nil
 }
 
 // notRun says why there is no end of a command.
 func notRun(err error) execsock.Result {
 	f := &execsock.Failure{Status: ExitFailed, Cause: err.Error(), Mend: "The session's records say more."}
+	full, isFull := errors.AsType[*limits.ExceededError](err)
 	switch {
+	case isFull && full.Kind == limits.KindDisk:
+		f.Mend = "Remove what is not needed on that disk."
 	case errors.Is(err, tools.ErrRecord):
 		f.Status, f.Mend = ExitFatal, "Make room on the file system of the session's folder; nothing runs that can't be recorded."
 	case errors.Is(err, tools.ErrSandboxStart):
