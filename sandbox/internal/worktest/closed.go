@@ -9,6 +9,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -37,26 +38,26 @@ type closedFolder struct {
 // and closes them.
 func plant(folders []closedFolder) string {
 	dir := folders[len(folders)-1].path
-	script := "mkdir -p " + dir + "; git init -q " + dir + "; git config -f " + dir + `/.git/config core.fsmonitor "$M"`
+	script := []string{"mkdir -p " + dir, "git init -q " + dir, "git config -f " + dir + `/.git/config core.fsmonitor "$M"`}
 	for _, f := range slices.Backward(folders) {
 		bits := f.mode.Perm()
 		if f.mode&os.ModeSticky != 0 {
 			bits |= 0o1000
 		}
-		script += fmt.Sprintf("; chmod %#o %s", uint32(bits), f.path)
+		script = append(script, fmt.Sprintf("chmod %#o %s", uint32(bits), f.path))
 	}
-	return script
+	return strings.Join(script, "; ")
 }
 
 // lookIn is what somebody does who goes into the last of the folders.
 func lookIn(folders []closedFolder) string {
-	script := ""
+	var script []string
 	for _, f := range folders {
 		if f.mode&0o100 == 0 {
-			script += "chmod u+x " + f.path + "; "
+			script = append(script, "chmod u+x "+f.path)
 		}
 	}
-	return script + "cd " + folders[len(folders)-1].path + " && git status"
+	return strings.Join(append(script, "cd "+folders[len(folders)-1].path+" && git status"), "; ")
 }
 
 // ClosedFolders holds a session for each of the table, in a sandbox that open
