@@ -123,6 +123,7 @@ func TestAttestation(t *testing.T) {
 		b := newBed(t, k, os.Geteuid())
 		spec := b.spec(t, "ses_attest")
 		spec.Resources.MemoryBytes, spec.Resources.PIDs, spec.Resources.MilliCPUs, spec.Resources.OpenFiles = 512<<20, 128, 1500, 512
+		spec.Resources.TmpBytes = 48 << 20 // with the others within the memory limit, so that it is as asked
 		a := b.start(t, spec).Attestation()
 		if a.Limits.OpenFiles != 512 || a.Limits.TmpBytes != spec.Resources.TmpBytes {
 			t.Errorf("limits %+v", a.Limits)

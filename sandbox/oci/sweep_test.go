@@ -49,7 +49,7 @@ func ownUntilKilled(dir string) error {
 	if err != nil {
 		return err
 	}
-	work := "trap '' TERM; echo begun >begun; rm -rf folder; while :; do mkdir -p a/b; echo x >a/b/f; mv a c; rm -rf c; done"
+	work := "trap '' TERM; rm -rf folder; echo begun >begun; while :; do mkdir -p a/b; echo x >a/b/f; mv a c; rm -rf c; done"
 	if spec.Workspace.Mode != sandbox.ModeOverlay {
 		work = "trap '' TERM; exec sleep 4711"
 	}
