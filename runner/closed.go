@@ -110,7 +110,7 @@ func (s *session) lookInto(ctx context.Context, c *closedFolders) (*snapshot, er
 				return nil, err
 			}
 			if closed = now.unread; len(closed) >= unreadFolders {
-				closed = slices.Concat(closed, now.closed) // there may be others
+				closed = slices.Concat(closed, now.folders) // any of them may be one
 			}
 		}
 		changed := false

@@ -37,8 +37,9 @@ type snapshot struct {
 	// could not look into, all of them unless there are unreadFolders.
 	whole  bool
 	unread []string
-	// closed are folders that their owner can't list or enter, at most maxOpened.
-	closed []string
+	// folders are those that the walk met, at most maxOpened: whose mode keeps
+	// it out no listing tells.
+	folders []string
 	// cut says that there were more files than are compared.
 	cut bool
 }
@@ -108,8 +109,8 @@ func takeSnapshot(ctx context.Context, r workspace.View) (*snapshot, error) {
 			}
 		}
 		if e.Type == workspace.TypeDir {
-			if e.Mode&0o500 != 0o500 && len(s.closed) < maxOpened {
-				s.closed = append(s.closed, e.Path)
+			if len(s.folders) < maxOpened {
+				s.folders = append(s.folders, e.Path)
 			}
 			return nil
 		}
