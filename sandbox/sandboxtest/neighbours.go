@@ -57,7 +57,10 @@ func toldForks(t Target, r result, err, lost error) error {
 		}
 		return nil
 	}
-	if err != nil || !r.Status.TimedOut || r.Kill.Left != 0 || r.PIDsLimitHit != t.CountsForks {
+	// The first process may itself die of the limit: a Go program that gets no
+	// thread does. What it began is then killed after its end.
+	ended := r.Status.TimedOut || r.Kill.AfterExit
+	if err != nil || !ended || r.Kill.Left != 0 || r.PIDsLimitHit != t.CountsForks {
 		return fmt.Errorf("%+v, %w: want a timeout, nothing left, and the pids limit named: %t", r.Exit, err, t.CountsForks)
 	}
 	return nil

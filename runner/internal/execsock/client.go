@@ -35,6 +35,10 @@ func Run(ctx context.Context, conn net.Conn, r Request, s Streams, abandon <-cha
 		return Result{}, err
 	}
 	if err := out.send(kindRequest, data); err != nil {
+		// An owner that refuses says why and hangs up before it is asked.
+		if refused, told := receive(conn, s, newCredit()); told == nil {
+			return refused, nil
+		}
 		return Result{}, fmt.Errorf("%w: %w", errHungUp, err)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = out.send(kindCancel, nil) }) // who went away needs no cancelling
