@@ -65,20 +65,7 @@ func (p *Prepared) guardIn(s *stage, root *os.File, g guard) error {
 	if g.from != "" {
 		userns = s.userns
 	}
-	mount, err := s.clone(int(f.Fd()), g.readOnly, userns)
-	if err != nil {
-		return err
-	}
-	defer mount.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return err
-	}
-	source, err := s.attach(mount, info.IsDir())
-	if err != nil {
-		return err
-	}
-	return p.add(f, g, source)
+	return p.attach(s, f, g, userns)
 }
 
 func openGuard(root *os.File, g guard) (*os.File, error) {

@@ -280,7 +280,12 @@ func (p *Prepared) stageOne(s *stage, g guard, index, submounts int) error {
 		return err
 	}
 	defer f.Close()
-	mount, err := s.clone(int(f.Fd()), g.readOnly, s.userns)
+	return p.attach(s, f, g, s.userns)
+}
+
+// attach stages what f holds, with the ids of userns, and adds it to the binds.
+func (p *Prepared) attach(s *stage, f *os.File, g guard, userns *os.File) error {
+	mount, err := s.clone(int(f.Fd()), g.readOnly, userns)
 	if err != nil {
 		return err
 	}
