@@ -1,0 +1,94 @@
+//go:build linux
+
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// install looks like an installation of packages that takes minutes: it says
+// what it did so far, works in a child, and goes on when it is asked to stop.
+const install = `trap 'echo asked to stop' TERM
+echo added 1 package
+mkdir -p node_modules/left-pad && echo '{}' >node_modules/left-pad/package.json
+(trap '' TERM; while :; do sleep 1; done) &
+touch started
+while :; do sleep 1; done`
+
+// TestSpecification9_4OnEachBackend is example 9.4 of the specification (seed
+// 002) as a run: the user cancels while a command that ignores SIGTERM runs. It
+// gets SIGTERM, then SIGKILL with all that it started; the call ends as
+// tool.failed{cancelled} with the partial output, its result is an error, and
+// the turn is cancelled. Decided: SIGKILL comes after 5 s, not 3, and the user
+// cancels with Ctrl-C or over HTTP, not over a WebSocket.
+func TestSpecification9_4OnEachBackend(t *testing.T) {
+	onEachBackend(t, func(t *testing.T, backend string) {
+		m := newMachine(t)
+		run := m.start(t, taskArgs(m, append([]string{"--backend", backend}, m.playing(t, []scriptCall{shell(install)})...)...)...)
+		run.until(t, "the command runs", func() bool {
+			_, err := os.Stat(filepath.Join(m.workspace, "started"))
+			return err == nil
+		})
+		if err := run.process.Process.Signal(syscall.SIGINT); err != nil {
+			t.Fatal(err)
+		}
+		out := run.wait(t, time.Minute)
+		out.want(t, 130)
+		out.records = readRecords(t, out.stdout)
+
+		called := out.records.of("tool.called")
+		if len(called) != 1 {
+			t.Fatalf("%d tool.called, want 1", len(called))
+		}
+		type toolCall struct {
+			ID    string `json:"tool_use_id"`
+			Name  string `json:"tool_name"`
+			Class string `json:"side_effects"`
+		}
+		begun := decode[toolCall](t, called[0])
+		if begun.Name != "shell" || begun.Class != "execute" {
+			t.Errorf("tool.called is %+v", begun)
+		}
+		failed := out.records.of("tool.failed")
+		if len(failed) != 1 || len(out.records.of("tool.completed")) != 0 {
+			t.Fatalf("%d tool.failed and %d tool.completed, want 1 and 0", len(failed), len(out.records.of("tool.completed")))
+		}
+		end := decode[struct {
+			ID      string `json:"tool_use_id"`
+			Class   string `json:"error_class"`
+			Partial string `json:"partial_output"`
+		}](t, failed[0])
+		if end.ID != begun.ID || end.Class != "cancelled" || failed[0].Parent != called[0].ID {
+			t.Errorf("tool.failed is %+v below %s, want cancelled below %s", end, failed[0].Parent, called[0].ID)
+		}
+		results := out.records.results(t)
+		if len(results) != 1 || !results[0].IsError || results[0].ToolUseID != begun.ID {
+			t.Fatalf("results are %+v", results)
+		}
+		// It said something, was asked to stop, went on, and was killed.
+		for _, part := range []string{"added 1 package\nasked to stop\n", "killed by signal 9 (SIGKILL)"} {
+			for where, text := range map[string]string{"partial_output": end.Partial, "result": results[0].text()} {
+				if !strings.Contains(text, part) {
+					t.Errorf("the %s lacks %q:\n%s", where, part, text)
+				}
+			}
+		}
+		var after []string
+		for _, r := range out.records[failed[0].Seq:] {
+			after = append(after, r.Kind)
+		}
+		if kinds := strings.Join(after, " "); !strings.Contains(kinds, "message turn.cancelled") || !strings.HasSuffix(kinds, "session.ended") {
+			t.Errorf("after tool.failed come %s, want the result, turn.cancelled and session.ended", kinds)
+		}
+		// What it had done stays, and is said.
+		if changed := out.records.end(t).Changed; len(changed) == 0 {
+			t.Error("session.ended names no changed file")
+		}
+		m.wantNothingLeft(t, out.records[0].Session)
+	})
+}
