@@ -18,3 +18,16 @@ type Usage struct {
 func (u Usage) Tokens() int64 {
 	return add(add(add(add(0, u.InputTokens), u.CachedInputTokens), u.CacheWriteTokens), u.OutputTokens)
 }
+
+// Plus is the sum of two usages. A cost is known only where both are.
+func (u Usage) Plus(o Usage) Usage {
+	sum := Usage{
+		Rounds: add(u.Rounds, o.Rounds), ToolCalls: add(u.ToolCalls, o.ToolCalls),
+		InputTokens: add(u.InputTokens, o.InputTokens), CachedInputTokens: add(u.CachedInputTokens, o.CachedInputTokens),
+		CacheWriteTokens: add(u.CacheWriteTokens, o.CacheWriteTokens), OutputTokens: add(u.OutputTokens, o.OutputTokens),
+	}
+	if u.CostMicroUSD != nil && o.CostMicroUSD != nil {
+		sum.CostMicroUSD = new(add(*u.CostMicroUSD, *o.CostMicroUSD))
+	}
+	return sum
+}

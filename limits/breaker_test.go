@@ -1,0 +1,236 @@
+package limits_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/caisson-run/caisson/limits"
+)
+
+// clock is a clock that only the test moves.
+type clock struct{ at time.Time }
+
+func (c *clock) now() time.Time { return c.at }
+
+func (c *clock) pass(d time.Duration) { c.at = c.at.Add(d) }
+
+func newClock() *clock { return &clock{at: time.Unix(1_700_000_000, 0)} }
+
+func breakers(t testing.TB, c *clock) *limits.Breakers {
+	t.Helper()
+	b, err := limits.NewBreakers(limits.BreakerOptions{
+		Name: limits.BreakerFetchHost, Failures: 3, Cooldown: 10 * time.Second, MaxCooldown: 40 * time.Second, Keys: 4, Now: c.now,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// try does one operation on a key.
+func try(b *limits.Breakers, key string, o limits.Outcome) error {
+	done, err := b.Begin(key)
+	if err == nil {
+		done(o)
+	}
+	return err
+}
+
+func TestBreakerOpensAndCloses(t *testing.T) {
+	c := newClock()
+	b := breakers(t, c)
+	for i := range 3 {
+		if err := try(b, "a", limits.OutcomeFailure); err != nil {
+			t.Fatalf("operation %d: %v", i, err)
+		}
+	}
+	err := try(b, "a", limits.OutcomeSuccess)
+	trip, ok := errors.AsType[*limits.TrippedError](err)
+	if !ok || trip.Breaker != limits.BreakerFetchHost || trip.Key != "a" || trip.Retry != 10*time.Second || trip.Code() != "CIRCUIT_BREAKER_TRIPPED" {
+		t.Fatalf("open: %#v", err)
+	}
+	if want := "CIRCUIT_BREAKER_TRIPPED: breaker fetch_host of a is open for another 10s"; err.Error() != want {
+		t.Errorf("error %q, want %q", err, want)
+	}
+	if err := try(b, "other", limits.OutcomeSuccess); err != nil {
+		t.Errorf("another key: %v", err)
+	}
+	c.pass(10 * time.Second)
+	done, err := b.Begin("a")
+	if err != nil || b.State("a") != limits.BreakerHalfOpen {
+		t.Fatalf("after the cooldown: %v, %s", err, b.State("a"))
+	}
+	if err := try(b, "a", limits.OutcomeSuccess); err == nil || !strings.Contains(err.Error(), "trial") {
+		t.Errorf("a second trial: %v", err)
+	}
+	done(limits.OutcomeFailure)
+	done(limits.OutcomeSuccess) // only the first counts
+	c.pass(19 * time.Second)
+	if b.State("a") != limits.BreakerOpen {
+		t.Errorf("a trial that failed didn't double the cooldown: %s", b.State("a"))
+	}
+	c.pass(time.Second)
+	if err := try(b, "a", limits.OutcomeUnknown); err != nil {
+		t.Errorf("trial: %v", err)
+	}
+	if err := try(b, "a", limits.OutcomeSuccess); err != nil {
+		t.Errorf("the trial after one that said nothing: %v", err)
+	}
+	if b.State("a") != limits.BreakerClosed {
+		t.Errorf("state %s after a success", b.State("a"))
+	}
+}
+
+func TestBreakerIgnoresThePast(t *testing.T) {
+	c := newClock()
+	b := breakers(t, c)
+	old, err := b.Begin("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		_ = try(b, "a", limits.OutcomeFailure)
+	}
+	old(limits.OutcomeSuccess)
+	if b.State("a") != limits.BreakerOpen {
+		t.Error("an operation from before closed it")
+	}
+}
+
+func TestBreakerRemembersOpenKeys(t *testing.T) {
+	c := newClock()
+	b := breakers(t, c)
+	for key := range 4 {
+		for range 3 {
+			_ = try(b, fmt.Sprint(key), limits.OutcomeFailure)
+		}
+	}
+	if err := try(b, "new", limits.OutcomeSuccess); err == nil {
+		t.Error("a new key was let through while all that fit are open")
+	}
+	c.pass(10 * time.Second)
+	if err := try(b, "new", limits.OutcomeSuccess); err != nil {
+		t.Errorf("a new key when none is open: %v", err)
+	}
+}
+
+func TestBreakerOptions(t *testing.T) {
+	for name, o := range map[string]limits.BreakerOptions{
+		"no name":           {},
+		"negative failures": {Name: "x", Failures: -1},
+		"negative cooldown": {Name: "x", Cooldown: -1},
+		"max below":         {Name: "x", Cooldown: time.Minute, MaxCooldown: time.Second},
+	} {
+		if _, err := limits.NewBreakers(o); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	if _, err := limits.NewBreakers(limits.BreakerOptions{Name: "x", Cooldown: time.Hour}); err != nil {
+		t.Errorf("a long cooldown alone: %v", err)
+	}
+}
+
+// reference is the state machine of one key, as its documentation has it, in
+// the plainest form.
+type reference struct {
+	state    limits.BreakerState
+	row      int // failures in a row while closed
+	cooldown time.Duration
+	opened   time.Time
+	trial    int // the operation that is the trial, 0 is none
+	era      int // of operations that count
+}
+
+func (r *reference) at(now time.Time) limits.BreakerState {
+	if r.state == limits.BreakerOpen && now.Sub(r.opened) >= r.cooldown {
+		r.state = limits.BreakerHalfOpen
+	}
+	return r.state
+}
+
+func (r *reference) open(now time.Time, cooldown time.Duration) {
+	r.state, r.cooldown, r.opened, r.trial, r.row = limits.BreakerOpen, cooldown, now, 0, 0
+	r.era++
+}
+
+// TestBreakerFollowsItsStateMachine compares any sequence of beginnings,
+// endings and passing time with the plain machine.
+func TestBreakerFollowsItsStateMachine(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c := newClock()
+		b, err := limits.NewBreakers(limits.BreakerOptions{
+			Name: "p", Failures: 2, Cooldown: 10 * time.Second, MaxCooldown: 40 * time.Second, Now: c.now,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ref := reference{state: limits.BreakerClosed}
+		type operation struct {
+			id, era int
+			done    func(limits.Outcome)
+		}
+		var running []operation
+		next := 0
+		t.Repeat(map[string]func(*rapid.T){
+			"begin": func(t *rapid.T) {
+				next++
+				state := ref.at(c.at)
+				want := state == limits.BreakerClosed || state == limits.BreakerHalfOpen && ref.trial == 0
+				done, err := b.Begin("k")
+				if (err == nil) != want {
+					t.Fatalf("%s with trial %d: Begin() = %v", state, ref.trial, err)
+				}
+				if err != nil {
+					return
+				}
+				if state == limits.BreakerHalfOpen {
+					ref.trial = next
+				}
+				running = append(running, operation{next, ref.era, done})
+			},
+			"end": func(t *rapid.T) {
+				if len(running) == 0 {
+					t.Skip("nothing runs")
+				}
+				i := rapid.IntRange(0, len(running)-1).Draw(t, "which")
+				op := running[i]
+				running = append(running[:i], running[i+1:]...)
+				o := rapid.SampledFrom([]limits.Outcome{limits.OutcomeUnknown, limits.OutcomeSuccess, limits.OutcomeFailure}).Draw(t, "outcome")
+				op.done(o)
+				state := ref.at(c.at)
+				if op.era != ref.era {
+					return
+				}
+				switch {
+				case state == limits.BreakerHalfOpen && op.id != ref.trial:
+				case state == limits.BreakerHalfOpen && o == limits.OutcomeFailure:
+					ref.open(c.at, min(ref.cooldown*2, 40*time.Second))
+				case o == limits.OutcomeUnknown:
+					ref.trial = 0
+				case o == limits.OutcomeSuccess:
+					if ref.state != limits.BreakerClosed {
+						ref.era++
+					}
+					ref = reference{state: limits.BreakerClosed, era: ref.era}
+				default:
+					if ref.row++; ref.row == 2 {
+						ref.open(c.at, 10*time.Second)
+					}
+				}
+			},
+			"time": func(t *rapid.T) {
+				c.pass(time.Duration(rapid.IntRange(1, 15).Draw(t, "seconds")) * time.Second)
+			},
+			"": func(t *rapid.T) {
+				if got, want := b.State("k"), ref.at(c.at); got != want {
+					t.Fatalf("State() = %s, want %s", got, want)
+				}
+			},
+		})
+	})
+}

@@ -1,0 +1,150 @@
+package limits_test
+
+import (
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/caisson-run/caisson/limits"
+)
+
+func TestEgressBudgetValidate(t *testing.T) {
+	if err := limits.DefaultEgressBudget().Validate(); err != nil {
+		t.Fatalf("the default: %v", err)
+	}
+	for name, b := range map[string]limits.EgressBudget{
+		"zero":           {},
+		"no bytes":       {Hosts: 1},
+		"no hosts":       {Bytes: 1},
+		"negative bytes": {Bytes: -1, Hosts: 1},
+	} {
+		if _, err := limits.NewEgress(b); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+func TestEgressHosts(t *testing.T) {
+	e, err := limits.NewEgress(limits.EgressBudget{Bytes: 1, Hosts: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, host := range []string{"a", "b", "a", "b"} {
+		if err := e.Host(host); err != nil {
+			t.Errorf("host %s: %v", host, err)
+		}
+	}
+	over, ok := errors.AsType[*limits.ExceededError](e.Host("c"))
+	if !ok || over.Kind != limits.KindEgressHosts || over.Limit != 2 || over.Used != 2 {
+		t.Errorf("a third host: %v", over)
+	}
+	if err := e.Host("a"); err != nil {
+		t.Errorf("a host that is known: %v", err)
+	}
+}
+
+// TestEgressIsNeverExceeded takes and returns at once from many goroutines:
+// what was used never exceeds the budget, and all of it can be used.
+func TestEgressIsNeverExceeded(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		budget := rapid.Int64Range(1, 1000).Draw(t, "budget")
+		e, err := limits.NewEgress(limits.EgressBudget{Bytes: budget, Hosts: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var mu sync.Mutex
+		var used int64
+		var wg sync.WaitGroup
+		for range rapid.IntRange(1, 8).Draw(t, "goroutines") {
+			want := rapid.Int64Range(1, 100).Draw(t, "want")
+			kept := rapid.Int64Range(1, 100).Draw(t, "kept")
+			wg.Go(func() {
+				for {
+					n, err := e.Take(want)
+					if err != nil {
+						return
+					}
+					keep := min(n, kept)
+					e.Return(n - keep)
+					mu.Lock()
+					used += keep
+					mu.Unlock()
+				}
+			})
+		}
+		wg.Wait()
+		if bytes, _ := e.Used(); used > budget || bytes != used {
+			t.Fatalf("%d bytes used, %d counted, of %d", used, bytes, budget)
+		}
+		for n, err := e.Take(1); err == nil; n, err = e.Take(1) {
+			used += n
+		}
+		if used != budget || e.Left() == nil {
+			t.Fatalf("%d of %d could be used", used, budget)
+		}
+	})
+}
+
+func TestEgressRefusesNonsense(t *testing.T) {
+	e, _ := limits.NewEgress(limits.DefaultEgressBudget())
+	for _, n := range []int64{0, -1} {
+		if got, err := e.Take(n); err == nil || got != 0 {
+			t.Errorf("Take(%d) = %d, %v", n, got, err)
+		}
+	}
+	e.Return(-5)
+	if bytes, _ := e.Used(); bytes != 0 {
+		t.Errorf("%d bytes used after nothing", bytes)
+	}
+}
+
+func TestSessionBreaker(t *testing.T) {
+	budget := limits.Budget{
+		Rounds: new(int64(1)), ToolCalls: new(int64(2)), Tokens: new(int64(100)), CostMicroUSD: new(int64(50)), WallTime: new(time.Minute),
+	}
+	for name, tt := range map[string]struct {
+		used    limits.Usage
+		passed  time.Duration
+		breaker limits.BreakerName // of the next tool call, "" is none
+		answers bool               // whether the model may still be asked
+	}{
+		"nothing":            {answers: true},
+		"rounds don't count": {used: limits.Usage{Rounds: 5, CostMicroUSD: new(int64(0))}, answers: true},
+		"calls":              {used: limits.Usage{ToolCalls: 2}, breaker: limits.BreakerSessionCalls, answers: true},
+		"tokens":             {used: limits.Usage{InputTokens: 60, OutputTokens: 40}, breaker: limits.BreakerSessionTokens},
+		"cost":               {used: limits.Usage{CostMicroUSD: new(int64(50))}, breaker: limits.BreakerSessionCost},
+		"time":               {passed: time.Minute, breaker: limits.BreakerSessionWallTime},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newClock()
+			s, err := limits.NewSessionBreaker(budget, c.now)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.Add(tt.used)
+			c.pass(tt.passed)
+			for range 2 { // it stays tripped
+				got := limits.BreakerName("")
+				err := s.Check(limits.StepToolCall)
+				if trip, ok := errors.AsType[*limits.TrippedError](err); ok {
+					got = trip.Breaker
+					if _, ok := errors.AsType[*limits.ExceededError](err); !ok {
+						t.Errorf("%v doesn't say what was exceeded", err)
+					}
+				}
+				if got != tt.breaker {
+					t.Errorf("breaker %q (%v), want %q", got, err, tt.breaker)
+				}
+				if err := s.Check(limits.StepClosing); (err == nil) != tt.answers {
+					t.Errorf("asking the model: %v", err)
+				}
+			}
+		})
+	}
+	if _, err := limits.NewSessionBreaker(limits.Budget{Tokens: new(int64(0))}, nil); err == nil {
+		t.Error("a limit of zero was taken")
+	}
+}
