@@ -17,7 +17,7 @@ func testGrants(t *testing.T) (*Grants, string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "state", "caisson", "approvals.json")
 	g := NewGrants(path)
-	g.now = func() time.Time { return time.Date(2026, 11, 20, 10, 0, 0, 5, time.FixedZone("x", 3600)) }
+	g.file.now = func() time.Time { return time.Date(2026, 11, 20, 10, 0, 0, 5, time.FixedZone("x", 3600)) }
 	return g, path
 }
 
@@ -62,16 +62,16 @@ func TestGrantsAreStoredFoundAndRevoked(t *testing.T) {
 	if list, err := g.List(); err != nil || len(list) != 2 || list[1].Decision != DecisionDeny || list[1].Created.Format(time.RFC3339Nano) != "2026-11-20T09:00:00Z" {
 		t.Errorf("list %+v, %v", list, err)
 	}
-	if n, err := g.Revoke(func(g Grant) bool { return g.Tool == "shell" }); n != 1 || err != nil {
-		t.Errorf("revoked %d, %v", n, err)
+	if n, err := g.Revoke(func(g Grant) bool { return g.Tool == "shell" }); len(n) != 1 || err != nil {
+		t.Errorf("revoked %v, %v", n, err)
 	}
-	if n, err := g.Revoke(func(Grant) bool { return false }); n != 0 || err != nil {
-		t.Errorf("revoked %d, %v", n, err)
+	if n, err := g.Revoke(func(Grant) bool { return false }); len(n) != 0 || err != nil {
+		t.Errorf("revoked %v, %v", n, err)
 	}
 	if list, _ := g.List(); len(list) != 1 {
 		t.Errorf("%v is left", list)
 	}
-	left, err := filepath.Glob(filepath.Join(filepath.Dir(path), ".approvals-*"))
+	left, err := filepath.Glob(filepath.Join(filepath.Dir(path), ".approvals.json-*"))
 	if err != nil || len(left) > 0 {
 		t.Errorf("temporary files are left: %v, %v", left, err)
 	}
@@ -116,7 +116,7 @@ func TestCorruptGrantsAreQuarantined(t *testing.T) {
 			g, path := testGrants(t)
 			writeGrants(t, path, text)
 			d, ok, err := g.Find(key)
-			var corrupt *CorruptGrantsError
+			var corrupt *CorruptError
 			if d != "" || ok || !errors.As(err, &corrupt) || corrupt.Path != path {
 				t.Fatalf("gives %q, %t, %v", d, ok, err)
 			}
@@ -178,5 +178,29 @@ func TestGrantThatSaysNothingIsRefused(t *testing.T) {
 	}
 	if diff := cmp.Diff([]Grant(nil), func() []Grant { l, _ := g.List(); return l }()); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// TestGrantsAreFoundUnderEitherSpelling: what an operator wrote in the wire form
+// must count for the tool, which the dispatcher knows by its canonical name.
+func TestGrantsAreFoundUnderEitherSpelling(t *testing.T) {
+	g, path := testGrants(t)
+	writeGrants(t, path, `{"version":1,"grants":[{"tool":"notion__create-pages","workspace":"/p","decision":"deny","created":"2026-11-20T10:00:00Z"}]}`)
+	canonical := Grant{Tool: "notion/create-pages", Workspace: "/p", Decision: DecisionAllow}
+	if d, ok, err := g.Find(canonical); d != DecisionDeny || !ok || err != nil {
+		t.Errorf("the canonical name finds %q, %t, %v", d, ok, err)
+	}
+	if d, ok, _ := g.Find(Grant{Tool: "notion/create", Workspace: "/p"}); ok {
+		t.Errorf("another tool finds %q", d)
+	}
+	if err := g.Add(canonical); err != nil { // takes the place of the other spelling
+		t.Fatal(err)
+	}
+	if list, err := g.List(); len(list) != 1 || list[0].Tool != "notion/create-pages" || err != nil {
+		t.Errorf("%+v, %v", list, err)
+	}
+	naive := map[Name]Decision{"notion__create-pages": DecisionDeny} // the control: a store keyed by the bytes
+	if _, found := naive[canonical.Tool]; found {
+		t.Error("the naive store finds it too: this test can't fail")
 	}
 }

@@ -61,3 +61,20 @@ func (n Name) Server() string {
 	}
 	return server
 }
+
+// OperatorName reads a name as people write it: canonical, or the wire form
+// that transcripts of models show. Without a registry at hand the first "__"
+// parts the server from its tool, because neither names of servers nor our own
+// hold one.
+func OperatorName(s string) (Name, error) {
+	if server, tool, ok := strings.Cut(s, "__"); ok && server != "" && tool != "" && !strings.Contains(s, "/") {
+		s = server + "/" + tool
+	}
+	return ParseName(s)
+}
+
+// Same says whether two names are of one tool, in whichever form: a registry
+// holds no two tools of the same wire form.
+func (n Name) Same(o Name) bool {
+	return n == o || strings.ReplaceAll(string(n), "/", "__") == strings.ReplaceAll(string(o), "/", "__")
+}

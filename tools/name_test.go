@@ -83,3 +83,19 @@ func FuzzParseName(f *testing.F) {
 		}
 	})
 }
+
+func TestOperatorName(t *testing.T) {
+	for in, want := range map[string]Name{
+		"shell": "shell", "write_file": "write_file", "notion/create-pages": "notion/create-pages", "notion__create-pages": "notion/create-pages",
+		"a__b__c": "a/b__c", "a/b__c": "a/b__c",
+		"": "", "__foo": "", "foo__": "", "Shell": "", "a b": "", "server/": "", "a.b": "",
+	} {
+		got, err := OperatorName(in)
+		if got != want || (err == nil) != (want != "") {
+			t.Errorf("OperatorName(%q) is %q, %v, want %q", in, got, err, want)
+		}
+	}
+	if !Name("a/b").Same("a__b") || !Name("a/b/c").Same("a__b__c") || Name("a/b").Same("a_b") || Name("a").Same("b") {
+		t.Error("names are not compared by their wire form")
+	}
+}

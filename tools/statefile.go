@@ -1,0 +1,169 @@
+package tools
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/gofrs/flock"
+)
+
+// maxStateBytes bounds a file of lasting answers: some ten thousand entries.
+const maxStateBytes = 4 << 20
+
+// stateLockTimeout bounds the wait for another process, which holds the lock
+// for a millisecond.
+const stateLockTimeout = 5 * time.Second
+
+// stateFile is one JSON file of what a person decided for good. It belongs
+// outside every workspace. It is read anew for each question, under a lock that
+// other processes take too, replaced whole, and on disk before a change returns.
+// A file that is not exactly what is written here is moved aside and counts as
+// empty.
+type stateFile[T any] struct {
+	path string
+	// what names the content in errors: "approvals".
+	what string
+	now  func() time.Time
+	// parse gives the content of a text whose JSON holds no duplicate keys.
+	parse func(text []byte) (T, error)
+}
+
+// CorruptError says that a file of lasting answers was not what this package
+// writes. It was moved aside and counts as empty.
+type CorruptError struct {
+	// What names the content: "approvals", "trusted workspaces".
+	What string
+	// Path is the file, Quarantine where it is now; "" where it could not be moved.
+	Path, Quarantine string
+	Err              error
+}
+
+// Error gives both places and the cause.
+func (e *CorruptError) Error() string {
+	return fmt.Sprintf("read %s %s: %v (moved to %q)", e.What, e.Path, e.Err, e.Quarantine)
+}
+
+// Unwrap gives the cause.
+func (e *CorruptError) Unwrap() error { return e.Err }
+
+// load gives the content; the zero T where there is no file.
+func (s *stateFile[T]) load() (content T, err error) {
+	if _, err := os.Lstat(s.path); errors.Is(err, fs.ErrNotExist) {
+		return content, nil // without making a folder only to look
+	}
+	err = s.locked(func() (err error) {
+		content, err = s.read()
+		return err
+	})
+	return content, err
+}
+
+// change replaces the content by what edit makes of it. A corrupt file counts
+// as empty; a failure of edit changes nothing.
+func (s *stateFile[T]) change(edit func(T) (T, error)) error {
+	return s.locked(func() error {
+		content, err := s.read()
+		if _, corrupt := errors.AsType[*CorruptError](err); err != nil && !corrupt {
+			return err
+		}
+		if content, err = edit(content); err != nil {
+			return err
+		}
+		return s.write(content)
+	})
+}
+
+// locked keeps other processes out: the lock is a file beside, because the
+// file itself is replaced.
+func (s *stateFile[T]) locked(f func() error) error {
+	if err := os.MkdirAll(filepath.Dir(s.path), 0o700); err != nil {
+		return fmt.Errorf("make folder of %s: %w", s.what, err)
+	}
+	ctx, cancel := context.WithTimeoutCause(context.Background(), stateLockTimeout, errors.New("held by another process"))
+	defer cancel()
+	lock := flock.New(s.path+".lock", flock.SetPermissions(0o600))
+	if _, err := lock.TryLockContext(ctx, 5*time.Millisecond); err != nil {
+		return fmt.Errorf("lock %s %s: %w", s.what, s.path, err)
+	}
+	return errors.Join(f(), lock.Close())
+}
+
+func (s *stateFile[T]) read() (content T, err error) {
+	info, err := os.Lstat(s.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return content, nil
+	}
+	if err != nil {
+		return content, fmt.Errorf("read %s: %w", s.what, err)
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxStateBytes {
+		return content, s.quarantine(fmt.Errorf("not a regular file of at most %d bytes", maxStateBytes))
+	}
+	text, err := os.ReadFile(s.path)
+	if err != nil {
+		return content, fmt.Errorf("read %s: %w", s.what, err)
+	}
+	if _, err = decodeJSON(text, maxStateBytes, 8); err == nil {
+		content, err = s.parse(text)
+	}
+	if err != nil {
+		var none T
+		return none, s.quarantine(err)
+	}
+	return content, nil
+}
+
+func (s *stateFile[T]) quarantine(cause error) error {
+	corrupt := &CorruptError{
+		What: s.what, Path: s.path, Quarantine: s.path + ".corrupt-" + s.now().UTC().Format("20060102T150405.000000000"), Err: cause,
+	}
+	if err := os.Rename(s.path, corrupt.Quarantine); err != nil {
+		corrupt.Quarantine = ""
+		corrupt.Err = errors.Join(cause, err)
+	}
+	return corrupt
+}
+
+// write replaces the file: whole or not at all, and on disk before it returns.
+func (s *stateFile[T]) write(content T) error {
+	text, err := json.MarshalIndent(content, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", s.what, err)
+	}
+	dir := filepath.Dir(s.path)
+	tmp, err := os.CreateTemp(dir, "."+filepath.Base(s.path)+"-*") // mode 0600
+	if err != nil {
+		return fmt.Errorf("write %s: %w", s.what, err)
+	}
+	_, err = tmp.Write(append(text, '\n'))
+	if err = errors.Join(err, tmp.Sync(), tmp.Close()); err == nil {
+		err = os.Rename(tmp.Name(), s.path)
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", s.what, errors.Join(err, os.Remove(tmp.Name())))
+	}
+	return syncFolder(dir)
+}
+
+// decodeState decodes what this package wrote, and nothing else.
+func decodeState[T any](text []byte) (content T, err error) {
+	dec := json.NewDecoder(bytes.NewReader(text))
+	dec.DisallowUnknownFields()
+	err = dec.Decode(&content)
+	return content, err
+}
+
+func syncFolder(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return fmt.Errorf("sync folder: %w", err)
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
