@@ -25,6 +25,8 @@ const (
 	KindToolInputInvalid      Kind = "tool.input_invalid"
 	KindConfirmationRequested Kind = "tool.confirmation_requested"
 	KindConfirmationResolved  Kind = "tool.confirmation_resolved"
+	KindConfirmationAttempted Kind = "tool.confirmation_attempted"
+	KindNetworkDenied         Kind = "network.denied"
 	KindBudgetWarning         Kind = "budget.warning"
 	KindWarning               Kind = "warning"
 )
@@ -53,7 +55,9 @@ func Payloads() []Payload {
 		UserCommandEnded{},
 		ConfirmationRequested{},
 		ConfirmationResolved{},
+		ConfirmationAttempted{},
 		ToolCalled{},
+		NetworkDenied{},
 		ToolCompleted{},
 		ToolFailed{},
 		ToolInputInvalid{},
@@ -118,6 +122,12 @@ func (ConfirmationRequested) Kind() Kind { return KindConfirmationRequested }
 
 // Kind implements [Payload].
 func (ConfirmationResolved) Kind() Kind { return KindConfirmationResolved }
+
+// Kind implements [Payload].
+func (ConfirmationAttempted) Kind() Kind { return KindConfirmationAttempted }
+
+// Kind implements [Payload].
+func (NetworkDenied) Kind() Kind { return KindNetworkDenied }
 
 // Kind implements [Payload].
 func (BudgetWarning) Kind() Kind { return KindBudgetWarning }

@@ -115,12 +115,14 @@ type ConfirmationRequested struct {
 	Class     tools.Class `json:"side_effects"`
 	RequestID string      `json:"confirmation_request_id"`
 	Summary   string      `json:"input_summary"`
-	InputHash string      `json:"input_hash"`
-	Display   string      `json:"display"` // the input, safe to show
-	Hidden    bool        `json:"hidden_characters"`
-	Projected []string    `json:"projected_modifications"`
-	Diff      string      `json:"diff,omitempty"`
-	ExpiresAt string      `json:"expires_at"` // RFC 3339
+	// Command is the command in one line, where the call executes one.
+	Command   *string  `json:"command_summary"`
+	InputHash string   `json:"input_hash"`
+	Display   string   `json:"display"` // the input, safe to show
+	Hidden    bool     `json:"hidden_characters"`
+	Projected []string `json:"projected_modifications"`
+	Diff      string   `json:"diff,omitempty"`
+	ExpiresAt string   `json:"expires_at"` // RFC 3339
 }
 
 // ConfirmationResolved says how it was answered.
@@ -129,7 +131,51 @@ type ConfirmationResolved struct {
 	RequestID string         `json:"confirmation_request_id"`
 	Decision  tools.Decision `json:"decision"`
 	Scope     tools.Scope    `json:"scope,omitempty"`
-	By        string         `json:"by"` // user, policy, timeout, cancel
+	By        string         `json:"by"`               // user, session, grant, on_prompt, timeout, cancel
+	Client    string         `json:"client,omitempty"` // the label of the client that a user answered at
+}
+
+// ConfirmationAttempted is an answer that changed nothing: the decision that
+// was recorded before stands, or there was no such question.
+//
+//	{"confirmation_request_id":"00ff…","tool_use_id":"tu_…","decision":"allow","scope":"once","by":"http","outcome":"resolved_already","recorded_decision":"deny","recorded_by":"user"}
+type ConfirmationAttempted struct {
+	// RequestID is as the client gave it, cut to 128 bytes.
+	RequestID string         `json:"confirmation_request_id"`
+	CallID    string         `json:"tool_use_id,omitempty"`
+	Decision  tools.Decision `json:"decision"` // what the client wanted
+	Scope     tools.Scope    `json:"scope,omitempty"`
+	By        string         `json:"by"` // the client's label
+	Outcome   AttemptOutcome `json:"outcome"`
+	// Recorded is the decision that stands and RecordedBy who made it, as in
+	// [ConfirmationResolved]; absent where the question is unknown.
+	Recorded   tools.Decision `json:"recorded_decision,omitempty"`
+	RecordedBy string         `json:"recorded_by,omitempty"`
+}
+
+// AttemptOutcome is why an answer changed nothing.
+type AttemptOutcome string
+
+// The outcomes.
+const (
+	// AttemptResolved: somebody was first.
+	AttemptResolved AttemptOutcome = "resolved_already"
+	// AttemptExpired: the clock was first.
+	AttemptExpired AttemptOutcome = "expired"
+	// AttemptUnknown: the session never asked this.
+	AttemptUnknown AttemptOutcome = "unknown"
+)
+
+// NetworkDenied says that the egress policy refused a connection, before
+// anything was sent.
+//
+//	{"tool_use_id":"tu_…","url":"http://169.254.169.254/latest","host":"169.254.169.254","port":80,"reason":"the address is link-local"}
+type NetworkDenied struct {
+	CallID string `json:"tool_use_id,omitempty"`
+	URL    string `json:"url"` // without user and password
+	Host   string `json:"host"`
+	Port   int    `json:"port"`
+	Reason string `json:"reason"`
 }
 
 // BudgetWarning says that four fifths of a limit are used.

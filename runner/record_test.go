@@ -3,7 +3,9 @@ package runner
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"flag"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -137,6 +139,69 @@ func TestGoldenRecordsFitTheSchema(t *testing.T) {
 	}
 }
 
+// TestGoldenRecordsShowEveryField holds each golden line against the published
+// schema of its kind: it has every field, so that each is pinned, and without a
+// field's declaration the schema refuses it, so that none can be forgotten.
+func TestGoldenRecordsShowEveryField(t *testing.T) {
+	text, err := os.ReadFile(schemaFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var published struct {
+		Defs map[string]json.RawMessage `json:"$defs"`
+	}
+	if err := json.Unmarshal(text, &published); err != nil {
+		t.Fatal(err)
+	}
+	lines, err := os.ReadFile(filepath.Join("testdata", "records.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text := range bytes.Lines(lines) {
+		rec, err := Decode(bytes.TrimSpace(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var payload map[string]any
+		var def map[string]any
+		if err := errors.Join(json.Unmarshal(rec.Payload, &payload), json.Unmarshal(published.Defs[string(rec.Kind)], &def)); err != nil {
+			t.Fatalf("%s: %v", rec.Kind, err)
+		}
+		fields, _ := def["properties"].(map[string]any)
+		declared := maps.Clone(fields)
+		// compiled anew for each field: the small schema of one kind.
+		refuses := func(properties map[string]any) bool {
+			def["properties"], def["$defs"] = properties, map[string]any{"spilled": published.Defs["spilled"]}
+			small, err := json.Marshal(def)
+			if err != nil {
+				t.Fatal(err)
+			}
+			schema, err := compile(small)
+			if err != nil {
+				t.Fatalf("%s: %v", rec.Kind, err)
+			}
+			return validate(schema, string(rec.Payload)) != nil
+		}
+		if refuses(declared) {
+			t.Errorf("%s: its own schema refuses the golden payload", rec.Kind)
+		}
+		for name := range fields {
+			if _, ok := payload[name]; !ok && name != "spilled" {
+				t.Errorf("%s: the golden record has no %s", rec.Kind, name)
+				continue
+			}
+			if _, ok := payload[name]; !ok {
+				continue
+			}
+			without := maps.Clone(declared)
+			delete(without, name)
+			if !refuses(without) {
+				t.Errorf("%s: a schema that forgets %s accepts it", rec.Kind, name)
+			}
+		}
+	}
+}
+
 // compiled is the published schema, compiled once: it takes a while.
 var compiled = sync.OnceValues(func() (*validator.Schema, error) {
 	text, err := os.ReadFile(schemaFile)
@@ -238,4 +303,16 @@ func recordSchema(t *testing.T) *jsonschema.Schema {
 		AllOf:                cases,
 		Defs:                 defs,
 	}
+}
+
+func decodePayload[P Payload](t *testing.T, rec Record) P {
+	t.Helper()
+	var p P
+	if rec.Kind != p.Kind() {
+		t.Fatalf("record %d is %s, want %s", rec.Seq, rec.Kind, p.Kind())
+	}
+	if err := json.Unmarshal(rec.Payload, &p); err != nil {
+		t.Fatal(err)
+	}
+	return p
 }

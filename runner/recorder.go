@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/oklog/ulid/v2"
@@ -36,8 +37,9 @@ type RecorderOptions struct {
 
 // Recorder writes one session's records: numbered without gaps, each chained
 // to the line before. Whoever made it closes it. It is safe for concurrent
-// use. After one failed write every other call fails: nothing is recorded
-// after a gap. Its errors wrap tools.ErrRecord.
+// use: a Write waits for no sync, and calls of Sync that come while one is
+// under way share the next. After one failed write or sync every other call
+// fails: nothing is recorded after a gap. Its errors wrap tools.ErrRecord.
 type Recorder struct {
 	opts   RecorderOptions
 	redact *redactor
@@ -47,7 +49,21 @@ type Recorder struct {
 	seq  int64
 	prev string
 	err  error
+	// spilled are the files of values that are not on the disk yet.
+	spilled []string
+	// synced is the last record that is on the disk; syncing says that a
+	// goroutine puts more there, and flushed wakes those who wait for it.
+	synced  int64
+	syncing bool
+	flushed *sync.Cond
+	// placed says that the names of the trace and its folder are on the disk.
+	placed bool
+	// fsync is (*os.File).Sync; benchmarks count it, tests let it fail.
+	fsync func(*os.File) error
 }
+
+// firstPrev stands before the first record.
+var firstPrev = strings.Repeat("0", 64)
 
 // NewRecorder creates the trace and the folder for spilled values.
 func NewRecorder(opts RecorderOptions) (*Recorder, error) {
@@ -61,7 +77,9 @@ func NewRecorder(opts RecorderOptions) (*Recorder, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create trace: %w", err)
 	}
-	return &Recorder{opts: opts, redact: newRedactor(opts.Secrets), file: file, prev: strings.Repeat("0", 64)}, nil
+	r := &Recorder{opts: opts, redact: newRedactor(opts.Secrets), file: file, prev: firstPrev, fsync: (*os.File).Sync}
+	r.flushed = sync.NewCond(&r.mu)
+	return r, nil
 }
 
 // Entry is what a caller says about a record; the Recorder adds the rest.
@@ -79,7 +97,7 @@ func (r *Recorder) Write(e Entry) (string, error) {
 	if err != nil {
 		return "", r.fail(fmt.Errorf("encode %s: %w", e.Payload.Kind(), err))
 	}
-	raw = r.redact.bytes(raw)
+	raw = r.redact.json(raw)
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -87,10 +105,11 @@ func (r *Recorder) Write(e Entry) (string, error) {
 		return "", r.err
 	}
 	id := "rec_" + ulid.Make().String()
-	raw, err = spillPayload(r.opts.Dir, id, raw)
+	raw, spilled, err := spillPayload(r.opts.Dir, id, raw)
 	if err != nil {
 		return "", r.failLocked(err)
 	}
+	r.spilled = append(r.spilled, spilled...)
 	rec := Record{
 		SchemaVersion: SchemaVersion, Seq: r.seq + 1, ID: id, Time: r.opts.Now().UTC().Truncate(time.Microsecond),
 		Session: r.opts.Session, Turn: e.Turn, Parent: e.Parent,
@@ -112,28 +131,96 @@ func (r *Recorder) Write(e Entry) (string, error) {
 	return id, nil
 }
 
-// Sync puts what was written on the disk. It is called before an effect that
-// can't be undone.
+// Sync puts what was written before it was called on the disk. It is called
+// before an effect that can't be undone. One that comes while another is under
+// way waits for that one, whose sync may have begun too early, and then shares
+// the next with all others that wait.
 func (r *Recorder) Sync() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.err != nil {
-		return r.err
+	for target := r.seq; r.err == nil && r.synced < target; {
+		if r.syncing {
+			r.flushed.Wait()
+			continue
+		}
+		r.flushLocked()
 	}
-	if err := r.file.Sync(); err != nil {
-		return r.failLocked(err)
+	return r.err
+}
+
+// flushLocked puts all that is written on the disk. It lets go of mu meanwhile,
+// so that others go on writing; the caller holds mu, and nobody is syncing.
+func (r *Recorder) flushLocked() {
+	upTo, spilled, placed := r.seq, r.spilled, r.placed
+	r.syncing, r.spilled = true, nil
+	r.mu.Unlock()
+	err := r.flush(spilled, placed)
+	r.mu.Lock()
+	r.syncing = false
+	if err != nil {
+		_ = r.failLocked(fmt.Errorf("sync trace: %w", err))
+	} else {
+		r.synced, r.placed = upTo, true
+	}
+	r.flushed.Broadcast()
+}
+
+// flush syncs the values first: a record on the disk refers to nothing that is
+// not. The first time it syncs the folders too, which hold the names.
+func (r *Recorder) flush(spilled []string, placed bool) error {
+	for _, path := range spilled {
+		if err := r.fsyncPath(filepath.Join(r.opts.Dir, path)); err != nil {
+			return err
+		}
+	}
+	if len(spilled) > 0 {
+		if err := r.fsyncPath(filepath.Join(r.opts.Dir, spillDir)); err != nil {
+			return err
+		}
+	}
+	if err := r.fsync(r.file); err != nil {
+		return err
+	}
+	if placed {
+		return nil
+	}
+	return errors.Join(r.fsyncPath(r.opts.Dir), r.fsyncPath(filepath.Dir(r.opts.Dir)))
+}
+
+func (r *Recorder) fsyncPath(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }() // nothing was written through it
+	if err := r.fsync(f); err != nil && !unsyncable(err) {
+		return err
 	}
 	return nil
+}
+
+// unsyncable says that a file system, or a system, has no sync of folders.
+func unsyncable(err error) bool {
+	return errors.Is(err, errors.ErrUnsupported) || errors.Is(err, syscall.EINVAL) || errors.Is(err, os.ErrPermission)
 }
 
 // Close syncs and closes the trace. A second call does nothing.
 func (r *Recorder) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	for r.syncing {
+		r.flushed.Wait()
+	}
 	if errors.Is(r.err, os.ErrClosed) {
 		return nil
 	}
-	err := errors.Join(r.file.Sync(), r.file.Close())
+	var err error
+	if r.err == nil {
+		if r.flushLocked(); r.err != nil {
+			err = r.err
+		}
+	}
+	err = errors.Join(err, r.file.Close())
 	r.err = fmt.Errorf("%w: %w", tools.ErrRecord, os.ErrClosed)
 	return err
 }
@@ -144,7 +231,11 @@ func (r *Recorder) fail(err error) error {
 	return r.failLocked(err)
 }
 
+// failLocked keeps the first failure: what comes after it is its consequence.
 func (r *Recorder) failLocked(err error) error {
+	if r.err != nil {
+		return r.err
+	}
 	r.err = fmt.Errorf("%w: %w", tools.ErrRecord, err)
 	return r.err
 }

@@ -8,8 +8,11 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -184,6 +187,128 @@ func TestEveryShapeOfAKeyIsRedacted(t *testing.T) {
 		if got := string(r.bytes([]byte(text))); got != text {
 			t.Errorf("%s: %s", text, got)
 		}
+	}
+}
+
+// TestRecorderSharesSyncs holds one sync up: those that come meanwhile neither
+// hold up a write, nor end with the one under way, and share the next.
+func TestRecorderSharesSyncs(t *testing.T) {
+	r := newTestRecorder(t, RecorderOptions{})
+	write := func() {
+		if _, err := r.Write(Entry{Actor: ActorSystem, Payload: Warning{Message: "x"}}); err != nil {
+			t.Error(err)
+		}
+	}
+	entered, release := make(chan struct{}), make(chan struct{})
+	var mu sync.Mutex
+	syncs := 0
+	r.fsync = func(f *os.File) error {
+		if f != r.file {
+			return nil // a folder
+		}
+		mu.Lock()
+		syncs++
+		first := syncs == 1
+		mu.Unlock()
+		if first {
+			close(entered)
+			<-release
+		}
+		return nil
+	}
+	write()
+	var first, rest sync.WaitGroup
+	first.Go(func() { _ = r.Sync() })
+	<-entered
+	write() // held up for good, if a write waited for the sync
+	var early atomic.Int64
+	for range 20 {
+		rest.Go(func() {
+			write()
+			if err := r.Sync(); err != nil {
+				t.Error(err)
+			}
+			early.Add(1)
+		})
+	}
+	for {
+		r.mu.Lock()
+		all := r.seq == 22
+		r.mu.Unlock()
+		if all {
+			break
+		}
+		runtime.Gosched()
+	}
+	if n := early.Load(); n != 0 {
+		t.Errorf("%d syncs ended with one that began before their record", n)
+	}
+	close(release)
+	first.Wait()
+	rest.Wait()
+	// One more where a writer came between, never one each.
+	if mu.Lock(); syncs < 2 || syncs > 3 {
+		t.Errorf("%d fsyncs for 22 records", syncs)
+	}
+	mu.Unlock()
+	if r.synced != r.seq {
+		t.Errorf("synced to %d of %d", r.synced, r.seq)
+	}
+}
+
+// TestRecorderFailsAllOfAFailedSync lets a sync fail: it fails for everybody
+// who waited for it, and nothing is written behind it.
+func TestRecorderFailsAllOfAFailedSync(t *testing.T) {
+	r := newTestRecorder(t, RecorderOptions{})
+	r.fsync = func(*os.File) error { return syscall.ENOSPC }
+	if _, err := r.Write(Entry{Payload: Warning{}}); err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if err := r.Sync(); !errors.Is(err, tools.ErrRecord) || !errors.Is(err, syscall.ENOSPC) {
+				t.Errorf("sync: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	r.fsync = (*os.File).Sync
+	if _, err := r.Write(Entry{Payload: Warning{}}); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("write behind it: %v", err)
+	}
+	if err := r.Sync(); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("a second sync succeeded: %v", err)
+	}
+	if n := len(readTrace(t, r).Records); n != 1 {
+		t.Errorf("%d records", n)
+	}
+}
+
+// TestRecorderSyncsWhatItRefersTo looks at what is synced: values before the
+// line that names them, and the folders once.
+func TestRecorderSyncsWhatItRefersTo(t *testing.T) {
+	r := newTestRecorder(t, RecorderOptions{})
+	var got []string
+	r.fsync = func(f *os.File) error {
+		name, err := filepath.Rel(r.opts.Dir, f.Name())
+		if strings.HasPrefix(name, spillDir+"/rec_") {
+			name = spillDir + "/rec_"
+		}
+		got = append(got, name)
+		return err
+	}
+	for range 2 {
+		if _, err := r.Write(Entry{Payload: Warning{Message: strings.Repeat("long ", 20_000)}}); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Sync(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := []string{"spill/rec_", "spill", "trace.jsonl", ".", "..", "spill/rec_", "spill", "trace.jsonl"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("synced (-want +got):\n%s", diff)
 	}
 }
 

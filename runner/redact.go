@@ -6,7 +6,10 @@ import (
 	"io"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"unicode/utf16"
+	"unicode/utf8"
 )
 
 // Secret is a value that must reach no record and no log.
@@ -43,16 +46,87 @@ func newRedactor(secrets []Secret) *redactor {
 			continue
 		}
 		mark := []byte("[redacted:" + s.Name + "]")
-		r.values = append(r.values, secretBytes{[]byte(s.Value), mark})
-		if quoted, err := marshal(s.Value); err == nil {
-			if inner := strings.Trim(string(quoted), `"`); inner != s.Value {
-				r.values = append(r.values, secretBytes{[]byte(inner), mark})
+		// As it is, as JSON writes it, and as JSON writes a text of JSON, such as
+		// arguments that a model got wrong.
+		for value, times := s.Value, 0; times < 3; times++ {
+			r.values = append(r.values, secretBytes{[]byte(value), mark})
+			quoted := quotedInner(value)
+			if quoted == value {
+				break
 			}
+			value = quoted
 		}
 	}
 	// Longest first: a key that holds another one is replaced whole.
 	slices.SortStableFunc(r.values, func(a, b secretBytes) int { return cmp.Compare(len(b.value), len(a.value)) })
 	return r
+}
+
+// quotedInner is a text as it stands between the quotes of JSON.
+func quotedInner(text string) string {
+	quoted, err := marshal(text)
+	if err != nil || len(quoted) < 2 {
+		return text
+	}
+	return string(quoted[1 : len(quoted)-1])
+}
+
+// json is bytes for a text that is JSON: a character may be written as an
+// escape there, as a model may write its arguments, and is the same character.
+func (r *redactor) json(text []byte) []byte { return r.bytes(plainEscapes(text)) }
+
+// plainEscapes writes escapes of characters that need none as the characters:
+// "\u0061" as "a", "\/" as "/". text must be valid JSON; what it means is the same.
+func plainEscapes(text []byte) []byte {
+	if !bytes.Contains(text, []byte(`\u`)) && !bytes.Contains(text, []byte(`\/`)) {
+		return text
+	}
+	out := make([]byte, 0, len(text))
+	for i := 0; i < len(text); {
+		if text[i] != '\\' || i+1 == len(text) {
+			out = append(out, text[i])
+			i++
+			continue
+		}
+		switch r, n := escapedRune(text[i:]); {
+		case text[i+1] == '/':
+			out = append(out, '/')
+			i += 2
+		case n > 0 && r >= ' ' && r != '"' && r != '\\' && !invisible(r):
+			out = utf8.AppendRune(out, r)
+			i += n
+		default: // another escape, the backslash's own among them
+			out = append(out, text[i], text[i+1])
+			i += 2
+		}
+	}
+	return out
+}
+
+// escapedRune reads a \u escape, or a pair of them, at the start of text; n is 0
+// where there is none, or half a pair.
+func escapedRune(text []byte) (r rune, n int) {
+	unit := func(at int) rune {
+		if len(text) < at+6 || text[at] != '\\' || text[at+1] != 'u' {
+			return -1
+		}
+		v, err := strconv.ParseUint(string(text[at+2:at+6]), 16, 16)
+		if err != nil {
+			return -1
+		}
+		return rune(v)
+	}
+	switch r := unit(0); {
+	case r < 0:
+		return 0, 0
+	case !utf16.IsSurrogate(r):
+		return r, 6
+	default:
+		if r = utf16.DecodeRune(r, unit(6)); r == utf8.RuneError {
+			return 0, 0
+		}
+		return r, 12
+	}
 }
 
 // bytes returns text without secrets; text itself is not changed.

@@ -54,21 +54,26 @@ func samples() []Payload {
 		SandboxRestarted{Restart: 1, Attestation: att, StartMS: 131},
 		UserCommandStarted{ExecID: "exe_1", Argv: []string{"sh", "-c", "ls"}, Dir: "/workspace/sub", PID: 4712},
 		UserCommandEnded{
-			ExecID: "exe_1", ExitCode: -1, Signal: 9, Cancelled: true, Stdout: UserStream{Bytes: 3, SHA256: "ab"},
+			ExecID: "exe_1", ExitCode: -1, Signal: 9, TimedOut: true, Cancelled: true, OOMKilled: true, Error: "lost", Stdout: UserStream{Bytes: 3, SHA256: "ab"},
 			Stderr: UserStream{SHA256: "cd"}, WallMS: 7, CPUMS: 2, Kill: sandbox.KillReport{Method: "gid", Terminated: 1, Killed: 1},
 		},
 		ConfirmationRequested{
-			CallID: "tu_1", Name: "shell", Class: tools.ClassExecute, RequestID: "00ff", Summary: "rm -r build",
-			InputHash: "cd", Display: `{"command":"rm -r build"}`, Projected: []string{}, ExpiresAt: "2026-11-20T10:05:00Z",
+			CallID: "tu_1", Name: "shell", Class: tools.ClassExecute, RequestID: "00ff", Summary: "rm -r build", Command: new("rm -r build"),
+			InputHash: "cd", Display: `{"command":"rm -r build"}`, Projected: []string{}, Diff: "-a\n+b\n", ExpiresAt: "2026-11-20T10:05:00Z",
 		},
-		ConfirmationResolved{CallID: "tu_1", RequestID: "00ff", Decision: tools.DecisionAllow, Scope: tools.ScopeOnce, By: "user"},
+		ConfirmationResolved{CallID: "tu_1", RequestID: "00ff", Decision: tools.DecisionAllow, Scope: tools.ScopeOnce, By: "user", Client: "terminal"},
+		ConfirmationAttempted{
+			RequestID: "00ff", CallID: "tu_1", Decision: tools.DecisionDeny, Scope: tools.ScopeSession, By: "http",
+			Outcome: AttemptResolved, Recorded: tools.DecisionAllow, RecordedBy: "user",
+		},
 		ToolCalled{CallID: "tu_1", Name: "shell", InputHash: "cd", InputBytes: 24, Class: tools.ClassExecute, Rule: "sandboxed execute", Summary: "sh test.sh"},
+		NetworkDenied{CallID: "tu_1", URL: "http://169.254.169.254/latest", Host: "169.254.169.254", Port: 80, Reason: "the address is link-local"},
 		ToolCompleted{
 			CallID: "tu_1", Name: "shell", OutputBytes: 40, LatencyMS: 9, FilesModified: []string{},
 			Command: new("sh test.sh"), Metadata: map[string]any{"exit_code": 1},
 		},
 		ToolFailed{
-			CallID: "tu_1", Name: "shell", Class: tools.ErrorCancelled, Reason: "interrupted", Message: "cancelled",
+			CallID: "tu_1", Name: "shell", Class: tools.ErrorCancelled, Reason: "interrupted", Message: "cancelled", ErrorID: "err_2",
 			LatencyMS: 5000, FilesModified: []string{"a"}, Partial: "half",
 		},
 		ToolInputInvalid{CallID: "tu_1", Name: "shell", Errors: []string{"/command: missing"}},
@@ -80,7 +85,8 @@ func samples() []Payload {
 			Reason: loop.StopLimit, ExitStatus: 53, Truncated: true, Limit: exceeded,
 			Problem: &Problem{Cause: "the limit on memory was reached", Mend: "give more"},
 			Usage:   usage, CostUSD: "0.001234", WallMS: 4212, Attestation: &att, Restarts: 1,
-			Changed:      []Changed{{Path: "Makefile", Change: "modified", Insertions: 1, Deletions: 2, HasDiff: true}},
+			Changed:        []Changed{{Path: "Makefile", Change: "modified", Insertions: 1, Deletions: 2, HasDiff: true}},
+			ChangedOmitted: 1, Incomplete: true,
 			HostExecuted: []HostExecuted{{Path: "Makefile", By: "make"}},
 			Quarantined:  []Quarantined{{Path: "sub/.git", To: "sub/.git.quarantined-ses_1"}},
 			Overlay: &OverlayResult{

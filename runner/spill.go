@@ -44,61 +44,70 @@ type Spilled struct {
 }
 
 // spillPayload makes payload fit a line: the longest strings go to files of
-// dir/spill named after the record, longest first, until the rest fits.
-func spillPayload(dir, id string, payload []byte) ([]byte, error) {
+// dir/spill named after the record, longest first, until the rest fits. It also
+// returns the files, below dir.
+func spillPayload(dir, id string, payload []byte) (short []byte, files []string, err error) {
 	if fits(payload) {
-		return payload, nil
+		return payload, nil, nil
 	}
 	for _, keep := range keptBytes() {
-		short, ok, err := spillStrings(dir, id, payload, keep)
-		if err != nil || ok {
-			return short, err
+		short, list, err := spillStrings(dir, id, payload, keep)
+		if err != nil || list != nil {
+			return short, spilledFiles(list), err
 		}
 	}
 	moved, err := writeSpill(dir, id, "", payload)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return marshal(map[string]any{"spilled": []Spilled{moved}})
+	short, err = marshal(map[string]any{"spilled": []Spilled{moved}})
+	return short, []string{moved.Path}, err
+}
+
+func spilledFiles(list []Spilled) []string {
+	var files []string
+	for _, s := range list {
+		files = append(files, s.Path)
+	}
+	return files
 }
 
 func fits(payload []byte) bool {
 	return len(escapeInvisible(payload)) <= MaxLineBytes-maxEnvelopeBytes
 }
 
-// spillStrings moves strings out until the payload fits; ok is false where it
-// does not fit without any long string.
-func spillStrings(dir, id string, payload []byte, keep int) (_ []byte, ok bool, err error) {
+// spillStrings moves strings out until the payload fits; the list is nil where
+// it does not fit without any long string.
+func spillStrings(dir, id string, payload []byte, keep int) (_ []byte, list []Spilled, err error) {
 	dec := json.NewDecoder(bytes.NewReader(payload))
 	dec.UseNumber()
 	var root map[string]any
 	if err := dec.Decode(&root); err != nil {
-		return nil, false, fmt.Errorf("spill payload of %s: %w", id, err)
+		return nil, nil, fmt.Errorf("spill payload of %s: %w", id, err)
 	}
 	var found []stringAt
 	findStrings(root, "", func(s stringAt) { found = append(found, s) })
 	slices.SortStableFunc(found, func(a, b stringAt) int { return cmp.Compare(len(b.value), len(a.value)) })
-	var list []Spilled
 	for i, s := range found {
 		if len(s.value) < spillable || len(s.value) < 3*keep {
 			break
 		}
 		moved, err := writeSpill(dir, id+"-"+strconv.Itoa(i), s.pointer, []byte(s.value))
 		if err != nil {
-			return nil, false, err
+			return nil, nil, err
 		}
 		s.set(ends(s.value, keep, moved.Path))
 		list = append(list, moved)
 		root["spilled"] = list
 		short, err := marshal(root)
 		if err != nil {
-			return nil, false, fmt.Errorf("spill payload of %s: %w", id, err)
+			return nil, nil, fmt.Errorf("spill payload of %s: %w", id, err)
 		}
 		if fits(short) {
-			return short, true, nil
+			return short, list, nil
 		}
 	}
-	return nil, false, nil
+	return nil, nil, nil
 }
 
 // stringAt is one string of a decoded payload, and how to replace it.

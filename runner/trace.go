@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 )
 
 // ErrChain says that a trace is not what was written: a record is missing,
@@ -23,51 +22,133 @@ type Trace struct {
 	Torn bool
 }
 
-// ReadTrace reads a trace and verifies its chain: seq from 1 without gaps, one
-// session, and each line's hash in the next. A torn last line is left out; any
-// other damage is an error that wraps [ErrChain] and names the line. The
-// records before it are returned all the same. A chain can't tell that whole
-// records are missing at the end; a trace without session.ended was cut short.
+// ReadTrace reads a trace whole, as a [TraceReader] does. The records before
+// damage are returned all the same.
 func ReadTrace(src io.Reader) (Trace, error) {
 	var t Trace
-	in := bufio.NewReaderSize(src, MaxLineBytes)
-	prev := strings.Repeat("0", 64)
-	for n := 1; ; n++ {
-		text, err := in.ReadSlice('\n')
-		switch {
-		case errors.Is(err, io.EOF):
-			t.Torn = len(text) > 0
-			return t, nil
-		case errors.Is(err, bufio.ErrBufferFull):
-			return t, fmt.Errorf("line %d: %w: longer than %d bytes", n, ErrChain, MaxLineBytes)
-		case err != nil:
-			return t, fmt.Errorf("read trace line %d: %w", n, err)
-		}
-		text = bytes.TrimSuffix(text, []byte("\n"))
-		rec, err := Decode(text)
+	in := NewTraceReader(src)
+	for {
+		rec, err := in.Next()
 		if err != nil {
-			return t, fmt.Errorf("line %d: %w: %w", n, ErrChain, err)
-		}
-		if err := follows(rec, t.Records, prev); err != nil {
-			return t, fmt.Errorf("line %d: %w: %w", n, ErrChain, err)
+			t.Torn = in.Torn()
+			if errors.Is(err, io.EOF) {
+				err = nil
+			}
+			return t, err
 		}
 		t.Records = append(t.Records, rec)
-		sum := sha256.Sum256(text)
-		prev = hex.EncodeToString(sum[:])
 	}
 }
 
+// TraceReader reads a trace line by line and verifies its chain: seq from 1
+// without gaps, one session, and each line's hash in the next. It holds one
+// line. It reads traces that retention has shortened too, where an [Omission]
+// stands for the records that are gone. It belongs to one goroutine.
+//
+// A chain can't tell that whole records are missing at the end; a trace without
+// session.ended was cut short.
+type TraceReader struct {
+	in      *bufio.Reader
+	line    int64
+	seq     int64
+	prev    string
+	session string
+	text    []byte
+	torn    bool
+	omitted int64
+	err     error
+}
+
+// NewTraceReader reads from src, which stays the caller's.
+func NewTraceReader(src io.Reader) *TraceReader {
+	return &TraceReader{in: bufio.NewReaderSize(src, MaxLineBytes), prev: firstPrev}
+}
+
+// Next gives the next record. It ends with io.EOF; a torn last line is left
+// out. Damage is an error that wraps [ErrChain] and names the line, and comes
+// again however often it is called.
+func (t *TraceReader) Next() (Record, error) {
+	for t.err == nil {
+		rec, ok, err := t.next()
+		if err == nil && ok {
+			return rec, nil
+		}
+		t.err = err
+	}
+	return Record{}, t.err
+}
+
+// next reads one line; ok is false for an omission.
+func (t *TraceReader) next() (_ Record, ok bool, err error) {
+	text, err := t.in.ReadSlice('\n')
+	t.line++
+	switch {
+	case errors.Is(err, io.EOF):
+		t.torn = len(text) > 0
+		return Record{}, false, io.EOF
+	case errors.Is(err, bufio.ErrBufferFull):
+		return Record{}, false, t.damage(fmt.Errorf("longer than %d bytes", MaxLineBytes))
+	case err != nil:
+		return Record{}, false, fmt.Errorf("read trace line %d: %w", t.line, err)
+	}
+	text = bytes.TrimSuffix(text, []byte("\n"))
+	if o, ok := decodeOmission(text); ok {
+		return Record{}, false, t.omit(o)
+	}
+	rec, err := Decode(text)
+	if err == nil {
+		err = t.follows(rec)
+	}
+	if err != nil {
+		return Record{}, false, t.damage(err)
+	}
+	sum := sha256.Sum256(text)
+	t.text, t.seq, t.session, t.prev = text, rec.Seq, rec.Session, hex.EncodeToString(sum[:])
+	return rec, true, nil
+}
+
+// omit goes on behind records that are gone.
+func (t *TraceReader) omit(o Omission) error {
+	switch {
+	case o.First != t.seq+1 || o.Last < o.First:
+		return t.damage(fmt.Errorf("records %d to %d are said to be gone, want some from %d", o.First, o.Last, t.seq+1))
+	case o.Prev != t.prev:
+		return t.damage(errors.New("prev is not the hash of the line before"))
+	}
+	t.omitted += o.Last - o.First + 1
+	t.seq, t.prev = o.Last, o.SHA256
+	return nil
+}
+
+func (t *TraceReader) damage(err error) error {
+	return fmt.Errorf("line %d: %w: %w", t.line, ErrChain, err)
+}
+
 // follows says why rec can't be the next record, or nil.
-func follows(rec Record, before []Record, prev string) error {
+func (t *TraceReader) follows(rec Record) error {
 	switch {
 	case rec.SchemaVersion != SchemaVersion:
 		return fmt.Errorf("schema version %d, this program reads %d", rec.SchemaVersion, SchemaVersion)
-	case rec.Seq != int64(len(before))+1:
-		return fmt.Errorf("seq %d, want %d", rec.Seq, len(before)+1)
-	case rec.Prev != prev:
+	case rec.Seq != t.seq+1:
+		return fmt.Errorf("seq %d, want %d", rec.Seq, t.seq+1)
+	case rec.Prev != t.prev:
 		return errors.New("prev is not the hash of the line before")
-	case len(before) > 0 && rec.Session != before[0].Session:
-		return fmt.Errorf("session %s in a trace of %s", rec.Session, before[0].Session)
+	case t.session != "" && rec.Session != t.session:
+		return fmt.Errorf("session %s in a trace of %s", rec.Session, t.session)
 	}
 	return nil
 }
+
+// Line is the text of the record that Next gave last, without its newline; it
+// holds until the next call.
+func (t *TraceReader) Line() []byte { return t.text }
+
+// Hash is the hex SHA-256 of the last line: whoever notes it can tell later
+// that the trace up to there is the same.
+func (t *TraceReader) Hash() string { return t.prev }
+
+// Torn says, at the end, that the last line was cut short, as a crash leaves it.
+func (t *TraceReader) Torn() bool { return t.torn }
+
+// Omitted is how many records retention has removed so far.
+func (t *TraceReader) Omitted() int64 { return t.omitted }

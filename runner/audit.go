@@ -1,0 +1,20 @@
+package runner
+
+import "slices"
+
+// AuditKinds are the kinds that answer who did what, on whose word, and in
+// which sandbox. Retention keeps their records, see [Prune]. A record of such
+// a kind that can't be stored ends the session, as any other: nothing is
+// written or executed after it.
+func AuditKinds() []Kind {
+	return []Kind{
+		KindSessionCreated, KindSessionEnded,
+		KindSandboxStarted, KindSandboxLost, KindSandboxRestarted,
+		KindUserCommandStarted, KindUserCommandEnded,
+		KindConfirmationRequested, KindConfirmationResolved, KindConfirmationAttempted,
+		KindNetworkDenied,
+	}
+}
+
+// audited says whether records of a kind are audit records.
+func audited(k Kind) bool { return slices.Contains(AuditKinds(), k) }
