@@ -22,7 +22,7 @@ const lookTime = 60 * time.Second
 
 // look begins to look at the workspace as it is, in the background. Nothing
 // writes or executes before it has ended.
-func (s *session) look(ctx context.Context) {
+func (s *Session) look(ctx context.Context) {
 	s.looking = true
 	go func() {
 		defer close(s.looked)
@@ -44,7 +44,7 @@ func (s *session) look(ctx context.Context) {
 
 // compareWithTheDead warns of repositories that a killed session may have left,
 // and notes those of now, for the next session if this one is killed.
-func (s *session) compareWithTheDead(before *snapshot) {
+func (s *Session) compareWithTheDead(before *snapshot) {
 	for _, text := range s.suspects(before) {
 		if err := s.journal.write(Warning{Message: text}); err != nil {
 			return // the session ends at its next record
@@ -63,7 +63,7 @@ const freshEntries = 10_000
 
 // fresh says whether a file is still as the session found it, by its own
 // metadata. Where that can't be told it is not.
-func (s *session) fresh(ctx context.Context, name string) bool {
+func (s *Session) fresh(ctx context.Context, name string) bool {
 	rel, err := s.reader.Relative(name)
 	if err != nil || s.overlaid() { // the layers have the whole diff
 		return false
@@ -86,7 +86,7 @@ func (s *session) fresh(ctx context.Context, name string) bool {
 }
 
 // changes fills in what differs from the session's start.
-func (s *session) changes(r *Report) {
+func (s *Session) changes(r *Report) {
 	if s.overlaid() {
 		s.overlayChanges(r)
 		s.endLayers(r)
@@ -124,7 +124,7 @@ func (s *session) changes(r *Report) {
 }
 
 // writePatch writes the diffs beside the trace.
-func (s *session) writePatch(r *Report) error {
+func (s *Session) writePatch(r *Report) error {
 	if r.Patch == "" {
 		return nil
 	}
@@ -135,7 +135,7 @@ func (s *session) writePatch(r *Report) error {
 }
 
 // writeReport writes the whole report beside the trace.
-func (s *session) writeReport(r Report) error {
+func (s *Session) writeReport(r Report) error {
 	text, err := json.MarshalIndent(r, "", "  ")
 	if err == nil {
 		text = newRedactor(s.opts.Secrets).bytes(append(escapeInvisible(text), '\n'))

@@ -40,7 +40,7 @@ type openedFolder struct {
 	mode uint32 // as it was
 }
 
-func (s *session) closedFolders() *closedFolders {
+func (s *Session) closedFolders() *closedFolders {
 	return &closedFolders{set: s.chmod, log: s.log, tried: map[string]uint32{}}
 }
 
@@ -101,7 +101,7 @@ func (c *closedFolders) restore(ctx context.Context) {
 // lookInto takes a snapshot, and opens the folders that could not be read then
 // and could before, or are new, until there are none that can be. What stays
 // closed is in the snapshot's unread.
-func (s *session) lookInto(ctx context.Context, c *closedFolders) (*snapshot, error) {
+func (s *Session) lookInto(ctx context.Context, c *closedFolders) (*snapshot, error) {
 	for {
 		now, err := takeSnapshot(ctx, s.reader)
 		closed := []string{"."}
@@ -142,13 +142,13 @@ func (s *snapshot) hides(p string) bool {
 }
 
 // chmod sets a folder's mode inside the sandbox and gives the one that it had.
-func (s *session) chmod(ctx context.Context, dir string, mode uint32, add bool) (uint32, error) {
+func (s *Session) chmod(ctx context.Context, dir string, mode uint32, add bool) (uint32, error) {
 	change, err := s.changeInside(ctx, workspace.Op{Kind: workspace.OpChmod, Path: dir, Mode: mode, Add: add})
 	return change.Mode, err
 }
 
 // changeInside makes a change, in a fresh container where there is none any more.
-func (s *session) changeInside(ctx context.Context, op workspace.Op) (workspace.Change, error) {
+func (s *Session) changeInside(ctx context.Context, op workspace.Op) (workspace.Change, error) {
 	change, err := s.exec.Apply(ctx, op)
 	if e, ok := errors.AsType[*tools.Error](err); ok && e.Reason == replacedReason {
 		change, err = s.exec.Apply(ctx, op)

@@ -87,11 +87,11 @@ func (b *bench) openUp() map[string]fs.FileMode {
 // ends runs the session and gives its report: another user can't read the schema.
 func (b *bench) ends() Report {
 	b.t.Helper()
-	s, err := open(b.t.Context(), b.opts)
+	s, err := Open(b.t.Context(), b.opts)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return s.run(b.t.Context())
+	return b.takes(s)
 }
 
 // TestClosedFoldersDoNotHelp: a repository is renamed also where the modes of the

@@ -75,7 +75,7 @@ func (w *diskWatch) watch(ctx context.Context) (watched context.Context, stop fu
 
 // diskWatch watches what commands write to: the workspace, or in overlay mode
 // the layers in the session's folder.
-func (s *session) diskWatch() *diskWatch {
+func (s *Session) diskWatch() *diskWatch {
 	if s.overlaid() {
 		return newDiskWatch(freeAt(s.dir))
 	}

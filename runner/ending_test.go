@@ -236,7 +236,7 @@ func TestAPolicyThatDeniesIsNoMissingApprover(t *testing.T) {
 func TestNothingRunsThatCannotBeRecorded(t *testing.T) {
 	b := newBench(t, "  - calls: [{tool: shell, input: {command: echo}}]\n  - text: done\n")
 	b.backend.scripts["echo"] = says("hi")
-	s, err := open(t.Context(), b.opts)
+	s, err := Open(t.Context(), b.opts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -246,7 +246,7 @@ func TestNothingRunsThatCannotBeRecorded(t *testing.T) {
 			rec.file.Close()
 		}
 	}
-	r := s.run(t.Context())
+	r := b.takes(s)
 	b.backend.requireGone(t)
 	if r.Reason != loop.StopTraceUnwritable || r.ExitStatus != 54 || r.Problem == nil {
 		t.Errorf("ended %s (%d): %+v", r.Reason, r.ExitStatus, r.Problem)
@@ -275,8 +275,9 @@ func TestATraceThatCanNotBeBegunEndsTheSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.rec.file.Close()
-	if r := s.run(t.Context()); r.ExitStatus != 54 || len(b.backend.boxes) != 0 {
-		t.Errorf("ended %s (%d) with %d sandboxes", r.Reason, r.ExitStatus, len(b.backend.boxes))
+	e, ok := errors.AsType[*Error](s.enter(t.Context()))
+	if !ok || e.Status != 54 || e.Mend == "" || len(b.backend.boxes) != 0 {
+		t.Errorf("began with %v and %d sandboxes", e, len(b.backend.boxes))
 	}
 }
 
@@ -324,7 +325,7 @@ func TestWhatASandboxLacksCanBeRefused(t *testing.T) {
 
 func TestACancelledCallIsWaitedForLongerThanTheGuestNeeds(t *testing.T) {
 	for grace, want := range map[time.Duration]time.Duration{0: 40 * time.Second, time.Second: 36 * time.Second, time.Minute: 95 * time.Second} {
-		s := &session{opts: Options{Grace: grace}}
+		s := &Session{opts: Options{Grace: grace}}
 		if got := s.abandon(); got != want {
 			t.Errorf("grace %v: %v, want %v", grace, got, want)
 		}

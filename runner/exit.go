@@ -38,6 +38,8 @@ func ExitStatus(r Report) int {
 			return ExitFailed
 		}
 		return ExitDone
+	case StopNoTurn:
+		return ExitDone
 	case loop.StopAuth:
 		return ExitAuth
 	case loop.StopSandboxStart:

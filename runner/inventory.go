@@ -31,7 +31,7 @@ type inventory struct {
 
 // keepInventory writes and locks this session's list. The function that it
 // returns removes it.
-func (s *session) keepInventory(found *snapshot) (remove func(), err error) {
+func (s *Session) keepInventory(found *snapshot) (remove func(), err error) {
 	path := filepath.Join(s.dir, inventoryFile)
 	text, err := json.Marshal(inventory{s.opts.Workspace.Path, slices.Sorted(maps.Keys(found.repositories))})
 	if err != nil {
@@ -54,7 +54,7 @@ func (s *session) keepInventory(found *snapshot) (remove func(), err error) {
 
 // suspects lists the repositories that are here now and were not when a session
 // began on this workspace that was killed since. It forgets that session.
-func (s *session) suspects(now *snapshot) []string {
+func (s *Session) suspects(now *snapshot) []string {
 	folders, err := os.ReadDir(filepath.Dir(s.dir))
 	if err != nil {
 		return nil

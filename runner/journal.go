@@ -126,7 +126,7 @@ func (j *journal) loopEvent(e loop.Event) error {
 	defer j.mu.Unlock()
 	switch e := e.(type) {
 	case loop.TurnStarted:
-		j.turn = e.Turn
+		j.turn, j.tally.modelCalls, j.tally.toolCalls = e.Turn, 0, 0
 		return j.put(&j.turnRec, j.created, ActorUser, TurnStarted{})
 	case loop.MessageAdded:
 		return j.message(e.Message)
@@ -261,7 +261,7 @@ func (j *journal) toolRecord(e tools.Event) error {
 			actor = ActorUser
 		}
 		return j.putCall(e.CallID, actor, ConfirmationResolved{
-			CallID: e.CallID, RequestID: e.ConfirmationID, Decision: e.Decision, Scope: e.Scope, By: e.By,
+			CallID: e.CallID, RequestID: e.ConfirmationID, Decision: e.Decision, Scope: e.Scope, By: e.By, Client: e.Client,
 		})
 	case tools.Warning:
 		return j.put(nil, j.cause(e.CallID), ActorSystem, Warning{CallID: e.CallID, Message: e.Message})

@@ -10,15 +10,16 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// Options say what one session is. Folder, Task, Workspace, Backend, Model,
-// Image and Resources are required.
+// Options say what one session is. Folder, Workspace, Backend, Model, Image and
+// Resources are required.
 type Options struct {
-	// Folder is the session's, from [NewFolder]. It stays open until Run has
-	// returned.
+	// Folder is the session's, from [NewFolder]. It stays open until the session
+	// is closed.
 	Folder *Folder
-	// Task is what the user asks for.
+	// Task is what the user asks for; [Run] needs it. For [Open] it is a word
+	// about the session for its first record, and may be "".
 	Task string
-	// Workspace stays open until Run has returned. Submounts are mounts in it
+	// Workspace stays open until the session is closed. Submounts are mounts in it
 	// that are accepted.
 	Workspace *Workspace
 	Submounts []string
@@ -50,12 +51,12 @@ type Options struct {
 	Model loop.Model
 	// MaxOutputTokens and ContextWindow are the model's; zero is unknown.
 	MaxOutputTokens, ContextWindow int64
-	// Budget bounds the run; a nil field is no limit.
+	// Budget bounds each turn; a nil field is no limit.
 	Budget limits.Budget
-	// Policy decides what is asked about; Approver asks, nil where nobody can
-	// be asked, and OnPrompt says what then becomes of it.
+	// Policy decides what is asked about; Broker gets the answers, nil where
+	// nobody can be asked, and OnPrompt says what then becomes of it.
 	Policy   tools.Policy
-	Approver tools.Approver
+	Broker   *tools.Broker
 	OnPrompt tools.OnPrompt
 	// Instructions are the operator's, added to the system prompt.
 	Instructions string

@@ -44,10 +44,10 @@ type PathNote struct {
 }
 
 // overlaid says whether the session works on a copy-on-write view.
-func (s *session) overlaid() bool { return s.opts.Mode == sandbox.ModeOverlay }
+func (s *Session) overlaid() bool { return s.opts.Mode == sandbox.ModeOverlay }
 
 // mode is the workspace's, as records name it.
-func (s *session) mode() string {
+func (s *Session) mode() string {
 	if s.overlaid() {
 		return string(sandbox.ModeOverlay)
 	}
@@ -56,7 +56,7 @@ func (s *session) mode() string {
 
 // openLayers makes the layers of an overlay session, and the reader that goes
 // through its sandbox.
-func (s *session) openLayers(original *workspace.Reader) error {
+func (s *Session) openLayers(original *workspace.Reader) error {
 	layers, err := overlay.Create(filepath.Join(s.dir, overlayDir), overlay.CreateOptions{
 		Session: s.opts.Folder.Session, Path: s.opts.Workspace.Path, Workspace: s.opts.Workspace.Dir,
 	})
@@ -76,7 +76,7 @@ func (s *session) openLayers(original *workspace.Reader) error {
 
 // lookBelow records the original folder: until it has, nothing runs. What is not
 // known can't be told from what changed, so a failure ends the session.
-func (s *session) lookBelow(ctx context.Context) {
+func (s *Session) lookBelow(ctx context.Context) {
 	ctx, cancel := context.WithTimeoutCause(ctx, lookTime, errSlow)
 	defer cancel()
 	if err := s.layers.Record(ctx, s.opts.Workspace.Dir); err != nil {
@@ -88,7 +88,7 @@ func (s *session) lookBelow(ctx context.Context) {
 }
 
 // overlayChanges fills in what the upper layer holds, and the whole diff.
-func (s *session) overlayChanges(r *Report) {
+func (s *Session) overlayChanges(r *Report) {
 	r.Changed, r.HostExecuted = []Changed{}, []HostExecuted{}
 	if s.looking {
 		<-s.looked
@@ -139,7 +139,7 @@ func changedFiles(c *overlay.Changes, stats *overlay.Stats) []Changed {
 
 // endLayers applies the changes where that was asked for and the session ended
 // well, removes layers without any, and gives the lock back.
-func (s *session) endLayers(r *Report) {
+func (s *Session) endLayers(r *Report) {
 	if s.layers == nil {
 		return
 	}
@@ -166,7 +166,7 @@ func (s *session) endLayers(r *Report) {
 }
 
 // applyLayers brings the changes in.
-func (s *session) applyLayers(r *Report) {
+func (s *Session) applyLayers(r *Report) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	if s.opts.Force != nil {

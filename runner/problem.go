@@ -10,7 +10,7 @@ import (
 )
 
 // problem says what went wrong with a session and what to do, or nil.
-func (s *session) problem(r Report) *Problem {
+func (s *Session) problem(r Report) *Problem {
 	logFile := filepath.Join(s.dir, LogFile)
 	failure := s.journal.counted().modelFailure
 	detail := "The detail is in " + logFile

@@ -33,7 +33,7 @@ type quarantine struct {
 
 // quarantineAfterCommand renames repositories that a command made, where
 // finding them is cheap; the others are found when the session ends.
-func (s *session) quarantineAfterCommand(ctx context.Context) {
+func (s *Session) quarantineAfterCommand(ctx context.Context) {
 	if s.overlaid() {
 		return // no program of the host sees them before they are applied
 	}
@@ -45,7 +45,7 @@ func (s *session) quarantineAfterCommand(ctx context.Context) {
 // quarantineAll does so at the end, before the container is taken down: the
 // rename is a change of the workspace, and those are made inside. A command
 // that took its container down to get around it gets a fresh one for this.
-func (s *session) quarantineAll() {
+func (s *Session) quarantineAll() {
 	if s.overlaid() {
 		return
 	}
@@ -69,7 +69,7 @@ func (s *session) quarantineAll() {
 // as soon as somebody looks at the folder, or at one above it that has it as a
 // submodule. What the look at the beginning may
 // have missed could be the user's own, and is only reported.
-func (s *session) quarantine(ctx context.Context) {
+func (s *Session) quarantine(ctx context.Context) {
 	s.moved.mu.Lock() // one opens and closes folders at a time
 	defer s.moved.mu.Unlock()
 	closed := s.closedFolders()
@@ -120,7 +120,7 @@ func (s *session) quarantine(ctx context.Context) {
 
 // move renames one repository. Folders above it that their modes keep from
 // being changed are opened for that, and stay in closed.
-func (s *session) move(ctx context.Context, p string, closed *closedFolders) Quarantined {
+func (s *Session) move(ctx context.Context, p string, closed *closedFolders) Quarantined {
 	q := Quarantined{Path: p, To: p + ".quarantined-" + newID("q")[2:]}
 	op := workspace.Op{Kind: workspace.OpRename, Path: p, To: q.To}
 	_, err := s.changeInside(ctx, op)

@@ -169,7 +169,7 @@ func TestARepositoryThatMayHaveBeenThereIsNotRenamed(t *testing.T) {
 				b.file(fmt.Sprintf("aaa/%d", i), "")
 			}
 			b.file("zzz/.git/config", "the user's")
-			s, err := open(t.Context(), b.opts)
+			s, err := Open(t.Context(), b.opts)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -181,7 +181,7 @@ func TestARepositoryThatMayHaveBeenThereIsNotRenamed(t *testing.T) {
 				s.reader = whole // as if there were room for all of it now
 				return b.plants("aaa/.git")(ctx, box, cmd)
 			}
-			r := s.run(t.Context())
+			r := b.takes(s)
 			if !b.exists("zzz/.git/config") {
 				t.Error("the user's repository was renamed")
 			}
@@ -228,7 +228,7 @@ func TestTakingTheSandboxDownDoesNotHelp(t *testing.T) {
 func TestWhatAKilledSessionLeftIsNamed(t *testing.T) {
 	b := newBench(t, plantTurns)
 	b.file("old/.git/config", "")
-	s, err := open(t.Context(), b.opts)
+	s, err := Open(t.Context(), b.opts)
 	if err != nil {
 		t.Fatal(err)
 	}

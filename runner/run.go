@@ -9,8 +9,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/loop"
-	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/tools"
 )
 
 // Run does one session: one task, to its end. It makes the sandbox while the
@@ -22,55 +20,22 @@ import (
 // session, and is an [Error]; once session.created is written, what went wrong
 // is in the [Report].
 func Run(ctx context.Context, o Options) (Report, error) {
-	s, err := open(ctx, o)
+	if o.Task == "" {
+		return Report{}, errors.New("run session: Options.Task is missing")
+	}
+	s, err := Open(ctx, o)
 	if err != nil {
 		return Report{}, err
 	}
-	return s.run(ctx), nil
-}
-
-// run does the session and closes it.
-func (s *session) run(parent context.Context) Report {
-	ctx, end := context.WithCancelCause(parent)
-	defer end(nil)
-	s.box.fail = func(err error) { end(err) }
-	s.journal.cancelled = func() string { return cancelName(context.Cause(ctx)) }
-
-	forced := s.obeyForce()
-	defer forced()
-	out := s.turn(ctx)
-	if out.Reason == loop.StopAnswered {
-		s.box.settle(ctx)
-		if err := context.Cause(ctx); errors.Is(err, tools.ErrSandboxStart) {
-			out.Reason, out.Err = loop.StopSandboxStart, err
-		}
+	t, err := s.Start(o.Task)
+	if err == nil {
+		<-t.Done()
 	}
-	return s.finish(out, context.Cause(ctx))
-}
-
-// turn records the beginning, starts the container and runs the loop.
-func (s *session) turn(ctx context.Context) loop.Outcome {
-	if err := s.begin(); err != nil {
-		return loop.Outcome{Reason: loop.StopTraceUnwritable, Err: err}
-	}
-	s.look(ctx)
-	s.box.start()
-	defer s.takeCommands(ctx)()
-	out, err := loop.Run(ctx, loop.Options{
-		Model: s.opts.Model, Dispatcher: s.tools, Budget: s.opts.Budget,
-		System:   loop.SystemPrompt(loop.PromptOptions{Workspace: sandbox.WorkspaceDir, Instructions: s.opts.Instructions}),
-		Messages: []loop.Message{loop.NewText(loop.RoleUser, s.opts.Task)},
-		Session:  s.opts.Folder.Session, Turn: newID("trn"), Emit: s.journal.loopEvent, Started: s.begun,
-		MaxOutputTokens: s.opts.MaxOutputTokens, ContextWindow: s.opts.ContextWindow, Logger: s.log,
-	})
-	if err != nil { // options of ours that make no sense
-		return loop.Outcome{Reason: loop.StopProviderFailed, Err: err}
-	}
-	return out
+	return s.Close(), nil // what kept the turn from starting is in the report
 }
 
 // begin writes session.created, and what a user should know before anything runs.
-func (s *session) begin() error {
+func (s *Session) begin() error {
 	if err := s.journal.write(s.created(s.tools.Definitions())); err != nil {
 		return err
 	}
@@ -91,9 +56,26 @@ func (s *session) begin() error {
 	return nil
 }
 
+// abort undoes a session whose first record can't be written.
+func (s *Session) abort(err error) error {
+	s.unforced()
+	s.end(errClosed)
+	err = errors.Join(err, s.rec.Close())
+	s.endLayers(&Report{})
+	return &Error{Status: ExitFatal, Err: err, Problem: unwritable(s.dir, err)}
+}
+
+// unwritable is the problem of records that can't be written.
+func unwritable(dir string, err error) Problem {
+	return Problem{
+		Cause: fmt.Sprintf("the records in %s can't be written: %v", dir, err),
+		Mend:  "Make room on that file system; what was written before can be read.",
+	}
+}
+
 // obeyForce destroys the sandbox when the caller will not wait any longer. The
 // function that it returns stops waiting for that.
-func (s *session) obeyForce() func() {
+func (s *Session) obeyForce() func() {
 	if s.opts.Force == nil {
 		return func() {}
 	}
@@ -114,15 +96,18 @@ func (s *session) obeyForce() func() {
 }
 
 // finish takes everything down, writes the last record and the report.
-func (s *session) finish(out loop.Outcome, cause error) Report {
+func (s *Session) finish(out loop.Outcome, cause error) Report {
+	for _, stop := range s.stop {
+		stop()
+	}
 	s.drain()
 	s.quarantineAll()
 	s.box.close()
 	r := Report{
 		Session: s.opts.Folder.Session, Dir: s.dir, Answer: out.Answer, Err: out.Err,
 		SessionEnded: SessionEnded{
-			Reason: out.Reason, Truncated: out.Truncated, Limit: wireLimit(out.Limit), Usage: out.Usage,
-			CostUSD: costUSD(out.Usage.CostMicroUSD), WallMS: milliseconds(time.Since(s.begun)),
+			Reason: out.Reason, Truncated: out.Truncated, Limit: wireLimit(out.Limit), Usage: s.used,
+			CostUSD: costUSD(s.used.CostMicroUSD), WallMS: milliseconds(time.Since(s.begun)),
 		},
 	}
 	if i, ok := errors.AsType[*Interrupted](cause); ok && out.Reason == loop.StopCancelled {
@@ -138,7 +123,7 @@ func (s *session) finish(out loop.Outcome, cause error) Report {
 }
 
 // facts fills in what the container and the journal know.
-func (s *session) facts(r *Report) {
+func (s *Session) facts(r *Report) {
 	att, restarts, left := s.box.facts()
 	r.Attestation, r.Restarts = att, restarts
 	r.Left = append(r.Left, left...)
@@ -148,7 +133,7 @@ func (s *session) facts(r *Report) {
 
 // close writes session.ended and what stands beside the trace. A trace that
 // can't be written is what the session then ended by.
-func (s *session) close(r *Report) {
+func (s *Session) close(r *Report) {
 	err := errors.Join(s.writePatch(r), s.journal.write(short(r.SessionEnded)), s.rec.Close())
 	if err == nil {
 		err = s.writeReport(*r)
@@ -159,10 +144,7 @@ func (s *session) close(r *Report) {
 			r.Reason = loop.StopTraceUnwritable
 		}
 		r.Err = errors.Join(r.Err, err)
-		r.Problem = &Problem{
-			Cause: fmt.Sprintf("the records in %s can't be written: %v", s.dir, err),
-			Mend:  "Make room on that file system; what was written before can be read.",
-		}
+		r.Problem = new(unwritable(s.dir, err))
 		r.ExitStatus = ExitStatus(*r)
 	}
 }

@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 	"github.com/caisson-run/caisson/tools"
@@ -17,8 +20,13 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// session is one session under way. It belongs to the goroutine of Run.
-type session struct {
+// Session is one session under way: a container, its tools and a history, in
+// which one turn runs at a time. Whoever opened it closes it. It is safe for
+// concurrent use.
+//
+//	Open ─▶ idle ──Start──▶ turn ──its end──▶ idle ─▶ … ──Close──▶ ended
+//	          └────────── the sandbox is lost, ctx ends ─────────▶ over: Close it
+type Session struct {
 	opts    Options
 	begun   time.Time
 	dir     string
@@ -31,6 +39,29 @@ type session struct {
 	box      *container
 	tools    *tools.Dispatcher
 	exec     *executor
+
+	// ctx is the session's: it ends by end, with the cause.
+	ctx context.Context //nolint:containedctx // a session is what the context of its turns is made from
+	end context.CancelCauseFunc
+
+	mu      sync.Mutex
+	turn    *Turn // the one that runs, or nil
+	turns   int
+	closing bool
+	// ended is the last turn that has ended, last how, and used what all have
+	// used together.
+	ended *Turn
+	last  loop.Outcome
+	used  limits.Usage
+	// history is what the next turn begins with.
+	history []loop.Message
+	// stop ends what lives beside the turns once the first one has begun,
+	// unforced the wait for Options.Force.
+	stop     []func()
+	unforced func()
+
+	closed sync.Once
+	report Report
 
 	// before is the workspace as it was; looked is closed when it is there,
 	// and looking says that it will be.
@@ -47,12 +78,38 @@ type session struct {
 	forget func()
 }
 
+// Open makes a session: its trace, with session.created in it, and its tools.
+// Its container is made when the first turn starts. Cancelling ctx ends the
+// turn that runs, and none is started any more. Its error is an [Error], and
+// says why there is no session.
+func Open(ctx context.Context, o Options) (*Session, error) {
+	s, err := open(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.enter(ctx); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// enter records the session's beginning.
+func (s *Session) enter(ctx context.Context) error {
+	s.ctx, s.end = context.WithCancelCause(ctx)
+	s.box.fail = func(err error) { s.end(err) }
+	s.unforced = s.obeyForce()
+	if err := s.begin(); err != nil {
+		return s.abort(err)
+	}
+	return nil
+}
+
 // open makes the session's trace and its tools, and starts nothing.
-func open(ctx context.Context, o Options) (_ *session, err error) {
+func open(ctx context.Context, o Options) (_ *Session, err error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	s := &session{
+	s := &Session{
 		opts: o, begun: time.Now(), dir: o.Folder.Dir, log: o.Folder.Log, looked: make(chan struct{}),
 	}
 	s.rec, err = NewRecorder(RecorderOptions{Dir: s.dir, Session: o.Folder.Session, Secrets: o.Secrets, Mirror: o.Mirror})
@@ -79,7 +136,7 @@ func open(ctx context.Context, o Options) (_ *session, err error) {
 	if s.tools, err = s.dispatcher(); err != nil {
 		_ = s.rec.Close() // nothing is in it
 		s.endLayers(&Report{})
-		return nil, fmt.Errorf("run session: %w", err)
+		return nil, fmt.Errorf("open session: %w", err)
 	}
 	return s, nil
 }
@@ -91,13 +148,12 @@ func (o Options) validate() error {
 		missing bool
 	}{
 		{"Folder", o.Folder == nil},
-		{"Task", o.Task == ""},
 		{"Workspace", o.Workspace == nil},
 		{"Backend", o.Backend == nil},
 		{"Model", o.Model == nil},
 	} {
 		if f.missing {
-			return fmt.Errorf("run session: Options.%s is missing", f.name)
+			return fmt.Errorf("open session: Options.%s is missing", f.name)
 		}
 	}
 	if err := o.Resources.Validate(); err != nil {
@@ -106,7 +162,7 @@ func (o Options) validate() error {
 	return nil
 }
 
-func (s *session) spec() sandbox.Spec {
+func (s *Session) spec() sandbox.Spec {
 	return sandbox.Spec{
 		Session: s.opts.Folder.Session, Image: s.opts.Image, Workspace: s.opts.Workspace.spec(s.opts.Submounts),
 		Git: s.opts.Git, Resources: s.opts.Resources, Dir: filepath.Join(s.dir, sandboxDir),
@@ -115,10 +171,10 @@ func (s *session) spec() sandbox.Spec {
 }
 
 // dispatcher makes the dispatcher with the built-in tools.
-func (s *session) dispatcher() (*tools.Dispatcher, error) {
+func (s *Session) dispatcher() (*tools.Dispatcher, error) {
 	d, err := tools.New(tools.Options{
 		Session: s.opts.Folder.Session, Workspace: s.opts.Workspace.Path, Mount: sandbox.WorkspaceDir,
-		Policy: s.opts.Policy, Approver: s.opts.Approver, OnPrompt: s.opts.OnPrompt,
+		Policy: s.opts.Policy, Broker: s.opts.Broker, OnPrompt: s.opts.OnPrompt,
 		Emit: s.journal.toolEvent, Abandon: s.abandon(),
 		Scope: func(path string) error {
 			return s.reader.Scope(context.Background(), path)
@@ -160,7 +216,7 @@ func (s *session) dispatcher() (*tools.Dispatcher, error) {
 // abandon is how long a cancelled call is waited for. The guest itself gives a
 // command its grace period and then 30 s to be gone, and its answer must not
 // come too late.
-func (s *session) abandon() time.Duration {
+func (s *Session) abandon() time.Duration {
 	grace := s.opts.Grace
 	if grace == 0 {
 		grace = sandbox.DefaultGrace
@@ -169,7 +225,7 @@ func (s *session) abandon() time.Duration {
 }
 
 // drain ends what tools still do. After it nothing uses the container.
-func (s *session) drain() {
+func (s *Session) drain() {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), s.abandon()+destroyTime, errSlow)
 	defer cancel()
 	if err := s.tools.Close(ctx); err != nil {
@@ -178,7 +234,7 @@ func (s *session) drain() {
 }
 
 // created says what was asked for.
-func (s *session) created(defs []tools.Definition) SessionCreated {
+func (s *Session) created(defs []tools.Definition) SessionCreated {
 	o := s.opts
 	name := o.ImageName
 	if name == "" {
@@ -202,7 +258,7 @@ func (s *session) created(defs []tools.Definition) SessionCreated {
 }
 
 // untrusted lists the workspace's own settings, which do not count.
-func (s *session) untrusted() []Ignored {
+func (s *Session) untrusted() []Ignored {
 	var out []Ignored
 	for _, name := range []string{".caisson/config.yaml", ".mcp.json"} {
 		// A path that leads outside is not looked at, and does not count either.

@@ -38,7 +38,7 @@ var errEnding = errors.New("the session ends")
 
 // takeCommands begins to take commands of users; they end with ctx. Where that can't be, the
 // session goes on without: the log says why.
-func (s *session) takeCommands(ctx context.Context) (stop func()) {
+func (s *Session) takeCommands(ctx context.Context) (stop func()) {
 	u := &userCommands{box: s.box, exec: s.exec, journal: s.journal, sync: s.rec.Sync, log: s.log}
 	server, err := execsock.Listen(ctx, filepath.Join(s.dir, sandboxDir), sandbox.ExecSocket, u.run)
 	if err != nil {

@@ -28,6 +28,8 @@ type question struct {
 	shown  Projection
 	again  bool
 
+	inquiry *inquiry // nil where it was put to nobody
+
 	done chan struct{}
 	fail *Error // nil: allowed
 	// decision and by are what was reported of it.
@@ -56,7 +58,7 @@ func (r *round) applyPrompts(all []*pending) {
 			r.settle(p, fail)
 			continue
 		}
-		if r.d.opts.Approver == nil {
+		if r.d.opts.Broker == nil {
 			c := r.confirmation(p)
 			_ = r.emit(ConfirmationRequested{c})
 			r.settle(p, r.nobody(p, c))
@@ -258,50 +260,58 @@ func (r *round) askAgain(p *pending) {
 	p.ask.resolve(r.put(p, c))
 }
 
-// put asks the approver and waits for the answer, for the end of the time, for
-// a cancellation, or for an answer to a sibling that holds for the session.
+// put asks whoever can answer and waits for the first answer: a person's, the
+// end of the time, a cancellation, or one to a sibling that holds for the session.
 func (r *round) put(p *pending, c Confirmation) *Error {
 	ctx, cancel := context.WithDeadlineCause(r.ctx, c.Expires, errConfirmTimeout)
 	defer cancel()
-	type reply struct {
-		answer Answer
-		err    error
-	}
-	replies := make(chan reply, 1)
-	r.d.running.Go(func() {
-		var a reply
-		if err := guard(func() { a.answer, a.err = r.d.opts.Approver.Approve(ctx, c) }); err != nil {
-			a.err = err
-		}
-		replies <- a
-	})
+	broker := r.d.opts.Broker
+	q := broker.ask(ctx, c)
+	p.ask.inquiry = q
 	for {
 		changed := r.d.asked.watch()
 		if d, ok := r.d.asked.get(p.call.Name); ok {
-			p.ask.shown = Projection{} // the answer was not to this diff
-			r.resolved(p, c, d, ScopeSession, "session")
-			return denied(d)
+			broker.settle(q, Answer{d, ScopeSession}, "session")
 		}
 		select {
+		case <-q.answered:
+			return r.replied(p, c, q.reply)
 		case <-changed:
-			continue
 		case <-ctx.Done():
-			return r.unanswered(p, c, context.Cause(ctx))
-		case a := <-replies:
-			switch {
-			case ctx.Err() != nil:
-				return r.unanswered(p, c, context.Cause(ctx))
-			case a.err != nil:
-				r.d.log.Warn("nobody could be asked", zap.String("call", c.CallID), zap.Error(a.err))
-				return r.nobody(p, c)
+			by := "cancel"
+			if errors.Is(context.Cause(ctx), errConfirmTimeout) {
+				by = "timeout"
 			}
-			return r.answered(p, c, a.answer)
+			broker.settle(q, Answer{}, by)
+		case <-q.alone:
+			broker.settle(q, Answer{}, "on_prompt")
 		}
 	}
 }
 
+// replied applies the first answer.
+func (r *round) replied(p *pending, c Confirmation, first reply) *Error {
+	switch first.by {
+	case "session":
+		p.ask.shown = Projection{} // the answer was not to this diff
+		r.resolved(p, c, first.answer.Decision, ScopeSession, first)
+		return denied(first.answer.Decision)
+	case "timeout":
+		r.resolved(p, c, DecisionTimeout, ScopeOnce, first)
+		message := fmt.Sprintf("Nobody confirmed this operation within %v.", r.d.opts.ConfirmTimeout)
+		return &Error{Class: ErrorConfirmationTimeout, Message: message, Visible: true}
+	case "cancel":
+		r.resolved(p, c, DecisionDeny, ScopeOnce, first)
+		return r.cancelled(context.Cause(r.ctx))
+	case "on_prompt":
+		return r.nobody(p, c)
+	}
+	return r.answered(p, c, first)
+}
+
 // answered applies a person's answer.
-func (r *round) answered(p *pending, c Confirmation, a Answer) *Error {
+func (r *round) answered(p *pending, c Confirmation, first reply) *Error {
+	a := first.answer
 	if a.Decision != DecisionAllow {
 		a.Decision = DecisionDeny
 	}
@@ -319,32 +329,21 @@ func (r *round) answered(p *pending, c Confirmation, a Answer) *Error {
 	if p.ask.once && a.Scope == ScopeOnce {
 		a.Scope = ScopeSession
 	}
-	r.resolved(p, c, a.Decision, a.Scope, "user")
+	r.resolved(p, c, a.Decision, a.Scope, first)
 	if a.Scope == ScopeSession {
 		r.d.asked.set(p.call.Name, a.Decision)
 	}
 	return denied(a.Decision)
 }
 
-// unanswered ends a question whose time is over or whose turn was cancelled.
-func (r *round) unanswered(p *pending, c Confirmation, cause error) *Error {
-	if !errors.Is(cause, errConfirmTimeout) {
-		r.resolved(p, c, DecisionDeny, ScopeOnce, "cancel")
-		return r.cancelled(cause)
-	}
-	r.resolved(p, c, DecisionTimeout, ScopeOnce, "timeout")
-	message := fmt.Sprintf("Nobody confirmed this operation within %v.", r.d.opts.ConfirmTimeout)
-	return &Error{Class: ErrorConfirmationTimeout, Message: message, Visible: true}
-}
-
 // nobody applies OnPrompt to a question that can be put to nobody.
 func (r *round) nobody(p *pending, c Confirmation) *Error {
 	if r.d.opts.OnPrompt == OnPromptAllow {
 		p.ask.shown = Projection{} // nobody saw it
-		r.resolved(p, c, DecisionAllow, ScopeOnce, "on_prompt")
+		r.resolved(p, c, DecisionAllow, ScopeOnce, reply{by: "on_prompt"})
 		return nil
 	}
-	r.resolved(p, c, DecisionDeny, ScopeOnce, "on_prompt")
+	r.resolved(p, c, DecisionDeny, ScopeOnce, reply{by: "on_prompt"})
 	r.countUnapproved(DecisionDeny)
 	if r.d.opts.OnPrompt == OnPromptFail {
 		r.stop(fmt.Errorf("tool %s: %w", p.call.Name, ErrNoApprover))
@@ -363,7 +362,13 @@ func (r *round) countUnapproved(d Decision) {
 	r.d.unapproved++
 }
 
-func (r *round) resolved(p *pending, c Confirmation, d Decision, s Scope, by string) {
-	p.ask.decision, p.ask.by = d, by
-	_ = r.emit(ConfirmationResolved{CallID: c.CallID, ConfirmationID: c.ID, Decision: d, Scope: s, By: by})
+// resolved records what became of a question, and tells whoever answered it.
+func (r *round) resolved(p *pending, c Confirmation, d Decision, s Scope, first reply) {
+	p.ask.decision, p.ask.by = d, first.by
+	_ = r.emit(ConfirmationResolved{
+		CallID: c.CallID, ConfirmationID: c.ID, Decision: d, Scope: s, By: first.by, Client: first.client,
+	})
+	if p.ask.inquiry != nil {
+		r.d.opts.Broker.record(p.ask.inquiry, Resolution{c.ID, c.CallID, d, s, first.by, first.client})
+	}
 }

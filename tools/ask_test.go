@@ -20,7 +20,7 @@ func TestNobodyToAsk(t *testing.T) {
 	for name, ask := range map[string]Approver{"no approver": nil, "approver that reaches nobody": unreachable} {
 		t.Run(name+", deny", func(t *testing.T) {
 			rec := &recorder{}
-			d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: ask}, fakeTool{def: testDefinition("shell", ClassExecute)}, readTool("read_file", nil))
+			d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerOf(ask)}, fakeTool{def: testDefinition("shell", ClassExecute)}, readTool("read_file", nil))
 			results := roundOK(t, d, call("a", "shell", `{}`), call("b", "read_file", `{}`), call("c", "shell", `{}`))
 			wantText(t, results[0], true, `Tool "shell" (class execute) needs an approval, and nobody can be asked in this session.`)
 			wantText(t, results[1], false, "done")
@@ -31,7 +31,7 @@ func TestNobodyToAsk(t *testing.T) {
 		})
 		t.Run(name+", fail", func(t *testing.T) {
 			rec := &recorder{}
-			d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: ask, OnPrompt: OnPromptFail}, fakeTool{def: testDefinition("shell", ClassExecute)})
+			d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerOf(ask), OnPrompt: OnPromptFail}, fakeTool{def: testDefinition("shell", ClassExecute)})
 			calls := []Call{call("a", "shell", `{}`), call("b", "shell", `{}`)}
 			results, err := d.Round(t.Context(), calls)
 			if !errors.Is(err, ErrNoApprover) || len(results) != 2 || len(find[Called](rec)) != 0 {
@@ -41,7 +41,7 @@ func TestNobodyToAsk(t *testing.T) {
 		})
 		t.Run(name+", allow", func(t *testing.T) {
 			rec := &recorder{}
-			d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: ask, OnPrompt: OnPromptAllow}, fakeTool{def: testDefinition("shell", ClassExecute)})
+			d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerOf(ask), OnPrompt: OnPromptAllow}, fakeTool{def: testDefinition("shell", ClassExecute)})
 			wantText(t, roundOK(t, d, call("a", "shell", `{}`))[0], false, "done")
 			wantEvents(t, rec, "a", "requested", "resolved allow by on_prompt", "called execute", "completed true")
 		})
@@ -71,7 +71,7 @@ func TestPromptsOfARoundAreShownTogether(t *testing.T) {
 				return Answer{}, context.Cause(ctx)
 			}
 		})
-		d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: ask},
+		d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerOf(ask)},
 			fakeTool{def: testDefinition("write_file", ClassWrite)}, readTool("read_file", nil))
 		go func() {
 			synctest.Wait()
@@ -113,7 +113,7 @@ func TestPromptOnce(t *testing.T) {
 		policy.Tools = map[string]Mode{"shell": ModePromptOnce}
 		var mu sync.Mutex
 		asked := 0
-		d := newDispatcher(t, rec, Options{Policy: policy, Approver: approver(func(context.Context, Confirmation) (Answer, error) {
+		d := newDispatcher(t, rec, Options{Policy: policy, Broker: brokerFunc(func(context.Context, Confirmation) (Answer, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			asked++
@@ -151,7 +151,7 @@ func TestSessionAnswerSettlesSiblings(t *testing.T) {
 			<-ctx.Done()
 			return Answer{}, context.Cause(ctx)
 		})
-		d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: ask}, fakeTool{def: testDefinition("shell", ClassExecute)})
+		d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerOf(ask)}, fakeTool{def: testDefinition("shell", ClassExecute)})
 		start := time.Now()
 		for _, r := range roundOK(t, d, call("a", "shell", `{}`), call("b", "shell", `{}`), call("c", "shell", `{}`)) {
 			wantText(t, r, false, "done")
@@ -171,7 +171,7 @@ func TestCancelEndsAQuestion(t *testing.T) {
 			<-stubborn // does not even look at its context
 			return Answer{DecisionAllow, ScopeAlways}, nil
 		})
-		d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: ask}, fakeTool{def: testDefinition("shell", ClassExecute)})
+		d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerOf(ask)}, fakeTool{def: testDefinition("shell", ClassExecute)})
 		time.AfterFunc(time.Second, func() { d.Cancel(errors.New("the user cancelled")) })
 		r := roundOK(t, d, call("a", "shell", `{}`))[0]
 		wantText(t, r, true, "Cancelled.")
@@ -190,7 +190,7 @@ func TestApproverThatMisbehaves(t *testing.T) {
 		"answers yes":       answering("yes", ScopeAlways),
 	} {
 		rec := &recorder{}
-		d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: ask}, fakeTool{def: testDefinition("shell", ClassExecute)})
+		d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerOf(ask)}, fakeTool{def: testDefinition("shell", ClassExecute)})
 		if r := roundOK(t, d, call("a", "shell", `{}`))[0]; !r.IsError || len(find[Called](rec)) != 0 {
 			t.Errorf("an approver that %s lets the call run: %+v", name, r)
 		}
@@ -240,7 +240,7 @@ func TestWhatWasShownIsAskedAgainWhereItChanged(t *testing.T) {
 	run := func(projects bool) (files map[string]string, diffs []string, changed []bool) {
 		files = map[string]string{"a": "old"}
 		rec := &recorder{}
-		d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: approver(func(_ context.Context, c Confirmation) (Answer, error) {
+		d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerFunc(func(_ context.Context, c Confirmation) (Answer, error) {
 			diffs, changed = append(diffs, c.Diff), append(changed, c.Changed)
 			if len(diffs) == 1 {
 				files["a"] = "precious" // somebody else writes while the person reads
@@ -269,7 +269,7 @@ func TestWhatWasShownIsAskedAgainWhereItChanged(t *testing.T) {
 func TestApprovedWriteCarriesWhatWasShown(t *testing.T) {
 	files := map[string]string{}
 	rec := &recorder{}
-	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: answering(DecisionAllow, ScopeOnce)}, fileTool(files, true))
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerOf(answering(DecisionAllow, ScopeOnce))}, fileTool(files, true))
 	wantText(t, roundOK(t, d, call("x", "write_file", `{"path":"a","text":"new"}`))[0], false, "written")
 	if got := find[ConfirmationRequested](rec)[0].Confirmation; got.Diff != "-\n+new\n" || got.Changed {
 		t.Errorf("shown %+v", got)
@@ -286,7 +286,7 @@ func TestApprovedWriteCarriesWhatWasShown(t *testing.T) {
 
 func TestConfirmationIsSafeToShow(t *testing.T) {
 	rec := &recorder{}
-	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: answering(DecisionDeny, ScopeOnce)}, fileTool(map[string]string{}, true))
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerOf(answering(DecisionDeny, ScopeOnce))}, fileTool(map[string]string{}, true))
 	shown := func(input string) Confirmation {
 		roundOK(t, d, Call{ID: "c", Name: "write_file", Input: json.RawMessage(input)})
 		all := find[ConfirmationRequested](rec)
@@ -318,7 +318,7 @@ func TestConfirmationIsSafeToShow(t *testing.T) {
 
 func TestConfirmationIDsAreRandomAndBoundToTheInput(t *testing.T) {
 	rec := &recorder{}
-	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: answering(DecisionAllow, ScopeOnce)}, fakeTool{def: testDefinition("shell", ClassExecute)})
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerOf(answering(DecisionAllow, ScopeOnce))}, fakeTool{def: testDefinition("shell", ClassExecute)})
 	seen := map[string]bool{}
 	for range 50 {
 		roundOK(t, d, call("c", "shell", `{"text":"x"}`))
@@ -351,7 +351,7 @@ func TestLastingAnswers(t *testing.T) {
 		rec := &recorder{}
 		return newDispatcher(t, rec, Options{
 			Policy: preset(t, "default"), Workspace: workspace, Grants: NewGrants(store),
-			Approver: approver(func(_ context.Context, c Confirmation) (Answer, error) {
+			Broker: brokerFunc(func(_ context.Context, c Confirmation) (Answer, error) {
 				mu.Lock()
 				defer mu.Unlock()
 				offered = c.Scopes
@@ -425,7 +425,7 @@ func TestPromptOnceWithoutAnAnswer(t *testing.T) {
 			<-ctx.Done()
 			return Answer{}, context.Cause(ctx)
 		})
-		d := newDispatcher(t, rec, Options{Policy: policy, Approver: silent}, fakeTool{def: testDefinition("shell", ClassExecute)})
+		d := newDispatcher(t, rec, Options{Policy: policy, Broker: brokerOf(silent)}, fakeTool{def: testDefinition("shell", ClassExecute)})
 		start := time.Now()
 		results := roundOK(t, d, call("a", "shell", `{}`), call("b", "shell", `{}`))
 		if took := time.Since(start); took != DefaultConfirmTimeout {
@@ -443,7 +443,7 @@ func TestPromptOnceWithoutAnAnswer(t *testing.T) {
 	})
 	rec := &recorder{}
 	nobody := approver(func(context.Context, Confirmation) (Answer, error) { return Answer{}, errors.New("no terminal") })
-	d := newDispatcher(t, rec, Options{Policy: policy, Approver: nobody}, fakeTool{def: testDefinition("shell", ClassExecute)})
+	d := newDispatcher(t, rec, Options{Policy: policy, Broker: brokerOf(nobody)}, fakeTool{def: testDefinition("shell", ClassExecute)})
 	roundOK(t, d, call("a", "shell", `{}`), call("b", "shell", `{}`))
 	wantEvents(t, rec, "b", "resolved deny by on_prompt", "failed permission_denied")
 	if d.Unapproved() != 2 {
@@ -454,7 +454,7 @@ func TestPromptOnceWithoutAnAnswer(t *testing.T) {
 // A question is not put once its round is cancelled.
 func TestNothingIsAskedUnderACancelledContext(t *testing.T) {
 	rec := &recorder{}
-	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: approver(func(context.Context, Confirmation) (Answer, error) {
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerFunc(func(context.Context, Confirmation) (Answer, error) {
 		t.Error("asked")
 		return Answer{}, nil
 	})}, fakeTool{def: testDefinition("shell", ClassExecute)})

@@ -77,11 +77,11 @@ const (
 	OnPromptAllow OnPrompt = "allow"
 )
 
-// Approver asks somebody. It is safe for concurrent use: the confirmations of
+// Approver is a client that asks somebody; see [Broker.Attach]. It is safe for concurrent use: the confirmations of
 // one round are asked at the same time. Implementations must return when ctx
 // ends; an answer that comes later counts for nothing.
 type Approver interface {
 	// Approve shows one confirmation and returns the answer. An error means
-	// that nobody could be asked; the dispatcher then applies OnPrompt.
+	// that nobody could be asked there; where no client is left, OnPrompt decides.
 	Approve(ctx context.Context, c Confirmation) (Answer, error)
 }

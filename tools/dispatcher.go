@@ -34,8 +34,9 @@ type Options struct {
 	Mount string
 	// Policy decides what needs an answer. The zero Policy asks about everything.
 	Policy Policy
-	// Approver asks; nil means that nobody can be asked.
-	Approver Approver
+	// Broker gets the answers of people; it must serve no other dispatcher. Nil
+	// means that nobody can be asked.
+	Broker *Broker
 	// OnPrompt is what then becomes of a prompt; "" means OnPromptDeny.
 	OnPrompt OnPrompt
 	// Grants keeps answers of scope always; nil offers no such scope.
@@ -113,6 +114,11 @@ func New(opts Options) (*Dispatcher, error) {
 		rounds: map[*round]struct{}{},
 	}
 	d.out.sink = opts.Emit
+	if opts.Broker != nil {
+		if err := opts.Broker.bind(d.out.emit); err != nil {
+			return nil, fmt.Errorf("make dispatcher: %w", err)
+		}
+	}
 	return d, nil
 }
 

@@ -89,6 +89,24 @@ type ConfirmationResolved struct {
 	// that was remembered or stored (ConfirmationID is then ""); "on_prompt"
 	// where nobody could be asked; "timeout"; "cancel".
 	By string
+	// Client is the label of the client that a user answered at, or "".
+	Client string
+}
+
+// ConfirmationAttempted is an answer that changed nothing: it came after
+// another one, after the end of the time, or for a question that was never
+// asked.
+type ConfirmationAttempted struct {
+	// ConfirmationID is as the client gave it; CallID is "" where it is unknown.
+	ConfirmationID, CallID string
+	// Decision, Scope and Client are the attempt's.
+	Decision Decision
+	Scope    Scope
+	Client   string
+	// Recorded is the decision that stands and By who made it; "" where the
+	// question is unknown.
+	Recorded Decision
+	By       string
 }
 
 // Warning is a fact that an operator or user should see.
@@ -104,4 +122,5 @@ func (Failed) toolEvent()                {}
 func (InputInvalid) toolEvent()          {}
 func (ConfirmationRequested) toolEvent() {}
 func (ConfirmationResolved) toolEvent()  {}
+func (ConfirmationAttempted) toolEvent() {}
 func (Warning) toolEvent()               {}

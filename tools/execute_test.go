@@ -58,7 +58,7 @@ func TestInvalidInputNeverRuns(t *testing.T) {
 
 func TestDenyModeAsksNobody(t *testing.T) {
 	rec := &recorder{}
-	d := newDispatcher(t, rec, Options{Policy: preset(t, "readonly"), Approver: answering(DecisionAllow, ScopeOnce)}, fakeTool{def: testDefinition("shell", ClassExecute)})
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "readonly"), Broker: brokerOf(answering(DecisionAllow, ScopeOnce))}, fakeTool{def: testDefinition("shell", ClassExecute)})
 	r := roundOK(t, d, call("a", "shell", `{}`))[0]
 	wantEvents(t, rec, "a", "failed permission_denied")
 	if f := find[Failed](rec)[0]; f.Reason != "mode_deny" || r.Class != ErrorPermissionDenied || d.Unapproved() != 0 {
@@ -396,7 +396,7 @@ func TestManyCallsOfOneRound(t *testing.T) {
 
 func TestClosedDispatcherRunsNothing(t *testing.T) {
 	rec := &recorder{}
-	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: answering(DecisionAllow, ScopeOnce)},
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerOf(answering(DecisionAllow, ScopeOnce))},
 		readTool("read_file", nil), fakeTool{def: testDefinition("shell", ClassExecute)})
 	if err := d.Close(t.Context()); err != nil {
 		t.Fatal(err)

@@ -233,6 +233,18 @@ type approver func(ctx context.Context, c Confirmation) (Answer, error)
 
 func (a approver) Approve(ctx context.Context, c Confirmation) (Answer, error) { return a(ctx, c) }
 
+// brokerOf is a broker with one client; nil where there is none.
+func brokerOf(a Approver) *Broker {
+	if a == nil {
+		return nil
+	}
+	b := NewBroker(BrokerOptions{})
+	b.Attach("test", a)
+	return b
+}
+
+func brokerFunc(a approver) *Broker { return brokerOf(a) }
+
 func answering(d Decision, s Scope) approver {
 	return func(context.Context, Confirmation) (Answer, error) { return Answer{d, s}, nil }
 }

@@ -68,7 +68,7 @@ func anySequence(t *testing.T, rnd *rand.Rand, seen map[string]bool) {
 		Concurrency: 1 + rnd.IntN(4), ConfirmTimeout: 20 * time.Second, Abandon: 5 * time.Second,
 	}
 	if !pick(4) {
-		opts.Approver = approver(func(ctx context.Context, c Confirmation) (Answer, error) {
+		opts.Broker = brokerFunc(func(ctx context.Context, c Confirmation) (Answer, error) {
 			f := fates[c.CallID]
 			select {
 			case <-time.After(f.answer):

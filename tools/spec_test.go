@@ -127,7 +127,7 @@ func TestExampleDenied(t *testing.T) {
 		shown = c
 		return Answer{Decision: DecisionDeny}, nil
 	})
-	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: deny}, fakeTool{def: testDefinition("write_file", ClassWrite)})
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerOf(deny)}, fakeTool{def: testDefinition("write_file", ClassWrite)})
 	r := roundOK(t, d, call("tu_01HZ_c", "write_file", `{"text":"x","path":"src/auth.ts"}`))[0]
 	wantText(t, r, true, "The user denied this operation.")
 	wantEvents(t, rec, "tu_01HZ_c", "requested", "resolved deny by user", "failed user_denied")
@@ -208,7 +208,7 @@ func TestExampleParallelReads(t *testing.T) {
 
 func TestPromptThenAllow(t *testing.T) {
 	rec := &recorder{}
-	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: answering(DecisionAllow, ScopeOnce)}, fakeTool{def: testDefinition("shell", ClassExecute)})
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerOf(answering(DecisionAllow, ScopeOnce))}, fakeTool{def: testDefinition("shell", ClassExecute)})
 	wantText(t, roundOK(t, d, call("a", "shell", `{}`))[0], false, "done")
 	wantText(t, roundOK(t, d, call("b", "shell", `{}`))[0], false, "done")
 	for _, id := range []string{"a", "b"} {
@@ -223,7 +223,7 @@ func TestConfirmationTimeoutOfOneSecond(t *testing.T) {
 			<-ctx.Done()
 			return Answer{Decision: DecisionAllow}, nil // too late, and counts for nothing
 		})
-		d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: silent, ConfirmTimeout: time.Second}, fakeTool{def: testDefinition("shell", ClassExecute)})
+		d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerOf(silent), ConfirmTimeout: time.Second}, fakeTool{def: testDefinition("shell", ClassExecute)})
 		start := time.Now()
 		r := roundOK(t, d, call("a", "shell", `{}`))[0]
 		if took := time.Since(start); took != time.Second || r.Class != ErrorConfirmationTimeout {
@@ -311,7 +311,7 @@ func TestTrustedWorkspace(t *testing.T) {
 	rec := &recorder{}
 	policy := preset(t, "default")
 	policy.TrustedWorkspaces = []string{"/home/me/p"}
-	d := newDispatcher(t, rec, Options{Policy: policy, Workspace: "/home/me/p", Approver: answering(DecisionAllow, ScopeOnce)},
+	d := newDispatcher(t, rec, Options{Policy: policy, Workspace: "/home/me/p", Broker: brokerOf(answering(DecisionAllow, ScopeOnce))},
 		fakeTool{def: testDefinition("write_file", ClassWrite)}, fakeTool{def: testDefinition("shell", ClassExecute)})
 	roundOK(t, d, call("w", "write_file", `{"path":"a"}`), call("x", "shell", `{}`))
 	wantEvents(t, rec, "w", "called write", "completed true")
@@ -338,7 +338,7 @@ func TestEventsCarryTheDeclaredClass(t *testing.T) {
 func TestAlwaysAllowThisTool(t *testing.T) {
 	rec := &recorder{}
 	asked := 0
-	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Approver: approver(func(context.Context, Confirmation) (Answer, error) {
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerFunc(func(context.Context, Confirmation) (Answer, error) {
 		asked++
 		return Answer{DecisionAllow, ScopeSession}, nil
 	})}, fakeTool{def: testDefinition("shell", ClassExecute)}, fakeTool{def: testDefinition("other", ClassExecute)})

@@ -78,11 +78,14 @@ func (u *userInterface) preset(appliedLater bool) string {
 	return "ci"
 }
 
-func (u *userInterface) approver() tools.Approver {
+// broker asks the person at the terminal; nil where there is none.
+func (u *userInterface) broker() *tools.Broker {
 	if !u.interactive {
 		return nil
 	}
-	return &orderedApprover{u.out, &terminal.Prompt{In: u.deps.stdin, Out: u.render, Discard: u.deps.discard}}
+	b := tools.NewBroker(tools.BrokerOptions{})
+	b.Attach("terminal", &orderedApprover{u.out, &terminal.Prompt{In: u.deps.stdin, Out: u.render, Discard: u.deps.discard}})
+	return b
 }
 
 // orderedApprover asks once everything that happened before is shown.

@@ -174,7 +174,7 @@ func (s *setup) options(ctx context.Context, text string, u *userInterface) (_ r
 	}
 	o.Folder, o.Task, o.Model, o.Secrets = folder, text, model, hidden
 	o.MaxOutputTokens, o.ContextWindow = selected.MaxOutputTokens, selected.ContextWindow
-	o.Approver, o.Mirror, o.Live = u.approver(), u.record, u.live
+	o.Broker, o.Mirror, o.Live = u.broker(), u.record, u.live
 	return o, end, nil
 }
 

@@ -1,0 +1,214 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// Errors of [Session.Start], for errors.Is.
+var (
+	// ErrBusy says that a turn runs: one at a time.
+	ErrBusy = errors.New("a turn is running")
+	// ErrOver says that the session takes no more turns: it is closed, was
+	// cancelled, or its sandbox is lost.
+	ErrOver = errors.New("session is over")
+)
+
+// StopNoTurn is the reason of a session that was closed before its first turn.
+const StopNoTurn loop.StopReason = "no_turn"
+
+// errClosed is the cause that a turn sees whose session is closed.
+var errClosed = errors.New("session closed")
+
+// Turn is one turn under way, from a user's message to its answer. It is safe
+// for concurrent use and needs no closing.
+type Turn struct {
+	// ID is trn_ and a ULID.
+	ID string
+
+	begun  time.Time
+	cancel context.CancelCauseFunc
+	done   chan struct{}
+	report TurnReport
+	cause  error
+}
+
+// TurnReport is how a turn ended.
+type TurnReport struct {
+	Turn   string          `json:"turn"`
+	Reason loop.StopReason `json:"stop_reason"`
+	Answer string          `json:"answer"`
+	// Truncated says that a limit ended it, or that the provider cut the answer.
+	Truncated bool         `json:"truncated"`
+	Limit     *Limit       `json:"limit,omitempty"`
+	Usage     limits.Usage `json:"usage"`
+	CostUSD   string       `json:"cost_usd"`
+	WallMS    int64        `json:"wall_ms"`
+	// Err is the cause of a bad end, for the log and errors.Is.
+	Err error `json:"-"`
+}
+
+// Cancel ends the turn with a cause: running commands are stopped, open
+// questions are withdrawn, and the records say so. It doesn't wait, and a
+// second one does nothing.
+func (t *Turn) Cancel(cause error) { t.cancel(cause) }
+
+// Done is closed when the turn has ended and its records are written.
+func (t *Turn) Done() <-chan struct{} { return t.done }
+
+// Report is how it ended. It waits for the end.
+func (t *Turn) Report() TurnReport {
+	<-t.done
+	return t.report
+}
+
+// Start begins a turn with a user's message, and returns at once. Its errors
+// wrap [ErrBusy] or [ErrOver].
+func (s *Session) Start(message string) (*Turn, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case message == "":
+		return nil, errors.New("start turn: the message is empty")
+	case s.turn != nil:
+		return nil, fmt.Errorf("start turn: %w: %s", ErrBusy, s.turn.ID)
+	case s.closing:
+		return nil, fmt.Errorf("start turn: %w: it is closed", ErrOver)
+	case s.ctx.Err() != nil && s.turns > 0:
+		return nil, fmt.Errorf("start turn: %w: %w", ErrOver, context.Cause(s.ctx))
+	}
+	ctx, cancel := context.WithCancelCause(s.ctx)
+	t := &Turn{ID: newID("trn"), begun: time.Now(), cancel: cancel, done: make(chan struct{})}
+	if s.turns++; s.turns == 1 {
+		t.begun = s.begun // its time is what the session has taken
+	}
+	s.turn = t
+	s.journal.cancelled = func() string { return cancelName(context.Cause(ctx)) }
+	go func() {
+		out := s.take(ctx, t, message, s.turns == 1)
+		s.took(t, out, context.Cause(ctx))
+		cancel(nil)
+	}()
+	return t, nil
+}
+
+// take runs one turn.
+func (s *Session) take(ctx context.Context, t *Turn, message string, first bool) loop.Outcome {
+	if first {
+		s.awake()
+	}
+	out, err := loop.Run(ctx, loop.Options{
+		Model: s.opts.Model, Dispatcher: s.tools, Budget: s.opts.Budget,
+		System:   loop.SystemPrompt(loop.PromptOptions{Workspace: sandbox.WorkspaceDir, Instructions: s.opts.Instructions}),
+		History:  s.history,
+		Messages: []loop.Message{loop.NewText(loop.RoleUser, message)},
+		Session:  s.opts.Folder.Session, Turn: t.ID, Emit: s.journal.loopEvent, Started: t.begun,
+		MaxOutputTokens: s.opts.MaxOutputTokens, ContextWindow: s.opts.ContextWindow, Logger: s.log,
+	})
+	if err != nil { // options of ours that make no sense
+		return loop.Outcome{Reason: loop.StopProviderFailed, Err: err, History: s.history}
+	}
+	if out.Reason == loop.StopAnswered {
+		s.box.settle(ctx)
+		if err := context.Cause(ctx); errors.Is(err, tools.ErrSandboxStart) {
+			out.Reason, out.Err = loop.StopSandboxStart, err
+		}
+	}
+	return out
+}
+
+// awake starts what lives beside the turns: the look at the workspace, the
+// container, and whoever runs commands in it.
+func (s *Session) awake() {
+	s.look(s.ctx)
+	s.box.start()
+	s.stop = append(s.stop, s.takeCommands(s.ctx))
+}
+
+// took keeps what a turn leaves and tells that it is over.
+func (s *Session) took(t *Turn, out loop.Outcome, cause error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last, s.history = out, out.History
+	if s.turns == 1 {
+		s.used = out.Usage
+	} else {
+		s.used = s.used.Plus(out.Usage)
+	}
+	t.cause = cause
+	t.report = TurnReport{
+		Turn: t.ID, Reason: out.Reason, Answer: out.Answer, Truncated: out.Truncated, Limit: wireLimit(out.Limit),
+		Usage: out.Usage, CostUSD: costUSD(out.Usage.CostMicroUSD), WallMS: milliseconds(time.Since(t.begun)), Err: out.Err,
+	}
+	s.turn, s.ended = nil, t
+	close(t.done)
+}
+
+// Close cancels the turn that runs, takes everything down and gives the report:
+// the last turn's reason and answer, and what the whole session used. A second
+// call gives the same report.
+func (s *Session) Close() Report {
+	s.closed.Do(func() {
+		s.mu.Lock()
+		s.closing = true
+		t := s.turn
+		s.mu.Unlock()
+		if t != nil {
+			t.Cancel(errClosed)
+			<-t.Done()
+		}
+		out, cause := s.last, error(nil)
+		if s.turns == 0 {
+			out = loop.Outcome{Reason: StopNoTurn}
+		} else {
+			cause = s.ended.cause
+		}
+		s.report = s.finish(out, cause)
+		s.unforced()
+		s.end(errClosed)
+	})
+	return s.report
+}
+
+// Status is a live session at one moment.
+type Status struct {
+	// Turn is the one that runs, or "".
+	Turn  string       `json:"turn,omitempty"`
+	Turns int          `json:"turns"`
+	Usage limits.Usage `json:"usage"` // of the turns that have ended
+	// Last is how the last turn ended, nil before.
+	Last *TurnReport `json:"last,omitempty"`
+	// Attestation is that of the container, nil while none has started.
+	Attestation *sandbox.Attestation `json:"attestation,omitempty"`
+	Restarts    int                  `json:"restarts"`
+	// Over says why no turn can be started any more, or is "".
+	Over string `json:"over,omitempty"`
+}
+
+// Status says how the session stands.
+func (s *Session) Status() Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := Status{Turns: s.turns, Usage: s.used}
+	st.Attestation, st.Restarts, _ = s.box.facts()
+	if s.turn != nil {
+		st.Turn = s.turn.ID
+	}
+	if s.ended != nil {
+		st.Last = &s.ended.report
+	}
+	switch cause := context.Cause(s.ctx); {
+	case s.closing:
+		st.Over = "closed"
+	case cause != nil:
+		st.Over = cause.Error()
+	}
+	return st
+}

@@ -1,0 +1,146 @@
+//go:build linux
+
+package runner
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/loop"
+)
+
+// opened opens the bench's session, to be closed by the test.
+func (b *bench) opened() *Session {
+	b.t.Helper()
+	s, err := Open(b.t.Context(), b.opts)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() { s.Close() })
+	return s
+}
+
+func (b *bench) records(r Report) []Record {
+	b.t.Helper()
+	text, err := os.ReadFile(filepath.Join(r.Dir, TraceFile))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	trace, err := ReadTrace(bytes.NewReader(text))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return trace.Records
+}
+
+// takes gives a session the bench's task and closes it.
+func (b *bench) takes(s *Session) Report {
+	b.t.Helper()
+	startTurn(b.t, s, b.opts.Task)
+	return s.Close()
+}
+
+func startTurn(t *testing.T, s *Session, message string) TurnReport {
+	t.Helper()
+	turn, err := s.Start(message)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return turn.Report()
+}
+
+func TestTurnsShareOneSandboxAndHistory(t *testing.T) {
+	b := newBench(t, "  - calls: [{tool: shell, input: {command: echo}}]\n  - text: First.\n  - text: Second.\n")
+	s := b.opened()
+	first, second := startTurn(t, s, "one"), startTurn(t, s, "two")
+	if first.Answer != "First." || second.Answer != "Second." || first.Usage.Rounds != 2 || second.Usage.Rounds != 1 {
+		t.Errorf("turns gave %+v and %+v", first, second)
+	}
+	r := s.Close()
+	b.backend.requireGone(t)
+	if r.Answer != "Second." || r.ExitStatus != 0 || r.Usage.Rounds != 3 {
+		t.Errorf("session ended %s (%d), %d rounds: %q", r.Reason, r.ExitStatus, r.Usage.Rounds, r.Answer)
+	}
+	records := b.records(r)
+	if n := len(of[SandboxStarted](t, records)); n != 1 {
+		t.Errorf("%d sandboxes", n)
+	}
+	var texts []string
+	for _, m := range of[Message](t, records) {
+		for _, block := range m.Blocks {
+			if m.Role == loop.RoleUser && block.Text != nil {
+				texts = append(texts, block.Text.Text)
+			}
+		}
+	}
+	if diff := cmp.Diff([]string{"one", "two"}, texts); diff != "" {
+		t.Errorf("users' messages (-want +got):\n%s", diff)
+	}
+	ended := of[TurnCompleted](t, records)
+	if len(ended) != 2 || ended[0].ModelCalls != 2 || ended[0].ToolCalls != 1 || ended[1].ModelCalls != 1 || ended[1].ToolCalls != 0 {
+		t.Errorf("turns are recorded as %+v", ended)
+	}
+}
+
+func TestOneTurnAtATime(t *testing.T) {
+	b := newBench(t, "")
+	model := &blockedModel{make(chan struct{})}
+	b.opts.Model = model
+	s := b.opened()
+	turn, err := s.Start("one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-model.asked
+	if _, err := s.Start("two"); !errors.Is(err, ErrBusy) {
+		t.Errorf("a second turn: %v", err)
+	}
+	if st := s.Status(); st.Turn != turn.ID {
+		t.Errorf("status %+v", st)
+	}
+	turn.Cancel(errors.New("user cancelled"))
+	if got := turn.Report(); got.Reason != loop.StopCancelled {
+		t.Errorf("ended %s", got.Reason)
+	}
+	// The session goes on after a turn that was cancelled.
+	b.opts.Model, s.opts.Model = nil, player(t, "  - text: Yes.\n")
+	if got := startTurn(t, s, "still there?"); got.Answer != "Yes." {
+		t.Errorf("answered %q (%s)", got.Answer, got.Reason)
+	}
+}
+
+func TestClosingASession(t *testing.T) {
+	t.Run("without a turn", func(t *testing.T) {
+		b := newBench(t, "  - text: Never asked.\n")
+		s := b.opened()
+		r := s.Close()
+		if r.Reason != StopNoTurn || r.ExitStatus != 0 || len(b.records(r)) != 2 {
+			t.Errorf("ended %s (%d) with %d records", r.Reason, r.ExitStatus, len(b.records(r)))
+		}
+		if _, err := s.Start("late"); !errors.Is(err, ErrOver) {
+			t.Errorf("a turn after the end: %v", err)
+		}
+		if again := s.Close(); again.Session != r.Session || s.Status().Over == "" {
+			t.Errorf("closed again: %+v", again)
+		}
+	})
+	t.Run("while a turn runs", func(t *testing.T) {
+		b := newBench(t, "")
+		model := &blockedModel{make(chan struct{})}
+		b.opts.Model = model
+		s := b.opened()
+		if _, err := s.Start("one"); err != nil {
+			t.Fatal(err)
+		}
+		<-model.asked
+		if r := s.Close(); r.Reason != loop.StopCancelled {
+			t.Errorf("ended %s", r.Reason)
+		}
+		b.backend.requireGone(t)
+	})
+}
