@@ -181,3 +181,16 @@ func TestResourcesValidate(t *testing.T) {
 		})
 	}
 }
+
+func TestUsagePlus(t *testing.T) {
+	a := limits.Usage{Rounds: 1, ToolCalls: 2, InputTokens: 3, CachedInputTokens: 4, CacheWriteTokens: 5, OutputTokens: 6, CostMicroUSD: new(int64(7))}
+	b := limits.Usage{Rounds: 10, ToolCalls: 20, InputTokens: 30, CachedInputTokens: 40, CacheWriteTokens: 50, OutputTokens: math.MaxInt64, CostMicroUSD: new(int64(70))}
+	want := limits.Usage{Rounds: 11, ToolCalls: 22, InputTokens: 33, CachedInputTokens: 44, CacheWriteTokens: 55, OutputTokens: math.MaxInt64, CostMicroUSD: new(int64(77))}
+	if diff := cmp.Diff(want, a.Plus(b)); diff != "" {
+		t.Errorf("sum (-want +got):\n%s", diff)
+	}
+	b.CostMicroUSD = nil
+	if got := a.Plus(b); got.CostMicroUSD != nil {
+		t.Errorf("an unknown cost became %d", *got.CostMicroUSD)
+	}
+}
