@@ -46,14 +46,28 @@ func newJournal(rec *Recorder, live func(Delta)) *journal {
 	return &journal{rec: rec, live: live, calls: map[string]string{}, cancelled: func() string { return "cancelled" }}
 }
 
+// synced does something with mu held, and puts what it wrote on the disk, where
+// it says that this is due: without mu, so that others go on, and share the sync.
+func (j *journal) synced(do func() (due bool, err error)) error {
+	j.mu.Lock()
+	due, err := do()
+	j.mu.Unlock()
+	if err == nil && due {
+		err = j.rec.Sync()
+	}
+	return err
+}
+
 // write records something that the session itself says. Once sandbox.started
 // is written, so are the calls that waited for it.
 func (j *journal) write(p Payload) error {
-	j.mu.Lock()
-	defer j.mu.Unlock()
+	return j.synced(func() (bool, error) { return j.written(p) })
+}
+
+func (j *journal) written(p Payload) (due bool, _ error) {
 	id, err := j.rec.Write(Entry{Turn: j.turn, Parent: j.created, Actor: ActorSystem, Payload: p})
 	if err != nil {
-		return err
+		return false, err
 	}
 	if j.created == "" {
 		j.created = id
@@ -62,7 +76,14 @@ func (j *journal) write(p Payload) error {
 		j.attested = true
 		return j.admit("")
 	}
-	return nil
+	return false, nil
+}
+
+// denied records that the egress policy refused a connection of a call.
+func (j *journal) denied(p NetworkDenied) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.put(nil, j.cause(p.CallID), ActorTool, p)
 }
 
 // user records what a user did, below the record parent, "" for the session's
@@ -78,29 +99,28 @@ func (j *journal) user(p Payload, parent string) (string, error) {
 
 // admit records that calls which waited for the sandbox have begun: one, or all
 // of them. The caller holds mu.
-func (j *journal) admit(call string) error {
+func (j *journal) admit(call string) (due bool, _ error) {
 	var left []tools.Called
 	for _, e := range j.waiting {
 		if call != "" && e.CallID != call {
 			left = append(left, e)
 			continue
 		}
-		if err := j.begun(e); err != nil {
-			return err
+		d, err := j.begun(e)
+		if err != nil {
+			return false, err
 		}
+		due = due || d
 	}
 	j.waiting = left
-	return nil
+	return due, nil
 }
 
 // begun records that a call begins; what writes, executes or reaches a network
-// is on the disk before it does. The caller holds mu.
-func (j *journal) begun(e tools.Called) error {
+// is due on the disk before it does. The caller holds mu.
+func (j *journal) begun(e tools.Called) (due bool, _ error) {
 	err := j.putCall(e.CallID, ActorAgent, called(e))
-	if err == nil && e.Class != tools.ClassNone && e.Class != tools.ClassRead {
-		err = j.rec.Sync()
-	}
-	return err
+	return e.Class != tools.ClassNone && e.Class != tools.ClassRead, err
 }
 
 // sandboxed says that calls of a class run in the sandbox, wherever they are
@@ -221,31 +241,49 @@ func (j *journal) toolEvent(e tools.Event) error {
 		j.live(Delta{CallID: d.CallID, Stream: d.Stream, Text: d.Text})
 		return nil
 	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	switch e := e.(type) {
-	case tools.Completed:
-		if err := j.admit(e.CallID); err != nil {
-			return err
+	return j.synced(func() (bool, error) {
+		switch e := e.(type) {
+		case tools.Called:
+			return j.called(e)
+		case tools.Completed:
+			if _, err := j.admit(e.CallID); err != nil {
+				return false, err
+			}
+		case tools.Failed:
+			if _, err := j.admit(e.CallID); err != nil {
+				return false, err
+			}
 		}
-	case tools.Failed:
-		if err := j.admit(e.CallID); err != nil {
-			return err
-		}
+		return answered(e), j.toolRecord(e)
+	})
+}
+
+// called records that a call holds its slot, or keeps it until the sandbox runs.
+// The caller holds mu.
+func (j *journal) called(e tools.Called) (due bool, _ error) {
+	j.tally.toolCalls++
+	if j.sandboxed(e.Class) && !j.attested {
+		j.waiting = append(j.waiting, e)
+		return false, nil
 	}
-	return j.toolRecord(e)
+	return j.begun(e)
+}
+
+// answered says whether an event is a client's answer: it is on the disk before
+// the client is told what became of it.
+func answered(e tools.Event) bool {
+	switch e := e.(type) {
+	case tools.ConfirmationResolved:
+		return e.By == "user"
+	case tools.ConfirmationAttempted:
+		return true
+	}
+	return false
 }
 
 // toolRecord records one event. The caller holds mu.
 func (j *journal) toolRecord(e tools.Event) error {
 	switch e := e.(type) {
-	case tools.Called:
-		j.tally.toolCalls++
-		if j.sandboxed(e.Class) && !j.attested {
-			j.waiting = append(j.waiting, e)
-			return nil
-		}
-		return j.begun(e)
 	case tools.Completed:
 		return j.putCall(e.CallID, ActorTool, completed(e))
 	case tools.Failed:
@@ -263,6 +301,8 @@ func (j *journal) toolRecord(e tools.Event) error {
 		return j.putCall(e.CallID, actor, ConfirmationResolved{
 			CallID: e.CallID, RequestID: e.ConfirmationID, Decision: e.Decision, Scope: e.Scope, By: e.By, Client: e.Client,
 		})
+	case tools.ConfirmationAttempted:
+		return j.put(nil, j.cause(e.CallID), ActorUser, attempted(e))
 	case tools.Warning:
 		return j.put(nil, j.cause(e.CallID), ActorSystem, Warning{CallID: e.CallID, Message: e.Message})
 	}

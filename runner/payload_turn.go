@@ -169,13 +169,15 @@ const (
 // NetworkDenied says that the egress policy refused a connection, before
 // anything was sent.
 //
-//	{"tool_use_id":"tu_…","url":"http://169.254.169.254/latest","host":"169.254.169.254","port":80,"reason":"the address is link-local"}
+//	{"tool_use_id":"tu_…","url":"http://169.254.169.254/latest","host":"169.254.169.254:80","address":"169.254.169.254","reason":"the address is link-local"}
 type NetworkDenied struct {
 	CallID string `json:"tool_use_id,omitempty"`
-	URL    string `json:"url"` // without user and password
-	Host   string `json:"host"`
-	Port   int    `json:"port"`
+	URL    string `json:"url"`               // safe to show, without user and password
+	Host   string `json:"host"`              // with a port
+	Addr   string `json:"address,omitempty"` // what the host resolved to, where that is why
 	Reason string `json:"reason"`
+	// Redirect says that a server named it, not the model.
+	Redirect bool `json:"redirect,omitempty"`
 }
 
 // BudgetWarning says that four fifths of a limit are used.

@@ -67,7 +67,7 @@ func samples() []Payload {
 			Outcome: AttemptResolved, Recorded: tools.DecisionAllow, RecordedBy: "user",
 		},
 		ToolCalled{CallID: "tu_1", Name: "shell", InputHash: "cd", InputBytes: 24, Class: tools.ClassExecute, Rule: "sandboxed execute", Summary: "sh test.sh"},
-		NetworkDenied{CallID: "tu_1", URL: "http://169.254.169.254/latest", Host: "169.254.169.254", Port: 80, Reason: "the address is link-local"},
+		NetworkDenied{CallID: "tu_1", URL: "http://169.254.169.254/latest", Host: "169.254.169.254:80", Addr: "169.254.169.254", Reason: "the address is link-local", Redirect: true},
 		ToolCompleted{
 			CallID: "tu_1", Name: "shell", OutputBytes: 40, LatencyMS: 9, FilesModified: []string{},
 			Command: new("sh test.sh"), Metadata: map[string]any{"exit_code": 1},

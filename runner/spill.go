@@ -43,6 +43,33 @@ type Spilled struct {
 	SHA256 string `json:"sha256"`
 }
 
+// SpilledFiles are the files of a record's long values, below its session's
+// folder. A record may be foreign: what does not lie in the spill folder is left
+// out.
+func SpilledFiles(rec Record) []string {
+	var files []string
+	for _, s := range SpilledValues(rec) {
+		files = append(files, s.Path)
+	}
+	return files
+}
+
+// SpilledValues are a record's long values; see [SpilledFiles].
+func SpilledValues(rec Record) []Spilled {
+	if !bytes.Contains(rec.Payload, []byte(`"spilled"`)) {
+		return nil
+	}
+	var p struct {
+		Spilled []Spilled `json:"spilled"`
+	}
+	if json.Unmarshal(rec.Payload, &p) != nil {
+		return nil
+	}
+	return slices.DeleteFunc(p.Spilled, func(s Spilled) bool {
+		return filepath.Dir(s.Path) != spillDir || !filepath.IsLocal(s.Path)
+	})
+}
+
 // spillPayload makes payload fit a line: the longest strings go to files of
 // dir/spill named after the record, longest first, until the rest fits. It also
 // returns the files, below dir.

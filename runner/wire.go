@@ -2,6 +2,7 @@ package runner
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
@@ -76,11 +77,32 @@ func failed(e tools.Failed) ToolFailed {
 }
 
 func requested(c tools.Confirmation) ConfirmationRequested {
+	var command *string
+	if c.Class == tools.ClassExecute {
+		command = &c.Summary
+	}
 	return ConfirmationRequested{
-		CallID: c.CallID, Name: c.Name, Class: c.Class, RequestID: c.ID, Summary: c.Summary,
+		CallID: c.CallID, Name: c.Name, Class: c.Class, RequestID: c.ID, Summary: c.Summary, Command: command,
 		InputHash: c.InputHash, Display: c.Input, Hidden: c.Hidden, Projected: listed(c.Projected), Diff: c.Diff,
 		ExpiresAt: c.Expires.UTC().Format(timeLayout),
 	}
+}
+
+// attempted is an answer that changed nothing. What a stranger gave as an id is
+// cut: it is a record all the same.
+func attempted(e tools.ConfirmationAttempted) ConfirmationAttempted {
+	const most = 128
+	p := ConfirmationAttempted{
+		RequestID: strings.ToValidUTF8(e.ConfirmationID[:min(len(e.ConfirmationID), most)], ""), CallID: e.CallID,
+		Decision: e.Decision, Scope: e.Scope, By: e.Client, Outcome: AttemptResolved, Recorded: e.Recorded, RecordedBy: e.By,
+	}
+	switch {
+	case e.Recorded == "":
+		p.Outcome = AttemptUnknown
+	case e.By == "timeout":
+		p.Outcome = AttemptExpired
+	}
+	return p
 }
 
 func shortenedText(e loop.ContextShortened) string {

@@ -1,0 +1,340 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+
+	"github.com/caisson-run/caisson/sandbox/overlay"
+)
+
+// AuditFile is what retention leaves of a trace: the records of [AuditKinds],
+// their lines as they were, and an [Omission] for each run of others.
+const AuditFile = "audit.jsonl"
+
+// DefaultKeepSessions is how long whole sessions are kept.
+const DefaultKeepSessions = 90 * 24 * time.Hour
+
+// PruneOptions say what [Prune] shortens.
+type PruneOptions struct {
+	StateDir string
+	// Keep is for how long after its last record a session stays whole; it must
+	// be positive.
+	Keep time.Duration
+	// Most bounds the sessions that are shortened in one call; 0 is all.
+	Most int
+	// DryRun changes nothing.
+	DryRun bool
+	// Now is the clock; nil is time.Now.
+	Now func() time.Time
+}
+
+// PruneReport is what [Prune] did.
+type PruneReport struct {
+	Pruned []Pruned `json:"pruned"`
+	// Left are old sessions that were left whole, and why.
+	Left []NotPruned `json:"left"`
+}
+
+// Pruned is a session that was shortened to its audit records.
+type Pruned struct {
+	Session string `json:"session"`
+	Ended   string `json:"ended"` // of the last record, RFC 3339
+	// Removed and Audit count records, Bytes what is free now.
+	Removed int64 `json:"removed_records"`
+	Audit   int64 `json:"audit_records"`
+	Bytes   int64 `json:"freed_bytes"`
+}
+
+// NotPruned is an old session that was left whole.
+type NotPruned struct {
+	Session string `json:"session"`
+	Why     string `json:"why"`
+}
+
+// Prune shortens sessions that ended longer ago than o.Keep: of their folders
+// stay audit.jsonl, the long values of audit records, and the note of what
+// became of an overlay. It leaves whole what runs, what keeps changes that were
+// not applied, what has a sandbox that is not gone, and what is damaged: that
+// may be evidence. Oldest first; it goes on after an error. A call that is
+// killed is finished by the next.
+func Prune(ctx context.Context, o PruneOptions) (PruneReport, error) {
+	report := PruneReport{Pruned: []Pruned{}, Left: []NotPruned{}}
+	if o.Keep <= 0 {
+		return report, fmt.Errorf("prune sessions: a time of %s to keep them is no time", o.Keep)
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	before := o.Now().Add(-o.Keep)
+	names, err := sessionNames(o.StateDir)
+	if err != nil {
+		return report, err
+	}
+	var errs []error
+	for _, name := range names { // ids sort by time
+		if ctx.Err() != nil {
+			errs = append(errs, context.Cause(ctx))
+			break
+		}
+		if o.Most > 0 && len(report.Pruned) == o.Most {
+			break
+		}
+		if began, ok := sessionBegan(name); !ok || !began.Before(before) {
+			continue
+		}
+		p, err := pruneSession(o, name, before)
+		why, left := errors.AsType[notPrunedError](err)
+		switch {
+		case left:
+			report.Left = append(report.Left, NotPruned{name, string(why)})
+		case err != nil:
+			errs = append(errs, fmt.Errorf("prune session %s: %w", name, err))
+		case p != nil:
+			report.Pruned = append(report.Pruned, *p)
+		}
+	}
+	return report, errors.Join(errs...)
+}
+
+// sessionBegan reads the time in a session's id.
+func sessionBegan(session string) (time.Time, bool) {
+	id, err := ulid.ParseStrict(strings.TrimPrefix(session, "ses_"))
+	return id.Timestamp(), err == nil
+}
+
+// notPrunedError is why a session is left whole.
+type notPrunedError string
+
+func (e notPrunedError) Error() string { return string(e) }
+
+// pruneSession shortens one session; nil is that there was nothing to do.
+func pruneSession(o PruneOptions, name string, before time.Time) (_ *Pruned, err error) {
+	dir := SessionDir(o.StateDir, name)
+	trace, err := os.Open(filepath.Join(dir, TraceFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // shortened before, or never begun
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = trace.Close() }() // only read
+	release, err := prunable(o.StateDir, dir)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	var out *os.File
+	if !o.DryRun {
+		if out, err = os.CreateTemp(dir, ".audit-*"); err != nil {
+			return nil, err
+		}
+		defer func() { _ = errors.Join(out.Close(), ignoreMissing(os.Remove(out.Name()))) }() // what was renamed is gone
+	}
+	a, err := writeAudit(out, trace)
+	switch {
+	case errors.Is(err, ErrChain):
+		return nil, notPrunedError("its records are damaged: " + err.Error())
+	case err != nil:
+		return nil, err
+	case !a.ended.IsZero() && !a.ended.Before(before):
+		return nil, nil
+	}
+	p := &Pruned{Session: name, Ended: a.ended.Format(timeLayout), Removed: a.removed, Audit: a.kept}
+	if p.Bytes, err = bulk(dir, a.spilled, o.DryRun, func() error { return placeAudit(out, dir) }); err != nil {
+		return nil, err
+	}
+	p.Bytes -= a.bytes
+	return p, nil
+}
+
+// prunable says why a session must stay whole, or holds its log, as a living
+// session does: nobody else prunes it meanwhile.
+func prunable(stateDir, dir string) (release func(), err error) {
+	name := filepath.Base(dir)
+	log, err := os.Open(filepath.Join(dir, LogFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, notPrunedError("its log is missing, so that nothing says whether it runs")
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = log.Close()
+		}
+	}()
+	if hold(log) != nil {
+		return nil, notPrunedError("it runs")
+	}
+	for _, note := range []string{name + ".json", name + ".json.damaged"} {
+		if _, err := os.Lstat(filepath.Join(stateDir, "journal", note)); !errors.Is(err, fs.ErrNotExist) {
+			return nil, notPrunedError("its sandbox is not gone: caisson sandbox gc removes it")
+		}
+	}
+	if inside, err := os.ReadDir(filepath.Join(dir, sandboxDir)); len(inside) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, notPrunedError("its sandbox is not gone: caisson sandbox gc removes it")
+	}
+	if _, err := os.Lstat(filepath.Join(dir, overlayDir)); errors.Is(err, fs.ErrNotExist) {
+		return func() { _ = log.Close() }, nil
+	}
+	layers, err := overlay.Open(filepath.Join(dir, overlayDir))
+	if err != nil {
+		return nil, notPrunedError("its changes can't be read: " + err.Error())
+	}
+	state := layers.Info().State
+	if err := layers.Close(); err != nil {
+		return nil, err
+	}
+	if state == overlay.Kept {
+		return nil, notPrunedError("its changes wait to be applied")
+	}
+	return func() { _ = log.Close() }, nil
+}
+
+// auditResult is what became of a trace.
+type auditResult struct {
+	kept, removed, bytes int64
+	ended                time.Time // of the last record
+	spilled              []string  // of audit records, below the session's folder
+}
+
+// writeAudit copies the audit records of a trace to out, nil is nowhere.
+func writeAudit(out *os.File, trace *os.File) (auditResult, error) {
+	var a auditResult
+	in := NewTraceReader(trace)
+	var gone *Omission
+	put := func(text []byte) error {
+		a.bytes += int64(len(text)) + 1
+		if out == nil {
+			return nil
+		}
+		_, err := out.Write(append(slices.Clip(text), '\n'))
+		return err
+	}
+	flush := func() error {
+		if gone == nil {
+			return nil
+		}
+		text, err := encodeOmission(*gone)
+		gone = nil
+		if err != nil {
+			return err
+		}
+		return put(text)
+	}
+	for {
+		prev := in.Hash()
+		rec, err := in.Next()
+		if err != nil {
+			if errors.Is(err, io.EOF) {
+				err = flush()
+			}
+			return a, err
+		}
+		a.ended = rec.Time
+		if audited(rec.Kind) {
+			if err := errors.Join(flush(), put(in.Line())); err != nil {
+				return a, err
+			}
+			a.kept++
+			a.spilled = append(a.spilled, SpilledFiles(rec)...)
+			continue
+		}
+		a.removed++
+		if gone == nil {
+			gone = &Omission{First: rec.Seq, Prev: prev}
+		}
+		gone.Last, gone.SHA256 = rec.Seq, in.Hash()
+	}
+}
+
+// placeAudit puts the audit file in place, on the disk, before anything is
+// removed.
+func placeAudit(out *os.File, dir string) error {
+	if err := out.Sync(); err != nil {
+		return err
+	}
+	if err := os.Rename(out.Name(), filepath.Join(dir, AuditFile)); err != nil {
+		return err
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = d.Close() }() // nothing was written through it
+	if err := d.Sync(); err != nil && !unsyncable(err) {
+		return err
+	}
+	return nil
+}
+
+// bulk removes what a shortened session does not keep, after place has put in
+// place what it does, and returns its size. The log goes last: who holds it
+// holds the folder.
+func bulk(dir string, spilled []string, dry bool, place func() error) (int64, error) {
+	files, err := bulkFiles(dir, spilled)
+	if err != nil {
+		return 0, err
+	}
+	size := int64(0)
+	for _, path := range files {
+		if info, err := os.Lstat(path); err == nil && info.Mode().IsRegular() {
+			size += info.Size()
+		}
+	}
+	if dry {
+		return size, nil
+	}
+	if err := place(); err != nil {
+		return 0, err
+	}
+	for _, path := range files {
+		// A folder is empty by now, or holds what stays.
+		if err := ignoreMissing(os.Remove(path)); err != nil && !nonEmpty(path) {
+			return size, err
+		}
+	}
+	return size, nil
+}
+
+func nonEmpty(path string) bool {
+	inside, err := os.ReadDir(path)
+	return err == nil && len(inside) > 0
+}
+
+// bulkFiles lists what goes: files before their folder, the log last. It does
+// not look into the folders of sandboxes and overlays, and follows no link.
+func bulkFiles(dir string, spilled []string) ([]string, error) {
+	var files []string
+	log := ""
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		switch name, _ := filepath.Rel(dir, path); {
+		case name == ".", name == AuditFile, strings.HasPrefix(name, ".audit-"), slices.Contains(spilled, name):
+		case name == overlayDir, name == sandboxDir:
+			return fs.SkipDir
+		case name == LogFile:
+			log = path
+		default:
+			files = append(files, path)
+		}
+		return nil
+	})
+	slices.Reverse(files)
+	if log != "" {
+		files = append(files, log)
+	}
+	return files, err
+}

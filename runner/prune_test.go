@@ -1,0 +1,289 @@
+//go:build linux
+
+package runner
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/oklog/ulid/v2"
+
+	"github.com/caisson-run/caisson/sandbox/overlay"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// pruneClock is the present of these tests.
+var pruneClock = time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)
+
+// oldSession makes the folder of a session that ended age ago, as its process
+// left it.
+func oldSession(t *testing.T, state string, age time.Duration) string {
+	t.Helper()
+	began := pruneClock.Add(-age)
+	name := "ses_" + ulid.MustNew(ulid.Timestamp(began), ulid.DefaultEntropy()).String()
+	dir := SessionDir(state, name)
+	if err := os.MkdirAll(filepath.Join(dir, sandboxDir), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	r, err := NewRecorder(RecorderOptions{Dir: dir, Session: name, Now: func() time.Time { return began }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []Payload{
+		SessionCreated{Task: "t"},
+		TurnStarted{},
+		Warning{Message: strings.Repeat("bulk ", 20_000)},
+		ConfirmationRequested{CallID: "tu_1", RequestID: "00ff", Diff: strings.Repeat("+line\n", 20_000)},
+		ConfirmationResolved{CallID: "tu_1", RequestID: "00ff", Decision: tools.DecisionAllow, By: "user"},
+		ToolCalled{CallID: "tu_1"},
+		TurnCompleted{},
+		SessionEnded{Reason: "answered"},
+	} {
+		if _, err := r.Write(Entry{Actor: ActorSystem, Payload: p}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{LogFile, "report.json", "workspace.patch", filepath.Join(spillDir, "command-0001-stdout")} {
+		if err := os.WriteFile(filepath.Join(dir, file), []byte("bulk"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return name
+}
+
+func listFolder(t *testing.T, dir string) []string {
+	t.Helper()
+	var names []string
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if name, _ := filepath.Rel(dir, path); err == nil && !d.IsDir() {
+			names = append(names, name)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+func prune(t *testing.T, o PruneOptions) PruneReport {
+	t.Helper()
+	if o.Keep == 0 {
+		o.Keep = DefaultKeepSessions
+	}
+	o.Now = func() time.Time { return pruneClock }
+	report, err := Prune(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return report
+}
+
+const day = 24 * time.Hour
+
+func TestPruneKeepsTheAuditRecords(t *testing.T) {
+	state := t.TempDir()
+	old, young := oldSession(t, state, 91*day), oldSession(t, state, 89*day)
+	dir := SessionDir(state, old)
+	whole, err := os.ReadFile(filepath.Join(dir, TraceFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := listFolder(t, dir)
+	dry := prune(t, PruneOptions{StateDir: state, DryRun: true})
+	if diff := cmp.Diff(before, listFolder(t, dir)); diff != "" {
+		t.Errorf("a dry run changed the folder:\n%s", diff)
+	}
+	report := prune(t, PruneOptions{StateDir: state})
+	if diff := cmp.Diff(dry, report); diff != "" {
+		t.Errorf("a dry run says something else (-dry +real):\n%s", diff)
+	}
+	if len(report.Pruned) != 1 || report.Pruned[0].Session != old || report.Pruned[0].Audit != 4 || report.Pruned[0].Removed != 4 || report.Pruned[0].Bytes < 100_000 || len(report.Left) != 0 {
+		t.Errorf("report %+v", report)
+	}
+	left := listFolder(t, dir)
+	if len(left) != 2 || left[0] != AuditFile || !strings.HasPrefix(left[1], spillDir+"/rec_") {
+		t.Errorf("left %q", left)
+	}
+	if n := len(listFolder(t, SessionDir(state, young))); n != len(before) {
+		t.Errorf("a young session has %d files", n)
+	}
+	audit, err := os.ReadFile(filepath.Join(dir, AuditFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := NewTraceReader(bytes.NewReader(audit))
+	var kinds []Kind
+	for {
+		rec, err := in.Next()
+		if err != nil {
+			if ended := in.Torn(); ended || in.Omitted() != 4 {
+				t.Errorf("torn %v, %d omitted", ended, in.Omitted())
+			}
+			break
+		}
+		kinds = append(kinds, rec.Kind)
+		if !bytes.Contains(whole, append(bytes.Clone(in.Line()), '\n')) {
+			t.Errorf("%s is not the line that was written", rec.Kind)
+		}
+	}
+	if diff := cmp.Diff([]Kind{KindSessionCreated, KindConfirmationRequested, KindConfirmationResolved, KindSessionEnded}, kinds); diff != "" {
+		t.Errorf("kinds (-want +got):\n%s", diff)
+	}
+	lines := bytes.Split(bytes.TrimSpace(whole), []byte("\n"))
+	if in.Hash() != sum256(lines[len(lines)-1]) {
+		t.Error("the hash of the last line is another one")
+	}
+	// What is changed afterwards is found.
+	for name, edit := range map[string]func(string) string{
+		"decision": func(s string) string { return strings.Replace(s, `"allow"`, `"deny"`, 1) },
+		"omission": func(s string) string { return strings.Replace(s, `"last":3`, `"last":2`, 1) },
+		"hash":     func(s string) string { return strings.Replace(s, `"omitted":{"first":2,"last":3,"prev":"`, `"omitted":{"first":2,"last":3,"prev":"0`, 1) },
+		"removed": func(s string) string {
+			all := strings.SplitAfter(s, "\n")
+			return strings.Join(append(all[:2], all[3:]...), "")
+		},
+	} {
+		bad := edit(string(audit))
+		if bad == string(audit) {
+			t.Fatalf("%s: the edit changed nothing", name)
+		}
+		if _, err := ReadTrace(strings.NewReader(bad)); !errors.Is(err, ErrChain) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if again := prune(t, PruneOptions{StateDir: state}); len(again.Pruned)+len(again.Left) != 0 {
+		t.Errorf("a second call: %+v", again)
+	}
+}
+
+// TestPruneFinishesWhatWasCutShort stops between the audit file and the rest.
+func TestPruneFinishesWhatWasCutShort(t *testing.T) {
+	state := t.TempDir()
+	name := oldSession(t, state, 100*day)
+	dir := SessionDir(state, name)
+	for _, file := range []string{AuditFile, "report.json"} {
+		if err := os.WriteFile(filepath.Join(dir, file), []byte("half"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Remove(filepath.Join(dir, "report.json")); err != nil {
+		t.Fatal(err)
+	}
+	prune(t, PruneOptions{StateDir: state})
+	text, err := os.ReadFile(filepath.Join(dir, AuditFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if trace, err := ReadTrace(bytes.NewReader(text)); err != nil || len(trace.Records) != 4 || len(listFolder(t, dir)) != 2 {
+		t.Errorf("%d records, %v, left %q", len(trace.Records), err, listFolder(t, dir))
+	}
+}
+
+func TestPruneLeavesWhole(t *testing.T) {
+	write := func(t *testing.T, path, text string) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, tc := range map[string]struct {
+		make func(t *testing.T, state, dir string)
+		why  string
+	}{
+		"one that runs": {func(t *testing.T, _, dir string) {
+			log, err := os.OpenFile(filepath.Join(dir, LogFile), os.O_WRONLY, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { log.Close() })
+			if err := hold(log); err != nil {
+				t.Fatal(err)
+			}
+		}, "it runs"},
+		"one whose sandbox is there": {func(t *testing.T, _, dir string) {
+			write(t, filepath.Join(dir, sandboxDir, "bundle"), "")
+		}, "its sandbox is not gone: caisson sandbox gc removes it"},
+		"one with a note": {func(t *testing.T, state, dir string) {
+			write(t, filepath.Join(state, "journal", filepath.Base(dir)+".json"), "{}")
+		}, "its sandbox is not gone: caisson sandbox gc removes it"},
+		"one whose changes can't be read": {func(t *testing.T, _, dir string) {
+			write(t, filepath.Join(dir, overlayDir, "base.json"), "no JSON\n")
+		}, "its changes can't be read"},
+		"one whose changes wait": {func(t *testing.T, _, dir string) {
+			work := t.TempDir()
+			folder, err := os.Open(work)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer folder.Close()
+			layers, err := overlay.Create(filepath.Join(dir, overlayDir), overlay.CreateOptions{Session: filepath.Base(dir), Path: work, Workspace: folder})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := layers.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}, "its changes wait to be applied"},
+		"one that was changed": {func(t *testing.T, _, dir string) {
+			text, err := os.ReadFile(filepath.Join(dir, TraceFile))
+			if err != nil {
+				t.Fatal(err)
+			}
+			write(t, filepath.Join(dir, TraceFile), strings.Replace(string(text), `"allow"`, `"deny"`, 1))
+		}, "its records are damaged: line 6"},
+		"one without a log": {func(t *testing.T, _, dir string) {
+			if err := os.Remove(filepath.Join(dir, LogFile)); err != nil {
+				t.Fatal(err)
+			}
+		}, "its log is missing"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			state := t.TempDir()
+			dir := SessionDir(state, oldSession(t, state, 100*day))
+			tc.make(t, state, dir)
+			before := listFolder(t, dir)
+			report := prune(t, PruneOptions{StateDir: state})
+			if len(report.Pruned) != 0 || len(report.Left) != 1 || !strings.HasPrefix(report.Left[0].Why, tc.why) {
+				t.Errorf("report %+v, want %q", report, tc.why)
+			}
+			if diff := cmp.Diff(before, listFolder(t, dir)); diff != "" {
+				t.Errorf("the folder changed:\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestPruneIsBounded(t *testing.T) {
+	state := t.TempDir()
+	first := oldSession(t, state, 103*day)
+	for i := range 3 {
+		oldSession(t, state, time.Duration(102-i)*day)
+	}
+	report := prune(t, PruneOptions{StateDir: state, Most: 1})
+	if len(report.Pruned) != 1 || report.Pruned[0].Session != first {
+		t.Errorf("report %+v, want the oldest, %s", report, first)
+	}
+	if n := len(prune(t, PruneOptions{StateDir: state}).Pruned); n != 3 {
+		t.Errorf("%d pruned then", n)
+	}
+	if _, err := Prune(t.Context(), PruneOptions{StateDir: state}); err == nil {
+		t.Error("a time of zero is accepted")
+	}
+	if report := prune(t, PruneOptions{StateDir: filepath.Join(state, "none")}); len(report.Pruned) != 0 {
+		t.Errorf("report %+v", report)
+	}
+}
