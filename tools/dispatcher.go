@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -80,6 +79,8 @@ type Dispatcher struct {
 	slots *scheduler
 	out   emitter
 	asked memory
+	// danger are the policy's patterns of dangerous commands.
+	danger []dangerPattern
 
 	mu         sync.Mutex
 	unapproved int
@@ -107,7 +108,12 @@ func New(opts Options) (*Dispatcher, error) {
 		return nil, errors.New("make dispatcher: Concurrency, ConfirmTimeout, Abandon and ResultBytes must not be negative")
 	}
 	opts = withDefaults(opts)
+	danger, err := parseDangerous(opts.Policy.dangerous())
+	if err != nil {
+		return nil, fmt.Errorf("make dispatcher: %w", err)
+	}
 	d := &Dispatcher{
+		danger: danger,
 		opts:   opts,
 		log:    opts.Logger.With(zap.String("session", opts.Session)),
 		slots:  newScheduler(opts.Concurrency),
@@ -181,16 +187,11 @@ func (d *Dispatcher) Lookup(name string) (Definition, bool) {
 // registered tool, sorted: a misspelt deny protects nothing, and somebody
 // should be told. Ask once all tools are registered.
 func (d *Dispatcher) UnmatchedRules() []string {
-	var unmatched []string
-	all := d.tools.all()
-	for _, key := range sortedKeys(d.opts.Policy.Tools) {
-		if !slices.ContainsFunc(all, func(t *registered) bool {
-			return key == string(t.def.Name) || key == string(t.wire) || t.def.Name.Server() != "" && key == t.def.Name.Server()+"/*"
-		}) {
-			unmatched = append(unmatched, key)
-		}
+	var defs []Definition
+	for _, t := range d.tools.all() {
+		defs = append(defs, t.def)
 	}
-	return unmatched
+	return d.opts.Policy.unmatched(defs)
 }
 
 // Unapproved is the number of calls that were refused because nobody could be

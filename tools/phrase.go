@@ -3,6 +3,7 @@ package tools
 import (
 	"errors"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 
@@ -72,10 +73,25 @@ func staticWords(stmt *syntax.Stmt) ([]string, error) {
 	if strings.HasPrefix(words[0], "-") || words[0] == "" {
 		return nil, errors.New("command has no name")
 	}
-	if slices.Contains(runners(), words[0]) {
+	if isRunner(words[0]) {
 		return nil, fmt.Errorf("%s runs another command", words[0])
 	}
+	for _, runner := range subcommands() {
+		if path.Base(words[0]) == runner[0] && containsInOrder(words[1:], runner[1:]) {
+			return nil, fmt.Errorf("%s runs another command", strings.Join(runner, " "))
+		}
+	}
 	return words, nil
+}
+
+// containsInOrder says whether all of want are among words, in their order.
+func containsInOrder(words, want []string) bool {
+	for _, w := range words {
+		if len(want) > 0 && w == want[0] {
+			want = want[1:]
+		}
+	}
+	return len(want) == 0
 }
 
 // staticWord gives a word's value where it has no part that is decided later:
@@ -132,10 +148,10 @@ func executes(word string) bool {
 	name, _, _ := strings.Cut(strings.TrimLeft(word, "-"), "=")
 	name = strings.ToLower(name)
 	if slices.Contains([]string{
-		"c", "e", "i", "x", "command", "cmd", "config", "config-env", "config-file", "eval", "exec", "execdir", "exec-batch",
-		"exec-path", "extcmd", "fpre", "hook", "hostname-bin", "ok", "okdir", "pager", "plugin", "pre", "print", "require",
-		"receive-pack", "rsh", "run", "shell", "ssh-command", "to-command", "toolexec", "upload-pack", "use-compress-program",
-		"checkpoint-action", "vet", "vettool", "open-files-in-pager", "editor", "filter", "init-file", "rcfile",
+		"c", "e", "i", "x", "command", "cmd", "compress-program", "config", "config-env", "config-file", "engine", "eval", "exec", "execdir", "exec-batch",
+		"exec-path", "ext-diff", "extcmd", "fpre", "hook", "hostname-bin", "ok", "okdir", "pager", "plugin", "pre", "preprocessor", "print", "require",
+		"receive-pack", "rsh", "rsync-path", "run", "script", "shell", "ssh-command", "textconv", "to-command", "toolexec", "unzip-command", "upload-pack",
+		"use-askpass", "use-compress-program", "checkpoint-action", "vet", "vettool", "open-files-in-pager", "editor", "filter", "init-file", "rcfile", "wrapper",
 	}, name) {
 		return true
 	}
@@ -144,13 +160,32 @@ func executes(word string) bool {
 	return short && len(word) > 2 && strings.ContainsAny(word[1:2], "ceix")
 }
 
-// runners are commands whose arguments are commands, or that read them from
-// somewhere else.
+// isRunner says whether a command, by whichever path, is one whose arguments are
+// commands, or that reads them from somewhere else: "python3.12" is python.
+func isRunner(name string) bool {
+	name = path.Base(name)
+	return slices.Contains(runners(), name) || slices.Contains(runners(), strings.TrimRight(name, "0123456789.-"))
+}
+
+// runners are commands whose arguments are commands, that read them from
+// somewhere else, or that change what later words mean.
 func runners() []string {
 	return []string{
-		".", "awk", "bash", "builtin", "bun", "busybox", "chroot", "command", "dash", "deno", "doas", "env", "eval", "exec",
-		"expect", "find", "flock", "gawk", "ionice", "ksh", "lua", "make", "mawk", "nice", "node", "nohup", "nsenter", "perl",
-		"php", "python", "python3", "ruby", "script", "sed", "setarch", "setsid", "sh", "source", "ssh", "stdbuf", "strace",
-		"su", "sudo", "tar", "tcl", "tclsh", "time", "timeout", "trap", "unshare", "vi", "vim", "watch", "xargs", "zsh",
+		".", "alias", "ansible", "ash", "at", "awk", "bash", "batch", "bind", "builtin", "bun", "bunx", "busybox", "chroot", "chrt", "command", "complete", "crontab",
+		"dash", "deno", "doas", "ed", "emacs", "enable", "entr", "env", "eval", "ex", "exec", "expect", "fakeroot", "fc", "find", "fish", "flock", "gawk", "gdb",
+		"hash", "ionice", "java", "julia", "ksh", "less", "lua", "luajit", "m4", "make", "man", "mapfile", "mawk", "more", "nawk", "nice", "ninja", "node", "nodejs",
+		"nohup", "npx", "nsenter", "nvim", "osascript", "parallel", "perl", "php", "pkexec", "prlimit", "python", "pypy", "readarray", "rlwrap", "Rscript", "ruby",
+		"run-parts", "runuser", "scp", "screen", "script", "sed", "set", "setarch", "setpriv", "setsid", "sftp", "sh", "shopt", "socat", "source", "ssh", "start-stop-daemon",
+		"stdbuf", "strace", "su", "sudo", "systemd-run", "tar", "taskset", "tcl", "tclsh", "tcsh", "csh", "time", "timeout", "tmux", "toybox", "trap", "unalias",
+		"unshare", "uvx", "vi", "view", "vim", "watch", "wish", "xargs", "xonsh", "zsh",
+	}
+}
+
+// subcommands are the like of [runners] below a command that is none.
+func subcommands() [][]string {
+	return [][]string{
+		{"git", "bisect", "run"}, {"git", "submodule", "foreach"}, {"git", "filter-branch"}, {"git", "difftool"}, {"git", "mergetool"},
+		{"npm", "exec"}, {"pnpm", "exec"}, {"pnpm", "dlx"}, {"yarn", "exec"}, {"yarn", "dlx"}, {"go", "generate"}, {"ip", "exec"},
+		{"docker", "run"}, {"docker", "exec"}, {"podman", "run"}, {"podman", "exec"}, {"kubectl", "exec"}, {"rustup", "run"}, {"cargo", "run"}, {"go", "run"},
 	}
 }

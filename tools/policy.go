@@ -44,8 +44,8 @@ type Policy struct {
 	// that is missing keeps its mode of Classes.
 	Sandboxed map[Class]Mode
 	// Tools overrides single tools. A key is a canonical name, its wire form,
-	// or "server/*" for all tools of one server. A canonical key wins over its
-	// wire form, and both over the server's.
+	// or "server/*" (also "server__*") for all tools of one server. A canonical
+	// key wins over its wire form, and both over the server's.
 	Tools map[string]Mode
 	// TrustedWorkspaces are folders (absolute, links resolved) in which WRITE
 	// is auto, at them and below; other classes keep their mode.
@@ -55,6 +55,10 @@ type Policy struct {
 	// NoPrompts turns every prompt into a deny: what needs a person is
 	// refused, deterministically, and never counts as a missing approver.
 	NoPrompts bool
+	// Dangerous are patterns of commands that are asked about although the mode
+	// is auto, where somebody can be asked, and warned of where nobody can; see
+	// [DangerousCommands]. They are for people and bound nothing.
+	Dangerous []string
 	// Tighten are further policies, an administrator's requirements and a
 	// project's own: each can make the mode stricter, never milder.
 	Tighten []Policy
@@ -88,6 +92,9 @@ func (p Policy) Validate() error {
 			return fmt.Errorf("check policy: tool %s has the mode %q; modes are auto, prompt, prompt_once, deny", key, mode)
 		}
 	}
+	if _, err := parseDangerous(p.Dangerous); err != nil {
+		return fmt.Errorf("check policy: %w", err)
+	}
 	for _, folder := range p.TrustedWorkspaces {
 		if !filepath.IsAbs(folder) {
 			return fmt.Errorf("check policy: trusted workspace %q must be an absolute path", folder)
@@ -107,7 +114,7 @@ func (m Mode) valid() bool {
 
 // Decide says what the policy asks for a tool in a workspace. A deny wins
 // wherever it stands among the rules that apply to the tool; otherwise the
-// most exact rule decides.
+// most exact rule decides, and then the strictest of the policies.
 func (p Policy) Decide(def Definition, workspace string) Verdict {
 	rules := p.rules(def, workspace)
 	verdict := rules[0]
@@ -117,15 +124,56 @@ func (p Policy) Decide(def Definition, workspace string) Verdict {
 			break
 		}
 	}
-	if p.NoPrompts && (verdict.Mode == ModePrompt || verdict.Mode == ModePromptOnce) {
-		verdict = Verdict{ModeDeny, "no prompts, " + verdict.Rule}
-	}
 	for _, stricter := range p.Tighten {
 		if v := stricter.Decide(def, workspace); v.Mode.rank() > verdict.Mode.rank() {
 			verdict = v
+			if stricter.Name != "" {
+				verdict.Rule = stricter.Name + ": " + v.Rule
+			}
 		}
 	}
+	if p.NoPrompts && (verdict.Mode == ModePrompt || verdict.Mode == ModePromptOnce) {
+		verdict = Verdict{ModeDeny, "no prompts, " + verdict.Rule}
+	}
 	return verdict
+}
+
+// dangerous are the patterns of all layers.
+func (p Policy) dangerous() []string {
+	all := slices.Clone(p.Dangerous)
+	for _, stricter := range p.Tighten {
+		all = append(all, stricter.dangerous()...)
+	}
+	return all
+}
+
+// unmatched are the keys of per-tool modes, of all layers, that name none of
+// the tools, sorted.
+func (p Policy) unmatched(defs []Definition) []string {
+	var keys []string
+	for _, key := range sortedKeys(p.Tools) {
+		if !slices.ContainsFunc(defs, func(def Definition) bool { return slices.Contains(ruleKeys(def), key) }) {
+			keys = append(keys, key)
+		}
+	}
+	for _, stricter := range p.Tighten {
+		keys = append(keys, stricter.unmatched(defs)...)
+	}
+	slices.Sort(keys)
+	return slices.Compact(keys)
+}
+
+// ruleKeys are the keys of Policy.Tools that are about a tool, the most exact
+// first.
+func ruleKeys(def Definition) []string {
+	keys := []string{string(def.Name)}
+	if alias, err := def.Name.LLM(); err == nil && string(alias) != string(def.Name) {
+		keys = append(keys, string(alias))
+	}
+	if server := def.Name.Server(); server != "" {
+		keys = append(keys, server+"/*", server+"__*")
+	}
+	return keys
 }
 
 // rules are all rules that apply to a tool, the most exact first; never empty.
@@ -136,26 +184,24 @@ func (p Policy) rules(def Definition, workspace string) []Verdict {
 			rules = append(rules, Verdict{mode, rule})
 		}
 	}
-	mode, ok := p.Tools[string(def.Name)]
-	add(mode, ok, "tool "+string(def.Name))
-	if alias, err := def.Name.LLM(); err == nil && string(alias) != string(def.Name) {
-		mode, ok = p.Tools[string(alias)]
-		add(mode, ok, "tool "+string(alias))
-	}
-	if server := def.Name.Server(); server != "" {
-		mode, ok = p.Tools[server+"/*"]
-		add(mode, ok, "server "+server+"/*")
+	for i, key := range ruleKeys(def) {
+		mode, ok := p.Tools[key]
+		kind := "tool "
+		if i > 0 && strings.HasSuffix(key, "*") {
+			kind = "server "
+		}
+		add(mode, ok, kind+key)
 	}
 	if p.trusts(workspace) {
-		mode, ok = p.TrustedOverrides[def.Class]
+		mode, ok := p.TrustedOverrides[def.Class]
 		add(mode, ok, "trusted workspace, class "+string(def.Class))
 		add(ModeAuto, !ok && def.Class == ClassWrite, "trusted workspace")
 	}
 	if def.Runs == PlaceSandbox {
-		mode, ok = p.Sandboxed[def.Class]
+		mode, ok := p.Sandboxed[def.Class]
 		add(mode, ok, "sandboxed "+string(def.Class))
 	}
-	mode, ok = p.Classes[def.Class]
+	mode, ok := p.Classes[def.Class]
 	add(mode, ok, "class "+string(def.Class))
 	add(ModePrompt, len(rules) == 0, "class "+string(def.Class)+" (no rule)")
 	return rules

@@ -17,21 +17,25 @@ func PresetNames() []string {
 //	default    none and read run, everything else prompts (seed 002)
 //	sandboxed  as default, and write and execute run where the tool runs in the sandbox
 //	ci         as sandboxed, and what would prompt is refused
+//
+// Each has the built-in [DangerousCommands].
 func Preset(name string) (Policy, error) {
+	p := Policy{Name: name, Dangerous: DangerousCommands()}
 	switch name {
 	case "strict":
-		return Policy{Name: name, Classes: classModes(ModePrompt, ModePrompt)}, nil
+		p.Classes = classModes(ModePrompt, ModePrompt)
+		return p, nil
 	case "readonly":
-		return Policy{Name: name, Classes: classModes(ModeAuto, ModeDeny)}, nil
+		p.Classes = classModes(ModeAuto, ModeDeny)
+		return p, nil
 	case "default":
-		return Policy{Name: name, Classes: classModes(ModeAuto, ModePrompt)}, nil
+		p.Classes = classModes(ModeAuto, ModePrompt)
+		return p, nil
 	case "sandboxed", "ci":
-		return Policy{
-			Name:      name,
-			Classes:   classModes(ModeAuto, ModePrompt),
-			Sandboxed: map[Class]Mode{ClassWrite: ModeAuto, ClassExecute: ModeAuto},
-			NoPrompts: name == "ci",
-		}, nil
+		p.Classes = classModes(ModeAuto, ModePrompt)
+		p.Sandboxed = map[Class]Mode{ClassWrite: ModeAuto, ClassExecute: ModeAuto}
+		p.NoPrompts = name == "ci"
+		return p, nil
 	}
 	return Policy{}, fmt.Errorf("find policy preset %q: presets are %s", name, strings.Join(PresetNames(), ", "))
 }

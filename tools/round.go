@@ -29,6 +29,9 @@ type pending struct {
 	paths   []string
 	summary string
 	verdict Verdict
+	// dangerous is the pattern that a command matches, "" where none does: an
+	// answer that was not given to this very command does not allow it.
+	dangerous string
 	// ask is set where an answer is needed.
 	ask    *question
 	ticket *ticket
@@ -179,7 +182,7 @@ func (r *round) checkPaths(p *pending) *Error {
 }
 
 func (r *round) checkPolicy(p *pending) *Error {
-	p.verdict = r.d.opts.Policy.Decide(p.tool.def, r.d.opts.Workspace)
+	p.verdict = r.raise(p, r.d.opts.Policy.Decide(p.tool.def, r.d.opts.Workspace))
 	switch p.verdict.Mode {
 	case ModeAuto:
 		return nil
