@@ -1,6 +1,11 @@
 package workspace
 
-import "golang.org/x/sys/unix"
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
 
 // chmod sets the mode of a folder. It needs no permission in the folder, only
 // that it belongs to who asks and that the way to it can be gone.
@@ -22,10 +27,39 @@ func (w *Writer) chmod(op Op, rel string, c *Change) error {
 		return err
 	}
 	defer p.close()
-	if !p.exists {
+	switch {
+	case !p.exists:
 		return unix.ENOENT
+	case typeOf(p.now.Mode) != TypeDir:
+		return unix.ENOTDIR
 	}
-	return setMode(op, p.now, c, func(mode uint32) error { return unix.Fchmodat(p.dir, p.name, mode, 0) })
+	// The folder is held before its mode is set: by its name a link that took
+	// its place meanwhile would be followed.
+	fd, err := openat(p.dir, p.name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	now, err := statx(fd, "", unix.AT_EMPTY_PATH)
+	if err != nil {
+		return err
+	}
+	if now.mount != w.tree.mount {
+		return ErrMount
+	}
+	return setMode(op, now, c, func(mode uint32) error { return chmodHeld(fd, mode) })
+}
+
+// chmodHeld sets the mode of a folder that is held by O_PATH. That takes a path
+// through /proc, since fchmod(2) refuses such a descriptor and fchmodat2(2) with
+// AT_EMPTY_PATH came with Linux 6.6. Where there is no /proc, the folder's own "."
+// does for one that can be searched.
+func chmodHeld(fd int, mode uint32) error {
+	err := unix.Fchmodat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", fd), mode, 0)
+	if errors.Is(err, unix.ENOENT) {
+		err = unix.Fchmodat(fd, ".", mode, 0)
+	}
+	return err
 }
 
 func setMode(op Op, now facts, c *Change, set func(mode uint32) error) error {

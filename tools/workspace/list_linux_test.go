@@ -3,7 +3,9 @@ package workspace
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -138,6 +140,16 @@ func TestDirectoryBombs(t *testing.T) {
 		l.link(fmt.Sprintf("lattice/%04d", i), fmt.Sprintf("../lattice/%04d", (i+1)%2000))
 	}
 	l.deep("deep", 3000)
+	// The controls: plain listings and walks give everything, or break off.
+	if all, err := os.ReadDir(l.path("wide")); err != nil || len(all) != many {
+		t.Errorf("control: a plain listing gave %d entries, %v", len(all), err)
+	}
+	if err := filepath.WalkDir(l.path("deep"), func(_ string, _ fs.DirEntry, err error) error { return err }); !errors.Is(err, unix.ENAMETOOLONG) {
+		t.Errorf("control: a walk by paths ended with %v", err)
+	}
+	if _, err := os.ReadFile(l.path("lattice/0000")); !errors.Is(err, unix.ELOOP) {
+		t.Errorf("control: a plain read in a lattice of links: %v", err)
+	}
 	r := l.reader(ReaderOptions{MaxEntries: 1000})
 	list, err := r.List(t.Context(), "wide", 5)
 	if err != nil || len(list.Entries) != 1000 || !list.Truncated || list.Entries[0].Path != "wide/00000" || list.Entries[999].Path != "wide/00999" {
@@ -211,6 +223,13 @@ func TestHostileNames(t *testing.T) {
 			}
 			if got, err := read(r, name+"/"+name); got != name || err != nil {
 				t.Errorf("read %q: %q, %v", name, got, err)
+			}
+		}
+		// The control: a shell that is given a name by its text obeys it.
+		for _, name := range []string{"$(touch x)", "`touch x`"} {
+			_ = exec.CommandContext(t.Context(), "sh", "-c", "cd \"$1\" && : "+name, "sh", l.outside).Run()
+			if os.Remove(filepath.Join(l.outside, "x")) != nil {
+				t.Errorf("control: a shell did not obey %q", name)
 			}
 		}
 		list, err := r.List(t.Context(), ".", 1)

@@ -123,19 +123,30 @@ func TestRaceReads(t *testing.T) {
 	})
 }
 
-// Acceptance A8: the same against changes.
+// Acceptance A8: the same against changes. A22: changing a folder's mode is the
+// one fix-up that is done to what is there.
 func TestRaceWrites(t *testing.T) {
 	l, stop := newRace(t)
 	before := l.hash()
-	if n, hit := race(0, func() bool {
+	checked := func(change func()) {
 		real, err := filepath.EvalSymlinks(l.path("sub"))
 		if rel, relErr := filepath.Rel(l.root, real); err == nil && relErr == nil && filepath.IsLocal(rel) {
-			_ = os.WriteFile(l.path("sub/new"), []byte("x"), 0o600)
+			change()
 		}
-		_, err = os.Lstat(filepath.Join(l.outside, "new"))
+	}
+	if n, hit := race(0, func() bool {
+		checked(func() { _ = os.WriteFile(l.path("sub/new"), []byte("x"), 0o600) })
+		_, err := os.Lstat(filepath.Join(l.outside, "new"))
 		return err == nil
 	}); !hit || l.hash() == before {
 		t.Errorf("control: the check-then-write writer was not hit in %d writes", n)
+	}
+	if n, hit := race(0, func() bool {
+		checked(func() { _ = os.Chmod(l.path("sub"), 0o700) })
+		fi, err := os.Lstat(l.outside)
+		return err == nil && fi.Mode().Perm() == 0o700
+	}); !hit {
+		t.Errorf("control: the check-then-chmod was not hit in %d changes", n)
 	}
 	stop()
 	modes(t, func(t *testing.T, walking bool) {
@@ -150,6 +161,8 @@ func TestRaceWrites(t *testing.T) {
 				{Kind: OpWrite, Path: "sub/folder/new", Content: []byte("x")},
 				{Kind: OpPatch, Path: "sub/canary", Old: "e", New: "e."},
 				{Kind: OpMkdir, Path: "sub/folder/deep/er"},
+				{Kind: OpChmod, Path: "sub", Mode: 0o1777},
+				{Kind: OpChmod, Path: "sub/folder", Mode: 0o700},
 				{Kind: OpRename, Path: "sub/new", To: "sub/folder/moved"},
 				{Kind: OpDelete, Path: "sub/folder", Recursive: true},
 				{Kind: OpDelete, Path: "sub/new"},
@@ -158,7 +171,7 @@ func TestRaceWrites(t *testing.T) {
 					done[string(op.Kind)]++
 				}
 			}
-			return len(done) == 5
+			return len(done) == 6
 		})
 		stop()
 		t.Logf("%d rounds, succeeded: %v", n, done)
