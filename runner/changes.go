@@ -9,7 +9,6 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -111,16 +110,7 @@ func (s *Session) changes(r *Report) {
 	r.HostExecuted = listed(hostExecuted(r.Changed))
 	r.HostExecuted = slices.Concat(s.before.newlyUnfinished(after), r.HostExecuted, s.moved.bare())
 	r.Quarantined = s.moved.list(after)
-	var patch strings.Builder
-	for i := range r.Changed {
-		c := &r.Changed[i]
-		text, added, removed, ok := s.exec.images.diff(ctx, s.reader, *c)
-		if ok {
-			c.HasDiff, c.Insertions, c.Deletions = true, added, removed
-			patch.WriteString(text)
-		}
-	}
-	r.Patch = patch.String()
+	r.Patch = s.diffs(ctx, r.Changed)
 }
 
 // writePatch writes the diffs beside the trace.

@@ -160,6 +160,8 @@ func (s *Session) Close() Report {
 		s.closing = true
 		t := s.turn
 		s.mu.Unlock()
+		s.stopLook()
+		s.lookers.Wait()
 		if t != nil {
 			t.Cancel(errClosed)
 			<-t.Done()

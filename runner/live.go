@@ -1,0 +1,127 @@
+package runner
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/caisson-run/caisson/sandbox/overlay"
+)
+
+// Differences are what a session has changed so far, as in [SessionEnded].
+type Differences struct {
+	Changed      []Changed
+	HostExecuted []HostExecuted
+	// Conflicts and LeftOut are those of an overlay, as in [OverlayResult].
+	Conflicts, LeftOut []PathNote
+	// Patch is a unified diff of what has one, the very bytes.
+	Patch string
+	// Incomplete says that the workspace was too large, or could not be read,
+	// to be sure of the list.
+	Incomplete bool
+}
+
+// Differences says what differs now from the session's start. It may be called
+// while a turn runs: what is written meanwhile is in it or not. It ends with ctx,
+// and when the session is closed; its errors then wrap [ErrOver].
+func (s *Session) Differences(ctx context.Context) (Differences, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	s.mu.Lock()
+	began := s.turns > 0
+	if s.closing {
+		s.mu.Unlock()
+		return Differences{}, fmt.Errorf("compare workspace: %w: it is closed", ErrOver)
+	}
+	s.lookers.Add(1) // under mu: Close waits for no looker that comes later
+	s.mu.Unlock()
+	defer s.lookers.Done()
+	stop := context.AfterFunc(s.looks, func() { cancel(fmt.Errorf("%w: it is closed", ErrOver)) })
+	defer stop()
+	if !began {
+		return Differences{}, nil // nothing has run
+	}
+	select {
+	case <-s.looked:
+	case <-ctx.Done():
+		return Differences{}, fmt.Errorf("compare workspace: %w", context.Cause(ctx))
+	}
+	ctx, slow := context.WithTimeoutCause(ctx, lookTime, errSlow)
+	defer slow()
+	var d Differences
+	var err error
+	if s.overlaid() {
+		d, err = s.overlayDifferences(ctx)
+	} else {
+		d, err = s.bindDifferences(ctx)
+	}
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return Differences{}, fmt.Errorf("compare workspace: %w", err)
+	}
+	return d, nil
+}
+
+func (s *Session) overlayDifferences(ctx context.Context) (Differences, error) {
+	if !s.recorded {
+		return Differences{}, nil // nothing has run
+	}
+	changes, err := s.layers.Changes(ctx, s.opts.Workspace.Dir)
+	if err != nil {
+		return Differences{}, err
+	}
+	return ReadDifferences(ctx, s.layers, s.opts.Workspace, changes)
+}
+
+// ReadDifferences gives the changes that an overlay session keeps.
+func ReadDifferences(ctx context.Context, l *overlay.Layers, w *Workspace, changes *overlay.Changes) (Differences, error) {
+	var patch strings.Builder
+	stats, err := l.Diff(ctx, w.Dir, changes, &patch, overlay.DiffOptions{})
+	if err != nil {
+		return Differences{}, err
+	}
+	d := Differences{
+		Changed: changedFiles(changes, stats), HostExecuted: HostExecutedChanges(changes, false), Patch: patch.String(),
+		Incomplete: changes.Truncated || len(changes.Unread) > 0,
+	}
+	d.Conflicts, d.LeftOut = ChangeNotes(changes.List, false)
+	return d, nil
+}
+
+func (s *Session) bindDifferences(ctx context.Context) (Differences, error) {
+	now, err := takeSnapshot(ctx, s.reader)
+	if err != nil {
+		return Differences{}, err
+	}
+	d := Differences{Changed: listed(s.before.compare(now)), Incomplete: s.before.incomplete() || now.incomplete()}
+	d.HostExecuted = hostExecuted(d.Changed)
+	d.Patch = s.diffs(ctx, d.Changed)
+	return d, nil
+}
+
+// diffs makes the diffs that can be made of changed files, and says in the list
+// which have one.
+func (s *Session) diffs(ctx context.Context, list []Changed) string {
+	var patch strings.Builder
+	for i := range list {
+		c := &list[i]
+		if text, added, removed, ok := s.exec.images.diff(ctx, s.reader, *c); ok {
+			c.HasDiff, c.Insertions, c.Deletions = true, added, removed
+			patch.WriteString(text)
+		}
+	}
+	return patch.String()
+}
+
+// Lives says whether the process of a session is there, or can't be told to be
+// gone.
+func Lives(stateDir, session string) bool { return lives(SessionDir(stateDir, session)) }
+
+// SafeJSON writes characters that a terminal would obey or not show as escapes,
+// as [Encode] does. text is valid JSON, and means the same afterwards.
+func SafeJSON(text []byte) []byte { return escapeInvisible(text) }
+
+// CostUSD writes a cost as records do: decimal US dollars, "unknown" for nil.
+func CostUSD(micro *int64) string { return costUSD(micro) }
