@@ -49,6 +49,7 @@ func Factories(o Options) ([]tools.Factory, error) {
 		for _, k := range []kind{writeFile(), patchFile(), deleteFile()} {
 			all = append(all, changing(o, k))
 		}
+		all = append(all, applyPatch(o))
 	}
 	return all, nil
 }

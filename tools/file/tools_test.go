@@ -43,7 +43,7 @@ func TestDefinitions(t *testing.T) {
 			t.Errorf("%s runs in %s", def.Name, def.Runs)
 		}
 	}
-	want := []tools.Name{"read_file", "list_dir", "glob", "grep", "write_file", "patch_file", "delete_file"}
+	want := []tools.Name{"read_file", "list_dir", "glob", "grep", "write_file", "patch_file", "delete_file", "apply_patch"}
 	if d := cmp.Diff(want, names); d != "" {
 		t.Errorf("tools (-want +got):\n%s", d)
 	}

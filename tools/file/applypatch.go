@@ -1,0 +1,240 @@
+package file
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// undoTime bounds the undoing of a patch, whatever ended the call.
+const undoTime = 20 * time.Second
+
+// patchApplier is one execution of apply_patch.
+type patchApplier struct {
+	reader workspace.View
+	apply  applier
+}
+
+func applyPatch(o Options) tools.Factory {
+	return func() tools.Tool { return &patchApplier{reader: o.Reader, apply: o.Applier} }
+}
+
+// Definition describes the tool.
+func (a *patchApplier) Definition() tools.Definition {
+	return tools.Definition{
+		Name: "apply_patch",
+		Description: "Changes files of the workspace by one patch: all of it, or none. The patch begins with a line *** Begin Patch and ends with " +
+			"*** End Patch. Between them, for each file: *** Add File: PATH, then the lines of the new file, each after a +; " +
+			"*** Delete File: PATH; or *** Update File: PATH, then *** Move to: PATH where it gets another name, then hunks. " +
+			"A hunk begins with @@, or @@ and a whole line of the file above the place, such as a function's first line; its lines begin with a space " +
+			"(stays), - (goes) or + (comes). Give about three lines of context on both sides, character for character, until the place is the only one; " +
+			"*** End of File after a hunk says that it ends the file. Hunks stand in the file's order. Paths are relative to the workspace.",
+		InputSchema: json.RawMessage(`{
+  "type": "object",
+  "properties": {
+    "patch": {"type": "string", "minLength": 1, "description": "The whole patch, from *** Begin Patch to *** End Patch."}
+  },
+  "required": ["patch"],
+  "additionalProperties": false
+}`),
+		Class: tools.ClassWrite, Runs: tools.PlaceSandbox, EnabledByDefault: true,
+		Aliases: map[string]string{"input": "patch", "patch_text": "patch", "patchText": "patch", "diff": "patch"},
+		Paths:   patchPaths,
+		Summary: patchSummary,
+	}
+}
+
+// patchSections reads the patch of an input.
+func patchSections(raw json.RawMessage) ([]section, error) {
+	var in struct {
+		Patch string `json:"patch"`
+	}
+	if err := json.Unmarshal(raw, &in); err != nil {
+		return nil, fmt.Errorf("decode apply_patch input: %w", err)
+	}
+	return parsePatch(in.Patch)
+}
+
+// patchPaths gives every path that a patch names. One that can't be read names
+// none, and changes nothing.
+func patchPaths(raw json.RawMessage) []string {
+	sections, err := patchSections(raw)
+	if err != nil {
+		return nil
+	}
+	var paths []string
+	for _, s := range sections {
+		for _, path := range []string{s.path, s.to} {
+			if path != "" && !slices.Contains(paths, path) {
+				paths = append(paths, path)
+			}
+		}
+	}
+	return paths
+}
+
+func patchSummary(raw json.RawMessage) string {
+	return strings.Join(patchPaths(raw), ", ")
+}
+
+// Project shows what the patch would change, without changing it.
+func (a *patchApplier) Project(ctx context.Context, call *tools.Call) (tools.Projection, error) {
+	p, err := a.plan(ctx, call)
+	if err != nil {
+		return tools.Projection{}, err
+	}
+	return p.projection(), nil
+}
+
+func (a *patchApplier) plan(ctx context.Context, call *tools.Call) (*plan, error) {
+	sections, err := patchSections(call.Input)
+	if err != nil {
+		return nil, err
+	}
+	return newPlan(ctx, a.reader, sections)
+}
+
+// Execute makes all changes of the patch, or none: if one fails, those before
+// it are undone, and what could not be is in the error and the Output. Each is
+// done to the very content that the patch was worked out on.
+func (a *patchApplier) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
+	p, err := a.plan(ctx, call)
+	if err != nil {
+		return tools.Output{}, failure(err)
+	}
+	if call.Projected != "" && call.Projected != p.state() {
+		return tools.Output{}, refuse(string(workspace.KindConflict), "A file of the patch has changed since the patch was shown; read it again. Nothing was changed.")
+	}
+	steps := p.steps()
+	for i, s := range steps {
+		if _, err := a.apply.Apply(ctx, s.do); err != nil {
+			return a.undo(ctx, p, steps[:i+1], err)
+		}
+	}
+	return p.output(), nil
+}
+
+// undo takes back the steps, of which the last one failed, the last one first.
+// That one may have been done all the same, where the answer was lost. Each is
+// undone only where the file is as the step left it. What then differs from
+// before is found by looking, not by counting.
+func (a *patchApplier) undo(parent context.Context, p *plan, steps []step, cause error) (tools.Output, error) {
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(parent), undoTime, errors.New("undoing the patch took too long"))
+	defer cancel()
+	for i, s := range slices.Backward(steps) {
+		if _, answered := errors.AsType[*workspace.Error](cause); answered && i == len(steps)-1 {
+			continue // it was refused, so nothing was done
+		}
+		// What this could not do is seen below.
+		_, _ = a.apply.Apply(ctx, s.undo)
+	}
+	changed, notes := p.survey(ctx, a.reader)
+	text := fmt.Sprintf("The patch failed at step %d of %d", len(steps), len(p.steps()))
+	told, ok := errors.AsType[*workspace.Error](cause)
+	if ok {
+		text += ": " + strings.TrimSuffix(told.Error(), ".")
+	}
+	if len(changed) == 0 {
+		text += ". What had been done was undone: every file is as it was."
+	} else {
+		text += ". Not all of it could be undone: " + strings.Join(notes, "; ") + ". Every other file is as it was."
+	}
+	if made := p.foldersLeft(ctx, a.reader); len(made) > 0 {
+		text += " Folders that were made for it are left: " + strings.Join(made, ", ") + "."
+	}
+	fail := &tools.Error{Class: tools.ErrorExecution, Reason: "patch_failed", Message: text, Visible: true, Err: cause}
+	if ok {
+		fail.Reason = string(told.Kind)
+	}
+	if parent.Err() != nil { // the message then says that the call was cancelled
+		fail.Partial = text
+	}
+	return tools.Output{FilesModified: changed}, fail
+}
+
+// survey gives the paths that are not as they were before the patch, and says
+// of each what it is now.
+func (p *plan) survey(ctx context.Context, r workspace.View) (changed, notes []string) {
+	for _, t := range p.targets {
+		if note := t.differs(ctx, r); note != "" {
+			changed = append(changed, t.path)
+			notes = append(notes, shown(t.path)+" "+note)
+		}
+	}
+	return changed, notes
+}
+
+// differs says what a file is that is not as it was; "" where it is.
+func (t *target) differs(ctx context.Context, r workspace.View) string {
+	content, exists, err := current(ctx, r, t.path)
+	now := stateOf(content, exists)
+	switch {
+	case err != nil:
+		return "could not be looked at"
+	case now.sum == t.before.sum:
+		if info, err := r.Lstat(ctx, t.path); err == nil && t.before.exists && info.Mode != t.mode {
+			return fmt.Sprintf("has its content again, but the mode %v instead of %v", info.Mode, t.mode)
+		}
+		return ""
+	case now.sum == t.after.sum && exists:
+		return "is as the patch makes it"
+	case !exists:
+		return "is gone"
+	}
+	return "is neither as it was nor as the patch makes it"
+}
+
+// foldersLeft gives the folders that were not there before the patch and are now.
+func (p *plan) foldersLeft(ctx context.Context, r workspace.View) []string {
+	var left []string
+	for _, t := range p.targets {
+		if t.folder == "" || slices.Contains(left, shown(t.folder)) {
+			continue
+		}
+		if there, err := r.Exists(ctx, t.folder); there && err == nil {
+			left = append(left, shown(t.folder))
+		}
+	}
+	return left
+}
+
+// output says what was done, a line each file, and what had to be tolerated.
+func (p *plan) output() tools.Output {
+	var b strings.Builder
+	b.WriteString("Applied the patch:\n")
+	var files []string
+	for _, t := range p.targets {
+		if !t.changes() {
+			continue
+		}
+		files = append(files, t.path)
+		size := plural(len(t.after.content), "byte")
+		switch {
+		case t.to != "":
+			continue
+		case t.from != "":
+			fmt.Fprintf(&b, "moved %s to %s (%s)", shown(t.from), shown(t.path), size)
+		case !t.before.exists:
+			fmt.Fprintf(&b, "created %s (%s)", shown(t.path), size)
+		case !t.after.exists:
+			fmt.Fprintf(&b, "deleted %s", shown(t.path))
+		default:
+			fmt.Fprintf(&b, "changed %s (%s, now %s)", shown(t.path), plural(t.hunks, "hunk"), size)
+		}
+		if t.loosest > exact {
+			b.WriteString(" [" + t.loosest.words() + "]")
+		}
+		b.WriteByte('\n')
+	}
+	out := text(b.String())
+	out.FilesModified = files
+	out.Metadata = map[string]any{"files": len(files)}
+	return out
+}

@@ -1,0 +1,389 @@
+package file
+
+import (
+	"regexp"
+	"strings"
+)
+
+// action is what a section of a patch does to its file.
+type action string
+
+const (
+	actionAdd    action = "Add"
+	actionUpdate action = "Update"
+	actionDelete action = "Delete"
+)
+
+// section is one file of a patch. Line numbers are of the patch, from 1.
+type section struct {
+	action action
+	path   string
+	// to is the new path of an update that moves its file.
+	to   string
+	line int
+	// lines are those of an added file; open says that its last line has no
+	// newline.
+	lines []string
+	open  bool
+	hunks []hunk
+}
+
+// hunk is one place of an update.
+type hunk struct {
+	line int
+	// anchors are lines of the file, in their order, at or after which it stands.
+	anchors []string
+	lines   []hunkLine
+	// atEnd says that it ends where the file ends.
+	atEnd bool
+	// newline is what it says of the end of its last lines: see ending.
+	oldOpen, newOpen bool
+}
+
+// hunkLine is one line of a hunk: ' ' stays, '-' goes, '+' comes.
+type hunkLine struct {
+	op   byte
+	text string
+}
+
+// envelope reads the patch format that GPT models write:
+//
+//	*** Begin Patch
+//	*** Add File: PATH            then "+" lines
+//	*** Delete File: PATH
+//	*** Update File: PATH
+//	*** Move to: PATH             optional
+//	@@ a line of the file         optional, several narrow the place down
+//	 context
+//	-old
+//	+new
+//	*** End of File               optional
+//	*** End Patch
+//
+// Tolerated, because models write it and it can mean nothing else: a here
+// document or a code fence around it; lines that all end in \r\n; "***" without
+// a space, or repeated at the end; other capitals; an empty line for an empty
+// context line, and in an added file; unified line numbers after @@ and file
+// names before it; "\ No newline at end of file".
+//
+// Refused, with the line and the mend: no *** End Patch (the patch may be cut
+// off), text around the envelope, a line without its sign, an unknown header.
+type envelope struct {
+	lines []string
+	at    int
+}
+
+// parsePatch gives the sections of a patch in their order.
+func parsePatch(text string) ([]section, error) {
+	e := envelope{lines: patchLines(text)}
+	closers, err := e.begin()
+	if err != nil {
+		return nil, err
+	}
+	var sections []section
+	for {
+		if e.at == len(e.lines) {
+			return nil, badPatch(e.at, "the patch has no *** End Patch line, so it may be cut off; send it whole")
+		}
+		line := e.lines[e.at]
+		name, value, ok := header(line)
+		switch {
+		case strings.TrimSpace(line) == "":
+			e.at++
+		case ok && name == headerEnd:
+			e.at++
+			if err := e.over(closers); err != nil {
+				return nil, err
+			}
+			if len(sections) == 0 {
+				return nil, badPatch(e.at, "the patch changes no file; name at least one with *** Update File:, *** Add File: or *** Delete File:")
+			}
+			return sections, nil
+		case !ok:
+			return nil, badPatch(e.at+1, "a header was expected (*** Update File:, *** Add File: or *** Delete File:), not %s", excerpt(line))
+		default:
+			s, err := e.section(name, value)
+			if err != nil {
+				return nil, err
+			}
+			sections = append(sections, s)
+		}
+	}
+}
+
+// patchLines splits a patch. Where every line ends in \r\n, the \r is of the
+// way that the patch came.
+func patchLines(text string) []string {
+	text = strings.TrimPrefix(text, "\ufeff")
+	lines := strings.Split(text, "\n")
+	last := len(lines) - 1
+	for _, l := range lines[:last] {
+		if !strings.HasSuffix(l, "\r") {
+			return lines
+		}
+	}
+	if last > 0 {
+		for i := range lines {
+			lines[i] = strings.TrimSuffix(lines[i], "\r")
+		}
+	}
+	return lines
+}
+
+// The headers of the format.
+const (
+	headerBegin   = "Begin Patch"
+	headerEnd     = "End Patch"
+	headerEndFile = "End of File"
+	headerAdd     = "Add File:"
+	headerUpdate  = "Update File:"
+	headerDelete  = "Delete File:"
+	headerMove    = "Move to:"
+)
+
+// header reads a line that begins with three stars; name is "" for an unknown one.
+func header(line string) (name, value string, ok bool) {
+	rest, ok := strings.CutPrefix(line, "***")
+	if !ok {
+		return "", "", false
+	}
+	rest = strings.TrimSpace(rest)
+	for _, name := range []string{headerAdd, headerUpdate, headerDelete, headerMove} {
+		if len(rest) >= len(name) && strings.EqualFold(rest[:len(name)], name) {
+			return name, strings.TrimSpace(rest[len(name):]), true
+		}
+	}
+	rest = strings.TrimSpace(strings.TrimRight(rest, "*"))
+	for _, name := range []string{headerBegin, headerEnd, headerEndFile} {
+		if strings.EqualFold(rest, name) {
+			return name, "", true
+		}
+	}
+	return "", rest, true
+}
+
+// hereDocument is the first line of a patch that was meant for a shell.
+var hereDocument = regexp.MustCompile(`^(?:\S+\s+)*(?:apply_?patch\s*)?<<-?\s*['"]?([^\s'"]+)['"]?$`)
+
+// begin goes behind *** Begin Patch. The closers are the lines that may follow
+// the patch, because something like them stood before it.
+func (e *envelope) begin() (closers []string, err error) {
+	for ; e.at < len(e.lines); e.at++ {
+		line := strings.TrimSpace(e.lines[e.at])
+		if name, _, ok := header(line); ok && name == headerBegin {
+			e.at++
+			return closers, nil
+		}
+		switch doc := hereDocument.FindStringSubmatch(line); {
+		case line == "", line == "apply_patch":
+		case strings.HasPrefix(line, "```"):
+			closers = append(closers, "```")
+		case doc != nil:
+			closers = append(closers, doc[1])
+		default:
+			return nil, badPatch(e.at+1, "the first line must be *** Begin Patch, not %s", excerpt(line))
+		}
+	}
+	return nil, badPatch(1, "the patch has no *** Begin Patch line; it begins with that and ends with *** End Patch")
+}
+
+// over looks at what follows *** End Patch.
+func (e *envelope) over(closers []string) error {
+	for ; e.at < len(e.lines); e.at++ {
+		line := strings.TrimSpace(e.lines[e.at])
+		expected := line == ""
+		for _, c := range closers {
+			expected = expected || line == c
+		}
+		if !expected {
+			return badPatch(e.at+1, "there is text after *** End Patch: %s; put all files into one patch", excerpt(line))
+		}
+	}
+	return nil
+}
+
+// section reads one file. The reader stands on its header.
+func (e *envelope) section(name, path string) (section, error) {
+	s := section{path: path, line: e.at + 1}
+	e.at++
+	switch name {
+	case headerAdd:
+		s.action = actionAdd
+	case headerUpdate:
+		s.action = actionUpdate
+	case headerDelete:
+		s.action = actionDelete
+	case headerBegin:
+		return s, badPatch(s.line, "a second *** Begin Patch; put all files into one patch")
+	case headerMove:
+		return s, badPatch(s.line, "*** Move to: stands directly below *** Update File:")
+	case headerEndFile:
+		return s, badPatch(s.line, "*** End of File stands at the end of a hunk of *** Update File:")
+	default:
+		return s, badPatch(s.line, "there is no header *** %s; there are *** Update File:, *** Add File: and *** Delete File:", clipped(path))
+	}
+	if path == "" {
+		return s, badPatch(s.line, "*** %s names no file", name)
+	}
+	switch s.action {
+	case actionAdd:
+		return s, e.added(&s)
+	case actionUpdate:
+		return s, e.updated(&s)
+	}
+	return s, nil
+}
+
+// added reads the lines of a new file. Empty lines at their end separate.
+func (e *envelope) added(s *section) error {
+	blank := 0
+	for ; e.at < len(e.lines); e.at++ {
+		line := e.lines[e.at]
+		if _, _, ok := header(line); ok {
+			return nil
+		}
+		switch {
+		case line == "":
+			blank++
+		case line[0] == '+':
+			for ; blank > 0; blank-- {
+				s.lines = append(s.lines, "")
+			}
+			s.lines = append(s.lines, line[1:])
+		case isNoNewline(line) && len(s.lines) > 0 && blank == 0:
+			s.open = true
+		default:
+			return badPatch(e.at+1, "each line of an added file begins with +, this one with %s", excerpt(line))
+		}
+	}
+	return nil
+}
+
+func isNoNewline(line string) bool {
+	return strings.HasPrefix(line, `\ No newline`)
+}
+
+// updated reads where a file moves to, and its hunks.
+func (e *envelope) updated(s *section) error {
+	if e.at < len(e.lines) {
+		if name, to, _ := header(e.lines[e.at]); name == headerMove {
+			if to == "" {
+				return badPatch(e.at+1, "*** Move to: names no file")
+			}
+			s.to = to
+			e.at++
+		}
+	}
+	e.skipFileNames()
+	for e.at < len(e.lines) {
+		if e.lines[e.at] == "" {
+			e.at++
+			continue
+		}
+		if _, _, ok := header(e.lines[e.at]); ok {
+			break
+		}
+		h, err := e.hunk()
+		if err != nil {
+			return err
+		}
+		s.hunks = append(s.hunks, h)
+	}
+	if len(s.hunks) == 0 && s.to == "" {
+		return badPatch(s.line, "*** Update File: %s has no hunk; add lines that begin with -, + or a space", clipped(s.path))
+	}
+	return nil
+}
+
+// skipFileNames passes the two lines of a unified diff that name its files,
+// which are no lines of the file where @@ follows.
+func (e *envelope) skipFileNames() {
+	l := e.lines[e.at:]
+	if len(l) > 2 && strings.HasPrefix(l[0], "--- ") && strings.HasPrefix(l[1], "+++ ") && strings.HasPrefix(l[2], "@@") {
+		e.at += 2
+	}
+}
+
+// hunk reads one hunk: its @@ lines, then its own.
+func (e *envelope) hunk() (hunk, error) {
+	h := hunk{line: e.at + 1}
+	for ; e.at < len(e.lines) && strings.HasPrefix(e.lines[e.at], "@@"); e.at++ {
+		if a := anchor(e.lines[e.at]); a != "" {
+			h.anchors = append(h.anchors, a)
+		}
+	}
+	changes := false
+	for ; e.at < len(e.lines) && !strings.HasPrefix(e.lines[e.at], "@@"); e.at++ {
+		line := e.lines[e.at]
+		name, _, ok := header(line)
+		if ok && name == headerEndFile {
+			h.atEnd = true
+			e.at++
+			break
+		}
+		if ok {
+			break
+		}
+		switch {
+		case line == "":
+			h.lines = append(h.lines, hunkLine{op: blankLine})
+		case line[0] == ' ' || line[0] == '-' || line[0] == '+':
+			changes = changes || line[0] != ' '
+			h.lines = append(h.lines, hunkLine{line[0], line[1:]})
+		case isNoNewline(line) && len(h.lines) > 0:
+			op := h.lines[len(h.lines)-1].op
+			h.oldOpen = h.oldOpen || op != '+'
+			h.newOpen = h.newOpen || op != '-'
+		default:
+			return h, badPatch(e.at+1, "each line of a hunk begins with a space, - or +, this one with %s", excerpt(line))
+		}
+	}
+	h.settle()
+	if !changes {
+		return h, badPatch(h.line, "the hunk changes nothing: no line of it begins with - or +")
+	}
+	return h, nil
+}
+
+// blankLine is a line of a hunk that has no sign and no text: an empty context
+// line, or what separates the hunk from the next.
+const blankLine = 0
+
+// settle makes context of the empty lines, but for those at the end.
+func (h *hunk) settle() {
+	for len(h.lines) > 0 && h.lines[len(h.lines)-1].op == blankLine {
+		h.lines = h.lines[:len(h.lines)-1]
+	}
+	for i := range h.lines {
+		if h.lines[i].op == blankLine {
+			h.lines[i].op = ' '
+		}
+	}
+}
+
+var lineNumbers = regexp.MustCompile(`^-\d+(,\d+)? \+\d+(,\d+)?( |$)`)
+
+// anchor is the line of the file that a @@ line names, "" for none. Line
+// numbers are left out: those that models give are wrong more often than right.
+func anchor(line string) string {
+	a := strings.TrimSpace(strings.TrimPrefix(line, "@@"))
+	if lineNumbers.MatchString(a + " ") {
+		return ""
+	}
+	return strings.TrimSpace(strings.TrimSuffix(a, "@@"))
+}
+
+func badPatch(line int, format string, args ...any) error {
+	return refuse("invalid_patch", "Line %d of the patch: "+format+". Nothing was changed.", append([]any{line}, args...)...)
+}
+
+// excerpt is the beginning of a line, quoted, for an error.
+func excerpt(line string) string { return quote(clipped(line)) }
+
+func clipped(s string) string {
+	const most = 120
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most], "") + "…"
+}

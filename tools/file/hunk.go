@@ -1,0 +1,474 @@
+package file
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// document is a text file as its lines. Line ends are kept apart, so that a
+// patch, whose lines end in \n, fits a file whose lines all end in \r\n.
+type document struct {
+	lines []string
+	end   string // "\n" or "\r\n"
+	// open says that the last line has no line end.
+	open bool
+}
+
+func readDocument(content []byte) document {
+	d := document{end: "\n"}
+	if len(content) == 0 {
+		return d
+	}
+	d.lines = strings.Split(string(content), "\n")
+	last := len(d.lines) - 1
+	if d.lines[last] == "" {
+		d.lines = d.lines[:last]
+	} else {
+		d.open = true
+	}
+	ended := d.lines[:last]
+	if last > 0 && !slices.ContainsFunc(ended, func(l string) bool { return !strings.HasSuffix(l, "\r") }) {
+		d.end = "\r\n"
+		for i := range ended {
+			ended[i] = strings.TrimSuffix(ended[i], "\r")
+		}
+	}
+	return d
+}
+
+func (d document) bytes() []byte {
+	if len(d.lines) == 0 {
+		return nil
+	}
+	text := strings.Join(d.lines, d.end)
+	if !d.open {
+		text += d.end
+	}
+	return []byte(text)
+}
+
+// looseness is how much of a line need not be equal.
+type looseness int
+
+const (
+	exact looseness = iota
+	looseEnds
+	looseMarks
+)
+
+// words say what was not counted, for the result.
+func (l looseness) words() string {
+	switch l {
+	case looseEnds:
+		return "white space at line ends ignored"
+	case looseMarks:
+		return "look-alike quotes, dashes and spaces taken as equal"
+	}
+	return ""
+}
+
+// lookAlikes are characters that models write for others: typographic dashes,
+// quotes and spaces for those of a keyboard, and the other way round.
+var lookAlikes = strings.NewReplacer(
+	"\u2010", "-", "\u2011", "-", "\u2012", "-", "\u2013", "-", "\u2014", "-", "\u2015", "-", "\u2212", "-",
+	"\u2018", "'", "\u2019", "'", "\u201a", "'", "\u201b", "'",
+	"\u201c", `"`, "\u201d", `"`, "\u201e", `"`, "\u201f", `"`,
+	"\u00a0", " ", "\u2002", " ", "\u2003", " ", "\u2007", " ", "\u2009", " ", "\u202f", " ", "\u3000", " ",
+	"\u2026", "...",
+)
+
+// form is what of a line counts.
+func (l looseness) form(line string) string {
+	switch l {
+	case looseEnds:
+		return strings.TrimRight(line, " \t\r")
+	case looseMarks:
+		return strings.TrimRight(lookAlikes.Replace(line), " \t\r")
+	}
+	return line
+}
+
+// spot is where a hunk may stand.
+type spot struct {
+	at int // index of its first line in the document
+	h  *hunk
+	// from and to bound what it changes, relative to at: context around that
+	// may be shared with other hunks.
+	from, to int
+}
+
+func (s spot) first() int { return s.at + s.from }
+func (s spot) after() int { return s.at + s.to }
+
+// old gives the lines that a hunk wants to find.
+func (h *hunk) old() []string {
+	var lines []string
+	for _, l := range h.lines {
+		if l.op != '+' {
+			lines = append(lines, l.text)
+		}
+	}
+	return lines
+}
+
+// spot gives the hunk at a line. What it changes reaches from the first line
+// that goes or comes to behind the last.
+func (h *hunk) spot(at int) spot {
+	s := spot{at: at, h: h, from: -1}
+	n := 0
+	for _, l := range h.lines {
+		if l.op != ' ' && s.from < 0 {
+			s.from = n
+		}
+		if l.op != '+' {
+			n++
+		}
+		if l.op != ' ' {
+			s.to = n
+		}
+	}
+	return s
+}
+
+// matchWork bounds the comparisons of lines for one file: a hunk of a thousand
+// lines in a file of ten thousand has ten million at most.
+const matchWork = 50_000_000
+
+// patcher finds the places of one file's hunks.
+type patcher struct {
+	ctx  context.Context
+	path string
+	doc  document
+	work int
+	// forms are the document's lines in each looseness, made when needed.
+	forms [looseMarks + 1][]string
+	// loosest is what a hunk needed.
+	loosest looseness
+}
+
+// patched gives the file after its hunks, and what had to be ignored to find
+// their places.
+func patched(ctx context.Context, path string, before []byte, hunks []hunk) ([]byte, looseness, error) {
+	p := &patcher{ctx: ctx, path: path, doc: readDocument(before)}
+	choices := make([][]spot, len(hunks))
+	for i := range hunks {
+		at, err := p.find(i, &hunks[i])
+		if err != nil {
+			return nil, 0, err
+		}
+		for _, a := range at {
+			choices[i] = append(choices[i], hunks[i].spot(a))
+		}
+	}
+	spots, err := p.choose(choices)
+	if err != nil {
+		return nil, 0, err
+	}
+	return p.doc.with(spots).bytes(), p.loosest, nil
+}
+
+// with makes the changes, which are in their order and don't overlap.
+func (d document) with(spots []spot) document {
+	out := document{end: d.end, open: d.open}
+	done := 0
+	for _, s := range spots {
+		out.lines = append(out.lines, d.lines[done:s.first()]...)
+		done = s.first()
+		n := 0
+		for _, l := range s.h.lines {
+			switch {
+			case l.op == '+':
+				if d.end == "\r\n" {
+					l.text = strings.TrimSuffix(l.text, "\r")
+				}
+				out.lines = append(out.lines, l.text)
+			case l.op == '-':
+				n++
+				done = max(done, s.at+n)
+			default:
+				// A context line that lies between changes stays as the file has it.
+				if at := s.at + n; at >= s.first() && at < s.after() {
+					out.lines = append(out.lines, d.lines[at])
+					done = at + 1
+				}
+				n++
+			}
+		}
+		if s.h.oldOpen || s.h.newOpen {
+			out.open = s.h.newOpen
+		}
+	}
+	out.lines = append(out.lines, d.lines[done:]...)
+	return out
+}
+
+// find gives the lines at which a hunk may stand, ascending, at least one.
+func (p *patcher) find(i int, h *hunk) ([]int, error) {
+	if err := p.spend(len(h.anchors) * len(p.doc.lines)); err != nil {
+		return nil, err
+	}
+	old := h.old()
+	if len(old) == 0 {
+		return p.insertion(i, h)
+	}
+	for l := exact; l <= looseMarks; l++ {
+		all, err := p.matches(old, l)
+		if err != nil {
+			return nil, err
+		}
+		if len(all) == 0 {
+			continue
+		}
+		if end := len(p.doc.lines) - len(old); h.atEnd && slices.Contains(all, end) {
+			all = []int{end}
+		}
+		if len(h.anchors) > 0 {
+			if all, err = p.afterAnchors(i, h, all); err != nil {
+				return nil, err
+			}
+		}
+		p.loosest = max(p.loosest, l)
+		return all, nil
+	}
+	return nil, p.failed(i, h, "0 matches for its lines%s", p.nearest(old))
+}
+
+// insertion is the place of a hunk that has neither context nor lines that go.
+func (p *patcher) insertion(i int, h *hunk) ([]int, error) {
+	switch {
+	case len(h.anchors) > 0:
+		after := p.anchored(h.anchors)
+		if len(after) == 0 {
+			return nil, p.failed(i, h, "0 matches for its @@ line%s", listed(h.anchors))
+		}
+		for j := range after {
+			after[j]++
+		}
+		return after, nil
+	case h.atEnd || len(p.doc.lines) == 0:
+		return []int{len(p.doc.lines)}, nil
+	}
+	return nil, p.failed(i, h, "it only adds lines and does not say where; add context lines around them, an @@ line before, or *** End of File after")
+}
+
+// form gives the document's lines in a looseness.
+func (p *patcher) form(l looseness) []string {
+	if l == exact {
+		return p.doc.lines
+	}
+	if p.forms[l] == nil {
+		p.forms[l] = make([]string, len(p.doc.lines))
+		for i, line := range p.doc.lines {
+			p.forms[l][i] = l.form(line)
+		}
+	}
+	return p.forms[l]
+}
+
+// spend counts comparisons, and refuses more than there may be.
+func (p *patcher) spend(n int) error {
+	if p.work += n; p.work > matchWork {
+		return refuse("too_large", "%s: finding the places of the patch takes too long; use fewer or more telling lines, or write the file anew. Nothing was changed.", shown(p.path))
+	}
+	return nil
+}
+
+// matches gives where old stands in the document.
+func (p *patcher) matches(old []string, l looseness) ([]int, error) {
+	want := make([]string, len(old))
+	for i, line := range old {
+		if p.doc.end == "\r\n" {
+			line = strings.TrimSuffix(line, "\r")
+		}
+		want[i] = l.form(line)
+	}
+	lines := p.form(l)
+	var at []int
+	for i := 0; i+len(want) <= len(lines); i++ {
+		n := 0
+		for n < len(want) && lines[i+n] == want[n] {
+			n++
+		}
+		if n == len(want) {
+			at = append(at, i)
+		}
+		if err := p.spend(n + 1); err != nil {
+			return nil, err
+		}
+		if i%4096 == 0 && p.ctx.Err() != nil {
+			return nil, fmt.Errorf("find hunks: %w", context.Cause(p.ctx))
+		}
+	}
+	return at, nil
+}
+
+// anchored gives the lines at which a chain of anchors ends, for each place at
+// which it can begin.
+func (p *patcher) anchored(anchors []string) []int {
+	ends := p.lines(anchors[0])
+	for _, a := range anchors[1:] {
+		next := p.lines(a)
+		var found []int
+		for _, end := range ends {
+			if i, _ := slices.BinarySearch(next, end+1); i < len(next) {
+				found = append(found, next[i])
+			}
+		}
+		ends = slices.Compact(found)
+	}
+	return ends
+}
+
+// lines gives the lines that are an anchor, or that begin with it where none
+// is. Indentation does not count: models leave it out.
+func (p *patcher) lines(a string) []int {
+	a = strings.TrimSpace(looseMarks.form(a))
+	var whole, begun []int
+	for i, line := range p.form(looseMarks) {
+		switch line = strings.TrimSpace(line); {
+		case line == a:
+			whole = append(whole, i)
+		case strings.HasPrefix(line, a):
+			begun = append(begun, i)
+		}
+	}
+	if len(whole) > 0 {
+		return whole
+	}
+	return begun
+}
+
+// afterAnchors keeps, for each place of the anchors, the first match at or
+// after it.
+func (p *patcher) afterAnchors(i int, h *hunk, all []int) ([]int, error) {
+	ends := p.anchored(h.anchors)
+	if len(ends) == 0 {
+		return nil, p.failed(i, h, "0 matches for its @@ line%s", listed(h.anchors))
+	}
+	var kept []int
+	for _, end := range ends {
+		if j, _ := slices.BinarySearch(all, end); j < len(all) {
+			kept = append(kept, all[j])
+		}
+	}
+	if len(kept) == 0 {
+		return nil, p.failed(i, h, "its lines stand before its @@ line%s, not after it", listed(h.anchors))
+	}
+	return slices.Compact(kept), nil
+}
+
+// choose gives each hunk its place: the only one that it can have, alone or by
+// the order of the hunks.
+func (p *patcher) choose(choices [][]spot) ([]spot, error) {
+	spots := make([]spot, 0, len(choices))
+	if !slices.ContainsFunc(choices, func(c []spot) bool { return len(c) > 1 }) {
+		for _, c := range choices {
+			spots = append(spots, c[0])
+		}
+		slices.SortStableFunc(spots, func(a, b spot) int { return a.first() - b.first() })
+		for i := 1; i < len(spots); i++ {
+			if spots[i].first() < spots[i-1].after() {
+				return nil, p.failed(-1, spots[i].h, "it changes lines that another hunk changes too; make them one hunk")
+			}
+		}
+		return spots, nil
+	}
+	from := 0
+	for i, c := range choices {
+		j := slices.IndexFunc(c, func(s spot) bool { return s.first() >= from })
+		if j < 0 {
+			return nil, p.failed(i, c[0].h, "its lines stand before those of the hunk above it; give the hunks in the file's order")
+		}
+		spots = append(spots, c[j])
+		from = c[j].after()
+	}
+	// The last places, from the end: where they are others, there is a choice.
+	limit := len(p.doc.lines)
+	for i, c := range slices.Backward(choices) {
+		var last spot
+		fits := 0
+		for _, s := range c {
+			if s.after() <= limit && s.first() >= spots[i].first() {
+				last = s
+				fits++
+			}
+		}
+		if last.at != spots[i].at {
+			return nil, p.failed(i, spots[i].h, "%d matches for its lines, at lines %s; add lines around it, or an @@ line before it, until it is the only one",
+				fits, numbers(c))
+		}
+		limit = last.first()
+	}
+	return spots, nil
+}
+
+// numbers names the lines of some places.
+func numbers(spots []spot) string {
+	const most = 10
+	var list []string
+	for _, s := range spots[:min(len(spots), most)] {
+		list = append(list, strconv.Itoa(s.at+1))
+	}
+	if len(spots) > most {
+		list = append(list, "…")
+	}
+	return strings.Join(list, ", ")
+}
+
+// nearest says where the lines of a hunk nearly are: in other white space, or
+// in part.
+func (p *patcher) nearest(old []string) string {
+	if len(p.doc.lines) == 0 {
+		return "; the file is empty"
+	}
+	want := make([]string, len(old))
+	for i, l := range old {
+		want[i] = squeezed(l)
+	}
+	best, at := 0, 0
+	work := 0
+	for i := range p.doc.lines {
+		n := 0
+		for n < len(want) && i+n < len(p.doc.lines) && squeezed(p.doc.lines[i+n]) == want[n] {
+			n++
+		}
+		if n > best {
+			best, at = n, i
+		}
+		if work += n + 1; work > matchWork/100 {
+			break
+		}
+	}
+	switch {
+	case best == len(want):
+		return fmt.Sprintf("; line %d of the file differs from them in white space only: copy it exactly, indentation included", at+1)
+	case best > 0 && at+best < len(p.doc.lines):
+		return fmt.Sprintf("; at line %d of the file it has %s where the patch has %s: read the file again", at+best+1, excerpt(p.doc.lines[at+best]), excerpt(old[best]))
+	case best > 0:
+		return fmt.Sprintf("; the file ends at line %d, where the patch has %s: read the file again", at+best, excerpt(old[best]))
+	}
+	return fmt.Sprintf(", which begin with %s: read the file again", excerpt(old[0]))
+}
+
+func squeezed(s string) string { return strings.Join(strings.Fields(lookAlikes.Replace(s)), " ") }
+
+func listed(anchors []string) string {
+	quoted := make([]string, len(anchors))
+	for i, a := range anchors {
+		quoted[i] = excerpt(a)
+	}
+	return " " + strings.Join(quoted, ", ")
+}
+
+// failed says what is wrong with a hunk; i is its index, or -1.
+func (p *patcher) failed(i int, h *hunk, format string, args ...any) error {
+	name := "a hunk"
+	if i >= 0 {
+		name = "hunk " + strconv.Itoa(i+1)
+	}
+	return refuse("no_match", "%s, %s (line %d of the patch): "+format+". Nothing was changed.",
+		append([]any{shown(p.path), name, h.line}, args...)...)
+}

@@ -1,0 +1,284 @@
+package file
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// Bounds of one patch.
+const (
+	maxPatchFiles = 500
+	maxPatchBytes = 64 << 20 // of all files, before and after
+)
+
+// state is a file at one moment.
+type state struct {
+	exists  bool
+	content []byte
+	sum     string // hex SHA-256, or "absent": what workspace.Op.IfSHA256 wants
+}
+
+func stateOf(content []byte, exists bool) state {
+	if !exists {
+		return state{sum: "absent"}
+	}
+	sum := sha256.Sum256(content)
+	return state{exists: true, content: content, sum: hex.EncodeToString(sum[:])}
+}
+
+// target is what a patch makes of one path, whatever sections name it.
+type target struct {
+	path          string
+	before, after state
+	// from is the path that the file is moved from, to where it goes.
+	from, to string
+	// mode is the file's before; folder is the topmost folder that has to be
+	// made for a new one, "" for none.
+	mode    fs.FileMode
+	folder  string
+	hunks   int
+	loosest looseness
+}
+
+// plan is a whole patch, worked out on the files as they are and not yet done.
+type plan struct {
+	targets []*target
+	byPath  map[string]*target
+	bytes   int
+}
+
+// newPlan works a patch out. Nothing is changed, and nothing will be unless all
+// of it fits.
+func newPlan(ctx context.Context, r workspace.View, sections []section) (*plan, error) {
+	p := &plan{byPath: map[string]*target{}}
+	for _, s := range sections {
+		if err := p.add(ctx, r, s); err != nil {
+			return nil, err
+		}
+	}
+	if !slices.ContainsFunc(p.targets, (*target).changes) {
+		return nil, refuse("no_change", "The patch changes nothing: every file would be as it is.")
+	}
+	return p, nil
+}
+
+func (t *target) changes() bool { return t.before.sum != t.after.sum || t.from != "" || t.to != "" }
+
+// moved says that a path is one end of a move, and can be named no more.
+func (t *target) moved() bool { return t.from != "" || t.to != "" }
+
+func (p *plan) add(ctx context.Context, r workspace.View, s section) error {
+	t, err := p.target(ctx, r, s.path)
+	if err != nil {
+		return err
+	}
+	if t.moved() {
+		return s.bad("exists", "is moved by this patch and can't be named again in it; put all its changes into the section that moves it")
+	}
+	switch s.action {
+	case actionAdd:
+		if t.after.exists {
+			return s.bad("exists", "exists already; change it with *** Update File:, or put *** Delete File: before *** Add File: to replace it")
+		}
+		d := document{lines: s.lines, end: "\n", open: s.open}
+		return p.set(t, stateOf(d.bytes(), true))
+	case actionDelete:
+		if err := s.needs(ctx, r, t); err != nil {
+			return err
+		}
+		return p.set(t, stateOf(nil, false))
+	}
+	if !t.after.exists {
+		return s.missing()
+	}
+	content := t.after.content
+	if len(s.hunks) > 0 {
+		var loose looseness
+		if content, loose, err = patched(ctx, t.path, content, s.hunks); err != nil {
+			return err
+		}
+		t.hunks, t.loosest = t.hunks+len(s.hunks), max(t.loosest, loose)
+	}
+	if s.to == "" {
+		return p.set(t, stateOf(content, true))
+	}
+	return p.move(ctx, r, s, t, stateOf(content, true))
+}
+
+// move makes a file another path's. The move is a rename, which keeps the mode.
+func (p *plan) move(ctx context.Context, r workspace.View, s section, t *target, after state) error {
+	if err := s.needs(ctx, r, t); err != nil {
+		return err
+	}
+	if t.before.sum != t.after.sum {
+		return s.bad("exists", "is changed twice by this patch and moved; put all its changes into the section that moves it")
+	}
+	to, err := p.target(ctx, r, s.to)
+	if err != nil {
+		return err
+	}
+	if to.before.exists || to.after.exists || to.moved() || to == t {
+		return s.bad("exists", "can't be moved to %s, which exists already", shown(s.to))
+	}
+	to.from, t.to = t.path, to.path
+	to.hunks, to.loosest = t.hunks, t.loosest
+	if err := p.set(t, stateOf(nil, false)); err != nil {
+		return err
+	}
+	return p.set(to, after)
+}
+
+// target gives the path's target, reading the file the first time.
+func (p *plan) target(ctx context.Context, r workspace.View, name string) (*target, error) {
+	rel, err := r.Relative(name)
+	if err != nil {
+		return nil, err
+	}
+	if t := p.byPath[rel]; t != nil {
+		return t, nil
+	}
+	if len(p.targets) == maxPatchFiles {
+		return nil, refuse("too_large", "The patch names more than %d files; make several of it. Nothing was changed.", maxPatchFiles)
+	}
+	content, exists, err := current(ctx, r, name)
+	if err != nil {
+		return nil, err
+	}
+	t := &target{path: rel, before: stateOf(content, exists)}
+	t.after = t.before
+	t.look(ctx, r)
+	p.targets = append(p.targets, t)
+	p.byPath[rel] = t
+	return t, p.grow(len(content))
+}
+
+// look notes what an undo could not bring back by itself.
+func (t *target) look(ctx context.Context, r workspace.View) {
+	if t.before.exists {
+		if info, err := r.Lstat(ctx, t.path); err == nil {
+			t.mode = info.Mode
+		}
+		return
+	}
+	for dir := path.Dir(t.path); dir != "."; dir = path.Dir(dir) {
+		if there, err := r.Exists(ctx, dir); there || err != nil {
+			return
+		}
+		t.folder = dir
+	}
+}
+
+func (p *plan) set(t *target, after state) error {
+	t.after = after
+	if len(after.content) > workspace.MaxWriteBytes {
+		return refuse("too_large", "%s would have %d bytes; at most %d can be written. Nothing was changed.", shown(t.path), len(after.content), workspace.MaxWriteBytes)
+	}
+	return p.grow(len(after.content))
+}
+
+func (p *plan) grow(n int) error {
+	if p.bytes += n; p.bytes > maxPatchBytes {
+		return refuse("too_large", "The files of the patch have more than %d bytes together; make several patches of it. Nothing was changed.", maxPatchBytes)
+	}
+	return nil
+}
+
+// needs refuses what only a file can be: a link would be deleted or moved
+// itself, while its content was looked at.
+func (s section) needs(ctx context.Context, r workspace.View, t *target) error {
+	if !t.after.exists {
+		return s.missing()
+	}
+	if !t.before.exists {
+		return nil // added by this patch
+	}
+	info, err := r.Lstat(ctx, s.path)
+	if err != nil {
+		return err
+	}
+	if info.Type != workspace.TypeFile {
+		return s.bad("not_regular", "is a %s; a patch deletes and moves files only", info.Type)
+	}
+	return nil
+}
+
+func (s section) missing() error {
+	return s.bad("not_found", "there is no such file to change; add it with *** Add File:, or look for its name with glob")
+}
+
+// bad is a failure about the section's file.
+func (s section) bad(reason, format string, args ...any) error {
+	return refuse(reason, "%s (line %d of the patch): "+format+". Nothing was changed.", append([]any{shown(s.path), s.line}, args...)...)
+}
+
+// state identifies what the plan was made from.
+func (p *plan) state() string {
+	sum := sha256.New()
+	for _, t := range p.targets {
+		fmt.Fprintf(sum, "%q %s\n", t.path, t.before.sum)
+	}
+	return hex.EncodeToString(sum.Sum(nil))
+}
+
+// projection shows what the plan would change.
+func (p *plan) projection() tools.Projection {
+	var b strings.Builder
+	for _, t := range p.targets {
+		switch {
+		case !t.changes():
+		case t.from != "":
+			from := p.byPath[t.from]
+			fmt.Fprintf(&b, "rename from %s\nrename to %s\n", t.from, t.path)
+			b.WriteString(diff(t.path, from.before.content, t.after.content, true, false))
+		case t.to == "":
+			b.WriteString(diff(t.path, t.before.content, t.after.content, t.before.exists, !t.after.exists))
+		}
+	}
+	return tools.Projection{Diff: b.String(), State: p.state()}
+}
+
+// step is one change, and what undoes it.
+type step struct{ do, undo workspace.Op }
+
+// steps gives the changes in their order: what deletes comes last, because it
+// can be undone only without the file's mode.
+func (p *plan) steps() []step {
+	var steps, deletes []step
+	for _, t := range p.targets {
+		write := step{
+			do:   workspace.Op{Kind: workspace.OpWrite, Path: t.path, Content: t.after.content, IfSHA256: t.before.sum},
+			undo: workspace.Op{Kind: workspace.OpWrite, Path: t.path, Content: t.before.content, IfSHA256: t.after.sum},
+		}
+		switch {
+		case t.to != "" || !t.changes():
+		case t.from != "":
+			before := p.byPath[t.from].before
+			steps = append(steps, step{
+				do:   workspace.Op{Kind: workspace.OpRename, Path: t.from, To: t.path, IfSHA256: before.sum},
+				undo: workspace.Op{Kind: workspace.OpRename, Path: t.path, To: t.from, IfSHA256: before.sum},
+			})
+			if before.sum != t.after.sum {
+				write.do.IfSHA256, write.undo.Content = before.sum, before.content
+				steps = append(steps, write)
+			}
+		case !t.before.exists:
+			write.undo = workspace.Op{Kind: workspace.OpDelete, Path: t.path, IfSHA256: t.after.sum}
+			steps = append(steps, write)
+		case !t.after.exists:
+			write.do = workspace.Op{Kind: workspace.OpDelete, Path: t.path, IfSHA256: t.before.sum}
+			deletes = append(deletes, write)
+		default:
+			steps = append(steps, write)
+		}
+	}
+	return append(steps, deletes...)
+}
