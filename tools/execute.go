@@ -88,7 +88,7 @@ func (r *round) perform(p *pending) (out Output, err, cause error) {
 	events := &callEvents{out: &r.d.out, callID: p.call.ID}
 	defer events.close()
 	call := p.call
-	call.Delta = events.delta
+	call.Delta, call.Asked = events.delta, p.ask != nil
 
 	type outcome struct {
 		out Output

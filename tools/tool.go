@@ -80,6 +80,9 @@ type Call struct {
 	// Projected is [Projection].State of what was shown and approved, "" where
 	// nothing was. The dispatcher sets it.
 	Projected string
+	// Asked says that an answer was needed for exactly this input, and allowed
+	// it: what was not shown then was not allowed. The dispatcher sets it.
+	Asked bool
 	// Delta reports live output; never nil, safe for concurrent use. The
 	// dispatcher sets it. After Execute returned it does nothing.
 	Delta func(stream, text string)
