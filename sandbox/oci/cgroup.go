@@ -75,20 +75,23 @@ func layOut(trees []tree, own map[string]string, name string) (cgroupPlan, []str
 	var have []string
 	for _, t := range trees {
 		at, ok := t.dir(own)
+		if t.v2() && len(trees) > 1 {
+			if !ok {
+				at = t.mount
+			}
+			p.dirs = append(p.dirs, hybridDirs(t.mount, at, name)...)
+			continue
+		}
 		if !ok {
 			continue
 		}
-		if t.v2() && len(trees) == 1 {
+		if t.v2() {
 			if at != t.mount {
 				at = filepath.Dir(at)
 			}
 			p.path = path.Join("/", path.Dir(own[""]), name)
 		}
 		if !writable(at) {
-			continue
-		}
-		if t.v2() && len(trees) > 1 {
-			p.dirs = append(p.dirs, filepath.Join(at, name)) // hybrid: no limits, but runc makes one
 			continue
 		}
 		have = append(have, t.has()...)
@@ -99,6 +102,21 @@ func layOut(trees []tree, own map[string]string, name string) (cgroupPlan, []str
 		}
 	}
 	return p, have
+}
+
+// hybridDirs are the folders that a runtime may make in the v2 tree of a hybrid
+// host, where nothing is limited: runc makes one at the tree's root, wherever our
+// own cgroup is (opencontainers/cgroups, v1_utils.go, GetOwnCgroupPath, as of runc
+// 1.0 to 1.5), though its path is relative to ours in every other tree. Another
+// runtime may take that path at its word. What was not made is not missed.
+func hybridDirs(mount, at, name string) []string {
+	var dirs []string
+	for _, parent := range slices.Compact([]string{mount, at}) {
+		if writable(parent) {
+			dirs = append(dirs, filepath.Join(parent, name))
+		}
+	}
+	return dirs
 }
 
 func (t tree) v2() bool { return t.controllers == nil }

@@ -29,7 +29,7 @@ func folders(t *testing.T, files map[string]string) string {
 
 func TestCgroupLayout(t *testing.T) {
 	root := folders(t, map[string]string{
-		"memory/ci/job/memory.memsw.limit_in_bytes": "1", "pids/x": "", "cpu/x": "", "unified/x": "",
+		"memory/ci/job/memory.memsw.limit_in_bytes": "1", "pids/x": "", "cpu/x": "", "unified/init/x": "",
 		"v2/cgroup.controllers": "cpuset cpu io memory pids\n", "v2/user.slice/session.scope/x": "",
 		"nested/cgroup.controllers": "cpu memory pids", "nested/job/x": "",
 	})
@@ -54,6 +54,29 @@ func TestCgroupLayout(t *testing.T) {
 				at("memory/ci/job/caisson-ses_1"), at("pids/caisson-ses_1"), at("cpu/caisson-ses_1"), at("unified/caisson-ses_1"),
 			}},
 			have: []string{"memory", "pids", "cpu", "cpuacct"},
+		},
+		{
+			name:  "hybrid, and our own processes are not at its root",
+			trees: []tree{{at("pids"), "/", []string{"pids"}}, {at("unified"), "/", nil}},
+			own:   "8:pids:/\n0::/init\n",
+			want: cgroupPlan{path: "caisson-ses_1", swap: true, dirs: []string{
+				at("pids/caisson-ses_1"), at("unified/caisson-ses_1"), at("unified/init/caisson-ses_1"),
+			}},
+			have: []string{"pids"},
+		},
+		{
+			name:  "hybrid, and our own cgroup is gone from it",
+			trees: []tree{{at("pids"), "/", []string{"pids"}}, {at("unified"), "/", nil}},
+			own:   "8:pids:/\n0::/gone\n",
+			want:  cgroupPlan{path: "caisson-ses_1", swap: true, dirs: []string{at("pids/caisson-ses_1"), at("unified/caisson-ses_1")}},
+			have:  []string{"pids"},
+		},
+		{
+			name:  "hybrid, and our own cgroup is not in what is mounted of it",
+			trees: []tree{{at("pids"), "/", []string{"pids"}}, {at("unified"), "/elsewhere", nil}},
+			own:   "8:pids:/\n0::/\n",
+			want:  cgroupPlan{path: "caisson-ses_1", swap: true, dirs: []string{at("pids/caisson-ses_1"), at("unified/caisson-ses_1")}},
+			have:  []string{"pids"},
 		},
 		{
 			name:  "v2, in a session",

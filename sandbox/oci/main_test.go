@@ -25,6 +25,7 @@ import (
 const (
 	ownerHelper = "CAISSON_OCI_OWNER" // a Caisson that makes a sandbox and waits to be killed
 	userHelper  = "CAISSON_OCI_USER"  // the tests, as an ordinary user; the folder with programs
+	placeHelper = "CAISSON_OCI_PLACE" // some tests, in another cgroup; any text
 )
 
 func TestMain(m *testing.M) {
@@ -34,6 +35,10 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		os.Exit(0)
+	}
+	if os.Getenv(placeHelper) != "" {
+		groups, err := processCgroups("self")
+		fmt.Fprintln(os.Stdout, placeHelper, groups[""], err)
 	}
 	code := m.Run()
 	if err := goleak.Find(); err != nil && code == 0 {
