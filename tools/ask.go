@@ -1,6 +1,7 @@
 package tools
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -14,9 +15,6 @@ import (
 // projectTimeout bounds making a diff; reading a file takes milliseconds.
 const projectTimeout = 10 * time.Second
 
-// errConfirmTimeout is the cause of a question whose time is over.
-var errConfirmTimeout = errors.New("confirmation timed out")
-
 // question is one call's need for an answer. What it becomes is read after
 // done is closed.
 type question struct {
@@ -28,6 +26,7 @@ type question struct {
 	shown  Projection
 	again  bool
 
+	id      string   // of its confirmation
 	inquiry *inquiry // nil where it was put to nobody
 
 	done chan struct{}
@@ -60,11 +59,12 @@ func (r *round) applyPrompts(all []*pending) {
 		}
 		if r.d.opts.Broker == nil {
 			c := r.confirmation(p)
+			p.ask.id = c.ID
 			_ = r.emit(ConfirmationRequested{c})
-			r.settle(p, r.nobody(p, c))
+			r.settle(p, r.nobody(p))
 			continue
 		}
-		if p.ask.once {
+		if p.ask.once && p.dangerous == "" {
 			if leader := leaders[p.call.Name]; leader != nil {
 				p.ask.leader = leader
 			} else {
@@ -83,16 +83,25 @@ func (r *round) settle(p *pending, fail *Error) {
 
 // earlier looks for an answer of this session, then for a stored one.
 func (r *round) earlier(p *pending) (fail *Error, settled bool) {
-	decision, by, scope := Decision(""), "session", ScopeSession
-	if d, ok := r.d.asked.get(p.call.Name); ok {
+	decision, by, scope := Decision(""), bySession, ScopeSession
+	if d, ok := r.remembered(p); ok {
 		decision = d
 	} else if d, ok := r.stored(p); ok {
-		decision, by, scope = d, "grant", ScopeAlways
+		decision, by, scope = d, byGrant, ScopeAlways
 	} else {
 		return nil, false
 	}
-	_ = r.emit(ConfirmationResolved{CallID: p.call.ID, Decision: decision, Scope: scope, By: by})
+	if err := r.emit(ConfirmationResolved{CallID: p.call.ID, Decision: decision, Scope: scope, By: by}); err != nil {
+		return r.cancelled(err), true
+	}
 	return denied(decision), true
+}
+
+// remembered is the session's answer about a call's tool. An allow was not
+// given to what is dangerous.
+func (r *round) remembered(p *pending) (Decision, bool) {
+	d, ok := r.d.asked.get(p.call.Name)
+	return d, ok && (d != DecisionAllow || p.dangerous == "")
 }
 
 func (r *round) stored(p *pending) (Decision, bool) {
@@ -137,45 +146,60 @@ func (r *round) confirmation(p *pending) Confirmation {
 	input, hidden := inputForDisplay(p.call.Input)
 	paths, hiddenPath := p.pathsForDisplay()
 	diff, hiddenDiff := DisplayLines(p.ask.shown.Diff)
-	scopes := []Scope{ScopeOnce, ScopeSession}
-	if _, ok := grantKey(p, r.d.opts.Workspace); ok && r.d.opts.Grants != nil {
-		scopes = append(scopes, ScopeAlways)
-	}
-	return Confirmation{
-		ID: randomHex(16), CallID: p.call.ID, Name: p.call.Name, Class: p.tool.def.Class,
-		Input: input, Summary: p.summary, Exact: p.call.Input, InputHash: p.hash,
+	folder, _ := Display(r.d.opts.Workspace)
+	danger, _ := Display(p.dangerous)
+	c := Confirmation{
+		ID: randomHex(16), CallID: p.call.ID, Seq: int(r.d.questions.Add(1)), Name: p.call.Name, Class: p.tool.def.Class,
+		Runs: p.tool.def.Runs, Workspace: folder, Dangerous: danger,
+		Input: input, Summary: p.summary, Exact: bytes.Clone(p.call.Input), InputHash: p.hash,
 		Projected: paths, Diff: elide(diff, maxShownDiff), Hidden: hidden || hiddenPath || hiddenDiff,
-		Changed: p.ask.again, Scopes: scopes, Expires: time.Now().Add(r.d.opts.ConfirmTimeout),
+		Changed: p.ask.again, Scopes: []Scope{ScopeOnce, ScopeSession}, Expires: time.Now().Add(r.d.opts.ConfirmTimeout),
 	}
+	if key, ok := grantKey(p, r.d.opts.Workspace); ok && r.d.opts.Grants != nil {
+		c.Scopes = append(c.Scopes, ScopeAlways)
+		c.Phrase, _ = Display(key.Phrase)
+	}
+	return c
 }
 
 // askAll asks the open questions of a round together: all are made and
 // reported, in request order, before the first one is put.
 func (r *round) askAll(open []*pending) {
 	var asking []*pending
-	var wg sync.WaitGroup
 	for _, p := range open {
 		if p.ask != nil && p.ask.leader == nil && !p.ask.settled() {
 			asking = append(asking, p)
-			wg.Go(func() { p.ask.shown = r.project(p) })
 		}
 	}
-	wg.Wait()
+	if len(asking) == 0 {
+		return
+	}
+	r.projectAll(asking)
 	if err := context.Cause(r.ctx); err != nil {
 		for _, p := range asking {
 			p.ask.resolve(r.cancelled(err))
 		}
 		return
 	}
-	confirmations := make([]Confirmation, len(asking))
+	inquiries := make([]*inquiry, len(asking))
 	for i, p := range asking {
-		confirmations[i] = r.confirmation(p)
-		_ = r.emit(ConfirmationRequested{confirmations[i]})
+		inquiries[i] = r.pose(p)
 	}
+	r.d.opts.Broker.present(inquiries...)
+	var wg sync.WaitGroup
 	for i, p := range asking {
-		wg.Go(func() { p.ask.resolve(r.put(p, confirmations[i])) })
+		wg.Go(func() { p.ask.resolve(r.put(p, inquiries[i])) })
 	}
 	wg.Wait()
+}
+
+// pose makes a call's question and reports it. An answer may come from then on.
+func (r *round) pose(p *pending) *inquiry {
+	c := r.confirmation(p)
+	p.ask.id = c.ID
+	p.ask.inquiry = r.d.opts.Broker.open(r.ctx, c)
+	_ = r.emit(ConfirmationRequested{c})
+	return p.ask.inquiry
 }
 
 func (q *question) settled() bool {
@@ -204,39 +228,76 @@ func (r *round) answer(p *pending) *Error {
 func (r *round) follow(p *pending, leader *question) *Error {
 	by := leader.by
 	switch by {
-	case "user":
-		by = "session"
-	case "on_prompt":
+	case byUser:
+		by = bySession
+	case byOnPrompt:
 		r.countUnapproved(leader.decision)
 	case "":
 		return leader.fail // cancelled before it was put
 	}
-	_ = r.emit(ConfirmationResolved{CallID: p.call.ID, Decision: leader.decision, Scope: ScopeSession, By: by})
+	if err := r.emit(ConfirmationResolved{CallID: p.call.ID, Decision: leader.decision, Scope: ScopeSession, By: by}); err != nil {
+		return r.cancelled(err)
+	}
 	return leader.fail
 }
 
-// project makes the diff of a call, and fails into none.
-func (r *round) project(p *pending) (shown Projection) {
+// projectAll makes the diffs of calls, a few at a time: each may hold two
+// versions of a large file.
+func (r *round) projectAll(all []*pending) {
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, r.d.opts.Concurrency)
+	for _, p := range all {
+		slots <- struct{}{}
+		wg.Go(func() {
+			p.ask.shown = r.project(p)
+			<-slots
+		})
+	}
+	wg.Wait()
+}
+
+// project makes the diff of a call, and fails into none. A tool that does not
+// come back holds nobody up; Close waits for it.
+func (r *round) project(p *pending) Projection {
 	ctx, cancel := context.WithTimeoutCause(r.ctx, projectTimeout, errors.New("projection timed out"))
 	defer cancel()
-	err := guard(func() {
-		projector, ok := p.tool.factory().(Projector)
-		if !ok {
-			return
-		}
-		call := p.call
-		call.Delta = func(string, string) {}
-		var err error
-		if shown, err = projector.Project(ctx, &call); err != nil {
-			shown = Projection{}
-			r.d.log.Debug("no projection", zap.String("call", p.call.ID), zap.Error(err))
+	call := p.call
+	call.Input, call.Delta = bytes.Clone(p.call.Input), func(string, string) {}
+	done := make(chan Projection, 1)
+	r.d.running.Go(func() {
+		var shown Projection
+		err := errNoReturn
+		defer func() {
+			if err != nil {
+				r.unprojected(call, err)
+				shown = Projection{}
+			}
+			done <- shown
+		}()
+		if broken := guard(func() {
+			projector, ok := p.tool.factory().(Projector)
+			if err = nil; ok {
+				shown, err = projector.Project(ctx, &call)
+			}
+		}); broken != nil {
+			err = broken
 		}
 	})
-	if err != nil {
-		r.d.log.Error("projection panics", zap.String("tool", string(p.call.Name)), zap.Error(err))
+	select {
+	case shown := <-done:
+		return shown
+	case <-ctx.Done():
 		return Projection{}
 	}
-	return shown
+}
+
+// unprojected logs why there is no diff: often there can be none.
+func (r *round) unprojected(call Call, err error) {
+	level := zap.DebugLevel
+	if _, broken := errors.AsType[*panicError](err); broken || errors.Is(err, errNoReturn) {
+		level = zap.ErrorLevel
+	}
+	r.d.log.Log(level, "no projection", zap.String("call", call.ID), zap.String("tool", string(call.Name)), zap.Error(err))
 }
 
 // asShown says whether what was approved is still what would happen.
@@ -255,73 +316,76 @@ func (r *round) askAgain(p *pending) {
 	p.ask = newQuestion(p)
 	p.ask.again = true
 	p.ask.shown = r.project(p)
-	c := r.confirmation(p)
-	_ = r.emit(ConfirmationRequested{c})
-	p.ask.resolve(r.put(p, c))
+	q := r.pose(p)
+	r.d.opts.Broker.present(q)
+	p.ask.resolve(r.put(p, q))
 }
 
-// put asks whoever can answer and waits for the first answer: a person's, the
-// end of the time, a cancellation, or one to a sibling that holds for the session.
-func (r *round) put(p *pending, c Confirmation) *Error {
-	ctx, cancel := context.WithDeadlineCause(r.ctx, c.Expires, errConfirmTimeout)
-	defer cancel()
+// put waits for the first answer to a question: a person's, the end of the
+// time, a cancellation, or one to a sibling that holds for the session.
+func (r *round) put(p *pending, q *inquiry) *Error {
 	broker := r.d.opts.Broker
-	q := broker.ask(ctx, c)
-	p.ask.inquiry = q
 	for {
 		changed := r.d.asked.watch()
-		if d, ok := r.d.asked.get(p.call.Name); ok {
-			broker.settle(q, Answer{d, ScopeSession}, "session")
+		if d, ok := r.remembered(p); ok {
+			broker.settle(q, Answer{d, ScopeSession}, bySession)
 		}
 		select {
 		case <-q.answered:
-			return r.replied(p, c, q.reply)
+			return r.replied(p, q)
 		case <-changed:
-		case <-ctx.Done():
-			by := "cancel"
-			if errors.Is(context.Cause(ctx), errConfirmTimeout) {
-				by = "timeout"
-			}
-			broker.settle(q, Answer{}, by)
+			continue
+		case <-q.ctx.Done():
+			broker.settle(q, Answer{}, byCancel) // or by the timeout, which the broker sees
 		case <-q.alone:
-			broker.settle(q, Answer{}, "on_prompt")
+			broker.settle(q, Answer{}, byOnPrompt)
 		}
+		return r.replied(p, q)
 	}
 }
 
 // replied applies the first answer.
-func (r *round) replied(p *pending, c Confirmation, first reply) *Error {
+func (r *round) replied(p *pending, q *inquiry) *Error {
+	first := q.reply
 	switch first.by {
-	case "session":
+	case bySession:
 		p.ask.shown = Projection{} // the answer was not to this diff
-		r.resolved(p, c, first.answer.Decision, ScopeSession, first)
-		return denied(first.answer.Decision)
-	case "timeout":
-		r.resolved(p, c, DecisionTimeout, ScopeOnce, first)
+		return firstOf(r.resolved(p, first, first.answer.Decision, ScopeSession), denied(first.answer.Decision))
+	case byTimeout:
 		message := fmt.Sprintf("Nobody confirmed this operation within %v.", r.d.opts.ConfirmTimeout)
-		return &Error{Class: ErrorConfirmationTimeout, Message: message, Visible: true}
-	case "cancel":
-		r.resolved(p, c, DecisionDeny, ScopeOnce, first)
-		return r.cancelled(context.Cause(r.ctx))
-	case "on_prompt":
-		return r.nobody(p, c)
+		timeout := &Error{Class: ErrorConfirmationTimeout, Message: message, Visible: true}
+		return firstOf(r.resolved(p, first, DecisionTimeout, ScopeOnce), timeout)
+	case byCancel:
+		return firstOf(r.resolved(p, first, DecisionDeny, ScopeOnce), r.cancelled(context.Cause(r.ctx)))
+	case byOnPrompt:
+		return r.nobody(p)
 	}
-	return r.answered(p, c, first)
+	return r.answered(p, q)
+}
+
+func firstOf(fails ...*Error) *Error {
+	for _, fail := range fails {
+		if fail != nil {
+			return fail
+		}
+	}
+	return nil
 }
 
 // answered applies a person's answer.
-func (r *round) answered(p *pending, c Confirmation, first reply) *Error {
-	a := first.answer
+func (r *round) answered(p *pending, q *inquiry) *Error {
+	a := q.reply.answer
 	if a.Decision != DecisionAllow {
 		a.Decision = DecisionDeny
 	}
-	if !slices.Contains(c.Scopes, a.Scope) {
+	if !slices.Contains(q.Scopes, a.Scope) {
 		a.Scope = ScopeOnce
 	}
+	var stored Grant
 	if a.Scope == ScopeAlways {
-		key, _ := grantKey(p, r.d.opts.Workspace)
-		key.Decision = a.Decision
-		if err := r.d.opts.Grants.Add(key); err != nil {
+		stored, _ = grantKey(p, r.d.opts.Workspace)
+		stored.Decision = a.Decision
+		if err := r.d.opts.Grants.Add(stored); err != nil {
 			r.warn(p, "the answer could not be stored and holds for this call only: "+err.Error())
 			a.Scope = ScopeOnce
 		}
@@ -329,27 +393,40 @@ func (r *round) answered(p *pending, c Confirmation, first reply) *Error {
 	if p.ask.once && a.Scope == ScopeOnce {
 		a.Scope = ScopeSession
 	}
-	r.resolved(p, c, a.Decision, a.Scope, first)
-	if a.Scope == ScopeSession {
-		r.d.asked.set(p.call.Name, a.Decision)
+	fail := r.recordAnswer(p, q.reply, a)
+	if fail != nil && a.Scope == ScopeAlways && a.Decision == DecisionAllow {
+		_, _ = r.d.opts.Grants.Revoke(stored.SameKey) // what nobody was told of must not last
 	}
-	return denied(a.Decision)
+	return firstOf(fail, denied(a.Decision))
+}
+
+// recordAnswer records a person's answer, and keeps it where it holds for the
+// session.
+func (r *round) recordAnswer(p *pending, first reply, a Answer) (fail *Error) {
+	if a.Scope != ScopeSession {
+		return r.resolved(p, first, a.Decision, a.Scope)
+	}
+	r.d.asked.keep(p.call.Name, a.Decision, func(s Scope) bool {
+		fail = r.resolved(p, first, a.Decision, s)
+		return fail == nil
+	})
+	return fail
 }
 
 // nobody applies OnPrompt to a question that can be put to nobody.
-func (r *round) nobody(p *pending, c Confirmation) *Error {
+func (r *round) nobody(p *pending) *Error {
+	first := reply{by: byOnPrompt}
 	if r.d.opts.OnPrompt == OnPromptAllow {
 		p.ask.shown = Projection{} // nobody saw it
-		r.resolved(p, c, DecisionAllow, ScopeOnce, reply{by: "on_prompt"})
-		return nil
+		return r.resolved(p, first, DecisionAllow, ScopeOnce)
 	}
-	r.resolved(p, c, DecisionDeny, ScopeOnce, reply{by: "on_prompt"})
+	fail := r.resolved(p, first, DecisionDeny, ScopeOnce)
 	r.countUnapproved(DecisionDeny)
 	if r.d.opts.OnPrompt == OnPromptFail {
 		r.stop(fmt.Errorf("tool %s: %w", p.call.Name, ErrNoApprover))
 	}
 	message := fmt.Sprintf("Tool %q (class %s) needs an approval, and nobody can be asked in this session.", p.tool.wire, p.tool.def.Class)
-	return &Error{Class: ErrorPermissionDenied, Reason: "no_approver", Message: message, Visible: true}
+	return firstOf(fail, &Error{Class: ErrorPermissionDenied, Reason: "no_approver", Message: message, Visible: true})
 }
 
 // countUnapproved counts a call that was refused for want of an approver.
@@ -362,13 +439,18 @@ func (r *round) countUnapproved(d Decision) {
 	r.d.unapproved++
 }
 
-// resolved records what became of a question, and tells whoever answered it.
-func (r *round) resolved(p *pending, c Confirmation, d Decision, s Scope, first reply) {
+// resolved records what became of a question, and then tells whoever answered
+// it. An answer that can't be recorded is none: the call fails.
+func (r *round) resolved(p *pending, first reply, d Decision, s Scope) *Error {
 	p.ask.decision, p.ask.by = d, first.by
-	_ = r.emit(ConfirmationResolved{
-		CallID: c.CallID, ConfirmationID: c.ID, Decision: d, Scope: s, By: first.by, Client: first.client,
+	err := r.emit(ConfirmationResolved{
+		CallID: p.call.ID, ConfirmationID: p.ask.id, Decision: d, Scope: s, By: first.by, Client: first.client,
 	})
-	if p.ask.inquiry != nil {
-		r.d.opts.Broker.record(p.ask.inquiry, Resolution{c.ID, c.CallID, d, s, first.by, first.client})
+	if q := p.ask.inquiry; q != nil {
+		r.d.opts.Broker.record(q, Resolution{q.ID, q.CallID, d, s, first.by, first.client}, err)
 	}
+	if err != nil {
+		return r.cancelled(err)
+	}
+	return nil
 }

@@ -7,9 +7,11 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"go.uber.org/zap"
 )
 
-// Errors of [Broker.Answer], for errors.Is.
+// Errors of [Broker.Answer], for errors.Is; [ErrRecord] is the third.
 var (
 	// ErrUnknownConfirmation says that the session never asked this, or so long
 	// ago that it is forgotten.
@@ -20,12 +22,16 @@ var (
 )
 
 // ResolvedError is an answer that came too late: the decision that was recorded
-// stands.
+// stands. It is also the cause with which an [Approver]'s context ends.
 type ResolvedError struct{ Resolution Resolution }
 
 // Error names the decision and who made it.
 func (e *ResolvedError) Error() string {
-	return fmt.Sprintf("%v: %s by %s", ErrResolved, e.Resolution.Decision, e.Resolution.By)
+	by := e.Resolution.By
+	if e.Resolution.Client != "" {
+		by += " at " + e.Resolution.Client
+	}
+	return fmt.Sprintf("%v: %s by %s", ErrResolved, e.Resolution.Decision, by)
 }
 
 // Unwrap gives [ErrResolved].
@@ -48,6 +54,10 @@ type Resolution struct {
 // answers are told what was decided. A round asks at most 256 questions.
 const keptResolutions = 4096
 
+// maxLabelBytes bounds what a client says of itself, and an id that it names:
+// both go into records.
+const maxLabelBytes = 128
+
 // BrokerOptions configure a [Broker]. The zero value asks the attached clients
 // alone.
 type BrokerOptions struct {
@@ -59,25 +69,40 @@ type BrokerOptions struct {
 // Broker is where the confirmations of one session are answered. Clients that
 // ask a person are attached; others read [Broker.Pending] and call
 // [Broker.Answer]. The first answer wins, whoever gives it; the end of the time
-// and a cancellation are answers too. It serves one dispatcher. It is safe for
-// concurrent use, and needs no closing: when its dispatcher is closed, nothing
-// is pending. The zero value is not useful; use [NewBroker].
+// and a cancellation are answers too. Nobody is told of an answer before it is
+// recorded. It serves one dispatcher, whose Close waits for the clients that
+// are still asking. It is safe for concurrent use, and needs no closing. The
+// zero value is not useful; use [NewBroker].
 //
 //	dispatcher                     broker                          clients
 //	──────────                     ──────                          ───────
-//	ConfirmationRequested ───────▶ pending ──── Approve ─────────▶ terminal
-//	                                  │  ◀───── Answer ─────────── HTTP
-//	ConfirmationResolved ◀── first ───┘
-//	        └─ recorded ─────────▶ resolved ─── 200, or 409 ─────▶ whoever answered
+//	                    open ────▶ pending ◀──── Answer ────────── HTTP
+//	ConfirmationRequested             │
+//	                 present ────▶    ├───── Approve ────────────▶ terminal
+//	                                  ▼
+//	ConfirmationResolved ◀─ first ─ written
+//	        └─ recorded ─────────▶ resolved ── 200, or 409 ──────▶ whoever answered
+//	                                  └─────── ResolvedError ────▶ whoever still asks
 type Broker struct {
 	opts BrokerOptions
+	// awake is the clock that goes on while the machine sleeps.
+	awake func() time.Duration
 
 	mu       sync.Mutex
-	emit     func(Event) error
+	bound    binding
 	clients  []*client
 	pending  []*inquiry // oldest first
-	resolved map[string]Resolution
+	resolved map[string]outcomeOf
 	past     []string // keys of resolved, oldest first
+	attempts attempts
+}
+
+// binding is what a broker needs of its dispatcher.
+type binding struct {
+	emit func(Event) error
+	// run starts a goroutine that the dispatcher's Close waits for.
+	run func(func())
+	log *zap.Logger
 }
 
 // client is one attached approver.
@@ -86,41 +111,26 @@ type client struct {
 	approver Approver
 }
 
-// inquiry is one confirmation on its way to an answer.
-type inquiry struct {
-	Confirmation
-	ctx context.Context //nolint:containedctx // an inquiry lives as long as the question that waits for it
-	// asking are the clients that were shown it and have not given up.
-	asking  map[*client]context.CancelFunc
-	written bool
-	reply   reply
-	// answered is closed when reply is written, alone when no client is left
-	// and nobody may come, recorded when the dispatcher has made the answer a
-	// record: resolution is then set.
-	answered, alone, recorded chan struct{}
-	resolution                Resolution
-}
-
-// reply is the first answer to an inquiry.
-type reply struct {
-	answer Answer
-	client string
-	by     string
+// outcomeOf is what is remembered of a confirmation: what was recorded, or why
+// nothing could be.
+type outcomeOf struct {
+	resolution Resolution
+	err        error
 }
 
 // NewBroker makes a broker that no client is attached to.
 func NewBroker(opts BrokerOptions) *Broker {
-	return &Broker{opts: opts, resolved: map[string]Resolution{}}
+	return &Broker{opts: opts, awake: sinceBoot, resolved: map[string]outcomeOf{}}
 }
 
 // bind makes the broker a dispatcher's.
-func (b *Broker) bind(emit func(Event) error) error {
+func (b *Broker) bind(to binding) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.emit != nil {
+	if b.bound.emit != nil {
 		return errors.New("Options.Broker serves another dispatcher")
 	}
-	b.emit = emit
+	b.bound = to
 	return nil
 }
 
@@ -128,7 +138,7 @@ func (b *Broker) bind(emit func(Event) error) error {
 // its Approve. The label is recorded with its answers. detach ends what it is
 // asking and shows it nothing more; it may be called twice.
 func (b *Broker) Attach(label string, a Approver) (detach func()) {
-	c := &client{label: label, approver: a}
+	c := &client{label: clip(repairText(label), maxLabelBytes), approver: a}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.clients = append(b.clients, c)
@@ -146,12 +156,13 @@ func (b *Broker) Attach(label string, a Approver) (detach func()) {
 }
 
 // Pending are the confirmations that wait for an answer, the oldest first.
+// What they point to must not be changed.
 func (b *Broker) Pending() []Confirmation {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var list []Confirmation
 	for _, q := range b.pending {
-		if !q.written {
+		if !q.written && b.ended(q) == "" {
 			list = append(list, q.Confirmation)
 		}
 	}
@@ -160,140 +171,78 @@ func (b *Broker) Pending() []Confirmation {
 
 // Answer answers one confirmation in the name of a client, and returns what was
 // recorded. It waits until it is recorded, so that nobody is told of an answer
-// that a crash could still lose; ctx bounds that wait alone. Its errors wrap
-// [ErrUnknownConfirmation] or [ErrResolved], and every one of them is reported
-// as [ConfirmationAttempted].
+// that a crash could still lose; ctx bounds that wait alone, and the answer
+// stands. Its errors wrap [ErrUnknownConfirmation], [ErrResolved], or
+// [ErrRecord]: the decision could not be recorded, and nothing was allowed.
+// The first two are reported as [ConfirmationAttempted].
 func (b *Broker) Answer(ctx context.Context, id string, a Answer, label string) (Resolution, error) {
+	label = clip(repairText(label), maxLabelBytes)
 	b.mu.Lock()
 	at := slices.IndexFunc(b.pending, func(q *inquiry) bool { return q.ID == id })
 	if at < 0 {
-		past, ok := b.resolved[id]
+		past, known := b.resolved[id]
 		b.mu.Unlock()
-		return b.late(id, a, label, past, ok)
+		return b.late(id, a, label, past, known)
 	}
 	q := b.pending[at]
-	first := b.write(q, reply{a, label, "user"})
+	first := b.write(q, reply{a, label, byUser})
 	b.mu.Unlock()
 	select {
 	case <-q.recorded:
 	case <-ctx.Done():
-		return Resolution{}, fmt.Errorf("wait for the record: %w", context.Cause(ctx))
+		select {
+		case <-q.recorded:
+		default:
+			return Resolution{}, fmt.Errorf("wait for the record: %w", context.Cause(ctx))
+		}
 	}
-	if !first {
-		return b.late(id, a, label, q.resolution, true)
+	if !first || q.outcome.err != nil {
+		return b.late(id, a, label, q.outcome, true)
 	}
-	return q.resolution, nil
+	return q.outcome.resolution, nil
 }
 
-// late reports an answer that changes nothing.
-func (b *Broker) late(id string, a Answer, label string, past Resolution, known bool) (Resolution, error) {
-	attempt := ConfirmationAttempted{ConfirmationID: id, Decision: a.Decision, Scope: a.Scope, Client: label}
-	err := fmt.Errorf("answer %q: %w", id, ErrUnknownConfirmation)
+// late is the end of an answer that changes nothing: it is reported, and its
+// client is told what stands.
+func (b *Broker) late(id string, a Answer, label string, past outcomeOf, known bool) (Resolution, error) {
+	id = clip(repairText(id), maxLabelBytes)
+	if past.err != nil {
+		return Resolution{}, fmt.Errorf("answer %q: %w", id, past.err)
+	}
+	attempt := ConfirmationAttempted{
+		ConfirmationID: id, Client: label,
+		Decision: Decision(clip(repairText(string(a.Decision)), maxLabelBytes)),
+		Scope:    Scope(clip(repairText(string(a.Scope)), maxLabelBytes)),
+	}
+	var err error = &ResolvedError{past.resolution}
 	if known {
-		attempt.CallID, attempt.Recorded, attempt.By = past.CallID, past.Decision, past.By
-		err = &ResolvedError{past}
+		attempt.CallID, attempt.Recorded, attempt.By = past.resolution.CallID, past.resolution.Decision, past.resolution.By
+	} else {
+		err = fmt.Errorf("answer %q: %w", id, ErrUnknownConfirmation)
 	}
+	return past.resolution, errors.Join(err, b.attempted(attempt))
+}
+
+// attempted reports an answer that changed nothing, unless there are too many.
+func (b *Broker) attempted(attempt ConfirmationAttempted) error {
 	b.mu.Lock()
-	emit := b.emit
+	emit := b.bound.emit
+	omitted, ok := b.attempts.take(time.Now())
 	b.mu.Unlock()
-	if emit != nil {
-		_ = emit(attempt) // what can't be recorded ends the session by itself
+	if emit == nil || !ok {
+		return nil
 	}
-	return past, err
+	attempt.Omitted = omitted
+	return emit(attempt) // what can't be recorded ends the session by itself
 }
 
-// write makes an answer the inquiry's, if it is the first and in time. The
-// caller holds mu.
-func (b *Broker) write(q *inquiry, r reply) bool {
-	if q.written || r.by == "user" && (q.ctx.Err() != nil || !time.Now().Before(q.Expires)) {
-		return false
-	}
-	q.written, q.reply = true, r
-	for _, stop := range q.asking {
-		stop()
-	}
-	close(q.answered)
-	return true
-}
-
-// ask opens an inquiry and shows it to the attached clients. The dispatcher
-// closes it with [Broker.record].
-func (b *Broker) ask(ctx context.Context, c Confirmation) *inquiry {
-	q := &inquiry{
-		Confirmation: c, ctx: ctx, asking: map[*client]context.CancelFunc{},
-		answered: make(chan struct{}), alone: make(chan struct{}), recorded: make(chan struct{}),
-	}
+// close reports what was not reported one by one. Its dispatcher calls it.
+func (b *Broker) close() {
 	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.pending = append(b.pending, q)
-	for _, c := range b.clients {
-		b.show(q, c)
+	omitted := b.attempts.omitted
+	b.attempts.omitted = 0
+	b.mu.Unlock()
+	if omitted > 0 {
+		_ = b.bound.emit(Warning{Message: fmt.Sprintf("%d more answers to confirmations changed nothing and were not recorded one by one", omitted)})
 	}
-	b.checkAlone(q)
-	return q
-}
-
-// show puts an inquiry to a client. The caller holds mu.
-func (b *Broker) show(q *inquiry, c *client) {
-	if q.written {
-		return
-	}
-	ctx, stop := context.WithCancel(q.ctx)
-	q.asking[c] = stop
-	go func() {
-		defer stop()
-		var a Answer
-		var err error
-		if broken := guard(func() { a, err = c.approver.Approve(ctx, q.Confirmation) }); broken != nil {
-			err = broken
-		}
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		if err == nil && ctx.Err() == nil {
-			b.write(q, reply{a, c.label, "user"})
-		}
-		b.leave(q, c)
-	}()
-}
-
-// leave takes a client from an inquiry. The caller holds mu.
-func (b *Broker) leave(q *inquiry, c *client) {
-	if stop, ok := q.asking[c]; ok {
-		stop()
-		delete(q.asking, c)
-		b.checkAlone(q)
-	}
-}
-
-// checkAlone says so when nobody is left to answer. The caller holds mu.
-func (b *Broker) checkAlone(q *inquiry) {
-	if q.written || b.opts.Attended || len(q.asking) > 0 {
-		return
-	}
-	select {
-	case <-q.alone:
-	default:
-		close(q.alone)
-	}
-}
-
-// settle ends an inquiry without a client, unless one was first.
-func (b *Broker) settle(q *inquiry, a Answer, by string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.write(q, reply{a, "", by})
-}
-
-// record closes an inquiry with what was recorded of it.
-func (b *Broker) record(q *inquiry, r Resolution) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.pending = slices.DeleteFunc(b.pending, func(other *inquiry) bool { return other == q })
-	q.resolution = r
-	b.resolved[r.ConfirmationID] = r
-	if b.past = append(b.past, r.ConfirmationID); len(b.past) > keptResolutions {
-		delete(b.resolved, b.past[0])
-		b.past = b.past[1:]
-	}
-	close(q.recorded)
 }

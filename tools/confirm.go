@@ -32,8 +32,17 @@ type Confirmation struct {
 	// ID is 128 random bits in hex.
 	ID     string
 	CallID string
-	Name   Name
-	Class  Class
+	// Seq counts the questions of the session from 1, in the order of the calls.
+	Seq   int
+	Name  Name
+	Class Class
+	// Runs is where it would run, and Workspace the folder on the host, safe
+	// for display, that a lasting answer is for.
+	Runs      Place
+	Workspace string
+	// Dangerous says what of the command the policy finds dangerous, safe for
+	// display; "" for nothing.
+	Dangerous string
 	// Input is the canonical JSON, made safe for display, elided in the middle
 	// with a count where it is long; Summary one line of it. Exact is the JSON
 	// itself, for clients that do their own rendering: never for a terminal.
@@ -54,7 +63,13 @@ type Confirmation struct {
 	Changed bool
 	// Scopes are the scopes that an answer may have, ScopeOnce always among
 	// them. Another scope counts as ScopeOnce.
-	Scopes  []Scope
+	Scopes []Scope
+	// Phrase is the exact command that a lasting answer about an execute tool
+	// would be bound to, safe for display; "" for other classes, and where
+	// ScopeAlways is not offered.
+	Phrase string
+	// Expires is when nobody's answer counts any more. It holds a monotonic
+	// reading: compare it with time.Now, and show people what is left.
 	Expires time.Time
 }
 
@@ -77,9 +92,12 @@ const (
 	OnPromptAllow OnPrompt = "allow"
 )
 
-// Approver is a client that asks somebody; see [Broker.Attach]. It is safe for concurrent use: the confirmations of
-// one round are asked at the same time. Implementations must return when ctx
-// ends; an answer that comes later counts for nothing.
+// Approver is a client that asks somebody; see [Broker.Attach]. It is safe for
+// concurrent use: the confirmations of one round are asked at the same time.
+// Implementations must return when ctx ends; an answer that comes later counts
+// for nothing. The cause of ctx is a [*ResolvedError] where the question was
+// settled without this client: it says what was recorded, the end of the time
+// and a cancellation included.
 type Approver interface {
 	// Approve shows one confirmation and returns the answer. An error means
 	// that nobody could be asked there; where no client is left, OnPrompt decides.

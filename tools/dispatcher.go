@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -82,6 +83,7 @@ type Dispatcher struct {
 	// danger are the policy's patterns of dangerous commands.
 	danger []dangerPattern
 
+	questions  atomic.Int64 // that were asked
 	mu         sync.Mutex
 	unapproved int
 	rounds     map[*round]struct{}
@@ -121,7 +123,7 @@ func New(opts Options) (*Dispatcher, error) {
 	}
 	d.out.sink = opts.Emit
 	if opts.Broker != nil {
-		if err := opts.Broker.bind(d.out.emit); err != nil {
+		if err := opts.Broker.bind(binding{emit: d.out.emit, run: d.running.Go, log: d.log}); err != nil {
 			return nil, fmt.Errorf("make dispatcher: %w", err)
 		}
 	}
@@ -224,6 +226,9 @@ func (d *Dispatcher) Close(ctx context.Context) error {
 	d.closed = true
 	d.mu.Unlock()
 	d.Cancel(errClosed)
+	if d.opts.Broker != nil {
+		defer d.opts.Broker.close()
+	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -107,6 +107,9 @@ type ConfirmationAttempted struct {
 	// question is unknown.
 	Recorded Decision
 	By       string
+	// Omitted is the number of attempts before this one that were not
+	// reported, because there were too many.
+	Omitted int
 }
 
 // Warning is a fact that an operator or user should see.

@@ -2,9 +2,10 @@ package tools
 
 import "sync"
 
-// memory keeps the answers that hold for the session, a tool each. The first
-// one stays.
+// memory keeps the answers that hold for the session, a tool each. The last
+// one stays, but an allow never replaces a deny.
 type memory struct {
+	keeping sync.Mutex // one answer at a time is recorded and kept
 	mu      sync.Mutex
 	answers map[Name]Decision
 	changed chan struct{}
@@ -17,12 +18,23 @@ func (m *memory) get(name Name) (Decision, bool) {
 	return d, ok
 }
 
+// keep makes an answer the session's once record has recorded it, with the
+// scope that it gets: an allow that comes after a deny holds for its call alone.
+func (m *memory) keep(name Name, d Decision, record func(Scope) bool) {
+	m.keeping.Lock()
+	defer m.keeping.Unlock()
+	scope := ScopeSession
+	if before, ok := m.get(name); ok && before == DecisionDeny && d == DecisionAllow {
+		scope = ScopeOnce
+	}
+	if record(scope) && scope == ScopeSession {
+		m.set(name, d)
+	}
+}
+
 func (m *memory) set(name Name, d Decision) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if _, ok := m.answers[name]; ok {
-		return
-	}
 	if m.answers == nil {
 		m.answers = map[Name]Decision{}
 	}

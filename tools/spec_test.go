@@ -132,7 +132,7 @@ func TestExampleDenied(t *testing.T) {
 	wantText(t, r, true, "The user denied this operation.")
 	wantEvents(t, rec, "tu_01HZ_c", "requested", "resolved deny by user", "failed user_denied")
 	want := Confirmation{
-		ID: shown.ID, CallID: "tu_01HZ_c", Name: "write_file", Class: ClassWrite, Summary: "src/auth.ts",
+		ID: shown.ID, CallID: "tu_01HZ_c", Seq: 1, Name: "write_file", Class: ClassWrite, Runs: PlaceSandbox, Summary: "src/auth.ts",
 		Input: `{"path":"src/auth.ts","text":"x"}`, Exact: []byte(`{"path":"src/auth.ts","text":"x"}`),
 		InputHash: hashInput([]byte(`{"path":"src/auth.ts","text":"x"}`)), Projected: []string{"src/auth.ts"},
 		Scopes: []Scope{ScopeOnce, ScopeSession}, Expires: shown.Expires,

@@ -1,0 +1,37 @@
+package tools
+
+import "time"
+
+// Bounds of what answers that change nothing add to the records, each of which
+// is on the disk before its client hears of it: a client that floods must not
+// fill it. Fifty clients that race for one question are far below.
+const (
+	attemptBurst    = 1000
+	attemptInterval = time.Second // one more each
+)
+
+// attempts is a bucket of reports, and counts what finds it empty. The zero
+// value is full. It belongs to its broker.
+type attempts struct {
+	used    int
+	since   time.Time // up to which moment used is refilled
+	omitted int
+}
+
+// take asks for one report. It says how many attempts before this one were
+// not reported, or that this one is not.
+func (a *attempts) take(now time.Time) (omitted int, ok bool) {
+	if back := int(now.Sub(a.since) / attemptInterval); back >= a.used {
+		a.used, a.since = 0, now
+	} else if back > 0 {
+		a.used -= back
+		a.since = a.since.Add(time.Duration(back) * attemptInterval)
+	}
+	if a.used == attemptBurst {
+		a.omitted++
+		return 0, false
+	}
+	a.used++
+	omitted, a.omitted = a.omitted, 0
+	return omitted, true
+}
