@@ -65,8 +65,9 @@ type Options struct {
 	Abandon   time.Duration
 	OnAbandon func(callID string, def Definition)
 	// ResultBytes bounds every result below the tool's own bound; zero leaves
-	// it to the tool.
-	ResultBytes int
+	// it to the tool. ResultCharacters bounds it in characters too (4,000 for
+	// workers, seed 000); zero does not.
+	ResultBytes, ResultCharacters int
 	// Logger gets what may not be shown; nil discards.
 	Logger *zap.Logger
 }
@@ -106,8 +107,8 @@ func New(opts Options) (*Dispatcher, error) {
 	default:
 		return nil, fmt.Errorf("make dispatcher: OnPrompt is %q, must be deny, fail or allow", opts.OnPrompt)
 	}
-	if opts.Concurrency < 0 || opts.ConfirmTimeout < 0 || opts.Abandon < 0 || opts.ResultBytes < 0 {
-		return nil, errors.New("make dispatcher: Concurrency, ConfirmTimeout, Abandon and ResultBytes must not be negative")
+	if opts.Concurrency < 0 || opts.ConfirmTimeout < 0 || opts.Abandon < 0 || opts.ResultBytes < 0 || opts.ResultCharacters < 0 {
+		return nil, errors.New("make dispatcher: Concurrency, ConfirmTimeout, Abandon, ResultBytes and ResultCharacters must not be negative")
 	}
 	opts = withDefaults(opts)
 	danger, err := parseDangerous(opts.Policy.dangerous())
@@ -193,7 +194,7 @@ func (d *Dispatcher) UnmatchedRules() []string {
 	for _, t := range d.tools.all() {
 		defs = append(defs, t.def)
 	}
-	return d.opts.Policy.unmatched(defs)
+	return d.opts.Policy.Unmatched(defs)
 }
 
 // Unapproved is the number of calls that were refused because nobody could be

@@ -147,9 +147,9 @@ func (p Policy) dangerous() []string {
 	return all
 }
 
-// unmatched are the keys of per-tool modes, of all layers, that name none of
+// Unmatched are the keys of per-tool modes, of all layers, that name none of
 // the tools, sorted.
-func (p Policy) unmatched(defs []Definition) []string {
+func (p Policy) Unmatched(defs []Definition) []string {
 	var keys []string
 	for _, key := range sortedKeys(p.Tools) {
 		if !slices.ContainsFunc(defs, func(def Definition) bool { return slices.Contains(ruleKeys(def), key) }) {
@@ -157,7 +157,7 @@ func (p Policy) unmatched(defs []Definition) []string {
 		}
 	}
 	for _, stricter := range p.Tighten {
-		keys = append(keys, stricter.unmatched(defs)...)
+		keys = append(keys, stricter.Unmatched(defs)...)
 	}
 	slices.Sort(keys)
 	return slices.Compact(keys)
