@@ -37,10 +37,11 @@ func (t *turn) call(ctx context.Context, s step) *ending {
 // out, as it must not, can't leave a call without one.
 func (t *turn) dispatch(ctx context.Context, uses []ToolUse) *ending {
 	calls := make([]tools.Call, 0, len(uses))
+	room := t.resultRoom(len(uses))
 	for _, u := range uses {
 		calls = append(calls, tools.Call{
 			ID: u.ID, Name: u.Name, Input: u.Input, InputError: u.InputError,
-			Session: t.Session, Turn: t.Turn,
+			Session: t.Session, Turn: t.Turn, ResultBytes: room,
 		})
 	}
 	results, err := t.Dispatcher.Round(ctx, calls)
@@ -69,6 +70,21 @@ func (t *turn) dispatch(ctx context.Context, uses []ToolUse) *ending {
 		e.reason = StopProviderFailed
 	}
 	return &e
+}
+
+// minResultRoom is the least that a result may hold, in bytes: below it the
+// model learns nothing, and a window that is too full is shortened elsewhere.
+const minResultRoom = 2000
+
+// resultRoom is how many bytes one of n results may hold, so that together they
+// take at most half of what the model's window has left; zero where the window
+// is unknown.
+func (t *turn) resultRoom(n int) int {
+	if t.ContextWindow == 0 {
+		return 0
+	}
+	left := max(t.ContextWindow-t.view.tokens-t.MaxOutputTokens, 0)
+	return int(max(left/2*tokenBytes/int64(n), minResultRoom))
 }
 
 // refuse answers a call that never reaches the dispatcher.

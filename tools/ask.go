@@ -175,6 +175,13 @@ func (r *round) askAll(open []*pending) {
 		return
 	}
 	r.projectAll(asking)
+	asking = slices.DeleteFunc(asking, func(p *pending) bool {
+		if p.intact() {
+			return false
+		}
+		p.ask.resolve(r.tampered(p))
+		return true
+	})
 	if err := context.Cause(r.ctx); err != nil {
 		for _, p := range asking {
 			p.ask.resolve(r.cancelled(err))

@@ -2,12 +2,22 @@ package tools
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
 
-// maxImageBytes bounds one picture of a result: what providers accept.
-const maxImageBytes = 5 << 20
+// Bounds of a result's blocks: one picture (what providers accept), how many
+// and how much of them together, and how many blocks.
+const (
+	maxImageBytes  = 5 << 20
+	maxImages      = 8
+	maxImagesBytes = 16 << 20
+	maxBlocks      = 64
+)
+
+// maxDeltaBytes bounds one piece of live output.
+const maxDeltaBytes = 64 << 10
 
 // repairText makes text valid UTF-8, and writes NUL, which some providers and
 // parsers refuse, as its picture. Other controls are left to who renders.
@@ -44,26 +54,93 @@ func splitText(s string, limit int) (head, tail string) {
 	return s[:h], s[t:]
 }
 
+// boundChars is [boundText] in characters.
+func boundChars(s string, limit int) (text string, cut bool) {
+	all := utf8.RuneCountInString(s)
+	if all <= limit {
+		return s, false
+	}
+	h, t := 0, len(s)
+	for range limit / 2 {
+		_, size := utf8.DecodeRuneInString(s[h:])
+		h += size
+	}
+	for range limit - limit/2 {
+		_, size := utf8.DecodeLastRuneInString(s[:t])
+		t -= size
+	}
+	return fmt.Sprintf("%s\n[… %d of %d characters left out …]\n%s", s[:h], all-limit, all, s[t:]), true
+}
+
+// room is what is left for the rest of a result.
+type room struct {
+	bytes int
+	// chars is -1 where characters are not bounded.
+	chars, images, imageBytes int
+}
+
+// text takes what there is room for.
+func (r *room) text(s string) (text string, cut bool) {
+	whole := s
+	if r.chars >= 0 {
+		s, cut = boundChars(s, r.chars)
+	}
+	if len(s) > r.bytes {
+		s, cut = boundText(whole, r.bytes)
+	}
+	r.bytes -= min(r.bytes, len(s))
+	if r.chars >= 0 {
+		r.chars -= min(r.chars, utf8.RuneCountInString(s))
+	}
+	return s, cut
+}
+
+func (r *room) full() bool { return r.bytes == 0 || r.chars == 0 }
+
+// picture says why a picture is left out, or "" where there is room for it.
+func (r *room) picture(b Block) string {
+	switch {
+	case len(b.Image) > maxImageBytes:
+		return fmt.Sprintf("[a picture of %d bytes was left out, at most %d are shown]", len(b.Image), maxImageBytes)
+	case !slices.Contains([]string{"image/png", "image/jpeg", "image/gif", "image/webp"}, b.MediaType):
+		kind, _ := Display(clip(b.MediaType, 40))
+		return fmt.Sprintf("[a picture of type %q was left out; PNG, JPEG, GIF and WebP are shown]", kind)
+	case r.images == 0 || r.imageBytes < len(b.Image):
+		return fmt.Sprintf("[a picture of %d bytes was left out: at most %d pictures and %d bytes of them are shown]",
+			len(b.Image), maxImages, maxImagesBytes)
+	}
+	r.images--
+	r.imageBytes -= len(b.Image)
+	return ""
+}
+
 // boundBlocks repairs and bounds what the model gets: all text together is at
-// most limit bytes plus the notes of what was cut, and a picture that is too
-// large becomes a sentence.
-func boundBlocks(blocks []Block, limit int) (bounded []Block, cut bool) {
-	left := limit
+// most limit bytes, and chars characters where that is not 0, plus the notes of
+// what was cut. A picture that there is no room for becomes a sentence. Text
+// that is empty is left out, because providers refuse it.
+func boundBlocks(blocks []Block, limit, chars int) (bounded []Block, cut bool) {
+	left := room{bytes: limit, chars: chars, images: maxImages, imageBytes: maxImagesBytes}
+	if chars == 0 {
+		left.chars = -1
+	}
 	for i, b := range blocks {
-		if len(b.Image) > 0 {
-			if len(b.Image) <= maxImageBytes {
-				bounded = append(bounded, Block{Image: b.Image, MediaType: b.MediaType})
-				continue
-			}
-			cut = true
-			b.Text = fmt.Sprintf("[a picture of %d bytes was left out, at most %d are shown]", len(b.Image), maxImageBytes)
+		if len(b.Image) == 0 && b.Text == "" {
+			continue
 		}
-		if left == 0 && b.Text != "" {
+		if len(bounded) == maxBlocks || left.full() && len(b.Image) == 0 {
 			note := fmt.Sprintf("[… %d more blocks left out …]", len(blocks)-i)
 			return append(bounded, Block{Text: note}), true
 		}
-		text, short := boundText(repairText(b.Text), left)
-		left -= min(left, len(text))
+		if len(b.Image) > 0 {
+			why := left.picture(b)
+			if why == "" {
+				bounded = append(bounded, Block{Image: b.Image, MediaType: b.MediaType})
+				continue
+			}
+			bounded, cut = append(bounded, Block{Text: why}), true
+			continue
+		}
+		text, short := left.text(repairText(b.Text))
 		cut = cut || short
 		bounded = append(bounded, Block{Text: text})
 	}

@@ -33,7 +33,7 @@ func TestBoundBlocks(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, cut := boundBlocks(tt.blocks, tt.limit)
+			got, cut := boundBlocks(tt.blocks, tt.limit, 0)
 			if diff := cmp.Diff(tt.want, got); diff != "" || cut != tt.cut {
 				t.Errorf("cut %t, blocks (-want +got):\n%s", cut, diff)
 			}

@@ -54,6 +54,7 @@ func (c *callEvents) delta(stream, text string) {
 	if text == "" {
 		return
 	}
+	text, _ = boundText(text, maxDeltaBytes)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {

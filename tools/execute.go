@@ -1,9 +1,11 @@
 package tools
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"runtime/debug"
@@ -53,6 +55,13 @@ func (r *round) execute(p *pending) {
 		r.fail(p, r.cancelled(err), Output{}, 0)
 		return
 	}
+	// What runs is what was checked, shown and approved, whatever had the bytes
+	// in its hands since then; nobody else has these.
+	p.call.Input = bytes.Clone(p.call.Input)
+	if !p.intact() {
+		r.fail(p, r.tampered(p), Output{}, 0)
+		return
+	}
 	called := Called{
 		CallID: p.call.ID, Name: p.call.Name, InputHash: p.hash, InputBytes: len(p.call.Input),
 		Class: p.tool.def.Class, Rule: p.verdict.Rule, Summary: p.summary,
@@ -88,7 +97,7 @@ func (r *round) perform(p *pending) (out Output, err, cause error) {
 	events := &callEvents{out: &r.d.out, callID: p.call.ID}
 	defer events.close()
 	call := p.call
-	call.Delta, call.Asked = events.delta, p.ask != nil
+	call.Delta, call.Asked, call.ResultBytes = events.delta, p.ask != nil, r.resultBytes(p)
 
 	type outcome struct {
 		out Output
@@ -194,7 +203,8 @@ func ownFailure(own *Error, err error) *Error {
 // complete ends a call that ran to its end.
 func (r *round) complete(p *pending, out Output, took time.Duration) {
 	p.ended = true
-	content, cut := boundBlocks(out.Content, r.resultBytes(p))
+	content, cut := boundBlocks(out.Content, r.resultBytes(p), r.d.opts.ResultCharacters)
+	out.Content, out.Metadata = nil, r.recordable(p, out.Metadata)
 	if len(content) == 0 {
 		content = []Block{{Text: "(no output)"}} // some providers refuse an empty result
 	}
@@ -215,7 +225,8 @@ func (r *round) fail(p *pending, fail *Error, out Output, took time.Duration) {
 	if partial == "" {
 		partial = blocksText(out.Content)
 	}
-	partial, _ = boundText(repairText(partial), r.resultBytes(p))
+	partial = r.bounded(p, partial)
+	out.Content, out.Metadata = nil, r.recordable(p, out.Metadata)
 	text := message
 	if len(out.FilesModified) > 0 {
 		text += " Files changed before that: " + clip(strings.Join(out.FilesModified, ", "), maxMessageBytes) + "."
@@ -224,7 +235,8 @@ func (r *round) fail(p *pending, fail *Error, out Output, took time.Duration) {
 		text += "\nOutput until then:\n" + partial
 	}
 	p.result.IsError, p.result.Class = true, fail.Class
-	p.result.Content = []Block{{Text: repairText(text)}}
+	text = repairText(text)
+	p.result.Content = []Block{{Text: text}}
 	p.result.Output, p.result.Duration = out, took
 	_ = r.emit(Failed{
 		CallID: p.call.ID, Name: p.call.Name, Class: fail.Class, Reason: fail.Reason, Message: message, ErrorID: id,
@@ -254,16 +266,62 @@ func (r *round) visible(p *pending, fail *Error) (message, id string) {
 	return "Tool execution failed (error id " + id + ").", id
 }
 
+// resultBytes bounds a call's result: by its tool, its session and the room
+// that the model has left.
 func (r *round) resultBytes(p *pending) int {
 	limit := DefaultResultBytes
 	if p.tool != nil {
 		limit = p.tool.def.ResultBytes
 	}
-	if r.d.opts.ResultBytes > 0 {
-		limit = min(limit, r.d.opts.ResultBytes)
+	for _, bound := range []int{r.d.opts.ResultBytes, p.call.ResultBytes} {
+		if bound > 0 {
+			limit = min(limit, bound)
+		}
 	}
 	return limit
 }
+
+// bounded repairs and bounds one text of a call's result.
+func (r *round) bounded(p *pending, s string) string {
+	if s == "" {
+		return ""
+	}
+	blocks, _ := boundBlocks([]Block{{Text: s}}, r.resultBytes(p), r.d.opts.ResultCharacters)
+	return blocksText(blocks)
+}
+
+// maxMetadataBytes bounds what a tool has recorded of itself.
+const maxMetadataBytes = 64 << 10
+
+// recordable is a tool's metadata, or nil where it can't be a record: one tool's
+// fault must not end a session.
+func (r *round) recordable(p *pending, metadata map[string]any) map[string]any {
+	if len(metadata) == 0 {
+		return metadata
+	}
+	var text []byte
+	var err error
+	if broken := guard(func() { text, err = json.Marshal(metadata) }); broken != nil {
+		err = broken
+	}
+	if err == nil && len(text) > maxMetadataBytes {
+		err = fmt.Errorf("%d bytes, at most %d are recorded", len(text), maxMetadataBytes)
+	}
+	if err != nil {
+		r.warn(p, "the tool's metadata was left out: "+clip(repairText(err.Error()), maxProblemBytes))
+		return nil
+	}
+	return metadata
+}
+
+// tampered is the failure of a call whose input is not what it was.
+func (r *round) tampered(p *pending) *Error {
+	err := fmt.Errorf("input has the hash %s, %s was checked and shown", hashInput(p.call.Input), p.hash)
+	return &Error{Class: ErrorExecution, Reason: "input_changed", Message: "The input was changed before the call ran.", Err: err}
+}
+
+// intact says whether a call's input is still what was checked.
+func (p *pending) intact() bool { return hashInput(p.call.Input) == p.hash }
 
 // randomHex gives n random bytes in hex; crypto/rand never fails.
 func randomHex(n int) string {

@@ -86,20 +86,25 @@ func (r *registry) insert(t *registered) error {
 func (r *registry) find(name string) (*registered, bool) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
+	t := r.named(name)
+	return t, t != nil
+}
+
+// named is find for who holds mu.
+func (r *registry) named(name string) *registered {
 	if t, ok := r.byName[Name(name)]; ok {
-		return t, true
+		return t
 	}
-	t, ok := r.byWire[LLMName(name)]
-	return t, ok
+	return r.byWire[LLMName(name)]
 }
 
 func (r *registry) remove(name string) bool {
-	t, ok := r.find(name)
-	if !ok {
-		return false
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	t := r.named(name)
+	if t == nil {
+		return false
+	}
 	delete(r.byName, t.def.Name)
 	delete(r.byWire, t.wire)
 	return true

@@ -251,9 +251,12 @@ func (r *round) cancelled(cause error) *Error {
 // invalid ends a call whose input the schema refuses.
 func (r *round) invalid(p *pending, problems []string) {
 	p.ended = true
+	for i, problem := range problems {
+		problems[i] = clip(repairText(problem), maxProblemBytes)
+	}
 	text := "The input is not valid:\n- " + strings.Join(problems, "\n- ")
 	p.result.IsError, p.result.Class = true, ErrorValidation
-	p.result.Content, _ = boundBlocks([]Block{{Text: text}}, DefaultResultBytes)
+	p.result.Content = []Block{{Text: r.bounded(p, text)}}
 	_ = r.emit(InputInvalid{CallID: p.call.ID, Name: p.call.Name, Messages: problems})
 }
 

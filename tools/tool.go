@@ -77,6 +77,10 @@ type Call struct {
 	InputError string
 	// Session and Turn are the ids it belongs to.
 	Session, Turn string
+	// ResultBytes bounds this result's text below the tool's own bound, because
+	// the model's context has little room left; zero leaves it. A tool finds
+	// the bound here that holds for it, never zero.
+	ResultBytes int
 	// Projected is [Projection].State of what was shown and approved, "" where
 	// nothing was. The dispatcher sets it.
 	Projected string
@@ -115,7 +119,8 @@ type Output struct {
 	// FilesModified are workspace-relative paths; Command is what was executed.
 	FilesModified []string
 	Command       string
-	// Metadata is the tool's own and opaque to the dispatcher; it is recorded.
+	// Metadata is the tool's own and opaque to the dispatcher; it is recorded
+	// where it can be JSON of at most 64 KiB.
 	Metadata map[string]any
 	// Unbounded content was cut by the tool itself; Truncated says so in records.
 	Truncated bool
@@ -139,8 +144,8 @@ type Result struct {
 	// Class is the error class where the call failed, "" where it completed
 	// (with or without success) and "input_invalid" for a schema failure.
 	Class ErrorClass
-	// Output keeps what the tool reported, also after a failure where there
-	// was something (files_modified, partial output).
+	// Output keeps what the tool reported beside its content, also after a
+	// failure where there was something (files_modified).
 	Output Output
 	// Duration is from holding a slot to the end; zero where nothing ran.
 	Duration time.Duration
