@@ -4,7 +4,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -310,29 +309,4 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("%T without its file: %v", err, err)
 		}
 	})
-}
-
-// TestTheDocumentedFileIsValid reads the examples of docs/configuration.md.
-func TestTheDocumentedFileIsValid(t *testing.T) {
-	text, err := os.ReadFile("../../../../docs/configuration.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	blocks := strings.Split(string(text), "```yaml\n")
-	if len(blocks) < 2 {
-		t.Fatal("no example in docs/configuration.md")
-	}
-	for i, block := range blocks[1:] {
-		example, _, _ := strings.Cut(block, "```")
-		path := write(t, "config.yaml", example)
-		if _, err := Load(Options{Path: path}); err != nil {
-			uid := os.Getuid()
-			if err := os.Chmod(filepath.Dir(path), 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if _, other := Load(Options{Requirements: path, RequirementsUID: uid}); other != nil {
-				t.Errorf("example %d is neither a configuration (%v) nor requirements (%v)", i+1, err, other)
-			}
-		}
-	}
 }

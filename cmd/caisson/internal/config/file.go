@@ -29,6 +29,8 @@ type File struct {
 
 	Policy   *Policy `yaml:"policy"`
 	OnPrompt *string `yaml:"on_prompt"` // deny, fail, allow
+	// InstructionFiles lets the model have the workspace's AGENTS.md, as data.
+	InstructionFiles *bool `yaml:"instruction_files"`
 
 	Limits    Limits    `yaml:"limits"`
 	Resources Resources `yaml:"resources"`
@@ -69,6 +71,8 @@ type Policy struct {
 	Tools             map[string]string `yaml:"tools"`   // name: mode
 	TrustedWorkspaces []string          `yaml:"trusted_workspaces"`
 	TrustedOverrides  map[string]string `yaml:"trusted_workspace_overrides"`
+	// DangerousCommands are patterns beside the built-in ones; see tools.Policy.
+	DangerousCommands []string `yaml:"dangerous_commands"`
 }
 
 // Limits bound one run. A missing one is no limit, but for rounds.
@@ -146,7 +150,8 @@ func (f File) Over(upper File) File {
 	over(&f.Sandbox.Pool, upper.Sandbox.Pool)
 	over(&f.Grace, upper.Grace)
 	over(&f.Stream, upper.Stream)
-	over(&f.Policy, upper.Policy)
+	f.Policy = f.Policy.over(upper.Policy)
+	over(&f.InstructionFiles, upper.InstructionFiles)
 	over(&f.OnPrompt, upper.OnPrompt)
 	over(&f.Limits.Rounds, upper.Limits.Rounds)
 	over(&f.Limits.ToolCalls, upper.Limits.ToolCalls)

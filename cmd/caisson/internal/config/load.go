@@ -25,6 +25,9 @@ type Options struct {
 	Profile string
 	// Flags is what the command line set.
 	Flags File
+	// Project is the file of a trusted workspace, nil where there is none or it
+	// does not count.
+	Project *ProjectFile
 	// Requirements is the administrator's file, which may be absent, and
 	// RequirementsUID the user who must own it and its folder: 0 outside tests.
 	Requirements    string
@@ -35,21 +38,40 @@ type Options struct {
 type Config struct {
 	File
 	Requirements Requirements
+	// Project is what a trusted workspace's file says. All but its policy is in
+	// File already.
+	Project Project
 	// Sources lists what was read, the weakest first.
 	Sources []Source
+
+	// origins says where each setting of File came from, by its key.
+	origins map[string]string
+	home    string
+	// asksOnPrompt says that a flag or the environment set on_prompt.
+	asksOnPrompt bool
 }
 
 // Source is one place that settings came from. SHA256 is that of the file.
 type Source struct{ Name, Path, SHA256 string }
 
+// String gives the name, and the path where there is one.
+func (s Source) String() string { return strings.TrimSpace(s.Name + " " + s.Path) }
+
 // Load reads all layers. Its errors are [Error]s.
 func Load(o Options) (Config, error) {
-	c := Config{File: builtin(), Sources: []Source{{Name: "built-in"}}}
+	c := Config{origins: map[string]string{}}
 	getenv := lookup(o.Environ)
+	if home, _ := getenv("HOME"); filepath.IsAbs(home) {
+		c.home = home
+	}
+	c.lay(builtin(), Source{Name: "built-in"})
 	if err := c.loadUser(o, getenv); err != nil {
 		return Config{}, err
 	}
 	if err := c.loadProfile(o); err != nil {
+		return Config{}, err
+	}
+	if err := c.loadProject(o); err != nil {
 		return Config{}, err
 	}
 	env, found, err := FromEnviron(o.Environ, o.Others)
@@ -57,15 +79,62 @@ func Load(o Options) (Config, error) {
 		return Config{}, err
 	}
 	if found {
-		c.File = c.Over(env)
-		c.Sources = append(c.Sources, Source{Name: "environment"})
+		c.lay(env, Source{Name: "environment"})
 	}
-	c.File = c.Over(o.Flags)
-	c.Sources = append(c.Sources, Source{Name: "flags"})
+	c.lay(o.Flags, Source{Name: "flags"})
+	c.asksOnPrompt = env.OnPrompt != nil || o.Flags.OnPrompt != nil
 	if err := c.loadRequirements(o, getenv); err != nil {
 		return Config{}, err
 	}
-	return c, c.check()
+	before := flatten(c.File)
+	if err := c.check(); err != nil {
+		return Config{}, err
+	}
+	c.note(before, "requirements")
+	if c.Requirements.Mode == nil && c.origins["mode"] == "requirements" {
+		c.origins["mode"] = "built-in" // it has no value before the requirements are known
+	}
+	return c, nil
+}
+
+// lay puts a layer over what is there.
+func (c *Config) lay(f File, from Source) {
+	c.File = c.Over(f)
+	for _, v := range flatten(f) {
+		c.origins[v.Key] = from.String()
+	}
+	c.Sources = append(c.Sources, from)
+}
+
+// note says of what is not as it was before that it came from a layer.
+func (c *Config) note(before []Value, from string) {
+	was := map[string]string{}
+	for _, v := range before {
+		was[v.Key] = v.Text
+	}
+	for _, v := range flatten(c.File) {
+		if text, there := was[v.Key]; !there || text != v.Text {
+			c.origins[v.Key] = from
+		}
+	}
+}
+
+// loadProject lays a trusted workspace's own file over what is below it, where
+// it is stricter. Flags and the environment come after it, its policy holds.
+func (c *Config) loadProject(o Options) error {
+	if o.Project == nil {
+		return nil
+	}
+	p, err := ParseProject(*o.Project)
+	if err != nil {
+		return err
+	}
+	before := flatten(c.File)
+	c.tightenBy(p)
+	from := Source{Name: "project", Path: o.Project.Path, SHA256: o.Project.SHA256()}
+	c.note(before, from.String())
+	c.Sources = append(c.Sources, from)
+	return nil
 }
 
 func (c *Config) loadUser(o Options, getenv func(string) (string, bool)) error {
@@ -83,13 +152,13 @@ func (c *Config) loadUser(o Options, getenv func(string) (string, bool)) error {
 	if err := parse(o.Path, text, getenv, &user); err != nil {
 		return err
 	}
-	c.File, c.Profiles = c.Over(user), user.Profiles
+	c.Profiles = user.Profiles
 	for name, p := range c.Profiles {
 		if p.Profiles != nil {
 			return &Error{Where: o.Path, Message: "profile " + name + " holds profiles of its own", Mend: "profiles don't nest"}
 		}
 	}
-	c.Sources = append(c.Sources, Source{"user", o.Path, hash(text)})
+	c.lay(user, Source{"user", o.Path, hash(text)})
 	return nil
 }
 
@@ -105,8 +174,7 @@ func (c *Config) loadProfile(o Options) error {
 		}
 		return &Error{Where: o.Path, Message: "there is no profile " + o.Profile + "; " + have, Mend: "name one of these, or add it under profiles:"}
 	}
-	c.File = c.Over(p)
-	c.Sources = append(c.Sources, Source{Name: "profile", Path: o.Profile})
+	c.lay(p, Source{Name: "profile", Path: o.Profile})
 	return nil
 }
 
@@ -141,11 +209,13 @@ func (c *Config) check() error {
 		value *string
 		words []string
 	}{
-		{"backend", c.Backend, Backends()},
-		{"git", c.Git, []string{"ro", "commit"}},
-		{"mode", c.Mode, Modes()},
-		{"requirements.mode", c.Requirements.Mode, Modes()},
-		{"on_prompt", c.OnPrompt, []string{"deny", "fail", "allow"}},
+		{"backend", c.Backend, words("backend")},
+		{"git", c.Git, words("git")},
+		{"mode", c.Mode, words("mode")},
+		{"on_prompt", c.OnPrompt, words("on_prompt")},
+		{"requirements.git", c.Requirements.Git, words("git")},
+		{"requirements.mode", c.Requirements.Mode, words("mode")},
+		{"requirements.on_prompt", c.Requirements.OnPrompt, words("on_prompt")},
 	} {
 		if w.value != nil && !slices.Contains(w.words, *w.value) {
 			return &Error{Where: w.name, Message: "\"" + *w.value + "\" is none of " + strings.Join(w.words, ", ")}

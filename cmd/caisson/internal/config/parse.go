@@ -49,6 +49,11 @@ const maxFileBytes = 1 << 20
 // parse decodes one YAML document into dst, strictly. getenv gives the values
 // of ${VAR}.
 func parse(name string, text []byte, getenv func(string) (string, bool), dst any) error {
+	return parseWith(name, text, func(body ast.Node) error { return expandNode(body, getenv) }, dst)
+}
+
+// parseWith is parse with something else done to the document first.
+func parseWith(name string, text []byte, prepare func(body ast.Node) error, dst any) error {
 	if len(text) > maxFileBytes {
 		return &Error{Where: name, Message: fmt.Sprintf("larger than %d bytes", maxFileBytes)}
 	}
@@ -69,7 +74,7 @@ func parse(name string, text []byte, getenv func(string) (string, bool), dst any
 	if body == nil {
 		return nil
 	}
-	if err := expandNode(body, getenv); err != nil {
+	if err := prepare(body); err != nil {
 		return located(name, err)
 	}
 	return located(name, yaml.NodeToValue(body, dst, yaml.Strict()))

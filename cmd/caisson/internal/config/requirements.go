@@ -22,10 +22,12 @@ type Requirements struct {
 	// RefuseRunnerAsOwner refuses accept_runner_as_owner.
 	RefuseRunnerAsOwner bool `yaml:"refuse_runner_as_owner"`
 	// RefuseLost refuses a sandbox that lacks a protection, whatever was asked for.
-	RefuseLost bool      `yaml:"refuse_lost"`
-	Policy     *Policy   `yaml:"policy"`
-	Limits     Limits    `yaml:"limits"`
-	Resources  Resources `yaml:"resources"`
+	RefuseLost bool `yaml:"refuse_lost"`
+	// InstructionFiles is false to keep a workspace's AGENTS.md from the model.
+	InstructionFiles *bool     `yaml:"instruction_files"`
+	Policy           *Policy   `yaml:"policy"`
+	Limits           Limits    `yaml:"limits"`
+	Resources        Resources `yaml:"resources"`
 }
 
 // tighten holds the effective settings against the requirements.
@@ -43,18 +45,11 @@ func (c *Config) tighten() error {
 	if r.RefuseLost {
 		c.File.RefuseLost = new(true)
 	}
-	lower(&c.Limits.Rounds, r.Limits.Rounds)
-	lower(&c.Limits.ToolCalls, r.Limits.ToolCalls)
-	lower(&c.Limits.Tokens, r.Limits.Tokens)
-	lower(&c.Limits.Timeout, r.Limits.Timeout)
-	lower(&c.File.Resources.Memory, r.Resources.Memory)
-	lower(&c.File.Resources.CPUs, r.Resources.CPUs)
-	lower(&c.File.Resources.PIDs, r.Resources.PIDs)
-	lower(&c.File.Resources.Tmp, r.Resources.Tmp)
-	lower(&c.File.Resources.Home, r.Resources.Home)
-	lower(&c.File.Resources.Shm, r.Resources.Shm)
-	lower(&c.File.Resources.OpenFiles, r.Resources.OpenFiles)
-	lower(&c.File.Resources.CommandTime, r.Resources.CommandTime)
+	if r.InstructionFiles != nil && !*r.InstructionFiles {
+		c.File.InstructionFiles = r.InstructionFiles
+	}
+	lowerLimits(&c.Limits, r.Limits)
+	lowerResources(&c.File.Resources, r.Resources)
 	return nil
 }
 
@@ -79,8 +74,7 @@ func (c *Config) refuse(r Requirements) error {
 	case r.RefuseRunnerAsOwner && *c.AcceptRunnerAsOwner:
 		return forbidden("accept_runner_as_owner", "true")
 	}
-	order := []string{"deny", "fail", "allow"}
-	if r.OnPrompt != nil && slices.Index(order, *c.OnPrompt) > slices.Index(order, *r.OnPrompt) {
+	if r.OnPrompt != nil && milder(*c.OnPrompt, *r.OnPrompt) {
 		return forbidden("on_prompt", *c.OnPrompt)
 	}
 	return nil
@@ -103,6 +97,32 @@ func matches(pattern, s string) bool {
 		return strings.HasPrefix(s, prefix)
 	}
 	return pattern == s
+}
+
+// lowerLimits and lowerResources lower each to its cap.
+func lowerLimits(v *Limits, limit Limits) {
+	lower(&v.Rounds, limit.Rounds)
+	lower(&v.ToolCalls, limit.ToolCalls)
+	lower(&v.Tokens, limit.Tokens)
+	lower(&v.Timeout, limit.Timeout)
+}
+
+func lowerResources(v *Resources, limit Resources) {
+	lower(&v.Memory, limit.Memory)
+	lower(&v.CPUs, limit.CPUs)
+	lower(&v.PIDs, limit.PIDs)
+	lower(&v.Tmp, limit.Tmp)
+	lower(&v.Home, limit.Home)
+	lower(&v.Shm, limit.Shm)
+	lower(&v.OpenFiles, limit.OpenFiles)
+	lower(&v.CommandTime, limit.CommandTime)
+}
+
+// milder says whether one on_prompt is milder than another: deny goes on
+// without the call, fail ends the run, allow runs what nobody approved.
+func milder(a, than string) bool {
+	order := []string{"deny", "fail", "allow"}
+	return slices.Index(order, a) > slices.Index(order, than)
 }
 
 // lower takes the smaller of a setting and its cap; the cap where there is no

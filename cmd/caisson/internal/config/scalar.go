@@ -119,3 +119,65 @@ func scalarText(n ast.Node) (string, bool) {
 	}
 	return "", false
 }
+
+// String writes a size in the largest unit that holds it exactly.
+func (s Size) String() string {
+	units := []string{"", "KiB", "MiB", "GiB", "TiB"}
+	v, unit := int64(s), 0
+	for v >= 1024 && v%1024 == 0 && unit < len(units)-1 {
+		v, unit = v/1024, unit+1
+	}
+	return strconv.FormatInt(v, 10) + units[unit]
+}
+
+// String writes a length of time as Go does, without what is zero: 10m, 1h30m.
+func (d Duration) String() string {
+	text := time.Duration(d).String()
+	for _, zero := range []struct{ suffix, of string }{{"m0s", "m"}, {"h0m", "h"}} {
+		if before, ok := strings.CutSuffix(text, zero.suffix); ok {
+			text = before + zero.of
+		}
+	}
+	return text
+}
+
+// String writes a number of processors.
+func (c CPUs) String() string { return strconv.FormatFloat(float64(c)/1000, 'f', -1, 64) }
+
+// String writes a count.
+func (c Count) String() string { return strconv.FormatInt(int64(c), 10) }
+
+// String writes a number.
+func (v Number) String() string { return strconv.FormatFloat(float64(v), 'f', -1, 64) }
+
+func (Size) jsonSchema() map[string]any {
+	return map[string]any{"anyOf": []any{
+		map[string]any{"type": "integer", "minimum": 1},
+		map[string]any{"type": "string", "pattern": `^\s*[0-9]+(\.[0-9]+)?\s*([bB]|[kKmMgGtT]([iI]?[bB])?)?\s*$`},
+	}}
+}
+
+func (Duration) jsonSchema() map[string]any {
+	return map[string]any{"type": "string", "pattern": `^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$`}
+}
+
+func (CPUs) jsonSchema() map[string]any {
+	return map[string]any{"anyOf": []any{
+		map[string]any{"type": "number", "minimum": 0.01},
+		map[string]any{"type": "string", "pattern": `^[0-9]+(\.[0-9]+)?$`},
+	}}
+}
+
+func (Count) jsonSchema() map[string]any {
+	return map[string]any{"anyOf": []any{
+		map[string]any{"type": "integer", "minimum": 1},
+		map[string]any{"type": "string", "pattern": `^[1-9][0-9]*$`},
+	}}
+}
+
+func (Number) jsonSchema() map[string]any {
+	return map[string]any{"anyOf": []any{
+		map[string]any{"type": "number", "minimum": 0},
+		map[string]any{"type": "string", "pattern": `^[0-9]+(\.[0-9]+)?$`},
+	}}
+}

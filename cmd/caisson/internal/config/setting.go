@@ -62,6 +62,7 @@ func Settings() []Setting {
 		{"docker-runtime", "NAME", "runtime of the Docker engine, such as runsc", func(f *File, v string) error { return text(&f.Docker.Runtime, v) }},
 		{"stream", "", "stream the model's answer", func(f *File, v string) error { return boolean(&f.Stream, v) }},
 		{"refuse-lost", "", "don't run where the sandbox lacks a protection", func(f *File, v string) error { return boolean(&f.RefuseLost, v) }},
+		{"instruction-files", "", "give the model the workspace's AGENTS.md, as data", func(f *File, v string) error { return boolean(&f.InstructionFiles, v) }},
 		{"accept-runner-as-owner", "", "let new files belong to the user who runs caisson", func(f *File, v string) error { return boolean(&f.AcceptRunnerAsOwner, v) }},
 	}
 }

@@ -1,0 +1,122 @@
+package config
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// Key is one key that a file can have.
+type Key struct {
+	// Name is its place; NAME stands for what people name themselves.
+	Name string
+	typ  reflect.Type
+}
+
+// Keys lists the keys of a user's file, profiles aside.
+func Keys() []Key { return keysOf(reflect.TypeFor[File]()) }
+
+func keysOf(t reflect.Type) []Key {
+	var out []Key
+	walkKeys("", t, &out)
+	return out
+}
+
+func walkKeys(above string, t reflect.Type, out *[]Key) {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if above != "" {
+		*out = append(*out, Key{above, t})
+	}
+	switch t.Kind() {
+	case reflect.Struct:
+		for _, f := range fields(t) {
+			if f.typ != reflect.TypeFor[map[string]File]() {
+				walkKeys(joinKey(above, f.name), f.typ, out)
+			}
+		}
+	case reflect.Map:
+		walkKeys(above+".NAME", t.Elem(), out)
+	}
+}
+
+// words are the keys whose values are some words.
+func words(key string) []string {
+	if w, ok := map[string][]string{
+		"backend": Backends(), "git": {"ro", "commit"}, "mode": Modes(), "on_prompt": {"deny", "fail", "allow"},
+		"models.NAME.provider": {"openai", "replay"},
+		"policy.preset":        {"strict", "readonly", "default", "sandboxed", "ci"},
+	}[key]; ok {
+		return w
+	}
+	if parent, ok := strings.CutSuffix(key, ".NAME"); ok && slices.Contains([]string{"policy.default", "policy.tools", "policy.trusted_workspace_overrides"}, parent) {
+		return []string{"auto", "prompt_once", "prompt", "deny"}
+	}
+	return nil
+}
+
+// classKeys are the keys whose NAMEs are classes of tools.
+func classKeys() []string { return []string{"policy.default", "policy.trusted_workspace_overrides"} }
+
+// descriptions say what each key is, for editors; keys that a flag can set have
+// the flag's own.
+func descriptions() map[string]string {
+	d := map[string]string{
+		"models":                                  "model profiles, by name; selecting one selects all of it",
+		"models.NAME":                             "one model profile",
+		"models.NAME.provider":                    "openai (and servers that speak its protocol), or replay",
+		"models.NAME.model":                       "the model's name at its provider",
+		"models.NAME.base_url":                    "address of the server, for another one than the provider's own",
+		"models.NAME.api_key_env":                 "name of the environment variable that holds the key; never the key",
+		"models.NAME.temperature":                 "sampling temperature",
+		"models.NAME.max_output_tokens":           "tokens of one answer",
+		"models.NAME.context_window":              "tokens that the model can take",
+		"models.NAME.price":                       "US dollars per million tokens; without it the cost is unknown",
+		"models.NAME.price.input":                 "of input",
+		"models.NAME.price.cached_input":          "of input that the provider had cached",
+		"models.NAME.price.output":                "of output",
+		"keep_changes":                            "how long the changes of overlay runs wait to be applied",
+		"submounts":                               "mounts inside the workspace that are accepted",
+		"policy":                                  "which calls run, prompt or are refused",
+		"policy.preset":                           "where the policy starts from",
+		"policy.default":                          "modes by class",
+		"policy.default.NAME":                     "mode of a class",
+		"policy.tools":                            "modes by tool: a canonical name, its wire form, or server/*",
+		"policy.tools.NAME":                       "mode of a tool",
+		"policy.trusted_workspaces":               "folders (from / or ~/ on) at and below which WRITE is auto",
+		"policy.trusted_workspace_overrides":      "modes by class in trusted workspaces",
+		"policy.trusted_workspace_overrides.NAME": "mode of a class in trusted workspaces",
+		"policy.dangerous_commands":               "patterns of commands that are asked about although they are auto: a name and what must be among its arguments",
+		"limits":                                  "of a run; a key that is missing is no limit",
+		"limits.timeout":                          "wall time of the run",
+		"resources":                               "of a sandbox",
+		"resources.home":                          "size of the home folder in the sandbox",
+		"resources.shm":                           "size of /dev/shm in the sandbox",
+		"sandbox":                                 "how sandboxes are started",
+		"sandbox.pool":                            "sandboxes that are started ahead, for a process with many sessions",
+		"docker":                                  "the Docker engine",
+		"host_image":                              "what image host has beside the machine's /usr",
+		"host_image.toolchains":                   "absolute folders that are shown read-only at their own path",
+		"host_image.mask":                         "folders below /usr or a toolchain that are hidden",
+		"images":                                  "how images are fetched",
+		"images.plain_http":                       "registries, as host or host:port, that are spoken to without TLS",
+		"programs":                                "absolute paths of what is not beside the executable or on PATH",
+	}
+	for _, name := range []string{"caisson-guest", "runsc", "runc", "buildctl", "buildah"} {
+		d["programs."+name] = "absolute path of " + name
+	}
+	byFlag := map[string]string{
+		"memory": "resources.memory", "cpus": "resources.cpus", "pids": "resources.pids", "tmp-size": "resources.tmp", "open-files": "resources.open_files",
+		"command-time": "resources.command_time", "docker-host": "docker.host", "docker-runtime": "docker.runtime", "max-rounds": "limits.max_rounds",
+		"max-tool-calls": "limits.max_tool_calls", "max-tokens": "limits.max_tokens", "timeout": "limits.timeout", "policy": "policy.preset",
+	}
+	for _, s := range Settings() {
+		key, ok := byFlag[s.Flag]
+		if !ok {
+			key = strings.ReplaceAll(s.Flag, "-", "_")
+		}
+		d[key] = s.Usage
+	}
+	return d
+}

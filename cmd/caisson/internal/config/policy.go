@@ -1,0 +1,153 @@
+package config
+
+import (
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// over lays a policy over another, key by key. One that names a preset starts
+// anew: of what lies below it only the denials are kept, because they win.
+func (p *Policy) over(upper *Policy) *Policy {
+	switch {
+	case upper == nil:
+		return p
+	case p == nil:
+		return upper
+	}
+	lower := *p
+	if upper.Preset != nil {
+		lower = Policy{
+			Default: denials(p.Default), Tools: denials(p.Tools), TrustedOverrides: denials(p.TrustedOverrides),
+			DangerousCommands: p.DangerousCommands,
+		}
+	}
+	out := Policy{
+		Preset: lower.Preset, Default: overMap(lower.Default, upper.Default), Tools: overMap(lower.Tools, upper.Tools),
+		TrustedWorkspaces: lower.TrustedWorkspaces, TrustedOverrides: overMap(lower.TrustedOverrides, upper.TrustedOverrides),
+		DangerousCommands: slices.Concat(lower.DangerousCommands, upper.DangerousCommands),
+	}
+	over(&out.Preset, upper.Preset)
+	if upper.TrustedWorkspaces != nil {
+		out.TrustedWorkspaces = upper.TrustedWorkspaces
+	}
+	return &out
+}
+
+func denials(modes map[string]string) map[string]string {
+	kept := maps.Clone(modes)
+	maps.DeleteFunc(kept, func(_, mode string) bool { return mode != string(tools.ModeDeny) })
+	return kept
+}
+
+// ToolPolicy gives the policy. Without a preset of the user's, preset counts.
+func (c *Config) ToolPolicy(preset string) (tools.Policy, error) {
+	p, err := c.Policy.build(preset, c.home)
+	if err != nil {
+		return p, err
+	}
+	if c.asksOnPrompt {
+		// Who says what a prompt becomes where nobody can be asked wants
+		// prompts, and not ci's refusals.
+		p.NoPrompts = false
+	}
+	p.Tighten = append(p.Tighten, c.Project.Policy.policies()...)
+	if r := c.Requirements.Policy; r != nil {
+		if r.Preset != nil {
+			if _, err := tools.Preset(*r.Preset); err != nil {
+				return p, &Error{Where: "requirements", Message: err.Error()}
+			}
+		}
+		p.Tighten = append(p.Tighten, r.tightening("requirements")...)
+	}
+	if err := p.Validate(); err != nil {
+		return p, &Error{Where: "policy", Message: strings.TrimPrefix(err.Error(), "check policy: ")}
+	}
+	return p, nil
+}
+
+func (p *Policy) build(preset, home string) (tools.Policy, error) {
+	if p != nil && p.Preset != nil {
+		preset = *p.Preset
+	}
+	base, err := tools.Preset(preset)
+	if err != nil || p == nil {
+		if err != nil {
+			err = &Error{Where: "policy", Message: err.Error()}
+		}
+		return base, err
+	}
+	rules := p.rules()
+	for class, mode := range rules.Classes {
+		base.Classes[class] = mode
+		delete(base.Sandboxed, class) // what the user wrote is not milder in the sandbox
+	}
+	base.Tools = rules.Tools
+	base.TrustedOverrides = rules.TrustedOverrides
+	base.Dangerous = append(base.Dangerous, rules.Dangerous...)
+	base.TrustedWorkspaces, err = resolveFolders(p.TrustedWorkspaces, home)
+	return base, err
+}
+
+// tightening gives a policy as layers that tighten: its preset, then its own
+// entries. What they don't speak of stays as mild as it is.
+func (p *Policy) tightening(name string) []tools.Policy {
+	var layers []tools.Policy
+	if p.Preset != nil {
+		if base, err := tools.Preset(*p.Preset); err == nil {
+			base.Name, base.Dangerous = name+", preset "+*p.Preset, nil
+			layers = append(layers, base)
+		}
+	}
+	stricter := p.rules()
+	stricter.Name = name
+	for _, class := range []tools.Class{tools.ClassNone, tools.ClassRead, tools.ClassWrite, tools.ClassExecute, tools.ClassNetwork} {
+		if _, ok := stricter.Classes[class]; !ok {
+			stricter.Classes[class] = tools.ModeAuto
+		}
+	}
+	return append(layers, stricter)
+}
+
+// rules gives the policy's own entries, without its preset.
+func (p *Policy) rules() tools.Policy {
+	return tools.Policy{
+		Classes: modes[tools.Class](p.Default), Tools: modes[string](p.Tools), Dangerous: p.DangerousCommands,
+		TrustedWorkspaces: p.TrustedWorkspaces, TrustedOverrides: modes[tools.Class](p.TrustedOverrides),
+	}
+}
+
+func modes[K ~string](in map[string]string) map[K]tools.Mode {
+	out := make(map[K]tools.Mode, len(in))
+	for k, v := range in {
+		out[K(k)] = tools.Mode(v)
+	}
+	return out
+}
+
+// resolveFolders gives folders as a workspace's path is compared with them:
+// "~" is the home folder, links are resolved. A folder that is not there keeps
+// its name: it trusts nothing until it is made.
+func resolveFolders(folders []string, home string) ([]string, error) {
+	var out []string
+	for _, folder := range folders {
+		path := folder
+		if rest, ok := strings.CutPrefix(folder, "~"); ok && (rest == "" || rest[0] == '/') {
+			if home == "" {
+				return nil, &Error{Where: "policy.trusted_workspaces", Message: folder + " needs HOME, which is not set to an absolute path"}
+			}
+			path = home + rest
+		}
+		if !filepath.IsAbs(path) {
+			return nil, &Error{Where: "policy.trusted_workspaces", Message: folder + " is no absolute path", Mend: "write it from / or ~/ on"}
+		}
+		if real, err := filepath.EvalSymlinks(path); err == nil {
+			path = real
+		}
+		out = append(out, filepath.Clean(path))
+	}
+	return out, nil
+}

@@ -1,0 +1,115 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// TestPresetAboveKeepsDenialsAlone: --policy starts anew, and loses no deny.
+func TestPresetAboveKeepsDenialsAlone(t *testing.T) {
+	user := &Policy{
+		Preset: new("default"), Default: map[string]string{"network": "deny", "write": "auto"}, Tools: map[string]string{"shell": "auto", "delete_file": "deny"},
+		TrustedWorkspaces: []string{"/src"}, DangerousCommands: []string{"terraform destroy"},
+	}
+	got := user.over(&Policy{Preset: new("strict")})
+	want := &Policy{
+		Preset: new("strict"), Default: map[string]string{"network": "deny"}, Tools: map[string]string{"delete_file": "deny"}, DangerousCommands: []string{"terraform destroy"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	// A profile that names no preset adds to what is there, key by key.
+	got = user.over(&Policy{Tools: map[string]string{"shell": "prompt"}})
+	if got.Tools["shell"] != "prompt" || got.Tools["delete_file"] != "deny" || *got.Preset != "default" || len(got.TrustedWorkspaces) != 1 {
+		t.Errorf("%+v", got)
+	}
+	if user.Tools["shell"] != "auto" {
+		t.Error("the lower layer was changed")
+	}
+}
+
+func TestTrustedWorkspacesAreResolved(t *testing.T) {
+	home := t.TempDir()
+	home, err := filepath.EvalSymlinks(home)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{"src", "elsewhere"} {
+		if err := os.Mkdir(filepath.Join(home, dir), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("elsewhere", filepath.Join(home, "link")); err != nil {
+		t.Fatal(err)
+	}
+	path := write(t, "config.yaml", "policy: {preset: default, trusted_workspaces: [~/src, ~/link, ~/none/../later], trusted_workspace_overrides: {execute: prompt_once}}")
+	c, err := Load(Options{Path: path, Environ: []string{"HOME=" + home}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := c.ToolPolicy("ci")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for workspace, want := range map[string]tools.Mode{
+		"src": tools.ModeAuto, "src/app": tools.ModeAuto, "elsewhere": tools.ModeAuto, "later": tools.ModeAuto,
+		"link": tools.ModePrompt, "src-evil": tools.ModePrompt, ".": tools.ModePrompt,
+	} {
+		got := p.Decide(tools.Definition{Name: "write_file", Class: tools.ClassWrite, Runs: tools.PlaceSandbox}, filepath.Join(home, workspace)).Mode
+		if got != want {
+			t.Errorf("write in %s: %s, want %s", workspace, got, want)
+		}
+	}
+	if got := p.Decide(tools.Definition{Name: "shell", Class: tools.ClassExecute, Runs: tools.PlaceSandbox}, filepath.Join(home, "src")).Mode; got != tools.ModePromptOnce {
+		t.Errorf("execute: %s", got)
+	}
+	for _, text := range []string{"[src]", "['~other/src']", "['']"} {
+		c, err := Load(Options{Path: write(t, "c.yaml", "policy: {trusted_workspaces: "+text+"}"), Environ: []string{"HOME=" + home}})
+		if err == nil {
+			_, err = c.ToolPolicy("ci")
+		}
+		if err == nil {
+			t.Errorf("%s is accepted", text)
+		}
+	}
+	c, err = Load(Options{Path: path})
+	if err == nil {
+		_, err = c.ToolPolicy("ci")
+	}
+	if err == nil {
+		t.Error("~ is accepted without a home")
+	}
+}
+
+// TestOnPromptAsksForPrompts: who says what becomes of a prompt wants prompts
+// where the policy would be ci's refusals.
+func TestOnPromptAsksForPrompts(t *testing.T) {
+	def := tools.Definition{Name: "fetch", Class: tools.ClassNetwork, Runs: tools.PlaceHost}
+	for name, tc := range map[string]struct {
+		opts Options
+		want tools.Mode
+	}{
+		"ci":                {Options{}, tools.ModeDeny},
+		"a flag":            {Options{Flags: File{OnPrompt: new("fail")}}, tools.ModePrompt},
+		"the environment":   {Options{Environ: []string{"CAISSON_ON_PROMPT=fail"}}, tools.ModePrompt},
+		"a file says less":  {Options{Path: write(t, "c.yaml", "on_prompt: fail")}, tools.ModeDeny},
+		"a project refuses": {Options{Flags: File{OnPrompt: new("fail")}, Project: project("policy: {preset: ci}")}, tools.ModeDeny},
+	} {
+		c, err := Load(tc.opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := c.ToolPolicy("ci")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := p.Decide(def, "").Mode; got != tc.want {
+			t.Errorf("%s: %s, want %s", name, got, tc.want)
+		}
+	}
+}

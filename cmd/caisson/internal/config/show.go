@@ -1,0 +1,178 @@
+package config
+
+import (
+	"encoding/json"
+	"net/url"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Value is one setting that counts.
+type Value struct {
+	// Key is its place in a file: "limits.max_rounds".
+	Key string `json:"key"`
+	// Text is the value as it is written in a file, on one line. What looks like
+	// a secret is not in it.
+	Text string `json:"value"`
+	// Origin says where it came from: "built-in", "user PATH", "profile NAME",
+	// "project PATH", "environment", "flags", "requirements".
+	Origin string `json:"origin"`
+}
+
+// Effective lists the settings that count, by their keys. The policy is as it is
+// configured: what tightens it is listed after it, under its origin. hidden are
+// values that must not be shown, by the names that stand for them.
+func (c *Config) Effective(hidden map[string]string) []Value {
+	values := flatten(c.File)
+	for i := range values {
+		values[i].Origin = c.origins[values[i].Key]
+	}
+	for _, layer := range []struct {
+		origin string
+		policy any
+	}{{"project " + ProjectPath, c.Project.Policy}, {"requirements", c.Requirements.Policy}} {
+		at := len(values)
+		flattenValue("policy", reflect.ValueOf(layer.policy), &values)
+		for i := range values[at:] {
+			values[at+i].Origin = layer.origin + ", can only tighten"
+		}
+	}
+	for i := range values {
+		values[i].Text = hide(values[i].Text, hidden)
+	}
+	slices.SortStableFunc(values, func(a, b Value) int { return strings.Compare(a.Key, b.Key) })
+	return values
+}
+
+// flatten lists what a file sets. Profiles are left out: they are no settings
+// of their own.
+func flatten(f File) []Value {
+	f.Profiles = nil
+	var out []Value
+	flattenValue("", reflect.ValueOf(f), &out)
+	slices.SortFunc(out, func(a, b Value) int { return strings.Compare(a.Key, b.Key) })
+	return out
+}
+
+func flattenValue(key string, v reflect.Value, out *[]Value) {
+	switch {
+	case !v.IsValid():
+	case v.Kind() == reflect.Pointer:
+		if !v.IsNil() {
+			flattenValue(key, v.Elem(), out)
+		}
+	case v.Kind() == reflect.Struct:
+		for _, f := range fields(v.Type()) {
+			flattenValue(joinKey(key, f.name), v.FieldByIndex(f.index), out)
+		}
+	case v.Kind() == reflect.Map:
+		for _, k := range v.MapKeys() {
+			flattenValue(joinKey(key, k.String()), v.MapIndex(k), out)
+		}
+	case v.Kind() == reflect.Slice && v.IsNil():
+	default:
+		*out = append(*out, Value{Key: key, Text: valueText(v)})
+	}
+}
+
+// valueText is a value on one line, as YAML takes it.
+func valueText(v reflect.Value) string {
+	if s, ok := v.Interface().(interface{ String() string }); ok {
+		return s.String()
+	}
+	if v.Kind() == reflect.String {
+		return v.String()
+	}
+	text, err := json.Marshal(v.Interface())
+	if err != nil {
+		return "?"
+	}
+	return string(text)
+}
+
+// field is one key of a struct of settings.
+type field struct {
+	name  string
+	index []int
+	typ   reflect.Type
+}
+
+// fields are the keys of a struct, in their order.
+func fields(t reflect.Type) []field {
+	var out []field
+	for f := range t.Fields() {
+		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		if name != "" && name != "-" {
+			out = append(out, field{name, f.Index, f.Type})
+		}
+	}
+	return out
+}
+
+var plainKey = regexp.MustCompile(`^[A-Za-z0-9_/*-]+$`)
+
+// joinKey joins keys by dots; one that holds something else is quoted.
+func joinKey(above, key string) string {
+	if !plainKey.MatchString(key) {
+		quoted, _ := json.Marshal(key)
+		key = string(quoted)
+	}
+	if above == "" {
+		return key
+	}
+	return above + "." + key
+}
+
+// minHiddenBytes keeps a secret that is an ordinary word from blanking text.
+const minHiddenBytes = 6
+
+// urlInText finds addresses; what stands before their "@", and their query, can
+// be a secret.
+var urlInText = regexp.MustCompile(`[a-zA-Z][a-zA-Z0-9+.-]*://[^\s"',\]}]+`)
+
+// hide takes secrets out of a text: the values that it is given, and the
+// credentials of addresses.
+func hide(text string, hidden map[string]string) string {
+	for _, name := range sorted(hidden) {
+		if v := hidden[name]; len(v) >= minHiddenBytes {
+			text = strings.ReplaceAll(text, v, "[hidden: "+name+"]")
+		}
+	}
+	return urlInText.ReplaceAllStringFunc(text, func(address string) string {
+		u, err := url.Parse(address)
+		if err != nil {
+			return "[hidden: an address that can't be read]"
+		}
+		if u.User == nil && u.RawQuery == "" {
+			return address
+		}
+		u.User, u.RawQuery = nil, ""
+		return u.String() + " [credentials hidden]"
+	})
+}
+
+// HiddenValues are the values of the environment that must not be shown, by
+// the names of their variables: those that sound like secrets, and named ones.
+func HiddenValues(environ []string, named ...string) map[string]string {
+	out := map[string]string{}
+	for _, e := range environ {
+		name, v, _ := strings.Cut(e, "=")
+		if slices.Contains(named, name) || secretName.MatchString(name) {
+			out[name] = v
+		}
+	}
+	return out
+}
+
+var secretName = regexp.MustCompile(`(?i)(key|token|secret|passw|credential|auth)`)
+
+func sorted[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}
