@@ -16,6 +16,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/enter"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/launch"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/probe"
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
 // version is stamped by the linker (-X main.version).
@@ -33,6 +34,8 @@ func run(args []string) int {
 		return launch.Shim(args[1:])
 	case probe.Word:
 		return probe.Run()
+	case wire.ReachWord:
+		return probe.Reach(args[1:])
 	case enter.Word:
 		return enter.Run(args[1:])
 	case probe.IdleWord:

@@ -91,9 +91,14 @@ func open(name string, flags int) func() unix.Errno {
 			_ = unix.Close(fd)
 			return 0
 		}
-		errno, _ := errors.AsType[unix.Errno](err)
-		return errno
+		return errnoOf(err)
 	}
+}
+
+// errnoOf is the number in a system call's error, 0 for none.
+func errnoOf(err error) unix.Errno {
+	errno, _ := errors.AsType[unix.Errno](err)
+	return errno
 }
 
 func attempts() []attempt {

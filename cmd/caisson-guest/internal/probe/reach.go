@@ -1,0 +1,80 @@
+package probe
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+)
+
+// reachTime bounds the wait for one answer, in milliseconds: whoever asks
+// listens on this machine.
+const reachTime = 1000
+
+// Reach tries each target and writes what came of it. It returns an exit
+// status.
+func Reach(targets []string) int {
+	r := wire.Reach{Interfaces: interfaces(), Results: map[string]string{}}
+	for _, target := range targets {
+		r.Results[target] = outcome(connect(target))
+	}
+	if json.NewEncoder(os.Stdout).Encode(r) != nil {
+		return 1
+	}
+	return 0
+}
+
+// interfaces are the names of the network interfaces (proc(5), net/dev).
+func interfaces() []string {
+	text, err := os.ReadFile("/proc/net/dev")
+	if err != nil {
+		return nil
+	}
+	names := []string{}
+	for line := range bytes.Lines(text) {
+		if name, _, ok := strings.Cut(string(line), ":"); ok {
+			names = append(names, strings.TrimSpace(name))
+		}
+	}
+	return names
+}
+
+// connect tries one target and says what a system call answered; 0 is a
+// connection.
+func connect(target string) unix.Errno {
+	address, err := wire.ParseTarget(target)
+	if err != nil {
+		return unix.EINVAL
+	}
+	family, to := unix.AF_UNIX, unix.Sockaddr(&unix.SockaddrUnix{Name: "@" + address.Abstract})
+	switch len(address.IP) {
+	case 4:
+		family, to = unix.AF_INET, &unix.SockaddrInet4{Port: address.Port, Addr: [4]byte(address.IP)}
+	case 16:
+		family, to = unix.AF_INET6, &unix.SockaddrInet6{Port: address.Port, Addr: [16]byte(address.IP)}
+	}
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return errnoOf(err)
+	}
+	defer unix.Close(fd) //nolint:errcheck // nothing was written
+	if err := unix.Connect(fd, to); err == nil || errnoOf(err) != unix.EINPROGRESS {
+		return errnoOf(err)
+	}
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, reachTime)
+	if err != nil {
+		return errnoOf(err)
+	}
+	if n == 0 {
+		return unix.ETIMEDOUT
+	}
+	code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	if err != nil {
+		return errnoOf(err)
+	}
+	return unix.Errno(code)
+}

@@ -1,0 +1,60 @@
+package wire
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// ReachWord is the argument of the guest's binary after which it tries to
+// connect to targets, and writes a Reach.
+const ReachWord = "reach"
+
+// Reach is what a command could connect to.
+//
+//	{"interfaces":["lo"],"results":{"tcp:7f000001:4711":"ECONNREFUSED"}}
+type Reach struct {
+	// Interfaces are the names of the network interfaces that it has.
+	Interfaces []string `json:"interfaces"`
+	// Results maps a target, as it was given, to an errno's name: "ok" is a
+	// connection.
+	Results map[string]string `json:"results"`
+}
+
+// Target is a stream socket: an address of IPv4 (4 bytes) or IPv6 (16) with a
+// port, or the name of an abstract socket.
+type Target struct {
+	IP       []byte
+	Port     int
+	Abstract string
+}
+
+// String gives the target as an argument: "tcp:7f000001:4711", "abstract:name".
+func (t Target) String() string {
+	if t.IP == nil {
+		return "abstract:" + t.Abstract
+	}
+	return fmt.Sprintf("tcp:%x:%d", t.IP, t.Port)
+}
+
+// ParseTarget reads what String gives.
+func ParseTarget(s string) (Target, error) {
+	if name, ok := strings.CutPrefix(s, "abstract:"); ok && name != "" {
+		return Target{Abstract: name}, nil
+	}
+	parts := strings.Split(s, ":")
+	if len(parts) != 3 || parts[0] != "tcp" {
+		return Target{}, fmt.Errorf("read target %q: neither tcp:ADDRESS:PORT nor abstract:NAME", s)
+	}
+	ip, err := hex.DecodeString(parts[1])
+	if err == nil && len(ip) != 4 && len(ip) != 16 {
+		err = errors.New("no address has this length")
+	}
+	port, portErr := strconv.ParseUint(parts[2], 10, 16)
+	if err := errors.Join(err, portErr); err != nil {
+		return Target{}, fmt.Errorf("read target %q: %w", s, err)
+	}
+	return Target{IP: ip, Port: int(port)}, nil
+}
