@@ -37,7 +37,9 @@ var ranks = map[string]int{
 	"sandbox/oci":    2,
 	"sandbox/pool":   2,
 	"tools/shell":    2,
+	"tools/fetch":    2,
 	"tools/file":     2,
+	"tools/verify":   2,
 
 	"loop":        3,
 	"loop/openai": 3,

@@ -1,0 +1,353 @@
+package fetch
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"mime"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// Client fetches for one session, under one policy. It is safe for concurrent
+// use and holds no connection between two fetches, so nothing needs closing.
+type Client struct {
+	opts  Options
+	cache *cache
+}
+
+// NewClient makes a client. It fails for options that can't work.
+func NewClient(o Options) (*Client, error) {
+	o, err := o.withDefaults()
+	if err != nil {
+		return nil, fmt.Errorf("make fetch client: %w", err)
+	}
+	return &Client{opts: o, cache: newCache(o.Dir, maxCacheBytes, o.Logger)}, nil
+}
+
+// Request is one fetch.
+type Request struct {
+	URL string
+	// Refresh asks the server again for what is kept.
+	Refresh bool
+	// CallID is the call's, for what is recorded.
+	CallID string
+	// Asked says that a person allowed this very URL: a redirect to another
+	// origin was not shown to them and is not followed.
+	Asked bool
+}
+
+// Response is what a server gave, with any status.
+type Response struct {
+	// URL is where it came from at last, Redirects what led there.
+	URL       string
+	Redirects []string
+	Status    int
+	// MediaType and Charset are of the Content-Type, "" where there is none.
+	MediaType, Charset string
+	// Body is decoded of its transfer and content codings, SHA256 its hash, hex.
+	Body   []byte
+	SHA256 string
+	// Cached says that this session had it already.
+	Cached bool
+}
+
+// errSlow is the cause of a context whose fetch took too long.
+var errSlow = errors.New("the fetch took too long")
+
+const reasonTimeout = "timeout"
+
+// Get fetches one URL, within the policy. Its error is a failure for the model,
+// or wraps context.Cause(ctx), or tools.ErrRecord where a refusal could not be
+// recorded.
+func (c *Client) Get(ctx context.Context, r Request) (Response, error) {
+	within, cancel := context.WithTimeoutCause(ctx, c.opts.Timeout, errSlow)
+	defer cancel()
+	last, res, err := c.follow(within, r)
+	if err == nil {
+		return res, nil
+	}
+	err = asFailure(within, err)
+	f, ok := errors.AsType[*failure](err)
+	if !ok {
+		return Response{}, err
+	}
+	c.opts.Logger.Info("fetch failed", zap.String("call", r.CallID), zap.String("reason", f.reason), zap.NamedError("cause", f.err))
+	if f.denied {
+		if err := c.opts.Denied(denial(r.CallID, last, f)); err != nil {
+			return Response{}, fmt.Errorf("record a refused connection: %w", err)
+		}
+	}
+	return Response{}, err
+}
+
+// Denial is a connection that the egress policy refused before it was made.
+// Everything in it is safe for display.
+type Denial struct {
+	CallID string
+	// URL is canonical where it has such a form, and without a password. Host
+	// is its host:port, "" where it names none.
+	URL, Host string
+	// Addr is the address that was refused, where that is why.
+	Addr string
+	// Reason is a word of docs/fetch.md, such as not_allowed or address.
+	Reason string
+	// Redirect says that a server named the URL, not the model.
+	Redirect bool
+}
+
+// denial says what was refused: the URL at which the fetch ended.
+func denial(callID, last string, f *failure) Denial {
+	d := Denial{CallID: callID, Addr: f.addr, Reason: f.reason, Redirect: f.redirect}
+	if t, err := parseTarget(last); err == nil {
+		last, d.Host = t.String(), t.address()
+	} else if u, err := url.Parse(last); err == nil {
+		u.User = nil
+		last, d.Host = u.String(), u.Host
+	} else if before, _, holds := strings.Cut(last, "@"); holds {
+		last = before[:min(len(before), strings.Index(before, "/")+1)] + "…"
+	}
+	d.URL, _ = tools.Display(clip(last, maxShownURL))
+	d.Host, _ = tools.Display(clip(d.Host, maxShownURL))
+	return d
+}
+
+// maxShownURL bounds a URL in a record.
+const maxShownURL = 2 << 10
+
+// clip cuts a text that is for people.
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return strings.ToValidUTF8(s[:n], "") + "…"
+}
+
+// follow fetches a URL and what it redirects to. last is the URL at which it
+// ended, as it was written where it is none.
+func (c *Client) follow(ctx context.Context, r Request) (last string, _ Response, err error) {
+	first, err := parseTarget(r.URL)
+	if err != nil {
+		return r.URL, Response{}, err
+	}
+	if !r.Refresh {
+		if res, ok := c.cached(first); ok {
+			return res.URL, res, nil
+		}
+	}
+	var passed []string
+	for at := first; ; {
+		res, next, err := c.hop(ctx, at)
+		switch {
+		case err != nil:
+			return at.String(), Response{}, redirected(ctx, passed, err)
+		case next == "":
+			res.URL, res.Redirects = at.String(), passed
+			if res.Status == http.StatusOK {
+				c.cache.put(first.String(), res)
+			}
+			return res.URL, res, nil
+		case len(passed) >= c.opts.Redirects:
+			return at.String(), Response{}, fail("redirects", "%s redirects more than %d times", first.origin, c.opts.Redirects)
+		}
+		passed = append(passed, at.String())
+		if at, err = c.redirect(at, first, next, r.Asked); err != nil {
+			return redirectText(next, at), Response{}, redirected(ctx, passed, err)
+		}
+	}
+}
+
+// redirected says in a failure that it is not about the URL that was asked for.
+func redirected(ctx context.Context, passed []string, err error) error {
+	err = asFailure(ctx, err)
+	if f, ok := errors.AsType[*failure](err); ok && len(passed) > 0 {
+		f.redirect = true
+		f.message = clip(passed[len(passed)-1], 200) + " redirects, and then: " + f.message
+	}
+	return err
+}
+
+// cached gives what the session has of a URL, where the policy allows it and
+// what it led to.
+func (c *Client) cached(t target) (Response, bool) {
+	if !allowed(c.opts.Allow, t) {
+		return Response{}, false
+	}
+	return c.cache.get(t.String())
+}
+
+// redirect decides where a Location leads. Whether that may be fetched is
+// asked like for any other URL.
+func (c *Client) redirect(at, first target, location string, asked bool) (target, error) {
+	next, err := at.resolve(location)
+	if err != nil {
+		return target{}, err
+	}
+	if asked && next.origin != first.origin {
+		return next, fail("redirect_not_shown", "%s redirects to %s, which is not what was approved; call fetch with that URL if it is needed", at, next)
+	}
+	return next, nil
+}
+
+// redirectText is the URL that a refused redirect is recorded under.
+func redirectText(location string, t target) string {
+	if t.host != "" {
+		return t.String()
+	}
+	return location
+}
+
+// hop makes one request, if the policy allows it. next is the Location of a
+// redirect, whose body is not read.
+func (c *Client) hop(ctx context.Context, t target) (_ Response, next string, err error) {
+	if !allowed(c.opts.Allow, t) {
+		return Response{}, "", c.notAllowed(t)
+	}
+	if err := c.checkLiteral(t.origin); err != nil {
+		return Response{}, "", err
+	}
+	if err := errors.Join(c.opts.Egress.Left(), c.opts.Egress.Host(t.host)); err != nil {
+		return Response{}, "", err
+	}
+	done, err := c.opts.Hosts.Begin(t.address())
+	if err != nil {
+		f := fail("circuit_breaker", "%v", err)
+		f.err = err
+		return Response{}, "", f
+	}
+	outcome := limits.OutcomeUnknown
+	defer func() { done(outcome) }()
+	res, next, err := c.exchange(ctx, t)
+	switch {
+	case err != nil:
+		err = asFailure(ctx, err)
+		if f, ok := errors.AsType[*failure](err); ok && f.outage {
+			outcome = limits.OutcomeFailure
+		}
+	case res.Status >= http.StatusInternalServerError || res.Status == http.StatusTooManyRequests:
+		outcome = limits.OutcomeFailure
+	default:
+		outcome = limits.OutcomeSuccess
+	}
+	return res, next, err
+}
+
+// notAllowed says what is.
+func (c *Client) notAllowed(t target) error {
+	if len(c.opts.Allow) == 0 {
+		return deny("not_allowed", "nothing may be fetched in this session")
+	}
+	const most = 20
+	var list []string
+	for _, r := range c.opts.Allow[:min(len(c.opts.Allow), most)] {
+		list = append(list, r.String())
+	}
+	if len(c.opts.Allow) > most {
+		list = append(list, fmt.Sprintf("and %d more", len(c.opts.Allow)-most))
+	}
+	return deny("not_allowed", "%s is not on this session's allowlist, which is: %s", clip(t.String(), 200), strings.Join(list, ", "))
+}
+
+// exchange sends one request on a connection of its own and reads the answer.
+func (c *Client) exchange(ctx context.Context, t target) (Response, string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, t.String(), nil)
+	if err != nil {
+		return Response{}, "", deny("invalid_url", "not a URL: %v", err)
+	}
+	req.URL = t.url()
+	req.Header = http.Header{
+		"User-Agent":      {c.opts.Agent},
+		"Accept":          {"text/markdown, text/html;q=0.9, text/plain;q=0.9, application/json;q=0.9, */*;q=0.5"},
+		"Accept-Encoding": {"gzip"},
+	}
+	tr := c.transport(t)
+	defer tr.CloseIdleConnections()
+	res, err := tr.RoundTrip(req)
+	if err != nil {
+		return Response{}, "", err
+	}
+	defer func() { _ = res.Body.Close() }() // whatever of it was not read is of no use
+	if location := res.Header.Get("Location"); location != "" && isRedirect(res.StatusCode) {
+		return Response{Status: res.StatusCode}, location, nil
+	}
+	out := Response{Status: res.StatusCode}
+	// A type that can't be read is none: what it is then is told by its bytes.
+	kind, params, err := mime.ParseMediaType(res.Header.Get("Content-Type"))
+	if err == nil || errors.Is(err, mime.ErrInvalidMediaParameter) {
+		out.MediaType, out.Charset = clip(kind, 100), clip(strings.ToLower(params["charset"]), 40)
+	}
+	if !readable(out.MediaType) {
+		return Response{}, "", fail("content_type", "%s is %s, which is no text; only text is fetched", clip(t.String(), 200), out.MediaType)
+	}
+	if out.Body, err = c.readBody(res); err != nil {
+		return Response{}, "", err
+	}
+	sum := sha256.Sum256(out.Body)
+	out.SHA256 = hex.EncodeToString(sum[:])
+	return out, "", nil
+}
+
+func isRedirect(status int) bool {
+	return slices.Contains([]int{301, 302, 303, 307, 308}, status)
+}
+
+// transport makes the way to one origin, for one request: nothing of it is kept
+// for another. HTTP/1.1 alone, whose messages are bounded by the few numbers here.
+func (c *Client) transport(t target) *http.Transport {
+	tr := &http.Transport{
+		TLSClientConfig:        &tls.Config{RootCAs: c.opts.RootCAs, MinVersion: tls.VersionTLS12},
+		DisableKeepAlives:      true,
+		DisableCompression:     true, // decoded here, with a bound
+		MaxResponseHeaderBytes: maxHeaderBytes,
+		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
+			if address != t.address() {
+				return nil, deny("address", "the request would go to %s instead of %s", address, t.address())
+			}
+			return c.dial(ctx, t.origin)
+		},
+	}
+	if c.opts.Proxy != nil {
+		tr.Proxy = http.ProxyURL(c.opts.Proxy)
+		tr.DialContext = c.dialProxy
+	}
+	return tr
+}
+
+// transport gives an error of the network a reason and a sentence.
+func transport(ctx context.Context, err error) *failure {
+	switch {
+	case context.Cause(ctx) != nil:
+		return outage(err, reasonTimeout, "the server took longer than the fetch may take")
+	case isTimeout(err):
+		return outage(err, reasonTimeout, "the server stopped sending")
+	}
+	if bad, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		return outage(err, "tls", "the server's certificate can't be trusted: %.300s", bad.Err)
+	}
+	return outage(err, "protocol", "the exchange with the server failed: %.300s", rootCause(err))
+}
+
+func isTimeout(err error) bool {
+	timeout, ok := errors.AsType[net.Error](err)
+	return errors.Is(err, errSlow) || errors.Is(err, os.ErrDeadlineExceeded) || ok && timeout.Timeout()
+}
+
+// rootCause leaves out the addresses that errors of package net begin with.
+func rootCause(err error) error {
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Err != nil {
+		return op.Err
+	}
+	return err
+}

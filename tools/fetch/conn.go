@@ -1,0 +1,57 @@
+package fetch
+
+import (
+	"net"
+	"time"
+
+	"github.com/caisson-run/caisson/limits"
+)
+
+// meteredConn is a connection whose every byte is taken out of the session's
+// budget before it is read or written, and that waits for a byte no longer
+// than idle.
+type meteredConn struct {
+	net.Conn
+	egress *limits.Egress
+	idle   time.Duration
+}
+
+// Read reads what the budget still allows.
+func (c *meteredConn) Read(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	n, err := c.egress.Take(int64(len(p)))
+	if err != nil {
+		return 0, err
+	}
+	if err := c.SetReadDeadline(time.Now().Add(c.idle)); err != nil {
+		c.egress.Return(n)
+		return 0, err
+	}
+	got, err := c.Conn.Read(p[:n])
+	c.egress.Return(n - int64(got))
+	return got, err
+}
+
+// Write writes all of p, or as much as the budget allows and its error.
+func (c *meteredConn) Write(p []byte) (int, error) {
+	written := 0
+	for written < len(p) {
+		n, err := c.egress.Take(int64(len(p) - written))
+		if err != nil {
+			return written, err
+		}
+		if err := c.SetWriteDeadline(time.Now().Add(c.idle)); err != nil {
+			c.egress.Return(n)
+			return written, err
+		}
+		got, err := c.Conn.Write(p[written : written+int(n)])
+		c.egress.Return(n - int64(got))
+		written += got
+		if err != nil {
+			return written, err
+		}
+	}
+	return written, nil
+}

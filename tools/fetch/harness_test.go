@@ -1,0 +1,253 @@
+package fetch
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/tools"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(inNamespace) != "" {
+		os.Exit(runInNamespace(m))
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// loopback is where the tests' own servers are; a client may reach it only
+// where a test says so.
+var loopback = []netip.Prefix{netip.MustParsePrefix("127.0.0.1/32")}
+
+// fixture is a client and what it told of.
+type fixture struct {
+	*Client
+	t testing.TB
+
+	mu     sync.Mutex
+	denied []Denial
+}
+
+// newFixture makes a client that may fetch from the rules; private says whether
+// 127.0.0.1 may be dialled where a URL names it.
+func newFixture(t testing.TB, o Options, rules ...string) *fixture {
+	t.Helper()
+	f := &fixture{t: t}
+	for _, s := range rules {
+		r, err := ParseRule(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.Allow = append(o.Allow, r)
+	}
+	var err error
+	if o.Egress == nil {
+		if o.Egress, err = limits.NewEgress(limits.DefaultEgressBudget()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if o.Hosts == nil {
+		if o.Hosts, err = limits.NewBreakers(limits.BreakerOptions{Name: limits.BreakerFetchHost}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o.Denied = func(d Denial) error {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.denied = append(f.denied, d)
+		return nil
+	}
+	if f.Client, err = NewClient(o); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// local is newFixture for servers on 127.0.0.1.
+func local(t testing.TB, o Options, rules ...string) *fixture {
+	t.Helper()
+	o.Private = map[string][]netip.Prefix{"127.0.0.1": loopback}
+	return newFixture(t, o, rules...)
+}
+
+func (f *fixture) get(u string) (Response, error) {
+	return f.Get(f.t.Context(), Request{URL: u, CallID: "tu_1"})
+}
+
+// reason is why a fetch failed: of a failure its reason, "" where it did not.
+func reason(err error) string {
+	if f, ok := errors.AsType[*failure](err); ok {
+		return f.reason
+	}
+	if err != nil {
+		return "error: " + err.Error()
+	}
+	return ""
+}
+
+// refused fetches a URL that must be refused, and recorded, for a reason.
+func (f *fixture) refused(u, want string) Denial {
+	f.t.Helper()
+	f.mu.Lock()
+	before := len(f.denied)
+	f.mu.Unlock()
+	if _, err := f.get(u); reason(err) != want {
+		f.t.Errorf("%s: %v, want a refusal for %s", u, err, want)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.denied) != before+1 || f.denied[before].Reason != want {
+		f.t.Errorf("%s: recorded %+v, want one denial for %s", u, f.denied[before:], want)
+		return Denial{}
+	}
+	return f.denied[before]
+}
+
+// canary is a server that nobody may reach: it counts connections, not requests.
+type canary struct {
+	url  string
+	port int
+	hits atomic.Int64
+}
+
+// newCanary listens at an address, with any port where it names none.
+func newCanary(t testing.TB, address string) *canary {
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &canary{url: "http://" + l.Addr().String(), port: l.Addr().(*net.TCPAddr).Port}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			c.hits.Add(1)
+			_, _ = conn.Write([]byte("HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 6\r\nConnection: close\r\n\r\nsecret"))
+			_ = conn.Close()
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.Close()
+		wg.Wait()
+	})
+	return c
+}
+
+// reached says that a naive client gets to the canary by a URL: the positive
+// control. It resets the count.
+func (c *canary) reached(t testing.TB, client *http.Client, u string) {
+	t.Helper()
+	naive(t, client, u)
+	if c.hits.Swap(0) == 0 {
+		t.Errorf("control: a naive client doesn't reach the canary by %s, so nothing is shown", u)
+	}
+}
+
+// untouched says that nobody connected.
+func (c *canary) untouched(t testing.TB) {
+	t.Helper()
+	if n := c.hits.Load(); n != 0 {
+		t.Errorf("%d connections to the canary %s", n, c.url)
+	}
+}
+
+// naive is what a client without policy does.
+func naive(t testing.TB, client *http.Client, u string) {
+	t.Helper()
+	if client == nil {
+		tr := &http.Transport{DisableKeepAlives: true}
+		defer tr.CloseIdleConnections()
+		client = &http.Client{Transport: tr}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u, nil)
+	if err != nil {
+		return
+	}
+	if res, err := client.Do(req); err == nil {
+		_ = res.Body.Close()
+	}
+}
+
+// serve is a real server whose handler the test gives.
+func serve(t testing.TB, h http.HandlerFunc) string {
+	t.Helper()
+	s := httptest.NewServer(h)
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+// raw is a server that reads a request's head and then does as it likes with
+// the connection, which ends with the function or the test.
+func raw(t testing.TB, answer func(ctx context.Context, w net.Conn)) string {
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() {
+				stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+				defer stop()
+				defer func() { _ = conn.Close() }()
+				if _, err := http.ReadRequest(bufio.NewReader(conn)); err == nil {
+					answer(ctx, conn)
+				}
+			})
+		}
+	})
+	t.Cleanup(func() {
+		cancel()
+		_ = l.Close()
+		wg.Wait()
+	})
+	return "http://" + l.Addr().String()
+}
+
+// port is that of a URL.
+func port(t testing.TB, u string) int {
+	t.Helper()
+	n, err := strconv.Atoi(u[strings.LastIndexByte(u, ':')+1:])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// execute runs the tool itself on an input.
+func (f *fixture) execute(input map[string]any) (tools.Output, error) {
+	f.t.Helper()
+	text, err := json.Marshal(input)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	one := &tool{client: f.Client, def: definition(f.opts)}
+	return one.Execute(f.t.Context(), &tools.Call{ID: "tu_1", Name: Name, Input: text})
+}

@@ -1,0 +1,200 @@
+package fetch
+
+import (
+	"errors"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/JohannesKaufmann/html-to-markdown/v2/converter"
+	"github.com/JohannesKaufmann/html-to-markdown/v2/plugin/base"
+	"github.com/JohannesKaufmann/html-to-markdown/v2/plugin/commonmark"
+	"github.com/JohannesKaufmann/html-to-markdown/v2/plugin/table"
+	"golang.org/x/net/html"
+	"golang.org/x/net/html/atom"
+)
+
+// Bounds of HTML that is converted. The converter copies the text of an element
+// at each level and prefixes each line of a list or a quotation, so nesting
+// multiplies: what is deeper loses its element and keeps its text.
+const (
+	maxHTMLBytes = 4 << 20
+	maxDepth     = 64
+	maxPrefixed  = 8
+	maxSpan      = 16
+	maxNodes     = 400_000
+)
+
+// markdown converts a page. Its error is a *failure.
+func (p *page) markdown(text, at string) (string, error) {
+	if len(text) > maxHTMLBytes {
+		text = strings.ToValidUTF8(text[:maxHTMLBytes], "")
+		p.note("only the first %d MiB of the HTML were converted; raw gives it as it is", maxHTMLBytes>>20)
+	}
+	doc, err := html.Parse(strings.NewReader(text))
+	if err != nil {
+		return "", fail("html", "the page's HTML can't be converted (%.100s); raw gives it as it is", err)
+	}
+	base, err := url.Parse(at)
+	if err != nil {
+		base = &url.URL{}
+	}
+	t := trimmer{base: base}
+	t.walk(doc, 0, 0)
+	if t.nodes > maxNodes {
+		return "", fail("html", "the page's HTML has more than %d elements; raw gives it as it is", maxNodes)
+	}
+	if t.removed > 0 {
+		p.note("%d hidden elements were left out", t.removed)
+	}
+	out, err := convert(doc)
+	if err != nil {
+		return "", fail("html", "the page's HTML can't be converted (%.100s); raw gives it as it is", err)
+	}
+	if t.title != "" && !strings.Contains(out, "# "+t.title) {
+		out = "# " + t.title + "\n\n" + out
+	}
+	return out, nil
+}
+
+// convert runs the converter, whose panics are errors: it was not made for
+// pages that want to harm it.
+func convert(doc *html.Node) (text string, err error) {
+	defer func() {
+		if recover() != nil {
+			err = errors.New("the converter gave up")
+		}
+	}()
+	conv := converter.NewConverter(converter.WithPlugins(
+		base.NewBasePlugin(), commonmark.NewCommonmarkPlugin(), table.NewTablePlugin(),
+	))
+	out, err := conv.ConvertNode(doc)
+	return string(out), err
+}
+
+// trimmer takes out of a parsed page what people don't see, and bounds what
+// its conversion costs.
+type trimmer struct {
+	base    *url.URL
+	nodes   int
+	removed int
+	title   string
+}
+
+// walk goes through the children of n. The parser bounds its depth by 512.
+func (t *trimmer) walk(n *html.Node, depth, prefixed int) {
+	for c := n.FirstChild; c != nil; {
+		next := c.NextSibling
+		t.nodes++
+		switch {
+		case t.nodes > maxNodes:
+			return
+		case c.Type == html.CommentNode, c.Type == html.ElementNode && t.drops(c):
+			n.RemoveChild(c)
+		case c.Type == html.ElementNode:
+			t.attributes(c)
+			inner := prefixed
+			if prefixes(c.DataAtom) {
+				inner++
+			}
+			t.walk(c, depth+1, inner)
+			if depth >= maxDepth || inner > maxPrefixed {
+				unwrap(n, c)
+			}
+		}
+		c = next
+	}
+}
+
+// prefixes says whether each line of an element gets a prefix.
+func prefixes(a atom.Atom) bool {
+	return a == atom.Blockquote || a == atom.Ul || a == atom.Ol || a == atom.Dl
+}
+
+// unwrap puts an element's children in its place.
+func unwrap(parent, c *html.Node) {
+	for child := c.FirstChild; child != nil; child = c.FirstChild {
+		c.RemoveChild(child)
+		parent.InsertBefore(child, c)
+	}
+	parent.RemoveChild(c)
+}
+
+// drops says whether an element is not for reading, or hidden.
+func (t *trimmer) drops(n *html.Node) bool {
+	switch n.DataAtom {
+	case atom.Title:
+		if t.title == "" && n.FirstChild != nil {
+			t.title = clip(strings.Join(strings.Fields(n.FirstChild.Data), " "), 300)
+		}
+		return true
+	case atom.Script, atom.Style, atom.Template, atom.Iframe, atom.Object, atom.Embed, atom.Svg, atom.Canvas, atom.Audio, atom.Video,
+		atom.Input, atom.Select, atom.Button, atom.Textarea, atom.Meta, atom.Link, atom.Base:
+		return true
+	}
+	if hidden(n) {
+		t.removed++
+		return true
+	}
+	return false
+}
+
+// hidden says whether an element's own attributes keep people from seeing it.
+// Style sheets are not looked at.
+func hidden(n *html.Node) bool {
+	for _, a := range n.Attr {
+		switch strings.ToLower(a.Key) {
+		case "hidden":
+			return !strings.EqualFold(a.Val, "until-found")
+		case "style":
+			style := strings.ToLower(strings.Join(strings.Fields(a.Val), ""))
+			for _, s := range []string{"display:none", "visibility:hidden", "opacity:0;", "font-size:0;", "font-size:0px"} {
+				if strings.Contains(style+";", s) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// attributes keeps those that the conversion reads: links, made absolute, and
+// small numbers.
+func (t *trimmer) attributes(n *html.Node) {
+	kept := n.Attr[:0]
+	for _, a := range n.Attr {
+		switch a.Key {
+		case "href", "src":
+			a.Val = t.absolute(a.Val)
+		case "colspan", "rowspan":
+			if span, err := strconv.Atoi(a.Val); err != nil || span < 1 || span > maxSpan {
+				continue
+			}
+		case "start":
+			if _, err := strconv.ParseUint(a.Val, 10, 24); err != nil {
+				continue
+			}
+		case "alt", "title", "class", "align", "role", "type", "checked":
+			if len(a.Val) > maxURLBytes {
+				continue
+			}
+		default:
+			continue
+		}
+		kept = append(kept, a)
+	}
+	n.Attr = kept
+}
+
+// absolute resolves a link at the page. What is no web address keeps only its
+// scheme: data: holds megabytes, and javascript: leads nowhere.
+func (t *trimmer) absolute(ref string) string {
+	u, err := url.Parse(strings.TrimSpace(ref))
+	if err != nil || len(ref) > maxURLBytes {
+		return "#"
+	}
+	if u.IsAbs() && u.Scheme != "http" && u.Scheme != "https" && u.Scheme != "mailto" {
+		return u.Scheme + ":"
+	}
+	return t.base.ResolveReference(u).String()
+}

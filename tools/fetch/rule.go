@@ -1,0 +1,83 @@
+package fetch
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Rule allows the URLs of one origin at or below one path.
+//
+//	https://docs.example.com/            everything of that origin
+//	https://docs.example.com/guide       /guide, and what is below /guide/
+//	http://wiki.lan:8080/public/         that port alone, below /public/
+//
+// The zero value allows nothing.
+type Rule struct{ at target }
+
+// ParseRule reads a rule as a URL without a query. It fails for what is no such
+// URL, with a sentence for whoever wrote it.
+func ParseRule(s string) (Rule, error) {
+	if strings.Contains(s, "*") {
+		return Rule{}, fmt.Errorf("%q holds a wildcard; name each origin and path, such as https://docs.example.com/guide/", s)
+	}
+	t, err := parseTarget(s)
+	switch {
+	case err != nil:
+		return Rule{}, fmt.Errorf("%q: %w", s, err)
+	case t.query != "" || strings.Contains(s, "#"):
+		return Rule{}, fmt.Errorf("%q holds a query or a fragment; a rule is an origin and the beginning of a path", s)
+	case t.ambiguous:
+		return Rule{}, fmt.Errorf("%q holds an escaped separator, which servers read differently", s)
+	}
+	return Rule{at: t}, nil
+}
+
+// String is the rule in its canonical form.
+func (r Rule) String() string { return r.at.String() }
+
+// Host is the name or the address that the rule is about.
+func (r Rule) Host() string { return r.at.host }
+
+// allows says whether a URL is within the rule. A path that servers may
+// disagree about is only within a rule that allows every path.
+func (r Rule) allows(t target) bool {
+	if r.at.host == "" || r.at.origin != t.origin {
+		return false
+	}
+	return r.at.path == "/" || !t.ambiguous && covers(r.at.path, t.path)
+}
+
+// covers says whether a path is the prefix, or lies below it.
+func covers(prefix, path string) bool {
+	rest, ok := strings.CutPrefix(path, prefix)
+	return ok && (rest == "" || strings.HasSuffix(prefix, "/") || rest[0] == '/')
+}
+
+// Allows says whether any of the rules allows a URL.
+func Allows(rules []Rule, rawURL string) bool {
+	t, err := parseTarget(rawURL)
+	return err == nil && allowed(rules, t)
+}
+
+func allowed(rules []Rule, t target) bool {
+	return slices.ContainsFunc(rules, func(r Rule) bool { return r.allows(t) })
+}
+
+// Intersect gives the rules that allow what both lists allow.
+func Intersect(a, b []Rule) []Rule {
+	out := []Rule{}
+	for _, x := range a {
+		for _, y := range b {
+			switch {
+			case x.at.origin != y.at.origin:
+			case covers(y.at.path, x.at.path):
+				out = append(out, x)
+			case covers(x.at.path, y.at.path):
+				out = append(out, y)
+			}
+		}
+	}
+	slices.SortFunc(out, func(x, y Rule) int { return strings.Compare(x.String(), y.String()) })
+	return slices.Compact(out)
+}

@@ -1,0 +1,256 @@
+package fetch
+
+import (
+	"errors"
+	"net/url"
+	"strings"
+	"testing"
+)
+
+// TestTargets is the table of acceptance case 59, without its addresses: what
+// is no URL of ours is refused before anything is done, and what is one has a
+// single form.
+func TestTargets(t *testing.T) {
+	for raw, want := range map[string]string{
+		"https://Docs.Example.COM":              "https://docs.example.com/",
+		"https://docs.example.com.":             "https://docs.example.com/",
+		"https://docs.example.com:443/a":        "https://docs.example.com/a",
+		"http://docs.example.com:80/a":          "http://docs.example.com/a",
+		"http://docs.example.com:443/a":         "http://docs.example.com:443/a",
+		"https://docs.example.com/a/../b":       "https://docs.example.com/b",
+		"https://docs.example.com/a/%2e%2E/b":   "https://docs.example.com/b",
+		"https://docs.example.com/../../b":      "https://docs.example.com/b",
+		"https://docs.example.com/a/./b/.":      "https://docs.example.com/a/b/",
+		"https://docs.example.com/a//b":         "https://docs.example.com/a//b",
+		"https://docs.example.com/a/b/..":       "https://docs.example.com/a/",
+		"https://docs.example.com/a%20b?q=1&r":  "https://docs.example.com/a%20b?q=1&r",
+		"https://docs.example.com/a#fragment":   "https://docs.example.com/a",
+		"https://docs.example.com?q":            "https://docs.example.com/?q",
+		"https://docs.example.com/?q=é\"<>":     "https://docs.example.com/?q=%C3%A9%22%3C%3E",
+		"HTTPS://docs.example.com/":             "https://docs.example.com/",
+		"https://bücher.example/":               "https://xn--bcher-kva.example/",
+		"https://ｄｏｃｓ．example.com/":             "https://docs.example.com/",
+		"http://[2606:4700:0::1111]:8080/":      "http://[2606:4700::1111]:8080/",
+		"http://[2606:4700::1111]/":             "http://[2606:4700::1111]/",
+		"http://１２７.０.０.１/":                     "http://127.0.0.1/",
+		"https://a_b.example.com/":              "https://a_b.example.com/",
+		"https://docs.example.com/@scope%2fpkg": "https://docs.example.com/@scope%2fpkg",
+
+		"":                                                    "!scheme",
+		"docs.example.com":                                    "!scheme",
+		"//docs.example.com/":                                 "!scheme",
+		"/etc/passwd":                                         "!scheme",
+		"file:///etc/passwd":                                  "!scheme",
+		"ftp://docs.example.com/":                             "!scheme",
+		"gopher://docs.example.com:70/":                       "!scheme",
+		"data:text/plain,hello":                               "!scheme",
+		"jar:https://docs.example.com!/x":                     "!scheme",
+		"unix:///var/run/docker.sock":                         "!scheme",
+		"http+unix://%2Frun%2Fx.sock/":                        "!invalid_url",
+		"javascript:alert(1)":                                 "!scheme",
+		"ws://docs.example.com/":                              "!scheme",
+		"http:/docs.example.com/":                             "!invalid_url",
+		"http:docs.example.com":                               "!invalid_url",
+		"http:///docs.example.com":                            "!invalid_url",
+		"http://":                                             "!invalid_url",
+		"http://user:pass@docs.example.com":                   "!userinfo",
+		"http://docs.example.com@10.0.0.5/":                   "!userinfo",
+		"http://@docs.example.com/":                           "!userinfo",
+		"http://docs.example.com:0/":                          "!port",
+		"http://docs.example.com:65536/":                      "!port",
+		"http://docs.example.com:/":                           "!invalid_url",
+		"http://docs.example.com:8a/":                         "!invalid_url",
+		"http://docs.example.com\\@10.0.0.5/":                 "!invalid_url",
+		"http://docs.example.com/\r\nX: y":                    "!invalid_url",
+		"http://docs.example.com/a b":                         "!invalid_url",
+		" http://docs.example.com/":                           "!invalid_url",
+		"http://docs.example.com/\x00":                        "!invalid_url",
+		"http://docs.example.com/%zz":                         "!invalid_url",
+		"http://docs..example.com/":                           "!invalid_url",
+		"http://docs%2eexample.com/":                          "!invalid_url",
+		"http://docs.example.com%00/":                         "!invalid_url",
+		"http://127.1/":                                       "!address",
+		"http://2130706433/":                                  "!address",
+		"http://0x7f000001/":                                  "!address",
+		"http://0x7f.0.0.1/":                                  "!address",
+		"http://0177.0.0.1/":                                  "!address",
+		"http://127.0.0.1.:80/":                               "!address",
+		"http://1.2.3.0x4/":                                   "!address",
+		"http://[::ffff:127.0.0.1]/":                          "!address",
+		"http://[::ffff:7f00:1]/":                             "!address",
+		"http://[fe80::1%25eth0]/":                            "!address",
+		"http://[::1/":                                        "!invalid_url",
+		"http://" + strings.Repeat("a", 64) + ".example/":     "!invalid_url",
+		"http://" + strings.Repeat("a.", 127) + "example/":    "!invalid_url",
+		"http://docs.example.com/" + strings.Repeat("a", 9e3): "!invalid_url",
+	} {
+		got, err := parseTarget(raw)
+		text := got.String()
+		if bad, ok := errors.AsType[*urlError](err); ok {
+			text = "!" + bad.reason
+		}
+		if text != want {
+			t.Errorf("%.100q: %s (%v), want %s", raw, text, err, want)
+		}
+	}
+}
+
+func TestResolve(t *testing.T) {
+	at, err := parseTarget("https://docs.example.com/guide/a?q=1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for ref, want := range map[string]string{
+		"b":                        "https://docs.example.com/guide/b",
+		"../b":                     "https://docs.example.com/b",
+		"/b?x":                     "https://docs.example.com/b?x",
+		"?x":                       "https://docs.example.com/guide/a?x",
+		"":                         "https://docs.example.com/guide/a?q=1",
+		"#top":                     "https://docs.example.com/guide/a?q=1",
+		"//other.example/x":        "https://other.example/x",
+		"///other.example/x":       "https://docs.example.com///other.example/x",
+		"/\\other.example/x":       "!invalid_url",
+		"https:other.example":      "!invalid_url",
+		"https:/other.example":     "!invalid_url",
+		"file:///etc/passwd":       "!scheme",
+		"http://a:b@docs.example/": "!userinfo",
+		"/x\r\nSet-Cookie: a":      "!invalid_url",
+		"\thttps://other.example":  "!invalid_url",
+		"http://127.0.0.1:22":      "http://127.0.0.1:22/",
+	} {
+		got, err := at.resolve(ref)
+		text := got.String()
+		if bad, ok := errors.AsType[*urlError](err); ok {
+			text = "!" + bad.reason
+		}
+		if text != want {
+			t.Errorf("%q: %s (%v), want %s", ref, text, err, want)
+		}
+	}
+}
+
+func TestRules(t *testing.T) {
+	for _, tt := range []struct {
+		rule  string
+		yes   []string
+		nofit []string
+	}{
+		{
+			"https://docs.test",
+			[]string{"https://docs.test/", "https://docs.test:443/x?y", "https://DOCS.test./x", "https://docs.test/a%2f..%2fb"},
+			[]string{
+				"http://docs.test/", "https://docs.test.evil/", "https://docs.testevil/", "https://docs.test:8443/", "https://sub.docs.test/",
+				"https://docs.test@evil/", "https://evil/https://docs.test/", "ftp://docs.test/", "https://evil/?https://docs.test/", "https://docs.test\\.evil/",
+			},
+		},
+		{
+			"https://docs.test/guide",
+			[]string{"https://docs.test/guide", "https://docs.test/guide/", "https://docs.test/guide/a", "https://docs.test/x/../guide/a", "https://docs.test/guide?q"},
+			[]string{
+				"https://docs.test/", "https://docs.test/guidebook", "https://docs.test/guide/../secret", "https://docs.test/guide/%2e%2e/secret",
+				"https://docs.test/guide/..%2fsecret", "https://docs.test/guide/%2e%2e%2fsecret", "https://docs.test/guide/..%5csecret",
+				"https://docs.test/guide/%252e%252e/secret", "https://docs.test/guide/..;/secret", "https://docs.test/Guide/", "https://docs.test//guide/",
+			},
+		},
+		{
+			"https://docs.test/guide/",
+			[]string{"https://docs.test/guide/", "https://docs.test/guide/a"},
+			[]string{"https://docs.test/guide"},
+		},
+		{"http://127.0.0.1:8080/", []string{"http://127.0.0.1:8080/x"}, []string{"http://127.0.0.1/", "http://127.0.0.2:8080/", "http://localhost:8080/"}},
+	} {
+		rule, err := ParseRule(tt.rule)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, u := range tt.yes {
+			if !Allows([]Rule{rule}, u) {
+				t.Errorf("%s doesn't allow %s", tt.rule, u)
+			}
+		}
+		naive := 0
+		for _, u := range tt.nofit {
+			if Allows([]Rule{rule}, u) {
+				t.Errorf("%s allows %s", tt.rule, u)
+			}
+			if strings.HasPrefix(u, tt.rule) {
+				naive++
+			}
+		}
+		if tt.rule == "https://docs.test" && naive == 0 {
+			t.Error("no URL of the table fools a comparison of prefixes: the table shows nothing")
+		}
+	}
+	if Allows(nil, "https://docs.test/") || Allows([]Rule{{}}, "https://docs.test/") {
+		t.Error("no rules, or an empty one, allow something")
+	}
+	for _, bad := range []string{"", "docs.test", "https://*.docs.test/", "https://docs.test/?q", "https://docs.test/#x", "https://u@docs.test/", "https://docs.test/a%2fb", "file:///etc"} {
+		if r, err := ParseRule(bad); err == nil {
+			t.Errorf("rule %q is taken, as %s", bad, r)
+		}
+	}
+}
+
+func TestIntersect(t *testing.T) {
+	rules := func(list ...string) (out []Rule) {
+		for _, s := range list {
+			r, err := ParseRule(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out = append(out, r)
+		}
+		return out
+	}
+	text := func(list []Rule) string {
+		var out []string
+		for _, r := range list {
+			out = append(out, r.String())
+		}
+		return strings.Join(out, " ")
+	}
+	for _, tt := range []struct {
+		a, b []Rule
+		want string
+	}{
+		{nil, rules("https://a.test/"), ""},
+		{rules("https://a.test/"), rules("https://a.test/guide"), "https://a.test/guide"},
+		{rules("https://a.test/guide/x", "https://b.test/"), rules("https://a.test/guide"), "https://a.test/guide/x"},
+		{rules("https://a.test/x", "http://a.test/"), rules("https://a.test/y"), ""},
+		{rules("https://a.test/x", "https://a.test/x/y"), rules("https://a.test/"), "https://a.test/x https://a.test/x/y"},
+	} {
+		if got := text(Intersect(tt.a, tt.b)); got != tt.want {
+			t.Errorf("%s ∩ %s = %s, want %s", text(tt.a), text(tt.b), got, tt.want)
+		}
+		if got := text(Intersect(tt.b, tt.a)); got != tt.want {
+			t.Errorf("%s ∩ %s = %s, want %s", text(tt.b), text(tt.a), got, tt.want)
+		}
+	}
+}
+
+// FuzzTarget holds that the canonical form is one: it is its own canonical
+// form, and what net/http makes of it goes to the same host and path.
+func FuzzTarget(f *testing.F) {
+	for _, s := range []string{"https://docs.example.com/a/../b?q#f", "http://[::1]:80/%2e%2e/", "http://127.1/", "https://bücher.example/ä", "http://a//..//b"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, raw string) {
+		got, err := parseTarget(raw)
+		if err != nil {
+			return
+		}
+		again, err := parseTarget(got.String())
+		if err != nil || again != got {
+			t.Fatalf("%q: %v and then %v, %v", raw, got, again, err)
+		}
+		u, err := url.Parse(got.String())
+		if err != nil || u.Host != got.url().Host || u.EscapedPath() != got.url().EscapedPath() || u.User != nil || got.url().String() != got.String() {
+			t.Fatalf("%q: %s is read as %v, sent as %v", raw, got, u, got.url())
+		}
+		for _, segment := range strings.Split(got.path, "/") {
+			if plain, _ := url.PathUnescape(segment); plain == ".." || plain == "." {
+				t.Fatalf("%q: dot segments in %s", raw, got)
+			}
+		}
+	})
+}

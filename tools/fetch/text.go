@@ -1,0 +1,156 @@
+package fetch
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"golang.org/x/net/html/charset"
+	"golang.org/x/text/transform"
+)
+
+// Bounds of what is made of a body.
+const (
+	// maxTextBytes bounds decoded text: three bytes for one is what the worst
+	// charset gives.
+	maxTextBytes = 32 << 20
+	// sampleBytes is looked at to tell a charset and whether it is text at all.
+	sampleBytes = 4096
+)
+
+// readable says whether a media type is text that a model can be shown. "" is
+// told by its bytes.
+func readable(mediaType string) bool {
+	if mediaType == "" || strings.HasPrefix(mediaType, "text/") {
+		return true
+	}
+	kind, ok := strings.CutPrefix(mediaType, "application/")
+	if !ok {
+		return mediaType == "image/svg+xml" || strings.HasPrefix(mediaType, "message/")
+	}
+	for _, suffix := range []string{"+json", "+xml", "+yaml"} {
+		if strings.HasSuffix(kind, suffix) {
+			return true
+		}
+	}
+	switch kind {
+	case "json", "xml", "javascript", "ecmascript", "x-javascript", "yaml", "x-yaml", "toml", "x-toml", "graphql",
+		"sql", "x-sh", "x-httpd-php", "x-ndjson", "jsonl", "json-seq", "x-tex", "rtf", "typescript", "x-www-form-urlencoded":
+		return true
+	}
+	return false
+}
+
+// page is what a model is shown of a response: text, and what to know about it.
+type page struct {
+	text  string
+	notes []string
+}
+
+func (p *page) note(format string, args ...any) {
+	p.notes = append(p.notes, fmt.Sprintf(format, args...))
+}
+
+// read turns a response into text. Raw leaves HTML as it is. Its error is a
+// *failure.
+func read(r Response, raw bool) (page, error) {
+	var p page
+	text, err := decode(r)
+	if err != nil {
+		return p, err
+	}
+	if !raw && isHTML(r, text) {
+		if text, err = p.markdown(text, r.URL); err != nil {
+			return p, err
+		}
+	}
+	var hidden int
+	p.text, hidden = clean(text)
+	if hidden > 0 {
+		p.note("%d characters that nobody sees were left out", hidden)
+	}
+	return p, nil
+}
+
+// decode gives the body as UTF-8: by its byte order mark, the Content-Type, or
+// what the page itself says, as browsers do.
+func decode(r Response) (string, error) {
+	sample := r.Body[:min(len(r.Body), sampleBytes)]
+	contentType := r.MediaType
+	if r.Charset != "" {
+		contentType += "; charset=" + r.Charset
+	}
+	enc, name, certain := charset.DetermineEncoding(sample, contentType)
+	if !certain && utf8.Valid(r.Body) || strings.HasSuffix(r.MediaType, "json") {
+		name = "utf-8"
+	}
+	text := string(r.Body)
+	if name != "utf-8" {
+		out, err := io.ReadAll(io.LimitReader(transform.NewReader(bytes.NewReader(r.Body), enc.NewDecoder()), maxTextBytes+1))
+		if err != nil || len(out) > maxTextBytes {
+			return "", fail("charset", "the response can't be read as %s", name)
+		}
+		text = string(out)
+	}
+	text = strings.ToValidUTF8(strings.TrimPrefix(text, "\ufeff"), "\ufffd")
+	if isBinary(text) {
+		return "", fail("content_type", "the response is no text, whatever its type says")
+	}
+	return text, nil
+}
+
+// isBinary says whether a text's beginning holds what texts don't: NULs, or
+// many controls or bytes that are no characters.
+func isBinary(text string) bool {
+	n, odd := 0, 0
+	for _, r := range text {
+		if n++; n > sampleBytes {
+			break
+		}
+		switch {
+		case r == 0:
+			return true
+		case r == utf8.RuneError, r < ' ' && !strings.ContainsRune("\t\n\v\f\r\b\x1b", r):
+			odd++
+		}
+	}
+	return odd*10 > min(n, sampleBytes)
+}
+
+func isHTML(r Response, text string) bool {
+	switch r.MediaType {
+	case "text/html", "application/xhtml+xml":
+		return true
+	case "":
+		head := strings.ToLower(strings.TrimSpace(text[:min(len(text), 512)]))
+		return strings.HasPrefix(head, "<!doctype html") || strings.HasPrefix(head, "<html")
+	}
+	return false
+}
+
+// clean takes out what a person who looks at the text would not see and a model
+// would read: controls, marks that reorder text, tags, zero widths. Joiners
+// stay, which words and pictures are made with.
+func clean(text string) (cleaned string, hidden int) {
+	text = strings.ReplaceAll(text, "\r\n", "\n")
+	return strings.Map(func(r rune) rune {
+		if invisible(r) {
+			hidden++
+			return -1
+		}
+		return r
+	}, text), hidden
+}
+
+func invisible(r rune) bool {
+	switch {
+	case r == '\n', r == '\t', r == '\u200c', r == '\u200d', r == '\u200e', r == '\u200f', r == '\u00ad':
+		return false
+	case r >= 0xe0100 && r <= 0xe01ef: // variation selectors that only encode
+		return true
+	}
+	return unicode.In(r, unicode.Cc, unicode.Cf, unicode.Co, unicode.Zl, unicode.Zp)
+}
