@@ -1,0 +1,51 @@
+package oci
+
+import "slices"
+
+// CgroupInfo is what this machine's cgroups offer to the runtimes that Caisson
+// starts itself. The zero value is a machine without cgroups.
+type CgroupInfo struct {
+	// Version is "v1", "v2", "hybrid" (v1 for limits, v2 beside it) or "none".
+	Version string
+	// Missing are those of cpu, memory and pids that can't be limited: there is
+	// no such controller, or its folder can't be written by this process.
+	Missing []string
+	// Swap says that memory and swap can be bounded together.
+	Swap bool
+}
+
+// Cgroups looks at what is mounted and where this process is in it. It makes
+// and changes nothing. Its error is that of reading /proc.
+func Cgroups() (CgroupInfo, error) {
+	trees, err := cgroupTrees()
+	if err != nil {
+		return CgroupInfo{}, err
+	}
+	own, err := processCgroups("self")
+	if err != nil {
+		return CgroupInfo{}, err
+	}
+	return describe(trees, own), nil
+}
+
+// describe is Cgroups without the system.
+func describe(trees []tree, own map[string]string) CgroupInfo {
+	info := CgroupInfo{Version: "none"}
+	v2 := slices.ContainsFunc(trees, tree.v2)
+	switch {
+	case v2 && len(trees) > 1:
+		info.Version = "hybrid"
+	case v2:
+		info.Version = "v2"
+	case len(trees) > 0:
+		info.Version = "v1"
+	}
+	plan, have := layOut(trees, own, cgroupPrefix)
+	info.Swap = plan.swap && len(have) > 0
+	for _, c := range needed {
+		if !slices.Contains(have, c) {
+			info.Missing = append(info.Missing, c)
+		}
+	}
+	return info
+}

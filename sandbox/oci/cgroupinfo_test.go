@@ -1,0 +1,37 @@
+package oci
+
+import (
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestCgroupInfo(t *testing.T) {
+	root := folders(t, map[string]string{
+		"memory/memory.memsw.limit_in_bytes": "1", "noswap/x": "", "pids/x": "", "cpu/x": "", "unified/x": "",
+		"v2/cgroup.controllers": "cpuset cpu io memory pids\n", "poor/cgroup.controllers": "cpu",
+	})
+	at := func(p string) string { return filepath.Join(root, p) }
+	memory, pids, cpu := tree{at("memory"), "/", []string{"memory"}}, tree{at("pids"), "/", []string{"pids"}}, tree{at("cpu"), "/", []string{"cpu"}}
+	for _, tt := range []struct {
+		name  string
+		trees []tree
+		want  CgroupInfo
+	}{
+		{"none", nil, CgroupInfo{Version: "none", Missing: needed}},
+		{"v1", []tree{memory, pids, cpu}, CgroupInfo{Version: "v1", Swap: true}},
+		{"v1 without swap", []tree{{at("noswap"), "/", []string{"memory"}}, pids, cpu}, CgroupInfo{Version: "v1"}},
+		{"hybrid without pids", []tree{memory, cpu, {at("unified"), "/", nil}}, CgroupInfo{Version: "hybrid", Missing: []string{"pids"}, Swap: true}},
+		{"v2", []tree{{at("v2"), "/", nil}}, CgroupInfo{Version: "v2", Swap: true}},
+		{"v2 with cpu alone", []tree{{at("poor"), "/", nil}}, CgroupInfo{Version: "v2", Missing: []string{"memory", "pids"}, Swap: true}},
+	} {
+		got := describe(tt.trees, parseCgroups("1:memory:/\n2:pids:/\n3:cpu:/\n0::/\n"))
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
+		}
+	}
+	if _, err := Cgroups(); err != nil {
+		t.Error(err)
+	}
+}
