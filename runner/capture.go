@@ -53,9 +53,12 @@ func (s *spiller) create(stream string) (*os.File, string, error) {
 	s.count++
 	name := filepath.Join(spillDir, fmt.Sprintf("command-%04d-%s", s.count, stream))
 	s.mu.Unlock()
-	f, err := os.OpenFile(filepath.Join(s.dir, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	f, err := os.OpenFile(s.file(name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	return f, name, err
 }
+
+// file is the path of a file that create named.
+func (s *spiller) file(name string) string { return filepath.Join(s.dir, name) }
 
 // spillDir is the folder of long values, below the session's.
 const spillDir = "spill"
@@ -74,7 +77,7 @@ func (s *spiller) take(n int) bool {
 // keep makes a file known, and gives its handle.
 func (s *spiller) keep(name string, k keptOutput) string {
 	handle := filepath.Base(name)
-	k.path = filepath.Join(s.dir, name)
+	k.path = s.file(name)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.kept[handle] = k

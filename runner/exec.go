@@ -30,6 +30,8 @@ type executor struct {
 	after func(ctx context.Context)
 
 	images preimages
+	// background are the commands that outlive their calls.
+	background *backgrounds
 
 	mu     sync.Mutex
 	shell  string
@@ -101,6 +103,14 @@ func (x *executor) Apply(ctx context.Context, op workspace.Op) (workspace.Change
 	return change, nil
 }
 
+// Output opens what a command wrote, or has written so far, for tools/shell.
+func (x *executor) Output(handle string) (shell.Kept, error) {
+	if k, ok, err := x.background.output(handle); ok {
+		return k, err
+	}
+	return x.spill.Output(handle)
+}
+
 // begin waits for the container and for the look at the workspace.
 func (x *executor) begin(ctx context.Context) (*life, error) {
 	l, err := x.box.running(ctx)
@@ -156,6 +166,13 @@ func (x *executor) processesKilled() int {
 }
 
 func shellResult(e sandbox.Exit, stdout, stderr *capture) shell.Result {
+	r := shellEnd(e)
+	r.Stdout, r.Stderr = stdout.result(e.Stdout), stderr.result(e.Stderr)
+	return r
+}
+
+// shellEnd is a result without what the command wrote.
+func shellEnd(e sandbox.Exit) shell.Result {
 	killed := e.Kill.Killed
 	if e.Kill.AfterExit {
 		// What a command leaves must go, whether SIGTERM was enough or not.
@@ -164,7 +181,6 @@ func shellResult(e sandbox.Exit, stdout, stderr *capture) shell.Result {
 	return shell.Result{
 		Code: e.Status.Code, Signal: e.Status.Signal,
 		OOMKilled: e.Status.OOMKilled, TimedOut: e.Status.TimedOut, Cancelled: e.Status.Cancelled,
-		Stdout: stdout.result(e.Stdout), Stderr: stderr.result(e.Stderr),
 		Killed: killed, Left: e.Kill.Left, KilledAfterExit: e.Kill.AfterExit,
 		Wall: e.Wall, CPU: e.CPU, PeakMemory: e.PeakMemory,
 		PIDsLimitHit: e.PIDsLimitHit, Full: e.Full,

@@ -86,6 +86,13 @@ func (j *journal) denied(p NetworkDenied) error {
 	return j.put(nil, j.cause(p.CallID), ActorTool, p)
 }
 
+// background records the end of a command in the background, below its call.
+func (j *journal) background(p BackgroundEnded) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.put(nil, j.cause(p.CallID), ActorTool, p)
+}
+
 // user records what a user did, below the record parent, "" for the session's
 // first, and returns the record's id.
 func (j *journal) user(p Payload, parent string) (string, error) {

@@ -12,6 +12,7 @@ const (
 	KindSandboxRestarted      Kind = "sandbox.restarted"
 	KindUserCommandStarted    Kind = "sandbox.exec_started"
 	KindUserCommandEnded      Kind = "sandbox.exec_ended"
+	KindBackgroundEnded       Kind = "sandbox.background_ended"
 	KindTurnStarted           Kind = "turn.started"
 	KindTurnCompleted         Kind = "turn.completed"
 	KindTurnCancelled         Kind = "turn.cancelled"
@@ -53,6 +54,7 @@ func Payloads() []Payload {
 		SandboxRestarted{},
 		UserCommandStarted{},
 		UserCommandEnded{},
+		BackgroundEnded{},
 		ConfirmationRequested{},
 		ConfirmationResolved{},
 		ConfirmationAttempted{},

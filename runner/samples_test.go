@@ -57,6 +57,11 @@ func samples() []Payload {
 			ExecID: "exe_1", ExitCode: -1, Signal: 9, TimedOut: true, Cancelled: true, OOMKilled: true, Error: "lost", Stdout: UserStream{Bytes: 3, SHA256: "ab"},
 			Stderr: UserStream{SHA256: "cd"}, WallMS: 7, CPUMS: 2, Kill: sandbox.KillReport{Method: "gid", Terminated: 1, Killed: 1},
 		},
+		BackgroundEnded{
+			CallID: "tu_1", Handle: "background-1", EndedBy: "shell_kill", ExitCode: -1, Signal: 15, OOMKilled: true, Error: "lost",
+			Stdout: UserStream{Bytes: 3, SHA256: "ab"}, Stderr: UserStream{SHA256: "cd"}, WallMS: 7, CPUMS: 2,
+			Kill: sandbox.KillReport{Method: "gid", Terminated: 1},
+		},
 		ConfirmationRequested{
 			CallID: "tu_1", Name: "shell", Class: tools.ClassExecute, RequestID: "00ff", Summary: "rm -r build", Command: new("rm -r build"),
 			InputHash: "cd", Display: `{"command":"rm -r build"}`, Projected: []string{}, Diff: "-a\n+b\n", ExpiresAt: "2026-11-20T10:05:00Z",

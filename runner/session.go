@@ -15,8 +15,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 	"github.com/caisson-run/caisson/tools"
-	"github.com/caisson-run/caisson/tools/file"
-	"github.com/caisson-run/caisson/tools/shell"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -197,21 +195,12 @@ func (s *Session) dispatcher() (*tools.Dispatcher, error) {
 		return nil, err
 	}
 	s.exec = &executor{box: s.box, spill: newSpiller(s.dir, s.opts.Secrets), ready: s.looked, fresh: s.fresh, after: s.quarantineAfterCommand, disk: s.diskWatch()}
-	sh, err := shell.New(s.exec, shell.Options{
-		Timeout: s.opts.Resources.CommandTime, Grace: s.opts.Grace, Mount: sandbox.WorkspaceDir, HostRoot: s.opts.Workspace.Path,
-	})
+	s.exec.background = newBackgrounds(s.exec, s.journal.background, s.log)
+	all, err := s.builtins()
 	if err != nil {
 		return nil, err
 	}
-	files, err := file.Factories(file.Options{Reader: s.reader, Applier: s.exec, Logger: s.log})
-	if err != nil {
-		return nil, err
-	}
-	out, err := shell.NewOutput(s.exec.spill, shell.Options{})
-	if err != nil {
-		return nil, err
-	}
-	for _, f := range append(files, sh, out) {
+	for _, f := range all {
 		if err := d.Register(f); err != nil {
 			return nil, err
 		}

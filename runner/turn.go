@@ -129,7 +129,7 @@ func (s *Session) take(ctx context.Context, t *Turn, message string, first bool)
 func (s *Session) awake() {
 	s.look(s.ctx)
 	s.box.start()
-	s.stop = append(s.stop, s.takeCommands(s.ctx))
+	s.stop = append(s.stop, s.takeCommands(s.ctx), s.exec.background.close)
 }
 
 // took keeps what a turn leaves and tells that it is over.

@@ -15,11 +15,14 @@ type Command struct {
 	// workspace by its name; who runs it opens it without following links
 	// that leave the workspace.
 	Dir string
-	// Timeout bounds the wall time; it is positive.
+	// Timeout bounds the wall time; it is positive, or zero for none where the
+	// command runs in the background.
 	Timeout time.Duration
 	// Stdout and Stderr get the live output, each from one goroutine. They
-	// are never nil and never fail.
+	// never fail; they are nil for a command in the background alone.
 	Stdout, Stderr io.Writer
+	// CallID is the call that asked for the command.
+	CallID string
 }
 
 // MaxScriptBytes bounds a script: Linux takes arguments of at most 128 KiB

@@ -36,6 +36,11 @@ type Kept struct {
 	// Whole says that all was kept, Redacted that secrets in it were replaced, so
 	// that Size is not the number of bytes that were written.
 	Whole, Redacted bool
+	// State says of a command in the background whether it runs or how it ended;
+	// "" is another's output. Last is the end of what was written, where that is
+	// not kept.
+	State string
+	Last  []byte
 }
 
 // outputs opens what commands of the session wrote. It fails with
@@ -81,11 +86,16 @@ type outputInput struct {
 }
 
 func outputDefinition(opts Options) tools.Definition {
+	aliases := handleAliases()
+	for _, other := range []string{"grep", "regex", "filter"} {
+		aliases[other] = "pattern"
+	}
 	return tools.Definition{
 		Name: OutputName,
-		Description: "Reads long output of an earlier shell call, of which its result showed the beginning and the end: by lines or by bytes, " +
-			"the end of it, or the lines that match a regular expression. The handle stands in that result. What is kept is bounded; " +
-			"the first line of each answer says how much there is.",
+		Description: "Reads long output of an earlier shell call, of which its result showed the beginning and the end, or what a background command " +
+			"has written so far: by lines or by bytes, the end of it, or the lines that match a regular expression. The handle stands in the " +
+			"result of the shell call. What is kept is bounded; the first line of each answer says how much there is, and whether a background " +
+			"command still runs.",
 		InputSchema: json.RawMessage(`{
   "type": "object",
   "properties": {
@@ -103,7 +113,7 @@ func outputDefinition(opts Options) tools.Definition {
 		Class:            tools.ClassRead,
 		Runs:             tools.PlaceHost,
 		ResultBytes:      opts.ResultBytes,
-		Aliases:          map[string]string{"id": "handle", "grep": "pattern", "regex": "pattern", "filter": "pattern"},
+		Aliases:          aliases,
 		Summary:          outputSummary,
 		EnabledByDefault: true,
 	}

@@ -84,6 +84,10 @@ func (p *page) runeStart(offset int64) (int64, error) {
 
 // tail shows the last lines or bytes.
 func (p *page) tail(count int64, ofBytes bool) error {
+	if len(p.kept.Last) > 0 {
+		p.last(count, ofBytes)
+		return nil
+	}
 	if p.kept.Size == 0 {
 		p.place(0, "the end")
 		return nil
@@ -116,6 +120,21 @@ func (p *page) tail(count int64, ofBytes bool) error {
 	p.text = text
 	p.place(from, "the end")
 	return nil
+}
+
+// last shows the end of what is still written but no longer kept.
+func (p *page) last(count int64, ofBytes bool) {
+	text := p.kept.Last
+	if over := len(text) - p.room; over > 0 {
+		text = text[over:]
+	}
+	if ofBytes {
+		text = text[max(int64(len(text))-count, 0):]
+	} else {
+		text = text[lastLines(text, count):]
+	}
+	p.text = wholeTail(text)
+	p.note("the last %s so far, which are not kept", bytesText(int64(len(p.text))))
 }
 
 // lastLines gives where the last count lines of a text begin.
@@ -313,7 +332,11 @@ func (p *page) place(from int64, end string) {
 // output words the page: a first line that says what there is, then the text.
 func (p *page) output(handle string) tools.Output {
 	var b strings.Builder
-	fmt.Fprintf(&b, "[%s: %s", handle, bytesText(p.kept.Total))
+	fmt.Fprintf(&b, "[%s: ", handle)
+	if p.kept.State != "" {
+		b.WriteString(p.kept.State + "; ")
+	}
+	b.WriteString(bytesText(p.kept.Total))
 	if !p.kept.Whole {
 		fmt.Fprintf(&b, ", of which the first %d are kept", p.kept.Size)
 	} else if p.kept.Size != p.kept.Total {

@@ -45,6 +45,8 @@ type Options struct {
 	// ResultBytes bounds the text for the model; zero means
 	// [tools.DefaultResultBytes].
 	ResultBytes int
+	// Background runs commands that outlive their call; nil offers none.
+	Background Background
 }
 
 // New gives the factory of the shell tool over whatever runs its commands. It
@@ -87,32 +89,45 @@ type input struct {
 	Command string `json:"command"`
 	Timeout int64  `json:"timeout_seconds"`
 	Dir     string `json:"cwd"`
+	// Background starts the command and returns at once.
+	Background bool `json:"background"`
+	// Description is what the model says of its command; people see it in the
+	// input, and it changes nothing.
+	Description string `json:"description"`
 }
 
 func definition(opts Options) tools.Definition {
 	seconds := int64(opts.Timeout / time.Second)
+	aliases := map[string]string{
+		"cmd": "command", "script": "command", "timeout": "timeout_seconds",
+		"workdir": "cwd", "working_directory": "cwd", "dir_path": "cwd",
+	}
+	background := ""
+	if opts.Background != nil {
+		background = `,
+    "background": {"type": "boolean", "description": "Start the command, such as a server, and return a handle at once; it then runs on, without timeout_seconds for as long as the session."}`
+		aliases["run_in_background"], aliases["is_background"] = "background", "background"
+	}
 	schema := fmt.Sprintf(`{
   "type": "object",
   "properties": {
     "command": {"type": "string", "minLength": 1, "description": "The command line or script, run by a fresh shell."},
-    "timeout_seconds": {"type": "integer", "minimum": 1, "maximum": %d, "description": "Seconds after which the command is stopped; %d when left out."},
-    "cwd": {"type": "string", "description": "The folder to run in, relative to the workspace; the workspace itself when left out."}
+    "timeout_seconds": {"type": "integer", "minimum": 1, "maximum": %d, "description": "Seconds, not milliseconds, after which the command is stopped; %d when left out."},
+    "cwd": {"type": "string", "description": "The folder to run in, relative to the workspace; the workspace itself when left out."},
+    "description": {"type": "string", "maxLength": 1000, "description": "What the command is for, in a few words; it changes nothing."}%s
   },
   "required": ["command"],
   "additionalProperties": false
-}`, seconds, seconds)
+}`, seconds, seconds, background)
 	return tools.Definition{
-		Name:        Name,
-		Description: description(opts),
-		InputSchema: json.RawMessage(schema),
-		Class:       tools.ClassExecute,
-		Runs:        tools.PlaceSandbox,
-		Timeout:     opts.Timeout + opts.Grace + stopMargin,
-		ResultBytes: opts.ResultBytes,
-		Aliases: map[string]string{
-			"cmd": "command", "script": "command", "timeout": "timeout_seconds",
-			"workdir": "cwd", "working_directory": "cwd", "dir_path": "cwd",
-		},
+		Name:             Name,
+		Description:      description(opts),
+		InputSchema:      json.RawMessage(schema),
+		Class:            tools.ClassExecute,
+		Runs:             tools.PlaceSandbox,
+		Timeout:          opts.Timeout + opts.Grace + stopMargin,
+		ResultBytes:      opts.ResultBytes,
+		Aliases:          aliases,
 		Paths:            paths,
 		Summary:          command,
 		Phrase:           command,
@@ -126,6 +141,10 @@ func description(opts Options) string {
 		"processes don't last from one call to the next, files do. Standard input is empty. Whatever a command leaves " +
 		"running is killed when it ends. The result gives the exit code first, then standard output and standard error " +
 		"apart; of long output you get the beginning and the end. Only the workspace, /tmp and the home folder can be written."
+	if opts.Background != nil {
+		text += " What has to run on, such as a server, is started with background: such a command is on its own until it ends, " +
+			"shell_kill ends it, or the session ends; shell_output gives its output so far."
+	}
 	if opts.Environment != "" {
 		text += " " + opts.Environment
 	}
@@ -145,6 +164,12 @@ func (s *shell) Execute(ctx context.Context, call *tools.Call) (tools.Output, er
 	cmd, err := s.command(in)
 	if err != nil {
 		return tools.Output{}, err
+	}
+	if cmd.CallID = call.ID; in.Background {
+		if in.Timeout == 0 {
+			cmd.Timeout = 0
+		}
+		return s.begin(ctx, cmd, in.Command)
 	}
 	stdout, stderr := newLive("stdout", call.Delta), newLive("stderr", call.Delta)
 	cmd.Stdout, cmd.Stderr = stdout, stderr

@@ -70,7 +70,7 @@ func TestInputBecomesACommand(t *testing.T) {
 				}
 				return
 			}
-			got.Stdout, got.Stderr = nil, nil
+			got.Stdout, got.Stderr, got.CallID = nil, nil, ""
 			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Errorf("command (-want +got):\n%s", diff)
 			}

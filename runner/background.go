@@ -1,0 +1,395 @@
+package runner
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/shell"
+)
+
+// Bounds of the commands that outlive their call.
+const (
+	// maxBackground is how many of a session run at once: a server or two, a
+	// watcher, and room.
+	maxBackground = 8
+	// maxBackgrounds is how many a session may start: each keeps a file and the
+	// end of its output in memory.
+	maxBackgrounds = 200
+	// backgroundTime is the timeout of one that has none: longer than any session.
+	backgroundTime = 365 * 24 * time.Hour
+	// backgroundBytes is what is kept of the output of one; it counts towards
+	// what the session may spill.
+	backgroundBytes = 16 << 20
+)
+
+// Why a background command is ended.
+var (
+	errKilled     = errors.New("shell_kill")
+	errSessionEnd = errors.New("the session ends")
+)
+
+// backgrounds are the commands of a session that outlive the calls that started
+// them. They end by themselves, by shell_kill, or with the session; the end of
+// a turn, cancelled or not, leaves them. It is safe for concurrent use.
+type backgrounds struct {
+	x *executor
+	// ended records the end of one.
+	ended func(BackgroundEnded) error
+	log   *zap.Logger
+
+	mu     sync.Mutex
+	all    map[string]*background
+	count  int
+	live   int
+	closed bool
+	wait   sync.WaitGroup
+}
+
+func newBackgrounds(x *executor, ended func(BackgroundEnded) error, log *zap.Logger) *backgrounds {
+	return &backgrounds{x: x, ended: ended, log: log, all: map[string]*background{}}
+}
+
+// background is one command.
+type background struct {
+	handle, callID string
+	begun          time.Time
+	cancel         context.CancelCauseFunc
+	log            *backgroundLog
+
+	done chan struct{} // closed when end is final
+	end  shell.Ended
+}
+
+// Begin starts a command. It implements shell.Background.
+func (b *backgrounds) Begin(ctx context.Context, cmd shell.Command) (string, error) {
+	l, err := b.x.begin(ctx)
+	if err != nil {
+		return "", err
+	}
+	program, err := b.x.program(ctx, l)
+	if err != nil {
+		return "", b.x.box.check(l, err)
+	}
+	own, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	j, err := b.add(cmd.CallID, cancel)
+	if err != nil {
+		cancel(nil)
+		return "", err
+	}
+	watched, unwatch := b.x.disk.watch(own)
+	starting := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
+	timeout := cmd.Timeout
+	if timeout == 0 {
+		timeout = backgroundTime
+	}
+	p, err := l.box.Start(watched, sandbox.Command{
+		Argv: []string{program, "-c", "--", cmd.Script}, Dir: cmd.Dir, Timeout: timeout,
+		Stdout: j.log.stream(0), Stderr: j.log.stream(1), Output: sandbox.OutputLimits{Live: unbounded},
+	})
+	if err != nil {
+		starting()
+		full := diskFull(watched)
+		unwatch()
+		cancel(nil)
+		b.drop(j)
+		if full != nil {
+			return "", full
+		}
+		return "", fmt.Errorf("start background command: %w", b.x.box.check(l, err))
+	}
+	finish := func() {
+		defer b.wait.Done()
+		b.finish(watched, l, j, p)
+		unwatch()
+		cancel(nil)
+	}
+	if !starting() { // the call was cancelled before it had the handle
+		finish()
+		return "", fmt.Errorf("start background command: %w", context.Cause(ctx))
+	}
+	go finish()
+	return j.handle, nil
+}
+
+// add makes room for one more and its log.
+func (b *backgrounds) add(call string, cancel context.CancelCauseFunc) (*background, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.closed:
+		return nil, errSessionEnd
+	case b.live == maxBackground:
+		return nil, fmt.Errorf("%w: %d run, as many as a session may have", shell.ErrTooMany, b.live)
+	case b.count == maxBackgrounds:
+		return nil, fmt.Errorf("%w: this session has started %d, as many as it may", shell.ErrTooMany, b.count)
+	}
+	log, err := newBackgroundLog(b.x.spill)
+	if err != nil {
+		return nil, err
+	}
+	b.count++
+	b.live++
+	b.wait.Add(1)
+	j := &background{
+		handle: fmt.Sprintf("background-%d", b.count), callID: call, begun: time.Now(), cancel: cancel, log: log, done: make(chan struct{}),
+	}
+	b.all[j.handle] = j
+	return j, nil
+}
+
+// drop forgets one that did not start.
+func (b *backgrounds) drop(j *background) {
+	j.log.close()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.all, j.handle)
+	b.live--
+	b.wait.Done()
+}
+
+// finish waits for the end of one, and records it. The loss of the sandbox is
+// left to the call that meets it next, which the model hears of it by.
+func (b *backgrounds) finish(watched context.Context, l *life, j *background, p sandbox.Process) {
+	exit, err := p.Wait()
+	cause := context.Cause(watched)
+	end := shell.Ended{Result: shellEnd(exit), Lost: err != nil, Bytes: j.log.close()}
+	if end.Wall == 0 {
+		end.Wall = time.Since(j.begun)
+	}
+	if full, ok := errors.AsType[*limits.ExceededError](cause); ok && exit.Status.Cancelled {
+		end.Cancelled, end.DiskReserve = false, full.Limit
+	}
+	b.x.count(end.Result)
+	record := backgroundEnded(j, exit, end, cause)
+	if err != nil {
+		record.Error = err.Error()
+	}
+	if err := b.ended(record); err != nil {
+		b.log.Error("record the end of a background command", zap.Error(err))
+	}
+	if err == nil {
+		if end.Left > 0 {
+			_ = b.x.box.retire(l, end.Left) // who calls next meets what comes of it
+		}
+		if !errors.Is(cause, errSessionEnd) {
+			b.x.after(context.WithoutCancel(watched))
+		}
+	}
+	b.mu.Lock()
+	b.live--
+	b.mu.Unlock()
+	j.end = end
+	close(j.done)
+}
+
+// End ends a command. It implements shell.Background.
+func (b *backgrounds) End(ctx context.Context, handle string) (end shell.Ended, was bool, err error) {
+	b.mu.Lock()
+	j := b.all[handle]
+	b.mu.Unlock()
+	if j == nil {
+		return shell.Ended{}, false, shell.ErrNoOutput
+	}
+	select {
+	case <-j.done:
+		return j.end, true, nil
+	default:
+	}
+	j.cancel(errKilled)
+	select {
+	case <-j.done:
+		return j.end, false, nil
+	case <-ctx.Done():
+		return shell.Ended{}, false, fmt.Errorf("wait for background command: %w", context.Cause(ctx))
+	}
+}
+
+// close ends all commands and waits for them: at most the grace period and the
+// guest's own bound of a kill. None is started any more.
+func (b *backgrounds) close() {
+	b.mu.Lock()
+	b.closed = true
+	for _, j := range b.all {
+		j.cancel(errSessionEnd)
+	}
+	b.mu.Unlock()
+	b.wait.Wait()
+}
+
+// output opens what a command has written so far; ok is false for a handle that
+// is none's.
+func (b *backgrounds) output(handle string) (k shell.Kept, ok bool, err error) {
+	b.mu.Lock()
+	j := b.all[handle]
+	b.mu.Unlock()
+	if j == nil {
+		return shell.Kept{}, false, nil
+	}
+	state := fmt.Sprintf("running for %s", time.Since(j.begun).Round(time.Second))
+	select {
+	case <-j.done:
+		state = fmt.Sprintf("%s after %s", j.end.State(), j.end.Wall.Round(10*time.Millisecond))
+	default:
+	}
+	k, err = j.log.open()
+	k.State = state
+	return k, true, err
+}
+
+// backgroundLog is what one command wrote, both streams in the order in which
+// pieces came: the beginning in a file, without secrets, and the very end in
+// memory. It is safe for concurrent use.
+type backgroundLog struct {
+	spill *spiller
+	path  string
+
+	mu      sync.Mutex
+	file    *os.File
+	streams [2]*redactedStream
+	total   int64
+	kept    int64 // bytes that went to the file, before secrets were replaced
+	full    bool
+	// tail is the end of what did not go to the file: see last.
+	tail []byte
+}
+
+func newBackgroundLog(s *spiller) (*backgroundLog, error) {
+	f, name, err := s.create("background")
+	if err != nil {
+		return nil, fmt.Errorf("keep output: %w", err)
+	}
+	g := &backgroundLog{spill: s, path: s.file(name), file: f}
+	for i := range g.streams {
+		g.streams[i] = s.redact.stream(f)
+	}
+	return g, nil
+}
+
+// stream gives the writer of one stream. It never fails.
+func (g *backgroundLog) stream(i int) *backgroundStream { return &backgroundStream{g, i} }
+
+type backgroundStream struct {
+	log *backgroundLog
+	i   int
+}
+
+// Write takes a piece of output.
+func (s *backgroundStream) Write(p []byte) (int, error) {
+	g := s.log
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.total += int64(len(p))
+	if !g.full && (g.kept+int64(len(p)) > backgroundBytes || !g.spill.take(len(p))) {
+		g.full = true
+	}
+	if g.full {
+		g.keepTail(p)
+		return len(p), nil
+	}
+	g.kept += int64(len(p))
+	if _, err := g.streams[s.i].Write(p); err != nil {
+		g.full = true
+	}
+	return len(p), nil
+}
+
+// tailHold is what of the tail is never shown: a secret may begin before it.
+const tailHold = redactHold
+
+func (g *backgroundLog) keepTail(p []byte) {
+	const most = captureBytes + tailHold
+	if len(p) > most {
+		p = p[len(p)-most:]
+	}
+	g.tail = append(g.tail, p...)
+	if len(g.tail) > 2*most {
+		g.tail = append(g.tail[:0], g.tail[len(g.tail)-most:]...)
+	}
+}
+
+// open gives what there is now. What may be the beginning of a secret waits.
+func (g *backgroundLog) open() (shell.Kept, error) {
+	f, err := os.Open(g.path)
+	if err != nil {
+		return shell.Kept{}, fmt.Errorf("open background output: %w", err)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	k := shell.Kept{ReaderAt: f, Closer: f, Total: g.total, Whole: !g.full, Last: g.last()}
+	for _, s := range g.streams {
+		if g.file != nil {
+			if err := s.settle(); err != nil {
+				g.full, k.Whole = true, false
+			}
+		}
+		k.Size += s.wrote
+		k.Redacted = k.Redacted || s.changed
+	}
+	return k, nil
+}
+
+// last gives the end of what is not kept, from the first line on that a secret
+// can't have begun before.
+func (g *backgroundLog) last() []byte {
+	hold := tailHold
+	for _, s := range g.streams {
+		hold = max(hold, s.hold)
+	}
+	if len(g.tail) <= hold {
+		return nil
+	}
+	text := g.tail[hold:]
+	if i := bytes.IndexByte(text, '\n'); i >= 0 {
+		text = text[i+1:]
+	}
+	return g.spill.redact.bytes(bytes.Clone(text))
+}
+
+// close ends the log and gives what was written. It stays readable.
+func (g *backgroundLog) close() (total int64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.file == nil {
+		return g.total
+	}
+	for _, s := range g.streams {
+		if err := s.close(); err != nil {
+			g.full = true
+		}
+	}
+	if err := g.file.Close(); err != nil {
+		g.full = true
+	}
+	g.file = nil
+	return g.total
+}
+
+// settle writes what is held back, but for what may be the beginning of a
+// secret: the key bytes at its end, or the beginning of a known value.
+func (s *redactedStream) settle() error {
+	cut := len(s.buf)
+	for cut > 0 && keyByte(s.buf[cut-1]) && len(s.buf)-cut < s.hold {
+		cut--
+	}
+	for again := true; again; {
+		again = false
+		for _, v := range s.r.values {
+			for n := min(len(v.value)-1, cut); n > 0; n-- {
+				if bytes.HasSuffix(s.buf[:cut], v.value[:n]) {
+					cut, again = cut-n, true
+					break
+				}
+			}
+		}
+	}
+	return s.emit(cut)
+}

@@ -1,0 +1,358 @@
+//go:build linux
+
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/shell"
+)
+
+// TestBackgroundOutlivesItsCall: a command is started, others run beside it, its
+// output is read while it runs, it is killed, and its end is recorded.
+func TestBackgroundOutlivesItsCall(t *testing.T) {
+	b := newBench(t, `
+  - calls: [{tool: shell, input: {command: serve, background: true}}]
+  - calls: [{tool: shell, input: {command: echo}}]
+  - calls: [{tool: shell_output, input: {handle: background-1}}]
+  - calls: [{tool: shell_kill, input: {handle: background-1}}]
+  - calls:
+      - {tool: shell_output, input: {handle: background-1, tail: 1}}
+      - {tool: shell_kill, input: {handle: background-1}}
+      - {tool: shell_kill, input: {handle: background-2}}
+      - {tool: shell_kill, input: {handle: ../../etc/passwd}}
+  - text: done
+`)
+	started := make(chan struct{})
+	b.backend.scripts["serve"] = hangs(started)
+	b.backend.scripts["echo"] = func(ctx context.Context, _ *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+		<-started // so that there is output to read
+		return says("beside\n")(ctx, nil, cmd)
+	}
+	_, records := b.run(t.Context())
+	text := told(records)
+	for _, want := range []string{
+		"started in the background: background-1",
+		"[background-1: running for 0s; 7 bytes; lines 1 to 1, the end]\\nso far\\n",
+		"background-1 was ended: killed by signal 15 (SIGTERM)", "Nothing of it is left.", "It wrote 7 bytes",
+		"[background-1: killed by signal 15 (SIGTERM) (ended by us) after ",
+		"background-1 had ended before",
+		`no background command with the handle \"background-2\"`,
+		`no background command with the handle \"../../etc/passwd\"`,
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the model was not told %q", want)
+		}
+	}
+	ended := of[BackgroundEnded](t, records)
+	if len(ended) != 1 || ended[0].EndedBy != "shell_kill" || ended[0].Signal != 15 || ended[0].Handle != "background-1" || ended[0].Stdout.Bytes != 7 {
+		t.Errorf("ended: %+v", ended)
+	}
+}
+
+// TestBackgroundEndsWithItsSession and not with its turn, cancelled or not.
+func TestBackgroundEndsWithItsSession(t *testing.T) {
+	b := newBench(t, `
+  - calls: [{tool: shell, input: {command: serve, background: true}}]
+  - calls: [{tool: shell, input: {command: hang}}]
+  - calls: [{tool: shell_output, input: {handle: background-1}}]
+  - text: done
+`)
+	serving, hanging := make(chan struct{}), make(chan struct{})
+	b.backend.scripts["serve"] = hangs(serving)
+	b.backend.scripts["hang"] = hangs(hanging)
+	s := b.opened()
+	turn, err := s.Start("one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-serving
+	<-hanging
+	turn.Cancel(errors.New("user"))
+	if got := turn.Report(); got.Reason != "cancelled" {
+		t.Errorf("the turn ended %s", got.Reason)
+	}
+	startTurn(t, s, "two")
+	r := s.Close()
+	b.backend.requireGone(t)
+	records := b.records(r)
+	if text := told(records); !strings.Contains(text, "[background-1: running for ") {
+		t.Error("the second turn did not see it run")
+	}
+	ended := of[BackgroundEnded](t, records)
+	if len(ended) != 1 || ended[0].EndedBy != "session_end" {
+		t.Errorf("ended: %+v", ended)
+	}
+	if last := records[len(records)-1]; last.Kind != KindSessionEnded {
+		t.Errorf("the last record is %s", last.Kind)
+	}
+}
+
+// TestBackgroundLosesItsSandbox: the loss is its end, and the next call is told.
+func TestBackgroundLosesItsSandbox(t *testing.T) {
+	b := newBench(t, `
+  - calls: [{tool: shell, input: {command: dies, background: true}}]
+  - calls: [{tool: shell, input: {command: echo}}]
+  - calls: [{tool: shell, input: {command: echo}}, {tool: shell_output, input: {handle: background-1}}, {tool: shell_kill, input: {handle: background-1}}]
+  - text: done
+`)
+	gone := make(chan struct{})
+	b.backend.scripts["dies"] = func(ctx context.Context, box *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+		defer close(gone)
+		return dies(true)(ctx, box, cmd)
+	}
+	b.backend.scripts["echo"] = func(ctx context.Context, _ *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+		<-gone
+		return says("again\n")(ctx, nil, cmd)
+	}
+	_, records := b.run(t.Context())
+	text := told(records)
+	for _, want := range []string{
+		"The sandbox reached its limit", "again\\n", "[background-1: lost with its sandbox after", "had ended before: lost with its sandbox",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the model was not told %q", want)
+		}
+	}
+	ended := of[BackgroundEnded](t, records)
+	if len(ended) != 1 || ended[0].EndedBy != "sandbox_lost" || ended[0].ExitCode != -1 || ended[0].Error == "" {
+		t.Errorf("ended: %+v", ended)
+	}
+	if lost := of[SandboxLost](t, records); len(lost) != 1 || !lost[0].Restarting {
+		t.Errorf("lost: %+v", lost)
+	}
+}
+
+// startedBackgrounds is backgrounds over a fake, and what they record.
+func startedBackgrounds(t *testing.T, scripts map[string]script) (*backgrounds, func() []BackgroundEnded) {
+	t.Helper()
+	dir, err := os.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { dir.Close() })
+	state := t.TempDir()
+	if err := os.Mkdir(state+"/"+spillDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	box := newContainer(t.Context(), &fakeBackend{scripts: scripts}, sandbox.Spec{Workspace: sandbox.Workspace{Path: dir.Name(), Dir: dir}})
+	box.record = func(Payload) error { return nil }
+	box.start()
+	t.Cleanup(box.close)
+	ready := make(chan struct{})
+	close(ready)
+	x := &executor{box: box, spill: newSpiller(state, []Secret{{"OPENAI_API_KEY", testKey}}), ready: ready, after: func(context.Context) {}}
+	var all []BackgroundEnded // read after close
+	x.background = newBackgrounds(x, func(e BackgroundEnded) error {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		all = append(all, e)
+		return nil
+	}, zap.NewNop())
+	t.Cleanup(x.background.close)
+	return x.background, func() []BackgroundEnded {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		return slices.Clone(all)
+	}
+}
+
+func TestBackgroundsAreBounded(t *testing.T) {
+	serve := func(ctx context.Context, b *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+		return hangs(make(chan struct{}))(ctx, b, cmd)
+	}
+	b, ended := startedBackgrounds(t, map[string]script{"serve": serve})
+	var handles []string
+	for range maxBackground {
+		h, err := b.Begin(t.Context(), shell.Command{Script: "serve"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		handles = append(handles, h)
+	}
+	if _, err := b.Begin(t.Context(), shell.Command{Script: "serve"}); !errors.Is(err, shell.ErrTooMany) {
+		t.Errorf("one more: %v", err)
+	}
+	if _, _, err := b.End(t.Context(), handles[3]); err != nil {
+		t.Error(err)
+	}
+	if _, err := b.Begin(t.Context(), shell.Command{Script: "serve"}); err != nil {
+		t.Errorf("after one ended: %v", err)
+	}
+	b.close()
+	if _, err := b.Begin(t.Context(), shell.Command{Script: "serve"}); !errors.Is(err, errSessionEnd) {
+		t.Errorf("after the end: %v", err)
+	}
+	if n := len(ended()); n != maxBackground+1 {
+		t.Errorf("%d ends recorded", n)
+	}
+	b.count = maxBackgrounds
+	b.closed = false
+	if _, err := b.Begin(t.Context(), shell.Command{Script: "serve"}); !errors.Is(err, shell.ErrTooMany) {
+		t.Errorf("beyond all of a session: %v", err)
+	}
+}
+
+// TestBackgroundOfACancelledCall: a call that ends before it has the handle
+// leaves no command.
+func TestBackgroundOfACancelledCall(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	user := errors.New("user")
+	b, ended := startedBackgrounds(t, map[string]script{"serve": func(ctx context.Context, _ *fakeBox, _ sandbox.Command) sandbox.ExitStatus {
+		<-ctx.Done()
+		return sandbox.ExitStatus{Code: -1, Signal: 15}
+	}})
+	cancel(user)
+	if _, err := b.Begin(ctx, shell.Command{Script: "serve"}); !errors.Is(err, user) {
+		t.Errorf("Begin: %v", err)
+	}
+	b.close()
+	for _, e := range ended() {
+		if e.EndedBy != "cancelled" {
+			t.Errorf("ended: %+v", e)
+		}
+	}
+}
+
+func (g *backgroundLog) write(t *testing.T, stream int, text string) {
+	t.Helper()
+	if n, err := g.stream(stream).Write([]byte(text)); n != len(text) || err != nil {
+		t.Fatalf("wrote %d: %v", n, err)
+	}
+}
+
+func (g *backgroundLog) text(t *testing.T) (string, shell.Kept) {
+	t.Helper()
+	k, err := g.open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	all, err := io.ReadAll(io.NewSectionReader(k, 0, k.Size))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(all), k
+}
+
+func newLog(t *testing.T) *backgroundLog {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.Mkdir(dir+"/"+spillDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	g, err := newBackgroundLog(newSpiller(dir, []Secret{{"OPENAI_API_KEY", testKey}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { g.close() })
+	return g
+}
+
+// TestBackgroundLogHidesSecrets: also one that is half there when it is read,
+// and one whose halves have other output between them.
+func TestBackgroundLogHidesSecrets(t *testing.T) {
+	for cut := 1; cut < len(testKey); cut++ {
+		g := newLog(t)
+		g.write(t, 0, "the key is "+testKey[:cut])
+		half, _ := g.text(t)
+		g.write(t, 1, "noise on the other stream\n")
+		between, _ := g.text(t)
+		g.write(t, 0, testKey[cut:]+" and more\n")
+		whole, k := g.text(t)
+		g.close()
+		end, _ := g.text(t)
+		// What was shown stays where it was: pages follow one another.
+		if !strings.HasPrefix(between, half) || !strings.HasPrefix(whole, between) || end != whole {
+			t.Fatalf("cut at %d: %q, then %q, then %q, then %q", cut, half, between, whole, end)
+		}
+		if strings.Contains(half, testKey[:1]+testKey[1:cut]) && cut > 1 && strings.HasSuffix(half, testKey[:cut]) {
+			t.Errorf("cut at %d: half a key is shown: %q", cut, half)
+		}
+		if strings.Contains(whole, testKey) || !strings.Contains(whole, "[redacted:OPENAI_API_KEY] and more\n") || !k.Redacted {
+			t.Errorf("cut at %d: %q", cut, whole)
+		}
+		if !strings.Contains(whole, "noise on the other stream\n") {
+			t.Errorf("cut at %d: lost output: %q", cut, whole)
+		}
+	}
+	// The control: the bytes as they came do hold the key.
+	if naive := "the key is " + testKey[:5] + testKey[5:]; !strings.Contains(naive, testKey) {
+		t.Fatal("the test's key is not in what it writes")
+	}
+}
+
+// TestBackgroundLogIsBounded: a flood fills neither memory nor disk, is counted
+// exactly, and its end can still be read, without secrets.
+func TestBackgroundLogIsBounded(t *testing.T) {
+	g := newLog(t)
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	line := strings.Repeat("x", 1000) + " " + testKey + "\n"
+	const lines = 100_000 // 100 MB
+	for i := range lines {
+		if _, err := g.stream(i % 2).Write([]byte(line)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	g.write(t, 0, "the very end\n")
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	if grown := int64(after.HeapAlloc) - int64(before.HeapAlloc); grown > 4<<20 {
+		t.Errorf("memory grew by %d bytes", grown)
+	}
+	k, err := g.open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	const most = backgroundBytes * 11 / 10 // a mark is longer than the key in its place
+	if k.Total != int64(lines*len(line)+len("the very end\n")) || k.Whole || k.Size > most {
+		t.Errorf("%d written, %d kept, whole %t", k.Total, k.Size, k.Whole)
+	}
+	if info, err := os.Stat(g.path); err != nil || info.Size() > most {
+		t.Errorf("file: %v, %v", info, err)
+	}
+	if last := string(k.Last); !strings.HasSuffix(last, "the very end\n") || strings.Contains(last, testKey) || !strings.Contains(last, "[redacted:") {
+		t.Errorf("the end has %d bytes: %.200q", len(last), last)
+	}
+	if left := g.spill.left; left > spillBytes-backgroundBytes/2 {
+		t.Errorf("the session's bound was charged %d bytes only", spillBytes-left)
+	}
+}
+
+func TestBackgroundEndNamesItsCause(t *testing.T) {
+	for want, c := range map[string]struct {
+		exit  sandbox.Exit
+		lost  bool
+		cause error
+	}{
+		"itself":       {exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: 3}}},
+		"timeout":      {exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 15, TimedOut: true}}},
+		"shell_kill":   {exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 15, Cancelled: true}}, cause: errKilled},
+		"session_end":  {exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 15, Cancelled: true}}, cause: errSessionEnd},
+		"cancelled":    {exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 15, Cancelled: true}}, cause: errors.New("user")},
+		"sandbox_lost": {lost: true, cause: errKilled},
+	} {
+		end := shell.Ended{Result: shellEnd(c.exit), Lost: c.lost}
+		if got := backgroundEnded(&background{}, c.exit, end, c.cause).EndedBy; got != want {
+			t.Errorf("ended by %s, want %s", got, want)
+		}
+	}
+	if got := fmt.Sprint(shell.Ended{Lost: true}.State()); got != "lost with its sandbox" {
+		t.Error(got)
+	}
+}

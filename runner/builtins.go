@@ -1,0 +1,33 @@
+package runner
+
+import (
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/file"
+	"github.com/caisson-run/caisson/tools/shell"
+)
+
+// builtins gives the tools of every session, in the order in which models are
+// offered them.
+func (s *Session) builtins() ([]tools.Factory, error) {
+	all, err := file.Factories(file.Options{Reader: s.reader, Applier: s.exec, Logger: s.log})
+	if err != nil {
+		return nil, err
+	}
+	o := shell.Options{
+		Timeout: s.opts.Resources.CommandTime, Grace: s.opts.Grace, Mount: sandbox.WorkspaceDir, HostRoot: s.opts.Workspace.Path,
+		Background: s.exec.background,
+	}
+	for _, make := range []func() (tools.Factory, error){
+		func() (tools.Factory, error) { return shell.New(s.exec, o) },
+		func() (tools.Factory, error) { return shell.NewOutput(s.exec, o) },
+		func() (tools.Factory, error) { return shell.NewKill(o) },
+	} {
+		f, err := make()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, f)
+	}
+	return all, nil
+}

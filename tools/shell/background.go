@@ -1,0 +1,182 @@
+package shell
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// KillName is the canonical name of the tool that ends a background command.
+const KillName tools.Name = "shell_kill"
+
+// Background runs commands that outlive the call that started them. It is safe
+// for concurrent use.
+type Background interface {
+	// Begin starts a command and returns its handle once it runs. Cancelling ctx
+	// before that ends the command; afterwards it means nothing. A
+	// Command.Timeout of zero is none. It fails with [ErrTooMany] where there
+	// is no room for another.
+	Begin(ctx context.Context, cmd Command) (handle string, err error)
+	// End ends a command and waits for the proof: SIGTERM, grace, SIGKILL, to
+	// everything that it started. It fails with [ErrNoOutput] for a handle that
+	// is no command's. Cancelling ctx ends the wait, not the killing. One that
+	// has ended before gives its end again; was says so.
+	End(ctx context.Context, handle string) (r Ended, was bool, err error)
+}
+
+// Ended is how a background command ended.
+type Ended struct {
+	Result
+	// Lost says that the sandbox went away with it: then there is no exit code.
+	Lost bool
+	// Bytes is what it wrote, both streams together.
+	Bytes int64
+}
+
+// ErrTooMany is what Begin fails with; its text says how many there may be.
+var ErrTooMany = errors.New("too many background commands")
+
+// begin starts a command in the background and tells its handle.
+func (s *shell) begin(ctx context.Context, cmd Command, asked string) (tools.Output, error) {
+	handle, err := s.opts.Background.Begin(ctx, cmd)
+	switch {
+	case ctx.Err() != nil && err != nil:
+		return tools.Output{Command: asked}, cancelled(ctx, "", err)
+	case errors.Is(err, ErrTooMany):
+		return tools.Output{}, refused("too_many_background", sentence(err.Error())+" End one with shell_kill first.")
+	case err != nil:
+		return tools.Output{Command: asked}, fmt.Errorf("start background command: %w", err)
+	}
+	text := fmt.Sprintf("started in the background: %s\n%s gives its output so far and says whether it still runs, %s ends it. It ends with the session at the latest.\n",
+		handle, OutputName, KillName)
+	return tools.Output{
+		Content: []tools.Block{{Text: text}}, Success: true, Command: asked,
+		Metadata: map[string]any{"background": handle},
+	}, nil
+}
+
+func sentence(s string) string {
+	if s == "" {
+		return ""
+	}
+	return strings.ToUpper(s[:1]) + s[1:] + "."
+}
+
+// NewKill gives the factory of the tool that ends a background command. Of the
+// options it takes Background and Grace.
+func NewKill(opts Options) (tools.Factory, error) {
+	if opts.Background == nil {
+		return nil, errors.New("make shell_kill tool: no background commands")
+	}
+	if opts.Grace == 0 {
+		opts.Grace = defaultGrace
+	}
+	def := killDefinition(opts)
+	return func() tools.Tool { return &killer{from: opts.Background, def: def} }, nil
+}
+
+// proofTime is what a guest may take to say that everything is gone, after the
+// grace period; then it is given up.
+const proofTime = 45 * time.Second
+
+func killDefinition(opts Options) tools.Definition {
+	return tools.Definition{
+		Name: KillName,
+		Description: "Ends a background command that shell started: everything that it started gets SIGTERM, what is left after a grace period " +
+			"SIGKILL. The result says how it ended, and that nothing of it is left. Its output stays readable with shell_output.",
+		InputSchema: json.RawMessage(`{
+  "type": "object",
+  "properties": {
+    "handle": {"type": "string", "minLength": 1, "maxLength": 200, "description": "The handle from the result of the shell call."}
+  },
+  "required": ["handle"],
+  "additionalProperties": false
+}`),
+		Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Timeout: opts.Grace + proofTime,
+		Aliases:          handleAliases(),
+		Summary:          outputSummary,
+		EnabledByDefault: true,
+	}
+}
+
+// handleAliases are the names that others give to the handle of a command.
+func handleAliases() map[string]string {
+	return map[string]string{"id": "handle", "shell_id": "handle", "bash_id": "handle", "job_id": "handle", "session_id": "handle", "task_id": "handle"}
+}
+
+// killer is one execution of the tool.
+type killer struct {
+	from Background
+	def  tools.Definition
+}
+
+// Definition describes the tool.
+func (k *killer) Definition() tools.Definition { return k.def }
+
+// Execute ends the command.
+func (k *killer) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
+	var in outputInput
+	if err := json.Unmarshal(call.Input, &in); err != nil {
+		return tools.Output{}, fmt.Errorf("decode shell_kill input: %w", err)
+	}
+	r, was, err := k.from.End(ctx, in.Handle)
+	switch {
+	case errors.Is(err, ErrNoOutput):
+		return tools.Output{}, refused("unknown_handle", fmt.Sprintf("This session has no background command with the handle %q.", in.Handle))
+	case ctx.Err() != nil && err != nil:
+		return tools.Output{}, cancelled(ctx, "", err)
+	case err != nil:
+		return tools.Output{}, fmt.Errorf("end background command: %w", err)
+	}
+	return tools.Output{
+		Content: []tools.Block{{Text: r.killed(in.Handle, was)}}, Success: r.Left == 0,
+		Metadata: map[string]any{"background": in.Handle, "exit_code": r.Code, "signal": r.Signal, "killed": r.Killed, "left": r.Left, "lost": r.Lost},
+	}, nil
+}
+
+// killed is the text for the model.
+func (r Ended) killed(handle string, was bool) string {
+	var b strings.Builder
+	b.WriteString(handle)
+	switch {
+	case was:
+		b.WriteString(" had ended before: " + r.State())
+	default:
+		b.WriteString(" was ended: " + r.State())
+	}
+	fmt.Fprintf(&b, " after %s\n", seconds(r.Wall))
+	r.Cancelled = false // that is what was asked for
+	for _, note := range r.notes(0) {
+		b.WriteString(note + "\n")
+	}
+	switch {
+	case r.Lost:
+		b.WriteString("Nothing of it is left: the sandbox it ran in is gone.\n")
+	case r.Left == 0:
+		b.WriteString("Nothing of it is left.\n")
+	}
+	fmt.Fprintf(&b, "It wrote %s; %s reads them.\n", bytesText(r.Bytes), OutputName)
+	return b.String()
+}
+
+// State says in a few words how it ended.
+func (r Ended) State() string {
+	switch {
+	case r.Lost:
+		return "lost with its sandbox"
+	case r.TimedOut:
+		return r.ending() + " (timed out)"
+	case r.DiskReserve > 0:
+		return r.ending() + " (stopped: the disk is nearly full)"
+	case r.OOMKilled:
+		return r.ending() + " (out of memory)"
+	case r.Cancelled:
+		return r.ending() + " (ended by us)"
+	}
+	return r.ending()
+}
