@@ -1,0 +1,510 @@
+package fetch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/limits"
+)
+
+// inNamespace says that this process is the test binary again, alone in a
+// network of its own, where addresses that belong to others can be had.
+const inNamespace = "CAISSON_TEST_FETCH_NAMESPACE"
+
+// The addresses of that network; publicAddr stands for the internet.
+const (
+	publicAddr  = "93.184.216.34"
+	publicAddr6 = "2606:4700::1111"
+	nameServer  = "127.0.0.53"
+)
+
+// canaryAddrs are where nobody may connect to: one for each kind of network.
+var canaryAddrs = []string{
+	"127.0.0.1", "10.0.0.5", "172.16.0.5", "192.168.0.5", "169.254.169.254", "100.64.0.1", "198.18.0.1", "240.0.0.1", "168.63.129.16",
+	"::1", "fc00::5", "64:ff9b::a00:5", "2002:a00:5::1",
+}
+
+// TestPublicNetwork runs the tests whose names begin with TestNamespace in a
+// network of their own: acceptance cases 59, 60, 63 and 67 with addresses that
+// are public there.
+func TestPublicNetwork(t *testing.T) {
+	dir := t.TempDir()
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestNamespace", "-test.v", "-test.timeout=5m")
+	cmd.Env = append(os.Environ(), inNamespace+"="+dir, "HTTP_PROXY=http://"+publicAddr+":3128", "http_proxy=http://"+publicAddr+":3128")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	if os.Geteuid() != 0 {
+		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
+		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
+	}
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		cannot(t, "a network namespace: %v", err)
+	}
+	err := cmd.Wait()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == noNamespace {
+		cannot(t, "addresses in a network namespace: %s", out.String())
+	}
+	if err != nil || strings.Count(out.String(), "--- PASS: TestNamespace") < 5 {
+		t.Errorf("%v\n%s", err, out.String())
+	}
+	for line := range strings.Lines(out.String()) {
+		if strings.Contains(line, "SKIP") {
+			t.Log(strings.TrimSpace(line))
+		}
+	}
+}
+
+// cannot skips, or fails where CI says that everything must be there.
+func cannot(t *testing.T, format string, args ...any) {
+	t.Helper()
+	if strings.TrimSpace(os.Getenv("REQUIRE_BACKENDS")) != "" {
+		t.Fatalf("REQUIRE_BACKENDS is set, and there is no "+format, args...)
+	}
+	t.Skipf("needs "+format, args...)
+}
+
+// noNamespace is the exit status of a child that can't be what it should.
+const noNamespace = 77
+
+// runInNamespace gives this process its addresses and its name server, and
+// runs the tests.
+func runInNamespace(m *testing.M) int {
+	if err := prepareNamespace(os.Getenv(inNamespace)); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return noNamespace
+	}
+	return m.Run()
+}
+
+func prepareNamespace(dir string) error {
+	commands := [][]string{{"link", "set", "lo", "up"}, {"addr", "add", publicAddr + "/32", "dev", "lo"}, {"-6", "addr", "add", publicAddr6 + "/128", "dev", "lo", "nodad"}}
+	for _, a := range canaryAddrs {
+		switch {
+		case a == "127.0.0.1" || a == "::1":
+		case strings.Contains(a, ":"):
+			commands = append(commands, []string{"-6", "addr", "add", a + "/128", "dev", "lo", "nodad"})
+		default:
+			commands = append(commands, []string{"addr", "add", a + "/32", "dev", "lo"})
+		}
+	}
+	for _, args := range commands {
+		if out, err := exec.CommandContext(context.Background(), "ip", args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("ip %s: %w: %s", strings.Join(args, " "), err, out)
+		}
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	for name, text := range map[string]string{
+		"resolv.conf": "nameserver " + nameServer + "\nsearch evil.test\noptions timeout:1 attempts:2\n",
+		"hosts":       "127.0.0.1 localhost hosts-file.test\n10.0.0.5 hosts-internal.test\n",
+	} {
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			return err
+		}
+		target, err := filepath.EvalSymlinks("/etc/" + name)
+		if err != nil {
+			return fmt.Errorf("there is no /etc/%s: %w", name, err)
+		}
+		if err := unix.Mount(file, target, "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("mount %s: %w", target, err)
+		}
+	}
+	return nil
+}
+
+// answer is what the name server says to one query for one name.
+type answer struct {
+	addrs []string
+	cname string
+	rcode dnsmessage.RCode
+}
+
+// names is a name server whose answers may change with every query. Queries of
+// AAAA and A are counted apart, so that the two of one lookup get the same.
+type names struct {
+	mu      sync.Mutex
+	answers map[string][]answer // the last one stays
+	asked   map[string]int
+}
+
+// startNames listens on UDP and TCP: an answer of 500 addresses needs it.
+func startNames(t *testing.T, answers map[string][]answer) *names {
+	t.Helper()
+	n := &names{answers: answers, asked: map[string]int{}}
+	udp, err := new(net.ListenConfig).ListenPacket(t.Context(), "udp", nameServer+":53")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tcp, err := new(net.ListenConfig).Listen(t.Context(), "tcp", nameServer+":53")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		buf := make([]byte, 4096)
+		for {
+			size, from, err := udp.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			if reply := n.reply(buf[:size], 512); reply != nil {
+				_, _ = udp.WriteTo(reply, from)
+			}
+		}
+	})
+	wg.Go(func() {
+		for {
+			conn, err := tcp.Accept()
+			if err != nil {
+				return
+			}
+			buf := make([]byte, 4096)
+			if size, err := conn.Read(buf); err == nil && size > 2 {
+				reply := n.reply(buf[2:size], 65535)
+				_, _ = conn.Write(append([]byte{byte(len(reply) >> 8), byte(len(reply))}, reply...))
+			}
+			_ = conn.Close()
+		}
+	})
+	t.Cleanup(func() {
+		_ = udp.Close()
+		_ = tcp.Close()
+		wg.Wait()
+	})
+	return n
+}
+
+func (n *names) reply(query []byte, most int) []byte {
+	var m dnsmessage.Message
+	if m.Unpack(query) != nil || len(m.Questions) != 1 {
+		return nil
+	}
+	q := m.Questions[0]
+	name := strings.ToLower(q.Name.String())
+	n.mu.Lock()
+	key := name + q.Type.String()
+	list := n.answers[strings.TrimSuffix(name, ".")]
+	at := min(n.asked[key], len(list)-1)
+	if most == 512 { // a query over TCP is the same one again
+		n.asked[key]++
+	}
+	n.mu.Unlock()
+	m.Response, m.Authoritative, m.RecursionAvailable, m.Additionals = true, true, true, nil
+	if at < 0 {
+		m.RCode = dnsmessage.RCodeNameError
+	} else {
+		m.RCode = list[at].rcode
+		m.Answers = records(q, list[at])
+	}
+	out, err := m.Pack()
+	if err == nil && len(out) > most {
+		m.Truncated, m.Answers = true, nil
+		out, err = m.Pack()
+	}
+	if err != nil {
+		return nil
+	}
+	return out
+}
+
+// records are an answer's, with a life of no time at all.
+func records(q dnsmessage.Question, a answer) []dnsmessage.Resource {
+	var out []dnsmessage.Resource
+	header := dnsmessage.ResourceHeader{Name: q.Name, Class: dnsmessage.ClassINET}
+	if a.cname != "" {
+		header.Type = dnsmessage.TypeCNAME
+		out = append(out, dnsmessage.Resource{Header: header, Body: &dnsmessage.CNAMEResource{CNAME: dnsmessage.MustNewName(a.cname)}})
+		header.Name = dnsmessage.MustNewName(a.cname)
+	}
+	header.Type = q.Type
+	for _, s := range a.addrs {
+		addr := netip.MustParseAddr(s)
+		switch {
+		case q.Type == dnsmessage.TypeA && addr.Is4():
+			out = append(out, dnsmessage.Resource{Header: header, Body: &dnsmessage.AResource{A: addr.As4()}})
+		case q.Type == dnsmessage.TypeAAAA && addr.Is6():
+			out = append(out, dnsmessage.Resource{Header: header, Body: &dnsmessage.AAAAResource{AAAA: addr.As16()}})
+		}
+	}
+	return out
+}
+
+// inside skips a test that is not in the namespace.
+func inside(t *testing.T) {
+	t.Helper()
+	if os.Getenv(inNamespace) == "" {
+		t.Skip("runs inside TestPublicNetwork")
+	}
+}
+
+// world is the namespace's servers: a public one, and canaries elsewhere, all
+// of them on port 80.
+type world struct {
+	t        *testing.T
+	public   atomic.Int64
+	canaries []*canary
+	names    *names
+}
+
+func newWorld(t *testing.T, answers map[string][]answer) *world {
+	t.Helper()
+	inside(t)
+	w := &world{t: t, names: startNames(t, answers)}
+	for _, addr := range []string{publicAddr, publicAddr6} {
+		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", net.JoinHostPort(addr, "80"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+			w.public.Add(1)
+			if to := r.URL.Query().Get("to"); to != "" {
+				rw.Header().Set("Location", to)
+				rw.WriteHeader(http.StatusFound)
+				return
+			}
+			hello(rw, r)
+		})}
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = s.Serve(l) })
+		t.Cleanup(func() {
+			_ = s.Close()
+			wg.Wait()
+		})
+	}
+	for _, addr := range canaryAddrs {
+		w.canaries = append(w.canaries, newCanary(t, net.JoinHostPort(addr, "80")))
+	}
+	return w
+}
+
+// hits counts the connections to all canaries, and forgets them.
+func (w *world) hits() int64 {
+	var n int64
+	for _, c := range w.canaries {
+		n += c.hits.Swap(0)
+	}
+	return n
+}
+
+// control says that a naive client reaches a canary by a URL, within some tries.
+func (w *world) control(u string, tries int) {
+	w.t.Helper()
+	for range tries {
+		naive(w.t, nil, u)
+	}
+	if w.hits() == 0 {
+		w.t.Errorf("control: a naive client doesn't reach a canary by %s, so nothing is shown", u)
+	}
+}
+
+// untouched says that no canary was connected to.
+func (w *world) untouched(what string) {
+	w.t.Helper()
+	if n := w.hits(); n != 0 {
+		w.t.Errorf("%s: %d connections to canaries", what, n)
+	}
+}
+
+// newWild makes a client that may fetch everything that a test names.
+func newWild(t *testing.T, urls ...string) *fixture {
+	t.Helper()
+	egress, err := limits.NewEgress(limits.EgressBudget{Bytes: 1 << 30, Hosts: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hosts, err := limits.NewBreakers(limits.BreakerOptions{Name: limits.BreakerFetchHost, Failures: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newFixture(t, Options{Egress: egress, Hosts: hosts}, urls...)
+}
+
+// TestNamespaceLiterals is acceptance case 59: every address that is not
+// public, though an operator's allowlist names it, and though somebody listens.
+func TestNamespaceLiterals(t *testing.T) {
+	w := newWorld(t, nil)
+	for _, addr := range canaryAddrs {
+		u := "http://" + netip.AddrPortFrom(netip.MustParseAddr(addr), 80).String() + "/"
+		w.control(u, 1)
+		f := newWild(t, u)
+		if d := f.refused(u, "address"); d.Addr != addr {
+			t.Errorf("%s: recorded %+v", u, d)
+		}
+	}
+	for _, spelled := range []string{"http://0.0.0.0/", "http://[::]/", "http://[::ffff:10.0.0.5]/", "http://127.1/", "http://2130706433/", "http://0x7f000001/", "http://017700000001/"} {
+		f := newWild(t, "http://"+publicAddr+"/")
+		if _, err := f.get(spelled); err == nil {
+			t.Errorf("%s was fetched", spelled)
+		}
+	}
+	w.control("http://0.0.0.0/", 1)
+	w.control("http://[::ffff:10.0.0.5]/", 1)
+	w.untouched("literals")
+	for _, u := range []string{"http://" + publicAddr + "/", "http://[" + publicAddr6 + "]/"} {
+		if res, err := newWild(t, u).get(u); err != nil || string(res.Body) != "hello" {
+			t.Errorf("a public address: %v", err)
+		}
+	}
+	for _, to := range []string{"http://169.254.169.254/latest/meta-data/", "http://127.0.0.1/", "http://[::1]/"} {
+		u := "http://" + publicAddr + "/?to=" + to
+		w.control(u, 1)
+		newWild(t, "http://"+publicAddr+"/", to).refused(u, "address")
+		w.untouched("redirect to " + to)
+	}
+}
+
+// TestNamespaceRebinding is acceptance case 60: a name that is public where it
+// is looked at and internal where it is dialled.
+func TestNamespaceRebinding(t *testing.T) {
+	public, inner := answer{addrs: []string{publicAddr}}, answer{addrs: []string{"127.0.0.1"}}
+	flip := []answer{}
+	for range 100 {
+		flip = append(flip, public, inner)
+	}
+	w := newWorld(t, map[string][]answer{
+		"second.test": {public, inner}, "flip.test": flip, "control.test": {public, inner}, "hop.test": {public, inner}, "meta.test": {public, {addrs: []string{"169.254.169.254"}}},
+	})
+	// The naive way: resolve, look, and then dial by name.
+	addrs, err := (&net.Resolver{PreferGo: true}).LookupNetIP(t.Context(), "ip4", "control.test.")
+	if err != nil || addrs[0].Unmap().String() != publicAddr {
+		t.Fatalf("control: %v, %v", addrs, err)
+	}
+	w.control("http://control.test./", 1)
+
+	for _, name := range []string{"second.test", "meta.test"} {
+		f := newWild(t, "http://"+name+"/")
+		if res, err := f.get("http://" + name + "/"); err != nil || string(res.Body) != "hello" {
+			t.Errorf("%s, the first time: %v", name, err)
+		}
+		f.refused("http://"+name+"/", "address")
+	}
+	hop := newWild(t, "http://hop.test/")
+	if d := hop.refused("http://hop.test/?to=/again", "address"); !d.Redirect || d.Addr != "127.0.0.1" {
+		t.Errorf("a redirect to itself, which is elsewhere by then: recorded %+v", d)
+	}
+	f := newWild(t, "http://flip.test/")
+	fetched := 0
+	for range 100 {
+		if _, err := f.get("http://flip.test/"); err == nil {
+			fetched++
+		}
+	}
+	if fetched != 50 {
+		t.Errorf("%d of 100 fetches of a name that is public every second time succeeded", fetched)
+	}
+	w.untouched("rebinding")
+}
+
+// TestNamespaceMixedAnswers is acceptance case 63: it fails closed where any
+// answer is internal.
+func TestNamespaceMixedAnswers(t *testing.T) {
+	many, hidden := []string{}, []string{}
+	for i := range 500 {
+		many = append(many, fmt.Sprintf("93.184.%d.%d", 100+i/250, i%250))
+		hidden = append(hidden, many[i])
+	}
+	many[0], hidden[499] = publicAddr, "10.0.0.5"
+	w := newWorld(t, map[string][]answer{
+		"mixed.test":              {{addrs: []string{publicAddr, "127.0.0.1"}}},
+		"inner-first.test":        {{addrs: []string{"127.0.0.1", publicAddr}}},
+		"six.test":                {{addrs: []string{publicAddr, "::1"}}},
+		"mapped.test":             {{addrs: []string{"::ffff:10.0.0.5"}}},
+		"nat64.test":              {{addrs: []string{"64:ff9b::a00:5"}}},
+		"sixtofour.test":          {{addrs: []string{"2002:a00:5::1"}}},
+		"cname.test":              {{cname: "localhost.", addrs: []string{"127.0.0.1"}}},
+		"internal.test":           {{addrs: []string{"10.0.0.5"}}},
+		"sub.internal.test":       {{addrs: []string{"10.0.0.5"}}},
+		"hidden.test":             {{addrs: hidden}},
+		"many.test":               {{addrs: many}},
+		"none.test":               {{}},
+		"late.test":               {{rcode: dnsmessage.RCodeNameError}, {addrs: []string{publicAddr}}},
+		"fails.test":              {{rcode: dnsmessage.RCodeServerFailure}},
+		"good.test":               {{addrs: []string{publicAddr, publicAddr6}}},
+		"searched.test.evil.test": {{addrs: []string{publicAddr}}},
+		"wiki.evil.test":          {{addrs: []string{"10.0.0.5"}}},
+	})
+	for _, name := range []string{
+		"mixed.test", "inner-first.test", "six.test", "mapped.test", "nat64.test", "sixtofour.test", "cname.test", "internal.test",
+		"sub.internal.test", "hidden.test", "localhost", "localhost.", "x.localhost", "hosts-file.test", "hosts-internal.test", "wiki",
+	} {
+		u := "http://" + name + "/"
+		switch name {
+		case "mixed.test", "hidden.test", "six.test", "localhost.", "x.localhost", "wiki": // which of the answers a naive client tries is up to it
+		default:
+			w.control(u, 1)
+		}
+		f := newWild(t, u)
+		_, err := f.get(u)
+		if got := reason(err); got != "address" && !(name == "x.localhost" && got == "resolve") {
+			t.Errorf("%s: %v, want a refusal of its address", name, err)
+		}
+		w.untouched(name)
+	}
+	for name, want := range map[string]string{"none.test": "resolve", "late.test": "resolve", "fails.test": "resolve", "unknown.test": "resolve", "searched.test": "resolve", "good.test": "", "many.test": ""} {
+		u := "http://" + name + "/"
+		if _, err := newWild(t, u).get(u); reason(err) != want {
+			t.Errorf("%s: %v, want %q", name, err, want)
+		}
+	}
+	if res, err := newWild(t, "http://late.test/").get("http://late.test/"); err != nil || string(res.Body) != "hello" {
+		t.Errorf("a name that is there at last: %v", err)
+	}
+	w.untouched("answers")
+}
+
+// TestNamespaceAllowedByName is what an operator can open: one host, in one network.
+func TestNamespaceAllowedByName(t *testing.T) {
+	w := newWorld(t, map[string][]answer{
+		"wiki.test":  {{addrs: []string{"10.0.0.5"}}, {addrs: []string{"169.254.169.254"}}},
+		"other.test": {{addrs: []string{"10.0.0.5"}}},
+	})
+	f := newWild(t, "http://wiki.test/", "http://other.test/", "http://10.0.0.5/")
+	f.opts.Private = map[string][]netip.Prefix{"wiki.test": {netip.MustParsePrefix("10.0.0.0/24")}}
+	if res, err := f.get("http://wiki.test/"); err != nil || string(res.Body) != "secret" {
+		t.Errorf("the host that is allowed: %v", err)
+	}
+	if w.hits() != 1 {
+		t.Error("the canary does not count")
+	}
+	f.refused("http://wiki.test/", "address") // it has moved
+	f.refused("http://other.test/", "address")
+	f.refused("http://10.0.0.5/", "address")
+	w.untouched("others")
+}
+
+// TestNamespaceProxy is acceptance case 67 with an address that is not
+// loopback, for which net/http's own default asks the environment.
+func TestNamespaceProxy(t *testing.T) {
+	w := newWorld(t, map[string][]answer{"docs.test": {{addrs: []string{publicAddr}}}})
+	proxy := newCanary(t, publicAddr+":3128")
+	naive(t, &http.Client{Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true}}, "http://docs.test/")
+	if proxy.hits.Swap(0) == 0 {
+		t.Error("control: the environment's proxy is not used by a client that asks for it")
+	}
+	if res, err := newWild(t, "http://docs.test/").get("http://docs.test/"); err != nil || string(res.Body) != "hello" {
+		t.Errorf("%v", err)
+	}
+	proxy.untouched(t)
+	w.untouched("proxy")
+}
