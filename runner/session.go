@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -252,14 +254,21 @@ func (s *Session) created(defs []tools.Definition) SessionCreated {
 	return p
 }
 
-// untrusted lists the workspace's own settings, which do not count.
+// untrusted lists the workspace's own settings that do not count, and that
+// whoever opened the session has not spoken of.
 func (s *Session) untrusted() []Ignored {
 	var out []Ignored
-	for _, name := range []string{".caisson/config.yaml", ".mcp.json"} {
+	for name, why := range map[string]string{".caisson/config.yaml": "the workspace is not trusted", ".mcp.json": "a workspace's own MCP servers are not started"} {
+		known := slices.ContainsFunc(s.opts.Ignored, func(i Ignored) bool { return i.Name == name }) ||
+			slices.ContainsFunc(s.opts.Sources, func(c Source) bool { return c.Path == name })
+		if known {
+			continue
+		}
 		// A path that leads outside is not looked at, and does not count either.
 		if there, err := s.original.Exists(context.Background(), name); err == nil && there {
-			out = append(out, Ignored{Name: name, Why: "the workspace is not trusted"})
+			out = append(out, Ignored{Name: name, Why: why})
 		}
 	}
+	slices.SortFunc(out, func(a, b Ignored) int { return strings.Compare(a.Name, b.Name) })
 	return out
 }

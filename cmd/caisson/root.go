@@ -45,7 +45,7 @@ func newRoot(d deps, env []string, status *int) *cobra.Command {
 		},
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
-	root.AddCommand(newRunCommand(d, env, status), newDiffCommand(d, env), newApplyCommand(d, env, status), newSandboxCommand(d, env, status), newImagesCommand(d, env, status), newDoctorCommand(d, env, status), newVersionCommand(d))
+	root.AddCommand(newRunCommand(d, env, status), newDiffCommand(d, env), newApplyCommand(d, env, status), newSandboxCommand(d, env, status), newImagesCommand(d, env, status), newTrustCommand(d, env), newUntrustCommand(d, env), newConfigCommand(d, env), newDoctorCommand(d, env, status), newVersionCommand(d))
 	return root
 }
 
@@ -76,6 +76,7 @@ func exitHelp(statuses ...int) string {
 		runner.ExitConfig: "configuration", runner.ExitLimit: "a limit was reached",
 		runner.ExitFatal:       "a record could not be written",
 		runner.ExitConflict:    "nothing was applied: the workspace changed meanwhile",
+		runner.ExitUntrusted:   "the workspace is not trusted (--require-trust)",
 		runner.ExitNoApprover:  "something needed an approval that it didn't get",
 		runner.ExitInterrupted: "interrupted (143: terminated)",
 	}

@@ -26,6 +26,7 @@ type runFlags struct {
 	submounts []string
 	json      bool
 	noStream  bool
+	project   projectOptions
 }
 
 const runLong = `Run one agent task on a workspace, to its end.
@@ -45,7 +46,7 @@ func newRunCommand(d deps, env environ, status *int) *cobra.Command {
 		Short: "Run one agent task on a workspace, to its end",
 		Long: runLong + exitHelp(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitAuth, runner.ExitInput,
 			runner.ExitSandboxStart, runner.ExitSandboxLost, runner.ExitConfig, runner.ExitLimit, runner.ExitFatal,
-			runner.ExitNoApprover, runner.ExitConflict, runner.ExitInterrupted),
+			runner.ExitUntrusted, runner.ExitNoApprover, runner.ExitConflict, runner.ExitInterrupted),
 		Example: `  caisson run "make the tests pass"
   caisson run --backend gvisor --policy ci --json - < task.txt
   caisson run --workspace ./project --model replay/script.yaml`,
@@ -64,6 +65,8 @@ func newRunCommand(d deps, env environ, status *int) *cobra.Command {
 	flags.StringVar(&f.patch, "patch-out", "", "overlay mode, and write the unified diff of the changes to FILE")
 	flags.BoolVar(&f.json, "json", false, "write the records to standard output, one a line")
 	flags.StringVar(&f.profile, "profile", "", "settings of profiles.NAME in the configuration")
+	flags.BoolVar(&f.project.require, "require-trust", false, "end with status 55 where the workspace is not trusted (caisson trust)")
+	flags.BoolVar(&f.project.ignore, "ignore-project-config", false, "leave out the workspace's own settings, though it is trusted")
 	flags.StringArrayVar(&f.submounts, "submount", nil, "accept a mount inside the workspace (repeatable)")
 	flags.BoolVar(&f.noStream, "no-stream", false, "don't stream the model's answer")
 	addSettings(cmd, &f.settings)
@@ -90,6 +93,9 @@ func runTask(ctx context.Context, d deps, env environ, f runFlags, args []string
 		return 0, err
 	}
 	defer s.close()
+	if err := s.useProject(f.project, f.settings, f.profile); err != nil {
+		return 0, err
+	}
 	s.apply = f.apply
 	u := newInterface(d, env, f.json)
 	ctx, force, cancel, stop := interruptible(ctx, d.signals, u.say, d.exit)
@@ -214,7 +220,7 @@ func (s *setup) world(ctx context.Context, u *userInterface) (runner.Options, er
 		AllowOwnerRunner: *s.conf.AcceptRunnerAsOwner, RefuseLost: *s.conf.File.RefuseLost, Budget: s.conf.Budget(),
 		Notify: func(waiting string) { u.say("the sandbox is " + waiting) },
 		Policy: policy, OnPrompt: tools.OnPrompt(*s.conf.OnPrompt),
-		Warnings: append(inShort(*s.conf.Image, warnings), s.expireChanges()...), Sources: s.sources(),
+		Warnings: append(inShort(*s.conf.Image, warnings), s.expireChanges()...), Sources: s.sources(), Ignored: s.ignored,
 		Removed: s.backends.sweep(ctx), Version: programVersion(),
 	}, nil
 }

@@ -21,7 +21,9 @@ type setup struct {
 	apply bool
 	// workspace is nil where the command has none.
 	workspace *runner.Workspace
-	backends  chooser
+	// ignored is what of the workspace's own settings does not count.
+	ignored  []runner.Ignored
+	backends chooser
 }
 
 // configEnv names the user's file in place of the usual one.
@@ -38,14 +40,15 @@ func (e environ) configPath() (string, bool) {
 	return "", false
 }
 
-// loadConfig reads the settings in all their layers.
-func loadConfig(d deps, env environ, flags config.File, profile string) (config.Config, error) {
+// loadConfig reads the settings in all their layers; project is the file of a
+// trusted workspace, nil where there is none.
+func loadConfig(d deps, env environ, flags config.File, profile string, project *config.ProjectFile) (config.Config, error) {
 	path, needed := env.configPath()
 	if profile == "" {
 		profile = env.get("CAISSON_PROFILE")
 	}
 	return config.Load(config.Options{
-		Environ: env, Others: []string{configEnv, "CAISSON_PROFILE"}, Path: path, Needed: needed, Profile: profile,
+		Environ: env, Others: []string{configEnv, "CAISSON_PROFILE"}, Path: path, Needed: needed, Profile: profile, Project: project,
 		Flags: flags, Requirements: d.requirements, RequirementsUID: d.requirementsUID,
 	})
 }
@@ -55,7 +58,7 @@ func loadConfig(d deps, env environ, flags config.File, profile string) (config.
 func newSetup(d deps, env environ, flags config.File, profile, workspace string) (*setup, error) {
 	s := &setup{deps: d, environ: env}
 	var err error
-	if s.conf, err = loadConfig(d, env, flags, profile); err != nil {
+	if s.conf, err = loadConfig(d, env, flags, profile, nil); err != nil {
 		return nil, err
 	}
 	state := env.stateDir()

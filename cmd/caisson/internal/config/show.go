@@ -46,6 +46,36 @@ func (c *Config) Effective(hidden map[string]string) []Value {
 	return values
 }
 
+// ProjectSetting is one setting of a workspace's own file.
+type ProjectSetting struct {
+	Key   string `json:"key"`
+	Value string `json:"value"`
+	// Counts is false where what counts otherwise is as strict; Effective is
+	// that.
+	Counts    bool   `json:"counts"`
+	Effective string `json:"effective,omitempty"`
+}
+
+// ProjectSettings lists what the workspace's own file says, by its keys.
+func (c *Config) ProjectSettings() []ProjectSetting {
+	var said []Value
+	flattenValue("", reflect.ValueOf(c.Project), &said)
+	slices.SortFunc(said, func(a, b Value) int { return strings.Compare(a.Key, b.Key) })
+	effective := map[string]string{}
+	for _, v := range flatten(c.File) {
+		effective[v.Key] = v.Text
+	}
+	out := make([]ProjectSetting, 0, len(said))
+	for _, v := range said {
+		s := ProjectSetting{Key: v.Key, Value: v.Text, Counts: true}
+		if !strings.HasPrefix(v.Key, "policy.") && !strings.HasPrefix(c.origins[v.Key], "project ") {
+			s.Counts, s.Effective = false, effective[v.Key]
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
 // flatten lists what a file sets. Profiles are left out: they are no settings
 // of their own.
 func flatten(f File) []Value {

@@ -1,0 +1,140 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// shownConfig is what caisson config show --json writes.
+type shownConfig struct {
+	Settings []config.Value   `json:"settings"`
+	Sources  []runner.Source  `json:"sources"`
+	Ignored  []runner.Ignored `json:"ignored"`
+}
+
+func newConfigCommand(d deps, env environ) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "config", Short: "Show the settings that count, or a schema of them",
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usage("config has no command %q; there are %s", args[0], commandNames(cmd))
+			}
+			return cmd.Help()
+		},
+	}
+	cmd.AddCommand(newConfigShowCommand(d, env), newConfigSchemaCommand(d))
+	return cmd
+}
+
+func newConfigShowCommand(d deps, env environ) *cobra.Command {
+	var settings config.File
+	var profile, workspace string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "show [flags]",
+		Short: "Show the settings that count, and where each came from",
+		Long: "Show each setting, its value, and where it came from. Keys and other secrets are not shown.\n" +
+			"With --workspace a trusted workspace's own settings count too. A preset that is not configured\n" +
+			"is chosen by each run: ci without a terminal, default or sandboxed on one.\n" +
+			exitHelp(runner.ExitDone, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
+		Example: "  caisson config show\n  caisson config show --workspace . --profile careful --json",
+		Args:    noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return showConfig(d, env, settings, profile, workspace, asJSON)
+		},
+	}
+	cmd.Flags().SortFlags = false
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.Flags().StringVar(&workspace, "workspace", "", "also the own settings of this workspace")
+	cmd.Flags().StringVar(&profile, "profile", "", "settings of profiles.NAME in the configuration")
+	addSettings(cmd, &settings)
+	return cmd
+}
+
+func showConfig(d deps, env environ, flags config.File, profile, folder string, asJSON bool) error {
+	s := &setup{deps: d, environ: env}
+	var err error
+	if s.conf, err = loadConfig(d, env, flags, profile, nil); err != nil {
+		return err
+	}
+	if folder != "" {
+		if s.workspace, err = workspaceFor(env, folder); err != nil {
+			return err
+		}
+		defer func() { _ = s.workspace.Close() }()
+		if err := s.useProject(projectOptions{}, flags, profile); err != nil {
+			return err
+		}
+	}
+	if _, err := s.conf.ToolPolicy("default"); err != nil {
+		return err
+	}
+	var keys []string
+	for _, m := range s.conf.Models {
+		keys = append(keys, value(m.APIKeyEnv))
+	}
+	shown := shownConfig{Settings: s.conf.Effective(config.HiddenValues(env, keys...)), Sources: s.sources(), Ignored: s.ignored}
+	if shown.Ignored == nil {
+		shown.Ignored = []runner.Ignored{}
+	}
+	if asJSON {
+		return writeJSON(d.stdout, shown)
+	}
+	return printConfig(d, shown)
+}
+
+// printConfig writes a table of three columns.
+func printConfig(d deps, shown shownConfig) error {
+	keys, values := 0, 0
+	for i, v := range shown.Settings {
+		v.Key, _ = tools.Display(v.Key)
+		v.Text, _ = tools.Display(v.Text)
+		v.Origin, _ = tools.Display(v.Origin)
+		shown.Settings[i] = v
+		keys, values = max(keys, len(v.Key)), max(values, min(len(v.Text), 40))
+	}
+	var errs []error
+	for _, v := range shown.Settings {
+		line := fmt.Sprintf("%-*s  %-*s  %s", keys, v.Key, values, v.Text, v.Origin)
+		_, err := fmt.Fprintln(d.stdout, strings.TrimRight(line, " "))
+		errs = append(errs, err)
+	}
+	for _, i := range shown.Ignored {
+		text, _ := tools.Display(i.Name + " is ignored: " + i.Why)
+		_, err := fmt.Fprintln(d.stderr, "! "+text)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func newConfigSchemaCommand(d deps) *cobra.Command {
+	return &cobra.Command{
+		Use:   "schema [user | project | requirements]",
+		Short: "Write a JSON Schema of a configuration file, for editors",
+		Long: "Write the JSON Schema (Draft 7) of the user's configuration file, of a workspace's own\n" +
+			"(.caisson/config.yaml), or of an administrator's requirements.\n" + exitHelp(runner.ExitDone, runner.ExitUsage),
+		Example: "  caisson config schema > caisson.json",
+		RunE: func(_ *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return usage("config schema takes one name, got %d arguments", len(args))
+			}
+			name := first(args)
+			if name == "" {
+				name = "user"
+			}
+			schema, err := config.Schema(name)
+			if err != nil {
+				return &usageError{err}
+			}
+			return writeJSON(d.stdout, schema)
+		},
+	}
+}

@@ -1,0 +1,173 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"path/filepath"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// projectOptions say what a command does about a workspace's own settings.
+type projectOptions struct {
+	// require refuses an untrusted workspace; ignore leaves its settings out,
+	// trusted or not.
+	require, ignore bool
+}
+
+// trustStore is the file of trusted workspaces.
+func (e environ) trustStore() *tools.Trust {
+	return tools.NewTrust(filepath.Join(e.stateDir(), "trust.json"))
+}
+
+// grantStore is the file of lasting approvals.
+func (e environ) grantStore() *tools.Grants {
+	return tools.NewGrants(filepath.Join(e.stateDir(), "approvals.json"))
+}
+
+// projectFiles are the files of a workspace that count once it is trusted. A
+// file that joins the list makes every trust from before lapse that did not see
+// it: what nobody looked at is not obeyed.
+func projectFiles() []string { return []string{config.ProjectPath} }
+
+// ownSettings are a workspace's own settings as they were read once.
+type ownSettings struct {
+	// config is nil where there is none.
+	config *config.ProjectFile
+	// files are all that are there, in the order of their names.
+	files []tools.TrustedFile
+}
+
+// readOwn reads a workspace's own settings, and looks into none of them.
+func readOwn(w *runner.Workspace) (ownSettings, error) {
+	var own ownSettings
+	r, err := workspace.NewReader(w.Dir, workspace.ReaderOptions{HostPath: w.Path})
+	if err != nil {
+		return own, projectError(w, err)
+	}
+	for _, name := range projectFiles() {
+		text, err := readOwnFile(r, name)
+		if err != nil {
+			return own, projectError(w, err)
+		}
+		if text == nil {
+			continue
+		}
+		f := config.ProjectFile{Path: name, Text: text}
+		own.files = append(own.files, tools.TrustedFile{Path: name, SHA256: f.SHA256()})
+		if name == config.ProjectPath {
+			own.config = &f
+		}
+	}
+	return own, nil
+}
+
+// readOwnFile reads one file that lies at its name itself, without any link;
+// nil where there is none.
+func readOwnFile(r *workspace.Reader, name string) ([]byte, error) {
+	ctx := context.Background() // the Reader has a deadline of its own
+	for _, way := range []struct {
+		path string
+		want workspace.Type
+	}{{path.Dir(name), workspace.TypeDir}, {name, workspace.TypeFile}} {
+		info, err := r.Lstat(ctx, way.path)
+		if e, ok := errors.AsType[*workspace.Error](err); ok && e.Kind == workspace.KindNotFound {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		if info.Type != way.want {
+			return nil, fmt.Errorf("%s is a %s, and must be a %s", way.path, info.Type, way.want)
+		}
+	}
+	f, err := r.ReadFile(ctx, name, 0, config.MaxProjectBytes+1)
+	if err != nil {
+		return nil, err
+	}
+	if len(f.Data) > config.MaxProjectBytes {
+		return nil, fmt.Errorf("%s is larger than %d bytes", name, config.MaxProjectBytes)
+	}
+	return append([]byte{}, f.Data...), nil
+}
+
+func projectError(w *runner.Workspace, err error) error {
+	return &runner.Error{Status: runner.ExitConfig, Err: err, Problem: runner.Problem{
+		Cause: "the own settings of " + w.Path + " can't be used: " + err.Error(), Mend: "Mend the file, or take it away.",
+	}}
+}
+
+// useProject lets the workspace's own settings count, where it is trusted, and
+// notes why they don't where they don't. It is asked for before anything is
+// started.
+func (s *setup) useProject(o projectOptions, flags config.File, profile string) error {
+	own, err := readOwn(s.workspace)
+	if err != nil && o.require {
+		return err
+	}
+	if err != nil {
+		s.ignore(config.ProjectPath, err.Error())
+		return nil
+	}
+	entry, known, storeErr := s.environ.trustStore().Find(s.workspace.Path)
+	trusted := known && entry.Covers(own.files)
+	if storeErr != nil {
+		s.ignored = append(s.ignored, runner.Ignored{Name: "trusted workspaces", Why: storeErr.Error()})
+	}
+	why := "the workspace is not trusted"
+	if known && !trusted {
+		why = "it is not as it was when the workspace was trusted"
+	}
+	if !trusted && o.require {
+		return &runner.Error{Status: runner.ExitUntrusted, Problem: runner.Problem{
+			Cause: "the workspace " + s.workspace.Path + " is not trusted, and --require-trust asks for it (" + why + ")",
+			Mend:  "Look at caisson trust --dry-run " + s.workspace.Path + ", then run caisson trust.",
+		}}
+	}
+	switch {
+	case own.config == nil:
+		return nil
+	case !trusted:
+		s.ignore(config.ProjectPath, why+"; caisson trust --dry-run shows what it would do")
+		return nil
+	case o.ignore:
+		s.ignore(config.ProjectPath, "--ignore-project-config")
+		return nil
+	}
+	s.conf, err = loadConfig(s.deps, s.environ, flags, profile, own.config)
+	if err != nil {
+		return err
+	}
+	s.backends.conf = s.conf
+	return nil
+}
+
+// ignore notes that a file of the workspace does not count.
+func (s *setup) ignore(name, why string) {
+	s.ignored = append(s.ignored, runner.Ignored{Name: name, Why: why})
+}
+
+// workspaceFor opens the folder that a command is about; "" is the working
+// folder.
+func workspaceFor(env environ, folder string) (*runner.Workspace, error) {
+	if folder == "" {
+		folder = "."
+	}
+	return runner.OpenWorkspace(folder, runner.Protected{Home: env.home(), State: env.stateDir(), Config: env.configDir()})
+}
+
+// needState refuses to work without a place for state.
+func needState(env environ) error {
+	if env.stateDir() != "" {
+		return nil
+	}
+	return &runner.Error{Status: runner.ExitConfig, Problem: runner.Problem{
+		Cause: "there is no place for Caisson's state: neither HOME nor XDG_STATE_HOME is an absolute path",
+		Mend:  "Set HOME, or XDG_STATE_HOME.",
+	}}
+}

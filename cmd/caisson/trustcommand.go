@@ -1,0 +1,255 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/tools"
+)
+
+const trustLong = `Let a workspace's own settings (.caisson/config.yaml) count, as they are now: the workspace is
+bound to the hash of the file, and is untrusted again when it changes, comes or goes. They can only
+tighten: what would loosen is an error, and such a file can't be trusted.
+
+What the file would do is shown; with --dry-run nothing else happens. PATH is a folder, the working
+folder without it.
+`
+
+// trustedAnswer is what caisson trust --json writes.
+type trustedAnswer struct {
+	Workspace string                  `json:"workspace"`
+	Trusted   bool                    `json:"trusted"`
+	Files     []tools.TrustedFile     `json:"files"`
+	Settings  []config.ProjectSetting `json:"settings"`
+}
+
+func newTrustCommand(d deps, env environ) *cobra.Command {
+	var asJSON, dryRun, list bool
+	cmd := &cobra.Command{
+		Use:     "trust [flags] [PATH]",
+		Short:   "Let a workspace's own settings count",
+		Long:    trustLong + exitHelp(runner.ExitDone, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
+		Example: "  caisson trust --dry-run ./project\n  caisson trust ./project\n  caisson trust --list",
+		RunE: func(_ *cobra.Command, args []string) error {
+			switch {
+			case len(args) > 1:
+				return usage("trust takes one folder, got %d arguments", len(args))
+			case list && (len(args) > 0 || dryRun):
+				return usage("--list goes with no folder and no --dry-run")
+			}
+			if err := needState(env); err != nil {
+				return err
+			}
+			if list {
+				return listTrusted(d, env, asJSON)
+			}
+			return trust(d, env, first(args), dryRun, asJSON)
+		},
+	}
+	cmd.Flags().SortFlags = false
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "show what would count, and store nothing")
+	cmd.Flags().BoolVar(&list, "list", false, "list the trusted workspaces")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	return cmd
+}
+
+func newUntrustCommand(d deps, env environ) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "untrust [flags] [PATH]",
+		Short: "Let a workspace's own settings count no more",
+		Long: "Forget that a workspace is trusted. PATH is a folder, the working folder without it; it need\n" +
+			"not be there any more. A workspace that was not trusted is no error.\n" +
+			exitHelp(runner.ExitDone, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
+		RunE: func(_ *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return usage("untrust takes one folder, got %d arguments", len(args))
+			}
+			if err := needState(env); err != nil {
+				return err
+			}
+			return untrust(d, env, first(args), asJSON)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	return cmd
+}
+
+func trust(d deps, env environ, folder string, dryRun, asJSON bool) error {
+	w, err := workspaceFor(env, folder)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = w.Close() }()
+	own, err := readOwn(w)
+	if err != nil {
+		return err
+	}
+	conf, err := loadConfig(d, env, config.File{}, "", own.config)
+	if err != nil {
+		return err
+	}
+	if _, err := conf.ToolPolicy("default"); err != nil {
+		return err
+	}
+	answer := trustedAnswer{Workspace: w.Path, Trusted: !dryRun, Files: own.files, Settings: conf.ProjectSettings()}
+	if answer.Files == nil {
+		answer.Files = []tools.TrustedFile{}
+	}
+	store := env.trustStore()
+	if dryRun {
+		entry, known, err := store.Find(w.Path)
+		answer.Trusted = known && entry.Covers(own.files)
+		if err := warnCorrupt(d, err); err != nil {
+			return err
+		}
+	} else if err := storeTrust(d, store, w.Path, own.files); err != nil {
+		return err
+	}
+	if asJSON {
+		return writeJSON(d.stdout, answer)
+	}
+	return showTrust(d.stdout, answer, dryRun)
+}
+
+// storeTrust stores, and tells of a file that could not be read before.
+func storeTrust(d deps, store *tools.Trust, workspace string, files []tools.TrustedFile) error {
+	if _, err := store.List(); err != nil {
+		if err := warnCorrupt(d, err); err != nil {
+			return err
+		}
+	}
+	if err := store.Add(workspace, files); err != nil {
+		return stateProblem(err)
+	}
+	return nil
+}
+
+func showTrust(out io.Writer, a trustedAnswer, dryRun bool) error {
+	var errs []error
+	say := func(format string, args ...any) {
+		text, _ := tools.Display(fmt.Sprintf(format, args...))
+		_, err := fmt.Fprintln(out, text)
+		errs = append(errs, err)
+	}
+	switch {
+	case len(a.Files) == 0 && a.Trusted:
+		say("%s is trusted. It has no settings of its own; if some come, trust ends.", a.Workspace)
+	case len(a.Files) == 0:
+		say("%s has no settings of its own, and is not trusted.", a.Workspace)
+	case a.Trusted:
+		say("%s is trusted: its own settings count, as they are now.", a.Workspace)
+	default:
+		say("%s is not trusted. Its own settings would do this:", a.Workspace)
+	}
+	for _, f := range a.Files {
+		say("  %s  sha256 %s", f.Path, f.SHA256)
+	}
+	for _, s := range a.Settings {
+		if s.Counts {
+			say("    %s: %s", s.Key, s.Value)
+		} else {
+			say("    %s: %s (changes nothing: yours is %s)", s.Key, s.Value, s.Effective)
+		}
+	}
+	if dryRun && !a.Trusted {
+		say("Nothing was stored. Without --dry-run it is.")
+	}
+	return errors.Join(errs...)
+}
+
+func untrust(d deps, env environ, folder string, asJSON bool) error {
+	path, err := namedWorkspace(env, folder)
+	if err != nil {
+		return err
+	}
+	store := env.trustStore()
+	if _, err := store.List(); err != nil {
+		if err := warnCorrupt(d, err); err != nil {
+			return err
+		}
+	}
+	was, err := store.Remove(path)
+	if err != nil {
+		return stateProblem(err)
+	}
+	if asJSON {
+		return writeJSON(d.stdout, map[string]any{"workspace": path, "was_trusted": was})
+	}
+	shown, _ := tools.Display(path)
+	text := shown + " is not trusted any more."
+	if !was {
+		text = shown + " was not trusted."
+	}
+	_, err = fmt.Fprintln(d.stdout, text)
+	return err
+}
+
+func listTrusted(d deps, env environ, asJSON bool) error {
+	list, err := env.trustStore().List()
+	if err := warnCorrupt(d, err); err != nil {
+		return err
+	}
+	if asJSON {
+		if list == nil {
+			list = []tools.TrustedWorkspace{}
+		}
+		return writeJSON(d.stdout, list)
+	}
+	if len(list) == 0 {
+		_, err := fmt.Fprintln(d.stdout, "No workspace is trusted.")
+		return err
+	}
+	var errs []error
+	for _, w := range list {
+		shown, _ := tools.Display(w.Workspace)
+		_, err := fmt.Fprintf(d.stdout, "%s  since %s\n", shown, w.Created.Format("2006-01-02"))
+		errs = append(errs, err)
+		for _, f := range w.Files {
+			_, err := fmt.Fprintf(d.stdout, "  %s  sha256 %s\n", f.Path, f.SHA256)
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// namedWorkspace gives the path of a workspace that need not be there any more.
+func namedWorkspace(env environ, folder string) (string, error) {
+	w, err := workspaceFor(env, folder)
+	if err == nil {
+		return w.Path, w.Close()
+	}
+	if folder != "" && filepath.IsAbs(folder) {
+		return filepath.Clean(folder), nil
+	}
+	return "", err
+}
+
+// warnCorrupt tells of a file of answers that was moved aside, and goes on; any
+// other error it gives back as a problem.
+func warnCorrupt(d deps, err error) error {
+	corrupt, ok := errors.AsType[*tools.CorruptError](err)
+	if !ok {
+		if err == nil {
+			return nil
+		}
+		return stateProblem(err)
+	}
+	report(d.stderr, &runner.Error{Problem: runner.Problem{
+		Cause: corrupt.Error(), Mend: "It counts as empty. Look at what was moved aside, and answer again.",
+	}})
+	return nil
+}
+
+// stateProblem is a file of answers that can't be read or written.
+func stateProblem(err error) error {
+	return &runner.Error{Status: runner.ExitConfig, Err: err, Problem: runner.Problem{
+		Cause: err.Error(), Mend: "Look at the state folder, $XDG_STATE_HOME/caisson; nothing was stored.",
+	}}
+}
