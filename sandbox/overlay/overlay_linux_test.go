@@ -490,6 +490,11 @@ func TestLinksOfTheOriginal(t *testing.T) {
 	if len(r.Applied) != 0 {
 		t.Errorf("applied %+v", r.Applied)
 	}
+	// The control: who copies what the layer holds goes through the link.
+	in(t, filepath.Join(w.layers.Dir(), UpperDir), `find . -type f | while read -r f; do cp "$f" `+w.original+`/"$f"; done`)
+	if diff := cmp.Diff(before, picture(t, outside)); diff == "" {
+		t.Error("control: a plain copy did not reach outside")
+	}
 }
 
 func TestLocks(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"net"
 	"os"
@@ -159,6 +160,17 @@ func TestReadsAllocateNoMoreThanTheyGive(t *testing.T) {
 	runtime.ReadMemStats(&after)
 	if got := after.TotalAlloc - before.TotalAlloc; got > DefaultMaxFileBytes+1<<20 {
 		t.Errorf("a read of a 1 TB file allocated %d bytes", got)
+	}
+	// The control: a plain read of its first 32 MiB is seen.
+	file, err := os.Open(l.path("big"))
+	l.must(err)
+	defer func() { _ = file.Close() }()
+	runtime.ReadMemStats(&before)
+	_, err = io.ReadAll(io.LimitReader(file, 32<<20))
+	l.must(err)
+	runtime.ReadMemStats(&after)
+	if got := after.TotalAlloc - before.TotalAlloc; got <= DefaultMaxFileBytes+1<<20 {
+		t.Errorf("control: a plain read allocated %d bytes only", got)
 	}
 }
 
