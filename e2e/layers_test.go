@@ -45,7 +45,9 @@ var ranks = map[string]int{
 	"loop/openai": 3,
 	"loop/replay": 3,
 
-	"runner": 4,
+	"runner":        4,
+	"runner/server": 4,
+	"runner/trace":  4,
 
 	"cmd/caisson":       5,
 	"cmd/caisson-guest": 5,

@@ -1,0 +1,341 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"time"
+	"unicode/utf8"
+
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/overlay"
+)
+
+const (
+	// maxPatchBytes bounds the patch in an answer of JSON; /patch has the whole.
+	maxPatchBytes = 4 << 20
+	// applyTime bounds an apply, whether the client waits for it or not.
+	applyTime = 10 * time.Minute
+)
+
+// Diff is what a session changed, so far or in all.
+type Diff struct {
+	Session string `json:"session"`
+	State   State  `json:"state"`
+	Mode    string `json:"mode" doc:"bind: the changes are in the workspace; overlay: they are kept apart, until they are applied"`
+	// Changes says what became of those of an overlay.
+	Changes      string                `json:"changes,omitempty" doc:"of an overlay: kept, applied, discarded, expired, empty"`
+	Files        []runner.Changed      `json:"files" nullable:"false"`
+	HostExecuted []runner.HostExecuted `json:"host_executed" nullable:"false" doc:"changed files that a program of the host would run or obey: read them first"`
+	Conflicts    []Note                `json:"conflicts" nullable:"false" doc:"changes whose files changed in the workspace meanwhile"`
+	LeftOut      []Note                `json:"left_out" nullable:"false" doc:"changes that an apply leaves out"`
+	Incomplete   bool                  `json:"incomplete" doc:"the workspace was too large, or could not be read, to be sure of the list"`
+	// Patch is the unified diff, at most 4 MiB of it.
+	Patch        string `json:"patch" doc:"a unified diff; at most 4 MiB"`
+	PatchPartial bool   `json:"patch_partial" doc:"the patch is cut, or holds bytes that are no UTF-8: GET …/patch has the very bytes"`
+}
+
+// Note is a path and what is to be said of it.
+type Note = runner.PathNote
+
+// ApplyRequest says how changes are applied.
+type ApplyRequest struct {
+	SkipConflicts bool `json:"skip_conflicts,omitempty" doc:"apply what does not conflict, instead of nothing"`
+	DryRun        bool `json:"dry_run,omitempty" doc:"say what would be done, and do nothing"`
+	Discard       bool `json:"discard,omitempty" doc:"remove the changes instead"`
+}
+
+// Applied is what an apply did.
+type Applied struct {
+	Session   string `json:"session"`
+	Workspace string `json:"workspace"`
+	Changes   string `json:"changes" doc:"what became of them: kept where some are left, applied, discarded, empty"`
+	DryRun    bool   `json:"dry_run"`
+	Applied   []Note `json:"applied" nullable:"false"`
+	Conflicts []Note `json:"conflicts" nullable:"false"`
+	LeftOut   []Note `json:"left_out" nullable:"false"`
+	Failed    []Note `json:"failed" nullable:"false"`
+}
+
+// differences gives what a session changed: what it says of itself while it
+// lives, what is kept of it, or what its report says.
+func (s *Server) differences(ctx context.Context, id string) (Diff, string, error) {
+	dir, err := s.dirOf(id)
+	if err != nil {
+		return Diff{}, "", err
+	}
+	if live := s.live(id); live != nil {
+		d, err := live.run.Differences(ctx)
+		if err == nil {
+			v := live.view(false)
+			out, patch := diffView(id, d)
+			out.State, out.Mode = v.State, v.Mode
+			if v.Mode == string(sandbox.ModeOverlay) {
+				out.Changes = string(overlay.Kept)
+			}
+			return out, patch, nil
+		}
+		if !errors.Is(err, runner.ErrOver) {
+			return Diff{}, "", s.internal("compare workspace", err)
+		}
+		if err := wait(ctx, live.closed); err != nil {
+			return Diff{}, "", err
+		}
+	}
+	return s.pastDifferences(ctx, id, dir)
+}
+
+// wait waits for the end of a session that is closing.
+func wait(ctx context.Context, closed <-chan struct{}) error {
+	select {
+	case <-closed:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the end of the session: %w", context.Cause(ctx))
+	}
+}
+
+func diffView(id string, d runner.Differences) (Diff, string) {
+	out := Diff{
+		Session: id, Files: listed(d.Changed), HostExecuted: listed(d.HostExecuted), Conflicts: listed(d.Conflicts), LeftOut: listed(d.LeftOut),
+		Incomplete: d.Incomplete,
+	}
+	out.setPatch(d.Patch)
+	return out, d.Patch
+}
+
+func (d *Diff) setPatch(patch string) {
+	d.Patch = patch
+	if len(patch) > maxPatchBytes {
+		d.Patch = patch[:maxPatchBytes]
+	}
+	d.PatchPartial = len(patch) > maxPatchBytes || !utf8.ValidString(patch)
+}
+
+// pastDifferences are those of a session that is not live here: what is kept of
+// it, or else what its report says.
+func (s *Server) pastDifferences(ctx context.Context, id, dir string) (Diff, string, error) {
+	p, err := readPast(id, dir)
+	if err != nil {
+		return Diff{}, "", s.internal("read session", err)
+	}
+	v := p.view(runner.Lives(s.opts.StateDir, id), false)
+	if v.State == StateElsewhere {
+		return Diff{}, "", problem(http.StatusConflict, "elsewhere", "session "+id+" runs in another process", "caisson diff "+id+" shows its changes")
+	}
+	layers, err := runner.KeptChanges(s.opts.StateDir, id, nil)
+	if err == nil {
+		defer func() { _ = layers.Close() }() // only read
+		d, err := s.keptDifferences(ctx, layers)
+		if err != nil {
+			return Diff{}, "", err
+		}
+		out, patch := diffView(id, d)
+		out.State, out.Mode, out.Changes = v.State, v.Mode, string(overlay.Kept)
+		return out, patch, nil
+	}
+	out := Diff{Session: id, State: v.State, Mode: v.Mode, Files: []runner.Changed{}, HostExecuted: []runner.HostExecuted{}, Conflicts: []Note{}, LeftOut: []Note{}}
+	var report runner.SessionEnded
+	text, err := os.ReadFile(filepath.Join(dir, "report.json"))
+	switch {
+	case err == nil && json.Unmarshal(text, &report) == nil:
+	case p.ended != nil:
+		report = *p.ended
+	default:
+		return Diff{}, "", problem(http.StatusGone, "no_changes", "session "+id+" was interrupted, and kept no list of what it changed", "What it did in bind mode is in the workspace")
+	}
+	out.Files, out.HostExecuted, out.Incomplete = listed(report.Changed), listed(report.HostExecuted), report.Incomplete
+	if report.Overlay != nil {
+		out.Changes = s.layersState(dir, report.Overlay)
+		out.Conflicts, out.LeftOut = listed(report.Overlay.Conflicts), listed(report.Overlay.LeftOut)
+	}
+	patch, err := os.ReadFile(filepath.Join(dir, "workspace.patch"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return Diff{}, "", s.internal("read patch", err)
+	}
+	out.setPatch(string(patch))
+	return out, string(patch), nil
+}
+
+// layersState is what became of the changes since the session ended.
+func (s *Server) layersState(dir string, then *runner.OverlayResult) string {
+	l, err := overlay.Open(filepath.Join(dir, "overlay"))
+	if err != nil {
+		return string(then.State)
+	}
+	defer func() { _ = l.Close() }() // only read
+	return string(l.Info().State)
+}
+
+func (s *Server) keptDifferences(ctx context.Context, l *overlay.Layers) (runner.Differences, error) {
+	w, err := s.openWorkspace(l)
+	if err != nil {
+		return runner.Differences{}, err
+	}
+	defer func() { _ = w.Close() }() // only read
+	changes, err := l.Changes(ctx, w.Dir)
+	if err != nil {
+		return runner.Differences{}, s.changesProblem(l.Info(), err)
+	}
+	d, err := runner.ReadDifferences(ctx, l, w, changes)
+	if err != nil {
+		return d, s.changesProblem(l.Info(), err)
+	}
+	return d, nil
+}
+
+func (s *Server) openWorkspace(l *overlay.Layers) (*runner.Workspace, error) {
+	if s.opts.OpenWorkspace == nil {
+		return nil, problem(http.StatusForbidden, "workspace", "this server opens no workspaces of ended sessions", "")
+	}
+	w, err := s.opts.OpenWorkspace(l.Info().Workspace)
+	if err != nil {
+		return nil, s.asProblem("open workspace", err)
+	}
+	return w, nil
+}
+
+// changesProblem says what is wrong with kept changes.
+func (s *Server) changesProblem(i overlay.Info, err error) error {
+	if p, ok := errors.AsType[*Problem](err); ok {
+		return p
+	}
+	switch {
+	case errors.Is(err, overlay.ErrBusy):
+		return problem(http.StatusConflict, "busy", "the changes of session "+i.Session+", or others of its folder, are being applied", "Wait for that")
+	case errors.Is(err, overlay.ErrOther):
+		return problem(http.StatusConflict, "other_folder", "session "+i.Session+" worked on another folder: the one that was "+i.Workspace+" then", "Take the patch")
+	case errors.Is(err, overlay.ErrTooMany):
+		return problem(http.StatusConflict, "too_many", "session "+i.Session+" changed too much to be applied safely", "Discard its changes")
+	}
+	return s.internal("read changes", err)
+}
+
+// apply brings in what an overlay session changed, or discards it. A live
+// session is ended first: what is applied is what it left.
+func (s *Server) apply(ctx context.Context, id string, r ApplyRequest) (Applied, error) {
+	if r.Discard && (r.DryRun || r.SkipConflicts) {
+		return Applied{}, problem(http.StatusUnprocessableEntity, "invalid", "discard applies nothing, so it takes no other choice", "Leave them out")
+	}
+	dir, err := s.dirOf(id)
+	if err != nil {
+		return Applied{}, err
+	}
+	if err := s.endForApply(ctx, id, r); err != nil {
+		return Applied{}, err
+	}
+	p, err := readPast(id, dir)
+	if err != nil {
+		return Applied{}, s.internal("read session", err)
+	}
+	if p.view(runner.Lives(s.opts.StateDir, id), false).State == StateElsewhere {
+		return Applied{}, problem(http.StatusConflict, "elsewhere", "session "+id+" runs in another process", "End it there")
+	}
+	// It ends as it should, whether the client waits or not.
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), applyTime, errors.New("the apply takes too long"))
+	defer cancel()
+	layers, err := runner.KeptChanges(s.opts.StateDir, id, nil)
+	if err != nil {
+		status, code := http.StatusConflict, "no_changes"
+		if errors.Is(err, overlay.ErrGone) {
+			status, code = http.StatusGone, "changes_gone"
+		}
+		gone := problem(status, code, "", "")
+		gone.Detail = err.Error()
+		return Applied{}, gone
+	}
+	defer func() { _ = layers.Close() }() // what was done is done
+	return s.applyLayers(ctx, layers, r)
+}
+
+// endForApply ends a live session that can be applied.
+func (s *Server) endForApply(ctx context.Context, id string, r ApplyRequest) error {
+	live := s.live(id)
+	if live == nil {
+		return nil
+	}
+	v := live.view(false)
+	switch {
+	case v.Mode != string(sandbox.ModeOverlay):
+		return problem(http.StatusConflict, "no_changes", "session "+id+" works on the folder itself", "What it changed is there; mode overlay keeps changes apart")
+	case v.State == StateRunning:
+		return problem(http.StatusConflict, "busy", "turn "+v.Turn+" runs", "Wait for its end, or cancel it")
+	case r.DryRun:
+		return problem(http.StatusConflict, "busy", "session "+id+" lives", "GET …/diff shows what it changed and what conflicts; an apply ends it first")
+	}
+	if !live.endIdle() {
+		return problem(http.StatusConflict, "busy", "a turn has begun", "Wait for its end, or cancel it")
+	}
+	return wait(ctx, live.closed)
+}
+
+// endIdle ends a session in which no turn runs.
+func (s *session) endIdle() bool {
+	s.mu.Lock()
+	idle := s.ending || s.run.Status().Turn == ""
+	s.ending = s.ending || idle // no turn begins any more
+	s.mu.Unlock()
+	if idle {
+		s.close()
+	}
+	return idle
+}
+
+func (s *Server) applyLayers(ctx context.Context, l *overlay.Layers, r ApplyRequest) (Applied, error) {
+	info := l.Info()
+	w, err := s.openWorkspace(l)
+	if err != nil {
+		return Applied{}, err
+	}
+	defer func() { _ = w.Close() }() // only its folder was written to
+	if err := l.Lock(); err != nil {
+		return Applied{}, s.changesProblem(info, err)
+	}
+	if s.opts.Settle != nil {
+		if err := s.opts.Settle(ctx, info.Session); err != nil {
+			return Applied{}, s.asProblem("settle session", err)
+		}
+	}
+	out := Applied{Session: info.Session, Workspace: w.Path, DryRun: r.DryRun, Applied: []Note{}, Conflicts: []Note{}, LeftOut: []Note{}, Failed: []Note{}}
+	if r.Discard {
+		if err := l.End(overlay.Discarded); err != nil {
+			return Applied{}, s.changesProblem(info, err)
+		}
+		out.Changes = string(overlay.Discarded)
+		return out, nil
+	}
+	done, err := l.Apply(ctx, w.Dir, overlay.ApplyOptions{Rest: r.SkipConflicts, DryRun: r.DryRun})
+	if done == nil {
+		return Applied{}, s.changesProblem(info, err)
+	}
+	out.read(done)
+	if err != nil {
+		out.Failed = append(out.Failed, Note{Path: ".", Why: err.Error()})
+	}
+	if done.Refused || len(out.Conflicts) > 0 && !r.SkipConflicts {
+		p := problem(http.StatusConflict, "conflicts", fmt.Sprintf("nothing is applied: %d changes conflict with what changed in the workspace meanwhile", len(out.Conflicts)),
+			"skip_conflicts applies the rest")
+		p.Conflicts = out.Conflicts
+		return Applied{}, p
+	}
+	return out, nil
+}
+
+func (a *Applied) read(r *overlay.Result) {
+	a.Changes = string(r.State)
+	for i := range r.Applied {
+		a.Applied = append(a.Applied, Note{Path: overlay.Quote(r.Applied[i].Path), Why: string(r.Applied[i].Kind)})
+	}
+	conflicts, _ := runner.ChangeNotes(r.Conflicts, false)
+	_, left := runner.ChangeNotes(r.LeftOut, false)
+	a.Conflicts, a.LeftOut = append(a.Conflicts, conflicts...), append(a.LeftOut, left...)
+	for _, f := range r.Failed {
+		a.Failed = append(a.Failed, Note{Path: overlay.Quote(f.Path), Why: f.Err.Error()})
+	}
+}

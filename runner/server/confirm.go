@@ -1,0 +1,130 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"regexp"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// Confirmation is a call that waits for an answer. What is executed is what is
+// shown: it is bound to the bytes by InputHash.
+type Confirmation struct {
+	ID     string      `json:"id" doc:"128 random bits, in hex"`
+	Turn   string      `json:"turn"`
+	CallID string      `json:"tool_use_id"`
+	Name   tools.Name  `json:"tool_name"`
+	Class  tools.Class `json:"side_effects" enum:"none,read,write,execute,network"`
+	// Summary, Display, Projected and Diff are safe to show anywhere; Exact is
+	// the input itself.
+	Summary   string        `json:"summary" doc:"the call in one line, safe to show"`
+	Display   string        `json:"display" doc:"the input, safe to show, elided in the middle where it is long"`
+	Exact     any           `json:"input" doc:"the input itself: never for a terminal as it is"`
+	InputHash string        `json:"input_hash" doc:"hex SHA-256 of the canonical JSON of the input"`
+	Projected []string      `json:"projected_modifications" nullable:"false" doc:"paths that would change, safe to show"`
+	Diff      string        `json:"diff,omitempty" doc:"what would change, as a unified diff, safe to show"`
+	Hidden    bool          `json:"hidden_characters,omitempty" doc:"the input, a path or the diff holds characters that are not seen; they are shown as escapes"`
+	Changed   bool          `json:"changed,omitempty" doc:"it was asked before, and what the diff was made from has changed since"`
+	Scopes    []tools.Scope `json:"scopes" nullable:"false" doc:"how long an answer may hold"`
+	Expires   time.Time     `json:"expires_at" doc:"when it is refused by itself"`
+}
+
+// Answer is a client's answer to a confirmation.
+type Answer struct {
+	Decision tools.Decision `json:"decision" enum:"allow,deny"`
+	Scope    tools.Scope    `json:"scope,omitempty" enum:"once,session,always" doc:"how long it holds: this call (default), this tool for the session, or this workspace; a scope that the confirmation does not offer counts as once"`
+}
+
+// Resolution is what became of a confirmation, as it was recorded.
+type Resolution struct {
+	Confirmation string         `json:"id"`
+	Turn         string         `json:"turn"`
+	CallID       string         `json:"tool_use_id"`
+	Decision     tools.Decision `json:"decision" enum:"allow,deny,timeout"`
+	Scope        tools.Scope    `json:"scope,omitempty"`
+	By           string         `json:"by" doc:"user, timeout, or cancel" example:"user"`
+	Client       string         `json:"client,omitempty" doc:"the client that answered" example:"http:alice"`
+}
+
+// confirmationID is what ids of confirmations look like: others are answered
+// without a record, so that nobody fills a trace with them.
+var confirmationID = regexp.MustCompile(`^[0-9a-f]{32}$`)
+
+// waiting lists the confirmations of a session that wait for an answer.
+func (s *session) waiting() []Confirmation {
+	list := []Confirmation{}
+	for _, c := range s.broker.Pending() {
+		v := Confirmation{
+			ID: c.ID, Turn: s.turnOf(c.ID), CallID: c.CallID, Name: c.Name, Class: c.Class, Summary: c.Summary, Display: c.Input,
+			Exact: c.Exact, InputHash: c.InputHash, Projected: listed(c.Projected), Diff: c.Diff, Hidden: c.Hidden, Changed: c.Changed,
+			Scopes: listed(c.Scopes), Expires: c.Expires.UTC(),
+		}
+		list = append(list, v)
+	}
+	return list
+}
+
+func listed[T any](s []T) []T {
+	if s == nil {
+		return []T{}
+	}
+	return s
+}
+
+// answer answers a confirmation in the name of a client.
+func (s *session) answer(ctx context.Context, turn, id string, a Answer, client string) (Resolution, error) {
+	unknown := problem(http.StatusNotFound, "no_confirmation", "this turn of this session has not asked this", "GET /sessions/{id}/confirmations lists what is asked")
+	asked := s.turnOf(id)
+	if !confirmationID.MatchString(id) || asked != "" && asked != turn {
+		return Resolution{}, unknown
+	}
+	// Only the first answer is never refused: others are records.
+	if allowed := s.attempts.take(); !allowed && !s.pending(id) {
+		p := problem(http.StatusTooManyRequests, "attempts", "this session gets too many answers to what nobody asks", "It can be asked what is pending")
+		p.retryAfter = "1"
+		return Resolution{}, p
+	}
+	// It is decided whether the client waits for it or not.
+	got, err := s.broker.Answer(context.WithoutCancel(ctx), id, tools.Answer{Decision: a.Decision, Scope: a.Scope}, "http:"+client)
+	if late, ok := errors.AsType[*tools.ResolvedError](err); ok {
+		p := problem(http.StatusConflict, "resolved", "it was answered before: "+string(late.Resolution.Decision)+", by "+by(late.Resolution), "That decision stands")
+		p.Resolution = new(resolution(late.Resolution, asked))
+		return Resolution{}, p
+	}
+	switch {
+	case errors.Is(err, tools.ErrUnknownConfirmation):
+		return Resolution{}, unknown
+	case errors.Is(err, tools.ErrRecord):
+		return Resolution{}, s.server.internal("record an answer: nothing was allowed", err)
+	case err != nil:
+		return Resolution{}, s.server.internal("answer", err)
+	}
+	s.server.log.Info("confirmation answered", zap.String("session", s.id), zap.String("confirmation", id),
+		zap.String("decision", string(got.Decision)), zap.String("client", client))
+	return resolution(got, asked), nil
+}
+
+func (s *session) pending(id string) bool {
+	for _, c := range s.broker.Pending() {
+		if c.ID == id {
+			return true
+		}
+	}
+	return false
+}
+
+func by(r tools.Resolution) string {
+	if r.Client != "" {
+		return r.Client
+	}
+	return r.By
+}
+
+func resolution(r tools.Resolution, turn string) Resolution {
+	return Resolution{Confirmation: r.ConfirmationID, Turn: turn, CallID: r.CallID, Decision: r.Decision, Scope: r.Scope, By: r.By, Client: r.Client}
+}

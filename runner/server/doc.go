@@ -1,0 +1,14 @@
+// Package server is the HTTP API of Caisson: many sessions at once, their
+// records as a stream, their confirmations, their changes.
+//
+// It is rank 4, below runner. It knows no backend and no model: what a session
+// is made from comes from [Options].Prepare.
+//
+//	client                                 server
+//	──────                                 ──────
+//	POST /sessions ──────────────────────▶ runner.Open
+//	POST /sessions/{id}/turns ───────────▶ Session.Start
+//	GET  /sessions/{id}/events ◀────────── trace.jsonl, followed; live output beside it
+//	POST …/confirmations/{request} ──────▶ tools.Broker.Answer: the first answer wins
+//	DELETE /sessions/{id} ───────────────▶ Session.Close: container gone, records kept
+package server

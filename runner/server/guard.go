@@ -1,0 +1,278 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"mime"
+	"net"
+	"net/http"
+	"net/url"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+const (
+	// maxBodyBytes bounds a request's body; a user's message is the largest.
+	maxBodyBytes = 1 << 20
+	// bodyTime bounds the time in which a body arrives.
+	bodyTime = 10 * time.Second
+	// maxRequests bounds the requests that are served at once, streams not
+	// counted: each may hold a body.
+	maxRequests = 256
+)
+
+// clientKey is the context's key of the client's label.
+type clientKey struct{}
+
+// clientOf is the label of the client that a request is from.
+func clientOf(ctx context.Context) string {
+	label, _ := ctx.Value(clientKey{}).(string)
+	return label
+}
+
+// guard is what every request passes before anything looks at it, in this
+// order: Host, Origin, token, size and type of the body.
+func (s *Server) guard(next http.Handler) http.Handler {
+	cross := http.NewCrossOriginProtection()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		out := &response{ResponseWriter: w}
+		began := time.Now()
+		out.Header().Set("X-Content-Type-Options", "nosniff")
+		out.Header().Set("Cache-Control", "no-store")
+		defer func() {
+			if v := recover(); v != nil {
+				if v == http.ErrAbortHandler { //nolint:errorlint // it is the very value that net/http compares
+					panic(v)
+				}
+				s.log.Error("a request panicked", zap.String("route", r.Pattern), zap.Any("panic", v), zap.Stack("stack"))
+				if out.status == 0 {
+					s.refuse(out, r, problem(http.StatusInternalServerError, "internal", "the server failed at this request", "Its log says why"))
+				}
+			}
+			s.metrics.served(r, out.status, time.Since(began))
+			// Never the URL: a query may hold what a client took for a token's place.
+			s.log.Debug("request", zap.String("method", r.Method), zap.String("route", r.Pattern), zap.Int("status", out.status),
+				zap.String("client", clientOf(r.Context())), zap.Duration("took", time.Since(began)))
+		}()
+		if p := s.checkOrigin(r, cross); p != nil {
+			s.refuse(out, r, p)
+			return
+		}
+		if !s.open(r) {
+			label, ok := s.keys.client(r)
+			if !ok {
+				s.metrics.unauthorized.Inc()
+				out.Header().Set("WWW-Authenticate", `Bearer realm="caisson"`)
+				s.refuse(out, r, problem(http.StatusUnauthorized, "unauthorized", "there is no token that is known here",
+					"Send it as the header Authorization: Bearer TOKEN; one in the URL does not count"))
+				return
+			}
+			r = r.WithContext(context.WithValue(r.Context(), clientKey{}, label))
+		}
+		if p := readBody(out, r); p != nil {
+			s.refuse(out, r, p)
+			return
+		}
+		next.ServeHTTP(out, r)
+	})
+}
+
+// open says that a request needs no token.
+func (s *Server) open(r *http.Request) bool {
+	return r.URL.Path == "/healthz" || r.URL.Path == "/metrics" && s.opts.OpenMetrics
+}
+
+// checkOrigin refuses what a browser sends for somebody else's page: a foreign
+// Host is DNS rebinding, a foreign Origin a page of another site. Programs send
+// no Origin at all.
+func (s *Server) checkOrigin(r *http.Request, cross *http.CrossOriginProtection) *Problem {
+	if !s.knownHost(r) {
+		return problem(http.StatusForbidden, "host", "the Host of the request is not this server's",
+			"Name it localhost, by its address, or by a name of hosts: in the configuration of serve")
+	}
+	foreign := problem(http.StatusForbidden, "origin", "the request comes from another site's page", "Use a program, or a page of this server")
+	if origins := r.Header.Values("Origin"); len(origins) > 0 {
+		u, err := url.Parse(origins[0])
+		if err != nil || len(origins) > 1 || u.Scheme != "http" && u.Scheme != "https" || !strings.EqualFold(u.Host, r.Host) {
+			return foreign
+		}
+	}
+	if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "same-origin" && site != "none" {
+		return foreign
+	}
+	if cross.Check(r) != nil {
+		return foreign
+	}
+	return nil
+}
+
+// knownHost says whether a request's Host is one that this server goes by: a
+// name that always means this machine, the address that was connected to, or a
+// configured one.
+func (s *Server) knownHost(r *http.Request) bool {
+	host := r.Host
+	if name, port, err := net.SplitHostPort(r.Host); err == nil {
+		if slices.ContainsFunc(s.opts.Hosts, func(known string) bool { return strings.EqualFold(known, r.Host) }) {
+			return true
+		}
+		if host = name; port == "" {
+			return false
+		}
+	}
+	host = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
+	if strings.EqualFold(host, "localhost") || slices.ContainsFunc(s.opts.Hosts, func(known string) bool { return strings.EqualFold(known, host) }) {
+		return true
+	}
+	ip := net.ParseIP(host)
+	if ip == nil {
+		return false
+	}
+	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	tcp, ok := local.(*net.TCPAddr)
+	return ip.IsLoopback() || ok && ip.Equal(tcp.IP)
+}
+
+// readBody reads a request's body whole, in bounded space and time: what comes
+// after it may take as long as it needs.
+func readBody(w http.ResponseWriter, r *http.Request) *Problem {
+	if kind := r.Header.Values("Content-Type"); len(kind) > 0 || r.ContentLength != 0 {
+		media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+		if len(kind) > 1 || err != nil || media != "application/json" {
+			return problem(http.StatusUnsupportedMediaType, "content_type", "bodies are JSON", "Send Content-Type: application/json")
+		}
+	}
+	if r.ContentLength > maxBodyBytes {
+		w.Header().Set("Connection", "close")
+		return problem(http.StatusRequestEntityTooLarge, "too_large", "the body is larger than 1 MiB", "Send less")
+	}
+	if r.ContentLength == 0 {
+		return nil
+	}
+	control := http.NewResponseController(w)
+	if err := control.SetReadDeadline(time.Now().Add(bodyTime)); err != nil {
+		return problem(http.StatusInternalServerError, "internal", "the connection takes no deadline", "")
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBodyBytes))
+	var timeout net.Error
+	switch _, large := errors.AsType[*http.MaxBytesError](err); {
+	case large:
+		return problem(http.StatusRequestEntityTooLarge, "too_large", "the body is larger than 1 MiB", "Send less")
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return problem(http.StatusRequestTimeout, "too_slow", "the body did not arrive in 10 s", "Send it at once")
+	case err != nil:
+		return problem(http.StatusBadRequest, "malformed", "the body could not be read", "Send it whole")
+	}
+	if err := control.SetReadDeadline(time.Time{}); err != nil {
+		return problem(http.StatusInternalServerError, "internal", "the connection takes no deadline", "")
+	}
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	r.ContentLength = int64(len(body))
+	return nil
+}
+
+// refuse answers with a problem.
+func (s *Server) refuse(w http.ResponseWriter, r *http.Request, p *Problem) {
+	for name, values := range p.GetHeaders() {
+		w.Header()[name] = values
+	}
+	w.Header().Set("Content-Type", problemType)
+	w.WriteHeader(p.Status)
+	if r.Method == http.MethodHead {
+		return
+	}
+	if err := writeJSON(w, p); err != nil {
+		s.log.Debug("write answer", zap.Error(err))
+	}
+}
+
+// throttle bounds the requests that are served at once. Streams have a bound of
+// their own.
+func (s *Server) throttle(next http.Handler) http.Handler {
+	slots := make(chan struct{}, maxRequests)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/events") {
+			next.ServeHTTP(w, r)
+			return
+		}
+		select {
+		case slots <- struct{}{}:
+			defer func() { <-slots }()
+			next.ServeHTTP(w, r)
+		default:
+			p := problem(http.StatusServiceUnavailable, "overloaded", "too many requests are under way", "Try again in a second")
+			p.retryAfter = "1"
+			s.refuse(w, r, p)
+		}
+	})
+}
+
+// route answers with problems where no route is: what ServeMux itself says is
+// plain text.
+func (s *Server) route(mux *http.ServeMux) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		handler, pattern := mux.Handler(r)
+		clean := path.Clean(r.URL.Path) == r.URL.Path // ServeMux would redirect others
+		if pattern != "" && clean {
+			mux.ServeHTTP(w, r)
+			return
+		}
+		said := &silent{header: http.Header{}}
+		handler.ServeHTTP(said, r)
+		if clean && said.status == http.StatusMethodNotAllowed {
+			w.Header().Set("Allow", said.header.Get("Allow"))
+			s.refuse(w, r, problem(http.StatusMethodNotAllowed, "method", "this path takes no "+method(r), "It takes "+said.header.Get("Allow")))
+			return
+		}
+		s.refuse(w, r, problem(http.StatusNotFound, "not_found", "there is no such path", "/openapi.json lists what there is"))
+	})
+}
+
+// method is a request's method, if it is one that people know.
+func method(r *http.Request) string {
+	known := []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions}
+	if slices.Contains(known, r.Method) {
+		return r.Method
+	}
+	return "such method"
+}
+
+// silent is a response that nobody reads.
+type silent struct {
+	header http.Header
+	status int
+}
+
+func (s *silent) Header() http.Header         { return s.header }
+func (s *silent) Write(p []byte) (int, error) { return len(p), nil }
+func (s *silent) WriteHeader(status int)      { s.status = status }
+
+// response remembers its status.
+type response struct {
+	http.ResponseWriter
+	status int
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (r *response) WriteHeader(status int) {
+	if r.status == 0 {
+		r.status = status
+	}
+	r.ResponseWriter.WriteHeader(status)
+}
+
+// Write implements io.Writer.
+func (r *response) Write(p []byte) (int, error) {
+	if r.status == 0 {
+		r.status = http.StatusOK
+	}
+	return r.ResponseWriter.Write(p)
+}
+
+// Unwrap lets http.ResponseController through.
+func (r *response) Unwrap() http.ResponseWriter { return r.ResponseWriter }

@@ -1,0 +1,104 @@
+package server
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"unicode/utf8"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/caisson-run/caisson/runner"
+)
+
+// jsonDepth bounds the nesting of a request; none of ours has more than three.
+const jsonDepth = 16
+
+// jsonKey is what keys of requests are made of. Others are unknown, and would
+// match a field all the same where encoding/json folds cases.
+var jsonKey = regexp.MustCompile(`^[a-z0-9_]{1,64}$`)
+
+// jsonFormat reads requests strictly, and writes answers that can be printed.
+func jsonFormat() huma.Format {
+	return huma.Format{
+		Marshal: writeJSON,
+		Unmarshal: func(data []byte, v any) error {
+			if err := checkJSON(data); err != nil {
+				return err
+			}
+			return json.Unmarshal(data, v)
+		},
+	}
+}
+
+// writeJSON writes one value in one line, its invisible characters as escapes.
+func writeJSON(w io.Writer, v any) error {
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return err
+	}
+	text := runner.SafeJSON(bytes.TrimSuffix(buf.Bytes(), []byte("\n")))
+	_, err := w.Write(append(text, '\n'))
+	return err
+}
+
+// checkJSON refuses what encoding/json lets pass: a key twice, of which one
+// reader takes the first and another the last, unknown spellings of keys,
+// invalid UTF-8, trailing data, and nesting without end.
+func checkJSON(data []byte) error {
+	if !utf8.Valid(data) {
+		return errors.New("the body is not valid UTF-8")
+	}
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.UseNumber()
+	if err := checkValue(dec, 0); err != nil {
+		return err
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("there is more behind the JSON value")
+	}
+	return nil
+}
+
+func checkValue(dec *json.Decoder, depth int) error {
+	tok, err := dec.Token()
+	if err != nil {
+		return fmt.Errorf("the body is not JSON: %w", err)
+	}
+	open, ok := tok.(json.Delim)
+	if !ok {
+		return nil
+	}
+	if depth >= jsonDepth {
+		return fmt.Errorf("the body is nested deeper than %d", jsonDepth)
+	}
+	seen := map[string]bool{}
+	for dec.More() {
+		if open == '{' {
+			key, err := dec.Token()
+			if err != nil {
+				return fmt.Errorf("the body is not JSON: %w", err)
+			}
+			name, _ := key.(string) // the decoder takes nothing else for a key
+			switch {
+			case !jsonKey.MatchString(name):
+				return errors.New("the body has an unknown key")
+			case seen[name]:
+				return fmt.Errorf("the body has the key %s twice", name)
+			}
+			seen[name] = true
+		}
+		if err := checkValue(dec, depth+1); err != nil {
+			return err
+		}
+	}
+	if _, err := dec.Token(); err != nil {
+		return fmt.Errorf("the body is not JSON: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,167 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// maxConnections bounds the connections of one listener; further ones wait in
+// the system's queue.
+const maxConnections = 1024
+
+// Listen listens on an address: HOST:PORT, or unix:PATH for a socket that only
+// its user may use. An address that is not loopback is refused unless remote
+// says that other machines may reach it.
+func Listen(ctx context.Context, address string, remote bool) (net.Listener, error) {
+	var l net.Listener
+	var err error
+	if path, ok := strings.CutPrefix(address, "unix:"); ok {
+		l, err = listenUnix(ctx, path)
+	} else {
+		l, err = listenTCP(ctx, address, remote)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", address, err)
+	}
+	return &limited{Listener: l, slots: make(chan struct{}, maxConnections), closed: make(chan struct{})}, nil
+}
+
+// ErrRemote says that other machines could reach an address.
+var ErrRemote = errors.New("it is not a loopback address")
+
+func listenTCP(ctx context.Context, address string, remote bool) (net.Listener, error) {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, err
+	}
+	ip := net.ParseIP(host)
+	if !remote && !strings.EqualFold(host, "localhost") && (ip == nil || !ip.IsLoopback()) {
+		return nil, ErrRemote
+	}
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	// localhost is what the system's table says that it is.
+	if tcp, ok := l.Addr().(*net.TCPAddr); !remote && (!ok || !tcp.IP.IsLoopback()) {
+		return nil, errors.Join(ErrRemote, l.Close())
+	}
+	return l, nil
+}
+
+// listenUnix makes the socket in a folder that nobody else can look into, and
+// moves it to its place once its mode is right: there is no moment at which
+// another user could connect.
+func listenUnix(ctx context.Context, path string) (_ net.Listener, err error) {
+	if !filepath.IsAbs(path) {
+		return nil, errors.New("the socket's path must be absolute")
+	}
+	if err := removeStale(ctx, path); err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp(filepath.Dir(path), ".caisson-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	temp := filepath.Join(dir, "s")
+	l, err := new(net.ListenConfig).Listen(ctx, "unix", temp)
+	if err != nil {
+		return nil, err
+	}
+	unix := l.(*net.UnixListener)
+	unix.SetUnlinkOnClose(false)
+	if err := errors.Join(os.Chmod(temp, 0o600), os.Rename(temp, path)); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return &socket{UnixListener: unix, path: path}, nil
+}
+
+// removeStale removes a socket that nobody listens on any more.
+func removeStale(ctx context.Context, path string) error {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case info.Mode().Type() != os.ModeSocket:
+		return errors.New("something that is no socket is there")
+	}
+	dialer := net.Dialer{Timeout: time.Second}
+	conn, err := dialer.DialContext(ctx, "unix", path)
+	if err == nil {
+		_ = conn.Close() // it was a question
+		return errors.New("somebody listens on it already")
+	}
+	if !errors.Is(err, syscall.ECONNREFUSED) {
+		return err
+	}
+	return os.Remove(path)
+}
+
+// socket removes its file when it is closed.
+type socket struct {
+	*net.UnixListener
+	path string
+	once sync.Once
+}
+
+// Addr names the place of the socket.
+func (s *socket) Addr() net.Addr { return &net.UnixAddr{Name: s.path, Net: "unix"} }
+
+// Close implements net.Listener.
+func (s *socket) Close() error {
+	err := s.UnixListener.Close()
+	s.once.Do(func() { err = errors.Join(err, os.Remove(s.path)) })
+	return err
+}
+
+// limited accepts a bounded number of connections at once.
+type limited struct {
+	net.Listener
+	slots  chan struct{}
+	closed chan struct{}
+	once   sync.Once
+}
+
+// Accept implements net.Listener.
+func (l *limited) Accept() (net.Conn, error) {
+	select {
+	case l.slots <- struct{}{}:
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		<-l.slots
+		return nil, err
+	}
+	return &counted{Conn: conn, release: func() { <-l.slots }}, nil
+}
+
+// Close implements net.Listener.
+func (l *limited) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	return l.Listener.Close()
+}
+
+type counted struct {
+	net.Conn
+	once    sync.Once
+	release func()
+}
+
+// Close implements net.Conn.
+func (c *counted) Close() error {
+	c.once.Do(c.release)
+	return c.Conn.Close()
+}

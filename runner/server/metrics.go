@@ -1,0 +1,196 @@
+package server
+
+import (
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/caisson-run/caisson/runner"
+)
+
+// metrics are the server's, in a registry of its own. Labels are words of small
+// sets: never an id, a path or a name that a client chose.
+type metrics struct {
+	registry *prometheus.Registry
+
+	started      prometheus.Counter
+	ended        *prometheus.CounterVec // reason
+	turns        *prometheus.CounterVec // reason
+	turnTime     prometheus.Histogram
+	calls        *prometheus.CounterVec // class, outcome
+	callTime     *prometheus.HistogramVec
+	asked        prometheus.Counter
+	answers      *prometheus.CounterVec // decision, by
+	late         prometheus.Counter
+	tokens       *prometheus.CounterVec // direction
+	streams      prometheus.Gauge
+	dropped      prometheus.Counter
+	unauthorized prometheus.Counter
+	requests     *prometheus.CounterVec // route, method, status
+	requestTime  *prometheus.HistogramVec
+}
+
+func newMetrics(live func() map[State]int) *metrics {
+	m := &metrics{registry: prometheus.NewRegistry()}
+	counter := func(name, help string) prometheus.Counter {
+		c := prometheus.NewCounter(prometheus.CounterOpts{Name: "caisson_" + name, Help: help})
+		m.registry.MustRegister(c)
+		return c
+	}
+	counters := func(name, help string, labels ...string) *prometheus.CounterVec {
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "caisson_" + name, Help: help}, labels)
+		m.registry.MustRegister(c)
+		return c
+	}
+	times := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "caisson_" + name, Help: help, Buckets: buckets}, labels)
+		m.registry.MustRegister(h)
+		return h
+	}
+	// Commands take from milliseconds to their limit of minutes, turns to hours.
+	long := []float64{.01, .05, .25, 1, 5, 15, 60, 300, 900, 3600}
+	m.started = counter("sessions_started_total", "Sessions that were started.")
+	m.ended = counters("sessions_ended_total", "Sessions that have ended.", "reason")
+	m.turns = counters("turns_total", "Turns that have ended.", "reason")
+	m.turnTime = times("turn_seconds", "Wall time of turns.", long).WithLabelValues().(prometheus.Histogram)
+	m.calls = counters("tool_calls_total", "Tool calls that have ended.", "class", "outcome")
+	m.callTime = times("tool_call_seconds", "Latency of tool calls.", long, "class")
+	m.asked = counter("confirmations_requested_total", "Confirmations that were asked for.")
+	m.answers = counters("confirmations_resolved_total", "Confirmations that were resolved.", "decision", "by")
+	m.late = counter("confirmation_attempts_total", "Answers that changed nothing.")
+	m.tokens = counters("model_tokens_total", "Tokens of model calls.", "direction")
+	m.streams = prometheus.NewGauge(prometheus.GaugeOpts{Name: "caisson_event_streams", Help: "Event streams that are open."})
+	m.dropped = counter("event_streams_dropped_total", "Event streams that were ended because their reader was too slow.")
+	m.unauthorized = counter("http_unauthorized_total", "Requests without a token that is known.")
+	m.requests = counters("http_requests_total", "HTTP requests.", "route", "method", "status")
+	m.requestTime = times("http_request_seconds", "Time of HTTP requests, streams included.", []float64{.001, .005, .025, .1, .5, 2.5, 10, 60}, "route")
+	m.registry.MustRegister(m.streams, liveSessions{live}, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+func (m *metrics) handler() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
+}
+
+// liveSessions counts the live sessions by state when it is asked.
+type liveSessions struct{ count func() map[State]int }
+
+func liveDesc() *prometheus.Desc {
+	return prometheus.NewDesc("caisson_sessions", "Live sessions.", []string{"state"}, nil)
+}
+
+// Describe implements prometheus.Collector.
+func (l liveSessions) Describe(c chan<- *prometheus.Desc) { c <- liveDesc() }
+
+// Collect implements prometheus.Collector.
+func (l liveSessions) Collect(c chan<- prometheus.Metric) {
+	n := l.count()
+	for _, state := range []State{StateIdle, StateRunning, StateClosing} {
+		c <- prometheus.MustNewConstMetric(liveDesc(), prometheus.GaugeValue, float64(n[state]), string(state))
+	}
+}
+
+// served counts one request.
+func (m *metrics) served(r *http.Request, status int, took time.Duration) {
+	route := r.Pattern
+	if route == "" {
+		route = "none"
+	}
+	m.requests.WithLabelValues(route, method(r), strconv.Itoa(status)).Inc()
+	m.requestTime.WithLabelValues(route).Observe(took.Seconds())
+}
+
+// tallied counts what one session's records say. It is called in their order.
+type tallied struct {
+	m *metrics
+
+	mu      sync.Mutex
+	classes map[string]string // of the calls that run
+}
+
+func (t *tallied) record(r runner.Record) {
+	var p struct {
+		CallID    string  `json:"tool_use_id"`
+		Class     string  `json:"side_effects"`
+		Error     string  `json:"error_class"`
+		Success   bool    `json:"success"`
+		LatencyMS float64 `json:"latency_ms"`
+		Reason    string  `json:"stop_reason"`
+		WallMS    float64 `json:"wall_ms"`
+		Decision  string  `json:"decision"`
+		By        string  `json:"by"`
+	}
+	switch r.Kind {
+	case runner.KindToolCalled, runner.KindToolCompleted, runner.KindToolFailed, runner.KindToolInputInvalid, runner.KindTurnCompleted,
+		runner.KindTurnCancelled, runner.KindConfirmationRequested, runner.KindConfirmationResolved, runner.KindConfirmationAttempted:
+		if json.Unmarshal(r.Payload, &p) != nil {
+			return
+		}
+	case runner.KindModelCallCompleted:
+		t.model(r)
+		return
+	default:
+		return
+	}
+	switch r.Kind {
+	case runner.KindToolCalled:
+		t.mu.Lock()
+		t.classes[p.CallID] = p.Class
+		t.mu.Unlock()
+	case runner.KindToolCompleted:
+		outcome := "success"
+		if !p.Success {
+			outcome = "failure"
+		}
+		t.call(p.CallID, outcome, p.LatencyMS)
+	case runner.KindToolFailed:
+		t.call(p.CallID, p.Error, p.LatencyMS)
+	case runner.KindToolInputInvalid:
+		t.call(p.CallID, "input_invalid", 0)
+	case runner.KindTurnCompleted:
+		t.turn(p.Reason, p.WallMS)
+	case runner.KindTurnCancelled:
+		t.turn("cancelled", p.WallMS)
+	case runner.KindConfirmationRequested:
+		t.m.asked.Inc()
+	case runner.KindConfirmationResolved:
+		t.m.answers.WithLabelValues(p.Decision, p.By).Inc()
+	case runner.KindConfirmationAttempted:
+		t.m.late.Inc()
+	}
+}
+
+func (t *tallied) model(r runner.Record) {
+	var p runner.ModelCallCompleted
+	if json.Unmarshal(r.Payload, &p) == nil {
+		u := p.Usage
+		t.m.tokens.WithLabelValues("input").Add(float64(max(0, u.InputTokens+u.CachedInputTokens+u.CacheWriteTokens)))
+		t.m.tokens.WithLabelValues("output").Add(float64(max(0, u.OutputTokens)))
+	}
+}
+
+func (t *tallied) turn(reason string, ms float64) {
+	t.m.turns.WithLabelValues(reason).Inc()
+	t.m.turnTime.Observe(ms / 1000)
+}
+
+// call counts a call that has ended; its class is "unknown" where it never ran.
+func (t *tallied) call(id, outcome string, ms float64) {
+	t.mu.Lock()
+	class := t.classes[id]
+	delete(t.classes, id)
+	t.mu.Unlock()
+	if class == "" {
+		t.m.calls.WithLabelValues("unknown", outcome).Inc()
+		return
+	}
+	t.m.calls.WithLabelValues(class, outcome).Inc()
+	t.m.callTime.WithLabelValues(class).Observe(ms / 1000)
+}

@@ -1,0 +1,154 @@
+package server
+
+import (
+	"errors"
+	"net/http"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/oklog/ulid/v2"
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/runner"
+)
+
+// Problem is an error as RFC 9457 says. Code, and Type, which is made from it,
+// are stable; Detail says the cause and what to do.
+//
+//	{"type":"urn:caisson:problem:busy","title":"Conflict","status":409,"code":"busy","detail":"turn trn_… runs. Wait for its end, or cancel it."}
+type Problem struct {
+	Type   string `json:"type" doc:"urn:caisson:problem: and the code"`
+	Title  string `json:"title" doc:"the HTTP status in words"`
+	Status int    `json:"status"`
+	Code   string `json:"code" doc:"a stable word for programs" example:"busy"`
+	Detail string `json:"detail" doc:"the cause, and what to do about it"`
+	// Errors are the places of a request that is not as the API says.
+	Errors []Place `json:"errors,omitempty" nullable:"false"`
+	// ErrorID names the entry of the server's log where Detail is generic.
+	ErrorID string `json:"error_id,omitempty"`
+	// Resolution is the decision that stands, where an answer came too late.
+	Resolution *Resolution `json:"resolution,omitempty"`
+	// Conflicts are the changes that kept an apply from being done.
+	Conflicts []Note `json:"conflicts,omitempty" nullable:"false"`
+
+	retryAfter string
+}
+
+// Place is what is wrong with one part of a request.
+type Place struct {
+	Location string `json:"location" example:"body.workspace"`
+	Message  string `json:"message"`
+}
+
+// Error gives the detail.
+func (p *Problem) Error() string { return p.Detail }
+
+// GetStatus implements huma.StatusError.
+func (p *Problem) GetStatus() int { return p.Status }
+
+// GetHeaders implements huma.HeadersError.
+func (p *Problem) GetHeaders() http.Header {
+	h := http.Header{}
+	if p.retryAfter != "" {
+		h.Set("Retry-After", p.retryAfter)
+	}
+	return h
+}
+
+// ContentType implements huma.ContentTypeFilter.
+func (p *Problem) ContentType(string) string { return problemType }
+
+const problemType = "application/problem+json"
+
+// problem makes a problem from its cause and mend, each a sentence without its
+// full stop.
+func problem(status int, code, cause, mend string) *Problem {
+	detail := cause + "."
+	if mend != "" {
+		detail += " " + mend + "."
+	}
+	return &Problem{Type: "urn:caisson:problem:" + code, Title: http.StatusText(status), Status: status, Code: code, Detail: detail}
+}
+
+// RequestError is a request that [Options].Prepare refuses: the client's own
+// mistake, as opposed to one of the machine or its configuration.
+type RequestError struct {
+	// Code is a stable word, Problem the cause and mend.
+	Code string
+	runner.Problem
+	Err error
+}
+
+// Error gives cause and mend.
+func (e *RequestError) Error() string { return e.Cause + ". " + e.Mend }
+
+// Unwrap gives the cause.
+func (e *RequestError) Unwrap() error { return e.Err }
+
+// internal is the problem of an error that is nobody's business: its text is in
+// the log, under the id that the client gets.
+func (s *Server) internal(what string, err error) *Problem {
+	id := "err_" + ulid.Make().String()
+	s.log.Error(what, zap.String("error_id", id), zap.Error(err))
+	p := problem(http.StatusInternalServerError, "internal", "the server failed at this request", "Its log says why, under "+id)
+	p.ErrorID = id
+	return p
+}
+
+// asProblem says what an error of the runner means to a client.
+func (s *Server) asProblem(what string, err error) *Problem {
+	if p, ok := errors.AsType[*Problem](err); ok {
+		return p
+	}
+	if e, ok := errors.AsType[*RequestError](err); ok {
+		p := problem(http.StatusUnprocessableEntity, e.Code, "", "")
+		p.Detail = e.Error()
+		return p
+	}
+	e, ok := errors.AsType[*runner.Error](err)
+	if !ok {
+		return s.internal(what, err)
+	}
+	status, code := http.StatusServiceUnavailable, ""
+	switch e.Status {
+	case runner.ExitInput:
+		status, code = http.StatusUnprocessableEntity, "input"
+	case runner.ExitUntrusted:
+		status, code = http.StatusForbidden, "untrusted"
+	case runner.ExitConfig:
+		code = "configuration"
+	case runner.ExitAuth:
+		code = "model"
+	case runner.ExitSandboxStart:
+		code = "sandbox"
+	case runner.ExitFatal:
+		code = "records"
+	default:
+		return s.internal(what, err)
+	}
+	s.log.Warn(what, zap.Error(err))
+	p := problem(status, code, "", "")
+	p.Detail = e.Error()
+	return p
+}
+
+// ours turns errors that huma makes itself into a [Problem].
+func ours(_ huma.Context, _ string, v any) (any, error) {
+	e, ok := v.(*huma.ErrorModel)
+	if !ok {
+		return v, nil
+	}
+	code := map[int]string{
+		http.StatusUnprocessableEntity: "invalid", http.StatusBadRequest: "malformed", http.StatusRequestEntityTooLarge: "too_large",
+		http.StatusUnsupportedMediaType: "content_type", http.StatusRequestTimeout: "too_slow", http.StatusNotAcceptable: "not_acceptable",
+	}[e.Status]
+	if code == "" {
+		return problem(e.Status, "internal", "the server failed at this request", "Try again; its log may say more"), nil
+	}
+	p := problem(e.Status, code, "the request is not as the API says", "errors names each place; /openapi.json describes all requests")
+	for _, d := range e.Errors {
+		if d != nil { // d.Value is the client's own text, and may be long: it is left out
+			p.Errors = append(p.Errors, Place{Location: d.Location, Message: d.Message})
+		}
+	}
+	return p, nil
+}

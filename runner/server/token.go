@@ -1,0 +1,89 @@
+package server
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"fmt"
+	"net/http"
+	"regexp"
+	"strings"
+)
+
+// Token is one bearer token. Its label is what records call whoever holds it:
+// a confirmation that the holder of alice's answered is by client http:alice.
+type Token struct {
+	Label, Value string
+}
+
+// MinTokenBytes is the shortest token: 128 random bits in base64.
+const MinTokenBytes = 22
+
+var tokenLabel = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
+
+// NewToken makes a token of 256 random bits.
+func NewToken(label string) Token {
+	return Token{Label: label, Value: "csn_" + rand.Text() + rand.Text()}
+}
+
+// Validate says what is wrong with a token, without saying what it is.
+func (t Token) Validate() error {
+	switch {
+	case !tokenLabel.MatchString(t.Label):
+		return fmt.Errorf("token label %q must be 1 to 64 letters, digits, dots, _ and -", t.Label)
+	case len(t.Value) < MinTokenBytes:
+		return fmt.Errorf("the token %s has %d characters, and needs %d at least: make one with openssl rand -hex 32", t.Label, len(t.Value), MinTokenBytes)
+	case strings.ContainsFunc(t.Value, func(r rune) bool { return r <= ' ' || r > '~' }):
+		return fmt.Errorf("the token %s holds a space, or what is no printable ASCII", t.Label)
+	}
+	return nil
+}
+
+// keyring tells who presents a token. It keeps hashes: a comparison of those
+// takes the same time whatever was presented.
+type keyring struct {
+	labels []string
+	sums   [][sha256.Size]byte
+}
+
+func newKeyring(tokens []Token) (*keyring, error) {
+	k := &keyring{}
+	seen := map[string]bool{}
+	for _, t := range tokens {
+		if err := t.Validate(); err != nil {
+			return nil, err
+		}
+		if seen[t.Label] {
+			return nil, fmt.Errorf("two tokens have the label %s", t.Label)
+		}
+		seen[t.Label] = true
+		k.labels = append(k.labels, t.Label)
+		k.sums = append(k.sums, sha256.Sum256([]byte(t.Value)))
+	}
+	if len(k.labels) == 0 {
+		return nil, fmt.Errorf("there is no token")
+	}
+	return k, nil
+}
+
+// client gives the label of the client whose token a request bears; ok is false
+// where it bears none, or one that is not known.
+func (k *keyring) client(r *http.Request) (label string, ok bool) {
+	headers := r.Header.Values("Authorization")
+	if len(headers) != 1 {
+		return "", false
+	}
+	scheme, value, found := strings.Cut(headers[0], " ")
+	if !found || !strings.EqualFold(scheme, "Bearer") {
+		return "", false
+	}
+	sum := sha256.Sum256([]byte(strings.TrimSpace(value)))
+	match := -1
+	for i := range k.sums { // all of them, whichever matches
+		match = subtle.ConstantTimeSelect(subtle.ConstantTimeCompare(sum[:], k.sums[i][:]), i, match)
+	}
+	if match < 0 {
+		return "", false
+	}
+	return k.labels[match], true
+}

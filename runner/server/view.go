@@ -1,0 +1,194 @@
+package server
+
+import (
+	"strings"
+	"time"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// State is what a session is doing.
+type State string
+
+// The states. The first three are of sessions of this server, and move from left
+// to right; a turn moves between idle and running.
+//
+//	idle ⇄ running ─▶ closing ─▶ ended
+const (
+	StateIdle    State = "idle"
+	StateRunning State = "running"
+	StateClosing State = "closing"
+	StateEnded   State = "ended"
+	// StateInterrupted is a session whose process died: it has no end, and
+	// nothing of it can be answered or gone on with.
+	StateInterrupted State = "interrupted"
+	// StateElsewhere is a session of another Caisson of the same user, such as
+	// caisson run: its records can be followed here, and nothing else.
+	StateElsewhere State = "elsewhere"
+)
+
+// NewSession is what a client asks for. What it leaves out is as the server's
+// configuration says, and nothing that it asks for is milder than that.
+type NewSession struct {
+	Workspace string         `json:"workspace" minLength:"1" maxLength:"4096" doc:"folder that the agent works on: absolute, or below the only root; it lies at or below a root of the server"`
+	Title     string         `json:"title,omitempty" maxLength:"400" doc:"a word about the session, for lists; without one it is the first message"`
+	Model     string         `json:"model,omitempty" maxLength:"200" doc:"a model profile of the server's configuration"`
+	Policy    string         `json:"policy,omitempty" enum:"strict,readonly,default,sandboxed,ci" doc:"preset that is laid over the server's policy: it can only make it stricter"`
+	Mode      string         `json:"mode,omitempty" enum:"bind,overlay" doc:"how the workspace is mounted; overlay leaves it untouched until changes are applied"`
+	Image     string         `json:"image,omitempty" maxLength:"1000" doc:"root filesystem: the server's own, or one that its configuration lists"`
+	Limits    *SessionLimits `json:"limits,omitempty"`
+}
+
+// SessionLimits are limits that a client asks for. One above the server's is
+// refused.
+type SessionLimits struct {
+	Rounds         *int64 `json:"max_rounds,omitempty" minimum:"1" doc:"model calls in a turn"`
+	ToolCalls      *int64 `json:"max_tool_calls,omitempty" minimum:"1" doc:"tool calls in a turn"`
+	Tokens         *int64 `json:"max_tokens,omitempty" minimum:"1" doc:"input and output tokens in a turn"`
+	TimeoutSeconds *int64 `json:"timeout_seconds,omitempty" minimum:"1" maximum:"31536000" doc:"wall time of a turn"`
+	MemoryBytes    *int64 `json:"memory_bytes,omitempty" minimum:"1" doc:"memory of the sandbox"`
+	MilliCPUs      *int64 `json:"milli_cpus,omitempty" minimum:"1" doc:"processors of the sandbox, in thousandths"`
+	PIDs           *int64 `json:"pids,omitempty" minimum:"1" doc:"processes and threads in the sandbox"`
+	CommandSeconds *int64 `json:"command_seconds,omitempty" minimum:"1" maximum:"31536000" doc:"wall time of one command"`
+}
+
+// Session is a session, live or ended.
+type Session struct {
+	ID        string     `json:"id" example:"ses_01KAJ6N8YV8QZ6W4T0F6P3E9RC"`
+	State     State      `json:"state" enum:"idle,running,closing,ended,interrupted,elsewhere"`
+	Title     string     `json:"title"`
+	Begun     time.Time  `json:"begun"`
+	Last      *time.Time `json:"last_record,omitempty" doc:"when the last record was written, for sessions that are not live here"`
+	Client    string     `json:"client,omitempty" doc:"who started it, for live sessions"`
+	Workspace string     `json:"workspace"`
+	Mode      string     `json:"mode" doc:"bind or overlay"`
+	Backend   string     `json:"backend"`
+	Image     string     `json:"image"`
+	Model     string     `json:"model"`
+	Policy    string     `json:"policy"`
+	// Turn is the one that runs.
+	Turn    string       `json:"turn,omitempty" doc:"the turn that runs"`
+	Turns   int          `json:"turns" doc:"turns so far, of live sessions"`
+	Usage   limits.Usage `json:"usage" doc:"of the turns that have ended"`
+	CostUSD string       `json:"cost_usd" doc:"decimal US dollars, or unknown"`
+	Waiting int          `json:"waiting" doc:"confirmations that wait for an answer"`
+	Seq     int64        `json:"seq" doc:"the number of the last record"`
+
+	Over   string `json:"over,omitempty" doc:"why a live session takes no more turns"`
+	Reason string `json:"stop_reason,omitempty" doc:"how an ended session ended"`
+	Exit   *int   `json:"exit_status,omitempty"`
+	// The rest is given for one session, and not in lists.
+	Problem     *runner.Problem      `json:"problem,omitempty"`
+	LastTurn    *Turn                `json:"last_turn,omitempty"`
+	Attestation *sandbox.Attestation `json:"attestation,omitempty" doc:"of the container"`
+	Restarts    int                  `json:"restarts,omitempty"`
+	Resources   *runner.Resources    `json:"resources,omitempty"`
+	Budget      *runner.Budget       `json:"budget,omitempty"`
+	Left        []string             `json:"left,omitempty" nullable:"false" doc:"what could not be taken down"`
+}
+
+// TurnState is what a turn is doing.
+type TurnState string
+
+// The states of a turn.
+const (
+	TurnRunning TurnState = "running"
+	TurnEnded   TurnState = "ended"
+	// TurnInterrupted is a turn whose process died.
+	TurnInterrupted TurnState = "interrupted"
+)
+
+// Turn is one turn of a session.
+type Turn struct {
+	ID     string    `json:"id" example:"trn_01KAJ6N8YV8QZ6W4T0F6P3E9RC"`
+	State  TurnState `json:"state" enum:"running,ended,interrupted"`
+	Reason string    `json:"stop_reason,omitempty" example:"answered"`
+	Answer string    `json:"answer,omitempty"`
+	// Truncated says that a limit ended it, or that the provider cut the answer.
+	Truncated bool          `json:"truncated,omitempty"`
+	Limit     *runner.Limit `json:"limit,omitempty"`
+	Usage     *limits.Usage `json:"usage,omitempty"`
+	CostUSD   string        `json:"cost_usd,omitempty"`
+	WallMS    int64         `json:"wall_ms,omitempty"`
+}
+
+// titleRunes bounds a title in lists.
+const titleRunes = 120
+
+// shown is the first line of a text, safe and short.
+func shown(text string) string {
+	line, _, more := strings.Cut(strings.TrimSpace(text), "\n")
+	safe, _ := tools.Display(line)
+	if runes := []rune(safe); len(runes) > titleRunes {
+		return string(runes[:titleRunes]) + "…"
+	}
+	if more {
+		safe += " …"
+	}
+	return safe
+}
+
+func modelName(m loop.ModelInfo) string { return m.Provider + "/" + m.Model }
+
+// facts fills in what the first record says.
+func (v *Session) facts(c runner.SessionCreated, whole bool) {
+	v.Workspace, v.Mode, v.Backend, v.Image = c.Workspace, c.WorkspaceMode, c.Backend.Chosen, c.Image
+	v.Model, v.Policy = modelName(c.Model), c.Policy
+	if whole {
+		v.Resources, v.Budget = &c.Resources, &c.Budget
+	}
+}
+
+// view is the session as clients see it; whole is for one session alone.
+func (s *session) view(whole bool) Session {
+	st, state := s.run.Status(), s.state()
+	seq, _ := s.feed.last()
+	s.mu.Lock()
+	title := s.title
+	s.mu.Unlock()
+	v := Session{
+		ID: s.id, State: state, Title: title, Begun: s.begun.UTC(), Client: s.client,
+		Turn: st.Turn, Turns: st.Turns, Usage: st.Usage, CostUSD: runner.CostUSD(st.Usage.CostMicroUSD),
+		Waiting: len(s.broker.Pending()), Seq: seq, Over: st.Over,
+	}
+	s.recMu.Lock()
+	v.facts(s.facts, whole)
+	s.recMu.Unlock()
+	if whole {
+		v.Attestation, v.Restarts = st.Attestation, st.Restarts
+		if st.Last != nil {
+			v.LastTurn = new(turnView(*st.Last))
+		}
+	}
+	return v
+}
+
+func turnView(r runner.TurnReport) Turn {
+	return Turn{
+		ID: r.Turn, State: TurnEnded, Reason: string(r.Reason), Answer: r.Answer, Truncated: r.Truncated, Limit: r.Limit,
+		Usage: &r.Usage, CostUSD: r.CostUSD, WallMS: r.WallMS,
+	}
+}
+
+// view is an ended session as clients see it.
+func (p past) view(lives, whole bool) Session {
+	v := Session{ID: p.id, State: StateInterrupted, Title: p.title, Begun: p.begun, CostUSD: "unknown", Seq: p.seq}
+	v.facts(p.created, whole)
+	if !p.last.IsZero() {
+		v.Last = &p.last
+	}
+	switch e := p.ended; {
+	case e != nil:
+		v.State, v.Usage, v.CostUSD, v.Reason, v.Exit = StateEnded, e.Usage, e.CostUSD, string(e.Reason), &e.ExitStatus
+		if whole {
+			v.Problem, v.Attestation, v.Restarts, v.Left = e.Problem, e.Attestation, e.Restarts, e.Left
+		}
+	case lives:
+		v.State = StateElsewhere
+	}
+	return v
+}
