@@ -21,9 +21,6 @@ import (
 // their lines as they were, and an [Omission] for each run of others.
 const AuditFile = "audit.jsonl"
 
-// DefaultKeepSessions is how long whole sessions are kept.
-const DefaultKeepSessions = 90 * 24 * time.Hour
-
 // PruneOptions say what [Prune] shortens.
 type PruneOptions struct {
 	StateDir string
@@ -173,7 +170,7 @@ func prunable(stateDir, dir string) (release func(), err error) {
 			_ = log.Close()
 		}
 	}()
-	if hold(log) != nil {
+	if held(log) { // and holds it, where it is not
 		return nil, notPrunedError("it runs")
 	}
 	for _, note := range []string{name + ".json", name + ".json.damaged"} {

@@ -79,7 +79,7 @@ func listFolder(t *testing.T, dir string) []string {
 func prune(t *testing.T, o PruneOptions) PruneReport {
 	t.Helper()
 	if o.Keep == 0 {
-		o.Keep = DefaultKeepSessions
+		o.Keep = 90 * day
 	}
 	o.Now = func() time.Time { return pruneClock }
 	report, err := Prune(t.Context(), o)
@@ -148,7 +148,9 @@ func TestPruneKeepsTheAuditRecords(t *testing.T) {
 	for name, edit := range map[string]func(string) string{
 		"decision": func(s string) string { return strings.Replace(s, `"allow"`, `"deny"`, 1) },
 		"omission": func(s string) string { return strings.Replace(s, `"last":3`, `"last":2`, 1) },
-		"hash":     func(s string) string { return strings.Replace(s, `"omitted":{"first":2,"last":3,"prev":"`, `"omitted":{"first":2,"last":3,"prev":"0`, 1) },
+		"hash": func(s string) string {
+			return strings.Replace(s, `"omitted":{"first":2,"last":3,"prev":"`, `"omitted":{"first":2,"last":3,"prev":"0`, 1)
+		},
 		"removed": func(s string) string {
 			all := strings.SplitAfter(s, "\n")
 			return strings.Join(append(all[:2], all[3:]...), "")

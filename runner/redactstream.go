@@ -106,3 +106,23 @@ func (s *redactedStream) emit(n int) error {
 	s.buf = append(s.buf[:0], s.buf[n:]...)
 	return err
 }
+
+// RedactingWriter hands on what is written to it without secrets, across the
+// borders of writes: for exports. It belongs to one goroutine.
+type RedactingWriter struct{ s *redactedStream }
+
+// NewRedactingWriter writes to w, which stays the caller's. Keys of well-known
+// shapes are secrets without being named.
+func NewRedactingWriter(w io.Writer, secrets []Secret) *RedactingWriter {
+	return &RedactingWriter{newRedactor(secrets).stream(w)}
+}
+
+// Write takes a piece. Its error is the writer's.
+func (w *RedactingWriter) Write(p []byte) (int, error) { return w.s.Write(p) }
+
+// Close writes what was held back for what might follow. It does not close the
+// writer below.
+func (w *RedactingWriter) Close() error { return w.s.close() }
+
+// Changed says whether anything was replaced.
+func (w *RedactingWriter) Changed() bool { return w.s.changed }

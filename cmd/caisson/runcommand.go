@@ -219,8 +219,8 @@ func (s *setup) world(ctx context.Context, u *userInterface) (runner.Options, er
 		Git: sandbox.GitMode(*s.conf.Git), Mode: sandbox.WorkspaceMode(*s.conf.Mode), Resources: resources, Grace: time.Duration(*s.conf.Grace),
 		AllowOwnerRunner: *s.conf.AcceptRunnerAsOwner, RefuseLost: *s.conf.File.RefuseLost, Budget: s.conf.Budget(),
 		Notify: func(waiting string) { u.say("the sandbox is " + waiting) },
-		Policy: policy, OnPrompt: tools.OnPrompt(*s.conf.OnPrompt),
-		Warnings: append(inShort(*s.conf.Image, warnings), s.expireChanges()...), Sources: s.sources(), Ignored: s.ignored,
+		Policy: policy, OnPrompt: tools.OnPrompt(*s.conf.OnPrompt), Grants: s.environ.grantStore(),
+		Warnings: append(inShort(*s.conf.Image, warnings), append(s.expireChanges(), s.pruneSessions(ctx)...)...), Sources: s.sources(), Ignored: s.ignored,
 		Removed: s.backends.sweep(ctx), Version: programVersion(),
 	}, nil
 }

@@ -17,6 +17,8 @@ type File struct {
 	// long the changes of an overlay session wait to be applied.
 	Mode        *string   `yaml:"mode"`
 	KeepChanges *Duration `yaml:"keep_changes"`
+	// KeepSessions is how long records are kept whole; audit records stay.
+	KeepSessions *Duration `yaml:"keep_sessions"`
 	// Submounts are mounts inside the workspace that are accepted.
 	Submounts []string `yaml:"submounts"`
 	// AcceptRunnerAsOwner lets new files belong to the user who runs Caisson
@@ -142,6 +144,7 @@ func (f File) Over(upper File) File {
 	over(&f.Git, upper.Git)
 	over(&f.Mode, upper.Mode)
 	over(&f.KeepChanges, upper.KeepChanges)
+	over(&f.KeepSessions, upper.KeepSessions)
 	if upper.Submounts != nil {
 		f.Submounts = upper.Submounts
 	}

@@ -76,6 +76,7 @@ func descriptions() map[string]string {
 		"models.NAME.price.input":                 "of input",
 		"models.NAME.price.cached_input":          "of input that the provider had cached",
 		"models.NAME.price.output":                "of output",
+		"keep_sessions":                           "how long records are kept whole; then their audit records stay alone",
 		"keep_changes":                            "how long the changes of overlay runs wait to be applied",
 		"submounts":                               "mounts inside the workspace that are accepted",
 		"policy":                                  "which calls run, prompt or are refused",

@@ -16,6 +16,9 @@ const (
 	// DefaultKeep is how long the changes of an overlay run wait to be applied
 	// or discarded: a holiday.
 	DefaultKeep = 14 * 24 * time.Hour
+	// DefaultKeepSessions is how long the records of a session are kept whole:
+	// long enough for what is asked a quarter later.
+	DefaultKeepSessions = 90 * 24 * time.Hour
 )
 
 // builtin is the lowest layer. Every setting that has a default has it here,
@@ -24,7 +27,7 @@ func builtin() File {
 	r := limits.DefaultResources()
 	return File{
 		Backend: new("auto"), Image: new(DefaultImage), Git: new("ro"), OnPrompt: new("deny"),
-		Grace: new(Duration(sandbox.DefaultGrace)), Stream: new(true), KeepChanges: new(Duration(DefaultKeep)), AcceptRunnerAsOwner: new(false), RefuseLost: new(false), InstructionFiles: new(true),
+		Grace: new(Duration(sandbox.DefaultGrace)), Stream: new(true), KeepChanges: new(Duration(DefaultKeep)), KeepSessions: new(Duration(DefaultKeepSessions)), AcceptRunnerAsOwner: new(false), RefuseLost: new(false), InstructionFiles: new(true),
 		Limits: Limits{Rounds: new(Count(DefaultRounds))},
 		Resources: Resources{
 			Memory: new(Size(r.MemoryBytes)), CPUs: new(CPUs(r.MilliCPUs)), PIDs: new(Count(r.PIDs)),

@@ -42,6 +42,7 @@ func Settings() []Setting {
 		{"git", "MODE", "what commands may do to .git: ro or commit", func(f *File, v string) error { return word(&f.Git, v, []string{"ro", "commit"}) }},
 		{"mode", "MODE", "how the workspace is mounted: bind, or overlay, which leaves it untouched", func(f *File, v string) error { return word(&f.Mode, v, Modes()) }},
 		{"keep-changes", "TIME", "how long changes of overlay runs wait to be applied, such as 336h", func(f *File, v string) error { return parsed(&f.KeepChanges, v, ParseDuration) }},
+		{"keep-sessions", "TIME", "how long records are kept whole, such as 2160h; then their audit records stay", func(f *File, v string) error { return parsed(&f.KeepSessions, v, ParseDuration) }},
 		{"policy", "PRESET", "strict, readonly, default, sandboxed or ci", func(f *File, v string) error {
 			f.Policy = &Policy{}
 			return text(&f.Policy.Preset, v)

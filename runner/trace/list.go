@@ -1,0 +1,163 @@
+package trace
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/caisson-run/caisson/runner"
+)
+
+// State is how a session stands, as far as its records and its process say.
+type State string
+
+// The states.
+const (
+	StateLive     State = "live"      // its process is there
+	StateEnded    State = "ended"     // session.ended is the last record
+	StateCutShort State = "cut short" // its process is gone, and the last record is another one
+	StateDamaged  State = "damaged"   // its first or last record can't be read
+)
+
+// Entry is one session in a list. Only the first and the last record were read:
+// [Verify] reads all.
+type Entry struct {
+	Session string    `json:"session"`
+	State   State     `json:"state"`
+	Begun   time.Time `json:"begun"`
+	// Last is the time of the last record.
+	Last      time.Time `json:"last"`
+	Task      string    `json:"task"`
+	Workspace string    `json:"workspace"`
+	Model     string    `json:"model"` // provider/model
+	// Reason and ExitStatus are those of session.ended, absent before it.
+	Reason     string `json:"reason,omitempty"`
+	ExitStatus *int   `json:"exit_status,omitempty"`
+	CostUSD    string `json:"cost_usd,omitempty"` // decimal, or "unknown"
+	WallMS     int64  `json:"wall_ms,omitempty"`
+	Records    int64  `json:"records"`
+	Bytes      int64  `json:"bytes"` // of the trace
+	// Pruned says that retention has left the audit records alone.
+	Pruned bool `json:"pruned,omitempty"`
+	// Damage says what can't be read.
+	Damage string `json:"damage,omitempty"`
+}
+
+// List gives the newest sessions, at most limit; 0 is all. Folders without a
+// record are left out. Its errors are a [*runner.Error].
+func List(stateDir string, limit int) ([]Entry, error) {
+	names, err := sessions(stateDir)
+	if err != nil {
+		return nil, err
+	}
+	list := []Entry{}
+	for _, name := range slices.Backward(names) { // ids sort by time
+		if limit > 0 && len(list) == limit {
+			break
+		}
+		s, err := in(runner.SessionDir(stateDir, name))
+		if err != nil {
+			continue
+		}
+		if e, ok := entry(s); ok {
+			list = append(list, e)
+		}
+	}
+	return list, nil
+}
+
+// entry reads the ends of one trace; false is that it has no record yet.
+func entry(s Session) (Entry, bool) {
+	e := Entry{Session: s.ID, Pruned: s.Pruned, State: StateDamaged}
+	f, err := openRegular(s.Path)
+	if err != nil {
+		e.Damage = err.Error()
+		return e, true
+	}
+	defer func() { _ = f.Close() }() // only read
+	first, last, size, err := endsOf(f)
+	e.Bytes = size
+	if err == nil && first == nil {
+		return e, false
+	}
+	if err == nil {
+		err = e.read(first, last)
+	}
+	switch {
+	case err != nil:
+		e.Damage = err.Error()
+	case !s.Pruned && runner.SessionLives(s.Dir):
+		e.State = StateLive
+	case e.ExitStatus != nil:
+		e.State = StateEnded
+	default:
+		e.State = StateCutShort
+	}
+	return e, true
+}
+
+// read takes the first and the last line.
+func (e *Entry) read(first, last []byte) error {
+	rec, err := runner.Decode(first)
+	if err != nil {
+		return err
+	}
+	e.Begun = rec.Time
+	if p, ok := decoded[runner.SessionCreated](rec); ok {
+		e.Task, e.Workspace, e.Model = p.Task, p.Workspace, p.Model.Provider+"/"+p.Model.Model
+	} else {
+		return errors.New("the first record is " + string(rec.Kind) + ", not session.created")
+	}
+	if rec, err = runner.Decode(last); err != nil {
+		return err
+	}
+	e.Last, e.Records = rec.Time, rec.Seq
+	if p, ok := decoded[runner.SessionEnded](rec); ok {
+		e.Reason, e.ExitStatus, e.CostUSD, e.WallMS = string(p.Reason), &p.ExitStatus, p.CostUSD, p.WallMS
+	}
+	return nil
+}
+
+// endsOf reads the first and the last whole line of a file; nil is that there
+// is none.
+func endsOf(f *os.File) (first, last []byte, size int64, err error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, nil, 0, err
+	}
+	size = info.Size()
+	buf := make([]byte, min(size, runner.MaxLineBytes))
+	if _, err := io.ReadFull(f, buf); err != nil {
+		return nil, nil, size, err
+	}
+	first, _, ok := bytes.Cut(buf, []byte("\n"))
+	if !ok {
+		if len(buf) == runner.MaxLineBytes {
+			return nil, nil, size, errors.New("the first line is too long for a record")
+		}
+		return nil, nil, size, nil // not even one whole line
+	}
+	// A torn line, and the whole one before it.
+	tail := make([]byte, min(size, 2*runner.MaxLineBytes))
+	if _, err := f.ReadAt(tail, size-int64(len(tail))); err != nil && !errors.Is(err, io.EOF) {
+		return nil, nil, size, err
+	}
+	end := bytes.LastIndexByte(tail, '\n')
+	if end < 0 {
+		return nil, nil, size, errors.New("the last line is too long for a record")
+	}
+	return first, tail[bytes.LastIndexByte(tail[:end], '\n')+1 : end], size, nil
+}
+
+// decoded gives a record's payload where it is of a kind and can be read.
+func decoded[P runner.Payload](rec runner.Record) (P, bool) {
+	var p P
+	if rec.Kind != p.Kind() || json.Unmarshal(rec.Payload, &p) != nil {
+		return p, false
+	}
+	return p, true
+}

@@ -1,0 +1,5 @@
+//go:build !unix
+
+package trace
+
+const nonblock = 0

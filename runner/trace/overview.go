@@ -1,0 +1,151 @@
+package trace
+
+import (
+	"errors"
+	"io"
+	"time"
+
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// Overview is a session at a glance, from all of its records.
+type Overview struct {
+	Session string
+	// Created is the first record, Ended the last; nil where it is missing.
+	Created *runner.SessionCreated
+	Ended   *runner.SessionEnded
+	// Sandbox is the attestation of the last container that was started.
+	Sandbox     *sandbox.Attestation
+	Begun, Last time.Time
+	Live        bool
+	Pruned      bool
+	// Records were read, Omitted are gone; Hash is that of the last line. Torn
+	// and Damage are as in [Verdict]; values in files were not compared.
+	Records, Omitted int64
+	Hash             string
+	Torn             bool
+	Damage           string
+
+	Turns, ModelCalls, ToolCalls, Denied, Failed int
+	InputTokens, CachedTokens, OutputTokens      int64
+	// CostMicroUSD is what the model calls cost; CostUnknown says that the price
+	// of one was not known.
+	CostMicroUSD int64
+	CostUnknown  bool
+}
+
+// Read reads a session whole and gives each record to visit, nil is nobody.
+// What is damaged ends it, and is in the Overview; the records before it count.
+// Its errors are a [*runner.Error]: the file can't be read at all.
+func Read(s Session, visit func(runner.Record)) (Overview, error) {
+	o := Overview{Session: s.ID, Pruned: s.Pruned, Live: !s.Pruned && runner.SessionLives(s.Dir)}
+	in, err := s.Open()
+	if err != nil {
+		return o, err
+	}
+	defer func() { _ = in.Close() }() // only read
+	steps := NewSteps(o.count)
+	for {
+		rec, err := in.Next()
+		if err != nil {
+			steps.Close()
+			o.Torn, o.Hash, o.Omitted = in.Torn(), in.Hash(), in.Omitted()
+			if !errors.Is(err, io.EOF) {
+				o.Damage = err.Error()
+			}
+			return o, nil
+		}
+		o.record(rec)
+		steps.Record(rec)
+		if visit != nil {
+			visit(rec)
+		}
+	}
+}
+
+func (o *Overview) record(r runner.Record) {
+	if o.Records == 0 {
+		o.Begun = r.Time
+		o.Session = r.Session
+	}
+	o.Records, o.Last = o.Records+1, r.Time
+	switch r.Kind {
+	case runner.KindSessionCreated:
+		if p, ok := decoded[runner.SessionCreated](r); ok && o.Created == nil {
+			o.Created = &p
+		}
+	case runner.KindSandboxStarted:
+		if p, ok := decoded[runner.SandboxStarted](r); ok {
+			o.Sandbox = &p.Attestation
+		}
+	case runner.KindSandboxRestarted:
+		if p, ok := decoded[runner.SandboxRestarted](r); ok {
+			o.Sandbox = &p.Attestation
+		}
+	case runner.KindSessionEnded:
+		if p, ok := decoded[runner.SessionEnded](r); ok {
+			o.Ended = &p
+		}
+	}
+}
+
+// count adds a step up.
+func (o *Overview) count(s Step) {
+	switch s.Kind {
+	case StepTurn:
+		o.Turns++
+	case StepModel:
+		o.ModelCalls++
+		u := s.Model.Usage
+		o.InputTokens += u.InputTokens + u.CachedInputTokens + u.CacheWriteTokens
+		o.CachedTokens += u.CachedInputTokens
+		o.OutputTokens += u.OutputTokens
+		switch {
+		case u.CostMicroUSD != nil:
+			o.CostMicroUSD += *u.CostMicroUSD
+		case s.Model.Error == "":
+			o.CostUnknown = true
+		}
+	case StepCall:
+		o.ToolCalls++
+		switch s.Call.Status {
+		case CallDenied:
+			o.Denied++
+		case CallFailed, CallInvalid:
+			o.Failed++
+		}
+	}
+}
+
+// Cost is what it cost, in words.
+func (o Overview) Cost() string {
+	switch {
+	case o.Ended != nil && o.Ended.CostUSD != "":
+		return dollars(o.Ended.CostUSD)
+	case o.CostUnknown:
+		return "cost unknown"
+	}
+	return dollars(micro(o.CostMicroUSD))
+}
+
+// Wall is how long it took.
+func (o Overview) Wall() time.Duration {
+	if o.Ended != nil {
+		return milliseconds(o.Ended.WallMS)
+	}
+	return o.Last.Sub(o.Begun)
+}
+
+// Outcome is how it ended, in a few words.
+func (o Overview) Outcome() string {
+	switch {
+	case o.Damage != "":
+		return "damaged"
+	case o.Ended != nil:
+		return string(o.Ended.Reason)
+	case o.Live:
+		return "running"
+	}
+	return "cut short"
+}

@@ -1,0 +1,298 @@
+package trace
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// span is one bar of the timeline.
+type span struct {
+	Start, End time.Time
+	Class      string // of the bar's colour
+	Label      string
+	Seq        int64 // of the step that it leads to
+	Count      int   // of the steps that were merged into it
+}
+
+// lane is one row of bars that do not overlap.
+type lane struct {
+	Name  string
+	Spans []span
+}
+
+const (
+	// maxSpans bounds the bars of a lane: neighbours are merged beyond it, so
+	// that the whole session is on the timeline, however long it was.
+	maxSpans = 240
+	// maxRows bounds the rows of calls that run side by side.
+	maxRows = 4
+)
+
+// timeline collects bars. Its size does not depend on the session's.
+type timeline struct {
+	begun, last time.Time
+	lanes       map[string]*lane
+	idle        []span // between turns
+	turnEnd     time.Time
+	sandboxAt   time.Time
+	sandboxSeq  int64
+}
+
+// laneOrder is how lanes stand, from the top; calls have rows of their own.
+var laneOrder = []string{"turns", "model", "calls", "calls 2", "calls 3", "calls 4", "asked", "sandbox"}
+
+func newTimeline() *timeline { return &timeline{lanes: map[string]*lane{}} }
+
+// step takes the next step.
+func (t *timeline) step(s Step) {
+	if t.begun.IsZero() || s.Start.Before(t.begun) {
+		t.begun = s.Start
+	}
+	if s.Time.After(t.last) {
+		t.last = s.Time
+	}
+	switch s.Kind {
+	case StepTurn:
+		if !t.turnEnd.IsZero() {
+			t.idle = merge(append(t.idle, span{Start: t.turnEnd, End: s.Time}))
+		}
+	case StepTurnEnd:
+		t.turnEnd = s.Time
+		t.add("turns", span{Start: s.Start, End: s.Time, Class: "turn", Label: fmt.Sprintf("turn %d: %s", s.Turn, oneLine(s.Text, 60)), Seq: s.Seq})
+	case StepModel:
+		class, label := "model", fmt.Sprintf("model, round %d, %s", s.Model.Round, elapsed(milliseconds(s.Model.LatencyMS)))
+		if s.Failed {
+			class, label = "model bad", "model failed: "+oneLine(s.Model.Error, 80)
+		}
+		t.add("model", span{Start: s.Start, End: s.Time, Class: class, Label: label, Seq: s.Seq})
+	case StepCall:
+		t.call(s)
+	case StepSandbox:
+		t.sandbox(s)
+	case StepCommand:
+		t.add("sandbox", span{Start: s.Start, End: s.Time, Class: "command", Label: "a user's command: " + oneLine(s.Text, 80), Seq: s.Seq})
+	case StepEnd:
+		t.sandboxEnd(s.Time)
+	}
+}
+
+// call has a bar for each wait for an answer, and one for its run.
+func (t *timeline) call(s Step) {
+	c := s.Call
+	for _, q := range c.Asked {
+		if q.Answered.IsZero() || !q.Answered.After(q.At) {
+			continue
+		}
+		class := "asked"
+		if q.Decision != "allow" {
+			class = "asked bad"
+		}
+		t.add("asked", span{Start: q.At, End: q.Answered, Class: class, Label: string(c.Name) + ": " + q.Words(), Seq: s.Seq})
+	}
+	start, end := c.Started, c.Ended
+	if start.IsZero() {
+		if end.IsZero() {
+			return
+		}
+		start = end // it never ran
+	}
+	if end.IsZero() {
+		end = s.Time
+	}
+	class := "call " + string(c.Class)
+	if c.bad() {
+		class += " bad"
+	}
+	b := span{Start: start, End: end, Class: class, Label: string(c.Name) + " " + oneLine(c.What(), 80) + " · " + c.Facts(), Seq: s.Seq}
+	for row := range maxRows {
+		name := "calls"
+		if row > 0 {
+			name = fmt.Sprintf("calls %d", row+1)
+		}
+		l := t.lanes[name]
+		if row == maxRows-1 || l == nil || !overlaps(l.Spans, b) {
+			t.add(name, b)
+			return
+		}
+	}
+}
+
+func overlaps(spans []span, b span) bool {
+	return slices.ContainsFunc(spans, func(o span) bool { return b.Start.Before(o.End) && o.Start.Before(b.End) })
+}
+
+func (t *timeline) sandbox(s Step) {
+	t.sandboxEnd(s.Start)
+	if s.Start.Equal(s.Time) && s.Failed { // lost
+		t.add("sandbox", span{Start: s.Time, End: s.Time, Class: "sandbox bad", Label: "sandbox " + oneLine(s.Text, 80), Seq: s.Seq})
+		return
+	}
+	t.add("sandbox", span{Start: s.Start, End: s.Time, Class: "sandbox starting", Label: "sandbox starts: " + elapsed(s.Time.Sub(s.Start)), Seq: s.Seq})
+	t.sandboxAt, t.sandboxSeq = s.Time, s.Seq
+}
+
+func (t *timeline) sandboxEnd(at time.Time) {
+	if !t.sandboxAt.IsZero() && at.After(t.sandboxAt) {
+		t.add("sandbox", span{Start: t.sandboxAt, End: at, Class: "sandbox", Label: "sandbox runs: " + elapsed(at.Sub(t.sandboxAt)), Seq: t.sandboxSeq})
+	}
+	t.sandboxAt = time.Time{}
+}
+
+func (t *timeline) add(name string, b span) {
+	l := t.lanes[name]
+	if l == nil {
+		l = &lane{Name: name}
+		t.lanes[name] = l
+	}
+	b.Count = 1
+	l.Spans = merge(append(l.Spans, b))
+}
+
+// merge makes one bar of each two neighbours where there are too many.
+func merge(spans []span) []span {
+	if len(spans) <= maxSpans {
+		return spans
+	}
+	slices.SortStableFunc(spans, func(a, b span) int { return a.Start.Compare(b.Start) })
+	var out []span
+	for i := 0; i < len(spans); i += 2 {
+		m := spans[i]
+		if i+1 < len(spans) {
+			n := spans[i+1]
+			m.Count += n.Count
+			if n.End.After(m.End) {
+				m.End = n.End
+			}
+			if n.Class != m.Class {
+				m.Class = "mixed"
+			}
+			m.Label = fmt.Sprintf("%d together, from here", m.Count)
+		}
+		out = append(out, m)
+	}
+	return out
+}
+
+// end closes what is open at the last record.
+func (t *timeline) end() { t.sandboxEnd(t.last) }
+
+// bar is a span's place, in percent of the width.
+type bar struct {
+	span
+	Left, Width string
+}
+
+// row is one lane as it is drawn.
+type row struct {
+	Name string
+	Bars []bar
+}
+
+// tick is one mark of the axis.
+type tick struct{ Left, Text string }
+
+// drawn is the timeline as the page has it.
+type drawn struct {
+	Rows  []row
+	Ticks []tick
+	Idle  []bar
+}
+
+// draw places the bars. Long times between turns are drawn short, or nothing
+// else could be seen.
+func (t *timeline) draw() drawn {
+	a := newAxis(t.begun, t.last, t.idle)
+	var d drawn
+	for _, name := range laneOrder {
+		l := t.lanes[name]
+		if l == nil || name == "turns" && len(l.Spans) < 2 {
+			continue
+		}
+		r := row{Name: name}
+		if len(name) > 5 && name[:5] == "calls" {
+			r.Name = ""
+		}
+		for _, s := range l.Spans {
+			r.Bars = append(r.Bars, a.bar(s))
+		}
+		d.Rows = append(d.Rows, r)
+	}
+	for _, gap := range a.gaps {
+		b := a.bar(gap)
+		b.Label = "nothing for " + elapsed(gap.End.Sub(gap.Start))
+		d.Idle = append(d.Idle, b)
+	}
+	const ticks = 4
+	for i := range ticks + 1 {
+		at := float64(i) / ticks
+		d.Ticks = append(d.Ticks, tick{Left: percent(at), Text: elapsed(a.at(at).Sub(t.begun))})
+	}
+	return d
+}
+
+// axis maps times to places from 0 to 1.
+type axis struct {
+	begun, last time.Time
+	gaps        []span
+	short       time.Duration // how long a gap is drawn
+	length      time.Duration
+}
+
+// gapShare is the part of the active time from which on a gap is cut short, and
+// that it then has.
+const gapShare = 0.05
+
+func newAxis(begun, last time.Time, idle []span) axis {
+	a := axis{begun: begun, last: last}
+	active := last.Sub(begun)
+	for _, gap := range idle {
+		active -= gap.End.Sub(gap.Start)
+	}
+	a.short = time.Duration(float64(active) * gapShare)
+	a.length = last.Sub(begun)
+	for _, gap := range idle {
+		if d := gap.End.Sub(gap.Start); d > 2*a.short && d > time.Second {
+			a.gaps = append(a.gaps, gap)
+			a.length -= d - a.short
+		}
+	}
+	a.length = max(a.length, time.Millisecond)
+	return a
+}
+
+// place is where a time is drawn.
+func (a axis) place(at time.Time) float64 {
+	d := at.Sub(a.begun)
+	for _, gap := range a.gaps {
+		switch whole := gap.End.Sub(gap.Start); {
+		case !at.Before(gap.End):
+			d -= whole - a.short
+		case at.After(gap.Start):
+			in := at.Sub(gap.Start)
+			d -= in - time.Duration(float64(in)/float64(whole)*float64(a.short))
+		}
+	}
+	return min(max(float64(d)/float64(a.length), 0), 1)
+}
+
+// at is the time that is drawn at a place.
+func (a axis) at(place float64) time.Time {
+	low, high := a.begun, a.last
+	for range 60 {
+		middle := low.Add(high.Sub(low) / 2)
+		if a.place(middle) < place {
+			low = middle
+		} else {
+			high = middle
+		}
+	}
+	return high
+}
+
+func (a axis) bar(s span) bar {
+	left, right := a.place(s.Start), a.place(s.End)
+	return bar{span: s, Left: percent(left), Width: percent(right - left)}
+}
+
+func percent(f float64) string { return fmt.Sprintf("%.3f%%", f*100) }
