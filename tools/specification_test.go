@@ -58,6 +58,7 @@ type given struct {
 	run     commands
 	view    func(workspace.View) workspace.View
 	more    []tools.Factory
+	grants  string // the file of lasting answers; "" is none
 }
 
 // person answers what is asked.
@@ -117,6 +118,9 @@ func newSpecification(t *testing.T, g given) *specification {
 	if g.person != nil {
 		o.Broker = tools.NewBroker(tools.BrokerOptions{})
 		o.Broker.Attach("terminal", g.person)
+	}
+	if g.grants != "" {
+		o.Grants = tools.NewGrants(g.grants)
 	}
 	s.d, err = tools.New(o)
 	s.must(err)
