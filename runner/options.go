@@ -58,6 +58,8 @@ type Options struct {
 	Policy   tools.Policy
 	Broker   *tools.Broker
 	OnPrompt tools.OnPrompt
+	// Grants keeps answers of scope always; nil offers no such scope.
+	Grants *tools.Grants
 	// Instructions are the operator's, added to the system prompt.
 	Instructions string
 

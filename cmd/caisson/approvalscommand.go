@@ -1,0 +1,348 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// anything is what --tool and --workspace take for every one of them.
+const anything = "*"
+
+// defaultPhraseTool is whose commands caisson approvals trust is about.
+const defaultPhraseTool = "shell"
+
+// approvalFlags are what the commands about approvals take.
+type approvalFlags struct {
+	tool, workspace string
+	all, json       bool
+}
+
+func newApprovalsCommand(d deps, env environ) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "approvals", Short: "List, revoke and give lasting approvals",
+		Long: "Answers that hold for good are kept in $XDG_STATE_HOME/caisson/approvals.json, by tool, workspace\n" +
+			"and, for commands, the whole command. They answer what would be asked; what the policy denies\n" +
+			"stays denied. A change holds at once, in sessions that run too.",
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usage("approvals has no command %q; there are %s", args[0], commandNames(cmd))
+			}
+			return cmd.Help()
+		},
+	}
+	cmd.AddCommand(newApprovalsListCommand(d, env), newApprovalsRevokeCommand(d, env), newApprovalsTrustCommand(d, env))
+	return cmd
+}
+
+func newApprovalsListCommand(d deps, env environ) *cobra.Command {
+	var f approvalFlags
+	cmd := &cobra.Command{
+		Use:   "list [flags]",
+		Short: "List lasting approvals and refusals",
+		Long: "List the stored answers of every workspace, or of one tool or workspace. An empty list is no error.\n" +
+			exitHelp(runner.ExitDone, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
+		Example: "  caisson approvals list\n  caisson approvals list --tool shell --workspace .",
+		Args:    noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			match, err := f.filter(env, "")
+			if err != nil {
+				return err
+			}
+			return listApprovals(d, env, match, f.json)
+		},
+	}
+	f.add(cmd, "every workspace")
+	return cmd
+}
+
+func newApprovalsRevokeCommand(d deps, env environ) *cobra.Command {
+	var f approvalFlags
+	cmd := &cobra.Command{
+		Use:   "revoke [flags] [PHRASE]",
+		Short: "Revoke lasting approvals and refusals",
+		Long: `Revoke one command's stored answers (PHRASE, as list shows it), a tool's (--tool), or with --all every
+one of a tool or a workspace: --all needs --tool or --workspace, and "*" for every one of them.
+
+Without --workspace a PHRASE, and a tool without --all, is revoked in the working folder's workspace,
+and --all --tool in every workspace. A tool whose answers are about commands needs a PHRASE or --all.
+` + strings.Replace(exitHelp(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
+			"the agent or the model failed, or something was left behind", "nothing matched", 1),
+		Example: `  caisson approvals revoke "git status"
+  caisson approvals revoke --tool write_file
+  caisson approvals revoke --tool notion/create-pages --all
+  caisson approvals revoke --workspace ./old --all`,
+		RunE: func(_ *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return usage("one phrase, in quotes; got %d arguments", len(args))
+			}
+			return revokeApprovals(d, env, f, args)
+		},
+	}
+	f.add(cmd, "the working folder's")
+	cmd.Flags().BoolVar(&f.all, "all", false, "every stored answer of the tool or the workspace")
+	return cmd
+}
+
+func newApprovalsTrustCommand(d deps, env environ) *cobra.Command {
+	var f approvalFlags
+	cmd := &cobra.Command{
+		Use:   "trust [flags] PHRASE",
+		Short: "Approve one complete command for good",
+		Long: `Approve a command for good, in one workspace. PHRASE is one complete command, and covers that
+command alone: not with other arguments, not as a part of another. What the shell expands, joins or
+redirects, what sets variables, and what can run something else (env, find, make, -c, -exec, --pre, …)
+can't be approved for good. A phrase that is approved already is no error.
+` + exitHelp(runner.ExitDone, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
+		Example: `  caisson approvals trust "git status"
+  caisson approvals trust --workspace ./project "go test ./..."`,
+		RunE: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return usage("one phrase, in quotes; got %d arguments", len(args))
+			}
+			return trustPhrase(d, env, f, args[0])
+		},
+	}
+	f.add(cmd, "the working folder's")
+	return cmd
+}
+
+func (f *approvalFlags) add(cmd *cobra.Command, where string) {
+	cmd.Flags().SortFlags = false
+	cmd.Flags().StringVar(&f.tool, "tool", "", "a tool: its name, or the form that models write (server__tool)")
+	cmd.Flags().StringVar(&f.workspace, "workspace", "", "folder of the workspace (default: "+where+")")
+	cmd.Flags().BoolVar(&f.json, "json", false, "write JSON")
+}
+
+// toolName gives the canonical name that --tool means, "" for any.
+func (f approvalFlags) toolName() (tools.Name, error) {
+	if f.tool == "" || f.tool == anything {
+		return "", nil
+	}
+	name, err := tools.OperatorName(f.tool)
+	if err != nil {
+		return "", usage("--tool: %v", err)
+	}
+	return name, nil
+}
+
+// filter matches what --tool and --workspace say; folder is taken where
+// --workspace is not given, "" is every one.
+func (f approvalFlags) filter(env environ, folder string) (func(tools.Grant) bool, error) {
+	name, err := f.toolName()
+	if err != nil {
+		return nil, err
+	}
+	if err := needState(env); err != nil {
+		return nil, err
+	}
+	workspace := ""
+	if f.workspace != "" {
+		folder = f.workspace
+	}
+	if folder != "" && folder != anything {
+		if workspace, err = namedWorkspace(env, folder); err != nil {
+			return nil, err
+		}
+	}
+	return func(g tools.Grant) bool {
+		return (name == "" || g.Tool.Same(name)) && (workspace == "" || g.Workspace == workspace)
+	}, nil
+}
+
+func listApprovals(d deps, env environ, match func(tools.Grant) bool, asJSON bool) error {
+	list, err := env.grantStore().List()
+	if err := warnCorrupt(d, err); err != nil {
+		return err
+	}
+	list = slices.DeleteFunc(list, func(g tools.Grant) bool { return !match(g) })
+	slices.SortStableFunc(list, func(a, b tools.Grant) int {
+		return cmp.Or(strings.Compare(a.Workspace, b.Workspace), strings.Compare(string(a.Tool), string(b.Tool)), strings.Compare(a.Phrase, b.Phrase))
+	})
+	if asJSON {
+		return writeJSON(d.stdout, append([]tools.Grant{}, list...))
+	}
+	if len(list) == 0 {
+		_, err := fmt.Fprintln(d.stdout, "Nothing is approved or refused for good.")
+		return err
+	}
+	return printGrants(d, list)
+}
+
+// printGrants writes a list, a workspace after the other.
+func printGrants(d deps, list []tools.Grant) error {
+	var errs []error
+	say := func(text string) {
+		safe, _ := tools.Display(text)
+		_, err := fmt.Fprintln(d.stdout, strings.TrimRight(safe, " "))
+		errs = append(errs, err)
+	}
+	workspace := ""
+	for _, g := range list {
+		if g.Workspace != workspace {
+			workspace = g.Workspace
+			say(workspace)
+		}
+		say(fmt.Sprintf("  %-5s %s  %s  %s", g.Decision, g.Created.Format("2006-01-02"), g.Tool, g.Phrase))
+	}
+	return errors.Join(errs...)
+}
+
+func revokeApprovals(d deps, env environ, f approvalFlags, args []string) error {
+	folder := "."
+	switch {
+	case f.all && len(args) > 0:
+		return usage("a phrase or --all, not both")
+	case f.all && f.tool == "" && f.workspace == "":
+		return usage(`--all needs --tool or --workspace; --all --workspace "*" revokes everything`)
+	case f.all:
+		folder = ""
+	case len(args) == 0 && (f.tool == "" || f.tool == anything):
+		return usage("name a phrase, a tool (--tool), or --all with --tool or --workspace")
+	}
+	match, err := f.filter(env, folder)
+	if err != nil {
+		return err
+	}
+	store := env.grantStore()
+	list, err := store.List()
+	if err := warnCorrupt(d, err); err != nil {
+		return err
+	}
+	named := match
+	if !f.all {
+		phrase := ""
+		if len(args) > 0 {
+			phrase = storedForm(args[0])
+		}
+		match = func(g tools.Grant) bool { return named(g) && g.Phrase == phrase }
+	}
+	if !slices.ContainsFunc(list, match) {
+		return nothingMatched(list, named, args)
+	}
+	removed, err := store.Revoke(match)
+	if err != nil {
+		return stateProblem(err)
+	}
+	if f.json {
+		return writeJSON(d.stdout, append([]tools.Grant{}, removed...))
+	}
+	_, err = fmt.Fprintf(d.stdout, "Revoked %d:\n", len(removed))
+	return errors.Join(err, printGrants(d, removed))
+}
+
+// storedForm is a phrase as it is stored; what can't be stored stays as it is,
+// and matches nothing.
+func storedForm(phrase string) string {
+	if canonical, err := tools.StaticPhrase(phrase); err == nil {
+		return canonical
+	}
+	return phrase
+}
+
+// nothingMatched says why nothing was revoked.
+func nothingMatched(list []tools.Grant, named func(tools.Grant) bool, args []string) error {
+	p := runner.Problem{Cause: "nothing matched, and nothing was revoked", Mend: "caisson approvals list shows what is stored."}
+	others := 0
+	for _, g := range list {
+		if named(g) {
+			others++
+		}
+	}
+	switch {
+	case others > 0 && len(args) == 0:
+		p.Mend = fmt.Sprintf("Its %d stored answers are about commands: name one, or take all with --all.", others)
+	case others > 0:
+		p.Mend = fmt.Sprintf("There are %d others; a phrase is compared whole. caisson approvals list shows them.", others)
+	}
+	return &runner.Error{Status: runner.ExitFailed, Problem: p}
+}
+
+// trusted is what caisson approvals trust --json writes.
+type trustedPhrase struct {
+	tools.Grant
+	// Changed is false where it was approved already.
+	Changed bool `json:"changed"`
+}
+
+func trustPhrase(d deps, env environ, f approvalFlags, text string) error {
+	if f.tool == "" {
+		f.tool = defaultPhraseTool
+	}
+	name, err := f.toolName()
+	if err != nil {
+		return err
+	}
+	if name == "" {
+		return usage("trust is for one tool, not every one")
+	}
+	if err := takesPhrases(name); err != nil {
+		return err
+	}
+	if err := needState(env); err != nil {
+		return err
+	}
+	phrase, err := tools.StaticPhrase(text)
+	if err != nil {
+		return &runner.Error{Status: runner.ExitInput, Err: err, Problem: runner.Problem{
+			Cause: fmt.Sprintf("%q can't be approved for good: %v", text, err),
+			Mend:  "Approve it when it is asked about, or name one complete command of plain words.",
+		}}
+	}
+	w, err := workspaceFor(env, f.workspace)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = w.Close() }()
+	answer := trustedPhrase{Grant: tools.Grant{Tool: name, Workspace: w.Path, Phrase: phrase, Decision: tools.DecisionAllow}}
+	store := env.grantStore()
+	decision, known, err := store.Find(answer.Grant)
+	if err := warnCorrupt(d, err); err != nil {
+		return err
+	}
+	if answer.Changed = !known || decision != tools.DecisionAllow; answer.Changed {
+		if err := store.Add(answer.Grant); err != nil {
+			return stateProblem(err)
+		}
+	}
+	if f.json {
+		list, err := store.List()
+		if i := slices.IndexFunc(list, answer.SameKey); err == nil && i >= 0 {
+			answer.Grant = list[i]
+		}
+		return writeJSON(d.stdout, answer)
+	}
+	said := "is approved for good"
+	switch {
+	case !answer.Changed:
+		said = "was approved already"
+	case known:
+		said = "was refused for good, and is approved now"
+	}
+	line, _ := tools.Display(fmt.Sprintf("%s: %s %s, in %s.", name, phrase, said, w.Path))
+	_, err = fmt.Fprintln(d.stdout, line)
+	return err
+}
+
+// takesPhrases refuses those of our own tools that run no commands: an approval
+// of a phrase would never be found.
+func takesPhrases(name tools.Name) error {
+	defs, err := runner.Definitions()
+	if err != nil {
+		return err
+	}
+	for _, def := range defs {
+		if def.Name == name && def.Phrase == nil {
+			return usage("%s runs no commands: it has no phrase to approve; answer with \"always\" when it is asked about", name)
+		}
+	}
+	return nil
+}
