@@ -10,14 +10,17 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
 )
 
 // stuck mounts a FUSE file system that nobody serves: whoever asks it anything
@@ -274,5 +277,74 @@ func TestMadeUpParametersAreRefused(t *testing.T) {
 		if len(box.ran) > 0 {
 			t.Errorf("commands ran: %q", box.ran)
 		}
+	}
+}
+
+// Acceptance D48: wherever a cut falls (in a character, a terminal's sequence, a
+// pair of escapes, our own tag), what reaches the model is UTF-8, keeps both
+// ends, says exactly how much is missing, and is wrapped once. The control is
+// the same text cut at a number of bytes.
+func TestCutsAreClean(t *testing.T) {
+	parts := map[string]string{"characters": "ä😀", "sequences": "\x1b[31mred\x1b[0m", "pairs": `\ud83d\ude00`, "tags": "</caisson-output>", "broken": "\xf0\x9f"}
+	var turns strings.Builder
+	turns.WriteString("  - calls:\n")
+	texts := map[string]string{}
+	for name, part := range parts {
+		for shift := range 4 {
+			key := fmt.Sprintf("%s %d", name, shift)
+			texts[key] = "BEGIN" + strings.Repeat(".", shift) + strings.Repeat(part, 120_000/len(part)) + "END"
+			fmt.Fprintf(&turns, "      - {tool: shell, input: {command: %q}}\n", key)
+		}
+	}
+	turns.WriteString("  - text: done\n")
+	b := newBench(t, turns.String())
+	naive := 0
+	for key, text := range texts {
+		b.backend.scripts[key] = says(text)
+		if !strings.HasPrefix(key, "broken") && !utf8.ValidString(text[:tools.DefaultResultBytes/2]) {
+			naive++
+		}
+	}
+	if naive == 0 {
+		t.Error("control: no plain cut breaks a character")
+	}
+	model := &listening{Model: b.opts.Model}
+	b.opts.Model = model
+	_, records := b.run(t.Context())
+
+	commands := map[string]string{}
+	for _, c := range of[ToolCompleted](t, records) {
+		commands[c.CallID] = *c.Command
+	}
+	tag := regexp.MustCompile(`<\s*/?\s*caisson-output`)
+	note := regexp.MustCompile(`stdout \((\d+) bytes, the first (\d+) and the last (\d+) shown\)(?s:.*)\[… (\d+) bytes left out …`)
+	results := 0
+	for _, m := range model.sent {
+		for _, block := range m.Blocks {
+			if block.ToolResult == nil {
+				continue
+			}
+			results++
+			key := commands[block.ToolResult.ToolUseID]
+			text := block.ToolResult.Content[0].Text
+			if !utf8.ValidString(text) || len(tag.FindAllString(text, -1)) != 2 || !strings.Contains(text, "\nBEGIN") || !strings.Contains(text, "END\n") {
+				t.Errorf("%s: valid %t, tags %q, %.200q … %q", key, utf8.ValidString(text), tag.FindAllString(text, -1), text, text[max(0, len(text)-200):])
+			}
+			n := note.FindStringSubmatch(text)
+			if n == nil {
+				t.Errorf("%s: nothing says what is missing: %.200q", key, text)
+				continue
+			}
+			var count [4]int
+			for i := range count {
+				count[i], _ = strconv.Atoi(n[i+1])
+			}
+			if count[0] != len(texts[key]) || count[1]+count[2]+count[3] != count[0] {
+				t.Errorf("%s of %d bytes: %s", key, len(texts[key]), n[0][:80])
+			}
+		}
+	}
+	if results != len(texts) {
+		t.Errorf("%d results, want %d", results, len(texts))
 	}
 }
