@@ -58,6 +58,9 @@ type Options struct {
 	Policy   tools.Policy
 	Broker   *tools.Broker
 	OnPrompt tools.OnPrompt
+	// ConfirmTimeout is how long an answer is waited for; zero means
+	// tools.DefaultConfirmTimeout.
+	ConfirmTimeout time.Duration
 	// Grants keeps answers of scope always; nil offers no such scope.
 	Grants *tools.Grants
 	// Instructions are the operator's, added to the system prompt.
