@@ -141,6 +141,8 @@ func newCanary(t testing.TB, address string) *canary {
 				return
 			}
 			c.hits.Add(1)
+			_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+			_, _ = http.ReadRequest(bufio.NewReader(conn))
 			_, _ = conn.Write([]byte("HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 6\r\nConnection: close\r\n\r\nsecret"))
 			_ = conn.Close()
 		}
@@ -156,9 +158,9 @@ func newCanary(t testing.TB, address string) *canary {
 // control. It resets the count.
 func (c *canary) reached(t testing.TB, client *http.Client, u string) {
 	t.Helper()
-	naive(t, client, u)
+	err := naive(t, client, u)
 	if c.hits.Swap(0) == 0 {
-		t.Errorf("control: a naive client doesn't reach the canary by %s, so nothing is shown", u)
+		t.Errorf("control: a naive client doesn't reach the canary by %s (%v), so nothing is shown", u, err)
 	}
 }
 
@@ -171,7 +173,7 @@ func (c *canary) untouched(t testing.TB) {
 }
 
 // naive is what a client without policy does.
-func naive(t testing.TB, client *http.Client, u string) {
+func naive(t testing.TB, client *http.Client, u string) error {
 	t.Helper()
 	if client == nil {
 		tr := &http.Transport{DisableKeepAlives: true}
@@ -182,11 +184,13 @@ func naive(t testing.TB, client *http.Client, u string) {
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u, nil)
 	if err != nil {
-		return
+		return err
 	}
-	if res, err := client.Do(req); err == nil {
-		_ = res.Body.Close()
+	res, err := client.Do(req)
+	if err == nil {
+		err = res.Body.Close()
 	}
+	return err
 }
 
 // serve is a real server whose handler the test gives.

@@ -111,6 +111,11 @@ func prepareNamespace(dir string) error {
 			return fmt.Errorf("ip %s: %w: %s", strings.Join(args, " "), err, out)
 		}
 	}
+	for _, a := range append([]string{publicAddr6}, canaryAddrs...) {
+		if err := awaitAddr(a); err != nil {
+			return err
+		}
+	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
@@ -131,6 +136,29 @@ func prepareNamespace(dir string) error {
 		}
 	}
 	return nil
+}
+
+// awaitAddr waits until an address can be connected to: on a busy machine the
+// kernel adds the route of an IPv6 address later than the address.
+func awaitAddr(addr string) error {
+	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", net.JoinHostPort(addr, "0"))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = l.Close() }()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	for {
+		conn, err := (&net.Dialer{Timeout: 200 * time.Millisecond}).DialContext(ctx, "tcp", l.Addr().String())
+		if err == nil {
+			return conn.Close()
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s can't be connected to: %w", addr, err)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
 }
 
 // answer is what the name server says to one query for one name.
@@ -310,11 +338,12 @@ func (w *world) hits() int64 {
 // control says that a naive client reaches a canary by a URL, within some tries.
 func (w *world) control(u string, tries int) {
 	w.t.Helper()
+	var err error
 	for range tries {
-		naive(w.t, nil, u)
+		err = naive(w.t, nil, u)
 	}
 	if w.hits() == 0 {
-		w.t.Errorf("control: a naive client doesn't reach a canary by %s, so nothing is shown", u)
+		w.t.Errorf("control: a naive client doesn't reach a canary by %s (%v), so nothing is shown", u, err)
 	}
 }
 
@@ -498,9 +527,9 @@ func TestNamespaceAllowedByName(t *testing.T) {
 func TestNamespaceProxy(t *testing.T) {
 	w := newWorld(t, map[string][]answer{"docs.test": {{addrs: []string{publicAddr}}}})
 	proxy := newCanary(t, publicAddr+":3128")
-	naive(t, &http.Client{Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true}}, "http://docs.test/")
+	err := naive(t, &http.Client{Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true}}, "http://docs.test/")
 	if proxy.hits.Swap(0) == 0 {
-		t.Error("control: the environment's proxy is not used by a client that asks for it")
+		t.Errorf("control: the environment's proxy is not used by a client that asks for it: %v", err)
 	}
 	if res, err := newWild(t, "http://docs.test/").get("http://docs.test/"); err != nil || string(res.Body) != "hello" {
 		t.Errorf("%v", err)
