@@ -27,12 +27,14 @@ const apiText = `Sessions of agents in sandboxes: start one, give it messages, f
 
 Every request but GET /healthz bears a token: Authorization: Bearer TOKEN. Errors are application/problem+json (RFC 9457); code is a stable word.`
 
-type sessionPath struct {
+// SessionPath is where a session is.
+type SessionPath struct {
 	ID string `path:"id" doc:"a session's id"`
 }
 
-type turnPath struct {
-	sessionPath
+// TurnPath is where a turn is.
+type TurnPath struct {
+	SessionPath
 	Turn string `path:"turn" doc:"a turn's id"`
 }
 
@@ -137,14 +139,14 @@ func (a operations) sessions() {
 			return &body[SessionList]{list}, err
 		})
 	huma.Register(a.api, a.describe(http.MethodGet, "/sessions/{id}", "getSession", "Look at a session", "", http.StatusOK, 404),
-		func(_ context.Context, in *sessionPath) (*body[Session], error) {
+		func(_ context.Context, in *SessionPath) (*body[Session], error) {
 			v, err := s.view(in.ID, true)
 			return &body[Session]{v}, err
 		})
 	huma.Register(a.api, a.describe(http.MethodDelete, "/sessions/{id}", "endSession", "End a session",
 		"Cancels its turn, removes its container, and answers when that is done. Its records and the changes of an overlay are kept. Ending an ended session does nothing.",
 		http.StatusOK, 404, 409),
-		func(ctx context.Context, in *sessionPath) (*body[Session], error) {
+		func(ctx context.Context, in *SessionPath) (*body[Session], error) {
 			v, err := s.endSession(ctx, in.ID)
 			return &body[Session]{v}, err
 		})
@@ -217,7 +219,7 @@ func (a operations) turns() {
 	huma.Register(a.api, a.describe(http.MethodPost, "/sessions/{id}/turns", "startTurn", "Give a session a message",
 		"Answers when the turn has begun; the events say how it goes.", http.StatusAccepted, 404, 409, 410),
 		func(_ context.Context, in *struct {
-			sessionPath
+			SessionPath
 			Body NewTurn
 		},
 		) (*struct {
@@ -239,14 +241,14 @@ func (a operations) turns() {
 			}{"/sessions/" + in.ID + "/turns/" + t.ID, Started{t.ID}}, nil
 		})
 	huma.Register(a.api, a.describe(http.MethodGet, "/sessions/{id}/turns/{turn}", "getTurn", "Look at a turn", "", http.StatusOK, 404),
-		func(_ context.Context, in *turnPath) (*body[Turn], error) {
+		func(_ context.Context, in *TurnPath) (*body[Turn], error) {
 			t, err := s.turn(in.ID, in.Turn)
 			return &body[Turn]{t}, err
 		})
 	huma.Register(a.api, a.describe(http.MethodPost, "/sessions/{id}/turns/{turn}/cancel", "cancelTurn", "Cancel a turn",
 		"Stops its commands and withdraws its questions. It answers at once; the turn ends when what runs has ended. Cancelling an ended turn does nothing.",
 		http.StatusOK, 404),
-		func(ctx context.Context, in *turnPath) (*body[Turn], error) {
+		func(ctx context.Context, in *TurnPath) (*body[Turn], error) {
 			if live := s.live(in.ID); live != nil {
 				live.cancel(in.Turn, clientOf(ctx))
 			}
@@ -335,7 +337,7 @@ func (a operations) confirmations() {
 	s := a.s
 	huma.Register(a.api, a.describe(http.MethodGet, "/sessions/{id}/confirmations", "listConfirmations", "What a session asks",
 		"Those that wait for an answer; none once the session has ended.", http.StatusOK, 404),
-		func(_ context.Context, in *sessionPath) (*body[ConfirmationList], error) {
+		func(_ context.Context, in *SessionPath) (*body[ConfirmationList], error) {
 			out := &body[ConfirmationList]{ConfirmationList{[]Confirmation{}}}
 			if live := s.live(in.ID); live != nil {
 				out.Body.Confirmations = live.waiting()
@@ -348,7 +350,7 @@ func (a operations) confirmations() {
 		"The first answer counts, whoever gives it, and is recorded before this answers. 409 has the decision that stands; 410 says that the session has ended, and with it all that it asked.",
 		http.StatusOK, 404, 409, 410, 429),
 		func(ctx context.Context, in *struct {
-			turnPath
+			TurnPath
 			Request string `path:"request" doc:"a confirmation's id"`
 			Body    Answer
 		},
@@ -384,7 +386,7 @@ A client that comes back with Last-Event-ID, or ?after=, gets exactly what came 
 		`A value that was too long for its record's line, by the last part of its "path" in the record's "spilled" list.`, http.StatusOK, 404)
 	op.Responses["200"] = raw("application/octet-stream")
 	huma.Register(a.api, op, func(_ context.Context, in *struct {
-		sessionPath
+		SessionPath
 		Name string `path:"name" doc:"the file's name"`
 	},
 	) (*huma.StreamResponse, error) {
@@ -434,14 +436,14 @@ func (a operations) changes() {
 	s := a.s
 	huma.Register(a.api, a.describe(http.MethodGet, "/sessions/{id}/diff", "getDiff", "What a session changed",
 		"So far, for a live one: what it writes meanwhile may be in it or not.", http.StatusOK, 404, 409, 410),
-		func(ctx context.Context, in *sessionPath) (*body[Diff], error) {
+		func(ctx context.Context, in *SessionPath) (*body[Diff], error) {
 			d, _, err := s.differences(ctx, in.ID)
 			return &body[Diff]{d}, err
 		})
 	op := a.describe(http.MethodGet, "/sessions/{id}/patch", "getPatch", "What a session changed, as a patch",
 		"The very bytes of a unified diff that git apply and patch -p1 take.", http.StatusOK, 404, 409, 410)
 	op.Responses["200"] = raw("text/x-diff")
-	huma.Register(a.api, op, func(ctx context.Context, in *sessionPath) (*huma.StreamResponse, error) {
+	huma.Register(a.api, op, func(ctx context.Context, in *SessionPath) (*huma.StreamResponse, error) {
 		_, patch, err := s.differences(ctx, in.ID)
 		if err != nil {
 			return nil, err
@@ -455,7 +457,7 @@ func (a operations) changes() {
 		"A live session must be idle, and is ended first. A file that changed in the workspace since the session began is a conflict: nothing is applied then, and 409 lists them, unless skip_conflicts says to apply the rest. What a git of the host would obey is never applied here.",
 		http.StatusOK, 404, 409, 410, 422),
 		func(ctx context.Context, in *struct {
-			sessionPath
+			SessionPath
 			Body ApplyRequest
 		},
 		) (*body[Applied], error) {

@@ -29,7 +29,7 @@ const (
 )
 
 type eventsInput struct {
-	sessionPath
+	SessionPath
 	After       string `query:"after" doc:"send the records behind this number; without it, all"`
 	LastEventID string `header:"Last-Event-ID" doc:"the same, as EventSource sends it when it comes back; it wins over after"`
 }

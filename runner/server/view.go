@@ -82,13 +82,19 @@ type Session struct {
 	Reason string `json:"stop_reason,omitempty" doc:"how an ended session ended"`
 	Exit   *int   `json:"exit_status,omitempty"`
 	// The rest is given for one session, and not in lists.
-	Problem     *runner.Problem      `json:"problem,omitempty"`
+	Problem     *Failure             `json:"problem,omitempty" doc:"what went wrong with an ended session"`
 	LastTurn    *Turn                `json:"last_turn,omitempty"`
 	Attestation *sandbox.Attestation `json:"attestation,omitempty" doc:"of the container"`
 	Restarts    int                  `json:"restarts,omitempty"`
 	Resources   *runner.Resources    `json:"resources,omitempty"`
 	Budget      *runner.Budget       `json:"budget,omitempty"`
 	Left        []string             `json:"left,omitempty" nullable:"false" doc:"what could not be taken down"`
+}
+
+// Failure is what went wrong with a session, for people.
+type Failure struct {
+	Cause string `json:"cause"`
+	Mend  string `json:"mend"`
 }
 
 // TurnState is what a turn is doing.
@@ -185,7 +191,7 @@ func (p past) view(lives, whole bool) Session {
 	case e != nil:
 		v.State, v.Usage, v.CostUSD, v.Reason, v.Exit = StateEnded, e.Usage, e.CostUSD, string(e.Reason), &e.ExitStatus
 		if whole {
-			v.Problem, v.Attestation, v.Restarts, v.Left = e.Problem, e.Attestation, e.Restarts, e.Left
+			v.Problem, v.Attestation, v.Restarts, v.Left = (*Failure)(e.Problem), e.Attestation, e.Restarts, e.Left
 		}
 	case lives:
 		v.State = StateElsewhere

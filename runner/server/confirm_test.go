@@ -1,0 +1,286 @@
+//go:build linux
+
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/tools"
+)
+
+const asks = `
+  - calls: [{tool: shell, input: {command: "write out.txt hello"}}]
+  - text: Done.
+`
+
+func payload[T any](t *testing.T, r runner.Record) T {
+	t.Helper()
+	var p T
+	if err := json.Unmarshal(r.Payload, &p); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func TestConfirmationShowsWhatIsExecuted(t *testing.T) {
+	w := newWorld(t, "  - calls: [{tool: write_file, input: {path: \"a\\e[8mb.txt\", content: \"x\\u202ey\\n\"}}]\n  - text: Done.\n")
+	id := w.start("bind")
+	f := w.follow(id, "")
+	turn := w.say(id, "go")
+	c := w.asked(id, f)
+	if c.Turn != turn || c.Name != "write_file" || c.Class != tools.ClassWrite || !c.Hidden || !strings.Contains(c.Diff, "+") || len(c.Projected) != 1 || len(c.InputHash) != 64 {
+		t.Errorf("asked %+v", c)
+	}
+	// The bytes on the wire hold nothing that a terminal obeys, and the exact
+	// input all the same.
+	text := w.get("/sessions/" + id + "/confirmations").text
+	if strings.ContainsAny(text, "\x1b\u202e") {
+		t.Errorf("raw characters in %q", text)
+	}
+	exact, err := json.Marshal(c.Exact)
+	if err != nil || !strings.Contains(string(exact), "\u202e") {
+		t.Errorf("the exact input is %s, %v", exact, err)
+	}
+	var s Session
+	w.get("/sessions/"+id).want(t, 200).into(t, &s)
+	if s.Waiting != 1 || s.State != StateRunning {
+		t.Errorf("a session that asks: %+v", s)
+	}
+	w.post("/sessions/"+id+"/turns/"+turn+"/confirmations/"+c.ID, `{"decision":"deny"}`).want(t, 200)
+	w.ended(id, turn)
+}
+
+// TestOneAnswerCounts lets one client allow and another deny at the same moment,
+// 50 times in parallel.
+func TestOneAnswerCounts(t *testing.T) {
+	w := newWorld(t, asks, func(o *Options) { o.MaxSessions = 60 })
+	var all sync.WaitGroup
+	for range 50 {
+		all.Go(func() { w.race(t) })
+	}
+	all.Wait()
+}
+
+// race starts a session and lets two clients give contrary answers at once.
+func (w *world) race(t *testing.T) {
+	id := w.start("bind")
+	f := w.follow(id, "")
+	turn := w.say(id, "go")
+	c := w.asked(id, f)
+	path := "/sessions/" + id + "/turns/" + turn + "/confirmations/" + c.ID
+	results := make(map[string]answer, 2)
+	var mu sync.Mutex
+	var both sync.WaitGroup
+	gate := make(chan struct{})
+	for decision, token := range map[string]string{"allow": aliceToken, "deny": bobToken} {
+		both.Go(func() {
+			<-gate
+			a, err := send(t.Context(), http.DefaultClient, w.base, token, "POST", path, `{"decision":"`+decision+`"}`)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			results[decision] = a
+		})
+	}
+	close(gate)
+	both.Wait()
+	winner, loser := "allow", "deny"
+	if results["deny"].status == 200 {
+		winner, loser = loser, winner
+	}
+	clients := map[string]string{"allow": "http:alice", "deny": "http:bob"}
+	var got Resolution
+	results[winner].want(t, 200).into(t, &got)
+	p := results[loser].problem(t, 409, "resolved")
+	want := Resolution{Confirmation: c.ID, Turn: turn, CallID: c.CallID, Decision: tools.Decision(winner), Scope: tools.ScopeOnce, By: "user", Client: clients[winner]}
+	if got != want || p.Resolution == nil || *p.Resolution != want {
+		t.Errorf("the first answer is told as %+v, the second as %+v, want %+v", got, p.Resolution, want)
+	}
+	w.ended(id, turn)
+	records := w.trace(id)
+	if count(records, runner.KindConfirmationResolved) != 1 || count(records, runner.KindConfirmationAttempted) != 1 {
+		t.Errorf("%d decisions and %d attempts are recorded", count(records, runner.KindConfirmationResolved), count(records, runner.KindConfirmationAttempted))
+	}
+	ran := 0
+	for _, r := range records {
+		switch r.Kind {
+		case runner.KindConfirmationResolved:
+			if p := payload[runner.ConfirmationResolved](t, r); string(p.Decision) != winner || p.Client != clients[winner] {
+				t.Errorf("recorded is %+v", p)
+			}
+		case runner.KindConfirmationAttempted:
+			if p := payload[runner.ConfirmationAttempted](t, r); string(p.Decision) != loser || p.By != clients[loser] || string(p.Recorded) != winner {
+				t.Errorf("the attempt is recorded as %+v", p)
+			}
+		case runner.KindToolCalled:
+			ran++
+		}
+	}
+	if want := map[string]int{"allow": 1, "deny": 0}[winner]; ran != want {
+		t.Errorf("%s won, and the call ran %d times", winner, ran)
+	}
+	w.do(aliceToken, "DELETE", "/sessions/"+id, "").want(t, 200)
+}
+
+// TestManyAnswersAtOnce is 50 answers for one question: the first counts.
+func TestManyAnswersAtOnce(t *testing.T) {
+	w := newWorld(t, asks)
+	id := w.start("bind")
+	f := w.follow(id, "")
+	turn := w.say(id, "go")
+	c := w.asked(id, f)
+	path := "/sessions/" + id + "/turns/" + turn + "/confirmations/" + c.ID
+	var mu sync.Mutex
+	got := map[int]int{}
+	var all sync.WaitGroup
+	for i := range 50 {
+		all.Go(func() {
+			a, err := send(t.Context(), http.DefaultClient, w.base, aliceToken, "POST", path, `{"decision":"`+[]string{"allow", "deny"}[i%2]+`"}`)
+			if err != nil {
+				t.Error(err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			got[a.status]++
+		})
+	}
+	all.Wait()
+	w.ended(id, turn)
+	if got[200] != 1 || got[409] != 49 {
+		t.Errorf("answers by status: %v", got)
+	}
+	records := w.trace(id)
+	if count(records, runner.KindConfirmationResolved) != 1 || count(records, runner.KindConfirmationAttempted) != 49 || count(records, runner.KindToolCalled) > 1 {
+		t.Errorf("%d decisions, %d attempts, %d calls", count(records, runner.KindConfirmationResolved), count(records, runner.KindConfirmationAttempted), count(records, runner.KindToolCalled))
+	}
+}
+
+// TestAnswersThatDontCount asks with every wrong id and at every wrong time, and
+// then that the right one does count.
+func TestAnswersThatDontCount(t *testing.T) {
+	w := newWorld(t, asks)
+	mine, other := w.start("bind"), w.start("bind")
+	f, g := w.follow(mine, ""), w.follow(other, "")
+	turn, otherTurn := w.say(mine, "go"), w.say(other, "go")
+	c, d := w.asked(mine, f), w.asked(other, g)
+	at := func(session, turn, id string) string {
+		return "/sessions/" + session + "/turns/" + turn + "/confirmations/" + id
+	}
+	const allow = `{"decision":"allow","scope":"always"}`
+	guessed := strings.Repeat("0", 32)
+	for name, path := range map[string]string{
+		"another session's question": at(mine, turn, d.ID),
+		"another session":            at(other, turn, c.ID),
+		"another turn":               at(mine, otherTurn, c.ID),
+		"no turn":                    at(mine, "trn_x", c.ID),
+		"a guessed id":               at(mine, turn, guessed),
+		"the call's id":              at(mine, turn, c.CallID),
+		"capitals":                   at(mine, turn, strings.ToUpper(c.ID)),
+		"a path":                     at(mine, turn, "..%2f"+c.ID),
+	} {
+		if a := w.post(path, allow); a.status != 404 {
+			t.Errorf("%s: %d %s", name, a.status, a.text)
+		}
+	}
+	for name, body := range map[string]string{
+		"no decision": `{}`, "timeout": `{"decision":"timeout"}`, "other": `{"decision":"yes"}`, "capitals": `{"decision":"ALLOW"}`,
+		"twice": `{"decision":"deny","decision":"allow"}`, "folded": `{"deci\u017fion":"allow"}`, "cased": `{"Decision":"allow"}`,
+		"unknown": `{"decision":"allow","force":true}`, "list": `["allow"]`, "empty": ``, "trailing": `{"decision":"allow"}{}`, "null": `null`, "scope": `{"decision":"allow","scope":"forever"}`,
+	} {
+		if a := w.post(at(mine, turn, c.ID), body); a.status != 400 && a.status != 422 {
+			t.Errorf("body %s: %d %s", name, a.status, a.text)
+		}
+	}
+	if ran := w.backend.commands(); len(ran) != 0 {
+		t.Fatalf("ran %q without an answer", ran)
+	}
+	// After a cancellation.
+	w.post("/sessions/"+mine+"/turns/"+turn+"/cancel", "").want(t, 200)
+	w.ended(mine, turn)
+	if p := w.post(at(mine, turn, c.ID), allow).problem(t, 409, "resolved"); p.Resolution.By != "cancel" {
+		t.Errorf("after a cancellation: %+v", p.Resolution)
+	}
+	// After the session.
+	w.do(aliceToken, "DELETE", "/sessions/"+mine, "").want(t, 200)
+	w.post(at(mine, turn, c.ID), allow).problem(t, 410, "ended")
+	if ran := w.backend.commands(); len(ran) != 0 {
+		t.Fatalf("ran %q without an answer", ran)
+	}
+	// The control: the right id in time.
+	w.post(at(other, otherTurn, d.ID), `{"decision":"allow"}`).want(t, 200)
+	w.ended(other, otherTurn)
+	if ran := w.backend.commands(); len(ran) != 1 {
+		t.Errorf("ran %q, want one command", ran)
+	}
+	var n int
+	for _, r := range w.trace(mine) {
+		if r.Kind == runner.KindConfirmationAttempted {
+			n++
+			if p := payload[runner.ConfirmationAttempted](t, r); p.By != "http:alice" {
+				t.Errorf("recorded as %+v", p)
+			}
+		}
+	}
+	// The guessed one, another session's, and the one after the cancellation.
+	if n != 3 {
+		t.Errorf("%d attempts are recorded", n)
+	}
+}
+
+func TestNobodyAnswers(t *testing.T) {
+	w := newWorld(t, asks)
+	w.opts = func(o *runner.Options) { o.ConfirmTimeout = 50 * time.Millisecond }
+	id := w.start("bind")
+	f := w.follow(id, "")
+	turn := w.say(id, "go")
+	request := payload[runner.ConfirmationRequested](t, f.until(runner.KindConfirmationRequested)).RequestID
+	f.close() // and nobody is connected any more
+	if got := w.ended(id, turn); got.Reason != "answered" {
+		t.Errorf("the turn ended %+v", got)
+	}
+	p := w.post("/sessions/"+id+"/turns/"+turn+"/confirmations/"+request, `{"decision":"allow"}`).problem(t, 409, "resolved")
+	if p.Resolution.Decision != tools.DecisionTimeout || p.Resolution.By != "timeout" {
+		t.Errorf("after its time: %+v", p.Resolution)
+	}
+	if ran := w.backend.commands(); len(ran) != 0 {
+		t.Errorf("ran %q", ran)
+	}
+}
+
+// TestFloodOfAnswers gives 10,000 answers to what nobody asks: the trace takes a
+// bounded number of them, and the one question can be answered all the same.
+func TestFloodOfAnswers(t *testing.T) {
+	w := newWorld(t, asks)
+	id := w.start("bind")
+	f := w.follow(id, "")
+	turn := w.say(id, "go")
+	c := w.asked(id, f)
+	live := w.server.live(id)
+	got := map[int]int{}
+	for i := range 10_000 {
+		_, err := live.answer(context.Background(), turn, fmt.Sprintf("%032x", i), Answer{Decision: tools.DecisionAllow}, "mallory")
+		got[err.(*Problem).Status]++
+	}
+	if got[404] < attemptBurst || got[404]+got[429] != 10_000 || got[429] == 0 {
+		t.Errorf("answered with %v", got)
+	}
+	w.post("/sessions/"+id+"/turns/"+turn+"/confirmations/"+c.ID, `{"decision":"allow"}`).want(t, 200)
+	w.ended(id, turn)
+	if ran := w.backend.commands(); len(ran) != 1 {
+		t.Errorf("ran %q", ran)
+	}
+	if n := count(w.trace(id), runner.KindConfirmationAttempted); n != got[404] {
+		t.Errorf("%d attempts are recorded, %d were answered", n, got[404])
+	}
+}

@@ -1,0 +1,207 @@
+//go:build linux
+
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// fakeBackend makes sandboxes in memory that know four commands:
+//
+//	say TEXT · write NAME TEXT · flood BYTES · hang
+//
+// Files are really written, in the folder or in a real overlay of it.
+type fakeBackend struct {
+	mu    sync.Mutex
+	boxes []*fakeBox
+	ran   []string
+}
+
+func (f *fakeBackend) Name() string { return "fake" }
+
+func (f *fakeBackend) Check(context.Context) (sandbox.Info, error) {
+	return sandbox.Info{Backend: "fake", Local: true}, nil
+}
+func (f *fakeBackend) Sweep(context.Context) ([]sandbox.Leftover, error) { return nil, nil }
+func (f *fakeBackend) List(context.Context) ([]sandbox.Listing, error)   { return nil, nil }
+
+func (f *fakeBackend) Create(_ context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	b := &fakeBox{backend: f, spec: spec, done: make(chan struct{}), dir: spec.Workspace.Dir}
+	if spec.Workspace.Mode == sandbox.ModeOverlay {
+		if err := b.mount(); err != nil {
+			return nil, err
+		}
+	}
+	b.writer = workspace.NewWriter(b.dir, workspace.WriterOptions{HostPath: spec.Workspace.Path, ContainerPath: sandbox.WorkspaceDir})
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.boxes = append(f.boxes, b)
+	return b, nil
+}
+
+// commands are those that ran, in order.
+func (f *fakeBackend) commands() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return append([]string{}, f.ran...)
+}
+
+// requireGone fails the test where a sandbox is left.
+func (f *fakeBackend) requireGone(t *testing.T) {
+	t.Helper()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i, b := range f.boxes {
+		if b.State() != sandbox.StateStopped {
+			t.Errorf("sandbox %d of %d is left", i, len(f.boxes))
+		}
+	}
+}
+
+type fakeBox struct {
+	backend *fakeBackend
+	spec    sandbox.Spec
+	writer  *workspace.Writer
+	dir     *os.File
+	merged  string
+
+	once sync.Once
+	done chan struct{}
+}
+
+func (b *fakeBox) ID() string { return "fake-" + b.spec.Session }
+
+func (b *fakeBox) State() sandbox.State {
+	select {
+	case <-b.done:
+		return sandbox.StateStopped
+	default:
+		return sandbox.StateRunning
+	}
+}
+
+func (b *fakeBox) Attestation() sandbox.Attestation {
+	return sandbox.Attestation{
+		Backend: "fake", Container: b.ID(), Network: "none", User: "10001:10001", Capabilities: []string{}, GuestCapabilities: []string{},
+		Namespaces: []string{"pid"}, Workspace: b.spec.Workspace.Path, WorkspaceMode: string(b.spec.Workspace.Mode),
+	}
+}
+
+// mount mounts a real overlay, which root can.
+func (b *fakeBox) mount() (err error) {
+	w := b.spec.Workspace
+	b.merged = filepath.Join(b.spec.Dir, "merged")
+	if err := os.Mkdir(b.merged, 0o755); err != nil {
+		return err
+	}
+	options := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s,userxattr", w.Path, filepath.Join(w.Layers, "upper"), filepath.Join(w.Layers, "work"))
+	if err := unix.Mount("overlay", b.merged, "overlay", 0, options); err != nil {
+		return fmt.Errorf("%w: mount overlay: %w", sandbox.ErrUnsupported, err)
+	}
+	b.dir, err = os.Open(b.merged)
+	return err
+}
+
+func (b *fakeBox) Ping(context.Context) error { return nil }
+func (b *fakeBox) Done() <-chan struct{}      { return b.done }
+func (b *fakeBox) Err() error                 { return nil }
+
+func (b *fakeBox) View() workspace.View {
+	if b.merged == "" {
+		return nil
+	}
+	r, err := workspace.NewReader(b.dir, workspace.ReaderOptions{HostPath: b.spec.Workspace.Path, ContainerPath: sandbox.WorkspaceDir})
+	if err != nil {
+		panic(err)
+	}
+	return r
+}
+
+func (b *fakeBox) Destroy(context.Context) error {
+	var err error
+	b.once.Do(func() {
+		if b.merged != "" {
+			err = errors.Join(b.dir.Close(), unix.Unmount(b.merged, 0), os.Remove(b.merged))
+		}
+		close(b.done)
+	})
+	return err
+}
+
+func (b *fakeBox) Apply(ctx context.Context, op workspace.Op) (workspace.Change, error) {
+	return b.writer.Apply(ctx, op)
+}
+
+func (b *fakeBox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Process, error) {
+	p := &fakeProcess{done: make(chan struct{})}
+	go func() {
+		defer close(p.done)
+		p.exit = b.run(ctx, cmd)
+	}()
+	return p, nil
+}
+
+func (b *fakeBox) run(ctx context.Context, cmd sandbox.Command) (exit sandbox.Exit) {
+	if cmd.Argv[0] == "bash" && len(cmd.Argv) == 3 {
+		return exit // there is a bash
+	}
+	text := cmd.Argv[len(cmd.Argv)-1]
+	b.backend.mu.Lock()
+	b.backend.ran = append(b.backend.ran, text)
+	b.backend.mu.Unlock()
+	verb, rest, _ := strings.Cut(text, " ")
+	n := 0
+	switch verb {
+	case "say":
+		n, _ = io.WriteString(cmd.Stdout, rest+"\n")
+	case "write":
+		name, content, _ := strings.Cut(rest, " ")
+		path := filepath.Join(b.spec.Workspace.Path, name)
+		if b.merged != "" {
+			path = filepath.Join(b.merged, name)
+		}
+		if os.WriteFile(path, []byte(content+"\n"), 0o644) != nil {
+			exit.Status.Code = 1
+		}
+	case "flood":
+		total, _ := strconv.Atoi(rest)
+		for piece := []byte(strings.Repeat("x", 1023) + "\n"); n < total; n += len(piece) {
+			_, _ = cmd.Stdout.Write(piece)
+		}
+	case "hang":
+		n, _ = io.WriteString(cmd.Stdout, "so far\n")
+		select {
+		case <-ctx.Done():
+		case <-b.done:
+		}
+		exit.Status = sandbox.ExitStatus{Code: -1, Signal: 15, Cancelled: ctx.Err() != nil}
+	default:
+		exit.Status.Code = 127
+	}
+	exit.Stdout = sandbox.Stream{Total: int64(n), Live: int64(n)}
+	return exit
+}
+
+type fakeProcess struct {
+	done chan struct{}
+	exit sandbox.Exit
+}
+
+func (p *fakeProcess) Wait() (sandbox.Exit, error) {
+	<-p.done
+	return p.exit, nil
+}

@@ -1,0 +1,210 @@
+//go:build linux
+
+package server
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/runner"
+)
+
+const twoTurns = `
+  - calls: [{tool: shell, input: {command: "say hello"}}]
+  - text: First.
+  - text: Second.
+`
+
+func TestSessionFromItsStartToItsEnd(t *testing.T) {
+	w := newWorld(t, twoTurns)
+	w.policy = "sandboxed"
+	id := w.start("bind")
+	var s Session
+	w.get("/sessions/"+id).want(t, 200).into(t, &s)
+	if s.State != StateIdle || s.Client != "alice" || s.Workspace != w.dir || s.Mode != "bind" || s.Policy != "sandboxed" || s.Backend != "fake" || s.Turns != 0 {
+		t.Errorf("begun as %+v", s)
+	}
+	first := w.ended(id, w.say(id, "say hello\nand more"))
+	second := w.ended(id, w.say(id, "again"))
+	if first.Answer != "First." || first.Reason != "answered" || first.Usage.ToolCalls != 1 || second.Answer != "Second." {
+		t.Errorf("turns ended as %+v and %+v", first, second)
+	}
+	w.get("/sessions/"+id).want(t, 200).into(t, &s)
+	if s.Title != "say hello …" || s.Turns != 2 || s.Usage.Rounds != 3 || s.Attestation == nil || s.LastTurn.ID != second.ID {
+		t.Errorf("idle as %+v", s)
+	}
+	s = Session{}
+	w.do(aliceToken, "DELETE", "/sessions/"+id, "").want(t, 200).into(t, &s)
+	if s.State != StateEnded || s.Reason != "answered" || *s.Exit != 0 || s.Usage.Rounds != 3 || s.Title != "say hello …" || s.Attestation == nil {
+		t.Errorf("ended as %+v", s)
+	}
+	w.backend.requireGone(t)
+	// Once more is the same, and it is in the list.
+	var again Session
+	w.do(bobToken, "DELETE", "/sessions/"+id, "").want(t, 200).into(t, &again)
+	if diff := cmp.Diff(s, again); diff != "" {
+		t.Errorf("ended again (-want +got):\n%s", diff)
+	}
+	var list SessionList
+	w.get("/sessions").want(t, 200).into(t, &list)
+	if len(list.Sessions) != 1 || list.Sessions[0].ID != id || list.Sessions[0].State != StateEnded {
+		t.Errorf("listed as %+v", list)
+	}
+	var past Turn
+	w.get("/sessions/"+id+"/turns/"+first.ID).want(t, 200).into(t, &past)
+	first.Limit, past.WallMS = nil, first.WallMS
+	if diff := cmp.Diff(first, past); diff != "" {
+		t.Errorf("the turn from the trace (-live +past):\n%s", diff)
+	}
+	w.post("/sessions/"+id+"/turns", `{"message":"late"}`).problem(t, 410, "ended")
+}
+
+func TestOneTurnAtATime(t *testing.T) {
+	w := newWorld(t, "  - calls: [{tool: shell, input: {command: hang}}]\n  - text: Done.\n")
+	w.policy = "sandboxed"
+	id := w.start("bind")
+	turn := w.say(id, "hang")
+	w.follow(id, "").until(runner.KindToolCalled)
+	p := w.post("/sessions/"+id+"/turns", `{"message":"another"}`).problem(t, 409, "busy")
+	if !strings.Contains(p.Detail, turn) {
+		t.Errorf("which turn runs is not said: %s", p.Detail)
+	}
+	// Cancelling is idempotent, before and after the end.
+	for range 3 {
+		w.post("/sessions/"+id+"/turns/"+turn+"/cancel", "").want(t, 200)
+	}
+	if got := w.ended(id, turn); got.Reason != "cancelled" {
+		t.Errorf("ended %+v", got)
+	}
+	var got Turn
+	w.post("/sessions/"+id+"/turns/"+turn+"/cancel", "").want(t, 200).into(t, &got)
+	if got.State != TurnEnded || got.Reason != "cancelled" {
+		t.Errorf("cancelled again: %+v", got)
+	}
+	w.post("/sessions/"+id+"/turns/trn_00000000000000000000000000/cancel", "").problem(t, 404, "no_turn")
+	if n := count(w.trace(id), runner.KindTurnCancelled); n != 1 {
+		t.Errorf("%d turns were cancelled", n)
+	}
+}
+
+func TestStreamResumesWithoutLossOrRepetition(t *testing.T) {
+	w := newWorld(t, twoTurns)
+	w.policy = "sandboxed"
+	id := w.start("bind")
+	turn := w.say(id, "hello")
+	f := w.follow(id, "")
+	// The connection is dropped after each record, at whatever time.
+	var got []string
+	last, deltas := "", 0
+	for {
+		e, ok := f.next()
+		if !ok {
+			f.close()
+			f = w.follow(id, last)
+			continue
+		}
+		if e.id == "" {
+			if e.name == "delta" {
+				deltas++
+			}
+			continue
+		}
+		got, last = append(got, e.id), e.id
+		if r := e.record(t); r.Kind == runner.KindTurnCompleted && r.Turn == turn {
+			break
+		}
+		f.close()
+		f = w.follow(id, last)
+	}
+	for i, id := range got {
+		if id != strconv.Itoa(i+1) {
+			t.Fatalf("records came as %v", got)
+		}
+	}
+	w.do(aliceToken, "DELETE", "/sessions/"+id, "").want(t, 200)
+	// What was live, and what is read afterwards, is the trace.
+	var lines []string
+	for _, e := range w.follow(id, "").rest() {
+		if e.id != "" {
+			lines = append(lines, e.data)
+		} else if e.name != "end" || e.data != `{"state":"ended"}` {
+			t.Errorf("an event of an ended session: %+v", e)
+		}
+	}
+	text, err := os.ReadFile(filepath.Join(runner.SessionDir(w.state, id), runner.TraceFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(strings.Split(strings.TrimSpace(string(text)), "\n"), lines); diff != "" {
+		t.Errorf("the stream is not the trace:\n%s", diff)
+	}
+	// ?after= is the same as the header, which wins.
+	for path, first := range map[string]string{"?after=3": "4", "?after=0": "1"} {
+		f := w.follow(id, path)
+		if e, _ := f.next(); e.id != first {
+			t.Errorf("%s begins with %s", path, e.id)
+		}
+	}
+	w.do(aliceToken, "GET", "/sessions/"+id+"/events?after=1", "", "Last-Event-ID", strconv.Itoa(len(lines))).want(t, 204)
+	for _, bad := range []string{"x", "-1", "1e3", "99999", "9223372036854775808"} {
+		w.get("/sessions/"+id+"/events?after="+bad).problem(t, 400, "event_id")
+	}
+}
+
+func TestLiveOutputStandsWhereItCame(t *testing.T) {
+	w := newWorld(t, "  - calls: [{tool: shell, input: {command: hang}}]\n  - text: Done.\n")
+	w.policy = "sandboxed"
+	id := w.start("bind")
+	f := w.follow(id, "")
+	turn := w.say(id, "go")
+	f.until(runner.KindToolCalled)
+	e, ok := f.next()
+	if !ok || e.name != "delta" || e.id != "" || !strings.Contains(e.data, `"text":"so far\n"`) || !strings.Contains(e.data, `"stream":"stdout"`) {
+		t.Errorf("behind tool.called came %+v", e)
+	}
+	w.post("/sessions/"+id+"/turns/"+turn+"/cancel", "").want(t, 200)
+	w.ended(id, turn)
+	// It is never sent again.
+	for _, e := range func() []event {
+		w.do(aliceToken, "DELETE", "/sessions/"+id, "").want(t, 200)
+		return w.follow(id, "").rest()
+	}() {
+		if e.name == "delta" {
+			t.Errorf("live output was replayed: %+v", e)
+		}
+	}
+}
+
+func TestServerStops(t *testing.T) {
+	w := newWorld(t, "  - calls: [{tool: shell, input: {command: hang}}]\n  - text: Done.\n")
+	w.policy = "sandboxed"
+	running, idle := w.start("bind"), w.start("bind")
+	w.say(running, "go")
+	f := w.follow(running, "")
+	f.until(runner.KindToolCalled)
+	g := w.follow(idle, "")
+	if err := w.stop(); err != nil {
+		t.Fatal(err)
+	}
+	w.backend.requireGone(t)
+	for _, f := range []*follower{f, g} {
+		all := f.rest()
+		if last := all[len(all)-1]; last.name != "end" {
+			t.Errorf("the stream ended with %+v", last)
+		}
+	}
+	for _, id := range []string{running, idle} {
+		records := w.trace(id)
+		if last := records[len(records)-1]; last.Kind != runner.KindSessionEnded {
+			t.Errorf("the trace of %s ends with %s", id, last.Kind)
+		}
+	}
+	if n := count(w.trace(running), runner.KindTurnCancelled); n != 1 {
+		t.Errorf("%d turns were cancelled", n)
+	}
+}

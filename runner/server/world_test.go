@@ -1,0 +1,422 @@
+//go:build linux
+
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop/replay"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childEnv) != "" {
+		os.Exit(child())
+	}
+	goleak.VerifyTestMain(m)
+}
+
+const (
+	aliceToken = "alice-0123456789abcdef0123456789"
+	bobToken   = "bob-0123456789abcdef012345678901"
+)
+
+// world is one server on a TCP port, with a fake sandbox and a replayed model.
+type world struct {
+	t       *testing.T
+	root    string // all folders of the test
+	state   string
+	dir     string // the workspace
+	backend *fakeBackend
+	server  *Server
+	base    string
+	stop    func() error
+	// turns is the model's script, in YAML; policy the preset.
+	turns, policy string
+	// expiry bounds confirmations; zero is the dispatcher's.
+	opts func(*runner.Options)
+}
+
+// newWorld makes a world whose model says turns.
+func newWorld(t *testing.T, turns string, change ...func(*Options)) *world {
+	t.Helper()
+	root := t.TempDir()
+	w := &world{t: t, root: root, state: filepath.Join(root, "state"), dir: filepath.Join(root, "workspaces", "one"), turns: turns, policy: "default", backend: &fakeBackend{}}
+	if err := os.MkdirAll(w.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	w.serve(change...)
+	return w
+}
+
+// serve starts a server on the world's state.
+func (w *world) serve(change ...func(*Options)) {
+	w.t.Helper()
+	o := w.options()
+	for _, c := range change {
+		c(&o)
+	}
+	var err error
+	if w.server, err = New(o); err != nil {
+		w.t.Fatal(err)
+	}
+	l, err := Listen(w.t.Context(), "127.0.0.1:0", false)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.base = "http://" + l.Addr().String()
+	ctx, cancel := context.WithCancelCause(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- w.server.Serve(ctx, l) }()
+	stopped := false
+	w.stop = func() error {
+		if stopped {
+			return nil
+		}
+		stopped = true
+		cancel(&runner.Interrupted{Signal: 15})
+		return <-done
+	}
+	w.t.Cleanup(func() {
+		if err := w.stop(); err != nil {
+			w.t.Errorf("stop: %v", err)
+		}
+		http.DefaultTransport.(*http.Transport).CloseIdleConnections()
+		w.backend.requireGone(w.t)
+	})
+}
+
+func (w *world) options() Options {
+	return Options{
+		StateDir: w.state, Version: "test", MaxSessions: 80,
+		Tokens:  []Token{{"alice", aliceToken}, {"bob", bobToken}},
+		Prepare: w.prepare, OpenWorkspace: w.openWorkspace,
+	}
+}
+
+func (w *world) openWorkspace(path string) (*runner.Workspace, error) {
+	if !strings.HasPrefix(path, filepath.Join(w.root, "workspaces")+"/") {
+		return nil, &RequestError{Code: "workspace", Problem: runner.Problem{Cause: "it is below no root", Mend: "Name another."}}
+	}
+	return runner.OpenWorkspace(path, runner.Protected{State: w.state})
+}
+
+// prepare is what cmd/caisson does, with a fake sandbox and a replayed model.
+func (w *world) prepare(_ context.Context, in NewSession) (runner.Options, func(), error) {
+	return prepare(w.state, w.turns, w.policy, in, w.backend, w.openWorkspace, w.opts)
+}
+
+func prepare(state, turns, policy string, in NewSession, backend sandbox.Backend, open func(string) (*runner.Workspace, error), change func(*runner.Options)) (runner.Options, func(), error) {
+	ws, err := open(in.Workspace)
+	if err != nil {
+		return runner.Options{}, nil, err
+	}
+	folder, err := runner.NewFolder(state, nil)
+	if err != nil {
+		return runner.Options{}, nil, errors.Join(err, ws.Close())
+	}
+	script := filepath.Join(folder.Dir, "script.yaml")
+	if err := os.WriteFile(script, []byte("version: 1\nname: test\nturns:\n"+turns), 0o600); err != nil {
+		return runner.Options{}, nil, err
+	}
+	model, err := replay.Open(script, replay.Options{})
+	if err != nil {
+		return runner.Options{}, nil, err
+	}
+	preset, err := tools.Preset(policy)
+	if err != nil {
+		return runner.Options{}, nil, err
+	}
+	o := runner.Options{
+		Folder: folder, Workspace: ws, Backend: backend, Choice: runner.BackendChoice{Asked: "fake", Chosen: "fake"},
+		Image: images.Reference{Scheme: images.SchemeHost}, Mode: sandbox.WorkspaceMode(in.Mode), Resources: limits.DefaultResources(),
+		Model: model, Policy: preset, Budget: limits.Budget{Rounds: new(int64(40))}, Version: "test",
+	}
+	if change != nil {
+		change(&o)
+	}
+	return o, func() {
+		_ = folder.Close()
+		_ = ws.Close()
+	}, nil
+}
+
+// answer is what the server said.
+type answer struct {
+	status int
+	header http.Header
+	text   string
+}
+
+func (a answer) into(t *testing.T, v any) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(a.text), v); err != nil {
+		t.Fatalf("%d %s: %v", a.status, a.text, err)
+	}
+}
+
+func (a answer) want(t *testing.T, status int) answer {
+	t.Helper()
+	if a.status != status {
+		t.Fatalf("got %d, want %d: %s", a.status, status, a.text)
+	}
+	return a
+}
+
+// problem is the answer as a problem of a status and a code.
+func (a answer) problem(t *testing.T, status int, code string) Problem {
+	t.Helper()
+	var p Problem
+	a.want(t, status).into(t, &p)
+	if p.Code != code || p.Status != status || p.Type != "urn:caisson:problem:"+code || p.Detail == "" || a.header.Get("Content-Type") != problemType {
+		t.Errorf("got the problem %+v as %s, want code %s", p, a.header.Get("Content-Type"), code)
+	}
+	return p
+}
+
+// do sends a request with a token, "" is none.
+func (w *world) do(token, method, path, body string, header ...string) answer {
+	w.t.Helper()
+	a, err := send(w.t.Context(), http.DefaultClient, w.base, token, method, path, body, header...)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return a
+}
+
+func send(ctx context.Context, c *http.Client, base, token, method, path, body string, header ...string) (answer, error) {
+	req, err := http.NewRequestWithContext(ctx, method, base+path, strings.NewReader(body))
+	if err != nil {
+		return answer{}, err
+	}
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	if body != "" {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	for i := 0; i+1 < len(header); i += 2 {
+		if req.Header.Set(header[i], header[i+1]); header[i] == "Host" {
+			req.Host = header[i+1]
+		}
+	}
+	res, err := c.Do(req)
+	if err != nil {
+		return answer{}, err
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	return answer{res.StatusCode, res.Header, string(text)}, err
+}
+
+func (w *world) get(path string) answer { w.t.Helper(); return w.do(aliceToken, "GET", path, "") }
+func (w *world) post(path, body string) answer {
+	w.t.Helper()
+	return w.do(aliceToken, "POST", path, body)
+}
+
+// start starts a session on the workspace.
+func (w *world) start(mode string) string {
+	w.t.Helper()
+	var s Session
+	w.post("/sessions", fmt.Sprintf(`{"workspace":%q,"mode":%q}`, w.dir, mode)).want(w.t, 201).into(w.t, &s)
+	return s.ID
+}
+
+// say gives a session a message.
+func (w *world) say(session, message string) string {
+	w.t.Helper()
+	var s Started
+	w.post("/sessions/"+session+"/turns", fmt.Sprintf(`{"message":%q}`, message)).want(w.t, 202).into(w.t, &s)
+	return s.Turn
+}
+
+// event is one of a stream.
+type event struct {
+	id, name, data string
+}
+
+func (e event) record(t *testing.T) runner.Record {
+	t.Helper()
+	r, err := runner.Decode([]byte(e.data))
+	if err != nil {
+		t.Fatalf("event %q: %v", e.data, err)
+	}
+	return r
+}
+
+// follower reads a stream.
+type follower struct {
+	t    *testing.T
+	body io.ReadCloser
+	text *bytes.Buffer
+	buf  []byte
+}
+
+// follow opens a stream behind a record, by the header, or by a query.
+func (w *world) follow(session, after string) *follower {
+	w.t.Helper()
+	query := ""
+	if strings.HasPrefix(after, "?") {
+		query, after = after, ""
+	}
+	req, err := http.NewRequestWithContext(w.t.Context(), "GET", w.base+"/sessions/"+session+"/events"+query, nil)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+aliceToken)
+	if after != "" {
+		req.Header.Set("Last-Event-ID", after)
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if res.StatusCode != 200 {
+		w.t.Fatalf("stream: %s", res.Status)
+	}
+	f := &follower{t: w.t, body: res.Body, text: &bytes.Buffer{}, buf: make([]byte, 8<<10)}
+	w.t.Cleanup(f.close)
+	return f
+}
+
+func (f *follower) close() { _ = f.body.Close() }
+
+// next gives the next event; ok is false at the stream's end.
+func (f *follower) next() (e event, ok bool) {
+	f.t.Helper()
+	for {
+		if i := bytes.Index(f.text.Bytes(), []byte("\n\n")); i >= 0 {
+			e := event{}
+			for line := range strings.Lines(string(f.text.Next(i + 2))) {
+				field, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ": ")
+				switch field {
+				case "id":
+					e.id = value
+				case "event":
+					e.name = value
+				case "data":
+					e.data = value
+				}
+			}
+			if e.data != "" {
+				return e, true
+			}
+			continue // a comment
+		}
+		n, err := f.body.Read(f.buf)
+		f.text.Write(f.buf[:n])
+		if err != nil && n == 0 {
+			return event{}, false
+		}
+	}
+}
+
+// until reads up to the first record of a kind.
+func (f *follower) until(kind runner.Kind) runner.Record {
+	f.t.Helper()
+	for {
+		e, ok := f.next()
+		if !ok {
+			f.t.Fatalf("the stream ended before %s", kind)
+		}
+		if e.id == "" {
+			continue
+		}
+		if r := e.record(f.t); r.Kind == kind {
+			return r
+		}
+	}
+}
+
+// rest reads to the end of the stream.
+func (f *follower) rest() []event {
+	f.t.Helper()
+	var all []event
+	for {
+		e, ok := f.next()
+		if !ok {
+			return all
+		}
+		all = append(all, e)
+	}
+}
+
+// trace reads a session's trace from the disk.
+func (w *world) trace(session string) []runner.Record {
+	w.t.Helper()
+	text, err := os.ReadFile(filepath.Join(runner.SessionDir(w.state, session), runner.TraceFile))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	tr, err := runner.ReadTrace(bytes.NewReader(text))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return tr.Records
+}
+
+func count(records []runner.Record, kind runner.Kind) int {
+	n := 0
+	for _, r := range records {
+		if r.Kind == kind {
+			n++
+		}
+	}
+	return n
+}
+
+// ended waits for the end of a turn, by the stream.
+func (w *world) ended(session, turn string) Turn {
+	w.t.Helper()
+	f := w.follow(session, "")
+	defer f.close()
+	for {
+		e, ok := f.next()
+		if !ok {
+			w.t.Fatal("the stream ended before the turn")
+		}
+		if e.id == "" {
+			continue
+		}
+		if r := e.record(w.t); r.Turn == turn && (r.Kind == runner.KindTurnCompleted || r.Kind == runner.KindTurnCancelled) {
+			break
+		}
+	}
+	var t Turn
+	for { // the record comes a moment before the turn is over
+		w.get("/sessions/"+session+"/turns/"+turn).want(w.t, 200).into(w.t, &t)
+		if t.State != TurnRunning {
+			return t
+		}
+	}
+}
+
+// asked waits for a confirmation and gives it.
+func (w *world) asked(session string, f *follower) Confirmation {
+	w.t.Helper()
+	f.until(runner.KindConfirmationRequested)
+	for {
+		var list ConfirmationList
+		w.get("/sessions/"+session+"/confirmations").want(w.t, 200).into(w.t, &list)
+		if len(list.Confirmations) > 0 {
+			return list.Confirmations[0]
+		}
+	}
+}
