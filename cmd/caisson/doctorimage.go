@@ -30,7 +30,7 @@ func (s *setup) image(ctx context.Context) finding {
 	switch ref.Scheme {
 	case images.SchemeHost:
 		if warnings := s.backends.imageWarnings(ctx, ref); len(warnings) > 0 {
-			f.Result, f.Detail = resultWarning, f.Detail+": "+strings.Join(warnings, "; ")
+			f.Result, f.Detail = resultWarning, f.Detail+": "+strings.Join(firstSentences(warnings), "; ")
 			f.Mend = "Add folders under host_image.toolchains in the configuration, or use an image that has them."
 		}
 	case images.SchemeFolder:
@@ -47,6 +47,16 @@ func (s *setup) image(ctx context.Context) finding {
 		return s.namedImage(ctx, ref)
 	}
 	return f
+}
+
+// firstSentences leaves out what each says of its mend, which is the same.
+func firstSentences(warnings []string) []string {
+	var out []string
+	for _, w := range warnings {
+		first, _, _ := strings.Cut(w, ". ")
+		out = append(out, strings.TrimSuffix(first, "."))
+	}
+	return out
 }
 
 func absentImage(detail, mend string) finding {

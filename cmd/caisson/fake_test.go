@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -31,6 +33,9 @@ type fakeBackend struct {
 	// waiting is what each start says that it waits for; created is a file that
 	// gets a line for each.
 	waiting, created string
+	// network is what a command reaches, lost what the sandbox lacks; runtime is
+	// the runtime's name and version.
+	network, lost, runtime string
 	// journal is a folder that a sweep removes; "" is none.
 	journal string
 	// started is told of each command; nil is nobody.
@@ -40,7 +45,11 @@ type fakeBackend struct {
 func (f *fakeBackend) Name() string { return f.name }
 
 func (f *fakeBackend) Check(context.Context) (sandbox.Info, error) {
-	return sandbox.Info{Backend: f.name, Runtime: "fake", RuntimeVersion: "1", Local: true}, f.unavailable
+	info := sandbox.Info{Backend: f.name, Runtime: "fake", RuntimeVersion: "1", Local: true}
+	if f.runtime != "" {
+		info.Runtime, info.RuntimeVersion, _ = strings.Cut(f.runtime, " ")
+	}
+	return info, f.unavailable
 }
 
 // Sweep forgets the sessions in journal, if there is one.
@@ -137,7 +146,12 @@ func (s *fakeSandbox) Destroy(context.Context) error {
 }
 
 func (s *fakeSandbox) Attestation() sandbox.Attestation {
+	var lost []string
+	if s.backend.lost != "" {
+		lost = []string{s.backend.lost}
+	}
 	return sandbox.Attestation{
+		Lost: lost, WorkspaceMode: string(s.spec.Workspace.Mode),
 		Backend: s.backend.name, Runtime: "fake", RuntimeVersion: "1", Container: "fake", Image: "host", User: "10001:10001",
 		Capabilities: []string{}, GuestCapabilities: []string{}, Namespaces: []string{}, Seccomp: "filter", Network: "none",
 		Limits: sandbox.AttestedLimits{MemoryBytes: s.spec.Resources.MemoryBytes, PIDs: s.spec.Resources.PIDs},
@@ -150,6 +164,13 @@ func (s *fakeSandbox) Apply(ctx context.Context, op workspace.Op) (workspace.Cha
 
 func (s *fakeSandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Process, error) {
 	dir := filepath.Join(s.path, strings.TrimPrefix(cmd.Dir, sandbox.WorkspaceDir))
+	if len(cmd.Argv) > 1 && cmd.Argv[0] == sandbox.GuestPath && cmd.Argv[1] == wire.ReachWord {
+		text, err := json.Marshal(fakeReach(s.backend.network, cmd.Argv[2:]))
+		if err != nil {
+			return nil, err
+		}
+		cmd.Argv = []string{"echo", string(text)}
+	}
 	c := exec.CommandContext(ctx, cmd.Argv[0], cmd.Argv[1:]...)
 	if cmd.Env == nil {
 		cmd.Env = sandbox.DefaultEnv()
@@ -166,6 +187,26 @@ func (s *fakeSandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.P
 		p.cmd = nil
 	}
 	return p, nil
+}
+
+// fakeReach is what a command finds of the network: nothing, what is listed by
+// an interface of the engine's ("bridge"), everything ("open"), or no answer
+// ("silent").
+func fakeReach(network string, targets []string) wire.Reach {
+	r := wire.Reach{Interfaces: []string{"lo"}, Results: map[string]string{}}
+	if network == "bridge" {
+		r.Interfaces = append(r.Interfaces, "eth0")
+	}
+	for _, t := range targets {
+		switch network {
+		case "open":
+			r.Results[t] = "ok"
+		case "silent":
+		default:
+			r.Results[t] = "ENETUNREACH"
+		}
+	}
+	return r
 }
 
 func orDiscard(w io.Writer) io.Writer {

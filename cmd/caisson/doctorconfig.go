@@ -1,0 +1,120 @@
+package main
+
+import (
+	"fmt"
+	"net/netip"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/runner"
+)
+
+// leastState is what the state folder should have free: records, spilled output
+// and the layers of overlay sessions go there.
+const leastState = 1 << 30
+
+// examineConfig checks the files that settings came from, and where state goes.
+func (s *setup) examineConfig() []finding {
+	const check = "configuration"
+	var names []string
+	findings := []finding{{Check: check, Result: resultOK}}
+	for _, src := range s.conf.Sources {
+		names = append(names, src.String())
+		if src.Name != "user" {
+			continue
+		}
+		if info, err := os.Stat(src.Path); err == nil && info.Mode().Perm()&0o022 != 0 {
+			findings = append(findings, finding{
+				Check: check, Result: resultWarning, Detail: fmt.Sprintf("%s can be written by other users (mode %04o)", src.Path, info.Mode().Perm()),
+				Mend: "chmod go-w " + src.Path,
+			})
+		}
+	}
+	findings[0].Detail = strings.Join(names, ", ")
+	for _, host := range s.conf.Images.PlainHTTP {
+		if !loopback(host) {
+			findings = append(findings, finding{
+				Check: check, Result: resultWarning, Detail: fmt.Sprintf("images.plain_http: %s is spoken to without TLS: whoever is between can change images", host),
+				Mend: "Take it out, and give the registry a certificate.",
+			})
+		}
+	}
+	return append(findings, s.requirements())
+}
+
+// requirements says whether there is an administrator's file. One that is not
+// the administrator's is an error of the configuration.
+func (s *setup) requirements() finding {
+	const check = "requirements"
+	i := slices.IndexFunc(s.conf.Sources, func(src config.Source) bool { return src.Name == "requirements" })
+	if i < 0 {
+		return finding{Check: check, Result: resultOK, Detail: "none at " + s.deps.requirements}
+	}
+	return finding{Check: check, Result: resultOK, Detail: s.conf.Sources[i].Path + " counts: root alone can write it"}
+}
+
+// state checks the folder of sessions and answers.
+func (s *setup) state() finding {
+	const check = "state folder"
+	dir := s.environ.stateDir()
+	if err := runner.CheckStateDir(dir); err != nil {
+		return failed(check, err)
+	}
+	f := finding{Check: check, Result: resultWarning, Detail: dir, Mend: "Set XDG_STATE_HOME to a folder that stays."}
+	if temp := below(dir, temporary(s.environ)); temp != "" {
+		f.Detail = fmt.Sprintf("%s is below %s, which is emptied: records, approvals and kept changes go with it", dir, temp)
+		return f
+	}
+	free, err := freeSpace(dir)
+	switch {
+	case err != nil:
+		f.Detail += ": " + err.Error()
+		f.Mend = "Make it writable, or set XDG_STATE_HOME to another folder."
+	case free < leastState:
+		f.Detail += fmt.Sprintf(" has %s free", size(free))
+		f.Mend = "Make room there, or set XDG_STATE_HOME to a folder on a larger disk."
+	default:
+		f = finding{Check: check, Result: resultOK, Detail: fmt.Sprintf("%s, %s free", dir, size(free))}
+	}
+	return f
+}
+
+// model checks the model without asking it anything.
+func (s *setup) model() finding {
+	const check = "model"
+	m, err := s.conf.SelectModel(s.environ)
+	if err != nil {
+		f := failed(check, noModel(err))
+		f.Result = resultWarning
+		return f
+	}
+	detail := m.Provider + "/" + m.Name
+	if m.BaseURL != "" {
+		detail += " at " + m.BaseURL
+	}
+	warn := func(text, mend string) finding {
+		return finding{Check: check, Result: resultWarning, Detail: detail + ": " + text, Mend: mend}
+	}
+	base, err := url.Parse(m.BaseURL)
+	switch {
+	case m.KeyNeeded && m.APIKey == "":
+		return warn(m.KeyEnv+" is not set", "Set it to your key.")
+	case err == nil && base.Scheme == "http" && m.APIKey != "" && !loopback(base.Host):
+		return warn("the key and all that the model reads go over the network without TLS", "Use https:// in base_url.")
+	case m.Provider != "replay" && m.Price == nil && (err != nil || !loopback(base.Host)):
+		return warn("its price is unknown, and so is what a run costs", "Give its profile under models: a price.")
+	}
+	return finding{Check: check, Result: resultOK, Detail: detail}
+}
+
+// loopback says whether host or host:port is this machine.
+func loopback(host string) bool {
+	if u := (&url.URL{Host: host}); u.Hostname() != "" {
+		host = u.Hostname()
+	}
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || strings.HasSuffix(host, ".localhost") || err == nil && ip.IsLoopback()
+}

@@ -1,0 +1,308 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// The checks of what may run.
+const (
+	checkPolicy    = "policy"
+	checkOnPrompt  = "on_prompt"
+	checkTrusted   = "trusted folder"
+	checkApprovals = "approvals"
+)
+
+// examinePolicy says what would run unasked, and which rules do nothing.
+func (s *setup) examinePolicy() []finding {
+	p, err := s.conf.ToolPolicy("ci")
+	if err != nil {
+		return []finding{failed(checkPolicy, err)}
+	}
+	findings := []finding{s.policyFinding(p)}
+	defs, err := runner.Definitions()
+	if err != nil {
+		return append(findings, failed(checkPolicy, err))
+	}
+	findings = append(findings, ruleFindings(p, defs)...)
+	findings = append(findings, askFindings(p, defs)...)
+	findings = append(findings, promptFinding(*s.conf.OnPrompt))
+	findings = append(findings, s.folderFindings(p)...)
+	return append(findings, s.grantFindings(p, defs)...)
+}
+
+func (s *setup) policyFinding(p tools.Policy) finding {
+	detail := p.Name + " without a terminal, default on one"
+	if s.conf.Policy != nil && s.conf.Policy.Preset != nil {
+		detail = p.Name
+	}
+	if len(p.Tighten) > 0 {
+		detail += ", tightened by the administrator's requirements"
+	}
+	return finding{Check: checkPolicy, Result: resultOK, Detail: detail}
+}
+
+// ruleFindings are about rules that do nothing: a misspelt deny protects
+// nothing.
+func ruleFindings(p tools.Policy, defs []tools.Definition) []finding {
+	var findings []finding
+	for _, key := range p.Unmatched(defs) {
+		f := finding{Check: checkPolicy, Result: resultWarning, Detail: fmt.Sprintf("the rule for %q matches no tool and does nothing", key), Mend: "Take it out of policy.tools; the tools are " + names(defs) + "."}
+		if near := nearest(key, defs); near != "" {
+			f.Mend = fmt.Sprintf("Write %s, if that is meant; otherwise take it out of policy.tools.", near)
+		}
+		findings = append(findings, f)
+	}
+	keys := slices.Sorted(maps.Keys(p.Tools))
+	for i, key := range keys {
+		for _, other := range keys[i+1:] {
+			if tools.Name(key).Same(tools.Name(other)) {
+				findings = append(findings, finding{
+					Check: checkPolicy, Result: resultWarning, Mend: "Keep one of the two in policy.tools.",
+					Detail: fmt.Sprintf("%q (%s) and %q (%s) are two spellings of one tool: a deny of either counts, otherwise the one with a slash", key, p.Tools[key], other, p.Tools[other]),
+				})
+			}
+		}
+	}
+	if len(p.TrustedOverrides) > 0 && len(p.TrustedWorkspaces) == 0 {
+		findings = append(findings, finding{
+			Check: checkPolicy, Result: resultWarning, Detail: "trusted_workspace_overrides has no effect: no workspace is trusted",
+			Mend: "Name folders under policy.trusted_workspaces, or take the overrides out.",
+		})
+	}
+	return findings
+}
+
+func names(defs []tools.Definition) string {
+	var all []string
+	for _, d := range defs {
+		all = append(all, string(d.Name))
+	}
+	slices.Sort(all)
+	return strings.Join(all, ", ")
+}
+
+// nearest is the tool that a misspelt name is likely to mean, "" where none is
+// like it: at most a third of its letters are wrong.
+func nearest(key string, defs []tools.Definition) string {
+	best, least := "", max(len(key)/3, 1)+1
+	for _, d := range defs {
+		if n := distance(strings.ToLower(key), strings.ToLower(string(d.Name))); n < least {
+			best, least = string(d.Name), n
+		}
+	}
+	return best
+}
+
+// distance is the number of letters to put in, take out or change (Levenshtein).
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		before := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			change := before
+			if a[i] != b[j] {
+				change++
+			}
+			before = row[j+1]
+			row[j+1] = min(change, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}
+
+// askFindings are about what leaves the sandbox unasked.
+func askFindings(p tools.Policy, defs []tools.Definition) []finding {
+	var findings []finding
+	unasked := func(def tools.Definition, what string) {
+		for _, where := range []string{"", "trusted"} {
+			workspace := ""
+			if where != "" && len(p.TrustedWorkspaces) > 0 {
+				workspace = p.TrustedWorkspaces[0]
+			}
+			if v := p.Decide(def, workspace); v.Mode == tools.ModeAuto {
+				findings = append(findings, finding{
+					Check: checkPolicy, Result: resultWarning, Detail: fmt.Sprintf("%s runs without asking (%s)", what, v.Rule),
+					Mend: "Make it prompt or deny, unless what it can reach is bounded otherwise.",
+				})
+				return
+			}
+		}
+	}
+	// A class that no tool has yet counts for the tools that come.
+	unasked(tools.Definition{Name: "network", Class: tools.ClassNetwork, Runs: tools.PlaceHost}, "every tool of class network")
+	for _, def := range defs {
+		switch {
+		case def.Class == tools.ClassNetwork:
+			if _, named := p.Tools[string(def.Name)]; named {
+				unasked(def, string(def.Name)+", which reaches the network,")
+			}
+		case def.Runs == tools.PlaceHost && (def.Class == tools.ClassExecute || def.Class == tools.ClassWrite):
+			unasked(def, string(def.Name)+", which changes things outside of the sandbox,")
+		}
+	}
+	return findings
+}
+
+// promptFinding says what becomes of a question that nobody can be asked.
+func promptFinding(mode string) finding {
+	f := finding{Check: checkOnPrompt, Result: resultOK, Detail: mode + ": without a terminal, what would be asked is refused"}
+	switch mode {
+	case "allow":
+		f.Result, f.Mend = resultWarning, "Set on_prompt to deny, and name what may run in the policy."
+		f.Detail = "allow: without a terminal, what would be asked runs although nobody approved it"
+	case "fail":
+		f.Detail = "fail: without a terminal, what would be asked ends the run"
+	}
+	return f
+}
+
+// folderFindings are about folders in which writes are not asked about, and
+// those whose own configuration counts.
+func (s *setup) folderFindings(p tools.Policy) []finding {
+	var findings []finding
+	for _, folder := range p.TrustedWorkspaces {
+		for _, why := range doubts(folder, s.environ) {
+			findings = append(findings, finding{
+				Check: checkTrusted, Result: resultWarning, Detail: fmt.Sprintf("%s (policy.trusted_workspaces) %s", folder, why),
+				Mend: "Take it out, or name a folder that is there and that you alone can write.",
+			})
+		}
+	}
+	list, err := s.environ.trustStore().List()
+	if err != nil {
+		return append(findings, corrupt(checkTrusted, err, "caisson trust stores anew what you trust."))
+	}
+	for _, w := range list {
+		why := doubts(w.Workspace, s.environ)
+		if len(why) == 0 && !s.covered(w) {
+			why = []string{"has other settings than those that were trusted, so that they don't count"}
+		}
+		for _, text := range why {
+			findings = append(findings, finding{
+				Check: checkTrusted, Result: resultWarning, Detail: fmt.Sprintf("%s (caisson trust) %s", w.Workspace, text),
+				Mend: "caisson untrust " + w.Workspace + " forgets it; caisson trust looks at it again.",
+			})
+		}
+	}
+	return findings
+}
+
+// covered says whether a workspace's own settings are those that were trusted.
+func (s *setup) covered(w tools.TrustedWorkspace) bool {
+	ws, err := runner.OpenWorkspace(w.Workspace, runner.Protected{Home: s.environ.home(), State: s.environ.stateDir(), Config: s.environ.configDir()})
+	if err != nil {
+		return false
+	}
+	defer ws.Close() //nolint:errcheck // only read
+	own, err := readOwn(ws)
+	return err == nil && w.Covers(own.files)
+}
+
+// doubts says why a folder should not be trusted.
+func doubts(folder string, env environ) []string {
+	info, err := os.Stat(folder)
+	if err != nil || !info.IsDir() {
+		return []string{"is no folder: whoever makes it is trusted"}
+	}
+	var why []string
+	if temp := below(folder, temporary(env)); temp != "" {
+		why = append(why, "is below "+temp+", where other programs and users make folders")
+	}
+	if info.Mode().Perm()&0o002 != 0 {
+		why = append(why, "can be written by everybody")
+	}
+	if below(env.home(), []string{folder}) != "" {
+		why = append(why, "holds your home folder, so that all that is in it is trusted")
+	}
+	return why
+}
+
+// temporary are the folders for temporary files.
+func temporary(env environ) []string {
+	dirs := []string{"/tmp", "/var/tmp", "/dev/shm"}
+	if dir := absolute(env.get("TMPDIR")); dir != "" {
+		dirs = append(dirs, dir)
+	}
+	return dirs
+}
+
+// below gives the first folder at or below which a path is, "" for none; an
+// empty path is below nothing.
+func below(path string, folders []string) string {
+	if path == "" {
+		return ""
+	}
+	for _, folder := range folders {
+		for _, name := range []string{folder, resolved(folder)} {
+			if rel, err := filepath.Rel(name, path); err == nil && rel != ".." && !strings.HasPrefix(rel, "../") {
+				return folder
+			}
+		}
+	}
+	return ""
+}
+
+func resolved(path string) string {
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		return real
+	}
+	return path
+}
+
+// corrupt is a file of lasting answers that could not be read.
+func corrupt(check string, err error, mend string) finding {
+	if e, ok := errors.AsType[*tools.CorruptError](err); ok {
+		return finding{Check: check, Result: resultWarning, Detail: fmt.Sprintf("%s was damaged and counts as empty: %v; it is now %s", e.Path, e.Err, e.Quarantine), Mend: "Look at what it holds; " + mend}
+	}
+	return finding{Check: check, Result: resultWarning, Detail: err.Error(), Mend: "Make it a file that you can read."}
+}
+
+// grantFindings are about stored approvals that do nothing any more.
+func (s *setup) grantFindings(p tools.Policy, defs []tools.Definition) []finding {
+	list, err := s.environ.grantStore().List()
+	if err != nil {
+		return []finding{corrupt(checkApprovals, err, "what it allowed is asked again.")}
+	}
+	var findings []finding
+	warn := func(detail, mend string) {
+		findings = append(findings, finding{Check: checkApprovals, Result: resultWarning, Detail: detail, Mend: mend})
+	}
+	gone := map[string]int{}
+	for _, g := range list {
+		i := slices.IndexFunc(defs, func(d tools.Definition) bool { return d.Name.Same(g.Tool) })
+		switch {
+		case i < 0:
+			warn(fmt.Sprintf("one is stored for %s, which is no tool", g.Tool), fmt.Sprintf("caisson approvals revoke --tool %s removes it.", g.Tool))
+		case g.Decision == tools.DecisionAllow && p.Decide(defs[i], g.Workspace).Mode == tools.ModeDeny && !p.NoPrompts:
+			warn(fmt.Sprintf("one allows %s in %s, which the policy denies: it has no effect", g.Tool, g.Workspace), "Change the policy, or revoke it with caisson approvals revoke.")
+		}
+		if info, err := os.Stat(g.Workspace); err != nil || !info.IsDir() {
+			gone[g.Workspace]++
+		}
+	}
+	for _, folder := range slices.Sorted(maps.Keys(gone)) {
+		warn(fmt.Sprintf("%d hold for %s, which is no folder: whoever makes it gets them", gone[folder], folder), "caisson approvals revoke removes them.")
+	}
+	return append([]finding{{Check: checkApprovals, Result: resultOK, Detail: cmp.Or(counted(len(list)), "none are stored")}}, findings...)
+}
+
+func counted(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d stored", n)
+}

@@ -1,0 +1,78 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/charmbracelet/x/ansi"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// The columns of a finding: its result, its check, and what there is to say,
+// which goes on below itself.
+const (
+	resultWidth = 8
+	checkWidth  = 15
+	indent      = resultWidth + 1 + checkWidth + 1
+)
+
+// resultColours are on a terminal.
+var resultColours = map[string]string{resultOK: "32", resultWarning: "33", resultFailed: "1;31", resultAbsent: "2"}
+
+// showFindings writes the findings for people, or as JSON. On a terminal lines
+// are broken at its width and results have colours.
+func showFindings(d deps, env environ, findings []finding, asJSON bool) error {
+	if asJSON {
+		return writeJSON(d.stdout, findings)
+	}
+	width := 0
+	colour := false
+	if d.terminal(d.stdout) {
+		width = max(d.width(), indent+20)
+		colour = env.get("NO_COLOR") == "" && env.get("TERM") != "dumb"
+	}
+	var out strings.Builder
+	counts := map[string]int{}
+	for _, f := range findings {
+		counts[f.Result]++
+		word := fmt.Sprintf("%-*s", resultWidth, f.Result)
+		if colour {
+			word = "\x1b[" + resultColours[f.Result] + "m" + word + "\x1b[0m"
+		}
+		fmt.Fprintf(&out, "%s %-*s %s\n", word, checkWidth, f.Check, hang(f.Detail, "", width))
+		if f.Mend != "" {
+			fmt.Fprintf(&out, "%*s%s\n", indent, "", hang(f.Mend, "→ ", width))
+		}
+	}
+	fmt.Fprintf(&out, "\n%s\n", summary(counts))
+	_, err := fmt.Fprint(d.stdout, out.String())
+	return err
+}
+
+// hang makes text safe to show and breaks it at a width, 0 for none, so that it
+// stands in its column.
+func hang(text, begin string, width int) string {
+	safe, _ := tools.Display(text)
+	safe = begin + safe
+	if width == 0 {
+		return safe
+	}
+	lines := strings.Split(ansi.Wrap(safe, width-indent, ""), "\n")
+	return strings.Join(lines, "\n"+strings.Repeat(" ", indent+len([]rune(begin))))
+}
+
+// summary says how it went in one line.
+func summary(counts map[string]int) string {
+	text := fmt.Sprintf("%d ok, %d warnings, %d failed", counts[resultOK], counts[resultWarning], counts[resultFailed])
+	if counts[resultWarning] == 1 {
+		text = strings.Replace(text, "warnings", "warning", 1)
+	}
+	switch {
+	case counts[resultFailed] > 0:
+		return text + ": mend what failed before you run anything."
+	case counts[resultWarning] > 0:
+		return text + ": caisson run works here; look at the warnings."
+	}
+	return text + ": caisson run works here."
+}
