@@ -58,7 +58,7 @@ func (r *round) raise(p *pending, v Verdict) Verdict {
 	switch {
 	case p.dangerous == "" || v.Mode == ModePrompt:
 		return v
-	case r.d.opts.Broker != nil:
+	case r.d.opts.Broker != nil && !r.d.opts.Policy.NoPrompts:
 		return Verdict{ModePrompt, "dangerous command " + p.dangerous + ", " + v.Rule}
 	case v.Mode == ModeAuto:
 		r.warn(p, fmt.Sprintf("a command that is called dangerous ran without an answer, because nobody can be asked: it matches %q", p.dangerous))

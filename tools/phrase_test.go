@@ -1,6 +1,9 @@
 package tools
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 func TestStaticPhrase(t *testing.T) {
 	tests := []struct{ command, want string }{ // "" where it can't be approved for good
@@ -98,6 +101,68 @@ func TestStaticPhrase(t *testing.T) {
 		got, err := StaticPhrase(tt.command)
 		if got != tt.want || (err == nil) != (tt.want != "") {
 			t.Errorf("StaticPhrase(%q) is %q, %v, want %q", tt.command, got, err, tt.want)
+		}
+	}
+}
+
+// TestAlwaysCoversOneCommand: each of these begins like, holds, or is reached
+// from a command that was approved for good, and none is covered. The control is
+// a matcher that compares beginnings and parts, as allow-lists of words do.
+func TestAlwaysCoversOneCommand(t *testing.T) {
+	approved := []string{"git status", "ls", "find", "rg", "tar", "go test", "sed", "awk", "npm test", "echo"}
+	naive := func(command string) bool {
+		for _, p := range approved {
+			if command == p || strings.HasPrefix(command, p) {
+				return true
+			}
+		}
+		return false
+	}
+	covered := func(command string) bool {
+		phrase, err := StaticPhrase(command)
+		if err != nil {
+			return false
+		}
+		for _, p := range approved {
+			if phrase == p {
+				return true
+			}
+		}
+		return false
+	}
+	if !covered("git  status") || !covered("'git' status") {
+		t.Fatal("the approved command itself is not covered: the cases below show nothing")
+	}
+	fooled := 0
+	for _, command := range []string{
+		// Acceptance 39: more than one command, or another one.
+		"ls; id", "ls && id", "ls || id", "ls | sh", "ls\nid", "ls &", "ls & id", "ls $(id)", "ls `id`", "ls <(id)", "ls >~/.x", "ls >>x", "ls 2>x", "ls <x", "ls <<X\nid\nX", "ls <<<x",
+		"env -S ls", "ls\rid", "ls\r\nid", "ls" + strings.Repeat(";id", 60), "git status" + strings.Repeat(" && true", 60) + " && id", "a=b ls", "PATH=/workspace/bin ls",
+		"LD_PRELOAD=x ls", "alias ls=id", "alias", "unalias ls", "shopt -s x", "set -x", "export PATH=x", "declare -x A=b", "readonly A=b", "local x", "hash -p /x ls", "enable -f x ls",
+		"builtin ls", "command ls", "ls ${IFS}x", "ls $'x'", "ls ~", "ls *", "l''s -la | id", "ls \\\nid", "time ls", "! ls", "coproc ls", "function ls { id; }", "ls() { id; }", "trap id EXIT", "mapfile -C id x",
+		// Acceptance 40: flags that run something else.
+		"git -c core.pager=x status", "git status --ext-diff", "git --exec-path=/x status", "git difftool", "git bisect run x", "git submodule foreach x", "git rebase -x id", "git -C /x status",
+		"find . -exec id ;", "find . -execdir id ;", "find . -ok id ;", "find . -delete", "rg --pre x y", "rg --hostname-bin x y", "tar --checkpoint-action=exec=id", "tar -I id -xf x", "tar --to-command=id -xf x",
+		"go test -exec x ./...", "go test -exec=x", "go test -toolexec=x", "go test -vettool=x", "go generate ./...", "go run x", "sed e x", "sed -i s/a/b/e x", "sed -n w/x", "awk system(1)", "awk BEGIN x",
+		"sort --compress-program=x", "split --filter=x y", "zip --unzip-command=x", "man -P x ls", "less x", "rsync -e x a b", "rsync --rsync-path=x a b", "ssh -o ProxyCommand=x h", "scp -S x a b", "curl --config x", "gcc -wrapper x",
+		"npm exec x", "npx x", "docker run x", "kubectl exec x", "/usr/bin/env ls", "/bin/sh x", "./bash x", "python3.12 x", "perl5.36 x", "nodejs x", "m4 x", "xargs ls", "nice ls", "setpriv ls", "busybox ls", "toybox ls", "parallel ls",
+	} {
+		if covered(command) {
+			t.Errorf("%q is covered", command)
+		}
+		if naive(command) {
+			fooled++
+		}
+	}
+	if fooled < 30 {
+		t.Errorf("the naive matcher lets only %d of these pass: they show little", fooled)
+	}
+	for _, command := range []string{
+		"/usr/bin/env ls", "git difftool", "git bisect run x", "git submodule foreach x", "go generate ./...", "go run x", "npm exec x", "/bin/sh x", "./bash x", "python3.12 x", "perl5.36 x", "m4 x",
+		"sort --compress-program=x", "man -P x ls", "alias x", "hash -p /x ls", "mapfile -C id x", "set -x", "docker run x",
+	} {
+		if phrase, err := StaticPhrase(command); err == nil {
+			t.Errorf("%q can be approved for good, as %q", command, phrase)
 		}
 	}
 }

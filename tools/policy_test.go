@@ -1,9 +1,11 @@
 package tools
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
 )
 
 func classTool(name string, class Class, place Place) Definition {
@@ -73,6 +75,9 @@ func TestPolicyLookup(t *testing.T) {
 		{"deny of the wire form beats auto of the canonical", Policy{Classes: modes, Tools: map[string]Mode{"srv/do_it": ModeAuto, "srv__do_it": ModeDeny}}, mcp, "", Verdict{ModeDeny, "tool srv__do_it"}},
 		{"deny of the class beats trust", Policy{Classes: map[Class]Mode{ClassWrite: ModeDeny}, TrustedWorkspaces: []string{"/src"}}, write, "/src", Verdict{ModeDeny, "class write"}},
 		{"no prompts", Policy{Classes: modes, NoPrompts: true, Tools: map[string]Mode{"shell": ModePromptOnce}}, shell, "", Verdict{ModeDeny, "no prompts, tool shell"}},
+		{"no prompts holds for what a layer asks", Policy{Classes: map[Class]Mode{ClassExecute: ModeAuto}, NoPrompts: true, Tighten: []Policy{{Name: "project", Classes: modes}}}, shell, "", Verdict{ModeDeny, "no prompts, project: class execute"}},
+		{"server in the wire form", Policy{Classes: modes, Tools: map[string]Mode{"srv__*": ModeDeny}}, mcp, "", Verdict{ModeDeny, "server srv__*"}},
+		{"a server whose name begins alike", Policy{Classes: modes, Tools: map[string]Mode{"sr/*": ModeDeny, "srv_/*": ModeDeny, "s*": ModeDeny}}, mcp, "", Verdict{ModePrompt, "class network"}},
 		{"no prompts leaves auto", Policy{Classes: modes, NoPrompts: true}, classTool("r", ClassRead, PlaceHost), "", Verdict{ModeAuto, "class read"}},
 		{"tightened", Policy{Classes: modes, Tools: map[string]Mode{"shell": ModeAuto}, Tighten: []Policy{{Classes: modes}}}, shell, "", Verdict{ModePrompt, "class execute"}},
 		{"never loosened", Policy{Classes: modes, Tighten: []Policy{{Classes: map[Class]Mode{ClassExecute: ModeAuto}}}}, shell, "", Verdict{ModePrompt, "class execute"}},
@@ -85,4 +90,63 @@ func TestPolicyLookup(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestUnmatchedRulesOfAllLayers(t *testing.T) {
+	defs := []Definition{classTool("shell", ClassExecute, PlaceSandbox), classTool("srv/do_it", ClassNetwork, PlaceHost)}
+	p := Policy{
+		Tools:   map[string]Mode{"shell": ModeDeny, "srv/*": ModeDeny, "srv__*": ModeDeny, "srv__do_it": ModeDeny, "srv/do_it": ModeDeny, "shel": ModeDeny, "Shell": ModeDeny, "srv": ModeDeny},
+		Tighten: []Policy{{Tools: map[string]Mode{"other/*": ModeDeny, "shel": ModeDeny, "shell": ModeAuto}}},
+	}
+	if diff := cmp.Diff([]string{"Shell", "other/*", "shel", "srv"}, p.Unmatched(defs)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestLayersOnlyTighten: whatever the layers are, one more makes no tool's mode
+// milder, and a deny that applies in any of them holds.
+func TestLayersOnlyTighten(t *testing.T) {
+	modes := []Mode{ModeAuto, ModePromptOnce, ModePrompt, ModeDeny}
+	classes := []Class{ClassNone, ClassRead, ClassWrite, ClassExecute, ClassNetwork}
+	keys := []string{"shell", "srv/x", "srv__x", "srv/*", "srv__*", "other"}
+	draw := func(rt *rapid.T, label string) Policy {
+		classModes := rapid.MapOf(rapid.SampledFrom(classes), rapid.SampledFrom(modes))
+		return Policy{
+			Classes: classModes.Draw(rt, label+" classes"), Sandboxed: classModes.Draw(rt, label+" sandboxed"), TrustedOverrides: classModes.Draw(rt, label+" trusted"),
+			Tools:             rapid.MapOf(rapid.SampledFrom(keys), rapid.SampledFrom(modes)).Draw(rt, label+" tools"),
+			TrustedWorkspaces: rapid.SampledFrom([][]string{nil, {"/ws"}, {"/elsewhere"}}).Draw(rt, label+" folders"),
+			NoPrompts:         rapid.Bool().Draw(rt, label+" no prompts"),
+		}
+	}
+	rapid.Check(t, func(rt *rapid.T) {
+		p := draw(rt, "base")
+		def := Definition{
+			Name: Name(rapid.SampledFrom([]string{"shell", "srv/x", "unnamed"}).Draw(rt, "tool")), Class: rapid.SampledFrom(classes).Draw(rt, "class"),
+			Runs: rapid.SampledFrom([]Place{PlaceHost, PlaceSandbox}).Draw(rt, "place"),
+		}
+		denied := p.Tools[string(def.Name)] == ModeDeny || p.Classes[def.Class] == ModeDeny
+		last := p.Decide(def, "/ws").Mode
+		for i := range rapid.IntRange(0, 4).Draw(rt, "layers") {
+			layer := draw(rt, fmt.Sprintf("layer %d", i))
+			if nested := rapid.Bool().Draw(rt, "nested"); nested && len(p.Tighten) > 0 {
+				inner := p.Tighten[0]
+				inner.Tighten = append(inner.Tighten, layer)
+				p.Tighten[0] = inner
+			} else {
+				p.Tighten = append(p.Tighten, layer)
+			}
+			denied = denied || layer.Tools[string(def.Name)] == ModeDeny || layer.Classes[def.Class] == ModeDeny
+			now := p.Decide(def, "/ws").Mode
+			if now.rank() < last.rank() {
+				rt.Fatalf("%s becomes %s by a layer", last, now)
+			}
+			last = now
+		}
+		if denied && last != ModeDeny {
+			rt.Fatalf("denied, and %s", last)
+		}
+		if p.NoPrompts && (last == ModePrompt || last == ModePromptOnce) {
+			rt.Fatalf("asks nobody, and %s", last)
+		}
+	})
 }
