@@ -101,7 +101,10 @@ func (t *timeline) call(s Step) {
 		end = s.Time
 	}
 	class := "call " + string(c.Class)
-	if c.bad() {
+	switch {
+	case c.Status == CallUnsuccess:
+		class += " unsuccessful"
+	case c.bad():
 		class += " bad"
 	}
 	b := span{Start: start, End: end, Class: class, Label: string(c.Name) + " " + oneLine(c.What(), 80) + " · " + c.Facts(), Seq: s.Seq}
