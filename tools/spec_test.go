@@ -19,7 +19,8 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// The examples of seed 002, section 9, with their very events and results.
+// What the examples of seed 002, section 9, and its list of tests ask of the
+// dispatcher beyond what specification_test.go shows on it from outside.
 
 func TestExampleSimpleRead(t *testing.T) {
 	rec := &recorder{}
@@ -182,57 +183,6 @@ func TestExampleCancelShell(t *testing.T) {
 	})
 }
 
-func TestExampleParallelReads(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		rec := &recorder{}
-		d := newDispatcher(t, rec, Options{Policy: preset(t, "default")}, fakeTool{
-			def: testDefinition("read_file", ClassRead),
-			execute: func(_ context.Context, c *Call) (Output, error) {
-				time.Sleep(time.Second)
-				return textOutput(testPaths(c.Input)[0]), nil
-			},
-		})
-		start := time.Now()
-		results := roundOK(t, d, call("e", "read_file", `{"path":"a.txt"}`), call("f", "read_file", `{"path":"b.txt"}`), call("g", "read_file", `{"path":"c.txt"}`))
-		if took := time.Since(start); took != time.Second {
-			t.Errorf("three reads of a second took %v", took)
-		}
-		for i, want := range []string{"a.txt", "b.txt", "c.txt"} {
-			wantText(t, results[i], false, want)
-		}
-	})
-}
-
-// The list of seed 002, section 10; those that are not here: registration in
-// registry_test.go and schema_test.go, malformed input in validate_test.go.
-
-func TestPromptThenAllow(t *testing.T) {
-	rec := &recorder{}
-	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerOf(answering(DecisionAllow, ScopeOnce))}, fakeTool{def: testDefinition("shell", ClassExecute)})
-	wantText(t, roundOK(t, d, call("a", "shell", `{}`))[0], false, "done")
-	wantText(t, roundOK(t, d, call("b", "shell", `{}`))[0], false, "done")
-	for _, id := range []string{"a", "b"} {
-		wantEvents(t, rec, id, "requested", "resolved allow by user", "called execute", "completed true")
-	}
-}
-
-func TestConfirmationTimeoutOfOneSecond(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		rec := &recorder{}
-		silent := approver(func(ctx context.Context, _ Confirmation) (Answer, error) {
-			<-ctx.Done()
-			return Answer{Decision: DecisionAllow}, nil // too late, and counts for nothing
-		})
-		d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerOf(silent), ConfirmTimeout: time.Second}, fakeTool{def: testDefinition("shell", ClassExecute)})
-		start := time.Now()
-		r := roundOK(t, d, call("a", "shell", `{}`))[0]
-		if took := time.Since(start); took != time.Second || r.Class != ErrorConfirmationTimeout {
-			t.Errorf("ended after %v with %q", took, r.Class)
-		}
-		wantEvents(t, rec, "a", "requested", "resolved timeout by timeout", "failed confirmation_timeout")
-	})
-}
-
 func TestSixCallsAtFour(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rec := &recorder{}
@@ -303,34 +253,6 @@ func TestForeignErrorsAreRedactedAndLogged(t *testing.T) {
 		}
 		if name == "panics" && !strings.Contains(fmt.Sprint(entries[0].ContextMap()["stack"]), "spec_test.go") {
 			t.Errorf("the log has no stack of the panic: %v", entries[0].ContextMap()["stack"])
-		}
-	}
-}
-
-func TestTrustedWorkspace(t *testing.T) {
-	rec := &recorder{}
-	policy := preset(t, "default")
-	policy.TrustedWorkspaces = []string{"/home/me/p"}
-	d := newDispatcher(t, rec, Options{Policy: policy, Workspace: "/home/me/p", Broker: brokerOf(answering(DecisionAllow, ScopeOnce))},
-		fakeTool{def: testDefinition("write_file", ClassWrite)}, fakeTool{def: testDefinition("shell", ClassExecute)})
-	roundOK(t, d, call("w", "write_file", `{"path":"a"}`), call("x", "shell", `{}`))
-	wantEvents(t, rec, "w", "called write", "completed true")
-	wantEvents(t, rec, "x", "requested", "resolved allow by user", "called execute", "completed true")
-}
-
-func TestEventsCarryTheDeclaredClass(t *testing.T) {
-	rec := &recorder{}
-	classes := []Class{ClassNone, ClassRead, ClassWrite, ClassExecute, ClassNetwork}
-	d := newDispatcher(t, rec, Options{OnPrompt: OnPromptAllow})
-	for _, class := range classes {
-		if err := d.Register(fakeTool{def: testDefinition("do_"+string(class), class)}.factory()); err != nil {
-			t.Fatal(err)
-		}
-		roundOK(t, d, call("c", "do_"+string(class), `{}`))
-	}
-	for i, ev := range find[Called](rec) {
-		if ev.Class != classes[i] {
-			t.Errorf("%s is called as %q", ev.Name, ev.Class)
 		}
 	}
 }
