@@ -192,6 +192,10 @@ func (st *stream) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-st.server.stopped:
+			// Its sessions have ended, and with them what there is to be sent.
+			if end, err := st.catchUp(); err != nil || end != "" {
+				return errors.Join(err, st.event("end", StreamEnd{State: end}))
+			}
 			return errStopping
 		}
 		beat.Reset(heartbeat)

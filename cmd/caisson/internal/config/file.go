@@ -41,6 +41,7 @@ type File struct {
 	HostImage HostImage `yaml:"host_image"`
 	Images    Images    `yaml:"images"`
 	Programs  Programs  `yaml:"programs"`
+	Serve     Serve     `yaml:"serve"`
 
 	// Profiles are named sets of these settings; a profile has none itself.
 	Profiles map[string]File `yaml:"profiles"`
@@ -184,6 +185,7 @@ func (f File) Over(upper File) File {
 	over(&f.Programs.Runc, upper.Programs.Runc)
 	over(&f.Programs.Buildctl, upper.Programs.Buildctl)
 	over(&f.Programs.Buildah, upper.Programs.Buildah)
+	f.Serve = f.Serve.over(upper.Serve)
 	return f
 }
 

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -104,6 +105,7 @@ func descriptions() map[string]string {
 		"images.plain_http":                       "registries, as host or host:port, that are spoken to without TLS",
 		"programs":                                "absolute paths of what is not beside the executable or on PATH",
 	}
+	maps.Copy(d, serveDescriptions())
 	for _, name := range []string{"caisson-guest", "runsc", "runc", "buildctl", "buildah"} {
 		d["programs."+name] = "absolute path of " + name
 	}
