@@ -34,6 +34,9 @@ type atifCall struct {
 	ID        string          `json:"tool_call_id"`
 	Function  string          `json:"function_name"`
 	Arguments json.RawMessage `json:"arguments"`
+	// Extra may have the arguments as the model wrote them, where they are no
+	// object: our own export has them.
+	Extra map[string]any `json:"extra"`
 }
 
 type atifResult struct {
@@ -110,6 +113,9 @@ func (s atifStep) turn() turn {
 	t := turn{text: string(s.Message)}
 	for _, c := range s.Calls {
 		played := call{tool: tools.Name(c.Function), raw: string(c.Arguments)}
+		if raw, ok := c.Extra["raw_arguments"].(string); ok {
+			played.raw = raw
+		}
 		for _, r := range s.Observation.Results {
 			if r.Call == c.ID && r.Content != nil {
 				played.expect = atifRecorded{text: string(*r.Content), isError: r.Extra.IsError}

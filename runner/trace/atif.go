@@ -253,7 +253,17 @@ func (a *atif) result(t loop.ToolResult) {
 	if a.step.Observed == nil {
 		a.step.Observed = &atifObserved{}
 	}
-	a.step.Observed.Results = append(a.step.Observed.Results, atifResult{Call: t.ToolUseID, Content: resultText(t.Content), Extra: extra})
+	// Pictures would need files beside the document.
+	var pictures []map[string]any
+	for _, b := range t.Content {
+		if len(b.Image) > 0 {
+			pictures = append(pictures, map[string]any{"media_type": b.MediaType, "bytes": len(b.Image)})
+		}
+	}
+	if pictures != nil {
+		extra["images_left_out"] = pictures
+	}
+	a.step.Observed.Results = append(a.step.Observed.Results, atifResult{Call: t.ToolUseID, Content: loop.ResultText(t.Content), Extra: extra})
 }
 
 // measure gives an agent's step what its model calls used.
