@@ -1,0 +1,160 @@
+package verify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// engine makes checks.
+type engine struct {
+	view workspace.View
+	// run is nil where no command may run.
+	run runner
+	// commandTime bounds one command, total all commands of a call.
+	commandTime, total time.Duration
+}
+
+// all makes every check, in order, whatever became of those before it. Its
+// error is a cancellation, or the sandbox's own; what was found until then is
+// in the report.
+func (e *engine) all(ctx context.Context, tool string, checks []check) (Report, error) {
+	r := Report{Tool: tool, Results: []Result{}}
+	left, passed := e.total, 0
+	var failed error
+	for i, c := range checks {
+		if c.ID == "" {
+			c.ID = fmt.Sprintf("check%d", i+1)
+		}
+		if failed = context.Cause(ctx); failed != nil {
+			break
+		}
+		var one Result
+		if one, failed = e.one(ctx, c, &left); failed != nil {
+			break
+		}
+		one.ID, one.Kind, one.Reason = c.ID, c.Kind, clip(one.Reason, maxReasonBytes)
+		if one.Passed {
+			passed++
+		}
+		r.Results = append(r.Results, one)
+	}
+	r.Run = len(r.Results)
+	r.AllPassed = passed == len(checks) && len(checks) > 0
+	r.Summary = fmt.Sprintf("%d of %d checks passed", passed, len(checks))
+	return r, failed
+}
+
+// one makes one check.
+func (e *engine) one(ctx context.Context, c check, left *time.Duration) (r Result, err error) {
+	if extra := c.extra(); extra != "" {
+		return Result{Reason: extra}, nil
+	}
+	switch c.Kind {
+	case kindShell:
+		return e.shell(ctx, c, left)
+	case kindSHA256:
+		r.Passed, r.Reason, err = e.hash(ctx, c)
+	case kindFileExists:
+		r.Passed, r.Reason, err = e.exists(ctx, c)
+	default:
+		var text string
+		if text, r.Reason, err = e.text(ctx, c); err == nil && r.Reason == "" {
+			r.Passed, r.Reason = verdict(c, text)
+		}
+	}
+	return r, err
+}
+
+// extra names a field that means nothing for this kind: a check that silently
+// ignores half of itself proves less than it seems to.
+func (c check) extra() string {
+	uses := map[string][]string{
+		kindContains: {"text", "value", "case"}, kindNotContains: {"text", "value", "case"}, kindRegex: {"text", "value", "case"},
+		kindContainsAny: {"text", "values", "case"}, kindContainsAll: {"text", "values", "case"}, kindMinLength: {"text", "value"},
+		kindJSONSchema: {"text", "schema"}, kindSHA256: {"text", "value"}, kindFileExists: {"path"}, kindShell: {"cmd"},
+	}[c.Kind]
+	for _, f := range []struct {
+		name, use string
+		set       bool
+	}{
+		{"target_text", "text", c.Target != nil},
+		{"path", "path", c.Path != ""},
+		{"value", "value", len(c.Value) > 0},
+		{"values", "values", c.Values != nil},
+		{"case_insensitive", "case", c.CaseInsensitive},
+		{"schema", "schema", len(c.Schema) > 0},
+		{"cmd", "cmd", c.Command != ""},
+		{"expect_exit", "cmd", c.Exit != 0},
+		{"expect_stdout_contains", "cmd", c.Stdout != ""},
+		{"timeout_seconds", "cmd", c.Timeout != 0},
+	} {
+		used := false
+		for _, u := range uses {
+			used = used || u == f.use || u == "text" && f.use == "path"
+		}
+		if f.set && !used {
+			return f.name + " means nothing for " + c.Kind
+		}
+	}
+	return ""
+}
+
+// shell runs a command and looks at how it ended.
+func (e *engine) shell(ctx context.Context, c check, left *time.Duration) (Result, error) {
+	switch {
+	case e.run == nil:
+		return Result{Reason: "this tool runs no commands; verify_shell does"}, nil
+	case c.Command == "":
+		return Result{Reason: "needs cmd"}, nil
+	case *left < time.Second:
+		return Result{Reason: fmt.Sprintf("not run: the commands of one call have %v together", e.total)}, nil
+	}
+	timeout := min(e.commandTime, *left)
+	if c.Timeout > 0 && c.Timeout < timeout.Seconds() {
+		timeout = time.Duration(math.Ceil(c.Timeout)) * time.Second
+	}
+	begun := time.Now()
+	ended, err := e.run.RunCheck(ctx, Command{Script: c.Command, Timeout: timeout})
+	*left -= time.Since(begun)
+	if err == nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+			err = errors.Join(err, cause)
+		}
+		return Result{}, fmt.Errorf("run check %s: %w", c.ID, err)
+	}
+	return ended.verdict(c, timeout), nil
+}
+
+// verdict is how a shell check ended.
+func (d Ended) verdict(c check, timeout time.Duration) Result {
+	switch {
+	case d.TimedOut:
+		return Result{Reason: fmt.Sprintf("timed out after %v", timeout)}
+	case d.OOMKilled:
+		return Result{Reason: "killed: out of memory"}
+	case d.Signal != 0:
+		return Result{Reason: fmt.Sprintf("killed by signal %d", d.Signal)}
+	}
+	r := Result{ExitCode: new(d.Code), Reason: fmt.Sprintf("exit code %d", d.Code)}
+	switch {
+	case float64(d.Code) != c.Exit:
+		r.Reason += fmt.Sprintf(", expected %.0f; standard output begins: %s", c.Exit, quoted(d.Stdout))
+	case c.Stdout != "" && !strings.Contains(d.Stdout, c.Stdout):
+		r.Reason += fmt.Sprintf(", and %s is not in its standard output", quoted(c.Stdout))
+		if d.Cut {
+			r.Reason += ", of which only the beginning and the end were looked at"
+		}
+	default:
+		r.Passed = true
+	}
+	return r
+}

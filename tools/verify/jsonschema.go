@@ -1,0 +1,159 @@
+package verify
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+)
+
+// Bounds of a json_schema check. Without references a validation visits a part
+// of the schema at most once for each value, so their product bounds it.
+const (
+	maxSchemaNodes = 2000
+	maxSchemaWork  = 5_000_000
+	maxJSONDepth   = 100
+)
+
+// references are the keywords by which a schema can be applied over and over.
+var references = []string{"$ref", "$dynamicRef", "$recursiveRef"}
+
+// noLoader refuses every reference: a schema stands by itself.
+type noLoader struct{}
+
+func (noLoader) Load(url string) (any, error) {
+	return nil, fmt.Errorf("load %q: references are not followed", url)
+}
+
+// fits validates a text as JSON against a schema (draft 2020-12 unless it says
+// otherwise).
+func fits(schema json.RawMessage, text string) (bool, string) {
+	if len(schema) == 0 || string(schema) == "null" {
+		return false, "needs schema"
+	}
+	doc, err := jsonschema.UnmarshalJSON(strings.NewReader(string(schema)))
+	if err != nil {
+		return false, "the schema is not JSON: " + err.Error()
+	}
+	m := measurer{schema: true}
+	m.walk(doc, 0)
+	switch {
+	case m.problem != "":
+		return false, "the schema " + m.problem
+	case m.nodes > maxSchemaNodes:
+		return false, fmt.Sprintf("the schema has %d parts, at most %d are accepted", m.nodes, maxSchemaNodes)
+	case m.program*len(text) > maxRegexWork:
+		return false, fmt.Sprintf("the schema's patterns are too large for a text of %d bytes", len(text))
+	}
+	value, err := jsonschema.UnmarshalJSON(strings.NewReader(text))
+	if err != nil {
+		return false, "not JSON: " + err.Error()
+	}
+	v := measurer{}
+	v.walk(value, 0)
+	switch {
+	case v.problem != "":
+		return false, "the JSON " + v.problem
+	case m.nodes*v.nodes > maxSchemaWork:
+		return false, fmt.Sprintf("the JSON has %d values, too many for this schema", v.nodes)
+	}
+	c := jsonschema.NewCompiler()
+	c.UseLoader(noLoader{})
+	const at = "schema:///check.json"
+	if err := c.AddResource(at, doc); err != nil {
+		return false, "the schema can't be used: " + err.Error()
+	}
+	compiled, err := c.Compile(at)
+	if err != nil {
+		return false, "the schema can't be used: " + err.Error()
+	}
+	if err := compiled.Validate(value); err != nil {
+		return false, firstProblems(err)
+	}
+	return true, "valid"
+}
+
+// measurer counts what a document costs, and finds what can't be accepted in it.
+type measurer struct {
+	// schema says that the document is one.
+	schema bool
+	nodes  int
+	// program is the size of the patterns in a schema.
+	program int
+	problem string
+}
+
+func (m *measurer) walk(v any, depth int) {
+	m.nodes++
+	if depth > maxJSONDepth {
+		m.problem = fmt.Sprintf("is nested deeper than %d", maxJSONDepth)
+		return
+	}
+	switch v := v.(type) {
+	case map[string]any:
+		for key, child := range v {
+			m.keyword(key, child)
+			m.walk(child, depth+1)
+		}
+	case []any:
+		for _, child := range v {
+			m.walk(child, depth+1)
+		}
+	}
+}
+
+// keyword looks at one key of a schema. A property that is named like a
+// keyword has a schema as its value, no text.
+func (m *measurer) keyword(key string, value any) {
+	if !m.schema {
+		return
+	}
+	text, isText := value.(string)
+	if isText && slices.Contains(references, key) {
+		m.problem = "holds " + key + ", which is not followed"
+	}
+	if isText && key == "pattern" {
+		m.pattern(text)
+	}
+	if patterns, ok := value.(map[string]any); ok && key == "patternProperties" {
+		for p := range patterns {
+			m.pattern(p)
+		}
+	}
+}
+
+func (m *measurer) pattern(p string) {
+	size, err := programSize(p)
+	if err != nil {
+		m.problem = fmt.Sprintf("holds a bad pattern, %s", err)
+	}
+	m.program += size
+}
+
+// firstProblems are the first few of what a validator found, sorted.
+func firstProblems(err error) string {
+	invalid, ok := errors.AsType[*jsonschema.ValidationError](err)
+	if !ok {
+		return err.Error()
+	}
+	var list []string
+	for _, unit := range invalid.BasicOutput().Errors {
+		if unit.Error != nil {
+			path := unit.InstanceLocation
+			if path == "" {
+				path = "/"
+			}
+			list = append(list, clip(path+": "+unit.Error.String(), 200))
+		}
+	}
+	slices.Sort(list)
+	list = slices.Compact(list)
+	const most = 5
+	if over := len(list) - most; over > 0 {
+		list = append(list[:most], fmt.Sprintf("and %d more", over))
+	}
+	return strings.Join(list, "; ")
+}

@@ -1,0 +1,258 @@
+package verify
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"regexp/syntax"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// maxRegexWork bounds a pattern's program times the bytes that it runs over:
+// RE2 takes time in proportion to both, 10 to 70 ns a step as measured for
+// grep, and can't be interrupted.
+const maxRegexWork = 50_000_000
+
+// text gives what a check is about: its text, or its file's. The reason says
+// why there is none.
+func (e *engine) text(ctx context.Context, c check) (text, reason string, err error) {
+	switch {
+	case c.Target != nil && c.Path != "":
+		return "", "give target_text or path, not both", nil
+	case c.Target != nil:
+		return *c.Target, "", nil
+	case c.Path == "":
+		return "", "needs target_text or path", nil
+	}
+	f, err := e.view.ReadFile(ctx, c.Path, 0, maxTextBytes)
+	if err != nil {
+		reason, err = fileReason(ctx, err)
+		return "", reason, err
+	}
+	if f.Truncated {
+		return "", fmt.Sprintf("the file is larger than %d MiB", maxTextBytes>>20), nil
+	}
+	return string(f.Data), "", nil
+}
+
+// fileReason words an error of the workspace as a check's reason; what is none
+// of the workspace ends the call.
+func fileReason(ctx context.Context, err error) (string, error) {
+	if context.Cause(ctx) != nil {
+		return "", err
+	}
+	if e, ok := errors.AsType[*workspace.Error](err); ok {
+		return e.Error(), nil
+	}
+	return "", err
+}
+
+// verdict is how a check about a text ended.
+func verdict(c check, text string) (passed bool, reason string) {
+	switch c.Kind {
+	case kindContains, kindNotContains:
+		value, reason := c.stringValue()
+		if reason != "" {
+			return false, reason
+		}
+		return contains(c, text, value)
+	case kindContainsAny, kindContainsAll:
+		return containsMany(c, text)
+	case kindRegex:
+		return matches(c, text)
+	case kindMinLength:
+		return longEnough(c, text)
+	case kindJSONSchema:
+		return fits(c.Schema, text)
+	}
+	return false, "unknown check kind"
+}
+
+// stringValue is the check's value where it must be a text.
+func (c check) stringValue() (value, reason string) {
+	if len(c.Value) == 0 {
+		return "", "needs value"
+	}
+	if err := json.Unmarshal(c.Value, &value); err != nil {
+		return "", "value must be a string"
+	}
+	if value == "" {
+		return "", "value is empty, which every text contains"
+	}
+	return value, ""
+}
+
+func (c check) has(text, value string) bool {
+	if c.CaseInsensitive {
+		text, value = strings.ToLower(text), strings.ToLower(value)
+	}
+	return strings.Contains(text, value)
+}
+
+func contains(c check, text, value string) (bool, string) {
+	found, want := c.has(text, value), c.Kind == kindContains
+	if found {
+		return want, quoted(value) + " is in it"
+	}
+	return !want, quoted(value) + " is not in it"
+}
+
+func containsMany(c check, text string) (bool, string) {
+	if len(c.Values) == 0 {
+		return false, "needs values, at least one"
+	}
+	var missing []string
+	for _, v := range c.Values {
+		switch {
+		case v == "":
+			return false, "one of values is empty, which every text contains"
+		case !c.has(text, v):
+			missing = append(missing, quoted(v))
+		case c.Kind == kindContainsAny:
+			return true, quoted(v) + " is in it"
+		}
+	}
+	if c.Kind == kindContainsAny {
+		return false, fmt.Sprintf("none of %d values is in it", len(c.Values))
+	}
+	if len(missing) > 0 {
+		return false, "not in it: " + strings.Join(missing, ", ")
+	}
+	return true, fmt.Sprintf("all %d values are in it", len(c.Values))
+}
+
+// matches looks for a regular expression anywhere in the text.
+func matches(c check, text string) (bool, string) {
+	pattern, reason := c.stringValue()
+	if reason != "" {
+		return false, reason
+	}
+	if c.CaseInsensitive {
+		pattern = "(?i)" + pattern
+	}
+	size, err := programSize(pattern)
+	if err != nil {
+		return false, "bad pattern (RE2 syntax): " + err.Error()
+	}
+	if size*len(text) > maxRegexWork {
+		return false, fmt.Sprintf("the pattern is too large for a text of %d bytes; use a simpler one", len(text))
+	}
+	re, err := regexp.Compile(pattern)
+	if err != nil {
+		return false, "bad pattern: " + err.Error()
+	}
+	if at := re.FindStringIndex(text); at != nil {
+		return true, "matches " + quoted(text[at[0]:at[1]])
+	}
+	return false, "no match"
+}
+
+// programSize is the number of instructions of a pattern: what each byte of a
+// text may cost.
+func programSize(pattern string) (int, error) {
+	parsed, err := syntax.Parse(pattern, syntax.Perl)
+	if err != nil {
+		return 0, err
+	}
+	prog, err := syntax.Compile(parsed.Simplify())
+	if err != nil {
+		return 0, err
+	}
+	return len(prog.Inst), nil
+}
+
+func longEnough(c check, text string) (bool, string) {
+	var least float64
+	if err := json.Unmarshal(c.Value, &least); err != nil {
+		return false, "needs value, a whole number"
+	}
+	if least < 0 || least != float64(int64(least)) {
+		return false, "value must be a whole number of at least 0"
+	}
+	n := utf8.RuneCountInString(text)
+	return float64(n) >= least, fmt.Sprintf("%d characters, at least %d are needed", n, int64(least))
+}
+
+// hash compares a SHA-256, of a text or of a file of any kind of content.
+func (e *engine) hash(ctx context.Context, c check) (passed bool, reason string, err error) {
+	want, reason := c.stringValue()
+	if reason != "" {
+		return false, reason, nil
+	}
+	want = strings.ToLower(want)
+	if raw, err := hex.DecodeString(want); err != nil || len(raw) != sha256.Size {
+		return false, "value must be 64 hexadecimal digits", nil
+	}
+	var got string
+	switch {
+	case c.Target != nil && c.Path != "":
+		return false, "give target_text or path, not both", nil
+	case c.Target != nil:
+		sum := sha256.Sum256([]byte(*c.Target))
+		got = hex.EncodeToString(sum[:])
+	case c.Path != "":
+		if got, reason, err = e.hashFile(ctx, c.Path); reason != "" || err != nil {
+			return false, reason, err
+		}
+	default:
+		return false, "needs target_text or path", nil
+	}
+	if got == want {
+		return true, "the SHA-256 is " + got, nil
+	}
+	return false, "the SHA-256 is " + got, nil
+}
+
+// hashFile hashes a file piece by piece. One that changes meanwhile has the
+// hash of what was read.
+func (e *engine) hashFile(ctx context.Context, path string) (sum, reason string, err error) {
+	h := sha256.New()
+	for offset := int64(0); ; {
+		f, err := e.view.ReadFile(ctx, path, offset, 1<<20)
+		if err != nil {
+			reason, err = fileReason(ctx, err)
+			return "", reason, err
+		}
+		if f.Size > maxHashBytes || offset > maxHashBytes {
+			return "", fmt.Sprintf("the file is larger than %d MiB", maxHashBytes>>20), nil
+		}
+		_, _ = h.Write(f.Data) // a hash doesn't fail
+		offset += int64(len(f.Data))
+		if !f.Truncated || len(f.Data) == 0 {
+			return hex.EncodeToString(h.Sum(nil)), "", nil
+		}
+	}
+}
+
+// exists looks for a regular file.
+func (e *engine) exists(ctx context.Context, c check) (passed bool, reason string, err error) {
+	if c.Path == "" {
+		return false, "needs path", nil
+	}
+	info, err := e.view.Stat(ctx, c.Path)
+	if err != nil {
+		reason, err = fileReason(ctx, err)
+		return false, reason, err
+	}
+	if info.Type != workspace.TypeFile {
+		return false, fmt.Sprintf("it is there, and is no file but %s", info.Type), nil
+	}
+	return true, fmt.Sprintf("a file of %d bytes", info.Size), nil
+}
+
+// quoted shows a piece of text in a reason.
+func quoted(s string) string { return fmt.Sprintf("%q", clip(s, 80)) }
+
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return strings.ToValidUTF8(s[:n], "") + "…"
+}

@@ -1,0 +1,211 @@
+package verify
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// Names of the tools.
+const (
+	Name      tools.Name = "verify"
+	ShellName tools.Name = "verify_shell"
+)
+
+// Defaults of [Options].
+const (
+	// DefaultCommandTime bounds one command of a check.
+	DefaultCommandTime = 10 * time.Minute
+	// stopMargin is what the dispatcher waits beyond that: for the end of a
+	// command that is stopped, and its proof.
+	stopMargin = 30 * time.Second
+)
+
+// Options configure the tools.
+type Options struct {
+	// View is the workspace. It is needed.
+	View workspace.View
+	// CommandTime bounds one command and all commands of one call together;
+	// zero means [DefaultCommandTime].
+	CommandTime time.Duration
+}
+
+// New gives the factory of verify, which reads and runs nothing.
+func New(o Options) (tools.Factory, error) {
+	if o.View == nil {
+		return nil, errors.New("make verify tool: no view of the workspace")
+	}
+	return factory(definition(), engine{view: o.View}), nil
+}
+
+// NewShell gives the factory of verify_shell, whose commands r runs in the
+// sandbox.
+func NewShell(r runner, o Options) (tools.Factory, error) {
+	if r == nil || o.View == nil {
+		return nil, errors.New("make verify_shell tool: no runner, or no view of the workspace")
+	}
+	if o.CommandTime == 0 {
+		o.CommandTime = DefaultCommandTime
+	}
+	if o.CommandTime < time.Second {
+		return nil, fmt.Errorf("make verify_shell tool: command time is %v, must be at least 1s", o.CommandTime)
+	}
+	return factory(shellDefinition(o.CommandTime), engine{view: o.View, run: r, commandTime: o.CommandTime, total: o.CommandTime}), nil
+}
+
+func factory(def tools.Definition, e engine) tools.Factory {
+	return func() tools.Tool { return &tool{def: def, engine: e} }
+}
+
+// tool is one execution of either.
+type tool struct {
+	def    tools.Definition
+	engine engine
+}
+
+// input is the tools' input after aliases were rewritten.
+type input struct {
+	Checks []check `json:"checks"`
+}
+
+const about = "Makes exact checks and says which of them hold: for claims about text and files that should not be taken on trust. Each check is about " +
+	"target_text, or about the workspace file at path. A check that can't be made has not passed. " +
+	"Kinds: contains, not_contains (value), contains_any, contains_all (values), regex_match (value, RE2, anywhere in the text), " +
+	"min_length (value, in characters), json_schema (schema; without references), sha256 (value, hex), file_exists (path)"
+
+func definition() tools.Definition {
+	return tools.Definition{
+		Name: Name, Description: about + ".", InputSchema: schema(""), Class: tools.ClassRead, Runs: tools.PlaceHost,
+		Paths: paths, Summary: summary, EnabledByDefault: true,
+	}
+}
+
+func shellDefinition(commandTime time.Duration) tools.Definition {
+	return tools.Definition{
+		Name: ShellName,
+		Description: about + ", and shell (cmd, a command line that is run in the sandbox, in the workspace; it must end with expect_exit, " +
+			"0 when left out, and its standard output hold expect_stdout_contains where that is given).",
+		InputSchema: schema(fmt.Sprintf(`,
+        "cmd": {"type": "string", "minLength": 1, "description": "shell: the command line."},
+        "expect_exit": {"type": "integer", "minimum": 0, "maximum": 255, "description": "shell: the exit code; 0 when left out."},
+        "expect_stdout_contains": {"type": "string", "description": "shell: what its standard output must hold."},
+        "timeout_seconds": {"type": "integer", "minimum": 1, "maximum": %d, "description": "shell: seconds after which the command is stopped."}`,
+			int64(commandTime/time.Second)), kindShell),
+		Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Timeout: commandTime + stopMargin,
+		Paths: paths, Summary: summary, EnabledByDefault: true,
+	}
+}
+
+// schema is the input's, with more properties and kinds of a check.
+func schema(properties string, kinds ...string) json.RawMessage {
+	kinds = append([]string{
+		kindContains, kindNotContains, kindContainsAny, kindContainsAll, kindRegex, kindMinLength, kindJSONSchema, kindSHA256, kindFileExists,
+	}, kinds...)
+	return json.RawMessage(fmt.Sprintf(`{
+  "type": "object",
+  "properties": {
+    "checks": {
+      "type": "array", "minItems": 1, "maxItems": %d, "description": "The checks, at least one.",
+      "items": {
+        "type": "object",
+        "properties": {
+        "kind": {"type": "string", "enum": ["%s"]},
+        "id": {"type": "string", "minLength": 1, "maxLength": 100, "description": "Its name in the result; checkN when left out."},
+        "target_text": {"type": "string", "description": "The text that it is about."},
+        "path": {"type": "string", "minLength": 1, "description": "The workspace file that it is about."},
+        "value": {"type": ["string", "integer"], "description": "What is looked for; for min_length a number."},
+        "values": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 100, "description": "contains_any, contains_all: what is looked for."},
+        "case_insensitive": {"type": "boolean", "description": "Take upper and lower case alike."},
+        "schema": {"type": ["object", "boolean"], "description": "json_schema: the JSON Schema."}%s
+        },
+        "required": ["kind"],
+        "additionalProperties": false
+      }
+    }
+  },
+  "required": ["checks"],
+  "additionalProperties": false
+}`, maxChecks, strings.Join(kinds, `", "`), properties))
+}
+
+func decode(raw json.RawMessage) (input, error) {
+	var in input
+	if err := json.Unmarshal(raw, &in); err != nil {
+		return in, fmt.Errorf("decode checks: %w", err)
+	}
+	return in, nil
+}
+
+// paths are those that the checks name, for the scope check and the order of calls.
+func paths(raw json.RawMessage) []string {
+	in, err := decode(raw)
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for _, c := range in.Checks {
+		if c.Path != "" {
+			out = append(out, c.Path)
+		}
+	}
+	return out
+}
+
+// summary names the commands of a call, or how many checks it has.
+func summary(raw json.RawMessage) string {
+	in, err := decode(raw)
+	if err != nil {
+		return ""
+	}
+	var commands []string
+	for _, c := range in.Checks {
+		if c.Command != "" {
+			commands = append(commands, c.Command)
+		}
+	}
+	noun := "checks"
+	if len(in.Checks) == 1 {
+		noun = "check"
+	}
+	out := fmt.Sprintf("%d %s", len(in.Checks), noun)
+	if len(commands) > 0 {
+		out += ": " + strings.Join(commands, " ; ")
+	}
+	return out
+}
+
+// Definition describes the tool.
+func (t *tool) Definition() tools.Definition { return t.def }
+
+// Execute makes the checks. That some did not pass is a completed call; an
+// error is a cancellation, or the sandbox's own.
+func (t *tool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
+	in, err := decode(call.Input)
+	if err != nil {
+		return tools.Output{}, err
+	}
+	if len(in.Checks) == 0 { // the schema has refused it before
+		return tools.Output{}, &tools.Error{Class: tools.ErrorExecution, Reason: "no_checks", Message: "There are no checks.", Visible: true}
+	}
+	r, failed := t.engine.all(ctx, string(t.def.Name), in.Checks)
+	var text bytes.Buffer
+	enc := json.NewEncoder(&text)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(r); err != nil {
+		return tools.Output{}, fmt.Errorf("encode result of checks: %w", err)
+	}
+	return tools.Output{
+		Content: []tools.Block{{Text: text.String()}},
+		Success: failed == nil,
+		Metadata: map[string]any{
+			"checks": len(in.Checks), "checks_run": r.Run, "all_passed": r.AllPassed, "summary": r.Summary,
+		},
+	}, failed
+}
