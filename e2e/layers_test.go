@@ -39,6 +39,7 @@ var ranks = map[string]int{
 	"tools/shell":    2,
 	"tools/fetch":    2,
 	"tools/file":     2,
+	"tools/memory":   2,
 	"tools/verify":   2,
 
 	"loop":        3,
@@ -68,6 +69,8 @@ var denials = []struct{ from, to string }{
 	{"sandbox/oci", "sandbox/docker"},
 	{"loop", "sandbox"},
 	{"tools", "sandbox"},
+	// What keeps state on the host can't reach a workspace.
+	{"tools/memory", "tools/workspace"},
 }
 
 // soleImporters are modules that one package alone may import.
@@ -103,6 +106,8 @@ func TestLayersCatches(t *testing.T) {
 		want     string
 	}{
 		{"sandbox", "limits", ""},
+		{"tools/memory", "tools", ""},
+		{"tools/memory", "tools/workspace", "tools/memory must not import tools/workspace"},
 		{"sandbox/oci", "sandbox", ""},
 		{"loop/openai", "loop", ""},
 		{"cmd/caisson", "sandbox/docker", ""},

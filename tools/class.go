@@ -21,6 +21,9 @@ type Place string
 const (
 	PlaceHost    Place = "host"
 	PlaceSandbox Place = "sandbox"
+	// PlaceState is state of Caisson's own on the host, outside every workspace:
+	// for the tools of stateTools alone, which name no path.
+	PlaceState Place = "state"
 )
 
 func (c Class) valid() bool {
@@ -31,4 +34,8 @@ func (c Class) valid() bool {
 	return false
 }
 
-func (p Place) valid() bool { return p == PlaceHost || p == PlaceSandbox }
+func (p Place) valid() bool { return p == PlaceHost || p == PlaceSandbox || p == PlaceState }
+
+// stateTools are the tools that keep state of ours on the host. None of them can
+// reach a file of a workspace: a test of the layers holds that.
+func stateTools() []Name { return []Name{"memory_add", "memory_replace", "memory_consolidate"} }

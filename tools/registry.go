@@ -190,9 +190,11 @@ func checkDefinition(def Definition) []string {
 	}
 	add(def.Description == "", "description is missing")
 	add(!def.Class.valid(), fmt.Sprintf("class is %q, must be none, read, write, execute or network", def.Class))
-	add(!def.Runs.valid(), fmt.Sprintf("place is %q, must be host or sandbox", def.Runs))
+	add(!def.Runs.valid(), fmt.Sprintf("place is %q, must be host, sandbox or state", def.Runs))
 	add(def.Runs == PlaceHost && (def.Class == ClassWrite || def.Class == ClassExecute),
 		"what writes files or executes code must run in the sandbox")
+	add(def.Runs == PlaceState && (def.Class != ClassWrite || def.Paths != nil || !slices.Contains(stateTools(), def.Name)),
+		"only the memory tools keep state on the host, and they name no path of a workspace")
 	add(def.Parallel && def.Class != ClassExecute, "only an execute tool can be parallel")
 	add(def.Timeout < 0, "timeout is negative")
 	add(def.ResultBytes < 0, "result bound is negative")

@@ -42,6 +42,14 @@ func TestRegistrationRefuses(t *testing.T) {
 		{"no place", with(func(d *Definition) { d.Runs = "" }), `place is ""`},
 		{"write on the host", with(func(d *Definition) { d.Class = ClassWrite }), "must run in the sandbox"},
 		{"execute on the host", with(func(d *Definition) { d.Class = ClassExecute }), "must run in the sandbox"},
+		{"state of another's", with(func(d *Definition) { d.Class, d.Runs = ClassWrite, PlaceState }), "only the memory tools keep state on the host"},
+		{"state of ours", with(func(d *Definition) { d.Name, d.Class, d.Runs, d.Paths = "memory_add", ClassWrite, PlaceState, nil }), ""},
+		{"state that names paths", with(func(d *Definition) {
+			d.Name, d.Class, d.Runs = "memory_add", ClassWrite, PlaceState
+			d.Paths = func(json.RawMessage) []string { return nil }
+		}), "name no path of a workspace"},
+		{"state that executes", with(func(d *Definition) { d.Name, d.Class, d.Runs = "memory_add", ClassExecute, PlaceState }), "only the memory tools"},
+		{"state that only reads", with(func(d *Definition) { d.Name, d.Runs = "memory_add", PlaceState }), "only the memory tools"},
 		{"parallel read", with(func(d *Definition) { d.Parallel = true }), "only an execute tool can be parallel"},
 		{"negative timeout", with(func(d *Definition) { d.Timeout = -1 }), "timeout is negative"},
 		{"schema outside the subset", with(func(d *Definition) {

@@ -1,0 +1,259 @@
+package memory
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/aymanbagabas/go-udiff"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// Options configure the tools.
+type Options struct {
+	// Store is where the notes are. It is needed where a tool runs.
+	Store *Store
+	// Enabled offers the tools; they are off by default.
+	Enabled bool
+	// Redact takes secrets out of a text that is to be kept; nil changes nothing.
+	Redact func(string) string
+	// Warn is told that notes could not be read and were moved aside; nil is nobody.
+	Warn func(string)
+}
+
+// The tools' canonical names.
+const (
+	AddName         tools.Name = "memory_add"
+	ReplaceName     tools.Name = "memory_replace"
+	ConsolidateName tools.Name = "memory_consolidate"
+)
+
+// kind is what the tools differ in.
+type kind struct {
+	def tools.Definition
+	// change makes the change that an input asks for.
+	change func(input, *Notes, keeper) error
+}
+
+// keeper writes a text into a note.
+type keeper func(n *Notes, text string) Note
+
+// input is that of all three tools.
+type input struct {
+	ID   string   `json:"id"`
+	IDs  []string `json:"ids"`
+	Text string   `json:"text"`
+}
+
+// Factories gives a factory for each tool.
+func Factories(o Options) []tools.Factory {
+	if o.Redact == nil {
+		o.Redact = func(s string) string { return s }
+	}
+	if o.Warn == nil {
+		o.Warn = func(string) {}
+	}
+	var all []tools.Factory
+	for _, k := range []kind{add(), replace(), consolidate()} {
+		k.def.Class, k.def.Runs, k.def.EnabledByDefault = tools.ClassWrite, tools.PlaceState, o.Enabled
+		k.def.Aliases = map[string]string{"content": "text", "note": "text", "memory": "text"}
+		all = append(all, func() tools.Tool { return &tool{kind: k, opts: o} })
+	}
+	return all
+}
+
+// tool is one execution of one of the tools.
+type tool struct {
+	kind
+	opts Options
+}
+
+// Definition describes the tool.
+func (t *tool) Definition() tools.Definition { return t.def }
+
+func (t *tool) input(call *tools.Call) (input, error) {
+	var in input
+	if err := json.Unmarshal(call.Input, &in); err != nil {
+		return in, fmt.Errorf("decode %s input: %w", t.def.Name, err)
+	}
+	in.Text = strings.TrimSpace(t.opts.Redact(in.Text))
+	return in, nil
+}
+
+func (t *tool) keep(session string) keeper {
+	return func(n *Notes, text string) Note {
+		n.add(text, session, t.opts.Store.now())
+		return n.Notes[len(n.Notes)-1]
+	}
+}
+
+// Project shows what the call would change, without changing it.
+func (t *tool) Project(_ context.Context, call *tools.Call) (tools.Projection, error) {
+	in, err := t.input(call)
+	if err != nil {
+		return tools.Projection{}, err
+	}
+	before, err := t.opts.Store.Read()
+	if err != nil {
+		return tools.Projection{}, err
+	}
+	after := before
+	after.Notes = slices.Clone(before.Notes)
+	if err := t.change(in, &after, t.keep(call.Session)); err != nil {
+		return tools.Projection{}, failure(err)
+	}
+	return tools.Projection{
+		Diff:  udiff.Unified("memory before", "memory after", before.String(), after.String()),
+		State: before.State(),
+	}, nil
+}
+
+// Execute changes the notes, all or nothing, and gives them as they are now.
+func (t *tool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
+	in, err := t.input(call)
+	if err != nil {
+		return tools.Output{}, err
+	}
+	after, aside, err := t.opts.Store.Change(ctx, call.Projected, func(n *Notes) error {
+		return t.change(in, n, t.keep(call.Session))
+	})
+	if aside != "" {
+		t.opts.Warn("the notes of the workspace could not be read, and were moved aside to " + aside)
+	}
+	if err != nil {
+		return tools.Output{}, failure(err)
+	}
+	text := fmt.Sprintf("Kept. The notes are now (%d of %d):\n%s", len(after.Notes), MaxNotes, after)
+	return tools.Output{
+		Content: []tools.Block{{Text: text}}, Success: true,
+		Metadata: map[string]any{"notes": len(after.Notes)},
+	}, nil
+}
+
+// failure words what the model can mend.
+func failure(err error) error {
+	reason, mend := "", ""
+	switch {
+	case errors.Is(err, ErrFull):
+		reason, mend = "full", "Join what belongs together by memory_consolidate, or remove notes by memory_replace with an empty text."
+	case errors.Is(err, ErrNoNote):
+		reason, mend = "not_found", "The ids stand in the list of notes."
+	case errors.Is(err, ErrText):
+		reason, mend = "invalid_text", "Say it shorter, in plain words."
+	case errors.Is(err, ErrChanged):
+		reason, mend = "conflict", "Another session has changed the notes since this was shown; look at them and ask again."
+	default:
+		return err
+	}
+	return &tools.Error{
+		Class: tools.ErrorExecution, Reason: reason, Visible: true, Err: err,
+		Message: fmt.Sprintf("%v. %s Nothing was changed.", err, mend),
+	}
+}
+
+const purpose = " Notes are short facts about this workspace that a later session should know: how it is built and tested, decisions, what was tried. " +
+	"They are no place for secrets, and never instructions."
+
+func add() kind {
+	return kind{
+		def: tools.Definition{
+			Name:        AddName,
+			Description: "Keeps one note about this workspace for later sessions." + purpose,
+			InputSchema: json.RawMessage(`{
+  "type": "object",
+  "properties": {
+    "text": {"type": "string", "minLength": 1, "maxLength": 2000, "description": "What to keep."}
+  },
+  "required": ["text"],
+  "additionalProperties": false
+}`),
+			Summary: summary,
+		},
+		change: func(in input, n *Notes, keep keeper) error {
+			keep(n, in.Text)
+			return n.check()
+		},
+	}
+}
+
+func replace() kind {
+	return kind{
+		def: tools.Definition{
+			Name:        ReplaceName,
+			Description: "Replaces the text of one note that was kept, or removes it where the new text is empty." + purpose,
+			InputSchema: json.RawMessage(`{
+  "type": "object",
+  "properties": {
+    "id": {"type": "string", "minLength": 1, "maxLength": 40, "description": "The note's id, such as m3."},
+    "text": {"type": "string", "maxLength": 2000, "description": "Its new text; empty to remove it."}
+  },
+  "required": ["id", "text"],
+  "additionalProperties": false
+}`),
+			Summary: summary,
+		},
+		change: func(in input, n *Notes, keep keeper) error {
+			i, err := n.find(in.ID)
+			if err != nil {
+				return err
+			}
+			if in.Text == "" {
+				n.Notes = slices.Delete(n.Notes, i, i+1)
+				return nil
+			}
+			last := n.Last
+			note := keep(n, in.Text)
+			note.ID, n.Last = in.ID, last
+			n.Notes = n.Notes[:len(n.Notes)-1]
+			n.Notes[i] = note
+			return n.check()
+		},
+	}
+}
+
+func consolidate() kind {
+	return kind{
+		def: tools.Definition{
+			Name:        ConsolidateName,
+			Description: "Joins several notes into one that says what is still worth knowing; the old ones are removed." + purpose,
+			InputSchema: json.RawMessage(`{
+  "type": "object",
+  "properties": {
+    "ids": {"type": "array", "items": {"type": "string", "maxLength": 40}, "minItems": 1, "maxItems": 100, "description": "The ids of the notes to join."},
+    "text": {"type": "string", "minLength": 1, "maxLength": 2000, "description": "The one note in their place."}
+  },
+  "required": ["ids", "text"],
+  "additionalProperties": false
+}`),
+			Summary: summary,
+		},
+		change: func(in input, n *Notes, keep keeper) error {
+			for _, id := range in.IDs {
+				if _, err := n.find(id); err != nil {
+					return err
+				}
+			}
+			n.Notes = slices.DeleteFunc(n.Notes, func(note Note) bool { return slices.Contains(in.IDs, note.ID) })
+			keep(n, in.Text)
+			return n.check()
+		},
+	}
+}
+
+func summary(raw json.RawMessage) string {
+	var in input
+	if err := json.Unmarshal(raw, &in); err != nil {
+		return ""
+	}
+	if in.ID != "" {
+		in.IDs = []string{in.ID}
+	}
+	if len(in.IDs) > 0 {
+		return strings.Join(in.IDs, ", ") + ": " + in.Text
+	}
+	return in.Text
+}

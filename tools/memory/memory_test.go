@@ -1,0 +1,316 @@
+package memory
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// bench is the tools over a store, through a real dispatcher.
+type bench struct {
+	t     *testing.T
+	dir   string
+	store *Store
+	d     *tools.Dispatcher
+	warns []string
+}
+
+func newBench(t *testing.T) *bench {
+	t.Helper()
+	b := &bench{t: t, dir: filepath.Join(t.TempDir(), "memory")}
+	b.store = NewStore(b.dir, "/home/me/project")
+	var err error
+	b.d, err = tools.New(tools.Options{
+		Emit: func(tools.Event) error { return nil }, OnPrompt: tools.OnPromptAllow, Session: "ses_1", Workspace: "/home/me/project",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := Options{
+		Store: b.store, Enabled: true,
+		Redact: func(s string) string { return strings.ReplaceAll(s, "hunter2hunter2", "[redacted]") },
+		Warn:   func(w string) { b.warns = append(b.warns, w) },
+	}
+	for _, f := range Factories(o) {
+		if err := b.d.Register(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return b
+}
+
+func (b *bench) call(name tools.Name, input string) tools.Result {
+	b.t.Helper()
+	got, err := b.d.Round(b.t.Context(), []tools.Call{{ID: "tu_1", Name: name, Session: "ses_1", Input: json.RawMessage(input)}})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return got[0]
+}
+
+func said(r tools.Result) string { return r.Content[0].Text }
+
+func TestMemoryLastsBeyondItsStore(t *testing.T) {
+	b := newBench(t)
+	for _, input := range []string{`{"text":"build with make"}`, `{"content":"tests need root"}`, `{"text":"the key is hunter2hunter2"}`} {
+		if r := b.call(AddName, input); r.IsError {
+			t.Fatalf("%s: %s", input, said(r))
+		}
+	}
+	if r := b.call(ReplaceName, `{"id":"m2","text":"tests need root\nand gVisor"}`); r.IsError || said(r) != "Kept. The notes are now (3 of 100):\nm1: build with make\nm2: tests need root\n  and gVisor\nm3: the key is [redacted]\n" {
+		t.Errorf("replace: %s", said(r))
+	}
+	if r := b.call(ReplaceName, `{"id":"m3","text":""}`); r.IsError {
+		t.Errorf("remove: %s", said(r))
+	}
+	if r := b.call(ConsolidateName, `{"ids":["m1","m2"],"text":"make; tests as root"}`); r.IsError {
+		t.Errorf("consolidate: %s", said(r))
+	}
+	// Another session reads what this one left; an id is used once.
+	n, err := NewStore(b.dir, "/home/me/project").Read()
+	if err != nil || n.String() != "m4: make; tests as root\n" || n.Notes[0].Session != "ses_1" || n.Notes[0].Changed.IsZero() {
+		t.Errorf("read %+v, %v", n, err)
+	}
+	// Another workspace has its own.
+	if n, err := NewStore(b.dir, "/home/me/other").Read(); err != nil || len(n.Notes) != 0 {
+		t.Errorf("another workspace reads %+v, %v", n, err)
+	}
+	info, err := os.Stat(filepath.Join(b.store.Dir(), notesFile))
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("file %v, %v", info, err)
+	}
+	if dir, err := os.Stat(b.store.Dir()); err != nil || dir.Mode().Perm() != 0o700 {
+		t.Errorf("folder %v, %v", dir, err)
+	}
+}
+
+func TestMemoryRefusals(t *testing.T) {
+	b := newBench(t)
+	b.call(AddName, `{"text":"one"}`)
+	for name, c := range map[string]struct {
+		tool  tools.Name
+		input string
+		class tools.ErrorClass
+		want  string
+	}{
+		"empty":       {AddName, `{"text":""}`, tools.ErrorValidation, "minLength"},
+		"only spaces": {AddName, `{"text":"  "}`, tools.ErrorExecution, "no text for a note"},
+		"too long":    {AddName, `{"text":"` + strings.Repeat("x", MaxNoteBytes+1) + `"}`, tools.ErrorValidation, "maxLength"},
+		"too long in bytes": {AddName, `{"text":"` + strings.Repeat("é", MaxNoteBytes) + `"}`, tools.ErrorExecution,
+			"no text for a note: 1 to 2000 bytes"},
+		"no such note":   {ReplaceName, `{"id":"m9","text":"x"}`, tools.ErrorExecution, "no such note: m9"},
+		"one of several": {ConsolidateName, `{"ids":["m1","m9"],"text":"x"}`, tools.ErrorExecution, "no such note: m9"},
+		"a path":         {AddName, `{"text":"x","path":"/etc/passwd"}`, tools.ErrorValidation, "path"},
+		"an id as path":  {ReplaceName, `{"id":"../../x","text":"x"}`, tools.ErrorExecution, "no such note"},
+	} {
+		r := b.call(c.tool, c.input)
+		if !r.IsError || r.Class != c.class || !strings.Contains(said(r), c.want) {
+			t.Errorf("%s: %s %q, want %s %q", name, r.Class, said(r), c.class, c.want)
+		}
+	}
+	if n, err := b.store.Read(); err != nil || n.String() != "m1: one\n" {
+		t.Errorf("after refusals: %q, %v", n, err)
+	}
+}
+
+func TestMemoryIsBounded(t *testing.T) {
+	b := newBench(t)
+	full := func() (n int) {
+		for ; n <= MaxNotes; n++ {
+			r := b.call(AddName, fmt.Sprintf(`{"text":"%d %s"}`, n, strings.Repeat("x", 500)))
+			if r.IsError {
+				if !strings.Contains(said(r), "memory is full") || !strings.Contains(said(r), "memory_consolidate") {
+					t.Errorf("refused with %q", said(r))
+				}
+				return n
+			}
+		}
+		return n
+	}
+	if n := full(); n < 50 || n > MaxBytes/500 {
+		t.Errorf("%d notes of 500 bytes fit", n)
+	}
+	n, err := b.store.Read()
+	if err != nil || n.check() != nil {
+		t.Errorf("what is kept breaks its bounds: %v, %v", err, n.check())
+	}
+	small := newBench(t)
+	for range MaxNotes {
+		small.call(AddName, `{"text":"x"}`)
+	}
+	if r := small.call(AddName, `{"text":"x"}`); !strings.Contains(said(r), "101 notes") {
+		t.Errorf("one too many: %q", said(r))
+	}
+}
+
+// TestMemoryOfMany: changes from many sides are all kept, and every file that a
+// reader meets is whole.
+func TestMemoryOfMany(t *testing.T) {
+	dir := t.TempDir()
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			s := NewStore(dir, "/w")
+			for j := range 5 {
+				_, aside, err := s.Change(t.Context(), "", func(n *Notes) error {
+					n.add(fmt.Sprintf("%d-%d", i, j), "s", s.now())
+					return nil
+				})
+				if err != nil || aside != "" {
+					t.Errorf("change: %v, aside %q", err, aside)
+				}
+				if _, err := s.Read(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	n, err := NewStore(dir, "/w").Read()
+	if err != nil || len(n.Notes) != 40 || n.Last != 40 {
+		t.Errorf("%d notes, last %d, %v", len(n.Notes), n.Last, err)
+	}
+}
+
+// TestMemoryThatIsCorrupt is moved aside, never used and never lost.
+func TestMemoryThatIsCorrupt(t *testing.T) {
+	for name, text := range map[string]string{
+		"garbage":             "not json",
+		"cut off":             `{"version":1,"workspace":"/home/me/project","notes":[{"id":"m1","te`,
+		"another version":     `{"version":9,"workspace":"/home/me/project","last":0,"notes":[]}`,
+		"another workspace":   `{"version":1,"workspace":"/etc","last":0,"notes":[]}`,
+		"an unknown key":      `{"version":1,"workspace":"/home/me/project","last":0,"notes":[],"trust":"full"}`,
+		"over the bounds":     `{"version":1,"workspace":"/home/me/project","last":1,"notes":[{"id":"m1","text":"` + strings.Repeat("x", MaxNoteBytes+1) + `","changed":"2026-01-01T00:00:00Z"}]}`,
+		"larger than a store": strings.Repeat(" ", maxFileBytes+1),
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			if err := os.MkdirAll(b.store.Dir(), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(b.store.Dir(), notesFile), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if n, err := b.store.Read(); err == nil {
+				t.Errorf("read %+v", n)
+			}
+			if r := b.call(AddName, `{"text":"new"}`); r.IsError {
+				t.Fatalf("add: %s", said(r))
+			}
+			if len(b.warns) != 1 {
+				t.Errorf("warnings: %v", b.warns)
+			}
+			aside, err := filepath.Glob(filepath.Join(b.store.Dir(), notesFile+".corrupt-*"))
+			if err != nil || len(aside) != 1 {
+				t.Fatalf("aside: %v, %v", aside, err)
+			}
+			if got, err := os.ReadFile(aside[0]); err != nil || string(got) != text {
+				t.Errorf("what was moved aside differs: %v", err)
+			}
+		})
+	}
+}
+
+// TestMemoryFollowsNoLink: a link in the place of the file leads nowhere.
+func TestMemoryFollowsNoLink(t *testing.T) {
+	b := newBench(t)
+	outside := filepath.Join(t.TempDir(), "canary")
+	if err := os.WriteFile(outside, []byte("canary"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(b.store.Dir(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(outside, filepath.Join(b.store.Dir(), notesFile)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.store.Read(); err == nil {
+		t.Error("a link was read")
+	}
+	if r := b.call(AddName, `{"text":"new"}`); r.IsError {
+		t.Errorf("add: %s", said(r))
+	}
+	if got, err := os.ReadFile(outside); err != nil || string(got) != "canary" {
+		t.Errorf("the link's target is %q, %v", got, err)
+	}
+}
+
+// TestMemoryThatWasShown is changed as it was shown, or not at all.
+func TestMemoryThatWasShown(t *testing.T) {
+	b := newBench(t)
+	b.call(AddName, `{"text":"one"}`)
+	factory := Factories(Options{Store: b.store})[1]
+	call := &tools.Call{Input: json.RawMessage(`{"id":"m1","text":"two"}`)}
+	p, err := factory().(tools.Projector).Project(t.Context(), call)
+	if err != nil || !strings.Contains(p.Diff, "-m1: one\n+m1: two\n") {
+		t.Fatalf("projected %+v, %v", p, err)
+	}
+	if n, _ := b.store.Read(); n.String() != "m1: one\n" {
+		t.Errorf("looking changed it: %q", n)
+	}
+	b.call(AddName, `{"text":"other"}`)
+	call.Projected = p.State
+	_, err = factory().Execute(t.Context(), call)
+	if own, ok := errors.AsType[*tools.Error](err); !ok || own.Reason != "conflict" {
+		t.Errorf("executed: %v", err)
+	}
+	if n, _ := b.store.Read(); n.String() != "m1: one\nm2: other\n" {
+		t.Errorf("it was changed: %q", n)
+	}
+}
+
+func TestMemoryIsOffByDefault(t *testing.T) {
+	for _, f := range Factories(Options{}) {
+		if def := f().Definition(); def.EnabledByDefault || def.Runs != tools.PlaceState || def.Paths != nil {
+			t.Errorf("%+v", def)
+		}
+	}
+	d, err := tools.New(tools.Options{Emit: func(tools.Event) error { return nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range Factories(Options{}) {
+		if err := d.Register(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if defs := d.Definitions(); len(defs) != 0 {
+		t.Errorf("offered: %v", defs)
+	}
+	got, err := d.Round(context.Background(), []tools.Call{{ID: "tu_1", Name: AddName, Input: json.RawMessage(`{"text":"x"}`)}})
+	if err != nil || !got[0].IsError {
+		t.Errorf("executed: %+v, %v", got, err)
+	}
+}
+
+// TestMemoryLock: a holder that does not let go is waited for no longer than
+// the call wants.
+func TestMemoryLock(t *testing.T) {
+	s := NewStore(t.TempDir(), "/w")
+	if err := os.MkdirAll(s.Dir(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	unlock, err := s.lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unlock()
+	gone := errors.New("the call is over")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(gone)
+	if _, _, err := s.Change(ctx, "", func(*Notes) error { return nil }); !errors.Is(err, gone) {
+		t.Errorf("change: %v", err)
+	}
+}

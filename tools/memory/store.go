@@ -1,0 +1,276 @@
+package memory
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/gofrs/flock"
+)
+
+// Bounds of one workspace's notes: what a model can read at a session's start
+// without its context being about nothing else.
+const (
+	MaxNotes     = 100
+	MaxNoteBytes = 2_000
+	MaxBytes     = 32 << 10 // of all texts
+	maxFileBytes = 1 << 20
+)
+
+// lockTime bounds the wait for another process that changes the same notes.
+const lockTime = 5 * time.Second
+
+// Errors of a [Store].
+var (
+	// ErrFull: the notes would be too many or too long.
+	ErrFull = errors.New("memory is full")
+	// ErrNoNote: there is no note with that id.
+	ErrNoNote = errors.New("no such note")
+	// ErrChanged: the notes are not those that were shown.
+	ErrChanged = errors.New("memory has changed")
+	// ErrText: a note's text is empty, too long, or no text.
+	ErrText = errors.New("no text for a note")
+)
+
+// Note is one thing that was kept.
+type Note struct {
+	// ID is m and a number that is used once.
+	ID   string `json:"id"`
+	Text string `json:"text"`
+	// Session is the one that wrote it last, Changed when.
+	Session string    `json:"session,omitempty"`
+	Changed time.Time `json:"changed"`
+}
+
+// Notes are all of one workspace.
+type Notes struct {
+	Version   int    `json:"version"`
+	Workspace string `json:"workspace"`
+	// Last is the number of the newest id.
+	Last  int    `json:"last"`
+	Notes []Note `json:"notes"`
+}
+
+// version is that of the file.
+const version = 1
+
+// Store keeps the notes of one workspace in one file. Any number of stores and
+// processes may work on it: each change is made under a lock, on the file as it
+// is then, and replaces it whole. Nothing is held between calls.
+type Store struct {
+	dir       string
+	workspace string
+	now       func() time.Time
+}
+
+const (
+	notesFile = "notes.json"
+	lockFile  = "lock"
+)
+
+// NewStore gives the store of a workspace below the folder dir, which is
+// Caisson's own. Nothing is made before the first change.
+func NewStore(dir, workspace string) *Store {
+	sum := sha256.Sum256([]byte(workspace))
+	return &Store{dir: filepath.Join(dir, hex.EncodeToString(sum[:16])), workspace: workspace, now: time.Now}
+}
+
+// Dir is the workspace's folder.
+func (s *Store) Dir() string { return s.dir }
+
+// Read gives the notes. Where there are none yet it gives none. A file that is
+// not just what a Store writes fails; the next change moves it aside.
+func (s *Store) Read() (Notes, error) {
+	root, err := os.OpenRoot(s.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return s.none(), nil
+	}
+	if err != nil {
+		return Notes{}, fmt.Errorf("read memory: %w", err)
+	}
+	defer func() { _ = root.Close() }() // only read
+	return s.read(root)
+}
+
+func (s *Store) none() Notes { return Notes{Version: version, Workspace: s.workspace} }
+
+// errCorrupt is a file that no Store has written.
+var errCorrupt = errors.New("the file is not one of ours")
+
+func (s *Store) read(root *os.Root) (Notes, error) {
+	if info, err := root.Lstat(notesFile); errors.Is(err, fs.ErrNotExist) {
+		return s.none(), nil
+	} else if err == nil && !info.Mode().IsRegular() {
+		return Notes{}, fmt.Errorf("read memory: %w: no regular file", errCorrupt)
+	}
+	f, err := root.Open(notesFile)
+	if err != nil {
+		return Notes{}, fmt.Errorf("read memory: %w", err)
+	}
+	defer func() { _ = f.Close() }() // only read
+	text, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
+	if err != nil {
+		return Notes{}, fmt.Errorf("read memory: %w", err)
+	}
+	return s.parse(text)
+}
+
+// parse is strict: what is used as notes is what was written as notes.
+func (s *Store) parse(text []byte) (Notes, error) {
+	var n Notes
+	dec := json.NewDecoder(bytes.NewReader(text))
+	dec.DisallowUnknownFields()
+	err := dec.Decode(&n)
+	switch {
+	case err != nil:
+	case n.Version != version:
+		err = fmt.Errorf("version %d", n.Version)
+	case n.Workspace != s.workspace:
+		err = errors.New("it is of another workspace")
+	default:
+		err = n.check()
+	}
+	if err != nil {
+		return Notes{}, fmt.Errorf("read memory: %w: %w", errCorrupt, err)
+	}
+	return n, nil
+}
+
+// check holds notes to their bounds.
+func (n Notes) check() error {
+	total := 0
+	for _, note := range n.Notes {
+		if note.Text == "" || len(note.Text) > MaxNoteBytes || !utf8.ValidString(note.Text) {
+			return fmt.Errorf("%w: 1 to %d bytes, %q has %d", ErrText, MaxNoteBytes, note.ID, len(note.Text))
+		}
+		total += len(note.Text)
+	}
+	if len(n.Notes) > MaxNotes || total > MaxBytes {
+		return fmt.Errorf("%w: %d notes of %d bytes together; at most %d of %d", ErrFull, len(n.Notes), total, MaxNotes, MaxBytes)
+	}
+	return nil
+}
+
+// State identifies the notes as they are.
+func (n Notes) State() string {
+	sum := sha256.New()
+	for _, note := range n.Notes {
+		fmt.Fprintf(sum, "%q %q\n", note.ID, note.Text)
+	}
+	return hex.EncodeToString(sum.Sum(nil))
+}
+
+// String gives the notes for a model, or for a diff: a line or more each.
+func (n Notes) String() string {
+	var b strings.Builder
+	for _, note := range n.Notes {
+		fmt.Fprintf(&b, "%s: %s\n", note.ID, strings.ReplaceAll(note.Text, "\n", "\n  "))
+	}
+	return b.String()
+}
+
+// Change lets f change the notes, and keeps what it made of them, all or
+// nothing. IfState, where it is not "", is the State that they must have. What
+// can't be read is moved aside first; aside is where, "" where it was not.
+func (s *Store) Change(ctx context.Context, ifState string, f func(n *Notes) error) (after Notes, aside string, err error) {
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return Notes{}, "", fmt.Errorf("change memory: %w", err)
+	}
+	root, err := os.OpenRoot(s.dir)
+	if err != nil {
+		return Notes{}, "", fmt.Errorf("change memory: %w", err)
+	}
+	defer func() { _ = root.Close() }() // what was written is on the disk
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return Notes{}, "", err
+	}
+	defer unlock()
+	n, err := s.read(root)
+	if errors.Is(err, errCorrupt) {
+		aside = fmt.Sprintf("%s.corrupt-%s", notesFile, s.now().UTC().Format("20060102T150405.000000000"))
+		if err := root.Rename(notesFile, aside); err != nil {
+			return Notes{}, "", fmt.Errorf("change memory: %w", err)
+		}
+		n, err = s.none(), nil
+	}
+	if err != nil {
+		return Notes{}, "", err
+	}
+	if ifState != "" && ifState != n.State() {
+		return n, aside, ErrChanged
+	}
+	if err := f(&n); err != nil {
+		return n, aside, err
+	}
+	if err := n.check(); err != nil {
+		return n, aside, err
+	}
+	return n, aside, write(root, n)
+}
+
+// lock keeps other processes out. A process that was killed holds nothing.
+func (s *Store) lock(ctx context.Context) (unlock func(), err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, lockTime, errors.New("another process holds the notes"))
+	defer cancel()
+	l := flock.New(filepath.Join(s.dir, lockFile), flock.SetPermissions(0o600))
+	if ok, err := l.TryLockContext(ctx, 20*time.Millisecond); err != nil || !ok {
+		return nil, fmt.Errorf("lock memory: %w", errors.Join(err, context.Cause(ctx)))
+	}
+	return func() { _ = l.Close() }, nil // the kernel unlocks in any case
+}
+
+// write replaces the file.
+func write(root *os.Root, n Notes) (err error) {
+	text, err := json.MarshalIndent(n, "", "  ")
+	if err != nil {
+		return fmt.Errorf("write memory: %w", err)
+	}
+	temp := notesFile + "." + rand.Text() + ".tmp"
+	f, err := root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return fmt.Errorf("write memory: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			_ = root.Remove(temp)
+		}
+	}()
+	_, err = f.Write(append(text, '\n'))
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err == nil {
+		err = root.Rename(temp, notesFile)
+	}
+	if err != nil {
+		return fmt.Errorf("write memory: %w", err)
+	}
+	return nil
+}
+
+// add appends a note.
+func (n *Notes) add(text, session string, now time.Time) {
+	n.Last++
+	n.Notes = append(n.Notes, Note{ID: fmt.Sprintf("m%d", n.Last), Text: text, Session: session, Changed: now.UTC()})
+}
+
+// find gives the place of a note.
+func (n *Notes) find(id string) (int, error) {
+	for i, note := range n.Notes {
+		if note.ID == id {
+			return i, nil
+		}
+	}
+	return 0, fmt.Errorf("%w: %s", ErrNoNote, id)
+}
