@@ -337,11 +337,7 @@ func TestConfirmationIDsAreRandomAndBoundToTheInput(t *testing.T) {
 
 func TestLastingAnswers(t *testing.T) {
 	shell := fakeTool{def: testDefinition("shell", ClassExecute)}
-	shell.def.Phrase = func(raw json.RawMessage) string {
-		var in struct{ Text string }
-		_ = json.Unmarshal(raw, &in)
-		return in.Text
-	}
+	shell.def.Phrase = phraseOfText
 	opaque := fakeTool{def: testDefinition("opaque", ClassExecute)}
 	write := fakeTool{def: testDefinition("write_file", ClassWrite)}
 	store := filepath.Join(t.TempDir(), "approvals.json")

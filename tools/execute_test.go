@@ -356,7 +356,7 @@ func TestCallsOnOnePathKeepTheirOrder(t *testing.T) {
 		}
 		start := time.Now()
 		results := roundOK(t, d, calls...)
-		wantText(t, results[0], false, "")
+		wantText(t, results[0], false, "(no output)")
 		wantText(t, results[3], false, "23")
 		if took := time.Since(start); took != 4*time.Second {
 			t.Errorf("took %v, want 4s: four steps on a, beside them b", took)

@@ -70,6 +70,13 @@ func testPaths(raw json.RawMessage) []string {
 	return []string{in.Path}
 }
 
+// phraseOfText takes the input's text for a command.
+func phraseOfText(raw json.RawMessage) string {
+	var in struct{ Text string }
+	_ = json.Unmarshal(raw, &in)
+	return in.Text
+}
+
 // recorder keeps every event, and can fail to.
 type recorder struct {
 	mu     sync.Mutex
@@ -122,6 +129,8 @@ func brief(ev Event) (callID, text string) {
 		return ev.Confirmation.CallID, "requested"
 	case ConfirmationResolved:
 		return ev.CallID, fmt.Sprintf("resolved %s by %s", ev.Decision, ev.By)
+	case ConfirmationAttempted:
+		return ev.CallID, "attempted"
 	case Warning:
 		return ev.CallID, "warning"
 	}
@@ -139,14 +148,14 @@ func find[E Event](r *recorder) []E {
 }
 
 // terminalProblems wants exactly one terminal event for each call, after
-// everything else of that call but warnings.
+// everything else of that call but warnings and attempts.
 func terminalProblems(r *recorder, calls []Call) []string {
 	var problems []string
 	for _, call := range calls {
 		ends := 0
 		for _, ev := range r.all() {
 			owner, text := brief(ev)
-			if owner != call.ID || text == "warning" {
+			if owner != call.ID || text == "warning" || text == "attempted" {
 				continue
 			}
 			if ends > 0 {

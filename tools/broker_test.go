@@ -1,0 +1,670 @@
+package tools
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// told is what a client heard of its answer.
+type told struct {
+	resolution Resolution
+	err        error
+}
+
+// decisionProblems wants that of all who answered one question one was first,
+// and that the others were told of it.
+func decisionProblems(answers []told) []string {
+	var problems []string
+	var won []Resolution
+	for _, a := range answers {
+		if a.err == nil {
+			won = append(won, a.resolution)
+		}
+	}
+	if len(won) != 1 {
+		return []string{fmt.Sprintf("%d answers count: %+v", len(won), won)}
+	}
+	for _, a := range answers {
+		if a.err == nil {
+			continue
+		}
+		if late, ok := errors.AsType[*ResolvedError](a.err); !ok || late.Resolution != won[0] {
+			problems = append(problems, fmt.Sprintf("a late answer is told %v, recorded is %+v", a.err, won[0]))
+		}
+	}
+	return problems
+}
+
+// together starts n functions at one moment and waits for all.
+func together(n int, f func(i int)) {
+	var wg sync.WaitGroup
+	start := make(chan struct{})
+	for i := range n {
+		wg.Go(func() {
+			<-start
+			f(i)
+		})
+	}
+	close(start)
+	wg.Wait()
+}
+
+// racers is how many clients answer one question at once, half allow, half deny.
+const racers = 50
+
+func racerAnswer(i int) Answer {
+	return Answer{[]Decision{DecisionAllow, DecisionDeny}[i%2], ScopeOnce}
+}
+
+// Fifty clients answer at the same moment, fifty times: one decision, which all
+// others are told of, and an audit of each attempt.
+func TestAnswersAtTheSameMoment(t *testing.T) {
+	rec := &recorder{}
+	broker := NewBroker(BrokerOptions{Attended: true})
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: broker}, fakeTool{def: testDefinition("shell", ClassExecute)})
+	requested := make(chan string, 1)
+	rec.fail = func(ev Event) error {
+		if ev, ok := ev.(ConfirmationRequested); ok {
+			requested <- ev.Confirmation.ID
+		}
+		return nil
+	}
+	allowed := 0
+	for n := range 50 {
+		id := fmt.Sprint(n)
+		answers := make([]told, racers)
+		var asking sync.WaitGroup
+		asking.Go(func() {
+			confirmation := <-requested
+			together(racers, func(i int) {
+				r, err := broker.Answer(t.Context(), confirmation, racerAnswer(i), fmt.Sprint("http:", i))
+				answers[i] = told{r, err}
+			})
+		})
+		result := roundOK(t, d, call(id, "shell", `{}`))[0]
+		asking.Wait()
+		for _, problem := range decisionProblems(answers) {
+			t.Errorf("question %d: %s", n, problem)
+		}
+		won := answers[slices.IndexFunc(answers, func(a told) bool { return a.err == nil })].resolution
+		if (won.Decision == DecisionAllow) == result.IsError || won.By != "user" || won.CallID != id {
+			t.Errorf("question %d was resolved as %+v, and the call gave %+v", n, won, result)
+		}
+		if won.Decision == DecisionAllow {
+			allowed++
+		}
+		var recorded []ConfirmationResolved
+		for _, ev := range find[ConfirmationResolved](rec) {
+			if ev.CallID == id {
+				recorded = append(recorded, ev)
+			}
+		}
+		want := []ConfirmationResolved{{id, won.ConfirmationID, won.Decision, won.Scope, won.By, won.Client}}
+		if diff := cmp.Diff(want, recorded); diff != "" {
+			t.Errorf("question %d: recorded (-told +recorded):\n%s", n, diff)
+		}
+	}
+	attempts := find[ConfirmationAttempted](rec)
+	omitted := broker.attempts.omitted
+	for _, a := range attempts {
+		omitted += a.Omitted
+		if a.Recorded == "" || a.CallID == "" || a.Client == "" {
+			t.Errorf("attempt %+v does not say what it met", a)
+		}
+	}
+	if got := len(attempts) + omitted; got != 50*(racers-1) || len(attempts) < attemptBurst {
+		t.Errorf("%d attempts are recorded and %d counted, want %d", len(attempts), omitted, 50*(racers-1))
+	}
+	if called := len(find[Called](rec)); called != allowed {
+		t.Errorf("%d calls ran, %d were allowed", called, allowed)
+	}
+}
+
+// naiveBroker looks whether a question is open and then answers it, as the
+// first thing that one writes does.
+type naiveBroker struct {
+	mu       sync.Mutex
+	resolved *Resolution
+	looked   sync.WaitGroup
+}
+
+func (b *naiveBroker) answer(a Answer, label string) told {
+	b.mu.Lock()
+	before := b.resolved
+	b.mu.Unlock()
+	b.looked.Done()
+	b.looked.Wait() // the moment between looking and writing, made as long as it takes
+	if before != nil {
+		return told{*before, &ResolvedError{*before}}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.resolved = &Resolution{Decision: a.Decision, Client: label}
+	return told{*b.resolved, nil}
+}
+
+// The control: a broker that looks first trips the same check.
+func TestNaiveBrokerIsCaught(t *testing.T) {
+	naive := &naiveBroker{}
+	naive.looked.Add(racers)
+	answers := make([]told, racers)
+	together(racers, func(i int) { answers[i] = naive.answer(racerAnswer(i), fmt.Sprint(i)) })
+	if len(decisionProblems(answers)) == 0 {
+		t.Error("a broker that checks and then sets passes, so the check shows nothing")
+	}
+}
+
+// A client may answer as soon as it has read that it is asked, before the
+// broker has gone on.
+func TestAnAnswerFindsItsQuestionAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rec := &recorder{}
+		broker := NewBroker(BrokerOptions{Attended: true})
+		var answered sync.WaitGroup
+		rec.fail = func(ev Event) error {
+			if ev, ok := ev.(ConfirmationRequested); ok {
+				answered.Go(func() {
+					if _, err := broker.Answer(t.Context(), ev.Confirmation.ID, Answer{DecisionAllow, ScopeOnce}, "http"); err != nil {
+						t.Errorf("answer to %s: %v", ev.Confirmation.CallID, err)
+					}
+				})
+				time.Sleep(time.Second) // a slow disk: the next question is not recorded yet
+			}
+			return nil
+		}
+		d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: broker}, fakeTool{def: testDefinition("shell", ClassExecute)})
+		for _, r := range roundOK(t, d, call("a", "shell", `{}`), call("b", "shell", `{}`), call("c", "shell", `{}`)) {
+			wantText(t, r, false, "done")
+		}
+		answered.Wait()
+		wantEvents(t, rec, "a", "requested", "resolved allow by user", "called execute", "completed true")
+	})
+}
+
+// An answer that can't be recorded is none: the client hears of the failure,
+// nothing runs, and no lasting grant is left.
+func TestAnAnswerThatCantBeRecorded(t *testing.T) {
+	for _, scope := range []Scope{ScopeOnce, ScopeSession, ScopeAlways} {
+		rec := &recorder{}
+		broker := NewBroker(BrokerOptions{Attended: true})
+		grants := NewGrants(filepath.Join(t.TempDir(), "approvals.json"))
+		answers := make(chan told, 2)
+		rec.fail = func(ev Event) error {
+			switch ev := ev.(type) {
+			case ConfirmationRequested:
+				go func() {
+					for range 2 { // the second one comes after the failure
+						r, err := broker.Answer(context.Background(), ev.Confirmation.ID, Answer{DecisionAllow, scope}, "http:alice")
+						answers <- told{r, err}
+					}
+				}()
+			case ConfirmationResolved:
+				return errors.New("disk full")
+			}
+			return nil
+		}
+		d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: broker, Workspace: "/p", Grants: grants},
+			fakeTool{def: testDefinition("write_file", ClassWrite)})
+		calls := []Call{call("a", "write_file", `{}`)}
+		results, err := d.Round(t.Context(), calls)
+		if !errors.Is(err, ErrRecord) || !results[0].IsError || len(find[Called](rec)) != 0 {
+			t.Errorf("%s: the round ends with %v, result %+v", scope, err, results[0])
+		}
+		for range 2 {
+			if a := <-answers; !errors.Is(a.err, ErrRecord) || a.resolution != (Resolution{}) {
+				t.Errorf("%s: the client is told %+v, %v", scope, a.resolution, a.err)
+			}
+		}
+		if list, err := grants.List(); err != nil || len(list) != 0 {
+			t.Errorf("%s: left behind are %+v, %v", scope, list, err)
+		}
+		if _, kept := d.asked.get("write_file"); kept {
+			t.Errorf("%s: the session keeps the answer", scope)
+		}
+		checkTerminals(t, rec, calls)
+	}
+}
+
+// Whoever still asks is told what was recorded, by the cause of its context.
+func TestOtherClientsAreToldOfTheDecision(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		end  func(*Dispatcher, *Broker, string)
+		want Resolution
+	}{
+		{"an answer elsewhere", func(_ *Dispatcher, b *Broker, id string) {
+			_, _ = b.Answer(context.Background(), id, Answer{DecisionAllow, "for ever"}, "http:alice")
+		}, Resolution{Decision: DecisionAllow, Scope: ScopeOnce, By: "user", Client: "http:alice"}},
+		{"the time is over", func(*Dispatcher, *Broker, string) {}, Resolution{Decision: DecisionTimeout, Scope: ScopeOnce, By: "timeout"}},
+		{"a cancellation", func(d *Dispatcher, _ *Broker, _ string) { d.Cancel(errors.New("stop")) }, Resolution{Decision: DecisionDeny, Scope: ScopeOnce, By: "cancel"}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			rec := &recorder{}
+			broker := NewBroker(BrokerOptions{})
+			var mu sync.Mutex
+			var causes []error
+			waiting := approver(func(ctx context.Context, c Confirmation) (Answer, error) {
+				<-ctx.Done()
+				mu.Lock()
+				defer mu.Unlock()
+				if causes = append(causes, context.Cause(ctx)); len(find[ConfirmationResolved](rec)) != 1 {
+					t.Errorf("%s: a client is told before it is recorded", tt.name)
+				}
+				return Answer{DecisionAllow, ScopeSession}, nil
+			})
+			broker.Attach("terminal", waiting)
+			broker.Attach("second", waiting)
+			d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: broker}, fakeTool{def: testDefinition("shell", ClassExecute)})
+			go func() {
+				synctest.Wait()
+				tt.end(d, broker, find[ConfirmationRequested](rec)[0].Confirmation.ID)
+			}()
+			roundOK(t, d, call("a", "shell", `{}`))
+			synctest.Wait()
+			tt.want.CallID, tt.want.ConfirmationID = "a", find[ConfirmationRequested](rec)[0].Confirmation.ID
+			for range 2 {
+				late, ok := errors.AsType[*ResolvedError](causes[0])
+				if !ok || late.Resolution != tt.want {
+					t.Errorf("%s: a client is told %v, want %+v", tt.name, causes[0], tt.want)
+				}
+				causes = causes[1:]
+			}
+		})
+	}
+}
+
+// A client that comes late is shown what waits; one that goes leaves the
+// question to the others, and the last one to nobody.
+func TestClientsComeAndGo(t *testing.T) {
+	silent := approver(func(ctx context.Context, _ Confirmation) (Answer, error) {
+		<-ctx.Done()
+		return Answer{DecisionAllow, ScopeOnce}, nil // too late
+	})
+	synctest.Test(t, func(t *testing.T) {
+		rec := &recorder{}
+		broker := NewBroker(BrokerOptions{})
+		first := broker.Attach("first", silent)
+		second := broker.Attach("second", silent)
+		d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: broker}, fakeTool{def: testDefinition("shell", ClassExecute)})
+		go func() {
+			synctest.Wait()
+			first()
+			first()
+			synctest.Wait()
+			if got := broker.Pending(); len(got) != 1 || got[0].CallID != "a" {
+				t.Errorf("after the first has gone, %+v waits", got)
+			}
+			var shown Confirmation
+			third := broker.Attach("third", approver(func(ctx context.Context, c Confirmation) (Answer, error) {
+				shown = c
+				<-ctx.Done()
+				return Answer{}, nil
+			}))
+			synctest.Wait()
+			if shown.CallID != "a" {
+				t.Errorf("the third was shown %+v", shown)
+			}
+			second()
+			third()
+		}()
+		start := time.Now()
+		wantText(t, roundOK(t, d, call("a", "shell", `{}`))[0], true, `Tool "shell" (class execute) needs an approval, and nobody can be asked in this session.`)
+		wantEvents(t, rec, "a", "requested", "resolved deny by on_prompt", "failed permission_denied")
+		if took := time.Since(start); took != 0 || len(broker.Pending()) != 0 {
+			t.Errorf("took %v, %d wait", took, len(broker.Pending()))
+		}
+		wantText(t, roundOK(t, d, call("b", "shell", `{}`))[0], true, `Tool "shell" (class execute) needs an approval, and nobody can be asked in this session.`)
+	})
+}
+
+// Where somebody may still come, a question waits for its whole time, whoever
+// is there, and ends as a timeout.
+func TestAttendedBrokerWaits(t *testing.T) {
+	unable := approver(func(context.Context, Confirmation) (Answer, error) { return Answer{}, errors.New("no terminal") })
+	for name, attach := range map[string]func(*Broker){
+		"nobody":         func(*Broker) {},
+		"unable clients": func(b *Broker) { b.Attach("a", unable); b.Attach("b", unable) },
+		"clients that go": func(b *Broker) {
+			detach := b.Attach("a", approver(func(ctx context.Context, _ Confirmation) (Answer, error) {
+				<-ctx.Done()
+				return Answer{}, nil
+			}))
+			time.AfterFunc(time.Minute, detach)
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			rec := &recorder{}
+			broker := NewBroker(BrokerOptions{Attended: true})
+			attach(broker)
+			d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: broker}, fakeTool{def: testDefinition("shell", ClassExecute)})
+			start := time.Now()
+			if r := roundOK(t, d, call("a", "shell", `{}`))[0]; r.Class != ErrorConfirmationTimeout || time.Since(start) != DefaultConfirmTimeout {
+				t.Errorf("%s: %q after %v", name, r.Class, time.Since(start))
+			}
+			if d.Unapproved() != 0 {
+				t.Errorf("%s: counted as a missing approver", name)
+			}
+		})
+	}
+}
+
+// A client that misbehaves harms only itself: the others are still asked.
+func TestBadClientBesideAGoodOne(t *testing.T) {
+	forever := make(chan struct{})
+	for name, bad := range map[string]approver{
+		"panics":            func(context.Context, Confirmation) (Answer, error) { panic("boom") },
+		"ends its thread":   func(context.Context, Confirmation) (Answer, error) { runtime.Goexit(); return Answer{}, nil },
+		"fails":             func(context.Context, Confirmation) (Answer, error) { return Answer{}, errors.New("gone") },
+		"answers and fails": func(context.Context, Confirmation) (Answer, error) { return Answer{DecisionAllow, ScopeAlways}, errors.New("gone") },
+		"blocks for ever":   func(context.Context, Confirmation) (Answer, error) { <-forever; return Answer{DecisionAllow, ScopeAlways}, nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			rec := &recorder{}
+			broker := NewBroker(BrokerOptions{})
+			badDone := make(chan struct{})
+			broker.Attach("bad", approver(func(ctx context.Context, c Confirmation) (Answer, error) {
+				defer close(badDone)
+				return bad(ctx, c)
+			}))
+			broker.Attach("good", approver(func(ctx context.Context, _ Confirmation) (Answer, error) {
+				if name != "blocks for ever" {
+					<-badDone
+				}
+				return Answer{DecisionDeny, ScopeOnce}, nil
+			}))
+			d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: broker}, fakeTool{def: testDefinition("shell", ClassExecute)})
+			roundOK(t, d, call("a", "shell", `{}`))
+			if got := find[ConfirmationResolved](rec); len(got) != 1 || got[0].Client != "good" || got[0].Decision != DecisionDeny {
+				t.Errorf("resolved as %+v", got)
+			}
+			if name == "blocks for ever" {
+				// It holds up the end of the session alone, and says so.
+				ctx, cancel := context.WithCancel(t.Context())
+				cancel()
+				if err := d.Close(ctx); err == nil {
+					t.Error("Close does not wait for a client")
+				}
+				close(forever)
+			}
+		})
+	}
+}
+
+// Answers that come when the time is over, on any clock, count for nothing.
+func TestNoClockMakesAQuestionLonger(t *testing.T) {
+	for name, pass := range map[string]func(asleep *time.Duration){
+		"time passes":        func(*time.Duration) { time.Sleep(DefaultConfirmTimeout) },
+		"the machine sleeps": func(asleep *time.Duration) { *asleep = DefaultConfirmTimeout },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			rec := &recorder{}
+			broker := NewBroker(BrokerOptions{Attended: true})
+			var asleep time.Duration
+			broker.awake = func() time.Duration { return asleep }
+			d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: broker}, fakeTool{def: testDefinition("shell", ClassExecute)})
+			go func() {
+				synctest.Wait()
+				id := broker.Pending()[0].ID
+				broker.mu.Lock()
+				pass(&asleep)
+				broker.mu.Unlock()
+				if got := broker.Pending(); len(got) != 0 {
+					t.Errorf("%s: %d wait still", name, len(got))
+				}
+				_, err := broker.Answer(t.Context(), id, Answer{DecisionAllow, ScopeSession}, "late")
+				if late, ok := errors.AsType[*ResolvedError](err); !ok || late.Resolution.Decision != DecisionTimeout {
+					t.Errorf("%s: told %v", name, err)
+				}
+			}()
+			if r := roundOK(t, d, call("a", "shell", `{}`))[0]; r.Class != ErrorConfirmationTimeout {
+				t.Errorf("%s: ends with %q", name, r.Class)
+			}
+			synctest.Wait()
+			events := slices.DeleteFunc(rec.of("a"), func(text string) bool { return text == "attempted" })
+			if diff := cmp.Diff([]string{"requested", "resolved timeout by timeout", "failed confirmation_timeout"}, events); diff != "" {
+				t.Errorf("%s: events (-want +got):\n%s", name, diff)
+			}
+			if got := find[ConfirmationAttempted](rec); len(got) != 1 || got[0].Recorded != DecisionTimeout {
+				t.Errorf("%s: attempts %+v", name, got)
+			}
+		})
+	}
+	// A change of the wall clock moves nothing: the end is kept as a monotonic moment.
+	rec := &recorder{}
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerOf(answering(DecisionDeny, ScopeOnce))}, fakeTool{def: testDefinition("shell", ClassExecute)})
+	roundOK(t, d, call("a", "shell", `{}`))
+	if c := find[ConfirmationRequested](rec)[0].Confirmation; !strings.Contains(c.Expires.String(), " m=") {
+		t.Errorf("Expires %v has no monotonic reading", c.Expires)
+	}
+}
+
+func TestTheOtherClockIsOne(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("CLOCK_BOOTTIME is Linux's")
+	}
+	first := sinceBoot()
+	for range 1000 {
+		if next := sinceBoot(); next < first || first <= 0 {
+			t.Fatalf("%v after %v", next, first)
+		}
+	}
+}
+
+// A flood of answers that change nothing is bounded in the records and in
+// memory, and counted to the last.
+func TestFloodOfAttempts(t *testing.T) {
+	rec := &recorder{}
+	broker := NewBroker(BrokerOptions{})
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: broker}, fakeTool{def: testDefinition("shell", ClassExecute)})
+	const flood = 20_000
+	long := strings.Repeat("\x1b", 1<<20)
+	for i := range flood {
+		id := fmt.Sprintf("%032x", i)
+		if i == 0 {
+			id = long
+		}
+		if _, err := broker.Answer(t.Context(), id, Answer{Decision(id), Scope(id)}, id); !errors.Is(err, ErrUnknownConfirmation) || len(err.Error()) > 1000 {
+			t.Fatalf("answer %d: %d bytes of %v", i, len(err.Error()), err)
+		}
+	}
+	if err := d.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	reported, omitted := 0, 0
+	for _, a := range find[ConfirmationAttempted](rec) {
+		reported++
+		omitted += a.Omitted
+		if len(a.ConfirmationID)+len(a.Decision)+len(a.Scope)+len(a.Client) > 4*maxLabelBytes {
+			t.Errorf("an attempt of %d bytes", len(a.ConfirmationID))
+		}
+	}
+	if warnings := find[Warning](rec); len(warnings) != 1 {
+		t.Errorf("warnings %+v", warnings)
+	} else {
+		rest := 0
+		_, _ = fmt.Sscanf(warnings[0].Message, "%d", &rest)
+		omitted += rest
+	}
+	// Some seconds may have passed, and one more report each.
+	if reported+omitted != flood || reported < attemptBurst || reported > attemptBurst+300 {
+		t.Errorf("%d reported, %d counted, of %d", reported, omitted, flood)
+	}
+	if len(broker.resolved)+len(broker.past)+len(broker.pending) != 0 {
+		t.Errorf("ids that nobody asked are kept: %d", len(broker.resolved))
+	}
+}
+
+func TestReportsComeBackWithTime(t *testing.T) {
+	var a attempts
+	now := time.Now()
+	take := func(n int) (reported int) {
+		for range n {
+			if _, ok := a.take(now); ok {
+				reported++
+			}
+		}
+		return reported
+	}
+	if got := take(attemptBurst + 10); got != attemptBurst || a.omitted != 10 {
+		t.Errorf("%d at once, %d counted", got, a.omitted)
+	}
+	now = now.Add(3*attemptInterval + attemptInterval/2)
+	if omitted, ok := a.take(now); !ok || omitted != 10 {
+		t.Errorf("later: %d, %t", omitted, ok)
+	}
+	if got := take(10); got != 2 {
+		t.Errorf("%d after three intervals, want 2 more", got)
+	}
+	now = now.Add(-time.Hour) // a clock that goes back gives nothing
+	if got := take(10); got != 0 {
+		t.Errorf("%d in the past", got)
+	}
+	now = now.Add(math.MaxInt64)
+	if got := take(attemptBurst + 1); got != attemptBurst {
+		t.Errorf("%d after a long time", got)
+	}
+}
+
+// What is kept for late answers is bounded; what is forgotten is unknown.
+func TestThePastIsBounded(t *testing.T) {
+	rec := &recorder{}
+	broker := brokerFunc(answering(DecisionDeny, ScopeOnce))
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: broker}, fakeTool{def: testDefinition("shell", ClassExecute)})
+	const each = 200
+	for range keptResolutions/each + 1 {
+		calls := make([]Call, each)
+		for i := range calls {
+			calls[i] = call(fmt.Sprint(i), "shell", `{}`)
+		}
+		roundOK(t, d, calls...)
+	}
+	asked := find[ConfirmationRequested](rec)
+	if len(broker.resolved) != keptResolutions || len(broker.past) != keptResolutions || len(asked) <= keptResolutions {
+		t.Fatalf("%d of %d are kept", len(broker.resolved), len(asked))
+	}
+	last := find[ConfirmationResolved](rec)[len(asked)-1].ConfirmationID
+	if _, err := broker.Answer(t.Context(), last, Answer{DecisionAllow, ScopeOnce}, ""); !errors.Is(err, ErrResolved) {
+		t.Errorf("the last question gives %v", err)
+	}
+	forgotten := slices.IndexFunc(asked, func(ev ConfirmationRequested) bool { _, kept := broker.resolved[ev.Confirmation.ID]; return !kept })
+	if _, err := broker.Answer(t.Context(), asked[forgotten].Confirmation.ID, Answer{DecisionAllow, ScopeOnce}, ""); !errors.Is(err, ErrUnknownConfirmation) {
+		t.Errorf("a forgotten question gives %v", err)
+	}
+}
+
+// Two answers for the session that contradict each other: the deny holds, and
+// the client that allowed is told how far its answer goes.
+func TestADenyForTheSessionBeatsAnAllow(t *testing.T) {
+	seen := map[Scope]bool{}
+	for range 50 {
+		rec := &recorder{}
+		broker := NewBroker(BrokerOptions{Attended: true})
+		var open []*inquiry
+		answers := map[Decision]told{}
+		var mu sync.Mutex
+		var answering sync.WaitGroup
+		rec.fail = func(ev Event) error {
+			switch ev.(type) {
+			case ConfirmationRequested:
+				open = slices.Clone(broker.pending)
+				if len(open) < 2 {
+					break
+				}
+				for i, decision := range []Decision{DecisionAllow, DecisionDeny} {
+					answering.Go(func() {
+						r, err := broker.Answer(context.Background(), open[i].ID, Answer{decision, ScopeSession}, "")
+						mu.Lock()
+						defer mu.Unlock()
+						answers[decision] = told{r, err}
+					})
+				}
+			case ConfirmationResolved:
+				for _, q := range open {
+					<-q.answered // both are written before either is recorded
+				}
+			}
+			return nil
+		}
+		d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: broker}, fakeTool{def: testDefinition("shell", ClassExecute)})
+		roundOK(t, d, call("a", "shell", `{}`), call("b", "shell", `{}`))
+		answering.Wait()
+		scope := ScopeSession
+		if find[ConfirmationResolved](rec)[0].Decision == DecisionDeny {
+			scope = ScopeOnce // it came after the deny
+		}
+		seen[scope] = true
+		if got := answers[DecisionAllow]; got.err != nil || got.resolution.Scope != scope {
+			t.Errorf("the one who allowed is told %+v, %v, want scope %s", got.resolution, got.err, scope)
+		}
+		if got := answers[DecisionDeny]; got.err != nil || got.resolution.Scope != ScopeSession {
+			t.Errorf("the one who denied is told %+v, %v", got.resolution, got.err)
+		}
+		open = nil
+		if r := roundOK(t, d, call("c", "shell", `{}`))[0]; r.Class != ErrorUserDenied {
+			t.Errorf("afterwards a call gives %+v", r)
+		}
+	}
+	// Both orders, without a race that decides which.
+	for _, first := range []Decision{DecisionAllow, DecisionDeny} {
+		var m memory
+		m.keep("shell", first, func(Scope) bool { return true })
+		for _, d := range []Decision{DecisionAllow, DecisionDeny, DecisionAllow} {
+			m.keep("shell", d, func(s Scope) bool { seen[s] = true; return true })
+		}
+		if got, _ := m.get("shell"); got != DecisionDeny || !seen[ScopeOnce] || !seen[ScopeSession] {
+			t.Errorf("after %s first: %s, scopes %v", first, got, seen)
+		}
+	}
+}
+
+// An answer for the session does not cover what is dangerous; a deny does.
+func TestSessionAnswersAndDangerousCommands(t *testing.T) {
+	shell := fakeTool{def: testDefinition("shell", ClassExecute)}
+	shell.def.Phrase = phraseOfText
+	policy := preset(t, "sandboxed")
+	policy.Dangerous = []string{"rm -r /"}
+	policy.Tools = map[string]Mode{"shell": ModePrompt}
+	for _, session := range []Decision{DecisionAllow, DecisionDeny} {
+		rec := &recorder{}
+		d := newDispatcher(t, rec, Options{Policy: policy, Broker: brokerFunc(func(_ context.Context, c Confirmation) (Answer, error) {
+			if c.Dangerous != "" {
+				return Answer{DecisionDeny, ScopeOnce}, nil
+			}
+			return Answer{session, ScopeSession}, nil
+		})}, shell)
+		roundOK(t, d, call("a", "shell", `{"text":"ls"}`))
+		roundOK(t, d, call("b", "shell", `{"text":"rm -r /"}`))
+		roundOK(t, d, call("c", "shell", `{"text":"ls"}`))
+		want := []string{"requested", "resolved deny by user", "failed user_denied"}
+		if session == DecisionDeny {
+			want = []string{"resolved deny by session", "failed user_denied"}
+		}
+		wantEvents(t, rec, "b", want...)
+		if got := rec.of("c")[0]; got != fmt.Sprintf("resolved %s by session", session) {
+			t.Errorf("an ordinary call begins with %q", got)
+		}
+	}
+}
+
+func TestOneBrokerServesOneDispatcher(t *testing.T) {
+	broker := NewBroker(BrokerOptions{})
+	newDispatcher(t, &recorder{}, Options{Broker: broker})
+	if _, err := New(Options{Broker: broker, Emit: func(Event) error { return nil }}); err == nil {
+		t.Error("a broker serves two dispatchers")
+	}
+	if _, err := NewBroker(BrokerOptions{}).Answer(t.Context(), "x", Answer{}, ""); !errors.Is(err, ErrUnknownConfirmation) {
+		t.Errorf("a broker without a dispatcher gives %v", err)
+	}
+}
