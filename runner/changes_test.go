@@ -82,7 +82,7 @@ func TestProjectSettingsDoNotCount(t *testing.T) {
 	b.file(".mcp.json", "{}")
 	_, records := b.run(t.Context())
 	got := of[SessionCreated](t, records)[0].Ignored
-	want := []Ignored{{".caisson/config.yaml", "the workspace is not trusted"}, {".mcp.json", "the workspace is not trusted"}}
+	want := []Ignored{{".caisson/config.yaml", "the workspace is not trusted"}, {".mcp.json", "a workspace's own MCP servers are not started"}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

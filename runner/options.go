@@ -63,8 +63,16 @@ type Options struct {
 	ConfirmTimeout time.Duration
 	// Grants keeps answers of scope always; nil offers no such scope.
 	Grants *tools.Grants
+	// Fetch is what may be fetched; the zero value is nothing.
+	Fetch FetchOptions
+
 	// Instructions are the operator's, added to the system prompt.
 	Instructions string
+
+	// InstructionFiles gives the model the workspace's AGENTS.md, or CLAUDE.md
+	// where there is none, with the first turn: as data, in the wrapper of tool
+	// results. It is read once, when the session is opened.
+	InstructionFiles bool
 
 	// Warnings are recorded after session.created, such as what an image lacks.
 	Warnings []string

@@ -30,9 +30,9 @@ type SessionCreated struct {
 	Ignored       []Ignored `json:"ignored,omitempty"`
 	// FilesLoaded are the workspace's files that reached the model unasked;
 	// MCPServers and MCPSkipped the servers of the session.
-	FilesLoaded []string  `json:"files_loaded"`
-	MCPServers  []string  `json:"mcp_servers"`
-	MCPSkipped  []Ignored `json:"mcp_skipped"`
+	FilesLoaded []LoadedFile `json:"files_loaded"`
+	MCPServers  []string     `json:"mcp_servers"`
+	MCPSkipped  []Ignored    `json:"mcp_skipped"`
 	// Removed is what dead owners had left on this machine.
 	Removed []sandbox.Leftover `json:"removed,omitempty"`
 }

@@ -36,7 +36,7 @@ func samples() []Payload {
 				{Name: "built-in"}, {Name: "user", Path: "/home/me/.config/caisson/config.yaml", SHA256: "ab"},
 			},
 			Ignored:     []Ignored{{Name: ".caisson/config.yaml", Why: "the workspace is not trusted"}},
-			FilesLoaded: []string{}, MCPServers: []string{}, MCPSkipped: []Ignored{},
+			FilesLoaded: []LoadedFile{{Path: "AGENTS.md", Bytes: 40_000, SHA256: "9f86", Truncated: true, Trust: "untrusted"}}, MCPServers: []string{}, MCPSkipped: []Ignored{},
 			Removed: []sandbox.Leftover{{Kind: "container", Name: "caisson-ses_0", Owner: "pid 12"}},
 		},
 		TurnStarted{},

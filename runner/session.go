@@ -78,6 +78,10 @@ type Session struct {
 	// that they know the original folder.
 	layers   *overlay.Layers
 	recorded bool
+	// loaded is the workspace's instruction file, and instructions what the model
+	// gets of it with the first turn; "" is none.
+	loaded       []LoadedFile
+	instructions string
 	// forget removes the list of repositories that is kept for the case that
 	// this session is killed; nil where there is none.
 	forget func()
@@ -246,7 +250,7 @@ func (s *Session) created(defs []tools.Definition) SessionCreated {
 		Backend: o.Choice, Image: name, Model: o.Model.Info(), Policy: o.Policy.Name, OnPrompt: string(o.OnPrompt),
 		Resources: wireResources(o.Resources), Budget: wireBudget(o.Budget), Tools: []OfferedTool{},
 		Configuration: listed(o.Sources), Ignored: append(o.Ignored, s.untrusted()...),
-		FilesLoaded: []string{}, MCPServers: []string{}, MCPSkipped: []Ignored{}, Removed: o.Removed,
+		FilesLoaded: listed(s.loaded), MCPServers: []string{}, MCPSkipped: []Ignored{}, Removed: o.Removed,
 	}
 	for _, d := range defs {
 		p.Tools = append(p.Tools, OfferedTool{Name: d.Name, Class: d.Class, Runs: d.Runs})

@@ -108,7 +108,7 @@ func (s *Session) take(ctx context.Context, t *Turn, message string, first bool)
 		Model: s.opts.Model, Dispatcher: s.tools, Budget: s.opts.Budget,
 		System:   loop.SystemPrompt(loop.PromptOptions{Workspace: sandbox.WorkspaceDir, Instructions: s.opts.Instructions}),
 		History:  s.history,
-		Messages: []loop.Message{loop.NewText(loop.RoleUser, message)},
+		Messages: s.opening(message, first),
 		Session:  s.opts.Folder.Session, Turn: t.ID, Emit: s.journal.loopEvent, Started: t.begun,
 		MaxOutputTokens: s.opts.MaxOutputTokens, ContextWindow: s.opts.ContextWindow, Logger: s.log,
 	})

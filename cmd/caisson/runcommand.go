@@ -112,6 +112,7 @@ func runTask(ctx context.Context, d deps, env environ, f runFlags, args []string
 	}
 	defer done()
 	o.Apply = f.apply
+	o.Broker, o.Mirror, o.Live = u.broker(), u.record, u.live
 	o.Force, o.Warner = force, func(warn func(string)) { u.warn.Store(&warn) }
 	answer, err := openAnswer(f.output)
 	if err != nil {
@@ -146,7 +147,7 @@ func (f *runFlags) impliesOverlay() error {
 
 // options puts a session together: its folder, the model, then the backend.
 // done ends what was made; it is called where there is no error.
-func (s *setup) options(ctx context.Context, text string, u *userInterface) (_ runner.Options, done func(), err error) {
+func (s *setup) options(ctx context.Context, text string, u teller) (_ runner.Options, done func(), err error) {
 	selected, err := s.conf.SelectModel(s.environ)
 	if err != nil {
 		return runner.Options{}, nil, noModel(err)
@@ -165,11 +166,11 @@ func (s *setup) options(ctx context.Context, text string, u *userInterface) (_ r
 		closeModel()
 		_ = folder.Close() // an empty folder that stays does no harm
 	}
-	if text == "" {
+	if text == "" && s.ready == nil {
 		text = task(model)
 	}
 	var o runner.Options
-	if text == "" {
+	if text == "" && s.ready == nil {
 		err = usage("a task is needed: as the argument, by -f FILE, or - for standard input")
 	} else {
 		o, err = s.world(ctx, u)
@@ -180,12 +181,21 @@ func (s *setup) options(ctx context.Context, text string, u *userInterface) (_ r
 	}
 	o.Folder, o.Task, o.Model, o.Secrets = folder, text, model, hidden
 	o.MaxOutputTokens, o.ContextWindow = selected.MaxOutputTokens, selected.ContextWindow
-	o.Broker, o.Mirror, o.Live = u.broker(), u.record, u.live
 	return o, end, nil
 }
 
+// teller is whom a session's making tells what happens meanwhile.
+type teller interface {
+	// say tells a person, note and differs the records too, once there are any.
+	say(text string)
+	note(text string)
+	differs(text string)
+	// preset is the policy where none is named.
+	preset(appliedLater bool) string
+}
+
 // world is everything of a session but its model and its user.
-func (s *setup) world(ctx context.Context, u *userInterface) (runner.Options, error) {
+func (s *setup) world(ctx context.Context, u teller) (runner.Options, error) {
 	var o runner.Options
 	image, err := reference(*s.conf.Image)
 	if err != nil {
@@ -205,23 +215,23 @@ func (s *setup) world(ctx context.Context, u *userInterface) (runner.Options, er
 	if err != nil {
 		return o, err
 	}
-	warnings := s.backends.imageWarnings(ctx, image)
-	backend, choice, err := s.backends.choose(ctx, u.note)
-	if err == nil {
-		backend, err = s.backends.pooled(backend)
-	}
-	if err != nil {
-		return o, err
+	warnings := inShort(*s.conf.Image, s.backends.imageWarnings(ctx, image))
+	ready := s.ready
+	if ready == nil {
+		if ready, err = s.makeReady(ctx, u); err != nil {
+			return o, err
+		}
+		warnings = append(warnings, append(s.expireChanges(), s.pruneSessions(ctx)...)...)
 	}
 	return runner.Options{
 		Workspace: s.workspace, Submounts: s.conf.Submounts,
-		Backend: backend, Choice: choice, Image: image, ImageName: *s.conf.Image,
+		Backend: ready.backend, Choice: ready.choice, Image: image, ImageName: *s.conf.Image,
 		Git: sandbox.GitMode(*s.conf.Git), Mode: sandbox.WorkspaceMode(*s.conf.Mode), Resources: resources, Grace: time.Duration(*s.conf.Grace),
 		AllowOwnerRunner: *s.conf.AcceptRunnerAsOwner, RefuseLost: *s.conf.File.RefuseLost, Budget: s.conf.Budget(),
 		Notify: func(waiting string) { u.say("the sandbox is " + waiting) },
 		Policy: policy, OnPrompt: tools.OnPrompt(*s.conf.OnPrompt), Grants: s.environ.grantStore(),
-		Warnings: append(inShort(*s.conf.Image, warnings), append(s.expireChanges(), s.pruneSessions(ctx)...)...), Sources: s.sources(), Ignored: s.ignored,
-		Removed: s.backends.sweep(ctx), Version: programVersion(),
+		Warnings: warnings, Sources: s.sources(), Ignored: s.ignored, InstructionFiles: *s.conf.File.InstructionFiles,
+		Removed: ready.removed, Version: programVersion(),
 	}, nil
 }
 
