@@ -51,15 +51,15 @@ func showFindings(d deps, env environ, findings []finding, asJSON bool) error {
 }
 
 // hang makes text safe to show and breaks it at a width, 0 for none, so that it
-// stands in its column.
+// stands in its column behind what it begins with.
 func hang(text, begin string, width int) string {
 	safe, _ := tools.Display(text)
-	safe = begin + safe
 	if width == 0 {
-		return safe
+		return begin + safe
 	}
-	lines := strings.Split(ansi.Wrap(safe, width-indent, ""), "\n")
-	return strings.Join(lines, "\n"+strings.Repeat(" ", indent+len([]rune(begin))))
+	column := indent + ansi.StringWidth(begin)
+	lines := strings.Split(ansi.Wrap(safe, width-column, ""), "\n")
+	return begin + strings.Join(lines, "\n"+strings.Repeat(" ", column))
 }
 
 // summary says how it went in one line.
