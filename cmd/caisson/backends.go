@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -54,12 +55,15 @@ type chooser struct {
 	environ  environ
 	logger   *zap.Logger
 	images   *imageStore
+	mu       sync.Mutex // guards made: sessions of a server may need another backend
 	made     map[string]sandbox.Backend
 	pools    []*pool.Pool
 }
 
 // make gives a backend by its name, made once.
 func (c *chooser) make(name string) (sandbox.Backend, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if b, ok := c.made[name]; ok {
 		return b, nil
 	}
@@ -108,6 +112,25 @@ func (c *chooser) pooled(b sandbox.Backend) (sandbox.Backend, error) {
 	}
 	c.pools = append(c.pools, p)
 	return p, nil
+}
+
+// readyBackend is a backend that was chosen, and what was removed before.
+type readyBackend struct {
+	backend sandbox.Backend
+	choice  runner.BackendChoice
+	removed []sandbox.Leftover
+}
+
+// makeReady chooses the backend and removes what dead owners left.
+func (s *setup) makeReady(ctx context.Context, u teller) (*readyBackend, error) {
+	backend, choice, err := s.backends.choose(ctx, u.note)
+	if err == nil {
+		backend, err = s.backends.pooled(backend)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &readyBackend{backend, choice, s.backends.sweep(ctx)}, nil
 }
 
 // close ends what was made.
@@ -208,7 +231,9 @@ func (c *chooser) sweep(ctx context.Context) []sandbox.Leftover {
 	defer cancel()
 	var all []sandbox.Leftover
 	for _, name := range []string{"docker", "gvisor", "runc"} {
+		c.mu.Lock()
 		b, ok := c.made[name]
+		c.mu.Unlock()
 		if !ok && (name != "docker" || docker.Pending(c.environ.stateDir())) {
 			// Another backend was chosen; what this one's dead sessions left is
 			// removed all the same, where its runtime or engine is there.

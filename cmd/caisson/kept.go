@@ -85,8 +85,12 @@ func (k *keptChanges) close() error {
 // sandbox gc; where that fails nothing is touched. A session whose Caisson lives
 // is let through with running: its locks say what may be done.
 func (k *keptChanges) settle(ctx context.Context, running bool) error {
-	session := k.layers.Info().Session
-	note := filepath.Join(k.setup.environ.stateDir(), "journal", session+".json")
+	return k.setup.settle(ctx, k.layers.Info().Session, running)
+}
+
+// settle is what [keptChanges.settle] does, for the session of an id.
+func (s *setup) settle(ctx context.Context, session string, running bool) error {
+	note := filepath.Join(s.environ.stateDir(), "journal", session+".json")
 	noted := func() bool {
 		_, err := os.Lstat(note)
 		_, damaged := os.Lstat(note + ".damaged")
@@ -95,7 +99,7 @@ func (k *keptChanges) settle(ctx context.Context, running bool) error {
 	if !noted() {
 		return nil
 	}
-	backends := &k.setup.backends
+	backends := &s.backends
 	failures := backends.each(ctx, func(ctx context.Context, b sandbox.Backend) error {
 		_, err := b.Sweep(ctx)
 		return err

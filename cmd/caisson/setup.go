@@ -24,6 +24,9 @@ type setup struct {
 	// ignored is what of the workspace's own settings does not count.
 	ignored  []runner.Ignored
 	backends chooser
+	// ready is the backend that the sessions of a server share; nil lets each
+	// run choose its own, and clean up before it.
+	ready *readyBackend
 }
 
 // configEnv names the user's file in place of the usual one.

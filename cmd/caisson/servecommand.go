@@ -1,0 +1,217 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/server"
+)
+
+// serveFlags is what caisson serve takes.
+type serveFlags struct {
+	settings  config.File
+	profile   string
+	project   projectOptions
+	listen    []string
+	remote    bool
+	roots     []string
+	tokenFile string
+	verbose   bool
+}
+
+const serveLong = `Serve the HTTP API: many sessions at once, each in a container of its own; their records as a
+stream of events; their confirmations, changes and metrics. docs/http.md describes it, and the
+server itself does at /openapi.json.
+
+It listens on ` + config.DefaultListen + `, or on a unix socket that only its user may use, and every request
+needs a bearer token. Without tokens in the configuration (serve.tokens) one is made at each start
+and written to a file that only its user may read; its path is printed, and never the token.
+Workspaces are at or below a --root, and nothing that a client asks for is milder than the settings
+here. Confirmations wait for a client, and are refused when their time is over.
+
+SIGINT or SIGTERM ends the sessions, removes their containers, and ends; once more kills what runs.
+Standard error has the log, one JSON object a line.
+`
+
+func newServeCommand(d deps, env environ, status *int) *cobra.Command {
+	var f serveFlags
+	cmd := &cobra.Command{
+		Use:   "serve --root DIR [flags]",
+		Short: "Serve the HTTP API: many sessions at once",
+		Long: serveLong + exitHelp(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitSandboxStart,
+			runner.ExitConfig),
+		Example: `  caisson serve --root ~/work
+  caisson serve --root /srv/work --listen unix:/run/user/1000/caisson.sock --backend gvisor
+  curl -H "Authorization: Bearer $(cat ~/.local/state/caisson/serve.token)" http://127.0.0.1:8717/sessions`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			got, err := serve(cmd.Context(), d, env, f)
+			*status = got
+			return err
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.StringArrayVar(&f.roots, "root", nil, "folder at or below which workspaces are (repeatable)")
+	flags.StringArrayVar(&f.listen, "listen", nil, "address: HOST:PORT or unix:PATH (repeatable; default "+config.DefaultListen+")")
+	flags.BoolVar(&f.remote, "allow-remote", false, "accept addresses that other machines reach; only with tokens in the configuration")
+	flags.StringVar(&f.tokenFile, "token-file", "", "where the token is written that is made at start (default: serve.token in the state folder)")
+	flags.BoolVarP(&f.verbose, "verbose", "v", false, "log every request")
+	flags.StringVar(&f.profile, "profile", "", "settings of profiles.NAME in the configuration")
+	flags.BoolVar(&f.project.require, "require-trust", false, "refuse sessions on workspaces that are not trusted (caisson trust)")
+	flags.BoolVar(&f.project.ignore, "ignore-project-config", false, "leave out the workspaces' own settings, though they are trusted")
+	addSettings(cmd, &f.settings)
+	return cmd
+}
+
+// serve does what caisson serve is for and gives the exit status.
+func serve(ctx context.Context, d deps, env environ, f serveFlags) (status int, err error) {
+	f.settings.Serve = config.Serve{Listen: f.listen, Roots: f.roots}
+	if f.remote {
+		f.settings.Serve.AllowRemote = new(true)
+	}
+	base, err := newSetup(d, env, f.settings, f.profile, "")
+	if err != nil {
+		return 0, err
+	}
+	defer base.close()
+	log := serveLog(d, f.verbose)
+	base.backends.logger = log
+	say := func(text string) { fmt.Fprintln(d.stderr, "caisson: "+display(text)) }
+	ctx, force, _, stop := interruptible(ctx, d.signals, say, d.exit)
+	defer stop()
+	h := &host{deps: d, environ: env, flags: f, base: base, log: log}
+	if h.roots, err = openRoots(base.conf.Serve.Roots); err != nil {
+		return 0, err
+	}
+	defer h.roots.close()
+	keys, err := h.tokens()
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, keys.close()) }()
+	h.secrets = keys.list
+	if base.ready, err = base.makeReady(ctx, h); err != nil {
+		return interruptedOr(ctx, err)
+	}
+	o := h.options(keys.list)
+	o.Force, o.Logger = force, log
+	s, err := server.New(o)
+	if err != nil {
+		return 0, &config.Error{Where: "serve", Message: err.Error(), Mend: "change serve in the configuration", Err: err}
+	}
+	listeners, err := h.listen(ctx)
+	if err != nil {
+		return 0, errors.Join(err, s.Close(nil))
+	}
+	keepTidy := h.tidy(ctx)
+	defer keepTidy()
+	for _, l := range listeners {
+		say("listening on " + address(l.Addr()))
+	}
+	if keys.path != "" {
+		say("the token is in " + keys.path)
+	}
+	say("backend " + base.ready.choice.Chosen + " (" + base.ready.choice.Why + ")")
+	if err := s.Serve(ctx, listeners...); err != nil {
+		return runner.ExitFailed, err
+	}
+	return runner.ExitDone, nil
+}
+
+// interruptedOr is an error, unless somebody asked for the end meanwhile.
+func interruptedOr(ctx context.Context, err error) (int, error) {
+	if _, ok := errors.AsType[*runner.Interrupted](context.Cause(ctx)); ok {
+		return runner.ExitDone, nil
+	}
+	return 0, err
+}
+
+// serveLog is the operators' log, on standard error.
+func serveLog(d deps, verbose bool) *zap.Logger {
+	conf := zap.NewProductionEncoderConfig()
+	conf.EncodeTime = zapcore.RFC3339NanoTimeEncoder
+	level := zapcore.InfoLevel
+	if verbose {
+		level = zapcore.DebugLevel
+	}
+	return zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(conf), zapcore.Lock(zapcore.AddSync(d.stderr)), level))
+}
+
+// address is where clients reach a listener.
+func address(a net.Addr) string {
+	if a.Network() == "unix" {
+		return "unix:" + a.String()
+	}
+	return "http://" + a.String()
+}
+
+// listen opens all listeners, or none.
+func (h *host) listen(ctx context.Context) ([]net.Listener, error) {
+	conf := h.base.conf.Serve
+	addresses := conf.Listen
+	if len(addresses) == 0 {
+		addresses = []string{config.DefaultListen}
+	}
+	remote := conf.AllowRemote != nil && *conf.AllowRemote
+	if remote && len(conf.Tokens) == 0 {
+		return nil, &config.Error{Where: "serve.tokens", Message: "other machines may reach this server, and it has no token of its own",
+			Mend: "name tokens in the configuration, or leave out --allow-remote"}
+	}
+	var out []net.Listener
+	for _, a := range addresses {
+		l, err := server.Listen(ctx, a, remote)
+		if err == nil {
+			out = append(out, l)
+			continue
+		}
+		for _, l := range out {
+			_ = l.Close() // nobody has connected
+		}
+		mend := "Name another address with --listen."
+		if errors.Is(err, server.ErrRemote) {
+			mend = "Name 127.0.0.1 or a unix socket, or say --allow-remote where other machines are to reach it; a proxy in front of it can add TLS."
+		}
+		return nil, &runner.Error{Status: runner.ExitInput, Err: err, Problem: runner.Problem{Cause: "the server can't " + err.Error(), Mend: mend}}
+	}
+	return out, nil
+}
+
+// tidyEvery is the time between two looks for what dead owners left, and for
+// changes and records that are old.
+const tidyEvery = time.Hour
+
+// tidy cleans up now and then, until ctx ends or it is stopped.
+func (h *host) tidy(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			for _, text := range append(h.base.expireChanges(), h.base.pruneSessions(ctx)...) {
+				h.log.Info(text)
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(tidyEvery):
+			}
+			for _, l := range h.base.backends.sweep(ctx) {
+				h.log.Info("removed what a dead owner left", zap.Any("leftover", l))
+			}
+		}
+	}()
+	return func() {
+		cancel()
+		<-done
+	}
+}

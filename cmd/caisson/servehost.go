@@ -1,0 +1,266 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/server"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// host makes the sessions of a server. Its methods are safe for concurrent use.
+type host struct {
+	deps    deps
+	environ environ
+	flags   serveFlags
+	// base has the settings of the start, and the backend that all share.
+	base    *setup
+	roots   roots
+	log     *zap.Logger
+	secrets []server.Token
+}
+
+var _ teller = (*host)(nil)
+
+func (h *host) say(text string)     { h.log.Info(text) }
+func (h *host) note(text string)    { h.log.Warn(text) }
+func (h *host) differs(text string) { h.log.Warn("the replay differs: " + text) }
+
+// preset asks about everything that does something: clients are there to answer.
+func (h *host) preset(bool) string { return "default" }
+
+func (h *host) options(tokens []server.Token) server.Options {
+	conf := h.base.conf.Serve
+	o := server.Options{
+		StateDir: h.environ.stateDir(), Prepare: h.prepare, Tokens: tokens, Hosts: conf.Hosts, Version: programVersion(),
+		OpenMetrics: conf.OpenMetrics != nil && *conf.OpenMetrics,
+		OpenWorkspace: func(path string) (*runner.Workspace, error) {
+			s, err := h.setup(config.File{}, path)
+			if err != nil {
+				return nil, err
+			}
+			s.backends.close()
+			return s.workspace, nil
+		},
+		Settle: func(ctx context.Context, session string) error { return h.base.settle(ctx, session, false) },
+	}
+	if conf.MaxSessions != nil {
+		o.MaxSessions = int(*conf.MaxSessions)
+	}
+	if conf.MaxStreams != nil {
+		o.MaxStreams = int(*conf.MaxStreams)
+	}
+	if conf.IdleTime != nil {
+		o.IdleTime = time.Duration(*conf.IdleTime)
+	}
+	return o
+}
+
+// setup reads the settings anew, opens a workspace below a root, and lets the
+// workspace's own settings count where it is trusted.
+func (h *host) setup(asked config.File, workspace string) (*setup, error) {
+	path, err := h.roots.resolve(workspace)
+	if err != nil {
+		return nil, err
+	}
+	flags := h.flags.settings.Over(asked)
+	s, err := newSetup(h.deps, h.environ, flags, h.flags.profile, path)
+	if err != nil {
+		return nil, err
+	}
+	if err := h.roots.holds(s.workspace); err != nil {
+		s.close()
+		return nil, err
+	}
+	if err := s.useProject(h.flags.project, flags, h.flags.profile); err != nil {
+		s.close()
+		return nil, err
+	}
+	s.ready = h.base.ready
+	return s, nil
+}
+
+// prepare makes the options of a session that a client asks for.
+func (h *host) prepare(ctx context.Context, in server.NewSession) (runner.Options, func(), error) {
+	var none runner.Options
+	asked, err := h.base.conf.Ask(askedBy(in))
+	if err != nil {
+		return none, nil, requestError(err)
+	}
+	s, err := h.setup(asked, in.Workspace)
+	if err != nil {
+		return none, nil, prepareError(err)
+	}
+	o, done, err := s.options(ctx, in.Title, h)
+	if err != nil {
+		s.close()
+		return none, nil, prepareError(err)
+	}
+	if in.Policy != "" {
+		stricter, err := tools.Preset(in.Policy)
+		if err != nil {
+			done()
+			s.close()
+			return none, nil, requestError(err)
+		}
+		o.Policy.Tighten = append(o.Policy.Tighten, stricter)
+		o.Policy.NoPrompts = o.Policy.NoPrompts || stricter.NoPrompts
+		o.Policy.Name += "+" + in.Policy
+	}
+	if t := s.conf.Serve.ConfirmTime; t != nil {
+		o.ConfirmTimeout = time.Duration(*t)
+	}
+	for _, t := range h.secrets {
+		o.Secrets = append(o.Secrets, runner.Secret{Name: "token " + t.Label, Value: t.Value})
+	}
+	return o, func() {
+		done()
+		s.close()
+	}, nil
+}
+
+func askedBy(in server.NewSession) config.Asked {
+	var a config.Asked
+	for _, v := range []struct {
+		text string
+		to   **string
+	}{{in.Model, &a.Model}, {in.Image, &a.Image}, {in.Mode, &a.Mode}} {
+		if v.text != "" {
+			*v.to = new(v.text)
+		}
+	}
+	if l := in.Limits; l != nil {
+		a.Rounds, a.ToolCalls, a.Tokens, a.MemoryBytes, a.MilliCPUs, a.PIDs = l.Rounds, l.ToolCalls, l.Tokens, l.MemoryBytes, l.MilliCPUs, l.PIDs
+		a.Timeout, a.CommandTime = seconds(l.TimeoutSeconds), seconds(l.CommandSeconds)
+	}
+	return a
+}
+
+func seconds(n *int64) *time.Duration {
+	if n == nil {
+		return nil
+	}
+	return new(time.Duration(*n) * time.Second)
+}
+
+// requestError is an error of what a client asked for.
+func requestError(err error) error {
+	p := runner.Problem{Cause: err.Error(), Mend: "Ask for something else."}
+	if c, ok := errors.AsType[*config.Error](err); ok {
+		p.Cause, p.Mend = c.Error(), sentence(c.Mend)
+	}
+	return &server.RequestError{Code: "refused", Problem: runner.Problem{Cause: p.Cause, Mend: p.Mend}, Err: err}
+}
+
+// prepareError gives an error its status, as the command line does.
+func prepareError(err error) error {
+	if r, ok := errors.AsType[*server.RequestError](err); ok {
+		return r
+	}
+	return failure(err)
+}
+
+// roots are the folders at or below which workspaces are, open as long as the
+// server runs: a root that is replaced meanwhile is still the old one.
+type roots []root
+
+type root struct {
+	path string
+	dir  *os.Root
+}
+
+func openRoots(paths []string) (_ roots, err error) {
+	if len(paths) == 0 {
+		return nil, usage("name the folder at or below which workspaces are: --root DIR, or serve.roots in the configuration")
+	}
+	var out roots
+	for _, path := range paths {
+		refused := func(err error) error {
+			return errors.Join(&runner.Error{Status: runner.ExitInput, Err: err, Problem: runner.Problem{
+				Cause: fmt.Sprintf("the root %s can't be used: %v", path, err), Mend: "Name an existing folder with --root.",
+			}}, out.close())
+		}
+		abs, err := filepath.Abs(path)
+		if err == nil {
+			// Its own name may hold links: it is the operator's, and is resolved once.
+			abs, err = filepath.EvalSymlinks(abs)
+		}
+		if err != nil {
+			return nil, refused(err)
+		}
+		dir, err := os.OpenRoot(abs)
+		if err != nil {
+			return nil, refused(err)
+		}
+		out = append(out, root{abs, dir})
+	}
+	return out, nil
+}
+
+func (r roots) close() error {
+	var err error
+	for _, root := range r {
+		err = errors.Join(err, root.dir.Close())
+	}
+	return err
+}
+
+// resolve makes a client's path absolute, and refuses one that is not spelled
+// as lying at or below a root.
+func (r roots) resolve(path string) (string, error) {
+	if !filepath.IsAbs(path) {
+		if len(r) != 1 {
+			return "", outside(path)
+		}
+		path = filepath.Join(r[0].path, path)
+	}
+	path = filepath.Clean(path)
+	if _, _, ok := r.find(path); !ok {
+		return "", outside(path)
+	}
+	return path, nil
+}
+
+// find gives the root that a path is below, and the path from there.
+func (r roots) find(path string) (root, string, bool) {
+	for _, root := range r {
+		rel, err := filepath.Rel(root.path, path)
+		if err == nil && (rel == "." || filepath.IsLocal(rel)) {
+			return root, rel, true
+		}
+	}
+	return root{}, "", false
+}
+
+// holds refuses a workspace that is not where its name says: the folder that was
+// opened must be the one that is found below the root without leaving it.
+func (r roots) holds(w *runner.Workspace) error {
+	root, rel, ok := r.find(w.Path)
+	if !ok {
+		return outside(w.Path)
+	}
+	there, err := root.dir.Stat(rel)
+	if err != nil {
+		return outside(w.Path)
+	}
+	opened, err := w.Dir.Stat()
+	if err != nil || !os.SameFile(there, opened) {
+		return outside(w.Path)
+	}
+	return nil
+}
+
+func outside(path string) error {
+	return &server.RequestError{Code: "workspace", Problem: runner.Problem{
+		Cause: fmt.Sprintf("the workspace %q is not at or below a root of this server", path),
+		Mend:  "Name one that is; roots are those of --root and serve.roots.",
+	}}
+}
