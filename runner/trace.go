@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 )
 
 // ErrChain says that a trace is not what was written: a record is missing,
@@ -116,6 +117,8 @@ func (t *TraceReader) omit(o Omission) error {
 		return t.damage(fmt.Errorf("records %d to %d are said to be gone, want some from %d", o.First, o.Last, t.seq+1))
 	case o.Prev != t.prev:
 		return t.damage(errors.New("prev is not the hash of the line before"))
+	case len(o.SHA256) != len(firstPrev) || strings.Trim(o.SHA256, "0123456789abcdef") != "":
+		return t.damage(errors.New("the hash of the records that are gone is none"))
 	}
 	t.omitted += o.Last - o.First + 1
 	t.seq, t.prev = o.Last, o.SHA256

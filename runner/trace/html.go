@@ -33,7 +33,8 @@ var pageStyle string
 // visible by show.
 var page = template.Must(template.New("page").Funcs(template.FuncMap{
 	"show":    show,
-	"line":    line,
+	"line":    func(v any) string { return line(fmt.Sprint(v)) },
+	"token":   func(v any) string { return token(fmt.Sprint(v)) },
 	"clip":    oneLine,
 	"count":   func(n any) string { return count(integer(n)) },
 	"elapsed": elapsed,
@@ -44,7 +45,6 @@ var page = template.Must(template.New("page").Funcs(template.FuncMap{
 		}
 		return dollars(micro(*n))
 	},
-	"bytes":   func(n int64) string { return sizeText(n) },
 	"diff":    diffLines,
 	"clock":   func(t time.Time) string { return t.UTC().Format("15:04:05.000") },
 	"date":    func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 MST") },
@@ -56,6 +56,15 @@ var page = template.Must(template.New("page").Funcs(template.FuncMap{
 func show(s string) string {
 	safe, _ := tools.DisplayLines(strings.TrimRight(s, "\n"))
 	return safe
+}
+
+// token is a text as the names of classes of the style: of other texts nothing
+// is left, so that none is chosen from outside.
+func token(s string) string {
+	if strings.Trim(s, "abcdefghijklmnopqrstuvwxyz_ ") != "" {
+		return ""
+	}
+	return s
 }
 
 func integer(n any) int64 {
@@ -130,17 +139,15 @@ type head struct {
 func HTML(w io.Writer, s Session) (Overview, error) {
 	line := newTimeline()
 	var warnings []string
-	first := NewSteps(func(step Step) {
+	over, err := walk(s, nil, func(step Step) {
 		line.step(step)
 		if step.Kind == StepWarning && len(warnings) < 50 {
 			warnings = append(warnings, cut(step.Text, 2000))
 		}
 	})
-	over, err := Read(s, first.Record)
 	if err != nil {
 		return over, err
 	}
-	first.Close()
 	line.end()
 	h := head{Overview: over, Title: over.Session, Timeline: line.draw(), Warnings: warnings}
 	if over.Created != nil {
@@ -151,11 +158,9 @@ func HTML(w io.Writer, s Session) (Overview, error) {
 	out := &counter{w: bufio.NewWriterSize(w, 64<<10)}
 	p := story{out: out, begun: over.Begun}
 	p.put("head", h)
-	second := NewSteps(p.step)
-	if _, err := Read(s, second.Record); err != nil {
+	if _, err := walk(s, nil, p.step); err != nil {
 		return over, err
 	}
-	second.Close()
 	p.put("foot", struct {
 		Overview
 		Left int

@@ -38,14 +38,22 @@ type Overview struct {
 // Read reads a session whole and gives each record to visit, nil is nobody.
 // What is damaged ends it, and is in the Overview; the records before it count.
 // Its errors are a [*runner.Error]: the file can't be read at all.
-func Read(s Session, visit func(runner.Record)) (Overview, error) {
+func Read(s Session, visit func(runner.Record)) (Overview, error) { return walk(s, visit, nil) }
+
+// walk is Read with each step too, nil is nobody.
+func walk(s Session, record func(runner.Record), step func(Step)) (Overview, error) {
 	o := Overview{Session: s.ID, Pruned: s.Pruned, Live: !s.Pruned && runner.SessionLives(s.Dir)}
 	in, err := s.Open()
 	if err != nil {
 		return o, err
 	}
 	defer func() { _ = in.Close() }() // only read
-	steps := NewSteps(o.count)
+	steps := NewSteps(func(s Step) {
+		o.count(s)
+		if step != nil {
+			step(s)
+		}
+	})
 	for {
 		rec, err := in.Next()
 		if err != nil {
@@ -58,8 +66,8 @@ func Read(s Session, visit func(runner.Record)) (Overview, error) {
 		}
 		o.record(rec)
 		steps.Record(rec)
-		if visit != nil {
-			visit(rec)
+		if record != nil {
+			record(rec)
 		}
 	}
 }

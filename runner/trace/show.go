@@ -77,21 +77,19 @@ func (p *printer) story() (Overview, error) {
 		return over, err
 	}
 	p.head(over)
-	steps := NewSteps(p.step)
-	if over, err = Read(p.session, steps.Record); err != nil {
+	if over, err = walk(p.session, nil, p.step); err != nil {
 		return over, err
 	}
-	steps.Close()
 	p.foot(over)
 	return over, nil
 }
 
 func (p *printer) head(o Overview) {
-	status := p.paint("32", o.Outcome())
-	if o.Outcome() != "answered" {
-		status = p.paint("33", o.Outcome())
+	status := p.paint("33", line(o.Outcome()))
+	if o.Outcome() == "answered" {
+		status = p.paint("32", o.Outcome())
 	}
-	p.printf("%s  %s · %s · %s · %d model calls · %d tool calls\n", p.bold(o.Session), status, elapsed(o.Wall()), o.Cost(), o.ModelCalls, o.ToolCalls)
+	p.printf("%s  %s · %s · %s · %d model calls · %d tool calls\n", p.bold(line(o.Session)), status, elapsed(o.Wall()), o.Cost(), o.ModelCalls, o.ToolCalls)
 	fact := func(name, text string) {
 		if text != "" {
 			p.printf("  %s %s\n", p.dim(fmt.Sprintf("%-10s", name)), line(text))

@@ -112,7 +112,7 @@ const (
 	// maxText bounds what a step keeps of one text, and maxOpen the calls that
 	// are held until their result is there: a round has at most 256.
 	maxText = 32 << 10
-	maxOpen = 512
+	maxOpen = 300
 )
 
 // Steps makes steps of records, in order. It holds the calls that are under

@@ -1,0 +1,301 @@
+//go:build unix
+
+package trace
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// edited gives a session whose trace is what edit makes of it.
+func edited(t *testing.T, edit func([]byte) []byte) Session {
+	t.Helper()
+	s := shop(t, t.TempDir())
+	text, err := os.ReadFile(s.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(s.Path, edit(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// TestDamage gives traces in every condition to all that reads them: each says
+// the same of them, none fails, and what stands before the damage is there.
+func TestDamage(t *testing.T) {
+	replace := func(old, by string) func([]byte) []byte {
+		return func(text []byte) []byte { return bytes.Replace(text, []byte(old), []byte(by), 1) }
+	}
+	for name, tc := range map[string]struct {
+		edit            func([]byte) []byte
+		ok, ended, torn bool
+		damage          string
+		state           State
+		outcome         string
+	}{
+		"whole":   {func(b []byte) []byte { return b }, true, true, false, "", StateEnded, "answered"},
+		"changed": {replace(`"decision":"deny"`, `"decision":"allow"`), false, false, false, "prev is not the hash of the line before", StateEnded, "damaged"},
+		"a line removed": {func(b []byte) []byte {
+			l := bytes.SplitAfter(b, []byte("\n"))
+			return bytes.Join(append(l[:5:5], l[6:]...), nil)
+		}, false, false, false, "line 6: hash chain broken: seq 7, want 6", StateEnded, "damaged"},
+		"cut at a line":   {func(b []byte) []byte { l := bytes.SplitAfter(b, []byte("\n")); return bytes.Join(l[:9], nil) }, true, false, false, "", StateCutShort, "cut short"},
+		"cut in a line":   {func(b []byte) []byte { return b[:len(b)-40] }, true, false, true, "", StateCutShort, "cut short"},
+		"a NUL in it":     {func(b []byte) []byte { return append(b[:2000:2000], append(make([]byte, 4096), b[2000:]...)...) }, false, false, false, "hash chain broken", StateEnded, "damaged"},
+		"NULs at its end": {func(b []byte) []byte { return append(b, make([]byte, 4096)...) }, true, true, true, "", StateEnded, "answered"},
+		"empty":           {func([]byte) []byte { return nil }, true, false, false, "", "", "cut short"},
+		"no JSON":         {func([]byte) []byte { return []byte("hello\nworld\n") }, false, false, false, "line 1: hash chain broken: decode record", StateDamaged, "damaged"},
+		"other JSON":      {func([]byte) []byte { return []byte("{\"role\":\"user\"}\n{}\n") }, false, false, false, "line 1: hash chain broken", StateDamaged, "damaged"},
+		"one long line":   {func([]byte) []byte { return bytes.Repeat([]byte("x"), 1<<20) }, false, false, false, "longer than", StateDamaged, "damaged"},
+		"a newer schema":  {replace(`"schema_version":1`, `"schema_version":9`), false, false, false, "schema version 9, this program reads 1", StateEnded, "damaged"},
+		"records twice":   {func(b []byte) []byte { return append(b, b...) }, false, true, false, "seq 1, want", StateEnded, "damaged"},
+		"a strange omission": {func(b []byte) []byte {
+			return append(b, `{"omitted":{"first":1,"last":9,"prev":"","sha256":"<script>"}}`+"\n"...)
+		}, false, true, false, "hash chain broken", StateDamaged, "damaged"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := edited(t, tc.edit)
+			v, err := Verify(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if v.OK != tc.ok || v.Ended != tc.ended && tc.ok || v.Torn != tc.torn || !strings.Contains(v.Damage, tc.damage) || tc.damage == "" && v.Damage != "" {
+				t.Errorf("verdict %+v", v)
+			}
+			list, err := List(filepath.Dir(filepath.Dir(s.Dir)), 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			switch {
+			case tc.state == "" && len(list) != 0:
+				t.Errorf("a session without a record is listed: %+v", list[0])
+			case tc.state != "" && (len(list) != 1 || list[0].State != tc.state || (list[0].Damage != "") != (tc.state == StateDamaged)):
+				t.Errorf("listed as %+v, want %s", list, tc.state)
+			}
+			for what, write := range map[string]func(io.Writer, Session) (Overview, error){
+				"show": func(w io.Writer, s Session) (Overview, error) { return Show(w, s, ShowOptions{}) },
+				"html": HTML, "atif": ATIF, "lines": Lines, "json": JSON,
+			} {
+				var out bytes.Buffer
+				over, err := write(&out, s)
+				if err != nil {
+					t.Errorf("%s: %v", what, err)
+					continue
+				}
+				if over.Outcome() != tc.outcome || over.Records != v.Records || (over.Damage == "") != tc.ok || over.Torn != tc.torn {
+					t.Errorf("%s: outcome %q, %d records of %d, damage %q, torn %v", what, over.Outcome(), over.Records, v.Records, over.Damage, over.Torn)
+				}
+				if tc.damage != "" && (what == "show" || what == "html" || what == "atif") && !strings.Contains(out.String(), "changed") {
+					t.Errorf("%s does not say that the records were changed", what)
+				}
+				if what == "atif" || what == "json" {
+					if !json.Valid(out.Bytes()) {
+						t.Errorf("%s is no JSON", what)
+					}
+				}
+			}
+		})
+	}
+}
+
+func TestVerifyLooksAtValues(t *testing.T) {
+	for name, tc := range map[string]struct {
+		edit func(path string) error
+		want string
+	}{
+		"whole":   {func(string) error { return nil }, ""},
+		"missing": {os.Remove, "can't be read"},
+		"changed": {func(path string) error { return os.WriteFile(path, []byte("else"), 0o600) }, "was changed"},
+		"longer": {func(path string) error {
+			f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+			if err != nil {
+				return err
+			}
+			_, err = f.WriteString("x")
+			return errors.Join(err, f.Close())
+		}, "was changed"},
+		"a folder": {func(path string) error { return errors.Join(os.Remove(path), os.Mkdir(path, 0o700)) }, "is no regular file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := strange(t, t.TempDir())
+			files, err := filepath.Glob(filepath.Join(s.Dir, "spill", "*"))
+			if err != nil || len(files) != 1 {
+				t.Fatal(files, err)
+			}
+			if err := tc.edit(files[0]); err != nil {
+				t.Fatal(err)
+			}
+			v, err := Verify(s)
+			if err != nil || v.Values != 1 || v.OK != (tc.want == "") || !strings.Contains(v.Damage, tc.want) {
+				t.Errorf("verdict %+v, %v, want %q", v, err, tc.want)
+			}
+		})
+	}
+}
+
+func TestFind(t *testing.T) {
+	state := t.TempDir()
+	first, second := shop(t, state), shop(t, state)
+	common := 0
+	for first.ID[common] == second.ID[common] {
+		common++
+	}
+	for name, want := range map[string]string{
+		first.ID: first.ID, second.ID: second.ID, first.ID[:common+1]: first.ID, strings.TrimPrefix(second.ID, "ses_")[:common-3]: second.ID,
+		first.Path: first.ID, first.Dir + "/": first.ID,
+	} {
+		if s, err := Find(state, name); err != nil || s.ID != want || s.Dir == "" {
+			t.Errorf("%s is %+v, %v, want %s", name, s, err, want)
+		}
+	}
+	for name, want := range map[string]string{
+		"ses_9": "there is no session ses_9", "ses_": "2 sessions begin with ses_", "": "2 sessions begin with",
+		"../x": "can't be read", "/none/trace.jsonl": "can't be read", state + "/": "has no records",
+	} {
+		_, err := Find(state, name)
+		if e, ok := errors.AsType[*runner.Error](err); !ok || e.Status != runner.ExitInput || !strings.Contains(e.Cause, want) {
+			t.Errorf("%q: %v, want %q", name, err, want)
+		}
+	}
+	if list, err := List(filepath.Join(state, "none"), 0); err != nil || len(list) != 0 {
+		t.Errorf("no state: %v, %v", list, err)
+	}
+}
+
+// TestPipe opens what would wait for ever.
+func TestPipe(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, runner.TraceFile)
+	if err := mkfifo(path); err != nil {
+		t.Fatal(err)
+	}
+	s, err := Find(dir, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Open(); err == nil || !strings.Contains(err.Error(), "is no regular file") {
+		t.Errorf("open: %v", err)
+	}
+}
+
+func TestListIsOfTheNewestFirst(t *testing.T) {
+	state := t.TempDir()
+	var ids []string
+	for range 3 {
+		ids = append(ids, shop(t, state).ID)
+	}
+	list, err := List(state, 2)
+	if err != nil || len(list) != 2 || list[0].Session < list[1].Session {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	want := Entry{
+		State: StateEnded, Task: "The checkout adds the shipping twice for orders above 100 €. Find out why, mend it, and show that the tests pass.",
+		Workspace: "/home/ada/shop", Model: "openai/gpt-5", Reason: "answered", ExitStatus: new(0), CostUSD: "0.023800", Records: list[0].Records,
+	}
+	if diff := cmp.Diff(want, list[0], cmpopts.IgnoreFields(Entry{}, "Session", "Begun", "Last", "WallMS", "Bytes")); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if all, err := All(state); err != nil || len(all) != 3 || list[0].Records < 40 || list[0].WallMS < 1000 || ids[0] == "" {
+		t.Errorf("%d sessions, %v, %+v", len(all), err, list[0])
+	}
+}
+
+// TestHugeTracesAreReadInLittleMemory makes a trace of 100 MB, and one of calls
+// that never end, and bounds what reading them holds.
+func TestHugeTracesAreReadInLittleMemory(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it writes 100 MB")
+	}
+	writers := map[string]func(io.Writer, Session) (Overview, error){
+		"html": HTML, "atif": ATIF,
+		"verify": func(_ io.Writer, s Session) (Overview, error) { _, err := Verify(s); return Overview{}, err },
+		"show":   func(w io.Writer, s Session) (Overview, error) { return Show(w, s, ShowOptions{Full: true}) },
+	}
+	for name, tc := range map[string]struct {
+		make  func(w *writer)
+		bytes int64
+		what  []string
+	}{
+		"large": {func(w *writer) {
+			text := strings.Repeat("a line of output that is not short at all\n", 1300)
+			for i := range 1900 {
+				w.put(0, runner.ActorSystem, runner.Warning{Message: text})
+				if i%10 == 0 {
+					id := fmt.Sprintf("tu_%d", i)
+					w.model(i, time.Second, "I go on.", use(id, "shell", `{"command":"true"}`))
+					w.called(id, "shell", tools.ClassExecute, "true")
+					w.done(id, "shell", time.Millisecond, runner.ToolCompleted{Success: true})
+					w.result(id, text, false)
+				}
+			}
+		}, 100 << 20, []string{"verify", "html"}},
+		"calls that never end": {func(w *writer) {
+			text := `{"x":"` + strings.Repeat("y", 30_000) + `"}`
+			for i := range 1000 {
+				w.put(0, runner.ActorAgent, runner.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{{ToolUse: new(use(fmt.Sprint(i), "shell", text))}}})
+			}
+		}, 30 << 20, []string{"show", "html", "atif"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWriter(t, t.TempDir())
+			w.created("a long one")
+			tc.make(w)
+			s := w.close()
+			if info, err := os.Stat(s.Path); err != nil || info.Size() < tc.bytes*9/10 {
+				t.Fatalf("%v, %v", info, err)
+			}
+			for _, what := range tc.what {
+				var before, after runtime.MemStats
+				runtime.GC()
+				runtime.ReadMemStats(&before)
+				out := &peak{}
+				if _, err := writers[what](out, s); err != nil {
+					t.Fatalf("%s: %v", what, err)
+				}
+				runtime.ReadMemStats(&after)
+				// Of a heap that is collected when it has twice what lives.
+				const most = 64 << 20
+				if top := max(out.heap, after.HeapAlloc); top > before.HeapAlloc+most {
+					t.Errorf("%s held %d MiB", what, (top-before.HeapAlloc)>>20)
+				}
+				if what == "html" && out.n > maxPage+(2<<20) {
+					t.Errorf("a page of %d bytes", out.n)
+				}
+			}
+		})
+	}
+}
+
+// peak counts what is written, and notes the largest heap meanwhile.
+type peak struct {
+	n, noted int64
+	heap     uint64
+}
+
+func (p *peak) Write(b []byte) (int, error) {
+	p.n += int64(len(b))
+	if p.n-p.noted > 1<<20 {
+		p.noted = p.n
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		p.heap = max(p.heap, m.HeapAlloc)
+	}
+	return len(b), nil
+}

@@ -1,0 +1,257 @@
+package trace
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/net/html"
+
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// hostile are texts that would be elements, attributes, styles, escapes of a
+// terminal, or not to be seen. Each is one line, so that it changes no count.
+var hostile = []string{
+	`<script>alert(1)</script>`,
+	`<img src=x onerror=alert(1)>`,
+	`"><svg/onload=alert(1)>`,
+	`' onmouseover='alert(1)`,
+	`</pre></details></style></title></textarea><iframe src="https://evil.example/"></iframe>`,
+	`--><base href="https://evil.example/"><!--`,
+	`<meta http-equiv="refresh" content="0;url=https://evil.example/">`,
+	`<link rel=stylesheet href=https://evil.example/x.css>`,
+	`{{.}} {{template "head"}} javascript:alert(1)`,
+	`;background:url(https://evil.example/)}body{display:none}`,
+	"\x1b]0;owned\x07\x1b[2J\x1b[31mred",
+	"\u202etxt.exe\u2066 \u200b\u2028 \U000e0041 \u009b31m \ufeff",
+	"\xff\xfe not UTF-8 \x00",
+	`]]><![CDATA[`,
+}
+
+// about is a session in which text stands wherever somebody else could have
+// written it.
+func about(t *testing.T, text string) Session {
+	t.Helper()
+	w := newWriter(t, t.TempDir())
+	quoted, err := json.Marshal(map[string]string{"path": text})
+	if err != nil {
+		t.Fatal(err)
+	}
+	att := attestation()
+	att.Image, att.Runtime, att.Lost, att.User, att.Capabilities = text, text, []string{text}, text, []string{text}
+	w.put(0, runner.ActorSystem, runner.SessionCreated{
+		Version: text, Task: text, Workspace: text, Image: text, Policy: text, Model: loop.ModelInfo{Provider: text, Model: text},
+		Tools: []runner.OfferedTool{{Name: tools.Name(text), Class: tools.Class(text), Runs: tools.Place(text)}}, Ignored: []runner.Ignored{{Name: text, Why: text}},
+		WorkspaceMode: text, Git: text, OnPrompt: text,
+	})
+	w.put(0, runner.ActorUser, runner.TurnStarted{})
+	for _, role := range []loop.Role{loop.RoleSystem, loop.RoleUser} {
+		w.put(0, runner.ActorUser, runner.Message{Role: role, Blocks: []loop.Block{{Text: &loop.Text{Text: text}}}})
+	}
+	w.put(0, runner.ActorAgent, runner.ModelCallFailed{Class: loop.ErrorClass(text), Message: text})
+	w.put(0, runner.ActorAgent, runner.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{
+		{Text: &loop.Text{Text: text}}, {Thinking: &loop.Thinking{Text: text}},
+		{ToolUse: &loop.ToolUse{ID: text, Name: tools.Name(text), Input: quoted}},
+	}})
+	w.put(0, runner.ActorSystem, runner.SandboxStarted{Attestation: att})
+	w.put(0, runner.ActorSystem, runner.ConfirmationRequested{CallID: text, Name: tools.Name(text), Class: tools.Class(text), Summary: text, Diff: "+" + text, Hidden: true})
+	w.put(time.Second, runner.ActorUser, runner.ConfirmationResolved{CallID: text, Decision: tools.Decision(text), Scope: tools.Scope(text), By: text, Client: text})
+	w.put(0, runner.ActorUser, runner.ConfirmationAttempted{RequestID: text, Decision: tools.Decision(text), By: text, Outcome: runner.AttemptOutcome(text)})
+	w.put(0, runner.ActorAgent, runner.ToolCalled{CallID: text, Name: tools.Name(text), Class: tools.Class(text), Rule: text, Summary: text})
+	w.put(0, runner.ActorTool, runner.NetworkDenied{CallID: text, URL: text, Host: text, Reason: text})
+	w.put(time.Second, runner.ActorTool, runner.ToolFailed{CallID: text, Name: tools.Name(text), Class: tools.ErrorClass(text), Reason: text, Message: text, FilesModified: []string{text}})
+	w.put(0, runner.ActorTool, runner.Message{Role: loop.RoleTool, Blocks: []loop.Block{{ToolResult: &loop.ToolResult{
+		ToolUseID: text, Content: []tools.Block{{Text: text + "!"}, {Image: []byte{1}, MediaType: text}}, IsError: true,
+	}}}})
+	w.put(0, runner.ActorUser, runner.UserCommandStarted{ExecID: text, Argv: []string{text}})
+	w.put(0, runner.ActorUser, runner.UserCommandEnded{ExecID: text})
+	w.put(0, runner.ActorSystem, runner.SandboxLost{Cause: text})
+	w.put(0, runner.ActorSystem, runner.Warning{Message: text})
+	w.put(0, runner.ActorSystem, runner.TurnCompleted{Reason: loop.StopReason(text)})
+	w.put(0, runner.ActorSystem, runner.SessionEnded{
+		Reason: loop.StopReason(text), ExitStatus: 1, Problem: &runner.Problem{Cause: text, Mend: text}, CostUSD: text,
+		Changed: []runner.Changed{{Path: text, Change: text}}, HostExecuted: []runner.HostExecuted{{Path: text, By: text}},
+		Quarantined: []runner.Quarantined{{Path: text, To: text, Why: text}}, Overlay: &runner.OverlayResult{},
+		Denials:     []runner.Denial{{CallID: text, Name: tools.Name(text), Class: tools.ErrorClass(text), Reason: text}},
+		Attestation: &sandbox.Attestation{},
+	})
+	if err := os.WriteFile(filepath.Join(w.dir, "workspace.patch"), []byte("+"+text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return w.close()
+}
+
+// shape is a page without its texts: elements, their attributes' names, and the
+// values of what could load, run or hide something.
+func shape(t *testing.T, page []byte) []string {
+	t.Helper()
+	doc, err := html.Parse(bytes.NewReader(page))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for n := range doc.Descendants() {
+		switch n.Type {
+		case html.CommentNode:
+			out = append(out, "comment")
+		case html.ElementNode:
+			var attrs []string
+			for _, a := range n.Attr {
+				switch a.Key {
+				case "title", "datetime", "class", "style", "id":
+					attrs = append(attrs, a.Key)
+				case "href":
+					attrs = append(attrs, a.Key+"="+a.Val[:1])
+				default:
+					attrs = append(attrs, a.Key+"="+a.Val)
+				}
+			}
+			slices.Sort(attrs)
+			out = append(out, n.Data+" "+strings.Join(attrs, " "))
+		}
+	}
+	return out
+}
+
+// unseen are the characters in a text that would not be seen.
+func unseen(text []byte) string {
+	_, hidden := tools.DisplayLines(string(text))
+	if hidden {
+		safe, _ := tools.DisplayLines(string(text))
+		return safe
+	}
+	return ""
+}
+
+// TestHostileTextIsText compares the page of a session that is full of hostile
+// text with that of a session full of a harmless word: but for texts they are
+// the same, so that no element, attribute, style or comment is from a text.
+func TestHostileTextIsText(t *testing.T) {
+	render := func(text string) []byte {
+		t.Helper()
+		var out bytes.Buffer
+		if _, err := HTML(&out, about(t, text)); err != nil {
+			t.Fatal(err)
+		}
+		return out.Bytes()
+	}
+	want := shape(t, render("word"))
+	if len(want) < 150 {
+		t.Fatalf("a page of %d elements: something of the session is missing", len(want))
+	}
+	for _, text := range hostile {
+		t.Run(fmt.Sprintf("%q", text), func(t *testing.T) {
+			page := render(text)
+			if diff := cmp.Diff(want, shape(t, page)); diff != "" {
+				t.Errorf("the page has something of the text (-word +hostile):\n%s", diff)
+			}
+			if hidden := unseen(page); hidden != "" {
+				t.Error("characters that are not seen are in the page")
+			}
+			if strings.Contains(string(page), "ZgotmplZ") {
+				t.Error("a text stands where a browser could obey it, and was replaced")
+			}
+			// The control: the same text without escapes makes another page.
+			naive := bytes.Replace(render("word"), []byte("word"), []byte(text), 1)
+			naive = bytes.Replace(naive, []byte("<code>word"), []byte("<code>"+text), 1)
+			if strings.ContainsAny(text, "<") && !strings.HasPrefix(text, "]]>") && cmp.Equal(want, shape(t, naive)) {
+				t.Error("the test does not see this text where it is not escaped")
+			}
+		})
+	}
+}
+
+// TestPageLoadsNothing looks at all that a page could ask a browser for.
+func TestPageLoadsNothing(t *testing.T) {
+	var out bytes.Buffer
+	if _, err := HTML(&out, shop(t, t.TempDir())); err != nil {
+		t.Fatal(err)
+	}
+	doc, err := html.Parse(bytes.NewReader(out.Bytes()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	policy := ""
+	ids := map[string]bool{}
+	var links []string
+	for n := range doc.Descendants() {
+		if n.Type != html.ElementNode {
+			continue
+		}
+		if slices.Contains([]string{"script", "link", "img", "iframe", "object", "embed", "form", "base", "audio", "video", "source", "template"}, n.Data) {
+			t.Errorf("there is a <%s>", n.Data)
+		}
+		for _, a := range n.Attr {
+			switch {
+			case strings.HasPrefix(a.Key, "on"), a.Key == "src", a.Key == "srcset", a.Key == "ping", a.Key == "action", a.Key == "background":
+				t.Errorf("<%s %s=%q>", n.Data, a.Key, a.Val)
+			case a.Key == "href":
+				links = append(links, a.Val)
+			case a.Key == "id":
+				if ids[a.Val] {
+					t.Errorf("two elements with id %s", a.Val)
+				}
+				ids[a.Val] = true
+			case a.Key == "content" && strings.Contains(a.Val, "default-src"):
+				policy = a.Val
+			}
+		}
+	}
+	if !strings.HasPrefix(policy, "default-src 'none'; style-src 'unsafe-inline'; img-src data:;") || strings.Contains(policy, "script-src") {
+		t.Errorf("policy %q", policy)
+	}
+	for _, l := range links {
+		if !strings.HasPrefix(l, "#") || !ids[l[1:]] {
+			t.Errorf("a link to %q, which is not on the page", l)
+		}
+	}
+	if len(links) < 10 {
+		t.Errorf("%d links: the timeline is missing", len(links))
+	}
+	for _, word := range []string{"url(", "@import", "expression("} {
+		if strings.Contains(pageStyle, word) {
+			t.Errorf("the style has %s", word)
+		}
+	}
+}
+
+// TestShowIsSafeForATerminal writes no escape but its own colours.
+func TestShowIsSafeForATerminal(t *testing.T) {
+	for _, text := range hostile {
+		s := about(t, text)
+		for _, o := range []ShowOptions{{}, {Full: true}, {JSON: true}, {Kinds: []runner.Kind{runner.KindMessage, runner.KindWarning}}} {
+			var out bytes.Buffer
+			if _, err := Show(&out, s, o); err != nil {
+				t.Fatal(err)
+			}
+			if hidden := unseen(out.Bytes()); hidden != "" || out.Len() == 0 {
+				t.Errorf("%q, %+v: not safe: %s", text, o, hidden)
+			}
+		}
+		var plain, coloured bytes.Buffer
+		_, _ = Show(&plain, s, ShowOptions{})
+		_, _ = Show(&coloured, s, ShowOptions{Colour: true})
+		var own strings.Builder
+		for rest := coloured.String(); rest != ""; {
+			before, after, found := strings.Cut(rest, "\x1b[")
+			own.WriteString(before)
+			if rest = after; found {
+				_, rest, _ = strings.Cut(after, "m")
+			}
+		}
+		if diff := cmp.Diff(plain.String(), own.String()); diff != "" {
+			t.Errorf("%q: with colours (-without +with):\n%s", text, diff)
+		}
+	}
+}
