@@ -29,5 +29,13 @@ func (s *Session) builtins() ([]tools.Factory, error) {
 		}
 		all = append(all, f)
 	}
-	return all, nil
+	checks, err := s.verifyTools()
+	if err != nil {
+		return nil, err
+	}
+	fetched, err := s.fetchTool()
+	if err != nil {
+		return nil, err
+	}
+	return append(append(all, checks...), fetched), nil
 }

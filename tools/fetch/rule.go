@@ -39,6 +39,12 @@ func (r Rule) String() string { return r.at.String() }
 // Host is the name or the address that the rule is about.
 func (r Rule) Host() string { return r.at.host }
 
+// IsFor says whether the rule is about a host, however that is spelled.
+func (r Rule) IsFor(host string) bool {
+	canonical, err := canonicalHost(host)
+	return err == nil && canonical == r.at.host
+}
+
 // allows says whether a URL is within the rule. A path that servers may
 // disagree about is only within a rule that allows every path.
 func (r Rule) allows(t target) bool {

@@ -18,6 +18,8 @@ type Ended struct {
 	Code, Signal int
 	TimedOut     bool
 	OOMKilled    bool
+	// DiskFull says that it was ended because the host's disk was nearly full.
+	DiskFull bool
 	// Stdout is what it wrote, or its first and last bytes; Cut says that some
 	// are missing between them.
 	Stdout string

@@ -141,6 +141,8 @@ func (d Ended) verdict(c check, timeout time.Duration) Result {
 		return Result{Reason: fmt.Sprintf("timed out after %v", timeout)}
 	case d.OOMKilled:
 		return Result{Reason: "killed: out of memory"}
+	case d.DiskFull:
+		return Result{Reason: "ended: the host's disk is nearly full"}
 	case d.Signal != 0:
 		return Result{Reason: fmt.Sprintf("killed by signal %d", d.Signal)}
 	}

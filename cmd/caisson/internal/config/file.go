@@ -42,6 +42,7 @@ type File struct {
 	Images    Images    `yaml:"images"`
 	Programs  Programs  `yaml:"programs"`
 	Serve     Serve     `yaml:"serve"`
+	Fetch     Fetch     `yaml:"fetch"`
 
 	// Profiles are named sets of these settings; a profile has none itself.
 	Profiles map[string]File `yaml:"profiles"`
@@ -186,6 +187,7 @@ func (f File) Over(upper File) File {
 	over(&f.Programs.Buildctl, upper.Programs.Buildctl)
 	over(&f.Programs.Buildah, upper.Programs.Buildah)
 	f.Serve = f.Serve.over(upper.Serve)
+	f.Fetch = f.Fetch.over(upper.Fetch)
 	return f
 }
 

@@ -106,13 +106,14 @@ func descriptions() map[string]string {
 		"programs":                                "absolute paths of what is not beside the executable or on PATH",
 	}
 	maps.Copy(d, serveDescriptions())
+	maps.Copy(d, fetchDescriptions())
 	for _, name := range []string{"caisson-guest", "runsc", "runc", "buildctl", "buildah"} {
 		d["programs."+name] = "absolute path of " + name
 	}
 	byFlag := map[string]string{
 		"memory": "resources.memory", "cpus": "resources.cpus", "pids": "resources.pids", "tmp-size": "resources.tmp", "open-files": "resources.open_files",
 		"command-time": "resources.command_time", "docker-host": "docker.host", "docker-runtime": "docker.runtime", "max-rounds": "limits.max_rounds",
-		"max-tool-calls": "limits.max_tool_calls", "max-tokens": "limits.max_tokens", "timeout": "limits.timeout", "policy": "policy.preset",
+		"max-tool-calls": "limits.max_tool_calls", "max-tokens": "limits.max_tokens", "timeout": "limits.timeout", "policy": "policy.preset", "fetch-allow": "fetch.allow",
 	}
 	for _, s := range Settings() {
 		key, ok := byFlag[s.Flag]

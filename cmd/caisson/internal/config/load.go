@@ -130,7 +130,9 @@ func (c *Config) loadProject(o Options) error {
 		return err
 	}
 	before := flatten(c.File)
-	c.tightenBy(p)
+	if err := c.tightenBy(p); err != nil {
+		return err
+	}
 	from := Source{Name: "project", Path: o.Project.Path, SHA256: o.Project.SHA256()}
 	c.note(before, from.String())
 	c.Sources = append(c.Sources, from)

@@ -54,6 +54,7 @@ type Project struct {
 	Policy           *ProjectPolicy `yaml:"policy"`
 	Limits           Limits         `yaml:"limits"`
 	Resources        Resources      `yaml:"resources"`
+	Fetch            FetchBounds    `yaml:"fetch"`
 }
 
 // ProjectPolicy raises modes: the call of a tool is at least as strict as it says.
@@ -139,8 +140,9 @@ func (p Project) check(where string) error {
 		return loosens("refuse_lost", "false", "true")
 	case p.InstructionFiles != nil && *p.InstructionFiles:
 		return loosens("instruction_files", "true", "false")
-	case p.Policy == nil:
-		return nil
+	}
+	if err := p.Fetch.check(where); err != nil || p.Policy == nil {
+		return err
 	}
 	for _, group := range []struct {
 		key   string
@@ -167,7 +169,7 @@ func (p Project) check(where string) error {
 
 // tightenBy lays a workspace's file over the settings below it, where it is
 // stricter. Its policy is kept apart: it holds whatever is laid over it.
-func (c *Config) tightenBy(p Project) {
+func (c *Config) tightenBy(p Project) error {
 	over(&c.Git, p.Git)
 	over(&c.Mode, p.Mode)
 	over(&c.File.RefuseLost, p.RefuseLost)
@@ -177,7 +179,11 @@ func (c *Config) tightenBy(p Project) {
 	}
 	lowerLimits(&c.Limits, p.Limits)
 	lowerResources(&c.File.Resources, p.Resources)
+	if err := c.Fetch.narrow(ProjectPath, p.Fetch); err != nil {
+		return err
+	}
 	c.Project = p
+	return nil
 }
 
 // policies are the rules as layers that tighten: the preset, and the entries.

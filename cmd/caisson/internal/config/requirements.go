@@ -28,6 +28,8 @@ type Requirements struct {
 	Policy           *Policy   `yaml:"policy"`
 	Limits           Limits    `yaml:"limits"`
 	Resources        Resources `yaml:"resources"`
+	// Fetch narrows what may be fetched.
+	Fetch FetchBounds `yaml:"fetch"`
 }
 
 // tighten holds the effective settings against the requirements.
@@ -50,7 +52,7 @@ func (c *Config) tighten() error {
 	}
 	lowerLimits(&c.Limits, r.Limits)
 	lowerResources(&c.File.Resources, r.Resources)
-	return nil
+	return c.Fetch.narrow("requirements", r.Fetch)
 }
 
 // refuse reports a choice that the requirements don't allow.

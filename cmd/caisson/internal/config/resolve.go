@@ -34,6 +34,7 @@ func builtin() File {
 			Tmp: new(Size(r.TmpBytes)), Home: new(Size(r.HomeBytes)), Shm: new(Size(r.ShmBytes)),
 			OpenFiles: new(Count(r.OpenFiles)), CommandTime: new(Duration(r.CommandTime)),
 		},
+		Fetch: builtinFetch(),
 	}
 }
 

@@ -28,6 +28,7 @@ func Schema(name string) (map[string]any, error) {
 		}
 	case "project":
 		s = schemaMaker{descriptions: descriptions(), tightens: true}
+		s.descriptions[refusePrivateKey] = refusePrivate
 		root = s.object("", reflect.TypeFor[Project]())
 	case "requirements":
 		s = schemaMaker{descriptions: descriptions(), references: true}
@@ -48,6 +49,7 @@ func requirementDescriptions() map[string]string {
 		"backends":               "backends that may be chosen; absent means any",
 		"images":                 "images that may be chosen; one ending in * allows what begins like it",
 		"refuse_runner_as_owner": "refuse accept_runner_as_owner",
+		refusePrivateKey:         refusePrivate,
 	}
 }
 

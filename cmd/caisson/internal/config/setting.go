@@ -59,6 +59,7 @@ func Settings() []Setting {
 		{"tmp-size", "SIZE", "size of /tmp in the sandbox", func(f *File, v string) error { return parsed(&f.Resources.Tmp, v, ParseSize) }},
 		{"open-files", "N", "open files a process in the sandbox", func(f *File, v string) error { return parsed(&f.Resources.OpenFiles, v, ParseCount) }},
 		{"command-time", "TIME", "wall time of one command", func(f *File, v string) error { return parsed(&f.Resources.CommandTime, v, ParseDuration) }},
+		{"fetch-allow", "URLS", "what the fetch tool may reach: origins and paths, with commas between them", setFetchAllow},
 		{"docker-host", "URL", "Docker engine; DOCKER_HOST and contexts count otherwise", func(f *File, v string) error { return text(&f.Docker.Host, v) }},
 		{"docker-runtime", "NAME", "runtime of the Docker engine, such as runsc", func(f *File, v string) error { return text(&f.Docker.Runtime, v) }},
 		{"stream", "", "stream the model's answer", func(f *File, v string) error { return boolean(&f.Stream, v) }},

@@ -1,0 +1,48 @@
+package runner
+
+import (
+	"context"
+	"io"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/shell"
+	"github.com/caisson-run/caisson/tools/verify"
+)
+
+// verifyTools makes verify and verify_shell.
+func (s *Session) verifyTools() ([]tools.Factory, error) {
+	o := verify.Options{View: s.reader, CommandTime: s.opts.Resources.CommandTime}
+	plain, err := verify.New(o)
+	if err != nil {
+		return nil, err
+	}
+	sh, err := verify.NewShell(checker{s.exec}, o)
+	if err != nil {
+		return nil, err
+	}
+	return []tools.Factory{plain, sh}, nil
+}
+
+// checker runs the commands of checks like any other command.
+type checker struct{ exec *executor }
+
+// RunCheck runs one command in the workspace.
+func (c checker) RunCheck(ctx context.Context, cmd verify.Command) (verify.Ended, error) {
+	r, err := c.exec.Run(ctx, shell.Command{
+		Script: cmd.Script, Dir: sandbox.WorkspaceDir, Timeout: cmd.Timeout, Stdout: io.Discard, Stderr: io.Discard,
+	})
+	if err != nil {
+		return verify.Ended{}, err
+	}
+	out := r.Stdout
+	ended := verify.Ended{
+		Code: r.Code, Signal: r.Signal, TimedOut: r.TimedOut, OOMKilled: r.OOMKilled, DiskFull: r.DiskReserve > 0, Stdout: string(out.Head),
+		Cut: out.Total > int64(len(out.Head)+len(out.Tail)),
+	}
+	if ended.Cut {
+		ended.Stdout += "\n"
+	}
+	ended.Stdout += string(out.Tail)
+	return ended, nil
+}
