@@ -147,9 +147,7 @@ func (s *setup) attested(a sandbox.Attestation, info sandbox.Info, took time.Dur
 	}
 	detail := fmt.Sprintf("%s in %s, image %s, %s; commands are %s, seccomp %s, %s, %d processes", a.Backend, took.Round(10*time.Millisecond), a.Image,
 		a.WorkspaceMode, a.User, a.Seccomp, memory, a.Limits.PIDs)
-	for _, note := range notes {
-		detail += "; " + note
-	}
+	detail = strings.Join(append([]string{detail}, notes...), "; ")
 	f := finding{Check: checkTrial, Result: resultOK, Detail: detail}
 	lost := slices.DeleteFunc(slices.Clone(a.Lost), func(text string) bool { return slices.Contains(info.Lost, text) })
 	if *s.conf.File.RefuseLost && len(a.Lost) > 0 {
@@ -216,7 +214,7 @@ func addresses() []netip.Addr {
 // answers says whether the bait is reached from here: one that is not shows
 // nothing.
 func (b bait) answers(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	ctx, cancel := context.WithTimeoutCause(ctx, time.Second, errors.New("it does not answer"))
 	defer cancel()
 	addr := b.listener.Addr()
 	conn, err := (&net.Dialer{}).DialContext(ctx, addr.Network(), addr.String())
