@@ -92,7 +92,7 @@ func (b *backgrounds) Begin(ctx context.Context, cmd shell.Command) (string, err
 		timeout = backgroundTime
 	}
 	p, err := l.box.Start(watched, sandbox.Command{
-		Argv: []string{program, "-c", "--", cmd.Script}, Dir: cmd.Dir, Timeout: timeout,
+		Argv: scripted(program, cmd), Dir: cmd.Dir, Timeout: timeout,
 		Stdout: j.log.stream(0), Stderr: j.log.stream(1), Output: sandbox.OutputLimits{Live: unbounded},
 	})
 	if err != nil {

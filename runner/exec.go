@@ -53,7 +53,7 @@ func (x *executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 	watched, stop := x.disk.watch(ctx)
 	defer stop()
 	p, err := l.box.Start(watched, sandbox.Command{
-		Argv: []string{program, "-c", "--", cmd.Script}, Dir: cmd.Dir, Timeout: cmd.Timeout,
+		Argv: scripted(program, cmd), Dir: cmd.Dir, Timeout: cmd.Timeout,
 		Stdout: stdout, Stderr: stderr,
 	})
 	full, isFull := errors.AsType[*limits.ExceededError](context.Cause(watched))
@@ -101,6 +101,15 @@ func (x *executor) Apply(ctx context.Context, op workspace.Op) (workspace.Change
 		x.images.note(change, fresh)
 	}
 	return change, nil
+}
+
+// scripted is the argv of a script with its parameters.
+func scripted(program string, cmd shell.Command) []string {
+	argv := []string{program, "-c", "--", cmd.Script}
+	if len(cmd.Args) > 0 {
+		argv = append(append(argv, "caisson"), cmd.Args...) // $0, then $1
+	}
+	return argv
 }
 
 // Output opens what a command wrote, or has written so far, for tools/shell.

@@ -11,6 +11,9 @@ type Command struct {
 	// Script is what the shell runs (bash where the image has it, else sh), at
 	// most [MaxScriptBytes], without a NUL.
 	Script string
+	// Args are the script's positional parameters, $1 and so on; no element
+	// holds a NUL or has more than MaxScriptBytes.
+	Args []string
 	// Dir is the absolute working folder in the container, at or below the
 	// workspace by its name; who runs it opens it without following links
 	// that leave the workspace.

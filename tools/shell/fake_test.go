@@ -32,7 +32,7 @@ type hostRunner struct{ dir string }
 func (h hostRunner) Run(ctx context.Context, cmd Command) (Result, error) {
 	limit, cancel := context.WithTimeout(ctx, cmd.Timeout)
 	defer cancel()
-	c := exec.CommandContext(limit, "sh", "-c", cmd.Script)
+	c := exec.CommandContext(limit, "sh", append([]string{"-c", "--", cmd.Script, "caisson"}, cmd.Args...)...)
 	c.Dir = h.dir
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }

@@ -63,7 +63,7 @@ func NewOutput(o outputs, opts Options) (tools.Factory, error) {
 	}
 	def := outputDefinition(opts)
 	return func() tools.Tool {
-		return &output{from: o, def: def, room: max(opts.ResultBytes-headerBytes, headerBytes)}
+		return &output{from: o, def: def, room: opts.ResultBytes}
 	}, nil
 }
 
@@ -71,7 +71,7 @@ func NewOutput(o outputs, opts Options) (tools.Factory, error) {
 type output struct {
 	from outputs
 	def  tools.Definition
-	room int // bytes of a page
+	room int // bytes of a result
 }
 
 // outputInput is the tool's input after aliases were rewritten.
@@ -152,14 +152,15 @@ func (o *output) Execute(ctx context.Context, call *tools.Call) (tools.Output, e
 		return tools.Output{}, fmt.Errorf("open output: %w", err)
 	}
 	defer func() { _ = kept.Close() }() // only read
-	p := page{ctx: ctx, kept: kept, room: o.room}
+	text := max(room(o.room, call)-headerBytes, headerBytes)
+	p := page{ctx: ctx, kept: kept, room: text}
 	switch {
 	case re != nil:
 		err = p.matches(re, value(in.Offset, 1), limit(in.Limit, defaultMatches, maxMatches))
 	case in.Tail > 0:
 		err = p.tail(in.Tail, in.Unit == "bytes")
 	case in.Unit == "bytes":
-		err = p.bytes(value(in.Offset, 0), limit(in.Limit, int64(o.room), int64(o.room)))
+		err = p.bytes(value(in.Offset, 0), limit(in.Limit, int64(text), int64(text)))
 	default:
 		err = p.lines(value(in.Offset, 1), limit(in.Limit, defaultLines, maxLines))
 	}

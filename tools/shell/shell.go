@@ -171,16 +171,21 @@ func (s *shell) Execute(ctx context.Context, call *tools.Call) (tools.Output, er
 		}
 		return s.begin(ctx, cmd, in.Command)
 	}
+	return s.runs(ctx, call, cmd, in.Command)
+}
+
+// runs runs a command to its end; asked is how it is told and recorded.
+func (s *shell) runs(ctx context.Context, call *tools.Call, cmd Command, asked string) (tools.Output, error) {
 	stdout, stderr := newLive("stdout", call.Delta), newLive("stderr", call.Delta)
 	cmd.Stdout, cmd.Stderr = stdout, stderr
 	result, err := s.run.Run(ctx, cmd)
 	stdout.close()
 	stderr.close()
-	text, cut := report(result, cmd.Timeout, s.opts.ResultBytes)
+	text, cut := report(result, cmd.Timeout, room(s.opts.ResultBytes, call))
 	out := tools.Output{
 		Content:   []tools.Block{{Text: text}},
 		Success:   result.ok(),
-		Command:   in.Command,
+		Command:   asked,
 		Metadata:  metadata(result),
 		Truncated: cut,
 	}
@@ -192,6 +197,15 @@ func (s *shell) Execute(ctx context.Context, call *tools.Call) (tools.Output, er
 		return out, cancelled(ctx, text, err)
 	}
 	return out, nil
+}
+
+// room is what a result may have: the tool's own bound, or less where the
+// model's context has little left.
+func room(own int, call *tools.Call) int {
+	if call.ResultBytes > 0 {
+		return min(own, call.ResultBytes)
+	}
+	return own
 }
 
 // cancelled is the failure of a command that was stopped from outside.

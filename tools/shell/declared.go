@@ -1,0 +1,228 @@
+package shell
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// Declared is a tool that an operator declares in the configuration: a command
+// that runs in the session's sandbox.
+type Declared struct {
+	Name        tools.Name
+	Description string
+	// InputSchema is a schema in the subset of docs/tools.md, of type object,
+	// whose arguments are strings, numbers, booleans, or lists of these.
+	InputSchema json.RawMessage
+	Template    Template
+	// Class is execute or write; "" means execute.
+	Class tools.Class
+	// Dir is the working folder, relative to the workspace.
+	Dir string
+	// Timeout bounds one run; zero, or more than the session's, is the session's.
+	Timeout time.Duration
+	// Paths are the arguments that are paths of the workspace. They are checked,
+	// and given to the command as absolute paths in the container.
+	Paths []string
+	// Parallel lets calls run beside other commands.
+	Parallel bool
+}
+
+// Check says what is wrong with a declaration, one error for each thing. Err
+// names the key of the declaration that it stands in.
+func (d Declared) Check() []DeclaredError {
+	arguments, lists, err := d.arguments()
+	if err != nil {
+		return []DeclaredError{{"input_schema", err.Error()}}
+	}
+	var problems []DeclaredError
+	add := func(key string, bad bool, format string, args ...any) {
+		if bad {
+			problems = append(problems, DeclaredError{key, fmt.Sprintf(format, args...)})
+		}
+	}
+	key := "command"
+	if d.Template.Script != "" {
+		key = "script"
+	}
+	if err := d.Template.check(arguments, lists); err != nil {
+		add(key, true, "%v", err)
+	}
+	add("class", d.Class != "" && d.Class != tools.ClassExecute && d.Class != tools.ClassWrite, "class is %q; a command is execute, or write where it only changes files", d.Class)
+	add("parallel", d.Parallel && d.Class == tools.ClassWrite, "only a tool of class execute can be parallel")
+	add("timeout", d.Timeout < 0, "timeout is negative")
+	for _, p := range d.Paths {
+		add("paths", !slices.Contains(arguments, p), "%q is no argument of input_schema; there are: %s", p, strings.Join(arguments, ", "))
+	}
+	add("cwd", d.Dir != "" && !filepath.IsLocal(d.Dir) || strings.ContainsRune(d.Dir, 0), "cwd %q must be a folder inside the workspace, relative to it", d.Dir)
+	return problems
+}
+
+// DeclaredError is one thing that is wrong with a declaration, and the key of it.
+type DeclaredError struct{ Key, Message string }
+
+// arguments gives the properties of the schema, sorted, and which are lists.
+func (d Declared) arguments() (all, lists []string, err error) {
+	var schema struct {
+		Type       string `json:"type"`
+		Properties map[string]struct {
+			Type  json.RawMessage `json:"type"`
+			Items struct {
+				Type string `json:"type"`
+			} `json:"items"`
+		} `json:"properties"`
+	}
+	if err := json.Unmarshal(d.InputSchema, &schema); err != nil {
+		return nil, nil, fmt.Errorf("no schema: %w", err)
+	}
+	if schema.Type != "object" {
+		return nil, nil, errors.New("the schema's type must be object")
+	}
+	scalars := []string{"string", "integer", "number", "boolean"}
+	for name, p := range schema.Properties {
+		var kind string
+		_ = json.Unmarshal(p.Type, &kind) // a list of types, or none, is no single one
+		switch {
+		case kind == "array" && slices.Contains(scalars, p.Items.Type):
+			lists = append(lists, name)
+		case !slices.Contains(scalars, kind):
+			return nil, nil, fmt.Errorf("argument %q must be a string, integer, number or boolean, or an array of one of these", name)
+		}
+		all = append(all, name)
+	}
+	slices.Sort(all)
+	slices.Sort(lists)
+	return all, lists, nil
+}
+
+// NewDeclared gives the factory of a declared tool over whatever runs its
+// commands. Of the options it takes what the shell tool does, but Background
+// and Environment.
+func NewDeclared(r runner, d Declared, opts Options) (tools.Factory, error) {
+	if problems := d.Check(); len(problems) > 0 {
+		return nil, fmt.Errorf("make tool %s: %s: %s", d.Name, problems[0].Key, problems[0].Message)
+	}
+	opts.Background = nil
+	if d.Timeout > 0 && (opts.Timeout == 0 || d.Timeout < opts.Timeout) {
+		opts.Timeout = d.Timeout
+	}
+	base, err := New(r, opts)
+	if err != nil {
+		return nil, err
+	}
+	made, _ := base().(*shell)
+	def := tools.Definition{
+		Name: d.Name, Description: d.Description, InputSchema: d.InputSchema, Class: d.Class, Runs: tools.PlaceSandbox,
+		Timeout: made.def.Timeout, ResultBytes: made.opts.ResultBytes, Parallel: d.Parallel, EnabledByDefault: true,
+	}
+	if def.Class == "" {
+		def.Class = tools.ClassExecute
+	}
+	if len(d.Template.Argv) > 0 {
+		def.Summary = d.summary
+	}
+	if len(d.Paths) > 0 {
+		def.Paths = d.paths
+	}
+	return func() tools.Tool {
+		return &declared{Declared: d, shell: &shell{run: made.run, opts: made.opts, def: def}}
+	}, nil
+}
+
+// declared is one execution of a declared tool.
+type declared struct {
+	Declared
+	shell *shell
+}
+
+// paths gives what an input names of the workspace.
+func (d Declared) paths(raw json.RawMessage) []string {
+	values, err := argumentValues(raw)
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for _, name := range d.Paths {
+		out = append(out, values[name]...)
+	}
+	return out
+}
+
+// summary is the command that an input makes, for people: its elements that a
+// shell would read as more than a word are quoted.
+func (d Declared) summary(raw json.RawMessage) string {
+	values, err := argumentValues(raw)
+	if err != nil {
+		return ""
+	}
+	_, args, err := d.Template.command(values)
+	if err != nil {
+		return ""
+	}
+	return line(args)
+}
+
+// line is a command as a person would write it.
+func line(args []string) string {
+	out := slices.Clone(args)
+	for i, a := range out {
+		if a == "" || strings.ContainsFunc(a, func(r rune) bool {
+			return !strings.ContainsRune("@%+=:,./-_", r) && (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z')
+		}) {
+			out[i] = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
+		}
+	}
+	return strings.Join(out, " ")
+}
+
+// Definition describes the tool.
+func (d *declared) Definition() tools.Definition { return d.shell.def }
+
+// Execute runs the command. It ends as one of the shell tool does.
+func (d *declared) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
+	values, err := argumentValues(call.Input)
+	if err != nil {
+		return tools.Output{}, refused("invalid_argument", sentence(err.Error()))
+	}
+	for _, name := range d.Paths {
+		for i, p := range values[name] {
+			inside, ok := d.shell.dir(p)
+			if !ok {
+				return tools.Output{}, &tools.Error{
+					Class: tools.ErrorPermissionDenied, Reason: "workspace_escape", Visible: true,
+					Message: fmt.Sprintf("%s %q is outside the workspace.", name, clip(p)),
+				}
+			}
+			values[name][i] = inside
+		}
+	}
+	script, args, err := d.Template.command(values)
+	if dash, ok := errors.AsType[*dashError](err); ok {
+		return tools.Output{}, refused("leading_dash", sentence(dash.Error())+" Give a value without it.")
+	}
+	if err != nil {
+		return tools.Output{}, err
+	}
+	for _, a := range args {
+		if len(a) > MaxScriptBytes {
+			return tools.Output{}, refused("too_long", fmt.Sprintf("An argument has %d bytes; at most %d can be given.", len(a), MaxScriptBytes))
+		}
+	}
+	cmd, err := d.shell.command(input{Command: script, Dir: d.Dir})
+	if err != nil {
+		return tools.Output{}, err
+	}
+	cmd.Args, cmd.CallID = args, call.ID
+	shown := script
+	if len(d.Template.Argv) > 0 {
+		shown = line(args)
+	}
+	return d.shell.runs(ctx, call, cmd, shown)
+}

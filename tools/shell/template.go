@@ -1,0 +1,216 @@
+package shell
+
+import (
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Template is the command of a tool that an operator declares. What a model
+// gives is never a part of a text that a shell reads: it is an element of the
+// command, or a positional parameter that a script gets as a variable.
+//
+// In Argv, {{name}} stands for an argument. An element is filled and stays one
+// element, whatever the value holds; an element that is {{name}} alone gives one
+// element for each item of a list; an element with an argument that was not
+// given is left out. The first element, the program, is the operator's alone.
+//
+// A Script has its arguments in variables, $ARG_NAME for name, a list joined by
+// newlines, unset where the argument was not given. Exactly one of the two is set.
+type Template struct {
+	Argv   []string
+	Script string
+}
+
+// placeholder is an argument in an element.
+var placeholder = regexp.MustCompile(`\{\{([^{}]*)\}\}`)
+
+// argumentName is what an argument must be called to be a variable.
+var argumentName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_]*$`)
+
+// whole is the argument that an element is, "" where it is more or less.
+func whole(element string) string {
+	if m := placeholder.FindStringSubmatch(element); m != nil && m[0] == element {
+		return m[1]
+	}
+	return ""
+}
+
+// check says what is wrong with a template, given the arguments of its schema;
+// lists are those that are arrays.
+func (t Template) check(arguments, lists []string) error {
+	if (len(t.Argv) == 0) == (t.Script == "") {
+		return fmt.Errorf("a tool has either command, a list of the program and its arguments, or script")
+	}
+	for _, name := range arguments {
+		if t.Script != "" && !argumentName.MatchString(name) {
+			return fmt.Errorf("argument %q can't be a variable of a script: letters, digits and _ alone", name)
+		}
+	}
+	if t.Script != "" {
+		upper := map[string]string{}
+		for _, name := range arguments {
+			v := variable(name)
+			if other := upper[v]; other != "" {
+				return fmt.Errorf("arguments %q and %q are the same variable $%s", other, name, v)
+			}
+			upper[v] = name
+		}
+		if m := placeholder.FindStringSubmatch(t.Script); m != nil && slices.Contains(arguments, m[1]) {
+			return fmt.Errorf("a script gets its arguments as variables: write \"$%s\" for %s", variable(m[1]), m[0])
+		}
+		if len(t.Script) > MaxScriptBytes/2 || strings.ContainsRune(t.Script, 0) {
+			return fmt.Errorf("a script has at most %d bytes, and no NUL", MaxScriptBytes/2)
+		}
+		return nil
+	}
+	return t.checkArgv(arguments, lists)
+}
+
+func (t Template) checkArgv(arguments, lists []string) error {
+	for i, element := range t.Argv {
+		if strings.ContainsRune(element, 0) {
+			return fmt.Errorf("element %d of command holds a NUL", i+1)
+		}
+		for _, m := range placeholder.FindAllStringSubmatch(element, -1) {
+			switch {
+			case i == 0:
+				return fmt.Errorf("the program can't be an argument: %s", element)
+			case !slices.Contains(arguments, m[1]):
+				return fmt.Errorf("%s names no argument of input_schema; there are: %s", m[0], strings.Join(arguments, ", "))
+			case slices.Contains(lists, m[1]) && whole(element) == "":
+				return fmt.Errorf("%s is a list and must be an element of its own, not a part of %q", m[0], element)
+			}
+		}
+	}
+	if t.Argv[0] == "" {
+		return fmt.Errorf("the program is empty")
+	}
+	return nil
+}
+
+// variable is the name of an argument in a script.
+func variable(name string) string { return "ARG_" + strings.ToUpper(name) }
+
+// dashError is a value that a program could take for an option.
+type dashError struct{ name, value string }
+
+func (e *dashError) Error() string {
+	return fmt.Sprintf("argument %s begins with a dash (%q), which the program could take for an option", e.name, clip(e.value))
+}
+
+func clip(s string) string {
+	const most = 60
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most], "") + "…"
+}
+
+// command fills the template: a script, and the positional parameters that it
+// is run with. The values are those of the input, by argument.
+func (t Template) command(values map[string][]string) (script string, args []string, err error) {
+	if t.Script != "" {
+		return t.script(values)
+	}
+	bare := true // nothing says yet that options are over
+	for _, element := range t.Argv {
+		if element == "--" {
+			bare = false
+		}
+		filled, name, given := fill(element, values)
+		if !given {
+			continue
+		}
+		for _, v := range filled {
+			if bare && strings.HasPrefix(v, "-") && !strings.HasPrefix(element, "-") && name != "" {
+				return "", nil, &dashError{name, v}
+			}
+		}
+		args = append(args, filled...)
+	}
+	return `exec "$@"`, args, nil
+}
+
+// fill fills one element. name is the first argument in it, "" for none; given
+// is false where an argument of it was not.
+func fill(element string, values map[string][]string) (filled []string, name string, given bool) {
+	if name := whole(element); name != "" {
+		v, ok := values[name]
+		return v, name, ok
+	}
+	given = true
+	text := placeholder.ReplaceAllStringFunc(element, func(m string) string {
+		arg := m[2 : len(m)-2]
+		if name == "" {
+			name = arg
+		}
+		v, ok := values[arg]
+		if !ok || len(v) != 1 {
+			given = false
+			return ""
+		}
+		return v[0]
+	})
+	return []string{text}, name, given
+}
+
+// script makes variables of the values. The lines that do so hold names alone.
+func (t Template) script(values map[string][]string) (script string, args []string, err error) {
+	var b strings.Builder
+	var names []string
+	for name := range values {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		fmt.Fprintf(&b, "export %s=\"$1\"; shift\n", variable(name))
+		args = append(args, strings.Join(values[name], "\n"))
+	}
+	return b.String() + t.Script, args, nil
+}
+
+// argumentValues gives the arguments of an input as texts: a string as it is, a
+// number as it was written, a boolean as true or false, a list an item each.
+func argumentValues(raw json.RawMessage) (map[string][]string, error) {
+	var in map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &in); err != nil {
+		return nil, err
+	}
+	out := map[string][]string{}
+	for name, v := range in {
+		var list []json.RawMessage
+		if json.Unmarshal(v, &list) != nil {
+			list = []json.RawMessage{v}
+		} else if string(v) == "null" {
+			continue
+		}
+		texts := []string{}
+		for _, item := range list {
+			text, err := scalarText(item)
+			if err != nil {
+				return nil, fmt.Errorf("argument %s: %w", name, err)
+			}
+			texts = append(texts, text)
+		}
+		out[name] = texts
+	}
+	return out, nil
+}
+
+func scalarText(v json.RawMessage) (string, error) {
+	var s string
+	if json.Unmarshal(v, &s) == nil && string(v) != "null" {
+		if strings.ContainsRune(s, 0) {
+			return "", fmt.Errorf("holds a NUL, which no command can be given")
+		}
+		return s, nil
+	}
+	switch v[0] {
+	case '{', '[', 'n':
+		return "", fmt.Errorf("%s is no text, number or boolean", clip(string(v)))
+	}
+	return string(v), nil
+}
