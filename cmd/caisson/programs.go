@@ -15,6 +15,9 @@ type programs struct {
 	executable func() (string, error)
 	path       string // PATH
 	workspace  string // "" where there is none
+	// folder is the working folder of a command without a workspace, which may
+	// well be one: what PATH finds in it does not count either. "" is none.
+	folder string
 }
 
 // find gives the absolute path of the first of names that is there, with
@@ -49,10 +52,14 @@ func (p programs) candidates(configured *string, names []string) []string {
 		out = append(out, *configured)
 	}
 	for _, dir := range filepath.SplitList(p.path) {
-		if filepath.IsAbs(dir) {
-			for _, name := range names {
-				out = append(out, filepath.Join(dir, name))
-			}
+		if !filepath.IsAbs(dir) {
+			continue
+		}
+		if real, err := filepath.EvalSymlinks(dir); err == nil && liesIn(real, p.folder) {
+			continue
+		}
+		for _, name := range names {
+			out = append(out, filepath.Join(dir, name))
 		}
 	}
 	return out
@@ -69,19 +76,27 @@ func (p programs) usable(path string) error {
 	case info.Mode().Perm()&0o002 != 0:
 		return errors.New("anybody can write it")
 	}
-	if p.workspace == "" {
-		return nil
+	if liesIn(filepath.Dir(path), p.workspace) {
+		return errors.New("it lies in the workspace")
 	}
-	root, err := os.Stat(p.workspace)
+	return nil
+}
+
+// liesIn says whether a folder is another one, or is in it; "" holds nothing.
+func liesIn(dir, root string) bool {
+	if root == "" {
+		return false
+	}
+	top, err := os.Stat(root)
 	if err != nil {
-		return nil
+		return false
 	}
-	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
-		if own, err := os.Stat(dir); err == nil && os.SameFile(own, root) {
-			return errors.New("it lies in the workspace")
+	for ; ; dir = filepath.Dir(dir) {
+		if own, err := os.Stat(dir); err == nil && os.SameFile(own, top) {
+			return true
 		}
 		if dir == filepath.Dir(dir) {
-			return nil
+			return false
 		}
 	}
 }

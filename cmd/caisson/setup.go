@@ -86,6 +86,9 @@ func newSetup(d deps, env environ, flags config.File, profile, workspace string)
 			return nil, errors.Join(err, s.workspace.Close())
 		}
 		p.workspace = s.workspace.Path
+	} else if w, err := workspaceFor(env, ""); err == nil { // home and what holds it are none
+		p.folder = w.Path
+		_ = w.Close()
 	}
 	s.backends = chooser{deps: d, conf: s.conf, programs: p, environ: env, logger: zap.NewNop()}
 	s.backends.images = &imageStore{chooser: &s.backends}
