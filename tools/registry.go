@@ -64,6 +64,10 @@ func (r *registry) add(f Factory) error {
 	return r.insert(&registered{def: def, wire: wire, factory: f, schema: schema})
 }
 
+// CheckFactory says what would keep a tool from being registered in a session
+// that has no tool of its name: a [*RegistrationError], or nil.
+func CheckFactory(f Factory) error { return new(registry).add(f) }
+
 func (r *registry) insert(t *registered) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -18,6 +18,9 @@ func expandNode(n ast.Node, getenv func(string) (string, bool)) error {
 			}
 		}
 	case *ast.MappingValueNode:
+		if n.Key.GetToken().Value == "script" { // $ and braces are the script's own
+			return nil
+		}
 		return expandNode(n.Value, getenv)
 	case *ast.SequenceNode:
 		for _, v := range n.Values {

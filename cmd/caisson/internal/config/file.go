@@ -44,6 +44,11 @@ type File struct {
 	Serve     Serve     `yaml:"serve"`
 	Fetch     Fetch     `yaml:"fetch"`
 
+	// Tools are commands that the model is offered as tools of their own;
+	// MemoryTools offers the tools that keep notes of a workspace.
+	Tools       Tools `yaml:"tools"`
+	MemoryTools *bool `yaml:"memory_tools"`
+
 	// Profiles are named sets of these settings; a profile has none itself.
 	Profiles map[string]File `yaml:"profiles"`
 }
@@ -171,6 +176,8 @@ func (f File) Over(upper File) File {
 	over(&f.Resources.OpenFiles, upper.Resources.OpenFiles)
 	over(&f.Resources.CommandTime, upper.Resources.CommandTime)
 	over(&f.Docker.Host, upper.Docker.Host)
+	f.Tools = overMap(f.Tools, upper.Tools)
+	over(&f.MemoryTools, upper.MemoryTools)
 	over(&f.Docker.Runtime, upper.Docker.Runtime)
 	if upper.HostImage.Toolchains != nil {
 		f.HostImage.Toolchains = upper.HostImage.Toolchains

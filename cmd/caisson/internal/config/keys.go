@@ -107,6 +107,7 @@ func descriptions() map[string]string {
 	}
 	maps.Copy(d, serveDescriptions())
 	maps.Copy(d, fetchDescriptions())
+	maps.Copy(d, toolDescriptions())
 	for _, name := range []string{"caisson-guest", "runsc", "runc", "buildctl", "buildah"} {
 		d["programs."+name] = "absolute path of " + name
 	}

@@ -1,0 +1,164 @@
+package config
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/shell"
+)
+
+// Tool is a command that the model is offered as a tool of its own. It runs in
+// the sandbox.
+type Tool struct {
+	Description string `yaml:"description"`
+	// InputSchema is a JSON Schema, written as YAML, in the subset of tools.
+	InputSchema ToolSchema `yaml:"input_schema"`
+	// Command is the program and its arguments, {{name}} for what the model
+	// gives; Script is for sh, with $ARG_NAME. One of the two.
+	Command []string `yaml:"command"`
+	Script  string   `yaml:"script"`
+	Class   string   `yaml:"class"` // execute, write
+	Cwd     string   `yaml:"cwd"`
+	Timeout Duration `yaml:"timeout"`
+	// Paths are the arguments that are paths of the workspace.
+	Paths    []string `yaml:"paths"`
+	Parallel bool     `yaml:"parallel"`
+
+	declared shell.Declared
+}
+
+// ToolSchema is a JSON Schema.
+type ToolSchema json.RawMessage
+
+// UnmarshalYAML implements yaml.NodeUnmarshaler.
+func (s *ToolSchema) UnmarshalYAML(n ast.Node) error {
+	var v map[string]any
+	if err := yaml.NodeToValue(n, &v); err != nil {
+		return err
+	}
+	text, err := json.Marshal(v)
+	if err != nil {
+		return placed(n, fmt.Errorf("it can't be written as JSON: %w", err))
+	}
+	*s = text
+	return nil
+}
+
+func (ToolSchema) jsonSchema() map[string]any {
+	return map[string]any{"type": "object"}
+}
+
+// Tools are the declared tools by their names.
+type Tools map[string]Tool
+
+// UnmarshalYAML implements yaml.NodeUnmarshaler. Every tool is checked where it
+// stands, by the rules of registration.
+func (t *Tools) UnmarshalYAML(n ast.Node) error {
+	m, ok := n.(*ast.MappingNode)
+	if !ok {
+		return placed(n, errors.New("tools are declared by their names: NAME, then the keys of the tool"))
+	}
+	*t = Tools{}
+	for _, v := range m.Values {
+		name := v.Key.GetToken().Value
+		if _, ok := (*t)[name]; ok {
+			return placed(v.Key, fmt.Errorf("the tool %s is declared twice", name))
+		}
+		var one Tool
+		if err := yaml.NodeToValue(v.Value, &one, yaml.Strict()); err != nil {
+			return err
+		}
+		if err := one.declare(name, v); err != nil {
+			return err
+		}
+		(*t)[name] = one
+	}
+	return nil
+}
+
+// declare makes the declaration and checks it. The error is placed at the key
+// that is wrong.
+func (t *Tool) declare(name string, at *ast.MappingValueNode) error {
+	if t.InputSchema == nil {
+		t.InputSchema = ToolSchema(`{"type":"object","properties":{}}`)
+	}
+	t.declared = shell.Declared{
+		Name: tools.Name(name), Description: strings.TrimSpace(t.Description), InputSchema: json.RawMessage(t.InputSchema),
+		Template: shell.Template{Argv: t.Command, Script: t.Script}, Class: tools.Class(t.Class),
+		Dir: t.Cwd, Timeout: time.Duration(t.Timeout), Paths: t.Paths, Parallel: t.Parallel,
+	}
+	for _, problem := range t.declared.Check() {
+		return placed(valueOf(at, problem.Key), errors.New(problem.Message))
+	}
+	if strings.Contains(name, "/") {
+		return placed(at.Key, fmt.Errorf("%q is no name of a tool of yours; write it in lower case with _, and no slash", name))
+	}
+	factory, err := shell.NewDeclared(unrunnable{}, t.declared, shell.Options{})
+	if err != nil {
+		return placed(at.Key, err)
+	}
+	if refused, ok := errors.AsType[*tools.RegistrationError](tools.CheckFactory(factory)); ok {
+		node := ast.Node(at.Key)
+		if strings.HasPrefix(refused.Problems[0], "/") { // a construct of the schema
+			node = valueOf(at, "input_schema")
+		}
+		return placed(node, errors.New(strings.Join(refused.Problems, "; ")))
+	}
+	return nil
+}
+
+// unrunnable runs nothing: declarations are only checked here.
+type unrunnable struct{}
+
+func (unrunnable) Run(context.Context, shell.Command) (shell.Result, error) {
+	return shell.Result{}, errors.New("a declaration was run")
+}
+
+// valueOf gives the value of a key of a mapping, or the mapping's own key where
+// it has none.
+func valueOf(at *ast.MappingValueNode, key string) ast.Node {
+	if m, ok := at.Value.(*ast.MappingNode); ok {
+		for _, v := range m.Values {
+			if v.Key.GetToken().Value == key {
+				return v.Key
+			}
+		}
+	}
+	return at.Key
+}
+
+// Declared gives the tools that the configuration declares, by their names.
+func (c *Config) Declared() []shell.Declared {
+	var out []shell.Declared
+	for _, name := range slices.Sorted(maps.Keys(c.Tools)) {
+		out = append(out, c.Tools[name].declared)
+	}
+	return out
+}
+
+func toolDescriptions() map[string]string {
+	return map[string]string{
+		"memory_tools":            "offer memory_add, memory_replace and memory_consolidate, and show their notes at a session's start",
+		"tools":                   "commands that the model is offered as tools of their own, by name; they run in the sandbox",
+		"tools.NAME":              "one tool",
+		"tools.NAME.description":  "what it does, for the model",
+		"tools.NAME.input_schema": "JSON Schema of its arguments: strings, numbers, booleans, and lists of these",
+		"tools.NAME.command":      "the program and its arguments; {{name}} is what the model gives for an argument",
+		"tools.NAME.script":       "a script for sh in place of command; it has its arguments as $ARG_NAME",
+		"tools.NAME.class":        "execute, or write where it only changes files",
+		"tools.NAME.cwd":          "working folder, relative to the workspace",
+		"tools.NAME.timeout":      "time of one run",
+		"tools.NAME.paths":        "arguments that are paths of the workspace",
+		"tools.NAME.parallel":     "let calls run beside other commands",
+	}
+}
