@@ -20,7 +20,9 @@ func TestDefinitions(t *testing.T) {
 	names := func(defs []tools.Definition) map[tools.Name]tools.Class {
 		all := map[tools.Name]tools.Class{}
 		for _, d := range defs {
-			all[d.Name] = d.Class
+			if d.EnabledByDefault { // fetch is not, without an allowlist
+				all[d.Name] = d.Class
+			}
 		}
 		return all
 	}
