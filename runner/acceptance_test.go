@@ -227,15 +227,15 @@ func TestEverySourceIsWrapped(t *testing.T) {
 	}
 }
 
-// inflating is a model whose arguments "big" are 20 MiB; a script would take
-// long to read.
+// inflating is a model whose arguments "big" are 5 MiB, which is more than is taken; a script
+// would take long to read.
 type inflating struct{ loop.Model }
 
 func (m *inflating) Complete(ctx context.Context, req loop.Request, onDelta func(loop.Delta)) (loop.Response, error) {
 	r, err := m.Model.Complete(ctx, req, onDelta)
 	for _, b := range r.Message.Blocks {
 		if b.ToolUse != nil && b.ToolUse.Raw == "big" {
-			b.ToolUse.Raw = `{"path": "f", "content": "` + strings.Repeat("x", 20<<20) + `"}`
+			b.ToolUse.Raw = `{"path": "f", "content": "` + strings.Repeat("x", 5<<20) + `"}`
 		}
 	}
 	return r, err

@@ -1,0 +1,235 @@
+//go:build linux
+
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// knock sends a request to every address and says which answer.
+const knock = `import socket, sys
+request = open(sys.argv[1], 'rb').read()
+for line in open(sys.argv[2]):
+    kind, where = line.split()
+    try:
+        if kind == 'unix':
+            s = socket.socket(socket.AF_UNIX); where = where.replace('@', '\0')
+        elif kind == 'vsock':
+            s = socket.socket(socket.AF_VSOCK); where = tuple(int(n) for n in where.split(':'))
+        else:
+            host, port = where.rsplit(':', 1)
+            where = (host.strip('[]'), int(port))
+            s = socket.socket(socket.AF_INET6 if ':' in host else socket.AF_INET)
+        s.settimeout(3)
+        s.connect(where)
+        s.sendall(request)
+        print('reached', line.strip(), s.recv(12))
+    except Exception as e:
+        print('no', line.strip(), e)
+print('knocked')
+`
+
+// apiClient is one who has the token of a caisson serve.
+type apiClient struct {
+	t     *testing.T
+	base  string
+	token string
+}
+
+// do makes a request and reads the answer, which must have the status.
+func (c apiClient) do(method, path string, body any, status int) []byte {
+	c.t.Helper()
+	var in io.Reader
+	if body != nil {
+		in = strings.NewReader(mustJSON(c.t, body))
+	}
+	req, err := http.NewRequestWithContext(c.t.Context(), method, c.base+path, in)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+c.token)
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != status {
+		c.t.Fatalf("%s %s: %d, want %d: %s %v", method, path, resp.StatusCode, status, text, err)
+	}
+	return text
+}
+
+// asked is what the test needs of a confirmation.
+type asked struct {
+	ID   string `json:"id"`
+	Turn string `json:"turn"`
+	Name string `json:"tool_name"`
+}
+
+// waiting are a session's confirmations that wait.
+func (c apiClient) waiting(session string) map[string]asked {
+	c.t.Helper()
+	var list struct {
+		Confirmations []asked `json:"confirmations"`
+	}
+	if err := json.Unmarshal(c.do(http.MethodGet, "/sessions/"+session+"/confirmations", nil, http.StatusOK), &list); err != nil {
+		c.t.Fatal(err)
+	}
+	byName := map[string]asked{}
+	for _, a := range list.Confirmations {
+		byName[a.Name] = a
+	}
+	return byName
+}
+
+func (c apiClient) answer(session string, a asked, decision string) {
+	c.t.Helper()
+	c.do(http.MethodPost, "/sessions/"+session+"/turns/"+a.Turn+"/confirmations/"+a.ID, map[string]string{"decision": decision}, http.StatusOK)
+}
+
+// TestNoSessionApprovesItself is acceptance case C34: a command that knows the
+// token, the session, the turn and the question still can't answer its own
+// session's confirmation, since it reaches the control interface by no address:
+// loopback, the machine's own addresses and the engine's gateway, names that
+// engines give, the unix socket, the hypervisor's; and the fetch tool does not
+// either, though its allowlist has the address. The control is the same program on the
+// host, which reaches the interface; and the test's own answer.
+func TestNoSessionApprovesItself(t *testing.T) {
+	python, err := exec.LookPath("python3")
+	if err != nil {
+		lacking(t, "", "needs python3")
+	}
+	onEachBackend(t, func(t *testing.T, backend string) {
+		m := newMachine(t)
+		port := freePort(t)
+		socket := filepath.Join(m.home, "control.sock")
+		token := secret()
+		m.env = append(m.env, "CONTROL_TOKEN="+token)
+		local := fmt.Sprintf("http://127.0.0.1:%d", port)
+		settings := fmt.Sprintf("serve:\n  tokens: {test: {env: CONTROL_TOKEN}}\nfetch:\n  allow: [%q, %q]\n", local+"/", fmt.Sprintf("http://localhost:%d/", port))
+		config := filepath.Join(m.home, ".config", "caisson", "config.yaml")
+		if err := errors.Join(os.MkdirAll(filepath.Dir(config), 0o700), os.WriteFile(config, []byte(settings), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		m.write(t, "knock.py", knock)
+		model := m.playing(t, []scriptCall{
+			shell("python3 knock.py request addresses"), call("fetch", map[string]any{"url": local + "/sessions"}),
+			call("fetch", map[string]any{"url": fmt.Sprintf("http://localhost:%d/sessions", port)}),
+			call("write_file", map[string]any{"path": "self-approved", "content": "x"}),
+		})[1]
+		server := m.start(t, "serve", "--root", m.workspace, "--policy", "default", "--backend", backend, "--model", model,
+			"--listen", fmt.Sprintf("0.0.0.0:%d", port), "--allow-remote", "--listen", "unix:"+socket)
+		server.until(t, "it listens", func() bool { return strings.Contains(server.stderr.String(), "caisson: backend ") })
+
+		c := apiClient{t, local, token}
+		var session struct {
+			ID string `json:"id"`
+		}
+		if err := json.Unmarshal(c.do(http.MethodPost, "/sessions", map[string]any{"workspace": m.workspace}, http.StatusCreated), &session); err != nil {
+			t.Fatal(err)
+		}
+		c.do(http.MethodPost, "/sessions/"+session.ID+"/turns", map[string]any{"message": "do it"}, http.StatusAccepted)
+		var questions map[string]asked
+		server.until(t, "both questions wait", func() bool {
+			questions = c.waiting(session.ID)
+			return questions["shell"].ID != "" && questions["write_file"].ID != ""
+		})
+
+		// What the agent could at best have found out.
+		write := questions["write_file"]
+		body := `{"decision":"allow"}`
+		request := fmt.Sprintf("POST /sessions/%s/turns/%s/confirmations/%s HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s",
+			session.ID, write.Turn, write.ID, token, len(body), body)
+		m.write(t, "request", request)
+		addresses := []string{fmt.Sprintf("tcp 127.0.0.1:%d", port), fmt.Sprintf("tcp localhost:%d", port), "unix " + socket}
+		must := len(addresses) + 1 // and at least one of the machine's own
+		own, err := net.InterfaceAddrs()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, a := range own {
+			if ip, ok := a.(*net.IPNet); ok && ip.IP.To4() != nil && !ip.IP.IsLoopback() {
+				addresses = append(addresses, fmt.Sprintf("tcp %s:%d", ip.IP, port))
+			}
+		}
+		for _, name := range []string{"172.17.0.1", "host.docker.internal", "gateway.docker.internal", "host.containers.internal", "[::1]", "0.0.0.0"} {
+			addresses = append(addresses, fmt.Sprintf("tcp %s:%d", name, port))
+		}
+		addresses = append(addresses, fmt.Sprintf("vsock 2:%d", port), fmt.Sprintf("vsock 1:%d", port), "unix @"+filepath.Base(socket))
+		m.write(t, "addresses", strings.Join(addresses, "\n")+"\n")
+
+		// The control, with a request that changes nothing.
+		m.write(t, "harmless", "GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+		control := exec.CommandContext(t.Context(), python, "knock.py", "harmless", "addresses")
+		control.Dir = m.workspace
+		seen, err := control.CombinedOutput()
+		if n := strings.Count(string(seen), "reached tcp ") + strings.Count(string(seen), "reached unix "); err != nil || n < must {
+			t.Fatalf("control: from the host %d of %d addresses are reached: %v\n%s", n, must, err, seen)
+		}
+
+		c.answer(session.ID, questions["shell"], "allow")
+		trace := filepath.Join(m.stateDir(), "sessions", session.ID, "trace.jsonl")
+		var all records
+		server.until(t, "the command ends", func() bool {
+			text, err := os.ReadFile(trace)
+			if err != nil {
+				t.Fatal(err)
+			}
+			whole := text[:bytes.LastIndexByte(text, '\n')+1]
+			all = readRecords(t, string(whole))
+			return len(all.of("tool.completed")) > 0
+		})
+		if left := c.waiting(session.ID); left["write_file"].ID != write.ID || len(left) != 1 {
+			t.Errorf("after the command %+v wait, want the write alone", left)
+		}
+		if got := all.of("tool.confirmation_attempted"); len(got) != 0 || len(all.of("tool.confirmation_resolved")) != 1 {
+			t.Errorf("somebody else answered: %d attempts, %d answers", len(got), len(all.of("tool.confirmation_resolved")))
+		}
+		c.answer(session.ID, write, "deny")
+		server.until(t, "the turn ends", func() bool {
+			text, err := os.ReadFile(trace)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = readRecords(t, string(text[:bytes.LastIndexByte(text, '\n')+1]))
+			return len(all.of("turn.completed")) == 1
+		})
+		results := all.results(t)
+		if text := results[0].text(); strings.Contains(text, "reached") || !strings.Contains(text, "knocked") {
+			t.Errorf("from inside:\n%s", text)
+		}
+		for _, r := range results[1:3] {
+			if !r.IsError || !strings.Contains(r.text(), "public") || strings.Contains(r.text(), session.ID) {
+				t.Errorf("fetch gives %s, want a refusal of the address", r.text())
+			}
+		}
+		if _, err := os.Lstat(filepath.Join(m.workspace, "self-approved")); err == nil {
+			t.Error("the write was made though it was denied")
+		}
+		if err := server.process.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		out := server.wait(t, time.Minute)
+		if out.status != 0 {
+			t.Errorf("serve ended with %d: %s", out.status, tail(out.stderr, 10))
+		}
+		m.wantNothingLeft(t, session.ID)
+	})
+}
