@@ -1,0 +1,139 @@
+//go:build linux
+
+package server
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const writes = `
+  - calls: [{tool: shell, input: {command: "write a.txt new"}}]
+  - calls: [{tool: shell, input: {command: "write b.txt also"}}]
+  - text: Done.
+`
+
+// needRoot ends a test of overlays where they can't be mounted.
+func needRoot(t *testing.T) {
+	t.Helper()
+	if os.Getuid() == 0 {
+		return
+	}
+	if os.Getenv("REQUIRE_BACKENDS") != "" {
+		t.Fatal("mounting an overlay needs root, and REQUIRE_BACKENDS asks for all tests")
+	}
+	t.Skip("mounting an overlay needs root")
+}
+
+func (w *world) read(name string) string {
+	w.t.Helper()
+	text, err := os.ReadFile(filepath.Join(w.dir, name))
+	if err != nil && !os.IsNotExist(err) {
+		w.t.Fatal(err)
+	}
+	return string(text)
+}
+
+func (w *world) write(name, text string) {
+	w.t.Helper()
+	if err := os.WriteFile(filepath.Join(w.dir, name), []byte(text), 0o644); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) diff(id string) Diff {
+	w.t.Helper()
+	var d Diff
+	w.get("/sessions/"+id+"/diff").want(w.t, 200).into(w.t, &d)
+	return d
+}
+
+func TestOverlayIsLookedAtAndApplied(t *testing.T) {
+	needRoot(t)
+	w := newWorld(t, writes)
+	w.policy = "sandboxed"
+	w.write("a.txt", "old\n")
+	id := w.start("overlay")
+	if d := w.diff(id); len(d.Files) != 0 || d.State != StateIdle || d.Changes != "kept" {
+		t.Errorf("before anything: %+v", d)
+	}
+	w.ended(id, w.say(id, "go"))
+	live := w.diff(id)
+	if len(live.Files) != 2 || !strings.Contains(live.Patch, "-old\n+new\n") || live.PatchPartial || w.read("a.txt") != "old\n" {
+		t.Errorf("while it lives: %+v; a.txt is %q", live, w.read("a.txt"))
+	}
+	if patch := w.get("/sessions/"+id+"/patch").want(t, 200); patch.text != live.Patch || patch.header.Get("Content-Type") != "text/x-diff" {
+		t.Errorf("the patch is %q as %s", patch.text, patch.header.Get("Content-Type"))
+	}
+	w.post("/sessions/"+id+"/apply", `{"dry_run":true}`).problem(t, 409, "busy")
+
+	// A conflict: nothing is applied, and the session has ended.
+	w.write("a.txt", "mine\n")
+	p := w.post("/sessions/"+id+"/apply", `{}`).problem(t, 409, "conflicts")
+	if len(p.Conflicts) != 1 || p.Conflicts[0].Path != "a.txt" || w.read("a.txt") != "mine\n" || w.read("b.txt") != "" {
+		t.Errorf("a conflict: %+v; a.txt is %q, b.txt %q", p, w.read("a.txt"), w.read("b.txt"))
+	}
+	w.backend.requireGone(t)
+	if kept := w.diff(id); kept.State != StateEnded || kept.Changes != "kept" || len(kept.Conflicts) != 1 || len(kept.Files) != 2 {
+		t.Errorf("kept: %+v", kept)
+	}
+	var a Applied
+	w.post("/sessions/"+id+"/apply", `{"dry_run":true,"skip_conflicts":true}`).want(t, 200).into(t, &a)
+	if len(a.Applied) != 1 || !a.DryRun || w.read("b.txt") != "" {
+		t.Errorf("a dry run: %+v, b.txt %q", a, w.read("b.txt"))
+	}
+	w.post("/sessions/"+id+"/apply", `{"skip_conflicts":true}`).want(t, 200).into(t, &a)
+	if w.read("b.txt") != "also\n" || w.read("a.txt") != "mine\n" || a.Changes != "kept" {
+		t.Errorf("the rest: %+v, b.txt %q", a, w.read("b.txt"))
+	}
+	w.write("a.txt", "old\n") // it is not as it was: its time differs
+	w.post("/sessions/"+id+"/apply", `{"discard":true,"dry_run":true}`).problem(t, 422, "invalid")
+	w.post("/sessions/"+id+"/apply", `{"discard":true}`).want(t, 200).into(t, &a)
+	if a.Changes != "discarded" {
+		t.Errorf("discarded: %+v", a)
+	}
+	w.post("/sessions/"+id+"/apply", `{}`).problem(t, 410, "changes_gone")
+	if gone := w.diff(id); gone.Changes != "discarded" || len(gone.Files) != 2 || !strings.Contains(gone.Patch, "+new") {
+		t.Errorf("afterwards: %+v", gone)
+	}
+}
+
+func TestApplyWaitsForNoTurn(t *testing.T) {
+	needRoot(t)
+	w := newWorld(t, "  - calls: [{tool: shell, input: {command: \"write a.txt new\"}}]\n  - calls: [{tool: shell, input: {command: hang}}]\n  - text: Done.\n")
+	w.policy = "sandboxed"
+	id := w.start("overlay")
+	turn := w.say(id, "go")
+	f := w.follow(id, "")
+	f.until("tool.completed")
+	w.post("/sessions/"+id+"/apply", `{}`).problem(t, 409, "busy")
+	if d := w.diff(id); d.State != StateRunning || len(d.Files) != 1 {
+		t.Errorf("while a turn runs: %+v", d)
+	}
+	w.post("/sessions/"+id+"/turns/"+turn+"/cancel", "").want(t, 200)
+	w.ended(id, turn)
+	w.post("/sessions/"+id+"/apply", `{}`).want(t, 200)
+	if w.read("a.txt") != "new\n" {
+		t.Errorf("a.txt is %q", w.read("a.txt"))
+	}
+}
+
+func TestBindSessionsHaveADiffToo(t *testing.T) {
+	w := newWorld(t, "  - calls: [{tool: write_file, input: {path: a.txt, content: \"new\\n\"}}, {tool: shell, input: {command: \"write b.txt also\"}}]\n  - text: Done.\n")
+	w.policy = "sandboxed"
+	w.write("a.txt", "old\n")
+	id := w.start("bind")
+	w.ended(id, w.say(id, "go"))
+	live := w.diff(id)
+	w.post("/sessions/"+id+"/apply", `{}`).problem(t, 409, "no_changes")
+	w.do(aliceToken, "DELETE", "/sessions/"+id, "").want(t, 200)
+	past := w.diff(id)
+	for when, d := range map[string]Diff{"live": live, "ended": past} {
+		if len(d.Files) != 2 || !strings.Contains(d.Patch, "-old\n+new\n") || d.Mode != "bind" || d.Changes != "" {
+			t.Errorf("%s: %+v", when, d)
+		}
+	}
+	w.post("/sessions/"+id+"/apply", `{}`).problem(t, 409, "no_changes")
+}
