@@ -37,5 +37,14 @@ func (s *Session) builtins() ([]tools.Factory, error) {
 	if err != nil {
 		return nil, err
 	}
-	return append(append(all, checks...), fetched), nil
+	all = append(append(append(all, checks...), fetched), s.memoryTools()...)
+	o.Background = nil
+	for _, d := range s.opts.Declared {
+		f, err := shell.NewDeclared(s.exec, d, o)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, f)
+	}
+	return all, nil
 }

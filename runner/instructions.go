@@ -95,5 +95,8 @@ func (s *Session) opening(message string, first bool) []loop.Message {
 	if first && s.instructions != "" {
 		messages = append(messages, loop.NewText(loop.RoleUser, s.instructions))
 	}
+	if first && s.notes != "" {
+		messages = append(messages, loop.NewText(loop.RoleUser, s.notes))
+	}
 	return messages
 }

@@ -8,6 +8,8 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/memory"
+	"github.com/caisson-run/caisson/tools/shell"
 )
 
 // Options say what one session is. Folder, Workspace, Backend, Model, Image and
@@ -65,6 +67,11 @@ type Options struct {
 	Grants *tools.Grants
 	// Fetch is what may be fetched; the zero value is nothing.
 	Fetch FetchOptions
+
+	// Declared are the operator's own tools: commands in the sandbox.
+	Declared []shell.Declared
+	// Memory keeps notes about the workspace; nil offers none.
+	Memory *memory.Store
 
 	// Instructions are the operator's, added to the system prompt.
 	Instructions string

@@ -37,6 +37,7 @@ func Run(ctx context.Context, o Options) (Report, error) {
 // begin writes session.created, and what a user should know before anything runs.
 func (s *Session) begin() error {
 	s.loadInstructions()
+	s.loadNotes()
 	if err := s.journal.write(s.created(s.tools.Definitions())); err != nil {
 		return err
 	}

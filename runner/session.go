@@ -82,6 +82,8 @@ type Session struct {
 	// gets of it with the first turn; "" is none.
 	loaded       []LoadedFile
 	instructions string
+	// notes is what the model is told of the notes of earlier sessions, or "".
+	notes string
 	// forget removes the list of repositories that is kept for the case that
 	// this session is killed; nil where there is none.
 	forget func()

@@ -233,7 +233,8 @@ func (s *setup) world(ctx context.Context, u teller) (runner.Options, error) {
 		Git: sandbox.GitMode(*s.conf.Git), Mode: sandbox.WorkspaceMode(*s.conf.Mode), Resources: resources, Grace: time.Duration(*s.conf.Grace),
 		AllowOwnerRunner: *s.conf.AcceptRunnerAsOwner, RefuseLost: *s.conf.File.RefuseLost, Budget: s.conf.Budget(),
 		Notify: func(waiting string) { u.say("the sandbox is " + waiting) },
-		Fetch:  fetching, Policy: policy, OnPrompt: tools.OnPrompt(*s.conf.OnPrompt), Grants: s.environ.grantStore(),
+		Declared: s.conf.Declared(), Memory: s.memory(),
+		Fetch: fetching, Policy: policy, OnPrompt: tools.OnPrompt(*s.conf.OnPrompt), Grants: s.environ.grantStore(),
 		Warnings: warnings, Sources: s.sources(), Ignored: s.ignored, InstructionFiles: *s.conf.File.InstructionFiles,
 		Removed: ready.removed, Version: programVersion(),
 	}, nil

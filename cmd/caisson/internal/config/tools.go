@@ -13,6 +13,7 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 
+	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/shell"
 )
@@ -102,6 +103,13 @@ func (t *Tool) declare(name string, at *ast.MappingValueNode) error {
 	}
 	if strings.Contains(name, "/") {
 		return placed(at.Key, fmt.Errorf("%q is no name of a tool of yours; write it in lower case with _, and no slash", name))
+	}
+	builtin, err := runner.Definitions()
+	if err != nil {
+		return placed(at.Key, err)
+	}
+	if slices.ContainsFunc(builtin, func(d tools.Definition) bool { return string(d.Name) == name }) {
+		return placed(at.Key, fmt.Errorf("%s is a tool of Caisson's own; give yours another name", name))
 	}
 	factory, err := shell.NewDeclared(unrunnable{}, t.declared, shell.Options{})
 	if err != nil {
