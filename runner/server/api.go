@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strconv"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -471,6 +472,13 @@ func (a operations) document() ([]byte, error) {
 	schemas := a.api.OpenAPI().Components.Schemas.Map()
 	for _, name := range []string{"ErrorModel", "ErrorDetail"} {
 		delete(schemas, name) // huma's own, which no answer has
+	}
+	// Answers may get further fields; requests may not have any.
+	requests := []string{"Answer", "ApplyRequest", "NewSession", "NewTurn", "SessionLimits"}
+	for name, schema := range schemas {
+		if !slices.Contains(requests, name) && schema.AdditionalProperties == false {
+			schema.AdditionalProperties = nil
+		}
 	}
 	text, err := json.Marshal(a.api.OpenAPI())
 	if err != nil {
