@@ -65,8 +65,24 @@ func TestGlob(t *testing.T) {
 		pattern, s string
 		want       bool
 	}{
-		{"", "", true}, {"", "a", false}, {"a", "a", true}, {"a", "ab", false}, {"*", "", true}, {"*", "x/y", true}, {"a*", "a", true}, {"a*b", "ab", true}, {"a*b", "axxb", true},
-		{"a*b", "axxbc", false}, {"a*b*c", "a1b2c", true}, {"a*b*c", "a1c2b", false}, {`\*`, "*", true}, {`\*`, "x", false}, {`a\`, `a\`, true}, {"*a", "ba", true}, {"a*a", "a", false}, {"é*", "éx", true},
+		{"", "", true},
+		{"", "a", false},
+		{"a", "a", true},
+		{"a", "ab", false},
+		{"*", "", true},
+		{"*", "x/y", true},
+		{"a*", "a", true},
+		{"a*b", "ab", true},
+		{"a*b", "axxb", true},
+		{"a*b", "axxbc", false},
+		{"a*b*c", "a1b2c", true},
+		{"a*b*c", "a1c2b", false},
+		{`\*`, "*", true},
+		{`\*`, "x", false},
+		{`a\`, `a\`, true},
+		{"*a", "ba", true},
+		{"a*a", "a", false},
+		{"é*", "éx", true},
 	} {
 		if got := glob(tc.pattern, tc.s); got != tc.want {
 			t.Errorf("glob(%q, %q) is %t", tc.pattern, tc.s, got)

@@ -184,8 +184,25 @@ func runners() []string {
 // subcommands are the like of [runners] below a command that is none.
 func subcommands() [][]string {
 	return [][]string{
-		{"git", "bisect", "run"}, {"git", "submodule", "foreach"}, {"git", "filter-branch"}, {"git", "difftool"}, {"git", "mergetool"},
-		{"npm", "exec"}, {"pnpm", "exec"}, {"pnpm", "dlx"}, {"yarn", "exec"}, {"yarn", "dlx"}, {"go", "generate"}, {"ip", "exec"},
-		{"docker", "run"}, {"docker", "exec"}, {"podman", "run"}, {"podman", "exec"}, {"kubectl", "exec"}, {"rustup", "run"}, {"cargo", "run"}, {"go", "run"},
+		{"git", "bisect", "run"},
+		{"git", "submodule", "foreach"},
+		{"git", "filter-branch"},
+		{"git", "difftool"},
+		{"git", "mergetool"},
+		{"npm", "exec"},
+		{"pnpm", "exec"},
+		{"pnpm", "dlx"},
+		{"yarn", "exec"},
+		{"yarn", "dlx"},
+		{"go", "generate"},
+		{"ip", "exec"},
+		{"docker", "run"},
+		{"docker", "exec"},
+		{"podman", "run"},
+		{"podman", "exec"},
+		{"kubectl", "exec"},
+		{"rustup", "run"},
+		{"cargo", "run"},
+		{"go", "run"},
 	}
 }

@@ -1,6 +1,7 @@
 package tools
 
 import (
+	"slices"
 	"strings"
 	"testing"
 )
@@ -123,12 +124,7 @@ func TestAlwaysCoversOneCommand(t *testing.T) {
 		if err != nil {
 			return false
 		}
-		for _, p := range approved {
-			if phrase == p {
-				return true
-			}
-		}
-		return false
+		return slices.Contains(approved, phrase)
 	}
 	if !covered("git  status") || !covered("'git' status") {
 		t.Fatal("the approved command itself is not covered: the cases below show nothing")

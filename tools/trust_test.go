@@ -125,8 +125,10 @@ func TestTrustOfManyWritersIsAllKept(t *testing.T) {
 func TestTrustThatSaysNothingIsRefused(t *testing.T) {
 	trust, _ := testTrust(t)
 	for _, w := range []TrustedWorkspace{
-		{Workspace: "p"}, {Files: trustedConfig("a")},
-		{Workspace: "/p", Files: []TrustedFile{{Path: "x", SHA256: "short"}}}, {Workspace: "/p", Files: []TrustedFile{{SHA256: strings.Repeat("a", 64)}}},
+		{Workspace: "p"},
+		{Files: trustedConfig("a")},
+		{Workspace: "/p", Files: []TrustedFile{{Path: "x", SHA256: "short"}}},
+		{Workspace: "/p", Files: []TrustedFile{{SHA256: strings.Repeat("a", 64)}}},
 	} {
 		if err := trust.Add(w.Workspace, w.Files); err == nil {
 			t.Errorf("%+v is stored", w)

@@ -139,14 +139,14 @@ func TestRequirementsOnlyTighten(t *testing.T) {
 	t.Run("numbers", func(t *testing.T) {
 		c, err := Load(Options{
 			Flags:           File{Limits: Limits{Rounds: new(Count(5)), Tokens: new(Count(500))}, RefuseLost: new(false)},
-			Requirements:    req(t, "refuse_lost: true\nlimits: {max_rounds: 10, max_tokens: 100, max_tool_calls: 7}\nresources: {memory: 8GiB, pids: 100}"),
+			Requirements:    req(t, "refuse_lost: true\ninstruction_files: false\nlimits: {max_rounds: 10, max_tokens: 100, max_tool_calls: 7}\nresources: {memory: 8GiB, pids: 100}"),
 			RequirementsUID: uid,
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !*c.File.RefuseLost {
-			t.Error("refuse_lost of the requirements does not hold")
+		if !*c.File.RefuseLost || *c.File.InstructionFiles {
+			t.Error("refuse_lost and instruction_files of the requirements do not hold")
 		}
 		want := []int64{5, 100, 7, 2 << 30, 100}
 		got := []int64{int64(*c.Limits.Rounds), int64(*c.Limits.Tokens), int64(*c.Limits.ToolCalls), int64(*c.File.Resources.Memory), int64(*c.File.Resources.PIDs)}

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -32,9 +33,7 @@ func Schema(name string) (map[string]any, error) {
 		root = s.object("", reflect.TypeFor[Project]())
 	case "requirements":
 		s = schemaMaker{descriptions: descriptions(), references: true}
-		for key, text := range requirementDescriptions() {
-			s.descriptions[key] = text
-		}
+		maps.Copy(s.descriptions, requirementDescriptions())
 		root = s.object("", reflect.TypeFor[Requirements]())
 	default:
 		return nil, fmt.Errorf("there is no schema of %q; there are %s", name, strings.Join(SchemaNames(), ", "))
@@ -91,7 +90,7 @@ func (s *schemaMaker) value(key string, t reflect.Type) map[string]any {
 }
 
 func (s *schemaMaker) shape(key string, t reflect.Type) map[string]any {
-	if scalar, ok := reflect.Zero(t).Interface().(interface{ jsonSchema() map[string]any }); ok {
+	if scalar, ok := reflect.TypeAssert[interface{ jsonSchema() map[string]any }](reflect.Zero(t)); ok {
 		return s.orReference(scalar.jsonSchema())
 	}
 	switch t.Kind() {

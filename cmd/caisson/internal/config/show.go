@@ -2,6 +2,7 @@ package config
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/url"
 	"reflect"
 	"regexp"
@@ -95,7 +96,11 @@ func flattenValue(key string, v reflect.Value, out *[]Value) {
 		}
 	case v.Kind() == reflect.Struct:
 		for _, f := range fields(v.Type()) {
-			flattenValue(joinKey(key, f.name), v.FieldByIndex(f.index), out)
+			inner := v.FieldByIndex(f.index)
+			if inner.IsZero() { // not set, as far as anybody can tell
+				continue
+			}
+			flattenValue(joinKey(key, f.name), inner, out)
 		}
 	case v.Kind() == reflect.Map:
 		for _, k := range v.MapKeys() {
@@ -109,11 +114,14 @@ func flattenValue(key string, v reflect.Value, out *[]Value) {
 
 // valueText is a value on one line, as YAML takes it.
 func valueText(v reflect.Value) string {
-	if s, ok := v.Interface().(interface{ String() string }); ok {
+	if s, ok := reflect.TypeAssert[fmt.Stringer](v); ok {
 		return s.String()
 	}
-	if v.Kind() == reflect.String {
+	switch {
+	case v.Kind() == reflect.String:
 		return v.String()
+	case v.Kind() == reflect.Slice && v.Type().Elem().Kind() == reflect.Uint8:
+		return string(v.Bytes())
 	}
 	text, err := json.Marshal(v.Interface())
 	if err != nil {
