@@ -118,7 +118,11 @@ func (s *Session) writePatch(r *Report) error {
 	if r.Patch == "" {
 		return nil
 	}
-	if err := os.WriteFile(filepath.Join(s.dir, "workspace.patch"), []byte(r.Patch), 0o600); err != nil {
+	text := newRedactor(s.opts.Secrets).bytes([]byte(r.Patch))
+	if string(text) != r.Patch {
+		text = append([]byte("# keys were left out of this diff: it does not apply as it is\n"), text...)
+	}
+	if err := os.WriteFile(filepath.Join(s.dir, "workspace.patch"), text, 0o600); err != nil {
 		return fmt.Errorf("write patch: %w", err)
 	}
 	return nil
@@ -128,7 +132,7 @@ func (s *Session) writePatch(r *Report) error {
 func (s *Session) writeReport(r Report) error {
 	text, err := json.MarshalIndent(r, "", "  ")
 	if err == nil {
-		text = newRedactor(s.opts.Secrets).bytes(append(escapeInvisible(text), '\n'))
+		text = append(escapeInvisible(newRedactor(s.opts.Secrets).json(text)), '\n')
 		err = os.WriteFile(filepath.Join(s.dir, "report.json"), text, 0o600)
 	}
 	if err != nil {

@@ -168,7 +168,9 @@ func TestEveryShapeOfAKeyIsRedacted(t *testing.T) {
 		"sk-proj-" + strings.Repeat("a1", 12), "ghp_" + strings.Repeat("a1", 18), "gho_" + strings.Repeat("a1", 18),
 		"ghs_" + strings.Repeat("a1", 18), "ghu_" + strings.Repeat("a1", 18), "ghr_" + strings.Repeat("a1", 18),
 		"github_pat_" + strings.Repeat("a1", 20), "AKIA" + strings.Repeat("A1", 8), "AIza" + strings.Repeat("a1", 17) + "b",
-		"xoxb-" + strings.Repeat("12", 8), "gsk_" + strings.Repeat("a1", 20),
+		"xoxb-" + strings.Repeat("12", 8), "gsk_" + strings.Repeat("a1", 20), "ASIA" + strings.Repeat("A1", 8),
+		"glpat-" + strings.Repeat("a1", 10), "xai-" + strings.Repeat("a1", 20), "hf_" + strings.Repeat("a1", 17), "npm_" + strings.Repeat("a1", 18),
+		"pypi-" + strings.Repeat("a1", 30), "dckr_pat_" + strings.Repeat("a1", 12), "sk_live_" + strings.Repeat("a1", 12), "rk_live_" + strings.Repeat("a1", 12),
 	} {
 		if got := string(r.bytes([]byte("key=" + key + ","))); got != "key=[redacted:key]," {
 			t.Errorf("%s: %s", key, got)

@@ -3,13 +3,11 @@ package runner
 import (
 	"bytes"
 	"cmp"
+	"encoding/json"
 	"io"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
-	"unicode/utf16"
-	"unicode/utf8"
 )
 
 // Secret is a value that must reach no record and no log.
@@ -33,11 +31,26 @@ type redactor struct {
 
 type secretBytes struct{ value, mark []byte }
 
-// keyShapes are prefixes that providers give their keys, so that a key which
-// a file of the workspace holds is not copied around either: OpenAI and
-// Anthropic (sk-), GitHub (ghp_, gho_, ghs_, ghu_, ghr_, github_pat_), AWS
-// (AKIA), Google (AIza), Slack (xox…), Groq (gsk_).
-const keyShapes = `^(sk-[A-Za-z0-9_-]{20,}|gh[posur]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{40,}|AKIA[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{35}|xox[abprs]-[A-Za-z0-9-]{10,}|gsk_[A-Za-z0-9]{40,})\b`
+// keyShapes are prefixes that providers give their keys, and what follows, so
+// that a key which a file of the workspace holds is not copied around either:
+// OpenAI and Anthropic (sk-), GitHub (ghp_, gho_, ghs_, ghu_, ghr_,
+// github_pat_), GitLab (glpat-), AWS (AKIA, ASIA), Google (AIza), Slack (xox…),
+// Groq (gsk_), xAI (xai-), Hugging Face (hf_), npm (npm_), PyPI (pypi-), Docker
+// (dckr_pat_), Stripe (sk_live_, sk_test_, rk_live_).
+const keyShapes = `^(sk-[A-Za-z0-9_-]{20,}|gh[posur]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{40,}|glpat-[A-Za-z0-9_-]{20,}|A[KS]IA[A-Z0-9]{16}|` +
+	`AIza[A-Za-z0-9_-]{35}|xox[abprs]-[A-Za-z0-9-]{10,}|gsk_[A-Za-z0-9]{40,}|xai-[A-Za-z0-9]{40,}|hf_[A-Za-z0-9]{30,}|npm_[A-Za-z0-9]{36,}|` +
+	`pypi-[A-Za-z0-9_-]{50,}|dckr_pat_[A-Za-z0-9_-]{20,}|[sr]k_(live|test)_[A-Za-z0-9]{20,})\b`
+
+// keyStarts are how keys of these shapes begin, by their first byte.
+var keyStarts = func() (starts [256][]string) {
+	for _, p := range []string{
+		"sk-", "sk_", "ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "gsk_", "AKIA", "ASIA", "AIza",
+		"xox", "xai-", "hf_", "npm_", "pypi-", "dckr_pat_", "rk_",
+	} {
+		starts[p[0]] = append(starts[p[0]], p)
+	}
+	return starts
+}()
 
 func newRedactor(secrets []Secret) *redactor {
 	r := &redactor{shapes: regexp.MustCompile(keyShapes)}
@@ -46,15 +59,9 @@ func newRedactor(secrets []Secret) *redactor {
 			continue
 		}
 		mark := []byte("[redacted:" + s.Name + "]")
-		// As it is, as JSON writes it, and as JSON writes a text of JSON, such as
-		// arguments that a model got wrong.
-		for value, times := s.Value, 0; times < 3; times++ {
-			r.values = append(r.values, secretBytes{[]byte(value), mark})
-			quoted := quotedInner(value)
-			if quoted == value {
-				break
-			}
-			value = quoted
+		r.values = append(r.values, secretBytes{[]byte(s.Value), mark})
+		if quoted := quotedInner(s.Value); quoted != s.Value {
+			r.values = append(r.values, secretBytes{[]byte(quoted), mark})
 		}
 	}
 	// Longest first: a key that holds another one is replaced whole.
@@ -71,68 +78,70 @@ func quotedInner(text string) string {
 	return string(quoted[1 : len(quoted)-1])
 }
 
-// json is bytes for a text that is JSON: a character may be written as an
-// escape there, as a model may write its arguments, and is the same character.
-func (r *redactor) json(text []byte) []byte { return r.bytes(plainEscapes(text)) }
-
-// plainEscapes writes escapes of characters that need none as the characters:
-// "\u0061" as "a", "\/" as "/". text must be valid JSON; what it means is the same.
-func plainEscapes(text []byte) []byte {
-	if !bytes.Contains(text, []byte(`\u`)) && !bytes.Contains(text, []byte(`\/`)) {
-		return text
-	}
-	out := make([]byte, 0, len(text))
-	for i := 0; i < len(text); {
-		if text[i] != '\\' || i+1 == len(text) {
-			out = append(out, text[i])
-			i++
+// json is bytes for a text that is JSON: each string in it is read, so that a
+// key is found whatever escapes it was written with, as a model may write its
+// arguments, and the text stays JSON. What is no JSON is taken as it is.
+func (r *redactor) json(text []byte) []byte {
+	var out []byte // nil while nothing is changed
+	done := 0
+	for i := 0; i < len(text); i++ {
+		if text[i] != '"' {
 			continue
 		}
-		switch r, n := escapedRune(text[i:]); {
-		case text[i+1] == '/':
-			out = append(out, '/')
-			i += 2
-		case n > 0 && r >= ' ' && r != '"' && r != '\\' && !invisible(r):
-			out = utf8.AppendRune(out, r)
-			i += n
-		default: // another escape, the backslash's own among them
-			out = append(out, text[i], text[i+1])
-			i += 2
+		end := stringEnd(text[i:])
+		if end < 0 {
+			return r.bytes(text)
 		}
+		if safe, changed := r.literal(text[i : i+end]); changed {
+			out = append(append(out, text[done:i]...), safe...)
+			done = i + end
+		}
+		i += end - 1
 	}
-	return out
+	if done == 0 {
+		return text
+	}
+	return append(out, text[done:]...)
 }
 
-// escapedRune reads a \u escape, or a pair of them, at the start of text; n is 0
-// where there is none, or half a pair.
-func escapedRune(text []byte) (r rune, n int) {
-	unit := func(at int) rune {
-		if len(text) < at+6 || text[at] != '\\' || text[at+1] != 'u' {
-			return -1
+// stringEnd gives the length of the JSON string at the start of text, with its
+// quotes, or -1 where it has no end.
+func stringEnd(text []byte) int {
+	for i := 1; i < len(text); i++ {
+		switch text[i] {
+		case '\\':
+			i++
+		case '"':
+			return i + 1
 		}
-		v, err := strconv.ParseUint(string(text[at+2:at+6]), 16, 16)
-		if err != nil {
-			return -1
-		}
-		return rune(v)
 	}
-	switch r := unit(0); {
-	case r < 0:
-		return 0, 0
-	case !utf16.IsSurrogate(r):
-		return r, 6
-	default:
-		if r = utf16.DecodeRune(r, unit(6)); r == utf8.RuneError {
-			return 0, 0
+	return -1
+}
+
+// literal redacts one JSON string.
+func (r *redactor) literal(quoted []byte) ([]byte, bool) {
+	value := quoted[1 : len(quoted)-1]
+	if bytes.IndexByte(value, '\\') >= 0 {
+		var s string
+		if json.Unmarshal(quoted, &s) != nil {
+			value = r.bytes(quoted)
+			return value, !bytes.Equal(value, quoted)
 		}
-		return r, 12
+		value = []byte(s)
 	}
+	safe := r.bytes(value)
+	if bytes.Equal(safe, value) {
+		return nil, false
+	}
+	return []byte(`"` + quotedInner(string(safe)) + `"`), true
 }
 
 // bytes returns text without secrets; text itself is not changed.
 func (r *redactor) bytes(text []byte) []byte {
 	for _, s := range r.values {
-		text = bytes.ReplaceAll(text, s.value, s.mark)
+		if bytes.Contains(text, s.value) { // ReplaceAll copies even so
+			text = bytes.ReplaceAll(text, s.value, s.mark)
+		}
 	}
 	return r.keys(text)
 }
@@ -143,9 +152,6 @@ func (r *redactor) keys(text []byte) []byte {
 	var out []byte
 	done := 0
 	for i := 0; i < len(text); i++ {
-		if c := text[i]; c != 's' && c != 'g' && c != 'A' && c != 'x' {
-			continue
-		}
 		if !keyBegins(text[i:]) || !freeBefore(text[:i]) {
 			continue
 		}
@@ -169,18 +175,10 @@ func (r *redactor) keys(text []byte) []byte {
 
 // keyBegins says whether text begins as some key does.
 func keyBegins(text []byte) bool {
-	if len(text) < 4 {
-		return false
-	}
-	switch text[0] {
-	case 's':
-		return text[1] == 'k' && text[2] == '-'
-	case 'A':
-		return text[1] == 'K' && text[2] == 'I' && text[3] == 'A' || text[1] == 'I' && text[2] == 'z' && text[3] == 'a'
-	case 'x':
-		return text[1] == 'o' && text[2] == 'x'
-	case 'g':
-		return text[1] == 'h' && text[3] == '_' || text[1] == 's' && text[2] == 'k' && text[3] == '_' || bytes.HasPrefix(text, []byte("github_pat_"))
+	for _, p := range keyStarts[text[0]] {
+		if len(text) > len(p) && string(text[:len(p)]) == p {
+			return true
+		}
 	}
 	return false
 }
@@ -212,7 +210,8 @@ func freeBefore(text []byte) bool {
 	return true
 }
 
-// writer redacts each Write by itself: for a log, which writes an entry at once.
+// writer redacts each Write by itself: for a log, which writes an entry, one
+// line of JSON, at once.
 func (r *redactor) writer(w io.Writer) io.Writer { return redactingWriter{r, w} }
 
 type redactingWriter struct {
@@ -221,7 +220,7 @@ type redactingWriter struct {
 }
 
 func (w redactingWriter) Write(p []byte) (int, error) {
-	if _, err := w.w.Write(w.r.bytes(p)); err != nil {
+	if _, err := w.w.Write(w.r.json(p)); err != nil {
 		return 0, err
 	}
 	return len(p), nil

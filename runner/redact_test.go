@@ -1,0 +1,267 @@
+package runner
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// secretText is what keys and passwords are made of, and what JSON, HTML and
+// patterns find hard.
+var secretText = rapid.StringOfN(rapid.RuneFrom([]rune("abcXYZ0189-_./+=\"\\<>&'% ü\u2028\t")), minSecretBytes, 40, -1)
+
+// fillers are what stands around them.
+var fillers = rapid.SampledFrom([]string{"", " ", "x", "\n", "some words ", "-", "sk-", "[redacted:", `\`, `"`, "é", "\x1b[0m", strings.Repeat("padding ", 700), strings.Repeat("k", 5000)})
+
+// drawSecrets draws secrets of which none is in the marks or the fillers.
+func drawSecrets(t *rapid.T) []Secret {
+	var secrets []Secret
+	for i, value := range rapid.SliceOfNDistinct(secretText, 1, 3, rapid.ID).Draw(t, "secrets") {
+		if strings.Contains(strings.Repeat("padding ", 7), value) || strings.Trim(value, "k- x") == "" {
+			value += "Q9Z"
+		}
+		secrets = append(secrets, Secret{fmt.Sprintf("KEY_%d", i), value})
+	}
+	return secrets
+}
+
+// drawText draws a text with secrets in it.
+func drawText(t *rapid.T, secrets []Secret) string {
+	var b strings.Builder
+	for range rapid.IntRange(1, 6).Draw(t, "parts") {
+		b.WriteString(fillers.Draw(t, "before"))
+		b.WriteString(rapid.SampledFrom(secrets).Draw(t, "secret").Value)
+	}
+	b.WriteString(fillers.Draw(t, "after"))
+	return b.String()
+}
+
+// leak says which secret a text has, as it is or as JSON writes it.
+func leak(text string, secrets []Secret) string {
+	for _, s := range secrets {
+		for _, form := range []string{s.Value, quotedInner(s.Value)} {
+			if strings.Contains(text, form) {
+				return s.Name + " " + form
+			}
+		}
+	}
+	return ""
+}
+
+// TestNoChunkingLetsASecretThrough writes texts with secrets in pieces of any
+// sizes. The control redacts each piece by itself.
+func TestNoChunkingLetsASecretThrough(t *testing.T) {
+	naive := 0
+	rapid.Check(t, func(t *rapid.T) {
+		secrets := drawSecrets(t)
+		text := []byte(strings.Repeat(" ", rapid.SampledFrom([]int{0, redactChunk - 20, redactChunk + redactHold - 30}).Draw(t, "offset")) + drawText(t, secrets))
+		r := newRedactor(secrets)
+		var out, pieces bytes.Buffer
+		s := r.stream(&out)
+		for rest := text; len(rest) > 0; {
+			n := min(rapid.SampledFrom([]int{1, 3, 7, 64, 4095, redactChunk, 1 << 20}).Draw(t, "piece"), len(rest))
+			if n < 7 && len(rest) > 500 { // many small pieces are drawn slowly
+				n = len(rest) - 500
+			}
+			if _, err := s.Write(rest[:n]); err != nil {
+				t.Fatal(err)
+			}
+			pieces.Write(r.bytes(rest[:n]))
+			rest = rest[n:]
+		}
+		if err := s.close(); err != nil {
+			t.Fatal(err)
+		}
+		if got := leak(out.String(), secrets); got != "" {
+			t.Fatalf("%s got through", got)
+		}
+		if leak(pieces.String(), secrets) != "" {
+			naive++
+		}
+		if !bytes.Contains(out.Bytes(), []byte("[redacted:KEY_")) {
+			t.Fatal("nothing stands in its place")
+		}
+	})
+	if naive == 0 {
+		t.Error("pieces redacted by themselves let nothing through: the test cuts no secret")
+	}
+}
+
+// TestNoRecordHasASecret puts secrets into every kind of place of a record:
+// texts, arguments as a model wrote them with escapes of its choice, arguments
+// that are no JSON, names, long values. No file of the session has one.
+func TestNoRecordHasASecret(t *testing.T) {
+	naive := 0
+	rapid.Check(t, func(t *rapid.T) {
+		secrets := drawSecrets(t)
+		dir, err := os.MkdirTemp("", "redact")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer os.RemoveAll(dir)
+		r, err := NewRecorder(RecorderOptions{Dir: dir, Session: "ses_01JD0000000000000000000000", Secrets: secrets})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.fsync = func(*os.File) error { return nil }
+		text := drawText(t, secrets)
+		escaped := escapeSome(t, text)
+		for _, p := range []Payload{
+			Warning{Message: text},
+			Message{Role: loop.RoleAssistant, Blocks: []loop.Block{
+				{ToolUse: &loop.ToolUse{Input: json.RawMessage(`{"command":"` + escaped + `"}`)}},
+				{ToolUse: &loop.ToolUse{Input: json.RawMessage(`{}`), InputError: "no object", Raw: `{"command":"` + quotedInner(text)}},
+			}},
+			Message{Role: loop.RoleTool, Blocks: []loop.Block{{ToolResult: &loop.ToolResult{Content: []tools.Block{{Text: text + strings.Repeat(text, 70_000/len(text)+1)}}}}}},
+			ToolCompleted{Metadata: map[string]any{text: []any{text}}, FilesModified: []string{text}},
+		} {
+			if _, err := r.Write(Entry{Actor: ActorTool, Payload: p}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := r.Close(); err != nil {
+			t.Fatal(err)
+		}
+		err = filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+			if err != nil || d.IsDir() {
+				return err
+			}
+			got, err := os.ReadFile(path)
+			if found := leak(string(got), secrets); found != "" {
+				t.Fatalf("%s has %s", d.Name(), found)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		trace, err := os.ReadFile(filepath.Join(dir, TraceFile))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range bytes.Lines(trace) {
+			var all any
+			if err := json.Unmarshal(line, &all); err != nil {
+				t.Fatalf("a record is no JSON any more: %v", err)
+			}
+			everyString(all, func(s string) {
+				if found := leak(s, secrets); found != "" {
+					t.Fatalf("a text of a record has %s", found)
+				}
+			})
+		}
+		// The control: without reading escapes, a model's spelling hides a key.
+		var decoded string
+		if json.Unmarshal(newRedactor(secrets).bytes([]byte(`"`+escaped+`"`)), &decoded) == nil && leak(decoded, secrets) != "" {
+			naive++
+		}
+	})
+	if naive == 0 {
+		t.Error("escapes hide no key from the naive way: the test writes none")
+	}
+}
+
+// escapeSome writes a text as JSON with escapes that it does not need.
+func escapeSome(t *rapid.T, text string) string {
+	var b strings.Builder
+	every := rapid.IntRange(1, 9).Draw(t, "escape every")
+	for i, r := range []rune(text) {
+		switch {
+		case i%every == 0 && r <= 0xffff:
+			fmt.Fprintf(&b, `\u%04x`, r)
+		case r == '/':
+			b.WriteString(`\/`)
+		default:
+			b.WriteString(quotedInner(string(r)))
+		}
+	}
+	return b.String()
+}
+
+func everyString(v any, visit func(string)) {
+	switch v := v.(type) {
+	case string:
+		visit(v)
+	case []any:
+		for _, e := range v {
+			everyString(e, visit)
+		}
+	case map[string]any:
+		for k, e := range v {
+			visit(k)
+			everyString(e, visit)
+		}
+	}
+}
+
+// TestRedactedJSONMeansTheSame but for what was replaced: JSON stays JSON, and
+// one without secrets stays as it is, byte for byte.
+func TestRedactedJSONMeansTheSame(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		secrets := drawSecrets(t)
+		text := rapid.String().Draw(t, "text")
+		before := []byte(`{"a\/b":"` + escapeSome(t, text) + `","c":[1,"\ud83d\ude00\ud83d","\\u0041","\u0000\u202e"]}`)
+		r := newRedactor(secrets)
+		if leak(text, secrets) == "" && string(r.bytes([]byte(text))) == text && !bytes.Equal(r.json(before), before) {
+			t.Fatalf("%s was changed", before)
+		}
+		after := r.json([]byte(`{"x":"` + escapeSome(t, drawText(t, secrets)) + `","y":` + string(before) + `}`))
+		if !json.Valid(after) {
+			t.Fatalf("no JSON: %s", after)
+		}
+	})
+	for _, text := range []string{``, `"`, `"\`, `"a\"`, `{"a":"`, `"\x"`} {
+		if got := newRedactor(nil).json([]byte(text)); string(got) != text {
+			t.Errorf("%q became %q", text, got)
+		}
+	}
+}
+
+// TestPatchAndReportHaveNoSecret looks at what stands beside the trace.
+func TestPatchAndReportHaveNoSecret(t *testing.T) {
+	secret := Secret{"KEY", `a<b>&c"d-secret`}
+	s := &Session{dir: t.TempDir(), opts: Options{Secrets: []Secret{secret}}}
+	diff := "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\n+key = " + secret.Value + "\n"
+	r := Report{Answer: "the key is " + secret.Value, Patch: diff, SessionEnded: SessionEnded{Problem: &Problem{Cause: secret.Value}}}
+	if err := s.writePatch(&r); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.writeReport(r); err != nil {
+		t.Fatal(err)
+	}
+	patch, err := os.ReadFile(filepath.Join(s.dir, "workspace.patch"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "# keys were left out of this diff: it does not apply as it is\n" + strings.Replace(diff, secret.Value, "[redacted:KEY]", 1); string(patch) != want {
+		t.Errorf("patch %q, want %q", patch, want)
+	}
+	if r.Patch != diff {
+		t.Error("the user's own patch was changed")
+	}
+	var got Report
+	text, err := os.ReadFile(filepath.Join(s.dir, "report.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(text, &got); err != nil || got.Answer != "the key is [redacted:KEY]" || got.Problem.Cause != "[redacted:KEY]" {
+		t.Errorf("report %s, %v", text, err)
+	}
+	// Without a secret both are as they are.
+	r.Patch = "-a\n+b\n"
+	if err := s.writePatch(&r); err != nil {
+		t.Fatal(err)
+	}
+	if patch, _ := os.ReadFile(filepath.Join(s.dir, "workspace.patch")); string(patch) != r.Patch {
+		t.Errorf("patch %q", patch)
+	}
+}
