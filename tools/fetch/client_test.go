@@ -48,7 +48,7 @@ func TestGet(t *testing.T) {
 
 func TestGetTLS(t *testing.T) {
 	s := httptest.NewUnstartedServer(http.HandlerFunc(hello))
-	s.Config.ErrorLog = log.New(io.Discard, "", 0)
+	s.Config.ErrorLog = log.New(io.Discard, "", 0) //nolint:forbidigo // what net/http takes
 	s.StartTLS()
 	t.Cleanup(s.Close)
 	pool := s.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs

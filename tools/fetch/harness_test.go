@@ -10,8 +10,6 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"os"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -233,16 +231,6 @@ func raw(t testing.TB, answer func(ctx context.Context, w net.Conn)) string {
 		wg.Wait()
 	})
 	return "http://" + l.Addr().String()
-}
-
-// port is that of a URL.
-func port(t testing.TB, u string) int {
-	t.Helper()
-	n, err := strconv.Atoi(u[strings.LastIndexByte(u, ':')+1:])
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
 }
 
 // execute runs the tool itself on an input.

@@ -87,11 +87,11 @@ type Options struct {
 func (o Options) withDefaults() (Options, error) {
 	switch {
 	case o.Egress == nil:
-		return o, errors.New("Egress is missing: what is not counted is not allowed")
+		return o, errors.New("no Egress: what is not counted is not allowed")
 	case o.Hosts == nil:
-		return o, errors.New("Hosts is missing")
+		return o, errors.New("no Hosts")
 	case o.MaxBytes < 0 || o.Timeout < 0 || o.Idle < 0 || o.ResultBytes < 0:
-		return o, errors.New("MaxBytes, Timeout, Idle and ResultBytes must not be negative")
+		return o, errors.New("bounds must not be negative: MaxBytes, Timeout, Idle, ResultBytes")
 	case o.Proxy != nil && (o.Proxy.Scheme != "http" && o.Proxy.Scheme != "https" || o.Proxy.Hostname() == ""):
 		return o, fmt.Errorf("proxy %s: only http and https proxies with a host are used", o.Proxy.Redacted())
 	}

@@ -247,7 +247,7 @@ func FuzzTarget(f *testing.F) {
 		if err != nil || u.Host != got.url().Host || u.EscapedPath() != got.url().EscapedPath() || u.User != nil || got.url().String() != got.String() {
 			t.Fatalf("%q: %s is read as %v, sent as %v", raw, got, u, got.url())
 		}
-		for _, segment := range strings.Split(got.path, "/") {
+		for segment := range strings.SplitSeq(got.path, "/") {
 			if plain, _ := url.PathUnescape(segment); plain == ".." || plain == "." {
 				t.Fatalf("%q: dot segments in %s", raw, got)
 			}
