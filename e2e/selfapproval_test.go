@@ -4,6 +4,8 @@ package e2e
 
 import (
 	"bytes"
+	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -44,9 +46,53 @@ print('knocked')
 
 // apiClient is one who has the token of a caisson serve.
 type apiClient struct {
-	t     *testing.T
-	base  string
-	token string
+	t      *testing.T
+	base   string
+	token  string
+	socket string // "" is TCP
+}
+
+// http is the way to the server.
+func (c apiClient) http() *http.Client {
+	if c.socket == "" {
+		return http.DefaultClient
+	}
+	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", c.socket)
+	}}}
+}
+
+// start starts a session, turn gives it a message; both give the id.
+func (c apiClient) start(workspace string) string {
+	c.t.Helper()
+	return c.id(c.do(http.MethodPost, "/sessions", map[string]any{"workspace": workspace}, http.StatusCreated))
+}
+
+func (c apiClient) turn(session, message string) string {
+	c.t.Helper()
+	return c.id(c.do(http.MethodPost, "/sessions/"+session+"/turns", map[string]any{"message": message}, http.StatusAccepted))
+}
+
+func (c apiClient) id(text []byte) string {
+	c.t.Helper()
+	var made struct {
+		ID   string `json:"id"`
+		Turn string `json:"turn"`
+	}
+	if err := json.Unmarshal(text, &made); err != nil || made.ID+made.Turn == "" {
+		c.t.Fatalf("no id in %s: %v", text, err)
+	}
+	return cmp.Or(made.ID, made.Turn)
+}
+
+// traceOf are the whole records of a session so far.
+func (m *machine) traceOf(t *testing.T, session string) records {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(m.stateDir(), "sessions", session, "trace.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return readRecords(t, string(text[:bytes.LastIndexByte(text, '\n')+1]))
 }
 
 // do makes a request and reads the answer, which must have the status.
@@ -64,7 +110,7 @@ func (c apiClient) do(method, path string, body any, status int) []byte {
 	if body != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := c.http().Do(req)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -138,17 +184,12 @@ func TestNoSessionApprovesItself(t *testing.T) {
 			"--listen", fmt.Sprintf("0.0.0.0:%d", port), "--allow-remote", "--listen", "unix:"+socket)
 		server.until(t, "it listens", func() bool { return strings.Contains(server.stderr.String(), "caisson: backend ") })
 
-		c := apiClient{t, local, token}
-		var session struct {
-			ID string `json:"id"`
-		}
-		if err := json.Unmarshal(c.do(http.MethodPost, "/sessions", map[string]any{"workspace": m.workspace}, http.StatusCreated), &session); err != nil {
-			t.Fatal(err)
-		}
-		c.do(http.MethodPost, "/sessions/"+session.ID+"/turns", map[string]any{"message": "do it"}, http.StatusAccepted)
+		c := apiClient{t: t, base: local, token: token}
+		session := c.start(m.workspace)
+		c.turn(session, "do it")
 		var questions map[string]asked
 		server.until(t, "both questions wait", func() bool {
-			questions = c.waiting(session.ID)
+			questions = c.waiting(session)
 			return questions["shell"].ID != "" && questions["write_file"].ID != ""
 		})
 
@@ -156,7 +197,7 @@ func TestNoSessionApprovesItself(t *testing.T) {
 		write := questions["write_file"]
 		body := `{"decision":"allow"}`
 		request := fmt.Sprintf("POST /sessions/%s/turns/%s/confirmations/%s HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s",
-			session.ID, write.Turn, write.ID, token, len(body), body)
+			session, write.Turn, write.ID, token, len(body), body)
 		m.write(t, "request", request)
 		addresses := []string{fmt.Sprintf("tcp 127.0.0.1:%d", port), fmt.Sprintf("tcp localhost:%d", port), "unix " + socket}
 		must := len(addresses) + 1 // and at least one of the machine's own
@@ -184,31 +225,21 @@ func TestNoSessionApprovesItself(t *testing.T) {
 			t.Fatalf("control: from the host %d of %d addresses are reached: %v\n%s", n, must, err, seen)
 		}
 
-		c.answer(session.ID, questions["shell"], "allow")
-		trace := filepath.Join(m.stateDir(), "sessions", session.ID, "trace.jsonl")
+		c.answer(session, questions["shell"], "allow")
 		var all records
 		server.until(t, "the command ends", func() bool {
-			text, err := os.ReadFile(trace)
-			if err != nil {
-				t.Fatal(err)
-			}
-			whole := text[:bytes.LastIndexByte(text, '\n')+1]
-			all = readRecords(t, string(whole))
+			all = m.traceOf(t, session)
 			return len(all.of("tool.completed")) > 0
 		})
-		if left := c.waiting(session.ID); left["write_file"].ID != write.ID || len(left) != 1 {
+		if left := c.waiting(session); left["write_file"].ID != write.ID || len(left) != 1 {
 			t.Errorf("after the command %+v wait, want the write alone", left)
 		}
 		if got := all.of("tool.confirmation_attempted"); len(got) != 0 || len(all.of("tool.confirmation_resolved")) != 1 {
 			t.Errorf("somebody else answered: %d attempts, %d answers", len(got), len(all.of("tool.confirmation_resolved")))
 		}
-		c.answer(session.ID, write, "deny")
+		c.answer(session, write, "deny")
 		server.until(t, "the turn ends", func() bool {
-			text, err := os.ReadFile(trace)
-			if err != nil {
-				t.Fatal(err)
-			}
-			all = readRecords(t, string(text[:bytes.LastIndexByte(text, '\n')+1]))
+			all = m.traceOf(t, session)
 			return len(all.of("turn.completed")) == 1
 		})
 		results := all.results(t)
@@ -216,7 +247,7 @@ func TestNoSessionApprovesItself(t *testing.T) {
 			t.Errorf("from inside:\n%s", text)
 		}
 		for _, r := range results[1:3] {
-			if !r.IsError || !strings.Contains(r.text(), "public") || strings.Contains(r.text(), session.ID) {
+			if !r.IsError || !strings.Contains(r.text(), "public") || strings.Contains(r.text(), session) {
 				t.Errorf("fetch gives %s, want a refusal of the address", r.text())
 			}
 		}
@@ -230,6 +261,6 @@ func TestNoSessionApprovesItself(t *testing.T) {
 		if out.status != 0 {
 			t.Errorf("serve ended with %d: %s", out.status, tail(out.stderr, 10))
 		}
-		m.wantNothingLeft(t, session.ID)
+		m.wantNothingLeft(t, session)
 	})
 }

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -91,4 +92,83 @@ func TestSpecification9_4OnEachBackend(t *testing.T) {
 		}
 		m.wantNothingLeft(t, out.records[0].Session)
 	})
+}
+
+// TestSpecification9_4OverHTTP is the same with the user on the other side of
+// the HTTP API: the write of example 9.3 is denied there, the command of 9.4 is
+// allowed and its turn cancelled there, and the session goes on.
+func TestSpecification9_4OverHTTP(t *testing.T) {
+	backend := anyBackend(t)
+	m := newMachine(t)
+	model := m.playing(t,
+		[]scriptCall{call("write_file", map[string]any{"path": "src/auth.ts", "content": "x"})},
+		[]scriptCall{shell(install)},
+	)[1]
+	socket := filepath.Join(m.home, "s.sock")
+	server := m.start(t, "serve", "--root", m.workspace, "--policy", "default", "--backend", backend, "--model", model, "--listen", "unix:"+socket)
+	server.until(t, "it listens", func() bool { return strings.Contains(server.stderr.String(), "caisson: backend ") })
+	token, err := os.ReadFile(filepath.Join(m.stateDir(), "serve.token"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := apiClient{t: t, base: "http://localhost", token: strings.TrimSpace(string(token)), socket: socket}
+	session := c.start(m.workspace)
+	turn := c.turn(session, "do it")
+	ask := func(tool, decision string) {
+		t.Helper()
+		var a asked
+		server.until(t, tool+" is asked about", func() bool {
+			a = c.waiting(session)[tool]
+			return a.ID != ""
+		})
+		c.answer(session, a, decision)
+	}
+	ask("write_file", "deny")
+	ask("shell", "allow")
+	server.until(t, "the command runs", func() bool {
+		_, err := os.Stat(filepath.Join(m.workspace, "started"))
+		return err == nil
+	})
+	c.do(http.MethodPost, "/sessions/"+session+"/turns/"+turn+"/cancel", nil, http.StatusOK)
+	var all records
+	ended := func(kind string, times int) {
+		t.Helper()
+		server.until(t, kind, func() bool {
+			all = m.traceOf(t, session)
+			return len(all.of(kind)) == times
+		})
+	}
+	ended("turn.cancelled", 1)
+	classes := all.failures(t)
+	results := all.results(t)
+	if len(results) != 2 || classes[results[0].ToolUseID] != "user_denied" || classes[results[1].ToolUseID] != "cancelled" || !results[0].IsError || !results[1].IsError {
+		t.Fatalf("results %+v, classes %v", results, classes)
+	}
+	if text := results[0].text(); text != "The user denied this operation." {
+		t.Errorf("the denied write gives %q", text)
+	}
+	for _, part := range []string{"added 1 package\nasked to stop\n", "killed by signal 9 (SIGKILL)"} {
+		if text := results[1].text(); !strings.Contains(text, part) {
+			t.Errorf("the cancelled command's result lacks %q:\n%s", part, text)
+		}
+	}
+	if _, err := os.Lstat(filepath.Join(m.workspace, "src")); err == nil {
+		t.Error("the denied write was made")
+	}
+	for _, r := range all.of("tool.confirmation_resolved") {
+		if by := decode[map[string]string](t, r); by["by"] != "user" || by["client"] == "" {
+			t.Errorf("resolved by %v", by)
+		}
+	}
+	// The script's last turn is an answer: the session has not ended.
+	c.turn(session, "and now?")
+	ended("turn.completed", 1)
+	c.do(http.MethodDelete, "/sessions/"+session, nil, http.StatusOK)
+	if err := server.process.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if out := server.wait(t, time.Minute); out.status != 0 {
+		t.Errorf("serve ended with %d: %s", out.status, tail(out.stderr, 10))
+	}
+	m.wantNothingLeft(t, session)
 }
