@@ -26,6 +26,9 @@ import (
 // as dangerous. The parser takes 64 MiB of stack for the worst 16 KiB.
 const maxDangerousBytes = 16 << 10
 
+// maxFoundBytes bounds what is shown of a dangerous command.
+const maxFoundBytes = 120
+
 // maxDangerousDepth bounds scripts in the arguments of sh -c and eval.
 const maxDangerousDepth = 4
 
@@ -54,29 +57,26 @@ func (r *round) raise(p *pending, v Verdict) Verdict {
 	if p.tool.def.Phrase == nil || v.Mode != ModeAuto && v.Mode != ModePromptOnce && v.Mode != ModePrompt {
 		return v
 	}
-	p.dangerous = dangerIn(r.d.danger, p.tool.def.Phrase(p.call.Input))
+	p.dangerous, _ = Display(dangerIn(r.d.danger, p.tool.def.Phrase(p.call.Input)))
 	switch {
 	case p.dangerous == "" || v.Mode == ModePrompt:
 		return v
 	case r.d.opts.Broker != nil && !r.d.opts.Policy.NoPrompts:
 		return Verdict{ModePrompt, "dangerous command " + p.dangerous + ", " + v.Rule}
 	case v.Mode == ModeAuto:
-		r.warn(p, fmt.Sprintf("a command that is called dangerous ran without an answer, because nobody can be asked: it matches %q", p.dangerous))
+		r.warn(p, fmt.Sprintf("a command that is called dangerous ran without an answer, because nobody can be asked: %s", p.dangerous))
 	}
 	return v
 }
 
-// dangerPattern is one pattern, parsed.
-type dangerPattern struct {
-	text  string
-	words [][]string // alternatives of each
-}
+// dangerPattern is one pattern, parsed: the alternatives of each word.
+type dangerPattern struct{ words [][]string }
 
 // parseDangerous parses patterns; the error names the one that is none.
 func parseDangerous(patterns []string) ([]dangerPattern, error) {
 	parsed := make([]dangerPattern, 0, len(patterns))
 	for _, text := range patterns {
-		p := dangerPattern{text: text}
+		var p dangerPattern
 		for word := range strings.FieldsSeq(text) {
 			p.words = append(p.words, strings.Split(word, "|"))
 		}
@@ -95,7 +95,8 @@ func parseDangerous(patterns []string) ([]dangerPattern, error) {
 	return parsed, nil
 }
 
-// dangerIn gives the first pattern that a script matches, "" where none does.
+// dangerIn gives the first command of a script that matches a pattern, for
+// people and not made safe; "" where none does.
 func dangerIn(patterns []dangerPattern, script string) string {
 	if len(patterns) == 0 {
 		return ""
@@ -162,7 +163,7 @@ func (s *dangerSearch) call(words []string, depth int) {
 func (s *dangerSearch) match(name string, args []string) {
 	for _, p := range s.patterns {
 		if s.found == "" && p.matches(name, args) {
-			s.found = p.text
+			s.found = clip(strings.TrimSpace(name+" "+strings.Join(args, " ")), maxFoundBytes)
 		}
 	}
 }

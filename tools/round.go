@@ -29,8 +29,9 @@ type pending struct {
 	paths   []string
 	summary string
 	verdict Verdict
-	// dangerous is the pattern that a command matches, "" where none does: an
-	// answer that was not given to this very command does not allow it.
+	// dangerous is what of a command is dangerous, safe for display, "" where
+	// nothing is: an answer that was not given to this very command does not
+	// allow it.
 	dangerous string
 	// ask is set where an answer is needed.
 	ask    *question
