@@ -151,6 +151,9 @@ type ConfirmationAttempted struct {
 	// [ConfirmationResolved]; absent where the question is unknown.
 	Recorded   tools.Decision `json:"recorded_decision,omitempty"`
 	RecordedBy string         `json:"recorded_by,omitempty"`
+	// Omitted counts attempts before this one that have no record, because
+	// there were too many.
+	Omitted int `json:"omitted,omitempty"`
 }
 
 // AttemptOutcome is why an answer changed nothing.

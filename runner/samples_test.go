@@ -69,7 +69,7 @@ func samples() []Payload {
 		ConfirmationResolved{CallID: "tu_1", RequestID: "00ff", Decision: tools.DecisionAllow, Scope: tools.ScopeOnce, By: "user", Client: "terminal"},
 		ConfirmationAttempted{
 			RequestID: "00ff", CallID: "tu_1", Decision: tools.DecisionDeny, Scope: tools.ScopeSession, By: "http",
-			Outcome: AttemptResolved, Recorded: tools.DecisionAllow, RecordedBy: "user",
+			Outcome: AttemptResolved, Recorded: tools.DecisionAllow, RecordedBy: "user", Omitted: 3,
 		},
 		ToolCalled{CallID: "tu_1", Name: "shell", InputHash: "cd", InputBytes: 24, Class: tools.ClassExecute, Rule: "sandboxed execute", Summary: "sh test.sh"},
 		NetworkDenied{CallID: "tu_1", URL: "http://169.254.169.254/latest", Host: "169.254.169.254:80", Addr: "169.254.169.254", Reason: "the address is link-local", Redirect: true},

@@ -94,7 +94,7 @@ func attempted(e tools.ConfirmationAttempted) ConfirmationAttempted {
 	const most = 128
 	p := ConfirmationAttempted{
 		RequestID: strings.ToValidUTF8(e.ConfirmationID[:min(len(e.ConfirmationID), most)], ""), CallID: e.CallID,
-		Decision: e.Decision, Scope: e.Scope, By: e.Client, Outcome: AttemptResolved, Recorded: e.Recorded, RecordedBy: e.By,
+		Decision: e.Decision, Scope: e.Scope, By: e.Client, Outcome: AttemptResolved, Recorded: e.Recorded, RecordedBy: e.By, Omitted: e.Omitted,
 	}
 	switch {
 	case e.Recorded == "":

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"go.uber.org/zap"
 
@@ -111,13 +113,19 @@ func (s *setup) sources() []runner.Source {
 	return out
 }
 
+// secretSuffixes end the names of variables that hold keys, as programs
+// usually name them.
+var secretSuffixes = []string{"_API_KEY", "_ACCESS_KEY", "_SECRET_KEY", "_SECRET", "_TOKEN", "_PASSWORD"}
+
 // secrets are the values of the environment that are keys, whichever model
-// was chosen.
+// was chosen: the model's own, and what is named as keys are.
 func secrets(env environ, m config.SelectedModel) []runner.Secret {
 	var out []runner.Secret
-	for _, name := range []string{m.KeyEnv, "OPENAI_API_KEY", "ANTHROPIC_API_KEY"} {
-		if v := env.get(name); name != "" && v != "" {
-			out = append(out, runner.Secret{Name: name, Value: v})
+	for _, v := range env {
+		name, value, _ := strings.Cut(v, "=")
+		named := slices.ContainsFunc(secretSuffixes, func(suffix string) bool { return strings.HasSuffix(strings.ToUpper(name), suffix) })
+		if value != "" && (named || name == m.KeyEnv) {
+			out = append(out, runner.Secret{Name: name, Value: value})
 		}
 	}
 	return out
