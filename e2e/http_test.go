@@ -1,0 +1,219 @@
+//go:build linux
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// cutBytes is how much of a stream of events comes through the proxy of the
+// tests before it cuts the connection: a few records.
+const cutBytes = 4 << 10
+
+// cutter cuts a body when so much of it was read.
+type cutter struct {
+	io.ReadCloser
+	left int
+}
+
+// Read fails in the middle of whatever is sent then.
+func (c *cutter) Read(p []byte) (int, error) {
+	if c.left <= 0 {
+		return 0, errors.New("cut")
+	}
+	n, err := c.ReadCloser.Read(p[:min(len(p), c.left)])
+	c.left -= n
+	return n, err
+}
+
+// cutting is a proxy in front of a server that cuts its streams, again and
+// again. It gives the proxy's address.
+func cutting(t *testing.T, base string) string {
+	t.Helper()
+	to, err := url.Parse(base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := &httputil.ReverseProxy{
+		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(to) },
+		FlushInterval: -1,
+		ModifyResponse: func(r *http.Response) error {
+			if strings.HasSuffix(r.Request.URL.Path, "/events") {
+				r.Body = &cutter{r.Body, cutBytes}
+			}
+			return nil
+		},
+		ErrorLog: log.New(io.Discard, "", 0),
+	}
+	server := httptest.NewServer(proxy)
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// serving starts caisson serve on the machine's workspace, and gives the address
+// of a proxy that cuts its streams. Its model plays turns.
+func (m *machine) serving(t *testing.T, backend, turns string) string {
+	t.Helper()
+	script := filepath.Join(m.home, "script.yaml")
+	if err := os.WriteFile(script, []byte("version: 1\nname: test\nturns:\n"+turns), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	m.env = append(m.env, "CONTROL_TOKEN="+secret())
+	config := filepath.Join(m.home, ".config", "caisson", "config.yaml")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(config), 0o700), os.WriteFile(config, []byte("serve:\n  tokens: {test: {env: CONTROL_TOKEN}}\n"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	port := freePort(t)
+	r := m.start(t, "serve", "--root", m.workspace, "--policy", "default", "--backend", backend, "--model", "replay/"+script, "--listen", fmt.Sprintf("127.0.0.1:%d", port))
+	r.until(t, "it listens", func() bool { return strings.Contains(r.stderr.String(), "caisson: backend ") })
+	t.Cleanup(func() {
+		if err := r.process.Process.Signal(os.Interrupt); err != nil {
+			t.Error(err)
+		}
+		r.wait(t, deadline).want(t, 0)
+		if strings.Contains(r.stderr.String(), m.lookup("CONTROL_TOKEN")) {
+			t.Error("the token is in the log")
+		}
+	})
+	return cutting(t, fmt.Sprintf("http://127.0.0.1:%d", port))
+}
+
+// lookup is a variable of the machine's environment.
+func (m *machine) lookup(name string) string {
+	for _, v := range m.env {
+		if value, ok := strings.CutPrefix(v, name+"="); ok {
+			return value
+		}
+	}
+	return ""
+}
+
+// TestCurl is the example of a client in a shell script, which a person could
+// type: one call is allowed, one is denied, the stream is cut again and again.
+func TestCurl(t *testing.T) {
+	if _, err := exec.LookPath("curl"); err != nil {
+		lacking(t, "", "needs curl")
+	}
+	m := newMachine(t)
+	m.write(t, "a.txt", "old\n")
+	base := m.serving(t, anyBackend(t), `
+  - calls: [{tool: shell, input: {command: "cat a.txt; echo new > a.txt"}}]
+  - calls: [{tool: shell, input: {command: "rm a.txt"}}]
+  - text: All is done.
+`)
+	ctx, cancel := context.WithTimeoutCause(t.Context(), deadline, errors.New("the script does not end"))
+	defer cancel()
+	script := exec.CommandContext(ctx, "sh", filepath.Join("..", "examples", "http", "session.sh"), m.workspace, `say "hello" \o/`)
+	script.Env = append(m.env, "CAISSON_URL="+base, "CAISSON_TOKEN="+m.lookup("CONTROL_TOKEN"))
+	script.Stdin = strings.NewReader("y\nn\ny\n")
+	text, err := script.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	out := string(text)
+	for _, want := range []string{"shell wants: cat a.txt; echo new > a.txt", "shell wants: rm a.txt", "All is done.", "-old\n+new\n", "applied"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("it does not say %q", want)
+		}
+	}
+	if after, err := os.ReadFile(filepath.Join(m.workspace, "a.txt")); err != nil || string(after) != "new\n" {
+		t.Errorf("a.txt is %q, %v", after, err)
+	}
+	next := 1
+	for line := range strings.Lines(out) {
+		number, _, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if n, err := strconv.Atoi(number); err == nil {
+			if n != next {
+				t.Errorf("record %d came in the place of %d", n, next)
+			}
+			next++
+		}
+	}
+	if next < 15 || t.Failed() {
+		t.Errorf("%d records:\n%s", next-1, out)
+	}
+}
+
+// generator is the program that makes a client from an OpenAPI document, and
+// runtime what its clients link.
+const (
+	generator        = "github.com/oapi-codegen/oapi-codegen/v2/cmd/oapi-codegen@v2.8.2"
+	generatorRuntime = "github.com/oapi-codegen/runtime@v1.6.0"
+)
+
+// TestGeneratedClient makes a client from the server's own document, and lets it
+// do a session, its streams cut again and again: nobody here wrote it.
+func TestGeneratedClient(t *testing.T) {
+	m := newMachine(t)
+	m.write(t, "keep.txt", "kept\n")
+	base := m.serving(t, anyBackend(t), `
+  - calls: [{tool: shell, input: {command: "echo made > made.txt"}}]
+  - calls: [{tool: shell, input: {command: "rm keep.txt"}}]
+  - text: All is done.
+  - calls: [{tool: shell, input: {command: "echo more > more.txt; sleep 600"}}]
+  - text: Never said.
+`)
+	c := apiClient{t: t, base: base, token: m.lookup("CONTROL_TOKEN")}
+	dir := t.TempDir()
+	if err := errors.Join(os.CopyFS(dir, os.DirFS(filepath.Join("testdata", "httpclient"))), os.Mkdir(filepath.Join(dir, "api"), 0o755),
+		os.WriteFile(filepath.Join(dir, "openapi.json"), c.do(http.MethodGet, "/openapi.json", nil, http.StatusOK), 0o644),
+		os.WriteFile(filepath.Join(dir, "go.mod"), []byte("module httpclient\n\ngo 1.26\n"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 8*time.Minute, errors.New("the client takes too long"))
+	defer cancel()
+	in := func(name string, args ...string) (string, error) {
+		cmd := exec.CommandContext(ctx, name, args...)
+		cmd.Dir = dir
+		cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOWORK=off", "CONTROL_TOKEN="+m.lookup("CONTROL_TOKEN"))
+		text, err := cmd.CombinedOutput()
+		return string(text), err
+	}
+	if text, err := in("go", "get", generatorRuntime); err != nil {
+		lacking(t, "", "needs the module proxy: "+text)
+	}
+	if text, err := in("go", "run", generator, "-generate", "types,client,skip-prune", "-package", "api", "-o", "api/api.go", "openapi.json"); err != nil {
+		t.Fatalf("generate: %v\n%s", err, text)
+	}
+	if text, err := in("go", "build", "-o", "client", "."); err != nil {
+		t.Fatalf("build: %v\n%s", err, text)
+	}
+	out, err := in("./client", base, m.workspace)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, want := range []string{
+		"decided shell allow again allow", "decided shell deny again deny", "asked 2 answered All is done.",
+		"changed made.txt added", "changed more.txt added", "applied 2 applied", "refused ended",
+	} {
+		if !strings.Contains(out, want+"\n") {
+			t.Errorf("it does not say %q", want)
+		}
+	}
+	if !strings.Contains(out, "connections ") || strings.Count(out, "connections 1\n") > 1 {
+		t.Error("its streams were not cut")
+	}
+	for name, want := range map[string]string{"made.txt": "made\n", "more.txt": "more\n", "keep.txt": "kept\n"} {
+		if text, err := os.ReadFile(filepath.Join(m.workspace, name)); err != nil || string(text) != want {
+			t.Errorf("%s is %q, %v", name, text, err)
+		}
+	}
+	if t.Failed() {
+		t.Log(out)
+	}
+}
