@@ -266,6 +266,9 @@ func (r *round) projectAll(all []*pending) {
 // project makes the diff of a call, and fails into none. A tool that does not
 // come back holds nobody up; Close waits for it.
 func (r *round) project(p *pending) Projection {
+	if r.ctx.Err() != nil {
+		return Projection{} // a round of a closed dispatcher starts nothing
+	}
 	ctx, cancel := context.WithTimeoutCause(r.ctx, projectTimeout, errors.New("projection timed out"))
 	defer cancel()
 	call := p.call

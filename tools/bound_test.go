@@ -2,6 +2,7 @@ package tools
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -27,6 +28,10 @@ func TestBoundBlocks(t *testing.T) {
 		}, true},
 		{"invalid UTF-8 and NUL", []Block{{Text: "a\xff\xfeb\x00c"}}, 20, []Block{{Text: "a\ufffdb␀c"}}, false},
 		{"picture", []Block{{Image: []byte{1}, MediaType: "image/png"}}, 1, []Block{{Image: []byte{1}, MediaType: "image/png"}}, false},
+		{"empty text", []Block{{Text: ""}, {Text: "a"}, {}}, 10, []Block{{Text: "a"}}, false},
+		{"picture of another type", []Block{{Image: []byte{1}, MediaType: "image/svg\x1b+xml"}}, 10, []Block{
+			{Text: `[a picture of type "image/svg\\x1b+xml" was left out; PNG, JPEG, GIF and WebP are shown]`},
+		}, true},
 		{"picture too large", []Block{{Image: make([]byte, maxImageBytes+1)}}, 100, []Block{
 			{Text: "[a picture of 5242881 bytes was left out, at most 5242880 are shown]"},
 		}, true},
@@ -38,6 +43,47 @@ func TestBoundBlocks(t *testing.T) {
 				t.Errorf("cut %t, blocks (-want +got):\n%s", cut, diff)
 			}
 		})
+	}
+}
+
+func TestBoundedPicturesAndBlocks(t *testing.T) {
+	picture := Block{Image: make([]byte, 3<<20), MediaType: "image/png"}
+	got, cut := boundBlocks(slices.Repeat([]Block{picture}, 7), 10, 0)
+	if shown := blocksSize(got); !cut || shown < 15<<20 || shown > maxImagesBytes+1000 || !strings.Contains(got[6].Text, "left out") {
+		t.Errorf("cut %t, %d bytes of pictures", cut, shown)
+	}
+	small := Block{Image: []byte{1}, MediaType: "image/png"}
+	got, cut = boundBlocks(slices.Repeat([]Block{small}, maxImages+1), 10, 0)
+	if !cut || got[maxImages-1].Image == nil || got[maxImages].Image != nil {
+		t.Errorf("cut %t, blocks %+v", cut, got)
+	}
+	got, cut = boundBlocks(slices.Repeat([]Block{{Text: "a"}}, 1000), 5000, 0)
+	if !cut || len(got) != maxBlocks+1 || got[maxBlocks].Text != "[… 936 more blocks left out …]" {
+		t.Errorf("cut %t, %d blocks, the last %+v", cut, len(got), got[len(got)-1])
+	}
+}
+
+// Workers get at most so many characters, whatever they weigh.
+func TestBoundedCharacters(t *testing.T) {
+	for _, tt := range []struct {
+		text         string
+		bytes, chars int
+		want         string
+	}{
+		{"äöüß", 100, 4, "äöüß"},
+		{"äöüßé", 100, 4, "äö\n[… 1 of 5 characters left out …]\nßé"},
+		{"äöüßé", 100, 3, "ä\n[… 2 of 5 characters left out …]\nßé"},
+		{"äöüßé", 4, 4, "ä\n[… 6 of 10 bytes left out …]\né"},
+		{"äöüßé", 100, 0, "äöüßé"},
+	} {
+		got, cut := boundBlocks([]Block{{Text: tt.text}}, tt.bytes, tt.chars)
+		if blocksText(got) != tt.want || cut != (tt.want != tt.text) {
+			t.Errorf("%q in %d bytes and %d characters: %q, cut %t", tt.text, tt.bytes, tt.chars, blocksText(got), cut)
+		}
+	}
+	got, _ := boundBlocks([]Block{{Text: strings.Repeat("é", 3000)}, {Text: strings.Repeat("é", 3000)}, {Text: "x"}}, 50_000, 4000)
+	if n := strings.Count(blocksText(got), "é"); n != 4000 || len(got) != 3 {
+		t.Errorf("%d characters in %d blocks", n, len(got))
 	}
 }
 
