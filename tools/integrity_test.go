@@ -220,7 +220,7 @@ func TestUnregisterWhileRunning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rec := &recorder{}
 		slow := readTool("probe", func(context.Context, *Call) (Output, error) {
-			time.Sleep(time.Minute)
+			time.Sleep(30 * time.Second)
 			return textOutput("first"), nil
 		})
 		d := newDispatcher(t, rec, Options{Policy: preset(t, "default")}, slow)
