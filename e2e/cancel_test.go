@@ -30,6 +30,7 @@ while :; do sleep 1; done; : %s`, strings.ReplaceAll(ignore, `'`, `'"'"'`), mark
 // Ctrl-C and by the run's time limit: nothing of it lives on, what it said is
 // in its result, and the exit status says what happened.
 func TestCancelLeavesNoProcess(t *testing.T) {
+	t.Parallel() // it waits for grace periods most of its time
 	onEachBackend(t, func(t *testing.T, backend string) {
 		for _, test := range []struct {
 			name   string
@@ -40,7 +41,7 @@ func TestCancelLeavesNoProcess(t *testing.T) {
 		}{
 			{"interrupt", nil, syscall.SIGINT, 130, "cancelled"},
 			{"terminate", nil, syscall.SIGTERM, 143, "cancelled"},
-			{"timeout", []string{"--timeout", "6s"}, 0, 53, "limit"},
+			{"timeout", []string{"--timeout", "10s"}, 0, 53, "limit"},
 		} {
 			t.Run(test.name, func(t *testing.T) {
 				m := newMachine(t)

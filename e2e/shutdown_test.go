@@ -86,6 +86,7 @@ func TestShutdownTwice(t *testing.T) {
 // engine goes on.
 func TestShutdownHungEngine(t *testing.T) {
 	needBackend(t, "docker")
+	t.Parallel() // with the tests that wait too
 	for name, signals := range map[string]int{"once": 1, "twice": 2} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // they wait for deadlines
