@@ -54,14 +54,16 @@ func TestBackground(t *testing.T) {
 			/* 7 */ []scriptCall{call("shell_kill", map[string]any{"handle": "background-1"})},
 			/* 8 */ []scriptCall{shell(looking("alpha"))},
 			// Controls.
-			/* 9 */ []scriptCall{shell("(" + beating("naive") + ") >/dev/null 2>&1 &\n" + awaiting("naive"))},
+			/* 9 */
+			[]scriptCall{shell("(" + beating("naive") + ") >/dev/null 2>&1 &\n" + awaiting("naive"))},
 			/* 10 */ []scriptCall{shell(looking("naive"))},
 			/* 11 */ []scriptCall{background(beating("beta"))},
 			/* 12 */ []scriptCall{shell(awaiting("beta") + "; kill -9 -1; i=0; while grep -qa '[b]eta-daemon' /proc/[0-9]*/cmdline 2>/dev/null && [ $i -lt 3000 ]; do sleep 0.01; i=$((i+1)); done")},
 			/* 13 */ []scriptCall{shell(looking("beta"))},
 			/* 14 */ []scriptCall{call("shell_kill", map[string]any{"handle": "background-2"})},
 			// What the session's end must find.
-			/* 15 */ []scriptCall{background(beating("gamma"))},
+			/* 15 */
+			[]scriptCall{background(beating("gamma"))},
 			/* 16 */ []scriptCall{shell(awaiting("gamma"))},
 		)
 		out := m.runTask(t, append([]string{"--backend", backend, "--grace", "300ms"}, args...)...)

@@ -11,11 +11,19 @@ import (
 
 // Definitions are those of the built-in tools, in the order in which models are
 // offered them, for whoever asks about tools without a session.
-func Definitions() ([]tools.Definition, error) {
+func Definitions() ([]tools.Definition, error) { return DefinitionsOf(Options{}) }
+
+// DefinitionsOf are those of a session with these options: of what they say
+// about tools (Declared, Memory, Fetch, and resources where there are any).
+// Those that are off are among them, with EnabledByDefault false.
+func DefinitionsOf(o Options) ([]tools.Definition, error) {
+	o.Folder, o.Workspace = &Folder{}, &Workspace{Path: "/"}
+	if o.Resources == (limits.Resources{}) {
+		o.Resources = limits.DefaultResources()
+	}
 	// The tools of a session behind which there is nothing: none of them runs.
 	s := &Session{
-		log: zap.NewNop(), reader: &boxView{}, exec: &executor{},
-		opts: Options{Folder: &Folder{}, Workspace: &Workspace{Path: "/"}, Resources: limits.DefaultResources()},
+		log: zap.NewNop(), reader: &boxView{}, exec: &executor{}, opts: o,
 	}
 	s.journal = newJournal(nil, nil)
 	s.exec.background = newBackgrounds(s.exec, s.journal.background, s.log)
@@ -25,7 +33,11 @@ func Definitions() ([]tools.Definition, error) {
 	}
 	defs := make([]tools.Definition, 0, len(all))
 	for _, f := range all {
-		defs = append(defs, f().Definition())
+		def, err := tools.Inspect(f)
+		if err != nil {
+			return nil, fmt.Errorf("list tools: %w", err)
+		}
+		defs = append(defs, def)
 	}
 	return defs, nil
 }

@@ -64,6 +64,10 @@ func (r *registry) add(f Factory) error {
 	return r.insert(&registered{def: def, wire: wire, factory: f, schema: schema})
 }
 
+// Inspect gives a factory's definition as registration would keep it, defaults
+// filled in. Its error is a [*RegistrationError].
+func Inspect(f Factory) (Definition, error) { return inspect(f) }
+
 // CheckFactory says what would keep a tool from being registered in a session
 // that has no tool of its name: a [*RegistrationError], or nil.
 func CheckFactory(f Factory) error { return new(registry).add(f) }

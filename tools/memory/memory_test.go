@@ -108,8 +108,10 @@ func TestMemoryRefusals(t *testing.T) {
 		"empty":       {AddName, `{"text":""}`, tools.ErrorValidation, "minLength"},
 		"only spaces": {AddName, `{"text":"  "}`, tools.ErrorExecution, "no text for a note"},
 		"too long":    {AddName, `{"text":"` + strings.Repeat("x", MaxNoteBytes+1) + `"}`, tools.ErrorValidation, "maxLength"},
-		"too long in bytes": {AddName, `{"text":"` + strings.Repeat("é", MaxNoteBytes) + `"}`, tools.ErrorExecution,
-			"no text for a note: 1 to 2000 bytes"},
+		"too long in bytes": {
+			AddName, `{"text":"` + strings.Repeat("é", MaxNoteBytes) + `"}`, tools.ErrorExecution,
+			"no text for a note: 1 to 2000 bytes",
+		},
 		"no such note":   {ReplaceName, `{"id":"m9","text":"x"}`, tools.ErrorExecution, "no such note: m9"},
 		"one of several": {ConsolidateName, `{"ids":["m1","m9"],"text":"x"}`, tools.ErrorExecution, "no such note: m9"},
 		"a path":         {AddName, `{"text":"x","path":"/etc/passwd"}`, tools.ErrorValidation, "path"},

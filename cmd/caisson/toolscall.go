@@ -1,0 +1,225 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sync/atomic"
+
+	"github.com/spf13/cobra"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/tools"
+)
+
+const callLong = `Call one tool as a session would, without a model: under the same policy, in the same sandbox, with
+records of its own (caisson trace show).
+
+ARGUMENTS is the JSON object that a model would give, "-" reads it from standard input, and none is {}.
+Standard output has what the model would be told, --json the result as one JSON object.
+
+Every setting of caisson run that is not about the model is a flag here too.
+`
+
+type callFlags struct {
+	settings  config.File
+	profile   string
+	project   projectOptions
+	workspace string
+	json      bool
+}
+
+func newToolsCallCommand(d deps, env environ, status *int) *cobra.Command {
+	var f callFlags
+	cmd := &cobra.Command{
+		Use:   "call [flags] NAME [ARGUMENTS | -]",
+		Short: "Call one tool without a model",
+		Long: callLong + exitHelp(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitSandboxStart,
+			runner.ExitSandboxLost, runner.ExitConfig, runner.ExitLimit, runner.ExitFatal, runner.ExitUntrusted, runner.ExitNoApprover, runner.ExitInterrupted),
+		Example: `  caisson tools call read_file '{"path": "go.mod"}'
+  caisson tools call shell '{"command": "go test ./..."}' --backend gvisor
+  caisson tools call apply_patch - < arguments.json`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			got, err := callTool(cmd.Context(), d, env, f, args)
+			*status = got
+			return err
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.StringVar(&f.workspace, "workspace", ".", "folder that the tool works on")
+	flags.BoolVar(&f.json, "json", false, "write the result as JSON")
+	flags.StringVar(&f.profile, "profile", "", "settings of profiles.NAME in the configuration")
+	flags.BoolVar(&f.project.require, "require-trust", false, "end with status 55 where the workspace is not trusted (caisson trust)")
+	flags.BoolVar(&f.project.ignore, "ignore-project-config", false, "leave out the workspace's own settings, though it is trusted")
+	addSettings(cmd, &f.settings)
+	return cmd
+}
+
+// callTool runs a session whose model asks for one call.
+func callTool(ctx context.Context, d deps, env environ, f callFlags, args []string) (int, error) {
+	input, err := readArguments(d, args)
+	if err != nil {
+		return 0, err
+	}
+	s, err := newSetup(d, env, f.settings, f.profile, f.workspace)
+	if err != nil {
+		return 0, err
+	}
+	defer s.close()
+	if err := s.useProject(f.project, f.settings, f.profile); err != nil {
+		return 0, err
+	}
+	defs, err := toolsOf(&s.conf)
+	if err != nil {
+		return 0, err
+	}
+	i := slices.IndexFunc(defs, func(def tools.Definition) bool { return isCalled(def.Name, args[0]) })
+	if i < 0 {
+		return 0, noTool(args[0])
+	}
+	u := newInterface(d, env, false)
+	ctx, force, _, stop := interruptible(ctx, d.signals, u.say, d.exit)
+	defer stop()
+	defer u.close(ctx)
+	folder, err := runner.NewFolder(env.stateDir(), secrets(env, config.SelectedModel{}))
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = folder.Close() }()
+	s.backends.logger = folder.Log
+	o, err := s.world(ctx, u)
+	if err != nil {
+		if i, ok := errors.AsType[*runner.Interrupted](context.Cause(ctx)); ok {
+			return 128 + i.Signal, nil
+		}
+		return 0, err
+	}
+	m := &caller{name: defs[i].Name, input: input}
+	o.Folder, o.Model, o.Task, o.Secrets = folder, m, "caisson tools call "+string(m.name), secrets(env, config.SelectedModel{})
+	o.InstructionFiles = false // nobody reads them
+	o.Broker, o.Live = u.broker(), u.live
+	o.Mirror = func(r runner.Record, _ []byte) { m.watch(r) }
+	o.Force, o.Warner = force, func(warn func(string)) { u.warn.Store(&warn) }
+	r, err := runner.Run(ctx, o)
+	if err != nil {
+		return 0, err
+	}
+	return u.called(ctx, r, m, f.json)
+}
+
+// readArguments gives the JSON object of a call.
+func readArguments(d deps, args []string) (json.RawMessage, error) {
+	text := "{}"
+	switch {
+	case len(args) == 0:
+		return nil, usage("a tool's name is needed; caisson tools ls lists them")
+	case len(args) > 2:
+		return nil, usage("a tool's name and one JSON object; got %d arguments", len(args))
+	case len(args) == 2 && args[1] == "-":
+		var err error
+		if text, err = readBounded(d.stdin, "standard input"); err != nil {
+			return nil, err
+		}
+	case len(args) == 2:
+		text = args[1]
+	}
+	var object map[string]json.RawMessage
+	if err := json.Unmarshal([]byte(text), &object); err != nil || object == nil {
+		return nil, usage("the arguments are no JSON object: %s", why(err))
+	}
+	return json.RawMessage(text), nil
+}
+
+func why(err error) string {
+	if err == nil {
+		return "null"
+	}
+	return err.Error()
+}
+
+// caller is a model that asks for one call and is then done. It keeps the result
+// as it was recorded.
+type caller struct {
+	name   tools.Name
+	input  json.RawMessage
+	result atomic.Pointer[loop.ToolResult]
+}
+
+// Info names it in records.
+func (*caller) Info() loop.ModelInfo { return loop.ModelInfo{Provider: "caisson", Model: "tools call"} }
+
+// Complete implements loop.Model.
+func (c *caller) Complete(_ context.Context, req loop.Request, _ func(loop.Delta)) (loop.Response, error) {
+	if req.Messages[len(req.Messages)-1].Role == loop.RoleTool {
+		return loop.Response{Message: loop.NewText(loop.RoleAssistant, "Done."), Finish: "stop"}, nil
+	}
+	use := loop.Block{ToolUse: &loop.ToolUse{ProviderID: "call_1", Name: c.name, Raw: string(c.input)}}
+	return loop.Response{Message: loop.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{use}}, Finish: "tool_calls"}, nil
+}
+
+// watch keeps the result of the call.
+func (c *caller) watch(r runner.Record) {
+	if r.Kind != runner.KindMessage {
+		return
+	}
+	var m loop.Message
+	if err := json.Unmarshal(r.Payload, &m); err != nil {
+		return // the report says what went wrong
+	}
+	for _, b := range m.Blocks {
+		if b.ToolResult != nil {
+			c.result.Store(b.ToolResult)
+		}
+	}
+}
+
+// called shows the end of a call and gives its exit status.
+func (u *userInterface) called(ctx context.Context, r runner.Report, m *caller, asJSON bool) (int, error) {
+	u.finished = true
+	if u.flush(ctx) {
+		u.render.Close()
+	}
+	status := r.ExitStatus
+	result := m.result.Load()
+	if result == nil {
+		if r.Problem != nil {
+			report(u.deps.stderr, &runner.Error{Problem: *r.Problem})
+		}
+		return max(status, runner.ExitFailed), nil
+	}
+	if result.IsError && status == runner.ExitDone {
+		status = runner.ExitFailed
+	}
+	if asJSON {
+		return status, writeJSON(u.deps.stdout, map[string]any{
+			"tool": m.name, "session": r.Session, "is_error": result.IsError, "content": result.Content, "changed": r.Changed,
+		})
+	}
+	return status, printResult(u.deps.stdout, result.Content, u.deps.terminal(u.deps.stdout))
+}
+
+// printResult writes what the model would be told, safe where it is a terminal.
+func printResult(w io.Writer, content []tools.Block, safe bool) error {
+	for _, b := range content {
+		text := b.Text
+		if b.Image != nil {
+			text = fmt.Sprintf("[%s, %d bytes]\n", b.MediaType, len(b.Image))
+		}
+		if safe {
+			text, _ = tools.DisplayLines(text)
+		}
+		if len(text) > 0 && text[len(text)-1] != '\n' {
+			text += "\n"
+		}
+		if _, err := io.WriteString(w, text); err != nil {
+			return fmt.Errorf("write result: %w", err)
+		}
+	}
+	return nil
+}
