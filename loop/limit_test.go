@@ -273,3 +273,24 @@ func TestBudgetWarnings(t *testing.T) {
 		t.Errorf("warnings (-want +got):\n%s", diff)
 	}
 }
+
+// The results of a round get half of what the window has left.
+func TestResultRoom(t *testing.T) {
+	for _, tt := range []struct {
+		window, used, output int64
+		calls, want          int
+	}{
+		{0, 0, 0, 4, 0},
+		{128_000, 8_000, 0, 1, 240_000},
+		{128_000, 8_000, 20_000, 4, 50_000},
+		{8_000, 2_000, 1_000, 1, 10_000},
+		{8_000, 7_900, 1_000, 1, minResultRoom},
+		{8_000, 9_000, 0, 256, minResultRoom},
+	} {
+		turn := &turn{Options: Options{ContextWindow: tt.window, MaxOutputTokens: tt.output}, view: newView()}
+		turn.view.tokens = tt.used
+		if got := turn.resultRoom(tt.calls); got != tt.want {
+			t.Errorf("%+v: %d bytes", tt, got)
+		}
+	}
+}
