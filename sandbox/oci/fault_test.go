@@ -220,7 +220,7 @@ func (f onWrite) Write(p []byte) (int, error) { f(); return len(p), nil }
 // while a command runs, and then goes on: the sandbox is destroyed, nothing is
 // left, the session's id can be used again.
 func TestFaultsMidCommand(t *testing.T) {
-	for _, tt := range []struct {
+	for i, tt := range []struct {
 		name string
 		kind Kind
 		root bool
@@ -254,14 +254,16 @@ func TestFaultsMidCommand(t *testing.T) {
 			if tt.root && os.Geteuid() != 0 {
 				t.Skip("needs root: an ordinary user has no cgroups")
 			}
+			t.Parallel() // they wait nearly all the time
+			session := fmt.Sprintf("ses_fault%d", i)
 			b := newBed(t, tt.kind, os.Geteuid())
 			b.backend.answer = 8 * time.Second // its hello on a machine under load too
-			sb, err := b.backend.Create(t.Context(), b.spec(t, "ses_fault"))
+			sb, err := b.backend.Create(t.Context(), b.spec(t, session))
 			must(t, err)
 			lost(t, b, sb, func() { tt.do(t, sb.(*container)) })
 			must(t, sb.Destroy(t.Context()))
-			b.nothingLeft(t, "ses_fault")
-			again := b.start(t, b.spec(t, "ses_fault"))
+			b.nothingLeft(t, session)
+			again := b.start(t, b.spec(t, session))
 			if got := output(t, again, "echo again"); got != "again\n" {
 				t.Errorf("the id's next sandbox says %q", got)
 			}

@@ -24,7 +24,7 @@ func loadChecks() []check {
 		{name: "memory that no process holds", fresh: true, run: checkUnheldMemory, resources: func(r *limits.Resources) {
 			r.MemoryBytes, r.TmpBytes = 128<<20, 512<<20
 		}},
-		{name: "a paused sandbox is lost, not waited for", fresh: true, run: checkPaused},
+		{name: "a paused sandbox is lost, not waited for", fresh: true, waits: true, run: checkPaused},
 	}
 }
 

@@ -5,9 +5,11 @@ package sandboxtest
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -96,6 +98,9 @@ type check struct {
 	name string
 	// fresh gives the check a sandbox of its own; the others share one.
 	fresh bool
+	// waits says that the check, with a sandbox of its own, does nothing but wait
+	// for most of its time: it goes on beside the others.
+	waits bool
 	// resources changes the limits of a fresh sandbox.
 	resources func(*limits.Resources)
 	// plant puts things into a fresh workspace before the sandbox starts.
@@ -131,9 +136,16 @@ func Run(t *testing.T, target Target) {
 	if err := shared.start(t.Context(), nil); err != nil {
 		t.Fatalf("start shared sandbox: %v", err)
 	}
+	waiting, ended := begun(t, shared)
+	defer ended()
 	for _, c := range checks() {
 		t.Run(c.name, func(t *testing.T) {
-			err := runCheck(t.Context(), c, shared, t.TempDir)
+			var err error
+			if result, ok := waiting[c.name]; ok {
+				err = <-result
+			} else {
+				err = runCheck(t.Context(), c, shared, t.TempDir)
+			}
 			if errors.Is(err, errSkip) {
 				t.Skip(err)
 			}
@@ -145,6 +157,24 @@ func Run(t *testing.T, target Target) {
 	if err := shared.close(context.WithoutCancel(t.Context())); err != nil {
 		t.Errorf("destroy shared sandbox: %v", err)
 	}
+}
+
+// begun starts the checks that wait, unless single checks are asked for, and
+// gives what will come of each. ended waits for all of them.
+func begun(t *testing.T, shared *env) (results map[string]chan error, ended func()) {
+	results = map[string]chan error{}
+	var all sync.WaitGroup
+	if f := flag.Lookup("test.run"); f == nil || !strings.Contains(f.Value.String(), "/") {
+		for _, c := range checks() {
+			if !c.waits {
+				continue
+			}
+			result, dir := make(chan error, 1), t.TempDir()
+			results[c.name] = result
+			all.Go(func() { result <- runCheck(t.Context(), c, shared, func() string { return dir }) })
+		}
+	}
+	return results, all.Wait
 }
 
 // runCheck runs one check in the shared environment or in one of its own.
