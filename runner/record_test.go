@@ -316,3 +316,30 @@ func decodePayload[P Payload](t *testing.T, rec Record) P {
 	}
 	return p
 }
+
+// TestDocsListEveryKind holds the table of docs/records.md against the
+// catalogue, and its last column against the audit.
+func TestDocsListEveryKind(t *testing.T) {
+	text, err := os.ReadFile("../docs/records.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := map[Kind]string{}
+	for l := range strings.Lines(string(text)) {
+		cells := strings.Split(l, "|")
+		if len(cells) != 5 {
+			continue
+		}
+		for name := range strings.SplitSeq(cells[1], ",") {
+			rows[Kind(strings.Trim(name, " `"))] = strings.TrimSpace(cells[3])
+		}
+	}
+	for _, p := range Payloads() {
+		audit, ok := rows[p.Kind()]
+		if !ok {
+			t.Errorf("docs/records.md does not list %s", p.Kind())
+		} else if (audit == "yes") != audited(p.Kind()) {
+			t.Errorf("docs/records.md says of %s that its audit is %q", p.Kind(), audit)
+		}
+	}
+}

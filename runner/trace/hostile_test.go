@@ -74,6 +74,7 @@ func about(t *testing.T, text string) Session {
 	w.put(0, runner.ActorTool, runner.Message{Role: loop.RoleTool, Blocks: []loop.Block{{ToolResult: &loop.ToolResult{
 		ToolUseID: text, Content: []tools.Block{{Text: text + "!"}, {Image: []byte{1}, MediaType: text}}, IsError: true,
 	}}}})
+	w.put(0, runner.ActorTool, runner.BackgroundEnded{CallID: text, Handle: text, EndedBy: text, Error: text})
 	w.put(0, runner.ActorUser, runner.UserCommandStarted{ExecID: text, Argv: []string{text}})
 	w.put(0, runner.ActorUser, runner.UserCommandEnded{ExecID: text})
 	w.put(0, runner.ActorSystem, runner.SandboxLost{Cause: text})

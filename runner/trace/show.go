@@ -130,7 +130,7 @@ func (p *printer) step(s Step) {
 		p.model(at, s)
 	case StepCall:
 		p.call(at, s)
-	case StepSandbox, StepCommand, StepWarning, StepAttempt:
+	case StepSandbox, StepCommand, StepBackground, StepWarning, StepAttempt:
 		text := line(s.Text)
 		if s.Failed || s.Kind == StepWarning {
 			text = p.paint("33", text)

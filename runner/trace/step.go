@@ -15,21 +15,22 @@ type StepKind string
 
 // The kinds of steps.
 const (
-	StepTurn      StepKind = "turn"      // a turn begins; Turn counts from 1
-	StepSystem    StepKind = "system"    // the instructions; Text
-	StepUser      StepKind = "user"      // a user's message; Text
-	StepModel     StepKind = "model"     // one model call; Model
-	StepThinking  StepKind = "thinking"  // Text
-	StepAssistant StepKind = "assistant" // what the model says; Text
-	StepCall      StepKind = "call"      // one tool call, whole; Call
-	StepSandbox   StepKind = "sandbox"   // it started, was lost, started again; Text, Failed, Start
-	StepCommand   StepKind = "command"   // a user's command in the sandbox; Text, Failed, Start
-	StepAttempt   StepKind = "attempt"   // an answer that changed nothing; Text
-	StepWarning   StepKind = "warning"   // Text
-	StepTurnEnd   StepKind = "turn end"  // Text, Failed, Start
-	StepOmitted   StepKind = "omitted"   // retention removed records here; Count
-	StepUnknown   StepKind = "unknown"   // a kind that this program doesn't know, or a payload that it can't read; Text
-	StepEnd       StepKind = "end"       // the session's; Text, Failed
+	StepTurn       StepKind = "turn"       // a turn begins; Turn counts from 1
+	StepSystem     StepKind = "system"     // the instructions; Text
+	StepUser       StepKind = "user"       // a user's message; Text
+	StepModel      StepKind = "model"      // one model call; Model
+	StepThinking   StepKind = "thinking"   // Text
+	StepAssistant  StepKind = "assistant"  // what the model says; Text
+	StepCall       StepKind = "call"       // one tool call, whole; Call
+	StepSandbox    StepKind = "sandbox"    // it started, was lost, started again; Text, Failed, Start
+	StepCommand    StepKind = "command"    // a user's command in the sandbox; Text, Failed, Start
+	StepBackground StepKind = "background" // a command in the background ended; Text, Failed, Start
+	StepAttempt    StepKind = "attempt"    // an answer that changed nothing; Text
+	StepWarning    StepKind = "warning"    // Text
+	StepTurnEnd    StepKind = "turn end"   // Text, Failed, Start
+	StepOmitted    StepKind = "omitted"    // retention removed records here; Count
+	StepUnknown    StepKind = "unknown"    // a kind that this program doesn't know, or a payload that it can't read; Text
+	StepEnd        StepKind = "end"        // the session's; Text, Failed
 )
 
 // Step is one thing that happened, made of one record or several. Texts are as

@@ -222,6 +222,12 @@ func (s *Steps) sandboxKnown(r runner.Record) bool {
 		})
 	case runner.KindSandboxLost:
 		return with(r, func(p runner.SandboxLost) { s.say(r, StepSandbox, "lost: "+p.Cause, true) })
+	case runner.KindBackgroundEnded:
+		return with(r, func(p runner.BackgroundEnded) {
+			step := s.step(r, StepBackground, fmt.Sprintf("%s ended by %s, exit code %d, after %s", cut(p.Handle, 200), cut(p.EndedBy, 200), p.ExitCode, elapsed(milliseconds(p.WallMS))), p.Error != "")
+			step.Start = r.Time.Add(-milliseconds(p.WallMS))
+			s.visit(step)
+		})
 	case runner.KindUserCommandStarted:
 		return with(r, func(p runner.UserCommandStarted) {
 			if len(s.exec) < maxOpen {

@@ -40,7 +40,7 @@ type timeline struct {
 }
 
 // laneOrder is how lanes stand, from the top; calls have rows of their own.
-var laneOrder = []string{"turns", "model", "calls", "calls 2", "calls 3", "calls 4", "asked", "sandbox"}
+var laneOrder = []string{"turns", "model", "calls", "calls 2", "calls 3", "calls 4", "background", "asked", "sandbox"}
 
 func newTimeline() *timeline { return &timeline{lanes: map[string]*lane{}} }
 
@@ -72,6 +72,8 @@ func (t *timeline) step(s Step) {
 		t.sandbox(s)
 	case StepCommand:
 		t.add("sandbox", span{Start: s.Start, End: s.Time, Class: "command", Label: "a user's command: " + oneLine(s.Text, 80), Seq: s.Seq})
+	case StepBackground:
+		t.add("background", span{Start: s.Start, End: s.Time, Class: "call execute", Label: oneLine(s.Text, 120), Seq: s.Seq})
 	case StepEnd:
 		t.sandboxEnd(s.Time)
 	}
