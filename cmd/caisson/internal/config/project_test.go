@@ -57,6 +57,8 @@ func TestProjectTakesNothingThatLoosens(t *testing.T) {
 		"unknown class":     {"policy: {default: {shell: deny}}", `names the class "shell"`, true},
 		"unknown preset":    {"policy: {preset: yolo}", `find policy preset "yolo"`, true},
 		"no limit":          {"limits: {max_rounds: 0}", "no whole number of at least 1", true},
+		"no text":           {"a: {s: {\xaa.\r\xb1", "a byte that is no text", true}, // the library does not end on its like
+		"a control":         {"git: ro\x00", "a byte that is no text", true},
 		"too large":         {"# " + strings.Repeat("x", MaxProjectBytes), "larger than 16384 bytes", false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -237,6 +239,42 @@ func TestProjectLowersAlone(t *testing.T) {
 			rt.Fatalf("rounds %d, tokens %d", *c.Limits.Rounds, *c.Limits.Tokens)
 		case *c.File.Resources.PIDs > *lower.Resources.PIDs, *c.Git != "ro", *c.Mode != "overlay":
 			rt.Fatalf("pids %d, git %s, mode %s", *c.File.Resources.PIDs, *c.Git, *c.Mode)
+		}
+	})
+}
+
+// FuzzProject: a stranger's file ends as settings that only tighten, or as an
+// error with its place.
+func FuzzProject(f *testing.F) {
+	seeds := []string{"", "git: ro", "policy: {tools: {shell: deny}}", "limits: {max_rounds: 3}\n---\n", "? a\n: b", "a: |\n  x\n", "{", "&a [*a]", "mode: overlay # x\n", "policy:\n  dangerous_commands: [a, 'b|c']\n"}
+	if len(seeds) == 0 {
+		f.Fatal("empty seed corpus")
+	}
+	for _, s := range seeds {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		c := Config{File: builtin(), origins: map[string]string{}}
+		before, err := c.ToolPolicy("default")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.loadProject(Options{Project: project(text)}); err != nil {
+			if e, ok := errors.AsType[*Error](err); !ok || e.Where != ProjectPath {
+				t.Errorf("%T without its file: %v", err, err)
+			}
+			return
+		}
+		after, err := c.ToolPolicy("default")
+		if err != nil {
+			t.Fatalf("a file that was accepted gives no policy: %v", err)
+		}
+		order := []tools.Mode{tools.ModeAuto, tools.ModePromptOnce, tools.ModePrompt, tools.ModeDeny}
+		for _, class := range []tools.Class{tools.ClassNone, tools.ClassRead, tools.ClassWrite, tools.ClassExecute, tools.ClassNetwork} {
+			def := tools.Definition{Name: "shell", Class: class, Runs: tools.PlaceSandbox}
+			if slices.Index(order, after.Decide(def, "").Mode) < slices.Index(order, before.Decide(def, "").Mode) {
+				t.Errorf("%q makes %s milder", text, class)
+			}
 		}
 	})
 }
