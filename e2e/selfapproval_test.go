@@ -158,11 +158,13 @@ func (c apiClient) answer(session string, a asked, decision string) {
 // either, though its allowlist has the address. The control is the same program on the
 // host, which reaches the interface; and the test's own answer.
 func TestNoSessionApprovesItself(t *testing.T) {
+	t.Parallel() // most of it is the wait for addresses that don't answer
 	python, err := exec.LookPath("python3")
 	if err != nil {
 		lacking(t, "", "needs python3")
 	}
 	onEachBackend(t, func(t *testing.T, backend string) {
+		t.Parallel()
 		m := newMachine(t)
 		port := freePort(t)
 		socket := filepath.Join(m.home, "control.sock")

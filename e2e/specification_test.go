@@ -28,7 +28,9 @@ while :; do sleep 1; done`
 // the turn is cancelled. Decided: SIGKILL comes after 5 s, not 3, and the user
 // cancels with Ctrl-C or over HTTP, not over a WebSocket.
 func TestSpecification9_4OnEachBackend(t *testing.T) {
+	t.Parallel() // most of it is the wait for SIGKILL
 	onEachBackend(t, func(t *testing.T, backend string) {
+		t.Parallel()
 		m := newMachine(t)
 		run := m.start(t, taskArgs(m, append([]string{"--backend", backend}, m.playing(t, []scriptCall{shell(install)})...)...)...)
 		run.until(t, "the command runs", func() bool {
@@ -98,6 +100,7 @@ func TestSpecification9_4OnEachBackend(t *testing.T) {
 // the HTTP API: the write of example 9.3 is denied there, the command of 9.4 is
 // allowed and its turn cancelled there, and the session goes on.
 func TestSpecification9_4OverHTTP(t *testing.T) {
+	t.Parallel()
 	backend := anyBackend(t)
 	m := newMachine(t)
 	model := m.playing(t,
