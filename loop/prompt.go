@@ -40,7 +40,7 @@ const mainPrompt = `You are an agent that does a task on the files of one worksp
 - The workspace is {workspace}. Relative paths start there. Nothing outside it is yours to change.
 - Commands run in a sandbox that holds the workspace and ordinary programs. {network} Other files in it are lost when the session ends.
 - Each command starts in a fresh shell in the workspace: changes of directory and variables do not carry over. A command that waits for input gets none; give it flags that make it run without questions.
-- What a command leaves running is stopped when the command ends.
+- What a command leaves running is stopped when the command ends. What has to run on, such as a server, is started in the background.
 
 # How to work
 

@@ -138,7 +138,7 @@ func patchFile() kind {
 }`),
 			Aliases: pathAliases(map[string]string{
 				"old_string": "old", "old_str": "old", "old_text": "old", "oldString": "old",
-				"new_string": "new", "new_str": "new", "new_text": "new", "newString": "new", "replaceAll": "replace_all",
+				"new_string": "new", "new_str": "new", "new_text": "new", "newString": "new", "replaceAll": "replace_all", "allow_multiple": "replace_all",
 			}),
 			Paths: onePath(""),
 		},

@@ -11,7 +11,7 @@ import (
 
 // pathAliases are the names that other tools give to their path argument.
 func pathAliases(more map[string]string) map[string]string {
-	all := map[string]string{"file_path": "path", "filePath": "path", "filename": "path", "file": "path"}
+	all := map[string]string{"file_path": "path", "filePath": "path", "filename": "path", "file": "path", "target_file": "path"}
 	maps.Copy(all, more)
 	return all
 }
