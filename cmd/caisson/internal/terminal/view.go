@@ -194,6 +194,13 @@ func (v *view) created(p runner.SessionCreated) []string {
 			line(p.Model.Provider+"/"+p.Model.Model), line(p.Workspace), line(p.Policy), line(bounds(p)))),
 		v.style.dim(fmt.Sprintf("sandbox %s (%s), image %s", line(p.Backend.Chosen), line(p.Backend.Why), line(p.Image))),
 	}
+	for _, f := range p.FilesLoaded {
+		part := ""
+		if f.Truncated {
+			part = "the beginning of "
+		}
+		lines = append(lines, v.style.dim(fmt.Sprintf("the model gets %s%s (%d bytes, as %s data)", part, line(f.Path), f.Bytes, line(f.Trust))))
+	}
 	for _, i := range p.Ignored {
 		lines = append(lines, v.style.yellow("! "+line(i.Name)+" is ignored: "+line(i.Why)))
 	}
