@@ -74,8 +74,7 @@ one of a tool or a workspace: --all needs --tool or --workspace, and "*" for eve
 
 Without --workspace a PHRASE, and a tool without --all, is revoked in the working folder's workspace,
 and --all --tool in every workspace. A tool whose answers are about commands needs a PHRASE or --all.
-` + strings.Replace(exitHelp(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
-			"the agent or the model failed, or something was left behind", "nothing matched", 1),
+` + ownExitHelp(map[int]string{runner.ExitFailed: "nothing matched"}, runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
 		Example: `  caisson approvals revoke "git status"
   caisson approvals revoke --tool write_file
   caisson approvals revoke --tool notion/create-pages --all

@@ -315,18 +315,8 @@ func showPruned(w io.Writer, p images.Pruned) error {
 
 // imagesExit is the end of a help text: the exit statuses of these commands.
 func imagesExit(statuses ...int) string {
-	meaning := map[int]string{
+	return ownExitHelp(map[int]string{
 		runner.ExitFailed: "a registry can't be reached, or the image is in use", runner.ExitAuth: "a registry refuses the credentials",
 		runner.ExitInput: "there is no such image, or it can't be used here",
-	}
-	var b strings.Builder
-	for line := range strings.Lines(exitHelp(statuses...)) {
-		for s, text := range meaning {
-			if strings.HasPrefix(line, "  "+pad(s)) {
-				line = "  " + pad(s) + text + "\n"
-			}
-		}
-		b.WriteString(line)
-	}
-	return b.String()
+	}, statuses...)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"maps"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -46,6 +47,7 @@ func newRoot(d deps, env []string, status *int) *cobra.Command {
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	root.AddCommand(newRunCommand(d, env, status), newDiffCommand(d, env), newApplyCommand(d, env, status), newSandboxCommand(d, env, status), newImagesCommand(d, env, status), newServeCommand(d, env, status), newApprovalsCommand(d, env), newTrustCommand(d, env), newUntrustCommand(d, env), newConfigCommand(d, env), newTraceCommand(d, env, status), newToolsCommand(d, env, status), newDoctorCommand(d, env, status), newVersionCommand(d))
+	addCompletion(root, environ(env))
 	return root
 }
 
@@ -68,7 +70,10 @@ func noArgs(cmd *cobra.Command, args []string) error {
 }
 
 // exitHelp is the end of a command's help: its exit statuses.
-func exitHelp(statuses ...int) string {
+func exitHelp(statuses ...int) string { return ownExitHelp(nil, statuses...) }
+
+// ownExitHelp is exitHelp where a status means something of the command's own.
+func ownExitHelp(own map[int]string, statuses ...int) string {
 	meaning := map[int]string{
 		runner.ExitDone: "done", runner.ExitFailed: "the agent or the model failed, or something was left behind", runner.ExitUsage: "usage",
 		runner.ExitAuth: "authentication", runner.ExitInput: "the workspace, the task or a file can't be used",
@@ -80,6 +85,7 @@ func exitHelp(statuses ...int) string {
 		runner.ExitNoApprover:  "something needed an approval that it didn't get",
 		runner.ExitInterrupted: "interrupted (143: terminated)",
 	}
+	maps.Copy(meaning, own)
 	var b strings.Builder
 	b.WriteString("\nExit status:\n")
 	for _, s := range statuses {

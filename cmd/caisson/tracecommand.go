@@ -196,7 +196,7 @@ func newTraceShowCommand(d deps, env environ, status *int) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "show [flags] SESSION",
 		Short:   "Show what happened in a session",
-		Long:    traceShowLong + exitHelp(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
+		Long:    traceShowLong + ownExitHelp(map[int]string{runner.ExitFailed: "the records are damaged"}, runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
 		Example: "  caisson trace show ses_01JD\n  caisson trace show --kind tool.confirmation_resolved --kind tool.confirmation_attempted ses_01JD\n  caisson trace show --json ses_01JD | jq -r .kind",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, k := range kinds {
@@ -250,7 +250,7 @@ func newTraceVerifyCommand(d deps, env environ, status *int) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "verify [flags] SESSION | --all",
 		Short:   "Verify that records were not changed",
-		Long:    traceVerifyLong + exitHelp(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
+		Long:    traceVerifyLong + ownExitHelp(map[int]string{runner.ExitFailed: "records were changed, are missing or can't be read"}, runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
 		Example: "  caisson trace verify ses_01JD\n  caisson trace verify --all --json | jq '.[] | select(.ok|not)'",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var list []trace.Session
@@ -349,7 +349,7 @@ func newTraceExportCommand(d deps, env environ) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "export [flags] SESSION",
 		Short:   "Write a session as JSON lines, JSON or an ATIF trajectory",
-		Long:    traceExportLong + exitHelp(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
+		Long:    traceExportLong + ownExitHelp(map[int]string{runner.ExitFailed: "it can't be written"}, runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
 		Example: "  caisson trace export --format atif -o trajectory.json ses_01JD",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			write, ok := map[string]func(io.Writer, trace.Session) (trace.Overview, error){
@@ -379,7 +379,7 @@ func newTraceHTMLCommand(d deps, env environ) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "html [flags] SESSION",
 		Short:   "Write a session as one HTML page",
-		Long:    traceHTMLLong + exitHelp(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
+		Long:    traceHTMLLong + ownExitHelp(map[int]string{runner.ExitFailed: "it can't be written"}, runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
 		Example: "  caisson trace html -o session.html ses_01JD",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return exportTrace(d, env, cmd, args, path, trace.HTML)
@@ -456,7 +456,7 @@ func newTracePruneCommand(d deps, env environ, status *int) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "prune [flags]",
 		Short:   "Shorten old sessions to their audit records",
-		Long:    tracePruneLong + exitHelp(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitConfig),
+		Long:    tracePruneLong + ownExitHelp(map[int]string{runner.ExitFailed: "a session could not be shortened"}, runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitConfig),
 		Example: "  caisson trace prune --dry-run\n  caisson trace prune --keep 720h",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

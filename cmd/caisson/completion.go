@@ -1,0 +1,140 @@
+package main
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/trace"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// completed is how many sessions a shell is offered, the newest first.
+const completed = 30
+
+// candidates gives what may stand at a place of the command line.
+type candidates func(env environ) ([]cobra.Completion, cobra.ShellCompDirective)
+
+// addCompletion says what shells complete: sessions, tools, profiles, and the
+// words of settings. Nothing is started or asked for it: it runs while somebody
+// types.
+func addCompletion(root *cobra.Command, env environ) {
+	arguments := map[string]candidates{
+		"caisson diff": sessions, "caisson apply": sessions, "caisson sandbox exec": liveSessions,
+		"caisson trace show": sessions, "caisson trace verify": sessions, "caisson trace export": sessions, "caisson trace html": sessions,
+		"caisson trust": folders, "caisson untrust": folders, "caisson config schema": fixed("user", "project", "requirements"),
+	}
+	flags := map[string]candidates{
+		"workspace": folders, "tool": toolNames, "profile": profiles, "model": models, "format": fixed("jsonl", "json", "atif"),
+		"backend": fixed(config.Backends()...), "mode": fixed(config.Modes()...), "git": fixed("ro", "commit"),
+		"policy": fixed(tools.PresetNames()...), "on-prompt": fixed("deny", "fail", "allow"),
+	}
+	visit(root, func(cmd *cobra.Command) {
+		if c, ok := arguments[cmd.CommandPath()]; ok {
+			cmd.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+				if len(args) > 0 {
+					return nil, cobra.ShellCompDirectiveDefault
+				}
+				return c(env)
+			}
+		}
+		for name, c := range flags {
+			if cmd.Flags().Lookup(name) == nil {
+				continue
+			}
+			err := cmd.RegisterFlagCompletionFunc(name, func(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) { return c(env) })
+			if err != nil {
+				panic(err) // the flag is there, and has none yet
+			}
+		}
+	})
+}
+
+func visit(cmd *cobra.Command, f func(*cobra.Command)) {
+	f(cmd)
+	for _, c := range cmd.Commands() {
+		visit(c, f)
+	}
+}
+
+func fixed(words ...string) candidates {
+	return func(environ) ([]cobra.Completion, cobra.ShellCompDirective) {
+		return words, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+func folders(environ) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return nil, cobra.ShellCompDirectiveFilterDirs
+}
+
+func sessions(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return listed(env, func(trace.Entry) bool { return true })
+}
+
+func liveSessions(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return listed(env, func(e trace.Entry) bool { return e.State == trace.StateLive })
+}
+
+// listed are the newest sessions, with when they began and what was asked.
+func listed(env environ, keep func(trace.Entry) bool) ([]cobra.Completion, cobra.ShellCompDirective) {
+	const order = cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveKeepOrder
+	state, err := traceState(env)
+	if err != nil {
+		return nil, order
+	}
+	list, err := trace.List(state, completed)
+	if err != nil {
+		return nil, order
+	}
+	var out []cobra.Completion
+	for _, e := range list {
+		if keep(e) {
+			out = append(out, cobra.CompletionWithDesc(e.Session, age(e.Begun, time.Now())+" ago: "+oneLine(e.Task)))
+		}
+	}
+	return out, order
+}
+
+// oneLine is the beginning of a text, safe to show.
+func oneLine(text string) string {
+	text, _, _ = strings.Cut(strings.TrimSpace(text), "\n")
+	safe, _ := tools.Display(text)
+	if r := []rune(safe); len(r) > 40 {
+		safe = string(r[:40]) + "…"
+	}
+	return safe
+}
+
+func toolNames(environ) ([]cobra.Completion, cobra.ShellCompDirective) {
+	defs, err := runner.Definitions()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	var out []cobra.Completion
+	for _, d := range defs {
+		out = append(out, cobra.CompletionWithDesc(string(d.Name), string(d.Class)))
+	}
+	return out, cobra.ShellCompDirectiveNoFileComp
+}
+
+// profiles and models are those of the user's file, where it can be read.
+func profiles(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
+	conf, err := loadConfig(deps{}, env, config.File{}, "", nil)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return slices.Sorted(maps.Keys(conf.Profiles)), cobra.ShellCompDirectiveNoFileComp
+}
+
+func models(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
+	conf, err := loadConfig(deps{}, env, config.File{}, "", nil)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return slices.Sorted(maps.Keys(conf.Models)), cobra.ShellCompDirectiveNoFileComp
+}
