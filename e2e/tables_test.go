@@ -32,6 +32,7 @@ var acceptanceCases = map[string][]int{
 	"B. What a host might run or trust": {25, 26, 28, 29, 31, 32},
 	"C. Confirmations":                  {33, 34, 35, 37, 39, 40, 41, 42, 43, 44},
 	"D. Prompt, transcript, secrets":    {45, 47, 48, 49, 50},
+	"F. Fetch and egress":               {59, 60, 61, 63, 65, 66, 67, 68, 69, 70},
 }
 
 // TestSpecificationTable holds docs/specification.md: every paragraph has a
