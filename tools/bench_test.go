@@ -2,30 +2,77 @@ package tools
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"slices"
 	"testing"
+	"time"
 )
 
 // BenchmarkRound measures what the dispatcher adds to a call: the tool does
-// nothing. The target is 50 µs a call.
+// nothing, its input has a schema and a path that is checked, and the policy
+// decides. The target is 50 µs a call.
 func BenchmarkRound(b *testing.B) {
 	for _, bm := range []struct {
 		name  string
 		calls int
-	}{{"one call", 1}, {"four calls", 4}} {
+		class Class
+		paths bool
+	}{
+		{"none/1", 1, ClassNone, false},
+		{"read/1", 1, ClassRead, true},
+		{"write/1", 1, ClassWrite, true},
+		{"none/4", 4, ClassNone, false},
+		{"read/4", 4, ClassRead, true},
+		{"write/4", 4, ClassWrite, true}, // on paths of their own
+		{"read/64", 64, ClassRead, true},
+	} {
 		b.Run(bm.name, func(b *testing.B) {
-			d := newDispatcher(b, &recorder{fail: func(Event) error { return nil }}, Options{Policy: preset(b, "default")}, readTool("read_file", nil))
+			tool := fakeTool{def: testDefinition("probe", bm.class)}
+			if !bm.paths {
+				tool.def.Paths = nil
+			}
+			d := newDispatcher(b, &recorder{}, Options{Policy: preset(b, "sandboxed"), Workspace: "/home/me/project"}, tool)
 			d.out.sink = func(Event) error { return nil }
 			calls := make([]Call, bm.calls)
 			for i := range calls {
-				calls[i] = call("a", "read_file", `{"path":"src/main.go","text":"some text"}`)
+				calls[i] = call(fmt.Sprint(i), "probe", fmt.Sprintf(`{"path":"src/main%d.go","text":"some text"}`, i))
 			}
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := d.Round(context.Background(), calls); err != nil {
-					b.Fatal(err)
-				}
-			}
-			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N*bm.calls), "µs/call")
+			runRounds(b, d, calls)
 		})
 	}
+}
+
+// BenchmarkApprovedRound is a call that a client of the broker allows at once.
+func BenchmarkApprovedRound(b *testing.B) {
+	d := newDispatcher(b, &recorder{}, Options{Policy: preset(b, "default"), Broker: brokerOf(answering(DecisionAllow, ScopeOnce))},
+		fakeTool{def: testDefinition("probe", ClassExecute)})
+	d.out.sink = func(Event) error { return nil }
+	runRounds(b, d, []Call{call("a", "probe", `{"text":"some text"}`)})
+}
+
+// runRounds reports the median time that a round takes for each of its calls.
+func runRounds(b *testing.B, d *Dispatcher, calls []Call) {
+	b.Helper()
+	b.ReportAllocs()
+	var took []time.Duration
+	for b.Loop() {
+		start := time.Now()
+		results, err := d.Round(context.Background(), calls)
+		took = append(took, time.Since(start))
+		if err = errors.Join(err, failures(results)); err != nil {
+			b.Fatal(err)
+		}
+	}
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)/2].Nanoseconds())/float64(len(calls)), "p50-ns")
+}
+
+func failures(results []Result) error {
+	for _, r := range results {
+		if r.IsError {
+			return fmt.Errorf("call %s: %s", r.CallID, blocksText(r.Content))
+		}
+	}
+	return nil
 }

@@ -200,9 +200,10 @@ func (r *round) checkPolicy(p *pending) *Error {
 func (r *round) runAll(all []*pending) {
 	var open []*pending
 	var arrivals []arrival
+	asked := false
 	for _, p := range all {
 		if !p.ended {
-			open = append(open, p)
+			open, asked = append(open, p), asked || p.ask != nil
 			needs := claim{class: p.tool.def.Class, parallel: p.tool.def.Parallel, paths: p.paths}
 			arrivals = append(arrivals, arrival{claim: needs, ready: p.ask == nil || p.ask.settled()})
 		}
@@ -212,7 +213,9 @@ func (r *round) runAll(all []*pending) {
 		p.ticket = tickets[i]
 	}
 	var wg sync.WaitGroup
-	wg.Go(func() { r.askAll(open) })
+	if asked {
+		wg.Go(func() { r.askAll(open) })
+	}
 	for _, p := range open {
 		wg.Go(func() { r.run(p) })
 	}

@@ -54,6 +54,9 @@ func rows() []row {
 			row{what: "stdout with hash, every byte to the host / dd | cat on the host, " + b.name, ours: e2e("Output/"+b.name, ns), peer: e2e("Output/"+b.name, "host-"+ns), inverse: true, limit: b.flow},
 			row{what: "memory that the host needs more for it, " + b.name, ours: e2e("Output/"+b.name, "MiB-grown"), atMost: true, limit: 16, unit: "MiB", by: 1})
 	}
+	for _, b := range []struct{ calls, bench string }{{"one call", "Round/none/1"}, {"four calls at once, a call", "Round/none/4"}} {
+		list = append(list, row{what: "the dispatcher alone, " + b.calls, ours: metric{"tools", b.bench, ns}, atMost: true, limit: 50, unit: "µs", by: 1e3})
+	}
 	return append(list, row{what: "READ of 4 KiB / os.ReadFile", ours: e2e("Read", ns), peer: e2e("Read", "os-"+ns), atMost: true, limit: 0.9})
 }
 
