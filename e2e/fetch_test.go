@@ -34,6 +34,13 @@ func TestFetch(t *testing.T) {
 			var hits atomic.Int64
 			canary := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { hits.Add(1) }))
 			t.Cleanup(canary.Close)
+			for _, u := range []string{canary.URL, pages.URL + "/?to=" + canary.URL} {
+				res, err := pages.Client().Get(u)
+				if err != nil || hits.Swap(0) != 1 {
+					t.Fatalf("control: a naive client doesn't reach the canary by %s: %v", u, err)
+				}
+				_ = res.Body.Close()
+			}
 
 			m := newMachine(t)
 			m.config(t, fmt.Sprintf("fetch:\n  allow: [%q]\n  private: {127.0.0.1: [127.0.0.1]}\n", pages.URL+"/"))
