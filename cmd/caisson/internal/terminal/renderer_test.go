@@ -194,7 +194,7 @@ func TestForeignTextIsNeverObeyed(t *testing.T) {
 				Version: hostile, Workspace: hostile, Policy: hostile, Image: hostile, Model: loop.ModelInfo{Provider: hostile, Model: hostile},
 				Backend: runner.BackendChoice{Chosen: hostile, Why: hostile}, Ignored: []runner.Ignored{{Name: hostile, Why: hostile}},
 				FilesLoaded: []runner.LoadedFile{{Path: hostile, Trust: hostile, Truncated: true}},
-				Removed: []sandbox.Leftover{{Kind: hostile, Name: hostile, Owner: hostile}},
+				Removed:     []sandbox.Leftover{{Kind: hostile, Name: hostile, Owner: hostile}},
 			},
 			runner.SandboxStarted{Attestation: sandbox.Attestation{Runtime: hostile, RuntimeVersion: hostile, User: hostile, Lost: []string{hostile}}},
 			runner.ToolCalled{CallID: "tu_1", Name: hostile, Summary: hostile},
