@@ -5,8 +5,10 @@ package runner
 import (
 	"context"
 	"errors"
+	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -329,5 +331,53 @@ func TestACancelledCallIsWaitedForLongerThanTheGuestNeeds(t *testing.T) {
 		if got := s.abandon(); got != want {
 			t.Errorf("grace %v: %v, want %v", grace, got, want)
 		}
+	}
+}
+
+// TestNothingRunsWhoseApprovalCannotBeRecorded lets the disk be full when a
+// person has allowed a command: the audit would have a hole, so it does not run.
+func TestNothingRunsWhoseApprovalCannotBeRecorded(t *testing.T) {
+	for name, full := range map[string]func(rec *Recorder){
+		"no room to write": func(rec *Recorder) {
+			device, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = rec.file.Close()
+			rec.file = device
+		},
+		"not on the disk": func(rec *Recorder) { rec.fsync = func(*os.File) error { return syscall.EIO } },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, "  - calls: [{tool: shell, input: {command: echo}}]\n  - text: went on\n")
+			b.backend.scripts["echo"] = says("hi")
+			var err error
+			if b.opts.Policy, err = tools.Preset("strict"); err != nil {
+				t.Fatal(err)
+			}
+			b.opts.Broker = tools.NewBroker(tools.BrokerOptions{})
+			defer b.opts.Broker.Attach("terminal", answerer("allow"))()
+			s, err := Open(t.Context(), b.opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			asked := false
+			s.rec.opts.Mirror = func(r Record, _ []byte) {
+				if r.Kind == KindConfirmationRequested {
+					asked = true
+					full(s.rec)
+				}
+			}
+			r := b.takes(s)
+			b.backend.requireGone(t)
+			if !asked || r.Reason != loop.StopTraceUnwritable || r.ExitStatus != 54 {
+				t.Errorf("asked %v, ended %s (%d): %+v", asked, r.Reason, r.ExitStatus, r.Problem)
+			}
+			for _, box := range b.backend.boxes {
+				if len(box.ran) > 0 {
+					t.Errorf("%q ran", box.ran)
+				}
+			}
+		})
 	}
 }
