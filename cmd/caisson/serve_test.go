@@ -1,0 +1,310 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/server"
+)
+
+// served is one caisson serve in this process, on a fake sandbox.
+type served struct {
+	t       *testing.T
+	home    string
+	root    string
+	log     *syncBuffer
+	base    string
+	signals chan os.Signal
+	ended   chan int
+}
+
+type syncBuffer struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+	// written is told of each write.
+	written chan struct{}
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	select {
+	case b.written <- struct{}{}:
+	default:
+	}
+	return b.text.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
+
+// startServe starts it with a configuration.
+func startServe(t *testing.T, config string, args ...string) *served {
+	t.Helper()
+	dir := t.TempDir()
+	s := &served{t: t, home: filepath.Join(dir, "home"), root: filepath.Join(dir, "work"), log: &syncBuffer{written: make(chan struct{}, 1)}, signals: make(chan os.Signal, 4), ended: make(chan int, 1)}
+	script := filepath.Join(dir, "script.yaml")
+	for path, text := range map[string]string{
+		filepath.Join(s.home, ".config/caisson/config.yaml"): config,
+		script:                                  "version: 1\nname: t\nturns:\n  - calls: [{tool: shell, input: {command: \"echo made > out.txt\"}}]\n  - text: Done.\n",
+		filepath.Join(s.root, "one/readme"):     "",
+		filepath.Join(dir, "outside/secret"):    "",
+		filepath.Join(s.root, "two/three/file"): "",
+	} {
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for link, to := range map[string]string{"out": "../outside", "in": "one", "two/up": "../.."} {
+		if err := os.Symlink(to, filepath.Join(s.root, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := standard(s.signals, func(int) {})
+	d.stderr, d.stdout, d.requirements = s.log, io.Discard, ""
+	d.executable = func() (string, error) { return filepath.Join(dir, "bin/caisson"), nil }
+	d.backend = fakeBackends
+	for _, name := range []string{"caisson", "caisson-guest", "runsc"} {
+		if err := os.MkdirAll(filepath.Join(dir, "bin"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "bin", name), []byte("#!/bin/sh\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	env := []string{"HOME=" + s.home, "PATH=/usr/bin:/bin", "SHORT=x", "ALICE=" + strings.Repeat("a", 40), "BOB=" + strings.Repeat("b", 40)}
+	args = append([]string{"serve", "--root", s.root, "--listen", "127.0.0.1:0", "--backend", "gvisor", "--model", "replay/" + script}, args...)
+	go func() { s.ended <- run(context.Background(), args, env, d) }()
+	t.Cleanup(func() {
+		if s.base != "" {
+			s.stop()
+		}
+		http.DefaultTransport.(*http.Transport).CloseIdleConnections()
+	})
+	return s
+}
+
+// up waits until it listens.
+func (s *served) up() *served {
+	s.t.Helper()
+	for {
+		if _, rest, ok := strings.Cut(s.log.String(), "listening on "); ok && strings.Contains(rest, "caisson: backend") {
+			s.base, _, _ = strings.Cut(rest, "\n")
+			return s
+		}
+		select {
+		case <-s.log.written:
+		case status := <-s.ended:
+			s.t.Fatalf("it ended with %d: %s", status, s.log)
+		}
+	}
+}
+
+// stop ends it as a service manager does.
+func (s *served) stop() int {
+	s.signals <- syscall.SIGTERM
+	s.base = ""
+	return <-s.ended
+}
+
+func (s *served) token() string {
+	s.t.Helper()
+	text, err := os.ReadFile(filepath.Join(s.home, ".local/state/caisson/serve.token"))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return strings.TrimSpace(string(text))
+}
+
+func (s *served) do(token, method, path, body string) (int, string) {
+	s.t.Helper()
+	req, err := http.NewRequestWithContext(s.t.Context(), method, s.base+path, strings.NewReader(body))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+token)
+	if body != "" {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return res.StatusCode, string(text)
+}
+
+// wants starts a session and checks the status; where it was started it is ended.
+func (s *served) wants(token, body string, status int, contains string) server.Session {
+	s.t.Helper()
+	got, text := s.do(token, "POST", "/sessions", body)
+	if got != status || !strings.Contains(text, contains) {
+		s.t.Errorf("%s: %d %s, want %d with %q", body, got, text, status, contains)
+	}
+	var v server.Session
+	if err := json.Unmarshal([]byte(text), &v); err == nil && got == http.StatusCreated {
+		s.do(token, "DELETE", "/sessions/"+v.ID, "")
+	}
+	return v
+}
+
+// TestServeWorkspaces: only what lies below a root is one, however it is named.
+func TestServeWorkspaces(t *testing.T) {
+	s := startServe(t, "").up()
+	token := s.token()
+	outside := filepath.Join(filepath.Dir(s.root), "outside")
+	if _, err := os.Stat(filepath.Join(s.root, "out", "secret")); err != nil {
+		t.Fatalf("the control: the link does not lead out: %v", err)
+	}
+	for _, bad := range []string{
+		outside, s.root + "/../outside", s.root + "/out", "out", "../outside", "..", "/", "/etc", s.home, s.root + "x", "out/.", "two/up/outside", "two/up",
+		s.root + "/in", "~/work", "", "\x00", "one/readme", "none",
+	} {
+		body, err := json.Marshal(map[string]string{"workspace": bad})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.wants(token, string(body), 422, `"detail":"`)
+	}
+	for _, good := range []string{s.root, s.root + "/one", "one", "two/three", "./two/../one", s.root + "//one/"} {
+		v := s.wants(token, fmt.Sprintf(`{"workspace":%q}`, good), 201, `"state":"idle"`)
+		if !strings.HasPrefix(v.Workspace, s.root) {
+			t.Errorf("%s is %s", good, v.Workspace)
+		}
+	}
+	if status := s.stop(); status != runner.ExitDone {
+		t.Errorf("it ended with %d: %s", status, s.log)
+	}
+	for _, name := range []string{"serve.token"} {
+		if _, err := os.Stat(filepath.Join(s.home, ".local/state/caisson", name)); !os.IsNotExist(err) {
+			t.Errorf("%s is left: %v", name, err)
+		}
+	}
+	if strings.Contains(s.log.String(), token) {
+		t.Error("the token is in the log")
+	}
+}
+
+// TestServeOnlyTightens: nothing that a client asks for is milder than the
+// configuration.
+func TestServeOnlyTightens(t *testing.T) {
+	s := startServe(t, `
+limits: {max_rounds: 10, timeout: 1m}
+mode: overlay
+models:
+  fast: {provider: replay, model: /nowhere}
+  own: {provider: replay, model: /nowhere/else}
+serve:
+  models: [own]
+  images: ["rootfs:/srv/base"]
+  tokens:
+    alice: {env: ALICE}
+    bob: {env: BOB}
+  max_sessions: 2
+`).up()
+	alice := strings.Repeat("a", 40)
+	for body, says := range map[string]string{
+		`{"workspace":"one","limits":{"max_rounds":11}}`:              "above the server's limit of 10",
+		`{"workspace":"one","limits":{"timeout_seconds":61}}`:         "above the server's limit of 1m0s",
+		`{"workspace":"one","limits":{"memory_bytes":1099511627776}}`: "above the server's limit",
+		`{"workspace":"one","mode":"bind"}`:                           "milder",
+		`{"workspace":"one","image":"debian"}`:                        "none that clients may name",
+		`{"workspace":"one","model":"fast"}`:                          "none that clients may name",
+		`{"workspace":"one","model":"replay//etc/passwd"}`:            "none that clients may name",
+		`{"workspace":"one","policy":"allow-all"}`:                    `"location":"body.policy"`,
+		`{"workspace":"one","backend":"runc"}`:                        `"location":"body`,
+	} {
+		s.wants(alice, body, 422, says)
+	}
+	s.wants(alice, `{"workspace":"one","model":"own"}`, 422, "can't be played") // it was allowed, and isn't there
+	s.wants(alice, `{"workspace":"one","limits":{"tokens":5}}`, 422, `body.limits.tokens`)
+	v := s.wants(alice, `{"workspace":"one","limits":{"max_rounds":3,"timeout_seconds":60,"pids":70,"milli_cpus":500},"policy":"readonly","mode":"overlay"}`, 201, "")
+	if *v.Budget.Rounds != 3 || *v.Budget.WallTimeMS != 60_000 || v.Resources.PIDs != 70 || v.Resources.MilliCPUs != 500 || v.Policy != "default+readonly" || v.Mode != "overlay" || v.Client != "alice" {
+		t.Errorf("started as %+v", v)
+	}
+	if status, _ := s.do("x", "GET", "/sessions", ""); status != 401 {
+		t.Errorf("without a token: %d", status)
+	}
+	if status, _ := s.do(strings.Repeat("b", 40), "GET", "/sessions", ""); status != 200 {
+		t.Errorf("as bob: %d", status)
+	}
+}
+
+// TestServePolicyIsLaidOver: a stricter preset counts, a milder one does not.
+func TestServePolicyIsLaidOver(t *testing.T) {
+	s := startServe(t, "").up() // default: execute prompts
+	for policy, want := range map[string]string{"readonly": "permission_denied", "sandboxed": "waits", "ci": "permission_denied"} {
+		_, text := s.do(s.token(), "POST", "/sessions", fmt.Sprintf(`{"workspace":"one","policy":%q}`, policy))
+		var v server.Session
+		if err := json.Unmarshal([]byte(text), &v); err != nil || v.ID == "" {
+			t.Fatal(text)
+		}
+		s.do(s.token(), "POST", "/sessions/"+v.ID+"/turns", `{"message":"go"}`)
+		got := ""
+		for got == "" {
+			if _, text := s.do(s.token(), "GET", "/sessions/"+v.ID+"/confirmations", ""); strings.Contains(text, `"id"`) {
+				got = "waits"
+			}
+			trace, err := os.ReadFile(filepath.Join(s.home, ".local/state/caisson/sessions", v.ID, "trace.jsonl"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(string(trace), `"error_class":"permission_denied"`) {
+				got = "permission_denied"
+			}
+		}
+		if got != want {
+			t.Errorf("%s: %s, want %s", policy, got, want)
+		}
+		s.do(s.token(), "DELETE", "/sessions/"+v.ID, "")
+	}
+}
+
+// TestServeRefusesToStart names each bad start's status and what is said.
+func TestServeRefusesToStart(t *testing.T) {
+	for name, c := range map[string]struct {
+		config string
+		args   []string
+		status int
+		says   string
+	}{
+		"remote":           {"", []string{"--listen", "0.0.0.0:0"}, 42, "--allow-remote"},
+		"remote, no token": {"", []string{"--listen", "0.0.0.0:0", "--allow-remote"}, 52, "has no token of its own"},
+		"no such root":     {"", []string{"--root", "/no/such"}, 42, "/no/such"},
+		"token not set":    {"serve: {tokens: {a: {env: NO_SUCH}}}", nil, 52, "NO_SUCH is not set"},
+		"token twice":      {"serve: {tokens: {a: {env: ALICE, file: /x}}}", nil, 52, "env or from file"},
+		"token file":       {"serve: {tokens: {a: {file: /no/such}}}", nil, 52, "/no/such"},
+		"token short":      {"serve: {tokens: {a: {env: SHORT}}}", nil, 52, "characters"},
+		"unknown key":      {"serve: {port: 80}", nil, 52, "port"},
+		"arguments":        {"", []string{"x"}, 2, "takes no arguments"},
+		"token's place":    {"", []string{"--token-file", "/no/such/token"}, 42, "--token-file"},
+	} {
+		s := startServe(t, c.config, c.args...)
+		if status := <-s.ended; status != c.status || !strings.Contains(s.log.String(), c.says) {
+			t.Errorf("%s: status %d, want %d: %s", name, status, c.status, s.log)
+		}
+	}
+}
