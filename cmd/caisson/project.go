@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path"
 	"path/filepath"
 
@@ -114,6 +116,9 @@ func (s *setup) useProject(o projectOptions, flags config.File, profile string) 
 		s.ignore(config.ProjectPath, err.Error())
 		return nil
 	}
+	if err := needState(s.environ); err != nil {
+		return err
+	}
 	entry, known, storeErr := s.environ.trustStore().Find(s.workspace.Path)
 	trusted := known && entry.Covers(own.files)
 	if storeErr != nil {
@@ -161,10 +166,14 @@ func workspaceFor(env environ, folder string) (*runner.Workspace, error) {
 	return runner.OpenWorkspace(folder, runner.Protected{Home: env.home(), State: env.stateDir(), Config: env.configDir()})
 }
 
-// needState refuses to work without a place for state.
+// needState refuses to work without a place for state, or with one that others
+// can write: what is in it is believed.
 func needState(env environ) error {
-	if env.stateDir() != "" {
-		return nil
+	if dir := env.stateDir(); dir != "" {
+		if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
+			return nil // it is made when something is stored
+		}
+		return runner.CheckStateDir(dir)
 	}
 	return &runner.Error{Status: runner.ExitConfig, Problem: runner.Problem{
 		Cause: "there is no place for Caisson's state: neither HOME nor XDG_STATE_HOME is an absolute path",

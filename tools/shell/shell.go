@@ -130,7 +130,7 @@ func definition(opts Options) tools.Definition {
 		Aliases:          aliases,
 		Paths:            paths,
 		Summary:          command,
-		Phrase:           command,
+		Phrase:           phrase,
 		EnabledByDefault: true,
 	}
 }
@@ -282,4 +282,23 @@ func command(raw json.RawMessage) string {
 		return ""
 	}
 	return in.Command
+}
+
+// phrase is the command as lasting answers and patterns of dangerous commands
+// see it. In another folder, or running on, it is another one: git status obeys
+// what a folder's configuration says, and that folder the model may have made.
+// So it is written as what it is, which no lasting answer covers.
+func phrase(raw json.RawMessage) string {
+	var in input
+	if err := json.Unmarshal(raw, &in); err != nil {
+		return ""
+	}
+	text := in.Command
+	if in.Dir != "" && path.Clean(in.Dir) != "." {
+		text = `cd "$cwd" &&` + "\n" + text
+	}
+	if in.Background {
+		text = "{ " + text + "\n} &"
+	}
+	return text
 }

@@ -1,0 +1,34 @@
+package shell
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// TestLastingAnswersAreForTheWorkspaceItself: the same words in another folder,
+// or running on, are not the command that somebody approved.
+func TestLastingAnswersAreForTheWorkspaceItself(t *testing.T) {
+	for input, want := range map[string]string{
+		`{"command":"git status"}`:                                      "git status",
+		`{"command":"git  status","timeout_seconds":5}`:                 "git status",
+		`{"command":"git status","cwd":"."}`:                            "git status",
+		`{"command":"git status","background":false,"description":"x"}`: "git status",
+		`{"command":"git status","cwd":"sub"}`:                          "",
+		`{"command":"git status","cwd":"/workspace/sub"}`:               "",
+		`{"command":"git status","background":true}`:                    "",
+		`{"command":"git status","cwd":"sub","background":true}`:        "",
+		`{"command":"ls; id","cwd":"."}`:                                "",
+		`not json`:                                                      "",
+	} {
+		got, err := tools.StaticPhrase(phrase(json.RawMessage(input)))
+		if got != want || (err == nil) != (want != "") {
+			t.Errorf("%s is kept as %q, %v, want %q", input, got, err, want)
+		}
+	}
+	// The control: by its command alone each would be covered.
+	if got, err := tools.StaticPhrase(command(json.RawMessage(`{"command":"git status","cwd":"sub","background":true}`))); got != "git status" || err != nil {
+		t.Errorf("control: %q, %v", got, err)
+	}
+}
