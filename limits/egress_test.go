@@ -4,7 +4,6 @@ import (
 	"errors"
 	"sync"
 	"testing"
-	"time"
 
 	"pgregory.net/rapid"
 
@@ -98,53 +97,5 @@ func TestEgressRefusesNonsense(t *testing.T) {
 	e.Return(-5)
 	if bytes, _ := e.Used(); bytes != 0 {
 		t.Errorf("%d bytes used after nothing", bytes)
-	}
-}
-
-func TestSessionBreaker(t *testing.T) {
-	budget := limits.Budget{
-		Rounds: new(int64(1)), ToolCalls: new(int64(2)), Tokens: new(int64(100)), CostMicroUSD: new(int64(50)), WallTime: new(time.Minute),
-	}
-	for name, tt := range map[string]struct {
-		used    limits.Usage
-		passed  time.Duration
-		breaker limits.BreakerName // of the next tool call, "" is none
-		answers bool               // whether the model may still be asked
-	}{
-		"nothing":            {answers: true},
-		"rounds don't count": {used: limits.Usage{Rounds: 5, CostMicroUSD: new(int64(0))}, answers: true},
-		"calls":              {used: limits.Usage{ToolCalls: 2}, breaker: limits.BreakerSessionCalls, answers: true},
-		"tokens":             {used: limits.Usage{InputTokens: 60, OutputTokens: 40}, breaker: limits.BreakerSessionTokens},
-		"cost":               {used: limits.Usage{CostMicroUSD: new(int64(50))}, breaker: limits.BreakerSessionCost},
-		"time":               {passed: time.Minute, breaker: limits.BreakerSessionWallTime},
-	} {
-		t.Run(name, func(t *testing.T) {
-			c := newClock()
-			s, err := limits.NewSessionBreaker(budget, c.now)
-			if err != nil {
-				t.Fatal(err)
-			}
-			s.Add(tt.used)
-			c.pass(tt.passed)
-			for range 2 { // it stays tripped
-				got := limits.BreakerName("")
-				err := s.Check(limits.StepToolCall)
-				if trip, ok := errors.AsType[*limits.TrippedError](err); ok {
-					got = trip.Breaker
-					if _, ok := errors.AsType[*limits.ExceededError](err); !ok {
-						t.Errorf("%v doesn't say what was exceeded", err)
-					}
-				}
-				if got != tt.breaker {
-					t.Errorf("breaker %q (%v), want %q", got, err, tt.breaker)
-				}
-				if err := s.Check(limits.StepClosing); (err == nil) != tt.answers {
-					t.Errorf("asking the model: %v", err)
-				}
-			}
-		})
-	}
-	if _, err := limits.NewSessionBreaker(limits.Budget{Tokens: new(int64(0))}, nil); err == nil {
-		t.Error("a limit of zero was taken")
 	}
 }

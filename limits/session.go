@@ -69,6 +69,30 @@ func (s *SessionBreaker) Check(step Step) error {
 	return trip
 }
 
+// Turn gives the budget of one more turn: b, and no more than what is left of
+// the session's. Ask it where [SessionBreaker.Check] lets a tool call through.
+func (s *SessionBreaker) Turn(b Budget) Budget {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	elapsed := s.now().Sub(s.begun)
+	for _, f := range []struct {
+		kind Kind
+		own  **int64
+	}{{KindToolCalls, &b.ToolCalls}, {KindTokens, &b.Tokens}, {KindCost, &b.CostMicroUSD}} {
+		if limit, used, ok := s.meter.reading(f.kind, elapsed); ok {
+			if left := max(limit-used, 1); *f.own == nil || **f.own > left {
+				*f.own = &left
+			}
+		}
+	}
+	if all := s.meter.budget.WallTime; all != nil {
+		if left := max(*all-elapsed, time.Millisecond); b.WallTime == nil || *b.WallTime > left {
+			b.WallTime = &left
+		}
+	}
+	return b
+}
+
 // sessionBreaker names the breaker of a limit.
 func sessionBreaker(k Kind) BreakerName {
 	switch k {

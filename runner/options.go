@@ -55,6 +55,10 @@ type Options struct {
 	MaxOutputTokens, ContextWindow int64
 	// Budget bounds each turn; a nil field is no limit.
 	Budget limits.Budget
+	// SessionBudget bounds all turns together, its wall time from Open on: a turn
+	// gets no more than what is left, and none is started where nothing is. A nil
+	// field is no limit; rounds are each turn's.
+	SessionBudget limits.Budget
 	// Policy decides what is asked about; Broker gets the answers, nil where
 	// nobody can be asked, and OnPrompt says what then becomes of it.
 	Policy   tools.Policy

@@ -53,6 +53,8 @@ type Session struct {
 	ended *Turn
 	last  loop.Outcome
 	used  limits.Usage
+	// breaker bounds what all turns use together.
+	breaker *limits.SessionBreaker
 	// history is what the next turn begins with.
 	history []loop.Message
 	// stop ends what lives beside the turns once the first one has begun,
@@ -123,6 +125,9 @@ func open(ctx context.Context, o Options) (_ *Session, err error) {
 	}
 	s := &Session{
 		opts: o, begun: time.Now(), dir: o.Folder.Dir, log: o.Folder.Log, looked: make(chan struct{}),
+	}
+	if s.breaker, err = limits.NewSessionBreaker(o.SessionBudget, nil); err != nil {
+		return nil, &Error{Status: ExitConfig, Problem: Problem{Cause: "session " + err.Error(), Mend: "Change the session's limits."}, Err: err}
 	}
 	s.rec, err = NewRecorder(RecorderOptions{Dir: s.dir, Session: o.Folder.Session, Secrets: o.Secrets, Mirror: o.Mirror})
 	if err != nil {

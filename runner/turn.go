@@ -17,7 +17,7 @@ var (
 	// ErrBusy says that a turn runs: one at a time.
 	ErrBusy = errors.New("a turn is running")
 	// ErrOver says that the session takes no more turns: it is closed, was
-	// cancelled, or its sandbox is lost.
+	// cancelled, its sandbox is lost, or its limits are used up.
 	ErrOver = errors.New("session is over")
 )
 
@@ -84,6 +84,10 @@ func (s *Session) Start(message string) (*Turn, error) {
 	case s.ctx.Err() != nil && s.turns > 0:
 		return nil, fmt.Errorf("start turn: %w: %w", ErrOver, context.Cause(s.ctx))
 	}
+	// Nothing left of any limit is nothing left for a turn.
+	if err := s.breaker.Check(limits.StepToolCall); err != nil {
+		return nil, fmt.Errorf("start turn: %w: %w", ErrOver, err)
+	}
 	ctx, cancel := context.WithCancelCause(s.ctx)
 	t := &Turn{ID: newID("trn"), begun: time.Now(), cancel: cancel, done: make(chan struct{})}
 	if s.turns++; s.turns == 1 {
@@ -105,7 +109,7 @@ func (s *Session) take(ctx context.Context, t *Turn, message string, first bool)
 		s.awake()
 	}
 	out, err := loop.Run(ctx, loop.Options{
-		Model: s.opts.Model, Dispatcher: s.tools, Budget: s.opts.Budget,
+		Model: s.opts.Model, Dispatcher: s.tools, Budget: s.breaker.Turn(s.opts.Budget),
 		System:   loop.SystemPrompt(loop.PromptOptions{Workspace: sandbox.WorkspaceDir, Instructions: s.opts.Instructions}),
 		History:  s.history,
 		Messages: s.opening(message, first),
@@ -137,6 +141,7 @@ func (s *Session) took(t *Turn, out loop.Outcome, cause error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.last, s.history = out, out.History
+	s.breaker.Add(out.Usage)
 	if s.turns == 1 {
 		s.used = out.Usage
 	} else {
@@ -211,6 +216,10 @@ func (s *Session) Status() Status {
 		st.Over = "closed"
 	case cause != nil:
 		st.Over = cause.Error()
+	default:
+		if err := s.breaker.Check(limits.StepToolCall); err != nil {
+			st.Over = err.Error()
+		}
 	}
 	return st
 }

@@ -1,0 +1,114 @@
+package limits_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/caisson-run/caisson/limits"
+)
+
+func TestSessionBreaker(t *testing.T) {
+	budget := limits.Budget{
+		Rounds: new(int64(1)), ToolCalls: new(int64(2)), Tokens: new(int64(100)), CostMicroUSD: new(int64(50)), WallTime: new(time.Minute),
+	}
+	for name, tt := range map[string]struct {
+		used    limits.Usage
+		passed  time.Duration
+		breaker limits.BreakerName // of the next tool call, "" is none
+		answers bool               // whether the model may still be asked
+	}{
+		"nothing":            {answers: true},
+		"rounds don't count": {used: limits.Usage{Rounds: 5, CostMicroUSD: new(int64(0))}, answers: true},
+		"calls":              {used: limits.Usage{ToolCalls: 2}, breaker: limits.BreakerSessionCalls, answers: true},
+		"tokens":             {used: limits.Usage{InputTokens: 60, OutputTokens: 40}, breaker: limits.BreakerSessionTokens},
+		"cost":               {used: limits.Usage{CostMicroUSD: new(int64(50))}, breaker: limits.BreakerSessionCost},
+		"time":               {passed: time.Minute, breaker: limits.BreakerSessionWallTime},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newClock()
+			s, err := limits.NewSessionBreaker(budget, c.now)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.Add(tt.used)
+			c.pass(tt.passed)
+			for range 2 { // it stays tripped
+				got := limits.BreakerName("")
+				err := s.Check(limits.StepToolCall)
+				if trip, ok := errors.AsType[*limits.TrippedError](err); ok {
+					got = trip.Breaker
+					if _, ok := errors.AsType[*limits.ExceededError](err); !ok {
+						t.Errorf("%v doesn't say what was exceeded", err)
+					}
+				}
+				if got != tt.breaker {
+					t.Errorf("breaker %q (%v), want %q", got, err, tt.breaker)
+				}
+				if err := s.Check(limits.StepClosing); (err == nil) != tt.answers {
+					t.Errorf("asking the model: %v", err)
+				}
+			}
+		})
+	}
+	if _, err := limits.NewSessionBreaker(limits.Budget{Tokens: new(int64(0))}, nil); err == nil {
+		t.Error("a limit of zero was taken")
+	}
+}
+
+// TestTurnTakesWhatIsLeft is that turns together never have more than the
+// session, and none has more than its own.
+func TestTurnTakesWhatIsLeft(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c := newClock()
+		draw := func(name string) *int64 {
+			if !rapid.Bool().Draw(t, name+" is limited") {
+				return nil
+			}
+			return new(rapid.Int64Range(1, 100).Draw(t, name))
+		}
+		all := limits.Budget{Tokens: draw("tokens"), ToolCalls: draw("calls"), CostMicroUSD: draw("cost"), WallTime: (*time.Duration)(draw("time"))}
+		if all.WallTime != nil {
+			*all.WallTime *= time.Second
+		}
+		own := limits.Budget{Rounds: new(int64(3)), Tokens: draw("a turn's tokens")}
+		s, err := limits.NewSessionBreaker(all, c.now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var used limits.Usage
+		begun := c.now()
+		for turn := 0; turn < 20 && s.Check(limits.StepToolCall) == nil; turn++ {
+			got := s.Turn(own)
+			if err := got.Validate(); err != nil {
+				t.Fatal(err)
+			}
+			if *got.Rounds != 3 || own.Tokens != nil && *got.Tokens > *own.Tokens {
+				t.Fatalf("a turn's own budget grew: %+v", got)
+			}
+			u := limits.Usage{CostMicroUSD: new(int64(0))}
+			use := func(limit *int64, what string) int64 {
+				most := int64(100)
+				if limit != nil {
+					most = *limit
+				}
+				return rapid.Int64Range(0, most).Draw(t, what)
+			}
+			u.InputTokens, u.ToolCalls, *u.CostMicroUSD = use(got.Tokens, "tokens used"), use(got.ToolCalls, "calls made"), use(got.CostMicroUSD, "cost")
+			c.pass(time.Duration(use((*int64)(got.WallTime), "time passed")).Truncate(time.Millisecond))
+			s.Add(u)
+			if turn == 0 {
+				used = u
+			} else {
+				used = used.Plus(u)
+			}
+		}
+		over := func(limit *int64, n int64) bool { return limit != nil && n > *limit }
+		if over(all.Tokens, used.InputTokens) || over(all.ToolCalls, used.ToolCalls) || used.CostMicroUSD != nil && over(all.CostMicroUSD, *used.CostMicroUSD) ||
+			over((*int64)(all.WallTime), int64(c.now().Sub(begun))) {
+			t.Fatalf("used %+v and %v of %+v", used, c.now().Sub(begun), all)
+		}
+	})
+}
