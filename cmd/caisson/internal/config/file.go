@@ -90,6 +90,15 @@ type Limits struct {
 	ToolCalls *Count    `yaml:"max_tool_calls"`
 	Tokens    *Count    `yaml:"max_tokens"`
 	Timeout   *Duration `yaml:"timeout"`
+	// Session bounds all turns of one session together.
+	Session SessionLimits `yaml:"session"`
+}
+
+// SessionLimits bound one session, however many turns it has.
+type SessionLimits struct {
+	ToolCalls *Count    `yaml:"max_tool_calls"`
+	Tokens    *Count    `yaml:"max_tokens"`
+	Timeout   *Duration `yaml:"timeout"`
 }
 
 // Resources bound one sandbox.
@@ -167,6 +176,9 @@ func (f File) Over(upper File) File {
 	over(&f.Limits.ToolCalls, upper.Limits.ToolCalls)
 	over(&f.Limits.Tokens, upper.Limits.Tokens)
 	over(&f.Limits.Timeout, upper.Limits.Timeout)
+	over(&f.Limits.Session.ToolCalls, upper.Limits.Session.ToolCalls)
+	over(&f.Limits.Session.Tokens, upper.Limits.Session.Tokens)
+	over(&f.Limits.Session.Timeout, upper.Limits.Session.Timeout)
 	over(&f.Resources.Memory, upper.Resources.Memory)
 	over(&f.Resources.CPUs, upper.Resources.CPUs)
 	over(&f.Resources.PIDs, upper.Resources.PIDs)

@@ -107,6 +107,9 @@ func lowerLimits(v *Limits, limit Limits) {
 	lower(&v.ToolCalls, limit.ToolCalls)
 	lower(&v.Tokens, limit.Tokens)
 	lower(&v.Timeout, limit.Timeout)
+	lower(&v.Session.ToolCalls, limit.Session.ToolCalls)
+	lower(&v.Session.Tokens, limit.Session.Tokens)
+	lower(&v.Session.Timeout, limit.Session.Timeout)
 }
 
 func lowerResources(v *Resources, limit Resources) {

@@ -52,19 +52,16 @@ func (c *Config) SandboxResources() (limits.Resources, error) {
 	return r, nil
 }
 
-// Budget gives the limits of the run.
+// Budget gives the limits of a turn, which a run has one of.
 func (c *Config) Budget() limits.Budget {
-	var b limits.Budget
-	count := func(dst **int64, v *Count) {
-		if v != nil {
-			*dst = new(int64(*v))
-		}
+	l := c.Limits
+	return limits.Budget{
+		Rounds: (*int64)(l.Rounds), ToolCalls: (*int64)(l.ToolCalls), Tokens: (*int64)(l.Tokens), WallTime: (*time.Duration)(l.Timeout),
 	}
-	count(&b.Rounds, c.Limits.Rounds)
-	count(&b.ToolCalls, c.Limits.ToolCalls)
-	count(&b.Tokens, c.Limits.Tokens)
-	if c.Limits.Timeout != nil {
-		b.WallTime = new(time.Duration(*c.Limits.Timeout))
-	}
-	return b
+}
+
+// SessionBudget gives the limits of a session with all of its turns.
+func (c *Config) SessionBudget() limits.Budget {
+	l := c.Limits.Session
+	return limits.Budget{ToolCalls: (*int64)(l.ToolCalls), Tokens: (*int64)(l.Tokens), WallTime: (*time.Duration)(l.Timeout)}
 }
