@@ -60,7 +60,9 @@ func parseWith(name string, text []byte, prepare func(body ast.Node) error, dst 
 		return &Error{Where: name, Message: fmt.Sprintf("larger than %d bytes", maxFileBytes)}
 	}
 	// The YAML library does not end on some texts that are none.
-	if i := bytes.IndexFunc(text, func(r rune) bool { return r == utf8.RuneError || r < ' ' && !strings.ContainsRune("\t\n\r", r) || r == 0x7f }); i >= 0 {
+	if i := bytes.IndexFunc(text, func(r rune) bool {
+		return r == utf8.RuneError || r < ' ' && !strings.ContainsRune("\t\n\r", r) || r == 0x7f
+	}); i >= 0 {
 		return &Error{Where: name, Line: bytes.Count(text[:i], []byte("\n")) + 1, Column: 1, Message: "a byte that is no text (UTF-8 without control characters is needed)"}
 	}
 	file, err := parser.ParseBytes(text, 0)
