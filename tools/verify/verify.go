@@ -99,7 +99,7 @@ func shellDefinition(commandTime time.Duration) tools.Definition {
         "timeout_seconds": {"type": "integer", "minimum": 1, "maximum": %d, "description": "shell: seconds after which the command is stopped."}`,
 			int64(commandTime/time.Second)), kindShell),
 		Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Timeout: commandTime + stopMargin,
-		Paths: paths, Summary: summary, EnabledByDefault: true,
+		Paths: paths, Summary: summary, Phrase: phrase, EnabledByDefault: true,
 	}
 }
 
@@ -164,19 +164,33 @@ func summary(raw json.RawMessage) string {
 	if err != nil {
 		return ""
 	}
-	var commands []string
-	for _, c := range in.Checks {
-		if c.Command != "" {
-			commands = append(commands, c.Command)
-		}
-	}
 	noun := "checks"
 	if len(in.Checks) == 1 {
 		noun = "check"
 	}
 	out := fmt.Sprintf("%d %s", len(in.Checks), noun)
-	if len(commands) > 0 {
+	if commands := in.commands(); len(commands) > 0 {
 		out += ": " + strings.Join(commands, " ; ")
+	}
+	return out
+}
+
+// phrase is all that a call runs: what lasting answers are bound to, and what
+// is looked at for dangerous commands.
+func phrase(raw json.RawMessage) string {
+	in, err := decode(raw)
+	if err != nil {
+		return ""
+	}
+	return strings.Join(in.commands(), "\n")
+}
+
+func (in input) commands() []string {
+	var out []string
+	for _, c := range in.Checks {
+		if c.Command != "" {
+			out = append(out, c.Command)
+		}
 	}
 	return out
 }

@@ -350,6 +350,13 @@ func TestDefinitions(t *testing.T) {
 	if got := sh.Summary(raw); got != "2 checks: make test" {
 		t.Errorf("summary %q", got)
 	}
+	two := json.RawMessage(`{"checks":[{"kind":"shell","cmd":"git status"},{"kind":"shell","cmd":"rm -rf /"}]}`)
+	if got := sh.Phrase(two); got != "git status\nrm -rf /" || plain.Phrase != nil {
+		t.Errorf("phrase %q", got)
+	}
+	if _, err := tools.StaticPhrase(sh.Phrase(two)); err == nil {
+		t.Error("two commands are one phrase")
+	}
 	if diff := cmp.Diff([]string{"a"}, sh.Paths(raw)); diff != "" {
 		t.Error(diff)
 	}
