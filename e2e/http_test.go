@@ -217,3 +217,50 @@ func TestGeneratedClient(t *testing.T) {
 		t.Log(out)
 	}
 }
+
+// TestHTTPDocumentation runs the commands of docs/http.md, in their order, as
+// somebody would who reads it.
+func TestHTTPDocumentation(t *testing.T) {
+	if _, err := exec.LookPath("curl"); err != nil {
+		lacking(t, "", "needs curl")
+	}
+	page, err := os.ReadFile(filepath.Join("..", "docs", "http.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := newMachine(t)
+	m.write(t, "project/a.txt", "old\n")
+	script := filepath.Join(m.home, "script.yaml")
+	turns := "version: 1\nname: test\nturns:\n  - calls: [{tool: shell, input: {command: \"echo new > a.txt\"}}]\n  - text: All is done.\n"
+	if err := os.WriteFile(script, []byte(turns), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	port := freePort(t)
+	r := m.start(t, "serve", "--root", m.workspace, "--backend", anyBackend(t), "--model", "replay/"+script, "--listen", fmt.Sprintf("127.0.0.1:%d", port))
+	r.until(t, "it listens", func() bool { return strings.Contains(r.stderr.String(), "caisson: backend ") })
+	commands := "set -eu\n"
+	for _, block := range strings.Split(string(page), "```sh\n")[1:] {
+		text, _, _ := strings.Cut(block, "```")
+		commands += text
+	}
+	commands = strings.ReplaceAll(commands, "127.0.0.1:8717", fmt.Sprintf("127.0.0.1:%d", port))
+	ctx, cancel := context.WithTimeoutCause(t.Context(), deadline, errors.New("the commands don't end"))
+	defer cancel()
+	sh := exec.CommandContext(ctx, "sh", "-c", commands)
+	sh.Env, sh.Dir = m.env, m.home
+	out, err := sh.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s\n%s", err, commands, out)
+	}
+	for _, want := range []string{`"decision":"allow"`, `"kind":"turn.completed"`, `event: end`, `"answer":"All is done."`, `"conflicts":[]`, "-old\n+new\n", `"changes":"applied"`, `"state":"ended"`} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("the commands don't show %s", want)
+		}
+	}
+	if text, err := os.ReadFile(filepath.Join(m.workspace, "project", "a.txt")); err != nil || string(text) != "new\n" {
+		t.Errorf("a.txt is %q, %v", text, err)
+	}
+	if t.Failed() {
+		t.Logf("%s", out)
+	}
+}
