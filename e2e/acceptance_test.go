@@ -3,6 +3,8 @@
 package e2e
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,6 +15,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // TestSecretsStayOut is acceptance case D49: a run whose surroundings are full
@@ -336,4 +340,87 @@ func plantTraps(t *testing.T, m *machine, git, fired string, port int) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// TestPatchesAndChecksStayInTheWorkspace drives apply_patch, verify and
+// verify_shell at every way out of the workspace, on each backend: nothing is
+// changed outside, and no check tells anything of what is there, whether it
+// guesses right or wrong. The control is the same inside, and the naive reader.
+func TestPatchesAndChecksStayInTheWorkspace(t *testing.T) {
+	onEachBackend(t, func(t *testing.T, backend string) {
+		m := newMachine(t)
+		o := newOutside(t, m)
+		o.plant(t, m.workspace)
+		m.write(t, "known", "a known text\n")
+		before := treeOf(t, o.dir)
+		naiveReachesTheCanary(t, m, o)
+		patch := func(lines ...string) scriptCall {
+			return call("apply_patch", map[string]any{"patch": "*** Begin Patch\n" + strings.Join(lines, "\n") + "\n*** End Patch"})
+		}
+		var patches []scriptCall
+		for _, path := range append(o.reads(), "../../etc/passwd", "/etc/passwd", "link-magic", "fifo", "socket") {
+			patches = append(patches, patch("*** Update File: "+path, "@@", "-"+o.canary, "+escaped"), patch("*** Delete File: "+path, "*** Add File: "+path, "+escaped"),
+				patch("*** Update File: known", "*** Move to: "+path, "@@", " a known text"))
+		}
+		for _, path := range []string{"../outside/made", filepath.Join(o.dir, "made"), "link-folder/made", "link-dangling/made"} {
+			patches = append(patches, patch("*** Add File: "+path, "+escaped"), patch("*** Add File: inside", "+x", "*** Add File: "+path, "+escaped"))
+		}
+		kinds := func(path, part, sum string) []map[string]any {
+			return []map[string]any{
+				{"kind": "contains", "path": path, "value": part}, {"kind": "contains_any", "path": path, "values": []string{part}},
+				{"kind": "regex_match", "path": path, "value": part}, {"kind": "min_length", "path": path, "value": 3},
+				{"kind": "sha256", "path": path, "value": sum}, {"kind": "file_exists", "path": path},
+			}
+		}
+		right, wrong := sha256.Sum256([]byte(o.canary+"\n")), sha256.Sum256(nil)
+		var checks []scriptCall
+		for _, path := range append(o.reads(), "link-root", "/etc/passwd", "../../etc/passwd") {
+			for _, tool := range []string{"verify", "verify_shell"} {
+				for i, right := range kinds(path, o.canary[:12], hex.EncodeToString(right[:])) {
+					wrong := kinds(path, "zzzzzzzzzzzz", hex.EncodeToString(wrong[:]))[i]
+					checks = append(checks, call(tool, map[string]any{"checks": []any{right}}), call(tool, map[string]any{"checks": []any{wrong}}))
+				}
+			}
+		}
+		inside := sha256.Sum256([]byte("a known text\n"))
+		var known []any
+		for _, c := range kinds("known", "known text", hex.EncodeToString(inside[:])) {
+			known = append(known, c)
+		}
+		good := []scriptCall{
+			call("verify", map[string]any{"checks": known}), call("verify_shell", map[string]any{"checks": known}),
+			patch("*** Update File: known", "@@", "-a known text", "+another text", "*** Add File: new", "+x"),
+		}
+		out := m.runTask(t, append([]string{"--backend", backend, "--max-tool-calls", "2000"}, m.playing(t, patches, checks, good)...)...)
+		out.want(t, 0)
+		results := out.records.results(t)
+		if len(results) != len(patches)+len(checks)+len(good) {
+			t.Fatalf("%d results for %d calls", len(results), len(patches)+len(checks)+len(good))
+		}
+		for i, c := range patches {
+			if !results[i].IsError {
+				t.Errorf("%v succeeded: %.300s", c.Input, results[i].text())
+			}
+		}
+		for i := 0; i < len(checks); i += 2 {
+			a, b := results[len(patches)+i], results[len(patches)+i+1]
+			if !a.IsError || a.IsError != b.IsError || a.text() != b.text() || strings.Contains(a.text(), o.canary[12:]) {
+				t.Errorf("%s %v tells a right guess from a wrong one:\n%s\n%s", checks[i].Tool, checks[i].Input, a.text(), b.text())
+			}
+		}
+		for i, c := range good {
+			if r := results[len(patches)+len(checks)+i]; r.IsError {
+				t.Errorf("control: %s %v fails inside: %s", c.Tool, c.Input, r.text())
+			}
+		}
+		if text, err := os.ReadFile(filepath.Join(m.workspace, "known")); err != nil || string(text) != "another text\n" {
+			t.Errorf("control: the good patch left %q, %v", text, err)
+		}
+		if _, err := os.Lstat(filepath.Join(m.workspace, "inside")); err == nil {
+			t.Error("half of a patch was made")
+		}
+		if diff := cmp.Diff(before, treeOf(t, o.dir)); diff != "" {
+			t.Errorf("the folder outside changed:\n%s", diff)
+		}
+	})
 }
