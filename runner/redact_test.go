@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -100,11 +101,12 @@ func TestNoChunkingLetsASecretThrough(t *testing.T) {
 // texts, arguments as a model wrote them with escapes of its choice, arguments
 // that are no JSON, names, long values. No file of the session has one.
 func TestNoRecordHasASecret(t *testing.T) {
-	naive := 0
+	naive, rounds, base := 0, 0, t.TempDir()
 	rapid.Check(t, func(t *rapid.T) {
 		secrets := drawSecrets(t)
-		dir, err := os.MkdirTemp("", "redact")
-		if err != nil {
+		rounds++
+		dir := filepath.Join(base, strconv.Itoa(rounds))
+		if err := os.Mkdir(dir, 0o700); err != nil {
 			t.Fatal(err)
 		}
 		defer os.RemoveAll(dir)

@@ -23,8 +23,8 @@ func newTraceCommand(d deps, env environ, status *int) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "trace",
 		Short: "Sessions and their records: list, show, verify, export, one HTML page, prune",
-		Long: "Sessions and their records. SESSION is an id, the beginning of one, or the path of a session's\n" +
-			"folder or trace.jsonl (with a slash in it, or .jsonl at its end).",
+		Long: "Sessions and their records. SESSION is an id, the beginning of one, last, or the path of a\n" +
+			"session's folder or trace.jsonl (with a slash in it, or .jsonl at its end).",
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {

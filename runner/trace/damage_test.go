@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -159,7 +160,7 @@ func TestFind(t *testing.T) {
 	}
 	for name, want := range map[string]string{
 		first.ID: first.ID, second.ID: second.ID, first.ID[:common+1]: first.ID, strings.TrimPrefix(second.ID, "ses_")[:common-3]: second.ID,
-		first.Path: first.ID, first.Dir + "/": first.ID,
+		Last: max(first.ID, second.ID), first.Path: first.ID, first.Dir + "/": first.ID,
 	} {
 		if s, err := Find(state, name); err != nil || s.ID != want || s.Dir == "" {
 			t.Errorf("%s is %+v, %v, want %s", name, s, err, want)
@@ -173,6 +174,9 @@ func TestFind(t *testing.T) {
 		if e, ok := errors.AsType[*runner.Error](err); !ok || e.Status != runner.ExitInput || !strings.Contains(e.Cause, want) {
 			t.Errorf("%q: %v, want %q", name, err, want)
 		}
+	}
+	if _, err := Find(filepath.Join(state, "none"), Last); err == nil || !strings.Contains(err.Error(), "no sessions yet") {
+		t.Errorf("the last of none: %v", err)
 	}
 	if list, err := List(filepath.Join(state, "none"), 0); err != nil || len(list) != 0 {
 		t.Errorf("no state: %v, %v", list, err)
@@ -298,4 +302,47 @@ func (p *peak) Write(b []byte) (int, error) {
 		p.heap = max(p.heap, m.HeapAlloc)
 	}
 	return len(b), nil
+}
+
+// TestALiveSessionIsRead while it goes on: it is neither ended nor cut short.
+func TestALiveSessionIsRead(t *testing.T) {
+	state := t.TempDir()
+	w := newWriter(t, state)
+	w.created("still at it")
+	w.put(0, runner.ActorUser, runner.TurnStarted{})
+	s, err := Find(state, w.id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, err := os.Open(filepath.Join(w.dir, runner.LogFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Flock(int(log.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	check := func(live bool, state State, outcome string) {
+		t.Helper()
+		list, err := List(w.state, 0)
+		if err != nil || len(list) != 1 || list[0].State != state {
+			t.Errorf("listed %+v, %v, want %s", list, err, state)
+		}
+		if v, err := Verify(s); err != nil || !v.OK || v.Live != live || v.Ended {
+			t.Errorf("verdict %+v, %v", v, err)
+		}
+		var out bytes.Buffer
+		over, err := Show(&out, s, ShowOptions{})
+		if err != nil || over.Outcome() != outcome || strings.Contains(out.String(), "killed") == live {
+			t.Errorf("outcome %s, %v\n%s", over.Outcome(), err, out.String())
+		}
+		var page bytes.Buffer
+		if _, err := HTML(&page, s); err != nil || strings.Contains(page.String(), "The session runs") != live {
+			t.Errorf("page: %v", err)
+		}
+	}
+	check(true, StateLive, "running")
+	if err := log.Close(); err != nil { // as the kernel does for a process that is killed
+		t.Fatal(err)
+	}
+	check(false, StateCutShort, "cut short")
 }

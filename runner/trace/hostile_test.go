@@ -61,7 +61,8 @@ func about(t *testing.T, text string) Session {
 	}
 	w.put(0, runner.ActorAgent, runner.ModelCallFailed{Class: loop.ErrorClass(text), Message: text})
 	w.put(0, runner.ActorAgent, runner.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{
-		{Text: &loop.Text{Text: text}}, {Thinking: &loop.Thinking{Text: text}},
+		{Text: &loop.Text{Text: text}},
+		{Thinking: &loop.Thinking{Text: text}},
 		{ToolUse: &loop.ToolUse{ID: text, Name: tools.Name(text), Input: quoted}},
 	}})
 	w.put(0, runner.ActorSystem, runner.SandboxStarted{Attestation: att})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/caisson-run/caisson/runner"
 )
@@ -16,8 +17,8 @@ func All(stateDir string) ([]Session, error) {
 		return nil, err
 	}
 	var all []Session
-	for i := len(names) - 1; i >= 0; i-- {
-		if s, err := in(runner.SessionDir(stateDir, names[i])); err == nil {
+	for _, name := range slices.Backward(names) {
+		if s, err := in(runner.SessionDir(stateDir, name)); err == nil {
 			all = append(all, s)
 		}
 	}

@@ -76,8 +76,10 @@ func (w *writer) created(task string) {
 		Backend: runner.BackendChoice{Asked: "auto", Chosen: "gvisor", Why: "no engine"}, Image: "golang:1.26",
 		Model: loop.ModelInfo{Provider: "openai", Model: "gpt-5"}, Policy: "default", OnPrompt: "deny",
 		Tools: []runner.OfferedTool{
-			{Name: "read_file", Class: tools.ClassRead, Runs: tools.PlaceHost}, {Name: "grep", Class: tools.ClassRead, Runs: tools.PlaceHost},
-			{Name: "patch_file", Class: tools.ClassWrite, Runs: tools.PlaceSandbox}, {Name: "shell", Class: tools.ClassExecute, Runs: tools.PlaceSandbox},
+			{Name: "read_file", Class: tools.ClassRead, Runs: tools.PlaceHost},
+			{Name: "grep", Class: tools.ClassRead, Runs: tools.PlaceHost},
+			{Name: "patch_file", Class: tools.ClassWrite, Runs: tools.PlaceSandbox},
+			{Name: "shell", Class: tools.ClassExecute, Runs: tools.PlaceSandbox},
 			{Name: "fetch", Class: tools.ClassRead, Runs: tools.PlaceHost},
 		},
 		Configuration: []runner.Source{{Name: "built-in"}}, Ignored: []runner.Ignored{{Name: ".mcp.json", Why: "the workspace is not trusted"}},

@@ -24,9 +24,12 @@ type Session struct {
 	Pruned bool
 }
 
+// Last is the name of the session that began last.
+const Last = "last"
+
 // Find gives the session that name means: an id or the beginning of one that no
-// other session shares, or the path of a session's folder or trace, which has a
-// separator or ends in .jsonl. Its errors are a [*runner.Error] with status 42.
+// other session shares, [Last], or the path of a session's folder or trace, which
+// has a separator or ends in .jsonl. Its errors are a [*runner.Error] with status 42.
 func Find(stateDir, name string) (Session, error) {
 	if strings.ContainsRune(name, filepath.Separator) || strings.HasSuffix(name, ".jsonl") {
 		return at(name)
@@ -34,6 +37,14 @@ func Find(stateDir, name string) (Session, error) {
 	names, err := sessions(stateDir)
 	if err != nil {
 		return Session{}, err
+	}
+	if name == Last {
+		for _, id := range slices.Backward(names) {
+			if s, err := in(runner.SessionDir(stateDir, id)); err == nil {
+				return s, nil
+			}
+		}
+		return Session{}, inputError("there are no sessions yet", "caisson run makes one.", nil)
 	}
 	names = slices.DeleteFunc(names, func(id string) bool {
 		return !strings.HasPrefix(id, name) && !strings.HasPrefix(id, "ses_"+name)
