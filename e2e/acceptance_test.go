@@ -367,9 +367,12 @@ func TestPatchesAndChecksStayInTheWorkspace(t *testing.T) {
 		}
 		kinds := func(path, part, sum string) []map[string]any {
 			return []map[string]any{
-				{"kind": "contains", "path": path, "value": part}, {"kind": "contains_any", "path": path, "values": []string{part}},
-				{"kind": "regex_match", "path": path, "value": part}, {"kind": "min_length", "path": path, "value": 3},
-				{"kind": "sha256", "path": path, "value": sum}, {"kind": "file_exists", "path": path},
+				{"kind": "contains", "path": path, "value": part},
+				{"kind": "contains_any", "path": path, "values": []string{part}},
+				{"kind": "regex_match", "path": path, "value": part},
+				{"kind": "min_length", "path": path, "value": 3},
+				{"kind": "sha256", "path": path, "value": sum},
+				{"kind": "file_exists", "path": path},
 			}
 		}
 		right, wrong := sha256.Sum256([]byte(o.canary+"\n")), sha256.Sum256(nil)
