@@ -112,9 +112,10 @@ The next start on a name fetches it again, and pins what it names then.
 
 func newImagesRemoveCommand(d deps, env environ) *cobra.Command {
 	return &cobra.Command{
-		Use:   "rm REF...",
-		Short: "Remove images from the cache",
-		Long:  imagesRemoveLong + imagesExit(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
+		Use:     "rm REF...",
+		Short:   "Remove images from the cache",
+		Long:    imagesRemoveLong + imagesExit(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
+		Example: "  caisson images rm debian:bookworm-slim",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			refs, err := imageArguments(args)
 			if err != nil {

@@ -53,7 +53,7 @@ func newSandboxListCommand(d deps, env environ, status *int) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "ls [flags]",
 		Short:   "List sandboxes, live and dead",
-		Long:    listLong + exitHelp(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitConfig),
+		Long:    listLong + ownExitHelp(map[int]string{runner.ExitFailed: "a backend could not be asked"}, runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitConfig),
 		Example: "  caisson sandbox ls\n  caisson sandbox ls --json | jq -r '.[].session'",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -81,16 +81,17 @@ const collectLong = `Remove what sandboxes of dead Caisson processes left, on al
 cgroups, mounts, folders, placeholders in workspaces. Each start does the same. What belongs to a
 Caisson that lives is never touched.
 
-It says what it removed, and what it left and why. Status 1 says that something could not be removed.
+It says what it removed, and what it left and why.
 `
 
 func newSandboxCollectCommand(d deps, env environ, status *int) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use:   "gc [flags]",
-		Short: "Remove what dead sandboxes left",
-		Long:  collectLong + exitHelp(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitConfig),
-		Args:  noArgs,
+		Use:     "gc [flags]",
+		Short:   "Remove what dead sandboxes left",
+		Long:    collectLong + ownExitHelp(map[int]string{runner.ExitFailed: "something could not be removed"}, runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitConfig),
+		Example: "  caisson sandbox gc\n  caisson sandbox gc --json | jq '.left'",
+		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, err := newSetup(d, env, config.File{}, "", "")
 			if err != nil {

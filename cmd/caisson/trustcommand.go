@@ -67,6 +67,7 @@ func newUntrustCommand(d deps, env environ) *cobra.Command {
 		Long: "Forget that a workspace is trusted. PATH is a folder, the working folder without it; it need\n" +
 			"not be there any more. A workspace that was not trusted is no error.\n" +
 			exitHelp(runner.ExitDone, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
+		Example: "  caisson untrust\n  caisson untrust /home/me/old",
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
 				return usage("untrust takes one folder, got %d arguments", len(args))

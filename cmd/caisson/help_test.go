@@ -1,0 +1,45 @@
+//go:build linux
+
+package main
+
+import (
+	"strings"
+	"testing"
+	"unicode"
+
+	"github.com/spf13/cobra"
+)
+
+// Each command that does something says what its exit statuses mean and shows an
+// example; all of them speak alike, and fit a terminal.
+func TestHelp(t *testing.T) {
+	status := 0
+	seen := 0
+	visit(newRoot(standard(nil, nil), nil, &status), func(cmd *cobra.Command) {
+		path := cmd.CommandPath()
+		if cmd.Name() == "help" || strings.HasPrefix(path, "caisson completion") || strings.HasPrefix(cmd.Name(), "__") {
+			return // cobra's own
+		}
+		seen++
+		if !unicode.IsUpper([]rune(cmd.Short + " ")[0]) || strings.HasSuffix(cmd.Short, ".") {
+			t.Errorf("%s: %q is no line of a list", path, cmd.Short)
+		}
+		for line := range strings.Lines(cmd.Long + "\n" + cmd.Example) {
+			if n := len([]rune(strings.TrimRight(line, "\n"))); n > 110 {
+				t.Errorf("%s: a line of %d characters: %s", path, n, line)
+			}
+		}
+		if cmd.HasSubCommands() || cmd.Name() == "version" {
+			return
+		}
+		if !strings.Contains(cmd.Long, "\nExit status:\n") {
+			t.Errorf("%s: its help says nothing of its exit statuses", path)
+		}
+		if cmd.Example == "" {
+			t.Errorf("%s: its help has no example", path)
+		}
+	})
+	if seen < 20 {
+		t.Errorf("%d commands were seen", seen)
+	}
+}
