@@ -304,6 +304,16 @@ func TestConfirmationIsSafeToShow(t *testing.T) {
 	if !strings.Contains(string(c.Exact), "\u202e") {
 		t.Fatalf("the exact input %q lacks what is to be hidden, so this test shows nothing", c.Exact)
 	}
+	for _, text := range []string{`\u001b[8m`, `\r`, `\b`, `\u0000`, `\u2028`, `\u009b`, `\u202e`, `\\\u0007`} {
+		if c := shown(`{"path":"a","text":"` + text + `"}`); !c.Hidden {
+			t.Errorf("%s is hidden, and the question does not say so: %s", text, c.Input)
+		}
+	}
+	for _, text := range []string{`\\u001b`, `\"\\r`, `ä\t`, `\u0041`} {
+		if c := shown(`{"path":"a","text":"` + text + `"}`); c.Hidden {
+			t.Errorf("nothing is hidden in %s", c.Input)
+		}
+	}
 	if c := shown(`{"path":"a","text":"plain\nlines"}`); c.Hidden {
 		t.Errorf("nothing is hidden in %+v", c)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -282,8 +283,29 @@ func (p *pending) pathsForDisplay() (paths []string, hidden bool) {
 	return paths, hidden
 }
 
-// inputForDisplay is a call's input, safe and elided.
+// inputForDisplay is a call's input, safe and elided. What canonical JSON
+// writes as an escape is hidden all the same: the command holds the character.
 func inputForDisplay(input json.RawMessage) (text string, hidden bool) {
 	safe, hidden := Display(string(input))
-	return elide(safe, maxShownInput), hidden
+	return elide(safe, maxShownInput), hidden || hiddenInJSON(input)
+}
+
+// hiddenInJSON says whether canonical JSON escapes a character that a terminal
+// would not show, beside newlines and tabs.
+func hiddenInJSON(input []byte) bool {
+	for i := 0; i+1 < len(input); i++ {
+		if input[i] != '\\' {
+			continue
+		}
+		i++
+		switch input[i] {
+		case 'b', 'f', 'r':
+			return true
+		case 'u':
+			if r, err := strconv.ParseUint(string(input[i+1:min(i+5, len(input))]), 16, 16); err != nil || escaped(rune(r)) {
+				return true
+			}
+		}
+	}
+	return false
 }

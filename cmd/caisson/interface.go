@@ -84,7 +84,9 @@ func (u *userInterface) broker() *tools.Broker {
 		return nil
 	}
 	b := tools.NewBroker(tools.BrokerOptions{})
-	b.Attach("terminal", &orderedApprover{u.out, &terminal.Prompt{In: u.deps.stdin, Out: u.render, Discard: u.deps.discard}})
+	b.Attach("terminal", &orderedApprover{u.out, &terminal.Prompt{
+		In: u.deps.stdin, Out: u.render, Discard: u.deps.discard, Pending: b.Pending,
+	}})
 	return b
 }
 

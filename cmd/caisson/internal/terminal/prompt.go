@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -13,11 +12,8 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// maxDiffLines bounds the diff that a question shows.
-const maxDiffLines = 200
-
-// Prompt asks a person at the terminal for approvals, one at a time. It is safe
-// for concurrent use. It implements tools.Approver.
+// Prompt asks a person at the terminal for approvals, one at a time, the oldest
+// first. It is safe for concurrent use. It implements tools.Approver.
 type Prompt struct {
 	// In is standard input. It is not read before the first question.
 	In io.Reader
@@ -26,8 +22,12 @@ type Prompt struct {
 	// Discard drops what was typed and not read yet, so that no key pressed
 	// before the question stood there answers it; nil drops only what was read.
 	Discard func()
+	// Pending gives the questions that wait, the oldest first, as a broker
+	// does: the order and the count come from it. Nil knows of those alone
+	// that Approve was called with.
+	Pending func() []tools.Confirmation
 
-	one   sync.Mutex // one question at a time
+	queue queue
 	start sync.Once
 	lines chan typed
 	ended chan struct{}
@@ -40,18 +40,20 @@ type typed struct {
 	at   time.Time
 }
 
-// Approve shows one confirmation and waits for y, a or n and Enter. Everything
-// else but y and a is no. The end of input is an error: nobody is there.
+// Approve shows one confirmation and waits for one of the keys that it names,
+// and Enter. Everything else is no. The end of input is an error: nobody is
+// there. Where another client or the clock is first, the question says so.
 func (p *Prompt) Approve(ctx context.Context, c tools.Confirmation) (tools.Answer, error) {
-	p.one.Lock()
-	defer p.one.Unlock()
-	if ctx.Err() != nil {
-		return tools.Answer{}, fmt.Errorf("ask: %w", context.Cause(ctx))
+	place, err := p.queue.enter(ctx, c, p.Pending)
+	defer p.queue.leave(c)
+	if err != nil {
+		return tools.Answer{}, fmt.Errorf("ask: %w", err)
 	}
 	resume := p.Out.Suspend()
 	defer resume()
 	p.listen()
-	p.Out.direct(p.question(c)...)
+	q := question{c, place, p.Out.view.style}
+	p.Out.direct(q.lines(time.Now())...)
 	if p.Discard != nil {
 		p.Discard()
 	}
@@ -66,7 +68,7 @@ func (p *Prompt) Approve(ctx context.Context, c tools.Confirmation) (tools.Answe
 		case <-p.ended:
 			return tools.Answer{}, errors.New("ask: standard input ended")
 		case <-ctx.Done():
-			p.Out.direct("")
+			p.Out.direct("", q.style.dim("  "+withdrawn(context.Cause(ctx))))
 			return tools.Answer{}, fmt.Errorf("ask: %w", context.Cause(ctx))
 		}
 	}
@@ -94,64 +96,43 @@ func (p *Prompt) listen() {
 	})
 }
 
-func decide(answer string, c tools.Confirmation) tools.Answer {
-	switch strings.ToLower(strings.TrimSpace(answer)) {
-	case "y", "yes":
+// decide takes a typed line for an answer. Only what was offered allows: "A" is
+// more than "a", so their case counts, and nothing else's does.
+func decide(text string, c tools.Confirmation) tools.Answer {
+	text = strings.TrimSpace(text)
+	session, always := offers(c, tools.ScopeSession), offers(c, tools.ScopeAlways)
+	word := strings.ToLower(text)
+	switch {
+	case word == "y" || word == "yes":
 		return tools.Answer{Decision: tools.DecisionAllow, Scope: tools.ScopeOnce}
-	case "a", "all":
-		if slices.Contains(c.Scopes, tools.ScopeSession) {
-			return tools.Answer{Decision: tools.DecisionAllow, Scope: tools.ScopeSession}
-		}
+	case text == "a" && session:
+		return tools.Answer{Decision: tools.DecisionAllow, Scope: tools.ScopeSession}
+	case (text == "A" || word == "always") && always:
+		return tools.Answer{Decision: tools.DecisionAllow, Scope: tools.ScopeAlways}
+	case (word == "d" || word == "never") && always:
+		return tools.Answer{Decision: tools.DecisionDeny, Scope: tools.ScopeAlways}
 	}
 	return tools.Answer{Decision: tools.DecisionDeny, Scope: tools.ScopeOnce}
 }
 
-// question shows the exact bytes that would run, made safe by the dispatcher,
-// the class, and what would change.
-func (p *Prompt) question(c tools.Confirmation) []string {
-	s := p.Out.view.style
-	again := ""
-	if c.Changed {
-		again = " (again: the file has changed since)"
+// withdrawn says why a question needs no answer any more.
+func withdrawn(cause error) string {
+	resolved, ok := errors.AsType[*tools.ResolvedError](cause)
+	if !ok {
+		return "withdrawn"
 	}
-	lines := []string{
-		s.yellow(fmt.Sprintf("? %s wants to run, class %s%s", line(string(c.Name)), line(string(c.Class)), again)),
-		"  " + line(c.Input),
+	switch r := resolved.Resolution; r.By {
+	case "user":
+		return line(fmt.Sprintf("answered elsewhere: %s (%s) by %s", r.Decision, r.Scope, r.Client))
+	case "session":
+		return line(fmt.Sprintf("settled by another answer for this session: %s", r.Decision))
+	case "timeout":
+		return "the time is over: refused"
+	case "cancel":
+		return "cancelled"
+	default:
+		return line(fmt.Sprintf("settled: %s by %s", r.Decision, r.By))
 	}
-	if c.Hidden {
-		lines = append(lines, s.red("  it holds characters that a terminal would not show; they are written as escapes"))
-	}
-	if len(c.Projected) > 0 {
-		lines = append(lines, "  would change: "+line(strings.Join(c.Projected, ", ")))
-	}
-	n := 0
-	for l := range strings.Lines(c.Diff) {
-		if n++; n > maxDiffLines {
-			continue
-		}
-		lines = append(lines, "  "+paintDiff(s, line(strings.TrimRight(l, "\n"))))
-	}
-	if n > maxDiffLines {
-		lines = append(lines, s.yellow(fmt.Sprintf("  … %d more lines of the diff", n-maxDiffLines)))
-	}
-	return lines
-}
-
-func paintDiff(s style, l string) string {
-	switch {
-	case strings.HasPrefix(l, "+"):
-		return s.green(l)
-	case strings.HasPrefix(l, "-"):
-		return s.red(l)
-	}
-	return l
-}
-
-func choices(c tools.Confirmation) string {
-	if slices.Contains(c.Scopes, tools.ScopeSession) {
-		return "  y once, a for this session, n no > "
-	}
-	return "  y once, n no > "
 }
 
 // ask writes the choices and leaves the cursor behind them.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -45,26 +46,41 @@ func (p *person) types(text string) {
 }
 
 func TestAnswers(t *testing.T) {
+	once, session := []tools.Scope{tools.ScopeOnce}, confirmation().Scopes
+	all := append(slices.Clone(session), tools.ScopeAlways)
+	allow := func(s tools.Scope) tools.Answer { return tools.Answer{Decision: tools.DecisionAllow, Scope: s} }
+	deny := func(s tools.Scope) tools.Answer { return tools.Answer{Decision: tools.DecisionDeny, Scope: s} }
 	for _, tc := range []struct {
-		typed    string
-		scopes   []tools.Scope
-		decision tools.Decision
-		scope    tools.Scope
+		typed  string
+		scopes []tools.Scope
+		want   tools.Answer
 	}{
-		{"y", confirmation().Scopes, tools.DecisionAllow, tools.ScopeOnce},
-		{" YES ", confirmation().Scopes, tools.DecisionAllow, tools.ScopeOnce},
-		{"a", confirmation().Scopes, tools.DecisionAllow, tools.ScopeSession},
-		{"a", []tools.Scope{tools.ScopeOnce}, tools.DecisionDeny, tools.ScopeOnce},
-		{"n", confirmation().Scopes, tools.DecisionDeny, tools.ScopeOnce},
-		{"", confirmation().Scopes, tools.DecisionDeny, tools.ScopeOnce},
-		{"yy", confirmation().Scopes, tools.DecisionDeny, tools.ScopeOnce},
+		{"y", once, allow(tools.ScopeOnce)},
+		{" YES ", all, allow(tools.ScopeOnce)},
+		{"a", session, allow(tools.ScopeSession)},
+		{"a", all, allow(tools.ScopeSession)},
+		{"a", once, deny(tools.ScopeOnce)},
+		{"A", all, allow(tools.ScopeAlways)},
+		{"Always", all, allow(tools.ScopeAlways)},
+		{"A", session, deny(tools.ScopeOnce)}, // not offered, and not the same as a
+		{"always", once, deny(tools.ScopeOnce)},
+		{"d", all, deny(tools.ScopeAlways)},
+		{"never", all, deny(tools.ScopeAlways)},
+		{"d", session, deny(tools.ScopeOnce)},
+		{"n", all, deny(tools.ScopeOnce)},
+		{"", all, deny(tools.ScopeOnce)},
+		{"yy", all, deny(tools.ScopeOnce)},
+		{"y\x1b[A", all, deny(tools.ScopeOnce)},
+		{"y\x00", all, deny(tools.ScopeOnce)},
+		{"у", all, deny(tools.ScopeOnce)}, // a Cyrillic letter
+		{strings.Repeat("y", 3000), all, deny(tools.ScopeOnce)},
 	} {
 		p := newPerson(t)
 		p.types(tc.typed)
 		c := confirmation()
 		c.Scopes = tc.scopes
 		got, err := p.Approve(t.Context(), c)
-		if err != nil || got != (tools.Answer{Decision: tc.decision, Scope: tc.scope}) {
+		if err != nil || got != tc.want {
 			t.Errorf("%q with %v: %+v, %v", tc.typed, tc.scopes, got, err)
 		}
 	}
@@ -78,7 +94,7 @@ func TestTheQuestionShowsWhatWouldRun(t *testing.T) {
 	}
 	for _, want := range []string{
 		"? shell wants to run, class execute", `{"command":"rm -r build"}`, "would change: build", "  -old", "  +new",
-		"characters that a terminal would not show", "y once, a for this session, n no > ",
+		"characters that a terminal would not show", "y once, a this session, n no > ",
 	} {
 		if !strings.Contains(p.out.String(), want) {
 			t.Errorf("the question lacks %q:\n%s", want, p.out)

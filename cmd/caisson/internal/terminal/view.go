@@ -125,7 +125,11 @@ func (v *view) toolRecord(r runner.Record) []string {
 		return []string{fmt.Sprintf("%s %s  %s", v.style.red("✗"), v.style.bold(line(string(p.Name))), line("invalid input: "+strings.Join(p.Errors, "; ")))}
 	case runner.KindConfirmationResolved:
 		p := decode[runner.ConfirmationResolved](r)
-		return []string{v.style.dim(fmt.Sprintf("  %s by %s (%s)", p.Decision, line(p.By), line(string(p.Scope))))}
+		by := p.By
+		if p.Client != "" {
+			by += " at " + p.Client
+		}
+		return []string{v.style.dim(fmt.Sprintf("  %s by %s (%s)", p.Decision, line(by), line(string(p.Scope))))}
 	}
 	return nil
 }

@@ -1,0 +1,297 @@
+package terminal
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+func TestAWholeQuestion(t *testing.T) {
+	now := time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)
+	c := tools.Confirmation{
+		Name: "shell", Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Workspace: "/home/me/project", Input: `{"command":"git status"}`,
+		Dangerous: "rm -r /", Phrase: "git status", Expires: now.Add(5*time.Minute - 400*time.Millisecond), Changed: true,
+		Scopes: []tools.Scope{tools.ScopeOnce, tools.ScopeSession, tools.ScopeAlways},
+	}
+	got := question{c, place{2, 3}, style{}}.lines(now)
+	want := []string{
+		"? shell wants to run, class execute, in the sandbox (again: the file has changed since) [2 of 3]",
+		"  in /home/me/project",
+		`  {"command":"git status"}`,
+		"  the policy calls this dangerous: rm -r /",
+		"  A and d are kept (caisson approvals) for exactly `git status` in this folder",
+		"  no answer within 5m0s, by 10:04:59, is no",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("question (-want +got):\n%s", diff)
+	}
+	if got, want := choices(c), "  y once, a this session, A always, n no, d never > "; got != want {
+		t.Errorf("choices %q, want %q", got, want)
+	}
+	c.Phrase, c.Name, c.Class = "", "write_file", tools.ClassWrite
+	if got := (question{c, place{1, 1}, style{}}).lines(now); !slices.Contains(got, "  A and d are kept (caisson approvals) for every call of write_file in this folder") {
+		t.Errorf("a write asks %q", got)
+	}
+}
+
+// A long diff leaves the head and the choices together, and no line of it fills
+// the screen.
+func TestALongQuestionSaysItsHeadAgain(t *testing.T) {
+	c := confirmation()
+	c.Diff = strings.Repeat("+line\n", 300) + "+" + strings.Repeat("x", 100_000) + "\n"
+	lines := question{c, place{1, 1}, style{}}.lines(time.Now())
+	if last := lines[len(lines)-1]; last != lines[0] {
+		t.Errorf("the last line is %q", last)
+	}
+	if got := lines[len(lines)-2]; got != "  … 101 more lines of the diff" {
+		t.Errorf("before it stands %q", got)
+	}
+	c.Diff = "+" + strings.Repeat("ä", 1000) + "\n"
+	lines = question{c, place{1, 1}, style{}}.lines(time.Now())
+	if last := lines[len(lines)-1]; last != "  +"+strings.Repeat("ä", maxDiffLine-1)+"… (601 characters more)" {
+		t.Errorf("a long line is shown as %q", last)
+	}
+}
+
+// Whoever answers elsewhere, the person at the terminal is told of it.
+func TestAQuestionThatIsSettledElsewhere(t *testing.T) {
+	for want, cause := range map[string]error{
+		"answered elsewhere: allow (once) by http:ali\\x1bce": &tools.ResolvedError{Resolution: tools.Resolution{Decision: "allow", Scope: "once", By: "user", Client: "http:ali\x1bce"}},
+		"settled by another answer for this session: deny":    &tools.ResolvedError{Resolution: tools.Resolution{Decision: "deny", By: "session"}},
+		"the time is over: refused":                           &tools.ResolvedError{Resolution: tools.Resolution{Decision: "timeout", By: "timeout"}},
+		"cancelled":                                           &tools.ResolvedError{Resolution: tools.Resolution{Decision: "deny", By: "cancel"}},
+		"settled: deny by on_prompt":                          &tools.ResolvedError{Resolution: tools.Resolution{Decision: "deny", By: "on_prompt"}},
+		"withdrawn":                                           io.EOF,
+	} {
+		p := newPerson(t)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		p.out.onWrite = func(written string) {
+			if strings.HasSuffix(written, " > ") {
+				cancel(cause)
+			}
+		}
+		if got, err := p.Approve(ctx, confirmation()); err == nil {
+			t.Errorf("answered %+v", got)
+		}
+		if !strings.HasSuffix(p.out.String(), "\n  "+want+"\n") {
+			t.Errorf("%v leaves:\n%s", cause, p.out)
+		}
+	}
+}
+
+// Several questions come in their order, and each says how many there are.
+func TestQuestionsSayHowManyWait(t *testing.T) {
+	p := newPerson(t)
+	var list []tools.Confirmation
+	for i := range 4 {
+		c := confirmation()
+		c.ID, c.Seq, c.Input = fmt.Sprint(i), i, fmt.Sprintf("question %d", i)
+		list = append(list, c)
+	}
+	var mu sync.Mutex
+	p.Pending = func() []tools.Confirmation {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Clone(list)
+	}
+	elsewhere, settle := context.WithCancelCause(t.Context())
+	answered := 0
+	p.out.onWrite = func(written string) {
+		if !strings.HasSuffix(written, " > ") {
+			return
+		}
+		if answered++; answered == 2 { // the third is answered elsewhere while the second stands there
+			settle(&tools.ResolvedError{Resolution: tools.Resolution{Decision: "allow", By: "user"}})
+			mu.Lock()
+			list = slices.DeleteFunc(list, func(c tools.Confirmation) bool { return c.Seq == 2 })
+			mu.Unlock()
+		}
+		go func() { _, _ = io.WriteString(p.typing, "y\n") }()
+	}
+	var wg sync.WaitGroup
+	for i := range slices.Backward(slices.Clone(list)) { // the newest first: the order is the terminal's to make
+		wg.Go(func() {
+			ctx := t.Context()
+			if i == 2 {
+				ctx = elsewhere
+			}
+			_, err := p.Approve(ctx, func() tools.Confirmation {
+				c := confirmation()
+				c.ID, c.Seq, c.Input = fmt.Sprint(i), i, fmt.Sprintf("question %d", i)
+				return c
+			}())
+			if (err != nil) != (i == 2) {
+				t.Errorf("question %d: %v", i, err)
+			}
+		})
+	}
+	wg.Wait()
+	var got []string
+	for _, l := range strings.Split(p.out.String(), "\n") {
+		if _, n, ok := strings.Cut(l, " ["); ok {
+			got = append(got, strings.TrimSuffix(n, "]"))
+		} else if strings.HasPrefix(l, "  question ") {
+			got = append(got, strings.TrimSpace(l))
+		}
+	}
+	want := []string{"1 of 4", "question 0", "2 of 4", "question 1", "4 of 4", "question 3"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("on the screen (-want +got):\n%s\n%s", diff, p.out)
+	}
+}
+
+// A question that this terminal gave up on holds no other one up, though it
+// still waits for somebody else.
+func TestAQuestionThatWasGivenUpHoldsNobodyUp(t *testing.T) {
+	p := newPerson(t)
+	first, second := confirmation(), confirmation()
+	first.ID, first.Seq, second.ID, second.Seq = "1", 1, "2", 2
+	p.Pending = func() []tools.Confirmation { return []tools.Confirmation{first, second} }
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := p.Approve(gone, first); err == nil {
+		t.Fatal("answered")
+	}
+	p.types("y")
+	for range 2 {
+		if got, err := p.Approve(t.Context(), second); err != nil || got.Decision != tools.DecisionAllow {
+			t.Errorf("%+v, %v", got, err)
+		}
+	}
+}
+
+// escapes are sequences with which a command would rewrite the question that
+// shows it (acceptance 37).
+var escapes = []string{
+	"\x1b[2J", "\x1b[8m", "\x1b]0;title\a", "\x1b]8;;http://evil\x1b\\", "\x1b]52;c;AAAA\a", "ls\rrm", "rm\b\b", "\u009b2J", "\x00", "\x7f", "\u202e", "\u200b", "\U000e0041",
+}
+
+// raw finds what a terminal would obey or hide, beside newlines and our own
+// colours.
+func raw(shown string) []string {
+	shown = regexp.MustCompile(`\x1b\[[0-9]*m`).ReplaceAllStringFunc(shown, func(s string) string {
+		if slices.Contains([]string{"\x1b[0m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[33m"}, s) {
+			return ""
+		}
+		return s
+	})
+	var found []string
+	for _, r := range shown {
+		if _, hidden := tools.Display(string(r)); hidden {
+			found = append(found, fmt.Sprintf("%q", r))
+		}
+	}
+	return found
+}
+
+type echo struct{ text string }
+
+func (*echo) Definition() tools.Definition {
+	command := func(input json.RawMessage) string {
+		var in struct{ Command string }
+		_ = json.Unmarshal(input, &in)
+		return in.Command
+	}
+	return tools.Definition{
+		Name: "shell", Description: "Runs.", Class: tools.ClassExecute, Runs: tools.PlaceSandbox, EnabledByDefault: true,
+		InputSchema: []byte(`{"type":"object","properties":{"command":{"type":"string"}}}`), Summary: command, Phrase: command,
+	}
+}
+
+func (*echo) Execute(context.Context, *tools.Call) (tools.Output, error) { return tools.Output{}, nil }
+
+// asked runs a command under a policy that prompts, with one client to ask.
+func asked(t *testing.T, command string, client tools.Approver) {
+	t.Helper()
+	policy, err := tools.Preset("default")
+	if err != nil {
+		t.Fatal(err)
+	}
+	broker := tools.NewBroker(tools.BrokerOptions{})
+	broker.Attach("terminal", client)
+	d, err := tools.New(tools.Options{Policy: policy, Broker: broker, Emit: func(tools.Event) error { return nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Register(func() tools.Tool { return new(echo) }); err != nil {
+		t.Fatal(err)
+	}
+	input, _ := json.Marshal(map[string]string{"command": command})
+	if _, err := d.Round(t.Context(), []tools.Call{{ID: "tu_1", Name: "shell", Input: input}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// naive prints what it is asked as it is.
+type naive struct{ out *bytes.Buffer }
+
+func (n naive) Approve(_ context.Context, c tools.Confirmation) (tools.Answer, error) {
+	var in struct{ Command string }
+	_ = json.Unmarshal(c.Exact, &in)
+	fmt.Fprintf(n.out, "run %s? [y/N] ", in.Command)
+	return tools.Answer{}, nil
+}
+
+// No sequence of a command reaches the terminal, with colours or without; a
+// naive prompt lets all of them through.
+func TestEscapeSequencesNeverReachTheTerminal(t *testing.T) {
+	for _, sequence := range escapes {
+		for _, colour := range []bool{true, false} {
+			in, typing := io.Pipe()
+			var out bytes.Buffer
+			asked(t, sequence, &Prompt{In: in, Out: New(Options{Out: &writer{&out, typing}, Colour: colour})})
+			typing.Close()
+			if found := raw(out.String()); len(found) > 0 || !strings.Contains(out.String(), "characters that a terminal would not show") {
+				t.Errorf("%q, colour %t: %v in\n%q", sequence, colour, found, out.String())
+			}
+		}
+		var control bytes.Buffer
+		asked(t, sequence, naive{&control})
+		if len(raw(control.String())) == 0 {
+			t.Errorf("%q: the naive prompt shows nothing raw, so the check shows nothing", sequence)
+		}
+	}
+}
+
+// writer is a terminal whose user says no.
+type writer struct {
+	out    *bytes.Buffer
+	typing io.Writer
+}
+
+func (w *writer) Write(p []byte) (int, error) {
+	if bytes.HasSuffix(p, []byte(" > ")) {
+		go func() { _, _ = io.WriteString(w.typing, "n\n") }()
+	}
+	return w.out.Write(p)
+}
+
+// Not even a confirmation that nobody made safe reaches the terminal raw.
+func TestEveryFieldIsMadeSafe(t *testing.T) {
+	for _, sequence := range escapes {
+		c := tools.Confirmation{
+			Name: tools.Name(sequence), Class: tools.Class(sequence), Runs: tools.PlaceHost, Workspace: sequence, Dangerous: sequence,
+			Input: sequence, Projected: []string{sequence}, Diff: "+" + sequence + "\n", Phrase: sequence,
+			Scopes: []tools.Scope{tools.ScopeOnce, tools.ScopeAlways},
+		}
+		shown := strings.Join(question{c, place{1, 1}, style{on: true}}.lines(time.Now()), "\n")
+		if found := raw(shown); len(found) > 0 {
+			t.Errorf("%q: %v in %q", sequence, found, shown)
+		}
+	}
+}

@@ -1,0 +1,98 @@
+package terminal
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// queue lets one question stand on the terminal at a time, the oldest first.
+// The zero value is empty.
+type queue struct {
+	mu      sync.Mutex
+	shown   string               // the id of the question that stands there, or ""
+	waiting []tools.Confirmation // of every Approve under way, the shown one included
+	// left are questions that are done here and may wait elsewhere still; they
+	// hold nobody up.
+	left map[string]bool
+	// done counts the questions since the terminal was last without one.
+	done    int
+	changed chan struct{}
+}
+
+// place is a question's among those that wait: "2 of 3".
+type place struct{ nth, of int }
+
+// enter waits until a question may be shown. Whatever it returns, leave follows.
+func (q *queue) enter(ctx context.Context, c tools.Confirmation, pending func() []tools.Confirmation) (place, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.waiting = append(q.waiting, c)
+	for {
+		if ctx.Err() != nil {
+			return place{}, context.Cause(ctx)
+		}
+		ahead, others := q.others(c, pending)
+		if q.shown == "" && ahead == 0 {
+			q.shown = c.ID
+			return place{q.done + 1, q.done + 1 + others}, nil
+		}
+		if q.changed == nil {
+			q.changed = make(chan struct{})
+		}
+		changed := q.changed
+		q.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+		q.mu.Lock()
+	}
+}
+
+// others counts the questions beside c, and those of them that come before it.
+// The caller holds mu.
+func (q *queue) others(c tools.Confirmation, pending func() []tools.Confirmation) (ahead, others int) {
+	list := q.waiting
+	if pending != nil {
+		list = pending()
+	}
+	still := map[string]bool{}
+	for _, o := range list {
+		if q.left[o.ID] {
+			still[o.ID] = true
+			continue
+		}
+		if o.ID == c.ID {
+			continue
+		}
+		if others++; o.Seq < c.Seq {
+			ahead++
+		}
+	}
+	q.left = still
+	return ahead, others
+}
+
+// leave takes a question away: answered, or not to be answered here.
+func (q *queue) leave(c tools.Confirmation) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.waiting = slices.DeleteFunc(q.waiting, func(o tools.Confirmation) bool { return o.ID == c.ID })
+	if q.left == nil {
+		q.left = map[string]bool{}
+	}
+	q.left[c.ID] = true
+	if q.shown == c.ID {
+		q.shown = ""
+	}
+	if q.done++; len(q.waiting) == 0 {
+		q.done = 0
+	}
+	if q.changed != nil {
+		close(q.changed)
+		q.changed = nil
+	}
+}
