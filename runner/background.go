@@ -26,6 +26,9 @@ const (
 	maxBackgrounds = 200
 	// backgroundTime is the timeout of one that has none: longer than any session.
 	backgroundTime = 365 * 24 * time.Hour
+	// backgroundLive is what is read of a stream while its command runs: then a
+	// flood costs nothing any more outside the sandbox, which goes on counting.
+	backgroundLive = 1 << 30
 	// backgroundBytes is what is kept of the output of one; it counts towards
 	// what the session may spill.
 	backgroundBytes = 16 << 20
@@ -93,7 +96,7 @@ func (b *backgrounds) Begin(ctx context.Context, cmd shell.Command) (string, err
 	}
 	p, err := l.box.Start(watched, sandbox.Command{
 		Argv: scripted(program, cmd), Dir: cmd.Dir, Timeout: timeout,
-		Stdout: j.log.stream(0), Stderr: j.log.stream(1), Output: sandbox.OutputLimits{Live: unbounded},
+		Stdout: j.log.stream(0), Stderr: j.log.stream(1), Output: sandbox.OutputLimits{Live: backgroundLive},
 	})
 	if err != nil {
 		starting()
@@ -161,6 +164,7 @@ func (b *backgrounds) drop(j *background) {
 func (b *backgrounds) finish(watched context.Context, l *life, j *background, p sandbox.Process) {
 	exit, err := p.Wait()
 	cause := context.Cause(watched)
+	j.log.ended(exit)
 	end := shell.Ended{Result: shellEnd(exit), Lost: err != nil, Bytes: j.log.close()}
 	if end.Wall == 0 {
 		end.Wall = time.Since(j.begun)
@@ -241,6 +245,9 @@ func (b *backgrounds) output(handle string) (k shell.Kept, ok bool, err error) {
 	default:
 	}
 	k, err = j.log.open()
+	if k.State != "" {
+		state += "; " + k.State
+	}
 	k.State = state
 	return k, true, err
 }
@@ -256,6 +263,8 @@ type backgroundLog struct {
 	file    *os.File
 	streams [2]*redactedStream
 	total   int64
+	live    [2]int64 // bytes that came of each stream
+	done    bool
 	kept    int64 // bytes that went to the file, before secrets were replaced
 	full    bool
 	// tail is the end of what did not go to the file: see last.
@@ -288,18 +297,39 @@ func (s *backgroundStream) Write(p []byte) (int, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.total += int64(len(p))
+	g.live[s.i] += int64(len(p))
+	g.keep(s.i, p)
+	return len(p), nil
+}
+
+// keep keeps a piece: in the file, or as the end. The caller holds mu.
+func (g *backgroundLog) keep(stream int, p []byte) {
 	if !g.full && (g.kept+int64(len(p)) > backgroundBytes || !g.spill.take(len(p))) {
 		g.full = true
 	}
 	if g.full {
 		g.keepTail(p)
-		return len(p), nil
+		return
 	}
 	g.kept += int64(len(p))
-	if _, err := g.streams[s.i].Write(p); err != nil {
+	if _, err := g.streams[stream].Write(p); err != nil {
 		g.full = true
 	}
-	return len(p), nil
+}
+
+// ended takes what the sandbox counted, and the ends of streams that were not
+// read whole.
+func (g *backgroundLog) ended(exit sandbox.Exit) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.done = true
+	for i, s := range []sandbox.Stream{exit.Stdout, exit.Stderr} {
+		if missing := s.Total - g.live[i]; missing > 0 { // of a sandbox that was lost nothing is known
+			g.total += missing
+			g.full = true
+			g.keepTail(s.Tail)
+		}
+	}
 }
 
 // tailHold is what of the tail is never shown: a secret may begin before it.
@@ -324,7 +354,11 @@ func (g *backgroundLog) open() (shell.Kept, error) {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	k := shell.Kept{ReaderAt: f, Closer: f, Total: g.total, Whole: !g.full, Last: g.last()}
+	state := ""
+	if !g.done && (g.live[0] >= backgroundLive || g.live[1] >= backgroundLive) {
+		state = "it has written more than is read while it runs; the end of it can be read when it has ended"
+	}
+	k := shell.Kept{State: state, ReaderAt: f, Closer: f, Total: g.total, Whole: !g.full, Last: g.last()}
 	for _, s := range g.streams {
 		if g.file != nil {
 			if err := s.settle(); err != nil {

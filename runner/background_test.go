@@ -356,3 +356,29 @@ func TestBackgroundEndNamesItsCause(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// TestBackgroundLogOfAFlood: what the sandbox stopped to send is counted by it,
+// and its end can be read afterwards.
+func TestBackgroundLogOfAFlood(t *testing.T) {
+	g := newLog(t)
+	g.write(t, 0, "the beginning\n")
+	g.live[0] = backgroundLive // as if it had come
+	g.total = backgroundLive
+	k, err := g.open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.Close()
+	if !strings.Contains(k.State, "more than is read while it runs") {
+		t.Errorf("state %q", k.State)
+	}
+	tail := strings.Repeat("x\n", tailHold) + "the very end\n"
+	g.ended(sandbox.Exit{Stdout: sandbox.Stream{Total: backgroundLive + 5000, Live: backgroundLive, Tail: []byte(tail)}})
+	if total := g.close(); total != backgroundLive+5000 {
+		t.Errorf("%d bytes", total)
+	}
+	text, k := g.text(t)
+	if text != "the beginning\n" || k.State != "" || k.Whole || !strings.HasSuffix(string(k.Last), "the very end\n") {
+		t.Errorf("%q, %+v", text, k.State)
+	}
+}

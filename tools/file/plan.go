@@ -246,6 +246,13 @@ func (p *plan) projection() tools.Projection {
 	return tools.Projection{Diff: b.String(), State: p.state()}
 }
 
+// newFileMode is the mode of a file that a write makes.
+const newFileMode = 0o644
+
+// renamed says that a file that is moved has a mode to keep, and so is renamed.
+// Others are written anew and deleted: of that a session can show a diff.
+func (t *target) renamed() bool { return t.mode.Perm() != newFileMode }
+
 // step is one change, and what undoes it.
 type step struct{ do, undo workspace.Op }
 
@@ -259,8 +266,11 @@ func (p *plan) steps() []step {
 			undo: workspace.Op{Kind: workspace.OpWrite, Path: t.path, Content: t.before.content, IfSHA256: t.after.sum},
 		}
 		switch {
+		case t.to != "" && !t.renamed():
+			write.do = workspace.Op{Kind: workspace.OpDelete, Path: t.path, IfSHA256: t.before.sum}
+			deletes = append(deletes, write)
 		case t.to != "" || !t.changes():
-		case t.from != "":
+		case t.from != "" && p.byPath[t.from].renamed():
 			before := p.byPath[t.from].before
 			steps = append(steps, step{
 				do:   workspace.Op{Kind: workspace.OpRename, Path: t.from, To: t.path, IfSHA256: before.sum},
