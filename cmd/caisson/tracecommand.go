@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -409,8 +410,11 @@ func exportTrace(d deps, env environ, cmd *cobra.Command, args []string, path st
 	safe := runner.NewRedactingWriter(out, knownSecrets(d, env))
 	over, err := write(safe, s)
 	err = errors.Join(err, safe.Close())
-	if c, ok := out.(io.Closer); ok && path != "" {
-		err = errors.Join(err, c.Close())
+	if f, ok := out.(*os.File); ok && path != "" {
+		if err != nil { // half of it would be taken for the whole
+			err = errors.Join(err, f.Truncate(0))
+		}
+		err = errors.Join(err, f.Close())
 	}
 	if err != nil {
 		return err
