@@ -57,6 +57,9 @@ func rows() []row {
 	for _, b := range []struct{ calls, bench string }{{"one call", "Round/none/1"}, {"four calls at once, a call", "Round/none/4"}} {
 		list = append(list, row{what: "the dispatcher alone, " + b.calls, ours: metric{"tools", b.bench, ns}, atMost: true, limit: 50, unit: "µs", by: 1e3})
 	}
+	list = append(list,
+		row{what: "records a second, one writer, a sync each 100", ours: metric{"runner", "Recorder/batched/writers=1", "records/s"}, limit: 10, unit: "thousand", by: 1e3},
+		row{what: "one lock and one fsync a record / shared syncs, each record on the disk, 64 writers", ours: metric{"runner", "Recorder/durable/writers=64", "ns/op"}, peer: metric{"runner", "Recorder/naive/writers=64", "ns/op"}, inverse: true, limit: 4})
 	return append(list, row{what: "READ of 4 KiB / os.ReadFile", ours: e2e("Read", ns), peer: e2e("Read", "os-"+ns), atMost: true, limit: 0.9})
 }
 
