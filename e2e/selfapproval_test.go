@@ -266,3 +266,63 @@ func TestNoSessionApprovesItself(t *testing.T) {
 		m.wantNothingLeft(t, session)
 	})
 }
+
+// TestSecretsStayOutOfTheAPI is acceptance case D49 for the HTTP API: with
+// secrets in the server's surroundings and in the workspace, no answer, event,
+// metric or log line has one of them, nor the token. Diffs hold what is in the
+// files, byte for byte (docs/workspace.md), and are left out. The control is what the
+// session did, which is in all of them.
+func TestSecretsStayOutOfTheAPI(t *testing.T) {
+	backend := anyBackend(t)
+	m := newMachine(t)
+	canaries := map[string]string{}
+	for _, name := range []string{"OPENAI_API_KEY", "GITHUB_TOKEN", "JUST_A_SETTING"} {
+		canaries[name] = secret()
+		m.env = append(m.env, name+"="+canaries[name])
+	}
+	key := canaries["OPENAI_API_KEY"]
+	m.write(t, ".env", "OPENAI_API_KEY="+key+"\n")
+	m.write(t, "notes.txt", "nothing yet\n")
+	model := m.playing(t, []scriptCall{
+		call("read_file", map[string]any{"path": ".env"}), shell("env; cat .env; cat /proc/*/environ | tr '\\0' '\\n'"),
+		call("read_file", map[string]any{"path": filepath.Join(m.stateDir(), "serve.token")}), shell("cat " + filepath.Join(m.stateDir(), "serve.token")),
+		call("patch_file", map[string]any{"path": "notes.txt", "old": "nothing", "new": "marker and " + key}),
+	})[1]
+	socket := filepath.Join(m.home, "s.sock")
+	server := m.start(t, "serve", "--root", m.workspace, "--policy", "ci", "--backend", backend, "--model", model, "--listen", "unix:"+socket, "--verbose")
+	server.until(t, "it listens", func() bool { return strings.Contains(server.stderr.String(), "caisson: backend ") })
+	token, err := os.ReadFile(filepath.Join(m.stateDir(), "serve.token"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	canaries["the token"] = strings.TrimSpace(string(token))
+	c := apiClient{t: t, base: "http://localhost", token: canaries["the token"], socket: socket}
+	session := c.start(m.workspace)
+	c.turn(session, "do it")
+	server.until(t, "the turn ends", func() bool { return len(m.traceOf(t, session).of("turn.completed")) == 1 })
+	seen := map[string]string{}
+	for _, path := range []string{"/sessions", "/sessions/" + session, "/sessions/" + session + "/confirmations", "/metrics", "/openapi.json", "/healthz"} {
+		seen[path] = string(c.do(http.MethodGet, path, nil, http.StatusOK))
+	}
+	c.do(http.MethodDelete, "/sessions/"+session, nil, http.StatusOK)
+	events := "/sessions/" + session + "/events" // of an ended session they end
+	seen[events] = string(c.do(http.MethodGet, events, nil, http.StatusOK))
+	if err := server.process.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	out := server.wait(t, time.Minute)
+	out.want(t, 0)
+	seen["log"] = out.stderr
+	for where, text := range seen {
+		for of, value := range canaries {
+			if strings.Contains(text, value) {
+				t.Errorf("%s has %s", where, of)
+			}
+		}
+	}
+	for where, marker := range map[string]string{events: "marker and ", "/sessions": session, "log": "/sessions/{id}/events", "/metrics": "http_requests_total"} {
+		if !strings.Contains(seen[where], marker) {
+			t.Errorf("control: %s lacks %q: %.600s", where, marker, seen[where])
+		}
+	}
+}
