@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -70,6 +71,9 @@ func watch(master *os.File, answers []string) *watcher {
 	return w
 }
 
+// choices is the end of a question at the terminal, behind which it waits.
+var choices = regexp.MustCompile(`n no[^>\n]*> `)
+
 // endMark is what a test writes to the terminal when the program has ended.
 const endMark = "<end of the program>"
 
@@ -77,7 +81,7 @@ func (w *watcher) take(p []byte) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.text.Write(p)
-	if asked := strings.Count(w.text.String(), "n no > "); asked > w.answered && w.answered < len(w.answers) {
+	if asked := len(choices.FindAllString(w.text.String(), -1)); asked > w.answered && w.answered < len(w.answers) {
 		_, _ = io.WriteString(w.master, w.answers[w.answered])
 		w.answered++
 	}
