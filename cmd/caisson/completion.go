@@ -27,7 +27,7 @@ func addCompletion(root *cobra.Command, env environ) {
 	arguments := map[string]candidates{
 		"caisson diff": sessions, "caisson apply": sessions, "caisson sandbox exec": liveSessions,
 		"caisson trace show": sessions, "caisson trace verify": sessions, "caisson trace export": sessions, "caisson trace html": sessions,
-		"caisson trust": folders, "caisson untrust": folders, "caisson config schema": fixed("user", "project", "requirements"),
+		"caisson tools ls": toolNames, "caisson tools call": toolNames, "caisson trust": folders, "caisson untrust": folders, "caisson config schema": fixed("user", "project", "requirements"),
 	}
 	flags := map[string]candidates{
 		"workspace": folders, "tool": toolNames, "profile": profiles, "model": models, "format": fixed("jsonl", "json", "atif"),
@@ -110,10 +110,18 @@ func oneLine(text string) string {
 	return safe
 }
 
-func toolNames(environ) ([]cobra.Completion, cobra.ShellCompDirective) {
-	defs, err := runner.Definitions()
+// toolNames are the tools of the user's configuration, or Caisson's own where
+// that can't be read.
+func toolNames(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
+	var defs []tools.Definition
+	conf, err := loadConfig(deps{}, env, config.File{}, "", nil)
+	if err == nil {
+		defs, err = toolsOf(&conf)
+	}
 	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
+		if defs, err = runner.Definitions(); err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
 	}
 	var out []cobra.Completion
 	for _, d := range defs {

@@ -179,6 +179,9 @@ func TestDoctorPolicy(t *testing.T) {
 		{"a rule of another case", "policy: {tools: {Shell: deny}}", resultWarning, `"Shell" matches no tool`},
 		{"a rule of a server that is not there", "policy: {tools: {github/*: deny}}", resultWarning, `"github/*" matches no tool`},
 		{"a good rule", "policy: {tools: {shell: deny}}", "", "matches no tool"},
+		{"a rule of a tool that is declared", "tools: {lint: {description: Lint., command: [true]}}\npolicy: {tools: {lint: deny}}", "", "matches no tool"},
+		{"tools that are off", "{}", resultOK, "off: "},
+		{"a fetch rule that is none", "fetch: {allow: ['https://*.example.com/']}", resultFailed, "wildcard"},
 		{"two spellings", "policy: {tools: {github/push: deny, github__push: auto}}", resultWarning, "two spellings of one tool"},
 		{"one spelling", "policy: {tools: {github/push: deny, github/pull: auto}}", "", "two spellings"},
 		{"overrides without folders", "policy: {trusted_workspace_overrides: {execute: auto}}", resultWarning, "no workspace is trusted"},
@@ -283,6 +286,13 @@ func TestDoctorConfiguration(t *testing.T) {
 		{"others can write the file", "{}", 0o666, resultWarning, "can be written by other users (mode 0666)"},
 		{"nobody else can", "{}", 0o644, "", "can be written by other users"},
 		{"a registry without TLS", "images: {plain_http: ['registry.example:5000']}", 0o644, resultWarning, "registry.example:5000 is spoken to without TLS"},
+		{"fetch without TLS", "fetch: {allow: ['http://wiki.example/']}", 0o644, resultWarning, "http://wiki.example/ is fetched without TLS"},
+		{"fetch with TLS", "fetch: {allow: ['https://wiki.example/']}", 0o644, resultOK, "on, for https://wiki.example/"},
+		{"fetch of this machine", "fetch: {allow: ['http://localhost:8080/']}", 0o644, "", "without TLS"},
+		{"fetch is off", "{}", 0o644, "", "fetched"},
+		{"fetch of credentials", "fetch: {allow: ['https://wiki.example/'], private: {wiki.example: [169.254.0.0/16]}}", 0o644, resultWarning, "where clouds keep"},
+		{"fetch of a private network", "fetch: {allow: ['https://wiki.example/'], private: {wiki.example: [10.0.0.0/8]}}", 0o644, "", "where clouds keep"},
+		{"fetch by a proxy", "fetch: {allow: ['https://wiki.example/'], proxy: 'http://proxy.example:3128'}", 0o644, resultWarning, "a proxy makes the connections"},
 		{"a registry of this machine", "images: {plain_http: ['localhost:5000']}", 0o644, "", "without TLS"},
 	} {
 		s := doctored(t, tt.text)

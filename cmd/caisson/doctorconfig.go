@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"net/url"
 	"os"
@@ -42,7 +43,53 @@ func (s *setup) examineConfig() []finding {
 			})
 		}
 	}
-	return append(findings, s.requirements())
+	return append(append(findings, s.fetching()...), s.requirements())
+}
+
+// fetching says how what the fetch tool may reach could be seen, or is not
+// checked.
+func (s *setup) fetching() []finding {
+	const check = "fetch"
+	f := s.conf.Fetch
+	if len(f.Allow) == 0 {
+		return nil
+	}
+	var findings []finding
+	warn := func(detail, mend string) {
+		findings = append(findings, finding{Check: check, Result: resultWarning, Detail: detail, Mend: mend})
+	}
+	for _, rule := range f.Allow {
+		if u, err := url.Parse(rule); err == nil && u.Scheme == "http" && !loopback(u.Host) {
+			warn(rule+" is fetched without TLS: whoever is between can change what the model reads", "Use https:// in fetch.allow.")
+		}
+	}
+	for _, host := range slices.Sorted(maps.Keys(f.Private)) {
+		for _, network := range f.Private[host] {
+			if holdsMetadata(network) {
+				warn(fmt.Sprintf("%s may be at %s, where clouds keep a machine's credentials", host, network), "Name the addresses that the host really has in fetch.private.")
+			}
+		}
+	}
+	if f.Proxy != nil {
+		warn("a proxy makes the connections: what addresses it reaches can't be checked here", "Let the proxy refuse private addresses, or take fetch.proxy out.")
+	}
+	return append([]finding{{Check: check, Result: resultOK, Detail: fmt.Sprintf("on, for %s", strings.Join(f.Allow, ", "))}}, findings...)
+}
+
+// metadata are the addresses at which clouds answer machines.
+var metadata = []netip.Addr{netip.MustParseAddr("169.254.169.254"), netip.MustParseAddr("fd00:ec2::254")}
+
+// holdsMetadata says whether a network, or an address, holds one of them.
+func holdsMetadata(text string) bool {
+	prefix, err := netip.ParsePrefix(text)
+	if err != nil {
+		ip, err := netip.ParseAddr(text)
+		if err != nil {
+			return false
+		}
+		prefix = netip.PrefixFrom(ip, ip.BitLen())
+	}
+	return slices.ContainsFunc(metadata, prefix.Contains)
 }
 
 // requirements says whether there is an administrator's file. One that is not

@@ -26,6 +26,12 @@ func (s *setup) image(ctx context.Context) finding {
 	if err != nil {
 		return failed("image", err)
 	}
+	if !s.conf.AllowedImage(ref.String()) {
+		return finding{
+			Check: "image", Result: resultFailed, status: runner.ExitConfig, Detail: ref.String() + " is not allowed on this machine",
+			Mend: "Choose what the administrator's file allows.",
+		}
+	}
 	f := finding{Check: "image", Result: resultOK, Detail: *s.conf.Image}
 	switch ref.Scheme {
 	case images.SchemeHost:

@@ -29,10 +29,11 @@ func (s *setup) examinePolicy() []finding {
 		return []finding{failed(checkPolicy, err)}
 	}
 	findings := []finding{s.policyFinding(p)}
-	defs, err := runner.Definitions()
+	defs, err := toolsOf(&s.conf)
 	if err != nil {
-		return append(findings, failed(checkPolicy, err))
+		return append(findings, failed("tools", err))
 	}
+	findings = append(findings, toolsFinding(defs))
 	findings = append(findings, ruleFindings(p, defs)...)
 	findings = append(findings, askFindings(p, defs)...)
 	findings = append(findings, promptFinding(*s.conf.OnPrompt))
@@ -49,6 +50,20 @@ func (s *setup) policyFinding(p tools.Policy) finding {
 		detail += ", tightened by the administrator's requirements"
 	}
 	return finding{Check: checkPolicy, Result: resultOK, Detail: detail}
+}
+
+func toolsFinding(defs []tools.Definition) finding {
+	var off []string
+	for _, d := range defs {
+		if !d.EnabledByDefault || d.RequiresAdmin {
+			off = append(off, string(d.Name))
+		}
+	}
+	detail := fmt.Sprintf("%d are offered", len(defs)-len(off))
+	if len(off) > 0 {
+		detail += "; off: " + strings.Join(off, ", ")
+	}
+	return finding{Check: "tools", Result: resultOK, Detail: detail}
 }
 
 // ruleFindings are about rules that do nothing: a misspelt deny protects
