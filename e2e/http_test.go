@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -19,6 +18,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"go.uber.org/zap"
 )
 
 // cutBytes is how much of a stream of events comes through the proxy of the
@@ -58,7 +59,7 @@ func cutting(t *testing.T, base string) string {
 			}
 			return nil
 		},
-		ErrorLog: log.New(io.Discard, "", 0),
+		ErrorLog: zap.NewStdLog(zap.NewNop()), // what it cut
 	}
 	server := httptest.NewServer(proxy)
 	t.Cleanup(server.Close)
@@ -86,17 +87,17 @@ func (m *machine) serving(t *testing.T, backend, turns string) string {
 			t.Error(err)
 		}
 		r.wait(t, deadline).want(t, 0)
-		if strings.Contains(r.stderr.String(), m.lookup("CONTROL_TOKEN")) {
+		if strings.Contains(r.stderr.String(), m.token()) {
 			t.Error("the token is in the log")
 		}
 	})
 	return cutting(t, fmt.Sprintf("http://127.0.0.1:%d", port))
 }
 
-// lookup is a variable of the machine's environment.
-func (m *machine) lookup(name string) string {
+// token is the one that the machine's server knows.
+func (m *machine) token() string {
 	for _, v := range m.env {
-		if value, ok := strings.CutPrefix(v, name+"="); ok {
+		if value, ok := strings.CutPrefix(v, "CONTROL_TOKEN="); ok {
 			return value
 		}
 	}
@@ -119,7 +120,7 @@ func TestCurl(t *testing.T) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), deadline, errors.New("the script does not end"))
 	defer cancel()
 	script := exec.CommandContext(ctx, "sh", filepath.Join("..", "examples", "http", "session.sh"), m.workspace, `say "hello" \o/`)
-	script.Env = append(m.env, "CAISSON_URL="+base, "CAISSON_TOKEN="+m.lookup("CONTROL_TOKEN"))
+	script.Env = append(m.env, "CAISSON_URL="+base, "CAISSON_TOKEN="+m.token())
 	script.Stdin = strings.NewReader("y\nn\ny\n")
 	text, err := script.CombinedOutput()
 	if err != nil {
@@ -168,7 +169,7 @@ func TestGeneratedClient(t *testing.T) {
   - calls: [{tool: shell, input: {command: "echo more > more.txt; sleep 600"}}]
   - text: Never said.
 `)
-	c := apiClient{t: t, base: base, token: m.lookup("CONTROL_TOKEN")}
+	c := apiClient{t: t, base: base, token: m.token()}
 	dir := t.TempDir()
 	if err := errors.Join(os.CopyFS(dir, os.DirFS(filepath.Join("testdata", "httpclient"))), os.Mkdir(filepath.Join(dir, "api"), 0o755),
 		os.WriteFile(filepath.Join(dir, "openapi.json"), c.do(http.MethodGet, "/openapi.json", nil, http.StatusOK), 0o644),
@@ -180,7 +181,7 @@ func TestGeneratedClient(t *testing.T) {
 	in := func(name string, args ...string) (string, error) {
 		cmd := exec.CommandContext(ctx, name, args...)
 		cmd.Dir = dir
-		cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOWORK=off", "CONTROL_TOKEN="+m.lookup("CONTROL_TOKEN"))
+		cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOWORK=off", "CONTROL_TOKEN="+m.token())
 		text, err := cmd.CombinedOutput()
 		return string(text), err
 	}

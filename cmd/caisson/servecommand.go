@@ -164,8 +164,10 @@ func (h *host) listen(ctx context.Context) ([]net.Listener, error) {
 	}
 	remote := conf.AllowRemote != nil && *conf.AllowRemote
 	if remote && len(conf.Tokens) == 0 {
-		return nil, &config.Error{Where: "serve.tokens", Message: "other machines may reach this server, and it has no token of its own",
-			Mend: "name tokens in the configuration, or leave out --allow-remote"}
+		return nil, &config.Error{
+			Where: "serve.tokens", Message: "other machines may reach this server, and it has no token of its own",
+			Mend: "name tokens in the configuration, or leave out --allow-remote",
+		}
 	}
 	var out []net.Listener
 	for _, a := range addresses {
@@ -192,7 +194,7 @@ const tidyEvery = time.Hour
 
 // tidy cleans up now and then, until ctx ends or it is stopped.
 func (h *host) tidy(ctx context.Context) (stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancelCause(ctx)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -211,7 +213,7 @@ func (h *host) tidy(ctx context.Context) (stop func()) {
 		}
 	}()
 	return func() {
-		cancel()
+		cancel(errors.New("the server stops"))
 		<-done
 	}
 }

@@ -349,7 +349,7 @@ func (a operations) confirmations() {
 		})
 	huma.Register(a.api, a.describe(http.MethodPost, "/sessions/{id}/turns/{turn}/confirmations/{request}", "answerConfirmation", "Answer a confirmation",
 		"The first answer counts, whoever gives it, and is recorded before this answers. 409 has the decision that stands; 410 says that the session has ended, and with it all that it asked.",
-		http.StatusOK, 404, 409, 410, 429),
+		http.StatusOK, 404, 409, 410),
 		func(ctx context.Context, in *struct {
 			TurnPath
 			Request string `path:"request" doc:"a confirmation's id"`

@@ -36,9 +36,10 @@ func (w *world) read(name string) string {
 	return string(text)
 }
 
-func (w *world) write(name, text string) {
+// writeA writes a.txt.
+func (w *world) writeA(text string) {
 	w.t.Helper()
-	if err := os.WriteFile(filepath.Join(w.dir, name), []byte(text), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(w.dir, "a.txt"), []byte(text), 0o644); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -54,7 +55,7 @@ func TestOverlayIsLookedAtAndApplied(t *testing.T) {
 	needRoot(t)
 	w := newWorld(t, writes)
 	w.policy = "sandboxed"
-	w.write("a.txt", "old\n")
+	w.writeA("old\n")
 	id := w.start("overlay")
 	if d := w.diff(id); len(d.Files) != 0 || d.State != StateIdle || d.Changes != "kept" {
 		t.Errorf("before anything: %+v", d)
@@ -70,7 +71,7 @@ func TestOverlayIsLookedAtAndApplied(t *testing.T) {
 	w.post("/sessions/"+id+"/apply", `{"dry_run":true}`).problem(t, 409, "busy")
 
 	// A conflict: nothing is applied, and the session has ended.
-	w.write("a.txt", "mine\n")
+	w.writeA("mine\n")
 	p := w.post("/sessions/"+id+"/apply", `{}`).problem(t, 409, "conflicts")
 	if len(p.Conflicts) != 1 || p.Conflicts[0].Path != "a.txt" || w.read("a.txt") != "mine\n" || w.read("b.txt") != "" {
 		t.Errorf("a conflict: %+v; a.txt is %q, b.txt %q", p, w.read("a.txt"), w.read("b.txt"))
@@ -88,7 +89,7 @@ func TestOverlayIsLookedAtAndApplied(t *testing.T) {
 	if w.read("b.txt") != "also\n" || w.read("a.txt") != "mine\n" || a.Changes != "kept" {
 		t.Errorf("the rest: %+v, b.txt %q", a, w.read("b.txt"))
 	}
-	w.write("a.txt", "old\n") // it is not as it was: its time differs
+	w.writeA("old\n") // it is not as it was: its time differs
 	w.post("/sessions/"+id+"/apply", `{"discard":true,"dry_run":true}`).problem(t, 422, "invalid")
 	w.post("/sessions/"+id+"/apply", `{"discard":true}`).want(t, 200).into(t, &a)
 	if a.Changes != "discarded" {
@@ -123,7 +124,7 @@ func TestApplyWaitsForNoTurn(t *testing.T) {
 func TestBindSessionsHaveADiffToo(t *testing.T) {
 	w := newWorld(t, "  - calls: [{tool: write_file, input: {path: a.txt, content: \"new\\n\"}}, {tool: shell, input: {command: \"write b.txt also\"}}]\n  - text: Done.\n")
 	w.policy = "sandboxed"
-	w.write("a.txt", "old\n")
+	w.writeA("old\n")
 	id := w.start("bind")
 	w.ended(id, w.say(id, "go"))
 	live := w.diff(id)

@@ -20,24 +20,23 @@ import (
 const childEnv = "CAISSON_TEST_SERVER_CHILD"
 
 // child serves a world until it is killed, and says where.
-func child() int {
+func child() {
 	root := os.Getenv(childEnv)
 	w := &world{root: root, state: filepath.Join(root, "state"), turns: asks, policy: "default", backend: &fakeBackend{}}
 	s, err := New(w.options())
 	if err != nil {
 		fmt.Println(err)
-		return 1
+		return
 	}
 	l, err := Listen(context.Background(), "127.0.0.1:0", false)
 	if err != nil {
 		fmt.Println(err)
-		return 1
+		return
 	}
 	fmt.Println("http://" + l.Addr().String())
 	if err := s.Serve(context.Background(), l); err != nil {
 		fmt.Println(err)
 	}
-	return 1
 }
 
 // TestServerIsKilled kills a server that asks something, and lets another one

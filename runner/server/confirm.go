@@ -20,6 +20,8 @@ type Confirmation struct {
 	CallID string      `json:"tool_use_id"`
 	Name   tools.Name  `json:"tool_name"`
 	Class  tools.Class `json:"side_effects" enum:"none,read,write,execute,network"`
+	Seq    int         `json:"seq" doc:"counts the questions of the session, in the order of the calls"`
+	Runs   tools.Place `json:"runs" enum:"host,sandbox" doc:"where it would run"`
 	// Summary, Display, Projected and Diff are safe to show anywhere; Exact is
 	// the input itself.
 	Summary   string        `json:"summary" doc:"the call in one line, safe to show"`
@@ -28,6 +30,8 @@ type Confirmation struct {
 	InputHash string        `json:"input_hash" doc:"hex SHA-256 of the canonical JSON of the input"`
 	Projected []string      `json:"projected_modifications" nullable:"false" doc:"paths that would change, safe to show"`
 	Diff      string        `json:"diff,omitempty" doc:"what would change, as a unified diff, safe to show"`
+	Dangerous string        `json:"dangerous,omitempty" doc:"what of the command the policy finds dangerous, safe to show"`
+	Phrase    string        `json:"phrase,omitempty" doc:"the exact command that an answer of scope always would be bound to, safe to show"`
 	Hidden    bool          `json:"hidden_characters,omitempty" doc:"the input, a path or the diff holds characters that are not seen; they are shown as escapes"`
 	Changed   bool          `json:"changed,omitempty" doc:"it was asked before, and what the diff was made from has changed since"`
 	Scopes    []tools.Scope `json:"scopes" nullable:"false" doc:"how long an answer may hold"`
@@ -60,8 +64,8 @@ func (s *session) waiting() []Confirmation {
 	list := []Confirmation{}
 	for _, c := range s.broker.Pending() {
 		v := Confirmation{
-			ID: c.ID, Turn: s.turnOf(c.ID), CallID: c.CallID, Name: c.Name, Class: c.Class, Summary: c.Summary, Display: c.Input,
-			Exact: c.Exact, InputHash: c.InputHash, Projected: listed(c.Projected), Diff: c.Diff, Hidden: c.Hidden, Changed: c.Changed,
+			ID: c.ID, Turn: s.turnOf(c.ID), CallID: c.CallID, Name: c.Name, Class: c.Class, Seq: c.Seq, Runs: c.Runs, Summary: c.Summary, Display: c.Input,
+			Exact: c.Exact, InputHash: c.InputHash, Projected: listed(c.Projected), Diff: c.Diff, Dangerous: c.Dangerous, Phrase: c.Phrase, Hidden: c.Hidden, Changed: c.Changed,
 			Scopes: listed(c.Scopes), Expires: c.Expires.UTC(),
 		}
 		list = append(list, v)
@@ -83,12 +87,6 @@ func (s *session) answer(ctx context.Context, turn, id string, a Answer, client 
 	if !confirmationID.MatchString(id) || asked != "" && asked != turn {
 		return Resolution{}, unknown
 	}
-	// Only the first answer is never refused: others are records.
-	if allowed := s.attempts.take(); !allowed && !s.pending(id) {
-		p := problem(http.StatusTooManyRequests, "attempts", "this session gets too many answers to what nobody asks", "It can be asked what is pending")
-		p.retryAfter = "1"
-		return Resolution{}, p
-	}
 	// It is decided whether the client waits for it or not.
 	got, err := s.broker.Answer(context.WithoutCancel(ctx), id, tools.Answer{Decision: a.Decision, Scope: a.Scope}, "http:"+client)
 	if late, ok := errors.AsType[*tools.ResolvedError](err); ok {
@@ -107,15 +105,6 @@ func (s *session) answer(ctx context.Context, turn, id string, a Answer, client 
 	s.server.log.Info("confirmation answered", zap.String("session", s.id), zap.String("confirmation", id),
 		zap.String("decision", string(got.Decision)), zap.String("client", client))
 	return resolution(got, asked), nil
-}
-
-func (s *session) pending(id string) bool {
-	for _, c := range s.broker.Pending() {
-		if c.ID == id {
-			return true
-		}
-	}
-	return false
 }
 
 func by(r tools.Resolution) string {

@@ -5,6 +5,7 @@ package server
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -270,9 +271,11 @@ func TestFloodOfAnswers(t *testing.T) {
 	got := map[int]int{}
 	for i := range 10_000 {
 		_, err := live.answer(context.Background(), turn, fmt.Sprintf("%032x", i), Answer{Decision: tools.DecisionAllow}, "mallory")
-		got[err.(*Problem).Status]++
+		if p, ok := errors.AsType[*Problem](err); ok {
+			got[p.Status]++
+		}
 	}
-	if got[404] < attemptBurst || got[404]+got[429] != 10_000 || got[429] == 0 {
+	if got[404] != 10_000 {
 		t.Errorf("answered with %v", got)
 	}
 	w.post("/sessions/"+id+"/turns/"+turn+"/confirmations/"+c.ID, `{"decision":"allow"}`).want(t, 200)
@@ -280,7 +283,8 @@ func TestFloodOfAnswers(t *testing.T) {
 	if ran := w.backend.commands(); len(ran) != 1 {
 		t.Errorf("ran %q", ran)
 	}
-	if n := count(w.trace(id), runner.KindConfirmationAttempted); n != got[404] {
-		t.Errorf("%d attempts are recorded, %d were answered", n, got[404])
+	// Each is counted, and few of them are records of their own.
+	if n := count(w.trace(id), runner.KindConfirmationAttempted); n == 0 || n > 2_000 {
+		t.Errorf("%d attempts are recorded", n)
 	}
 }

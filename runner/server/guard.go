@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"mime"
 	"net"
 	"net/http"
@@ -178,9 +179,7 @@ func readBody(w http.ResponseWriter, r *http.Request) *Problem {
 
 // refuse answers with a problem.
 func (s *Server) refuse(w http.ResponseWriter, r *http.Request, p *Problem) {
-	for name, values := range p.GetHeaders() {
-		w.Header()[name] = values
-	}
+	maps.Copy(w.Header(), p.GetHeaders())
 	w.Header().Set("Content-Type", problemType)
 	w.WriteHeader(p.Status)
 	if r.Method == http.MethodHead {

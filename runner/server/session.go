@@ -44,13 +44,12 @@ type session struct {
 	closed chan struct{}
 	report runner.Report
 
-	mu       sync.Mutex
-	ending   bool
-	title    string
-	turns    map[string]*runner.Turn
-	order    []string // of turns, oldest first
-	attempts *bucket
-	idle     *time.Timer
+	mu     sync.Mutex
+	ending bool
+	title  string
+	turns  map[string]*runner.Turn
+	order  []string // of turns, oldest first
+	idle   *time.Timer
 
 	// recMu guards what records tell, apart from mu: whoever writes a record may
 	// hold locks that mu's holder waits for.
@@ -68,7 +67,7 @@ func (s *Server) start(ctx context.Context, in NewSession, client string) (*sess
 	live := &session{
 		server: s, asked: in, client: client, begun: time.Now(), title: shown(in.Title), feed: newFeed(), closed: make(chan struct{}),
 		tally: &tallied{m: s.metrics, classes: map[string]string{}}, broker: tools.NewBroker(tools.BrokerOptions{Attended: true}),
-		turns: map[string]*runner.Turn{}, inTurn: map[string]string{}, attempts: newBucket(),
+		turns: map[string]*runner.Turn{}, inTurn: map[string]string{},
 	}
 	err := live.open(ctx)
 	defer s.ending.Done() // of reserve

@@ -27,7 +27,8 @@ import (
 
 func TestMain(m *testing.M) {
 	if os.Getenv(childEnv) != "" {
-		os.Exit(child())
+		child()
+		os.Exit(1)
 	}
 	goleak.VerifyTestMain(m)
 }
