@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"go.uber.org/zap"
@@ -380,5 +381,71 @@ func TestBackgroundLogOfAFlood(t *testing.T) {
 	text, k := g.text(t)
 	if text != "the beginning\n" || k.State != "" || k.Whole || !strings.HasSuffix(string(k.Last), "the very end\n") {
 		t.Errorf("%q, %+v", text, k.State)
+	}
+}
+
+// TestBackgroundsAtOnce: whatever starts, looks, kills and ends at once, each
+// command that was started has exactly one recorded end, and none is left.
+func TestBackgroundsAtOnce(t *testing.T) {
+	serve := func(ctx context.Context, b *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+		return hangs(make(chan struct{}))(ctx, b, cmd)
+	}
+	b, ended := startedBackgrounds(t, map[string]script{"serve": serve, "short": says("short\n")})
+	var mu sync.Mutex
+	begun := map[string]int{}
+	var wg sync.WaitGroup
+	for i := range 6 {
+		wg.Go(func() {
+			for j := range 20 {
+				ctx, cancel := context.WithCancelCause(t.Context())
+				if (i+j)%5 == 0 {
+					go cancel(errors.New("user"))
+				}
+				handle, err := b.Begin(ctx, shell.Command{Script: []string{"serve", "short"}[(i+j)%2]})
+				cancel(nil)
+				if err != nil {
+					if !errors.Is(err, shell.ErrTooMany) && !strings.Contains(err.Error(), "user") && !errors.Is(err, errSessionEnd) {
+						t.Errorf("begin: %v", err)
+					}
+					continue
+				}
+				mu.Lock()
+				begun[handle]++
+				mu.Unlock()
+				if k, ok, err := b.output(handle); !ok || err != nil {
+					t.Errorf("output of %s: %v", handle, err)
+				} else {
+					k.Close()
+				}
+				if j%3 != 0 {
+					if _, _, err := b.End(t.Context(), handle); err != nil {
+						t.Errorf("end %s: %v", handle, err)
+					}
+				}
+				if i == 0 && j == 18 {
+					b.close()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	b.close()
+	ends := map[string]int{}
+	for _, e := range ended() {
+		ends[e.Handle]++
+		if ends[e.Handle] > 1 {
+			t.Errorf("%s ended twice", e.Handle)
+		}
+	}
+	for handle, n := range begun {
+		if n != 1 || ends[handle] != 1 {
+			t.Errorf("%s was begun %d times and ended %d times", handle, n, ends[handle])
+		}
+	}
+	if len(begun) < 10 {
+		t.Errorf("only %d commands were begun: the test shows little", len(begun))
+	}
+	if b.live != 0 {
+		t.Errorf("%d are counted as running", b.live)
 	}
 }
