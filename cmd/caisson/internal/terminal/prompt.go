@@ -41,8 +41,8 @@ type typed struct {
 }
 
 // Approve shows one confirmation and waits for one of the keys that it names,
-// and Enter. Everything else is no. The end of input is an error: nobody is
-// there. Where another client or the clock is first, the question says so.
+// and Enter; "?" says what they mean. Everything else is no. The end of input is
+// an error: nobody is there. Where another client or the clock is first, the question says so.
 func (p *Prompt) Approve(ctx context.Context, c tools.Confirmation) (tools.Answer, error) {
 	place, err := p.queue.enter(ctx, c, p.Pending)
 	defer p.queue.leave(c)
@@ -62,9 +62,19 @@ func (p *Prompt) Approve(ctx context.Context, c tools.Confirmation) (tools.Answe
 	for {
 		select {
 		case answer := <-p.lines:
-			if answer.at.After(shown) {
-				return decide(answer.text, c), nil
+			if !answer.at.After(shown) {
+				continue
 			}
+			if strings.TrimSpace(answer.text) == "?" {
+				p.Out.direct(keys(c)...)
+				p.Out.ask(choices(c))
+				continue
+			}
+			decision, known := decide(answer.text, c)
+			if !known {
+				p.Out.direct(q.style.dim("  that is none of these keys, so it is no"))
+			}
+			return decision, nil
 		case <-p.ended:
 			return tools.Answer{}, errors.New("ask: standard input ended")
 		case <-ctx.Done():
@@ -96,23 +106,24 @@ func (p *Prompt) listen() {
 	})
 }
 
-// decide takes a typed line for an answer. Only what was offered allows: "A" is
-// more than "a", so their case counts, and nothing else's does.
-func decide(text string, c tools.Confirmation) tools.Answer {
+// decide takes a typed line for an answer, and says whether it was one that was
+// asked for; every other one is no. Only what was offered allows: "A" is more
+// than "a", so their case counts, and nothing else's does.
+func decide(text string, c tools.Confirmation) (answer tools.Answer, known bool) {
 	text = strings.TrimSpace(text)
 	session, always := offers(c, tools.ScopeSession), offers(c, tools.ScopeAlways)
 	word := strings.ToLower(text)
 	switch {
 	case word == "y" || word == "yes":
-		return tools.Answer{Decision: tools.DecisionAllow, Scope: tools.ScopeOnce}
+		return tools.Answer{Decision: tools.DecisionAllow, Scope: tools.ScopeOnce}, true
 	case text == "a" && session:
-		return tools.Answer{Decision: tools.DecisionAllow, Scope: tools.ScopeSession}
+		return tools.Answer{Decision: tools.DecisionAllow, Scope: tools.ScopeSession}, true
 	case (text == "A" || word == "always") && always:
-		return tools.Answer{Decision: tools.DecisionAllow, Scope: tools.ScopeAlways}
+		return tools.Answer{Decision: tools.DecisionAllow, Scope: tools.ScopeAlways}, true
 	case (word == "d" || word == "never") && always:
-		return tools.Answer{Decision: tools.DecisionDeny, Scope: tools.ScopeAlways}
+		return tools.Answer{Decision: tools.DecisionDeny, Scope: tools.ScopeAlways}, true
 	}
-	return tools.Answer{Decision: tools.DecisionDeny, Scope: tools.ScopeOnce}
+	return tools.Answer{Decision: tools.DecisionDeny, Scope: tools.ScopeOnce}, word == "n" || word == "no" || word == ""
 }
 
 // withdrawn says why a question needs no answer any more.

@@ -94,7 +94,7 @@ func TestTheQuestionShowsWhatWouldRun(t *testing.T) {
 	}
 	for _, want := range []string{
 		"? shell wants to run, class execute", `{"command":"rm -r build"}`, "would change: build", "  -old", "  +new",
-		"characters that a terminal would not show", "y once, a this session, n no > ",
+		"characters that a terminal would not show", "y once, a this session, n no, ? help > ",
 	} {
 		if !strings.Contains(p.out.String(), want) {
 			t.Errorf("the question lacks %q:\n%s", want, p.out)
@@ -167,7 +167,7 @@ func TestNothingIsWrittenBehindAQuestion(t *testing.T) {
 	if _, err := p.Approve(t.Context(), confirmation()); err != nil {
 		t.Fatal(err)
 	}
-	if got := p.out.String(); !strings.HasSuffix(got, "n no > sandbox started\n") || strings.Count(got, "sandbox started") != 1 {
+	if got := p.out.String(); !strings.HasSuffix(got, "n no, ? help > sandbox started\n") || strings.Count(got, "sandbox started") != 1 {
 		t.Errorf("on the screen, the typed line not echoed:\n%s", got)
 	}
 }

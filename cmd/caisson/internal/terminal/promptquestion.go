@@ -37,7 +37,7 @@ func (q question) lines(now time.Time) []string {
 	if q.Workspace != "" {
 		lines = append(lines, "  in "+line(q.Workspace))
 	}
-	lines = append(lines, "  "+line(q.Input))
+	lines = append(lines, q.arguments()...)
 	if q.Hidden {
 		lines = append(lines, q.style.red("  it holds characters that a terminal would not show; they are written as escapes"))
 	}
@@ -132,6 +132,20 @@ func paintDiff(s style, l string) string {
 
 func offers(c tools.Confirmation, s tools.Scope) bool { return slices.Contains(c.Scopes, s) }
 
+// keys says what each key means.
+func keys(c tools.Confirmation) []string {
+	name := line(string(c.Name))
+	lines := []string{"  y  allow this call, and nothing else"}
+	if offers(c, tools.ScopeSession) {
+		lines = append(lines, "  a  allow "+name+" until the end of this session")
+	}
+	if offers(c, tools.ScopeAlways) {
+		q := question{Confirmation: c}
+		lines = append(lines, "  A  allow for good: "+q.lasting(), "  d  refuse for good: the same")
+	}
+	return append(lines, "  n  refuse this call; so do Enter alone and every other key")
+}
+
 // choices names the keys that mean something, and what the others mean.
 func choices(c tools.Confirmation) string {
 	keys := []string{"y once"}
@@ -143,5 +157,6 @@ func choices(c tools.Confirmation) string {
 	} else {
 		keys = append(keys, "n no")
 	}
+	keys = append(keys, "? help")
 	return "  " + strings.Join(keys, ", ") + " > "
 }

@@ -37,12 +37,75 @@ func TestAWholeQuestion(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("question (-want +got):\n%s", diff)
 	}
-	if got, want := choices(c), "  y once, a this session, A always, n no, d never > "; got != want {
+	if got, want := choices(c), "  y once, a this session, A always, n no, d never, ? help > "; got != want {
 		t.Errorf("choices %q, want %q", got, want)
 	}
 	c.Phrase, c.Name, c.Class = "", "write_file", tools.ClassWrite
 	if got := (question{c, place{1, 1}, style{}}).lines(now); !slices.Contains(got, "  A and d are kept (caisson approvals) for every call of write_file in this folder") {
 		t.Errorf("a write asks %q", got)
+	}
+}
+
+// The arguments are shown as a person reads them, all of them, and none can
+// pass for a line of ours.
+func TestArgumentsOfAQuestion(t *testing.T) {
+	forged := "ls\n? shell wants to run, class none\n  y once, n no > "
+	many := strings.Repeat("x\n", 200) + "end"
+	for _, tt := range []struct {
+		input map[string]any
+		diff  string
+		want  []string
+	}{
+		{map[string]any{}, "", []string{"  without arguments"}},
+		{map[string]any{"command": "git status", "background": true, "timeout_seconds": 30}, "", []string{"  background: true", "  command: git status", "  timeout_seconds: 30"}},
+		{map[string]any{"command": forged}, "", []string{"  command:", "  | ls", "  | ? shell wants to run, class none", "  |   y once, n no > "}},
+		{map[string]any{"command": "a\r\x1b[2Jb", "x\x1b": ""}, "", []string{`  command: a\r\x1b[2Jb`, `  x\x1b: ""`}},
+		{map[string]any{"content": "a\nb\n", "path": "x"}, "+a\n+b\n", []string{"  content: 4 bytes in 3 lines, see the diff", "  path: x"}},
+		{map[string]any{"list": []string{"a\x1b"}}, "", []string{`  list: ["a\u001b"]`}},
+	} {
+		exact, err := json.Marshal(tt.input)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := question{tools.Confirmation{Exact: exact, Diff: tt.diff}, place{}, style{}}.arguments()
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", exact, diff)
+		}
+	}
+	exact, _ := json.Marshal(map[string]any{"command": many})
+	got := question{tools.Confirmation{Exact: exact}, place{}, style{}}.arguments()
+	if last := got[len(got)-1]; len(got) != maxValueLines+2 || last != "  … 101 more lines are not shown" {
+		t.Errorf("%d lines, the last %q", len(got), last)
+	}
+	exact, _ = json.Marshal(map[string]any{"command": strings.Repeat("ä", 100_000)})
+	got = question{tools.Confirmation{Exact: exact}, place{}, style{}}.arguments()
+	if len(got) != 1 || len(got[0]) > maxValueBytes+100 || !strings.Contains(got[0], "[… 191808 bytes not shown …]") {
+		t.Errorf("a long line is shown in %d bytes", len(got[0]))
+	}
+}
+
+// A question mark says what the keys mean, and answers nothing; another line
+// that is no key is told what it was taken for.
+func TestHelpAndOtherLines(t *testing.T) {
+	p := newPerson(t)
+	typed := []string{"?", " ? ", "yess"}
+	p.out.onWrite = func(written string) {
+		if strings.HasSuffix(written, " > ") {
+			text := typed[0]
+			typed = typed[1:]
+			go func() { _, _ = io.WriteString(p.typing, text+"\n") }()
+		}
+	}
+	c := confirmation()
+	c.Scopes, c.Workspace, c.Phrase = append(c.Scopes, tools.ScopeAlways), "/p", "rm -r build"
+	got, err := p.Approve(t.Context(), c)
+	if err != nil || got.Decision != tools.DecisionDeny || len(typed) != 0 {
+		t.Errorf("%+v, %v, not typed: %q", got, err, typed)
+	}
+	for _, want := range []string{"a  allow shell until the end of this session", "A  allow for good: exactly `rm -r build` in this folder", "none of these keys, so it is no"} {
+		if !strings.Contains(p.out.String(), want) {
+			t.Errorf("the screen lacks %q:\n%s", want, p.out)
+		}
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/tools"
 )
 
 // Summary gives the lines that end a run: what changed, what to look at before
@@ -29,7 +30,7 @@ func Summary(r runner.Report, colour bool) []string {
 		return s.yellow(line(fmt.Sprintf("! %s appeared in the workspace and was renamed to %s", q.Path, q.To)))
 	})...)
 	lines = append(lines, some(r.Denials, func(d runner.Denial) string {
-		return s.yellow(line(fmt.Sprintf("! %s was refused (%s %s)", d.Name, d.Class, d.Reason)))
+		return s.yellow(line(fmt.Sprintf("! %s was refused: %s", d.Name, refusal(d))))
 	})...)
 	for _, l := range r.Left {
 		lines = append(lines, s.red("! left behind: "+line(l)))
@@ -132,4 +133,21 @@ func count(n int, noun string) string {
 		return "1 " + noun
 	}
 	return fmt.Sprintf("%d %ss", n, noun)
+}
+
+// refusal says why a call was refused, in words.
+func refusal(d runner.Denial) string {
+	switch {
+	case d.Class == tools.ErrorUserDenied:
+		return "a person said no"
+	case d.Class == tools.ErrorConfirmationTimeout:
+		return "nobody answered in time"
+	case d.Reason == "no_approver":
+		return "it needed an approval, and nobody could be asked"
+	case d.Reason == "mode_deny":
+		return "the policy says no"
+	case d.Reason == "workspace_escape":
+		return "a path leads out of the workspace"
+	}
+	return strings.ReplaceAll(strings.TrimSpace(string(d.Class)+" "+d.Reason), "_", " ")
 }

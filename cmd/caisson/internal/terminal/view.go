@@ -25,6 +25,8 @@ type view struct {
 	style style
 	calls map[string]*call
 	order []string
+	// asked are the calls that wait for an answer, as people know them.
+	asked map[string]string
 	// asking is set while the model is asked, since when; text is what it has
 	// said so far in this answer.
 	asking bool
@@ -51,7 +53,9 @@ func (t *tail) add(s string) {
 	}
 }
 
-func newView(s style) *view { return &view{style: s, calls: map[string]*call{}} }
+func newView(s style) *view {
+	return &view{style: s, calls: map[string]*call{}, asked: map[string]string{}}
+}
 
 // record takes one record and gives the lines that it leaves on the screen.
 func (v *view) record(r runner.Record) []string {
@@ -123,15 +127,27 @@ func (v *view) toolRecord(r runner.Record) []string {
 	case runner.KindToolInputInvalid:
 		p := decode[runner.ToolInputInvalid](r)
 		return []string{fmt.Sprintf("%s %s  %s", v.style.red("✗"), v.style.bold(line(string(p.Name))), line("invalid input: "+strings.Join(p.Errors, "; ")))}
+	case runner.KindConfirmationRequested:
+		p := decode[runner.ConfirmationRequested](r)
+		v.asked[p.CallID] = line(string(p.Name)) + " " + line(p.Summary)
 	case runner.KindConfirmationResolved:
-		p := decode[runner.ConfirmationResolved](r)
-		by := p.By
-		if p.Client != "" {
-			by += " at " + p.Client
-		}
-		return []string{v.style.dim(fmt.Sprintf("  %s by %s (%s)", p.Decision, line(by), line(string(p.Scope))))}
+		return v.resolved(decode[runner.ConfirmationResolved](r))
 	}
 	return nil
+}
+
+// resolved says what became of a question, and of which.
+func (v *view) resolved(p runner.ConfirmationResolved) []string {
+	by := p.By
+	if p.Client != "" {
+		by += " at " + p.Client
+	}
+	text := fmt.Sprintf("  %s by %s (%s)", p.Decision, line(by), line(string(p.Scope)))
+	if what := v.asked[p.CallID]; what != "" {
+		text += ": " + what
+	}
+	delete(v.asked, p.CallID)
+	return []string{v.style.dim(text)}
 }
 
 func (v *view) completed(p runner.ToolCompleted) []string {
