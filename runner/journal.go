@@ -83,6 +83,10 @@ func (j *journal) written(p Payload) (due bool, _ error) {
 func (j *journal) denied(p NetworkDenied) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	// The call runs, though the sandbox that others wait for may not yet.
+	if _, err := j.admit(p.CallID); err != nil {
+		return err
+	}
 	return j.put(nil, j.cause(p.CallID), ActorTool, p)
 }
 

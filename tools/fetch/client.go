@@ -289,7 +289,7 @@ func (c *Client) exchange(ctx context.Context, t target) (Response, string, erro
 		out.MediaType, out.Charset = clip(kind, 100), clip(strings.ToLower(params["charset"]), 40)
 	}
 	if !readable(out.MediaType) {
-		return Response{}, "", fail("content_type", "%s is %s, which is no text; only text is fetched", clip(t.String(), 200), out.MediaType)
+		return Response{}, "", fail("content_type", "%s is %s (status %d), which is no text; only text is fetched", clip(t.String(), 200), out.MediaType, out.Status)
 	}
 	if out.Body, err = c.readBody(res); err != nil {
 		return Response{}, "", err

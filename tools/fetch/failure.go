@@ -75,7 +75,9 @@ func toolError(err error) error {
 	if !ok {
 		return err
 	}
-	out := &tools.Error{Class: tools.ErrorExecution, Reason: f.reason, Message: "Not fetched: " + f.message + ".", Visible: true, Err: err}
+	// Parts of it may be a server's: a name in a certificate, a line of its answer.
+	message, _ := tools.Display(f.message)
+	out := &tools.Error{Class: tools.ErrorExecution, Reason: f.reason, Message: "Not fetched: " + message + ".", Visible: true, Err: err}
 	switch {
 	case f.denied:
 		out.Class = tools.ErrorPermissionDenied

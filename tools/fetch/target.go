@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -65,7 +66,10 @@ func (t target) url() *url.URL {
 	if err != nil {
 		plain = t.path // can't be: parseTarget has unescaped it before
 	}
-	return &url.URL{Scheme: t.scheme, Host: t.authority(), Path: plain, RawPath: t.path, RawQuery: strings.TrimPrefix(t.query, "?")}
+	return &url.URL{
+		Scheme: t.scheme, Host: t.authority(), Path: plain, RawPath: t.path,
+		RawQuery: strings.TrimPrefix(t.query, "?"), ForceQuery: t.query == "?",
+	}
 }
 
 // urlError says why a URL can't be used. Its reason is one of network.denied.
@@ -236,12 +240,17 @@ func canonicalPath(escaped string) (canonical string, ambiguous bool, err error)
 			}
 			continue
 		}
-		// An escaped separator, an escaped escape, and ..; (a parameter of the
-		// parent folder to some servers) may be taken for more than a name.
-		ambiguous = ambiguous || strings.ContainsAny(plain, "/\\%\x00") || strings.HasPrefix(plain, "..;") || strings.HasPrefix(plain, ".;")
 		out = append(out, segment)
 	}
-	return "/" + strings.Join(out, "/"), ambiguous, nil
+	return "/" + strings.Join(out, "/"), slices.ContainsFunc(out, isAmbiguous), nil
+}
+
+// isAmbiguous says whether a segment may be taken for more than a name: it
+// holds an escaped separator or an escaped escape, or begins like ..; (to some
+// servers the parent folder with a parameter).
+func isAmbiguous(segment string) bool {
+	plain, err := url.PathUnescape(segment)
+	return err != nil || strings.ContainsAny(plain, "/\\%\x00") || strings.HasPrefix(plain, "..;") || strings.HasPrefix(plain, ".;")
 }
 
 // escapeQuery escapes what does not belong into a request line.

@@ -231,7 +231,7 @@ func TestIntersect(t *testing.T) {
 // FuzzTarget holds that the canonical form is one: it is its own canonical
 // form, and what net/http makes of it goes to the same host and path.
 func FuzzTarget(f *testing.F) {
-	for _, s := range []string{"https://docs.example.com/a/../b?q#f", "http://[::1]:80/%2e%2e/", "http://127.1/", "https://bücher.example/ä", "http://a//..//b"} {
+	for _, s := range []string{"https://docs.example.com/a/../b?q#f", "http://[::1]:80/%2e%2e/", "http://127.1/", "https://bücher.example/ä", "http://a//..//b", "http://a?", "http://a/%00/.."} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, raw string) {

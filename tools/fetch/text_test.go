@@ -273,3 +273,24 @@ func TestTool(t *testing.T) {
 		t.Error("the tool is on without an allowlist")
 	}
 }
+
+// FuzzRead holds that any response becomes text that is valid, or a failure:
+// no panic, and nothing that a terminal obeys.
+func FuzzRead(f *testing.F) {
+	f.Add("text/html", "", "<title>x</title><p hidden>y<table><td colspan=9>z")
+	f.Add("", "shift_jis", "<!doctype html>\x1b[2J")
+	f.Add("text/plain", "utf-16", "a\x00b\x00")
+	f.Add("application/json", "", "{\"a\":1}")
+	f.Fuzz(func(t *testing.T, kind, charset, body string) {
+		p, err := read(Response{URL: "https://a.example/b", MediaType: kind, Charset: charset, Body: []byte(body)}, false)
+		if err != nil {
+			if reason(err) == "" || strings.HasPrefix(reason(err), "error: ") {
+				t.Fatalf("%v is no failure", err)
+			}
+			return
+		}
+		if !utf8.ValidString(p.text) || strings.ContainsFunc(p.text, func(r rune) bool { return r != '\n' && r != '\t' && (r < ' ' || r >= 0x7f && r < 0xa0) }) {
+			t.Fatalf("%q", p.text)
+		}
+	})
+}
