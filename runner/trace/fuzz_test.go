@@ -1,0 +1,111 @@
+package trace
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/net/html"
+
+	"github.com/caisson-run/caisson/runner"
+)
+
+// chained writes records with payloads of anybody's choice, in a chain that
+// holds: a session of a hostile program, not a damaged one.
+func chained(t *testing.T, path string, kinds []runner.Kind, payloads [][]byte) {
+	t.Helper()
+	var out bytes.Buffer
+	prev := strings.Repeat("0", 64)
+	for i, p := range payloads {
+		text, err := runner.Encode(runner.Record{
+			SchemaVersion: runner.SchemaVersion, Seq: int64(i + 1), ID: "rec_1", Session: "ses_1", Actor: runner.ActorTool, Kind: kinds[i], Payload: p, Prev: prev,
+			Time: time.Date(2026, 11, 20, 10, 0, i, 0, time.UTC),
+		})
+		if err != nil {
+			t.Skip("no payload")
+		}
+		out.Write(append(text, '\n'))
+		sum := sha256.Sum256(text)
+		prev = hex.EncodeToString(sum[:])
+	}
+	if err := os.WriteFile(path, out.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// FuzzPayload reads records whose payloads are any JSON: whatever they hold,
+// everything that reads them comes to an end, and what it writes is whole.
+func FuzzPayload(f *testing.F) {
+	seeds := 0
+	for i, p := range runner.Payloads() {
+		raw, err := json.Marshal(p)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(uint8(i), raw)
+		seeds++
+	}
+	for _, text := range []string{
+		`{"blocks":[{"tool_use":{"id":"tu_1","name":"<x>","input":{"a":[1]}}},{"tool_result":{"tool_use_id":"tu_1","content":[{"text":"</script>"}]}}],"role":"tool"}`,
+		`{"spilled":[{"pointer":"/a/b","path":"../../../etc/passwd","bytes":-1,"sha256":""},{"pointer":"","path":"spill/..","bytes":9}]}`,
+		`{"wall_ms":-9223372036854775808,"latency_ms":9223372036854775807,"start_ms":-1}`, `{"exit_code":1e400}`, `[]`, `null`,
+	} {
+		f.Add(uint8(2), []byte(text))
+		seeds++
+	}
+	if seeds < 20 {
+		f.Fatal("the seed corpus is empty")
+	}
+	f.Fuzz(func(t *testing.T, kind uint8, payload []byte) {
+		if !json.Valid(payload) {
+			return
+		}
+		all := runner.Payloads()
+		k := all[int(kind)%len(all)].Kind()
+		dir := t.TempDir()
+		path := filepath.Join(dir, runner.TraceFile)
+		chained(t, path, []runner.Kind{k, runner.KindTurnStarted, k, runner.KindSessionEnded}, [][]byte{payload, []byte(`{}`), payload, []byte(`{}`)})
+		s, err := Find(dir, path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var page, story, trajectory bytes.Buffer
+		if _, err := HTML(&page, s); err != nil {
+			t.Fatal(err)
+		}
+		doc, err := html.Parse(bytes.NewReader(page.Bytes()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n := range doc.Descendants() {
+			if n.Type == html.ElementNode && (n.Data == "script" || n.Data == "img" || n.Data == "iframe" || n.Data == "svg") {
+				t.Errorf("<%s> in the page", n.Data)
+			}
+		}
+		if !strings.HasSuffix(strings.TrimSpace(page.String()), "</html>") {
+			t.Error("the page has no end")
+		}
+		for _, out := range []*bytes.Buffer{&page, &story} {
+			if out == &story {
+				if _, err := Show(&story, s, ShowOptions{Full: true}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if hidden := unseen(out.Bytes()); hidden != "" {
+				t.Error("characters that are not seen")
+			}
+		}
+		if _, err := ATIF(&trajectory, s); err == nil && !json.Valid(trajectory.Bytes()) {
+			t.Errorf("a trajectory that is no JSON: %s", trajectory.Bytes())
+		}
+		if _, err := Verify(s); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
