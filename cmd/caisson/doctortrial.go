@@ -80,7 +80,7 @@ func (s *setup) trial(ctx context.Context, image finding) []finding {
 // startTrial makes the sandbox; undo ends it and removes what was made for it.
 func (s *setup) startTrial(ctx context.Context, backend sandbox.Backend, ref images.Reference) (box sandbox.Sandbox, took time.Duration, undo func() error, err error) {
 	var undos []func() error
-	undo = func() error {
+	all := func() error {
 		var errs []error
 		for _, f := range slices.Backward(undos) {
 			errs = append(errs, f())
@@ -89,7 +89,7 @@ func (s *setup) startTrial(ctx context.Context, backend sandbox.Backend, ref ima
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, undo())
+			err = errors.Join(err, all())
 		}
 	}()
 	resources, err := s.conf.SandboxResources()
@@ -135,7 +135,7 @@ func (s *setup) startTrial(ctx context.Context, backend sandbox.Backend, ref ima
 	}
 	took = time.Since(began)
 	undos = append(undos, func() error { return box.Destroy(context.WithoutCancel(ctx)) })
-	return box, took, undo, nil
+	return box, took, all, nil
 }
 
 // attested says what the sandbox is, as it was read back. What the backend said

@@ -36,6 +36,8 @@ type fakeBackend struct {
 	// network is what a command reaches, lost what the sandbox lacks; runtime is
 	// the runtime's name and version.
 	network, lost, runtime string
+	// refuses is what each Create fails with, "" where it works.
+	refuses string
 	// journal is a folder that a sweep removes; "" is none.
 	journal string
 	// started is told of each command; nil is nobody.
@@ -64,6 +66,9 @@ func (f *fakeBackend) List(context.Context) ([]sandbox.Listing, error) { return 
 func (f *fakeBackend) Create(_ context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	if f.unavailable != nil {
 		return nil, f.unavailable
+	}
+	if f.refuses != "" {
+		return nil, fmt.Errorf("%w: %s", sandbox.ErrUnavailable, f.refuses)
 	}
 	if f.waiting != "" && spec.Notify != nil {
 		spec.Notify(f.waiting)

@@ -26,7 +26,8 @@ func TestMain(m *testing.M) {
 
 // fakeMain is the program with backends that start no container. What is wrong
 // with them is said by FAKE_DOCKER and FAKE_GVISOR, FAKE_NETWORK, FAKE_LOST and FAKE_RUNTIME
-// say what a command reaches, what is not protected and which runtime it is, FAKE_LEFT
+// say what a command reaches, what is not protected and which runtime it is,
+// FAKE_REFUSES is what no sandbox starts for, FAKE_LEFT
 // names a thing that a dead owner left, FAKE_SWEEPS lets a sweep remove all that is noted, and FAKE_LISTED a session that runs beside one that is dead
 // and another user's.
 func fakeMain() {
@@ -59,6 +60,7 @@ func fakeMain() {
 func fakeBackends(name string, s backendSettings) (sandbox.Backend, error) {
 	b := &fakeBackend{name: name, waiting: os.Getenv("FAKE_WAITING"), created: os.Getenv("FAKE_CREATED")}
 	b.network, b.lost, b.runtime = os.Getenv("FAKE_NETWORK"), os.Getenv("FAKE_LOST"), os.Getenv("FAKE_RUNTIME")
+	b.refuses = os.Getenv("FAKE_REFUSES")
 	if os.Getenv("FAKE_SWEEPS") != "" {
 		b.journal = filepath.Join(s.stateDir, "journal")
 	}
