@@ -21,7 +21,9 @@ import (
 // refusals are recorded below their calls, in either mode of the workspace, and
 // that the budget is the session's, whichever turn uses it.
 func TestFetchInASession(t *testing.T) {
-	u := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, strings.Repeat("hello\n", 1500)) }))
+	u := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, strings.Repeat("hello\n", 1500))
+	}))
 	t.Cleanup(u.Close)
 	rule, err := fetch.ParseRule(u.URL)
 	if err != nil {
