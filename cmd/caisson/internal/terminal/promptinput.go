@@ -40,15 +40,15 @@ func (q question) argument(key string, value json.RawMessage) []string {
 	if json.Unmarshal(value, &text) != nil || text == "" {
 		return []string{"  " + key + ": " + line(clipMiddle(string(value)))}
 	}
-	count := strings.Count(text, "\n") + 1
+	count := strings.Count(strings.TrimSuffix(text, "\n"), "\n") + 1
 	if q.Diff != "" && (len(text) > inDiffBytes || count > 1) {
 		return []string{fmt.Sprintf("  %s: %d bytes in %d lines, see the diff", key, len(text), count)}
 	}
-	if count == 1 {
+	if !strings.Contains(text, "\n") {
 		return []string{"  " + key + ": " + line(clipMiddle(text))}
 	}
 	lines := []string{"  " + key + ":"}
-	for i, l := range strings.Split(clipMiddle(text), "\n") {
+	for i, l := range strings.Split(strings.TrimSuffix(clipMiddle(text), "\n"), "\n") {
 		if i == maxValueLines {
 			return append(lines, q.style.red(fmt.Sprintf("  … %d more lines are not shown", count-i)))
 		}

@@ -39,7 +39,7 @@ func (q question) lines(now time.Time) []string {
 	}
 	lines = append(lines, q.arguments()...)
 	if q.Hidden {
-		lines = append(lines, q.style.red("  it holds characters that a terminal would not show; they are written as escapes"))
+		lines = append(lines, q.style.red("  it holds characters that terminals don't show; they are written as escapes"))
 	}
 	if q.Dangerous != "" {
 		lines = append(lines, q.style.red("  the policy calls this dangerous: "+line(q.Dangerous)))
@@ -52,7 +52,7 @@ func (q question) lines(now time.Time) []string {
 		lines = append(lines, q.style.yellow(head))
 	}
 	if offers(q.Confirmation, tools.ScopeAlways) {
-		lines = append(lines, q.style.dim("  A and d are kept (caisson approvals) for "+q.lasting()))
+		lines = append(lines, q.style.dim("  A and d are kept for "+q.lasting()))
 	}
 	if !q.Expires.IsZero() {
 		left := max(q.Expires.Sub(now), 0).Round(time.Second)
@@ -141,7 +141,7 @@ func keys(c tools.Confirmation) []string {
 	}
 	if offers(c, tools.ScopeAlways) {
 		q := question{Confirmation: c}
-		lines = append(lines, "  A  allow for good: "+q.lasting(), "  d  refuse for good: the same")
+		lines = append(lines, "  A  allow for good: "+q.lasting(), "  d  refuse for good: the same; caisson approvals takes both back")
 	}
 	return append(lines, "  n  refuse this call; so do Enter alone and every other key")
 }

@@ -31,7 +31,7 @@ func TestAWholeQuestion(t *testing.T) {
 		"  in /home/me/project",
 		`  {"command":"git status"}`,
 		"  the policy calls this dangerous: rm -r /",
-		"  A and d are kept (caisson approvals) for exactly `git status` in this folder",
+		"  A and d are kept for exactly `git status` in this folder",
 		"  no answer within 5m0s, by 10:04:59, is no",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -41,7 +41,7 @@ func TestAWholeQuestion(t *testing.T) {
 		t.Errorf("choices %q, want %q", got, want)
 	}
 	c.Phrase, c.Name, c.Class = "", "write_file", tools.ClassWrite
-	if got := (question{c, place{1, 1}, style{}}).lines(now); !slices.Contains(got, "  A and d are kept (caisson approvals) for every call of write_file in this folder") {
+	if got := (question{c, place{1, 1}, style{}}).lines(now); !slices.Contains(got, "  A and d are kept for every call of write_file in this folder") {
 		t.Errorf("a write asks %q", got)
 	}
 }
@@ -60,7 +60,8 @@ func TestArgumentsOfAQuestion(t *testing.T) {
 		{map[string]any{"command": "git status", "background": true, "timeout_seconds": 30}, "", []string{"  background: true", "  command: git status", "  timeout_seconds: 30"}},
 		{map[string]any{"command": forged}, "", []string{"  command:", "  | ls", "  | ? shell wants to run, class none", "  |   y once, n no > "}},
 		{map[string]any{"command": "a\r\x1b[2Jb", "x\x1b": ""}, "", []string{`  command: a\r\x1b[2Jb`, `  x\x1b: ""`}},
-		{map[string]any{"content": "a\nb\n", "path": "x"}, "+a\n+b\n", []string{"  content: 4 bytes in 3 lines, see the diff", "  path: x"}},
+		{map[string]any{"content": "a\nb\n", "path": "x"}, "+a\n+b\n", []string{"  content: 4 bytes in 2 lines, see the diff", "  path: x"}},
+		{map[string]any{"command": "ls\n"}, "", []string{"  command:", "  | ls"}},
 		{map[string]any{"list": []string{"a\x1b"}}, "", []string{`  list: ["a\u001b"]`}},
 	} {
 		exact, err := json.Marshal(tt.input)
@@ -319,7 +320,7 @@ func TestEscapeSequencesNeverReachTheTerminal(t *testing.T) {
 			var out bytes.Buffer
 			asked(t, sequence, &Prompt{In: in, Out: New(Options{Out: &writer{&out, typing}, Colour: colour})})
 			typing.Close()
-			if found := raw(out.String()); len(found) > 0 || !strings.Contains(out.String(), "characters that a terminal would not show") {
+			if found := raw(out.String()); len(found) > 0 || !strings.Contains(out.String(), "characters that terminals don't show") {
 				t.Errorf("%q, colour %t: %v in\n%q", sequence, colour, found, out.String())
 			}
 		}
