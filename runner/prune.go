@@ -45,7 +45,8 @@ type PruneReport struct {
 // Pruned is a session that was shortened to its audit records.
 type Pruned struct {
 	Session string `json:"session"`
-	Ended   string `json:"ended"` // of the last record, RFC 3339
+	// Ended is the time of the last record, RFC 3339, "" where there is none.
+	Ended string `json:"ended"`
 	// Removed and Audit count records, Bytes what is free now.
 	Removed int64 `json:"removed_records"`
 	Audit   int64 `json:"audit_records"`
@@ -146,8 +147,15 @@ func pruneSession(o PruneOptions, name string, before time.Time) (_ *Pruned, err
 	case !a.ended.IsZero() && !a.ended.Before(before):
 		return nil, nil
 	}
-	p := &Pruned{Session: name, Ended: a.ended.Format(timeLayout), Removed: a.removed, Audit: a.kept}
-	if p.Bytes, err = bulk(dir, a.spilled, o.DryRun, func() error { return placeAudit(out, dir) }); err != nil {
+	p := &Pruned{Session: name, Removed: a.removed, Audit: a.kept}
+	if !a.ended.IsZero() {
+		p.Ended = a.ended.Format(timeLayout)
+	}
+	stays := append(a.spilled, AuditFile)
+	if out != nil {
+		stays = append(stays, filepath.Base(out.Name()))
+	}
+	if p.Bytes, err = bulk(dir, stays, o.DryRun, func() error { return placeAudit(out, dir) }); err != nil {
 		return nil, err
 	}
 	p.Bytes -= a.bytes
@@ -278,8 +286,8 @@ func placeAudit(out *os.File, dir string) error {
 // bulk removes what a shortened session does not keep, after place has put in
 // place what it does, and returns its size. The log goes last: who holds it
 // holds the folder.
-func bulk(dir string, spilled []string, dry bool, place func() error) (int64, error) {
-	files, err := bulkFiles(dir, spilled)
+func bulk(dir string, stays []string, dry bool, place func() error) (int64, error) {
+	files, err := bulkFiles(dir, stays)
 	if err != nil {
 		return 0, err
 	}
@@ -311,7 +319,7 @@ func nonEmpty(path string) bool {
 
 // bulkFiles lists what goes: files before their folder, the log last. It does
 // not look into the folders of sandboxes and overlays, and follows no link.
-func bulkFiles(dir string, spilled []string) ([]string, error) {
+func bulkFiles(dir string, stays []string) ([]string, error) {
 	var files []string
 	log := ""
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -319,7 +327,7 @@ func bulkFiles(dir string, spilled []string) ([]string, error) {
 			return err
 		}
 		switch name, _ := filepath.Rel(dir, path); {
-		case name == ".", name == AuditFile, strings.HasPrefix(name, ".audit-"), slices.Contains(spilled, name):
+		case name == ".", slices.Contains(stays, name):
 		case name == overlayDir, name == sandboxDir:
 			return fs.SkipDir
 		case name == LogFile:

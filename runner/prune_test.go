@@ -174,7 +174,7 @@ func TestPruneFinishesWhatWasCutShort(t *testing.T) {
 	state := t.TempDir()
 	name := oldSession(t, state, 100*day)
 	dir := SessionDir(state, name)
-	for _, file := range []string{AuditFile, "report.json"} {
+	for _, file := range []string{AuditFile, "report.json", ".audit-123"} {
 		if err := os.WriteFile(filepath.Join(dir, file), []byte("half"), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -266,6 +266,19 @@ func TestPruneLeavesWhole(t *testing.T) {
 				t.Errorf("the folder changed:\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestPruneTakesATraceWithoutRecords as a session that was killed at once.
+func TestPruneTakesATraceWithoutRecords(t *testing.T) {
+	state := t.TempDir()
+	dir := SessionDir(state, oldSession(t, state, 100*day))
+	if err := os.Truncate(filepath.Join(dir, TraceFile), 0); err != nil {
+		t.Fatal(err)
+	}
+	report := prune(t, PruneOptions{StateDir: state})
+	if left := listFolder(t, dir); len(report.Pruned) != 1 || report.Pruned[0].Ended != "" || len(left) != 1 || left[0] != AuditFile {
+		t.Errorf("report %+v, left %q", report, left)
 	}
 }
 

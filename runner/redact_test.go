@@ -3,6 +3,7 @@ package runner
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"go.uber.org/zap"
 	"pgregory.net/rapid"
 
 	"github.com/caisson-run/caisson/loop"
@@ -265,5 +267,38 @@ func TestPatchAndReportHaveNoSecret(t *testing.T) {
 	}
 	if patch, _ := os.ReadFile(filepath.Join(s.dir, "workspace.patch")); string(patch) != r.Patch {
 		t.Errorf("patch %q", patch)
+	}
+}
+
+// TestLogHasNoSecret writes entries as they are written for operators.
+func TestLogHasNoSecret(t *testing.T) {
+	state := t.TempDir()
+	if err := os.Chmod(state, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	secrets := []Secret{{"KEY", "pass\"word\\with\nall"}, {"OTHER", "an ordinary one"}}
+	f, err := NewFolder(state, secrets)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Log.Info("the key is "+secrets[0].Value, zap.String("url", "https://x/?k="+secrets[1].Value), zap.Error(errors.New(secrets[0].Value)))
+	text, err := os.ReadFile(filepath.Join(f.Dir, LogFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var entry map[string]any
+	if err := json.Unmarshal(text, &entry); err != nil {
+		t.Fatalf("%v: %s", err, text)
+	}
+	everyString(entry, func(s string) {
+		if found := leak(s, secrets); found != "" {
+			t.Errorf("the log has %s", found)
+		}
+	})
+	if entry["msg"] != "the key is [redacted:KEY]" || entry["error"] != "[redacted:KEY]" {
+		t.Errorf("entry %s", text)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
 	}
 }
