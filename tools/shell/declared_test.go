@@ -173,6 +173,14 @@ func TestDeclarationsAreChecked(t *testing.T) {
 	if problems := good.Check(); len(problems) > 0 {
 		t.Fatalf("good: %v", problems)
 	}
+	// What is no program's text is the operator's to write.
+	for _, argv := range [][]string{{"grep", "-e", "{{x}}", "."}, {"sh", "-c", `grep -e "$1" .`, "sh", "{{x}}"}, {"python3", "tool.py", "-n", "{{x}}"}, {"cc", "-c", "{{x}}"}} {
+		d := good
+		d.Template.Argv = argv
+		if problems := d.Check(); len(problems) > 0 {
+			t.Errorf("%q: %v", argv, problems)
+		}
+	}
 	for name, c := range map[string]struct {
 		change    func(*Declared)
 		key, want string
@@ -183,14 +191,19 @@ func TestDeclarationsAreChecked(t *testing.T) {
 		"an unknown argument": {func(d *Declared) { d.Template.Argv = []string{"ls", "{{y}}"} }, "command", "{{y}} names no argument of input_schema; there are: file, flag, list, n, x"},
 		"a list in a word":    {func(d *Declared) { d.Template.Argv = []string{"ls", "a{{list}}"} }, "command", "must be an element of its own"},
 		"spliced script":      {func(d *Declared) { d.Template = Template{Script: "ls {{x}}"} }, "script", `write "$ARG_X" for {{x}}`},
-		"a NUL":               {func(d *Declared) { d.Template.Argv = []string{"ls", "\x00"} }, "command", "NUL"},
-		"class":               {func(d *Declared) { d.Class = tools.ClassRead }, "class", `class is "read"`},
-		"parallel write":      {func(d *Declared) { d.Class, d.Parallel = tools.ClassWrite, true }, "parallel", "only a tool of class execute"},
-		"timeout":             {func(d *Declared) { d.Timeout = -1 }, "timeout", "negative"},
-		"paths":               {func(d *Declared) { d.Paths = []string{"y"} }, "paths", `"y" is no argument`},
-		"cwd outside":         {func(d *Declared) { d.Dir = "../x" }, "cwd", "inside the workspace"},
-		"cwd absolute":        {func(d *Declared) { d.Dir = "/etc" }, "cwd", "inside the workspace"},
-		"no object":           {func(d *Declared) { d.InputSchema = json.RawMessage(`{"type":"string"}`) }, "input_schema", "must be object"},
+		"a shell's program":   {func(d *Declared) { d.Template.Argv = []string{"sh", "-c", "grep {{x}} ."} }, "command", `sh reads "grep {{x}} ." as a program`},
+		"one behind another": {func(d *Declared) {
+			d.Template.Argv = []string{"timeout", "5", "/bin/bash", "-euo", "pipefail", "-lc", "{{x}}"}
+		}, "command", "bash reads"},
+		"an interpreter's": {func(d *Declared) { d.Template.Argv = []string{"python3.12", "-c", "print('{{x}}')"} }, "command", "python3.12 reads"},
+		"a NUL":            {func(d *Declared) { d.Template.Argv = []string{"ls", "\x00"} }, "command", "NUL"},
+		"class":            {func(d *Declared) { d.Class = tools.ClassRead }, "class", `class is "read"`},
+		"parallel write":   {func(d *Declared) { d.Class, d.Parallel = tools.ClassWrite, true }, "parallel", "only a tool of class execute"},
+		"timeout":          {func(d *Declared) { d.Timeout = -1 }, "timeout", "negative"},
+		"paths":            {func(d *Declared) { d.Paths = []string{"y"} }, "paths", `"y" is no argument`},
+		"cwd outside":      {func(d *Declared) { d.Dir = "../x" }, "cwd", "inside the workspace"},
+		"cwd absolute":     {func(d *Declared) { d.Dir = "/etc" }, "cwd", "inside the workspace"},
+		"no object":        {func(d *Declared) { d.InputSchema = json.RawMessage(`{"type":"string"}`) }, "input_schema", "must be object"},
 		"an object argument": {func(d *Declared) {
 			d.InputSchema = json.RawMessage(`{"type":"object","properties":{"x":{"type":"object"}}}`)
 		}, "input_schema", `argument "x" must be a string`},

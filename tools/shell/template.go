@@ -3,6 +3,7 @@ package shell
 import (
 	"encoding/json"
 	"fmt"
+	"path"
 	"regexp"
 	"slices"
 	"strings"
@@ -87,6 +88,28 @@ func (t Template) checkArgv(arguments, lists []string) error {
 	}
 	if t.Argv[0] == "" {
 		return fmt.Errorf("the program is empty")
+	}
+	return t.checkPrograms()
+}
+
+// programText is an option whose value is a program: sh -c, bash -lc, perl -e.
+var programText = regexp.MustCompile(`^(-[A-Za-z]*[ceE]|--eval|--command|--execute)$`)
+
+// interpreters run a text that they are given; versions may follow the names.
+var interpreters = regexp.MustCompile(`^(sh|ash|bash|dash|zsh|ksh|mksh|fish|busybox|python|pypy|perl|ruby|node|nodejs|deno|bun|php|lua|tclsh|pwsh|osascript)[0-9.]*$`)
+
+// checkPrograms refuses an argument in a text that an interpreter would run, as
+// in sh -c "grep {{x}}": there it would be a part of a program.
+func (t Template) checkPrograms() error {
+	found := ""
+	for i, element := range t.Argv {
+		if found != "" && programText.MatchString(t.Argv[i-1]) && placeholder.MatchString(element) {
+			return fmt.Errorf("%s reads %q as a program, and what a model gives must not be a part of one; "+
+				"use script, or give the argument as an element of its own behind it", found, clip(element))
+		}
+		if name := path.Base(element); interpreters.MatchString(name) {
+			found = name
+		}
 	}
 	return nil
 }
