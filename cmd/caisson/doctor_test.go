@@ -393,6 +393,7 @@ func TestDoctorLayout(t *testing.T) {
 	found := []finding{
 		{Check: "one", Result: resultOK, Detail: strings.Repeat("word ", 40)},
 		{Check: "two", Result: resultFailed, Detail: "bad \x1b[2J", Mend: strings.Repeat("mend ", 40)},
+		{Check: "three", Result: resultOK, Detail: strings.Repeat("CVE-2025-31133, ", 20)},
 	}
 	if err := showFindings(d, environ{"NO_COLOR=1"}, found, false); err != nil {
 		t.Fatal(err)
@@ -402,7 +403,10 @@ func TestDoctorLayout(t *testing.T) {
 			t.Errorf("%q", line)
 		}
 	}
-	if !strings.HasSuffix(out.String(), "\n1 ok, 0 warnings, 1 failed: mend what failed before you run anything.\n") {
+	if n := strings.Count(out.String(), "CVE-2025-31133,"); n != 20 {
+		t.Errorf("%d of 20 names are whole", n)
+	}
+	if !strings.HasSuffix(out.String(), "\n2 ok, 0 warnings, 1 failed: mend what failed before you run anything.\n") {
 		t.Errorf("%s", out.String())
 	}
 	out.Reset()

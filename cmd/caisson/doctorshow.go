@@ -58,8 +58,10 @@ func hang(text, begin string, width int) string {
 		return begin + safe
 	}
 	column := indent + ansi.StringWidth(begin)
-	lines := strings.Split(ansi.Wrap(safe, width-column, ""), "\n")
-	return begin + strings.Join(lines, "\n"+strings.Repeat(" ", column))
+	// Wrap breaks behind hyphens, and would take names apart that are copied.
+	const hyphen, whole = "-", "\u2011"
+	lines := strings.Split(ansi.Wrap(strings.ReplaceAll(safe, hyphen, whole), width-column, ""), "\n")
+	return begin + strings.ReplaceAll(strings.Join(lines, "\n"+strings.Repeat(" ", column)), whole, hyphen)
 }
 
 // summary says how it went in one line.
