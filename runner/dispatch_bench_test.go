@@ -9,7 +9,7 @@ import (
 )
 
 // nothing is a tool of class none that does nothing.
-type nothing struct{ _ int }
+type nothing struct{}
 
 func (*nothing) Definition() tools.Definition {
 	return tools.Definition{

@@ -203,7 +203,7 @@ func TestQuestionsSayHowManyWait(t *testing.T) {
 	}
 	wg.Wait()
 	var got []string
-	for _, l := range strings.Split(p.out.String(), "\n") {
+	for _, l := range strings.SplitSeq(p.out.String(), "\n") {
 		if _, n, ok := strings.Cut(l, " ["); ok {
 			got = append(got, strings.TrimSuffix(n, "]"))
 		} else if strings.HasPrefix(l, "  question ") {
@@ -260,7 +260,7 @@ func raw(shown string) []string {
 	return found
 }
 
-type echo struct{ text string }
+type echo struct{}
 
 func (*echo) Definition() tools.Definition {
 	command := func(input json.RawMessage) string {

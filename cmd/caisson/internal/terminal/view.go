@@ -143,6 +143,12 @@ func (v *view) resolved(p runner.ConfirmationResolved) []string {
 		by += " at " + p.Client
 	}
 	text := fmt.Sprintf("  %s by %s (%s)", p.Decision, line(by), line(string(p.Scope)))
+	switch p.By {
+	case "cancel":
+		text = "  withdrawn"
+	case "timeout":
+		text = "  nobody answered in time"
+	}
 	if what := v.asked[p.CallID]; what != "" {
 		text += ": " + what
 	}
