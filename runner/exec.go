@@ -97,7 +97,7 @@ func (x *executor) Apply(ctx context.Context, op workspace.Op) (workspace.Change
 		return change, x.box.check(l, err)
 	}
 	switch op.Kind {
-	case workspace.OpWrite, workspace.OpPatch, workspace.OpDelete:
+	case workspace.OpWrite, workspace.OpAppend, workspace.OpPatch, workspace.OpDelete:
 		x.images.note(change, fresh)
 	}
 	return change, nil

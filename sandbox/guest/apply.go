@@ -258,7 +258,8 @@ func checkChange(op workspace.Op, c workspace.Change, failed bool) error {
 		len(c.Before) > workspace.MaxPreimageBytes,
 		!c.HasBefore && len(c.Before) > 0:
 		return fmt.Errorf("%w: a change with impossible numbers", wire.ErrProtocol)
-	case op.Kind == workspace.OpWrite && !failed && c.Bytes != int64(len(op.Content)):
+	case op.Kind == workspace.OpWrite && !failed && c.Bytes != int64(len(op.Content)),
+		op.Kind == workspace.OpAppend && !failed && c.Bytes < int64(len(op.Content)):
 		return fmt.Errorf("%w: wrote %d bytes of %d", wire.ErrProtocol, c.Bytes, len(op.Content))
 	}
 	return nil

@@ -46,7 +46,12 @@ func checkWrite(ctx context.Context, e *env) error {
 	if c.Created || !c.HasBefore || string(c.Before) != string(content) {
 		return fmt.Errorf("second write: %+v", c)
 	}
-	return e.hostHolds("w/a.txt", nil)
+	for range 2 {
+		if _, err := e.sb.Apply(ctx, workspace.Op{Kind: workspace.OpAppend, Path: "w/a.txt", Content: content}); err != nil {
+			return err
+		}
+	}
+	return e.hostHolds("w/a.txt", slices.Concat(content, content))
 }
 
 // hostHolds asserts what a file of the workspace holds, seen from the host.

@@ -6,6 +6,7 @@ type OpKind string
 // The changes that a [Writer] makes.
 const (
 	OpWrite  OpKind = "write"  // create or overwrite Path with Content, parents included
+	OpAppend OpKind = "append" // add Content at the end of Path, or create it, parents included
 	OpPatch  OpKind = "patch"  // replace Old by New in Path
 	OpDelete OpKind = "delete" // remove Path; a folder only with Recursive
 	OpMkdir  OpKind = "mkdir"  // create the folder Path and its parents
@@ -22,7 +23,8 @@ type Op struct {
 	Path string `json:"path"`
 	// To is the new path of a rename.
 	To string `json:"to,omitempty"`
-	// Content is the whole new content of a write; at most [MaxWriteBytes].
+	// Content is the whole new content of a write, or what an append adds; the
+	// file has at most [MaxWriteBytes] then.
 	Content []byte `json:"content,omitempty"`
 	// Old must occur exactly once in the file, unless ReplaceAll.
 	Old        string `json:"old,omitempty"`
@@ -43,7 +45,7 @@ type Op struct {
 // Bounds of one operation.
 const (
 	// MaxWriteBytes bounds the content of one write and the size of a file
-	// that is patched.
+	// that is patched or appended to.
 	MaxWriteBytes = 16 << 20
 	// MaxPreimageBytes bounds the content that a [Change] keeps of the file
 	// as it was, so that a diff can be shown.

@@ -159,6 +159,7 @@ func TestRaceWrites(t *testing.T) {
 			for _, op := range []Op{
 				{Kind: OpWrite, Path: "sub/new", Content: []byte("x")},
 				{Kind: OpWrite, Path: "sub/folder/new", Content: []byte("x")},
+				{Kind: OpAppend, Path: "sub/canary", Content: []byte("x")},
 				{Kind: OpPatch, Path: "sub/canary", Old: "e", New: "e."},
 				{Kind: OpMkdir, Path: "sub/folder/deep/er"},
 				{Kind: OpChmod, Path: "sub", Mode: 0o1777},
@@ -171,7 +172,7 @@ func TestRaceWrites(t *testing.T) {
 					done[string(op.Kind)]++
 				}
 			}
-			return len(done) == 6
+			return len(done) == 7
 		})
 		stop()
 		t.Logf("%d rounds, succeeded: %v", n, done)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -32,7 +33,7 @@ func (w *Writer) write(ctx context.Context, op Op, rel string, c *Change) error 
 	}
 	defer p.close()
 	most := int64(MaxPreimageBytes)
-	if op.IfSHA256 != "" {
+	if op.IfSHA256 != "" || op.Kind == OpAppend {
 		most = MaxWriteBytes
 	}
 	before, whole, err := p.content(most)
@@ -45,8 +46,15 @@ func (w *Writer) write(ctx context.Context, op Op, rel string, c *Change) error 
 	if err := op.checkHash(p.exists, before); err != nil {
 		return err
 	}
+	content := op.Content
+	if op.Kind == OpAppend {
+		if p.exists && !whole || len(before)+len(content) > MaxWriteBytes {
+			return op.fail(KindTooLarge, fmt.Sprintf("has %d bytes; with %d more it would be above the %d that can be appended to", p.now.Size, len(content), MaxWriteBytes))
+		}
+		content = slices.Concat(before, content)
+	}
 	c.remember(p, before, whole)
-	return p.replace(ctx, op.Content, op.IfSHA256 == "absent", c)
+	return p.replace(ctx, content, op.IfSHA256 == "absent", c)
 }
 
 func (w *Writer) patch(ctx context.Context, op Op, rel string, c *Change) error {

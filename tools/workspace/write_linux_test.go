@@ -69,6 +69,24 @@ func TestApply(t *testing.T) {
 			name: "overwrite an empty file", op: Op{Kind: OpWrite, Path: "empty", Content: []byte("x")},
 			want: Change{Path: "empty", Bytes: 1, Before: []byte{}, HasBefore: true}, after: map[string]string{"empty": "x"},
 		},
+		{
+			name: "append", op: Op{Kind: OpAppend, Path: "f", Content: []byte("more\n")},
+			want: Change{Path: "f", Bytes: 13, Before: []byte("old old\n"), HasBefore: true}, after: map[string]string{"f": "old old\nmore\n"},
+		},
+		{
+			name: "append to what is missing", op: Op{Kind: OpAppend, Path: "new/g", Content: []byte("x")},
+			want: Change{Path: "new/g", Created: true, Bytes: 1}, after: map[string]string{"new/g": "x"},
+		},
+		{
+			name: "append through a link", op: Op{Kind: OpAppend, Path: "dir/tof", Content: []byte("x")},
+			want: Change{Path: "f", Bytes: 9, Before: []byte("old old\n"), HasBefore: true}, after: map[string]string{"f": "old old\nx", "dir/tof": "-> ../f"},
+		},
+		{name: "append to what has changed", op: Op{Kind: OpAppend, Path: "f", Content: []byte("x"), IfSHA256: digest("")}, kind: KindConflict, after: map[string]string{"f": "old old\n"}},
+		{name: "append to what is too large", op: Op{Kind: OpAppend, Path: "huge", Content: []byte("x")}, kind: KindTooLarge},
+		{name: "append too much", op: Op{Kind: OpAppend, Path: "f", Content: []byte(big[:MaxWriteBytes])}, kind: KindTooLarge, after: map[string]string{"f": "old old\n"}},
+		{name: "append to a folder", op: Op{Kind: OpAppend, Path: "dir"}, kind: KindIsDir},
+		{name: "append outside", op: Op{Kind: OpAppend, Path: "../outside/canary", Content: []byte("x")}, kind: KindEscape},
+
 		{name: "write a folder", op: Op{Kind: OpWrite, Path: "dir"}, kind: KindIsDir},
 		{name: "write with a slash", op: Op{Kind: OpWrite, Path: "new/"}, kind: KindIsDir, after: map[string]string{"new": "absent"}},
 		{name: "write the workspace", op: Op{Kind: OpWrite, Path: "."}, kind: KindIsDir},
@@ -232,6 +250,8 @@ func TestWriteThroughEscapingLinks(t *testing.T) {
 			for _, op := range []Op{
 				{Kind: OpWrite, Path: "out", Content: []byte("x")},
 				{Kind: OpWrite, Path: "out/x", Content: []byte("x")},
+				{Kind: OpAppend, Path: "out", Content: []byte("x")},
+				{Kind: OpAppend, Path: "out/x", Content: []byte("x")},
 				{Kind: OpPatch, Path: "out", Old: "a", New: "b"},
 				{Kind: OpMkdir, Path: "out/x"},
 				{Kind: OpMkdir, Path: "out"},

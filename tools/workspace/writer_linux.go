@@ -92,7 +92,7 @@ func (w *Writer) Apply(ctx context.Context, op Op) (Change, error) {
 func (w *Writer) apply(ctx context.Context, op Op, rel string, c *Change) error {
 	folder := strings.HasSuffix(op.Path, "/")
 	switch op.Kind {
-	case OpWrite:
+	case OpWrite, OpAppend:
 		if folder || rel == "." {
 			return op.fail(KindIsDir, "names a folder; name a file")
 		}
