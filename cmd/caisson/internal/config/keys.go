@@ -115,17 +115,27 @@ func descriptions() map[string]string {
 	for _, name := range []string{"caisson-guest", "runsc", "runc", "buildctl", "buildah"} {
 		d["programs."+name] = "absolute path of " + name
 	}
+	for key, setting := range settingsByKey() {
+		d[key] = setting.Usage
+	}
+	return d
+}
+
+// settingsByKey are the settings that a flag and a variable can give, by their
+// keys in a file.
+func settingsByKey() map[string]Setting {
 	byFlag := map[string]string{
 		"memory": "resources.memory", "cpus": "resources.cpus", "pids": "resources.pids", "tmp-size": "resources.tmp", "open-files": "resources.open_files",
 		"command-time": "resources.command_time", "docker-host": "docker.host", "docker-runtime": "docker.runtime", "max-rounds": "limits.max_rounds",
 		"max-tool-calls": "limits.max_tool_calls", "max-tokens": "limits.max_tokens", "timeout": "limits.timeout", "policy": "policy.preset", "fetch-allow": "fetch.allow",
 	}
+	out := map[string]Setting{}
 	for _, s := range Settings() {
 		key, ok := byFlag[s.Flag]
 		if !ok {
 			key = strings.ReplaceAll(s.Flag, "-", "_")
 		}
-		d[key] = s.Usage
+		out[key] = s
 	}
-	return d
+	return out
 }

@@ -82,6 +82,7 @@ func Load(o Options) (Config, error) {
 		c.lay(env, Source{Name: "environment"})
 	}
 	c.lay(o.Flags, Source{Name: "flags"})
+	c.nameSettings()
 	c.asksOnPrompt = env.OnPrompt != nil || o.Flags.OnPrompt != nil
 	if err := c.loadRequirements(o, getenv); err != nil {
 		return Config{}, err
@@ -104,6 +105,18 @@ func (c *Config) lay(f File, from Source) {
 		c.origins[v.Key] = from.String()
 	}
 	c.Sources = append(c.Sources, from)
+}
+
+// nameSettings says which flag or variable a setting came from.
+func (c *Config) nameSettings() {
+	for key, setting := range settingsByKey() {
+		switch c.origins[key] {
+		case "flags":
+			c.origins[key] = "flag --" + setting.Flag
+		case "environment":
+			c.origins[key] = "environment " + setting.Env()
+		}
+	}
 }
 
 // note says of what is not as it was before that it came from a layer.

@@ -18,7 +18,7 @@ type Value struct {
 	// a secret is not in it.
 	Text string `json:"value"`
 	// Origin says where it came from: "built-in", "user PATH", "profile NAME",
-	// "project PATH", "environment", "flags", "requirements".
+	// "project PATH", "environment CAISSON_…", "flag --…", "requirements".
 	Origin string `json:"origin"`
 }
 
@@ -204,7 +204,7 @@ func HiddenValues(environ []string, named ...string) map[string]string {
 	return out
 }
 
-var secretName = regexp.MustCompile(`(?i)(key|token|secret|passw|credential|auth)`)
+var secretName = regexp.MustCompile(`(?i)((key|token|secret|passw(or)?d|passphrase|credentials?)$|(^|_)(secret|token|passw(or)?d)_)`)
 
 func sorted[V any](m map[string]V) []string {
 	keys := make([]string, 0, len(m))

@@ -30,8 +30,8 @@ func TestEffectiveSaysWhereFrom(t *testing.T) {
 		"backend = gvisor":                "user " + user,
 		"grace = 7s":                      "profile p",
 		"limits.max_rounds = 9":           "project " + ProjectPath,
-		"resources.pids = 77":             "environment",
-		"image = host":                    "flags",
+		"resources.pids = 77":             "environment CAISSON_PIDS",
+		"image = host":                    "flag --image",
 		"resources.memory = 4GiB":         "requirements",
 		"limits.max_tokens = 9":           "requirements",
 		"mode = bind":                     "built-in",
@@ -52,7 +52,7 @@ image: "rootfs:/x/${MY_TOKEN}"
 docker: {host: "tcp://me:hunter2@engine:2375?k=v"}
 models: {m: {model: x, base_url: "https://user:pass@llm/v1", api_key_env: MY_TOKEN}}
 `)
-	environ := []string{"MY_TOKEN=s3cr3t-value", "PLAIN=rootfs", "X_KEY=ab"}
+	environ := []string{"MY_TOKEN=s3cr3t-value", "GIT_AUTHOR_NAME=rootfs", "SSH_AUTH_SOCK=engine", "X_KEY=ab"}
 	c, err := Load(Options{Path: path, Environ: environ})
 	if err != nil {
 		t.Fatal(err)
