@@ -74,7 +74,7 @@ func TestFetch(t *testing.T) {
 				t.Errorf("network.denied: %+v, want two of %+v", got, want)
 			}
 			for _, text := range []string{
-				"# The guide", `\"summary\":\"1 of 2 checks passed\"`, `\"exit_code\":1`, `"tool_name":"verify","success":true`, `"tool_name":"verify_shell","success":true`,
+				"# The guide", `\"summary\":\"1 of 2 checks passed\"`, `\"exit_code\":1`, `"tool_name":"verify","success":false`, `"tool_name":"verify_shell","success":false`,
 			} {
 				if !strings.Contains(out.stdout, text) {
 					t.Errorf("%s is not in the records", text)

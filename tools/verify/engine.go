@@ -45,7 +45,7 @@ func (e *engine) all(ctx context.Context, tool string, checks []check) (Report, 
 		r.Results = append(r.Results, one)
 	}
 	r.Run = len(r.Results)
-	r.AllPassed = passed == len(checks) && len(checks) > 0
+	r.AllPassed = passed == len(checks) && len(checks) > 0 && failed == nil
 	r.Summary = fmt.Sprintf("%d of %d checks passed", passed, len(checks))
 	return r, failed
 }

@@ -198,8 +198,9 @@ func (in input) commands() []string {
 // Definition describes the tool.
 func (t *tool) Definition() tools.Definition { return t.def }
 
-// Execute makes the checks. That some did not pass is a completed call; an
-// error is a cancellation, or the sandbox's own.
+// Execute makes the checks. That some did not pass is a completed call without
+// success, like a command that exits with another status than 0; an error is a
+// cancellation, or the sandbox's own.
 func (t *tool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	in, err := decode(call.Input)
 	if err != nil {
@@ -217,7 +218,7 @@ func (t *tool) Execute(ctx context.Context, call *tools.Call) (tools.Output, err
 	}
 	return tools.Output{
 		Content: []tools.Block{{Text: text.String()}},
-		Success: failed == nil,
+		Success: r.AllPassed,
 		Metadata: map[string]any{
 			"checks": len(in.Checks), "checks_run": r.Run, "all_passed": r.AllPassed, "summary": r.Summary,
 		},
