@@ -35,5 +35,8 @@ func owners(info fs.FileInfo) (owner, self int, known bool) {
 // the lock away with the process.
 func hold(log *os.File) error { return syscall.Flock(int(log.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) }
 
-// held says whether somebody holds a log.
-func held(log *os.File) bool { return hold(log) != nil }
+// held says whether somebody holds a log. Those who ask don't hold it for one
+// another.
+func held(log *os.File) bool {
+	return syscall.Flock(int(log.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) != nil
+}
