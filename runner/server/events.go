@@ -163,6 +163,7 @@ func (st *stream) run(ctx context.Context) error {
 		defer leave()
 		st.sub, wake = sub, sub.wake
 	}
+	st.w.WriteHeader(http.StatusOK)
 	if err := st.send([]byte(": caisson\n\n")); err != nil {
 		return err
 	}

@@ -23,6 +23,8 @@ const (
 	maxBodyBytes = 1 << 20
 	// bodyTime bounds the time in which a body arrives.
 	bodyTime = 10 * time.Second
+	// answerTime bounds the time in which an answer is taken, from its first byte.
+	answerTime = time.Minute
 	// maxRequests bounds the requests that are served at once, streams not
 	// counted: each may hold a body.
 	maxRequests = 256
@@ -44,6 +46,10 @@ func (s *Server) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		out := &response{ResponseWriter: w}
 		began := time.Now()
+		// Deadlines outlive the requests of a connection.
+		if err := http.NewResponseController(w).SetWriteDeadline(time.Time{}); err != nil {
+			s.log.Warn("the connection takes no deadline", zap.Error(err))
+		}
 		out.Header().Set("X-Content-Type-Options", "nosniff")
 		out.Header().Set("Cache-Control", "no-store")
 		defer func() {
@@ -260,15 +266,22 @@ type response struct {
 // WriteHeader implements http.ResponseWriter.
 func (r *response) WriteHeader(status int) {
 	if r.status == 0 {
-		r.status = status
+		r.begin(status)
 	}
 	r.ResponseWriter.WriteHeader(status)
+}
+
+// begin bounds the time in which the answer is taken. Streams set their own
+// bound, each time that they write.
+func (r *response) begin(status int) {
+	r.status = status
+	_ = http.NewResponseController(r.ResponseWriter).SetWriteDeadline(time.Now().Add(answerTime)) // the guard said so if it can't
 }
 
 // Write implements io.Writer.
 func (r *response) Write(p []byte) (int, error) {
 	if r.status == 0 {
-		r.status = http.StatusOK
+		r.begin(http.StatusOK)
 	}
 	return r.ResponseWriter.Write(p)
 }

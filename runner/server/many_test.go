@@ -219,6 +219,46 @@ func TestStreamsOfAToken(t *testing.T) {
 	w.follow(id, "").until(runner.KindSessionCreated)
 }
 
+// TestClientsThatVanish connects 1,000 streams and cuts them, some before they
+// were answered: nothing of them stays.
+func TestClientsThatVanish(t *testing.T) {
+	w := newWorld(t, "  - calls: [{tool: shell, input: {command: hang}}]\n  - text: Done.\n")
+	w.policy = "sandboxed"
+	id := w.start("bind")
+	turn := w.say(id, "go")
+	var all sync.WaitGroup
+	for range 20 {
+		all.Go(func() {
+			for i := range 50 {
+				conn, err := net.Dial("tcp", strings.TrimPrefix(w.base, "http://"))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				fmt.Fprintf(conn, "GET /sessions/%s/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\n\r\n", id, aliceToken)
+				if i%2 == 0 {
+					_, _ = bufio.NewReader(conn).ReadString('\n')
+				}
+				_ = conn.Close()
+			}
+		})
+	}
+	all.Wait()
+	live := w.server.live(id)
+	for live.feed.readers() > 0 {
+		runtime.Gosched()
+	}
+	for streams := 1; streams > 0; runtime.Gosched() {
+		w.server.mu.Lock()
+		streams = len(w.server.streams)
+		w.server.mu.Unlock()
+	}
+	w.post("/sessions/"+id+"/turns/"+turn+"/cancel", "").want(t, 200)
+	if got := w.ended(id, turn); got.Reason != "cancelled" {
+		t.Errorf("the turn ended as %+v", got)
+	}
+}
+
 func TestIdleSessionsEnd(t *testing.T) {
 	w := newWorld(t, "  - text: Done.\n", func(o *Options) { o.IdleTime = 20 * time.Millisecond })
 	id := w.start("bind")
