@@ -131,7 +131,7 @@ func TestProjectionsAreMadeAFewAtATime(t *testing.T) {
 		}
 		d := newDispatcher(t, &recorder{}, Options{Policy: preset(t, "default"), Concurrency: 3, Broker: brokerOf(answering(DecisionDeny, ScopeOnce))}, tool)
 		var calls []Call
-		for _, id := range strings.SplitSeq("abcdefghij", "") {
+		for id := range strings.SplitSeq("abcdefghij", "") {
 			calls = append(calls, call(id, "write_file", `{"path":"`+id+`"}`))
 		}
 		roundOK(t, d, calls...)

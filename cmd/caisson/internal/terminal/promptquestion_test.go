@@ -203,7 +203,7 @@ func TestQuestionsSayHowManyWait(t *testing.T) {
 	}
 	wg.Wait()
 	var got []string
-	for _, l := range strings.SplitSeq(p.out.String(), "\n") {
+	for l := range strings.SplitSeq(p.out.String(), "\n") {
 		if _, n, ok := strings.Cut(l, " ["); ok {
 			got = append(got, strings.TrimSuffix(n, "]"))
 		} else if strings.HasPrefix(l, "  question ") {
