@@ -54,7 +54,9 @@ func TestApplyPatch(t *testing.T) {
 *** Delete File: dos.txt
 `
 		bad := half + "*** Add File: .git/hooks/post-commit\n+touch pwned\n*** End Patch"
-		patch := func(text string) []scriptCall { return []scriptCall{call("apply_patch", map[string]any{"patch": text})} }
+		patch := func(text string) []scriptCall {
+			return []scriptCall{call("apply_patch", map[string]any{"patch": text})}
+		}
 		out := m.runTask(t, append([]string{"--backend", backend},
 			m.playing(t, patch(good), patch(bad), []scriptCall{shell("cat a.go dos.txt; ls made .git/hooks; stat -c %a bin/run.sh")}, patch(half+"*** End Patch"))...)...)
 		out.want(t, 0)
