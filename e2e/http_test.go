@@ -166,7 +166,8 @@ func TestGeneratedClient(t *testing.T) {
   - calls: [{tool: shell, input: {command: "echo made > made.txt"}}]
   - calls: [{tool: shell, input: {command: "rm keep.txt"}}]
   - text: All is done.
-  - calls: [{tool: shell, input: {command: "echo more > more.txt; sleep 600"}}]
+  - calls: [{tool: shell, input: {command: "echo more > more.txt"}}]
+  - calls: [{tool: shell, input: {command: "sleep 600"}}]
   - text: Never said.
 `)
 	c := apiClient{t: t, base: base, token: m.token()}
@@ -264,4 +265,53 @@ func TestHTTPDocumentation(t *testing.T) {
 	if t.Failed() {
 		t.Logf("%s", out)
 	}
+}
+
+// TestServeStops ends a server, by one signal, that has a session whose command
+// ignores being asked to end, one that waits for an answer, and one that is idle:
+// it ends with 0, and nothing of them is left.
+func TestServeStops(t *testing.T) {
+	onEachBackend(t, func(t *testing.T, backend string) {
+		m := newMachine(t)
+		script := filepath.Join(m.home, "script.yaml")
+		turns := "version: 1\nname: test\nturns:\n  - calls: [{tool: shell, input: {command: \"trap '' TERM; echo up; sleep 600\"}}]\n  - text: Never said.\n"
+		if err := os.WriteFile(script, []byte(turns), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		port := freePort(t)
+		r := m.start(t, "serve", "--root", m.workspace, "--backend", backend, "--grace", "1s", "--model", "replay/"+script, "--listen", fmt.Sprintf("127.0.0.1:%d", port))
+		r.until(t, "it listens", func() bool { return strings.Contains(r.stderr.String(), "caisson: backend ") })
+		token, err := os.ReadFile(filepath.Join(m.stateDir(), "serve.token"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := apiClient{t: t, base: fmt.Sprintf("http://127.0.0.1:%d", port), token: strings.TrimSpace(string(token))}
+		running, waits, idle := c.start(m.workspace), c.start(m.workspace), c.start(m.workspace)
+		c.turn(running, "go")
+		c.turn(waits, "go")
+		question := func(session string) (q asked) {
+			r.until(t, "it asks", func() bool {
+				q = c.waiting(session)["shell"]
+				return q.ID != ""
+			})
+			return q
+		}
+		c.answer(running, question(running), "allow")
+		question(waits)
+		r.until(t, "its command runs", func() bool { return strings.Contains(mustJSON(t, m.traceOf(t, running)), "tool.called") })
+		if err := r.process.Process.Signal(os.Interrupt); err != nil {
+			t.Fatal(err)
+		}
+		r.wait(t, deadline).want(t, 0)
+		for _, session := range []string{running, waits, idle} {
+			records := m.traceOf(t, session)
+			if last := records[len(records)-1]; last.Kind != "session.ended" {
+				t.Errorf("the trace of %s ends with %s", session, last.Kind)
+			}
+			m.wantNothingLeft(t, session)
+		}
+		if _, err := os.Stat(filepath.Join(m.stateDir(), "serve.token")); !os.IsNotExist(err) {
+			t.Errorf("the token is left: %v", err)
+		}
+	})
 }

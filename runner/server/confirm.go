@@ -63,8 +63,12 @@ var confirmationID = regexp.MustCompile(`^[0-9a-f]{32}$`)
 func (s *session) waiting() []Confirmation {
 	list := []Confirmation{}
 	for _, c := range s.broker.Pending() {
+		turn := s.turnOf(c.ID)
+		if turn == "" {
+			continue // it is asked once its record is written
+		}
 		v := Confirmation{
-			ID: c.ID, Turn: s.turnOf(c.ID), CallID: c.CallID, Name: c.Name, Class: c.Class, Seq: c.Seq, Runs: c.Runs, Summary: c.Summary, Display: c.Input,
+			ID: c.ID, Turn: turn, CallID: c.CallID, Name: c.Name, Class: c.Class, Seq: c.Seq, Runs: c.Runs, Summary: c.Summary, Display: c.Input,
 			Exact: c.Exact, InputHash: c.InputHash, Projected: listed(c.Projected), Diff: c.Diff, Dangerous: c.Dangerous, Phrase: c.Phrase, Hidden: c.Hidden, Changed: c.Changed,
 			Scopes: listed(c.Scopes), Expires: c.Expires.UTC(),
 		}

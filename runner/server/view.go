@@ -159,7 +159,7 @@ func (s *session) view(whole bool) Session {
 	v := Session{
 		ID: s.id, State: state, Title: title, Begun: s.begun.UTC(), Client: s.client,
 		Turn: st.Turn, Turns: st.Turns, Usage: st.Usage, CostUSD: runner.CostUSD(st.Usage.CostMicroUSD),
-		Waiting: len(s.broker.Pending()), Seq: seq, Over: st.Over,
+		Waiting: len(s.waiting()), Seq: seq, Over: st.Over,
 	}
 	s.recMu.Lock()
 	v.facts(s.facts, whole)

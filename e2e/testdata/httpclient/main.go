@@ -51,13 +51,17 @@ func main() {
 	check(err)
 	fmt.Println("asked", asked, "answered", *got.JSON200.Answer)
 
-	// The second is cancelled while it runs.
+	// The second is cancelled while its second call runs.
 	second := turn(session, "wait for ever")
+	calls := 0
 	follow(session, func(kind string) bool {
 		switch kind {
 		case "tool.confirmation_requested":
 			answer(session, second, api.AnswerDecisionAllow)
 		case "tool.called":
+			if calls++; calls < 2 {
+				break
+			}
 			for range 2 { // it is idempotent
 				cancelled, err := client.CancelTurnWithResponse(ctx, session, second)
 				check(err)
