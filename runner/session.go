@@ -67,7 +67,7 @@ type Session struct {
 	// looks ends when the session is closed, and lookers are those who compare
 	// the workspace meanwhile.
 	looks    context.Context //nolint:containedctx // it is the session's closing
-	stopLook context.CancelFunc
+	stopLook context.CancelCauseFunc
 	lookers  sync.WaitGroup
 
 	// before is the workspace as it was; looked is closed when it is there,
@@ -109,7 +109,7 @@ func Open(ctx context.Context, o Options) (*Session, error) {
 // enter records the session's beginning.
 func (s *Session) enter(ctx context.Context) error {
 	s.ctx, s.end = context.WithCancelCause(ctx)
-	s.looks, s.stopLook = context.WithCancel(context.WithoutCancel(ctx))
+	s.looks, s.stopLook = context.WithCancelCause(context.WithoutCancel(ctx))
 	s.box.fail = func(err error) { s.end(err) }
 	s.unforced = s.obeyForce()
 	if err := s.begin(); err != nil {

@@ -165,7 +165,7 @@ func (s *Session) Close() Report {
 		s.closing = true
 		t := s.turn
 		s.mu.Unlock()
-		s.stopLook()
+		s.stopLook(errClosed)
 		s.lookers.Wait()
 		if t != nil {
 			t.Cancel(errClosed)
