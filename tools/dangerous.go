@@ -70,7 +70,7 @@ func (r *round) raise(p *pending, v Verdict) Verdict {
 }
 
 // dangerPattern is one pattern, parsed: the alternatives of each word.
-type dangerPattern struct{ words [][]string }
+type dangerPattern struct{ words [][]globPattern }
 
 // parseDangerous parses patterns; the error names the one that is none.
 func parseDangerous(patterns []string) ([]dangerPattern, error) {
@@ -78,16 +78,22 @@ func parseDangerous(patterns []string) ([]dangerPattern, error) {
 	for _, text := range patterns {
 		var p dangerPattern
 		for word := range strings.FieldsSeq(text) {
-			p.words = append(p.words, strings.Split(word, "|"))
+			var alternatives []globPattern
+			for a := range strings.SplitSeq(word, "|") {
+				alternatives = append(alternatives, parseGlob(a))
+			}
+			p.words = append(p.words, alternatives)
 		}
 		switch {
 		case len(text) > 1<<10:
 			return nil, fmt.Errorf("dangerous command pattern %q…: longer than 1024 bytes", text[:40])
 		case len(p.words) == 0:
 			return nil, errors.New("dangerous command pattern is empty")
-		case slices.ContainsFunc(p.words, func(alternatives []string) bool { return slices.Contains(alternatives, "") }):
+		case slices.ContainsFunc(p.words, func(alternatives []globPattern) bool {
+			return slices.ContainsFunc(alternatives, func(g globPattern) bool { return g.text == "" })
+		}):
 			return nil, fmt.Errorf("dangerous command pattern %q: an alternative is empty", text)
-		case p.words[0][0] == ">" && len(p.words) != 2:
+		case p.words[0][0].text == ">" && len(p.words) != 2:
 			return nil, fmt.Errorf("dangerous command pattern %q: one word must follow >", text)
 		}
 		parsed = append(parsed, p)
@@ -180,60 +186,65 @@ func (p dangerPattern) matches(name string, args []string) bool {
 	return true
 }
 
-func argMatches(alternatives []string, arg string) bool {
+func argMatches(alternatives []globPattern, arg string) bool {
 	for _, a := range alternatives {
 		switch {
-		case glob(a, arg):
+		case a.match(arg):
 			return true
-		case strings.HasPrefix(a, "--") && strings.HasPrefix(arg, a+"="):
+		case strings.HasPrefix(a.text, "--") && len(arg) > len(a.text) && arg[len(a.text)] == '=' && strings.HasPrefix(arg, a.text):
 			return true
-		case len(a) == 2 && a[0] == '-' && a[1] != '-' && len(arg) > 2 && arg[0] == '-' && arg[1] != '-' && strings.Contains(arg, a[1:]):
+		case len(a.text) == 2 && a.text[0] == '-' && a.text[1] != '-' && len(arg) > 2 && arg[0] == '-' && arg[1] != '-' && strings.IndexByte(arg, a.text[1]) > 0:
 			return true
 		}
 	}
 	return false
 }
 
-func anyGlob(patterns []string, s string) bool {
-	return slices.ContainsFunc(patterns, func(p string) bool { return glob(p, s) })
+func anyGlob(patterns []globPattern, s string) bool {
+	return slices.ContainsFunc(patterns, func(g globPattern) bool { return g.match(s) })
 }
 
-// glob matches a whole text: "*" is any text, a backslash takes the next
+// globPattern matches a whole text: between its parts anything may stand.
+type globPattern struct {
+	text  string // as it was written
+	parts []string
+}
+
+// parseGlob reads a pattern: "*" is any text, a backslash takes the next
 // character as it is.
-func glob(pattern, s string) bool {
-	type part struct {
-		literal string
-		star    bool // after it
-	}
-	parts := []part{{}}
-	for i := 0; i < len(pattern); i++ {
-		last := &parts[len(parts)-1]
-		switch c := pattern[i]; {
-		case c == '\\' && i+1 < len(pattern):
-			i++
-			last.literal += pattern[i : i+1]
+func parseGlob(text string) globPattern {
+	g := globPattern{text: text, parts: []string{""}}
+	for i := 0; i < len(text); i++ {
+		last := len(g.parts) - 1
+		switch c := text[i]; {
 		case c == '*':
-			last.star = true
-			parts = append(parts, part{})
-		default:
-			last.literal += pattern[i : i+1]
+			g.parts = append(g.parts, "")
+			continue
+		case c == '\\' && i+1 < len(text):
+			i++
 		}
+		g.parts[last] += text[i : i+1]
 	}
-	if !strings.HasPrefix(s, parts[0].literal) {
+	return g
+}
+
+func (g globPattern) match(s string) bool {
+	first, last := g.parts[0], g.parts[len(g.parts)-1]
+	if len(g.parts) == 1 {
+		return s == first
+	}
+	if len(s) < len(first)+len(last) || !strings.HasPrefix(s, first) || !strings.HasSuffix(s, last) {
 		return false
 	}
-	s = s[len(parts[0].literal):]
-	for i, p := range parts[1:] {
-		if i == len(parts)-2 { // the last one: at the end
-			return strings.HasSuffix(s, p.literal)
-		}
-		at := strings.Index(s, p.literal)
-		if at < 0 {
+	s = s[len(first) : len(s)-len(last)]
+	for _, part := range g.parts[1 : len(g.parts)-1] {
+		_, rest, found := strings.Cut(s, part)
+		if !found {
 			return false
 		}
-		s = s[at+len(p.literal):]
+		s = rest
 	}
-	return s == ""
+	return true
 }
 
 // wordText is a word without its quotes where nothing in it is expanded, and

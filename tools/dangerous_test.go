@@ -84,7 +84,7 @@ func TestGlob(t *testing.T) {
 		{"a*a", "a", false},
 		{"é*", "éx", true},
 	} {
-		if got := glob(tc.pattern, tc.s); got != tc.want {
+		if got := parseGlob(tc.pattern).match(tc.s); got != tc.want {
 			t.Errorf("glob(%q, %q) is %t", tc.pattern, tc.s, got)
 		}
 	}
@@ -159,4 +159,18 @@ func FuzzDangerous(f *testing.F) {
 			t.Errorf("%q is dangerous by %q, and not after another command", s, found)
 		}
 	})
+}
+
+// BenchmarkDangerous is what looking at one ordinary command adds to its call.
+func BenchmarkDangerous(b *testing.B) {
+	patterns, err := parseDangerous(DangerousCommands())
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if dangerIn(patterns, `cd sub && go test -run 'TestX|TestY' ./... 2>&1 | tail -n 40`) != "" {
+			b.Fatal("dangerous")
+		}
+	}
 }
