@@ -30,7 +30,9 @@ type Prompt struct {
 	queue queue
 	start sync.Once
 	lines chan typed
-	ended chan struct{}
+	// reading says that a read is under way: the last question was withdrawn
+	// before anything was typed. It belongs to the question that is shown.
+	reading bool
 }
 
 // typed is one read of standard input, which on a terminal is one line, and
@@ -38,20 +40,20 @@ type Prompt struct {
 type typed struct {
 	text string
 	at   time.Time
+	err  error
 }
 
 // Approve shows one confirmation and waits for one of the keys that it names,
 // and Enter; "?" says what they mean. Everything else is no. The end of input is
 // an error: nobody is there. Where another client or the clock is first, the question says so.
 func (p *Prompt) Approve(ctx context.Context, c tools.Confirmation) (tools.Answer, error) {
-	place, err := p.queue.enter(ctx, c, p.Pending)
-	defer p.queue.leave(c)
+	place, err := p.queue.enter(ctx, &c, p.Pending)
+	defer p.queue.leave(&c)
 	if err != nil {
 		return tools.Answer{}, fmt.Errorf("ask: %w", err)
 	}
 	resume := p.Out.Suspend()
 	defer resume()
-	p.listen()
 	q := question{c, place, p.Out.view.style}
 	p.Out.direct(q.lines(time.Now())...)
 	if p.Discard != nil {
@@ -61,7 +63,11 @@ func (p *Prompt) Approve(ctx context.Context, c tools.Confirmation) (tools.Answe
 	p.Out.ask(choices(c))
 	for {
 		select {
-		case answer := <-p.lines:
+		case answer := <-p.read():
+			p.reading = false
+			if answer.text == "" && answer.err != nil {
+				return tools.Answer{}, fmt.Errorf("ask: standard input ended: %w", answer.err)
+			}
 			if !answer.at.After(shown) {
 				continue
 			}
@@ -75,8 +81,6 @@ func (p *Prompt) Approve(ctx context.Context, c tools.Confirmation) (tools.Answe
 				p.Out.direct(q.style.dim("  that is none of these keys, so it is no"))
 			}
 			return decision, nil
-		case <-p.ended:
-			return tools.Answer{}, errors.New("ask: standard input ended")
 		case <-ctx.Done():
 			p.Out.direct("", q.style.dim("  "+withdrawn(context.Cause(ctx))))
 			return tools.Answer{}, fmt.Errorf("ask: %w", context.Cause(ctx))
@@ -84,26 +88,21 @@ func (p *Prompt) Approve(ctx context.Context, c tools.Confirmation) (tools.Answe
 	}
 }
 
-// listen begins to read, once. The reader ends with its input. It reads as the
-// terminal gives it, a line at a time and without a buffer of its own, so that
-// each line has the moment at which it came.
-func (p *Prompt) listen() {
-	p.start.Do(func() {
-		p.lines, p.ended = make(chan typed), make(chan struct{})
+// read begins to read a line, unless a read is under way. Nothing is read while
+// no question stands there, so what is typed then stays with the terminal until
+// it is dropped. The read of a question that was withdrawn can't be taken back;
+// what it gets has the moment at which it came. There is no buffer of ours.
+func (p *Prompt) read() <-chan typed {
+	p.start.Do(func() { p.lines = make(chan typed, 1) })
+	if !p.reading {
+		p.reading = true
 		go func() {
-			defer close(p.ended)
 			buf := make([]byte, 4096) // the longest line of a Linux terminal (N_TTY)
-			for {
-				n, err := p.In.Read(buf)
-				if n > 0 {
-					p.lines <- typed{string(buf[:n]), time.Now()}
-				}
-				if err != nil {
-					return
-				}
-			}
+			n, err := p.In.Read(buf)
+			p.lines <- typed{string(buf[:n]), time.Now(), err}
 		}()
-	})
+	}
+	return p.lines
 }
 
 // decide takes a typed line for an answer, and says whether it was one that was

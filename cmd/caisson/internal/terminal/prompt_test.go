@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"io"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/caisson-run/caisson/tools"
@@ -102,20 +104,71 @@ func TestTheQuestionShowsWhatWouldRun(t *testing.T) {
 	}
 }
 
+// tty keeps lines until they are read, as a terminal does.
+type tty struct {
+	lines chan string
+	reads atomic.Int32
+}
+
+func (t *tty) Read(p []byte) (int, error) {
+	t.reads.Add(1)
+	return copy(p, <-t.lines), nil
+}
+
+func (t *tty) discard() {
+	for len(t.lines) > 0 {
+		<-t.lines
+	}
+}
+
+// What is typed between two questions answers none: nothing reads it, and the
+// terminal drops it.
 func TestWhatWasTypedBeforeIsNoAnswer(t *testing.T) {
-	p := newPerson(t)
-	p.types("n")
-	if _, err := p.Approve(t.Context(), confirmation()); err != nil {
-		t.Fatal(err)
+	keyboard := &tty{lines: make(chan string, 10)}
+	out := &screen{t: t}
+	p := &Prompt{In: keyboard, Out: New(Options{Out: out}), Discard: keyboard.discard}
+	out.onWrite = func(written string) {
+		if strings.HasSuffix(written, " > ") {
+			keyboard.lines <- "n\n"
+		}
 	}
-	// A line that comes between two questions is read by the listener and
-	// must not answer the next one.
-	if _, err := io.WriteString(p.typing, "y\n"); err != nil {
-		t.Fatal(err)
+	for i := range 3 {
+		keyboard.lines <- "y\n"
+		keyboard.lines <- "a\n"
+		if got, err := p.Approve(t.Context(), confirmation()); err != nil || got.Decision != tools.DecisionDeny {
+			t.Errorf("question %d: %+v, %v", i, got, err)
+		}
 	}
-	p.types("n")
-	got, err := p.Approve(t.Context(), confirmation())
-	if err != nil || got.Decision != tools.DecisionDeny {
+	if n := keyboard.reads.Load(); n != 3 {
+		t.Errorf("%d reads for 3 questions", n)
+	}
+}
+
+// The read of a question that was withdrawn goes on; what comes in before the
+// next question stands there is no answer to that one.
+func TestWhatWasTypedAfterAWithdrawnQuestionIsNoAnswer(t *testing.T) {
+	keyboard := &tty{lines: make(chan string, 10)}
+	out := &screen{t: t}
+	p := &Prompt{In: keyboard, Out: New(Options{Out: out}), Discard: keyboard.discard}
+	ctx, cancel := context.WithCancel(t.Context())
+	out.onWrite = func(written string) {
+		if strings.HasSuffix(written, " > ") {
+			cancel()
+		}
+	}
+	if _, err := p.Approve(ctx, confirmation()); err == nil {
+		t.Fatal("answered")
+	}
+	keyboard.lines <- "y\n"
+	for len(p.lines) == 0 {
+		runtime.Gosched() // until the read has it
+	}
+	out.onWrite = func(written string) {
+		if strings.HasSuffix(written, " > ") {
+			keyboard.lines <- "n\n"
+		}
+	}
+	if got, err := p.Approve(t.Context(), confirmation()); err != nil || got.Decision != tools.DecisionDeny {
 		t.Errorf("%+v, %v", got, err)
 	}
 }

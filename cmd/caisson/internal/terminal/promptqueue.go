@@ -12,8 +12,8 @@ import (
 // The zero value is empty.
 type queue struct {
 	mu      sync.Mutex
-	shown   string               // the id of the question that stands there, or ""
-	waiting []tools.Confirmation // of every Approve under way, the shown one included
+	shown   *tools.Confirmation   // the question that stands there, or nil
+	waiting []*tools.Confirmation // of every Approve under way, the shown one included
 	// left are questions that are done here and may wait elsewhere still; they
 	// hold nobody up.
 	left map[string]bool
@@ -26,7 +26,7 @@ type queue struct {
 type place struct{ nth, of int }
 
 // enter waits until a question may be shown. Whatever it returns, leave follows.
-func (q *queue) enter(ctx context.Context, c tools.Confirmation, pending func() []tools.Confirmation) (place, error) {
+func (q *queue) enter(ctx context.Context, c *tools.Confirmation, pending func() []tools.Confirmation) (place, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.waiting = append(q.waiting, c)
@@ -35,8 +35,8 @@ func (q *queue) enter(ctx context.Context, c tools.Confirmation, pending func() 
 			return place{}, context.Cause(ctx)
 		}
 		ahead, others := q.others(c, pending)
-		if q.shown == "" && ahead == 0 {
-			q.shown = c.ID
+		if q.shown == nil && ahead == 0 {
+			q.shown = c
 			return place{q.done + 1, q.done + 1 + others}, nil
 		}
 		if q.changed == nil {
@@ -54,10 +54,14 @@ func (q *queue) enter(ctx context.Context, c tools.Confirmation, pending func() 
 
 // others counts the questions beside c, and those of them that come before it.
 // The caller holds mu.
-func (q *queue) others(c tools.Confirmation, pending func() []tools.Confirmation) (ahead, others int) {
-	list := q.waiting
+func (q *queue) others(c *tools.Confirmation, pending func() []tools.Confirmation) (ahead, others int) {
+	var list []tools.Confirmation
 	if pending != nil {
 		list = pending()
+	} else {
+		for _, o := range q.waiting {
+			list = append(list, *o)
+		}
 	}
 	still := map[string]bool{}
 	for _, o := range list {
@@ -77,16 +81,16 @@ func (q *queue) others(c tools.Confirmation, pending func() []tools.Confirmation
 }
 
 // leave takes a question away: answered, or not to be answered here.
-func (q *queue) leave(c tools.Confirmation) {
+func (q *queue) leave(c *tools.Confirmation) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.waiting = slices.DeleteFunc(q.waiting, func(o tools.Confirmation) bool { return o.ID == c.ID })
+	q.waiting = slices.DeleteFunc(q.waiting, func(o *tools.Confirmation) bool { return o == c })
 	if q.left == nil {
 		q.left = map[string]bool{}
 	}
 	q.left[c.ID] = true
-	if q.shown == c.ID {
-		q.shown = ""
+	if q.shown == c {
+		q.shown = nil
 	}
 	if q.done++; len(q.waiting) == 0 {
 		q.done = 0
