@@ -154,9 +154,12 @@ func (s *dangerSearch) call(words []string, depth int) {
 	}
 	name := path.Base(words[0])
 	s.match(name, words[1:])
-	if slices.Contains([]string{"sh", "bash", "dash", "zsh", "ksh", "busybox", "eval", "su", "ssh"}, name) && depth < maxDangerousDepth {
+	switch name {
+	case "sh", "bash", "dash", "zsh", "ksh", "busybox", "eval", "su", "ssh":
 		for _, w := range words[1:] {
-			s.script(w, depth+1)
+			if depth < maxDangerousDepth {
+				s.script(w, depth+1)
+			}
 		}
 	}
 	if isRunner(name) {

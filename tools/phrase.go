@@ -164,24 +164,26 @@ func executes(word string) bool {
 // commands, or that reads them from somewhere else: "python3.12" is python.
 func isRunner(name string) bool {
 	name = path.Base(name)
-	return slices.Contains(runners(), name) || slices.Contains(runners(), strings.TrimRight(name, "0123456789.-"))
+	return runsOthers(name) || runsOthers(strings.TrimRight(name, "0123456789.-"))
 }
 
-// runners are commands whose arguments are commands, that read them from
+// runsOthers are commands whose arguments are commands, that read them from
 // somewhere else, or that change what later words mean.
-func runners() []string {
-	return []string{
-		".", "alias", "ansible", "ash", "at", "awk", "bash", "batch", "bind", "builtin", "bun", "bunx", "busybox", "chroot", "chrt", "command", "complete", "crontab",
+func runsOthers(name string) bool {
+	switch name {
+	case ".", "alias", "ansible", "ash", "at", "awk", "bash", "batch", "bind", "builtin", "bun", "bunx", "busybox", "chroot", "chrt", "command", "complete", "crontab",
 		"dash", "deno", "doas", "ed", "emacs", "enable", "entr", "env", "eval", "ex", "exec", "expect", "fakeroot", "fc", "find", "fish", "flock", "gawk", "gdb",
 		"hash", "ionice", "java", "julia", "ksh", "less", "lua", "luajit", "m4", "make", "man", "mapfile", "mawk", "more", "nawk", "nice", "ninja", "node", "nodejs",
 		"nohup", "npx", "nsenter", "nvim", "osascript", "parallel", "perl", "php", "pkexec", "prlimit", "python", "pypy", "readarray", "rlwrap", "Rscript", "ruby",
 		"run-parts", "runuser", "scp", "screen", "script", "sed", "set", "setarch", "setpriv", "setsid", "sftp", "sh", "shopt", "socat", "source", "ssh", "start-stop-daemon",
 		"stdbuf", "strace", "su", "sudo", "systemd-run", "tar", "taskset", "tcl", "tclsh", "tcsh", "csh", "time", "timeout", "tmux", "toybox", "trap", "unalias",
-		"unshare", "uvx", "vi", "view", "vim", "watch", "wish", "xargs", "xonsh", "zsh",
+		"unshare", "uvx", "vi", "view", "vim", "watch", "wish", "xargs", "xonsh", "zsh":
+		return true
 	}
+	return false
 }
 
-// subcommands are the like of [runners] below a command that is none.
+// subcommands are the like of runsOthers below a command that is none.
 func subcommands() [][]string {
 	return [][]string{
 		{"git", "bisect", "run"},
