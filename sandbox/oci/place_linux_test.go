@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -38,6 +39,9 @@ func TestOwnPlaceInV2(t *testing.T) {
 			cmd.Env = append(os.Environ(), placeHelper+"=there")
 			cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(place.Fd())}
 			out, err := cmd.CombinedOutput()
+			if errors.Is(err, syscall.EBUSY) {
+				t.Skipf("needs a cgroup that may hold processes: %s has controllers below it (%v)", tt.dir, err)
+			}
 			t.Logf("%s", out)
 			if err != nil || strings.Count(string(out), "\n--- PASS: Test") != 2 {
 				t.Errorf("there: %v", err)
