@@ -89,7 +89,7 @@ func (s *Server) start(ctx context.Context, in NewSession, client string) (*sess
 	live.mu.Lock()
 	live.idle = time.AfterFunc(s.opts.IdleTime, live.expire)
 	live.mu.Unlock()
-	s.log.Info("session started", zap.String("session", live.id), zap.String("client", client), zap.String("workspace", in.Workspace))
+	s.log.Info("session started", zap.String("session", live.id), zap.String("client", client), zap.String("workspace", shown(in.Workspace)))
 	return live, nil
 }
 
