@@ -202,7 +202,7 @@ func TestNoSessionApprovesItself(t *testing.T) {
 			session, write.Turn, write.ID, token, len(body), body)
 		m.write(t, "request", request)
 		addresses := []string{fmt.Sprintf("tcp 127.0.0.1:%d", port), fmt.Sprintf("tcp localhost:%d", port), "unix " + socket}
-		must := len(addresses) + 1 // and at least one of the machine's own
+		must := len(addresses)
 		own, err := net.InterfaceAddrs()
 		if err != nil {
 			t.Fatal(err)
@@ -210,6 +210,7 @@ func TestNoSessionApprovesItself(t *testing.T) {
 		for _, a := range own {
 			if ip, ok := a.(*net.IPNet); ok && ip.IP.To4() != nil && !ip.IP.IsLoopback() {
 				addresses = append(addresses, fmt.Sprintf("tcp %s:%d", ip.IP, port))
+				must++
 			}
 		}
 		for _, name := range []string{"172.17.0.1", "host.docker.internal", "gateway.docker.internal", "host.containers.internal", "[::1]", "0.0.0.0"} {
