@@ -277,6 +277,11 @@ func TestDoctorTrust(t *testing.T) {
 }
 
 func TestDoctorConfiguration(t *testing.T) {
+	tokens := files(t, map[string]string{"readable": "t", "private": "t"})
+	readable, private := filepath.Join(tokens, "readable"), filepath.Join(tokens, "private")
+	if err := os.Chmod(private, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, tt := range []struct {
 		name, text string
 		mode       os.FileMode
@@ -293,6 +298,14 @@ func TestDoctorConfiguration(t *testing.T) {
 		{"fetch of credentials", "fetch: {allow: ['https://wiki.example/'], private: {wiki.example: [169.254.0.0/16]}}", 0o644, resultWarning, "where clouds keep"},
 		{"fetch of a private network", "fetch: {allow: ['https://wiki.example/'], private: {wiki.example: [10.0.0.0/8]}}", 0o644, "", "where clouds keep"},
 		{"fetch by a proxy", "fetch: {allow: ['https://wiki.example/'], proxy: 'http://proxy.example:3128'}", 0o644, resultWarning, "a proxy makes the connections"},
+		{"a token of the environment that is not set", "serve: {tokens: {ci: {env: NO_SUCH_TOKEN}}}", 0o644, resultWarning, "NO_SUCH_TOKEN is not set"},
+		{"a token's file that is not there", "serve: {tokens: {ci: {file: /nowhere/token}}}", 0o644, resultWarning, "/nowhere/token"},
+		{"a token's file of everybody", "serve: {tokens: {ci: {file: '" + readable + "'}}}", 0o644, resultWarning, "other users may read " + readable},
+		{"a token's file of the user", "serve: {tokens: {ci: {file: '" + private + "'}}}", 0o644, "", private},
+		{"a root that is not there", "serve: {roots: [/nowhere/at/all]}", 0o644, resultWarning, "root /nowhere/at/all is no folder"},
+		{"a good root", "serve: {roots: [/usr]}", 0o644, "", "root /usr"},
+		{"a server for other machines", "serve: {allow_remote: true}", 0o644, resultWarning, "other machines may reach"},
+		{"a server for this one", "serve: {allow_remote: false}", 0o644, "", "other machines"},
 		{"a registry of this machine", "images: {plain_http: ['localhost:5000']}", 0o644, "", "without TLS"},
 	} {
 		s := doctored(t, tt.text)

@@ -43,7 +43,43 @@ func (s *setup) examineConfig() []finding {
 			})
 		}
 	}
-	return append(append(findings, s.fetching()...), s.requirements())
+	return append(slices.Concat(findings, s.fetching(), s.serving()), s.requirements())
+}
+
+// serving checks what caisson serve would take from the configuration: who may
+// read its tokens, and who reaches it.
+func (s *setup) serving() []finding {
+	const check = "serve"
+	var findings []finding
+	warn := func(detail, mend string) {
+		findings = append(findings, finding{Check: check, Result: resultWarning, Detail: detail, Mend: mend})
+	}
+	conf := s.conf.Serve
+	for _, label := range slices.Sorted(maps.Keys(conf.Tokens)) {
+		from := conf.Tokens[label]
+		if from.Env != nil && s.environ.get(*from.Env) == "" {
+			warn(fmt.Sprintf("token %s: %s is not set, so that caisson serve does not start", label, *from.Env), "Set it to a token of openssl rand -hex 32.")
+		}
+		if from.File == nil {
+			continue
+		}
+		info, err := os.Stat(*from.File)
+		switch {
+		case err != nil:
+			warn(fmt.Sprintf("token %s: %v, so that caisson serve does not start", label, err), "Write a token of openssl rand -hex 32 to it.")
+		case info.Mode().Perm()&0o077 != 0:
+			warn(fmt.Sprintf("token %s: other users may read %s (mode %04o)", label, *from.File, info.Mode().Perm()), "chmod 600 "+*from.File+", and make a new token.")
+		}
+	}
+	for _, root := range conf.Roots {
+		for _, why := range doubts(root, s.environ) {
+			warn(fmt.Sprintf("root %s %s", root, why), "Take it out of serve.roots, or name a folder that you alone can write.")
+		}
+	}
+	if remote := conf.AllowRemote; remote != nil && *remote {
+		warn("allow_remote: other machines may reach the server, which has no TLS of its own", "Listen on a unix socket or loopback behind a proxy with TLS.")
+	}
+	return findings
 }
 
 // fetching says how what the fetch tool may reach could be seen, or is not
