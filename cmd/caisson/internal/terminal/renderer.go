@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/charmbracelet/x/ansi"
+
 	"github.com/caisson-run/caisson/runner"
 )
 
@@ -153,11 +155,11 @@ func (r *Renderer) show(lines []string) {
 	}
 	var b strings.Builder
 	b.WriteString(r.eraser())
+	width := r.opts.Width()
 	for _, l := range lines {
-		b.WriteString(l + "\n")
+		b.WriteString(ansi.Wordwrap(l, max(width-1, 20), " ") + "\n")
 	}
 	region := r.view.region(r.opts.Now(), spinner(r.frame))
-	width := r.opts.Width()
 	for _, l := range region {
 		// Cut, not wrapped: a wrapped line would be two, and the count wrong.
 		b.WriteString(fit(l, width-1) + "\n")
