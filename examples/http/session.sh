@@ -17,7 +17,10 @@ umask 077
 printf 'Authorization: Bearer %s\n' "${CAISSON_TOKEN:-$(cat "$state/serve.token")}" >"$tmp/headers"
 
 api() { # METHOD PATH [JSON]
-	curl -sS --fail-with-body -X "$1" -H "@$tmp/headers" ${3:+-H 'Content-Type: application/json' -d "$3"} "$base$2"
+	code=$(curl -sS -o "$tmp/answer" -w '%{http_code}' -X "$1" -H "@$tmp/headers" ${3:+-H 'Content-Type: application/json' -d "$3"} "$base$2")
+	[ "$code" -lt 400 ] && cat "$tmp/answer" && return
+	cat "$tmp/answer" >&2 # it says the cause, and what to do
+	return 1
 }
 quote() { printf '"%s"' "$(printf '%s' "$1" | sed 's/\\/\\\\/g; s/"/\\"/g')"; }
 field() { grep -o "\"$1\":\"[^\"]*\"" | head -n 1 | cut -d '"' -f 4; }
@@ -37,7 +40,7 @@ answer() {
 	decision=deny
 	ask "Allow it?" && decision=allow
 	api POST "/sessions/$session/turns/$turn/confirmations/$id" "{\"decision\":\"$decision\"}" >/dev/null ||
-		echo "it was answered before" # 409 has the answer that counts
+		echo "another answer counts"
 }
 
 # The records, from the one behind the last that we have. A connection that is
@@ -72,6 +75,7 @@ follow() {
 
 exec 3<&0
 session=$(api POST /sessions "{\"workspace\":$(quote "$folder"),\"mode\":\"overlay\"}" | field id)
+[ -n "$session" ] || exit 1
 turn=$(api POST "/sessions/$session/turns" "{\"message\":$(quote "$message")}" | field turn)
 until follow; do :; done
 api GET "/sessions/$session/turns/$turn" | field answer

@@ -70,6 +70,11 @@ func TestOneTurnAtATime(t *testing.T) {
 	id := w.start("bind")
 	turn := w.say(id, "hang")
 	w.follow(id, "").until(runner.KindToolCalled)
+	var s Session
+	w.get("/sessions/"+id).want(t, 200).into(t, &s)
+	if s.State != StateRunning || s.Turn != turn || s.Spent == nil || s.Usage.Rounds != 0 {
+		t.Errorf("a running session: %+v", s)
+	}
 	p := w.post("/sessions/"+id+"/turns", `{"message":"another"}`).problem(t, 409, "busy")
 	if !strings.Contains(p.Detail, turn) {
 		t.Errorf("which turn runs is not said: %s", p.Detail)

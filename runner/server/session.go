@@ -11,6 +11,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -57,6 +58,7 @@ type session struct {
 	facts  runner.SessionCreated
 	inTurn map[string]string // confirmation → turn
 	oldest []string          // keys of inTurn, oldest first
+	spent  *limits.Usage     // of the turn that runs, nil before its first model call
 }
 
 // start makes a session of what a client asks for.
@@ -138,6 +140,12 @@ func (s *session) record(r runner.Record, _ []byte) {
 		s.recMu.Lock()
 		_ = json.Unmarshal(r.Payload, &s.facts) // our own; what is missing is not shown
 		s.recMu.Unlock()
+	case runner.KindTurnStarted, runner.KindTurnCompleted, runner.KindTurnCancelled:
+		s.recMu.Lock()
+		s.spent = nil
+		s.recMu.Unlock()
+	case runner.KindModelCallCompleted:
+		s.spend(r)
 	case runner.KindConfirmationRequested:
 		var p struct {
 			ID string `json:"confirmation_request_id"`
@@ -148,6 +156,21 @@ func (s *session) record(r runner.Record, _ []byte) {
 	}
 	s.tally.record(r)
 	s.feed.record(r.Seq)
+}
+
+// spend adds what a model call used.
+func (s *session) spend(r runner.Record) {
+	var p runner.ModelCallCompleted
+	if json.Unmarshal(r.Payload, &p) != nil {
+		return
+	}
+	s.recMu.Lock()
+	defer s.recMu.Unlock()
+	if s.spent == nil {
+		s.spent = &p.Usage
+		return
+	}
+	s.spent = new(s.spent.Plus(p.Usage))
 }
 
 // remember notes which turn asked a confirmation.

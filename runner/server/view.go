@@ -71,12 +71,14 @@ type Session struct {
 	Model     string     `json:"model"`
 	Policy    string     `json:"policy"`
 	// Turn is the one that runs.
-	Turn    string       `json:"turn,omitempty" doc:"the turn that runs"`
-	Turns   int          `json:"turns" doc:"turns so far, of live sessions"`
-	Usage   limits.Usage `json:"usage" doc:"of the turns that have ended"`
-	CostUSD string       `json:"cost_usd" doc:"decimal US dollars, or unknown"`
-	Waiting int          `json:"waiting" doc:"confirmations that wait for an answer"`
-	Seq     int64        `json:"seq" doc:"the number of the last record"`
+	Turn string `json:"turn,omitempty" doc:"the turn that runs"`
+	// Spent is what its model calls have used so far.
+	Spent   *limits.Usage `json:"turn_usage,omitempty" doc:"what the model calls of the turn that runs have used so far"`
+	Turns   int           `json:"turns" doc:"turns so far, of live sessions"`
+	Usage   limits.Usage  `json:"usage" doc:"of the turns that have ended"`
+	CostUSD string        `json:"cost_usd" doc:"decimal US dollars, or unknown"`
+	Waiting int           `json:"waiting" doc:"confirmations that wait for an answer"`
+	Seq     int64         `json:"seq" doc:"the number of the last record"`
 
 	Over   string `json:"over,omitempty" doc:"why a live session takes no more turns"`
 	Reason string `json:"stop_reason,omitempty" doc:"how an ended session ended"`
@@ -162,6 +164,7 @@ func (s *session) view(whole bool) Session {
 		Waiting: len(s.waiting()), Seq: seq, Over: st.Over,
 	}
 	s.recMu.Lock()
+	v.Spent = s.spent
 	v.facts(s.facts, whole)
 	s.recMu.Unlock()
 	if whole {
