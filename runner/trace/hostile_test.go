@@ -53,7 +53,7 @@ func about(t *testing.T, text string) Session {
 	w.put(0, runner.ActorSystem, runner.SessionCreated{
 		Version: text, Task: text, Workspace: text, Image: text, Policy: text, Model: loop.ModelInfo{Provider: text, Model: text},
 		Tools: []runner.OfferedTool{{Name: tools.Name(text), Class: tools.Class(text), Runs: tools.Place(text)}}, Ignored: []runner.Ignored{{Name: text, Why: text}},
-		WorkspaceMode: text, Git: text, OnPrompt: text,
+		WorkspaceMode: text, Git: text, OnPrompt: text, FilesLoaded: []runner.LoadedFile{{Path: text, Trust: text}},
 	})
 	w.put(0, runner.ActorUser, runner.TurnStarted{})
 	for _, role := range []loop.Role{loop.RoleSystem, loop.RoleUser} {
