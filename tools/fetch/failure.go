@@ -46,6 +46,9 @@ func asFailure(ctx context.Context, err error) error {
 		return fmt.Errorf("fetch: %w", cause)
 	}
 	if f, ok := errors.AsType[*failure](err); ok {
+		if f.outage && f.reason != reasonTimeout && context.Cause(ctx) != nil {
+			return transport(ctx, f) // what it was doing when its time was up
+		}
 		return f
 	}
 	if bad, ok := errors.AsType[*urlError](err); ok {
