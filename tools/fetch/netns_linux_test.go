@@ -41,12 +41,19 @@ var canaryAddrs = []string{
 	"::1", "fc00::5", "64:ff9b::a00:5", "2002:a00:5::1",
 }
 
-// TestPublicNetwork runs the tests whose names begin with TestNamespace in a
-// network of their own: acceptance cases 59, 60, 63 and 67 with addresses that
-// are public there.
+// TestPublicNetwork runs itself again in a network of its own: acceptance cases
+// 59, 60, 63 and 67 with addresses that are public there.
 func TestPublicNetwork(t *testing.T) {
+	if os.Getenv(inNamespace) != "" {
+		t.Run("literals", namespaceLiterals)
+		t.Run("rebinding", namespaceRebinding)
+		t.Run("mixed answers", namespaceMixedAnswers)
+		t.Run("allowed by name", namespaceAllowedByName)
+		t.Run("proxy", namespaceProxy)
+		return
+	}
 	dir := t.TempDir()
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestNamespace", "-test.v", "-test.timeout=5m")
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestPublicNetwork$", "-test.v", "-test.timeout=5m")
 	cmd.Env = append(os.Environ(), inNamespace+"="+dir, "HTTP_PROXY=http://"+publicAddr+":3128", "http_proxy=http://"+publicAddr+":3128")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	if os.Geteuid() != 0 {
@@ -63,13 +70,8 @@ func TestPublicNetwork(t *testing.T) {
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == noNamespace {
 		cannot(t, "addresses in a network namespace: %s", out.String())
 	}
-	if err != nil || strings.Count(out.String(), "--- PASS: TestNamespace") < 5 {
+	if err != nil || strings.Count(out.String(), "--- PASS: TestPublicNetwork/") != 5 {
 		t.Errorf("%v\n%s", err, out.String())
-	}
-	for line := range strings.Lines(out.String()) {
-		if strings.Contains(line, "SKIP") {
-			t.Log(strings.TrimSpace(line))
-		}
 	}
 }
 
@@ -278,14 +280,6 @@ func records(q dnsmessage.Question, a answer) []dnsmessage.Resource {
 	return out
 }
 
-// inside skips a test that is not in the namespace.
-func inside(t *testing.T) {
-	t.Helper()
-	if os.Getenv(inNamespace) == "" {
-		t.Skip("runs inside TestPublicNetwork")
-	}
-}
-
 // world is the namespace's servers: a public one, and canaries elsewhere, all
 // of them on port 80.
 type world struct {
@@ -297,7 +291,6 @@ type world struct {
 
 func newWorld(t *testing.T, answers map[string][]answer) *world {
 	t.Helper()
-	inside(t)
 	w := &world{t: t, names: startNames(t, answers)}
 	for _, addr := range []string{publicAddr, publicAddr6} {
 		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", net.JoinHostPort(addr, "80"))
@@ -366,9 +359,9 @@ func newWild(t *testing.T, urls ...string) *fixture {
 	return newFixture(t, Options{Egress: egress, Hosts: hosts}, urls...)
 }
 
-// TestNamespaceLiterals is acceptance case 59: every address that is not
+// namespaceLiterals is acceptance case 59: every address that is not
 // public, though an operator's allowlist names it, and though somebody listens.
-func TestNamespaceLiterals(t *testing.T) {
+func namespaceLiterals(t *testing.T) {
 	w := newWorld(t, nil)
 	for _, addr := range canaryAddrs {
 		u := "http://" + netip.AddrPortFrom(netip.MustParseAddr(addr), 80).String() + "/"
@@ -400,9 +393,9 @@ func TestNamespaceLiterals(t *testing.T) {
 	}
 }
 
-// TestNamespaceRebinding is acceptance case 60: a name that is public where it
+// namespaceRebinding is acceptance case 60: a name that is public where it
 // is looked at and internal where it is dialled.
-func TestNamespaceRebinding(t *testing.T) {
+func namespaceRebinding(t *testing.T) {
 	public, inner := answer{addrs: []string{publicAddr}}, answer{addrs: []string{"127.0.0.1"}}
 	flip := []answer{}
 	for range 100 {
@@ -442,9 +435,9 @@ func TestNamespaceRebinding(t *testing.T) {
 	w.untouched("rebinding")
 }
 
-// TestNamespaceMixedAnswers is acceptance case 63: it fails closed where any
+// namespaceMixedAnswers is acceptance case 63: it fails closed where any
 // answer is internal.
-func TestNamespaceMixedAnswers(t *testing.T) {
+func namespaceMixedAnswers(t *testing.T) {
 	many, hidden := []string{}, []string{}
 	for i := range 500 {
 		many = append(many, fmt.Sprintf("93.184.%d.%d", 100+i/250, i%250))
@@ -499,8 +492,8 @@ func TestNamespaceMixedAnswers(t *testing.T) {
 	w.untouched("answers")
 }
 
-// TestNamespaceAllowedByName is what an operator can open: one host, in one network.
-func TestNamespaceAllowedByName(t *testing.T) {
+// namespaceAllowedByName is what an operator can open: one host, in one network.
+func namespaceAllowedByName(t *testing.T) {
 	w := newWorld(t, map[string][]answer{
 		"wiki.test":  {{addrs: []string{"10.0.0.5"}}, {addrs: []string{"169.254.169.254"}}},
 		"other.test": {{addrs: []string{"10.0.0.5"}}},
@@ -519,9 +512,9 @@ func TestNamespaceAllowedByName(t *testing.T) {
 	w.untouched("others")
 }
 
-// TestNamespaceProxy is acceptance case 67 with an address that is not
+// namespaceProxy is acceptance case 67 with an address that is not
 // loopback, for which net/http's own default asks the environment.
-func TestNamespaceProxy(t *testing.T) {
+func namespaceProxy(t *testing.T) {
 	w := newWorld(t, map[string][]answer{"docs.test": {{addrs: []string{publicAddr}}}})
 	proxy := newCanary(t, publicAddr+":3128")
 	err := naive(t, &http.Client{Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true}}, "http://docs.test/")
