@@ -40,7 +40,7 @@ func (c *Client) dial(ctx context.Context, o origin) (net.Conn, error) {
 	}
 	for _, addr := range addrs {
 		if err := guard.SafeAddr(addr); err != nil {
-			f := deny("address", "%s is at an address that is not public; an operator can allow it by name", o.host)
+			f := deny("address", "%s is at an address that is not public; an operator can allow it under fetch.private", o.host)
 			f.addr, f.err = addr.String(), err
 			return nil, f
 		}
@@ -100,7 +100,7 @@ func (c *Client) checkLiteral(o origin) error {
 		return nil
 	}
 	if err := c.guardian(o).SafeAddr(addr); err != nil {
-		f := deny("address", "%s is not a public address; an operator can allow it by name", o.host)
+		f := deny("address", "%s is not a public address; an operator can allow it under fetch.private", o.host)
 		f.addr, f.err = addr.String(), err
 		return f
 	}
