@@ -42,6 +42,10 @@ func (h *host) options(tokens []server.Token) server.Options {
 	o := server.Options{
 		StateDir: h.environ.stateDir(), Prepare: h.prepare, Tokens: tokens, Hosts: conf.Hosts, Version: programVersion(),
 		OpenMetrics: conf.OpenMetrics != nil && *conf.OpenMetrics,
+		Shows: func(workspace string) bool {
+			_, _, ok := h.roots.find(workspace)
+			return ok
+		},
 		OpenWorkspace: func(path string) (*runner.Workspace, error) {
 			s, err := h.setup(config.File{}, path)
 			if err != nil {

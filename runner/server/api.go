@@ -134,7 +134,7 @@ func (a operations) sessions() {
 			return out, nil
 		})
 	huma.Register(a.api, a.describe(http.MethodGet, "/sessions", "listSessions", "List sessions",
-		"Live ones, ended ones, and those of other Caissons of the same user, the newest first.", http.StatusOK),
+		"Live ones, ended ones, and those of other Caissons of the same user, on workspaces at or below a root, the newest first.", http.StatusOK),
 		func(_ context.Context, in *listInput) (*body[SessionList], error) {
 			list, err := s.list(in.Limit, in.Before)
 			return &body[SessionList]{list}, err

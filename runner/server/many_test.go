@@ -106,6 +106,40 @@ func TestIdsOfNothing(t *testing.T) {
 	w.get("/sessions/"+id).want(t, 200)
 }
 
+// TestSessionsOfOtherPlacesAreNotShown: what other Caissons of the same user did
+// on workspaces that this server does not serve is nobody's business here.
+func TestSessionsOfOtherPlacesAreNotShown(t *testing.T) {
+	w := newWorld(t, "  - text: Done.\n")
+	id := w.start("bind")
+	turn := w.say(id, "go")
+	w.ended(id, turn)
+	w.do(aliceToken, "DELETE", "/sessions/"+id, "").want(t, 200)
+	paths := []string{"", "/confirmations", "/events", "/diff", "/patch", "/turns/" + turn, "/values/x"}
+	var list SessionList
+	w.get("/sessions").want(t, 200).into(t, &list)
+	if len(list.Sessions) != 1 { // the control
+		t.Fatalf("listed %+v", list)
+	}
+	if err := w.stop(); err != nil {
+		t.Fatal(err)
+	}
+	asked := ""
+	w.serve(func(o *Options) { o.Shows = func(workspace string) bool { asked = workspace; return false } })
+	w.get("/sessions").want(t, 200).into(t, &list)
+	if len(list.Sessions) != 0 || asked != w.dir {
+		t.Errorf("listed %+v, asked about %q", list, asked)
+	}
+	for _, path := range paths {
+		w.get("/sessions/"+id+path).problem(t, 404, "no_session")
+	}
+	for path, body := range map[string]string{"/turns": `{"message":"x"}`, "/apply": "{}", "/turns/" + turn + "/cancel": ""} {
+		w.post("/sessions/"+id+path, body).problem(t, 404, "no_session")
+	}
+	w.do(aliceToken, "DELETE", "/sessions/"+id, "").problem(t, 404, "no_session")
+	// One of its own is shown before its trace says where it works.
+	w.get("/sessions/"+w.start("bind")).want(t, 200)
+}
+
 func TestLongValuesCanBeHad(t *testing.T) {
 	w := newWorld(t, "  - calls: [{tool: shell, input: {command: \"say "+strings.Repeat("long ", 20_000)+"\"}}]\n  - text: Done.\n")
 	id := w.start("bind")

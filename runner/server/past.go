@@ -26,7 +26,7 @@ func noSession() *Problem {
 }
 
 // dirOf is the folder of a session, live or ended, of this server or another
-// Caisson of the same user.
+// Caisson of the same user, that clients may see.
 func (s *Server) dirOf(id string) (string, error) {
 	if !sessionID.MatchString(id) {
 		return "", noSession()
@@ -34,10 +34,36 @@ func (s *Server) dirOf(id string) (string, error) {
 	dir := runner.SessionDir(s.opts.StateDir, id)
 	for _, name := range []string{runner.TraceFile, runner.AuditFile} {
 		if info, err := os.Lstat(filepath.Join(dir, name)); err == nil && info.Mode().IsRegular() {
+			if !s.shows(id, dir) {
+				break
+			}
 			return dir, nil
 		}
 	}
 	return "", noSession()
+}
+
+// shows says whether clients may see a session. One that does not say where it
+// worked is not theirs.
+func (s *Server) shows(id, dir string) bool {
+	if s.opts.Shows == nil || s.live(id) != nil {
+		return true
+	}
+	t, err := openTail(dir)
+	if err != nil {
+		return false
+	}
+	defer t.close()
+	first, ok, err := t.next()
+	if err != nil || !ok {
+		return false
+	}
+	rec, err := runner.Decode(first.line)
+	if err != nil || rec.Kind != runner.KindSessionCreated {
+		return false
+	}
+	var created runner.SessionCreated
+	return json.Unmarshal(rec.Payload, &created) == nil && created.Workspace != "" && s.opts.Shows(created.Workspace)
 }
 
 // names lists the ids of all sessions, the newest first.

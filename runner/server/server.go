@@ -39,6 +39,9 @@ type Options struct {
 	// OpenWorkspace opens the folder of an ended session, for its changes. It
 	// refuses folders that sessions could not be started on.
 	OpenWorkspace func(path string) (*runner.Workspace, error)
+	// Shows says whether clients may see a session on a workspace, by its path: of
+	// this server and of other Caissons, live and ended. Nil shows all.
+	Shows func(workspace string) bool
 	// Settle makes sure that nothing writes to an ended session's changes any
 	// more, or says why that can't be told. Nil does nothing.
 	Settle func(ctx context.Context, session string) error
