@@ -126,10 +126,14 @@ func grantKey(p *pending, workspace string) (Grant, bool) {
 	if p.tool.def.Class != ClassExecute {
 		return key, true
 	}
-	if p.tool.def.Phrase == nil {
+	if p.tool.def.Commands == nil {
 		return key, false
 	}
-	phrase, err := StaticPhrase(p.tool.def.Phrase(p.call.Input))
+	commands := p.tool.def.Commands(p.call.Input)
+	if len(commands) != 1 {
+		return key, false
+	}
+	phrase, err := StaticPhrase(commands[0])
 	key.Phrase = phrase
 	return key, err == nil
 }

@@ -347,7 +347,7 @@ func TestConfirmationIDsAreRandomAndBoundToTheInput(t *testing.T) {
 
 func TestLastingAnswers(t *testing.T) {
 	shell := fakeTool{def: testDefinition("shell", ClassExecute)}
-	shell.def.Phrase = phraseOfText
+	shell.def.Commands = commandOfText
 	opaque := fakeTool{def: testDefinition("opaque", ClassExecute)}
 	write := fakeTool{def: testDefinition("write_file", ClassWrite)}
 	store := filepath.Join(t.TempDir(), "approvals.json")

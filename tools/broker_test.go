@@ -641,7 +641,7 @@ func TestADenyForTheSessionBeatsAnAllow(t *testing.T) {
 // An answer for the session does not cover what is dangerous; a deny does.
 func TestSessionAnswersAndDangerousCommands(t *testing.T) {
 	shell := fakeTool{def: testDefinition("shell", ClassExecute)}
-	shell.def.Phrase = phraseOfText
+	shell.def.Commands = commandOfText
 	policy := preset(t, "sandboxed")
 	policy.Dangerous = []string{"rm -r /"}
 	policy.Tools = map[string]Mode{"shell": ModePrompt}

@@ -54,10 +54,14 @@ func DangerousCommands() []string {
 // raise makes a dangerous command asked about, each time, where somebody can be
 // asked; where nobody can, it runs as the policy says, and a warning tells of it.
 func (r *round) raise(p *pending, v Verdict) Verdict {
-	if p.tool.def.Phrase == nil || v.Mode != ModeAuto && v.Mode != ModePromptOnce && v.Mode != ModePrompt {
+	if p.tool.def.Commands == nil || v.Mode != ModeAuto && v.Mode != ModePromptOnce && v.Mode != ModePrompt {
 		return v
 	}
-	p.dangerous, _ = Display(dangerIn(r.d.danger, p.tool.def.Phrase(p.call.Input)))
+	for _, command := range p.tool.def.Commands(p.call.Input) {
+		if p.dangerous, _ = Display(dangerIn(r.d.danger, command)); p.dangerous != "" {
+			break
+		}
+	}
 	switch {
 	case p.dangerous == "" || v.Mode == ModePrompt:
 		return v

@@ -1,6 +1,11 @@
 package tools
 
 import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -95,7 +100,7 @@ func TestGlob(t *testing.T) {
 // the policy asks nobody, the command runs and a warning tells of it.
 func TestDangerousCommandsAreAskedAbout(t *testing.T) {
 	shell := fakeTool{def: testDefinition("shell", ClassExecute)}
-	shell.def.Phrase = phraseOfText
+	shell.def.Commands = commandOfText
 	once := preset(t, "sandboxed")
 	once.Tools = map[string]Mode{"shell": ModePromptOnce}
 	denied := preset(t, "sandboxed")
@@ -132,6 +137,38 @@ func TestDangerousCommandsAreAskedAbout(t *testing.T) {
 				t.Errorf("an ordinary command: %q", events)
 			}
 		})
+	}
+}
+
+// TestCommandsAreJudgedOneByOne: text of one command can't hide another, as it
+// would where they are joined.
+func TestCommandsAreJudgedOneByOne(t *testing.T) {
+	split := func(raw json.RawMessage) []string { return strings.Split(commandOfText(raw)[0], "|") }
+	for name, text := range map[string]string{
+		"continuation":  `echo \\|git push --force`,
+		"here-document": `cat <<X|rm -rf /`,
+		"quote":         `echo '|rm -rf /|'`,
+		"brace":         `{ echo|rm -rf /|}`,
+	} {
+		shell := fakeTool{def: testDefinition("verify_shell", ClassExecute)}
+		rec, input := &recorder{}, fmt.Sprintf(`{"text":"%s"}`, text)
+		grants := NewGrants(filepath.Join(t.TempDir(), "approvals.json"))
+		var shown Confirmation
+		o := Options{Policy: preset(t, "sandboxed"), Workspace: "/p", Grants: grants, Broker: brokerFunc(func(_ context.Context, c Confirmation) (Answer, error) {
+			shown = c
+			return Answer{DecisionAllow, ScopeAlways}, nil
+		})}
+		shell.def.Commands = split
+		roundOK(t, newDispatcher(t, rec, o, shell), call("a", "verify_shell", input))
+		wantEvents(t, rec, "a", "requested", "resolved allow by user", "called execute", "completed true")
+		if list, err := grants.List(); err != nil || len(list) != 0 || slices.Contains(shown.Scopes, ScopeAlways) || shown.Dangerous == "" {
+			t.Errorf("%s: stored %v (%v), shown %+v", name, list, err, shown)
+		}
+		// The control: joined, nothing is asked.
+		patterns, err := parseDangerous(o.Policy.Dangerous)
+		if danger := dangerIn(patterns, strings.Join(split([]byte(input)), "\n")); err != nil || name != "brace" && danger != "" {
+			t.Errorf("%s: the control sees %q, %v", name, danger, err)
+		}
 	}
 }
 

@@ -70,11 +70,11 @@ func testPaths(raw json.RawMessage) []string {
 	return []string{in.Path}
 }
 
-// phraseOfText takes the input's text for a command.
-func phraseOfText(raw json.RawMessage) string {
+// commandOfText takes the input's text for a command.
+func commandOfText(raw json.RawMessage) []string {
 	var in struct{ Text string }
 	_ = json.Unmarshal(raw, &in)
-	return in.Text
+	return []string{in.Text}
 }
 
 // recorder keeps every event, and can fail to.

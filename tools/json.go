@@ -63,7 +63,7 @@ func (p *jsonParser) value(depth int) (any, error) {
 		return nil, err
 	}
 	if n, ok := tok.(json.Number); ok {
-		return n, checkNumberSize(string(n))
+		return n, CheckNumber(string(n))
 	}
 	delim, ok := tok.(json.Delim)
 	if !ok {
@@ -78,9 +78,10 @@ func (p *jsonParser) value(depth int) (any, error) {
 	return p.array(depth + 1)
 }
 
-// checkNumberSize refuses numbers outside a float64's range or precision many
-// times over: the validator compares exactly, and 1e1000000 takes it 70 ms.
-func checkNumberSize(n string) error {
+// CheckNumber refuses JSON numbers outside a float64's range or precision many
+// times over: the schema validator (santhosh-tekuri/jsonschema v6.0.3) compares
+// exactly, and 1e1000000 takes it 70 ms.
+func CheckNumber(n string) error {
 	const maxDigits, maxExponent = 100, 400
 	if i := strings.IndexAny(n, "eE"); i >= 0 {
 		if e, err := strconv.Atoi(n[i+1:]); err != nil || e > maxExponent || e < -maxExponent {

@@ -49,10 +49,11 @@ type Definition struct {
 	// command; it need not be safe for display. Nil: the first path, or the
 	// JSON itself.
 	Summary func(input json.RawMessage) string
-	// Phrase gives the exact command of an execute tool's input, so that a
-	// lasting approval can be bound to it. Nil: such a tool is approved for
-	// one call or for the session.
-	Phrase func(input json.RawMessage) string
+	// Commands gives the exact commands of an execute tool's input, in the order
+	// in which they run: each is looked at for danger, and a lasting approval is
+	// bound to the command where there is exactly one. Nil: such a tool is
+	// approved for one call or for the session.
+	Commands func(input json.RawMessage) []string
 	// Parallel lets an execute tool run beside others. Ours to set, never the model's.
 	Parallel bool
 	// EnabledByDefault and RequiresAdmin say who may use it (seed 001).

@@ -339,7 +339,7 @@ func takesPhrases(name tools.Name) error {
 		return err
 	}
 	for _, def := range defs {
-		if def.Name == name && def.Phrase == nil {
+		if def.Name == name && def.Commands == nil {
 			return usage("%s runs no commands: it has no phrase to approve; answer with \"always\" when it is asked about", name)
 		}
 	}

@@ -144,8 +144,14 @@ func (s *setup) useProject(o projectOptions, flags config.File, profile string) 
 		s.ignore(config.ProjectPath, "--ignore-project-config")
 		return nil
 	}
-	s.conf, err = loadConfig(s.deps, s.environ, flags, profile, own.config)
-	if err != nil {
+	s.project = own.config
+	return s.reload(flags, profile)
+}
+
+// reload reads the settings once more, with other flags.
+func (s *setup) reload(flags config.File, profile string) error {
+	var err error
+	if s.conf, err = loadConfig(s.deps, s.environ, flags, profile, s.project); err != nil {
 		return err
 	}
 	s.backends.conf = s.conf

@@ -5,7 +5,10 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -16,8 +19,10 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/server"
+	"github.com/caisson-run/caisson/tools"
 )
 
 // served is one caisson serve in this process, on a fake sandbox.
@@ -250,6 +255,38 @@ serve:
 	}
 	if status, _ := s.do(strings.Repeat("b", 40), "GET", "/sessions", ""); status != 200 {
 		t.Errorf("as bob: %d", status)
+	}
+}
+
+// TestServeKeepsToTheWorkspacesOwnSettings: what a client asks for is held
+// against those of a trusted workspace too.
+func TestServeKeepsToTheWorkspacesOwnSettings(t *testing.T) {
+	s := startServe(t, "").up()
+	own := "mode: overlay\nlimits: {max_rounds: 2}\nresources: {memory: 512MiB, pids: 80}\n"
+	path := filepath.Join(s.root, "one", config.ProjectPath)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(own), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	asks := map[string]string{
+		`"mode":"bind"`:                       "milder",
+		`"limits":{"max_rounds":3}`:           "limit of 2",
+		`"limits":{"memory_bytes":536870913}`: "limit of 536870912",
+		`"limits":{"pids":81}`:                "limit of 80",
+	}
+	for ask := range asks { // the control: nothing counts that is not trusted
+		s.wants(s.token(), `{"workspace":"one",`+ask+`}`, 201, "")
+	}
+	sum := sha256.Sum256([]byte(own))
+	files := []tools.TrustedFile{{Path: config.ProjectPath, SHA256: hex.EncodeToString(sum[:])}}
+	if err := tools.NewTrust(filepath.Join(s.home, ".local/state/caisson/trust.json")).Add(filepath.Join(s.root, "one"), files); err != nil {
+		t.Fatal(err)
+	}
+	for ask, says := range asks {
+		s.wants(s.token(), `{"workspace":"one",`+ask+`}`, 422, says)
+	}
+	v := s.wants(s.token(), `{"workspace":"one","limits":{"pids":70}}`, 201, "")
+	if v.Mode != "overlay" || *v.Budget.Rounds != 2 || v.Resources.MemoryBytes != 512<<20 || v.Resources.PIDs != 70 {
+		t.Errorf("started as %+v", v)
 	}
 }
 

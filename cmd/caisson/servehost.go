@@ -47,7 +47,7 @@ func (h *host) options(tokens []server.Token) server.Options {
 			return ok
 		},
 		OpenWorkspace: func(path string) (*runner.Workspace, error) {
-			s, err := h.setup(config.File{}, path)
+			s, err := h.setup(path, config.Asked{})
 			if err != nil {
 				return nil, err
 			}
@@ -69,23 +69,34 @@ func (h *host) options(tokens []server.Token) server.Options {
 }
 
 // setup reads the settings anew, opens a workspace below a root, and lets the
-// workspace's own settings count where it is trusted.
-func (h *host) setup(asked config.File, workspace string) (*setup, error) {
+// workspace's own settings count where it is trusted. What a client asks for is
+// then held against all of them.
+func (h *host) setup(workspace string, asked config.Asked) (_ *setup, err error) {
 	path, err := h.roots.resolve(workspace)
 	if err != nil {
 		return nil, err
 	}
-	flags := h.flags.settings.Over(asked)
+	flags := h.flags.settings
 	s, err := newSetup(h.deps, h.environ, flags, h.flags.profile, path)
 	if err != nil {
 		return nil, err
 	}
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
 	if err := h.roots.holds(s.workspace); err != nil {
-		s.close()
 		return nil, err
 	}
 	if err := s.useProject(h.flags.project, flags, h.flags.profile); err != nil {
-		s.close()
+		return nil, err
+	}
+	wishes, err := s.conf.Ask(asked)
+	if err != nil {
+		return nil, requestError(err)
+	}
+	if err := s.reload(flags.Over(wishes), h.flags.profile); err != nil {
 		return nil, err
 	}
 	s.ready = h.base.ready
@@ -95,11 +106,7 @@ func (h *host) setup(asked config.File, workspace string) (*setup, error) {
 // prepare makes the options of a session that a client asks for.
 func (h *host) prepare(ctx context.Context, in server.NewSession) (runner.Options, func(), error) {
 	var none runner.Options
-	asked, err := h.base.conf.Ask(askedBy(in))
-	if err != nil {
-		return none, nil, requestError(err)
-	}
-	s, err := h.setup(asked, in.Workspace)
+	s, err := h.setup(in.Workspace, askedBy(in))
 	if err != nil {
 		return none, nil, prepareError(err)
 	}

@@ -23,7 +23,9 @@ type setup struct {
 	apply bool
 	// workspace is nil where the command has none.
 	workspace *runner.Workspace
-	// ignored is what of the workspace's own settings does not count.
+	// project is the workspace's own settings where they count, nil elsewhere;
+	// ignored is what of them does not.
+	project *config.ProjectFile
 	ignored  []runner.Ignored
 	backends chooser
 	// ready is the backend that the sessions of a server share; nil lets each

@@ -238,7 +238,7 @@ func TestDeclaredDefinition(t *testing.T) {
 		t.Fatal(err)
 	}
 	def := factory().Definition()
-	if def.Class != tools.ClassExecute || def.Runs != tools.PlaceSandbox || def.Timeout <= DefaultTimeout || def.Phrase != nil {
+	if def.Class != tools.ClassExecute || def.Runs != tools.PlaceSandbox || def.Timeout <= DefaultTimeout || def.Commands != nil {
 		t.Errorf("%+v", def)
 	}
 	raw := json.RawMessage(`{"file":"a","x":"it's; here"}`)

@@ -22,9 +22,12 @@ func TestLastingAnswersAreForTheWorkspaceItself(t *testing.T) {
 		`{"command":"ls; id","cwd":"."}`:                                "",
 		`not json`:                                                      "",
 	} {
-		got, err := tools.StaticPhrase(phrase(json.RawMessage(input)))
-		if got != want || (err == nil) != (want != "") {
-			t.Errorf("%s is kept as %q, %v, want %q", input, got, err, want)
+		got := ""
+		if list := commands(json.RawMessage(input)); len(list) == 1 { // more than one are never covered
+			got, _ = tools.StaticPhrase(list[0])
+		}
+		if got != want {
+			t.Errorf("%s is kept as %q, want %q", input, got, want)
 		}
 	}
 	// The control: by its command alone each would be covered.

@@ -130,7 +130,7 @@ func definition(opts Options) tools.Definition {
 		Aliases:          aliases,
 		Paths:            paths,
 		Summary:          command,
-		Phrase:           phrase,
+		Commands:         commands,
 		EnabledByDefault: true,
 	}
 }
@@ -284,21 +284,21 @@ func command(raw json.RawMessage) string {
 	return in.Command
 }
 
-// phrase is the command as lasting answers and patterns of dangerous commands
-// see it. In another folder, or running on, it is another one: git status obeys
-// what a folder's configuration says, and that folder the model may have made.
-// So it is written as what it is, which no lasting answer covers.
-func phrase(raw json.RawMessage) string {
+// commands are what lasting answers and patterns of dangerous commands see. In
+// another folder, or running on, a command is another one: git status obeys what
+// a folder's configuration says, and that folder the model may have made. So a
+// word about it stands before, and no lasting answer covers the two.
+func commands(raw json.RawMessage) []string {
 	var in input
 	if err := json.Unmarshal(raw, &in); err != nil {
-		return ""
+		return nil
 	}
-	text := in.Command
+	var list []string
 	if in.Dir != "" && path.Clean(in.Dir) != "." {
-		text = `cd "$cwd" &&` + "\n" + text
+		list = append(list, `cd "$cwd"`)
 	}
 	if in.Background {
-		text = "{ " + text + "\n} &"
+		list = append(list, ": &")
 	}
-	return text
+	return append(list, in.Command)
 }

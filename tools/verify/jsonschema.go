@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"github.com/caisson-run/caisson/tools"
 )
 
 // Bounds of a json_schema check. Without references a validation visits a part
@@ -101,6 +103,10 @@ func (m *measurer) walk(v any, depth int) {
 	case []any:
 		for _, child := range v {
 			m.walk(child, depth+1)
+		}
+	case json.Number:
+		if err := tools.CheckNumber(string(v)); err != nil {
+			m.problem = "holds a " + err.Error()
 		}
 	}
 }

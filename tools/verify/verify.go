@@ -99,7 +99,7 @@ func shellDefinition(commandTime time.Duration) tools.Definition {
         "timeout_seconds": {"type": "integer", "minimum": 1, "maximum": %d, "description": "shell: seconds after which the command is stopped."}`,
 			int64(commandTime/time.Second)), kindShell),
 		Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Timeout: commandTime + stopMargin,
-		Paths: paths, Summary: summary, Phrase: phrase, EnabledByDefault: true,
+		Paths: paths, Summary: summary, Commands: commands, EnabledByDefault: true,
 	}
 }
 
@@ -175,14 +175,13 @@ func summary(raw json.RawMessage) string {
 	return out
 }
 
-// phrase is all that a call runs: what lasting answers are bound to, and what
-// is looked at for dangerous commands.
-func phrase(raw json.RawMessage) string {
+// commands are what a call runs: each is looked at for dangerous commands.
+func commands(raw json.RawMessage) []string {
 	in, err := decode(raw)
 	if err != nil {
-		return ""
+		return nil
 	}
-	return strings.Join(in.commands(), "\n")
+	return in.commands()
 }
 
 func (in input) commands() []string {

@@ -236,6 +236,8 @@ func TestCosts(t *testing.T) {
 		`{"kind":"regex_match","target_text":"a","value":"(x{1000}){1000}"}`:                                             "bad pattern",
 		`{"kind":"contains","path":"huge","value":"x"}`:                                                                  "the file is larger than 4 MiB",
 		`{"kind":"sha256","path":"huge","value":"` + strings.Repeat("0", 64) + `"}`:                                      "the file is larger than 256 MiB",
+		`{"kind":"json_schema","target_text":"[1e999999]","schema":{"items":{"minimum":0}}}`:                             "the JSON holds a number 1e999999 is out of range",
+		`{"kind":"json_schema","target_text":"` + strings.Repeat("9", 101) + `","schema":{"multipleOf":7}}`:              "the JSON holds a number 999",
 		`{"kind":"json_schema","path":"numbers","schema":` + many + `}`:                                                  "the JSON has 100001 values",
 		`{"kind":"json_schema","path":"long","schema":{"pattern":"(?:a?){999}z"}}`:                                       "the schema's patterns are too large",
 		`{"kind":"json_schema","path":"long","schema":{"patternProperties":{"(?:a?){999}z":{}}}}`:                        "the schema's patterns are too large",
@@ -351,11 +353,8 @@ func TestDefinitions(t *testing.T) {
 		t.Errorf("summary %q", got)
 	}
 	two := json.RawMessage(`{"checks":[{"kind":"shell","cmd":"git status"},{"kind":"shell","cmd":"rm -rf /"}]}`)
-	if got := sh.Phrase(two); got != "git status\nrm -rf /" || plain.Phrase != nil {
-		t.Errorf("phrase %q", got)
-	}
-	if _, err := tools.StaticPhrase(sh.Phrase(two)); err == nil {
-		t.Error("two commands are one phrase")
+	if diff := cmp.Diff([]string{"git status", "rm -rf /"}, sh.Commands(two)); diff != "" || plain.Commands != nil {
+		t.Errorf("commands (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff([]string{"a"}, sh.Paths(raw)); diff != "" {
 		t.Error(diff)
