@@ -25,7 +25,7 @@ type setup struct {
 	workspace *runner.Workspace
 	// project is the workspace's own settings where they count, nil elsewhere;
 	// ignored is what of them does not.
-	project *config.ProjectFile
+	project  *config.ProjectFile
 	ignored  []runner.Ignored
 	backends chooser
 	// ready is the backend that the sessions of a server share; nil lets each
