@@ -298,3 +298,18 @@ func FuzzRead(f *testing.F) {
 		}
 	})
 }
+
+// TestBracketsAreConvertedInOnePass: 2 MiB of them would take the converter's own
+// escaper 20 minutes, more than a test run has. What a page says with the
+// character that stands in for them does not become one.
+func TestBracketsAreConvertedInOnePass(t *testing.T) {
+	p := &page{}
+	got, err := p.markdown("<p>"+strings.Repeat("[", 2<<20), "http://example.com/")
+	if err != nil || strings.Count(got, "[") != 2<<20 {
+		t.Errorf("%d brackets, %v", strings.Count(got, "["), err)
+	}
+	got, err = p.markdown("<title>a [b]</title><p>[x] <a href=/y>[1]</a> "+standIn+"<code>c[0]</code>", "http://example.com/")
+	if want := "# a [b]\n\n[x] [[1\\]](http://example.com/y) `c[0]`"; err != nil || got != want {
+		t.Errorf("%q, %v, want %q", got, err, want)
+	}
+}
