@@ -137,22 +137,36 @@ func (r *redactor) literal(quoted []byte) ([]byte, bool) {
 }
 
 // bytes returns text without secrets; text itself is not changed.
-func (r *redactor) bytes(text []byte) []byte {
+func (r *redactor) bytes(text []byte) []byte { return r.after(nil, text) }
+
+// after is bytes for a text that stands behind another: what is before a key
+// decides whether it is one.
+func (r *redactor) after(before, text []byte) []byte {
 	for _, s := range r.values {
 		if bytes.Contains(text, s.value) { // ReplaceAll copies even so
 			text = bytes.ReplaceAll(text, s.value, s.mark)
 		}
 	}
-	return r.keys(text)
+	return r.keys(before, text)
 }
+
+// lookBehind is how much of what stands before a key is looked at.
+const lookBehind = 40
 
 // keys replaces what has the shape of a key. Only where a key begins is the
 // regular expression asked: "sk-" alone is in every task-list and disk-image.
-func (r *redactor) keys(text []byte) []byte {
+func (r *redactor) keys(before, text []byte) []byte {
 	var out []byte
 	done := 0
 	for i := 0; i < len(text); i++ {
-		if !keyBegins(text[i:]) || !freeBefore(text[:i]) {
+		if !keyBegins(text[i:]) {
+			continue
+		}
+		behind := text[max(0, i-lookBehind):i]
+		if i < lookBehind {
+			behind = append(slices.Clone(before), behind...)
+		}
+		if !freeBefore(behind) {
 			continue
 		}
 		end := i
@@ -198,16 +212,43 @@ func freeBefore(text []byte) bool {
 		return true
 	case n >= 2 && text[n-2] == '\\' && strings.IndexByte("nrtbf", c) >= 0:
 		return true
+	case n >= 3 && text[n-3] == '%' && hexByte(text[n-2]) && hexByte(c): // as in a URL
+		return true
+	case endsInCSI(text): // as grep colours what it finds
+		return true
 	}
 	if n < 6 || text[n-6] != '\\' || text[n-5] != 'u' {
 		return false
 	}
 	for _, c := range text[n-4:] {
-		if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+		if !hexByte(c) {
 			return false
 		}
 	}
 	return true
+}
+
+func hexByte(c byte) bool {
+	return c >= '0' && c <= '9' || c >= 'a' && c <= 'f' || c >= 'A' && c <= 'F'
+}
+
+// endsInCSI says whether text ends in a control sequence of terminals (ECMA-48,
+// 5.4: ESC [, parameters, a final byte), as it is or as it is written where
+// control characters are escaped.
+func endsInCSI(text []byte) bool {
+	n := len(text) - 1 // the final byte
+	for n > 0 && (text[n-1] >= '0' && text[n-1] <= '?') {
+		n--
+	}
+	if n == 0 || text[n-1] != '[' {
+		return false
+	}
+	for _, escape := range []string{"\x1b", `\u001b`, `\x1b`, `\e`, `\033`} {
+		if bytes.HasSuffix(text[:n-1], []byte(escape)) {
+			return true
+		}
+	}
+	return false
 }
 
 // writer redacts each Write by itself: for a log, which writes an entry, one

@@ -306,3 +306,28 @@ func TestLogHasNoSecret(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestKeysBehindOtherThings: what looks like the end of a word may be the end of
+// an escape, and then a key stands behind it.
+func TestKeysBehindOtherThings(t *testing.T) {
+	const key = "ghp_0123456789abcdefABCDEF0123456789abcd"
+	r := newRedactor(nil)
+	for _, before := range []string{"", "token=", "token%3D", "%3d", "\x1b[31m", "\x1b[1;31m\x1b[K", `\u001b[31m`, `\x1b[0;1m`, `\n`, `\u000a`, "[31m "} {
+		for _, at := range []int{0, redactChunk - len(before), redactChunk - len(before) - 10, redactChunk + redactHold - len(before) - 3} {
+			var out bytes.Buffer
+			s := r.stream(&out)
+			if _, err := s.Write([]byte(strings.Repeat(" ", max(at, 0)) + before + key + strings.Repeat(" ", 2*redactChunk))); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.close(); err != nil || strings.Contains(out.String(), key) || !strings.Contains(out.String(), before+"[redacted:key]") {
+				t.Errorf("behind %q at %d: %q, %v", before, at, strings.TrimSpace(out.String()), err)
+			}
+		}
+	}
+	// The control: inside a word it is none, and stays.
+	for _, before := range []string{"x", "a1", "[31m", "3D"} {
+		if got := string(r.bytes([]byte(before + key))); got != before+key {
+			t.Errorf("inside a word: %q", got)
+		}
+	}
+}

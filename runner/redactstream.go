@@ -27,8 +27,8 @@ type redactedStream struct {
 	w    io.Writer
 	hold int
 	buf  []byte
-	// last is the byte before buf: what is before a key decides whether it is one.
-	last byte
+	// before is what stands before buf, as far as it is looked at.
+	before []byte
 	// wrote is the number of bytes that were written, changed says that they are
 	// not all of the stream's own.
 	wrote   int64
@@ -90,17 +90,11 @@ func (s *redactedStream) emit(n int) error {
 	if n == 0 {
 		return nil
 	}
-	// The byte before belongs to the text: it says whether a key begins here.
 	text := s.buf[:n]
-	if s.last != 0 {
-		text = append([]byte{s.last}, text...)
-	}
-	out := s.r.bytes(text)
-	if s.last != 0 && len(out) > 0 && out[0] == s.last {
-		out, text = out[1:], text[1:]
-	}
+	out := s.r.after(s.before, text)
 	s.changed = s.changed || !bytes.Equal(out, text)
-	s.last = s.buf[n-1]
+	s.before = append(s.before, text[max(0, n-lookBehind):]...)
+	s.before = s.before[max(0, len(s.before)-lookBehind):]
 	wrote, err := s.w.Write(out)
 	s.wrote += int64(wrote)
 	s.buf = append(s.buf[:0], s.buf[n:]...)
