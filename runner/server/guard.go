@@ -40,7 +40,7 @@ func clientOf(ctx context.Context) string {
 }
 
 // guard is what every request passes before anything looks at it, in this
-// order: Host, Origin, token, size and type of the body.
+// order: Host, Origin, token.
 func (s *Server) guard(next http.Handler) http.Handler {
 	cross := http.NewCrossOriginProtection()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -81,10 +81,6 @@ func (s *Server) guard(next http.Handler) http.Handler {
 				return
 			}
 			r = r.WithContext(context.WithValue(r.Context(), clientKey{}, label))
-		}
-		if p := readBody(out, r); p != nil {
-			s.refuse(out, r, p)
-			return
 		}
 		next.ServeHTTP(out, r)
 	})
@@ -145,6 +141,20 @@ func (s *Server) knownHost(r *http.Request) bool {
 	return ip.IsLoopback() || ok && ip.Equal(tcp.IP)
 }
 
+// body reads the bodies of requests with a token: those without one are not
+// looked at, whatever they bring.
+func (s *Server) body(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !s.open(r) {
+			if p := readBody(w, r); p != nil {
+				s.refuse(w, r, p)
+				return
+			}
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
 // readBody reads a request's body whole, in bounded space and time: what comes
 // after it may take as long as it needs.
 func readBody(w http.ResponseWriter, r *http.Request) *Problem {
@@ -201,7 +211,7 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, p *Problem) {
 func (s *Server) throttle(next http.Handler) http.Handler {
 	slots := make(chan struct{}, maxRequests)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if strings.HasSuffix(r.URL.Path, "/events") {
+		if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/events") {
 			next.ServeHTTP(w, r)
 			return
 		}

@@ -6,12 +6,16 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
@@ -236,6 +240,75 @@ func TestHealthTellsNothing(t *testing.T) {
 	open.do("", "GET", "/metrics", "").want(t, 200)
 	open.do("", "GET", "/sessions", "").want(t, 401)
 }
+
+// TestBodiesAreReadBehindTokenAndSlot: what a request without a token brings is
+// not read, and no more bodies are held than requests are served at once.
+func TestBodiesAreReadBehindTokenAndSlot(t *testing.T) {
+	w := newWorld(t, "  - text: Never asked.\n")
+	for name, c := range map[string]struct {
+		token, method, path string
+		slots               int // that are taken
+		want                int
+		read                bool
+	}{
+		"the open path":          {"", "POST", "/healthz", 0, 405, false},
+		"no token":               {"", "POST", "/sessions", 0, 401, false},
+		"no slot":                {aliceToken, "POST", "/sessions", maxRequests, 503, false},
+		"no slot, to the stream": {aliceToken, "POST", "/sessions/x/events", maxRequests, 503, false},
+		"the control":            {aliceToken, "POST", "/sessions", maxRequests - 1, 422, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			entered, leave := make(chan struct{}), make(chan struct{})
+			mux := http.NewServeMux()
+			mux.HandleFunc("GET /wait", func(http.ResponseWriter, *http.Request) {
+				entered <- struct{}{}
+				<-leave
+			})
+			mux.HandleFunc("POST /sessions", func(rw http.ResponseWriter, _ *http.Request) { rw.WriteHeader(422) })
+			mux.HandleFunc("GET /healthz", func(http.ResponseWriter, *http.Request) {})
+			h := w.server.guard(w.server.throttle(w.server.body(w.server.route(mux))))
+			server := httptest.NewServer(h)
+			defer server.Close()
+			var held sync.WaitGroup
+			for range c.slots {
+				held.Go(func() {
+					_, _ = send(t.Context(), server.Client(), server.URL, aliceToken, "GET", "/wait", "")
+				})
+				<-entered
+			}
+			body := &countingReader{Reader: strings.NewReader(strings.Repeat(" ", 1<<19))}
+			r := httptest.NewRequestWithContext(t.Context(), c.method, c.path, body)
+			r.Host, r.ContentLength = "localhost", 1<<19
+			r.Header.Set("Authorization", "Bearer "+c.token)
+			r.Header.Set("Content-Type", "application/json")
+			got := &deadlineRecorder{ResponseRecorder: httptest.NewRecorder()}
+			h.ServeHTTP(got, r)
+			if got.Code != c.want || (body.n > 0) != c.read {
+				t.Errorf("%d after reading %d bytes: %s", got.Code, body.n, got.Body)
+			}
+			close(leave)
+			held.Wait()
+		})
+	}
+}
+
+// countingReader counts what is read from it.
+type countingReader struct {
+	io.Reader
+	n int
+}
+
+func (r *countingReader) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	r.n += n
+	return n, err
+}
+
+// deadlineRecorder is a recorder that takes deadlines, as connections do.
+type deadlineRecorder struct{ *httptest.ResponseRecorder }
+
+func (deadlineRecorder) SetReadDeadline(time.Time) error  { return nil }
+func (deadlineRecorder) SetWriteDeadline(time.Time) error { return nil }
 
 func TestListen(t *testing.T) {
 	for _, address := range []string{"0.0.0.0:0", ":0", "[::]:0", "192.0.2.1:0", "evil.test:0", "unix:relative", "nonsense"} {

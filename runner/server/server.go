@@ -114,7 +114,7 @@ func New(o Options) (*Server, error) {
 	if s.openAPI, err = s.register(mux); err != nil {
 		return nil, fmt.Errorf("new server: %w", err)
 	}
-	s.handler = s.guard(s.throttle(s.route(mux)))
+	s.handler = s.guard(s.throttle(s.body(s.route(mux))))
 	return s, nil
 }
 
