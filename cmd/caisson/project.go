@@ -135,7 +135,10 @@ func (s *setup) useProject(o projectOptions, flags config.File, profile string) 
 		}}
 	}
 	switch {
+	case own.config == nil && (trusted || !known || len(entry.Files) == 0):
+		return nil
 	case own.config == nil:
+		s.ignore(config.ProjectPath, "it was there when the workspace was trusted, and is gone: what it tightened is not tightened now")
 		return nil
 	case !trusted:
 		s.ignore(config.ProjectPath, why+"; caisson trust --dry-run shows what it would do")
