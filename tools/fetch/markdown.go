@@ -41,7 +41,7 @@ func (p *page) markdown(text, at string) (string, error) {
 		base = &url.URL{}
 	}
 	t := trimmer{base: base}
-	t.walk(doc, 0, 0)
+	t.walk(doc, 0, 0, false)
 	if t.nodes > maxNodes {
 		return "", fail("html", "the page's HTML has more than %d elements; raw gives it as it is", maxNodes)
 	}
@@ -70,7 +70,7 @@ func convert(doc *html.Node) (text string, err error) {
 		base.NewBasePlugin(), commonmark.NewCommonmarkPlugin(), table.NewTablePlugin(),
 	))
 	out, err := conv.ConvertNode(doc)
-	return strings.ReplaceAll(string(out), standIn, "["), err
+	return brackets(string(out)), err
 }
 
 // standIn takes the place of "[" in text while it is converted: from each of
@@ -84,6 +84,36 @@ func standInText(text string) string {
 	return strings.NewReplacer(standIn, "", "[", standIn).Replace(text)
 }
 
+// brackets puts the brackets back, escaped where they would begin a link, a
+// picture or a definition: text is not made to lead anywhere.
+func brackets(text string) string {
+	var links []bool // the last one first
+	closing := -1
+	for i := len(text) - 1; i >= 0; i-- {
+		switch {
+		case text[i] == ']':
+			closing = i
+		case strings.HasPrefix(text[i:], standIn):
+			rest := ""
+			if closing >= 0 {
+				rest = text[closing+1:]
+			}
+			links = append(links, rest != "" && strings.IndexByte("([:", rest[0]) >= 0 || strings.HasPrefix(rest, standIn))
+		}
+	}
+	var b strings.Builder
+	for i, part := range strings.Split(text, standIn) {
+		if i > 0 {
+			if links[len(links)-i] {
+				b.WriteByte('\\')
+			}
+			b.WriteByte('[')
+		}
+		b.WriteString(part)
+	}
+	return b.String()
+}
+
 // trimmer takes out of a parsed page what people don't see, and bounds what
 // its conversion costs.
 type trimmer struct {
@@ -93,8 +123,9 @@ type trimmer struct {
 	title   string
 }
 
-// walk goes through the children of n. The parser bounds its depth by 512.
-func (t *trimmer) walk(n *html.Node, depth, prefixed int) {
+// walk goes through the children of n, which stand as they are where they are
+// verbatim. The parser bounds its depth by 512.
+func (t *trimmer) walk(n *html.Node, depth, prefixed int, verbatim bool) {
 	unwrapped := false
 	for c := n.FirstChild; c != nil; {
 		next := c.NextSibling
@@ -102,7 +133,7 @@ func (t *trimmer) walk(n *html.Node, depth, prefixed int) {
 		switch {
 		case t.nodes > maxNodes:
 			return
-		case c.Type == html.TextNode:
+		case c.Type == html.TextNode && !verbatim: // verbatim text is not escaped
 			c.Data = standInText(c.Data)
 		case c.Type == html.CommentNode, c.Type == html.ElementNode && t.drops(c):
 			n.RemoveChild(c)
@@ -112,8 +143,9 @@ func (t *trimmer) walk(n *html.Node, depth, prefixed int) {
 			if prefixes(c.DataAtom) {
 				inner++
 			}
-			t.walk(c, depth+1, inner)
-			if (depth >= maxDepth || inner > maxPrefixed) && c.FirstChild != nil {
+			loses := depth >= maxDepth || inner > maxPrefixed
+			t.walk(c, depth+1, inner, verbatim || !loses && (c.DataAtom == atom.Code || c.DataAtom == atom.Pre))
+			if loses && c.FirstChild != nil {
 				unwrap(n, c)
 				unwrapped = true
 			}

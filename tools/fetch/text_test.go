@@ -308,8 +308,20 @@ func TestBracketsAreConvertedInOnePass(t *testing.T) {
 	if err != nil || strings.Count(got, "[") != 2<<20 {
 		t.Errorf("%d brackets, %v", strings.Count(got, "["), err)
 	}
-	got, err = p.markdown("<title>a [b]</title><p>[x] <a href=/y>[1]</a> "+standIn+"<code>c[0]</code>", "http://example.com/")
-	if want := "# a [b]\n\n[x] [[1\\]](http://example.com/y) `c[0]`"; err != nil || got != want {
-		t.Errorf("%q, %v, want %q", got, err, want)
+	deep := strings.Repeat("<div>", maxDepth+1) + "<code>" + strings.Repeat("[", 2<<20) + "</code>"
+	if got, err = p.markdown(deep, "http://example.com/"); err != nil || strings.Count(got, "[") != 2<<20 {
+		t.Errorf("where the code loses its element: %d brackets, %v", strings.Count(got, "["), err)
+	}
+	for page, want := range map[string]string{
+		"<title>a [b]</title><p>[x] <a href=/y>[1]</a> " + standIn + "<code>c[0](1)</code>": "# a [b]\n\n[x] [[1\\]](http://example.com/y) `c[0](1)`",
+		"<pre>a[1](2)</pre>":                 "```\na[1](2)\n```",
+		"<p>[click](http://evil.test/) x[1]": `\[click](http://evil.test/) x[1]`,
+		"<p>[a][b] ![i](j)":                  `\[a][b] !\[i](j)`,
+		"<p>[ref]: http://evil.test/":        `\[ref]: http://evil.test/`,
+		"<p>[<b>a</b>](http://evil.test/)":   `\[**a**](http://evil.test/)`,
+	} {
+		if got, err := p.markdown(page, "http://example.com/"); err != nil || got != want {
+			t.Errorf("%s is %q, %v, want %q", page, got, err, want)
+		}
 	}
 }
