@@ -273,7 +273,7 @@ func (*echo) Definition() tools.Definition {
 	}
 	return tools.Definition{
 		Name: "shell", Description: "Runs.", Class: tools.ClassExecute, Runs: tools.PlaceSandbox, EnabledByDefault: true,
-		InputSchema: []byte(`{"type":"object","properties":{"command":{"type":"string"}}}`), Summary: command, Phrase: command,
+		InputSchema: []byte(`{"type":"object","properties":{"command":{"type":"string"}}}`), Summary: command, Commands: func(raw json.RawMessage) []string { return []string{command(raw)} },
 	}
 }
 
