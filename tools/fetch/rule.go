@@ -28,7 +28,7 @@ func ParseRule(s string) (Rule, error) {
 	case t.query != "" || strings.Contains(s, "#"):
 		return Rule{}, fmt.Errorf("%q holds a query or a fragment; a rule is an origin and the beginning of a path", s)
 	case t.ambiguous:
-		return Rule{}, fmt.Errorf("%q holds an escaped separator, which servers read differently", s)
+		return Rule{}, fmt.Errorf("%q has a path that servers read differently: an escaped separator, control character or dot segment in it", s)
 	}
 	return Rule{at: t}, nil
 }

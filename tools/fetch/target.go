@@ -9,8 +9,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"golang.org/x/net/idna"
+	"golang.org/x/text/unicode/norm"
 )
 
 // maxURLBytes bounds a URL; servers commonly take 8 KiB.
@@ -53,7 +56,7 @@ type target struct {
 	path  string // escaped, begins with /, without dot segments
 	query string // as it was given, with its ?
 	// ambiguous says that servers disagree about what path this is, because a
-	// segment holds an escaped separator or a second escaping.
+	// segment may be more than a name to them.
 	ambiguous bool
 }
 
@@ -246,11 +249,34 @@ func canonicalPath(escaped string) (canonical string, ambiguous bool, err error)
 }
 
 // isAmbiguous says whether a segment may be taken for more than a name: it
-// holds an escaped separator or an escaped escape, or begins like ..; (to some
-// servers the parent folder with a parameter).
+// holds an escaped separator, an escaped escape, a control character or what is
+// no UTF-8, or some server reads a dot segment in it.
 func isAmbiguous(segment string) bool {
 	plain, err := url.PathUnescape(segment)
-	return err != nil || strings.ContainsAny(plain, "/\\%\x00") || strings.HasPrefix(plain, "..;") || strings.HasPrefix(plain, ".;")
+	return err != nil || !utf8.ValidString(plain) || strings.ContainsAny(plain, "/\\%") || strings.ContainsFunc(plain, unicode.IsControl) || likeDots(plain)
+}
+
+// lookAlikes are what NFKC leaves of the characters that best-fit tables make
+// dots and separators of.
+var lookAlikes = strings.NewReplacer("\u3002", ".", "\u2044", "/", "\u2215", "/", "\u29f8", "/", "\u2216", "/", "\u29f5", "/", "\u29f9", "/", "\\", "/")
+
+// likeDots says whether a part of a segment is one of dots alone, once
+// characters that look like dots are dots, what is invisible is gone, and so is
+// what stands behind a semicolon: to some servers the parameters of a folder.
+func likeDots(plain string) bool {
+	for part := range strings.SplitSeq(lookAlikes.Replace(norm.NFKC.String(plain)), "/") {
+		name, _, _ := strings.Cut(part, ";")
+		name = strings.Map(func(r rune) rune {
+			if unicode.IsSpace(r) || unicode.Is(unicode.Cf, r) {
+				return -1
+			}
+			return r
+		}, name)
+		if name != "" && strings.Trim(name, ".") == "" {
+			return true
+		}
+	}
+	return false
 }
 
 // escapeQuery escapes what does not belong into a request line.

@@ -191,6 +191,47 @@ func TestRules(t *testing.T) {
 	}
 }
 
+// TestPathsThatServersReadDifferently: what some server may take for a way out
+// of a folder is not within a rule about that folder, and ordinary names are.
+func TestPathsThatServersReadDifferently(t *testing.T) {
+	rule, err := ParseRule("https://docs.test/guide/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole, err := ParseRule("https://docs.test/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{
+		"..%20/", "%20../", "..%09/", "..%0d%0a/", "..%0A", "%00../", "a%00b", "a%0d%0aX:%20y", "a%7f", "a%1b", "%c2%85", "..%c2%85/", // spaces, controls
+		"%c0%ae%c0%ae/", "%c0%ae/", "..%c0%af", "%e0%80%ae./", "%ff", "caf%e9", "%ed%a0%80", // no UTF-8
+		"．．/", "%ef%bc%8e%ef%bc%8e/", "%ef%bc%8e/", ".．/", "\u2024\u2024/", "\u2025/", "\ufe52./", "\u3002\u3002/", "\uff61\uff61/", "..／secret", "..\u2215secret", "..＼secret", // look-alikes
+		"..%c2%a0/", "..%e3%80%80/", "..%e2%80%8b/", ".%e2%80%8b./", "..%ef%bb%bf/", ".%20./", ".%20/", ".../", // what is trimmed
+		"..;/", "..;a=b/", ".;/", "..%20;x/", "．．;x/", "..%3b/",
+		"..%2f", "..%5c", "%252e%252e/", "a%2fb",
+	} {
+		u := "https://docs.test/guide/" + path + "secret"
+		if Allows([]Rule{rule}, u) {
+			t.Errorf("%s allows %s", rule, u)
+		}
+		if !Allows([]Rule{whole}, u) {
+			t.Errorf("%s, a rule for all paths, doesn't allow %s", whole, u)
+		}
+		if r, err := ParseRule(u); err == nil {
+			t.Errorf("rule %q is taken, as %s", u, r)
+		}
+	}
+	for _, path := range []string{
+		"a", "a/", "", "a//b", "a%20b", "a%20", "%20a", "%20", "a.b", ".a", "a.", "..a", "a..", "a...b", "main...feature", ".well-known/x", "v1.2", "%2ehidden", "a%2eb", "x;v=1", ";x", "a;..",
+		"über", "%C3%BCber", "日本語", "日本。語", "%E6%97%A5%E6%9C%AC", "Ａ／Ｂ", "１００％", "½", "a％2e", "e%CC%81", "naïve%20café", "👩%E2%80%8D💻", "ﬁle", "@scope", "~user", "a+b", "(x)", "a:b", "a,b", "C%23", "wiki/What%3F",
+	} {
+		u := "https://docs.test/guide/" + path
+		if !Allows([]Rule{rule}, u) {
+			t.Errorf("%s doesn't allow %s", rule, u)
+		}
+	}
+}
+
 func TestIntersect(t *testing.T) {
 	rules := func(list ...string) (out []Rule) {
 		for _, s := range list {
