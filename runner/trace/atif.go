@@ -2,6 +2,7 @@ package trace
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -342,7 +343,14 @@ func (a *atif) json(v any) {
 	if a.err != nil {
 		return
 	}
-	enc := json.NewEncoder(a.out)
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
 	enc.SetEscapeHTML(false) // the text is no page's, and keys are found as they are
-	a.err = enc.Encode(v)
+	if a.err = enc.Encode(v); a.err != nil {
+		return
+	}
+	// A trajectory may be shown on a terminal: what would steer one, or be seen by
+	// nobody, is escaped as in records.
+	a.text(string(runner.SafeJSON(bytes.TrimSuffix(buf.Bytes(), []byte("\n")))))
+	a.text("\n")
 }

@@ -119,7 +119,7 @@ func historyOf(t *testing.T, s Session) []loop.Message {
 }
 
 func TestATIFReplays(t *testing.T) {
-	for name, make := range map[string]func(*testing.T, string) Session{"ordinary": shop, "strange": strange} {
+	for name, make := range map[string]func(*testing.T, string) Session{"ordinary": shop, "strange": strange, "hidden": hidden} {
 		t.Run(name, func(t *testing.T) {
 			s := make(t, t.TempDir())
 			history := historyOf(t, s)
@@ -298,5 +298,45 @@ func TestATIFRefuses(t *testing.T) {
 	}
 	if _, err := ATIF(&bytes.Buffer{}, Session{ID: "x", Pruned: true}); !errors.Is(err, ErrPruned) {
 		t.Errorf("a pruned session: %v", err)
+	}
+}
+
+// lurking are characters that steer a terminal or are not seen on one.
+const lurking = "a\u009b31mb\u202ec\u200bd\x7fe\U000e0041f"
+
+// hidden is a session whose texts hold them.
+func hidden(t *testing.T, state string) Session {
+	t.Helper()
+	w := newWriter(t, state)
+	w.created("Do " + lurking)
+	w.turn = "trn_01JD0000000000000000000000"
+	w.put(0, runner.ActorUser, runner.TurnStarted{})
+	w.put(0, runner.ActorUser, runner.Message{Role: loop.RoleUser, Blocks: []loop.Block{{Text: &loop.Text{Text: "Do " + lurking}}}})
+	w.model(1, time.Second, "I try "+lurking, use("tu_1", "read_file", `{"path":"`+lurking+`"}`))
+	w.called("tu_1", "read_file", tools.ClassRead, "long")
+	w.done("tu_1", "read_file", time.Second, runner.ToolCompleted{Success: true, FilesModified: []string{lurking}})
+	w.result("tu_1", "read "+lurking+"\nand more", false)
+	w.model(2, time.Second, "Done "+lurking)
+	w.put(0, runner.ActorSystem, runner.SessionEnded{Reason: loop.StopAnswered, CostUSD: "unknown"})
+	return w.close()
+}
+
+// TestATIFHidesNothing: a trajectory may be shown on a terminal. That it means
+// the same is TestATIFReplays' part.
+func TestATIFHidesNothing(t *testing.T) {
+	text, err := os.ReadFile(exported(t, hidden(t, t.TempDir())))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range lurking {
+		if r > 'z' && bytes.ContainsRune(text, r) {
+			t.Errorf("U+%04X is written as it is", r)
+		}
+	}
+	if !bytes.Contains(text, []byte(`I try a\u009b31mb\u202ec\u200bd\u007fe\udb40\udc41f`)) {
+		t.Errorf("the message is not there, escaped:\n%s", text)
+	}
+	if !json.Valid(text) {
+		t.Error("it is no JSON")
 	}
 }
