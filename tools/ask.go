@@ -104,6 +104,8 @@ func (r *round) remembered(p *pending) (Decision, bool) {
 	return d, ok && (d != DecisionAllow || p.dangerous == "")
 }
 
+// stored is the lasting answer to a call. What is dangerous can have got an allow
+// before it was called so, or by hand: it doesn't count, and a deny does.
 func (r *round) stored(p *pending) (Decision, bool) {
 	key, ok := grantKey(p, r.d.opts.Workspace)
 	if !ok || r.d.opts.Grants == nil {
@@ -113,7 +115,7 @@ func (r *round) stored(p *pending) (Decision, bool) {
 	if err != nil {
 		r.warn(p, "stored approvals could not be read and were ignored: "+err.Error())
 	}
-	return decision, found
+	return decision, found && (decision != DecisionAllow || p.dangerous == "")
 }
 
 // grantKey is what a lasting answer to this call is bound to; false where it
@@ -159,7 +161,7 @@ func (r *round) confirmation(p *pending) Confirmation {
 		Projected: paths, Diff: elide(diff, maxShownDiff), Hidden: hidden || hiddenPath || hiddenDiff,
 		Changed: p.ask.again, Scopes: []Scope{ScopeOnce, ScopeSession}, Expires: time.Now().Add(r.d.opts.ConfirmTimeout),
 	}
-	if key, ok := grantKey(p, r.d.opts.Workspace); ok && r.d.opts.Grants != nil {
+	if key, ok := grantKey(p, r.d.opts.Workspace); ok && r.d.opts.Grants != nil && p.dangerous == "" {
 		c.Scopes = append(c.Scopes, ScopeAlways)
 		c.Phrase, _ = Display(key.Phrase)
 	}

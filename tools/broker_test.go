@@ -667,6 +667,58 @@ func TestSessionAnswersAndDangerousCommands(t *testing.T) {
 	}
 }
 
+// A dangerous command is asked about each time: a lasting answer is not offered,
+// one that is given counts once, and an allow that is stored is passed over. A
+// stored deny holds.
+func TestLastingAnswersAndDangerousCommands(t *testing.T) {
+	shell := fakeTool{def: testDefinition("shell", ClassExecute)}
+	shell.def.Commands = commandOfText
+	for _, c := range []struct {
+		command string
+		stored  Decision
+		events  []string
+		offered bool
+	}{
+		{"rm -r /", "", []string{"requested", "resolved allow by user", "called execute", "completed true"}, false},
+		{"rm -r /", DecisionAllow, []string{"requested", "resolved allow by user", "called execute", "completed true"}, false},
+		{"rm -r /", DecisionDeny, []string{"resolved deny by grant", "failed user_denied"}, false},
+		{"ls", "", []string{"requested", "resolved allow by user", "called execute", "completed true"}, true}, // the controls
+		{"ls", DecisionAllow, []string{"resolved allow by grant", "called execute", "completed true"}, false},
+	} {
+		rec, grants := &recorder{}, NewGrants(filepath.Join(t.TempDir(), "approvals.json"))
+		if c.stored != "" {
+			if err := grants.Add(Grant{Tool: "shell", Workspace: "/p", Phrase: c.command, Decision: c.stored}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var shown Confirmation
+		d := newDispatcher(t, rec, Options{
+			Policy: preset(t, "default"), Workspace: "/p", Grants: grants,
+			Broker: brokerFunc(func(_ context.Context, q Confirmation) (Answer, error) {
+				shown = q
+				return Answer{DecisionAllow, ScopeAlways}, nil
+			}),
+		}, shell)
+		input := fmt.Sprintf(`{"text":%q}`, c.command)
+		roundOK(t, d, call("a", "shell", input))
+		wantEvents(t, rec, "a", c.events...)
+		if got := slices.Contains(shown.Scopes, ScopeAlways); got != c.offered || got != (shown.Phrase != "") {
+			t.Errorf("%+v: offers %v for %q", c, shown.Scopes, shown.Phrase)
+		}
+		want := 0
+		if c.stored != "" || c.offered {
+			want = 1
+		}
+		if list, err := grants.List(); err != nil || len(list) != want {
+			t.Errorf("%+v: stored are %v, %v", c, list, err)
+		}
+		if c.stored == "" && !c.offered { // an answer for good was one for once
+			roundOK(t, d, call("b", "shell", input))
+			wantEvents(t, rec, "b", c.events...)
+		}
+	}
+}
+
 func TestOneBrokerServesOneDispatcher(t *testing.T) {
 	broker := NewBroker(BrokerOptions{})
 	newDispatcher(t, &recorder{}, Options{Broker: broker})

@@ -21,6 +21,8 @@ import (
 // A single-letter flag is found in a cluster too (-r in -rf), a long one with
 // its value (--force in --force=x). Words are compared as they are parsed: quotes
 // are gone, and a word that the shell would expand is compared as it is written.
+// One that holds a slash is compared in its shortest spelling as well: // and /x/..
+// are /.
 
 // maxDangerousBytes bounds the command that is looked at; a longer one counts
 // as dangerous. The parser takes 64 MiB of stack for the worst 16 KiB.
@@ -44,7 +46,7 @@ func DangerousCommands() []string {
 		`dd if=*`, `dd of=` + strings.ReplaceAll(device, "|", "|of="),
 		`> ` + device,
 		`chmod|chown|chgrp -R|--recursive /|/\*|~|~/|$HOME`,
-		`git push -f|--force|--force-with-lease|--mirror|--delete`,
+		`git push -f|--force|--force-with-lease|--mirror|--delete|+*`,
 		`git reset --hard`,
 		`git clean -f|--force`,
 		`shutdown`, `reboot`, `halt`, `poweroff`,
@@ -194,9 +196,13 @@ func (p dangerPattern) matches(name string, args []string) bool {
 }
 
 func argMatches(alternatives []globPattern, arg string) bool {
+	short := arg
+	if strings.Contains(arg, "/") {
+		short = path.Clean(arg)
+	}
 	for _, a := range alternatives {
 		switch {
-		case a.match(arg):
+		case a.match(arg), a.match(short):
 			return true
 		case strings.HasPrefix(a.text, "--") && len(arg) > len(a.text) && arg[len(a.text)] == '=' && strings.HasPrefix(arg, a.text):
 			return true

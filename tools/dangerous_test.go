@@ -21,6 +21,8 @@ func TestDangerousCommands(t *testing.T) {
 		// The same, written otherwise.
 		"rm -fr /", "rm -r -f /", "rm --recursive --force /", `rm -rf "/"`, `'rm' -rf /`, `\rm -rf /`, "/bin/rm -rf /", "rm  -rf\t/", "rm -rf / --", "rm / -rf",
 		"rm -rf ~", `rm -rf "$HOME"`, "rm -rf ${HOME}", "rm -rf .git", "rm -rf *", "rm -rf /*", "rm -rf ..", "rm -Rf .",
+		"rm -r //", "rm -r /.", "rm -r /./", "rm -rf ///", "rm -rf /tmp/..", "rm -rf /../", "rm -rf //*", "rm -rf /./*", "rm -rf ~/.", "rm -rf $HOME//", "rm -rf /workspace/.", "rm -rf x/..",
+		"chmod -R 777 //", "echo x > /dev//sda", "dd of=/dev/./sda", "git push origin +main", "git push origin +HEAD:main",
 		// Inside something else.
 		"cd x && rm -rf /", "true; rm -rf /", "ls | rm -rf /", "(rm -rf /)", "{ rm -rf /; }", "if true; then rm -rf /; fi", "echo $(rm -rf /)", "echo `rm -rf /`",
 		"cat <(rm -rf /)", "f() { rm -rf /; }; f", "for i in a; do rm -rf /; done", "! rm -rf /", "rm -rf / &", "A=b rm -rf /", "a=$(rm -rf /)",
@@ -39,7 +41,7 @@ func TestDangerousCommands(t *testing.T) {
 		}
 	}
 	for _, command := range []string{
-		"", "ls", "rm x", "rm -rf build", "rm -rf /tmp/x", "rm -rf ./build", "rm -r x/..x", "rm /", "echo rm -rf /", "echo 'rm -rf /'", "grep -r / x", "git push", "git push origin main",
+		"", "ls", "rm x", "rm -rf build", "rm -rf /tmp/x", "rm -rf ./build", "rm -r x/..x", "rm -rf /tmp//x", "rm -rf /tmp/../srv/x", "rm -rf ''", "git push origin a+b", "rm /", "echo rm -rf /", "echo 'rm -rf /'", "grep -r / x", "git push", "git push origin main",
 		"git reset --soft HEAD", "git clean -n", "dd bs=1 count=1", "echo x > /dev/null", "cat < /dev/sda", "mkfifo x", "chmod 755 /", "chmod -R 755 build", "find . -name delete",
 		"cat <<EOF\nrm -rf /\nEOF", "# rm -rf /", "terraform plan", "terraform_destroy", "kubectl delete pod x", "kubectl get pods -A", "ls; (", "rm -rf $BUILD", "git log --grep=reset",
 	} {
