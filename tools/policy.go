@@ -48,9 +48,11 @@ type Policy struct {
 	// key wins over its wire form, and both over the server's.
 	Tools map[string]Mode
 	// TrustedWorkspaces are folders (absolute, links resolved) in which WRITE
-	// is auto, at them and below; other classes keep their mode.
+	// is auto, at them and below; other classes keep their mode. They are about
+	// what is in the folder: tools that keep state ([PlaceState]) are not opened.
 	TrustedWorkspaces []string
-	// TrustedOverrides sets modes of classes inside trusted workspaces.
+	// TrustedOverrides sets modes of classes inside trusted workspaces; for tools
+	// that keep state only where that is stricter.
 	TrustedOverrides map[Class]Mode
 	// NoPrompts turns every prompt into a deny: what needs a person is
 	// refused, deterministically, and never counts as a missing approver.
@@ -194,8 +196,9 @@ func (p Policy) rules(def Definition, workspace string) []Verdict {
 	}
 	if p.trusts(workspace) {
 		mode, ok := p.TrustedOverrides[def.Class]
-		add(mode, ok, "trusted workspace, class "+string(def.Class))
-		add(ModeAuto, !ok && def.Class == ClassWrite, "trusted workspace")
+		state := def.Runs == PlaceState
+		add(mode, ok && (!state || mode.rank() > p.classMode(def.Class).rank()), "trusted workspace, class "+string(def.Class))
+		add(ModeAuto, !ok && def.Class == ClassWrite && !state, "trusted workspace")
 	}
 	if def.Runs == PlaceSandbox {
 		mode, ok := p.Sandboxed[def.Class]
@@ -205,6 +208,14 @@ func (p Policy) rules(def Definition, workspace string) []Verdict {
 	add(mode, ok, "class "+string(def.Class))
 	add(ModePrompt, len(rules) == 0, "class "+string(def.Class)+" (no rule)")
 	return rules
+}
+
+// classMode is the mode of a class outside of the sandbox.
+func (p Policy) classMode(class Class) Mode {
+	if mode, ok := p.Classes[class]; ok {
+		return mode
+	}
+	return ModePrompt
 }
 
 func (p Policy) trusts(workspace string) bool {

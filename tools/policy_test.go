@@ -47,7 +47,7 @@ func TestPresets(t *testing.T) {
 func TestPolicyLookup(t *testing.T) {
 	modes := map[Class]Mode{ClassRead: ModeAuto, ClassWrite: ModePrompt, ClassExecute: ModePrompt, ClassNetwork: ModePrompt}
 	shell, write := classTool("shell", ClassExecute, PlaceSandbox), classTool("write_file", ClassWrite, PlaceSandbox)
-	mcp := classTool("srv/do_it", ClassNetwork, PlaceHost)
+	mcp, note := classTool("srv/do_it", ClassNetwork, PlaceHost), classTool("memory_add", ClassWrite, PlaceState)
 	tests := []struct {
 		name      string
 		policy    Policy
@@ -66,6 +66,10 @@ func TestPolicyLookup(t *testing.T) {
 		{"trusted workspace: execute still prompts", Policy{Classes: modes, TrustedWorkspaces: []string{"/src"}}, shell, "/src", Verdict{ModePrompt, "class execute"}},
 		{"trusted workspace: override", Policy{Classes: modes, TrustedWorkspaces: []string{"/src"}, TrustedOverrides: map[Class]Mode{ClassExecute: ModeAuto, ClassWrite: ModePromptOnce}}, shell, "/src", Verdict{ModeAuto, "trusted workspace, class execute"}},
 		{"trusted workspace: write overridden", Policy{Classes: modes, TrustedWorkspaces: []string{"/src"}, TrustedOverrides: map[Class]Mode{ClassWrite: ModePromptOnce}}, write, "/src", Verdict{ModePromptOnce, "trusted workspace, class write"}},
+		{"trusted workspace: state is not opened", Policy{Classes: modes, TrustedWorkspaces: []string{"/src"}}, note, "/src", Verdict{ModePrompt, "class write"}},
+		{"trusted workspace: nor by an override", Policy{Classes: modes, TrustedWorkspaces: []string{"/src"}, TrustedOverrides: map[Class]Mode{ClassWrite: ModeAuto}}, note, "/src", Verdict{ModePrompt, "class write"}},
+		{"trusted workspace: a stricter override is for state too", Policy{Classes: modes, TrustedWorkspaces: []string{"/src"}, TrustedOverrides: map[Class]Mode{ClassWrite: ModeDeny}}, note, "/src", Verdict{ModeDeny, "trusted workspace, class write"}},
+		{"trusted workspace: its tool opens state", Policy{Classes: modes, TrustedWorkspaces: []string{"/src"}, Tools: map[string]Mode{"memory_add": ModeAuto}}, note, "/src", Verdict{ModeAuto, "tool memory_add"}},
 		{"a sibling with the same beginning is not trusted", Policy{Classes: modes, TrustedWorkspaces: []string{"/src"}}, write, "/src-evil", Verdict{ModePrompt, "class write"}},
 		{"the folder above is not trusted", Policy{Classes: modes, TrustedWorkspaces: []string{"/src/app"}}, write, "/src", Verdict{ModePrompt, "class write"}},
 		{"no workspace is not trusted", Policy{Classes: modes, TrustedWorkspaces: []string{"/"}}, write, "", Verdict{ModePrompt, "class write"}},
@@ -122,7 +126,7 @@ func TestLayersOnlyTighten(t *testing.T) {
 		p := draw(rt, "base")
 		def := Definition{
 			Name: Name(rapid.SampledFrom([]string{"shell", "srv/x", "unnamed"}).Draw(rt, "tool")), Class: rapid.SampledFrom(classes).Draw(rt, "class"),
-			Runs: rapid.SampledFrom([]Place{PlaceHost, PlaceSandbox}).Draw(rt, "place"),
+			Runs: rapid.SampledFrom([]Place{PlaceHost, PlaceSandbox, PlaceState}).Draw(rt, "place"),
 		}
 		denied := p.Tools[string(def.Name)] == ModeDeny || p.Classes[def.Class] == ModeDeny
 		last := p.Decide(def, "/ws").Mode
