@@ -46,19 +46,27 @@ func hostRules() []hostRule {
 }
 
 // hostExecuted lists the changed files that a program of the host would run
-// or obey.
+// or obey, and the deleted ones that bounded it.
 func hostExecuted(changed []Changed) []HostExecuted {
 	rules := hostRules()
 	var out []HostExecuted
 	for _, c := range changed {
-		if c.Change == "deleted" {
-			continue
+		gone := c.Change == "deleted"
+		if gone && !bounds().matches(c.Path) {
+			continue // a file that is gone runs nothing
 		}
 		if i := slices.IndexFunc(rules, func(r hostRule) bool { return r.matches(c.Path) }); i >= 0 {
-			out = append(out, HostExecuted{Path: c.Path, By: rules[i].by})
+			out = append(out, HostExecuted{Path: c.Path, By: rules[i].by, Deleted: gone})
 		}
 	}
 	return out
+}
+
+// bounds are files that can forbid something: without them more is allowed, so
+// that their deletion is told of too. A workspace's own settings are such, those
+// of a folder below it included.
+func bounds() hostRule {
+	return hostRule{names: []string{".mcp.json"}, dirs: []string{".caisson"}}
 }
 
 func (r hostRule) matches(p string) bool {

@@ -1,6 +1,10 @@
 package runner
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
 
 func TestHostExecuted(t *testing.T) {
 	for path, want := range map[string]string{
@@ -20,5 +24,16 @@ func TestHostExecuted(t *testing.T) {
 	}
 	if got := hostExecuted([]Changed{{Path: "Makefile", Change: "deleted"}}); len(got) != 0 {
 		t.Errorf("a file that is gone runs nothing: %v", got)
+	}
+	gone := []Changed{
+		{Path: "child/.caisson/config.yaml", Change: "deleted"}, {Path: ".caisson/more/x", Change: "deleted"}, {Path: "a/.mcp.json", Change: "deleted"},
+		{Path: ".claude/settings.json", Change: "deleted"}, {Path: "caisson/config.yaml", Change: "deleted"}, {Path: ".github/x.yml", Change: "deleted"},
+	}
+	want := []HostExecuted{
+		{Path: "child/.caisson/config.yaml", By: "an agent", Deleted: true}, {Path: ".caisson/more/x", By: "an agent", Deleted: true},
+		{Path: "a/.mcp.json", By: "an agent", Deleted: true},
+	}
+	if diff := cmp.Diff(want, hostExecuted(gone)); diff != "" {
+		t.Errorf("deleted (-want +got):\n%s", diff)
 	}
 }

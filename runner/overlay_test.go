@@ -306,3 +306,28 @@ func TestChangesExpire(t *testing.T) {
 		t.Error("a session that is not there was found")
 	}
 }
+
+// TestDeletedSettingsAreToldOf: a session on the folder above may take away what a
+// workspace below it forbids.
+func TestDeletedSettingsAreToldOf(t *testing.T) {
+	for mode, overlaid := range map[string]bool{"bind": false, "overlay": true} {
+		t.Run(mode, func(t *testing.T) {
+			b := newBench(t, "\n  - calls: [{tool: shell, input: {command: work}}]\n  - text: done\n")
+			if overlaid {
+				b = b.overlaid()
+			}
+			b.file("child/.caisson/config.yaml", "mode: overlay\n")
+			b.file("moved/.caisson/config.yaml", "mode: overlay\n")
+			b.file("child/Makefile", "all:\n")
+			b.file("plain.txt", "x\n")
+			b.backend.scripts["work"] = bash(t, "rm -r child plain.txt; mv moved/.caisson moved/aside")
+			r, _ := b.run(t.Context())
+			want := []HostExecuted{
+				{Path: "child/.caisson/config.yaml", By: "an agent", Deleted: true}, {Path: "moved/.caisson/config.yaml", By: "an agent", Deleted: true},
+			}
+			if diff := cmp.Diff(want, r.HostExecuted); diff != "" {
+				t.Errorf("host-executed (-want +got):\n%s\nchanged: %+v", diff, r.Changed)
+			}
+		})
+	}
+}

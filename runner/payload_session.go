@@ -170,11 +170,14 @@ type Changed struct {
 	HasDiff    bool `json:"has_diff"`
 }
 
-// HostExecuted is a changed file that a program of the host would run.
+// HostExecuted is a changed file that a program of the host would run or obey,
+// or a deleted one that bounded it.
 type HostExecuted struct {
 	Path string `json:"path"`
 	// By names what would run or obey it: "make", "GitHub Actions", …
 	By string `json:"by"`
+	// Deleted says that the file is gone, and what it forbade is not forbidden.
+	Deleted bool `json:"deleted,omitempty"`
 }
 
 // Quarantined is a folder or file that was renamed.

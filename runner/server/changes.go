@@ -32,7 +32,7 @@ type Diff struct {
 	// Changes says what became of those of an overlay.
 	Changes      string                `json:"changes,omitempty" doc:"of an overlay: kept, applied, discarded, expired, empty"`
 	Files        []runner.Changed      `json:"files" nullable:"false"`
-	HostExecuted []runner.HostExecuted `json:"host_executed" nullable:"false" doc:"changed files that a program of the host would run or obey: read them first"`
+	HostExecuted []runner.HostExecuted `json:"host_executed" nullable:"false" doc:"changed files that a program of the host would run or obey, to be read first, and deleted ones that bounded it"`
 	Conflicts    []Note                `json:"conflicts" nullable:"false" doc:"changes whose files changed in the workspace meanwhile"`
 	LeftOut      []Note                `json:"left_out" nullable:"false" doc:"changes that an apply leaves out"`
 	Incomplete   bool                  `json:"incomplete" doc:"the workspace was too large, or could not be read, to be sure of the list"`

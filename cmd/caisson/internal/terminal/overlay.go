@@ -45,10 +45,14 @@ func Diff(text string, colour bool) string {
 	return b.String()
 }
 
-// HostExecuted warns of files that a program of the host would run.
+// HostExecuted warns of files that a program of the host would run, and of deleted
+// ones that bounded it.
 func HostExecuted(files []runner.HostExecuted, colour bool) []string {
 	s := style{colour}
 	return some(files, func(h runner.HostExecuted) string {
+		if h.Deleted {
+			return s.yellow(line(fmt.Sprintf("! %s was deleted: what it asked of %s counts no more", h.Path, h.By)))
+		}
 		return s.yellow(line(fmt.Sprintf("! read %s before you go on: %s runs or obeys it", h.Path, h.By)))
 	})
 }

@@ -215,7 +215,7 @@ func TestForeignTextIsNeverObeyed(t *testing.T) {
 		r.Close()
 		for _, l := range Summary(runner.Report{Dir: hostile, SessionEnded: runner.SessionEnded{
 			Changed:      []runner.Changed{{Path: hostile, Change: "added"}},
-			HostExecuted: []runner.HostExecuted{{Path: hostile, By: hostile}},
+			HostExecuted: []runner.HostExecuted{{Path: hostile, By: hostile}, {Path: hostile, By: hostile, Deleted: true}},
 			Quarantined:  []runner.Quarantined{{Path: hostile, To: hostile}, {Path: hostile, Why: hostile}},
 			Denials:      []runner.Denial{{Name: hostile, Reason: hostile}}, Left: []string{hostile},
 		}}, true) {
@@ -262,13 +262,14 @@ func TestSummary(t *testing.T) {
 			{Path: "a.sh", Change: "modified", Insertions: 2, Deletions: 1, HasDiff: true},
 			{Path: "long/name.bin", Change: "added"},
 		},
-		HostExecuted: []runner.HostExecuted{{Path: "Makefile", By: "make"}},
+		HostExecuted: []runner.HostExecuted{{Path: "sub/.caisson/config.yaml", By: "an agent", Deleted: true}, {Path: "Makefile", By: "make"}},
 	}}
 	want := []string{
 		" a.sh          | 3 ++-",
 		" long/name.bin | added, no diff",
 		" 2 files changed, 2 insertions(+), 1 deletion(-)",
 		"! read Makefile before you go on: make runs or obeys it",
+		"! sub/.caisson/config.yaml was deleted: what it asked of an agent counts no more",
 		"cost unknown · 10 tokens in, 7 out · 1 model call, 2 tool calls · 4.2 s · records in /s",
 	}
 	if diff := cmp.Diff(want, Summary(r, false)); diff != "" {
