@@ -26,11 +26,16 @@ func TestHostExecuted(t *testing.T) {
 		t.Errorf("a file that is gone runs nothing: %v", got)
 	}
 	gone := []Changed{
-		{Path: "child/.caisson/config.yaml", Change: "deleted"}, {Path: ".caisson/more/x", Change: "deleted"}, {Path: "a/.mcp.json", Change: "deleted"},
-		{Path: ".claude/settings.json", Change: "deleted"}, {Path: "caisson/config.yaml", Change: "deleted"}, {Path: ".github/x.yml", Change: "deleted"},
+		{Path: "child/.caisson/config.yaml", Change: "deleted"},
+		{Path: ".caisson/more/x", Change: "deleted"},
+		{Path: "a/.mcp.json", Change: "deleted"},
+		{Path: ".claude/settings.json", Change: "deleted"},
+		{Path: "caisson/config.yaml", Change: "deleted"},
+		{Path: ".github/x.yml", Change: "deleted"},
 	}
 	want := []HostExecuted{
-		{Path: "child/.caisson/config.yaml", By: "an agent", Deleted: true}, {Path: ".caisson/more/x", By: "an agent", Deleted: true},
+		{Path: "child/.caisson/config.yaml", By: "an agent", Deleted: true},
+		{Path: ".caisson/more/x", By: "an agent", Deleted: true},
 		{Path: "a/.mcp.json", By: "an agent", Deleted: true},
 	}
 	if diff := cmp.Diff(want, hostExecuted(gone)); diff != "" {
