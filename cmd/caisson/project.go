@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -98,10 +99,39 @@ func readOwnFile(r *workspace.Reader, name string) ([]byte, error) {
 	return append([]byte{}, f.Data...), nil
 }
 
+// ownError is a fault of a workspace's own settings, as opposed to the user's.
+type ownError struct{ err error }
+
+func (o *ownError) Error() string { return o.err.Error() }
+func (o *ownError) Unwrap() error { return o.err }
+
 func projectError(w *runner.Workspace, err error) error {
-	return &runner.Error{Status: runner.ExitConfig, Err: err, Problem: runner.Problem{
+	return &ownError{&runner.Error{Status: runner.ExitConfig, Err: err, Problem: runner.Problem{
 		Cause: "the own settings of " + w.Path + " can't be used: " + err.Error(), Mend: "Mend the file, or take it away.",
-	}}
+	}}}
+}
+
+// startable refuses settings that are well written and with which no session
+// would start.
+func startable(c *config.Config) error {
+	_, resources := c.SandboxResources()
+	_, policy := c.ToolPolicy("default")
+	_, fetching := c.FetchOptions()
+	return cmp.Or(resources, policy, fetching)
+}
+
+// checkOwn refuses settings with which no session would start. The error is an
+// [ownError] where those of the workspace are to blame: without gives the settings
+// without them.
+func checkOwn(w *runner.Workspace, conf *config.Config, without func() (config.Config, error)) error {
+	err := startable(conf)
+	if err == nil {
+		return nil
+	}
+	if others, loadErr := without(); loadErr != nil || startable(&others) != nil {
+		return err
+	}
+	return projectError(w, err)
 }
 
 // useProject lets the workspace's own settings count, where it is trusted, and
@@ -113,7 +143,7 @@ func (s *setup) useProject(o projectOptions, flags config.File, profile string) 
 		return err
 	}
 	if err != nil {
-		s.ignore(config.ProjectPath, err.Error())
+		s.ignore(err.Error())
 		return nil
 	}
 	if err := needState(s.environ); err != nil {
@@ -138,17 +168,20 @@ func (s *setup) useProject(o projectOptions, flags config.File, profile string) 
 	case own.config == nil && (trusted || !known || len(entry.Files) == 0):
 		return nil
 	case own.config == nil:
-		s.ignore(config.ProjectPath, "it was there when the workspace was trusted, and is gone: what it tightened is not tightened now")
+		s.ignore("it was there when the workspace was trusted, and is gone: what it tightened is not tightened now")
 		return nil
 	case !trusted:
-		s.ignore(config.ProjectPath, why+"; caisson trust --dry-run shows what it would do")
+		s.ignore(why+"; caisson trust --dry-run shows what it would do")
 		return nil
 	case o.ignore:
-		s.ignore(config.ProjectPath, "--ignore-project-config")
+		s.ignore("--ignore-project-config")
 		return nil
 	}
 	s.project = own.config
-	return s.reload(flags, profile)
+	if err := s.reload(flags, profile); err != nil {
+		return &ownError{err}
+	}
+	return nil
 }
 
 // reload reads the settings once more, with other flags.
@@ -161,9 +194,9 @@ func (s *setup) reload(flags config.File, profile string) error {
 	return nil
 }
 
-// ignore notes that a file of the workspace does not count.
-func (s *setup) ignore(name, why string) {
-	s.ignored = append(s.ignored, runner.Ignored{Name: name, Why: why})
+// ignore notes that the own settings of the workspace do not count.
+func (s *setup) ignore(why string) {
+	s.ignored = append(s.ignored, runner.Ignored{Name: config.ProjectPath, Why: why})
 }
 
 // workspaceFor opens the folder that a command is about; "" is the working

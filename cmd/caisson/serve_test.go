@@ -263,10 +263,7 @@ serve:
 func TestServeKeepsToTheWorkspacesOwnSettings(t *testing.T) {
 	s := startServe(t, "").up()
 	own := "mode: overlay\nlimits: {max_rounds: 2}\nresources: {memory: 512MiB, pids: 80}\n"
-	path := filepath.Join(s.root, "one", config.ProjectPath)
-	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(own), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	files := s.settings(own)
 	asks := map[string]string{
 		`"mode":"bind"`:                       "milder",
 		`"limits":{"max_rounds":3}`:           "limit of 2",
@@ -276,11 +273,7 @@ func TestServeKeepsToTheWorkspacesOwnSettings(t *testing.T) {
 	for ask := range asks { // the control: nothing counts that is not trusted
 		s.wants(s.token(), `{"workspace":"one",`+ask+`}`, 201, "")
 	}
-	sum := sha256.Sum256([]byte(own))
-	files := []tools.TrustedFile{{Path: config.ProjectPath, SHA256: hex.EncodeToString(sum[:])}}
-	if err := tools.NewTrust(filepath.Join(s.home, ".local/state/caisson/trust.json")).Add(filepath.Join(s.root, "one"), files); err != nil {
-		t.Fatal(err)
-	}
+	s.trust(files)
 	for ask, says := range asks {
 		s.wants(s.token(), `{"workspace":"one",`+ask+`}`, 422, says)
 	}
@@ -288,6 +281,48 @@ func TestServeKeepsToTheWorkspacesOwnSettings(t *testing.T) {
 	if v.Mode != "overlay" || *v.Budget.Rounds != 2 || v.Resources.MemoryBytes != 512<<20 || v.Resources.PIDs != 70 {
 		t.Errorf("started as %+v", v)
 	}
+}
+
+// settings writes the own settings of the workspace one; trust trusts them.
+func (s *served) settings(text string) []tools.TrustedFile {
+	s.t.Helper()
+	path := filepath.Join(s.root, "one", config.ProjectPath)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+		s.t.Fatal(err)
+	}
+	sum := sha256.Sum256([]byte(text))
+	return []tools.TrustedFile{{Path: config.ProjectPath, SHA256: hex.EncodeToString(sum[:])}}
+}
+
+func (s *served) trust(files []tools.TrustedFile) {
+	s.t.Helper()
+	if err := tools.NewTrust(filepath.Join(s.home, ".local/state/caisson/trust.json")).Add(filepath.Join(s.root, "one"), files); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// TestServeSaysWhoseSettingsAreWrong: 503 is for the server's own, and would make
+// clients and balancers wait for what does not come.
+func TestServeSaysWhoseSettingsAreWrong(t *testing.T) {
+	s := startServe(t, "fetch: {allow: [\"https://lan.example/\"], private: {lan.example: [10.1.2.3]}}\n").up()
+	for own, says := range map[string]string{
+		"resources: {pids: 32}\n":   "resource pids is 32",
+		"fetch: {allow: []}\n":      "fetch.private.lan.example",
+		"model: openai/other\n":     "can only tighten",
+		"limits: {max_rounds: 0}\n": "no whole number of at least 1",
+	} {
+		s.trust(s.settings(own))
+		s.wants(s.token(), `{"workspace":"one"}`, 422, says)
+		s.wants(s.token(), `{"workspace":"one"}`, 422, `"code":"workspace_configuration"`)
+	}
+	s.trust(s.settings("resources: {pids: 70}\n"))
+	s.wants(s.token(), `{"workspace":"one"}`, 201, "")
+	s.wants(s.token(), `{"workspace":"one","limits":{"pids":32}}`, 422, `"code":"refused"`)
+	bad := filepath.Join(s.home, ".config/caisson/config.yaml")
+	if err := os.WriteFile(bad, []byte("resources: {pids: 32}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.wants(s.token(), `{"workspace":"one"}`, 503, `"code":"configuration"`)
 }
 
 // TestServePolicyIsLaidOver: a stricter preset counts, a milder one does not.

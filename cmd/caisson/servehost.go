@@ -47,9 +47,9 @@ func (h *host) options(tokens []server.Token) server.Options {
 			return ok
 		},
 		OpenWorkspace: func(path string) (*runner.Workspace, error) {
-			s, err := h.setup(path, config.Asked{})
+			s, err := h.open(path)
 			if err != nil {
-				return nil, err
+				return nil, prepareError(err)
 			}
 			s.backends.close()
 			return s.workspace, nil
@@ -68,10 +68,9 @@ func (h *host) options(tokens []server.Token) server.Options {
 	return o
 }
 
-// setup reads the settings anew, opens a workspace below a root, and lets the
-// workspace's own settings count where it is trusted. What a client asks for is
-// then held against all of them.
-func (h *host) setup(workspace string, asked config.Asked) (_ *setup, err error) {
+// open reads the settings anew, opens a workspace below a root, and lets the
+// workspace's own settings count where it is trusted.
+func (h *host) open(workspace string) (_ *setup, err error) {
 	path, err := h.roots.resolve(workspace)
 	if err != nil {
 		return nil, err
@@ -92,12 +91,36 @@ func (h *host) setup(workspace string, asked config.Asked) (_ *setup, err error)
 	if err := s.useProject(h.flags.project, flags, h.flags.profile); err != nil {
 		return nil, err
 	}
+	return s, nil
+}
+
+// setup opens a workspace for a session. What a client asks for is held against
+// all settings. Whose a fault of them is, the client's, the workspace's or the
+// server's, is told apart.
+func (h *host) setup(workspace string, asked config.Asked) (_ *setup, err error) {
+	s, err := h.open(workspace)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
+	flags, profile := h.flags.settings, h.flags.profile
+	without := func() (config.Config, error) { return loadConfig(h.deps, h.environ, flags, profile, nil) }
+	if err := checkOwn(s.workspace, &s.conf, without); err != nil {
+		return nil, err
+	}
 	wishes, err := s.conf.Ask(asked)
 	if err != nil {
 		return nil, requestError(err)
 	}
-	if err := s.reload(flags.Over(wishes), h.flags.profile); err != nil {
+	if err := s.reload(flags.Over(wishes), profile); err != nil {
 		return nil, err
+	}
+	if err := startable(&s.conf); err != nil {
+		return nil, requestError(err)
 	}
 	s.ready = h.base.ready
 	return s, nil
@@ -166,15 +189,23 @@ func seconds(n *int64) *time.Duration {
 func requestError(err error) error {
 	p := runner.Problem{Cause: err.Error(), Mend: "Ask for something else."}
 	if c, ok := errors.AsType[*config.Error](err); ok {
-		p.Cause, p.Mend = c.Error(), sentence(c.Mend)
+		p.Cause = c.Error()
+		if c.Mend != "" {
+			p.Mend = sentence(c.Mend)
+		}
 	}
 	return &server.RequestError{Code: "refused", Problem: runner.Problem{Cause: p.Cause, Mend: p.Mend}, Err: err}
 }
 
-// prepareError gives an error its status, as the command line does.
+// prepareError gives an error its status, as the command line does. A workspace
+// whose own settings can't be used is the wrong one to ask for: the server, and
+// what it has of others, is well.
 func prepareError(err error) error {
 	if r, ok := errors.AsType[*server.RequestError](err); ok {
 		return r
+	}
+	if own, ok := errors.AsType[*ownError](err); ok {
+		return &server.RequestError{Code: "workspace_configuration", Problem: failure(own.err).Problem, Err: err}
 	}
 	return failure(err)
 }

@@ -15,7 +15,8 @@ import (
 
 const trustLong = `Let a workspace's own settings (.caisson/config.yaml) count, as they are now: the workspace is
 bound to the hash of the file, and is untrusted again when it changes, comes or goes. They can only
-tighten: what would loosen is an error, and such a file can't be trusted.
+tighten: what would loosen is an error, and such a file can't be trusted; nor can one with which no
+session would start.
 
 What the file would do is shown; with --dry-run nothing else happens. PATH is a folder, the working
 folder without it.
@@ -96,7 +97,8 @@ func trust(d deps, env environ, folder string, dryRun, asJSON bool) error {
 	if err != nil {
 		return err
 	}
-	if _, err := conf.ToolPolicy("default"); err != nil {
+	without := func() (config.Config, error) { return loadConfig(d, env, config.File{}, "", nil) }
+	if err := checkOwn(w, &conf, without); err != nil {
 		return err
 	}
 	answer := trustedAnswer{Workspace: w.Path, Trusted: !dryRun, Files: own.files, Settings: conf.ProjectSettings()}
