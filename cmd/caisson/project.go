@@ -171,7 +171,7 @@ func (s *setup) useProject(o projectOptions, flags config.File, profile string) 
 		s.ignore("it was there when the workspace was trusted, and is gone: what it tightened is not tightened now")
 		return nil
 	case !trusted:
-		s.ignore(why+"; caisson trust --dry-run shows what it would do")
+		s.ignore(why + "; caisson trust --dry-run shows what it would do")
 		return nil
 	case o.ignore:
 		s.ignore("--ignore-project-config")
