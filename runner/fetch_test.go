@@ -33,7 +33,9 @@ func TestFetchInASession(t *testing.T) {
 		t.Run(string(mode), func(t *testing.T) {
 			b := newBench(t, strings.ReplaceAll("  - calls: [{tool: fetch, input: {url: PAGES}}, {tool: fetch, input: {url: 'http://other.invalid/'}}]\n  - text: First.\n"+
 				"  - calls: [{tool: fetch, input: {url: PAGES/a}}]\n  - text: Second.\n", "PAGES", u.URL))
-			b.opts.Mode = mode
+			if mode == sandbox.ModeOverlay {
+				b.overlaid()
+			}
 			b.opts.Fetch = FetchOptions{
 				Allow: []fetch.Rule{rule}, Private: map[string][]netip.Prefix{"127.0.0.1": {netip.MustParsePrefix("127.0.0.1/32")}},
 				Egress: limits.EgressBudget{Bytes: 12_000, Hosts: 1},

@@ -22,6 +22,7 @@ func viewing(o *guest.Options) { o.Config.View = true }
 
 // TestView: the guest's view gives what a Reader of the folder does.
 func TestView(t *testing.T) {
+	guesttest.Require(t)
 	dir := filepath.Join(guesttest.Workspace(t), "ws")
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)

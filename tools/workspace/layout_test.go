@@ -39,7 +39,16 @@ func newLayout(t testing.TB) *layout {
 	l.must(os.MkdirAll(filepath.Join(l.outside, "folder"), 0o755))
 	dir, err := OpenDir(l.root)
 	l.must(err)
-	t.Cleanup(func() { _ = dir.Close() })
+	t.Cleanup(func() {
+		_ = dir.Close()
+		// What is closed is closed to the test's own clean-up too.
+		_ = filepath.WalkDir(l.root, func(path string, d fs.DirEntry, _ error) error {
+			if d != nil && d.IsDir() {
+				_ = os.Chmod(path, 0o700)
+			}
+			return nil
+		})
+	})
 	l.dir = dir
 	return l
 }
