@@ -269,16 +269,20 @@ func (s *Server) endForApply(ctx context.Context, id string, r ApplyRequest) err
 	case r.DryRun:
 		return problem(http.StatusConflict, "busy", "session "+id+" lives", "GET …/diff shows what it changed and what conflicts; an apply ends it first")
 	}
+	if s.ctx.Err() != nil {
+		return stopping() // it may have cut a turn
+	}
 	if !live.endIdle() {
-		return problem(http.StatusConflict, "busy", "a turn has begun", "Wait for its end, or cancel it")
+		return problem(http.StatusConflict, "busy", "a turn has begun, or is being cut short by the end of the session", "Wait for its end, or cancel it")
 	}
 	return wait(ctx, live.closed)
 }
 
-// endIdle ends a session in which no turn runs.
+// endIdle ends a session in which no turn runs. One that is being ended while a
+// turn runs is not idle: what it has changed is half done.
 func (s *session) endIdle() bool {
 	s.mu.Lock()
-	idle := s.ending || s.run.Status().Turn == ""
+	idle := s.ending && !s.cut || !s.ending && s.run.Status().Turn == ""
 	s.ending = s.ending || idle // no turn begins any more
 	s.mu.Unlock()
 	if idle {

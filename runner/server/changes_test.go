@@ -3,10 +3,16 @@
 package server
 
 import (
+	"context"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
+
+	"github.com/caisson-run/caisson/runner"
 )
 
 const writes = `
@@ -118,6 +124,77 @@ func TestApplyWaitsForNoTurn(t *testing.T) {
 	w.post("/sessions/"+id+"/apply", `{}`).want(t, 200)
 	if w.read("a.txt") != "new\n" {
 		t.Errorf("a.txt is %q", w.read("a.txt"))
+	}
+}
+
+// TestApplyTakesNoTurnThatIsCutShort: what a DELETE interrupted is half done, and
+// an apply meanwhile does not bring it in; where the session was idle, it waits.
+func TestApplyTakesNoTurnThatIsCutShort(t *testing.T) {
+	needRoot(t)
+	hangs := "  - calls: [{tool: shell, input: {command: \"write a.txt new\"}}]\n  - calls: [{tool: shell, input: {command: hang}}]\n  - text: Done.\n"
+	for name, c := range map[string]struct {
+		turns   string
+		running bool
+	}{"a turn runs": {hangs, true}, "the control: idle": {writes, false}} {
+		t.Run(name, func(t *testing.T) {
+			closing, leave := make(chan struct{}), make(chan struct{})
+			release := sync.OnceFunc(func() { close(leave) })
+			w := newWorld(t, c.turns, func(o *Options) {
+				prepare := o.Prepare
+				o.Prepare = func(ctx context.Context, in NewSession) (runner.Options, func(), error) {
+					ro, done, err := prepare(ctx, in)
+					return ro, func() {
+						close(closing) // the turn is over, and the session's end goes on
+						<-leave
+						done()
+					}, err
+				}
+			})
+			t.Cleanup(release)
+			w.policy = "sandboxed"
+			id := w.start("overlay")
+			turn := w.say(id, "go")
+			if c.running {
+				w.follow(id, "").until("tool.completed")
+			} else {
+				w.ended(id, turn)
+			}
+			// A patient client: without a refusal it would wait for the end.
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			apply := func() answer {
+				a, err := send(ctx, http.DefaultClient, w.base, aliceToken, "POST", "/sessions/"+id+"/apply", "{}")
+				if err != nil {
+					t.Error(err)
+				}
+				return a
+			}
+			var ended answer
+			var requests sync.WaitGroup
+			requests.Go(func() { ended, _ = send(ctx, http.DefaultClient, w.base, aliceToken, "DELETE", "/sessions/"+id, "") })
+			<-closing
+			if c.running {
+				apply().problem(t, 409, "busy")
+				if got := w.read("a.txt"); got != "" {
+					t.Errorf("a.txt is %q", got)
+				}
+			} else {
+				requests.Go(func() {
+					if a := apply(); a.status != 200 {
+						t.Errorf("%d: %s", a.status, a.text)
+					}
+				})
+			}
+			release()
+			requests.Wait()
+			ended.want(t, 200)
+			if c.running {
+				w.post("/sessions/"+id+"/apply", "{}").want(t, 200) // somebody has seen how it ended
+			}
+			if got := w.read("a.txt"); got != "new\n" {
+				t.Errorf("a.txt is %q", got)
+			}
+		})
 	}
 }
 

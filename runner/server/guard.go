@@ -40,7 +40,7 @@ func clientOf(ctx context.Context) string {
 }
 
 // guard is what every request passes before anything looks at it, in this
-// order: Host, Origin, token.
+// order: Host, Origin, token, and no body where none is taken.
 func (s *Server) guard(next http.Handler) http.Handler {
 	cross := http.NewCrossOriginProtection()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -81,6 +81,12 @@ func (s *Server) guard(next http.Handler) http.Handler {
 				return
 			}
 			r = r.WithContext(context.WithValue(r.Context(), clientKey{}, label))
+			if (r.Method == http.MethodGet || r.Method == http.MethodHead) && r.ContentLength != 0 {
+				// A stream takes no slot: its body would be held without one.
+				out.Header().Set("Connection", "close") // or net/http reads it
+				s.refuse(out, r, problem(http.StatusBadRequest, "body", "a "+r.Method+" takes no body", "Leave it out"))
+				return
+			}
 		}
 		next.ServeHTTP(out, r)
 	})

@@ -255,6 +255,9 @@ func TestBodiesAreReadBehindTokenAndSlot(t *testing.T) {
 		"no token":               {"", "POST", "/sessions", 0, 401, false},
 		"no slot":                {aliceToken, "POST", "/sessions", maxRequests, 503, false},
 		"no slot, to the stream": {aliceToken, "POST", "/sessions/x/events", maxRequests, 503, false},
+		"a stream's":             {aliceToken, "GET", "/sessions/x/events", maxRequests, 400, false},
+		"a GET's":                {aliceToken, "GET", "/sessions", 0, 400, false},
+		"a HEAD's":               {aliceToken, "HEAD", "/sessions/x/events", 0, 400, false},
 		"the control":            {aliceToken, "POST", "/sessions", maxRequests - 1, 422, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -290,6 +293,26 @@ func TestBodiesAreReadBehindTokenAndSlot(t *testing.T) {
 			held.Wait()
 		})
 	}
+}
+
+// TestBodiesThatNeverCome: a request that takes no body is refused at once,
+// though one is announced and the connection stays open.
+func TestBodiesThatNeverCome(t *testing.T) {
+	w := newWorld(t, "  - text: Never asked.\n")
+	id := w.start("bind")
+	path := "/sessions/" + id + "/events"
+	auth := " HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + aliceToken + "\r\nContent-Type: application/json\r\n"
+	for _, method := range []string{"GET", "HEAD"} {
+		for _, length := range []string{"Content-Length: 1000", "Transfer-Encoding: chunked"} {
+			if got, header := w.raw(method + " " + path + auth + length + "\r\n\r\n"); got != 400 || header.Get("Content-Type") != problemType {
+				t.Errorf("%s with %s: %d %v", method, length, got, header)
+			}
+		}
+	}
+	if got, _ := w.raw("GET /sessions/" + id + auth + "Content-Length: 0\r\n\r\n"); got != 200 {
+		t.Errorf("the control: %d", got)
+	}
+	w.do(aliceToken, "GET", path, "{}").problem(t, 400, "body")
 }
 
 // countingReader counts what is read from it.

@@ -47,6 +47,7 @@ type session struct {
 
 	mu     sync.Mutex
 	ending bool
+	cut    bool // it was ended while a turn ran
 	title  string
 	turns  map[string]*runner.Turn
 	order  []string // of turns, oldest first
@@ -251,6 +252,7 @@ func (s *session) expire() {
 func (s *session) close() {
 	s.closing.Do(func() {
 		s.mu.Lock()
+		s.cut = !s.ending && s.run.Status().Turn != ""
 		s.ending = true
 		if s.idle != nil {
 			s.idle.Stop()
