@@ -10,11 +10,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/docker/docker/client"
+
+	"github.com/caisson-run/caisson/sandbox"
 )
 
 // backendNames are all backends, in the order in which tests run on them.
@@ -62,6 +65,16 @@ func lacking(t testing.TB, backend, reason string) {
 		t.Fatalf("%s, and REQUIRE_BACKENDS asks for it", reason)
 	}
 	t.Skip(reason)
+}
+
+// commandUID is the uid that a machine's commands see as their own, where this
+// process's user runs caisson: with docker an ordinary user's commands are the
+// user; elsewhere one id stands for them.
+func commandUID(backend string) string {
+	if uid := os.Getuid(); backend == "docker" && uid != 0 {
+		return strconv.Itoa(uid)
+	}
+	return strconv.Itoa(sandbox.CommandUID)
 }
 
 func probeBackend(t testing.TB, backend string) error {

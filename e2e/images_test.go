@@ -222,25 +222,23 @@ func (h *hub) push(t *testing.T, tag string, i v1.Image) string {
 const looks = `cat /marker; echo "$FROM_IMAGE $HOME"; id -u; (echo x >/marker) 2>/dev/null || echo read-only; touch /tmp/x && echo tmp; mkdir made && touch made/file`
 
 // wantLooks fails the test unless a session saw the image of [userland].
-func wantLooks(t *testing.T, out outcome, env string) {
+func wantLooks(t *testing.T, backend string, out outcome, env string) {
 	t.Helper()
 	text := out.records.results(t)[0].text()
-	uid := "10001"
-	if os.Getuid() != 0 {
-		uid = fmt.Sprint(os.Getuid())
-	}
-	for _, want := range []string{"from the image\n" + env + " /home/agent\n" + uid + "\n", "read-only\n", "tmp\n"} {
+	for _, want := range []string{"from the image\n" + env + " /home/agent\n" + commandUID(backend) + "\n", "read-only\n", "tmp\n"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the session saw %q, which lacks %q", text, want)
 		}
 	}
 }
 
-// seen is what a session wrote and what was wrong, without times.
-func seen(t *testing.T, out outcome) string {
+// seen is what a session wrote and what was wrong, without times and without the
+// uid, which is a backend's own.
+func seen(t *testing.T, backend string, out outcome) string {
 	t.Helper()
 	_, text, _ := strings.Cut(out.records.results(t)[0].text(), "\n")
-	return text
+	_, text, _ = strings.Cut(text, "\n") // the number of bytes, the uid among them
+	return strings.Replace(text, "\n"+commandUID(backend)+"\n", "\nUID\n", 1)
 }
 
 // cached are the images that the machine's store has.
@@ -321,7 +319,7 @@ func TestImageOfARegistry(t *testing.T) {
 			asked := hub.asked.Load()
 			out := m.runTask(t, append([]string{"--backend", backend, "--image", ref}, m.playing(t, []scriptCall{shell(looks)})...)...)
 			out.want(t, 0)
-			wantLooks(t, out, "yes")
+			wantLooks(t, backend, out, "yes")
 			if a := out.records.attestation(t); a.Image != ref || a.Digest != digestOf(t, made) {
 				t.Errorf("attested %s %s, want %s %s", a.Image, a.Digest, ref, digestOf(t, made))
 			}
@@ -332,7 +330,7 @@ func TestImageOfARegistry(t *testing.T) {
 				t.Errorf("told of the fetching: %t, want %t:\n%s", told, network, out.stderr)
 			}
 			m.wantNothingLeft(t, out.records[0].Session)
-			results, trees = append(results, seen(t, out)), append(trees, treeOf(t, m.workspace))
+			results, trees = append(results, seen(t, backend, out)), append(trees, treeOf(t, m.workspace))
 			if err := os.RemoveAll(filepath.Join(m.workspace, "made")); err != nil {
 				t.Fatal(err)
 			}
@@ -364,7 +362,7 @@ func TestImageIsPinned(t *testing.T) {
 		t.Helper()
 		out := m.runTask(t, append([]string{"--backend", backend, "--image", ref}, m.playing(t, []scriptCall{shell(looks)})...)...)
 		out.want(t, 0)
-		wantLooks(t, out, env)
+		wantLooks(t, backend, out, env)
 		if a := out.records.attestation(t); a.Digest != digestOf(t, want) {
 			t.Errorf("attested %s, want %s", a.Digest, digestOf(t, want))
 		}
@@ -588,7 +586,7 @@ func TestImageSources(t *testing.T) {
 				before := engineHolds(t)
 				out := m.runTask(t, append([]string{"--backend", backend, "--image", ref}, m.playing(t, []scriptCall{shell(looks)})...)...)
 				out.want(t, 0)
-				wantLooks(t, out, env)
+				wantLooks(t, backend, out, env)
 				if a := out.records.attestation(t); !strings.HasPrefix(a.Digest, "sha256:") || !strings.HasPrefix(a.Image, strings.SplitN(ref, ":", 2)[0]) {
 					t.Errorf("attested %s %s", a.Image, a.Digest)
 				}
@@ -628,7 +626,7 @@ func TestImageConfigurationIsHarmless(t *testing.T) {
 				}
 				out := m.runTask(t, append([]string{"--backend", backend, "--image", ref}, m.playing(t, []scriptCall{shell(command)})...)...)
 				out.want(t, 0)
-				wantLooks(t, out, "yes")
+				wantLooks(t, backend, out, "yes")
 				text := out.records.results(t)[0].text()
 				if what == "VOLUME" && (!strings.Contains(text, "volumes") || strings.Contains(text, "inside")) {
 					t.Errorf("the VOLUMEs are no empty folders that can be written: %q", text)

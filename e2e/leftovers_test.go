@@ -24,7 +24,7 @@ func (m *machine) wantNothingLeft(t *testing.T, sessions ...string) {
 	t.Helper()
 	var left []string
 	defer func() {
-		if t.Failed() {
+		if len(left) > 0 {
 			t.Logf("left behind:\n  %s", strings.Join(left, "\n  "))
 		}
 	}()
