@@ -65,8 +65,11 @@ func startServe(t *testing.T, config string, args ...string) *served {
 	dir := t.TempDir()
 	s := &served{t: t, home: filepath.Join(dir, "home"), root: filepath.Join(dir, "work"), log: &syncBuffer{written: make(chan struct{}, 1)}, signals: make(chan os.Signal, 4), ended: make(chan int, 1)}
 	script := filepath.Join(dir, "script.yaml")
+	for i := range args {
+		args[i] = strings.ReplaceAll(args[i], "ROOT", s.root)
+	}
 	for path, text := range map[string]string{
-		filepath.Join(s.home, ".config/caisson/config.yaml"): config,
+		filepath.Join(s.home, ".config/caisson/config.yaml"): strings.ReplaceAll(config, "ROOT", s.root),
 		script:                                  "version: 1\nname: t\nturns:\n  - calls: [{tool: shell, input: {command: \"echo made > out.txt\"}}]\n  - text: Done.\n",
 		filepath.Join(s.root, "one/readme"):     "",
 		filepath.Join(dir, "outside/secret"):    "",
@@ -373,6 +376,9 @@ func TestServeRefusesToStart(t *testing.T) {
 		"unknown key":      {"serve: {port: 80}", nil, 52, "port"},
 		"arguments":        {"", []string{"x"}, 2, "takes no arguments"},
 		"token's place":    {"", []string{"--token-file", "/no/such/token"}, 42, "--token-file"},
+		"token in a root":  {"", []string{"--token-file", "ROOT/two/up/work/token"}, 52, "lies at or below a root"},
+		"its file there":   {"serve: {tokens: {a: {file: ROOT/one/readme}}}", nil, 52, "lies at or below a root"},
+		"socket in a root": {"", []string{"--listen", "127.0.0.1:0", "--listen", "unix:ROOT/new/s.sock"}, 52, "lies at or below a root"},
 	} {
 		s := startServe(t, c.config, c.args...)
 		if status := <-s.ended; status != c.status || !strings.Contains(s.log.String(), c.says) {

@@ -94,6 +94,9 @@ func serve(ctx context.Context, d deps, env environ, f serveFlags) (status int, 
 		return 0, err
 	}
 	defer h.roots.close()
+	if err := h.apart(); err != nil {
+		return 0, err
+	}
 	keys, err := h.tokens()
 	if err != nil {
 		return 0, err

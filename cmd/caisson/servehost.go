@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -298,6 +299,55 @@ func (r roots) holds(w *runner.Workspace) error {
 		return outside(w.Path)
 	}
 	return nil
+}
+
+// apart refuses a token or a socket in a folder that a session could have as its
+// workspace. The state folder is in none: no workspace may hold it.
+func (h *host) apart() error {
+	type place struct{ where, path string }
+	places := []place{{"token-file", h.flags.tokenFile}}
+	for label, t := range h.base.conf.Serve.Tokens {
+		if t.File != nil {
+			places = append(places, place{"serve.tokens." + label, *t.File})
+		}
+	}
+	for _, a := range h.base.conf.Serve.Listen {
+		if socket, ok := strings.CutPrefix(a, "unix:"); ok {
+			places = append(places, place{"serve.listen", socket})
+		}
+	}
+	state := roots{{path: withoutLinks(h.environ.stateDir())}}
+	for _, p := range places {
+		if p.path == "" {
+			continue
+		}
+		path := withoutLinks(p.path)
+		_, _, below := h.roots.find(path)
+		if _, _, safe := state.find(path); !below || safe {
+			continue
+		}
+		return &config.Error{
+			Where: p.where, Message: path + " lies at or below a root, where sandboxes could reach it",
+			Mend: "name a place outside of the roots, or in the state folder",
+		}
+	}
+	return nil
+}
+
+// withoutLinks is a path absolute and without links, as far as it is there.
+func withoutLinks(path string) string {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return path
+	}
+	for dir, rest := path, ""; ; dir, rest = filepath.Dir(dir), filepath.Join(filepath.Base(dir), rest) {
+		if real, err := filepath.EvalSymlinks(dir); err == nil {
+			return filepath.Join(real, rest)
+		}
+		if dir == filepath.Dir(dir) {
+			return path
+		}
+	}
 }
 
 func outside(path string) error {
