@@ -139,6 +139,18 @@ func TestCancel(t *testing.T) {
 			check: func(k sandbox.KillReport) bool { return k.Terminated >= 1 && k.Killed == 0 },
 		},
 		{
+			name: "starts something on SIGTERM and leaves it", grace: time.Minute,
+			script: "trap 'sleep 1000 & exit 3' TERM; echo up; while :; do sleep .01; done",
+			status: sandbox.ExitStatus{Code: 3, Cancelled: true}, stdout: "up\n",
+			check: func(k sandbox.KillReport) bool { return k.Terminated >= 2 && k.Killed == 0 },
+		},
+		{
+			name: "needs another process to clean up", grace: time.Minute,
+			script: "trap 'sleep .2 && echo bye; exit 3' TERM; echo up; while :; do sleep .01; done",
+			status: sandbox.ExitStatus{Code: 3, Cancelled: true}, stdout: "up\nbye\n",
+			check: func(k sandbox.KillReport) bool { return k.Killed == 0 },
+		},
+		{
 			name: "ignores SIGTERM", script: "trap '' TERM INT HUP; echo up; (sleep 600 &) ; while :; do sleep 600; done", grace: 30 * time.Millisecond,
 			status: sandbox.ExitStatus{Code: -1, Signal: 9, Cancelled: true}, stdout: "up\n",
 			check: func(k sandbox.KillReport) bool { return k.Terminated >= 1 && k.Killed >= 1 },

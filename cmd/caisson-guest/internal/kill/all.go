@@ -26,11 +26,11 @@ func (k *Killer) alone(f func()) bool {
 }
 
 // terminateAll sends SIGTERM to everything but the guest, and wakes what is
-// stopped, if that is one command's. The kernel takes them in one step, so that
-// what forks is met too.
+// stopped, if that is one command's. What is forked between the listing and the
+// signal gets it too, but is not counted.
 func (k *Killer) terminateAll(r *Report) bool {
 	return k.alone(func() {
-		r.allTerminated = count(k.proc, k.self)
+		_ = list(k.proc, k.self, func(_, pid int, _ string) { r.terminate(pid) })
 		_ = unix.Kill(-1, unix.SIGTERM)
 		_ = unix.Kill(-1, unix.SIGCONT)
 	})

@@ -172,6 +172,29 @@ func (k *Killer) Terminate(m Mark, r *Report) {
 	}
 }
 
+// TerminateOrphans sends SIGTERM to those processes of a command that have had
+// none and whose parent has ended, but for the command's own, leader.
+//
+// A process that holds SIGTERM back while it forks, as shells do around vfork
+// (dash 0.5.12, bash 5.2), ends of it afterwards, and its child has never had
+// one; a shell's child that has not executed yet drops what it gets. So one that
+// would die of a SIGTERM and lives is sent another, all others get one only.
+// What a living process starts to clean up after itself is left alone.
+func (k *Killer) TerminateOrphans(m Mark, leader int, r *Report) {
+	_ = k.each(m, func(p *process) {
+		if p.pid == leader || p.parent != k.self && p.parent != m.Shim {
+			return
+		}
+		if !r.terminate(p.pid) && !p.mortal {
+			return
+		}
+		k.signal(p, unix.SIGTERM)
+		if p.stopped {
+			k.signal(p, unix.SIGCONT)
+		}
+	})
+}
+
 // terminatePasses bounds the passes of Terminate: against a fork bomb SIGTERM
 // is a courtesy, and Kill comes.
 const terminatePasses = 4

@@ -8,19 +8,20 @@ import (
 
 // Report collects the proof of one command's end. It is for one goroutine.
 type Report struct {
-	// terminated and killed are the processes that scans met.
+	// terminated are the processes that were listed before they got SIGTERM,
+	// killed those that scans met.
 	terminated, killed map[int]struct{}
-	// allTerminated is how many there were when all were terminated at once,
-	// allKilled how many were seen to end by a SIGKILL to all.
-	allTerminated, allKilled int
-	afterExit                bool
-	left                     int
-	time                     time.Duration
+	// allKilled is how many were seen to end by a SIGKILL to all.
+	allKilled int
+	afterExit bool
+	left      int
+	time      time.Duration
 }
 
 // maxReported bounds the pids that a report remembers; a chain of forks has no end.
 const maxReported = 1 << 16
 
+// terminate is true for a process that was not listed before.
 func (r *Report) terminate(pid int) bool {
 	if _, ok := r.terminated[pid]; ok || len(r.terminated) == maxReported {
 		return false
@@ -66,7 +67,7 @@ func (r *Report) AfterExit() { r.afterExit = r.kills() > 0 || r.left > 0 }
 // Wire gives the report; the method is named where anything was signalled.
 func (r *Report) Wire(method string) wire.Kill {
 	k := wire.Kill{
-		Terminated: len(r.terminated) + r.allTerminated, Killed: r.kills(),
+		Terminated: len(r.terminated), Killed: r.kills(),
 		AfterExit: r.afterExit, Left: r.left, KillTime: r.time,
 	}
 	if k.Terminated > 0 || k.Killed > 0 || k.Left > 0 {

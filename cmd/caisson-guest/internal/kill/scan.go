@@ -18,7 +18,10 @@ type process struct {
 	// that left while other threads run is a zombie too, but has threads.
 	dead    bool
 	stopped bool
-	groups  []byte // the text of its supplementary groups
+	// mortal says that SIGTERM is neither caught nor ignored nor held back.
+	// gVisor doesn't tell (runsc 20260905), and it is false there.
+	mortal bool
+	groups []byte // the text of its supplementary groups
 }
 
 // hasGroup says whether the process has the supplementary group gid.
@@ -133,6 +136,7 @@ func read(dir, pid int, name string, text []byte) (process, bool) {
 func parse(pid int, status []byte) process {
 	p := process{pid: pid}
 	zombie, threads := false, 1
+	masks, spared := 0, false
 	for line := range bytes.Lines(status) {
 		key, value, _ := bytes.Cut(line, []byte(":"))
 		value = bytes.TrimSpace(value)
@@ -146,8 +150,13 @@ func parse(pid int, status []byte) process {
 			p.groups = value
 		case "Threads":
 			threads, _ = strconv.Atoi(string(value))
+		case "SigBlk", "SigIgn", "SigCgt":
+			mask, err := strconv.ParseUint(string(value), 16, 64)
+			masks++
+			spared = spared || err != nil || mask&(1<<(unix.SIGTERM-1)) != 0
 		}
 	}
+	p.mortal = masks == 3 && !spared
 	p.dead = zombie && threads <= 1
 	return p
 }

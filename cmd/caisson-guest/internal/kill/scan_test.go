@@ -14,8 +14,13 @@ func TestParse(t *testing.T) {
 		name, status  string
 		dead, stopped bool
 		parent        int
-		group         bool
+		group, mortal bool
 	}{
+		{name: "mortal", status: "SigBlk:\t0000000000000001\nSigIgn:\t0000000000001000\nSigCgt:\t0000000180000002\n", mortal: true},
+		{name: "catches SIGTERM", status: "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\nSigCgt:\t0000000000004000\n"},
+		{name: "ignores SIGTERM", status: "SigBlk:\t0000000000000000\nSigIgn:\t0000000000004000\nSigCgt:\t0000000000000000\n"},
+		{name: "holds SIGTERM back", status: "SigBlk:\tffffffffffffffff\nSigIgn:\t0000000000000000\nSigCgt:\t0000000000000000\n"},
+		{name: "half told", status: "SigIgn:\t0000000000000000\nSigCgt:\t0000000000000000\n"},
 		{name: "runs", status: "Name:\tsh\nState:\tR (running)\nPPid:\t7\nGroups:\t1 30000 \nThreads:\t1\n", parent: 7, group: true},
 		{name: "stopped", status: "State:\tT (stopped)\nGroups:\t30000\n", stopped: true, group: true},
 		{name: "zombie", status: "State:\tZ (zombie)\nGroups:\t30000 \nThreads:\t1\n", dead: true, group: true},
@@ -26,7 +31,7 @@ func TestParse(t *testing.T) {
 		{name: "a name that looks like it", status: "Name:\tGroups:30000\nState:\tS\nGroups:\t\n"},
 	} {
 		p := parse(1, []byte(tt.status))
-		if p.dead != tt.dead || p.stopped != tt.stopped || p.parent != tt.parent || p.hasGroup(30000) != tt.group {
+		if p.dead != tt.dead || p.stopped != tt.stopped || p.parent != tt.parent || p.hasGroup(30000) != tt.group || p.mortal != tt.mortal {
 			t.Errorf("%s: %+v, in group %v", tt.name, p, p.hasGroup(30000))
 		}
 	}

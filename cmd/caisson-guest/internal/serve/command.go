@@ -117,7 +117,7 @@ func (c *command) execute() (*wire.Exit, *wire.Refused) {
 	_ = c.s.o.Writer.SendJSON(c.id, wire.TypeStarted, wire.Started{PID: p.PID})
 
 	ended := c.stream(p)
-	e := c.await(p.Exit, clock.expired, p.Mark)
+	e := c.await(p, clock.expired)
 	wall := time.Since(began)
 	after := c.s.facts() // before another command counts
 	if e.report.Left() == 0 {

@@ -8,18 +8,19 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/kill"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/launch"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/reap"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
 // await waits for the end of the command and of everything that it started.
-func (c *command) await(done <-chan reap.Exit, timeout <-chan struct{}, mark kill.Mark) ending {
+func (c *command) await(p launch.Process, timeout <-chan struct{}) ending {
 	e := ending{}
 	select {
-	case e.exit = <-done:
+	case e.exit = <-p.Exit:
 		e.reaped = true
-		if !c.s.o.Killer.Gone(mark) {
-			c.s.o.Killer.Kill(mark, &e.report)
+		if !c.s.o.Killer.Gone(p.Mark) {
+			c.s.o.Killer.Kill(p.Mark, &e.report)
 			e.report.AfterExit()
 		}
 		return e
@@ -28,13 +29,13 @@ func (c *command) await(done <-chan reap.Exit, timeout <-chan struct{}, mark kil
 	case <-timeout:
 		e.timedOut = true
 	}
-	c.s.o.Killer.Terminate(mark, &e.report)
-	if !c.grace(&e, done, mark) {
-		c.s.o.Killer.Kill(mark, &e.report)
+	c.s.o.Killer.Terminate(p.Mark, &e.report)
+	if !c.grace(&e, p) {
+		c.s.o.Killer.Kill(p.Mark, &e.report)
 	}
 	if !e.reaped {
 		select {
-		case e.exit = <-done:
+		case e.exit = <-p.Exit:
 			e.reaped = true
 		case <-time.After(pipeWait): // unkillable; the report says so
 			e.report.Unreaped()
@@ -44,22 +45,29 @@ func (c *command) await(done <-chan reap.Exit, timeout <-chan struct{}, mark kil
 }
 
 // grace waits for the processes to end by themselves; false if they did not.
-func (c *command) grace(e *ending, done <-chan reap.Exit, mark kill.Mark) bool {
+func (c *command) grace(e *ending, p launch.Process) bool {
+	done := p.Exit
 	over := time.NewTimer(c.request.Grace)
 	defer over.Stop()
 	wait := time.Millisecond
+	began, look := time.Now(), 4*time.Millisecond
 	for {
-		if c.s.o.Killer.Gone(mark) {
+		if c.s.o.Killer.Gone(p.Mark) {
 			return true
 		}
 		select {
 		case e.exit = <-done:
 			e.reaped = true
 			done = nil
+			c.s.o.Killer.TerminateOrphans(p.Mark, p.PID, &e.report)
 		case <-over.C:
 			return false
 		case <-time.After(wait):
 			wait = min(2*wait, 50*time.Millisecond)
+			if time.Since(began) > look { // a look at 200 processes takes 150 ms in gVisor
+				look *= 2
+				c.s.o.Killer.TerminateOrphans(p.Mark, p.PID, &e.report)
+			}
 		}
 	}
 }
