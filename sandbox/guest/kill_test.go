@@ -161,7 +161,7 @@ func TestCancel(t *testing.T) {
 			check: func(k sandbox.KillReport) bool { return k.Killed == 0 },
 		},
 		{
-			name: "stopped all", script: "echo up; kill -STOP -1; sleep 1000", grace: 30 * time.Millisecond,
+			name: "stopped all", script: "echo up; kill -STOP -1; sleep 1000", grace: time.Minute,
 			status: sandbox.ExitStatus{Code: -1, Signal: 15, Cancelled: true}, stdout: "up\n",
 			check: func(sandbox.KillReport) bool { return true },
 		},
@@ -298,7 +298,7 @@ func TestZombies(t *testing.T) {
 	if r.stdout != "made\n" {
 		t.Fatalf("%+v", r)
 	}
-	for deadline := time.Now().Add(10 * time.Second); len(g.Processes(t)) > 0; {
+	for deadline := time.Now().Add(time.Minute); len(g.Processes(t)) > 0; {
 		if time.Now().After(deadline) {
 			t.Fatalf("left are %v", g.Processes(t))
 		}

@@ -126,7 +126,7 @@ func TestPIDsLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused := 0
-	for deadline := time.Now().Add(20 * time.Second); refused < 20; {
+	for deadline := time.Now().Add(2 * time.Minute); refused < 20; {
 		if time.Now().After(deadline) {
 			t.Fatal("the bomb never fills the limit: this test proves nothing")
 		}
@@ -155,7 +155,7 @@ func TestPIDsLimit(t *testing.T) {
 	if left := g.Living(t); len(left) != 0 {
 		t.Errorf("left are %v", left)
 	}
-	if after := statusField(t, g.PID, "Threads"); after > before {
+	if after := statusField(t, g.PID, "Threads"); after > max(before, threadsAhead) {
 		t.Errorf("the guest had %d threads and has %d", before, after)
 	}
 	if r := sh(t, c, "echo on"); r.stdout != "on\n" || r.PIDsLimitHit {

@@ -33,15 +33,18 @@ func (b blocked) Write(p []byte) (int, error) {
 func TestStalledConsumer(t *testing.T) {
 	c, _ := dial(t, guesttest.Options{})
 	stalled := blocked{make(chan struct{})}
+	out, errs := signalled{make(chan struct{})}, signalled{make(chan struct{})}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	p, err := c.Start(ctx, sandbox.Command{
-		Argv: []string{"sh", "-c", "yes & yes >&2 & wait"}, Stdout: stalled, Stderr: stalled,
+		Argv: []string{"sh", "-c", "yes & yes >&2 & wait"}, Stdout: writers{stalled, out}, Stderr: writers{stalled, errs},
 		Output: sandbox.OutputLimits{Live: 1 << 40}, Grace: 50 * time.Millisecond,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
+	<-out.ch
+	<-errs.ch
 	for i := range 20 {
 		if r := sh(t, c, "echo "+itoa(i)); r.stdout != itoa(i)+"\n" {
 			t.Fatalf("beside a stalled command: %+v", r)
@@ -110,6 +113,11 @@ func statusField(t testing.TB, pid int, name string) int64 {
 	return 0
 }
 
+// threadsAhead is how many threads a guest may have that has made none for a
+// command: those that it makes ahead (its package warm) and the runtime's own,
+// of which some may not have been there yet when they were counted.
+const threadsAhead = 22
+
 // TestManyAtOnce runs commands, changes and pings side by side; the guest makes
 // no thread for it.
 func TestManyAtOnce(t *testing.T) {
@@ -144,10 +152,7 @@ func TestManyAtOnce(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	// Those that the guest makes ahead (its package warm) and the runtime's own, of
-	// which some may not have been there yet.
-	const ahead = 22
-	if after := statusField(t, g.PID, "Threads"); after > max(before, ahead) {
+	if after := statusField(t, g.PID, "Threads"); after > max(before, threadsAhead) {
 		t.Errorf("the guest had %d threads and has %d", before, after)
 	}
 }
