@@ -13,8 +13,12 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// testGrace is the grace period of commands that ignore SIGTERM.
-const testGrace = 300 * time.Millisecond
+// testGrace is the grace period of commands that ignore SIGTERM, enoughGrace of
+// those that must end of it on any machine.
+const (
+	testGrace   = 300 * time.Millisecond
+	enoughGrace = time.Minute
+)
 
 // errTest is the cause of the suite's cancellations.
 var errTest = errors.New("cancelled by the suite")
@@ -27,6 +31,7 @@ func cancelChecks() []check {
 		{name: "cancel right at the start", run: checkCancelAtStart},
 		{name: "cancel after the end changes nothing", run: checkCancelAfter},
 		{name: "SIGTERM comes first", run: checkTermFirst},
+		{name: "what a parent leaves at SIGTERM gets one too", run: checkTermOrphans},
 		{name: "a process that ignores SIGTERM is killed", run: checkIgnoresTerm},
 		{name: "daemons are found and killed", run: checkDaemons},
 		{name: "a timeout ends everything", run: checkTimeout},
@@ -65,10 +70,10 @@ func startReady(ctx, waitCtx context.Context, e *env, cmd sandbox.Command) (sand
 }
 
 // cancelled starts a verb, cancels it when it is ready, and returns its exit.
-func cancelled(ctx context.Context, e *env, args ...string) (sandbox.Exit, error) {
+func cancelled(ctx context.Context, e *env, grace time.Duration, args ...string) (sandbox.Exit, error) {
 	runCtx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	p, w, err := startReady(runCtx, ctx, e, sandbox.Command{Argv: probeArgv(args...), Grace: testGrace})
+	p, w, err := startReady(runCtx, ctx, e, sandbox.Command{Argv: probeArgv(args...), Grace: grace})
 	if err != nil {
 		return sandbox.Exit{}, err
 	}
@@ -88,7 +93,7 @@ func cancelled(ctx context.Context, e *env, args ...string) (sandbox.Exit, error
 
 func checkCancelDuring(ctx context.Context, e *env) error {
 	m := marker()
-	exit, err := cancelled(ctx, e, "sleep", m)
+	exit, err := cancelled(ctx, e, enoughGrace, "sleep", m)
 	if err != nil {
 		return err
 	}
@@ -173,7 +178,7 @@ func checkCancelAfter(ctx context.Context, e *env) error {
 }
 
 func checkTermFirst(ctx context.Context, e *env) error {
-	exit, err := cancelled(ctx, e, "term-exit", "7")
+	exit, err := cancelled(ctx, e, enoughGrace, "term-exit", "7")
 	if err != nil {
 		return err
 	}
@@ -183,9 +188,21 @@ func checkTermFirst(ctx context.Context, e *env) error {
 	return nil
 }
 
+func checkTermOrphans(ctx context.Context, e *env) error {
+	m := marker()
+	exit, err := cancelled(ctx, e, enoughGrace, "term-leave", m)
+	if err != nil {
+		return err
+	}
+	if exit.Status.Code != 0 || exit.Kill.Terminated < 2 || exit.Kill.Killed != 0 {
+		return fmt.Errorf("status %+v kill %+v, want an end by SIGTERM of what was left", exit.Status, exit.Kill)
+	}
+	return e.gone(ctx, m)
+}
+
 func checkIgnoresTerm(ctx context.Context, e *env) error {
 	m := marker()
-	exit, err := cancelled(ctx, e, "ignore-term", m)
+	exit, err := cancelled(ctx, e, testGrace, "ignore-term", m)
 	if err != nil {
 		return err
 	}
@@ -197,7 +214,7 @@ func checkIgnoresTerm(ctx context.Context, e *env) error {
 
 func checkDaemons(ctx context.Context, e *env) error {
 	m := marker()
-	exit, err := cancelled(ctx, e, "daemons", "4", m, "stay")
+	exit, err := cancelled(ctx, e, testGrace, "daemons", "4", m, "stay")
 	if err != nil {
 		return err
 	}
@@ -253,7 +270,7 @@ func checkSpares(ctx context.Context, e *env) error {
 	if err != nil {
 		return err
 	}
-	if _, err := cancelled(ctx, e, "daemons", "2", marker(), "stay"); err != nil {
+	if _, err := cancelled(ctx, e, testGrace, "daemons", "2", marker(), "stay"); err != nil {
 		return err
 	}
 	n, err := e.running(ctx, spared)

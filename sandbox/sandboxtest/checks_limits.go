@@ -70,7 +70,7 @@ func (e *env) works(ctx context.Context) error {
 	if _, err := e.sb.Apply(ctx, writeOp("after")); err != nil {
 		return fmt.Errorf("afterwards: %w", err)
 	}
-	if _, err := cancelled(ctx, e, "sleep", marker()); err != nil {
+	if _, err := cancelled(ctx, e, enoughGrace, "sleep", marker()); err != nil {
 		return fmt.Errorf("afterwards: %w", err)
 	}
 	return nil

@@ -169,6 +169,7 @@ func (c *fakeCommand) cancel(ended chan sandbox.ExitStatus) sandbox.ExitStatus {
 		select {
 		case status := <-ended:
 			c.reap(c.main)
+			c.terminateOrphans()
 			c.endChildren(sigKill)
 			return status
 		case <-timer.C:
@@ -187,6 +188,23 @@ func (c *fakeCommand) started() []*fakeProcess {
 	c.sb.mu.Lock()
 	defer c.sb.mu.Unlock()
 	return slices.Clone(c.children)
+}
+
+// terminateOrphans ends those that act on SIGTERM.
+func (c *fakeCommand) terminateOrphans() {
+	if c.sb.backend.Fault == FaultOrphansWait {
+		return
+	}
+	c.sb.mu.Lock()
+	defer c.sb.mu.Unlock()
+	c.children = slices.DeleteFunc(c.children, func(p *fakeProcess) bool {
+		if p.ignoreTerm.Load() {
+			return false
+		}
+		c.exit.Kill.Terminated++
+		p.ended = true
+		return true
+	})
 }
 
 // endChildren ends what the command started.

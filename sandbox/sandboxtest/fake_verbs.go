@@ -72,6 +72,13 @@ func (c *fakeCommand) do(verb string, args []string) (sandbox.ExitStatus, error)
 			return status, err
 		}
 		return sandbox.ExitStatus{Code: code}, err
+	case "term-leave":
+		status := c.hang()
+		if status.Signal != sigTerm {
+			return status, nil
+		}
+		c.child(args[0]).ignoreTerm.Store(false)
+		return sandbox.ExitStatus{}, nil
 	case "ignore-term":
 		c.main.ignoreTerm.Store(true)
 		return c.hang(), nil
@@ -123,11 +130,12 @@ func (c *fakeCommand) hang() sandbox.ExitStatus {
 	return sandbox.ExitStatus{Code: -1, Signal: <-c.main.signals}
 }
 
-func (c *fakeCommand) child(mark string) {
+func (c *fakeCommand) child(mark string) *fakeProcess {
 	p := c.sb.fork([]string{"daemon", mark}, true)
 	c.sb.mu.Lock()
 	defer c.sb.mu.Unlock()
 	c.children = append(c.children, p)
+	return p
 }
 
 func (c *fakeCommand) daemons(args []string) (sandbox.ExitStatus, error) {

@@ -62,6 +62,7 @@ const (
 	FaultStaleFiles   Fault = "the host's writes are not seen"
 	FaultAnyPatch     Fault = "a patch takes the first of several matches"
 	FaultManyFiles    Fault = "open files are not limited"
+	FaultOrphansWait  Fault = "what a parent leaves at SIGTERM waits for SIGKILL"
 	FaultNoEnd        Fault = "a destroyed sandbox takes commands"
 )
 

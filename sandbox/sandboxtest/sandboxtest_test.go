@@ -47,7 +47,7 @@ var found = map[Fault][]string{
 		"daemons are found and killed", "a timeout ends everything", "what is left after the end is killed",
 		"a grandchild that holds stdout does not hold the command", "cancelling one command spares another", "stopped processes are killed",
 	},
-	FaultKillAtOnce:      {"SIGTERM comes first", "cancel while it runs"},
+	FaultKillAtOnce:      {"SIGTERM comes first", "cancel while it runs", "what a parent leaves at SIGTERM gets one too"},
 	FaultHostEnvironment: {"environment is what was given", "arguments arrive byte by byte"},
 	FaultLostBytes:       {"a flood is counted, hashed and cut"},
 	FaultOverlappingTail: {"a flood is counted, hashed and cut"},
@@ -61,7 +61,8 @@ var found = map[Fault][]string{
 	FaultLeaks:  append(fresh(), "sessions see nothing of each other"),
 	FaultAnyDir: {"working folder", "a working folder can't lead out", "invalid commands are refused"},
 	FaultNoPartial: {
-		"cancel while it runs", "SIGTERM comes first", "daemons are found and killed", "cancelling one command spares another", "a timeout ends everything",
+		"cancel while it runs", "SIGTERM comes first", "what a parent leaves at SIGTERM gets one too", "daemons are found and killed", "cancelling one command spares another",
+		"a timeout ends everything",
 		"a process that ignores SIGTERM is killed", "stopped processes are killed", "a killed container is lost, never a result",
 		"memory that no process holds", "timeouts hold under load", "every writable place is bounded",
 	},
@@ -105,6 +106,7 @@ var found = map[Fault][]string{
 	FaultStaleFiles:   {"host and sandbox see each other's files"},
 	FaultAnyPatch:     {"patch needs one match"},
 	FaultManyFiles:    {"open files"},
+	FaultOrphansWait:  {"what a parent leaves at SIGTERM gets one too"},
 	FaultNoEnd:        {"destroy is idempotent and stops everything"},
 }
 

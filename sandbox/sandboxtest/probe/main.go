@@ -32,6 +32,7 @@ var verbs = map[string]func(args []string) error{
 	"flood":         flood,
 	"sleep":         sleep,
 	"term-exit":     termExit,
+	"term-leave":    termLeave,
 	"ignore-term":   ignoreTerm,
 	"daemons":       daemons,
 	"daemon":        daemon,

@@ -50,6 +50,15 @@ func termExit(args []string) error {
 	return exit(args)
 }
 
+// termLeave ends by SIGTERM, but first starts something that it leaves behind.
+func termLeave(args []string) error {
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, syscall.SIGTERM)
+	ready()
+	<-c
+	return self("sleep", args[0]).Start()
+}
+
 func ignoreTerm([]string) error {
 	signal.Ignore(syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT)
 	ready()
