@@ -20,9 +20,13 @@ import (
 )
 
 const (
-	// checkTime bounds the question whether a backend could start: an engine
-	// that hangs must not hold up a run that can do without it.
-	checkTime = 5 * time.Second
+	// checkTime bounds the question whether the backend that was asked for could
+	// start: an engine of a machine that is busy, with 64 sessions that start at
+	// once, has taken more than 5 s.
+	checkTime = 30 * time.Second
+	// autoTime bounds the same where another backend can serve, and for the
+	// doctor: an engine that hangs must not hold up who can do without it.
+	autoTime = 5 * time.Second
 	// sweepTime bounds the removal of what dead owners left.
 	sweepTime = 30 * time.Second
 )
@@ -155,7 +159,7 @@ func (c *chooser) choose(ctx context.Context, note func(string)) (sandbox.Backen
 	if asked != "auto" {
 		b, err := c.make(asked)
 		if err == nil {
-			_, err = c.check(ctx, b)
+			_, err = check(ctx, b, checkTime)
 		}
 		return b, runner.BackendChoice{Asked: asked, Chosen: asked, Why: "asked for"}, err
 	}
@@ -164,7 +168,7 @@ func (c *chooser) choose(ctx context.Context, note func(string)) (sandbox.Backen
 		b, err := c.make("docker")
 		if err == nil {
 			var info sandbox.Info
-			info, err = c.check(ctx, b)
+			info, err = check(ctx, b, autoTime)
 			if err == nil && !info.Local {
 				err = errors.New("the engine is on another machine")
 			}
@@ -179,7 +183,7 @@ func (c *chooser) choose(ctx context.Context, note func(string)) (sandbox.Backen
 	}
 	b, err := c.make("gvisor")
 	if err == nil {
-		_, err = c.check(ctx, b)
+		_, err = check(ctx, b, checkTime)
 	}
 	if err != nil {
 		return nil, runner.BackendChoice{}, fmt.Errorf("choose backend: %s; and gvisor: %w", why, err)
@@ -187,8 +191,8 @@ func (c *chooser) choose(ctx context.Context, note func(string)) (sandbox.Backen
 	return b, runner.BackendChoice{Asked: asked, Chosen: "gvisor", Why: why}, nil
 }
 
-func (c *chooser) check(ctx context.Context, b sandbox.Backend) (sandbox.Info, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, checkTime, errors.New("no answer in time"))
+func check(ctx context.Context, b sandbox.Backend, limit time.Duration) (sandbox.Info, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer in %s", limit))
 	defer cancel()
 	return b.Check(ctx)
 }

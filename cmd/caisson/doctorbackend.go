@@ -48,7 +48,7 @@ func (s *setup) examineBackend(ctx context.Context, name string) []finding {
 	if err != nil {
 		return []finding{unusable(name, err)}
 	}
-	info, err := s.backends.check(ctx, b)
+	info, err := check(ctx, b, autoTime)
 	if err != nil {
 		return []finding{unusable(name, err)}
 	}

@@ -62,7 +62,7 @@ func (s *setup) trial(ctx context.Context, image finding) []finding {
 		f.status = max(f.status, runner.ExitSandboxStart)
 		return append([]finding{f}, skip("not tried: no sandbox could be started")[1])
 	}
-	info, err := s.backends.check(ctx, backend)
+	info, err := check(ctx, backend, autoTime)
 	if err != nil {
 		notes = append(notes, err.Error())
 	}
