@@ -108,7 +108,7 @@ func (s *Session) changes(r *Report) {
 	r.Incomplete = s.before.incomplete() || after.incomplete()
 	r.Changed = listed(s.before.compare(after))
 	r.HostExecuted = listed(hostExecuted(r.Changed))
-	r.HostExecuted = slices.Concat(s.before.newlyUnfinished(after), r.HostExecuted, s.moved.bare())
+	r.HostExecuted = slices.Concat(s.before.newlyUnfinished(after), r.HostExecuted)
 	r.Quarantined = s.moved.list(after)
 	r.Patch = s.diffs(ctx, r.Changed)
 }

@@ -28,7 +28,6 @@ const (
 type quarantine struct {
 	mu    sync.Mutex
 	moves map[string]Quarantined // by path and new path
-	found []string               // bare repositories, which are reported only
 }
 
 // quarantineAfterCommand renames repositories that a command made, where
@@ -88,37 +87,39 @@ func (s *Session) quarantine(ctx context.Context) {
 		}
 	}
 	for _, p := range s.before.newRepositories(now) {
-		switch {
-		case path.Base(p) != ".git":
-			if !slices.Contains(s.moved.found, p) {
-				s.moved.found = append(s.moved.found, p)
-			}
+		switch name := entrance(p); {
 		case !s.before.knows(p):
-			s.moved.note(Quarantined{Path: p, Why: "it may have been there before: the workspace could not be looked at whole when the session began"})
-		case s.moved.failed(p):
+			s.moved.note(Quarantined{Path: name, Why: "it may have been there before: the workspace could not be looked at whole when the session began"})
+		case s.moved.failed(name):
 			// A placeholder of the sandbox's own can't be moved.
 		default:
-			s.moved.note(s.move(ctx, p, closed))
+			s.moved.note(s.move(ctx, name, closed))
 		}
 	}
 	for _, p := range s.before.changedRepositories(now) {
-		switch {
-		case path.Base(p) != ".git":
-			if !slices.Contains(s.moved.found, p) {
-				s.moved.found = append(s.moved.found, p)
-			}
-		case s.moved.failed(p):
-		default:
-			q := s.move(ctx, p, closed)
-			if q.To != "" {
-				q.Why = "what git obeys or runs in it was changed"
-			}
-			s.moved.note(q)
+		name := entrance(p)
+		if s.moved.failed(name) {
+			continue
 		}
+		q := s.move(ctx, name, closed)
+		if q.To != "" {
+			q.Why = "what git obeys or runs in it was changed"
+		}
+		s.moved.note(q)
 	}
 }
 
-// move renames one repository. Folders above it that their modes keep from
+// entrance is what is renamed of a repository, without which git takes the
+// folder for none: its .git or, since the folder of a bare repository may be any
+// in the workspace and the workspace itself, its HEAD.
+func entrance(repository string) string {
+	if path.Base(repository) == ".git" {
+		return repository
+	}
+	return path.Join(repository, "HEAD")
+}
+
+// move renames the entrance of one repository. Folders above it that their modes keep from
 // being changed are opened for that, and stay in closed.
 func (s *Session) move(ctx context.Context, p string, closed *closedFolders) Quarantined {
 	q := Quarantined{Path: p, To: p + ".quarantined-" + newID("q")[2:]}
@@ -163,20 +164,9 @@ func (q *quarantine) list(after *snapshot) []Quarantined {
 	defer q.mu.Unlock()
 	var out []Quarantined
 	for _, key := range slices.Sorted(maps.Keys(q.moves)) {
-		if m := q.moves[key]; m.To != "" || after.repositories[m.Path] || after.hides(m.Path) {
+		if m := q.moves[key]; m.To != "" || after.enters(m.Path) || after.hides(m.Path) {
 			out = append(out, m)
 		}
-	}
-	return out
-}
-
-// bare lists the bare repositories that appeared.
-func (q *quarantine) bare() []HostExecuted {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	var out []HostExecuted
-	for _, p := range q.found {
-		out = append(out, HostExecuted{Path: p, By: "git, as a bare repository"})
 	}
 	return out
 }

@@ -96,15 +96,15 @@ func unfinishedNames() []string {
 // out: it is read-only, or the agent was allowed to commit.
 func takeSnapshot(ctx context.Context, r workspace.View) (*snapshot, error) {
 	s := &snapshot{files: map[string]stamp{}, repositories: map[string]bool{}, obeyed: map[string]string{}, unfinished: map[string]bool{}}
-	signs := map[string]int{}
+	signs := map[string]sign{}
 	walked, err := r.Walk(ctx, ".", workspace.WalkOptions{MaxEntries: snapshotEntries}, func(e workspace.Entry) error {
 		base, dir := path.Base(e.Path), path.Dir(e.Path)
 		if base == ".git" {
 			s.repositories[e.Path] = true
 			return workspace.SkipDir
 		}
-		if base == "HEAD" || base == "objects" || base == "refs" {
-			if signs[dir]++; signs[dir] == 3 {
+		if is := signOf(base); is != 0 {
+			if signs[dir] |= is; signs[dir].repository() {
 				s.repositories[dir] = true
 			}
 		}
@@ -130,12 +130,42 @@ func takeSnapshot(ctx context.Context, r workspace.View) (*snapshot, error) {
 		}
 	}
 	for p := range s.repositories {
-		if p != ".git" && p != "." {
+		if p != ".git" {
 			s.obeyed[p] = fingerprint(ctx, r, p)
 		}
 	}
 	s.whole, s.unread = !walked.Truncated, walked.Incomplete
 	return s, nil
+}
+
+// sign is what of a repository a folder holds, as bits.
+type sign uint8
+
+const (
+	signHead sign = 1 << iota
+	signObjects
+	signRefs
+	signCommon
+)
+
+func signOf(name string) sign {
+	switch name {
+	case "HEAD":
+		return signHead
+	case "objects":
+		return signObjects
+	case "refs":
+		return signRefs
+	case "commondir":
+		return signCommon
+	}
+	return 0
+}
+
+// repository says that git takes the folder for a bare repository (is_git_directory
+// in setup.c): objects and refs may be where a commondir file says.
+func (s sign) repository() bool {
+	return s&signHead != 0 && (s&signCommon != 0 || s&signObjects != 0 && s&signRefs != 0)
 }
 
 // compare lists what differs, by path.
@@ -178,6 +208,11 @@ func (s *snapshot) newRepositories(after *snapshot) []string {
 		}
 	}
 	return out
+}
+
+// enters says that a repository is entered by name; see [entrance].
+func (s *snapshot) enters(name string) bool {
+	return s.repositories[name] || path.Base(name) == "HEAD" && s.repositories[path.Dir(name)]
 }
 
 // newlyUnfinished lists the operations of git that a session left half done.
