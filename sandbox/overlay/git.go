@@ -81,7 +81,7 @@ func gitReason(c *Change, repos bareRepositories) string {
 		case i > 0 && isGit(names[i-1]):
 		case obeyed(names[i:]) && repos.is(folder(names[:i])):
 			return leftGit
-		case i == len(names)-1 && names[i] == "HEAD" && c.Now != "" && repos.completes(folder(names[:i])):
+		case slices.Contains(repositorySigns, names[i]) && repos.completes(folder(names[:i]), names[i]):
 			return leftGitFile
 		}
 	}
@@ -142,8 +142,18 @@ func (s *Changes) replacedRepositories() []string {
 	return out
 }
 
+// repositorySigns are what git tells a repository by, beside commondir, which is
+// obeyed in any case; see [isRepository].
+var repositorySigns = []string{"HEAD", "objects", "refs"}
+
+// isRepository says whether git takes a folder for a repository (is_git_directory
+// in setup.c), from what it holds: objects and refs may be where a commondir file says.
+func isRepository(holds func(name string) bool) bool {
+	return holds("HEAD") && (holds("commondir") || holds("objects") && holds("refs"))
+}
+
 // bareRepositories finds the folders that git takes for a repository by what
-// they hold: HEAD, objects and refs.
+// they hold.
 type bareRepositories struct {
 	there look
 	known map[string]bool
@@ -151,31 +161,23 @@ type bareRepositories struct {
 
 // is says whether a folder is one, with the changes applied.
 func (b bareRepositories) is(dir string) bool {
-	if is, ok := b.known[dir]; ok {
-		return is
+	is, ok := b.known[dir]
+	if !ok {
+		is = isRepository(func(name string) bool {
+			upper, lower := b.there(join(dir, name))
+			return upper || lower
+		})
+		b.known[dir] = is
 	}
-	is := true
-	for _, sign := range []string{"HEAD", "objects", "refs"} {
-		upper, lower := b.there(join(dir, sign))
-		is = is && (upper || lower)
-	}
-	b.known[dir] = is
 	return is
 }
 
-// completes says whether a folder that was no repository becomes one around
-// configuration or hooks that are there already.
-func (b bareRepositories) completes(dir string) bool {
-	if !b.is(dir) {
-		return false
-	}
-	was := true
-	for _, sign := range []string{"HEAD", "objects", "refs"} {
-		_, lower := b.there(join(dir, sign))
-		was = was && lower
-	}
-	return !was && slices.ContainsFunc(gitObeyed, func(name string) bool {
+// completes says whether sign, which is new in a folder that was no repository,
+// makes it one around configuration or hooks that are there already.
+func (b bareRepositories) completes(dir, sign string) bool {
+	was := func(name string) bool {
 		_, lower := b.there(join(dir, name))
 		return lower
-	})
+	}
+	return b.is(dir) && !was(sign) && !isRepository(was) && slices.ContainsFunc(gitObeyed, was)
 }

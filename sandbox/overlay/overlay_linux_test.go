@@ -416,6 +416,36 @@ func TestGitIsAppliedButForWhatItObeys(t *testing.T) {
 	}
 }
 
+// TestNoRepositoryInTheOpen: any folder can become a bare repository, the
+// workspace's own too, whose configuration says that it is none. What makes it one
+// is left out, whichever part comes last; all of it, the control, runs a program.
+func TestNoRepositoryInTheOpen(t *testing.T) {
+	const config = `printf '[core]\n\trepositoryformatversion = 0\n\tbare = false\n\tworktree = .\n\tfsmonitor = touch FIRED;\n' > config; `
+	for name, tt := range map[string]struct{ before, session string }{
+		"whole":                       {"", config + `mkdir objects refs; echo x > objects/x; echo x > refs/x; echo 'ref: refs/heads/main' > HEAD`},
+		"its HEAD last":               {config + `mkdir objects refs`, `echo 'ref: refs/heads/main' > HEAD`},
+		"its objects and refs last":   {config + `echo 'ref: refs/heads/main' > HEAD`, `mkdir objects refs; echo x > objects/x; echo x > refs/x`},
+		"its refs last as a program": {config + `mkdir objects; echo 'ref: refs/heads/main' > HEAD`, `echo x > refs; chmod +x refs`},
+		"its objects elsewhere": {"", `mkdir -p c/objects c/refs; echo x > c/objects/x; echo x > c/refs/x; echo c > commondir; echo 'ref: refs/heads/main' > HEAD
+			printf '[core]\n\tbare = false\n\tworktree = .\n' > config.worktree
+			printf '[core]\n\trepositoryformatversion = 1\n\tfsmonitor = touch FIRED;\n[extensions]\n\tworktreeConfig = true\n' > c/config`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, func(dir string) { in(t, dir, tt.before+"\necho f > f") })
+			in(t, w.merged, tt.session)
+			status := `export HOME=/nonexistent GIT_CONFIG_NOSYSTEM=1 GIT_CEILING_DIRECTORIES="$(dirname "$PWD")"; git status || true; `
+			diff, _, _ := w.diff(DiffOptions{})
+			patched := t.TempDir()
+			must(t, os.WriteFile(filepath.Join(patched, "diff"), []byte(diff), 0o600))
+			in(t, patched, "cp -a "+w.original+" w; cd w; ! grep -q ^--- ../diff || patch -s -p1 < ../diff; "+status+"test ! -e FIRED")
+			w.apply(ApplyOptions{})
+			in(t, w.original, status+"test ! -e FIRED")
+			w.apply(ApplyOptions{GitConfig: true})
+			in(t, w.original, status+"test -e FIRED")
+		})
+	}
+}
+
 func TestMovedRepositoryStays(t *testing.T) {
 	w := newWorld(t, func(dir string) {
 		in(t, dir, `git init -q .; git config user.email a@b; git config user.name n; echo 1 > f; git add f; git commit -qm one`)
