@@ -24,13 +24,18 @@ const writes = `
 // needRoot ends a test of overlays where they can't be mounted.
 func needRoot(t *testing.T) {
 	t.Helper()
-	if os.Getuid() == 0 {
-		return
+	if os.Getuid() != 0 {
+		lacking(t, "mounting an overlay needs root")
 	}
+}
+
+// lacking ends a test that this machine can't do.
+func lacking(t *testing.T, reason string) {
+	t.Helper()
 	if os.Getenv("REQUIRE_BACKENDS") != "" {
-		t.Fatal("mounting an overlay needs root, and REQUIRE_BACKENDS asks for all tests")
+		t.Fatal(reason + ", and REQUIRE_BACKENDS asks for all tests")
 	}
-	t.Skip("mounting an overlay needs root")
+	t.Skip(reason)
 }
 
 func (w *world) read(name string) string {

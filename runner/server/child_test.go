@@ -10,19 +10,39 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/caisson-run/caisson/runner"
 )
 
-// childEnv holds the root folder of the world that a child process serves.
-const childEnv = "CAISSON_TEST_SERVER_CHILD"
+// Variables of a child process: the root folder of the world that it serves, how
+// long its questions wait, and that its clocks are moved.
+const (
+	childEnv     = "CAISSON_TEST_SERVER_CHILD"
+	childConfirm = "CAISSON_TEST_SERVER_CONFIRM"
+	childClocks  = "CAISSON_TEST_SERVER_CLOCKS"
+)
 
 // child serves a world until it is killed, and says where.
 func child() {
+	if os.Getenv(childClocks) != "" {
+		if err := filterClocks(); err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
 	root := os.Getenv(childEnv)
 	w := &world{root: root, state: filepath.Join(root, "state"), turns: asks, policy: "default", backend: &fakeBackend{}}
+	if text := os.Getenv(childConfirm); text != "" {
+		confirm, err := time.ParseDuration(text)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		w.opts = func(o *runner.Options) { o.ConfirmTimeout = confirm }
+	}
 	s, err := New(w.options())
 	if err != nil {
 		fmt.Println(err)
@@ -39,27 +59,54 @@ func child() {
 	}
 }
 
+// child starts a process that serves the world's folders, with clocks of its own
+// unless c is nil, and gives its address. end kills it and waits; it may be
+// called twice.
+func (w *world) child(c *clocks, env ...string) (base string, end func()) {
+	w.t.Helper()
+	cmd := exec.CommandContext(w.t.Context(), os.Args[0])
+	cmd.Env = append(append(os.Environ(), childEnv+"="+w.root), env...)
+	cmd.WaitDelay = time.Minute
+	pipe, err := cmd.StdoutPipe()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	out := bufio.NewReader(pipe)
+	line := func() string {
+		text, err := out.ReadString('\n')
+		if err != nil {
+			w.t.Fatalf("the child says %q, %v", text, err)
+		}
+		return strings.TrimSpace(text)
+	}
+	if c != nil {
+		cmd.Env = append(cmd.Env, childClocks+"=1")
+		c.start(w.t, cmd, line)
+	} else if err := cmd.Start(); err != nil {
+		w.t.Fatal(err)
+	}
+	var once sync.Once
+	end = func() {
+		once.Do(func() {
+			_ = cmd.Process.Kill() // it may have ended
+			_ = cmd.Wait()         // it was killed
+		})
+	}
+	w.t.Cleanup(end)
+	if base = line(); !strings.HasPrefix(base, "http://") {
+		w.t.Fatalf("the child says %q", base)
+	}
+	return base, end
+}
+
 // TestServerIsKilled kills a server that asks something, and lets another one
 // take its place: nothing that was asked can be answered any more, and nothing
 // of it runs.
 func TestServerIsKilled(t *testing.T) {
 	w := newWorld(t, asks)
 	base := w.base
-	cmd := exec.CommandContext(t.Context(), os.Args[0])
-	cmd.Env = append(os.Environ(), childEnv+"="+w.root)
-	cmd.WaitDelay = time.Minute
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	address, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil || !strings.HasPrefix(address, "http://") {
-		t.Fatalf("the child says %q, %v", address, err)
-	}
-	w.base = strings.TrimSpace(address)
+	childBase, kill := w.child(nil)
+	w.base = childBase
 	id := w.start("bind")
 	f := w.follow(id, "")
 	turn := w.say(id, "go")
@@ -78,10 +125,7 @@ func TestServerIsKilled(t *testing.T) {
 	watcher := w.follow(id, "")
 	watcher.until(runner.KindConfirmationRequested)
 
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	_ = cmd.Wait() // it was killed
+	kill()
 
 	if all := watcher.rest(); len(all) == 0 || all[len(all)-1].data != `{"state":"interrupted"}` {
 		t.Errorf("who watched it saw %+v", all)

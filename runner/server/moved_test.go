@@ -1,0 +1,147 @@
+//go:build linux
+
+package server
+
+import (
+	"testing"
+	"time"
+
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/tools"
+)
+
+const hour = int64(time.Hour)
+
+// TestWallClockMoves moves a server's wall clock while questions wait. Whoever
+// held the time that clients are told, expires_at, against that clock would be
+// wrong each time: those are the controls.
+func TestWallClockMoves(t *testing.T) {
+	t.Run("forward", func(t *testing.T) {
+		w := newWorld(t, asks)
+		var c clocks
+		w.clocked(&c, 10*time.Minute)
+		denied, q := w.question()
+		for _, ahead := range []int64{hour, -hour, 24 * hour, 3 * hour} { // ends ahead
+			c.wall.Store(ahead)
+			w.get("/healthz").want(t, 200)
+		}
+		if now := w.date(); !now.After(q.Expires) || c.asked.Load() == 0 {
+			t.Fatalf("the control: it is %s for the server, the question ends %s", now, q.Expires)
+		}
+		session, turn := of(denied)
+		var list ConfirmationList
+		w.get("/sessions/"+session+"/confirmations").want(t, 200).into(t, &list)
+		if len(list.Confirmations) != 1 || w.made() {
+			t.Fatalf("in its time %d questions wait, done is %t", len(list.Confirmations), w.made())
+		}
+		w.post(denied, `{"decision":"deny"}`).want(t, 200)
+		w.ended(session, turn)
+		if w.made() {
+			t.Error("what was denied was done")
+		}
+		// An answer in its time counts, wherever the clock goes meanwhile.
+		allowed, _ := w.question()
+		c.wall.Store(48 * hour)
+		w.post(allowed, `{"decision":"allow"}`).want(t, 200)
+		w.ended(of(allowed))
+		if !w.made() {
+			t.Error("what was allowed was not done")
+		}
+	})
+	t.Run("back", func(t *testing.T) {
+		w := newWorld(t, asks)
+		var c clocks
+		w.clocked(&c, 300*time.Millisecond)
+		path, q := w.question()
+		c.wall.Store(-hour)
+		// Nobody answers: it ends by itself, and not an hour later.
+		w.ended(of(path))
+		if now := w.date(); !now.Before(q.Expires) {
+			t.Fatalf("the control: it is %s for the server, the question ends %s", now, q.Expires)
+		}
+		w.timedOut(path)
+	})
+}
+
+// TestMachineSleeps lets a machine sleep for an hour, which Go's clock does not
+// notice, while a question waits: who then answers is too late.
+func TestMachineSleeps(t *testing.T) {
+	w := newWorld(t, asks)
+	var c clocks
+	w.clocked(&c, 10*time.Minute)
+	path, _ := w.question()
+	c.boot.Store(hour)
+	session, turn := of(path)
+	var list ConfirmationList
+	w.get("/sessions/"+session+"/confirmations").want(t, 200).into(t, &list)
+	if len(list.Confirmations) != 0 {
+		t.Errorf("after its time %d questions wait", len(list.Confirmations))
+	}
+	w.timedOut(path)
+	w.ended(session, turn)
+	w.timedOut(path)
+	// The control: awake, the same answer counts.
+	path, _ = w.question()
+	w.post(path, `{"decision":"allow"}`).want(t, 200)
+	w.ended(of(path))
+	if !w.made() {
+		t.Error("what was allowed was not done")
+	}
+}
+
+// timedOut answers a question whose time is over.
+func (w *world) timedOut(path string) {
+	w.t.Helper()
+	p := w.post(path, `{"decision":"allow","scope":"session"}`).problem(w.t, 409, "resolved")
+	if p.Resolution == nil || p.Resolution.Decision != tools.DecisionTimeout {
+		w.t.Errorf("what stands is %+v", p.Resolution)
+	}
+	if w.made() {
+		w.t.Error("what nobody allowed in its time was done")
+	}
+}
+
+// TestClockMovesAcrossARestart kills a server that asks something, and starts
+// another one an hour before, or behind. The end that the trace holds is not
+// over for the first, and over for the second; neither goes by it.
+func TestClockMovesAcrossARestart(t *testing.T) {
+	w := newWorld(t, asks)
+	kill := w.clocked(&clocks{}, 10*time.Minute)
+	path, q := w.question()
+	kill()
+	session, turn := of(path)
+	before := len(w.trace(session))
+	for _, ahead := range []int64{-hour, hour} {
+		var c clocks
+		c.wall.Store(ahead)
+		kill := w.clocked(&c, 10*time.Minute)
+		if now := w.date(); now.Before(q.Expires) != (ahead < 0) {
+			t.Fatalf("the control: it is %s for the server, the question ends %s", now, q.Expires)
+		}
+		var list ConfirmationList
+		w.get("/sessions/"+session+"/confirmations").want(t, 200).into(t, &list)
+		var got Turn
+		w.get("/sessions/"+session+"/turns/"+turn).want(t, 200).into(t, &got)
+		if len(list.Confirmations) != 0 || got.State != TurnInterrupted {
+			t.Errorf("%d questions wait, the turn is %s", len(list.Confirmations), got.State)
+		}
+		for _, scope := range []string{"once", "always"} {
+			w.post(path, `{"decision":"allow","scope":"`+scope+`"}`).problem(t, 410, "ended")
+		}
+		records := w.trace(session)
+		if len(records) != before || count(records, runner.KindToolCalled) != 0 || w.made() {
+			t.Errorf("%d records became %d, done is %t", before, len(records), w.made())
+		}
+		kill()
+	}
+	// The control: a question of the new server's own.
+	var c clocks
+	c.wall.Store(-hour)
+	w.clocked(&c, 10*time.Minute)
+	path, _ = w.question()
+	w.post(path, `{"decision":"allow"}`).want(t, 200)
+	w.ended(of(path))
+	if !w.made() {
+		t.Error("what was allowed was not done")
+	}
+}
