@@ -30,6 +30,8 @@ type executor struct {
 	after func(ctx context.Context)
 
 	images preimages
+	// patches are those that have begun and are not over.
+	patches *patchJournal
 	// background are the commands that outlive their calls.
 	background *backgrounds
 

@@ -25,6 +25,8 @@ type fakeBackend struct {
 	create func(ctx context.Context, number int) error
 	// made is told of each sandbox that was made; nil is nobody.
 	made func(*fakeBox)
+	// applying runs around each change, which is done by calling do; nil does it.
+	applying func(b *fakeBox, op workspace.Op, do func() (workspace.Change, error)) (workspace.Change, error)
 	// lacks are protections that the attestation says are lost, left the
 	// processes that could not be killed after a script.
 	lacks []string
@@ -201,7 +203,11 @@ func (b *fakeBox) Apply(ctx context.Context, op workspace.Op) (workspace.Change,
 	if b.State() == sandbox.StateStopped {
 		return workspace.Change{}, fmt.Errorf("apply: %w", sandbox.ErrLost)
 	}
-	return b.writer.Apply(ctx, op)
+	do := func() (workspace.Change, error) { return b.writer.Apply(ctx, op) }
+	if b.backend.applying != nil {
+		return b.backend.applying(b, op, do)
+	}
+	return do()
 }
 
 func (b *fakeBox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Process, error) {

@@ -103,6 +103,7 @@ func (s *Session) finish(out loop.Outcome, cause error) Report {
 		stop()
 	}
 	s.drain()
+	s.endPatches()
 	s.quarantineAll()
 	s.box.close()
 	r := Report{

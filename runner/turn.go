@@ -128,11 +128,13 @@ func (s *Session) take(ctx context.Context, t *Turn, message string, first bool)
 	return out
 }
 
-// awake starts what lives beside the turns: the look at the workspace, the
-// container, and whoever runs commands in it.
+// awake starts what lives beside the turns: the container, the look at the
+// workspace, and whoever runs commands in it. It waits for the container only
+// where an earlier session left something to be ended.
 func (s *Session) awake() {
-	s.look(s.ctx)
 	s.box.start()
+	s.endPatchesOfTheDead(s.ctx)
+	s.look(s.ctx)
 	s.stop = append(s.stop, s.takeCommands(s.ctx), s.exec.background.close)
 }
 

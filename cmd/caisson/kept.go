@@ -64,6 +64,9 @@ func openKept(d deps, env environ, session, workspace string) (_ *keptChanges, e
 			return nil, err
 		}
 	}
+	if runner.CutOffPatch(state, k.layers.Info().Session) {
+		fmt.Fprintln(d.stderr, "! the session was killed in the middle of a patch: some of its files may be changed and others not")
+	}
 	return k, k.workspace.CheckOwner(*s.conf.AcceptRunnerAsOwner)
 }
 

@@ -20,10 +20,12 @@ const undoTime = 20 * time.Second
 type patchApplier struct {
 	reader workspace.View
 	apply  applier
+	// journal is nil where there is none.
+	journal journal
 }
 
 func applyPatch(o Options) tools.Factory {
-	return func() tools.Tool { return &patchApplier{reader: o.Reader, apply: o.Applier} }
+	return func() tools.Tool { return &patchApplier{reader: o.Reader, apply: o.Applier, journal: o.Journal} }
 }
 
 // Definition describes the tool.
@@ -103,7 +105,8 @@ func (a *patchApplier) plan(ctx context.Context, call *tools.Call) (*plan, error
 
 // Execute makes all changes of the patch, or none: if one fails, those before
 // it are undone, and what could not be is in the error and the Output. Each is
-// done to the very content that the patch was worked out on.
+// done to the very content that the patch was worked out on. A patch of several
+// changes is in the journal until it is done or undone.
 func (a *patchApplier) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	p, err := a.plan(ctx, call)
 	if err != nil {
@@ -112,28 +115,59 @@ func (a *patchApplier) Execute(ctx context.Context, call *tools.Call) (tools.Out
 	if call.Projected != "" && call.Projected != p.state() {
 		return tools.Output{}, refuse(string(workspace.KindConflict), "A file of the patch has changed since the patch was shown; read it again. Nothing was changed.")
 	}
+	forget, err := a.begin(p)
+	if err != nil {
+		return tools.Output{}, err
+	}
 	steps := p.steps()
 	for i, s := range steps {
 		if _, err := a.apply.Apply(ctx, s.do); err != nil {
-			return a.undo(ctx, p, steps[:i+1], err)
+			out, over, err := a.undo(ctx, p, steps[:i+1], err)
+			if over {
+				forget()
+			}
+			return out, err
 		}
 	}
+	forget()
 	return p.output(), nil
+}
+
+// begin keeps the patch in the journal. One change alone is done or not, and
+// needs none.
+func (a *patchApplier) begin(p *plan) (forget func(), err error) {
+	if a.journal == nil || len(p.steps()) < 2 {
+		return func() {}, nil
+	}
+	p.temp = newTemp()
+	forget, err = a.journal.Begin(p.pending())
+	if err != nil {
+		return nil, fmt.Errorf("apply patch: nothing was changed: %w", err)
+	}
+	return forget, nil
 }
 
 // undo takes back the steps, of which the last one failed, the last one first.
 // That one may have been done all the same, where the answer was lost. Each is
 // undone only where the file is as the step left it. What then differs from
-// before is found by looking, not by counting.
-func (a *patchApplier) undo(parent context.Context, p *plan, steps []step, cause error) (tools.Output, error) {
+// before is found by looking, not by counting. A patch is over where nothing is
+// left of it, or where a model that goes on is told what is; not where the
+// sandbox is lost, which ends the run.
+func (a *patchApplier) undo(parent context.Context, p *plan, steps []step, cause error) (_ tools.Output, over bool, _ error) {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(parent), undoTime, errors.New("undoing the patch took too long"))
 	defer cancel()
+	_, answered := errors.AsType[*workspace.Error](cause)
+	lost := gone(cause)
+	if !answered {
+		lost = gone(p.clear(ctx, a.apply)) || lost
+	}
 	for i, s := range slices.Backward(steps) {
-		if _, answered := errors.AsType[*workspace.Error](cause); answered && i == len(steps)-1 {
+		if answered && i == len(steps)-1 {
 			continue // it was refused, so nothing was done
 		}
 		// What this could not do is seen below.
-		_, _ = a.apply.Apply(ctx, s.undo)
+		_, err := a.apply.Apply(ctx, s.undo)
+		lost = lost || gone(err)
 	}
 	changed, notes := p.survey(ctx, a.reader)
 	text := fmt.Sprintf("The patch failed at step %d of %d", len(steps), len(p.steps()))
@@ -156,7 +190,12 @@ func (a *patchApplier) undo(parent context.Context, p *plan, steps []step, cause
 	if parent.Err() != nil { // the message then says that the call was cancelled
 		fail.Partial = text
 	}
-	return tools.Output{FilesModified: changed}, fail
+	return tools.Output{FilesModified: changed}, !lost, fail
+}
+
+// gone says that there is no sandbox any more, and the run is over.
+func gone(err error) bool {
+	return errors.Is(err, tools.ErrSandboxLost) || errors.Is(err, tools.ErrSandboxStart)
 }
 
 // survey gives the paths that are not as they were before the patch, and says

@@ -26,6 +26,8 @@ type Options struct {
 	Reader workspace.View
 	// Applier makes changes; nil leaves out the tools that make them.
 	Applier applier
+	// Journal keeps patches that have begun; nil keeps none.
+	Journal journal
 	// Logger gets what is not an answer to the model; nil discards.
 	Logger *zap.Logger
 }

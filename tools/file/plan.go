@@ -27,9 +27,12 @@ type state struct {
 	sum     string // hex SHA-256, or "absent": what workspace.Op.IfSHA256 wants
 }
 
+// absent is the sum of a file that is not there.
+const absent = "absent"
+
 func stateOf(content []byte, exists bool) state {
 	if !exists {
-		return state{sum: "absent"}
+		return state{sum: absent}
 	}
 	sum := sha256.Sum256(content)
 	return state{exists: true, content: content, sum: hex.EncodeToString(sum[:])}
@@ -54,6 +57,7 @@ type plan struct {
 	targets []*target
 	byPath  map[string]*target
 	bytes   int
+	temp    string // see workspace.Op; "" is the Writer's choice
 }
 
 // newPlan works a patch out. Nothing is changed, and nothing will be unless all
@@ -262,8 +266,8 @@ func (p *plan) steps() []step {
 	var steps, deletes []step
 	for _, t := range p.targets {
 		write := step{
-			do:   workspace.Op{Kind: workspace.OpWrite, Path: t.path, Content: t.after.content, IfSHA256: t.before.sum},
-			undo: workspace.Op{Kind: workspace.OpWrite, Path: t.path, Content: t.before.content, IfSHA256: t.after.sum},
+			do:   workspace.Op{Kind: workspace.OpWrite, Path: t.path, Content: t.after.content, IfSHA256: t.before.sum, Temp: p.temp},
+			undo: workspace.Op{Kind: workspace.OpWrite, Path: t.path, Content: t.before.content, IfSHA256: t.after.sum, Temp: p.temp},
 		}
 		switch {
 		case t.to != "" && !t.renamed():

@@ -2,7 +2,6 @@ package workspace
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"path"
@@ -54,7 +53,7 @@ func (w *Writer) write(ctx context.Context, op Op, rel string, c *Change) error 
 		content = slices.Concat(before, content)
 	}
 	c.remember(p, before, whole)
-	return p.replace(ctx, content, op.IfSHA256 == "absent", c)
+	return p.replace(ctx, op, content, c)
 }
 
 func (w *Writer) patch(ctx context.Context, op Op, rel string, c *Change) error {
@@ -82,7 +81,7 @@ func (w *Writer) patch(ctx context.Context, op Op, rel string, c *Change) error 
 	}
 	c.Replacements = n
 	c.remember(p, before, whole)
-	return p.replace(ctx, after, false, c)
+	return p.replace(ctx, op, after, c)
 }
 
 // remember records the entry and its content as it was.
@@ -145,8 +144,12 @@ func (p place) content(most int64) (data []byte, whole bool, err error) {
 
 // replace puts content in the entry's place, by a file of its own that is
 // renamed. Whatever goes wrong, that file is removed again.
-func (p place) replace(ctx context.Context, content []byte, mustBeNew bool, c *Change) (err error) {
-	temp := ".caisson-" + rand.Text() + ".tmp"
+func (p place) replace(ctx context.Context, op Op, content []byte, c *Change) (err error) {
+	mustBeNew := op.IfSHA256 == "absent"
+	temp, err := op.temp()
+	if err != nil {
+		return err
+	}
 	fd := -1
 	err = retry(func() (err error) {
 		fd, err = unix.Openat(p.dir, temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
