@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"github.com/caisson-run/caisson/sandbox"
 )
@@ -71,6 +72,11 @@ func copyGuest(source, dir string) (guestFile, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return guestFile{}, err
 	}
+	// A process that is started while the file is open for writing would hold it
+	// until it has executed its own program, and the guest could not be executed
+	// so long (ETXTBSY, go.dev/issue/22315).
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	temp, err := os.CreateTemp(dir, ".guest-*")
 	if err != nil {
 		return guestFile{}, err

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -31,7 +32,10 @@ func copyShell(t *testing.T) string {
 	data, err := os.ReadFile("/bin/sh")
 	must(t, err)
 	path := filepath.Join(t.TempDir(), "runtime")
-	must(t, os.WriteFile(path, data, 0o755))
+	syscall.ForkLock.RLock() // a process that is started meanwhile would keep it open: ETXTBSY
+	err = os.WriteFile(path, data, 0o755)
+	syscall.ForkLock.RUnlock()
+	must(t, err)
 	path, err = filepath.EvalSymlinks(path)
 	must(t, err)
 	return path
@@ -92,7 +96,10 @@ func TestWaitForRun(t *testing.T) {
 	})
 	t.Run("a script", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "wrapper")
-		must(t, os.WriteFile(path, []byte("#!/bin/sh\nsleep 0.2; exit 7\n"), 0o755))
+		syscall.ForkLock.RLock()
+		err := os.WriteFile(path, []byte("#!/bin/sh\nsleep 0.2; exit 7\n"), 0o755)
+		syscall.ForkLock.RUnlock()
+		must(t, err)
 		r := &runtimeClient{path: path}
 		cmd := runtimeLike(t, path, "", id)
 		must(t, r.waitForRun(t.Context(), id, long))

@@ -65,7 +65,7 @@ func (e *env) unprivileged(f probing.Facts) error {
 // none of no_new_privs.
 func checkExec(ctx context.Context, e *env) error {
 	script := filepath.Join(e.workspace, probeName+"-script")
-	if err := os.WriteFile(script, []byte("#!/workspace/"+probeName+" facts\n"), 0o755); err != nil {
+	if err := writeProgram(script, []byte("#!/workspace/"+probeName+" facts\n")); err != nil {
 		return err
 	}
 	for name, argv := range map[string][]string{
@@ -119,7 +119,7 @@ func plantPrivilege(e *env) error {
 		if err != nil {
 			return err
 		}
-		if err := os.WriteFile(path, data, 0o755); err != nil {
+		if err := writeProgram(path, data); err != nil {
 			return err
 		}
 	}
@@ -241,7 +241,7 @@ func checkPrograms(ctx context.Context, e *env) error {
 		return err
 	}
 	trap := filepath.Join(e.workspace, probeName+"-itself")
-	if err := os.WriteFile(trap, []byte("#!/proc/self/exe\n"), 0o755); err != nil {
+	if err := writeProgram(trap, []byte("#!/proc/self/exe\n")); err != nil {
 		return err
 	}
 	control := filepath.Join(e.workspace, "rewritable")

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -225,8 +226,17 @@ func copyProbe(target Target, workspace string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(path, data, 0o755); err != nil {
+	if err := writeProgram(path, data); err != nil {
 		return err
 	}
 	return os.Chmod(path, 0o555)
+}
+
+// writeProgram writes a file that is executed at once. No process is started
+// meanwhile: it would hold the open file until it has executed its own program,
+// and what is open for writing can't be executed (ETXTBSY, go.dev/issue/22315).
+func writeProgram(path string, data []byte) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return os.WriteFile(path, data, 0o755)
 }
