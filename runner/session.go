@@ -191,8 +191,9 @@ func (s *Session) spec() sandbox.Spec {
 func (s *Session) dispatcher() (*tools.Dispatcher, error) {
 	d, err := tools.New(tools.Options{
 		Session: s.opts.Folder.Session, Workspace: s.opts.Workspace.Path, Mount: sandbox.WorkspaceDir,
-		Policy: s.opts.Policy, Broker: s.opts.Broker, OnPrompt: s.opts.OnPrompt, ConfirmTimeout: s.opts.ConfirmTimeout, Grants: s.opts.Grants,
-		Emit: s.journal.toolEvent, Abandon: s.abandon(),
+		Policy: s.opts.Policy, Broker: s.opts.Broker, OnPrompt: s.opts.OnPrompt, ConfirmTimeout: s.opts.ConfirmTimeout,
+		Grants: s.opts.Grants.As(tools.Author{By: "session " + s.opts.Folder.Session, Redact: JSONRedactor(s.opts.Secrets)}),
+		Emit:   s.journal.toolEvent, Abandon: s.abandon(),
 		Scope: func(path string) error {
 			return s.reader.Scope(context.Background(), path)
 		},

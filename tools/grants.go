@@ -49,7 +49,28 @@ type grantsFile struct {
 
 // NewGrants names the file; it need not exist, nor its folder.
 func NewGrants(path string) *Grants {
-	return &Grants{stateFile[grantsFile]{path: path, what: "approvals", now: time.Now, parse: parseGrants}}
+	return &Grants{stateFile[grantsFile]{
+		path: path, what: "approvals", now: time.Now, parse: parseGrants,
+		entries: func(f grantsFile) []any { return anyOf(f.Grants) },
+	}}
+}
+
+// As is the same file, changed on behalf of an author. Nil stays nil.
+func (g *Grants) As(a Author) *Grants {
+	if g == nil {
+		return nil
+	}
+	other := *g
+	other.file.author = a
+	return &other
+}
+
+func anyOf[E any](list []E) []any {
+	all := make([]any, len(list))
+	for i, e := range list {
+		all[i] = e
+	}
+	return all
 }
 
 // Find looks for the stored answer to a tool, workspace and phrase. A deny
@@ -102,8 +123,8 @@ func (g *Grants) Revoke(match func(Grant) bool) ([]Grant, error) {
 }
 
 func (g *Grants) change(edit func([]Grant) []Grant) error {
-	return g.file.change(func(file grantsFile) (grantsFile, error) {
-		return grantsFile{Version: 1, Grants: edit(file.Grants)}, nil
+	return g.file.change(func(file grantsFile) grantsFile {
+		return grantsFile{Version: 1, Grants: edit(file.Grants)}
 	})
 }
 

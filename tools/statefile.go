@@ -24,6 +24,7 @@ const stateLockTimeout = 5 * time.Second
 // stateFile is one JSON file of what a person decided for good. It belongs
 // outside every workspace. It is read anew for each question, under a lock that
 // other processes take too, replaced whole, and on disk before a change returns.
+// Each change is in the log of changes before it is made, see [Change].
 // A file that is not exactly what is written here is moved aside and counts as
 // empty.
 type stateFile[T any] struct {
@@ -33,6 +34,9 @@ type stateFile[T any] struct {
 	now  func() time.Time
 	// parse gives the content of a text whose JSON holds no duplicate keys.
 	parse func(text []byte) (T, error)
+	// entries are the content's, each for itself, for the log of changes.
+	entries func(T) []any
+	author  Author
 }
 
 // CorruptError says that a file of lasting answers was not what this package
@@ -59,65 +63,115 @@ func (s *stateFile[T]) load() (content T, err error) {
 		return content, nil // without making a folder only to look
 	}
 	err = s.locked(func() (err error) {
-		content, err = s.read()
+		content, _, err = s.read()
 		return err
 	})
 	return content, err
 }
 
-// change replaces the content by what edit makes of it. A corrupt file counts
-// as empty; a failure of edit changes nothing.
-func (s *stateFile[T]) change(edit func(T) (T, error)) error {
-	return s.locked(func() error {
-		content, err := s.read()
-		if _, corrupt := errors.AsType[*CorruptError](err); err != nil && !corrupt {
-			return err
-		}
-		if content, err = edit(content); err != nil {
-			return err
-		}
-		return s.write(content)
-	})
+// change replaces the content by what edit makes of it, once the log of changes
+// says so. A corrupt file counts as empty; where nothing would change, and where
+// the log can't be written, nothing is.
+func (s *stateFile[T]) change(edit func(T) T) error {
+	log := changeLog{filepath.Join(filepath.Dir(s.path), ChangeLogFile)}
+	return log.locked(func() error { return s.locked(func() error { return s.changeLocked(log, edit) }) })
 }
 
-// locked keeps other processes out: the lock is a file beside, because the
+func (s *stateFile[T]) changeLocked(log changeLog, edit func(T) T) error {
+	content, hash, err := s.read()
+	if _, corrupt := errors.AsType[*CorruptError](err); err != nil && !corrupt {
+		return err
+	}
+	before, err := s.encodeEntries(content)
+	if err != nil {
+		return err
+	}
+	content = edit(content)
+	after, err := s.encodeEntries(content)
+	if err != nil {
+		return err
+	}
+	removed, added := difference(before, after)
+	if len(removed)+len(added) == 0 {
+		return nil
+	}
+	text, err := json.MarshalIndent(content, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", s.what, err)
+	}
+	text = append(text, '\n')
+	err = log.append(Change{
+		Time: s.now().UTC().Truncate(time.Microsecond), By: s.author.By, File: filepath.Base(s.path),
+		Removed: s.redacted(removed), Added: s.redacted(added), Before: hash, After: hexSum(text),
+	})
+	if err != nil {
+		return fmt.Errorf("change %s: %w", s.what, err)
+	}
+	return s.write(text)
+}
+
+func (s *stateFile[T]) encodeEntries(content T) ([]json.RawMessage, error) {
+	entries := []json.RawMessage{} // never null
+	for _, e := range s.entries(content) {
+		text, err := json.Marshal(e)
+		if err != nil {
+			return nil, fmt.Errorf("encode %s: %w", s.what, err)
+		}
+		entries = append(entries, text)
+	}
+	return entries, nil
+}
+
+func (s *stateFile[T]) redacted(entries []json.RawMessage) []json.RawMessage {
+	for i := range entries {
+		if s.author.Redact != nil {
+			entries[i] = s.author.Redact(entries[i])
+		}
+	}
+	return entries
+}
+
+func (s *stateFile[T]) locked(f func() error) error { return lockBeside(s.path, s.what, f) }
+
+// lockBeside keeps other processes out: the lock is a file beside, because the
 // file itself is replaced.
-func (s *stateFile[T]) locked(f func() error) error {
-	if err := os.MkdirAll(filepath.Dir(s.path), 0o700); err != nil {
-		return fmt.Errorf("make folder of %s: %w", s.what, err)
+func lockBeside(path, what string, f func() error) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return fmt.Errorf("make folder of %s: %w", what, err)
 	}
 	ctx, cancel := context.WithTimeoutCause(context.Background(), stateLockTimeout, errors.New("held by another process"))
 	defer cancel()
-	lock := flock.New(s.path+".lock", flock.SetPermissions(0o600))
+	lock := flock.New(path+".lock", flock.SetPermissions(0o600))
 	if _, err := lock.TryLockContext(ctx, 5*time.Millisecond); err != nil {
-		return fmt.Errorf("lock %s %s: %w", s.what, s.path, err)
+		return fmt.Errorf("lock %s %s: %w", what, path, err)
 	}
 	return errors.Join(f(), lock.Close())
 }
 
-func (s *stateFile[T]) read() (content T, err error) {
+// read gives the content and the hash of the file, "" where there is none.
+func (s *stateFile[T]) read() (content T, hash string, err error) {
 	info, err := os.Lstat(s.path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return content, nil
+		return content, "", nil
 	}
 	if err != nil {
-		return content, fmt.Errorf("read %s: %w", s.what, err)
+		return content, "", fmt.Errorf("read %s: %w", s.what, err)
 	}
 	if !info.Mode().IsRegular() || info.Size() > maxStateBytes {
-		return content, s.quarantine(fmt.Errorf("not a regular file of at most %d bytes", maxStateBytes))
+		return content, "", s.quarantine(fmt.Errorf("not a regular file of at most %d bytes", maxStateBytes))
 	}
 	text, err := os.ReadFile(s.path)
 	if err != nil {
-		return content, fmt.Errorf("read %s: %w", s.what, err)
+		return content, "", fmt.Errorf("read %s: %w", s.what, err)
 	}
 	if _, err = decodeJSON(text, maxStateBytes, 8); err == nil {
 		content, err = s.parse(text)
 	}
 	if err != nil {
 		var none T
-		return none, s.quarantine(err)
+		return none, "", s.quarantine(err)
 	}
-	return content, nil
+	return content, hexSum(text), nil
 }
 
 func (s *stateFile[T]) quarantine(cause error) error {
@@ -132,17 +186,13 @@ func (s *stateFile[T]) quarantine(cause error) error {
 }
 
 // write replaces the file: whole or not at all, and on disk before it returns.
-func (s *stateFile[T]) write(content T) error {
-	text, err := json.MarshalIndent(content, "", "  ")
-	if err != nil {
-		return fmt.Errorf("encode %s: %w", s.what, err)
-	}
+func (s *stateFile[T]) write(text []byte) error {
 	dir := filepath.Dir(s.path)
 	tmp, err := os.CreateTemp(dir, "."+filepath.Base(s.path)+"-*") // mode 0600
 	if err != nil {
 		return fmt.Errorf("write %s: %w", s.what, err)
 	}
-	_, err = tmp.Write(append(text, '\n'))
+	_, err = tmp.Write(text)
 	if err = errors.Join(err, tmp.Sync(), tmp.Close()); err == nil {
 		err = os.Rename(tmp.Name(), s.path)
 	}

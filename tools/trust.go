@@ -48,7 +48,17 @@ type trustFile struct {
 
 // NewTrust names the file; it need not exist, nor its folder.
 func NewTrust(path string) *Trust {
-	return &Trust{stateFile[trustFile]{path: path, what: "trusted workspaces", now: time.Now, parse: parseTrust}}
+	return &Trust{stateFile[trustFile]{
+		path: path, what: "trusted workspaces", now: time.Now, parse: parseTrust,
+		entries: func(f trustFile) []any { return anyOf(f.Workspaces) },
+	}}
+}
+
+// As is the same file, changed on behalf of an author.
+func (t *Trust) As(a Author) *Trust {
+	other := *t
+	other.file.author = a
+	return &other
 }
 
 // Find gives what is stored of a workspace. With an error there is nothing.
@@ -90,8 +100,8 @@ func (t *Trust) Remove(workspace string) (bool, error) {
 }
 
 func (t *Trust) change(edit func([]TrustedWorkspace) []TrustedWorkspace) error {
-	return t.file.change(func(file trustFile) (trustFile, error) {
-		return trustFile{Version: 1, Workspaces: edit(file.Workspaces)}, nil
+	return t.file.change(func(file trustFile) trustFile {
+		return trustFile{Version: 1, Workspaces: edit(file.Workspaces)}
 	})
 }
 

@@ -27,7 +27,7 @@ type approvalFlags struct {
 
 func newApprovalsCommand(d deps, env environ) *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "approvals", Short: "List, revoke and give lasting approvals",
+		Use: "approvals", Short: "List, revoke and give lasting approvals, and what changed them",
 		Long: "Answers that hold for good are kept in $XDG_STATE_HOME/caisson/approvals.json, by tool, workspace\n" +
 			"and, for commands, the whole command. They answer what would be asked; what the policy denies\n" +
 			"stays denied. A change holds at once, in sessions that run too.",
@@ -39,7 +39,7 @@ func newApprovalsCommand(d deps, env environ) *cobra.Command {
 			return cmd.Help()
 		},
 	}
-	cmd.AddCommand(newApprovalsListCommand(d, env), newApprovalsRevokeCommand(d, env), newApprovalsTrustCommand(d, env))
+	cmd.AddCommand(newApprovalsListCommand(d, env), newApprovalsRevokeCommand(d, env), newApprovalsTrustCommand(d, env), newApprovalsLogCommand(d, env))
 	return cmd
 }
 
@@ -227,7 +227,7 @@ func revokeApprovals(d deps, env environ, f approvalFlags, args []string) error 
 	if !slices.ContainsFunc(list, match) {
 		return nothingMatched(list, named, args)
 	}
-	removed, err := store.Revoke(match)
+	removed, err := store.As(author(d, env, "caisson approvals revoke")).Revoke(match)
 	if err != nil {
 		return stateProblem(err)
 	}
@@ -308,7 +308,7 @@ func trustPhrase(d deps, env environ, f approvalFlags, text string) error {
 		return err
 	}
 	if answer.Changed = !known || decision != tools.DecisionAllow; answer.Changed {
-		if err := store.Add(answer.Grant); err != nil {
+		if err := store.As(author(d, env, "caisson approvals trust")).Add(answer.Grant); err != nil {
 			return stateProblem(err)
 		}
 	}

@@ -23,14 +23,20 @@ type projectOptions struct {
 	require, ignore bool
 }
 
+// trustFile and approvalsFile are the files of what a person decided for good.
+const (
+	trustFile     = "trust.json"
+	approvalsFile = "approvals.json"
+)
+
 // trustStore is the file of trusted workspaces.
 func (e environ) trustStore() *tools.Trust {
-	return tools.NewTrust(filepath.Join(e.stateDir(), "trust.json"))
+	return tools.NewTrust(filepath.Join(e.stateDir(), trustFile))
 }
 
 // grantStore is the file of lasting approvals.
 func (e environ) grantStore() *tools.Grants {
-	return tools.NewGrants(filepath.Join(e.stateDir(), "approvals.json"))
+	return tools.NewGrants(filepath.Join(e.stateDir(), approvalsFile))
 }
 
 // projectFiles are the files of a workspace that count once it is trusted. A

@@ -112,7 +112,7 @@ func trust(d deps, env environ, folder string, dryRun, asJSON bool) error {
 		if err := warnCorrupt(d, err); err != nil {
 			return err
 		}
-	} else if err := storeTrust(d, store, w.Path, own.files); err != nil {
+	} else if err := storeTrust(d, store.As(author(d, env, "caisson trust")), w.Path, own.files); err != nil {
 		return err
 	}
 	if asJSON {
@@ -178,7 +178,7 @@ func untrust(d deps, env environ, folder string, asJSON bool) error {
 			return err
 		}
 	}
-	was, err := store.Remove(path)
+	was, err := store.As(author(d, env, "caisson untrust")).Remove(path)
 	if err != nil {
 		return stateProblem(err)
 	}
@@ -252,6 +252,11 @@ func warnCorrupt(d deps, err error) error {
 
 // stateProblem is a file of answers that can't be read or written.
 func stateProblem(err error) error {
+	if errors.Is(err, tools.ErrChangeLog) {
+		return &runner.Error{Status: runner.ExitConfig, Err: err, Problem: runner.Problem{
+			Cause: err.Error(), Mend: "Nothing was changed. Look at the log; once it is moved aside a new one begins.",
+		}}
+	}
 	return &runner.Error{Status: runner.ExitConfig, Err: err, Problem: runner.Problem{
 		Cause: err.Error(), Mend: "Look at the state folder, $XDG_STATE_HOME/caisson; nothing was stored.",
 	}}

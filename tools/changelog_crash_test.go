@@ -1,0 +1,116 @@
+//go:build unix
+
+package tools
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// changeCrashEnv makes this test's program the one that is killed: it names the
+// folder; changeEarlyEnv lets it acknowledge before it changes anything.
+const (
+	changeCrashEnv = "CAISSON_TEST_CHANGES_DIR"
+	changeEarlyEnv = "CAISSON_TEST_CHANGES_EARLY"
+)
+
+// TestChangesSurviveAKill kills a program that approves phrases as fast as it
+// can: each that it acknowledged is in the log as made, the log is whole, and no
+// approval is in the file that the log does not have. The control acknowledges
+// too early, and the same look finds what is missing.
+func TestChangesSurviveAKill(t *testing.T) {
+	if dir := os.Getenv(changeCrashEnv); dir != "" {
+		changeUntilKilled(dir, os.Getenv(changeEarlyEnv) != "")
+		return
+	}
+	for after := range 12 {
+		dir := t.TempDir()
+		killedChanger(t, dir, 1+after)
+		if missing := missingChanges(t, dir, 1+after); missing != "" {
+			t.Fatal(missing)
+		}
+	}
+	missing := ""
+	for range 30 {
+		dir := t.TempDir()
+		killedChanger(t, dir, 1, changeEarlyEnv+"=1")
+		if missing = missingChanges(t, dir, 1); missing != "" {
+			break
+		}
+	}
+	if missing == "" {
+		t.Error("one that acknowledges before it changes anything misses nothing: the test sees no loss")
+	}
+}
+
+// changeUntilKilled has a line of standard output for each phrase that is
+// approved, or, early, that will be.
+func changeUntilKilled(dir string, early bool) {
+	grants := NewGrants(filepath.Join(dir, "approvals.json"))
+	for i := 0; ; i++ {
+		if early {
+			fmt.Println(i)
+		}
+		if err := grants.Add(Grant{Tool: "shell", Workspace: "/p", Phrase: fmt.Sprint(i), Decision: DecisionAllow}); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		if !early {
+			fmt.Println(i)
+		}
+	}
+}
+
+// killedChanger kills a changer after some acknowledgements.
+func killedChanger(t *testing.T, dir string, after int, env ...string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestChangesSurviveAKill$")
+	cmd.Env = append(append(os.Environ(), changeCrashEnv+"="+dir), env...)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	for range after {
+		if !lines.Scan() {
+			t.Errorf("it ended by itself: %v", lines.Err())
+			break
+		}
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait() // by the signal
+}
+
+// missingChanges says what is wrong after a kill behind some acknowledgements.
+func missingChanges(t *testing.T, dir string, acknowledged int) string {
+	t.Helper()
+	changes, err := ReadChanges(dir)
+	if err != nil {
+		return err.Error()
+	}
+	list, err := NewGrants(filepath.Join(dir, "approvals.json")).List()
+	if err != nil {
+		return err.Error()
+	}
+	made := 0
+	for i, c := range changes {
+		switch {
+		case c.Result == ChangeMade:
+			made++
+		case c.Result == ChangeUnknown || i < len(changes)-1:
+			return fmt.Sprintf("change %d of %d is %s", i+1, len(changes), c.Result)
+		}
+	}
+	if made < acknowledged || len(list) != made {
+		return fmt.Sprintf("%d were acknowledged, %d are logged as made, %d are stored", acknowledged, made, len(list))
+	}
+	return ""
+}
