@@ -422,9 +422,9 @@ func TestGitIsAppliedButForWhatItObeys(t *testing.T) {
 func TestNoRepositoryInTheOpen(t *testing.T) {
 	const config = `printf '[core]\n\trepositoryformatversion = 0\n\tbare = false\n\tworktree = .\n\tfsmonitor = touch FIRED;\n' > config; `
 	for name, tt := range map[string]struct{ before, session string }{
-		"whole":                       {"", config + `mkdir objects refs; echo x > objects/x; echo x > refs/x; echo 'ref: refs/heads/main' > HEAD`},
-		"its HEAD last":               {config + `mkdir objects refs`, `echo 'ref: refs/heads/main' > HEAD`},
-		"its objects and refs last":   {config + `echo 'ref: refs/heads/main' > HEAD`, `mkdir objects refs; echo x > objects/x; echo x > refs/x`},
+		"whole":                      {"", config + `mkdir objects refs; echo x > objects/x; echo x > refs/x; echo 'ref: refs/heads/main' > HEAD`},
+		"its HEAD last":              {config + `mkdir objects refs`, `echo 'ref: refs/heads/main' > HEAD`},
+		"its objects and refs last":  {config + `echo 'ref: refs/heads/main' > HEAD`, `mkdir objects refs; echo x > objects/x; echo x > refs/x`},
 		"its refs last as a program": {config + `mkdir objects; echo 'ref: refs/heads/main' > HEAD`, `echo x > refs; chmod +x refs`},
 		"its objects elsewhere": {"", `mkdir -p c/objects c/refs; echo x > c/objects/x; echo x > c/refs/x; echo c > commondir; echo 'ref: refs/heads/main' > HEAD
 			printf '[core]\n\tbare = false\n\tworktree = .\n' > config.worktree
