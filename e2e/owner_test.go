@@ -81,7 +81,11 @@ func engineGroups(t *testing.T, backend string) []uint32 {
 	if backend != "docker" {
 		return nil
 	}
-	info, err := os.Stat("/var/run/docker.sock")
+	socket, ok := strings.CutPrefix(os.Getenv("DOCKER_HOST"), "unix://")
+	if !ok {
+		socket = "/var/run/docker.sock"
+	}
+	info, err := os.Stat(socket)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 
@@ -74,10 +73,7 @@ func (p *tap) calls() []string {
 // (CVE-2018-15664, CVE-2026-41567 and their kin).
 func TestEngineCalls(t *testing.T) {
 	b := newBed(t, os.Geteuid())
-	engine := "/var/run/docker.sock"
-	if host := os.Getenv("DOCKER_HOST"); strings.HasPrefix(host, "unix://") {
-		engine = strings.TrimPrefix(host, "unix://")
-	}
+	engine := engineSocket(t)
 	dir, err := os.MkdirTemp("", "tap") //nolint:usetesting // t.TempDir is too long for a socket
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })

@@ -181,15 +181,19 @@ func (b *Backend) skeletonImage(ctx context.Context, r *remote, root *images.Roo
 	if made.id, err = skeletonID(ctx, r, hash); err == nil || !errors.Is(err, sandbox.ErrNotFound) {
 		return made, err
 	}
-	if err := importSkeleton(ctx, r, root, hash); err != nil {
-		return rootImage{}, err
-	}
-	// Another user's Caisson, which has another lock, may have imported it at
-	// the same time: one of the two has no name now.
-	if _, err := pruneSkeletons(ctx, r, skeletonTime); err != nil {
-		return rootImage{}, err
+	// Another user's Caisson, which has another lock, may import it at the same
+	// time: then one of the two has no name now, or the engine refused this one
+	// because it has one of that name.
+	imported := importSkeleton(ctx, r, root, hash)
+	if imported == nil {
+		if _, err := pruneSkeletons(ctx, r, skeletonTime); err != nil {
+			return rootImage{}, err
+		}
 	}
 	made.id, err = skeletonID(ctx, r, hash)
+	if imported != nil && errors.Is(err, sandbox.ErrNotFound) {
+		err = imported
+	}
 	return made, err
 }
 

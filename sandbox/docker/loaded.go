@@ -16,8 +16,13 @@ import (
 )
 
 // loadedName names what Caisson loaded into an engine on another machine, which
-// can't be given folders of this one. The tag is the image's id.
+// can't be given folders of this one. The tag is the image's id in the store.
 const loadedName = "caisson/image"
+
+// loadedTag is the name of the image that the store has by id. An engine whose
+// images are containerd's knows it by another id than the store, so that the
+// name is how what was loaded is found again.
+func loadedTag(id string) string { return loadedName + ":" + strings.TrimPrefix(id, "sha256:") }
 
 // loadedTime is how long what was loaded or built is kept on the engine after
 // it got its name.
@@ -29,17 +34,26 @@ func (b *Backend) loadedImage(ctx context.Context, r *remote, f facts, ref image
 	if err != nil {
 		return rootImage{}, sandbox.ImageError(err)
 	}
-	id := known.ID
-	if _, err := r.image(ctx, id); errors.Is(err, sandbox.ErrNotFound) {
-		if id, err = r.loadImage(ctx, b.options.Images, ref); err != nil {
-			return rootImage{}, err
-		}
-	} else if err != nil {
+	id, err := r.findLoaded(ctx, known.ID)
+	if errors.Is(err, sandbox.ErrNotFound) {
+		id, err = r.loadImage(ctx, b.options.Images, ref)
+	}
+	if err != nil {
 		return rootImage{}, err
 	}
 	made, err := engineImage(ctx, r, f, images.Reference{Scheme: images.SchemeName, Value: id})
 	made.reference, made.digest = ref.String(), known.Digest
 	return made, err
+}
+
+// findLoaded gives the id that the engine has an image of the store by: the
+// store's own, or that of what was loaded under its name.
+func (r *remote) findLoaded(ctx context.Context, id string) (string, error) {
+	found, err := r.image(ctx, id)
+	if errors.Is(err, sandbox.ErrNotFound) {
+		found, err = r.image(ctx, loadedTag(id))
+	}
+	return found.ID, err
 }
 
 // loadImage sends an image to the engine and names it, and gives the id that the
@@ -77,8 +91,9 @@ func (r *remote) loadImage(ctx context.Context, source images.Source, ref images
 	if named != "" {
 		id = named
 	}
-	tag := loadedName + ":" + strings.TrimPrefix(id, "sha256:")
-	return id, do(ctx, r.ask, "name image "+ref.String(), func(ctx context.Context) error { return r.engine.ImageTag(ctx, id, tag) })
+	return id, do(ctx, r.ask, "name image "+ref.String(), func(ctx context.Context) error {
+		return r.engine.ImageTag(ctx, id, loadedTag(got.id))
+	})
 }
 
 // loadedID reads the engine's answer to a load: the id that it names, if any.

@@ -13,11 +13,21 @@ import (
 // socketGroup is the group that may use the engine's socket.
 func socketGroup(t *testing.T) uint32 {
 	t.Helper()
-	info, err := os.Stat("/var/run/docker.sock")
-	if err != nil {
-		t.Skipf("needs the engine's socket: %v", err)
-	}
+	info, err := os.Stat(engineSocket(t))
+	must(t, err)
 	return info.Sys().(*syscall.Stat_t).Gid
+}
+
+// engineSocket is the file of the socket of the tests' engine.
+func engineSocket(t *testing.T) string {
+	t.Helper()
+	e, err := resolveEndpoint("", os.Getenv)
+	must(t, err)
+	path, ok := strings.CutPrefix(e.host, "unix://")
+	if !ok {
+		t.Skipf("needs an engine on a socket, not at %s", e.host)
+	}
+	return path
 }
 
 // userBed is a bed that belongs to an ordinary user, down from the root.
