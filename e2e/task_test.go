@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -144,7 +145,7 @@ func modelServer(t *testing.T) string {
 		}
 	})
 	base := fmt.Sprintf("http://127.0.0.1:%d", port)
-	eventually(t, "the model server answers", 30*time.Second, func() bool {
+	eventually(t, "the model server answers", 2*time.Minute, func() bool {
 		response, err := http.Get(base + "/__aimock/journal?limit=1")
 		if err != nil {
 			return false
@@ -186,14 +187,19 @@ var installOnce = sync.OnceValues(func() (string, error) {
 	return dir, nil
 })
 
+// freePort finds a port for another process: one below those that the kernel gives
+// out, so that no socket of a test beside this one gets it meanwhile.
 func freePort(t *testing.T) int {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 100 {
+		port := 10_000 + rand.N(20_000)
+		if listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
+			listener.Close()
+			return port
+		}
 	}
-	defer listener.Close()
-	return listener.Addr().(*net.TCPAddr).Port
+	t.Fatal("no port is free")
+	return 0
 }
 
 // journalEntry is one request as the model server saw it.

@@ -441,7 +441,7 @@ func TestRegistryFaults(t *testing.T) {
 			if !errors.Is(err, tt.is) || !strings.Contains(err.Error(), tt.says) {
 				t.Errorf("%v, want %v that says %q", err, tt.is, tt.says)
 			}
-			if took := time.Since(start); took > 10*time.Second {
+			if took := time.Since(start); took > time.Minute {
 				t.Errorf("took %v", took)
 			}
 			noHalves(t, s)
@@ -527,10 +527,8 @@ func noHalves(t testing.TB, s *Store) {
 }
 
 func TestUnreachable(t *testing.T) {
-	// A port that nobody listens on, and one that says nothing.
-	gone := httptest.NewServer(http.NotFoundHandler())
-	host := strings.TrimPrefix(gone.URL, "http://")
-	gone.Close()
+	// A port that nobody listens on, nor is given by chance, and one that says nothing.
+	const host = "127.0.0.1:1"
 	release := make(chan struct{})
 	mute := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }))
 	defer mute.Close()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -245,17 +246,25 @@ func modelServer(t *testing.T) string {
 	return startServer(t, filepath.Join(folder, "node_modules", ".bin", "llmock"))
 }
 
+// freePort finds a port for another process: one below those that the kernel gives
+// out, so that no socket of a test beside this one gets it meanwhile.
+func freePort(t *testing.T) int {
+	t.Helper()
+	for range 100 {
+		port := 10_000 + rand.N(20_000)
+		if listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
+			listener.Close()
+			return port
+		}
+	}
+	t.Fatal("no port is free")
+	return 0
+}
+
 // startServer starts the server on a free port and waits until it answers.
 func startServer(t *testing.T, program string) string {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	port := listener.Addr().(*net.TCPAddr).Port
-	if err := listener.Close(); err != nil {
-		t.Fatal(err)
-	}
+	port := freePort(t)
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(t.Context()))
 	server := exec.CommandContext(ctx, program, "-p", fmt.Sprint(port), "-f", filepath.Join("testdata", "fixtures.json"),
 		"--strict", "-l", "5", "-c", "8", "--log-level", "warn")
@@ -272,7 +281,7 @@ func startServer(t *testing.T, program string) string {
 		}
 	})
 	base := fmt.Sprintf("http://127.0.0.1:%d", port)
-	until := time.Now().Add(30 * time.Second)
+	until := time.Now().Add(2 * time.Minute)
 	for get(t, base+"/__aimock/journal?limit=1") == nil {
 		if time.Now().After(until) {
 			t.Fatal("the model server doesn't answer")

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -122,14 +121,7 @@ func TestRetryAfter(t *testing.T) {
 
 // TestUnreachable: the user is told which endpoint, and why.
 func TestUnreachable(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := l.Addr().String()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	const address = "127.0.0.1:1" // which nobody is given by chance
 	m, err := openai.New(openai.Options{Model: "m", BaseURL: "http://" + address + "/v1", APIKey: "sk-secret-key", MaxRetries: new(0)})
 	if err != nil {
 		t.Fatal(err)

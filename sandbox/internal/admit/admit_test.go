@@ -76,6 +76,9 @@ func TestStartsAreBounded(t *testing.T) {
 	o := Options{StateDir: dir, Starts: 3, Memory: newMachine(16 << 30).ask}
 	gates := []*Gate{newGate(t, o), newGate(t, o)}
 	var starting, most atomic.Int64
+	// The first start lasts until there is a second beside it.
+	var first, second sync.Once
+	two, late := make(chan struct{}), time.After(time.Minute)
 	var all sync.WaitGroup
 	for i := range 64 {
 		all.Go(func() {
@@ -87,7 +90,16 @@ func TestStartsAreBounded(t *testing.T) {
 			n := starting.Add(1)
 			for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
 			}
+			if n == 2 {
+				second.Do(func() { close(two) })
+			}
 			time.Sleep(time.Millisecond) // a start
+			first.Do(func() {
+				select {
+				case <-two:
+				case <-late: // no second: the test says so
+				}
+			})
 			starting.Add(-1)
 			p.Started()
 			p.Started() // idempotent

@@ -61,7 +61,8 @@ func TestStoppedHolderIsPassed(t *testing.T) {
 				t.Errorf("behind a process that runs: %v", err)
 			}
 			stop(t, holder)
-			first, second := enter(t, g), enter(t, g)
+			patient := newGate(t, Options{StateDir: g.o.StateDir, Starts: 2})
+			first, second := enter(t, patient), enter(t, patient)
 			// The bound holds among those that run.
 			if _, err := g.Enter(t.Context(), Request{}); !errors.Is(err, sandbox.ErrUnavailable) {
 				t.Errorf("a third: %v", err)
