@@ -81,7 +81,7 @@ func probeBackend(t testing.TB, backend string) error {
 	t.Helper()
 	switch backend {
 	case "docker":
-		ctx, cancel := context.WithTimeoutCause(t.Context(), 5*time.Second, errors.New("the engine does not answer"))
+		ctx, cancel := context.WithTimeoutCause(t.Context(), 30*time.Second, errors.New("the engine does not answer"))
 		defer cancel()
 		_, err := engine(t).Ping(ctx)
 		return err

@@ -91,12 +91,12 @@ func (m *machine) awaitDaemon(t *testing.T, run *running) {
 func wantVisible(t *testing.T, backend, marker, session string) {
 	t.Helper()
 	if backend == "gvisor" {
-		eventually(t, "control: the container's processes are seen", 20*time.Second, func() bool {
+		eventually(t, "control: the container's processes are seen", time.Minute, func() bool {
 			return len(processesNaming(t, session)) > 0
 		})
 		return
 	}
-	eventually(t, "control: the command and its daemon are seen", 20*time.Second, func() bool {
+	eventually(t, "control: the command and its daemon are seen", time.Minute, func() bool {
 		return len(processesNaming(t, marker)) >= 2
 	})
 }
@@ -140,10 +140,10 @@ func TestKilledCaissonLeavesNothing(t *testing.T) {
 		if out := run.wait(t, time.Minute); out.signal != syscall.SIGKILL {
 			t.Fatalf("caisson ended by %v, not SIGKILL", out.signal)
 		}
-		eventually(t, "the container's processes are gone", 10*time.Second, func() bool {
+		eventually(t, "the container's processes are gone", time.Minute, func() bool {
 			return len(processesNaming(t, marker, session, container)) == 0
 		})
-		eventually(t, "the engine has no such container any more", 10*time.Second, func() bool {
+		eventually(t, "the engine has no such container any more", time.Minute, func() bool {
 			return len(containersOf(t, session)) == 0
 		})
 

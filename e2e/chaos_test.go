@@ -424,7 +424,7 @@ func (c *chaos) collect(t *testing.T) {
 func (c *chaos) wantListing(t *testing.T, before map[string][]string) {
 	t.Helper()
 	var after map[string][]string
-	timeout := time.Now().Add(20 * time.Second)
+	timeout := time.Now().Add(time.Minute)
 	for {
 		after = c.listing(t)
 		same := true

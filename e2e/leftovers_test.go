@@ -28,7 +28,7 @@ func (m *machine) wantNothingLeft(t *testing.T, sessions ...string) {
 			t.Logf("left behind:\n  %s", strings.Join(left, "\n  "))
 		}
 	}()
-	eventually(t, "nothing is left of "+strings.Join(sessions, ", "), 10*time.Second, func() bool {
+	eventually(t, "nothing is left of "+strings.Join(sessions, ", "), time.Minute, func() bool {
 		left = m.leftovers(t, sessions...)
 		return len(left) == 0
 	})

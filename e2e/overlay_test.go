@@ -383,7 +383,7 @@ func TestKilledOverlaySessionKeepsItsChanges(t *testing.T) {
 		}
 		<-run.ended
 		session := readRecords(t, run.stdout.String())[0].Session
-		eventually(t, "the container to go", 30*time.Second, func() bool { return len(containersOf(t, session)) == 0 && len(processesNaming(t, session)) == 0 })
+		eventually(t, "the container to go", time.Minute, func() bool { return len(containersOf(t, session)) == 0 && len(processesNaming(t, session)) == 0 })
 		if text, _ := os.ReadFile(filepath.Join(m.workspace, "a")); string(text) != "before\n" {
 			t.Errorf("the workspace changed: %q", text)
 		}

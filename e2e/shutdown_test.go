@@ -45,7 +45,7 @@ func TestShutdownIdle(t *testing.T) {
 				if err := run.process.Process.Signal(signal); err != nil {
 					t.Fatal(err)
 				}
-				out := run.wait(t, 30*time.Second)
+				out := run.wait(t, time.Minute)
 				out.want(t, 128+int(signal))
 				records := readRecords(t, out.stdout)
 				if end := records.end(t); end.Reason != "cancelled" || len(end.Left) > 0 {

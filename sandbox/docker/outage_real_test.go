@@ -238,13 +238,23 @@ func TestEngineFreezes(t *testing.T) {
 	patience := defaultDeadlines()
 	patience.ask, patience.attach, patience.create, patience.start = time.Second, time.Second, time.Second, time.Second
 	patience.remove, patience.cancel, patience.loss, patience.answer = time.Second, time.Second, time.Second, answerTime
-	for _, verb := range []string{"/images/", "/containers/create", "/attach", "/start", "/json HTTP"} {
+	// What the engine answers before it stops has the time that it has elsewhere.
+	for verb, hurry := range map[string]func(*deadlines){
+		"/images/":           func(d *deadlines) { d.ask = time.Second },
+		"/containers/create": func(d *deadlines) { d.create = time.Second },
+		"/attach":            func(d *deadlines) { d.attach = time.Second },
+		"/start":             func(d *deadlines) { d.start = time.Second },
+		"/json HTTP":         func(d *deadlines) { d.ask = time.Second },
+	} {
 		t.Run("at create "+strings.Trim(verb, "/"), func(t *testing.T) {
 			b := privateBed(t, e, Options{})
 			b.backend.endpoint.host = "unix://" + f.socket
 			_, err := b.backend.Check(t.Context())
 			must(t, err)
-			b.backend.remote.deadlines = patience
+			some := patience
+			some.ask, some.attach, some.create, some.start = answerTime, answerTime, answerTime, answerTime
+			hurry(&some)
+			b.backend.remote.deadlines = some
 			session := newSession()
 			f.at(verb)
 			s, err := b.backend.Create(t.Context(), b.spec(t, session))
@@ -253,6 +263,7 @@ func TestEngineFreezes(t *testing.T) {
 				t.Errorf("create: %v, want ErrUnavailable", err)
 			}
 			t.Log(err)
+			b.backend.remote.deadlines = patience
 			if _, err := b.backend.Sweep(t.Context()); !errors.Is(err, sandbox.ErrUnavailable) {
 				t.Errorf("sweep: %v, want ErrUnavailable", err)
 			}
@@ -424,12 +435,15 @@ func TestOperator(t *testing.T) {
 		must(t, err)
 		b.backend.remote.answer = answerTime
 		s, session := begin(t, b)
-		p, err := s.Start(t.Context(), sandbox.Command{Argv: []string{"sleep", "1000"}, Timeout: 2 * time.Second, Grace: 100 * time.Millisecond})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		p, err := s.Start(ctx, sandbox.Command{Argv: []string{"sleep", "1000"}, Grace: 100 * time.Millisecond})
 		must(t, err)
 		must(t, b.operator(t).ContainerPause(t.Context(), s.ID()))
 		if list, err := b.backend.List(t.Context()); err != nil || len(list) != 1 || list[0].State != sandbox.ListedPaused {
 			t.Errorf("list: %+v, %v", list, err)
 		}
+		cancel()
 		if exit, err := p.Wait(); !errors.Is(err, sandbox.ErrLost) {
 			t.Errorf("the command ended with %v, %v, want ErrLost", exit.Status, err)
 		}

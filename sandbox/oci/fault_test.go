@@ -189,7 +189,7 @@ func lost(t *testing.T, b *bed, sb sandbox.Sandbox, do func()) {
 	started := make(chan struct{})
 	p, err := sb.Start(t.Context(), sandbox.Command{
 		Argv: []string{"/bin/sh", "-c", "echo ran >>times; echo running; exec sleep 1000"}, Grace: 100 * time.Millisecond,
-		Timeout: 3 * time.Second, Stdout: onWrite(func() { close(started) }),
+		Timeout: 10 * time.Second, Stdout: onWrite(func() { close(started) }),
 	})
 	must(t, err)
 	<-started
