@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -273,45 +274,83 @@ func TestHTTPDocumentation(t *testing.T) {
 func TestServeStops(t *testing.T) {
 	onEachBackend(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
-		script := filepath.Join(m.home, "script.yaml")
-		turns := "version: 1\nname: test\nturns:\n  - calls: [{tool: shell, input: {command: \"trap '' TERM; echo up; sleep 600\"}}]\n  - text: Never said.\n"
-		if err := os.WriteFile(script, []byte(turns), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		port := freePort(t)
-		r := m.start(t, "serve", "--root", m.workspace, "--backend", backend, "--grace", "1s", "--model", "replay/"+script, "--listen", fmt.Sprintf("127.0.0.1:%d", port))
-		r.until(t, "it listens", func() bool { return strings.Contains(r.stderr.String(), "caisson: backend ") })
-		token, err := os.ReadFile(filepath.Join(m.stateDir(), "serve.token"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		c := apiClient{t: t, base: fmt.Sprintf("http://127.0.0.1:%d", port), token: strings.TrimSpace(string(token))}
-		running, waits, idle := c.start(m.workspace), c.start(m.workspace), c.start(m.workspace)
-		c.turn(running, "go")
-		c.turn(waits, "go")
-		question := func(session string) (q asked) {
-			r.until(t, "it asks", func() bool {
-				q = c.waiting(session)["shell"]
-				return q.ID != ""
-			})
-			return q
-		}
-		c.answer(running, question(running), "allow")
-		question(waits)
-		r.until(t, "its command runs", func() bool { return strings.Contains(mustJSON(t, m.traceOf(t, running)), "tool.called") })
+		r, sessions := m.serveBusy(t, backend, "1s")
 		if err := r.process.Process.Signal(os.Interrupt); err != nil {
 			t.Fatal(err)
 		}
-		r.wait(t, deadline).want(t, 0)
-		for _, session := range []string{running, waits, idle} {
-			records := m.traceOf(t, session)
-			if last := records[len(records)-1]; last.Kind != "session.ended" {
-				t.Errorf("the trace of %s ends with %s", session, last.Kind)
-			}
-			m.wantNothingLeft(t, session)
-		}
-		if _, err := os.Stat(filepath.Join(m.stateDir(), "serve.token")); !os.IsNotExist(err) {
-			t.Errorf("the token is left: %v", err)
-		}
+		m.wantStopped(t, r, sessions)
 	})
+}
+
+// TestServeStopsAtOnce asks the same server twice, and the command has ten
+// minutes to end after the first time: the second time it is not waited for.
+func TestServeStopsAtOnce(t *testing.T) {
+	onEachBackend(t, func(t *testing.T, backend string) {
+		m := newMachine(t)
+		r, sessions := m.serveBusy(t, backend, "10m")
+		if err := r.process.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		r.until(t, "it is ending what runs", func() bool { return strings.Contains(r.stderr.String(), "once more to kill it at once") })
+		for _, session := range sessions[1:] { // those that nothing holds up
+			r.until(t, "they have ended", func() bool { return strings.Contains(mustJSON(t, m.traceOf(t, session)), "session.ended") })
+		}
+		// The control: the first time is not enough for the one whose command goes on.
+		if records := mustJSON(t, m.traceOf(t, sessions[0])); strings.Contains(records, "session.ended") || len(m.leftovers(t, sessions[0])) == 0 {
+			t.Fatalf("the command did not hold up its session's end: %s", records)
+		}
+		if err := r.process.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		m.wantStopped(t, r, sessions)
+	})
+}
+
+// serveBusy starts a server with three sessions: one whose command ignores being
+// asked to end, one that waits for an answer, and one that is idle.
+func (m *machine) serveBusy(t *testing.T, backend, grace string) (r *running, sessions []string) {
+	t.Helper()
+	script := filepath.Join(m.home, "script.yaml")
+	turns := "version: 1\nname: test\nturns:\n  - calls: [{tool: shell, input: {command: \"trap '' TERM; touch started; while :; do sleep 600; done\"}}]\n  - text: Never said.\n"
+	if err := os.WriteFile(script, []byte(turns), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	port := freePort(t)
+	r = m.start(t, "serve", "--root", m.workspace, "--backend", backend, "--grace", grace, "--model", "replay/"+script, "--listen", fmt.Sprintf("127.0.0.1:%d", port))
+	r.until(t, "it listens", func() bool { return strings.Contains(r.stderr.String(), "caisson: backend ") })
+	token, err := os.ReadFile(filepath.Join(m.stateDir(), "serve.token"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := apiClient{t: t, base: fmt.Sprintf("http://127.0.0.1:%d", port), token: strings.TrimSpace(string(token))}
+	busy, waits, idle := c.start(m.workspace), c.start(m.workspace), c.start(m.workspace)
+	c.turn(busy, "go")
+	c.turn(waits, "go")
+	question := func(session string) (q asked) {
+		r.until(t, "it asks", func() bool {
+			q = c.waiting(session)["shell"]
+			return q.ID != ""
+		})
+		return q
+	}
+	c.answer(busy, question(busy), "allow")
+	question(waits)
+	m.awaitStarted(t, r)
+	return r, []string{busy, waits, idle}
+}
+
+// wantStopped waits for a server's end, which leaves nothing.
+func (m *machine) wantStopped(t *testing.T, r *running, sessions []string) {
+	t.Helper()
+	r.wait(t, deadline).want(t, 0)
+	for _, session := range sessions {
+		records := m.traceOf(t, session)
+		if last := records[len(records)-1]; last.Kind != "session.ended" {
+			t.Errorf("the trace of %s ends with %s", session, last.Kind)
+		}
+		m.wantNothingLeft(t, session)
+	}
+	if _, err := os.Stat(filepath.Join(m.stateDir(), "serve.token")); !os.IsNotExist(err) {
+		t.Errorf("the token is left: %v", err)
+	}
 }

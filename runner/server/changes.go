@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -237,9 +238,12 @@ func (s *Server) apply(ctx context.Context, id string, r ApplyRequest) (Applied,
 	if p.view(runner.Lives(s.opts.StateDir, id), false).State == StateElsewhere {
 		return Applied{}, problem(http.StatusConflict, "elsewhere", "session "+id+" runs in another process", "End it there")
 	}
-	// It ends as it should, whether the client waits or not.
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), applyTime, errors.New("the apply takes too long"))
-	defer cancel()
+	// It ends as it should, whether the client waits or not, and the server waits.
+	ctx, done, err := s.finishing(ctx)
+	if err != nil {
+		return Applied{}, err
+	}
+	defer done()
 	layers, err := runner.KeptChanges(s.opts.StateDir, id, nil)
 	if err != nil {
 		status, code := http.StatusConflict, "no_changes"
@@ -252,6 +256,33 @@ func (s *Server) apply(ctx context.Context, id string, r ApplyRequest) (Applied,
 	}
 	defer func() { _ = layers.Close() }() // what was done is done
 	return s.applyLayers(ctx, layers, r)
+}
+
+// finishing begins what the end of the server waits for, up to a bound, and
+// until it is forced.
+func (s *Server) finishing(ctx context.Context) (_ context.Context, done func(), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing {
+		return nil, nil, stopping()
+	}
+	s.ending.Add(1)
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	bounded, end := context.WithTimeoutCause(ctx, applyTime, errors.New("the apply takes too long"))
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		select {
+		case <-s.opts.Force:
+			cancel(errStopping)
+		case <-bounded.Done():
+		}
+	})
+	return bounded, func() {
+		end()
+		watch.Wait()
+		cancel(nil)
+		s.ending.Done()
+	}, nil
 }
 
 // endForApply ends a live session that can be applied.

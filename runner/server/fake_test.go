@@ -20,12 +20,17 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// fakeBackend makes sandboxes in memory that know four commands:
+// fakeBackend makes sandboxes in memory that know five commands:
 //
-//	say TEXT · write NAME TEXT · flood BYTES · hang
+//	say TEXT · write NAME TEXT · flood BYTES · hang · cling
 //
 // Files are really written, in the folder or in a real overlay of it.
 type fakeBackend struct {
+	// create runs first in Create; nil does nothing.
+	create func(ctx context.Context) error
+	// clings is told when a command has begun, and when it is asked to end and doesn't.
+	clings chan struct{}
+
 	mu    sync.Mutex
 	boxes []*fakeBox
 	ran   []string
@@ -39,7 +44,12 @@ func (f *fakeBackend) Check(context.Context) (sandbox.Info, error) {
 func (f *fakeBackend) Sweep(context.Context) ([]sandbox.Leftover, error) { return nil, nil }
 func (f *fakeBackend) List(context.Context) ([]sandbox.Listing, error)   { return nil, nil }
 
-func (f *fakeBackend) Create(_ context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+func (f *fakeBackend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	if f.create != nil {
+		if err := f.create(ctx); err != nil {
+			return nil, err
+		}
+	}
 	b := &fakeBox{backend: f, spec: spec, done: make(chan struct{}), dir: spec.Workspace.Dir}
 	if spec.Workspace.Mode == sandbox.ModeOverlay {
 		if err := b.mount(); err != nil {
@@ -189,6 +199,12 @@ func (b *fakeBox) run(ctx context.Context, cmd sandbox.Command) (exit sandbox.Ex
 		case <-b.done:
 		}
 		exit.Status = sandbox.ExitStatus{Code: -1, Signal: 15, Cancelled: ctx.Err() != nil}
+	case "cling": // it ends with its sandbox alone
+		b.backend.clings <- struct{}{}
+		<-ctx.Done()
+		b.backend.clings <- struct{}{}
+		<-b.done
+		exit.Status = sandbox.ExitStatus{Code: -1, Signal: 9, Cancelled: true}
 	default:
 		exit.Status.Code = 127
 	}

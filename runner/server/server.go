@@ -63,7 +63,7 @@ type Options struct {
 	// Logger gets what operators should know; nil discards. No token reaches it.
 	Logger *zap.Logger
 	// Force, when it is closed, destroys the sandboxes of sessions that are
-	// being ended; nil never does.
+	// being ended, and cuts short what is being applied; nil never does.
 	Force <-chan struct{}
 }
 
@@ -89,7 +89,9 @@ type Server struct {
 	starting int // sessions that are being made
 	sessions map[string]*session
 	streams  map[string]int // by client
-	ending   sync.WaitGroup // of those that are being made
+	// ending is for the sessions that are being made, and the changes that are
+	// being applied.
+	ending sync.WaitGroup
 }
 
 // New makes a server that listens nowhere yet.

@@ -73,6 +73,9 @@ func (s *Server) start(ctx context.Context, in NewSession, client string) (*sess
 		turns: map[string]*runner.Turn{}, inTurn: map[string]string{},
 	}
 	err := live.open(ctx)
+	if err != nil && s.ctx.Err() != nil {
+		err = stopping()
+	}
 	defer s.ending.Done() // of reserve
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -119,6 +122,10 @@ func stopping() error {
 }
 
 func (s *session) open(ctx context.Context) error {
+	// What the making waits for, such as an image, ends with the server too.
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(s.server.ctx, func() { cancel(context.Cause(s.server.ctx)) })()
 	o, done, err := s.server.opts.Prepare(ctx, s.asked)
 	if err != nil {
 		return s.server.asProblem("prepare session", err)

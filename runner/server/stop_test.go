@@ -1,0 +1,98 @@
+//go:build linux
+
+package server
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync"
+	"testing"
+
+	"github.com/caisson-run/caisson/runner"
+)
+
+// TestServerStopsAtOnce asks a server to end, and then to end at once, while a
+// command does not end, a container is being made, a question waits and a
+// session is idle: nothing is left of any.
+func TestServerStopsAtOnce(t *testing.T) {
+	force := make(chan struct{})
+	w := newWorld(t, "  - calls: [{tool: shell, input: {command: cling}}]\n  - text: Never said.\n", func(o *Options) { o.Force = force })
+	w.backend.clings = make(chan struct{})
+	idle := w.start("bind")
+	asking := w.start("bind")
+	w.say(asking, "go")
+	w.asked(asking, w.follow(asking, ""))
+	w.policy = "sandboxed"
+	busy := w.start("bind")
+	w.say(busy, "go")
+	<-w.backend.clings // it runs
+	making := make(chan struct{})
+	w.backend.create = func(ctx context.Context) error {
+		close(making)
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
+	begins := w.start("bind")
+	w.say(begins, "go")
+	<-making
+
+	live := w.server.live(busy)
+	stopped := make(chan error, 1)
+	go func() { stopped <- w.stop() }()
+	<-w.backend.clings // it was asked to end
+	for _, id := range []string{idle, asking, begins} {
+		if s := w.server.live(id); s != nil { // nothing holds it up
+			<-s.closed
+		}
+	}
+	// The control: the first time is not enough for what does not end.
+	select {
+	case <-live.closed:
+		t.Error("the session ended though its command didn't")
+	case err := <-stopped:
+		t.Errorf("the server ended though a command didn't: %v", err)
+	default:
+	}
+	close(force)
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+	w.backend.requireGone(t)
+	for _, id := range []string{idle, asking, busy, begins} {
+		records := w.trace(id)
+		if last := records[len(records)-1]; last.Kind != runner.KindSessionEnded || len(payload[runner.SessionEnded](t, last).Left) > 0 {
+			t.Errorf("the trace of %s ends with %s", id, last.Payload)
+		}
+	}
+	if ran := w.backend.commands(); len(ran) != 1 {
+		t.Errorf("ran %q", ran)
+	}
+}
+
+// TestServerStopsWhatIsBeingMade: a request that waits for something of its
+// session, such as an image, does not hold up the end.
+func TestServerStopsWhatIsBeingMade(t *testing.T) {
+	waits := make(chan struct{})
+	w := newWorld(t, "  - text: Never asked.\n", func(o *Options) {
+		o.Prepare = func(ctx context.Context, _ NewSession) (runner.Options, func(), error) {
+			close(waits)
+			<-ctx.Done()
+			return runner.Options{}, nil, context.Cause(ctx)
+		}
+	})
+	var requests sync.WaitGroup
+	requests.Go(func() {
+		a, err := send(context.WithoutCancel(t.Context()), http.DefaultClient, w.base, aliceToken, "POST", "/sessions", fmt.Sprintf(`{"workspace":%q}`, w.dir))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		a.problem(t, 503, "stopping")
+	})
+	<-waits
+	if err := w.stop(); err != nil {
+		t.Error(err)
+	}
+	requests.Wait()
+}
