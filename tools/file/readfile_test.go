@@ -6,13 +6,16 @@ import (
 	"bytes"
 	"encoding/base64"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"image"
 	"image/gif"
 	"image/jpeg"
 	"image/png"
+	"io"
 	"maps"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -108,7 +111,16 @@ func TestReadFileHuge(t *testing.T) {
 	f.file("sparse", "")
 	f.must(os.Truncate(filepath.Join(f.root, "sparse"), 1<<40))
 	f.file("lines", strings.Repeat(strings.Repeat("x", 99)+"\n", 200_000))
-	f.file("line", "x\n"+strings.Repeat("y", 50<<20))
+	line, err := os.Create(filepath.Join(f.root, "line"))
+	f.must(err)
+	_, err = line.WriteString("x\n")
+	for block := bytes.Repeat([]byte("y"), 4<<20); err == nil; {
+		if at, _ := line.Seek(0, io.SeekCurrent); at > 200<<20 {
+			break
+		}
+		_, err = line.Write(block)
+	}
+	f.must(errors.Join(err, line.Close()))
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 
@@ -133,12 +145,36 @@ func TestReadFileHuge(t *testing.T) {
 	}
 }
 
+// TestReadFileNotRegular is acceptance case A9 for each tool that reads: what is
+// no file is refused by name, and passed over by searches, which don't wait.
 func TestReadFileNotRegular(t *testing.T) {
 	f := newFixture(t)
 	f.must(unix.Mkfifo(filepath.Join(f.root, "fifo"), 0o644))
-	_, err := f.call("read_file", object{"path": "fifo"})
-	if class, reason, _ := f.refused(err); class != tools.ErrorExecution || reason != "not_regular" {
-		t.Errorf("read of a FIFO: %v", err)
+	listener, err := net.Listen("unix", filepath.Join(f.root, "socket"))
+	f.must(err)
+	defer func() { _ = listener.Close() }()
+	names := []string{"fifo", "socket"}
+	if unix.Mknod(filepath.Join(f.root, "zero"), unix.S_IFCHR|0o644, int(unix.Mkdev(1, 5))) == nil { // an ordinary user may not
+		names = append(names, "zero")
+	}
+	f.file("plain", "needle\n")
+	for _, name := range names {
+		_, err := f.call("read_file", object{"path": name})
+		if class, reason, _ := f.refused(err); class != tools.ErrorExecution || reason != "not_regular" {
+			t.Errorf("read of a %s: %v", name, err)
+		}
+		if out, err := f.call("grep", object{"pattern": "needle", "path": name}); err == nil && strings.Contains(out.Content[0].Text, "needle") {
+			t.Errorf("grep in a %s: %q", name, out.Content[0].Text)
+		}
+		if got := f.text("list_dir", object{}); !strings.Contains(got, name) {
+			t.Errorf("the listing lacks the %s: %q", name, got)
+		}
+	}
+	if got := f.text("grep", object{"pattern": "needle"}); !strings.Contains(got, "plain") {
+		t.Errorf("grep beside them: %q", got)
+	}
+	if got := f.text("glob", object{"pattern": "**"}); !strings.Contains(got, "plain") {
+		t.Errorf("glob beside them: %q", got)
 	}
 }
 

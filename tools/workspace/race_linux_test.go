@@ -13,12 +13,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A race takes at least raceTime, so that there is one, and goes on until it
-// has shown what it is to show, on a busy machine for raceLimit at most.
-const (
-	raceTime  = time.Second
-	raceLimit = time.Minute
-)
+// raceLimit is how long a race goes on, on a busy machine, until it has shown
+// what it is to show.
+const raceLimit = 2 * time.Minute
+
+// raceTime is how long a race takes at least, so that there is one; RACE_TIME
+// overrides it (the catalogue says 60s).
+func raceTime(t *testing.T) time.Duration {
+	t.Helper()
+	text := os.Getenv("RACE_TIME")
+	if text == "" {
+		return time.Second
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d <= 0 || d > raceLimit {
+		t.Fatalf("RACE_TIME=%s is no time of at most %v", text, raceLimit)
+	}
+	return d
+}
 
 // exchange swaps two entries of the workspace again and again until the test
 // ends: what is checked at one moment is something else at the next.
@@ -91,7 +103,7 @@ func TestRaceReads(t *testing.T) {
 		defer stop()
 		r := l.readerIn(walking, ReaderOptions{})
 		seen := map[string]int{}
-		n, both := race(raceTime, func() bool {
+		n, both := race(raceTime(t), func() bool {
 			got, err := read(r, "sub/canary")
 			l.leaks("read", fmt.Sprint(got, err))
 			seen[fmt.Sprint("read ", kindOf(err))]++
@@ -155,7 +167,7 @@ func TestRaceWrites(t *testing.T) {
 		before := l.hash()
 		w := l.writerIn(walking)
 		done := map[string]int{}
-		n, all := race(raceTime, func() bool {
+		n, all := race(raceTime(t), func() bool {
 			for _, op := range []Op{
 				{Kind: OpWrite, Path: "sub/new", Content: []byte("x")},
 				{Kind: OpWrite, Path: "sub/folder/new", Content: []byte("x")},
@@ -196,7 +208,7 @@ func TestRaceDelete(t *testing.T) {
 		before := l.hash()
 		w := l.writerIn(walking)
 		removed := 0
-		race(raceTime, func() bool {
+		race(raceTime(t), func() bool {
 			for i := range 20 {
 				l.file(fmt.Sprintf("tree/sub/%d/canary", i), "x")
 			}

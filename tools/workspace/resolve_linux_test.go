@@ -153,15 +153,16 @@ func TestMagicLinks(t *testing.T) {
 		defer func() { _ = secret.Close() }()
 		fd := fmt.Sprintf("/proc/self/fd/%d", secret.Fd())
 		for name, target := range map[string]string{
-			"fd": fd, "devfd": fmt.Sprintf("/dev/fd/%d", secret.Fd()), "root": "/proc/self/root", "cwd": "/proc/self/cwd",
+			"fd": fd, "pidfd": fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), secret.Fd()), "devfd": fmt.Sprintf("/dev/fd/%d", secret.Fd()), "root": "/proc/self/root", "cwd": "/proc/self/cwd",
 			"pid1": "/proc/1/root/etc/hostname", "environ": "/proc/self/environ", "stdin": "/dev/stdin",
 		} {
 			l.link(name, target)
 		}
 		l.control("fd")
 		l.control("devfd")
+		l.control("pidfd")
 		r := l.readerIn(walking, ReaderOptions{})
-		for _, p := range []string{"fd", "devfd", "root/etc/passwd", "root", "cwd", "cwd/x", "pid1", "environ", "stdin"} {
+		for _, p := range []string{"fd", "devfd", "pidfd", "root/etc/passwd", "root", "cwd", "cwd/x", "pid1", "environ", "stdin"} {
 			got, err := read(r, p)
 			if kindOf(err) != KindEscape {
 				t.Errorf("read %q: %q, %v; want an escape", p, got, err)
