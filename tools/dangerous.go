@@ -6,8 +6,6 @@ import (
 	"path"
 	"slices"
 	"strings"
-
-	"mvdan.cc/sh/v3/syntax"
 )
 
 // Dangerous-command patterns are for people, not a boundary: what they miss the
@@ -16,6 +14,7 @@ import (
 //
 //	rm -r|-R|--recursive /     each word must be there; "|" parts alternatives
 //	mkfs*                      "*" stands for anything, "\*" for a star
+//	git-push -d !-n            "git-push" is git push, whatever stands between them; "!" must not be there
 //	> /dev/sd*                 what is written to by a redirection
 //
 // A single-letter flag is found in a cluster too (-r in -rf), a long one with
@@ -35,21 +34,30 @@ const maxFoundBytes = 120
 const maxDangerousDepth = 4
 
 // DangerousCommands are the built-in patterns: what destroys more than a
-// project's own files, or work that nothing brings back.
+// project's own files, or work that nothing brings back. Long options are matched
+// by the beginnings that their programs take too: getopt_long and git accept each
+// one that no other option has.
 func DangerousCommands() []string {
-	const device = `/dev/sd*|/dev/hd*|/dev/vd*|/dev/xvd*|/dev/nvme*|/dev/mmcblk*|/dev/mapper/*|/dev/disk/*|/dev/mem|/dev/kmem`
+	const device = `/dev/sd*|/dev/hd*|/dev/vd*|/dev/xvd*|/dev/nvme*|/dev/mmcblk*|/dev/md*|/dev/dm-*|/dev/mapper/*|/dev/disk*|/dev/rdisk*|/dev/mem|/dev/kmem|/dev/port`
+	const system = `/|~|$HOME|${HOME:?}|/bin|/boot|/etc|/home|/lib|/lib64|/opt|/root|/sbin|/srv|/usr|/var|/workspace`
+	// What is in a folder is as much as the folder.
+	inside := strings.ReplaceAll(system, "|", `/\*|`) + `/\*`
+	inside = `/\*` + strings.TrimPrefix(inside, `//\*`)
 	return []string{
-		`rm -r|-R|--recursive /|/\*|~|~/|~/\*|$HOME|$HOME/|$HOME/\*|.|./|..|../|\*|./\*|.git|.git/|/workspace|/workspace/|/workspace/\*`,
-		`rm --no-preserve-root`,
+		`rm -r|-R|--r* ` + system + `|` + inside + `|$HOME/|.|./|..|../|../..|../../..|\*|.\*|./\*|../\*|$PWD|$PWD/\*|$(pwd)|$(pwd)/\*|.git|.git/\*`,
+		`rm --no*`,
 		`find -delete`,
 		`mkfs*`, `mke2fs`, `mkswap`, `wipefs`, `shred`, `blkdiscard`,
 		`dd if=*`, `dd of=` + strings.ReplaceAll(device, "|", "|of="),
-		`> ` + device,
-		`chmod|chown|chgrp -R|--recursive /|/\*|~|~/|$HOME`,
-		`git push -f|--force|--force-with-lease|--mirror|--delete|+*`,
-		`git reset --hard`,
-		`git clean -f|--force`,
-		`shutdown`, `reboot`, `halt`, `poweroff`,
+		`> ` + device + `|/proc/sysrq-trigger`, `tee ` + device + `|/proc/sysrq-trigger`,
+		`chmod|chown|chgrp -R|--rec* ` + system + `|` + inside,
+		`git-push -f|--forc*|--force-with-lease|-d|--de*|--m*|--pru*|+*|:* !-n|--dr*`,
+		`git-reset --ha*`,
+		`git-clean -f|--f* !-n|--dr*`,
+		`git-checkout|git-switch -f|--f*|--discard-changes`,
+		`git-checkout .|./|\*|:/`, `git-restore .|./|\*|:/ !-S|--st*`, `git-restore .|./|\*|:/ -W|--w*`,
+		`git-stash clear|drop`, `git-branch -D`, `git-branch -d|--de* -f|--forc*`, `git-reflog expire|delete`, `git-update-ref -d`, `git-filter-*`,
+		`shutdown`, `reboot`, `halt`, `poweroff`, `systemctl poweroff|reboot|halt|kexec`, `init|telinit 0|6`,
 	}
 }
 
@@ -76,7 +84,12 @@ func (r *round) raise(p *pending, v Verdict) Verdict {
 }
 
 // dangerPattern is one pattern, parsed: the alternatives of each word.
-type dangerPattern struct{ words [][]globPattern }
+type dangerPattern struct{ words []dangerWord }
+
+type dangerWord struct {
+	alternatives []globPattern
+	absent       bool // none of them may be there
+}
 
 // parseDangerous parses patterns; the error names the one that is none.
 func parseDangerous(patterns []string) ([]dangerPattern, error) {
@@ -84,22 +97,25 @@ func parseDangerous(patterns []string) ([]dangerPattern, error) {
 	for _, text := range patterns {
 		var p dangerPattern
 		for word := range strings.FieldsSeq(text) {
-			var alternatives []globPattern
-			for a := range strings.SplitSeq(word, "|") {
-				alternatives = append(alternatives, parseGlob(a))
+			var w dangerWord
+			if len(p.words) > 0 {
+				word, w.absent = strings.CutPrefix(word, "!")
 			}
-			p.words = append(p.words, alternatives)
+			for a := range strings.SplitSeq(word, "|") {
+				w.alternatives = append(w.alternatives, parseGlob(a))
+			}
+			p.words = append(p.words, w)
 		}
 		switch {
 		case len(text) > 1<<10:
 			return nil, fmt.Errorf("dangerous command pattern %q…: longer than 1024 bytes", text[:40])
 		case len(p.words) == 0:
 			return nil, errors.New("dangerous command pattern is empty")
-		case slices.ContainsFunc(p.words, func(alternatives []globPattern) bool {
-			return slices.ContainsFunc(alternatives, func(g globPattern) bool { return g.text == "" })
+		case slices.ContainsFunc(p.words, func(w dangerWord) bool {
+			return slices.ContainsFunc(w.alternatives, func(g globPattern) bool { return g.text == "" })
 		}):
 			return nil, fmt.Errorf("dangerous command pattern %q: an alternative is empty", text)
-		case p.words[0][0].text == ">" && len(p.words) != 2:
+		case p.words[0].alternatives[0].text == ">" && len(p.words) != 2:
 			return nil, fmt.Errorf("dangerous command pattern %q: one word must follow >", text)
 		}
 		parsed = append(parsed, p)
@@ -107,88 +123,12 @@ func parseDangerous(patterns []string) ([]dangerPattern, error) {
 	return parsed, nil
 }
 
-// dangerIn gives the first command of a script that matches a pattern, for
-// people and not made safe; "" where none does.
-func dangerIn(patterns []dangerPattern, script string) string {
-	if len(patterns) == 0 {
-		return ""
-	}
-	if len(script) > maxDangerousBytes {
-		return fmt.Sprintf("a command of more than %d bytes", maxDangerousBytes)
-	}
-	s := dangerSearch{patterns: patterns}
-	s.script(script, 0)
-	return s.found
-}
-
-// dangerSearch goes through one script.
-type dangerSearch struct {
-	patterns []dangerPattern
-	found    string
-}
-
-func (s *dangerSearch) script(text string, depth int) {
-	file, err := syntax.NewParser(syntax.Variant(syntax.LangBash)).Parse(strings.NewReader(text), "")
-	if file == nil || err != nil && len(file.Stmts) == 0 {
-		return // the shell won't run it either
-	}
-	syntax.Walk(file, func(n syntax.Node) bool {
-		if s.found != "" {
-			return false
-		}
-		switch n := n.(type) {
-		case *syntax.Redirect:
-			if n.Word != nil && strings.Contains(n.Op.String(), ">") {
-				s.match(">", []string{wordText(n.Word)})
-			}
-		case *syntax.CallExpr:
-			words := make([]string, len(n.Args))
-			for i, w := range n.Args {
-				words[i] = wordText(w)
-			}
-			s.call(words, depth)
-		}
-		return true
-	})
-}
-
-// call looks at one command, at those that it would run, and at scripts among
-// its arguments.
-func (s *dangerSearch) call(words []string, depth int) {
-	if len(words) == 0 {
-		return
-	}
-	name := path.Base(words[0])
-	s.match(name, words[1:])
-	switch name {
-	case "sh", "bash", "dash", "zsh", "ksh", "busybox", "eval", "su", "ssh":
-		for _, w := range words[1:] {
-			if depth < maxDangerousDepth {
-				s.script(w, depth+1)
-			}
-		}
-	}
-	if isRunner(name) {
-		for i := range words[1:] {
-			s.match(path.Base(words[i+1]), words[i+2:])
-		}
-	}
-}
-
-func (s *dangerSearch) match(name string, args []string) {
-	for _, p := range s.patterns {
-		if s.found == "" && p.matches(name, args) {
-			s.found = clip(strings.TrimSpace(name+" "+strings.Join(args, " ")), maxFoundBytes)
-		}
-	}
-}
-
 func (p dangerPattern) matches(name string, args []string) bool {
-	if !anyGlob(p.words[0], name) {
+	if !anyGlob(p.words[0].alternatives, name) {
 		return false
 	}
-	for _, alternatives := range p.words[1:] {
-		if !slices.ContainsFunc(args, func(arg string) bool { return argMatches(alternatives, arg) }) {
+	for _, w := range p.words[1:] {
+		if slices.ContainsFunc(args, func(arg string) bool { return argMatches(w.alternatives, arg) }) == w.absent {
 			return false
 		}
 	}
@@ -258,40 +198,4 @@ func (g globPattern) match(s string) bool {
 		s = rest
 	}
 	return true
-}
-
-// wordText is a word without its quotes where nothing in it is expanded, and
-// otherwise as it is written.
-func wordText(w *syntax.Word) string {
-	var b strings.Builder
-	for _, part := range w.Parts {
-		switch part := part.(type) {
-		case *syntax.Lit:
-			b.WriteString(strings.ReplaceAll(part.Value, `\`, ""))
-		case *syntax.SglQuoted:
-			b.WriteString(part.Value)
-		case *syntax.DblQuoted:
-			for _, inner := range part.Parts {
-				b.WriteString(partText(inner))
-			}
-		default:
-			b.WriteString(partText(part))
-		}
-	}
-	return b.String()
-}
-
-// partText is a part as it is written; ${HOME} counts as $HOME.
-func partText(p syntax.WordPart) string {
-	if lit, ok := p.(*syntax.Lit); ok {
-		return lit.Value
-	}
-	var b strings.Builder
-	_ = syntax.NewPrinter().Print(&b, &syntax.Word{Parts: []syntax.WordPart{p}})
-	if inner, ok := strings.CutPrefix(b.String(), "${"); ok {
-		if name := strings.TrimSuffix(inner, "}"); syntax.ValidName(name) {
-			return "$" + name
-		}
-	}
-	return b.String()
 }

@@ -56,8 +56,110 @@ func TestDangerousCommands(t *testing.T) {
 	}
 }
 
+// TestDangerousSpellings holds what each built-in pattern is meant for in the ways
+// in which it is written, and beside it what is like it and harmless.
+func TestDangerousSpellings(t *testing.T) {
+	patterns, err := parseDangerous(DangerousCommands())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct{ seen, missed []string }{
+		"git push that forces": {
+			[]string{
+				"git push -f", "git push -uf origin main", "git push --force origin", "git push --forc", "git push --force-with-lease", "git push --force-with-lease=main:abc",
+				"git push --force-with-lease --force-if-includes", "git -C sub push -f", "git -c k=v push --force-with-lease", "git --git-dir=x/.git push -f", "git --git-dir x/.git --work-tree x push -f",
+				"git --no-pager -c a=b -C x push -f", "/usr/bin/git push -f", "sudo git -C x push -f", "command git push -f", "env A=b git -C x push -f", "sh -c 'git -C x push -f'",
+				"sudo sh -c 'git push -f'", "cd x && git push -f", "git push origin +main", "git push origin +HEAD:main", "git push origin '+refs/heads/*:refs/heads/*'", "GIT_DIR=x git push -f",
+			},
+			[]string{
+				"git push", "git push origin main", "git push -u origin main", "git push origin HEAD:main", "git push --follow-tags", "git push -n -f", "git push --dry-run --force",
+				"git push origin a+b", "git fetch -f", "git fetch origin +main", "git add -f push", "git log --grep push -f", "git commit -m 'push -f'", "git config alias.p 'push -f'",
+				"git -C push -f status", "git -C push log -f", "git stash push -f", "echo git push -f", "git pull --force",
+			},
+		},
+		"git push that deletes": {
+			[]string{
+				"git push -d origin x", "git push origin -d x", "git push --delete origin x", "git push origin --del x", "git push origin :main", "git push origin a :b", "git push origin :refs/tags/v1",
+				"git push --mirror", "git push --mir x", "git push --prune origin", "git -C x push -d origin y", "git -c k=v push origin :main",
+			},
+			[]string{"git push origin a:b", "git push origin refs/heads/a:refs/heads/b", "git push git@host:repo.git main", "git push ssh://host:22/x main", "git push --dry-run origin :main", "git branch -d push", "git remote prune origin"},
+		},
+		"git that throws work away": {
+			[]string{
+				"git reset --hard", "git -C x reset --hard HEAD~1", "git reset --har", "git clean -f", "git clean -xdf", "git -c clean.requireForce=true clean --force -d", "git checkout -f", "git checkout .",
+				"git checkout -- .", "git checkout HEAD -- ./", "git checkout -- '*'", "git restore .", "git restore :/", "git restore -SW .", "git restore --staged --worktree .", "git switch --discard-changes x", "git switch -f x",
+				"git stash clear", "git stash drop", "git stash drop 'stash@{1}'", "git branch -D x", "git branch -d -f x", "git branch --delete --force x", "git reflog expire --expire=now --all", "git update-ref -d refs/heads/x", "git filter-branch x", "git filter-repo --path x",
+			},
+			[]string{
+				"git reset", "git reset --soft HEAD~1", "git reset HEAD .", "git clean -n", "git clean -nfd", "git clean -fd --dry-run", "git checkout main", "git checkout -b x", "git checkout -- a.go", "git restore a.go", "git restore --staged .", "git restore -S .",
+				"git stash", "git stash pop", "git stash list", "git branch -d x", "git branch", "git reflog", "git log --oneline -- .", "git add .", "git diff -- .", "git switch -c x",
+			},
+		},
+		"rm of what is not a project's": {
+			[]string{
+				"rm -rf /usr", "rm -rf /etc/", "rm -rf /home/*", "rm -r --force /var", "rm --recurs /", "rm -rf -- /", "rm -rf / tmp", "rm -rf ../..", "rm -rf ../../", "rm -rf ../*", "rm -rf .*", "rm -rf $PWD", `rm -rf "$PWD"/*`,
+				"rm -rf $(pwd)", "rm -rf `pwd`", "rm -rf ${HOME}/", `rm -rf "$HOME"/*`, "rm -rf .git/*", "rm -rf */", "rm --no-pres x", "bash <<EOF\nrm -rf /\nEOF", "sh -s <<'X'\nrm -rf /\nX", "bash <<< 'rm -rf /'", "sudo bash -c 'rm -rf /'",
+				"env -S 'rm -rf /'", "flock x -c 'rm -rf /'", "watch 'rm -rf /'", "nohup sh -c 'cd x; rm -rf /' &", "timeout 5 bash -lc 'rm -rf ~'",
+			},
+			[]string{
+				"rm -rf /usr/local/x", "rm -rf /home/me/p/build", "rm -rf /var/tmp/x", "rm -rf ../build", "rm -rf $PWD/build", "rm -rf .cache", "rm -rf .github", "rm -rf .git2", "rm -rf node_modules dist", "rm -rf ./*.o", "rm -rf $HOME/.cache/x",
+				"rm -f /usr", "rm -rf $(mktemp -d)", "cat <<EOF\nrm -rf /\nEOF", "grep -rf / x", "sudo echo 'rm -rf /'", "env A='rm -rf /' ls", "rmdir -p /", "git rm -r .", "docker run --rm -it x /",
+			},
+		},
+		"the others": {
+			[]string{
+				"cat x | tee /dev/sda", "tee -a /dev/nvme0n1", "echo b > /proc/sysrq-trigger", "echo x >| /dev/dm-0", "dd of=/dev/md0", "chmod -R 777 /usr", "chown -hR me /etc", "chgrp --recurs x ~/", "chmod -R a+w /*",
+				"systemctl reboot", "sudo systemctl poweroff -i", "init 0", "/sbin/init 6", "sudo shutdown now", "mkfs -t ext4 x",
+			},
+			[]string{
+				"tee log", "cat x | tee /dev/null", "echo x > /dev/stdout", "chmod -R 777 build", "chmod --reference=x /", "chown me /", "systemctl status reboot.target", "systemctl restart x", "npm init 0", "git init", "make mkfs", "man 8 reboot", "less shutdown", "cat shutdown",
+			},
+		},
+	} {
+		for _, command := range tc.seen {
+			if dangerIn(patterns, command) == "" {
+				t.Errorf("%s: %q is not seen", name, command)
+			}
+		}
+		for _, command := range tc.missed {
+			if got := dangerIn(patterns, command); got != "" {
+				t.Errorf("%s: %q is called dangerous, by %q", name, command, got)
+			}
+		}
+	}
+	for command, want := range map[string]string{
+		"sudo git -C x push -f": "git -C x push -f", "git clean -fd": "git clean -fd", "/bin/rm -rf /": "rm -rf /", "echo x > /dev/sda": "> /dev/sda",
+	} {
+		if got := dangerIn(patterns, command); got != want {
+			t.Errorf("%q is shown as %q, want %q", command, got, want)
+		}
+	}
+}
+
+// TestDangerousSearchIsBounded: what was made to take long counts as dangerous,
+// and is given up on.
+func TestDangerousSearchIsBounded(t *testing.T) {
+	patterns, err := parseDangerous([]string{"never seen"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, command := range map[string]string{
+		"scripts": "sudo " + strings.Repeat("sh ", 5000), "commands": strings.Repeat("a;", 5000),
+		"nested": "sudo " + strings.Repeat("sh ", 40) + `"` + strings.Repeat("sh ", 60) + `'` + strings.Repeat("eval ", 60) + `'"`,
+	} {
+		s := dangerSearch{patterns: patterns}
+		if s.script(command, 0); s.found == "" || s.steps > maxDangerousSteps+1 {
+			t.Errorf("%s: %d steps, found %q", name, s.steps, s.found)
+		}
+	}
+	s := dangerSearch{patterns: patterns}
+	if s.script("sudo "+strings.Repeat("x ", 5000), 0); s.found != "" || s.steps > 2+maxRunnerWords {
+		t.Errorf("%d steps, found %q", s.steps, s.found)
+	}
+}
+
 func TestBadPatterns(t *testing.T) {
-	for _, p := range []string{"", "  ", "rm |", "a b||c", ">", "> a b", strings.Repeat("x", 2000)} {
+	for _, p := range []string{"", "  ", "rm |", "rm !", "rm !a|", "a b||c", ">", "> a b", strings.Repeat("x", 2000)} {
 		if _, err := parseDangerous([]string{p}); err == nil {
 			t.Errorf("%.20q is a pattern", p)
 		}

@@ -149,6 +149,18 @@ func (p Policy) dangerous() []string {
 	return all
 }
 
+// DangerousIn gives the first command of a script that a layer's patterns call
+// dangerous, made safe to show; "" where none does. No allow for the session or
+// for good counts for it. The error is that of [Policy.Validate].
+func (p Policy) DangerousIn(script string) (string, error) {
+	patterns, err := parseDangerous(p.dangerous())
+	if err != nil {
+		return "", fmt.Errorf("check policy: %w", err)
+	}
+	found, _ := Display(dangerIn(patterns, script))
+	return found, nil
+}
+
 // Unmatched are the keys of per-tool modes, of all layers, that name none of
 // the tools, sorted.
 func (p Policy) Unmatched(defs []Definition) []string {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -98,8 +99,8 @@ func newApprovalsTrustCommand(d deps, env environ) *cobra.Command {
 		Short: "Approve one complete command for good",
 		Long: `Approve a command for good, in one workspace. PHRASE is one complete command, and covers that
 command alone: not with other arguments, not as a part of another. What the shell expands, joins or
-redirects, what sets variables, and what can run something else (env, find, make, -c, -exec, --pre, …)
-can't be approved for good. A phrase that is approved already is no error.
+redirects, what sets variables, what can run something else (env, find, make, -c, -exec, --pre, …)
+and what the policy calls dangerous can't be approved for good. A phrase that is approved already is no error.
 ` + exitHelp(runner.ExitDone, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
 		Example: `  caisson approvals trust "git status"
   caisson approvals trust --workspace ./project "go test ./..."`,
@@ -283,18 +284,19 @@ func trustPhrase(d deps, env environ, f approvalFlags, text string) error {
 	if name == "" {
 		return usage("trust is for one tool, not every one")
 	}
-	if err := takesPhrases(name); err != nil {
+	conf, err := loadConfig(d, env, config.File{}, "", nil)
+	if err != nil {
+		return err
+	}
+	if err := takesPhrases(&conf, name); err != nil {
 		return err
 	}
 	if err := needState(env); err != nil {
 		return err
 	}
-	phrase, err := tools.StaticPhrase(text)
+	phrase, err := trustablePhrase(&conf, text)
 	if err != nil {
-		return &runner.Error{Status: runner.ExitInput, Err: err, Problem: runner.Problem{
-			Cause: fmt.Sprintf("%q can't be approved for good: %v", text, err),
-			Mend:  "Approve it when it is asked about, or name one complete command of plain words.",
-		}}
+		return err
 	}
 	w, err := workspaceFor(env, f.workspace)
 	if err != nil {
@@ -331,17 +333,47 @@ func trustPhrase(d deps, env environ, f approvalFlags, text string) error {
 	return err
 }
 
-// takesPhrases refuses those of our own tools that run no commands: an approval
-// of a phrase would never be found.
-func takesPhrases(name tools.Name) error {
-	defs, err := runner.Definitions()
+// trustablePhrase is a phrase as it is stored. It refuses what could never take
+// effect: no call would ever be found to be it, or it would be asked about anyway.
+func trustablePhrase(conf *config.Config, text string) (string, error) {
+	phrase, err := tools.StaticPhrase(text)
+	if err != nil {
+		return "", &runner.Error{Status: runner.ExitInput, Err: err, Problem: runner.Problem{
+			Cause: fmt.Sprintf("%q can't be approved for good: %v", text, err),
+			Mend:  "Approve it when it is asked about, or name one complete command of plain words.",
+		}}
+	}
+	p, err := conf.ToolPolicy("default")
+	if err != nil {
+		return "", err
+	}
+	danger, err := p.DangerousIn(phrase)
+	if err != nil {
+		return "", err
+	}
+	if danger != "" {
+		return "", &runner.Error{Status: runner.ExitInput, Problem: runner.Problem{
+			Cause: fmt.Sprintf("%q can't be approved for good: the policy calls it dangerous (%s), and what is dangerous is asked about each time", text, danger),
+			Mend:  "Approve it when it is asked about, or name a narrower command.",
+		}}
+	}
+	return phrase, nil
+}
+
+// takesPhrases refuses tools that run no commands, and names of ours that are no
+// tool: an approval of a phrase would never be found. A server's tools are not
+// known here.
+func takesPhrases(conf *config.Config, name tools.Name) error {
+	defs, err := toolsOf(conf)
 	if err != nil {
 		return err
 	}
-	for _, def := range defs {
-		if def.Name == name && def.Commands == nil {
-			return usage("%s runs no commands: it has no phrase to approve; answer with \"always\" when it is asked about", name)
-		}
+	i := slices.IndexFunc(defs, func(def tools.Definition) bool { return def.Name == name })
+	switch {
+	case i < 0 && name.Server() == "":
+		return noTool(string(name))
+	case i >= 0 && defs[i].Commands == nil:
+		return usage("%s runs no commands of a shell: it has no phrase to approve; answer with \"always\" when it is asked about, or set its mode in policy.tools", name)
 	}
 	return nil
 }

@@ -86,7 +86,8 @@ func TestDoctorMachine(t *testing.T) {
 		{"a controller is missing", group(oci.CgroupInfo{Version: "hybrid", Missing: []string{"pids"}}, nil), resultWarning, "hybrid: limits by version 1, version 2 beside it; missing or not writable: pids"},
 		{"no swap accounting", group(oci.CgroupInfo{Version: "v1"}, nil), resultOK, "version 1; swap is not accounted for"},
 		{"cgroups can't be read", group(oci.CgroupInfo{}, errors.New("no /proc")), resultWarning, "no /proc"},
-		{"an ordinary user makes no cgroups", user(group(oci.CgroupInfo{Version: "v2", Missing: []string{"cpu"}}, nil)), resultOK, "an ordinary user can make none"},
+		{"an ordinary user makes no cgroups", user(group(oci.CgroupInfo{Version: "v2", Missing: []string{"cpu"}}, nil)), resultOK, "as an ordinary user gvisor and runc make none"},
+		{"cgroups that were delegated to an ordinary user", user(group(oci.CgroupInfo{Version: "v2", Swap: true}, nil)), resultOK, "as an ordinary user gvisor and runc make none"},
 		{"no user namespaces, root", sysctl("user/max_user_namespaces", "0"), resultWarning, "run as the owner's own uid"},
 		{"no user namespaces, a user", user(sysctl("user/max_user_namespaces", "0")), resultWarning, "gvisor and runc can't be used by an ordinary user"},
 		{"Debian's switch, a user", user(sysctl("kernel/unprivileged_userns_clone", "0")), resultWarning, "kernel.unprivileged_userns_clone is 0"},
@@ -220,6 +221,8 @@ func TestDoctorApprovals(t *testing.T) {
 		{"of no tool", "{}", tools.Grant{Tool: "shel", Workspace: there, Decision: tools.DecisionAllow}, resultWarning, "shel, which is no tool"},
 		{"of a folder that is gone", "{}", tools.Grant{Tool: "shell", Workspace: "/nowhere", Decision: tools.DecisionDeny}, resultWarning, "1 hold for /nowhere"},
 		{"of a tool that is denied", "{policy: {preset: readonly}}", tools.Grant{Tool: "shell", Workspace: there, Decision: tools.DecisionAllow}, resultWarning, "which the policy denies"},
+		{"of what is dangerous", "{}", tools.Grant{Tool: "shell", Workspace: there, Phrase: "rm -rf /", Decision: tools.DecisionAllow}, resultWarning, "which the policy calls dangerous"},
+		{"a refusal of what is dangerous", "{}", tools.Grant{Tool: "shell", Workspace: there, Phrase: "rm -rf /", Decision: tools.DecisionDeny}, "", "which the policy calls dangerous"},
 		{"a denial of a tool that is denied", "{policy: {preset: readonly}}", tools.Grant{Tool: "shell", Workspace: there, Decision: tools.DecisionDeny}, "", "which the policy denies"},
 	} {
 		s := doctored(t, tt.text)

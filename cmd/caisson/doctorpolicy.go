@@ -304,6 +304,8 @@ func (s *setup) grantFindings(p tools.Policy, defs []tools.Definition) []finding
 			warn(fmt.Sprintf("one is stored for %s, which is no tool", g.Tool), fmt.Sprintf("caisson approvals revoke --tool %s removes it.", g.Tool))
 		case g.Decision == tools.DecisionAllow && p.Decide(defs[i], g.Workspace).Mode == tools.ModeDeny && !p.NoPrompts:
 			warn(fmt.Sprintf("one allows %s in %s, which the policy denies: it has no effect", g.Tool, g.Workspace), "Change the policy, or revoke it with caisson approvals revoke.")
+		case g.Decision == tools.DecisionAllow && isDangerous(p, g.Phrase):
+			warn(fmt.Sprintf("one allows %q in %s, which the policy calls dangerous: it is asked about each time all the same", g.Phrase, g.Workspace), "Revoke it with caisson approvals revoke.")
 		}
 		if info, err := os.Stat(g.Workspace); err != nil || !info.IsDir() {
 			gone[g.Workspace]++
@@ -314,6 +316,11 @@ func (s *setup) grantFindings(p tools.Policy, defs []tools.Definition) []finding
 	}
 	findings = append(findings, changeFindings(s.environ)...)
 	return append([]finding{{Check: checkApprovals, Result: resultOK, Detail: cmp.Or(counted(len(list)), "none are stored")}}, findings...)
+}
+
+func isDangerous(p tools.Policy, phrase string) bool {
+	danger, err := p.DangerousIn(phrase)
+	return err == nil && danger != ""
 }
 
 func counted(n int) string {
