@@ -120,8 +120,8 @@ func (m machine) cgroup() finding {
 		detail = "none are mounted"
 	}
 	switch {
-	case m.uid != 0 && len(info.Missing) > 0:
-		return finding{Check: check, Result: resultOK, Detail: detail + "; an ordinary user can make none, so gvisor and runc limit neither memory nor CPU time (docker does)"}
+	case m.uid != 0: // also below a cgroup that systemd delegated to the user
+		return finding{Check: check, Result: resultOK, Detail: detail + "; as an ordinary user gvisor and runc make none, and limit neither memory nor CPU time (docker does)"}
 	case len(info.Missing) > 0:
 		return finding{
 			Check: check, Result: resultWarning, Detail: fmt.Sprintf("%s; missing or not writable: %s, so gvisor and runc limit none of memory, processes and CPU time", detail, strings.Join(info.Missing, ", ")),

@@ -145,8 +145,12 @@ func (s *setup) attested(a sandbox.Attestation, info sandbox.Info, took time.Dur
 	if a.Limits.MemoryBytes > 0 {
 		memory = size(a.Limits.MemoryBytes) + " of memory"
 	}
-	detail := fmt.Sprintf("%s in %s, image %s, %s; commands are %s, seccomp %s, %s, %d processes", a.Backend, took.Round(10*time.Millisecond), a.Image,
-		a.WorkspaceMode, a.User, a.Seccomp, memory, a.Limits.PIDs)
+	processes := "processes without a limit"
+	if a.Limits.PIDs > 0 {
+		processes = fmt.Sprintf("%d processes", a.Limits.PIDs)
+	}
+	detail := fmt.Sprintf("%s in %s, image %s, %s; commands are %s, seccomp %s, %s, %s", a.Backend, took.Round(10*time.Millisecond), a.Image,
+		a.WorkspaceMode, a.User, a.Seccomp, memory, processes)
 	detail = strings.Join(append([]string{detail}, notes...), "; ")
 	f := finding{Check: checkTrial, Result: resultOK, Detail: detail}
 	lost := slices.DeleteFunc(slices.Clone(a.Lost), func(text string) bool { return slices.Contains(info.Lost, text) })

@@ -46,7 +46,7 @@ func planCgroup(session string, rootless bool, t traits) (cgroupPlan, []string) 
 		lost = "Limits of memory and CPU time: " // it counts processes itself
 	}
 	if rootless {
-		return cgroupPlan{}, []string{lost + "an ordinary user can make no cgroups here."}
+		return cgroupPlan{}, []string{lost + "as an ordinary user Caisson makes no cgroups, delegated or not."}
 	}
 	trees, err := cgroupTrees()
 	if err != nil {
