@@ -113,6 +113,7 @@ func (e *env) controlled(host map[string]string) error {
 		case got == "allowed":
 			proved++
 		case slices.Contains(absent, got), needsResource[name] && !has(unix.CAP_SYS_RESOURCE), os.Geteuid() != 0:
+		case name == realTime && got == "EPERM" && onlyV2():
 		default:
 			idle = append(idle, name+": "+got)
 		}
@@ -127,6 +128,17 @@ func (e *env) controlled(host map[string]string) error {
 // needsResource are attempts that take CAP_SYS_RESOURCE, which a virtual
 // machine's or container's root may lack.
 var needsResource = map[string]bool{"oom_score_adj": true, "more open files": true}
+
+// realTime is refused to root too where the kernel has CONFIG_RT_GROUP_SCHED and
+// cgroups of version 2 alone: they can't be given real-time time
+// (Documentation/admin-guide/cgroup-v2.rst, "CPU").
+const realTime = "real-time schedule"
+
+// onlyV2 says that all controllers are those of cgroup version 2.
+func onlyV2() bool {
+	_, err := os.Stat("/sys/fs/cgroup/cgroup.controllers")
+	return err == nil
+}
 
 // has says whether this process has a capability.
 func has(capability int) bool {

@@ -325,7 +325,11 @@ func limitRows() []row {
 				if e.target.LimitsUnenforced {
 					return nil
 				}
-				return want("CPUs", s.MilliCPUs, min(r.MilliCPUs, int64(runtime.NumCPU())*1000))
+				milli := r.MilliCPUs
+				if s.MilliCPUs < milli { // an engine takes no more than there are, a runtime any quota
+					milli = min(milli, int64(runtime.NumCPU())*1000)
+				}
+				return want("CPUs", s.MilliCPUs, milli)
 			},
 			inside: unchecked,
 		},
