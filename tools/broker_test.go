@@ -188,7 +188,7 @@ func TestAnAnswerFindsItsQuestionAtOnce(t *testing.T) {
 		runtime.Gosched()
 		return nil
 	}
-	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: broker, ConfirmTimeout: 5 * time.Second}, fakeTool{def: testDefinition("shell", ClassExecute)})
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: broker}, fakeTool{def: testDefinition("shell", ClassExecute)})
 	for range 20 {
 		for _, r := range roundOK(t, d, call("a", "shell", `{}`), call("b", "shell", `{}`), call("c", "shell", `{}`)) {
 			wantText(t, r, false, "done")
