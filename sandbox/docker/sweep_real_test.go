@@ -143,7 +143,7 @@ func TestOwnerKilled(t *testing.T) {
 	dead := newBed(t, os.Geteuid())
 	session := newSession()
 	id := killedOwner(t, dead, session)
-	dead.gone(t, id, 10*time.Second)
+	dead.gone(t, id, time.Minute)
 	if _, err := os.Lstat(filepath.Join(dead.workspace, ".git")); err != nil {
 		t.Errorf("control: nothing is left to sweep: %v", err)
 	}
