@@ -147,7 +147,7 @@ func TestKilledPatchInAnOverlay(t *testing.T) {
 			t.Errorf("the folder changed (-want +got):\n%s", diff)
 		}
 		session := readRecords(t, run.stdout.String())[0].Session
-		kept, err := filepath.Glob(filepath.Join(m.stateDir(), "sessions", session, "patch-*.json"))
+		kept, err := filepath.Glob(filepath.Join(m.stateDir(), "sessions", session, "patches", "*.json"))
 		if err != nil || len(kept) == 0 {
 			return false
 		}

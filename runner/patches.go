@@ -21,11 +21,12 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// patchPrefix begins the names of a session's patches that are not over, in its
-// folder: patch-<ulid>.json. One of a session whose process is dead was cut off.
-// One that could not be ended is renamed to end in leftSuffix, for its user.
+// patchesDir is the folder, in a session's own, of its patches that are not over:
+// <ulid>.json. It is there only while there are any, so that looking for those of
+// many sessions costs little. One of a session whose process is dead was cut off;
+// one that could not be ended is renamed to end in leftSuffix, for its user.
 const (
-	patchPrefix = "patch-"
+	patchesDir  = "patches"
 	patchSuffix = ".json"
 	leftSuffix  = ".left.json"
 )
@@ -53,24 +54,39 @@ func (j *patchJournal) Begin(p file.Pending) (forget func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("keep patch: %w", err)
 	}
-	path := filepath.Join(j.dir, patchPrefix+ulid.Make().String()+patchSuffix)
-	if err := writeSynced(path, text); err != nil {
+	j.mu.Lock() // nobody removes the folder meanwhile
+	defer j.mu.Unlock()
+	path := filepath.Join(j.dir, patchesDir, ulid.Make().String()+patchSuffix)
+	err = os.Mkdir(filepath.Dir(path), 0o700)
+	made := err == nil
+	if err == nil || errors.Is(err, fs.ErrExist) {
+		err = writeSynced(path, text)
+	}
+	if err == nil && made {
+		err = syncDir(j.dir)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("keep patch: %w", err)
 	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
 	j.open = append(j.open, path)
 	return func() { j.forget(path) }, nil
 }
 
 func (j *patchJournal) forget(path string) {
-	if err := ignoreMissing(os.Remove(path)); err != nil {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if err := removePatch(path); err != nil {
 		// It is found to be over when it is looked at again.
 		j.log.Warn("forget patch", zap.Error(err))
 	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
 	j.open = slices.DeleteFunc(j.open, func(p string) bool { return p == path })
+}
+
+// removePatch removes a patch, and the folder where it was the last one.
+func removePatch(path string) error {
+	err := ignoreMissing(os.Remove(path))
+	_ = os.Remove(filepath.Dir(path)) // it may hold others
+	return err
 }
 
 // left gives the patches that are not over, the last one first.
@@ -100,13 +116,20 @@ func writeSynced(path string, text []byte) (err error) {
 	if err := os.Rename(f.Name(), path); err != nil {
 		return err
 	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
+	if err := syncDir(filepath.Dir(path)); err != nil {
 		return errors.Join(err, os.Remove(path))
+	}
+	return nil
+}
+
+func syncDir(path string) error {
+	dir, err := os.Open(path)
+	if err != nil {
+		return err
 	}
 	defer dir.Close() //nolint:errcheck // nothing was written through it
 	if err := dir.Sync(); err != nil && !unsyncable(err) {
-		return errors.Join(err, os.Remove(path))
+		return err
 	}
 	return nil
 }
@@ -141,7 +164,7 @@ func (s *Session) endPatchesOfTheDead(ctx context.Context) {
 	ctx, cancel := context.WithTimeoutCause(ctx, quarantineTime, errSlow)
 	defer cancel()
 	for _, path := range s.cutOff() {
-		session := filepath.Base(filepath.Dir(path))
+		session := filepath.Base(filepath.Dir(filepath.Dir(path)))
 		if s.overlaid() {
 			s.warn(fmt.Sprintf("The session %s was killed in the middle of a patch: what is seen here may be a part of it. The next session in bind mode ends it.", session))
 			continue
@@ -192,7 +215,6 @@ func (s *Session) endPatch(ctx context.Context, path, what string, apply inside)
 	default:
 		s.warn(fmt.Sprintf("%s. It was completed: what was missing were deletes of %s.", what, listedNames(done.Changed)))
 	}
-	s.settle(os.Remove(path))
 	s.exec.patches.forget(path)
 }
 
@@ -252,11 +274,17 @@ func (s *Session) cutOff() []string {
 
 // pendingPatches lists the patches in a session's folder that are not over.
 func pendingPatches(dir string) []string {
-	found, err := filepath.Glob(filepath.Join(dir, patchPrefix+"*"+patchSuffix))
+	entries, err := os.ReadDir(filepath.Join(dir, patchesDir))
 	if err != nil {
 		return nil
 	}
-	return slices.DeleteFunc(found, func(path string) bool { return strings.HasSuffix(path, leftSuffix) })
+	var found []string
+	for _, e := range entries {
+		if strings.HasSuffix(e.Name(), patchSuffix) && !strings.HasSuffix(e.Name(), leftSuffix) {
+			found = append(found, filepath.Join(dir, patchesDir, e.Name()))
+		}
+	}
+	return found
 }
 
 // CutOffPatch says whether a session, whose process is dead, ended in the middle

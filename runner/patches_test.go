@@ -134,8 +134,8 @@ func TestPatchWhoseSandboxIsLost(t *testing.T) {
 				if !strings.Contains(said, outcome) || outcome == "" && strings.Contains(said, "patch") {
 					t.Errorf("warnings:\n%s", said)
 				}
-				if left := pendingPatches(r.Dir); len(left) > 0 {
-					t.Errorf("left: %v", left)
+				if _, err := os.Lstat(filepath.Join(r.Dir, patchesDir)); !errors.Is(err, os.ErrNotExist) {
+					t.Errorf("the folder of patches is left: %v", err)
 				}
 			})
 			t.Run(fmt.Sprintf("%d after %v, for good", step, after), func(t *testing.T) {
@@ -254,7 +254,7 @@ func TestPatchIsLeftToItsOwner(t *testing.T) {
 			t.Errorf("files (-want +got):\n%s", d)
 		}
 		said := warnings(t, records)
-		aside, err := filepath.Glob(filepath.Join(dir, patchPrefix+"*"+leftSuffix))
+		aside, err := filepath.Glob(filepath.Join(dir, patchesDir, "*"+leftSuffix))
 		if err != nil || len(aside) != 1 || len(pendingPatches(dir)) > 0 {
 			t.Fatalf("aside %v, %v", aside, err)
 		}

@@ -5,6 +5,7 @@ package runner
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -222,6 +223,9 @@ func TestPruneLeavesWhole(t *testing.T) {
 		"one with a note": {func(t *testing.T, state, dir string) {
 			write(t, filepath.Join(state, "journal", filepath.Base(dir)+".json"), "{}")
 		}, "its sandbox is not gone: caisson sandbox gc removes it"},
+		"one with a patch that was cut off": {func(t *testing.T, _, dir string) {
+			write(t, filepath.Join(dir, patchesDir, "x.json"), fmt.Sprintf(`{"workspace":%q,"mode":"bind"}`, t.TempDir()))
+		}, "a patch of it was cut off"},
 		"one whose changes can't be read": {func(t *testing.T, _, dir string) {
 			write(t, filepath.Join(dir, overlayDir, "base.json"), "no JSON\n")
 		}, "its changes can't be read"},
