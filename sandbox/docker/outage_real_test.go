@@ -258,7 +258,11 @@ func TestEngineFreezes(t *testing.T) {
 			session := newSession()
 			f.at(verb)
 			s, err := b.backend.Create(t.Context(), b.spec(t, session))
-			<-f.frozen
+			select {
+			case <-f.frozen:
+			case <-time.After(lossTime):
+				t.Fatalf("the engine was never asked for %s: %v", verb, err)
+			}
 			if s != nil || !errors.Is(err, sandbox.ErrUnavailable) {
 				t.Errorf("create: %v, want ErrUnavailable", err)
 			}

@@ -40,8 +40,9 @@ func New(t testing.TB, args ...string) *Engine {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: an engine of its own")
 	}
+	search := searchPath()
 	for _, program := range []string{"dockerd", "containerd"} {
-		if _, err := exec.LookPath(program); err != nil {
+		if _, err := find(search, program); err != nil {
 			lacking(t, fmt.Sprintf("needs %s: %v", program, err))
 		}
 	}
@@ -56,11 +57,37 @@ func New(t testing.TB, args ...string) *Engine {
 		}
 	})
 	config := filepath.Join(dir, "containerd.toml")
-	must(t, os.WriteFile(config, fmt.Appendf(nil, "version = 2\nroot = %q\nstate = %q\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n[grpc]\naddress = %q\n",
-		dir+"/ctd-root", dir+"/ctd-state", dir+"/ctd.sock"), 0o600))
+	must(t, os.WriteFile(config, fmt.Appendf(nil, "version = 2\nroot = %q\nstate = %q\ndisabled_plugins = %s\n[grpc]\naddress = %q\n",
+		dir+"/ctd-root", dir+"/ctd-state", kubernetes, dir+"/ctd.sock"), 0o600))
 	e.containerd = e.run(t, "containerd", &syscall.SysProcAttr{}, "--config", config)
 	e.Start(t)
 	return e
+}
+
+// kubernetes are the parts of containerd that only Kubernetes needs, by the
+// names of its versions 1 and 2.
+const kubernetes = `["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime"]`
+
+// binVariable names a folder with another engine than the machine's: dockerd,
+// containerd, containerd-shim-runc-v2 and, if it is to be another too, runc.
+const binVariable = "ENGINE_BIN"
+
+// searchPath is the PATH of the engine's programs.
+func searchPath() string {
+	if dir := os.Getenv(binVariable); dir != "" {
+		return dir + string(filepath.ListSeparator) + os.Getenv("PATH")
+	}
+	return os.Getenv("PATH")
+}
+
+// find looks a program up in the folders of a PATH.
+func find(search, program string) (string, error) {
+	for _, dir := range filepath.SplitList(search) {
+		if path, err := exec.LookPath(filepath.Join(dir, program)); err == nil && filepath.IsAbs(path) {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("%w in %s", exec.ErrNotFound, search)
 }
 
 // lacking skips the test, or fails it where REQUIRE_BACKENDS has docker.
@@ -95,7 +122,7 @@ func (e *Engine) Start(t testing.TB) {
 	e.dockerd = e.run(t, "dockerd", &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}, append([]string{
 		"--containerd", e.dir + "/ctd.sock", "--containerd-namespace", "caisson-test", "--containerd-plugins-namespace", "caisson-test-plugins",
 		"--data-root", e.dir + "/data", "--exec-root", e.dir + "/exec", "--pidfile", e.dir + "/pid", "-H", e.Host(),
-		"--bridge=none", "--iptables=false", "--ip-masq=false", "--ip-forward=false",
+		"--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-masq=false", "--ip-forward=false", "--userland-proxy=false",
 	}, e.args...)...)
 	ctx, cancel := context.WithTimeoutCause(context.Background(), time.Minute, errors.New("it does not answer"))
 	defer cancel()
@@ -191,8 +218,11 @@ func (e *Engine) run(t testing.TB, program string, attr *syscall.SysProcAttr, ar
 	log, err := os.OpenFile(filepath.Join(e.dir, program+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	must(t, err)
 	defer log.Close()
-	cmd := exec.Command(program, args...) //nolint:noctx // it outlives the test's context: the cleanup ends it
-	cmd.Stdout, cmd.Stderr = log, log
+	search := searchPath()
+	path, err := find(search, program)
+	must(t, err)
+	cmd := exec.Command(path, args...) //nolint:noctx // it outlives the test's context: the cleanup ends it
+	cmd.Stdout, cmd.Stderr, cmd.Env = log, log, append(os.Environ(), "PATH="+search)
 	attr.Pdeathsig = syscall.SIGKILL
 	cmd.SysProcAttr = attr
 	d, err := startDaemon(cmd)
