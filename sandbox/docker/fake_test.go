@@ -154,6 +154,15 @@ func (f *fakeEngine) serve(w http.ResponseWriter, r *http.Request, call string, 
 	}
 }
 
+// takesFrom makes the engine refuse older versions of the API than one, in the
+// words of Docker 29.
+func (f *fakeEngine) takesFrom(version string) {
+	f.api = version
+	for _, call := range []string{"GET /info", "GET /version"} {
+		f.answers[call] = failure(http.StatusBadRequest, "client version 1.51 is too old. Minimum supported API version is "+version+", please upgrade your client to a newer version")
+	}
+}
+
 var containerCall = regexp.MustCompile(`^[A-Z]+ /containers/ID`)
 
 func (f *fakeEngine) create(w http.ResponseWriter, r *http.Request) {

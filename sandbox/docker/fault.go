@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api"
 	"github.com/docker/docker/client"
 
 	"github.com/caisson-run/caisson/sandbox"
@@ -57,6 +58,11 @@ func patiently[T any](ctx context.Context, limit, grace time.Duration, what stri
 	return within(inner, limit, what, call)
 }
 
+// tooOld is how an engine answers, with 400, a version of the API below the
+// oldest that it takes (Docker 20.10 to 29). Nothing that it says before tells
+// which that is.
+const tooOld = "Minimum supported API version is"
+
 // fault turns the error of a call into one of the sandbox's classes. A missing
 // object is ErrNotFound; the caller says what would mend it.
 func fault(ctx context.Context, what string, err error) error {
@@ -72,6 +78,9 @@ func fault(ctx context.Context, what string, err error) error {
 		return fmt.Errorf("%s: %w: no engine answers there: start it, or choose another backend: %w", what, sandbox.ErrUnavailable, err)
 	case errdefs.IsNotFound(err):
 		return fmt.Errorf("%s: %w: %w", what, sandbox.ErrNotFound, err)
+	case errdefs.IsInvalidArgument(err) && strings.Contains(err.Error(), tooOld):
+		return fmt.Errorf("%s: %w: the engine takes only newer versions of its API than this Caisson speaks (up to %s): "+
+			"update Caisson, or let the engine take older ones (min-api-version in daemon.json): %w", what, sandbox.ErrUnsupported, api.DefaultVersion, err)
 	case strings.Contains(err.Error(), "bind source path does not exist"):
 		return fmt.Errorf("%s: %w: %w: %w", what, sandbox.ErrUnavailable, ErrNotShared, err)
 	}

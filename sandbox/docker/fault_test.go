@@ -80,6 +80,7 @@ func TestCreateFaults(t *testing.T) {
 		{name: "hangs at ping", hangs: func(d *deadlines) { d.ask = short }, spoil: func(b *fakeBed) { b.engine.answers["HEAD /_ping"] = b.engine.hang }, want: sandbox.ErrUnavailable, text: "may hang"},
 		{name: "hangs at info", hangs: func(d *deadlines) { d.ask = short }, spoil: func(b *fakeBed) { b.engine.answers["GET /info"] = b.engine.hang }, want: sandbox.ErrUnavailable, text: "may hang"},
 		{name: "old API", spoil: func(b *fakeBed) { b.engine.api = "1.40" }, want: sandbox.ErrUnsupported, text: "Docker 20.10"},
+		{name: "API of the future", spoil: func(b *fakeBed) { b.engine.takesFrom("1.99") }, want: sandbox.ErrUnsupported, text: "update Caisson"},
 		{name: "Windows containers", spoil: func(b *fakeBed) { b.engine.info.OSType = "windows" }, want: sandbox.ErrUnsupported, text: "Linux containers"},
 		{name: "no seccomp", spoil: func(b *fakeBed) { b.engine.info.SecurityOptions = nil }, want: sandbox.ErrUnsupported, text: "seccomp"},
 		{name: "rootless", spoil: func(b *fakeBed) {
@@ -332,4 +333,33 @@ func openFile(t *testing.T) *os.File {
 	must(t, err)
 	t.Cleanup(func() { f.Close() })
 	return f
+}
+
+// Asking for images tells the same of an engine that takes no API of ours.
+func TestImageEngineOfAnotherTime(t *testing.T) {
+	for api, mend := range map[string]string{"1.40": "Docker 20.10", "1.99": "update Caisson"} {
+		f := newFakeEngine(t)
+		f.api = api
+		if api == "1.99" {
+			f.takesFrom(api)
+		}
+		e, err := NewImageEngine("unix://"+f.socket, func(string) string { return "" })
+		must(t, err)
+		if err := e.Check(t.Context()); !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), mend) {
+			t.Errorf("API %s: %v, want ErrUnsupported that says %q", api, err, mend)
+		}
+		must(t, e.Close())
+	}
+}
+
+// A newer engine is spoken to in the newest version that the client knows.
+func TestNewerEngineThanTheClient(t *testing.T) {
+	b := newFakeBed(t)
+	b.engine.api = "1.56" // Moby 29
+	if _, err := b.backend.Check(t.Context()); err != nil {
+		t.Errorf("check: %v", err)
+	}
+	if got := b.backend.remote.api; got != "1.51" {
+		t.Errorf("it speaks %s", got)
+	}
 }

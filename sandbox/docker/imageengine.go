@@ -62,6 +62,11 @@ func (e *ImageEngine) connect(ctx context.Context) (*remote, error) {
 	if err != nil {
 		return nil, e.endpoint.fault(err)
 	}
+	// An engine says by its first answer whether it takes this version of its API.
+	if _, err := r.version(ctx); err != nil {
+		r.engine.Close() //nolint:errcheck // nothing was done with it
+		return nil, e.endpoint.fault(err)
+	}
 	e.remote = r
 	return r, nil
 }
