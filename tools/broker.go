@@ -202,6 +202,15 @@ func (b *Broker) Answer(ctx context.Context, id string, a Answer, label string) 
 	return q.outcome.resolution, nil
 }
 
+// Misdirected reports an answer that can be nobody's, because its client named
+// another turn than the question's, or what no question is called: it changes
+// nothing, whatever it says. The error is as [Broker.Answer] gives it for a
+// question that nobody asked.
+func (b *Broker) Misdirected(id string, a Answer, label string) error {
+	_, err := b.late(id, a, clip(repairText(label), maxLabelBytes), outcomeOf{}, false)
+	return err
+}
+
 // late is the end of an answer that changes nothing: it is reported, and its
 // client is told what stands.
 func (b *Broker) late(id string, a Answer, label string, past outcomeOf, known bool) (Resolution, error) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -13,6 +14,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
@@ -324,6 +326,11 @@ func (s *session) cancel(id, client string) {
 	t := s.turns[id]
 	s.mu.Unlock()
 	if t != nil {
+		select {
+		case <-t.Done(): // it changes nothing
+			return
+		default:
+		}
 		s.server.log.Info("turn cancelled", zap.String("session", s.id), zap.String("turn", id), zap.String("client", client))
 		t.Cancel(fmt.Errorf("cancelled by http:%s", client))
 	}
@@ -358,14 +365,31 @@ func (a operations) confirmations() {
 		) (*body[Resolution], error) {
 			live, err := s.needLive(in.ID)
 			if err != nil {
-				if p, ok := err.(*Problem); ok && p.Code == "ended" { //nolint:errorlint // it is ours, made above
-					s.log.Warn("an answer after the session's end", zap.String("session", in.ID), zap.String("client", clientOf(ctx)))
-				}
-				return nil, err
+				return nil, s.stray(ctx, in.ID, in.Request, err)
 			}
 			got, err := live.answer(ctx, in.Turn, in.Request, in.Body, clientOf(ctx))
 			return &body[Resolution]{got}, err
 		})
+}
+
+// strayEvery is how often, and strayMost how many, answers for no live session
+// are in the log: whoever guesses ids must not fill it.
+const (
+	strayEvery = time.Minute
+	strayMost  = 100
+)
+
+// stray logs an answer for a session that has ended or never was, which has no
+// trace that could be added to, and gives the error that it came from.
+func (s *Server) stray(ctx context.Context, session, confirmation string, err error) error {
+	p, ok := errors.AsType[*Problem](err)
+	if !ok {
+		return err
+	}
+	s.metrics.late.Inc()
+	s.strays.Warn("an answer to no live session", zap.String("why", p.Code), zap.String("session", shown(session)),
+		zap.String("confirmation", shown(confirmation)), zap.String("client", clientOf(ctx)))
+	return err
 }
 
 func (a operations) streams() {

@@ -55,8 +55,7 @@ type Resolution struct {
 	Client       string         `json:"client,omitempty" doc:"the client that answered" example:"http:alice"`
 }
 
-// confirmationID is what ids of confirmations look like: others are answered
-// without a record, so that nobody fills a trace with them.
+// confirmationID is what ids of confirmations look like.
 var confirmationID = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
 // waiting lists the confirmations of a session that wait for an answer.
@@ -88,11 +87,16 @@ func listed[T any](s []T) []T {
 func (s *session) answer(ctx context.Context, turn, id string, a Answer, client string) (Resolution, error) {
 	unknown := problem(http.StatusNotFound, "no_confirmation", "this turn of this session has not asked this", "GET /sessions/{id}/confirmations lists what is asked")
 	asked := s.turnOf(id)
+	given := tools.Answer{Decision: a.Decision, Scope: a.Scope}
 	if !confirmationID.MatchString(id) || asked != "" && asked != turn {
+		// It is a record as well. The broker bounds those: nobody fills a trace.
+		if err := s.broker.Misdirected(id, given, "http:"+client); errors.Is(err, tools.ErrRecord) {
+			return Resolution{}, s.server.internal("record an attempt", err)
+		}
 		return Resolution{}, unknown
 	}
 	// It is decided whether the client waits for it or not.
-	got, err := s.broker.Answer(context.WithoutCancel(ctx), id, tools.Answer{Decision: a.Decision, Scope: a.Scope}, "http:"+client)
+	got, err := s.broker.Answer(context.WithoutCancel(ctx), id, given, "http:"+client)
 	if late, ok := errors.AsType[*tools.ResolvedError](err); ok {
 		p := problem(http.StatusConflict, "resolved", "it was answered before: "+string(late.Resolution.Decision)+", by "+by(late.Resolution), "That decision stands")
 		p.Resolution = new(resolution(late.Resolution, asked))

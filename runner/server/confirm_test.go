@@ -13,6 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -233,8 +236,9 @@ func TestAnswersThatDontCount(t *testing.T) {
 			}
 		}
 	}
-	// The guessed one, another session's, and the one after the cancellation.
-	if n != 3 {
+	// All but the one for the other session and the path, which is no route, and
+	// the one after the cancellation.
+	if n != 7 {
 		t.Errorf("%d attempts are recorded", n)
 	}
 }
@@ -270,7 +274,14 @@ func TestFloodOfAnswers(t *testing.T) {
 	live := w.server.live(id)
 	got := map[int]int{}
 	for i := range 10_000 {
-		_, err := live.answer(context.Background(), turn, fmt.Sprintf("%032x", i), Answer{Decision: tools.DecisionAllow}, "mallory")
+		guess := fmt.Sprintf("%032x", i)
+		switch i % 3 {
+		case 1:
+			guess = c.ID // with the wrong turn
+		case 2:
+			guess = strings.Repeat("\x1b", 1000) // what no question is called
+		}
+		_, err := live.answer(context.Background(), turn+strings.Repeat("x", i%3), guess, Answer{Decision: tools.DecisionAllow}, "mallory")
 		if p, ok := errors.AsType[*Problem](err); ok {
 			got[p.Status]++
 		}
@@ -284,7 +295,46 @@ func TestFloodOfAnswers(t *testing.T) {
 		t.Errorf("ran %q", ran)
 	}
 	// Each is counted, and few of them are records of their own.
-	if n := count(w.trace(id), runner.KindConfirmationAttempted); n == 0 || n > 2_000 {
-		t.Errorf("%d attempts are recorded", n)
+	n, bytes := 0, 0
+	for _, r := range w.trace(id) {
+		if r.Kind == runner.KindConfirmationAttempted {
+			n, bytes = n+1, bytes+len(r.Payload)
+		}
+	}
+	if n < 1_000 || n > 2_000 || bytes > n*2_000 {
+		t.Errorf("%d attempts are recorded, with %d bytes", n, bytes)
+	}
+}
+
+// TestAnswersToNoSession are in the server's log, and a flood of them does not
+// fill it.
+func TestAnswersToNoSession(t *testing.T) {
+	core, logged := observer.New(zap.WarnLevel)
+	w := newWorld(t, asks, func(o *Options) { o.Logger = zap.New(core) })
+	ended := w.start("bind")
+	w.do(aliceToken, "DELETE", "/sessions/"+ended, "").want(t, 200)
+	for _, c := range []struct {
+		session, code string
+		status        int
+	}{{ended, "ended", 410}, {"ses_00000000000000000000000000", "no_session", 404}, {"x%1b[2J", "no_session", 404}} {
+		path := "/sessions/" + c.session + "/turns/trn_x/confirmations/" + strings.Repeat("0", 32)
+		w.post(path, `{"decision":"allow"}`).problem(t, c.status, c.code)
+		all := logged.TakeAll()
+		if len(all) != 1 || all[0].ContextMap()["why"] != c.code || all[0].ContextMap()["client"] != "alice" || strings.Contains(fmt.Sprint(all[0].ContextMap()), "\x1b") {
+			t.Errorf("%s: logged %+v", c.code, all)
+		}
+	}
+	const flood = 5 * strayMost
+	p := problem(404, "no_session", "none", "")
+	for range flood {
+		if err := w.server.stray(t.Context(), "ses_x", "0", p); !errors.Is(err, p) {
+			t.Fatal(err)
+		}
+	}
+	if n := logged.Len(); n == 0 || n > 2*strayMost { // a minute may begin meanwhile
+		t.Errorf("%d of %d are in the log", n, flood)
+	}
+	if a := w.get("/metrics").want(t, 200); !strings.Contains(a.text, fmt.Sprintf("caisson_confirmation_attempts_total %d\n", flood+3)) {
+		t.Error("they are not all counted")
 	}
 }

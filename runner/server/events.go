@@ -103,6 +103,11 @@ func (s *Server) events(ctx context.Context, in *eventsInput) (*huma.StreamRespo
 		defer release()
 		defer st.trace.close()
 		r, w := humago.Unwrap(c)
+		if r.Method == http.MethodHead { // it would be written to nobody, for as long as the session lives
+			w.Header().Set("Content-Type", "text/event-stream")
+			w.WriteHeader(http.StatusOK)
+			return
+		}
 		st.w, st.wire = w, http.NewResponseController(w)
 		if err := st.run(r.Context()); err != nil {
 			s.log.Debug("stream", zap.String("session", st.id), zap.Error(err))
@@ -146,8 +151,12 @@ func (st *stream) skip() (done bool, err error) {
 			// A client that has more than the trace comes from another time: it
 			// would wait, and lose what is written meanwhile.
 			return false, problem(http.StatusBadRequest, "event_id", "the session has no record of this number", "Begin without one")
-		case e.Seq >= st.after:
+		case e.Seq == st.after:
 			return e.Kind == runner.KindSessionEnded, nil
+		case e.Seq > st.after:
+			// Retention has removed the one that the client has: this one it lacks.
+			st.next = &e
+			return false, nil
 		}
 	}
 }

@@ -44,11 +44,14 @@ func clientOf(ctx context.Context) string {
 func (s *Server) guard(next http.Handler) http.Handler {
 	cross := http.NewCrossOriginProtection()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		out := &response{ResponseWriter: w}
+		out := &response{ResponseWriter: w, unread: r.ContentLength != 0}
 		began := time.Now()
 		// Deadlines outlive the requests of a connection.
 		if err := http.NewResponseController(w).SetWriteDeadline(time.Time{}); err != nil {
 			s.log.Warn("the connection takes no deadline", zap.Error(err))
+		}
+		if out.unread { // until the body is read whole, or the connection closed
+			_ = http.NewResponseController(w).SetReadDeadline(began.Add(s.opts.bodyTime)) // as above
 		}
 		out.Header().Set("X-Content-Type-Options", "nosniff")
 		out.Header().Set("Cache-Control", "no-store")
@@ -83,7 +86,6 @@ func (s *Server) guard(next http.Handler) http.Handler {
 			r = r.WithContext(context.WithValue(r.Context(), clientKey{}, label))
 			if (r.Method == http.MethodGet || r.Method == http.MethodHead) && r.ContentLength != 0 {
 				// A stream takes no slot: its body would be held without one.
-				out.Header().Set("Connection", "close") // or net/http reads it
 				s.refuse(out, r, problem(http.StatusBadRequest, "body", "a "+r.Method+" takes no body", "Leave it out"))
 				return
 			}
@@ -156,13 +158,16 @@ func (s *Server) body(next http.Handler) http.Handler {
 				s.refuse(w, r, p)
 				return
 			}
+			if out, ok := w.(*response); ok {
+				out.unread = false
+			}
 		}
 		next.ServeHTTP(w, r)
 	})
 }
 
-// readBody reads a request's body whole, in bounded space and time: what comes
-// after it may take as long as it needs.
+// readBody reads a request's body whole, in bounded space, and in the time that
+// the guard has set: what comes after it may take as long as it needs.
 func readBody(w http.ResponseWriter, r *http.Request) *Problem {
 	if kind := r.Header.Values("Content-Type"); len(kind) > 0 || r.ContentLength != 0 {
 		media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
@@ -171,15 +176,10 @@ func readBody(w http.ResponseWriter, r *http.Request) *Problem {
 		}
 	}
 	if r.ContentLength > maxBodyBytes {
-		w.Header().Set("Connection", "close")
 		return problem(http.StatusRequestEntityTooLarge, "too_large", "the body is larger than 1 MiB", "Send less")
 	}
 	if r.ContentLength == 0 {
 		return nil
-	}
-	control := http.NewResponseController(w)
-	if err := control.SetReadDeadline(time.Now().Add(bodyTime)); err != nil {
-		return problem(http.StatusInternalServerError, "internal", "the connection takes no deadline", "")
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBodyBytes))
 	var timeout net.Error
@@ -191,7 +191,7 @@ func readBody(w http.ResponseWriter, r *http.Request) *Problem {
 	case err != nil:
 		return problem(http.StatusBadRequest, "malformed", "the body could not be read", "Send it whole")
 	}
-	if err := control.SetReadDeadline(time.Time{}); err != nil {
+	if err := http.NewResponseController(w).SetReadDeadline(time.Time{}); err != nil {
 		return problem(http.StatusInternalServerError, "internal", "the connection takes no deadline", "")
 	}
 	r.Body = io.NopCloser(bytes.NewReader(body))
@@ -277,6 +277,8 @@ func (s *silent) WriteHeader(status int)      { s.status = status }
 type response struct {
 	http.ResponseWriter
 	status int
+	// unread says that the request has a body that nobody has read.
+	unread bool
 }
 
 // WriteHeader implements http.ResponseWriter.
@@ -288,9 +290,15 @@ func (r *response) WriteHeader(status int) {
 }
 
 // begin bounds the time in which the answer is taken. Streams set their own
-// bound, each time that they write.
+// bound, each time that they write. Of a body that nobody has read nothing more
+// is taken: net/http would read 256 KiB of it first, for as long as its sender
+// likes, to use the connection again.
 func (r *response) begin(status int) {
 	r.status = status
+	if r.unread {
+		r.Header().Set("Connection", "close")
+		_ = http.NewResponseController(r.ResponseWriter).SetReadDeadline(time.Unix(1, 0)) // as below
+	}
 	_ = http.NewResponseController(r.ResponseWriter).SetWriteDeadline(time.Now().Add(answerTime)) // the guard said so if it can't
 }
 

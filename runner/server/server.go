@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/caisson-run/caisson/runner"
@@ -65,6 +66,10 @@ type Options struct {
 	// Force, when it is closed, destroys the sandboxes of sessions that are
 	// being ended, and cuts short what is being applied; nil never does.
 	Force <-chan struct{}
+
+	// Tests make these times so short, or so long, that nothing else can be what
+	// ends a request.
+	headerTime, bodyTime time.Duration
 }
 
 // Server is the HTTP API. [Server.Serve] runs it and closes what it started. It
@@ -72,6 +77,7 @@ type Options struct {
 type Server struct {
 	opts    Options
 	log     *zap.Logger
+	strays  *zap.Logger // of answers to no live session: bounded
 	keys    *keyring
 	metrics *metrics
 	handler http.Handler
@@ -100,12 +106,17 @@ func New(o Options) (*Server, error) {
 	if s.log == nil {
 		s.log = zap.NewNop()
 	}
+	s.strays = s.log.WithOptions(zap.WrapCore(func(c zapcore.Core) zapcore.Core {
+		return zapcore.NewSamplerWithOptions(c, strayEvery, strayMost, 0)
+	}))
 	if o.StateDir == "" || o.Prepare == nil {
 		return nil, errors.New("new server: Options.StateDir or Options.Prepare is missing")
 	}
 	defaultTo(&s.opts.MaxSessions, DefaultMaxSessions)
 	defaultTo(&s.opts.MaxStreams, DefaultMaxStreams)
 	defaultTo(&s.opts.IdleTime, DefaultIdleTime)
+	defaultTo(&s.opts.headerTime, headerTime)
+	defaultTo(&s.opts.bodyTime, bodyTime)
 	var err error
 	if s.keys, err = newKeyring(o.Tokens); err != nil {
 		return nil, fmt.Errorf("new server: %w", err)
@@ -134,6 +145,7 @@ func (s *Server) Handler() http.Handler { return s.handler }
 func (s *Server) OpenAPI() []byte { return s.openAPI }
 
 const (
+	// headerTime bounds the time in which a request's headers arrive.
 	headerTime = 10 * time.Second
 	idleTime   = 2 * time.Minute
 	// shutdownTime is how long answers that are being written may take once the
@@ -146,7 +158,7 @@ const (
 // says what of it failed: nil means that nothing is left.
 func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 	h := &http.Server{
-		Handler: s.handler, ReadHeaderTimeout: headerTime, IdleTimeout: idleTime, MaxHeaderBytes: 16 << 10,
+		Handler: s.handler, ReadHeaderTimeout: s.opts.headerTime, IdleTimeout: idleTime, MaxHeaderBytes: 16 << 10,
 		ErrorLog: zap.NewStdLog(s.log.WithOptions(zap.AddCallerSkip(1))),
 	}
 	var group errgroup.Group
