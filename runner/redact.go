@@ -21,12 +21,16 @@ type Secret struct {
 // servers without authentication are given, from blanking all text.
 const minSecretBytes = 8
 
-// redactor replaces secrets: the values that it was given, as they are and as
-// JSON writes them, and the shapes of well-known keys. The zero value knows
-// the shapes only. It is safe for concurrent use.
+// redactor replaces secrets: the values that it was given, as they are and in the
+// forms of secretForms, private keys, and the shapes of well-known keys. It is safe
+// for concurrent use.
 type redactor struct {
 	values []secretBytes
 	shapes *regexp.Regexp
+	// starts are the values by their first two bytes, and begins has these bytes,
+	// so that a text is gone through once, however many values there are.
+	starts map[uint16][]secretBytes
+	begins [1 << 16 / 64]uint64
 }
 
 type secretBytes struct{ value, mark []byte }
@@ -59,14 +63,49 @@ func newRedactor(secrets []Secret) *redactor {
 			continue
 		}
 		mark := []byte("[redacted:" + s.Name + "]")
-		r.values = append(r.values, secretBytes{[]byte(s.Value), mark})
-		if quoted := quotedInner(s.Value); quoted != s.Value {
-			r.values = append(r.values, secretBytes{[]byte(quoted), mark})
+		for _, form := range secretForms(s.Value) {
+			r.values = append(r.values, secretBytes{[]byte(form), mark})
 		}
 	}
 	// Longest first: a key that holds another one is replaced whole.
 	slices.SortStableFunc(r.values, func(a, b secretBytes) int { return cmp.Compare(len(b.value), len(a.value)) })
+	r.index()
 	return r
+}
+
+func (r *redactor) index() {
+	r.starts = map[uint16][]secretBytes{}
+	for _, s := range r.values {
+		two := firstTwo(s.value)
+		r.starts[two] = append(r.starts[two], s)
+		r.begins[two/64] |= 1 << (two % 64)
+	}
+}
+
+func firstTwo(text []byte) uint16 { return uint16(text[0])<<8 | uint16(text[1]) }
+
+// known replaces the values.
+func (r *redactor) known(text []byte) []byte {
+	var out []byte
+	done := 0
+	for i := 0; i+1 < len(text); i++ {
+		two := firstTwo(text[i:])
+		if r.begins[two/64]&(1<<(two%64)) == 0 {
+			continue
+		}
+		for _, s := range r.starts[two] {
+			if bytes.HasPrefix(text[i:], s.value) {
+				out = append(append(out, text[done:i]...), s.mark...)
+				done = i + len(s.value)
+				i = done - 1
+				break
+			}
+		}
+	}
+	if done == 0 {
+		return text
+	}
+	return append(out, text[done:]...)
 }
 
 // quotedInner is a text as it stands between the quotes of JSON.
@@ -146,12 +185,7 @@ func (r *redactor) bytes(text []byte) []byte { return r.after(nil, text) }
 // after is bytes for a text that stands behind another: what is before a key
 // decides whether it is one.
 func (r *redactor) after(before, text []byte) []byte {
-	for _, s := range r.values {
-		if bytes.Contains(text, s.value) { // ReplaceAll copies even so
-			text = bytes.ReplaceAll(text, s.value, s.mark)
-		}
-	}
-	return r.keys(before, text)
+	return r.keys(before, redactPEM(r.known(text)))
 }
 
 // lookBehind is how much of what stands before a key is looked at.
@@ -170,7 +204,7 @@ func (r *redactor) keys(before, text []byte) []byte {
 		if i < lookBehind {
 			behind = append(slices.Clone(before), behind...)
 		}
-		if !freeBefore(behind) {
+		if !freeBefore(behind) && !gluedKey(behind, text[i:]) {
 			continue
 		}
 		end := i
@@ -230,6 +264,13 @@ func freeBefore(text []byte) bool {
 		}
 	}
 	return true
+}
+
+// gluedKey says whether a key may follow an underscore, as in TOKEN_ghp_…: what
+// has - or _ in it behind its prefix is too much like a name for that.
+func gluedKey(before, text []byte) bool {
+	n := len(before)
+	return n > 0 && before[n-1] == '_' && !bytes.HasPrefix(text, []byte("sk-")) && !bytes.HasPrefix(text, []byte("pypi-")) && !bytes.HasPrefix(text, []byte("glpat-"))
 }
 
 func hexByte(c byte) bool {

@@ -66,6 +66,9 @@ func (s *redactedStream) border(at int) int {
 	}
 	for again := true; again; {
 		again = false
+		if begin := pemCut(s.buf, cut); begin < cut {
+			cut, again = begin, true
+		}
 		for _, v := range s.r.values {
 			from := max(cut-len(v.value)+1, 0)
 			to := min(cut+len(v.value)-1, len(s.buf))

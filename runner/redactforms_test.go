@@ -1,0 +1,234 @@
+package runner
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// streamed redacts a text in pieces of a size, as it comes from a command.
+func streamed(t *testing.T, r *redactor, text string, piece int) string {
+	t.Helper()
+	var out bytes.Buffer
+	s := r.stream(&out)
+	for rest := text; rest != ""; {
+		n := min(piece, len(rest))
+		if _, err := s.Write([]byte(rest[:n])); err != nil {
+			t.Fatal(err)
+		}
+		rest = rest[n:]
+	}
+	if err := s.close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+// TestEncodedSecrets: a known secret is found in what programs make of it, in
+// one piece and across the borders of a stream. The control is the redactor that
+// knows the value alone.
+func TestEncodedSecrets(t *testing.T) {
+	forms := map[string]func(string) string{
+		"base64":           func(s string) string { return base64.StdEncoding.EncodeToString([]byte(s)) },
+		"base64, behind 1": func(s string) string { return base64.StdEncoding.EncodeToString([]byte("u" + s + ":x")) },
+		"base64, behind 2": func(s string) string { return base64.StdEncoding.EncodeToString([]byte("me" + s + "\n")) },
+		"base64, basic":    func(s string) string { return base64.StdEncoding.EncodeToString([]byte("oauth2:" + s)) },
+		"base64 of URLs":   func(s string) string { return base64.RawURLEncoding.EncodeToString([]byte("a?" + s + "??")) },
+		"a query":          url.QueryEscape,
+		"a path":           url.PathEscape,
+		"lower case":       func(s string) string { return lowerEscapes(url.QueryEscape(s)) },
+		"JSON":             quotedInner,
+		"JSON in JSON":     func(s string) string { return quotedInner(`{"k":"` + quotedInner(s) + `"}`) },
+		"JSON for HTML": func(s string) string {
+			text, err := json.Marshal(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return string(text)
+		},
+	}
+	for _, secret := range []string{"correct horse/battery+staple?&<>", "p4ssw0rd", "ab\"cd\\ef/gh", "ünïcode-schlüssel", "\xff\xfe\xfd/binary/\x00\x01~~"} {
+		r := newRedactor([]Secret{{"KEY", secret}})
+		naive := &redactor{shapes: r.shapes, values: []secretBytes{{[]byte(secret), []byte("[redacted:KEY]")}}}
+		naive.index()
+		hidden := 0
+		for name, form := range forms {
+			text := form(secret)
+			if got := string(r.bytes([]byte("x " + text + " y"))); !strings.Contains(got, "[redacted:KEY]") || strings.Contains(got, text) {
+				t.Errorf("%q as %s: %q", secret, name, got)
+			}
+			if !bytes.Contains(naive.bytes([]byte(text)), []byte("[redacted:KEY]")) {
+				hidden++
+			}
+			for _, at := range []int{redactChunk - 3, redactChunk, redactChunk + redactHold - 5} {
+				if got := streamed(t, r, strings.Repeat(" ", at)+text+strings.Repeat(" ", redactChunk), 7000); !strings.Contains(got, "[redacted:KEY]") {
+					t.Errorf("%q as %s at %d: it got through", secret, name, at)
+				}
+			}
+		}
+		if hidden < 5 {
+			t.Errorf("%q: only %d forms hide it from who knows the value alone", secret, hidden)
+		}
+	}
+}
+
+// privateKeys are keys as programs write them.
+func privateKeys(t *testing.T) map[string]string {
+	t.Helper()
+	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ecKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pkcs8, err := x509.MarshalPKCS8PrivateKey(rsaKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sec1, err := x509.MarshalECPrivateKey(ecKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	block := func(kind string, headers map[string]string, der []byte) string {
+		return string(encodePEM(kind, headers, der))
+	}
+	return map[string]string{
+		"PKCS 8":    block("PRIVATE KEY", nil, pkcs8),
+		"EC":        block("EC PRIVATE KEY", nil, sec1),
+		"encrypted": block("RSA PRIVATE KEY", map[string]string{"Proc-Type": "4,ENCRYPTED", "DEK-Info": "AES-128-CBC,00112233445566778899AABBCCDDEEFF"}, pkcs8),
+		"OpenSSH":   block("OPENSSH PRIVATE KEY", nil, pkcs8[:400]),
+		"OpenPGP":   "-----BEGIN PGP PRIVATE KEY BLOCK-----\nVersion: GnuPG v2\n\n" + strings.TrimPrefix(strings.Replace(block("X", nil, pkcs8), "-----END X-----", "=aB3/\n-----END PGP PRIVATE KEY BLOCK-----", 1), "-----BEGIN X-----\n"),
+	}
+}
+
+func encodePEM(kind string, headers map[string]string, der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: kind, Headers: headers, Bytes: der})
+}
+
+// TestPrivateKeys: the lines of a private key are replaced, however a text holds
+// them, also where they are cut by the borders of a stream or by head.
+func TestPrivateKeys(t *testing.T) {
+	r := newRedactor(nil)
+	for kind, key := range privateKeys(t) {
+		lines := strings.Split(strings.TrimSpace(key), "\n")
+		numbered, diff := "", ""
+		for i, line := range lines {
+			numbered += fmt.Sprintf("%6d\t%s\n", i+1, line)
+			diff += "+" + line + "\n"
+		}
+		for name, text := range map[string]string{
+			"as it is": key, "numbered": numbered, "a diff": diff, "carriage returns": strings.ReplaceAll(key, "\n", "\r\n"),
+			"in a string": `{"private_key": "` + strings.ReplaceAll(key, "\n", `\n`) + `"}`, "quoted": "> " + strings.ReplaceAll(key, "\n", "\n> "),
+			"the beginning": strings.Join(lines[:len(lines)-2], "\n") + "\nthat was head\n", "indented": "    " + strings.ReplaceAll(key, "\n", "\n    "),
+		} {
+			check := func(where, got string) {
+				t.Helper()
+				for _, line := range lines[1 : len(lines)-1] {
+					if len(line) >= minPEMLine && strings.Contains(got, line) && strings.Contains(text, line) {
+						t.Fatalf("%s, %s, %s: %q is left", kind, name, where, line)
+					}
+				}
+				if !strings.Contains(got, "[redacted:private key]") || name == "the beginning" && !strings.Contains(got, "that was head") {
+					t.Errorf("%s, %s, %s: %q", kind, name, where, strings.TrimSpace(got))
+				}
+			}
+			check("at once", string(r.bytes([]byte(text))))
+			for _, at := range []int{redactChunk - 10, redactChunk - 300, redactChunk, redactChunk + redactHold - 15, redactChunk + redactHold - 200} {
+				body := strings.Repeat("some text\n", at/10+1)[:at]
+				got := streamed(t, r, body+"\n"+text+"\n"+strings.Repeat("more\n", 2*redactChunk/5), 9000)
+				check(fmt.Sprint("at ", at), got)
+				if !strings.HasPrefix(got, body) {
+					t.Errorf("%s, %s at %d: what stands before it was changed", kind, name, at)
+				}
+			}
+		}
+	}
+	// Public keys, certificates, and texts about keys stay.
+	public := string(encodePEM("CERTIFICATE", nil, bytes.Repeat([]byte("public"), 99))) + string(encodePEM("PUBLIC KEY", nil, bytes.Repeat([]byte("public"), 99)))
+	for _, text := range []string{
+		public, "look for -----BEGIN PRIVATE KEY----- in it, and for an extraordinarily-long-word", "-----BEGIN RSA PRIVATE KEY-----\n…\n-----END RSA PRIVATE KEY-----\n",
+		`regexp.MustCompile("-----BEGIN (RSA )?PRIVATE KEY-----")`, "-----BEGIN ", "-----BEGIN PRIVATE KEY-----", "-----BEGIN PRIVATE KEY-----\n1\n2\n3 ordinary words\n",
+	} {
+		if got := string(r.bytes([]byte(text))); got != text {
+			t.Errorf("%q became %q", text, got)
+		}
+		if got := streamed(t, r, strings.Repeat(" ", redactChunk-5)+text+strings.Repeat(" ", redactChunk), 1<<20); !strings.Contains(got, text) {
+			t.Errorf("%q was changed in a stream", text)
+		}
+	}
+}
+
+// TestKeysBehindUnderscores: a key that a name is glued to is one.
+func TestKeysBehindUnderscores(t *testing.T) {
+	r := newRedactor(nil)
+	for _, text := range []string{"x_ghp_0123456789abcdefABCDEF0123456789abcd", "TOKEN_AKIAIOSFODNN7EXAMPLE", "my_gsk_" + strings.Repeat("aB3d", 10), "a_xoxb-0123456789-abc"} {
+		if got := string(r.bytes([]byte(text))); !strings.Contains(got, "_[redacted:key]") {
+			t.Errorf("%q became %q", text, got)
+		}
+	}
+	for _, text := range []string{"x_sk-some-long-class-name-of-a-page", "a_pypi-" + strings.Repeat("word-", 12), "my_npm_config_registry_of_this_project_here", "x_hf_model", "the_AKIA_words"} {
+		if got := string(r.bytes([]byte(text))); got != text {
+			t.Errorf("%q became %q", text, got)
+		}
+	}
+}
+
+// TestOrdinaryTextStays reads this module's own sources and pages, and what is
+// like keys and is none: nothing is replaced but what tests hold as keys.
+func TestOrdinaryTextStays(t *testing.T) {
+	r := newRedactor([]Secret{{"KEY", "correct-horse-battery-staple"}, {"OTHER", "p4ssw0rd/with+all"}})
+	files, bytesRead := 0, 0
+	for _, pattern := range []string{"*.go", "../*.md", "../docs/*.md", "../docs/*.json", "../docs/decisions/*.md", "../tools/*.go", "../sandbox/*.go", "../go.sum"} {
+		paths, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range paths {
+			if strings.HasSuffix(path, "_test.go") {
+				continue
+			}
+			text, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			files, bytesRead = files+1, bytesRead+len(text)
+			if got := r.bytes(text); !bytes.Equal(got, text) {
+				t.Errorf("%s was changed", path)
+			}
+		}
+	}
+	if files < 200 || bytesRead < 1<<19 {
+		t.Errorf("only %d files of %d bytes were read: they show little", files, bytesRead)
+	}
+}
+
+// BenchmarkRedact is a command's output of 1 MiB, with ten keys known.
+func BenchmarkRedact(b *testing.B) {
+	var secrets []Secret
+	for i := range 10 {
+		secrets = append(secrets, Secret{fmt.Sprint("KEY_", i), fmt.Sprintf("%02d-key/of+a-service-with-a-usual-length", i)})
+	}
+	r := newRedactor(secrets)
+	text := []byte(strings.Repeat("ok  \tgithub.com/caisson-run/caisson/runner\t3.2s  --- PASS: TestAll (0.01s) task-list disk-image\n", 11_000))
+	b.SetBytes(int64(len(text)))
+	b.ReportAllocs()
+	for b.Loop() {
+		if got := r.bytes(text); len(got) != len(text) {
+			b.Fatal("changed")
+		}
+	}
+}

@@ -1,0 +1,143 @@
+package runner
+
+import (
+	"bytes"
+	"regexp"
+)
+
+// pemBegin is the first line of a private key (RFC 7468, 5.1 and 10; OpenSSH and
+// OpenPGP, RFC 9580 6.2, write the like), and pemDashes what is looked for first.
+var (
+	pemBegin  = regexp.MustCompile(`^-----BEGIN ([A-Z0-9]{1,20} ){0,3}PRIVATE KEY( BLOCK)?-----`)
+	pemEnd    = regexp.MustCompile(`^-----END ([A-Z0-9]{1,20} ){0,3}PRIVATE KEY( BLOCK)?-----`)
+	pemHeader = regexp.MustCompile(`^(Proc-Type|DEK-Info|Version|Comment|Hash): [^\r\n\\]{0,200}`)
+	pemDashes = []byte("-----BEGIN ")
+)
+
+// maxPEMMark bounds the first and the last line of a key, maxPEMBytes a key: one
+// of 16,384 bits has 13 KB.
+const (
+	maxPEMMark  = 100
+	maxPEMBytes = 32 << 10
+)
+
+// minPEMLine is how many characters of base64 in a row are a line of a key: what
+// has less is the last line, with the end behind it, or no key.
+const minPEMLine = 16
+
+// redactPEM replaces private keys between their first and last lines. Of one that has
+// no end, as head writes it, the lines that are there are replaced; a first line
+// alone, as in a text about keys, is none.
+func redactPEM(text []byte) []byte {
+	var out []byte
+	done := 0
+	for i := 0; ; {
+		at := bytes.Index(text[i:], pemDashes)
+		if at < 0 {
+			break
+		}
+		i += at
+		from, to, ok := pemBody(text[i:])
+		if !ok {
+			i += len(pemDashes)
+			continue
+		}
+		out = append(append(out, text[done:i+from]...), "[redacted:private key]"...)
+		done = i + to
+		i = done
+	}
+	if done == 0 {
+		return text
+	}
+	return append(out, text[done:]...)
+}
+
+// pemBody gives the place of what stands between the first and the last line of
+// the key that text begins with; false where it is none.
+func pemBody(text []byte) (from, to int, ok bool) {
+	from = len(pemBegin.Find(text[:min(len(text), maxPEMMark)]))
+	if from == 0 {
+		return 0, 0, false
+	}
+	i, to := from, from
+	for i < min(len(text), maxPEMBytes) {
+		i += pemGap(text[i:])
+		rest := text[i:min(len(text), i+maxPEMMark*3)]
+		n := 0
+		for n < len(text)-i && base64Byte(text[i+n]) {
+			n++
+		}
+		switch header := pemHeader.Find(rest); {
+		case header != nil:
+			i += len(header)
+		case n >= minPEMLine, n > 0 && endsPEM(text[i+n:]):
+			i += n
+			to = i
+		case n > 0 && n < 7 && isNumber(text[i:i+n]): // of a line, as read_file and grep -n write them
+			i += n
+		default:
+			return from, to, to > from
+		}
+	}
+	return from, to, to > from
+}
+
+// endsPEM says whether the last line is next.
+func endsPEM(text []byte) bool {
+	gap := pemGap(text[:min(len(text), maxPEMMark)])
+	return pemEnd.Match(text[gap:min(len(text), gap+maxPEMMark)]) || len(text) > gap && text[gap] == '='
+}
+
+// pemGap is the length of what stands between two lines of a key: white space, also
+// as strings write it, and what is put before lines.
+func pemGap(text []byte) int {
+	i := 0
+	for i < len(text) {
+		switch c := text[i]; {
+		case bytes.IndexByte([]byte(" \t\r\n>|:\"',+"), c) >= 0 && (c != '+' || i == 0 || text[i-1] == '\n'):
+			i++
+		case c == '\\' && i+1 < len(text) && bytes.IndexByte([]byte(`nrt\"`), text[i+1]) >= 0:
+			i += 2
+		case bytes.HasPrefix(text[i:], []byte("→")):
+			i += len("→")
+		default:
+			return i
+		}
+	}
+	return i
+}
+
+func base64Byte(c byte) bool {
+	return c == '+' || c == '/' || c == '=' || c >= '0' && c <= '9' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z'
+}
+
+func isNumber(text []byte) bool {
+	return len(bytes.Trim(text, "0123456789")) == 0
+}
+
+// pemCut gives the start of a private key, or of what may become one, that a cut
+// at would part; at where there is none.
+func pemCut(buf []byte, at int) int {
+	from := max(0, at-maxPEMBytes)
+	for i := from; i < at; {
+		next := bytes.IndexByte(buf[i:at], '-')
+		if next < 0 {
+			break
+		}
+		i += next
+		rest := buf[i:]
+		n := min(len(rest), len(pemDashes))
+		if !bytes.Equal(rest[:n], pemDashes[:n]) {
+			i++
+			continue
+		}
+		if i+maxPEMMark > at { // its first line may not be whole before the cut
+			return i
+		}
+		if _, to, ok := pemBody(rest); ok && i+to >= at {
+			return i
+		}
+		i += n
+	}
+	return at
+}
