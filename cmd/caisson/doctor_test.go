@@ -84,6 +84,7 @@ func TestDoctorMachine(t *testing.T) {
 		{"a kernel without what is used", feat(false), resultWarning, "something is lost"},
 		{"no cgroups", group(oci.CgroupInfo{Version: "none", Missing: []string{"cpu", "memory", "pids"}}, nil), resultWarning, "none are mounted; missing or not writable: cpu, memory, pids"},
 		{"a controller is missing", group(oci.CgroupInfo{Version: "hybrid", Missing: []string{"pids"}}, nil), resultWarning, "hybrid: limits by version 1, version 2 beside it; missing or not writable: pids"},
+		{"a container's processes in the way", group(oci.CgroupInfo{Version: "v2", Missing: []string{"cpu", "memory", "pids"}, Crowded: "/sys/fs/cgroup"}, nil), resultWarning, "the cgroup /sys/fs/cgroup holds processes itself"},
 		{"no swap accounting", group(oci.CgroupInfo{Version: "v1"}, nil), resultOK, "version 1; swap is not accounted for"},
 		{"cgroups can't be read", group(oci.CgroupInfo{}, errors.New("no /proc")), resultWarning, "no /proc"},
 		{"an ordinary user makes no cgroups", user(group(oci.CgroupInfo{Version: "v2", Missing: []string{"cpu"}}, nil)), resultOK, "as an ordinary user gvisor and runc make none"},

@@ -122,6 +122,11 @@ func (m machine) cgroup() finding {
 	switch {
 	case m.uid != 0: // also below a cgroup that systemd delegated to the user
 		return finding{Check: check, Result: resultOK, Detail: detail + "; as an ordinary user gvisor and runc make none, and limit neither memory nor CPU time (docker does)"}
+	case info.Crowded != "":
+		return finding{
+			Check: check, Result: resultWarning, Detail: fmt.Sprintf("%s; the cgroup %s holds processes itself, and version 2 limits nothing below such a one, so gvisor and runc limit none of memory, processes and CPU time", detail, info.Crowded),
+			Mend: "Move its processes into a cgroup below it before Caisson starts, as images with a Docker engine do in a container (mkdir init there, and write each line of cgroup.procs into init/cgroup.procs), or use the docker backend.",
+		}
 	case len(info.Missing) > 0:
 		return finding{
 			Check: check, Result: resultWarning, Detail: fmt.Sprintf("%s; missing or not writable: %s, so gvisor and runc limit none of memory, processes and CPU time", detail, strings.Join(info.Missing, ", ")),

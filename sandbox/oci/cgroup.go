@@ -23,6 +23,9 @@ type cgroupPlan struct {
 	path string
 	// swap says that memory and swap can be bounded together.
 	swap bool
+	// crowded is the v2 cgroup that the container's would be in, where it holds
+	// processes itself and can therefore have no limited children.
+	crowded string
 	// dirs are the folders that the runtime makes, absolute.
 	dirs []string
 }
@@ -57,6 +60,10 @@ func planCgroup(session string, rootless bool, t traits) (cgroupPlan, []string) 
 		return cgroupPlan{}, []string{lost + err.Error()}
 	}
 	p, have := layOut(trees, own, cgroupPrefix+session)
+	if p.crowded != "" {
+		// runc makes its folder there nevertheless, which is noted.
+		return cgroupPlan{dirs: p.dirs}, []string{fmt.Sprintf("%sthe cgroup %s holds processes itself, and version 2 limits nothing below such a one.", lost, p.crowded)}
+	}
 	for _, c := range needed {
 		if !slices.Contains(have, c) {
 			return cgroupPlan{}, []string{fmt.Sprintf("%sthe cgroup controller %s is missing, or its folder can't be written.", lost, c)}
@@ -90,6 +97,10 @@ func layOut(trees []tree, own map[string]string, name string) (cgroupPlan, []str
 				at = filepath.Dir(at)
 			}
 			p.path = path.Join("/", path.Dir(own[""]), name)
+			if crowded(at) {
+				p.crowded, p.dirs = at, append(p.dirs, filepath.Join(at, name))
+				continue
+			}
 		}
 		if !writable(at) {
 			continue
@@ -117,6 +128,16 @@ func hybridDirs(mount, at, name string) []string {
 		}
 	}
 	return dirs
+}
+
+// crowded says that a v2 cgroup holds processes itself: ours does in a container
+// with a cgroup namespace, where it is the root that is seen. The kernel then
+// enables no controller of memory below it ("no internal process constraint",
+// cgroup-v2.rst). The hierarchy's own root is free of that, and alone has no
+// cgroup.type.
+func crowded(dir string) bool {
+	_, err := os.Stat(filepath.Join(dir, "cgroup.type"))
+	return err == nil && readText(dir, "cgroup.procs") != ""
 }
 
 func (t tree) v2() bool { return t.controllers == nil }

@@ -32,6 +32,8 @@ func TestCgroupLayout(t *testing.T) {
 		"memory/ci/job/memory.memsw.limit_in_bytes": "1", "pids/x": "", "cpu/x": "", "unified/init/x": "",
 		"v2/cgroup.controllers": "cpuset cpu io memory pids\n", "v2/user.slice/session.scope/x": "",
 		"nested/cgroup.controllers": "cpu memory pids", "nested/job/x": "",
+		"container/cgroup.controllers": "cpu memory pids\n", "container/cgroup.type": "domain\n", "container/cgroup.procs": "1\n0\n",
+		"moved/cgroup.controllers": "cpu memory pids\n", "moved/cgroup.type": "domain\n", "moved/cgroup.procs": "", "moved/init/cgroup.procs": "1\n",
 	})
 	at := func(p string) string { return filepath.Join(root, p) }
 	tests := []struct {
@@ -91,6 +93,19 @@ func TestCgroupLayout(t *testing.T) {
 			own:   "0::/\n",
 			want:  cgroupPlan{path: "/caisson-ses_1", swap: true, dirs: []string{at("v2/caisson-ses_1")}},
 			have:  []string{"cpuset", "cpu", "io", "memory", "pids"},
+		},
+		{
+			name:  "v2, in a container with a cgroup namespace",
+			trees: []tree{{at("container"), "/", nil}},
+			own:   "0::/\n",
+			want:  cgroupPlan{path: "/caisson-ses_1", swap: true, crowded: at("container"), dirs: []string{at("container/caisson-ses_1")}},
+		},
+		{
+			name:  "v2, in such a container whose processes were moved away from its root",
+			trees: []tree{{at("moved"), "/", nil}},
+			own:   "0::/init\n",
+			want:  cgroupPlan{path: "/caisson-ses_1", swap: true, dirs: []string{at("moved/caisson-ses_1")}},
+			have:  []string{"cpu", "memory", "pids"},
 		},
 		{
 			name:  "outside of what is mounted",

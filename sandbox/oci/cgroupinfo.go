@@ -10,6 +10,9 @@ type CgroupInfo struct {
 	// Missing are those of cpu, memory and pids that can't be limited: there is
 	// no such controller, or its folder can't be written by this process.
 	Missing []string
+	// Crowded is the version 2 cgroup in which a sandbox's would be, where it
+	// holds processes itself, so that nothing can be limited below it; else "".
+	Crowded string
 	// Swap says that memory and swap can be bounded together.
 	Swap bool
 }
@@ -41,7 +44,7 @@ func describe(trees []tree, own map[string]string) CgroupInfo {
 		info.Version = "v1"
 	}
 	plan, have := layOut(trees, own, cgroupPrefix)
-	info.Swap = plan.swap && len(have) > 0
+	info.Swap, info.Crowded = plan.swap && len(have) > 0, plan.crowded
 	for _, c := range needed {
 		if !slices.Contains(have, c) {
 			info.Missing = append(info.Missing, c)
