@@ -268,3 +268,35 @@ func TestPatchIsLeftToItsOwner(t *testing.T) {
 		}
 	})
 }
+
+// TestPatchInAnOverlay: one that is cut off is undone in the layers, by a fresh
+// sandbox on them. A session of an overlay leaves what others left in the folder.
+func TestPatchInAnOverlay(t *testing.T) {
+	b := patchBench(t).overlaid()
+	b.dieAt(2, true)
+	r, records := b.run(t.Context())
+	if said := warnings(t, records); !strings.Contains(said, "It was undone") {
+		t.Errorf("warnings:\n%s", said)
+	}
+	if len(r.Changed) > 0 || r.Overlay == nil || cmp.Diff(oldFiles, b.files()) != "" {
+		t.Errorf("changed: %+v, %+v; files %v", r.Changed, r.Overlay, b.files())
+	}
+
+	b = patchBench(t)
+	b.dieAt(3, false)
+	b.backend.create = func(_ context.Context, number int) error {
+		if number > 0 {
+			return errors.New("the engine is gone")
+		}
+		return nil
+	}
+	r, _ = b.run(t.Context())
+	part := b.files()
+	_, records = b.again().overlaid().run(t.Context())
+	if said := warnings(t, records); !strings.Contains(said, "The next session in bind mode ends it") {
+		t.Errorf("warnings:\n%s", said)
+	}
+	if diff := cmp.Diff(part, b.files()); diff != "" || len(pendingPatches(r.Dir)) != 1 {
+		t.Errorf("%v; files (-before +after):\n%s", pendingPatches(r.Dir), diff)
+	}
+}
