@@ -97,7 +97,7 @@ func folderGuards(workspace *os.File, base string, mode sandbox.GitMode) (list [
 		return nil, nil, err
 	}
 	if mode != sandbox.GitCommit {
-		return []guard{{name: gitName, readOnly: true}}, nil, checkLinks(workspace, base, gitName)
+		return []guard{{name: gitName, readOnly: true}}, lostConfigured(workspace, base, gitName), checkLinks(workspace, base, gitName)
 	}
 	list = []guard{{name: gitName}}
 	for _, entry := range gitExecutable {
@@ -112,7 +112,7 @@ func folderGuards(workspace *os.File, base string, mode sandbox.GitMode) (list [
 		}
 		list = append(list, guard{name: name, readOnly: true, place: missing})
 	}
-	return list, []string{lostRebase}, nil
+	return list, append(lostConfigured(workspace, base, gitName), lostRebase), nil
 }
 
 // lostRebase is what commit mode can't prevent: to reserve these folders would
