@@ -31,30 +31,48 @@ func loadChecks() []check {
 // checkBusy computes in 64 processes: a timeout still ends them, and meanwhile
 // other commands run.
 func checkBusy(ctx context.Context, e *env) error {
-	m := marker()
-	w := newSignalWriter("ready\n")
-	p, err := e.sb.Start(ctx, sandbox.Command{Argv: probeArgv("busy", "64", m), Stdout: w, Timeout: e.target.shorter(8 * time.Second), Grace: testGrace})
-	if err != nil {
+	if err := e.within(8*time.Second, func(timeout time.Duration) (bool, error) { return e.busy(ctx, timeout) }); err != nil {
 		return err
 	}
-	if err := w.wait(ctx, e.sb); err != nil {
-		return err
+	return e.works(ctx)
+}
+
+// busy says whether all 64 had begun before the timeout.
+func (e *env) busy(ctx context.Context, timeout time.Duration) (began bool, err error) {
+	w := newSignalWriter("ready\n")
+	p, err := e.sb.Start(ctx, sandbox.Command{Argv: probeArgv("busy", "64", marker()), Stdout: w, Timeout: timeout, Grace: testGrace})
+	if err != nil {
+		return false, err
+	}
+	type end struct {
+		exit sandbox.Exit
+		err  error
+	}
+	ended := make(chan end, 1)
+	go func() {
+		exit, err := wait(ctx, p)
+		ended <- end{exit, err}
+	}()
+	select {
+	case <-w.seen:
+	case early := <-ended:
+		if early.err == nil && (!early.exit.Status.TimedOut || early.exit.Kill.Left != 0) {
+			early.err = fmt.Errorf("status %+v, kill %+v; want timed out and all ended", early.exit.Status, early.exit.Kill)
+		}
+		return false, early.err
 	}
 	// A kernel in user space shares its processors with what it runs: there the
 	// neighbour is another session (RunNeighbours).
 	for i := 0; i < 3 && !e.target.OwnKernel; i++ {
 		if _, err := e.expect(ctx, "exit", "0"); err != nil {
-			return fmt.Errorf("beside 64 busy processes: %w", err)
+			return true, fmt.Errorf("beside 64 busy processes: %w", err)
 		}
 	}
-	exit, err := wait(ctx, p)
-	if err != nil {
-		return err
+	late := <-ended
+	if late.err == nil && (!late.exit.Status.TimedOut || late.exit.Kill.Left != 0 || late.exit.Kill.Killed+late.exit.Kill.Terminated < 64) {
+		late.err = fmt.Errorf("status %+v, kill %+v; want timed out and all ended", late.exit.Status, late.exit.Kill)
 	}
-	if !exit.Status.TimedOut || exit.Kill.Left != 0 || exit.Kill.Killed+exit.Kill.Terminated < 64 {
-		return fmt.Errorf("status %+v, kill %+v; want timed out and all ended", exit.Status, exit.Kill)
-	}
-	return e.works(ctx)
+	return true, late.err
 }
 
 // checkStopped stops every process that a command can: cancelling still works.

@@ -131,10 +131,10 @@ func RunNeighbours(t *testing.T, target Target) {
 	}
 }
 
-// slowest bounds one small command of the neighbour: what a person notices,
-// with much room for machines that do other things too; a calm one takes 1 to
-// 10 ms.
-const slowest = 5 * time.Second
+// slowest bounds one small command of the neighbour, which may be slower beside
+// a load but not stand still. A calm one takes 1 to 10 ms; the room is for
+// machines that do other things too.
+const slowest = 30 * time.Second
 
 // beside runs one load in a session of its own while the neighbour works.
 func beside(ctx context.Context, neighbour *env, l load, base string) error {
@@ -167,12 +167,16 @@ func beside(ctx context.Context, neighbour *env, l load, base string) error {
 	if did.commands < 3 || did.slowest > slowest {
 		err = errors.Join(err, fmt.Errorf("the neighbour ran %d commands, the slowest took %s", did.commands, did.slowest))
 	}
-	if most := before.processes + int(2*limits.DefaultResources().PIDs) + 600; did.processes > most {
+	if most := before.processes + otherProcesses; did.processes > most {
 		err = errors.Join(err, fmt.Errorf("the host had %d processes meanwhile, %d before", did.processes, before.processes))
 	}
 	err = errors.Join(err, hostile.close(context.WithoutCancel(ctx)))
 	return errors.Join(err, before.again(base))
 }
+
+// otherProcesses is how many more processes a host may have meanwhile, with other
+// tests beside this one; a fork bomb without a bound makes tens of thousands.
+const otherProcesses = 6000
 
 // neighbourly is what a neighbour did and saw.
 type neighbourly struct {
