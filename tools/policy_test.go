@@ -69,6 +69,7 @@ func TestPolicyLookup(t *testing.T) {
 		{"trusted workspace: state is not opened", Policy{Classes: modes, TrustedWorkspaces: []string{"/src"}}, note, "/src", Verdict{ModePrompt, "class write"}},
 		{"trusted workspace: nor by an override", Policy{Classes: modes, TrustedWorkspaces: []string{"/src"}, TrustedOverrides: map[Class]Mode{ClassWrite: ModeAuto}}, note, "/src", Verdict{ModePrompt, "class write"}},
 		{"trusted workspace: a stricter override is for state too", Policy{Classes: modes, TrustedWorkspaces: []string{"/src"}, TrustedOverrides: map[Class]Mode{ClassWrite: ModeDeny}}, note, "/src", Verdict{ModeDeny, "trusted workspace, class write"}},
+		{"a class that is auto opens state", Policy{Classes: map[Class]Mode{ClassWrite: ModeAuto}, Sandboxed: map[Class]Mode{ClassWrite: ModePrompt}}, note, "/other", Verdict{ModeAuto, "class write"}},
 		{"trusted workspace: its tool opens state", Policy{Classes: modes, TrustedWorkspaces: []string{"/src"}, Tools: map[string]Mode{"memory_add": ModeAuto}}, note, "/src", Verdict{ModeAuto, "tool memory_add"}},
 		{"a sibling with the same beginning is not trusted", Policy{Classes: modes, TrustedWorkspaces: []string{"/src"}}, write, "/src-evil", Verdict{ModePrompt, "class write"}},
 		{"the folder above is not trusted", Policy{Classes: modes, TrustedWorkspaces: []string{"/src/app"}}, write, "/src", Verdict{ModePrompt, "class write"}},

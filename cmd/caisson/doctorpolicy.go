@@ -165,6 +165,10 @@ func askFindings(p tools.Policy, defs []tools.Definition) []finding {
 			if _, named := p.Tools[string(def.Name)]; named {
 				unasked(def, string(def.Name)+", which reaches the network,")
 			}
+		case def.Runs == tools.PlaceState: // a rule of its class is likely to mean files
+			if _, named := p.Tools[string(def.Name)]; !named {
+				unasked(def, string(def.Name)+", whose notes later sessions are given,")
+			}
 		case def.Runs == tools.PlaceHost && (def.Class == tools.ClassExecute || def.Class == tools.ClassWrite):
 			unasked(def, string(def.Name)+", which changes things outside of the sandbox,")
 		}
