@@ -2,6 +2,7 @@ package images
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -184,6 +185,12 @@ func (r *registry) fault(ctx context.Context, err error) error {
 		if errors.Is(err, class) {
 			return err
 		}
+	}
+	// Before any answer: one may be that of the plain HTTP which was tried next,
+	// where that is allowed.
+	if certificate := new(tls.CertificateVerificationError); errors.As(err, &certificate) {
+		return fmt.Errorf("%w: %s shows a certificate that this machine does not trust: %w: "+
+			"if it is a registry of yours, add its CA to the system's, or name the CA's file in SSL_CERT_FILE", ErrUnreachable, host, certificate)
 	}
 	var answer *transport.Error
 	if !errors.As(err, &answer) {
