@@ -96,3 +96,58 @@ func TestServerStopsWhatIsBeingMade(t *testing.T) {
 	}
 	requests.Wait()
 }
+
+// TestServerStopsBehindAnApply: changes that are being applied when the server is
+// asked to end are applied whole; asked to end at once, it cuts them short.
+func TestServerStopsBehindAnApply(t *testing.T) {
+	needRoot(t)
+	for name, forced := range map[string]bool{"waits": false, "at once": true} {
+		t.Run(name, func(t *testing.T) {
+			force, applies, leave := make(chan struct{}), make(chan struct{}), make(chan struct{})
+			w := newWorld(t, writes, func(o *Options) {
+				o.Force = force
+				o.Settle = func(ctx context.Context, _ string) error {
+					close(applies)
+					select {
+					case <-leave:
+						return nil
+					case <-ctx.Done():
+						return context.Cause(ctx)
+					}
+				}
+			})
+			w.policy = "sandboxed"
+			id := w.start("overlay")
+			w.ended(id, w.say(id, "go"))
+			var applied answer
+			var requests sync.WaitGroup
+			requests.Go(func() {
+				var err error
+				if applied, err = send(context.WithoutCancel(t.Context()), http.DefaultClient, w.base, aliceToken, "POST", "/sessions/"+id+"/apply", "{}"); err != nil {
+					t.Error(err)
+				}
+			})
+			<-applies
+			stopped := make(chan error, 1)
+			go func() { stopped <- w.stop() }()
+			<-w.server.ctx.Done()
+			select {
+			case err := <-stopped:
+				t.Errorf("the server ended beside an apply: %v", err)
+			default:
+			}
+			if forced {
+				close(force)
+			} else {
+				close(leave)
+			}
+			if err := <-stopped; err != nil {
+				t.Error(err)
+			}
+			requests.Wait()
+			if want := map[bool]string{false: "new\n", true: ""}[forced]; w.read("a.txt") != want || (applied.status == 200) == forced {
+				t.Errorf("a.txt is %q, want %q; answered %d %s", w.read("a.txt"), want, applied.status, applied.text)
+			}
+		})
+	}
+}
