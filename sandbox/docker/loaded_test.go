@@ -131,4 +131,3 @@ func TestSkeletonImportRefused(t *testing.T) {
 		})
 	}
 }
-
