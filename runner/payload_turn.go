@@ -1,6 +1,10 @@
 package runner
 
 import (
+	"fmt"
+	"strconv"
+	"time"
+
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/tools"
@@ -188,6 +192,20 @@ type BudgetWarning struct {
 	What  limits.Kind `json:"kind"`
 	Limit int64       `json:"limit"`
 	Used  int64       `json:"used"`
+}
+
+// String says how near the limit is, for a person.
+func (b BudgetWarning) String() string {
+	used, limit, what := strconv.FormatInt(b.Used, 10), strconv.FormatInt(b.Limit, 10), string(b.What)
+	switch b.What {
+	case limits.KindCost:
+		used, limit, what = costUSD(&b.Used), costUSD(&b.Limit), "US dollars"
+	case limits.KindToolCalls:
+		what = "tool calls"
+	case limits.KindWallTime:
+		used, limit, what = (time.Duration(b.Used) * time.Millisecond).String(), (time.Duration(b.Limit) * time.Millisecond).String(), "of wall time"
+	}
+	return fmt.Sprintf("%s of %s %s used", used, limit, what)
 }
 
 // Warning is a fact that an operator or user should see.

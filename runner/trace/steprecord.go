@@ -53,7 +53,7 @@ func (s *Steps) known(r runner.Record) bool {
 		return with(r, func(p runner.Warning) { s.say(r, StepWarning, p.Message, false) })
 	case runner.KindBudgetWarning:
 		return with(r, func(p runner.BudgetWarning) {
-			s.say(r, StepWarning, fmt.Sprintf("%d of %d %s used", p.Used, p.Limit, p.What), false)
+			s.say(r, StepWarning, p.String(), false)
 		})
 	case runner.KindSessionEnded:
 		return with(r, func(p runner.SessionEnded) {

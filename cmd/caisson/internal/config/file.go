@@ -89,6 +89,7 @@ type Limits struct {
 	Rounds    *Count    `yaml:"max_rounds"`
 	ToolCalls *Count    `yaml:"max_tool_calls"`
 	Tokens    *Count    `yaml:"max_tokens"`
+	Cost      *Dollars  `yaml:"max_cost_usd"`
 	Timeout   *Duration `yaml:"timeout"`
 	// Session bounds all turns of one session together.
 	Session SessionLimits `yaml:"session"`
@@ -98,6 +99,7 @@ type Limits struct {
 type SessionLimits struct {
 	ToolCalls *Count    `yaml:"max_tool_calls"`
 	Tokens    *Count    `yaml:"max_tokens"`
+	Cost      *Dollars  `yaml:"max_cost_usd"`
 	Timeout   *Duration `yaml:"timeout"`
 }
 
@@ -175,9 +177,11 @@ func (f File) Over(upper File) File {
 	over(&f.Limits.Rounds, upper.Limits.Rounds)
 	over(&f.Limits.ToolCalls, upper.Limits.ToolCalls)
 	over(&f.Limits.Tokens, upper.Limits.Tokens)
+	over(&f.Limits.Cost, upper.Limits.Cost)
 	over(&f.Limits.Timeout, upper.Limits.Timeout)
 	over(&f.Limits.Session.ToolCalls, upper.Limits.Session.ToolCalls)
 	over(&f.Limits.Session.Tokens, upper.Limits.Session.Tokens)
+	over(&f.Limits.Session.Cost, upper.Limits.Session.Cost)
 	over(&f.Limits.Session.Timeout, upper.Limits.Session.Timeout)
 	over(&f.Resources.Memory, upper.Resources.Memory)
 	over(&f.Resources.CPUs, upper.Resources.CPUs)

@@ -94,6 +94,7 @@ func descriptions() map[string]string {
 		"limits.session":                          "of a session, however many turns it has",
 		"limits.session.max_tool_calls":           "tool calls in the session",
 		"limits.session.max_tokens":               "input and output tokens in the session",
+		"limits.session.max_cost_usd":             "US dollars that the session may cost, by the prices of its model",
 		"limits.session.timeout":                  "wall time of the session, from when it was opened",
 		"limits.timeout":                          "wall time of the run",
 		"resources":                               "of a sandbox",
@@ -127,7 +128,7 @@ func settingsByKey() map[string]Setting {
 	byFlag := map[string]string{
 		"memory": "resources.memory", "cpus": "resources.cpus", "pids": "resources.pids", "tmp-size": "resources.tmp", "open-files": "resources.open_files",
 		"command-time": "resources.command_time", "docker-host": "docker.host", "docker-runtime": "docker.runtime", "max-rounds": "limits.max_rounds",
-		"max-tool-calls": "limits.max_tool_calls", "max-tokens": "limits.max_tokens", "timeout": "limits.timeout", "policy": "policy.preset", "fetch-allow": "fetch.allow",
+		"max-tool-calls": "limits.max_tool_calls", "max-tokens": "limits.max_tokens", "max-cost-usd": "limits.max_cost_usd", "timeout": "limits.timeout", "policy": "policy.preset", "fetch-allow": "fetch.allow",
 	}
 	out := map[string]Setting{}
 	for _, s := range Settings() {

@@ -75,6 +75,19 @@ func (c *Config) SelectModel(environ []string) (SelectedModel, error) {
 	default:
 		return out, &Error{Where: "model", Message: "there is no provider " + out.Provider, Mend: "providers are openai (and servers that speak its protocol, by base_url) and replay"}
 	}
+	if out.Price == nil {
+		for _, limit := range []struct {
+			where string
+			set   *Dollars
+		}{{"limits.max_cost_usd", c.Limits.Cost}, {"limits.session.max_cost_usd", c.Limits.Session.Cost}} {
+			if limit.set != nil {
+				return out, &Error{
+					Where: limit.where, Message: "the price of the model " + name + " is unknown, so that nothing would hold the limit of " + limit.set.String() + " US dollars",
+					Mend: "give its profile under models: a price, in US dollars per million tokens: {input: 1.25, output: 10}; 0 where it costs nothing",
+				}
+			}
+		}
+	}
 	base, _ := getenv("OPENAI_BASE_URL")
 	out.BaseURL = value(m.BaseURL, base)
 	out.KeyEnv = value(m.APIKeyEnv, "OPENAI_API_KEY")

@@ -106,9 +106,11 @@ func lowerLimits(v *Limits, limit Limits) {
 	lower(&v.Rounds, limit.Rounds)
 	lower(&v.ToolCalls, limit.ToolCalls)
 	lower(&v.Tokens, limit.Tokens)
+	lower(&v.Cost, limit.Cost)
 	lower(&v.Timeout, limit.Timeout)
 	lower(&v.Session.ToolCalls, limit.Session.ToolCalls)
 	lower(&v.Session.Tokens, limit.Session.Tokens)
+	lower(&v.Session.Cost, limit.Session.Cost)
 	lower(&v.Session.Timeout, limit.Session.Timeout)
 }
 
@@ -132,7 +134,7 @@ func milder(a, than string) bool {
 
 // lower takes the smaller of a setting and its cap; the cap where there is no
 // setting, which means no limit.
-func lower[T Count | Size | Duration | CPUs](v **T, limit *T) {
+func lower[T Count | Size | Duration | CPUs | Dollars](v **T, limit *T) {
 	if limit != nil && (*v == nil || **v > *limit) {
 		*v = limit
 	}

@@ -56,12 +56,12 @@ func (c *Config) SandboxResources() (limits.Resources, error) {
 func (c *Config) Budget() limits.Budget {
 	l := c.Limits
 	return limits.Budget{
-		Rounds: (*int64)(l.Rounds), ToolCalls: (*int64)(l.ToolCalls), Tokens: (*int64)(l.Tokens), WallTime: (*time.Duration)(l.Timeout),
+		Rounds: (*int64)(l.Rounds), ToolCalls: (*int64)(l.ToolCalls), Tokens: (*int64)(l.Tokens), CostMicroUSD: (*int64)(l.Cost), WallTime: (*time.Duration)(l.Timeout),
 	}
 }
 
 // SessionBudget gives the limits of a session with all of its turns.
 func (c *Config) SessionBudget() limits.Budget {
 	l := c.Limits.Session
-	return limits.Budget{ToolCalls: (*int64)(l.ToolCalls), Tokens: (*int64)(l.Tokens), WallTime: (*time.Duration)(l.Timeout)}
+	return limits.Budget{ToolCalls: (*int64)(l.ToolCalls), Tokens: (*int64)(l.Tokens), CostMicroUSD: (*int64)(l.Cost), WallTime: (*time.Duration)(l.Timeout)}
 }

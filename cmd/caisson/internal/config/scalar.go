@@ -26,6 +26,10 @@ type CPUs int64
 // the setting out instead.
 type Count int64
 
+// Dollars is an amount in millionths of a US dollar, written in dollars, such as
+// 0.5.
+type Dollars int64
+
 // Number is a decimal number that is not negative.
 type Number float64
 
@@ -62,6 +66,15 @@ func ParseCPUs(s string) (CPUs, error) {
 	return CPUs(math.Round(v * 1000)), nil
 }
 
+// ParseDollars reads [Dollars].
+func ParseDollars(s string) (Dollars, error) {
+	v, err := strconv.ParseFloat(s, 64)
+	if err != nil || !(v >= 1e-6) || v > 1e9 {
+		return 0, fmt.Errorf("%q is no amount of US dollars; write 5 or 0.25, or leave the setting out for no limit", s)
+	}
+	return Dollars(math.Round(v * 1e6)), nil
+}
+
 // ParseCount reads a [Count].
 func ParseCount(s string) (Count, error) {
 	v, err := strconv.ParseInt(s, 10, 64)
@@ -88,6 +101,9 @@ func (d *Duration) UnmarshalYAML(n ast.Node) error { return scalar(d, n, ParseDu
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
 func (c *CPUs) UnmarshalYAML(n ast.Node) error { return scalar(c, n, ParseCPUs) }
+
+// UnmarshalYAML implements yaml.NodeUnmarshaler.
+func (d *Dollars) UnmarshalYAML(n ast.Node) error { return scalar(d, n, ParseDollars) }
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
 func (c *Count) UnmarshalYAML(n ast.Node) error { return scalar(c, n, ParseCount) }
@@ -144,6 +160,9 @@ func (d Duration) String() string {
 // String writes a number of processors.
 func (c CPUs) String() string { return strconv.FormatFloat(float64(c)/1000, 'f', -1, 64) }
 
+// String writes an amount.
+func (d Dollars) String() string { return strconv.FormatFloat(float64(d)/1e6, 'f', -1, 64) }
+
 // String writes a count.
 func (c Count) String() string { return strconv.FormatInt(int64(c), 10) }
 
@@ -164,6 +183,13 @@ func (Duration) jsonSchema() map[string]any {
 func (CPUs) jsonSchema() map[string]any {
 	return map[string]any{"anyOf": []any{
 		map[string]any{"type": "number", "minimum": 0.01},
+		map[string]any{"type": "string", "pattern": `^[0-9]+(\.[0-9]+)?$`},
+	}}
+}
+
+func (Dollars) jsonSchema() map[string]any {
+	return map[string]any{"anyOf": []any{
+		map[string]any{"type": "number", "minimum": 1e-6, "maximum": 1e9},
 		map[string]any{"type": "string", "pattern": `^[0-9]+(\.[0-9]+)?$`},
 	}}
 }

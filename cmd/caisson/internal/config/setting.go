@@ -51,6 +51,7 @@ func Settings() []Setting {
 		{"max-rounds", "N", "model calls in the run", func(f *File, v string) error { return parsed(&f.Limits.Rounds, v, ParseCount) }},
 		{"max-tool-calls", "N", "tool calls in the run", func(f *File, v string) error { return parsed(&f.Limits.ToolCalls, v, ParseCount) }},
 		{"max-tokens", "N", "input and output tokens in the run", func(f *File, v string) error { return parsed(&f.Limits.Tokens, v, ParseCount) }},
+		{"max-cost-usd", "USD", "US dollars that the run may cost, by the price in the model's profile, such as 0.50", func(f *File, v string) error { return parsed(&f.Limits.Cost, v, ParseDollars) }},
 		{"timeout", "TIME", "wall time of the run, such as 10m", func(f *File, v string) error { return parsed(&f.Limits.Timeout, v, ParseDuration) }},
 		{"grace", "TIME", "between SIGTERM and SIGKILL when a command is cancelled", func(f *File, v string) error { return parsed(&f.Grace, v, ParseDuration) }},
 		{"memory", "SIZE", "memory of the sandbox, such as 2GiB", func(f *File, v string) error { return parsed(&f.Resources.Memory, v, ParseSize) }},

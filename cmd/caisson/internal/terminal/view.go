@@ -98,7 +98,7 @@ func (v *view) budget(p runner.BudgetWarning) []string {
 		used, limit := time.Duration(p.Used)*time.Millisecond, time.Duration(p.Limit)*time.Millisecond
 		return []string{v.style.yellow(fmt.Sprintf("! %s of %s of wall time used", elapsed(used), elapsed(limit)))}
 	}
-	return []string{v.style.yellow(fmt.Sprintf("! %d of %d %s used", p.Used, p.Limit, p.What))}
+	return []string{v.style.yellow("! " + p.String())}
 }
 
 // failedText says why a call failed, once.
