@@ -3,9 +3,11 @@ package oci
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -23,7 +25,20 @@ func runtimeLike(t *testing.T, path, does, id string) *exec.Cmd {
 		cmd.Process.Kill() //nolint:errcheck // mostly gone
 		cmd.Wait()         //nolint:errcheck // as above
 	})
-	return cmd
+	// Start returns when execve has closed the descriptors, a moment before the
+	// kernel shows the new arguments.
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", cmd.Process.Pid))
+		must(t, err)
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid))
+		must(t, err)
+		if ended := strings.Contains(string(stat), ") Z "); ended || strings.HasSuffix(string(line), "\x00"+id+"\x00") {
+			return cmd
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("its command line is %q", line)
+		}
+	}
 }
 
 // copyShell puts a shell at a path of its own.
