@@ -176,7 +176,7 @@ func (k *Killer) Terminate(m Mark, r *Report) {
 // none and whose parent has ended, but for the command's own, leader.
 //
 // A process that holds SIGTERM back while it forks, as shells do around vfork
-// (dash 0.5.12, bash 5.2), ends of it afterwards, and its child has never had
+// (dash 0.5.12), ends of it afterwards, and its child has never had
 // one; a shell's child that has not executed yet drops what it gets. So one that
 // would die of a SIGTERM and lives is sent another, all others get one only.
 // What a living process starts to clean up after itself is left alone.
