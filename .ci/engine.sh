@@ -1,7 +1,7 @@
 # shellcheck shell=sh
-# Sourced by test.sh: brings a Docker engine, runc and npm to a Debian or
-# Ubuntu machine, starts an engine if none answers, and stops the one that it
-# started.
+# Sourced by test.sh: brings a Docker engine, runc and the programs that tests
+# compare with (npm, Mercurial, busybox, dash) to a Debian or Ubuntu machine,
+# starts an engine if none answers, and stops the one that it started.
 
 engine_pid=
 engine_log=
@@ -17,6 +17,10 @@ engine_install() {
 	command -v dockerd >/dev/null || engine_answers || wanted="$wanted docker.io"
 	command -v runc >/dev/null || wanted="$wanted runc"
 	command -v npm >/dev/null || wanted="$wanted npm"
+	command -v hg >/dev/null || wanted="$wanted mercurial"
+	for program in busybox dash; do
+		command -v "$program" >/dev/null || wanted="$wanted $program"
+	done
 	[ -n "$wanted" ] || return 0
 	if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
 		echo "INSTALL=1 needs root on Debian or Ubuntu to install:$wanted" >&2
