@@ -35,6 +35,8 @@ func TestDangerousCommands(t *testing.T) {
 		// A user's own.
 		"terraform destroy", "terraform -chdir=x destroy -auto-approve", "kubectl delete pods --all", "kubectl delete pods -A",
 		strings.Repeat("x", maxDangerousBytes+1),
+		// Read by the shell in another way than by the parser.
+		"echo \\\r\nrm -rf /", "echo \\\r\nrm -rf /\r\n", "echo 'a\x00b' x\nrm -rf /", "rm -rf /\r", "echo \xe9\nrm -rf /", "rm -rf /\n(", "(\nrm -rf /", "echo ${x@\nrm -rf /",
 	} {
 		if dangerIn(patterns, command) == "" {
 			t.Errorf("%.60q is not seen", command)
@@ -250,7 +252,7 @@ func TestCommandsAreJudgedOneByOne(t *testing.T) {
 	split := func(raw json.RawMessage) []string { return strings.Split(commandOfText(raw)[0], "|") }
 	for name, text := range map[string]string{
 		"continuation":  `echo \\|git push --force`,
-		"here-document": `cat <<X|rm -rf /`,
+		"here-document": `cat <<X|rm -rf /|X`,
 		"quote":         `echo '|rm -rf /|'`,
 		"brace":         `{ echo|rm -rf /|}`,
 	} {

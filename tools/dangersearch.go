@@ -5,6 +5,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"mvdan.cc/sh/v3/syntax"
 )
@@ -50,9 +51,16 @@ func (s *dangerSearch) script(text string, depth int) {
 	if !s.step() || depth > maxDangerousDepth {
 		return
 	}
-	file, err := syntax.NewParser(syntax.Variant(syntax.LangBash)).Parse(strings.NewReader(text), "")
+	file, err := syntax.NewParser(syntax.Variant(syntax.LangBash)).Parse(strings.NewReader(markControls(text)), "")
+	if err != nil && strings.Contains(text, "\n") {
+		// The shell runs a line before it reads the next one, and may accept
+		// what the parser refuses.
+		for line := range strings.SplitSeq(text, "\n") {
+			s.script(line, depth+1)
+		}
+	}
 	if file == nil || err != nil && len(file.Stmts) == 0 {
-		return // the shell won't run it either
+		return
 	}
 	syntax.Walk(file, func(n syntax.Node) bool {
 		if s.found != "" {
@@ -70,6 +78,25 @@ func (s *dangerSearch) script(text string, depth int) {
 		}
 		return true
 	})
+}
+
+// controlMark stands for a control character that the parser treats in a way of
+// its own and shells as any other character: it drops NUL, and a carriage return
+// before a newline. The mark belongs to no script.
+const controlMark = "\U000f0000"
+
+// markControls returns a script with its control characters marked, except
+// newlines and tabs, and with bytes that aren't UTF-8 marked too.
+func markControls(text string) string {
+	var b strings.Builder
+	for _, r := range text {
+		if r < ' ' && r != '\n' && r != '\t' || r == utf8.RuneError {
+			b.WriteString(controlMark)
+			continue
+		}
+		b.WriteRune(r)
+	}
+	return b.String()
 }
 
 // given looks at a script that a shell gets in a here-document.
@@ -171,7 +198,7 @@ func (s *dangerSearch) match(name string, args, shown []string) {
 }
 
 // wordText is a word without its quotes where nothing in it is expanded, and
-// otherwise as it is written.
+// otherwise as it is written; without its control characters.
 func wordText(w *syntax.Word) string {
 	var b strings.Builder
 	for _, part := range w.Parts {
@@ -188,7 +215,7 @@ func wordText(w *syntax.Word) string {
 			b.WriteString(partText(part))
 		}
 	}
-	return b.String()
+	return strings.ReplaceAll(b.String(), controlMark, "")
 }
 
 // partText is a part as it is written; ${HOME} counts as $HOME.

@@ -23,14 +23,12 @@ func StaticPhrase(command string) (string, error) {
 	if len(command) > maxPhraseBytes {
 		return "", fmt.Errorf("command is %d bytes, at most %d can be approved for good", len(command), maxPhraseBytes)
 	}
-	file, err := syntax.NewParser(syntax.Variant(syntax.LangBash)).Parse(strings.NewReader(command), "")
-	if err != nil {
-		return "", fmt.Errorf("command can't be parsed: %w", err)
+	// Shells and parsers read control characters, line ends and blanks of other
+	// scripts differently. A newline or a tab is no exception.
+	if safe, _ := Display(command); safe != command {
+		return "", fmt.Errorf("command %s holds a control character, or one that is not visible", clip(safe, maxSummaryBytes))
 	}
-	if len(file.Stmts) != 1 || len(file.Last) > 0 {
-		return "", errors.New("not a single command")
-	}
-	words, err := staticWords(file.Stmts[0])
+	words, err := parseStatic(command)
 	if err != nil {
 		return "", err
 	}
@@ -45,7 +43,24 @@ func StaticPhrase(command string) (string, error) {
 			return "", err
 		}
 	}
-	return strings.Join(quoted, " "), nil
+	phrase := strings.Join(quoted, " ")
+	if again, err := parseStatic(phrase); err != nil || !slices.Equal(again, words) {
+		return "", fmt.Errorf("%q is a word of the shell's grammar", words[0])
+	}
+	return phrase, nil
+}
+
+// parseStatic returns the words of a single plain command, going by the parser
+// alone. The shells agree with it only where every character is visible.
+func parseStatic(command string) ([]string, error) {
+	file, err := syntax.NewParser(syntax.Variant(syntax.LangBash)).Parse(strings.NewReader(command), "")
+	if err != nil {
+		return nil, fmt.Errorf("command can't be parsed: %w", err)
+	}
+	if len(file.Stmts) != 1 || len(file.Last) > 0 {
+		return nil, errors.New("not a single command")
+	}
+	return staticWords(file.Stmts[0])
 }
 
 // staticWords gives the words of a plain command, all literal.
@@ -65,12 +80,15 @@ func staticWords(stmt *syntax.Stmt) ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		if safe, _ := Display(word); safe != word {
-			return nil, fmt.Errorf("word %s holds what a person would not see", safe)
+		// Some builtins evaluate their arguments: test -v 'a[$(id)]' runs id.
+		if strings.Contains(word, "$(") || strings.Contains(word, "${") || strings.Contains(word, "`") {
+			return nil, fmt.Errorf("word %s holds a substitution, which some commands evaluate", word)
 		}
 		words[i] = word
 	}
-	if strings.HasPrefix(words[0], "-") || words[0] == "" {
+	// %1 is fg %1, what is a name before "=" depends on the locale, and "in" is
+	// reserved in shells.
+	if words[0] == "" || words[0] == "in" || strings.ContainsAny(words[0][:1], "-%") || strings.Contains(words[0], "=") {
 		return nil, errors.New("command has no name")
 	}
 	if isRunner(words[0]) {
@@ -171,7 +189,7 @@ func isRunner(name string) bool {
 // somewhere else, or that change what later words mean.
 func runsOthers(name string) bool {
 	switch name {
-	case ".", "alias", "ansible", "ash", "at", "awk", "bash", "batch", "bind", "builtin", "bun", "bunx", "busybox", "chroot", "chrt", "command", "complete", "crontab",
+	case ".", "alias", "ansible", "ash", "at", "awk", "bash", "batch", "bind", "builtin", "bun", "bunx", "busybox", "chroot", "chrt", "command", "compgen", "complete", "crontab",
 		"dash", "deno", "doas", "ed", "emacs", "enable", "entr", "env", "eval", "ex", "exec", "expect", "fakeroot", "fc", "find", "fish", "flock", "gawk", "gdb",
 		"hash", "ionice", "java", "julia", "ksh", "less", "lua", "luajit", "m4", "make", "man", "mapfile", "mawk", "more", "nawk", "nice", "ninja", "node", "nodejs",
 		"nohup", "npx", "nsenter", "nvim", "osascript", "parallel", "perl", "php", "pkexec", "prlimit", "python", "pypy", "readarray", "rlwrap", "Rscript", "ruby",
