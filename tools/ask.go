@@ -48,7 +48,7 @@ func (q *question) resolve(fail *Error) {
 // applyPrompts settles the questions of a round that need nobody: by an
 // earlier answer, or because nobody can be asked.
 func (r *round) applyPrompts(all []*pending) {
-	leaders := map[Name]*question{}
+	leaders := map[answerKey]*question{}
 	for _, p := range all {
 		if p.ended || p.ask == nil {
 			continue
@@ -65,10 +65,10 @@ func (r *round) applyPrompts(all []*pending) {
 			continue
 		}
 		if p.ask.once && p.dangerous == "" {
-			if leader := leaders[p.call.Name]; leader != nil {
+			if leader := leaders[p.remember]; leader != nil {
 				p.ask.leader = leader
 			} else {
-				leaders[p.call.Name] = p.ask
+				leaders[p.remember] = p.ask
 			}
 		}
 	}
@@ -100,7 +100,7 @@ func (r *round) earlier(p *pending) (fail *Error, settled bool) {
 // remembered is the session's answer about a call's tool. An allow was not
 // given to what is dangerous.
 func (r *round) remembered(p *pending) (Decision, bool) {
-	d, ok := r.d.asked.get(p.call.Name)
+	d, ok := r.d.asked.get(p.remember)
 	return d, ok && (d != DecisionAllow || p.dangerous == "")
 }
 
@@ -126,7 +126,8 @@ func grantKey(p *pending, workspace string) (Grant, bool) {
 		return key, false
 	}
 	if p.tool.def.Class != ClassExecute {
-		return key, true
+		// A file of answers can't name the part of the tool that was asked about.
+		return key, p.verdict.As == ""
 	}
 	if p.tool.def.Commands == nil {
 		return key, false
@@ -422,7 +423,7 @@ func (r *round) recordAnswer(p *pending, first reply, a Answer) (fail *Error) {
 	if a.Scope != ScopeSession {
 		return r.resolved(p, first, a.Decision, a.Scope)
 	}
-	r.d.asked.keep(p.call.Name, a.Decision, func(s Scope) bool {
+	r.d.asked.keep(p.remember, a.Decision, func(s Scope) bool {
 		fail = r.resolved(p, first, a.Decision, s)
 		return fail == nil
 	})

@@ -234,7 +234,7 @@ func TestAnAnswerThatCantBeRecorded(t *testing.T) {
 		if list, err := grants.List(); err != nil || len(list) != 0 {
 			t.Errorf("%s: left behind are %+v, %v", scope, list, err)
 		}
-		if _, kept := d.asked.get("write_file"); kept {
+		if _, kept := d.asked.get(answerKey{tool: "write_file"}); kept {
 			t.Errorf("%s: the session keeps the answer", scope)
 		}
 		checkTerminals(t, rec, calls)
@@ -628,11 +628,11 @@ func TestADenyForTheSessionBeatsAnAllow(t *testing.T) {
 	// Both orders, without a race that decides which.
 	for _, first := range []Decision{DecisionAllow, DecisionDeny} {
 		var m memory
-		m.keep("shell", first, func(Scope) bool { return true })
+		m.keep(answerKey{tool: "shell"}, first, func(Scope) bool { return true })
 		for _, d := range []Decision{DecisionAllow, DecisionDeny, DecisionAllow} {
-			m.keep("shell", d, func(s Scope) bool { seen[s] = true; return true })
+			m.keep(answerKey{tool: "shell"}, d, func(s Scope) bool { seen[s] = true; return true })
 		}
-		if got, _ := m.get("shell"); got != DecisionDeny || !seen[ScopeOnce] || !seen[ScopeSession] {
+		if got, _ := m.get(answerKey{tool: "shell"}); got != DecisionDeny || !seen[ScopeOnce] || !seen[ScopeSession] {
 			t.Errorf("after %s first: %s, scopes %v", first, got, seen)
 		}
 	}

@@ -36,6 +36,16 @@ func (c Class) valid() bool {
 
 func (p Place) valid() bool { return p == PlaceHost || p == PlaceSandbox || p == PlaceState }
 
+// Names of the tools whose restrictions also bind the tools that do their work;
+// see [Definition].ActsAs.
+const (
+	NameShell      Name = "shell"
+	NameReadFile   Name = "read_file"
+	NameWriteFile  Name = "write_file"
+	NamePatchFile  Name = "patch_file"
+	NameDeleteFile Name = "delete_file"
+)
+
 // stateTools are the tools that keep state of ours on the host. None of them can
 // reach a file of a workspace: a test of the layers holds that.
 func stateTools() []Name { return []Name{"memory_add", "memory_replace", "memory_consolidate"} }

@@ -76,7 +76,7 @@ func (r *round) raise(p *pending, v Verdict) Verdict {
 	case p.dangerous == "" || v.Mode == ModePrompt:
 		return v
 	case r.d.opts.Broker != nil && !r.d.opts.Policy.NoPrompts:
-		return Verdict{ModePrompt, "dangerous command " + p.dangerous + ", " + v.Rule}
+		return Verdict{Mode: ModePrompt, Rule: "dangerous command " + p.dangerous + ", " + v.Rule, As: v.As}
 	case v.Mode == ModeAuto:
 		r.warn(p, fmt.Sprintf("a command that is called dangerous ran without an answer, because nobody can be asked: %s", p.dangerous))
 	}

@@ -2,43 +2,48 @@ package tools
 
 import "sync"
 
-// memory keeps the answers that hold for the session, a tool each. The last
+// answerKey identifies the questions that one answer for the session is about: a
+// tool, and the other tool whose rule asked. An answer to an apply_patch that
+// only adds files is none to one that deletes, where deletes are asked about.
+type answerKey struct{ tool, as Name }
+
+// memory keeps the answers that hold for the session, one per key. The last
 // one stays, but an allow never replaces a deny.
 type memory struct {
 	keeping sync.Mutex // one answer at a time is recorded and kept
 	mu      sync.Mutex
-	answers map[Name]Decision
+	answers map[answerKey]Decision
 	changed chan struct{}
 }
 
-func (m *memory) get(name Name) (Decision, bool) {
+func (m *memory) get(key answerKey) (Decision, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	d, ok := m.answers[name]
+	d, ok := m.answers[key]
 	return d, ok
 }
 
 // keep makes an answer the session's once record has recorded it, with the
 // scope that it gets: an allow that comes after a deny holds for its call alone.
-func (m *memory) keep(name Name, d Decision, record func(Scope) bool) {
+func (m *memory) keep(key answerKey, d Decision, record func(Scope) bool) {
 	m.keeping.Lock()
 	defer m.keeping.Unlock()
 	scope := ScopeSession
-	if before, ok := m.get(name); ok && before == DecisionDeny && d == DecisionAllow {
+	if before, ok := m.get(key); ok && before == DecisionDeny && d == DecisionAllow {
 		scope = ScopeOnce
 	}
 	if record(scope) && scope == ScopeSession {
-		m.set(name, d)
+		m.set(key, d)
 	}
 }
 
-func (m *memory) set(name Name, d Decision) {
+func (m *memory) set(key answerKey, d Decision) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.answers == nil {
-		m.answers = map[Name]Decision{}
+		m.answers = map[answerKey]Decision{}
 	}
-	m.answers[name] = d
+	m.answers[key] = d
 	if m.changed != nil {
 		close(m.changed)
 		m.changed = nil

@@ -1,6 +1,7 @@
 package tools
 
 import (
+	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -45,7 +46,9 @@ type Policy struct {
 	Sandboxed map[Class]Mode
 	// Tools overrides single tools. A key is a canonical name, its wire form,
 	// or "server/*" (also "server__*") for all tools of one server. A canonical
-	// key wins over its wire form, and both over the server's.
+	// key wins over its wire form, and both over the server's. A prompt or a
+	// deny also binds the tools that act as this one ([Definition].ActsAs), each
+	// at least as strictly; an auto is for the tool that it names alone.
 	Tools map[string]Mode
 	// TrustedWorkspaces are folders (absolute, links resolved) in which WRITE
 	// is auto, at them and below; other classes keep their mode. They are about
@@ -72,6 +75,9 @@ type Verdict struct {
 	// Rule names the rule that decided: "tool shell", "server github/*",
 	// "trusted workspace", "class write", "sandboxed write", "no prompts".
 	Rule string
+	// As is the other tool whose rule decided, because the call does its work;
+	// "" where the rule is about the tool itself.
+	As Name
 }
 
 // Validate reports the first mode or class that is none, by its key.
@@ -114,10 +120,25 @@ func (m Mode) valid() bool {
 	return slices.Contains([]Mode{ModeAuto, ModePromptOnce, ModePrompt, ModeDeny}, m)
 }
 
-// Decide says what the policy asks for a tool in a workspace. A deny wins
-// wherever it stands among the rules that apply to the tool; otherwise the
-// most exact rule decides, and then the strictest of the policies.
+// Decide returns what the policy asks for every call of a tool in a workspace;
+// see [Policy.DecideCall].
 func (p Policy) Decide(def Definition, workspace string) Verdict {
+	return p.DecideCall(def, workspace, nil)
+}
+
+// DecideCall returns what the policy asks for a call with this input. A deny
+// wins wherever it stands among the rules that apply to the tool; otherwise the
+// most exact rule decides, then the strictest of the restrictions on tools that
+// the call acts as, and then the strictest of the policies.
+func (p Policy) DecideCall(def Definition, workspace string, input json.RawMessage) Verdict {
+	var acts []Name
+	if def.ActsAs != nil {
+		acts = def.ActsAs(input)
+	}
+	return p.decide(def, workspace, acts)
+}
+
+func (p Policy) decide(def Definition, workspace string, acts []Name) Verdict {
 	rules := p.rules(def, workspace)
 	verdict := rules[0]
 	for _, rule := range rules {
@@ -126,8 +147,13 @@ func (p Policy) Decide(def Definition, workspace string) Verdict {
 			break
 		}
 	}
+	for _, name := range acts {
+		if mode, ok := p.Tools[string(name)]; ok && mode.rank() > verdict.Mode.rank() {
+			verdict = Verdict{Mode: mode, Rule: "tool " + string(name) + ", whose work this call does", As: name}
+		}
+	}
 	for _, stricter := range p.Tighten {
-		if v := stricter.Decide(def, workspace); v.Mode.rank() > verdict.Mode.rank() {
+		if v := stricter.decide(def, workspace, acts); v.Mode.rank() > verdict.Mode.rank() {
 			verdict = v
 			if stricter.Name != "" {
 				verdict.Rule = stricter.Name + ": " + v.Rule
@@ -135,7 +161,7 @@ func (p Policy) Decide(def Definition, workspace string) Verdict {
 		}
 	}
 	if p.NoPrompts && (verdict.Mode == ModePrompt || verdict.Mode == ModePromptOnce) {
-		verdict = Verdict{ModeDeny, "no prompts, " + verdict.Rule}
+		verdict.Mode, verdict.Rule = ModeDeny, "no prompts, "+verdict.Rule
 	}
 	return verdict
 }
@@ -166,7 +192,9 @@ func (p Policy) DangerousIn(script string) (string, error) {
 func (p Policy) Unmatched(defs []Definition) []string {
 	var keys []string
 	for _, key := range sortedKeys(p.Tools) {
-		if !slices.ContainsFunc(defs, func(def Definition) bool { return slices.Contains(ruleKeys(def), key) }) {
+		if !slices.ContainsFunc(defs, func(def Definition) bool {
+			return slices.Contains(ruleKeys(def), key) || def.ActsAs != nil && slices.Contains(def.ActsAs(nil), Name(key))
+		}) {
 			keys = append(keys, key)
 		}
 	}
@@ -175,6 +203,37 @@ func (p Policy) Unmatched(defs []Definition) []string {
 	}
 	slices.Sort(keys)
 	return slices.Compact(keys)
+}
+
+// NotBinding returns the tools of class write whose calls the policy restricts
+// although commands, which change the same files, are not denied and may run
+// under a milder rule.
+func (p Policy) NotBinding(defs []Definition, workspace string) []Name {
+	p.NoPrompts = false // what is asked about somewhere may be allowed there
+	milder := ModeDeny
+	for _, def := range defs {
+		if def.Class == ClassExecute && def.Runs == PlaceSandbox && def.Commands != nil {
+			if mode := p.Decide(def, workspace).Mode; mode.rank() < milder.rank() {
+				milder = mode
+			}
+		}
+	}
+	var names []Name
+	for _, def := range defs {
+		if def.Class != ClassWrite || def.Runs != PlaceSandbox || milder == ModeDeny {
+			continue
+		}
+		if v := p.Decide(def, workspace); v.Mode.rank() > milder.rank() || p.restricts(def.Name) {
+			names = append(names, def.Name)
+		}
+	}
+	return names
+}
+
+// restricts reports whether a rule of any layer restricts the tool by its name.
+func (p Policy) restricts(name Name) bool {
+	mode, ok := p.Tools[string(name)]
+	return ok && mode != ModeAuto || slices.ContainsFunc(p.Tighten, func(s Policy) bool { return s.restricts(name) })
 }
 
 // ruleKeys are the keys of Policy.Tools that are about a tool, the most exact
@@ -195,7 +254,7 @@ func (p Policy) rules(def Definition, workspace string) []Verdict {
 	var rules []Verdict
 	add := func(mode Mode, ok bool, rule string) {
 		if ok {
-			rules = append(rules, Verdict{mode, rule})
+			rules = append(rules, Verdict{Mode: mode, Rule: rule})
 		}
 	}
 	for i, key := range ruleKeys(def) {

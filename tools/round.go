@@ -30,6 +30,8 @@ type pending struct {
 	paths   []string
 	summary string
 	verdict Verdict
+	// remember is the key of an answer that holds for the session.
+	remember answerKey
 	// dangerous is what of a command is dangerous, safe for display, "" where
 	// nothing is: an answer that was not given to this very command does not
 	// allow it.
@@ -184,15 +186,19 @@ func (r *round) checkPaths(p *pending) *Error {
 }
 
 func (r *round) checkPolicy(p *pending) *Error {
-	p.verdict = r.raise(p, r.d.opts.Policy.Decide(p.tool.def, r.d.opts.Workspace))
+	p.verdict = r.raise(p, r.d.opts.Policy.DecideCall(p.tool.def, r.d.opts.Workspace, p.call.Input))
 	switch p.verdict.Mode {
 	case ModeAuto:
 		return nil
 	case ModePrompt, ModePromptOnce:
+		p.remember = answerKey{p.call.Name, p.verdict.As}
 		p.ask = newQuestion(p)
 		return nil
 	}
 	message := fmt.Sprintf("The policy refuses tool %q (class %s); don't try it again in this session.", p.tool.wire, p.tool.def.Class)
+	if p.verdict.As != "" {
+		message = fmt.Sprintf("The policy refuses what this call of %q does, by its rule for %q; don't try that again in this session.", p.tool.wire, p.verdict.As)
+	}
 	return &Error{Class: ErrorPermissionDenied, Reason: "mode_deny", Message: message, Visible: true}
 }
 

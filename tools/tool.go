@@ -54,6 +54,10 @@ type Definition struct {
 	// bound to the command where there is exactly one. Nil: such a tool is
 	// approved for one call or for the session.
 	Commands func(input json.RawMessage) []string
+	// ActsAs returns the other tools that a call with this input does the work
+	// of: what a policy restricts them to binds the call too. With a nil input
+	// it returns those that every call does the work of. Nil: none.
+	ActsAs func(input json.RawMessage) []Name
 	// Parallel lets an execute tool run beside others. Ours to set, never the model's.
 	Parallel bool
 	// EnabledByDefault and RequiresAdmin say who may use it (seed 001).

@@ -17,6 +17,8 @@ type shownConfig struct {
 	Settings []config.Value   `json:"settings"`
 	Sources  []runner.Source  `json:"sources"`
 	Ignored  []runner.Ignored `json:"ignored"`
+	// Notes say what the settings don't do though they look like it.
+	Notes []string `json:"notes"`
 }
 
 func newConfigCommand(d deps, env environ) *cobra.Command {
@@ -42,7 +44,8 @@ func newConfigShowCommand(d deps, env environ) *cobra.Command {
 		Use:   "show [flags]",
 		Short: "Show the settings that count, and where each came from",
 		Long: "Show each setting, its value, and where it came from. Keys and other secrets are not shown.\n" +
-			"With --workspace a trusted workspace's own settings count too. A preset that is not configured\n" +
+			"With --workspace a trusted workspace's own settings count too. What a setting does not do though it\n" +
+			"looks like it is said on standard error. A preset that is not configured\n" +
 			"is chosen by each run: ci without a terminal, default or sandboxed on one.\n" +
 			exitHelp(runner.ExitDone, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
 		Example: "  caisson config show\n  caisson config show --workspace . --profile careful --json",
@@ -74,7 +77,12 @@ func showConfig(d deps, env environ, flags config.File, profile, folder string, 
 			return err
 		}
 	}
-	if _, err := s.conf.ToolPolicy("default"); err != nil {
+	policy, err := s.conf.ToolPolicy("default")
+	if err != nil {
+		return err
+	}
+	defs, err := toolsOf(&s.conf)
+	if err != nil {
 		return err
 	}
 	var keys []string
@@ -84,6 +92,10 @@ func showConfig(d deps, env environ, flags config.File, profile, folder string, 
 	shown := shownConfig{Settings: s.conf.Effective(config.HiddenValues(env, keys...)), Sources: s.sources(), Ignored: s.ignored}
 	if shown.Ignored == nil {
 		shown.Ignored = []runner.Ignored{}
+	}
+	shown.Notes = []string{}
+	if note := describeNotBinding(policy, defs); note != "" {
+		shown.Notes = append(shown.Notes, note+". "+notBindingHint)
 	}
 	if asJSON {
 		return writeJSON(d.stdout, shown)
@@ -109,6 +121,11 @@ func printConfig(d deps, shown shownConfig) error {
 	}
 	for _, i := range shown.Ignored {
 		text, _ := tools.Display(i.Name + " is ignored: " + i.Why)
+		_, err := fmt.Fprintln(d.stderr, "! "+text)
+		errs = append(errs, err)
+	}
+	for _, note := range shown.Notes {
+		text, _ := tools.Display(note)
 		_, err := fmt.Fprintln(d.stderr, "! "+text)
 		errs = append(errs, err)
 	}

@@ -35,6 +35,9 @@ func (s *setup) examinePolicy() []finding {
 	}
 	findings = append(findings, toolsFinding(defs))
 	findings = append(findings, ruleFindings(p, defs)...)
+	if note := describeNotBinding(p, defs); note != "" {
+		findings = append(findings, finding{Check: checkPolicy, Result: resultWarning, Detail: note, Mend: notBindingHint})
+	}
 	findings = append(findings, askFindings(p, defs)...)
 	findings = append(findings, promptFinding(*s.conf.OnPrompt))
 	findings = append(findings, s.folderFindings(p)...)
@@ -95,6 +98,22 @@ func ruleFindings(p tools.Policy, defs []tools.Definition) []finding {
 		})
 	}
 	return findings
+}
+
+// notBindingHint says how commands are kept from changing files.
+const notBindingHint = "Set execute: deny under policy.default, where commands must not change files either."
+
+// describeNotBinding names the tools whose restrictions don't keep commands from
+// doing the same; "" where there are none.
+func describeNotBinding(p tools.Policy, defs []tools.Definition) string {
+	var restricted []string
+	for _, name := range p.NotBinding(defs, "") {
+		restricted = append(restricted, string(name))
+	}
+	if len(restricted) == 0 {
+		return ""
+	}
+	return "the restriction of " + strings.Join(restricted, ", ") + " does not bind commands: shell can change and delete the same files"
 }
 
 func names(defs []tools.Definition) string {

@@ -2,7 +2,10 @@
 
 package main
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 // TestDoctorMemory: a rule of class write opens the memory tools too, and is said
 // to; a rule that names them was meant.
@@ -17,5 +20,29 @@ func TestDoctorMemory(t *testing.T) {
 		{"asked about", "memory_tools: true\npolicy: {preset: default}", "", "memory_add, whose notes"},
 	} {
 		requireFinding(t, tt.name, doctored(t, tt.text).examinePolicy(), tt.result, tt.words)
+	}
+}
+
+// TestDoctorNotBinding: who restricts a tool that changes files is told that
+// commands change them all the same, unless those are refused.
+func TestDoctorNotBinding(t *testing.T) {
+	const said = "does not bind commands"
+	for _, tt := range []struct{ name, text, result, words string }{
+		{"one tool", "policy: {tools: {delete_file: deny}}", resultWarning, "the restriction of delete_file " + said},
+		{"two tools", "policy: {preset: default, tools: {apply_patch: prompt, write_file: prompt}}", resultWarning, "the restriction of write_file, apply_patch " + said},
+		{"the class", "policy: {preset: sandboxed, default: {write: deny}}", resultWarning, said},
+		{"commands are asked about", "policy: {default: {execute: prompt}, tools: {delete_file: deny}}", resultWarning, said},
+		{"the shell alone is refused, and commands with it", "policy: {tools: {delete_file: deny, shell: deny}}", "", said},
+		{"commands are refused", "policy: {default: {execute: deny}, tools: {delete_file: deny}}", "", said},
+		{"readonly", "policy: {preset: readonly}", "", said},
+		{"nothing is restricted", "policy: {preset: sandboxed, tools: {delete_file: auto}}", "", said},
+	} {
+		findings := doctored(t, tt.text).examinePolicy()
+		requireFinding(t, tt.name, findings, tt.result, tt.words)
+		for _, f := range findings {
+			if strings.Contains(f.Detail, said) && !strings.Contains(f.Mend, "execute: deny") {
+				t.Errorf("%s: %q does not name execute: deny", tt.name, f.Mend)
+			}
+		}
 	}
 }

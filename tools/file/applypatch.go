@@ -50,6 +50,7 @@ func (a *patchApplier) Definition() tools.Definition {
 		Aliases: map[string]string{"input": "patch", "patch_text": "patch", "patchText": "patch", "diff": "patch"},
 		Paths:   patchPaths,
 		Summary: patchSummary,
+		ActsAs:  patchParts,
 	}
 }
 
@@ -80,6 +81,30 @@ func patchPaths(raw json.RawMessage) []string {
 		}
 	}
 	return paths
+}
+
+// patchParts returns the tools that do what the parts of a patch do. One that
+// can't be read does nothing.
+func patchParts(raw json.RawMessage) []tools.Name {
+	sections, err := patchSections(raw)
+	if err != nil {
+		return nil
+	}
+	var names []tools.Name
+	for _, s := range sections {
+		switch {
+		case s.action == actionAdd:
+			names = append(names, tools.NameWriteFile)
+		case s.action == actionDelete:
+			names = append(names, tools.NameDeleteFile)
+		case s.to != "":
+			names = append(names, tools.NameWriteFile, tools.NameDeleteFile)
+		}
+		if s.action == actionUpdate && len(s.hunks) > 0 {
+			names = append(names, tools.NamePatchFile)
+		}
+	}
+	return names
 }
 
 func patchSummary(raw json.RawMessage) string {

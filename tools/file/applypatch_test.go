@@ -674,3 +674,46 @@ func FuzzApplyPatch(f *testing.F) {
 		}
 	})
 }
+
+// TestPatchPartsAreRestricted: a rule on the tool that writes, patches or deletes
+// a file binds the part of a patch that does it. The control is a patch without
+// that part.
+func TestPatchPartsAreRestricted(t *testing.T) {
+	const add, update, remove, move, moveAndUpdate = "*** Add File: a\n+x\n", "*** Update File: b\n@@\n-x\n+y\n", "*** Delete File: c\n",
+		"*** Update File: d\n*** Move to: e\n", "*** Update File: d\n*** Move to: e\n@@\n-x\n+y\n"
+	def := (&patchApplier{}).Definition()
+	for name, tc := range map[string]struct {
+		patch string
+		want  []tools.Name
+	}{
+		"add":             {add, []tools.Name{"write_file"}},
+		"update":          {update, []tools.Name{"patch_file"}},
+		"delete":          {remove, []tools.Name{"delete_file"}},
+		"move":            {move, []tools.Name{"write_file", "delete_file"}},
+		"move and update": {moveAndUpdate, []tools.Name{"write_file", "delete_file", "patch_file"}},
+		"delete last":     {add + update + remove, []tools.Name{"write_file", "patch_file", "delete_file"}},
+		"other spelling":  {"***delete file: c\n", []tools.Name{"delete_file"}},
+	} {
+		input, err := json.Marshal(map[string]string{"patch": "*** Begin Patch\n" + tc.patch + "*** End Patch\n"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, restricted := range []tools.Name{"write_file", "patch_file", "delete_file"} {
+			for _, mode := range []tools.Mode{tools.ModePromptOnce, tools.ModePrompt, tools.ModeDeny} {
+				own := map[string]tools.Mode{string(restricted): mode, "apply_patch": tools.ModeAuto}
+				auto := tools.Policy{Classes: map[tools.Class]tools.Mode{tools.ClassWrite: tools.ModeAuto}}
+				direct, required := auto, auto
+				direct.Tools, required.Tighten = own, []tools.Policy{{Classes: auto.Classes, Tools: own}}
+				want := tools.ModeAuto
+				if slices.Contains(tc.want, restricted) {
+					want = mode
+				}
+				for _, p := range []tools.Policy{direct, required} {
+					if got := p.DecideCall(def, "", input); got.Mode != want {
+						t.Errorf("%s, %s: %s: %+v, want %s", name, restricted, mode, got, want)
+					}
+				}
+			}
+		}
+	}
+}

@@ -82,7 +82,7 @@ type writeFileInput struct {
 func writeFile() kind {
 	return kind{
 		def: tools.Definition{
-			Name: "write_file",
+			Name: tools.NameWriteFile,
 			Description: "Creates a file of the workspace, or overwrites it, with the whole content given. Missing folders are made. " +
 				"To change a part of a file use patch_file.",
 			InputSchema: json.RawMessage(`{
@@ -122,7 +122,7 @@ type patchFileInput struct {
 func patchFile() kind {
 	return kind{
 		def: tools.Definition{
-			Name: "patch_file",
+			Name: tools.NamePatchFile,
 			Description: "Replaces a text in a file of the workspace. `old` must be in the file exactly once, character for character, white " +
 				"space included: add lines around it until it is unique, or set replace_all. Read the file first.",
 			InputSchema: json.RawMessage(`{
@@ -161,7 +161,7 @@ type deleteFileInput struct {
 func deleteFile() kind {
 	return kind{
 		def: tools.Definition{
-			Name: "delete_file",
+			Name: tools.NameDeleteFile,
 			Description: "Deletes a file of the workspace, or a link itself. A folder is deleted, with all that is in it, only where " +
 				"recursive is set.",
 			InputSchema: json.RawMessage(`{

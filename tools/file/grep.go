@@ -54,6 +54,7 @@ func grepDefinition() tools.Definition {
 		},
 		Paths:   onePath("."),
 		Summary: searchSummary,
+		ActsAs:  func(json.RawMessage) []tools.Name { return []tools.Name{tools.NameReadFile} },
 	}
 }
 

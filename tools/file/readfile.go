@@ -28,7 +28,7 @@ const sampleBytes = 8000
 
 func readFileDefinition() tools.Definition {
 	return tools.Definition{
-		Name: "read_file",
+		Name: tools.NameReadFile,
 		Description: "Reads a file of the workspace. Text is given as it is, from line `offset` on, `limit` lines of it " +
 			"(2000 when left out); a note in square brackets at the end says when there is more, when long lines were " +
 			"shortened, or when bytes are not UTF-8. Pictures (PNG, JPEG, GIF, WebP) are shown as pictures, other binary files are " +

@@ -121,6 +121,7 @@ func NewDeclared(r runner, d Declared, opts Options) (tools.Factory, error) {
 	def := tools.Definition{
 		Name: d.Name, Description: d.Description, InputSchema: d.InputSchema, Class: d.Class, Runs: tools.PlaceSandbox,
 		Timeout: made.def.Timeout, ResultBytes: made.opts.ResultBytes, Parallel: d.Parallel, EnabledByDefault: true,
+		ActsAs: func(json.RawMessage) []tools.Name { return []tools.Name{Name} },
 	}
 	if def.Class == "" {
 		def.Class = tools.ClassExecute

@@ -13,7 +13,7 @@ import (
 )
 
 // Name is the tool's canonical name.
-const Name tools.Name = "shell"
+const Name = tools.NameShell
 
 // DefaultTimeout bounds a command that asks for no shorter time: 600 s, as seed
 // 002 gives execute tools.

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -83,7 +84,7 @@ const about = "Makes exact checks and says which of them hold: for claims about 
 func definition() tools.Definition {
 	return tools.Definition{
 		Name: Name, Description: about + ".", InputSchema: schema(""), Class: tools.ClassRead, Runs: tools.PlaceHost,
-		Paths: paths, Summary: summary, EnabledByDefault: true,
+		Paths: paths, Summary: summary, ActsAs: actsAs(), EnabledByDefault: true,
 	}
 }
 
@@ -99,7 +100,18 @@ func shellDefinition(commandTime time.Duration) tools.Definition {
         "timeout_seconds": {"type": "integer", "minimum": 1, "maximum": %d, "description": "shell: seconds after which the command is stopped."}`,
 			int64(commandTime/time.Second)), kindShell),
 		Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Timeout: commandTime + stopMargin,
-		Paths: paths, Summary: summary, Commands: commands, EnabledByDefault: true,
+		Paths: paths, Summary: summary, Commands: commands, ActsAs: actsAs(tools.NameShell), EnabledByDefault: true,
+	}
+}
+
+// actsAs returns the [tools.Definition].ActsAs of a tool that also does the work
+// of others: a check of a file's content reads the file.
+func actsAs(always ...tools.Name) func(json.RawMessage) []tools.Name {
+	return func(raw json.RawMessage) []tools.Name {
+		if len(raw) > 0 && len(paths(raw)) > 0 {
+			return append(slices.Clone(always), tools.NameReadFile)
+		}
+		return always
 	}
 }
 

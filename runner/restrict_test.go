@@ -1,0 +1,56 @@
+package runner
+
+import (
+	"encoding/json"
+	"slices"
+	"testing"
+
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/shell"
+)
+
+// TestRestrictionsBindTheBuiltInTools: each tool of a session that runs commands,
+// declared ones included, is as restricted as shell, and each that gives a
+// file's content as read_file. The control is a tool that does neither.
+func TestRestrictionsBindTheBuiltInTools(t *testing.T) {
+	declared := func(name tools.Name, class tools.Class) shell.Declared {
+		return shell.Declared{
+			Name: name, Description: "Runs a command.", Class: class, InputSchema: json.RawMessage(`{"type":"object","properties":{}}`),
+			Template: shell.Template{Argv: []string{"true"}},
+		}
+	}
+	defs, err := DefinitionsOf(Options{Declared: []shell.Declared{declared("run_tests", tools.ClassExecute), declared("format_code", tools.ClassWrite)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	auto := map[tools.Class]tools.Mode{tools.ClassRead: tools.ModeAuto, tools.ClassWrite: tools.ModeAuto, tools.ClassExecute: tools.ModeAuto}
+	for restricted, want := range map[string]struct {
+		input string
+		bound []tools.Name
+	}{
+		"shell":     {`{}`, []tools.Name{"format_code", "run_tests", "shell", "verify_shell"}},
+		"read_file": {`{"checks":[{"kind":"contains","path":"a","value":"x"}]}`, []tools.Name{"grep", "read_file", "verify", "verify_shell"}},
+	} {
+		own := map[string]tools.Mode{restricted: tools.ModeDeny}
+		for name, policy := range map[string]tools.Policy{
+			"a rule":        {Classes: auto, Tools: own},
+			"a requirement": {Classes: auto, Tighten: []tools.Policy{{Classes: auto, Tools: own}}},
+		} {
+			var bound []tools.Name
+			for _, def := range defs {
+				if policy.DecideCall(def, "", json.RawMessage(want.input)).Mode == tools.ModeDeny {
+					bound = append(bound, def.Name)
+				}
+			}
+			slices.Sort(bound)
+			if !slices.Equal(bound, want.bound) {
+				t.Errorf("%s on %s binds %q, want %q", name, restricted, bound, want.bound)
+			}
+		}
+	}
+	for _, def := range defs {
+		if def.Commands != nil && def.Name != tools.NameShell && (def.ActsAs == nil || !slices.Contains(def.ActsAs(nil), tools.NameShell)) {
+			t.Errorf("%s runs commands and does not act as shell", def.Name)
+		}
+	}
+}
