@@ -129,9 +129,12 @@ func staticWord(w *syntax.Word) (string, error) {
 			}
 			b.WriteString(part.Value)
 		case *syntax.DblQuoted:
+			if part.Dollar {
+				return "", errors.New("a word has $\"…\" quotes")
+			}
 			for _, inner := range part.Parts {
 				lit, ok := inner.(*syntax.Lit)
-				if !ok || part.Dollar || strings.Contains(lit.Value, "\\") {
+				if !ok || strings.Contains(lit.Value, "\\") {
 					return "", errors.New("a quoted word is expanded by the shell")
 				}
 				b.WriteString(lit.Value)

@@ -213,7 +213,7 @@ func shellSeeds() []string {
 		"git status", "git 'a b' \"c d\"", "git ''", "git '' \"\"", "git a'b'\"c\"d", "''git x", "git 'it'\"'\"'s'", "git a#b", "git #b", "git x #\\", "git x;", "git x ;", "git x;#",
 		"git !x", "git !!", "git \"!x\"", "! git", "!git x", "git ^a^b", "git %1", "%1 x", "%git", "git x=~", "git a=b", "git a:~", "git -x", "git --", "-- git", "git +(a)", "git @(a|b)", "git a!(b)",
 		"git {a,b}", "git {a..c}", "git a{b", "git }", "git {", "git ~", "git ~root", "git *", "git ?", "git [a]", "git [", "git ]", "[ a ]", "[[ a ]]",
-		"git $'a'", "git $\"a\"", "git $", "git a$", "git \"$\"", "git \"a$\"", "git '$x'", "git \"\\a\"", "git '\\a'", "git `id`", "git \"`id`\"", "git $(id)", "git <(id)", "git >(id)",
+		"git $'a'", "git $\"a\"", "git$\"\"", "git $\"\"", "git $", "git a$", "git \"$\"", "git \"a$\"", "git '$x'", "git \"\\a\"", "git '\\a'", "git `id`", "git \"`id`\"", "git $(id)", "git <(id)", "git >(id)",
 		"git &>x", "git &>>x", "git >&x", "git 2>&1", "git <<x\nid\nx", "git <<<x", "git {fd}>x", "git |& id", "git ;; id", "git & id", "git || id", "git\\\nid", "git \\\n x", "git 'a\nb'", "git \"a\\\nb\"",
 		"function git", "function git id", "select git", "time git", "coproc git", "coproc git id", "let x", "declare x", "typeset x", "export x", "local x", "readonly x=y", "alias git=id", "until git", "then git", "\"\"function x", "'if' x", "'time' x", "i''n x", "in git", "do git", "esac", "done",
 		"a=b git", "a+=b git", "a[1]=b git", "1a=b git", "a-b=c git", "'a'=b git", "a'b'=c git", "a=(b) git", "git a=(b)", "test -v 'a[$(./run.sh)]'", "printf -v 'a[$(./run.sh)]' x", "unset 'a[$(./run.sh)]'", "test 'a[$(./run.sh)]' -eq 1",

@@ -49,6 +49,7 @@ func TestStaticPhrase(t *testing.T) {
 		{`ls \;`, ""},
 		{"echo $'a'", ""},
 		{`echo $"a"`, ""},
+		{`ls$""`, ""},
 		{"(ls)", ""},
 		{"{ ls; }", ""},
 		{"if x; then y; fi", ""},
