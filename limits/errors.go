@@ -16,7 +16,7 @@ const (
 	KindContext   Kind = "context"    // tokens
 	KindMemory    Kind = "memory"     // bytes
 	KindPIDs      Kind = "pids"       // count
-	KindDisk      Kind = "disk"       // bytes: Limit must be left, Used is
+	KindDisk      Kind = "disk"       // bytes, or files: Limit must be left, Used is
 )
 
 // ExceededError says that a limit was reached. It is an error only where the
@@ -25,6 +25,9 @@ type ExceededError struct {
 	Kind Kind
 	// Limit is what was allowed and Used what was reached, in Kind's unit.
 	Limit, Used int64
+	// Files reports whether Limit and Used of KindDisk count files (inodes)
+	// rather than bytes.
+	Files bool
 }
 
 // Error gives the limit, its bound and what was used.

@@ -170,7 +170,7 @@ func (b *backgrounds) finish(watched context.Context, l *life, j *background, p 
 		end.Wall = time.Since(j.begun)
 	}
 	if full, ok := errors.AsType[*limits.ExceededError](cause); ok && exit.Status.Cancelled {
-		end.Cancelled, end.DiskReserve = false, full.Limit
+		end.Cancelled, end.DiskReserve, end.DiskFiles = false, full.Limit, full.Files
 	}
 	b.x.count(end.Result)
 	record := backgroundEnded(j, exit, end, cause)

@@ -13,71 +13,107 @@ const (
 	// they write to: enough for the host to go on, and more than the fastest
 	// disks write between two looks.
 	diskReserve = 1 << 30
-	// diskSlack is what a command may still write that starts when less than the
-	// reserve is left: it must be possible to remove things.
+	// diskSlack and fileSlack are the bytes and files that a command may still
+	// write that starts when less than the reserve is left: it must be possible
+	// to remove things.
 	diskSlack = 16 << 20
+	fileSlack = 1000
+	// fileReserve is the part of all the files (inodes) of a file system that
+	// commands must leave, in percent.
+	fileReserve = 5
 	// diskLook is how often it is looked at while a command runs: a statfs
-	// takes 2 µs.
-	diskLook = 200 * time.Millisecond
+	// takes 2 µs, and one processor creates 5,000 files in the meantime.
+	diskLook = 25 * time.Millisecond
 )
+
+// diskRoom is what is left on a file system for ordinary users. A field is -1
+// where that can't be told.
+type diskRoom struct {
+	bytes, files int64
+	// allFiles is how many files the file system can hold.
+	allFiles int64
+}
+
+// noRoom is the room of a file system that can't be asked.
+var noRoom = diskRoom{bytes: -1, files: -1}
 
 // diskWatch ends commands before they fill the file system that the workspace,
 // or an overlay's upper layer, is on: neither has a size of its own, and a full
 // disk is the host's trouble. It is safe for concurrent use.
 type diskWatch struct {
-	// free gives the room that is left, in bytes; ok is false where that can't
-	// be told.
-	free func() (n int64, ok bool)
+	// room returns what is left.
+	room func() diskRoom
 	// reserve is what must be left.
-	reserve int64
+	reserve diskRoom
+	// kill ends what does not end when its context is cancelled.
+	kill func()
 }
 
-// newDiskWatch keeps diskReserve free, or half of what is free now where that
-// is less, so that a small disk can be worked on.
-func newDiskWatch(free func() (int64, bool)) *diskWatch {
-	w := &diskWatch{free: free, reserve: diskReserve}
-	if n, ok := free(); ok {
-		w.reserve = min(w.reserve, n/2)
-	}
-	return w
+// newDiskWatch keeps diskReserve bytes and fileReserve percent of the files
+// free, or half of what is free now where that is less, so that a small disk
+// can be worked on.
+func newDiskWatch(room func() diskRoom, kill func()) *diskWatch {
+	now := room()
+	return &diskWatch{room: room, kill: kill, reserve: diskRoom{
+		bytes: min(diskReserve, now.bytes/2),
+		files: min(now.allFiles/100*fileReserve, now.files/2),
+	}}
 }
 
 // watch returns a context that is cancelled, with a *limits.ExceededError of
 // kind disk as its cause, when less than the reserve is left; where it was less
-// before, when diskSlack more is gone. Call stop when the command has ended. A
-// file system that does not answer ends nothing.
+// before, when the slack is gone too. A command that is cancelled already is
+// killed then. Call stop when the command has ended. A file system that does
+// not answer ends nothing.
 func (w *diskWatch) watch(ctx context.Context) (watched context.Context, stop func()) {
 	if w == nil {
 		return ctx, func() {}
 	}
-	floor := w.reserve
-	if n, ok := w.free(); ok {
-		floor = min(floor, n-diskSlack)
-	}
+	now := w.room()
+	floor := diskRoom{bytes: min(w.reserve.bytes, now.bytes-diskSlack), files: min(w.reserve.files, now.files-fileSlack)}
 	ctx, cancel := context.WithCancelCause(ctx)
+	ended := make(chan struct{})
 	go func() {
 		look := time.NewTicker(diskLook)
 		defer look.Stop()
 		for {
-			if n, ok := w.free(); ok && n < floor {
-				cancel(&limits.ExceededError{Kind: limits.KindDisk, Limit: w.reserve, Used: n})
+			if full := w.exceeded(floor); full != nil {
+				if ctx.Err() != nil && w.kill != nil {
+					w.kill()
+				}
+				cancel(full)
 				return
 			}
 			select {
-			case <-ctx.Done():
+			case <-ended:
 				return
 			case <-look.C:
 			}
 		}
 	}()
-	return ctx, func() { cancel(nil) }
+	return ctx, func() {
+		cancel(nil)
+		close(ended)
+	}
+}
+
+// exceeded returns an error where less than floor is left, and nil otherwise.
+func (w *diskWatch) exceeded(floor diskRoom) error {
+	now := w.room()
+	switch {
+	case now.bytes >= 0 && now.bytes < floor.bytes:
+		return &limits.ExceededError{Kind: limits.KindDisk, Limit: w.reserve.bytes, Used: now.bytes}
+	case now.files >= 0 && now.files < floor.files:
+		return &limits.ExceededError{Kind: limits.KindDisk, Limit: w.reserve.files, Used: now.files, Files: true}
+	}
+	return nil
 }
 
 // diskWatch watches what commands write to: the workspace, or in overlay mode
-// the layers in the session's folder.
+// the layers in the session's directory.
 func (s *Session) diskWatch() *diskWatch {
 	if s.overlaid() {
-		return newDiskWatch(freeAt(s.dir))
+		return newDiskWatch(roomAt(s.dir), s.box.kill)
 	}
-	return newDiskWatch(freeOn(s.opts.Workspace.Dir))
+	return newDiskWatch(roomOn(s.opts.Workspace.Dir), s.box.kill)
 }

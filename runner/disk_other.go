@@ -4,10 +4,10 @@ package runner
 
 import "os"
 
-// freeOn can't tell here.
-func freeOn(*os.File) func() (int64, bool) {
-	return func() (int64, bool) { return 0, false }
+// roomOn can't tell here.
+func roomOn(*os.File) func() diskRoom {
+	return func() diskRoom { return noRoom }
 }
 
-// freeAt can't tell here.
-func freeAt(string) func() (int64, bool) { return freeOn(nil) }
+// roomAt can't tell here.
+func roomAt(string) func() diskRoom { return roomOn(nil) }

@@ -12,56 +12,113 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-func TestDiskWatch(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var free atomic.Int64
-		free.Store(10 << 30)
-		w := newDiskWatch(func() (int64, bool) { return free.Load(), true })
-		ctx, stop := w.watch(t.Context())
-		time.Sleep(time.Minute)
-		if ctx.Err() != nil {
-			t.Fatalf("ended with 10 GiB free: %v", context.Cause(ctx))
-		}
-		free.Store(diskReserve - 1)
-		<-ctx.Done()
-		var e *limits.ExceededError
-		if !errors.As(context.Cause(ctx), &e) || e.Kind != limits.KindDisk || e.Limit != diskReserve || e.Used != diskReserve-1 {
-			t.Errorf("ended with %v", context.Cause(ctx))
-		}
-		stop()
+// fakeDisk is a file system whose room a test sets.
+type fakeDisk struct{ bytes, files, allFiles, killed atomic.Int64 }
 
-		// The next one can remove things, but not write much more; one with room
-		// again goes on.
-		ctx, stop = w.watch(t.Context())
-		time.Sleep(time.Minute)
-		free.Add(-diskSlack)
-		time.Sleep(time.Minute)
-		if ctx.Err() != nil {
-			t.Error("nothing can be removed from a full disk")
+func (d *fakeDisk) room() diskRoom {
+	return diskRoom{bytes: d.bytes.Load(), files: d.files.Load(), allFiles: d.allFiles.Load()}
+}
+
+func (d *fakeDisk) kill() { d.killed.Add(1) }
+
+// TestDiskWatch fills a disk with bytes and with files.
+func TestDiskWatch(t *testing.T) {
+	for name, c := range map[string]struct {
+		count   func(*fakeDisk) *atomic.Int64
+		reserve int64
+		slack   int64
+	}{
+		"bytes": {func(d *fakeDisk) *atomic.Int64 { return &d.bytes }, diskReserve, diskSlack},
+		"files": {func(d *fakeDisk) *atomic.Int64 { return &d.files }, 50_000, fileSlack},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var disk fakeDisk
+				disk.bytes.Store(10 << 30)
+				disk.files.Store(900_000)
+				disk.allFiles.Store(1_000_000)
+				free := c.count(&disk)
+				w := newDiskWatch(disk.room, disk.kill)
+				ctx, stop := w.watch(t.Context())
+				time.Sleep(time.Minute)
+				if ctx.Err() != nil {
+					t.Fatalf("ended with room left: %v", context.Cause(ctx))
+				}
+				free.Store(c.reserve - 1)
+				<-ctx.Done()
+				var e *limits.ExceededError
+				if !errors.As(context.Cause(ctx), &e) || e.Kind != limits.KindDisk || e.Limit != c.reserve || e.Used != c.reserve-1 || e.Files != (name == "files") {
+					t.Errorf("ended with %v", context.Cause(ctx))
+				}
+				stop()
+
+				// The next one can remove things, but not write much more; one with
+				// room again goes on.
+				ctx, stop = w.watch(t.Context())
+				time.Sleep(time.Minute)
+				free.Add(-c.slack)
+				time.Sleep(time.Minute)
+				if ctx.Err() != nil {
+					t.Error("nothing can be removed from a full disk")
+				}
+				free.Add(-1)
+				<-ctx.Done()
+				stop()
+				free.Store(2 * c.reserve)
+				ctx, stop = w.watch(t.Context())
+				time.Sleep(time.Minute)
+				if ctx.Err() != nil {
+					t.Error("with room again a command is ended")
+				}
+				stop()
+				if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+					t.Errorf("the end of a command is %v", cause)
+				}
+				if disk.killed.Load() != 0 {
+					t.Error("a sandbox was killed though its commands could be ended")
+				}
+			})
+		})
+	}
+}
+
+// TestDiskWatchOfACancelledCommand: a command that was cancelled and goes on
+// fills no disk in its grace period either.
+func TestDiskWatchOfACancelledCommand(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var disk fakeDisk
+		disk.bytes.Store(10 << 30)
+		disk.files.Store(-1)
+		ctx, cancel := context.WithCancel(t.Context())
+		_, stop := newDiskWatch(disk.room, disk.kill).watch(ctx)
+		cancel()
+		time.Sleep(time.Second)
+		if disk.killed.Load() != 0 {
+			t.Error("the sandbox was killed with room left")
 		}
-		free.Add(-1)
-		<-ctx.Done()
+		disk.bytes.Store(1)
+		time.Sleep(time.Second)
+		if disk.killed.Load() != 1 {
+			t.Error("the sandbox was not killed")
+		}
 		stop()
-		free.Store(2 * diskReserve)
-		ctx, stop = w.watch(t.Context())
-		time.Sleep(time.Minute)
-		if ctx.Err() != nil {
-			t.Error("with room again a command is ended")
-		}
-		stop()
-		if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
-			t.Errorf("the end of a command is %v", cause)
-		}
 	})
 }
 
 // TestDiskReserve: a small disk can be worked on, one that can't be asked too.
 func TestDiskReserve(t *testing.T) {
-	if w := newDiskWatch(func() (int64, bool) { return 100, true }); w.reserve != 50 {
-		t.Errorf("of 100 bytes %d are reserved", w.reserve)
+	for _, c := range []struct{ room, want diskRoom }{
+		{diskRoom{bytes: 100, files: 100, allFiles: 1 << 40}, diskRoom{bytes: 50, files: 50}},
+		{diskRoom{bytes: 1 << 40, files: 30_208, allFiles: 30_208}, diskRoom{bytes: diskReserve, files: 1510}},
+		{diskRoom{bytes: 1 << 40, files: 2000, allFiles: 30_208}, diskRoom{bytes: diskReserve, files: 1000}},
+		{noRoom, diskRoom{}},
+	} {
+		if w := newDiskWatch(func() diskRoom { return c.room }, nil); w.reserve != c.want {
+			t.Errorf("of %+v, %+v is reserved", c.room, w.reserve)
+		}
 	}
 	synctest.Test(t, func(t *testing.T) {
-		ctx, stop := newDiskWatch(func() (int64, bool) { return 0, false }).watch(t.Context())
+		ctx, stop := newDiskWatch(func() diskRoom { return noRoom }, nil).watch(t.Context())
 		time.Sleep(time.Minute)
 		if ctx.Err() != nil {
 			t.Error("a disk that can't be asked ends commands")
@@ -73,7 +130,7 @@ func TestDiskReserve(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer dir.Close()
-	if n, ok := freeOn(dir)(); !ok || n <= 0 {
-		t.Errorf("%d bytes are free, known %t", n, ok)
+	if room := roomOn(dir)(); room.bytes <= 0 || room.files == 0 || room != roomAt(dir.Name())() {
+		t.Errorf("%+v is free", room)
 	}
 }

@@ -8,35 +8,48 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// freeOn gives the room that is left for ordinary users on the file system that
-// a folder is on.
-func freeOn(folder *os.File) func() (int64, bool) {
-	return func() (n int64, ok bool) {
-		raw, err := folder.SyscallConn()
+// roomOn returns what is left for ordinary users on the file system that a
+// directory is on.
+func roomOn(dir *os.File) func() diskRoom {
+	return func() diskRoom {
+		raw, err := dir.SyscallConn()
 		if err != nil {
-			return 0, false
+			return noRoom
 		}
+		room := noRoom
 		err = raw.Control(func(fd uintptr) {
 			var fs unix.Statfs_t
 			err := unix.Fstatfs(int(fd), &fs)
-			n, ok = room(&fs, err)
+			room = roomOf(&fs, err)
 		})
-		return n, ok && err == nil
+		if err != nil {
+			return noRoom
+		}
+		return room
 	}
 }
 
-// freeAt is freeOn by a path.
-func freeAt(folder string) func() (int64, bool) {
-	return func() (int64, bool) {
+// roomAt is roomOn by a path.
+func roomAt(dir string) func() diskRoom {
+	return func() diskRoom {
 		var fs unix.Statfs_t
-		err := unix.Statfs(folder, &fs)
-		return room(&fs, err)
+		err := unix.Statfs(dir, &fs)
+		return roomOf(&fs, err)
 	}
 }
 
-func room(fs *unix.Statfs_t, err error) (n int64, ok bool) {
-	if err != nil || fs.Blocks == 0 { // some file systems have no size
-		return 0, false
+// roomOf reads the answer of statfs(2). Some file systems have no size, and
+// others (btrfs) no bound on files: their counts are 0.
+func roomOf(fs *unix.Statfs_t, err error) diskRoom {
+	room := noRoom
+	if err != nil {
+		return room
 	}
-	return int64(fs.Bavail) * int64(fs.Bsize), true //nolint:unconvert // 32 bits on some systems
+	if fs.Blocks > 0 {
+		room.bytes = int64(fs.Bavail) * int64(fs.Bsize) //nolint:unconvert // 32 bits on some systems
+	}
+	if fs.Files > 0 {
+		room.files, room.allFiles = int64(fs.Ffree), int64(fs.Files)
+	}
+	return room
 }

@@ -38,7 +38,7 @@ func filling(t *testing.T) *executor {
 	}()
 	return &executor{
 		box: box, spill: newSpiller(t.TempDir(), nil), ready: ready, after: func(context.Context) {},
-		disk: newDiskWatch(func() (int64, bool) { return free.Load(), true }),
+		disk: newDiskWatch(func() diskRoom { return diskRoom{bytes: free.Load(), files: -1} }, nil),
 	}
 }
 

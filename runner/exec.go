@@ -60,7 +60,7 @@ func (x *executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 	})
 	full, isFull := errors.AsType[*limits.ExceededError](context.Cause(watched))
 	if isFull && err != nil { // it ended before it began
-		return shell.Result{Code: -1, DiskReserve: full.Limit}, nil
+		return shell.Result{Code: -1, DiskReserve: full.Limit, DiskFiles: full.Files}, nil
 	}
 	if err != nil {
 		return shell.Result{}, fmt.Errorf("start command: %w", x.box.check(l, err))
@@ -68,7 +68,7 @@ func (x *executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 	exit, err := p.Wait()
 	result := shellResult(exit, stdout, stderr)
 	if full, ok := errors.AsType[*limits.ExceededError](context.Cause(watched)); ok && exit.Status.Cancelled {
-		result.Cancelled, result.DiskReserve = false, full.Limit
+		result.Cancelled, result.DiskReserve, result.DiskFiles = false, full.Limit, full.Files
 	}
 	x.count(result)
 	if err != nil {

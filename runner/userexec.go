@@ -120,10 +120,14 @@ func (u *userCommands) start(ctx context.Context, cmd sandbox.Command) (sandbox.
 
 // diskFull says that a watched command was ended because it filled the disk.
 func diskFull(watched context.Context) error {
-	if full, ok := errors.AsType[*limits.ExceededError](context.Cause(watched)); ok && full.Kind == limits.KindDisk {
-		return fmt.Errorf("the command was stopped: the disk that the workspace is on has less than %d MiB left, which the host keeps: %w", full.Limit>>20, full)
+	full, ok := errors.AsType[*limits.ExceededError](context.Cause(watched))
+	switch {
+	case !ok || full.Kind != limits.KindDisk:
+		return nil
+	case full.Files:
+		return fmt.Errorf("the command was stopped: the disk that the workspace is on has room for less than %d more files (inodes), which the host keeps: %w", full.Limit, full)
 	}
-	return nil
+	return fmt.Errorf("the command was stopped: the disk that the workspace is on has less than %d MiB left, which the host keeps: %w", full.Limit>>20, full)
 }
 
 // notRun says why there is no end of a command.

@@ -33,7 +33,9 @@ type Command struct {
 	// Resources.CommandTime. It ends the command as a cancellation does, and
 	// the status says TimedOut.
 	Timeout time.Duration
-	// Grace overrides Spec.Grace; zero means Spec.Grace.
+	// Grace overrides Spec.Grace; zero means Spec.Grace. There is no grace
+	// period where the command's context is cancelled with a
+	// *limits.ExceededError of kind disk as its cause.
 	Grace time.Duration
 }
 

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest"
 	"github.com/caisson-run/caisson/sandbox/guest/internal/guesttest"
@@ -368,5 +369,39 @@ func TestSingleUser(t *testing.T) {
 	}
 	if left := g.Living(t); len(left) != 0 {
 		t.Errorf("left are %v", left)
+	}
+}
+
+// TestNoGraceForWhatHarmsTheHost cancels a command that ignores SIGTERM because
+// of the host's disk: a grace period of an hour does not pass. Its control is
+// that a plain cancellation waits for the command's own end.
+func TestNoGraceForWhatHarmsTheHost(t *testing.T) {
+	for name, cause := range map[string]error{
+		"disk":  &limits.ExceededError{Kind: limits.KindDisk},
+		"plain": nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, _ := dial(t, guesttest.Options{})
+			up := signalled{make(chan struct{})}
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			script := "trap 'trap \"\" TERM; sleep .2; exit 3' TERM; echo up; while :; do sleep .01; done"
+			if cause != nil {
+				script = "trap '' TERM; echo up; while :; do sleep .01; done"
+			}
+			p, err := c.Start(ctx, sandbox.Command{Argv: []string{"sh", "-c", script}, Stdout: up, Grace: time.Hour})
+			if err != nil {
+				t.Fatal(err)
+			}
+			<-up.ch
+			cancel(cause)
+			exit, err := p.Wait()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if killed := exit.Status.Signal == 9; killed != (cause != nil) || !exit.Status.Cancelled {
+				t.Errorf("%+v", exit.Status)
+			}
+		})
 	}
 }

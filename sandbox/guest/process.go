@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
@@ -74,7 +75,7 @@ func (c *Conn) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Process,
 	if cmd.Stdin != nil {
 		go p.feed(cmd.Stdin)
 	}
-	p.watchContext(context.AfterFunc(ctx, p.cancel))
+	p.watchContext(context.AfterFunc(ctx, func() { p.cancel(wire.Cancel{Kill: harmsHost(context.Cause(ctx))}) }))
 	<-p.answer
 	return p.result()
 }
@@ -119,8 +120,15 @@ func (p *process) Wait() (sandbox.Exit, error) {
 	return p.exit, p.err
 }
 
+// harmsHost reports whether a command is cancelled for what it does to the
+// host, so that it must not go on for a grace period.
+func harmsHost(cause error) bool {
+	e, ok := errors.AsType[*limits.ExceededError](cause)
+	return ok && e.Kind == limits.KindDisk
+}
+
 // cancel asks the guest to end the command, once.
-func (p *process) cancel() {
+func (p *process) cancel(request wire.Cancel) {
 	p.mu.Lock()
 	if p.cancelled || p.ended {
 		p.mu.Unlock()
@@ -129,7 +137,7 @@ func (p *process) cancel() {
 	p.cancelled = true
 	p.watch.Reset(p.request.Grace + p.c.o.AnswerTime)
 	p.mu.Unlock()
-	if err := p.c.writer.SendJSON(p.id, wire.TypeCancel, wire.Cancel{}); err != nil {
+	if err := p.c.writer.SendJSON(p.id, wire.TypeCancel, request); err != nil {
 		p.c.lose(err)
 	}
 }

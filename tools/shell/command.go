@@ -46,7 +46,9 @@ type Result struct {
 	Full         []string
 	// DiskReserve is the room in bytes that commands must leave on the host's
 	// file system, if the command was ended because less was left; otherwise 0.
+	// It counts files (inodes) instead where DiskFiles is set.
 	DiskReserve int64
+	DiskFiles   bool
 	// Stdout and Stderr are what it wrote.
 	Stdout, Stderr Capture
 	// Killed is the number of processes that had to be killed, KilledAfterExit

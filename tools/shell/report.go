@@ -65,7 +65,8 @@ func (r Result) notes(timeout time.Duration) []string {
 	add(r.OOMKilled, "The kernel killed a process because the sandbox ran out of memory.")
 	add(r.PIDsLimitHit, "The sandbox's limit of processes was reached, and it could start no more.")
 	add(len(r.Full) > 0, "No space is left in %s, which %s bounded and in memory; remove what is not needed, or use the workspace.", strings.Join(r.Full, " and "), areIs(len(r.Full)))
-	add(r.DiskReserve > 0, "The command was stopped: the disk that the workspace is on has less than %d MiB left, which the host keeps. Remove what is not needed.", r.DiskReserve>>20)
+	add(r.DiskReserve > 0 && !r.DiskFiles, "The command was stopped: the disk that the workspace is on has less than %d MiB left, which the host keeps. Remove what is not needed.", r.DiskReserve>>20)
+	add(r.DiskReserve > 0 && r.DiskFiles, "The command was stopped: the disk that the workspace is on has room for less than %d more files (inodes), which the host keeps. Remove files that are not needed.", r.DiskReserve)
 	add(r.Cancelled, "The command was cancelled.")
 	add(r.KilledAfterExit, "The command left %s running, which %s killed: nothing may outlive its command.", count(r.Killed, "process"), were(r.Killed))
 	add(r.Killed > 0 && !r.KilledAfterExit, "%s did not stop when asked and had to be killed.", count(r.Killed, "process"))
@@ -228,7 +229,10 @@ func metadata(r Result) map[string]any {
 	if len(r.Full) > 0 {
 		m["full"] = r.Full
 	}
-	if r.DiskReserve > 0 {
+	switch {
+	case r.DiskReserve > 0 && r.DiskFiles:
+		m["disk_reserve_files"] = r.DiskReserve
+	case r.DiskReserve > 0:
 		m["disk_reserve_bytes"] = r.DiskReserve
 	}
 	return m

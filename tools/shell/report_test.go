@@ -41,6 +41,12 @@ func TestReport(t *testing.T) {
 			"killed by signal 15 (SIGTERM) after 0.00 s\n" +
 				"The command was stopped: the disk that the workspace is on has less than 1024 MiB left, which the host keeps. Remove what is not needed.\nstdout: empty\nstderr: empty\n",
 		},
+		{
+			"files on the disk",
+			Result{Code: -1, Signal: 9, DiskReserve: 1500, DiskFiles: true},
+			"killed by signal 9 (SIGKILL) after 0.00 s\n" +
+				"The command was stopped: the disk that the workspace is on has room for less than 1500 more files (inodes), which the host keeps. Remove files that are not needed.\nstdout: empty\nstderr: empty\n",
+		},
 		{"another signal", Result{Code: -1, Signal: 34}, "killed by signal 34 after 0.00 s\nstdout: empty\nstderr: empty\n"},
 		{
 			"timeout",

@@ -104,7 +104,11 @@ const (
 // grace period, SIGKILL. A second one changes nothing.
 //
 //	{}
-type Cancel struct{}
+//	{"kill":true}
+type Cancel struct {
+	// Kill sends SIGKILL at once, without a grace period.
+	Kill bool `json:"kill,omitempty"`
+}
 
 // Exit is how a command ended; the meaning of each field is that of
 // sandbox.Exit.

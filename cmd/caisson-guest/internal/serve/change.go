@@ -53,7 +53,7 @@ func (c *change) credit(channel uint8, n uint32) error {
 
 func (c *change) stop(uint8) { c.reply.Close() }
 
-func (c *change) cancel() {
+func (c *change) cancel(wire.Cancel) {
 	c.once.Do(func() { close(c.cancelled) })
 	c.body.Break()
 }

@@ -38,6 +38,9 @@ type command struct {
 
 	cancelled chan struct{}
 	once      sync.Once
+	// killed is closed when the host wants no grace period.
+	killed   chan struct{}
+	killOnce sync.Once
 }
 
 func newCommand(s *Session, id uint32, r wire.Exec) (*command, error) {
@@ -49,7 +52,7 @@ func newCommand(s *Session, id uint32, r wire.Exec) (*command, error) {
 	case r.Live < 0 || r.Tail < 0 || r.Tail > wire.MaxTail:
 		return nil, errors.New("bad output limits")
 	}
-	c := &command{s: s, id: id, request: r, cancelled: make(chan struct{})}
+	c := &command{s: s, id: id, request: r, cancelled: make(chan struct{}), killed: make(chan struct{})}
 	c.credits = [2]*wire.Credit{wire.NewCredit(), wire.NewCredit()}
 	if r.Stdin {
 		c.stdin = wire.NewQueue()
@@ -84,7 +87,12 @@ func (c *command) stop(channel uint8) {
 	}
 }
 
-func (c *command) cancel() { c.once.Do(func() { close(c.cancelled) }) }
+func (c *command) cancel(request wire.Cancel) {
+	if request.Kill {
+		c.killOnce.Do(func() { close(c.killed) })
+	}
+	c.once.Do(func() { close(c.cancelled) })
+}
 
 // run is the command's goroutine. It sends the stream's last frame.
 func (c *command) run() {

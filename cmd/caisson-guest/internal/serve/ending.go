@@ -29,7 +29,11 @@ func (c *command) await(p launch.Process, timeout <-chan struct{}) ending {
 	case <-timeout:
 		e.timedOut = true
 	}
-	c.s.o.Killer.Terminate(p.Mark, &e.report)
+	select {
+	case <-c.killed:
+	default:
+		c.s.o.Killer.Terminate(p.Mark, &e.report)
+	}
 	if !c.grace(&e, p) {
 		c.s.o.Killer.Kill(p.Mark, &e.report)
 	}
@@ -61,6 +65,8 @@ func (c *command) grace(e *ending, p launch.Process) bool {
 			done = nil
 			c.s.o.Killer.TerminateOrphans(p.Mark, p.PID, &e.report)
 		case <-over.C:
+			return false
+		case <-c.killed:
 			return false
 		case <-time.After(wait):
 			wait = min(2*wait, 50*time.Millisecond)

@@ -43,7 +43,7 @@ func (l *look) credit(channel uint8, n uint32) error {
 
 func (l *look) stop(uint8) { l.reply.Close() }
 
-func (l *look) cancel() { l.once.Do(func() { close(l.cancelled) }) }
+func (l *look) cancel(wire.Cancel) { l.once.Do(func() { close(l.cancelled) }) }
 
 // run is the look's goroutine. It sends the stream's last frame.
 func (l *look) run() {

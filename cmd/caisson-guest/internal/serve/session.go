@@ -75,7 +75,7 @@ type stream interface {
 	eof(channel uint8) error
 	credit(channel uint8, n uint32) error
 	stop(channel uint8)
-	cancel()
+	cancel(request wire.Cancel)
 }
 
 // New makes a session.
@@ -133,7 +133,11 @@ func deliver(st stream, f wire.Frame) error {
 	case wire.TypeStop:
 		st.stop(f.Channel)
 	case wire.TypeCancel:
-		st.cancel()
+		var request wire.Cancel
+		if err := wire.Decode(f.Payload, &request); err != nil {
+			return err
+		}
+		st.cancel(request)
 	}
 	return nil
 }

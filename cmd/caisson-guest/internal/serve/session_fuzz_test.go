@@ -95,7 +95,7 @@ func FuzzSession(f *testing.F) {
 			wire.Frame{Stream: 1, Type: wire.TypeCredit, Channel: wire.Stdout, Payload: []byte{0, 0, 0, 1}},
 			wire.Frame{Stream: 1, Type: wire.TypeStop, Channel: wire.Stderr},
 			wire.Frame{Stream: 1, Type: wire.TypeEOF, Channel: wire.Stdin},
-			wire.Frame{Stream: 1, Type: wire.TypeCancel, Payload: []byte("{}")}),
+			wire.Frame{Stream: 1, Type: wire.TypeCancel, Payload: []byte(`{"kill":true}`)}),
 		frames(open(1, `{"exec":{"argv":["bWlzc2luZw=="],"env":[],"live":0,"tail":0,"timeout":1,"grace":0}}`)),
 		frames(open(1, `{"exec":{"argv":["eA=="],"dir":"Z29uZQ==","env":[],"live":1,"tail":1,"timeout":1,"grace":0}}`)),
 		frames(open(3, `{"apply":{"size":28}}`),
@@ -135,7 +135,7 @@ func FuzzSession(f *testing.F) {
 		}
 		s.mu.Unlock()
 		for _, st := range open {
-			st.cancel()
+			st.cancel(wire.Cancel{})
 			for channel := range uint8(3) {
 				st.stop(channel)
 			}

@@ -247,9 +247,10 @@ func TestHowACommandEnded(t *testing.T) {
 		"exit code 3": {"exit_code": 3.0}, "out of memory": {"exit_code": 0.0, "oom_killed": true},
 		"timed out": {"exit_code": -1.0, "signal": 15.0, "timed_out": true}, "signal 9": {"exit_code": -1.0, "signal": 9.0}, "": nil,
 		"disk nearly full":   {"exit_code": -1.0, "signal": 15.0, "disk_reserve_bytes": 1e9},
+		"disk nearly full ":  {"exit_code": -1.0, "signal": 9.0, "disk_reserve_files": 1500.0},
 		"limit of processes": {"exit_code": 2.0, "pids_limit_hit": true}, "no space left": {"exit_code": 1.0, "full": []any{"/tmp"}},
 	} {
-		if got := ending(m); got != want {
+		if got := ending(m); got != strings.TrimSpace(want) {
 			t.Errorf("%v: %q, want %q", m, got, want)
 		}
 	}

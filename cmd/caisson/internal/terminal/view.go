@@ -176,7 +176,7 @@ func ending(m map[string]any) string {
 		return "timed out"
 	case m["oom_killed"] == true:
 		return "out of memory"
-	case m["disk_reserve_bytes"] != nil:
+	case m["disk_reserve_bytes"] != nil, m["disk_reserve_files"] != nil:
 		return "disk nearly full"
 	case m["pids_limit_hit"] == true:
 		return "limit of processes"
