@@ -77,7 +77,7 @@ func (m *machine) serving(t *testing.T, backend, turns string) string {
 	}
 	m.env = append(m.env, "CONTROL_TOKEN="+secret())
 	config := filepath.Join(m.home, ".config", "caisson", "config.yaml")
-	if err := errors.Join(os.MkdirAll(filepath.Dir(config), 0o700), os.WriteFile(config, []byte("serve:\n  tokens: {test: {env: CONTROL_TOKEN}}\n"), 0o600)); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(config), 0o700), os.WriteFile(config, []byte("serve:\n  tokens: {test: {env: CONTROL_TOKEN, roles: [admin]}}\n"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	port := freePort(t)

@@ -171,7 +171,7 @@ func TestNoSessionApprovesItself(t *testing.T) {
 		token := secret()
 		m.env = append(m.env, "CONTROL_TOKEN="+token)
 		local := fmt.Sprintf("http://127.0.0.1:%d", port)
-		settings := fmt.Sprintf("serve:\n  tokens: {test: {env: CONTROL_TOKEN}}\nfetch:\n  allow: [%q, %q]\n", local+"/", fmt.Sprintf("http://localhost:%d/", port))
+		settings := fmt.Sprintf("serve:\n  tokens: {test: {env: CONTROL_TOKEN, roles: [admin]}}\nfetch:\n  allow: [%q, %q]\n", local+"/", fmt.Sprintf("http://localhost:%d/", port))
 		config := filepath.Join(m.home, ".config", "caisson", "config.yaml")
 		if err := errors.Join(os.MkdirAll(filepath.Dir(config), 0o700), os.WriteFile(config, []byte(settings), 0o600)); err != nil {
 			t.Fatal(err)

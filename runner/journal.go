@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"context"
 	"sync"
 
 	"github.com/caisson-run/caisson/loop"
@@ -13,8 +14,10 @@ import (
 type journal struct {
 	rec  *Recorder
 	live func(Delta)
-	// cancelled is how a cancelled turn is named in its record.
-	cancelled func() string
+	// cancelled returns what the record of a cancelled turn contains about its
+	// cause, and client is the label of the user who started the turn.
+	cancelled func() TurnCancelled
+	client    string
 	// readsInside says that reads go through the sandbox too.
 	readsInside bool
 
@@ -43,7 +46,7 @@ func newJournal(rec *Recorder, live func(Delta)) *journal {
 	if live == nil {
 		live = func(Delta) {}
 	}
-	return &journal{rec: rec, live: live, calls: map[string]string{}, cancelled: func() string { return "cancelled" }}
+	return &journal{rec: rec, live: live, calls: map[string]string{}, cancelled: func() TurnCancelled { return cancellation(context.Background()) }}
 }
 
 // synced does something with mu held, and puts what it wrote on the disk, where
@@ -56,6 +59,13 @@ func (j *journal) synced(do func() (due bool, err error)) error {
 		err = j.rec.Sync()
 	}
 	return err
+}
+
+// beginTurn sets who started the next turn, and how its cancellation is recorded.
+func (j *journal) beginTurn(client string, cancelled func() TurnCancelled) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.client, j.cancelled = client, cancelled
 }
 
 // write records something that the session itself says. Once sandbox.started
@@ -158,7 +168,7 @@ func (j *journal) loopEvent(e loop.Event) error {
 	switch e := e.(type) {
 	case loop.TurnStarted:
 		j.turn, j.tally.modelCalls, j.tally.toolCalls = e.Turn, 0, 0
-		return j.put(&j.turnRec, j.created, ActorUser, TurnStarted{})
+		return j.put(&j.turnRec, j.created, ActorUser, TurnStarted{Client: j.client})
 	case loop.MessageAdded:
 		return j.message(e.Message)
 	case loop.ModelCallStarted:
@@ -195,9 +205,9 @@ func (j *journal) turnEnded(e loop.TurnEnded) error {
 	defer func() { j.turn = "" }()
 	t := j.tally
 	if e.Reason == loop.StopCancelled {
-		return j.put(nil, j.turnRec, ActorSystem, TurnCancelled{
-			Reason: j.cancelled(), ModelCalls: t.modelCalls, ToolCalls: t.toolCalls, Usage: e.Usage, WallMS: milliseconds(e.Wall),
-		})
+		p := j.cancelled()
+		p.ModelCalls, p.ToolCalls, p.Usage, p.WallMS = t.modelCalls, t.toolCalls, e.Usage, milliseconds(e.Wall)
+		return j.put(nil, j.turnRec, ActorSystem, p)
 	}
 	return j.put(nil, j.turnRec, ActorSystem, TurnCompleted{
 		Reason: e.Reason, Truncated: e.Truncated, ModelCalls: t.modelCalls, ToolCalls: t.toolCalls,
@@ -207,10 +217,10 @@ func (j *journal) turnEnded(e loop.TurnEnded) error {
 
 // message records a message under what brought it about.
 func (j *journal) message(m loop.Message) error {
-	parent, actor := j.turnRec, ActorSystem
+	parent, actor, client := j.turnRec, ActorSystem, ""
 	switch m.Role {
 	case loop.RoleUser:
-		actor = ActorUser
+		actor, client = ActorUser, j.client
 	case loop.RoleAssistant:
 		parent, actor = j.answer, ActorAgent
 	case loop.RoleTool:
@@ -221,7 +231,7 @@ func (j *journal) message(m loop.Message) error {
 			}
 		}
 	}
-	return j.put(nil, parent, actor, Message{Role: m.Role, Blocks: m.Blocks})
+	return j.put(nil, parent, actor, Message{Role: m.Role, Blocks: m.Blocks, Client: client})
 }
 
 // put writes one record and keeps its id where keep is not nil. The caller

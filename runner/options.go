@@ -21,6 +21,9 @@ type Options struct {
 	// Task is what the user asks for; [Run] needs it. For [Open] it is a word
 	// about the session for its first record, and may be "".
 	Task string
+	// User is who starts the session, and the user of turns that [Session.Start]
+	// begins.
+	User User
 	// Workspace stays open until the session is closed. Submounts are mounts in it
 	// that are accepted.
 	Workspace *Workspace

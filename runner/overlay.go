@@ -178,6 +178,7 @@ func (s *Session) applyLayers(r *Report) {
 			}
 		}()
 	}
+	s.layers.SetUser(s.opts.User.Name)
 	done, err := s.layers.Apply(ctx, s.opts.Workspace.Dir, overlay.ApplyOptions{})
 	if done != nil {
 		r.Overlay.State, r.Overlay.Applied = done.State, len(done.Applied)

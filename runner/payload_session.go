@@ -21,9 +21,12 @@ type SessionCreated struct {
 	Model         loop.ModelInfo `json:"model"`
 	Policy        string         `json:"policy"`
 	OnPrompt      string         `json:"on_prompt"`
-	Resources     Resources      `json:"resources"`
-	Budget        Budget         `json:"budget"`
-	Tools         []OfferedTool  `json:"tools"`
+	// Client is the label of the user who started the session; absent where it
+	// is unknown.
+	Client    string        `json:"client,omitempty"`
+	Resources Resources     `json:"resources"`
+	Budget    Budget        `json:"budget"`
+	Tools     []OfferedTool `json:"tools"`
 	// Configuration lists where settings came from, lowest first; Ignored the
 	// files that do not count, and why.
 	Configuration []Source  `json:"configuration"`
@@ -122,8 +125,11 @@ type Limit struct {
 type SessionEnded struct {
 	Reason     loop.StopReason `json:"reason"`
 	ExitStatus int             `json:"exit_status"`
-	Truncated  bool            `json:"truncated"`
-	Limit      *Limit          `json:"limit,omitempty"`
+	// Client is the label of the user who ended the session; absent where it
+	// ended by itself or by a signal.
+	Client    string `json:"client,omitempty"`
+	Truncated bool   `json:"truncated"`
+	Limit     *Limit `json:"limit,omitempty"`
 	// Problem is what went wrong, for people: cause and mend.
 	Problem *Problem     `json:"problem,omitempty"`
 	Usage   limits.Usage `json:"usage"`

@@ -11,7 +11,11 @@ import (
 )
 
 // TurnStarted opens a turn; the user's message follows.
-type TurnStarted struct{}
+type TurnStarted struct {
+	// Client is the label of the user who started it, such as http:alice or
+	// uid:1000; absent where it is unknown.
+	Client string `json:"client,omitempty"`
+}
 
 // TurnCompleted closes a turn that was not cancelled.
 type TurnCompleted struct {
@@ -25,7 +29,11 @@ type TurnCompleted struct {
 
 // TurnCancelled closes a turn that a person or a signal ended.
 type TurnCancelled struct {
-	Reason     string       `json:"reason"` // interrupted, terminated, cancelled
+	Reason string `json:"reason"` // interrupted, terminated, cancelled
+	// By is who cancelled it: user (Client is the label), signal, or session,
+	// where the session ended without either.
+	By         string       `json:"by"`
+	Client     string       `json:"client,omitempty"`
 	ModelCalls int          `json:"llm_call_count"`
 	ToolCalls  int          `json:"tool_call_count"`
 	Usage      limits.Usage `json:"usage"`
@@ -66,6 +74,8 @@ type ModelCallFailed struct {
 type Message struct {
 	Role   loop.Role    `json:"role"`
 	Blocks []loop.Block `json:"blocks"`
+	// Client is the label of the user who sent it; absent in other roles.
+	Client string `json:"client,omitempty"`
 }
 
 // ToolCalled says that a call holds its slot and starts. Its input is in the
@@ -171,6 +181,8 @@ const (
 	AttemptExpired AttemptOutcome = "expired"
 	// AttemptUnknown: the session never asked this.
 	AttemptUnknown AttemptOutcome = "unknown"
+	// AttemptForbidden: the client's roles do not allow this answer.
+	AttemptForbidden AttemptOutcome = "forbidden"
 )
 
 // NetworkDenied says that the egress policy refused a connection, before

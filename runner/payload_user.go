@@ -11,8 +11,10 @@ type UserCommandStarted struct {
 	ExecID string   `json:"exec_id"`
 	Argv   []string `json:"argv"`
 	Dir    string   `json:"dir,omitempty"`
-	// PID is the asking process, as the kernel says.
-	PID int32 `json:"pid"`
+	// PID is the asking process, and Client its user (uid:1000), as the kernel
+	// reports them.
+	PID    int32  `json:"pid"`
+	Client string `json:"client"`
 }
 
 // UserCommandEnded is how it ended.

@@ -1,7 +1,6 @@
 package runner
 
 import (
-	"errors"
 	"fmt"
 	"path/filepath"
 
@@ -109,15 +108,4 @@ func orElse(s, def string) string {
 		return def
 	}
 	return s
-}
-
-// cancelName names a cancellation in a record.
-func cancelName(cause error) string {
-	if cause == nil {
-		return "cancelled"
-	}
-	if i, ok := errors.AsType[*Interrupted](cause); ok {
-		return i.Error()
-	}
-	return "cancelled"
 }

@@ -109,7 +109,7 @@ func (s *Session) finish(out loop.Outcome, cause error) Report {
 	r := Report{
 		Session: s.opts.Folder.Session, Dir: s.dir, Answer: out.Answer, Err: out.Err,
 		SessionEnded: SessionEnded{
-			Reason: out.Reason, Truncated: out.Truncated, Limit: wireLimit(out.Limit), Usage: s.used,
+			Client: s.closedBy, Reason: out.Reason, Truncated: out.Truncated, Limit: wireLimit(out.Limit), Usage: s.used,
 			CostUSD: costUSD(s.used.CostMicroUSD), WallMS: milliseconds(time.Since(s.begun)),
 		},
 	}

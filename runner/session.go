@@ -48,6 +48,10 @@ type Session struct {
 	turn    *Turn // the one that runs, or nil
 	turns   int
 	closing bool
+	// user is who started the turn that runs, or the last one; closedBy is the
+	// label of the user who closed the session.
+	user     User
+	closedBy string
 	// ended is the last turn that has ended, last how, and used what all have
 	// used together.
 	ended *Turn
@@ -124,7 +128,7 @@ func open(ctx context.Context, o Options) (_ *Session, err error) {
 		return nil, err
 	}
 	s := &Session{
-		opts: o, begun: time.Now(), dir: o.Folder.Dir, log: o.Folder.Log, looked: make(chan struct{}),
+		opts: o, user: o.User, begun: time.Now(), dir: o.Folder.Dir, log: o.Folder.Log, looked: make(chan struct{}),
 	}
 	if s.breaker, err = limits.NewSessionBreaker(o.SessionBudget, nil); err != nil {
 		return nil, &Error{Status: ExitConfig, Problem: Problem{Cause: "session " + err.Error(), Mend: "Change the session's limits."}, Err: err}
@@ -192,6 +196,7 @@ func (s *Session) dispatcher() (*tools.Dispatcher, error) {
 	d, err := tools.New(tools.Options{
 		Session: s.opts.Folder.Session, Workspace: s.opts.Workspace.Path, Mount: sandbox.WorkspaceDir,
 		Policy: s.opts.Policy, Broker: s.opts.Broker, OnPrompt: s.opts.OnPrompt, ConfirmTimeout: s.opts.ConfirmTimeout,
+		Allow:  s.allow,
 		Grants: s.opts.Grants.As(tools.Author{By: "session " + s.opts.Folder.Session, Redact: JSONRedactor(s.opts.Secrets)}),
 		Emit:   s.journal.toolEvent, Abandon: s.abandon(),
 		Scope: func(path string) error {
@@ -242,6 +247,13 @@ func (s *Session) drain() {
 	}
 }
 
+// allow reports whether the user of the turn may use a tool.
+func (s *Session) allow(def tools.Definition) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return def.EnabledByDefault && (!def.RequiresAdmin || s.user.Admin)
+}
+
 // created says what was asked for.
 func (s *Session) created(defs []tools.Definition) SessionCreated {
 	o := s.opts
@@ -255,7 +267,7 @@ func (s *Session) created(defs []tools.Definition) SessionCreated {
 	}
 	p := SessionCreated{
 		Version: o.Version, Task: o.Task, Workspace: o.Workspace.Path, WorkspaceMode: s.mode(), Git: string(git),
-		Backend: o.Choice, Image: name, Model: o.Model.Info(), Policy: o.Policy.Name, OnPrompt: string(o.OnPrompt),
+		Backend: o.Choice, Image: name, Model: o.Model.Info(), Policy: o.Policy.Name, OnPrompt: string(o.OnPrompt), Client: o.User.Name,
 		Resources: wireResources(o.Resources), Budget: wireBudget(o.Budget), Tools: []OfferedTool{},
 		Configuration: listed(o.Sources), Ignored: append(o.Ignored, s.untrusted()...),
 		FilesLoaded: listed(s.loaded), MCPServers: []string{}, MCPSkipped: []Ignored{}, Removed: o.Removed,

@@ -69,9 +69,15 @@ func (t *Turn) Report() TurnReport {
 	return t.report
 }
 
-// Start begins a turn with a user's message, and returns at once. Its errors
-// wrap [ErrBusy] or [ErrOver].
+// Start begins a turn with a message of [Options].User, and returns at once.
+// Its errors wrap [ErrBusy] or [ErrOver].
 func (s *Session) Start(message string) (*Turn, error) {
+	return s.StartFor(s.opts.User, message)
+}
+
+// StartFor is Start with a message of the given user. The turn offers the tools
+// that this user may use.
+func (s *Session) StartFor(user User, message string) (*Turn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -94,7 +100,8 @@ func (s *Session) Start(message string) (*Turn, error) {
 		t.begun = s.begun // its time is what the session has taken
 	}
 	s.turn = t
-	s.journal.cancelled = func() string { return cancelName(context.Cause(ctx)) }
+	s.user = user
+	s.journal.beginTurn(user.Name, func() TurnCancelled { return cancellation(ctx) })
 	go func() {
 		out := s.take(ctx, t, message, s.turns == 1)
 		s.took(t, out, context.Cause(ctx))
@@ -161,25 +168,32 @@ func (s *Session) took(t *Turn, out loop.Outcome, cause error) {
 // Close cancels the turn that runs, takes everything down and gives the report:
 // the last turn's reason and answer, and what the whole session used. A second
 // call gives the same report.
-func (s *Session) Close() Report {
+func (s *Session) Close() Report { return s.CloseFor("") }
+
+// CloseFor is Close on behalf of the user with the given label; "" is none.
+func (s *Session) CloseFor(client string) Report {
 	s.closed.Do(func() {
+		cause := errClosed
+		if client != "" {
+			cause = &CancelledByUser{client}
+		}
 		s.mu.Lock()
-		s.closing = true
+		s.closing, s.closedBy = true, client
 		t := s.turn
 		s.mu.Unlock()
 		s.stopLook(errClosed)
 		s.lookers.Wait()
 		if t != nil {
-			t.Cancel(errClosed)
+			t.Cancel(cause)
 			<-t.Done()
 		}
-		out, cause := s.last, error(nil)
+		out, ended := s.last, error(nil)
 		if s.turns == 0 {
 			out = loop.Outcome{Reason: StopNoTurn}
 		} else {
-			cause = s.ended.cause
+			ended = s.ended.cause
 		}
-		s.report = s.finish(out, cause)
+		s.report = s.finish(out, ended)
 		s.unforced()
 		s.end(errClosed)
 	})

@@ -51,7 +51,7 @@ func (s *Session) takeCommands(ctx context.Context) (stop func()) {
 // run runs one command to its end, recorded before and after.
 func (u *userCommands) run(ctx context.Context, r execsock.Request, stdin io.Reader, stdout, stderr io.Writer) execsock.Result {
 	id, argv := newID("exe"), texts(r.Argv)
-	started, err := u.journal.user(UserCommandStarted{ExecID: id, Argv: argv, Dir: r.Dir, PID: r.PID}, "")
+	started, err := u.journal.user(UserCommandStarted{ExecID: id, Argv: argv, Dir: r.Dir, PID: r.PID, Client: LocalUser()}, "")
 	if err == nil {
 		err = u.sync()
 	}

@@ -97,6 +97,8 @@ func attempted(e tools.ConfirmationAttempted) ConfirmationAttempted {
 		Decision: e.Decision, Scope: e.Scope, By: e.Client, Outcome: AttemptResolved, Recorded: e.Recorded, RecordedBy: e.By, Omitted: e.Omitted,
 	}
 	switch {
+	case e.Forbidden:
+		p.Outcome = AttemptForbidden
 	case e.Recorded == "":
 		p.Outcome = AttemptUnknown
 	case e.By == "timeout":

@@ -160,7 +160,7 @@ func (r *round) confirmation(p *pending) Confirmation {
 		Runs: p.tool.def.Runs, Workspace: folder, Dangerous: danger,
 		Input: input, Summary: p.summary, Exact: bytes.Clone(p.call.Input), InputHash: p.hash,
 		Projected: paths, Diff: elide(diff, maxShownDiff), Hidden: hidden || hiddenPath || hiddenDiff,
-		Changed: p.ask.again, Scopes: []Scope{ScopeOnce, ScopeSession}, Expires: time.Now().Add(r.d.opts.ConfirmTimeout),
+		RequiresAdmin: p.tool.def.RequiresAdmin, Changed: p.ask.again, Scopes: []Scope{ScopeOnce, ScopeSession}, Expires: time.Now().Add(r.d.opts.ConfirmTimeout),
 	}
 	if key, ok := grantKey(p, r.d.opts.Workspace); ok && r.d.opts.Grants != nil && p.dangerous == "" {
 		c.Scopes = append(c.Scopes, ScopeAlways)
@@ -402,7 +402,7 @@ func (r *round) answered(p *pending, q *inquiry) *Error {
 	if a.Scope == ScopeAlways {
 		stored, _ = grantKey(p, r.d.opts.Workspace)
 		stored.Decision = a.Decision
-		if err := r.d.opts.Grants.Add(stored); err != nil {
+		if err := r.d.opts.Grants.answeredBy(q.reply.client).Add(stored); err != nil {
 			r.warn(p, "the answer could not be stored and holds for this call only: "+err.Error())
 			a.Scope = ScopeOnce
 		}
@@ -412,7 +412,7 @@ func (r *round) answered(p *pending, q *inquiry) *Error {
 	}
 	fail := r.recordAnswer(p, q.reply, a)
 	if fail != nil && a.Scope == ScopeAlways && a.Decision == DecisionAllow {
-		_, _ = r.d.opts.Grants.Revoke(stored.SameKey) // what nobody was told of must not last
+		_, _ = r.d.opts.Grants.answeredBy(q.reply.client).Revoke(stored.SameKey) // what nobody was told of must not last
 	}
 	return firstOf(fail, denied(a.Decision))
 }

@@ -211,6 +211,23 @@ func (b *Broker) Misdirected(id string, a Answer, label string) error {
 	return err
 }
 
+// Forbidden reports an answer that its client may not give: it changes nothing.
+// The error is that of the report.
+func (b *Broker) Forbidden(id string, a Answer, label string) error {
+	attempt := attemptOf(id, a, clip(repairText(label), maxLabelBytes))
+	attempt.Forbidden = true
+	return b.attempted(attempt)
+}
+
+// attemptOf returns the event of an answer that changes nothing, bounded.
+func attemptOf(id string, a Answer, label string) ConfirmationAttempted {
+	return ConfirmationAttempted{
+		ConfirmationID: clip(repairText(id), maxLabelBytes), Client: label,
+		Decision: Decision(clip(repairText(string(a.Decision)), maxLabelBytes)),
+		Scope:    Scope(clip(repairText(string(a.Scope)), maxLabelBytes)),
+	}
+}
+
 // late is the end of an answer that changes nothing: it is reported, and its
 // client is told what stands.
 func (b *Broker) late(id string, a Answer, label string, past outcomeOf, known bool) (Resolution, error) {
@@ -218,11 +235,7 @@ func (b *Broker) late(id string, a Answer, label string, past outcomeOf, known b
 	if past.err != nil {
 		return Resolution{}, fmt.Errorf("answer %q: %w", id, past.err)
 	}
-	attempt := ConfirmationAttempted{
-		ConfirmationID: id, Client: label,
-		Decision: Decision(clip(repairText(string(a.Decision)), maxLabelBytes)),
-		Scope:    Scope(clip(repairText(string(a.Scope)), maxLabelBytes)),
-	}
+	attempt := attemptOf(id, a, label)
 	var err error = &ResolvedError{past.resolution}
 	if known {
 		attempt.CallID, attempt.Recorded, attempt.By = past.resolution.CallID, past.resolution.Decision, past.resolution.By

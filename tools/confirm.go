@@ -68,6 +68,8 @@ type Confirmation struct {
 	// would be bound to, safe for display; "" for other classes, and where
 	// ScopeAlways is not offered.
 	Phrase string
+	// RequiresAdmin reports that only an administrator may allow it.
+	RequiresAdmin bool
 	// Expires is when nobody's answer counts any more. It holds a monotonic
 	// reading: compare it with time.Now, and show people what is left.
 	Expires time.Time

@@ -103,6 +103,8 @@ type ConfirmationAttempted struct {
 	Decision Decision
 	Scope    Scope
 	Client   string
+	// Forbidden reports that the client may not give this answer.
+	Forbidden bool
 	// Recorded is the decision that stands and By who made it; "" where the
 	// question is unknown.
 	Recorded Decision

@@ -65,6 +65,16 @@ func (g *Grants) As(a Author) *Grants {
 	return &other
 }
 
+// answeredBy returns the same file, changed by an answer that a client gave.
+func (g *Grants) answeredBy(client string) *Grants {
+	if client == "" {
+		return g
+	}
+	a := g.file.author
+	a.By += ", answered at " + client
+	return g.As(a)
+}
+
 func anyOf[E any](list []E) []any {
 	all := make([]any, len(list))
 	for i, e := range list {

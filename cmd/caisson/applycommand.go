@@ -84,6 +84,7 @@ func (k *keptChanges) apply(ctx context.Context, f applyFlags) (int, error) {
 		return 0, err
 	}
 	if f.discard {
+		k.layers.SetUser(runner.LocalUser())
 		if err := k.layers.End(overlay.Discarded); err != nil {
 			return 0, keptError(k.layers.Info(), err)
 		}
@@ -98,6 +99,7 @@ func (k *keptChanges) apply(ctx context.Context, f applyFlags) (int, error) {
 	if !f.json {
 		k.warn(changes, f.gitConfig)
 	}
+	k.layers.SetUser(runner.LocalUser())
 	r, err := k.layers.Apply(ctx, k.workspace.Dir, overlay.ApplyOptions{Rest: f.rest, GitConfig: f.gitConfig, DryRun: f.dryRun})
 	if r == nil {
 		return 0, keptError(k.layers.Info(), err)

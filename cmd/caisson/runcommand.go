@@ -228,7 +228,7 @@ func (s *setup) world(ctx context.Context, u teller) (runner.Options, error) {
 		warnings = append(warnings, append(s.expireChanges(), s.pruneSessions(ctx)...)...)
 	}
 	return runner.Options{
-		Workspace: s.workspace, Submounts: s.conf.Submounts,
+		User: runner.User{Name: runner.LocalUser(), Admin: true}, Workspace: s.workspace, Submounts: s.conf.Submounts,
 		Backend: ready.backend, Choice: ready.choice, Image: image, ImageName: *s.conf.Image,
 		Git: sandbox.GitMode(*s.conf.Git), Mode: sandbox.WorkspaceMode(*s.conf.Mode), Resources: resources, Grace: time.Duration(*s.conf.Grace),
 		AllowOwnerRunner: *s.conf.AcceptRunnerAsOwner, RefuseLost: *s.conf.File.RefuseLost, Budget: s.conf.Budget(), SessionBudget: s.conf.SessionBudget(),

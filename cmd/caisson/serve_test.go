@@ -229,7 +229,7 @@ serve:
   models: [own]
   images: ["rootfs:/srv/base"]
   tokens:
-    alice: {env: ALICE}
+    alice: {env: ALICE, roles: [admin]}
     bob: {env: BOB}
   max_sessions: 2
 `).up()
@@ -250,13 +250,23 @@ serve:
 	s.wants(alice, `{"workspace":"one","model":"own"}`, 422, "can't be played") // it was allowed, and isn't there
 	s.wants(alice, `{"workspace":"one","limits":{"tokens":5}}`, 422, `body.limits.tokens`)
 	v := s.wants(alice, `{"workspace":"one","limits":{"max_rounds":3,"timeout_seconds":60,"pids":70,"milli_cpus":500},"policy":"readonly","mode":"overlay"}`, 201, "")
-	if *v.Budget.Rounds != 3 || *v.Budget.WallTimeMS != 60_000 || v.Resources.PIDs != 70 || v.Resources.MilliCPUs != 500 || v.Policy != "default+readonly" || v.Mode != "overlay" || v.Client != "alice" {
+	if *v.Budget.Rounds != 3 || *v.Budget.WallTimeMS != 60_000 || v.Resources.PIDs != 70 || v.Resources.MilliCPUs != 500 || v.Policy != "default+readonly" || v.Mode != "overlay" || v.Client != "http:alice" {
 		t.Errorf("started as %+v", v)
 	}
 	if status, _ := s.do("x", "GET", "/sessions", ""); status != 401 {
 		t.Errorf("without a token: %d", status)
 	}
-	if status, _ := s.do(strings.Repeat("b", 40), "GET", "/sessions", ""); status != 200 {
+	// A token without roles reads and runs; it neither approves nor applies.
+	bob := strings.Repeat("b", 40)
+	for path, want := range map[string]int{
+		"/sessions/x/turns/y/confirmations/z": 403, "/sessions/x/apply": 403, "/sessions/x/turns": 404,
+	} {
+		body := map[bool]string{true: `{"message":"go"}`, false: "{}"}[strings.HasSuffix(path, "turns")]
+		if status, text := s.do(bob, "POST", path, body); status != want {
+			t.Errorf("POST %s as bob: %d %s", path, status, text)
+		}
+	}
+	if status, _ := s.do(bob, "GET", "/sessions", ""); status != 200 {
 		t.Errorf("as bob: %d", status)
 	}
 }
@@ -372,6 +382,8 @@ func TestServeRefusesToStart(t *testing.T) {
 		"token not set":    {"serve: {tokens: {a: {env: NO_SUCH}}}", nil, 52, "NO_SUCH is not set"},
 		"token twice":      {"serve: {tokens: {a: {env: ALICE, file: /x}}}", nil, 52, "env or from file"},
 		"token file":       {"serve: {tokens: {a: {file: /no/such}}}", nil, 52, "/no/such"},
+		"unknown role":     {"serve: {tokens: {a: {env: ALICE, roles: [read, root]}}}", nil, 52, "root"},
+		"empty roles":      {"serve: {tokens: {a: {env: ALICE, roles: []}}}", nil, 52, "invalid roles"},
 		"token short":      {"serve: {tokens: {a: {env: SHORT}}}", nil, 52, "characters"},
 		"unknown key":      {"serve: {port: 80}", nil, 52, "port"},
 		"arguments":        {"", []string{"x"}, 2, "takes no arguments"},

@@ -38,8 +38,18 @@ func (h *host) tokens() (*tokens, error) {
 	t := &tokens{}
 	for label, value := range values {
 		token := server.Token{Label: label, Value: value}
+		if roles := conf.Tokens[label].Roles; roles != nil {
+			token.Roles = []server.Role{}
+			for _, r := range roles {
+				token.Roles = append(token.Roles, server.Role(r))
+			}
+		}
 		if err := token.Validate(); err != nil {
-			return nil, &config.Error{Where: "serve.tokens." + label, Message: err.Error(), Mend: "make one with openssl rand -hex 32"}
+			hint := "make one with openssl rand -hex 32"
+			if errors.Is(err, server.ErrRoles) {
+				hint = "name read, run, approve or admin, or leave roles out: that is read and run"
+			}
+			return nil, &config.Error{Where: "serve.tokens." + label, Message: err.Error(), Mend: hint}
 		}
 		t.list = append(t.list, token)
 	}
@@ -74,7 +84,7 @@ func makeToken(path string) (_ *tokens, err error) {
 			Cause: fmt.Sprintf("the token can't be written to %s: %v", path, err), Mend: "Name another file with --token-file, or tokens under serve in the configuration.",
 		}}
 	}
-	t := &tokens{path: path, lock: flock.New(path+".lock", flock.SetPermissions(0o600)), list: []server.Token{server.NewToken("local")}}
+	t := &tokens{path: path, lock: flock.New(path+".lock", flock.SetPermissions(0o600)), list: []server.Token{server.NewToken("local", server.RoleAdmin)}}
 	held, err := t.lock.TryLock()
 	if err != nil {
 		return nil, refused(err)

@@ -28,7 +28,7 @@ const apiVersion = "1"
 
 const apiText = `Sessions of agents in sandboxes: start one, give it messages, follow its records, answer what it asks, look at what it changed.
 
-Every request but GET /healthz bears a token: Authorization: Bearer TOKEN. Errors are application/problem+json (RFC 9457); code is a stable word.`
+Every request but GET /healthz bears a token: Authorization: Bearer TOKEN. The security entry of each operation names the role that its token needs: read, run, approve or admin; admin includes the others. Errors are application/problem+json (RFC 9457); code is a stable word.`
 
 // SessionPath is where a session is.
 type SessionPath struct {
@@ -62,6 +62,9 @@ func (s *Server) register(mux *http.ServeMux) ([]byte, error) {
 	a.confirmations()
 	a.streams()
 	a.changes()
+	if err := checkRoutes(api.OpenAPI(), routeRoles); err != nil {
+		return nil, err
+	}
 	doc, err := a.document()
 	if err != nil {
 		return nil, err
@@ -96,7 +99,9 @@ func (a operations) describe(method, path, id, summary, text string, status int,
 		Method: method, Path: path, OperationID: id, Summary: summary, Description: text, DefaultStatus: status,
 		BodyReadTimeout: -1, MaxBodyBytes: maxBodyBytes + 1, // the guard has read and bounded it
 		Responses: map[string]*huma.Response{},
+		Security:  []map[string][]string{{"token": {string(routeRoles[method+" "+path])}}},
 	}
+	errors = append(errors, http.StatusForbidden)
 	content := map[string]*huma.MediaType{problemType: {Schema: schema}}
 	for _, status := range errors {
 		op.Responses[strconv.Itoa(status)] = &huma.Response{Description: http.StatusText(status), Content: content}
@@ -151,6 +156,9 @@ func (a operations) sessions() {
 		http.StatusOK, 404, 409),
 		func(ctx context.Context, in *SessionPath) (*body[Session], error) {
 			v, err := s.endSession(ctx, in.ID)
+			if !clientOf(ctx).has(RoleRead) {
+				v = Session{ID: v.ID, State: v.State, Client: v.Client}
+			}
 			return &body[Session]{v}, err
 		})
 }
@@ -195,7 +203,7 @@ func (s *Server) view(id string, whole bool) (Session, error) {
 
 func (s *Server) endSession(ctx context.Context, id string) (Session, error) {
 	if live := s.live(id); live != nil {
-		live.close()
+		live.close(clientOf(ctx).name())
 		if err := wait(ctx, live.closed); err != nil {
 			return Session{}, s.internal("end session", err)
 		}
@@ -221,7 +229,7 @@ func (a operations) turns() {
 	s := a.s
 	huma.Register(a.api, a.describe(http.MethodPost, "/sessions/{id}/turns", "startTurn", "Give a session a message",
 		"Answers when the turn has begun; the events say how it goes.", http.StatusAccepted, 404, 409, 410),
-		func(_ context.Context, in *struct {
+		func(ctx context.Context, in *struct {
 			SessionPath
 			Body NewTurn
 		},
@@ -234,7 +242,7 @@ func (a operations) turns() {
 			if err != nil {
 				return nil, err
 			}
-			t, err := live.startTurn(in.Body.Message)
+			t, err := live.startTurn(in.Body.Message, clientOf(ctx))
 			if err != nil {
 				return nil, err
 			}
@@ -256,6 +264,9 @@ func (a operations) turns() {
 				live.cancel(in.Turn, clientOf(ctx))
 			}
 			t, err := s.turn(in.ID, in.Turn)
+			if !clientOf(ctx).has(RoleRead) {
+				t = Turn{ID: t.ID, State: t.State}
+			}
 			return &body[Turn]{t}, err
 		})
 }
@@ -321,7 +332,7 @@ func (s *session) turnView(id string) (Turn, bool) {
 }
 
 // cancel ends a turn, if it runs.
-func (s *session) cancel(id, client string) {
+func (s *session) cancel(id string, from client) {
 	s.mu.Lock()
 	t := s.turns[id]
 	s.mu.Unlock()
@@ -331,8 +342,8 @@ func (s *session) cancel(id, client string) {
 			return
 		default:
 		}
-		s.server.log.Info("turn cancelled", zap.String("session", s.id), zap.String("turn", id), zap.String("client", client))
-		t.Cancel(fmt.Errorf("cancelled by http:%s", client))
+		s.server.log.Info("turn cancelled", zap.String("session", s.id), zap.String("turn", id), zap.String("client", from.label))
+		t.Cancel(&runner.CancelledByUser{Client: from.name()})
 	}
 }
 
@@ -355,7 +366,7 @@ func (a operations) confirmations() {
 			return out, err
 		})
 	huma.Register(a.api, a.describe(http.MethodPost, "/sessions/{id}/turns/{turn}/confirmations/{request}", "answerConfirmation", "Answer a confirmation",
-		"The first answer counts, whoever gives it, and is recorded before this answers. 409 has the decision that stands; 410 says that the session has ended, and with it all that it asked.",
+		"The first answer counts, whoever gives it, and is recorded before this answers. The scope always, and allowing a tool that requires an administrator, need the role admin. 409 has the decision that stands; 410 says that the session has ended, and with it all that it asked.",
 		http.StatusOK, 404, 409, 410),
 		func(ctx context.Context, in *struct {
 			TurnPath
@@ -388,7 +399,7 @@ func (s *Server) stray(ctx context.Context, session, confirmation string, err er
 	}
 	s.metrics.late.Inc()
 	s.strays.Warn("an answer to no live session", zap.String("why", p.Code), zap.String("session", shown(session)),
-		zap.String("confirmation", shown(confirmation)), zap.String("client", clientOf(ctx)))
+		zap.String("confirmation", shown(confirmation)), zap.String("client", clientOf(ctx).label))
 	return err
 }
 
@@ -489,6 +500,22 @@ func (a operations) changes() {
 			out, err := s.apply(ctx, in.ID, in.Body)
 			return &body[Applied]{out}, err
 		})
+}
+
+// checkRoutes reports an operation of the document for which a table of roles
+// has no entry.
+func checkRoutes(doc *huma.OpenAPI, roles map[string]Role) error {
+	for path, item := range doc.Paths {
+		for method, op := range map[string]*huma.Operation{
+			http.MethodGet: item.Get, http.MethodPut: item.Put, http.MethodPost: item.Post, http.MethodDelete: item.Delete,
+			http.MethodOptions: item.Options, http.MethodHead: item.Head, http.MethodPatch: item.Patch, http.MethodTrace: item.Trace,
+		} {
+			if _, listed := roles[method+" "+path]; op != nil && !listed {
+				return fmt.Errorf("no role is set for %s %s", method, path)
+			}
+		}
+	}
+	return nil
 }
 
 // document is the OpenAPI document, indented.

@@ -13,6 +13,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"go.uber.org/zap"
+
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
@@ -303,7 +305,7 @@ func (s *Server) endForApply(ctx context.Context, id string, r ApplyRequest) err
 	if s.ctx.Err() != nil {
 		return stopping() // it may have cut a turn
 	}
-	if !live.endIdle() {
+	if !live.endIdle(clientOf(ctx).name()) {
 		return problem(http.StatusConflict, "busy", "a turn has begun, or is being cut short by the end of the session", "Wait for its end, or cancel it")
 	}
 	return wait(ctx, live.closed)
@@ -311,13 +313,13 @@ func (s *Server) endForApply(ctx context.Context, id string, r ApplyRequest) err
 
 // endIdle ends a session in which no turn runs. One that is being ended while a
 // turn runs is not idle: what it has changed is half done.
-func (s *session) endIdle() bool {
+func (s *session) endIdle(client string) bool {
 	s.mu.Lock()
 	idle := s.ending && !s.cut || !s.ending && s.run.Status().Turn == ""
 	s.ending = s.ending || idle // no turn begins any more
 	s.mu.Unlock()
 	if idle {
-		s.close()
+		s.close(client)
 	}
 	return idle
 }
@@ -337,6 +339,9 @@ func (s *Server) applyLayers(ctx context.Context, l *overlay.Layers, r ApplyRequ
 			return Applied{}, s.asProblem("settle session", err)
 		}
 	}
+	from := clientOf(ctx)
+	l.SetUser(from.name())
+	s.log.Info("changes are applied", zap.String("session", info.Session), zap.String("client", from.label), zap.Bool("discard", r.Discard), zap.Bool("dry_run", r.DryRun))
 	out := Applied{Session: info.Session, Workspace: w.Path, DryRun: r.DryRun, Applied: []Note{}, Conflicts: []Note{}, LeftOut: []Note{}, Failed: []Note{}}
 	if r.Discard {
 		if err := l.End(overlay.Discarded); err != nil {

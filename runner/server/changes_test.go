@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
 const writes = `
@@ -101,8 +102,21 @@ func TestOverlayIsLookedAtAndApplied(t *testing.T) {
 		t.Errorf("the rest: %+v, b.txt %q", a, w.read("b.txt"))
 	}
 	w.writeA("old\n") // it is not as it was: its time differs
+	by := func() string {
+		l, err := overlay.Open(filepath.Join(runner.SessionDir(w.state, id), "overlay"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(l.Info().State) + " " + l.Info().By
+	}
+	if got := by(); got != "kept http:alice" {
+		t.Errorf("after alice applied a part: %s", got)
+	}
 	w.post("/sessions/"+id+"/apply", `{"discard":true,"dry_run":true}`).problem(t, 422, "invalid")
-	w.post("/sessions/"+id+"/apply", `{"discard":true}`).want(t, 200).into(t, &a)
+	w.do(bobToken, "POST", "/sessions/"+id+"/apply", `{"discard":true}`).want(t, 200).into(t, &a)
+	if got := by(); got != "discarded http:bob" {
+		t.Errorf("after bob discarded the rest: %s", got)
+	}
 	if a.Changes != "discarded" {
 		t.Errorf("discarded: %+v", a)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"regexp"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -34,6 +35,7 @@ type Confirmation struct {
 	Phrase    string        `json:"phrase,omitempty" doc:"the exact command that an answer of scope always would be bound to, safe to show"`
 	Hidden    bool          `json:"hidden_characters,omitempty" doc:"the input, a path or the diff holds characters that are not seen; they are shown as escapes"`
 	Changed   bool          `json:"changed,omitempty" doc:"it was asked before, and what the diff was made from has changed since"`
+	Admin     bool          `json:"requires_admin,omitempty" doc:"only the role admin may allow it"`
 	Scopes    []tools.Scope `json:"scopes" nullable:"false" doc:"how long an answer may hold"`
 	Expires   time.Time     `json:"expires_at" doc:"when it is refused by itself"`
 }
@@ -41,7 +43,7 @@ type Confirmation struct {
 // Answer is a client's answer to a confirmation.
 type Answer struct {
 	Decision tools.Decision `json:"decision" enum:"allow,deny"`
-	Scope    tools.Scope    `json:"scope,omitempty" enum:"once,session,always" doc:"how long it holds: this call (default), this tool for the session, or this workspace; a scope that the confirmation does not offer counts as once"`
+	Scope    tools.Scope    `json:"scope,omitempty" enum:"once,session,always" doc:"how long it holds: this call (default), this tool for the session, or this workspace, which needs the role admin; a scope that the confirmation does not offer counts as once"`
 }
 
 // Resolution is what became of a confirmation, as it was recorded.
@@ -68,7 +70,7 @@ func (s *session) waiting() []Confirmation {
 		}
 		v := Confirmation{
 			ID: c.ID, Turn: turn, CallID: c.CallID, Name: c.Name, Class: c.Class, Seq: c.Seq, Runs: c.Runs, Summary: c.Summary, Display: c.Input,
-			Exact: c.Exact, InputHash: c.InputHash, Projected: listed(c.Projected), Diff: c.Diff, Dangerous: c.Dangerous, Phrase: c.Phrase, Hidden: c.Hidden, Changed: c.Changed,
+			Exact: c.Exact, InputHash: c.InputHash, Projected: listed(c.Projected), Diff: c.Diff, Dangerous: c.Dangerous, Phrase: c.Phrase, Hidden: c.Hidden, Changed: c.Changed, Admin: c.RequiresAdmin,
 			Scopes: listed(c.Scopes), Expires: c.Expires.UTC(),
 		}
 		list = append(list, v)
@@ -84,19 +86,25 @@ func listed[T any](s []T) []T {
 }
 
 // answer answers a confirmation in the name of a client.
-func (s *session) answer(ctx context.Context, turn, id string, a Answer, client string) (Resolution, error) {
+func (s *session) answer(ctx context.Context, turn, id string, a Answer, from client) (Resolution, error) {
 	unknown := problem(http.StatusNotFound, "no_confirmation", "this turn of this session has not asked this", "GET /sessions/{id}/confirmations lists what is asked")
 	asked := s.turnOf(id)
 	given := tools.Answer{Decision: a.Decision, Scope: a.Scope}
 	if !confirmationID.MatchString(id) || asked != "" && asked != turn {
 		// It is a record as well. The broker bounds those: nobody fills a trace.
-		if err := s.broker.Misdirected(id, given, "http:"+client); errors.Is(err, tools.ErrRecord) {
+		if err := s.broker.Misdirected(id, given, from.name()); errors.Is(err, tools.ErrRecord) {
 			return Resolution{}, s.server.internal("record an attempt", err)
 		}
 		return Resolution{}, unknown
 	}
+	if s.needsAdmin(id, given) && !from.has(RoleAdmin) {
+		if err := s.broker.Forbidden(id, given, from.name()); err != nil {
+			return Resolution{}, s.server.internal("record an attempt", err)
+		}
+		return Resolution{}, from.lacksRole(RoleAdmin)
+	}
 	// It is decided whether the client waits for it or not.
-	got, err := s.broker.Answer(context.WithoutCancel(ctx), id, given, "http:"+client)
+	got, err := s.broker.Answer(context.WithoutCancel(ctx), id, given, from.name())
 	if late, ok := errors.AsType[*tools.ResolvedError](err); ok {
 		p := problem(http.StatusConflict, "resolved", "it was answered before: "+string(late.Resolution.Decision)+", by "+by(late.Resolution), "That decision stands")
 		p.Resolution = new(resolution(late.Resolution, asked))
@@ -111,8 +119,18 @@ func (s *session) answer(ctx context.Context, turn, id string, a Answer, client 
 		return Resolution{}, s.server.internal("answer", err)
 	}
 	s.server.log.Info("confirmation answered", zap.String("session", s.id), zap.String("confirmation", id),
-		zap.String("decision", string(got.Decision)), zap.String("client", client))
+		zap.String("decision", string(got.Decision)), zap.String("client", from.label))
 	return resolution(got, asked), nil
+}
+
+// needsAdmin reports whether only an administrator may give an answer.
+func (s *session) needsAdmin(id string, a tools.Answer) bool {
+	if a.Scope == tools.ScopeAlways {
+		return true
+	}
+	return a.Decision == tools.DecisionAllow && slices.ContainsFunc(s.broker.Pending(), func(c tools.Confirmation) bool {
+		return c.ID == id && c.RequiresAdmin
+	})
 }
 
 func by(r tools.Resolution) string {

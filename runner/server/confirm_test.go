@@ -281,7 +281,7 @@ func TestFloodOfAnswers(t *testing.T) {
 		case 2:
 			guess = strings.Repeat("\x1b", 1000) // what no question is called
 		}
-		_, err := live.answer(context.Background(), turn+strings.Repeat("x", i%3), guess, Answer{Decision: tools.DecisionAllow}, "mallory")
+		_, err := live.answer(context.Background(), turn+strings.Repeat("x", i%3), guess, Answer{Decision: tools.DecisionAllow}, client{label: "mallory", roles: AllRoles()})
 		if p, ok := errors.AsType[*Problem](err); ok {
 			got[p.Status]++
 		}

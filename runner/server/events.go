@@ -82,7 +82,7 @@ func (s *Server) events(ctx context.Context, in *eventsInput) (*huma.StreamRespo
 	if st.trace, err = openTail(dir); err != nil {
 		return nil, s.internal("open trace", err)
 	}
-	release, err := s.takeStream(clientOf(ctx))
+	release, err := s.takeStream(clientOf(ctx).label)
 	if err != nil {
 		st.trace.close()
 		return nil, err

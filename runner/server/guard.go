@@ -30,13 +30,13 @@ const (
 	maxRequests = 256
 )
 
-// clientKey is the context's key of the client's label.
+// clientKey is the context's key of the client.
 type clientKey struct{}
 
-// clientOf is the label of the client that a request is from.
-func clientOf(ctx context.Context) string {
-	label, _ := ctx.Value(clientKey{}).(string)
-	return label
+// clientOf returns the client that a request is from. The zero client has no role.
+func clientOf(ctx context.Context) client {
+	c, _ := ctx.Value(clientKey{}).(client)
+	return c
 }
 
 // guard is what every request passes before anything looks at it, in this
@@ -68,14 +68,14 @@ func (s *Server) guard(next http.Handler) http.Handler {
 			s.metrics.served(r, out.status, time.Since(began))
 			// Never the URL: a query may hold what a client took for a token's place.
 			s.log.Debug("request", zap.String("method", r.Method), zap.String("route", r.Pattern), zap.Int("status", out.status),
-				zap.String("client", clientOf(r.Context())), zap.Duration("took", time.Since(began)))
+				zap.String("client", clientOf(r.Context()).label), zap.Duration("took", time.Since(began)))
 		}()
 		if p := s.checkOrigin(r, cross); p != nil {
 			s.refuse(out, r, p)
 			return
 		}
 		if !s.open(r) {
-			label, ok := s.keys.client(r)
+			from, ok := s.keys.client(r)
 			if !ok {
 				s.metrics.unauthorized.Inc()
 				out.Header().Set("WWW-Authenticate", `Bearer realm="caisson"`)
@@ -83,7 +83,7 @@ func (s *Server) guard(next http.Handler) http.Handler {
 					"Send it as the header Authorization: Bearer TOKEN; one in the URL does not count"))
 				return
 			}
-			r = r.WithContext(context.WithValue(r.Context(), clientKey{}, label))
+			r = r.WithContext(context.WithValue(r.Context(), clientKey{}, from))
 			if (r.Method == http.MethodGet || r.Method == http.MethodHead) && r.ContentLength != 0 {
 				// A stream takes no slot: its body would be held without one.
 				s.refuse(out, r, problem(http.StatusBadRequest, "body", "a "+r.Method+" takes no body", "Leave it out"))
@@ -147,6 +147,25 @@ func (s *Server) knownHost(r *http.Request) bool {
 	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	tcp, ok := local.(*net.TCPAddr)
 	return ip.IsLoopback() || ok && ip.Equal(tcp.IP)
+}
+
+// authorize refuses requests whose route requires a role that the client lacks,
+// before their body is read. A path without a route is refused by [Server.route].
+func (s *Server) authorize(mux *http.ServeMux, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, pattern := mux.Handler(r)
+		if pattern != "" && !s.open(r) {
+			from := clientOf(r.Context())
+			role, listed := routeRoles[pattern]
+			if !listed || !from.has(role) {
+				s.metrics.forbidden.Inc()
+				s.strays.Warn("a request that the token's roles do not allow", zap.String("client", from.label), zap.String("route", pattern), zap.String("role", string(role)))
+				s.refuse(w, r, from.lacksRole(role))
+				return
+			}
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // body reads the bodies of requests with a token: those without one are not

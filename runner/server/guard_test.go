@@ -413,9 +413,12 @@ func TestUnixSocket(t *testing.T) {
 }
 
 func TestTokens(t *testing.T) {
+	value := strings.Repeat("x", 30)
 	for name, tokens := range map[string][]Token{
-		"none": nil, "short": {{"a", "short"}}, "space": {{"a", strings.Repeat("x", 30) + " "}}, "no label": {{"", strings.Repeat("x", 30)}},
-		"label": {{"a:b", strings.Repeat("x", 30)}}, "twice": {{"a", strings.Repeat("x", 30)}, {"a", strings.Repeat("y", 30)}},
+		"none": nil, "short": {{Label: "a", Value: "short"}}, "space": {{Label: "a", Value: value + " "}}, "no label": {{Value: value}},
+		"label": {{Label: "a:b", Value: value}}, "twice": {{Label: "a", Value: value}, {Label: "a", Value: strings.Repeat("y", 30)}},
+		"unknown role": {{Label: "a", Value: value, Roles: []Role{RoleRead, "root"}}}, "no roles": {{Label: "a", Value: value, Roles: []Role{}}},
+		"the role of no route": {{Label: "a", Value: value, Roles: []Role{roleNone}}}, "the role of any": {{Label: "a", Value: value, Roles: []Role{roleAny}}},
 	} {
 		o := (&world{t: t, state: t.TempDir()}).options()
 		o.Tokens = tokens

@@ -32,6 +32,7 @@ type metrics struct {
 	streams      prometheus.Gauge
 	dropped      prometheus.Counter
 	unauthorized prometheus.Counter
+	forbidden    prometheus.Counter
 	requests     *prometheus.CounterVec // route, method, status
 	requestTime  *prometheus.HistogramVec
 }
@@ -67,6 +68,7 @@ func newMetrics(live func() map[State]int) *metrics {
 	m.tokens = counters("model_tokens_total", "Tokens of model calls.", "direction")
 	m.streams = prometheus.NewGauge(prometheus.GaugeOpts{Name: "caisson_event_streams", Help: "Event streams that are open."})
 	m.dropped = counter("event_streams_dropped_total", "Event streams that were ended because their reader was too slow.")
+	m.forbidden = counter("http_forbidden_total", "Requests that the roles of their token do not allow.")
 	m.unauthorized = counter("http_unauthorized_total", "Requests without a token that is known.")
 	m.requests = counters("http_requests_total", "HTTP requests.", "route", "method", "status")
 	m.requestTime = times("http_request_seconds", "Time of HTTP requests, streams included.", []float64{.001, .005, .025, .1, .5, 2.5, 10, 60}, "route")

@@ -77,7 +77,7 @@ type Options struct {
 type Server struct {
 	opts    Options
 	log     *zap.Logger
-	strays  *zap.Logger // of answers to no live session: bounded
+	strays  *zap.Logger // of answers to no live session and of missing roles: bounded
 	keys    *keyring
 	metrics *metrics
 	handler http.Handler
@@ -127,7 +127,7 @@ func New(o Options) (*Server, error) {
 	if s.openAPI, err = s.register(mux); err != nil {
 		return nil, fmt.Errorf("new server: %w", err)
 	}
-	s.handler = s.guard(s.throttle(s.body(s.route(mux))))
+	s.handler = s.guard(s.authorize(mux, s.throttle(s.body(s.route(mux)))))
 	return s, nil
 }
 
@@ -209,7 +209,7 @@ func (s *Server) Close(cause error) error {
 		}
 		s.end(cause)
 		for _, live := range all {
-			live.close()
+			live.close("")
 		}
 		for _, live := range all {
 			<-live.closed

@@ -26,7 +26,7 @@ func TestSessionFromItsStartToItsEnd(t *testing.T) {
 	id := w.start("bind")
 	var s Session
 	w.get("/sessions/"+id).want(t, 200).into(t, &s)
-	if s.State != StateIdle || s.Client != "alice" || s.Workspace != w.dir || s.Mode != "bind" || s.Policy != "sandboxed" || s.Backend != "fake" || s.Turns != 0 {
+	if s.State != StateIdle || s.Client != "http:alice" || s.Workspace != w.dir || s.Mode != "bind" || s.Policy != "sandboxed" || s.Backend != "fake" || s.Turns != 0 {
 		t.Errorf("begun as %+v", s)
 	}
 	first := w.ended(id, w.say(id, "say hello\nand more"))

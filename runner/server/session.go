@@ -30,7 +30,7 @@ type session struct {
 	server *Server
 	id     string
 	asked  NewSession
-	client string // who started it
+	client client // who started it
 	begun  time.Time
 	run    *runner.Session
 	broker *tools.Broker
@@ -63,12 +63,12 @@ type session struct {
 }
 
 // start makes a session of what a client asks for.
-func (s *Server) start(ctx context.Context, in NewSession, client string) (*session, error) {
+func (s *Server) start(ctx context.Context, in NewSession, from client) (*session, error) {
 	if err := s.reserve(); err != nil {
 		return nil, err
 	}
 	live := &session{
-		server: s, asked: in, client: client, begun: time.Now(), title: shown(in.Title), feed: newFeed(), closed: make(chan struct{}),
+		server: s, asked: in, client: from, begun: time.Now(), title: shown(in.Title), feed: newFeed(), closed: make(chan struct{}),
 		tally: &tallied{m: s.metrics, classes: map[string]string{}}, broker: tools.NewBroker(tools.BrokerOptions{Attended: true}),
 		turns: map[string]*runner.Turn{}, inTurn: map[string]string{},
 	}
@@ -85,7 +85,7 @@ func (s *Server) start(ctx context.Context, in NewSession, client string) (*sess
 		return nil, err
 	case s.closing: // it came too late for Close
 		s.mu.Unlock()
-		live.close()
+		live.close("")
 		<-live.closed
 		s.mu.Lock()
 		return nil, stopping()
@@ -95,7 +95,7 @@ func (s *Server) start(ctx context.Context, in NewSession, client string) (*sess
 	live.mu.Lock()
 	live.idle = time.AfterFunc(s.opts.IdleTime, live.expire)
 	live.mu.Unlock()
-	s.log.Info("session started", zap.String("session", live.id), zap.String("client", client), zap.String("workspace", shown(in.Workspace)))
+	s.log.Info("session started", zap.String("session", live.id), zap.String("client", from.label), zap.String("workspace", shown(in.Workspace)))
 	return live, nil
 }
 
@@ -132,7 +132,7 @@ func (s *session) open(ctx context.Context) error {
 	}
 	s.id, s.done = o.Folder.Session, done
 	o.Task, o.Broker, o.Live, o.Force = s.asked.Title, s.broker, s.feed.delta, s.server.opts.Force
-	o.Mirror = s.record
+	o.Mirror, o.User = s.record, s.client.user()
 	if s.run, err = runner.Open(s.server.ctx, o); err != nil {
 		done()
 		return s.server.asProblem("open session", err)
@@ -200,13 +200,13 @@ func (s *session) turnOf(confirmation string) string {
 }
 
 // startTurn gives the session a user's message.
-func (s *session) startTurn(message string) (*runner.Turn, error) {
+func (s *session) startTurn(message string, from client) (*runner.Turn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ending {
 		return nil, over(s.id)
 	}
-	t, err := s.run.Start(message)
+	t, err := s.run.StartFor(from.user(), message)
 	switch {
 	case errors.Is(err, runner.ErrBusy):
 		return nil, problem(http.StatusConflict, "busy", "turn "+s.run.Status().Turn+" runs", "Wait for its end, or cancel it")
@@ -233,7 +233,7 @@ func (s *session) startTurn(message string) (*runner.Turn, error) {
 func (s *session) follow(t *runner.Turn) {
 	<-t.Done()
 	if s.run.Status().Over != "" {
-		s.close()
+		s.close("")
 		return
 	}
 	s.mu.Lock()
@@ -251,12 +251,13 @@ func (s *session) expire() {
 	s.mu.Unlock()
 	if unused {
 		s.server.log.Info("session is idle for too long", zap.String("session", s.id))
-		s.close()
+		s.close("")
 	}
 }
 
-// close begins to end the session, and returns at once; closed tells the end.
-func (s *session) close() {
+// close begins to end the session on behalf of a client, "" is none, and returns
+// at once; closed tells the end.
+func (s *session) close(client string) {
 	s.closing.Do(func() {
 		s.mu.Lock()
 		s.cut = !s.ending && s.run.Status().Turn != ""
@@ -265,12 +266,12 @@ func (s *session) close() {
 			s.idle.Stop()
 		}
 		s.mu.Unlock()
-		go s.finish()
+		go s.finish(client)
 	})
 }
 
-func (s *session) finish() {
-	s.report = s.run.Close()
+func (s *session) finish(client string) {
+	s.report = s.run.CloseFor(client)
 	s.done()
 	s.follows.Wait()
 	s.server.metrics.ended.WithLabelValues(string(s.report.Reason)).Inc()

@@ -4,9 +4,11 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
+	"errors"
 	"fmt"
 	"net/http"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -14,6 +16,8 @@ import (
 // a confirmation that the holder of alice's answered is by client http:alice.
 type Token struct {
 	Label, Value string
+	// Roles is what the holder may do; nil means [DefaultRoles].
+	Roles []Role
 }
 
 // MinTokenBytes is the shortest token: 128 random bits in base64.
@@ -21,9 +25,12 @@ const MinTokenBytes = 22
 
 var tokenLabel = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 
-// NewToken makes a token of 256 random bits.
-func NewToken(label string) Token {
-	return Token{Label: label, Value: "csn_" + rand.Text() + rand.Text()}
+// ErrRoles reports that a token's roles can't be used.
+var ErrRoles = errors.New("invalid roles")
+
+// NewToken returns a token of 256 random bits with the given roles.
+func NewToken(label string, roles ...Role) Token {
+	return Token{Label: label, Value: "csn_" + rand.Text() + rand.Text(), Roles: roles}
 }
 
 // Validate says what is wrong with a token, without saying what it is.
@@ -35,6 +42,11 @@ func (t Token) Validate() error {
 		return fmt.Errorf("the token %s has %d characters, and needs %d at least: make one with openssl rand -hex 32", t.Label, len(t.Value), MinTokenBytes)
 	case strings.ContainsFunc(t.Value, func(r rune) bool { return r <= ' ' || r > '~' }):
 		return fmt.Errorf("the token %s holds a space, or what is no printable ASCII", t.Label)
+	case t.Roles != nil && len(t.Roles) == 0:
+		return fmt.Errorf("the token %s: %w: the list is empty", t.Label, ErrRoles)
+	}
+	if err := checkRoles(t.Roles); err != nil {
+		return fmt.Errorf("the token %s: %w", t.Label, err)
 	}
 	return nil
 }
@@ -42,8 +54,8 @@ func (t Token) Validate() error {
 // keyring tells who presents a token. It keeps hashes: a comparison of those
 // takes the same time whatever was presented.
 type keyring struct {
-	labels []string
-	sums   [][sha256.Size]byte
+	clients []client
+	sums    [][sha256.Size]byte
 }
 
 func newKeyring(tokens []Token) (*keyring, error) {
@@ -57,25 +69,29 @@ func newKeyring(tokens []Token) (*keyring, error) {
 			return nil, fmt.Errorf("two tokens have the label %s", t.Label)
 		}
 		seen[t.Label] = true
-		k.labels = append(k.labels, t.Label)
+		roles := t.Roles
+		if roles == nil {
+			roles = DefaultRoles()
+		}
+		k.clients = append(k.clients, client{t.Label, slices.Clone(roles)})
 		k.sums = append(k.sums, sha256.Sum256([]byte(t.Value)))
 	}
-	if len(k.labels) == 0 {
+	if len(k.clients) == 0 {
 		return nil, fmt.Errorf("there is no token")
 	}
 	return k, nil
 }
 
-// client gives the label of the client whose token a request bears; ok is false
-// where it bears none, or one that is not known.
-func (k *keyring) client(r *http.Request) (label string, ok bool) {
+// client returns the client whose token a request bears; ok is false where it
+// bears none, or one that is not known.
+func (k *keyring) client(r *http.Request) (_ client, ok bool) {
 	headers := r.Header.Values("Authorization")
 	if len(headers) != 1 {
-		return "", false
+		return client{}, false
 	}
 	scheme, value, found := strings.Cut(headers[0], " ")
 	if !found || !strings.EqualFold(scheme, "Bearer") {
-		return "", false
+		return client{}, false
 	}
 	sum := sha256.Sum256([]byte(strings.TrimSpace(value)))
 	match := -1
@@ -83,7 +99,7 @@ func (k *keyring) client(r *http.Request) (label string, ok bool) {
 		match = subtle.ConstantTimeSelect(subtle.ConstantTimeCompare(sum[:], k.sums[i][:]), i, match)
 	}
 	if match < 0 {
-		return "", false
+		return client{}, false
 	}
-	return k.labels[match], true
+	return k.clients[match], true
 }

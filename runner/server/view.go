@@ -63,7 +63,7 @@ type Session struct {
 	Title     string     `json:"title"`
 	Begun     time.Time  `json:"begun"`
 	Last      *time.Time `json:"last_record,omitempty" doc:"when the last record was written, for sessions that are not live here"`
-	Client    string     `json:"client,omitempty" doc:"who started it, for live sessions"`
+	Client    string     `json:"client,omitempty" doc:"who started it, as in its records" example:"http:alice"`
 	Workspace string     `json:"workspace"`
 	Mode      string     `json:"mode" doc:"bind or overlay"`
 	Backend   string     `json:"backend"`
@@ -145,7 +145,7 @@ func modelName(m loop.ModelInfo) string { return m.Provider + "/" + m.Model }
 // facts fills in what the first record says.
 func (v *Session) facts(c runner.SessionCreated, whole bool) {
 	v.Workspace, v.Mode, v.Backend, v.Image = c.Workspace, c.WorkspaceMode, c.Backend.Chosen, c.Image
-	v.Model, v.Policy = modelName(c.Model), c.Policy
+	v.Model, v.Policy, v.Client = modelName(c.Model), c.Policy, c.Client
 	if whole {
 		v.Resources, v.Budget = &c.Resources, &c.Budget
 	}
@@ -159,7 +159,7 @@ func (s *session) view(whole bool) Session {
 	title := s.title
 	s.mu.Unlock()
 	v := Session{
-		ID: s.id, State: state, Title: title, Begun: s.begun.UTC(), Client: s.client,
+		ID: s.id, State: state, Title: title, Begun: s.begun.UTC(),
 		Turn: st.Turn, Turns: st.Turns, Usage: st.Usage, CostUSD: runner.CostUSD(st.Usage.CostMicroUSD),
 		Waiting: len(s.waiting()), Seq: seq, Over: st.Over,
 	}

@@ -106,7 +106,7 @@ func (w *world) serve(change ...func(*Options)) {
 func (w *world) options() Options {
 	return Options{
 		StateDir: w.state, Version: "test", MaxSessions: 80, MaxStreams: 256,
-		Tokens:  []Token{{"alice", aliceToken}, {"bob", bobToken}},
+		Tokens:  []Token{{"alice", aliceToken, []Role{RoleAdmin}}, {"bob", bobToken, []Role{RoleAdmin}}},
 		Prepare: w.prepare, OpenWorkspace: w.openWorkspace,
 	}
 }

@@ -48,7 +48,13 @@ func (s *Steps) known(r runner.Record) bool {
 			s.turnEnd(r, string(p.Reason), p.Reason != loop.StopAnswered)
 		})
 	case runner.KindTurnCancelled:
-		return with(r, func(p runner.TurnCancelled) { s.turnEnd(r, p.Reason, true) })
+		return with(r, func(p runner.TurnCancelled) {
+			reason := p.Reason
+			if p.Client != "" {
+				reason += " by " + cut(p.Client, 200)
+			}
+			s.turnEnd(r, reason, true)
+		})
 	case runner.KindWarning:
 		return with(r, func(p runner.Warning) { s.say(r, StepWarning, p.Message, false) })
 	case runner.KindBudgetWarning:

@@ -72,6 +72,10 @@ func (l *Layers) Apply(ctx context.Context, original *os.File, o ApplyOptions) (
 		if err := l.end(Applied); err != nil {
 			return r, fmt.Errorf("apply changes: all are applied, but what was kept of them is not removed: %w", err)
 		}
+	} else if len(r.Applied) > 0 {
+		if err := l.writeState(Kept); err != nil {
+			return r, fmt.Errorf("apply changes: what was applied is not noted: %w", err)
+		}
 	}
 	return r, nil
 }

@@ -71,6 +71,8 @@ type Info struct {
 	// State and At say how it went on.
 	State State     `json:"state"`
 	At    time.Time `json:"at,omitzero"`
+	// By is the label of the user who applied or discarded changes last.
+	By string `json:"by,omitempty"`
 }
 
 // CreateOptions say whose layers they are. All are required.

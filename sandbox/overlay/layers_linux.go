@@ -392,16 +392,28 @@ func (l *Layers) Sweep() error {
 }
 
 func (l *Layers) end(state State) error {
-	l.info.State, l.info.At = state, time.Now().UTC()
-	text, err := json.Marshal(l.info)
-	if err != nil {
-		return fmt.Errorf("end layers: %w", err)
+	if state != Applied && state != Discarded {
+		l.info.By = "" // nobody did
 	}
-	if err := writeWhole(filepath.Join(l.dir, stateFile), append(text, '\n')); err != nil {
+	if err := l.writeState(state); err != nil {
 		return fmt.Errorf("end layers: %w", err)
 	}
 	return l.remove()
 }
+
+// writeState writes what became of the changes, when and by whom.
+func (l *Layers) writeState(state State) error {
+	l.info.State, l.info.At = state, time.Now().UTC()
+	text, err := json.Marshal(l.info)
+	if err != nil {
+		return err
+	}
+	return writeWhole(filepath.Join(l.dir, stateFile), append(text, '\n'))
+}
+
+// SetUser sets the label of the user who applies or discards the changes: their
+// state is stored with it.
+func (l *Layers) SetUser(label string) { l.info.By = label }
 
 // remove removes the layers. The upper one goes last: where it is, there is
 // something left to remove.

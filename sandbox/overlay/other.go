@@ -38,6 +38,9 @@ func (l *Layers) Same(*os.File) error { return ErrUnsupported }
 // End fails with [ErrUnsupported].
 func (l *Layers) End(State) error { return ErrUnsupported }
 
+// SetUser does nothing.
+func (l *Layers) SetUser(string) {}
+
 // Sweep fails with [ErrUnsupported].
 func (l *Layers) Sweep() error { return ErrUnsupported }
 

@@ -46,8 +46,9 @@ func walkKeys(above string, t reflect.Type, out *[]Key) {
 func words(key string) []string {
 	if w, ok := map[string][]string{
 		"backend": Backends(), "git": {"ro", "commit"}, "mode": Modes(), "on_prompt": {"deny", "fail", "allow"},
-		"models.NAME.provider": {"openai", "replay"},
-		"policy.preset":        {"strict", "readonly", "default", "sandboxed", "ci"},
+		"models.NAME.provider":         {"openai", "replay"},
+		"serve.tokens.NAME.roles.NAME": {"read", "run", "approve", "admin"},
+		"policy.preset":                {"strict", "readonly", "default", "sandboxed", "ci"},
 	}[key]; ok {
 		return w
 	}

@@ -35,10 +35,13 @@ type Serve struct {
 	OpenMetrics *bool `yaml:"open_metrics"`
 }
 
-// TokenSource is where a token comes from: one of the two, never the token.
+// TokenSource is where a token comes from, Env or File and never the token
+// itself, and what its holder may do.
 type TokenSource struct {
 	Env  *string `yaml:"env"`
 	File *string `yaml:"file"`
+	// Roles are read, run, approve and admin; absent is read and run.
+	Roles []string `yaml:"roles"`
 }
 
 func (s Serve) over(upper Serve) Serve {
@@ -62,22 +65,23 @@ func (s Serve) over(upper Serve) Serve {
 
 func serveDescriptions() map[string]string {
 	return map[string]string{
-		"serve":                  "how caisson serve serves; its sessions have the rest of the file",
-		"serve.listen":           "addresses, HOST:PORT or unix:PATH (absolute); without one " + DefaultListen,
-		"serve.allow_remote":     "let listen name addresses that other machines reach",
-		"serve.roots":            "absolute folders: the workspaces of sessions are at or below one",
-		"serve.hosts":            "names, or names and ports, that the server goes by besides localhost and its addresses",
-		"serve.tokens":           "bearer tokens, by the label of who holds them; without one a token is made at each start",
-		"serve.tokens.NAME":      "where a token comes from: env or file",
-		"serve.tokens.NAME.env":  "name of the environment variable that holds the token; never the token",
-		"serve.tokens.NAME.file": "absolute path of the file that holds the token",
-		"serve.models":           "model profiles that clients may name; without it all of models, and the configured model",
-		"serve.images":           "images that clients may name besides the configured one",
-		"serve.max_sessions":     "sessions that live at once",
-		"serve.max_streams":      "event streams that one token may have open",
-		"serve.idle_time":        "how long a session without a turn is kept",
-		"serve.confirm_time":     "how long an answer to a confirmation is waited for",
-		"serve.open_metrics":     "serve /metrics without a token",
+		"serve":                   "how caisson serve serves; its sessions have the rest of the file",
+		"serve.listen":            "addresses, HOST:PORT or unix:PATH (absolute); without one " + DefaultListen,
+		"serve.allow_remote":      "let listen name addresses that other machines reach",
+		"serve.roots":             "absolute folders: the workspaces of sessions are at or below one",
+		"serve.hosts":             "names, or names and ports, that the server goes by besides localhost and its addresses",
+		"serve.tokens":            "bearer tokens, by the label of who holds them; without one a token is made at each start",
+		"serve.tokens.NAME":       "where a token comes from: env or file",
+		"serve.tokens.NAME.env":   "name of the environment variable that holds the token; never the token",
+		"serve.tokens.NAME.roles": "what the token's holder may do: read, run (start, message, cancel and end sessions), approve (answer for a call or a session), admin (all of it, answers for good, apply); without it read and run",
+		"serve.tokens.NAME.file":  "absolute path of the file that holds the token",
+		"serve.models":            "model profiles that clients may name; without it all of models, and the configured model",
+		"serve.images":            "images that clients may name besides the configured one",
+		"serve.max_sessions":      "sessions that live at once",
+		"serve.max_streams":       "event streams that one token may have open",
+		"serve.idle_time":         "how long a session without a turn is kept",
+		"serve.confirm_time":      "how long an answer to a confirmation is waited for",
+		"serve.open_metrics":      "serve /metrics without a token",
 	}
 }
 

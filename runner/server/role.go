@@ -1,0 +1,98 @@
+package server
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/caisson-run/caisson/runner"
+)
+
+// Role is what the holder of a token may do. Roles do not include each other,
+// except that RoleAdmin includes all.
+type Role string
+
+// The roles.
+const (
+	// RoleRead sees sessions, their records, questions and changes.
+	RoleRead Role = "read"
+	// RoleRun starts, messages, cancels and ends sessions.
+	RoleRun Role = "run"
+	// RoleApprove answers confirmations for this call or for the session.
+	RoleApprove Role = "approve"
+	// RoleAdmin has the other roles, answers confirmations for good, applies and
+	// discards changes, and may use tools that require an administrator.
+	RoleAdmin Role = "admin"
+)
+
+// AllRoles returns all roles.
+func AllRoles() []Role { return []Role{RoleRead, RoleRun, RoleApprove, RoleAdmin} }
+
+// DefaultRoles returns the roles of a token that names none.
+func DefaultRoles() []Role { return []Role{RoleRead, RoleRun} }
+
+// Roles of routes that no token role decides.
+const (
+	roleNone Role = "none" // no token is needed
+	roleAny  Role = "any"  // any known token
+)
+
+// routeRoles is the role that each route requires, by its pattern. A route that
+// is not in the table is served to nobody.
+var routeRoles = map[string]Role{
+	"POST /sessions":                                           RoleRun,
+	"GET /sessions":                                            RoleRead,
+	"GET /sessions/{id}":                                       RoleRead,
+	"DELETE /sessions/{id}":                                    RoleRun,
+	"POST /sessions/{id}/turns":                                RoleRun,
+	"GET /sessions/{id}/turns/{turn}":                          RoleRead,
+	"POST /sessions/{id}/turns/{turn}/cancel":                  RoleRun,
+	"GET /sessions/{id}/confirmations":                         RoleRead,
+	"GET /sessions/{id}/events":                                RoleRead,
+	"GET /sessions/{id}/values/{name}":                         RoleRead,
+	"GET /sessions/{id}/diff":                                  RoleRead,
+	"GET /sessions/{id}/patch":                                 RoleRead,
+	"POST /sessions/{id}/apply":                                RoleAdmin,
+	"GET /metrics":                                             RoleRead,
+	"GET /openapi.json":                                        roleAny,
+	"GET /healthz":                                             roleNone,
+	"POST /sessions/{id}/turns/{turn}/confirmations/{request}": RoleApprove,
+}
+
+// client is who a request is from.
+type client struct {
+	label string
+	roles []Role
+}
+
+// has reports whether the client has a role.
+func (c client) has(r Role) bool {
+	return r == roleNone || r == roleAny && len(c.roles) > 0 || slices.Contains(c.roles, r) || slices.Contains(c.roles, RoleAdmin) && slices.Contains(AllRoles(), r)
+}
+
+// name is the client's label in records.
+func (c client) name() string { return "http:" + c.label }
+
+// user is the client as the user of sessions and turns.
+func (c client) user() runner.User { return runner.User{Name: c.name(), Admin: c.has(RoleAdmin)} }
+
+// checkRoles reports the first role that does not exist.
+func checkRoles(roles []Role) error {
+	for _, r := range roles {
+		if !slices.Contains(AllRoles(), r) {
+			return fmt.Errorf("%w: %q is not read, run, approve or admin", ErrRoles, r)
+		}
+	}
+	return nil
+}
+
+// lacksRole returns the problem of a request that the client's roles do not allow.
+func (c client) lacksRole(r Role) *Problem {
+	var roles []string
+	for _, have := range c.roles {
+		roles = append(roles, string(have))
+	}
+	return problem(http.StatusForbidden, "role", fmt.Sprintf("this needs the role %s, and the token %s has %s", r, c.label, strings.Join(roles, ", ")),
+		"Use a token that has it; serve.tokens in the server's configuration gives roles")
+}

@@ -1,0 +1,305 @@
+//go:build linux
+
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// roleToken returns the token of a test's client that has the given roles.
+func roleToken(label string, roles ...Role) Token {
+	return Token{Label: label, Value: label + strings.Repeat("-0123456789", 3), Roles: roles}
+}
+
+// roleTokens has one token for each role, one without a role and one that can
+// only answer what it is told of by others.
+func roleTokens() []Token {
+	return []Token{
+		roleToken("reader", RoleRead), roleToken("runner", RoleRun), roleToken("approver", RoleApprove), roleToken("boss", RoleAdmin),
+		roleToken("default"),
+		{Label: "alice", Value: aliceToken, Roles: []Role{RoleAdmin}},
+	}
+}
+
+// roleProblem reports whether an answer refuses a request for want of a role.
+func roleProblem(a answer) bool {
+	return a.status == http.StatusForbidden && strings.Contains(a.text, `"code":"role"`)
+}
+
+// TestEveryRouteRequiresARole sends a request to each route of the OpenAPI
+// document, and to those that it leaves out, with the token of each role: the
+// routes that serve it are exactly those of the expected table.
+func TestEveryRouteRequiresARole(t *testing.T) {
+	w := newWorld(t, "  - text: Never asked.\n", func(o *Options) { o.Tokens = roleTokens() })
+	want := map[string]string{ // who is served, besides boss
+		"POST /sessions": "runner default", "GET /sessions": "reader default", "GET /sessions/{id}": "reader default",
+		"DELETE /sessions/{id}": "runner default", "POST /sessions/{id}/turns": "runner default", "GET /sessions/{id}/turns/{turn}": "reader default",
+		"POST /sessions/{id}/turns/{turn}/cancel": "runner default", "GET /sessions/{id}/confirmations": "reader default",
+		"POST /sessions/{id}/turns/{turn}/confirmations/{request}": "approver", "GET /sessions/{id}/events": "reader default",
+		"GET /sessions/{id}/values/{name}": "reader default", "GET /sessions/{id}/diff": "reader default", "GET /sessions/{id}/patch": "reader default",
+		"POST /sessions/{id}/apply": "", "GET /metrics": "reader default", "GET /openapi.json": "reader runner approver default",
+	}
+	var doc struct {
+		Paths map[string]map[string]struct {
+			Security []map[string][]string `json:"security"`
+		} `json:"paths"`
+	}
+	w.get("/openapi.json").want(t, 200).into(t, &doc)
+	routes := []string{"GET /metrics", "GET /openapi.json"}
+	for path, operations := range doc.Paths {
+		for method, op := range operations {
+			route := strings.ToUpper(method) + " " + path
+			routes = append(routes, route)
+			if len(op.Security) != 1 || len(op.Security[0]["token"]) != 1 || Role(op.Security[0]["token"][0]) != routeRoles[route] {
+				t.Errorf("%s documents the security %v, and requires %s", route, op.Security, routeRoles[route])
+			}
+		}
+	}
+	for _, route := range routes {
+		served, listed := want[route]
+		if !listed {
+			t.Errorf("%s has no expected role", route)
+			continue
+		}
+		method, path, _ := strings.Cut(route, " ")
+		path = strings.NewReplacer("{id}", "ses_00000000000000000000000000", "{turn}", "trn_x", "{request}", strings.Repeat("0", 32), "{name}", "x").Replace(path)
+		methods := []string{method}
+		if method == http.MethodGet {
+			methods = append(methods, http.MethodHead)
+		}
+		for _, token := range roleTokens()[:5] {
+			allowed := token.Label == "boss" || slices.Contains(strings.Fields(served), token.Label)
+			for _, m := range methods {
+				body := map[bool]string{true: "{}", false: ""}[m == http.MethodPost]
+				a := w.do(token.Value, m, path, body)
+				refused := roleProblem(a) || m == http.MethodHead && a.status == http.StatusForbidden
+				if refused == allowed || a.status == http.StatusUnauthorized {
+					t.Errorf("%s %s with the token %s: %d %s, want it served: %v", m, path, token.Label, a.status, a.text, allowed)
+				}
+			}
+		}
+	}
+	if len(routes) != len(want) || len(routeRoles) != len(routes)+1 { // and /healthz
+		t.Errorf("%d routes, %d expected, %d in the table", len(routes), len(want), len(routeRoles))
+	}
+}
+
+// TestARouteWithoutARoleIsServedToNobody is the control of the table.
+func TestARouteWithoutARoleIsServedToNobody(t *testing.T) {
+	w := newWorld(t, "  - text: Never asked.\n")
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /forgotten", func(http.ResponseWriter, *http.Request) { t.Error("it was served") })
+	mux.HandleFunc("GET /sessions", func(http.ResponseWriter, *http.Request) {})
+	h := w.server.guard(w.server.authorize(mux, w.server.route(mux)))
+	for path, want := range map[string]int{"/forgotten": 403, "/sessions": 200} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Host = "localhost"
+		r.Header.Set("Authorization", "Bearer "+aliceToken)
+		got := &deadlineRecorder{httptest.NewRecorder()}
+		if h.ServeHTTP(got, r); got.Code != want {
+			t.Errorf("%s: %d, want %d", path, got.Code, want)
+		}
+	}
+	doc := &huma.OpenAPI{Paths: map[string]*huma.PathItem{"/sessions": {Get: &huma.Operation{}}, "/forgotten": {Put: &huma.Operation{}}}}
+	if err := checkRoutes(doc, routeRoles); err == nil || !strings.Contains(err.Error(), "PUT /forgotten") {
+		t.Errorf("a document with a route without a role: %v", err)
+	}
+}
+
+// TestRolesOfAnswers answers one question with each role: only approve and admin
+// count, and only admin for good.
+func TestRolesOfAnswers(t *testing.T) {
+	grants := tools.NewGrants(filepath.Join(t.TempDir(), "approvals.json"))
+	w := newWorld(t, "  - calls: [{tool: write_file, input: {path: a, content: x}}]\n  - text: Done.\n", func(o *Options) { o.Tokens = roleTokens() })
+	w.opts = func(o *runner.Options) { o.Grants = grants }
+	post := func(label, path, body string) answer { return w.do(roleToken(label).Value, "POST", path, body) }
+	// Nobody's session so far: reader can't start one.
+	create := fmt.Sprintf(`{"workspace":%q}`, w.dir)
+	post("reader", "/sessions", create).problem(t, 403, "role")
+	post("approver", "/sessions", create).problem(t, 403, "role")
+	var s Session
+	post("runner", "/sessions", create).want(t, 201).into(t, &s)
+	if s.Client != "http:runner" {
+		t.Errorf("started by %q", s.Client)
+	}
+	ask := func() (string, Confirmation) {
+		var id Session
+		post("default", "/sessions", create).want(t, 201).into(t, &id)
+		f := w.follow(id.ID, "")
+		turn := w.say(id.ID, "go")
+		return "/sessions/" + id.ID + "/turns/" + turn, w.asked(id.ID, f)
+	}
+	turn, c := ask()
+	if !slices.Contains(c.Scopes, tools.ScopeAlways) {
+		t.Fatalf("offered %v", c.Scopes)
+	}
+	at := turn + "/confirmations/" + c.ID
+	const once, session, always = `{"decision":"allow"}`, `{"decision":"allow","scope":"session"}`, `{"decision":"allow","scope":"always"}`
+	for _, label := range []string{"reader", "runner", "default"} {
+		for _, body := range []string{once, session, always, `{"decision":"deny"}`} {
+			post(label, at, body).problem(t, 403, "role")
+		}
+	}
+	post("approver", at, always).problem(t, 403, "role")
+	post("approver", at, `{"decision":"deny","scope":"always"}`).problem(t, 403, "role")
+	if got := len(w.backend.commands()); got != 0 {
+		t.Fatal("it ran")
+	}
+	post("approver", at, session).want(t, 200)
+	if list, err := grants.List(); err != nil || len(list) != 0 {
+		t.Errorf("stored %v, %v", list, err)
+	}
+	// The control: admin can.
+	turn, c = ask()
+	post("boss", turn+"/confirmations/"+c.ID, always).want(t, 200)
+	if list, err := grants.List(); err != nil || len(list) != 1 {
+		t.Errorf("stored %v, %v", list, err)
+	}
+	// A client that only runs is not told what others may read.
+	var cancelled Turn
+	post("runner", turn+"/cancel", "").want(t, 200).into(t, &cancelled)
+	if cancelled != (Turn{ID: cancelled.ID, State: cancelled.State}) || cancelled.ID == "" {
+		t.Errorf("told %+v", cancelled)
+	}
+}
+
+// TestRecordsNameTheActingUser does one thing after another with different
+// tokens, and finds each in its record.
+func TestRecordsNameTheActingUser(t *testing.T) {
+	w := newWorld(t, asks+"  - text: Again.\n", func(o *Options) { o.Tokens = roleTokens() })
+	post := func(label, path, body string) answer { return w.do(roleToken(label).Value, "POST", path, body) }
+	var s Session
+	post("runner", "/sessions", fmt.Sprintf(`{"workspace":%q,"mode":"overlay"}`, w.dir)).want(t, 201).into(t, &s)
+	f := w.follow(s.ID, "")
+	var turn Started
+	post("default", "/sessions/"+s.ID+"/turns", `{"message":"go"}`).want(t, 202).into(t, &turn)
+	c := w.asked(s.ID, f)
+	post("approver", "/sessions/"+s.ID+"/turns/"+turn.Turn+"/confirmations/"+c.ID, `{"decision":"deny","scope":"always"}`).want(t, 403)
+	post("runner", "/sessions/"+s.ID+"/turns/"+turn.Turn+"/cancel", "").want(t, 200)
+	w.ended(s.ID, turn.Turn)
+	w.do(roleToken("boss").Value, "DELETE", "/sessions/"+s.ID, "").want(t, 200)
+	want := map[runner.Kind]string{
+		runner.KindSessionCreated: "http:runner", runner.KindTurnStarted: "http:default", runner.KindMessage: "http:default",
+		runner.KindConfirmationAttempted: "http:approver", runner.KindTurnCancelled: "http:runner", runner.KindSessionEnded: "http:boss",
+	}
+	for _, r := range w.trace(s.ID) {
+		who, listed := want[r.Kind]
+		if !listed || r.Kind == runner.KindMessage && r.Actor != runner.ActorUser {
+			continue
+		}
+		delete(want, r.Kind)
+		var p struct{ Client, By, Outcome string }
+		if err := json.Unmarshal(r.Payload, &p); err != nil {
+			t.Fatal(err)
+		}
+		if p.Client != who && p.By != who {
+			t.Errorf("%s does not name %s: %s", r.Kind, who, r.Payload)
+		}
+		if r.Kind == runner.KindConfirmationAttempted && p.Outcome != string(runner.AttemptForbidden) {
+			t.Errorf("the refused answer has the outcome %s", p.Outcome)
+		}
+		if r.Kind == runner.KindTurnCancelled && p.By != "user" {
+			t.Errorf("cancelled by %s", p.By)
+		}
+	}
+	if len(want) > 0 {
+		t.Errorf("no record of %v", want)
+	}
+}
+
+// adminTool asks, and may require an administrator.
+type adminTool struct{ requires bool }
+
+func (a adminTool) Definition() tools.Definition {
+	return tools.Definition{
+		Name: "probe", Description: "Probes.", Class: tools.ClassNone, Runs: tools.PlaceHost, RequiresAdmin: a.requires,
+		InputSchema: json.RawMessage(`{"type":"object","properties":{}}`),
+	}
+}
+
+func (adminTool) Execute(context.Context, *tools.Call) (tools.Output, error) {
+	return tools.Output{}, nil
+}
+
+// TestAdminToolsAreAnsweredByAdmins asks about a tool that requires an
+// administrator.
+func TestAdminToolsAreAnsweredByAdmins(t *testing.T) {
+	for _, requires := range []bool{true, false} {
+		s := &session{broker: tools.NewBroker(tools.BrokerOptions{Attended: true})}
+		d, err := tools.New(tools.Options{
+			Broker: s.broker, Allow: func(tools.Definition) bool { return true }, Emit: func(tools.Event) error { return nil }, ConfirmTimeout: time.Hour,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Register(func() tools.Tool { return &adminTool{requires} }); err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_, _ = d.Round(t.Context(), []tools.Call{{ID: "tu_1", Name: "probe", Input: json.RawMessage("{}")}})
+		}()
+		for len(s.broker.Pending()) == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		id := s.broker.Pending()[0].ID
+		for _, c := range []struct {
+			answer tools.Answer
+			want   bool
+		}{
+			{tools.Answer{Decision: tools.DecisionAllow}, requires},
+			{tools.Answer{Decision: tools.DecisionDeny}, false},
+			{tools.Answer{Decision: tools.DecisionDeny, Scope: tools.ScopeAlways}, true},
+		} {
+			if got := s.needsAdmin(id, c.answer); got != c.want {
+				t.Errorf("requires an administrator %v, answer %+v: needs one %v", requires, c.answer, got)
+			}
+		}
+		if _, err := s.broker.Answer(t.Context(), id, tools.Answer{Decision: tools.DecisionDeny}, "test"); err != nil {
+			t.Error(err)
+		}
+		<-done
+		if err := d.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestRolesDoNotIncludeEachOther(t *testing.T) {
+	for _, have := range AllRoles() {
+		for _, need := range AllRoles() {
+			if got, want := (client{roles: []Role{have}}).has(need), have == need || have == RoleAdmin; got != want {
+				t.Errorf("%s has %s: %v", have, need, got)
+			}
+		}
+	}
+	if c := (client{}); slices.ContainsFunc(append(AllRoles(), roleAny, ""), c.has) {
+		t.Error("no client has a role")
+	}
+	if (client{roles: []Role{RoleAdmin}}).has("") {
+		t.Error("admin has the role of a route that is not listed")
+	}
+	var buf bytes.Buffer
+	if err := writeJSON(&buf, client{label: "x"}.lacksRole(RoleAdmin)); err != nil || !strings.Contains(buf.String(), "admin") {
+		t.Errorf("%s, %v", &buf, err)
+	}
+}
