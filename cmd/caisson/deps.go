@@ -3,6 +3,7 @@ package main
 import (
 	"io"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -22,6 +23,8 @@ type deps struct {
 	// somebody who asked three times.
 	signals <-chan os.Signal
 	exit    func(status int)
+	// handled is set once a command handles signals itself; nil is no matter.
+	handled *atomic.Bool
 	// patience is how long the end of a run waits for a reader that reads
 	// nothing.
 	patience time.Duration

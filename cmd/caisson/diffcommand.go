@@ -30,7 +30,7 @@ func newDiffCommand(d deps, env environ) *cobra.Command {
 		Use:     "diff [flags] [SESSION]",
 		Short:   "Show what an overlay run changed",
 		Long:    diffLong + exitHelp(runner.ExitDone, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
-		Example: "  caisson diff\n  caisson diff --stat ses_01JD\n  caisson diff | git apply --check",
+		Example: "  caisson diff\n  caisson diff --stat ses_01JD\n  caisson diff > changes.patch && git apply --check changes.patch",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
 				return usage("diff takes one session, got %d arguments", len(args))
@@ -68,10 +68,10 @@ func first(args []string) string {
 // stopping ends the context at the first signal.
 func stopping(parent context.Context, d deps) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(parent)
-	done := make(chan struct{})
+	signals, done := d.listen(), make(chan struct{})
 	go func() {
 		select {
-		case sig := <-d.signals:
+		case sig := <-signals:
 			cancel(&runner.Interrupted{Signal: number(sig)})
 		case <-done:
 		}

@@ -50,7 +50,7 @@ func newDoctorCommand(d deps, env environ, status *int) *cobra.Command {
   caisson doctor --quick --json | jq -r '.[] | select(.result != "ok") | .mend'`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, _, _, stop := interruptible(cmd.Context(), d.signals, func(string) {}, d.exit)
+			ctx, _, _, stop := interruptible(cmd.Context(), d.listen(), func(string) {}, d.exit)
 			defer stop()
 			findings := examine(ctx, d, env, settings, profile, quick)
 			if i, ok := errors.AsType[*runner.Interrupted](context.Cause(ctx)); ok {

@@ -81,7 +81,7 @@ func newImagesPullCommand(d deps, env environ, status *int) *cobra.Command {
 			}
 			p := newPulling(d, env)
 			defer p.close()
-			ctx, _, _, stop := interruptible(cmd.Context(), d.signals, func(string) {}, d.exit)
+			ctx, _, _, stop := interruptible(cmd.Context(), d.listen(), func(string) {}, d.exit)
 			defer stop()
 			err = withImages(ctx, d, env, p.report, func(s *images.Store, _ *imageStore) error {
 				for _, ref := range refs {

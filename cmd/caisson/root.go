@@ -7,14 +7,30 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ci"
 	"github.com/caisson-run/caisson/runner"
 )
 
 // run is the whole program: it does what the arguments say and returns the
 // exit status.
 func run(ctx context.Context, args, env []string, d deps) int {
+	d, guard := guardOutput(d, env)
+	d, stop := handleSignals(d)
+	defer stop()
+	status := execute(ctx, d, guard, args, env)
+	if guard != nil {
+		closeGuard(d, guard) // not where the program panics: commands stay stopped then
+	}
+	return status
+}
+
+// execute runs the command that the arguments name, and returns the exit status.
+func execute(ctx context.Context, d deps, guard *ci.Guard, args, env []string) int {
 	status := runner.ExitDone
 	root := newRoot(d, env, &status)
+	if guard != nil {
+		root.PersistentPreRun = func(cmd *cobra.Command, _ []string) { configureGuard(guard, cmd) }
+	}
 	root.SetArgs(args)
 	root.SetIn(d.stdin)
 	root.SetOut(d.stdout)

@@ -98,7 +98,7 @@ func runTask(ctx context.Context, d deps, env environ, f runFlags, args []string
 	}
 	s.apply = f.apply
 	u := newInterface(d, env, f.json)
-	ctx, force, cancel, stop := interruptible(ctx, d.signals, u.say, d.exit)
+	ctx, force, cancel, stop := interruptible(ctx, d.listen(), u.say, d.exit)
 	defer stop()
 	defer u.close(ctx)
 	u.broken = func() { cancel(&runner.Interrupted{Signal: sigpipe}) }

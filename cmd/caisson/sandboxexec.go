@@ -85,7 +85,7 @@ func execInSandbox(ctx context.Context, d deps, env environ, f execFlags, args [
 			said = said[1:]
 		}
 	}
-	ctx, abandon, _, stop := interruptible(ctx, d.signals, say, d.exit)
+	ctx, abandon, _, stop := interruptible(ctx, d.listen(), say, d.exit)
 	defer stop()
 	command := runner.UserCommand{
 		Argv: args[1:], Dir: f.dir, Timeout: f.timeout, Stdout: d.stdout, Stderr: d.stderr, Abandon: abandon,

@@ -87,7 +87,7 @@ func serve(ctx context.Context, d deps, env environ, f serveFlags) (status int, 
 	log := serveLog(d, f.verbose)
 	base.backends.logger = log
 	say := func(text string) { fmt.Fprintln(d.stderr, "caisson: "+display(text)) }
-	ctx, force, _, stop := interruptible(ctx, d.signals, say, d.exit)
+	ctx, force, _, stop := interruptible(ctx, d.listen(), say, d.exit)
 	defer stop()
 	h := &host{deps: d, environ: env, flags: f, base: base, log: log}
 	if h.roots, err = openRoots(base.conf.Serve.Roots); err != nil {

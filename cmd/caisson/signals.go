@@ -3,10 +3,45 @@ package main
 import (
 	"context"
 	"os"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/caisson-run/caisson/runner"
 )
+
+// handleSignals hands signals to the command that runs. One that waits for none,
+// or doesn't yet, is ended by the first.
+func handleSignals(d deps) (_ deps, stop func()) {
+	in, out, done := d.signals, make(chan os.Signal, 4), make(chan struct{})
+	var handled atomic.Bool
+	d.signals, d.handled = out, &handled
+	go func() {
+		for {
+			select {
+			case sig := <-in:
+				if !handled.Load() {
+					d.exit(128 + number(sig))
+					return
+				}
+				select {
+				case out <- sig:
+				default: // nobody could tell more than four apart
+				}
+			case <-done:
+				return
+			}
+		}
+	}()
+	return d, func() { close(done) }
+}
+
+// listen returns the signals, which the caller handles from now on.
+func (d deps) listen() <-chan os.Signal {
+	if d.handled != nil {
+		d.handled.Store(true)
+	}
+	return d.signals
+}
 
 // interruptible cancels the context at the first signal, and closes force at
 // the second: a person who asks twice is not made to wait for commands to end.

@@ -84,7 +84,7 @@ func callTool(ctx context.Context, d deps, env environ, f callFlags, args []stri
 		return 0, noTool(args[0])
 	}
 	u := newInterface(d, env, false)
-	ctx, force, _, stop := interruptible(ctx, d.signals, u.say, d.exit)
+	ctx, force, _, stop := interruptible(ctx, d.listen(), u.say, d.exit)
 	defer stop()
 	defer u.close(ctx)
 	folder, err := runner.NewFolder(env.stateDir(), secrets(env, config.SelectedModel{}))

@@ -1,0 +1,195 @@
+// Package ci keeps a CI system's runner from obeying what Caisson prints. Runners
+// read the output of a step for commands, such as "::set-output name=x::y" or
+// "##vso[task.setvariable]", and texts of models and programs may hold some.
+package ci
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"io"
+	"os"
+	"sync"
+	"time"
+)
+
+// closeTimeout bounds how long [Guard.Close] waits for a reader that reads nothing.
+const closeTimeout = time.Second
+
+// Guard stands in front of standard output and standard error. On both, what
+// begins a runner's command is escaped. On GitHub, commands are stopped in
+// addition, from the first line of standard error to the last: "stop-commands"
+// holds for both streams.
+type Guard struct {
+	stdout, stderr *Stream
+	// stop and resume are lines of standard error; "" is none.
+	stop, resume string
+	begun        sync.Once
+	// patience bounds how long Close waits.
+	patience time.Duration
+}
+
+// New returns a guard for the CI system that the environment names, or nil
+// where it names none.
+func New(getenv func(string) string, stdout, stderr io.Writer) *Guard {
+	github := getenv("GITHUB_ACTIONS") != ""
+	if !github && getenv("TF_BUILD") == "" && getenv("TEAMCITY_VERSION") == "" {
+		return nil
+	}
+	g := &Guard{patience: closeTimeout}
+	shared := &output{}
+	g.stdout = &Stream{guard: g, w: stdout, out: shared}
+	g.stderr = &Stream{guard: g, w: stderr, out: shared}
+	if !sameFile(stdout, stderr) { // else a marker could be split between the two
+		g.stderr.out = &output{}
+	}
+	g.stdout.out.scan.reset()
+	g.stderr.out.scan.reset()
+	if github {
+		var token [16]byte
+		_, _ = rand.Read(token[:]) // never fails
+		text := hex.EncodeToString(token[:])
+		g.stop, g.resume = "::stop-commands::"+text+"\n", "::"+text+"::\n"
+	}
+	return g
+}
+
+// Stdout returns the guarded standard output.
+func (g *Guard) Stdout() *Stream { return g.stdout }
+
+// Stderr returns the guarded standard error.
+func (g *Guard) Stderr() *Stream { return g.stderr }
+
+// WriteJSON announces that standard output is JSON: markers are escaped wherever
+// they are, in a way that parsers undo.
+func (g *Guard) WriteJSON() {
+	g.stdout.out.mu.Lock()
+	defer g.stdout.out.mu.Unlock()
+	g.stdout.json = true
+}
+
+// KeepFiles announces that standard output is data, such as a patch. It is not
+// changed then where it goes to a regular file, which no runner reads.
+func (g *Guard) KeepFiles() {
+	f, ok := g.stdout.w.(*os.File)
+	if !ok {
+		return
+	}
+	info, err := f.Stat()
+	g.stdout.out.mu.Lock()
+	defer g.stdout.out.mu.Unlock()
+	g.stdout.exact = err == nil && info.Mode().IsRegular()
+}
+
+// Escaped returns the number of markers that were escaped on standard output as
+// text, which nothing undoes.
+func (g *Guard) Escaped() int {
+	g.stdout.out.mu.Lock()
+	defer g.stdout.out.mu.Unlock()
+	return g.stdout.escaped
+}
+
+// Close writes the last line of standard error. What is written later is
+// discarded. Close returns after a second at most.
+func (g *Guard) Close() {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		g.finish()
+	}()
+	select {
+	case <-done:
+	case <-time.After(g.patience):
+	}
+}
+
+func (g *Guard) finish() {
+	g.begun.Do(func() { g.stop, g.resume = "", "" }) // nothing was written
+	o := g.stderr.out
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closed {
+		return
+	}
+	o.closed = true
+	if g.resume == "" {
+		return
+	}
+	line := g.resume
+	if !o.scan.atLineStart() {
+		line = "\n" + line
+	}
+	_, _ = io.WriteString(g.stderr.w, line) // nothing else could be done about it
+}
+
+// begin writes the first line of standard error.
+func (g *Guard) begin() {
+	g.begun.Do(func() {
+		g.stderr.out.mu.Lock()
+		defer g.stderr.out.mu.Unlock()
+		if g.stop != "" {
+			_, _ = io.WriteString(g.stderr.w, g.stop)
+			g.stderr.out.scan.startLine()
+		}
+	})
+}
+
+// output is what a runner reads from one file: of both streams where they are
+// the same.
+type output struct {
+	mu     sync.Mutex
+	scan   scanner
+	closed bool
+}
+
+// Stream is one guarded stream. It is safe for concurrent use.
+type Stream struct {
+	guard *Guard
+	w     io.Writer
+	out   *output
+	json  bool
+	exact bool
+	// escaped counts markers that were escaped in text.
+	escaped int
+}
+
+// Unwrap returns the stream behind the guard.
+func (s *Stream) Unwrap() io.Writer { return s.w }
+
+// Write writes p, its markers escaped.
+func (s *Stream) Write(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	s.guard.begin()
+	s.out.mu.Lock()
+	defer s.out.mu.Unlock()
+	if s.out.closed {
+		return len(p), nil
+	}
+	text, n := s.out.scan.escape(p, s.json)
+	switch {
+	case s.exact:
+		text = p
+	case !s.json:
+		s.escaped += n
+	}
+	if _, err := s.w.Write(text); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// sameFile reports whether two streams are one file.
+func sameFile(a, b io.Writer) bool {
+	if a == b {
+		return true
+	}
+	f, ok := a.(*os.File)
+	g, also := b.(*os.File)
+	if !ok || !also {
+		return false
+	}
+	one, err := f.Stat()
+	two, errTwo := g.Stat()
+	return err == nil && errTwo == nil && os.SameFile(one, two)
+}

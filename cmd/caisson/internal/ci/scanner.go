@@ -1,0 +1,128 @@
+package ci
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// scanner finds what begins a command, across the borders of writes. Nothing is
+// held back: of a marker that is complete, the last byte is escaped.
+//
+// GitHub's runner obeys "::" behind blanks at the beginning of a line, and
+// "##[" anywhere; Azure's "##vso[" anywhere, and it warns of "##vso"; TeamCity's
+// "##teamcity[". Lines end with CR, LF or both.
+type scanner struct {
+	// blank is set while the line has nothing but blanks, inLine once it has a byte.
+	blank, inLine bool
+	// partial are the first bytes of a character.
+	partial []byte
+	// colon is set behind a colon that may begin a marker, hashes counts the "#"
+	// in a row, at most 2, and word is what follows these.
+	colon  bool
+	hashes int
+	word   string
+	// wrote is set once there was a byte.
+	wrote bool
+}
+
+// markers are what follows "##", up to the byte that is escaped.
+var markers = []string{"[", "vso", "teamcity"}
+
+func (s *scanner) reset() { *s = scanner{blank: true} }
+
+// startLine forgets the line that was written so far.
+func (s *scanner) startLine() { *s = scanner{blank: true, wrote: true} }
+
+func (s *scanner) atLineStart() bool { return !s.inLine }
+
+// escape returns text with its markers escaped, and how many there were. In JSON
+// each "::" and "##" is one; there the escape means the same to a parser.
+func (s *scanner) escape(text []byte, json bool) ([]byte, int) {
+	var out []byte // nil while nothing is changed
+	n, done := 0, 0
+	for i, c := range text {
+		if with := s.next(c, json); with != "" {
+			out = append(append(out, text[done:i]...), with...)
+			done = i + 1
+			n++
+		}
+	}
+	if n == 0 {
+		return text, 0
+	}
+	return append(out, text[done:]...), n
+}
+
+// next takes one byte and returns what is written in its place, "" for itself.
+func (s *scanner) next(c byte, json bool) string {
+	first := !s.wrote
+	s.wrote = true
+	if c == '\n' || c == '\r' {
+		s.startLine()
+		return ""
+	}
+	s.inLine = true
+	if first && (c == 0x00 || c >= 0xfe) { // would make what follows UTF-16 or UTF-32
+		return string(unicode.ReplacementChar)
+	}
+	colon, hash := s.nextColon(c, json), s.nextHash(c, json)
+	if colon || hash {
+		return fmt.Sprintf(`\u%04x`, c)
+	}
+	return ""
+}
+
+// nextColon reports whether c completes "::" where it counts.
+func (s *scanner) nextColon(c byte, json bool) bool {
+	if c == ':' && s.colon {
+		s.colon = false
+		return true
+	}
+	s.colon = c == ':' && (s.blank || json)
+	s.blank = s.blank && s.isBlank(c)
+	return false
+}
+
+// isBlank reports whether c is, or belongs to, a character that runners skip at
+// the beginning of a line. What is invisible counts as well: to some comparisons
+// it isn't there.
+func (s *scanner) isBlank(c byte) bool {
+	if c < utf8.RuneSelf {
+		s.partial = nil
+		return c <= ' ' || c == 0x7f
+	}
+	s.partial = append(s.partial, c)
+	if !utf8.FullRune(s.partial) {
+		return true
+	}
+	r, _ := utf8.DecodeRune(s.partial)
+	s.partial = nil
+	return unicode.IsSpace(r) || unicode.IsControl(r) || unicode.Is(unicode.Cf, r) || r == utf8.RuneError
+}
+
+// nextHash reports whether c completes a marker that begins with "##".
+func (s *scanner) nextHash(c byte, json bool) bool {
+	switch {
+	case c == '#' && json && s.hashes > 0:
+		s.hashes = 0
+		return true
+	case c == '#':
+		s.hashes, s.word = min(s.hashes+1, 2), ""
+		return false
+	case s.hashes < 2:
+		s.hashes = 0
+		return false
+	}
+	s.word += strings.ToLower(string(rune(c)))
+	if slices.Contains(markers, s.word) {
+		s.hashes, s.word = 0, ""
+		return true
+	}
+	if !slices.ContainsFunc(markers, func(m string) bool { return strings.HasPrefix(m, s.word) }) {
+		s.hashes, s.word = 0, ""
+	}
+	return false
+}
