@@ -153,7 +153,7 @@ func TestWhichInstructionFile(t *testing.T) {
 		"CLAUDE.md as fallback":    {files: map[string]string{"CLAUDE.md": "c"}, want: "CLAUDE.md 1 false"},
 		"an empty one":             {files: map[string]string{"AGENTS.md": " \n", "CLAUDE.md": "c"}, want: "CLAUDE.md 1 false"},
 		"too long":                 {files: map[string]string{"AGENTS.md": long}, want: fmt.Sprintf("AGENTS.md %d true", len(long))},
-		"long once it is seen":     {files: map[string]string{"AGENTS.md": strings.Repeat("\u200b", maxInstructionBytes/4)}, want: fmt.Sprintf("AGENTS.md %d true", maxInstructionBytes/4*3)},
+		"long once it is seen":     {files: map[string]string{"AGENTS.md": strings.Repeat("\u200b\u2060", maxInstructionBytes/8)}, want: fmt.Sprintf("AGENTS.md %d true", maxInstructionBytes/4*3)},
 		"a link inside":            {files: map[string]string{"CLAUDE.md": "c"}, link: "CLAUDE.md", want: "AGENTS.md 1 false"},
 		"a link that leads out":    {files: map[string]string{"CLAUDE.md": "c"}, link: "../outside", want: "CLAUDE.md 1 false", ignored: "AGENTS.md"},
 		"a folder":                 {files: map[string]string{"AGENTS.md/x": "x"}, ignored: "AGENTS.md"},

@@ -96,6 +96,7 @@ type ToolCompleted struct {
 	Name          tools.Name     `json:"tool_name"`
 	Success       bool           `json:"success"`
 	OutputBytes   int            `json:"output_size_bytes"`
+	Truncated     bool           `json:"truncated,omitempty"` // the tool gave more than that
 	LatencyMS     int64          `json:"latency_ms"`
 	FilesModified []string       `json:"files_modified"`
 	Command       *string        `json:"command_executed"`
@@ -136,7 +137,22 @@ type ConfirmationRequested struct {
 	Hidden    bool     `json:"hidden_characters"`
 	Projected []string `json:"projected_modifications"`
 	Diff      string   `json:"diff,omitempty"`
-	ExpiresAt string   `json:"expires_at"` // RFC 3339
+	// Runs is where the call would run. Dangerous is what of it the policy calls
+	// dangerous, and Notices what of its text might be overlooked.
+	Runs      tools.Place `json:"runs,omitempty"`
+	Dangerous string      `json:"dangerous,omitempty"`
+	Notices   []string    `json:"notices,omitempty"`
+	// Covers are the files whose content the answer covers: where one changes
+	// before the call runs, the question is put again.
+	Covers []string `json:"covers,omitempty"`
+	// Changed reports that the question was put before, and that what was shown
+	// has changed since.
+	Changed bool `json:"changed,omitempty"`
+	// Scopes are how long an answer could hold, and Phrase the command that an
+	// answer for good would have been bound to.
+	Scopes    []tools.Scope `json:"scopes,omitempty"`
+	Phrase    string        `json:"phrase,omitempty"`
+	ExpiresAt string        `json:"expires_at"` // RFC 3339
 }
 
 // ConfirmationResolved says how it was answered.

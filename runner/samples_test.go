@@ -65,6 +65,8 @@ func samples() []Payload {
 		ConfirmationRequested{
 			CallID: "tu_1", Name: "shell", Class: tools.ClassExecute, RequestID: "00ff", Summary: "rm -r build", Command: new("rm -r build"),
 			InputHash: "cd", Display: `{"command":"rm -r build"}`, Projected: []string{}, Diff: "-a\n+b\n", ExpiresAt: "2026-11-20T10:05:00Z",
+			Runs: tools.PlaceSandbox, Dangerous: "rm -r build", Notices: []string{"60 blanks in a row"}, Covers: []string{"run.sh"}, Changed: true,
+			Scopes: []tools.Scope{tools.ScopeOnce, tools.ScopeAlways}, Phrase: "rm -r build",
 		},
 		ConfirmationResolved{CallID: "tu_1", RequestID: "00ff", Decision: tools.DecisionAllow, Scope: tools.ScopeOnce, By: "user", Client: "terminal"},
 		ConfirmationAttempted{
@@ -74,7 +76,7 @@ func samples() []Payload {
 		ToolCalled{CallID: "tu_1", Name: "shell", InputHash: "cd", InputBytes: 24, Class: tools.ClassExecute, Rule: "sandboxed execute", Summary: "sh test.sh"},
 		NetworkDenied{CallID: "tu_1", URL: "http://169.254.169.254/latest", Host: "169.254.169.254:80", Addr: "169.254.169.254", Reason: "the address is link-local", Redirect: true},
 		ToolCompleted{
-			CallID: "tu_1", Name: "shell", OutputBytes: 40, LatencyMS: 9, FilesModified: []string{},
+			CallID: "tu_1", Name: "shell", OutputBytes: 40, Truncated: true, LatencyMS: 9, FilesModified: []string{},
 			Command: new("sh test.sh"), Metadata: map[string]any{"exit_code": 1},
 		},
 		ToolFailed{

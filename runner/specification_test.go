@@ -40,7 +40,7 @@ func TestSpecification9InRecords(t *testing.T) {
 			`llm.call_completed > tool.failed {"error_class":"permission_denied","error_message":"TEXT","files_modified":[],"latency_ms":"MS","tool_use_id":"tu_1"}`,
 		}},
 		"9.3 a denied write": {`{tool: write_file, input: {path: src/auth.ts, content: x}}`, deny, []string{
-			`llm.call_completed > tool.confirmation_requested {"command_summary":null,"confirmation_request_id":"ID","expires_at":"TIME","input_summary":"src/auth.ts","projected_modifications":["src/auth.ts"],"side_effects":"write","tool_name":"write_file","tool_use_id":"tu_1"}`,
+			`llm.call_completed > tool.confirmation_requested {"command_summary":null,"confirmation_request_id":"ID","expires_at":"TIME","input_summary":"src/auth.ts","projected_modifications":["src/auth.ts"],"runs":"sandbox","scopes":["once","session"],"side_effects":"write","tool_name":"write_file","tool_use_id":"tu_1"}`,
 			`tool.confirmation_requested > tool.confirmation_resolved {"client":"http","confirmation_request_id":"ID","decision":"deny","scope":"once","tool_use_id":"tu_1"}`,
 			`tool.confirmation_resolved > tool.failed {"error_class":"user_denied","error_message":"TEXT","files_modified":[],"latency_ms":"MS","tool_use_id":"tu_1"}`,
 		}},

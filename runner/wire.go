@@ -60,7 +60,7 @@ func called(e tools.Called) ToolCalled {
 
 func completed(e tools.Completed) ToolCompleted {
 	p := ToolCompleted{
-		CallID: e.CallID, Name: e.Name, Success: e.Success, OutputBytes: e.OutputBytes,
+		CallID: e.CallID, Name: e.Name, Success: e.Success, OutputBytes: e.OutputBytes, Truncated: e.Truncated,
 		LatencyMS: milliseconds(e.Latency), FilesModified: listed(e.FilesModified), Metadata: e.Metadata,
 	}
 	if e.Command != "" {
@@ -76,6 +76,10 @@ func failed(e tools.Failed) ToolFailed {
 	}
 }
 
+// maxRecordedDiff bounds the diff of a record; the file itself is in the
+// workspace.
+const maxRecordedDiff = 64 << 10
+
 func requested(c tools.Confirmation) ConfirmationRequested {
 	var command *string
 	if c.Class == tools.ClassExecute {
@@ -83,7 +87,8 @@ func requested(c tools.Confirmation) ConfirmationRequested {
 	}
 	return ConfirmationRequested{
 		CallID: c.CallID, Name: c.Name, Class: c.Class, RequestID: c.ID, Summary: c.Summary, Command: command,
-		InputHash: c.InputHash, Display: c.Input, Hidden: c.Hidden, Projected: listed(c.Projected), Diff: c.Diff,
+		InputHash: c.InputHash, Display: c.Input, Hidden: c.Hidden, Projected: listed(c.Projected), Diff: tools.Elide(c.Diff, maxRecordedDiff),
+		Runs: c.Runs, Dangerous: c.Dangerous, Notices: c.Notices, Covers: c.Covers, Changed: c.Changed, Scopes: c.Scopes, Phrase: c.Phrase,
 		ExpiresAt: c.Expires.UTC().Format(timeLayout),
 	}
 }

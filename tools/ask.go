@@ -159,8 +159,12 @@ func (r *round) confirmation(p *pending) Confirmation {
 		ID: randomHex(16), CallID: p.call.ID, Seq: int(r.d.questions.Add(1)), Name: p.call.Name, Class: p.tool.def.Class,
 		Runs: p.tool.def.Runs, Workspace: folder, Dangerous: danger,
 		Input: input, Summary: p.summary, Exact: bytes.Clone(p.call.Input), InputHash: p.hash,
-		Projected: paths, Diff: elide(diff, maxShownDiff), Hidden: hidden || hiddenPath || hiddenDiff,
 		RequiresAdmin: p.tool.def.RequiresAdmin, Changed: p.ask.again, Scopes: []Scope{ScopeOnce, ScopeSession}, Expires: time.Now().Add(r.d.opts.ConfirmTimeout),
+		Projected: paths, Diff: Elide(diff, maxShownDiff), DiffElided: len(diff) > maxShownDiff, Notices: inputNotices(p.call.Input), Hidden: hidden || hiddenPath || hiddenDiff,
+	}
+	for _, path := range p.ask.shown.Covers {
+		safe, hiddenName := Display(path)
+		c.Covers, c.Hidden = append(c.Covers, safe), c.Hidden || hiddenName
 	}
 	if key, ok := grantKey(p, r.d.opts.Workspace); ok && r.d.opts.Grants != nil && p.dangerous == "" {
 		c.Scopes = append(c.Scopes, ScopeAlways)

@@ -116,10 +116,10 @@ func TestBoundedTextKeepsBothEndsAndCountsExactly(t *testing.T) {
 }
 
 func TestElide(t *testing.T) {
-	if got := elide("0123456789", 10); got != "0123456789" {
+	if got := Elide("0123456789", 10); got != "0123456789" {
 		t.Errorf("short text became %q", got)
 	}
-	if got, want := elide("01äääää89", 4), "01 [… 5 characters (10 bytes) not shown …] 89"; got != want {
+	if got, want := Elide("01äääää89", 4), "01 [… 5 characters (10 bytes) not shown …] 89"; got != want {
 		t.Errorf("elided %q, want %q", got, want)
 	}
 }

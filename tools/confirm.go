@@ -55,6 +55,17 @@ type Confirmation struct {
 	// diff where one can be made. Both are safe for display.
 	Projected []string
 	Diff      string
+	// DiffElided reports that the middle of Diff is left out because it is
+	// longer than 256 KiB. Exact is always whole: who can't show the change as a
+	// diff can show that.
+	DiffElided bool
+	// Notices are facts about the input that a person might overlook, each a
+	// phrase, safe for display: long runs of blanks, letters that pass for others.
+	Notices []string
+	// Covers are the workspace files, safe for display, whose content the answer
+	// covers beside the input: where one changes before the call runs, it is asked
+	// again. What else a command reads is not covered.
+	Covers []string
 	// Hidden says that Input, a path or Diff holds characters that a terminal
 	// would not show; they are written as escapes.
 	Hidden bool

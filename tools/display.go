@@ -10,7 +10,8 @@ import (
 // Display makes text from a model, a tool or a file safe for a terminal or a
 // page: what would be executed by a terminal or not be seen by a person is
 // written out as an escape ("\x1b", "\u202e"), and hidden says that there was
-// any. Newlines and tabs are escaped too; [DisplayLines] keeps them. What is
+// any. Newlines and tabs are escaped too; [DisplayLines] keeps them. An escape
+// that is repeated is written once, with a count ("\u00a0{×5000}"). What is
 // printable is left alone; a backslash is not doubled, so the result is for
 // people and can't be parsed back.
 func Display(s string) (safe string, hidden bool) { return display(s, false) }
@@ -36,10 +37,28 @@ func display(s string, lines bool) (string, bool) {
 			continue
 		}
 		hidden = hidden || (r != '\n' && r != '\t')
-		writeEscape(&b, r, s[i:i+size])
+		raw := s[i : i+size]
+		writeEscape(&b, r, raw)
 		i += size
+		if n := repeated(s[i:], raw); n >= manyEscapes && r != '\n' && r != '\t' {
+			fmt.Fprintf(&b, "{×%d}", n+1)
+			i += n * size
+		}
 	}
 	return b.String(), hidden
+}
+
+// manyEscapes is the number of repetitions from which an escape is written once,
+// with a count: thousands of them would push the rest out of sight.
+const manyEscapes = 8
+
+// repeated returns how many times s begins with part.
+func repeated(s, part string) int {
+	n := 0
+	for strings.HasPrefix(s[n*len(part):], part) {
+		n++
+	}
+	return n
 }
 
 func writeEscape(b *strings.Builder, r rune, raw string) {
@@ -73,7 +92,7 @@ func escaped(r rune) bool {
 	case unicode.Is(unicode.Variation_Selector, r):
 		return r != 0xfe0f // emoji presentation, as people really write it
 	case unicode.Is(unicode.Zs, r):
-		return r != 0x00a0 && r != 0x3000
+		return true // shells and people take them for spaces, or for nothing
 	}
 	return !unicode.IsGraphic(r)
 }

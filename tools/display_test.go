@@ -31,6 +31,8 @@ func TestDisplay(t *testing.T) {
 		{"invalid UTF-8", "a\xc3(", `a\xc3(`, true},
 		{"replacement character itself", "a\ufffd", "a\ufffd", false},
 		{"private use", "\ue000", `\ue000`, true},
+		{"blanks that are not spaces", "a\u00a0b\u3000c\u1680", `a\u00a0b\u3000c\u1680`, true},
+		{"thousands of them", "a" + strings.Repeat("\u00a0", 5000) + "b", `a\u00a0{×5000}b`, true},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

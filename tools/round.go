@@ -293,7 +293,7 @@ func (p *pending) pathsForDisplay() (paths []string, hidden bool) {
 // writes as an escape is hidden all the same: the command holds the character.
 func inputForDisplay(input json.RawMessage) (text string, hidden bool) {
 	safe, hidden := Display(string(input))
-	return elide(safe, maxShownInput), hidden || hiddenInJSON(input)
+	return Elide(safe, maxShownInput), hidden || hiddenInJSON(input)
 }
 
 // hiddenInJSON says whether canonical JSON escapes a character that a terminal

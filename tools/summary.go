@@ -11,7 +11,7 @@ import (
 const (
 	maxSummaryBytes = 200
 	maxShownInput   = 8 << 10
-	maxShownDiff    = 64 << 10
+	maxShownDiff    = 256 << 10
 )
 
 // summary is one line for people, safe for display.
@@ -28,12 +28,23 @@ func summary(def Definition, input json.RawMessage) string {
 	if text == "" {
 		text = string(input)
 	}
-	safe, _ := Display(clip(text, maxSummaryBytes))
-	return clip(safe, maxSummaryBytes)
+	safe, _ := Display(clipMiddle(text, maxSummaryBytes))
+	return clipMiddle(safe, maxSummaryBytes)
 }
 
-// elide shows text of at most limit bytes whole, and else its two ends.
-func elide(s string, limit int) string {
+// clipMiddle bounds one line to limit bytes and keeps both ends: how a command
+// ends matters as much as how it begins.
+func clipMiddle(s string, limit int) string {
+	if len(s) <= limit {
+		return s
+	}
+	head, tail := splitText(s, limit-len("…"))
+	return head + "…" + tail
+}
+
+// Elide returns text of at most limit bytes whole, and otherwise its two ends
+// with a count of what is left out between them.
+func Elide(s string, limit int) string {
 	if len(s) <= limit {
 		return s
 	}

@@ -114,6 +114,9 @@ type Projection struct {
 	// asks again. The call gets it as Call.Projected, and must fail instead of
 	// changing anything else than what was shown (workspace.Op.IfSHA256).
 	State string
+	// Covers are the workspace files, relative to it, whose content State
+	// identifies although the call does not change them: a script that it runs.
+	Covers []string
 }
 
 // Output is what a tool gives back.

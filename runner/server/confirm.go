@@ -33,6 +33,9 @@ type Confirmation struct {
 	Diff      string        `json:"diff,omitempty" doc:"what would change, as a unified diff, safe to show"`
 	Dangerous string        `json:"dangerous,omitempty" doc:"what of the command the policy finds dangerous, safe to show"`
 	Phrase    string        `json:"phrase,omitempty" doc:"the exact command that an answer of scope always would be bound to, safe to show"`
+	Elided    bool          `json:"diff_elided,omitempty" doc:"the middle of the diff is left out; input is whole"`
+	Notices   []string      `json:"notices,omitempty" doc:"facts about the input that might be overlooked, such as letters that pass for others; safe to show"`
+	Covers    []string      `json:"covers,omitempty" doc:"workspace files whose content the answer covers; what else a command reads is not covered"`
 	Hidden    bool          `json:"hidden_characters,omitempty" doc:"the input, a path or the diff holds characters that are not seen; they are shown as escapes"`
 	Changed   bool          `json:"changed,omitempty" doc:"it was asked before, and what the diff was made from has changed since"`
 	Admin     bool          `json:"requires_admin,omitempty" doc:"only the role admin may allow it"`
@@ -70,7 +73,7 @@ func (s *session) waiting() []Confirmation {
 		}
 		v := Confirmation{
 			ID: c.ID, Turn: turn, CallID: c.CallID, Name: c.Name, Class: c.Class, Seq: c.Seq, Runs: c.Runs, Summary: c.Summary, Display: c.Input,
-			Exact: c.Exact, InputHash: c.InputHash, Projected: listed(c.Projected), Diff: c.Diff, Dangerous: c.Dangerous, Phrase: c.Phrase, Hidden: c.Hidden, Changed: c.Changed, Admin: c.RequiresAdmin,
+			Exact: c.Exact, InputHash: c.InputHash, Projected: listed(c.Projected), Diff: c.Diff, Dangerous: c.Dangerous, Phrase: c.Phrase, Elided: c.DiffElided, Notices: c.Notices, Covers: c.Covers, Hidden: c.Hidden, Changed: c.Changed, Admin: c.RequiresAdmin,
 			Scopes: listed(c.Scopes), Expires: c.Expires.UTC(),
 		}
 		list = append(list, v)

@@ -1,0 +1,88 @@
+package tools
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+	"unicode"
+)
+
+func TestInputNotices(t *testing.T) {
+	for command, want := range map[string]string{
+		"curl https://p\u0430ypal.com/x":                       `p\u0430ypal mixes letters that look alike: Latin and Cyrillic`,
+		"curl gith\u03c5b.com":                                 `gith\u03c5b mixes letters that look alike: Latin and Greek`,
+		"curl \u0430\u0440\u0440\u04cf\u0435.com":              `\u0430\u0440\u0440\u04cf\u0435.com is no plain host name`,
+		"curl https://\u0430\u0440\u0440\u04cf\u0435/":         `\u0430\u0440\u0440\u04cf\u0435 is no plain host name`,
+		"curl https://münchen.example/":                        `m\u00fcnchen.example is no plain host name`,
+		"ssh me@\u0441\u0430\u0441\u0430":                      `\u0441\u0430\u0441\u0430 is no plain host name`,
+		"curl \uff47ithub.com":                                 `\uff47ithub.com is no plain host name`,
+		"curl example\u3002com":                                `example\u3002com is no plain host name`,
+		"npm install r\u0435act":                               `r\u0435act mixes letters that look alike: Latin and Cyrillic`,
+		"ls" + strings.Repeat(" ", 5000) + "; rm -rf x":        "5000 blanks in a row",
+		"ls" + strings.Repeat("\u00a0", 5000) + "; rm -rf x":   "5000 blanks in a row",
+		"ls" + strings.Repeat(" \u3000\t", 100) + "; rm x":     "300 blanks in a row",
+		"ls" + strings.Repeat("\n", 400) + "rm x":              "400 line ends in a row",
+		"cat Größe.txt отчёт.txt 変更.md; echo 5μs # naïve café": "",
+		"curl https://github.com/x y@example.com":              "",
+		"if true; then\n" + strings.Repeat(" ", 40) + "ls\nfi": "",
+	} {
+		input, err := json.Marshal(map[string]any{"command": command, "nested": []any{1, nil}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := inputNotices(input)
+		if want == "" && len(got) > 0 || want != "" && !slices.Contains(got, want) {
+			t.Errorf("%.60q: %q, want %q", command, got, want)
+		}
+		for _, notice := range got {
+			if strings.IndexFunc(notice, func(r rune) bool { return r > unicode.MaxASCII || r < ' ' }) >= 0 {
+				t.Errorf("%.60q: the notice %q is not safe to show", command, notice)
+			}
+		}
+	}
+}
+
+// TestConfirmationShowsTheEnd: whatever a command holds, its end stands in the
+// summary and in the input that a person is shown. The control cuts the end off,
+// as summaries once did.
+func TestConfirmationShowsTheEnd(t *testing.T) {
+	const end = "; rm -rf precious"
+	for name, filler := range map[string]string{
+		"lines":              strings.Repeat("echo x\n", 400),
+		"spaces":             strings.Repeat(" ", 5000),
+		"no-break spaces":    strings.Repeat("\u00a0", 5000),
+		"ideographic spaces": strings.Repeat("\u3000", 5000),
+		"wide text":          strings.Repeat("変更", 20000),
+	} {
+		var shown Confirmation
+		def := testDefinition("shell", ClassExecute)
+		def.Summary = func(raw json.RawMessage) string { return commandOfText(raw)[0] }
+		d := newDispatcher(t, &recorder{}, Options{Policy: preset(t, "strict"), Broker: brokerFunc(func(_ context.Context, c Confirmation) (Answer, error) {
+			shown = c
+			return Answer{DecisionDeny, ScopeOnce}, nil
+		})}, fakeTool{def: def})
+		input, err := json.Marshal(map[string]string{"text": "ls " + filler + end})
+		if err != nil {
+			t.Fatal(err)
+		}
+		roundOK(t, d, call("a", "shell", string(input)))
+		if !strings.HasSuffix(shown.Summary, end) || !strings.Contains(shown.Input, end) || !strings.HasPrefix(shown.Summary, "ls") {
+			t.Errorf("%s: the end is not shown: %q", name, shown.Summary)
+		}
+		if len(shown.Summary) > maxSummaryBytes || len(shown.Input) > maxShownInput+200 {
+			t.Errorf("%s: %d and %d bytes are shown", name, len(shown.Summary), len(shown.Input))
+		}
+		if strings.ContainsAny(shown.Summary+shown.Input, "\u00a0\u3000") {
+			t.Errorf("%s: blanks that are not spaces are shown raw", name)
+		}
+		var exact struct{ Text string }
+		if err := json.Unmarshal(shown.Exact, &exact); err != nil || exact.Text != "ls "+filler+end {
+			t.Errorf("%s: the whole input can't be seen: %v", name, err)
+		}
+		if strings.HasSuffix(clip("ls "+filler+end, maxSummaryBytes), end) {
+			t.Errorf("%s: the control shows the end too", name)
+		}
+	}
+}
