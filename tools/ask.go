@@ -159,12 +159,16 @@ func (r *round) confirmation(p *pending) Confirmation {
 		ID: randomHex(16), CallID: p.call.ID, Seq: int(r.d.questions.Add(1)), Name: p.call.Name, Class: p.tool.def.Class,
 		Runs: p.tool.def.Runs, Workspace: folder, Dangerous: danger,
 		Input: input, Summary: p.summary, Exact: bytes.Clone(p.call.Input), InputHash: p.hash,
-		RequiresAdmin: p.tool.def.RequiresAdmin, Changed: p.ask.again, Scopes: []Scope{ScopeOnce, ScopeSession}, Expires: time.Now().Add(r.d.opts.ConfirmTimeout),
+		RequiresAdmin: p.tool.def.RequiresAdmin, Changed: p.ask.again, Scopes: []Scope{ScopeOnce}, Expires: time.Now().Add(r.d.opts.ConfirmTimeout),
 		Projected: paths, Diff: Elide(diff, maxShownDiff), DiffElided: len(diff) > maxShownDiff, Notices: inputNotices(p.call.Input), Hidden: hidden || hiddenPath || hiddenDiff,
 	}
 	for _, path := range p.ask.shown.Covers {
 		safe, hiddenName := Display(path)
 		c.Covers, c.Hidden = append(c.Covers, safe), c.Hidden || hiddenName
+	}
+	// An answer about what is dangerous is about nothing else.
+	if p.dangerous == "" {
+		c.Scopes = append(c.Scopes, ScopeSession)
 	}
 	if key, ok := grantKey(p, r.d.opts.Workspace); ok && r.d.opts.Grants != nil && p.dangerous == "" {
 		c.Scopes = append(c.Scopes, ScopeAlways)
@@ -411,7 +415,7 @@ func (r *round) answered(p *pending, q *inquiry) *Error {
 			a.Scope = ScopeOnce
 		}
 	}
-	if p.ask.once && a.Scope == ScopeOnce {
+	if p.ask.once && a.Scope == ScopeOnce && p.dangerous == "" {
 		a.Scope = ScopeSession
 	}
 	fail := r.recordAnswer(p, q.reply, a)

@@ -667,6 +667,38 @@ func TestSessionAnswersAndDangerousCommands(t *testing.T) {
 	}
 }
 
+// An answer about a dangerous command, for the session or with prompt_once, covers no
+// later call of its tool. About an ordinary one it does.
+func TestAnswersAboutDangerousCommandsCoverNothingElse(t *testing.T) {
+	shell := fakeTool{def: testDefinition("shell", ClassExecute)}
+	shell.def.Commands = commandOfText
+	for _, mode := range []Mode{ModePrompt, ModePromptOnce} {
+		for _, first := range []string{"rm -r /", "ls"} {
+			for _, decision := range []Decision{DecisionAllow, DecisionDeny} {
+				policy := preset(t, "sandboxed")
+				policy.Dangerous = []string{"rm -r /"}
+				policy.Tools = map[string]Mode{"shell": mode}
+				rec, offered := &recorder{}, []Scope(nil)
+				d := newDispatcher(t, rec, Options{Policy: policy, Broker: brokerFunc(func(_ context.Context, c Confirmation) (Answer, error) {
+					if offered == nil {
+						offered = c.Scopes
+					}
+					if mode == ModePromptOnce {
+						return Answer{decision, ScopeOnce}, nil
+					}
+					return Answer{decision, ScopeSession}, nil
+				})}, shell)
+				roundOK(t, d, call("a", "shell", fmt.Sprintf(`{"text":%q}`, first)))
+				roundOK(t, d, call("b", "shell", `{"text":"ls -l"}`))
+				asked := rec.of("b")[0] == "requested"
+				if dangerous := first != "ls"; asked != dangerous || slices.Contains(offered, ScopeSession) == dangerous {
+					t.Errorf("%s, %s %s: the next call begins with %q, offered were %v", mode, decision, first, rec.of("b")[0], offered)
+				}
+			}
+		}
+	}
+}
+
 // A dangerous command is asked about each time: a lasting answer is not offered,
 // one that is given counts once, and an allow that is stored is passed over. A
 // stored deny holds.
