@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 	"unicode"
 	"unicode/utf8"
 )
@@ -56,8 +57,10 @@ func TestNothingHostileReachesATerminal(t *testing.T) {
 		master, slave := openTerminal(t)
 		seen := watch(master, answers)
 		w.deps.stdin, w.deps.stdout, w.deps.stderr = slave, slave, slave
-		w.deps.width = func() int { return 100 }
-		w.deps.discard = func() { discardInput(int(slave.Fd())) }
+		w.deps.size = func() (int, int) { return 100, 30 }
+		w.deps.pressed = func(ctx context.Context, _ time.Duration) (bool, error) {
+			return keyPressed(ctx, slave, time.Millisecond)
+		}
 		status = run(context.Background(), args, w.env, w.deps)
 		fmt.Fprint(slave, endMark)
 		<-seen.done

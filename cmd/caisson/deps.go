@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"io"
 	"os"
 	"sync/atomic"
@@ -28,11 +29,13 @@ type deps struct {
 	// patience is how long the end of a run waits for a reader that reads
 	// nothing.
 	patience time.Duration
-	// terminal says whether a stream is one; width is that of standard error.
+	// terminal reports whether a stream is one; size returns the columns and rows of
+	// standard error.
 	terminal func(stream any) bool
-	width    func() int
-	// discard drops what was typed and not read.
-	discard func()
+	size     func() (columns, rows int)
+	// pressed drops what was typed at standard input and reports whether a key was
+	// pressed within a time.
+	pressed func(ctx context.Context, wait time.Duration) (bool, error)
 	// executable is the path of the program; programs are looked for beside it.
 	executable func() (string, error)
 	// backend makes a backend by its name: docker, gvisor or runc.
@@ -70,13 +73,15 @@ func standard(signals <-chan os.Signal, exit func(int)) deps {
 	return deps{
 		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, signals: signals, exit: exit, patience: patience,
 		terminal: isTerminal,
-		width: func() int {
-			if w, _, err := term.GetSize(int(os.Stderr.Fd())); err == nil && w > 0 {
-				return w
+		size: func() (int, int) {
+			if columns, rows, err := term.GetSize(int(os.Stderr.Fd())); err == nil && columns > 0 && rows > 0 {
+				return columns, rows
 			}
-			return 80
+			return 80, 24
 		},
-		discard:      func() { discardInput(int(os.Stdin.Fd())) },
+		pressed: func(ctx context.Context, wait time.Duration) (bool, error) {
+			return keyPressed(ctx, os.Stdin, wait)
+		},
 		executable:   os.Executable,
 		backend:      makeBackend,
 		model:        makeModel,

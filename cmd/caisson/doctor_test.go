@@ -406,7 +406,7 @@ func TestDoctorAddresses(t *testing.T) {
 func TestDoctorLayout(t *testing.T) {
 	d := standard(nil, nil)
 	var out strings.Builder
-	d.stdout, d.terminal, d.width = &out, func(any) bool { return true }, func() int { return 80 }
+	d.stdout, d.terminal, d.size = &out, func(any) bool { return true }, func() (int, int) { return 80, 24 }
 	found := []finding{
 		{Check: "one", Result: resultOK, Detail: strings.Repeat("word ", 40)},
 		{Check: "two", Result: resultFailed, Detail: "bad \x1b[2J", Mend: strings.Repeat("mend ", 40)},

@@ -29,7 +29,8 @@ func showFindings(d deps, env environ, findings []finding, asJSON bool) error {
 	width := 0
 	colour := false
 	if d.terminal(d.stdout) {
-		width = max(d.width(), indent+20)
+		width, _ = d.size()
+		width = max(width, indent+20)
 		colour = env.get("NO_COLOR") == "" && env.get("TERM") != "dumb"
 	}
 	var out strings.Builder

@@ -224,7 +224,7 @@ func newPulling(d deps, env environ) *pulling {
 			safe, _ := tools.Display(text)
 			fmt.Fprintln(d.stderr, "caisson: "+safe) //nolint:errcheck // who does not read it does not want it
 		},
-		width: d.width, now: time.Now, pause: linePause,
+		width: func() int { columns, _ := d.size(); return columns }, now: time.Now, pause: linePause,
 	}
 	if d.terminal(d.stderr) && env.get("TERM") != "dumb" && env.get("TERM") != "" {
 		p.bar = d.stderr

@@ -46,8 +46,20 @@ func newInterface(d deps, env environ, json bool) *userInterface {
 	if u.tell = u.out; json {
 		u.tell = newOutlet()
 	}
-	u.render = terminal.New(terminal.Options{Out: d.stderr, Live: live && !json, Colour: u.colour, Width: d.width})
+	u.render = terminal.New(terminal.Options{Out: d.stderr, Live: live && !json, Colour: u.colour, Reflow: reflows(env), Size: d.size})
 	return u
+}
+
+// reflows reports whether the terminal breaks its lines anew when its width changes.
+// Those that don't are told by their names; tmux, which does, may call itself screen.
+func reflows(env environ) bool {
+	switch env.get("TERM") {
+	case "xterm", "linux":
+		return false
+	case "screen":
+		return env.get("TMUX") != ""
+	}
+	return true
 }
 
 // close ends what finish has not ended: there was no session.
@@ -85,7 +97,7 @@ func (u *userInterface) broker() *tools.Broker {
 	}
 	b := tools.NewBroker(tools.BrokerOptions{})
 	b.Attach("terminal", &orderedApprover{u.out, &terminal.Prompt{
-		In: u.deps.stdin, Out: u.render, Discard: u.deps.discard, Pending: b.Pending,
+		In: u.deps.stdin, Out: u.render, Pressed: u.deps.pressed, Pending: b.Pending,
 	}})
 	return b
 }
@@ -169,11 +181,11 @@ func (u *userInterface) finish(ctx context.Context, r runner.Report, answer *ans
 	if !u.flush(ctx) {
 		return r.ExitStatus // the trace has everything
 	}
+	if !u.json {
+		u.render.Print(terminal.Summary(r, u.colour)...)
+	}
 	u.render.Close()
 	if !u.json {
-		for _, l := range terminal.Summary(r, u.colour) {
-			fmt.Fprintln(u.deps.stderr, l)
-		}
 		err = errors.Join(err, printAnswer(u.deps.stdout, r.Answer, u.deps.terminal(u.deps.stdout)))
 		if r.Problem != nil {
 			report(u.deps.stderr, &runner.Error{Problem: *r.Problem})

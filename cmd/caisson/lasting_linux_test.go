@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 )
 
 // onNewTerminal runs the world once more, on a terminal of its own.
@@ -15,8 +16,10 @@ func (w *world) onNewTerminal(t *testing.T, answers []string, args ...string) (s
 	seen := watch(master, answers)
 	one := *w
 	one.deps.stdin, one.deps.stdout, one.deps.stderr = slave, &bytes.Buffer{}, slave
-	one.deps.width = func() int { return 100 }
-	one.deps.discard = func() { discardInput(int(slave.Fd())) }
+	one.deps.size = func() (int, int) { return 100, 30 }
+	one.deps.pressed = func(ctx context.Context, _ time.Duration) (bool, error) {
+		return keyPressed(ctx, slave, time.Millisecond)
+	}
 	one.env = append(append([]string{}, w.env...), "TERM=xterm")
 	status = one.run(append([]string{"--timeout", "1m"}, args...)...)
 	fmt.Fprint(slave, endMark)
@@ -34,7 +37,7 @@ func TestAlwaysAtTheTerminal(t *testing.T) {
 		d.stdout = &out
 		return run(context.Background(), append([]string{"approvals"}, args...), w.env, d), out.String()
 	}
-	const asks, refused = "wants to run", "user_denied"
+	const asks, refused = "wants to run", "refused by "
 	for _, step := range []struct {
 		name           string
 		answers        []string

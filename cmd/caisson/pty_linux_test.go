@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -72,7 +73,7 @@ func watch(master *os.File, answers []string) *watcher {
 }
 
 // choices is the end of a question at the terminal, behind which it waits.
-var choices = regexp.MustCompile(`n no[^>\n]*> `)
+var choices = regexp.MustCompile(`(n no|q back)[^>\n]*> `)
 
 // endMark is what a test writes to the terminal when the program has ended.
 const endMark = "<end of the program>"
@@ -143,8 +144,10 @@ func onTerminal(t *testing.T, term string, answers []string, turns string, args 
 	seen := watch(master, answers)
 	var out bytes.Buffer
 	w.deps.stdin, w.deps.stdout, w.deps.stderr = slave, &out, slave
-	w.deps.width = func() int { return 100 }
-	w.deps.discard = func() { discardInput(int(slave.Fd())) }
+	w.deps.size = func() (int, int) { return 100, 30 }
+	w.deps.pressed = func(ctx context.Context, _ time.Duration) (bool, error) {
+		return keyPressed(ctx, slave, time.Millisecond)
+	}
 	w.env = append(w.env, "TERM="+term)
 	status = w.run(args...)
 	// The program's reader may still wait at the terminal, as it does until the
@@ -171,7 +174,7 @@ func TestATerminalAsksAndShows(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, "two")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("what was refused was done: %v", err)
 	}
-	for _, want := range []string{"+1", "echo working; echo made > two", "user_denied", "policy default", "\x1b[J", "\x1b[1m"} {
+	for _, want := range []string{"+1", "echo working; echo made > two", "refused by you", "policy default", "\x1b[?2026h", "\x1b[1m"} {
 		if !strings.Contains(shown, want) {
 			t.Errorf("the terminal lacks %q:\n%q", want, shown)
 		}
@@ -185,6 +188,76 @@ func TestADumbTerminalGetsPlainLines(t *testing.T) {
 	status, shown, _, _ := onTerminal(t, "dumb", nil, twoWrites, "--policy", "sandboxed")
 	if status != 0 || strings.Contains(shown, "\x1b") || !strings.Contains(shown, "✓ shell echo working") {
 		t.Errorf("status %d\n%q", status, shown)
+	}
+}
+
+// The end of input is told once, and no question is put after it.
+func TestNothingIsAskedAfterTheEndOfInput(t *testing.T) {
+	const three = "  - calls: [{tool: shell, input: {command: one}}, {tool: shell, input: {command: two}}]\n" +
+		"  - calls: [{tool: shell, input: {command: three}}]\n  - text: done\n"
+	status, shown, _, _ := onTerminal(t, "xterm", []string{"\x04", "y\n", "y\n"}, three)
+	if n := strings.Count(shown, "? shell wants to run"); status != 56 || n != 1 || strings.Count(shown, "nobody is asked any more") != 1 {
+		t.Errorf("status %d, %d questions\n%s", status, n, shown)
+	}
+}
+
+// Of a command that is longer than the screen, the end is shown, and nothing allows it
+// before the whole was paged.
+func TestALongCommandIsSeenBeforeItIsAllowed(t *testing.T) {
+	const long = `  - calls: [{tool: shell, input: {command: "` + "%s" + `rm -rf build"}}]` + "\n  - text: done\n"
+	turns := fmt.Sprintf(long, strings.Repeat(`true\n`, 400))
+	for _, answers := range [][]string{{"y\n", "n\n"}, {"v\n", "e\n", "y\n"}} {
+		_, shown, _, _ := onTerminal(t, "xterm", answers, turns)
+		question, _, _ := strings.Cut(shown, " > ")
+		if rows := strings.Count(question[strings.Index(question, "? shell wants"):], "\n"); rows >= 30 || !strings.Contains(question, "  | rm -rf build\n") {
+			t.Errorf("the question has %d rows:\n%s", rows, question)
+		}
+		ran, paged := strings.Contains(shown, "✓"), strings.Count(shown, "  | true\n") >= 400
+		if whole := len(answers) == 3; ran != whole || paged != whole || strings.Contains(shown, "nothing is allowed before") == whole {
+			t.Errorf("%q: ran %t, paged %t:\n%s", answers, ran, paged, shown)
+		}
+	}
+}
+
+// A key that waits, and one that comes, are dropped and seen; then the terminal is as
+// it was.
+func TestKeysThatComeEarlyAreDropped(t *testing.T) {
+	master, slave := openTerminal(t)
+	before, err := unix.IoctlGetTermios(int(slave.Fd()), unix.TCGETS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprint(master, "y\n")
+	for n := 0; n == 0; { // until the terminal has it
+		if n, err = unix.IoctlGetInt(int(slave.Fd()), unix.TIOCINQ); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if pressed, err := keyPressed(t.Context(), slave, time.Millisecond); pressed || err != nil {
+		t.Errorf("a quiet keyboard: %t, %v", pressed, err)
+	}
+	keys, end := context.WithCancel(t.Context())
+	go func() {
+		for keys.Err() == nil {
+			fmt.Fprint(master, "y")
+		}
+	}()
+	pressed, err := keyPressed(t.Context(), slave, time.Minute)
+	if end(); !pressed || err != nil {
+		t.Errorf("a key: %t, %v", pressed, err)
+	}
+	cause := errors.New("over")
+	ended, cancel := context.WithCancelCause(t.Context())
+	cancel(cause)
+	if _, err := keyPressed(ended, slave, time.Minute); !errors.Is(err, cause) {
+		t.Errorf("after the end: %v", err)
+	}
+	after, err := unix.IoctlGetTermios(int(slave.Fd()), unix.TCGETS)
+	if err != nil || *after != *before {
+		t.Errorf("the terminal is left as %+v, was %+v, %v", after, before, err)
+	}
+	if n, err := unix.IoctlGetInt(int(slave.Fd()), unix.TIOCINQ); n != 0 || err != nil {
+		t.Errorf("%d bytes are left, %v", n, err)
 	}
 }
 

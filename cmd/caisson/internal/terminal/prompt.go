@@ -19,9 +19,10 @@ type Prompt struct {
 	In io.Reader
 	// Out shows the questions.
 	Out *Renderer
-	// Discard drops what was typed and not read yet, so that no key pressed
-	// before the question stood there answers it; nil drops only what was read.
-	Discard func()
+	// Pressed drops what was typed and not read yet, waits for a key as long as
+	// it is told, and reports whether there was one, which it drops too. Nil drops
+	// only what was read.
+	Pressed func(ctx context.Context, wait time.Duration) (bool, error)
 	// Pending gives the questions that wait, the oldest first, as a broker
 	// does: the order and the count come from it. Nil knows of those alone
 	// that Approve was called with.
@@ -29,61 +30,158 @@ type Prompt struct {
 
 	queue queue
 	start sync.Once
-	lines chan typed
+	lines chan typedLine
+	// ended says that there is no more input.
+	ended bool
 	// reading says that a read is under way: the last question was withdrawn
 	// before anything was typed. It belongs to the question that is shown.
 	reading bool
 }
 
-// typed is one read of standard input, which on a terminal is one line, and
+// typedLine is one read of standard input, which on a terminal is one line, and
 // when it was read.
-type typed struct {
+type typedLine struct {
 	text string
 	at   time.Time
 	err  error
 }
 
+// quietTime is how long no key may have been pressed before one counts.
+const quietTime = 500 * time.Millisecond
+
+// errInputEnded says that nobody is at the terminal any more.
+var errInputEnded = errors.New("standard input ended")
+
 // Approve shows one confirmation and waits for one of the keys that it names,
-// and Enter; "?" says what they mean. Everything else is no. The end of input is
-// an error: nobody is there. Where another client or the clock is first, the question says so.
+// and Enter; "?" says what they mean. Everything else is no. Nothing is allowed that
+// was not shown whole, in the question or page by page. A key counts once the question
+// stands there and the keyboard was quiet for a while. The end of input is an error:
+// nobody is there, and nothing more is asked. Where another client or the clock is
+// first, the question says so.
 func (p *Prompt) Approve(ctx context.Context, c tools.Confirmation) (tools.Answer, error) {
 	place, err := p.queue.enter(ctx, &c, p.Pending)
 	defer p.queue.leave(&c)
 	if err != nil {
 		return tools.Answer{}, fmt.Errorf("ask: %w", err)
 	}
+	if p.ended {
+		return tools.Answer{}, fmt.Errorf("ask: %w", errInputEnded)
+	}
 	resume := p.Out.Suspend()
 	defer resume()
-	q := question{c, place, p.Out.view.style}
-	p.Out.direct(q.lines(time.Now())...)
-	if p.Discard != nil {
-		p.Discard()
+	answer, err := p.ask(ctx, question{c, place, p.Out.view.style})
+	switch {
+	case ctx.Err() != nil:
+		err = context.Cause(ctx)
+		p.Out.direct("", p.Out.view.style.dim("  "+withdrawn(err)))
+	case errors.Is(err, errInputEnded):
+		p.ended = true
+		p.Out.direct("", p.Out.view.style.dim("  standard input ended: nobody is asked any more"))
+	}
+	if err != nil {
+		return tools.Answer{}, fmt.Errorf("ask: %w", err)
+	}
+	return answer, nil
+}
+
+// ask shows the question until it is answered.
+func (p *Prompt) ask(ctx context.Context, q question) (tools.Answer, error) {
+	c := q.Confirmation
+	columns, rows := p.Out.size()
+	choiceRows := rowsOf(choices(c, false)+"yes", columns)
+	lines, seen := q.lines(time.Now(), columns, rows-choiceRows)
+	p.Out.direct(lines...)
+	if err := p.awaitQuiet(ctx); err != nil {
+		return tools.Answer{}, err
 	}
 	shown := time.Now()
-	p.Out.ask(choices(c))
+	for {
+		p.Out.choose(choices(c, seen))
+		text, err := p.typed(ctx, shown)
+		if err != nil {
+			return tools.Answer{}, err
+		}
+		switch text {
+		case "?":
+			p.Out.direct(keys(c)...)
+			continue
+		case "v":
+			whole, err := p.page(ctx, q, shown)
+			if err != nil {
+				return tools.Answer{}, err
+			}
+			seen = seen || whole
+			p.Out.direct(lines...)
+			continue
+		}
+		answer, known := decide(text, c)
+		if answer.Decision == tools.DecisionAllow && !seen {
+			p.Out.direct(q.style.yellow("  not all of it was shown: nothing is allowed before v has shown the whole"))
+			continue
+		}
+		if !known {
+			p.Out.direct(q.style.dim("  that is none of these keys, so it is no"))
+		}
+		return answer, nil
+	}
+}
+
+// awaitQuiet drops what was typed, until nothing more comes.
+func (p *Prompt) awaitQuiet(ctx context.Context) error {
+	if p.Pressed == nil {
+		return nil
+	}
+	for told := false; ; {
+		pressed, err := p.Pressed(ctx, quietTime)
+		if err != nil || !pressed {
+			return err
+		}
+		if !told {
+			p.Out.direct(p.Out.view.style.dim("  keys count once none was pressed for half a second"))
+			told = true
+		}
+	}
+}
+
+// page shows the whole question, a screen at a time, and reports whether all of
+// it was shown.
+func (p *Prompt) page(ctx context.Context, q question, shown time.Time) (bool, error) {
+	columns, height := p.Out.size()
+	rows := q.whole(time.Now(), columns)
+	for size := max(height-1, 1); ; {
+		n := min(size, len(rows))
+		p.Out.direct(rows[:n]...)
+		if rows = rows[n:]; len(rows) == 0 {
+			return true, nil
+		}
+		p.Out.choose(fmt.Sprintf("  %s more: Enter next, e to the end, q back > ", count(len(rows), "row")))
+		text, err := p.typed(ctx, shown)
+		switch {
+		case err != nil:
+			return false, err
+		case text == "e":
+			size = len(rows)
+		case text != "":
+			return false, nil
+		}
+	}
+}
+
+// typed returns the next line that was typed after a moment, without the blanks
+// around it.
+func (p *Prompt) typed(ctx context.Context, after time.Time) (string, error) {
 	for {
 		select {
-		case answer := <-p.read():
+		case got := <-p.read():
 			p.reading = false
-			if answer.text == "" && answer.err != nil {
-				return tools.Answer{}, fmt.Errorf("ask: standard input ended: %w", answer.err)
+			switch {
+			case got.text == "" && got.err != nil:
+				return "", errInputEnded
+			case got.at.After(after):
+				return strings.TrimSpace(got.text), nil
 			}
-			if !answer.at.After(shown) {
-				continue
-			}
-			if strings.TrimSpace(answer.text) == "?" {
-				p.Out.direct(keys(c)...)
-				p.Out.ask(choices(c))
-				continue
-			}
-			decision, known := decide(answer.text, c)
-			if !known {
-				p.Out.direct(q.style.dim("  that is none of these keys, so it is no"))
-			}
-			return decision, nil
 		case <-ctx.Done():
-			p.Out.direct("", q.style.dim("  "+withdrawn(context.Cause(ctx))))
-			return tools.Answer{}, fmt.Errorf("ask: %w", context.Cause(ctx))
+			return "", context.Cause(ctx)
 		}
 	}
 }
@@ -92,14 +190,14 @@ func (p *Prompt) Approve(ctx context.Context, c tools.Confirmation) (tools.Answe
 // no question stands there, so what is typed then stays with the terminal until
 // it is dropped. The read of a question that was withdrawn can't be taken back;
 // what it gets has the moment at which it came. There is no buffer of ours.
-func (p *Prompt) read() <-chan typed {
-	p.start.Do(func() { p.lines = make(chan typed, 1) })
+func (p *Prompt) read() <-chan typedLine {
+	p.start.Do(func() { p.lines = make(chan typedLine, 1) })
 	if !p.reading {
 		p.reading = true
 		go func() {
 			buf := make([]byte, 4096) // the longest line of a Linux terminal (N_TTY)
 			n, err := p.In.Read(buf)
-			p.lines <- typed{string(buf[:n]), time.Now(), err}
+			p.lines <- typedLine{string(buf[:n]), time.Now(), err}
 		}()
 	}
 	return p.lines
@@ -109,7 +207,6 @@ func (p *Prompt) read() <-chan typed {
 // asked for; every other one is no. Only what was offered allows: "A" is more
 // than "a", so their case counts, and nothing else's does.
 func decide(text string, c tools.Confirmation) (answer tools.Answer, known bool) {
-	text = strings.TrimSpace(text)
 	session, always := offers(c, tools.ScopeSession), offers(c, tools.ScopeAlways)
 	word := strings.ToLower(text)
 	switch {
@@ -143,11 +240,4 @@ func withdrawn(cause error) string {
 	default:
 		return line(fmt.Sprintf("settled: %s by %s", r.Decision, r.By))
 	}
-}
-
-// ask writes the choices and leaves the cursor behind them.
-func (r *Renderer) ask(text string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	_, _ = io.WriteString(r.opts.Out, text)
 }

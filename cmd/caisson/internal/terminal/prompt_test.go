@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/caisson-run/caisson/tools"
 )
@@ -115,10 +116,12 @@ func (t *tty) Read(p []byte) (int, error) {
 	return copy(p, <-t.lines), nil
 }
 
-func (t *tty) discard() {
+// pressed drops what waits, as a terminal does.
+func (t *tty) pressed(context.Context, time.Duration) (bool, error) {
 	for len(t.lines) > 0 {
 		<-t.lines
 	}
+	return false, nil
 }
 
 // What is typed between two questions answers none: nothing reads it, and the
@@ -126,7 +129,7 @@ func (t *tty) discard() {
 func TestWhatWasTypedBeforeIsNoAnswer(t *testing.T) {
 	keyboard := &tty{lines: make(chan string, 10)}
 	out := &screen{t: t}
-	p := &Prompt{In: keyboard, Out: New(Options{Out: out}), Discard: keyboard.discard}
+	p := &Prompt{In: keyboard, Out: New(Options{Out: out}), Pressed: keyboard.pressed}
 	out.onWrite = func(written string) {
 		if strings.HasSuffix(written, " > ") {
 			keyboard.lines <- "n\n"
@@ -149,7 +152,7 @@ func TestWhatWasTypedBeforeIsNoAnswer(t *testing.T) {
 func TestWhatWasTypedAfterAWithdrawnQuestionIsNoAnswer(t *testing.T) {
 	keyboard := &tty{lines: make(chan string, 10)}
 	out := &screen{t: t}
-	p := &Prompt{In: keyboard, Out: New(Options{Out: out}), Discard: keyboard.discard}
+	p := &Prompt{In: keyboard, Out: New(Options{Out: out}), Pressed: keyboard.pressed}
 	ctx, cancel := context.WithCancel(t.Context())
 	out.onWrite = func(written string) {
 		if strings.HasSuffix(written, " > ") {

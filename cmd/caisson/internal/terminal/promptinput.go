@@ -6,63 +6,101 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/caisson-run/caisson/tools"
 )
 
 const (
-	// maxValueLines and maxValueBytes bound one argument of a question.
-	maxValueLines = 100
-	maxValueBytes = 8 << 10
 	// inDiffBytes is the size from which an argument of a call that has a diff
 	// is left to the diff.
 	inDiffBytes = 200
+	// maxBlanks is the length from which a run of blanks is written as a count: it
+	// would push what follows it off the screen.
+	maxBlanks = 64
 )
 
-// arguments shows the input as a person reads it, one argument after the other
-// and every one of them: a text of several lines as lines behind a bar, so that
-// none of them can pass for one of ours.
-func (q question) arguments() []string {
+// arguments returns the input as a person reads it, one section an argument and
+// every one of them: a text of several lines as lines behind a bar, so that none of
+// them can pass for one of ours. What the diff shows is left to the diff, unless the
+// whole is asked for.
+func (q question) arguments(columns int, whole bool) []section {
 	var input map[string]json.RawMessage
 	if json.Unmarshal(q.Exact, &input) != nil {
-		return []string{"  " + line(q.Input)}
+		return []section{{rows: foreign("  ", q.Input, columns)}}
 	}
 	if len(input) == 0 {
-		return []string{"  without arguments"}
+		return []section{{rows: []string{"  without arguments"}}}
 	}
-	var lines []string
+	var sections []section
 	for _, key := range slices.Sorted(maps.Keys(input)) {
-		lines = append(lines, q.argument(line(key), input[key])...)
+		sections = append(sections, section{rows: q.argument(key, input[key], columns, whole)})
 	}
-	return lines
+	return sections
 }
 
-func (q question) argument(key string, value json.RawMessage) []string {
+func (q question) argument(key string, value json.RawMessage, columns int, whole bool) []string {
 	var text string
 	if json.Unmarshal(value, &text) != nil || text == "" {
-		return []string{"  " + key + ": " + line(clipMiddle(string(value)))}
+		return foreign("  ", key+": "+string(value), columns)
 	}
-	count := strings.Count(strings.TrimSuffix(text, "\n"), "\n") + 1
-	if q.Diff != "" && (len(text) > inDiffBytes || count > 1) {
-		return []string{fmt.Sprintf("  %s: %d bytes in %d lines, see the diff", key, len(text), count)}
+	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+	if q.Diff != "" && q.Class != tools.ClassExecute && !whole && (len(text) > inDiffBytes || len(lines) > 1) {
+		return foreign("  ", fmt.Sprintf("%s: %s in %s, see the diff", key, count(len(text), "byte"), count(len(lines), "line")), columns)
 	}
 	if !strings.Contains(text, "\n") {
-		return []string{"  " + key + ": " + line(clipMiddle(text))}
+		return foreign("  ", key+": "+text, columns)
 	}
-	lines := []string{"  " + key + ":"}
-	for i, l := range strings.Split(strings.TrimSuffix(clipMiddle(text), "\n"), "\n") {
-		if i == maxValueLines {
-			return append(lines, q.style.red(fmt.Sprintf("  … %d more lines are not shown", count-i)))
-		}
-		lines = append(lines, "  | "+line(l))
+	rows := foreign("  ", key+":", columns)
+	for _, l := range lines {
+		rows = append(rows, foreign("  | ", tabs(l), columns)...)
 	}
-	return lines
+	return rows
 }
 
-// clipMiddle shows the two ends of what is long, with a count between them.
-func clipMiddle(text string) string {
-	if len(text) <= maxValueBytes {
-		return text
+// moreBar begins a row that goes on with the one above, so that it can't pass for a
+// line of ours.
+const moreBar = "  ¦ "
+
+// foreign returns text that isn't ours as rows of a terminal, broken wherever a row
+// is full.
+func foreign(prefix, text string, columns int) []string {
+	rows := hardWrap(countBlanks(line(text)), columns-len(moreBar))
+	for i := range rows {
+		if rows[i] = prefix + rows[i]; i == 0 {
+			prefix = moreBar
+		}
 	}
-	head, tail := text[:maxValueBytes/2], text[len(text)-maxValueBytes/2:]
-	head, tail = strings.ToValidUTF8(head, ""), strings.ToValidUTF8(tail, "")
-	return fmt.Sprintf("%s [… %d bytes not shown …] %s", head, len(text)-len(head)-len(tail), tail)
+	return rows
+}
+
+// mixed returns a sentence of ours that holds foreign text as rows of a terminal,
+// broken at blanks where that is possible.
+func mixed(text string, columns int) []string {
+	var rows []string
+	for _, row := range wrapWords(countBlanks(line(text)), columns-len(moreBar), moreBar) {
+		if rest, more := strings.CutPrefix(row, moreBar); more {
+			rows = append(rows, foreign(moreBar, rest, columns)...)
+		} else {
+			rows = append(rows, foreign("", row, columns)...)
+		}
+	}
+	return rows
+}
+
+// tabs writes tabs as blanks, for text of several lines.
+func tabs(text string) string { return strings.ReplaceAll(text, "\t", "    ") }
+
+// countBlanks writes long runs of blanks as their number.
+func countBlanks(text string) string {
+	long := strings.Repeat(" ", maxBlanks)
+	var b strings.Builder
+	for {
+		before, rest, found := strings.Cut(text, long)
+		b.WriteString(before)
+		if !found {
+			return b.String()
+		}
+		text = strings.TrimLeft(rest, " ")
+		fmt.Fprintf(&b, `\x20{×%d}`, maxBlanks+len(rest)-len(text))
+	}
 }

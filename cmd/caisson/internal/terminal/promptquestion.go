@@ -5,21 +5,13 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/caisson-run/caisson/tools"
 )
 
-const (
-	// maxDiffLines bounds the diff that a question shows, maxDiffLine one line
-	// of it in characters: a line of a minified file would push the rest of
-	// the question off the screen.
-	maxDiffLines = 200
-	maxDiffLine  = 400
-	// longQuestion is the number of lines from which the head is said again
-	// before the choices.
-	longQuestion = 16
-)
+// minShare is the least number of rows that a part of a question is cut to: its
+// first, its last, and what says how many are missing.
+const minShare = 3
 
 // question is how a confirmation stands on the terminal. Everything of it that
 // isn't ours goes through line, although the dispatcher made it safe.
@@ -29,40 +21,114 @@ type question struct {
 	style style
 }
 
-// lines shows the exact bytes that would run, the class, the place, what would
+// section is a part of a question, in rows of the terminal.
+type section struct {
+	rows  []string
+	paint func(string) string // nil for none
+}
+
+// sections returns the exact bytes that would run, the class, the place, what would
 // change, what hides, and what a lasting answer would mean.
-func (q question) lines(now time.Time) []string {
-	head := q.head()
-	lines := []string{q.style.yellow(head)}
-	if q.Workspace != "" {
-		lines = append(lines, "  in "+line(q.Workspace))
+func (q question) sections(now time.Time, columns int, whole bool) []section {
+	ours := func(paint func(string) string, text string) section {
+		return section{mixed(text, columns), paint}
 	}
-	lines = append(lines, q.arguments()...)
+	all := []section{ours(q.style.yellow, q.head())}
+	if q.Workspace != "" {
+		all = append(all, ours(nil, "  in "+q.Workspace))
+	}
+	all = append(all, q.arguments(columns, whole)...)
 	if q.Hidden {
-		lines = append(lines, q.style.red("  it holds characters that terminals don't show; they are written as escapes"))
+		all = append(all, ours(q.style.red, "  it holds characters that terminals don't show; they are written as escapes"))
+	}
+	for _, n := range q.Notices {
+		all = append(all, ours(q.style.red, "  note: "+n))
 	}
 	if q.Dangerous != "" {
-		lines = append(lines, q.style.red("  the policy calls this dangerous: "+line(q.Dangerous)))
+		all = append(all, ours(q.style.red, "  the policy calls this dangerous: "+q.Dangerous))
 	}
 	if len(q.Projected) > 0 {
-		lines = append(lines, "  would change: "+line(strings.Join(q.Projected, ", ")))
+		all = append(all, ours(nil, "  would change: "+strings.Join(q.Projected, ", ")))
 	}
-	lines = append(lines, q.diff()...)
-	if len(lines) > longQuestion {
-		lines = append(lines, q.style.yellow(head))
+	all = append(all, q.diff(columns))
+	if len(q.Covers) > 0 {
+		all = append(all, ours(nil, "  the answer covers what is in "+strings.Join(q.Covers, ", ")+" now, and no other file that it reads"))
 	}
 	if offers(q.Confirmation, tools.ScopeAlways) {
-		lines = append(lines, q.style.dim("  A and d are kept for "+q.lasting()))
+		all = append(all, ours(q.style.dim, "  A and d are kept for "+q.lasting()))
 	}
 	if !q.Expires.IsZero() {
 		left := max(q.Expires.Sub(now), 0).Round(time.Second)
-		lines = append(lines, q.style.dim(fmt.Sprintf("  no answer within %s, by %s, is no", left, q.Expires.Format(time.TimeOnly))))
+		all = append(all, ours(q.style.dim, fmt.Sprintf("  no answer within %s, by %s, is no", left, q.Expires.Format(time.TimeOnly))))
 	}
-	return lines
+	return all
+}
+
+// lines returns the question in at most so many rows, where it is not cut into too
+// many parts for that, and reports whether it is whole. Each part that is too long
+// keeps its first and its last rows: what is at the end of a command is what runs.
+func (q question) lines(now time.Time, columns, rows int) (lines []string, whole bool) {
+	all := q.sections(now, columns, false)
+	share := rows
+	for share > minShare && total(all, share) > rows {
+		share--
+	}
+	whole = !q.DiffElided
+	for _, s := range all {
+		kept := elideRows(s.rows, share)
+		whole = whole && len(kept) == len(s.rows)
+		for _, row := range kept {
+			lines = append(lines, s.painted(row))
+		}
+	}
+	if len(lines) > rows {
+		return elideRows(lines, rows), false
+	}
+	return lines, whole
+}
+
+// whole returns all that there is to know about the question, in rows.
+func (q question) whole(now time.Time, columns int) []string {
+	var rows []string
+	for _, s := range q.sections(now, columns, true) {
+		for _, row := range s.rows {
+			rows = append(rows, s.painted(row))
+		}
+	}
+	return rows
+}
+
+func (s section) painted(row string) string {
+	if s.paint == nil {
+		return row
+	}
+	return s.paint(row)
+}
+
+// total returns the rows of all sections, each cut to a share.
+func total(all []section, share int) int {
+	n := 0
+	for _, s := range all {
+		n += min(len(s.rows), share)
+	}
+	return n
+}
+
+// elideRows keeps n rows of what is longer, the first and the last ones.
+func elideRows(rows []string, n int) []string {
+	n = max(n, minShare)
+	if len(rows) <= n {
+		return rows
+	}
+	tail := n / 2
+	head := n - 1 - tail
+	kept := slices.Clone(rows[:head])
+	kept = append(kept, fmt.Sprintf("  … %s not shown: press v", count(len(rows)-head-tail, "row")))
+	return append(kept, rows[len(rows)-tail:]...)
 }
 
 func (q question) head() string {
-	head := fmt.Sprintf("? %s wants to run, class %s", line(string(q.Name)), line(string(q.Class)))
+	head := fmt.Sprintf("? %s wants to run, class %s", q.Name, q.Class)
 	switch q.Runs {
 	case tools.PlaceSandbox:
 		head += ", in the sandbox"
@@ -80,9 +146,9 @@ func (q question) head() string {
 
 // lasting says what an answer for good would be bound to.
 func (q question) lasting() string {
-	what := "every call of " + line(string(q.Name))
+	what := "every call of " + string(q.Name)
 	if q.Phrase != "" {
-		what = "exactly `" + line(q.Phrase) + "`"
+		what = "exactly `" + q.Phrase + "`"
 	}
 	if q.Workspace != "" {
 		what += " in this folder"
@@ -90,44 +156,24 @@ func (q question) lasting() string {
 	return what
 }
 
-func (q question) diff() []string {
-	var lines []string
-	n := 0
+func (q question) diff(columns int) section {
+	s := section{paint: func(row string) string { return paintDiff(q.style, row) }}
 	for l := range strings.Lines(q.Diff) {
-		if n++; n > maxDiffLines {
-			continue
-		}
-		l = line(strings.TrimRight(l, "\n"))
-		lines = append(lines, "  "+paintDiff(q.style, short(l, maxDiffLine)))
+		s.rows = append(s.rows, foreign("  ", tabs(strings.TrimSuffix(l, "\n")), columns)...)
 	}
-	if n > maxDiffLines {
-		lines = append(lines, q.style.yellow(fmt.Sprintf("  … %d more lines of the diff", n-maxDiffLines)))
-	}
-	return lines
+	return s
 }
 
-// short cuts a line to n characters and says how many are missing.
-func short(l string, n int) string {
-	all := utf8.RuneCountInString(l)
-	if all <= n {
-		return l
-	}
-	end := 0
-	for range n {
-		_, size := utf8.DecodeRuneInString(l[end:])
-		end += size
-	}
-	return fmt.Sprintf("%s… (%d characters more)", l[:end], all-n)
-}
-
-func paintDiff(s style, l string) string {
+func paintDiff(s style, row string) string {
 	switch {
-	case strings.HasPrefix(l, "+"):
-		return s.green(l)
-	case strings.HasPrefix(l, "-"):
-		return s.red(l)
+	case strings.HasPrefix(row, "  +++ "), strings.HasPrefix(row, "  --- "):
+		return s.bold(row)
+	case strings.HasPrefix(row, "  +"):
+		return s.green(row)
+	case strings.HasPrefix(row, "  -"):
+		return s.red(row)
 	}
-	return l
+	return row
 }
 
 func offers(c tools.Confirmation, s tools.Scope) bool { return slices.Contains(c.Scopes, s) }
@@ -141,22 +187,30 @@ func keys(c tools.Confirmation) []string {
 	}
 	if offers(c, tools.ScopeAlways) {
 		q := question{Confirmation: c}
-		lines = append(lines, "  A  allow for good: "+q.lasting(), "  d  refuse for good: the same; caisson approvals takes both back")
+		lines = append(lines, "  A  allow for good: "+line(q.lasting()), "  d  refuse for good: the same; caisson approvals takes both back")
 	}
-	return append(lines, "  n  refuse this call; so do Enter alone and every other key")
+	return append(lines,
+		"  v  page the whole, with what the question leaves out",
+		"  n  refuse this call; so do Enter alone and every other key")
 }
 
-// choices names the keys that mean something, and what the others mean.
-func choices(c tools.Confirmation) string {
-	keys := []string{"y once"}
-	if offers(c, tools.ScopeSession) {
-		keys = append(keys, "a this session")
-	}
-	if offers(c, tools.ScopeAlways) {
-		keys = append(keys, "A always", "n no", "d never")
+// choices names the keys that mean something. Before the whole was seen, none allows.
+func choices(c tools.Confirmation, seen bool) string {
+	var keys []string
+	if seen {
+		keys = append(keys, "y once")
+		if offers(c, tools.ScopeSession) {
+			keys = append(keys, "a this session")
+		}
+		if offers(c, tools.ScopeAlways) {
+			keys = append(keys, "A always")
+		}
 	} else {
-		keys = append(keys, "n no")
+		keys = append(keys, "v whole, then y")
 	}
-	keys = append(keys, "? help")
-	return "  " + strings.Join(keys, ", ") + " > "
+	keys = append(keys, "n no")
+	if offers(c, tools.ScopeAlways) {
+		keys = append(keys, "d never")
+	}
+	return "  " + strings.Join(append(keys, "? help"), ", ") + " > "
 }

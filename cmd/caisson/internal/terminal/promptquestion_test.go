@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"regexp"
@@ -13,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/charmbracelet/x/ansi"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/tools"
@@ -22,26 +24,31 @@ func TestAWholeQuestion(t *testing.T) {
 	now := time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)
 	c := tools.Confirmation{
 		Name: "shell", Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Workspace: "/home/me/project", Input: `{"command":"git status"}`,
-		Dangerous: "rm -r /", Phrase: "git status", Expires: now.Add(5*time.Minute - 400*time.Millisecond), Changed: true,
+		Dangerous: "rm -r /", Phrase: "git status", Notices: []string{"60 blanks in a row"}, Covers: []string{"run.sh"}, Expires: now.Add(5*time.Minute - 400*time.Millisecond), Changed: true,
 		Scopes: []tools.Scope{tools.ScopeOnce, tools.ScopeSession, tools.ScopeAlways},
 	}
-	got := question{c, place{2, 3}, style{}}.lines(now)
+	got, whole := question{c, place{2, 3}, style{}}.lines(now, 120, 30)
 	want := []string{
 		"? shell wants to run, class execute, in the sandbox (again: the file has changed since) [2 of 3]",
 		"  in /home/me/project",
 		`  {"command":"git status"}`,
+		"  note: 60 blanks in a row",
 		"  the policy calls this dangerous: rm -r /",
+		"  the answer covers what is in run.sh now, and no other file that it reads",
 		"  A and d are kept for exactly `git status` in this folder",
 		"  no answer within 5m0s, by 10:04:59, is no",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("question (-want +got):\n%s", diff)
 	}
-	if got, want := choices(c), "  y once, a this session, A always, n no, d never, ? help > "; got != want {
+	if !whole {
+		t.Error("it is not whole")
+	}
+	if got, want := choices(c, true), "  y once, a this session, A always, n no, d never, ? help > "; got != want {
 		t.Errorf("choices %q, want %q", got, want)
 	}
 	c.Phrase, c.Name, c.Class = "", "write_file", tools.ClassWrite
-	if got := (question{c, place{1, 1}, style{}}).lines(now); !slices.Contains(got, "  A and d are kept for every call of write_file in this folder") {
+	if got, _ := (question{c, place{1, 1}, style{}}).lines(now, 120, 30); !slices.Contains(got, "  A and d are kept for every call of write_file in this folder") {
 		t.Errorf("a write asks %q", got)
 	}
 }
@@ -50,7 +57,6 @@ func TestAWholeQuestion(t *testing.T) {
 // pass for a line of ours.
 func TestArgumentsOfAQuestion(t *testing.T) {
 	forged := "ls\n? shell wants to run, class none\n  y once, n no > "
-	many := strings.Repeat("x\n", 200) + "end"
 	for _, tt := range []struct {
 		input map[string]any
 		diff  string
@@ -68,20 +74,174 @@ func TestArgumentsOfAQuestion(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := question{tools.Confirmation{Exact: exact, Diff: tt.diff}, place{}, style{}}.arguments()
+		var got []string
+		for _, s := range (question{tools.Confirmation{Exact: exact, Diff: tt.diff}, place{}, style{}}).arguments(100, false) {
+			got = append(got, s.rows...)
+		}
 		if diff := cmp.Diff(tt.want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", exact, diff)
 		}
 	}
-	exact, _ := json.Marshal(map[string]any{"command": many})
-	got := question{tools.Confirmation{Exact: exact}, place{}, style{}}.arguments()
-	if last := got[len(got)-1]; len(got) != maxValueLines+2 || last != "  … 101 more lines are not shown" {
-		t.Errorf("%d lines, the last %q", len(got), last)
+}
+
+// naiveLines cuts a question off where the screen ends, as one that is too long was
+// cut before.
+func naiveLines(rows []string, n int) []string { return rows[:min(len(rows), n)] }
+
+// However long a part of a question is, its head and its end stand on the screen
+// together, and what is left out is told. A question that is cut off hides the end.
+func TestALongQuestionShowsItsEnds(t *testing.T) {
+	command := "true\n" + strings.Repeat(": nothing\n", 398) + "rm -rf /important"
+	diff := "--- a\n+++ b\n" + strings.Repeat("+line\n", 300) + "+the last line"
+	many := map[string]any{}
+	for i := range 100 {
+		many[fmt.Sprintf("name%02d", i)] = i
 	}
-	exact, _ = json.Marshal(map[string]any{"command": strings.Repeat("ä", 100_000)})
-	got = question{tools.Confirmation{Exact: exact}, place{}, style{}}.arguments()
-	if len(got) != 1 || len(got[0]) > maxValueBytes+100 || !strings.Contains(got[0], "[… 191808 bytes not shown …]") {
-		t.Errorf("a long line is shown in %d bytes", len(got[0]))
+	for name, tt := range map[string]struct {
+		input map[string]any
+		diff  string
+		ends  []string
+	}{
+		"a command of many lines":   {map[string]any{"command": command, "z": 1}, "", []string{"  | true", "  | rm -rf /important"}},
+		"a command of one line":     {map[string]any{"command": strings.Repeat("echo ä; ", 20_000) + "rm -rf /important"}, "", []string{"  command: echo ä;", "rm -rf /important"}},
+		"a command behind blanks":   {map[string]any{"command": "ls" + strings.Repeat(" ", 5000) + "; rm -rf /important"}, "", []string{`ls\x20{×5000}; rm -rf /important`}},
+		"a diff":                    {map[string]any{"content": diff, "path": "b"}, diff, []string{"  --- a", "  +the last line"}},
+		"a line of a diff":          {map[string]any{"path": "b"}, "+" + strings.Repeat("x", 100_000) + "the end\n", []string{"  +xxx", "the end"}},
+		"a diff that was cut":       {map[string]any{"content": "x\ny", "path": "b"}, "+x\n [… 9 characters (9 bytes) not shown …] \n", nil},
+		"a long command and diff":   {map[string]any{"command": command, "path": "b"}, diff, []string{"  +the last line"}},
+		"many arguments":            {many, "", []string{"  name00: 0"}},
+		"other texts that are long": {map[string]any{"path": "b"}, "", []string{"would change: " + "first", "last"}},
+	} {
+		for _, size := range [][2]int{{80, 24}, {120, 40}, {40, 20}, {20, 12}} {
+			exact, err := json.Marshal(tt.input)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := confirmation()
+			c.Exact, c.Diff, c.Projected, c.Workspace = exact, tt.diff, nil, "/w"
+			c.DiffElided = name == "a diff that was cut"
+			if name == "other texts that are long" {
+				c.Projected = append(append([]string{"first"}, strings.Split(strings.Repeat("a/b ", 5000), " ")...), "last")
+			}
+			q := question{c, place{1, 1}, style{}}
+			columns, rows := size[0], size[1]
+			lines, whole := q.lines(time.Now(), columns, rows-2)
+			shown := strings.Join(lines, "\n")
+			if len(lines) > rows-2 || !strings.HasPrefix(shown, "? shell wants") {
+				t.Errorf("%s at %v: %d rows:\n%s", name, size, len(lines), shown)
+			}
+			for _, l := range lines {
+				if n := ansi.StringWidth(l); n >= columns && columns >= 40 {
+					t.Errorf("%s at %v: a row of %d cells: %q", name, size, n, l)
+				}
+			}
+			if whole != (name == "a command behind blanks") && !(name == "a command behind blanks" && columns < 40) {
+				t.Errorf("%s at %v: whole is %t:\n%s", name, size, whole, shown)
+			}
+			if !whole && name != "a diff that was cut" && !strings.Contains(strings.ReplaceAll(shown, "\n", ""), "not shown") {
+				t.Errorf("%s at %v: nothing says that something is left out:\n%s", name, size, shown)
+			}
+			flat := strings.ReplaceAll(strings.ReplaceAll(shown, "\n"+moreBar, ""), "\n", "\n")
+			for _, end := range tt.ends {
+				if columns >= 40 && !strings.Contains(flat, end) {
+					t.Errorf("%s at %v lacks %q:\n%s", name, size, end, shown)
+				}
+			}
+			if all := strings.Join(q.whole(time.Now(), columns), "\n"); name == "a command of many lines" &&
+				(strings.Count(all, ": nothing") != 398 || strings.Contains(all, "not shown")) {
+				t.Errorf("the whole at %v:\n%s", size, all)
+			}
+			if name == "a command of many lines" && strings.Contains(strings.Join(naiveLines(q.whole(time.Now(), columns), rows-2), "\n"), "rm -rf") {
+				t.Error("positive control: the end is on a question that is cut off")
+			}
+		}
+	}
+}
+
+// types answers each choice that stands there with the next of the texts.
+func (p *person) answers(texts ...string) {
+	p.out.onWrite = func(written string) {
+		if strings.HasSuffix(written, " > ") && len(texts) > 0 {
+			text := texts[0]
+			texts = texts[1:]
+			go func() { _, _ = io.WriteString(p.typing, text+"\n") }()
+		}
+	}
+}
+
+// What is left out of a question must have been seen before anything allows it; one
+// key was enough, and is where all is shown.
+func TestNothingIsAllowedThatWasNotSeen(t *testing.T) {
+	long := confirmation()
+	long.Scopes = append(long.Scopes, tools.ScopeAlways)
+	long.Exact, _ = json.Marshal(map[string]string{"command": strings.Repeat("true\n", 400) + "rm -rf /important"})
+	short := confirmation()
+	allow, deny := tools.DecisionAllow, tools.DecisionDeny
+	pages := slices.Repeat([]string{""}, 17) // of 24 rows
+	for name, tt := range map[string]struct {
+		c     tools.Confirmation
+		typed []string
+		want  tools.Decision
+	}{
+		"the whole question":    {short, []string{"y"}, allow},
+		"y alone, then no":      {long, []string{"y", "a", "A", "always", "yes", "n"}, deny},
+		"never":                 {long, []string{"d"}, deny},
+		"all pages":             {long, append(append([]string{"v"}, pages...), "y"), allow},
+		"to the end":            {long, []string{"v", "", "e", "y"}, allow},
+		"pages, given up":       {long, append(append([]string{"v"}, pages[1:]...), "q", "y", "n"), deny},
+		"given up, then whole":  {long, []string{"v", "q", "y", "v", "e", "y"}, allow},
+		"help shows no content": {long, []string{"?", "y", ""}, deny},
+	} {
+		p := newPerson(t)
+		left := len(tt.typed)
+		p.answers(tt.typed...)
+		answers := p.out.onWrite
+		p.out.onWrite = func(written string) {
+			if strings.HasSuffix(written, " > ") {
+				left--
+			}
+			answers(written)
+		}
+		got, err := p.Approve(t.Context(), tt.c)
+		if err != nil || got.Decision != tt.want || left != 0 {
+			t.Errorf("%s: %+v, %v, %d not typed:\n%s", name, got, err, left, p.out)
+		}
+		if whole := strings.Count(p.out.String(), "  | true\n") >= 400; whole != (tt.want == allow && tt.c.Exact != nil) && name != "pages, given up" {
+			t.Errorf("%s: the whole on the screen: %t", name, whole)
+		}
+	}
+}
+
+// The early keys of a question are dropped, and each begins the time anew.
+func TestKeysCountOnceTheKeyboardIsQuiet(t *testing.T) {
+	p := newPerson(t)
+	early := 3
+	p.Pressed = func(_ context.Context, wait time.Duration) (bool, error) {
+		if wait != 500*time.Millisecond {
+			t.Errorf("waits %s", wait)
+		}
+		if strings.Contains(p.out.String(), " > ") || !strings.Contains(p.out.String(), "? shell wants to run") {
+			t.Errorf("while the keyboard is not quiet:\n%s", p.out)
+		}
+		early--
+		return early >= 0, nil
+	}
+	p.types("y")
+	got, err := p.Approve(t.Context(), confirmation())
+	if err != nil || got.Decision != tools.DecisionAllow || early != -1 {
+		t.Errorf("%+v, %v, %d", got, err, early)
+	}
+	if n := strings.Count(p.out.String(), "keys count once none was pressed"); n != 1 {
+		t.Errorf("told %d times:\n%s", n, p.out)
+	}
+	cause := errors.New("over")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	p.Pressed = func(ctx context.Context, _ time.Duration) (bool, error) {
+		cancel(cause)
+		return false, context.Cause(ctx)
+	}
+	if got, err := p.Approve(ctx, confirmation()); !errors.Is(err, cause) {
+		t.Errorf("%+v, %v", got, err)
 	}
 }
 
@@ -107,25 +267,6 @@ func TestHelpAndOtherLines(t *testing.T) {
 		if !strings.Contains(p.out.String(), want) {
 			t.Errorf("the screen lacks %q:\n%s", want, p.out)
 		}
-	}
-}
-
-// A long diff leaves the head and the choices together, and no line of it fills
-// the screen.
-func TestALongQuestionSaysItsHeadAgain(t *testing.T) {
-	c := confirmation()
-	c.Diff = strings.Repeat("+line\n", 300) + "+" + strings.Repeat("x", 100_000) + "\n"
-	lines := question{c, place{1, 1}, style{}}.lines(time.Now())
-	if last := lines[len(lines)-1]; last != lines[0] {
-		t.Errorf("the last line is %q", last)
-	}
-	if got := lines[len(lines)-2]; got != "  … 101 more lines of the diff" {
-		t.Errorf("before it stands %q", got)
-	}
-	c.Diff = "+" + strings.Repeat("ä", 1000) + "\n"
-	lines = question{c, place{1, 1}, style{}}.lines(time.Now())
-	if last := lines[len(lines)-1]; last != "  +"+strings.Repeat("ä", maxDiffLine-1)+"… (601 characters more)" {
-		t.Errorf("a long line is shown as %q", last)
 	}
 }
 
@@ -249,7 +390,7 @@ var escapes = []string{
 // colours.
 func raw(shown string) []string {
 	shown = regexp.MustCompile(`\x1b\[[0-9]*m`).ReplaceAllStringFunc(shown, func(s string) string {
-		if slices.Contains([]string{"\x1b[0m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[33m"}, s) {
+		if slices.Contains([]string{"\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[33m"}, s) {
 			return ""
 		}
 		return s
@@ -353,10 +494,10 @@ func TestEveryFieldIsMadeSafe(t *testing.T) {
 	for _, sequence := range escapes {
 		c := tools.Confirmation{
 			Name: tools.Name(sequence), Class: tools.Class(sequence), Runs: tools.PlaceHost, Workspace: sequence, Dangerous: sequence,
-			Input: sequence, Projected: []string{sequence}, Diff: "+" + sequence + "\n", Phrase: sequence,
+			Input: sequence, Projected: []string{sequence}, Diff: "+" + sequence + "\n", Phrase: sequence, Notices: []string{sequence}, Covers: []string{sequence},
 			Scopes: []tools.Scope{tools.ScopeOnce, tools.ScopeAlways},
 		}
-		shown := strings.Join(question{c, place{1, 1}, style{on: true}}.lines(time.Now()), "\n")
+		shown := strings.Join(question{c, place{1, 1}, style{on: true}}.whole(time.Now(), 80), "\n")
 		if found := raw(shown); len(found) > 0 {
 			t.Errorf("%q: %v in %q", sequence, found, shown)
 		}

@@ -3,13 +3,23 @@ package terminal
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/charmbracelet/x/ansi"
-
 	"github.com/caisson-run/caisson/runner"
+)
+
+// framePeriod is the time between two frames of a live region.
+const framePeriod = time.Second / 8
+
+const (
+	// maxRegionLines and maxRegionCells bound the live region and a line of it, so
+	// that it still fits on a screen that has become much narrower: what a terminal
+	// has moved to its scrollback can't be erased.
+	maxRegionLines = 8
+	maxRegionCells = 80
 )
 
 // Options configure a [Renderer].
@@ -19,9 +29,12 @@ type Options struct {
 	// Live redraws a region at the bottom: Out is a terminal that can move
 	// its cursor. Colour paints.
 	Live, Colour bool
-	// Width gives the terminal's width in cells; nil means 80.
-	Width func() int
-	// Now is the clock; nil is time.Now. Tick asks for a redraw; nil is ten a
+	// Reflow tells that the terminal breaks its lines anew when its width
+	// changes; others leave or cut them.
+	Reflow bool
+	// Size returns the terminal's columns and rows; nil means 80 and 24.
+	Size func() (columns, rows int)
+	// Now is the clock; nil is time.Now. Tick asks for a frame; nil is eight a
 	// second.
 	Now  func() time.Time
 	Tick <-chan time.Time
@@ -29,6 +42,10 @@ type Options struct {
 
 // Renderer shows one session. Its methods are safe for concurrent use. Close
 // it when the session has ended.
+//
+// A line that was committed is never written again. Below them stands the live
+// region, which is erased and drawn anew, a frame at a time and each in one write,
+// with SGR, CUU and ED inside mode 2026.
 type Renderer struct {
 	opts Options
 	stop chan struct{}
@@ -36,17 +53,18 @@ type Renderer struct {
 
 	mu        sync.Mutex
 	view      *view
-	drawn     int // lines of the region on the screen
+	pending   []string // lines to commit with the next frame
+	region    []string // lines of the region on the screen
+	columns   int      // at which it was drawn
 	frame     int
 	suspended bool
-	held      []string // lines that came while a question stood there
 	closed    bool
 }
 
 // New makes a renderer and, for a live one, begins to redraw.
 func New(o Options) *Renderer {
-	if o.Width == nil {
-		o.Width = func() int { return 80 }
+	if o.Size == nil {
+		o.Size = func() (int, int) { return 80, 24 }
 	}
 	if o.Now == nil {
 		o.Now = time.Now
@@ -59,11 +77,11 @@ func New(o Options) *Renderer {
 	return r
 }
 
-// redraw ticks until Close.
+// redraw draws a frame at each tick until Close.
 func (r *Renderer) redraw() {
 	tick := r.opts.Tick
 	if tick == nil {
-		t := time.NewTicker(100 * time.Millisecond)
+		t := time.NewTicker(framePeriod)
 		defer t.Stop()
 		tick = t.C
 	}
@@ -72,7 +90,7 @@ func (r *Renderer) redraw() {
 		case <-tick:
 			r.mu.Lock()
 			r.frame++
-			r.show(nil)
+			r.draw()
 			r.mu.Unlock()
 		case <-r.stop:
 			return
@@ -84,10 +102,10 @@ func (r *Renderer) redraw() {
 func (r *Renderer) Record(rec runner.Record) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.show(r.view.record(rec))
+	r.commit(r.view.record(rec))
 }
 
-// Delta takes a piece of live output; it is shown with the next redraw.
+// Delta takes a piece of live output; it is shown with the next frame.
 func (r *Renderer) Delta(d runner.Delta) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -98,7 +116,7 @@ func (r *Renderer) Delta(d runner.Delta) {
 func (r *Renderer) Print(lines ...string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.show(lines)
+	r.commit(lines)
 }
 
 // Suspend takes the region off the screen, so that a question can stand
@@ -106,15 +124,15 @@ func (r *Renderer) Print(lines ...string) {
 func (r *Renderer) Suspend() (resume func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.erase()
+	r.leave()
 	r.suspended = true
 	return func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.suspended = false
-		held := r.held
-		r.held = nil
-		r.show(held)
+		if !r.opts.Live || r.closed {
+			r.leave()
+		}
 	}
 }
 
@@ -122,9 +140,20 @@ func (r *Renderer) Suspend() (resume func()) {
 func (r *Renderer) direct(lines ...string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, l := range lines {
-		fmt.Fprintln(r.opts.Out, l)
-	}
+	r.write(strings.Join(lines, "\n") + "\n")
+}
+
+// choose writes the choices and leaves the cursor behind them.
+func (r *Renderer) choose(text string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.write(text)
+}
+
+// size returns the terminal's columns and rows.
+func (r *Renderer) size() (columns, rows int) {
+	columns, rows = r.opts.Size()
+	return max(columns, 2), max(rows, 2)
 }
 
 // Close takes the region off the screen and ends the redrawing.
@@ -134,55 +163,85 @@ func (r *Renderer) Close() {
 		r.mu.Unlock()
 		return
 	}
-	r.erase()
+	r.leave()
 	r.closed = true
 	r.mu.Unlock()
 	close(r.stop)
 	r.done.Wait()
 }
 
-// show writes lines that stay, above the region. The caller holds mu.
-func (r *Renderer) show(lines []string) {
-	if r.suspended {
-		r.held = append(r.held, lines...)
-		return
+// commit keeps lines for the next frame, or writes them where there are no frames.
+// The caller holds mu, as for all below.
+func (r *Renderer) commit(lines []string) {
+	r.pending = append(r.pending, lines...)
+	if !r.suspended && (!r.opts.Live || r.closed) {
+		r.leave()
 	}
-	if !r.opts.Live || r.closed {
-		for _, l := range lines {
-			fmt.Fprintln(r.opts.Out, l)
-		}
-		return
-	}
-	var b strings.Builder
-	b.WriteString(r.eraser())
-	width := r.opts.Width()
-	for _, l := range lines {
-		b.WriteString(ansi.Wordwrap(l, max(width-1, 20), " ") + "\n")
-	}
-	region := r.view.region(r.opts.Now(), spinner(r.frame))
-	for _, l := range region {
-		// Cut, not wrapped: a wrapped line would be two, and the count wrong.
-		b.WriteString(fit(l, width-1) + "\n")
-	}
-	r.drawn = len(region)
-	// One write, so that nothing is seen half drawn.
-	_, _ = io.WriteString(r.opts.Out, b.String())
 }
 
-// eraser is what takes the region off: up to its first line, and clear to the
-// end of the screen (ECMA-48 CUU and ED).
-func (r *Renderer) eraser() string {
-	if r.drawn == 0 {
+// leave commits what is pending and takes the region off the screen.
+func (r *Renderer) leave() {
+	if !r.suspended {
+		r.replace(nil)
+	}
+}
+
+// draw draws a frame, unless a question stands there or nothing has changed.
+func (r *Renderer) draw() {
+	if r.suspended || r.closed {
+		return
+	}
+	columns, rows := r.size()
+	cells := min(columns-1, maxRegionCells)
+	region := r.view.region(r.opts.Now(), spinner(r.frame), cells, max(min(rows*2/5, maxRegionLines), 1))
+	for i, l := range region {
+		region[i] = fit(sureWidth(l), cells)
+	}
+	if len(r.pending) == 0 && columns == r.columns && slices.Equal(region, r.region) {
+		return
+	}
+	r.replace(region)
+}
+
+// replace commits what is pending and puts another region below it, in one write.
+func (r *Renderer) replace(region []string) {
+	columns, _ := r.size()
+	lines := r.pending
+	if r.opts.Live {
+		lines = wrapLines(lines, columns-1)
+	}
+	text := r.eraser(columns)
+	for _, l := range append(lines, region...) {
+		text += l + "\n"
+	}
+	r.pending, r.region, r.columns = nil, region, columns
+	if text != "" && r.opts.Live {
+		text = "\x1b[?2026h" + text + "\x1b[?2026l"
+	}
+	r.write(text)
+}
+
+// eraser returns what takes the region off: to the first cell of its first row, and
+// clear to the end of the screen. The rows that it now stands on are counted, since
+// the terminal may have broken its lines anew. The carriage return passes over what
+// the terminal has echoed meanwhile, such as ^C.
+func (r *Renderer) eraser(columns int) string {
+	if len(r.region) == 0 {
 		return ""
 	}
-	n := r.drawn
-	r.drawn = 0
-	return fmt.Sprintf("\x1b[%dA\x1b[J", n)
+	rows := len(r.region)
+	if r.opts.Reflow {
+		rows = 0
+		for _, l := range r.region {
+			rows += rowsOf(l, columns)
+		}
+	}
+	return fmt.Sprintf("\r\x1b[%dA\x1b[J", rows)
 }
 
-func (r *Renderer) erase() {
-	if s := r.eraser(); s != "" {
-		_, _ = io.WriteString(r.opts.Out, s)
+func (r *Renderer) write(text string) {
+	if text != "" {
+		_, _ = io.WriteString(r.opts.Out, text)
 	}
 }
 

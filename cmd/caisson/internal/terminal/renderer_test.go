@@ -3,6 +3,7 @@ package terminal
 import (
 	"bytes"
 	"encoding/json"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -19,7 +20,15 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if socket := os.Getenv(paneSocket); socket != "" {
+		if err := runInPane(socket); err != nil {
+			panic(err)
+		}
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 var begun = time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)
 
@@ -134,7 +143,7 @@ func (k *ticker) tick(d time.Duration) {
 func live(t *testing.T, out *screen, width int) (*Renderer, *ticker) {
 	t.Helper()
 	k := &ticker{c: make(chan time.Time), now: begun}
-	r := New(Options{Out: out, Live: true, Colour: true, Width: func() int { return width }, Now: k.time, Tick: k.c})
+	r := New(Options{Out: out, Live: true, Colour: true, Size: func() (int, int) { return width, 24 }, Now: k.time, Tick: k.c})
 	t.Cleanup(r.Close)
 	return r, k
 }
@@ -245,7 +254,7 @@ func TestColoursAreOffWhereTheyAreNotWanted(t *testing.T) {
 func TestHowACommandEnded(t *testing.T) {
 	for want, m := range map[string]map[string]any{
 		"exit code 3": {"exit_code": 3.0}, "out of memory": {"exit_code": 0.0, "oom_killed": true},
-		"timed out": {"exit_code": -1.0, "signal": 15.0, "timed_out": true}, "signal 9": {"exit_code": -1.0, "signal": 9.0}, "": nil,
+		"timed out": {"exit_code": -1.0, "signal": 15.0, "timed_out": true}, "SIGKILL": {"exit_code": -1.0, "signal": 9.0}, "": nil,
 		"disk nearly full":   {"exit_code": -1.0, "signal": 15.0, "disk_reserve_bytes": 1e9},
 		"disk nearly full ":  {"exit_code": -1.0, "signal": 9.0, "disk_reserve_files": 1500.0},
 		"limit of processes": {"exit_code": 2.0, "pids_limit_hit": true}, "no space left": {"exit_code": 1.0, "full": []any{"/tmp"}},

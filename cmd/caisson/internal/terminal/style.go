@@ -41,7 +41,7 @@ func fit(s string, width int) string { return ansi.Truncate(s, max(width, 1), "â
 // progress bar shows its last state.
 func lastLines(text string, n int) []string {
 	text = strings.TrimRight(text, "\r\n")
-	if text == "" {
+	if text == "" || n == 0 {
 		return nil
 	}
 	all := strings.Split(text, "\n")

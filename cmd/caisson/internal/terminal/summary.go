@@ -29,7 +29,9 @@ func Summary(r runner.Report, colour bool) []string {
 		}
 		return s.yellow(line(fmt.Sprintf("! %s appeared in the workspace and was renamed to %s", q.Path, q.To)))
 	})...)
-	lines = append(lines, some(r.Denials, func(d runner.Denial) string {
+	// What a person or a stored answer refused was told when it was.
+	denials := slices.DeleteFunc(slices.Clone(r.Denials), func(d runner.Denial) bool { return d.Class == tools.ErrorUserDenied })
+	lines = append(lines, some(denials, func(d runner.Denial) string {
 		return s.yellow(line(fmt.Sprintf("! %s was refused: %s", d.Name, refusal(d))))
 	})...)
 	for _, l := range r.Left {
@@ -138,8 +140,6 @@ func count(n int, noun string) string {
 // refusal says why a call was refused, in words.
 func refusal(d runner.Denial) string {
 	switch {
-	case d.Class == tools.ErrorUserDenied:
-		return "a person said no"
 	case d.Class == tools.ErrorConfirmationTimeout:
 		return "nobody answered in time"
 	case d.Reason == "no_approver":

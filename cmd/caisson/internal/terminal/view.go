@@ -10,6 +10,7 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
 )
 
 const (
@@ -17,6 +18,8 @@ const (
 	// when it has failed; tailBytes what is kept to make it from.
 	tailLines = 5
 	tailBytes = 8 << 10
+	// maxSummaryCells bounds what a line shows of a call's input.
+	maxSummaryCells = 120
 )
 
 // view is what is going on, made from records and live output alone. It
@@ -25,8 +28,10 @@ type view struct {
 	style style
 	calls map[string]*call
 	order []string
-	// asked are the calls that wait for an answer, as people know them.
-	asked map[string]string
+	// asked are the calls that wait for an answer, as people know them; refused
+	// are those that got a no.
+	asked   map[string]string
+	refused map[string]refusedCall
 	// asking is set while the model is asked, since when; text is what it has
 	// said so far in this answer.
 	asking bool
@@ -43,6 +48,9 @@ type call struct {
 	output tail
 }
 
+// refusedCall is a call that was asked about, "" where it was not, and refused.
+type refusedCall struct{ what, why string }
+
 // tail keeps the last bytes of a text.
 type tail struct{ text string }
 
@@ -54,7 +62,7 @@ func (t *tail) add(s string) {
 }
 
 func newView(s style) *view {
-	return &view{style: s, calls: map[string]*call{}, asked: map[string]string{}}
+	return &view{style: s, calls: map[string]*call{}, asked: map[string]string{}, refused: map[string]refusedCall{}}
 }
 
 // record takes one record and gives the lines that it leaves on the screen.
@@ -115,45 +123,81 @@ func (v *view) toolRecord(r runner.Record) []string {
 	switch r.Kind {
 	case runner.KindToolCalled:
 		p := decode[runner.ToolCalled](r)
-		v.calls[p.CallID] = &call{what: v.style.bold(line(string(p.Name))) + " " + line(p.Summary), since: r.Time}
+		v.calls[p.CallID] = &call{what: v.callText(p.Name, p.Summary), since: r.Time}
 		v.order = append(v.order, p.CallID)
 	case runner.KindToolCompleted:
 		return v.completed(decode[runner.ToolCompleted](r))
 	case runner.KindToolFailed:
 		p := decode[runner.ToolFailed](r)
 		c := v.end(p.CallID, string(p.Name))
-		head := fmt.Sprintf("%s %s  %s", v.style.red("✗"), c.what, v.style.red(line(failedText(p))))
-		return append([]string{head}, v.tailOf(c)...)
+		why := line(failedText(p))
+		if r, ok := v.refused[p.CallID]; ok {
+			delete(v.refused, p.CallID)
+			why = r.why
+			if r.what != "" {
+				c.what = r.what
+			}
+		}
+		head := fmt.Sprintf("%s %s  %s", v.style.red("✗"), c.what, v.style.red(why))
+		return append([]string{head}, v.tailOf(c, tailLines)...)
 	case runner.KindToolInputInvalid:
 		p := decode[runner.ToolInputInvalid](r)
 		return []string{fmt.Sprintf("%s %s  %s", v.style.red("✗"), v.style.bold(line(string(p.Name))), line("invalid input: "+strings.Join(p.Errors, "; ")))}
 	case runner.KindConfirmationRequested:
 		p := decode[runner.ConfirmationRequested](r)
-		v.asked[p.CallID] = line(string(p.Name)) + " " + line(p.Summary)
+		v.asked[p.CallID] = v.callText(p.Name, p.Summary)
 	case runner.KindConfirmationResolved:
 		return v.resolved(decode[runner.ConfirmationResolved](r))
 	}
 	return nil
 }
 
-// resolved says what became of a question, and of which.
+// callText returns a call as people know it.
+func (v *view) callText(name tools.Name, summary string) string {
+	return v.style.bold(line(string(name))) + " " + fit(line(summary), maxSummaryCells)
+}
+
+// resolved says whose answer allowed a call, unless it was given here: then it
+// stands behind the question. A refusal is told once, as the end of its call.
 func (v *view) resolved(p runner.ConfirmationResolved) []string {
-	by := p.By
-	if p.Client != "" {
-		by += " at " + p.Client
+	what := v.asked[p.CallID]
+	delete(v.asked, p.CallID)
+	if p.By == "cancel" {
+		return nil // as its call says
 	}
-	text := fmt.Sprintf("  %s by %s (%s)", p.Decision, line(by), line(string(p.Scope)))
-	switch p.By {
-	case "cancel":
-		text = "  withdrawn"
-	case "timeout":
-		text = "  nobody answered in time"
+	by := answeredBy(p)
+	if p.Decision != tools.DecisionAllow {
+		v.refused[p.CallID] = refusedCall{what, "refused" + by}
+		return nil
 	}
-	if what := v.asked[p.CallID]; what != "" {
+	if p.By == "user" && p.Client == "terminal" {
+		return nil
+	}
+	text := "  allowed" + by
+	if what != "" {
 		text += ": " + what
 	}
-	delete(v.asked, p.CallID)
 	return []string{v.style.dim(text)}
+}
+
+// answeredBy returns who or what answered a question, to stand behind the answer.
+func answeredBy(p runner.ConfirmationResolved) string {
+	switch p.By {
+	case "user":
+		if p.Client == "" || p.Client == "terminal" {
+			return " by you"
+		}
+		return " by " + line(p.Client)
+	case "session":
+		return " by an earlier answer of this session"
+	case "grant":
+		return " by a stored answer"
+	case "timeout":
+		return ": nobody answered in time"
+	case "on_prompt":
+		return ": nobody could be asked"
+	}
+	return " by " + line(p.By)
 }
 
 func (v *view) completed(p runner.ToolCompleted) []string {
@@ -166,7 +210,7 @@ func (v *view) completed(p runner.ToolCompleted) []string {
 	if why := ending(p.Metadata); why != "" {
 		head += v.style.red(why) + " "
 	}
-	return append([]string{head + took}, v.tailOf(c)...)
+	return append([]string{head + took}, v.tailOf(c, tailLines)...)
 }
 
 // ending says how a command ended, from what its tool recorded.
@@ -183,7 +227,8 @@ func ending(m map[string]any) string {
 	case m["full"] != nil:
 		return "no space left"
 	case signal != nil:
-		return fmt.Sprintf("signal %v", signal)
+		n, _ := signal.(float64)
+		return tools.SignalName(int(n))
 	case code != nil:
 		return fmt.Sprintf("exit code %v", code)
 	}
@@ -206,9 +251,10 @@ func (v *view) end(id, name string) *call {
 	return c
 }
 
-func (v *view) tailOf(c *call) []string {
+// tailOf returns the last n lines of a call's output.
+func (v *view) tailOf(c *call, n int) []string {
 	var out []string
-	for _, l := range lastLines(c.output.text, tailLines) {
+	for _, l := range lastLines(c.output.text, n) {
 		out = append(out, "    "+v.style.dim(l))
 	}
 	return out
@@ -218,7 +264,10 @@ func (v *view) created(p runner.SessionCreated) []string {
 	lines := []string{
 		v.style.bold("caisson "+line(p.Version)) + v.style.dim(fmt.Sprintf(" · %s on %s · policy %s · %s",
 			line(p.Model.Provider+"/"+p.Model.Model), line(p.Workspace), line(p.Policy), line(bounds(p)))),
-		v.style.dim(fmt.Sprintf("sandbox %s (%s), image %s", line(p.Backend.Chosen), line(p.Backend.Why), line(p.Image))),
+		v.style.dim(fmt.Sprintf("sandbox %s (%s), image %s", line(p.Backend.Chosen), line(shortReason(p.Backend.Why)), line(p.Image))),
+	}
+	if p.WorkspaceMode == "overlay" {
+		lines = append(lines, v.style.dim("changes go to an overlay: the workspace stays as it is until caisson apply"))
 	}
 	for _, f := range p.FilesLoaded {
 		part := ""
@@ -236,10 +285,19 @@ func (v *view) created(p runner.SessionCreated) []string {
 	return lines
 }
 
+// shortReason leaves the detail of an error to the records and to the doctor.
+func shortReason(why string) string {
+	short, detail, _ := strings.Cut(why, ": ")
+	if detail == "" {
+		return why
+	}
+	return short + "; caisson doctor has the reason"
+}
+
 func bounds(p runner.SessionCreated) string {
 	var parts []string
 	if p.Budget.Rounds != nil {
-		parts = append(parts, fmt.Sprintf("at most %d rounds", *p.Budget.Rounds))
+		parts = append(parts, "at most "+count(int(*p.Budget.Rounds), "round"))
 	}
 	if p.Budget.WallTimeMS != nil {
 		parts = append(parts, elapsed(time.Duration(*p.Budget.WallTimeMS)*time.Millisecond))
@@ -252,14 +310,18 @@ func (v *view) attested(a sandbox.Attestation, how string) []string {
 	v.sandbox = a.Backend
 	caps := "no capabilities"
 	if len(a.Capabilities) > 0 {
-		caps = fmt.Sprintf("%d capabilities", len(a.Capabilities))
+		caps = "capabilities " + strings.Join(a.Capabilities, ", ")
 	}
 	memory := "memory not limited"
 	if a.Limits.MemoryBytes > 0 {
 		memory = fmt.Sprintf("%d MiB", a.Limits.MemoryBytes>>20)
 	}
-	head := fmt.Sprintf("● sandbox started %s: %s %s, commands as %s with %s, seccomp %s, network %s, %s, %d pids",
-		how, a.Runtime, a.RuntimeVersion, a.User, caps, a.Seccomp, a.Network, memory, a.Limits.PIDs)
+	processes := "processes not limited"
+	if a.Limits.PIDs > 0 {
+		processes = fmt.Sprintf("%d pids", a.Limits.PIDs)
+	}
+	head := fmt.Sprintf("● sandbox started %s: %s %s, commands as %s with %s, seccomp %s, network %s, %s, %s",
+		how, a.Runtime, a.RuntimeVersion, a.User, caps, a.Seccomp, a.Network, memory, processes)
 	lines := []string{v.style.cyan(line(head))}
 	for _, l := range a.Lost {
 		lines = append(lines, v.style.yellow("! not protected here: "+line(l)))
@@ -303,13 +365,28 @@ func (v *view) delta(d runner.Delta) {
 	}
 }
 
-// region gives the lines that show what is going on now.
-func (v *view) region(now time.Time, spinner string) []string {
+// region returns at most rows lines, of about so many cells, that show what is going
+// on now: of the output of calls as much as there is room for.
+func (v *view) region(now time.Time, spinner string, cells, rows int) []string {
+	var out []string
+	for tail := tailLines; tail >= 0; tail-- {
+		if out = v.regionWith(tail, now, spinner, cells); len(out) <= rows {
+			return out
+		}
+	}
+	return append(out[:rows-1], v.style.dim(fmt.Sprintf("  … and %d more", len(out)-rows+1)))
+}
+
+func (v *view) regionWith(tail int, now time.Time, spinner string, cells int) []string {
+	head := func(what string, since time.Time) string {
+		took := elapsed(now.Sub(since))
+		return fmt.Sprintf("%s %s  %s", v.style.cyan(spinner), fit(what, cells-len(took)-4), v.style.dim(took))
+	}
 	var out []string
 	for _, id := range v.order {
 		c := v.calls[id]
-		out = append(out, fmt.Sprintf("%s %s  %s", v.style.cyan(spinner), c.what, v.style.dim(elapsed(now.Sub(c.since)))))
-		out = append(out, v.tailOf(c)...)
+		out = append(out, head(c.what, c.since))
+		out = append(out, v.tailOf(c, tail)...)
 	}
 	if len(v.order) == 0 {
 		what := "working"
@@ -319,8 +396,8 @@ func (v *view) region(now time.Time, spinner string) []string {
 		case v.sandbox == "":
 			what = "starting the sandbox"
 		}
-		out = append(out, fmt.Sprintf("%s %s  %s", v.style.cyan(spinner), what, v.style.dim(elapsed(now.Sub(v.since)))))
-		for _, l := range lastLines(v.text.text, tailLines) {
+		out = append(out, head(what, v.since))
+		for _, l := range lastLines(v.text.text, tail) {
 			out = append(out, "  "+l)
 		}
 	}

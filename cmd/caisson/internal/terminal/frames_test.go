@@ -1,0 +1,221 @@
+package terminal
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+
+	"pgregory.net/rapid"
+
+	"github.com/caisson-run/caisson/runner"
+)
+
+// stage drives a live renderer on a screen, a step after the other. All that stands in
+// the live region alone has a liveMark.
+type stage struct {
+	t         *testing.T
+	screen    *screen
+	renderer  *Renderer
+	now       time.Time
+	committed []string
+	call      int
+}
+
+const liveMark = "≈"
+
+func newStage(t *testing.T, columns, rows int, reflow, told bool) *stage {
+	s := &stage{t: t, screen: &screen{t: t, columns: columns, rows: rows, reflow: reflow}, now: begun}
+	s.renderer = New(Options{
+		Out: s.screen, Live: true, Colour: true, Reflow: told, Tick: make(chan time.Time),
+		Size: func() (int, int) { return s.screen.columns, s.screen.rows },
+		Now:  func() time.Time { return s.now },
+	})
+	t.Cleanup(s.renderer.Close)
+	return s
+}
+
+func (s *stage) frame() {
+	s.now = s.now.Add(framePeriod)
+	s.renderer.mu.Lock()
+	defer s.renderer.mu.Unlock()
+	s.renderer.frame++
+	s.renderer.draw()
+}
+
+func (s *stage) print(text string) {
+	text = fmt.Sprintf("#%d# %s", len(s.committed), text)
+	s.committed = append(s.committed, text)
+	s.renderer.Print(text)
+}
+
+func (s *stage) begin(text string) {
+	s.call++
+	s.renderer.Record(record(s.t, runner.ToolCalled{CallID: fmt.Sprint(s.call), Name: liveMark, Summary: text}))
+}
+
+func (s *stage) output(text string) {
+	s.renderer.Delta(runner.Delta{CallID: fmt.Sprint(s.call), Text: liveMark + text + "\n"})
+}
+
+// question is shown and answered, with a resize while it stands there.
+func (s *stage) question(text string, columns, rows int) {
+	defer s.renderer.Suspend()()
+	text = fmt.Sprintf("#%d# %s", len(s.committed), text)
+	s.committed = append(s.committed, text+" y > y")
+	s.renderer.direct(text)
+	s.renderer.choose(" y > ")
+	s.screen.resize(columns, rows)
+	s.screen.echo("y\n")
+}
+
+// end closes the renderer and returns what stands on the screen.
+func (s *stage) end() string {
+	s.renderer.Close()
+	return s.screen.String()
+}
+
+// ids are the committed lines on a screen, in their order.
+var ids = regexp.MustCompile(`#\d+#`)
+
+// faults reports what is left of the live region, and committed lines that are
+// missing, twice, or in another order. Where the terminal cuts lines, their ends may
+// be missing.
+func (s *stage) faults(shown string) string {
+	if strings.Contains(shown, liveMark) || strings.ContainsAny(shown, "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏") {
+		return "rows of the live region are left"
+	}
+	var want []string
+	for i := range s.committed {
+		want = append(want, fmt.Sprintf("#%d#", i))
+	}
+	if got := ids.FindAllString(shown, -1); strings.Join(got, "") != strings.Join(want, "") {
+		return fmt.Sprintf("committed lines are %v", got)
+	}
+	if s.screen.reflow && squeeze(shown) != squeeze(strings.Join(s.committed, "")) {
+		return "committed lines were changed"
+	}
+	return ""
+}
+
+func squeeze(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsSpace(r) {
+			return -1
+		}
+		return r
+	}, text)
+}
+
+// Whatever is shown, on terminals that break their lines anew and on those that don't,
+// and however their size changes, nothing of the live region is left, and each
+// committed line stands there once and in order.
+func TestResizesLeaveNothingBehind(t *testing.T) {
+	words := rapid.StringOfN(rapid.SampledFrom([]rune("ab -漢e\u0301/🇩👍\U0001f3fd❤\ufe0f")), 0, 120, -1)
+	rapid.Check(t, func(rt *rapid.T) {
+		size := func() (int, int) {
+			return rapid.IntRange(40, 200).Draw(rt, "columns"), rapid.IntRange(17, 60).Draw(rt, "rows")
+		}
+		columns, rows := size()
+		s := newStage(t, columns, rows, rapid.Bool().Draw(rt, "reflow"), false)
+		s.renderer.opts.Reflow = s.screen.reflow
+		rt.Repeat(map[string]func(*rapid.T){
+			"frame":  func(*rapid.T) { s.frame() },
+			"print":  func(rt *rapid.T) { s.print(words.Draw(rt, "line")) },
+			"begin":  func(rt *rapid.T) { s.begin(words.Draw(rt, "summary")) },
+			"output": func(rt *rapid.T) { s.output(words.Draw(rt, "output")) },
+			"key": func(*rapid.T) {
+				if len(s.renderer.region) > 0 {
+					s.screen.echo("^C")
+				}
+			},
+			"resize":   func(*rapid.T) { s.screen.resize(size()) },
+			"resizes":  func(*rapid.T) { s.screen.resize(size()); s.screen.resize(size()); s.frame() },
+			"question": func(rt *rapid.T) { columns, rows := size(); s.question(words.Draw(rt, "question"), columns, rows) },
+		})
+		if fault := s.faults(s.end()); fault != "" {
+			rt.Errorf("%s:\n%s", fault, s.screen)
+		}
+	})
+}
+
+// A count that takes no notice of the new width leaves rows behind, one that takes
+// notice where the terminal does not break its lines anew erases committed ones, and
+// a frame that begins where the cursor is leaves what was before it.
+func TestNaiveFramesLeaveRows(t *testing.T) {
+	for _, reflow := range []bool{true, false} {
+		for _, told := range []bool{true, false} {
+			s := newStage(t, 100, 24, reflow, told)
+			for range 10 {
+				s.print("line")
+			}
+			s.begin(strings.Repeat("x", 60))
+			s.output(strings.Repeat("y", 70))
+			s.frame()
+			s.screen.resize(40, 24)
+			s.frame()
+			if fault := s.faults(s.end()); (fault == "") != (told == reflow) {
+				t.Errorf("reflow %t, counted for %t: %q\n%s", reflow, told, fault, s.screen)
+			}
+		}
+	}
+	s := newStage(t, 80, 24, true, true)
+	s.begin("sleep")
+	s.frame()
+	s.screen.echo("^C")
+	_, _ = s.screen.Write([]byte(strings.TrimPrefix(s.renderer.eraser(80), "\r")))
+	if s.faults(s.screen.String()) == "" {
+		t.Error("positive control: no glyph is left where the frame begins at the cursor")
+	}
+	s.renderer.region = nil
+}
+
+// A frame is one write inside mode 2026, and there is none where nothing has changed.
+func TestFrames(t *testing.T) {
+	s := newStage(t, 80, 24, true, true)
+	var frames []string
+	s.screen.onWrite = func(text string) { frames = append(frames, text) }
+	s.begin("sleep 10")
+	for range 20 {
+		s.print("line")
+	}
+	if len(frames) > 0 {
+		t.Errorf("written before the frame: %q", frames)
+	}
+	s.frame()
+	if len(frames) != 1 || !strings.HasPrefix(frames[0], "\x1b[?2026h") || !strings.HasSuffix(frames[0], "\x1b[?2026l") {
+		t.Fatalf("frames: %q", frames)
+	}
+	s.renderer.mu.Lock()
+	for range 5 {
+		s.renderer.draw()
+	}
+	s.renderer.mu.Unlock()
+	if len(frames) != 1 {
+		t.Errorf("nothing has changed, and %d frames were drawn", len(frames)-1)
+	}
+	s.frame()
+	if len(frames) != 2 {
+		t.Errorf("%d frames", len(frames))
+	}
+	if framePeriod < time.Second/8 {
+		t.Errorf("a frame each %s is more than eight a second", framePeriod)
+	}
+}
+
+// The live region takes at most two fifths of the rows, and eight.
+func TestTheRegionIsBounded(t *testing.T) {
+	for _, rows := range []int{2, 5, 10, 20, 24, 100} {
+		s := newStage(t, 80, rows, true, true)
+		for i := range 12 {
+			s.begin(fmt.Sprint("call ", i))
+			s.output("one\ntwo\nthree\nfour\nfive\nsix")
+			s.frame()
+			if n, most := len(s.renderer.region), max(min(rows*2/5, 8), 1); n > most {
+				t.Errorf("%d lines on a screen of %d rows: %q", n, rows, s.renderer.region)
+			}
+		}
+	}
+}

@@ -1,0 +1,90 @@
+package terminal
+
+import (
+	"strings"
+	"unicode/utf8"
+
+	"github.com/charmbracelet/x/ansi"
+)
+
+// verbatimIndent begins lines that are not ours to break: output of commands,
+// and code in what a model says.
+const verbatimIndent = "    "
+
+// wrapWords breaks a line at its blanks into rows of at most width cells, and
+// begins the rows after the first with indent. A longer word stays whole: a path that
+// is broken can't be copied.
+func wrapWords(l string, width int, indent string) []string {
+	if ansi.StringWidth(l) <= width {
+		return []string{l}
+	}
+	body := strings.TrimLeft(l, " ")
+	row := l[:len(l)-len(body)]
+	var rows []string
+	for i, word := range strings.Split(body, " ") {
+		switch {
+		case i == 0:
+			row += word
+		case ansi.StringWidth(row)+1+ansi.StringWidth(word) <= width:
+			row += " " + word
+		case word != "":
+			rows = append(rows, row)
+			row = indent + word
+		}
+	}
+	return append(rows, row)
+}
+
+// wrapLines breaks lines that stay on the screen. Code between fences, and what is
+// indented as far as verbatimIndent, is left to the terminal.
+func wrapLines(lines []string, width int) []string {
+	var rows []string
+	fenced := false
+	for _, l := range lines {
+		fence := strings.HasPrefix(strings.TrimSpace(l), "```")
+		if fence || fenced || strings.HasPrefix(l, verbatimIndent) {
+			rows = append(rows, l)
+		} else {
+			indent := l[:len(l)-len(strings.TrimLeft(l, " "))]
+			rows = append(rows, wrapWords(l, width, indent+"  ")...)
+		}
+		fenced = fenced != fence
+	}
+	return rows
+}
+
+// hardWrap breaks foreign text without styles into rows of at most width cells,
+// wherever that is.
+func hardWrap(text string, width int) []string {
+	return strings.Split(ansi.Hardwrap(text, max(width, 1), true), "\n")
+}
+
+// rowsOf returns how many rows of a terminal a line takes that was printed
+// there. A wide character never stands on two of them.
+func rowsOf(l string, columns int) int {
+	rows, column := 1, 0
+	for l = ansi.Strip(l); l != ""; {
+		cluster, width := ansi.FirstGraphemeCluster(l, ansi.GraphemeWidth)
+		if column+width > columns && column > 0 {
+			rows, column = rows+1, 0
+		}
+		column += width
+		l = l[len(cluster):]
+	}
+	return rows
+}
+
+// sureWidth replaces what terminals give different widths, such as flags and emoji
+// with a skin tone: the live region counts cells.
+func sureWidth(s string) string {
+	var b strings.Builder
+	for s != "" {
+		cluster, width := ansi.FirstGraphemeCluster(s, ansi.GraphemeWidth)
+		s = s[len(cluster):]
+		if ansi.StringWidthWc(cluster) != width || width > 1 && utf8.RuneCountInString(cluster) > 1 {
+			cluster = "?"
+		}
+		b.WriteString(cluster)
+	}
+	return b.String()
+}
