@@ -70,6 +70,9 @@ type Options struct {
 	// ConfirmTimeout is how long an answer is waited for; zero means
 	// tools.DefaultConfirmTimeout.
 	ConfirmTimeout time.Duration
+	// Concurrency is how many tool calls run at once; zero means
+	// tools.DefaultConcurrency.
+	Concurrency int
 	// Grants keeps answers of scope always; nil offers no such scope.
 	Grants *tools.Grants
 	// Fetch is what may be fetched; the zero value is nothing.

@@ -195,7 +195,7 @@ func (s *Session) spec() sandbox.Spec {
 func (s *Session) dispatcher() (*tools.Dispatcher, error) {
 	d, err := tools.New(tools.Options{
 		Session: s.opts.Folder.Session, Workspace: s.opts.Workspace.Path, Mount: sandbox.WorkspaceDir,
-		Policy: s.opts.Policy, Broker: s.opts.Broker, OnPrompt: s.opts.OnPrompt, ConfirmTimeout: s.opts.ConfirmTimeout,
+		Policy: s.opts.Policy, Broker: s.opts.Broker, OnPrompt: s.opts.OnPrompt, ConfirmTimeout: s.opts.ConfirmTimeout, Concurrency: s.opts.Concurrency,
 		Allow:  s.allow,
 		Grants: s.opts.Grants.As(tools.Author{By: "session " + s.opts.Folder.Session, Redact: JSONRedactor(s.opts.Secrets)}),
 		Emit:   s.journal.toolEvent, Abandon: s.abandon(),

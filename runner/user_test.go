@@ -5,6 +5,7 @@ package runner
 import (
 	"context"
 	"encoding/json"
+	"sync"
 	"testing"
 
 	"github.com/caisson-run/caisson/tools"
@@ -64,6 +65,63 @@ func TestToolsOfAnAdministrator(t *testing.T) {
 	if ended := of[SessionEnded](t, records)[0]; ended.Client != "http:closer" || len(ended.Denials) != 1 {
 		t.Errorf("the session is recorded as ended by %q, with the denials %v", ended.Client, ended.Denials)
 	}
+}
+
+// TestConcurrencyIsSettable has a model ask for three calls at once, of a session
+// that runs as many as it is told to.
+func TestConcurrencyIsSettable(t *testing.T) {
+	for limit, want := range map[int]int{1: 1, 3: 3} {
+		b := newBench(t, "  - calls: [{tool: together, input: {}}, {tool: together, input: {}}, {tool: together, input: {}}]\n  - text: Done.\n")
+		b.opts.Concurrency = limit
+		s := b.opened()
+		p := &together{want: want, full: make(chan struct{})}
+		if err := s.tools.Register(func() tools.Tool { return &togetherCall{p} }); err != nil {
+			t.Fatal(err)
+		}
+		startTurn(t, s, "go")
+		s.Close()
+		if p.most != want {
+			t.Errorf("with a concurrency of %d, %d calls ran at once", limit, p.most)
+		}
+	}
+}
+
+// together counts the calls that run at once. Each waits until as many run as are
+// wanted.
+type together struct {
+	mu              sync.Mutex
+	now, most, want int
+	full            chan struct{}
+}
+
+type togetherCall struct{ *together }
+
+func (togetherCall) Definition() tools.Definition {
+	return tools.Definition{
+		Name: "together", Description: "Waits for others.", Class: tools.ClassNone, Runs: tools.PlaceHost, EnabledByDefault: true,
+		InputSchema: json.RawMessage(`{"type":"object","properties":{}}`),
+	}
+}
+
+func (p *togetherCall) Execute(ctx context.Context, _ *tools.Call) (tools.Output, error) {
+	p.mu.Lock()
+	p.now++
+	if p.most = max(p.most, p.now); p.now == p.want && p.most == p.want {
+		select {
+		case <-p.full:
+		default:
+			close(p.full)
+		}
+	}
+	p.mu.Unlock()
+	select {
+	case <-p.full:
+	case <-ctx.Done():
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.now--
+	return tools.Output{Success: true}, nil
 }
 
 // TestWhoCancelledATurn ends a turn in each way that there is.

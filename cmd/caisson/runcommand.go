@@ -232,6 +232,7 @@ func (s *setup) world(ctx context.Context, u teller) (runner.Options, error) {
 		Backend: ready.backend, Choice: ready.choice, Image: image, ImageName: *s.conf.Image,
 		Git: sandbox.GitMode(*s.conf.Git), Mode: sandbox.WorkspaceMode(*s.conf.Mode), Resources: resources, Grace: time.Duration(*s.conf.Grace),
 		AllowOwnerRunner: *s.conf.AcceptRunnerAsOwner, RefuseLost: *s.conf.File.RefuseLost, Budget: s.conf.Budget(), SessionBudget: s.conf.SessionBudget(),
+		Concurrency: int(*s.conf.Concurrency), ConfirmTimeout: time.Duration(*s.conf.ConfirmTimeout),
 		Notify:   func(waiting string) { u.say("the sandbox is " + waiting) },
 		Declared: s.conf.Declared(), Memory: s.memory(),
 		Fetch: fetching, Policy: policy, OnPrompt: tools.OnPrompt(*s.conf.OnPrompt), Grants: s.environ.grantStore(),

@@ -11,9 +11,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -196,6 +198,27 @@ func TestServeWorkspaces(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.wants(token, string(body), 422, `"detail":"`)
+		// Neither a symlink's target nor a flag is in the answer.
+		_, text := s.do(token, "POST", "/sessions", string(body))
+		if strings.Contains(text, " --") || bad != outside && !strings.Contains(bad, "outside") && strings.Contains(text, "outside") || strings.Contains(text, "../one") {
+			t.Errorf("%q is refused with %s", bad, text)
+		}
+	}
+	// Whether a symlink's target exists is not told either.
+	answers := map[string]bool{}
+	for _, to := range []string{outside, outside + "/nothing", "/etc/passwd", "/proc/1/root"} {
+		link := filepath.Join(s.root, "link")
+		_ = os.Remove(link)
+		if err := os.Symlink(to, link); err != nil {
+			t.Fatal(err)
+		}
+		for _, below := range []string{"link", "link/x"} {
+			status, text := s.do(token, "POST", "/sessions", fmt.Sprintf(`{"workspace":%q}`, below))
+			answers[fmt.Sprint(below, status, text)] = true
+		}
+	}
+	if len(answers) != 2 {
+		t.Errorf("symlinks are refused in %d ways: %v", len(answers), slices.Collect(maps.Keys(answers)))
 	}
 	for _, good := range []string{s.root, s.root + "/one", "one", "two/three", "./two/../one", s.root + "//one/"} {
 		v := s.wants(token, fmt.Sprintf(`{"workspace":%q}`, good), 201, `"state":"idle"`)
@@ -341,8 +364,15 @@ func TestServeSaysWhoseSettingsAreWrong(t *testing.T) {
 // TestServePolicyIsLaidOver: a stricter preset counts, a milder one does not.
 func TestServePolicyIsLaidOver(t *testing.T) {
 	s := startServe(t, "").up() // default: execute prompts
-	for policy, want := range map[string]string{"readonly": "permission_denied", "sandboxed": "waits", "ci": "permission_denied"} {
-		_, text := s.do(s.token(), "POST", "/sessions", fmt.Sprintf(`{"workspace":"one","policy":%q}`, policy))
+	for _, policy := range []string{"sandboxed", "ci"} {
+		s.wants(s.token(), fmt.Sprintf(`{"workspace":"one","policy":%q}`, policy), 422, "calls of class write would have the mode")
+	}
+	for policy, want := range map[string]string{"": "waits", "readonly": "permission_denied", "default": "waits"} {
+		ask := fmt.Sprintf(`{"workspace":"one","policy":%q}`, policy)
+		if policy == "" {
+			ask = `{"workspace":"one"}`
+		}
+		_, text := s.do(s.token(), "POST", "/sessions", ask)
 		var v server.Session
 		if err := json.Unmarshal([]byte(text), &v); err != nil || v.ID == "" {
 			t.Fatal(text)
@@ -368,6 +398,29 @@ func TestServePolicyIsLaidOver(t *testing.T) {
 	}
 }
 
+// TestServeGrantsThePolicyThatItNames is the control: under a milder policy of the
+// server the presets are what they say.
+func TestServeGrantsThePolicyThatItNames(t *testing.T) {
+	s := startServe(t, "policy: {preset: sandboxed}\nconcurrency: 2\nlimits: {max_cost_usd: 2.5}\nmodels: {fast: {provider: replay, model: /nowhere}}").up()
+	for policy, status := range map[string]int{"sandboxed": 201, "ci": 201, "default": 201, "readonly": 201, "strict": 201} {
+		s.wants(s.token(), fmt.Sprintf(`{"workspace":"one","policy":%q}`, policy), status, "")
+	}
+	v := s.wants(s.token(), `{"workspace":"one","limits":{"max_cost_usd":0.25}}`, 201, "")
+	if v.Budget.CostMicroUSD == nil || *v.Budget.CostMicroUSD != 250_000 {
+		t.Errorf("started with the budget %+v", v.Budget)
+	}
+	s.wants(s.token(), `{"workspace":"one","limits":{"max_cost_usd":2.6}}`, 422, "2.6 US dollars are above the server's limit of 2.5")
+	s.wants(s.token(), `{"workspace":"one","limits":{"max_cost_usd":0}}`, 422, "body.limits.max_cost_usd")
+}
+
+// TestServeNeedsAPriceForACost: a client's limit that nothing would hold is the
+// client's mistake.
+func TestServeNeedsAPriceForACost(t *testing.T) {
+	s := startServe(t, "models: {unknown: {provider: openai, model: x, base_url: \"http://127.0.0.1:9/v1\"}}").up()
+	s.wants(s.token(), `{"workspace":"one","model":"unknown","limits":{"max_cost_usd":1}}`, 422, "the price of the model unknown is unknown")
+	s.wants(s.token(), `{"workspace":"one","model":"unknown"}`, 201, "")
+}
+
 // TestServeRefusesToStart names each bad start's status and what is said.
 func TestServeRefusesToStart(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -385,6 +438,7 @@ func TestServeRefusesToStart(t *testing.T) {
 		"unknown role":     {"serve: {tokens: {a: {env: ALICE, roles: [read, root]}}}", nil, 52, "root"},
 		"empty roles":      {"serve: {tokens: {a: {env: ALICE, roles: []}}}", nil, 52, "invalid roles"},
 		"token short":      {"serve: {tokens: {a: {env: SHORT}}}", nil, 52, "characters"},
+		"concurrency":      {"concurrency: 65", nil, 52, "more than 64"},
 		"unknown key":      {"serve: {port: 80}", nil, 52, "port"},
 		"arguments":        {"", []string{"x"}, 2, "takes no arguments"},
 		"token's place":    {"", []string{"--token-file", "/no/such/token"}, 42, "--token-file"},

@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -79,6 +82,9 @@ func (h *host) open(workspace string) (_ *setup, err error) {
 	flags := h.flags.settings
 	s, err := newSetup(h.deps, h.environ, flags, h.flags.profile, path)
 	if err != nil {
+		if !h.roots.reaches(path) { // it has become a symlink meanwhile
+			return nil, outside(path)
+		}
 		return nil, err
 	}
 	defer func() {
@@ -130,13 +136,17 @@ func (h *host) setup(workspace string, asked config.Asked) (_ *setup, err error)
 // prepare makes the options of a session that a client asks for.
 func (h *host) prepare(ctx context.Context, in server.NewSession) (runner.Options, func(), error) {
 	var none runner.Options
-	s, err := h.setup(in.Workspace, askedBy(in))
+	asked := askedBy(in)
+	s, err := h.setup(in.Workspace, asked)
 	if err != nil {
 		return none, nil, prepareError(err)
 	}
 	o, done, err := s.options(ctx, in.Title, h)
 	if err != nil {
 		s.close()
+		if c, ok := errors.AsType[*config.Error](err); ok && asked.Cost != nil && c.Where == "limits.max_cost_usd" {
+			err = requestError(&config.Error{Where: c.Where, Message: c.Message, Mend: "leave it out, or name a model that has a price in the server's configuration", Err: c})
+		}
 		return none, nil, prepareError(err)
 	}
 	if in.Policy != "" {
@@ -146,12 +156,18 @@ func (h *host) prepare(ctx context.Context, in server.NewSession) (runner.Option
 			s.close()
 			return none, nil, requestError(err)
 		}
-		o.Policy.Tighten = append(o.Policy.Tighten, stricter)
+		server := o.Policy
+		o.Policy.Tighten = append(slices.Clone(o.Policy.Tighten), stricter)
 		o.Policy.NoPrompts = o.Policy.NoPrompts || stricter.NoPrompts
 		o.Policy.Name += "+" + in.Policy
-	}
-	if t := s.conf.Serve.ConfirmTime; t != nil {
-		o.ConfirmTimeout = time.Duration(*t)
+		if text := notGranted(stricter, o.Policy, s.workspace.Path); text != "" {
+			done()
+			s.close()
+			return none, nil, requestError(&config.Error{
+				Where: "policy", Message: fmt.Sprintf("with the server's policy %s, %s would be another one: %s", server.Name, in.Policy, text),
+				Mend: "ask for a stricter one, or leave it out",
+			})
+		}
 	}
 	for _, t := range h.secrets {
 		o.Secrets = append(o.Secrets, runner.Secret{Name: "token " + t.Label, Value: t.Value})
@@ -160,6 +176,22 @@ func (h *host) prepare(ctx context.Context, in server.NewSession) (runner.Option
 		done()
 		s.close()
 	}, nil
+}
+
+// notGranted returns the first class of calls for which the policy that would be
+// in effect has another mode than the preset, or "".
+func notGranted(preset, effective tools.Policy, workspace string) string {
+	for _, class := range []tools.Class{tools.ClassNone, tools.ClassRead, tools.ClassWrite, tools.ClassExecute, tools.ClassNetwork} {
+		def := tools.Definition{Class: class, Runs: tools.PlaceHost}
+		if class == tools.ClassWrite || class == tools.ClassExecute {
+			def.Runs = tools.PlaceSandbox
+		}
+		asked, got := preset.Decide(def, workspace).Mode, effective.Decide(def, workspace).Mode
+		if asked != got {
+			return fmt.Sprintf("calls of class %s would have the mode %s instead of %s", class, got, asked)
+		}
+	}
+	return ""
 }
 
 func askedBy(in server.NewSession) config.Asked {
@@ -175,6 +207,9 @@ func askedBy(in server.NewSession) config.Asked {
 	if l := in.Limits; l != nil {
 		a.Rounds, a.ToolCalls, a.Tokens, a.MemoryBytes, a.MilliCPUs, a.PIDs = l.Rounds, l.ToolCalls, l.Tokens, l.MemoryBytes, l.MilliCPUs, l.PIDs
 		a.Timeout, a.CommandTime = seconds(l.TimeoutSeconds), seconds(l.CommandSeconds)
+		if l.CostUSD != nil {
+			a.Cost = new(config.Dollars(math.Round(*l.CostUSD * 1e6)))
+		}
 	}
 	return a
 }
@@ -266,10 +301,32 @@ func (r roots) resolve(path string) (string, error) {
 		path = filepath.Join(r[0].path, path)
 	}
 	path = filepath.Clean(path)
-	if _, _, ok := r.find(path); !ok {
+	if !r.reaches(path) {
 		return "", outside(path)
 	}
 	return path, nil
+}
+
+// reaches reports whether a path lies at or below a root by name, without a
+// symlink on the way. What is behind a symlink is not looked at: a client is not
+// told where it leads.
+func (r roots) reaches(path string) bool {
+	root, rel, ok := r.find(path)
+	if !ok {
+		return false
+	}
+	at := ""
+	for part := range strings.SplitSeq(filepath.ToSlash(rel), "/") {
+		at = filepath.Join(at, part)
+		info, err := root.dir.Lstat(at)
+		if err != nil {
+			return true // opening it reports why
+		}
+		if info.Mode()&fs.ModeSymlink != 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // find gives the root that a path is below, and the path from there.
@@ -353,6 +410,6 @@ func withoutLinks(path string) string {
 func outside(path string) error {
 	return &server.RequestError{Code: "workspace", Problem: runner.Problem{
 		Cause: fmt.Sprintf("the workspace %q is not at or below a root of this server", path),
-		Mend:  "Name one that is; roots are those of --root and serve.roots.",
+		Mend:  "Name one that is, without a symlink on the way.",
 	}}
 }

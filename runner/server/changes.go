@@ -130,7 +130,7 @@ func (s *Server) pastDifferences(ctx context.Context, id, dir string) (Diff, str
 	}
 	v := p.view(runner.Lives(s.opts.StateDir, id), false)
 	if v.State == StateElsewhere {
-		return Diff{}, "", problem(http.StatusConflict, "elsewhere", "session "+id+" runs in another process", "caisson diff "+id+" shows its changes")
+		return Diff{}, "", problem(http.StatusConflict, "elsewhere", "session "+id+" runs in another process", "Ask again once it has ended")
 	}
 	layers, err := runner.KeptChanges(s.opts.StateDir, id, nil)
 	if err == nil {
@@ -252,9 +252,11 @@ func (s *Server) apply(ctx context.Context, id string, r ApplyRequest) (Applied,
 		if errors.Is(err, overlay.ErrGone) {
 			status, code = http.StatusGone, "changes_gone"
 		}
-		gone := problem(status, code, "", "")
-		gone.Detail = err.Error()
-		return Applied{}, gone
+		p := runner.Problem{Cause: err.Error()}
+		if e, ok := errors.AsType[*runner.Error](err); ok {
+			p = e.Problem
+		}
+		return Applied{}, described(status, code, clientProblem(p, "Its diff shows what is known of them."))
 	}
 	defer func() { _ = layers.Close() }() // what was done is done
 	return s.applyLayers(ctx, layers, r)

@@ -3,6 +3,8 @@ package server
 import (
 	"errors"
 	"net/http"
+	"regexp"
+	"strings"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/oklog/ulid/v2"
@@ -84,6 +86,39 @@ func (e *RequestError) Error() string { return e.Cause + ". " + e.Mend }
 // Unwrap gives the cause.
 func (e *RequestError) Unwrap() error { return e.Err }
 
+// Words of a command line, which a client of the API has no use for: flags, and
+// commands of the program.
+var (
+	flagWords    = regexp.MustCompile(`(^|[\s("'])--([a-z][a-z-]*)`)
+	commandWords = regexp.MustCompile(`\b[Cc]aisson (--)?[a-z]`)
+	clauseEnds   = regexp.MustCompile(`[.;](\s+|$)`)
+)
+
+// clientProblem returns a problem in words for a client of the API. Flags in the
+// cause lose their dashes, which makes most of them keys of a request, and a hint
+// keeps what doesn't speak of a command line; fallback takes its place where
+// nothing is left.
+func clientProblem(p runner.Problem, fallback string) runner.Problem {
+	out := runner.Problem{Cause: flagWords.ReplaceAllString(p.Cause, "$1$2")}
+	var kept []string
+	for _, clause := range clauseEnds.Split(p.Mend, -1) {
+		if clause = strings.TrimSpace(clause); clause != "" && !flagWords.MatchString(clause) && !commandWords.MatchString(clause) {
+			kept = append(kept, strings.ToUpper(clause[:1])+clause[1:]+".")
+		}
+	}
+	out.Mend = strings.Join(kept, " ")
+	if len(kept) == 0 {
+		out.Mend = fallback
+	}
+	return out
+}
+
+// Hints of errors that name none for a client.
+const (
+	askOtherwise = "Ask for something else."
+	operatorHint = "The server's operator finds the cause in its log."
+)
+
 // internal is the problem of an error that is nobody's business: its text is in
 // the log, under the id that the client gets.
 func (s *Server) internal(what string, err error) *Problem {
@@ -100,9 +135,7 @@ func (s *Server) asProblem(what string, err error) *Problem {
 		return p
 	}
 	if e, ok := errors.AsType[*RequestError](err); ok {
-		p := problem(http.StatusUnprocessableEntity, e.Code, "", "")
-		p.Detail = e.Error()
-		return p
+		return described(http.StatusUnprocessableEntity, e.Code, clientProblem(e.Problem, askOtherwise))
 	}
 	e, ok := errors.AsType[*runner.Error](err)
 	if !ok {
@@ -126,9 +159,18 @@ func (s *Server) asProblem(what string, err error) *Problem {
 		return s.internal(what, err)
 	}
 	s.log.Warn(what, zap.Error(err))
-	p := problem(status, code, "", "")
-	p.Detail = e.Error()
-	return p
+	fallback := operatorHint
+	if status == http.StatusUnprocessableEntity {
+		fallback = askOtherwise
+	}
+	return described(status, code, clientProblem(e.Problem, fallback))
+}
+
+// described returns a problem whose detail is the cause and the hint of another.
+func described(status int, code string, p runner.Problem) *Problem {
+	out := problem(status, code, "", "")
+	out.Detail = strings.TrimRight(p.Cause, ". ") + ". " + p.Mend
+	return out
 }
 
 // ours turns errors that huma makes itself into a [Problem].

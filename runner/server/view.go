@@ -46,14 +46,15 @@ type NewSession struct {
 // SessionLimits are limits that a client asks for. One above the server's is
 // refused.
 type SessionLimits struct {
-	Rounds         *int64 `json:"max_rounds,omitempty" minimum:"1" doc:"model calls in a turn"`
-	ToolCalls      *int64 `json:"max_tool_calls,omitempty" minimum:"1" doc:"tool calls in a turn"`
-	Tokens         *int64 `json:"max_tokens,omitempty" minimum:"1" doc:"input and output tokens in a turn"`
-	TimeoutSeconds *int64 `json:"timeout_seconds,omitempty" minimum:"1" maximum:"31536000" doc:"wall time of a turn"`
-	MemoryBytes    *int64 `json:"memory_bytes,omitempty" minimum:"1" doc:"memory of the sandbox"`
-	MilliCPUs      *int64 `json:"milli_cpus,omitempty" minimum:"1" doc:"processors of the sandbox, in thousandths"`
-	PIDs           *int64 `json:"pids,omitempty" minimum:"1" doc:"processes and threads in the sandbox"`
-	CommandSeconds *int64 `json:"command_seconds,omitempty" minimum:"1" maximum:"31536000" doc:"wall time of one command"`
+	Rounds         *int64   `json:"max_rounds,omitempty" minimum:"1" doc:"model calls in a turn"`
+	ToolCalls      *int64   `json:"max_tool_calls,omitempty" minimum:"1" doc:"tool calls in a turn"`
+	Tokens         *int64   `json:"max_tokens,omitempty" minimum:"1" doc:"input and output tokens in a turn"`
+	CostUSD        *float64 `json:"max_cost_usd,omitempty" minimum:"0.000001" maximum:"1000000000" doc:"US dollars that a turn may cost, by the price of its model in the server's configuration"`
+	TimeoutSeconds *int64   `json:"timeout_seconds,omitempty" minimum:"1" maximum:"31536000" doc:"wall time of a turn"`
+	MemoryBytes    *int64   `json:"memory_bytes,omitempty" minimum:"1" doc:"memory of the sandbox"`
+	MilliCPUs      *int64   `json:"milli_cpus,omitempty" minimum:"1" doc:"processors of the sandbox, in thousandths"`
+	PIDs           *int64   `json:"pids,omitempty" minimum:"1" doc:"processes and threads in the sandbox"`
+	CommandSeconds *int64   `json:"command_seconds,omitempty" minimum:"1" maximum:"31536000" doc:"wall time of one command"`
 }
 
 // Session is a session, live or ended.
@@ -194,7 +195,10 @@ func (p past) view(lives, whole bool) Session {
 	case e != nil:
 		v.State, v.Usage, v.CostUSD, v.Reason, v.Exit = StateEnded, e.Usage, e.CostUSD, string(e.Reason), &e.ExitStatus
 		if whole {
-			v.Problem, v.Attestation, v.Restarts, v.Left = (*Failure)(e.Problem), e.Attestation, e.Restarts, e.Left
+			v.Attestation, v.Restarts, v.Left = e.Attestation, e.Restarts, e.Left
+			if e.Problem != nil {
+				v.Problem = new(Failure(clientProblem(*e.Problem, "Its records have the details.")))
+			}
 		}
 	case lives:
 		v.State = StateElsewhere

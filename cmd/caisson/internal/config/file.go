@@ -27,7 +27,11 @@ type File struct {
 	// RefuseLost refuses a sandbox that can't have every protection here.
 	RefuseLost *bool     `yaml:"refuse_lost"`
 	Grace      *Duration `yaml:"grace"`
-	Stream     *bool     `yaml:"stream"`
+	// Concurrency is how many tool calls of a session run at once, ConfirmTimeout
+	// how long an answer to a confirmation is waited for.
+	Concurrency    *Count    `yaml:"concurrency"`
+	ConfirmTimeout *Duration `yaml:"confirm_timeout"`
+	Stream         *bool     `yaml:"stream"`
 
 	Policy   *Policy `yaml:"policy"`
 	OnPrompt *string `yaml:"on_prompt"` // deny, fail, allow
@@ -170,6 +174,8 @@ func (f File) Over(upper File) File {
 	over(&f.RefuseLost, upper.RefuseLost)
 	over(&f.Sandbox.Pool, upper.Sandbox.Pool)
 	over(&f.Grace, upper.Grace)
+	over(&f.Concurrency, upper.Concurrency)
+	over(&f.ConfirmTimeout, upper.ConfirmTimeout)
 	over(&f.Stream, upper.Stream)
 	f.Policy = f.Policy.over(upper.Policy)
 	over(&f.InstructionFiles, upper.InstructionFiles)

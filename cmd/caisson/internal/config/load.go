@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -216,6 +217,9 @@ func (c *Config) loadRequirements(o Options, getenv func(string) (string, bool))
 	return nil
 }
 
+// MaxConcurrency bounds the tool calls of a session that run at once.
+const MaxConcurrency = 64
+
 // check refuses values that the table of settings checks for flags, wherever
 // they came from.
 func (c *Config) check() error {
@@ -235,6 +239,9 @@ func (c *Config) check() error {
 		if w.value != nil && !slices.Contains(w.words, *w.value) {
 			return &Error{Where: w.name, Message: "\"" + *w.value + "\" is none of " + strings.Join(w.words, ", ")}
 		}
+	}
+	if c.Concurrency != nil && *c.Concurrency > MaxConcurrency {
+		return &Error{Where: "concurrency", Message: fmt.Sprintf("%d tool calls at once are more than %d", *c.Concurrency, MaxConcurrency)}
 	}
 	for name, path := range map[string]*string{
 		"caisson-guest": c.Programs.Guest, "runsc": c.Programs.Runsc, "runc": c.Programs.Runc,

@@ -5,6 +5,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
 )
 
 // Built-in settings.
@@ -27,6 +28,7 @@ func builtin() File {
 	r := limits.DefaultResources()
 	return File{
 		Backend: new("auto"), Image: new(DefaultImage), Git: new("ro"), OnPrompt: new("deny"),
+		Concurrency: new(Count(tools.DefaultConcurrency)), ConfirmTimeout: new(Duration(tools.DefaultConfirmTimeout)),
 		Grace: new(Duration(sandbox.DefaultGrace)), Stream: new(true), KeepChanges: new(Duration(DefaultKeep)), KeepSessions: new(Duration(DefaultKeepSessions)), AcceptRunnerAsOwner: new(false), RefuseLost: new(false), InstructionFiles: new(true),
 		Limits: Limits{Rounds: new(Count(DefaultRounds))},
 		Resources: Resources{

@@ -30,7 +30,6 @@ type Serve struct {
 	MaxSessions *Count    `yaml:"max_sessions"`
 	MaxStreams  *Count    `yaml:"max_streams"`
 	IdleTime    *Duration `yaml:"idle_time"`
-	ConfirmTime *Duration `yaml:"confirm_time"`
 	// OpenMetrics serves /metrics without a token.
 	OpenMetrics *bool `yaml:"open_metrics"`
 }
@@ -58,7 +57,6 @@ func (s Serve) over(upper Serve) Serve {
 	over(&s.MaxSessions, upper.MaxSessions)
 	over(&s.MaxStreams, upper.MaxStreams)
 	over(&s.IdleTime, upper.IdleTime)
-	over(&s.ConfirmTime, upper.ConfirmTime)
 	over(&s.OpenMetrics, upper.OpenMetrics)
 	return s
 }
@@ -80,7 +78,6 @@ func serveDescriptions() map[string]string {
 		"serve.max_sessions":      "sessions that live at once",
 		"serve.max_streams":       "event streams that one token may have open",
 		"serve.idle_time":         "how long a session without a turn is kept",
-		"serve.confirm_time":      "how long an answer to a confirmation is waited for",
 		"serve.open_metrics":      "serve /metrics without a token",
 	}
 }
@@ -118,6 +115,7 @@ type Asked struct {
 	Rounds, ToolCalls, Tokens    *int64
 	Timeout, CommandTime         *time.Duration
 	MemoryBytes, MilliCPUs, PIDs *int64
+	Cost                         *Dollars
 }
 
 // Ask gives what a client asks for as settings, where none of it is milder than
@@ -156,6 +154,7 @@ func (c *Config) askLimits(a Asked, f *File) error {
 		ask("limits.max_rounds", a.Rounds, c.Limits.Rounds, &f.Limits.Rounds),
 		ask("limits.max_tool_calls", a.ToolCalls, c.Limits.ToolCalls, &f.Limits.ToolCalls),
 		ask("limits.max_tokens", a.Tokens, c.Limits.Tokens, &f.Limits.Tokens),
+		ask("limits.max_cost_usd", (*int64)(a.Cost), c.Limits.Cost, &f.Limits.Cost),
 		ask("limits.timeout_seconds", (*int64)(a.Timeout), c.Limits.Timeout, &f.Limits.Timeout),
 		ask("limits.memory_bytes", a.MemoryBytes, c.File.Resources.Memory, &f.Resources.Memory),
 		ask("limits.milli_cpus", a.MilliCPUs, c.File.Resources.CPUs, &f.Resources.CPUs),
@@ -173,6 +172,9 @@ func ask[T ~int64](where string, asked *int64, configured *T, to **T) error {
 		message := fmt.Sprintf("%d is above the server's limit of %d", *asked, int64(*configured))
 		if d, ok := any(*configured).(Duration); ok {
 			message = fmt.Sprintf("%v is above the server's limit of %v", time.Duration(*asked), time.Duration(d))
+		}
+		if d, ok := any(*configured).(Dollars); ok {
+			message = fmt.Sprintf("%v US dollars are above the server's limit of %v", Dollars(*asked), d)
 		}
 		return &Error{Where: where, Message: message, Mend: "ask for less, or leave it out"}
 	}

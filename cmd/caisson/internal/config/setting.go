@@ -53,6 +53,8 @@ func Settings() []Setting {
 		{"max-tokens", "N", "input and output tokens in the run", func(f *File, v string) error { return parsed(&f.Limits.Tokens, v, ParseCount) }},
 		{"max-cost-usd", "USD", "US dollars that the run may cost, by the price in the model's profile, such as 0.50", func(f *File, v string) error { return parsed(&f.Limits.Cost, v, ParseDollars) }},
 		{"timeout", "TIME", "wall time of the run, such as 10m", func(f *File, v string) error { return parsed(&f.Limits.Timeout, v, ParseDuration) }},
+		{"concurrency", "N", "tool calls that run at once, at most 64 (default 4)", func(f *File, v string) error { return parsed(&f.Concurrency, v, ParseCount) }},
+		{"confirm-timeout", "TIME", "wait for an answer to a confirmation (default 5m)", func(f *File, v string) error { return parsed(&f.ConfirmTimeout, v, ParseDuration) }},
 		{"grace", "TIME", "between SIGTERM and SIGKILL when a command is cancelled", func(f *File, v string) error { return parsed(&f.Grace, v, ParseDuration) }},
 		{"memory", "SIZE", "memory of the sandbox, such as 2GiB", func(f *File, v string) error { return parsed(&f.Resources.Memory, v, ParseSize) }},
 		{"cpus", "N", "processors of the sandbox, such as 1.5", func(f *File, v string) error { return parsed(&f.Resources.CPUs, v, ParseCPUs) }},
