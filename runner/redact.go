@@ -88,6 +88,18 @@ func firstTwo(text []byte) uint16 { return uint16(text[0])<<8 | uint16(text[1]) 
 func (r *redactor) known(text []byte) []byte {
 	var out []byte
 	done := 0
+	r.eachKnown(text, func(from, to int, mark []byte) {
+		out = append(append(out, text[done:from]...), mark...)
+		done = to
+	})
+	if done == 0 {
+		return text
+	}
+	return append(out, text[done:]...)
+}
+
+// eachKnown calls found for each value in text, from the first to the last.
+func (r *redactor) eachKnown(text []byte, found func(from, to int, mark []byte)) {
 	for i := 0; i+1 < len(text); i++ {
 		two := firstTwo(text[i:])
 		if r.begins[two/64]&(1<<(two%64)) == 0 {
@@ -95,17 +107,12 @@ func (r *redactor) known(text []byte) []byte {
 		}
 		for _, s := range r.starts[two] {
 			if bytes.HasPrefix(text[i:], s.value) {
-				out = append(append(out, text[done:i]...), s.mark...)
-				done = i + len(s.value)
-				i = done - 1
+				found(i, i+len(s.value), s.mark)
+				i += len(s.value) - 1
 				break
 			}
 		}
 	}
-	if done == 0 {
-		return text
-	}
-	return append(out, text[done:]...)
 }
 
 // quotedInner is a text as it stands between the quotes of JSON.
@@ -185,7 +192,7 @@ func (r *redactor) bytes(text []byte) []byte { return r.after(nil, text) }
 // after is bytes for a text that stands behind another: what is before a key
 // decides whether it is one.
 func (r *redactor) after(before, text []byte) []byte {
-	return r.keys(before, redactPEM(r.known(text)))
+	return r.keys(before, redactPEM(r.percent(r.known(text))))
 }
 
 // lookBehind is how much of what stands before a key is looked at.

@@ -36,6 +36,19 @@ func streamed(t *testing.T, r *redactor, text string, piece int) string {
 	return out.String()
 }
 
+// percentEvery percent-encodes each nth byte.
+func percentEvery(s string, n int, format string) string {
+	var out strings.Builder
+	for i := range len(s) {
+		if i%n == 0 {
+			fmt.Fprintf(&out, format, s[i])
+			continue
+		}
+		out.WriteByte(s[i])
+	}
+	return out.String()
+}
+
 // TestEncodedSecrets: a known secret is found in what programs make of it, in
 // one piece and across the borders of a stream. The control is the redactor that
 // knows the value alone.
@@ -49,8 +62,16 @@ func TestEncodedSecrets(t *testing.T) {
 		"a query":          url.QueryEscape,
 		"a path":           url.PathEscape,
 		"lower case":       func(s string) string { return lowerEscapes(url.QueryEscape(s)) },
-		"JSON":             quotedInner,
-		"JSON in JSON":     func(s string) string { return quotedInner(`{"k":"` + quotedInner(s) + `"}`) },
+		"user information": func(s string) string { return url.UserPassword("x", s).String() },
+		"each byte":        func(s string) string { return percentEvery(s, 1, "%%%02X") },
+		"some bytes":       func(s string) string { return percentEvery(s, 3, "%%%02x") },
+		"mixed case": func(s string) string {
+			return percentEvery(s[:3], 1, "%%%02X") + percentEvery(s[3:], 1, "%%%02x")
+		},
+		"twice":             func(s string) string { return percentEvery(percentEvery(s, 1, "%%%02X"), 3, "%%%02x") },
+		"a query in a path": func(s string) string { return url.PathEscape(url.QueryEscape(s)) },
+		"JSON":              quotedInner,
+		"JSON in JSON":      func(s string) string { return quotedInner(`{"k":"` + quotedInner(s) + `"}`) },
 		"JSON for HTML": func(s string) string {
 			text, err := json.Marshal(s)
 			if err != nil {

@@ -10,6 +10,8 @@ import (
 const (
 	redactChunk = 64 << 10
 	redactHold  = 4 << 10
+	// percentBytes is how long a byte can become: %25XX.
+	percentBytes = 5
 )
 
 // stream redacts a stream, across the borders of its pieces. What it holds back
@@ -17,7 +19,7 @@ const (
 func (r *redactor) stream(w io.Writer) *redactedStream {
 	hold := redactHold
 	for _, s := range r.values {
-		hold = max(hold, len(s.value))
+		hold = max(hold, percentBytes*len(s.value))
 	}
 	return &redactedStream{r: r, w: w, hold: hold}
 }
@@ -58,7 +60,7 @@ func (s *redactedStream) close() error { return s.emit(len(s.buf)) }
 // than all that is held is no key, and is cut anywhere.
 func (s *redactedStream) border(at int) int {
 	cut := at
-	for cut > 0 && keyByte(s.buf[cut]) && keyByte(s.buf[cut-1]) {
+	for cut > 0 && holdsTogether(s.buf[cut]) && holdsTogether(s.buf[cut-1]) {
 		cut--
 	}
 	if cut == 0 {
@@ -68,6 +70,9 @@ func (s *redactedStream) border(at int) int {
 		again = false
 		if begin := pemCut(s.buf, cut); begin < cut {
 			cut, again = begin, true
+		}
+		if from := s.encodedBefore(cut); from < cut {
+			cut, again = from, true
 		}
 		for _, v := range s.r.values {
 			from := max(cut-len(v.value)+1, 0)
@@ -82,6 +87,22 @@ func (s *redactedStream) border(at int) int {
 	}
 	return cut
 }
+
+// encodedBefore returns the start of the percent-encoded secret that a cut at cut
+// would part, or cut.
+func (s *redactedStream) encodedBefore(cut int) int {
+	first := max(cut-s.hold, 0)
+	for _, p := range s.r.percentSpans(s.buf[first:min(cut+s.hold, len(s.buf))]) {
+		if first+p.from < cut && cut < first+p.to {
+			return first + p.from
+		}
+	}
+	return cut
+}
+
+// holdsTogether reports whether a byte can be in a key of a known shape, or in an
+// escape of a URL.
+func holdsTogether(c byte) bool { return c == '%' || keyByte(c) }
 
 // keyByte says whether a byte can be in a key of a known shape.
 func keyByte(c byte) bool {

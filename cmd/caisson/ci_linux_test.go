@@ -39,7 +39,7 @@ func TestCIRunnersObeyNothing(t *testing.T) {
 			w := newWorld(t, runnerTurns)
 			w.env = append(w.env, system)
 			control, obeyed := system == "CONTROL=x", 0
-			call := func(args ...string) (string, string) {
+			call := func(args ...string) string {
 				t.Helper()
 				var out, errs bytes.Buffer
 				w.deps.stdout, w.deps.stderr = &out, &errs
@@ -57,11 +57,11 @@ func TestCIRunnersObeyNothing(t *testing.T) {
 				if stopped != (system == "GITHUB_ACTIONS=true" && out.Len()+errs.Len() > 0) || stopped && lines[len(lines)-1] != "::"+token+"::" {
 					t.Errorf("%v: standard error is\n%s", args, errs.String())
 				}
-				return out.String(), errs.String()
+				return out.String()
 			}
 			answer := filepath.Join(filepath.Dir(w.dir), "answer")
 			patch := filepath.Join(filepath.Dir(w.dir), "patch")
-			text, _ := call(append(w.args, "--policy", "sandboxed", "-o", answer, "--patch-out", patch, "task")...)
+			text := call(append(w.args, "--policy", "sandboxed", "-o", answer, "--patch-out", patch, "task")...)
 			if !strings.Contains(text, "verdict") {
 				t.Errorf("the answer is not on standard output: %q", text)
 			}
@@ -71,7 +71,7 @@ func TestCIRunnersObeyNothing(t *testing.T) {
 					t.Errorf("%s is not as it was: %q, %v", file, got, err)
 				}
 			}
-			records, _ := call(append(w.args, "--policy", "sandboxed", "--mode", "overlay", "--json", "task")...)
+			records := call(append(w.args, "--policy", "sandboxed", "--mode", "overlay", "--json", "task")...)
 			sessions, err := filepath.Glob(filepath.Join(filepath.Dir(w.dir), "home/.local/state/caisson/sessions/ses_*"))
 			if err != nil || len(sessions) != 2 {
 				t.Fatalf("sessions %q, %v", sessions, err)

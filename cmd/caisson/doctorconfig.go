@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/internal/safeurl"
 	"github.com/caisson-run/caisson/runner"
 )
 
@@ -176,7 +177,7 @@ func (s *setup) model() finding {
 	}
 	detail := m.Provider + "/" + m.Name
 	if m.BaseURL != "" {
-		detail += " at " + m.BaseURL
+		detail += " at " + safeurl.String(m.BaseURL)
 	}
 	warn := func(text, mend string) finding {
 		return finding{Check: check, Result: resultWarning, Detail: detail + ": " + text, Mend: mend}

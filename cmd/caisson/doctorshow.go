@@ -6,6 +6,7 @@ import (
 
 	"github.com/charmbracelet/x/ansi"
 
+	"github.com/caisson-run/caisson/internal/safeurl"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -23,6 +24,9 @@ var resultColours = map[string]string{resultOK: "32", resultWarning: "33", resul
 // showFindings writes the findings for people, or as JSON. On a terminal lines
 // are broken at its width and results have colours.
 func showFindings(d deps, env environ, findings []finding, asJSON bool) error {
+	for i, f := range findings {
+		findings[i].Detail, findings[i].Mend = safeurl.InText(f.Detail), safeurl.InText(f.Mend)
+	}
 	if asJSON {
 		return writeJSON(d.stdout, findings)
 	}

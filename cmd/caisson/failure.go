@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/internal/safeurl"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
@@ -52,7 +53,7 @@ func sentence(s string) string {
 
 // report prints a failure as one paragraph.
 func report(w io.Writer, e *runner.Error) {
-	cause, _ := tools.Display(e.Cause)
-	mend, _ := tools.Display(e.Mend)
+	cause, _ := tools.Display(safeurl.InText(e.Cause))
+	mend, _ := tools.Display(safeurl.InText(e.Mend))
 	fmt.Fprintf(w, "caisson: %s. %s\n", strings.TrimRight(cause, ".\n "), mend)
 }

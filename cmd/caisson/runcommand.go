@@ -152,7 +152,7 @@ func (s *setup) options(ctx context.Context, text string, u teller) (_ runner.Op
 	if err != nil {
 		return runner.Options{}, nil, noModel(err)
 	}
-	hidden := secrets(s.environ, selected)
+	hidden := s.secrets(selected)
 	folder, err := runner.NewFolder(s.environ.stateDir(), hidden)
 	if err != nil {
 		return runner.Options{}, nil, err

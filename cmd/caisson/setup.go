@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/internal/safeurl"
 	"github.com/caisson-run/caisson/runner"
 )
 
@@ -129,6 +130,37 @@ func secrets(env environ, m config.SelectedModel) []runner.Secret {
 		if value != "" && (named || name == m.KeyEnv) {
 			out = append(out, runner.Secret{Name: name, Value: value})
 		}
+	}
+	return out
+}
+
+// secrets returns what no record, log or message of the session may hold.
+func (s *setup) secrets(m config.SelectedModel) []runner.Secret {
+	return append(secrets(s.environ, m), urlSecrets(s.environ, &s.conf)...)
+}
+
+// urlSecrets returns the credentials in the URLs that Caisson uses: of models,
+// engines and proxies.
+func urlSecrets(env environ, conf *config.Config) []runner.Secret {
+	var out []runner.Secret
+	add := func(name string, raw *string) {
+		if raw == nil {
+			return
+		}
+		for _, s := range safeurl.Secrets(*raw) {
+			out = append(out, runner.Secret{Name: name, Value: s})
+		}
+	}
+	for _, v := range env {
+		name, value, _ := strings.Cut(v, "=")
+		if upper := strings.ToUpper(name); name == "OPENAI_BASE_URL" || name == "DOCKER_HOST" || strings.HasSuffix(upper, "_PROXY") && upper != "NO_PROXY" {
+			add(name, &value)
+		}
+	}
+	add("docker.host", conf.Docker.Host)
+	add("fetch.proxy", conf.Fetch.Proxy)
+	for name, m := range conf.Models {
+		add("models."+name+".base_url", m.BaseURL)
 	}
 	return out
 }

@@ -87,7 +87,7 @@ func callTool(ctx context.Context, d deps, env environ, f callFlags, args []stri
 	ctx, force, _, stop := interruptible(ctx, d.listen(), u.say, d.exit)
 	defer stop()
 	defer u.close(ctx)
-	folder, err := runner.NewFolder(env.stateDir(), secrets(env, config.SelectedModel{}))
+	folder, err := runner.NewFolder(env.stateDir(), s.secrets(config.SelectedModel{}))
 	if err != nil {
 		return 0, err
 	}
@@ -101,7 +101,7 @@ func callTool(ctx context.Context, d deps, env environ, f callFlags, args []stri
 		return 0, err
 	}
 	m := &caller{name: defs[i].Name, input: input}
-	o.Folder, o.Model, o.Task, o.Secrets = folder, m, "caisson tools call "+string(m.name), secrets(env, config.SelectedModel{})
+	o.Folder, o.Model, o.Task, o.Secrets = folder, m, "caisson tools call "+string(m.name), s.secrets(config.SelectedModel{})
 	o.InstructionFiles = false // nobody reads them
 	o.Broker, o.Live = u.broker(), u.live
 	o.Mirror = func(r runner.Record, _ []byte) { m.watch(r) }

@@ -92,8 +92,9 @@ func knownSecrets(d deps, env environ) []runner.Secret {
 	all := secrets(env, config.SelectedModel{})
 	conf, err := loadConfig(d, env, config.File{}, "", nil)
 	if err != nil {
-		return all
+		return append(all, urlSecrets(env, &config.Config{})...)
 	}
+	all = append(all, urlSecrets(env, &conf)...)
 	for _, m := range conf.Models {
 		if m.APIKeyEnv != nil {
 			all = append(all, secrets(env, config.SelectedModel{KeyEnv: *m.APIKeyEnv})...)

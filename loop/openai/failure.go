@@ -13,6 +13,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/caisson-run/caisson/internal/safeurl"
 	"github.com/caisson-run/caisson/loop"
 )
 
@@ -57,7 +58,7 @@ func (w *watch) failure(err error) error {
 		return w.failure(errTooLarge)
 	case errors.Is(err, errMalformed), errors.Is(err, errTooLarge):
 		return &loop.ModelError{
-			Class: loop.ModelOther, Visible: true, Err: fmt.Errorf("model endpoint %s: %w", w.options.BaseURL, err),
+			Class: loop.ModelOther, Visible: true, Err: fmt.Errorf("model endpoint %s: %w", safeurl.String(w.options.BaseURL), err),
 		}
 	default:
 		// The library's error repeats the whole URL; what is inside says why.
@@ -65,7 +66,7 @@ func (w *watch) failure(err error) error {
 			err = outer.Err
 		}
 		return &loop.ModelError{
-			Class: loop.ModelNetwork, Visible: true, Err: fmt.Errorf("model endpoint %s: %w", w.options.BaseURL, err),
+			Class: loop.ModelNetwork, Visible: true, Err: fmt.Errorf("model endpoint %s: %w", safeurl.String(w.options.BaseURL), err),
 		}
 	}
 }

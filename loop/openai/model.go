@@ -12,6 +12,7 @@ import (
 	"github.com/openai/openai-go/v3"
 	"github.com/openai/openai-go/v3/option"
 
+	"github.com/caisson-run/caisson/internal/safeurl"
 	"github.com/caisson-run/caisson/loop"
 )
 
@@ -64,7 +65,7 @@ func New(o Options) (*Model, error) {
 
 // Info names the model for records.
 func (m *Model) Info() loop.ModelInfo {
-	return loop.ModelInfo{Provider: m.options.Provider, Model: m.options.Model, BaseURL: m.options.BaseURL}
+	return loop.ModelInfo{Provider: m.options.Provider, Model: m.options.Model, BaseURL: safeurl.String(m.options.BaseURL)}
 }
 
 // Close drops idle connections of the model's own HTTP client. Calls that are

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/internal/safeurl"
 )
 
 // Options says which model of which endpoint to use. Model is required;
@@ -91,7 +93,7 @@ func (o Options) withDefaults() (Options, error) {
 	case u.User != nil:
 		return o, fmt.Errorf("%w: the base URL holds credentials; give them as the key", ErrInvalid)
 	case u.Scheme != "http" && u.Scheme != "https", u.Host == "":
-		return o, fmt.Errorf("%w: base URL %q is not an http or https URL, such as %s", ErrInvalid, o.BaseURL, DefaultBaseURL)
+		return o, fmt.Errorf("%w: base URL %q is not an http or https URL, such as %s", ErrInvalid, safeurl.String(o.BaseURL), DefaultBaseURL)
 	}
 	if o.Provider == "" {
 		o.Provider = "openai"

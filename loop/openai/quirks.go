@@ -6,6 +6,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/internal/safeurl"
 	"github.com/caisson-run/caisson/loop"
 )
 
@@ -43,7 +44,7 @@ func (m *Model) learn(known, q quirks) {
 	}
 	m.quirks.Store(&q)
 	m.options.Logger.Info("endpoint differs from the standard, and was adapted to",
-		zap.String("base_url", m.options.BaseURL), zap.String("model", m.options.Model),
+		zap.String("base_url", safeurl.String(m.options.BaseURL)), zap.String("model", m.options.Model),
 		zap.Bool("no_stream_options", q.noStreamOptions), zap.Bool("other_max_tokens", q.otherMaxTokens))
 }
 

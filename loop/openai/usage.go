@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/internal/safeurl"
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 )
@@ -79,7 +80,7 @@ func (m *Model) price(r *loop.Response) {
 	if r.Usage.Tokens() == 0 {
 		if m.usageMissingSaid.CompareAndSwap(false, true) {
 			m.options.Logger.Warn("endpoint reports no usage: token and cost limits can't hold",
-				zap.String("base_url", m.options.BaseURL), zap.String("model", m.options.Model))
+				zap.String("base_url", safeurl.String(m.options.BaseURL)), zap.String("model", m.options.Model))
 		}
 		return
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/docker/go-connections/tlsconfig"
 
+	"github.com/caisson-run/caisson/internal/safeurl"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -65,7 +66,7 @@ func resolveEndpoint(host string, getenv func(string) string) (endpoint, error) 
 }
 
 func fromHost(host, from string, getenv func(string) string) (endpoint, error) {
-	e := endpoint{host: host, from: from}
+	e := endpoint{host: safeurl.String(host), from: from} // engines know no users
 	if err := checkScheme(e); err != nil {
 		return endpoint{}, err
 	}
@@ -136,7 +137,7 @@ func fromContext(folder, name string) (endpoint, error) {
 		return endpoint{}, fmt.Errorf("%w: read docker context %q: %w", sandbox.ErrUnavailable, name, err)
 	}
 	docker := meta.Endpoints["docker"]
-	e := endpoint{host: docker.Host, from: fmt.Sprintf("docker context %q", name)}
+	e := endpoint{host: safeurl.String(docker.Host), from: fmt.Sprintf("docker context %q", name)}
 	if err := checkScheme(e); err != nil {
 		return endpoint{}, err
 	}

@@ -3,11 +3,12 @@ package config
 import (
 	"encoding/json"
 	"fmt"
-	"net/url"
 	"reflect"
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/caisson-run/caisson/internal/safeurl"
 )
 
 // Value is one setting that counts.
@@ -166,10 +167,6 @@ func joinKey(above, key string) string {
 // minHiddenBytes keeps a secret that is an ordinary word from blanking text.
 const minHiddenBytes = 6
 
-// urlInText finds addresses; what stands before their "@", and their query, can
-// be a secret.
-var urlInText = regexp.MustCompile(`[a-zA-Z][a-zA-Z0-9+.-]*://[^\s"',\]}]+`)
-
 // hide takes secrets out of a text: the values that it is given, and the
 // credentials of addresses.
 func hide(text string, hidden map[string]string) string {
@@ -178,17 +175,10 @@ func hide(text string, hidden map[string]string) string {
 			text = strings.ReplaceAll(text, v, "[hidden: "+name+"]")
 		}
 	}
-	return urlInText.ReplaceAllStringFunc(text, func(address string) string {
-		u, err := url.Parse(address)
-		if err != nil {
-			return "[hidden: an address that can't be read]"
-		}
-		if u.User == nil && u.RawQuery == "" {
-			return address
-		}
-		u.User, u.RawQuery = nil, ""
-		return u.String() + " [credentials hidden]"
-	})
+	if shown := safeurl.InText(text); shown != text {
+		return shown + " [credentials hidden]"
+	}
+	return text
 }
 
 // HiddenValues are the values of the environment that must not be shown, by

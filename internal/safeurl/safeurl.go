@@ -1,0 +1,114 @@
+// Package safeurl shows URLs without their credentials. Passwords and keys are
+// in addresses of models, engines and proxies, as user information or in the
+// query.
+package safeurl
+
+import (
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// inText finds URLs in a text.
+var inText = regexp.MustCompile(`[a-zA-Z][a-zA-Z0-9+.-]*://[^\s"'<>,\]}]+`)
+
+// String returns a URL without user information and query. One that can't be
+// parsed loses what stands before its last "@", and what stands behind "?".
+func String(raw string) string {
+	u, err := url.Parse(raw)
+	switch {
+	case strings.HasPrefix(raw, "unix://"), strings.HasPrefix(raw, "npipe://"):
+		return raw // a path
+	case err == nil && u.User == nil && u.RawQuery == "" && !opaque(raw):
+		return raw
+	case err == nil && u.Host != "":
+		u.User, u.RawQuery, u.ForceQuery = nil, "", false
+		return u.String()
+	}
+	scheme, rest, ok := strings.Cut(raw, "://")
+	if !ok {
+		scheme, rest = "", raw
+	} else {
+		scheme += "://"
+	}
+	user, rest := cutUser(rest)
+	if err != nil && ok && user == "" {
+		return scheme + "[an address that can't be parsed]" // of a text, it may be half of one
+	}
+	rest, _, _ = strings.Cut(rest, "?")
+	return scheme + rest
+}
+
+// InText returns text with every URL in it as [String] returns it.
+func InText(text string) string { return inText.ReplaceAllStringFunc(text, String) }
+
+// Secrets returns what must not be shown of a URL, as it is written and decoded:
+// the user information, the password, and the values of the query. The name of a
+// user with a password is no secret, and neither is the version of an API.
+func Secrets(raw string) []string {
+	if strings.HasPrefix(raw, "unix://") || strings.HasPrefix(raw, "npipe://") {
+		return nil
+	}
+	var out []string
+	add := func(values ...string) {
+		for _, v := range values {
+			decoded, err := url.PathUnescape(v)
+			if err != nil {
+				decoded = v
+			}
+			for _, form := range []string{v, decoded} {
+				if form != "" && !slices.Contains(out, form) {
+					out = append(out, form)
+				}
+			}
+		}
+	}
+	rest := raw
+	if _, behind, ok := strings.Cut(raw, "://"); ok {
+		rest = behind
+	}
+	rest, _, _ = strings.Cut(rest, "#")
+	user := ""
+	if u, err := url.Parse(raw); err == nil && u.Host != "" && u.User == nil {
+		_, rest, _ = strings.Cut(rest, "?")
+	} else {
+		user, rest = cutUser(rest)
+		_, rest, _ = strings.Cut(rest, "?")
+	}
+	if _, password, ok := strings.Cut(user, ":"); ok {
+		add(user, password)
+	} else {
+		add(user)
+	}
+	for pair := range strings.SplitSeq(rest, "&") {
+		key, value, ok := strings.Cut(pair, "=")
+		if !ok {
+			key, value = "", key
+		}
+		if strings.HasSuffix(strings.ToLower(key), "version") {
+			continue
+		}
+		add(value)
+	}
+	return out
+}
+
+// opaque reports whether a text without a scheme has user information.
+func opaque(raw string) bool { return !strings.Contains(raw, "://") && strings.Contains(raw, "@") }
+
+// cutUser splits the part of a URL behind its scheme at the last "@" before the
+// path; where a password has a slash that is not escaped, at the last one.
+func cutUser(rest string) (user, host string) {
+	end := strings.IndexAny(rest, "/?")
+	if end < 0 {
+		end = len(rest)
+	}
+	if at := strings.LastIndexByte(rest[:end], '@'); at >= 0 {
+		return rest[:at], rest[at+1:]
+	}
+	if at := strings.LastIndexByte(rest, '@'); at >= 0 {
+		return rest[:at], rest[at+1:]
+	}
+	return "", rest
+}

@@ -1,0 +1,63 @@
+package safeurl
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestCredentialsAreNotShown: each URL has a credential, none is shown, and each
+// is known as a secret.
+func TestCredentialsAreNotShown(t *testing.T) {
+	for raw, want := range map[string]string{
+		"https://me:hunter22@host/v1":                      "https://host/v1",
+		"https://hunter22@host/v1":                         "https://host/v1",
+		"https://host/v1?api-version=2026-01&key=hunter22": "https://host/v1",
+		"https://host/v1?hunter22":                         "https://host/v1",
+		"https://me:hunter22@host:443/v1?a=b#f":            "https://host:443/v1#f",
+		"tcp://me:hunter22@engine:2375":                    "tcp://engine:2375",
+		"ssh://hunter22@engine":                            "ssh://engine",
+		"http://me:hun%74er22@proxy:3128":                  "http://proxy:3128",
+		"http://me:hunter22/x@proxy:3128":                  "http://proxy:3128",
+		"http://me:hunter22?x@proxy:3128":                  "http://proxy:3128",
+		"http://me:hunter22 x@proxy:3128":                  "http://proxy:3128",
+		"http://me:hunter22@x@proxy:3128":                  "http://proxy:3128",
+		"me:hunter22@proxy:3128":                           "proxy:3128",
+		"hunter22@proxy":                                   "proxy",
+		"https://[::1:hunter22@host/%zz?x=hunter22":        "https://host/%zz",
+	} {
+		if got := String(raw); got != want {
+			t.Errorf("%s is shown as %s, want %s", raw, got, want)
+		}
+		found := slices.ContainsFunc(Secrets(raw), func(s string) bool { return strings.Contains(s, "hunter22") && !strings.Contains(s, "://") })
+		if !found {
+			t.Errorf("%s: secrets %q", raw, Secrets(raw))
+		}
+	}
+	if got := InText(`parse "http://me:hunter22 x@proxy": invalid character`); strings.Contains(got, "hunter22") {
+		t.Errorf("in a text: %s", got)
+	}
+	if got := InText(`Get "https://me:hunter22@host/x?k=hunter22": dial tcp://a:hunter22@b:1, done`); strings.Contains(got, "hunter22") || !strings.HasSuffix(got, ", done") {
+		t.Errorf("in a text: %s", got)
+	}
+}
+
+// TestOtherURLsAreAsWritten: what has no credentials is not changed.
+func TestOtherURLsAreAsWritten(t *testing.T) {
+	for _, raw := range []string{
+		"https://host/v1", "https://registry/@scope/name", "unix:///run/a@b.sock", "http://[::1]:11434/v1", "proxy:3128", "localhost", "", "HTTPS://Host/%7Ex", "https://host/x#a@b",
+	} {
+		if got := String(raw); got != raw {
+			t.Errorf("%q became %q", raw, got)
+		}
+		if secrets := Secrets(raw); len(secrets) > 0 {
+			t.Errorf("%q has secrets %q", raw, secrets)
+		}
+	}
+	if got := Secrets("https://host/?api-version=2026-01-01"); len(got) > 0 {
+		t.Errorf("a version is a secret: %q", got)
+	}
+	if text := "see https://host/a and b@c.org, ok"; InText(text) != text {
+		t.Errorf("%q became %q", text, InText(text))
+	}
+}

@@ -1,0 +1,113 @@
+package runner
+
+import (
+	"bytes"
+	"cmp"
+	"slices"
+)
+
+// percentDepth is how often a text can be percent-encoded for a secret in it to
+// be found: a URL within the query of another one is encoded twice.
+const percentDepth = 2
+
+// span is a part of a text that stands for a secret.
+type span struct {
+	from, to int
+	mark     []byte
+}
+
+// percentSpans returns the places where text holds a secret with any of its bytes
+// percent-encoded (RFC 3986, 2.1), in upper or lower case, in order.
+func (r *redactor) percentSpans(text []byte) []span {
+	if len(r.values) == 0 || !hasPercentEscape(text) {
+		return nil
+	}
+	// at has the place in text of each decoded byte, and of the end.
+	decoded := text
+	at := make([]int, len(text)+1)
+	for i := range at {
+		at[i] = i
+	}
+	var spans []span
+	for range percentDepth {
+		if decoded, at = decodePercent(decoded, at); decoded == nil {
+			break
+		}
+		found := func(from, to int, mark []byte) { spans = append(spans, span{at[from], at[to], mark}) }
+		r.eachKnown(decoded, found)
+		if bytes.IndexByte(decoded, '+') >= 0 { // may be a space, as forms write it
+			r.eachKnown(bytes.ReplaceAll(decoded, []byte("+"), []byte(" ")), found)
+		}
+	}
+	return mergeSpans(spans)
+}
+
+// percent replaces percent-encoded secrets.
+func (r *redactor) percent(text []byte) []byte {
+	spans := r.percentSpans(text)
+	if len(spans) == 0 {
+		return text
+	}
+	var out []byte
+	done := 0
+	for _, s := range spans {
+		out = append(append(out, text[done:s.from]...), s.mark...)
+		done = s.to
+	}
+	return append(out, text[done:]...)
+}
+
+// decodePercent decodes each %XX once. It returns nil where there is none.
+func decodePercent(text []byte, at []int) ([]byte, []int) {
+	if !hasPercentEscape(text) {
+		return nil, nil
+	}
+	out, place := make([]byte, 0, len(text)), make([]int, 0, len(text)+1)
+	for i := 0; i < len(text); i++ {
+		place = append(place, at[i])
+		if isPercentEscape(text[i:]) {
+			out = append(out, unhex(text[i+1])<<4|unhex(text[i+2]))
+			i += 2
+			continue
+		}
+		out = append(out, text[i])
+	}
+	return out, append(place, at[len(text)])
+}
+
+func hasPercentEscape(text []byte) bool {
+	for i := 0; ; i++ {
+		next := bytes.IndexByte(text[i:], '%')
+		if next < 0 {
+			return false
+		}
+		if i += next; isPercentEscape(text[i:]) {
+			return true
+		}
+	}
+}
+
+func isPercentEscape(text []byte) bool {
+	return len(text) > 2 && text[0] == '%' && hexByte(text[1]) && hexByte(text[2])
+}
+
+func unhex(c byte) byte {
+	if c <= '9' {
+		return c - '0'
+	}
+	return c&^0x20 - 'A' + 10
+}
+
+// mergeSpans orders spans by their beginnings and joins those that overlap.
+func mergeSpans(spans []span) []span {
+	slices.SortStableFunc(spans, func(a, b span) int { return cmp.Compare(a.from, b.from) })
+	var out []span
+	for _, s := range spans {
+		if n := len(out); n > 0 && s.from < out[n-1].to {
+			out[n-1].to = max(out[n-1].to, s.to)
+			continue
+		}
+		out = append(out, s)
+	}
+	return out
+}
