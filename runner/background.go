@@ -95,7 +95,7 @@ func (b *backgrounds) Begin(ctx context.Context, cmd shell.Command) (string, err
 		timeout = backgroundTime
 	}
 	p, err := l.box.Start(watched, sandbox.Command{
-		Argv: scripted(program, cmd), Dir: cmd.Dir, Timeout: timeout,
+		Argv: scripted(program, cmd), Dir: cmd.Dir, NoLinks: cmd.NoLinks, Timeout: timeout,
 		Stdout: j.log.stream(0), Stderr: j.log.stream(1), Output: sandbox.OutputLimits{Live: backgroundLive},
 	})
 	if err != nil {
@@ -107,7 +107,7 @@ func (b *backgrounds) Begin(ctx context.Context, cmd shell.Command) (string, err
 		if full != nil {
 			return "", full
 		}
-		return "", fmt.Errorf("start background command: %w", b.x.box.check(l, err))
+		return "", fmt.Errorf("start background command: %w", badDir(cmd, b.x.box.check(l, err)))
 	}
 	finish := func() {
 		defer b.wait.Done()

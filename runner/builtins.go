@@ -17,7 +17,7 @@ func (s *Session) builtins() ([]tools.Factory, error) {
 	}
 	o := shell.Options{
 		Timeout: s.opts.Resources.CommandTime, Grace: s.opts.Grace, Mount: sandbox.WorkspaceDir, HostRoot: s.opts.Workspace.Path,
-		Background: s.exec.background,
+		Background: s.exec.background, View: s.reader,
 	}
 	for _, make := range []func() (tools.Factory, error){
 		func() (tools.Factory, error) { return shell.New(s.exec, o) },

@@ -55,7 +55,7 @@ func (x *executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 	watched, stop := x.disk.watch(ctx)
 	defer stop()
 	p, err := l.box.Start(watched, sandbox.Command{
-		Argv: scripted(program, cmd), Dir: cmd.Dir, Timeout: cmd.Timeout,
+		Argv: scripted(program, cmd), Dir: cmd.Dir, NoLinks: cmd.NoLinks, Timeout: cmd.Timeout,
 		Stdout: stdout, Stderr: stderr,
 	})
 	full, isFull := errors.AsType[*limits.ExceededError](context.Cause(watched))
@@ -63,7 +63,7 @@ func (x *executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 		return shell.Result{Code: -1, DiskReserve: full.Limit, DiskFiles: full.Files}, nil
 	}
 	if err != nil {
-		return shell.Result{}, fmt.Errorf("start command: %w", x.box.check(l, err))
+		return shell.Result{}, fmt.Errorf("start command: %w", badDir(cmd, x.box.check(l, err)))
 	}
 	exit, err := p.Wait()
 	result := shellResult(exit, stdout, stderr)
@@ -85,6 +85,19 @@ func (x *executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 	}
 	x.after(ctx)
 	return result, nil
+}
+
+// badDir turns the refusal of a working directory into a failure that the model
+// can understand.
+func badDir(cmd shell.Command, err error) error {
+	if !errors.Is(err, sandbox.ErrInvalid) || cmd.Dir == "" || cmd.Dir == sandbox.WorkspaceDir {
+		return err
+	}
+	message := fmt.Sprintf("The command did not run: the directory %q does not exist, is no directory, or leads out of the workspace.", cmd.Dir)
+	if cmd.NoLinks {
+		message = fmt.Sprintf("The command did not run: the directory %q does not exist, is no directory, or goes through a symlink, which an approval does not cover; give its real path.", cmd.Dir)
+	}
+	return &tools.Error{Class: tools.ErrorExecution, Reason: "cwd", Message: message, Visible: true, Err: err}
 }
 
 // Apply makes one change to the workspace.

@@ -21,6 +21,9 @@ type Command struct {
 	// WorkspaceDir. Empty means WorkspaceDir. It is opened without following
 	// links that leave the workspace.
 	Dir string
+	// NoLinks makes a Dir that goes through a symlink, also one that stays in the
+	// workspace, fail with ErrInvalid.
+	NoLinks bool
 	// Stdin is copied to the command; nil is /dev/null.
 	Stdin io.Reader
 	// Stdout and Stderr get the live output, up to Output.Live bytes a

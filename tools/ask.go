@@ -162,6 +162,10 @@ func (r *round) confirmation(p *pending) Confirmation {
 		RequiresAdmin: p.tool.def.RequiresAdmin, Changed: p.ask.again, Scopes: []Scope{ScopeOnce}, Expires: time.Now().Add(r.d.opts.ConfirmTimeout),
 		Projected: paths, Diff: Elide(diff, maxShownDiff), DiffElided: len(diff) > maxShownDiff, Notices: inputNotices(p.call.Input), Hidden: hidden || hiddenPath || hiddenDiff,
 	}
+	for _, what := range p.ask.shown.NotCovered {
+		safe, _ := Display(clip(what, maxSummaryBytes))
+		c.Notices = append(c.Notices, "this answer does not cover the content of "+safe)
+	}
 	for _, path := range p.ask.shown.Covers {
 		safe, hiddenName := Display(path)
 		c.Covers, c.Hidden = append(c.Covers, safe), c.Hidden || hiddenName

@@ -117,6 +117,9 @@ type Projection struct {
 	// Covers are the workspace files, relative to it, whose content State
 	// identifies although the call does not change them: a script that it runs.
 	Covers []string
+	// NotCovered names what else the call would run and State does not identify,
+	// each a phrase: a script that is too large, "the files that make runs".
+	NotCovered []string
 }
 
 // Output is what a tool gives back.

@@ -56,5 +56,5 @@ func instant(t *wire.LookTime) time.Time {
 }
 
 func infoOf(i wire.LookedInfo) workspace.Info {
-	return workspace.Info{Type: workspace.Type(i.Type), Size: i.Size, Mode: modeOf(i.Mode), ModTime: instant(&i.Modified)}
+	return workspace.Info{Type: workspace.Type(i.Type), Size: i.Size, Mode: modeOf(i.Mode), ModTime: instant(&i.Modified), Inode: i.Inode}
 }

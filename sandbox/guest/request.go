@@ -34,7 +34,7 @@ func (o Options) request(cmd sandbox.Command) (wire.Exec, error) {
 	if err != nil {
 		return r, err
 	}
-	r.Dir = []byte(rel)
+	r.Dir, r.NoLinks = []byte(rel), cmd.NoLinks
 	env := cmd.Env
 	if env == nil {
 		env = o.ownEnv(cmd.Dir)

@@ -323,12 +323,42 @@ func checkTrickyDirs(ctx context.Context, e *env) error {
 			return fmt.Errorf("working folder %s: %w, want ErrInvalid", dir, err)
 		}
 	}
+	if err := e.linkInside(ctx); err != nil {
+		return err
+	}
 	// The control: the host's kernel follows the link.
 	info, err := os.Stat(filepath.Join(e.workspace, "up"))
 	if err != nil || !info.IsDir() {
 		return fmt.Errorf("positive control: %w", err)
 	}
 	return e.removedDir(ctx)
+}
+
+// linkInside asks for a working directory through a symlink that stays in the
+// workspace: it is followed, and with NoLinks refused.
+func (e *env) linkInside(ctx context.Context) error {
+	if err := os.MkdirAll(filepath.Join(e.workspace, "real", "deep"), 0o777); err != nil {
+		return err
+	}
+	if err := os.Symlink("real", filepath.Join(e.workspace, "alias")); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	for _, dir := range []string{"alias", "alias/deep", "real/../alias"} {
+		cmd := sandbox.Command{Argv: probeArgv("cwd"), Dir: sandbox.WorkspaceDir + "/" + dir}
+		if _, err := e.run(ctx, cmd); err != nil {
+			return fmt.Errorf("positive control: working directory %s: %w", dir, err)
+		}
+		cmd.NoLinks = true
+		if r, err := e.run(ctx, cmd); !isInvalid(err) {
+			return fmt.Errorf("working directory %s without links: error %w, out %q; want ErrInvalid", dir, err, r.out)
+		}
+	}
+	for _, dir := range []string{"real/deep", "real", ""} {
+		if _, err := e.run(ctx, sandbox.Command{Argv: probeArgv("cwd"), Dir: strings.TrimSuffix(sandbox.WorkspaceDir+"/"+dir, "/"), NoLinks: true}); err != nil {
+			return fmt.Errorf("working directory %s without links: %w", dir, err)
+		}
+	}
+	return nil
 }
 
 // removedDir: a folder that is gone is an error, and a command whose folder

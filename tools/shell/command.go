@@ -18,6 +18,8 @@ type Command struct {
 	// workspace by its name; who runs it opens it without following links
 	// that leave the workspace.
 	Dir string
+	// NoLinks forbids symlinks in Dir: it was shown to a person by its name.
+	NoLinks bool
 	// Timeout bounds the wall time; it is positive, or zero for none where the
 	// command runs in the background.
 	Timeout time.Duration

@@ -186,6 +186,22 @@ func line(args []string) string {
 // Definition describes the tool.
 func (d *declared) Definition() tools.Definition { return d.shell.def }
 
+// Project is as that of the shell tool.
+func (d *declared) Project(ctx context.Context, call *tools.Call) (tools.Projection, error) {
+	values, err := argumentValues(call.Input)
+	if err != nil {
+		return tools.Projection{}, err
+	}
+	command, args, err := d.Template.command(values)
+	if err != nil {
+		return tools.Projection{}, err
+	}
+	if len(d.Template.Argv) > 0 {
+		command = line(args)
+	}
+	return d.shell.project(ctx, d.Dir, command)
+}
+
 // Execute runs the command. It ends as one of the shell tool does.
 func (d *declared) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	values, err := argumentValues(call.Input)
@@ -221,6 +237,7 @@ func (d *declared) Execute(ctx context.Context, call *tools.Call) (tools.Output,
 		return tools.Output{}, err
 	}
 	cmd.Args, cmd.CallID = args, call.ID
+	cmd.NoLinks = call.Asked && d.Dir != ""
 	shown := script
 	if len(d.Template.Argv) > 0 {
 		shown = line(args)

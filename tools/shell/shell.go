@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // Name is the tool's canonical name.
@@ -47,6 +48,9 @@ type Options struct {
 	ResultBytes int
 	// Background runs commands that outlive their call; nil offers none.
 	Background Background
+	// View reads the workspace, so that an approval can cover the directory and
+	// the scripts of a command; nil covers neither.
+	View workspace.View
 }
 
 // New gives the factory of the shell tool over whatever runs its commands. It
@@ -154,6 +158,28 @@ func description(opts Options) string {
 // Definition describes the tool.
 func (s *shell) Definition() tools.Definition { return s.def }
 
+// Project returns what an approval covers beside the command's text: its
+// directory, and the scripts of the workspace that it names.
+func (s *shell) Project(ctx context.Context, call *tools.Call) (tools.Projection, error) {
+	var in input
+	if err := json.Unmarshal(call.Input, &in); err != nil {
+		return tools.Projection{}, fmt.Errorf("decode shell input: %w", err)
+	}
+	return s.project(ctx, in.Dir, in.Command)
+}
+
+func (s *shell) project(ctx context.Context, cwd, command string) (tools.Projection, error) {
+	if s.opts.View == nil {
+		return tools.Projection{}, nil
+	}
+	dir, ok := s.dir(cwd)
+	if !ok {
+		return tools.Projection{}, fmt.Errorf("cwd %q is outside the workspace", cwd)
+	}
+	rel := path.Join(".", strings.TrimPrefix(dir, s.opts.Mount))
+	return tools.ProjectCommands(ctx, s.opts.View, strings.TrimPrefix(rel, "/"), []string{command}) //nolint:wrapcheck // as it is
+}
+
 // Execute runs the command. A command that fails, times out or is killed has
 // an Output without success; an error is a cancellation or the sandbox's own.
 func (s *shell) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
@@ -165,6 +191,8 @@ func (s *shell) Execute(ctx context.Context, call *tools.Call) (tools.Output, er
 	if err != nil {
 		return tools.Output{}, err
 	}
+	// The directory was approved by its name, and by what it was.
+	cmd.NoLinks = call.Asked && in.Dir != ""
 	if cmd.CallID = call.ID; in.Background {
 		if in.Timeout == 0 {
 			cmd.Timeout = 0

@@ -209,6 +209,14 @@ func (in input) commands() []string {
 // Definition describes the tool.
 func (t *tool) Definition() tools.Definition { return t.def }
 
+// Project returns what an approval covers beside the text of the commands.
+func (t *tool) Project(ctx context.Context, call *tools.Call) (tools.Projection, error) {
+	if t.engine.run == nil {
+		return tools.Projection{}, nil
+	}
+	return tools.ProjectCommands(ctx, t.engine.view, ".", commands(call.Input)) //nolint:wrapcheck // as it is
+}
+
 // Execute makes the checks. That some did not pass is a completed call without
 // success, like a command that exits with another status than 0; an error is a
 // cancellation, or the sandbox's own.

@@ -31,6 +31,9 @@ type Info struct {
 	Size    int64
 	Mode    fs.FileMode
 	ModTime time.Time
+	// Inode identifies the thing within its file system; 0 where the system
+	// does not tell it.
+	Inode uint64
 }
 
 // File is a piece of a regular file.

@@ -69,6 +69,7 @@ func infoOf(st *unix.Stat_t) Info {
 		Size:    st.Size,
 		Mode:    modeOf(st.Mode),
 		ModTime: time.Unix(st.Mtim.Unix()),
+		Inode:   st.Ino,
 	}
 }
 

@@ -85,4 +85,5 @@ type LookedInfo struct {
 	Size     int64    `json:"size,omitempty"`
 	Mode     uint32   `json:"mode,omitempty"`
 	Modified LookTime `json:"modified"`
+	Inode    uint64   `json:"inode,omitempty"`
 }

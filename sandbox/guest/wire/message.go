@@ -39,6 +39,8 @@ type Exec struct {
 	Env  [][]byte `json:"env"`
 	// Dir is relative to the workspace; empty is the workspace itself.
 	Dir []byte `json:"dir,omitempty"`
+	// NoLinks forbids symlinks in Dir.
+	NoLinks bool `json:"no_links,omitempty"`
 	// Stdin says that channel 0 will be written; otherwise it is /dev/null.
 	Stdin bool `json:"stdin,omitempty"`
 	// Live and Tail bound each output stream, in bytes; see

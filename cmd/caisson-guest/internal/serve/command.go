@@ -146,7 +146,7 @@ func (c *command) launch(gid uint32) (p launch.Process, err error) {
 	err = c.s.o.Killer.Launch(func() (err error) {
 		p, err = c.s.o.Launcher.Launch(spawn.Request{
 			Argv: texts(c.request.Argv), Env: texts(c.request.Env),
-			Dir: string(c.request.Dir), Stdin: c.stdin != nil, Group: gid,
+			Dir: string(c.request.Dir), NoLinks: c.request.NoLinks, Stdin: c.stdin != nil, Group: gid,
 		})
 		return err
 	})

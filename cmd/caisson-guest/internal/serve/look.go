@@ -104,7 +104,7 @@ func lookInfo(ctx context.Context, r *workspace.Reader, p string, follow bool) (
 }
 
 func infoOf(info workspace.Info) *wire.LookedInfo {
-	return &wire.LookedInfo{Type: string(info.Type), Size: info.Size, Mode: uint32(info.Mode), Modified: wire.LookTime{info.ModTime.Unix(), int64(info.ModTime.Nanosecond())}}
+	return &wire.LookedInfo{Type: string(info.Type), Size: info.Size, Mode: uint32(info.Mode), Modified: wire.LookTime{info.ModTime.Unix(), int64(info.ModTime.Nanosecond())}, Inode: info.Inode}
 }
 
 func timeOf(t time.Time) *wire.LookTime {

@@ -16,7 +16,8 @@ import (
 // resolves the path without leaving the workspace, and what was resolved is
 // entered by its descriptor, so that nothing can be exchanged in between. The
 // working folder belongs to the whole process; nothing else in the guest uses it.
-func (s *Spawner) enter(dir string) error {
+// With noLinks no symlink is followed at all.
+func (s *Spawner) enter(dir string, noLinks bool) error {
 	if dir == "" {
 		dir = "."
 	}
@@ -24,11 +25,18 @@ func (s *Spawner) enter(dir string) error {
 		return nil
 	}
 	s.inDir = ""
+	resolve := uint64(unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS)
+	if noLinks {
+		resolve |= unix.RESOLVE_NO_SYMLINKS
+	}
 	fd, err := unix.Openat2(s.dir, dir, &unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS,
+		Resolve: resolve,
 	})
 	if err == unix.ENOSYS || err == unix.EPERM { // gVisor, old kernels and profiles
+		if noLinks {
+			return s.enterByName(dir)
+		}
 		return s.enterByRoot(dir)
 	}
 	if err != nil {
@@ -56,6 +64,31 @@ func (s *Spawner) enterByRoot(dir string) error {
 	return nil
 }
 
+// enterByName enters dir name by name where the kernel has no openat2, and
+// follows no symlink.
+func (s *Spawner) enterByName(dir string) error {
+	at := s.dir
+	for name := range strings.SplitSeq(path.Clean(dir), "/") {
+		if name == ".." {
+			return dirError(dir, unix.EXDEV)
+		}
+		fd, err := unix.Openat(at, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if at != s.dir {
+			_ = unix.Close(at)
+		}
+		if err != nil {
+			return dirError(dir, err)
+		}
+		at = fd
+	}
+	defer unix.Close(at)
+	if err := unix.Fchdir(at); err != nil {
+		return dirError(dir, err)
+	}
+	s.inDir = dir
+	return nil
+}
+
 // dirError says what is wrong with a working folder.
 func dirError(dir string, err error) error {
 	if errno, ok := errors.AsType[syscall.Errno](err); ok {
@@ -64,6 +97,8 @@ func dirError(dir string, err error) error {
 			err = errors.New("leads outside the workspace")
 		case unix.ENOENT:
 			err = errors.New("does not exist")
+		case unix.ELOOP:
+			err = errors.New("goes through a symlink")
 		default:
 			err = errno
 		}

@@ -32,6 +32,8 @@ type Request struct {
 	Argv, Env []string
 	// Dir is relative to the workspace; empty is the workspace.
 	Dir string
+	// NoLinks forbids symlinks in Dir.
+	NoLinks bool
 	// Stdin asks for a pipe; otherwise it is /dev/null.
 	Stdin bool
 	// Extra are the child's descriptors from 3 on. The caller keeps them open.
@@ -193,7 +195,7 @@ func (s *Spawner) Find(r Request) (program string, err error) {
 
 // find runs with the commands' identity.
 func (s *Spawner) find(r Request) (program string, err error) {
-	if err := s.enter(r.Dir); err != nil {
+	if err := s.enter(r.Dir, r.NoLinks); err != nil {
 		return "", err
 	}
 	if r.Program != "" {

@@ -1,0 +1,104 @@
+package shell
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// answerer allows what it is asked, and does something while the answer is given.
+type answerer struct {
+	asked  []tools.Confirmation
+	before func() error
+	err    error
+}
+
+func (a *answerer) Approve(_ context.Context, c tools.Confirmation) (tools.Answer, error) {
+	a.asked = append(a.asked, c)
+	if len(a.asked) == 1 && a.before != nil {
+		a.err = a.before()
+	}
+	return tools.Answer{Decision: tools.DecisionAllow, Scope: tools.ScopeOnce}, nil
+}
+
+// TestWhatRunsIsWhatWasApproved: a script or a directory that is exchanged while
+// somebody answers is asked about again, and a directory that then goes through
+// a symlink is not entered. The control changes what the answer does not cover.
+func TestWhatRunsIsWhatWasApproved(t *testing.T) {
+	for name, tc := range map[string]struct {
+		input  string
+		before func(dir string) error
+		asked  int
+		covers string
+		links  bool
+	}{
+		"script":        {`{"command":"sh run.sh"}`, func(d string) error { return os.WriteFile(d+"/run.sh", []byte("rm x"), 0o600) }, 2, "run.sh", false},
+		"script in cwd": {`{"command":"sh run.sh","cwd":"sub"}`, func(d string) error { return os.WriteFile(d+"/sub/run.sh", []byte("rm x"), 0o600) }, 2, "sub/run.sh", true},
+		"cwd becomes a symlink": {`{"command":"ls","cwd":"/workspace/sub"}`, func(d string) error {
+			return errors.Join(os.Rename(d+"/sub", d+"/old"), os.Symlink("twin", d+"/sub"))
+		}, 2, "", true},
+		"control": {`{"command":"sh run.sh","cwd":"sub"}`, func(d string) error { return os.WriteFile(d+"/run.sh", []byte("rm x"), 0o600) }, 1, "sub/run.sh", true},
+	} {
+		dir := t.TempDir()
+		for _, file := range []string{"run.sh", "sub/run.sh", "twin/run.sh"} {
+			at := filepath.Join(dir, file)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(at), 0o755), os.WriteFile(at, []byte("echo "+file), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		root, err := os.Open(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer root.Close() //nolint:errcheck // only read
+		view, err := workspace.NewReader(root, workspace.ReaderOptions{ContainerPath: "/workspace"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var ran []Command
+		factory, err := New(runnerFunc(func(_ context.Context, cmd Command) (Result, error) {
+			ran = append(ran, cmd)
+			return Result{}, nil
+		}), Options{View: view})
+		if err != nil {
+			t.Fatal(err)
+		}
+		who := &answerer{before: func() error { return tc.before(dir) }}
+		broker := tools.NewBroker(tools.BrokerOptions{})
+		defer broker.Attach("test", who)()
+		policy, err := tools.Preset("strict")
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := tools.New(tools.Options{Policy: policy, Broker: broker, Emit: func(tools.Event) error { return nil }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Register(factory); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := d.Round(t.Context(), []tools.Call{{ID: "a", Name: Name, Input: json.RawMessage(tc.input)}}); err != nil || who.err != nil {
+			t.Fatal(name, err, who.err)
+		}
+		if len(who.asked) != tc.asked || len(ran) != 1 || ran[0].NoLinks != tc.links {
+			t.Errorf("%s: asked %d times, want %d; ran %+v", name, len(who.asked), tc.asked, ran)
+		}
+		if covers := who.asked[0].Covers; tc.covers != "" && (len(covers) != 1 || covers[0] != tc.covers) {
+			t.Errorf("%s: the answer covers %q, want %q", name, covers, tc.covers)
+		}
+		for i, c := range who.asked {
+			if c.Changed != (i > 0) {
+				t.Errorf("%s: question %d says changed %t", name, i, c.Changed)
+			}
+		}
+		if err := d.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
