@@ -8,4 +8,4 @@ cd "$module"
 version=$("$GO" list -m -f '{{.Version}}' gvisor.dev/gvisor)
 CGO_ENABLED=0 "$GO" build -trimpath -buildvcs=false \
 	-ldflags "-s -w -X gvisor.dev/gvisor/runsc/version.version=$version" \
-	-o "$output" gvisor.dev/gvisor/runsc
+	-o "$output" .

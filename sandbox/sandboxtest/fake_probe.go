@@ -28,6 +28,8 @@ func (c *fakeCommand) tell(verb string, args []string) (string, bool) {
 		return "", true
 	case "syscalls":
 		return c.syscalls(), true
+	case "set-id":
+		return c.setID(), true
 	case "zombies":
 		return "0\n", true
 	case "ps":
@@ -81,6 +83,31 @@ func (c *fakeCommand) syscalls() string {
 		if strings.HasPrefix(name, "control:") || name == "bpf" && c.sb.backend.Fault == FaultSyscall {
 			found[name] = "allowed"
 		}
+	}
+	text, err := json.Marshal(found)
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
+}
+
+// setID gives the right answer to each attempt that the probe makes.
+func (c *fakeCommand) setID() string {
+	dir, err := os.MkdirTemp(c.sb.spec.Dir, "set-id-")
+	if err != nil {
+		return err.Error()
+	}
+	defer os.RemoveAll(dir)
+	out, err := exec.Command(filepath.Join(c.sb.spec.Workspace.Path, probeName), "set-id", filepath.Join(dir, "x")).Output()
+	if err != nil || c.sb.backend.Fault == FaultSetIDFile {
+		return string(out)
+	}
+	found, err := attempts(string(out), nil)
+	if err != nil {
+		return err.Error()
+	}
+	for name, want := range setIDAnswers(found) {
+		found[name] = want[0]
 	}
 	text, err := json.Marshal(found)
 	if err != nil {

@@ -63,6 +63,7 @@ const (
 	FaultAnyPatch     Fault = "a patch takes the first of several matches"
 	FaultManyFiles    Fault = "open files are not limited"
 	FaultOrphansWait  Fault = "what a parent leaves at SIGTERM waits for SIGKILL"
+	FaultSetIDFile    Fault = "commands make set-user-ID files"
 	FaultNoEnd        Fault = "a destroyed sandbox takes commands"
 )
 

@@ -107,6 +107,7 @@ var found = map[Fault][]string{
 	FaultAnyPatch:     {"patch needs one match"},
 	FaultManyFiles:    {"open files"},
 	FaultOrphansWait:  {"what a parent leaves at SIGTERM gets one too"},
+	FaultSetIDFile:    {"commands make no set-user-ID files"},
 	FaultNoEnd:        {"destroy is idempotent and stops everything"},
 }
 

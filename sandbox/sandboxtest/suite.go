@@ -113,7 +113,7 @@ type check struct {
 func checks() []check {
 	var all []check
 	for _, group := range [][]check{
-		streamChecks(), commandChecks(), cancelChecks(), fileChecks(), isolationChecks(), kernelChecks(), hostChecks(),
+		streamChecks(), commandChecks(), cancelChecks(), fileChecks(), isolationChecks(), kernelChecks(), hostChecks(), setIDChecks(),
 		sessionChecks(), limitChecks(), loadChecks(), lifeChecks(),
 	} {
 		all = append(all, group...)

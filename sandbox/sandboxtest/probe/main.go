@@ -85,6 +85,7 @@ var verbs = map[string]func(args []string) error{
 	"grep-files":    grepFiles,
 	"exist":         exist,
 	"writable":      writable,
+	"set-id":        setID,
 }
 
 func main() {

@@ -11,3 +11,11 @@ const foreignBit = 0x40000000
 
 // refusedHere is what only this processor has.
 var refusedHere = []uint32{unix.SYS_IOPL, unix.SYS_IOPERM, unix.SYS_MODIFY_LDT}
+
+// Calls that only this processor has, with the argument that holds the mode, or
+// the flags before it.
+var (
+	changeModeHere = map[uint32]int{unix.SYS_CHMOD: 1}
+	openFileHere   = map[uint32]int{unix.SYS_OPEN: 1}
+	createFileHere = map[uint32]int{unix.SYS_CREAT: 1, unix.SYS_MKNOD: 1}
+)

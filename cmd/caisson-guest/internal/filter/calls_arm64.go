@@ -11,3 +11,6 @@ const foreignBit = 0
 
 // refusedHere is what only this processor has.
 var refusedHere []uint32
+
+// Calls that only this processor has: none.
+var changeModeHere, openFileHere, createFileHere map[uint32]int

@@ -15,7 +15,7 @@ const (
 )
 
 // The kernel's limit for one program is 4096 instructions (BPF_MAXINSNS).
-// ours has fewer than 256.
+// ours has fewer than 512.
 
 // namespaceFlags are the clone flags that make a new namespace. CLONE_NEWTIME
 // (0x80) lies in clone's exit signal byte and only exists for clone3 and unshare.
@@ -29,8 +29,23 @@ type rule struct {
 	body   []unix.SockFilter
 }
 
+// SetID is what the filter does with the calls that could give a file the
+// set-user-ID or set-group-ID bit and that it can't decide: it sees modes, but
+// neither whether a path names a directory nor a way to change an argument.
+// Modes with the set-user-ID bit are refused to chmod and its like in any case.
+type SetID uint32
+
+const (
+	// RefuseSetID answers EPERM to all of them.
+	RefuseSetID = SetID(unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM))
+	// NotifySetID hands them to the listener of the filter.
+	NotifySetID = SetID(unix.SECCOMP_RET_USER_NOTIF)
+	// AllowSetID leaves them to a kernel that refuses the bits by itself.
+	AllowSetID = SetID(unix.SECCOMP_RET_ALLOW)
+)
+
 // Program returns the filter for the processor that this binary is built for.
-func Program() []unix.SockFilter {
+func Program(setID SetID) []unix.SockFilter {
 	rules := []rule{
 		{unix.SYS_CLONE3, ret(errno(unix.ENOSYS))},
 		{unix.SYS_CLONE, refuseBits(0, namespaceFlags)},
@@ -40,7 +55,10 @@ func Program() []unix.SockFilter {
 		{unix.SYS_IOCTL, refuseValues(1, unix.TIOCSTI, tioclinux)},
 		{unix.SYS_SETRLIMIT, keepCore()},
 		{unix.SYS_PRLIMIT64, keepCoreOf()},
+		// The mode is in memory, where no filter sees it.
+		{unix.SYS_OPENAT2, ret(errno(unix.ENOSYS))},
 	}
+	rules = append(rules, setIDRules(setID)...)
 	for _, n := range slices.Concat(refused, refusedHere) {
 		rules = append(rules, rule{n, ret(errno(unix.EPERM))})
 	}

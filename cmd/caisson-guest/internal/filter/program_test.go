@@ -3,6 +3,7 @@ package filter
 import (
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 
@@ -60,7 +61,12 @@ func evaluate(program []unix.SockFilter, call []byte) (uint32, error) {
 
 func run(t *testing.T, call []byte) uint32 {
 	t.Helper()
-	answer, err := evaluate(Program(), call)
+	return runAs(t, NotifySetID, call)
+}
+
+func runAs(t *testing.T, setID SetID, call []byte) uint32 {
+	t.Helper()
+	answer, err := evaluate(Program(setID), call)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +82,16 @@ const (
 // beyond the last.
 func TestEveryNumber(t *testing.T) {
 	refusedAlways := slices.Concat(refused, refusedHere)
-	withArguments := []uint32{unix.SYS_CLONE3, unix.SYS_CLONE, unix.SYS_PERSONALITY, unix.SYS_SOCKET, unix.SYS_SOCKETPAIR, unix.SYS_IOCTL, unix.SYS_SETRLIMIT, unix.SYS_PRLIMIT64}
+	modes := []uint32{unix.SYS_FCHMOD, unix.SYS_FCHMODAT, unix.SYS_FCHMODAT2, unix.SYS_OPENAT, unix.SYS_MKNODAT}
+	for _, here := range []map[uint32]int{changeModeHere, openFileHere, createFileHere} {
+		modes = slices.AppendSeq(modes, maps.Keys(here))
+	}
+	for _, n := range modes { // without a mode they are ordinary calls
+		if slices.Contains(refusedAlways, n) {
+			t.Errorf("call %d is in a list of what is refused", n)
+		}
+	}
+	withArguments := []uint32{unix.SYS_OPENAT2, unix.SYS_CLONE3, unix.SYS_CLONE, unix.SYS_PERSONALITY, unix.SYS_SOCKET, unix.SYS_SOCKETPAIR, unix.SYS_IOCTL, unix.SYS_SETRLIMIT, unix.SYS_PRLIMIT64}
 	for n := range uint32(2000) {
 		if slices.Contains(withArguments, n) {
 			continue
@@ -130,6 +145,7 @@ func TestArguments(t *testing.T) {
 		{"asks for core files", data(auditArch, unix.SYS_PRLIMIT64, 0, unix.RLIMIT_CORE, 0, 1<<20), allow},
 		{"open files", data(auditArch, unix.SYS_SETRLIMIT, unix.RLIMIT_NOFILE, 1<<20), allow},
 		{"open files of a process", data(auditArch, unix.SYS_PRLIMIT64, 0, unix.RLIMIT_NOFILE, 1<<20), allow},
+		{"openat2", data(auditArch, unix.SYS_OPENAT2), unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)},
 		{"another processor", data(unix.AUDIT_ARCH_I386, 1), unix.SECCOMP_RET_KILL_PROCESS},
 	} {
 		if got := run(t, tt.call); got != tt.want {
@@ -148,7 +164,64 @@ func TestArguments(t *testing.T) {
 // TestSize: the kernel takes no more than 4096 instructions, and jumps of one
 // byte must reach.
 func TestSize(t *testing.T) {
-	if n := len(Program()); n > 256 {
+	if n := len(Program(NotifySetID)); n > 512 {
 		t.Errorf("%d instructions", n)
+	}
+}
+
+// TestSetID holds what is done with modes for each of the three kinds of kernels.
+func TestSetID(t *testing.T) {
+	const create, temporary = unix.O_CREAT | unix.O_WRONLY, unix.O_TMPFILE | unix.O_RDWR
+	type call struct {
+		number uint32
+		mode   int // the argument
+		flags  uint64
+		// changes says that the mode is that of something that exists.
+		changes bool
+	}
+	calls := []call{
+		{number: unix.SYS_FCHMOD, mode: 1, changes: true},
+		{number: unix.SYS_FCHMODAT, mode: 2, changes: true},
+		{number: unix.SYS_FCHMODAT2, mode: 2, changes: true},
+		{number: unix.SYS_OPENAT, mode: 3, flags: create},
+		{number: unix.SYS_OPENAT, mode: 3, flags: temporary},
+		{number: unix.SYS_MKNODAT, mode: 2},
+	}
+	for n, arg := range changeModeHere {
+		calls = append(calls, call{number: n, mode: arg, changes: true})
+	}
+	for n, arg := range openFileHere {
+		calls = append(calls, call{number: n, mode: arg + 1, flags: create}, call{number: n, mode: arg + 1, flags: temporary})
+	}
+	for n, arg := range createFileHere {
+		calls = append(calls, call{number: n, mode: arg})
+	}
+	for _, action := range []SetID{RefuseSetID, NotifySetID, AllowSetID} {
+		for _, c := range calls {
+			for mode, want := range map[uint64]uint32{
+				0: allow, 0o777: allow, 0o1777: allow, 1<<32 | 0o755: allow,
+				0o2755: uint32(action), 0o102755: uint32(action), 1<<32 | 0o2755: uint32(action),
+				0o4755: uint32(action), 0o6755: uint32(action), 0o4000: uint32(action),
+			} {
+				if c.changes && mode&unix.S_ISUID != 0 {
+					want = eperm
+				}
+				args := make([]uint64, 6)
+				if c.flags != 0 {
+					args[c.mode-1] = c.flags
+				}
+				args[c.mode] = mode
+				if got := runAs(t, action, data(auditArch, c.number, args...)); got != want {
+					t.Errorf("action %#x, call %d, flags %#x, mode %#o: %#x, want %#x", action, c.number, c.flags, mode, got, want)
+				}
+				// Without a flag that creates, the mode is whatever is there.
+				if c.flags != 0 {
+					args[c.mode-1] = unix.O_RDWR | unix.O_DIRECTORY
+					if got := runAs(t, action, data(auditArch, c.number, args...)); got != allow {
+						t.Errorf("action %#x, call %d, mode %#o: %#x where nothing is created", action, c.number, mode, got)
+					}
+				}
+			}
+		}
 	}
 }

@@ -7,6 +7,7 @@ package identity
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -117,12 +118,29 @@ func NoNewPrivileges() error {
 // SetFilter installs a seccomp filter on the calling thread alone (no TSYNC).
 // Its children inherit it; it can't be removed.
 func SetFilter(program []unix.SockFilter) error {
-	p := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
-	_, _, errno := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&p)))
-	if errno != 0 {
-		return fmt.Errorf("install seccomp filter: %w", errno)
+	_, err := setFilter(program, 0)
+	return err
+}
+
+// SetFilterWithListener is SetFilter, and returns the descriptor that receives
+// the filter's notifications.
+func SetFilterWithListener(program []unix.SockFilter) (listener int, err error) {
+	// A call that the listener has received is not interrupted by signals
+	// other than fatal ones (Linux 5.19).
+	listener, err = setFilter(program, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER|unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV)
+	if errors.Is(err, unix.EINVAL) {
+		listener, err = setFilter(program, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER)
 	}
-	return nil
+	return listener, err
+}
+
+func setFilter(program []unix.SockFilter, flags uintptr) (int, error) {
+	p := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
+	fd, _, errno := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, uintptr(unsafe.Pointer(&p)))
+	if errno != 0 {
+		return -1, fmt.Errorf("install seccomp filter: %w", errno)
+	}
+	return int(fd), nil
 }
 
 // SetDumpable sets whether processes of the same user may trace this process

@@ -10,6 +10,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/filter"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/identity"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/setid"
 )
 
 // Options says as whom and where commands run.
@@ -73,14 +74,20 @@ type Spawner struct {
 	work  chan func()
 	lost  []string
 	inDir string // the folder that the process is in, relative to the workspace
-	cpus  *affinity
-	oom   oomScore
+	// helper has the commands' identity without their filter.
+	helper *identity.Pool
+	cpus   *affinity
+	oom    oomScore
 }
 
 // New starts the spawner's thread and restricts it. An error means that
 // commands would not be restricted as they must be.
 func New(o Options) (*Spawner, error) {
-	s := &Spawner{o: o, work: make(chan func())}
+	helper, err := identity.NewPool(identity.PoolOptions{UID: o.UID, GID: o.GID, Separate: o.Separate, Threads: 1})
+	if err != nil {
+		return nil, err
+	}
+	s := &Spawner{o: o, work: make(chan func()), helper: helper}
 	ready := make(chan error)
 	identity.Dedicate(func() { s.run(ready) })
 	if err := <-ready; err != nil {
@@ -124,12 +131,25 @@ func (s *Spawner) prepare() error {
 	if err := identity.NoNewPrivileges(); err != nil {
 		return err
 	}
-	if err := identity.SetFilter(filter.Program()); err != nil {
+	if err := s.setFilter(); err != nil {
 		return err
 	}
 	s.cpus = newAffinity(s.o.MilliCPUs)
 	s.oom = openOOMScore()
 	return s.as(func() error { return s.openWorkspace() })
+}
+
+// setFilter installs the filter of commands, and answers what it can't decide.
+func (s *Spawner) setFilter() error {
+	choice := setid.Choose()
+	if choice != filter.NotifySetID {
+		return identity.SetFilter(filter.Program(choice))
+	}
+	listener, err := identity.SetFilterWithListener(filter.Program(choice))
+	if err != nil { // an own filter of whoever started the guest may have one
+		return identity.SetFilter(filter.Program(filter.RefuseSetID))
+	}
+	return setid.Supervise(listener, s.helper.Do)
 }
 
 // openWorkspace opens the workspace as the commands' identity, and enters it.

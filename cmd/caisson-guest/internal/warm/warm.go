@@ -8,7 +8,7 @@ import (
 	"sync"
 )
 
-// Threads is how many are made, on top of the ten that the guest has by then.
+// Threads is how many are made, on top of the eleven that the guest has by then.
 // Busy at once are at most the spawner, two appliers, four streams, one scan,
 // one frame that is read and one that is written, signals, the poller and the
 // runtime's own three; the rest is reserve for short calls of many commands. An

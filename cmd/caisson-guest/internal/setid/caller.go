@@ -1,0 +1,327 @@
+package setid
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// setIDBits are the set-user-ID and the set-group-ID bit.
+const setIDBits = unix.S_ISUID | unix.S_ISGID
+
+// caller is a thread of a command that waits for the answer to a call.
+//
+// Whatever it names is resolved once, to a descriptor, without the magic links
+// of /proc, which would lead to what the guest has open. What happens then is
+// done to the descriptor. All of it is done with the commands' identity, so
+// that the caller gains nothing by exchanging things meanwhile.
+type caller struct {
+	thread int
+	root   int // O_PATH
+	// waits reports whether the thread still waits, and so whether what was
+	// read below its /proc is its own.
+	waits func() bool
+}
+
+// result is what a call returns: 0, or a descriptor for the caller.
+type result struct {
+	fd          int // -1 for none
+	closeOnExec uint32
+}
+
+var nothing = result{fd: -1}
+
+// perform makes the call without the bits, or with the set-group-ID bit where it
+// changes a directory.
+func (c *caller) perform(call int, args [6]uint64) (result, error) {
+	switch call {
+	case unix.SYS_FCHMOD:
+		return nothing, c.fchmod(int32(args[0]), args[1])
+	case unix.SYS_FCHMODAT:
+		return nothing, c.chmod(int32(args[0]), args[1], args[2], 0)
+	case unix.SYS_FCHMODAT2:
+		return nothing, c.chmod(int32(args[0]), args[1], args[2], uint32(args[3]))
+	case unix.SYS_OPENAT:
+		return c.open(int32(args[0]), args[1], args[2], args[3])
+	case unix.SYS_MKNODAT:
+		return nothing, c.mknod(int32(args[0]), args[1], args[2], args[3])
+	}
+	return c.performHere(call, args)
+}
+
+// fchmod changes the mode of the directory that the caller has open.
+func (c *caller) fchmod(fd int32, mode uint64) error {
+	dir, err := c.descriptor(fd)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(dir)
+	return c.chmodDir(dir, mode)
+}
+
+// chmod changes the mode of the directory that the caller names.
+func (c *caller) chmod(at int32, addr, mode uint64, flags uint32) error {
+	if flags&^(unix.AT_SYMLINK_NOFOLLOW|unix.AT_EMPTY_PATH) != 0 {
+		return unix.EINVAL
+	}
+	base, name, err := c.resolve(at, addr)
+	if err != nil {
+		return err
+	}
+	defer c.close(base)
+	if fd, ok := ownDescriptor(name); ok && flags&unix.AT_SYMLINK_NOFOLLOW == 0 {
+		return c.fchmod(fd, mode)
+	}
+	if name == "" && flags&unix.AT_EMPTY_PATH != 0 {
+		return c.chmodDir(base, mode)
+	}
+	open := uint64(unix.O_PATH | unix.O_CLOEXEC)
+	if flags&unix.AT_SYMLINK_NOFOLLOW != 0 {
+		open |= unix.O_NOFOLLOW
+	}
+	dir, err := openat(base, name, open, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(dir)
+	return c.chmodDir(dir, mode)
+}
+
+// ownDescriptor returns the descriptor of the caller that a path names. C
+// libraries change a mode by such a path where they must not follow a symlink.
+func ownDescriptor(name string) (int32, bool) {
+	for _, dir := range []string{"/proc/self/fd/", "/proc/thread-self/fd/", "/dev/fd/"} {
+		if text, ok := strings.CutPrefix(name, dir); ok {
+			fd, err := strconv.ParseUint(text, 10, 31)
+			return int32(fd), err == nil
+		}
+	}
+	return 0, false
+}
+
+// chmodDir sets the mode of a directory that is held by its descriptor.
+func (c *caller) chmodDir(fd int, mode uint64) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR || mode&unix.S_ISUID != 0 || !c.waits() {
+		return unix.EPERM
+	}
+	return unix.Fchmodat(unix.AT_FDCWD, "/proc/self/fd/"+strconv.Itoa(fd), uint32(mode&0o7777), 0)
+}
+
+// tries bounds how often a file that comes and goes is opened and created.
+const tries = 10
+
+// known are the flags that openat2 takes; open ignores all others.
+const known = unix.O_ACCMODE | unix.O_CREAT | unix.O_EXCL | unix.O_NOCTTY | unix.O_TRUNC | unix.O_APPEND |
+	unix.O_NONBLOCK | unix.O_DSYNC | unix.O_DIRECT | unix.O_LARGEFILE | unix.O_DIRECTORY | unix.O_NOFOLLOW |
+	unix.O_NOATIME | unix.O_CLOEXEC | unix.O_SYNC | unix.O_TMPFILE
+
+// open creates a regular file without the bits, or opens the one that is there.
+func (c *caller) open(at int32, addr, flags, mode uint64) (result, error) {
+	flags &= known
+	if flags&unix.O_PATH != 0 {
+		return nothing, unix.EINVAL
+	}
+	base, name, err := c.resolve(at, addr)
+	if err != nil {
+		return nothing, err
+	}
+	defer c.close(base)
+	mask, err := c.umask()
+	if err != nil || !c.waits() {
+		return nothing, unix.EPERM
+	}
+	mode = mode & 0o7777 &^ setIDBits &^ mask
+	// A FIFO or a lease must not hold the supervisor.
+	fd, created, err := create(base, name, flags|unix.O_NONBLOCK|unix.O_CLOEXEC, mode)
+	if err != nil {
+		return nothing, err
+	}
+	if err := finish(fd, created, flags, mode); err != nil {
+		_ = unix.Close(fd)
+		return nothing, err
+	}
+	return result{fd: fd, closeOnExec: uint32(flags & unix.O_CLOEXEC)}, nil
+}
+
+// create opens a file and reports whether it created it.
+func create(base int, name string, flags, mode uint64) (fd int, created bool, err error) {
+	if flags&unix.O_TMPFILE == unix.O_TMPFILE {
+		fd, err = openat(base, name, flags, mode)
+		return fd, true, err
+	}
+	for range tries {
+		if flags&unix.O_EXCL == 0 {
+			fd, err = openat(base, name, flags&^unix.O_CREAT, 0)
+			if !errors.Is(err, unix.ENOENT) {
+				return fd, false, err
+			}
+		}
+		fd, err = openat(base, name, flags|unix.O_EXCL, mode)
+		if !errors.Is(err, unix.EEXIST) || flags&unix.O_EXCL != 0 {
+			return fd, true, err
+		}
+	}
+	return -1, false, unix.EPERM // a symlink that leads nowhere
+}
+
+// finish makes an open file what the caller asked for.
+func finish(fd int, created bool, flags, mode uint64) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(fd, &fs); err != nil {
+		return err
+	}
+	// What is below /proc/self is the guest's own.
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || fs.Type == unix.PROC_SUPER_MAGIC {
+		return unix.EPERM
+	}
+	if created && mode&guestMask != 0 {
+		if err := unix.Fchmod(fd, uint32(mode)); err != nil {
+			return err
+		}
+	}
+	if flags&unix.O_NONBLOCK != 0 {
+		return nil
+	}
+	now, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+	if err != nil {
+		return err
+	}
+	_, err = unix.FcntlInt(uintptr(fd), unix.F_SETFL, now&^unix.O_NONBLOCK)
+	return err
+}
+
+// guestMask is the guest's own umask, which the kernel applies to what the
+// supervisor creates.
+const guestMask = 0o022
+
+// mknod creates a regular file, a FIFO or a socket without the bits. The
+// guest's umask applies besides the caller's.
+func (c *caller) mknod(at int32, addr, mode, device uint64) error {
+	switch mode & unix.S_IFMT {
+	case 0, unix.S_IFREG, unix.S_IFIFO, unix.S_IFSOCK:
+	default:
+		return unix.EPERM
+	}
+	base, name, err := c.resolve(at, addr)
+	if err != nil {
+		return err
+	}
+	defer c.close(base)
+	dir, file := path.Split(name)
+	if file == "" {
+		return unix.ENOENT
+	}
+	if dir != "" {
+		parent, err := openat(base, dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(parent)
+		base = parent
+	}
+	mask, err := c.umask()
+	if err != nil || !c.waits() {
+		return unix.EPERM
+	}
+	return unix.Mknodat(base, file, uint32(mode&(unix.S_IFMT|0o7777)&^setIDBits&^mask), int(device))
+}
+
+// openat opens a name below base, or anywhere if it begins at the root.
+func openat(base int, name string, flags, mode uint64) (int, error) {
+	return unix.Openat2(base, name, &unix.OpenHow{Flags: flags, Mode: mode, Resolve: unix.RESOLVE_NO_MAGICLINKS})
+}
+
+// resolve returns the directory that a path begins at, O_PATH, and the path.
+// Release it by close.
+func (c *caller) resolve(at int32, addr uint64) (base int, name string, err error) {
+	if name, err = c.text(addr); err != nil {
+		return -1, "", err
+	}
+	switch {
+	case strings.HasPrefix(name, "/"):
+		return c.root, name, nil
+	case at == unix.AT_FDCWD:
+		base, err = c.openProc("cwd")
+	default:
+		base, err = c.descriptor(at)
+	}
+	return base, name, err
+}
+
+// close closes what resolve returned.
+func (c *caller) close(base int) {
+	if base != c.root {
+		_ = unix.Close(base)
+	}
+}
+
+// descriptor returns what the caller has open, O_PATH.
+func (c *caller) descriptor(fd int32) (int, error) {
+	held, err := c.openProc("fd/" + strconv.Itoa(int(fd)))
+	if errors.Is(err, unix.ENOENT) {
+		err = unix.EBADF
+	}
+	return held, err
+}
+
+// openProc opens a magic link of the caller.
+func (c *caller) openProc(name string) (int, error) {
+	return unix.Open(c.proc(name), unix.O_PATH|unix.O_CLOEXEC, 0)
+}
+
+func (c *caller) proc(name string) string { return fmt.Sprintf("/proc/%d/%s", c.thread, name) }
+
+// text reads a path from the caller's memory.
+func (c *caller) text(addr uint64) (string, error) {
+	mem, err := os.Open(c.proc("mem"))
+	if err != nil {
+		return "", unix.EPERM
+	}
+	defer mem.Close()
+	const page = 4096 // what follows the end may not be readable
+	var text []byte
+	for len(text) < unix.PathMax {
+		piece := make([]byte, page-addr%page)
+		n, err := mem.ReadAt(piece, int64(addr))
+		if n == 0 && err != nil {
+			return "", unix.EFAULT
+		}
+		if end := bytes.IndexByte(piece[:n], 0); end >= 0 {
+			text = append(text, piece[:end]...)
+			break
+		}
+		text, addr = append(text, piece[:n]...), addr+uint64(n)
+	}
+	if len(text) >= unix.PathMax {
+		return "", unix.ENAMETOOLONG
+	}
+	return string(text), nil
+}
+
+// umask reads the caller's mask for new files.
+func (c *caller) umask() (uint64, error) {
+	status, err := os.ReadFile(c.proc("status"))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(status)) {
+		if text, ok := strings.CutPrefix(line, "Umask:"); ok {
+			return strconv.ParseUint(strings.TrimSpace(text), 8, 32)
+		}
+	}
+	return 0, unix.ENOTSUP
+}

@@ -1,0 +1,83 @@
+package setid
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/filter"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/identity"
+)
+
+// filtered starts a thread under the filter of commands, supervised, and
+// returns what runs a function on it.
+func filtered(t *testing.T) func(f func() error) error {
+	t.Helper()
+	if Choose() != filter.NotifySetID {
+		t.Skip("needs a kernel with notifications")
+	}
+	helper, err := identity.NewPool(identity.PoolOptions{Threads: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	work, ready := make(chan func()), make(chan error)
+	identity.Dedicate(func() {
+		if err := identity.NoNewPrivileges(); err != nil {
+			ready <- err
+			return
+		}
+		listener, err := identity.SetFilterWithListener(filter.Program(filter.NotifySetID))
+		if err == nil {
+			err = Supervise(listener, helper.Do)
+		}
+		ready <- err
+		for f := range work {
+			f()
+		}
+	})
+	if err := <-ready; err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { close(work) })
+	return func(f func() error) error {
+		result := make(chan error)
+		work <- func() { result <- f() }
+		return <-result
+	}
+}
+
+func TestSupervise(t *testing.T) {
+	do := filtered(t)
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	mode := func(path string) uint32 {
+		var st unix.Stat_t
+		if err := unix.Lstat(path, &st); err != nil {
+			t.Fatal(err)
+		}
+		return st.Mode & 0o7777
+	}
+	if err := do(func() error { return unix.Chmod(file, 0o2755) }); !errors.Is(err, unix.EPERM) || mode(file) != 0o644 {
+		t.Errorf("file: %v, mode %o", err, mode(file))
+	}
+	if err := do(func() error { return unix.Chmod(dir, 0o2755) }); err != nil || mode(dir) != 0o2755 {
+		t.Errorf("directory: %v, mode %o", err, mode(dir))
+	}
+	made := filepath.Join(dir, "made")
+	if err := do(func() error {
+		fd, err := unix.Open(made, unix.O_CREAT|unix.O_WRONLY, 0o6755)
+		if err != nil {
+			return err
+		}
+		_, err = unix.Write(fd, []byte("x"))
+		return errors.Join(err, unix.Close(fd))
+	}); err != nil || mode(made) != 0o755 {
+		t.Errorf("new file: %v, mode %o", err, mode(made))
+	}
+}

@@ -1,0 +1,18 @@
+// Command runsc is gVisor's, with one change to its kernel: programs can't give
+// a file the set-user-ID or set-group-ID bit (setid.go). It is a Go module of
+// its own, which pins the gVisor release: gVisor needs runtime-spec 1.2.1 at
+// most, and would bring its versions of everything else along.
+package main
+
+import (
+	"gvisor.dev/gvisor/runsc/cli/maincli"
+	"gvisor.dev/gvisor/runsc/version"
+)
+
+// The linker stamps the version, which needs it to be linked.
+var _ = version.Version()
+
+func main() {
+	refuseSetID()
+	maincli.Main()
+}
