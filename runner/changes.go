@@ -31,7 +31,8 @@ func (s *Session) look(ctx context.Context) {
 		}
 		ctx, cancel := context.WithTimeoutCause(ctx, lookTime, errSlow)
 		defer cancel()
-		before, err := takeSnapshot(ctx, s.reader)
+		s.privileged = privileged{}
+		before, err := takeSnapshot(ctx, s.reader, s.findPrivileged(s.privileged, true))
 		if err != nil {
 			s.log.Warn("look at the workspace", zap.Error(err))
 			before = &snapshot{} // nothing is known
@@ -98,7 +99,9 @@ func (s *Session) changes(r *Report) {
 	<-s.looked
 	ctx, cancel := context.WithTimeoutCause(context.Background(), lookTime, errSlow)
 	defer cancel()
-	after, err := takeSnapshot(ctx, s.reader)
+	found := privileged{}
+	after, err := takeSnapshot(ctx, s.reader, s.findPrivileged(found, false))
+	r.Cleared = s.clearPrivileges(found)
 	if err != nil {
 		s.log.Warn("look at the workspace", zap.Error(err))
 		r.Incomplete = true
@@ -148,6 +151,7 @@ func short(e SessionEnded) SessionEnded {
 	}
 	e.HostExecuted = e.HostExecuted[:min(len(e.HostExecuted), MaxListed)]
 	e.Quarantined = e.Quarantined[:min(len(e.Quarantined), MaxListed)]
+	e.Cleared = e.Cleared[:min(len(e.Cleared), MaxListed)]
 	e.Denials = e.Denials[:min(len(e.Denials), MaxListed)]
 	e.Left = e.Left[:min(len(e.Left), MaxListed)]
 	if e.Overlay != nil {

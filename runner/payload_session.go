@@ -152,6 +152,9 @@ type SessionEnded struct {
 	// which git would obey something else than before, and were renamed so that
 	// no git of the host obeys them.
 	Quarantined []Quarantined `json:"quarantined,omitempty"`
+	// Cleared are files that would have run as their owner, or with
+	// capabilities, and did not when the session began.
+	Cleared []Cleared `json:"cleared,omitempty"`
 	// Overlay is what became of the changes, in overlay mode: they are in the
 	// workspace only as far as it says so.
 	Overlay *OverlayResult `json:"overlay,omitempty"`

@@ -96,6 +96,7 @@ func samples() []Payload {
 			ChangedOmitted: 1, Incomplete: true,
 			HostExecuted: []HostExecuted{{Path: "Makefile", By: "make"}},
 			Quarantined:  []Quarantined{{Path: "sub/.git", To: "sub/.git.quarantined-ses_1"}},
+			Cleared:      []Cleared{{Path: "bin/helper", SetUID: true, SetGID: true, Capabilities: true, Why: "operation not permitted"}},
 			Overlay: &OverlayResult{
 				State: overlay.Kept, Changes: 3, Applied: 1, Conflicts: []PathNote{{Path: "a", Why: "it was changed"}},
 				LeftOut: []PathNote{{Path: ".git/config", Why: "git obeys it"}}, Failed: []PathNote{{Path: "b", Why: "no space"}},

@@ -80,6 +80,10 @@ type Session struct {
 	looking bool
 	looked  chan struct{}
 	moved   quarantine
+	// privileges reads the privileges of files, nil where that can't be done;
+	// privileged are those of the session's start.
+	privileges *workspace.Privileges
+	privileged privileged
 	// layers are those of an overlay session, nil in bind mode; recorded says
 	// that they know the original folder.
 	layers   *overlay.Layers
@@ -146,6 +150,9 @@ func open(ctx context.Context, o Options) (_ *Session, err error) {
 		return nil, inputError("the workspace "+o.Workspace.Path+" can't be read", "Name another folder with --workspace.", err)
 	}
 	s.reader, s.original = original, original
+	if s.privileges, err = workspace.NewPrivileges(o.Workspace.Dir); err != nil {
+		s.log.Debug("read privileges of files", zap.Error(err))
+	}
 	s.box = newContainer(ctx, o.Backend, s.spec())
 	s.box.record, s.box.log, s.box.refuseLost = s.journal.write, s.log, o.RefuseLost
 	if s.overlaid() {

@@ -94,10 +94,14 @@ func unfinishedNames() []string {
 
 // takeSnapshot walks the workspace. What is below the top-level .git is left
 // out: it is read-only, or the agent was allowed to commit.
-func takeSnapshot(ctx context.Context, r workspace.View) (*snapshot, error) {
+// Each entry is also handed to also.
+func takeSnapshot(ctx context.Context, r workspace.View, also ...func(workspace.Entry)) (*snapshot, error) {
 	s := &snapshot{files: map[string]stamp{}, repositories: map[string]bool{}, obeyed: map[string]string{}, unfinished: map[string]bool{}}
 	signs := map[string]sign{}
 	walked, err := r.Walk(ctx, ".", workspace.WalkOptions{MaxEntries: snapshotEntries}, func(e workspace.Entry) error {
+		for _, f := range also {
+			f(e)
+		}
 		base, dir := path.Base(e.Path), path.Dir(e.Path)
 		if base == ".git" {
 			s.repositories[e.Path] = true

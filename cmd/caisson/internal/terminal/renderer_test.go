@@ -226,6 +226,7 @@ func TestForeignTextIsNeverObeyed(t *testing.T) {
 			Changed:      []runner.Changed{{Path: hostile, Change: "added"}},
 			HostExecuted: []runner.HostExecuted{{Path: hostile, By: hostile}, {Path: hostile, By: hostile, Deleted: true}},
 			Quarantined:  []runner.Quarantined{{Path: hostile, To: hostile}, {Path: hostile, Why: hostile}},
+			Cleared:      []runner.Cleared{{Path: hostile, SetUID: true, SetGID: true}, {Path: hostile, Capabilities: true, Why: hostile}},
 			Denials:      []runner.Denial{{Name: hostile, Reason: hostile}}, Left: []string{hostile},
 		}}, true) {
 			_, _ = out.Write([]byte(l + "\n"))

@@ -29,6 +29,13 @@ func Summary(r runner.Report, colour bool) []string {
 		}
 		return s.yellow(line(fmt.Sprintf("! %s appeared in the workspace and was renamed to %s", q.Path, q.To)))
 	})...)
+	lines = append(lines, some(r.Cleared, func(c runner.Cleared) string {
+		what := privileges(c)
+		if c.Why != "" {
+			return s.red(line(fmt.Sprintf("! %s has %s, which it had not when the session began, and kept: %s", c.Path, what, c.Why)))
+		}
+		return s.yellow(line(fmt.Sprintf("! %s had %s, which it had not when the session began: cleared", c.Path, what)))
+	})...)
 	// What a person or a stored answer refused was told when it was.
 	denials := slices.DeleteFunc(slices.Clone(r.Denials), func(d runner.Denial) bool { return d.Class == tools.ErrorUserDenied })
 	lines = append(lines, some(denials, func(d runner.Denial) string {
@@ -39,6 +46,21 @@ func Summary(r runner.Report, colour bool) []string {
 	}
 	lines = append(lines, overlaid(r, s)...)
 	return append(lines, s.dim(costLine(r)))
+}
+
+// privileges names what a file runs with.
+func privileges(c runner.Cleared) string {
+	var names []string
+	if c.SetUID {
+		names = append(names, "set-user-ID")
+	}
+	if c.SetGID {
+		names = append(names, "set-group-ID")
+	}
+	if c.Capabilities {
+		names = append(names, "capabilities")
+	}
+	return strings.Join(names, " and ")
 }
 
 // some renders the first of a list and says how many more there are.

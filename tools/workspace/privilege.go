@@ -1,0 +1,31 @@
+package workspace
+
+// Privilege is what makes a file run as somebody else than who runs it.
+type Privilege struct {
+	// SetUID and SetGID are the mode's bits.
+	SetUID, SetGID bool
+	// Capabilities reports whether the file has capabilities (Linux).
+	Capabilities bool
+}
+
+// Any reports whether there is any.
+func (p Privilege) Any() bool { return p.SetUID || p.SetGID || p.Capabilities }
+
+// Exceeds reports whether p has something that q has not.
+func (p Privilege) Exceeds(q Privilege) bool {
+	return p.SetUID && !q.SetUID || p.SetGID && !q.SetGID || p.Capabilities && !q.Capabilities
+}
+
+// PrivilegedFile is a regular file at one moment.
+type PrivilegedFile struct {
+	Privilege
+	// Inode and Changed, the time of its last change, tell it from others.
+	Inode   uint64
+	Changed int64
+	// Sum is the SHA-256 of its content; absent where it could not be read
+	// or is larger than [MaxPrivilegedBytes].
+	Sum string
+}
+
+// MaxPrivilegedBytes bounds the content of which a [PrivilegedFile] has the sum.
+const MaxPrivilegedBytes = 64 << 20

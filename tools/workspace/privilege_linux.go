@@ -1,0 +1,113 @@
+package workspace
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+const capabilityAttribute = "security.capability"
+
+// Privileges reads and clears privileges of files below one directory. It is
+// the host's, for what commands should not have been able to make.
+type Privileges struct{ tree *tree }
+
+// NewPrivileges returns the Privileges of dir, which stays the caller's.
+func NewPrivileges(dir *os.File) (*Privileges, error) {
+	t, err := newTree(dir)
+	if err != nil {
+		return nil, err
+	}
+	return &Privileges{tree: t}, nil
+}
+
+// Read returns the privileges of the regular file at path, which is no
+// symlink; withSum also reads the content of one that has any.
+func (p *Privileges) Read(path string, withSum bool) (f PrivilegedFile, err error) {
+	err = p.hold(path, func(fd int, held string) error {
+		if f, err = readPrivileges(fd, held); err != nil || !withSum || !f.Any() {
+			return err
+		}
+		f.Sum, err = sumOf(held)
+		return err
+	})
+	return f, err
+}
+
+// Clear removes all privileges of the regular file at path, if it still is the
+// one with this inode. It returns those that it had. It acts on a descriptor,
+// so that nothing can take the file's place meanwhile.
+func (p *Privileges) Clear(path string, inode uint64) (was Privilege, err error) {
+	err = p.hold(path, func(fd int, held string) error {
+		f, err := readPrivileges(fd, held)
+		if err != nil {
+			return err
+		}
+		if f.Inode != inode {
+			return errors.New("another file is in its place")
+		}
+		was = f.Privilege
+		if f.Capabilities {
+			if err := unix.Removexattr(held, capabilityAttribute); err != nil {
+				return err
+			}
+		}
+		if !f.SetUID && !f.SetGID {
+			return nil
+		}
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil {
+			return err
+		}
+		return unix.Fchmodat(unix.AT_FDCWD, held, st.Mode&0o1777, 0)
+	})
+	return was, err
+}
+
+// hold lends the file at path: an O_PATH descriptor, and a path that names it
+// and nothing else.
+func (p *Privileges) hold(path string, use func(fd int, held string) error) error {
+	fd, err := p.tree.open(path, unix.O_PATH|unix.O_NOFOLLOW)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	return use(fd, fmt.Sprintf("/proc/self/fd/%d", fd))
+}
+
+func readPrivileges(fd int, held string) (PrivilegedFile, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return PrivilegedFile{}, err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return PrivilegedFile{}, errors.New("it is no regular file")
+	}
+	f := PrivilegedFile{Inode: st.Ino, Changed: st.Ctim.Nano()}
+	f.SetUID, f.SetGID = st.Mode&unix.S_ISUID != 0, st.Mode&unix.S_ISGID != 0
+	n, err := unix.Getxattr(held, capabilityAttribute, nil)
+	f.Capabilities = err == nil && n > 0
+	return f, nil
+}
+
+func sumOf(held string) (string, error) {
+	file, err := os.Open(held)
+	if errors.Is(err, os.ErrPermission) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	sum := sha256.New()
+	n, err := io.Copy(sum, io.LimitReader(file, MaxPrivilegedBytes+1))
+	if err != nil || n > MaxPrivilegedBytes {
+		return "", err
+	}
+	return hex.EncodeToString(sum.Sum(nil)), nil
+}
