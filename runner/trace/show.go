@@ -216,8 +216,8 @@ func (c *Call) Facts() string {
 		}
 		parts = append(parts, text)
 	}
-	if c.ExitCode != nil {
-		parts = append(parts, fmt.Sprintf("exit code %d", *c.ExitCode))
+	if c.Ending != "" {
+		parts = append(parts, c.Ending)
 	}
 	if !c.Started.IsZero() && !c.Ended.IsZero() {
 		parts = append(parts, elapsed(milliseconds(c.LatencyMS)))

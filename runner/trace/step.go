@@ -77,13 +77,14 @@ type Call struct {
 	Status         CallStatus
 	// Class of the failure, and its reason and text, where it failed.
 	ErrorClass, Reason, Error string
-	ExitCode                  *int
-	Modified                  []string
-	Denied                    []runner.NetworkDenied
-	Output                    string // as the model got it
-	OutputBytes               int
-	IsError                   bool
-	answered                  bool
+	// Ending is how its command ended, "" where none ran.
+	Ending      string
+	Modified    []string
+	Denied      []runner.NetworkDenied
+	Output      string // as the model got it
+	OutputBytes int
+	IsError     bool
+	answered    bool
 }
 
 // CallStatus is how a call ended.
@@ -210,14 +211,6 @@ func (s *Steps) settle(id string) {
 }
 
 func (c *Call) bad() bool { return c.Status != CallDone && c.Status != CallOpen }
-
-// exitCode reads what a tool that ran a command says of it.
-func exitCode(metadata map[string]any) *int {
-	if n, ok := metadata["exit_code"].(float64); ok {
-		return new(int(n))
-	}
-	return nil
-}
 
 func compact(input json.RawMessage) string {
 	if len(input) == 0 {

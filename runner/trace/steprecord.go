@@ -153,7 +153,7 @@ func (s *Steps) toolKnown(r runner.Record) bool {
 			if !p.Success {
 				c.Status = CallUnsuccess
 			}
-			c.Modified, c.ExitCode = p.FilesModified, exitCode(p.Metadata)
+			c.Modified, c.Ending = p.FilesModified, tools.CommandEnding(p.Metadata)
 		})
 	case runner.KindToolFailed:
 		return with(r, func(p runner.ToolFailed) {
@@ -230,7 +230,7 @@ func (s *Steps) sandboxKnown(r runner.Record) bool {
 		return with(r, func(p runner.SandboxLost) { s.say(r, StepSandbox, "lost: "+p.Cause, true) })
 	case runner.KindBackgroundEnded:
 		return with(r, func(p runner.BackgroundEnded) {
-			step := s.step(r, StepBackground, fmt.Sprintf("%s ended by %s, exit code %d, after %s", cut(p.Handle, 200), cut(p.EndedBy, 200), p.ExitCode, elapsed(milliseconds(p.WallMS))), p.Error != "")
+			step := s.step(r, StepBackground, fmt.Sprintf("%s ended by %s, %s, after %s", cut(p.Handle, 200), cut(p.EndedBy, 200), tools.CommandEnd(p.ExitCode, p.Signal), elapsed(milliseconds(p.WallMS))), p.Error != "")
 			step.Start = r.Time.Add(-milliseconds(p.WallMS))
 			s.visit(step)
 		})
@@ -248,7 +248,7 @@ func (s *Steps) sandboxKnown(r runner.Record) bool {
 				delete(s.exec, p.ExecID)
 			}
 			step.Failed = p.ExitCode != 0
-			step.Text = fmt.Sprintf("%s (exit code %d)", step.Text, p.ExitCode)
+			step.Text = fmt.Sprintf("%s (%s)", step.Text, tools.CommandEnd(p.ExitCode, p.Signal))
 			s.visit(step)
 		})
 	}

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/caisson-run/caisson/tools"
 )
 
 // ok is an exit code of 0 that nothing forced.
@@ -37,20 +39,9 @@ func report(r Result, timeout time.Duration, limit int) (text string, cut bool) 
 // ending is the first words of a report: the exit code, or the signal.
 func (r Result) ending() string {
 	if r.Signal != 0 {
-		return fmt.Sprintf("killed by signal %d%s", r.Signal, signalName(r.Signal))
+		return "killed by " + tools.SignalText(r.Signal)
 	}
 	return fmt.Sprintf("exit code %d", r.Code)
-}
-
-func signalName(n int) string {
-	names := map[int]string{
-		1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL",
-		11: "SIGSEGV", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM", 24: "SIGXCPU", 25: "SIGXFSZ", 31: "SIGSYS",
-	}
-	if names[n] == "" {
-		return ""
-	}
-	return " (" + names[n] + ")"
 }
 
 // notes say plainly what forced the end, and what the command left.

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/tools/workspace"
+
+	"github.com/caisson-run/caisson/tools"
 )
 
 // engine makes checks.
@@ -144,7 +146,7 @@ func (d Ended) verdict(c check, timeout time.Duration) Result {
 	case d.DiskFull:
 		return Result{Reason: "ended: the host's disk is nearly full"}
 	case d.Signal != 0:
-		return Result{Reason: fmt.Sprintf("killed by signal %d", d.Signal)}
+		return Result{Reason: "killed by " + tools.SignalText(d.Signal)}
 	}
 	r := Result{ExitCode: new(d.Code), Reason: fmt.Sprintf("exit code %d", d.Code)}
 	switch {

@@ -281,7 +281,7 @@ func TestShell(t *testing.T) {
 		{`{"kind":"shell","cmd":"long","expect_stdout_contains":"x"}`, `exit code 0, and "x" is not in its standard output, of which only`, false, 0},
 		{`{"kind":"shell","cmd":"slow","timeout_seconds":2}`, "timed out after 2s", false, -1},
 		{`{"kind":"shell","cmd":"oom"}`, "killed: out of memory", false, -1},
-		{`{"kind":"shell","cmd":"killed"}`, "killed by signal 9", false, -1},
+		{`{"kind":"shell","cmd":"killed"}`, "killed by signal 9 (SIGKILL)", false, -1},
 		{`{"kind":"shell"}`, "needs cmd", false, -1},
 		{`{"kind":"shell","cmd":"true","path":"x"}`, "path means nothing for shell", false, -1},
 		{`{"kind":"file_exists","path":"hello.txt"}`, "a file of 13 bytes", true, -1},

@@ -252,20 +252,6 @@ func TestColoursAreOffWhereTheyAreNotWanted(t *testing.T) {
 	}
 }
 
-func TestHowACommandEnded(t *testing.T) {
-	for want, m := range map[string]map[string]any{
-		"exit code 3": {"exit_code": 3.0}, "out of memory": {"exit_code": 0.0, "oom_killed": true},
-		"timed out": {"exit_code": -1.0, "signal": 15.0, "timed_out": true}, "SIGKILL": {"exit_code": -1.0, "signal": 9.0}, "": nil,
-		"disk nearly full":   {"exit_code": -1.0, "signal": 15.0, "disk_reserve_bytes": 1e9},
-		"disk nearly full ":  {"exit_code": -1.0, "signal": 9.0, "disk_reserve_files": 1500.0},
-		"limit of processes": {"exit_code": 2.0, "pids_limit_hit": true}, "no space left": {"exit_code": 1.0, "full": []any{"/tmp"}},
-	} {
-		if got := ending(m); got != strings.TrimSpace(want) {
-			t.Errorf("%v: %q, want %q", m, got, want)
-		}
-	}
-}
-
 func TestSummary(t *testing.T) {
 	r := runner.Report{Dir: "/s", SessionEnded: runner.SessionEnded{
 		CostUSD: "unknown", WallMS: 4250, Usage: limits.Usage{Rounds: 1, ToolCalls: 2, InputTokens: 5, CachedInputTokens: 5, OutputTokens: 7},
@@ -284,6 +270,71 @@ func TestSummary(t *testing.T) {
 		"cost unknown · 10 tokens in, 7 out · 1 model call, 2 tool calls · 4.2 s · records in /s",
 	}
 	if diff := cmp.Diff(want, Summary(r, false)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// Whoever refused it, a call that was refused is told once, at its end.
+func TestARefusalIsToldOnce(t *testing.T) {
+	for want, p := range map[string]runner.ConfirmationResolved{
+		"refused by you":             {By: "user", Client: "terminal"},
+		"refused by http:alice":      {By: "user", Client: "http:alice"},
+		"refused by a stored answer": {By: "grant"},
+	} {
+		var out bytes.Buffer
+		r := New(Options{Out: &out})
+		p.CallID, p.Decision, p.Scope = "tu_1", tools.DecisionDeny, tools.ScopeOnce
+		play(t, r, []any{
+			runner.ConfirmationRequested{CallID: "tu_1", Name: "shell", Summary: "rm x"}, p,
+			runner.ToolFailed{CallID: "tu_1", Name: "shell", Class: tools.ErrorUserDenied, Reason: "user", Message: "The user denied this operation."},
+		})
+		r.Print(Summary(runner.Report{SessionEnded: runner.SessionEnded{Denials: []runner.Denial{{Name: "shell", Class: tools.ErrorUserDenied, Reason: "user"}}}}, false)...)
+		r.Close()
+		if got := out.String(); !strings.HasPrefix(got, "✗ shell rm x  "+want+"\n") || strings.Count(got, "shell") != 1 {
+			t.Errorf("%s:\n%s", want, got)
+		}
+	}
+}
+
+// The first lines say where changes go, count in words, and leave the detail of why a
+// backend was chosen to the records.
+func TestTheFirstLines(t *testing.T) {
+	var out bytes.Buffer
+	r := New(Options{Out: &out})
+	play(t, r, []any{
+		runner.SessionCreated{
+			Version: "1.0", Workspace: "/w", WorkspaceMode: "overlay", Policy: "ci", Image: "host", Model: loop.ModelInfo{Provider: "replay", Model: "x"},
+			Backend: runner.BackendChoice{Chosen: "gvisor", Why: "no local Docker engine can be used: permission denied while trying: dial unix /var/run/docker.sock: connect"},
+			Budget:  runner.Budget{Rounds: new(int64(1))},
+		},
+		runner.SandboxStarted{Attestation: sandbox.Attestation{Runtime: "runsc", RuntimeVersion: "1", User: "0:0", Capabilities: []string{"CAP_KILL"}, Seccomp: "filter", Network: "none"}},
+	})
+	r.Close()
+	const want = `caisson 1.0 · replay/x on /w · policy ci · at most 1 round
+sandbox gvisor (no local Docker engine can be used; caisson doctor has the reason), image host
+changes go to an overlay: the workspace stays as it is until caisson apply
+● sandbox started in 0 ms: runsc 1, commands as 0:0 with capabilities CAP_KILL, seccomp filter, network none, memory not limited, processes not limited
+`
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// Lines are broken at blanks, and nowhere else; code is left as it is.
+func TestLinesAreBrokenAtBlanks(t *testing.T) {
+	got := wrapLines([]string{
+		"! use the --policy flag of caisson run",
+		"I look at /a/very/long/path/of/a/file.go first",
+		"    code is left as it is, however long",
+		"```", "and so is code between fences, too", "```",
+	}, 20)
+	want := []string{
+		"! use the --policy", "  flag of caisson", "  run",
+		"I look at", "/a/very/long/path/of/a/file.go", "first",
+		"    code is left as it is, however long",
+		"```", "and so is code between fences, too", "```",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

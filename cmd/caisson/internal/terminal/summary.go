@@ -168,6 +168,8 @@ func refusal(d runner.Denial) string {
 		return "it needed an approval, and nobody could be asked"
 	case d.Reason == "mode_deny":
 		return "the policy says no"
+	case d.Reason == "not_permitted":
+		return "it is not permitted in this session"
 	case d.Reason == "workspace_escape":
 		return "a path leads out of the workspace"
 	}

@@ -28,10 +28,10 @@ type view struct {
 	style style
 	calls map[string]*call
 	order []string
-	// asked are the calls that wait for an answer, as people know them; refused
-	// are those that got a no.
+	// asked are the calls that were asked about, as people know them; refused says
+	// why a call got a no.
 	asked   map[string]string
-	refused map[string]refusedCall
+	refused map[string]string
 	// asking is set while the model is asked, since when; text is what it has
 	// said so far in this answer.
 	asking bool
@@ -48,9 +48,6 @@ type call struct {
 	output tail
 }
 
-// refusedCall is a call that was asked about, "" where it was not, and refused.
-type refusedCall struct{ what, why string }
-
 // tail keeps the last bytes of a text.
 type tail struct{ text string }
 
@@ -62,7 +59,7 @@ func (t *tail) add(s string) {
 }
 
 func newView(s style) *view {
-	return &view{style: s, calls: map[string]*call{}, asked: map[string]string{}, refused: map[string]refusedCall{}}
+	return &view{style: s, calls: map[string]*call{}, asked: map[string]string{}, refused: map[string]string{}}
 }
 
 // record takes one record and gives the lines that it leaves on the screen.
@@ -130,13 +127,9 @@ func (v *view) toolRecord(r runner.Record) []string {
 	case runner.KindToolFailed:
 		p := decode[runner.ToolFailed](r)
 		c := v.end(p.CallID, string(p.Name))
-		why := line(failedText(p))
-		if r, ok := v.refused[p.CallID]; ok {
-			delete(v.refused, p.CallID)
-			why = r.why
-			if r.what != "" {
-				c.what = r.what
-			}
+		why, ok := v.refused[p.CallID]
+		if delete(v.refused, p.CallID); !ok {
+			why = line(failedText(p))
 		}
 		head := fmt.Sprintf("%s %s  %s", v.style.red("✗"), c.what, v.style.red(why))
 		return append([]string{head}, v.tailOf(c, tailLines)...)
@@ -160,21 +153,19 @@ func (v *view) callText(name tools.Name, summary string) string {
 // resolved says whose answer allowed a call, unless it was given here: then it
 // stands behind the question. A refusal is told once, as the end of its call.
 func (v *view) resolved(p runner.ConfirmationResolved) []string {
-	what := v.asked[p.CallID]
-	delete(v.asked, p.CallID)
 	if p.By == "cancel" {
 		return nil // as its call says
 	}
 	by := answeredBy(p)
 	if p.Decision != tools.DecisionAllow {
-		v.refused[p.CallID] = refusedCall{what, "refused" + by}
+		v.refused[p.CallID] = "refused" + by
 		return nil
 	}
 	if p.By == "user" && p.Client == "terminal" {
 		return nil
 	}
 	text := "  allowed" + by
-	if what != "" {
+	if what := v.asked[p.CallID]; what != "" {
 		text += ": " + what
 	}
 	return []string{v.style.dim(text)}
@@ -207,38 +198,22 @@ func (v *view) completed(p runner.ToolCompleted) []string {
 		return []string{fmt.Sprintf("%s %s  %s", v.style.green("✓"), c.what, took)}
 	}
 	head := fmt.Sprintf("%s %s  ", v.style.red("✗"), c.what)
-	if why := ending(p.Metadata); why != "" {
+	if why := tools.CommandEnding(p.Metadata); why != "" {
 		head += v.style.red(why) + " "
 	}
 	return append([]string{head + took}, v.tailOf(c, tailLines)...)
 }
 
-// ending says how a command ended, from what its tool recorded.
-func ending(m map[string]any) string {
-	switch code, signal := m["exit_code"], m["signal"]; {
-	case m["timed_out"] == true:
-		return "timed out"
-	case m["oom_killed"] == true:
-		return "out of memory"
-	case m["disk_reserve_bytes"] != nil, m["disk_reserve_files"] != nil:
-		return "disk nearly full"
-	case m["pids_limit_hit"] == true:
-		return "limit of processes"
-	case m["full"] != nil:
-		return "no space left"
-	case signal != nil:
-		n, _ := signal.(float64)
-		return tools.SignalName(int(n))
-	case code != nil:
-		return fmt.Sprintf("exit code %v", code)
-	}
-	return ""
-}
-
-// end takes a call off the list; one that never ran has only its name.
+// end takes a call off the list. One that never ran has what was asked about it, or
+// only its name.
 func (v *view) end(id, name string) *call {
+	asked := v.asked[id]
+	delete(v.asked, id)
 	c, ok := v.calls[id]
-	if !ok {
+	switch {
+	case !ok && asked != "":
+		return &call{what: asked}
+	case !ok:
 		return &call{what: v.style.bold(line(name))}
 	}
 	delete(v.calls, id)

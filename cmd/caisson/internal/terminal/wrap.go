@@ -2,6 +2,7 @@ package terminal
 
 import (
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/charmbracelet/x/ansi"
@@ -45,12 +46,24 @@ func wrapLines(lines []string, width int) []string {
 		if fence || fenced || strings.HasPrefix(l, verbatimIndent) {
 			rows = append(rows, l)
 		} else {
-			indent := l[:len(l)-len(strings.TrimLeft(l, " "))]
-			rows = append(rows, wrapWords(l, width, indent+"  ")...)
+			rows = append(rows, wrapWords(l, width, hangingIndent(l))...)
 		}
 		fenced = fenced != fence
 	}
 	return rows
+}
+
+// hangingIndent returns what the rows of a line after its first begin with: its own
+// indentation, and room for its sign or bullet.
+func hangingIndent(l string) string {
+	plain := ansi.Strip(l)
+	body := strings.TrimLeft(plain, " ")
+	indent := plain[:len(plain)-len(body)]
+	sign, size := utf8.DecodeRuneInString(body)
+	if !unicode.IsLetter(sign) && !unicode.IsDigit(sign) && strings.HasPrefix(body[size:], " ") {
+		indent += "  "
+	}
+	return indent
 }
 
 // hardWrap breaks foreign text without styles into rows of at most width cells,

@@ -1,0 +1,30 @@
+package tools
+
+import "testing"
+
+// No command is told to have ended with a code that it can't have.
+func TestCommandEnding(t *testing.T) {
+	for _, tt := range []struct {
+		want     string
+		metadata map[string]any
+	}{
+		{"", nil},
+		{"exit code 0", map[string]any{"exit_code": 0.0, "signal": 0.0}},
+		{"exit code 3", map[string]any{"exit_code": 3}},
+		{"SIGKILL", map[string]any{"exit_code": -1.0, "signal": 9.0}},
+		{"signal 40", map[string]any{"exit_code": -1.0, "signal": 40.0}},
+		{"no exit code", map[string]any{"exit_code": -1.0}},
+		{"out of memory", map[string]any{"exit_code": 0.0, "oom_killed": true}},
+		{"timed out", map[string]any{"exit_code": -1.0, "signal": 15.0, "timed_out": true}},
+		{"disk nearly full", map[string]any{"exit_code": -1.0, "signal": 15.0, "disk_reserve_bytes": 1e9}},
+		{"limit of processes", map[string]any{"exit_code": 2.0, "pids_limit_hit": true}},
+		{"no space left", map[string]any{"exit_code": 1.0, "full": []any{"/tmp"}}},
+	} {
+		if got := CommandEnding(tt.metadata); got != tt.want {
+			t.Errorf("%v: %q, want %q", tt.metadata, got, tt.want)
+		}
+	}
+	if got := SignalText(15); got != "signal 15 (SIGTERM)" {
+		t.Errorf("got %q", got)
+	}
+}
