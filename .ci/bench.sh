@@ -4,7 +4,7 @@
 # out. WRITE=1 also writes the table and the machine to docs/benchmarks.md.
 set -eu
 cd "$(dirname "$0")/.."
-: "${GO:=go}" "${BENCHTIME:=3s}" "${KILLS:=100x}" "${STARTS:=40x}" "${WRITE:=}"
+: "${GO:=go}" "${BENCHTIME:=3s}" "${KILLS:=100x}" "${STARTS:=40x}" "${SEARCHES:=11x}" "${WRITE:=}"
 "$GO" build -C .ci -o bin/benchtable ./benchtable
 output=$(mktemp)
 trap 'rm -f "$output"' EXIT
@@ -15,6 +15,7 @@ measure() { # package, pattern, time
 	"$GO" test -run '^$' -bench "$2" -benchtime "$3" -timeout 30m "$1" >>"$output" 2>&1 || status=$?
 }
 measure ./e2e '^Benchmark(Exec|Read|Output|Warm)$' "$BENCHTIME"
+measure ./e2e '^BenchmarkSearch$' "$SEARCHES"
 measure ./e2e '^BenchmarkKill$/^(docker|gvisor|runc)$' "$KILLS"
 measure ./e2e '^BenchmarkIdle$' 1x
 measure ./tools '^BenchmarkRound$' "$BENCHTIME"

@@ -19,6 +19,7 @@ import (
 	"github.com/docker/docker/client"
 	"github.com/docker/docker/pkg/stdcopy"
 	"github.com/oklog/ulid/v2"
+	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
@@ -44,10 +45,11 @@ type side struct {
 }
 
 // compare runs the sides in turns until the benchmark has enough, and reports
-// the median of each as NAMEp50-ns.
+// the median of each as NAMEp50-ns, and of the processor time that this process
+// and those that it waited for took, which load hardly changes, as NAMEcpu-ns.
 func compare(b *testing.B, sides ...side) {
 	b.Helper()
-	took := make([][]time.Duration, len(sides))
+	took, used := make([][]time.Duration, len(sides)), make([][]time.Duration, len(sides))
 	for round := 0; b.Loop(); round++ {
 		for i, s := range sides {
 			if round%max(s.every, 1) != 0 {
@@ -56,18 +58,33 @@ func compare(b *testing.B, sides ...side) {
 			if s.before != nil {
 				s.before()
 			}
-			start := time.Now()
+			start, startUsed := time.Now(), processorTime()
 			if err := s.op(); err != nil {
 				b.Fatalf("%s: %v", cmp.Or(s.name, "ours"), err)
 			}
-			took[i] = append(took[i], time.Since(start))
+			took[i], used[i] = append(took[i], time.Since(start)), append(used[i], processorTime()-startUsed)
 		}
 	}
 	b.ReportMetric(0, "ns/op") // of all sides together: means nothing
 	for i, s := range sides {
 		slices.Sort(took[i])
+		slices.Sort(used[i])
 		b.ReportMetric(float64(took[i][len(took[i])/2]), s.name+"p50-ns")
+		b.ReportMetric(float64(used[i][len(used[i])/2]), s.name+"cpu-ns")
 	}
+}
+
+// processorTime returns the processor time of this process and of those that it
+// waited for.
+func processorTime() time.Duration {
+	total := time.Duration(0)
+	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
+		var u unix.Rusage
+		if err := unix.Getrusage(who, &u); err == nil {
+			total += time.Duration(u.Utime.Nano() + u.Stime.Nano())
+		}
+	}
+	return total
 }
 
 // slower is how many rounds a peer is left out of that takes 25 times as long.
@@ -224,12 +241,20 @@ func benchSandbox(b testing.TB, name string) *bench {
 // start makes a sandbox that is destroyed with the benchmark.
 func (s *bench) start(b testing.TB) sandbox.Sandbox {
 	b.Helper()
+	return s.startSpec(b, func(*sandbox.Spec) {})
+}
+
+// startSpec is start with a spec that change has changed.
+func (s *bench) startSpec(b testing.TB, change func(*sandbox.Spec)) sandbox.Sandbox {
+	b.Helper()
 	session := "ses_" + ulid.Make().String()
 	dir := filepath.Join(s.state, "sessions", session)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		b.Fatal(err)
 	}
-	box, err := s.backend.Create(b.Context(), s.spec(session, dir))
+	spec := s.spec(session, dir)
+	change(&spec)
+	box, err := s.backend.Create(b.Context(), spec)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -102,6 +102,27 @@ func (v *boxView) Walk(ctx context.Context, path string, o workspace.WalkOptions
 	return walked, err
 }
 
+// Search looks for files below a path.
+func (v *boxView) Search(ctx context.Context, path string, o workspace.SearchOptions) (workspace.Walked, error) {
+	var own error // of Visit, whatever it wraps
+	visit := o.Visit
+	o.Visit = func(name string, f workspace.Found) error {
+		own = visit(name, f)
+		return own
+	}
+	walked, err := through(ctx, v, func(w workspace.View) (workspace.Walked, error) {
+		walked, err := w.Search(ctx, path, o)
+		if own != nil {
+			err = nil
+		}
+		return walked, err
+	})
+	if own != nil && !errors.Is(own, workspace.SkipAll) {
+		return walked, own
+	}
+	return walked, err
+}
+
 // ReadFile reads a piece of a file.
 func (v *boxView) ReadFile(ctx context.Context, path string, offset, most int64) (workspace.File, error) {
 	return through(ctx, v, func(w workspace.View) (workspace.File, error) { return w.ReadFile(ctx, path, offset, most) })

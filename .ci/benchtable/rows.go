@@ -60,6 +60,12 @@ func rows() []row {
 	list = append(list,
 		row{what: "records a second, one writer, a sync each 100", ours: metric{"runner", "Recorder/batched/writers=1", "records/s"}, limit: 10, unit: "thousand", by: 1e3},
 		row{what: "one lock and one fsync a record / shared syncs, each record on the disk, 64 writers", ours: metric{"runner", "Recorder/durable/writers=64", "ns/op"}, peer: metric{"runner", "Recorder/naive/writers=64", "ns/op"}, inverse: true, limit: 4})
+	search := func(bench, side string) metric { return e2e("Search/"+bench, side+ns) }
+	list = append(list,
+		row{what: "grep for one name in 100,000 files / ripgrep with as many threads", ours: search("grep", ""), peer: search("grep", "rg-"), atMost: true, limit: 1.2},
+		row{what: "grep of the same in overlay mode / in bind mode", ours: search("grep", "overlay-"), peer: search("grep", ""), atMost: true, limit: 1.5},
+		row{what: "glob **/f49.go in 100,000 files / fd with as many threads", ours: search("glob", ""), peer: search("glob", "fd-"), atMost: true, limit: 1.2},
+		row{what: "glob of the same in overlay mode / fd in the directory itself", ours: search("glob", "overlay-"), peer: search("glob", "fd-"), atMost: true, limit: 1.2})
 	return append(list, row{what: "READ of 4 KiB / os.ReadFile", ours: e2e("Read", ns), peer: e2e("Read", "os-"+ns), atMost: true, limit: 0.9})
 }
 

@@ -58,20 +58,20 @@ func (g *globber) run(ctx context.Context, in globInput) (tools.Output, error) {
 	}
 	var b strings.Builder
 	found, odd, more := 0, 0, false
-	end, err := s.files(ctx, func(_ context.Context, e workspace.Entry, name string) error {
-		if !pattern.match(e, name) {
+	end, err := s.run(ctx, workspace.SearchOptions{
+		Match: func(dir, name string) bool { return pattern.match(s, dir, name) },
+		Visit: func(name string, _ workspace.Found) error {
+			if found == maxGlobbed || b.Len() > windowBytes {
+				more = true
+				return workspace.SkipAll
+			}
+			found++
+			if unnameable(name) {
+				odd++
+			}
+			b.WriteString(shown(name) + "\n")
 			return nil
-		}
-		if found == maxGlobbed || b.Len() > windowBytes {
-			more = true
-			return workspace.SkipAll
-		}
-		found++
-		if unnameable(e.Path) {
-			odd++
-		}
-		b.WriteString(shown(e.Path) + "\n")
-		return nil
+		},
 	})
 	if err != nil {
 		return tools.Output{}, err

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"regexp"
 	"strings"
@@ -78,24 +77,27 @@ func (g *grepper) run(ctx context.Context, in grepInput) (tools.Output, error) {
 	if err != nil {
 		return tools.Output{}, err
 	}
-	m := matcher{reader: g.reader, most: in.MaxResults.or(defaultMatches, maxMatches)}
+	m := matcher{most: in.MaxResults.or(defaultMatches, maxMatches)}
 	if m.re, err = in.compile(); err != nil {
 		return tools.Output{}, err
 	}
-	m.prefix, _ = m.re.LiteralPrefix()
+	m.literals = requiredLiterals(m.re.String())
+	o := workspace.SearchOptions{Examine: m.examine, MaxFile: grepFileBytes}
 	if in.Glob != "" {
 		glob, err := newPattern(g.reader, in.Glob)
 		if err != nil {
 			return tools.Output{}, err
 		}
-		m.glob = &glob
+		o.Match = func(dir, name string) bool { return glob.match(s, dir, name) }
 	}
-	end, err := s.files(ctx, m.file)
+	var r grepped
+	o.Visit = func(name string, f workspace.Found) error { return r.add(name, f.Value.(*fileMatches), m.most) }
+	end, err := s.run(ctx, o)
 	if err != nil {
 		return tools.Output{}, err
 	}
-	g.log.Debug("grep", zap.Int("entries", end.Entries), zap.Int("matches", m.found), zap.Bool("late", end.late))
-	return m.output(end), nil
+	g.log.Debug("grep", zap.Int("entries", end.Entries), zap.Int("matches", r.found), zap.Bool("late", end.late))
+	return r.output(end), nil
 }
 
 func (in grepInput) compile() (*regexp.Regexp, error) {
@@ -116,15 +118,99 @@ func (in grepInput) compile() (*regexp.Regexp, error) {
 	return re, nil
 }
 
-// matcher is one grep under way.
+// matcher searches files, concurrently.
 type matcher struct {
-	reader workspace.View
-	re     *regexp.Regexp
-	prefix string
-	glob   *globPattern
-	most   int
+	re       *regexp.Regexp
+	literals []literal
+	most     int
+}
 
-	buf   []byte
+// fileMatches is what a grep found in one file.
+type fileMatches struct {
+	lines []matchedLine
+	// more says that there are more lines.
+	more bool
+	// long is the number of lines that were searched in their first part only.
+	long int
+	// large, binary and unread say why the file was not searched.
+	large, binary, unread bool
+}
+
+// matchedLine is a line as it is shown.
+type matchedLine struct {
+	number int
+	text   string
+	// long is the number of long lines up to this one.
+	long int
+}
+
+// fileMatchesBytes is about how much memory a fileMatches takes, lines aside.
+const fileMatchesBytes = 128
+
+// examine searches one file.
+func (m *matcher) examine(ctx context.Context, _ string, f workspace.File, err error) workspace.Found {
+	var r fileMatches
+	switch {
+	case err != nil:
+		r.unread = true
+	case f.Size > grepFileBytes:
+		r.large = true
+	case bytes.IndexByte(f.Data[:min(len(f.Data), sampleBytes)], 0) >= 0:
+		r.binary = true
+	default:
+		m.search(ctx, f.Data, &r)
+		if len(r.lines) == 0 && r.long == 0 {
+			return workspace.Found{}
+		}
+	}
+	found := workspace.Found{Value: &r, Bytes: fileMatchesBytes}
+	for _, l := range r.lines {
+		found.Bytes += fileMatchesBytes + len(l.text)
+	}
+	return found
+}
+
+// search looks for lines that match. Where every match holds one of some
+// literals only lines that hold one are looked at.
+func (m *matcher) search(ctx context.Context, data []byte, r *fileMatches) {
+	f := finder{literals: m.literals}
+	number, counted, unchecked := 1, 0, 0 // the line that begins at counted
+	for at := 0; at < len(data); {
+		if len(f.literals) > 0 {
+			hit := f.candidate(data, at)
+			if hit < 0 {
+				return
+			}
+			at += bytes.LastIndexByte(data[at:hit], '\n') + 1
+		}
+		line, _, _ := bytes.Cut(data[at:], []byte{'\n'})
+		begin := at
+		at += len(line) + 1
+		if unchecked += len(line) + 1; unchecked > grepLineBytes {
+			if unchecked = 0; ctx.Err() != nil {
+				return
+			}
+		}
+		line = bytes.TrimSuffix(line, []byte{'\r'})
+		if len(line) > grepLineBytes {
+			r.long++
+		}
+		match := m.re.FindIndex(line[:min(len(line), grepLineBytes)])
+		if match == nil {
+			continue
+		}
+		if len(r.lines) == m.most {
+			r.more = true
+			return
+		}
+		number += bytes.Count(data[counted:begin], []byte{'\n'})
+		counted = begin
+		r.lines = append(r.lines, matchedLine{number, snippet(line, match), r.long})
+	}
+}
+
+// grepped is the result of a grep, of file after file.
+type grepped struct {
 	out   strings.Builder
 	found int
 	files int
@@ -135,70 +221,32 @@ type matcher struct {
 	long int
 }
 
-// file searches one file. What can't be read is counted and does not end the search.
-func (m *matcher) file(ctx context.Context, e workspace.Entry, name string) error {
+// add adds what was found in a file, until there are most matches.
+func (g *grepped) add(name string, r *fileMatches, most int) error {
 	switch {
-	case m.glob != nil && !m.glob.match(e, name):
-		return nil
-	case e.Type != workspace.TypeFile:
-		if e.Depth == 0 {
-			m.unread++
-		}
-		return nil
-	case e.Size > grepFileBytes:
-		m.large++
-		return nil
+	case r.large:
+		g.large++
+	case r.binary:
+		g.binary++
+	case r.unread:
+		g.unread++
 	}
-	if want := int(e.Size) + 1; cap(m.buf) < want {
-		m.buf = make([]byte, min(2*want, grepFileBytes+1))
-	}
-	f, err := m.reader.ReadInto(ctx, e.Path, 0, m.buf[:cap(m.buf)])
-	if err != nil {
-		m.buf = nil // a call that was given up may still write to it
-		if _, ok := errors.AsType[*workspace.Error](err); ok {
-			m.unread++
-			return nil
-		}
-		return err
-	}
-	if bytes.IndexByte(f.Data[:min(len(f.Data), sampleBytes)], 0) >= 0 {
-		m.binary++
-		return nil
-	}
-	return m.search(ctx, e.Path, f.Data)
-}
-
-func (m *matcher) search(ctx context.Context, path string, data []byte) error {
-	if m.prefix != "" && !bytes.Contains(data, []byte(m.prefix)) {
-		return nil
-	}
-	before := m.found
-	unchecked := 0
-	for number := 1; len(data) > 0; number++ {
-		line, rest, _ := bytes.Cut(data, []byte{'\n'})
-		data = rest
-		if unchecked += len(line) + 1; unchecked > grepLineBytes {
-			if unchecked = 0; ctx.Err() != nil {
-				return context.Cause(ctx)
-			}
-		}
-		line = bytes.TrimSuffix(line, []byte{'\r'})
-		if len(line) > grepLineBytes {
-			m.long++
-		}
-		at := m.re.FindIndex(line[:min(len(line), grepLineBytes)])
-		if at == nil {
-			continue
-		}
-		if m.found == m.most || m.out.Len() > windowBytes {
-			m.more = true
+	for i, l := range r.lines {
+		if g.found == most || g.out.Len() > windowBytes {
+			g.more = true
+			g.long += l.long
 			return workspace.SkipAll
 		}
-		if m.found == before {
-			m.files++
+		if i == 0 {
+			g.files++
 		}
-		m.found++
-		fmt.Fprintf(&m.out, "%s:%d: %s\n", shown(path), number, snippet(line, at))
+		g.found++
+		fmt.Fprintf(&g.out, "%s:%d: %s\n", shown(name), l.number, l.text)
+	}
+	g.long += r.long
+	if r.more {
+		g.more = true
+		return workspace.SkipAll
 	}
 	return nil
 }
@@ -227,25 +275,25 @@ func snippet(line []byte, at []int) string {
 	return s
 }
 
-func (m *matcher) output(end outcome) tools.Output {
-	out := text(m.out.String())
-	if m.found == 0 {
+func (g *grepped) output(end outcome) tools.Output {
+	out := text(g.out.String())
+	if g.found == 0 {
 		note(&out, "no matches")
 	}
-	if m.more {
+	if g.more {
 		out.Truncated = true
-		note(&out, fmt.Sprintf("%s shown, there are more: narrow the pattern, the path or the glob", plural(m.found, "match")))
+		note(&out, fmt.Sprintf("%s shown, there are more: narrow the pattern, the path or the glob", plural(g.found, "match")))
 	}
-	if m.large > 0 {
-		note(&out, plural(m.large, "file")+" over 8 MiB not searched; use the shell")
+	if g.large > 0 {
+		note(&out, plural(g.large, "file")+" over 8 MiB not searched; use the shell")
 	}
-	if m.long > 0 {
-		note(&out, plural(m.long, "line")+" searched in the first 32 KiB only")
+	if g.long > 0 {
+		note(&out, plural(g.long, "line")+" searched in the first 32 KiB only")
 	}
-	if m.unread > 0 {
-		note(&out, plural(m.unread, "file")+" could not be read")
+	if g.unread > 0 {
+		note(&out, plural(g.unread, "file")+" could not be read")
 	}
 	end.explain(&out)
-	out.Metadata = map[string]any{"matches": m.found, "files": m.files, "binary_files": m.binary}
+	out.Metadata = map[string]any{"matches": g.found, "files": g.files, "binary_files": g.binary}
 	return out
 }

@@ -12,84 +12,78 @@ import (
 )
 
 // Bounds of what .gitignore files may cost a search: every entry is compared
-// with every pattern above it.
+// with every pattern of the directories above it.
 const (
 	ignoreFileBytes = 64 << 10
 	ignoreLineBytes = 1024
 	maxIgnoreRules  = 2000
 )
 
-// ignores knows what the workspace's .gitignore files leave out. They count
-// from the workspace's top down, as git's do in a repository there.
+// ignoreFile is the name of the files whose rules count. They count from the
+// workspace's top down, as git's do in a repository there.
+const ignoreFile = ".gitignore"
+
+// ignores are the rules that count in one directory: those of its own file and
+// of the files above it. They never change once made.
 type ignores struct {
-	reader workspace.View
-	// rules holds the patterns that apply in a folder, its parents' first.
-	rules map[string][]gitignore.Pattern
-	total int
-	off   bool
+	dir   []string // the directory's path, name by name
+	rules []gitignore.Pattern
 }
 
-// newIgnores loads the rules above and in the folder start. Where they leave
-// out start itself, which the caller named, nothing is left out.
-func newIgnores(ctx context.Context, r workspace.View, start string) *ignores {
-	i := &ignores{reader: r, rules: map[string][]gitignore.Pattern{}}
-	i.enter(ctx, ".")
+// newIgnores loads the rules above and in the directory start. Where they leave
+// out start itself, which the caller named, it returns nil: nothing is left out.
+func newIgnores(ctx context.Context, r workspace.View, start string) workspace.Rules {
+	load := func(dir string) []byte {
+		f, err := r.ReadFile(ctx, path.Join(dir, ignoreFile), 0, ignoreFileBytes)
+		if err != nil {
+			return nil // one that can't be read leaves out nothing
+		}
+		return f.Data
+	}
+	i := (&ignores{}).enter(".", load("."))
 	if start == "." {
 		return i
 	}
-	parts := strings.Split(start, "/")
-	for n := range parts {
-		folder := strings.Join(parts[:n+1], "/")
-		if i.leavesOut(folder, true) {
-			i.off = true
-			return i
+	for dir, names := ".", strings.Split(start, "/"); len(names) > 0; names = names[1:] {
+		if i.Skip(dir, names[0], true) {
+			return nil
 		}
-		i.enter(ctx, folder)
+		dir = path.Join(dir, names[0])
+		i = i.enter(dir, load(dir))
 	}
 	return i
 }
 
-// enter loads the .gitignore of a folder. One that can't be read, or holds
-// more than the bounds, counts as far as it was read.
-func (i *ignores) enter(ctx context.Context, folder string) {
-	rules := i.rules[path.Dir(folder)]
-	if folder == "." {
-		rules = nil
+// Enter returns the rules for a directory with the file of rules given, which
+// counts as far as the bounds allow.
+func (i *ignores) Enter(dir string, file []byte) workspace.Rules { return i.enter(dir, file) }
+
+func (i *ignores) enter(dir string, file []byte) *ignores {
+	below := &ignores{rules: slices.Clip(i.rules)} // those above are not to be written to
+	if dir != "." {
+		below.dir = strings.Split(dir, "/")
 	}
-	i.rules[folder] = rules
-	f, err := i.reader.ReadFile(ctx, path.Join(folder, ".gitignore"), 0, ignoreFileBytes)
-	if err != nil {
-		return
-	}
-	var domain []string
-	if folder != "." {
-		domain = strings.Split(folder, "/")
-	}
-	rules = slices.Clip(rules) // the parent's, not to be written to
-	for line := range strings.Lines(string(f.Data)) {
+	for line := range strings.Lines(string(file)) {
 		line = strings.TrimRight(line, "\r\n")
 		if line == "" || line[0] == '#' || len(line) > ignoreLineBytes {
 			continue
 		}
-		if i.total++; i.total > maxIgnoreRules {
+		if len(below.rules) == maxIgnoreRules {
 			break
 		}
-		rules = append(rules, gitignore.ParsePattern(line, domain))
+		below.rules = append(below.rules, gitignore.ParsePattern(line, below.dir))
 	}
-	i.rules[folder] = rules
+	return below
 }
 
-// leavesOut says whether the rules leave out an entry, whose folder was entered.
-func (i *ignores) leavesOut(name string, isDir bool) bool {
-	if i.off {
-		return false
-	}
-	if path.Base(name) == ".git" {
+// Skip reports whether the rules leave out an entry of the directory. They
+// always leave out .git.
+func (i *ignores) Skip(_, name string, isDir bool) bool {
+	if name == ".git" {
 		return true
 	}
-	rules := i.rules[path.Dir(name)]
-	if len(rules) == 0 {
+	if len(i.rules) == 0 {
 		return false
 	}
-	return gitignore.NewMatcher(rules).Match(strings.Split(name, "/"), isDir)
+	return gitignore.NewMatcher(i.rules).Match(append(slices.Clip(i.dir), name), isDir)
 }

@@ -27,6 +27,9 @@ type globPattern struct {
 	// whole matches the path from the workspace's top on: the pattern began
 	// with the workspace's own path.
 	whole bool
+	// last matches the last name of whatever the pattern matches; "" where it
+	// was not to be had.
+	last string
 }
 
 func newPattern(r workspace.View, s string) (globPattern, error) {
@@ -55,6 +58,10 @@ func newPattern(r workspace.View, s string) (globPattern, error) {
 		return globPattern{}, refuse("invalid_pattern", "The pattern's braces stand for more than %d alternatives; use several calls.", maxAlternatives)
 	}
 	g.base = !g.whole && len(parts) == 1
+	last := parts[len(parts)-1]
+	if !g.base && last != "**" && !strings.ContainsAny(g.pattern, `{\[`) {
+		g.last = last
+	}
 	return g, nil
 }
 
@@ -81,13 +88,15 @@ func alternatives(pattern string) int {
 	return product
 }
 
-// match compares an entry, whose name is relative to the search's start.
-func (g globPattern) match(e workspace.Entry, name string) bool {
+// match reports whether the pattern of a search matches an entry of a directory.
+func (g globPattern) match(s *search, dir, name string) bool {
 	switch {
-	case g.whole:
-		name = e.Path
 	case g.base:
-		name = path.Base(name)
+		return doublestar.MatchUnvalidated(g.pattern, name)
+	case g.last != "" && !doublestar.MatchUnvalidated(g.last, name):
+		return false
+	case g.whole:
+		return doublestar.MatchUnvalidated(g.pattern, path.Join(dir, name))
 	}
-	return doublestar.MatchUnvalidated(g.pattern, name)
+	return doublestar.MatchUnvalidated(g.pattern, s.below(dir, name))
 }

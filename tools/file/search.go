@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"path"
 	"strings"
 	"time"
 
@@ -16,6 +15,9 @@ import (
 // searchTime bounds a search; what was found until then is the result. It is
 // well below the dispatcher's 60 s for a tool that reads.
 const searchTime = 20 * time.Second
+
+// maxSearched bounds the entries that one search looks at.
+const maxSearched = 1_000_000
 
 // errSearchTime is the cause of a search's end by searchTime.
 var errSearchTime = errors.New("search took too long")
@@ -63,52 +65,36 @@ type outcome struct {
 	late bool
 }
 
-// files calls visit for everything that is no folder, in the order of paths.
-// The name is relative to the start, or the last name where that is a file.
-func (s *search) files(ctx context.Context, visit func(ctx context.Context, e workspace.Entry, name string) error) (outcome, error) {
+// run searches with o, to which it adds what all searches share.
+func (s *search) run(ctx context.Context, o workspace.SearchOptions) (outcome, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, searchTime, errSearchTime)
 	defer cancel()
-	rules := &ignores{off: true}
+	o.MaxEntries = maxSearched
 	if !s.ignored {
-		rules = newIgnores(ctx, s.reader, s.start)
+		o.Rules = newIgnores(ctx, s.reader, s.start)
+		o.RulesFile, o.MaxRules = ignoreFile, ignoreFileBytes
 	}
-	walked, err := s.reader.Walk(ctx, s.start, workspace.WalkOptions{}, func(e workspace.Entry) error {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		isDir := e.Type == workspace.TypeDir
-		if e.Depth > 0 && rules.leavesOut(e.Path, isDir) {
-			return skip(isDir)
-		}
-		if isDir {
-			if !rules.off {
-				rules.enter(ctx, e.Path)
-			}
-			return nil
-		}
-		return visit(ctx, e, s.name(e))
-	})
+	walked, err := s.reader.Search(ctx, s.start, o)
 	if errors.Is(err, errSearchTime) {
 		return outcome{walked, true}, nil
 	}
 	return outcome{walked, false}, err
 }
 
-func skip(isDir bool) error {
-	if isDir {
-		return workspace.SkipDir
-	}
-	return nil
-}
-
-func (s *search) name(e workspace.Entry) string {
+// below returns the path of an entry relative to the start, or its last name
+// where that is the start itself.
+func (s *search) below(dir, name string) string {
 	switch {
-	case e.Depth == 0:
-		return path.Base(e.Path)
+	case dir == s.start || dir == ".":
+		return name
 	case s.start == ".":
-		return e.Path
+		return dir + "/" + name
 	}
-	return strings.TrimPrefix(e.Path, s.start+"/")
+	rest, ok := strings.CutPrefix(dir, s.start+"/")
+	if !ok {
+		return name
+	}
+	return rest + "/" + name
 }
 
 // explain notes what a search did not see.

@@ -20,6 +20,15 @@ type dirName struct {
 	typ  Type
 }
 
+// dirNameBytes is about how much memory a dirName takes, its name aside.
+const dirNameBytes = 32
+
+// hasName reports whether names, which are sorted, hold name.
+func hasName(names []dirName, name string) bool {
+	_, ok := slices.BinarySearchFunc(names, name, func(d dirName, name string) int { return cmp.Compare(d.name, name) })
+	return ok
+}
+
 // firstNames sorts names and keeps the first keep of them.
 func firstNames(names []dirName, keep int) (first []dirName, cut bool) {
 	slices.SortFunc(names, func(a, b dirName) int { return cmp.Compare(a.name, b.name) })

@@ -27,7 +27,11 @@ func (t *tree) look(rel string, flags int) (Info, error) {
 // openFile opens a regular file for reading. Nothing else is waited for:
 // O_NONBLOCK lets a FIFO open at once, and what was opened is then looked at.
 func (t *tree) openFile(rel string) (node, Info, error) {
-	fd, err := t.open(rel, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
+	return regular(t.open(rel, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY))
+}
+
+// regular takes what was opened if it is a regular file, and closes it otherwise.
+func regular(fd int, err error) (node, Info, error) {
 	if err != nil {
 		return node{}, Info{}, err
 	}

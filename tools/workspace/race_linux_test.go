@@ -121,12 +121,27 @@ func TestRaceReads(t *testing.T) {
 				return nil
 			})
 			seen[fmt.Sprint("walk ", kindOf(err))]++
+			for _, start := range []string{".", "sub"} {
+				o := SearchOptions{MaxFile: 10 << 20, Examine: func(_ context.Context, _ string, f File, _ error) Found {
+					return Found{Value: f}
+				}}
+				o.Visit = func(name string, found Found) error {
+					f := found.Value.(File)
+					l.leaks("search", string(f.Data))
+					if f.Size == 7654321 || f.Size == int64(len(l.canary)) {
+						t.Errorf("searched %s, which is outside", name)
+					}
+					return nil
+				}
+				_, err = r.Search(t.Context(), start, o)
+				seen[fmt.Sprintf("search %s %s", start, kindOf(err))]++
+			}
 			info, err := r.Stat(t.Context(), "sub/sized")
 			if info.Size == 7654321 {
 				t.Errorf("stat gave %+v, which is outside", info)
 			}
 			seen[fmt.Sprint("stat ", kindOf(err))]++
-			return t.Failed() || seen["read "] > 0 && seen["read escape"] > 0
+			return t.Failed() || seen["read "] > 0 && seen["read escape"] > 0 && seen["search sub "] > 0 && seen["search sub escape"] > 0
 		})
 		t.Logf("%d rounds: %v", n, seen)
 		if !both {

@@ -41,11 +41,20 @@ type ReaderOptions struct {
 	// those included that were given up. A further call waits its deadline,
 	// or fails at once where all of them were given up.
 	MaxStuck int
+	// Layers are those of the overlay whose root the Reader's folder is, if it is
+	// one and nothing else writes to them: what is in the lower layer alone may
+	// be read there.
+	Layers Layers
 	// OwnThread makes every call run on its caller's thread, whose credentials
 	// then count (the guest's threads have the commands'). Nothing is given up
 	// at the Deadline then.
 	OwnThread bool
 }
+
+// Layers are the two layers of an overlay that follows no redirects (its option
+// userxattr sees to that). They stay their opener's, and open as long as the
+// Reader is used.
+type Layers struct{ Upper, Lower *os.File }
 
 // Reader reads files below one folder and can't change them. It holds the
 // folder that it was given, so that a folder moved or replaced by name
@@ -71,7 +80,7 @@ func NewReader(dir *os.File, o ReaderOptions) (*Reader, error) {
 	o = o.withDefaults()
 	g := newGuard(o.Deadline, o.MaxStuck)
 	g.local = o.OwnThread
-	t, err := guarded(context.Background(), g, dir.Name(), func(context.Context) (*tree, error) { return newTree(dir) })
+	t, err := guarded(context.Background(), g, dir.Name(), func(context.Context) (*tree, error) { return newTreeOf(dir, o.Layers) })
 	if err != nil {
 		return nil, fmt.Errorf("read workspace: %w", err)
 	}

@@ -34,6 +34,8 @@ type tree struct {
 	walking atomic.Bool
 	mount   mountID
 	local   bool
+	// layers are set where the folder is the root of an overlay that they make.
+	layers *layers
 }
 
 // newTree verifies that dir is a folder and that openat2 really confines.
@@ -57,6 +59,27 @@ func newTree(dir *os.File) (*tree, error) {
 	})
 	if err != nil {
 		return nil, fmt.Errorf("hold folder: %w", err)
+	}
+	return t, nil
+}
+
+// newTreeOf is newTree of a folder that may be the root of an overlay.
+func newTreeOf(dir *os.File, o Layers) (*tree, error) {
+	t, err := newTree(dir)
+	if err != nil || o.Upper == nil || o.Lower == nil {
+		return t, err
+	}
+	upper, err := newTree(o.Upper)
+	if err != nil {
+		return nil, fmt.Errorf("upper layer: %w", err)
+	}
+	lower, err := newTree(o.Lower)
+	if err != nil {
+		return nil, fmt.Errorf("lower layer: %w", err)
+	}
+	t.local = upper.local && lower.local
+	if !upper.walking.Load() && !lower.walking.Load() {
+		t.layers = &layers{upper, lower}
 	}
 	return t, nil
 }

@@ -52,6 +52,9 @@ func newTree(dir *os.File) (*tree, error) {
 	return &tree{root: root, self: now}, nil
 }
 
+// newTreeOf is newTree: there are no overlays here.
+func newTreeOf(dir *os.File, _ Layers) (*tree, error) { return newTree(dir) }
+
 // isEscape knows os.Root's refusal, for which it exports no value (Go 1.26).
 func isEscape(err error) bool {
 	return errors.Is(err, errEscape) || strings.HasSuffix(err.Error(), "path escapes from parent")

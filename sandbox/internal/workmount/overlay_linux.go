@@ -43,6 +43,10 @@ func (p *Prepared) stageOverlay(s *stage, guards []guard) error {
 		return err
 	}
 	p.undo.view = root
+	p.undo.upper, err = openBelow(p.undo.layers.dir, upperName, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
 	if err := p.add(root, guard{name: "."}, source); err != nil {
 		return err
 	}

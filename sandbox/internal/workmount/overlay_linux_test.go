@@ -101,9 +101,39 @@ func (f *fixture) seesChange(t *testing.T, p *Prepared) {
 	if e, ok := errors.AsType[*workspace.Error](err); !ok || e.Kind != workspace.KindEscape {
 		t.Errorf("outside: %v", err)
 	}
+	worktest.SearchSeesWalk(t, v)
+	f.searchesLayers(t, p)
 	ended = sandbox.ErrLost
 	if _, err := v.ReadFile(t.Context(), "made", 0, 0); !errors.Is(err, sandbox.ErrLost) {
 		t.Errorf("after its end: %v", err)
+	}
+}
+
+// searchesLayers is the control of SearchSeesWalk: a view that is told that
+// nothing has changed reads what was there before, so the lower layer is read.
+func (f *fixture) searchesLayers(t *testing.T, p *Prepared) {
+	t.Helper()
+	empty, err := os.Open(t.TempDir())
+	must(t, err)
+	defer empty.Close()
+	root, layers := p.undo.root()
+	layers.Upper = empty
+	r, err := workspace.NewReader(root, workspace.ReaderOptions{Layers: layers})
+	must(t, err)
+	var got []byte
+	_, err = r.Search(t.Context(), "keep/deep", workspace.SearchOptions{
+		MaxFile: 100,
+		Match:   func(_, name string) bool { return name == "f" },
+		Examine: func(_ context.Context, _ string, file workspace.File, _ error) workspace.Found {
+			return workspace.Found{Value: string(file.Data)}
+		},
+		Visit: func(_ string, found workspace.Found) error {
+			got = append(got, found.Value.(string)...)
+			return nil
+		},
+	})
+	if err != nil || string(got) != "kept\n" {
+		t.Errorf("control: %q %v, which is not from the lower layer", got, err)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // undo has nothing to undo where nothing is mounted.
@@ -19,7 +20,7 @@ func (*undo) unstage() error { return nil }
 
 func (*undo) close(context.Context) error { return nil }
 
-func (*undo) root() *os.File { return nil }
+func (*undo) root() (*os.File, workspace.Layers) { return nil, workspace.Layers{} }
 
 // prepare hands out the folder's own path: the engine runs in a virtual
 // machine, whose file sharing gives every file to the user who runs it. Only

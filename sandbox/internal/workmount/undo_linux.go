@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // noted is a thing that was made, and its number in the journal.
@@ -26,6 +27,7 @@ type undo struct {
 	workspace    *os.File // the caller's
 	layers       *layers  // of an overlay, closed by close
 	view         *os.File // the overlay's root, closed by close
+	upper        *os.File // the layer below it that changes, closed by close
 	volume       *Volume  // of an engine, closed by close
 	entrance     *Entrance
 	mounts       []noted
@@ -49,18 +51,16 @@ func (u *undo) restart() error {
 	return u.unstageLocked()
 }
 
-// root is the overlay's root, if this process mounted one.
-func (u *undo) root() *os.File {
+// root returns the overlay's root and its layers, if this process mounted one.
+func (u *undo) root() (*os.File, workspace.Layers) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return u.view
+	return u.view, workspace.Layers{Upper: u.upper, Lower: u.workspace}
 }
 
 func (u *undo) closeView() {
-	if u.view != nil {
-		u.view.Close()
-		u.view = nil
-	}
+	closeAll(u.view, u.upper)
+	u.view, u.upper = nil, nil
 }
 
 func (u *undo) unstageLocked() error {

@@ -13,11 +13,11 @@ import (
 // this process mounted none. Ended says why the sandbox can't be used any more,
 // nil as long as it can. Close ends the view.
 func (p *Prepared) View(hostPath string, ended func() error) (workspace.View, error) {
-	root := p.undo.root()
+	root, layers := p.undo.root()
 	if root == nil {
 		return nil, nil
 	}
-	r, err := workspace.NewReader(root, workspace.ReaderOptions{HostPath: hostPath, ContainerPath: sandbox.WorkspaceDir})
+	r, err := workspace.NewReader(root, workspace.ReaderOptions{HostPath: hostPath, ContainerPath: sandbox.WorkspaceDir, Layers: layers})
 	if err != nil {
 		return nil, fmt.Errorf("view workspace: %w", err)
 	}
@@ -79,6 +79,21 @@ func (v *view) Walk(ctx context.Context, path string, o workspace.WalkOptions, v
 		})
 	})
 	if err != nil && last != nil && !errors.Is(last, workspace.SkipDir) {
+		return walked, last
+	}
+	return walked, err
+}
+
+// Search ends with what Visit returned, even where the sandbox ends meanwhile.
+func (v *view) Search(ctx context.Context, path string, o workspace.SearchOptions) (workspace.Walked, error) {
+	var last error
+	visit := o.Visit
+	o.Visit = func(name string, f workspace.Found) error {
+		last = visit(name, f)
+		return last
+	}
+	walked, err := during(v, func() (workspace.Walked, error) { return v.reader.Search(ctx, path, o) })
+	if err != nil && last != nil {
 		return walked, last
 	}
 	return walked, err

@@ -104,6 +104,7 @@ func SeesChange(t *testing.T, c Cell) {
 			t.Errorf("view of %s: %v", name, err)
 		}
 	}
+	SearchSeesWalk(t, v)
 	var more []string
 	if c.Thirds {
 		more = append(more, "group", "hidden", "third")

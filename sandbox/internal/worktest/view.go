@@ -158,6 +158,7 @@ func View(t *testing.T, dir string, v workspace.View) {
 	}
 	t.Run("pieces", func(t *testing.T) { pieces(t, v, r) })
 	t.Run("walks", func(t *testing.T) { walks(t, v) })
+	t.Run("search", func(t *testing.T) { SearchSeesWalk(t, v) })
 	t.Run("cancelled", func(t *testing.T) { cancelled(t, v) })
 }
 
@@ -298,6 +299,45 @@ func walker(v workspace.View, o workspace.WalkOptions) func(context.Context, str
 			return nil
 		})
 		return s, err
+	}
+}
+
+// SearchSeesWalk checks that a search of a view finds the files, with their
+// contents, that a walk finds.
+func SearchSeesWalk(t *testing.T, v workspace.View) {
+	t.Helper()
+	const most = 1 << 20
+	content := func(f workspace.File, err error) string {
+		if f.Size > most {
+			f.Data = nil
+		}
+		return fmt.Sprintf("%d %q %q", f.Size, f.Data, kindOf(err))
+	}
+	for _, start := range []string{".", "a", "keep", "opaque", "elsewhere", "elsewhere/sub", "to-folder", "many", "nothing"} {
+		var want, got []string
+		walked, wantErr := v.Walk(t.Context(), start, workspace.WalkOptions{}, func(e workspace.Entry) error {
+			if e.Type == workspace.TypeFile {
+				f, err := v.ReadFile(t.Context(), e.Path, 0, most)
+				want = append(want, e.Path+" "+content(f, err))
+			}
+			return nil
+		})
+		searched, err := v.Search(t.Context(), start, workspace.SearchOptions{
+			MaxFile: most,
+			Examine: func(_ context.Context, name string, f workspace.File, err error) workspace.Found {
+				return workspace.Found{Value: content(f, err)}
+			},
+			Visit: func(name string, f workspace.Found) error {
+				got = append(got, name+" "+f.Value.(string))
+				return nil
+			},
+		})
+		if kindOf(err) != kindOf(wantErr) || searched.Truncated != walked.Truncated || !slices.Equal(searched.Incomplete, walked.Incomplete) {
+			t.Errorf("search of %s: %+v %v; the walk: %+v %v", start, searched, err, walked, wantErr)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("search of %s, unlike the walk: %.2000s", start, diff)
+		}
 	}
 }
 

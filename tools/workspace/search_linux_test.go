@@ -1,0 +1,250 @@
+package workspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+)
+
+// looked is what a search, or a walk that is to be the same, came to.
+type looked struct {
+	Found      []string
+	Truncated  bool
+	Incomplete []string
+	Kind       Kind
+}
+
+// lineRules leave out the names that are lines of the files of rules in the
+// directory and above it.
+type lineRules []string
+
+func (r lineRules) Enter(_ string, file []byte) Rules {
+	return append(slices.Clip(r), strings.Fields(string(file))...)
+}
+
+func (r lineRules) Skip(_, name string, _ bool) bool { return slices.Contains(r, name) }
+
+// walkAndRead is the search that Search must be the same as, one after another.
+func walkAndRead(ctx context.Context, r *Reader, start string, o SearchOptions) looked {
+	var l looked
+	rules := map[string]Rules{}
+	walked, err := r.Walk(ctx, start, WalkOptions{MaxEntries: o.MaxEntries}, func(e Entry) error {
+		dir, name := path.Dir(e.Path), path.Base(e.Path)
+		if e.Depth > 0 && o.Rules != nil {
+			if e.Depth == 1 {
+				rules[dir] = o.Rules
+			}
+			if rules[dir].Skip(dir, name, e.Type == TypeDir) {
+				if e.Type == TypeDir {
+					return SkipDir
+				}
+				return nil
+			}
+			if e.Type == TypeDir {
+				f, _ := r.ReadFile(ctx, e.Path+"/"+o.RulesFile, 0, o.MaxRules)
+				rules[e.Path] = rules[dir].Enter(e.Path, f.Data)
+			}
+		}
+		if e.Type == TypeDir || o.Match != nil && !o.Match(dir, name) {
+			return nil
+		}
+		text := ""
+		if o.Examine != nil {
+			if e.Depth > 0 && e.Type != TypeFile {
+				return nil
+			}
+			f, err := r.ReadFile(ctx, e.Path, 0, o.MaxFile)
+			if f.Size > o.MaxFile {
+				f.Data = nil
+			}
+			text = fmt.Sprint(o.Examine(ctx, e.Path, f, err).Value)
+		}
+		l.Found = append(l.Found, e.Path+" "+text)
+		return nil
+	})
+	l.Truncated, l.Incomplete, l.Kind = walked.Truncated, walked.Incomplete, kindOf(err)
+	return l
+}
+
+func search(ctx context.Context, r *Reader, start string, o SearchOptions) looked {
+	var l looked
+	o.Visit = func(name string, f Found) error {
+		text := ""
+		if o.Examine != nil {
+			text = fmt.Sprint(f.Value)
+		}
+		l.Found = append(l.Found, name+" "+text)
+		return nil
+	}
+	walked, err := r.Search(ctx, start, o)
+	l.Truncated, l.Incomplete, l.Kind = walked.Truncated, walked.Incomplete, kindOf(err)
+	return l
+}
+
+func contentOf(_ context.Context, name string, f File, err error) Found {
+	return Found{Value: fmt.Sprintf("%q %q %d %s", name, f.Data, f.Size, kindOf(err)), Bytes: 100 << 10}
+}
+
+// TestSearchIsAWalk: on any tree a search finds what a walk finds that reads one
+// file after another, in the same order, within the same bounds.
+func TestSearchIsAWalk(t *testing.T) {
+	modes(t, func(t *testing.T, walking bool) {
+		rapid.Check(t, func(rt *rapid.T) {
+			l := newLayout(t)
+			name := rapid.SampledFrom([]string{"a", "b", "c", "a.b", "\xff", "rules", "Z"})
+			dirs := []string{"."}
+			for range rapid.IntRange(0, 40).Draw(rt, "entries") {
+				parent := rapid.SampledFrom(dirs).Draw(rt, "parent")
+				p := l.path(path.Join(parent, name.Draw(rt, "name")))
+				switch rapid.IntRange(0, 9).Draw(rt, "type") {
+				case 0, 1, 2, 3:
+					if os.Mkdir(p, 0o755) == nil {
+						rel, _ := filepath.Rel(l.root, p)
+						dirs = append(dirs, rel)
+					}
+				case 4:
+					_ = os.Symlink(rapid.SampledFrom([]string{"a", "../a", "../../outside", "/etc", "."}).Draw(rt, "target"), p)
+				case 5:
+					_ = unix.Mkfifo(p, 0o644)
+				default:
+					text := rapid.SampledFrom([]string{"", "a", "b\nc", "rules", strings.Repeat("x", 5000), strings.Repeat("y", 70_000)}).Draw(rt, "text")
+					if _, err := os.Lstat(p); err != nil {
+						l.must(os.WriteFile(p, []byte(text), 0o644))
+					}
+				}
+			}
+			r := l.readerIn(walking, ReaderOptions{MaxDepth: rapid.SampledFrom([]int{0, 2}).Draw(rt, "depth")})
+			o := SearchOptions{MaxEntries: rapid.SampledFrom([]int{0, 1, 5, 20}).Draw(rt, "most"), MaxFile: 60_000}
+			if rapid.Bool().Draw(rt, "rules") {
+				o.Rules, o.RulesFile, o.MaxRules = lineRules{"c"}, "rules", 100
+			}
+			if rapid.Bool().Draw(rt, "match") {
+				o.Match = func(_, name string) bool { return name != "b" }
+			}
+			if rapid.Bool().Draw(rt, "examine") {
+				o.Examine = contentOf
+			}
+			start := rapid.SampledFrom(append(dirs, "a", "none", "rules")).Draw(rt, "start")
+			want := walkAndRead(t.Context(), r, start, o)
+			if d := cmp.Diff(want, search(t.Context(), r, start, o)); d != "" {
+				rt.Errorf("search of %q, unlike the walk (-walk +search):\n%s", start, d)
+			}
+			l.leaks("search", want)
+			if walking { // the temporary directories are many
+				l.must(os.RemoveAll(l.root))
+			}
+		})
+	})
+}
+
+// TestSearchReadsAhead: whatever runs first, the order is that of the paths, and
+// a search that ends early leaves nothing open.
+func TestSearchReadsAhead(t *testing.T) {
+	l := newLayout(t)
+	for i := range 2000 {
+		l.file(fmt.Sprintf("%d/%d/%d", i%7, i%13, i), fmt.Sprint(i))
+	}
+	r := l.reader(ReaderOptions{})
+	o := SearchOptions{MaxFile: 1 << 20, Examine: contentOf}
+	want := walkAndRead(t.Context(), r, ".", o)
+	if len(want.Found) != 2000 {
+		t.Fatalf("%d found", len(want.Found))
+	}
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4))
+	before := openFiles(t)
+	for range 5 {
+		if d := cmp.Diff(want, search(t.Context(), r, ".", o)); d != "" {
+			t.Fatalf("unlike the walk: %s", d)
+		}
+		n := 0
+		o.Visit = func(string, Found) error {
+			if n++; n == 300 {
+				return SkipAll
+			}
+			return nil
+		}
+		if _, err := r.Search(t.Context(), ".", o); err != nil || n != 300 {
+			t.Errorf("stopped: %d visited, %v", n, err)
+		}
+		why := errors.New("why")
+		o.Visit = func(string, Found) error { return why }
+		if _, err := r.Search(t.Context(), ".", o); !errors.Is(err, why) {
+			t.Errorf("failed: %v", err)
+		}
+		ctx, cancel := context.WithCancelCause(t.Context())
+		o.Visit = func(string, Found) error { cancel(why); return nil }
+		if _, err := r.Search(ctx, ".", o); !errors.Is(err, why) {
+			t.Errorf("cancelled: %v", err)
+		}
+	}
+	if after := openFiles(t); after != before {
+		t.Errorf("%d descriptors before, %d after", before, after)
+	}
+}
+
+// TestSearchPanics: what panics in a goroutine of the search panics in its
+// caller's, where the dispatcher recovers it.
+func TestSearchPanics(t *testing.T) {
+	l := newLayout(t)
+	for i := range 100 {
+		l.file(fmt.Sprintf("%d/f", i), "x")
+	}
+	r := l.reader(ReaderOptions{})
+	defer func() {
+		if got := recover(); got != "examined" {
+			t.Errorf("panicked with %v", got)
+		}
+	}()
+	_, err := r.Search(t.Context(), ".", SearchOptions{
+		MaxFile: 1, Examine: func(context.Context, string, File, error) Found { panic("examined") },
+		Visit: func(string, Found) error { return nil },
+	})
+	t.Errorf("returned %v", err)
+}
+
+// TestSearchOfAStuckFileSystem: a call that is given up may come back whenever
+// it likes; until then what it uses stays open.
+func TestSearchOfAStuckFileSystem(t *testing.T) {
+	l := newLayout(t)
+	l.file("a/f", "x")
+	r := l.reader(ReaderOptions{Deadline: 20 * time.Millisecond})
+	r.guard.local = false
+	before := openFiles(t)
+	h := newDirHandle()
+	l.must(h.openDir(r.tree, nil, ".", ""))
+	if !h.acquire() {
+		t.Fatal("closed")
+	}
+	h.release() // the search's; a call still holds it
+	if got := openFiles(t); got != before+1 {
+		t.Errorf("%d descriptors, not one more than %d", got, before)
+	}
+	h.release()
+	if got := openFiles(t); got != before || h.acquire() {
+		t.Errorf("%d descriptors, not %d, or it could be used again", got, before)
+	}
+	if got := search(t.Context(), r, ".", SearchOptions{}); len(got.Found) != 1 {
+		t.Errorf("found %+v", got)
+	}
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	names, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(names)
+}

@@ -1,0 +1,116 @@
+package workspace
+
+import (
+	"context"
+	"errors"
+	"path"
+)
+
+// openedDir is a directory that was opened and read.
+type openedDir struct {
+	handle *dirHandle
+	names  []dirName
+	more   bool
+}
+
+// openNames opens the directory rel, which is name in the directory above, and
+// reads the names in it. Where above is nil it opens what rel leads to. The
+// caller releases the handle.
+func (r *Reader) openNames(ctx context.Context, above *dirHandle, rel, name string) (openedDir, error) {
+	if len(rel) > MaxPathBytes {
+		return openedDir{}, &Error{Kind: KindInvalid, Path: abbreviate(rel), Detail: "the path is too long"}
+	}
+	room := Room{Entries: maxDirNames, Bytes: min(r.options.MaxTextBytes, searchDirText)}
+	h := newDirHandle()
+	opened, err := guarded(ctx, r.guard, rel, func(ctx context.Context) (o openedDir, err error) {
+		if !h.acquire() {
+			return o, errGivenUp
+		}
+		defer h.release()
+		if above != nil {
+			if !above.acquire() {
+				return o, errGivenUp
+			}
+			defer above.release()
+		}
+		if r.remote != nil {
+			var entries []Entry
+			entries, o.more, err = r.remote.ReadDir(ctx, rel, above == nil, room)
+			o.names = namesOf(entries)
+			return o, r.fault(rel, err)
+		}
+		err = h.openDir(r.tree, above, rel, name)
+		if err == nil {
+			o.names, o.more, err = h.readNames(r.tree, rel, room.Bytes)
+		}
+		return o, r.fault(rel, err)
+	})
+	if err != nil {
+		h.release()
+		return openedDir{}, err
+	}
+	opened.handle = h
+	return opened, nil
+}
+
+// namesOf returns the names of entries.
+func namesOf(entries []Entry) []dirName {
+	names := make([]dirName, len(entries))
+	for i, e := range entries {
+		names[i] = dirName{name: path.Base(e.Path), typ: e.Type}
+	}
+	return names
+}
+
+// readFiles reads files of the directory h, whose path is dir, into buf, and
+// calls each with what was read of one file, or why it could not be. Of a file
+// with more than most bytes no data is read. It returns the buffer to use next,
+// and fails where nothing can be read any more.
+func (r *Reader) readFiles(ctx context.Context, h *dirHandle, dir string, names []string, most int64, buf []byte, each func(i int, f File, err error)) ([]byte, error) {
+	for i, name := range names {
+		rel := below(dir, name)
+		into := buf
+		f, err := guarded(ctx, r.guard, rel, func(ctx context.Context) (File, error) {
+			if !h.acquire() {
+				return File{}, errGivenUp
+			}
+			defer h.release()
+			if r.remote != nil {
+				f, err := r.remote.ReadFile(ctx, rel, 0, most)
+				return f, r.fault(rel, err)
+			}
+			return r.readWhole(ctx, h, dir, name, most, into)
+		})
+		if cap(f.Data) > cap(buf) {
+			buf = f.Data[:cap(f.Data)]
+		}
+		if err != nil {
+			buf = make([]byte, searchBuffer) // a call that was given up may still write to the old one
+			if !errors.As(err, new(*Error)) {
+				return buf, err
+			}
+		}
+		if f.Path = rel; f.Size > most {
+			f.Data = nil
+		}
+		each(i, f, err)
+	}
+	return buf, nil
+}
+
+// readWhole reads one file into buf, or into a larger one.
+func (r *Reader) readWhole(ctx context.Context, h *dirHandle, dir, name string, most int64, buf []byte) (File, error) {
+	n, info, err := h.openFile(r.tree, dir, name)
+	if err != nil {
+		return File{}, r.fault(below(dir, name), err)
+	}
+	defer n.close()
+	f := File{Info: info}
+	if info.Size > most {
+		return f, nil
+	}
+	if int64(len(buf)) <= info.Size {
+		buf = make([]byte, min(2*info.Size, most+1))
+	}
+	return f, r.fault(below(dir, name), f.fill(ctx, n, buf, int64(len(buf))))
+}
