@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/caisson-run/caisson/cmd/caisson/internal/terminal"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -102,15 +103,17 @@ func (a *answerFile) close() error {
 }
 
 // printAnswer writes the answer to standard output: as it is to a file or a
-// pipe, made safe to a terminal.
-func printAnswer(w io.Writer, answer string, terminal bool) error {
+// pipe, made safe and broken at blanks to a terminal.
+func printAnswer(d deps, answer string) error {
 	if answer == "" {
 		return nil
 	}
-	if terminal {
-		answer, _ = tools.DisplayLines(answer)
+	if d.terminal(d.stdout) {
+		safe, _ := tools.DisplayLines(answer)
+		columns, _ := d.size()
+		answer = strings.Join(terminal.Wrap(strings.Split(safe, "\n"), columns), "\n")
 	}
-	_, err := io.WriteString(w, withNewline(answer))
+	_, err := io.WriteString(d.stdout, withNewline(answer))
 	return err
 }
 

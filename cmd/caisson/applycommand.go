@@ -128,11 +128,10 @@ func (k *keptChanges) status(ctx context.Context, r *overlay.Result, f applyFlag
 // tellApplied says what was done on standard error.
 func (k *keptChanges) tellApplied(r *overlay.Result, f applyFlags, err error) {
 	session := k.layers.Info().Session
-	out := k.deps.stderr
 	k.tell(terminal.Failed(failures(r), k.colour))
 	switch n := len(r.Applied); {
 	case r.Refused:
-		report(out, &runner.Error{Problem: runner.Problem{
+		report(k.deps, &runner.Error{Problem: runner.Problem{
 			Cause: "nothing is applied: " + plural(len(r.Conflicts), "change conflicts", "changes conflict") + " with what changed in the workspace since the run began",
 			Mend:  "Look at caisson diff " + session + "; --skip-conflicts applies the rest.",
 		}})
@@ -140,15 +139,15 @@ func (k *keptChanges) tellApplied(r *overlay.Result, f applyFlags, err error) {
 		for i := range r.Applied {
 			fmt.Fprintf(k.deps.stdout, "%-8s %s\n", r.Applied[i].Kind, overlay.Quote(r.Applied[i].Path))
 		}
-		fmt.Fprintf(out, "%s would be applied to %s\n", plural(n, "change", "changes"), display(k.workspace.Path))
+		k.deps.tell(fmt.Sprintf("%s would be applied to %s", plural(n, "change", "changes"), display(k.workspace.Path)))
 	default:
-		fmt.Fprintf(out, "%s applied to %s\n", plural(n, "change is", "changes are"), display(k.workspace.Path))
+		k.deps.tell(fmt.Sprintf("%s applied to %s", plural(n, "change is", "changes are"), display(k.workspace.Path)))
 		if left := len(r.Conflicts) + len(r.LeftOut) + len(r.Failed) + len(r.Unread); left > 0 {
-			fmt.Fprintf(out, "%s kept: caisson diff %s shows them, caisson apply --discard %s removes them\n", plural(left, "change is", "changes are"), session, session)
+			k.deps.tell(fmt.Sprintf("%s kept: caisson diff %s shows them, caisson apply --discard %s removes them", plural(left, "change is", "changes are"), session, session))
 		}
 	}
 	if err != nil {
-		report(out, &runner.Error{Problem: runner.Problem{
+		report(k.deps, &runner.Error{Problem: runner.Problem{
 			Cause: "the apply did not finish: " + err.Error(), Mend: "Mend that and run it again: it goes on where it stopped.",
 		}})
 	}

@@ -3,10 +3,10 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/terminal"
 	"github.com/caisson-run/caisson/internal/safeurl"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/sandbox"
@@ -51,9 +51,21 @@ func sentence(s string) string {
 	return strings.ToUpper(s[:1]) + s[1:] + "."
 }
 
-// report prints a failure as one paragraph.
-func report(w io.Writer, e *runner.Error) {
+// report prints a failure on standard error, as one paragraph.
+func report(d deps, e *runner.Error) {
 	cause, _ := tools.Display(safeurl.InText(e.Cause))
 	mend, _ := tools.Display(safeurl.InText(e.Mend))
-	fmt.Fprintf(w, "caisson: %s. %s\n", strings.TrimRight(cause, ".\n "), mend)
+	d.tell(strings.TrimRight(fmt.Sprintf("caisson: %s. %s", strings.TrimRight(cause, ".\n "), mend), " "))
+}
+
+// tell prints lines, which must be safe, on standard error. On a terminal they are
+// broken at blanks.
+func (d deps) tell(lines ...string) {
+	if d.terminal(d.stderr) {
+		columns, _ := d.size()
+		lines = terminal.Wrap(lines, columns)
+	}
+	for _, l := range lines {
+		fmt.Fprintln(d.stderr, l)
+	}
 }

@@ -186,13 +186,13 @@ func (u *userInterface) finish(ctx context.Context, r runner.Report, answer *ans
 	}
 	u.render.Close()
 	if !u.json {
-		err = errors.Join(err, printAnswer(u.deps.stdout, r.Answer, u.deps.terminal(u.deps.stdout)))
+		err = errors.Join(err, printAnswer(u.deps, r.Answer))
 		if r.Problem != nil {
-			report(u.deps.stderr, &runner.Error{Problem: *r.Problem})
+			report(u.deps, &runner.Error{Problem: *r.Problem})
 		}
 	}
 	if err != nil && r.Reason == loop.StopAnswered {
-		report(u.deps.stderr, &runner.Error{Problem: runner.Problem{Cause: err.Error(), Mend: "The answer is in " + r.Dir + "/report.json."}})
+		report(u.deps, &runner.Error{Problem: runner.Problem{Cause: err.Error(), Mend: "The answer is in " + r.Dir + "/report.json."}})
 		return runner.ExitFailed
 	}
 	return r.ExitStatus
@@ -200,5 +200,5 @@ func (u *userInterface) finish(ctx context.Context, r runner.Report, answer *ans
 
 // problem tells what went wrong beside the records.
 func (u *userInterface) problem(p runner.Problem) {
-	u.tell.put(len(p.Cause), func() { report(u.deps.stderr, &runner.Error{Problem: p}) })
+	u.tell.put(len(p.Cause), func() { report(u.deps, &runner.Error{Problem: p}) })
 }

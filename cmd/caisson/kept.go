@@ -159,9 +159,7 @@ func keptError(i overlay.Info, err error) error {
 // tell writes lines to standard error.
 func (k *keptChanges) tell(lines ...[]string) {
 	for _, list := range lines {
-		for _, l := range list {
-			fmt.Fprintln(k.deps.stderr, l)
-		}
+		k.deps.tell(list...)
 	}
 }
 

@@ -37,7 +37,7 @@ func execute(ctx context.Context, d deps, guard *ci.Guard, args, env []string) i
 	root.SetErr(d.stderr)
 	if err := root.ExecuteContext(ctx); err != nil {
 		e := failure(err)
-		report(d.stderr, e)
+		report(d, e)
 		return e.Status
 	}
 	return status

@@ -26,7 +26,7 @@ import (
 func newSandboxCommand(d deps, env environ, status *int) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "sandbox",
-		Short: "List sandboxes, remove what is left of dead ones, run a command in a live one",
+		Short: "List sandboxes, clean up after dead ones, run a command in a live one",
 		Args:  cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {

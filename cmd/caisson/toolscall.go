@@ -189,7 +189,7 @@ func (u *userInterface) called(ctx context.Context, r runner.Report, m *caller, 
 	result := m.result.Load()
 	if result == nil {
 		if r.Problem != nil {
-			report(u.deps.stderr, &runner.Error{Problem: *r.Problem})
+			report(u.deps, &runner.Error{Problem: *r.Problem})
 		}
 		return max(status, runner.ExitFailed), nil
 	}

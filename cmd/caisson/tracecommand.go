@@ -15,7 +15,7 @@ import (
 func newTraceCommand(d deps, env environ, status *int) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "trace",
-		Short: "Sessions and their records: list, show, verify, export, one HTML page, prune",
+		Short: "Sessions and their records: list, show, verify, export, page, prune",
 		Long: "Sessions and their records. SESSION is an id, the beginning of one, last, or the path of a\n" +
 			"session's folder or trace.jsonl (with a slash in it, or .jsonl at its end).",
 		Args: cobra.ArbitraryArgs,

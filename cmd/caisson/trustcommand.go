@@ -244,7 +244,7 @@ func warnCorrupt(d deps, err error) error {
 		}
 		return stateProblem(err)
 	}
-	report(d.stderr, &runner.Error{Problem: runner.Problem{
+	report(d, &runner.Error{Problem: runner.Problem{
 		Cause: corrupt.Error(), Mend: "It counts as empty. Look at what was moved aside, and answer again.",
 	}})
 	return nil

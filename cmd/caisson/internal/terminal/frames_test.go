@@ -165,7 +165,7 @@ func TestNaiveFramesLeaveRows(t *testing.T) {
 	s.begin("sleep")
 	s.frame()
 	s.screen.echo("^C")
-	_, _ = s.screen.Write([]byte(strings.TrimPrefix(s.renderer.eraser(80), "\r")))
+	_, _ = s.screen.Write([]byte(strings.ReplaceAll(s.renderer.eraser(80), "\r", "")))
 	if s.faults(s.screen.String()) == "" {
 		t.Error("positive control: no glyph is left where the frame begins at the cursor")
 	}

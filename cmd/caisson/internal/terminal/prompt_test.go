@@ -97,7 +97,7 @@ func TestTheQuestionShowsWhatWouldRun(t *testing.T) {
 	}
 	for _, want := range []string{
 		"? shell wants to run, class execute", `{"command":"rm -r build"}`, "would change: build", "  -old", "  +new",
-		"characters that terminals don't show", "y once, a this session, n no, ? help > ",
+		"characters that terminals don't show", "y once, a this session, n no, ? help >",
 	} {
 		if !strings.Contains(p.out.String(), want) {
 			t.Errorf("the question lacks %q:\n%s", want, p.out)

@@ -14,6 +14,9 @@ import (
 // framePeriod is the time between two frames of a live region.
 const framePeriod = time.Second / 8
 
+// answerCells is the room that choices leave for an answer, of "always" and a blank.
+const answerCells = 8
+
 const (
 	// maxRegionLines and maxRegionCells bound the live region and a line of it, so
 	// that it still fits on a screen that has become much narrower: what a terminal
@@ -143,11 +146,12 @@ func (r *Renderer) direct(lines ...string) {
 	r.write(strings.Join(lines, "\n") + "\n")
 }
 
-// choose writes the choices and leaves the cursor behind them.
+// choose writes the choices and leaves the cursor behind them, with room for an answer.
 func (r *Renderer) choose(text string) {
+	columns, _ := r.size()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.write(text)
+	r.write(strings.Join(wrapWords(text, columns-answerCells, "  "), "\n"))
 }
 
 // size returns the terminal's columns and rows.
@@ -208,7 +212,7 @@ func (r *Renderer) replace(region []string) {
 	columns, _ := r.size()
 	lines := r.pending
 	if r.opts.Live {
-		lines = wrapLines(lines, columns-1)
+		lines = Wrap(lines, columns)
 	}
 	text := r.eraser(columns)
 	for _, l := range append(lines, region...) {
@@ -236,7 +240,9 @@ func (r *Renderer) eraser(columns int) string {
 			rows += rowsOf(l, columns)
 		}
 	}
-	return fmt.Sprintf("\r\x1b[%dA\x1b[J", rows)
+	// Not from the first cell on: tmux takes that for clearing the screen when it is the
+	// screen's first, and keeps what stood there in the scrollback.
+	return fmt.Sprintf("\r\x1b[%dA \x1b[J\r", rows)
 }
 
 func (r *Renderer) write(text string) {

@@ -322,17 +322,19 @@ changes go to an overlay: the workspace stays as it is until caisson apply
 
 // Lines are broken at blanks, and nowhere else; code is left as it is.
 func TestLinesAreBrokenAtBlanks(t *testing.T) {
-	got := wrapLines([]string{
+	got := Wrap([]string{
 		"! use the --policy flag of caisson run",
 		"I look at /a/very/long/path/of/a/file.go first",
 		"    code is left as it is, however long",
 		"```", "and so is code between fences, too", "```",
-	}, 20)
+		"| a | table that is wider than the terminal |",
+	}, 21)
 	want := []string{
 		"! use the --policy", "  flag of caisson", "  run",
 		"I look at", "/a/very/long/path/of/a/file.go", "first",
 		"    code is left as it is, however long",
 		"```", "and so is code between fences, too", "```",
+		"| a | table that is wider than the terminal |",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

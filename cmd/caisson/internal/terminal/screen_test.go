@@ -202,12 +202,16 @@ func (s *screen) String() string {
 	defer s.mu.Unlock()
 	var b strings.Builder
 	for _, l := range s.lines {
-		b.WriteString(strings.Join(l.cells, ""))
+		text := strings.Join(l.cells, "")
 		if !l.wraps {
-			b.WriteByte('\n')
+			text = strings.TrimRight(text, " ") + "\n"
 		}
+		b.WriteString(text)
 	}
-	return b.String()
+	if text := strings.TrimRight(b.String(), "\n"); text != "" {
+		return text + "\n"
+	}
+	return ""
 }
 
 // The screen is strict, and does what terminals do.

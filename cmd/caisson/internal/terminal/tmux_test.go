@@ -112,6 +112,9 @@ func TestResizesInTmux(t *testing.T) {
 		return columns, rows
 	}
 	do(`begin {"tool_use_id":"1","tool_name":"≈","input_summary":"a command whose line is longer than a narrow screen has columns"}`)
+	for range 5 { // at the top of the screen, where tmux keeps what is cleared
+		do("frame")
+	}
 	s := &stage{t: t, screen: &screen{reflow: true}}
 	random := rand.New(rand.NewPCG(7, 7))
 	for range 200 {

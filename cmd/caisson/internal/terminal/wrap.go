@@ -36,17 +36,17 @@ func wrapWords(l string, width int, indent string) []string {
 	return append(rows, row)
 }
 
-// wrapLines breaks lines that stay on the screen. Code between fences, and what is
-// indented as far as verbatimIndent, is left to the terminal.
-func wrapLines(lines []string, width int) []string {
+// Wrap breaks lines at blanks into rows of a terminal of so many columns. Code between
+// fences, what is indented as far as code, and rows of tables are left to the terminal.
+func Wrap(lines []string, columns int) []string {
 	var rows []string
 	fenced := false
 	for _, l := range lines {
 		fence := strings.HasPrefix(strings.TrimSpace(l), "```")
-		if fence || fenced || strings.HasPrefix(l, verbatimIndent) {
+		if fence || fenced || strings.HasPrefix(l, verbatimIndent) || strings.HasPrefix(l, "|") {
 			rows = append(rows, l)
 		} else {
-			rows = append(rows, wrapWords(l, width, hangingIndent(l))...)
+			rows = append(rows, wrapWords(l, max(columns-1, 1), hangingIndent(l))...)
 		}
 		fenced = fenced != fence
 	}
