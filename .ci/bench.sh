@@ -20,6 +20,7 @@ measure ./e2e '^BenchmarkKill$/^(docker|gvisor|runc)$' "$KILLS"
 measure ./e2e '^BenchmarkIdle$' 1x
 measure ./tools '^BenchmarkRound$' "$BENCHTIME"
 measure ./runner '^BenchmarkRecorder$' 5000x
+measure ./runner/server '^BenchmarkReconnect$' "$BENCHTIME"
 measure ./sandbox/docker '^BenchmarkStart$' "$STARTS"
 measure ./sandbox/oci '^BenchmarkStart$' "$STARTS"
 [ "$status" = 0 ] || cat "$output" >&2

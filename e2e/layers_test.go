@@ -48,12 +48,13 @@ var ranks = map[string]int{
 	"loop/openai": 3,
 	"loop/replay": 3,
 
-	"runner":        4,
-	"runner/server": 4,
-	"runner/trace":  4,
+	"runner":       4,
+	"runner/trace": 4,
 
-	"cmd/caisson":       5,
-	"cmd/caisson-guest": 5,
+	"runner/server": 5,
+
+	"cmd/caisson":       6,
+	"cmd/caisson-guest": 6,
 }
 
 // unranked are folders whose packages no rank binds, and that nothing in the

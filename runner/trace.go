@@ -59,12 +59,37 @@ type TraceReader struct {
 	text    []byte
 	torn    bool
 	omitted int64
+	offset  int64
 	err     error
 }
 
+// TracePosition is a place between two lines of a trace, with what reading on
+// from there needs to verify the chain.
+type TracePosition struct {
+	// Offset is that of the next line in bytes, Line the number of lines before
+	// it, and Seq the number of the last record before it.
+	Offset, Line, Seq int64
+	// Hash is that of the line before, and Session the session's id, "" at the start.
+	Hash, Session string
+}
+
+// TraceStart returns the position before the first line.
+func TraceStart() TracePosition { return TracePosition{Hash: firstPrev} }
+
 // NewTraceReader reads from src, which stays the caller's.
-func NewTraceReader(src io.Reader) *TraceReader {
-	return &TraceReader{in: bufio.NewReaderSize(src, MaxLineBytes), prev: firstPrev}
+func NewTraceReader(src io.Reader) *TraceReader { return ResumeTraceReader(src, TraceStart()) }
+
+// ResumeTraceReader reads from src, which begins at the given position of a trace
+// and stays the caller's.
+func ResumeTraceReader(src io.Reader, at TracePosition) *TraceReader {
+	return &TraceReader{
+		in: bufio.NewReaderSize(src, MaxLineBytes), line: at.Line, seq: at.Seq, prev: at.Hash, session: at.Session, offset: at.Offset,
+	}
+}
+
+// Position returns the place behind the last good line.
+func (t *TraceReader) Position() TracePosition {
+	return TracePosition{Offset: t.offset, Line: t.line, Seq: t.seq, Hash: t.prev, Session: t.session}
 }
 
 // Next gives the next record. It ends with io.EOF; a torn last line is left
@@ -87,6 +112,7 @@ func (t *TraceReader) next() (_ Record, ok bool, err error) {
 	t.line++
 	switch {
 	case errors.Is(err, io.EOF):
+		t.line--
 		t.torn = len(text) > 0
 		return Record{}, false, io.EOF
 	case errors.Is(err, bufio.ErrBufferFull):
@@ -94,9 +120,14 @@ func (t *TraceReader) next() (_ Record, ok bool, err error) {
 	case err != nil:
 		return Record{}, false, fmt.Errorf("read trace line %d: %w", t.line, err)
 	}
+	size := int64(len(text))
 	text = bytes.TrimSuffix(text, []byte("\n"))
 	if o, ok := decodeOmission(text); ok {
-		return Record{}, false, t.omit(o)
+		err := t.omit(o)
+		if err == nil {
+			t.offset += size
+		}
+		return Record{}, false, err
 	}
 	rec, err := Decode(text)
 	if err == nil {
@@ -107,6 +138,7 @@ func (t *TraceReader) next() (_ Record, ok bool, err error) {
 	}
 	sum := sha256.Sum256(text)
 	t.text, t.seq, t.session, t.prev = text, rec.Seq, rec.Session, hex.EncodeToString(sum[:])
+	t.offset += size
 	return rec, true, nil
 }
 

@@ -66,6 +66,11 @@ func rows() []row {
 		row{what: "grep of the same in overlay mode / in bind mode", ours: search("grep", "overlay-"), peer: search("grep", ""), atMost: true, limit: 1.5},
 		row{what: "glob **/f49.go in 100,000 files / fd with as many threads", ours: search("glob", ""), peer: search("glob", "fd-"), atMost: true, limit: 1.2},
 		row{what: "glob of the same in overlay mode / fd in the directory itself", ours: search("glob", "overlay-"), peer: search("glob", "fd-"), atMost: true, limit: 1.2})
+	reconnect := func(unit string) metric { return metric{"runner/server", "Reconnect", unit} }
+	list = append(list,
+		row{what: "events: coming back at record 99,604 of 100,000", ours: reconnect(ns), atMost: true, limit: 20, unit: "ms", by: ms},
+		row{what: "events: coming back there, from a checkpoint / past all records before", ours: reconnect(ns), peer: reconnect("linear-" + ns), atMost: true, limit: 0.1},
+		row{what: "events: first index of 100,000 records", ours: reconnect("first-index-ns"), atMost: true, limit: 2.5, unit: "s", by: 1e9})
 	return append(list, row{what: "READ of 4 KiB / os.ReadFile", ours: e2e("Read", ns), peer: e2e("Read", "os-"+ns), atMost: true, limit: 0.9})
 }
 

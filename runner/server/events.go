@@ -54,6 +54,7 @@ func (in *eventsInput) position() (int64, error) {
 type stream struct {
 	server *Server
 	id     string
+	dir    string // of the records
 	// feed is that of a live session of ours, nil for others.
 	feed  *feed
 	sub   *subscription
@@ -75,7 +76,7 @@ func (s *Server) events(ctx context.Context, in *eventsInput) (*huma.StreamRespo
 	if err != nil {
 		return nil, err
 	}
-	st := &stream{server: s, id: in.ID, after: after}
+	st := &stream{server: s, id: in.ID, dir: dir, after: after}
 	if live := s.live(in.ID); live != nil {
 		st.feed = live.feed
 	}
@@ -136,13 +137,32 @@ func (s *Server) takeStream(client string) (release func(), err error) {
 	}, nil
 }
 
+// jump goes to the last checkpoint before the record that the client has.
+func (st *stream) jump() error {
+	c, ok := st.server.indexes.before(st.id, st.trace.file, st.after)
+	if !ok {
+		return nil
+	}
+	there, err := st.trace.seek(c)
+	if err == nil && !there {
+		st.server.indexes.drop(st.id)
+	}
+	return err
+}
+
 // skip passes over what the client has. done says that there is nothing more
 // and will not be.
 func (st *stream) skip() (done bool, err error) {
 	if st.after == 0 {
 		return false, nil
 	}
-	for {
+	if err := st.jump(); err != nil {
+		return false, st.server.internal("read trace", err)
+	}
+	for passed := 1; ; passed++ {
+		if passed == 2*indexEvery {
+			st.server.indexes.extend(st.id, st.dir, false)
+		}
 		e, ok, err := st.trace.next()
 		switch {
 		case err != nil:

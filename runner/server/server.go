@@ -80,6 +80,7 @@ type Server struct {
 	strays  *zap.Logger // of answers to no live session and of missing roles: bounded
 	keys    *keyring
 	metrics *metrics
+	indexes *indexes
 	handler http.Handler
 	openAPI []byte
 
@@ -121,7 +122,7 @@ func New(o Options) (*Server, error) {
 	if s.keys, err = newKeyring(o.Tokens); err != nil {
 		return nil, fmt.Errorf("new server: %w", err)
 	}
-	s.metrics = newMetrics(s.states)
+	s.metrics, s.indexes = newMetrics(s.states), newIndexes(s.log)
 	s.ctx, s.end = context.WithCancelCause(context.Background())
 	mux := http.NewServeMux()
 	if s.openAPI, err = s.register(mux); err != nil {
@@ -218,6 +219,7 @@ func (s *Server) Close(cause error) error {
 			}
 		}
 		s.ending.Wait()
+		s.indexes.close()
 		close(s.stopped)
 	})
 	<-s.stopped

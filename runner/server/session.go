@@ -29,6 +29,7 @@ const (
 type session struct {
 	server *Server
 	id     string
+	dir    string // of its records
 	asked  NewSession
 	client client // who started it
 	begun  time.Time
@@ -130,7 +131,7 @@ func (s *session) open(ctx context.Context) error {
 	if err != nil {
 		return s.server.asProblem("prepare session", err)
 	}
-	s.id, s.done = o.Folder.Session, done
+	s.id, s.dir, s.done = o.Folder.Session, o.Folder.Dir, done
 	o.Task, o.Broker, o.Live, o.Force = s.asked.Title, s.broker, s.feed.delta, s.server.opts.Force
 	o.Mirror, o.User = s.record, s.client.user()
 	if s.run, err = runner.Open(s.server.ctx, o); err != nil {
@@ -164,6 +165,9 @@ func (s *session) record(r runner.Record, _ []byte) {
 	}
 	s.tally.record(r)
 	s.feed.record(r.Seq)
+	if r.Seq%indexEvery == 0 {
+		s.server.indexes.extend(s.id, s.dir, true)
+	}
 }
 
 // spend adds what a model call used.
@@ -277,6 +281,7 @@ func (s *session) finish(client string) {
 	s.server.metrics.ended.WithLabelValues(string(s.report.Reason)).Inc()
 	s.server.log.Info("session ended", zap.String("session", s.id), zap.String("reason", string(s.report.Reason)), zap.Strings("left", s.report.Left))
 	s.feed.end()
+	s.server.indexes.release(s.id)
 	s.server.mu.Lock()
 	delete(s.server.sessions, s.id)
 	s.server.mu.Unlock()

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/trace"
 )
 
 // tail reads the lines of a trace that may still grow: at its end it says so,
@@ -35,6 +36,33 @@ func openTail(dir string) (*tail, error) {
 }
 
 func (t *tail) close() { _ = t.file.Close() } // only read
+
+// seek goes to a checkpoint of the trace, and reports whether the record that
+// should be there is. Otherwise it goes to the beginning.
+func (t *tail) seek(c trace.Checkpoint) (bool, error) {
+	if err := t.move(c.Offset); err != nil {
+		return false, err
+	}
+	e, ok, err := t.next()
+	if err == nil && ok && e.Seq == c.Seq {
+		var chained struct {
+			Prev string `json:"prev"`
+		}
+		if json.Unmarshal(e.line, &chained) == nil && chained.Prev == c.Prev {
+			return true, t.move(c.Offset)
+		}
+	}
+	return false, t.move(0)
+}
+
+// move goes to an offset of the file.
+func (t *tail) move(offset int64) error {
+	t.buf, t.used = t.buf[:0], 0
+	if _, err := t.file.Seek(offset, io.SeekStart); err != nil {
+		return fmt.Errorf("read trace: %w", err)
+	}
+	return nil
+}
 
 // entry is one line, and what of it the stream needs. The line holds until the
 // next call.

@@ -157,6 +157,9 @@ func (s *Steps) Close() {
 	s.open, s.order = map[string]*Step{}, nil
 }
 
+// idle reports whether no step is half made.
+func (s *Steps) idle() bool { return len(s.open) == 0 && len(s.exec) == 0 && s.asked == nil }
+
 // say gives a step of one record.
 func (s *Steps) say(r runner.Record, kind StepKind, text string, failed bool) {
 	s.visit(s.step(r, kind, text, failed))

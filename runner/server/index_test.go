@@ -1,0 +1,311 @@
+//go:build linux
+
+package server
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/tools"
+)
+
+const longID = "ses_01JD0000000000000000000000"
+
+// writeLong writes a session of at least n records into a state directory, with
+// session.ended at its end, and returns their number.
+func writeLong(tb testing.TB, state string, n int) int {
+	tb.Helper()
+	dir := runner.SessionDir(state, longID)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		tb.Fatal(err)
+	}
+	rec, err := runner.NewRecorder(runner.RecorderOptions{Dir: dir, Session: longID})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	written := 0
+	put := func(actor runner.Actor, p runner.Payload) {
+		if _, err := rec.Write(runner.Entry{Turn: "trn_01JD0000000000000000000000", Actor: actor, Payload: p}); err != nil {
+			tb.Fatal(err)
+		}
+		written++
+	}
+	put(runner.ActorSystem, runner.SessionCreated{Task: "a long task", Workspace: "/srv/work", Tools: []runner.OfferedTool{}, Configuration: []runner.Source{}})
+	put(runner.ActorUser, runner.TurnStarted{})
+	for round := 1; written < n-8; round++ {
+		id := fmt.Sprintf("tu_%d", round)
+		put(runner.ActorAgent, runner.ModelCallStarted{Round: round, Tools: 8})
+		put(runner.ActorAgent, runner.ModelCallCompleted{Round: round, Finish: "tool_calls", ToolCalls: 1})
+		put(runner.ActorAgent, runner.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{
+			{Text: &loop.Text{Text: "I look at the next file, and run its test."}},
+			{ToolUse: &loop.ToolUse{ID: id, Name: "shell", Input: json.RawMessage(`{"command":"go test ./store -run TestCart"}`)}},
+		}})
+		put(runner.ActorAgent, runner.ToolCalled{CallID: id, Name: "shell", Class: tools.ClassExecute, Rule: "sandboxed execute", Summary: "go test ./store"})
+		put(runner.ActorTool, runner.ToolCompleted{CallID: id, Name: "shell", Success: true, OutputBytes: 40, FilesModified: []string{}})
+		put(runner.ActorTool, runner.Message{Role: loop.RoleTool, Blocks: []loop.Block{{ToolResult: &loop.ToolResult{ToolUseID: id, Content: []tools.Block{{Text: "ok  \texample.org/shop/store\t0.412s"}}}}}})
+	}
+	put(runner.ActorSystem, runner.TurnCompleted{Reason: loop.StopAnswered})
+	put(runner.ActorSystem, runner.SessionEnded{Reason: loop.StopAnswered, Changed: []runner.Changed{}, HostExecuted: []runner.HostExecuted{}, Denials: []runner.Denial{}})
+	if err := rec.Close(); err != nil {
+		tb.Fatal(err)
+	}
+	return written
+}
+
+// reader is a server that is asked for streams only.
+type reader struct {
+	tb     testing.TB
+	server *Server
+	base   string
+}
+
+func newReader(tb testing.TB, state string) *reader {
+	tb.Helper()
+	s, err := New(Options{
+		StateDir: state, Tokens: []Token{{Label: "alice", Value: aliceToken}},
+		Prepare: func(context.Context, NewSession) (runner.Options, func(), error) {
+			return runner.Options{}, nil, errors.New("it only reads")
+		},
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	h := httptest.NewServer(s.Handler())
+	tb.Cleanup(func() {
+		h.Close()
+		if err := s.Close(nil); err != nil {
+			tb.Error(err)
+		}
+		http.DefaultTransport.(*http.Transport).CloseIdleConnections()
+	})
+	return &reader{tb, s, h.URL}
+}
+
+// behind returns the ids of the records that come behind one; first ends the
+// stream after the first of them.
+func (r *reader) behind(ctx context.Context, after int, first bool) (ids []int) {
+	r.tb.Helper()
+	req, err := http.NewRequestWithContext(ctx, "GET", r.base+"/sessions/"+longID+"/events", nil)
+	if err != nil {
+		r.tb.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+aliceToken)
+	req.Header.Set("Last-Event-ID", strconv.Itoa(after))
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		r.tb.Fatal(err)
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		r.tb.Fatalf("behind %d: %s", after, res.Status)
+	}
+	in := bufio.NewScanner(res.Body)
+	in.Buffer(nil, 1<<20)
+	for in.Scan() {
+		text, ok := strings.CutPrefix(in.Text(), "id: ")
+		if !ok {
+			continue
+		}
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			r.tb.Fatal(err)
+		}
+		if ids = append(ids, n); first {
+			break
+		}
+	}
+	return ids
+}
+
+// indexed waits until the session is indexed to its end.
+func (r *reader) indexed() {
+	r.tb.Helper()
+	r.server.indexes.extend(longID, runner.SessionDir(r.server.opts.StateDir, longID), false)
+	for busy := true; busy; {
+		time.Sleep(time.Millisecond)
+		r.server.indexes.mu.Lock()
+		busy = r.server.indexes.kept[longID].busy
+		r.server.indexes.mu.Unlock()
+	}
+}
+
+func (r *reader) checkpoint(after int) (seq int64, ok bool) {
+	r.tb.Helper()
+	t, err := openTail(runner.SessionDir(r.server.opts.StateDir, longID))
+	if err != nil {
+		r.tb.Fatal(err)
+	}
+	defer t.close()
+	c, ok := r.server.indexes.before(longID, t.file, int64(after))
+	return c.Seq, ok
+}
+
+// TestStreamsStartFromCheckpoints comes back to a long session everywhere, before
+// it is indexed, after, and where the index is wrong: what comes is the same.
+func TestStreamsStartFromCheckpoints(t *testing.T) {
+	state := t.TempDir()
+	n := writeLong(t, state, 3_000)
+	r := newReader(t, state)
+	places := []int{1, 2, 199, 700, 1_501, n - 600, n - 2, n - 1}
+	want := map[int][]int{}
+	check := func(when string) {
+		t.Helper()
+		for _, after := range places {
+			got := r.behind(t.Context(), after, false)
+			if when == "before" {
+				want[after] = got
+				if len(got) != n-after || got[0] != after+1 || got[len(got)-1] != n {
+					t.Errorf("behind %d came %d records from %d", after, len(got), got[0])
+				}
+			}
+			if !slices.Equal(got, want[after]) {
+				t.Errorf("%s, %d records came behind %d, want %d", when, len(got), after, len(want[after]))
+			}
+		}
+	}
+	if _, ok := r.checkpoint(n); ok {
+		t.Error("there is an index before anybody came")
+	}
+	check("before")
+	r.indexed()
+	if seq, ok := r.checkpoint(n - 1); !ok || n-int(seq) > 600 {
+		t.Errorf("the checkpoint before the end is %d, %v", seq, ok)
+	}
+	check("indexed")
+
+	// The same bytes in another file, as retention puts one in its place.
+	path := filepath.Join(runner.SessionDir(state, longID), runner.TraceFile)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.WriteFile(path+".new", text, 0o600), os.Rename(path+".new", path)); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := r.checkpoint(n - 1); ok {
+		t.Error("the index of another file is used")
+	}
+	check("replaced")
+	r.indexed()
+
+	// The same file, moved by one byte: each checkpoint leads into a line.
+	if err := os.WriteFile(path, append([]byte(" "), text...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := r.checkpoint(n - 1); !ok {
+		t.Error("the control: the index is gone")
+	}
+	check("moved")
+}
+
+// TestIndexesAreBounded uses more sessions than are kept, one of them live.
+func TestIndexesAreBounded(t *testing.T) {
+	state := t.TempDir()
+	writeLong(t, state, 100)
+	r := newReader(t, state)
+	dir, x := runner.SessionDir(state, longID), r.server.indexes
+	x.extend("live", dir, true)
+	for i := range 3 * keptIndexes {
+		x.extend(fmt.Sprint(i), dir, false)
+	}
+	x.mu.Lock()
+	kept, live := len(x.kept), x.kept["live"] != nil
+	x.mu.Unlock()
+	if kept != keptIndexes+1 || !live {
+		t.Errorf("%d are kept, the live one %v", kept, live)
+	}
+	x.release("live")
+	x.extend("one more", dir, false)
+	x.mu.Lock()
+	kept = len(x.kept)
+	x.mu.Unlock()
+	if kept != keptIndexes {
+		t.Errorf("%d are kept once the live session has ended", kept)
+	}
+}
+
+// TestALiveSessionIsIndexed follows a session whose records are added while it
+// lives.
+func TestALiveSessionIsIndexed(t *testing.T) {
+	var script strings.Builder
+	for round := range 30 {
+		script.WriteString("  - calls:\n")
+		for i := range 8 {
+			fmt.Fprintf(&script, "    - {tool: grep, input: {pattern: p%d-%d}}\n", round, i)
+		}
+	}
+	script.WriteString("  - text: Done.\n")
+	w := newWorld(t, script.String())
+	id := w.start("bind")
+	w.ended(id, w.say(id, "go"))
+	x := w.server.indexes
+	x.mu.Lock()
+	e := x.kept[id]
+	x.mu.Unlock()
+	if e == nil || !e.live {
+		t.Fatalf("it is not indexed: %+v", e)
+	}
+	w.do(aliceToken, "DELETE", "/sessions/"+id, "").want(t, 200)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if e.live {
+		t.Error("it is indexed as live after its end")
+	}
+}
+
+// BenchmarkReconnect comes back to record 99,604 of 100,000: from a checkpoint,
+// and without an index.
+func BenchmarkReconnect(b *testing.B) {
+	state := b.TempDir()
+	writeLong(b, state, 100_000)
+	r := newReader(b, state)
+	begun := time.Now()
+	r.indexed()
+	first := time.Since(begun)
+	const after = 99_604
+	var with, without []time.Duration
+	for round := 0; b.Loop(); round++ {
+		for _, linear := range []bool{false, true} {
+			if linear {
+				if round%10 != 0 {
+					continue
+				}
+				r.server.indexes.drop(longID)
+			}
+			ctx, cancel := context.WithCancel(b.Context())
+			start := time.Now()
+			got := r.behind(ctx, after, true)
+			took := time.Since(start)
+			cancel()
+			if len(got) != 1 || got[0] != after+1 {
+				b.Fatalf("behind %d came %v", after, got)
+			}
+			if linear {
+				without = append(without, took)
+				r.indexed()
+			} else {
+				with = append(with, took)
+			}
+		}
+	}
+	slices.Sort(with)
+	slices.Sort(without)
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(float64(first), "first-index-ns")
+	b.ReportMetric(float64(with[len(with)/2]), "p50-ns")
+	b.ReportMetric(float64(without[len(without)/2]), "linear-p50-ns")
+}

@@ -1,0 +1,116 @@
+package trace
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"sync"
+
+	"github.com/caisson-run/caisson/runner"
+)
+
+// checkpointSteps is how many steps lie between two checkpoints, at least.
+const checkpointSteps = 200
+
+// Checkpoint is a place in a session's records at which reading can begin: no
+// tool call is open there.
+type Checkpoint struct {
+	// Offset is that of the line in the file, and Seq the number of its record.
+	Offset int64
+	Seq    int64
+	// Turn counts the turns that began before it.
+	Turn int
+	// Prev is the hash of the line before, which the line names as prev.
+	Prev string
+}
+
+// Index has the checkpoints of one file of records, in order, as far as it has
+// been extended. It is made by the reader that verifies the chain, so a
+// checkpoint lies behind nothing that was changed. It is safe for concurrent use.
+type Index struct {
+	file os.FileInfo
+
+	// extending is held by the one that extends; it guards what follows.
+	extending sync.Mutex
+	at        runner.TracePosition
+	steps     *Steps
+	made      int // steps since the last checkpoint
+	failed    error
+
+	mu     sync.Mutex
+	points []Checkpoint
+}
+
+// NewIndex returns the empty index of an open file of records.
+func NewIndex(file *os.File) (*Index, error) {
+	info, err := file.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("index records: %w", err)
+	}
+	x := &Index{file: info, at: runner.TraceStart()}
+	x.steps = NewSteps(func(Step) { x.made++ })
+	return x, nil
+}
+
+// Of reports whether the index is that of an open file. Retention puts another
+// file in the place of a session's records.
+func (x *Index) Of(file *os.File) bool {
+	info, err := file.Stat()
+	return err == nil && os.SameFile(info, x.file)
+}
+
+// Extend reads the records that were added to the file since the last call, and
+// returns when it has reached the end, or ctx ends. A damaged chain ends the
+// index: the error wraps runner.ErrChain, now and later. A call that finds
+// another one extending the index waits for it.
+func (x *Index) Extend(ctx context.Context, file *os.File) error {
+	x.extending.Lock()
+	defer x.extending.Unlock()
+	if x.failed != nil {
+		return x.failed
+	}
+	in := runner.ResumeTraceReader(io.NewSectionReader(file, x.at.Offset, 1<<62), x.at)
+	for ctx.Err() == nil {
+		before := in.Position()
+		if x.made >= checkpointSteps && x.steps.idle() {
+			x.add(Checkpoint{Offset: before.Offset, Seq: before.Seq + 1, Turn: x.steps.turn, Prev: before.Hash})
+			x.made = 0
+		}
+		rec, err := in.Next()
+		x.at = in.Position()
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case errors.Is(err, runner.ErrChain):
+			x.failed = fmt.Errorf("index records: %w", err)
+			return x.failed
+		case err != nil:
+			return fmt.Errorf("index records: %w", err)
+		}
+		x.steps.Record(rec)
+	}
+	return fmt.Errorf("index records: %w", context.Cause(ctx))
+}
+
+func (x *Index) add(c Checkpoint) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.points = append(x.points, c)
+}
+
+// Before returns the last checkpoint whose record is number seq or one before it.
+func (x *Index) Before(seq int64) (Checkpoint, bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	n, _ := slices.BinarySearchFunc(x.points, seq, func(c Checkpoint, seq int64) int {
+		return cmp.Or(cmp.Compare(c.Seq, seq), -1)
+	})
+	if n == 0 {
+		return Checkpoint{}, false
+	}
+	return x.points[n-1], true
+}
