@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/terminal"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/tools"
@@ -104,13 +105,31 @@ func callTool(ctx context.Context, d deps, env environ, f callFlags, args []stri
 	o.Folder, o.Model, o.Task, o.Secrets = folder, m, "caisson tools call "+string(m.name), s.secrets(config.SelectedModel{})
 	o.InstructionFiles = false // nobody reads them
 	o.Broker, o.Live = u.broker(), u.live
-	o.Mirror = func(r runner.Record, _ []byte) { m.watch(r) }
+	o.Mirror = func(r runner.Record, _ []byte) {
+		m.watch(r)
+		if isWarning(r) {
+			u.out.put(len(r.Payload), func() { u.render.Record(r) })
+		}
+	}
 	o.Force, o.Warner = force, func(warn func(string)) { u.warn.Store(&warn) }
 	r, err := runner.Run(ctx, o)
 	if err != nil {
 		return 0, err
 	}
 	return u.called(ctx, r, m, f.json)
+}
+
+// isWarning reports whether a record is about something that a person should
+// know though the call succeeds.
+func isWarning(r runner.Record) bool {
+	switch r.Kind {
+	case runner.KindWarning, runner.KindSandboxLost:
+		return true
+	case runner.KindSandboxStarted:
+		var p runner.SandboxStarted
+		return json.Unmarshal(r.Payload, &p) == nil && len(p.Attestation.Lost) > 0
+	}
+	return false
 }
 
 // readArguments gives the JSON object of a call.
@@ -185,13 +204,23 @@ func (u *userInterface) called(ctx context.Context, r runner.Report, m *caller, 
 	if u.flush(ctx) {
 		u.render.Close()
 	}
+	for _, l := range terminal.Notices(r, u.colour) {
+		fmt.Fprintln(u.deps.stderr, l)
+	}
+	if r.Problem != nil {
+		report(u.deps, &runner.Error{Problem: *r.Problem})
+	}
 	status := r.ExitStatus
 	result := m.result.Load()
-	if result == nil {
-		if r.Problem != nil {
-			report(u.deps, &runner.Error{Problem: *r.Problem})
+	if result == nil || r.Reason != loop.StopAnswered { // the call did not run, or not to its end
+		status = max(status, runner.ExitFailed)
+		if !asJSON {
+			return status, nil
 		}
-		return max(status, runner.ExitFailed), nil
+		result = &loop.ToolResult{IsError: true, Content: []tools.Block{}}
+		if r.Problem != nil {
+			result.Content = []tools.Block{{Text: r.Problem.Cause}}
+		}
 	}
 	if result.IsError && status == runner.ExitDone {
 		status = runner.ExitFailed
@@ -199,6 +228,7 @@ func (u *userInterface) called(ctx context.Context, r runner.Report, m *caller, 
 	if asJSON {
 		return status, writeJSON(u.deps.stdout, map[string]any{
 			"tool": m.name, "session": r.Session, "is_error": result.IsError, "content": result.Content, "changed": r.Changed,
+			"exit_status": status,
 		})
 	}
 	return status, printResult(u.deps.stdout, result.Content, u.deps.terminal(u.deps.stdout))

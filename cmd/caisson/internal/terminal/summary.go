@@ -13,7 +13,13 @@ import (
 // anything else does, and what it cost.
 func Summary(r runner.Report, colour bool) []string {
 	s := style{colour}
-	lines := diffstat(r, s)
+	return append(append(diffstat(r, s), Notices(r, colour)...), s.dim(costLine(r)))
+}
+
+// Notices returns the lines on what to look at before anything else does.
+func Notices(r runner.Report, colour bool) []string {
+	s := style{colour}
+	var lines []string
 	hosted := slices.Clone(r.HostExecuted)
 	// What is nearest to the top first: nothing scrolls it away.
 	slices.SortStableFunc(hosted, func(a, b runner.HostExecuted) int {
@@ -44,8 +50,7 @@ func Summary(r runner.Report, colour bool) []string {
 	for _, l := range r.Left {
 		lines = append(lines, s.red("! left behind: "+line(l)))
 	}
-	lines = append(lines, overlaid(r, s)...)
-	return append(lines, s.dim(costLine(r)))
+	return append(lines, overlaid(r, s)...)
 }
 
 // privileges names what a file runs with.
