@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -92,6 +93,9 @@ func (t *turn) modelFailed(ctx context.Context, round int, err error) {
 		failed.Status = m.Status
 		if m.Status != 0 {
 			failed.Message += fmt.Sprintf(" (HTTP %d)", m.Status)
+		}
+		if m.Said != "" {
+			failed.Message = strings.TrimSuffix(generic(failed.Class), ".") + fmt.Sprintf(" (HTTP %d): ", m.Status) + m.Said
 		}
 		if m.Visible {
 			failed.Message = m.Err.Error()

@@ -75,7 +75,7 @@ const (
 )
 
 // ModelError is a failure of a provider. Its text may hold what the provider
-// said and is for the log; users see the class and a generic sentence.
+// said and is for the log; users see the class, a generic sentence, and Said.
 type ModelError struct {
 	Class      ErrorClass
 	Status     int           // HTTP status, 0 where there was none
@@ -83,6 +83,9 @@ type ModelError struct {
 	Err        error
 	// Visible says that Err is our own words, and may be shown to users.
 	Visible bool
+	// Said is what the provider said about the request's model, key or quota,
+	// without the key, for users; "" is nothing.
+	Said string
 }
 
 // Error gives the class and the cause.

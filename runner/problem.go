@@ -33,7 +33,7 @@ func (s *Session) problem(r Report) *Problem {
 	case loop.StopProviderFailed:
 		return &Problem{Cause: fmt.Sprintf("the model %s failed: %s", model, orElse(failure.Message, errText(r.Err))), Mend: "Check the address, the network and the model's name. " + detail + "."}
 	case loop.StopAuth:
-		return &Problem{Cause: fmt.Sprintf("the model %s refuses the key", model), Mend: "Check the key and what it may use. " + detail + "."}
+		return &Problem{Cause: fmt.Sprintf("the model %s refuses the key: %s", model, orElse(failure.Message, errText(r.Err))), Mend: "Check the key and what it may use. " + detail + "."}
 	case loop.StopStuck:
 		return &Problem{Cause: "the agent repeated the same call with the same result", Mend: "Say in the task what it should do instead, or use another model."}
 	case loop.StopSandboxStart:

@@ -38,6 +38,7 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 	o := openai.Options{
 		Model: m.Name, BaseURL: m.BaseURL, APIKey: m.APIKey, Stream: s.stream, Temperature: m.Temperature,
 		MaxOutputTokens: m.MaxOutputTokens, Logger: s.logger,
+		MaxRetries: m.MaxRetries, MaxRetryDelay: m.MaxRetryDelay, HeaderTimeout: m.HeaderTimeout, IdleTimeout: m.IdleTimeout,
 	}
 	if m.Price != nil {
 		o.Price = &openai.Price{Input: float64(m.Price.Input), CachedInput: float64(m.Price.CachedInput), Output: float64(m.Price.Output)}

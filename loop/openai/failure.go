@@ -47,11 +47,13 @@ func (w *watch) failure(err error) error {
 	switch {
 	case ok:
 		status, said := statusOf(inStream.body), w.redact(explain(inStream.body))
-		return &loop.ModelError{Class: classify(status, said), Status: status, Err: &refusal{status: status, said: said}}
+		class := classify(status, said)
+		return &loop.ModelError{Class: class, Status: status, Said: shown(class, said), Err: &refusal{status: status, said: said}}
 	case w.status != 0:
 		said := w.redact(explain(w.body))
+		class := classify(w.status, said)
 		return &loop.ModelError{
-			Class: classify(w.status, said), Status: w.status, RetryAfter: retryAfter(w.header),
+			Class: class, Status: w.status, Said: shown(class, said), RetryAfter: retryAfter(w.header),
 			Err: &refusal{status: w.status, said: said},
 		}
 	case errors.Is(err, bufio.ErrTooLong): // one event of more than 32 MiB
@@ -69,6 +71,16 @@ func (w *watch) failure(err error) error {
 			Class: loop.ModelNetwork, Visible: true, Err: fmt.Errorf("model endpoint %s: %w", safeurl.String(w.options.BaseURL), err),
 		}
 	}
+}
+
+// shown returns what users are shown of an endpoint's words: those about the
+// request's model, key or quota, which they can do something about.
+func shown(class loop.ErrorClass, said string) string {
+	switch class {
+	case loop.ModelInvalidRequest, loop.ModelAuth, loop.ModelRateLimit:
+		return safeurl.InText(said)
+	}
+	return ""
 }
 
 // redact takes the key out of a text.

@@ -68,6 +68,12 @@ type Model struct {
 	MaxOutputTokens *Count  `yaml:"max_output_tokens"`
 	ContextWindow   *Count  `yaml:"context_window"`
 	Price           *Price  `yaml:"price"`
+	// MaxRetries and the times say when a call is sent again or given up; see
+	// openai.Options.
+	MaxRetries    *Retries  `yaml:"max_retries"`
+	MaxRetryDelay *Duration `yaml:"max_retry_delay"`
+	HeaderTimeout *Duration `yaml:"header_timeout"`
+	IdleTimeout   *Duration `yaml:"idle_timeout"`
 }
 
 // Price is in US dollars per million tokens.

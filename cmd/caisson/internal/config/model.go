@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 )
 
 // DefaultModel is what runs where a key of OpenAI, or the address of a server
@@ -31,6 +32,9 @@ type SelectedModel struct {
 	Temperature     *float64
 	MaxOutputTokens int64
 	ContextWindow   int64
+	// MaxRetries is nil where the provider's own default counts; so is a time of zero.
+	MaxRetries                                *int
+	MaxRetryDelay, HeaderTimeout, IdleTimeout time.Duration
 	// Price is nil where it is unknown.
 	Price *Price
 }
@@ -65,6 +69,10 @@ func (c *Config) SelectModel(environ []string) (SelectedModel, error) {
 	if m.Temperature != nil {
 		out.Temperature = new(float64(*m.Temperature))
 	}
+	if m.MaxRetries != nil {
+		out.MaxRetries = new(int(*m.MaxRetries))
+	}
+	out.MaxRetryDelay, out.HeaderTimeout, out.IdleTimeout = time.Duration(value(m.MaxRetryDelay, 0)), time.Duration(value(m.HeaderTimeout, 0)), time.Duration(value(m.IdleTimeout, 0))
 	if out.Name == "" {
 		return out, &Error{Where: "models." + name, Message: "the profile names no model", Mend: "add model: to it"}
 	}

@@ -30,6 +30,21 @@ type Count int64
 // 0.5.
 type Dollars int64
 
+// Retries is how often something is tried again, 0 for never.
+type Retries int64
+
+// maxRetries bounds [Retries].
+const maxRetries = 20
+
+// ParseRetries reads [Retries].
+func ParseRetries(s string) (Retries, error) {
+	n, err := strconv.ParseInt(strings.TrimSpace(s), 10, 64)
+	if err != nil || n < 0 || n > maxRetries {
+		return 0, fmt.Errorf("invalid number of retries %q: want 0 to %d", s, maxRetries)
+	}
+	return Retries(n), nil
+}
+
 // Number is a decimal number that is not negative.
 type Number float64
 
@@ -107,6 +122,12 @@ func (d *Dollars) UnmarshalYAML(n ast.Node) error { return scalar(d, n, ParseDol
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
 func (c *Count) UnmarshalYAML(n ast.Node) error { return scalar(c, n, ParseCount) }
+
+// UnmarshalYAML implements yaml.NodeUnmarshaler.
+func (r *Retries) UnmarshalYAML(n ast.Node) error { return scalar(r, n, ParseRetries) }
+
+// String writes a number.
+func (r Retries) String() string { return strconv.FormatInt(int64(r), 10) }
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
 func (v *Number) UnmarshalYAML(n ast.Node) error { return scalar(v, n, ParseNumber) }
@@ -198,6 +219,13 @@ func (Count) jsonSchema() map[string]any {
 	return map[string]any{"anyOf": []any{
 		map[string]any{"type": "integer", "minimum": 1},
 		map[string]any{"type": "string", "pattern": `^[1-9][0-9]*$`},
+	}}
+}
+
+func (Retries) jsonSchema() map[string]any {
+	return map[string]any{"anyOf": []any{
+		map[string]any{"type": "integer", "minimum": 0, "maximum": maxRetries},
+		map[string]any{"type": "string", "pattern": `^(1?[0-9]|20)$`},
 	}}
 }
 
