@@ -120,6 +120,11 @@ func rules(where string, list []string) ([]fetch.Rule, error) {
 
 // FetchOptions gives what the fetch tool may reach, checked.
 func (c *Config) FetchOptions() (runner.FetchOptions, error) {
+	o, err := c.fetchOptions()
+	return o, c.locate(err)
+}
+
+func (c *Config) fetchOptions() (runner.FetchOptions, error) {
 	in := c.Fetch
 	o := runner.FetchOptions{
 		MaxBytes: int64(value(in.MaxBytes, 0)), Timeout: time.Duration(value(in.Timeout, 0)), Egress: limits.DefaultEgressBudget(),

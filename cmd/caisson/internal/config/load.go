@@ -47,7 +47,9 @@ type Config struct {
 
 	// origins says where each setting of File came from, by its key.
 	origins map[string]string
-	home    string
+	// user and required are the files of the user and the administrator.
+	user, required layerText
+	home           string
 	// asksOnPrompt says that a flag or the environment set on_prompt.
 	asksOnPrompt bool
 }
@@ -90,7 +92,7 @@ func Load(o Options) (Config, error) {
 	}
 	before := flatten(c.File)
 	if err := c.check(); err != nil {
-		return Config{}, err
+		return Config{}, c.locate(err)
 	}
 	c.note(before, "requirements")
 	if c.Requirements.Mode == nil && c.origins["mode"] == "requirements" {
@@ -168,6 +170,7 @@ func (c *Config) loadUser(o Options, getenv func(string) (string, bool)) error {
 	if err := parse(o.Path, text, getenv, &user); err != nil {
 		return err
 	}
+	c.user = layerText{o.Path, text}
 	c.Profiles = user.Profiles
 	for name, p := range c.Profiles {
 		if p.Profiles != nil {
@@ -213,6 +216,7 @@ func (c *Config) loadRequirements(o Options, getenv func(string) (string, bool))
 	if err := parse(o.Requirements, text, getenv, &c.Requirements); err != nil {
 		return err
 	}
+	c.required = layerText{o.Requirements, text}
 	c.Sources = append(c.Sources, Source{"requirements", o.Requirements, hash(text)})
 	return nil
 }

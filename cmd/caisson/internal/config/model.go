@@ -41,6 +41,11 @@ type SelectedModel struct {
 
 // SelectModel gives the model that the settings name. environ holds the keys.
 func (c *Config) SelectModel(environ []string) (SelectedModel, error) {
+	m, err := c.selectModel(environ)
+	return m, c.locate(err)
+}
+
+func (c *Config) selectModel(environ []string) (SelectedModel, error) {
 	getenv := lookup(environ)
 	name := value(c.Model, "")
 	if name == "" {

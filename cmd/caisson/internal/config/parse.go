@@ -14,8 +14,9 @@ import (
 
 // Error is a setting that can't be used, and where it stands.
 type Error struct {
-	// Where is the file, CAISSON_… or --flag.
-	Where string
+	// Where is the file, CAISSON_… or --flag, or the setting's key. File is the
+	// file that a key stands in, "" where that is not known.
+	Where, File string
 	// Line and Column count from 1; 0 where there are none.
 	Line, Column int
 	Message      string
@@ -28,9 +29,12 @@ type Error struct {
 // Unwrap gives the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Error gives "where:line:column: message".
+// Error returns "where:line:column: message".
 func (e *Error) Error() string {
-	if e.Line == 0 {
+	switch {
+	case e.File != "":
+		return fmt.Sprintf("%s:%d:%d: %s: %s", e.File, e.Line, e.Column, e.Where, e.Message)
+	case e.Line == 0:
 		return e.Where + ": " + e.Message
 	}
 	return fmt.Sprintf("%s:%d:%d: %s", e.Where, e.Line, e.Column, e.Message)

@@ -45,6 +45,11 @@ func denials(modes map[string]string) map[string]string {
 
 // ToolPolicy gives the policy. Without a preset of the user's, preset counts.
 func (c *Config) ToolPolicy(preset string) (tools.Policy, error) {
+	p, err := c.toolPolicy(preset)
+	return p, c.locate(err)
+}
+
+func (c *Config) toolPolicy(preset string) (tools.Policy, error) {
 	p, err := c.Policy.build(preset, c.home)
 	if err != nil {
 		return p, err
@@ -58,7 +63,7 @@ func (c *Config) ToolPolicy(preset string) (tools.Policy, error) {
 	if r := c.Requirements.Policy; r != nil {
 		if r.Preset != nil {
 			if _, err := tools.Preset(*r.Preset); err != nil {
-				return p, &Error{Where: "requirements", Message: err.Error()}
+				return p, &Error{Where: "requirements.policy.preset", Message: err.Error()}
 			}
 		}
 		p.Tighten = append(p.Tighten, r.tightening("requirements")...)
@@ -76,7 +81,7 @@ func (p *Policy) build(preset, home string) (tools.Policy, error) {
 	base, err := tools.Preset(preset)
 	if err != nil || p == nil {
 		if err != nil {
-			err = &Error{Where: "policy", Message: err.Error()}
+			err = &Error{Where: "policy.preset", Message: err.Error()}
 		}
 		return base, err
 	}

@@ -49,7 +49,7 @@ func (c *Config) SandboxResources() (limits.Resources, error) {
 		OpenFiles: int64(*in.OpenFiles), CommandTime: time.Duration(*in.CommandTime),
 	}
 	if err := r.Validate(); err != nil {
-		return r, &Error{Where: "resources", Message: err.Error()}
+		return r, c.locate(&Error{Where: "resources", Message: err.Error()})
 	}
 	return r, nil
 }

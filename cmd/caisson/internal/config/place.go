@@ -1,0 +1,94 @@
+package config
+
+import (
+	"errors"
+	"strings"
+
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+)
+
+// layerText is the text of a file of settings, kept to find where a value stands.
+type layerText struct {
+	path string
+	text []byte
+}
+
+// locate adds to an error about a setting where it stands in a file.
+func (c *Config) locate(err error) error {
+	e, ok := errors.AsType[*Error](err)
+	if !ok || e.Line != 0 {
+		return err
+	}
+	file, key := c.user, e.Where
+	rest, required := strings.CutPrefix(key, "requirements.")
+	origin := c.origin(key)
+	name, profile := strings.CutPrefix(origin, "profile ")
+	switch {
+	case required:
+		file, key = c.required, rest
+	case profile:
+		key = joinKey("profiles", name) + "." + key
+	case !strings.HasPrefix(origin, "user "):
+		return err
+	}
+	if line, column := findKey(file.text, key); line > 0 {
+		e.File, e.Line, e.Column = file.path, line, column
+	}
+	return err
+}
+
+// origin returns where a setting came from, or the first of those below it.
+func (c *Config) origin(key string) string {
+	if origin, ok := c.origins[key]; ok {
+		return origin
+	}
+	for _, below := range sorted(c.origins) {
+		if strings.HasPrefix(below, key+".") && c.origins[below] != "built-in" {
+			return c.origins[below]
+		}
+	}
+	return ""
+}
+
+// findKey returns the place of a key's value, or of the nearest key above it
+// that is there; 0 where there is none.
+func findKey(text []byte, key string) (line, column int) {
+	file, err := parser.ParseBytes(text, 0)
+	if err != nil {
+		return 0, 0
+	}
+	longest := 0
+	for _, doc := range file.Docs {
+		eachKey(doc.Body, "", func(path string, n ast.Node) {
+			t := n.GetToken()
+			if len(path) > longest && (path == key || strings.HasPrefix(key, path+".")) && t != nil && t.Position != nil {
+				longest, line, column = len(path), t.Position.Line, t.Position.Column
+			}
+		})
+	}
+	return line, column
+}
+
+// eachKey calls f for each key below n with its value, or with the key itself
+// where the value has several lines.
+func eachKey(n ast.Node, above string, f func(path string, n ast.Node)) {
+	entry := func(v *ast.MappingValueNode) {
+		path := joinKey(above, v.Key.GetToken().Value)
+		switch v.Value.(type) {
+		case *ast.MappingNode, *ast.MappingValueNode, *ast.SequenceNode:
+			f(path, v.Key)
+		default:
+			f(path, v.Value)
+		}
+		eachKey(v.Value, path, f)
+	}
+	switch n := n.(type) {
+	case *ast.MappingNode:
+		for _, v := range n.Values {
+			entry(v)
+		}
+	case *ast.MappingValueNode:
+		entry(n)
+	}
+}

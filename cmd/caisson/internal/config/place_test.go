@@ -1,0 +1,60 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestFaultsHavePlaces is acceptance case 138: a setting that is found wrong
+// after its file was read is said with file, line and column; one that came from elsewhere has none. The control is a fault that the decoder sees.
+func TestFaultsHavePlaces(t *testing.T) {
+	for name, tc := range map[string]struct {
+		user, required, profile string
+		environ                 []string
+		flags                   File
+		want                    string
+	}{
+		"decoder":           {user: "grace: 5s\ngrce: 5s\n", want: "USER:2:1: "},
+		"backend":           {user: "# mine\nbackend: podman\n", want: `USER:2:10: backend: "podman" is none of`},
+		"preset":            {user: "policy:\n  default: {read: auto}\n  preset: lax\n", want: "USER:3:11: policy.preset: "},
+		"preset, one line":  {user: "policy: {preset: lax}\n", want: "USER:1:18: policy.preset: "},
+		"a mode":            {user: "grace: 5s\npolicy:\n  default: {read: maybe}\n", want: "USER:2:1: policy: "},
+		"concurrency":       {user: "concurrency: 65\n", want: "USER:1:14: concurrency: "},
+		"program":           {user: "programs:\n  runsc: bin/runsc\n", want: "USER:2:10: programs.runsc: "},
+		"resources":         {user: "resources:\n  memory: 1k\n", want: "USER:1:1: resources: "},
+		"model":             {user: "model: quick\nmodels:\n  fast: {model: x}\n", want: "USER:1:8: model: "},
+		"profile of models": {user: "model: a.b/c\nmodels:\n  a.b/c:\n    temperature: 1\n", want: "models.a.b/c: the profile names no model"},
+		"profile":           {user: "backend: auto\nprofiles:\n  fast:\n    backend: podman\n", profile: "fast", want: "USER:4:14: backend: "},
+		"requirements":      {required: "mode: both\n", want: "REQUIRED:1:7: requirements.mode: "},
+		"their preset":      {required: "policy:\n  preset: lax\n", want: "REQUIRED:2:11: requirements.policy.preset: "},
+		"variable":          {user: "model: x/y\n", environ: []string{"CAISSON_MODEL=quick"}, want: "model: there is no model profile"},
+		"flag":              {user: "model: x/y\n", flags: File{Model: new("quick")}, want: "model: there is no model profile"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			o := Options{Environ: append(tc.environ, "OPENAI_API_KEY=k"), Flags: tc.flags, Profile: tc.profile, RequirementsUID: os.Getuid()}
+			o.Path, o.Requirements = filepath.Join(dir, "config.yaml"), filepath.Join(dir, "requirements.yaml")
+			for path, text := range map[string]string{o.Path: tc.user, o.Requirements: tc.required} {
+				if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			c, err := Load(o)
+			if err == nil {
+				_, err = c.ToolPolicy("default")
+			}
+			if err == nil {
+				_, err = c.SandboxResources()
+			}
+			if err == nil {
+				_, err = c.SelectModel(o.Environ)
+			}
+			want := strings.NewReplacer("USER", o.Path, "REQUIRED", o.Requirements).Replace(tc.want)
+			if err == nil || !strings.HasPrefix(err.Error(), want) {
+				t.Errorf("%v, want %s…", err, want)
+			}
+		})
+	}
+}
