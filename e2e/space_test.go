@@ -3,12 +3,18 @@
 package e2e
 
 import (
+	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/runner"
 )
 
 // fewFiles is how many files the small file system of TestFilesOfTheHost holds.
@@ -66,4 +72,57 @@ func TestFilesOfTheHost(t *testing.T) {
 			t.Errorf("without a sandbox %d files are left: the program proves nothing", n)
 		}
 	})
+}
+
+// heldMore is how much more memory a session may hold at its peak than one that
+// does nothing.
+const heldMore = 64 << 20
+
+// TestManyLongNames lets a command make 100,000 files below 14 directories with
+// names of 250 bytes: 350 MB of paths. What caisson holds and reports is bounded,
+// all of them are counted, and what a host would run is listed. The control is
+// that the paths are there.
+func TestManyLongNames(t *testing.T) {
+	const files = 100_000
+	count := files
+	if testing.Short() {
+		count = 20_000
+	}
+	fill := fmt.Sprintf(`echo evil > Makefile; perl -e '$n = "d" x 250; for (1..14) { mkdir $n or die; chdir $n or die } for ($i = 0; $i < %d; $i++) { open(my $f, ">", sprintf("f%%06d", $i)) or die }'`, count)
+	backend := anyBackend(t)
+	for _, mode := range []string{"bind", "overlay"} {
+		t.Run(mode, func(t *testing.T) {
+			run := func(command string) (*machine, outcome, int64) {
+				m := newMachine(t)
+				args := append([]string{"--backend", backend, "--mode", mode}, m.playing(t, []scriptCall{shell(command)})...)
+				r := m.start(t, taskArgs(m, args...)...)
+				peak := watchMemory(r.process.Process.Pid)
+				out := r.wait(t, 5*time.Minute)
+				out.want(t, 0)
+				out.records = readRecords(t, out.stdout)
+				return m, out, <-peak
+			}
+			_, _, idle := run("true")
+			m, out, peak := run(fill)
+			t.Logf("%d MiB, and %d MiB where nothing is done", peak>>20, idle>>20)
+			if idle == 0 || peak > idle+heldMore {
+				t.Errorf("%d MiB are held, and %d MiB where nothing is done", peak>>20, idle>>20)
+			}
+			dir := filepath.Join(m.stateDir(), "sessions", out.records[0].Session)
+			text, err := os.ReadFile(filepath.Join(dir, "report.json"))
+			if err != nil || len(text) > 8<<20 {
+				t.Errorf("a report of %d bytes, %v", len(text), err)
+			}
+			var report runner.Report
+			if err := json.Unmarshal(text, &report); err != nil {
+				t.Fatal(err)
+			}
+			if n := report.ChangedCount.Files; n != count+1 || len(report.Changed)+report.ChangedOmitted != n {
+				t.Errorf("%d files are counted, %d are listed and %d are not", n, len(report.Changed), report.ChangedOmitted)
+			}
+			if len(report.HostExecuted) != 1 || report.HostExecuted[0].Path != "Makefile" {
+				t.Errorf("a host would run %v", report.HostExecuted)
+			}
+		})
+	}
 }

@@ -6,14 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"time"
 
 	"go.uber.org/zap"
-
-	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // lookTime bounds one look at the whole workspace.
@@ -31,6 +28,12 @@ func (s *Session) look(ctx context.Context) {
 		}
 		ctx, cancel := context.WithTimeoutCause(ctx, lookTime, errSlow)
 		defer cancel()
+		files, err := takeFileStates(ctx, s.original, s.dir)
+		if err != nil {
+			s.log.Warn("look at the workspace", zap.Error(err))
+			files = &fileStates{} // nothing is known
+		}
+		s.files = files
 		s.privileged = privileged{}
 		before, err := takeSnapshot(ctx, s.reader, s.findPrivileged(s.privileged, true))
 		if err != nil {
@@ -58,9 +61,6 @@ func (s *Session) compareWithTheDead(before *snapshot) {
 	s.forget = forget
 }
 
-// freshEntries bounds the siblings that are looked at beside one file.
-const freshEntries = 10_000
-
 // fresh says whether a file is still as the session found it, by its own
 // metadata. Where that can't be told it is not.
 func (s *Session) fresh(ctx context.Context, name string) bool {
@@ -68,21 +68,8 @@ func (s *Session) fresh(ctx context.Context, name string) bool {
 	if err != nil || s.overlaid() { // the layers have the whole diff
 		return false
 	}
-	was, there := s.before.files[rel]
-	now, isThere := stamp{}, false
-	// The parent's listing tells a link from a file and has the change time.
-	walked, err := s.reader.Walk(ctx, path.Dir(rel), workspace.WalkOptions{MaxDepth: 1, MaxEntries: freshEntries}, func(e workspace.Entry) error {
-		if e.Path != rel {
-			return nil
-		}
-		now, isThere = stampOf(e), true
-		return workspace.SkipAll
-	})
-	if !isThere {
-		missing := errors.As(err, new(*workspace.Error))
-		return (err == nil || missing) && !walked.Truncated && !there && !s.before.incomplete()
-	}
-	return err == nil && there && now == was
+	st, err := statEntry(ctx, s.original, rel)
+	return err == nil && s.files.isFresh(rel, st)
 }
 
 // changes fills in what differs from the session's start.
@@ -102,18 +89,42 @@ func (s *Session) changes(r *Report) {
 	found := privileged{}
 	after, err := takeSnapshot(ctx, s.reader, s.findPrivileged(found, false))
 	r.Cleared = s.clearPrivileges(found)
+	d, diffErr := s.bindDifferences(ctx)
+	if diffErr != nil {
+		s.log.Warn("look at the workspace", zap.Error(diffErr))
+		d.Incomplete = true
+	}
+	r.setDifferences(d)
 	if err != nil {
 		s.log.Warn("look at the workspace", zap.Error(err))
 		r.Incomplete = true
 		r.Quarantined = s.moved.list(&snapshot{unread: []string{"."}})
 		return
 	}
-	r.Incomplete = s.before.incomplete() || after.incomplete()
-	r.Changed = listed(s.before.compare(after))
-	r.HostExecuted = listed(hostExecuted(r.Changed))
-	r.HostExecuted = slices.Concat(s.before.newlyUnfinished(after), r.HostExecuted)
+	r.Incomplete = r.Incomplete || s.before.incomplete() || after.incomplete()
+	r.HostExecuted = listed(slices.Concat(s.before.newlyUnfinished(after), r.HostExecuted))
 	r.Quarantined = s.moved.list(after)
-	r.Patch = s.diffs(ctx, r.Changed)
+}
+
+// setDifferences fills in what differs.
+func (r *Report) setDifferences(d Differences) {
+	r.Changed, r.ChangedOmitted, r.ChangedCount = listed(d.Changed), d.ChangedOmitted, d.Count
+	r.HostExecuted, r.HostExecutedOmitted = listed(d.HostExecuted), d.HostExecutedOmitted
+	r.Patch, r.Incomplete = d.Patch, r.Incomplete || d.Incomplete
+}
+
+// closeScratch removes what is kept of files as they were.
+func (s *Session) closeScratch() {
+	err := s.exec.images.close()
+	if s.looking {
+		<-s.looked
+	}
+	if s.files != nil {
+		err = errors.Join(err, s.files.close())
+	}
+	if err != nil {
+		s.log.Warn("remove scratch files", zap.Error(err))
+	}
 }
 
 // writePatch writes the diffs beside the trace.
@@ -147,18 +158,22 @@ func (s *Session) writeReport(r Report) error {
 // short bounds the lists of the last record.
 func short(e SessionEnded) SessionEnded {
 	if over := len(e.Changed) - MaxListed; over > 0 {
-		e.Changed, e.ChangedOmitted = e.Changed[:MaxListed], over
+		e.Changed, e.ChangedOmitted = e.Changed[:MaxListed], e.ChangedOmitted+over
 	}
-	e.HostExecuted = e.HostExecuted[:min(len(e.HostExecuted), MaxListed)]
+	if over := len(e.HostExecuted) - MaxListed; over > 0 {
+		e.HostExecuted, e.HostExecutedOmitted = e.HostExecuted[:MaxListed], e.HostExecutedOmitted+over
+	}
 	e.Quarantined = e.Quarantined[:min(len(e.Quarantined), MaxListed)]
 	e.Cleared = e.Cleared[:min(len(e.Cleared), MaxListed)]
 	e.Denials = e.Denials[:min(len(e.Denials), MaxListed)]
 	e.Left = e.Left[:min(len(e.Left), MaxListed)]
 	if e.Overlay != nil {
 		o := *e.Overlay
-		o.Conflicts = o.Conflicts[:min(len(o.Conflicts), MaxListed)]
-		o.LeftOut = o.LeftOut[:min(len(o.LeftOut), MaxListed)]
-		o.Failed = o.Failed[:min(len(o.Failed), MaxListed)]
+		for _, list := range []*[]PathNote{&o.Conflicts, &o.LeftOut, &o.Failed} {
+			n := min(len(*list), MaxListed)
+			o.Omitted += len(*list) - n
+			*list = (*list)[:n]
+		}
 		e.Overlay = &o
 	}
 	return e

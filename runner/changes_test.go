@@ -42,12 +42,55 @@ func TestADiffIsOnlyShownFromTheSessionsStart(t *testing.T) {
 	}
 	r, _ := b.run(t.Context())
 	want := []Changed{
-		{Path: "a.txt", Change: "modified"},
+		{Path: "a.txt", Change: "modified", Insertions: 1, Deletions: 1, HasDiff: true},
 		{Path: "gone.txt", Change: "deleted", Deletions: 1, HasDiff: true},
 		{Path: "new.txt", Change: "added", Insertions: 1, HasDiff: true},
 	}
 	if diff := cmp.Diff(want, r.Changed); diff != "" {
 		t.Errorf("(-want +got):\n%s\n%s", diff, r.Patch)
+	}
+	if !strings.Contains(r.Patch, "-one safe\n+two evil\n") {
+		t.Errorf("the diff is not from the session's start:\n%s", r.Patch)
+	}
+}
+
+// TestWhatCommandsChangeIsCounted: the lines of files that commands change are
+// counted where their content was kept, files that are written again as they were
+// are no change, and what has no count has a size and is told apart.
+func TestWhatCommandsChangeIsCounted(t *testing.T) {
+	b := newBench(t, "  - calls: [{tool: shell, input: {command: work}}]\n  - text: done\n")
+	b.file("a.sql", "-- one\ntwo\n")
+	b.file("same.txt", "same\n")
+	b.file("large.txt", strings.Repeat("x\n", keptFileBytes))
+	b.backend.scripts["work"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
+		b.file("a.sql", "two\nthree\n++ four\n")
+		b.file("same.txt", "same\n")
+		b.file("large.txt", strings.Repeat("y\n", keptFileBytes))
+		b.file("new.txt", "1\n2\n")
+		if err := os.Symlink("../../etc/passwd", filepath.Join(b.dir, "link")); err != nil {
+			t.Error(err)
+		}
+		return sandbox.ExitStatus{}
+	}
+	r, records := b.run(t.Context())
+	want := []Changed{
+		{Path: "a.sql", Change: "modified", Insertions: 2, Deletions: 1, HasDiff: true},
+		{Path: "large.txt", Change: "modified", Size: 2 * keptFileBytes},
+		{Path: "link", Change: "added", Size: int64(len("../../etc/passwd"))},
+		{Path: "new.txt", Change: "added", Insertions: 2, HasDiff: true},
+	}
+	if diff := cmp.Diff(want, r.Changed); diff != "" {
+		t.Errorf("(-want +got):\n%s\n%s", diff, r.Patch)
+	}
+	count := ChangeCount{Files: 4, Insertions: 4, Deletions: 1, Uncounted: 2}
+	if ended := of[SessionEnded](t, records)[0]; r.ChangedCount != count || ended.ChangedCount != count {
+		t.Errorf("counted %+v, in the record %+v", r.ChangedCount, ended.ChangedCount)
+	}
+	if diff := cmp.Diff([]HostExecuted{{Path: "link", By: bySymlink, Target: "../../etc/passwd"}}, r.HostExecuted); diff != "" {
+		t.Errorf("host-executed (-want +got):\n%s", diff)
+	}
+	if left, err := filepath.Glob(filepath.Join(r.Dir, "scratch-*")); err != nil || len(left) > 0 {
+		t.Errorf("left in the session's directory: %v, %v", left, err)
 	}
 }
 

@@ -13,6 +13,9 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
+// freshEntries bounds the siblings that are looked at beside one file.
+const freshEntries = 10_000
+
 // fingerprintBytes bounds a file that counts for a fingerprint.
 const fingerprintBytes = 1 << 20
 

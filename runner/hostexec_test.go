@@ -9,9 +9,17 @@ import (
 func TestHostExecuted(t *testing.T) {
 	for path, want := range map[string]string{
 		"Makefile": "make", "sub/rules.mk": "make", ".github/workflows/ci.yml": "CI", ".ci/run": "CI",
-		"a/b/package.json": "npm, yarn or pnpm", ".vscode/tasks.json": "an editor", ".envrc": "a shell",
+		"a/b/package.json": "node, bun, deno or their tools", ".vscode/tasks.json": "an editor", ".envrc": "a shell",
 		"AGENTS.md": "an agent", ".caisson/config.yaml": "an agent", "sub/.git/config": "git", ".husky/pre-commit": "git",
-		"conftest.py": "Python", "x/build.gradle.kts": "gradle or maven", "go.mod": "go", "Dockerfile": "a container engine",
+		"conftest.py": "Python", "x/build.gradle.kts": "gradle, maven or sbt", "go.mod": "go", "Dockerfile": "a container engine",
+		".hg/hgrc": "Mercurial", "sub/.hg/hgrc": "Mercurial", ".jj/repo/config.toml": "Jujutsu", ".gdbinit": "a debugger", ".lldbinit": "a debugger", "a/.venv/bin/activate": "Python",
+		"activate": "a shell", "x/node_modules/.bin/tsc": "node, bun, deno or their tools", "opencode.json": "an agent", "bunfig.toml": "node, bun, deno or their tools",
+		"infra/main.tf": "Terraform or another deployment tool", "Pipfile": "Python", "eslint.config.mjs": "node, bun, deno or their tools", "lefthook.yaml": "git",
+		".bsp/sbt.json": "an editor", ".git": "git", "lib-gdb.py": "a debugger", "a.desktop": "a desktop",
+		// In any case, and as other file systems read them.
+		".VSCODE/tasks.json": "an editor", "makeFile": "make", "PACKAGE.json": "node, bun, deno or their tools", "Claude.MD": "an agent", ".Claude/settings.json": "an agent",
+		"BUILD.Bazel": "a build tool", ".g\u200cit/hooks/x": "git", ".HG/hgrc": "Mercurial", "Ma\u212aefile": "make", "\u017fetup.py": "Python", "Makefile. ": "make", "Rules.MK": "make",
+		"node_modules/x/index.js": "", "bin/x": "", "venv.md": "", ".git2/x": "", "xactivate": "",
 		"main.go": "", "README.md": "", "docs/makefile.txt": "", "github/workflows/x.yml": "", "env": "", "Makefile.d/x": "",
 	} {
 		got := ""
@@ -40,5 +48,17 @@ func TestHostExecuted(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, hostExecuted(gone)); diff != "" {
 		t.Errorf("deleted (-want +got):\n%s", diff)
+	}
+}
+
+// TestRulesAreFolded: a name that isn't in the form that paths are compared in
+// would never match.
+func TestRulesAreFolded(t *testing.T) {
+	for _, r := range hostRules {
+		for _, text := range []string{r.names, r.starts, r.ends, r.dirs} {
+			if text != foldName(text) {
+				t.Errorf("%s: %q", r.by, text)
+			}
+		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 // KeptChanges opens the layers of an overlay session of a workspace: of the one
 // that is named by its id or the beginning of it, or of the last one on the
 // workspace whose changes are still there. The caller closes them. Its errors
-// are an [Error] with status 42.
+// are an [Error] with status 42, or an [UnchangedError].
 func KeptChanges(stateDir, session string, w *Workspace) (*overlay.Layers, error) {
 	names, err := sessionNames(stateDir)
 	if err != nil {
@@ -87,14 +87,25 @@ func namedChanges(stateDir, session string, names []string) (*overlay.Layers, er
 	return l, nil
 }
 
+// UnchangedError reports that a session changed nothing.
+type UnchangedError struct{ Info overlay.Info }
+
+// Error names the session.
+func (e *UnchangedError) Error() string { return "session " + e.Info.Session + " changed nothing" }
+
+// Unwrap returns [overlay.ErrGone].
+func (e *UnchangedError) Unwrap() error { return overlay.ErrGone }
+
 // goneError says why there is nothing to show or apply any more.
 func goneError(i overlay.Info) error {
+	if i.State == overlay.Empty {
+		return &UnchangedError{i}
+	}
 	at := i.At.Local().Format("2006-01-02 15:04")
 	why := map[overlay.State]string{
 		overlay.Applied:   "were applied " + at,
 		overlay.Discarded: "were discarded " + at,
 		overlay.Expired:   "were removed " + at + ", because nobody had applied them in time",
-		overlay.Empty:     "are none: it changed nothing",
 	}[i.State]
 	return inputError("the changes of session "+i.Session+" "+why, "workspace.patch in the session's folder still shows the text of them.", overlay.ErrGone)
 }
@@ -151,21 +162,28 @@ func expire(l *overlay.Layers) (overlay.State, error) {
 	return state, errors.Join(l.End(state), l.Close())
 }
 
-// ChangedFiles lists what changes hold as records do.
-func ChangedFiles(c *overlay.Changes, s *overlay.Stats) []Changed { return changedFiles(c, s) }
+// ListChanges lists changes as records do, and counts them.
+func ListChanges(c *overlay.Changes, s *overlay.Stats) Differences {
+	d := Differences{Incomplete: c.Truncated || len(c.Unread) > 0}
+	d.setList(overlayList(c, s))
+	return d
+}
 
 // HostExecutedChanges lists the changes that a program of the host would run or
-// obey once they are applied. What apply leaves out is not among them, nor the
-// rest of a repository, which git only reads; gitConfig says that it is applied.
-func HostExecutedChanges(c *overlay.Changes, gitConfig bool) []HostExecuted {
-	var files []Changed
+// obey once they are applied with o, and the symlinks that lead out. What apply
+// leaves out is not among them, nor the rest of a repository, which git only
+// reads.
+func HostExecutedChanges(c *overlay.Changes, o overlay.ApplyOptions) []HostExecuted {
+	out := []HostExecuted{}
 	for i := range c.List {
 		change := &c.List[i]
-		left := change.LeftOut != "" && (!change.Git || !gitConfig)
-		if left || !change.File() || !change.Git && slices.Contains(strings.Split(change.Path, "/"), ".git") {
-			continue
+		switch {
+		case o.LeavesOut(change), !change.File(), !change.Git && slices.Contains(strings.Split(change.Path, "/"), ".git"):
+		case change.LinkOut:
+			out = append(out, HostExecuted{Path: change.Path, By: bySymlink, Target: change.Target})
+		default:
+			out = append(out, hostExecuted([]Changed{{Path: change.Path, Change: string(change.Kind)}})...)
 		}
-		files = append(files, Changed{Path: change.Path, Change: string(change.Kind)})
 	}
-	return listed(hostExecuted(files))
+	return out
 }

@@ -6,12 +6,17 @@ import (
 	"strings"
 
 	"github.com/caisson-run/caisson/sandbox/overlay"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // Differences are what a session has changed so far, as in [SessionEnded].
 type Differences struct {
-	Changed      []Changed
-	HostExecuted []HostExecuted
+	Changed        []Changed
+	ChangedOmitted int
+	Count          ChangeCount
+	HostExecuted   []HostExecuted
+	// HostExecutedOmitted counts those that are not listed.
+	HostExecutedOmitted int
 	// Conflicts and LeftOut are those of an overlay, as in [OverlayResult].
 	Conflicts, LeftOut []PathNote
 	// Patch is a unified diff of what has one, the very bytes.
@@ -68,7 +73,7 @@ func (s *Session) overlayDifferences(ctx context.Context) (Differences, error) {
 	if !s.recorded {
 		return Differences{}, nil // nothing has run
 	}
-	changes, err := s.layers.Changes(ctx, s.opts.Workspace.Dir)
+	changes, err := s.layers.Changes(ctx, s.opts.Workspace.Dir, SessionReads)
 	if err != nil {
 		return Differences{}, err
 	}
@@ -78,27 +83,50 @@ func (s *Session) overlayDifferences(ctx context.Context) (Differences, error) {
 // ReadDifferences gives the changes that an overlay session keeps.
 func ReadDifferences(ctx context.Context, l *overlay.Layers, w *Workspace, changes *overlay.Changes) (Differences, error) {
 	var patch strings.Builder
-	stats, err := l.Diff(ctx, w.Dir, changes, &patch, overlay.DiffOptions{})
+	stats, err := l.Diff(ctx, w.Dir, changes, &patch, overlay.DiffOptions{TotalBytes: maxReportedPatchText})
 	if err != nil {
 		return Differences{}, err
 	}
-	d := Differences{
-		Changed: changedFiles(changes, stats), HostExecuted: HostExecutedChanges(changes, false), Patch: patch.String(),
-		Incomplete: changes.Truncated || len(changes.Unread) > 0,
-	}
-	d.Conflicts, d.LeftOut = ChangeNotes(changes.List, false)
+	d := ListChanges(changes, stats)
+	d.Patch = patch.String()
+	d.Conflicts, d.LeftOut = ChangeNotes(changes.List, overlay.ApplyOptions{})
 	return d, nil
 }
 
 func (s *Session) bindDifferences(ctx context.Context) (Differences, error) {
-	now, err := takeSnapshot(ctx, s.reader)
-	if err != nil {
-		return Differences{}, err
-	}
-	d := Differences{Changed: listed(s.before.compare(now)), Incomplete: s.before.incomplete() || now.incomplete()}
-	d.HostExecuted = hostExecuted(d.Changed)
-	d.Patch = s.diffs(ctx, d.Changed)
-	return d, nil
+	var list changeList
+	whole, err := s.files.compare(ctx, s.original, func(c fileChange) {
+		changed := Changed{Path: c.path, Change: c.change}
+		target := ""
+		if c.stat != nil {
+			changed.Size = c.stat.Size
+			if c.stat.Type == workspace.TypeLink && s.leadsOut(ctx, c.path, c.stat.Target) {
+				target = c.stat.Target
+			}
+		}
+		list.add(changed)
+		list.addExecuted(executed(changed, target)...)
+	})
+	list.sort()
+	d := Differences{Incomplete: s.files.incomplete() || !whole}
+	d.Patch = s.diffs(ctx, list.changed)
+	d.setList(&list)
+	return d, err
+}
+
+// setList fills in the lists of changes, sorted, and their counts.
+func (d *Differences) setList(l *changeList) {
+	l.sort()
+	d.Changed, d.ChangedOmitted, d.Count = listed(l.changed), l.omitted, l.count()
+	d.HostExecuted, d.HostExecutedOmitted = listed(l.executed), l.executedOmitted
+}
+
+// leadsOut reports whether the symlink at p leads out of the workspace.
+func (s *Session) leadsOut(ctx context.Context, p, target string) bool {
+	return workspace.LeadsOut(p, target, func(name string) (string, bool) {
+		st, err := s.original.StatEntry(ctx, name)
+		return st.Target, err == nil && st.Type == workspace.TypeLink
+	})
 }
 
 // diffs makes the diffs that can be made of changed files, and says in the list
@@ -107,8 +135,12 @@ func (s *Session) diffs(ctx context.Context, list []Changed) string {
 	var patch strings.Builder
 	for i := range list {
 		c := &list[i]
-		if text, added, removed, ok := s.exec.images.diff(ctx, s.reader, *c); ok {
-			c.HasDiff, c.Insertions, c.Deletions = true, added, removed
+		if ctx.Err() != nil {
+			break
+		}
+		text, added, removed, ok := s.exec.images.diff(ctx, s.original, *c, s.files.before)
+		if ok && patch.Len()+len(text) <= maxReportedPatchText {
+			c.HasDiff, c.Insertions, c.Deletions, c.Size = true, added, removed, 0
 			patch.WriteString(text)
 		}
 	}

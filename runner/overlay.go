@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"go.uber.org/zap"
@@ -35,6 +36,28 @@ type OverlayResult struct {
 	Conflicts []PathNote `json:"conflicts,omitempty"`
 	LeftOut   []PathNote `json:"left_out,omitempty"`
 	Failed    []PathNote `json:"failed,omitempty"`
+	// Omitted counts what these lists leave out.
+	Omitted int `json:"omitted,omitempty"`
+}
+
+// Bounds of each list of an [OverlayResult].
+const (
+	maxNotes     = 1_000
+	maxNotesText = 256 << 10
+)
+
+// bound cuts the lists.
+func (o *OverlayResult) bound() {
+	for _, list := range []*[]PathNote{&o.Conflicts, &o.LeftOut, &o.Failed} {
+		n, text := 0, 0
+		for ; n < min(len(*list), maxNotes); n++ {
+			if text += len((*list)[n].Path) + len((*list)[n].Why); text > maxNotesText {
+				break
+			}
+		}
+		o.Omitted += len(*list) - n
+		*list = slices.Clone((*list)[:n])
+	}
 }
 
 // PathNote is a path and what is to be said of it.
@@ -98,43 +121,52 @@ func (s *Session) overlayChanges(r *Report) {
 	}
 	ctx, cancel := context.WithTimeoutCause(context.Background(), lookTime, errSlow)
 	defer cancel()
-	changes, err := s.layers.Changes(ctx, s.opts.Workspace.Dir)
+	changes, err := s.layers.Changes(ctx, s.opts.Workspace.Dir, SessionReads)
 	if err != nil {
 		s.log.Warn("read changes", zap.Error(err))
 		r.Incomplete = true
 		r.Overlay = &OverlayResult{State: overlay.Kept}
 		return
 	}
-	var patch strings.Builder
-	stats, err := s.layers.Diff(ctx, s.opts.Workspace.Dir, changes, &patch, overlay.DiffOptions{})
+	d, err := ReadDifferences(ctx, s.layers, s.opts.Workspace, changes)
 	if err != nil {
 		s.log.Warn("make diff", zap.Error(err))
-		r.Incomplete = true
-		stats = &overlay.Stats{Files: make([]overlay.FileStat, len(changes.List))}
+		d = Differences{Incomplete: true}
+		d.setList(overlayList(changes, &overlay.Stats{Files: make([]overlay.FileStat, len(changes.List))}))
 	}
-	r.Patch = patch.String()
-	r.Incomplete = r.Incomplete || changes.Truncated || len(changes.Unread) > 0
-	r.Changed = changedFiles(changes, stats)
-	r.HostExecuted = HostExecutedChanges(changes, false)
-	r.Overlay = &OverlayResult{State: overlay.Kept, Changes: len(changes.List)}
-	r.Overlay.Conflicts, r.Overlay.LeftOut = ChangeNotes(changes.List, false)
+	r.setDifferences(d)
+	r.Overlay = &OverlayResult{State: overlay.Kept, Changes: len(changes.List) + changes.Omitted}
+	r.Overlay.Conflicts, r.Overlay.LeftOut = ChangeNotes(changes.List, overlay.ApplyOptions{})
+	r.Overlay.bound()
 }
 
-// changedFiles lists changes as records do: files, and folders whose mode alone
+// SessionReads bounds the changes that are read while a session lives, or at its
+// end. Files that a host would run or obey have room of their own.
+var SessionReads = overlay.ReadOptions{MaxEntries: 40_000, MaxTextBytes: 6 << 20, First: isHostExecuted}
+
+// overlayList lists changes as records do: files, and folders whose mode alone
 // changed.
-func changedFiles(c *overlay.Changes, stats *overlay.Stats) []Changed {
-	out := []Changed{}
+func overlayList(c *overlay.Changes, stats *overlay.Stats) *changeList {
+	l := &changeList{}
 	for i := range c.List {
 		change := &c.List[i]
 		if !change.File() && change.Kind != overlay.Mode {
 			continue
 		}
 		st := stats.Files[i]
-		out = append(out, Changed{
+		changed := Changed{
 			Path: change.Path, Change: string(change.Kind), Insertions: st.Insertions, Deletions: st.Deletions, HasDiff: st.HasDiff,
-		})
+		}
+		if change.Kind != overlay.Deleted && !st.HasDiff {
+			changed.Size = change.Size
+		}
+		l.add(changed)
 	}
-	return out
+	l.omitted += c.Omitted
+	for _, h := range HostExecutedChanges(c, overlay.ApplyOptions{}) {
+		l.addExecuted(h)
+	}
+	return l
 }
 
 // endLayers applies the changes where that was asked for and the session ended
@@ -179,15 +211,19 @@ func (s *Session) applyLayers(r *Report) {
 		}()
 	}
 	s.layers.SetUser(s.opts.User.Name)
-	done, err := s.layers.Apply(ctx, s.opts.Workspace.Dir, overlay.ApplyOptions{})
+	done, err := s.layers.Apply(ctx, s.opts.Workspace.Dir, overlay.ApplyOptions{
+		MaxEntries: SessionReads.MaxEntries, MaxTextBytes: SessionReads.MaxTextBytes,
+	})
 	if done != nil {
 		r.Overlay.State, r.Overlay.Applied = done.State, len(done.Applied)
-		r.Overlay.Conflicts, _ = ChangeNotes(done.Conflicts, false)
-		_, r.Overlay.LeftOut = ChangeNotes(done.LeftOut, false)
+		r.Overlay.Omitted = 0
+		r.Overlay.Conflicts, _ = ChangeNotes(done.Conflicts, overlay.ApplyOptions{})
+		_, r.Overlay.LeftOut = ChangeNotes(done.LeftOut, overlay.ApplyOptions{})
 		r.ApplyRefused = done.Refused
 		for _, f := range done.Failed {
 			r.Overlay.Failed = append(r.Overlay.Failed, PathNote{f.Path, f.Err.Error()})
 		}
+		r.Overlay.bound()
 	}
 	if err != nil {
 		s.log.Error("apply changes", zap.Error(err))
@@ -195,15 +231,14 @@ func (s *Session) applyLayers(r *Report) {
 	}
 }
 
-// ChangeNotes divides changes into those that conflict and those that apply
-// leaves out; gitConfig says that it brings in what git obeys. A folder that is
-// left out stands for what is in it.
-func ChangeNotes(list []overlay.Change, gitConfig bool) (conflicts, left []PathNote) {
+// ChangeNotes divides changes into those that conflict and those that an apply
+// with o leaves out. A folder that is left out stands for what is in it.
+func ChangeNotes(list []overlay.Change, o overlay.ApplyOptions) (conflicts, left []PathNote) {
 	folder := PathNote{}
 	for i := range list {
 		c := &list[i]
 		switch {
-		case c.LeftOut != "" && (!c.Git || !gitConfig):
+		case o.LeavesOut(c):
 			if folder.Path != "" && c.LeftOut == folder.Why && strings.HasPrefix(c.Path, folder.Path+"/") {
 				continue
 			}

@@ -144,10 +144,14 @@ type SessionEnded struct {
 	// too large, or could not be read, to be sure of the list.
 	Changed        []Changed `json:"changed"`
 	ChangedOmitted int       `json:"changed_omitted,omitempty"`
-	Incomplete     bool      `json:"incomplete,omitempty"`
+	// ChangedCount counts all of them.
+	ChangedCount ChangeCount `json:"changed_count,omitzero"`
+	Incomplete   bool        `json:"incomplete,omitempty"`
 	// HostExecuted are the changed files that programs of the host would run
-	// or obey: read them before anything else does.
-	HostExecuted []HostExecuted `json:"host_executed"`
+	// or obey, and symlinks that lead out of the workspace: read them before
+	// anything else does. HostExecutedOmitted counts those that are not listed.
+	HostExecuted        []HostExecuted `json:"host_executed"`
+	HostExecutedOmitted int            `json:"host_executed_omitted,omitempty"`
 	// Quarantined are repositories that appeared inside the workspace, or in
 	// which git would obey something else than before, and were renamed so that
 	// no git of the host obeys them.
@@ -166,7 +170,8 @@ type SessionEnded struct {
 }
 
 // MaxListed bounds each list of a SessionEnded, so that the line stays short;
-// report.json in the session's folder has them whole.
+// report.json in the session's folder has up to 10,000 changed files, and 1,000
+// of those that a host would run or obey.
 const MaxListed = 100
 
 // Changed is one file that differs from the session's start.
@@ -177,14 +182,18 @@ type Changed struct {
 	Insertions int  `json:"insertions,omitempty"`
 	Deletions  int  `json:"deletions,omitempty"`
 	HasDiff    bool `json:"has_diff"`
+	// Size is in bytes, of a file that is there and has no diff.
+	Size int64 `json:"size,omitempty"`
 }
 
 // HostExecuted is a changed file that a program of the host would run or obey,
-// or a deleted one that bounded it.
+// or a deleted one that bounded it, or a symlink that leads out of the workspace.
 type HostExecuted struct {
 	Path string `json:"path"`
-	// By names what would run or obey it: "make", "GitHub Actions", …
+	// By names what would run, obey or follow it: "make", "GitHub Actions", …
 	By string `json:"by"`
+	// Target is where a symlink leads that leads out.
+	Target string `json:"target,omitempty"`
 	// Deleted says that the file is gone, and what it forbade is not forbidden.
 	Deleted bool `json:"deleted,omitempty"`
 }

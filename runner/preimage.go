@@ -15,15 +15,16 @@ import (
 const maxPreimages = 64 << 20
 
 // preimages keeps files as they were when the session began, for those that
-// WRITE tools changed. It is safe for concurrent use.
+// WRITE tools changed, on the disk. It is safe for concurrent use.
 type preimages struct {
-	mu    sync.Mutex
-	kept  map[string]preimage
-	bytes int
+	mu      sync.Mutex
+	kept    map[string]preimage
+	scratch *scratch
+	dir     string // where scratch is made
 }
 
 type preimage struct {
-	content []byte
+	content extent
 	absent  bool
 	// known says that content is the file at the session's start.
 	known bool
@@ -42,40 +43,79 @@ func (p *preimages) note(c workspace.Change, fresh bool) {
 	}
 	image := preimage{absent: c.Created, known: fresh && (c.Created || c.HasBefore)}
 	if image.known && !c.Created {
-		if p.bytes+len(c.Before) > maxPreimages {
-			image.known = false
-		} else {
-			image.content = c.Before
-			p.bytes += len(c.Before)
-		}
+		image.content, image.known = p.keep(c.Before)
 	}
 	p.kept[c.Path] = image
 }
 
-// diff gives the unified diff of one changed file from the session's start to
-// now, with its insertions and deletions; ok is false where there is none.
-func (p *preimages) diff(ctx context.Context, r workspace.View, c Changed) (text string, added, removed int, ok bool) {
+// keep keeps content on the disk, within the bound. The caller holds mu.
+func (p *preimages) keep(content []byte) (at extent, ok bool) {
+	var err error
+	if p.scratch == nil {
+		p.scratch, err = newScratch(p.dir)
+	}
+	if err != nil || p.scratch.size+int64(len(content)) > maxPreimages {
+		return extent{}, false
+	}
+	at, err = p.scratch.append(content)
+	return at, err == nil
+}
+
+// before returns the content of a file when the session began, where a change
+// told it; there was none where absent is set.
+func (p *preimages) before(name string) (content []byte, absent, known bool) {
 	p.mu.Lock()
-	image := p.kept[c.Path]
-	p.mu.Unlock()
-	if !image.known || image.absent != (c.Change == "added") {
+	defer p.mu.Unlock()
+	image := p.kept[name]
+	if !image.known || image.absent {
+		return nil, image.absent, image.known
+	}
+	content, err := p.scratch.read(image.content)
+	return content, false, err == nil
+}
+
+// close removes what is kept.
+func (p *preimages) close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.scratch == nil {
+		return nil
+	}
+	return p.scratch.close()
+}
+
+// diff gives the unified diff of one changed file from the session's start to
+// now, with its insertions and deletions; ok is false where there is none. Files
+// that no WRITE tool changed are as before says.
+func (p *preimages) diff(ctx context.Context, r workspace.View, c Changed, before func(string) ([]byte, bool, bool)) (text string, added, removed int, ok bool) {
+	content, absent, known := p.before(c.Path)
+	if !known {
+		content, absent, known = before(c.Path)
+	}
+	if !known || absent != (c.Change == "added") {
 		return "", 0, 0, false
 	}
 	var now []byte
 	if c.Change != "deleted" {
+		info, err := r.Lstat(ctx, c.Path)
+		if err != nil || info.Type != workspace.TypeFile {
+			return "", 0, 0, false
+		}
 		f, err := r.ReadFile(ctx, c.Path, 0, workspace.MaxPreimageBytes)
 		if err != nil || f.Truncated {
 			return "", 0, 0, false
 		}
 		now = f.Data
 	}
-	if isBinary(image.content) || isBinary(now) {
+	if isBinary(content) || isBinary(now) {
 		return "", 0, 0, false
 	}
-	text = unified(c, string(image.content), string(now))
+	text = unified(c, string(content), string(now))
+	header := 2 // lines
 	for line := range strings.Lines(text) {
 		switch {
-		case strings.HasPrefix(line, "+++") || strings.HasPrefix(line, "---"):
+		case header > 0:
+			header--
 		case strings.HasPrefix(line, "+"):
 			added++
 		case strings.HasPrefix(line, "-"):

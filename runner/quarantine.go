@@ -36,7 +36,7 @@ func (s *Session) quarantineAfterCommand(ctx context.Context) {
 	if s.overlaid() {
 		return // no program of the host sees them before they are applied
 	}
-	if len(s.before.files) <= cheapEntries && !s.before.incomplete() {
+	if s.before.files <= cheapEntries && !s.before.incomplete() {
 		s.quarantine(ctx)
 	}
 }

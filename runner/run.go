@@ -122,6 +122,7 @@ func (s *Session) finish(out loop.Outcome, cause error) Report {
 	r.Problem = s.problem(r)
 	r.ExitStatus = ExitStatus(r)
 	s.close(&r)
+	s.closeScratch()
 	return r
 }
 

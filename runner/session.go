@@ -77,6 +77,7 @@ type Session struct {
 	// before is the workspace as it was; looked is closed when it is there,
 	// and looking says that it will be.
 	before  *snapshot
+	files   *fileStates
 	looking bool
 	looked  chan struct{}
 	moved   quarantine
@@ -220,7 +221,7 @@ func (s *Session) dispatcher() (*tools.Dispatcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.exec = &executor{box: s.box, spill: newSpiller(s.dir, s.opts.Secrets), ready: s.looked, fresh: s.fresh, after: s.quarantineAfterCommand, disk: s.diskWatch()}
+	s.exec = &executor{box: s.box, spill: newSpiller(s.dir, s.opts.Secrets), ready: s.looked, fresh: s.fresh, after: s.quarantineAfterCommand, disk: s.diskWatch(), images: preimages{dir: s.dir}}
 	s.exec.background = newBackgrounds(s.exec, s.journal.background, s.log)
 	all, err := s.builtins()
 	if err != nil {

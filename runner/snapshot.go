@@ -2,7 +2,6 @@ package runner
 
 import (
 	"context"
-	"crypto/sha256"
 	"maps"
 	"path"
 	"slices"
@@ -12,20 +11,17 @@ import (
 )
 
 const (
-	// snapshotFiles bounds the files that are compared; the rest is reported
-	// as incomplete.
-	snapshotFiles = 200_000
-	// snapshotEntries bounds what is walked: repositories are looked for
-	// beyond the files that are compared, by name alone.
+	// snapshotEntries bounds what is walked.
 	snapshotEntries = 500_000
 	// unreadFolders is how many folders a walk names that it could not read.
 	unreadFolders = 20
 )
 
-// snapshot is the workspace's metadata at one moment: enough to tell which
-// files are other ones, without reading them. The zero value knows nothing.
+// snapshot is what of the workspace can lead a program of the host astray, at
+// one moment. The zero value knows nothing.
 type snapshot struct {
-	files map[string]stamp
+	// files counts them.
+	files int
 	// repositories are paths of .git, files or folders, and of bare ones.
 	repositories map[string]bool
 	// obeyed is the [fingerprint] of each repository but the top-level .git,
@@ -40,12 +36,10 @@ type snapshot struct {
 	// folders are those that the walk met, at most maxOpened: whose mode keeps
 	// it out no listing tells.
 	folders []string
-	// cut says that there were more files than are compared.
-	cut bool
 }
 
-// incomplete says that what is not in files may be there all the same.
-func (s *snapshot) incomplete() bool { return !s.whole || s.cut || len(s.unread) > 0 }
+// incomplete reports whether a repository may be there that is not known.
+func (s *snapshot) incomplete() bool { return !s.whole || len(s.unread) > 0 }
 
 // knows says whether the walk saw everything there was on the way to p: only
 // then is a repository that is not in the snapshot a new one.
@@ -54,36 +48,6 @@ func (s *snapshot) knows(p string) bool {
 		return false
 	}
 	return !slices.ContainsFunc(s.unread, func(dir string) bool { return strings.HasPrefix(p, dir+"/") })
-}
-
-// stamp is what tells one state of a file from another. The change time can't
-// be set by a program, so that a content changed with the old size and
-// modification time is still seen.
-type stamp struct {
-	kind   workspace.Type
-	size   int64
-	mode   uint32
-	mtime  int64
-	ctime  int64
-	inode  uint64
-	target string
-}
-
-func stampOf(e workspace.Entry) stamp {
-	return stamp{
-		kind: e.Type, size: e.Size, mode: uint32(e.Mode), mtime: e.ModTime.UnixNano(), ctime: e.ChangeTime.UnixNano(),
-		inode: e.Inode, target: briefTarget(e.Target),
-	}
-}
-
-// briefTarget gives a link's target, or its hash where it is long, behind a
-// NUL, which no target has: what is kept of a link is not the agent's choice.
-func briefTarget(target string) string {
-	if len(target) <= 256 {
-		return target
-	}
-	sum := sha256.Sum256([]byte(target))
-	return "\x00" + string(sum[:])
 }
 
 // unfinishedNames are what git obeys when an operation is continued
@@ -96,7 +60,7 @@ func unfinishedNames() []string {
 // out: it is read-only, or the agent was allowed to commit.
 // Each entry is also handed to also.
 func takeSnapshot(ctx context.Context, r workspace.View, also ...func(workspace.Entry)) (*snapshot, error) {
-	s := &snapshot{files: map[string]stamp{}, repositories: map[string]bool{}, obeyed: map[string]string{}, unfinished: map[string]bool{}}
+	s := &snapshot{repositories: map[string]bool{}, obeyed: map[string]string{}, unfinished: map[string]bool{}}
 	signs := map[string]sign{}
 	walked, err := r.Walk(ctx, ".", workspace.WalkOptions{MaxEntries: snapshotEntries}, func(e workspace.Entry) error {
 		for _, f := range also {
@@ -118,11 +82,7 @@ func takeSnapshot(ctx context.Context, r workspace.View, also ...func(workspace.
 			}
 			return nil
 		}
-		if len(s.files) < snapshotFiles {
-			s.files[e.Path] = stampOf(e)
-		} else {
-			s.cut = true
-		}
+		s.files++
 		return nil
 	})
 	if err != nil {
@@ -170,25 +130,6 @@ func signOf(name string) sign {
 // in setup.c): objects and refs may be where a commondir file says.
 func (s sign) repository() bool {
 	return s&signHead != 0 && (s&signCommon != 0 || s&signObjects != 0 && s&signRefs != 0)
-}
-
-// compare lists what differs, by path.
-func (s *snapshot) compare(after *snapshot) []Changed {
-	var out []Changed
-	for p, now := range after.files {
-		if before, ok := s.files[p]; !ok {
-			out = append(out, Changed{Path: p, Change: "added"})
-		} else if before != now {
-			out = append(out, Changed{Path: p, Change: "modified"})
-		}
-	}
-	for p := range s.files {
-		if _, ok := after.files[p]; !ok {
-			out = append(out, Changed{Path: p, Change: "deleted"})
-		}
-	}
-	slices.SortFunc(out, func(a, b Changed) int { return strings.Compare(a.Path, b.Path) })
-	return out
 }
 
 // changedRepositories lists the repositories in which other things are obeyed

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -20,6 +19,7 @@ type applyFlags struct {
 	dryRun    bool
 	rest      bool
 	gitConfig bool
+	linksOut  bool
 	discard   bool
 	json      bool
 }
@@ -29,7 +29,8 @@ const applyLong = `Bring what a run in overlay mode changed into its workspace.
 A file that changed in the workspace since the run began is a conflict: nothing is applied then,
 unless --skip-conflicts says to apply the rest. Each file is replaced whole or not at all; an apply
 that was killed is gone on with by the next one. What a git of the host obeys or runs (config,
-hooks, attributes of a repository), special files and .caisson are left out and listed.
+hooks, attributes of a repository), symlinks that lead out of the workspace, special files and
+.caisson are left out and listed.
 
 Changes that were applied whole are no longer kept. What is left of them is kept until it is
 applied, discarded, or expires (keep_changes).
@@ -47,12 +48,17 @@ func newApplyCommand(d deps, env environ, status *int) *cobra.Command {
 			if len(args) > 1 {
 				return usage("apply takes one session, got %d arguments", len(args))
 			}
-			if f.discard && (f.dryRun || f.rest || f.gitConfig) {
+			if f.discard && (f.dryRun || f.rest || f.gitConfig || f.linksOut) {
 				return usage("--discard applies nothing, so it takes no other choice")
 			}
 			k, err := openKept(d, env, first(args), f.workspace)
 			if err != nil {
-				return err
+				return tellUnchanged(d, err, f.json, func(i overlay.Info) any {
+					return appliedDocument{
+						Session: i.Session, Workspace: i.Workspace, State: i.State, DryRun: f.dryRun,
+						Applied: []overlay.Change{}, Conflicts: []overlay.Change{}, LeftOut: []overlay.Change{}, Failed: []runner.PathNote{},
+					}
+				})
 			}
 			defer k.close()
 			ctx, stop := stopping(cmd.Context(), d)
@@ -68,6 +74,7 @@ func newApplyCommand(d deps, env environ, status *int) *cobra.Command {
 	flags.BoolVar(&f.dryRun, "dry-run", false, "say what would be done, and do nothing")
 	flags.BoolVar(&f.rest, "skip-conflicts", false, "apply what does not conflict")
 	flags.BoolVar(&f.gitConfig, "with-git-config", false, "also apply what a git of the host obeys or runs: read it first")
+	flags.BoolVar(&f.linksOut, "with-symlinks-out", false, "also apply symlinks that lead out of the workspace: look at their targets first")
 	flags.BoolVar(&f.discard, "discard", false, "remove the changes instead")
 	flags.BoolVar(&f.json, "json", false, "write what was done as one JSON object to standard output")
 	return cmd
@@ -96,11 +103,12 @@ func (k *keptChanges) apply(ctx context.Context, f applyFlags) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	o := overlay.ApplyOptions{Rest: f.rest, GitConfig: f.gitConfig, LinksOut: f.linksOut, DryRun: f.dryRun}
 	if !f.json {
-		k.warn(changes, f.gitConfig)
+		k.warn(changes, o)
 	}
 	k.layers.SetUser(runner.LocalUser())
-	r, err := k.layers.Apply(ctx, k.workspace.Dir, overlay.ApplyOptions{Rest: f.rest, GitConfig: f.gitConfig, DryRun: f.dryRun})
+	r, err := k.layers.Apply(ctx, k.workspace.Dir, o)
 	if r == nil {
 		return 0, keptError(k.layers.Info(), err)
 	}
@@ -196,9 +204,7 @@ func (k *keptChanges) applyJSON(r *overlay.Result, dryRun bool, err error) error
 	if err != nil {
 		doc.Error = err.Error()
 	}
-	enc := json.NewEncoder(k.deps.stdout)
-	enc.SetIndent("", "  ")
-	return enc.Encode(doc)
+	return writeDocument(k.deps.stdout, doc)
 }
 
 // some makes an empty list of none, for JSON.

@@ -40,7 +40,11 @@ func newDiffCommand(d deps, env environ) *cobra.Command {
 			}
 			k, err := openKept(d, env, first(args), workspace)
 			if err != nil {
-				return err
+				return tellUnchanged(d, err, asJSON, func(i overlay.Info) any {
+					return keptDocument{
+						Session: i.Session, Workspace: i.Workspace, Began: i.Began, Changes: []keptChange{}, HostExecuted: []runner.HostExecuted{},
+					}
+				})
 			}
 			defer k.close()
 			ctx, stop := stopping(cmd.Context(), d)
@@ -97,12 +101,11 @@ func (k *keptChanges) show(ctx context.Context, stat, asJSON, colour bool) error
 	if err != nil {
 		return keptError(k.layers.Info(), err)
 	}
-	files := runner.ChangedFiles(changes, stats)
 	switch {
 	case asJSON:
 		return k.json(changes, stats)
 	case stat:
-		for _, l := range terminal.Stat(files, changes.Truncated || len(changes.Unread) > 0, colour) {
+		for _, l := range terminal.Stat(runner.ListChanges(changes, stats), colour) {
 			if _, err := io.WriteString(k.deps.stdout, l+"\n"); err != nil {
 				return err
 			}
@@ -116,7 +119,7 @@ func (k *keptChanges) show(ctx context.Context, stat, asJSON, colour bool) error
 			return err
 		}
 	}
-	k.warn(changes, false)
+	k.warn(changes, overlay.ApplyOptions{})
 	return nil
 }
 
@@ -157,16 +160,14 @@ func (c keptChange) MarshalJSON() ([]byte, error) {
 
 func (k *keptChanges) json(changes *overlay.Changes, stats *overlay.Stats) error {
 	info := k.layers.Info()
-	conflicts, left := runner.ChangeNotes(changes.List, false)
+	conflicts, left := runner.ChangeNotes(changes.List, overlay.ApplyOptions{})
 	doc := keptDocument{
 		Session: info.Session, Workspace: info.Workspace, Began: info.Began, Changes: []keptChange{},
-		HostExecuted: runner.HostExecutedChanges(changes, false), Conflicts: len(conflicts), LeftOut: len(left),
+		HostExecuted: runner.HostExecutedChanges(changes, overlay.ApplyOptions{}), Conflicts: len(conflicts), LeftOut: len(left),
 		Truncated: changes.Truncated, Unread: changes.Unread,
 	}
 	for i, c := range changes.List {
 		doc.Changes = append(doc.Changes, keptChange{c, stats.Files[i]})
 	}
-	enc := json.NewEncoder(k.deps.stdout)
-	enc.SetIndent("", "  ")
-	return enc.Encode(doc)
+	return writeDocument(k.deps.stdout, doc)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -129,7 +130,7 @@ func (s *setup) settle(ctx context.Context, session string, running bool) error 
 
 // read reads the changes.
 func (k *keptChanges) read(ctx context.Context) (*overlay.Changes, error) {
-	changes, err := k.layers.Changes(ctx, k.workspace.Dir)
+	changes, err := k.layers.Changes(ctx, k.workspace.Dir, overlay.ReadOptions{})
 	if err != nil {
 		return nil, keptError(k.layers.Info(), err)
 	}
@@ -156,6 +157,31 @@ func keptError(i overlay.Info, err error) error {
 	return &runner.Error{Status: status, Problem: p, Err: err}
 }
 
+// tellUnchanged says on standard error that a session changed nothing, or writes
+// document to standard output. Other errors are returned as they are.
+func tellUnchanged(d deps, err error, asJSON bool, document func(overlay.Info) any) error {
+	unchanged, ok := errors.AsType[*runner.UnchangedError](err)
+	switch {
+	case !ok:
+		return err
+	case asJSON:
+		return writeDocument(d.stdout, document(unchanged.Info))
+	}
+	_, err = fmt.Fprintf(d.stderr, "session %s changed nothing\n", unchanged.Info.Session)
+	return err
+}
+
+// writeDocument writes one JSON object for people and programs: characters that a
+// terminal would obey or hide are escaped, and mean the same.
+func writeDocument(w io.Writer, document any) error {
+	text, err := json.MarshalIndent(document, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode: %w", err)
+	}
+	_, err = w.Write(append(runner.SafeJSON(text), '\n'))
+	return err
+}
+
 // tell writes lines to standard error.
 func (k *keptChanges) tell(lines ...[]string) {
 	for _, list := range lines {
@@ -164,10 +190,10 @@ func (k *keptChanges) tell(lines ...[]string) {
 }
 
 // warn lists what a person should know before changes are applied.
-func (k *keptChanges) warn(c *overlay.Changes, gitConfig bool) {
-	conflicts, left := runner.ChangeNotes(c.List, gitConfig)
+func (k *keptChanges) warn(c *overlay.Changes, o overlay.ApplyOptions) {
+	conflicts, left := runner.ChangeNotes(c.List, o)
 	k.tell(terminal.Conflicts(conflicts, k.colour), terminal.LeftOut(left, k.colour),
-		terminal.HostExecuted(runner.HostExecutedChanges(c, gitConfig), k.colour))
+		terminal.HostExecuted(runner.HostExecutedChanges(c, o), k.colour))
 	for _, dir := range c.Unread {
 		fmt.Fprintf(k.deps.stderr, "! can't be read, and is not applied: %s\n", overlay.Quote(dir))
 	}

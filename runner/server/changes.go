@@ -35,10 +35,14 @@ type Diff struct {
 	// Changes says what became of those of an overlay.
 	Changes      string                `json:"changes,omitempty" doc:"of an overlay: kept, applied, discarded, expired, empty"`
 	Files        []runner.Changed      `json:"files" nullable:"false"`
-	HostExecuted []runner.HostExecuted `json:"host_executed" nullable:"false" doc:"changed files that a program of the host would run or obey, to be read first, and deleted ones that bounded it"`
-	Conflicts    []Note                `json:"conflicts" nullable:"false" doc:"changes whose files changed in the workspace meanwhile"`
-	LeftOut      []Note                `json:"left_out" nullable:"false" doc:"changes that an apply leaves out"`
-	Incomplete   bool                  `json:"incomplete" doc:"the workspace was too large, or could not be read, to be sure of the list"`
+	FilesOmitted int                   `json:"files_omitted,omitempty" doc:"changed files that are not listed"`
+	Count        runner.ChangeCount    `json:"count" doc:"all changed files, and their lines"`
+	HostExecuted []runner.HostExecuted `json:"host_executed" nullable:"false" doc:"changed files that a program of the host would run or obey, to be read first, deleted ones that bounded it, and symlinks that lead out of the workspace"`
+	// HostExecutedOmitted counts those that are not listed.
+	HostExecutedOmitted int    `json:"host_executed_omitted,omitempty"`
+	Conflicts           []Note `json:"conflicts" nullable:"false" doc:"changes whose files changed in the workspace meanwhile"`
+	LeftOut             []Note `json:"left_out" nullable:"false" doc:"changes that an apply leaves out"`
+	Incomplete          bool   `json:"incomplete" doc:"the workspace was too large, or could not be read, to be sure of the list"`
 	// Patch is the unified diff, at most 4 MiB of it.
 	Patch        string `json:"patch" doc:"a unified diff; at most 4 MiB"`
 	PatchPartial bool   `json:"patch_partial" doc:"the patch is cut, or holds bytes that are no UTF-8: GET …/patch has the very bytes"`
@@ -106,7 +110,8 @@ func wait(ctx context.Context, closed <-chan struct{}) error {
 
 func diffView(id string, d runner.Differences) (Diff, string) {
 	out := Diff{
-		Session: id, Files: listed(d.Changed), HostExecuted: listed(d.HostExecuted), Conflicts: listed(d.Conflicts), LeftOut: listed(d.LeftOut),
+		Session: id, Files: listed(d.Changed), FilesOmitted: d.ChangedOmitted, Count: d.Count,
+		HostExecuted: listed(d.HostExecuted), HostExecutedOmitted: d.HostExecutedOmitted, Conflicts: listed(d.Conflicts), LeftOut: listed(d.LeftOut),
 		Incomplete: d.Incomplete,
 	}
 	out.setPatch(d.Patch)
@@ -153,7 +158,8 @@ func (s *Server) pastDifferences(ctx context.Context, id, dir string) (Diff, str
 	default:
 		return Diff{}, "", problem(http.StatusGone, "no_changes", "session "+id+" was interrupted, and kept no list of what it changed", "What it did in bind mode is in the workspace")
 	}
-	out.Files, out.HostExecuted, out.Incomplete = listed(report.Changed), listed(report.HostExecuted), report.Incomplete
+	out.Files, out.FilesOmitted, out.Count = listed(report.Changed), report.ChangedOmitted, report.ChangedCount
+	out.HostExecuted, out.HostExecutedOmitted, out.Incomplete = listed(report.HostExecuted), report.HostExecutedOmitted, report.Incomplete
 	if report.Overlay != nil {
 		out.Changes = s.layersState(dir, report.Overlay)
 		out.Conflicts, out.LeftOut = listed(report.Overlay.Conflicts), listed(report.Overlay.LeftOut)
@@ -182,7 +188,7 @@ func (s *Server) keptDifferences(ctx context.Context, l *overlay.Layers) (runner
 		return runner.Differences{}, err
 	}
 	defer func() { _ = w.Close() }() // only read
-	changes, err := l.Changes(ctx, w.Dir)
+	changes, err := l.Changes(ctx, w.Dir, runner.SessionReads)
 	if err != nil {
 		return runner.Differences{}, s.changesProblem(l.Info(), err)
 	}
@@ -374,8 +380,8 @@ func (a *Applied) read(r *overlay.Result) {
 	for i := range r.Applied {
 		a.Applied = append(a.Applied, Note{Path: overlay.Quote(r.Applied[i].Path), Why: string(r.Applied[i].Kind)})
 	}
-	conflicts, _ := runner.ChangeNotes(r.Conflicts, false)
-	_, left := runner.ChangeNotes(r.LeftOut, false)
+	conflicts, _ := runner.ChangeNotes(r.Conflicts, overlay.ApplyOptions{})
+	_, left := runner.ChangeNotes(r.LeftOut, overlay.ApplyOptions{})
 	a.Conflicts, a.LeftOut = append(a.Conflicts, conflicts...), append(a.LeftOut, left...)
 	for _, f := range r.Failed {
 		a.Failed = append(a.Failed, Note{Path: overlay.Quote(f.Path), Why: f.Err.Error()})

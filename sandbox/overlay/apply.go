@@ -3,16 +3,33 @@ package overlay
 import "fmt"
 
 // ApplyOptions say what of the changes is brought in. The zero value is all of
-// them, but for what a host's git obeys, or none where there is a conflict.
+// them, but for what a host's git obeys and symlinks that lead out of the
+// workspace, or none where there is a conflict.
 type ApplyOptions struct {
 	// Rest applies what does not conflict; otherwise a conflict refuses all.
 	Rest bool
 	// GitConfig brings in what a git of the host obeys or runs, too.
 	GitConfig bool
+	// MaxEntries and MaxTextBytes bound the changes and their paths and link
+	// targets, as in [ReadOptions]: it fails with [ErrTooMany] where there are more.
+	MaxEntries, MaxTextBytes int
+	// LinksOut brings in symlinks that lead out of the workspace, too.
+	LinksOut bool
 	// DryRun changes nothing, and gives what would be done.
 	DryRun bool
 	// step is told before each change of the folder, for tests; nil is nobody.
 	step func(done int) error
+}
+
+// LeavesOut reports whether a change is not applied though nothing conflicts.
+func (o ApplyOptions) LeavesOut(c *Change) bool {
+	switch {
+	case c.LeftOut == "":
+		return false
+	case !c.Git && !c.LinkOut:
+		return true
+	}
+	return c.Git && !o.GitConfig || c.LinkOut && !o.LinksOut
 }
 
 // Result is what an apply did, or with DryRun would do.

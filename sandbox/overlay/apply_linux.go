@@ -48,12 +48,13 @@ func (l *Layers) Apply(ctx context.Context, original *os.File, o ApplyOptions) (
 	if err := l.clear(original, o); err != nil {
 		return nil, fmt.Errorf("apply changes: %w", err)
 	}
-	changes, err := l.Changes(ctx, original)
+	changes, err := l.Changes(ctx, original, ReadOptions{MaxEntries: o.MaxEntries, MaxTextBytes: o.MaxTextBytes})
 	if err != nil {
 		return nil, fmt.Errorf("apply changes: %w", err)
 	}
 	if changes.Truncated {
-		return nil, fmt.Errorf("apply changes: %w: there are more than %d, or more than %d MiB of names and link targets", ErrTooMany, MaxEntries, MaxTextBytes>>20)
+		bound := ReadOptions{MaxEntries: o.MaxEntries, MaxTextBytes: o.MaxTextBytes}.withDefaults()
+		return nil, fmt.Errorf("apply changes: %w: there are more than %d, or more than %d MiB of names and link targets", ErrTooMany, bound.MaxEntries, bound.MaxTextBytes>>20)
 	}
 	r := &Result{State: Kept, Unread: changes.Unread}
 	todo := r.sort(changes, o)
@@ -107,7 +108,7 @@ func (r *Result) sort(changes *Changes, o ApplyOptions) (todo []*Change) {
 	for i := range changes.List {
 		c := &changes.List[i]
 		switch {
-		case c.LeftOut != "" && (!c.Git || !o.GitConfig):
+		case o.LeavesOut(c):
 			r.LeftOut = append(r.LeftOut, *c)
 		case c.Conflict != "":
 			r.Conflicts = append(r.Conflicts, *c)

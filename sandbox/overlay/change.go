@@ -42,6 +42,9 @@ type Change struct {
 	LeftOut string
 	// Git says that LeftOut is what [ApplyOptions].GitConfig brings in.
 	Git bool
+	// LinkOut reports whether it is a symlink that leads out of the workspace:
+	// [ApplyOptions].LinksOut brings it in.
+	LinkOut bool
 
 	// was and now are what was looked at, group what the file's other names
 	// are known by; had is the stamp of the session's beginning.
@@ -97,6 +100,8 @@ type Changes struct {
 	// Truncated says that there are more than MaxEntries or MaxTextBytes: then
 	// none is applied.
 	Truncated bool
+	// Omitted counts the files among those that are not in List.
+	Omitted int
 	// Unread names what could not be looked into, at most 20 of it: what
 	// changed there is not known, and not applied.
 	Unread []string
@@ -110,6 +115,26 @@ type Changes struct {
 type twin struct {
 	path string
 	was  *node
+}
+
+// ReadOptions bounds what [Layers.Changes] holds; every zero means the default.
+type ReadOptions struct {
+	// MaxEntries and MaxTextBytes bound the changes, and their paths and link
+	// targets. The defaults are the constants of these names. The rest is counted.
+	MaxEntries, MaxTextBytes int
+	// First, unless it is nil, reports whether a change at path is one of those
+	// that have half of the room to themselves.
+	First func(path string) bool
+}
+
+func (o ReadOptions) withDefaults() ReadOptions {
+	if o.MaxEntries <= 0 {
+		o.MaxEntries = MaxEntries
+	}
+	if o.MaxTextBytes <= 0 {
+		o.MaxTextBytes = MaxTextBytes
+	}
+	return o
 }
 
 // treeOrder compares paths name by name, so that a folder is followed by what

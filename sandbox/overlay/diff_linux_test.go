@@ -13,7 +13,7 @@ import (
 // diff gives the whole diff of a world.
 func (w *world) diff(o DiffOptions) (string, *Stats, *Changes) {
 	w.t.Helper()
-	c, err := w.layers.Changes(w.t.Context(), w.folder)
+	c, err := w.layers.Changes(w.t.Context(), w.folder, ReadOptions{})
 	must(w.t, err)
 	var text strings.Builder
 	s, err := w.layers.Diff(w.t.Context(), w.folder, c, &text, o)
@@ -100,7 +100,7 @@ func TestWhatADiffCantHold(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("git apply: %v\n%s", err, out)
 	}
-	in(t, target, `grep -q two text; test -L bin2; test ! -e bare/config; test ! -e .git`)
+	in(t, target, `grep -q two text; test ! -L bin2; test ! -e bare/config; test ! -e .git`)
 	if t.Failed() {
 		t.Log(text)
 	}

@@ -14,6 +14,7 @@ const (
 	leftGitDir  = "the repository's own folder was moved, removed or replaced"
 	leftGitFile = "it names the repository that a git of the host obeys"
 	leftCaisson = "it is Caisson's own configuration"
+	leftLinkOut = "it is a symlink that leads out of the workspace"
 )
 
 // gitObeyed are the entries of a repository that its owner's git obeys or runs
@@ -30,8 +31,9 @@ var gitKept = []string{"info/refs", "info/packs", "info/commit-graph"}
 // look says whether a path is in the upper layer, and in the original folder.
 type look func(path string) (upper, lower bool)
 
-// leaveOut marks what apply doesn't bring in though nothing conflicts.
-func (s *Changes) leaveOut(there look) {
+// leaveOut marks what apply doesn't bring in though nothing conflicts. The
+// function linkAt returns the targets of symlinks.
+func (s *Changes) leaveOut(there look, linkAt func(path string) (string, bool)) {
 	replaced := s.replacedRepositories()
 	repos := bareRepositories{there: there, known: map[string]bool{}}
 	for i := range s.List {
@@ -46,6 +48,13 @@ func (s *Changes) leaveOut(there look) {
 		default:
 			c.LeftOut = gitReason(c, repos)
 			c.Git = c.LeftOut != ""
+		}
+		if c.Now != workspace.TypeLink || c.LeftOut != "" && !c.Git || !workspace.LeadsOut(c.Path, c.Target, linkAt) {
+			continue
+		}
+		c.LinkOut = true
+		if c.LeftOut == "" {
+			c.LeftOut = leftLinkOut + ", to " + quote(c.Target)
 		}
 	}
 }

@@ -158,13 +158,10 @@ func (j journal) clearFolder(original tree, dir string) {
 		return
 	}
 	defer unix.Close(fd)
-	list, _, err := names(fd, MaxEntries, MaxTextBytes)
-	if err != nil {
-		return
-	}
-	for _, name := range list {
+	_ = eachName(fd, func(name string) error {
 		if j.temporary(name) {
 			_ = unix.Unlinkat(fd, name, 0)
 		}
-	}
+		return nil
+	})
 }

@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -181,7 +180,7 @@ func (l *Layers) Record(ctx context.Context, original *os.File) (err error) {
 	err = enc.Encode(l.info)
 	if err == nil {
 		r := recorder{tree: tree{int(original.Fd())}, put: enc.Encode}
-		if err = r.folder(ctx, "."); err == nil {
+		if err = r.top(ctx); err == nil {
 			err = enc.Encode(baseEnd{End: true, Entries: r.count, Whole: !r.cut, Unread: r.unread})
 		}
 	}
@@ -230,67 +229,78 @@ func (r *recorder) miss(rel string) {
 	r.unread = append(r.unread, []byte(rel))
 }
 
-func (r *recorder) folder(ctx context.Context, rel string) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	folders, err := r.entries(rel)
+// top stamps everything in the folder.
+func (r *recorder) top(ctx context.Context) error {
+	dir, err := r.tree.dir(".")
 	if err != nil {
 		return err
 	}
-	for _, name := range folders {
-		if err := r.folder(ctx, join(rel, name)); err != nil || r.cut {
-			return err
-		}
-	}
-	return nil
+	defer unix.Close(dir)
+	return r.folder(ctx, ".", dir, 0)
 }
 
-// entries stamps what is in one folder and gives the folders in it.
-func (r *recorder) entries(rel string) (folders []string, err error) {
-	dir, err := r.tree.dir(rel)
-	if err != nil {
-		if rel == "." {
-			return nil, err
+// errCut ends a walk that has reached a bound.
+var errCut = errors.New("too much to record")
+
+// folder stamps what is in one open folder.
+func (r *recorder) folder(ctx context.Context, rel string, dir, depth int) error {
+	err := eachName(dir, func(name string) error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
 		}
-		if !missing(err) {
-			r.miss(rel)
-		}
-		return nil, nil
-	}
-	defer unix.Close(dir)
-	list, more, err := names(dir, MaxEntries-r.count, MaxTextBytes-r.text)
-	if err != nil {
+		return r.entry(ctx, join(rel, name), name, dir, depth)
+	})
+	switch {
+	case errors.Is(err, errCut):
+		r.cut = true
+		return nil
+	case errors.Is(err, errNames):
 		r.miss(rel)
-		return nil, nil
+		return nil
 	}
-	r.cut = r.cut || more
-	for _, name := range list {
-		n, err := stat(dir, name)
-		if missing(err) {
-			continue
-		}
-		if err != nil {
-			r.miss(rel)
-			break
-		}
-		s := stampOf(join(rel, name), n)
-		if r.text += len(join(rel, name)) + len(s.Target); r.text > MaxTextBytes {
-			r.cut = true
-			break
-		}
-		r.count++
-		if n.typ == workspace.TypeFile && isIndex(join(rel, name)) {
-			s.Index = r.tree.index(join(rel, name))
-		}
-		if err := r.put(s); err != nil {
-			return nil, err
-		}
-		if n.typ == workspace.TypeDir {
-			folders = append(folders, name)
-		}
+	return err
+}
+
+// entry stamps name in an open folder, and what is in it.
+func (r *recorder) entry(ctx context.Context, path, name string, dir, depth int) error {
+	n, err := stat(dir, name)
+	if missing(err) {
+		return nil
 	}
-	return folders, nil
+	if err != nil {
+		r.miss(parent(path))
+		return nil
+	}
+	s := stampOf(path, n)
+	if r.text += len(path) + len(s.Target); r.text > MaxTextBytes || r.count >= MaxEntries {
+		return errCut
+	}
+	r.count++
+	if n.typ == workspace.TypeFile && isIndex(path) {
+		s.Index = r.tree.index(path)
+	}
+	if err := r.put(s); err != nil || n.typ != workspace.TypeDir {
+		return err
+	}
+	if depth >= maxScanDepth || len(path) > maxPathBytes {
+		r.miss(path)
+		return nil
+	}
+	below, err := (tree{dir}).dir(name)
+	if err != nil {
+		if !missing(err) {
+			r.miss(path)
+		}
+		return nil
+	}
+	defer unix.Close(below)
+	if err := r.folder(ctx, path, below, depth+1); err != nil {
+		return err
+	}
+	if r.cut {
+		return errCut
+	}
+	return nil
 }
 
 func stampOf(path string, n *node) stamp {
@@ -470,24 +480,22 @@ func openUp(t tree, rel string) {
 	if err != nil {
 		return
 	}
-	defer unix.Close(dir)
 	if n, err := stat(dir, ""); err == nil && n.mode&0o700 != 0o700 {
 		// By /proc, since fchmod(2) takes no O_PATH descriptor.
 		_ = unix.Chmod(fmt.Sprintf("/proc/self/fd/%d", dir), n.mode|0o700)
 	}
+	unix.Close(dir)
 	fd, err := t.dir(rel)
 	if err != nil {
 		return
 	}
-	list, _, _ := names(fd, MaxEntries, MaxTextBytes)
-	folders := slices.DeleteFunc(list, func(name string) bool {
-		n, err := stat(fd, name)
-		return err != nil || n.typ != workspace.TypeDir
+	defer unix.Close(fd)
+	_ = eachName(fd, func(name string) error {
+		if n, err := stat(fd, name); err == nil && n.typ == workspace.TypeDir {
+			openUp(t, join(rel, name))
+		}
+		return nil
 	})
-	unix.Close(fd)
-	for _, name := range folders {
-		openUp(t, join(rel, name))
-	}
 }
 
 // bootID is the kernel's name for this boot.

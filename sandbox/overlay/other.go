@@ -45,7 +45,9 @@ func (l *Layers) SetUser(string) {}
 func (l *Layers) Sweep() error { return ErrUnsupported }
 
 // Changes fails with [ErrUnsupported].
-func (l *Layers) Changes(context.Context, *os.File) (*Changes, error) { return nil, ErrUnsupported }
+func (l *Layers) Changes(context.Context, *os.File, ReadOptions) (*Changes, error) {
+	return nil, ErrUnsupported
+}
 
 // Diff fails with [ErrUnsupported].
 func (l *Layers) Diff(context.Context, *os.File, *Changes, io.Writer, DiffOptions) (*Stats, error) {

@@ -77,7 +77,7 @@ func (w *world) unmount() {
 // changes reads the layers and gives a line a change.
 func (w *world) changes() []string {
 	w.t.Helper()
-	c, err := w.layers.Changes(w.t.Context(), w.folder)
+	c, err := w.layers.Changes(w.t.Context(), w.folder, ReadOptions{})
 	must(w.t, err)
 	var out []string
 	for _, c := range c.List {
@@ -247,7 +247,7 @@ func TestApplyGivesWhatCommandsSaw(t *testing.T) {
 		chmod 600 shared/old; mkdir shut; echo in > shut/in; chmod 500 shut; ln -s /etc/passwd abs; ln -s ../../.. up; truncate -s 1T big; echo end >> big
 		ln src/deep/o.c o.c; touch -d @1234567890 a.txt; ln touched touched2`)
 	want := picture(t, w.merged)
-	r := w.apply(ApplyOptions{})
+	r := w.apply(ApplyOptions{LinksOut: true})
 	if diff := cmp.Diff(want, picture(t, w.original)); diff != "" {
 		t.Errorf("(-merged +applied):\n%s", diff)
 	}
@@ -475,7 +475,7 @@ func TestHostileLayer(t *testing.T) {
 		d=$(printf 'd%%.0s' $(seq 250)); for i in $(seq 20); do mkdir $d; cd $d; done`, outside))
 	before := picture(t, outside)
 	var text strings.Builder
-	c, err := w.layers.Changes(t.Context(), w.folder)
+	c, err := w.layers.Changes(t.Context(), w.folder, ReadOptions{})
 	must(t, err)
 	_, err = w.layers.Diff(t.Context(), w.folder, c, &text, DiffOptions{})
 	must(t, err)
@@ -487,7 +487,7 @@ func TestHostileLayer(t *testing.T) {
 			t.Errorf("a name got through as it is: %q", line)
 		}
 	}
-	r := w.apply(ApplyOptions{})
+	r := w.apply(ApplyOptions{LinksOut: true})
 	if diff := cmp.Diff(before, picture(t, outside)); diff != "" {
 		t.Errorf("outside changed (-before +after):\n%s", diff)
 	}
@@ -573,7 +573,7 @@ func TestDiscardRemovesAll(t *testing.T) {
 	if _, err := os.Lstat(filepath.Join(w.layers.Dir(), UpperDir)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("upper is left after a sweep: %v", err)
 	}
-	if _, err := w.layers.Changes(context.Background(), w.folder); !errors.Is(err, ErrGone) {
+	if _, err := w.layers.Changes(context.Background(), w.folder, ReadOptions{}); !errors.Is(err, ErrGone) {
 		t.Errorf("changes of what was discarded: %v", err)
 	}
 }
@@ -636,5 +636,37 @@ func TestStateThatCantBeWritten(t *testing.T) {
 	}
 	if again, err := Open(l.Dir()); err != nil || again.Info().Recorded {
 		t.Errorf("what could not be recorded is taken for recorded: %v", err)
+	}
+}
+
+// TestLinksOutAreLeftOut: symlinks that lead out of the workspace are not
+// applied, in whatever way they do, unless that is asked for. The control is
+// that links which stay inside are.
+func TestLinksOutAreLeftOut(t *testing.T) {
+	w := newWorld(t, func(dir string) {
+		in(t, dir, `mkdir -p a/b; echo x > a/x; ln -s / away; ln -s a/b short; echo f > was`)
+	})
+	in(t, w.merged, `
+		ln -s /etc/passwd absolute; ln -s ../x up; ln -s a/../../x lexical; ln -s away/etc/passwd through; ln -sf ../../x a/b/deep2; ln -s ../../../x a/b/out
+		ln -s short/../../x dots; ln -s own/x chained; ln -s /etc own; rm was; ln -s /etc/passwd was; ln -s ../.ssh/authorized_keys dangling
+		ln -s a/x inside; ln -s ../x a/b/deep; ln -s short/../x kept; ln -s nothing none; ln -s loop loop; mkdir .caisson; ln -s / .caisson/link`)
+	r := w.apply(ApplyOptions{})
+	left := map[string]string{}
+	for _, c := range r.LeftOut {
+		left[c.Path] = c.LeftOut
+	}
+	for _, out := range []string{"absolute", "up", "lexical", "through", "a/b/out", "chained", "own", "was", "dangling"} {
+		if !strings.Contains(left[out], "leads out of the workspace, to ") {
+			t.Errorf("%s: %q", out, left[out])
+		}
+	}
+	in(t, w.original, `for l in inside a/b/deep a/b/deep2 kept none loop dots; do test -L $l; done; for l in absolute up lexical through a/b/out chained own dangling; do test ! -L $l; done; test -f was`)
+	if r.State != Kept {
+		t.Errorf("state %s", r.State)
+	}
+	r = w.apply(ApplyOptions{LinksOut: true})
+	in(t, w.original, `for l in absolute up lexical through a/b/out chained own was dangling; do test -L $l; done; test ! -e .caisson/link`)
+	if len(r.LeftOut) == 0 || !strings.HasPrefix(r.LeftOut[0].Path, ".caisson") {
+		t.Errorf("left out: %v", r.LeftOut)
 	}
 }

@@ -31,7 +31,7 @@ const (
 //
 // What an earlier apply has brought in is no change any more, so that an apply
 // that was killed is gone on with by another one.
-func (l *Layers) Changes(ctx context.Context, original *os.File) (*Changes, error) {
+func (l *Layers) Changes(ctx context.Context, original *os.File, o ReadOptions) (*Changes, error) {
 	if err := l.ready(original); err != nil {
 		return nil, err
 	}
@@ -40,7 +40,7 @@ func (l *Layers) Changes(ctx context.Context, original *os.File) (*Changes, erro
 		return nil, err
 	}
 	defer upper.Close()
-	s := scan{ctx: ctx, upper: tree{int(upper.Fd())}, lower: tree{int(original.Fd())}}
+	s := scan{ctx: ctx, upper: tree{int(upper.Fd())}, lower: tree{int(original.Fd())}, most: o.withDefaults()}
 	if err := s.top(); err != nil {
 		return nil, fmt.Errorf("read changes: %w", err)
 	}
@@ -57,7 +57,7 @@ func (l *Layers) Changes(ctx context.Context, original *os.File) (*Changes, erro
 	if err := l.judge(&s); err != nil {
 		return nil, fmt.Errorf("read changes: %w", err)
 	}
-	s.leaveOut(s.there)
+	s.leaveOut(s.there, s.linkAt)
 	return &s.Changes, nil
 }
 
@@ -67,6 +67,19 @@ func (s *scan) there(path string) (upper, lower bool) {
 	upper = err == nil && up != nil && !up.whiteout
 	low, err := s.lower.lstat(path)
 	return upper, err == nil && low != nil
+}
+
+// linkAt returns the target of the symlink that is at a path once the changes are
+// applied, and false where there is none.
+func (s *scan) linkAt(path string) (target string, ok bool) {
+	n, err := s.upper.lstat(path)
+	if err == nil && n == nil {
+		n, err = s.lower.lstat(path)
+	}
+	if err != nil || n == nil || n.typ != workspace.TypeLink {
+		return "", false
+	}
+	return n.target, true
 }
 
 func (l *Layers) ready(original *os.File) error {
@@ -86,12 +99,19 @@ func (l *Layers) upper() (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
+// maxScanDepth bounds the directories that a scan holds open, two for each level.
+const maxScanDepth = 256
+
 // scan is one reading of an upper layer.
 type scan struct {
 	Changes
 	ctx          context.Context
 	upper, lower tree
-	text         int // bytes of the paths and link targets that are held
+	most         ReadOptions
+	// text are the bytes of the paths and link targets that are held; firstCount
+	// and firstText are those of the changes that come first.
+	text, firstCount, firstText int
+	depth                       int
 }
 
 // top begins with the workspace's own folder, whose mode may have changed.
@@ -107,17 +127,23 @@ func (s *scan) top() error {
 	if now.perm() != was.perm() {
 		s.add(".", Mode, was, now)
 	}
-	return s.folder(".", true, false)
+	up, err := s.upper.dir(".")
+	if err != nil {
+		return err
+	}
+	defer unix.Close(up)
+	low, err := s.lower.dir(".")
+	if err != nil {
+		s.unread(".")
+		return nil
+	}
+	defer unix.Close(low)
+	return s.folder(".", up, low, false)
 }
 
+// add holds a change, or counts it where there is no room. What comes first has
+// room that others don't take.
 func (s *scan) add(path string, kind Kind, was, now *node) {
-	if !s.hold(path, was, now) {
-		return
-	}
-	if len(s.List) >= MaxEntries {
-		s.Truncated = true
-		return
-	}
 	c := Change{Path: path, Kind: kind, was: was, now: now}
 	if was != nil {
 		c.Was, c.WasMode, c.Size = was.typ, was.perm(), was.size
@@ -125,21 +151,27 @@ func (s *scan) add(path string, kind Kind, was, now *node) {
 	if now != nil {
 		c.Now, c.Mode, c.Size, c.Target = now.typ, now.perm(), now.size, now.target
 	}
+	entries, text := s.most.MaxEntries, s.most.MaxTextBytes
+	size := textOf(path, was, now)
+	if s.most.First != nil {
+		entries, text = entries/2, text/2
+		if s.firstCount < entries && s.firstText+size <= text && s.most.First(path) {
+			s.firstCount++
+			s.firstText += size
+			s.List = append(s.List, c)
+			return
+		}
+	}
+	if len(s.List)-s.firstCount >= entries || s.text+size > text {
+		s.Truncated = true
+		if c.File() || kind == Mode {
+			s.Omitted++
+		}
+		return
+	}
+	s.text += size
 	s.List = append(s.List, c)
 }
-
-// hold counts the text of what is to be held; where it is too much, it is not.
-func (s *scan) hold(path string, nodes ...*node) bool {
-	s.text += textOf(path, nodes...)
-	if s.text > MaxTextBytes {
-		s.Truncated = true
-		return false
-	}
-	return true
-}
-
-// release takes back what hold counted.
-func (s *scan) release(path string, nodes ...*node) { s.text -= textOf(path, nodes...) }
 
 // textOf is how many bytes are held of a path and of what was found there.
 func textOf(path string, nodes ...*node) int {
@@ -158,142 +190,115 @@ func (s *scan) unread(rel string) {
 	}
 }
 
-// folder reads the upper folder rel. Merged says that the original has a folder
-// there too, which shows through unless it is hidden.
-func (s *scan) folder(rel string, merged, hidden bool) error {
+// descend scans the directory name of the open directories up and low, either of
+// which may be -1, by calling visit with it open.
+func (s *scan) descend(rel, name string, up, low int, visit func(up, low int) error) error {
 	if s.ctx.Err() != nil {
 		return context.Cause(s.ctx)
 	}
-	below, err := s.entries(rel, merged, hidden)
-	if err != nil {
-		return err
+	if s.depth >= maxScanDepth || len(rel) > maxPathBytes {
+		s.unread(rel)
+		return nil
 	}
-	for _, b := range below {
-		if s.Truncated {
+	s.depth++
+	defer func() { s.depth-- }()
+	for _, dir := range []*int{&up, &low} {
+		if *dir < 0 {
+			continue
+		}
+		fd, err := (tree{*dir}).dir(name)
+		if err != nil {
+			if dir == &up || !missing(err) {
+				s.unread(rel) // what is below can't be compared
+			}
 			return nil
 		}
-		if err := s.folder(b.rel, b.merged, b.hidden); err != nil {
-			return err
-		}
+		defer unix.Close(fd)
+		*dir = fd
 	}
-	return nil
+	return visit(up, low)
 }
 
-// folderBelow is a folder of the upper layer that is still to be read.
-type folderBelow struct {
-	rel            string
-	merged, hidden bool
+// folder reads the open upper folder rel. The original's folder there, which
+// shows through unless it is hidden, is low; -1 is none.
+func (s *scan) folder(rel string, up, low int, hidden bool) error {
+	err := eachName(up, func(name string) error { return s.entry(rel, name, up, low) })
+	if err == nil && low >= 0 && hidden {
+		err = s.hidden(rel, up, low)
+	}
+	return s.readFault(rel, err)
 }
 
-func (s *scan) entries(rel string, merged, hidden bool) ([]folderBelow, error) {
-	up, err := s.upper.dir(rel)
-	if err != nil {
-		if rel == "." {
-			return nil, err
-		}
+// readFault notes a folder that can't be read.
+func (s *scan) readFault(rel string, err error) error {
+	if errors.Is(err, errNames) {
 		s.unread(rel)
-		return nil, nil
+		return nil
 	}
-	defer unix.Close(up)
-	low := -1
-	if merged {
-		if low, err = s.lower.dir(rel); err != nil {
-			s.unread(rel) // the original's: what is below can't be compared
-			return nil, nil
-		}
-		defer unix.Close(low)
-	}
-	list, more, err := names(up, MaxEntries-len(s.List), MaxTextBytes-s.text)
-	if err != nil {
-		s.unread(rel)
-		return nil, nil
-	}
-	s.Truncated = s.Truncated || more
-	var below []folderBelow
-	for _, name := range list {
-		b, err := s.entry(rel, name, up, low)
-		if err != nil {
-			return nil, err
-		}
-		if b.rel != "" {
-			below = append(below, b)
-		}
-	}
-	if merged && hidden {
-		return below, s.hidden(rel, low, list)
-	}
-	return below, nil
+	return err
 }
 
-// entry compares one name; what it gives is a folder to go on in, if any.
-func (s *scan) entry(rel, name string, up, low int) (folderBelow, error) {
+// entry compares one name.
+func (s *scan) entry(rel, name string, up, low int) error {
 	path := join(rel, name)
 	now, err := stat(up, name)
 	if err != nil {
 		s.unread(path)
-		return folderBelow{}, nil
+		return nil
 	}
 	var was *node
 	if low >= 0 {
 		if was, err = stat(low, name); err != nil && !missing(err) {
 			s.unread(path)
-			return folderBelow{}, nil
+			return nil
 		}
 	}
 	switch {
 	case now.whiteout:
 		if was == nil {
-			return folderBelow{}, nil
+			return nil
 		}
-		return folderBelow{}, s.gone(path, was)
+		return s.gone(path, name, low, was)
 	case now.typ == workspace.TypeDir:
-		return s.directory(path, was, now, up, name)
+		return s.directory(path, name, up, low, was, now)
 	case was == nil:
 		s.add(path, Added, nil, now)
 	case was.typ == workspace.TypeDir:
-		if err := s.below(path); err != nil {
-			return folderBelow{}, err
-		}
 		s.add(path, Typed, was, now)
+		return s.below(path, name, low)
 	case was.typ != now.typ:
 		s.add(path, Typed, was, now)
 	default:
-		s.compare(path, was, now)
+		s.compare(path, name, up, low, was, now)
 	}
-	return folderBelow{}, nil
+	return nil
 }
 
 // directory compares a folder of the upper layer.
-func (s *scan) directory(path string, was, now *node, up int, name string) (folderBelow, error) {
-	switch {
-	case was == nil:
-		s.add(path, Added, nil, now)
-		return folderBelow{rel: path}, nil
-	case was.typ != workspace.TypeDir:
-		s.add(path, Typed, was, now)
-		return folderBelow{rel: path}, nil
+func (s *scan) directory(path, name string, up, low int, was, now *node) error {
+	if was == nil || was.typ != workspace.TypeDir {
+		kind := Added
+		if was != nil {
+			kind = Typed
+		}
+		s.add(path, kind, was, now)
+		return s.descend(path, name, up, -1, func(up, _ int) error { return s.folder(path, up, -1, false) })
 	}
-	hides := false
-	dir, err := (tree{up}).dir(name)
-	if err == nil {
-		hides, err = opaque(dir)
-		unix.Close(dir)
-	}
-	if err != nil {
-		s.unread(path)
-		return folderBelow{}, nil
-	}
-	if was.perm() != now.perm() {
-		s.add(path, Mode, was, now)
-	}
-	if !s.hold(path) {
-		return folderBelow{}, nil
-	}
-	return folderBelow{rel: path, merged: true, hidden: hides}, nil
+	return s.descend(path, name, up, low, func(up, low int) error {
+		hides, err := opaque(up)
+		if err != nil {
+			s.unread(path)
+			return nil
+		}
+		if was.perm() != now.perm() {
+			s.add(path, Mode, was, now)
+		}
+		return s.folder(path, up, low, hides)
+	})
 }
 
 // compare tells a change of what both have from a mere touch.
-func (s *scan) compare(path string, was, now *node) {
+func (s *scan) compare(path, name string, up, low int, was, now *node) {
 	same := false
 	switch now.typ {
 	case workspace.TypeLink:
@@ -302,7 +307,7 @@ func (s *scan) compare(path string, was, now *node) {
 			return // links have no mode of their own
 		}
 	case workspace.TypeFile:
-		same = was.size == now.size && now.size <= compareBytes && s.equal(path)
+		same = was.size == now.size && now.size <= compareBytes && s.equal(name, up, low)
 		if !same && isIndex(path) {
 			says := s.upper.index(path)
 			same = says != "" && says == s.lower.index(path)
@@ -319,29 +324,33 @@ func (s *scan) compare(path string, was, now *node) {
 		if s.twins == nil {
 			s.twins = map[uint64]twin{}
 		}
-		if _, ok := s.twins[now.ino]; !ok && s.hold(path) {
+		if _, ok := s.twins[now.ino]; !ok {
+			if s.text += len(path); s.text > s.most.MaxTextBytes {
+				s.Truncated = true
+				return
+			}
 			s.twins[now.ino] = twin{path, was}
 		}
 	}
 }
 
 // equal compares the content of a file in both. What can't be read is not equal.
-func (s *scan) equal(path string) bool {
-	up, _, err := s.upper.file(path)
+func (s *scan) equal(name string, up, low int) bool {
+	now, _, err := (tree{up}).file(name)
 	if err != nil {
 		return false
 	}
-	defer up.Close()
-	low, _, err := s.lower.file(path)
+	defer now.Close()
+	was, _, err := (tree{low}).file(name)
 	if err != nil {
 		return false
 	}
-	defer low.Close()
+	defer was.Close()
 	const chunk = 128 << 10
 	a, b := make([]byte, chunk), make([]byte, chunk)
 	for s.ctx.Err() == nil {
-		n, errA := io.ReadFull(up, a)
-		m, errB := io.ReadFull(low, b)
+		n, errA := io.ReadFull(now, a)
+		m, errB := io.ReadFull(was, b)
 		if n != m || !bytes.Equal(a[:n], b[:m]) {
 			return false
 		}
@@ -355,81 +364,52 @@ func (s *scan) equal(path string) bool {
 func ended(err error) bool { return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) }
 
 // hidden adds what an opaque folder hides: names of the original that it lacks.
-func (s *scan) hidden(rel string, low int, have []string) error {
-	list, more, err := names(low, MaxEntries, MaxTextBytes-s.text)
-	if err != nil {
-		s.unread(rel)
-		return nil
-	}
-	s.Truncated = s.Truncated || more
-	for _, name := range list {
-		if _, ok := slices.BinarySearch(have, name); ok {
-			continue
+func (s *scan) hidden(rel string, up, low int) error {
+	return eachName(low, func(name string) error {
+		path := join(rel, name)
+		if _, err := stat(up, name); !missing(err) {
+			if err != nil {
+				s.unread(path)
+			}
+			return nil
 		}
 		was, err := stat(low, name)
-		if missing(err) {
-			continue
+		switch {
+		case missing(err):
+			return nil
+		case err != nil:
+			s.unread(path)
+			return nil
 		}
-		if err != nil {
-			s.unread(join(rel, name))
-			continue
-		}
-		if err := s.gone(join(rel, name), was); err != nil {
-			return err
-		}
-	}
-	return nil
+		return s.gone(path, name, low, was)
+	})
 }
 
-// gone adds the deletion of something of the original, and of what is in it.
-func (s *scan) gone(path string, was *node) error {
+// gone adds the deletion of name in the original's open folder low, and of what
+// is in it.
+func (s *scan) gone(path, name string, low int, was *node) error {
 	s.add(path, Deleted, was, nil)
 	if was.typ != workspace.TypeDir {
 		return nil
 	}
-	return s.below(path)
+	return s.below(path, name, low)
 }
 
 // below adds the deletion of all that a folder of the original holds.
-func (s *scan) below(path string) error {
-	if s.ctx.Err() != nil {
-		return context.Cause(s.ctx)
-	}
-	low, err := s.lower.dir(path)
-	if err != nil {
-		if !missing(err) {
-			s.unread(path)
-		}
-		return nil
-	}
-	list, more, err := names(low, MaxEntries-len(s.List), MaxTextBytes-s.text)
-	s.Truncated = s.Truncated || more
-	var found []*node
-	for _, name := range list {
-		n, statErr := stat(low, name)
-		if statErr != nil && !missing(statErr) {
-			err = errors.Join(err, statErr)
-		}
-		found = append(found, n)
-		if !s.hold(join(path, name), n) {
-			break
-		}
-	}
-	unix.Close(low)
-	if err != nil {
-		s.unread(path)
-		return nil
-	}
-	for i, n := range found {
-		s.release(join(path, list[i]), n) // gone holds it for good
-		if n == nil || s.Truncated {
-			continue
-		}
-		if err := s.gone(join(path, list[i]), n); err != nil {
-			return err
-		}
-	}
-	return nil
+func (s *scan) below(path, name string, low int) error {
+	return s.descend(path, name, -1, low, func(_, low int) error {
+		return s.readFault(path, eachName(low, func(name string) error {
+			was, err := stat(low, name)
+			switch {
+			case missing(err):
+				return nil
+			case err != nil:
+				s.unread(path)
+				return nil
+			}
+			return s.gone(join(path, name), name, low, was)
+		}))
+	})
 }
 
 // Reasons of conflicts, as people read them.

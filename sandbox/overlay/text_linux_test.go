@@ -66,23 +66,68 @@ func TestChangesAreBoundedInBytes(t *testing.T) {
 
 			const room = 256 << 10
 			before := heap()
-			s := scan{ctx: t.Context(), upper: tree{up}, lower: tree{low}, text: MaxTextBytes - room}
+			s := scan{ctx: t.Context(), upper: tree{up}, lower: tree{low}, most: ReadOptions{MaxTextBytes: room}.withDefaults()}
 			must(t, s.top())
 			if grown := heap() - before; !s.Truncated || grown > 4*room || len(s.List) == 0 || len(s.List) > manyLinks {
 				t.Errorf("%d changes, truncated %v, %d bytes are held", len(s.List), s.Truncated, grown)
 			}
-			whole := scan{ctx: t.Context(), upper: tree{up}, lower: tree{low}}
+			whole := scan{ctx: t.Context(), upper: tree{up}, lower: tree{low}, most: ReadOptions{}.withDefaults()}
 			must(t, whole.top())
 			text := 0
 			for _, c := range whole.List {
 				text += textOf(c.Path, c.was, c.now)
 			}
-			// A folder that both have is held and is no change.
-			if whole.Truncated || len(whole.List) < manyLinks || whole.text < text || whole.text > text+10 {
+			if whole.Truncated || len(whole.List) < manyLinks || whole.text != text || s.Omitted == 0 || countFiles(s.List)+s.Omitted != countFiles(whole.List) {
 				t.Errorf("control: %d changes, truncated %v, counted %d bytes of %d", len(whole.List), whole.Truncated, whole.text, text)
 			}
 			runtime.KeepAlive(&s)
 		})
+	}
+}
+
+// countFiles counts the changes of files and links.
+func countFiles(list []Change) (n int) {
+	for i := range list {
+		if list[i].File() {
+			n++
+		}
+	}
+	return n
+}
+
+// TestFirstChangesHaveRoom: what comes first is held whatever else there is, and
+// in whatever order the file system has it.
+func TestFirstChangesHaveRoom(t *testing.T) {
+	upper, lower := t.TempDir(), t.TempDir()
+	longLinks(t, upper)
+	for i := range 5 {
+		must(t, os.WriteFile(filepath.Join(upper, fmt.Sprintf("%d.mk", i)), nil, 0o644))
+	}
+	up, err := unix.Open(upper, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	must(t, err)
+	defer unix.Close(up)
+	low, err := unix.Open(lower, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	must(t, err)
+	defer unix.Close(low)
+	for _, first := range []bool{true, false} {
+		o := ReadOptions{MaxEntries: 10}
+		if first {
+			o.First = func(path string) bool { return strings.HasSuffix(path, ".mk") }
+		}
+		s := scan{ctx: t.Context(), upper: tree{up}, lower: tree{low}, most: o.withDefaults()}
+		must(t, s.top())
+		found := 0
+		for _, c := range s.List {
+			if strings.HasSuffix(c.Path, ".mk") {
+				found++
+			}
+		}
+		if !s.Truncated || len(s.List) != 10 || len(s.List)+s.Omitted != manyLinks+5 || first && found != 5 {
+			t.Errorf("first %v: %d of %d changes are first ones, %d are omitted", first, found, len(s.List), s.Omitted)
+		}
+		if !first && found == 5 {
+			t.Log("control: the file system has them first anyway")
+		}
 	}
 }
 
@@ -96,7 +141,7 @@ func TestRecordIsBoundedInBytes(t *testing.T) {
 	defer unix.Close(fd)
 	record := func(text int) recorder {
 		r := recorder{tree: tree{fd}, text: text, put: func(any) error { return nil }}
-		must(t, r.folder(t.Context(), "."))
+		must(t, r.top(t.Context()))
 		return r
 	}
 	if r := record(0); r.cut || r.count != manyLinks || r.text > manyLinks*100 {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -132,10 +131,16 @@ func opaque(dir int) (bool, error) {
 	return n == 1 && buf[0] == 'y', nil
 }
 
-// names reads the open folder, at most limit names of at most text bytes in all,
-// sorted.
-func names(dir, limit, text int) (list []string, more bool, err error) {
-	buf := make([]byte, 32<<10)
+// maxPathBytes is the longest path that the kernel takes.
+const maxPathBytes = unix.PathMax - 1
+
+// errNames is what the error of a folder wraps whose names can't be read.
+var errNames = errors.New("can't be read")
+
+// eachName calls visit for every name in the open folder, in no order, and ends
+// with its error. It holds no more than one piece of the folder.
+func eachName(dir int, visit func(name string) error) error {
+	buf := make([]byte, 8<<10)
 	for {
 		n := 0
 		err := ignoringEINTR(func() (err error) {
@@ -143,22 +148,19 @@ func names(dir, limit, text int) (list []string, more bool, err error) {
 			return err
 		})
 		if err != nil {
-			return nil, false, err
+			return fmt.Errorf("%w: %w", errNames, err)
 		}
 		if n <= 0 {
-			slices.Sort(list)
-			return list, false, nil
+			return nil
 		}
 		for rest := buf[:n]; len(rest) > 0; {
 			var name string
 			if name, rest = nextName(rest); name == "" || name == "." || name == ".." {
 				continue
 			}
-			if text -= len(name); len(list) == limit || text < 0 {
-				slices.Sort(list)
-				return list, true, nil
+			if err := visit(name); err != nil {
+				return err
 			}
-			list = append(list, name)
 		}
 	}
 }

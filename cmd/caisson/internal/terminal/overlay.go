@@ -10,8 +10,8 @@ import (
 )
 
 // Stat lists changed files as git does.
-func Stat(changed []runner.Changed, incomplete, colour bool) []string {
-	return diffstat(runner.Report{SessionEnded: runner.SessionEnded{Changed: changed, Incomplete: incomplete}}, style{colour})
+func Stat(d runner.Differences, colour bool) []string {
+	return diffstat(runner.Report{SessionEnded: runner.SessionEnded{Changed: d.Changed, ChangedCount: d.Count, Incomplete: d.Incomplete}}, style{colour})
 }
 
 // Diff makes a unified diff safe for a terminal, in colours.
@@ -50,6 +50,9 @@ func Diff(text string, colour bool) string {
 func HostExecuted(files []runner.HostExecuted, colour bool) []string {
 	s := style{colour}
 	return some(files, func(h runner.HostExecuted) string {
+		if h.Target != "" {
+			return s.yellow(line(fmt.Sprintf("! %s is a symlink that leads out of the workspace, to %s", h.Path, h.Target)))
+		}
 		if h.Deleted {
 			return s.yellow(line(fmt.Sprintf("! %s was deleted: what it asked of %s counts no more", h.Path, h.By)))
 		}

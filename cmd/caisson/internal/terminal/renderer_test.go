@@ -257,15 +257,20 @@ func TestSummary(t *testing.T) {
 		CostUSD: "unknown", WallMS: 4250, Usage: limits.Usage{Rounds: 1, ToolCalls: 2, InputTokens: 5, CachedInputTokens: 5, OutputTokens: 7},
 		Changed: []runner.Changed{
 			{Path: "a.sh", Change: "modified", Insertions: 2, Deletions: 1, HasDiff: true},
-			{Path: "long/name.bin", Change: "added"},
+			{Path: "long/name.bin", Change: "modified", Size: 2100},
+			{Path: "old.bin", Change: "deleted"},
 		},
-		HostExecuted: []runner.HostExecuted{{Path: "sub/.caisson/config.yaml", By: "an agent", Deleted: true}, {Path: "Makefile", By: "make"}},
+		ChangedCount: runner.ChangeCount{Files: 5, Insertions: 2, Deletions: 1, Uncounted: 4},
+		HostExecuted: []runner.HostExecuted{{Path: "sub/.caisson/config.yaml", By: "an agent", Deleted: true}, {Path: "Makefile", By: "make"}, {Path: "l", By: "x", Target: "/etc"}},
 	}}
 	want := []string{
 		" a.sh          | 3 ++-",
-		" long/name.bin | added, no diff",
-		" 2 files changed, 2 insertions(+), 1 deletion(-)",
+		" long/name.bin | modified, 2.1 KB",
+		" old.bin       | deleted",
+		" … and 2 more",
+		" 5 files changed, 2 insertions(+), 1 deletion(-), and 4 files whose lines are not counted",
 		"! read Makefile before you go on: make runs or obeys it",
+		"! l is a symlink that leads out of the workspace, to /etc",
 		"! sub/.caisson/config.yaml was deleted: what it asked of an agent counts no more",
 		"cost unknown · 10 tokens in, 7 out · 1 model call, 2 tool calls · 4.2 s · records in /s",
 	}

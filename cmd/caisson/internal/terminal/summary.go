@@ -84,7 +84,7 @@ func some[T any](list []T, render func(T) string) []string {
 // diffstat lists changed files as git does.
 func diffstat(r runner.Report, s style) []string {
 	const most = 30
-	files := len(r.Changed)
+	listed := len(r.Changed)
 	var repositories []string
 	r.Changed, repositories = withoutRepositories(r.Changed)
 	width := 0
@@ -93,13 +93,11 @@ func diffstat(r runner.Report, s style) []string {
 	}
 	width = min(width, 60)
 	var out []string
-	added, removed := 0, 0
-	for i, c := range r.Changed {
-		added, removed = added+c.Insertions, removed+c.Deletions
-		if i >= most {
-			continue
+	for _, c := range r.Changed[:min(len(r.Changed), most)] {
+		what := c.Change
+		if c.Change != "deleted" && c.Change != "mode" {
+			what += ", " + size(c.Size)
 		}
-		what := c.Change + ", no diff"
 		if c.HasDiff {
 			what = fmt.Sprintf("%d %s%s", c.Insertions+c.Deletions, s.green(bar('+', c.Insertions, c.Deletions)), s.red(bar('-', c.Deletions, c.Insertions)))
 		}
@@ -108,10 +106,17 @@ func diffstat(r runner.Report, s style) []string {
 	for _, repo := range repositories {
 		out = append(out, fmt.Sprintf(" %-*s | a repository, changed", width, fit(line(repo), 60)))
 	}
-	if len(r.Changed) > most {
-		out = append(out, fmt.Sprintf(" … and %d more", len(r.Changed)-most))
+	n := r.ChangedCount
+	if more := max(n.Files-listed, 0) + max(len(r.Changed)-most, 0); more > 0 {
+		out = append(out, fmt.Sprintf(" … and %d more", more))
 	}
-	total := fmt.Sprintf(" %s changed, %s(+), %s(-)", count(files, "file"), count(added, "insertion"), count(removed, "deletion"))
+	total := fmt.Sprintf(" %s changed, %s(+), %s(-)", count(n.Files, "file"), count(n.Insertions, "insertion"), count(n.Deletions, "deletion"))
+	switch {
+	case n.Files > 0 && n.Uncounted == n.Files:
+		total = fmt.Sprintf(" %s changed, lines not counted", count(n.Files, "file"))
+	case n.Uncounted > 0:
+		total += fmt.Sprintf(", and %s whose lines are not counted", count(n.Uncounted, "file"))
+	}
 	if r.Incomplete {
 		total += "; the workspace is too large, or could not be read whole, to be sure"
 	}
@@ -155,6 +160,17 @@ func costLine(r runner.Report) string {
 		cost, u.InputTokens+u.CachedInputTokens+u.CacheWriteTokens, u.OutputTokens,
 		count(int(u.Rounds), "model call"), count(int(u.ToolCalls), "tool call"),
 		fmt.Sprint(r.WallMS/1000), r.WallMS%1000/100, line(r.Dir))
+}
+
+// size writes a number of bytes for people.
+func size(n int64) string {
+	switch {
+	case n < 1000:
+		return fmt.Sprintf("%d B", n)
+	case n < 1000*1000:
+		return fmt.Sprintf("%.1f KB", float64(n)/1000)
+	}
+	return fmt.Sprintf("%.1f MB", float64(n)/1000/1000)
 }
 
 func count(n int, noun string) string {

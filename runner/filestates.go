@@ -1,0 +1,292 @@
+package runner
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"io"
+	"path"
+	"time"
+
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// Bounds of what a session keeps of its workspace's files as they were.
+const (
+	// maxFileStates bounds the files that are told apart: 32 bytes of memory each.
+	maxFileStates = 500_000
+	// keptFiles files of at most keptFileBytes each, together at most keptFilesBytes,
+	// are kept whole, on the disk: what commands change in them can be shown.
+	keptFiles      = 20_000
+	keptFileBytes  = 256 << 10
+	keptFilesBytes = 32 << 20
+)
+
+// stamp is what tells one state of a file from another. The change time can't
+// be set by a program, so that a content changed with the old size and
+// modification time is still seen.
+type stamp struct {
+	kind   workspace.Type
+	size   int64
+	mode   uint32
+	mtime  int64
+	ctime  int64
+	inode  uint64
+	target string
+}
+
+func stampOf(st *workspace.ScanStat) stamp {
+	return stamp{
+		kind: st.Type, size: st.Size, mode: st.Mode, mtime: st.ModTime.UnixNano(), ctime: st.ChangeTime.UnixNano(),
+		inode: st.Inode, target: st.Target,
+	}
+}
+
+// fileStates are the files of a workspace as they were when a session began:
+// a keyed hash of each path leads to a keyed hash of its [stamp]. Their paths,
+// and the content of some, are in a scratch file. The zero value knows nothing.
+// It is safe for concurrent use once it is made.
+type fileStates struct {
+	seed  maphash.Seed
+	known map[uint64]fileState
+	// content has the files that are kept whole, by their number.
+	content map[uint32]extent
+	scratch *scratch
+	names   *scratch // each path behind its length, in the order of their numbers
+	count   uint32
+	// taken is a change time that none of the files has passed.
+	taken time.Time
+	// whole reports whether everything was looked at; cut reports whether there
+	// were more than maxFileStates.
+	whole, cut bool
+}
+
+// fileState is one file as it was.
+type fileState struct {
+	stamp  uint64
+	mode   uint32
+	number uint32 // from 0
+}
+
+// takeFileStates looks at the files of a workspace. What lies in repositories is
+// left out: other checks see to it. Scratch files are made in dir.
+func takeFileStates(ctx context.Context, r *workspace.Reader, dir string) (_ *fileStates, err error) {
+	f := &fileStates{seed: maphash.MakeSeed(), known: map[uint64]fileState{}, content: map[uint32]extent{}, whole: true}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, f.close())
+		}
+	}()
+	if f.scratch, err = newScratch(dir); err != nil {
+		return nil, err
+	}
+	if f.names, err = newScratch(dir); err != nil {
+		return nil, err
+	}
+	names := bufio.NewWriter(f.names.file)
+	var failed error
+	err = scanFiles(ctx, r, func(e *workspace.ScanEntry) {
+		st, err := e.Stat()
+		switch {
+		case err != nil:
+			f.whole = false
+			return
+		case f.count >= maxFileStates:
+			f.cut = true
+			return
+		}
+		p, number := e.Path(), f.count
+		f.count++
+		f.known[maphash.String(f.seed, p)] = fileState{stamp: maphash.Comparable(f.seed, stampOf(&st)), mode: st.Mode, number: number}
+		if st.ChangeTime.After(f.taken) {
+			f.taken = st.ChangeTime
+		}
+		if _, err := names.Write(append(binary.AppendUvarint(nil, uint64(len(p))), p...)); err != nil && failed == nil {
+			failed = err
+		}
+		if err := f.keep(ctx, r, p, number, &st); err != nil && failed == nil {
+			failed = err
+		}
+	}, func(string) { f.whole = false })
+	return f, errors.Join(err, failed, names.Flush())
+}
+
+// scanFiles visits everything but directories, and what lies in repositories.
+// It calls unread for directories that can't be read.
+func scanFiles(ctx context.Context, r *workspace.Reader, visit func(e *workspace.ScanEntry), unread func(dir string)) error {
+	return r.Scan(ctx, ".", workspace.ScanOptions{
+		Visit: func(e *workspace.ScanEntry) (uint8, string) {
+			switch {
+			case string(e.Name()) == ".git":
+			case e.Type == workspace.TypeDir:
+				return 0, e.Path()
+			default:
+				visit(e)
+			}
+			return 0, ""
+		},
+		Unread: func(dir string, _ error) { unread(dir) },
+	})
+}
+
+// keep keeps a file's content, within the bounds. A file that can't be read is
+// not kept.
+func (f *fileStates) keep(ctx context.Context, r *workspace.Reader, p string, number uint32, st *workspace.ScanStat) error {
+	if st.Type != workspace.TypeFile || st.Size > keptFileBytes || len(f.content) >= keptFiles || f.scratch.size+st.Size > keptFilesBytes {
+		return nil
+	}
+	file, err := r.ReadFile(ctx, p, 0, keptFileBytes)
+	if err != nil || file.Truncated || int64(len(file.Data)) != st.Size {
+		return ctx.Err()
+	}
+	at, err := f.scratch.append(file.Data)
+	if err == nil {
+		f.content[number] = at
+	}
+	return err
+}
+
+// incomplete reports whether a file that is not known may have been there.
+func (f *fileStates) incomplete() bool { return f.known == nil || !f.whole || f.cut }
+
+// isFresh reports whether path, which st describes, or nil where there is
+// nothing, is as it was.
+func (f *fileStates) isFresh(p string, st *workspace.ScanStat) bool {
+	was, ok := f.known[maphash.String(f.seed, p)]
+	if st == nil {
+		return !ok && !f.incomplete()
+	}
+	return ok && was.stamp == maphash.Comparable(f.seed, stampOf(st))
+}
+
+// before returns the content of a file as it was, where it is known; there was
+// none where absent is set.
+func (f *fileStates) before(p string) (content []byte, absent, known bool) {
+	if f.known == nil {
+		return nil, false, false
+	}
+	was, ok := f.known[maphash.String(f.seed, p)]
+	if !ok {
+		return nil, true, !f.incomplete()
+	}
+	at, ok := f.content[was.number]
+	if !ok {
+		return nil, false, false
+	}
+	content, err := f.scratch.read(at)
+	return content, false, err == nil
+}
+
+// fileChange is one file that is not as it was.
+type fileChange struct {
+	path, change string
+	// stat is what is there now, nil for nothing.
+	stat *workspace.ScanStat
+}
+
+// compare calls visit for each file that is not as it was, in no order. A file
+// that has the same content and mode is as it was, where its content is known.
+// What it returns reports whether everything could be looked at.
+func (f *fileStates) compare(ctx context.Context, r *workspace.Reader, visit func(fileChange)) (whole bool, _ error) {
+	if f.known == nil {
+		return false, nil
+	}
+	whole = true
+	seen := make([]bool, f.count)
+	err := scanFiles(ctx, r, func(e *workspace.ScanEntry) {
+		st, err := e.Stat()
+		if err != nil {
+			whole = false
+			return
+		}
+		p := e.Path()
+		was, ok := f.known[maphash.String(f.seed, p)]
+		switch {
+		case ok && was.stamp == maphash.Comparable(f.seed, stampOf(&st)):
+			seen[was.number] = true
+		case ok:
+			seen[was.number] = true
+			if !f.isRewritten(ctx, r, p, was, &st) {
+				visit(fileChange{path: p, change: "modified", stat: &st})
+			}
+		case !f.incomplete() || st.ChangeTime.After(f.taken):
+			visit(fileChange{path: p, change: "added", stat: &st})
+		}
+	}, func(string) { whole = false })
+	if err != nil {
+		return false, err
+	}
+	return whole, f.visitMissing(ctx, r, seen, whole, visit)
+}
+
+// isRewritten reports whether a file was written again with the content and mode
+// that it had.
+func (f *fileStates) isRewritten(ctx context.Context, r *workspace.Reader, p string, was fileState, st *workspace.ScanStat) bool {
+	at, ok := f.content[was.number]
+	if !ok || st.Type != workspace.TypeFile || st.Mode != was.mode || st.Size != int64(at.length) {
+		return false
+	}
+	file, err := r.ReadFile(ctx, p, 0, keptFileBytes)
+	if err != nil || file.Truncated {
+		return false
+	}
+	content, err := f.scratch.read(at)
+	return err == nil && bytes.Equal(content, file.Data)
+}
+
+// visitMissing calls visit for the files that were not seen. Where not
+// everything could be looked at, it makes sure that they are gone.
+func (f *fileStates) visitMissing(ctx context.Context, r *workspace.Reader, seen []bool, whole bool, visit func(fileChange)) error {
+	names := bufio.NewReader(io.NewSectionReader(f.names.file, 0, 1<<62))
+	for i := range seen {
+		length, err := binary.ReadUvarint(names)
+		if err != nil {
+			return fmt.Errorf("read file names: %w", err)
+		}
+		if seen[i] {
+			if _, err := names.Discard(int(length)); err != nil {
+				return fmt.Errorf("read file names: %w", err)
+			}
+			continue
+		}
+		name := make([]byte, length)
+		if _, err := io.ReadFull(names, name); err != nil {
+			return fmt.Errorf("read file names: %w", err)
+		}
+		if !whole {
+			_, err := r.StatEntry(ctx, string(name))
+			if e, ok := errors.AsType[*workspace.Error](err); !ok || e.Kind != workspace.KindNotFound {
+				continue
+			}
+		}
+		visit(fileChange{path: string(name), change: "deleted"})
+	}
+	return nil
+}
+
+// close removes the scratch files.
+func (f *fileStates) close() error {
+	var all []error
+	for _, s := range []*scratch{f.scratch, f.names} {
+		if s != nil {
+			all = append(all, s.close())
+		}
+	}
+	return errors.Join(all...)
+}
+
+// statEntry returns what is at a path, nil where there is nothing.
+func statEntry(ctx context.Context, r *workspace.Reader, p string) (*workspace.ScanStat, error) {
+	st, err := r.StatEntry(ctx, path.Clean(p))
+	if e, ok := errors.AsType[*workspace.Error](err); ok && e.Kind == workspace.KindNotFound {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &st, nil
+}

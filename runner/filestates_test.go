@@ -1,0 +1,214 @@
+package runner
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// TestSnapshotKeepsNoLongTargets: 10,000 links with targets of 4,000 bytes are
+// 40 MB of the agent's choice; what is kept of them is ours.
+func TestSnapshotKeepsNoLongTargets(t *testing.T) {
+	const links = 10_000
+	dir := t.TempDir()
+	long := strings.Repeat("x", 4000)
+	for i := range links {
+		if err := os.Symlink(long, filepath.Join(dir, fmt.Sprintf("%05d", i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	r, err := workspace.NewReader(held, workspace.ReaderOptions{MaxEntries: snapshotEntries})
+	if err != nil {
+		t.Fatal(err)
+	}
+	heap := func() int64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	before := heap()
+	s, err := takeFileStates(t.Context(), r, t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	grown := heap() - before
+	t.Logf("%d bytes are held of %d links", grown, links)
+	if s.count != links || s.incomplete() || grown > 2<<20 {
+		t.Errorf("%d bytes are held of %d links, incomplete %v", grown, s.count, s.incomplete())
+	}
+	if list := changesSince(t, s, r); len(list) != 0 {
+		t.Errorf("nothing has changed: %v", list)
+	}
+	runtime.KeepAlive(s)
+}
+
+// TestLongTargetsDiffer: by their last byte too, and none is a short one.
+func TestLongTargetsDiffer(t *testing.T) {
+	long := strings.Repeat("x", 4000)
+	seen := map[stamp]string{}
+	for _, target := range []string{"", "a", strings.Repeat("x", 256), strings.Repeat("x", 257), long, long[1:] + "y", long + "x"} {
+		s := stampOf(&workspace.ScanStat{Type: workspace.TypeLink, Target: target})
+		if was, ok := seen[s]; ok {
+			t.Errorf("targets of %d and %d bytes have one stamp", len(was), len(target))
+		}
+		seen[s] = target
+		if s != stampOf(&workspace.ScanStat{Type: workspace.TypeLink, Target: strings.Clone(target)}) {
+			t.Errorf("a target of %d bytes has two stamps", len(target))
+		}
+	}
+}
+
+// changesSince lists what differs, by path.
+func changesSince(t *testing.T, f *fileStates, r *workspace.Reader) map[string]string {
+	t.Helper()
+	list := map[string]string{}
+	if _, err := f.compare(t.Context(), r, func(c fileChange) { list[c.path] = c.change }); err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+// openReader returns a reader of a directory.
+func openReader(t *testing.T, dir string) *workspace.Reader {
+	t.Helper()
+	held, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { held.Close() })
+	r, err := workspace.NewReader(held, workspace.ReaderOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// TestFileStates changes files in every way. A file that is written again with
+// the same content is no change, unless its content was too large to be kept.
+func TestFileStates(t *testing.T) {
+	dir := t.TempDir()
+	script := func(text string) {
+		cmd := exec.Command("bash", "-ec", text)
+		cmd.Dir = dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	script(`mkdir -p a/b .git sub/.git; for f in same rewritten replaced content mode gone a/b/deep moved type; do echo "$f" > $f; done
+		ln -s same link; ln -s same relink; echo x > .git/config; echo x > sub/.git/x; head -c 300000 /dev/zero > large; : > empty; mkfifo pipe; echo odd > $'\xff\n'`)
+	r := openReader(t, dir)
+	f, err := takeFileStates(t.Context(), r, t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.close()
+	script(`echo rewritten > rewritten; cp replaced t; mv t replaced; touch -r same stamp; echo CONTENT > content; touch -r stamp content; rm stamp; chmod 600 mode; rm gone
+		echo more > a/b/deep; mv moved moved2; rm type; ln -s same type; ln -sfn empty relink; head -c 300000 /dev/zero > large; : > empty; echo n > new; echo y > .git/config; echo y > sub/.git/x; rm pipe; mkfifo pipe
+		rm $'\xff\n'`)
+	want := map[string]string{
+		"content": "modified", "mode": "modified", "gone": "deleted", "a/b/deep": "modified", "moved": "deleted", "moved2": "added", "type": "modified",
+		"relink": "modified", "large": "modified", "new": "added", "pipe": "modified", "\xff\n": "deleted",
+	}
+	if diff := cmp.Diff(want, changesSince(t, f, r)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	for p, want := range map[string]bool{"same": true, "rewritten": false, "nothing": true, "gone": false, "new": false, "link": true} {
+		st, err := statEntry(t.Context(), r, p)
+		if err != nil || f.isFresh(p, st) != want {
+			t.Errorf("%s: fresh %v, %v", p, !want, err)
+		}
+	}
+	if text, absent, known := f.before("content"); string(text) != "content\n" || absent || !known {
+		t.Errorf("content was %q, absent %v, known %v", text, absent, known)
+	}
+	if _, absent, known := f.before("new"); !absent || !known {
+		t.Error("a new file is not known to be one")
+	}
+	if _, _, known := f.before("large"); known {
+		t.Error("a large file is kept")
+	}
+}
+
+// TestUnknownFileStates: nothing is said to be new where not everything was looked
+// at, unless its change time tells.
+func TestUnknownFileStates(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "a"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r := openReader(t, dir)
+	f, err := takeFileStates(t.Context(), r, t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.close()
+	f.known, f.cut, f.count = map[uint64]fileState{}, true, 0
+	if list := changesSince(t, f, r); len(list) != 0 {
+		t.Errorf("what may have been there is listed: %v", list)
+	}
+	for f.taken = time.Now(); ; {
+		if err := os.WriteFile(filepath.Join(dir, "b"), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if st, err := r.StatEntry(t.Context(), "b"); err == nil && st.ChangeTime.After(f.taken) {
+			break
+		}
+	}
+	if list := changesSince(t, f, r); len(list) != 1 || list["b"] != "added" {
+		t.Errorf("changed: %v", list)
+	}
+	if _, _, known := (&fileStates{}).before("a"); known {
+		t.Error("nothing is known of nothing")
+	}
+}
+
+// TestReportIsBounded: of many changes a report lists some and counts the rest,
+// and what a host would run near the top is among them whatever comes first.
+func TestReportIsBounded(t *testing.T) {
+	var l changeList
+	long := strings.Repeat("d/", 500)
+	for i := range 20_000 {
+		c := Changed{Path: fmt.Sprintf("%s%06d.mk", long, i), Change: "added"}
+		l.add(c)
+		l.addExecuted(executed(c, "")...)
+	}
+	last := Changed{Path: "Makefile", Change: "modified", HasDiff: true, Insertions: 3}
+	l.addExecuted(executed(last, "")...)
+	l.addExecuted(executed(Changed{Path: "z", Change: "added"}, "/etc/passwd")...)
+	l.sort()
+	if n := l.count(); n.Files != 20_000 || n.Uncounted != 20_000 {
+		t.Errorf("%+v", n)
+	}
+	text := 0
+	for _, c := range l.changed {
+		text += len(c.Path)
+	}
+	for _, h := range l.executed {
+		text += len(h.Path)
+	}
+	if text > maxReportedText+maxHostExecutedText || len(l.changed)+l.omitted != 20_000 || len(l.executed)+l.executedOmitted != 20_002 {
+		t.Errorf("%d bytes, %d and %d are listed, %d and %d are not", text, len(l.changed), len(l.executed), l.omitted, l.executedOmitted)
+	}
+	for _, want := range []HostExecuted{{Path: "Makefile", By: "make"}, {Path: "z", By: bySymlink, Target: "/etc/passwd"}} {
+		if !slices.Contains(l.executed, want) {
+			t.Errorf("%+v is not listed", want)
+		}
+	}
+}

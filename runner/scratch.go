@@ -1,0 +1,65 @@
+package runner
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"sync"
+)
+
+// scratch is a file without a name, which is gone with the process: it keeps
+// what is too much for memory. It is safe for concurrent use.
+type scratch struct {
+	mu   sync.Mutex
+	file *os.File
+	size int64
+}
+
+// extent is a piece of a scratch file.
+type extent struct {
+	offset int64
+	length int
+}
+
+// newScratch creates a scratch file in the directory dir.
+func newScratch(dir string) (*scratch, error) {
+	f, err := os.CreateTemp(dir, "scratch-")
+	if err != nil {
+		return nil, fmt.Errorf("create scratch file: %w", err)
+	}
+	// Where an open file can't be removed, close does it.
+	_ = os.Remove(f.Name())
+	return &scratch{file: f}, nil
+}
+
+// append adds text to the file.
+func (s *scratch) append(text []byte) (extent, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := extent{s.size, len(text)}
+	n, err := s.file.WriteAt(text, s.size)
+	s.size += int64(n)
+	if err != nil {
+		return extent{}, fmt.Errorf("write scratch file: %w", err)
+	}
+	return e, nil
+}
+
+// read returns a piece of the file.
+func (s *scratch) read(e extent) ([]byte, error) {
+	text := make([]byte, e.length)
+	if _, err := s.file.ReadAt(text, e.offset); err != nil && e.length > 0 {
+		return nil, fmt.Errorf("read scratch file: %w", err)
+	}
+	return text, nil
+}
+
+// close removes the file.
+func (s *scratch) close() error {
+	err := s.file.Close()
+	if rm := os.Remove(s.file.Name()); !errors.Is(rm, fs.ErrNotExist) {
+		err = errors.Join(err, rm)
+	}
+	return err
+}

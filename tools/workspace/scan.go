@@ -1,0 +1,232 @@
+package workspace
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+)
+
+// ScanOptions configures a [Reader.Scan].
+type ScanOptions struct {
+	// Mounts are the mounts that the scan enters, relative to the workspace. It
+	// enters no other one.
+	Mounts []string
+	// Open is called, unless it is nil, for a directory that can't be listed or
+	// searched. It makes the directory accessible and returns the function that
+	// undoes that, which the scan calls once it is through with the directory.
+	Open func(dir string) (restore func(), err error)
+	// Visit is called for every entry, in no order. It returns marks, which Leave
+	// gets for the entry's directory, and the path of the directory that is to be
+	// scanned: e's own path, the path that e was renamed to, or "" for none.
+	Visit func(e *ScanEntry) (mark uint8, enter string)
+	// Leave, unless it is nil, is called when a directory is done, with the marks
+	// of its entries.
+	Leave func(dir string, marks uint8)
+	// Unread is called for each directory that could not be read whole.
+	Unread func(dir string, err error)
+}
+
+// ScanEntry is one entry that a scan visits. It is valid during that visit.
+type ScanEntry struct {
+	Type Type
+
+	path []byte
+	base int
+	stat func(name string) (ScanStat, error)
+}
+
+// Path returns the entry's path relative to the workspace, its very bytes.
+func (e *ScanEntry) Path() string { return string(e.path) }
+
+// Name returns the entry's name, which is valid during the visit.
+func (e *ScanEntry) Name() []byte { return e.path[e.base:] }
+
+// Stat returns what the file system knows of the entry; no symlink is followed.
+func (e *ScanEntry) Stat() (ScanStat, error) { return e.stat(string(e.Name())) }
+
+// ScanStat is what a file system knows of one entry.
+type ScanStat struct {
+	Type Type
+	// Mode are the twelve permission bits of chmod(2).
+	Mode    uint32
+	Links   uint64
+	Size    int64
+	Inode   uint64
+	UID     uint32
+	GID     uint32
+	ModTime time.Time
+	// ChangeTime can't be set by a program.
+	ChangeTime time.Time
+	// Target is what a symlink says.
+	Target string
+}
+
+// scanBatch is the size in bytes of the entries that a scan reads at a time. A
+// level of the tree holds no more than the directories among them.
+const scanBatch = 8 << 10
+
+// Scan visits every entry below path, however many there are: it keeps nothing
+// of an entry that it has visited. Unlike Walk it is in no order, follows no
+// symlink in path's last name either, and looks at names and types alone. The
+// error is nil, one that wraps context.Cause(ctx), or why path itself can't be
+// resolved; what can't be read below goes to Unread.
+//
+// A path that is no directory has no entries.
+func (r *Reader) Scan(ctx context.Context, path string, o ScanOptions) error {
+	rel, e := r.prefixes.relative(path)
+	if e != nil {
+		return e
+	}
+	if r.remote != nil {
+		return errors.ErrUnsupported
+	}
+	s := scan{reader: r, o: o, path: []byte(rel)}
+	if rel == "." {
+		s.path = s.path[:0]
+	}
+	return s.directory(ctx, nil, rel)
+}
+
+// StatEntry returns what the file system knows of path, a symlink itself where it
+// is one.
+func (r *Reader) StatEntry(ctx context.Context, path string) (ScanStat, error) {
+	rel, e := r.prefixes.relative(path)
+	if e != nil {
+		return ScanStat{}, e
+	}
+	if r.remote != nil {
+		return ScanStat{}, errors.ErrUnsupported
+	}
+	st, err := guarded(ctx, r.guard, path, func(context.Context) (ScanStat, error) { return r.tree.statEntry(rel) })
+	if err != nil {
+		return ScanStat{}, r.fault(path, err)
+	}
+	return st, nil
+}
+
+// scan is one call of Scan.
+type scan struct {
+	reader *Reader
+	o      ScanOptions
+	path   []byte // of the directory that is read; empty for the workspace
+}
+
+// where returns the path of the directory that is read.
+func (s *scan) where() string {
+	if len(s.path) == 0 {
+		return "."
+	}
+	return string(s.path)
+}
+
+// directory scans one directory: name in parent, or, where parent is nil, the
+// path name of the workspace.
+func (s *scan) directory(ctx context.Context, parent *scanDir, name string) error {
+	dir, restore, err := s.open(ctx, parent, name)
+	defer restore()
+	if err != nil {
+		return s.unread(ctx, err)
+	}
+	defer dir.close()
+	var marks uint8
+	length := len(s.path)
+	for {
+		names, err := guarded(ctx, s.reader.guard, s.where(), dir.next)
+		if err != nil {
+			if err := s.unread(ctx, err); err != nil {
+				return err
+			}
+			break
+		}
+		if len(names) == 0 {
+			break
+		}
+		mark, enter := s.visit(ctx, dir, names)
+		marks |= mark
+		for _, name := range enter {
+			s.push(name)
+			err := s.directory(ctx, dir, name)
+			s.path = s.path[:length]
+			if err != nil {
+				return err
+			}
+		}
+	}
+	if s.o.Leave != nil {
+		s.o.Leave(s.where(), marks)
+	}
+	return nil
+}
+
+// push makes name the last one of the path.
+func (s *scan) push(name string) {
+	if len(s.path) > 0 {
+		s.path = append(s.path, '/')
+	}
+	s.path = append(s.path, name...)
+}
+
+// visit visits one batch of entries and returns the names to be entered.
+func (s *scan) visit(ctx context.Context, dir *scanDir, names []dirName) (marks uint8, enter []string) {
+	length := len(s.path)
+	stat := func(name string) (ScanStat, error) {
+		return guarded(ctx, s.reader.guard, name, func(context.Context) (ScanStat, error) { return dir.stat(name) })
+	}
+	for _, d := range names {
+		s.push(d.name)
+		e := ScanEntry{Type: d.typ, path: s.path, base: len(s.path) - len(d.name), stat: stat}
+		if e.Type == TypeOther { // the file system tells no types
+			if st, err := stat(d.name); err == nil {
+				e.Type = st.Type
+			}
+		}
+		mark, into := s.o.Visit(&e)
+		marks |= mark
+		s.path = s.path[:length]
+		if into != "" {
+			_, name := split(into)
+			enter = append(enter, name)
+		}
+	}
+	return marks, enter
+}
+
+// open opens a directory that can be listed and searched.
+func (s *scan) open(ctx context.Context, parent *scanDir, name string) (dir *scanDir, restore func(), err error) {
+	restore = func() {}
+	if len(s.path) > MaxPathBytes {
+		return nil, restore, &Error{Kind: KindTooLarge, Path: abbreviate(s.where()), Detail: "its path is longer than 4095 bytes"}
+	}
+	cross := slices.Contains(s.o.Mounts, s.where())
+	open := func(context.Context) (*scanDir, error) { return s.reader.tree.openScan(parent, name, cross) }
+	dir, err = guarded(ctx, s.reader.guard, s.where(), open)
+	if s.o.Open == nil || !errors.Is(err, errClosedDir) {
+		return dir, restore, err
+	}
+	undo, failed := s.o.Open(s.where())
+	if failed != nil {
+		return nil, restore, failed
+	}
+	dir, err = guarded(ctx, s.reader.guard, s.where(), open)
+	return dir, undo, err
+}
+
+// unread reports the directory that is read, unless the scan itself has ended.
+func (s *scan) unread(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if errors.Is(err, errGone) {
+		return nil // removed meanwhile
+	}
+	s.o.Unread(s.where(), s.reader.fault(s.where(), err))
+	return nil
+}
+
+var (
+	// errClosedDir is a directory whose mode forbids to list or search it.
+	errClosedDir = errors.New("the directory can't be listed or searched")
+	// errGone is a directory that is not there, or none any more.
+	errGone = errors.New("the directory is gone")
+)

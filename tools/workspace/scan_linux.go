@@ -1,0 +1,128 @@
+package workspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// inDir is how a scan opens a directory by its name in another one.
+const inDir = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV
+
+// scanDir is an open directory of a scan.
+type scanDir struct{ fd int }
+
+// openScan opens name in parent, or, where that is nil, the path name of the
+// workspace. It enters another mount only where cross says so.
+func (t *tree) openScan(parent *scanDir, name string, cross bool) (*scanDir, error) {
+	fd, err := t.openScanAt(parent, name, cross)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
+		return nil, fmt.Errorf("%w: %w", errGone, err)
+	}
+	if err == nil && os.Geteuid() != 0 {
+		if err = unix.Faccessat(fd, ".", unix.X_OK, unix.AT_EACCESS); err != nil {
+			_ = unix.Close(fd)
+		}
+	}
+	if errors.Is(err, unix.EACCES) {
+		return nil, fmt.Errorf("%w: %w", errClosedDir, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &scanDir{fd}, nil
+}
+
+func (t *tree) openScanAt(parent *scanDir, name string, cross bool) (int, error) {
+	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW
+	switch {
+	case parent == nil:
+		return t.openDir(name, false)
+	case cross:
+		return openat(parent.fd, name, flags)
+	case !t.walking.Load():
+		fd, err := openat2(parent.fd, name, flags, inDir)
+		if errors.Is(err, unix.EXDEV) {
+			err = fmt.Errorf("%w: %w", ErrMount, err)
+		}
+		return fd, err
+	}
+	fd, err := openat(parent.fd, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW)
+	if err != nil {
+		return -1, err
+	}
+	f, err := statx(fd, "", unix.AT_EMPTY_PATH)
+	if err == nil && f.mount != t.mount {
+		err = ErrMount
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return -1, err
+	}
+	return readable(fd)
+}
+
+func (d *scanDir) close() { _ = unix.Close(d.fd) }
+
+// next returns the next entries; none are the end.
+func (d *scanDir) next(ctx context.Context) ([]dirName, error) {
+	buf := make([]byte, scanBatch)
+	for {
+		if ctx.Err() != nil { // given up: the descriptor may be another file's by now
+			return nil, context.Cause(ctx)
+		}
+		n := 0
+		err := retry(func() (err error) {
+			n, err = unix.Getdents(d.fd, buf)
+			return err
+		})
+		if err != nil || n <= 0 {
+			return nil, err
+		}
+		var names []dirName
+		for rest := buf[:n]; len(rest) > 0; {
+			var e dirName
+			if e, rest = nextDirent(rest); e.name != "" && e.name != "." && e.name != ".." {
+				names = append(names, e)
+			}
+		}
+		if len(names) > 0 {
+			return names, nil
+		}
+	}
+}
+
+// stat describes one entry of the directory.
+func (d *scanDir) stat(name string) (ScanStat, error) {
+	var st unix.Stat_t
+	err := retry(func() error { return unix.Fstatat(d.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT) })
+	if err != nil {
+		return ScanStat{}, err
+	}
+	out := ScanStat{
+		Type: typeOf(st.Mode), Mode: st.Mode & 0o7777, Links: uint64(st.Nlink), Size: st.Size, Inode: st.Ino, //nolint:unconvert // it has 32 bits on some architectures
+		UID: st.Uid, GID: st.Gid, ModTime: time.Unix(st.Mtim.Unix()), ChangeTime: time.Unix(st.Ctim.Unix()),
+	}
+	if out.Type == TypeLink {
+		out.Target, err = readLink(d.fd, name)
+	}
+	return out, err
+}
+
+// statEntry describes rel, a symlink itself where it is one.
+func (t *tree) statEntry(rel string) (ScanStat, error) {
+	dir, name := split(rel)
+	if name == "" {
+		name = "."
+	}
+	fd, err := t.open(dir, unix.O_PATH|unix.O_DIRECTORY)
+	if err != nil {
+		return ScanStat{}, err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	return (&scanDir{fd}).stat(name)
+}

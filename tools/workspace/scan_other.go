@@ -1,0 +1,93 @@
+//go:build !linux
+
+package workspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// scanDir is an open directory of a scan.
+type scanDir struct {
+	tree *tree
+	file *os.File
+	rel  string
+}
+
+// openScan opens name in parent, or, where that is nil, the path name of the
+// workspace. It enters another mount only where cross says so.
+func (t *tree) openScan(parent *scanDir, name string, cross bool) (*scanDir, error) {
+	rel := name
+	if parent != nil {
+		rel = below(parent.rel, name)
+	}
+	f, err := t.openScanFile(rel, cross)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("%w: %w", errGone, err)
+	case errors.Is(err, fs.ErrPermission):
+		return nil, fmt.Errorf("%w: %w", errClosedDir, err)
+	case err != nil:
+		return nil, err
+	}
+	return &scanDir{t, f, rel}, nil
+}
+
+func (t *tree) openScanFile(rel string, cross bool) (*os.File, error) {
+	name := filepath.FromSlash(rel)
+	fi, err := t.root.Lstat(name)
+	if err != nil {
+		return nil, err
+	}
+	if !fi.IsDir() {
+		return nil, errGone
+	}
+	if !cross && !sameDevice(t.self, fi) {
+		return nil, ErrMount
+	}
+	return t.root.Open(name)
+}
+
+func (d *scanDir) close() { _ = d.file.Close() }
+
+// next returns the next entries; none are the end.
+func (d *scanDir) next(context.Context) ([]dirName, error) {
+	entries, err := d.file.ReadDir(scanBatch / 64)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	var names []dirName
+	for _, e := range entries {
+		names = append(names, dirName{typ: typeOf(e.Type()), name: e.Name()})
+	}
+	return names, err
+}
+
+// stat describes one entry of the directory.
+func (d *scanDir) stat(name string) (ScanStat, error) {
+	path := filepath.FromSlash(below(d.rel, name))
+	fi, err := d.tree.root.Lstat(path)
+	if err != nil {
+		return ScanStat{}, err
+	}
+	info := infoOf(fi)
+	out := ScanStat{Type: info.Type, Mode: uint32(fi.Mode().Perm()), Links: 1, Size: fi.Size(), ModTime: fi.ModTime(), ChangeTime: fi.ModTime()}
+	if out.Type == TypeLink {
+		out.Target, err = d.tree.root.Readlink(path)
+	}
+	return out, err
+}
+
+// statEntry describes rel, a symlink itself where it is one.
+func (t *tree) statEntry(rel string) (ScanStat, error) {
+	dir, name := split(rel)
+	if name == "" {
+		name = "."
+	}
+	return (&scanDir{tree: t, rel: dir}).stat(name)
+}
