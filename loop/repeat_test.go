@@ -94,3 +94,30 @@ func TestNormalizeResult(t *testing.T) {
 		}
 	}
 }
+
+// TestRepeatingTellsToolsApart: the same input and result of another tool is
+// another round. The control is the same tool throughout.
+func TestRepeatingTellsToolsApart(t *testing.T) {
+	for name, tt := range map[string]struct {
+		tools []tools.Name
+		want  bool
+	}{
+		"three tools":     {[]tools.Name{"read_file", "list_dir", "glob"}, false},
+		"a server's tool": {[]tools.Name{"srv/get", "other/get", "get"}, false},
+		"control":         {[]tools.Name{"read_file", "read_file", "read_file"}, true},
+	} {
+		history := rounds(`{"path":"a"}=x`, `{"path":"a"}=x`, `{"path":"a"}=x`)
+		n := 0
+		for i := range history {
+			for j := range history[i].Blocks {
+				if use := history[i].Blocks[j].ToolUse; use != nil {
+					use.Name = tt.tools[n]
+					n++
+				}
+			}
+		}
+		if _, got := repeating(history); got != tt.want {
+			t.Errorf("%s: repeating() = %t, want %t", name, got, tt.want)
+		}
+	}
+}

@@ -199,9 +199,9 @@ func (s *Session) spec() sandbox.Spec {
 	}
 }
 
-// dispatcher makes the dispatcher with the built-in tools.
-func (s *Session) dispatcher() (*tools.Dispatcher, error) {
-	d, err := tools.New(tools.Options{
+// dispatcherOptions returns the options of the session's dispatcher.
+func (s *Session) dispatcherOptions() tools.Options {
+	return tools.Options{
 		Session: s.opts.Folder.Session, Workspace: s.opts.Workspace.Path, Mount: sandbox.WorkspaceDir,
 		Policy: s.opts.Policy, Broker: s.opts.Broker, OnPrompt: s.opts.OnPrompt, ConfirmTimeout: s.opts.ConfirmTimeout, Concurrency: s.opts.Concurrency,
 		Allow:  s.allow,
@@ -217,7 +217,12 @@ func (s *Session) dispatcher() (*tools.Dispatcher, error) {
 			}
 		},
 		Logger: s.log,
-	})
+	}
+}
+
+// dispatcher makes the dispatcher with the built-in tools.
+func (s *Session) dispatcher() (*tools.Dispatcher, error) {
+	d, err := tools.New(s.dispatcherOptions())
 	if err != nil {
 		return nil, err
 	}

@@ -30,6 +30,15 @@ func (noLoader) Load(url string) (any, error) {
 	return nil, fmt.Errorf("load %q: references are not followed", url)
 }
 
+// newSchemaCompiler returns a compiler of JSON Schema, Draft 7, that follows no
+// references.
+func newSchemaCompiler() *jsonschema.Compiler {
+	compiler := jsonschema.NewCompiler()
+	compiler.DefaultDraft(jsonschema.Draft7)
+	compiler.UseLoader(noLoader{})
+	return compiler
+}
+
 // compileSchema checks a definition's schema against the subset and compiles
 // it. The problems say everything that is wrong with it.
 func compileSchema(def Definition) (*inputSchema, []string) {
@@ -43,9 +52,7 @@ func compileSchema(def Definition) (*inputSchema, []string) {
 		return nil, problems
 	}
 	const location = "schema:///input.json"
-	compiler := jsonschema.NewCompiler()
-	compiler.DefaultDraft(jsonschema.Draft7)
-	compiler.UseLoader(noLoader{})
+	compiler := newSchemaCompiler()
 	if err := compiler.AddResource(location, closeObjects(doc)); err != nil {
 		return nil, []string{"/: " + err.Error()}
 	}

@@ -1,0 +1,122 @@
+package runner
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/shell"
+)
+
+// TestAToolOfAServer: a tool with a server's name is offered under its wire name,
+// and everything that is recorded and reported says its canonical one.
+func TestAToolOfAServer(t *testing.T) {
+	b := newBench(t, `  - calls: [{tool: srv__do_it, input: {}}, {tool: srv__do_it, input: {nope: 1}}, {tool: srv__refused, input: {}}]
+  - text: Done.
+`)
+	declare := func(name tools.Name, script string) shell.Declared {
+		return shell.Declared{Name: name, Description: "Does it.", InputSchema: json.RawMessage(`{"type":"object","properties":{}}`), Template: shell.Template{Script: script}}
+	}
+	b.opts.Declared = []shell.Declared{declare("srv/do_it", "do it"), declare("srv/refused", "refused")}
+	b.opts.Policy.Tools = map[string]tools.Mode{"srv/refused": tools.ModeDeny}
+	b.backend.scripts["do it"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus { return sandbox.ExitStatus{} }
+	report, records := b.run(t.Context())
+	called, completed := of[ToolCalled](t, records), of[ToolCompleted](t, records)
+	invalid, failed := of[ToolInputInvalid](t, records), of[ToolFailed](t, records)
+	if len(called) != 1 || called[0].Name != "srv/do_it" || len(completed) != 1 || completed[0].Name != "srv/do_it" || !completed[0].Success {
+		t.Errorf("called %+v, completed %+v", called, completed)
+	}
+	if len(invalid) != 1 || invalid[0].Name != "srv/do_it" || len(failed) != 1 || failed[0].Name != "srv/refused" || failed[0].Reason != "mode_deny" {
+		t.Errorf("invalid %+v, failed %+v", invalid, failed)
+	}
+	text, err := os.ReadFile(filepath.Join(report.Dir, TraceFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(string(text), `"srv/do_it"`); n < 5 {
+		t.Errorf("the records name the tool %d times", n)
+	}
+	for _, key := range []string{`"tool_name":"srv__`, `"name":"srv__`} {
+		if strings.Contains(string(text), key) {
+			t.Errorf("a record says %s…, the wire name", key)
+		}
+	}
+}
+
+// TestAnAbandonedCallLosesItsSandbox: a call that does not end is given up, and
+// the container that it runs in is destroyed. The control runs on the host.
+func TestAnAbandonedCallLosesItsSandbox(t *testing.T) {
+	for place, want := range map[tools.Place]sandbox.State{tools.PlaceSandbox: sandbox.StateStopped, tools.PlaceHost: sandbox.StateRunning} {
+		b := newBench(t, "  - calls: [{tool: shell, input: {command: ready}}]\n  - text: Done.\n")
+		b.backend.scripts["ready"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus { return sandbox.ExitStatus{} }
+		s, err := Open(t.Context(), b.opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		turn, err := s.Start("do it")
+		if err != nil {
+			t.Fatal(err)
+		}
+		turn.Report()
+		box := b.backend.boxes[0]
+		o := s.dispatcherOptions()
+		if o.Abandon < tools.DefaultAbandon || o.OnAbandon == nil {
+			t.Fatalf("a call is given up after %v, told %t", o.Abandon, o.OnAbandon != nil)
+		}
+		o.Abandon, o.Broker, o.Allow, o.Emit = time.Millisecond, nil, nil, func(tools.Event) error { return nil }
+		d, err := tools.New(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		over := make(chan struct{})
+		if err := d.Register(func() tools.Tool { return &deafTool{place, over} }); err != nil {
+			t.Fatal(err)
+		}
+		running, stop := context.WithCancel(t.Context())
+		result := make(chan tools.Result, 1)
+		go func() {
+			results, _ := d.Round(running, []tools.Call{{ID: "a", Name: "deaf", Input: json.RawMessage(`{}`)}})
+			result <- results[0]
+		}()
+		over <- struct{}{} // it runs
+		stop()
+		if r := <-result; r.Class != tools.ErrorCancelled {
+			t.Errorf("%s: the call ended as %q", place, r.Class)
+		}
+		if got := box.State(); got != want {
+			t.Errorf("%s: the sandbox is %s, want %s", place, got, want)
+		}
+		close(over)
+		if err := d.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		s.Close()
+	}
+}
+
+// deafTool runs until over is closed, whatever is cancelled.
+type deafTool struct {
+	place tools.Place
+	over  chan struct{}
+}
+
+func (d *deafTool) Definition() tools.Definition {
+	def := tools.Definition{Name: "deaf", Description: "Does not end.", InputSchema: json.RawMessage(`{"type":"object","properties":{}}`), Class: tools.ClassRead, Runs: d.place, EnabledByDefault: true}
+	if d.place == tools.PlaceSandbox {
+		def.Class = tools.ClassExecute
+	}
+	return def
+}
+
+func (d *deafTool) Execute(context.Context, *tools.Call) (tools.Output, error) {
+	<-d.over
+	for range d.over {
+	}
+	return tools.Output{}, nil
+}

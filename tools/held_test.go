@@ -1,0 +1,126 @@
+package tools
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+)
+
+// countingTool counts its own executions in a field, as a tool may.
+type countingTool struct {
+	def  Definition
+	runs int
+}
+
+func (c *countingTool) Definition() Definition { return c.def }
+
+func (c *countingTool) Execute(context.Context, *Call) (Output, error) {
+	c.runs++
+	return textOutput(fmt.Sprint(c.runs)), nil
+}
+
+// TestEveryCallHasAnInstanceOfItsOwn: a tool finds its fields as the factory made
+// them, in rounds one after the other and within one. The control is one instance
+// that is used twice.
+func TestEveryCallHasAnInstanceOfItsOwn(t *testing.T) {
+	factory := func() Tool { return &countingTool{def: testDefinition("count", ClassRead)} }
+	d := newDispatcher(t, &recorder{}, Options{Policy: preset(t, "sandboxed")})
+	if err := d.Register(factory); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		for _, r := range roundOK(t, d, call("a", "count", `{}`), call("b", "count", `{}`)) {
+			wantText(t, r, false, "1")
+		}
+	}
+	one := factory()
+	for _, want := range []string{"1", "2"} {
+		if out, err := one.Execute(t.Context(), &Call{}); err != nil || blocksText(out.Content) != want {
+			t.Errorf("control: %q, %v, want %s", blocksText(out.Content), err, want)
+		}
+	}
+}
+
+// TestConfirmationWaitsFiveMinutes holds the default in minutes, not by its name.
+// The control is another timeout, which is seen to be kept.
+func TestConfirmationWaitsFiveMinutes(t *testing.T) {
+	for given, want := range map[time.Duration]time.Duration{0: 5 * time.Minute, time.Minute: time.Minute} {
+		synctest.Test(t, func(t *testing.T) {
+			d := newDispatcher(t, &recorder{}, Options{
+				Policy: preset(t, "strict"), Broker: NewBroker(BrokerOptions{Attended: true}), ConfirmTimeout: given,
+			}, fakeTool{def: testDefinition("shell", ClassExecute)})
+			begun := time.Now()
+			r := roundOK(t, d, call("a", "shell", `{}`))[0]
+			if took := time.Since(begun); took != want || r.Class != ErrorConfirmationTimeout {
+				t.Errorf("with a timeout of %v the question ended as %s after %v, want %v", given, r.Class, took, want)
+			}
+		})
+	}
+}
+
+// TestSchemasAreDraft7: a list of items, which Draft 2020-12 calls prefixItems, is
+// obeyed, and prefixItems is not. The controls are compilers of other drafts.
+func TestSchemasAreDraft7(t *testing.T) {
+	refuses := func(c *jsonschema.Compiler, keyword string) bool {
+		doc := map[string]any{"type": "array", keyword: []any{map[string]any{"type": "string"}}}
+		if err := c.AddResource("schema:///x.json", doc); err != nil {
+			t.Fatal(err)
+		}
+		compiled, err := c.Compile("schema:///x.json")
+		return err != nil || compiled.Validate([]any{1}) != nil
+	}
+	conditional := func(c *jsonschema.Compiler) bool { // since Draft 7
+		if err := c.AddResource("schema:///x.json", map[string]any{"if": map[string]any{}, "then": false}); err != nil {
+			t.Fatal(err)
+		}
+		compiled, err := c.Compile("schema:///x.json")
+		return err == nil && compiled.Validate(1) != nil
+	}
+	draft := func(d *jsonschema.Draft) *jsonschema.Compiler {
+		c := jsonschema.NewCompiler()
+		c.DefaultDraft(d)
+		return c
+	}
+	if !refuses(newSchemaCompiler(), "items") || refuses(newSchemaCompiler(), "prefixItems") || !conditional(newSchemaCompiler()) {
+		t.Error("tool schemas are not compiled as Draft 7")
+	}
+	if !refuses(draft(jsonschema.Draft2020), "prefixItems") || conditional(draft(jsonschema.Draft6)) {
+		t.Error("control: the schemas don't tell the drafts apart")
+	}
+}
+
+// TestAbandonedCallsAreReported: whoever runs the container is told of a call that
+// does not end, with the call and the tool. The control ends in time.
+func TestAbandonedCallsAreReported(t *testing.T) {
+	for name, want := range map[string]int{"deaf": 1, "obedient": 0} {
+		synctest.Test(t, func(t *testing.T) {
+			var mu sync.Mutex
+			var told []string
+			over := make(chan struct{})
+			tool := fakeTool{def: testDefinition("shell", ClassExecute), execute: func(ctx context.Context, _ *Call) (Output, error) {
+				<-ctx.Done()
+				if name == "deaf" {
+					<-over
+				}
+				return Output{}, context.Cause(ctx)
+			}}
+			d := newDispatcher(t, &recorder{}, Options{Policy: preset(t, "sandboxed"), OnAbandon: func(id string, def Definition) {
+				mu.Lock()
+				defer mu.Unlock()
+				told = append(told, id+" "+string(def.Name))
+				close(over)
+			}}, tool)
+			roundOK(t, d, call("a", "shell", `{}`))
+			mu.Lock()
+			defer mu.Unlock()
+			if len(told) != want || want > 0 && told[0] != "a shell" {
+				t.Errorf("%s: told of %q, want %d", name, told, want)
+			}
+		})
+	}
+}
