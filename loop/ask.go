@@ -108,7 +108,7 @@ func (t *turn) modelFailed(ctx context.Context, round int, err error) {
 
 // accept adds an answer to the history and counts what it says about limits.
 func (t *turn) accept(resp Response, offered []tools.Definition) {
-	m := t.ids.message(resp, offered)
+	m := t.ids.message(resp, offered, t.Model.Info().ToolNameBytes)
 	t.state.cut = resp.Truncated
 	// An empty message is no part of a conversation, and providers refuse it;
 	// decide finds it missing.

@@ -37,9 +37,10 @@ const maxProviderID = 128
 
 // message makes an assistant's message of ours from an adapter's response. Where
 // the provider cut the answer, its last block is the one that is cut: a call
-// there is marked and never runs, however complete it looks.
-func (id identity) message(resp Response, offered []tools.Definition) Message {
-	names := wireNames(offered)
+// there is marked and never runs, however complete it looks. limit bounds names
+// on the provider's wire, see [ModelInfo].
+func (id identity) message(resp Response, offered []tools.Definition, limit int) Message {
+	names := wireNames(offered, limit)
 	m := Message{Role: RoleAssistant}
 	for i, b := range resp.Message.Blocks {
 		switch {
@@ -76,15 +77,26 @@ func (id identity) toolUse(u ToolUse, names map[string]tools.Name, cut bool) Too
 	return u
 }
 
-// wireNames maps both forms of each offered tool's name to the canonical one.
-func wireNames(offered []tools.Definition) map[string]tools.Name {
+// wireNames maps the forms of each offered tool's name, the shortened one
+// included, to the canonical one. A form of two tools is neither's: it maps to "",
+// which is no tool.
+func wireNames(offered []tools.Definition, limit int) map[string]tools.Name {
 	names := make(map[string]tools.Name, 2*len(offered))
 	for _, d := range offered {
-		// A definition without a wire form can't be registered.
-		if wire, err := d.Name.LLM(); err == nil {
-			names[string(wire)] = d.Name
+		forms := map[string]bool{string(d.Name): true}
+		for _, most := range []int{0, limit} {
+			// A definition without a wire form can't be registered.
+			if wire, err := d.Name.LLMWithin(most); err == nil {
+				forms[string(wire)] = true
+			}
 		}
-		names[string(d.Name)] = d.Name
+		for form := range forms {
+			if _, taken := names[form]; taken {
+				names[form] = ""
+				continue
+			}
+			names[form] = d.Name
+		}
 	}
 	return names
 }

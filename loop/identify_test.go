@@ -23,7 +23,7 @@ func TestIdentify(t *testing.T) {
 		{ToolResult: &ToolResult{ToolUseID: "forged"}},
 		use("a", "shell"), use("a", "shell"), use("", "github__create_issue"), use("old", "github/create_issue"),
 		use("b c", "Shell"), use(strings.Repeat("x", 200), "nope__x"), use("ü", "read file"), use("z", "shell"),
-	}}}, offered)
+	}}}, offered, 0)
 
 	if m.Role != RoleAssistant {
 		t.Errorf("role %s came from the provider", m.Role)
@@ -61,5 +61,39 @@ func TestULIDs(t *testing.T) {
 	a, b := newULID("tu"), newULID("tu")
 	if a == b || len(a) != 29 || !strings.HasPrefix(a, "tu_") {
 		t.Errorf("ids %q, %q", a, b)
+	}
+}
+
+// TestLongNamesComeBack: a provider that takes short names gets them shortened,
+// the same in every session, and a call of one is a call of its tool. The control
+// is a provider that takes the whole name.
+func TestLongNamesComeBack(t *testing.T) {
+	long := tools.Name("srv/" + strings.Repeat("create_page_", 8) + "one")
+	twin := tools.Name("srv/" + strings.Repeat("create_page_", 8) + "two")
+	offered := []tools.Definition{{Name: long}, {Name: twin}, {Name: "shell"}}
+	for _, limit := range []int{0, 64, 40} {
+		var called []Block
+		for _, d := range offered {
+			wire, err := d.Name.LLMWithin(limit)
+			if err != nil || limit > 0 && len(wire) > limit {
+				t.Fatalf("%d: %q, %v", limit, wire, err)
+			}
+			called = append(called, use("", string(wire)), use("", string(d.Name)))
+		}
+		m := newIdentity(counting(), nil).message(Response{Message: Message{Blocks: called}}, offered, limit)
+		for i, u := range m.toolUses() {
+			if want := offered[i/2].Name; u.Name != want {
+				t.Errorf("%d: %q is a call of %q, want %q", limit, called[i].ToolUse.Name, u.Name, want)
+			}
+		}
+	}
+	// A tool that has the shortened name of another one gets none of its calls.
+	wire, err := long.LLMWithin(64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	thief := tools.Name(strings.Replace(string(wire), "srv__", "srv/", 1))
+	if got := wireNames([]tools.Definition{{Name: long}, {Name: thief}}, 64)[string(wire)]; got != "" {
+		t.Errorf("a name of two tools is a call of %q", got)
 	}
 }

@@ -27,6 +27,9 @@ type ModelInfo struct {
 	Provider string `json:"provider"` // openai, replay, …
 	Model    string `json:"model"`
 	BaseURL  string `json:"base_url,omitempty"`
+	// ToolNameBytes bounds the names of tools on the provider's wire; zero means
+	// [tools.MaxNameBytes].
+	ToolNameBytes int `json:"-"`
 }
 
 // Request is one model call. The adapter must not change or keep it.

@@ -1,6 +1,8 @@
 package tools
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"regexp"
 	"strings"
@@ -14,8 +16,12 @@ type Name string
 // name becomes "__". There is no implicit conversion between the two.
 type LLMName string
 
-// MaxNameBytes bounds a name on the wire (the shortest bound among providers).
+// MaxNameBytes bounds the wire form of a name. A provider that takes less gets a
+// shorter one, see [Name.LLMWithin].
 const MaxNameBytes = 128
+
+// nameHashBytes is the length of the hash in a name that was shortened.
+const nameHashBytes = 12
 
 var (
 	ownName   = regexp.MustCompile(`^[a-z][a-z0-9]*(_[a-z0-9]+)*$`)
@@ -51,6 +57,21 @@ func (n Name) LLM() (LLMName, error) {
 		return "", fmt.Errorf("tool name %q: its wire form must be 1 to %d letters, digits, _ and -", string(n), MaxNameBytes)
 	}
 	return LLMName(alias), nil
+}
+
+// LLMWithin is the name's wire form for a provider that takes at most limit bytes;
+// zero means [MaxNameBytes]. A longer one is cut and ends with "_" and a hash of
+// the canonical name, so that it is the same in every session.
+func (n Name) LLMWithin(limit int) (LLMName, error) {
+	alias, err := n.LLM()
+	if err != nil || limit == 0 || len(alias) <= limit {
+		return alias, err
+	}
+	if limit <= nameHashBytes {
+		return "", fmt.Errorf("tool name %q: no wire form has at most %d bytes", string(n), limit)
+	}
+	sum := sha256.Sum256([]byte(n))
+	return alias[:limit-1-nameHashBytes] + LLMName("_"+hex.EncodeToString(sum[:])[:nameHashBytes]), nil
 }
 
 // Server is the part before the first "/", "" for one of our own tools.

@@ -99,3 +99,25 @@ func TestOperatorName(t *testing.T) {
 		t.Error("names are not compared by their wire form")
 	}
 }
+
+func TestNamesAreShortenedStably(t *testing.T) {
+	long := Name("srv/" + strings.Repeat("a", 100))
+	got, err := long.LLMWithin(64)
+	if want := LLMName("srv__" + strings.Repeat("a", 46) + "_45064f497536"); err != nil || got != want || len(got) != 64 {
+		t.Errorf("%q (%d bytes), %v, want %q", got, len(got), err, want)
+	}
+	for _, limit := range []int{0, 105, 128} {
+		if got, err := long.LLMWithin(limit); err != nil || string(got) != "srv__"+strings.Repeat("a", 100) {
+			t.Errorf("within %d bytes: %q, %v", limit, got, err)
+		}
+	}
+	if got, err := Name("srv/" + strings.Repeat("a", 99) + "b").LLMWithin(64); err != nil || got == "srv__"+LLMName(strings.Repeat("a", 46))+"_45064f497536" {
+		t.Errorf("another tool has the same name: %q, %v", got, err)
+	}
+	if got, err := long.LLMWithin(12); err == nil {
+		t.Errorf("within 12 bytes: %q", got)
+	}
+	if got, err := Name("a b").LLMWithin(64); err == nil {
+		t.Errorf("a name that is none: %q", got)
+	}
+}

@@ -65,7 +65,7 @@ func New(o Options) (*Model, error) {
 
 // Info names the model for records.
 func (m *Model) Info() loop.ModelInfo {
-	return loop.ModelInfo{Provider: m.options.Provider, Model: m.options.Model, BaseURL: safeurl.String(m.options.BaseURL)}
+	return loop.ModelInfo{Provider: m.options.Provider, Model: m.options.Model, BaseURL: safeurl.String(m.options.BaseURL), ToolNameBytes: toolNameBytes}
 }
 
 // Close drops idle connections of the model's own HTTP client. Calls that are

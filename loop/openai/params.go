@@ -46,9 +46,13 @@ func (m *Model) maxTokens(req loop.Request) int64 {
 	return orDefault(req.MaxOutputTokens, m.options.MaxOutputTokens)
 }
 
+// toolNameBytes is the longest name of a function that OpenAI takes (API
+// reference, function.name).
+const toolNameBytes = 64
+
 // toolParam is one tool on the wire.
 func toolParam(d tools.Definition) (openai.ChatCompletionToolUnionParam, error) {
-	name, err := d.Name.LLM()
+	name, err := d.Name.LLMWithin(toolNameBytes)
 	if err != nil {
 		return openai.ChatCompletionToolUnionParam{}, fmt.Errorf("offer tool: %w", err)
 	}
@@ -170,7 +174,7 @@ func text(message loop.Message) string {
 // may have no wire form; it is sent in the nearest one, because endpoints
 // refuse the whole conversation for a bad one.
 func wireName(n tools.Name) string {
-	if wire, err := n.LLM(); err == nil {
+	if wire, err := n.LLMWithin(toolNameBytes); err == nil {
 		return string(wire)
 	}
 	clean := strings.Map(func(r rune) rune {
@@ -179,5 +183,5 @@ func wireName(n tools.Name) string {
 		}
 		return '_'
 	}, string(n))
-	return orDefault(clean[:min(len(clean), 64)], "unknown")
+	return orDefault(clean[:min(len(clean), toolNameBytes)], "unknown")
 }

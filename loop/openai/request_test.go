@@ -215,8 +215,40 @@ func TestInfo(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	want := loop.ModelInfo{Provider: "openai", Model: "m", BaseURL: openai.DefaultBaseURL}
+	want := loop.ModelInfo{Provider: "openai", Model: "m", BaseURL: openai.DefaultBaseURL, ToolNameBytes: 64}
 	if diff := cmp.Diff(want, m.Info()); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// TestLongToolNames: a name beyond the 64 bytes that OpenAI takes is shortened the
+// same way where it is offered and in the history. The control is its whole wire form.
+func TestLongToolNames(t *testing.T) {
+	e := serve(t, whole(http.StatusOK, done))
+	long := tools.Name("srv/" + strings.Repeat("a", 100))
+	req := loop.Request{
+		Messages: []loop.Message{
+			loop.NewText(loop.RoleUser, "Do."),
+			{Role: loop.RoleAssistant, Blocks: []loop.Block{{ToolUse: &loop.ToolUse{ID: "tu_1", Name: long, Input: []byte(`{}`)}}}},
+			{Role: loop.RoleTool, Blocks: []loop.Block{{ToolResult: &loop.ToolResult{ToolUseID: "tu_1", Content: []tools.Block{{Text: "ok"}}}}}},
+		},
+		Tools: []tools.Definition{{Name: long, Description: "Does.", InputSchema: []byte(`{"type":"object"}`)}},
+	}
+	if _, _, err := complete(t, e.model(t, func(*openai.Options) {}), req); err != nil {
+		t.Fatal(err)
+	}
+	sent, err := json.Marshal(e.bodies[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	wire, err := long.LLMWithin(64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(string(sent), `"name":"`+string(wire)+`"`); n != 2 || len(wire) > 64 {
+		t.Errorf("%q stands %d times in %s", wire, n, sent)
+	}
+	if whole, err := long.LLM(); err != nil || len(whole) <= 64 || strings.Contains(string(sent), string(whole)) {
+		t.Errorf("control: the whole name %q is sent, or short: %v", whole, err)
 	}
 }
