@@ -46,7 +46,11 @@ func newInterface(d deps, env environ, json bool) *userInterface {
 	if u.tell = u.out; json {
 		u.tell = newOutlet()
 	}
-	u.render = terminal.New(terminal.Options{Out: d.stderr, Live: live && !json, Colour: u.colour, Reflow: reflows(env), Size: d.size})
+	opts := terminal.Options{Out: d.stderr, Live: live && !json, Colour: u.colour, Reflow: reflows(env)}
+	if d.terminal(d.stderr) {
+		opts.Size = d.size
+	}
+	u.render = terminal.New(opts)
 	return u
 }
 

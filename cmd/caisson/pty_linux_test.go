@@ -219,6 +219,37 @@ func TestALongCommandIsSeenBeforeItIsAllowed(t *testing.T) {
 	}
 }
 
+// Somebody types without end until the question stands there: none of it answers. Where
+// nothing drops it, it does.
+func TestKeysBeforeAQuestionAnswerNothing(t *testing.T) {
+	for _, dropped := range []bool{true, false} {
+		w := newWorld(t, "  - calls: [{tool: shell, input: {command: echo hi}}]\n  - text: done\n")
+		master, slave := openTerminal(t)
+		seen := watch(master, []string{"n\n"})
+		w.deps.stdin, w.deps.stderr = slave, slave
+		w.deps.size = func() (int, int) { return 100, 30 }
+		w.deps.pressed = nil
+		if dropped {
+			w.deps.pressed = func(ctx context.Context, wait time.Duration) (bool, error) { return keyPressed(ctx, slave, wait) }
+		}
+		w.env = append(w.env, "TERM=xterm")
+		typing := make(chan struct{})
+		go func() {
+			defer close(typing)
+			for !strings.Contains(seen.String(), "wants to run") {
+				fmt.Fprint(master, "y\n")
+			}
+		}()
+		w.run()
+		<-typing
+		fmt.Fprint(slave, endMark)
+		<-seen.done
+		if allowed := strings.Contains(seen.String(), "✓"); allowed == dropped {
+			t.Errorf("dropped %t, allowed %t:\n%s", dropped, allowed, seen)
+		}
+	}
+}
+
 // A key that waits, and one that comes, are dropped and seen; then the terminal is as
 // it was.
 func TestKeysThatComeEarlyAreDropped(t *testing.T) {

@@ -2,6 +2,7 @@ package trace
 
 import (
 	"encoding/json"
+	"strings"
 	"testing"
 
 	"github.com/caisson-run/caisson/runner"
@@ -27,5 +28,43 @@ func TestStepsKnowEveryKind(t *testing.T) {
 	steps.Record(runner.Record{Seq: 1001, Kind: runner.KindMessage, Payload: []byte(`{"blocks":7}`)})
 	if len(unknown) != 2 || unknown[0] != "some.other" || unknown[1] != "message" {
 		t.Errorf("not known: %q, want some.other and message, whose payload is none", unknown)
+	}
+}
+
+// A command that a signal ended is told by the signal, wherever it is told.
+func TestStepsNameSignals(t *testing.T) {
+	var told []string
+	steps := NewSteps(func(s Step) {
+		if s.Call != nil {
+			told = append(told, s.Call.Ending)
+		} else {
+			told = append(told, s.Text)
+		}
+	})
+	for i, p := range []runner.Payload{
+		runner.ToolCalled{CallID: "1", Name: "shell"},
+		runner.ToolCompleted{CallID: "1", Name: "shell", Metadata: map[string]any{"exit_code": -1, "signal": 9}},
+		runner.ToolCalled{CallID: "2", Name: "shell"},
+		runner.ToolCompleted{CallID: "2", Name: "shell", Metadata: map[string]any{"exit_code": -1, "signal": 15, "timed_out": true}},
+		runner.BackgroundEnded{Handle: "background-1", EndedBy: "shell_kill", ExitCode: -1, Signal: 15},
+		runner.UserCommandStarted{ExecID: "3", Argv: []string{"sleep"}},
+		runner.UserCommandEnded{ExecID: "3", ExitCode: -1, Signal: 2},
+		runner.UserCommandEnded{ExecID: "4", ExitCode: 1}, // the control
+	} {
+		raw, err := json.Marshal(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		steps.Record(runner.Record{Seq: int64(i + 1), Kind: p.Kind(), Payload: raw})
+	}
+	steps.Close()
+	text := strings.Join(told, "\n")
+	for _, want := range []string{"SIGKILL", "timed out", "background-1 ended by shell_kill, SIGTERM", "sleep (SIGINT)", "4 (exit code 1)"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("nothing says %q:\n%s", want, text)
+		}
+	}
+	if strings.Contains(text, "-1,") || strings.Contains(text, "code -1") {
+		t.Errorf("an exit code of -1:\n%s", text)
 	}
 }

@@ -73,7 +73,7 @@ func fault(ctx context.Context, what string, err error) error {
 	case cause != nil:
 		return fmt.Errorf("%s: %w", what, cause)
 	case errors.Is(err, fs.ErrPermission) || strings.Contains(err.Error(), "permission denied while trying to connect"):
-		return fmt.Errorf("%s: %w: this user may not use the engine's socket: join its group (docker), or run as root: %w", what, sandbox.ErrUnavailable, err)
+		return fmt.Errorf("%s: %w: this user may not use the engine's socket: join its group (docker), or run as root: %w", what, sandbox.ErrUnavailable, fs.ErrPermission)
 	case client.IsErrConnectionFailed(err):
 		return fmt.Errorf("%s: %w: no engine answers there: start it, or choose another backend: %w", what, sandbox.ErrUnavailable, err)
 	case errdefs.IsNotFound(err):

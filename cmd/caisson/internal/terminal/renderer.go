@@ -35,7 +35,8 @@ type Options struct {
 	// Reflow tells that the terminal breaks its lines anew when its width
 	// changes; others leave or cut them.
 	Reflow bool
-	// Size returns the terminal's columns and rows; nil means 80 and 24.
+	// Size returns the terminal's columns and rows. Nil is no terminal: lines are not
+	// broken, and a question has 80 columns and 24 rows.
 	Size func() (columns, rows int)
 	// Now is the clock; nil is time.Now. Tick asks for a frame; nil is eight a
 	// second.
@@ -66,9 +67,6 @@ type Renderer struct {
 
 // New makes a renderer and, for a live one, begins to redraw.
 func New(o Options) *Renderer {
-	if o.Size == nil {
-		o.Size = func() (int, int) { return 80, 24 }
-	}
 	if o.Now == nil {
 		o.Now = time.Now
 	}
@@ -156,6 +154,9 @@ func (r *Renderer) choose(text string) {
 
 // size returns the terminal's columns and rows.
 func (r *Renderer) size() (columns, rows int) {
+	if r.opts.Size == nil {
+		return 80, 24
+	}
 	columns, rows = r.opts.Size()
 	return max(columns, 2), max(rows, 2)
 }
@@ -211,7 +212,7 @@ func (r *Renderer) draw() {
 func (r *Renderer) replace(region []string) {
 	columns, _ := r.size()
 	lines := r.pending
-	if r.opts.Live {
+	if r.opts.Size != nil {
 		lines = Wrap(lines, columns)
 	}
 	text := r.eraser(columns)
