@@ -29,6 +29,8 @@ type deps struct {
 	// patience is how long the end of a run waits for a reader that reads
 	// nothing.
 	patience time.Duration
+	// stdinWait is how long a pipe beside a task is waited for.
+	stdinWait time.Duration
 	// terminal reports whether a stream is one; size returns the columns and rows of
 	// standard error.
 	terminal func(stream any) bool
@@ -71,7 +73,7 @@ type modelSettings struct {
 // standard is the real world.
 func standard(signals <-chan os.Signal, exit func(int)) deps {
 	return deps{
-		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, signals: signals, exit: exit, patience: patience,
+		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, signals: signals, exit: exit, patience: patience, stdinWait: stdinWait,
 		terminal: isTerminal,
 		size: func() (int, int) {
 			if columns, rows, err := term.GetSize(int(os.Stderr.Fd())); err == nil && columns > 0 && rows > 0 {

@@ -31,7 +31,9 @@ type runFlags struct {
 
 const runLong = `Run one agent task on a workspace, to its end.
 
-The task is the argument, the content of -f FILE, or standard input where the argument is "-".
+The task is the argument, the content of -f FILE, or standard input where the only argument is "-".
+Standard input beside a task, from a pipe or a file, is its context: data of at most 1 MiB. A pipe
+that says nothing for three seconds is left out; "-" beside the task waits for it.
 What the agent does is shown on standard error; standard output has the answer alone, or with
 --json the records, one a line, and nothing else.
 
@@ -42,12 +44,13 @@ underscores, and a key of $XDG_CONFIG_HOME/caisson/config.yaml.
 func newRunCommand(d deps, env environ, status *int) *cobra.Command {
 	var f runFlags
 	cmd := &cobra.Command{
-		Use:   "run [flags] [TASK | -]",
+		Use:   "run [flags] [TASK] [-]",
 		Short: "Run one agent task on a workspace, to its end",
 		Long: runLong + exitHelp(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitAuth, runner.ExitInput,
 			runner.ExitSandboxStart, runner.ExitSandboxLost, runner.ExitConfig, runner.ExitLimit, runner.ExitFatal,
-			runner.ExitUntrusted, runner.ExitNoApprover, runner.ExitConflict, runner.ExitInterrupted),
+			runner.ExitUntrusted, runner.ExitNoApprover, runner.ExitConflict, runner.ExitInterrupted, exitPipe),
 		Example: `  caisson run "make the tests pass"
+  git diff | caisson run "review this"
   caisson run --backend gvisor --policy ci --json - < task.txt
   caisson run --workspace ./project --model replay/script.yaml`,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -165,21 +165,36 @@ func urlSecrets(env environ, conf *config.Config) []runner.Secret {
 	return out
 }
 
-// readTask gives the task: the argument, a file, or standard input where "-"
-// says so; it is never read otherwise. "" is no task.
+// readTask returns the task: the argument, a file, or standard input where "-"
+// alone says so. Beside another task, standard input is its context. "" is no task.
 func readTask(d deps, args []string, file string) (string, error) {
+	asked := slices.Contains(args, "-")
+	words := slices.DeleteFunc(slices.Clone(args), func(a string) bool { return a == "-" })
 	switch {
-	case len(args) > 1:
+	case len(words) > 1, len(args)-len(words) > 1:
 		return "", usage("one task, in quotes; got %d arguments", len(args))
-	case len(args) == 1 && file != "":
+	case len(words) == 1 && file != "":
 		return "", usage("the task as an argument or by -f, not both")
-	case len(args) == 1 && args[0] == "-":
-		return readBounded(d.stdin, "standard input")
-	case len(args) == 1:
-		return args[0], nil
-	case file == "":
+	case len(words) == 0 && file == "" && !asked:
 		return "", nil
+	case len(words) == 0 && file == "":
+		return readBounded(d.stdin, "standard input")
 	}
+	var task string
+	var err error
+	if len(words) == 1 {
+		task = words[0]
+	} else if task, err = readTaskFile(file); err != nil {
+		return "", err
+	}
+	context, err := readContext(d, asked)
+	if err != nil {
+		return "", err
+	}
+	return addContext(task, context), nil
+}
+
+func readTaskFile(file string) (string, error) {
 	f, err := os.Open(file)
 	if err != nil {
 		return "", &runner.Error{Status: runner.ExitInput, Err: err, Problem: runner.Problem{

@@ -1,0 +1,24 @@
+//go:build unix
+
+package main
+
+import (
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// waitReadable reports whether a file has something to read, or its end, within
+// a time. Nothing is read.
+func waitReadable(f *os.File, limit time.Duration) bool {
+	end := time.Now().Add(limit)
+	for {
+		fds := []unix.PollFd{{Fd: int32(f.Fd()), Events: unix.POLLIN}}
+		n, err := unix.Poll(fds, int(max(time.Until(end), 0)/time.Millisecond))
+		if err == unix.EINTR { //nolint:errorlint // of a system call
+			continue
+		}
+		return err != nil || n > 0 // reading tells what is wrong
+	}
+}
