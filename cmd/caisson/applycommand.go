@@ -41,7 +41,7 @@ func newApplyCommand(d deps, env environ, status *int) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "apply [flags] [SESSION]",
 		Short: "Bring in what an overlay run changed",
-		Long: applyLong + exitHelp(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitConfig,
+		Long: applyLong + ownExitHelp(map[int]string{runner.ExitFailed: "a change could not be applied, or the apply did not finish"}, runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitConfig,
 			runner.ExitConflict, runner.ExitInterrupted),
 		Example: "  caisson apply --dry-run\n  caisson apply --skip-conflicts ses_01JD\n  caisson apply --discard",
 		RunE: func(cmd *cobra.Command, args []string) error {

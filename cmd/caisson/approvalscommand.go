@@ -35,7 +35,7 @@ func newApprovalsCommand(d deps, env environ) *cobra.Command {
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usage("approvals has no command %q; there are %s", args[0], commandNames(cmd))
+				return noCommand(cmd, args[0])
 			}
 			return cmd.Help()
 		},

@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -266,12 +269,21 @@ func (c *chooser) imageWarnings(ctx context.Context, ref images.Reference) []str
 		return nil
 	}
 	fs, err := images.Host(ctx, images.HostOptions{
-		Toolchains: c.conf.HostImage.Toolchains, Mask: c.conf.HostImage.Mask, Path: c.environ.get("PATH"),
+		Toolchains: c.conf.HostImage.Toolchains, Mask: c.conf.HostImage.Mask, Path: withoutDir(c.environ.get("PATH"), c.programs.ownDir()),
 	})
 	if err != nil {
 		return nil // the backend will say so
 	}
 	return fs.Warnings
+}
+
+// withoutDir returns a PATH without a directory: what is beside Caisson is for
+// Caisson, and no command of the sandbox misses it.
+func withoutDir(path, dir string) string {
+	return strings.Join(slices.DeleteFunc(filepath.SplitList(path), func(d string) bool {
+		real, err := filepath.EvalSymlinks(d)
+		return dir != "" && err == nil && real == dir
+	}), string(filepath.ListSeparator))
 }
 
 func value(s *string) string {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -24,6 +25,7 @@ type candidates func(env environ) ([]cobra.Completion, cobra.ShellCompDirective)
 // words of settings. Nothing is started or asked for it: it runs while somebody
 // types.
 func addCompletion(root *cobra.Command, env environ) {
+	addBashFallback(root)
 	arguments := map[string]candidates{
 		"caisson diff": sessions, "caisson apply": sessions, "caisson sandbox exec": liveSessions,
 		"caisson trace show": sessions, "caisson trace verify": sessions, "caisson trace export": sessions, "caisson trace html": sessions,
@@ -53,6 +55,50 @@ func addCompletion(root *cobra.Command, env environ) {
 			}
 		}
 	})
+}
+
+// bashFallback stands in for what cobra's script takes from the bash-completion
+// package, where that is not installed. COMP_WORDBREAKS has ":" and "=", so that
+// words with them are joined again.
+const bashFallback = `if ! declare -F _get_comp_words_by_ref >/dev/null 2>&1; then
+    _get_comp_words_by_ref() {
+        local i
+        words=() cword=0
+        for ((i = 0; i < ${#COMP_WORDS[@]}; i++)); do
+            if ((i > 1)) && [[ ${COMP_WORDS[i]} == [:=]* || ${COMP_WORDS[i-1]} == *[:=] ]]; then
+                words[${#words[@]}-1]+=${COMP_WORDS[i]}
+            else
+                words+=("${COMP_WORDS[i]}")
+            fi
+            ((i == COMP_CWORD)) && cword=$((${#words[@]} - 1))
+        done
+        cur=${words[cword]} prev=${words[cword-1]}
+    }
+fi
+if ! declare -F __ltrim_colon_completions >/dev/null 2>&1; then
+    __ltrim_colon_completions() {
+        local head=${1%"${1##*:}"} i
+        for i in "${!COMPREPLY[@]}"; do
+            COMPREPLY[i]=${COMPREPLY[i]#"$head"}
+        done
+    }
+fi
+`
+
+// addBashFallback puts bashFallback before the script of completion bash.
+func addBashFallback(root *cobra.Command) {
+	root.InitDefaultCompletionCmd("completion")
+	bash, _, err := root.Find([]string{"completion", "bash"})
+	if err != nil || bash.RunE == nil {
+		return // cobra's default changed: its script needs the package then
+	}
+	script := bash.RunE
+	bash.RunE = func(cmd *cobra.Command, args []string) error {
+		if _, err := io.WriteString(cmd.OutOrStdout(), bashFallback); err != nil {
+			return err
+		}
+		return script(cmd, args)
+	}
 }
 
 func visit(cmd *cobra.Command, f func(*cobra.Command)) {

@@ -27,7 +27,7 @@ func newConfigCommand(d deps, env environ) *cobra.Command {
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usage("config has no command %q; there are %s", args[0], commandNames(cmd))
+				return noCommand(cmd, args[0])
 			}
 			return cmd.Help()
 		},

@@ -128,32 +128,47 @@ func names(defs []tools.Definition) string {
 // nearest is the tool that a misspelt name is likely to mean, "" where none is
 // like it: at most a third of its letters are wrong.
 func nearest(key string, defs []tools.Definition) string {
-	best, least := "", max(len(key)/3, 1)+1
+	var names []string
 	for _, d := range defs {
-		if n := distance(strings.ToLower(key), strings.ToLower(string(d.Name))); n < least {
-			best, least = string(d.Name), n
+		names = append(names, string(d.Name))
+	}
+	return nearestWord(key, names)
+}
+
+// nearestWord returns the word that a misspelt one is likely to mean, "" where
+// none is like it: at most a third of its letters are wrong.
+func nearestWord(misspelt string, words []string) string {
+	best, least := "", max(len(misspelt)/3, 1)+1
+	for _, w := range words {
+		if n := distance(strings.ToLower(misspelt), strings.ToLower(w)); n < least {
+			best, least = w, n
 		}
 	}
 	return best
 }
 
-// distance is the number of letters to put in, take out or change (Levenshtein).
+// distance returns the number of letters to put in, take out, change, or swap
+// with the next one.
 func distance(a, b string) int {
+	var last []int // the row before row
 	row := make([]int, len(b)+1)
 	for j := range row {
 		row[j] = j
 	}
 	for i := range len(a) {
-		before := row[0]
-		row[0] = i + 1
+		next := make([]int, len(b)+1)
+		next[0] = i + 1
 		for j := range len(b) {
-			change := before
+			change := row[j]
 			if a[i] != b[j] {
 				change++
 			}
-			before = row[j+1]
-			row[j+1] = min(change, row[j]+1, row[j+1]+1)
+			next[j+1] = min(change, next[j]+1, row[j+1]+1)
+			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
+				next[j+1] = min(next[j+1], last[j-1]+1)
+			}
 		}
+		last, row = row, next
 	}
 	return row[len(b)]
 }

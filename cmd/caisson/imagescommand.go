@@ -24,7 +24,7 @@ func newImagesCommand(d deps, env environ, status *int) *cobra.Command {
 		Args:  cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usage("caisson images has no %q; there are %s", args[0], commandNames(cmd))
+				return noCommand(cmd, args[0])
 			}
 			return cmd.Help()
 		},

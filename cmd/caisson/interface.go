@@ -15,7 +15,10 @@ import (
 
 // sigpipe is the number of SIGPIPE: the status of a program whose reader went
 // away is 141 by custom.
-const sigpipe = 13
+const (
+	sigpipe  = 13
+	exitPipe = 128 + sigpipe
+)
 
 // userInterface is how a run speaks: to a person, or by records. What it writes
 // goes through its outlet, so that no writer holds the session up.

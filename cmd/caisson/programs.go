@@ -39,13 +39,24 @@ func (p programs) find(configured *string, names ...string) (string, error) {
 	return "", &programError{name: names[0], tried: tried}
 }
 
+// ownDir returns the directory of Caisson's own program, "" where it is not known.
+func (p programs) ownDir() string {
+	self, err := p.executable()
+	if err != nil {
+		return ""
+	}
+	real, err := filepath.EvalSymlinks(self)
+	if err != nil {
+		return ""
+	}
+	return filepath.Dir(real)
+}
+
 func (p programs) candidates(configured *string, names []string) []string {
 	var out []string
-	if self, err := p.executable(); err == nil {
-		if real, err := filepath.EvalSymlinks(self); err == nil {
-			for _, name := range names {
-				out = append(out, filepath.Join(filepath.Dir(real), name))
-			}
+	if dir := p.ownDir(); dir != "" {
+		for _, name := range names {
+			out = append(out, filepath.Join(dir, name))
 		}
 	}
 	if configured != nil {

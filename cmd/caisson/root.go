@@ -2,10 +2,13 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"maps"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ci"
 	"github.com/caisson-run/caisson/runner"
@@ -56,25 +59,45 @@ func newRoot(d deps, env []string, status *int) *cobra.Command {
 		Args:              cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usage("there is no command %q; there are %s", args[0], commandNames(cmd))
+				return noCommand(cmd, args[0])
 			}
 			return cmd.Help()
 		},
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
+	root.Version = programVersion()
+	root.SetVersionTemplate(versionLine() + "\n")
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return &usageError{suggestFlag(cmd, err)} })
 	root.AddCommand(newRunCommand(d, env, status), newDiffCommand(d, env), newApplyCommand(d, env, status), newSandboxCommand(d, env, status), newImagesCommand(d, env, status), newServeCommand(d, env, status), newApprovalsCommand(d, env), newTrustCommand(d, env), newUntrustCommand(d, env), newConfigCommand(d, env), newTraceCommand(d, env, status), newToolsCommand(d, env, status), newDoctorCommand(d, env, status), newVersionCommand(d))
 	addCompletion(root, environ(env))
 	return root
 }
 
-func commandNames(root *cobra.Command) string {
+// noCommand says that a command has no such subcommand, and which it has.
+func noCommand(cmd *cobra.Command, name string) error {
 	var names []string
-	for _, c := range root.Commands() {
+	for _, c := range cmd.Commands() {
 		if c.IsAvailableCommand() {
 			names = append(names, c.Name())
 		}
 	}
-	return strings.Join(names, ", ")
+	if like := nearestWord(name, names); like != "" {
+		return usage("there is no command %q (did you mean %s %s?); there are %s", cmd.CommandPath()+" "+name, cmd.CommandPath(), like, strings.Join(names, ", "))
+	}
+	return usage("there is no command %q; there are %s", cmd.CommandPath()+" "+name, strings.Join(names, ", "))
+}
+
+// suggestFlag adds to the error about an unknown flag the one that it is like.
+func suggestFlag(cmd *cobra.Command, err error) error {
+	unknown, ok := errors.AsType[*pflag.NotExistError](err)
+	if !ok {
+		return err
+	}
+	var names []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	if like := nearestWord(unknown.GetSpecifiedName(), names); like != "" {
+		return fmt.Errorf("%w (did you mean --%s?)", err, like)
+	}
+	return err
 }
 
 // noArgs refuses arguments.
@@ -99,7 +122,8 @@ func ownExitHelp(own map[int]string, statuses ...int) string {
 		runner.ExitConflict:    "nothing was applied: the workspace changed meanwhile",
 		runner.ExitUntrusted:   "the workspace is not trusted (--require-trust)",
 		runner.ExitNoApprover:  "something needed an approval that it didn't get",
-		runner.ExitInterrupted: "interrupted (143: terminated)",
+		runner.ExitInterrupted: "interrupted (129: hang-up, 143: terminated)",
+		exitPipe:               "the reader of standard output went away",
 	}
 	maps.Copy(meaning, own)
 	var b strings.Builder

@@ -41,7 +41,9 @@ func newSandboxExecCommand(d deps, env environ, status *int) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "exec [flags] ID [--] COMMAND [ARGUMENT...]",
 		Short: "Run a command in a live sandbox",
-		Long: execLong + exitHelp(runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitSandboxStart, runner.ExitSandboxLost,
+		Long: execLong + ownExitHelp(map[int]string{
+			runner.ExitFailed: "the command could not be asked for or its output not be written", runner.ExitInput: "there is no such live session or folder",
+		}, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitSandboxStart, runner.ExitSandboxLost,
 			runner.ExitConfig, runner.ExitFatal, runner.ExitInterrupted),
 		Example: `  caisson sandbox exec ses_01J… -- ps aux
   caisson sandbox exec ses_01J… sh -c 'ls -l /workspace | head'

@@ -47,7 +47,7 @@ func newServeCommand(d deps, env environ, status *int) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve --root DIR [flags]",
 		Short: "Serve the HTTP API: many sessions at once",
-		Long: serveLong + exitHelp(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitSandboxStart,
+		Long: serveLong + ownExitHelp(map[int]string{runner.ExitFailed: "the server failed, or something of a session was left behind"}, runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitSandboxStart,
 			runner.ExitConfig),
 		Example: `  caisson serve --root ~/work
   caisson serve --root /srv/work --listen unix:/run/user/1000/caisson.sock --backend gvisor

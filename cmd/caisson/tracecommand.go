@@ -21,7 +21,7 @@ func newTraceCommand(d deps, env environ, status *int) *cobra.Command {
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usage("caisson trace has no %q; there are %s", args[0], commandNames(cmd))
+				return noCommand(cmd, args[0])
 			}
 			return cmd.Help()
 		},

@@ -17,10 +17,14 @@ func newVersionCommand(d deps) *cobra.Command {
 		Long:  "Print the version, and what it was built with." + "\n" + exitHelp(runner.ExitDone, runner.ExitUsage),
 		Args:  noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			_, err := fmt.Fprintf(d.stdout, "caisson %s %s %s/%s\n", programVersion(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+			_, err := fmt.Fprintln(d.stdout, versionLine())
 			return err
 		},
 	}
+}
+
+func versionLine() string {
+	return fmt.Sprintf("caisson %s %s %s/%s", programVersion(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
 // programVersion is what the build stamped, or what Go knows of the module.
