@@ -160,14 +160,15 @@ func (r *round) check(p *pending) *Error {
 }
 
 func (r *round) unknownTool(name Name) *Error {
+	offered := r.d.Definitions()
 	var known []string
-	for _, def := range r.d.Definitions() {
+	for _, def := range offered {
 		if wire, err := def.Name.LLM(); err == nil {
 			known = append(known, string(wire))
 		}
 	}
 	shown, _ := Display(string(name))
-	message := fmt.Sprintf("There is no tool %q. The tools are: %s.", shown, strings.Join(known, ", "))
+	message := fmt.Sprintf("There is no tool %q.%s The tools are: %s.", shown, hintAtTools(name, offered), strings.Join(known, ", "))
 	return &Error{Class: ErrorNotFound, Reason: "unknown_tool", Message: message, Visible: true}
 }
 

@@ -38,11 +38,25 @@ func newPrefixes(host, container string) prefixes {
 
 // relative gives name relative to the workspace, cleaned: ".." takes the name
 // before it away, be that a link or not, so that a path means what results and
-// records say of it. The container's path is tried before the host's, since it
-// is the one that a model is told.
+// records say of it. Where a shell would mean another file, [Reader.Scope]
+// refuses the path.
 //
 // It is no check: what it gives is still resolved by the kernel.
 func (p prefixes) relative(name string) (string, *Error) {
+	rest, e := p.spelled(name)
+	if e != nil {
+		return "", e
+	}
+	rest = path.Clean(rest)
+	if rest == ".." || strings.HasPrefix(rest, "../") {
+		return "", escape(name, nil)
+	}
+	return rest, nil
+}
+
+// spelled returns name relative to the workspace, not cleaned. The container's
+// path is tried before the host's, since it is the one that a model is told.
+func (p prefixes) spelled(name string) (string, *Error) {
 	if e := checkSpelling(name); e != nil {
 		return "", e
 	}
@@ -59,10 +73,6 @@ func (p prefixes) relative(name string) (string, *Error) {
 			return "", escape(name, nil)
 		}
 		rest = after
-	}
-	rest = path.Clean(rest)
-	if rest == ".." || strings.HasPrefix(rest, "../") {
-		return "", escape(name, nil)
 	}
 	return rest, nil
 }

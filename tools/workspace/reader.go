@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 )
 
@@ -142,16 +143,62 @@ func (r *Reader) Exists(ctx context.Context, path string) (bool, error) {
 // Scope fails with [KindEscape] where path leads outside the workspace and
 // with [KindInvalid] where it is no path. What does not exist (yet) is inside
 // if the part of it that exists is. It is a courtesy that refuses early: the
-// call that opens the path decides.
+// call that opens the path decides. A path with ".." behind a symlink, or behind
+// what is no directory, is none: this package takes the name before ".." away,
+// and a shell goes up from where the symlink leads, or fails.
 func (r *Reader) Scope(ctx context.Context, path string) error {
 	rel, e := r.prefixes.relative(path)
 	if e != nil {
 		return e
 	}
 	_, err := guarded(ctx, r.guard, path, func(ctx context.Context) (struct{}, error) {
+		if err := r.checkParents(ctx, path, rel); err != nil {
+			return struct{}{}, err
+		}
 		return struct{}{}, r.scope(ctx, path, rel)
 	})
 	return err
+}
+
+// checkParents fails where a shell would resolve a ".." of path otherwise than by
+// taking the name before it away; rel is what that gives.
+func (r *Reader) checkParents(ctx context.Context, path, rel string) error {
+	spelled, e := r.prefixes.spelled(path)
+	if e != nil {
+		return e
+	}
+	var names []string
+	for name := range strings.SplitSeq(spelled, "/") {
+		switch {
+		case name == "" || name == ".":
+			continue
+		case name != "..":
+			names = append(names, name)
+			continue
+		case len(names) == 0: // it left the workspace and came back by its name
+			return escape(path, nil)
+		}
+		before := strings.Join(names, "/")
+		names = names[:len(names)-1]
+		info, err := r.describe(ctx, path, before, false)
+		if err == nil && info.Type == TypeDir {
+			continue
+		}
+		what := "is no directory"
+		failed, known := errors.AsType[*Error](err)
+		switch {
+		case err == nil && info.Type == TypeLink:
+			what = "is a symlink, from whose target a shell would go up"
+		case known && failed.Kind == KindNotFound:
+			what = "does not exist"
+		case known && failed.Kind == KindEscape:
+			return failed
+		case err != nil && !known: // a Remote was lost
+			return err
+		}
+		return &Error{Kind: KindInvalid, Path: path, Detail: fmt.Sprintf("%q before .. %s; write %q, if that is meant, or the path without ..", before, what, rel)}
+	}
+	return nil
 }
 
 func (r *Reader) scope(ctx context.Context, path, rel string) error {
