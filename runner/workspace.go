@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -18,10 +19,57 @@ type Workspace struct {
 	Dir  *os.File
 }
 
-// Protected are folders that no workspace may be, hold, or, for the state
-// folder, be in. "" is none.
+// Protected are directories that no workspace may be, hold, or, for the state
+// directory and the images, be in. "" is none.
 type Protected struct {
 	Home, State, Config string
+	// Images is the cache of images: what is in it is the root directory of later
+	// sessions.
+	Images string
+	// AcceptSystem accepts a directory of the system, such as /etc or /home.
+	AcceptSystem bool
+}
+
+// SystemDirError reports that a workspace is, or lies in, a directory of the system.
+type SystemDirError struct{ Workspace, Dir string }
+
+// Error names both.
+func (e *SystemDirError) Error() string {
+	if e.Workspace == e.Dir {
+		return "the workspace " + e.Workspace + " is a directory of the system"
+	}
+	return "the workspace " + e.Workspace + " lies in " + e.Dir + ", a directory of the system"
+}
+
+// Directories of the system: those that are none to work in themselves, those in
+// which nothing is either, and exceptions to these.
+var (
+	systemDirs  = []string{"/home", "/root", "/Users", "/mnt", "/media", "/opt", "/srv", "/tmp", "/var", "/var/lib", "/var/log", "/var/spool", "/var/tmp"}
+	systemTrees = []string{"/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/run", "/sbin", "/sys", "/usr", "/var/spool/cron"}
+	systemRoom  = []string{"/dev/shm", "/usr/src", "/usr/local/src"}
+)
+
+// refuseSystem returns a [SystemDirError] where the workspace is a directory of the
+// system.
+func (w *Workspace) refuseSystem(own os.FileInfo) error {
+	for _, dir := range slices.Concat(systemDirs, systemTrees, systemRoom) {
+		if same(own, dir) {
+			return &SystemDirError{w.Path, dir}
+		}
+	}
+	real, err := filepath.EvalSymlinks(w.Path)
+	if err != nil {
+		real = w.Path
+	}
+	for dir := filepath.Dir(real); dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
+		switch {
+		case slices.Contains(systemRoom, dir):
+			return nil
+		case slices.Contains(systemTrees, dir):
+			return &SystemDirError{w.Path, dir}
+		}
+	}
+	return nil
 }
 
 // OpenWorkspace opens a workspace. It refuses what is no folder, what is
@@ -78,6 +126,7 @@ func (w *Workspace) refuse(p Protected) error {
 		{p.Home, "your home folder"},
 		{p.State, "Caisson's state folder"},
 		{p.Config, "Caisson's configuration"},
+		{p.Images, "Caisson's images"},
 	} {
 		if keep.path == "" {
 			continue
@@ -95,16 +144,26 @@ func (w *Workspace) refuse(p Protected) error {
 			}
 		}
 	}
-	if p.State == "" {
-		return nil
+	for _, keep := range []struct{ path, what string }{
+		{p.State, "Caisson's state folder"},
+		{p.Images, "Caisson's images"},
+	} {
+		if keep.path == "" {
+			continue
+		}
+		kept, err := os.Stat(keep.path)
+		if err != nil {
+			continue // there is none yet, so nothing can be in it
+		}
+		for dir := w.Path; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
+			if same(kept, dir) {
+				return inputError("the workspace "+w.Path+" lies in "+keep.what, mend, nil)
+			}
+		}
 	}
-	state, err := os.Stat(p.State)
-	if err != nil {
-		return nil // there is none yet, so nothing can be in it
-	}
-	for dir := w.Path; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
-		if same(state, dir) {
-			return inputError("the workspace "+w.Path+" lies in Caisson's state folder", mend, nil)
+	if !p.AcceptSystem {
+		if err := w.refuseSystem(own); err != nil {
+			return inputError(err.Error(), mend, err)
 		}
 	}
 	return nil

@@ -105,3 +105,41 @@ func TestStateFolderMustBeOurs(t *testing.T) {
 		t.Error("a folder without a session is left")
 	}
 }
+
+// TestSystemDirectories: a directory of the system is no workspace unless that is
+// accepted; what people work in below some of them is. So is no directory that
+// holds Caisson's images, or lies in them, whatever is accepted.
+func TestSystemDirectories(t *testing.T) {
+	for path, refused := range map[string]bool{
+		"/etc": true, "/run": true, "/home": true, "/usr": true, "/var": true, "/tmp": true, "/usr/share": true, "/usr/src": true, "/var/lib": true,
+		t.TempDir(): false,
+	} {
+		if _, err := os.Stat(path); err != nil {
+			continue
+		}
+		for _, accept := range []bool{false, true} {
+			w, err := OpenWorkspace(path, Protected{AcceptSystem: accept})
+			if err == nil {
+				_ = w.Close()
+			}
+			if got := errors.As(err, new(*SystemDirError)); got != (refused && !accept) {
+				t.Errorf("%s, accepted %v: %v", path, accept, err)
+			}
+		}
+	}
+	cache := t.TempDir()
+	images := filepath.Join(cache, "caisson", "images")
+	inside := filepath.Join(images, "sha256", "root")
+	if err := os.MkdirAll(inside, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for path, refused := range map[string]bool{cache: true, filepath.Dir(images): true, images: true, inside: true, t.TempDir(): false} {
+		w, err := OpenWorkspace(path, Protected{Images: images, AcceptSystem: true})
+		if err == nil {
+			_ = w.Close()
+		}
+		if (err != nil) != refused {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}

@@ -95,11 +95,26 @@ func (a *answerFile) write(answer string) error {
 	return nil
 }
 
+// close closes the file. It fails where its name leads to another file by now:
+// what was written is not where it was asked for.
 func (a *answerFile) close() error {
 	if a.file == nil {
 		return nil
 	}
-	return a.file.Close()
+	return errors.Join(a.checkName(), a.file.Close())
+}
+
+// checkName reports a file that was removed or replaced since it was opened.
+func (a *answerFile) checkName() error {
+	written, err := a.file.Stat()
+	if err != nil {
+		return fmt.Errorf("examine %s: %w", a.file.Name(), err)
+	}
+	named, err := os.Lstat(a.file.Name())
+	if err != nil || !os.SameFile(written, named) {
+		return fmt.Errorf("%s was removed or replaced while the run went on", a.file.Name())
+	}
+	return nil
 }
 
 // printAnswer writes the answer to standard output: as it is to a file or a

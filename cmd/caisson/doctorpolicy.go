@@ -256,7 +256,7 @@ func (s *setup) folderFindings(p tools.Policy) []finding {
 
 // covered says whether a workspace's own settings are those that were trusted.
 func (s *setup) covered(w tools.TrustedWorkspace) bool {
-	ws, err := runner.OpenWorkspace(w.Workspace, runner.Protected{Home: s.environ.home(), State: s.environ.stateDir(), Config: s.environ.configDir()})
+	ws, err := runner.OpenWorkspace(w.Workspace, s.environ.protected())
 	if err != nil {
 		return false
 	}

@@ -3,6 +3,8 @@ package main
 import (
 	"path/filepath"
 	"strings"
+
+	"github.com/caisson-run/caisson/runner"
 )
 
 // environ is the environment as NAME=value strings.
@@ -44,6 +46,11 @@ func (e environ) imageDir() string {
 		return filepath.Join(dir, "images")
 	}
 	return ""
+}
+
+// protected are the directories that a workspace must keep clear of.
+func (e environ) protected() runner.Protected {
+	return runner.Protected{Home: e.home(), State: e.stateDir(), Config: e.configDir(), Images: e.imageDir()}
 }
 
 func absolute(path string) string {

@@ -53,10 +53,7 @@ func openKept(d deps, env environ, session, workspace string) (_ *keptChanges, e
 			workspace = k.layers.Info().Workspace
 		}
 	}
-	if workspace == "" {
-		workspace = "."
-	}
-	k.workspace, err = runner.OpenWorkspace(workspace, runner.Protected{Home: env.home(), State: state, Config: env.configDir()})
+	k.workspace, err = workspaceFor(env, workspace)
 	if err != nil {
 		return nil, err
 	}

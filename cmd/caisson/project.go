@@ -211,7 +211,9 @@ func workspaceFor(env environ, folder string) (*runner.Workspace, error) {
 	if folder == "" {
 		folder = "."
 	}
-	return runner.OpenWorkspace(folder, runner.Protected{Home: env.home(), State: env.stateDir(), Config: env.configDir()})
+	protected := env.protected()
+	protected.AcceptSystem = true // nothing runs in it, and what is applied was run in it
+	return runner.OpenWorkspace(folder, protected)
 }
 
 // needState refuses to work without a place for state, or with one that others

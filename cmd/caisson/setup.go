@@ -61,6 +61,14 @@ func loadConfig(d deps, env environ, flags config.File, profile string, project 
 	})
 }
 
+// hintSystemDir says how a directory of the system is accepted.
+func hintSystemDir(err error) error {
+	if e, ok := errors.AsType[*runner.Error](err); ok && errors.As(err, new(*runner.SystemDirError)) {
+		e.Mend = "Name a folder of its own for the task with --workspace, or accept this one with --accept-system-workspace."
+	}
+	return err
+}
+
 // newSetup reads the settings and opens the workspace, in this order, so that
 // a mistake in either is said before anything is started.
 func newSetup(d deps, env environ, flags config.File, profile, workspace string) (*setup, error) {
@@ -83,9 +91,11 @@ func newSetup(d deps, env environ, flags config.File, profile, workspace string)
 	}
 	p := programs{executable: d.executable, path: env.get("PATH")}
 	if workspace != "" {
-		s.workspace, err = runner.OpenWorkspace(workspace, runner.Protected{Home: env.home(), State: state, Config: env.configDir()})
+		protected := env.protected()
+		protected.AcceptSystem = *s.conf.AcceptSystemWorkspace
+		s.workspace, err = runner.OpenWorkspace(workspace, protected)
 		if err != nil {
-			return nil, err
+			return nil, hintSystemDir(err)
 		}
 		if err := s.workspace.CheckOwner(*s.conf.AcceptRunnerAsOwner); err != nil {
 			return nil, errors.Join(err, s.workspace.Close())

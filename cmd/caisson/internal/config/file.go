@@ -24,6 +24,9 @@ type File struct {
 	// AcceptRunnerAsOwner lets new files belong to the user who runs Caisson
 	// in a workspace of another user.
 	AcceptRunnerAsOwner *bool `yaml:"accept_runner_as_owner"`
+	// AcceptSystemWorkspace lets a directory of the system, such as /etc or /home,
+	// be a workspace.
+	AcceptSystemWorkspace *bool `yaml:"accept_system_workspace"`
 	// RefuseLost refuses a sandbox that can't have every protection here.
 	RefuseLost *bool     `yaml:"refuse_lost"`
 	Grace      *Duration `yaml:"grace"`
@@ -177,6 +180,7 @@ func (f File) Over(upper File) File {
 		f.Submounts = upper.Submounts
 	}
 	over(&f.AcceptRunnerAsOwner, upper.AcceptRunnerAsOwner)
+	over(&f.AcceptSystemWorkspace, upper.AcceptSystemWorkspace)
 	over(&f.RefuseLost, upper.RefuseLost)
 	over(&f.Sandbox.Pool, upper.Sandbox.Pool)
 	over(&f.Grace, upper.Grace)

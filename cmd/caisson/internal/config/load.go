@@ -159,9 +159,12 @@ func (c *Config) loadUser(o Options, getenv func(string) (string, bool)) error {
 	if o.Path == "" {
 		return nil
 	}
-	text, err := os.ReadFile(o.Path)
+	text, err := readPrivate(o.Path)
 	if errors.Is(err, fs.ErrNotExist) && !o.Needed {
 		return nil
+	}
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e
 	}
 	if err != nil {
 		return &Error{Where: o.Path, Message: errors.Unwrap(err).Error(), Mend: "mend the file, or unset CAISSON_CONFIG"}

@@ -4,7 +4,9 @@ package config
 
 import (
 	"fmt"
+	"io"
 	"os"
+	"path/filepath"
 	"syscall"
 )
 
@@ -20,6 +22,68 @@ func checkOwner(path string, uid int) error {
 			Where:   path,
 			Message: "requirements count only where root alone can write them",
 			Mend:    fmt.Sprintf("an administrator must run: chown 0:0 %s && chmod go-w %s", path, path),
+		}
+	}
+	return nil
+}
+
+// readPrivate reads a file that nobody but root and the user who runs Caisson can
+// write or replace, and refuses any other.
+func readPrivate(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if err := checkPrivate(path, info); err != nil {
+		return nil, err
+	}
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
+	chains := []string{abs}
+	if resolved, err := filepath.EvalSymlinks(abs); err == nil && resolved != abs {
+		chains = append(chains, resolved)
+	}
+	for _, chain := range chains {
+		for dir := filepath.Dir(chain); ; dir = filepath.Dir(dir) {
+			info, err := os.Stat(dir)
+			if err != nil {
+				return nil, err
+			}
+			if err := checkPrivate(dir, info); err != nil {
+				return nil, err
+			}
+			if dir == filepath.Dir(dir) {
+				break
+			}
+		}
+	}
+	return io.ReadAll(f)
+}
+
+// checkPrivate refuses what another user than root and this one could have
+// written. In a directory with the sticky bit others can't replace a file.
+func checkPrivate(path string, info os.FileInfo) error {
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return &Error{Where: path, Message: "its owner can't be told", Mend: "keep the file elsewhere"}
+	}
+	if uid := int(stat.Uid); uid != 0 && uid != os.Geteuid() {
+		return &Error{
+			Where: path, Message: fmt.Sprintf("it belongs to uid %d, who could make Caisson run programs as uid %d", uid, os.Geteuid()),
+			Mend: "keep the configuration where it is yours, and name it with CAISSON_CONFIG",
+		}
+	}
+	if info.Mode().Perm()&0o022 != 0 && (!info.IsDir() || info.Mode()&os.ModeSticky == 0) {
+		return &Error{
+			Where: path, Message: fmt.Sprintf("others can write it (mode %#o), and so make Caisson run programs as uid %d", info.Mode().Perm(), os.Geteuid()),
+			Mend: "run chmod go-w " + path,
 		}
 	}
 	return nil

@@ -29,7 +29,7 @@ func builtin() File {
 	return File{
 		Backend: new("auto"), Image: new(DefaultImage), Git: new("ro"), OnPrompt: new("deny"),
 		Concurrency: new(Count(tools.DefaultConcurrency)), ConfirmTimeout: new(Duration(tools.DefaultConfirmTimeout)),
-		Grace: new(Duration(sandbox.DefaultGrace)), Stream: new(true), KeepChanges: new(Duration(DefaultKeep)), KeepSessions: new(Duration(DefaultKeepSessions)), AcceptRunnerAsOwner: new(false), RefuseLost: new(false), InstructionFiles: new(true),
+		Grace: new(Duration(sandbox.DefaultGrace)), Stream: new(true), KeepChanges: new(Duration(DefaultKeep)), KeepSessions: new(Duration(DefaultKeepSessions)), AcceptRunnerAsOwner: new(false), AcceptSystemWorkspace: new(false), RefuseLost: new(false), InstructionFiles: new(true),
 		Limits: Limits{Rounds: new(Count(DefaultRounds))},
 		Resources: Resources{
 			Memory: new(Size(r.MemoryBytes)), CPUs: new(CPUs(r.MilliCPUs)), PIDs: new(Count(r.PIDs)),

@@ -69,6 +69,7 @@ func Settings() []Setting {
 		{"refuse-lost", "", "don't run where the sandbox lacks a protection", func(f *File, v string) error { return boolean(&f.RefuseLost, v) }},
 		{"instruction-files", "", "give the model the workspace's AGENTS.md, as data", func(f *File, v string) error { return boolean(&f.InstructionFiles, v) }},
 		{"accept-runner-as-owner", "", "let new files belong to the user who runs caisson", func(f *File, v string) error { return boolean(&f.AcceptRunnerAsOwner, v) }},
+		{"accept-system-workspace", "", "let a directory of the system, such as /etc or /home, be the workspace", func(f *File, v string) error { return boolean(&f.AcceptSystemWorkspace, v) }},
 	}
 }
 

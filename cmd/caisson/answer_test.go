@@ -1,0 +1,46 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// TestReplacedOutput: what is written to a file that its name doesn't lead to any
+// more is not where it was asked for. The control is one that stays.
+func TestReplacedOutput(t *testing.T) {
+	for name, replace := range map[string]func(path string) error{
+		"stays":   nil,
+		"removed": os.Remove,
+		"replaced": func(path string) error {
+			if err := os.WriteFile(path+".new", nil, 0o644); err != nil {
+				return err
+			}
+			return os.Rename(path+".new", path)
+		},
+		"moved away": func(path string) error { return os.Rename(filepath.Dir(path), filepath.Dir(path)+".moved") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "out")
+			if err := os.Mkdir(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			path := filepath.Join(dir, "answer")
+			f, err := openAnswer(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if replace != nil {
+				if err := replace(path); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := f.write("the answer"); err != nil {
+				t.Fatal(err)
+			}
+			if err := f.close(); (err != nil) != (replace != nil) {
+				t.Errorf("closed with %v", err)
+			}
+		})
+	}
+}
