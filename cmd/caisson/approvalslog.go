@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -81,7 +82,7 @@ func printChanges(d deps, changes []tools.LoggedChange) error {
 		note := map[tools.ChangeResult]string{
 			tools.ChangeNotMade: "  NOT MADE", tools.ChangeUnknown: "  then " + c.File + " was changed by something else",
 		}[c.Result]
-		say("%s  %s  %s%s", begunText(c.Time), whoText(c.Change), c.By, note)
+		say("%s  %s  %s%s", begunText(c.Time, time.DateTime), whoText(c.Change), c.By, note)
 		for _, e := range c.Removed {
 			say("  - %s", entryText(c.File, e))
 		}

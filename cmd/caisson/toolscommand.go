@@ -6,7 +6,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -102,7 +101,7 @@ func listTools(d deps, env environ, profile string, names []string, asJSON bool)
 	case len(names) > 0:
 		return describeTools(d.stdout, list)
 	}
-	return tabulateTools(d.stdout, list)
+	return tabulateTools(d, list)
 }
 
 // toolsOf are the tools that a session with this configuration has, off or on.
@@ -154,9 +153,8 @@ func noTool(name string) error {
 	}}
 }
 
-func tabulateTools(w io.Writer, list []listedTool) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "TOOL\tCLASS\tRUNS\tMODE\tWHAT IT DOES")
+func tabulateTools(d deps, list []listedTool) error {
+	rows := [][]string{{"TOOL", "CLASS", "RUNS", "MODE", "WHAT IT DOES"}}
 	for _, one := range list {
 		mode := string(one.Mode)
 		if !one.Enabled {
@@ -167,9 +165,9 @@ func tabulateTools(w io.Writer, list []listedTool) error {
 		if i := strings.IndexAny(what, ",:("); i > 0 && len(what) > 90 {
 			what = strings.TrimSpace(what[:i])
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", one.Name, one.Class, one.Runs, mode, what)
+		rows = append(rows, []string{string(one.Name), string(one.Class), string(one.Runs), mode, what})
 	}
-	return t.Flush()
+	return writeTable(d, rows)
 }
 
 func describeTools(w io.Writer, list []listedTool) error {

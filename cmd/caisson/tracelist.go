@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -58,12 +57,11 @@ func showSessions(d deps, list []trace.Entry, asJSON bool, limit int) error {
 		_, err := fmt.Fprintln(d.stderr, "caisson: there are no sessions yet")
 		return err
 	}
-	t := tabwriter.NewWriter(d.stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "SESSION\tBEGUN\tSTATE\tTIME\tCOST\tTASK")
+	rows := [][]string{{"SESSION", "BEGUN", "STATE", "TIME", "COST", "TASK"}}
 	for _, e := range list {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", e.Session, begunText(e.Begun), stateText(e), wallText(e), costText(e), taskText(e))
+		rows = append(rows, []string{e.Session, begunText(e.Begun, "2006-01-02 15:04"), stateText(e), wallText(e), costText(e), taskText(e)})
 	}
-	if err := t.Flush(); err != nil {
+	if err := writeTable(d, rows); err != nil {
 		return err
 	}
 	if limit > 0 && len(list) == limit {
@@ -73,11 +71,11 @@ func showSessions(d deps, list []trace.Entry, asJSON bool, limit int) error {
 	return nil
 }
 
-func begunText(t time.Time) string {
+func begunText(t time.Time, layout string) string {
 	if t.IsZero() {
 		return "-"
 	}
-	return t.Local().Format("2006-01-02 15:04:05")
+	return t.Local().Format(layout)
 }
 
 func stateText(e trace.Entry) string {

@@ -290,7 +290,8 @@ func TestARefusalIsToldOnce(t *testing.T) {
 		r := New(Options{Out: &out})
 		p.CallID, p.Decision, p.Scope = "tu_1", tools.DecisionDeny, tools.ScopeOnce
 		play(t, r, []any{
-			runner.ConfirmationRequested{CallID: "tu_1", Name: "shell", Summary: "rm x"}, p,
+			runner.ConfirmationRequested{CallID: "tu_1", Name: "shell", Summary: "rm x"},
+			p,
 			runner.ToolFailed{CallID: "tu_1", Name: "shell", Class: tools.ErrorUserDenied, Reason: "user", Message: "The user denied this operation."},
 		})
 		r.Print(Summary(runner.Report{SessionEnded: runner.SessionEnded{Denials: []runner.Denial{{Name: "shell", Class: tools.ErrorUserDenied, Reason: "user"}}}}, false)...)
