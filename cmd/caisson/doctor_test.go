@@ -120,6 +120,22 @@ func TestDoctorMachine(t *testing.T) {
 	}
 }
 
+// A feature that the kernel has and this process may not use is mended by
+// another process, not by another kernel.
+func TestForbiddenFeature(t *testing.T) {
+	for errno, want := range map[unix.Errno]string{unix.EPERM: "elsewhere", unix.ENOSYS: "newer"} {
+		m := machine{proc: t.TempDir(), features: []feature{{name: "thing", mend: "newer", denied: "elsewhere", try: func() error { return errno }}}}
+		if f := m.kernel(); len(f) != 1 || f[0].Mend != want {
+			t.Errorf("%v: %+v, want %q", errno, f, want)
+		}
+	}
+	for _, f := range kernelFeatures() {
+		if f.name == "id-mapped mounts" && f.denied == "" {
+			t.Error("nothing is said for id-mapped mounts that are forbidden")
+		}
+	}
+}
+
 // What is tried of the kernel here is there, and a call that is not there is
 // told from one that refuses nonsense.
 func TestKernelFeatures(t *testing.T) {

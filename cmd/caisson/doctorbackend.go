@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -78,6 +79,9 @@ func (s *setup) examineBackend(ctx context.Context, name string) []finding {
 // unusable is a backend that can't be used, with what brings it.
 func unusable(name string, err error) finding {
 	f := failed(name, err)
+	if e, ok := errors.AsType[*programError](err); errors.Is(err, sandbox.ErrNoNamespaces) || ok && e.name == "caisson-guest" {
+		return f // what is missing is not the backend
+	}
 	f.Mend = map[string]string{
 		"docker": "Start a Docker engine on this machine that this user may use, or name it with DOCKER_HOST; gvisor needs none.",
 		"gvisor": "make build builds runsc and caisson-guest; keep them beside caisson, or name them under programs: in the configuration.",

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -40,6 +41,9 @@ type feature struct {
 	needed bool
 	lost   string
 	mend   string
+	// denied is what mends it where the kernel has it and refuses it to this
+	// process (EPERM).
+	denied string
 }
 
 // examine checks the machine itself.
@@ -93,6 +97,9 @@ func (m machine) kernel() []finding {
 			continue
 		}
 		found := finding{Check: check, Result: resultWarning, Detail: fmt.Sprintf("no %s (%v): %s", f.name, err, f.lost), Mend: f.mend}
+		if errors.Is(err, fs.ErrPermission) && f.denied != "" {
+			found.Mend = f.denied
+		}
 		if f.needed {
 			found.Result, found.status = resultFailed, runner.ExitSandboxStart
 			found.Detail = fmt.Sprintf("no %s (%v): no sandbox can be started", f.name, err)
@@ -165,8 +172,8 @@ func (m machine) namespaces() finding {
 		}
 		return f
 	}
-	if err := tryUserNamespace(); err != nil {
-		return finding{Check: check, Result: resultWarning, Detail: err.Error(), Mend: "Let this process make user namespaces (in a container: its seccomp profile forbids it), or use the docker backend."}
+	if err := oci.TryUserNamespace(); err != nil {
+		return finding{Check: check, Result: resultWarning, Detail: fmt.Sprintf("none can be made: %v", err), Mend: namespacesHint}
 	}
 	return finding{Check: check, Result: resultOK, Detail: "can be made"}
 }

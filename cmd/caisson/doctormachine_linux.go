@@ -2,10 +2,8 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -39,8 +37,9 @@ func kernelFeatures() []feature {
 		},
 		{
 			name: "id-mapped mounts", rootOnly: true, mend: newer("5.12"),
-			lost: "commands run as the workspace's owner's own uid",
-			try:  func() error { return exists(unix.MountSetattr(-1, "", 0, &unix.MountAttr{}), unix.EBADF) },
+			lost:   "commands run as the workspace's owner's own uid, and can't run in a workspace of root's",
+			denied: "The kernel has them, and forbids this process to mount, as in a container: run Caisson as root of the machine, or as an ordinary user who owns the workspace, for whom nothing has to be mapped.",
+			try:    func() error { return exists(unix.MountSetattr(-1, "", 0, &unix.MountAttr{}), unix.EBADF) },
 		},
 		{
 			name: "overlay", mend: "As root: modprobe overlay; --mode bind needs none.",
@@ -68,25 +67,4 @@ func exists(err error, known ...unix.Errno) error {
 		return nil
 	}
 	return err
-}
-
-// tryUserNamespace starts a program that is not there in a user namespace of
-// its own: the namespace is made before the program is looked for.
-func tryUserNamespace() error {
-	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
-	groups := []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}}
-	p, err := os.StartProcess("/proc/self/caisson-is-not-here", []string{"caisson"}, &os.ProcAttr{
-		Sys: &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: groups},
-	})
-	if err == nil {
-		_, err = p.Wait() // can't be
-		return err
-	}
-	if errors.Is(err, unix.ENOENT) {
-		return nil
-	}
-	if pathErr, ok := errors.AsType[*os.PathError](err); ok {
-		err = pathErr.Err
-	}
-	return fmt.Errorf("none can be made: %w", err)
 }

@@ -3,5 +3,3 @@
 package main
 
 func kernelFeatures() []feature { return nil }
-
-func tryUserNamespace() error { return nil }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -101,11 +102,14 @@ func (s *setup) startTrial(ctx context.Context, backend sandbox.Backend, ref ima
 		return nil, 0, nil, err
 	}
 	undos = append(undos, folder.Close)
-	path, err := os.MkdirTemp("", "caisson-doctor-")
+	// The state folder itself is refused as a workspace.
+	path, err := makeTrialWorkspace(".", os.TempDir(), filepath.Dir(s.environ.stateDir()), "..")
+	if path != "" {
+		undos = append(undos, func() error { return os.RemoveAll(path) })
+	}
 	if err != nil {
 		return nil, 0, nil, fmt.Errorf("make a workspace: %w", err)
 	}
-	undos = append(undos, func() error { return os.RemoveAll(path) })
 	dir, err := os.Open(path)
 	if err != nil {
 		return nil, 0, nil, fmt.Errorf("open the workspace: %w", err)
@@ -136,6 +140,36 @@ func (s *setup) startTrial(ctx context.Context, backend sandbox.Backend, ref ima
 	took = time.Since(began)
 	undos = append(undos, func() error { return box.Destroy(context.WithoutCancel(ctx)) })
 	return box, took, all, nil
+}
+
+// makeTrialWorkspace makes an empty directory that is as much like the
+// workspace as can be: in one of the places that is on the same file system, if
+// any, and of the same owner, where Caisson is root. What can be mapped and
+// mounted depends on both.
+func makeTrialWorkspace(workspace string, places ...string) (path string, err error) {
+	slices.SortStableFunc(places, func(a, b string) int {
+		return cmp.Compare(strangeness(a, workspace), strangeness(b, workspace))
+	})
+	var errs []error
+	for _, place := range places {
+		place, err = filepath.Abs(place)
+		if err == nil {
+			path, err = os.MkdirTemp(place, "caisson-doctor-")
+		}
+		if err == nil {
+			return path, takeOwner(path, workspace)
+		}
+		errs = append(errs, err)
+	}
+	return "", errors.Join(errs...)
+}
+
+// strangeness is 0 for a place on the workspace's file system, otherwise 1.
+func strangeness(place, workspace string) int {
+	if sameFileSystem(place, workspace) {
+		return 0
+	}
+	return 1
 }
 
 // attested says what the sandbox is, as it was read back. What the backend said

@@ -1,7 +1,13 @@
+//go:build linux
+
 package main
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
@@ -24,6 +30,48 @@ func TestDoctorTrialLimits(t *testing.T) {
 		got := s.attested(sandbox.Attestation{Limits: tt.limits}, sandbox.Info{}, 0, nil)
 		if got.Result != resultOK || !strings.HasSuffix(got.Detail, tt.words) {
 			t.Errorf("%s: %+v, want the end %q", tt.name, got, tt.words)
+		}
+	}
+}
+
+// The directory that a trial starts on is like the workspace: of its owner, and
+// on its file system where a place is.
+func TestTrialWorkspace(t *testing.T) {
+	workspace, here := t.TempDir(), t.TempDir()
+	const owner = 4242
+	if os.Geteuid() == 0 {
+		if err := os.Chown(workspace, owner, owner); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path, err := makeTrialWorkspace(workspace, "/proc", here)
+	if err != nil || filepath.Dir(path) != here || !sameFileSystem(path, workspace) {
+		t.Fatalf("%q, %v: want one below %s", path, err, here)
+	}
+	if info, err := os.Stat(path); err != nil || os.Geteuid() == 0 && info.Sys().(*syscall.Stat_t).Uid != owner {
+		t.Errorf("%v, %v: want the workspace's owner", info, err)
+	}
+	// The control: where no place is on the workspace's file system, the first is taken.
+	if path, err := makeTrialWorkspace("/proc", here, workspace); err != nil || filepath.Dir(path) != here {
+		t.Errorf("%q, %v", path, err)
+	}
+}
+
+// What a backend that can't be used is told to do fits the cause.
+func TestUnusableBackend(t *testing.T) {
+	for _, tt := range []struct {
+		backend string
+		err     error
+		words   string
+	}{
+		{"docker", &programError{name: "caisson-guest"}, "Build it with make build"},
+		{"runc", &programError{name: "caisson-guest"}, "Build it with make build"},
+		{"gvisor", fmt.Errorf("check gvisor: %w: %w: %w", sandbox.ErrUnavailable, sandbox.ErrNoNamespaces, os.ErrPermission), "seccomp=unconfined"},
+		{"runc", &programError{name: "runc"}, "Install runc or crun"},
+		{"docker", fmt.Errorf("ask the engine: %w", sandbox.ErrUnavailable), "Start a Docker engine"},
+	} {
+		if f := unusable(tt.backend, tt.err); f.Result != resultFailed || !strings.Contains(f.Mend, tt.words) {
+			t.Errorf("%s, %v: %+v, want %q", tt.backend, tt.err, f, tt.words)
 		}
 	}
 }

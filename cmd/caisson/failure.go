@@ -35,6 +35,8 @@ func failure(err error) *runner.Error {
 	case missing:
 		problem.Mend = "Build it with make build, keep it beside caisson, or name it under programs: in the configuration."
 		return &runner.Error{Status: runner.ExitSandboxStart, Problem: problem, Err: err}
+	case errors.Is(err, sandbox.ErrNoNamespaces):
+		return &runner.Error{Status: runner.ExitSandboxStart, Problem: runner.Problem{Cause: err.Error(), Mend: namespacesHint}, Err: err}
 	case errors.Is(err, sandbox.ErrUnavailable), errors.Is(err, sandbox.ErrNotFound), errors.Is(err, sandbox.ErrUnsupported),
 		errors.Is(err, sandbox.ErrInvalid), errors.Is(err, tools.ErrSandboxStart):
 		problem.Mend = "caisson doctor says what this machine can run; --backend chooses another sandbox."
@@ -42,6 +44,10 @@ func failure(err error) *runner.Error {
 	}
 	return &runner.Error{Status: runner.ExitFailed, Problem: problem, Err: err}
 }
+
+// namespacesHint says what lets gvisor and runc make user namespaces.
+const namespacesHint = "In a container, start it with docker run --security-opt seccomp=unconfined (and apparmor=unconfined, where AppArmor confines it) " +
+	"and run Caisson as an ordinary user; runc needs --security-opt systempaths=unconfined too. Elsewhere allow this user to make user namespaces, or use the docker backend."
 
 // sentence makes a mend of the configuration's one of ours.
 func sentence(s string) string {

@@ -27,7 +27,7 @@ func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (_ sandbox.Sand
 		if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
 			err = fmt.Errorf("%w: %w", cause, err) // who was interrupted does not always say by what
 		}
-		return fmt.Errorf("create %s sandbox: %w", b.Name(), err)
+		return fmt.Errorf("create %s sandbox: %w", b.Name(), explainFailure(err))
 	}
 	if err := b.validate(spec); err != nil {
 		return nil, fail(err)

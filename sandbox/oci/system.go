@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -28,5 +29,28 @@ func (b *Backend) checkSystem() error {
 			return fmt.Errorf("this system lets ordinary users make no user namespaces: %w: as root: %s", sandbox.ErrUnavailable, s.mend)
 		}
 	}
+	return checkNamespaces()
+}
+
+// tryUserNamespace is a variable for tests.
+var tryUserNamespace = TryUserNamespace
+
+// checkNamespaces fails with sandbox.ErrNoNamespaces where this process can't
+// make a user namespace.
+func checkNamespaces() error {
+	if err := tryUserNamespace(); err != nil {
+		return fmt.Errorf("%w: %w: %w", sandbox.ErrUnavailable, sandbox.ErrNoNamespaces, err)
+	}
 	return nil
+}
+
+// explainFailure puts what runtimes don't say clearly in front of a failed start.
+func explainFailure(err error) error {
+	if !errors.Is(err, sandbox.ErrUnavailable) && !errors.Is(err, sandbox.ErrUnsupported) || errors.Is(err, sandbox.ErrNoNamespaces) {
+		return err
+	}
+	if cause := checkNamespaces(); cause != nil {
+		return fmt.Errorf("%w: %w", cause, err)
+	}
+	return err
 }

@@ -1,7 +1,9 @@
 package workmount
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 
 	"github.com/caisson-run/caisson/sandbox"
 )
@@ -54,9 +56,12 @@ const LostFlags = "the workspace is mounted without nosuid and nodev, because on
 // workspace's owner, which must not be root.
 func (p plan) withoutIDMap(path string, cause error) (plan, error) {
 	if p.files.uid == 0 {
+		hint := "use Linux 5.12 or newer and a file system with id-mapped mounts"
+		if errors.Is(cause, fs.ErrPermission) {
+			hint = "run where this process may mount, or as an ordinary user who owns the folder"
+		}
 		return plan{}, fmt.Errorf("workspace %s: %w: it belongs to root, commands never run as root, and it can't be id-mapped (%w): "+
-			"give the folder to another user, or use Linux 5.12 or newer and a file system with id-mapped mounts",
-			path, sandbox.ErrUnsupported, cause)
+			"give the folder to another user, or %s", path, sandbox.ErrUnsupported, cause, hint)
 	}
 	p.command, p.idmap = p.files, false
 	p.lost = append(p.lost, fmt.Sprintf("commands run as the workspace's owner, uid %d, because it can't be id-mapped: %v", p.files.uid, cause))
