@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/caisson-run/caisson/tools"
 )
 
 // parseInput makes the JSON object of a tool call from the arguments as the
@@ -28,7 +30,33 @@ func parseInput(raw string) (json.RawMessage, string) {
 	if data[0] != '{' {
 		return empty, fmt.Sprintf("the arguments must be a JSON object, not %s", kindOf(data[0]))
 	}
+	if nestedDeeper(data, tools.MaxInputDepth) {
+		return empty, fmt.Sprintf("the arguments are nested deeper than %d", tools.MaxInputDepth)
+	}
 	return json.RawMessage(data), ""
+}
+
+// nestedDeeper reports whether valid JSON is nested deeper than most. What is
+// deeper than a tool takes is kept as text: many parsers could not read a record
+// that holds it as JSON.
+func nestedDeeper(data []byte, most int) bool {
+	depth, quoted := 0, false
+	for i := 0; i < len(data); i++ {
+		switch c := data[i]; {
+		case quoted && c == '\\':
+			i++
+		case c == '"':
+			quoted = !quoted
+		case quoted:
+		case c == '{' || c == '[':
+			if depth++; depth > most {
+				return true
+			}
+		case c == '}' || c == ']':
+			depth--
+		}
+	}
+	return false
 }
 
 // stringOf returns the content of a JSON string that holds an object.

@@ -11,29 +11,38 @@ import (
 // what is said of them.
 func inputs() map[string]struct{ raw, want, says string } {
 	return map[string]struct{ raw, want, says string }{
-		"object":           {raw: `{"path": "a"}`, want: `{"path": "a"}`},
-		"nothing":          {raw: "", want: "{}"},
-		"white space":      {raw: " \n\t", want: "{}"},
-		"null":             {raw: "null", want: "{}"},
-		"byte order mark":  {raw: "\ufeff{}", want: "{}"},
-		"encoded twice":    {raw: `"{\"path\":\"a\"}"`, want: `{"path":"a"}`},
-		"around it":        {raw: "  {\"a\":1}\n", want: `{"a":1}`},
-		"array":            {raw: `["a"]`, says: "must be a JSON object, not an array"},
-		"string":           {raw: `"ls"`, says: "not a string"},
-		"number":           {raw: `-3`, says: "not a number"},
-		"boolean":          {raw: `true`, says: "not a boolean"},
-		"cut":              {raw: `{"path": "a`, says: `unexpected end of JSON input at line 1, column 12, near "{\"path\": \"a"`},
-		"single quotes":    {raw: `{'path': 'a'}`, says: "at line 1, column 2"},
-		"second line":      {raw: "{\"a\": 1,\n  b: 2}", says: "at line 2, column 3"},
-		"after wide runes": {raw: `{"ä": é}`, says: "at line 1, column 7"},
-		"two objects":      {raw: `{}{"a":1}`, says: "at line 1, column 3"},
-		"fenced":           {raw: "```json\n{}\n```", says: "at line 1, column 1"},
-		"trailing comma":   {raw: `{"a":1,}`, says: "at line 1, column 8"},
-		"twice, cut":       {raw: `"{\"path\""`, says: "unexpected end"},
-		"very deep":        {raw: strings.Repeat(`{"a":`, 1e5), says: "exceeded max depth"},
-		"very deep, whole": {raw: strings.Repeat(`[`, 1e5) + strings.Repeat(`]`, 1e5), says: "exceeded max depth"},
-		"invalid utf-8":    {raw: "{\"a\xff\": \xff}", says: "invalid character"},
+		"object":            {raw: `{"path": "a"}`, want: `{"path": "a"}`},
+		"nothing":           {raw: "", want: "{}"},
+		"white space":       {raw: " \n\t", want: "{}"},
+		"null":              {raw: "null", want: "{}"},
+		"byte order mark":   {raw: "\ufeff{}", want: "{}"},
+		"encoded twice":     {raw: `"{\"path\":\"a\"}"`, want: `{"path":"a"}`},
+		"around it":         {raw: "  {\"a\":1}\n", want: `{"a":1}`},
+		"array":             {raw: `["a"]`, says: "must be a JSON object, not an array"},
+		"string":            {raw: `"ls"`, says: "not a string"},
+		"number":            {raw: `-3`, says: "not a number"},
+		"boolean":           {raw: `true`, says: "not a boolean"},
+		"cut":               {raw: `{"path": "a`, says: `unexpected end of JSON input at line 1, column 12, near "{\"path\": \"a"`},
+		"single quotes":     {raw: `{'path': 'a'}`, says: "at line 1, column 2"},
+		"second line":       {raw: "{\"a\": 1,\n  b: 2}", says: "at line 2, column 3"},
+		"after wide runes":  {raw: `{"ä": é}`, says: "at line 1, column 7"},
+		"two objects":       {raw: `{}{"a":1}`, says: "at line 1, column 3"},
+		"fenced":            {raw: "```json\n{}\n```", says: "at line 1, column 1"},
+		"trailing comma":    {raw: `{"a":1,}`, says: "at line 1, column 8"},
+		"twice, cut":        {raw: `"{\"path\""`, says: "unexpected end"},
+		"as deep as can be": {raw: nest(64), want: nest(64)},
+		"too deep":          {raw: nest(65), says: "nested deeper than 64"},
+		"5,000 deep":        {raw: nest(5000), says: "nested deeper than 64"},
+		"brackets in text":  {raw: `{"a":"` + strings.Repeat(`[{\"`, 100) + `"}`, want: `{"a":"` + strings.Repeat(`[{\"`, 100) + `"}`},
+		"very deep":         {raw: strings.Repeat(`{"a":`, 1e5), says: "exceeded max depth"},
+		"very deep, whole":  {raw: strings.Repeat(`[`, 1e5) + strings.Repeat(`]`, 1e5), says: "exceeded max depth"},
+		"invalid utf-8":     {raw: "{\"a\xff\": \xff}", says: "invalid character"},
 	}
+}
+
+// nest returns an object that is nested depth deep.
+func nest(depth int) string {
+	return strings.Repeat(`{"a":`, depth-1) + "{}" + strings.Repeat("}", depth-1)
 }
 
 func TestParseInput(t *testing.T) {
