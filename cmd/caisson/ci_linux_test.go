@@ -97,9 +97,24 @@ func TestCIRunnersObeyNothing(t *testing.T) {
 			for _, args := range [][]string{
 				{"tools", "call", "--workspace", w.dir, "--backend", "gvisor", "--policy", "sandboxed", "shell", `{"command":"printf 'a\n::error::b\n##[error]c\n'"}`},
 				{"tools", "call", "--json", "--workspace", w.dir, "--backend", "gvisor", "--policy", "sandboxed", "shell", `{"command":"printf 'a\n::error::b\n##[error]c\n'"}`},
-				{"trace", "ls"}, {"trace", "show", id}, {"trace", "show", "--full", id}, {"trace", "show", "--json", id}, {"trace", "export", id}, {"trace", "export", "--format", "atif", id}, {"trace", "html", id},
-				{"diff", id}, {"diff", "--stat", id}, {"diff", "--json", id}, {"apply", "--dry-run", id}, {"apply", "--json", id},
-				{"sandbox", "ls"}, {"approvals", "list"}, {"doctor"}, {"version"}, {"::error::x"}, {"run", "--::error::x"},
+				{"trace", "ls"},
+				{"trace", "show", id},
+				{"trace", "show", "--full", id},
+				{"trace", "show", "--json", id},
+				{"trace", "export", id},
+				{"trace", "export", "--format", "atif", id},
+				{"trace", "html", id},
+				{"diff", id},
+				{"diff", "--stat", id},
+				{"diff", "--json", id},
+				{"apply", "--dry-run", id},
+				{"apply", "--json", id},
+				{"sandbox", "ls"},
+				{"approvals", "list"},
+				{"doctor"},
+				{"version"},
+				{"::error::x"},
+				{"run", "--::error::x"},
 			} {
 				call(args...)
 			}

@@ -3,11 +3,13 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"unicode"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // Each command that does something says what its exit statuses mean and shows an
@@ -29,6 +31,11 @@ func TestHelp(t *testing.T) {
 				t.Errorf("%s: a line of %d characters: %s", path, n, line)
 			}
 		}
+		for line := range strings.Lines(groupedFlags(cmd)) {
+			if n := len([]rune(strings.TrimRight(line, "\n"))); n > helpColumns {
+				t.Errorf("%s: a line of %d characters: %s", path, n, line)
+			}
+		}
 		if cmd.HasSubCommands() || cmd.Name() == "version" {
 			return
 		}
@@ -41,5 +48,30 @@ func TestHelp(t *testing.T) {
 	})
 	if seen < 20 {
 		t.Errorf("%d commands were seen", seen)
+	}
+}
+
+// TestFlagsAreGrouped is acceptance case 141: each flag of caisson run has a group
+// of its own, and shows what counts without it.
+func TestFlagsAreGrouped(t *testing.T) {
+	status := 0
+	cmd, _, err := newRoot(standard(nil, nil), nil, &status).Find([]string{"run"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.InitDefaultHelpFlag()
+	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+		if n := strings.Count(groupedFlags(cmd), "--"+f.Name+" "); n != 1 {
+			t.Errorf("--%s is shown %d times", f.Name, n)
+		}
+		grouped := slices.ContainsFunc(flagGroups, func(g flagGroup) bool { return slices.Contains(g.flags, f.Name) })
+		if !grouped {
+			t.Errorf("--%s has no group", f.Name)
+		}
+	})
+	for _, want := range []string{"Task:\n", "Model:\n", "Sandbox:\n", "Limits:\n", "Output:\n", "(default 50)", "(default 2GiB)", "(default deny)"} {
+		if !strings.Contains(groupedFlags(cmd), want) {
+			t.Errorf("help has no %q", want)
+		}
 	}
 }

@@ -68,6 +68,7 @@ func newRoot(d deps, env []string, status *int) *cobra.Command {
 	root.SetVersionTemplate(versionLine() + "\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return &usageError{suggestFlag(cmd, err)} })
 	root.AddCommand(newRunCommand(d, env, status), newDiffCommand(d, env), newApplyCommand(d, env, status), newSandboxCommand(d, env, status), newImagesCommand(d, env, status), newServeCommand(d, env, status), newApprovalsCommand(d, env), newTrustCommand(d, env), newUntrustCommand(d, env), newConfigCommand(d, env), newTraceCommand(d, env, status), newToolsCommand(d, env, status), newDoctorCommand(d, env, status), newVersionCommand(d))
+	setHelp(root)
 	addCompletion(root, environ(env))
 	return root
 }

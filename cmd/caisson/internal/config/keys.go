@@ -127,6 +127,17 @@ func descriptions() map[string]string {
 	return d
 }
 
+// Defaults returns the built-in values of settings, by their flags.
+func Defaults() map[string]string {
+	settings, out := settingsByKey(), map[string]string{}
+	for _, v := range flatten(builtin()) {
+		if s, ok := settings[v.Key]; ok {
+			out[s.Flag] = v.Text
+		}
+	}
+	return out
+}
+
 // settingsByKey are the settings that a flag and a variable can give, by their
 // keys in a file.
 func settingsByKey() map[string]Setting {
