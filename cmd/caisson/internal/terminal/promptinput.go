@@ -26,7 +26,11 @@ const (
 func (q question) arguments(columns int, whole bool) []section {
 	var input map[string]json.RawMessage
 	if json.Unmarshal(q.Exact, &input) != nil {
-		return []section{{rows: foreign("  ", q.Input, columns)}}
+		text := q.Input // which the dispatcher has cut
+		if len(q.Exact) > 0 {
+			text = string(q.Exact)
+		}
+		return []section{{rows: foreign("  ", text, columns)}}
 	}
 	if len(input) == 0 {
 		return []section{{rows: []string{"  without arguments"}}}

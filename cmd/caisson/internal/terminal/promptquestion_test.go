@@ -158,7 +158,18 @@ func TestALongQuestionShowsItsEnds(t *testing.T) {
 	}
 }
 
-// types answers each choice that stands there with the next of the texts.
+// An input that is no object is shown as it is, not as the dispatcher has cut it.
+func TestAnInputThatIsNoObject(t *testing.T) {
+	c := confirmation()
+	c.Input, c.Exact = `["shortened"]`, json.RawMessage(`["`+strings.Repeat("x", 9000)+`the end"]`)
+	q := question{c, place{1, 1}, style{}}
+	lines, whole := q.lines(time.Now(), 80, 20)
+	if all := strings.Join(q.whole(time.Now(), 80), ""); whole || strings.Contains(all, "shortened") || strings.Count(all, "x") < 9000 || !strings.Contains(strings.Join(lines, ""), "the end") {
+		t.Errorf("whole is %t:\n%s", whole, strings.Join(lines, "\n"))
+	}
+}
+
+// answers answers each choice that stands there with the next of the texts.
 func (p *person) answers(texts ...string) {
 	p.out.onWrite = func(written string) {
 		if strings.HasSuffix(written, " > ") && len(texts) > 0 {
