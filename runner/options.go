@@ -131,8 +131,6 @@ type Report struct {
 	Session string `json:"session"`
 	// Dir is the session's folder.
 	Dir string `json:"dir"`
-	// Answer is the model's last text.
-	Answer string `json:"answer"`
 	// SessionEnded is what the last record says, its lists whole.
 	SessionEnded
 	// Unapproved is the number of calls that were refused because nobody

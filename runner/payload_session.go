@@ -125,6 +125,9 @@ type Limit struct {
 type SessionEnded struct {
 	Reason     loop.StopReason `json:"reason"`
 	ExitStatus int             `json:"exit_status"`
+	// Answer is the model's answer to the last turn; absent where that turn did
+	// not end with one.
+	Answer string `json:"answer,omitempty"`
 	// Client is the label of the user who ended the session; absent where it
 	// ended by itself or by a signal.
 	Client    string `json:"client,omitempty"`

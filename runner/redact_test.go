@@ -239,7 +239,7 @@ func TestPatchAndReportHaveNoSecret(t *testing.T) {
 	secret := Secret{"KEY", `a<b>&c"d-secret`}
 	s := &Session{dir: t.TempDir(), opts: Options{Secrets: []Secret{secret}}}
 	diff := "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\n+key = " + secret.Value + "\n"
-	r := Report{Answer: "the key is " + secret.Value, Patch: diff, SessionEnded: SessionEnded{Problem: &Problem{Cause: secret.Value}}}
+	r := Report{Patch: diff, SessionEnded: SessionEnded{Answer: "the key is " + secret.Value, Problem: &Problem{Cause: secret.Value}}}
 	if err := s.writePatch(&r); err != nil {
 		t.Fatal(err)
 	}

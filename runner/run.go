@@ -107,9 +107,9 @@ func (s *Session) finish(out loop.Outcome, cause error) Report {
 	s.quarantineAll()
 	s.box.close()
 	r := Report{
-		Session: s.opts.Folder.Session, Dir: s.dir, Answer: out.Answer, Err: out.Err,
+		Session: s.opts.Folder.Session, Dir: s.dir, Err: out.Err,
 		SessionEnded: SessionEnded{
-			Client: s.closedBy, Reason: out.Reason, Truncated: out.Truncated, Limit: wireLimit(out.Limit), Usage: s.used,
+			Answer: answerOf(out), Client: s.closedBy, Reason: out.Reason, Truncated: out.Truncated, Limit: wireLimit(out.Limit), Usage: s.used,
 			CostUSD: costUSD(s.used.CostMicroUSD), WallMS: milliseconds(time.Since(s.begun)),
 		},
 	}
@@ -124,6 +124,15 @@ func (s *Session) finish(out loop.Outcome, cause error) Report {
 	s.close(&r)
 	s.closeScratch()
 	return r
+}
+
+// answerOf returns the answer of a turn, or "". What the model said before a
+// turn ended for another reason, in its closing completion too, is none.
+func answerOf(out loop.Outcome) string {
+	if out.Reason != loop.StopAnswered {
+		return ""
+	}
+	return out.Answer
 }
 
 // facts fills in what the container and the journal know.
@@ -145,7 +154,7 @@ func (s *Session) close(r *Report) {
 	if err != nil {
 		s.log.Error("write the end of the session", zap.Error(err))
 		if r.Reason != loop.StopCancelled {
-			r.Reason = loop.StopTraceUnwritable
+			r.Reason, r.Answer = loop.StopTraceUnwritable, ""
 		}
 		r.Err = errors.Join(r.Err, err)
 		r.Problem = new(unwritable(s.dir, err))

@@ -44,7 +44,8 @@ type Turn struct {
 type TurnReport struct {
 	Turn   string          `json:"turn"`
 	Reason loop.StopReason `json:"stop_reason"`
-	Answer string          `json:"answer"`
+	// Answer is "" where Reason is not answered.
+	Answer string `json:"answer"`
 	// Truncated says that a limit ended it, or that the provider cut the answer.
 	Truncated bool         `json:"truncated"`
 	Limit     *Limit       `json:"limit,omitempty"`
@@ -158,7 +159,7 @@ func (s *Session) took(t *Turn, out loop.Outcome, cause error) {
 	}
 	t.cause = cause
 	t.report = TurnReport{
-		Turn: t.ID, Reason: out.Reason, Answer: out.Answer, Truncated: out.Truncated, Limit: wireLimit(out.Limit),
+		Turn: t.ID, Reason: out.Reason, Answer: answerOf(out), Truncated: out.Truncated, Limit: wireLimit(out.Limit),
 		Usage: out.Usage, CostUSD: costUSD(out.Usage.CostMicroUSD), WallMS: milliseconds(time.Since(t.begun)), Err: out.Err,
 	}
 	s.turn, s.ended = nil, t
@@ -166,7 +167,7 @@ func (s *Session) took(t *Turn, out loop.Outcome, cause error) {
 }
 
 // Close cancels the turn that runs, takes everything down and gives the report:
-// the last turn's reason and answer, and what the whole session used. A second
+// the last turn's reason and its answer, and what the whole session used. A second
 // call gives the same report.
 func (s *Session) Close() Report { return s.CloseFor("") }
 

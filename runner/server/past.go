@@ -189,6 +189,7 @@ func readTurn(dir, id string) (*Turn, error) {
 	}
 	defer t.close()
 	var turn *Turn
+	said := ""
 	for {
 		e, ok, err := t.next()
 		if err != nil || !ok {
@@ -204,17 +205,18 @@ func readTurn(dir, id string) (*Turn, error) {
 		if turn == nil {
 			turn = &Turn{ID: id, State: TurnInterrupted}
 		}
-		turn.read(rec)
+		turn.read(rec, &said)
 	}
 }
 
-// read adds what one record says.
-func (t *Turn) read(rec runner.Record) {
+// read adds what one record contains. said is the model's last text so far: it is
+// the answer where the turn then ends with one.
+func (t *Turn) read(rec runner.Record, said *string) {
 	switch rec.Kind {
 	case runner.KindMessage:
 		var m runner.Message
 		if json.Unmarshal(rec.Payload, &m) == nil && m.Role == loop.RoleAssistant {
-			t.Answer = blocksText(m.Blocks)
+			*said = blocksText(m.Blocks)
 		}
 	case runner.KindTurnCompleted, runner.KindTurnCancelled:
 		var p runner.TurnCompleted
@@ -225,6 +227,9 @@ func (t *Turn) read(rec runner.Record) {
 		t.Usage, t.CostUSD = &p.Usage, runner.CostUSD(p.Usage.CostMicroUSD)
 		if rec.Kind == runner.KindTurnCancelled {
 			t.Reason = string(loop.StopCancelled)
+		}
+		if t.Reason == string(loop.StopAnswered) {
+			t.Answer = *said
 		}
 	}
 }

@@ -1,0 +1,41 @@
+//go:build linux
+
+package runner
+
+import (
+	"context"
+	"testing"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// TestNothingIsAnAnswerUnlessTheTurnAnswered ends a session behind a sentence of
+// the model in several ways.
+func TestNothingIsAnAnswerUnlessTheTurnAnswered(t *testing.T) {
+	const turns = "  - text: I look first.\n    calls: [{tool: shell, input: {command: \"true\"}}]\n  - text: All is well.\n"
+	for name, c := range map[string]struct {
+		turns  string
+		change func(*bench)
+		reason loop.StopReason
+		answer string
+	}{
+		"a limit": {turns, func(b *bench) { b.opts.Budget = limits.Budget{Rounds: new(int64(1))} }, loop.StopLimit, ""},
+		"no sandbox": {turns, func(b *bench) {
+			b.backend.create = func(context.Context, int) error { return sandbox.ErrUnavailable }
+		}, loop.StopSandboxStart, ""},
+		"the model":               {"  - text: I look first.\n    calls: [{tool: shell, input: {command: \"true\"}}]\n", func(*bench) {}, loop.StopProviderFailed, ""},
+		"the answer, the control": {turns, func(*bench) {}, loop.StopAnswered, "All is well."},
+	} {
+		b := newBench(t, c.turns)
+		c.change(b)
+		s := b.opened()
+		turn := startTurn(t, s, "go")
+		r := s.Close()
+		ended := of[SessionEnded](t, b.records(r))
+		if r.Reason != c.reason || turn.Answer != c.answer || r.Answer != c.answer || len(ended) != 1 || ended[0].Answer != c.answer {
+			t.Errorf("ended by %s: %s, with the answers %q, %q, %q", name, r.Reason, turn.Answer, r.Answer, ended[0].Answer)
+		}
+	}
+}
