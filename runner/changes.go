@@ -59,6 +59,7 @@ func (s *Session) compareWithTheDead(before *snapshot) {
 		return
 	}
 	s.forget = forget
+	s.warnOfNeighbours()
 }
 
 // fresh says whether a file is still as the session found it, by its own

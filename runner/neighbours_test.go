@@ -1,0 +1,43 @@
+package runner
+
+import (
+	"context"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// TestNeighboursAreWarnedOf: a session that begins while another one lives on its
+// workspace is told. The control is the first of them.
+func TestNeighboursAreWarnedOf(t *testing.T) {
+	const script = "  - calls: [{tool: shell, input: {command: work}}]\n  - text: done\n"
+	warned := func(records []Record, session string) bool {
+		for _, w := range of[Warning](t, records) {
+			if strings.Contains(w.Message, session) && strings.Contains(w.Message, "works on this workspace too") {
+				return true
+			}
+		}
+		return false
+	}
+	first := newBench(t, script)
+	second := newBench(t, script)
+	second.opts.Workspace = first.opts.Workspace
+	folder, err := NewFolder(filepath.Dir(filepath.Dir(first.opts.Folder.Dir)), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = folder.Close() })
+	second.opts.Folder = folder
+	var during []Record
+	first.backend.scripts["work"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
+		_, during = second.run(t.Context())
+		return sandbox.ExitStatus{}
+	}
+	second.backend.scripts["work"] = says("ok\n")
+	r, records := first.run(t.Context())
+	if !warned(during, r.Session) || warned(records, "ses_") {
+		t.Errorf("the second is warned: %v, the first: %v", warned(during, r.Session), warned(records, "ses_"))
+	}
+}
