@@ -52,6 +52,15 @@ func (s *Session) problem(r Report) *Problem {
 	return nil
 }
 
+// redactProblem takes secrets out of a problem: it may quote the provider.
+func (s *Session) redactProblem(p *Problem) *Problem {
+	if p == nil {
+		return nil
+	}
+	redact := newRedactor(s.opts.Secrets)
+	return &Problem{Cause: string(redact.bytes([]byte(p.Cause))), Mend: string(redact.bytes([]byte(p.Mend)))}
+}
+
 // applyProblem says that the task is done and its changes are not in the
 // workspace, though that was asked for.
 func applyProblem(r Report) *Problem {

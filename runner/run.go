@@ -119,7 +119,7 @@ func (s *Session) finish(out loop.Outcome, cause error) Report {
 	s.facts(&r)
 	r.Unapproved = s.tools.Unapproved()
 	s.changes(&r)
-	r.Problem = s.problem(r)
+	r.Problem = s.redactProblem(s.problem(r))
 	r.ExitStatus = ExitStatus(r)
 	s.close(&r)
 	s.closeScratch()

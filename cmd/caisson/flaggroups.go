@@ -13,7 +13,7 @@ const helpColumns = 80
 // flagGroups are the groups of flags of commands that take settings, in their
 // order in help. A flag in none is in the first.
 var flagGroups = []flagGroup{
-	{"Task", []string{"workspace", "file", "apply", "profile", "require-trust", "ignore-project-config", "instruction-files"}},
+	{"Task", []string{"workspace", "file", "apply", "profile", "require-trust", "ignore-project-config", "instruction-files", "accept-system-workspace"}},
 	{"Model", []string{"model", "stream", "no-stream"}},
 	{"Policy", []string{"policy", "on-prompt", "confirm-timeout", "fetch-allow"}},
 	{"Sandbox", []string{
