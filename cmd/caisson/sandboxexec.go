@@ -13,12 +13,13 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/trace"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
 const execLong = `Run a command in a live sandbox of another Caisson process of this user.
 
-ID is a session of caisson sandbox ls, the beginning of one, or a container's name. The process that
+ID is a session of caisson sandbox ls, the beginning of one, "last" for the newest of them, or a container's name. The process that
 owns the session runs the command, as the same user and with the same limits as the agent's own
 commands, and records it in the session. Standard input is passed on where -i asks for it; output
 comes as it is written. There is no terminal inside.
@@ -46,6 +47,7 @@ func newSandboxExecCommand(d deps, env environ, status *int) *cobra.Command {
 		}, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitSandboxStart, runner.ExitSandboxLost,
 			runner.ExitConfig, runner.ExitFatal, runner.ExitInterrupted),
 		Example: `  caisson sandbox exec ses_01J… -- ps aux
+  caisson sandbox exec last -- ls -l /tmp
   caisson sandbox exec ses_01J… sh -c 'ls -l /workspace | head'
   echo data | caisson sandbox exec -i ses_01J… -- sh -c 'cat >copy'`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -135,9 +137,12 @@ func (s *setup) session(ctx context.Context, id string) (string, error) {
 	found, failures := s.backends.list(ctx)
 	var matches []sandbox.Listing
 	for _, l := range found {
-		if l.Owner.State == "alive" && !l.Foreign && id != "" && strings.HasPrefix(l.Session, id) {
+		if l.Owner.State == "alive" && !l.Foreign && id != "" && (id == trace.Last || strings.HasPrefix(l.Session, id)) {
 			matches = append(matches, l)
 		}
+	}
+	if id == trace.Last && len(matches) > 1 { // ids sort by time
+		matches = []sandbox.Listing{slices.MaxFunc(matches, func(a, b sandbox.Listing) int { return strings.Compare(a.Session, b.Session) })}
 	}
 	e := &runner.Error{Status: runner.ExitInput, Problem: runner.Problem{Mend: "caisson sandbox ls lists them."}}
 	switch len(matches) {
@@ -145,6 +150,9 @@ func (s *setup) session(ctx context.Context, id string) (string, error) {
 		return matches[0].Session, nil
 	case 0:
 		e.Cause = fmt.Sprintf("no live session begins with %q", id)
+		if id == trace.Last {
+			e.Cause = "no session is live"
+		}
 		if len(failures) > 0 {
 			e.Cause += " (" + strings.Join(failures, "; ") + ")"
 		}

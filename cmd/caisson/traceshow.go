@@ -1,7 +1,10 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -11,7 +14,7 @@ import (
 
 const traceShowLong = `Show what happened in a session: turns, model calls, tool calls with class, rule, answers, duration
 and outcome. Long texts are shown by their ends; --full shows what the records have. The answer of
-a session that runs is what it has recorded by now.
+a session that runs is what it has recorded by now; --follow goes on until its end.
 
 --kind shows records of some kinds instead, one a line; --json writes their own lines.
 `
@@ -19,11 +22,12 @@ a session that runs is what it has recorded by now.
 func newTraceShowCommand(d deps, env environ, status *int) *cobra.Command {
 	var o trace.ShowOptions
 	var kinds []string
+	var follow bool
 	cmd := &cobra.Command{
 		Use:     "show [flags] SESSION",
 		Short:   "Show what happened in a session",
 		Long:    traceShowLong + ownExitHelp(map[int]string{runner.ExitFailed: "the records are damaged"}, runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
-		Example: "  caisson trace show ses_01JD\n  caisson trace show --kind tool.confirmation_resolved --kind tool.confirmation_attempted ses_01JD\n  caisson trace show --json ses_01JD | jq -r .kind",
+		Example: "  caisson trace show ses_01JD\n  caisson trace show --kind tool.confirmation_resolved --kind tool.confirmation_attempted ses_01JD\n  caisson trace show --json ses_01JD | jq -r .kind\n  caisson trace show --follow last",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, k := range kinds {
 				if !slices.ContainsFunc(runner.Payloads(), func(p runner.Payload) bool { return string(p.Kind()) == k }) {
@@ -36,7 +40,18 @@ func newTraceShowCommand(d deps, env environ, status *int) *cobra.Command {
 				return err
 			}
 			o.Colour = colours(d, env, d.stdout)
+			ctx := cmd.Context()
+			if follow {
+				var stop func()
+				ctx, _, _, stop = interruptible(ctx, d.listen(), func(string) {}, d.exit)
+				defer stop()
+				o.Again = func() bool { return waitForRecords(ctx) }
+			}
 			over, err := trace.Show(d.stdout, s, o)
+			if i, ok := errors.AsType[*runner.Interrupted](context.Cause(ctx)); ok && err == nil {
+				*status = 128 + i.Signal
+				return nil
+			}
 			if err == nil && over.Damage != "" {
 				*status = runner.ExitFailed
 				err = damaged(d.stderr, over)
@@ -47,6 +62,21 @@ func newTraceShowCommand(d deps, env environ, status *int) *cobra.Command {
 	cmd.Flags().SortFlags = false
 	cmd.Flags().StringArrayVar(&kinds, "kind", nil, "only records of this kind, one a line; may be given again")
 	cmd.Flags().BoolVar(&o.JSON, "json", false, "write the records' own lines")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what a session that runs records, until it ends")
 	cmd.Flags().BoolVar(&o.Full, "full", false, "leave no text out")
 	return cmd
+}
+
+// followEvery is how often the records of a session that runs are looked at.
+const followEvery = 200 * time.Millisecond
+
+// waitForRecords waits until it is time to look for more records, and reports
+// false where ctx ended.
+func waitForRecords(ctx context.Context) bool {
+	select {
+	case <-time.After(followEvery):
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }

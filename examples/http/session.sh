@@ -6,6 +6,11 @@
 #   caisson serve --root ~/work                              (in another terminal)
 #   sh examples/http/session.sh ~/work/project "make the tests pass"
 set -eu
+[ $# -eq 2 ] || {
+	echo "usage: sh $0 FOLDER MESSAGE" >&2
+	echo "  FOLDER lies at or below a --root of caisson serve, which runs in another terminal" >&2
+	exit 2
+}
 folder=$1 message=$2
 base=${CAISSON_URL:-http://127.0.0.1:8717}
 state=${XDG_STATE_HOME:-$HOME/.local/state}/caisson

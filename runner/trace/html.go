@@ -144,7 +144,7 @@ func HTML(w io.Writer, s Session) (Overview, error) {
 		if step.Kind == StepWarning && len(warnings) < 50 {
 			warnings = append(warnings, cut(step.Text, 2000))
 		}
-	})
+	}, nil)
 	if err != nil {
 		return over, err
 	}
@@ -158,7 +158,7 @@ func HTML(w io.Writer, s Session) (Overview, error) {
 	out := &counter{w: bufio.NewWriterSize(w, 64<<10)}
 	p := story{out: out, begun: over.Begun}
 	p.put("head", h)
-	if _, err := walk(s, nil, p.step); err != nil {
+	if _, err := walk(s, nil, p.step, nil); err != nil {
 		return over, err
 	}
 	p.put("foot", struct {

@@ -38,10 +38,12 @@ type Overview struct {
 // Read reads a session whole and gives each record to visit, nil is nobody.
 // What is damaged ends it, and is in the Overview; the records before it count.
 // Its errors are a [*runner.Error]: the file can't be read at all.
-func Read(s Session, visit func(runner.Record)) (Overview, error) { return walk(s, visit, nil) }
+func Read(s Session, visit func(runner.Record)) (Overview, error) { return walk(s, visit, nil, nil) }
 
-// walk is Read with each step too, nil is nobody.
-func walk(s Session, record func(runner.Record), step func(Step)) (Overview, error) {
+// walk is Read with each step too, nil is nobody. again, if it is not nil, is
+// called at the end of the records of a session that lives, and reports whether
+// to go on with those that are added.
+func walk(s Session, record func(runner.Record), step func(Step), again func() bool) (Overview, error) {
 	o := Overview{Session: s.ID, Pruned: s.Pruned, Live: !s.Pruned && runner.SessionLives(s.Dir)}
 	in, err := s.Open()
 	if err != nil {
@@ -54,8 +56,14 @@ func walk(s Session, record func(runner.Record), step func(Step)) (Overview, err
 			step(s)
 		}
 	})
+	lives := o.Live
 	for {
 		rec, err := in.Next()
+		if errors.Is(err, io.EOF) && again != nil && lives && o.Ended == nil && again() {
+			lives = runner.SessionLives(s.Dir) // what it wrote before its end is read once more
+			in.resume()
+			continue
+		}
 		if err != nil {
 			steps.Close()
 			o.Torn, o.Hash, o.Omitted = in.Torn(), in.Hash(), in.Omitted()

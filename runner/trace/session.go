@@ -3,7 +3,9 @@ package trace
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -132,6 +134,12 @@ func (s Session) Open() (*Reader, error) {
 		return nil, inputError("the records of "+s.ID+" can't be read: "+err.Error(), "Name a session, its folder or its trace.jsonl.", err)
 	}
 	return &Reader{runner.NewTraceReader(f), f}, nil
+}
+
+// resume goes on behind the last good record, with what was added to the file.
+func (r *Reader) resume() {
+	at := r.Position()
+	r.TraceReader = runner.ResumeTraceReader(io.NewSectionReader(r.file, at.Offset, math.MaxInt64-at.Offset), at)
 }
 
 // Close closes the file.

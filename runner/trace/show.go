@@ -22,6 +22,9 @@ type ShowOptions struct {
 	Full bool
 	// Colour paints for a terminal.
 	Colour bool
+	// Again is called at the end of the records of a session that lives, and
+	// reports whether to go on with those that are added; nil ends there.
+	Again func() bool
 }
 
 // Show writes a session for people, or some of its records. What it writes is
@@ -52,7 +55,7 @@ type printer struct {
 
 // records writes records, each in one line.
 func (p *printer) records() (Overview, error) {
-	return Read(p.session, func(r runner.Record) {
+	return walk(p.session, func(r runner.Record) {
 		if len(p.o.Kinds) > 0 && !slices.Contains(p.o.Kinds, r.Kind) {
 			return
 		}
@@ -67,7 +70,15 @@ func (p *printer) records() (Overview, error) {
 			payload = oneLine(payload, 160)
 		}
 		p.printf("%s %s %s %s\n", p.dim(r.Time.Local().Format("15:04:05.000")), p.dim(fmt.Sprintf("%5d", r.Seq)), p.bold(fmt.Sprintf("%-27s", r.Kind)), payload)
-	})
+	}, nil, p.again())
+}
+
+// again is ShowOptions.Again, behind what was written so far.
+func (p *printer) again() func() bool {
+	if p.o.Again == nil {
+		return nil
+	}
+	return func() bool { return p.out.Flush() == nil && p.o.Again() }
 }
 
 // story writes what happened, in order, below what the session is.
@@ -77,7 +88,7 @@ func (p *printer) story() (Overview, error) {
 		return over, err
 	}
 	p.head(over)
-	if over, err = walk(p.session, nil, p.step); err != nil {
+	if over, err = walk(p.session, nil, p.step, p.again()); err != nil {
 		return over, err
 	}
 	p.foot(over)
