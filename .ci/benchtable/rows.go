@@ -45,7 +45,7 @@ func rows() []row {
 	for _, b := range []struct {
 		name               string
 		kill, memory, flow float64
-	}{{"docker", 15, 4, 0.4}, {"gvisor", 50, 17, 0.05}, {"runc", 15, 1.2, 0.4}} {
+	}{{"docker", 15, 5.5, 0.4}, {"gvisor", 50, 21, 0.05}, {"runc", 15, 2.5, 0.4}} {
 		list = append(list,
 			row{what: "start from the pool and a command / exec round trip, " + b.name, ours: e2e("Warm/"+b.name, ns), peer: e2e("Warm/"+b.name, "exec-"+ns), atMost: true, limit: 3},
 			row{what: "kill to dead, 16 daemons, p99, " + b.name, ours: e2e("Kill/"+b.name, "p99-ns"), atMost: true, limit: b.kill, unit: "ms", by: ms},
