@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io/fs"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -12,6 +13,9 @@ import (
 
 // direntBytes is the buffer of one getdents64(2); the C library uses 32 KiB.
 const direntBytes = 32 << 10
+
+// direntBuffers hold such buffers, of which a search would need thousands.
+var direntBuffers = sync.Pool{New: func() any { return new([direntBytes]byte) }}
 
 // readDir gives the first entries of the folder rel in the order of their
 // names, as many as there is room for, and whether there are more. The folder
@@ -73,7 +77,9 @@ func (t *tree) describe(dir int, name string, e *Entry) error {
 
 // readNames reads a folder to its end, or to [maxDirNames] or that many bytes.
 func readNames(fd int, most int64) (names []dirName, more bool, err error) {
-	buf := make([]byte, direntBytes)
+	array := direntBuffers.Get().(*[direntBytes]byte)
+	defer direntBuffers.Put(array)
+	buf := array[:]
 	for {
 		n := 0
 		err := retry(func() (err error) {
