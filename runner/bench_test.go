@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -92,7 +93,7 @@ func spread(b *testing.B, writers int, do func(i int) error) {
 
 // BenchmarkSnapshot looks at workspaces of some sizes.
 func BenchmarkSnapshot(b *testing.B) {
-	for _, files := range []int{100, cheapEntries, 20_000} {
+	for _, files := range []int{100, cheapEntries, 100_000} {
 		b.Run(fmt.Sprint(files), func(b *testing.B) {
 			root := b.TempDir()
 			for i := range files {
@@ -113,11 +114,20 @@ func BenchmarkSnapshot(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			for b.Loop() {
-				if _, err := takeSnapshot(b.Context(), reader); err != nil {
-					b.Fatal(err)
+			b.Run("files", func(b *testing.B) {
+				for b.Loop() {
+					if _, err := takeSnapshot(b.Context(), reader, func(workspace.Entry) {}); err != nil {
+						b.Fatal(err)
+					}
 				}
-			}
+			})
+			b.Run("repositories", func(b *testing.B) {
+				for b.Loop() {
+					if _, err := findRepositories(b.Context(), &repositoryLook{reader: reader}, sandbox.GitReadOnly); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
 		})
 	}
 }

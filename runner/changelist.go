@@ -65,7 +65,7 @@ func (l *changeList) addExecuted(list ...HostExecuted) {
 // cutExecuted keeps what there is room for.
 func (l *changeList) cutExecuted() {
 	slices.SortFunc(l.executed, func(a, b HostExecuted) int {
-		return cmp.Or(cmp.Compare(strings.Count(a.Path, "/"), strings.Count(b.Path, "/")), strings.Compare(a.Path, b.Path))
+		return cmp.Or(a.compareDanger(b), cmp.Compare(strings.Count(a.Path, "/"), strings.Count(b.Path, "/")), strings.Compare(a.Path, b.Path))
 	})
 	n, text := 0, 0
 	for ; n < min(len(l.executed), maxHostExecuted); n++ {
@@ -84,7 +84,7 @@ func (l *changeList) cutExecuted() {
 // target is that of a symlink which leads out of the workspace, or "".
 func executed(c Changed, target string) []HostExecuted {
 	if target != "" && c.Change != "deleted" {
-		return []HostExecuted{{Path: c.Path, By: bySymlink, Target: target}}
+		return []HostExecuted{{Path: c.Path, By: bySymlink, Target: target, Added: c.Change == "added"}}
 	}
 	return hostExecuted([]Changed{c})
 }
@@ -93,7 +93,7 @@ func executed(c Changed, target string) []HostExecuted {
 func (l *changeList) sort() {
 	l.cutExecuted()
 	slices.SortFunc(l.changed, func(a, b Changed) int { return strings.Compare(a.Path, b.Path) })
-	slices.SortFunc(l.executed, func(a, b HostExecuted) int { return strings.Compare(a.Path, b.Path) })
+	slices.SortFunc(l.executed, func(a, b HostExecuted) int { return cmp.Or(a.compareDanger(b), strings.Compare(a.Path, b.Path)) })
 }
 
 // count counts the changes; what is left out of the list has no lines.
@@ -108,4 +108,16 @@ func (l *changeList) count() ChangeCount {
 		n.Deletions += c.Deletions
 	}
 	return n
+}
+
+// compareDanger orders what a host executes: a new file is seen more easily than a
+// change in one that was trusted.
+func (h HostExecuted) compareDanger(other HostExecuted) int {
+	switch {
+	case h.Added == other.Added:
+		return 0
+	case other.Added:
+		return -1
+	}
+	return 1
 }

@@ -26,6 +26,7 @@ func (s *Session) look(ctx context.Context) {
 			s.lookBelow(ctx)
 			return
 		}
+		s.find.Do(func() { go s.lookForRepositories(ctx) })
 		ctx, cancel := context.WithTimeoutCause(ctx, lookTime, errSlow)
 		defer cancel()
 		files, err := takeFileStates(ctx, s.original, s.dir)
@@ -41,13 +42,27 @@ func (s *Session) look(ctx context.Context) {
 			before = &snapshot{} // nothing is known
 		}
 		s.before = before
-		s.compareWithTheDead(before)
+		<-s.finished
 	}()
+}
+
+// lookForRepositories looks for the repositories that there are.
+func (s *Session) lookForRepositories(ctx context.Context) {
+	defer close(s.finished)
+	ctx, cancel := context.WithTimeoutCause(ctx, repositoriesTime, errSlow)
+	defer cancel()
+	found, err := findRepositories(ctx, s.repositoryLook(), s.opts.Git)
+	if err != nil {
+		s.log.Warn("look for repositories", zap.Error(err))
+		found = &repositories{} // nothing is known
+	}
+	s.found = found
+	s.compareWithTheDead(found)
 }
 
 // compareWithTheDead warns of repositories that a killed session may have left,
 // and notes those of now, for the next session if this one is killed.
-func (s *Session) compareWithTheDead(before *snapshot) {
+func (s *Session) compareWithTheDead(before *repositories) {
 	for _, text := range s.suspects(before) {
 		if err := s.journal.write(Warning{Message: text}); err != nil {
 			return // the session ends at its next record
@@ -87,6 +102,7 @@ func (s *Session) changes(r *Report) {
 	<-s.looked
 	ctx, cancel := context.WithTimeoutCause(context.Background(), lookTime, errSlow)
 	defer cancel()
+	r.Quarantined = s.quarantined(ctx)
 	found := privileged{}
 	after, err := takeSnapshot(ctx, s.reader, s.findPrivileged(found, false))
 	r.Cleared = s.clearPrivileges(found)
@@ -99,12 +115,9 @@ func (s *Session) changes(r *Report) {
 	if err != nil {
 		s.log.Warn("look at the workspace", zap.Error(err))
 		r.Incomplete = true
-		r.Quarantined = s.moved.list(&snapshot{unread: []string{"."}})
 		return
 	}
 	r.Incomplete = r.Incomplete || s.before.incomplete() || after.incomplete()
-	r.HostExecuted = listed(slices.Concat(s.before.newlyUnfinished(after), r.HostExecuted))
-	r.Quarantined = s.moved.list(after)
 }
 
 // setDifferences fills in what differs.
@@ -164,7 +177,11 @@ func short(e SessionEnded) SessionEnded {
 	if over := len(e.HostExecuted) - MaxListed; over > 0 {
 		e.HostExecuted, e.HostExecutedOmitted = e.HostExecuted[:MaxListed], e.HostExecutedOmitted+over
 	}
-	e.Quarantined = e.Quarantined[:min(len(e.Quarantined), MaxListed)]
+	// What was not renamed comes first, and is never left out.
+	renamed := slices.IndexFunc(e.Quarantined, func(q Quarantined) bool { return q.To != "" })
+	if renamed >= 0 {
+		e.Quarantined = e.Quarantined[:min(len(e.Quarantined), max(renamed, MaxListed))]
+	}
 	e.Cleared = e.Cleared[:min(len(e.Cleared), MaxListed)]
 	e.Denials = e.Denials[:min(len(e.Denials), MaxListed)]
 	e.Left = e.Left[:min(len(e.Left), MaxListed)]

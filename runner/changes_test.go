@@ -86,7 +86,7 @@ func TestWhatCommandsChangeIsCounted(t *testing.T) {
 	if ended := of[SessionEnded](t, records)[0]; r.ChangedCount != count || ended.ChangedCount != count {
 		t.Errorf("counted %+v, in the record %+v", r.ChangedCount, ended.ChangedCount)
 	}
-	if diff := cmp.Diff([]HostExecuted{{Path: "link", By: bySymlink, Target: "../../etc/passwd"}}, r.HostExecuted); diff != "" {
+	if diff := cmp.Diff([]HostExecuted{{Path: "link", By: bySymlink, Target: "../../etc/passwd", Added: true}}, r.HostExecuted); diff != "" {
 		t.Errorf("host-executed (-want +got):\n%s", diff)
 	}
 	if left, err := filepath.Glob(filepath.Join(r.Dir, "scratch-*")); err != nil || len(left) > 0 {

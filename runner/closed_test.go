@@ -170,7 +170,7 @@ func TestManyClosedFoldersDoNotHelp(t *testing.T) {
 	b := newBench(t, plantTurns)
 	const closed = 50
 	b.backend.scripts["plant"] = func(ctx context.Context, box *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
-		for i := range unreadFolders + 5 {
+		for i := range 25 {
 			if err := os.MkdirAll(filepath.Join(b.dir, fmt.Sprintf("a%02d", i)+strings.Repeat("/d", workspace.DefaultMaxDepth+2)), 0o755); err != nil {
 				t.Error(err)
 			}
@@ -194,21 +194,27 @@ func TestManyClosedFoldersDoNotHelp(t *testing.T) {
 	}
 }
 
-// TestFoldersClosedBeforeStayClosed: what may be the user's own is not opened.
+// TestFoldersClosedBeforeStayClosed: what may be the user's own is not opened. It
+// is vouched for only where commands could not go into it.
 func TestFoldersClosedBeforeStayClosed(t *testing.T) {
 	if asUser(t) {
 		return
 	}
-	b := newBench(t, plantTurns)
-	b.file("private/.git/config", "[core]\n")
-	b.chmods("private", 0o311)
-	b.backend.scripts["plant"] = b.plants("sub/.git")
-	r := b.ends()
-	if diff := cmp.Diff([]string{"sub/.git"}, paths(r.Quarantined)); diff != "" {
-		t.Errorf("quarantined (-want +got):\n%s", diff)
-	}
-	if had := b.openUp(); had["private"] != 0o311 || !b.exists("private/.git/config") {
-		t.Errorf("the user's folder has mode %v", had["private"])
+	for mode, want := range map[int][]string{0o600: {"sub/.git"}, 0: {"sub/.git"}, 0o311: {"private", "sub/.git"}} {
+		b := newBench(t, plantTurns)
+		b.file("private/.git/config", "[core]\n")
+		b.chmods("private", mode)
+		b.backend.scripts["plant"] = b.plants("sub/.git")
+		r := b.ends()
+		if diff := cmp.Diff(want, paths(r.Quarantined)); diff != "" {
+			t.Errorf("quarantined (-want +got):\n%s", diff)
+		}
+		if status := r.ExitStatus; (status == ExitUnvouched) != (len(want) == 2) {
+			t.Errorf("%o: status %d", mode, status)
+		}
+		if had := b.openUp(); had["private"] != fs.FileMode(mode) || !b.exists("private/.git/config") {
+			t.Errorf("the user's folder has mode %v", had["private"])
+		}
 	}
 }
 

@@ -42,6 +42,8 @@ type container struct {
 	log    *zap.Logger
 	// refuseLost refuses a container that lacks a protection.
 	refuseLost bool
+	// prepare, where it is set, completes the spec of each life; it may wait.
+	prepare func(ctx context.Context, spec *sandbox.Spec)
 
 	// making bounds Create; it ends when the session does.
 	making context.Context
@@ -66,6 +68,8 @@ type life struct {
 	// would only take as long again, and the next sweep does.
 	taken bool
 	after error // what calls get after the loss
+	// unguarded says that no command runs in it, and that its mounts protect nothing.
+	unguarded bool
 }
 
 func newContainer(ctx context.Context, backend sandbox.Backend, spec sandbox.Spec) *container {
@@ -78,16 +82,21 @@ func newContainer(ctx context.Context, backend sandbox.Backend, spec sandbox.Spe
 func (c *container) start() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.life = c.begin(0)
+	c.life = c.begin(&life{})
 }
 
 // begin makes one life; the caller holds mu.
-func (c *container) begin(number int) *life {
-	l := &life{number: number, ready: make(chan struct{})}
+func (c *container) begin(l *life) *life {
+	l.ready = make(chan struct{})
 	c.starts.Go(func() {
 		defer close(l.ready)
+		spec := c.spec
+		spec.Workspace.Unguarded = l.unguarded
+		if c.prepare != nil {
+			c.prepare(c.making, &spec)
+		}
 		begun := time.Now()
-		box, err := c.backend.Create(c.making, c.spec)
+		box, err := c.backend.Create(c.making, spec)
 		if err == nil {
 			l.box = box
 			err = c.started(l, time.Since(begun))
@@ -105,9 +114,11 @@ func (c *container) begin(number int) *life {
 // started records the attestation of a life.
 func (c *container) started(l *life, took time.Duration) error {
 	att := l.box.Attestation()
-	c.mu.Lock()
-	c.attested = &att
-	c.mu.Unlock()
+	if !l.unguarded {
+		c.mu.Lock()
+		c.attested = &att
+		c.mu.Unlock()
+	}
 	var p Payload = SandboxStarted{Attestation: att, StartMS: milliseconds(took)}
 	if l.number > 0 {
 		p = SandboxRestarted{Restart: l.number, Attestation: att, StartMS: milliseconds(took)}
@@ -115,7 +126,7 @@ func (c *container) started(l *life, took time.Duration) error {
 	if err := c.record(p); err != nil {
 		return err
 	}
-	if c.refuseLost && len(att.Lost) > 0 {
+	if c.refuseLost && !l.unguarded && len(att.Lost) > 0 {
 		return fmt.Errorf("%w: %w: it lacks protections, which is refused here (refuse_lost): %s",
 			tools.ErrSandboxStart, sandbox.ErrUnsupported, strings.Join(att.Lost, "; "))
 	}
@@ -242,7 +253,7 @@ func (c *container) replace(l *life, why loss) error {
 		return err
 	}
 	c.restarts++
-	c.life = c.begin(c.restarts)
+	c.life = c.begin(&life{number: c.restarts})
 	return &tools.Error{Class: tools.ErrorExecution, Reason: replacedReason, Visible: true, Err: why.cause, Message: why.tell}
 }
 
@@ -258,7 +269,30 @@ func (c *container) revive() error {
 		return fmt.Errorf("%w: %w", tools.ErrSandboxLost, err)
 	}
 	c.restarts++
-	c.life = c.begin(c.restarts)
+	c.life = c.begin(&life{number: c.restarts})
+	return nil
+}
+
+// renew takes the container down when the turns are over and begins one more
+// life, in which no command runs and nothing is protected from changes.
+func (c *container) renew() error {
+	c.mu.Lock()
+	l := c.life
+	c.mu.Unlock()
+	<-l.ready
+	if l.box != nil {
+		l.once.Do(func() { l.after = c.unnoticed(l) }) // not under mu, as in close
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := context.Cause(c.making); err != nil {
+		return fmt.Errorf("%w: %w", tools.ErrSandboxLost, err)
+	}
+	if l.box != nil {
+		c.destroy(l)
+	}
+	c.restarts++
+	c.life = c.begin(&life{number: c.restarts, unguarded: true})
 	return nil
 }
 

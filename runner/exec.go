@@ -106,13 +106,16 @@ func (x *executor) Apply(ctx context.Context, op workspace.Op) (workspace.Change
 	if err != nil {
 		return workspace.Change{}, err
 	}
-	fresh := x.fresh(ctx, op.Path)
+	var fresh, noted bool
+	switch op.Kind {
+	case workspace.OpWrite, workspace.OpAppend, workspace.OpPatch, workspace.OpDelete:
+		noted, fresh = true, x.fresh(ctx, op.Path)
+	}
 	change, err := l.box.Apply(ctx, op)
 	if err != nil {
 		return change, x.box.check(l, err)
 	}
-	switch op.Kind {
-	case workspace.OpWrite, workspace.OpAppend, workspace.OpPatch, workspace.OpDelete:
+	if noted {
 		x.images.note(change, fresh)
 	}
 	return change, nil

@@ -19,12 +19,20 @@ const (
 	ExitUntrusted    = 55
 	ExitNoApprover   = 56
 	ExitConflict     = 57  // changes are not applied: their originals changed meanwhile
+	ExitUnvouched    = 58  // something in the workspace was not renamed, or not looked at
 	ExitInterrupted  = 130 // SIGINT; 128 plus the signal's number for others
 )
 
-// ExitStatus is the exit status that a report stands for. Interrupted beats
-// errors, errors beat success.
+// ExitStatus returns the exit status that a report stands for. Interrupted beats
+// errors, errors beat success; a workspace that can't be vouched for beats
+// success, a limit, and an approval that was missing.
 func ExitStatus(r Report) int {
+	switch r.Reason {
+	case loop.StopAnswered, StopNoTurn, loop.StopLimit, loop.StopNoApprover:
+		if unvouched(r.Quarantined) {
+			return ExitUnvouched
+		}
+	}
 	switch r.Reason {
 	case loop.StopAnswered:
 		switch {

@@ -206,7 +206,7 @@ func TestReportIsBounded(t *testing.T) {
 	if text > maxReportedText+maxHostExecutedText || len(l.changed)+l.omitted != 20_000 || len(l.executed)+l.executedOmitted != 20_002 {
 		t.Errorf("%d bytes, %d and %d are listed, %d and %d are not", text, len(l.changed), len(l.executed), l.omitted, l.executedOmitted)
 	}
-	for _, want := range []HostExecuted{{Path: "Makefile", By: "make"}, {Path: "z", By: bySymlink, Target: "/etc/passwd"}} {
+	for _, want := range []HostExecuted{{Path: "Makefile", By: "make"}, {Path: "z", By: bySymlink, Target: "/etc/passwd", Added: true}} {
 		if !slices.Contains(l.executed, want) {
 			t.Errorf("%+v is not listed", want)
 		}

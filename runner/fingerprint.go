@@ -1,11 +1,13 @@
 package runner
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
-	"hash"
+	"io/fs"
 	"path"
 	"slices"
 	"strings"
@@ -13,106 +15,260 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// freshEntries bounds the siblings that are looked at beside one file.
-const freshEntries = 10_000
+const (
+	// fingerprintBytes bounds what is read of one file; a larger one is told
+	// from another by its metadata, of which a program can't set the change time.
+	fingerprintBytes = 1 << 20
+	// fingerprintEntries bounds the entries of a repository that count.
+	fingerprintEntries = 200_000
+	// linkedEntries bounds a directory that a symlink of a repository leads to.
+	linkedEntries = 10_000
+)
 
-// fingerprintBytes bounds a file that counts for a fingerprint.
-const fingerprintBytes = 1 << 20
+// repositoryLook looks at repositories. It changes nothing but through open.
+type repositoryLook struct {
+	reader *workspace.Reader
+	mounts []string
+	// open makes a closed directory accessible; nil leaves it closed.
+	open func(dir string) (restore func(), err error)
+	// entries counts what was visited.
+	entries int
+}
 
-// fingerprint tells whether what a git of the host obeys or runs in a repository
-// is what it was: where a .git file leads, or the configuration and the hooks of
-// a folder, of its submodules and worktrees too. Objects, refs and the index are
-// not part of it. It is "" where that could not be read whole.
-func fingerprint(ctx context.Context, r workspace.View, repo string) string {
-	info, err := r.Lstat(ctx, repo)
-	if err != nil {
+// fingerprint is a hash of everything in a repository that ordinary work leaves
+// alone.
+type fingerprint struct {
+	lines [][sha256.Size]byte
+	whole bool
+	// configs are the configuration files that were met.
+	configs []string
+	// skip are entries of the repository that do not count, and shallow leaves out
+	// the directories that may differ.
+	skip    []string
+	shallow bool
+	// hops counts the repositories that named this one.
+	hops int
+}
+
+// maxHops bounds the repositories that name one another: git follows a .git file
+// to a directory, and its commondir file to another.
+const maxHops = 3
+
+func (f *fingerprint) add(format string, args ...any) {
+	if len(f.lines) >= fingerprintEntries {
+		f.whole = false
+		return
+	}
+	f.lines = append(f.lines, sha256.Sum256(fmt.Appendf(nil, format, args...)))
+}
+
+// sum returns the hash, or "" where not everything could be looked at.
+func (f *fingerprint) sum() string {
+	if !f.whole {
 		return ""
 	}
+	slices.SortFunc(f.lines, func(a, b [sha256.Size]byte) int { return bytes.Compare(a[:], b[:]) })
 	sum := sha256.New()
-	fmt.Fprintf(sum, "%s\n", info.Type)
-	whole := false
-	switch info.Type {
-	case workspace.TypeFile:
-		whole = addContent(ctx, sum, r, repo)
-	case workspace.TypeDir:
-		whole = addObeyed(ctx, sum, r, repo)
-	case workspace.TypeLink:
-		whole = addLink(ctx, sum, r, repo)
-	default:
-		whole = true
-	}
-	if !whole {
-		return ""
+	for _, l := range f.lines {
+		sum.Write(l[:])
 	}
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
-// addObeyed adds what git obeys in a repository's folder.
-func addObeyed(ctx context.Context, sum hash.Hash, r workspace.View, repo string) (whole bool) {
-	whole = true
-	walked, err := r.Walk(ctx, repo, workspace.WalkOptions{MaxEntries: snapshotEntries}, func(e workspace.Entry) error {
-		rest := strings.TrimPrefix(e.Path, repo+"/")
-		if e.Type == workspace.TypeDir {
-			if !holdsObeyed(rest) {
-				return workspace.SkipDir
+// fingerprint returns the fingerprint of a repository: of where a .git file or a
+// symlink leads, or of a directory. An entry that may differ counts all the same
+// where it is a symlink, a special file, or has another name: ordinary work makes
+// none such. The error is that ctx has ended.
+func (l *repositoryLook) fingerprint(ctx context.Context, repo string, skip ...string) (*fingerprint, error) {
+	f := &fingerprint{whole: true, skip: skip}
+	return f, l.addRepository(ctx, f, repo)
+}
+
+func (l *repositoryLook) addRepository(ctx context.Context, f *fingerprint, repo string) error {
+	st, err := l.reader.StatEntry(ctx, repo)
+	if err != nil {
+		f.whole = false
+		return ended(ctx)
+	}
+	if st.Type == workspace.TypeDir {
+		return l.addDirectory(ctx, f, repo)
+	}
+	f.add("itself %s", l.describe(ctx, f, repo, st))
+	if dir, ok := l.named(ctx, repo, "gitdir:"); ok && st.Type == workspace.TypeFile {
+		return l.addNamed(ctx, f, dir)
+	}
+	return nil
+}
+
+func ended(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// addDirectory adds what is in a repository's directory.
+func (l *repositoryLook) addDirectory(ctx context.Context, f *fingerprint, repo string) error {
+	bare := !isNamed(path.Base(repo), ".git", ".hg")
+	err := l.reader.Scan(ctx, repo, workspace.ScanOptions{
+		Mounts: l.mounts, Open: l.open,
+		Visit: func(e *workspace.ScanEntry) (uint8, string) {
+			l.entries++
+			p := e.Path()
+			rest := p
+			if repo != "." {
+				rest = p[len(repo)+1:]
 			}
-			return nil
+			return 0, l.addEntry(ctx, f, e, p, rest, repo, bare)
+		},
+		Unread: func(string, error) { f.whole = false },
+	})
+	if err != nil {
+		return err
+	}
+	if dir, ok := l.named(ctx, path.Join(repo, "commondir"), ""); ok && dir != repo && !strings.HasPrefix(repo, dir+"/") {
+		return l.addNamed(ctx, f, dir)
+	}
+	return nil
+}
+
+// addEntry adds one entry and returns the directory that is to be entered.
+func (l *repositoryLook) addEntry(ctx context.Context, f *fingerprint, e *workspace.ScanEntry, p, rest, repo string, bare bool) (enter string) {
+	top, _, below := strings.Cut(rest, "/")
+	if strings.Contains(top, quarantinedMark) {
+		return "" // what was renamed in it, which nothing obeys
+	}
+	if slices.Contains(f.skip, top) || bare && !below && !bareEntry(top) {
+		return "" // whatever else lies in a directory that is a bare repository
+	}
+	free := mayDiffer(repo, rest, e.Type == workspace.TypeDir) || e.Type == workspace.TypeLink && mayDiffer(repo, rest, true)
+	if e.Type == workspace.TypeDir {
+		if !free {
+			f.add("%q dir", rest)
+		} else if f.shallow {
+			return ""
 		}
-		if !obeyedFile(rest) {
-			return nil
-		}
-		fmt.Fprintf(sum, "%q %s %o %q\n", rest, e.Type, e.Mode, e.Target)
+		return p
+	}
+	if e.Type == workspace.TypeLink && isNamed(path.Base(repo), ".hg") && slices.Contains(hgLinks, rest) {
+		return ""
+	}
+	st, err := e.Stat()
+	switch {
+	case err != nil:
+		f.whole = f.whole && errors.Is(err, fs.ErrNotExist)
+		return ""
+	case free && st.Type == workspace.TypeFile && (st.Links == 1 || isNamed(path.Base(repo), ".hg")):
+		return "" // hg makes names of one file itself, and writes to none of several
+	case free && st.Type == workspace.TypeFile:
+		f.add("%q linked %d", rest, st.Inode)
+		return ""
+	case free && st.Type == workspace.TypeLink: // what it leads to may differ too
+		f.add("%q link %q", rest, st.Target)
+		return ""
+	case strings.HasPrefix(rest, "fsmonitor--daemon") && st.Type == workspace.TypeSocket:
+		return "" // git's own, which a git of the host starts
+	}
+	if name := path.Base(rest); name == "config" || name == "config.worktree" {
+		f.configs = append(f.configs, p)
+	}
+	f.add("%q %s", rest, l.describe(ctx, f, p, st))
+	return ""
+}
+
+// bareEntry reports whether an entry of a directory that is a bare repository is
+// one of the repository's.
+func bareEntry(name string) bool {
+	return slices.Contains(gitObeyed, name) || slices.Contains([]string{"HEAD", "objects", "refs", "logs", "packed-refs", "index", "attributes"}, name)
+}
+
+// describe returns what tells an entry from another: its type, mode, whether it
+// has other names, and its content or where it leads.
+func (l *repositoryLook) describe(ctx context.Context, f *fingerprint, p string, st workspace.ScanStat) string {
+	text := fmt.Sprintf("%s %o %v ", st.Type, st.Mode, st.Links > 1)
+	switch {
+	case st.Type == workspace.TypeFile && st.Size <= fingerprintBytes:
+		return text + l.content(ctx, f, p)
+	case st.Type == workspace.TypeFile:
+		return text + fmt.Sprintf("%d %d %d %d", st.Size, st.Inode, st.ModTime.UnixNano(), st.ChangeTime.UnixNano())
+	case st.Type == workspace.TypeLink:
+		return text + fmt.Sprintf("%q %s", st.Target, l.linked(ctx, f, p))
+	}
+	return text
+}
+
+// content returns a hash of a file, through symlinks.
+func (l *repositoryLook) content(ctx context.Context, f *fingerprint, p string) string {
+	file, err := l.reader.ReadFile(ctx, p, 0, fingerprintBytes+1)
+	if err != nil || file.Truncated {
+		f.whole = false
+		return ""
+	}
+	return fmt.Sprintf("%x", sha256.Sum256(file.Data))
+}
+
+// linked returns what a symlink leads to, as far as that is in the workspace:
+// outside nothing can be changed.
+func (l *repositoryLook) linked(ctx context.Context, f *fingerprint, p string) string {
+	info, err := l.reader.Stat(ctx, p)
+	if e, ok := errors.AsType[*workspace.Error](err); ok {
+		return string(e.Kind)
+	}
+	switch {
+	case err != nil:
+		f.whole = false
+		return ""
+	case info.Type == workspace.TypeFile && info.Size <= fingerprintBytes:
+		return l.content(ctx, f, p)
+	case info.Type != workspace.TypeDir:
+		return fmt.Sprintf("%s %d %d", info.Type, info.Size, info.ModTime.UnixNano())
+	}
+	var text strings.Builder
+	walked, err := l.reader.Walk(ctx, p, workspace.WalkOptions{MaxEntries: linkedEntries}, func(e workspace.Entry) error {
+		fmt.Fprintf(&text, "%q %s %o %q\n", e.Path, e.Type, e.Mode, e.Target)
 		if e.Type == workspace.TypeFile {
-			whole = addContent(ctx, sum, r, e.Path) && whole
+			text.WriteString(l.content(ctx, f, e.Path))
 		}
 		return nil
 	})
-	return whole && err == nil && !walked.Truncated && len(walked.Incomplete) == 0
+	f.whole = f.whole && err == nil && !walked.Truncated && len(walked.Incomplete) == 0
+	return fmt.Sprintf("%x", sha256.Sum256([]byte(text.String())))
 }
 
-// holdsObeyed says whether to look into a folder of a repository: hooks, info,
-// and the repositories of submodules and worktrees, but not their objects.
-func holdsObeyed(rest string) bool {
-	names := strings.Split(rest, "/")
-	switch names[0] {
-	case "hooks", "info":
-		return true
-	case "modules", "worktrees":
-		return !slices.Contains([]string{"objects", "refs", "logs", "lfs"}, names[len(names)-1])
+// addNamed adds a repository that another one names: where its .git file leads,
+// or where its configuration is read from. The workspace's own is protected by
+// its mount.
+func (l *repositoryLook) addNamed(ctx context.Context, f *fingerprint, dir string) error {
+	f.add("names %q", dir)
+	if dir == ".git" || strings.HasPrefix(dir, ".git/") || f.hops == maxHops {
+		return nil
 	}
-	return false
+	other := &fingerprint{whole: true, shallow: f.shallow, hops: f.hops + 1}
+	err := l.addRepository(ctx, other, dir)
+	f.whole = f.whole && other.whole
+	f.lines, f.configs = append(f.lines, other.lines...), append(f.configs, other.configs...)
+	return err
 }
 
-// obeyedFile says whether git obeys or runs a file of a repository.
-func obeyedFile(rest string) bool {
-	switch path.Base(rest) {
-	case "config", "config.worktree", "commondir", "gitdir", "attributes":
-		return true
+// named returns the directory of the workspace that a small file names after
+// prefix; ok is false where there is no such file, or it names none.
+func (l *repositoryLook) named(ctx context.Context, file, prefix string) (dir string, ok bool) {
+	content, err := l.reader.ReadFile(ctx, file, 0, workspace.MaxPathBytes)
+	if err != nil {
+		return "", false
 	}
-	return slices.Contains(strings.Split(path.Dir(rest), "/"), "hooks")
-}
-
-// addContent adds a file's content, and says whether all of it could be read.
-func addContent(ctx context.Context, sum hash.Hash, r workspace.View, name string) bool {
-	f, err := r.ReadFile(ctx, name, 0, fingerprintBytes)
-	if err != nil || f.Truncated {
-		return false
+	text, ok := strings.CutPrefix(strings.TrimRight(string(content.Data), "\r\n"), prefix)
+	text = strings.TrimSpace(text)
+	if !ok || text == "" {
+		return "", false
 	}
-	fmt.Fprintf(sum, "%d\n", len(f.Data))
-	sum.Write(f.Data)
-	return true
-}
-
-// addLink adds where a link says that it leads.
-func addLink(ctx context.Context, sum hash.Hash, r workspace.View, name string) bool {
-	found := false
-	_, err := r.Walk(ctx, path.Dir(name), workspace.WalkOptions{MaxDepth: 1, MaxEntries: freshEntries}, func(e workspace.Entry) error {
-		if e.Path != name {
-			return nil
-		}
-		found = true
-		fmt.Fprintf(sum, "%q\n", e.Target)
-		return workspace.SkipAll
-	})
-	return err == nil && found
+	if !path.IsAbs(text) {
+		text = path.Join(path.Dir(file), text)
+	}
+	dir, err = l.reader.Relative(text)
+	if err != nil {
+		return "", false
+	}
+	info, err := l.reader.Stat(ctx, dir)
+	return dir, err == nil && info.Type == workspace.TypeDir && dir != "."
 }

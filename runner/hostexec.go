@@ -247,7 +247,7 @@ func hostExecuted(changed []Changed) []HostExecuted {
 			continue // a file that is gone runs nothing
 		}
 		if by := executedNames().find(c.Path); by != "" {
-			out = append(out, HostExecuted{Path: c.Path, By: by, Deleted: gone})
+			out = append(out, HostExecuted{Path: c.Path, By: by, Deleted: gone, Added: c.Change == "added"})
 		}
 	}
 	return out

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -25,15 +24,20 @@ const inventories = 200
 
 // inventory is the content of that file.
 type inventory struct {
-	Workspace    string   `json:"workspace"`
-	Repositories []string `json:"repositories"`
+	Workspace string `json:"workspace"`
+	// Repositories are paths, whose bytes may be no UTF-8.
+	Repositories [][]byte `json:"repositories"`
 }
 
 // keepInventory writes and locks this session's list. The function that it
 // returns removes it.
-func (s *Session) keepInventory(found *snapshot) (remove func(), err error) {
+func (s *Session) keepInventory(found *repositories) (remove func(), err error) {
 	path := filepath.Join(s.dir, inventoryFile)
-	text, err := json.Marshal(inventory{s.opts.Workspace.Path, slices.Sorted(maps.Keys(found.repositories))})
+	list := inventory{Workspace: s.opts.Workspace.Path}
+	for _, p := range found.paths() {
+		list.Repositories = append(list.Repositories, []byte(p))
+	}
+	text, err := json.Marshal(list)
 	if err != nil {
 		return nil, fmt.Errorf("keep inventory: %w", err)
 	}
@@ -54,7 +58,7 @@ func (s *Session) keepInventory(found *snapshot) (remove func(), err error) {
 
 // suspects lists the repositories that are here now and were not when a session
 // began on this workspace that was killed since. It forgets that session.
-func (s *Session) suspects(now *snapshot) []string {
+func (s *Session) suspects(now *repositories) []string {
 	folders, err := os.ReadDir(filepath.Dir(s.dir))
 	if err != nil {
 		return nil
@@ -67,9 +71,13 @@ func (s *Session) suspects(now *snapshot) []string {
 		if !ok || before.Workspace != s.opts.Workspace.Path {
 			continue
 		}
-		for _, p := range slices.Sorted(maps.Keys(now.repositories)) {
-			if !slices.Contains(before.Repositories, p) {
-				out = append(out, fmt.Sprintf("%s appeared while the session %s worked here, which was killed: look at its configuration before git does", p, folder.Name()))
+		known := map[string]bool{}
+		for _, p := range before.Repositories {
+			known[string(p)] = true
+		}
+		for _, p := range now.paths() {
+			if !known[p] {
+				out = append(out, fmt.Sprintf("%s appeared while the session %s worked here, which was killed: look at its configuration before git does", showBytes(p), folder.Name()))
 			}
 		}
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {

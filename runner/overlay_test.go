@@ -110,7 +110,7 @@ func TestOverlaySessionLeavesTheFolderAlone(t *testing.T) {
 			t.Errorf("changed files lack %+v: %+v", want, r.Changed)
 		}
 	}
-	if !slices.Contains(r.HostExecuted, HostExecuted{Path: "Makefile", By: "make"}) || len(r.Quarantined) != 0 || len(r.HostExecuted) != 1 {
+	if !slices.Contains(r.HostExecuted, HostExecuted{Path: "Makefile", By: "make", Added: true}) || len(r.Quarantined) != 0 || len(r.HostExecuted) != 1 {
 		t.Errorf("host-executed %+v, quarantined %+v", r.HostExecuted, r.Quarantined)
 	}
 	if r.Overlay == nil || r.Overlay.State != overlay.Kept || len(r.Overlay.Conflicts) != 0 ||

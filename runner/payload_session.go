@@ -157,7 +157,8 @@ type SessionEnded struct {
 	HostExecutedOmitted int            `json:"host_executed_omitted,omitempty"`
 	// Quarantined are repositories that appeared inside the workspace, or in
 	// which git would obey something else than before, and were renamed so that
-	// no git of the host obeys them.
+	// no git of the host obeys them. First come those that were not renamed, and
+	// what could not be looked at: all of them.
 	Quarantined []Quarantined `json:"quarantined,omitempty"`
 	// Cleared are files that would have run as their owner, or with
 	// capabilities, and did not when the session began.
@@ -199,12 +200,15 @@ type HostExecuted struct {
 	Target string `json:"target,omitempty"`
 	// Deleted says that the file is gone, and what it forbade is not forbidden.
 	Deleted bool `json:"deleted,omitempty"`
+	// Added says that there was no such file before.
+	Added bool `json:"added,omitempty"`
 }
 
-// Quarantined is a folder or file that was renamed.
+// Quarantined is a directory or file that was renamed, or should have been.
 type Quarantined struct {
+	// Path and To are relative to the workspace; bytes that are not UTF-8 are \xNN.
 	Path string `json:"path"`
-	To   string `json:"to,omitempty"` // "" where the rename failed
+	To   string `json:"to,omitempty"` // "" where it was not renamed
 	// Why is why it was not renamed, or, where it was there before, why it was.
 	Why string `json:"why,omitempty"`
 }

@@ -2,42 +2,78 @@ package runner
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"maps"
 	"path"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 const (
 	// cheapEntries is the size up to which a workspace is looked through after
-	// each command: 3 µs an entry on two quiet cores and 20 on busy ones
-	// (BenchmarkSnapshot), so about what a command costs.
-	cheapEntries = 500
-	// quarantineTime bounds the look at the end, a fresh container where one is
-	// needed for the renames, and the renames.
+	// each command: 1 µs an entry on two quiet cores and 10 on busy ones
+	// (BenchmarkSnapshot), so less than what a command costs.
+	cheapEntries = 1000
+	// quarantineTime bounds what must still be done inside after the turns.
 	quarantineTime = 60 * time.Second
+	// maxNoted bounds the renames that are listed, and those that failed; beyond
+	// it they are counted.
+	maxNoted = 1000
+)
+
+// quarantinedMark follows the old name in a new one.
+const quarantinedMark = ".quarantined-"
+
+// Reasons in notices.
+const (
+	whyUnsure  = "it may have been there before: the workspace could not be looked at whole when the session began"
+	whyPartly  = "it could not be looked at whole when the session began, so that nothing can be said of what was changed in it"
+	whyClosed  = "it could not be looked into when the session began, and commands could change what is in it"
+	whyChanged = "what is obeyed or run in it was changed"
 )
 
 // quarantine is what was renamed, or should have been. It is safe for
 // concurrent use.
 type quarantine struct {
-	mu    sync.Mutex
-	moves map[string]Quarantined // by path and new path
+	mu sync.Mutex
+	// moves are the renames by new path, failed those that failed, and the
+	// directories that could not be looked at, by path.
+	moves, failed         map[string]Quarantined
+	moreMoved, moreFailed int
+	// pinned are renames that failed, perhaps because of a mount.
+	pinned []pinnedMove
 }
 
+type pinnedMove struct{ path, why string }
+
 // quarantineAfterCommand renames repositories that a command made, where
-// finding them is cheap; the others are found when the session ends.
+// finding them is cheap; the others are found when the session ends. At the top
+// they are found at once.
 func (s *Session) quarantineAfterCommand(ctx context.Context) {
 	if s.overlaid() {
 		return // no program of the host sees them before they are applied
 	}
-	if s.before.files <= cheapEntries && !s.before.incomplete() {
-		s.quarantine(ctx)
+	ctx, cancel := context.WithTimeoutCause(ctx, repositoriesTime, errSlow)
+	defer cancel()
+	s.moved.mu.Lock() // one opens and closes directories at a time
+	defer s.moved.mu.Unlock()
+	if s.found.entries <= cheapEntries && s.found.whole {
+		s.quarantineNew(ctx, false)
+		return
+	}
+	for _, name := range []string{".hg", ".caisson"} {
+		st, err := s.original.StatEntry(ctx, name)
+		if _, known := s.found.known[name]; err == nil && !known && s.found.covers(name) && (name == ".hg" || st.Type == workspace.TypeLink) {
+			s.move(ctx, name, "", nil)
+		}
 	}
 }
 
@@ -53,120 +89,295 @@ func (s *Session) quarantineAll() {
 	default:
 		return // nothing has run, or the file system is stuck
 	}
-	ctx, cancel := context.WithTimeoutCause(context.Background(), quarantineTime, errSlow)
+	ctx, cancel := context.WithTimeoutCause(context.Background(), repositoriesTime, errSlow)
 	defer cancel()
-	s.moved.again()
-	s.quarantine(ctx)
+	s.moved.mu.Lock()
+	defer s.moved.mu.Unlock()
+	// An interruption of the session ends the renames that are under way, and
+	// all that follow: they are tried once more.
+	s.moved.failed, s.moved.moreFailed, s.moved.pinned = nil, 0, nil
+	s.quarantineNew(ctx, true)
+	s.movePinned(ctx)
 	if s.forget != nil {
 		s.forget()
 	}
 }
 
-// quarantine renames every .git that was not there when the session began, and
-// every one below the top in which git would obey something else than before: a
-// git of the host, a prompt or an editor would run what its configuration says
-// as soon as somebody looks at the folder, or at one above it that has it as a
-// submodule. What the look at the beginning may
-// have missed could be the user's own, and is only reported.
-func (s *Session) quarantine(ctx context.Context) {
-	s.moved.mu.Lock() // one opens and closes folders at a time
-	defer s.moved.mu.Unlock()
-	closed := s.closedFolders()
-	defer closed.restore(ctx)
-	now, err := s.lookInto(ctx, closed)
+// quarantineNew renames, in one pass over the workspace, every repository that
+// was not there when the session began, and every one in which git or hg would
+// obey something else than before: a git of the host, a prompt or an editor
+// would run what its configuration says as soon as somebody looks at the
+// directory, or at one above it that has it as a submodule. What the look at the
+// beginning may have missed could be the user's own, and is only reported. The
+// last one also looks at what ordinary work may change.
+func (s *Session) quarantineNew(ctx context.Context, last bool) {
+	doors := s.closedDirectories()
+	l := s.repositoryLook()
+	l.open = func(dir string) (func(), error) { return s.openDirectory(ctx, doors, dir) }
+	err := l.reader.Scan(ctx, ".", workspace.ScanOptions{
+		Mounts: l.mounts, Open: l.open,
+		Visit: func(e *workspace.ScanEntry) (uint8, string) {
+			if kind := kindOfEntry(e); kind != noRepository {
+				to := s.quarantineEntry(ctx, l, e.Path(), e.Type, doors)
+				if to == "" || e.Type != workspace.TypeDir {
+					return 0, ""
+				}
+				return 0, to // in it may lie what is a bare repository under any name
+			}
+			return markOf(e.Name()), enterDirectory(e)
+		},
+		Leave: func(dir string, marks uint8) {
+			if isBare(marks) {
+				s.quarantineEntry(ctx, l, dir, workspace.TypeDir, doors)
+			}
+		},
+		Unread: func(dir string, err error) { s.noteUnread(ctx, dir, err) },
+	})
+	if err == nil && last {
+		l.changedObeyed(ctx, s.found.obeyed, func(p, why string) { s.move(ctx, p, why, doors) })
+		err = ended(ctx)
+	}
 	if err != nil {
-		s.log.Warn("look for new repositories", zap.Error(err))
-		if !denied(err) {
-			return
-		}
-		now = &snapshot{unread: []string{"."}}
-	}
-	for _, dir := range now.unread {
-		if s.before.knowsInside(dir) && !s.moved.failed(dir) {
-			s.moved.note(Quarantined{Path: dir, Why: "what is in it can't be looked at, and could be when the session began: there may be a repository in it"})
-		}
-	}
-	for _, p := range s.before.newRepositories(now) {
-		switch name := entrance(p); {
-		case !s.before.knows(p):
-			s.moved.note(Quarantined{Path: name, Why: "it may have been there before: the workspace could not be looked at whole when the session began"})
-		case s.moved.failed(name):
-			// A placeholder of the sandbox's own can't be moved.
-		default:
-			s.moved.note(s.move(ctx, name, closed))
-		}
-	}
-	for _, p := range s.before.changedRepositories(now) {
-		name := entrance(p)
-		if s.moved.failed(name) {
-			continue
-		}
-		q := s.move(ctx, name, closed)
-		if q.To != "" {
-			q.Why = "what git obeys or runs in it was changed"
-		}
-		s.moved.note(q)
+		s.log.Warn("look for repositories", zap.Error(err))
+		s.moved.fail(Quarantined{Path: ".", Why: "the look for repositories did not end: " + err.Error()})
 	}
 }
 
-// entrance is what is renamed of a repository, without which git takes the
-// folder for none: its .git or, since the folder of a bare repository may be any
+// repositoryLook returns a look at the workspace's own directory.
+func (s *Session) repositoryLook() *repositoryLook {
+	l := &repositoryLook{reader: s.original}
+	for _, name := range s.opts.Submounts { // absolute, or relative to the workspace
+		if rel, err := s.original.Relative(name); err == nil {
+			l.mounts = append(l.mounts, rel)
+		}
+	}
+	return l
+}
+
+// quarantineEntry renames a repository that is new, or was changed, and returns
+// its new path, "" where it was not renamed.
+func (s *Session) quarantineEntry(ctx context.Context, l *repositoryLook, p string, typ workspace.Type, doors *closedDirectories) string {
+	was, known := s.found.known[p]
+	name := entrance(p)
+	switch {
+	case known && isGuarded(p) && (p != ".git" || s.opts.Git != sandbox.GitCommit):
+		return "" // its mount protects it
+	case !known && p == ".git" && typ == workspace.TypeDir && s.isEmpty(ctx, p):
+		return "" // the sandbox's own placeholder, and nothing to git
+	case !known && !s.found.covers(name):
+		s.moved.fail(Quarantined{Path: name, Why: whyUnsure})
+		return ""
+	case !known:
+		return s.move(ctx, name, "", doors)
+	case was == "":
+		s.moved.fail(Quarantined{Path: name, Why: whyPartly})
+		return ""
+	}
+	now, err := l.fingerprint(ctx, p, skipped(p, s.opts.Git)...)
+	if err != nil || now.sum() != was {
+		return s.move(ctx, name, whyChanged, doors)
+	}
+	if p == ".git" {
+		s.quarantineUnfinished(ctx)
+	}
+	return ""
+}
+
+// quarantineUnfinished renames what git would go on with in the workspace's own
+// repository, where commands may write to it: its steps can be commands.
+func (s *Session) quarantineUnfinished(ctx context.Context) {
+	for _, name := range gitUnfinished {
+		p := path.Join(".git", name)
+		if _, err := s.original.StatEntry(ctx, p); err == nil && !s.found.unfinished[p] {
+			s.move(ctx, p, "git would go on with the operation, and run its steps", nil)
+		}
+	}
+}
+
+// isEmpty reports whether a directory has no entries.
+func (s *Session) isEmpty(ctx context.Context, dir string) bool {
+	list, err := s.original.List(ctx, dir, 1)
+	return err == nil && len(list.Entries) == 0 && len(list.Incomplete) == 0
+}
+
+// entrance returns what is renamed of a repository, without which git takes the
+// directory for none: its .git or, since a bare repository's directory may be any
 // in the workspace and the workspace itself, its HEAD.
 func entrance(repository string) string {
-	if path.Base(repository) == ".git" {
+	if isNamed(path.Base(repository), ".git", ".hg", ".caisson") {
 		return repository
 	}
 	return path.Join(repository, "HEAD")
 }
 
-// move renames the entrance of one repository. Folders above it that their modes keep from
-// being changed are opened for that, and stay in closed.
-func (s *Session) move(ctx context.Context, p string, closed *closedFolders) Quarantined {
-	q := Quarantined{Path: p, To: p + ".quarantined-" + newID("q")[2:]}
+// move renames one path, and returns the new one, or "". The caller holds mu.
+func (s *Session) move(ctx context.Context, p, why string, doors *closedDirectories) string {
+	if _, failed := s.moved.failed[p]; failed {
+		return ""
+	}
+	q := Quarantined{Path: p, To: p + quarantinedMark + newID("q")[2:], Why: why}
 	op := workspace.Op{Kind: workspace.OpRename, Path: p, To: q.To}
 	_, err := s.changeInside(ctx, op)
-	if denied(err) && closed.openAbove(ctx, p) {
-		_, err = s.changeInside(ctx, op)
+	if denied(err) && doors != nil {
+		var restore func()
+		if restore = doors.openAbove(ctx, p); restore != nil {
+			_, err = s.changeInside(ctx, op)
+			restore()
+		}
 	}
 	if err != nil {
-		s.log.Warn("quarantine repository", zap.String("path", p), zap.Error(err))
-		q.To, q.Why = "", err.Error()
+		s.log.Warn("quarantine", zap.String("path", p), zap.Error(err))
+		s.moved.fail(Quarantined{Path: p, Why: err.Error()})
+		s.moved.pin(p, why)
+		return ""
 	}
-	return q
+	s.moved.done(q)
+	return q.To
 }
 
-// note keeps one rename, or its failure. The caller holds mu.
-func (q *quarantine) note(m Quarantined) {
+// movePinned tries the renames once more that failed, in a sandbox that mounts
+// nothing over the repositories: no command runs in it.
+func (s *Session) movePinned(ctx context.Context) {
+	pinned := s.moved.pinned
+	s.moved.pinned = nil
+	if len(pinned) == 0 {
+		return
+	}
+	if err := s.box.renew(); err != nil {
+		s.log.Warn("quarantine in a fresh sandbox", zap.Error(err))
+		return
+	}
+	doors := s.closedDirectories()
+	for _, m := range pinned {
+		if s.gone(ctx, m.path) {
+			continue
+		}
+		delete(s.moved.failed, m.path)
+		s.move(ctx, m.path, m.why, doors)
+	}
+}
+
+// gone reports whether nothing has a path any more.
+func (s *Session) gone(ctx context.Context, p string) bool {
+	_, err := s.original.StatEntry(ctx, p)
+	e, ok := errors.AsType[*workspace.Error](err)
+	return ok && e.Kind == workspace.KindNotFound
+}
+
+// noteUnread reports a directory that could not be looked into, unless it is one
+// that could not be when the session began either, nor by commands.
+func (s *Session) noteUnread(ctx context.Context, dir string, cause error) {
+	was, closed := s.found.closed[dir]
+	if !closed {
+		why := "it can't be looked into, so that there may be a repository in it"
+		if !s.found.covers(dir) {
+			why = whyUnsure
+		}
+		s.moved.fail(Quarantined{Path: dir, Why: fmt.Sprintf("%s: %v", why, cause)})
+		return
+	}
+	st, err := s.original.StatEntry(ctx, dir)
+	if err != nil || closedOf(st) != was || s.searchable(was) {
+		s.moved.fail(Quarantined{Path: dir, Why: whyClosed})
+	}
+}
+
+// searchable reports whether commands could go into a directory without changing
+// its mode: they have the identity of the workspace's owner.
+func (s *Session) searchable(d closedDirectory) bool {
+	info, err := s.opts.Workspace.Dir.Stat()
+	if err != nil {
+		return true
+	}
+	if owner, _, known := owners(info); known && uint32(owner) == d.uid { //nolint:gosec // a uid
+		return d.mode&ownerSearch != 0
+	}
+	return d.mode&0o011 != 0
+}
+
+// done keeps one rename. The caller holds mu.
+func (q *quarantine) done(m Quarantined) {
+	for _, dir := range ancestors(m.Path) {
+		if _, renamed := q.moves[dir]; renamed {
+			return // it goes without saying
+		}
+	}
 	if q.moves == nil {
 		q.moves = map[string]Quarantined{}
 	}
-	q.moves[m.Path+"\x00"+m.To] = m
+	if len(q.moves) >= maxNoted {
+		q.moreMoved++
+		return
+	}
+	q.moves[m.To] = m
 }
 
-// again forgets the renames that failed, so that they are tried once more: an
-// interruption of the session ends those that are under way, and all that follow.
-func (q *quarantine) again() {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	maps.DeleteFunc(q.moves, func(_ string, m Quarantined) bool { return m.To == "" })
+// fail keeps what was not renamed, or could not be looked at. The caller holds mu.
+func (q *quarantine) fail(m Quarantined) {
+	if q.failed == nil {
+		q.failed = map[string]Quarantined{}
+	}
+	if _, known := q.failed[m.Path]; !known && len(q.failed) >= maxNoted {
+		q.moreFailed++
+		return
+	}
+	q.failed[m.Path] = m
 }
 
-// failed says whether a rename was tried in vain. The caller holds mu.
-func (q *quarantine) failed(p string) bool {
-	_, ok := q.moves[p+"\x00"]
-	return ok
+// pin keeps a rename to be tried once more. The caller holds mu.
+func (q *quarantine) pin(p, why string) {
+	if len(q.pinned) < maxNoted {
+		q.pinned = append(q.pinned, pinnedMove{p, why})
+	}
 }
 
-// list gives the renames, and the failed ones whose repository is still there
-// after the container, or may be: a placeholder of the sandbox's own is not.
-func (q *quarantine) list(after *snapshot) []Quarantined {
+// quarantined lists what was not renamed, as far as it is still there, and then
+// the renames.
+func (s *Session) quarantined(ctx context.Context) []Quarantined {
+	q := &s.moved
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	var out []Quarantined
-	for _, key := range slices.Sorted(maps.Keys(q.moves)) {
-		if m := q.moves[key]; m.To != "" || after.enters(m.Path) || after.hides(m.Path) {
-			out = append(out, m)
+	for _, p := range slices.Sorted(maps.Keys(q.failed)) {
+		if !s.gone(ctx, p) { // a placeholder of the sandbox's own goes with it
+			out = append(out, q.failed[p])
 		}
 	}
+	if q.moreFailed > 0 {
+		out = append(out, Quarantined{Path: ".", Why: fmt.Sprintf("%d more in the workspace were not renamed either, or could not be looked at", q.moreFailed)})
+	}
+	moves := slices.SortedFunc(maps.Values(q.moves), func(a, b Quarantined) int {
+		return strings.Compare(a.Path+"\x00"+a.To, b.Path+"\x00"+b.To)
+	})
+	out = append(out, moves...)
+	if q.moreMoved > 0 {
+		out = append(out, Quarantined{Path: ".", To: ".", Why: fmt.Sprintf("%d more were renamed", q.moreMoved)})
+	}
+	for i := range out {
+		out[i].Path, out[i].To = showBytes(out[i].Path), showBytes(out[i].To)
+	}
 	return out
+}
+
+// unvouched reports whether something was not renamed, or not looked at.
+func unvouched(list []Quarantined) bool {
+	return slices.ContainsFunc(list, func(q Quarantined) bool { return q.To == "" })
+}
+
+// showBytes writes the bytes of a name that are not UTF-8 as \xNN, so that a
+// record can hold it.
+func showBytes(name string) string {
+	valid := strings.ToValidUTF8(name, "\x00") // which no name holds
+	if valid == name {
+		return name
+	}
+	var out strings.Builder
+	for _, r := range []byte(name) {
+		if r < 0x80 {
+			out.WriteByte(r)
+		} else {
+			fmt.Fprintf(&out, `\x%02x`, r)
+		}
+	}
+	return out.String()
 }

@@ -11,14 +11,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 const plantTurns = "  - calls: [{tool: shell, input: {command: plant}}]\n  - text: done\n"
@@ -215,57 +213,6 @@ func TestChangedRepositoriesAreQuarantined(t *testing.T) {
 	}
 }
 
-// TestARepositoryThatMayHaveBeenThereIsNotRenamed: the look at the beginning
-// did not get as far as the one at the end.
-func TestARepositoryThatMayHaveBeenThereIsNotRenamed(t *testing.T) {
-	for name, limits := range map[string]workspace.ReaderOptions{
-		"too many entries": {MaxEntries: 50},
-		"too deep":         {MaxDepth: 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newBench(t, plantTurns)
-			for i := range 100 {
-				b.file(fmt.Sprintf("aaa/%d", i), "")
-			}
-			b.file("zzz/.git/config", "the user's")
-			s, err := Open(t.Context(), b.opts)
-			if err != nil {
-				t.Fatal(err)
-			}
-			whole := s.reader
-			if s.reader, err = workspace.NewReader(b.opts.Workspace.Dir, limits); err != nil {
-				t.Fatal(err)
-			}
-			b.backend.scripts["plant"] = func(ctx context.Context, box *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
-				s.reader = whole // as if there were room for all of it now
-				return b.plants("aaa/.git")(ctx, box, cmd)
-			}
-			r := b.takes(s)
-			if !b.exists("zzz/.git/config") {
-				t.Error("the user's repository was renamed")
-			}
-			if !slices.Contains(paths(r.Quarantined), "zzz/.git") || !r.Incomplete {
-				t.Errorf("it is not reported: %+v, incomplete %v", r.Quarantined, r.Incomplete)
-			}
-		})
-	}
-}
-
-func TestWhatCouldNotBeLookedAtIsNotRenamed(t *testing.T) {
-	known := &snapshot{whole: true, unread: []string{"locked"}}
-	for path, want := range map[string]bool{"a/.git": true, "locked/.git": false, "locked/b/.git": false, "lockedout/.git": true} {
-		if got := known.knows(path); got != want {
-			t.Errorf("%s: %v, want %v", path, got, want)
-		}
-	}
-	if (&snapshot{}).knows("a/.git") {
-		t.Error("a look that failed knows everything")
-	}
-	if (&snapshot{whole: true, unread: make([]string, unreadFolders)}).knows("a/.git") {
-		t.Error("a list that was cut is taken for a whole one")
-	}
-}
-
 func TestTakingTheSandboxDownDoesNotHelp(t *testing.T) {
 	for name, ofLimits := range map[string]bool{"of its limits": true, "otherwise": false} {
 		t.Run(name, func(t *testing.T) {
@@ -325,15 +272,47 @@ func TestWhatAKilledSessionLeftIsNamed(t *testing.T) {
 	}
 }
 
-func TestAnUnfinishedRebaseIsNamed(t *testing.T) {
+// TestAnUnfinishedRebaseIsQuarantined: where commands may write to the workspace's
+// repository, what git would go on with is renamed, and not the repository.
+func TestAnUnfinishedRebaseIsQuarantined(t *testing.T) {
 	b := newBench(t, plantTurns)
+	b.opts.Git = sandbox.GitCommit
 	b.file(".git/config", "")
+	b.file(".git/sequencer/todo", "the user's\n")
 	b.backend.scripts["plant"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
 		b.file(".git/rebase-merge/git-rebase-todo", "exec touch FIRED\n")
 		return sandbox.ExitStatus{}
 	}
 	r, _ := b.run(t.Context())
-	if len(r.HostExecuted) != 1 || r.HostExecuted[0].Path != ".git/rebase-merge" {
-		t.Errorf("%+v", r.HostExecuted)
+	if len(r.Quarantined) != 1 || r.Quarantined[0].Path != ".git/rebase-merge" || !b.exists(r.Quarantined[0].To) || b.exists(".git/rebase-merge") {
+		t.Errorf("%+v", r.Quarantined)
+	}
+	if !b.exists(".git/sequencer/todo") {
+		t.Error("the user's own is renamed")
+	}
+}
+
+// TestTheWorkspacesRepositoryIsLookedAtToo: with the commit mode commands write to
+// it, and an entry that git would follow elsewhere disarms the whole.
+func TestTheWorkspacesRepositoryIsLookedAtToo(t *testing.T) {
+	for mode, want := range map[sandbox.GitMode][]string{sandbox.GitCommit: {".git"}, sandbox.GitReadOnly: nil} {
+		b := newBench(t, plantTurns)
+		b.opts.Git = mode
+		b.file(".git/config", "")
+		b.file(".git/HEAD", "ref: refs/heads/main\n")
+		b.backend.scripts["plant"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
+			b.file(".git/index", "")
+			b.file(".git/COMMIT_EDITMSG", "")
+			if mode == sandbox.GitCommit {
+				if err := os.Symlink("/nowhere/x", filepath.Join(b.dir, ".git/packed-refs")); err != nil {
+					t.Error(err)
+				}
+			}
+			return sandbox.ExitStatus{}
+		}
+		r, _ := b.run(t.Context())
+		if diff := cmp.Diff(want, paths(r.Quarantined)); diff != "" {
+			t.Errorf("%s: quarantined (-want +got):\n%s", mode, diff)
+		}
 	}
 }

@@ -80,11 +80,15 @@ type Session struct {
 	files   *fileStates
 	looking bool
 	looked  chan struct{}
-	moved   quarantine
 	// privileges reads the privileges of files, nil where that can't be done;
 	// privileged are those of the session's start.
 	privileges *workspace.Privileges
 	privileged privileged
+	// found are the repositories as they were, once finished is closed.
+	found    *repositories
+	finished chan struct{}
+	find     sync.Once
+	moved    quarantine
 	// layers are those of an overlay session, nil in bind mode; recorded says
 	// that they know the original folder.
 	layers   *overlay.Layers
@@ -133,7 +137,7 @@ func open(ctx context.Context, o Options) (_ *Session, err error) {
 		return nil, err
 	}
 	s := &Session{
-		opts: o, user: o.User, begun: time.Now(), dir: o.Folder.Dir, log: o.Folder.Log, looked: make(chan struct{}),
+		opts: o, user: o.User, begun: time.Now(), dir: o.Folder.Dir, log: o.Folder.Log, looked: make(chan struct{}), finished: make(chan struct{}),
 	}
 	if s.breaker, err = limits.NewSessionBreaker(o.SessionBudget, nil); err != nil {
 		return nil, &Error{Status: ExitConfig, Problem: Problem{Cause: "session " + err.Error(), Mend: "Change the session's limits."}, Err: err}
@@ -156,7 +160,9 @@ func open(ctx context.Context, o Options) (_ *Session, err error) {
 	}
 	s.box = newContainer(ctx, o.Backend, s.spec())
 	s.box.record, s.box.log, s.box.refuseLost = s.journal.write, s.log, o.RefuseLost
+	s.box.prepare = s.guardRepositories
 	if s.overlaid() {
+		s.box.prepare = nil
 		if err := s.openLayers(original); err != nil {
 			return nil, errors.Join(err, s.rec.Close())
 		}
@@ -196,6 +202,16 @@ func (s *Session) spec() sandbox.Spec {
 		Session: s.opts.Folder.Session, Image: s.opts.Image, Workspace: s.opts.Workspace.spec(s.opts.Submounts),
 		Git: s.opts.Git, Resources: s.opts.Resources, Dir: filepath.Join(s.dir, sandboxDir),
 		Grace: s.opts.Grace, AllowOwnerRunner: s.opts.AllowOwnerRunner, Notify: s.opts.Notify,
+	}
+}
+
+// guardRepositories waits for the look for repositories, for the mounts that
+// protect them.
+func (s *Session) guardRepositories(ctx context.Context, spec *sandbox.Spec) {
+	select {
+	case <-s.finished:
+		spec.Workspace.Repositories = s.found.nested()
+	case <-ctx.Done():
 	}
 }
 

@@ -140,6 +140,9 @@ func (s *Session) take(ctx context.Context, t *Turn, message string, first bool)
 // workspace, and whoever runs commands in it. It waits for the container only
 // where an earlier session left something to be ended.
 func (s *Session) awake() {
+	if !s.overlaid() {
+		s.find.Do(func() { go s.lookForRepositories(s.ctx) }) // the container waits for it
+	}
 	s.box.start()
 	s.endPatchesOfTheDead(s.ctx)
 	s.look(s.ctx)

@@ -59,6 +59,14 @@ type Workspace struct {
 	Submounts []string
 	// Mode is bind or overlay; the zero value is bind.
 	Mode WorkspaceMode
+	// Repositories are those below the top, as paths relative to Dir of what is
+	// .git or .hg and of directories that are bare repositories. In bind mode they
+	// are protected as those at the top are; what can't be is in the attestation's
+	// Lost.
+	Repositories []string
+	// Unguarded leaves repositories and Caisson's own configuration as writable as
+	// anything else, so that they can be renamed. No command may run then.
+	Unguarded bool
 	// Layers is the folder of an overlay's own layers, made by package
 	// sandbox/overlay below the state folder: required with ModeOverlay, unused
 	// otherwise. It outlives the sandbox, so that a fresh one goes on where a

@@ -48,7 +48,7 @@ func newRunCommand(d deps, env environ, status *int) *cobra.Command {
 		Short: "Run one agent task on a workspace, to its end",
 		Long: runLong + exitHelp(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitAuth, runner.ExitInput,
 			runner.ExitSandboxStart, runner.ExitSandboxLost, runner.ExitConfig, runner.ExitLimit, runner.ExitFatal,
-			runner.ExitUntrusted, runner.ExitNoApprover, runner.ExitConflict, runner.ExitInterrupted, exitPipe),
+			runner.ExitUntrusted, runner.ExitNoApprover, runner.ExitConflict, runner.ExitUnvouched, runner.ExitInterrupted, exitPipe),
 		Example: `  caisson run "make the tests pass"
   git diff | caisson run "review this"
   caisson run --backend gvisor --policy ci --json - < task.txt

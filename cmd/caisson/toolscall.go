@@ -41,7 +41,7 @@ func newToolsCallCommand(d deps, env environ, status *int) *cobra.Command {
 		Use:   "call [flags] NAME [ARGUMENTS | -]",
 		Short: "Call one tool without a model",
 		Long: callLong + exitHelp(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitSandboxStart,
-			runner.ExitSandboxLost, runner.ExitConfig, runner.ExitLimit, runner.ExitFatal, runner.ExitUntrusted, runner.ExitNoApprover, runner.ExitInterrupted),
+			runner.ExitSandboxLost, runner.ExitConfig, runner.ExitLimit, runner.ExitFatal, runner.ExitUntrusted, runner.ExitNoApprover, runner.ExitUnvouched, runner.ExitInterrupted),
 		Example: `  caisson tools call read_file '{"path": "go.mod"}'
   caisson tools call shell '{"command": "go test ./..."}' --backend gvisor
   caisson tools call apply_patch - < arguments.json`,

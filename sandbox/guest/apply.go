@@ -77,12 +77,10 @@ func changeTime(answer time.Duration) time.Duration { return 20 * answer }
 
 // encode turns an operation into JSON, if JSON can carry it.
 func encode(op workspace.Op) ([]byte, error) {
-	for _, s := range []string{op.Path, op.To, op.Old, op.New} {
-		if !utf8.ValidString(s) {
-			return nil, &workspace.Error{Kind: workspace.KindInvalid, Path: op.Path, Detail: "a path or text is not valid UTF-8"}
-		}
+	if !utf8.ValidString(op.Old) || !utf8.ValidString(op.New) {
+		return nil, &workspace.Error{Kind: workspace.KindInvalid, Path: op.Path, Detail: "a text is not valid UTF-8"}
 	}
-	body, err := json.Marshal(op)
+	body, err := json.Marshal(op.Sent())
 	if err != nil {
 		return nil, fmt.Errorf("encode operation: %w", err)
 	}
@@ -136,6 +134,7 @@ func (a *change) result(ctx context.Context, op workspace.Op, text []byte) (work
 		if err := wire.Decode(text, &done); err != nil {
 			return a.lie(op, err)
 		}
+		done = done.Received()
 		if err := checkChange(op, done, a.applied != wire.Applied{}); err != nil {
 			return a.lie(op, err)
 		}

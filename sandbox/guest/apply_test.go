@@ -41,6 +41,8 @@ func TestApply(t *testing.T) {
 		},
 		{name: "largest write", op: workspace.Op{Kind: workspace.OpWrite, Path: "/workspace/large", Content: large}, want: workspace.Change{Kind: workspace.OpWrite, Path: "large", Created: true, Bytes: int64(len(large))}},
 		{name: "rename", op: workspace.Op{Kind: workspace.OpRename, Path: "large", To: "d/large"}, want: workspace.Change{Kind: workspace.OpRename, Path: "large", To: "d/large", Bytes: int64(len(large))}},
+		{name: "rename by names that are not UTF-8", op: workspace.Op{Kind: workspace.OpRename, Path: "d/large", To: "d\xff/l\xfe"}, want: workspace.Change{Kind: workspace.OpRename, Path: "d/large", To: "d\xff/l\xfe", Bytes: int64(len(large))}},
+		{name: "a name that is not UTF-8", op: workspace.Op{Kind: workspace.OpWrite, Path: "d\xff/l\xfe", Content: []byte("x")}, want: workspace.Change{Kind: workspace.OpWrite, Path: "d\xff/l\xfe", Bytes: 1}},
 		{name: "no match", op: workspace.Op{Kind: workspace.OpPatch, Path: "d/f", Old: "one", New: "x"}, kind: workspace.KindNoMatch},
 		{name: "escape", op: workspace.Op{Kind: workspace.OpWrite, Path: "../f", Content: []byte("x")}, kind: workspace.KindEscape},
 		{name: "escape by link", op: workspace.Op{Kind: workspace.OpWrite, Path: "out/f", Content: []byte("x")}, kind: workspace.KindEscape},

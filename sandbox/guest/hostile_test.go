@@ -307,9 +307,9 @@ func TestApplyLies(t *testing.T) {
 func TestApplyUnsendable(t *testing.T) {
 	c, _ := play(t)
 	var e *workspace.Error
-	_, err := c.Apply(t.Context(), workspace.Op{Kind: workspace.OpWrite, Path: "a\xff"})
+	_, err := c.Apply(t.Context(), workspace.Op{Kind: workspace.OpPatch, Path: "a", Old: "a\xff"})
 	if !errors.As(err, &e) || e.Kind != workspace.KindInvalid {
-		t.Errorf("a path that is no UTF-8: %v", err)
+		t.Errorf("a text that is no UTF-8: %v", err)
 	}
 	_, err = c.Apply(t.Context(), workspace.Op{Kind: workspace.OpWrite, Path: "a", Content: make([]byte, wire.MaxOp)})
 	if !errors.As(err, &e) || e.Kind != workspace.KindTooLarge {

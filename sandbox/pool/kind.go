@@ -21,7 +21,7 @@ type kind struct {
 // poolable says whether a sandbox for a spec can be started before its session
 // is known, and is then the same.
 func poolable(spec sandbox.Spec) bool {
-	if spec.Workspace.Dir == nil || spec.Workspace.Mode == sandbox.ModeOverlay || spec.Workspace.Layers != "" {
+	if spec.Workspace.Dir == nil || spec.Workspace.Mode == sandbox.ModeOverlay || spec.Workspace.Layers != "" || spec.Workspace.Unguarded {
 		return false
 	}
 	switch spec.Image.Scheme {

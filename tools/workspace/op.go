@@ -3,6 +3,7 @@ package workspace
 import (
 	"crypto/rand"
 	"strings"
+	"unicode/utf8"
 )
 
 // OpKind names a change to a workspace.
@@ -28,6 +29,10 @@ type Op struct {
 	Path string `json:"path"`
 	// To is the new path of a rename.
 	To string `json:"to,omitempty"`
+	// PathBytes and ToBytes take the place of Path and To where JSON can't carry
+	// their bytes; see [Op.Sent].
+	PathBytes []byte `json:"path_bytes,omitempty"`
+	ToBytes   []byte `json:"to_bytes,omitempty"`
 	// Content is the whole new content of a write, or what an append adds; the
 	// file has at most [MaxWriteBytes] then.
 	Content []byte `json:"content,omitempty"`
@@ -87,6 +92,9 @@ type Change struct {
 	// Path is relative to the workspace, slash-separated, cleaned.
 	Path string `json:"path"`
 	To   string `json:"to,omitempty"`
+	// PathBytes and ToBytes are as in Op.
+	PathBytes []byte `json:"path_bytes,omitempty"`
+	ToBytes   []byte `json:"to_bytes,omitempty"`
 	// Created says that Path did not exist before.
 	Created bool `json:"created,omitempty"`
 	// Bytes is the size of the file afterwards.
@@ -101,4 +109,47 @@ type Change struct {
 	// nil where there was none or where it was larger (HasBefore tells).
 	Before    []byte `json:"before,omitempty"`
 	HasBefore bool   `json:"has_before,omitempty"`
+}
+
+// Sent returns op as JSON can carry it: names are bytes, of which JSON's strings
+// take only UTF-8.
+func (op Op) Sent() Op {
+	op.Path, op.PathBytes = sentName(op.Path)
+	op.To, op.ToBytes = sentName(op.To)
+	return op
+}
+
+// Received undoes Sent.
+func (op Op) Received() Op {
+	op.Path, op.To = receivedName(op.Path, op.PathBytes), receivedName(op.To, op.ToBytes)
+	op.PathBytes, op.ToBytes = nil, nil
+	return op
+}
+
+// Sent is as that of [Op].
+func (c Change) Sent() Change {
+	c.Path, c.PathBytes = sentName(c.Path)
+	c.To, c.ToBytes = sentName(c.To)
+	return c
+}
+
+// Received undoes Sent.
+func (c Change) Received() Change {
+	c.Path, c.To = receivedName(c.Path, c.PathBytes), receivedName(c.To, c.ToBytes)
+	c.PathBytes, c.ToBytes = nil, nil
+	return c
+}
+
+func sentName(name string) (string, []byte) {
+	if utf8.ValidString(name) {
+		return name, nil
+	}
+	return "", []byte(name)
+}
+
+func receivedName(name string, bytes []byte) string {
+	if len(bytes) > 0 {
+		return string(bytes)
+	}
+	return name
 }

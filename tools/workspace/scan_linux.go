@@ -98,13 +98,12 @@ func (d *scanDir) next(ctx context.Context) ([]dirName, error) {
 
 // stat describes one entry of the directory.
 func (d *scanDir) stat(name string) (ScanStat, error) {
-	var st unix.Stat_t
-	err := retry(func() error { return unix.Fstatat(d.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT) })
+	st, err := statx(d.fd, name, 0)
 	if err != nil {
 		return ScanStat{}, err
 	}
 	out := ScanStat{
-		Type: typeOf(st.Mode), Mode: st.Mode & 0o7777, Links: uint64(st.Nlink), Size: st.Size, Inode: st.Ino, //nolint:unconvert // it has 32 bits on some architectures
+		Type: typeOf(st.Mode), Mode: st.Mode & 0o7777, Links: st.links, Size: st.Size, Inode: st.Ino,
 		UID: st.Uid, GID: st.Gid, ModTime: time.Unix(st.Mtim.Unix()), ChangeTime: time.Unix(st.Ctim.Unix()),
 	}
 	if out.Type == TypeLink {

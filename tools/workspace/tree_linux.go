@@ -203,6 +203,7 @@ func mountOf(fd int) (mountID, error) {
 type facts struct {
 	unix.Stat_t
 	mount mountID
+	links uint64 // Nlink's width is the architecture's
 }
 
 // statx looks at name in the folder at, never through a link and never
@@ -226,6 +227,7 @@ func statx(at int, name string, flags int) (facts, error) {
 		f.mount = mountID{id: x.Mnt_id}
 	}
 	f.Mode, f.Size, f.Ino, f.Dev = uint32(x.Mode), int64(x.Size), x.Ino, unix.Mkdev(x.Dev_major, x.Dev_minor)
+	f.Uid, f.Gid, f.links = x.Uid, x.Gid, uint64(x.Nlink)
 	f.Mtim = unix.NsecToTimespec(x.Mtime.Sec*1e9 + int64(x.Mtime.Nsec))
 	f.Ctim = unix.NsecToTimespec(x.Ctime.Sec*1e9 + int64(x.Ctime.Nsec))
 	return f, nil
@@ -235,6 +237,7 @@ func fstatat(at int, name string, flags int) (facts, error) {
 	var f facts
 	err := retry(func() error { return unix.Fstatat(at, name, &f.Stat_t, flags) })
 	f.mount = mountID{dev: f.Dev}
+	f.links = uint64(f.Nlink) //nolint:unconvert // see links
 	return f, err
 }
 

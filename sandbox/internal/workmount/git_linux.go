@@ -28,8 +28,9 @@ type guard struct {
 
 // The names that a host reads in a workspace on its own account.
 const (
-	gitName   = ".git"
-	ownConfig = ".caisson"
+	gitName       = ".git"
+	mercurialName = ".hg"
+	ownConfig     = ".caisson"
 )
 
 // gitExecutable are the entries of a repository that its owner's git obeys or
@@ -37,7 +38,8 @@ const (
 var gitExecutable = [...]string{"config", "config.worktree", "commondir", "hooks", "info", "modules", "worktrees"}
 
 // guards lists what is bound on itself, parents first, and what is lost.
-func guards(workspace *os.File, base string, mode sandbox.GitMode) (list []guard, lost []string, err error) {
+// The nested repositories are paths relative to the workspace.
+func guards(workspace *os.File, base string, mode sandbox.GitMode, nested []string) (list []guard, lost []string, err error) {
 	kind, err := kindOf(workspace, gitName)
 	switch {
 	case errors.Is(err, unix.ENOENT):
@@ -54,22 +56,36 @@ func guards(workspace *os.File, base string, mode sandbox.GitMode) (list []guard
 	if err != nil {
 		return nil, nil, err
 	}
-	own, err := configGuards(workspace)
-	return append(list, own...), lost, err
+	for _, name := range []string{mercurialName, ownConfig} {
+		own, err := existingGuards(workspace, name)
+		if err != nil {
+			return nil, nil, err
+		}
+		list = append(list, own...)
+	}
+	below, notBelow := nestedGuards(workspace, base, mode, nested)
+	return append(list, below...), append(lost, notBelow...), nil
 }
 
-// configGuards are the guards of the workspace's own configuration, where there
-// is one: what appears during a session is ignored.
-func configGuards(workspace *os.File) ([]guard, error) {
-	switch kind, err := kindOf(workspace, ownConfig); {
+// existingGuards are the guards of a Mercurial repository and of the workspace's
+// own configuration, where there is one. The names are not reserved: what appears
+// during a session is quarantined, or ignored, and an empty .hg would mislead build
+// tools, which tell a repository by its name.
+func existingGuards(workspace *os.File, name string) ([]guard, error) {
+	switch kind, err := kindOf(workspace, name); {
 	case errors.Is(err, unix.ENOENT):
 		return nil, nil
 	case err != nil:
-		return nil, fmt.Errorf("examine %s: %w", ownConfig, err)
+		return nil, fmt.Errorf("examine %s: %w", name, err)
 	case !bindable(kind):
-		return nil, unprotectable(ownConfig)
+		return nil, unprotectable(name)
 	}
-	return []guard{{name: ownConfig, readOnly: true}}, nil
+	if name == mercurialName {
+		if second, err := secondName(workspace, name, mercurialObeyed); err != nil || second != "" {
+			return nil, errors.Join(err, twoNames(second))
+		}
+	}
+	return []guard{{name: name, readOnly: true}}, nil
 }
 
 // absentGuards reserves the name of a repository that isn't there, unless one
@@ -95,6 +111,9 @@ func unprotectable(name string) error {
 func folderGuards(workspace *os.File, base string, mode sandbox.GitMode) (list []guard, lost []string, err error) {
 	if err := checkCommonDir(workspace, gitName); err != nil {
 		return nil, nil, err
+	}
+	if second, err := secondName(workspace, gitName, gitExecutable[:]); err != nil || second != "" {
+		return nil, nil, errors.Join(err, twoNames(second))
 	}
 	if mode != sandbox.GitCommit {
 		return []guard{{name: gitName, readOnly: true}}, lostConfigured(workspace, base, gitName), checkLinks(workspace, base, gitName)

@@ -21,7 +21,7 @@ func LayoutOf(w sandbox.Workspace, git sandbox.GitMode) (Layout, error) {
 	if err != nil {
 		return Layout{}, err
 	}
-	list, lost, err := guards(w.Dir, path, git)
+	list, lost, err := guards(w.Dir, path, git, w.Repositories)
 	if err != nil {
 		return Layout{}, fmt.Errorf("workspace %s: %w", path, err)
 	}

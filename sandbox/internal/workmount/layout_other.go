@@ -11,17 +11,17 @@ import (
 )
 
 // The names that a host reads in a workspace on its own account.
-const gitName, ownConfig = ".git", ".caisson"
+const gitName, mercurialName, ownConfig = ".git", ".hg", ".caisson"
 
 // LayoutOf fails where the workspace can't be found: the guards are an existing
-// .git and .caisson.
+// .git, .hg and .caisson.
 func LayoutOf(w sandbox.Workspace, git sandbox.GitMode) (Layout, error) {
 	path, err := filepath.EvalSymlinks(w.Path)
 	if err != nil {
 		return Layout{}, fmt.Errorf("resolve workspace: %w", err)
 	}
 	l := Layout{folder: fmt.Sprintf("%q %s", path, git)}
-	for _, name := range []string{".", gitName, ownConfig} {
+	for _, name := range []string{".", gitName, mercurialName, ownConfig} {
 		if info, err := os.Lstat(filepath.Join(path, name)); err == nil {
 			l.guards = append(l.guards, seen{name: name, which: fmt.Sprintf("%+v", info.Sys())})
 		}

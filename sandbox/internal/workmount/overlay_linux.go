@@ -82,7 +82,7 @@ func openGuard(root *os.File, g guard) (*os.File, error) {
 // overlayGuards are those of the workspace's own configuration, and of a linked
 // worktree, whose repository is elsewhere and not in the overlay.
 func (p *Prepared) overlayGuards(o Options, decided plan) ([]guard, error) {
-	list, err := configGuards(o.Workspace.Dir)
+	list, err := existingGuards(o.Workspace.Dir, ownConfig)
 	if err != nil {
 		return nil, err
 	}

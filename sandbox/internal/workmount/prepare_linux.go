@@ -48,11 +48,14 @@ func prepare(ctx context.Context, o Options) (_ *Prepared, err error) {
 		}
 		return p, nil
 	}
-	list, lost, err := guards(o.Workspace.Dir, path, o.Git)
-	if err != nil {
-		return nil, fmt.Errorf("workspace %s: %w", path, err)
+	var list []guard
+	if !o.Workspace.Unguarded {
+		var lost []string
+		if list, lost, err = guards(o.Workspace.Dir, path, o.Git, o.Workspace.Repositories); err != nil {
+			return nil, fmt.Errorf("workspace %s: %w", path, err)
+		}
+		p.Lost = append(p.Lost, lost...)
 	}
-	p.Lost = append(p.Lost, lost...)
 	if err := p.reserve(ctx, list, plan); err != nil {
 		return nil, err
 	}

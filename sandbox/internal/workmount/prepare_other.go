@@ -24,7 +24,7 @@ func (*undo) root() (*os.File, workspace.Layers) { return nil, workspace.Layers{
 
 // prepare hands out the folder's own path: the engine runs in a virtual
 // machine, whose file sharing gives every file to the user who runs it. Only
-// an existing .git and .caisson are guarded.
+// an existing .git, .hg and .caisson are guarded.
 func prepare(_ context.Context, o Options) (*Prepared, error) {
 	if o.overlay() {
 		return nil, fmt.Errorf("workspace %s: %w: overlay mode needs Linux: use bind mode", o.Workspace.Path, sandbox.ErrUnsupported)
@@ -58,7 +58,13 @@ func prepare(_ context.Context, o Options) (*Prepared, error) {
 			"a .git that is not there is not reserved on this system",
 		},
 	}
-	for _, name := range []string{".git", ".caisson"} {
+	guarded := []string{gitName, mercurialName, ownConfig}
+	if o.Workspace.Unguarded {
+		guarded = nil
+	} else if len(o.Workspace.Repositories) > 0 {
+		p.Lost = append(p.Lost, "nested repositories are not read-only on this system: what commands change in them is quarantined when the session ends")
+	}
+	for _, name := range guarded {
 		info, err := os.Lstat(filepath.Join(path, name))
 		if errors.Is(err, os.ErrNotExist) {
 			continue

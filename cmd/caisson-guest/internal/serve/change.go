@@ -134,12 +134,12 @@ func (c *change) receive() (workspace.Op, error) {
 	if err := wire.Decode(body, &op); err != nil {
 		return op, err
 	}
-	return op, nil
+	return op.Received(), nil
 }
 
 // send answers with the change, on its credit.
 func (c *change) send(done workspace.Change) {
-	text, err := json.Marshal(done)
+	text, err := json.Marshal(done.Sent())
 	if err != nil {
 		panic(fmt.Sprintf("caisson-guest: encode change: %v", err)) // plain values always encode
 	}

@@ -1,6 +1,7 @@
 package terminal
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,23 +14,44 @@ import (
 // anything else does, and what it cost.
 func Summary(r runner.Report, colour bool) []string {
 	s := style{colour}
-	return append(append(diffstat(r, s), Notices(r, colour)...), s.dim(costLine(r)))
+	return append(append(append(notVouched(r, s), diffstat(r, s)...), notices(r, s)...), s.dim(costLine(r)))
 }
 
 // Notices returns the lines on what to look at before anything else does.
 func Notices(r runner.Report, colour bool) []string {
 	s := style{colour}
+	return append(notVouched(r, s), notices(r, s)...)
+}
+
+// notVouched returns the lines on what could not be renamed or looked at, each of
+// them: it may be what others are to hide.
+func notVouched(r runner.Report, s style) []string {
+	var lines []string
+	for _, q := range r.Quarantined[:notRenamed(r)] {
+		lines = append(lines, s.red(line(fmt.Sprintf("! %s was not renamed: %s", q.Path, q.Why))))
+	}
+	return lines
+}
+
+// notRenamed returns how many of what is quarantined were not renamed, the first.
+func notRenamed(r runner.Report) int {
+	renamed := slices.IndexFunc(r.Quarantined, func(q runner.Quarantined) bool { return q.To != "" })
+	if renamed < 0 {
+		return len(r.Quarantined)
+	}
+	return renamed
+}
+
+// notices returns the other lines on what to look at before anything else does.
+func notices(r runner.Report, s style) []string {
 	var lines []string
 	hosted := slices.Clone(r.HostExecuted)
-	// What is nearest to the top first: nothing scrolls it away.
+	// Of each kind, what is nearest to the top first: nothing scrolls it away.
 	slices.SortStableFunc(hosted, func(a, b runner.HostExecuted) int {
-		return strings.Count(a.Path, "/") - strings.Count(b.Path, "/")
+		return cmp.Or(danger(a)-danger(b), strings.Count(a.Path, "/")-strings.Count(b.Path, "/"))
 	})
-	lines = append(lines, HostExecuted(hosted, colour)...)
-	lines = append(lines, some(r.Quarantined, func(q runner.Quarantined) string {
-		if q.To == "" {
-			return s.red(line(fmt.Sprintf("! %s appeared in the workspace and was not renamed: %s", q.Path, q.Why)))
-		}
+	lines = append(lines, HostExecuted(hosted, s.on)...)
+	lines = append(lines, some(r.Quarantined[notRenamed(r):], func(q runner.Quarantined) string {
 		if q.Why != "" {
 			return s.yellow(line(fmt.Sprintf("! %s was renamed to %s: %s", q.Path, q.To, q.Why)))
 		}
@@ -66,6 +88,15 @@ func privileges(c runner.Cleared) string {
 		names = append(names, "capabilities")
 	}
 	return strings.Join(names, " and ")
+}
+
+// danger orders what a host executes: a new file is seen more easily than a
+// change in one that was trusted.
+func danger(h runner.HostExecuted) int {
+	if h.Added {
+		return 1
+	}
+	return 0
 }
 
 // some renders the first of a list and says how many more there are.

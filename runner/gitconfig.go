@@ -1,0 +1,251 @@
+package runner
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"path"
+	"regexp"
+	"strings"
+
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// A configuration can make git obey or run files that lie in the workspace, where
+// commands can write: included configuration, a directory of hooks, and the
+// programs of filters, drivers and the like. Such files are noted when a session
+// begins, and those that are others at its end are quarantined.
+
+// obeyedFile is such a file as it was.
+type obeyedFile struct {
+	state string
+	// why names the configuration's file and key.
+	why string
+}
+
+const (
+	maxIncludes = 10  // as git's own bound (MAX_INCLUDE_DEPTH in config.c)
+	maxObeyed   = 500 // files that one configuration names
+)
+
+// gitCommands are the keys, in lower case, whose values git runs as commands
+// without being asked to, as it does aliases and tools.
+var gitCommands = regexp.MustCompile(`^(core\.(fsmonitor|sshcommand|editor|pager|askpass|gitproxy|alternaterefscommand)|sequence\.editor|` +
+	`diff\.external|diff\..*\.(command|textconv)|merge\..*\.driver|filter\..*\.(clean|smudge|process)|` +
+	`gpg\.(.*\.)?program|gpg\.ssh\.defaultkeycommand|credential\.(.*\.)?helper|pager\..*|interactive\.difffilter|` +
+	`uploadpack\.packobjectshook|remote\..*\.(uploadpack|receivepack)|trailer\..*\.(command|cmd)|submodule\..*\.update)$`)
+
+// gitHooks are the names of hooks (githooks(5)).
+var gitHooks = strings.Fields("applypatch-msg pre-applypatch post-applypatch pre-commit pre-merge-commit prepare-commit-msg commit-msg post-commit " +
+	"pre-rebase post-checkout post-merge pre-push pre-receive update proc-receive post-receive post-update reference-transaction push-to-checkout " +
+	"pre-auto-gc post-rewrite sendemail-validate fsmonitor-watchman post-index-change")
+
+// addObeyed notes in files what a repository's configuration names.
+func (l *repositoryLook) addObeyed(ctx context.Context, repo string, configs []string, files map[string]obeyedFile) {
+	for _, config := range configs {
+		l.addConfig(ctx, worktreeOf(repo, config), config, maxIncludes, files)
+	}
+}
+
+// worktreeOf returns the directory in which git runs hooks and commands.
+func worktreeOf(repo, config string) string {
+	if dir := path.Dir(config); !isNamed(path.Base(dir), ".git") && isNamed(path.Base(repo), ".git") && strings.HasPrefix(dir, repo+"/modules/") {
+		return path.Join(path.Dir(repo), strings.TrimPrefix(dir, repo+"/modules/"))
+	}
+	if isNamed(path.Base(repo), ".git") {
+		return path.Dir(repo)
+	}
+	return repo
+}
+
+func (l *repositoryLook) addConfig(ctx context.Context, worktree, config string, depth int, files map[string]obeyedFile) {
+	file, err := l.reader.ReadFile(ctx, config, 0, fingerprintBytes)
+	if err != nil || depth == 0 {
+		return
+	}
+	room := maxObeyed
+	note := func(p, key string) {
+		if _, known := files[p]; !known && room > 0 && p != ".git" && !strings.HasPrefix(p, ".git/") {
+			room--
+			files[p] = obeyedFile{state: l.fileState(ctx, p), why: key + " in " + config}
+		}
+	}
+	for key, value := range configValues(string(file.Data)) {
+		switch {
+		case key == "include.path" || strings.HasPrefix(key, "includeif.") && strings.HasSuffix(key, ".path"):
+			if p, ok := l.leads(path.Dir(config), value); ok {
+				note(p, key)
+				l.addConfig(ctx, worktree, p, depth-1, files)
+			}
+		case key == "core.hookspath":
+			if dir, ok := l.leads(worktree, value); ok {
+				l.noteHooks(ctx, dir, func(p string) { note(p, key) })
+			}
+		case gitCommands.MatchString(key):
+			for _, word := range strings.FieldsFunc(value, func(r rune) bool { return strings.ContainsRune(" \t\n'\"`$(){};&|<>=!,", r) }) {
+				if p, ok := l.leads(worktree, word); ok && l.isProgram(ctx, word, p) {
+					note(p, key)
+				}
+			}
+		}
+	}
+}
+
+// isProgram reports whether a word of a command may name a file p of the
+// workspace: one with a slash that is no directory, or any file that is there.
+func (l *repositoryLook) isProgram(ctx context.Context, word, p string) bool {
+	info, err := l.reader.Stat(ctx, p)
+	if err != nil {
+		return strings.Contains(word, "/")
+	}
+	return info.Type == workspace.TypeFile
+}
+
+// noteHooks notes the files in a directory of hooks, which may run one another,
+// and the hooks that are not there.
+func (l *repositoryLook) noteHooks(ctx context.Context, dir string, note func(p string)) {
+	for _, name := range gitHooks {
+		note(path.Join(dir, name))
+	}
+	if list, err := l.reader.List(ctx, dir, 1); err == nil && len(list.Entries) <= maxObeyed/2 && dir != "." {
+		for _, e := range list.Entries {
+			if e.Type != workspace.TypeDir {
+				note(e.Path)
+			}
+		}
+	}
+}
+
+// leads returns the path in the workspace that a value names, relative to dir.
+func (l *repositoryLook) leads(dir, value string) (string, bool) {
+	if rest, ok := strings.CutPrefix(value, "~/"); ok {
+		home, err := os.UserHomeDir()
+		if err != nil {
+			return "", false
+		}
+		value = path.Join(home, rest)
+	}
+	switch {
+	case value == "" || strings.HasPrefix(value, "~") || strings.HasPrefix(value, "%("):
+		return "", false
+	case !path.IsAbs(value):
+		value = path.Join(dir, value)
+	}
+	p, err := l.reader.Relative(value)
+	return p, err == nil && p != "."
+}
+
+// fileState tells one state of a file from another, and of the symlinks that lead
+// to it.
+func (l *repositoryLook) fileState(ctx context.Context, p string) string {
+	sum := sha256.New()
+	f := &fingerprint{whole: true}
+	for _, above := range append(ancestors(p)[1:], p) {
+		st, err := l.reader.StatEntry(ctx, above)
+		if err != nil {
+			fmt.Fprintf(sum, "absent\n")
+			break
+		}
+		if above == p || st.Type != workspace.TypeDir {
+			fmt.Fprintf(sum, "%q %s\n", above, l.describe(ctx, f, above, st))
+		}
+	}
+	if !f.whole {
+		return ""
+	}
+	return fmt.Sprintf("%x", sum.Sum(nil))
+}
+
+// changedObeyed calls quarantine with what is to be renamed so that git does not
+// obey a file that was changed: the file, or the symlink that leads to it.
+func (l *repositoryLook) changedObeyed(ctx context.Context, files map[string]obeyedFile, quarantine func(entrance, why string)) {
+	for p, was := range files {
+		if state := l.fileState(ctx, p); state != "" && state == was.state {
+			continue
+		}
+		for _, above := range append(ancestors(p)[1:], p) {
+			st, err := l.reader.StatEntry(ctx, above)
+			if err != nil {
+				break // nothing is obeyed any more
+			}
+			if above == p || st.Type != workspace.TypeDir {
+				quarantine(above, "git obeys or runs it ("+was.why+"), and it was changed")
+				break
+			}
+		}
+	}
+}
+
+// configValues returns the keys of a configuration, as section.name or
+// section.subsection.name in lower case but for the subsection, and their values
+// (git-config(1), Syntax).
+func configValues(text string) func(yield func(key, value string) bool) {
+	return func(yield func(key, value string) bool) {
+		section := ""
+		text = strings.ReplaceAll(strings.ReplaceAll(text, "\r\n", "\n"), "\\\n", "")
+		for line := range strings.Lines(text) {
+			line = strings.TrimSpace(line)
+			if strings.HasPrefix(line, "[") {
+				head, rest := cutSection(line[1:])
+				section, line = head, strings.TrimSpace(rest)
+			}
+			name, value, _ := strings.Cut(line, "=")
+			name = strings.ToLower(strings.TrimSpace(name))
+			if name == "" || strings.ContainsAny(name[:1], "#;") {
+				continue
+			}
+			if !yield(strings.ToLower(section+"."+name), configValue(value)) {
+				return
+			}
+		}
+	}
+}
+
+// cutSection splits what follows the bracket of a section's head.
+func cutSection(line string) (section, rest string) {
+	quoted := false
+	for i := 0; i < len(line); i++ {
+		switch c := line[i]; {
+		case c == '\\' && quoted:
+			i++
+		case c == '"':
+			quoted = !quoted
+		case c == ']' && !quoted:
+			name, sub, _ := strings.Cut(line[:i], " ")
+			if sub = strings.Trim(strings.TrimSpace(sub), `"`); sub != "" {
+				name += "." + sub
+			}
+			return strings.TrimSpace(name), line[i+1:]
+		}
+	}
+	return "", ""
+}
+
+// configValue returns a value without its quotes, escapes and comment.
+func configValue(text string) string {
+	var out strings.Builder
+	quoted := false
+	text = strings.TrimSpace(text)
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case c == '\\' && i+1 < len(text):
+			i++
+			switch text[i] {
+			case 'n':
+				out.WriteByte('\n')
+			case 't':
+				out.WriteByte('\t')
+			default:
+				out.WriteByte(text[i])
+			}
+		case c == '"':
+			quoted = !quoted
+		case (c == '#' || c == ';') && !quoted:
+			return strings.TrimSpace(out.String())
+		default:
+			out.WriteByte(c)
+		}
+	}
+	return strings.TrimSpace(out.String())
+}

@@ -1,0 +1,233 @@
+package runner
+
+import (
+	"context"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+const (
+	// repositoriesTime bounds a look for repositories, of which nothing else is
+	// bounded: some 100 million entries.
+	repositoriesTime = 10 * time.Minute
+	// maxRepositories and maxClosed bound what is kept of the workspace as it was.
+	maxRepositories = 20_000
+	maxClosed       = 10_000
+)
+
+// repositories are those of a workspace when a session begins, and what a git or
+// an hg of the host would obey in them. The zero value knows nothing.
+type repositories struct {
+	// known are the fingerprints by path: of the directories .git and .hg, of files
+	// and symlinks of these names, and of directories that are bare repositories;
+	// "" where one could not be looked at whole.
+	known map[string]string
+	// obeyed are files elsewhere in the workspace that their configuration names.
+	obeyed map[string]obeyedFile
+	// closed are the directories that could not be looked into.
+	closed map[string]closedDirectory
+	// unfinished are operations of the workspace's own repository that git goes on
+	// with.
+	unfinished map[string]bool
+	// whole reports whether everything else was looked at.
+	whole bool
+	// entries counts what was visited.
+	entries int
+}
+
+// closedDirectory tells whether a directory that can't be looked into was
+// accessible to commands, and is the same one.
+type closedDirectory struct {
+	inode    uint64
+	mode     uint32
+	uid, gid uint32
+	changed  int64
+}
+
+// covers reports whether the look saw everything there was on the way to p: only
+// then is a repository that it doesn't know a new one.
+func (r *repositories) covers(p string) bool {
+	if !r.whole {
+		return false
+	}
+	if len(r.closed) == 0 {
+		return true
+	}
+	for _, dir := range ancestors(p) {
+		if _, closed := r.closed[dir]; closed {
+			return false
+		}
+	}
+	return true
+}
+
+// The marks of a directory that may be a bare repository.
+const (
+	markHead uint8 = 1 << iota
+	markObjects
+	markRefs
+	markCommon
+)
+
+func markOf(name []byte) uint8 {
+	switch string(name) {
+	case "HEAD":
+		return markHead
+	case "objects":
+		return markObjects
+	case "refs":
+		return markRefs
+	case "commondir":
+		return markCommon
+	}
+	return 0
+}
+
+// isBare reports whether git takes a directory with these entries for a
+// repository (is_git_directory in setup.c): objects and refs may be where a
+// commondir file says.
+func isBare(marks uint8) bool {
+	return marks&markHead != 0 && (marks&markCommon != 0 || marks&markObjects != 0 && marks&markRefs != 0)
+}
+
+// repositoryKind is what an entry's name makes it.
+type repositoryKind int
+
+const (
+	noRepository repositoryKind = iota
+	aRepository
+	// anObstacle is a .caisson that is neither a file nor a directory: no session
+	// could begin in its directory.
+	anObstacle
+)
+
+func kindOfEntry(e *workspace.ScanEntry) repositoryKind {
+	name := e.Name()
+	if len(name) == 0 || name[0] != '.' || len(name) > len(".caisson") {
+		return noRepository
+	}
+	switch s := string(name); {
+	case isNamed(s, ".git", ".hg"):
+		return aRepository
+	case s == ".caisson" && e.Type != workspace.TypeDir && e.Type != workspace.TypeFile:
+		return anObstacle
+	}
+	return noRepository
+}
+
+// findRepositories looks for the repositories of a workspace as it is.
+func findRepositories(ctx context.Context, l *repositoryLook, git sandbox.GitMode) (*repositories, error) {
+	r := &repositories{known: map[string]string{}, obeyed: map[string]obeyedFile{}, closed: map[string]closedDirectory{}, unfinished: map[string]bool{}, whole: true}
+	var found []string
+	note := func(p string) {
+		if len(found) >= maxRepositories {
+			r.whole = false
+			return
+		}
+		found = append(found, p)
+	}
+	err := l.reader.Scan(ctx, ".", workspace.ScanOptions{
+		Mounts: l.mounts,
+		Visit: func(e *workspace.ScanEntry) (uint8, string) {
+			l.entries++
+			if kindOfEntry(e) != noRepository {
+				note(e.Path())
+				return 0, ""
+			}
+			return markOf(e.Name()), enterDirectory(e)
+		},
+		Leave: func(dir string, marks uint8) {
+			if isBare(marks) {
+				note(dir)
+			}
+		},
+		Unread: func(dir string, _ error) {
+			st, err := l.reader.StatEntry(ctx, dir)
+			if err != nil || len(r.closed) >= maxClosed {
+				r.whole = false
+				return
+			}
+			r.closed[dir] = closedOf(st)
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range found {
+		f, err := l.fingerprint(ctx, p, skipped(p, git)...)
+		if err != nil {
+			return nil, err
+		}
+		r.known[p] = f.sum()
+		if isNamed(path.Base(p), ".hg", ".caisson") {
+			continue
+		}
+		if p == ".git" {
+			// Its configuration is protected; what that names is not.
+			f = &fingerprint{shallow: true}
+			if err := l.addRepository(ctx, f, p); err != nil {
+				return nil, err
+			}
+		}
+		l.addObeyed(ctx, p, f.configs, r.obeyed)
+	}
+	for _, name := range gitUnfinished {
+		p := path.Join(".git", name)
+		if _, err := l.reader.StatEntry(ctx, p); err == nil {
+			r.unfinished[p] = true
+		}
+	}
+	r.entries = l.entries
+	return r, nil
+}
+
+func enterDirectory(e *workspace.ScanEntry) string {
+	if e.Type == workspace.TypeDir {
+		return e.Path()
+	}
+	return ""
+}
+
+func closedOf(st workspace.ScanStat) closedDirectory {
+	return closedDirectory{inode: st.Inode, mode: st.Mode, uid: st.UID, gid: st.GID, changed: st.ChangeTime.UnixNano()}
+}
+
+// guarded are the entries of the workspace that its mounts protect whole, or,
+// with [sandbox.GitCommit], but for what ordinary work writes.
+func isGuarded(p string) bool { return p == ".git" || p == ".hg" }
+
+// skipped are the entries of a repository that its mounts protect, whatever
+// commands do: a change is the user's.
+func skipped(p string, git sandbox.GitMode) []string {
+	if p != ".git" || git != sandbox.GitCommit {
+		return nil
+	}
+	return slices.Concat([]string{"config", "config.worktree", "commondir", "hooks", "info", "modules", "worktrees"}, gitUnfinished)
+}
+
+// nested lists the repositories that the sandbox is to guard, those nearest to
+// the top first.
+func (r *repositories) nested() []string {
+	var out []string
+	for p := range r.known {
+		if !isGuarded(p) && path.Base(p) != ".caisson" && p != "." {
+			out = append(out, p)
+		}
+	}
+	slices.SortFunc(out, func(a, b string) int {
+		if d := strings.Count(a, "/") - strings.Count(b, "/"); d != 0 {
+			return d
+		}
+		return strings.Compare(a, b)
+	})
+	return out
+}
+
+// paths lists the known repositories.
+func (r *repositories) paths() []string { return slices.Sorted(maps.Keys(r.known)) }

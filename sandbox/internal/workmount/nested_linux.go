@@ -1,0 +1,198 @@
+package workmount
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+const (
+	// maxNested bounds the mounts of nested repositories: each is one more for the
+	// engine and the kernel to make, 5 to 20 ms each in gVisor.
+	maxNested = 64
+	// maxLostNames bounds the repositories that one lost protection names.
+	maxLostNames = 5
+	// maxSecondNames bounds the files of a repository that are looked at for
+	// another name.
+	maxSecondNames = 10_000
+)
+
+// mercurialObeyed are the entries of .hg that hg obeys: extensions, hooks and
+// aliases are in hgrc, and sharedpath names another repository whose hgrc counts.
+var mercurialObeyed = []string{"hgrc", "hgrc-not-shared", "requires", "sharedpath"}
+
+// nestedGuards are the guards of repositories below the top. What can't be
+// guarded is lost: the session's end compares it with its beginning.
+func nestedGuards(workspace *os.File, base string, mode sandbox.GitMode, nested []string) (list []guard, lost []string) {
+	var beyond, odd, linked []string
+	guarded := 0
+	for _, name := range nested {
+		kind, err := kindOf(workspace, name)
+		switch {
+		case errors.Is(err, unix.ENOENT):
+			continue
+		case err != nil || !bindable(kind) || !mountable(name) || !isRepository(workspace, name, kind):
+			odd = append(odd, name)
+			continue
+		case guarded == maxNested:
+			beyond = append(beyond, name)
+			continue
+		}
+		guarded++
+		list = append(list, nestedGuard(workspace, name, kind, mode)...)
+		if kind != unix.S_IFDIR {
+			continue
+		}
+		if second, err := secondName(workspace, name, gitExecutable[:]); err != nil || second != "" {
+			linked = append(linked, name)
+		}
+		lost = append(lost, lostConfigured(workspace, base, name)...)
+	}
+	for _, l := range []struct {
+		names []string
+		text  string
+	}{
+		{beyond, "are beyond the %d that are protected"},
+		{odd, "can't be protected, because of their names or because they are symlinks"},
+		{linked, "have files that have other names too (hard links), by which commands can change them"},
+	} {
+		if len(l.names) > 0 {
+			lost = append(lost, lostNames(l.names)+" "+strings.Replace(l.text, "%d", fmt.Sprint(maxNested), 1)+": what commands change in them is quarantined when the session ends")
+		}
+	}
+	return list, lost
+}
+
+// lostNames lists the first of the repositories.
+func lostNames(names []string) string {
+	var quoted []string
+	for _, n := range names[:min(len(names), maxLostNames)] {
+		quoted = append(quoted, fmt.Sprintf("%q", n))
+	}
+	text := "nested repositories (" + strings.Join(quoted, ", ")
+	if more := len(names) - maxLostNames; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text + ")"
+}
+
+// nestedGuard are the guards of one repository: all of it is read-only, or with
+// [sandbox.GitCommit] what git obeys or runs in it. What is missing of that is not
+// reserved, and its appearance is found when the session ends.
+func nestedGuard(workspace *os.File, name string, kind uint32, mode sandbox.GitMode) []guard {
+	if mode != sandbox.GitCommit || kind != unix.S_IFDIR || path.Base(name) != gitName {
+		return []guard{{name: name, readOnly: true}}
+	}
+	list := []guard{{name: name}}
+	for _, entry := range gitExecutable {
+		if kind, err := kindOf(workspace, path.Join(name, entry)); err == nil && bindable(kind) {
+			list = append(list, guard{name: path.Join(name, entry), readOnly: true})
+		}
+	}
+	return list
+}
+
+// isRepository reports whether something is certainly a repository: any directory
+// of the user's may hold what looks like a bare one.
+func isRepository(workspace *os.File, name string, kind uint32) bool {
+	if slices.Contains([]string{gitName, mercurialName}, path.Base(name)) {
+		return true
+	}
+	head, err := readSmall(workspace, path.Join(name, "HEAD"))
+	isHead := strings.HasPrefix(head, "ref: refs/") || len(head) >= 40 && strings.Trim(head, "0123456789abcdef") == ""
+	return err == nil && isHead && kind == unix.S_IFDIR
+}
+
+// mountable reports whether every engine takes a name as a mount's target.
+func mountable(name string) bool {
+	return utf8.ValidString(name) && !strings.ContainsFunc(name, func(r rune) bool { return unicode.IsControl(r) || strings.ContainsRune(`\:,"`, r) })
+}
+
+// secondName returns a file that a git or an hg of the host obeys in a repository
+// and that has another name, "" where there is none: by that name commands could
+// change it, although it is mounted read-only.
+func secondName(workspace *os.File, repo string, obeyed []string) (string, error) {
+	look := maxSecondNames
+	for _, entry := range obeyed {
+		name := path.Join(repo, entry)
+		kind, err := kindOf(workspace, name)
+		switch {
+		case err != nil:
+			continue // there is none, or it can't be reached
+		case kind == unix.S_IFDIR && (entry == "modules" || entry == "worktrees"):
+			continue // their configuration is looked at below
+		case kind == unix.S_IFDIR || kind == unix.S_IFREG:
+			if second, err := linkedFile(workspace, name, &look, nil); err != nil || second != "" {
+				return second, err
+			}
+		}
+	}
+	for _, entry := range []string{"modules", "worktrees"} {
+		if slices.Contains(obeyed, entry) {
+			if second, err := linkedFile(workspace, path.Join(repo, entry), &look, gitExecutable[:]); err != nil || second != "" {
+				return second, err
+			}
+		}
+	}
+	return "", nil
+}
+
+// linkedFile returns the first file with another name at or below name. Where
+// names are given only files of these names, or in directories of them, count.
+func linkedFile(workspace *os.File, name string, look *int, names []string) (string, error) {
+	f, err := openBelow(workspace, name, unix.O_RDONLY|unix.O_NONBLOCK)
+	if err != nil {
+		return "", nil //nolint:nilerr // what can't be reached is for others to say
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return "", err
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFREG {
+		if st.Nlink > 1 && (names == nil || slices.Contains(names, path.Base(name))) {
+			return name, nil
+		}
+		return "", nil
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return "", nil
+	}
+	entries, err := f.ReadDir(*look + 1)
+	if *look -= len(entries); *look < 0 {
+		return name, nil // what can't be looked at whole
+	}
+	if err != nil && len(entries) == 0 {
+		return "", nil //nolint:nilerr // the end
+	}
+	for _, e := range entries {
+		deeper := names
+		switch {
+		case names != nil && e.IsDir() && slices.Contains([]string{"objects", "refs", "logs", "lfs"}, e.Name()):
+			continue
+		case names != nil && e.IsDir() && slices.Contains([]string{"hooks", "info"}, e.Name()):
+			deeper = nil
+		}
+		if second, err := linkedFile(workspace, path.Join(name, e.Name()), look, deeper); err != nil || second != "" {
+			return second, err
+		}
+	}
+	return "", nil
+}
+
+// twoNames refuses a file with two names.
+func twoNames(name string) error {
+	if name == "" {
+		return nil
+	}
+	return fmt.Errorf("%w: %s has another name too (a hard link), by which commands could change it: replace it by a copy of itself", sandbox.ErrInvalid, name)
+}

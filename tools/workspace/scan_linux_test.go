@@ -1,0 +1,183 @@
+package workspace
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestScan: it visits what a walk with bounds does not, keeps to the workspace,
+// and tells each directory its marks.
+func TestScan(t *testing.T) {
+	root := t.TempDir()
+	make := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var want []string
+	for i := range 50 {
+		dir := fmt.Sprintf("d%d/\xff", i)
+		make(os.MkdirAll(filepath.Join(root, dir), 0o755))
+		want = append(want, filepath.Dir(dir), dir)
+		for j := range 50 {
+			name := fmt.Sprintf("%s/%d", dir, j)
+			make(os.WriteFile(filepath.Join(root, name), nil, 0o644))
+			want = append(want, name)
+		}
+	}
+	make(os.Symlink("/etc", filepath.Join(root, "out")))
+	want = append(want, "out")
+	slices.Sort(want)
+	held, err := os.Open(root)
+	make(err)
+	defer held.Close()
+	r, err := NewReader(held, ReaderOptions{MaxEntries: 10, MaxTextBytes: 100, MaxDepth: 1})
+	make(err)
+
+	var got []string
+	left := map[string]uint8{}
+	err = r.Scan(t.Context(), ".", ScanOptions{
+		Visit: func(e *ScanEntry) (uint8, string) {
+			got = append(got, e.Path())
+			if st, err := e.Stat(); err != nil || st.Type != e.Type || st.Links == 0 {
+				t.Errorf("%q: %+v, %v", e.Path(), st, err)
+			}
+			mark := uint8(0)
+			if string(e.Name()) == "7" {
+				mark = 4
+			}
+			if e.Type == TypeDir {
+				return mark, e.Path()
+			}
+			return mark, ""
+		},
+		Leave:  func(dir string, marks uint8) { left[dir] = marks },
+		Unread: func(dir string, err error) { t.Errorf("%q: %v", dir, err) },
+	})
+	make(err)
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("visited %d entries, want %d", len(got), len(want))
+	}
+	if left["d3/\xff"] != 4 || left["d3"] != 0 || len(left) != 101 {
+		t.Errorf("%d directories were left: %v", len(left), left)
+	}
+	walked, err := r.Walk(t.Context(), ".", WalkOptions{}, func(Entry) error { return nil })
+	if err != nil || !walked.Truncated {
+		t.Errorf("control: a walk takes it all: %+v, %v", walked, err)
+	}
+
+	// What is renamed during the visit is entered by its new name, and nothing
+	// follows a symlink.
+	got = nil
+	make(r.Scan(t.Context(), "d1", ScanOptions{
+		Visit: func(e *ScanEntry) (uint8, string) {
+			got = append(got, e.Path())
+			if e.Type != TypeDir {
+				return 0, ""
+			}
+			make(os.Rename(filepath.Join(root, e.Path()), filepath.Join(root, "d1/renamed")))
+			return 0, "d1/renamed"
+		},
+		Unread: func(dir string, err error) { t.Errorf("%q: %v", dir, err) },
+	}))
+	if len(got) != 51 || !slices.Contains(got, "d1/renamed/7") {
+		t.Errorf("visited %q", got)
+	}
+	visited := false
+	make(r.Scan(t.Context(), "out", ScanOptions{Visit: func(*ScanEntry) (uint8, string) { visited = true; return 0, "" }, Unread: func(string, error) {}}))
+	if visited {
+		t.Error("a symlink was followed")
+	}
+}
+
+// TestScanKeepsNothing: what it holds does not grow with what is there.
+func TestScanKeepsNothing(t *testing.T) {
+	root := t.TempDir()
+	long := strings.Repeat("n", 200)
+	const files = 20_000
+	for i := range files {
+		if err := os.Symlink("x", filepath.Join(root, fmt.Sprint(long, i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held, err := os.Open(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	r, err := NewReader(held, ReaderOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var most, entries uint64
+	var before runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	err = r.Scan(t.Context(), ".", ScanOptions{
+		Visit: func(*ScanEntry) (uint8, string) {
+			if entries++; entries%5000 == 0 {
+				var now runtime.MemStats
+				runtime.GC()
+				runtime.ReadMemStats(&now)
+				most = max(most, now.HeapAlloc-min(before.HeapAlloc, now.HeapAlloc))
+			}
+			return 0, ""
+		},
+		Unread: func(dir string, err error) { t.Errorf("%q: %v", dir, err) },
+	})
+	if err != nil || entries != files || most > 1<<20 {
+		t.Errorf("%d entries, %d bytes are held: %v", entries, most, err)
+	}
+	if _, err := os.Lstat(filepath.Join(root, fmt.Sprint(long, files-1))); errors.Is(err, os.ErrNotExist) {
+		t.Error(err)
+	}
+}
+
+// BenchmarkScan is beside what BenchmarkWalk takes for the same.
+func BenchmarkScan(b *testing.B) {
+	root := b.TempDir()
+	for i := range 100 {
+		dir := filepath.Join(root, fmt.Sprint(i))
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			b.Fatal(err)
+		}
+		for j := range 100 {
+			if err := os.WriteFile(filepath.Join(dir, fmt.Sprint(j)), nil, 0o600); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	held, err := os.Open(root)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer held.Close()
+	r, err := NewReader(held, ReaderOptions{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		entries := 0
+		err := r.Scan(b.Context(), ".", ScanOptions{
+			Visit: func(e *ScanEntry) (uint8, string) {
+				entries++
+				if e.Type == TypeDir {
+					return 0, e.Path()
+				}
+				return 0, ""
+			},
+			Unread: func(string, error) {},
+		})
+		if err != nil || entries != 10_100 {
+			b.Fatal(entries, err)
+		}
+	}
+}
