@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -93,8 +92,8 @@ func must(t testing.TB, err error) {
 // must be one.
 func runtimePath(t testing.TB, k Kind) string {
 	t.Helper()
-	_, file, _, _ := runtime.Caller(0)
-	built := filepath.Join(filepath.Dir(file), "..", "..", "bin")
+	built, err := filepath.Abs(filepath.Join("..", "..", "bin"))
+	must(t, err)
 	path, err := Find(RuntimeName(k), built+string(filepath.ListSeparator)+os.Getenv("PATH"))
 	if err == nil {
 		return path
