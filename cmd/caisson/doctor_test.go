@@ -308,8 +308,6 @@ func TestDoctorConfiguration(t *testing.T) {
 		result     string
 		words      string
 	}{
-		{"others can write the file", "{}", 0o666, resultWarning, "can be written by other users (mode 0666)"},
-		{"nobody else can", "{}", 0o644, "", "can be written by other users"},
 		{"a registry without TLS", "images: {plain_http: ['registry.example:5000']}", 0o644, resultWarning, "registry.example:5000 is spoken to without TLS"},
 		{"fetch without TLS", "fetch: {allow: ['http://wiki.example/']}", 0o644, resultWarning, "http://wiki.example/ is fetched without TLS"},
 		{"fetch with TLS", "fetch: {allow: ['https://wiki.example/']}", 0o644, resultOK, "on, for https://wiki.example/"},

@@ -80,7 +80,11 @@ func checkPrivate(path string, info os.FileInfo) error {
 			Mend: "keep the configuration where it is yours, and name it with CAISSON_CONFIG",
 		}
 	}
-	if info.Mode().Perm()&0o022 != 0 && (!info.IsDir() || info.Mode()&os.ModeSticky == 0) {
+	others := os.FileMode(0o022)
+	if ownGroup(int(stat.Gid), os.Geteuid()) {
+		others = 0o002
+	}
+	if info.Mode().Perm()&others != 0 && (!info.IsDir() || info.Mode()&os.ModeSticky == 0) {
 		return &Error{
 			Where: path, Message: fmt.Sprintf("others can write it (mode %#o), and so make Caisson run programs as uid %d", info.Mode().Perm(), os.Geteuid()),
 			Mend: "run chmod go-w " + path,
@@ -88,3 +92,8 @@ func checkPrivate(path string, info os.FileInfo) error {
 	}
 	return nil
 }
+
+// ownGroup reports whether a group is the one that a user has alone. Where users
+// have such groups, as on Debian, Fedora and their like, its number is the user's
+// and files are writable by it by default (pam_umask's usergroups).
+func ownGroup(gid, uid int) bool { return uid != 0 && gid == uid }

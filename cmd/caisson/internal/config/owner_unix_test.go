@@ -52,3 +52,13 @@ func TestWhoseConfigurationCounts(t *testing.T) {
 		})
 	}
 }
+
+// TestGroupOfAUser: a group that has its user's number is the user's alone; any
+// other may have members, and so may root's.
+func TestGroupOfAUser(t *testing.T) {
+	for ids, want := range map[[2]int]bool{{1000, 1000}: true, {100, 1000}: false, {0, 1000}: false, {0, 0}: false} {
+		if got := ownGroup(ids[0], ids[1]); got != want {
+			t.Errorf("group %d of user %d: %v", ids[0], ids[1], got)
+		}
+	}
+}
