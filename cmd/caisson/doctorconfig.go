@@ -10,8 +10,8 @@ import (
 	"strings"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
-	"github.com/caisson-run/caisson/internal/safeurl"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
 // leastState is what the state folder should have free: records, spilled output

@@ -6,8 +6,8 @@ import (
 
 	"github.com/charmbracelet/x/ansi"
 
-	"github.com/caisson-run/caisson/internal/safeurl"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
 // The columns of a finding: its result, its check, and what there is to say,

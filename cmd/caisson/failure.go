@@ -7,10 +7,10 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/terminal"
-	"github.com/caisson-run/caisson/internal/safeurl"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
 // usageError is a command line that can't be understood.

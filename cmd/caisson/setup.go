@@ -11,8 +11,8 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
-	"github.com/caisson-run/caisson/internal/safeurl"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
 // setup is what every command that starts a sandbox begins with.

@@ -13,8 +13,8 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/caisson-run/caisson/internal/safeurl"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
 // errMalformed says that an answer is not what this wire has.

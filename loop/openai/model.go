@@ -12,8 +12,8 @@ import (
 	"github.com/openai/openai-go/v3"
 	"github.com/openai/openai-go/v3/option"
 
-	"github.com/caisson-run/caisson/internal/safeurl"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
 // Model is one model of one endpoint. It is safe for concurrent use. Whoever

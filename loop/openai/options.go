@@ -9,7 +9,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/caisson-run/caisson/internal/safeurl"
+	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
 // Options says which model of which endpoint to use. Model is required;

@@ -6,8 +6,8 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/caisson-run/caisson/internal/safeurl"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
 // quirks is what an endpoint refuses of an ordinary request. The zero value is

@@ -14,8 +14,8 @@ import (
 
 	"github.com/docker/go-connections/tlsconfig"
 
-	"github.com/caisson-run/caisson/internal/safeurl"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
 // endpoint is where an engine listens.

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/caisson-run/caisson/internal/safeurl"
+	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
 // Value is one setting that counts.
