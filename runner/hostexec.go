@@ -146,14 +146,14 @@ type hostAffix struct{ text, by string }
 func indexRules(rules []hostRule) *hostNames {
 	n := &hostNames{names: map[string]string{}, dirs: map[string]string{}}
 	for _, r := range rules {
-		for _, name := range strings.Fields(r.names) {
+		for name := range strings.FieldsSeq(r.names) {
 			n.names[name] = r.by
 		}
-		for _, dir := range strings.Fields(r.dirs) {
+		for dir := range strings.FieldsSeq(r.dirs) {
 			n.dirs[dir] = r.by
 			n.initials[dir[0]], n.longest = true, max(n.longest, len(dir))
 		}
-		for _, text := range strings.Fields(r.starts) {
+		for text := range strings.FieldsSeq(r.starts) {
 			n.starts = append(n.starts, hostAffix{text, r.by})
 		}
 		for _, text := range strings.Fields(r.ends) {

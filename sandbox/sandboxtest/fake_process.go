@@ -238,7 +238,7 @@ func (s *fakeSandbox) dir(cmd sandbox.Command) (string, error) {
 		return s.spec.Workspace.Path, nil
 	}
 	rel, ok := strings.CutPrefix(cmd.Dir+"/", sandbox.WorkspaceDir+"/")
-	if !ok || strings.Contains(cmd.Dir, "..") {
+	if !ok {
 		return "", fmt.Errorf("dir %q is outside the workspace", cmd.Dir)
 	}
 	root, err := os.OpenRoot(s.spec.Workspace.Path)
@@ -246,14 +246,34 @@ func (s *fakeSandbox) dir(cmd sandbox.Command) (string, error) {
 		return "", err
 	}
 	defer root.Close()
-	info, err := root.Stat(filepath.Clean("./" + rel))
+	rel = filepath.Clean("./" + rel)
+	info, err := root.Stat(rel)
 	if err != nil {
 		return "", err
 	}
 	if !info.IsDir() {
 		return "", fmt.Errorf("dir %q is no folder", cmd.Dir)
 	}
+	if cmd.NoLinks && s.backend.Fault != FaultLinkedDir {
+		if err := refuseLinks(root, rel); err != nil {
+			return "", err
+		}
+	}
 	return filepath.Join(s.spec.Workspace.Path, rel), nil
+}
+
+// refuseLinks returns an error where a symlink is part of a path.
+func refuseLinks(root *os.Root, rel string) error {
+	for ; rel != "."; rel = filepath.Dir(rel) {
+		info, err := root.Lstat(rel)
+		if err != nil {
+			return err
+		}
+		if info.Mode()&os.ModeSymlink != 0 {
+			return fmt.Errorf("dir %q is a symlink", rel)
+		}
+	}
+	return nil
 }
 
 func checkStrings(cmd sandbox.Command) error {

@@ -20,6 +20,7 @@ const (
 	FaultLossIsExit      Fault = "a lost container is exit code 137"
 	FaultLeaks           Fault = "destroy leaves a container"
 	FaultAnyDir          Fault = "the working folder is not checked"
+	FaultLinkedDir       Fault = "a working directory without symlinks has some"
 	FaultNoPartial       Fault = "a cancelled command loses its output"
 	FaultDeadlock        Fault = "one stalled reader stops all"
 

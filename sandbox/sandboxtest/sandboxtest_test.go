@@ -58,8 +58,9 @@ var found = map[Fault][]string{
 		"a killed container is lost, never a result", "memory", "processes", "a fresh sandbox knows nothing of the last", "destroy during commands",
 		"a paused sandbox is lost, not waited for",
 	},
-	FaultLeaks:  append(fresh(), "sessions see nothing of each other"),
-	FaultAnyDir: {"working folder", "a working folder can't lead out", "invalid commands are refused"},
+	FaultLeaks:     append(fresh(), "sessions see nothing of each other"),
+	FaultAnyDir:    {"working folder", "a working folder can't lead out", "invalid commands are refused"},
+	FaultLinkedDir: {"a working folder can't lead out"},
 	FaultNoPartial: {
 		"cancel while it runs", "SIGTERM comes first", "what a parent leaves at SIGTERM gets one too", "daemons are found and killed", "cancelling one command spares another",
 		"a timeout ends everything",
