@@ -121,7 +121,7 @@ func ownExitHelp(own map[int]string, statuses ...int) string {
 		runner.ExitConfig: "configuration", runner.ExitLimit: "a limit was reached",
 		runner.ExitFatal:       "a record could not be written",
 		runner.ExitConflict:    "nothing was applied: the workspace changed meanwhile",
-		runner.ExitUnvouched:   "something in the workspace could not be renamed or looked at: read the notices before you use git or hg there",
+		runner.ExitUnvouched:   "the workspace could not be vouched for: read the notices before you use git or hg there",
 		runner.ExitUntrusted:   "the workspace is not trusted (--require-trust)",
 		runner.ExitNoApprover:  "something needed an approval that it didn't get",
 		runner.ExitInterrupted: "interrupted (129: hang-up, 143: terminated)",

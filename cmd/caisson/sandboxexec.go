@@ -19,10 +19,10 @@ import (
 
 const execLong = `Run a command in a live sandbox of another Caisson process of this user.
 
-ID is a session of caisson sandbox ls, the beginning of one, "last" for the newest of them, or a container's name. The process that
-owns the session runs the command, as the same user and with the same limits as the agent's own
-commands, and records it in the session. Standard input is passed on where -i asks for it; output
-comes as it is written. There is no terminal inside.
+ID is a session of caisson sandbox ls, the beginning of one, "last" for the newest of them, or a
+container's name. The process that owns the session runs the command, as the same user and with the
+same limits as the agent's own commands, and records it in the session. Standard input is passed on
+where -i asks for it; output comes as it is written. There is no terminal inside.
 
 Ctrl-C cancels the command: SIGTERM to everything that it started, SIGKILL after the grace period.
 A second one ends this program without waiting for that. A command ends with its session.
