@@ -19,8 +19,10 @@ const (
 	diskSlack = 16 << 20
 	fileSlack = 1000
 	// fileReserve is the part of all the files (inodes) of a file system that
-	// commands must leave, in percent.
+	// commands must leave, in percent, and leastFiles the least of it: more than
+	// the fastest command creates between two looks and until it is dead.
 	fileReserve = 5
+	leastFiles  = 10_000
 	// diskLook is how often it is looked at while a command runs: a statfs
 	// takes 2 µs, and one processor creates 5,000 files in the meantime.
 	diskLook = 25 * time.Millisecond
@@ -50,13 +52,13 @@ type diskWatch struct {
 }
 
 // newDiskWatch keeps diskReserve bytes and fileReserve percent of the files
-// free, or half of what is free now where that is less, so that a small disk
-// can be worked on.
+// free, leastFiles at least, or half of what is free now where that is less, so
+// that a small disk can be worked on.
 func newDiskWatch(room func() diskRoom, kill func()) *diskWatch {
 	now := room()
 	return &diskWatch{room: room, kill: kill, reserve: diskRoom{
 		bytes: min(diskReserve, now.bytes/2),
-		files: min(now.allFiles/100*fileReserve, now.files/2),
+		files: min(max(now.allFiles/100*fileReserve, leastFiles), now.files/2),
 	}}
 }
 

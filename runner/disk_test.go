@@ -109,7 +109,8 @@ func TestDiskWatchOfACancelledCommand(t *testing.T) {
 func TestDiskReserve(t *testing.T) {
 	for _, c := range []struct{ room, want diskRoom }{
 		{diskRoom{bytes: 100, files: 100, allFiles: 1 << 40}, diskRoom{bytes: 50, files: 50}},
-		{diskRoom{bytes: 1 << 40, files: 30_208, allFiles: 30_208}, diskRoom{bytes: diskReserve, files: 1510}},
+		{diskRoom{bytes: 1 << 40, files: 30_208, allFiles: 30_208}, diskRoom{bytes: diskReserve, files: leastFiles}},
+		{diskRoom{bytes: 1 << 40, files: 900_000, allFiles: 1_000_000}, diskRoom{bytes: diskReserve, files: 50_000}},
 		{diskRoom{bytes: 1 << 40, files: 2000, allFiles: 30_208}, diskRoom{bytes: diskReserve, files: 1000}},
 		{noRoom, diskRoom{}},
 	} {
