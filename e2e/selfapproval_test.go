@@ -23,8 +23,8 @@ import (
 
 // knock sends a request to every address and says which answer.
 const knock = `import socket, sys
-request = open(sys.argv[1], 'rb').read()
-for line in open(sys.argv[2]):
+request = open(sys.argv[1] if len(sys.argv) > 1 else 'request', 'rb').read()
+for line in open('addresses'):
     kind, where = line.split()
     try:
         if kind == 'unix':
@@ -178,7 +178,7 @@ func TestNoSessionApprovesItself(t *testing.T) {
 		}
 		m.write(t, "knock.py", knock)
 		model := m.playing(t, []scriptCall{
-			shell("python3 knock.py request addresses"), call("fetch", map[string]any{"url": local + "/sessions"}),
+			shell("python3 knock.py"), call("fetch", map[string]any{"url": local + "/sessions"}),
 			call("fetch", map[string]any{"url": fmt.Sprintf("http://localhost:%d/sessions", port)}),
 			call("write_file", map[string]any{"path": "self-approved", "content": "x"}),
 		})[1]
@@ -221,7 +221,7 @@ func TestNoSessionApprovesItself(t *testing.T) {
 
 		// The control, with a request that changes nothing.
 		m.write(t, "harmless", "GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-		control := exec.CommandContext(t.Context(), python, "knock.py", "harmless", "addresses")
+		control := exec.CommandContext(t.Context(), python, "knock.py", "harmless")
 		control.Dir = m.workspace
 		seen, err := control.CombinedOutput()
 		if n := strings.Count(string(seen), "reached tcp ") + strings.Count(string(seen), "reached unix "); err != nil || n < must {

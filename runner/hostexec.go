@@ -156,7 +156,7 @@ func indexRules(rules []hostRule) *hostNames {
 		for text := range strings.FieldsSeq(r.starts) {
 			n.starts = append(n.starts, hostAffix{text, r.by})
 		}
-		for _, text := range strings.Fields(r.ends) {
+		for text := range strings.FieldsSeq(r.ends) {
 			n.ends = append(n.ends, hostAffix{text, r.by})
 		}
 	}

@@ -27,11 +27,11 @@ import (
 func setIDChecks() []check {
 	return []check{
 		{name: "commands make no set-user-ID files", run: checkSetID},
-		{name: "tar extracts", run: program("tar", tarScript, tarForbidden)},
-		{name: "cp -p preserves", run: program("cp", copyScript, copyForbidden)},
-		{name: "install installs", run: program("install", installScript, installForbidden)},
-		{name: "git init --shared shares", run: program("git", gitScript, "chmod 4755 shared/a")},
-		{name: "npm ci installs", run: program("npm", npmScript, "chmod 4755 node_modules/dep/cli.js")},
+		{name: "tar extracts", programs: true, run: program("tar", tarScript, tarForbidden)},
+		{name: "cp -p preserves", programs: true, run: program("cp", copyScript, copyForbidden)},
+		{name: "install installs", programs: true, run: program("install", installScript, installForbidden)},
+		{name: "git init --shared shares", programs: true, run: program("git", gitScript, "chmod 4755 shared/a")},
+		{name: "npm ci installs", programs: true, run: program("npm", npmScript, "chmod 4755 node_modules/dep/cli.js")},
 	}
 }
 
@@ -176,15 +176,12 @@ git init -q --bare --shared=all ../bare && git push -q ../bare HEAD:refs/heads/m
 // work and the second must leave a bit.
 func program(name, script, forbidden string) func(ctx context.Context, e *env) error {
 	return func(ctx context.Context, e *env) error {
-		if e.target.quick {
-			return skip("a fake runs no programs")
-		}
 		there, err := e.run(ctx, sandbox.Command{Argv: []string{"sh", "-c", "command -v stat cut cmp " + name}})
 		if err != nil {
 			return err
 		}
 		if !there.Status.Success() {
-			return skip("the image has no " + name)
+			return fmt.Errorf("the image has no %s", name)
 		}
 		host, inside := filepath.Join(e.base, name), filepath.Join(e.workspace, name)
 		if err := errors.Join(furnishPrograms(host, os.Geteuid()), furnishPrograms(inside, e.owner())); err != nil {

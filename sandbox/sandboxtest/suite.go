@@ -66,6 +66,9 @@ type Target struct {
 	// CountsForks says that the kernel counts refused forks, so that a result
 	// says that the pids limit was hit.
 	CountsForks bool
+	// NoPrograms says that the sandboxes run nothing but the probe: the checks
+	// of programs of the image are left out.
+	NoPrograms bool
 	// Programs are the files of the host that no command may change: runtime
 	// and guest.
 	Programs []string
@@ -102,6 +105,8 @@ type check struct {
 	// waits says that the check, with a sandbox of its own, does nothing but wait
 	// for most of its time: it goes on beside the others.
 	waits bool
+	// programs says that the check is of programs of the image, such as tar.
+	programs bool
 	// resources changes the limits of a fresh sandbox.
 	resources func(*limits.Resources)
 	// plant puts things into a fresh workspace before the sandbox starts.
@@ -140,6 +145,9 @@ func Run(t *testing.T, target Target) {
 	waiting, ended := begun(t, shared)
 	defer ended()
 	for _, c := range checks() {
+		if c.programs && target.NoPrograms {
+			continue
+		}
 		t.Run(c.name, func(t *testing.T) {
 			var err error
 			if result, ok := waiting[c.name]; ok {
