@@ -236,7 +236,7 @@ func (c *chaos) session(t *testing.T, n int, r *rand.Rand) {
 	// In turn, so that a small number of sessions meets each.
 	what := []fault{faultKill, faultGuest, faultNone, faultTerminate, faultCommand, faultKill, faultNone}[n%7]
 	if what == faultCommand && backend == "gvisor" {
-		what = faultGuest // its commands are no processes of the host
+		backend = "runc" // gVisor's commands are no processes of the host
 	}
 	ctx, cancel := context.WithTimeoutCause(context.Background(), 3*time.Minute, errors.New("a session of the chaos does not end"))
 	defer cancel()
