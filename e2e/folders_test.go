@@ -127,8 +127,8 @@ func stuckMount(t *testing.T, dir string) (release func()) {
 // TestStuckFileSystem is acceptance case A17: a file system gets stuck in the
 // workspace while a session runs, and stays so beyond its end. No call waits for
 // it, another session works meanwhile, and this one takes everything down and
-// says that it could not look at the whole workspace. A plain read waits all the
-// while.
+// reports that it could not look at the whole workspace. A plain read waits all
+// the while.
 func TestStuckFileSystem(t *testing.T) {
 	onEachBackend(t, func(t *testing.T, backend string) {
 		m, other := newMachine(t), newMachine(t)

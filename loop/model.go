@@ -86,8 +86,8 @@ type ModelError struct {
 	Err        error
 	// Visible says that Err is our own words, and may be shown to users.
 	Visible bool
-	// Said is what the provider said about the request's model, key or quota,
-	// without the key, for users; "" is nothing.
+	// Said is the provider's message about the request's model, key or quota,
+	// without the key, for users; "" if there is none.
 	Said string
 }
 

@@ -46,8 +46,8 @@ func (s *Session) openDirectory(ctx context.Context, doors *closedDirectories, d
 	return restore, err
 }
 
-// open gives the owner bits on a directory and reports whether that changed any.
-// What restore does may be left out only after an error.
+// open adds permission bits of the owner to a directory and reports whether that
+// changed any. The caller must call restore unless there is an error.
 func (c *closedDirectories) open(ctx context.Context, dir string, bits uint32) (restore func(), changed bool, err error) {
 	was, err := c.set(ctx, dir, bits, true)
 	if err != nil {

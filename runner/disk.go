@@ -28,8 +28,8 @@ const (
 	diskLook = 25 * time.Millisecond
 )
 
-// diskRoom is what is left on a file system for ordinary users. A field is -1
-// where that can't be told.
+// diskRoom is the free space of a file system for ordinary users. A field is -1
+// if it is unknown.
 type diskRoom struct {
 	bytes, files int64
 	// allFiles is how many files the file system can hold.

@@ -26,9 +26,8 @@ const (
 	keptFilesBytes = 32 << 20
 )
 
-// stamp is what tells one state of a file from another. The change time can't
-// be set by a program, so that a content changed with the old size and
-// modification time is still seen.
+// stamp identifies one state of a file. Programs can't set the change time, so a
+// file with new content but the old size and modification time is still noticed.
 type stamp struct {
 	kind   workspace.Type
 	size   int64
@@ -184,7 +183,7 @@ func (f *fileStates) before(p string) (content []byte, absent, known bool) {
 // fileChange is one file that is not as it was.
 type fileChange struct {
 	path, change string
-	// stat is what is there now, nil for nothing.
+	// stat is the file's current state, nil if it is gone.
 	stat *workspace.ScanStat
 }
 

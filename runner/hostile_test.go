@@ -65,7 +65,7 @@ func (b *bench) fired() bool {
 }
 
 const (
-	// gitLook is what a user does in a repository, or their prompt.
+	// gitLook runs the git commands of a user, or of their prompt, in a repository.
 	gitLook = "git status; git diff; git log -p -3; git add -A . ; git commit -qm by-the-user; git gc -q; true"
 	// fires is a program that leaves a trace.
 	fires = `printf '#!/bin/sh\necho fired >>"$FIRED"\nexit 1\n'`

@@ -200,7 +200,7 @@ type HostExecuted struct {
 	Target string `json:"target,omitempty"`
 	// Deleted says that the file is gone, and what it forbade is not forbidden.
 	Deleted bool `json:"deleted,omitempty"`
-	// Added says that there was no such file before.
+	// Added reports whether the file is new.
 	Added bool `json:"added,omitempty"`
 }
 

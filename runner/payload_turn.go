@@ -137,8 +137,8 @@ type ConfirmationRequested struct {
 	Hidden    bool     `json:"hidden_characters"`
 	Projected []string `json:"projected_modifications"`
 	Diff      string   `json:"diff,omitempty"`
-	// Runs is where the call would run. Dangerous is what of it the policy calls
-	// dangerous, and Notices what of its text might be overlooked.
+	// Runs is where the call would run, Dangerous the part that the policy calls
+	// dangerous. Notices describe parts of the text that are easily overlooked.
 	Runs      tools.Place `json:"runs,omitempty"`
 	Dangerous string      `json:"dangerous,omitempty"`
 	Notices   []string    `json:"notices,omitempty"`

@@ -84,9 +84,9 @@ func (p *preimages) close() error {
 	return p.scratch.close()
 }
 
-// diff gives the unified diff of one changed file from the session's start to
-// now, with its insertions and deletions; ok is false where there is none. Files
-// that no WRITE tool changed are as before says.
+// diff returns the unified diff of one changed file since the session's start,
+// with the number of inserted and deleted lines; ok is false if there is none. The
+// old content of files that no WRITE tool changed comes from before.
 func (p *preimages) diff(ctx context.Context, r workspace.View, c Changed, before func(string) ([]byte, bool, bool)) (text string, added, removed int, ok bool) {
 	content, absent, known := p.before(c.Path)
 	if !known {

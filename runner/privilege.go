@@ -21,13 +21,13 @@ type Cleared struct {
 	Why string `json:"why,omitempty"`
 }
 
-// privileged are the files of a snapshot that run as somebody else than who
-// runs them, by path.
+// privileged holds the files of a snapshot that run with another user's privileges
+// than their caller's, by path.
 type privileged map[string]workspace.PrivilegedFile
 
-// findPrivileged returns what notes the privileged files of a walk in found.
-// Files that nobody can execute are not asked for capabilities, which do nothing
-// there.
+// findPrivileged returns a function that adds the privileged files of a walk to
+// found. It does not read the capabilities of files without execute permission:
+// they have no effect.
 func (s *Session) findPrivileged(found privileged, withSum bool) func(workspace.Entry) {
 	const executable = 0o111
 	return func(e workspace.Entry) {

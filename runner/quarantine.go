@@ -106,10 +106,10 @@ func (s *Session) quarantineAll() {
 // quarantineNew renames, in one pass over the workspace, every repository that
 // was not there when the session began, and every one in which git or hg would
 // obey something else than before: a git of the host, a prompt or an editor
-// would run what its configuration says as soon as somebody looks at the
-// directory, or at one above it that has it as a submodule. What the look at the
-// beginning may have missed could be the user's own, and is only reported. The
-// last one also looks at what ordinary work may change.
+// would run what its configuration says as soon as a user enters the
+// directory, or at one above it that has it as a submodule. A repository that
+// the first scan may have missed could be the user's own, and is only reported. The
+// last call also checks the files that ordinary work may change.
 func (s *Session) quarantineNew(ctx context.Context, last bool) {
 	doors := s.closedDirectories()
 	l := s.repositoryLook()

@@ -96,7 +96,7 @@ func isBare(marks uint8) bool {
 	return marks&markHead != 0 && (marks&markCommon != 0 || marks&markObjects != 0 && marks&markRefs != 0)
 }
 
-// repositoryKind is what an entry's name makes it.
+// repositoryKind is the kind of repository that an entry's name suggests.
 type repositoryKind int
 
 const (

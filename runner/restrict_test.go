@@ -10,7 +10,7 @@ import (
 )
 
 // TestRestrictionsBindTheBuiltInTools: each tool of a session that runs commands,
-// declared ones included, is as restricted as shell, and each that gives a
+// declared ones included, is as restricted as shell, and each that returns a
 // file's content as read_file. The control is a tool that does neither.
 func TestRestrictionsBindTheBuiltInTools(t *testing.T) {
 	declared := func(name tools.Name, class tools.Class) shell.Declared {

@@ -211,8 +211,8 @@ func (b *Broker) Misdirected(id string, a Answer, label string) error {
 	return err
 }
 
-// Forbidden reports an answer that its client may not give: it changes nothing.
-// The error is that of the report.
+// Forbidden records an answer from a client without the permission for it. The
+// question stays open. The error is that of the recorder.
 func (b *Broker) Forbidden(id string, a Answer, label string) error {
 	attempt := attemptOf(id, a, clip(repairText(label), maxLabelBytes))
 	attempt.Forbidden = true

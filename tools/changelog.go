@@ -47,7 +47,7 @@ type Change struct {
 	// User is its name, "" where it has none.
 	UID  int    `json:"uid"`
 	User string `json:"user"`
-	// By is what made it: a command, or a session and the client that answered.
+	// By names the origin: a command, or a session and the client that answered.
 	By string `json:"by"`
 	// File is the name of the file that was changed.
 	File string `json:"file"`

@@ -62,8 +62,8 @@ func TestCommandScripts(t *testing.T) {
 	}
 }
 
-// TestApprovalCoversScriptsAndDirectory: each change of what a command would run
-// gives another state. The control is what it does not cover, which gives the same.
+// TestApprovalCoversScriptsAndDirectory: a change to a file or directory that the
+// approval covers changes the state. The control changes files that it doesn't cover.
 func TestApprovalCoversScriptsAndDirectory(t *testing.T) {
 	for name, tc := range map[string]struct {
 		dir, command string

@@ -103,7 +103,7 @@ type ConfirmationAttempted struct {
 	Decision Decision
 	Scope    Scope
 	Client   string
-	// Forbidden reports that the client may not give this answer.
+	// Forbidden reports whether the client lacked the permission for this answer.
 	Forbidden bool
 	// Recorded is the decision that stands and By who made it; "" where the
 	// question is unknown.

@@ -94,8 +94,8 @@ func TestSchemasAreDraft7(t *testing.T) {
 	}
 }
 
-// TestAbandonedCallsAreReported: whoever runs the container is told of a call that
-// does not end, with the call and the tool. The control ends in time.
+// TestAbandonedCallsAreReported: a call that does not end is reported to the owner
+// of the container, with the call and the tool. The control ends in time.
 func TestAbandonedCallsAreReported(t *testing.T) {
 	for name, want := range map[string]int{"deaf": 1, "obedient": 0} {
 		synctest.Test(t, func(t *testing.T) {

@@ -221,7 +221,7 @@ func shellSeeds() []string {
 	}
 }
 
-// shellTokens are what a fuzzer puts together besides bytes.
+// shellTokens are the words that the fuzzer combines, besides bytes.
 var shellTokens = slices.Concat(strings.Split(" |\t|\n|\r|\r\n|\\|\\\r\n|\\\n|'|\"|'a b'|\"a b\"|;|&|<|>|(|)|$|`|#|!|=|+=|~|*|?|[|]|{|}|^|%|:|,|.|./|-|--|\v|\f|\x01|\x1b|\x7f|\u00a0|\u3000|\u2003|\u0085|é|語|\xa0|\xe9|\x85", "|"),
 	[]string{"|", "||", "&&", "git", "cat", "x", "1", "a=b", "./run.sh", "run.sh", "id", "echo", "test", "time", "function", "coproc", "select", "[[", "]]", "((", "$'", "$\"", "${x}", "<<<", "<<x", "@(", "!(", "..", " 'a[$(id)]' "})
 

@@ -120,8 +120,8 @@ func TestDoctorMachine(t *testing.T) {
 	}
 }
 
-// A feature that the kernel has and this process may not use is mended by
-// another process, not by another kernel.
+// A feature that the kernel has and this process may not use needs another
+// process, not another kernel.
 func TestForbiddenFeature(t *testing.T) {
 	for errno, want := range map[unix.Errno]string{unix.EPERM: "elsewhere", unix.ENOSYS: "newer"} {
 		m := machine{proc: t.TempDir(), features: []feature{{name: "thing", mend: "newer", denied: "elsewhere", try: func() error { return errno }}}}

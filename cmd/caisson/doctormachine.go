@@ -41,7 +41,7 @@ type feature struct {
 	needed bool
 	lost   string
 	mend   string
-	// denied is what mends it where the kernel has it and refuses it to this
+	// denied is the hint where the kernel has the feature and refuses it to this
 	// process (EPERM).
 	denied string
 }

@@ -45,7 +45,7 @@ func failure(err error) *runner.Error {
 	return &runner.Error{Status: runner.ExitFailed, Problem: problem, Err: err}
 }
 
-// namespacesHint says what lets gvisor and runc make user namespaces.
+// namespacesHint tells how to let gvisor and runc create user namespaces.
 const namespacesHint = "In a container, start it with docker run --security-opt seccomp=unconfined (and apparmor=unconfined, where AppArmor confines it) " +
 	"and run Caisson as an ordinary user; runc needs --security-opt systempaths=unconfined too. Elsewhere allow this user to make user namespaces, or use the docker backend."
 

@@ -219,8 +219,8 @@ func TestALongCommandIsSeenBeforeItIsAllowed(t *testing.T) {
 	}
 }
 
-// Somebody types without end until the question stands there: none of it answers. Where
-// nothing drops it, it does.
+// Keys typed until the question is shown don't answer it. The control, which keeps
+// them, is answered.
 func TestKeysBeforeAQuestionAnswerNothing(t *testing.T) {
 	for _, dropped := range []bool{true, false} {
 		w := newWorld(t, "  - calls: [{tool: shell, input: {command: echo hi}}]\n  - text: done\n")

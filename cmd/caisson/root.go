@@ -73,7 +73,7 @@ func newRoot(d deps, env []string, status *int) *cobra.Command {
 	return root
 }
 
-// noCommand says that a command has no such subcommand, and which it has.
+// noCommand returns the error for an unknown subcommand, which lists those of cmd.
 func noCommand(cmd *cobra.Command, name string) error {
 	var names []string
 	for _, c := range cmd.Commands() {

@@ -399,7 +399,7 @@ func TestServePolicyIsLaidOver(t *testing.T) {
 }
 
 // TestServeGrantsThePolicyThatItNames is the control: under a milder policy of the
-// server the presets are what they say.
+// server each preset keeps its meaning.
 func TestServeGrantsThePolicyThatItNames(t *testing.T) {
 	s := startServe(t, "policy: {preset: sandboxed}\nconcurrency: 2\nlimits: {max_cost_usd: 2.5}\nmodels: {fast: {provider: replay, model: /nowhere}}").up()
 	for policy, status := range map[string]int{"sandboxed": 201, "ci": 201, "default": 201, "readonly": 201, "strict": 201} {

@@ -25,7 +25,7 @@ func handleSignals(d deps) (_ deps, stop func()) {
 				}
 				select {
 				case out <- sig:
-				default: // nobody could tell more than four apart
+				default: // more than four make no difference
 				}
 			case <-done:
 				return

@@ -72,7 +72,7 @@ func (r patientReader) Read(p []byte) (int, error) {
 	return r.f.Read(p)
 }
 
-// addContext adds what standard input had to a task, as data that gives no orders.
+// addContext appends the text of standard input to a task, marked as data.
 func addContext(task, context string) string {
 	if strings.TrimSpace(context) == "" {
 		return task

@@ -13,8 +13,8 @@ import (
 )
 
 const traceShowLong = `Show what happened in a session: turns, model calls, tool calls with class, rule, answers, duration
-and outcome. Long texts are shown by their ends; --full shows what the records have. The answer of
-a session that runs is what it has recorded by now; --follow goes on until its end.
+and outcome. Long texts are shown by their ends; --full shows what the records have. For a
+running session, the records so far are shown; --follow goes on until its end.
 
 --kind shows records of some kinds instead, one a line; --json writes their own lines.
 `

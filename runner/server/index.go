@@ -22,8 +22,8 @@ const (
 )
 
 // indexes has the indexes of the records of live sessions, and of the sessions
-// that were followed last. They are extended in the background: nobody waits for
-// them. It is safe for concurrent use.
+// that were followed last. They are extended in the background, and no request
+// waits for them. It is safe for concurrent use.
 type indexes struct {
 	log  *zap.Logger
 	ctx  context.Context //nolint:containedctx // that of the goroutines that extend
@@ -147,7 +147,7 @@ func (x *indexes) use(id string, e *indexed) {
 	}
 }
 
-// release says that a session is not live any more.
+// release marks a session as no longer live.
 func (x *indexes) release(id string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

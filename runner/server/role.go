@@ -9,7 +9,7 @@ import (
 	"github.com/caisson-run/caisson/runner"
 )
 
-// Role is what the holder of a token may do. Roles do not include each other,
+// Role names the operations that the holder of a token may perform. Roles do not include each other,
 // except that RoleAdmin includes all.
 type Role string
 
@@ -39,7 +39,7 @@ const (
 )
 
 // routeRoles is the role that each route requires, by its pattern. A route that
-// is not in the table is served to nobody.
+// is not in the table is never served.
 var routeRoles = map[string]Role{
 	"POST /sessions":                                           RoleRun,
 	"GET /sessions":                                            RoleRead,

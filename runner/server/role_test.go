@@ -99,8 +99,8 @@ func TestEveryRouteRequiresARole(t *testing.T) {
 	}
 }
 
-// TestARouteWithoutARoleIsServedToNobody is the control of the table.
-func TestARouteWithoutARoleIsServedToNobody(t *testing.T) {
+// TestRouteWithoutRoleIsRefused is the control of the table.
+func TestRouteWithoutRoleIsRefused(t *testing.T) {
 	w := newWorld(t, "  - text: Never asked.\n")
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /forgotten", func(http.ResponseWriter, *http.Request) { t.Error("it was served") })
@@ -131,7 +131,7 @@ func TestRolesOfAnswers(t *testing.T) {
 	w := newWorld(t, "  - calls: [{tool: write_file, input: {path: a, content: x}}]\n  - text: Done.\n", func(o *Options) { o.Tokens = roleTokens() })
 	w.opts = func(o *runner.Options) { o.Grants = grants }
 	post := func(label, path, body string) answer { return w.do(roleToken(label).Value, "POST", path, body) }
-	// Nobody's session so far: reader can't start one.
+	// No session so far: reader can't start one.
 	create := fmt.Sprintf(`{"workspace":%q}`, w.dir)
 	post("reader", "/sessions", create).problem(t, 403, "role")
 	post("approver", "/sessions", create).problem(t, 403, "role")

@@ -16,7 +16,7 @@ import (
 // a confirmation that the holder of alice's answered is by client http:alice.
 type Token struct {
 	Label, Value string
-	// Roles is what the holder may do; nil means [DefaultRoles].
+	// Roles are the roles of the holder; nil means [DefaultRoles].
 	Roles []Role
 }
 

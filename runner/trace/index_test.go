@@ -56,7 +56,7 @@ func openTrace(t *testing.T, s Session) *os.File {
 	return f
 }
 
-// brief is what is compared of a step.
+// brief holds the compared fields of a step.
 type brief struct {
 	Kind StepKind
 	Seq  int64

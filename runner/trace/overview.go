@@ -40,9 +40,9 @@ type Overview struct {
 // Its errors are a [*runner.Error]: the file can't be read at all.
 func Read(s Session, visit func(runner.Record)) (Overview, error) { return walk(s, visit, nil, nil) }
 
-// walk is Read with each step too, nil is nobody. again, if it is not nil, is
-// called at the end of the records of a session that lives, and reports whether
-// to go on with those that are added.
+// walk is Read that also passes each step to step, unless that is nil. again, if
+// it is not nil, is called at the end of the records of a session that lives, and
+// reports whether to go on with those that are added.
 func walk(s Session, record func(runner.Record), step func(Step), again func() bool) (Overview, error) {
 	o := Overview{Session: s.ID, Pruned: s.Pruned, Live: !s.Pruned && runner.SessionLives(s.Dir)}
 	in, err := s.Open()

@@ -134,7 +134,7 @@ func opaque(dir int) (bool, error) {
 // maxPathBytes is the longest path that the kernel takes.
 const maxPathBytes = unix.PathMax - 1
 
-// errNames is what the error of a folder wraps whose names can't be read.
+// errNames is wrapped by the error for a directory whose names can't be read.
 var errNames = errors.New("can't be read")
 
 // eachName calls visit for every name in the open folder, in no order, and ends

@@ -91,7 +91,7 @@ func (c *fakeCommand) syscalls() string {
 	return string(text)
 }
 
-// setID gives the right answer to each attempt that the probe makes.
+// setID returns the right answer to each attempt of the probe.
 func (c *fakeCommand) setID() string {
 	dir, err := os.MkdirTemp(c.sb.spec.Dir, "set-id-")
 	if err != nil {

@@ -66,8 +66,8 @@ type Target struct {
 	// CountsForks says that the kernel counts refused forks, so that a result
 	// says that the pids limit was hit.
 	CountsForks bool
-	// NoPrograms says that the sandboxes run nothing but the probe: the checks
-	// of programs of the image are left out.
+	// NoPrograms is set if the sandboxes run nothing but the probe. It leaves out
+	// the checks that run programs of the image.
 	NoPrograms bool
 	// Programs are the files of the host that no command may change: runtime
 	// and guest.
@@ -105,7 +105,7 @@ type check struct {
 	// waits says that the check, with a sandbox of its own, does nothing but wait
 	// for most of its time: it goes on beside the others.
 	waits bool
-	// programs says that the check is of programs of the image, such as tar.
+	// programs is set for checks that run programs of the image, such as tar.
 	programs bool
 	// resources changes the limits of a fresh sandbox.
 	resources func(*limits.Resources)

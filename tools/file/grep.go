@@ -125,10 +125,10 @@ type matcher struct {
 	most     int
 }
 
-// fileMatches is what a grep found in one file.
+// fileMatches holds the matches of one file.
 type fileMatches struct {
 	lines []matchedLine
-	// more says that there are more lines.
+	// more reports whether there are further matching lines.
 	more bool
 	// long is the number of lines that were searched in their first part only.
 	long int

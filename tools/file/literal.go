@@ -13,7 +13,7 @@ const maxLiterals = 8
 // literal is text that a match holds.
 type literal struct {
 	text string
-	// fold says that it is ASCII and that the case of its letters doesn't count.
+	// fold is set if text is ASCII and its case is ignored.
 	fold bool
 	// rare is the index of the byte of a folded text that is looked for first.
 	rare int

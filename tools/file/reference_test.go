@@ -136,8 +136,8 @@ var (
 	ignoreLines = rapid.SampledFrom([]string{"build/", "*.go", "!b.go", "/c", "a/b.go", "foo.*", "**/a", "#x", "\\#", " ", "a/", ".git"})
 )
 
-// TestSearchesAreAsBefore: on any tree grep and glob give what the reference
-// gives.
+// TestSearchesAreAsBefore: on any tree grep and glob return the results of the
+// reference implementation.
 func TestSearchesAreAsBefore(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		f := newFixture(t)

@@ -28,7 +28,7 @@ func (a *answerer) Approve(_ context.Context, c tools.Confirmation) (tools.Answe
 }
 
 // TestWhatRunsIsWhatWasApproved: a script or a directory that is exchanged while
-// somebody answers is asked about again, and a directory that then goes through
+// a question is open is asked about again, and a directory that then goes through
 // a symlink is not entered. The control changes what the answer does not cover.
 func TestWhatRunsIsWhatWasApproved(t *testing.T) {
 	for name, tc := range map[string]struct {

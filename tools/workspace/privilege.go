@@ -1,6 +1,6 @@
 package workspace
 
-// Privilege is what makes a file run as somebody else than who runs it.
+// Privilege describes why a file runs with other privileges than its caller's.
 type Privilege struct {
 	// SetUID and SetGID are the mode's bits.
 	SetUID, SetGID bool

@@ -160,8 +160,8 @@ func (r *Reader) Scope(ctx context.Context, path string) error {
 	return err
 }
 
-// checkParents fails where a shell would resolve a ".." of path otherwise than by
-// taking the name before it away; rel is what that gives.
+// checkParents returns an error if a shell would resolve a ".." of path otherwise
+// than by removing the name before it; rel is the path after the removal.
 func (r *Reader) checkParents(ctx context.Context, path, rel string) error {
 	spelled, e := r.prefixes.spelled(path)
 	if e != nil {

@@ -45,7 +45,7 @@ func (e *ScanEntry) Name() []byte { return e.path[e.base:] }
 // Stat returns what the file system knows of the entry; no symlink is followed.
 func (e *ScanEntry) Stat() (ScanStat, error) { return e.stat(string(e.Name())) }
 
-// ScanStat is what a file system knows of one entry.
+// ScanStat holds the metadata of one entry.
 type ScanStat struct {
 	Type Type
 	// Mode are the twelve permission bits of chmod(2).
@@ -58,7 +58,7 @@ type ScanStat struct {
 	ModTime time.Time
 	// ChangeTime can't be set by a program.
 	ChangeTime time.Time
-	// Target is what a symlink says.
+	// Target is the target of a symlink.
 	Target string
 }
 

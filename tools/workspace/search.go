@@ -33,7 +33,7 @@ type Rules interface {
 	Skip(dir, name string, isDir bool) bool
 }
 
-// Found is what a search made of one entry.
+// Found is the result of a search for one entry.
 type Found struct {
 	// Value is what [SearchOptions.Examine] returned, nil without one.
 	Value any
@@ -41,7 +41,7 @@ type Found struct {
 	Bytes int
 }
 
-// SearchOptions says what a search looks at.
+// SearchOptions selects the entries that a search visits.
 type SearchOptions struct {
 	// MaxEntries bounds the entries that are read; a zero means the Reader's own
 	// bound. It may be larger than that, since a search holds no more than a few
@@ -198,7 +198,7 @@ type piece struct {
 	err   error
 }
 
-// searchFound is what was found at one name.
+// searchFound is the result at one name.
 type searchFound struct {
 	at int
 	Found

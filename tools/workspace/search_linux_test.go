@@ -18,7 +18,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// looked is what a search, or a walk that is to be the same, came to.
+// looked is the result of a search, or of the walk that it is compared with.
 type looked struct {
 	Found      []string
 	Truncated  bool

@@ -37,7 +37,7 @@ func setID(args []string) error {
 	return json.NewEncoder(os.Stdout).Encode(found)
 }
 
-// outcome is what a call answered, and the mode of what it was about.
+// outcome formats the result of a call and the mode of the file it was about.
 func outcome(err error, path string) string {
 	answer := "ok"
 	if errno, ok := errors.AsType[unix.Errno](err); ok {
@@ -169,7 +169,7 @@ func fchmodat2(dir int, name string, mode uint32, flags int) error {
 	return nil
 }
 
-// at gives call the open parent and the name in it.
+// at opens the parent of path and passes it with the name in it to call.
 func at(path string, call func(dir int, name string) error) error {
 	dir, err := unix.Open(filepath.Dir(path), unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {

@@ -29,9 +29,9 @@ type rule struct {
 	body   []unix.SockFilter
 }
 
-// SetID is what the filter does with the calls that could give a file the
-// set-user-ID or set-group-ID bit and that it can't decide: it sees modes, but
-// neither whether a path names a directory nor a way to change an argument.
+// SetID selects the action for calls that could set the set-user-ID or
+// set-group-ID bit of a file and that the filter can't decide: it sees the mode,
+// but not whether the path names a directory, and it can't change an argument.
 // Modes with the set-user-ID bit are refused to chmod and its like in any case.
 type SetID uint32
 

@@ -176,7 +176,7 @@ func TestSetID(t *testing.T) {
 		number uint32
 		mode   int // the argument
 		flags  uint64
-		// changes says that the mode is that of something that exists.
+		// changes reports whether the call changes the mode of an existing file.
 		changes bool
 	}
 	calls := []call{

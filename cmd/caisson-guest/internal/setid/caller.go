@@ -29,7 +29,7 @@ type caller struct {
 	waits func() bool
 }
 
-// result is what a call returns: 0, or a descriptor for the caller.
+// result is the return value of a call: 0, or a descriptor for the caller.
 type result struct {
 	fd          int // -1 for none
 	closeOnExec uint32

@@ -55,7 +55,7 @@ func Choose() filter.SetID {
 }
 
 // kernelRefuses reports whether the kernel refuses the bits to files by itself,
-// tried on a file in memory that nobody else sees.
+// tried on an anonymous file in memory.
 func kernelRefuses() bool {
 	fd, err := unix.MemfdCreate("caisson-set-id", unix.MFD_CLOEXEC)
 	if err != nil {

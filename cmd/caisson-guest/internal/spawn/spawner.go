@@ -146,7 +146,7 @@ func (s *Spawner) setFilter() error {
 		return identity.SetFilter(filter.Program(choice))
 	}
 	listener, err := identity.SetFilterWithListener(filter.Program(choice))
-	if err != nil { // an own filter of whoever started the guest may have one
+	if err != nil { // a filter installed before the guest started may have one
 		return identity.SetFilter(filter.Program(filter.RefuseSetID))
 	}
 	return setid.Supervise(listener, s.helper.Do)

@@ -133,8 +133,8 @@ func (g *Guard) begin() {
 	})
 }
 
-// output is what a runner reads from one file: of both streams where they are
-// the same.
+// output guards one file that the runner reads: both streams where they are the
+// same file.
 type output struct {
 	mu     sync.Mutex
 	scan   scanner

@@ -245,7 +245,7 @@ func TestFilesAreExact(t *testing.T) {
 	r.Close()
 }
 
-// stuckWriter is a pipe that nobody reads.
+// stuckWriter is a pipe without a reader.
 type stuckWriter struct{ entered, release chan struct{} }
 
 func (w stuckWriter) Write([]byte) (int, error) {
@@ -257,7 +257,8 @@ func (w stuckWriter) Write([]byte) (int, error) {
 	return 0, errors.New("closed")
 }
 
-// TestCloseDoesNotWait: a program that was told to end ends, whoever reads it.
+// TestCloseDoesNotWait: a program that was told to end ends, even if its output is
+// not read.
 func TestCloseDoesNotWait(t *testing.T) {
 	w := stuckWriter{make(chan struct{}), make(chan struct{})}
 	g := New(environment("GITHUB_ACTIONS=true"), io.Discard, w)

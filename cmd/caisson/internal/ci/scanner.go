@@ -20,7 +20,7 @@ type scanner struct {
 	// partial are the first bytes of a character.
 	partial []byte
 	// colon is set behind a colon that may begin a marker, hashes counts the "#"
-	// in a row, at most 2, and word is what follows these.
+	// in a row, at most 2, and word holds the bytes after them.
 	colon  bool
 	hashes int
 	word   string
@@ -28,7 +28,7 @@ type scanner struct {
 	wrote bool
 }
 
-// markers are what follows "##", up to the byte that is escaped.
+// markers are the words after "##", up to the byte that is escaped.
 var markers = []string{"[", "vso", "teamcity"}
 
 func (s *scanner) reset() { *s = scanner{blank: true} }

@@ -27,8 +27,8 @@ func checkOwner(path string, uid int) error {
 	return nil
 }
 
-// readPrivate reads a file that nobody but root and the user who runs Caisson can
-// write or replace, and refuses any other.
+// readPrivate reads a file that only root and the user who runs Caisson can write
+// or replace, and refuses any other.
 func readPrivate(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {

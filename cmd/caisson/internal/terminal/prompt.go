@@ -31,7 +31,7 @@ type Prompt struct {
 	queue queue
 	start sync.Once
 	lines chan typedLine
-	// ended says that there is no more input.
+	// ended reports whether standard input has ended.
 	ended bool
 	// reading says that a read is under way: the last question was withdrawn
 	// before anything was typed. It belongs to the question that is shown.
@@ -49,15 +49,15 @@ type typedLine struct {
 // quietTime is how long no key may have been pressed before one counts.
 const quietTime = 500 * time.Millisecond
 
-// errInputEnded says that nobody is at the terminal any more.
+// errInputEnded is returned once standard input has ended.
 var errInputEnded = errors.New("standard input ended")
 
 // Approve shows one confirmation and waits for one of the keys that it names,
 // and Enter; "?" says what they mean. Everything else is no. Nothing is allowed that
 // was not shown whole, in the question or page by page. A key counts once the question
-// stands there and the keyboard was quiet for a while. The end of input is an error:
-// nobody is there, and nothing more is asked. Where another client or the clock is
-// first, the question says so.
+// is shown and the keyboard was quiet for a while. The end of input is an error, and
+// no later question is shown. If another client or the timeout is first, the question
+// reports it.
 func (p *Prompt) Approve(ctx context.Context, c tools.Confirmation) (tools.Answer, error) {
 	place, err := p.queue.enter(ctx, &c, p.Pending)
 	defer p.queue.leave(&c)

@@ -66,7 +66,7 @@ func (q question) sections(now time.Time, columns int, whole bool) []section {
 
 // lines returns the question in at most so many rows, where it is not cut into too
 // many parts for that, and reports whether it is whole. Each part that is too long
-// keeps its first and its last rows: what is at the end of a command is what runs.
+// keeps its first and its last rows, so that the end of a command is always shown.
 func (q question) lines(now time.Time, columns, rows int) (lines []string, whole bool) {
 	all := q.sections(now, columns, false)
 	share := rows

@@ -279,7 +279,7 @@ func TestSummary(t *testing.T) {
 	}
 }
 
-// Whoever refused it, a call that was refused is told once, at its end.
+// A refused call is reported once, at its end, by whatever it was refused.
 func TestARefusalIsToldOnce(t *testing.T) {
 	for want, p := range map[string]runner.ConfirmationResolved{
 		"refused by you":             {By: "user", Client: "terminal"},

@@ -137,7 +137,7 @@ func (s *screen) line() *row {
 	return &s.lines[s.y]
 }
 
-// echo is what the terminal itself writes of a key.
+// echo writes a typed key to the screen, as the terminal does itself.
 func (s *screen) echo(text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -149,8 +149,7 @@ func (s *screen) echo(text string) {
 	}
 }
 
-// resize gives the screen another size. The cursor stays with the text that it stood
-// behind.
+// resize changes the size of the screen. The cursor stays behind the same text.
 func (s *screen) resize(columns, rows int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -196,7 +195,7 @@ func (s *screen) resize(columns, rows int) {
 	}
 }
 
-// String is what is on the screen and in its scrollback; a line that wraps is one.
+// String returns the text of the scrollback and the screen; a wrapped line is one line.
 func (s *screen) String() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -87,8 +87,8 @@ func rowsOf(l string, columns int) int {
 	return rows
 }
 
-// sureWidth replaces what terminals give different widths, such as flags and emoji
-// with a skin tone: the live region counts cells.
+// sureWidth replaces characters whose width differs between terminals, such as flags
+// and emoji with a skin tone: the live region counts cells.
 func sureWidth(s string) string {
 	var b strings.Builder
 	for s != "" {
