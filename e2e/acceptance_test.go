@@ -126,7 +126,7 @@ func TestSecretsStayOut(t *testing.T) {
 // poison is what one command can try to leave to the next.
 const poison = `export PATH=/workspace/bin:$PATH BASH_ENV=/workspace/evil ENV=/workspace/evil LD_PRELOAD=/workspace/x.so POISON=poisoned
 alias ls='echo poisoned'; ls() { echo poisoned; }; export -f ls
-cd /tmp; umask 000
+cd "${TMPDIR:-/tmp}"; umask 000
 for f in .bashrc .profile .bash_profile .bash_login; do echo 'POISON=poisoned' >>"$HOME/$f"; done 2>/dev/null
 echo 'POISON=poisoned' >evil
 `
@@ -142,7 +142,7 @@ func TestCommandsKnowNothingOfOneAnother(t *testing.T) {
 		m := newMachine(t)
 		m.write(t, "f", "x")
 		control := exec.CommandContext(t.Context(), "bash", "-c", poison+inspect)
-		control.Dir, control.Env = t.TempDir(), append(slices.Clone(m.env), "HOME="+t.TempDir())
+		control.Dir, control.Env = t.TempDir(), append(slices.Clone(m.env), "HOME="+t.TempDir(), "TMPDIR="+t.TempDir())
 		if text, _ := control.CombinedOutput(); strings.Count(string(text), "poisoned") < 3 {
 			t.Fatalf("control: in one shell nothing is poisoned: %s", text)
 		}
