@@ -18,7 +18,7 @@ RUNSC_MODULE := sandbox/oci/runsc
 TOOL := $(GO) tool -modfile=.ci/tools/go.mod
 
 .DEFAULT_GOAL := help
-.PHONY: help build caisson demo test race lint fmt fuzz conformance e2e bench cover vuln check clean
+.PHONY: help build caisson demo test race lint fmt fuzz conformance e2e bench cover vuln mutate check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9]*\):.*## /  \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -68,6 +68,10 @@ bench: build ## measure against host, engine and runtimes in one run; WRITE=1 wr
 
 cover: build ## print the coverage of all packages
 	@sh .ci/cover.sh
+
+mutate: ## change PKG in small ways and list the changes that its tests miss; MUTATE="-sample 100 -with ./e2e"
+	@$(GO) build -C .ci -o bin/mutate ./mutate
+	@.ci/bin/mutate -go $(GO) -explained docs/mutation.md $(MUTATE) $(PKG)
 
 vuln: ## look for known vulnerabilities in what is linked (needs the network)
 	$(TOOL) govulncheck ./...
