@@ -33,11 +33,13 @@ caisson:
 
 # gVisor is a module of its own (docs/decisions/0001); 1-2 minutes the first
 # time, nothing while its pinned version stays.
-$(BIN)/runsc: $(wildcard $(RUNSC_MODULE)/*)
+$(BIN)/runsc $(BIN)/runsc-stock: $(wildcard $(RUNSC_MODULE)/* $(RUNSC_MODULE)/*/*) .ci/runsc.sh
 	@mkdir -p $(BIN)
 	@echo "building gVisor's runsc: 1-2 minutes the first time"
-	sh .ci/runsc.sh $(RUNSC_MODULE) $(CURDIR)/$@
+	STOCK=$(STOCK) sh .ci/runsc.sh $(RUNSC_MODULE) $(CURDIR)/$@
 	@touch $@
+
+$(BIN)/runsc-stock: STOCK := 1
 
 demo: build ## run the example task end to end in the embedded gVisor sandbox
 	@sh examples/demo.sh
@@ -63,7 +65,7 @@ conformance: build ## run the sandbox conformance suite; BACKEND=docker|gvisor|r
 e2e: build ## run the end-to-end tests with the built binaries
 	@E2E_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 30m -v ./e2e/...
 
-bench: build ## measure against host, engine and runtimes in one run; WRITE=1 writes docs/benchmarks.md
+bench: build $(BIN)/runsc-stock ## measure against host, engine and runtimes in one run; WRITE=1 writes docs/benchmarks.md
 	@sh .ci/bench.sh
 
 cover: build ## print the coverage of all packages

@@ -41,5 +41,6 @@ packages=$("$GO" list ./... | grep -v /e2e)
 # shellcheck disable=SC2086 # word splitting is meant
 .ci/bin/testsum $strict -go "$GO" -- \
 	-C .ci -count=1 ./... -- \
+	-C sandbox/oci/runsc -count=1 ./... -- \
 	-count=1 -timeout=40m $race $packages -- \
 	-count=1 -timeout=30m -parallel=4 $race ./e2e/...

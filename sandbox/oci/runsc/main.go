@@ -1,7 +1,8 @@
 // Command runsc is gVisor's, with one change to its kernel: programs can't set the
-// set-user-ID or set-group-ID bit of a file (setid.go). It is a Go module of
-// its own, which pins the gVisor release: gVisor needs runtime-spec 1.2.1 at
-// most, and would bring its versions of everything else along.
+// set-user-ID or set-group-ID bit of a file (setid.go). The build adds compiled
+// seccomp filters (precompile). It is a Go module of its own, which pins the
+// gVisor release: gVisor needs runtime-spec 1.2.1 at most, and would bring its
+// versions of everything else along.
 package main
 
 import (
