@@ -110,13 +110,13 @@ func BenchmarkSnapshot(b *testing.B) {
 				b.Fatal(err)
 			}
 			defer dir.Close()
-			reader, err := workspace.NewReader(dir, workspace.ReaderOptions{MaxEntries: snapshotEntries})
+			reader, err := workspace.NewReader(dir, workspace.ReaderOptions{MaxEntries: readerEntries})
 			if err != nil {
 				b.Fatal(err)
 			}
 			b.Run("files", func(b *testing.B) {
 				for b.Loop() {
-					if _, err := takeSnapshot(b.Context(), reader, func(workspace.Entry) {}); err != nil {
+					if _, err := takeSnapshot(b.Context(), reader, func(e *workspace.ScanEntry) error { _, err := e.Stat(); return err }); err != nil {
 						b.Fatal(err)
 					}
 				}

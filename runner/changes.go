@@ -36,7 +36,7 @@ func (s *Session) look(ctx context.Context) {
 		}
 		s.files = files
 		s.privileged = privileged{}
-		before, err := takeSnapshot(ctx, s.reader, s.findPrivileged(s.privileged, true))
+		before, err := takeSnapshot(ctx, s.original, s.findPrivileged(s.privileged, true))
 		if err != nil {
 			s.log.Warn("look at the workspace", zap.Error(err))
 			before = &snapshot{} // nothing is known
@@ -104,7 +104,7 @@ func (s *Session) changes(r *Report) {
 	defer cancel()
 	r.Quarantined = s.quarantined(ctx)
 	found := privileged{}
-	after, err := takeSnapshot(ctx, s.reader, s.findPrivileged(found, false))
+	after, err := takeSnapshot(ctx, s.original, s.findPrivileged(found, false))
 	r.Cleared = s.clearPrivileges(found)
 	d, diffErr := s.bindDifferences(ctx)
 	if diffErr != nil {

@@ -32,7 +32,7 @@ func TestSnapshotKeepsNoLongTargets(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer held.Close()
-	r, err := workspace.NewReader(held, workspace.ReaderOptions{MaxEntries: snapshotEntries})
+	r, err := workspace.NewReader(held, workspace.ReaderOptions{MaxEntries: readerEntries})
 	if err != nil {
 		t.Fatal(err)
 	}

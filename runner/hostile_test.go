@@ -313,8 +313,21 @@ func TestNoBoundHidesARepository(t *testing.T) {
 		if b.exists("zzz/.git") || !slices.Contains(paths(r.Quarantined), "zzz/.git") || r.ExitStatus != ExitDone {
 			t.Errorf("status %d, quarantined %+v", r.ExitStatus, r.Quarantined)
 		}
-		if !r.Incomplete {
-			t.Error("control: a walk takes all of it")
+		if r.Incomplete {
+			t.Error("the report is incomplete")
+		}
+		dir, err := workspace.OpenDir(b.dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer dir.Close()
+		reader, err := workspace.NewReader(dir, workspace.ReaderOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		walked, err := reader.Walk(t.Context(), ".", workspace.WalkOptions{}, func(workspace.Entry) error { return nil })
+		if err != nil || !walked.Truncated {
+			t.Errorf("control: a walk takes all of it: %+v, %v", walked, err)
 		}
 	})
 	t.Run("closed directories", func(t *testing.T) {

@@ -1,7 +1,6 @@
 package runner
 
 import (
-	"io/fs"
 	"maps"
 	"slices"
 
@@ -25,22 +24,32 @@ type Cleared struct {
 // than their caller's, by path.
 type privileged map[string]workspace.PrivilegedFile
 
-// findPrivileged returns a function that adds the privileged files of a walk to
+// findPrivileged returns a function that adds the privileged files of a scan to
 // found. It does not read the capabilities of files without execute permission:
 // they have no effect.
-func (s *Session) findPrivileged(found privileged, withSum bool) func(workspace.Entry) {
-	const executable = 0o111
-	return func(e workspace.Entry) {
-		if s.privileges == nil || e.Type != workspace.TypeFile || e.Mode&(executable|fs.ModeSetuid|fs.ModeSetgid) == 0 {
-			return
+func (s *Session) findPrivileged(found privileged, withSum bool) func(*workspace.ScanEntry) error {
+	const (
+		executable = 0o111
+		setID      = 0o6000
+	)
+	return func(e *workspace.ScanEntry) error {
+		if s.privileges == nil || e.Type != workspace.TypeFile {
+			return nil
 		}
-		f, err := s.privileges.Read(e.Path, withSum)
+		st, err := e.Stat()
+		if err != nil || st.Mode&(executable|setID) == 0 {
+			return err
+		}
+		p := e.Path()
+		f, err := s.privileges.Read(p, withSum)
 		if err != nil {
-			s.log.Debug("read privileges of file", zap.String("path", e.Path), zap.Error(err))
+			s.log.Debug("read privileges of file", zap.String("path", p), zap.Error(err))
+			return err
 		}
 		if f.Any() {
-			found[e.Path] = f
+			found[p] = f
 		}
+		return nil
 	}
 }
 

@@ -148,7 +148,7 @@ func open(ctx context.Context, o Options) (_ *Session, err error) {
 	}
 	s.journal = newJournal(s.rec, o.Live)
 	original, err := workspace.NewReader(o.Workspace.Dir, workspace.ReaderOptions{
-		HostPath: o.Workspace.Path, ContainerPath: sandbox.WorkspaceDir, MaxEntries: snapshotEntries,
+		HostPath: o.Workspace.Path, ContainerPath: sandbox.WorkspaceDir, MaxEntries: readerEntries,
 	})
 	if err != nil {
 		_ = s.rec.Close() // nothing is in it

@@ -2,7 +2,8 @@ package runner
 
 import (
 	"context"
-	"path"
+	"errors"
+	"io/fs"
 	"slices"
 	"strings"
 
@@ -10,24 +11,25 @@ import (
 )
 
 const (
-	// snapshotEntries bounds what is walked.
-	snapshotEntries = 500_000
-	// unreadDirectories is how many directories a walk names that it could not read.
+	// readerEntries bounds the entries that one call of a tool reads.
+	readerEntries = 500_000
+	// unreadDirectories bounds the directories that a snapshot names.
 	unreadDirectories = 20
 )
 
-// snapshot says how much of the workspace a walk met. The zero value knows nothing.
+// snapshot says how much of the workspace a scan met. The zero value knows nothing.
 type snapshot struct {
-	// whole says that the walk came to its end; unread are directories that it
-	// could not look into, all of them unless there are unreadDirectories.
+	// whole reports whether the scan came to its end and could look at every entry
+	// that it met; unread are directories that it could not read, all of them
+	// unless there are unreadDirectories.
 	whole  bool
 	unread []string
 }
 
-// incomplete reports whether there may be files that the walk did not meet.
+// incomplete reports whether there may be files that the scan did not meet.
 func (s *snapshot) incomplete() bool { return !s.whole || len(s.unread) > 0 }
 
-// knows reports whether the walk saw everything there was on the way to p: only
+// knows reports whether the scan saw everything there was on the way to p: only
 // then is a file that it did not meet a new one.
 func (s *snapshot) knows(p string) bool {
 	if !s.whole || len(s.unread) >= unreadDirectories {
@@ -36,18 +38,29 @@ func (s *snapshot) knows(p string) bool {
 	return !slices.ContainsFunc(s.unread, func(dir string) bool { return strings.HasPrefix(p, dir+"/") })
 }
 
-// takeSnapshot walks the workspace and hands each entry to visit. Repositories are
-// left out: see [repositories].
-func takeSnapshot(ctx context.Context, r workspace.View, visit func(workspace.Entry)) (*snapshot, error) {
-	walked, err := r.Walk(ctx, ".", workspace.WalkOptions{MaxEntries: snapshotEntries}, func(e workspace.Entry) error {
-		visit(e)
-		if isNamed(path.Base(e.Path), ".git", ".hg") {
-			return workspace.SkipDir
-		}
-		return nil
+// takeSnapshot scans the workspace and calls visit for each entry, whose error
+// reports that it could not be looked at. What lies in repositories is left out:
+// see [repositories]. It keeps nothing of an entry, however many there are.
+func takeSnapshot(ctx context.Context, r *workspace.Reader, visit func(*workspace.ScanEntry) error) (*snapshot, error) {
+	s := &snapshot{whole: true}
+	err := r.Scan(ctx, ".", workspace.ScanOptions{
+		Visit: func(e *workspace.ScanEntry) (uint8, string) {
+			if err := visit(e); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				s.whole = false
+			}
+			if e.Type == workspace.TypeDir && !isNamed(string(e.Name()), ".git", ".hg") {
+				return 0, e.Path()
+			}
+			return 0, ""
+		},
+		Unread: func(dir string, _ error) {
+			if len(s.unread) < unreadDirectories {
+				s.unread = append(s.unread, dir)
+			}
+		},
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &snapshot{whole: !walked.Truncated, unread: walked.Incomplete}, nil
+	return s, nil
 }
