@@ -35,13 +35,11 @@ func (s *Session) look(ctx context.Context) {
 			files = &fileStates{} // nothing is known
 		}
 		s.files = files
-		s.privileged = privileged{}
-		before, err := takeSnapshot(ctx, s.original, s.findPrivileged(s.privileged, true))
+		s.privileged, s.before, err = s.findPrivileged(ctx, true)
 		if err != nil {
 			s.log.Warn("look at the workspace", zap.Error(err))
-			before = &snapshot{} // nothing is known
+			s.before = &snapshot{} // nothing is known
 		}
-		s.before = before
 		<-s.finished
 	}()
 }
@@ -103,8 +101,7 @@ func (s *Session) changes(r *Report) {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), lookTime, errSlow)
 	defer cancel()
 	r.Quarantined = s.quarantined(ctx)
-	found := privileged{}
-	after, err := takeSnapshot(ctx, s.original, s.findPrivileged(found, false))
+	found, after, err := s.findPrivileged(ctx, false)
 	r.Cleared = s.clearPrivileges(found)
 	d, diffErr := s.bindDifferences(ctx)
 	if diffErr != nil {

@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"context"
 	"maps"
 	"slices"
 
@@ -9,7 +10,7 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Cleared is a file of the workspace that would have run as its owner, or with
+// Cleared is a file or directory of the workspace that would have run as its owner, or with
 // capabilities, and would not when the session began.
 type Cleared struct {
 	Path         string `json:"path"`
@@ -20,45 +21,62 @@ type Cleared struct {
 	Why string `json:"why,omitempty"`
 }
 
-// privileged holds the files of a snapshot that run with another user's privileges
-// than their caller's, by path.
+// privileged holds, by path, the files of a snapshot that run with another user's
+// privileges than their caller's, and its set-user-ID directories.
 type privileged map[string]workspace.PrivilegedFile
 
-// findPrivileged returns a function that adds the privileged files of a scan to
-// found. It does not read the capabilities of files without execute permission:
-// they have no effect.
-func (s *Session) findPrivileged(found privileged, withSum bool) func(*workspace.ScanEntry) error {
-	const (
-		executable = 0o111
-		setID      = 0o6000
-	)
-	return func(e *workspace.ScanEntry) error {
-		if s.privileges == nil || e.Type != workspace.TypeFile {
+// findPrivileged scans the workspace for privileged files; withSum also reads
+// their contents.
+func (s *Session) findPrivileged(ctx context.Context, withSum bool) (privileged, *snapshot, error) {
+	found := privileged{}
+	if err := s.addPrivileged(found, ".", withSum); err != nil {
+		return nil, nil, err
+	}
+	// Capabilities of files without execute permission have no effect.
+	const executable, setUID, setID = 0o111, 0o4000, 0o6000
+	snap, err := takeSnapshot(ctx, s.original, func(e *workspace.ScanEntry) error {
+		var mode uint32
+		switch {
+		case s.privileges == nil:
+		case e.Type == workspace.TypeFile:
+			mode = executable | setID
+		case e.Type == workspace.TypeDir:
+			mode = setUID
+		}
+		if mode == 0 {
 			return nil
 		}
 		st, err := e.Stat()
-		if err != nil || st.Mode&(executable|setID) == 0 {
+		if err != nil || st.Mode&mode == 0 {
 			return err
 		}
-		p := e.Path()
-		f, err := s.privileges.Read(p, withSum)
-		if err != nil {
-			s.log.Debug("read privileges of file", zap.String("path", p), zap.Error(err))
-			return err
-		}
-		if f.Any() {
-			found[p] = f
-		}
+		return s.addPrivileged(found, e.Path(), withSum)
+	})
+	return found, snap, err
+}
+
+// addPrivileged adds the file or directory at path to found if it has privileges.
+func (s *Session) addPrivileged(found privileged, path string, withSum bool) error {
+	if s.privileges == nil {
 		return nil
 	}
+	f, err := s.privileges.Read(path, withSum)
+	if err != nil {
+		s.log.Debug("read privileges of file", zap.String("path", path), zap.Error(err))
+		return err
+	}
+	if f.Any() {
+		found[path] = f
+	}
+	return nil
 }
 
 // had reports whether a file had all of its privileges when the snapshot p was
-// taken: the same file, by any name, with the same content.
+// taken: the same directory, or the same file, by any name, with the same content.
 func (p privileged) had(now workspace.PrivilegedFile, sum func() string) bool {
 	for _, was := range p {
 		if was.Inode == now.Inode && !now.Exceeds(was.Privilege) {
-			return was.Changed == now.Changed || was.Sum != "" && was.Sum == sum()
+			return now.Dir || was.Changed == now.Changed || was.Sum != "" && was.Sum == sum()
 		}
 	}
 	return false

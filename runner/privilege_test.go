@@ -72,6 +72,8 @@ func TestPrivilegesAreCleared(t *testing.T) {
 		b.setMode(name, 0o4755)
 	}
 	b.setMode("gains", 0o2755)
+	b.file("olddir/a", "")
+	b.setMode("olddir", 0o6755)
 	b.backend.scripts["plant"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
 		for _, name := range []string{"new/user", "new/group", "new/plain", "new/both"} {
 			b.file(name, "evil")
@@ -79,7 +81,12 @@ func TestPrivilegesAreCleared(t *testing.T) {
 		b.setMode("new/user", 0o4711)
 		b.setMode("new/group", 0o2750)
 		b.setMode("new/both", 0o6755)
-		b.setMode("new", 0o2755)
+		b.setMode("new", 0o6755)
+		b.file("shared/x", "")
+		b.setMode("shared", 0o2755)
+		b.setMode("dir", 0o4755)
+		b.setMode(".", 0o4755)
+		b.file("olddir/x", "")
 		b.setMode("gains", 0o6755)
 		err := errors.Join(
 			os.Rename(filepath.Join(b.dir, "moved"), filepath.Join(b.dir, "to")),
@@ -96,8 +103,11 @@ func TestPrivilegesAreCleared(t *testing.T) {
 	}
 	r, _ := b.run(t.Context())
 	want := []Cleared{
+		{Path: ".", SetUID: true},
+		{Path: "dir", SetUID: true},
 		{Path: "gains", SetUID: true, SetGID: true},
 		{Path: "mapped", SetUID: true},
+		{Path: "new", SetUID: true},
 		{Path: "new/both", SetUID: true, SetGID: true},
 		{Path: "new/group", SetGID: true},
 		{Path: "new/user", SetUID: true},
@@ -106,7 +116,7 @@ func TestPrivilegesAreCleared(t *testing.T) {
 		t.Errorf("cleared (-want +got):\n%s", diff)
 	}
 	for name, want := range map[string]uint32{
-		"old": 0o4755, "to": 0o4755, "dir/deep": 0o4755, "mapped": 0o755, "gains": 0o755,
+		"old": 0o4755, "to": 0o4755, "dir/deep": 0o4755, "olddir": 0o6755, "dir": 0o755, ".": 0o755, "shared": 0o2755, "mapped": 0o755, "gains": 0o755,
 		"new": 0o2755, "new/user": 0o711, "new/group": 0o750, "new/both": 0o755, "new/plain": 0o644,
 	} {
 		if got := b.mode(name); got != want {

@@ -35,7 +35,7 @@ func (s *snapshot) knows(p string) bool {
 	if !s.whole || len(s.unread) >= unreadDirectories {
 		return false
 	}
-	return !slices.ContainsFunc(s.unread, func(dir string) bool { return strings.HasPrefix(p, dir+"/") })
+	return !slices.ContainsFunc(s.unread, func(dir string) bool { return dir == "." || strings.HasPrefix(p, dir+"/") })
 }
 
 // takeSnapshot scans the workspace and calls visit for each entry, whose error

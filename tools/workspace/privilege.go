@@ -16,9 +16,13 @@ func (p Privilege) Exceeds(q Privilege) bool {
 	return p.SetUID && !q.SetUID || p.SetGID && !q.SetGID || p.Capabilities && !q.Capabilities
 }
 
-// PrivilegedFile is a regular file at one moment.
+// PrivilegedFile describes a regular file or a directory at one moment.
 type PrivilegedFile struct {
+	// Privilege of a directory is at most SetUID: set-group-ID is inherited
+	// there and gives nothing.
 	Privilege
+	// Dir reports whether it is a directory.
+	Dir bool
 	// Inode and Changed, the time of its last change, tell it from others.
 	Inode   uint64
 	Changed int64

@@ -26,11 +26,11 @@ func NewPrivileges(dir *os.File) (*Privileges, error) {
 	return &Privileges{tree: t}, nil
 }
 
-// Read returns the privileges of the regular file at path, which is no
-// symlink; withSum also reads the content of one that has any.
+// Read returns the privileges of the regular file or directory at path, which is
+// no symlink; withSum also reads the content of one that has any.
 func (p *Privileges) Read(path string, withSum bool) (f PrivilegedFile, err error) {
 	err = p.hold(path, func(fd int, held string) error {
-		if f, err = readPrivileges(fd, held); err != nil || !withSum || !f.Any() {
+		if f, err = readPrivileges(fd, held); err != nil || !withSum || !f.Any() || f.Dir {
 			return err
 		}
 		f.Sum, err = sumOf(held)
@@ -39,9 +39,9 @@ func (p *Privileges) Read(path string, withSum bool) (f PrivilegedFile, err erro
 	return f, err
 }
 
-// Clear removes all privileges of the regular file at path, if it still is the
-// one with this inode. It returns those that it had. It acts on a descriptor,
-// so that nothing can take the file's place meanwhile.
+// Clear removes all privileges of the regular file or directory at path, if it
+// still is the one with this inode. It returns those that it had. It acts on a
+// descriptor, so that nothing can take the file's place meanwhile.
 func (p *Privileges) Clear(path string, inode uint64) (was Privilege, err error) {
 	err = p.hold(path, func(fd int, held string) error {
 		f, err := readPrivileges(fd, held)
@@ -64,7 +64,11 @@ func (p *Privileges) Clear(path string, inode uint64) (was Privilege, err error)
 		if err := unix.Fstat(fd, &st); err != nil {
 			return err
 		}
-		return unix.Fchmodat(unix.AT_FDCWD, held, st.Mode&0o1777, 0)
+		kept := uint32(0o1777)
+		if f.Dir {
+			kept = 0o3777
+		}
+		return unix.Fchmodat(unix.AT_FDCWD, held, st.Mode&kept, 0)
 	})
 	return was, err
 }
@@ -85,11 +89,17 @@ func readPrivileges(fd int, held string) (PrivilegedFile, error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return PrivilegedFile{}, err
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return PrivilegedFile{}, errors.New("it is no regular file")
-	}
 	f := PrivilegedFile{Inode: st.Ino, Changed: st.Ctim.Nano()}
-	f.SetUID, f.SetGID = st.Mode&unix.S_ISUID != 0, st.Mode&unix.S_ISGID != 0
+	f.SetUID = st.Mode&unix.S_ISUID != 0
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFDIR:
+		f.Dir = true
+		return f, nil
+	case unix.S_IFREG:
+	default:
+		return PrivilegedFile{}, errors.New("it is neither a regular file nor a directory")
+	}
+	f.SetGID = st.Mode&unix.S_ISGID != 0
 	n, err := unix.Getxattr(held, capabilityAttribute, nil)
 	f.Capabilities = err == nil && n > 0
 	return f, nil
