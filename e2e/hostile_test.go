@@ -3,6 +3,8 @@
 package e2e
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -19,11 +21,18 @@ const workspaceOwner = 4242
 
 // attack is one thing that a hostile session does in a directory of its own. @P@
 // is a program that leaves a trace where it runs on the host, @V@ a file of the
-// user's outside the workspace.
+// user's outside the workspace, @S@ one that only root can read.
 type attack struct {
 	// setup is what the user has there before, session what the session does, and
 	// look what the user, an editor or a prompt does afterwards.
 	setup, session, look string
+	// as is the user who looks; 0 is the workspace's owner.
+	as int
+	// asRoot lets root do the session of the control: it needs a privilege.
+	asRoot bool
+	// listed is a file that stays where it is and is listed, because the user must
+	// start a program that obeys it.
+	listed string
 }
 
 // Scripts that attacks share.
@@ -37,7 +46,18 @@ const (
 )
 
 // attacks are those of one session, each in a directory of its name.
-var attacks = map[string]attack{
+var attacks = joinAttacks(repositoryAttacks, privilegeAttacks, listedAttacks)
+
+func joinAttacks(parts ...map[string]attack) map[string]attack {
+	all := map[string]attack{}
+	for _, part := range parts {
+		maps.Copy(all, part)
+	}
+	return all
+}
+
+// repositoryAttacks leave repositories whose own program runs the session's code.
+var repositoryAttacks = map[string]attack{
 	"new":        {session: newGit + "mk .", look: hostGitLook},
 	"notutf8":    {session: newGit + `mk "$(printf 'a\377b')"`, look: `cd "$(printf 'a\377b')"; ` + hostGitLook},
 	"closed":     {session: newGit + "for i in 1 2 3 4 5 6 7 8 9; do mk d$i; chmod 111 d$i; done; mk a/b/c; chmod 0 a/b/c a/b a", look: openUp + `for d in d* a/b/c; do (cd $d; ` + hostGitLook + "); done"},
@@ -62,14 +82,22 @@ var attacks = map[string]attack{
 // hostileMachine is a machine with a user whose files sessions are after.
 type hostileMachine struct {
 	*machine
-	program, victim, fired string
+	program, victim, fired, secret string
+	trusting                       string // the home of a user who trusts the repositories of others
 }
 
 func newHostileMachine(t *testing.T) hostileMachine {
 	t.Helper()
 	m := hostileMachine{machine: newMachine(t)}
 	base := filepath.Dir(m.home)
-	m.program, m.victim, m.fired = filepath.Join(base, "program"), filepath.Join(base, "victim"), filepath.Join(base, "fired")
+	m.program, m.victim, m.fired, m.secret = filepath.Join(base, "program"), filepath.Join(base, "victim"), filepath.Join(base, "fired"), filepath.Join(base, "secret")
+	m.trusting = filepath.Join(base, "trusting")
+	err := errors.Join(os.WriteFile(m.secret, []byte("secret\n"), 0o600), os.Mkdir(m.trusting, 0o755),
+		os.WriteFile(filepath.Join(m.trusting, ".gitconfig"), []byte("[safe]\n\tdirectory = *\n"), 0o644),
+		os.WriteFile(filepath.Join(m.trusting, ".hgrc"), []byte("[trusted]\nusers = *\n"), 0o644))
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := os.WriteFile(m.program, []byte("#!/bin/sh\necho fired >>"+m.fired+"\nexit 1\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -102,18 +130,28 @@ func (m hostileMachine) took(t *testing.T) bool {
 }
 
 func (m hostileMachine) words(script string) string {
-	return strings.NewReplacer("@P@", m.program, "@V@", m.victim).Replace(script)
+	return strings.NewReplacer("@P@", m.program, "@V@", m.victim, "@S@", m.secret).Replace(script)
 }
 
 // asUser runs a script as the workspace's owner.
 func (m hostileMachine) asUser(t *testing.T, dir, script string) string {
 	t.Helper()
+	return m.as(t, workspaceOwner, dir, script)
+}
+
+// as runs a script as a user. Those who own nothing here trust every repository.
+func (m hostileMachine) as(t *testing.T, uid int, dir, script string) string {
+	t.Helper()
 	cmd := exec.Command("sh", "-c", m.words(script))
 	cmd.Dir, cmd.Env = dir, []string{
 		"PATH=" + hostPath, "HOME=/nonexistent", "LC_ALL=C", "GIT_CONFIG_NOSYSTEM=1", "GIT_EDITOR=true", "GIT_CEILING_DIRECTORIES=" + filepath.Dir(dir),
 		"GIT_AUTHOR_NAME=a", "GIT_AUTHOR_EMAIL=a@example.org", "GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@example.org",
+		"TMPDIR=" + filepath.Dir(m.home),
 	}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: workspaceOwner, Gid: workspaceOwner}}
+	if uid != workspaceOwner {
+		cmd.Env = append(cmd.Env, "HOME="+m.trusting)
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}}
 	out, err := cmd.CombinedOutput()
 	return fmt.Sprintf("%s (%v)", out, err)
 }
@@ -142,19 +180,48 @@ func (m hostileMachine) sessionScript() string {
 	return m.words(script) + "true"
 }
 
-// looks does what the user does after the session in each of the directories and
-// returns the attacks that did something to the host.
+// looks does what users do after the session in each of the directories and
+// returns the attacks that did something to the host, also as another user.
 func (m hostileMachine) looks(t *testing.T, root string) (fired []string) {
 	t.Helper()
 	m.took(t)
-	for _, name := range slices.Sorted(maps.Keys(attacks)) {
-		out := m.asUser(t, filepath.Join(root, name), attacks[name].look)
+	look := func(name, title string, uid int, script string) {
+		out := m.as(t, uid, filepath.Join(root, name), script)
 		if m.took(t) {
-			fired = append(fired, name)
-			t.Logf("%s: %s", name, out)
+			fired = append(fired, title)
+			t.Logf("%s: %.300s", title, out)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(attacks)) {
+		script := attacks[name].look
+		look(name, name, cmp.Or(attacks[name].as, workspaceOwner), script)
+		if _, ok := repositoryAttacks[name]; ok {
+			look(name, name+asOther, otherUser, strings.ReplaceAll(script, hostGitLook, "git status; ls"))
 		}
 	}
 	return fired
+}
+
+// asOther marks a look by another user, who trusts the workspace's repositories.
+const asOther = " as another user"
+
+// control does the session without a sandbox; each attack must succeed then.
+func (m hostileMachine) control(t *testing.T) {
+	t.Helper()
+	root := filepath.Join(filepath.Dir(m.home), "control")
+	m.furnish(t, root)
+	m.asUser(t, root, m.sessionScript())
+	for name, a := range attacks {
+		if a.asRoot {
+			m.as(t, 0, filepath.Join(root, name), a.session)
+		}
+	}
+	succeeded := m.looks(t, root)
+	for _, name := range append(slices.Sorted(maps.Keys(attacks)), "new"+asOther, "bare"+asOther, "config"+asOther, "hg"+asOther, "hgrc"+asOther) {
+		if !slices.Contains(succeeded, name) {
+			t.Errorf("control: the attack %q does nothing", name)
+		}
+	}
 }
 
 // TestAHostileSessionRunsNothingOnTheHost: after a session that does all of it in a
@@ -165,30 +232,25 @@ func TestAHostileSessionRunsNothingOnTheHost(t *testing.T) {
 	if os.Getuid() != 0 {
 		lacking(t, "", "needs root, to be several users")
 	}
-	for _, name := range []string{"git", "hg"} {
+	for _, name := range []string{"git", "hg", "make", "perl", "vi"} {
 		if _, err := exec.LookPath(name); err != nil {
 			lacking(t, "", "needs "+name)
 		}
 	}
-	control := newHostileMachine(t)
-	root := filepath.Join(filepath.Dir(control.home), "control")
-	control.furnish(t, root)
-	control.asUser(t, root, control.sessionScript())
-	succeeded := control.looks(t, root)
-	for _, name := range slices.Sorted(maps.Keys(attacks)) {
-		if !slices.Contains(succeeded, name) {
-			t.Errorf("control: the attack %q does nothing", name)
-		}
-	}
+	newHostileMachine(t).control(t)
 	onEachBackend(t, func(t *testing.T, backend string) {
 		m := newHostileMachine(t)
 		m.furnish(t, m.workspace)
 		before := m.asUser(t, m.workspace, "cat .git/config; git log --oneline")
-		session := m.sessionScript() + "; ln -s /nowhere .caisson; mkdir -p .vscode; echo '{}' >.vscode/tasks.json; echo : >.envrc; ln hooks/.git/config hooks/settings.ini; true"
+		session := m.sessionScript() + "; ln -s /nowhere .caisson; mkdir -p .vscode; echo '{}' >.vscode/tasks.json; ln hooks/.git/config hooks/settings.ini; echo x >\"$(printf 'a\\033]0;title\\007b')\"; true"
 		out := m.runTask(t, append([]string{"--backend", backend, "--mode", "bind"}, m.playing(t, []scriptCall{shell(session)})...)...)
 		out.want(t, 0)
-		if fired := m.looks(t, m.workspace); len(fired) > 0 {
+		fired := m.looks(t, m.workspace)
+		if fired = slices.DeleteFunc(fired, func(name string) bool { return attacks[name].listed != "" }); len(fired) > 0 {
 			t.Errorf("the host was attacked by %q: %s", fired, out.stdout)
+		}
+		if strings.ContainsAny(out.stdout+out.stderr, "\x1b\x07") {
+			t.Error("a file name with a control sequence is shown as it is")
 		}
 		if after := m.asUser(t, m.workspace, "cat .git/config; git log --oneline"); after != before {
 			t.Errorf("the workspace's own repository: %s, was %s", after, before)
@@ -201,17 +263,18 @@ func TestAHostileSessionRunsNothingOnTheHost(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		report := string(text)
-		for _, name := range []string{".vscode/tasks.json", ".envrc"} {
-			if !strings.Contains(report, `"`+name+`"`) {
-				t.Errorf("%s is not listed as what an editor or a shell obeys", name)
-			}
+		m.wantListed(t, text)
+		if !strings.Contains(string(text), `".vscode/tasks.json"`) {
+			t.Error(".vscode/tasks.json is not listed as what an editor obeys")
 		}
 		if _, err := os.Lstat(filepath.Join(m.workspace, "hooks/settings.ini")); err == nil {
 			t.Error("a command made another name of a repository's configuration")
 		}
 		// The next session begins, also where a symlink was in its way.
 		m.runTask(t, append([]string{"--backend", backend, "--mode", "bind"}, m.playing(t, []scriptCall{shell("true")})...)...).want(t, 0)
+		for name, attack := range map[string]func(*testing.T, string){"grants": attackGrants, "siblings": attackSiblings, "apply": attackApply} {
+			t.Run(name, func(t *testing.T) { attack(t, backend) })
+		}
 	})
 }
 
