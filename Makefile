@@ -9,7 +9,7 @@ GOFLAGS_BUILD := -trimpath -buildvcs=false
 BACKEND  ?=
 PKG      ?= ./...
 FUZZTIME ?= 10s
-# INSTALL=1 lets `make test` install an engine; REQUIRE_BACKENDS turns skips
+# INSTALL=1 lets `make test` and `make bench` install an engine; REQUIRE_BACKENDS turns skips
 # into failures. Both are read by the tests and scripts.
 INSTALL ?=
 export GO VERSION BACKEND PKG FUZZTIME INSTALL REQUIRE_BACKENDS

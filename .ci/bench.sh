@@ -1,13 +1,21 @@
 #!/bin/sh
 # Measures Caisson and its peers in one run on this machine and prints the
 # targets with what was measured. A backend or peer that is not here is left
-# out. WRITE=1 also writes the table and the machine to docs/benchmarks.md.
+# out; INSTALL=1 brings an engine and the peers first. WRITE=1 also writes the
+# table and the machine to docs/benchmarks.md.
 set -eu
 cd "$(dirname "$0")/.."
 : "${GO:=go}" "${BENCHTIME:=3s}" "${KILLS:=100x}" "${STARTS:=40x}" "${SEARCHES:=11x}" "${WRITE:=}"
-"$GO" build -C .ci -o bin/benchtable ./benchtable
+. .ci/engine.sh
 output=$(mktemp)
-trap 'rm -f "$output"' EXIT
+trap 'rm -f "$output"; engine_stop' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+if [ "${INSTALL:-}" = 1 ]; then
+	engine_install rg:ripgrep fdfind:fd-find
+	engine_start
+fi
+"$GO" build -C .ci -o bin/benchtable ./benchtable
 export E2E_BIN="$PWD/bin"
 status=0
 measure() { # package, pattern, time

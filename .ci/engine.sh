@@ -1,7 +1,7 @@
 # shellcheck shell=sh
-# Sourced by test.sh: brings a Docker engine, runc and the programs that tests
-# compare with (npm, Mercurial, busybox, dash) to a Debian or Ubuntu machine,
-# starts an engine if none answers, and stops the one that it started.
+# Sourced by test.sh and bench.sh: brings a Docker engine, runc and the programs
+# that tests need to a Debian or Ubuntu machine, starts an engine if none answers,
+# and stops the one that it started.
 
 engine_pid=
 engine_log=
@@ -10,16 +10,19 @@ engine_answers() {
 	.ci/bin/engineping 2>/dev/null
 }
 
+# What tests need besides, as PROGRAM:PACKAGE. Without one of them a test is
+# skipped, which REQUIRE_BACKENDS makes a failure.
+engine_programs="runc:runc npm:npm git:git hg:mercurial busybox:busybox dash:dash tmux:tmux vi:vim-tiny
+	perl:perl python3:python3 curl:curl make:make setpriv:util-linux ldd:libc-bin"
+
 # engine_install installs what is missing, and nothing where nothing is.
+# Arguments are more programs, in the form of engine_programs.
 engine_install() {
 	"$GO" build -C .ci -o bin/engineping ./engineping
 	wanted=
 	command -v dockerd >/dev/null || engine_answers || wanted="$wanted docker.io"
-	command -v runc >/dev/null || wanted="$wanted runc"
-	command -v npm >/dev/null || wanted="$wanted npm"
-	command -v hg >/dev/null || wanted="$wanted mercurial"
-	for program in busybox dash; do
-		command -v "$program" >/dev/null || wanted="$wanted $program"
+	for program in $engine_programs "$@"; do
+		command -v "${program%:*}" >/dev/null || wanted="$wanted ${program#*:}"
 	done
 	[ -n "$wanted" ] || return 0
 	if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then

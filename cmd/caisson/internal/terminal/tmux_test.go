@@ -63,7 +63,7 @@ func runInPane(socket string) error {
 	return nil
 }
 
-// 200 resizes of a real terminal leave no row of the live region behind, and each
+// 40 resizes of a real terminal leave no row of the live region behind, and each
 // committed line once and in order; a renderer that takes no notice of the width
 // leaves some (TestNaiveFramesLeaveRows).
 func TestResizesInTmux(t *testing.T) {
@@ -117,7 +117,7 @@ func TestResizesInTmux(t *testing.T) {
 	}
 	s := &stage{t: t, screen: &screen{reflow: true}}
 	random := rand.New(rand.NewPCG(7, 7))
-	for range 200 {
+	for range 40 { // tmux tells the program of one every 250 ms
 		columns, rows := 40+random.IntN(160), 17+random.IntN(43)
 		run("resize-window", "-x", fmt.Sprint(columns), "-y", fmt.Sprint(rows))
 		for {
