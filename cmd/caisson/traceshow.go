@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/caisson-run/caisson/cmd/caisson/internal/terminal"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/trace"
 )
@@ -40,6 +41,10 @@ func newTraceShowCommand(d deps, env environ, status *int) *cobra.Command {
 				return err
 			}
 			o.Colour = colours(d, env, d.stdout)
+			if d.terminal(d.stdout) {
+				columns, _ := d.size()
+				o.Wrap = func(line, indent string) []string { return terminal.WrapWords(line, columns-1, indent) }
+			}
 			ctx := cmd.Context()
 			if follow {
 				var stop func()

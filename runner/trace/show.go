@@ -22,6 +22,9 @@ type ShowOptions struct {
 	Full bool
 	// Colour paints for a terminal.
 	Colour bool
+	// Wrap breaks a line into rows of a terminal; those after the first begin with
+	// indent. Nil leaves the lines of the timeline whole. Records are never broken.
+	Wrap func(line, indent string) []string
 	// Again is called at the end of the records of a session that lives, and
 	// reports whether to go on with those that are added; nil ends there.
 	Again func() bool
@@ -37,6 +40,7 @@ func Show(w io.Writer, s Session, o ShowOptions) (Overview, error) {
 	var err error
 	switch {
 	case o.JSON || len(o.Kinds) > 0:
+		p.o.Wrap = nil
 		over, err = p.records()
 	default:
 		over, err = p.story()
@@ -103,7 +107,7 @@ func (p *printer) head(o Overview) {
 	p.printf("%s  %s · %s · %s · %d model calls · %d tool calls\n", p.bold(line(o.Session)), status, elapsed(o.Wall()), o.Cost(), o.ModelCalls, o.ToolCalls)
 	fact := func(name, text string) {
 		if text != "" {
-			p.printf("  %s %s\n", p.dim(fmt.Sprintf("%-10s", name)), line(text))
+			p.printf("  %s %s\n", p.dim(fmt.Sprintf("%-11s", name)), line(text))
 		}
 	}
 	fact("begun", o.Begun.Local().Format("2006-01-02 15:04:05"))
@@ -299,8 +303,19 @@ func line(s string) string {
 	return safe
 }
 
-// printf writes; a write that fails is told by the last Flush.
-func (p *printer) printf(format string, args ...any) { _, _ = fmt.Fprintf(p.out, format, args...) }
+// stepIndent is as wide as what stands before the text of a step.
+var stepIndent = strings.Repeat(" ", len("15:04:05.000  "))
+
+// printf writes whole lines. The last Flush returns the error of a failed write.
+func (p *printer) printf(format string, args ...any) {
+	if p.o.Wrap == nil {
+		_, _ = fmt.Fprintf(p.out, format, args...)
+		return
+	}
+	for l := range strings.Lines(fmt.Sprintf(format, args...)) {
+		_, _ = fmt.Fprintln(p.out, strings.Join(p.o.Wrap(strings.TrimSuffix(l, "\n"), stepIndent), "\n"))
+	}
+}
 
 func (p *printer) paint(code, text string) string {
 	if !p.o.Colour || code == "" || text == "" {

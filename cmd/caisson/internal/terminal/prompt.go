@@ -88,7 +88,7 @@ func (p *Prompt) Approve(ctx context.Context, c tools.Confirmation) (tools.Answe
 func (p *Prompt) ask(ctx context.Context, q question) (tools.Answer, error) {
 	c := q.Confirmation
 	columns, rows := p.Out.size()
-	choiceRows := len(wrapWords(choices(c, true), columns-answerCells, "  "))
+	choiceRows := len(WrapWords(choices(c, true), columns-answerCells, "  "))
 	lines, seen := q.lines(time.Now(), columns, rows-choiceRows)
 	p.Out.direct(lines...)
 	if err := p.awaitQuiet(ctx); err != nil {

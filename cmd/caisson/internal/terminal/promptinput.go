@@ -81,7 +81,7 @@ func foreign(prefix, text string, columns int) []string {
 // broken at blanks where that is possible.
 func mixed(text string, columns int) []string {
 	var rows []string
-	for _, row := range wrapWords(countBlanks(line(text)), columns-len(moreBar), moreBar) {
+	for _, row := range WrapWords(countBlanks(line(text)), columns-len(moreBar), moreBar) {
 		if rest, more := strings.CutPrefix(row, moreBar); more {
 			rows = append(rows, foreign(moreBar, rest, columns)...)
 		} else {

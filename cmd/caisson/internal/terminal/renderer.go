@@ -149,7 +149,7 @@ func (r *Renderer) choose(text string) {
 	columns, _ := r.size()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.write(strings.Join(wrapWords(text, columns-answerCells, "  "), "\n"))
+	r.write(strings.Join(WrapWords(text, columns-answerCells, "  "), "\n"))
 }
 
 // size returns the terminal's columns and rows.

@@ -12,10 +12,10 @@ import (
 // and code in what a model says.
 const verbatimIndent = "    "
 
-// wrapWords breaks a line at its blanks into rows of at most width cells, and
+// WrapWords breaks a line at its blanks into rows of at most width cells, and
 // begins the rows after the first with indent. A longer word stays whole: a path that
 // is broken can't be copied.
-func wrapWords(l string, width int, indent string) []string {
+func WrapWords(l string, width int, indent string) []string {
 	if ansi.StringWidth(l) <= width {
 		return []string{l}
 	}
@@ -46,7 +46,7 @@ func Wrap(lines []string, columns int) []string {
 		if fence || fenced || strings.HasPrefix(l, verbatimIndent) || strings.HasPrefix(l, "|") {
 			rows = append(rows, l)
 		} else {
-			rows = append(rows, wrapWords(l, max(columns-1, 1), hangingIndent(l))...)
+			rows = append(rows, WrapWords(l, max(columns-1, 1), hangingIndent(l))...)
 		}
 		fenced = fenced != fence
 	}
