@@ -75,11 +75,11 @@ type Breakers struct {
 type breaker struct {
 	failures int
 	cooldown time.Duration // 0 while closed
-	until    time.Time     // while cooldown is not 0: when it is half-open
+	until    time.Time     // when it is half-open, or was the last time
 	// trial says that one is under way while half-open.
 	trial bool
-	// epoch changes with each change of state: what an operation says that
-	// began before it is of the past.
+	// epoch counts how often it opened. The outcome of an operation that began
+	// before is ignored.
 	epoch int
 }
 
@@ -142,7 +142,7 @@ func (b *Breakers) Begin(key string) (done func(Outcome), err error) {
 func (b *Breakers) room() bool {
 	if len(b.keys) >= b.opts.Keys {
 		now := b.opts.Now()
-		maps.DeleteFunc(b.keys, func(_ string, k *breaker) bool { return k.cooldown == 0 || !now.Before(k.until) })
+		maps.DeleteFunc(b.keys, func(_ string, k *breaker) bool { return !now.Before(k.until) })
 	}
 	return len(b.keys) < b.opts.Keys
 }
@@ -170,14 +170,7 @@ func (b *Breakers) end(key string, epoch int, o Outcome) {
 	k.trial = false
 	switch o {
 	case OutcomeSuccess:
-		k.failures = 0
-		if k.cooldown > 0 {
-			k.cooldown = 0
-			k.epoch++
-		}
-		if k.epoch == 0 {
-			delete(b.keys, key)
-		}
+		k.failures, k.cooldown = 0, 0
 	case OutcomeFailure:
 		k.failures++
 		b.trip(k)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"pgregory.net/rapid"
@@ -130,8 +131,97 @@ func TestBreakerOptions(t *testing.T) {
 			t.Errorf("%s: no error", name)
 		}
 	}
-	if _, err := limits.NewBreakers(limits.BreakerOptions{Name: "x", Cooldown: time.Hour}); err != nil {
-		t.Errorf("a long cooldown alone: %v", err)
+	for name, o := range map[string]limits.BreakerOptions{
+		"a long cooldown alone": {Name: "x", Cooldown: time.Hour},
+		"no maximum above it":   {Name: "x", Cooldown: time.Hour, MaxCooldown: time.Hour},
+	} {
+		if _, err := limits.NewBreakers(o); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// requireTripped begins an operation that must be refused for that long.
+func requireTripped(t *testing.T, b *limits.Breakers, key string, retry time.Duration) *limits.TrippedError {
+	t.Helper()
+	_, err := b.Begin(key)
+	trip, ok := errors.AsType[*limits.TrippedError](err)
+	if !ok || trip.Retry != retry {
+		t.Fatalf("Begin(%s) = %v, want it refused for %v", key, err, retry)
+	}
+	return trip
+}
+
+func TestBreakerDefaults(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, err := limits.NewBreakers(limits.BreakerOptions{Name: "x"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range limits.DefaultBreakerFailures {
+			if err := try(b, "a", limits.OutcomeFailure); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, cooldown := range []time.Duration{30, 60, 120, 240, 300, 300} {
+			requireTripped(t, b, "a", cooldown*time.Second)
+			time.Sleep(cooldown * time.Second)
+			if err := try(b, "a", limits.OutcomeFailure); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// The smallest options count like any other.
+func TestBreakerSmallestOptions(t *testing.T) {
+	c := newClock()
+	b, err := limits.NewBreakers(limits.BreakerOptions{Name: "x", Failures: 1, Cooldown: 1, Keys: 1, Now: c.now})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = try(b, "a", limits.OutcomeFailure)
+	trip := requireTripped(t, b, "a", 1)
+	if want := "CIRCUIT_BREAKER_TRIPPED: breaker x of a is open for another 1s"; trip.Error() != want {
+		t.Errorf("error %q, want %q", trip, want)
+	}
+	requireTripped(t, b, "b", 1)
+	c.pass(1)
+	_ = try(b, "a", limits.OutcomeFailure)
+	requireTripped(t, b, "a", 2)
+}
+
+func TestBreakerCountsAnewOnceClosed(t *testing.T) {
+	c := newClock()
+	b := breakers(t, c)
+	for range 3 {
+		_ = try(b, "a", limits.OutcomeFailure)
+	}
+	c.pass(10 * time.Second)
+	_ = try(b, "a", limits.OutcomeSuccess)
+	for range 2 {
+		_ = try(b, "a", limits.OutcomeFailure)
+		if b.State("a") != limits.BreakerClosed {
+			t.Fatal("open after fewer failures than the first time")
+		}
+	}
+	_ = try(b, "a", limits.OutcomeFailure)
+	requireTripped(t, b, "a", 10*time.Second)
+}
+
+// Keys bounds keys with failures: others don't make it forget one.
+func TestBreakerRemembersFailures(t *testing.T) {
+	b, err := limits.NewBreakers(limits.BreakerOptions{Name: "x", Failures: 2, Keys: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = try(b, "a", limits.OutcomeFailure)
+	for _, key := range []string{"b", "c", "d"} {
+		_ = try(b, key, limits.OutcomeSuccess)
+	}
+	_ = try(b, "a", limits.OutcomeFailure)
+	if b.State("a") != limits.BreakerOpen {
+		t.Error("keys without failures made it forget a failure")
 	}
 }
 

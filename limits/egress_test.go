@@ -45,6 +45,28 @@ func TestEgressHosts(t *testing.T) {
 	}
 }
 
+func TestEgressLeft(t *testing.T) {
+	e, err := limits.NewEgress(limits.EgressBudget{Bytes: 2, Hosts: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want := range int64(2) {
+		if bytes, _ := e.Used(); bytes != want || e.Left() != nil {
+			t.Errorf("%d bytes used, want %d, left %v", bytes, want, e.Left())
+		}
+		if n, err := e.Take(1); n != 1 || err != nil {
+			t.Errorf("Take(1) = %d, %v", n, err)
+		}
+	}
+	n, err := e.Take(1)
+	want := limits.ExceededError{Kind: limits.KindEgressBytes, Limit: 2, Used: 2}
+	for _, err := range []error{err, e.Left()} {
+		if over, ok := errors.AsType[*limits.ExceededError](err); n != 0 || !ok || *over != want {
+			t.Errorf("nothing is left: %d, %v", n, err)
+		}
+	}
+}
+
 // TestEgressIsNeverExceeded takes and returns at once from many goroutines:
 // what was used never exceeds the budget, and all of it can be used.
 func TestEgressIsNeverExceeded(t *testing.T) {
@@ -94,6 +116,10 @@ func TestEgressRefusesNonsense(t *testing.T) {
 			t.Errorf("Take(%d) = %d, %v", n, got, err)
 		}
 	}
+	if n, err := e.Take(1); n != 1 || err != nil {
+		t.Errorf("Take(1) = %d, %v", n, err)
+	}
+	e.Return(1)
 	e.Return(-5)
 	if bytes, _ := e.Used(); bytes != 0 {
 		t.Errorf("%d bytes used after nothing", bytes)

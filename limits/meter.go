@@ -58,15 +58,10 @@ func (m *Meter) Add(u Usage) {
 	}
 }
 
-// add adds without going below a or past the largest number.
+// add returns the sum of what is positive of a and b, at most the largest number.
 func add(a, b int64) int64 {
-	if b <= 0 {
-		return a
-	}
-	if a > math.MaxInt64-b {
-		return math.MaxInt64
-	}
-	return a + b
+	a, b = max(a, 0), max(b, 0)
+	return a + min(b, math.MaxInt64-a)
 }
 
 // Used is the sum so far. Its cost is nil as soon as one addition had no price.
@@ -133,14 +128,13 @@ func (m *Meter) reading(k Kind, elapsed time.Duration) (limit, used int64, ok bo
 	case KindCost:
 		bound, used = m.budget.CostMicroUSD, m.cost
 	case KindWallTime:
-		if m.budget.WallTime == nil {
-			return 0, 0, false
+		if m.budget.WallTime != nil {
+			// At least one millisecond: a shorter limit must not read as none.
+			bound, used = new(max(m.budget.WallTime.Milliseconds(), 1)), elapsed.Milliseconds()
 		}
-		// At least one millisecond: a shorter limit must not read as none.
-		return max(m.budget.WallTime.Milliseconds(), 1), elapsed.Milliseconds(), true
 	}
 	if bound == nil {
-		return 0, 0, false
+		return 0, used, false
 	}
 	return *bound, used, true
 }

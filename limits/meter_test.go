@@ -1,6 +1,7 @@
 package limits_test
 
 import (
+	"fmt"
 	"math"
 	"testing"
 	"time"
@@ -118,6 +119,35 @@ func TestMeterCostIsUnknownForGood(t *testing.T) {
 	}
 }
 
+func TestMeterCostIsUnknownWithoutAPrice(t *testing.T) {
+	for name, tt := range map[string]struct {
+		used  limits.Usage
+		known bool
+	}{
+		"nothing":   {known: true},
+		"a call":    {used: limits.Usage{ToolCalls: 1}, known: true},
+		"one round": {used: limits.Usage{Rounds: 1}},
+		"one token": {used: limits.Usage{OutputTokens: 1}},
+	} {
+		m, _ := limits.NewMeter(limits.Budget{})
+		m.Add(tt.used)
+		if got := m.Used().CostMicroUSD; (got != nil) != tt.known {
+			t.Errorf("%s: cost %v, want it known: %v", name, got, tt.known)
+		}
+	}
+}
+
+func TestMeterReadsAShortTimeAsOneMillisecond(t *testing.T) {
+	m, _ := limits.NewMeter(limits.Budget{WallTime: new(10 * time.Microsecond)})
+	want := &limits.ExceededError{Kind: limits.KindWallTime, Limit: 1, Used: 1}
+	if diff := cmp.Diff(want, m.Exceeded(limits.StepRound, time.Millisecond)); diff != "" {
+		t.Errorf("exceeded (-want +got):\n%s", diff)
+	}
+	if e := m.Exceeded(limits.StepRound, 0); e != nil {
+		t.Errorf("Exceeded() = %v before any time has passed", e)
+	}
+}
+
 func TestMeterIgnoresNegativeCounts(t *testing.T) {
 	m, _ := limits.NewMeter(limits.Budget{Tokens: new(int64(10))})
 	m.Add(limits.Usage{InputTokens: 12, OutputTokens: -100})
@@ -147,6 +177,10 @@ func TestMeterWarnsOnceAtFourFifths(t *testing.T) {
 }
 
 func TestLeftToolCalls(t *testing.T) {
+	var none limits.Meter
+	if left, limited := none.LeftToolCalls(); left != 0 || limited {
+		t.Errorf("LeftToolCalls() = %d, %v without a limit, want 0, false", left, limited)
+	}
 	m, _ := limits.NewMeter(limits.Budget{ToolCalls: new(int64(3))})
 	m.Add(limits.Usage{ToolCalls: 2})
 	if left, limited := m.LeftToolCalls(); left != 1 || !limited {
@@ -162,21 +196,29 @@ func TestResourcesValidate(t *testing.T) {
 	if err := limits.DefaultResources().Validate(); err != nil {
 		t.Fatalf("the defaults: %v", err)
 	}
-	for name, change := range map[string]func(*limits.Resources){
-		"memory":       func(r *limits.Resources) { r.MemoryBytes = limits.MinMemoryBytes - 1 },
-		"pids":         func(r *limits.Resources) { r.PIDs = 0 },
-		"cpus":         func(r *limits.Resources) { r.MilliCPUs = -1 },
-		"tmp":          func(r *limits.Resources) { r.TmpBytes = 0 },
-		"home":         func(r *limits.Resources) { r.HomeBytes = 0 },
-		"shm":          func(r *limits.Resources) { r.ShmBytes = 0 },
-		"open files":   func(r *limits.Resources) { r.OpenFiles = 0 },
-		"command time": func(r *limits.Resources) { r.CommandTime = 0 },
+	for name, tt := range map[string]struct {
+		field func(*limits.Resources) *int64
+		least int64
+	}{
+		"memory":       {func(r *limits.Resources) *int64 { return &r.MemoryBytes }, limits.MinMemoryBytes},
+		"pids":         {func(r *limits.Resources) *int64 { return &r.PIDs }, limits.MinPIDs},
+		"cpus":         {func(r *limits.Resources) *int64 { return &r.MilliCPUs }, 10},
+		"tmp":          {func(r *limits.Resources) *int64 { return &r.TmpBytes }, 1 << 20},
+		"home":         {func(r *limits.Resources) *int64 { return &r.HomeBytes }, 1 << 20},
+		"shm":          {func(r *limits.Resources) *int64 { return &r.ShmBytes }, 4096},
+		"open files":   {func(r *limits.Resources) *int64 { return &r.OpenFiles }, 64},
+		"command time": {func(r *limits.Resources) *int64 { return (*int64)(&r.CommandTime) }, int64(time.Second)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := limits.DefaultResources()
-			change(&r)
-			if err := r.Validate(); err == nil {
-				t.Error("Validate() took it")
+			*tt.field(&r) = tt.least
+			if err := r.Validate(); err != nil {
+				t.Errorf("the least: %v", err)
+			}
+			*tt.field(&r)--
+			want := fmt.Sprintf("resource %s is %d, must be at least %d", name, tt.least-1, tt.least)
+			if err := r.Validate(); err == nil || err.Error() != want {
+				t.Errorf("one less: %v, want %s", err, want)
 			}
 		})
 	}
@@ -188,6 +230,9 @@ func TestUsagePlus(t *testing.T) {
 	want := limits.Usage{Rounds: 11, ToolCalls: 22, InputTokens: 33, CachedInputTokens: 44, CacheWriteTokens: 55, OutputTokens: math.MaxInt64, CostMicroUSD: new(int64(77))}
 	if diff := cmp.Diff(want, a.Plus(b)); diff != "" {
 		t.Errorf("sum (-want +got):\n%s", diff)
+	}
+	if got := a.Plus(limits.Usage{Rounds: -1}).Rounds; got != 1 {
+		t.Errorf("1 and -1 rounds are %d", got)
 	}
 	b.CostMicroUSD = nil
 	if got := a.Plus(b); got.CostMicroUSD != nil {

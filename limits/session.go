@@ -80,17 +80,21 @@ func (s *SessionBreaker) Turn(b Budget) Budget {
 		own  **int64
 	}{{KindToolCalls, &b.ToolCalls}, {KindTokens, &b.Tokens}, {KindCost, &b.CostMicroUSD}} {
 		if limit, used, ok := s.meter.reading(f.kind, elapsed); ok {
-			if left := max(limit-used, 1); *f.own == nil || **f.own > left {
-				*f.own = &left
-			}
+			*f.own = least(*f.own, max(limit-used, 1))
 		}
 	}
 	if all := s.meter.budget.WallTime; all != nil {
-		if left := max(*all-elapsed, time.Millisecond); b.WallTime == nil || *b.WallTime > left {
-			b.WallTime = &left
-		}
+		b.WallTime = least(b.WallTime, max(*all-elapsed, time.Millisecond))
 	}
 	return b
+}
+
+// least returns the smaller of a bound, if there is one, and left.
+func least[T int64 | time.Duration](bound *T, left T) *T {
+	if bound != nil {
+		left = min(left, *bound)
+	}
+	return &left
 }
 
 // sessionBreaker names the breaker of a limit.

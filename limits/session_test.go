@@ -3,6 +3,7 @@ package limits_test
 import (
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"pgregory.net/rapid"
@@ -34,6 +35,11 @@ func TestSessionBreaker(t *testing.T) {
 				t.Fatal(err)
 			}
 			s.Add(tt.used)
+			for range 2 { // not locked for good by the first
+				if got := s.Used(); got.ToolCalls != tt.used.ToolCalls || got.Tokens() != tt.used.Tokens() {
+					t.Errorf("used %+v, want %+v", got, tt.used)
+				}
+			}
 			c.pass(tt.passed)
 			for range 2 { // it stays tripped
 				got := limits.BreakerName("")
@@ -47,14 +53,58 @@ func TestSessionBreaker(t *testing.T) {
 				if got != tt.breaker {
 					t.Errorf("breaker %q (%v), want %q", got, err, tt.breaker)
 				}
-				if err := s.Check(limits.StepClosing); (err == nil) != tt.answers {
-					t.Errorf("asking the model: %v", err)
+				for _, step := range []limits.Step{limits.StepClosing, limits.StepRound} {
+					if err := s.Check(step); (err == nil) != tt.answers {
+						t.Errorf("asking the model: %v", err)
+					}
 				}
 			}
 		})
 	}
 	if _, err := limits.NewSessionBreaker(limits.Budget{Tokens: new(int64(0))}, nil); err == nil {
 		t.Error("a limit of zero was taken")
+	}
+}
+
+// The first limit that was reached is the one that stays tripped.
+func TestSessionBreakerStaysTripped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := limits.NewSessionBreaker(limits.Budget{Tokens: new(int64(10)), WallTime: new(time.Minute)}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Add(limits.Usage{InputTokens: 10})
+		for range 2 {
+			err := s.Check(limits.StepRound)
+			if want := "CIRCUIT_BREAKER_TRIPPED: breaker session_tokens: " + (&limits.ExceededError{Kind: limits.KindTokens, Limit: 10, Used: 10}).Error(); err == nil || err.Error() != want {
+				t.Errorf("Check() = %v, want %s", err, want)
+			}
+			time.Sleep(time.Minute)
+		}
+	})
+}
+
+func TestTurnWallTime(t *testing.T) {
+	c := newClock()
+	s, err := limits.NewSessionBreaker(limits.Budget{WallTime: new(time.Minute)}, c.now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.pass(20 * time.Second)
+	for own, want := range map[time.Duration]time.Duration{
+		0: 40 * time.Second, 30 * time.Second: 30 * time.Second, 50 * time.Second: 40 * time.Second,
+	} {
+		var b limits.Budget
+		if own > 0 {
+			b.WallTime = &own
+		}
+		if got := s.Turn(b).WallTime; got == nil || *got != want {
+			t.Errorf("a turn with %v of its own has %v, want %v", own, got, want)
+		}
+	}
+	c.pass(time.Hour)
+	if got := s.Turn(limits.Budget{}).WallTime; got == nil || *got != time.Millisecond {
+		t.Errorf("a turn when no time is left has %v", got)
 	}
 }
 
