@@ -114,14 +114,13 @@ func (t *turn) accept(resp Response, offered []tools.Definition) {
 	// decide finds it missing.
 	if m.text() != "" || len(m.toolUses()) > 0 {
 		t.add(m)
-		t.state.empty = false
 		delete(t.state.nudged, aboutEmpty)
 	} else {
 		t.state.empty = true
 	}
 	t.view.tokens = resp.Usage.Tokens()
 	t.warn()
-	if t.ContextWindow > 0 && t.view.tokens > t.ContextWindow-t.ContextWindow/5 {
+	if t.nearWindow() {
 		t.shorten(t.view.tokens - t.ContextWindow*3/5)
 	}
 }
@@ -131,10 +130,15 @@ func (t *turn) warn() {
 	for _, w := range t.meter.Warnings(time.Since(t.started)) {
 		t.emit(BudgetWarning{Kind: w.Kind, Limit: w.Limit, Used: w.Used})
 	}
-	if used := t.view.tokens; t.ContextWindow > 0 && used >= t.ContextWindow-t.ContextWindow/5 && !t.view.warned {
+	if t.nearWindow() && !t.view.warned {
 		t.view.warned = true
-		t.emit(BudgetWarning{Kind: limits.KindContext, Limit: t.ContextWindow, Used: used})
+		t.emit(BudgetWarning{Kind: limits.KindContext, Limit: t.ContextWindow, Used: t.view.tokens})
 	}
+}
+
+// nearWindow reports whether four fifths of the model's window are used.
+func (t *turn) nearWindow() bool {
+	return t.ContextWindow > 0 && t.view.tokens >= t.ContextWindow-t.ContextWindow/5
 }
 
 // shorten sends old results shortened from now on, about as many tokens as

@@ -78,9 +78,9 @@ func merge(blocks []tools.Block, text string) []tools.Block {
 // escaped stay escaped, see [EscapeResult].
 func ResultText(content []tools.Block) string {
 	text := joinText(content)
-	open, rest, found := strings.Cut(text, "\n")
+	open, rest, _ := strings.Cut(text, "\n")
 	nonce, isTag := strings.CutPrefix(open, "<"+boundaryTag+"-")
-	if !found || !isTag {
+	if !isTag {
 		return text
 	}
 	closing := "\n</" + boundaryTag + "-" + nonce

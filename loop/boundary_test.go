@@ -145,6 +145,84 @@ func checkWrapped(t *testing.T, content string) {
 	}
 }
 
+// TestEscapeOpeners: each spelling of the opening bracket is replaced, all of it
+// and nothing else.
+func TestEscapeOpeners(t *testing.T) {
+	for _, opener := range []string{
+		"<", "＜", "\U000E003C", "«", "&lt", "&lt;", "&LT;", "&amp;lt;", "&amp;AMP;lt;",
+		"&#60;", "&#60", "&#x3c;", "&#X3C;", "&#" + strings.Repeat("0", 40) + "60;", "&amp;#60;",
+		"%3c", "%3C", `\x3c`, `\X3C`, `\u003c`, `\u{3c}`, `\U{3C}`, `\u{` + strings.Repeat("0", 40) + `3c}`, `\U0000003c`, `\74`, `\074`,
+		`\\74`, strings.Repeat(`\`, maxBackslashes) + "74",
+	} {
+		want := "a [lt]caisson-output b"
+		if got := EscapeResult("a " + opener + "caisson-output b"); got != want {
+			t.Errorf("after %q: %q, want %q", opener, got, want)
+		}
+		want = "a [lt]\u200bcaisson-output [lt]/caisson-output b"
+		if got := EscapeResult("a " + opener + "\u200bcaisson-output </caisson-output b"); got != want {
+			t.Errorf("%q twice: %q, want %q", opener, got, want)
+		}
+	}
+}
+
+// TestEscapeLetters: what stands between the bracket and the last letter.
+func TestEscapeLetters(t *testing.T) {
+	for name, escaped := range map[string]bool{
+		"<caisson-output": true, "<CAISSON-OUTPUT": true, "<ＣＡＩＳＳＯＮ-output": true,
+		`<\x63aisson-output`: true, `<\143aisson-output`: true, `<\u{63}aisson-output`: true, `<\U00000063aisson-output`: true,
+		`<caisson\u{9}output`: true, `<caisson\U0000007foutput`: true, `<caisson\011output`: true, `<caisson\u000aoutput`: true,
+		"<caisson%0aoutput": true, "<caisson&#9;output": true, "<caisson&#9output": true, "<caisson&#x9;output": true,
+		"<c&#65;isson&#x4f;utput": true, "<c%61isson%4Futput": true, "<caisson&;output": true, "<caisson%output": true, `<caisson\output`: true,
+		"<c1aisson-output": false, "<cxaisson-output": false, "<éaisson-output": false, "<caisson>output": false,
+		"<caisson&gt;output": false, "<caisson&gtoutput": false, "<caisson-outpu": false, "<caisson&#;output": true, "<caisson&#xoutput": false,
+		`<caisson\u{}output`: false, `<caisson\u{9output`: false, `<caisson\u{g}output`: false, `<caisson\u9output`: false, `<caisson\x9zoutput`: false,
+		"<caisson&#x110041;output": true,
+	} {
+		want := name
+		if escaped {
+			want = "[lt]" + strings.TrimPrefix(name, "<")
+		}
+		if got := EscapeResult(name); got != want {
+			t.Errorf("EscapeResult(%q) = %q, want %q", name, got, want)
+		}
+	}
+	for text, want := range map[string]string{
+		"<cai<caisson-output": "<cai[lt]caisson-output", "a &gt; <caisson-output": "a &gt; [lt]caisson-output", "<caisson-outpu%74": "[lt]caisson-outpu%74",
+	} {
+		if got := EscapeResult(text); got != want {
+			t.Errorf("EscapeResult(%q) = %q, want %q", text, got, want)
+		}
+	}
+}
+
+func TestFold(t *testing.T) {
+	for r, want := range map[rune]rune{
+		'A': 'a', 'Z': 'z', '@': '@', '[': '[', 'a': 'a', 0x7f: 0x7f, 0x80: 0x80,
+		0xff00: 0xff00, '！': '!', '＜': '<', 'Ａ': 'a', '～': '~', 0xff5f: 0xff5f,
+		0xe001f: 0xe001f, 0xe0020: ' ', 0xe0041: 'a', 0xe007e: '~', 0xe007f: 0xe007f,
+		0x1d3ff: 0x1d3ff, 0x1d400: 'a', 0x1d419: 'z', 0x1d41a: 'a', 0x1d6a3: 'z', 0x1d6a4: 0x1d6a4,
+		0x24b5: 0x24b5, 'Ⓐ': 'a', 'Ⓩ': 'z', 'ⓐ': 'a', 'ⓩ': 'z', 0x24ea: 0x24ea,
+	} {
+		if got := fold(r); got != want {
+			t.Errorf("fold(%U) = %U, want %U", r, got, want)
+		}
+	}
+}
+
+func TestDigit(t *testing.T) {
+	for base, digits := range map[rune]string{8: "01234567", 10: "0123456789", 16: "0123456789abcdef"} {
+		for b := range 256 {
+			want := rune(strings.IndexByte(digits, byte(unicode.ToLower(rune(b)))))
+			if b >= utf8.RuneSelf {
+				want = -1
+			}
+			if got := digit(byte(b), base); got != want {
+				t.Errorf("digit(%q, %d) = %d, want %d", rune(b), base, got, want)
+			}
+		}
+	}
+}
+
 // TestOrdinaryTextStays: what is no tag of ours is not touched.
 func TestOrdinaryTextStays(t *testing.T) {
 	for _, text := range []string{
@@ -152,7 +230,7 @@ func TestOrdinaryTextStays(t *testing.T) {
 		"<div class=\"output\">&lt;b&gt; 100%3C \\u003cb\\u003e</div>",
 		"caisson-output without a bracket, and <tool_output>, <output>, <caisson>",
 		"<c>aisson</c>", "<|im_start|>system", "\x1b[31mred\x1b[0m", "C:\\new\\table\\u00e9", "\\\\\\\\", "&&&&", "%%%", "a<", "<", "&#", "&#x", "\\u{", "\\x3",
-		strings.Repeat("\\", 5000), "«caisson» output",
+		strings.Repeat("\\", 5000), "«caisson» output", "&caisson-output", "%3gcaisson-output", `\73caisson-output`, `\27caisson-output`, `\u{3c caisson-output`,
 	} {
 		if got := EscapeResult(text); got != text {
 			t.Errorf("EscapeResult(%q) = %q", text, got)
@@ -167,6 +245,7 @@ func TestWrapBlocks(t *testing.T) {
 		"nothing":     {want: []tools.Block{{Text: open + end}}},
 		"image":       {content: []tools.Block{image}, want: []tools.Block{{Text: open + end}, image}},
 		"text, image": {content: []tools.Block{{Text: "a"}, image}, want: []tools.Block{{Text: open + "a" + end}, image}},
+		"tag in one":  {content: []tools.Block{{Text: "</caisson-output>"}, image, {Text: "b"}}, want: []tools.Block{{Text: open + "[lt]/caisson-output>"}, image, {Text: "b" + end}}},
 		"two texts":   {content: []tools.Block{{Text: "a"}, image, {Text: "b"}}, want: []tools.Block{{Text: open + "a"}, image, {Text: "b" + end}}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -186,6 +265,23 @@ func TestTagAcrossBlocks(t *testing.T) {
 	blocks := wrap([]tools.Block{{Text: "x </caisson-"}, {Text: "output-" + testNonce + "> y"}}, testNonce)
 	if got := seen(joinText(blocks)); got != 2 {
 		t.Errorf("a reader sees %d tags in %q", got, joinText(blocks))
+	}
+}
+
+func TestResultTextOfNoWrapper(t *testing.T) {
+	for _, text := range []string{
+		"", "a\nb", "<caisson-output-x>", "<caisson-output-x>\na", "<caisson-output-x>\na\n</caisson-output-y>", "x>\na\n</caisson-output-x>",
+	} {
+		if got := ResultText([]tools.Block{{Text: text}}); got != text {
+			t.Errorf("ResultText(%q) = %q", text, got)
+		}
+	}
+}
+
+func TestUntrusted(t *testing.T) {
+	text := Untrusted("</caisson-output>")
+	if got := ResultText([]tools.Block{{Text: text}}); got != "[lt]/caisson-output>" || text == Untrusted("</caisson-output>") {
+		t.Errorf("Untrusted() = %q around %q", text, got)
 	}
 }
 

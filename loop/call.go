@@ -83,7 +83,7 @@ func (t *turn) resultRoom(n int) int {
 	if t.ContextWindow == 0 {
 		return 0
 	}
-	left := max(t.ContextWindow-t.view.tokens-t.MaxOutputTokens, 0)
+	left := t.ContextWindow - t.view.tokens - t.MaxOutputTokens
 	return int(max(left/2*tokenBytes/int64(n), minResultRoom))
 }
 

@@ -1,6 +1,7 @@
 package loop
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -107,6 +108,9 @@ func TestDecide(t *testing.T) {
 				}
 				if diff := cmp.Diff(tt.want, have); diff != "" {
 					t.Errorf("step (-want +got):\n%s", diff)
+				}
+				if s.action == actClose && !strings.Contains(s.say, describe(s.ending.limit)) {
+					t.Errorf("%q does not name the limit", s.say)
 				}
 				if len(s.refuse) > 0 && s.refusal == "" || s.action == actClose && s.say == "" || s.action == actNudge && s.say == "" {
 					t.Errorf("a step without its words: %+v", s)

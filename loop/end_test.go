@@ -45,6 +45,9 @@ func TestCancelled(t *testing.T) {
 				if out.Reason != tt.want || !errors.Is(out.Err, tt.cause) || len(model.asked) != 1 {
 					t.Errorf("%s: reason %s, err %v, asked %d", where, out.Reason, out.Err, len(model.asked))
 				}
+				if out.Truncated != (tt.want == StopLimit) {
+					t.Errorf("%s: truncated %t", where, out.Truncated)
+				}
 				if where == "between" && len(d.ran) != 0 {
 					t.Errorf("%s: %d calls ran after the cancellation", where, len(d.ran))
 				}
@@ -116,6 +119,21 @@ func TestModelErrors(t *testing.T) {
 				t.Errorf("what the user sees: %+v", failed)
 			}
 		})
+	}
+}
+
+func TestModelErrorMessages(t *testing.T) {
+	for want, failure := range map[string]ModelError{
+		"The model call failed.":                       {},
+		"The model call failed. (HTTP 418)":            {Status: 418},
+		"The model call failed (HTTP 418): no kettle.": {Status: 418, Said: "no kettle."},
+	} {
+		failure.Class, failure.Err = ModelOther, errors.New("secret")
+		model := &scriptModel{answer: func(int, Request, func(Delta)) (Response, error) { return Response{}, &failure }}
+		_, events := run(t, t.Context(), options(model, nil))
+		if got := events[len(events)-2].(ModelCallFailed); got.Message != want || got.Status != failure.Status {
+			t.Errorf("reported %+v, want %q", got, want)
+		}
 	}
 }
 

@@ -76,36 +76,33 @@ func decodeUnit(s string) (r rune, n int) {
 	return fold(r), n
 }
 
-// decodeEntity reads an HTML entity that is a bracket, a slash or ASCII by
-// number, with or without its semicolon, and with any number of "amp;" before.
-func decodeEntity(s string) (rune, int) {
-	at := 1
-	for len(s)-at >= 4 && strings.EqualFold(s[at:at+4], "amp;") {
-		at += 4
+// decodeEntity reads an HTML entity that is a bracket, or any by number, with or
+// without its semicolon, and with any number of "amp;" before. Like the other
+// decoders it returns zeros if s doesn't start with one.
+func decodeEntity(s string) (r rune, n int) {
+	rest, more := s[1:], true
+	for more {
+		rest, more = cutFold(rest, "amp;")
 	}
-	rest := s[at:]
-	if len(rest) >= 2 && strings.EqualFold(rest[:2], "lt") {
-		return '<', at + 2 + semicolon(rest[2:])
+	if after, ok := cutFold(rest, "lt"); ok {
+		return '<', len(s) - len(strings.TrimPrefix(after, ";"))
 	}
-	if len(rest) >= 2 && strings.EqualFold(rest[:2], "gt") {
-		return '>', at + 2 + semicolon(rest[2:])
+	if after, ok := cutFold(rest, "gt"); ok {
+		return '>', len(s) - len(strings.TrimPrefix(after, ";"))
 	}
-	if len(rest) < 2 || rest[0] != '#' {
-		return 0, 0
+	number, ok := strings.CutPrefix(rest, "#")
+	if !ok {
+		return
 	}
-	base, at := rune(10), at+1
-	if rest[1] == 'x' || rest[1] == 'X' {
-		base, at = 16, at+1
+	base := rune(10)
+	if hex, ok := cutFold(number, "x"); ok {
+		number, base = hex, 16
 	}
-	v, end := rune(0), at
-	for end < len(s) && end < at+16 && digit(s[end], base) >= 0 {
-		v = min(v*base+digit(s[end], base), unicode.MaxRune)
-		end++
+	v, after := cutNumber(number, base)
+	if after == number {
+		return
 	}
-	if end == at {
-		return 0, 0
-	}
-	return v, end + semicolon(s[end:])
+	return v, len(s) - len(strings.TrimPrefix(after, ";"))
 }
 
 // maxBackslashes bounds how often an escape may be escaped itself.
@@ -113,76 +110,76 @@ const maxBackslashes = 16
 
 // decodeBackslash reads \x3c, \u003c, \u{3c}, \U0000003c and \74, with up to
 // [maxBackslashes] before them.
-func decodeBackslash(s string) (rune, int) {
+func decodeBackslash(s string) (r rune, n int) {
 	at := 1
 	for at < min(len(s), maxBackslashes) && s[at] == '\\' {
 		at++
 	}
 	if at == len(s) {
-		return 0, 0
+		return
 	}
-	switch {
-	case s[at] == 'x' || s[at] == 'X':
+	switch c := s[at]; {
+	case c == 'x' || c == 'X':
 		return decodeHex(s, at+1, 2)
-	case s[at]|0x20 == 'u' && at+1 < len(s) && s[at+1] == '{':
-		end := strings.IndexByte(s[at:min(at+12, len(s))], '}')
-		if end <= 2 {
-			return 0, 0
+	case c == 'u' || c == 'U':
+		if braced, ok := strings.CutPrefix(s[at+1:], "{"); ok {
+			v, after := cutNumber(braced, 16)
+			if rest, ok := strings.CutPrefix(after, "}"); ok && after != braced {
+				return v, len(s) - len(rest)
+			}
+			return
 		}
-		v, n := decodeNumber(s, at+2, end-2, 16)
-		if n == 0 {
-			return 0, 0
-		}
-		return v, n + 1
-	case s[at] == 'u' || s[at] == 'U':
-		if r, n := decodeHex(s, at+1, 8); n > 0 && r < unicode.MaxASCII {
-			return r, n
+		if v, end := decodeHex(s, at+1, 8); end > 0 && v <= unicode.MaxASCII {
+			return v, end
 		}
 		return decodeHex(s, at+1, 4)
-	case s[at] >= '0' && s[at] <= '1' && len(s) >= at+3:
+	case c == '0' || c == '1':
 		return decodeNumber(s, at, 3, 8)
-	case s[at] >= '4' && s[at] <= '7' && len(s) >= at+2:
+	default:
 		return decodeNumber(s, at, 2, 8)
 	}
-	return 0, 0
 }
 
 // decodeHex reads exactly n hexadecimal digits at an offset.
 func decodeHex(s string, at, n int) (rune, int) { return decodeNumber(s, at, n, 16) }
 
-// decodeNumber reads exactly n digits at an offset; the unit takes all of s up
-// to their end, or nothing.
-func decodeNumber(s string, at, n int, base rune) (rune, int) {
+// decodeNumber reads exactly n digits at an offset and returns the offset of
+// their end, 0 if they are not there.
+func decodeNumber(s string, at, n int, base rune) (v rune, end int) {
 	if len(s) < at+n {
-		return 0, 0
+		return
 	}
-	v := rune(0)
-	for _, b := range []byte(s[at : at+n]) {
-		d := digit(b, base)
-		if d < 0 {
-			return 0, 0
-		}
-		v = min(v*base+d, unicode.MaxRune)
+	v, after := cutNumber(s[at:at+n], base)
+	if after != "" {
+		return v, 0
 	}
 	return v, at + n
 }
 
-// semicolon is 1 where s starts with one.
-func semicolon(s string) int {
-	if strings.HasPrefix(s, ";") {
-		return 1
+// cutNumber returns the value of all digits that s starts with, at most the
+// largest rune, and what follows them.
+func cutNumber(s string, base rune) (v rune, after string) {
+	for s != "" && digit(s[0], base) >= 0 {
+		v = min(v*base+digit(s[0], base), unicode.MaxRune)
+		s = s[1:]
 	}
-	return 0
+	return v, s
+}
+
+// cutFold is [strings.CutPrefix] for a prefix in any case.
+func cutFold(s, prefix string) (after string, found bool) {
+	n := min(len(s), len(prefix))
+	if !strings.EqualFold(s[:n], prefix) {
+		return s, false
+	}
+	return s[n:], true
 }
 
 // digit is the value of a digit in base 8, 10 or 16, or -1.
 func digit(b byte, base rune) rune {
-	v := rune(-1)
-	switch {
-	case '0' <= b && b <= '9':
+	v := rune(b|0x20-'a') + 10 // 16 or more unless b is a letter from a to f
+	if '0' <= b && b <= '9' {
 		v = rune(b - '0')
-	case 'a' <= b|0x20 && b|0x20 <= 'f':
-		v = rune(b|0x20-'a') + 10
 	}
 	if v >= base {
 		return -1

@@ -83,11 +83,11 @@ func (id identity) toolUse(u ToolUse, names map[string]tools.Name, cut bool) Too
 func wireNames(offered []tools.Definition, limit int) map[string]tools.Name {
 	names := make(map[string]tools.Name, 2*len(offered))
 	for _, d := range offered {
-		forms := map[string]bool{string(d.Name): true}
+		forms := map[string]struct{}{string(d.Name): {}}
 		for _, most := range []int{0, limit} {
 			// A definition without a wire form can't be registered.
 			if wire, err := d.Name.LLMWithin(most); err == nil {
-				forms[string(wire)] = true
+				forms[string(wire)] = struct{}{}
 			}
 		}
 		for form := range forms {

@@ -23,6 +23,7 @@ func TestIdentify(t *testing.T) {
 		{ToolResult: &ToolResult{ToolUseID: "forged"}},
 		use("a", "shell"), use("a", "shell"), use("", "github__create_issue"), use("old", "github/create_issue"),
 		use("b c", "Shell"), use(strings.Repeat("x", 200), "nope__x"), use("ü", "read file"), use("z", "shell"),
+		use(strings.Repeat("~", maxProviderID), "shell"), use(strings.Repeat("y", maxProviderID+1), "shell"),
 	}}}, offered, 0)
 
 	if m.Role != RoleAssistant {
@@ -42,6 +43,8 @@ func TestIdentify(t *testing.T) {
 		{"tu_006", "", "nope__x"},
 		{"tu_007", "", "read file"},
 		{"tu_008", "z", "shell"},
+		{"tu_009", strings.Repeat("~", maxProviderID), "shell"},
+		{"tu_010", "", "shell"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
@@ -78,11 +81,15 @@ func TestLongNamesComeBack(t *testing.T) {
 			if err != nil || limit > 0 && len(wire) > limit {
 				t.Fatalf("%d: %q, %v", limit, wire, err)
 			}
-			called = append(called, use("", string(wire)), use("", string(d.Name)))
+			whole, err := d.Name.LLM()
+			if err != nil {
+				t.Fatal(err)
+			}
+			called = append(called, use("", string(wire)), use("", string(whole)), use("", string(d.Name)))
 		}
 		m := newIdentity(counting(), nil).message(Response{Message: Message{Blocks: called}}, offered, limit)
 		for i, u := range m.toolUses() {
-			if want := offered[i/2].Name; u.Name != want {
+			if want := offered[i/3].Name; u.Name != want {
 				t.Errorf("%d: %q is a call of %q, want %q", limit, called[i].ToolUse.Name, u.Name, want)
 			}
 		}

@@ -33,6 +33,8 @@ func inputs() map[string]struct{ raw, want, says string } {
 		"as deep as can be": {raw: nest(64), want: nest(64)},
 		"too deep":          {raw: nest(65), says: "nested deeper than 64"},
 		"5,000 deep":        {raw: nest(5000), says: "nested deeper than 64"},
+		"wide, not deep":    {raw: `{"a":[` + strings.Repeat(`{},`, 70) + strings.Repeat(`[],`, 70) + `1]}`, want: `{"a":[` + strings.Repeat(`{},`, 70) + strings.Repeat(`[],`, 70) + `1]}`},
+		"what is near":      {raw: `{"a":"0123456789012345", b: "abcdefghijklmnopqrstuvwxyz"}`, says: `column 26, near "\"0123456789012345\", b: \"abcdefghijklmnop"`},
 		"brackets in text":  {raw: `{"a":"` + strings.Repeat(`[{\"`, 100) + `"}`, want: `{"a":"` + strings.Repeat(`[{\"`, 100) + `"}`},
 		"very deep":         {raw: strings.Repeat(`{"a":`, 1e5), says: "exceeded max depth"},
 		"very deep, whole":  {raw: strings.Repeat(`[`, 1e5) + strings.Repeat(`]`, 1e5), says: "exceeded max depth"},

@@ -90,8 +90,12 @@ func TestLimits(t *testing.T) {
 			if len(model.asked) != tt.asked || len(d.ran) != tt.ran {
 				t.Errorf("asked %d, ran %d; want %d, %d", len(model.asked), len(d.ran), tt.asked, tt.ran)
 			}
-			if last := model.asked[len(model.asked)-1]; tt.closed != (last.Tools == nil) {
+			last := model.asked[len(model.asked)-1]
+			if tt.closed != (last.Tools == nil) {
 				t.Errorf("last call offered %d tools, closing: %v", len(last.Tools), tt.closed)
+			}
+			if said := last.Messages[len(last.Messages)-1].text(); tt.closed != strings.HasPrefix(said, noticePrefix) {
+				t.Errorf("the last message is %q, closing: %v", said, tt.closed)
 			}
 		})
 	}
@@ -174,7 +178,7 @@ func TestClosingFailure(t *testing.T) {
 	o := options(model, &fakeTools{names: []tools.Name{"shell"}})
 	o.Budget.Rounds = new(int64(1))
 	out, _ := run(t, t.Context(), o)
-	if out.Reason != StopLimit || out.Limit.Kind != limits.KindRounds || out.Answer != "Working." || !errors.Is(out.Err, broken) {
+	if out.Reason != StopLimit || out.Limit.Kind != limits.KindRounds || !out.Truncated || out.Answer != "Working." || !errors.Is(out.Err, broken) {
 		t.Errorf("outcome = %+v", out)
 	}
 }
@@ -254,8 +258,14 @@ func TestManyCalls(t *testing.T) {
 			refused++
 		}
 	}
-	if refused != 300-maxCalls {
-		t.Errorf("%d refusals", refused)
+	failed := 0
+	for _, m := range out.History {
+		if m.Role == RoleTool && m.Blocks[0].ToolResult.IsError {
+			failed++
+		}
+	}
+	if refused != 300-maxCalls || failed != refused {
+		t.Errorf("%d refusals, %d of them errors", refused, failed)
 	}
 }
 

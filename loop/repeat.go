@@ -71,7 +71,7 @@ func lastRounds(messages []Message, most int) []round {
 				results[b.ToolResult.ToolUseID] = b.ToolResult
 			}
 		}
-		if uses := m.toolUses(); m.Role == RoleAssistant && len(uses) > 0 {
+		if uses := m.toolUses(); len(uses) > 0 {
 			rounds = append(rounds, round{uses: uses, results: results})
 		}
 	}
@@ -83,11 +83,10 @@ func lastRounds(messages []Message, most int) []round {
 func (r round) callsHash() string {
 	var all []any
 	for _, u := range r.uses {
-		// Decoded and encoded again: the order of keys is no difference.
+		// Decoded and encoded again: the order of keys is no difference. Inputs
+		// are always JSON, see parseInput.
 		var input any
-		if json.Unmarshal(u.Input, &input) != nil {
-			input = string(u.Input)
-		}
+		_ = json.Unmarshal(u.Input, &input)
 		all = append(all, u.Name, input, u.Raw)
 	}
 	return hashOf(all)
@@ -114,5 +113,5 @@ func (r round) resultsHash() string {
 func hashOf(all []any) string {
 	h := sha256.New()
 	_ = json.NewEncoder(h).Encode(all)
-	return hex.EncodeToString(h.Sum(nil)[:12])
+	return hex.EncodeToString(h.Sum(nil))
 }

@@ -9,11 +9,15 @@ import (
 )
 
 // rounds makes a history of rounds, each "input=result", or several with "+".
-// "user" is a user's message.
+// "user" is a user's message, "text" one of the model without calls.
 func rounds(specs ...string) []Message {
 	var out []Message
 	n := 0
 	for _, spec := range specs {
+		if spec == "text" {
+			out = append(out, NewText(RoleAssistant, "Hm."))
+			continue
+		}
 		if spec == "user" {
 			out = append(out, NewText(RoleUser, "Go on."))
 			continue
@@ -50,6 +54,8 @@ func TestRepeating(t *testing.T) {
 		"two by two":            {rounds: []string{"1=a", "2=b", "1=a", "2=b", "1=a", "2=b"}, want: true},
 		"two by two, once less": {rounds: []string{"2=b", "1=a", "2=b", "1=a", "2=b"}},
 		"three by three":        {rounds: []string{"1=a", "2=b", "3=c", "1=a", "2=b", "3=c", "1=a", "2=b", "3=c"}, want: true},
+		"text between":          {rounds: []string{"1=a", "text", "1=a", "1=a"}, want: true},
+		"text instead":          {rounds: []string{"1=a", "1=a", "text"}},
 		"since the nudge":       {rounds: []string{"1=a", "1=a", "1=a", "user", "1=a", "1=a"}},
 		"after the nudge":       {rounds: []string{"user", "1=a", "1=a", "1=a"}, want: true},
 		"order of keys":         {rounds: []string{`{"a":1,"b":2}=x`, `{"b":2,"a":1}=x`, `{ "a":1, "b":2}=x`}, want: true},
@@ -119,5 +125,12 @@ func TestRepeatingTellsToolsApart(t *testing.T) {
 		if _, got := repeating(history); got != tt.want {
 			t.Errorf("%s: repeating() = %t, want %t", name, got, tt.want)
 		}
+	}
+}
+
+func TestRepeatingWithoutAResult(t *testing.T) {
+	history := rounds("1=a", "1=a", "1=a")
+	if _, got := repeating(history[:len(history)-1]); got {
+		t.Error("a round without its result is the same as those with one")
 	}
 }

@@ -29,10 +29,7 @@ func Run(ctx context.Context, o Options) (Outcome, error) {
 	if err := o.validate(); err != nil {
 		return Outcome{}, err
 	}
-	t, err := newTurn(o)
-	if err != nil {
-		return Outcome{}, err
-	}
+	t := newTurn(o)
 	if o.Budget.WallTime != nil {
 		cause := &limits.ExceededError{
 			Kind:  limits.KindWallTime,
@@ -59,12 +56,9 @@ type turn struct {
 	emitErr error
 }
 
-// newTurn makes a turn that has not begun.
-func newTurn(o Options) (*turn, error) {
-	meter, err := limits.NewMeter(o.Budget)
-	if err != nil {
-		return nil, err
-	}
+// newTurn makes a turn of valid options that has not begun.
+func newTurn(o Options) *turn {
+	meter, _ := limits.NewMeter(o.Budget)
 	if o.NewID == nil {
 		o.NewID = newULID
 	}
@@ -84,7 +78,7 @@ func newTurn(o Options) (*turn, error) {
 		t.started = time.Now()
 	}
 	t.state = state{meter: &t.meter, nudged: map[string]bool{}}
-	return t, nil
+	return t
 }
 
 // run decides and acts until the end.

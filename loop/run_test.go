@@ -2,10 +2,16 @@ package loop
 
 import (
 	"context"
+	"errors"
+	"slices"
+	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -63,9 +69,12 @@ func TestCallsWithoutToolsAreNeverRun(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := &fakeTools{}
 			model := answers(tt.answer)
-			out, _ := run(t, t.Context(), options(model, d))
+			out, events := run(t, t.Context(), options(model, d))
 			if out.Reason != tt.want || len(d.ran) != 0 || len(model.asked) != 1 {
 				t.Errorf("reason %s, ran %d, asked %d", out.Reason, len(d.ran), len(model.asked))
+			}
+			if !slices.ContainsFunc(events, func(e Event) bool { r, ok := e.(CallRefused); return ok && r.Reason == "no_tools" }) {
+				t.Errorf("no refusal for want of tools in %+v", events)
 			}
 		})
 	}
@@ -116,6 +125,10 @@ func TestMisbehavingDispatcher(t *testing.T) {
 	if out.Reason != StopAnswered {
 		t.Errorf("outcome = %+v", out)
 	}
+	lost := ToolResult{ToolUseID: "tu_001", Content: []tools.Block{{Text: refusedLost}}, IsError: true}
+	if diff := cmp.Diff(lost, *out.History[3].Blocks[0].ToolResult); diff != "" {
+		t.Errorf("the result that was left out (-want +got):\n%s", diff)
+	}
 }
 
 // misbehaving answers in reverse, with a stranger and without the first.
@@ -158,5 +171,144 @@ func TestHistoryContinues(t *testing.T) {
 	}
 	if u := second.History[len(first.History)+1].toolUses()[0]; u.ProviderID != "" {
 		t.Errorf("a provider id was used twice: %+v", u)
+	}
+}
+
+// TestAnswerIsOfThisTurn: what an earlier turn answered is no answer of a turn
+// that failed.
+func TestAnswerIsOfThisTurn(t *testing.T) {
+	first, _ := run(t, t.Context(), options(answers(says("One.")), nil))
+	o := options(&scriptModel{answer: func(int, Request, func(Delta)) (Response, error) { return Response{}, errors.New("down") }}, nil)
+	o.History = first.History
+	if out, _ := run(t, t.Context(), o); out.Reason != StopProviderFailed || out.Answer != "" {
+		t.Errorf("reason %s, answer %q", out.Reason, out.Answer)
+	}
+}
+
+// TestUsageIsCountedHere: a provider counts no rounds and calls for us.
+func TestUsageIsCountedHere(t *testing.T) {
+	answer := says("Done.")
+	answer.Usage = limits.Usage{Rounds: 5, ToolCalls: 7, InputTokens: 3}
+	out, _ := run(t, t.Context(), options(answers(answer), nil))
+	if diff := cmp.Diff(limits.Usage{Rounds: 1, InputTokens: 3}, out.Usage); diff != "" {
+		t.Errorf("usage (-want +got):\n%s", diff)
+	}
+}
+
+// contextModel is a scriptModel that keeps the contexts of its calls.
+type contextModel struct {
+	scriptModel
+	contexts []context.Context
+}
+
+func (m *contextModel) Complete(ctx context.Context, req Request, onDelta func(Delta)) (Response, error) {
+	m.contexts = append(m.contexts, ctx)
+	return m.scriptModel.Complete(ctx, req, onDelta)
+}
+
+func TestDeltas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		model := &contextModel{scriptModel: scriptModel{answer: func(_ int, _ Request, onDelta func(Delta)) (Response, error) {
+			for _, d := range []Delta{{ToolName: "shell"}, {Text: "a"}, {Text: "b"}} {
+				time.Sleep(time.Second)
+				onDelta(d)
+			}
+			return says("ab"), nil
+		}}}
+		_, events := run(t, t.Context(), options(model, nil))
+		var texts []string
+		for _, e := range events {
+			switch e := e.(type) {
+			case TextDelta:
+				texts = append(texts, e.Text)
+			case ModelCallCompleted:
+				if e.FirstDelta != time.Second || e.Latency != 3*time.Second {
+					t.Errorf("first delta after %v, the whole after %v", e.FirstDelta, e.Latency)
+				}
+			}
+		}
+		if diff := cmp.Diff([]string{"a", "b"}, texts); diff != "" {
+			t.Errorf("text deltas (-want +got):\n%s", diff)
+		}
+		if model.contexts[0].Err() == nil {
+			t.Error("the context of a call that has ended is not cancelled")
+		}
+	})
+}
+
+// TestDeltaIsNotRecorded: the call under way is cancelled for that reason.
+func TestDeltaIsNotRecorded(t *testing.T) {
+	full := errors.New("disk full")
+	var model *contextModel
+	model = &contextModel{scriptModel: scriptModel{answer: func(_ int, _ Request, onDelta func(Delta)) (Response, error) {
+		onDelta(Delta{Text: "a"})
+		cause := context.Cause(model.contexts[0])
+		if !errors.Is(cause, full) {
+			t.Errorf("the call goes on: %v", cause)
+		}
+		return Response{}, cause
+	}}}
+	o := options(model, nil)
+	o.Emit = func(e Event) error {
+		if _, ok := e.(TextDelta); ok {
+			return full
+		}
+		return nil
+	}
+	if out, _ := run(t, t.Context(), o); out.Reason != StopTraceUnwritable {
+		t.Errorf("outcome = %+v", out)
+	}
+}
+
+// TestWallTimeIsReleased: the context of the wall time ends with the turn.
+func TestWallTimeIsReleased(t *testing.T) {
+	var called context.Context
+	d := &fakeTools{names: []tools.Name{"shell"}, run: func(ctx context.Context, _ tools.Call) (string, error) {
+		called = ctx
+		return "ok", nil
+	}}
+	o := options(answers(calls("shell {}"), says("Done.")), d)
+	o.Budget.WallTime = new(time.Hour)
+	run(t, t.Context(), o)
+	if called.Err() == nil {
+		t.Error("the turn's context is not cancelled")
+	}
+}
+
+// TestWarningsComeAtOnce: after the answer, or the calls, that used four fifths.
+func TestWarningsComeAtOnce(t *testing.T) {
+	o := options(answers(calls("shell {}", "shell {}", "shell {}", "shell {}"), costs(says("Done."), 9, nil)), &fakeTools{names: []tools.Name{"shell"}})
+	o.Budget = limits.Budget{ToolCalls: new(int64(5)), Tokens: new(int64(10))}
+	_, events := run(t, t.Context(), o)
+	var got []string
+	for _, e := range events {
+		switch e := e.(type) {
+		case ModelCallStarted:
+			got = append(got, "asked")
+		case BudgetWarning:
+			got = append(got, string(e.Kind))
+		}
+	}
+	if diff := cmp.Diff([]string{"asked", "tool_calls", "asked", "tokens"}, got); diff != "" {
+		t.Errorf("warnings (-want +got):\n%s", diff)
+	}
+}
+
+func TestSystemPrompt(t *testing.T) {
+	for name, tt := range map[string]struct {
+		options   PromptOptions
+		has, lack string
+	}{
+		"workspace":         {has: "The workspace is /workspace.", lack: "{"},
+		"another workspace": {options: PromptOptions{Workspace: "/src"}, has: "The workspace is /src.", lack: "/workspace"},
+		"no network":        {has: "There is no network", lack: "network access"},
+		"network":           {options: PromptOptions{Network: true}, has: "network access that the operator allowed", lack: "no network"},
+		"no instructions":   {has: "<caisson-output-ID>", lack: "Instructions of"},
+		"instructions":      {options: PromptOptions{Instructions: "Be brief."}, has: "\n\n# Instructions of the operator\n\nBe brief."},
+	} {
+		got := SystemPrompt(tt.options)
+		if !strings.Contains(got, tt.has) || tt.lack != "" && strings.Contains(got, tt.lack) {
+			t.Errorf("%s: want %q and not %q in:\n%s", name, tt.has, tt.lack, got)
+		}
 	}
 }

@@ -32,9 +32,6 @@ func (v view) render(history []Message) []Message {
 	out := make([]Message, len(history))
 	for i, m := range history {
 		out[i] = m
-		if m.Role != RoleTool {
-			continue
-		}
 		out[i].Blocks = make([]Block, len(m.Blocks))
 		for j, b := range m.Blocks {
 			if b.ToolResult != nil {

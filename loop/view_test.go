@@ -3,6 +3,9 @@ package loop
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -126,14 +129,108 @@ func TestOverflow(t *testing.T) {
 	}
 }
 
+// results makes a round with results of these sizes.
+func results(id string, sizes ...int) []Message {
+	out := []Message{{Role: RoleAssistant}}
+	for i, n := range sizes {
+		out = append(out, Message{Role: RoleTool, Blocks: []Block{{ToolResult: &ToolResult{
+			ToolUseID: id + strconv.Itoa(i), Content: []tools.Block{{Text: strings.Repeat("x", n)}},
+		}}}})
+	}
+	return out
+}
+
+func TestShorten(t *testing.T) {
+	old, newest := results("a", shortWorth, shortWorth-1, 1300+900, 1900), results("b", 10_000)
+	both := slices.Concat(old, newest)
+	picture := []Message{{Role: RoleTool, Blocks: []Block{{ToolResult: &ToolResult{ToolUseID: "p", Content: []tools.Block{{Image: []byte("png")}}}}}}, {Role: RoleAssistant}}
+	for name, tt := range map[string]struct {
+		history []Message
+		tokens  int64
+		results int
+		saved   int64
+	}{
+		"nothing":            {history: both},
+		"the least":          {history: both, tokens: 1, results: 1, saved: 900},
+		"exactly one":        {history: both, tokens: 900 / tokenBytes, results: 1, saved: 900},
+		"more than one":      {history: both, tokens: 900/tokenBytes + 1, results: 2, saved: 900 + 1300},
+		"all that is old":    {history: both, tokens: 1_000_000, results: 3, saved: 900 + 1300 + 1000},
+		"everything":         {history: both, tokens: shortenAll, results: 3, saved: 900 + 1300 + 1000},
+		"none is old":        {history: newest, tokens: 1_000_000},
+		"none is old, all":   {history: newest, tokens: shortenAll, results: 1, saved: 9100},
+		"no answer":          {history: newest[1:], tokens: 1_000_000},
+		"an image is weight": {history: picture, tokens: 1, results: 1, saved: imageBytes - 900},
+	} {
+		v := newView()
+		if n, saved := v.shorten(tt.history, tt.tokens); n != tt.results || saved != tt.saved {
+			t.Errorf("%s: %d results and %d bytes, want %d and %d", name, n, saved, tt.results, tt.saved)
+		}
+		if again, _ := v.shorten(tt.history, tt.tokens); tt.tokens >= 1_000_000 && tt.results > 0 && again > 1 {
+			t.Errorf("%s: %d results were shortened again", name, again)
+		}
+	}
+}
+
+// TestShortenToThreeFifths: near the window, as much is shortened as brings the
+// conversation back to three fifths of it.
+func TestShortenToThreeFifths(t *testing.T) {
+	for name, tt := range map[string]struct {
+		window, tokens int64
+		sizes          []int
+		want           int
+	}{
+		"far from it":       {window: 50_000, tokens: 39_999, sizes: slices.Repeat([]int{4000}, 30)},
+		"four fifths":       {window: 50_000, tokens: 40_000, sizes: slices.Repeat([]int{4000}, 30), want: 13},
+		"over":              {window: 50_000, tokens: 41_000, sizes: slices.Repeat([]int{4000}, 30), want: 15},
+		"one result":        {window: 50_000, tokens: 41_000, sizes: []int{4000}, want: 1},
+		"no window":         {tokens: 41_000, sizes: []int{4000}},
+		"the least window":  {window: 1, tokens: 1, sizes: []int{4000}, want: 1},
+		"nothing to shrink": {window: 50_000, tokens: 41_000, sizes: []int{10}},
+	} {
+		var got []ContextShortened
+		o := options(answers(), nil)
+		o.ContextWindow, o.History = tt.window, results("a", tt.sizes...)
+		o.Emit = func(e Event) error {
+			if s, ok := e.(ContextShortened); ok {
+				got = append(got, s)
+			}
+			return nil
+		}
+		answer := says("Hm.")
+		answer.Usage.InputTokens = tt.tokens
+		newTurn(o).accept(answer, nil)
+		var want []ContextShortened
+		if tt.want > 0 {
+			want = []ContextShortened{{Results: tt.want, Bytes: int64(tt.want) * 3100}}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: shortened (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+func leftOut(n int) string {
+	return fmt.Sprintf("\n[%d bytes of this old result were left out to make room; call the tool again if you need them]\n", n)
+}
+
 func TestShortened(t *testing.T) {
 	image := tools.Block{Image: []byte("png"), MediaType: "image/png"}
 	for name, tt := range map[string]struct {
 		content []tools.Block
 		want    string
 	}{
-		"short": {content: []tools.Block{{Text: "a"}, {Text: "b"}}, want: "a\nb"},
-		"image": {content: []tools.Block{{Text: "a"}, image}, want: "a\n[1 images of this old result were left out]"},
+		"short":                   {content: []tools.Block{{Text: "a"}, {Text: "b"}}, want: "a\nb"},
+		"image":                   {content: []tools.Block{{Text: "a"}, image}, want: "a\n[1 images of this old result were left out]"},
+		"as long as what is kept": {content: []tools.Block{{Text: strings.Repeat("x", 900)}}, want: strings.Repeat("x", 900)},
+		"long": {
+			content: []tools.Block{{Text: strings.Repeat("a", 600) + "b" + strings.Repeat("c", 300)}},
+			want:    strings.Repeat("a", 600) + leftOut(1) + strings.Repeat("c", 300),
+		},
+		"wide runes": {
+			content: []tools.Block{{Text: "a" + strings.Repeat("ä", 599) + "b"}},
+			want:    "a" + strings.Repeat("ä", 299) + leftOut(302) + strings.Repeat("ä", 149) + "b",
+		},
+		"no text": {content: []tools.Block{{Text: strings.Repeat("\x80", 1000)}}, want: leftOut(1000)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if diff := cmp.Diff(tt.want, shortened(tt.content)); diff != "" {

@@ -52,8 +52,11 @@ func (f *finder) findAll(file *ast.File) {
 			f.stack = f.stack[:len(f.stack)-1]
 			return false
 		}
-		if f.isConstant(n) {
+		if f.isConstant(n) && !f.isSize(n) {
 			f.findConstant(n.(ast.Expr))
+			return false
+		}
+		if f.isSize(n) {
 			return false
 		}
 		switch n := n.(type) {
@@ -73,6 +76,20 @@ func (f *finder) findAll(file *ast.File) {
 func (f *finder) isConstant(n ast.Node) bool {
 	e, ok := n.(ast.Expr)
 	return ok && f.info.Types[e].Value != nil
+}
+
+// isSize reports whether n is the capacity of a slice or the size of a map that
+// is made, which only saves allocations.
+func (f *finder) isSize(n ast.Node) bool {
+	call, ok := f.parent(0).(*ast.CallExpr)
+	if !ok || len(call.Args) < 2 {
+		return false
+	}
+	if id, ok := call.Fun.(*ast.Ident); !ok || id.Name != "make" {
+		return false
+	}
+	_, isMap := f.info.TypeOf(call.Args[0]).Underlying().(*types.Map)
+	return n == call.Args[len(call.Args)-1] && (isMap || len(call.Args) == 3)
 }
 
 // add makes a mutant of the node; the caller adds its edits.
