@@ -47,6 +47,7 @@ func TestRestrictionsBindSiblings(t *testing.T) {
 		"where nobody asks":  {Policy{Classes: auto, NoPrompts: true, Tools: map[string]Mode{"shell": ModePrompt}}, check, ``, Verdict{ModeDeny, "no prompts, tool shell, whose work this call does", "shell"}},
 		"another part":       {Policy{Classes: auto, Tools: map[string]Mode{"delete_file": ModeDeny}}, parts, `{"text":"write_file"}`, Verdict{ModeAuto, "class write", ""}},
 		"auto loosens none":  {Policy{Classes: asking, Tools: map[string]Mode{"shell": ModeAuto, "delete_file": ModeAuto}}, check, ``, Verdict{ModePrompt, "class execute", ""}},
+		"one as strict":      {Policy{Classes: asking, Tools: map[string]Mode{"shell": ModePrompt}}, check, ``, Verdict{ModePrompt, "class execute", ""}},
 		"a stricter own":     {Policy{Classes: auto, Tools: map[string]Mode{"shell": ModePrompt, "check": ModeDeny}}, check, ``, Verdict{ModeDeny, "tool check", ""}},
 		"nothing restricted": {Policy{Classes: auto}, check, ``, Verdict{ModeAuto, "class execute", ""}},
 	} {

@@ -54,14 +54,14 @@ func (r *round) applyPrompts(all []*pending) {
 			continue
 		}
 		if fail, settled := r.earlier(p); settled {
-			r.settle(p, fail)
+			p.ask.resolve(fail)
 			continue
 		}
 		if r.d.opts.Broker == nil {
 			c := r.confirmation(p)
 			p.ask.id = c.ID
 			_ = r.emit(ConfirmationRequested{c})
-			r.settle(p, r.nobody(p))
+			p.ask.resolve(r.nobody(p))
 			continue
 		}
 		if p.ask.once && p.dangerous == "" {
@@ -71,13 +71,6 @@ func (r *round) applyPrompts(all []*pending) {
 				leaders[p.remember] = p.ask
 			}
 		}
-	}
-}
-
-func (r *round) settle(p *pending, fail *Error) {
-	p.ask.resolve(fail)
-	if fail != nil {
-		r.fail(p, fail, Output{}, 0)
 	}
 }
 
@@ -212,11 +205,9 @@ func (r *round) askAll(open []*pending) {
 		inquiries[i] = r.pose(p)
 	}
 	r.d.opts.Broker.present(inquiries...)
-	var wg sync.WaitGroup
 	for i, p := range asking {
-		wg.Go(func() { p.ask.resolve(r.put(p, inquiries[i])) })
+		go func() { p.ask.resolve(r.put(p, inquiries[i])) }() // its call waits for it
 	}
-	wg.Wait()
 }
 
 // pose makes a call's question and reports it. An answer may come from then on.
@@ -305,9 +296,11 @@ func (r *round) project(p *pending) Projection {
 		}()
 		if broken := guard(func() {
 			projector, ok := p.tool.factory().(Projector)
-			if err = nil; ok {
-				shown, err = projector.Project(ctx, &call)
+			if !ok {
+				err = nil
+				return
 			}
+			shown, err = projector.Project(ctx, &call)
 		}); broken != nil {
 			err = broken
 		}

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -194,6 +196,9 @@ func TestApproverThatMisbehaves(t *testing.T) {
 		if r := roundOK(t, d, call("a", "shell", `{}`))[0]; !r.IsError || len(find[Called](rec)) != 0 {
 			t.Errorf("an approver that %s lets the call run: %+v", name, r)
 		}
+		if name != "panics" {
+			wantEvents(t, rec, "a", "requested", "resolved deny by user", "failed user_denied")
+		}
 	}
 }
 
@@ -224,8 +229,11 @@ func fileTool(files map[string]string, projects bool) fakeTool {
 			if err := json.Unmarshal(c.Input, &in); err != nil {
 				return Projection{}, err
 			}
-			if in.Text == "panic" {
+			switch in.Text {
+			case "panic":
 				panic("boom")
+			case "exit":
+				runtime.Goexit()
 			}
 			if in.Text == "fail" {
 				return Projection{Diff: "half", State: "x"}, errors.New("no such file")
@@ -317,6 +325,22 @@ func TestConfirmationIsSafeToShow(t *testing.T) {
 	if c := shown(`{"path":"a","text":"plain\nlines"}`); c.Hidden {
 		t.Errorf("nothing is hidden in %+v", c)
 	}
+	// Each part that hides something is enough.
+	covering := func(p Projection) bool {
+		tool := fakeTool{def: testDefinition("write_file", ClassWrite), project: func(context.Context, *Call) (Projection, error) { return p, nil }}
+		rec := &recorder{}
+		d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerOf(answering(DecisionDeny, ScopeOnce))}, tool)
+		roundOK(t, d, call("c", "write_file", `{"path":"a"}`))
+		return find[ConfirmationRequested](rec)[0].Confirmation.Hidden
+	}
+	for name, p := range map[string]Projection{"diff": {Diff: "+\x1b"}, "covered name": {Covers: []string{"a\u200b", "b"}}} {
+		if !covering(p) {
+			t.Errorf("a character is hidden in the %s, and the question does not tell", name)
+		}
+	}
+	if covering(Projection{Diff: "+x", Covers: []string{"a", "b"}}) {
+		t.Error("nothing is hidden in a plain projection")
+	}
 	c = shown(`{"path":"a","text":"` + strings.Repeat("x", 100_000) + `"}`)
 	if len(c.Input) > maxShownInput+100 || !strings.Contains(c.Input, "not shown") || len(c.Exact) < 100_000 {
 		t.Errorf("input of %d bytes is shown in %d", len(c.Exact), len(c.Input))
@@ -356,7 +380,7 @@ func TestLastingAnswers(t *testing.T) {
 	session := func(workspace string, answer Answer) (*Dispatcher, *recorder) {
 		rec := &recorder{}
 		return newDispatcher(t, rec, Options{
-			Policy: preset(t, "default"), Workspace: workspace, Grants: NewGrants(store),
+			Policy: preset(t, "default"), Workspace: workspace, Grants: NewGrants(store).As(Author{By: "session 1"}),
 			Broker: brokerFunc(func(_ context.Context, c Confirmation) (Answer, error) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -398,6 +422,15 @@ func TestLastingAnswers(t *testing.T) {
 			t.Errorf("%s %s in %s (-want +got):\n%s", tt.tool, tt.input, tt.workspace, diff)
 		}
 	}
+	// The store is of use where nobody can be asked, too.
+	alone := &recorder{}
+	unattended := newDispatcher(t, alone, Options{Policy: preset(t, "default"), Workspace: "/p", Grants: NewGrants(store)}, shell)
+	roundOK(t, unattended, call("u", "shell", `{"text":"git status"}`), call("v", "shell", `{"text":"id"}`))
+	wantEvents(t, alone, "u", runs...)
+	wantEvents(t, alone, "v", "requested", "resolved deny by on_prompt", "failed permission_denied")
+	if changes, err := ReadChanges(filepath.Dir(store)); err != nil || changes[0].By != "session 1, answered at test" {
+		t.Errorf("the log names %+v, %v", changes, err)
+	}
 	// A stored deny is a person's answer and beats the allow.
 	if err := NewGrants(store).Add(Grant{Tool: "shell", Workspace: "/p", Phrase: "git status", Decision: DecisionDeny}); err != nil {
 		t.Fatal(err)
@@ -405,6 +438,62 @@ func TestLastingAnswers(t *testing.T) {
 	d, rec := session("/p", Answer{DecisionAllow, ScopeOnce})
 	roundOK(t, d, call("z", "shell", `{"text":"git status"}`))
 	wantEvents(t, rec, "z", "resolved deny by grant", "failed user_denied")
+}
+
+// TestNoLastingAnswerIsOffered: a lasting answer must name one command in one
+// workspace. The control is offered one, and the answer is stored.
+func TestNoLastingAnswerIsOffered(t *testing.T) {
+	for name, tt := range map[string]struct {
+		workspace string
+		commands  []string
+		stored    int
+	}{
+		"the control":  {"/p", []string{"ls"}, 1},
+		"no workspace": {"", []string{"ls"}, 0},
+		"no command":   {"/p", nil, 0},
+		"two commands": {"/p", []string{"ls", "id"}, 0},
+	} {
+		store := filepath.Join(t.TempDir(), "approvals.json")
+		var offered []Scope
+		tool := fakeTool{def: testDefinition("shell", ClassExecute)}
+		tool.def.Commands = func(json.RawMessage) []string { return tt.commands }
+		d := newDispatcher(t, &recorder{}, Options{
+			Policy: preset(t, "default"), Workspace: tt.workspace, Grants: NewGrants(store),
+			Broker: brokerFunc(func(_ context.Context, c Confirmation) (Answer, error) {
+				offered = c.Scopes
+				return Answer{DecisionAllow, ScopeAlways}, nil
+			}),
+		}, tool)
+		roundOK(t, d, call("a", "shell", `{}`))
+		list, err := NewGrants(store).List()
+		if err != nil || len(list) != tt.stored || slices.Contains(offered, ScopeAlways) != (tt.stored > 0) {
+			t.Errorf("%s: offers %v, stored are %v, %v", name, offered, list, err)
+		}
+	}
+}
+
+// TestStoredAnswersThatCantBeUsed: an answer that can't be read is asked for, with a
+// warning, and one whose use can't be recorded allows nothing.
+func TestStoredAnswersThatCantBeUsed(t *testing.T) {
+	g, path := testGrants(t)
+	writeGrants(t, path, "allow everything")
+	rec := &recorder{}
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Workspace: "/p", Grants: g}, fakeTool{def: testDefinition("write_file", ClassWrite)})
+	roundOK(t, d, call("a", "write_file", `{}`))
+	wantEvents(t, rec, "a", "warning", "requested", "resolved deny by on_prompt", "failed permission_denied")
+	if err := g.Add(Grant{Tool: "write_file", Workspace: "/p", Decision: DecisionAllow}); err != nil {
+		t.Fatal(err)
+	}
+	rec.fail = func(ev Event) error {
+		if _, ok := ev.(ConfirmationResolved); ok {
+			return errors.New("disk full")
+		}
+		return nil
+	}
+	if _, err := d.Round(t.Context(), []Call{call("b", "write_file", `{}`)}); !errors.Is(err, ErrRecord) {
+		t.Errorf("the round ends with %v", err)
+	}
+	wantEvents(t, rec, "b", "failed cancelled")
 }
 
 // A stored deny of an execute tool holds though the policy would run it: no.
@@ -447,13 +536,19 @@ func TestPromptOnceWithoutAnAnswer(t *testing.T) {
 			t.Errorf("the next round begins with %q", got)
 		}
 	})
-	rec := &recorder{}
 	nobody := approver(func(context.Context, Confirmation) (Answer, error) { return Answer{}, errors.New("no terminal") })
-	d := newDispatcher(t, rec, Options{Policy: policy, Broker: brokerOf(nobody)}, fakeTool{def: testDefinition("shell", ClassExecute)})
-	roundOK(t, d, call("a", "shell", `{}`), call("b", "shell", `{}`))
-	wantEvents(t, rec, "b", "resolved deny by on_prompt", "failed permission_denied")
-	if d.Unapproved() != 2 {
-		t.Errorf("%d unapproved, want 2", d.Unapproved())
+	denied := []string{"resolved deny by on_prompt", "failed permission_denied"}
+	for _, tt := range []struct {
+		ask  Approver
+		want []string
+	}{{nobody, denied}, {nil, append([]string{"requested"}, denied...)}} {
+		rec := &recorder{}
+		d := newDispatcher(t, rec, Options{Policy: policy, Broker: brokerOf(tt.ask)}, fakeTool{def: testDefinition("shell", ClassExecute)})
+		roundOK(t, d, call("a", "shell", `{}`), call("b", "shell", `{}`))
+		wantEvents(t, rec, "b", tt.want...)
+		if d.Unapproved() != 2 {
+			t.Errorf("%d unapproved, want 2", d.Unapproved())
+		}
 	}
 }
 

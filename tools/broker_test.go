@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -241,18 +242,40 @@ func TestAnAnswerThatCantBeRecorded(t *testing.T) {
 	}
 }
 
+// An answer for good that can't be stored is one for once, and a warning tells.
+func TestAnAnswerThatCantBeStored(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, ChangeLogFile), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	rec := &recorder{}
+	d := newDispatcher(t, rec, Options{
+		Policy: preset(t, "default"), Broker: brokerOf(answering(DecisionAllow, ScopeAlways)), Workspace: "/p", Grants: NewGrants(filepath.Join(dir, "approvals.json")),
+	}, fakeTool{def: testDefinition("write_file", ClassWrite)})
+	for _, id := range []string{"a", "b"} {
+		roundOK(t, d, call(id, "write_file", `{}`))
+		wantEvents(t, rec, id, "requested", "warning", "resolved allow by user", "called write", "completed true")
+	}
+	for _, ev := range find[ConfirmationResolved](rec) {
+		if ev.Scope != ScopeOnce {
+			t.Errorf("recorded is the scope %s", ev.Scope)
+		}
+	}
+}
+
 // Whoever still asks is told what was recorded, by the cause of its context.
 func TestOtherClientsAreToldOfTheDecision(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		end  func(*Dispatcher, *Broker, string)
 		want Resolution
+		text string
 	}{
 		{"an answer elsewhere", func(_ *Dispatcher, b *Broker, id string) {
 			_, _ = b.Answer(context.Background(), id, Answer{DecisionAllow, "for ever"}, "http:alice")
-		}, Resolution{Decision: DecisionAllow, Scope: ScopeOnce, By: "user", Client: "http:alice"}},
-		{"the time is over", func(*Dispatcher, *Broker, string) {}, Resolution{Decision: DecisionTimeout, Scope: ScopeOnce, By: "timeout"}},
-		{"a cancellation", func(d *Dispatcher, _ *Broker, _ string) { d.Cancel(errors.New("stop")) }, Resolution{Decision: DecisionDeny, Scope: ScopeOnce, By: "cancel"}},
+		}, Resolution{Decision: DecisionAllow, Scope: ScopeOnce, By: "user", Client: "http:alice"}, "allow by user at http:alice"},
+		{"the time is over", func(*Dispatcher, *Broker, string) {}, Resolution{Decision: DecisionTimeout, Scope: ScopeOnce, By: "timeout"}, "timeout by timeout"},
+		{"a cancellation", func(d *Dispatcher, _ *Broker, _ string) { d.Cancel(errors.New("stop")) }, Resolution{Decision: DecisionDeny, Scope: ScopeOnce, By: "cancel"}, "deny by cancel"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			rec := &recorder{}
@@ -280,7 +303,7 @@ func TestOtherClientsAreToldOfTheDecision(t *testing.T) {
 			tt.want.CallID, tt.want.ConfirmationID = "a", find[ConfirmationRequested](rec)[0].Confirmation.ID
 			for range 2 {
 				late, ok := errors.AsType[*ResolvedError](causes[0])
-				if !ok || late.Resolution != tt.want {
+				if !ok || late.Resolution != tt.want || late.Error() != "confirmation is resolved already: "+tt.text {
 					t.Errorf("%s: a client is told %v, want %+v", tt.name, causes[0], tt.want)
 				}
 				causes = causes[1:]

@@ -168,6 +168,9 @@ func TestBadPatterns(t *testing.T) {
 		if err := (Policy{Tighten: []Policy{{Dangerous: []string{p}}}}).Validate(); err == nil {
 			t.Errorf("%.20q is valid in a layer", p)
 		}
+		if _, err := (Policy{Dangerous: []string{p}}).DangerousIn("ls"); err == nil {
+			t.Errorf("%.20q finds nothing dangerous and no error", p)
+		}
 	}
 }
 

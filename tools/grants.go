@@ -120,7 +120,6 @@ func (g *Grants) Add(grant Grant) error {
 func (g *Grants) Revoke(match func(Grant) bool) ([]Grant, error) {
 	var removed []Grant
 	err := g.change(func(list []Grant) []Grant {
-		removed = nil
 		return slices.DeleteFunc(list, func(grant Grant) bool {
 			gone := match(grant)
 			if gone {

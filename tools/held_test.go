@@ -56,6 +56,7 @@ func TestConfirmationWaitsFiveMinutes(t *testing.T) {
 			}, fakeTool{def: testDefinition("shell", ClassExecute)})
 			begun := time.Now()
 			r := roundOK(t, d, call("a", "shell", `{}`))[0]
+			wantText(t, r, true, fmt.Sprintf("Nobody confirmed this operation within %v.", want))
 			if took := time.Since(begun); took != want || r.Class != ErrorConfirmationTimeout {
 				t.Errorf("with a timeout of %v the question ended as %s after %v, want %v", given, r.Class, took, want)
 			}

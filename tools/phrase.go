@@ -39,13 +39,12 @@ func StaticPhrase(command string) (string, error) {
 	}
 	quoted := make([]string, len(words))
 	for i, w := range words {
-		if quoted[i], err = quoteWord(w); err != nil {
-			return "", err
-		}
+		quoted[i] = quoteWord(w)
 	}
 	phrase := strings.Join(quoted, " ")
-	if again, err := parseStatic(phrase); err != nil || !slices.Equal(again, words) {
-		return "", fmt.Errorf("%q is a word of the shell's grammar", words[0])
+	// Differs where a word is of the shell's grammar, or mixes quotes.
+	if again, _ := parseStatic(phrase); !slices.Equal(again, words) {
+		return "", fmt.Errorf("%s is not the same words when it is read again", phrase)
 	}
 	return phrase, nil
 }
@@ -57,7 +56,7 @@ func parseStatic(command string) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("command can't be parsed: %w", err)
 	}
-	if len(file.Stmts) != 1 || len(file.Last) > 0 {
+	if len(file.Stmts) != 1 {
 		return nil, errors.New("not a single command")
 	}
 	return staticWords(file.Stmts[0])
@@ -146,18 +145,17 @@ func staticWord(w *syntax.Word) (string, error) {
 	return b.String(), nil
 }
 
-// quoteWord writes a word so that StaticPhrase reads it back.
-func quoteWord(w string) (string, error) {
+// quoteWord quotes a word, if it needs quotes. A word that holds quotes of both
+// kinds is not read back as the same.
+func quoteWord(w string) string {
 	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+:,./-"
 	switch {
 	case w != "" && strings.Trim(w, plain) == "":
-		return w, nil
+		return w
 	case !strings.Contains(w, "'"):
-		return "'" + w + "'", nil
-	case !strings.ContainsAny(w, "\"$`\\"):
-		return `"` + w + `"`, nil
+		return "'" + w + "'"
 	}
-	return "", fmt.Errorf("word %q mixes quotes", w)
+	return `"` + w + `"`
 }
 
 // executes says whether a word is a flag with which some program runs another
@@ -177,8 +175,7 @@ func executes(word string) bool {
 		return true
 	}
 	// Short flags may be joined, with each other or with their value.
-	short := strings.HasPrefix(word, "-") && !strings.HasPrefix(word, "--")
-	return short && len(word) > 2 && strings.ContainsAny(word[1:2], "ceix")
+	return strings.IndexAny(word[1:], "ceix") == 0
 }
 
 // isRunner says whether a command, by whichever path, is one whose arguments are

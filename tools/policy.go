@@ -240,7 +240,7 @@ func (p Policy) restricts(name Name) bool {
 // first.
 func ruleKeys(def Definition) []string {
 	keys := []string{string(def.Name)}
-	if alias, err := def.Name.LLM(); err == nil && string(alias) != string(def.Name) {
+	if alias, err := def.Name.LLM(); err == nil { // for tools of our own the same key again
 		keys = append(keys, string(alias))
 	}
 	if server := def.Name.Server(); server != "" {
@@ -257,10 +257,10 @@ func (p Policy) rules(def Definition, workspace string) []Verdict {
 			rules = append(rules, Verdict{Mode: mode, Rule: rule})
 		}
 	}
-	for i, key := range ruleKeys(def) {
+	for _, key := range ruleKeys(def) {
 		mode, ok := p.Tools[key]
 		kind := "tool "
-		if i > 0 && strings.HasSuffix(key, "*") {
+		if strings.HasSuffix(key, "*") {
 			kind = "server "
 		}
 		add(mode, ok, kind+key)

@@ -2,6 +2,7 @@ package tools
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -33,7 +34,10 @@ func TestPresets(t *testing.T) {
 		}
 		var got []Mode
 		for _, def := range tools {
-			got = append(got, p.Decide(def, "/ws").Mode)
+			v := p.Decide(def, "/ws")
+			if got = append(got, v.Mode); strings.Contains(v.Rule, "(no rule)") {
+				t.Errorf("preset %s has no rule about %s", name, def.Class)
+			}
 		}
 		if diff := cmp.Diff(want[name], got); diff != "" {
 			t.Errorf("preset %s (-want +got):\n%s", name, diff)
@@ -69,6 +73,9 @@ func TestPolicyLookup(t *testing.T) {
 		{"trusted workspace: state is not opened", Policy{Classes: modes, TrustedWorkspaces: []string{"/src"}}, note, "/src", Verdict{Mode: ModePrompt, Rule: "class write"}},
 		{"trusted workspace: nor by an override", Policy{Classes: modes, TrustedWorkspaces: []string{"/src"}, TrustedOverrides: map[Class]Mode{ClassWrite: ModeAuto}}, note, "/src", Verdict{Mode: ModePrompt, Rule: "class write"}},
 		{"trusted workspace: a stricter override is for state too", Policy{Classes: modes, TrustedWorkspaces: []string{"/src"}, TrustedOverrides: map[Class]Mode{ClassWrite: ModeDeny}}, note, "/src", Verdict{Mode: ModeDeny, Rule: "trusted workspace, class write"}},
+		{"trusted workspace: as strict an override is the class's", Policy{Classes: modes, TrustedWorkspaces: []string{"/src"}, TrustedOverrides: map[Class]Mode{ClassWrite: ModePrompt}}, note, "/src", Verdict{Mode: ModePrompt, Rule: "class write"}},
+		{"trusted workspace: a question about state that is auto", Policy{Classes: map[Class]Mode{ClassWrite: ModeAuto}, TrustedWorkspaces: []string{"/src"}, TrustedOverrides: map[Class]Mode{ClassWrite: ModePrompt}}, note, "/src", Verdict{Mode: ModePrompt, Rule: "trusted workspace, class write"}},
+		{"trusted workspace: state without a rule is not opened", Policy{TrustedWorkspaces: []string{"/src"}, TrustedOverrides: map[Class]Mode{ClassWrite: ModeAuto}}, note, "/src", Verdict{Mode: ModePrompt, Rule: "class write (no rule)"}},
 		{"a class that is auto opens state", Policy{Classes: map[Class]Mode{ClassWrite: ModeAuto}, Sandboxed: map[Class]Mode{ClassWrite: ModePrompt}}, note, "/other", Verdict{Mode: ModeAuto, Rule: "class write"}},
 		{"trusted workspace: its tool opens state", Policy{Classes: modes, TrustedWorkspaces: []string{"/src"}, Tools: map[string]Mode{"memory_add": ModeAuto}}, note, "/src", Verdict{Mode: ModeAuto, Rule: "tool memory_add"}},
 		{"a sibling with the same beginning is not trusted", Policy{Classes: modes, TrustedWorkspaces: []string{"/src"}}, write, "/src-evil", Verdict{Mode: ModePrompt, Rule: "class write"}},
@@ -76,6 +83,7 @@ func TestPolicyLookup(t *testing.T) {
 		{"no workspace is not trusted", Policy{Classes: modes, TrustedWorkspaces: []string{"/"}}, write, "", Verdict{Mode: ModePrompt, Rule: "class write"}},
 		{"tool before trusted workspace", Policy{Classes: modes, TrustedWorkspaces: []string{"/src"}, Tools: map[string]Mode{"write_file": ModePrompt}}, write, "/src", Verdict{Mode: ModePrompt, Rule: "tool write_file"}},
 		{"deny of the class beats auto of the tool", Policy{Classes: map[Class]Mode{ClassExecute: ModeDeny}, Tools: map[string]Mode{"shell": ModeAuto}}, shell, "", Verdict{Mode: ModeDeny, Rule: "class execute"}},
+		{"the most exact of two denies is named", Policy{Classes: map[Class]Mode{ClassExecute: ModeDeny}, Tools: map[string]Mode{"shell": ModeDeny}}, shell, "", Verdict{Mode: ModeDeny, Rule: "tool shell"}},
 		{"deny of the server beats auto of the tool", Policy{Classes: modes, Tools: map[string]Mode{"srv/do_it": ModeAuto, "srv/*": ModeDeny}}, mcp, "", Verdict{Mode: ModeDeny, Rule: "server srv/*"}},
 		{"deny of the wire form beats auto of the canonical", Policy{Classes: modes, Tools: map[string]Mode{"srv/do_it": ModeAuto, "srv__do_it": ModeDeny}}, mcp, "", Verdict{Mode: ModeDeny, Rule: "tool srv__do_it"}},
 		{"deny of the class beats trust", Policy{Classes: map[Class]Mode{ClassWrite: ModeDeny}, TrustedWorkspaces: []string{"/src"}}, write, "/src", Verdict{Mode: ModeDeny, Rule: "class write"}},
@@ -85,6 +93,7 @@ func TestPolicyLookup(t *testing.T) {
 		{"a server whose name begins alike", Policy{Classes: modes, Tools: map[string]Mode{"sr/*": ModeDeny, "srv_/*": ModeDeny, "s*": ModeDeny}}, mcp, "", Verdict{Mode: ModePrompt, Rule: "class network"}},
 		{"no prompts leaves auto", Policy{Classes: modes, NoPrompts: true}, classTool("r", ClassRead, PlaceHost), "", Verdict{Mode: ModeAuto, Rule: "class read"}},
 		{"tightened", Policy{Classes: modes, Tools: map[string]Mode{"shell": ModeAuto}, Tighten: []Policy{{Classes: modes}}}, shell, "", Verdict{Mode: ModePrompt, Rule: "class execute"}},
+		{"a layer that is as strict is not named", Policy{Classes: modes, Tighten: []Policy{{Name: "project", Classes: modes}}}, shell, "", Verdict{Mode: ModePrompt, Rule: "class execute"}},
 		{"never loosened", Policy{Classes: modes, Tighten: []Policy{{Classes: map[Class]Mode{ClassExecute: ModeAuto}}}}, shell, "", Verdict{Mode: ModePrompt, Rule: "class execute"}},
 		{"unknown mode is the strictest", Policy{Classes: modes, Tighten: []Policy{{Classes: map[Class]Mode{ClassExecute: "never"}}}}, shell, "", Verdict{Mode: "never", Rule: "class execute"}},
 	}
@@ -105,6 +114,48 @@ func TestUnmatchedRulesOfAllLayers(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"Shell", "other/*", "shel", "srv"}, p.Unmatched(defs)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestNotBinding: a restriction on a tool that changes files binds nothing where
+// commands may do the same under a milder rule.
+func TestNotBinding(t *testing.T) {
+	shell := Definition{Name: "shell", Class: ClassExecute, Runs: PlaceSandbox, Commands: commandOfText}
+	verify, opaque, host := shell, shell, shell
+	verify.Name, opaque.Name, opaque.Commands, host.Name, host.Runs = "verify", "opaque", nil, "host", PlaceHost
+	reads := classTool("read_file", ClassRead, PlaceSandbox)
+	reads.Commands = commandOfText
+	defs := []Definition{
+		reads, host, opaque, shell, verify, classTool("memory_add", ClassWrite, PlaceState),
+		classTool("write_file", ClassWrite, PlaceSandbox), classTool("patch_file", ClassWrite, PlaceSandbox),
+	}
+	policy := func(write, execute Mode, tools map[string]Mode) Policy {
+		return Policy{Classes: map[Class]Mode{ClassRead: ModeAuto, ClassWrite: write, ClassExecute: execute}, Tools: tools}
+	}
+	noPrompts := policy(ModeDeny, ModePrompt, nil)
+	noPrompts.NoPrompts = true
+	layered := policy(ModePrompt, ModePrompt, nil)
+	layered.Tighten = []Policy{policy(ModeAuto, ModeAuto, map[string]Mode{"patch_file": ModePrompt})}
+	both := []Name{"write_file", "patch_file"}
+	for name, tt := range map[string]struct {
+		policy Policy
+		want   []Name
+	}{
+		"alike":                        {policy(ModePrompt, ModePrompt, nil), nil},
+		"commands are stricter":        {policy(ModeAuto, ModePrompt, nil), nil},
+		"commands are milder":          {policy(ModePrompt, ModePromptOnce, nil), both},
+		"commands are denied":          {policy(ModeDeny, ModeDeny, map[string]Mode{"write_file": ModeDeny}), nil},
+		"one tool runs commands":       {policy(ModePrompt, ModePromptOnce, map[string]Mode{"verify": ModeDeny}), both},
+		"the mildest counts":           {policy(ModePrompt, ModePrompt, map[string]Mode{"shell": ModeAuto}), both},
+		"no tool for commands, reads":  {policy(ModePrompt, ModePrompt, map[string]Mode{"opaque": ModeAuto, "host": ModeAuto}), nil},
+		"by name, as strict":           {policy(ModePrompt, ModePrompt, map[string]Mode{"patch_file": ModePrompt}), []Name{"patch_file"}},
+		"by name, auto restricts none": {policy(ModeAuto, ModeAuto, map[string]Mode{"patch_file": ModeAuto}), nil},
+		"by name, in a layer":          {layered, []Name{"patch_file"}},
+		"where nobody can be asked":    {noPrompts, both},
+	} {
+		if diff := cmp.Diff(tt.want, tt.policy.NotBinding(defs, "")); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
 	}
 }
 
