@@ -37,7 +37,7 @@ func onEachBackend(t *testing.T, test func(t *testing.T, backend string)) {
 
 // anyBackend gives a backend that the machine has, for tests of what is the
 // same on all.
-func anyBackend(t *testing.T) string {
+func anyBackend(t testing.TB) string {
 	t.Helper()
 	for _, backend := range backendNames {
 		if probeBackend(t, backend) == nil {

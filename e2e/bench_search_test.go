@@ -31,7 +31,7 @@ const (
 )
 
 // makeSearchTree fills dir with 100,000 files, 40 MB.
-func makeSearchTree(b *testing.B, dir string) {
+func makeSearchTree(b testing.TB, dir string) {
 	b.Helper()
 	padding := strings.Repeat("// A line of text in which nothing is looked for.\n", 6)
 	for i := range searchTops * searchDirs * searchFiles {

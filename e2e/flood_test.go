@@ -30,7 +30,7 @@ func TestFloodKeepsMemoryFlat(t *testing.T) {
 		m := newMachine(t)
 		command := fmt.Sprintf("echo first-line; yes | head -c %d; echo last-line", size)
 		run := m.start(t, taskArgs(m, append([]string{"--backend", backend}, m.playing(t, []scriptCall{shell(command)})...)...)...)
-		peak := watchMemory(run.process.Process.Pid)
+		peak := watchMemory(run.process.Process.Pid, "VmHWM")
 		started := time.Now()
 		out := run.wait(t, 8*time.Minute)
 		t.Logf("%d bytes in %s", size, time.Since(started).Round(time.Millisecond))
@@ -63,11 +63,11 @@ func withoutSeparators(text string) string {
 	return regexp.MustCompile(`(\d),(\d{3})\b`).ReplaceAllString(text, "$1$2")
 }
 
-// watchMemory polls a process's peak resident set until it ends and then sends
-// the last value.
-func watchMemory(pid int) <-chan int64 {
+// watchMemory polls a field of a process's status until it ends and then sends
+// the largest value in bytes.
+func watchMemory(pid int, field string) <-chan int64 {
 	result := make(chan int64, 1)
-	pattern := regexp.MustCompile(`VmHWM:\s+(\d+) kB`)
+	pattern := regexp.MustCompile(field + `:\s+(\d+) kB`)
 	go func() {
 		var peak int64
 		tick := time.NewTicker(10 * time.Millisecond)

@@ -33,7 +33,7 @@ func shell(command string) scriptCall {
 
 // playing writes a script that makes each round of calls and then answers, and
 // gives the arguments of caisson that play it.
-func (m *machine) playing(t *testing.T, rounds ...[]scriptCall) []string {
+func (m *machine) playing(t testing.TB, rounds ...[]scriptCall) []string {
 	t.Helper()
 	const task = "do what the test says"
 	var turns []scriptTurn

@@ -37,7 +37,7 @@ type machine struct {
 
 // newMachine makes a home and an empty workspace. Everything in them is
 // removed with the test.
-func newMachine(t *testing.T) *machine {
+func newMachine(t testing.TB) *machine {
 	t.Helper()
 	root := t.TempDir()
 	m := &machine{home: filepath.Join(root, "home"), workspace: filepath.Join(root, "workspace")}
@@ -102,7 +102,7 @@ type running struct {
 }
 
 // start starts caisson with arguments. The test ends it if nothing else does.
-func (m *machine) start(t *testing.T, args ...string) *running {
+func (m *machine) start(t testing.TB, args ...string) *running {
 	t.Helper()
 	patience := m.patience
 	if patience == 0 {
@@ -132,7 +132,7 @@ func (m *machine) start(t *testing.T, args ...string) *running {
 }
 
 // wait waits for the end, at most d.
-func (r *running) wait(t *testing.T, d time.Duration) outcome {
+func (r *running) wait(t testing.TB, d time.Duration) outcome {
 	t.Helper()
 	select {
 	case <-r.ended:
@@ -181,7 +181,7 @@ type outcome struct {
 }
 
 // want fails the test unless the exit status is as expected.
-func (o outcome) want(t *testing.T, status int) {
+func (o outcome) want(t testing.TB, status int) {
 	t.Helper()
 	if o.status != status {
 		t.Fatalf("exit status %d (signal %d), want %d\nstderr:\n%s\nlast records:\n%s", o.status, o.signal, status, o.stderr, tail(o.stdout, 6))
@@ -259,7 +259,7 @@ func eventually(t *testing.T, what string, d time.Duration, ok func() bool) {
 }
 
 // mustJSON is for script and configuration files.
-func mustJSON(t *testing.T, v any) string {
+func mustJSON(t testing.TB, v any) string {
 	t.Helper()
 	text, err := json.Marshal(v)
 	if err != nil {

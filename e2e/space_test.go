@@ -96,7 +96,7 @@ func TestManyLongNames(t *testing.T) {
 				m := newMachine(t)
 				args := append([]string{"--backend", backend, "--mode", mode}, m.playing(t, []scriptCall{shell(command)})...)
 				r := m.start(t, taskArgs(m, args...)...)
-				peak := watchMemory(r.process.Process.Pid)
+				peak := watchMemory(r.process.Process.Pid, "VmHWM")
 				out := r.wait(t, 5*time.Minute)
 				out.want(t, 0)
 				out.records = readRecords(t, out.stdout)

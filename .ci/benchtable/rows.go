@@ -66,6 +66,9 @@ func rows() []row {
 		row{what: "grep of the same in overlay mode / in bind mode", ours: search("grep", "overlay-"), peer: search("grep", ""), atMost: true, limit: 1.5},
 		row{what: "glob **/f49.go in 100,000 files / fd with as many threads", ours: search("glob", ""), peer: search("glob", "fd-"), atMost: true, limit: 1.2},
 		row{what: "glob of the same in overlay mode / fd in the directory itself", ours: search("glob", "overlay-"), peer: search("glob", "fd-"), atMost: true, limit: 1.2})
+	for _, mode := range []string{"bind", "overlay"} {
+		list = append(list, row{what: "memory of a session on these files, " + mode + " mode", ours: e2e("Session/"+mode, "KiB-peak"), atMost: true, limit: 40, unit: "MB", by: 1e6 / 1024})
+	}
 	reconnect := func(unit string) metric { return metric{"runner/server", "Reconnect", unit} }
 	list = append(list,
 		row{what: "events: coming back at record 99,604 of 100,000", ours: reconnect(ns), atMost: true, limit: 20, unit: "ms", by: ms},
