@@ -72,8 +72,22 @@ func (r Resources) Validate() error {
 		{"command time", int64(r.CommandTime), int64(time.Second)},
 	} {
 		if f.got < f.min {
-			return fmt.Errorf("resource %s is %d, must be at least %d", f.name, f.got, f.min)
+			return &ResourceError{Field: f.name, Got: f.got, Min: f.min}
 		}
 	}
 	return nil
+}
+
+// ResourceError is a field of [Resources] that is too small.
+type ResourceError struct {
+	// Field is its name in words, such as "open files".
+	Field string
+	// Got and Min are in the field's unit: bytes, nanoseconds or thousandths of a
+	// processor.
+	Got, Min int64
+}
+
+// Error implements error.
+func (e *ResourceError) Error() string {
+	return fmt.Sprintf("resource %s is %d, must be at least %d", e.Field, e.Got, e.Min)
 }

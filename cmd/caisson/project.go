@@ -184,16 +184,19 @@ func (s *setup) useProject(o projectOptions, flags config.File, profile string) 
 		return nil
 	}
 	s.project = own.config
-	if err := s.reload(flags, profile); err != nil {
+	if err := s.reload(flags, config.File{}, profile); err != nil {
 		return &ownError{err}
 	}
 	return nil
 }
 
-// reload reads the settings once more, with other flags.
-func (s *setup) reload(flags config.File, profile string) error {
+// reload reads the settings once more, with other flags and with what a client of
+// the server asks for.
+func (s *setup) reload(flags, asked config.File, profile string) error {
+	o := configOptions(s.deps, s.environ, flags, profile, s.project)
+	o.Asked = asked
 	var err error
-	if s.conf, err = loadConfig(s.deps, s.environ, flags, profile, s.project); err != nil {
+	if s.conf, err = config.Load(o); err != nil {
 		return err
 	}
 	s.backends.conf = s.conf

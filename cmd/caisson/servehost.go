@@ -123,7 +123,7 @@ func (h *host) setup(workspace string, asked config.Asked) (_ *setup, err error)
 	if err != nil {
 		return nil, requestError(err)
 	}
-	if err := s.reload(flags.Over(wishes), profile); err != nil {
+	if err := s.reload(flags, wishes, profile); err != nil {
 		return nil, err
 	}
 	if err := startable(&s.conf); err != nil {

@@ -51,14 +51,19 @@ func (e environ) configPath() (string, bool) {
 // loadConfig reads the settings in all their layers; project is the file of a
 // trusted workspace, nil where there is none.
 func loadConfig(d deps, env environ, flags config.File, profile string, project *config.ProjectFile) (config.Config, error) {
+	return config.Load(configOptions(d, env, flags, profile, project))
+}
+
+// configOptions names the sources of the settings.
+func configOptions(d deps, env environ, flags config.File, profile string, project *config.ProjectFile) config.Options {
 	path, needed := env.configPath()
 	if profile == "" {
 		profile = env.get("CAISSON_PROFILE")
 	}
-	return config.Load(config.Options{
+	return config.Options{
 		Environ: env, Others: []string{configEnv, "CAISSON_PROFILE"}, Path: path, Needed: needed, Profile: profile, Project: project,
 		Flags: flags, Requirements: d.requirements, RequirementsUID: d.requirementsUID,
-	})
+	}
 }
 
 // hintSystemDir says how a directory of the system is accepted.

@@ -32,7 +32,7 @@ func TestTraceShowBreaksAtBlanks(t *testing.T) {
 	if !strings.Contains(whole, "\n              "+sentence+"\n") {
 		t.Errorf("without a terminal the sentence is not whole:\n%s", whole)
 	}
-	for _, line := range strings.Split(broken, "\n") {
+	for line := range strings.SplitSeq(broken, "\n") {
 		if words := strings.Fields(line); ansi.StringWidth(line) >= 80 && len(words) > 1 {
 			t.Errorf("a line has %d columns: %s", ansi.StringWidth(line), line)
 		}

@@ -156,14 +156,15 @@ func TestRequirementsOnlyTighten(t *testing.T) {
 		}
 	})
 	t.Run("choices", func(t *testing.T) {
-		path := req(t, "backends: [gvisor]\nimages: [host, 'debian:*']\ngit: ro\nmode: overlay\non_prompt: deny\nrefuse_runner_as_owner: true")
+		path := req(t, "backends: [gvisor]\nimages: [host, 'debian:*']\ngit: ro\nmode: overlay\non_prompt: deny\nrefuse_runner_as_owner: true\nrefuse_system_workspace: true")
 		for flag, wants := range map[string]map[string]bool{
-			"backend":                {"auto": true, "gvisor": true, "docker": false},
-			"image":                  {"host": true, "debian:12": true, "evil": false},
-			"git":                    {"ro": true, "commit": false},
-			"mode":                   {"overlay": true, "bind": false},
-			"on-prompt":              {"deny": true, "fail": false, "allow": false},
-			"accept-runner-as-owner": {"false": true, "true": false},
+			"backend":                 {"auto": true, "gvisor": true, "docker": false},
+			"image":                   {"host": true, "debian:12": true, "evil": false},
+			"git":                     {"ro": true, "commit": false},
+			"mode":                    {"overlay": true, "bind": false},
+			"on-prompt":               {"deny": true, "fail": false, "allow": false},
+			"accept-runner-as-owner":  {"false": true, "true": false},
+			"accept-system-workspace": {"false": true, "true": false},
 		} {
 			for v, ok := range wants {
 				var f File
@@ -251,8 +252,8 @@ models:
 		"replay":         {"replay//x/y.yaml", nil, SelectedModel{Provider: "replay", Name: "/x/y.yaml"}, ""},
 		"no key leaked":  {"local", []string{"OPENAI_API_KEY=k"}, SelectedModel{Provider: "openai", Name: "qwen3", BaseURL: "http://127.0.0.1:1/v1", KeyEnv: "OPENAI_API_KEY"}, ""},
 		"profile's key":  {"keyed", []string{"OPENAI_API_KEY=k", "X_KEY=x"}, SelectedModel{Provider: "openai", Name: "m", BaseURL: "https://x/v1", KeyEnv: "X_KEY", APIKey: "x", KeyNeeded: true, Price: &Price{1, 0.1, 2}}, ""},
-		"no profile":     {"other", nil, SelectedModel{}, "model: there is no model profile other (there are keyed, local)"},
-		"other provider": {"acme/m", nil, SelectedModel{}, "model: there is no provider acme"},
+		"no profile":     {"other", nil, SelectedModel{}, "--model: there is no model profile other (there are keyed, local)"},
+		"other provider": {"acme/m", nil, SelectedModel{}, "--model: there is no provider acme"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := Options{Path: file}

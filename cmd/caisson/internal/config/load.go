@@ -24,8 +24,9 @@ type Options struct {
 	Needed bool
 	// Profile is a name in the user's file, or "".
 	Profile string
-	// Flags is what the command line set.
-	Flags File
+	// Flags is what the command line set, and Asked what a client of the server asks
+	// for beyond it.
+	Flags, Asked File
 	// Project is the file of a trusted workspace, nil where there is none or it
 	// does not count.
 	Project *ProjectFile
@@ -86,6 +87,10 @@ func Load(o Options) (Config, error) {
 	}
 	c.lay(o.Flags, Source{Name: "flags"})
 	c.nameSettings()
+	c.File = c.Over(o.Asked)
+	for _, v := range flatten(o.Asked) {
+		c.origins[v.Key] = "client"
+	}
 	c.asksOnPrompt = env.OnPrompt != nil || o.Flags.OnPrompt != nil
 	if err := c.loadRequirements(o, getenv); err != nil {
 		return Config{}, err
@@ -110,14 +115,20 @@ func (c *Config) lay(f File, from Source) {
 	c.Sources = append(c.Sources, from)
 }
 
+// What begins the origins of settings that were given so.
+const (
+	fromFlag     = "flag "
+	fromVariable = "environment "
+)
+
 // nameSettings says which flag or variable a setting came from.
 func (c *Config) nameSettings() {
 	for key, setting := range settingsByKey() {
 		switch c.origins[key] {
 		case "flags":
-			c.origins[key] = "flag --" + setting.Flag
+			c.origins[key] = fromFlag + "--" + setting.Flag
 		case "environment":
-			c.origins[key] = "environment " + setting.Env()
+			c.origins[key] = fromVariable + setting.Env()
 		}
 	}
 }

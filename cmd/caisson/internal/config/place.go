@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"strings"
 
@@ -14,7 +15,8 @@ type layerText struct {
 	text []byte
 }
 
-// locate adds to an error about a setting where it stands in a file.
+// locate adds to an error about a setting where it stands in a file, or names the
+// flag or variable that it came from.
 func (c *Config) locate(err error) error {
 	e, ok := errors.AsType[*Error](err)
 	if !ok || e.Line != 0 {
@@ -30,12 +32,24 @@ func (c *Config) locate(err error) error {
 	case profile:
 		key = joinKey("profiles", name) + "." + key
 	case !strings.HasPrefix(origin, "user "):
+		e.Where = cmp.Or(c.given(key), e.Where)
 		return err
 	}
 	if line, column := findKey(file.text, key); line > 0 {
 		e.File, e.Line, e.Column = file.path, line, column
 	}
 	return err
+}
+
+// given returns the flag or variable that a setting came from, "" where it came
+// from elsewhere.
+func (c *Config) given(key string) string {
+	for _, prefix := range []string{fromFlag, fromVariable} {
+		if name, ok := strings.CutPrefix(c.origins[key], prefix); ok {
+			return name
+		}
+	}
+	return ""
 }
 
 // origin returns where a setting came from, or the first of those below it.

@@ -5,15 +5,16 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 // TestFaultsHavePlaces is acceptance case 138: a setting that is found wrong
-// after its file was read is said with file, line and column; one that came from elsewhere has none. The control is a fault that the decoder sees.
+// after its file was read is reported with file, line and column, one that came from a flag or a variable with its name. The control is a fault that the decoder sees.
 func TestFaultsHavePlaces(t *testing.T) {
 	for name, tc := range map[string]struct {
 		user, required, profile string
 		environ                 []string
-		flags                   File
+		flags, asked            File
 		want                    string
 	}{
 		"decoder":           {user: "grace: 5s\ngrce: 5s\n", want: "USER:2:1: "},
@@ -23,18 +24,26 @@ func TestFaultsHavePlaces(t *testing.T) {
 		"a mode":            {user: "grace: 5s\npolicy:\n  default: {read: maybe}\n", want: "USER:2:1: policy: "},
 		"concurrency":       {user: "concurrency: 65\n", want: "USER:1:14: concurrency: "},
 		"program":           {user: "programs:\n  runsc: bin/runsc\n", want: "USER:2:10: programs.runsc: "},
-		"resources":         {user: "resources:\n  memory: 1k\n", want: "USER:1:1: resources: "},
+		"resources":         {user: "resources:\n  memory: 1k\n", want: "USER:2:11: resources.memory: 1KiB is less than a sandbox needs, which is 64MiB"},
 		"model":             {user: "model: quick\nmodels:\n  fast: {model: x}\n", want: "USER:1:8: model: "},
 		"profile of models": {user: "model: a.b/c\nmodels:\n  a.b/c:\n    temperature: 1\n", want: "models.a.b/c: the profile names no model"},
 		"profile":           {user: "backend: auto\nprofiles:\n  fast:\n    backend: podman\n", profile: "fast", want: "USER:4:14: backend: "},
 		"requirements":      {required: "mode: both\n", want: "REQUIRED:1:7: requirements.mode: "},
 		"their preset":      {required: "policy:\n  preset: lax\n", want: "REQUIRED:2:11: requirements.policy.preset: "},
-		"variable":          {user: "model: x/y\n", environ: []string{"CAISSON_MODEL=quick"}, want: "model: there is no model profile"},
-		"flag":              {user: "model: x/y\n", flags: File{Model: new("quick")}, want: "model: there is no model profile"},
+		"variable":          {user: "model: x/y\n", environ: []string{"CAISSON_MODEL=quick"}, want: "CAISSON_MODEL: there is no model profile"},
+		"flag":              {user: "model: x/y\n", flags: File{Model: new("quick")}, want: "--model: there is no model profile"},
+		"client":            {flags: File{Model: new("x/y")}, asked: File{Model: new("quick")}, want: "model: there is no model profile"},
+		"preset variable":   {user: "policy: {preset: ci}\n", environ: []string{"CAISSON_POLICY=lax"}, want: "CAISSON_POLICY: "},
+		"concurrency flag":  {user: "concurrency: 3\n", flags: File{Concurrency: new(Count(65))}, want: "--concurrency: 65 tool calls"},
+		"resource variable": {environ: []string{"CAISSON_OPEN_FILES=3"}, want: "CAISSON_OPEN_FILES: 3 is less than"},
+		"resource flag":     {user: "resources: {pids: 3, command_time: 2s}\n", flags: File{Resources: Resources{PIDs: new(Count(100)), CommandTime: new(Duration(time.Millisecond))}}, want: "--command-time: 1ms is less than a sandbox needs, which is 1s"},
+		"flag not allowed":  {required: "backends: [runc]\n", flags: File{Backend: new("docker")}, want: "requirements: --backend docker is not allowed"},
+		"variable likewise": {required: "refuse_system_workspace: true\n", environ: []string{"CAISSON_ACCEPT_SYSTEM_WORKSPACE=1"}, want: "requirements: CAISSON_ACCEPT_SYSTEM_WORKSPACE true is not allowed"},
+		"key not allowed":   {user: "accept_system_workspace: true\n", required: "refuse_system_workspace: true\n", want: "requirements: accept_system_workspace true is not allowed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			o := Options{Environ: append(tc.environ, "OPENAI_API_KEY=k"), Flags: tc.flags, Profile: tc.profile, RequirementsUID: os.Getuid()}
+			o := Options{Environ: append(tc.environ, "OPENAI_API_KEY=k"), Flags: tc.flags, Asked: tc.asked, Profile: tc.profile, RequirementsUID: os.Getuid()}
 			o.Path, o.Requirements = filepath.Join(dir, "config.yaml"), filepath.Join(dir, "requirements.yaml")
 			for path, text := range map[string]string{o.Path: tc.user, o.Requirements: tc.required} {
 				if err := os.WriteFile(path, []byte(text), 0o600); err != nil {

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 )
@@ -21,6 +22,8 @@ type Requirements struct {
 	OnPrompt *string `yaml:"on_prompt"`
 	// RefuseRunnerAsOwner refuses accept_runner_as_owner.
 	RefuseRunnerAsOwner bool `yaml:"refuse_runner_as_owner"`
+	// RefuseSystemWorkspace refuses accept_system_workspace.
+	RefuseSystemWorkspace bool `yaml:"refuse_system_workspace"`
 	// RefuseLost refuses a sandbox that lacks a protection, whatever was asked for.
 	RefuseLost bool `yaml:"refuse_lost"`
 	// InstructionFiles is false to keep a workspace's AGENTS.md from the model.
@@ -57,9 +60,9 @@ func (c *Config) tighten() error {
 
 // refuse reports a choice that the requirements don't allow.
 func (c *Config) refuse(r Requirements) error {
-	forbidden := func(what, got string) error {
+	forbidden := func(key, got string) error {
 		return &Error{
-			Where: "requirements", Message: what + " " + got + " is not allowed on this machine",
+			Where: "requirements", Message: cmp.Or(c.given(key), key) + " " + got + " is not allowed on this machine",
 			Mend: "choose what the administrator's file allows",
 		}
 	}
@@ -70,11 +73,13 @@ func (c *Config) refuse(r Requirements) error {
 	case !c.AllowedImage(image):
 		return forbidden("image", image)
 	case r.Git != nil && *r.Git == "ro" && *c.Git != "ro":
-		return forbidden("git mode", *c.Git)
+		return forbidden("git", *c.Git)
 	case r.Mode != nil && *r.Mode == "overlay" && c.Mode != nil && *c.Mode != "overlay":
 		return forbidden("mode", *c.Mode)
 	case r.RefuseRunnerAsOwner && *c.AcceptRunnerAsOwner:
 		return forbidden("accept_runner_as_owner", "true")
+	case r.RefuseSystemWorkspace && *c.AcceptSystemWorkspace:
+		return forbidden("accept_system_workspace", "true")
 	}
 	if r.OnPrompt != nil && milder(*c.OnPrompt, *r.OnPrompt) {
 		return forbidden("on_prompt", *c.OnPrompt)

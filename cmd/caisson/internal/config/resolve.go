@@ -1,6 +1,8 @@
 package config
 
 import (
+	"errors"
+	"strings"
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
@@ -49,9 +51,30 @@ func (c *Config) SandboxResources() (limits.Resources, error) {
 		OpenFiles: int64(*in.OpenFiles), CommandTime: time.Duration(*in.CommandTime),
 	}
 	if err := r.Validate(); err != nil {
-		return r, c.locate(&Error{Where: "resources", Message: err.Error()})
+		return r, c.locate(resourceError(err))
 	}
 	return r, nil
+}
+
+// resourceError names the setting of a resource that is too small.
+func resourceError(err error) error {
+	e, ok := errors.AsType[*limits.ResourceError](err)
+	if !ok {
+		return &Error{Where: "resources", Message: err.Error()}
+	}
+	show := func(n int64) string { return Count(n).String() }
+	switch e.Field {
+	case "memory", "tmp", "home", "shm":
+		show = func(n int64) string { return Size(n).String() }
+	case "cpus":
+		show = func(n int64) string { return CPUs(n).String() }
+	case "command time":
+		show = func(n int64) string { return Duration(n).String() }
+	}
+	return &Error{
+		Where:   "resources." + strings.ReplaceAll(e.Field, " ", "_"),
+		Message: show(e.Got) + " is less than a sandbox needs, which is " + show(e.Min),
+	}
 }
 
 // Budget gives the limits of a turn, which a run has one of.

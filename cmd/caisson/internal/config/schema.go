@@ -45,10 +45,11 @@ func Schema(name string) (map[string]any, error) {
 
 func requirementDescriptions() map[string]string {
 	return map[string]string{
-		"backends":               "backends that may be chosen; absent means any",
-		"images":                 "images that may be chosen; one ending in * allows what begins like it",
-		"refuse_runner_as_owner": "refuse accept_runner_as_owner",
-		refusePrivateKey:         refusePrivate,
+		"backends":                "backends that may be chosen; absent means any",
+		"images":                  "images that may be chosen; one ending in * allows what begins like it",
+		"refuse_runner_as_owner":  "refuse accept_runner_as_owner",
+		"refuse_system_workspace": "refuse accept_system_workspace",
+		refusePrivateKey:          refusePrivate,
 	}
 }
 
