@@ -2,6 +2,7 @@ package runner
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 )
@@ -28,6 +29,26 @@ type ChangeCount struct {
 	Insertions int `json:"insertions"`
 	Deletions  int `json:"deletions"`
 	Uncounted  int `json:"uncounted,omitempty"`
+}
+
+// String returns the count as diff --stat does.
+func (n ChangeCount) String() string {
+	files := plural(n.Files, "file") + " changed"
+	if n.Files > 0 && n.Uncounted == n.Files {
+		return files + ", lines not counted"
+	}
+	text := fmt.Sprintf("%s, %s(+), %s(-)", files, plural(n.Insertions, "insertion"), plural(n.Deletions, "deletion"))
+	if n.Uncounted > 0 {
+		text += fmt.Sprintf(", and %s whose lines are not counted", plural(n.Uncounted, "file"))
+	}
+	return text
+}
+
+func plural(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
 }
 
 // changeList collects the changes of a session, within bounds.

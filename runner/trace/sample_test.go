@@ -3,6 +3,7 @@ package trace
 import (
 	"bytes"
 	"encoding/json"
+	"html"
 	"os"
 	"path/filepath"
 	"strings"
@@ -187,8 +188,9 @@ func shop(t *testing.T, state string) Session {
 	w.turn = ""
 	w.put(100*time.Millisecond, runner.ActorSystem, runner.SessionEnded{
 		Reason: loop.StopAnswered, Usage: limits.Usage{Rounds: 7, ToolCalls: 9, CostMicroUSD: new(int64(23_800))}, CostUSD: "0.023800",
-		WallMS:       w.now.Sub(time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)).Milliseconds(),
-		Changed:      []runner.Changed{{Path: "checkout/total.go", Change: "modified", Deletions: 3, HasDiff: true}, {Path: "Makefile", Change: "modified", Insertions: 1, HasDiff: true}},
+		WallMS:         w.now.Sub(time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)).Milliseconds(),
+		Changed:        []runner.Changed{{Path: "checkout/total.go", Change: "modified", Deletions: 3, HasDiff: true}, {Path: "Makefile", Change: "modified", Insertions: 1, HasDiff: true}},
+		ChangedOmitted: 1_998, ChangedCount: runner.ChangeCount{Files: 2_000, Insertions: 1, Deletions: 3, Uncounted: 1_998},
 		HostExecuted: []runner.HostExecuted{{Path: "Makefile", By: "make"}},
 		Denials:      []runner.Denial{{CallID: "tu_6", Name: "fetch", Class: tools.ErrorPermissionDenied, Reason: "egress"}, {CallID: "tu_9", Name: "shell", Class: tools.ErrorUserDenied, Reason: "user"}},
 		Overlay:      &runner.OverlayResult{State: "kept", Changes: 2},
@@ -198,6 +200,9 @@ func shop(t *testing.T, state string) Session {
 	}
 	return w.close()
 }
+
+// sampleCount is the count of the sample's changes.
+const sampleCount = "2000 files changed, 1 insertion(&#43;), 3 deletions(-), and 1998 files whose lines are not counted"
 
 // TestSamplePage writes the page of the sample where a person can look at it.
 func TestSamplePage(t *testing.T) {
@@ -211,9 +216,13 @@ func TestSamplePage(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, want := range []string{"Turn 2", "nothing for 47m0s", "deny by user at terminal", "Refused to connect to", "git push origin HEAD", "is run or obeyed by make", "−3", "changed nothing: resolved_already"} {
+	for _, want := range []string{"Turn 2", "nothing for 47m0s", "deny by user at terminal", "Refused to connect to", "git push origin HEAD", "is run or obeyed by make", "−3", "changed nothing: resolved_already", "<b>2,000</b><span>files changed", sampleCount} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the page does not say %q", want)
 		}
+	}
+	out.Reset()
+	if _, err := Show(&out, s, ShowOptions{}); err != nil || !strings.Contains(out.String(), html.UnescapeString(sampleCount)) {
+		t.Errorf("the story does not count the changes: %v", err)
 	}
 }

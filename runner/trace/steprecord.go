@@ -75,6 +75,9 @@ func endText(p runner.SessionEnded) string {
 	if p.Problem != nil {
 		text += ": " + p.Problem.Cause
 	}
+	if p.ChangedCount.Files > 0 {
+		text += "; " + p.ChangedCount.String()
+	}
 	return text
 }
 

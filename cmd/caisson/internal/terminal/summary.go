@@ -141,13 +141,7 @@ func diffstat(r runner.Report, s style) []string {
 	if more := max(n.Files-listed, 0) + max(len(r.Changed)-most, 0); more > 0 {
 		out = append(out, fmt.Sprintf(" … and %d more", more))
 	}
-	total := fmt.Sprintf(" %s changed, %s(+), %s(-)", count(n.Files, "file"), count(n.Insertions, "insertion"), count(n.Deletions, "deletion"))
-	switch {
-	case n.Files > 0 && n.Uncounted == n.Files:
-		total = fmt.Sprintf(" %s changed, lines not counted", count(n.Files, "file"))
-	case n.Uncounted > 0:
-		total += fmt.Sprintf(", and %s whose lines are not counted", count(n.Uncounted, "file"))
-	}
+	total := " " + n.String()
 	if r.Incomplete {
 		total += "; the workspace is too large, or could not be read whole, to be sure"
 	}
