@@ -61,6 +61,9 @@ func TestRestrictionsBindSiblings(t *testing.T) {
 			t.Errorf("%s: the tool's own rules give %+v too: the case shows nothing", name, control)
 		}
 	}
+	d := newDispatcher(t, &recorder{}, Options{Policy: Policy{Classes: auto, Tools: map[string]Mode{"delete_file": ModeDeny}}}, fakeTool{def: parts})
+	wantText(t, roundOK(t, d, call("a", "parts", `{"text":"delete_file"}`))[0], true,
+		`The policy refuses what this call of "parts" does, by its rule for "delete_file"; don't try that again in this session.`)
 	p := Policy{Tools: map[string]Mode{"shell": ModeDeny, "shel": ModeDeny}}
 	if got := p.Unmatched([]Definition{check}); !slices.Equal(got, []string{"shel"}) {
 		t.Errorf("rules that bind no tool are %q, want the misspelt one", got)

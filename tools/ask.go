@@ -146,6 +146,7 @@ func (r *round) confirmation(p *pending) Confirmation {
 	input, hidden := inputForDisplay(p.call.Input)
 	paths, hiddenPath := p.pathsForDisplay()
 	diff, hiddenDiff := DisplayLines(p.ask.shown.Diff)
+	shownDiff := Elide(diff, maxShownDiff)
 	folder, _ := Display(r.d.opts.Workspace)
 	danger, _ := Display(p.dangerous)
 	c := Confirmation{
@@ -153,7 +154,7 @@ func (r *round) confirmation(p *pending) Confirmation {
 		Runs: p.tool.def.Runs, Workspace: folder, Dangerous: danger,
 		Input: input, Summary: p.summary, Exact: bytes.Clone(p.call.Input), InputHash: p.hash,
 		RequiresAdmin: p.tool.def.RequiresAdmin, Changed: p.ask.again, Scopes: []Scope{ScopeOnce}, Expires: time.Now().Add(r.d.opts.ConfirmTimeout),
-		Projected: paths, Diff: Elide(diff, maxShownDiff), DiffElided: len(diff) > maxShownDiff, Notices: inputNotices(p.call.Input), Hidden: hidden || hiddenPath || hiddenDiff,
+		Projected: paths, Diff: shownDiff, DiffElided: shownDiff != diff, Notices: inputNotices(p.call.Input), Hidden: hidden || hiddenPath || hiddenDiff,
 	}
 	for _, what := range p.ask.shown.NotCovered {
 		safe, _ := Display(clip(what, maxSummaryBytes))

@@ -312,6 +312,8 @@ func TestConfirmationIsSafeToShow(t *testing.T) {
 	if !strings.Contains(string(c.Exact), "\u202e") {
 		t.Fatalf("the exact input %q lacks what is to be hidden, so this test shows nothing", c.Exact)
 	}
+	// The input alone is enough, without a diff.
+	d = newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerOf(answering(DecisionDeny, ScopeOnce))}, fileTool(map[string]string{}, false))
 	for _, text := range []string{`\u001b[8m`, `\r`, `\b`, `\u0000`, `\u2028`, `\u009b`, `\u202e`, `\\\u0007`} {
 		if c := shown(`{"path":"a","text":"` + text + `"}`); !c.Hidden {
 			t.Errorf("%s is hidden, and the question does not say so: %s", text, c.Input)
@@ -326,27 +328,38 @@ func TestConfirmationIsSafeToShow(t *testing.T) {
 		t.Errorf("nothing is hidden in %+v", c)
 	}
 	// Each part that hides something is enough.
-	covering := func(p Projection) bool {
-		tool := fakeTool{def: testDefinition("write_file", ClassWrite), project: func(context.Context, *Call) (Projection, error) { return p, nil }}
+	covering := func(class Class, p Projection, paths ...string) bool {
+		tool := fakeTool{def: testDefinition("write_file", class), project: func(context.Context, *Call) (Projection, error) { return p, nil }}
+		tool.def.Paths = func(json.RawMessage) []string { return paths }
 		rec := &recorder{}
 		d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerOf(answering(DecisionDeny, ScopeOnce))}, tool)
 		roundOK(t, d, call("c", "write_file", `{"path":"a"}`))
 		return find[ConfirmationRequested](rec)[0].Confirmation.Hidden
 	}
 	for name, p := range map[string]Projection{"diff": {Diff: "+\x1b"}, "covered name": {Covers: []string{"a\u200b", "b"}}} {
-		if !covering(p) {
+		if !covering(ClassWrite, p) {
 			t.Errorf("a character is hidden in the %s, and the question does not tell", name)
 		}
 	}
-	if covering(Projection{Diff: "+x", Covers: []string{"a", "b"}}) {
-		t.Error("nothing is hidden in a plain projection")
+	if !covering(ClassWrite, Projection{}, "a\u200b", "b") {
+		t.Error("a character is hidden in a path, and the question does not tell")
 	}
+	for _, class := range []Class{ClassWrite, ClassExecute} {
+		if covering(class, Projection{Diff: "+x", Covers: []string{"a", "b"}}, "a", "b") {
+			t.Errorf("nothing is hidden in a plain projection of class %s", class)
+		}
+	}
+	d = newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerOf(answering(DecisionDeny, ScopeOnce))}, fileTool(map[string]string{}, true))
 	c = shown(`{"path":"a","text":"` + strings.Repeat("x", 100_000) + `"}`)
 	if len(c.Input) > maxShownInput+100 || !strings.Contains(c.Input, "not shown") || len(c.Exact) < 100_000 {
 		t.Errorf("input of %d bytes is shown in %d", len(c.Exact), len(c.Input))
 	}
-	if len(c.Summary) > maxSummaryBytes || len(c.Diff) > maxShownDiff+100 {
-		t.Errorf("summary %d bytes, diff %d bytes", len(c.Summary), len(c.Diff))
+	if len(c.Summary) > maxSummaryBytes || c.DiffElided {
+		t.Errorf("summary %d bytes, diff elided: %t", len(c.Summary), c.DiffElided)
+	}
+	c = shown(`{"path":"a","text":"` + strings.Repeat("x", maxShownDiff) + `"}`)
+	if len(c.Diff) > maxShownDiff+100 || !c.DiffElided {
+		t.Errorf("diff of %d bytes, elided: %t", len(c.Diff), c.DiffElided)
 	}
 }
 

@@ -21,11 +21,9 @@ type attempts struct {
 // take asks for one report. It says how many attempts before this one were
 // not reported, or that this one is not.
 func (a *attempts) take(now time.Time) (omitted int, ok bool) {
-	if back := int(now.Sub(a.since) / attemptInterval); back >= a.used {
-		a.used, a.since = 0, now
-	} else if back > 0 {
-		a.used -= back
-		a.since = a.since.Add(time.Duration(back) * attemptInterval)
+	since := now.Sub(a.since)
+	if back := int(since / attemptInterval); back > 0 {
+		a.used, a.since = max(0, a.used-back), now.Add(-(since % attemptInterval))
 	}
 	if a.used == attemptBurst {
 		a.omitted++

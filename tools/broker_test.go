@@ -16,6 +16,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
 )
 
 // told is what a client heard of its answer.
@@ -387,6 +390,137 @@ func TestAttendedBrokerWaits(t *testing.T) {
 	}
 }
 
+// Answers that can't count change nothing, are in the records, and leave the
+// question open for one that counts.
+func TestAnswersThatCantCount(t *testing.T) {
+	rec := &recorder{}
+	broker := NewBroker(BrokerOptions{Attended: true})
+	broker.attempts = attempts{omitted: 7}
+	var answering sync.WaitGroup
+	rec.fail = func(ev Event) error {
+		ask, ok := ev.(ConfirmationRequested)
+		if !ok {
+			return nil
+		}
+		answering.Go(func() {
+			id, allow := ask.Confirmation.ID, Answer{DecisionAllow, ScopeOnce}
+			if err := broker.Misdirected(id, allow, "wrong turn"); !errors.Is(err, ErrUnknownConfirmation) {
+				t.Errorf("of another turn: %v", err)
+			}
+			if err := broker.Forbidden(id, allow, "reader"); err != nil {
+				t.Errorf("without the permission: %v", err)
+			}
+			if _, err := broker.Answer(t.Context(), id, Answer{DecisionDeny, ScopeOnce}, "owner"); err != nil {
+				t.Errorf("the one that counts: %v", err)
+			}
+		})
+		return nil
+	}
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: broker}, fakeTool{def: testDefinition("shell", ClassExecute)})
+	if r := roundOK(t, d, call("a", "shell", `{}`))[0]; r.Class != ErrorUserDenied {
+		t.Errorf("the call ends with %q", r.Class)
+	}
+	answering.Wait()
+	id := find[ConfirmationRequested](rec)[0].Confirmation.ID
+	want := []ConfirmationAttempted{
+		{ConfirmationID: id, Client: "wrong turn", Decision: DecisionAllow, Scope: ScopeOnce, Omitted: 7},
+		{ConfirmationID: id, Client: "reader", Decision: DecisionAllow, Scope: ScopeOnce, Forbidden: true},
+	}
+	if diff := cmp.Diff(want, find[ConfirmationAttempted](rec)); diff != "" {
+		t.Errorf("attempts (-want +got):\n%s", diff)
+	}
+	if err := d.Close(t.Context()); err != nil || len(find[Warning](rec)) != 0 {
+		t.Errorf("%v, warnings %+v", err, find[Warning](rec))
+	}
+	rec.fail = func(Event) error { return errors.New("disk full") }
+	if err := broker.Forbidden(id, Answer{}, "reader"); !errors.Is(err, ErrRecord) {
+		t.Errorf("an attempt that can't be recorded gives %v", err)
+	}
+}
+
+// A single answer that was not reported is, at the end.
+func TestLastAttemptIsCounted(t *testing.T) {
+	rec := &recorder{}
+	broker := NewBroker(BrokerOptions{})
+	d := newDispatcher(t, rec, Options{Broker: broker})
+	broker.attempts.omitted = 1
+	if err := d.Close(t.Context()); err != nil || len(find[Warning](rec)) != 1 {
+		t.Errorf("%v, warnings %+v", err, find[Warning](rec))
+	}
+}
+
+// The end of a client's own time ends its wait for the record; its answer stands.
+func TestAnswerStandsWithoutItsClient(t *testing.T) {
+	rec := &recorder{}
+	broker := NewBroker(BrokerOptions{Attended: true})
+	gone := make(chan struct{})
+	rec.fail = func(ev Event) error {
+		switch ev := ev.(type) {
+		case ConfirmationRequested:
+			go func() {
+				defer close(gone)
+				ctx, cancel := context.WithCancelCause(context.Background())
+				cancel(errors.New("hung up"))
+				if _, err := broker.Answer(ctx, ev.Confirmation.ID, Answer{DecisionAllow, ScopeOnce}, "http"); err == nil || !strings.Contains(err.Error(), "hung up") {
+					t.Errorf("the client is told %v", err)
+				}
+			}()
+		case ConfirmationResolved:
+			<-gone
+		}
+		return nil
+	}
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: broker}, fakeTool{def: testDefinition("shell", ClassExecute)})
+	wantText(t, roundOK(t, d, call("a", "shell", `{}`))[0], false, "done")
+}
+
+// TestWhoIsShownAQuestion: a client is shown what is presented and waits still, and
+// nothing once it has gone.
+func TestWhoIsShownAQuestion(t *testing.T) {
+	broker := NewBroker(BrokerOptions{Attended: true})
+	var asking sync.WaitGroup
+	if err := broker.bind(binding{emit: (&recorder{}).emit, run: asking.Go, log: zap.NewNop()}); err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	var shown []string
+	attach := func(label string) (detach func()) {
+		return broker.Attach(label, approver(func(_ context.Context, c Confirmation) (Answer, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			shown = append(shown, label+" "+c.ID)
+			return Answer{}, errors.New("busy")
+		}))
+	}
+	attach("gone")()
+	detach := attach("detached")
+	attach("first")
+	detach()
+	ctx, cancel := context.WithCancel(t.Context())
+	open := func(ctx context.Context, id string) *inquiry {
+		return broker.open(ctx, Confirmation{ID: id, Expires: time.Now().Add(time.Hour)})
+	}
+	early, answered, ended := open(t.Context(), "early"), open(t.Context(), "answered"), open(ctx, "ended")
+	broker.present(answered, ended)
+	broker.settle(answered, Answer{}, byCancel)
+	cancel()
+	attach("late")
+	asking.Wait()
+	slices.Sort(shown)
+	if want := []string{"first answered", "first ended"}; !slices.Equal(shown, want) {
+		t.Errorf("shown before the third is presented: %q, want %q", shown, want)
+	}
+	broker.present(early)
+	asking.Wait()
+	slices.Sort(shown)
+	if want := []string{"first answered", "first early", "first ended", "late early"}; !slices.Equal(shown, want) {
+		t.Errorf("shown: %q, want %q", shown, want)
+	}
+	for _, q := range []*inquiry{early, answered, ended} {
+		broker.record(q, Resolution{}, nil)
+	}
+}
+
 // A client that misbehaves harms only itself: the others are still asked.
 func TestBadClientBesideAGoodOne(t *testing.T) {
 	forever := make(chan struct{})
@@ -416,8 +550,17 @@ func TestBadClientBesideAGoodOne(t *testing.T) {
 				}
 				return Answer{DecisionDeny, ScopeOnce}, nil
 			}))
-			d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: broker}, fakeTool{def: testDefinition("shell", ClassExecute)})
+			core, logs := observer.New(zapcore.WarnLevel)
+			d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: broker, Logger: zap.New(core)}, fakeTool{def: testDefinition("shell", ClassExecute)})
 			roundOK(t, d, call("a", "shell", `{}`))
+			var reasons []any
+			for _, line := range logs.All() {
+				reasons = append(reasons, line.ContextMap()["error"])
+			}
+			want := map[string][]any{"panics": {"panic: boom"}, "ends its thread": nil, "fails": {"gone"}, "answers and fails": {"gone"}, "blocks for ever": nil}[name]
+			if diff := cmp.Diff(want, reasons); diff != "" {
+				t.Errorf("logged (-want +got):\n%s", diff)
+			}
 			if got := find[ConfirmationResolved](rec); len(got) != 1 || got[0].Client != "good" || got[0].Decision != DecisionDeny {
 				t.Errorf("resolved as %+v", got)
 			}
@@ -533,18 +676,23 @@ func TestFloodOfAttempts(t *testing.T) {
 	if reported+omitted != flood || reported < attemptBurst || reported > attemptBurst+300 {
 		t.Errorf("%d reported, %d counted, of %d", reported, omitted, flood)
 	}
+	if err := d.Close(t.Context()); err != nil || len(find[Warning](rec)) > 1 { // the second one has nothing to report
+		t.Errorf("%v, warnings %+v", err, find[Warning](rec))
+	}
 	if len(broker.resolved)+len(broker.past)+len(broker.pending) != 0 {
 		t.Errorf("ids that nobody asked are kept: %d", len(broker.resolved))
 	}
 }
 
 func TestReportsComeBackWithTime(t *testing.T) {
-	var a attempts
 	now := time.Now()
+	a := attempts{since: now}
 	take := func(n int) (reported int) {
 		for range n {
-			if _, ok := a.take(now); ok {
+			if omitted, ok := a.take(now); ok {
 				reported++
+			} else if omitted != 0 {
+				t.Errorf("what is not reported counts %d", omitted)
 			}
 		}
 		return reported
@@ -558,6 +706,10 @@ func TestReportsComeBackWithTime(t *testing.T) {
 	}
 	if got := take(10); got != 2 {
 		t.Errorf("%d after three intervals, want 2 more", got)
+	}
+	now = now.Add(attemptInterval / 2)
+	if got := take(10); got != 1 {
+		t.Errorf("%d after half an interval that was left and another half, want 1", got)
 	}
 	now = now.Add(-time.Hour) // a clock that goes back gives nothing
 	if got := take(10); got != 0 {
@@ -589,6 +741,11 @@ func TestThePastIsBounded(t *testing.T) {
 	last := find[ConfirmationResolved](rec)[len(asked)-1].ConfirmationID
 	if _, err := broker.Answer(t.Context(), last, Answer{DecisionAllow, ScopeOnce}, ""); !errors.Is(err, ErrResolved) {
 		t.Errorf("the last question gives %v", err)
+	}
+	for _, id := range broker.past {
+		if _, kept := broker.resolved[id]; !kept {
+			t.Fatalf("%s is forgotten before older ones", id)
+		}
 	}
 	forgotten := slices.IndexFunc(asked, func(ev ConfirmationRequested) bool { _, kept := broker.resolved[ev.Confirmation.ID]; return !kept })
 	if _, err := broker.Answer(t.Context(), asked[forgotten].Confirmation.ID, Answer{DecisionAllow, ScopeOnce}, ""); !errors.Is(err, ErrUnknownConfirmation) {

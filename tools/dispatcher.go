@@ -101,9 +101,7 @@ func New(opts Options) (*Dispatcher, error) {
 		return nil, fmt.Errorf("make dispatcher: %w", err)
 	}
 	switch opts.OnPrompt {
-	case "":
-		opts.OnPrompt = OnPromptDeny
-	case OnPromptDeny, OnPromptFail, OnPromptAllow:
+	case "", OnPromptDeny, OnPromptFail, OnPromptAllow:
 	default:
 		return nil, fmt.Errorf("make dispatcher: OnPrompt is %q, must be deny, fail or allow", opts.OnPrompt)
 	}
@@ -111,10 +109,7 @@ func New(opts Options) (*Dispatcher, error) {
 		return nil, errors.New("make dispatcher: Concurrency, ConfirmTimeout, Abandon, ResultBytes and ResultCharacters must not be negative")
 	}
 	opts = withDefaults(opts)
-	danger, err := parseDangerous(opts.Policy.dangerous())
-	if err != nil {
-		return nil, fmt.Errorf("make dispatcher: %w", err)
-	}
+	danger, _ := parseDangerous(opts.Policy.dangerous()) // valid, as the policy is
 	d := &Dispatcher{
 		danger: danger,
 		opts:   opts,

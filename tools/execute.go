@@ -52,14 +52,14 @@ var errNoReturn = errors.New("tool ended its goroutine without returning")
 func (r *round) execute(p *pending) {
 	<-p.ticket.after
 	if err := context.Cause(r.ctx); err != nil {
-		r.fail(p, r.cancelled(err), Output{}, 0)
+		r.refuse(p, r.cancelled(err))
 		return
 	}
 	// What runs is what was checked, shown and approved, whatever had the bytes
 	// in its hands since then; nobody else has these.
 	p.call.Input = bytes.Clone(p.call.Input)
 	if !p.intact() {
-		r.fail(p, r.tampered(p), Output{}, 0)
+		r.refuse(p, r.tampered(p))
 		return
 	}
 	called := Called{
@@ -67,7 +67,7 @@ func (r *round) execute(p *pending) {
 		Class: p.tool.def.Class, Rule: p.verdict.Rule, Summary: p.summary,
 	}
 	if err := r.emit(called); err != nil {
-		r.fail(p, r.cancelled(err), Output{}, 0)
+		r.refuse(p, r.cancelled(err))
 		return
 	}
 	p.ticket.tell()
@@ -116,12 +116,10 @@ func (r *round) perform(p *pending) (out Output, err, cause error) {
 		return o.out, o.err, context.Cause(ctx)
 	case <-ctx.Done():
 	}
-	timer := time.NewTimer(r.d.opts.Abandon)
-	defer timer.Stop()
 	select {
 	case o := <-done:
 		return o.out, o.err, context.Cause(ctx)
-	case <-timer.C:
+	case <-time.After(r.d.opts.Abandon):
 	}
 	r.warn(p, "tool did not stop after it was cancelled; it was abandoned", zap.Duration("waited", r.d.opts.Abandon))
 	if r.d.opts.OnAbandon != nil {
@@ -202,7 +200,6 @@ func ownFailure(own *Error, err error) *Error {
 
 // complete ends a call that ran to its end.
 func (r *round) complete(p *pending, out Output, took time.Duration) {
-	p.ended = true
 	content, cut := boundBlocks(out.Content, r.resultBytes(p), r.d.opts.ResultCharacters)
 	out.Content, out.Metadata = nil, r.recordable(p, out.Metadata)
 	if len(content) == 0 {
@@ -217,7 +214,10 @@ func (r *round) complete(p *pending, out Output, took time.Duration) {
 	})
 }
 
-// fail ends a call that did not.
+// refuse ends a call that did not run.
+func (r *round) refuse(p *pending, fail *Error) { r.fail(p, fail, Output{}, 0) }
+
+// fail ends a call that did not run to its end.
 func (r *round) fail(p *pending, fail *Error, out Output, took time.Duration) {
 	p.ended = true
 	message, id := r.visible(p, fail)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -33,6 +34,10 @@ func TestUnknownToolIsAnswered(t *testing.T) {
 	wantEvents(t, rec, "a", "failed not_found")
 	if r.Class != ErrorNotFound || r.Name != "raed_file\x1b[2J" {
 		t.Errorf("result is %+v", r)
+	}
+	r = roundOK(t, d, call("b", "x\xff"+strings.Repeat("y", 1<<20), `{}`))[0] // its name goes into records
+	if f := find[Failed](rec)[1]; f.Name != r.Name || len(r.Name) > MaxNameBytes || !strings.HasPrefix(string(r.Name), "x\ufffdy") {
+		t.Errorf("the name %.100q is recorded as %.100q", r.Name, f.Name)
 	}
 }
 
@@ -61,7 +66,8 @@ func TestDenyModeAsksNobody(t *testing.T) {
 	d := newDispatcher(t, rec, Options{Policy: preset(t, "readonly"), Broker: brokerOf(answering(DecisionAllow, ScopeOnce))}, fakeTool{def: testDefinition("shell", ClassExecute)})
 	r := roundOK(t, d, call("a", "shell", `{}`))[0]
 	wantEvents(t, rec, "a", "failed permission_denied")
-	if f := find[Failed](rec)[0]; f.Reason != "mode_deny" || r.Class != ErrorPermissionDenied || d.Unapproved() != 0 {
+	wantText(t, r, true, `The policy refuses tool "shell" (class execute); don't try it again in this session.`)
+	if f := find[Failed](rec)[0]; f.Reason != "mode_deny" || f.Latency != 0 || r.Class != ErrorPermissionDenied || d.Unapproved() != 0 {
 		t.Errorf("failed %+v, %d unapproved", f, d.Unapproved())
 	}
 }
@@ -245,6 +251,9 @@ func TestErrorsThatEndTheRun(t *testing.T) {
 			if strings.Contains(blocksText(results[0].Content), "guest died") || results[0].Class != ErrorExecution {
 				t.Errorf("the model sees %q, class %q", blocksText(results[0].Content), results[0].Class)
 			}
+			if text := map[error]string{ErrSandboxStart: "The sandbox could not start.", ErrSandboxLost: "The sandbox was lost."}[sentinel]; text != "" {
+				wantText(t, results[0], true, text)
+			}
 			for _, r := range results[1:] {
 				wantText(t, r, true, "Cancelled: the run has ended.")
 			}
@@ -325,6 +334,15 @@ func TestResultsAreBoundedAndRepaired(t *testing.T) {
 	if diff := cmp.Diff([]OutputDelta{{CallID: "a", Stream: "stdout", Text: "a␀\ufffd"}}, find[OutputDelta](rec)); diff != "" {
 		t.Errorf("deltas (-want +got):\n%s", diff)
 	}
+	// What a call that fails wrote until then is bounded and repaired as well.
+	breaks := readTool("probe", func(_ context.Context, c *Call) (Output, error) {
+		out := Output{FilesModified: []string{"a\xff"}}
+		return out, &Error{Class: ErrorExecution, Message: "Broken.", Visible: true, Partial: "\xff" + long}
+	})
+	breaks.def.ResultBytes = 20
+	broken := newDispatcher(t, rec, Options{Policy: preset(t, "default")}, breaks)
+	wantText(t, roundOK(t, broken, call("f", "probe", `{}`))[0], true,
+		"Broken. Files changed before that: a\ufffd.\nOutput until then:\n\ufffd0123456\n[… 983 of 1003 bytes left out …]\n0123456789")
 	small := newDispatcher(t, rec, Options{Policy: preset(t, "default"), ResultBytes: 4}, probe)
 	wantText(t, roundOK(t, small, call("b", "probe", `{}`))[0], true, "01\n[… 996 of 1000 bytes left out …]\n89")
 }
@@ -389,6 +407,14 @@ func TestManyCallsOfOneRound(t *testing.T) {
 		wantText(t, r, false, fmt.Sprint(i))
 	}
 	checkTerminals(t, rec, calls)
+	for i, ev := range find[Called](rec) {
+		if ev.CallID != fmt.Sprint(i) {
+			t.Fatalf("call %s is reported as number %d", ev.CallID, i)
+		}
+	}
+	if len(d.rounds) != 0 {
+		t.Errorf("%d rounds are kept", len(d.rounds))
+	}
 	if results := roundOK(t, d); len(results) != 0 {
 		t.Errorf("no calls give %v", results)
 	}
@@ -406,6 +432,64 @@ func TestClosedDispatcherRunsNothing(t *testing.T) {
 	}
 	wantEvents(t, rec, "a", "failed cancelled")
 	wantEvents(t, rec, "b", "failed cancelled")
+}
+
+// TestResultsAreComplete: how long a call ran, and what its tool says of itself, is
+// in its result and its record, whether it ended well or not.
+func TestResultsAreComplete(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rec := &recorder{}
+		out := Output{Content: []Block{{Text: "done"}}, Success: true, FilesModified: []string{"a"}}
+		tool := readTool("probe", func(_ context.Context, c *Call) (Output, error) {
+			time.Sleep(time.Second)
+			out := out
+			out.Truncated = strings.Contains(string(c.Input), "cut")
+			if strings.Contains(string(c.Input), "fail") {
+				return out, errors.New("boom")
+			}
+			return out, nil
+		})
+		d := newDispatcher(t, rec, Options{Policy: preset(t, "default")}, tool)
+		for i, text := range []string{"", "cut", "fail"} {
+			r := roundOK(t, d, call(text, "probe", fmt.Sprintf(`{"text":%q}`, text)))[0]
+			if r.Duration != time.Second || !slices.Equal(r.Output.FilesModified, []string{"a"}) {
+				t.Errorf("%q: %v, %+v", text, r.Duration, r.Output)
+			}
+			if text == "fail" {
+				if f := find[Failed](rec)[0]; f.Latency != time.Second || !slices.Equal(f.FilesModified, []string{"a"}) {
+					t.Errorf("%q: %+v", text, f)
+				}
+				continue
+			}
+			if c := find[Completed](rec)[i]; c.Latency != time.Second || c.Truncated != (text == "cut") {
+				t.Errorf("%q: %+v", text, c)
+			}
+		}
+	})
+}
+
+// TestCloseCancelsWhatRuns: Close does not wait for a tool to end by itself.
+func TestCloseCancelsWhatRuns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDispatcher(t, &recorder{}, Options{Policy: preset(t, "default")}, readTool("probe", func(ctx context.Context, _ *Call) (Output, error) {
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Minute):
+			}
+			return Output{}, context.Cause(ctx)
+		}))
+		time.AfterFunc(time.Second, func() {
+			if err := d.Close(context.Background()); err != nil {
+				t.Error(err)
+			}
+		})
+		start := time.Now()
+		wantText(t, roundOK(t, d, call("a", "probe", `{}`))[0], true, "Cancelled.")
+		if took := time.Since(start); took != time.Second {
+			t.Errorf("took %v", took)
+		}
+		synctest.Wait()
+	})
 }
 
 func TestToolThatEndsItsGoroutineFails(t *testing.T) {

@@ -29,7 +29,7 @@ func (m *memory) keep(key answerKey, d Decision, record func(Scope) bool) {
 	m.keeping.Lock()
 	defer m.keeping.Unlock()
 	scope := ScopeSession
-	if before, ok := m.get(key); ok && before == DecisionDeny && d == DecisionAllow {
+	if before, _ := m.get(key); before == DecisionDeny && d == DecisionAllow {
 		scope = ScopeOnce
 	}
 	if record(scope) && scope == ScopeSession {

@@ -68,6 +68,21 @@ func TestAnswersAreBoundToWhatWasSeen(t *testing.T) {
 	}
 }
 
+// TestToolsAreToldOfQuestions: a tool can tell a call that was asked about from one
+// that the policy runs.
+func TestToolsAreToldOfQuestions(t *testing.T) {
+	for name, asked := range map[string]bool{"default": false, "strict": true} {
+		d := newDispatcher(t, &recorder{}, Options{Policy: preset(t, name), Broker: brokerOf(answering(DecisionAllow, ScopeOnce))},
+			readTool("read_file", func(_ context.Context, c *Call) (Output, error) {
+				if c.Asked != asked {
+					t.Errorf("%s: asked %t", name, c.Asked)
+				}
+				return textOutput("done"), nil
+			}))
+		wantText(t, roundOK(t, d, call("a", "read_file", `{}`))[0], false, "done")
+	}
+}
+
 // TestSessionAnswerIsToNoDiff: a call that an answer to another one allows is not
 // asked about again because its file has changed.
 func TestSessionAnswerIsToNoDiff(t *testing.T) {
@@ -112,6 +127,31 @@ func TestSlowCheckHoldsUpNoOtherCall(t *testing.T) {
 		})}, slow, read)
 		roundOK(t, d, call("a", "write_file", `{"path":"a"}`), call("b", "read_file", `{"path":"b"}`))
 		if took := time.Since(start); ran != time.Second || took != 5*time.Second {
+			t.Errorf("the read ran after %v, the round took %v", ran, took)
+		}
+	})
+}
+
+// TestSecondQuestionKeepsNoSlot: while a person is asked again, other calls run.
+func TestSecondQuestionKeepsNoSlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start, ran := time.Now(), time.Duration(0)
+		read := readTool("read_file", func(context.Context, *Call) (Output, error) {
+			ran = time.Since(start)
+			return textOutput("done"), nil
+		})
+		write, _ := stateTool("1", "2")
+		d := newDispatcher(t, &recorder{}, Options{Concurrency: 1, Policy: preset(t, "strict"), Broker: brokerFunc(func(_ context.Context, c Confirmation) (Answer, error) {
+			switch {
+			case c.Changed:
+				time.Sleep(time.Minute)
+			case c.Class == ClassRead:
+				time.Sleep(time.Second)
+			}
+			return Answer{DecisionAllow, ScopeOnce}, nil
+		})}, write, read)
+		roundOK(t, d, call("a", "write_file", `{"path":"a"}`), call("b", "read_file", `{"path":"b"}`))
+		if took := time.Since(start); ran != time.Second || took != time.Minute {
 			t.Errorf("the read ran after %v, the round took %v", ran, took)
 		}
 	})

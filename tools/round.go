@@ -1,10 +1,10 @@
 package tools
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -39,7 +39,7 @@ type pending struct {
 	// ask is set where an answer is needed.
 	ask    *question
 	ticket *ticket
-	// ran says that Called was reported, ended that the terminal event was.
+	// ran reports that Called was reported, ended that the scan ended the call.
 	ran, ended bool
 	result     Result
 }
@@ -125,7 +125,7 @@ func (r *round) scan(p *pending) {
 		fail = &Error{Class: ErrorExecution, Reason: "definition_panic", Err: err}
 	}
 	if fail != nil && !p.ended {
-		r.fail(p, fail, Output{}, 0)
+		r.refuse(p, fail)
 	}
 }
 
@@ -208,10 +208,9 @@ func (r *round) checkPolicy(p *pending) *Error {
 func (r *round) runAll(all []*pending) {
 	var open []*pending
 	var arrivals []arrival
-	asked := false
 	for _, p := range all {
 		if !p.ended {
-			open, asked = append(open, p), asked || p.ask != nil
+			open = append(open, p)
 			needs := claim{class: p.tool.def.Class, parallel: p.tool.def.Parallel, paths: p.paths}
 			arrivals = append(arrivals, arrival{claim: needs, ready: p.ask == nil || p.ask.settled()})
 		}
@@ -221,9 +220,7 @@ func (r *round) runAll(all []*pending) {
 		p.ticket = tickets[i]
 	}
 	var wg sync.WaitGroup
-	if asked {
-		wg.Go(func() { r.askAll(open) })
-	}
+	wg.Go(func() { r.askAll(open) })
 	for _, p := range open {
 		wg.Go(func() { r.run(p) })
 	}
@@ -235,11 +232,11 @@ func (r *round) run(p *pending) {
 	defer r.d.slots.giveBack(p.ticket)
 	for {
 		if fail := r.answer(p); fail != nil {
-			r.fail(p, fail, Output{}, 0)
+			r.refuse(p, fail)
 			return
 		}
 		if err := r.d.slots.acquire(r.ctx, p.ticket); err != nil {
-			r.fail(p, r.cancelled(err), Output{}, 0)
+			r.refuse(p, r.cancelled(err))
 			return
 		}
 		if r.asShown(p) {
@@ -290,29 +287,25 @@ func (p *pending) pathsForDisplay() (paths []string, hidden bool) {
 	return paths, hidden
 }
 
-// inputForDisplay is a call's input, safe and elided. What canonical JSON
-// writes as an escape is hidden all the same: the command holds the character.
+// inputForDisplay returns a call's input, safe and elided. Its strings may hide
+// something though the JSON, which writes it as an escape, does not.
 func inputForDisplay(input json.RawMessage) (text string, hidden bool) {
-	safe, hidden := Display(string(input))
-	return Elide(safe, maxShownInput), hidden || hiddenInJSON(input)
+	safe, _ := Display(string(input))
+	return Elide(safe, maxShownInput), hiddenInJSON(input)
 }
 
-// hiddenInJSON says whether canonical JSON escapes a character that a terminal
-// would not show, beside newlines and tabs.
+// hiddenInJSON reports whether a string of valid JSON holds a character that a
+// terminal would not show, other than newlines and tabs.
 func hiddenInJSON(input []byte) bool {
-	for i := 0; i+1 < len(input); i++ {
-		if input[i] != '\\' {
-			continue
+	dec := json.NewDecoder(bytes.NewReader(input))
+	for {
+		token, err := dec.Token()
+		if err != nil {
+			return false // the end
 		}
-		i++
-		switch input[i] {
-		case 'b', 'f', 'r':
+		text, _ := token.(string)
+		if _, hidden := DisplayLines(text); hidden {
 			return true
-		case 'u':
-			if r, err := strconv.ParseUint(string(input[i+1:min(i+5, len(input))]), 16, 16); err != nil || escaped(rune(r)) {
-				return true
-			}
 		}
 	}
-	return false
 }

@@ -238,7 +238,7 @@ func TestForeignErrorsAreRedactedAndLogged(t *testing.T) {
 		tool("foreign", func() (Output, error) { return Output{}, secret }),
 		tool("panics", func() (Output, error) { panic(secret) }),
 		tool("hidden", func() (Output, error) {
-			return Output{}, &Error{Class: ErrorExecution, Message: "hunter2", Err: secret}
+			return Output{}, fmt.Errorf("outer: %w", &Error{Class: ErrorExecution, Message: "hunter2", Err: secret})
 		}),
 	)
 	for i, name := range []string{"foreign", "panics", "hidden"} {
@@ -248,12 +248,15 @@ func TestForeignErrorsAreRedactedAndLogged(t *testing.T) {
 		if r.Class != ErrorExecution || strings.Contains(fmt.Sprint(text, f), "hunter2") {
 			t.Errorf("%s: the model or a record sees %q, %+v", name, text, f)
 		}
-		if !strings.HasPrefix(f.ErrorID, "err_") || !strings.Contains(text, f.ErrorID) {
+		if !strings.HasPrefix(f.ErrorID, "err_") || len(f.ErrorID) != len("err_")+16 || !strings.Contains(text, f.ErrorID) {
 			t.Errorf("%s: error id %q is not in %q", name, f.ErrorID, text)
 		}
 		entries := logs.FilterField(zap.String("error_id", f.ErrorID)).All()
 		if len(entries) != 1 || entries[0].Level != zap.ErrorLevel || !strings.Contains(fmt.Sprint(entries[0].ContextMap()), "hunter2") {
 			t.Errorf("%s: the log has %v", name, entries)
+		}
+		if name == "hidden" && !strings.Contains(fmt.Sprint(entries[0].ContextMap()["error"]), "outer: ") {
+			t.Errorf("the log has no word of where it failed: %v", entries[0].ContextMap())
 		}
 		if name == "panics" && !strings.Contains(fmt.Sprint(entries[0].ContextMap()["stack"]), "spec_test.go") {
 			t.Errorf("the log has no stack of the panic: %v", entries[0].ContextMap()["stack"])
