@@ -1,0 +1,112 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caisson-run/caisson/runner"
+)
+
+// TestConfirmTimeout: a question that gets no answer for as long as the flag, the
+// variable or the configuration say refuses its call, at a terminal and over HTTP. The
+// control is an answer within that time; without any the default is five minutes
+// (TestConfirmationWaitsFiveMinutes).
+func TestConfirmTimeout(t *testing.T) {
+	const turns = "  - calls: [{tool: shell, input: {command: touch made}}]\n  - text: done\n"
+	for name, c := range map[string]struct {
+		config, variable string
+		args, answers    []string
+		made             bool
+	}{
+		"flag":                      {args: []string{"--confirm-timeout", "1s"}},
+		"variable":                  {variable: "CAISSON_CONFIRM_TIMEOUT=1s"},
+		"config":                    {config: "confirm_timeout: 1s\n"},
+		"flag over config":          {config: "confirm_timeout: 1h\n", args: []string{"--confirm-timeout", "1s"}},
+		"control: answered in time": {args: []string{"--confirm-timeout", "1m"}, answers: []string{"y\n"}, made: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, turns)
+			config := filepath.Join(filepath.Dir(w.dir), "home", ".config", "caisson", "config.yaml")
+			if err := os.MkdirAll(filepath.Dir(config), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(config, []byte(c.config), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			w.env = append(w.env, c.variable)
+			begun := time.Now()
+			status, shown := w.onNewTerminal(t, c.answers, append([]string{"--policy", "default"}, c.args...)...)
+			_, err := os.Stat(filepath.Join(w.dir, "made"))
+			if made := err == nil; made != c.made || !strings.Contains(shown, "wants to run") || strings.Contains(shown, "nobody answered in time") == made {
+				t.Errorf("status %d, ran %t, want %t:\n%s", status, made, c.made, shown)
+			}
+			if took := time.Since(begun); !c.made && took < time.Second {
+				t.Errorf("it was refused after %s", took)
+			}
+		})
+	}
+}
+
+// TestServeConfirmTimeout is the same over HTTP, where the server's setting counts.
+func TestServeConfirmTimeout(t *testing.T) {
+	for name, c := range map[string]struct {
+		config string
+		args   []string
+		made   bool
+	}{
+		"config":                    {config: "confirm_timeout: 1s\n"},
+		"flag":                      {args: []string{"--confirm-timeout", "1s"}},
+		"control: answered in time": {config: "confirm_timeout: 1m\n", made: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := startServe(t, c.config, append([]string{"--policy", "default"}, c.args...)...).up()
+			call := func(method, path, body string) string {
+				t.Helper()
+				status, text := s.do(s.token(), method, path, body)
+				if status >= 300 {
+					t.Fatalf("%s %s: %d %s", method, path, status, text)
+				}
+				return text
+			}
+			var session, turn struct{ ID, Turn string }
+			if err := json.Unmarshal([]byte(call("POST", "/sessions", `{"workspace":"one"}`)), &session); err != nil {
+				t.Fatal(err)
+			}
+			if err := json.Unmarshal([]byte(call("POST", "/sessions/"+session.ID+"/turns", `{"message":"do it"}`)), &turn); err != nil {
+				t.Fatal(err)
+			}
+			trace := filepath.Join(s.home, ".local/state/caisson/sessions", session.ID, "trace.jsonl")
+			await := func(kind runner.Kind) string {
+				for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+					text, err := os.ReadFile(trace)
+					if err == nil && strings.Contains(string(text), `"kind":"`+string(kind)+`"`) {
+						return string(text)
+					}
+					if time.Now().After(deadline) {
+						t.Fatalf("no %s: %v\n%s", kind, err, text)
+					}
+				}
+			}
+			await(runner.KindConfirmationRequested)
+			if c.made {
+				var waiting struct{ Confirmations []struct{ ID string } }
+				if err := json.Unmarshal([]byte(call("GET", "/sessions/"+session.ID+"/confirmations", "")), &waiting); err != nil || len(waiting.Confirmations) != 1 {
+					t.Fatalf("%+v, %v", waiting, err)
+				}
+				call("POST", "/sessions/"+session.ID+"/turns/"+turn.Turn+"/confirmations/"+waiting.Confirmations[0].ID, `{"decision":"allow"}`)
+			}
+			records := await(runner.KindTurnCompleted)
+			_, err := os.Stat(filepath.Join(s.root, "one", "out.txt"))
+			if made := err == nil; made != c.made || strings.Contains(records, "confirmation_timeout") == c.made {
+				t.Errorf("ran %t, want %t:\n%s", made, c.made, records)
+			}
+			call("DELETE", "/sessions/"+session.ID, "")
+		})
+	}
+}
