@@ -85,7 +85,6 @@ func (b *backgrounds) Begin(ctx context.Context, cmd shell.Command) (string, err
 	own, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	j, err := b.add(cmd.CallID, cancel)
 	if err != nil {
-		cancel(nil)
 		return "", err
 	}
 	watched, unwatch := b.x.disk.watch(own)
@@ -337,12 +336,9 @@ const tailHold = redactHold
 
 func (g *backgroundLog) keepTail(p []byte) {
 	const most = captureBytes + tailHold
-	if len(p) > most {
-		p = p[len(p)-most:]
-	}
-	g.tail = append(g.tail, p...)
+	g.tail = append(g.tail, p[max(0, len(p)-most):]...)
 	if len(g.tail) > 2*most {
-		g.tail = append(g.tail[:0], g.tail[len(g.tail)-most:]...)
+		g.tail = bytes.Clone(g.tail[len(g.tail)-most:])
 	}
 }
 
@@ -378,10 +374,7 @@ func (g *backgroundLog) last() []byte {
 	for _, s := range g.streams {
 		hold = max(hold, s.hold)
 	}
-	if len(g.tail) <= hold {
-		return nil
-	}
-	text := g.tail[hold:]
+	text := g.tail[min(hold, len(g.tail)):]
 	if i := bytes.IndexByte(text, '\n'); i >= 0 {
 		text = text[i+1:]
 	}
@@ -408,22 +401,20 @@ func (g *backgroundLog) close() (total int64) {
 }
 
 // settle writes what is held back, but for what may be the beginning of a
-// secret: the key bytes at its end, or the beginning of a known value.
+// secret: of a key of a known shape or a part of a URL, of a known value, or of a
+// private key.
 func (s *redactedStream) settle() error {
 	cut := len(s.buf)
-	for cut > 0 && keyByte(s.buf[cut-1]) && len(s.buf)-cut < s.hold {
+	for cut > 0 && holdsTogether(s.buf[cut-1]) && len(s.buf)-cut < s.hold {
 		cut--
 	}
-	for again := true; again; {
-		again = false
-		for _, v := range s.r.values {
-			for n := min(len(v.value)-1, cut); n > 0; n-- {
-				if bytes.HasSuffix(s.buf[:cut], v.value[:n]) {
-					cut, again = cut-n, true
-					break
-				}
-			}
+	for {
+		begin := pemCut(s.buf[:cut], cut)
+		from := max(begin-s.hold, 0)
+		begin = from + s.r.unfinished(s.buf[from:begin])
+		if begin == cut {
+			return s.emit(cut)
 		}
+		cut = begin
 	}
-	return s.emit(cut)
 }

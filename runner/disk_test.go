@@ -1,3 +1,5 @@
+//go:build linux || darwin
+
 package runner
 
 import (
@@ -8,6 +10,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/limits"
 )
@@ -116,6 +120,29 @@ func TestDiskReserve(t *testing.T) {
 	} {
 		if w := newDiskWatch(func() diskRoom { return c.room }, nil); w.reserve != c.want {
 			t.Errorf("of %+v, %+v is reserved", c.room, w.reserve)
+		}
+	}
+	// A file system without a size, or without a bound on files, has room.
+	for _, c := range []struct {
+		fs   unix.Statfs_t
+		err  error
+		want diskRoom
+	}{
+		{unix.Statfs_t{Blocks: 1, Bavail: 3, Bsize: 10, Files: 1, Ffree: 2}, nil, diskRoom{bytes: 30, files: 2, allFiles: 1}},
+		{unix.Statfs_t{Bavail: 3, Bsize: 10, Ffree: 2}, nil, noRoom},
+		{unix.Statfs_t{Blocks: 1, Bavail: 3, Bsize: 10, Files: 1, Ffree: 2}, unix.EIO, noRoom},
+	} {
+		if got := roomOf(&c.fs, c.err); got != c.want {
+			t.Errorf("%+v, %v: %+v", c.fs, c.err, got)
+		}
+	}
+	for _, c := range []struct {
+		room diskRoom
+		full bool
+	}{{diskRoom{bytes: 100, files: 100}, false}, {diskRoom{bytes: 99, files: 100}, true}, {diskRoom{bytes: 100, files: 99}, true}, {diskRoom{}, true}, {noRoom, false}} {
+		w := &diskWatch{room: func() diskRoom { return c.room }}
+		if err := w.exceeded(diskRoom{bytes: 100, files: 100}); (err != nil) != c.full {
+			t.Errorf("%+v: %v", c.room, err)
 		}
 	}
 	synctest.Test(t, func(t *testing.T) {

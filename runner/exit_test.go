@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"errors"
 	"os"
 	"regexp"
 	"slices"
@@ -45,16 +46,50 @@ func TestExitStatusIsThePublishedTable(t *testing.T) {
 	}
 }
 
-func TestInterruptedBeatsErrorBeatsSuccess(t *testing.T) {
-	report := func(reason loop.StopReason, unapproved, signal int) Report {
-		return Report{SessionEnded: SessionEnded{Reason: reason}, Unapproved: unapproved, Signal: signal}
-	}
-	for want, r := range map[int]Report{
-		0: report(loop.StopAnswered, 0, 0), 56: report(loop.StopAnswered, 1, 0), 53: report(loop.StopLimit, 1, 0),
-		143: report(loop.StopCancelled, 1, 15), 130: report(loop.StopCancelled, 1, 2), 141: report(loop.StopCancelled, 0, 13), 129: report(loop.StopCancelled, 0, 1),
+func TestExitStatusOfReports(t *testing.T) {
+	named := []Quarantined{{Path: "a/.git", To: "a/.git.quarantined-1"}}
+	unnamed := append(slices.Clone(named), Quarantined{Path: "b/.git", Why: "denied"})
+	for _, c := range []struct {
+		name   string
+		report Report
+		want   int
+	}{
+		{"an answer", Report{SessionEnded: SessionEnded{Reason: loop.StopAnswered}}, ExitDone},
+		{"no turn", Report{SessionEnded: SessionEnded{Reason: StopNoTurn}}, ExitDone},
+		{"a call that nobody approved", Report{SessionEnded: SessionEnded{Reason: loop.StopAnswered}, Unapproved: 1, ApplyRefused: true}, ExitNoApprover},
+		{"a limit after such a call", Report{SessionEnded: SessionEnded{Reason: loop.StopLimit}, Unapproved: 1}, ExitLimit},
+		{"conflicts", Report{SessionEnded: SessionEnded{Reason: loop.StopAnswered, Left: []string{"a"}}, ApplyRefused: true}, ExitConflict},
+		{"all was applied", Report{SessionEnded: SessionEnded{Reason: loop.StopAnswered, Overlay: &OverlayResult{}}}, ExitDone},
+		{"one was not applied", Report{SessionEnded: SessionEnded{Reason: loop.StopAnswered, Overlay: &OverlayResult{Failed: []PathNote{{}}}}}, ExitFailed},
+		{"one thing is left", Report{SessionEnded: SessionEnded{Reason: loop.StopAnswered, Left: []string{"a mount"}}}, ExitFailed},
+		{"all was renamed", Report{SessionEnded: SessionEnded{Reason: loop.StopAnswered, Quarantined: named}}, ExitDone},
+		{"one was not renamed", Report{SessionEnded: SessionEnded{Reason: loop.StopAnswered, Quarantined: unnamed}, Unapproved: 1}, ExitUnvouched},
+		{"not renamed, no turn", Report{SessionEnded: SessionEnded{Reason: StopNoTurn, Quarantined: unnamed}}, ExitUnvouched},
+		{"not renamed, a limit", Report{SessionEnded: SessionEnded{Reason: loop.StopLimit, Quarantined: unnamed}}, ExitUnvouched},
+		{"not renamed, no approver", Report{SessionEnded: SessionEnded{Reason: loop.StopNoApprover, Quarantined: unnamed}}, ExitUnvouched},
+		{"not renamed, the sandbox was lost", Report{SessionEnded: SessionEnded{Reason: loop.StopSandboxLost, Quarantined: unnamed}}, ExitSandboxLost},
+		{"SIGTERM", Report{SessionEnded: SessionEnded{Reason: loop.StopCancelled, Quarantined: unnamed}, Unapproved: 1, Signal: 15}, 143},
+		{"SIGINT", Report{SessionEnded: SessionEnded{Reason: loop.StopCancelled}, Unapproved: 1, Signal: 2}, 130},
+		{"SIGHUP", Report{SessionEnded: SessionEnded{Reason: loop.StopCancelled}, Signal: 1}, 129},
+		{"SIGPIPE", Report{SessionEnded: SessionEnded{Reason: loop.StopCancelled}, Signal: 13}, 141},
 	} {
-		if got := ExitStatus(r); got != want {
-			t.Errorf("%+v: %d, want %d", r, got, want)
+		if got := ExitStatus(c.report); got != c.want {
+			t.Errorf("%s: %d, want %d", c.name, got, c.want)
+		}
+	}
+}
+
+func TestErrors(t *testing.T) {
+	cause := os.ErrNotExist
+	e := &Error{Problem: Problem{Cause: "no such session", Mend: "List them."}, Err: cause}
+	if e.Error() != "no such session. List them." || !errors.Is(e, cause) {
+		t.Errorf("%q of %v", e, errors.Unwrap(e))
+	}
+	for want, err := range map[string]error{
+		"no such session": &Error{Problem: Problem{Cause: "no such session"}}, "terminated": &Interrupted{Signal: 15}, "interrupted": &Interrupted{Signal: 2},
+	} {
+		if err.Error() != want {
+			t.Errorf("%q, want %q", err, want)
 		}
 	}
 }

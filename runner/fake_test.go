@@ -23,6 +23,9 @@ import (
 type fakeBackend struct {
 	// create runs first in Create; nil does nothing.
 	create func(ctx context.Context, number int) error
+	// starting runs first in Start of every command but the look for bash; nil does
+	// nothing.
+	starting func(ctx context.Context, cmd sandbox.Command) error
 	// made is told of each sandbox that was made; nil is nobody.
 	made func(*fakeBox)
 	// applying runs around each change, which is done by calling do; nil does it.
@@ -213,6 +216,11 @@ func (b *fakeBox) Apply(ctx context.Context, op workspace.Op) (workspace.Change,
 func (b *fakeBox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Process, error) {
 	if b.State() == sandbox.StateStopped {
 		return nil, &sandbox.StateError{Action: "start", State: sandbox.StateStopped}
+	}
+	if f := b.backend.starting; f != nil && len(cmd.Argv) > 3 {
+		if err := f(ctx, cmd); err != nil {
+			return nil, err
+		}
 	}
 	p := &fakeProcess{box: b, done: make(chan struct{})}
 	go func() {

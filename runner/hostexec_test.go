@@ -19,6 +19,7 @@ func TestHostExecuted(t *testing.T) {
 		// In any case, and as other file systems read them.
 		".VSCODE/tasks.json": "an editor", "makeFile": "make", "PACKAGE.json": "node, bun, deno or their tools", "Claude.MD": "an agent", ".Claude/settings.json": "an agent",
 		"BUILD.Bazel": "a build tool", ".g\u200cit/hooks/x": "git", ".HG/hgrc": "Mercurial", "Ma\u212aefile": "make", "\u017fetup.py": "Python", "Makefile. ": "make", "Rules.MK": "make",
+		"/.git/config": "git", "a//.git/config": "git", "x/node_modules/.hooks/install": "node, bun, deno or their tools", "": "", "a.git/x": "", "x.claude/x": "", "x/a.git/x": "",
 		"node_modules/x/index.js": "", "bin/x": "", "venv.md": "", ".git2/x": "", "xactivate": "",
 		"main.go": "", "README.md": "", "docs/makefile.txt": "", "github/workflows/x.yml": "", "env": "", "Makefile.d/x": "",
 	} {
@@ -28,6 +29,24 @@ func TestHostExecuted(t *testing.T) {
 		}
 		if got != want {
 			t.Errorf("%s: %q, want %q", path, got, want)
+		}
+	}
+	// The characters that HFS+ ignores, and those beside them.
+	for _, r := range []rune{0x200c, 0x200d, 0x200f, 0x202a, 0x202e, 0x206a, 0x206f, 0xfeff} {
+		if !isHostExecuted(".g" + string(r) + "it/config") {
+			t.Errorf("%U makes .git another name", r)
+		}
+	}
+	for _, r := range []rune{0x80, 0x200b, 0x2010, 0x2029, 0x202f, 0x2069, 0x2070, 0xfefe, 0xff00} {
+		if isHostExecuted(".g" + string(r) + "it/config") {
+			t.Errorf("%U is ignored", r)
+		}
+	}
+	for change, want := range map[string]HostExecuted{
+		"added": {Path: "Makefile", By: "make", Added: true}, "modified": {Path: "Makefile", By: "make"},
+	} {
+		if got := hostExecuted([]Changed{{Path: "a.txt", Change: change}, {Path: "Makefile", Change: change}}); len(got) != 1 || got[0] != want {
+			t.Errorf("%s: %+v", change, got)
 		}
 	}
 	if got := hostExecuted([]Changed{{Path: "Makefile", Change: "deleted"}}); len(got) != 0 {

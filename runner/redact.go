@@ -46,12 +46,12 @@ const keyShapes = `^(sk-[A-Za-z0-9_-]{20,}|gh[posur]_[A-Za-z0-9]{36,}|github_pat
 	`pypi-[A-Za-z0-9_-]{50,}|dckr_pat_[A-Za-z0-9_-]{20,}|[sr]k_(live|test)_[A-Za-z0-9]{20,})\b`
 
 // keyStarts are how keys of these shapes begin, by their first byte.
-var keyStarts = func() (starts [256][]string) {
+var keyStarts = func() (starts [256][][]byte) {
 	for _, p := range []string{
 		"sk-", "sk_", "ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "gsk_", "AKIA", "ASIA", "AIza",
 		"xox", "xai-", "hf_", "npm_", "pypi-", "dckr_pat_", "rk_",
 	} {
-		starts[p[0]] = append(starts[p[0]], p)
+		starts[p[0]] = append(starts[p[0]], []byte(p))
 	}
 	return starts
 }()
@@ -92,7 +92,7 @@ func (r *redactor) known(text []byte) []byte {
 		out = append(append(out, text[done:from]...), mark...)
 		done = to
 	})
-	if done == 0 {
+	if out == nil {
 		return text
 	}
 	return append(out, text[done:]...)
@@ -100,7 +100,7 @@ func (r *redactor) known(text []byte) []byte {
 
 // eachKnown calls found for each value in text, from the first to the last.
 func (r *redactor) eachKnown(text []byte, found func(from, to int, mark []byte)) {
-	for i := 0; i+1 < len(text); i++ {
+	for i := 0; i+minSecretBytes <= len(text); i++ {
 		two := firstTwo(text[i:])
 		if r.begins[two/64]&(1<<(two%64)) == 0 {
 			continue
@@ -117,10 +117,7 @@ func (r *redactor) eachKnown(text []byte, found func(from, to int, mark []byte))
 
 // quotedInner is a text as it stands between the quotes of JSON.
 func quotedInner(text string) string {
-	quoted, err := marshal(text)
-	if err != nil || len(quoted) < 2 {
-		return text
-	}
+	quoted, _ := marshal(text) // which works for every string
 	return string(quoted[1 : len(quoted)-1])
 }
 
@@ -135,7 +132,7 @@ func (r *redactor) json(text []byte) []byte {
 			continue
 		}
 		end := stringEnd(text[i:])
-		if end < 0 {
+		if end == 0 {
 			return r.bytes(text)
 		}
 		if safe, changed := r.literal(text[i : i+end]); changed {
@@ -144,7 +141,7 @@ func (r *redactor) json(text []byte) []byte {
 		}
 		i += end - 1
 	}
-	if done == 0 {
+	if out == nil {
 		return text
 	}
 	return append(out, text[done:]...)
@@ -155,7 +152,7 @@ func (r *redactor) json(text []byte) []byte {
 func JSONRedactor(secrets []Secret) func([]byte) []byte { return newRedactor(secrets).json }
 
 // stringEnd gives the length of the JSON string at the start of text, with its
-// quotes, or -1 where it has no end.
+// quotes, or 0 where it has no end.
 func stringEnd(text []byte) int {
 	for i := 1; i < len(text); i++ {
 		switch text[i] {
@@ -165,7 +162,7 @@ func stringEnd(text []byte) int {
 			return i + 1
 		}
 	}
-	return -1
+	return 0
 }
 
 // literal redacts one JSON string.
@@ -226,7 +223,7 @@ func (r *redactor) keys(before, text []byte) []byte {
 		done = i + at[1]
 		i = done - 1
 	}
-	if done == 0 {
+	if out == nil {
 		return text
 	}
 	return append(out, text[done:]...)
@@ -234,12 +231,7 @@ func (r *redactor) keys(before, text []byte) []byte {
 
 // keyBegins says whether text begins as some key does.
 func keyBegins(text []byte) bool {
-	for _, p := range keyStarts[text[0]] {
-		if len(text) > len(p) && string(text[:len(p)]) == p {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(keyStarts[text[0]], func(p []byte) bool { return bytes.HasPrefix(text, p) })
 }
 
 // freeBefore says whether a key can begin behind text: not inside a word. Text
@@ -251,11 +243,10 @@ func freeBefore(text []byte) bool {
 		return true
 	}
 	c := text[n-1]
-	word := c == '_' || c >= '0' && c <= '9' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z'
 	switch {
-	case !word:
+	case c == '-' || !keyByte(c):
 		return true
-	case n >= 2 && text[n-2] == '\\' && strings.IndexByte("nrtbf", c) >= 0:
+	case n >= 2 && text[n-2] == '\\' && isOneOf(c, "nrtbf"):
 		return true
 	case n >= 3 && text[n-3] == '%' && hexByte(text[n-2]) && hexByte(c): // as in a URL
 		return true
@@ -276,31 +267,26 @@ func freeBefore(text []byte) bool {
 // gluedKey says whether a key may follow an underscore, as in TOKEN_ghp_…: what
 // has - or _ in it behind its prefix is too much like a name for that.
 func gluedKey(before, text []byte) bool {
-	n := len(before)
-	return n > 0 && before[n-1] == '_' && !bytes.HasPrefix(text, []byte("sk-")) && !bytes.HasPrefix(text, []byte("pypi-")) && !bytes.HasPrefix(text, []byte("glpat-"))
+	return bytes.HasSuffix(before, []byte("_")) && !bytes.HasPrefix(text, []byte("sk-")) && !bytes.HasPrefix(text, []byte("pypi-")) && !bytes.HasPrefix(text, []byte("glpat-"))
 }
 
-func hexByte(c byte) bool {
-	return c >= '0' && c <= '9' || c >= 'a' && c <= 'f' || c >= 'A' && c <= 'F'
-}
+const (
+	digits  = "0123456789"
+	letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+)
+
+func isOneOf(c byte, set string) bool { return strings.IndexByte(set, c) >= 0 }
+
+func hexByte(c byte) bool { return isOneOf(c, digits+"abcdefABCDEF") }
 
 // endsInCSI says whether text ends in a control sequence of terminals (ECMA-48,
 // 5.4: ESC [, parameters, a final byte), as it is or as it is written where
 // control characters are escaped.
 func endsInCSI(text []byte) bool {
-	n := len(text) - 1 // the final byte
-	for n > 0 && (text[n-1] >= '0' && text[n-1] <= '?') {
-		n--
-	}
-	if n == 0 || text[n-1] != '[' {
-		return false
-	}
-	for _, escape := range []string{"\x1b", `\u001b`, `\x1b`, `\e`, `\033`} {
-		if bytes.HasSuffix(text[:n-1], []byte(escape)) {
-			return true
-		}
-	}
-	return false
+	head, ok := bytes.CutSuffix(bytes.TrimRight(text[:len(text)-1], digits+":;<=>?"), []byte("["))
+	return ok && slices.ContainsFunc([]string{"\x1b", `\u001b`, `\x1b`, `\e`, `\033`}, func(escape string) bool {
+		return bytes.HasSuffix(head, []byte(escape))
+	})
 }
 
 // writer redacts each Write by itself: for a log, which writes an entry, one

@@ -25,6 +25,52 @@ var secretText = rapid.StringOfN(rapid.RuneFrom([]rune("abcXYZ0189-_./+=\"\\<>&'
 // fillers are what stands around them.
 var fillers = rapid.SampledFrom([]string{"", " ", "x", "\n", "some words ", "-", "sk-", "[redacted:", `\`, `"`, "é", "\x1b[0m", strings.Repeat("padding ", 700), strings.Repeat("k", 5000)})
 
+// TestKnownSecretsAreReplacedWhole redacts texts in which secrets are alike, follow
+// one another or overlap.
+func TestKnownSecretsAreReplacedWhole(t *testing.T) {
+	r := newRedactor([]Secret{
+		{"SHORT", "shorter"}, {"EIGHT", "of eight"}, {"INNER", "secret-one"}, {"OUTER", "secret-one-and-more"}, {"FIRST", "xy1234567x"}, {"SECOND", "xy7654321"},
+		{"AROUND", "my secret-one"}, {"AT", "p@ssw0rd!"},
+	})
+	for text, want := range map[string]string{
+		"":                                     "",
+		"a shorter of eigh":                    "a shorter of eigh",
+		"of eight":                             "[redacted:EIGHT]",
+		"xof eightof eightx":                   "x[redacted:EIGHT][redacted:EIGHT]x",
+		"secret-one secret-one-and-more.":      "[redacted:INNER] [redacted:OUTER].",
+		"my secret-one or p@ssw0rd!":           "[redacted:AROUND] or [redacted:AT]",
+		"xy1234567xy7654321":                   "[redacted:FIRST]y7654321",
+		"%73ecret-one, secret%2Done-and-more%": "[redacted:INNER], [redacted:OUTER]%",
+	} {
+		before := strings.Clone(text)
+		if got := string(r.bytes([]byte(text))); got != want || text != before {
+			t.Errorf("%q became %q, want %q", text, got, want)
+		}
+	}
+}
+
+// TestStringsOfJSONAreRedacted reads the escapes of each string, and leaves what is
+// no string as it is.
+func TestStringsOfJSONAreRedacted(t *testing.T) {
+	r := newRedactor([]Secret{{"KEY", "a\"b/secret"}, {"NUMBER", "12345678"}})
+	for text, want := range map[string]string{
+		`"12345678"`:           `"[redacted:NUMBER]"`,
+		`["","x12345678","c"]`: `["","x[redacted:NUMBER]","c"]`,
+		`{"12345678":1,"\u0031\u0032345678":[2]}`:   `{"[redacted:NUMBER]":1,"[redacted:NUMBER]":[2]}`,
+		`["a",12345678,"b"]`:                        `["a",12345678,"b"]`,
+		`{"a":"\u0061\"b\/secret, \"x\"","b":"\/"}`: `{"a":"[redacted:KEY], \"x\"","b":"\/"}`,
+		`{"a":"\\","b":"a\"b/secret"}`:              `{"a":"\\","b":"[redacted:KEY]"}`,
+		`["\x 12345678","12345678"]`:                `["\x [redacted:NUMBER]","[redacted:NUMBER]"]`,
+		`12345678 "and no end`:                      `[redacted:NUMBER] "and no end`,
+		`{"a":"\u0062"}`:                            `{"a":"\u0062"}`,
+		`["\u0031"]12345678`:                        `["\u0031"]12345678`,
+	} {
+		if got := string(r.json([]byte(text))); got != want {
+			t.Errorf("%s became %s, want %s", text, got, want)
+		}
+	}
+}
+
 // drawSecrets draws secrets of which none is in the marks or the fillers.
 func drawSecrets(t *rapid.T) []Secret {
 	var secrets []Secret
@@ -308,26 +354,47 @@ func TestLogHasNoSecret(t *testing.T) {
 }
 
 // TestKeysBehindOtherThings: what looks like the end of a word may be the end of
-// an escape, and then a key stands behind it.
+// an escape, and then a key stands behind it, also where a stream is cut there.
 func TestKeysBehindOtherThings(t *testing.T) {
 	const key = "ghp_0123456789abcdefABCDEF0123456789abcd"
 	r := newRedactor(nil)
-	for _, before := range []string{"", "token=", "token%3D", "%3d", "\x1b[31m", "\x1b[1;31m\x1b[K", `\u001b[31m`, `\x1b[0;1m`, `\n`, `\u000a`, "[31m "} {
-		for _, at := range []int{0, redactChunk - len(before), redactChunk - len(before) - 10, redactChunk + redactHold - len(before) - 3} {
-			var out bytes.Buffer
-			s := r.stream(&out)
-			if _, err := s.Write([]byte(strings.Repeat(" ", max(at, 0)) + before + key + strings.Repeat(" ", 2*redactChunk))); err != nil {
-				t.Fatal(err)
-			}
-			if err := s.close(); err != nil || strings.Contains(out.String(), key) || !strings.Contains(out.String(), before+"[redacted:key]") {
-				t.Errorf("behind %q at %d: %q, %v", before, at, strings.TrimSpace(out.String()), err)
+	for _, before := range []string{
+		"", "-", " ", "=", "/", ":", "@", "[", "^", "`", "{", "~", "_", "é", "token=", "token%3D", "%3d", "%09", "%aA", "%fF", "%0f",
+		`\n`, `\r`, `\t`, `\b`, `\f`, `\u000a`, `\uAF09`, `\ufaaf`, "\x1b[m", "\x1b[31m", "\x1b[1;31m\x1b[K", "\x1b[?25h", "\x1b[0m", `\u001b[31m`, `\x1b[0;1m`, `\e[m`, `\033[K`, "[31m ",
+	} {
+		want := before + "[redacted:key]"
+		if got := string(r.bytes([]byte(before + key))); got != want {
+			t.Errorf("behind %q: %q", before, got)
+		}
+		for _, at := range []int{redactChunk - len(before), redactChunk - len(before) + 1, redactChunk - len(before) - 10} {
+			text := strings.Repeat(" ", at) + before + key + strings.Repeat(" ", redactHold+10)
+			if got := streamed(t, r, text, redactHold); strings.TrimSpace(got) != strings.TrimSpace(want) {
+				t.Errorf("behind %q at %d: %q", before, at, strings.TrimSpace(got))
 			}
 		}
 	}
 	// The control: inside a word it is none, and stays.
-	for _, before := range []string{"x", "a1", "[31m", "3D"} {
+	for _, before := range []string{
+		"x", "0", "9", "A", "Z", "a", "z", "-x", "n", "xn", `\a`, `\nn`, "3D", "x3D", "%g0", "%0g", "%0", "u000a", "xu000a", `\x000a`, `\u00ga`, `\u000`, `\u000aa`, `u000a`,
+		"m", "0m", "[m", "[31m", "x[31m", "\x1b]31m", "\x1b[/m", "\x1b[@m", "\x1b31m",
+	} {
 		if got := string(r.bytes([]byte(before + key))); got != before+key {
 			t.Errorf("inside a word: %q", got)
+		}
+		text := strings.Repeat(" ", redactChunk-len(before)) + before + key + strings.Repeat(" ", redactHold+10)
+		if got := streamed(t, r, text, redactHold); got != text {
+			t.Errorf("inside a word of a stream: %q", strings.TrimSpace(got))
+		}
+	}
+	// Keys beside and in one another.
+	sk := "sk-" + strings.Repeat("a1", 12)
+	for text, want := range map[string]string{
+		sk + "-" + sk: "[redacted:key]", sk + " " + key + "." + sk: "[redacted:key] [redacted:key].[redacted:key]", "x" + key + " " + key: "x" + key + " [redacted:key]",
+		"sk-": "sk-", "a task-": "a task-", "sk- " + sk: "sk- [redacted:key]", "sk-sk-sk-x, " + sk: "sk-sk-sk-x, [redacted:key]",
+		strings.Repeat("word ", 9) + "x" + key: strings.Repeat("word ", 9) + "x" + key,
+	} {
+		if got := string(r.bytes([]byte(text))); got != want {
+			t.Errorf("%q became %q, want %q", text, got, want)
 		}
 	}
 }

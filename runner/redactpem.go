@@ -37,8 +37,8 @@ func redactPEM(text []byte) []byte {
 			break
 		}
 		i += at
-		from, to, ok := pemBody(text[i:])
-		if !ok {
+		from, to, _ := pemBody(text[i:])
+		if to == from {
 			i += len(pemDashes)
 			continue
 		}
@@ -46,21 +46,19 @@ func redactPEM(text []byte) []byte {
 		done = i + to
 		i = done
 	}
-	if done == 0 {
+	if out == nil {
 		return text
 	}
 	return append(out, text[done:]...)
 }
 
-// pemBody gives the place of what stands between the first and the last line of
-// the key that text begins with; false where it is none.
-func pemBody(text []byte) (from, to int, ok bool) {
+// pemBody returns the place of what stands between the first and the last line of
+// the key that text begins with, which is empty where it is none, and whether the
+// key goes on for all that text shows.
+func pemBody(text []byte) (from, to int, open bool) {
 	from = len(pemBegin.Find(text[:min(len(text), maxPEMMark)]))
-	if from == 0 {
-		return 0, 0, false
-	}
 	i, to := from, from
-	for i < min(len(text), maxPEMBytes) {
+	for from > 0 && i < min(len(text), maxPEMBytes) {
 		i += pemGap(text[i:])
 		rest := text[i:min(len(text), i+maxPEMMark*3)]
 		n := 0
@@ -75,11 +73,11 @@ func pemBody(text []byte) (from, to int, ok bool) {
 			to = i
 		case n > 0 && n < 7 && isNumber(text[i:i+n]): // of a line, as read_file and grep -n write them
 			i += n
-		default:
-			return from, to, to > from
+		default: // the last line of text may not be whole
+			return from, to, !pemEnd.Match(rest) && bytes.IndexByte(text[i:], '\n') < 0
 		}
 	}
-	return from, to, to > from
+	return from, to, from > 0 && i >= len(text)
 }
 
 // endsPEM says whether the last line is next.
@@ -94,9 +92,9 @@ func pemGap(text []byte) int {
 	i := 0
 	for i < len(text) {
 		switch c := text[i]; {
-		case bytes.IndexByte([]byte(" \t\r\n>|:\"',+"), c) >= 0 && (c != '+' || i == 0 || text[i-1] == '\n'):
+		case isOneOf(c, " \t\r\n>|:\"',+") && (c != '+' || i == 0 || text[i-1] == '\n'):
 			i++
-		case c == '\\' && i+1 < len(text) && bytes.IndexByte([]byte(`nrt\"`), text[i+1]) >= 0:
+		case c == '\\' && i+1 < len(text) && isOneOf(text[i+1], `nrt\"`):
 			i += 2
 		case bytes.HasPrefix(text[i:], []byte("→")):
 			i += len("→")
@@ -107,12 +105,10 @@ func pemGap(text []byte) int {
 	return i
 }
 
-func base64Byte(c byte) bool {
-	return c == '+' || c == '/' || c == '=' || c >= '0' && c <= '9' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z'
-}
+func base64Byte(c byte) bool { return isOneOf(c, digits+letters+"+/=") }
 
 func isNumber(text []byte) bool {
-	return len(bytes.Trim(text, "0123456789")) == 0
+	return len(bytes.Trim(text, digits)) == 0
 }
 
 // pemCut gives the start of a private key, or of what may become one, that a cut
@@ -134,7 +130,7 @@ func pemCut(buf []byte, at int) int {
 		if i+maxPEMMark > at { // its first line may not be whole before the cut
 			return i
 		}
-		if _, to, ok := pemBody(rest); ok && i+to >= at {
+		if from, to, open := pemBody(rest); open || to > from && i+to >= at {
 			return i
 		}
 		i += n

@@ -22,24 +22,45 @@ func (r *redactor) percentSpans(text []byte) []span {
 	if len(r.values) == 0 || !hasPercentEscape(text) {
 		return nil
 	}
-	// at has the place in text of each decoded byte, and of the end.
-	decoded := text
+	var spans []span
+	decodings(text, func(decoded []byte, at []int) {
+		r.eachKnown(decoded, func(from, to int, mark []byte) { spans = append(spans, span{at[from], at[to], mark}) })
+	})
+	return mergeSpans(spans)
+}
+
+// decodings calls visit with text as it is, percent-decoded once, and twice, each
+// also with + as a space, as forms write it. at has the place in text of each byte
+// and of the end.
+func decodings(text []byte, visit func(decoded []byte, at []int)) {
 	at := make([]int, len(text)+1)
 	for i := range at {
 		at[i] = i
 	}
-	var spans []span
-	for range percentDepth {
-		if decoded, at = decodePercent(decoded, at); decoded == nil {
-			break
+	for depth := 0; text != nil && depth <= percentDepth; depth++ {
+		visit(text, at)
+		if bytes.IndexByte(text, '+') >= 0 {
+			visit(bytes.ReplaceAll(text, []byte("+"), []byte(" ")), at)
 		}
-		found := func(from, to int, mark []byte) { spans = append(spans, span{at[from], at[to], mark}) }
-		r.eachKnown(decoded, found)
-		if bytes.IndexByte(decoded, '+') >= 0 { // may be a space, as forms write it
-			r.eachKnown(bytes.ReplaceAll(decoded, []byte("+"), []byte(" ")), found)
-		}
+		text, at = decodePercent(text, at)
 	}
-	return mergeSpans(spans)
+}
+
+// unfinished returns where in text a known secret may begin that text ends in,
+// percent-encoded or not, or len(text).
+func (r *redactor) unfinished(text []byte) int {
+	first := len(text)
+	decodings(text, func(decoded []byte, at []int) {
+		for _, v := range r.values {
+			for n := min(len(v.value)-1, len(decoded)); n > 0; n-- {
+				if bytes.HasSuffix(decoded, v.value[:n]) {
+					first = min(first, at[len(decoded)-n])
+					break
+				}
+			}
+		}
+	})
+	return first
 }
 
 // percent replaces percent-encoded secrets.

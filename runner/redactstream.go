@@ -105,9 +105,7 @@ func (s *redactedStream) encodedBefore(cut int) int {
 func holdsTogether(c byte) bool { return c == '%' || keyByte(c) }
 
 // keyByte says whether a byte can be in a key of a known shape.
-func keyByte(c byte) bool {
-	return c == '_' || c == '-' || c >= '0' && c <= '9' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z'
-}
+func keyByte(c byte) bool { return isOneOf(c, digits+letters+"_-") }
 
 // emit redacts and writes the first n bytes.
 func (s *redactedStream) emit(n int) error {

@@ -3,9 +3,11 @@ package runner
 import (
 	"encoding/json"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -26,6 +28,12 @@ func TestRecordsSayWhatWasShown(t *testing.T) {
 			t.Errorf("%T says nothing of %q", record, empty)
 		}
 	}
+	if shown.Command == nil || *shown.Command != "rm -rf /" || requested(tools.Confirmation{Class: tools.ClassWrite, Summary: "a"}).Command != nil {
+		t.Error("a command is recorded of each call that executes one, and of no other")
+	}
+	if completed(tools.Completed{}).Command != nil {
+		t.Error("a command is recorded of a call that had none")
+	}
 	if empty := emptyFields(requested(tools.Confirmation{})); len(empty) < 15 {
 		t.Errorf("of an event that says nothing only %q are empty", empty)
 	}
@@ -42,4 +50,42 @@ func emptyFields(record any) []string {
 		}
 	}
 	return names
+}
+
+func TestAttemptsAreRecordedWithTheirOutcome(t *testing.T) {
+	long := strings.Repeat("x", 127)
+	for want, e := range map[AttemptOutcome]tools.ConfirmationAttempted{
+		AttemptForbidden: {ConfirmationID: "00ff", Forbidden: true, Recorded: tools.DecisionAllow, By: "timeout"},
+		AttemptUnknown:   {ConfirmationID: long + "é and more"},
+		AttemptExpired:   {ConfirmationID: "00ff", Recorded: tools.DecisionDeny, By: "timeout"},
+		AttemptResolved:  {ConfirmationID: "00ff", Recorded: tools.DecisionDeny, By: "http:alice"},
+	} {
+		got := attempted(e)
+		if got.Outcome != want {
+			t.Errorf("%+v: %q, want %q", e, got.Outcome, want)
+		}
+		if want == AttemptUnknown && got.RequestID != long {
+			t.Errorf("an id of a stranger is recorded as %q", got.RequestID)
+		}
+	}
+}
+
+func TestAmountsOfRecords(t *testing.T) {
+	for want, micro := range map[string]*int64{"unknown": nil, "0.000000": new(int64(0)), "1.000000": new(int64(1_000_000)), "12.345678": new(int64(12_345_678))} {
+		if got := costUSD(micro); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	if got := wireBudget(limits.Budget{WallTime: new(time.Minute)}); got.WallTimeMS == nil || *got.WallTimeMS != 60_000 {
+		t.Errorf("%+v", got)
+	}
+	if got := wireBudget(limits.Budget{}); got != (Budget{}) {
+		t.Errorf("%+v", got)
+	}
+	if got := wireLimit(&limits.ExceededError{Kind: limits.KindTokens, Limit: 1, Used: 2}); wireLimit(nil) != nil || *got != (Limit{Kind: limits.KindTokens, Limit: 1, Used: 2}) {
+		t.Errorf("%+v", got)
+	}
+	if none := listed[string](nil); none == nil || len(listed([]string{"a"})) != 1 {
+		t.Errorf("an empty list is %#v", none)
+	}
 }

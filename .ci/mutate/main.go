@@ -30,12 +30,12 @@ import (
 )
 
 type options struct {
-	goTool, files, with, output, explained string
-	sample, workers                        int
-	seed                                   uint64
-	least                                  time.Duration
-	list                                   bool
-	only                                   int
+	goTool, files, with, run, output, explained string
+	sample, workers                             int
+	seed                                        uint64
+	least                                       time.Duration
+	list                                        bool
+	only                                        int
 }
 
 func main() {
@@ -46,6 +46,7 @@ func main() {
 	flag.StringVar(&o.goTool, "go", "go", "the go command")
 	flag.StringVar(&o.files, "files", "", "regular expression of the files to change, from the module's root")
 	flag.StringVar(&o.with, "with", "", "further packages whose tests count, separated by commas")
+	flag.StringVar(&o.run, "run", "", "regular expression of the tests that count")
 	flag.StringVar(&o.output, "o", "", "file to append a line of JSON for each mutant to")
 	flag.StringVar(&o.explained, "explained", "", "file that names the survivors that are accepted")
 	flag.IntVar(&o.sample, "sample", 0, "try only that many mutants of each package, chosen by -seed")
@@ -95,6 +96,10 @@ func mutatePackage(ctx context.Context, o options, pattern string) (row, error) 
 	if err != nil {
 		return row{}, err
 	}
+	tests, err := regexp.Compile(o.run)
+	if err != nil {
+		return row{}, err
+	}
 	p, err := load(o.goTool, pattern, match)
 	if err != nil {
 		return row{}, err
@@ -126,7 +131,7 @@ func mutatePackage(ctx context.Context, o options, pattern string) (row, error) 
 	if err := os.Chmod(scratch, 0o755); err != nil {
 		return r, err
 	}
-	s := &suite{goTool: o.goTool, scratch: scratch, least: o.least}
+	s := &suite{goTool: o.goTool, scratch: scratch, run: tests, least: o.least}
 	if err := s.prepare(ctx, o, p, pattern); err != nil {
 		return r, err
 	}

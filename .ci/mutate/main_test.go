@@ -181,6 +181,10 @@ func TestSample(t *testing.T) {
 	chosen, _ := tryTiny(t, options{sample: 5, seed: 7})
 	again, _ := tryTiny(t, options{sample: 5, seed: 7})
 	other, _ := tryTiny(t, options{sample: 5, seed: 8})
+	few, _ := tryTiny(t, options{run: "^TestFull$"})
+	if few["tiny.go: Take: ErrFull → nil"] != killed || few["tiny.go: Take: remove total += Count(i) * 2"] != notCovered {
+		t.Errorf("with one test: %v", few)
+	}
 	if len(chosen) != 5 || !maps.Equal(chosen, again) || maps.Equal(chosen, other) {
 		t.Errorf("seed 7 tries %v and %v, seed 8 %v", chosen, again, other)
 	}

@@ -34,6 +34,7 @@ type test struct {
 // A suite is the rewritten package and the tests that run on it.
 type suite struct {
 	goTool, scratch string
+	run             *regexp.Regexp // the tests that count
 	overlay         string
 	least           time.Duration
 	binaries        []*testBinary
@@ -94,7 +95,9 @@ func (s *suite) compile(pattern string) error {
 		return fmt.Errorf("list the tests of %s: %w", pkg, err)
 	}
 	for name := range strings.FieldsSeq(string(text)) {
-		b.tests = append(b.tests, &test{binary: b, name: name, reaches: map[int]bool{}})
+		if s.run.MatchString(name) {
+			b.tests = append(b.tests, &test{binary: b, name: name, reaches: map[int]bool{}})
+		}
 	}
 	s.binaries = append(s.binaries, b)
 	return nil
