@@ -197,8 +197,10 @@ func TestEndsOfBackgroundCommands(t *testing.T) {
 		"with its sandbox": {err: sandbox.ErrLost, by: "sandbox_lost"},
 		"with the session": {exit: sandbox.Exit{Status: cancelled}, cause: errSessionEnd, by: "session_end"},
 		"by a kill":        {exit: sandbox.Exit{Status: cancelled}, cause: errKilled, by: "shell_kill", after: true},
-		"with one process left": {exit: sandbox.Exit{Status: cancelled, Kill: sandbox.KillReport{Left: 1}}, cause: errKilled, by: "shell_kill",
-			after: true, retired: true},
+		"with one process left": {
+			exit: sandbox.Exit{Status: cancelled, Kill: sandbox.KillReport{Left: 1}}, cause: errKilled, by: "shell_kill",
+			after: true, retired: true,
+		},
 		"unrecorded": {failing: errors.New("no space"), by: "itself", after: true},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -29,8 +29,15 @@ var fillers = rapid.SampledFrom([]string{"", " ", "x", "\n", "some words ", "-",
 // one another or overlap.
 func TestKnownSecretsAreReplacedWhole(t *testing.T) {
 	r := newRedactor([]Secret{
-		{"SHORT", "shorter"}, {"EIGHT", "of eight"}, {"INNER", "secret-one"}, {"OUTER", "secret-one-and-more"}, {"FIRST", "xy1234567x"}, {"SECOND", "xy7654321"},
-		{"AROUND", "my secret-one"}, {"AT", "p@ssw0rd!"},
+		{"SHORT", "shorter"},
+		{"EIGHT", "of eight"},
+		{"INNER", "secret-one"},
+		{"OUTER", "secret-one-and-more"},
+		{"FIRST", "xy1234567x"},
+		{"SECOND", "xy7654321"},
+		{"AROUND", "my secret-one"},
+		{"AT", "p@ssw0rd!"},
+		{"SPACE", "a b secret"},
 	})
 	for text, want := range map[string]string{
 		"":                                     "",
@@ -41,6 +48,11 @@ func TestKnownSecretsAreReplacedWhole(t *testing.T) {
 		"my secret-one or p@ssw0rd!":           "[redacted:AROUND] or [redacted:AT]",
 		"xy1234567xy7654321":                   "[redacted:FIRST]y7654321",
 		"%73ecret-one, secret%2Done-and-more%": "[redacted:INNER], [redacted:OUTER]%",
+		"%73ecret-one%73ecret-one%7":           "[redacted:INNER][redacted:INNER]%7",
+		"%73ecret-one%252Dand-more.":           "[redacted:INNER].",
+		"%2573ecret-one %73ecret-one-and-more": "[redacted:INNER] [redacted:OUTER]",
+		"my+secret-one, %61+b+secret":          "[redacted:AROUND], [redacted:SPACE]",
+		"100% +%zz %4 %":                       "100% +%zz %4 %",
 	} {
 		before := strings.Clone(text)
 		if got := string(r.bytes([]byte(text))); got != want || text != before {

@@ -199,6 +199,71 @@ func TestPrivateKeys(t *testing.T) {
 	}
 }
 
+// TestLinesOfPrivateKeys: what is a line of a private key, and what stands between
+// two, however they are written.
+func TestLinesOfPrivateKeys(t *testing.T) {
+	const begin, end, line, mark = "-----BEGIN PRIVATE KEY-----", "-----END PRIVATE KEY-----", "MIIEvQIBADANBgkqhkiG", "[redacted:private key]"
+	for text, want := range map[string]string{
+		"a " + begin + "\n" + line + "\nabc=\n" + end + " b": "a " + begin + mark + "\n" + end + " b",
+		begin + line + "\nQ\n" + end:                         begin + mark + "\n" + end,
+		begin + "\n" + line + "\nab\n=xY3z\n" + end:          begin + mark + "\n" + end,
+		begin + "\n" + line[:minPEMLine] + "\nwords":         begin + mark + "\nwords",
+		begin + "\n" + line[:minPEMLine-1] + "\nwords":       begin + "\n" + line[:minPEMLine-1] + "\nwords",
+		begin + "\n123456 " + line + " words":                begin + mark + " words",
+		begin + "\n1234567 " + line + " words":               begin + "\n1234567 " + line + " words",
+		begin + "\n     2→" + line + "\n     3→" + end:       begin + mark + "→" + end,
+		begin + "\n+Version: 1\n+" + line + "\n+" + end:      begin + mark + "\n+" + end,
+		begin + "+" + line:                                   begin + mark,
+		begin + `\n` + line + `\`:                            begin + mark + `\`,
+		begin + `\r\n\t\"\\` + line + `\n`:                   begin + mark + `\n`,
+		begin + `\x` + line:                                  begin + `\x` + line,
+		begin + "\n> | \"" + line + "\", '" + line + "'":     begin + mark + "'",
+		begin + "\n" + line + "\n" + begin + "\n" + line:     begin + mark + "\n" + begin + mark,
+		"-----BEGIN " + begin + "\n" + line:                  "-----BEGIN " + begin + mark,
+	} {
+		if got := string(redactPEM([]byte(text))); got != want {
+			t.Errorf("%q became %q, want %q", text, got, want)
+		}
+	}
+}
+
+// TestCutsOfPrivateKeys: a stream is cut before a private key, or what may become
+// one, and not within it.
+func TestCutsOfPrivateKeys(t *testing.T) {
+	key := "-----BEGIN PRIVATE KEY-----\n" + strings.Repeat("MIIEvQIBADANBgkqhkiG\n", 10)
+	last := len(strings.TrimSpace(key))
+	ended := key + "-----END PRIVATE KEY-----\n"
+	words := "-----BEGIN " + strings.Repeat("words ", 100)
+	for _, c := range []struct {
+		buf      string
+		at, want int
+	}{
+		{key, len(key), 0},
+		{key, 50, 0},
+		{ended, last, 0},
+		{ended, last + 1, last + 1},
+		{ended, len(ended), len(ended)},
+		{"--- a\n-----BEGIN", 16, 6},
+		{"a -", 3, 2},
+		{"a - b", 5, 5},
+		{"a- " + key, 200, 3},
+		{ended + key, len(ended) + 200, len(ended)},
+		{words, maxPEMMark - 1, 0},
+		{words, maxPEMMark, maxPEMMark},
+		{key + "some words\n", len(key) + 11, len(key) + 11},
+		{key[:28], 28, 0},
+		{key + "Proc-Ty", len(key) + 7, 0},
+		{key + "MII+", len(key) + 4, 0},
+		{key + "-----END PRIV", len(key) + 13, 0},
+		{"", 0, 0},
+		{strings.Repeat(" ", 300) + key + strings.Repeat("MIIEvQIBADANBgkqhkiG\n", maxPEMBytes/21), 300 + maxPEMBytes, 300},
+	} {
+		if got := pemCut([]byte(c.buf), c.at); got != c.want {
+			t.Errorf("%.60q… of %d bytes at %d: %d, want %d", c.buf, len(c.buf), c.at, got, c.want)
+		}
+	}
+}
+
 // TestKeysBehindUnderscores: a key that a name is glued to is one.
 func TestKeysBehindUnderscores(t *testing.T) {
 	r := newRedactor(nil)

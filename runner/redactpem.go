@@ -11,6 +11,9 @@ var (
 	pemBegin  = regexp.MustCompile(`^-----BEGIN ([A-Z0-9]{1,20} ){0,3}PRIVATE KEY( BLOCK)?-----`)
 	pemEnd    = regexp.MustCompile(`^-----END ([A-Z0-9]{1,20} ){0,3}PRIVATE KEY( BLOCK)?-----`)
 	pemHeader = regexp.MustCompile(`^(Proc-Type|DEK-Info|Version|Comment|Hash): [^\r\n\\]{0,200}`)
+	// pemGap is what stands between two lines of a key: white space, also as strings
+	// write it, and what is put before lines.
+	pemGap    = regexp.MustCompile(`^(\n\+?|[ \t\r>|:"',]|\\[nrt\\"]|→)*`)
 	pemDashes = []byte("-----BEGIN ")
 )
 
@@ -59,7 +62,7 @@ func pemBody(text []byte) (from, to int, open bool) {
 	from = len(pemBegin.Find(text[:min(len(text), maxPEMMark)]))
 	i, to := from, from
 	for from > 0 && i < min(len(text), maxPEMBytes) {
-		i += pemGap(text[i:])
+		i += len(pemGap.Find(text[i:]))
 		rest := text[i:min(len(text), i+maxPEMMark*3)]
 		n := 0
 		for n < len(text)-i && base64Byte(text[i+n]) {
@@ -82,27 +85,8 @@ func pemBody(text []byte) (from, to int, open bool) {
 
 // endsPEM says whether the last line is next.
 func endsPEM(text []byte) bool {
-	gap := pemGap(text[:min(len(text), maxPEMMark)])
-	return pemEnd.Match(text[gap:min(len(text), gap+maxPEMMark)]) || len(text) > gap && text[gap] == '='
-}
-
-// pemGap is the length of what stands between two lines of a key: white space, also
-// as strings write it, and what is put before lines.
-func pemGap(text []byte) int {
-	i := 0
-	for i < len(text) {
-		switch c := text[i]; {
-		case isOneOf(c, " \t\r\n>|:\"',+") && (c != '+' || i == 0 || text[i-1] == '\n'):
-			i++
-		case c == '\\' && i+1 < len(text) && isOneOf(text[i+1], `nrt\"`):
-			i += 2
-		case bytes.HasPrefix(text[i:], []byte("→")):
-			i += len("→")
-		default:
-			return i
-		}
-	}
-	return i
+	text = text[len(pemGap.Find(text)):]
+	return pemEnd.Match(text[:min(len(text), maxPEMMark)]) || bytes.HasPrefix(text, []byte("="))
 }
 
 func base64Byte(c byte) bool { return isOneOf(c, digits+letters+"+/=") }
@@ -114,26 +98,16 @@ func isNumber(text []byte) bool {
 // pemCut gives the start of a private key, or of what may become one, that a cut
 // at would part; at where there is none.
 func pemCut(buf []byte, at int) int {
-	from := max(0, at-maxPEMBytes)
-	for i := from; i < at; {
-		next := bytes.IndexByte(buf[i:at], '-')
-		if next < 0 {
-			break
-		}
-		i += next
-		rest := buf[i:]
-		n := min(len(rest), len(pemDashes))
-		if !bytes.Equal(rest[:n], pemDashes[:n]) {
-			i++
+	for i := max(0, at-maxPEMBytes); i < at; i++ {
+		if buf[i] != '-' || !bytes.HasPrefix(pemDashes, buf[i:min(len(buf), i+len(pemDashes))]) {
 			continue
 		}
 		if i+maxPEMMark > at { // its first line may not be whole before the cut
 			return i
 		}
-		if from, to, open := pemBody(rest); open || to > from && i+to >= at {
+		if from, to, open := pemBody(buf[i:]); open || to > from && i+to >= at {
 			return i
 		}
-		i += n
 	}
 	return at
 }

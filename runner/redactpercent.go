@@ -3,12 +3,15 @@ package runner
 import (
 	"bytes"
 	"cmp"
+	"regexp"
 	"slices"
 )
 
 // percentDepth is how often a text can be percent-encoded for a secret in it to
 // be found: a URL within the query of another one is encoded twice.
 const percentDepth = 2
+
+var percentEscape = regexp.MustCompile(`%[0-9A-Fa-f]{2}`)
 
 // span is a part of a text that stands for a secret.
 type span struct {
@@ -19,7 +22,7 @@ type span struct {
 // percentSpans returns the places where text holds a secret with any of its bytes
 // percent-encoded (RFC 3986, 2.1), in upper or lower case, in order.
 func (r *redactor) percentSpans(text []byte) []span {
-	if len(r.values) == 0 || !hasPercentEscape(text) {
+	if !percentEscape.Match(text) {
 		return nil
 	}
 	var spans []span
@@ -79,37 +82,17 @@ func (r *redactor) percent(text []byte) []byte {
 }
 
 // decodePercent decodes each %XX once. It returns nil where there is none.
-func decodePercent(text []byte, at []int) ([]byte, []int) {
-	if !hasPercentEscape(text) {
+func decodePercent(text []byte, at []int) (out []byte, place []int) {
+	done := 0
+	for _, e := range percentEscape.FindAllIndex(text, -1) {
+		out = append(append(out, text[done:e[0]]...), unhex(text[e[0]+1])<<4|unhex(text[e[0]+2]))
+		place = append(place, at[done:e[0]+1]...)
+		done = e[1]
+	}
+	if out == nil {
 		return nil, nil
 	}
-	out, place := make([]byte, 0, len(text)), make([]int, 0, len(text)+1)
-	for i := 0; i < len(text); i++ {
-		place = append(place, at[i])
-		if isPercentEscape(text[i:]) {
-			out = append(out, unhex(text[i+1])<<4|unhex(text[i+2]))
-			i += 2
-			continue
-		}
-		out = append(out, text[i])
-	}
-	return out, append(place, at[len(text)])
-}
-
-func hasPercentEscape(text []byte) bool {
-	for i := 0; ; i++ {
-		next := bytes.IndexByte(text[i:], '%')
-		if next < 0 {
-			return false
-		}
-		if i += next; isPercentEscape(text[i:]) {
-			return true
-		}
-	}
-}
-
-func isPercentEscape(text []byte) bool {
-	return len(text) > 2 && text[0] == '%' && hexByte(text[1]) && hexByte(text[2])
+	return append(out, text[done:]...), append(place, at[done:]...)
 }
 
 func unhex(c byte) byte {

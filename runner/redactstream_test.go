@@ -56,6 +56,19 @@ func TestSecretsAreFoundAcrossBorders(t *testing.T) {
 	}
 }
 
+// TestLongSecretsInStreams: a secret may be longer than what is usually held back.
+func TestLongSecretsInStreams(t *testing.T) {
+	for _, secret := range []string{strings.Repeat("ab. ", 600), strings.Repeat("ab. ", 5000)} {
+		r := newRedactor([]Secret{{"LONG", secret}})
+		for name, form := range map[string]string{"as it is": secret, "encoded": percentEvery(secret, 2, "%%%02X")} {
+			before, after := strings.Repeat("-\n", redactChunk/2-5), strings.Repeat("\n", 6*len(secret)+redactHold)
+			if got := streamed(t, r, before+form+after, redactHold); got != before+"[redacted:LONG]"+after {
+				t.Errorf("%d bytes, %s: %d bytes came through", len(secret), name, len(got)-len(before)-len(after))
+			}
+		}
+	}
+}
+
 func FuzzRedactedStream(f *testing.F) {
 	const secret = "0123456789abcdef"
 	f.Add([]byte("a "+secret+" b"), 3)
