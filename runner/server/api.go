@@ -490,7 +490,7 @@ func (a operations) changes() {
 		}}, nil
 	})
 	huma.Register(a.api, a.describe(http.MethodPost, "/sessions/{id}/apply", "applyChanges", "Bring in what an overlay session changed",
-		"A live session must be idle, and is ended first. A file that changed in the workspace since the session began is a conflict: nothing is applied then, and 409 lists them, unless skip_conflicts says to apply the rest. What a git of the host would obey is never applied here.",
+		"A live session must be idle, and is ended first. A file that changed in the workspace since the session began is a conflict: nothing is applied then, and 409 lists them, unless skip_conflicts says to apply the rest. Symlinks that lead out of the workspace are left out unless with_symlinks_out is set. What a git of the host would obey is never applied here.",
 		http.StatusOK, 404, 409, 410, 422),
 		func(ctx context.Context, in *struct {
 			SessionPath

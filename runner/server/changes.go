@@ -54,8 +54,10 @@ type Note = runner.PathNote
 // ApplyRequest says how changes are applied.
 type ApplyRequest struct {
 	SkipConflicts bool `json:"skip_conflicts,omitempty" doc:"apply what does not conflict, instead of nothing"`
-	DryRun        bool `json:"dry_run,omitempty" doc:"say what would be done, and do nothing"`
-	Discard       bool `json:"discard,omitempty" doc:"remove the changes instead"`
+	// WithSymlinksOut applies symlinks that lead out of the workspace, too.
+	WithSymlinksOut bool `json:"with_symlinks_out,omitempty" doc:"also apply symlinks that lead out of the workspace: look at their targets first"`
+	DryRun          bool `json:"dry_run,omitempty" doc:"say what would be done, and do nothing"`
+	Discard         bool `json:"discard,omitempty" doc:"remove the changes instead"`
 }
 
 // Applied is what an apply did.
@@ -221,7 +223,8 @@ func (s *Server) changesProblem(i overlay.Info, err error) error {
 	case errors.Is(err, overlay.ErrOther):
 		return problem(http.StatusConflict, "other_folder", "session "+i.Session+" worked on another folder: the one that was "+i.Workspace+" then", "Take the patch")
 	case errors.Is(err, overlay.ErrTooMany):
-		return problem(http.StatusConflict, "too_many", "session "+i.Session+" changed too much to be applied safely", "Discard its changes")
+		return problem(http.StatusConflict, "too_many", fmt.Sprintf("session %s made more changes than are applied over HTTP: %d, or %d MiB of names and link targets",
+			i.Session, runner.SessionReads.MaxEntries, runner.SessionReads.MaxTextBytes>>20), "Apply them on the server's host, or discard them")
 	}
 	return s.internal("read changes", err)
 }
@@ -229,7 +232,7 @@ func (s *Server) changesProblem(i overlay.Info, err error) error {
 // apply brings in what an overlay session changed, or discards it. A live
 // session is ended first: what is applied is what it left.
 func (s *Server) apply(ctx context.Context, id string, r ApplyRequest) (Applied, error) {
-	if r.Discard && (r.DryRun || r.SkipConflicts) {
+	if r.Discard && (r.DryRun || r.SkipConflicts || r.WithSymlinksOut) {
 		return Applied{}, problem(http.StatusUnprocessableEntity, "invalid", "discard applies nothing, so it takes no other choice", "Leave them out")
 	}
 	dir, err := s.dirOf(id)
@@ -358,11 +361,15 @@ func (s *Server) applyLayers(ctx context.Context, l *overlay.Layers, r ApplyRequ
 		out.Changes = string(overlay.Discarded)
 		return out, nil
 	}
-	done, err := l.Apply(ctx, w.Dir, overlay.ApplyOptions{Rest: r.SkipConflicts, DryRun: r.DryRun})
+	o := overlay.ApplyOptions{
+		Rest: r.SkipConflicts, LinksOut: r.WithSymlinksOut, DryRun: r.DryRun,
+		MaxEntries: runner.SessionReads.MaxEntries, MaxTextBytes: runner.SessionReads.MaxTextBytes,
+	}
+	done, err := l.Apply(ctx, w.Dir, o)
 	if done == nil {
 		return Applied{}, s.changesProblem(info, err)
 	}
-	out.read(done)
+	out.read(done, o)
 	if err != nil {
 		out.Failed = append(out.Failed, Note{Path: ".", Why: err.Error()})
 	}
@@ -375,13 +382,13 @@ func (s *Server) applyLayers(ctx context.Context, l *overlay.Layers, r ApplyRequ
 	return out, nil
 }
 
-func (a *Applied) read(r *overlay.Result) {
+func (a *Applied) read(r *overlay.Result, o overlay.ApplyOptions) {
 	a.Changes = string(r.State)
 	for i := range r.Applied {
 		a.Applied = append(a.Applied, Note{Path: overlay.Quote(r.Applied[i].Path), Why: string(r.Applied[i].Kind)})
 	}
-	conflicts, _ := runner.ChangeNotes(r.Conflicts, overlay.ApplyOptions{})
-	_, left := runner.ChangeNotes(r.LeftOut, overlay.ApplyOptions{})
+	conflicts, _ := runner.ChangeNotes(r.Conflicts, o)
+	_, left := runner.ChangeNotes(r.LeftOut, o)
 	a.Conflicts, a.LeftOut = append(a.Conflicts, conflicts...), append(a.LeftOut, left...)
 	for _, f := range r.Failed {
 		a.Failed = append(a.Failed, Note{Path: overlay.Quote(f.Path), Why: f.Err.Error()})

@@ -126,6 +126,56 @@ func TestOverlayIsLookedAtAndApplied(t *testing.T) {
 	}
 }
 
+// TestApplyOfSymlinksOut: a symlink that leads out of the workspace is applied only
+// on request, and its conflict is listed then.
+func TestApplyOfSymlinksOut(t *testing.T) {
+	needRoot(t)
+	w := newWorld(t, "  - calls: [{tool: shell, input: {command: \"link out /etc/hostname\"}}, {tool: shell, input: {command: \"link in a.txt\"}}]\n  - text: Done.\n")
+	w.policy = "sandboxed"
+	w.writeA("old\n")
+	id := w.start("overlay")
+	w.ended(id, w.say(id, "go"))
+	var a Applied
+	w.post("/sessions/"+id+"/apply", `{}`).want(t, 200).into(t, &a)
+	if len(a.Applied) != 1 || a.Applied[0].Path != "in" || len(a.LeftOut) != 1 || a.LeftOut[0].Path != "out" || a.Changes != "kept" {
+		t.Errorf("without the option: %+v", a)
+	}
+	if _, err := os.Lstat(filepath.Join(w.dir, "out")); !os.IsNotExist(err) {
+		t.Errorf("the link is there: %v", err)
+	}
+	w.post("/sessions/"+id+"/apply", `{"discard":true,"with_symlinks_out":true}`).problem(t, 422, "invalid")
+	if err := os.WriteFile(filepath.Join(w.dir, "out"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	p := w.post("/sessions/"+id+"/apply", `{"with_symlinks_out":true}`).problem(t, 409, "conflicts")
+	if len(p.Conflicts) != 1 || p.Conflicts[0].Path != "out" {
+		t.Errorf("a conflict: %+v", p)
+	}
+	if err := os.Remove(filepath.Join(w.dir, "out")); err != nil {
+		t.Fatal(err)
+	}
+	w.post("/sessions/"+id+"/apply", `{"with_symlinks_out":true}`).want(t, 200).into(t, &a)
+	if target, err := os.Readlink(filepath.Join(w.dir, "out")); err != nil || target != "/etc/hostname" || a.Changes != "applied" {
+		t.Errorf("with the option: %+v; the link leads to %q, %v", a, target, err)
+	}
+}
+
+// TestApplyIsBounded: what is too much to be listed is not applied, and is kept.
+func TestApplyIsBounded(t *testing.T) {
+	needRoot(t)
+	w := newWorld(t, "  - calls: [{tool: shell, input: {command: \"fill 2500\"}}]\n  - text: Done.\n")
+	w.policy = "sandboxed"
+	id := w.start("overlay")
+	w.ended(id, w.say(id, "go"))
+	w.post("/sessions/"+id+"/apply", `{}`).problem(t, 409, "too_many")
+	if entries, err := os.ReadDir(w.dir); err != nil || len(entries) > 0 {
+		t.Errorf("the workspace has %v, %v", entries, err)
+	}
+	if d := w.diff(id); d.Changes != "kept" || d.Count.Files != 2500 {
+		t.Errorf("kept: %s, %+v", d.Changes, d.Count)
+	}
+}
+
 func TestApplyWaitsForNoTurn(t *testing.T) {
 	needRoot(t)
 	w := newWorld(t, "  - calls: [{tool: shell, input: {command: \"write a.txt new\"}}]\n  - calls: [{tool: shell, input: {command: hang}}]\n  - text: Done.\n")

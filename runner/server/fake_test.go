@@ -20,9 +20,9 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// fakeBackend makes sandboxes in memory that know five commands:
+// fakeBackend makes sandboxes in memory that know these commands:
 //
-//	say TEXT · write NAME TEXT · flood BYTES · hang · cling
+//	say TEXT · write NAME TEXT · link NAME TARGET · fill COUNT · flood BYTES · hang · cling
 //
 // Files are really written, in the folder or in a real overlay of it.
 type fakeBackend struct {
@@ -165,6 +165,14 @@ func (b *fakeBox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Proce
 	return p, nil
 }
 
+// path returns where the file name of the workspace is.
+func (b *fakeBox) path(name string) string {
+	if b.merged != "" {
+		return filepath.Join(b.merged, name)
+	}
+	return filepath.Join(b.spec.Workspace.Path, name)
+}
+
 func (b *fakeBox) run(ctx context.Context, cmd sandbox.Command) (exit sandbox.Exit) {
 	if cmd.Argv[0] == "bash" && len(cmd.Argv) == 3 {
 		return exit // there is a bash
@@ -180,11 +188,22 @@ func (b *fakeBox) run(ctx context.Context, cmd sandbox.Command) (exit sandbox.Ex
 		n, _ = io.WriteString(cmd.Stdout, rest+"\n")
 	case "write":
 		name, content, _ := strings.Cut(rest, " ")
-		path := filepath.Join(b.spec.Workspace.Path, name)
-		if b.merged != "" {
-			path = filepath.Join(b.merged, name)
+		if os.WriteFile(b.path(name), []byte(content+"\n"), 0o644) != nil {
+			exit.Status.Code = 1
 		}
-		if os.WriteFile(path, []byte(content+"\n"), 0o644) != nil {
+	case "link":
+		name, target, _ := strings.Cut(rest, " ")
+		if os.Symlink(target, b.path(name)) != nil {
+			exit.Status.Code = 1
+		}
+	case "fill": // files with paths of 3,000 bytes
+		dir := b.path(strings.Repeat(strings.Repeat("d", 249)+"/", 12))
+		err := os.MkdirAll(dir, 0o755)
+		count, _ := strconv.Atoi(rest)
+		for i := 0; i < count && err == nil; i++ {
+			err = os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), nil, 0o644)
+		}
+		if err != nil {
 			exit.Status.Code = 1
 		}
 	case "flood":
