@@ -507,6 +507,9 @@ func TestStoredAnswersThatCantBeUsed(t *testing.T) {
 		t.Errorf("the round ends with %v", err)
 	}
 	wantEvents(t, rec, "b", "failed cancelled")
+	if d.Unapproved() != 1 {
+		t.Errorf("%d unapproved, want the first call alone", d.Unapproved())
+	}
 }
 
 // A stored deny of an execute tool holds though the policy would run it: no.

@@ -523,7 +523,6 @@ func TestWhoIsShownAQuestion(t *testing.T) {
 
 // A client that misbehaves harms only itself: the others are still asked.
 func TestBadClientBesideAGoodOne(t *testing.T) {
-	forever := make(chan struct{})
 	for name, bad := range map[string]approver{
 		"panics":          func(context.Context, Confirmation) (Answer, error) { panic("boom") },
 		"ends its thread": func(context.Context, Confirmation) (Answer, error) { runtime.Goexit(); return Answer{}, nil },
@@ -531,23 +530,17 @@ func TestBadClientBesideAGoodOne(t *testing.T) {
 		"answers and fails": func(context.Context, Confirmation) (Answer, error) {
 			return Answer{DecisionAllow, ScopeAlways}, errors.New("gone")
 		},
-		"blocks for ever": func(context.Context, Confirmation) (Answer, error) {
-			<-forever
+		"blocks": func(context.Context, Confirmation) (Answer, error) {
+			time.Sleep(time.Hour)
 			return Answer{DecisionAllow, ScopeAlways}, nil
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
 			rec := &recorder{}
 			broker := NewBroker(BrokerOptions{})
-			badDone := make(chan struct{})
-			broker.Attach("bad", approver(func(ctx context.Context, c Confirmation) (Answer, error) {
-				defer close(badDone)
-				return bad(ctx, c)
-			}))
-			broker.Attach("good", approver(func(ctx context.Context, _ Confirmation) (Answer, error) {
-				if name != "blocks for ever" {
-					<-badDone
-				}
+			broker.Attach("bad", bad)
+			broker.Attach("good", approver(func(context.Context, Confirmation) (Answer, error) {
+				time.Sleep(time.Second)
 				return Answer{DecisionDeny, ScopeOnce}, nil
 			}))
 			core, logs := observer.New(zapcore.WarnLevel)
@@ -557,21 +550,20 @@ func TestBadClientBesideAGoodOne(t *testing.T) {
 			for _, line := range logs.All() {
 				reasons = append(reasons, line.ContextMap()["error"])
 			}
-			want := map[string][]any{"panics": {"panic: boom"}, "ends its thread": nil, "fails": {"gone"}, "answers and fails": {"gone"}, "blocks for ever": nil}[name]
+			want := map[string][]any{"panics": {"panic: boom"}, "ends its thread": nil, "fails": {"gone"}, "answers and fails": {"gone"}, "blocks": nil}[name]
 			if diff := cmp.Diff(want, reasons); diff != "" {
-				t.Errorf("logged (-want +got):\n%s", diff)
+				t.Errorf("%s: logged (-want +got):\n%s", name, diff)
 			}
 			if got := find[ConfirmationResolved](rec); len(got) != 1 || got[0].Client != "good" || got[0].Decision != DecisionDeny {
-				t.Errorf("resolved as %+v", got)
+				t.Errorf("%s: resolved as %+v", name, got)
 			}
-			if name == "blocks for ever" {
+			if name == "blocks" {
 				// It holds up the end of the session alone, and says so.
 				ctx, cancel := context.WithCancel(t.Context())
 				cancel()
 				if err := d.Close(ctx); err == nil {
 					t.Error("Close does not wait for a client")
 				}
-				close(forever)
 			}
 		})
 	}

@@ -101,12 +101,11 @@ func identifyScript(ctx context.Context, view workspace.View, at string, room in
 	case errors.As(err, &refused):
 		return string(refused.Kind), 0, nil
 	case err != nil:
-		return "", 0, fmt.Errorf("identify script: %w", err)
-	case f.Truncated:
-		return "", 0, nil
+		err = fmt.Errorf("identify script: %w", err)
+	case !f.Truncated:
+		state, used = hexSum(f.Data), max(int64(len(f.Data)), 1)
 	}
-	content := sha256.Sum256(f.Data)
-	return hex.EncodeToString(content[:]), max(int64(len(f.Data)), 1), nil
+	return state, used, err
 }
 
 // commandScripts returns the words of a script that name what its commands run:
@@ -116,10 +115,7 @@ func commandScripts(script string, depth int) (names, builders []string) {
 	if depth > maxDangerousDepth || len(script) > maxDangerousBytes {
 		return nil, nil
 	}
-	file, err := syntax.NewParser(syntax.Variant(syntax.LangBash)).Parse(strings.NewReader(markControls(script)), "")
-	if file == nil || err != nil && len(file.Stmts) == 0 {
-		return nil, nil
-	}
+	file, _ := syntax.NewParser(syntax.Variant(syntax.LangBash)).Parse(strings.NewReader(markControls(script)), "") // what was parsed until an error
 	add := func(word string) {
 		if word != "" && len(word) <= workspace.MaxPathBytes && !strings.HasPrefix(word, "-") && !strings.ContainsAny(word, "\x00\n") {
 			names = append(names, word)
@@ -152,7 +148,7 @@ func commandScripts(script string, depth int) (names, builders []string) {
 			if buildsProjects(word) && !takesNames(path.Base(words[0])) {
 				builders = append(builders, word)
 			}
-			if takesScripts(path.Base(words[0])) && strings.ContainsAny(word, " \n;&|") || i > 0 && words[i] == "-c" {
+			if takesScripts(path.Base(words[0])) && strings.ContainsAny(word, " \n;&|") || words[i] == "-c" {
 				inner, more := commandScripts(word, depth+1)
 				names, builders = append(names, inner...), append(builders, more...)
 			}

@@ -3,6 +3,7 @@ package tools
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -51,6 +52,17 @@ func TestCommandScripts(t *testing.T) {
 		"git status":                 {"", ""},
 		"echo \\\r\nsh run.sh":       {"run.sh", ""},
 		"(":                          {"", ""},
+		"sh run.sh; (":               {"run.sh", ""},
+		"sh ./x":                     {"./x", ""},
+		"sh ''":                      {"", ""},
+		"ssh h 'sh run.sh'":          {"h sh run.sh run.sh", ""},
+		"timeout 5 'sh run.sh'":      {"5 sh run.sh", ""},
+		"python3 a $(sh b)":          {"a $(sh b) b", ""},
+		"man npm":                    {"npm", ""},
+		"ls <run.sh":                 {"", ""},
+		"sh >run.sh":                 {"", ""},
+		"<run.sh":                    {"", ""},
+		"(ls) <run.sh":               {"", ""},
 	} {
 		names, builders := commandScripts(command, 0)
 		if got := strings.Join(names, " "); got != want.names {
@@ -59,6 +71,107 @@ func TestCommandScripts(t *testing.T) {
 		if got := strings.Join(builders, " "); got != want.builders {
 			t.Errorf("%q builds with %q, want %q", command, got, want.builders)
 		}
+	}
+}
+
+// TestCommandScriptsAreBounded: a name that no file can have, a script that is too
+// long and one too deep in others name nothing.
+func TestCommandScriptsAreBounded(t *testing.T) {
+	for _, tt := range []struct {
+		script string
+		want   bool
+	}{
+		{"sh " + strings.Repeat("x", workspace.MaxPathBytes), true},
+		{"sh " + strings.Repeat("x", workspace.MaxPathBytes+1), false},
+		{"sh run.sh #" + strings.Repeat("x", maxDangerousBytes-len("sh run.sh #")), true},
+		{"sh run.sh #" + strings.Repeat("x", maxDangerousBytes-len("sh run.sh #")+1), false},
+	} {
+		if names, _ := commandScripts(tt.script, 0); len(names) > 0 != tt.want {
+			t.Errorf("%.20s, of %d bytes, names %d files", tt.script, len(tt.script), len(names))
+		}
+	}
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "run.sh"), "ls")
+	script := "sh run.sh"
+	for depth := range 7 {
+		shown, err := ProjectCommands(t.Context(), openView(t, dir), ".", []string{script})
+		if covers := slices.Contains(shown.Covers, "run.sh"); err != nil || covers != (depth <= 4) {
+			t.Errorf("at depth %d it is covered: %t, %v", depth, covers, err)
+		}
+		script = "sh -c " + quoteScript(script)
+	}
+}
+
+// failingView is a view whose files can't be read.
+type failingView struct{ workspace.View }
+
+func (failingView) ReadFile(context.Context, string, int64, int64) (workspace.File, error) {
+	return workspace.File{}, errors.New("sandbox lost")
+}
+
+// TestWhatCanNotBeIdentifiedIsNotCovered: without the content of a script, or the
+// directory, there is no state that an approval could be bound to.
+func TestWhatCanNotBeIdentifiedIsNotCovered(t *testing.T) {
+	view := openView(t, t.TempDir())
+	if shown, err := ProjectCommands(t.Context(), failingView{view}, ".", []string{"sh run.sh"}); err == nil || shown.State != "" {
+		t.Errorf("a file that can't be read: %+v, %v", shown, err)
+	}
+	if shown, err := ProjectCommands(t.Context(), view, "..", []string{"ls"}); err == nil || shown.State != "" {
+		t.Errorf("a directory outside: %+v, %v", shown, err)
+	}
+	if shown, err := ProjectCommands(t.Context(), view, ".", []string{"ls"}); err != nil || shown.State != "" {
+		t.Errorf("a command that runs no file: %+v, %v", shown, err)
+	}
+}
+
+// TestCoverIsBounded: so many files, so many bytes together.
+func TestCoverIsBounded(t *testing.T) {
+	scripts := func(sizes ...int) (covers, notCovered []string, state func() string) {
+		t.Helper()
+		dir := t.TempDir()
+		var commands []string
+		for i, size := range sizes {
+			name := fmt.Sprintf("%02d.sh", i)
+			commands = append(commands, "sh "+name, "make")
+			write(t, filepath.Join(dir, name), strings.Repeat("#", size))
+		}
+		slices.Reverse(commands)
+		project := func() Projection {
+			shown, err := ProjectCommands(t.Context(), openView(t, dir), ".", append(commands, "sh missing.sh", "go build", "sh 00.sh"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return shown
+		}
+		shown := project()
+		return shown.Covers, shown.NotCovered, func() string {
+			last := fmt.Sprintf("%02d.sh", len(sizes)-1)
+			write(t, filepath.Join(dir, last), "changed")
+			return project().State + "\n" + shown.State
+		}
+	}
+	builders := []string{"the files that go runs", "the files that make runs"}
+	for name, tt := range map[string]struct {
+		sizes              []int
+		covers, notCovered []string
+	}{
+		"empty":            {[]int{0, 1}, []string{"00.sh", "01.sh"}, nil},
+		"as much as fits":  {[]int{0, maxScriptBytes - 1}, []string{"00.sh", "01.sh"}, nil},
+		"one byte more":    {[]int{0, maxScriptBytes}, []string{"00.sh"}, []string{"01.sh"}},
+		"two halves":       {[]int{maxScriptBytes/2 + 1, maxScriptBytes / 2}, []string{"00.sh"}, []string{"01.sh"}},
+		"when all is used": {[]int{maxScriptBytes, 2}, []string{"00.sh"}, []string{"01.sh"}},
+	} {
+		covers, notCovered, _ := scripts(tt.sizes...)
+		if !slices.Equal(covers, tt.covers) || !slices.Equal(notCovered, slices.Concat(tt.notCovered, builders)) {
+			t.Errorf("%s: covers %q, not %q", name, covers, notCovered)
+		}
+	}
+	covers, notCovered, change := scripts(make([]int, maxScripts+1)...)
+	if len(covers) != maxScripts || !slices.Contains(notCovered, "32.sh") || slices.Contains(notCovered, "31.sh") {
+		t.Errorf("of 33 files %d are covered, not %q", len(covers), notCovered)
+	}
+	if before, after, _ := strings.Cut(change(), "\n"); before != after {
+		t.Error("a file that is not covered changes the state")
 	}
 }
 

@@ -108,7 +108,7 @@ func parseDangerous(patterns []string) ([]dangerPattern, error) {
 		}
 		switch {
 		case len(text) > 1<<10:
-			return nil, fmt.Errorf("dangerous command pattern %q…: longer than 1024 bytes", text[:40])
+			return nil, fmt.Errorf("dangerous command pattern %.40q…: longer than 1024 bytes", text)
 		case len(p.words) == 0:
 			return nil, errors.New("dangerous command pattern is empty")
 		case slices.ContainsFunc(p.words, func(w dangerWord) bool {
@@ -144,13 +144,18 @@ func argMatches(alternatives []globPattern, arg string) bool {
 		switch {
 		case a.match(arg), a.match(short):
 			return true
-		case strings.HasPrefix(a.text, "--") && len(arg) > len(a.text) && arg[len(a.text)] == '=' && strings.HasPrefix(arg, a.text):
+		case strings.HasPrefix(a.text, "--") && strings.HasPrefix(arg, a.text+"="):
 			return true
-		case len(a.text) == 2 && a.text[0] == '-' && a.text[1] != '-' && len(arg) > 2 && arg[0] == '-' && arg[1] != '-' && strings.IndexByte(arg, a.text[1]) > 0:
+		case len(a.text) == 2 && isCluster(a.text) && isCluster(arg) && strings.Contains(arg, a.text[1:]):
 			return true
 		}
 	}
 	return false
+}
+
+// isCluster reports whether a word begins as short flags do.
+func isCluster(word string) bool {
+	return strings.HasPrefix(word, "-") && !strings.HasPrefix(word, "--")
 }
 
 func anyGlob(patterns []globPattern, s string) bool {

@@ -130,10 +130,73 @@ func TestDangerousSpellings(t *testing.T) {
 		}
 	}
 	for command, want := range map[string]string{
-		"sudo git -C x push -f": "git -C x push -f", "git clean -fd": "git clean -fd", "/bin/rm -rf /": "rm -rf /", "echo x > /dev/sda": "> /dev/sda",
+		"sudo git -C x push -f": "git -C x push -f", "git clean -fd": "git clean -fd", "/bin/rm -rf /": "rm -rf /", "echo x > /dev/sda": "> /dev/sda", "git-push -f": "git-push -f",
 	} {
 		if got := dangerIn(patterns, command); got != want {
 			t.Errorf("%q is shown as %q, want %q", command, got, want)
+		}
+	}
+}
+
+// TestDangerousPatterns holds what the words of a pattern mean.
+func TestDangerousPatterns(t *testing.T) {
+	for _, tc := range []struct {
+		pattern, command string
+		want             bool
+	}{
+		{"x --force", "x --force=1", true},
+		{"x --force", "x --forced", false},
+		{"x if", "x if=1", false},
+		{"x -r", "x -fr", true},
+		{"x -r", "x -f", false},
+		{"x -r", "x --r", false},
+		{"x -r", "x fr", false},
+		{"x -r", "x -", false},
+		{"x --", "x -a", false},
+		{"x ab", "x -cb", false},
+		{"x -delete", "x -depth", false},
+		{"!ls", "ls", false},
+		{"git-*", "git filter-branch", true},
+		{"git-*", "git --version", false},
+		{"rm -r /", "r\x01m -r /", true}, // what a control character does is the shell's secret
+		{"ls " + strings.Repeat("x", 1021), "ls", false},
+	} {
+		patterns, err := parseDangerous([]string{tc.pattern})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := dangerIn(patterns, tc.command) != ""; got != tc.want {
+			t.Errorf("%.20s finds %q: %t", tc.pattern, tc.command, got)
+		}
+	}
+}
+
+// quoteScript returns a script as one word of another.
+func quoteScript(script string) string { return "'" + strings.ReplaceAll(script, "'", `'\''`) + "'" }
+
+// TestDangerousDepth: scripts in scripts are searched to a depth of four, in
+// whichever way a shell gets them.
+func TestDangerousDepth(t *testing.T) {
+	patterns, err := parseDangerous([]string{"rm -r /"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, wrap := range map[string]func(script string, depth int) string{
+		"an argument":     func(s string, _ int) string { return "sh -c " + quoteScript(s) },
+		"a here-string":   func(s string, _ int) string { return "sh <<< " + quoteScript(s) },
+		"a here-document": func(s string, n int) string { return fmt.Sprintf("sh <<'E%d'\n%s\nE%[1]d", n, s) },
+	} {
+		script := "rm -r /"
+		for depth := range 7 {
+			if found := dangerIn(patterns, script) != ""; found != (depth <= 4) {
+				t.Errorf("%s: found at depth %d: %t", name, depth, found)
+			}
+			if name == "an argument" {
+				if found := dangerIn(patterns, "true; (\n"+script) != ""; found != (depth <= 3) { // its lines are scripts
+					t.Errorf("found at depth %d of a line behind an error: %t", depth, found)
+				}
+			}
+			script = wrap(script, depth)
 		}
 	}
 }
@@ -154,6 +217,14 @@ func TestDangerousSearchIsBounded(t *testing.T) {
 			t.Errorf("%s: %d steps, found %q", name, s.steps, s.found)
 		}
 	}
+	for command, want := range map[string]bool{
+		strings.Repeat("a;", maxDangerousSteps-1): false, strings.Repeat("a;", maxDangerousSteps): true,
+		strings.Repeat("x", maxDangerousBytes): false, strings.Repeat("x", maxDangerousBytes+1): true,
+	} {
+		if got := dangerIn(patterns, command); (got != "") != want {
+			t.Errorf("%d bytes count as dangerous: %q", len(command), got)
+		}
+	}
 	s := dangerSearch{patterns: patterns}
 	if s.script("sudo "+strings.Repeat("x ", 5000), 0); s.found != "" || s.steps > 2+maxRunnerWords {
 		t.Errorf("%d steps, found %q", s.steps, s.found)
@@ -161,7 +232,7 @@ func TestDangerousSearchIsBounded(t *testing.T) {
 }
 
 func TestBadPatterns(t *testing.T) {
-	for _, p := range []string{"", "  ", "rm |", "rm !", "rm !a|", "a b||c", ">", "> a b", strings.Repeat("x", 2000)} {
+	for _, p := range []string{"", "  ", "rm |", "rm !", "rm !a|", "a b||c", ">", "> a b", strings.Repeat("x", 1025)} {
 		if _, err := parseDangerous([]string{p}); err == nil {
 			t.Errorf("%.20q is a pattern", p)
 		}
@@ -191,6 +262,9 @@ func TestGlob(t *testing.T) {
 		{"a*b", "axxbc", false},
 		{"a*b*c", "a1b2c", true},
 		{"a*b*c", "a1c2b", false},
+		{"ab*b*c", "abc", false},
+		{"*a*a*", "xax", false},
+		{"*a*a*", "xaa", true},
 		{`\*`, "*", true},
 		{`\*`, "x", false},
 		{`a\`, `a\`, true},

@@ -59,10 +59,7 @@ func (s *dangerSearch) script(text string, depth int) {
 			s.script(line, depth+1)
 		}
 	}
-	if file == nil || err != nil && len(file.Stmts) == 0 {
-		return
-	}
-	syntax.Walk(file, func(n syntax.Node) bool {
+	syntax.Walk(file, func(n syntax.Node) bool { // of what was parsed until an error
 		if s.found != "" {
 			return false
 		}
@@ -83,20 +80,17 @@ func (s *dangerSearch) script(text string, depth int) {
 // controlMark stands for a control character that the parser treats in a way of
 // its own and shells as any other character: it drops NUL, and a carriage return
 // before a newline. The mark belongs to no script.
-const controlMark = "\U000f0000"
+const controlMark = '\U000f0000'
 
 // markControls returns a script with its control characters marked, except
 // newlines and tabs, and with bytes that aren't UTF-8 marked too.
 func markControls(text string) string {
-	var b strings.Builder
-	for _, r := range text {
+	return strings.Map(func(r rune) rune {
 		if r < ' ' && r != '\n' && r != '\t' || r == utf8.RuneError {
-			b.WriteString(controlMark)
-			continue
+			return controlMark
 		}
-		b.WriteRune(r)
-	}
-	return b.String()
+		return r
+	}, text)
 }
 
 // given looks at a script that a shell gets in a here-document.
@@ -215,7 +209,7 @@ func wordText(w *syntax.Word) string {
 			b.WriteString(partText(part))
 		}
 	}
-	return strings.ReplaceAll(b.String(), controlMark, "")
+	return strings.ReplaceAll(b.String(), string(controlMark), "")
 }
 
 // partText is a part as it is written; ${HOME} counts as $HOME.

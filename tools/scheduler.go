@@ -87,7 +87,6 @@ const (
 	ticketHeld    ticketState = iota // not yet allowed to start
 	ticketReady                      // waits for its turn and a slot
 	ticketRunning                    // holds a slot
-	ticketDone
 )
 
 // scheduler gives the slots of a session to calls, in the order in which they
@@ -178,7 +177,6 @@ func (s *scheduler) giveBack(t *ticket) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t.tell()
-	t.state = ticketDone
 	s.tickets = slices.DeleteFunc(s.tickets, func(o *ticket) bool { return o == t })
 	s.start()
 }

@@ -61,8 +61,8 @@ func TestConflicts(t *testing.T) {
 }
 
 func TestClaimPathsAreOneForm(t *testing.T) {
-	got := claimPaths([]string{"a", "./a/", "a/../b", "/workspace/a", "/home/me/p/a", "/workspace", "", "/workspace-2/a"}, "/home/me/p", "/workspace")
-	want := []string{"a", "a", "b", "a", "a", ".", ".", "workspace-2/a"}
+	got := claimPaths([]string{"a", "./a/", "a/../b", "/workspace/a", "/home/me/p/a", "/workspace", "", "/workspace-2/a", "/home/me/p/workspace/a"}, "/home/me/p", "/workspace")
+	want := []string{"a", "a", "b", "a", "a", ".", ".", "workspace-2/a", "workspace/a"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -106,7 +106,6 @@ func history(t *rapid.T, choose func([]*ticket, int) []*ticket) string {
 		return of[rapid.IntRange(0, len(of)-1).Draw(t, "which")]
 	}
 	end := func(tk *ticket) {
-		tk.state = ticketDone
 		clock++
 		ended[tk] = clock
 		open = slices.DeleteFunc(open, func(o *ticket) bool { return o == tk })
