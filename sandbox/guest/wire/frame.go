@@ -164,10 +164,6 @@ func (r *Reader) space(n int) []byte {
 		r.buf = r.buf[:n]
 		return r.buf
 	}
-	size := n
-	if n <= keep {
-		size = max(n, 512)
-	}
-	r.buf = make([]byte, n, size)
+	r.buf = make([]byte, n, max(n, 512))
 	return r.buf
 }

@@ -46,6 +46,20 @@ const (
 
 // Program returns the filter for the processor that this binary is built for.
 func Program(setID SetID) []unix.SockFilter {
+	p := []unix.SockFilter{
+		load(offsetArch),
+		jump(unix.BPF_JEQ, auditArch, 1, 0),
+		stmt(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_KILL_PROCESS),
+		load(offsetNumber),
+	}
+	if foreignBit != 0 {
+		p = append(p, jump(unix.BPF_JGE, foreignBit, 0, 1), refuse())
+	}
+	return append(p, search(rulesOf(setID))...)
+}
+
+// rulesOf returns the rules in the order of their numbers.
+func rulesOf(setID SetID) []rule {
 	rules := []rule{
 		{unix.SYS_CLONE3, ret(errno(unix.ENOSYS))},
 		{unix.SYS_CLONE, refuseBits(0, namespaceFlags)},
@@ -63,16 +77,7 @@ func Program(setID SetID) []unix.SockFilter {
 		rules = append(rules, rule{n, ret(errno(unix.EPERM))})
 	}
 	slices.SortFunc(rules, func(a, b rule) int { return cmp.Compare(a.number, b.number) })
-	p := []unix.SockFilter{
-		load(offsetArch),
-		jump(unix.BPF_JEQ, auditArch, 1, 0),
-		stmt(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_KILL_PROCESS),
-		load(offsetNumber),
-	}
-	if foreignBit != 0 {
-		p = append(p, jump(unix.BPF_JGE, foreignBit, 0, 1), refuse())
-	}
-	return append(p, search(rules)...)
+	return rules
 }
 
 // search finds the rule by bisection, so that an ordinary call costs about

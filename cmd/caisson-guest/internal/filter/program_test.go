@@ -26,10 +26,16 @@ func data(arch, number uint32, args ...uint64) []byte {
 }
 
 // evaluate runs a program as the kernel does, for the instructions that are
-// used. It fails on any other and on a jump out of the program.
+// used. It fails on any other, on a jump out of the program, and where so many
+// instructions run that rules can't have been found by bisection.
 func evaluate(program []unix.SockFilter, call []byte) (uint32, error) {
 	var a uint32
+	const most = 30
+	steps := 0
 	for pc := 0; pc < len(program); pc++ {
+		if steps++; steps > most {
+			return 0, fmt.Errorf("more than %d instructions", most)
+		}
 		in := program[pc]
 		taken := false
 		switch in.Code {
@@ -156,6 +162,25 @@ func TestArguments(t *testing.T) {
 		for _, n := range []uint32{foreignBit, foreignBit | unix.SYS_PTRACE, 1<<32 - 1} {
 			if got := run(t, data(auditArch, n)); got != eperm {
 				t.Errorf("foreign call %#x: %#x", n, got)
+			}
+		}
+	}
+}
+
+// TestRulesReturn: no path leaves the body of a rule, where the next rule would
+// compare what was loaded.
+func TestRulesReturn(t *testing.T) {
+	for _, r := range rulesOf(NotifySetID) {
+		for i, in := range r.body {
+			last := i + 1
+			switch in.Code & 7 {
+			case unix.BPF_RET:
+				last = 0
+			case unix.BPF_JMP:
+				last += int(max(in.Jt, in.Jf))
+			}
+			if last >= len(r.body) {
+				t.Errorf("call %d: instruction %d goes on at %d of %d", r.number, i, last, len(r.body))
 			}
 		}
 	}

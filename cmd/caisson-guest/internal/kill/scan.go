@@ -2,7 +2,6 @@ package kill
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"strconv"
@@ -28,10 +27,7 @@ type process struct {
 func (p *process) hasGroup(gid uint32) bool {
 	var digits [10]byte
 	want := strconv.AppendUint(digits[:0], uint64(gid), 10)
-	for rest := p.groups; len(rest) > 0; {
-		var field []byte
-		rest = bytes.TrimLeft(rest, " ")
-		field, rest, _ = bytes.Cut(rest, []byte(" "))
+	for field := range bytes.FieldsSeq(p.groups) {
 		if bytes.Equal(field, want) {
 			return true
 		}
@@ -98,25 +94,17 @@ func list(folder string, self int, visit func(proc, pid int, name string)) error
 		if n <= 0 {
 			return nil
 		}
-		for rest := names[:n]; len(rest) >= direntName; {
-			size := int(binary.NativeEndian.Uint16(rest[16:18]))
-			if size < direntName || size > len(rest) {
-				break
-			}
-			name, _, _ := bytes.Cut(rest[direntName:size], []byte{0})
-			rest = rest[size:]
-			pid, err := strconv.Atoi(string(name))
+		_, _, found := unix.ParseDirent(names[:n], -1, nil)
+		for _, name := range found {
+			pid, err := strconv.Atoi(name)
 			if err != nil || pid == self {
 				continue
 			}
-			visit(proc, pid, string(name))
+			visit(proc, pid, name)
 		}
 	}
 	return errChased
 }
-
-// direntName is the offset of d_name in struct linux_dirent64.
-const direntName = 19
 
 // read reads a status file. It is not ok if the process is gone.
 func read(dir, pid int, name string, text []byte) (process, bool) {

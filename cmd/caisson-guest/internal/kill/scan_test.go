@@ -27,6 +27,11 @@ func TestParse(t *testing.T) {
 		{name: "leader gone", status: "State:\tZ (zombie)\nGroups:\t30000 \nThreads:\t2\n", group: true},
 		{name: "longer gid", status: "State:\tS\nGroups:\t300000 \n"},
 		{name: "shorter gid", status: "State:\tS\nGroups:\t3000 \n"},
+		{name: "many blanks", status: "Groups:\t1  30000\n", group: true},
+		{name: "states alone", status: "State:\tT\n", stopped: true},
+		{name: "zombie alone", status: "State:\tZ\n", dead: true},
+		{name: "dead alone", status: "State:\tX\n", dead: true},
+		{name: "no state", status: "State:\nGroups:\t30000\n", group: true},
 		{name: "no groups", status: "State:\tS\nGroups:\t \n"},
 		{name: "a name that looks like it", status: "Name:\tGroups:30000\nState:\tS\nGroups:\t\n"},
 	} {
@@ -89,14 +94,19 @@ func TestOwner(t *testing.T) {
 	all := map[int]process{
 		10: {pid: 10, parent: 1}, 11: {pid: 11, parent: 10}, 12: {pid: 12, parent: 11},
 		20: {pid: 20, parent: 1}, 21: {pid: 21, parent: 20},
-		30: {pid: 30, parent: 1},  // its shim was killed
+		30: {pid: 30, parent: 1}, // its shim was killed
+		31: {pid: 31, parent: 30},
 		40: {pid: 40, parent: 99}, // its parent ended during the scan
 		50: {pid: 50, parent: 51}, 51: {pid: 51, parent: 50},
 	}
-	for pid, want := range map[int]int{11: 10, 12: 10, 21: 20, 30: 1, 40: 0, 50: 0} {
+	for pid, want := range map[int]int{11: 10, 12: 10, 21: 20, 30: 1, 31: 1, 40: 0, 50: 0} {
 		if got := s.owner(all, 1, pid); got != want {
 			t.Errorf("process %d belongs to %d, want %d", pid, got, want)
 		}
+	}
+	chain := map[int]process{2: {pid: 2, parent: 1}, 3: {pid: 3, parent: 2}, 4: {pid: 4, parent: 3}}
+	if got := s.owner(chain, 1, 4); got != 1 {
+		t.Errorf("the last of a chain belongs to %d", got)
 	}
 	s.Remove(10)
 	if got := s.owner(all, 1, 12); got != 1 {

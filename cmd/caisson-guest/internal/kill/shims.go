@@ -79,7 +79,7 @@ func (s *Shims) each(proc string, self int, m Mark, visit func(*process)) error 
 // changed under the scan ends at a pid that is not there; the next pass sees
 // it whole.
 func (s *Shims) owner(all map[int]process, self, pid int) int {
-	for range len(all) + 1 {
+	for range all {
 		parent := all[pid].parent
 		if parent == self || s.has(parent) {
 			return parent
