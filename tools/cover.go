@@ -11,8 +11,6 @@ import (
 	"slices"
 	"strings"
 
-	"mvdan.cc/sh/v3/syntax"
-
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -33,13 +31,12 @@ func ProjectCommands(ctx context.Context, view workspace.View, dir string, comma
 		return Projection{}, err
 	}
 	var shown Projection
-	var names, builders []string
+	var search scriptSearch
 	for _, command := range commands {
-		scripts, builds := commandScripts(command, 0)
-		names, builders = append(names, scripts...), append(builders, builds...)
+		search.script(command, 0)
 	}
-	slices.Sort(names)
-	names = slices.Compact(names)
+	slices.Sort(search.names)
+	names := slices.Compact(search.names)
 	room := int64(maxScriptBytes)
 	for i, name := range names {
 		at := name
@@ -53,16 +50,16 @@ func ProjectCommands(ctx context.Context, view workspace.View, dir string, comma
 		case i >= maxScripts || state == "":
 			shown.NotCovered = append(shown.NotCovered, name)
 			continue
+		case search.moved && !path.IsAbs(name):
+			shown.NotCovered = append(shown.NotCovered, name+", which another directory may have")
 		case used > 0:
 			shown.Covers = append(shown.Covers, at)
 		}
 		room -= used
 		fmt.Fprintf(sum, "%q %s\n", at, state)
 	}
-	slices.Sort(builders)
-	for _, name := range slices.Compact(builders) {
-		shown.NotCovered = append(shown.NotCovered, "the files that "+name+" runs")
-	}
+	slices.Sort(search.gaps)
+	shown.NotCovered = append(shown.NotCovered, slices.Compact(search.gaps)...)
 	if len(names) > 0 || path.Clean(dir) != "." {
 		shown.State = hex.EncodeToString(sum.Sum(nil))
 	}
@@ -106,62 +103,4 @@ func identifyScript(ctx context.Context, view workspace.View, at string, room in
 		state, used = hexSum(f.Data), max(int64(len(f.Data)), 1)
 	}
 	return state, used, err
-}
-
-// commandScripts returns the words of a script that name what its commands run:
-// commands with a slash, and the arguments of shells and interpreters. builders
-// are the commands that run what files of the workspace say without naming them.
-func commandScripts(script string, depth int) (names, builders []string) {
-	if depth > maxDangerousDepth || len(script) > maxDangerousBytes {
-		return nil, nil
-	}
-	file, _ := syntax.NewParser(syntax.Variant(syntax.LangBash)).Parse(strings.NewReader(markControls(script)), "") // what was parsed until an error
-	add := func(word string) {
-		if word != "" && len(word) <= workspace.MaxPathBytes && !strings.HasPrefix(word, "-") && !strings.ContainsAny(word, "\x00\n") {
-			names = append(names, word)
-		}
-	}
-	syntax.Walk(file, func(n syntax.Node) bool {
-		if stmt, ok := n.(*syntax.Stmt); ok {
-			for _, r := range stmt.Redirs {
-				if call, ok := stmt.Cmd.(*syntax.CallExpr); ok && r.Op == syntax.RdrIn && len(call.Args) > 0 && isRunner(wordText(call.Args[0])) {
-					add(wordText(r.Word)) // sh <run.sh
-				}
-			}
-		}
-		call, ok := n.(*syntax.CallExpr)
-		if !ok || len(call.Args) == 0 {
-			return true
-		}
-		words := wordTexts(call.Args)
-		if strings.Contains(words[0], "/") {
-			add(words[0])
-		}
-		if buildsProjects(path.Base(words[0])) {
-			builders = append(builders, path.Base(words[0]))
-		}
-		if !isRunner(words[0]) {
-			return true
-		}
-		for i, word := range words[1:min(len(words), maxRunnerWords)] {
-			add(word)
-			if buildsProjects(word) && !takesNames(path.Base(words[0])) {
-				builders = append(builders, word)
-			}
-			if takesScripts(path.Base(words[0])) && strings.ContainsAny(word, " \n;&|") || words[i] == "-c" {
-				inner, more := commandScripts(word, depth+1)
-				names, builders = append(names, inner...), append(builders, more...)
-			}
-		}
-		return true
-	})
-	return names, builders
-}
-
-// buildsProjects reports whether a command runs what files of a project say.
-func buildsProjects(name string) bool {
-	return slices.Contains([]string{
-		"ant", "bazel", "bun", "bundle", "cargo", "cmake", "composer", "ctest", "dotnet", "go", "gradle", "gradlew", "just", "make", "meson", "mvn", "mvnw", "ninja",
-		"npm", "npx", "nox", "pnpm", "poetry", "pre-commit", "pytest", "rake", "sbt", "task", "tox", "uv", "yarn",
-	}, name)
 }

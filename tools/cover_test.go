@@ -35,41 +35,66 @@ func write(t *testing.T, path, content string) {
 }
 
 func TestCommandScripts(t *testing.T) {
-	for command, want := range map[string]struct{ names, builders string }{
-		"sh run.sh":                  {"run.sh", ""},
-		"./run.sh a b":               {"./run.sh", ""},
-		"a/b.sh; ls run.sh":          {"a/b.sh", ""},
-		"python3 -u x.py --in=d":     {"x.py", ""},
-		"sh <run.sh":                 {"run.sh", ""},
-		". ./env.sh && source b":     {"./env.sh b", ""},
-		"bash -c 'sh run.sh; ./x'":   {"sh run.sh; ./x run.sh ./x", ""},
-		"bash -c ./x":                {"./x ./x", ""},
-		"env A=b timeout 5 sh x.sh":  {"A=b timeout 5 sh x.sh", ""},
-		"make test && npm run build": {"test", "make npm"},
-		"timeout 9 go test ./...":    {"9 go test ./...", "go"},
-		"echo $(sh inner.sh)":        {"inner.sh", ""},
-		"tail -f server.log":         {"", ""},
-		"git status":                 {"", ""},
-		"echo \\\r\nsh run.sh":       {"run.sh", ""},
-		"(":                          {"", ""},
-		"sh run.sh; (":               {"run.sh", ""},
-		"sh ./x":                     {"./x", ""},
-		"sh ''":                      {"", ""},
-		"ssh h 'sh run.sh'":          {"h sh run.sh run.sh", ""},
-		"timeout 5 'sh run.sh'":      {"5 sh run.sh", ""},
-		"python3 a $(sh b)":          {"a $(sh b) b", ""},
-		"man npm":                    {"npm", ""},
-		"ls <run.sh":                 {"", ""},
-		"sh >run.sh":                 {"", ""},
-		"<run.sh":                    {"", ""},
-		"(ls) <run.sh":               {"", ""},
+	for command, want := range map[string]struct{ names, gaps string }{
+		"sh run.sh":                         {"run.sh", ""},
+		"./run.sh a b":                      {"./run.sh", ""},
+		"a/b.sh; ls run.sh":                 {"a/b.sh", ""},
+		"python3 -u x.py --in=d":            {"x.py", "the modules that python3 loads"},
+		"sh <run.sh":                        {"run.sh", ""},
+		". ./env.sh && source b":            {"./env.sh b", ""},
+		"bash -c 'sh run.sh; ./x'":          {"sh run.sh; ./x run.sh ./x", ""},
+		"bash -c ./x":                       {"./x ./x", ""},
+		"env A=b timeout 5 sh x.sh":         {"A=b timeout 5 sh x.sh", ""},
+		"make test && npm run build":        {"test", "the files that make runs, the files that npm runs"},
+		"timeout 9 go test ./...":           {"9 go test ./...", "the files that go runs"},
+		"echo $(sh inner.sh)":               {"inner.sh", ""},
+		"tail -f server.log":                {"", ""},
+		"git status":                        {"", ""},
+		"echo \\\r\nsh run.sh":              {"run.sh", ""},
+		"(":                                 {"", "the scripts that it runs: it can't be parsed whole"},
+		"sh run.sh; (":                      {"run.sh", "the scripts that it runs: it can't be parsed whole"},
+		"sh ./x":                            {"./x", ""},
+		"sh ''":                             {"", ""},
+		"ssh h 'sh run.sh'":                 {"h sh run.sh run.sh", ""},
+		"timeout 5 'sh run.sh'":             {"5 sh run.sh", ""},
+		"python3 a $(sh b)":                 {"a $(sh b) b", "the modules that python3 loads"},
+		"man npm":                           {"npm", ""},
+		"ls <run.sh":                        {"", ""},
+		"sh >run.sh":                        {"", ""},
+		"<run.sh":                           {"", ""},
+		"(ls) <run.sh":                      {"", ""},
+		"sh $F":                             {"$F", "what $F stands for"},
+		`"$DIR"/run.sh`:                     {"$DIR/run.sh", `what "$DIR"/run.sh stands for`},
+		"$TOOL x":                           {"", "what $TOOL stands for"},
+		"sh ./*.sh":                         {"./*.sh", "what ./*.sh stands for"},
+		"~/run.sh":                          {"~/run.sh", "what ~/run.sh stands for"},
+		"sh <$F":                            {"$F", "what $F stands for"},
+		"sh run.sh $X":                      {"run.sh $X", ""},
+		"cat run.sh | sh":                   {"", "what sh reads from a pipe"},
+		"cat x | sudo bash -s y":            {"bash y", "what bash reads from a pipe"},
+		"cat x | python3 -":                 {"", "the modules that python3 loads, what python3 reads from a pipe"},
+		"cat x | sh run.sh":                 {"run.sh", ""},
+		"ls | xargs ./x":                    {"./x", "what xargs reads from a pipe"},
+		"cat l | while read f; do $f; done": {"", "what $f stands for"},
+		"eval \"$(cat run.sh)\"":            {"$(cat run.sh)", "what \"$(cat run.sh)\" stands for, what $(cat run.sh) stands for"},
+		"python3 -c 'import tool'":          {"import tool", "the modules that python3 loads"},
+		"PATH=.:$PATH tool":                 {"", "what PATH leads to"},
+		"sed -i s/a/$b/ f; cat *.go":        {"s/a/$b/ f", ""},
 	} {
-		names, builders := commandScripts(command, 0)
-		if got := strings.Join(names, " "); got != want.names {
+		var s scriptSearch
+		s.script(command, 0)
+		if got := strings.Join(s.names, " "); got != want.names {
 			t.Errorf("%q runs %q, want %q", command, got, want.names)
 		}
-		if got := strings.Join(builders, " "); got != want.builders {
-			t.Errorf("%q builds with %q, want %q", command, got, want.builders)
+		slices.Sort(s.gaps)
+		if got := strings.Join(s.gaps, ", "); got != want.gaps || s.moved {
+			t.Errorf("%q does not cover %q, want %q; moved %t", command, got, want.gaps, s.moved)
+		}
+	}
+	for command, want := range map[string]bool{"cd x && sh run.sh": true, "env -C x sh run.sh": true, "(pushd x; ./run.sh)": true, "sh run.sh": false} {
+		var s scriptSearch
+		if s.script(command, 0); s.moved != want {
+			t.Errorf("%q: moved %t, want %t", command, s.moved, want)
 		}
 	}
 }
@@ -86,8 +111,10 @@ func TestCommandScriptsAreBounded(t *testing.T) {
 		{"sh run.sh #" + strings.Repeat("x", maxDangerousBytes-len("sh run.sh #")), true},
 		{"sh run.sh #" + strings.Repeat("x", maxDangerousBytes-len("sh run.sh #")+1), false},
 	} {
-		if names, _ := commandScripts(tt.script, 0); len(names) > 0 != tt.want {
-			t.Errorf("%.20s, of %d bytes, names %d files", tt.script, len(tt.script), len(names))
+		var s scriptSearch
+		s.script(tt.script, 0)
+		if tooLong := len(tt.script) > maxDangerousBytes; len(s.names) > 0 != tt.want || len(s.gaps) > 0 != tooLong {
+			t.Errorf("%.20s, of %d bytes, names %d files, with %q", tt.script, len(tt.script), len(s.names), s.gaps)
 		}
 	}
 	dir := t.TempDir()
@@ -95,7 +122,7 @@ func TestCommandScriptsAreBounded(t *testing.T) {
 	script := "sh run.sh"
 	for depth := range 7 {
 		shown, err := ProjectCommands(t.Context(), openView(t, dir), ".", []string{script})
-		if covers := slices.Contains(shown.Covers, "run.sh"); err != nil || covers != (depth <= 4) {
+		if covers := slices.Contains(shown.Covers, "run.sh"); err != nil || covers != (depth <= 4) || covers == slices.Contains(shown.NotCovered, tooDeep) {
 			t.Errorf("at depth %d it is covered: %t, %v", depth, covers, err)
 		}
 		script = "sh -c " + quoteScript(script)
@@ -223,6 +250,11 @@ func TestApprovalSaysWhatItDoesNotCover(t *testing.T) {
 	shown, err := ProjectCommands(t.Context(), openView(t, dir), ".", []string{"sh big.sh; sh small.sh; make"})
 	if err != nil || !slices.Equal(shown.Covers, []string{"small.sh"}) || !slices.Equal(shown.NotCovered, []string{"big.sh", "the files that make runs"}) {
 		t.Errorf("%+v, %v", shown, err)
+	}
+	write(t, filepath.Join(dir, "run.sh"), "ls")
+	moved, err := ProjectCommands(t.Context(), openView(t, dir), ".", []string{"cd sub && sh run.sh; sh " + dir + "/small.sh"})
+	if err != nil || len(moved.Covers) > 1 || !slices.Contains(moved.NotCovered, "run.sh, which another directory may have") {
+		t.Errorf("after cd: %+v, %v", moved, err)
 	}
 	tool := fakeTool{def: testDefinition("shell", ClassExecute), project: func(ctx context.Context, _ *Call) (Projection, error) { return shown, nil }}
 	var asked Confirmation
