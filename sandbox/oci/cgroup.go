@@ -28,6 +28,9 @@ type cgroupPlan struct {
 	crowded string
 	// dirs are the folders that the runtime makes, absolute.
 	dirs []string
+	// own is the cgroup of this process in one of the hierarchies that limit, and
+	// joined the container's in the same one; absolute.
+	own, joined string
 }
 
 // tree is one mounted cgroup hierarchy.
@@ -92,6 +95,7 @@ func layOut(trees []tree, own map[string]string, name string) (cgroupPlan, []str
 		if !ok {
 			continue
 		}
+		current := at
 		if t.v2() {
 			if at != t.mount {
 				at = filepath.Dir(at)
@@ -106,7 +110,8 @@ func layOut(trees []tree, own map[string]string, name string) (cgroupPlan, []str
 			continue
 		}
 		have = append(have, t.has()...)
-		p.dirs = append(p.dirs, filepath.Join(at, name))
+		p.own, p.joined = current, filepath.Join(at, name)
+		p.dirs = append(p.dirs, p.joined)
 		if slices.Contains(t.controllers, "memory") {
 			_, err := os.Stat(filepath.Join(at, "memory.memsw.limit_in_bytes"))
 			p.swap = err == nil

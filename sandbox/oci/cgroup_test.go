@@ -54,7 +54,7 @@ func TestCgroupLayout(t *testing.T) {
 			own: "4:memory:/ci/job\n8:pids:/\n1:cpu,cpuacct:/\n0::/\n",
 			want: cgroupPlan{path: "caisson-ses_1", swap: true, dirs: []string{
 				at("memory/ci/job/caisson-ses_1"), at("pids/caisson-ses_1"), at("cpu/caisson-ses_1"), at("unified/caisson-ses_1"),
-			}},
+			}, own: at("cpu"), joined: at("cpu/caisson-ses_1")},
 			have: []string{"memory", "pids", "cpu", "cpuacct"},
 		},
 		{
@@ -63,36 +63,48 @@ func TestCgroupLayout(t *testing.T) {
 			own:   "8:pids:/\n0::/init\n",
 			want: cgroupPlan{path: "caisson-ses_1", swap: true, dirs: []string{
 				at("pids/caisson-ses_1"), at("unified/caisson-ses_1"), at("unified/init/caisson-ses_1"),
-			}},
+			}, own: at("pids"), joined: at("pids/caisson-ses_1")},
 			have: []string{"pids"},
 		},
 		{
 			name:  "hybrid, and our own cgroup is gone from it",
 			trees: []tree{{at("pids"), "/", []string{"pids"}}, {at("unified"), "/", nil}},
 			own:   "8:pids:/\n0::/gone\n",
-			want:  cgroupPlan{path: "caisson-ses_1", swap: true, dirs: []string{at("pids/caisson-ses_1"), at("unified/caisson-ses_1")}},
-			have:  []string{"pids"},
+			want: cgroupPlan{
+				path: "caisson-ses_1", swap: true, dirs: []string{at("pids/caisson-ses_1"), at("unified/caisson-ses_1")},
+				own: at("pids"), joined: at("pids/caisson-ses_1"),
+			},
+			have: []string{"pids"},
 		},
 		{
 			name:  "hybrid, and our own cgroup is not in what is mounted of it",
 			trees: []tree{{at("pids"), "/", []string{"pids"}}, {at("unified"), "/elsewhere", nil}},
 			own:   "8:pids:/\n0::/\n",
-			want:  cgroupPlan{path: "caisson-ses_1", swap: true, dirs: []string{at("pids/caisson-ses_1"), at("unified/caisson-ses_1")}},
-			have:  []string{"pids"},
+			want: cgroupPlan{
+				path: "caisson-ses_1", swap: true, dirs: []string{at("pids/caisson-ses_1"), at("unified/caisson-ses_1")},
+				own: at("pids"), joined: at("pids/caisson-ses_1"),
+			},
+			have: []string{"pids"},
 		},
 		{
 			name:  "v2, in a session",
 			trees: []tree{{at("v2"), "/", nil}},
 			own:   "0::/user.slice/session.scope\n",
-			want:  cgroupPlan{path: "/user.slice/caisson-ses_1", swap: true, dirs: []string{at("v2/user.slice/caisson-ses_1")}},
-			have:  []string{"cpuset", "cpu", "io", "memory", "pids"},
+			want: cgroupPlan{
+				path: "/user.slice/caisson-ses_1", swap: true, dirs: []string{at("v2/user.slice/caisson-ses_1")},
+				own: at("v2/user.slice/session.scope"), joined: at("v2/user.slice/caisson-ses_1"),
+			},
+			have: []string{"cpuset", "cpu", "io", "memory", "pids"},
 		},
 		{
 			name:  "v2, at the root",
 			trees: []tree{{at("v2"), "/", nil}},
 			own:   "0::/\n",
-			want:  cgroupPlan{path: "/caisson-ses_1", swap: true, dirs: []string{at("v2/caisson-ses_1")}},
-			have:  []string{"cpuset", "cpu", "io", "memory", "pids"},
+			want: cgroupPlan{
+				path: "/caisson-ses_1", swap: true, dirs: []string{at("v2/caisson-ses_1")},
+				own: at("v2"), joined: at("v2/caisson-ses_1"),
+			},
+			have: []string{"cpuset", "cpu", "io", "memory", "pids"},
 		},
 		{
 			name:  "v2, in a container with a cgroup namespace",
@@ -104,8 +116,11 @@ func TestCgroupLayout(t *testing.T) {
 			name:  "v2, in such a container whose processes were moved away from its root",
 			trees: []tree{{at("moved"), "/", nil}},
 			own:   "0::/init\n",
-			want:  cgroupPlan{path: "/caisson-ses_1", swap: true, dirs: []string{at("moved/caisson-ses_1")}},
-			have:  []string{"cpu", "memory", "pids"},
+			want: cgroupPlan{
+				path: "/caisson-ses_1", swap: true, dirs: []string{at("moved/caisson-ses_1")},
+				own: at("moved/init"), joined: at("moved/caisson-ses_1"),
+			},
+			have: []string{"cpu", "memory", "pids"},
 		},
 		{
 			name:  "outside of what is mounted",

@@ -48,7 +48,7 @@ func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (_ sandbox.Sand
 	ctx, cancel := context.WithTimeoutCause(ctx, b.options.StartTime,
 		fmt.Errorf("%w: the sandbox did not start within %s", sandbox.ErrUnavailable, b.options.StartTime))
 	defer cancel()
-	if err := c.prepare(spec); err != nil {
+	if err := c.prepare(ctx, spec); err != nil {
 		return nil, fail(err)
 	}
 	if err := c.start(ctx, spec); err != nil {
@@ -95,13 +95,14 @@ func (b *Backend) validate(spec sandbox.Spec) error {
 
 // prepare makes the journal and the bundle's folder, in which the rest is put by
 // complete. What is made is noted in the journal before.
-func (c *container) prepare(spec sandbox.Spec) error {
+func (c *container) prepare(ctx context.Context, spec sandbox.Spec) error {
 	b := c.backend
 	self, err := b.owner()
 	if err != nil {
 		return err
 	}
 	c.plan.cgroup, c.lost = planCgroup(spec.Session, b.rootless, b.traits)
+	go expectMigration(ctx, c.plan.cgroup)
 	c.journal, err = owner.OpenJournal(owner.JournalOptions{
 		StateDir: b.options.StateDir, Backend: b.Name(), Session: spec.Session, Owner: self, Dir: spec.Dir,
 		Image: spec.Image.String(), Workspace: spec.Workspace.Path,
