@@ -1,11 +1,17 @@
 #!/bin/sh
 # Measures Caisson and its peers in one run on this machine and prints the
-# targets with what was measured. A backend or peer that is not here is left
-# out; INSTALL=1 brings an engine and the peers first. WRITE=1 also writes the
-# table and the machine to docs/benchmarks.md.
+# targets with what was measured. A backend or peer that is missing is
+# named, and its rows have no result; INSTALL=1 brings an engine and the peers
+# first. WRITE=1 also writes the table and the machine to docs/benchmarks.md.
 set -eu
 cd "$(dirname "$0")/.."
 : "${GO:=go}" "${BENCHTIME:=3s}" "${KILLS:=100x}" "${STARTS:=40x}" "${SEARCHES:=11x}" "${WRITE:=}"
+for program in bin/caisson bin/caisson-guest; do
+	[ -x "$program" ] || {
+		echo "$program is missing: run make bench" >&2
+		exit 2
+	}
+done
 . .ci/engine.sh
 output=$(mktemp)
 trap 'rm -f "$output"; engine_stop' EXIT
@@ -15,6 +21,10 @@ if [ "${INSTALL:-}" = 1 ]; then
 	engine_install rg:ripgrep fdfind:fd-find
 	engine_start
 fi
+missing=
+for program in docker runc bin/runsc bin/runsc-stock rg fdfind; do
+	command -v "$program" >/dev/null 2>&1 || missing="$missing $program"
+done
 "$GO" build -C .ci -o bin/benchtable ./benchtable
 export E2E_BIN="$PWD/bin"
 status=0
@@ -50,5 +60,6 @@ set --
 [ -z "$WRITE" ] || set -- -o docs/benchmarks.md -machine "$machine"
 .ci/bin/benchtable "$@" <"$output" 2>/dev/null || status=$?
 printf '\n%s\n\n' "$machine"
+[ -z "$missing" ] || echo "Missing, so that rows have no result:$missing."
 echo "Leaks after 1,000 sessions with 5 % killed at random: a run of its own, see docs/testing.md."
 exit "$status"
