@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/user"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -86,7 +87,8 @@ func TestEachChangeIsLogged(t *testing.T) {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}
 	changes, err := ReadChanges(dir)
-	if err != nil || changes[0].UID != os.Getuid() || changes[0].Before != "" || changes[0].Time.IsZero() {
+	me, failed := user.Current()
+	if err != nil || failed != nil || changes[0].User != me.Username || changes[0].UID != os.Getuid() || changes[0].Before != "" || changes[0].Time.IsZero() {
 		t.Errorf("%+v, %v", changes[0], err)
 	}
 }
@@ -186,6 +188,47 @@ func TestChangedLogsAreFound(t *testing.T) {
 		if isGood := bytes.Equal(text, good); errors.Is(err, ErrChangeLog) == isGood || isGood && (err != nil || len(changes) != 3) {
 			t.Fatalf("%d changes, %v of %s", len(changes), err, text)
 		}
+	}
+}
+
+// TestDamagedLogs: what stands before the damage is read; what can't be read at all,
+// and a file that the log can't be compared with, are errors of another kind.
+func TestDamagedLogs(t *testing.T) {
+	for name, tt := range map[string]struct {
+		spoil   func(log, file string) error
+		changes int
+		damaged bool
+	}{
+		"a bad second line": {func(log, _ string) error {
+			text, err := os.ReadFile(log)
+			return errors.Join(err, os.WriteFile(log, append(text, "x\n"...), 0o600))
+		}, 1, true},
+		"no file":                  {func(log, _ string) error { return errors.Join(os.Remove(log), os.Mkdir(log, 0o700)) }, 0, false},
+		"a directory for the file": {func(_, file string) error { return errors.Join(os.Remove(file), os.Mkdir(file, 0o700)) }, 0, false},
+	} {
+		dir := t.TempDir()
+		log, file := filepath.Join(dir, ChangeLogFile), filepath.Join(dir, "approvals.json")
+		if err := NewGrants(file).Add(Grant{Tool: "shell", Workspace: "/p", Decision: DecisionAllow}); err != nil {
+			t.Fatal(err)
+		}
+		if err := tt.spoil(log, file); err != nil {
+			t.Fatal(err)
+		}
+		if changes, err := ReadChanges(dir); err == nil || errors.Is(err, ErrChangeLog) != tt.damaged || len(changes) != tt.changes {
+			t.Errorf("%s: %d changes, %v", name, len(changes), err)
+		}
+	}
+}
+
+// TestRedactionThatBreaksJSON: a change that can't be written to the log is not made.
+func TestRedactionThatBreaksJSON(t *testing.T) {
+	g, _ := testGrants(t)
+	broken := g.As(Author{Redact: func([]byte) []byte { return []byte("{") }})
+	if err := broken.Add(Grant{Tool: "shell", Workspace: "/p", Decision: DecisionAllow}); err == nil {
+		t.Error("it is made")
+	}
+	if list, err := g.List(); err != nil || len(list) != 0 {
+		t.Errorf("stored are %v, %v", list, err)
 	}
 }
 

@@ -3,6 +3,7 @@ package tools
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -89,6 +90,13 @@ func TestSchemasAreDraft7(t *testing.T) {
 	}
 	if !refuses(newSchemaCompiler(), "items") || refuses(newSchemaCompiler(), "prefixItems") || !conditional(newSchemaCompiler()) {
 		t.Error("tool schemas are not compiled as Draft 7")
+	}
+	c := newSchemaCompiler()
+	if err := c.AddResource("schema:///x.json", map[string]any{"$ref": "file:///etc/hostname"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Compile("schema:///x.json"); err == nil || !strings.Contains(err.Error(), "references are not followed") {
+		t.Errorf("a reference to a file gives %v", err)
 	}
 	if !refuses(draft(jsonschema.Draft2020), "prefixItems") || conditional(draft(jsonschema.Draft6)) {
 		t.Error("control: the schemas don't tell the drafts apart")

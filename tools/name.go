@@ -88,7 +88,7 @@ func (n Name) Server() string {
 // parts the server from its tool, because neither names of servers nor our own
 // hold one.
 func OperatorName(s string) (Name, error) {
-	if server, tool, ok := strings.Cut(s, "__"); ok && server != "" && tool != "" && !strings.Contains(s, "/") {
+	if server, tool, ok := strings.Cut(s, "__"); ok && !strings.Contains(s, "/") {
 		s = server + "/" + tool
 	}
 	return ParseName(s)

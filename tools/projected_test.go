@@ -162,10 +162,13 @@ func TestSecondQuestionKeepsNoSlot(t *testing.T) {
 func TestProjectionsThatBreakAreLogged(t *testing.T) {
 	core, logs := observer.New(zapcore.DebugLevel)
 	d := newDispatcher(t, &recorder{}, Options{Policy: preset(t, "default"), Broker: brokerOf(answering(DecisionDeny, ScopeOnce)), Logger: zap.New(core)}, fileTool(nil, true))
-	for text, want := range map[string]zapcore.Level{"fail": zap.DebugLevel, "panic": zap.ErrorLevel, "exit": zap.ErrorLevel} {
+	for text, want := range map[string]struct {
+		level zapcore.Level
+		err   any
+	}{"fail": {zap.DebugLevel, "no such file"}, "panic": {zap.ErrorLevel, "panic: boom"}, "exit": {zap.ErrorLevel, errNoReturn.Error()}} {
 		roundOK(t, d, call(text, "write_file", `{"path":"a","text":"`+text+`"}`))
-		if got := logs.FilterMessage("no projection").TakeAll(); len(got) != 1 || got[0].Level != want {
-			t.Errorf("%s: logged %+v, want one line of level %v", text, got, want)
+		if got := logs.FilterMessage("no projection").TakeAll(); len(got) != 1 || got[0].Level != want.level || got[0].ContextMap()["error"] != want.err {
+			t.Errorf("%s: logged %+v, want one line %+v", text, got, want)
 		}
 		logs.TakeAll()
 	}

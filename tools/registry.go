@@ -57,10 +57,7 @@ func (r *registry) add(f Factory) error {
 	if len(problems) > 0 {
 		return &RegistrationError{Name: def.Name, Problems: problems}
 	}
-	wire, err := name.LLM()
-	if err != nil {
-		return &RegistrationError{Name: def.Name, Problems: []string{err.Error()}, Err: err}
-	}
+	wire, _ := name.LLM() // ParseName has checked it
 	return r.insert(&registered{def: def, wire: wire, factory: f, schema: schema})
 }
 
@@ -75,11 +72,7 @@ func CheckFactory(f Factory) error { return new(registry).add(f) }
 func (r *registry) insert(t *registered) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	other := r.byWire[t.wire]
-	if other == nil {
-		other = r.byName[t.def.Name]
-	}
-	if other != nil {
+	if other := r.byWire[t.wire]; other != nil {
 		problem := fmt.Sprintf("wire name %q is taken by tool %q", t.wire, other.def.Name)
 		return &RegistrationError{Name: t.def.Name, Problems: []string{problem}}
 	}

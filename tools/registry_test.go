@@ -17,6 +17,28 @@ func (emptyTool) Definition() Definition { return testDefinition("empty", ClassN
 
 func (emptyTool) Execute(context.Context, *Call) (Output, error) { return Output{Success: true}, nil }
 
+// byteTool is a tool with the least state.
+type byteTool struct {
+	emptyTool
+	_ byte
+}
+
+// mapTool is a tool whose state is a map.
+type mapTool map[string]int
+
+func (mapTool) Definition() Definition { return testDefinition("empty", ClassNone) }
+
+func (mapTool) Execute(context.Context, *Call) (Output, error) { return Output{Success: true}, nil }
+
+// alternating is a factory that makes the tools in turn.
+func alternating(tools ...Tool) Factory {
+	made := 0
+	return func() Tool {
+		made++
+		return tools[(made-1)%len(tools)]
+	}
+}
+
 func TestRegistrationRefuses(t *testing.T) {
 	with := func(change func(*Definition)) Factory {
 		def := testDefinition("probe", ClassRead)
@@ -36,6 +58,11 @@ func TestRegistrationRefuses(t *testing.T) {
 		{"nil tool", func() Tool { return nil }, "factory gives nil"},
 		{"panic", func() Tool { panic("boom") }, "factory or definition panics"},
 		{"singleton", func() Tool { return singleton }, "factory gives the same object twice"},
+		{"nil tool later", alternating(emptyTool{}, nil), "factory gives nil"},
+		{"singleton of one byte", alternating(new(byteTool)), "factory gives the same object twice"},
+		{"singleton of a map", alternating(mapTool{}), "factory gives the same object twice"},
+		{"maps", func() Tool { return mapTool{} }, ""},
+		{"tools of two types", alternating(emptyTool{}, new(byteTool)), ""},
 		{"bad name", with(func(d *Definition) { d.Name = "read__file" }), "must be snake_case"},
 		{"no description", with(func(d *Definition) { d.Description = "" }), "description is missing"},
 		{"no class", with(func(d *Definition) { d.Class = "" }), `class is ""`},
@@ -52,6 +79,9 @@ func TestRegistrationRefuses(t *testing.T) {
 		{"state that only reads", with(func(d *Definition) { d.Name, d.Runs = "memory_add", PlaceState }), "only the memory tools"},
 		{"parallel read", with(func(d *Definition) { d.Parallel = true }), "only an execute tool can be parallel"},
 		{"negative timeout", with(func(d *Definition) { d.Timeout = -1 }), "timeout is negative"},
+		{"least timeout", with(func(d *Definition) { d.Timeout = 1 }), ""},
+		{"negative result bound", with(func(d *Definition) { d.ResultBytes = -1 }), "result bound is negative"},
+		{"least result bound", with(func(d *Definition) { d.ResultBytes = 1 }), ""},
 		{"schema outside the subset", with(func(d *Definition) {
 			d.InputSchema = json.RawMessage(`{"type":"object","properties":{"a":{"oneOf":[]}}}`)
 		}), "/properties/a/oneOf: keyword is not allowed in tool schemas"},
@@ -69,6 +99,12 @@ func TestRegistrationRefuses(t *testing.T) {
 				return
 			}
 			var re *RegistrationError
+			if tt.name == "panic" && (errors.Unwrap(err) == nil || errors.Unwrap(err).Error() != "panic: boom") {
+				t.Errorf("the cause is %v", errors.Unwrap(err))
+			}
+			if check := CheckFactory(tt.factory); check == nil || check.Error() != err.Error() {
+				t.Errorf("CheckFactory gives %v", check)
+			}
 			if !errors.As(err, &re) || !strings.Contains(err.Error(), tt.want) {
 				t.Fatalf("error is %v, want a *RegistrationError with %q", err, tt.want)
 			}

@@ -97,7 +97,6 @@ func (c *schemaChecker) children(path string, s map[string]any) {
 		sub, ok := props[name].(map[string]any)
 		if !ok {
 			c.add(at, "must be a schema object")
-			continue
 		}
 		c.schema(at, sub)
 	}
@@ -165,7 +164,7 @@ func checkNumber(v any) string {
 
 func checkCount(v any) string {
 	n, ok := v.(json.Number)
-	if i, err := strconv.ParseInt(string(n), 10, 64); !ok || err != nil || i < 0 {
+	if i, err := strconv.Atoi(string(n)); !ok || err != nil || i < 0 {
 		return "must be a whole number of at least 0"
 	}
 	return ""

@@ -50,6 +50,9 @@ func TestSchemaSubset(t *testing.T) {
 		}},
 		{"enum", `{"enum":[]}`, []string{"/properties/p/enum: must be a list with at least one value"}},
 		{"required", `{"required":["a","a"]}`, []string{"/properties/p/required: must be a list of different strings"}},
+		{"required of no names", `{"required":["a",1]}`, []string{"/properties/p/required: must be a list of different strings"}},
+		{"required alone", `{"required":"a"}`, []string{"/properties/p/required: must be a list of different strings"}},
+		{"long keyword", `{"` + strings.Repeat("x", 81) + `":1}`, []string{"/properties/p/" + strings.Repeat("x", 77) + "…: unknown keyword"}},
 		{"required is no property", `{"properties":{"a":{}},"required":["b"]}`, []string{`/properties/p/required/0: "b" is not a property`}},
 		{"several", `{"$id":"x","foo":1,"description":1}`, []string{
 			"/properties/p/$id: keyword is not allowed in tool schemas",
@@ -74,6 +77,10 @@ func TestSchemaRoot(t *testing.T) {
 		many += fmt.Sprintf(`"p%d":{},`, i)
 	}
 	many = strings.TrimSuffix(many, ",") + "}}"
+	most := strings.Replace(many, `"p0":{},`, "", 1)
+	if _, problems := compileSchema(Definition{InputSchema: json.RawMessage(most)}); len(problems) != 0 {
+		t.Errorf("as many properties as are allowed: %q", problems)
+	}
 	tests := []struct{ name, schema, want string }{
 		{"none", ``, "/: JSON ends too early"},
 		{"no object", `true`, "/: must be a JSON object"},

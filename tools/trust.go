@@ -68,7 +68,7 @@ func (t *Trust) Find(workspace string) (TrustedWorkspace, bool, error) {
 	if i < 0 {
 		return TrustedWorkspace{}, false, err
 	}
-	return list[i], true, err
+	return list[i], true, nil
 }
 
 // List gives all trusted workspaces, in the order in which they were stored.
@@ -90,7 +90,7 @@ func (t *Trust) Add(workspace string, files []TrustedFile) error {
 
 // Remove forgets a workspace and says whether it was there.
 func (t *Trust) Remove(workspace string) (bool, error) {
-	found := false
+	var found bool
 	err := t.change(func(list []TrustedWorkspace) []TrustedWorkspace {
 		kept := slices.DeleteFunc(slices.Clone(list), func(w TrustedWorkspace) bool { return w.Workspace == workspace })
 		found = len(kept) < len(list)

@@ -148,7 +148,6 @@ func (s *inputSchema) rewriteAliases(object map[string]any) []string {
 				other = from[target]
 			}
 			problems = append(problems, fmt.Sprintf("/%s: means the same as %q, give only %q", pointerEscape(alias), other, target))
-			continue
 		}
 		from[target] = alias
 		object[target] = v
@@ -165,9 +164,6 @@ func validationProblems(err error) []string {
 	}
 	var problems []string
 	for _, unit := range invalid.BasicOutput().Errors {
-		if unit.Error == nil {
-			continue
-		}
 		path := unit.InstanceLocation
 		if path == "" {
 			path = "/"
@@ -175,7 +171,6 @@ func validationProblems(err error) []string {
 		problems = append(problems, clip(path+": "+unit.Error.String(), maxProblemBytes))
 	}
 	slices.Sort(problems)
-	problems = slices.Compact(problems)
 	if over := len(problems) - maxProblems; over > 0 {
 		problems = append(problems[:maxProblems], fmt.Sprintf("and %d more", over))
 	}

@@ -104,3 +104,14 @@ func TestInputIsAcceptedOrEveryProblemIsNamed(t *testing.T) {
 		})
 	}
 }
+
+// TestManyProblemsAreCounted: the model is told of the first twenty.
+func TestManyProblemsAreCounted(t *testing.T) {
+	s := compileForTest(t, `{"type":"object","properties":{"list":{"type":"array","items":{"type":"string"}}}}`, nil)
+	for wrong, last := range map[int]string{20: "/list/9: got number, want string", 21: "and 1 more", 30: "and 10 more"} {
+		_, problems := s.accept([]byte(`{"list":[` + strings.TrimSuffix(strings.Repeat("1,", wrong), ",") + `]}`))
+		if len(problems) != min(wrong, 21) || problems[len(problems)-1] != last {
+			t.Errorf("%d wrong values give %d problems, the last is %q", wrong, len(problems), problems[len(problems)-1])
+		}
+	}
+}
