@@ -207,7 +207,9 @@ func TestIsolation(t *testing.T) {
 	})
 	script := fmt.Sprintf("kill -0 %d && echo signals; echo harm >%s/harm && echo writes; echo fine >$TMPDIR/fine && cat $TMPDIR/fine",
 		sleep.Process.Pid, dir)
-	if out, _ := exec.Command("sh", "-c", script).CombinedOutput(); !strings.Contains(string(out), "signals\nwrites\n") {
+	control := exec.Command("sh", "-c", script)
+	control.Env = append(os.Environ(), "TMPDIR="+dir)
+	if out, _ := control.CombinedOutput(); !strings.Contains(string(out), "signals\nwrites\n") {
 		t.Fatalf("control: %s", out)
 	}
 	j := &job{dir: "/", argv: []string{"/bin/sh", "-c", script}, scratch: filepath.Join(dir, "scratch"), timeout: time.Minute}
