@@ -130,13 +130,17 @@ func (l *look) result(ctx context.Context) (wire.Looked, error) {
 	case l.err != nil:
 		return wire.Looked{}, l.err
 	case e != nil:
-		err := &workspace.Error{Kind: workspace.Kind(e.Kind), Detail: clean(e.Detail)}
-		if l.looked.Mount {
-			err.Err = workspace.ErrMount
-		}
-		return wire.Looked{}, err
+		return wire.Looked{}, errorOf(e, l.looked.Mount)
 	}
 	return l.looked, nil
+}
+
+func errorOf(e *wire.OpError, mount bool) *workspace.Error {
+	err := &workspace.Error{Kind: workspace.Kind(e.Kind), Detail: clean(e.Detail)}
+	if mount {
+		err.Err = workspace.ErrMount
+	}
+	return err
 }
 
 // cancel asks the guest to stop, once.
@@ -210,7 +214,7 @@ func (l *look) check() error {
 		told.Mount && told.Error == nil,
 		failed && (told.Info != nil || told.More),
 		told.More && l.kind == wire.LookInfo,
-		!failed && (told.Info != nil) != (l.kind != wire.LookFolder):
+		!failed && (told.Info != nil) != (l.kind == wire.LookInfo || l.kind == wire.LookFile):
 		return fmt.Errorf("%w: an end that doesn't fit the read", wire.ErrProtocol)
 	}
 	if i := told.Info; i != nil {

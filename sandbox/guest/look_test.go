@@ -3,10 +3,13 @@
 package guest_test
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -33,6 +36,32 @@ func TestView(t *testing.T) {
 	worktest.View(t, dir, c.View())
 	if err := c.Ping(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestSearchOfLargeFiles: what does not fit one answer comes in the next ones.
+func TestSearchOfLargeFiles(t *testing.T) {
+	c, g := dial(t, guesttest.Options{}, viewing)
+	const size = 6 << 20
+	var want []string
+	for i := range 5 {
+		write(t, g, fmt.Sprint("f", i), strings.Repeat(fmt.Sprint(i), size), 0o644)
+		want = append(want, fmt.Sprintf("f%d %d", i, size))
+	}
+	write(t, g, "larger", strings.Repeat("x", size+1), 0o644)
+	var got []string
+	_, err := c.View().Search(t.Context(), ".", workspace.SearchOptions{
+		MaxFile: size,
+		Examine: func(_ context.Context, name string, f workspace.File, err error) workspace.Found {
+			return workspace.Found{Value: fmt.Sprintf("%s %d", name, bytes.Count(f.Data, []byte(name[1:])))}
+		},
+		Visit: func(_ string, f workspace.Found) error {
+			got = append(got, f.Value.(string))
+			return nil
+		},
+	})
+	if want = append(want, "larger 0"); err != nil || !slices.Equal(got, want) {
+		t.Errorf("found %q, %v", got, err)
 	}
 }
 

@@ -67,6 +67,9 @@ func namesOf(entries []Entry) []dirName {
 // with more than most bytes no data is read. It returns the buffer to use next,
 // and fails where nothing can be read any more.
 func (r *Reader) readFiles(ctx context.Context, h *dirHandle, dir string, names []string, most int64, buf []byte, each func(i int, f File, err error)) ([]byte, error) {
+	if r.remote != nil {
+		return buf, r.readRemoteFiles(ctx, dir, names, most, each)
+	}
 	for i, name := range names {
 		rel := below(dir, name)
 		into := buf
@@ -75,10 +78,6 @@ func (r *Reader) readFiles(ctx context.Context, h *dirHandle, dir string, names 
 				return File{}, errGivenUp
 			}
 			defer h.release()
-			if r.remote != nil {
-				f, err := r.remote.ReadFile(ctx, rel, 0, most)
-				return f, r.fault(rel, err)
-			}
 			return r.readWhole(ctx, h, dir, name, most, into)
 		})
 		if cap(f.Data) > cap(buf) {
@@ -96,6 +95,28 @@ func (r *Reader) readFiles(ctx context.Context, h *dirHandle, dir string, names 
 		each(i, f, err)
 	}
 	return buf, nil
+}
+
+// readRemoteFiles is readFiles of a [Remote], which returns by itself when the
+// deadline has passed.
+func (r *Reader) readRemoteFiles(ctx context.Context, dir string, names []string, most int64, each func(i int, f File, err error)) error {
+	for first := 0; first < len(names); {
+		call, cancel := context.WithTimeoutCause(ctx, r.guard.deadline, errGivenUp)
+		n, err := r.remote.ReadFiles(call, dir, names[first:], most, func(i int, f File, err error) {
+			f.Path = below(dir, names[first+i])
+			each(first+i, f, r.fault(f.Path, err))
+		})
+		late := call.Err() != nil && ctx.Err() == nil
+		cancel()
+		switch {
+		case err != nil && late:
+			return r.guard.timeout(dir)
+		case err != nil:
+			return cancelled(ctx, dir, r.fault(dir, err))
+		}
+		first += n
+	}
+	return nil
 }
 
 // readWhole reads one file into buf, or into a larger one.

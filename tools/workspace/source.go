@@ -20,6 +20,11 @@ type Remote interface {
 	ReadDir(ctx context.Context, path string, follow bool, room Room) (entries []Entry, more bool, err error)
 	// ReadFile reads at most most bytes of a regular file from offset on.
 	ReadFile(ctx context.Context, path string, offset, most int64) (File, error)
+	// ReadFiles reads files of the directory dir from their beginning and calls
+	// each, in their order, with a file or the [*Error] of it. A file of more than
+	// most bytes has no data. It may end before the last name, but not before the
+	// first, and returns how many files there were.
+	ReadFiles(ctx context.Context, dir string, names []string, most int64, each func(i int, f File, err error)) (int, error)
 }
 
 // NewRemoteReader makes a Reader of what remote sees. Its contract and bounds

@@ -7,11 +7,15 @@ package wire
 //	{"kind":"info","path":"c3JjL2EuZ28=","follow":true}
 //	{"kind":"folder","path":"c3Jj","most":100000,"text":1048576}
 //	{"kind":"file","path":"c3JjL2EuZ28=","offset":4096,"most":65536}
+//	{"kind":"files","path":"c3Jj","names":["YS5nbw==","Yi5nbw=="],"most":65536}
 type Look struct {
 	Kind LookKind `json:"kind"`
 	Path []byte   `json:"path"`
 	// Follow lets the path's last name be a link; it may always be one for a file.
 	Follow bool `json:"follow,omitempty"`
+	// Names are the files of the directory Path that are read, at most
+	// [MaxLookNames].
+	Names [][]byte `json:"names,omitempty"`
 	// Most bounds the entries of a folder, at most [MaxLookEntries], or the
 	// bytes of a file, at most [MaxLookBytes], which are read from Offset on.
 	Most   int64 `json:"most,omitempty"`
@@ -29,6 +33,7 @@ const (
 	LookInfo   LookKind = "info"   // what a path leads to
 	LookFolder LookKind = "folder" // channel 1: one [LookEntry] a line, in the order of their names
 	LookFile   LookKind = "file"   // channel 1: the file's bytes
+	LookFiles  LookKind = "files"  // channel 1: a [LookedFile] and the file's bytes for each name
 )
 
 // Bounds of a look.
@@ -37,6 +42,7 @@ const (
 	// MaxLookText is about what a guest holds of a folder, twice.
 	MaxLookText  = 16 << 20
 	MaxLookBytes = 16 << 20
+	MaxLookNames = 64
 	// MaxLookLine bounds one entry: a name of 255 bytes and a link's target of
 	// 4095 in base64, and numbers.
 	MaxLookLine = 8 << 10
@@ -60,6 +66,20 @@ type LookEntry struct {
 	Inode    uint64    `json:"inode,omitempty"`
 }
 
+// LookedFile is a line before the bytes of one file of several.
+//
+//	{"info":{"type":"file","size":213,"mode":420,"modified":[1700000000,5]},"length":213}
+//	{"error":{"kind":"not_found","path":"","detail":"no such file or folder"}}
+type LookedFile struct {
+	Info *LookedInfo `json:"info,omitempty"`
+	// Length is the number of bytes that follow: none of a file that is larger
+	// than Look.Most.
+	Length int64    `json:"length,omitempty"`
+	Error  *OpError `json:"error,omitempty"`
+	// Mount reports whether the error is of a path on another mount.
+	Mount bool `json:"mount,omitempty"`
+}
+
 // LookTime is seconds since 1970 and nanoseconds, which are never negative.
 type LookTime [2]int64
 
@@ -71,7 +91,8 @@ type LookTime [2]int64
 type Looked struct {
 	// Info is of what the path leads to; none for a folder's entries.
 	Info *LookedInfo `json:"info,omitempty"`
-	// More says that the file or the folder goes on.
+	// More says that the file or the folder goes on, or that the last of several
+	// files were not read: a guest ends after [MaxLookBytes], with at least one.
 	More  bool     `json:"more,omitempty"`
 	Error *OpError `json:"error,omitempty"`
 	// Mount says that the error is of a path on another mount.

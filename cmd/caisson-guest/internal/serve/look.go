@@ -77,6 +77,8 @@ func (l *look) serve(ctx context.Context, r *workspace.Reader) (answer wire.Look
 		answer, err = l.folder(ctx, r, p)
 	case wire.LookFile:
 		answer, err = l.file(ctx, r, p)
+	case wire.LookFiles:
+		answer, err = l.files(ctx, r, p)
 	default:
 		err = &workspace.Error{Kind: workspace.KindInvalid, Detail: "there is no such read"}
 	}
@@ -86,9 +88,13 @@ func (l *look) serve(ctx context.Context, r *workspace.Reader) (answer wire.Look
 	case ctx.Err() != nil, errors.Is(err, errCancelled):
 		return wire.Looked{Cancelled: true}
 	case ok:
-		return wire.Looked{Error: &wire.OpError{Kind: string(e.Kind), Detail: e.Detail}, Mount: errors.Is(err, workspace.ErrMount)}
+		return wire.Looked{Error: opError(e), Mount: errors.Is(err, workspace.ErrMount)}
 	}
 	return wire.Looked{Error: &wire.OpError{Kind: string(workspace.KindIO), Detail: err.Error()}}
+}
+
+func opError(e *workspace.Error) *wire.OpError {
+	return &wire.OpError{Kind: string(e.Kind), Detail: e.Detail}
 }
 
 func lookInfo(ctx context.Context, r *workspace.Reader, p string, follow bool) (wire.Looked, error) {
@@ -130,7 +136,7 @@ func (l *look) folder(ctx context.Context, r *workspace.Reader, p string) (wire.
 		return wire.Looked{}, err
 	}
 	for i, e := range entries {
-		line := lineOf(e)
+		line := lineOf(entryOf(e))
 		if l.sent+int64(len(l.chunk)+len(line)) > wire.MaxFolder {
 			more = true
 			break
@@ -147,13 +153,17 @@ func (l *look) folder(ctx context.Context, r *workspace.Reader, p string) (wire.
 	return wire.Looked{More: more}, l.send(l.chunk)
 }
 
-func lineOf(e workspace.Entry) []byte {
-	line, err := json.Marshal(wire.LookEntry{
+func entryOf(e workspace.Entry) wire.LookEntry {
+	return wire.LookEntry{
 		Name: []byte(path.Base(e.Path)), Type: string(e.Type), Size: e.Size, Target: []byte(e.Target), Mode: uint32(e.Mode),
 		Modified: timeOf(e.ModTime), Changed: timeOf(e.ChangeTime), Inode: e.Inode,
-	})
+	}
+}
+
+func lineOf(v any) []byte {
+	line, err := json.Marshal(v)
 	if err != nil {
-		panic(fmt.Sprintf("caisson-guest: encode entry: %v", err)) // plain values always encode
+		panic(fmt.Sprintf("caisson-guest: encode answer: %v", err)) // plain values always encode
 	}
 	return append(line, '\n')
 }
@@ -171,6 +181,36 @@ func (l *look) file(ctx context.Context, r *workspace.Reader, p string) (wire.Lo
 		return wire.Looked{}, err
 	}
 	return wire.Looked{Info: infoOf(f.Info), More: f.Truncated}, l.send(f.Data)
+}
+
+// files sends files of one directory, each behind a line about it.
+func (l *look) files(ctx context.Context, r *workspace.Reader, dir string) (wire.Looked, error) {
+	most := min(max(l.request.Most, 1), wire.MaxLookBytes)
+	for i, name := range l.request.Names {
+		if i == wire.MaxLookNames || l.sent+int64(len(l.chunk)) >= wire.MaxLookBytes {
+			return wire.Looked{More: true}, l.send(l.chunk)
+		}
+		f, err := r.ReadFile(ctx, path.Join(dir, string(name)), 0, most)
+		var told wire.LookedFile
+		switch e, ok := errors.AsType[*workspace.Error](err); {
+		case err == nil && f.Size > most:
+			told.Info, f.Data = infoOf(f.Info), nil
+		case err == nil:
+			told.Info, told.Length = infoOf(f.Info), int64(len(f.Data))
+		case ok:
+			told.Error, told.Mount = opError(e), errors.Is(err, workspace.ErrMount)
+		default:
+			return wire.Looked{}, err
+		}
+		l.chunk = append(append(l.chunk, lineOf(told)...), f.Data...)
+		if len(l.chunk) >= wire.MaxData {
+			if err := l.send(l.chunk); err != nil {
+				return wire.Looked{}, err
+			}
+			l.chunk = l.chunk[:0]
+		}
+	}
+	return wire.Looked{}, l.send(l.chunk)
 }
 
 // send sends bytes of the answer, on its credit.

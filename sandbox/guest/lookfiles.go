@@ -1,0 +1,115 @@
+package guest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+func (r remote) ReadFiles(ctx context.Context, dir string, names []string, most int64, each func(i int, f workspace.File, err error)) (int, error) {
+	names = names[:min(len(names), wire.MaxLookNames)]
+	most = min(most, wire.MaxLookBytes)
+	request := wire.Look{Kind: wire.LookFiles, Path: []byte(dir), Most: most}
+	for _, name := range names {
+		request.Names = append(request.Names, []byte(name))
+	}
+	f := files{count: len(names), most: most, each: each}
+	looked, err := r.c.look(ctx, request, f.take)
+	if err == nil {
+		if err = f.whole(looked.More); err != nil {
+			err = r.c.caught(err)
+		}
+	}
+	return f.done, err
+}
+
+// files takes several files as they come.
+type files struct {
+	count int // of the names
+	most  int64
+	each  func(i int, f workspace.File, err error)
+	done  int
+	line  []byte // the part that has come
+	file  *workspace.File
+	left  int64 // bytes of file
+}
+
+func (f *files) take(b []byte) error {
+	for len(b) > 0 {
+		if f.file != nil {
+			n := min(f.left, int64(len(b)))
+			f.file.Data = append(f.file.Data, b[:n]...)
+			f.left -= n
+			b = b[n:]
+			f.end()
+			continue
+		}
+		i := bytes.IndexByte(b, '\n')
+		end := i + 1
+		if i < 0 {
+			end = len(b)
+		}
+		if f.line = append(f.line, b[:end]...); len(f.line) > wire.MaxLookLine {
+			return fmt.Errorf("%w: a line of more than %d bytes", wire.ErrProtocol, wire.MaxLookLine)
+		}
+		b = b[end:]
+		if i < 0 {
+			return nil
+		}
+		if err := f.begin(); err != nil {
+			return err
+		}
+		f.line = f.line[:0]
+	}
+	return nil
+}
+
+// begin takes the line before a file.
+func (f *files) begin() error {
+	var told wire.LookedFile
+	if err := wire.Decode(f.line, &told); err != nil {
+		return err
+	}
+	i := told.Info
+	switch {
+	case f.done == f.count:
+		return fmt.Errorf("%w: more files than were asked for", wire.ErrProtocol)
+	case (i != nil) == (told.Error != nil), told.Mount && told.Error == nil, told.Length < 0, told.Length > f.most,
+		told.Error != nil && (told.Length > 0 || !knownKind(workspace.Kind(told.Error.Kind))),
+		i != nil && (i.Type != string(workspace.TypeFile) || told.Length > 0 && i.Size > f.most):
+		return fmt.Errorf("%w: a file with impossible numbers", wire.ErrProtocol)
+	case told.Error != nil:
+		f.done++
+		f.each(f.done-1, workspace.File{}, errorOf(told.Error, told.Mount))
+		return nil
+	}
+	if err := checkNode(i.Type, i.Size, i.Mode, &i.Modified); err != nil {
+		return err
+	}
+	f.file, f.left = &workspace.File{Info: infoOf(*i)}, told.Length
+	f.end()
+	return nil
+}
+
+// end calls each if the file is whole.
+func (f *files) end() {
+	if f.left > 0 {
+		return
+	}
+	file := *f.file
+	f.file = nil
+	f.done++
+	f.each(f.done-1, file, nil)
+}
+
+// whole reports what is wrong with an answer that has ended; more reports whether
+// the guest left out the last files.
+func (f *files) whole(more bool) error {
+	if f.file != nil || len(f.line) > 0 || f.done == 0 && f.count > 0 || more != (f.done < f.count) {
+		return fmt.Errorf("%w: %d of %d files", wire.ErrProtocol, f.done, f.count)
+	}
+	return nil
+}
