@@ -98,7 +98,6 @@ func (b *backgrounds) Begin(ctx context.Context, cmd shell.Command) (string, err
 		Stdout: j.log.stream(0), Stderr: j.log.stream(1), Output: sandbox.OutputLimits{Live: backgroundLive},
 	})
 	if err != nil {
-		starting()
 		full := diskFull(watched)
 		unwatch()
 		cancel(nil)

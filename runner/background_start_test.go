@@ -33,7 +33,10 @@ func TestBackgroundThatDoesNotStart(t *testing.T) {
 				return diskRoom{bytes: free.Load(), files: -1}
 			}, nil)
 			var command context.Context
-			b.x.box.backend.(*fakeBackend).starting = func(ctx context.Context, _ sandbox.Command) error {
+			b.x.box.backend.(*fakeBackend).starting = func(ctx context.Context, cmd sandbox.Command) error {
+				if cmd.Argv[0] == "bash" && len(cmd.Argv) == 3 {
+					return nil // there is a bash
+				}
 				command = ctx
 				if fills {
 					free.Store(0)
@@ -98,6 +101,14 @@ func TestBackgroundWithoutRoomForItsOutput(t *testing.T) {
 	}
 }
 
+func TestBackgroundWithoutAShell(t *testing.T) {
+	b, _ := startedBackgrounds(t, nil)
+	b.x.box.backend.(*fakeBackend).starting = func(context.Context, sandbox.Command) error { return sandbox.ErrInvalid }
+	if handle, err := b.Begin(t.Context(), shell.Command{Script: "serve"}); !errors.Is(err, sandbox.ErrInvalid) || handle != "" {
+		t.Errorf("%q, %v", handle, err)
+	}
+}
+
 // TestBackgroundWhoseCallIsCancelledAsItStarts is ended at once, and its end is
 // waited for and recorded.
 func TestBackgroundWhoseCallIsCancelledAsItStarts(t *testing.T) {
@@ -107,8 +118,10 @@ func TestBackgroundWhoseCallIsCancelledAsItStarts(t *testing.T) {
 		<-ctx.Done()
 		return sandbox.ExitStatus{Code: -1, Signal: 15}
 	}})
-	b.x.box.backend.(*fakeBackend).starting = func(context.Context, sandbox.Command) error {
-		cancel(user)
+	b.x.box.backend.(*fakeBackend).starting = func(_ context.Context, cmd sandbox.Command) error {
+		if len(cmd.Argv) > 3 {
+			cancel(user)
+		}
 		return nil
 	}
 	if _, err := b.Begin(ctx, shell.Command{Script: "serve"}); !errors.Is(err, user) {

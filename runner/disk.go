@@ -77,7 +77,6 @@ func (w *diskWatch) watch(ctx context.Context) (watched context.Context, stop fu
 	ended := make(chan struct{})
 	go func() {
 		look := time.NewTicker(diskLook)
-		defer look.Stop()
 		for {
 			if full := w.exceeded(floor); full != nil {
 				if ctx.Err() != nil && w.kill != nil {

@@ -1,4 +1,4 @@
-//go:build linux || darwin
+//go:build linux
 
 package runner
 
@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/sandbox"
 )
 
 // fakeDisk is a file system whose room a test sets.
@@ -139,11 +140,14 @@ func TestDiskReserve(t *testing.T) {
 	for _, c := range []struct {
 		room diskRoom
 		full bool
-	}{{diskRoom{bytes: 100, files: 100}, false}, {diskRoom{bytes: 99, files: 100}, true}, {diskRoom{bytes: 100, files: 99}, true}, {diskRoom{}, true}, {noRoom, false}} {
+	}{{diskRoom{bytes: 100, files: 100}, false}, {diskRoom{bytes: 99, files: 100}, true}, {diskRoom{bytes: 100, files: 99}, true}, {diskRoom{files: 100}, true}, {diskRoom{bytes: 100}, true}, {noRoom, false}} {
 		w := &diskWatch{room: func() diskRoom { return c.room }}
 		if err := w.exceeded(diskRoom{bytes: 100, files: 100}); (err != nil) != c.full {
 			t.Errorf("%+v: %v", c.room, err)
 		}
+	}
+	if full := (&diskWatch{room: func() diskRoom { return diskRoom{files: 5, bytes: 5} }, reserve: diskRoom{files: 7}}).exceeded(diskRoom{files: 6}); full == nil {
+		t.Error("no files are left, and it is not said")
 	}
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := newDiskWatch(func() diskRoom { return noRoom }, nil).watch(t.Context())
@@ -160,5 +164,13 @@ func TestDiskReserve(t *testing.T) {
 	defer dir.Close()
 	if room := roomOn(dir)(); room.bytes <= 0 || room.files == 0 || room != roomAt(dir.Name())() {
 		t.Errorf("%+v is free", room)
+	}
+	// In overlay mode commands write to the session's directory, here one that has
+	// no size.
+	for mode, known := range map[sandbox.WorkspaceMode]bool{sandbox.ModeBind: true, sandbox.ModeOverlay: false} {
+		s := &Session{dir: "/proc", box: &container{}, opts: Options{Mode: mode, Workspace: &Workspace{Dir: dir}}}
+		if room := s.diskWatch().room(); (room != noRoom) != known {
+			t.Errorf("%s: %+v", mode, room)
+		}
 	}
 }

@@ -23,8 +23,7 @@ import (
 type fakeBackend struct {
 	// create runs first in Create; nil does nothing.
 	create func(ctx context.Context, number int) error
-	// starting runs first in Start of every command but the look for bash; nil does
-	// nothing.
+	// starting runs first in Start; nil does nothing.
 	starting func(ctx context.Context, cmd sandbox.Command) error
 	// made is told of each sandbox that was made; nil is nobody.
 	made func(*fakeBox)
@@ -217,7 +216,7 @@ func (b *fakeBox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Proce
 	if b.State() == sandbox.StateStopped {
 		return nil, &sandbox.StateError{Action: "start", State: sandbox.StateStopped}
 	}
-	if f := b.backend.starting; f != nil && len(cmd.Argv) > 3 {
+	if f := b.backend.starting; f != nil {
 		if err := f(ctx, cmd); err != nil {
 			return nil, err
 		}

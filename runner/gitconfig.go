@@ -178,24 +178,33 @@ func (l *repositoryLook) changedObeyed(ctx context.Context, files map[string]obe
 }
 
 // configValues returns the keys of a configuration, as section.name or
-// section.subsection.name in lower case but for the subsection, and their values
-// (git-config(1), Syntax).
+// section.subsection.name in lower case, and their values (git-config(1), Syntax).
 func configValues(text string) func(yield func(key, value string) bool) {
 	return func(yield func(key, value string) bool) {
 		section := ""
-		text = strings.ReplaceAll(strings.ReplaceAll(text, "\r\n", "\n"), "\\\n", "")
-		for line := range strings.Lines(text) {
-			line = strings.TrimSpace(line)
-			if strings.HasPrefix(line, "[") {
-				head, rest := cutSection(line[1:])
-				section, line = head, strings.TrimSpace(rest)
-			}
-			name, value, _ := strings.Cut(line, "=")
-			name = strings.ToLower(strings.TrimSpace(name))
-			if name == "" || strings.ContainsAny(name[:1], "#;") {
+		text = strings.ReplaceAll(text, "\r\n", "\n")
+		for {
+			text = strings.TrimSpace(text)
+			switch {
+			case text == "":
+				return
+			case isOneOf(text[0], "#;"):
+				_, text, _ = strings.Cut(text, "\n")
+				continue
+			case text[0] == '[':
+				section, text = cutSection(text[1:])
 				continue
 			}
-			if !yield(strings.ToLower(section+"."+name), configValue(value)) {
+			name, rest := text, ""
+			if i := strings.IndexAny(text, "=\n"); i >= 0 {
+				name, rest = text[:i], text[i:]
+			}
+			value := ""
+			if strings.HasPrefix(rest, "=") {
+				value, rest = cutValue(rest[1:])
+			}
+			text = rest
+			if !yield(strings.ToLower(section+"."+strings.TrimSpace(name)), value) {
 				return
 			}
 		}
@@ -203,35 +212,41 @@ func configValues(text string) func(yield func(key, value string) bool) {
 }
 
 // cutSection splits what follows the bracket of a section's head.
-func cutSection(line string) (section, rest string) {
+func cutSection(text string) (section, rest string) {
 	quoted := false
-	for i := 0; i < len(line); i++ {
-		switch c := line[i]; {
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
 		case c == '\\' && quoted:
 			i++
 		case c == '"':
 			quoted = !quoted
+		case c == '\n':
+			return "", text[i:]
 		case c == ']' && !quoted:
-			name, sub, _ := strings.Cut(line[:i], " ")
+			name, sub, _ := strings.Cut(text[:i], " ")
 			if sub = strings.Trim(strings.TrimSpace(sub), `"`); sub != "" {
 				name += "." + sub
 			}
-			return strings.TrimSpace(name), line[i+1:]
+			return strings.TrimSpace(name), text[i+1:]
 		}
 	}
 	return "", ""
 }
 
-// configValue returns a value without its quotes, escapes and comment.
-func configValue(text string) string {
+// cutValue splits text behind a value, which is returned without its quotes,
+// escapes and comment.
+func cutValue(text string) (value, rest string) {
 	var out strings.Builder
-	quoted := false
-	text = strings.TrimSpace(text)
+	quoted, comment := false, false
 	for i := 0; i < len(text); i++ {
 		switch c := text[i]; {
+		case c == '\n':
+			return strings.TrimSpace(out.String()), text[i:]
+		case comment:
 		case c == '\\' && i+1 < len(text):
 			i++
 			switch text[i] {
+			case '\n':
 			case 'n':
 				out.WriteByte('\n')
 			case 't':
@@ -241,11 +256,11 @@ func configValue(text string) string {
 			}
 		case c == '"':
 			quoted = !quoted
-		case (c == '#' || c == ';') && !quoted:
-			return strings.TrimSpace(out.String())
+		case isOneOf(c, "#;") && !quoted:
+			comment = true
 		default:
 			out.WriteByte(c)
 		}
 	}
-	return strings.TrimSpace(out.String())
+	return strings.TrimSpace(out.String()), ""
 }

@@ -52,11 +52,8 @@ func mayDiffer(repository, rest string, dir bool) bool {
 		return len(names) > 2 && mayDiffer(repository, strings.Join(names[2:], "/"), dir)
 	case "modules":
 		// Names of submodules may have slashes, and be those of anything.
-		obeyed := func(i int) bool {
-			return slices.Contains(gitObeyed, names[i]) && (i == 0 || names[i-1] != "objects")
-		}
 		for i := 2; i < len(names); i++ {
-			if obeyed(i) {
+			if slices.Contains(gitObeyed, names[i]) && names[i-1] != "objects" {
 				return false
 			}
 		}

@@ -5,14 +5,19 @@ package runner
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
+	"strings"
+	"sync"
 	"testing"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
 )
 
 // asking runs a session whose one command runs until the returned function is
@@ -147,8 +152,125 @@ func TestUserCommandEndsWithItsSession(t *testing.T) {
 func TestUserCommandOfNoSession(t *testing.T) {
 	for _, session := range []string{"ses_none", "../.."} {
 		_, err := RunUserCommand(t.Context(), t.TempDir(), session, UserCommand{Argv: []string{"true"}, Stdout: io.Discard, Stderr: io.Discard})
-		if e, ok := errors.AsType[*Error](err); !ok || e.Status != ExitInput || e.Mend == "" {
+		if e, ok := errors.AsType[*Error](err); !ok || e.Status != ExitInput || e.Mend == "" || e.Cause != "no process owns a live sandbox of session "+session {
 			t.Errorf("%s: %v", session, err)
 		}
+	}
+}
+
+// TestFailuresOfUserCommands: each reason why a command has no end has a status of
+// its own, and the text of the command line.
+func TestFailuresOfUserCommands(t *testing.T) {
+	disk := &limits.ExceededError{Kind: limits.KindDisk}
+	for want, errs := range map[int][]error{
+		ExitFailed:       {errors.New("any"), &limits.ExceededError{Kind: limits.KindMemory}, disk, &tools.Error{Reason: "cwd"}},
+		ExitFatal:        {fmt.Errorf("a: %w", tools.ErrRecord)},
+		ExitSandboxStart: {fmt.Errorf("a: %w", tools.ErrSandboxStart)},
+		ExitSandboxLost:  {tools.ErrSandboxLost, sandbox.ErrLost, sandbox.ErrState, &tools.Error{Reason: replacedReason, Message: "replaced"}},
+		ExitInput:        {fmt.Errorf("a: %w", sandbox.ErrInvalid)},
+	} {
+		for _, err := range errs {
+			f := notRun(err).Failure
+			if f == nil || f.Status != want || f.Mend == "" || (f.Mend == "The session's records say more.") != (want == ExitFailed && !errors.Is(err, disk)) {
+				t.Errorf("%v: %+v, want %d", err, f, want)
+			}
+			if e, ok := errors.AsType[*tools.Error](err); ok && (f.Cause == "replaced") != (e.Reason == replacedReason) {
+				t.Errorf("%v: %q", err, f.Cause)
+			}
+		}
+	}
+	for cause, want := range map[error]string{
+		errors.New("user"): "", &limits.ExceededError{Kind: limits.KindMemory, Limit: 1 << 30}: "",
+		&limits.ExceededError{Kind: limits.KindDisk, Limit: 1 << 30}:           "less than 1024 MiB left",
+		&limits.ExceededError{Kind: limits.KindDisk, Limit: 5000, Files: true}: "less than 5000 more files",
+	} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(cause)
+		if err := diskFull(ctx); (err != nil) != (want != "") || err != nil && (!strings.Contains(err.Error(), want) || !errors.Is(err, cause)) {
+			t.Errorf("%v: %v", cause, err)
+		}
+	}
+	if got := texts([][]byte{[]byte("a"), {0xff}}); len(got) != 2 || got[0] != "a" || got[1] != `"\xff"` || texts(nil) == nil {
+		t.Errorf("recorded as %q", got)
+	}
+}
+
+// TestCountedOutput: what is recorded of a stream is what the user was given.
+func TestCountedOutput(t *testing.T) {
+	var out bytes.Buffer
+	c := &counted{to: &out, sum: sha256.New()}
+	for _, piece := range []string{"ab", "c"} {
+		if n, err := c.Write([]byte(piece)); n != len(piece) || err != nil {
+			t.Error(n, err)
+		}
+	}
+	if got := c.stream(); got.Bytes != 3 || got.SHA256 != fmt.Sprintf("%x", sha256.Sum256([]byte("abc"))) {
+		t.Errorf("%+v", got)
+	}
+	if _, err := (&counted{to: failingWriter{}, sum: sha256.New()}).Write([]byte("x")); err == nil {
+		t.Error("a reader that is gone is not reported")
+	}
+}
+
+// TestUserCommandsThatDoNotRun: the sandbox refuses one, is lost, or leaves
+// processes; the workspace is looked at after those that ran.
+func TestUserCommandsThatDoNotRun(t *testing.T) {
+	for name, c := range map[string]struct {
+		refuses error
+		fills   bool // the disk, before it starts
+		script  script
+		left    int
+		after   int
+		want    error
+	}{
+		"one that runs":       {script: says("x"), after: 1},
+		"a refused one":       {refuses: sandbox.ErrInvalid, want: sandbox.ErrInvalid},
+		"one on a full disk":  {refuses: sandbox.ErrInvalid, fills: true, want: &limits.ExceededError{}},
+		"one that leaves one": {script: says("x"), left: 1, after: 1},
+		"one that is lost":    {script: dies(true), want: &tools.Error{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, _ := startedBackgrounds(t, map[string]script{"run": c.script})
+			backend := b.x.box.backend.(*fakeBackend)
+			backend.left = map[string]int{"run": c.left}
+			free := int64(4 * diskReserve)
+			var mu sync.Mutex
+			b.x.disk = newDiskWatch(func() diskRoom {
+				mu.Lock()
+				defer mu.Unlock()
+				return diskRoom{bytes: free, files: -1}
+			}, nil)
+			backend.starting = func(ctx context.Context, _ sandbox.Command) error {
+				if c.fills {
+					mu.Lock()
+					free = 0
+					mu.Unlock()
+					<-ctx.Done()
+				}
+				return c.refuses
+			}
+			after, lost := 0, 0
+			b.x.after = func(context.Context) { after++ }
+			if _, err := b.x.begin(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			b.x.box.record = func(p Payload) error {
+				if _, ok := p.(SandboxLost); ok {
+					lost++
+				}
+				return nil
+			}
+			u := &userCommands{box: b.x.box, exec: b.x}
+			_, err := u.start(t.Context(), sandbox.Command{Argv: []string{"run"}, Stdout: io.Discard, Stderr: io.Discard})
+			if (err != nil) != (c.want != nil) {
+				t.Errorf("%v, want %v", err, c.want)
+			}
+			if full, isFull := errors.AsType[*limits.ExceededError](err); c.fills && (!isFull || full.Kind != limits.KindDisk) || c.refuses != nil && !c.fills && !errors.Is(err, c.want) {
+				t.Errorf("%v, want %v", err, c.want)
+			}
+			if after != c.after || (lost == 1) != (c.left > 0 || name == "one that is lost") {
+				t.Errorf("looked %d times, lost %d sandboxes", after, lost)
+			}
+		})
 	}
 }

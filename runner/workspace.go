@@ -183,11 +183,17 @@ func (w *Workspace) CheckOwner(accept bool) error {
 		return inputError("the workspace "+w.Path+" can't be read", "Name another folder with --workspace.", err)
 	}
 	owner, self, known := owners(info)
-	if !known || owner == self || self == 0 || accept {
+	if mayOwn(owner, self, known, accept) {
 		return nil
 	}
 	return inputError(fmt.Sprintf("the workspace %s belongs to uid %d, and you are uid %d: new files would not belong to its owner", w.Path, owner, self),
 		"Run caisson as its owner or as root, or accept to own new files with --accept-runner-as-owner.", nil)
+}
+
+// mayOwn reports whether a process of a user may make files in a directory of an
+// owner.
+func mayOwn(owner, self int, known, accept bool) bool {
+	return !known || owner == self || self == 0 || accept
 }
 
 func (w *Workspace) spec(submounts []string) sandbox.Workspace {

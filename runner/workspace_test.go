@@ -67,6 +67,57 @@ func TestOpenWorkspaceRefuses(t *testing.T) {
 	}
 }
 
+// TestRelativeWorkspace: a relative name is below the directory that the process is
+// in, by the name of it that has no symlink.
+func TestRelativeWorkspace(t *testing.T) {
+	root := t.TempDir()
+	for _, err := range []error{os.MkdirAll(filepath.Join(root, "real/sub"), 0o755), os.Symlink("real", filepath.Join(root, "link"))} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Chdir(filepath.Join(root, "link"))
+	for name, want := range map[string]string{"sub": "real/sub", ".": "real", filepath.Join(root, "real/./sub/"): "real/sub"} {
+		w, err := OpenWorkspace(name, Protected{State: filepath.Join(root, "none")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if w.Path != filepath.Join(root, want) {
+			t.Errorf("%s is opened as %s", name, w.Path)
+		}
+		if w.Close() != nil || w.Close() == nil {
+			t.Error("it is not closed")
+		}
+		if err := w.CheckOwner(false); err == nil {
+			t.Error("the owner of a closed directory is known")
+		}
+	}
+	if err := os.Remove(filepath.Join(root, "real/sub")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestOwnersOfWorkspaces: who can't make files belong to a workspace's owner must
+// accept that.
+func TestOwnersOfWorkspaces(t *testing.T) {
+	for _, c := range []struct {
+		owner, self          int
+		known, accept, fails bool
+	}{
+		{1000, 1000, true, false, false},
+		{1000, 1001, true, false, true},
+		{1000, 1001, true, true, false},
+		{1000, 0, true, false, false},
+		{0, 1000, true, false, true},
+		{1000, 1001, false, false, false},
+		{1000, 1, true, false, true},
+	} {
+		if got := mayOwn(c.owner, c.self, c.known, c.accept); got == c.fails {
+			t.Errorf("%+v: %t", c, got)
+		}
+	}
+}
+
 func TestStateFolderMustBeOurs(t *testing.T) {
 	root := t.TempDir()
 	open := filepath.Join(root, "open")
@@ -141,5 +192,65 @@ func TestSystemDirectories(t *testing.T) {
 		if (err != nil) != refused {
 			t.Errorf("%s: %v", path, err)
 		}
+	}
+}
+
+// TestHeldLogs: the log of a session is held by one process, and whoever asks does
+// not hold it.
+func TestHeldLogs(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "log")
+	open := func() *os.File {
+		f, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	owner, other, asker := open(), open(), open()
+	defer other.Close()
+	defer asker.Close()
+	if held(asker) || held(other) {
+		t.Error("one that nobody holds")
+	}
+	asker.Close()
+	other.Close()
+	other = open()
+	if err := hold(owner); err != nil || hold(other) == nil || !held(other) {
+		t.Errorf("held once: %v", err)
+	}
+	owner.Close()
+	if held(other) {
+		t.Error("it is held after its process")
+	}
+}
+
+// TestStateDirectories: where a session's directory can't be made, or others could
+// change it, the error names the configuration to change.
+func TestStateDirectories(t *testing.T) {
+	root := t.TempDir()
+	for name, mode := range map[string]os.FileMode{"ours": 0o700, "readable": 0o755, "group": 0o720, "all": 0o702} {
+		if err := errors.Join(os.Mkdir(filepath.Join(root, name), 0o700), os.Chmod(filepath.Join(root, name), mode)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(root, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		"ours": "", "readable": "", "group": "other users", "all": "other users", "none": "looked at", "file": "is no folder",
+	} {
+		dir := filepath.Join(root, name)
+		if err := CheckStateDir(dir); (err != nil) != (want != "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for name, want := range map[string]string{"file": "can't be made", "group": "other users", "ours": ""} {
+		dir, err := makeSessionDir(filepath.Join(root, name), "ses_1")
+		if e, ok := errors.AsType[*Error](err); ok != (want != "") || ok && (e.Status != ExitConfig || !strings.Contains(e.Cause, want)) || !ok && dir != filepath.Join(root, "ours/sessions/ses_1") {
+			t.Errorf("%s: %q, %v", name, dir, err)
+		}
+	}
+	if _, err := makeSessionDir(filepath.Join(root, "ours"), "ses_1"); err == nil {
+		t.Error("a session's directory is made twice")
 	}
 }

@@ -1,0 +1,42 @@
+//go:build linux
+
+package runner
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/verify"
+)
+
+// TestChecksGetWhatACommandWrote: a check is given how its command ended and what
+// it wrote, and is told where that was cut.
+func TestChecksGetWhatACommandWrote(t *testing.T) {
+	long := strings.Repeat("x", 3*captureBytes)
+	b, _ := startedBackgrounds(t, map[string]script{
+		"short": func(_ context.Context, _ *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+			_, _ = cmd.Stdout.Write([]byte("short"))
+			return sandbox.ExitStatus{Code: 3}
+		},
+		"long": says(long),
+	})
+	got, err := checker{b.x}.RunCheck(t.Context(), verify.Command{Script: "short"})
+	if err != nil || got != (verify.Ended{Code: 3, Stdout: "short"}) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	got, err = checker{b.x}.RunCheck(t.Context(), verify.Command{Script: "long"})
+	if head, tail, _ := strings.Cut(got.Stdout, "\n"); err != nil || !got.Cut || got.Code != 0 || got.DiskFull || len(head) != captureBytes || len(tail) != captureBytes {
+		t.Errorf("%d bytes, cut: %t, %v", len(got.Stdout), got.Cut, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := (checker{b.x}).RunCheck(ctx, verify.Command{Script: "short"}); err == nil {
+		t.Error("a check that did not run has ended")
+	}
+	x := filling(t)
+	if got, err := (checker{x}).RunCheck(t.Context(), verify.Command{Script: "fill"}); err != nil || !got.DiskFull {
+		t.Errorf("on a full disk: %+v, %v", got, err)
+	}
+}
