@@ -146,6 +146,12 @@ func TestBackgroundLogThatCannotBeWritten(t *testing.T) {
 	if text, k := g.text(t); !k.Whole || text != "all of it" || len(openFiles(t, g.path)) != 0 {
 		t.Errorf("the control: %q, whole: %t", text, k.Whole)
 	}
+	less := newLog(t)
+	less.write(t, 0, "all but one byte of it")
+	less.ended(sandbox.Exit{Stdout: sandbox.Stream{Total: 23}})
+	if _, k := less.text(t); k.Whole || k.Total != 23 {
+		t.Errorf("whole: %t, %d bytes", k.Whole, k.Total)
+	}
 	if err := os.Remove(g.path); err != nil {
 		t.Fatal(err)
 	}

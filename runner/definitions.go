@@ -25,8 +25,6 @@ func DefinitionsOf(o Options) ([]tools.Definition, error) {
 	s := &Session{
 		log: zap.NewNop(), reader: &boxView{}, exec: &executor{}, opts: o,
 	}
-	s.journal = newJournal(nil, nil)
-	s.exec.background = newBackgrounds(s.exec, s.journal.background, s.log)
 	all, err := s.builtins()
 	if err != nil {
 		return nil, fmt.Errorf("list tools: %w", err)

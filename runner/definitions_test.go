@@ -3,11 +3,16 @@
 package runner
 
 import (
+	"fmt"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/shell"
 )
 
 // What is told without a session is what a session has.
@@ -28,5 +33,32 @@ func TestDefinitions(t *testing.T) {
 	}
 	if diff := cmp.Diff(names(s.tools.Definitions()), names(got)); diff != "" || len(got) == 0 {
 		t.Errorf("(-a session's +told):\n%s", diff)
+	}
+}
+
+// TestDefinitionsOfOptions: the bounds of commands that models are told are those of
+// the options, the usual ones without any, and a tool that can't be made is an error.
+func TestDefinitionsOfOptions(t *testing.T) {
+	text := func(o Options) string {
+		defs, err := DefinitionsOf(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out strings.Builder
+		for _, d := range defs {
+			fmt.Fprintf(&out, "%s %s\n", d.Description, d.InputSchema)
+			if d.Name == "" {
+				t.Error("a tool without a name")
+			}
+		}
+		return out.String()
+	}
+	short := limits.DefaultResources()
+	short.CommandTime = 7 * time.Second
+	if usual := text(Options{}); usual != text(Options{Resources: limits.DefaultResources()}) || usual == text(Options{Resources: short}) {
+		t.Error("the time of commands that models are told is another one")
+	}
+	if _, err := DefinitionsOf(Options{Declared: []shell.Declared{{}}}); err == nil {
+		t.Error("a declared tool without a name is defined")
 	}
 }

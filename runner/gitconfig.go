@@ -108,7 +108,7 @@ func (l *repositoryLook) noteHooks(ctx context.Context, dir string, note func(p 
 	for _, name := range gitHooks {
 		note(path.Join(dir, name))
 	}
-	if list, err := l.reader.List(ctx, dir, 1); err == nil && len(list.Entries) <= maxObeyed/2 && dir != "." {
+	if list, _ := l.reader.List(ctx, dir, 1); len(list.Entries) <= maxObeyed/2 {
 		for _, e := range list.Entries {
 			if e.Type != workspace.TypeDir {
 				note(e.Path)
@@ -144,10 +144,9 @@ func (l *repositoryLook) fileState(ctx context.Context, p string) string {
 	for _, above := range append(ancestors(p)[1:], p) {
 		st, err := l.reader.StatEntry(ctx, above)
 		if err != nil {
-			fmt.Fprintf(sum, "absent\n")
 			break
 		}
-		if above == p || st.Type != workspace.TypeDir {
+		if st.Type != workspace.TypeDir {
 			fmt.Fprintf(sum, "%q %s\n", above, l.describe(ctx, f, above, st))
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -74,6 +75,7 @@ func TestStringsOfJSONAreRedacted(t *testing.T) {
 		`{"a":"\\","b":"a\"b/secret"}`:              `{"a":"\\","b":"[redacted:KEY]"}`,
 		`["\x 12345678","12345678"]`:                `["\x [redacted:NUMBER]","[redacted:NUMBER]"]`,
 		`12345678 "and no end`:                      `[redacted:NUMBER] "and no end`,
+		`"\u0031\u0032345678"`:                      `"[redacted:NUMBER]"`,
 		`{"a":"\u0062"}`:                            `{"a":"\u0062"}`,
 		`["\u0031"]12345678`:                        `["\u0031"]12345678`,
 	} {
@@ -362,6 +364,15 @@ func TestLogHasNoSecret(t *testing.T) {
 	}
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
+	}
+	_, closed := io.Pipe()
+	_ = closed.Close()
+	r := newRedactor(secrets)
+	if n, err := r.writer(io.Discard).Write(text); n != len(text) || err != nil {
+		t.Errorf("%d, %v", n, err)
+	}
+	if n, err := r.writer(closed).Write(text); n != 0 || err == nil {
+		t.Errorf("a log that can't be written: %d, %v", n, err)
 	}
 }
 

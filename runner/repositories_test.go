@@ -4,6 +4,7 @@ package runner
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,7 +22,7 @@ import (
 // than git does is a program that a session could change unnoticed.
 func TestConfigurationIsReadAsGitReadsIt(t *testing.T) {
 	const config = "; a comment\n# another that does not go on \\\n[core]\n\thooksPath = \"a b\" # c\n\tfsmonitor = x\\\\y \\\"q\\\" ; rest \\\n" +
-		"\tPager = \"less # no ; comment\" -R\r\n\teditor = vi \\\n  -n\nsshCommand = ends in\\\\\nAskPass=p\n\tgitproxy = a # b \"\n\n" +
+		"\tPager = \"less # no ; comment\" -R\r\n\teditor = vi \\\r\n  -n\nsshCommand = ends in\\\\\nAskPass=p\n\tgitproxy = a # b \"\n\n" +
 		"[diff \"My.Driver]x\"] command = run\n[ diff \"a\\\"]b\" ]\n textconv = t\n[filter \"A\"]\n\tclean = a\\tb\\nc  \n\tsmudge\n\tprocess =\n" +
 		"[includeIf \"gitdir:~/x\"]\n\tpath = ~/p\n[Old.Style]\n\tname = \"  kept  \"x\n\tlast = v"
 	want := []string{
@@ -39,7 +40,7 @@ func TestConfigurationIsReadAsGitReadsIt(t *testing.T) {
 	for range configValues(config) {
 		break // a caller may stop
 	}
-	for text, want := range map[string]string{"[a\nb = c": ".b=c", "[a \"]\nb = c\n[d]e=f": ".b=c d.e=f", "[a": "", "x = y\\": `.x=y\`, "a.b": ".a.b="} {
+	for text, want := range map[string]string{"[a\nb = c": ".b=c", "[a \"]\nb = c\n[d]e=f": ".b=c d.e=f", "[a": "", "x = y\\": `.x=y\`, "a.b": ".a.b=", "=x": ".=x", "[]a=b": ".a=b", `x = y\"`: `.x=y"`} {
 		var got []string
 		for key, value := range configValues(text) {
 			got = append(got, key+"="+value)
@@ -121,6 +122,7 @@ func TestFilesThatConfigurationNames(t *testing.T) {
 		".git/config": "[core]\n\teditor = ./e .git/hooks/x\n\thooksPath = .git/h\n", ".git/rebase-apply/x": "",
 		"m/.hg/hgrc": "[core]\n\teditor = ./e2\n", ".caisson/config.yaml": "", "s/.git": "gitdir: ../elsewhere\n",
 		"n/a/.git/HEAD": "", "n/.hgx/y": "", ".HG/x": "", "n/.caisson-x": "",
+		"fake/.git/x": "", "fake/objects/": "", "fake/refs/": "", "m/.hg/config": "[core]\n\teditor = ./e3\n",
 	}
 	dir, l := lookAt(t, files)
 	if err := os.Symlink("nowhere", filepath.Join(dir, "n/.caisson")); err != nil {
@@ -130,11 +132,11 @@ func TestFilesThatConfigurationNames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	known := []string{".HG", ".git", "h/.git", "m/.hg", "n/.caisson", "n/a/.git", "r/.git", "s/.git", "top"}
+	known := []string{".HG", ".git", "fake/.git", "h/.git", "m/.hg", "n/.caisson", "n/a/.git", "r/.git", "s/.git", "top"}
 	if diff := cmp.Diff(known, r.paths()); diff != "" {
 		t.Errorf("known (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{".HG", "top", "h/.git", "m/.hg", "r/.git", "s/.git", "n/a/.git"}, r.nested()); diff != "" {
+	if diff := cmp.Diff([]string{".HG", "top", "fake/.git", "h/.git", "m/.hg", "r/.git", "s/.git", "n/a/.git"}, r.nested()); diff != "" {
 		t.Errorf("to be guarded, those nearest to the top first (-want +got):\n%s", diff)
 	}
 	want := []string{
@@ -155,7 +157,11 @@ func TestFilesThatConfigurationNames(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("obeyed (-want +got):\n%s", diff)
 	}
-	if !r.whole || r.entries == 0 || r.entries != l.entries || len(r.unfinished) != 1 || !r.unfinished[".git/rebase-apply"] {
+	commit, err := findRepositories(t.Context(), &repositoryLook{reader: l.reader}, sandbox.GitCommit)
+	if err != nil || !maps.Equal(commit.obeyed, r.obeyed) {
+		t.Errorf("where commands may commit, other files are obeyed: %v, %v", commit, err)
+	}
+	if !r.whole || r.entries < len(files) || r.entries != l.entries || len(r.unfinished) != 1 || !r.unfinished[".git/rebase-apply"] {
 		t.Errorf("whole: %t, %d entries, unfinished %v", r.whole, r.entries, r.unfinished)
 	}
 	if why := r.obeyed["two.inc"].why; why != "include.path in one.inc" {
@@ -199,8 +205,16 @@ func TestIncludesAreBounded(t *testing.T) {
 		words = append(words, fmt.Sprint("./f", i))
 	}
 	files["many/.git/config"] = "[core]\n\tfsmonitor = " + strings.Join(words, " ") + "\n"
+	hooks := len(gitHooks)
+	for name, n := range map[string]int{"few": maxObeyed / 2, "too-many": maxObeyed/2 + 1} {
+		files[name+"/.git/config"] = "[core]\n\thooksPath = ../hooks-" + name + "\n[include]\n\tpath = ~/x\n"
+		for i := range n {
+			files[fmt.Sprintf("hooks-%s/%d", name, i)] = ""
+		}
+	}
 	_, l := lookAt(t, files)
-	for repo, want := range map[string]int{".git": maxIncludes, "many/.git": maxObeyed} {
+	t.Setenv("HOME", "") // so that nothing is in it
+	for repo, want := range map[string]int{".git": maxIncludes, "many/.git": maxObeyed, "few/.git": maxObeyed/2 + hooks, "too-many/.git": hooks} {
 		obeyed := map[string]obeyedFile{}
 		l.addObeyed(t.Context(), repo, []string{repo + "/config"}, obeyed)
 		if len(obeyed) != want {

@@ -85,6 +85,13 @@ func TestRelativeWorkspace(t *testing.T) {
 		if w.Path != filepath.Join(root, want) {
 			t.Errorf("%s is opened as %s", name, w.Path)
 		}
+		info, err := w.Dir.Stat()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if owner, self, known := owners(info); owner != os.Geteuid() || self != os.Geteuid() || !known {
+			t.Errorf("owned by %d, asked by %d, known: %t", owner, self, known)
+		}
 		if w.Close() != nil || w.Close() == nil {
 			t.Error("it is not closed")
 		}
