@@ -91,6 +91,8 @@ func TestNothingHostileReachesATerminal(t *testing.T) {
 			for name, args := range map[string][]string{
 				"trace ls": {"trace", "ls"}, "trace show": {"trace", "show", id}, "diff": {"diff", id}, "diff stat": {"diff", "--stat", id}, "apply": {"apply", "--dry-run", id},
 				"sandbox ls": {"sandbox", "ls"}, "approvals": {"approvals", "list"},
+				"diff json": {"diff", "--json", id}, "apply json": {"apply", "--dry-run", "--json", id}, "trace show json": {"trace", "show", "--json", id},
+				"trace show kind": {"trace", "show", "--kind", "tool.called", id}, "trace ls json": {"trace", "ls", "--json"},
 			} {
 				_, text := show(w, nil, args...)
 				all[name] = text

@@ -1,0 +1,62 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/caisson-run/caisson/runner"
+)
+
+// TestReplacedOutputsEndTheRunWithAFailure: a file of -o or --patch-out that another
+// process replaces while the run goes on ends it with another status than 0 and the
+// reason, and what stands there instead is not written. The control replaces nothing.
+func TestReplacedOutputsEndTheRunWithAFailure(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to mount an overlay")
+	}
+	for _, flag := range []string{"-o", "--patch-out"} {
+		for name, c := range map[string]struct {
+			replace string
+			fails   bool
+		}{
+			"control":               {"true", false},
+			"removed":               {"rm out", true},
+			"renamed over":          {"echo kept >new; mv new out", true},
+			"symlink to a file":     {"ln -sf victim out", true},
+			"directory moved":       {"mv ../outputs ../moved; mkdir ../outputs", true},
+			"directory made a link": {"mv ../outputs ../moved; mkdir ../other; ln -s other ../outputs", true},
+		} {
+			t.Run(flag+" "+name, func(t *testing.T) {
+				outputs := filepath.Join(t.TempDir(), "outputs")
+				if err := os.Mkdir(outputs, 0o755); err != nil {
+					t.Fatal(err)
+				}
+				victim := filepath.Join(outputs, "victim")
+				if err := os.WriteFile(victim, []byte("kept\n"), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				// Commands of the fake backend run on the host.
+				w := newWorld(t, "  - calls: [{tool: shell, input: {command: 'echo made >made; cd "+outputs+"; "+c.replace+"'}}]\n  - text: the answer\n")
+				var errs bytes.Buffer
+				w.deps.stderr = &errs
+				out := filepath.Join(outputs, "out")
+				status := w.run("--policy", "ci", "--mode", "overlay", flag, out)
+				if want := map[bool]int{true: runner.ExitFailed}[c.fails]; status != want {
+					t.Errorf("status %d, want %d: %s", status, want, errs.String())
+				}
+				if c.fails && !strings.Contains(errs.String(), "removed or replaced") {
+					t.Errorf("the reason is not reported: %s", errs.String())
+				}
+				if text, err := os.ReadFile(out); !c.fails && (err != nil || len(text) == 0) || c.fails && len(text) > 0 && string(text) != "kept\n" {
+					t.Errorf("%s holds %q, %v", out, text, err)
+				}
+				if text, err := os.ReadFile(victim); err == nil && string(text) != "kept\n" {
+					t.Errorf("another file was written: %q", text)
+				}
+			})
+		}
+	}
+}
