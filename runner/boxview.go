@@ -9,15 +9,14 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// boxView reads the workspace of an overlay session as its commands see it,
-// through the sandbox that runs at the time of each call: it waits for the
-// first one, and goes on with the fresh one where one was lost. A call that
-// meets the loss fails as a command would.
+// boxView reads the workspace of an overlay session as its commands see it. Until
+// a sandbox can be used, nothing can have been changed, and it reads the original
+// folder. From then on it reads through the sandbox that runs at the time of each
+// call, and waits for the fresh one where one was lost. A call that meets the
+// loss fails as a command would.
 type boxView struct {
-	box *container
-	// names knows how paths are spelt; it reads the original folder and is
-	// asked for nothing else.
-	names *workspace.Reader
+	box      *container
+	original *workspace.Reader
 }
 
 var _ workspace.View = (*boxView)(nil)
@@ -25,8 +24,12 @@ var _ workspace.View = (*boxView)(nil)
 // errNoView is a backend that mounted an overlay and can't show it.
 var errNoView = fmt.Errorf("%w: the backend shows the host no overlay workspace", sandbox.ErrUnsupported)
 
-// through calls read with the view of the sandbox that runs.
+// through calls read with the original folder, or the view of the sandbox that
+// runs.
 func through[T any](ctx context.Context, v *boxView, read func(workspace.View) (T, error)) (T, error) {
+	if v.box.untouched() {
+		return read(v.original)
+	}
 	var none T
 	l, err := v.box.running(ctx)
 	if err != nil {
@@ -44,12 +47,12 @@ func through[T any](ctx context.Context, v *boxView, read func(workspace.View) (
 }
 
 // Relative looks at the spelling alone.
-func (v *boxView) Relative(path string) (string, error) { return v.names.Relative(path) }
+func (v *boxView) Relative(path string) (string, error) { return v.original.Relative(path) }
 
 // Scope is the courtesy of a check before the call: where there is no sandbox
 // to ask, the call itself will say so.
 func (v *boxView) Scope(ctx context.Context, path string) error {
-	if _, err := v.names.Relative(path); err != nil {
+	if _, err := v.original.Relative(path); err != nil {
 		return err
 	}
 	_, err := through(ctx, v, func(w workspace.View) (struct{}, error) { return struct{}{}, w.Scope(ctx, path) })

@@ -16,17 +16,21 @@ import (
 // lookTime bounds one look at the whole workspace.
 const lookTime = 60 * time.Second
 
-// look begins to look at the workspace as it is, in the background. Nothing
-// writes or executes before it has ended.
+// look begins to look at the workspace as it is, in the background, when the
+// sandbox begins to start. Nothing writes or executes before it has ended, and it
+// waits for what an earlier session left to be ended. It must not wait itself.
 func (s *Session) look(ctx context.Context) {
 	s.looking = true
+	if !s.overlaid() {
+		go s.lookForRepositories(ctx) // the container waits for it
+	}
 	go func() {
 		defer close(s.looked)
+		<-s.recovered
 		if s.overlaid() {
-			s.lookBelow(ctx)
+			s.exec.unready = s.lookBelow(ctx)
 			return
 		}
-		s.find.Do(func() { go s.lookForRepositories(ctx) })
 		ctx, cancel := context.WithTimeoutCause(ctx, lookTime, errSlow)
 		defer cancel()
 		files, err := takeFileStates(ctx, s.original, s.dir)
@@ -94,8 +98,8 @@ func (s *Session) changes(r *Report) {
 		return
 	}
 	r.Changed, r.HostExecuted = []Changed{}, []HostExecuted{}
-	if !s.looking {
-		return // nothing was ever started
+	if s.box.untouched() {
+		return // nothing can have run
 	}
 	<-s.looked
 	ctx, cancel := context.WithTimeoutCause(context.Background(), lookTime, errSlow)
@@ -124,11 +128,14 @@ func (r *Report) setDifferences(d Differences) {
 	r.Patch, r.Incomplete = d.Patch, r.Incomplete || d.Incomplete
 }
 
-// closeScratch removes what is kept of files as they were.
+// closeScratch removes what is kept of the workspace as it was.
 func (s *Session) closeScratch() {
 	err := s.exec.images.close()
 	if s.looking {
 		<-s.looked
+	}
+	if s.forget != nil {
+		s.forget()
 	}
 	if s.files != nil {
 		err = errors.Join(err, s.files.close())

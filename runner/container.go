@@ -10,7 +10,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -29,13 +28,18 @@ const (
 var errSlow = errors.New("no answer in time")
 
 // container is the session's one container through its lives. It is started in
-// the background; calls wait for it. It is safe for concurrent use.
+// the background, by start or by the first call that needs it; calls wait for
+// it. A start that fails is an error of the calls that need the container, and
+// of nothing else. It is safe for concurrent use.
 //
-//	start ─▶ life 1 ──died of its limits──▶ life 2 ─▶ … at most maxRestarts
-//	            └──────lost otherwise──────▶ the run ends
+//	none ──start, running──▶ life 1 ──died of its limits──▶ life 2 ─▶ … at most maxRestarts
+//	                            └──────lost otherwise──────▶ the run ends
 type container struct {
 	backend sandbox.Backend
 	spec    sandbox.Spec
+	// onStart is called once, with mu held, when the first life begins; it must
+	// not wait. Nil does nothing.
+	onStart func()
 	// record writes a record; fail ends the run.
 	record func(Payload) error
 	fail   func(error)
@@ -51,8 +55,12 @@ type container struct {
 	starts sync.WaitGroup
 
 	mu       sync.Mutex
-	life     *life
+	life     *life // nil while none has begun
 	restarts int
+	// waiting is the number of calls that wait for a life to be ready, usable
+	// reports whether any life ever was: before, nothing can have run.
+	waiting  int
+	usable   bool
 	attested *sandbox.Attestation
 	left     []string
 }
@@ -72,17 +80,45 @@ type life struct {
 	unguarded bool
 }
 
+// startError is a sandbox that could not start.
+type startError struct{ cause error }
+
+// Error names the cause.
+func (e *startError) Error() string { return fmt.Sprintf("%v: %v", tools.ErrSandboxStart, e.cause) }
+
+// Unwrap returns tools.ErrSandboxStart and the cause.
+func (e *startError) Unwrap() []error { return []error{tools.ErrSandboxStart, e.cause} }
+
 func newContainer(ctx context.Context, backend sandbox.Backend, spec sandbox.Spec) *container {
 	c := &container{backend: backend, spec: spec, log: zap.NewNop()}
 	c.making, c.stop = context.WithCancelCause(context.WithoutCancel(ctx))
 	return c
 }
 
-// start begins to make the container and returns at once.
+// start begins to make the container, where that has not begun, and returns at once.
 func (c *container) start() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.life = c.begin(&life{})
+	c.startLocked()
+}
+
+// startLocked is start for a caller that holds mu. It reports whether there is a
+// life: after close, none begins.
+func (c *container) startLocked() bool {
+	if c.life == nil && c.making.Err() == nil {
+		if c.onStart != nil {
+			c.onStart()
+		}
+		c.life = c.begin(&life{})
+	}
+	return c.life != nil
+}
+
+// untouched reports whether nothing can have run in the container so far.
+func (c *container) untouched() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.usable
 }
 
 // begin makes one life; the caller holds mu.
@@ -101,14 +137,30 @@ func (c *container) begin(l *life) *life {
 			l.box = box
 			err = c.started(l, time.Since(begun))
 		} else {
-			err = fmt.Errorf("%w: %w", tools.ErrSandboxStart, err)
+			err = &startError{err}
 		}
-		if err != nil {
-			l.err = err
-			c.fail(err)
-		}
+		c.settled(l, err)
 	})
 	return l
+}
+
+// settled keeps how the start of a life ended. A failure is reported here only
+// where no call waits to return it. One of the records ends the run.
+func (c *container) settled(l *life, err error) {
+	c.mu.Lock()
+	l.err, c.usable = err, c.usable || err == nil
+	tell := err != nil && c.waiting == 0 && c.making.Err() == nil
+	if err != nil && l.box != nil {
+		c.destroy(l)
+	}
+	c.mu.Unlock()
+	switch {
+	case errors.Is(err, tools.ErrRecord):
+		c.fail(err)
+	case tell:
+		// A trace that can't be written is found again by the last record.
+		_ = c.record(Warning{Message: "calls that need the sandbox will fail: " + err.Error()})
+	}
 }
 
 // started records the attestation of a life.
@@ -127,17 +179,30 @@ func (c *container) started(l *life, took time.Duration) error {
 		return err
 	}
 	if c.refuseLost && !l.unguarded && len(att.Lost) > 0 {
-		return fmt.Errorf("%w: %w: it lacks protections, which is refused here (refuse_lost): %s",
-			tools.ErrSandboxStart, sandbox.ErrUnsupported, strings.Join(att.Lost, "; "))
+		return &startError{fmt.Errorf("%w: it lacks protections, which is refused here (refuse_lost): %s", sandbox.ErrUnsupported, strings.Join(att.Lost, "; "))}
 	}
 	return nil
 }
 
-// running waits for the container and gives its life.
+// running starts the container, where that has not begun, waits for it and
+// returns its life.
 func (c *container) running(ctx context.Context) (*life, error) {
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("wait for sandbox: %w", context.Cause(ctx))
+	}
 	c.mu.Lock()
+	if !c.startLocked() {
+		c.mu.Unlock()
+		return nil, fmt.Errorf("%w: the session has ended", tools.ErrSandboxLost)
+	}
 	l := c.life
+	c.waiting++
 	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.waiting--
+	}()
 	select {
 	case <-l.ready:
 	case <-ctx.Done():
@@ -154,12 +219,15 @@ func (c *container) running(ctx context.Context) (*life, error) {
 	}
 }
 
-// settle waits until the first life has begun or failed, so that its
-// attestation is recorded also where no call needed it.
+// settle waits until a life that was begun is ready or has failed, so that its
+// attestation, or the warning, is recorded also where no call needed it.
 func (c *container) settle(ctx context.Context) {
 	c.mu.Lock()
 	l := c.life
 	c.mu.Unlock()
+	if l == nil {
+		return
+	}
 	select {
 	case <-l.ready:
 	case <-ctx.Done():
@@ -174,92 +242,6 @@ func (c *container) check(l *life, err error) error {
 	}
 	return c.lost(l, err)
 }
-
-// loss is why a life is over before its session is.
-type loss struct {
-	cause error
-	text  string // for records
-	limit *limits.ExceededError
-	// again says that a fresh container may take its place, and tell what the
-	// model is then told.
-	again bool
-	tell  string
-}
-
-// lost handles the loss of a life, once, and gives the error for the call that
-// met it: one that the model is told where a fresh container takes its place,
-// otherwise one that ends the run.
-func (c *container) lost(l *life, err error) error {
-	l.once.Do(func() {
-		select {
-		case <-l.box.Done():
-			if own := l.box.Err(); own != nil {
-				err = own
-			}
-		case <-time.After(reasonTime):
-		}
-		if err == nil { // destroyed by us, because a call would not end
-			err = sandbox.ErrLost
-		}
-		l.after = c.replace(l, lossOf(err))
-	})
-	return l.after
-}
-
-func lossOf(err error) loss {
-	exceeded, ofLimits := errors.AsType[*limits.ExceededError](err)
-	if !ofLimits {
-		return loss{cause: err, text: "the container or its guest went away"}
-	}
-	return loss{
-		cause: err, text: "the container reached its limit: " + limitText(exceeded), limit: exceeded, again: true,
-		tell: fmt.Sprintf("The sandbox reached its limit (%s) and was stopped, and this call with it. "+
-			"A fresh one runs on the same workspace: files of the workspace are kept, /tmp and running programs are gone. "+
-			"The call was not run again; do it in a way that needs less.", limitText(exceeded)),
-	}
-}
-
-// retire ends a life in which processes were left that could not be killed:
-// what can't be stopped may write beside the next command, and at any time.
-func (c *container) retire(l *life, left int) error {
-	l.once.Do(func() {
-		l.after = c.replace(l, loss{
-			cause: fmt.Errorf("%w: %d processes could not be killed", sandbox.ErrLost, left),
-			text:  fmt.Sprintf("%d processes could not be killed", left), again: true,
-			tell: "The sandbox was replaced by a fresh one on the same workspace, because a command before left processes in it that could not be killed. The call was not run.",
-		})
-	})
-	return l.after
-}
-
-// replace takes a lost life down and begins the next one, where there may be one.
-func (c *container) replace(l *life, why loss) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.making.Err() != nil { // we took it down ourselves
-		return fmt.Errorf("%w: %w", tools.ErrSandboxLost, why.cause)
-	}
-	again := why.again && c.restarts < maxRestarts
-	c.log.Warn("sandbox lost", zap.String("container", l.box.ID()), zap.Error(why.cause), zap.Bool("restarting", again))
-	err := c.record(SandboxLost{Container: l.box.ID(), Cause: why.text, Limit: wireLimit(why.limit), Restarting: again})
-	if err != nil {
-		return err
-	}
-	c.destroy(l)
-	if !again {
-		// Not wrapped: a container lost for good is not the run's own limit.
-		err := fmt.Errorf("%w: %s", tools.ErrSandboxLost, why.cause.Error())
-		c.fail(err)
-		return err
-	}
-	c.restarts++
-	c.life = c.begin(&life{number: c.restarts})
-	return &tools.Error{Class: tools.ErrorExecution, Reason: replacedReason, Visible: true, Err: why.cause, Message: why.tell}
-}
-
-// replacedReason is the reason of a call that met the end of a container which
-// a fresh one replaces.
-const replacedReason = "sandbox_replaced"
 
 // revive begins one more life after the run, for what must still be done inside.
 func (c *container) revive() error {
@@ -296,17 +278,6 @@ func (c *container) renew() error {
 	return nil
 }
 
-// limitText says a limit in its unit.
-func limitText(e *limits.ExceededError) string {
-	switch e.Kind {
-	case limits.KindMemory:
-		return fmt.Sprintf("memory, %d MiB", e.Limit>>20)
-	case limits.KindPIDs:
-		return fmt.Sprintf("%d processes and threads", e.Limit)
-	}
-	return fmt.Sprintf("%s %d", e.Kind, e.Limit)
-}
-
 // destroy takes one life down and keeps what it could not remove. The caller
 // holds mu.
 func (c *container) destroy(l *life) {
@@ -327,6 +298,9 @@ func (c *container) destroy(l *life) {
 func (c *container) kill() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.life == nil {
+		return
+	}
 	select {
 	case <-c.life.ready:
 		if c.life.box != nil {
@@ -354,26 +328,6 @@ func (c *container) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.destroy(l)
-}
-
-// unnoticed records the loss of a container that no call met, and gives the
-// error for a call that still comes.
-func (c *container) unnoticed(l *life) error {
-	gone := fmt.Errorf("%w: the session has ended", tools.ErrSandboxLost)
-	select {
-	case <-l.box.Done():
-	default:
-		return gone
-	}
-	cause := l.box.Err()
-	if cause == nil {
-		return gone // taken down by us
-	}
-	c.log.Warn("sandbox lost", zap.String("container", l.box.ID()), zap.Error(cause))
-	why := lossOf(cause)
-	// A trace that can't be written is found again by the last record.
-	_ = c.record(SandboxLost{Container: l.box.ID(), Cause: why.text, Limit: wireLimit(why.limit)})
-	return gone
 }
 
 // facts are what session.ended says about the container.

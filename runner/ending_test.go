@@ -48,34 +48,6 @@ func (m *blockedModel) Complete(ctx context.Context, _ loop.Request, _ func(loop
 	return loop.Response{}, &loop.ModelError{Class: loop.ModelCancelled, Err: context.Cause(ctx)}
 }
 
-func TestAFailedStartCancelsTheModelCall(t *testing.T) {
-	b := newBench(t, "")
-	model := &blockedModel{make(chan struct{})}
-	b.opts.Model = model
-	b.backend.create = func(context.Context, int) error {
-		<-model.asked
-		return errors.Join(sandbox.ErrUnavailable, errors.New("no runtime"))
-	}
-	r, _ := b.run(t.Context())
-	if r.Reason != loop.StopSandboxStart || r.ExitStatus != 44 || r.Problem == nil || !strings.Contains(r.Problem.Cause, "no runtime") {
-		t.Errorf("ended %s (%d): %+v", r.Reason, r.ExitStatus, r.Problem)
-	}
-}
-
-func TestAFailedStartAfterTheAnswerIsStillAFailure(t *testing.T) {
-	b := newBench(t, "  - text: Nothing to do.\n")
-	answered := make(chan struct{})
-	b.opts.Mirror = func(r Record, _ []byte) {
-		if r.Kind == KindTurnCompleted {
-			close(answered)
-		}
-	}
-	b.backend.create = func(context.Context, int) error { <-answered; return sandbox.ErrUnavailable }
-	if r, _ := b.run(t.Context()); r.ExitStatus != 44 {
-		t.Errorf("ended %s (%d)", r.Reason, r.ExitStatus)
-	}
-}
-
 func TestLossOfTheSandbox(t *testing.T) {
 	call := "  - calls: [{tool: shell, input: {command: die}}]\n"
 	ok := "  - calls: [{tool: shell, input: {command: echo}}]\n"

@@ -22,6 +22,9 @@ type executor struct {
 	// ready ends when the workspace has been looked at as it was; nothing
 	// changes it before.
 	ready <-chan struct{}
+	// unready is why nothing may change it afterwards either, or nil. It is set
+	// before ready ends.
+	unready error
 	// fresh says whether a file is still as the session found it.
 	fresh func(ctx context.Context, path string) bool
 	// disk ends commands before they fill the host's disk; nil is no watch.
@@ -138,7 +141,8 @@ func (x *executor) Output(handle string) (shell.Kept, error) {
 	return x.spill.Output(handle)
 }
 
-// begin waits for the container and for the look at the workspace.
+// begin waits for the container, which it starts where it was not, and for the
+// look at the workspace.
 func (x *executor) begin(ctx context.Context) (*life, error) {
 	l, err := x.box.running(ctx)
 	if err != nil {
@@ -146,6 +150,9 @@ func (x *executor) begin(ctx context.Context) (*life, error) {
 	}
 	select {
 	case <-x.ready:
+		if x.unready != nil {
+			return nil, x.unready
+		}
 		return l, nil
 	case <-ctx.Done():
 		return nil, fmt.Errorf("wait for workspace: %w", context.Cause(ctx))

@@ -18,8 +18,6 @@ type journal struct {
 	// cause, and client is the label of the user who started the turn.
 	cancelled func() TurnCancelled
 	client    string
-	// readsInside says that reads go through the sandbox too.
-	readsInside bool
 
 	mu      sync.Mutex
 	created string // record ids, "" where there is none yet
@@ -144,11 +142,9 @@ func (j *journal) begun(e tools.Called) (due bool, _ error) {
 	return e.Class != tools.ClassNone && e.Class != tools.ClassRead, err
 }
 
-// sandboxed says that calls of a class run in the sandbox, wherever they are
-// from: registration sees to it.
-func (j *journal) sandboxed(c tools.Class) bool {
-	return c == tools.ClassWrite || c == tools.ClassExecute || j.readsInside && c == tools.ClassRead
-}
+// sandboxed reports whether calls of a class run in the sandbox, wherever they
+// are from: registration sees to it.
+func sandboxed(c tools.Class) bool { return c == tools.ClassWrite || c == tools.ClassExecute }
 
 // counted gives what was counted so far.
 func (j *journal) counted() tally {
@@ -283,7 +279,7 @@ func (j *journal) toolEvent(e tools.Event) error {
 // The caller holds mu.
 func (j *journal) called(e tools.Called) (due bool, _ error) {
 	j.tally.toolCalls++
-	if j.sandboxed(e.Class) && !j.attested {
+	if sandboxed(e.Class) && !j.attested {
 		j.waiting = append(j.waiting, e)
 		return false, nil
 	}

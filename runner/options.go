@@ -50,6 +50,9 @@ type Options struct {
 	// Notify is told what the start of the sandbox waits for, if it has to; see
 	// sandbox.Spec. Nil is nobody.
 	Notify func(waiting string)
+	// SandboxOnDemand starts the sandbox when a call needs it, and not beside the
+	// first model call: for a model that needs no time to answer.
+	SandboxOnDemand bool
 	// RefuseLost refuses a sandbox whose attestation names lost protections.
 	RefuseLost bool
 

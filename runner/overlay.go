@@ -3,7 +3,6 @@ package runner
 import (
 	"context"
 	"errors"
-	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -13,7 +12,6 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
-	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -77,8 +75,7 @@ func (s *Session) mode() string {
 	return string(sandbox.ModeBind)
 }
 
-// openLayers makes the layers of an overlay session, and the reader that goes
-// through its sandbox.
+// openLayers makes the layers of an overlay session, and the reader that sees them.
 func (s *Session) openLayers(original *workspace.Reader) error {
 	layers, err := overlay.Create(filepath.Join(s.dir, overlayDir), overlay.CreateOptions{
 		Session: s.opts.Folder.Session, Path: s.opts.Workspace.Path, Workspace: s.opts.Workspace.Dir,
@@ -92,22 +89,22 @@ func (s *Session) openLayers(original *workspace.Reader) error {
 		return stateError(s.dir, "can't hold the layers of an overlay: "+err.Error(), err)
 	}
 	s.layers = layers
-	s.reader = &boxView{box: s.box, names: original}
+	s.reader = &boxView{box: s.box, original: original}
 	s.box.spec.Workspace.Mode, s.box.spec.Workspace.Layers = sandbox.ModeOverlay, layers.Dir()
 	return nil
 }
 
 // lookBelow records the original folder: until it has, nothing runs. What is not
-// known can't be told from what changed, so a failure ends the session.
-func (s *Session) lookBelow(ctx context.Context) {
+// known can't be told from what changed, so nothing runs after a failure either.
+func (s *Session) lookBelow(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, lookTime, errSlow)
 	defer cancel()
 	if err := s.layers.Record(ctx, s.opts.Workspace.Dir); err != nil {
 		s.log.Error("record workspace", zap.Error(err))
-		s.box.fail(fmt.Errorf("%w: %w", tools.ErrSandboxStart, err))
-		return
+		return &startError{err}
 	}
 	s.recorded = true
+	return nil
 }
 
 // overlayChanges fills in what the upper layer holds, and the whole diff.
@@ -116,8 +113,9 @@ func (s *Session) overlayChanges(r *Report) {
 	if s.looking {
 		<-s.looked
 	}
-	if !s.recorded {
-		return // nothing has run
+	if !s.recorded || s.box.untouched() { // nothing can have run
+		r.Overlay = &OverlayResult{State: overlay.Empty}
+		return
 	}
 	ctx, cancel := context.WithTimeoutCause(context.Background(), lookTime, errSlow)
 	defer cancel()

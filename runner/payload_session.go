@@ -42,7 +42,8 @@ type SessionCreated struct {
 
 // BackendChoice says which backend was asked for, which was taken, and why.
 type BackendChoice struct {
-	Asked  string `json:"asked"` // auto, docker, gvisor, runc
+	Asked string `json:"asked"` // auto, docker, gvisor, runc
+	// Chosen is "" where no call may need one, or none can start.
 	Chosen string `json:"chosen"`
 	Why    string `json:"why"`
 }

@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 
@@ -37,7 +38,14 @@ func (s *Session) problem(r Report) *Problem {
 	case loop.StopStuck:
 		return &Problem{Cause: "the agent repeated the same call with the same result", Mend: "Say in the task what it should do instead, or use another model."}
 	case loop.StopSandboxStart:
-		return &Problem{Cause: errText(r.Err), Mend: "caisson doctor says what this machine can run; --backend and --image choose another sandbox."}
+		if e, ok := errors.AsType[*Error](r.Err); ok { // with a hint of its own
+			return &Problem{Cause: e.Cause, Mend: e.Mend}
+		}
+		cause := errText(r.Err)
+		if e, ok := errors.AsType[*startError](r.Err); ok { // whatever the call made of it
+			cause = e.Error()
+		}
+		return &Problem{Cause: cause, Mend: "caisson doctor says what this machine can run; --backend and --image choose another sandbox."}
 	case loop.StopSandboxLost:
 		return &Problem{Cause: errText(r.Err), Mend: "Look at the engine or runtime (caisson doctor), and run the task again. What was done is in the workspace."}
 	case loop.StopLimit:

@@ -81,7 +81,7 @@ func (s *Session) quarantineAfterCommand(ctx context.Context) {
 // rename is a change of the workspace, and those are made inside. A command
 // that took its container down to get around it gets a fresh one for this.
 func (s *Session) quarantineAll() {
-	if s.overlaid() {
+	if s.overlaid() || s.box.untouched() {
 		return
 	}
 	select {
@@ -98,9 +98,6 @@ func (s *Session) quarantineAll() {
 	s.moved.failed, s.moved.moreFailed, s.moved.pinned = nil, 0, nil
 	s.quarantineNew(ctx, true)
 	s.movePinned(ctx)
-	if s.forget != nil {
-		s.forget()
-	}
 }
 
 // quarantineNew renames, in one pass over the workspace, every repository that

@@ -238,6 +238,7 @@ func TestWhatAKilledSessionLeftIsNamed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	close(s.recovered)
 	s.look(t.Context())
 	<-s.looked
 	held := filepath.Join(s.dir, inventoryFile)

@@ -1,6 +1,6 @@
-// Package runner runs one session: it makes the sandbox while the first model
-// call is under way, wires tools to it, runs the loop, writes the records, and
-// takes everything down again.
+// Package runner runs one session: it makes the sandbox, where a call may need
+// it, while the first model call is under way, wires tools to it, runs the loop,
+// writes the records, and takes everything down again.
 //
 // It is rank 4. It knows backends and models by their contracts only.
 package runner

@@ -12,7 +12,8 @@ import (
 )
 
 // Run does one session: one task, to its end. It makes the sandbox while the
-// first model call is under way, and takes everything down before it returns.
+// first model call is under way, where a call may need it, and takes everything
+// down before it returns.
 //
 // Cancelling ctx ends the session in order: running commands are stopped, with
 // their partial output in the records, and session.ended is written. A cause

@@ -74,8 +74,11 @@ type Session struct {
 	stopLook context.CancelCauseFunc
 	lookers  sync.WaitGroup
 
-	// before is the workspace as it was; looked is closed when it is there,
-	// and looking says that it will be.
+	// recovered is closed when the patches of dead sessions are ended: before,
+	// the workspace is not what this one found.
+	recovered chan struct{}
+	// before is the workspace as it was when the sandbox began to start; looked
+	// is closed when it is there, and looking says that it will be.
 	before  *snapshot
 	files   *fileStates
 	looking bool
@@ -87,7 +90,6 @@ type Session struct {
 	// found are the repositories as they were, once finished is closed.
 	found    *repositories
 	finished chan struct{}
-	find     sync.Once
 	moved    quarantine
 	// layers are those of an overlay session, nil in bind mode; recorded says
 	// that they know the original folder.
@@ -105,7 +107,8 @@ type Session struct {
 }
 
 // Open makes a session: its trace, with session.created in it, and its tools.
-// Its container is made when the first turn starts. Cancelling ctx ends the
+// Its container is made when a turn starts whose tools may need it, or a call
+// does. Cancelling ctx ends the
 // turn that runs, and none is started any more. Its error is an [Error], and
 // says why there is no session.
 func Open(ctx context.Context, o Options) (*Session, error) {
@@ -137,7 +140,8 @@ func open(ctx context.Context, o Options) (_ *Session, err error) {
 		return nil, err
 	}
 	s := &Session{
-		opts: o, user: o.User, begun: time.Now(), dir: o.Folder.Dir, log: o.Folder.Log, looked: make(chan struct{}), finished: make(chan struct{}),
+		opts: o, user: o.User, begun: time.Now(), dir: o.Folder.Dir, log: o.Folder.Log,
+		recovered: make(chan struct{}), looked: make(chan struct{}), finished: make(chan struct{}),
 	}
 	if s.breaker, err = limits.NewSessionBreaker(o.SessionBudget, nil); err != nil {
 		return nil, &Error{Status: ExitConfig, Problem: Problem{Cause: "session " + err.Error(), Mend: "Change the session's limits."}, Err: err}
@@ -161,12 +165,12 @@ func open(ctx context.Context, o Options) (_ *Session, err error) {
 	s.box = newContainer(ctx, o.Backend, s.spec())
 	s.box.record, s.box.log, s.box.refuseLost = s.journal.write, s.log, o.RefuseLost
 	s.box.prepare = s.guardRepositories
+	s.box.onStart = func() { s.look(s.ctx) }
 	if s.overlaid() {
 		s.box.prepare = nil
 		if err := s.openLayers(original); err != nil {
 			return nil, errors.Join(err, s.rec.Close())
 		}
-		s.journal.readsInside = true
 	}
 	if s.tools, err = s.dispatcher(); err != nil {
 		_ = s.rec.Close() // nothing is in it

@@ -9,7 +9,6 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/tools"
 )
 
 // Errors of [Session.Start], for errors.Is.
@@ -113,6 +112,9 @@ func (s *Session) StartFor(user User, message string) (*Turn, error) {
 
 // take runs one turn.
 func (s *Session) take(ctx context.Context, t *Turn, message string, first bool) loop.Outcome {
+	if s.mayNeedSandbox() {
+		s.box.start()
+	}
 	if first {
 		s.awake()
 	}
@@ -129,23 +131,21 @@ func (s *Session) take(ctx context.Context, t *Turn, message string, first bool)
 	}
 	if out.Reason == loop.StopAnswered {
 		s.box.settle(ctx)
-		if err := context.Cause(ctx); errors.Is(err, tools.ErrSandboxStart) {
-			out.Reason, out.Err = loop.StopSandboxStart, err
-		}
 	}
 	return out
 }
 
-// awake starts what lives beside the turns: the container, the look at the
-// workspace, and whoever runs commands in it. It waits for the container only
-// where an earlier session left something to be ended.
+// mayNeedSandbox reports whether the turn may call a tool that runs in the
+// sandbox, which is then started beside the first model call.
+func (s *Session) mayNeedSandbox() bool {
+	return !s.opts.SandboxOnDemand && s.opts.Policy.AllowsSandboxed(s.tools.Definitions(), s.opts.Workspace.Path)
+}
+
+// awake starts what lives beside the turns. It starts the sandbox, and waits for
+// it, only where an earlier session left a patch to be ended.
 func (s *Session) awake() {
-	if !s.overlaid() {
-		s.find.Do(func() { go s.lookForRepositories(s.ctx) }) // the container waits for it
-	}
-	s.box.start()
 	s.endPatchesOfTheDead(s.ctx)
-	s.look(s.ctx)
+	close(s.recovered)
 	s.stop = append(s.stop, s.takeCommands(s.ctx), s.exec.background.close)
 }
 
@@ -161,6 +161,9 @@ func (s *Session) took(t *Turn, out loop.Outcome, cause error) {
 		s.used = s.used.Plus(out.Usage)
 	}
 	t.cause = cause
+	if out.Reason == loop.StopSandboxStart {
+		s.end(out.Err) // the sandbox of a session is started once
+	}
 	t.report = TurnReport{
 		Turn: t.ID, Reason: out.Reason, Answer: answerOf(out), Truncated: out.Truncated, Limit: wireLimit(out.Limit),
 		Usage: out.Usage, CostUSD: costUSD(out.Usage.CostMicroUSD), WallMS: milliseconds(time.Since(t.begun)), Err: out.Err,

@@ -230,6 +230,14 @@ func (p Policy) NotBinding(defs []Definition, workspace string) []Name {
 	return names
 }
 
+// AllowsSandboxed reports whether the policy lets a call of any of the tools that
+// run in the sandbox run, perhaps after a prompt.
+func (p Policy) AllowsSandboxed(defs []Definition, workspace string) bool {
+	return slices.ContainsFunc(defs, func(def Definition) bool {
+		return def.Runs == PlaceSandbox && p.Decide(def, workspace).Mode != ModeDeny
+	})
+}
+
 // restricts reports whether a rule of any layer restricts the tool by its name.
 func (p Policy) restricts(name Name) bool {
 	mode, ok := p.Tools[string(name)]
