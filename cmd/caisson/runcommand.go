@@ -222,10 +222,17 @@ func (s *setup) world(ctx context.Context, u teller) (runner.Options, error) {
 	if err != nil {
 		return o, err
 	}
-	warnings := inShort(*s.conf.Image, s.backends.imageWarnings(ctx, image))
+	needed, err := s.mayNeedSandbox(policy)
+	if err != nil {
+		return o, err
+	}
+	var warnings []string
+	if needed {
+		warnings = inShort(*s.conf.Image, s.backends.imageWarnings(ctx, image))
+	}
 	ready := s.ready
 	if ready == nil {
-		if ready, err = s.makeReady(ctx, u); err != nil {
+		if ready, err = s.findBackend(ctx, u, needed); err != nil {
 			return o, err
 		}
 		warnings = append(warnings, append(s.expireChanges(), s.pruneSessions(ctx)...)...)
@@ -234,7 +241,7 @@ func (s *setup) world(ctx context.Context, u teller) (runner.Options, error) {
 		User: runner.User{Name: runner.LocalUser(), Admin: true}, Workspace: s.workspace, Submounts: s.conf.Submounts,
 		Backend: ready.backend, Choice: ready.choice, Image: image, ImageName: *s.conf.Image,
 		Git: sandbox.GitMode(*s.conf.Git), Mode: sandbox.WorkspaceMode(*s.conf.Mode), Resources: resources, Grace: time.Duration(*s.conf.Grace),
-		AllowOwnerRunner: *s.conf.AcceptRunnerAsOwner, RefuseLost: *s.conf.File.RefuseLost, Budget: s.conf.Budget(), SessionBudget: s.conf.SessionBudget(),
+		AllowOwnerRunner: *s.conf.AcceptRunnerAsOwner, SandboxOnDemand: s.reads, RefuseLost: *s.conf.File.RefuseLost, Budget: s.conf.Budget(), SessionBudget: s.conf.SessionBudget(),
 		Concurrency: int(*s.conf.Concurrency), ConfirmTimeout: time.Duration(*s.conf.ConfirmTimeout),
 		Notify:   func(waiting string) { u.say("the sandbox is " + waiting) },
 		Declared: s.conf.Declared(), Memory: s.memory(),

@@ -22,6 +22,8 @@ type setup struct {
 	conf    config.Config
 	// apply says that the run applies its changes by itself.
 	apply bool
+	// reads says that what is asked for needs no sandbox, as far as is known.
+	reads bool
 	// workspace is nil where the command has none.
 	workspace *runner.Workspace
 	// project is the workspace's own settings where they count, nil elsewhere;

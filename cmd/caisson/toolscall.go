@@ -19,7 +19,7 @@ import (
 )
 
 const callLong = `Call one tool as a session would, without a model: under the same policy, in the same sandbox, with
-records of its own (caisson trace show).
+records of its own (caisson trace show). A tool that only reads starts no sandbox.
 
 ARGUMENTS is the JSON object that a model would give, "-" reads it from standard input, and none is {}.
 Standard output has what the model would be told, --json the result as one JSON object.
@@ -84,6 +84,7 @@ func callTool(ctx context.Context, d deps, env environ, f callFlags, args []stri
 	if i < 0 {
 		return 0, noTool(args[0])
 	}
+	s.reads = defs[i].Runs != tools.PlaceSandbox
 	u := newInterface(d, env, false)
 	ctx, force, _, stop := interruptible(ctx, d.listen(), u.say, d.exit)
 	defer stop()

@@ -1,6 +1,7 @@
 package terminal
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -37,7 +38,7 @@ type view struct {
 	asking bool
 	since  time.Time
 	text   tail
-	// sandbox is "" until the container runs.
+	// sandbox is "" until the container runs, where one was chosen.
 	sandbox string
 }
 
@@ -239,7 +240,10 @@ func (v *view) created(p runner.SessionCreated) []string {
 	lines := []string{
 		v.style.bold("caisson "+line(p.Version)) + v.style.dim(fmt.Sprintf(" · %s on %s · policy %s · %s",
 			line(p.Model.Provider+"/"+p.Model.Model), line(p.Workspace), line(p.Policy), line(bounds(p)))),
-		v.style.dim(fmt.Sprintf("sandbox %s (%s), image %s", line(p.Backend.Chosen), line(shortReason(p.Backend.Why)), line(p.Image))),
+		v.style.dim(fmt.Sprintf("sandbox %s (%s), image %s", line(cmp.Or(p.Backend.Chosen, "none")), line(shortReason(p.Backend.Why)), line(p.Image))),
+	}
+	if p.Backend.Chosen == "" {
+		v.sandbox = "none"
 	}
 	if p.WorkspaceMode == "overlay" {
 		lines = append(lines, v.style.dim("changes go to an overlay: the workspace stays as it is until caisson apply"))

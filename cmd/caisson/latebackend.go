@@ -1,0 +1,65 @@
+package main
+
+import (
+	"context"
+	"sync"
+
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// lateBackend is a backend that is chosen when a sandbox is needed. Only Create
+// may be called. It is safe for concurrent use.
+type lateBackend struct {
+	sandbox.Backend // nil
+	choose          func(ctx context.Context) (sandbox.Backend, error)
+
+	mu     sync.Mutex
+	chosen sandbox.Backend
+}
+
+// Create chooses the backend, the first time, and makes the sandbox with it.
+func (l *lateBackend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	b, err := l.backend(ctx)
+	if err != nil {
+		return nil, failure(err)
+	}
+	return b.Create(ctx, spec)
+}
+
+func (l *lateBackend) backend(ctx context.Context) (_ sandbox.Backend, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.chosen == nil {
+		l.chosen, err = l.choose(ctx)
+	}
+	return l.chosen, err
+}
+
+// mayNeedSandbox reports whether a call of a session may need a sandbox before
+// anything else asks for one.
+func (s *setup) mayNeedSandbox(policy tools.Policy) (bool, error) {
+	defs, err := toolsOf(&s.conf)
+	return !s.reads && policy.AllowsSandboxed(defs, s.workspace.Path), err
+}
+
+// findBackend chooses the backend of one session, and removes what dead owners
+// left. Where no sandbox may be needed, it is chosen by the first call that needs
+// one. A choice that fails is a failure of such calls.
+func (s *setup) findBackend(ctx context.Context, u teller, needed bool) (*readyBackend, error) {
+	late := func(why string, choose func(ctx context.Context) (sandbox.Backend, error)) *readyBackend {
+		return &readyBackend{backend: &lateBackend{choose: choose}, choice: runner.BackendChoice{Asked: *s.conf.Backend, Why: why}}
+	}
+	if !needed {
+		return late("nothing that may be called needs one", func(ctx context.Context) (sandbox.Backend, error) {
+			b, _, err := s.backends.choose(ctx, u.note)
+			return b, err
+		}), nil
+	}
+	ready, err := s.makeReady(ctx, u)
+	if err == nil || ctx.Err() != nil {
+		return ready, err
+	}
+	return late("none can start: "+err.Error(), func(context.Context) (sandbox.Backend, error) { return nil, err }), nil
+}
