@@ -118,10 +118,11 @@ func TestChangesThatAreNotLoggedAreNotMade(t *testing.T) {
 			before := contents(t, dir)
 			add := grants.Add(Grant{Tool: "shell", Workspace: "/p", Phrase: "id", Decision: DecisionAllow})
 			removed, revoke := grants.Revoke(func(Grant) bool { return true })
+			believe := trust.Add("/q", nil)
 			_, forget := trust.Remove("/p")
 			good, unchanged := name == "the control", contents(t, dir) == before
-			if (add == nil) != good || (revoke == nil) != good || (forget == nil) != good || unchanged == good {
-				t.Errorf("errors %v, %v (%v), %v; unchanged %t", add, revoke, removed, forget, unchanged)
+			if (add == nil) != good || (revoke == nil) != good || (forget == nil) != good || (believe == nil) != good || unchanged == good {
+				t.Errorf("errors %v, %v (%v), %v, %v; unchanged %t", add, revoke, removed, forget, believe, unchanged)
 			}
 		})
 	}

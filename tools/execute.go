@@ -111,21 +111,21 @@ func (r *round) perform(p *pending) (out Output, err, cause error) {
 			o.err = err
 		}
 	})
+	var o outcome
 	select {
-	case o := <-done:
-		return o.out, o.err, context.Cause(ctx)
+	case o = <-done:
 	case <-ctx.Done():
+		select {
+		case o = <-done:
+		case <-time.After(r.d.opts.Abandon):
+			o.err = errAbandoned
+			r.warn(p, "tool did not stop after it was cancelled; it was abandoned", zap.Duration("waited", r.d.opts.Abandon))
+			if r.d.opts.OnAbandon != nil {
+				r.d.opts.OnAbandon(p.call.ID, def)
+			}
+		}
 	}
-	select {
-	case o := <-done:
-		return o.out, o.err, context.Cause(ctx)
-	case <-time.After(r.d.opts.Abandon):
-	}
-	r.warn(p, "tool did not stop after it was cancelled; it was abandoned", zap.Duration("waited", r.d.opts.Abandon))
-	if r.d.opts.OnAbandon != nil {
-		r.d.opts.OnAbandon(p.call.ID, def)
-	}
-	return Output{}, errAbandoned, context.Cause(ctx)
+	return o.out, o.err, context.Cause(ctx)
 }
 
 // interrupted is the failure of a call whose context ended while it ran: by
