@@ -30,12 +30,12 @@ import (
 )
 
 type options struct {
-	goTool, files, with, run, output, explained string
-	sample, workers                             int
-	seed                                        uint64
-	least                                       time.Duration
-	list                                        bool
-	only                                        int
+	goTool, files, match, with, run, output, explained string
+	sample, workers                                    int
+	seed                                               uint64
+	least                                              time.Duration
+	list                                               bool
+	only                                               int
 }
 
 func main() {
@@ -45,6 +45,7 @@ func main() {
 	var o options
 	flag.StringVar(&o.goTool, "go", "go", "the go command")
 	flag.StringVar(&o.files, "files", "", "regular expression of the files to change, from the module's root")
+	flag.StringVar(&o.match, "match", "", "regular expression of the mutants to try, as they are printed")
 	flag.StringVar(&o.with, "with", "", "further packages whose tests count, separated by commas")
 	flag.StringVar(&o.run, "run", "", "regular expression of the tests that count")
 	flag.StringVar(&o.output, "o", "", "file to append a line of JSON for each mutant to")
@@ -92,7 +93,11 @@ func run(ctx context.Context, o options, packages []string) (unexplained int, er
 }
 
 func mutatePackage(ctx context.Context, o options, pattern string) (row, error) {
-	match, err := regexp.Compile(o.files)
+	files, err := regexp.Compile(o.files)
+	if err != nil {
+		return row{}, err
+	}
+	match, err := regexp.Compile(o.match)
 	if err != nil {
 		return row{}, err
 	}
@@ -100,7 +105,7 @@ func mutatePackage(ctx context.Context, o options, pattern string) (row, error) 
 	if err != nil {
 		return row{}, err
 	}
-	p, err := load(o.goTool, pattern, match)
+	p, err := load(o.goTool, pattern, files)
 	if err != nil {
 		return row{}, err
 	}
@@ -108,7 +113,7 @@ func mutatePackage(ctx context.Context, o options, pattern string) (row, error) 
 		return row{}, err
 	}
 	r := row{pkg: p.ImportPath, invalid: countDropped(p.mutants)}
-	chosen := p.choose(o)
+	chosen := p.choose(o, match)
 	if o.list {
 		for _, m := range chosen {
 			fmt.Printf("%d\t%d\t%s\n", m.ID, m.Line, m.Key)
@@ -175,9 +180,9 @@ func (s *suite) prepare(ctx context.Context, o options, p *program, pattern stri
 }
 
 // choose drops the mutants that are not tried and returns the others.
-func (p *program) choose(o options) []*mutant {
+func (p *program) choose(o options, match *regexp.Regexp) []*mutant {
 	chosen := slices.DeleteFunc(slices.Clone(p.mutants), func(m *mutant) bool {
-		return m.dropped || o.only != 0 && m.ID != o.only
+		return m.dropped || o.only != 0 && m.ID != o.only || !match.MatchString(m.Key)
 	})
 	if o.sample > 0 && o.sample < len(chosen) {
 		r := rand.New(rand.NewPCG(o.seed, 0))

@@ -178,6 +178,9 @@ func TestMutants(t *testing.T) {
 
 func TestSample(t *testing.T) {
 	writeTiny(t)
+	if matched, _ := tryTiny(t, options{match: "Idle: .* → !"}); len(matched) != 3 {
+		t.Errorf("tried %v", matched)
+	}
 	chosen, _ := tryTiny(t, options{sample: 5, seed: 7})
 	again, _ := tryTiny(t, options{sample: 5, seed: 7})
 	other, _ := tryTiny(t, options{sample: 5, seed: 8})

@@ -16,6 +16,7 @@ func atifText() string {
  "steps":[
  {"step_id":1,"timestamp":"2026-11-20T10:00:00Z","source":"system","message":"You are …"},
  {"step_id":2,"source":"user","message":[{"type":"text","text":"Fix the test."},{"type":"image","source":{"media_type":"image/png","path":"a.png"}}]},
+ {"step_id":2,"source":"user","message":"And the other one."},
  {"step_id":3,"source":"agent","message":"Earlier.","is_copied_context":true},
  {"step_id":4,"source":"agent","model_name":"m","message":"","reasoning_content":"hm","tool_calls":[
    {"tool_call_id":"c1","function_name":"shell","arguments":{"command":"go test ./..."},"extra":{}},

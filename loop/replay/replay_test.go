@@ -242,7 +242,7 @@ func scriptErrors() map[string]struct{ script, want string } {
 		"no tool":           {script: "version: 1\nturns:\n- calls:\n  - input: {a: 1}\n", want: "a call needs a tool"},
 		"input and raw":     {script: "version: 1\nturns:\n- calls:\n  - tool: shell\n    input: {}\n    raw: ''\n", want: "not both"},
 		"two documents":     {script: "version: 1\nturns:\n- text: Hi.\n---\nversion: 1\n", want: "more than one"},
-		"no number":         {script: "version: 1\nturns:\n- calls:\n  - tool: shell\n    input: {a: .nan}\n", want: "input of shell"},
+		"no number":         {script: "version: 1\nturns:\n- calls:\n  - tool: shell\n    input: {a: .nan}\n", want: "turn 1: input of shell"},
 	}
 }
 
@@ -268,7 +268,7 @@ func TestOpenErrors(t *testing.T) {
 	if _, err := Open(folder, Options{}); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "trace.jsonl") {
 		t.Errorf("a folder without a trace: %v", err)
 	}
-	if _, err := Open("/dev/null", Options{}); !errors.Is(err, ErrNotRecording) {
+	if _, err := Open("/dev/null", Options{}); !errors.Is(err, ErrNotRecording) || !strings.Contains(err.Error(), "not a regular file") {
 		t.Errorf("a device: %v", err)
 	}
 }

@@ -100,7 +100,7 @@ func TestWriterErrors(t *testing.T) {
 		}
 	}
 	var out bytes.Buffer
-	if err := NewWriter(&out).SendJSON(1, TypeOpen, make(chan int)); err == nil || out.Len() != 0 {
+	if err := NewWriter(&out).SendJSON(1, TypeOpen, make(chan int)); err == nil || errors.Is(err, ErrProtocol) || out.Len() != 0 {
 		t.Errorf("what is no JSON: %v, %d bytes were sent", err, out.Len())
 	}
 	if err := NewWriter(&out).SendJSON(1, TypeCancel, Cancel{}); err != nil {
@@ -179,6 +179,7 @@ func TestConfigBounds(t *testing.T) {
 		"as it is":         {change: func(*Config) {}, ok: true},
 		"silence":          {change: func(c *Config) { c.SilenceMS = -1 }},
 		"highest gids":     {change: func(c *Config) { c.GIDBase, c.GIDCount = 1<<31-2, 1 }, ok: true},
+		"lowest gids":      {change: func(c *Config) { c.GIDBase = 1 }, ok: true},
 		"too high":         {change: func(c *Config) { c.GIDBase, c.GIDCount = 1<<31-1, 1 }},
 		"first of them":    {change: func(c *Config) { c.CommandGID = 30000 }},
 		"last of them":     {change: func(c *Config) { c.GIDCount, c.CommandGID = 5, 30004 }},

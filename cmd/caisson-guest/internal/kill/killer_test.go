@@ -306,6 +306,15 @@ func TestKillWaits(t *testing.T) {
 			},
 			killed: 20, passes: 23, took: 68200 * time.Microsecond,
 		},
+		"forks, and again once stopped": {
+			after: func(t *testing.T, proc string, pass int) {
+				_ = os.RemoveAll(filepath.Join(proc, strconv.Itoa(noPID+pass-1)))
+				if pass <= gentlePasses || pass == 5 {
+					writeStatus(t, proc, noPID+pass, member)
+				}
+			},
+			killed: 4, passes: 7, took: 2200 * time.Microsecond,
+		},
 		"unsteady, then gone": {
 			after: func(t *testing.T, proc string, pass int) {
 				switch pass {
