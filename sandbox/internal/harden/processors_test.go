@@ -22,6 +22,12 @@ func TestLimitProcessors(t *testing.T) {
 		{1000, "", info, Processors{}},
 		{1000, "3-1\n", info, Processors{}},
 		{0, "0-2\n", info, Processors{}},
+		{1001, "0-2\n", "", Processors{Online: "0-1\n"}},
+		{2000, "4-5\n", info, Processors{}},
+		{1000, "4-5\n", "processor\t: 4", Processors{Online: "0\n"}},
+		{1000, "0-x,1-4\n", info, Processors{}},
+		{1000, "x-3,1-4\n", info, Processors{}},
+		{1000, "3-1,1-4\n", info, Processors{}},
 	} {
 		if diff := cmp.Diff(tt.want, limitProcessors(tt.milli, tt.online, tt.info)); diff != "" {
 			t.Errorf("%d of %q (-want +got):\n%s", tt.milli, tt.online, diff)
