@@ -75,7 +75,7 @@ func applyProblem(r Report) *Problem {
 	switch o := r.Overlay; {
 	case r.ApplyRefused:
 		return &Problem{
-			Cause: fmt.Sprintf("the task is done, and nothing of it was applied: %d files changed in the workspace meanwhile, such as %s", len(o.Conflicts), o.Conflicts[0].Path),
+			Cause: fmt.Sprintf("the task is done, and nothing of it was applied: %s changed in the workspace meanwhile, such as %s", plural(len(o.Conflicts), "file"), o.Conflicts[0].Path),
 			Mend:  "caisson diff " + r.Session + " shows both; caisson apply --skip-conflicts " + r.Session + " applies the rest.",
 		}
 	case o != nil && len(o.Failed) > 0:
@@ -108,7 +108,7 @@ func budgetText(l *Limit) string {
 	case limits.KindCost:
 		return fmt.Sprintf("a cost of %s US dollars", costUSD(&l.Limit))
 	case limits.KindToolCalls:
-		return fmt.Sprintf("%d tool calls", l.Limit)
+		return plural(int(l.Limit), "tool call")
 	}
 	return fmt.Sprintf("%d %s", l.Limit, l.Kind)
 }

@@ -40,6 +40,9 @@ func TestTraceShowBreaksAtBlanks(t *testing.T) {
 			t.Errorf("a row begins before the text above it: %s", line)
 		}
 	}
+	if !strings.Contains(whole, " · 2 model calls · 1 tool call\n") {
+		t.Errorf("calls are not counted:\n%s", whole)
+	}
 	if strings.Join(strings.Fields(whole), " ") != strings.Join(strings.Fields(broken), " ") {
 		t.Errorf("words differ:\n%s\n%s", whole, broken)
 	}

@@ -104,7 +104,7 @@ func (p *printer) head(o Overview) {
 	if o.Outcome() == "answered" {
 		status = p.paint("32", o.Outcome())
 	}
-	p.printf("%s  %s · %s · %s · %d model calls · %d tool calls\n", p.bold(line(o.Session)), status, elapsed(o.Wall()), o.Cost(), o.ModelCalls, o.ToolCalls)
+	p.printf("%s  %s · %s · %s · %s · %s\n", p.bold(line(o.Session)), status, elapsed(o.Wall()), o.Cost(), plural(o.ModelCalls, "model call"), plural(o.ToolCalls, "tool call"))
 	fact := func(name, text string) {
 		if text != "" {
 			p.printf("  %s %s\n", p.dim(fmt.Sprintf("%-11s", name)), line(text))

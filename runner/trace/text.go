@@ -73,6 +73,14 @@ func count(n int64) string {
 	return s
 }
 
+// plural writes a number of things.
+func plural(n int, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return fmt.Sprintf("%d %s", n, noun)
+}
+
 // dollars writes a decimal cost with what matters of it.
 func dollars(usd string) string {
 	f, err := strconv.ParseFloat(usd, 64)
