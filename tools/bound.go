@@ -2,6 +2,7 @@ package tools
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -54,11 +55,11 @@ func splitText(s string, limit int) (head, tail string) {
 	return s[:h], s[t:]
 }
 
-// boundChars is [boundText] in characters.
-func boundChars(s string, limit int) (text string, cut bool) {
-	all := utf8.RuneCountInString(s)
-	if all <= limit {
-		return s, false
+// splitChars is [splitText] in characters. The head is the whole text if that is
+// no longer than the limit.
+func splitChars(s string, limit int) (head, tail string) {
+	if utf8.RuneCountInString(s) <= limit {
+		return s, ""
 	}
 	h, t := 0, len(s)
 	for range limit / 2 {
@@ -69,30 +70,26 @@ func boundChars(s string, limit int) (text string, cut bool) {
 		_, size := utf8.DecodeLastRuneInString(s[:t])
 		t -= size
 	}
-	return fmt.Sprintf("%s\n[… %d of %d characters left out …]\n%s", s[:h], all-limit, all, s[t:]), true
+	return s[:h], s[t:]
 }
 
 // room is what is left for the rest of a result.
-type room struct {
-	bytes int
-	// chars is -1 where characters are not bounded.
-	chars, images, imageBytes int
-}
+type room struct{ bytes, chars, images, imageBytes int }
 
 // text takes what there is room for.
 func (r *room) text(s string) (text string, cut bool) {
-	whole := s
-	if r.chars >= 0 {
-		s, cut = boundChars(s, r.chars)
+	text = s
+	head, tail := splitChars(s, r.chars)
+	switch kept := len(head) + len(tail); {
+	case kept > r.bytes:
+		text, cut = boundText(s, r.bytes)
+	case kept < len(s):
+		all := utf8.RuneCountInString(s)
+		text, cut = fmt.Sprintf("%s\n[… %d of %d characters left out …]\n%s", head, all-r.chars, all, tail), true
 	}
-	if len(s) > r.bytes {
-		s, cut = boundText(whole, r.bytes)
-	}
-	r.bytes -= min(r.bytes, len(s))
-	if r.chars >= 0 {
-		r.chars -= min(r.chars, utf8.RuneCountInString(s))
-	}
-	return s, cut
+	r.bytes -= min(r.bytes, len(text))
+	r.chars -= min(r.chars, utf8.RuneCountInString(text))
+	return text, cut
 }
 
 func (r *room) full() bool { return r.bytes == 0 || r.chars == 0 }
@@ -121,7 +118,7 @@ func (r *room) picture(b Block) string {
 func boundBlocks(blocks []Block, limit, chars int) (bounded []Block, cut bool) {
 	left := room{bytes: limit, chars: chars, images: maxImages, imageBytes: maxImagesBytes}
 	if chars == 0 {
-		left.chars = -1
+		left.chars = math.MaxInt
 	}
 	for i, b := range blocks {
 		if len(b.Image) == 0 && b.Text == "" {

@@ -32,6 +32,9 @@ func TestBoundBlocks(t *testing.T) {
 		{"picture of another type", []Block{{Image: []byte{1}, MediaType: "image/svg\x1b+xml"}}, 10, []Block{
 			{Text: `[a picture of type "image/svg\\x1b+xml" was left out; PNG, JPEG, GIF and WebP are shown]`},
 		}, true},
+		{"picture of a type with a long name", []Block{{Image: []byte{1}, MediaType: strings.Repeat("a", 41)}}, 10, []Block{
+			{Text: `[a picture of type "` + strings.Repeat("a", 37) + `…" was left out; PNG, JPEG, GIF and WebP are shown]`},
+		}, true},
 		{"picture too large", []Block{{Image: make([]byte, maxImageBytes+1)}}, 100, []Block{
 			{Text: "[a picture of 5242881 bytes was left out, at most 5242880 are shown]"},
 		}, true},
@@ -51,6 +54,11 @@ func TestBoundedPicturesAndBlocks(t *testing.T) {
 	got, cut := boundBlocks(slices.Repeat([]Block{picture}, 7), 10, 0)
 	if shown := blocksSize(got); !cut || shown < 15<<20 || shown > maxImagesBytes+1000 || !strings.Contains(got[6].Text, "left out") {
 		t.Errorf("cut %t, %d bytes of pictures", cut, shown)
+	}
+	largest := Block{Image: make([]byte, maxImageBytes), MediaType: "image/png"}
+	full := []Block{largest, largest, largest, {Image: largest.Image[:maxImagesBytes-3*maxImageBytes], MediaType: "image/png"}}
+	if got, cut := boundBlocks(full, 10, 0); cut || blocksSize(got) != maxImagesBytes {
+		t.Errorf("cut %t, %d bytes of pictures", cut, blocksSize(got))
 	}
 	small := Block{Image: []byte{1}, MediaType: "image/png"}
 	got, cut = boundBlocks(slices.Repeat([]Block{small}, maxImages+1), 10, 0)
@@ -73,6 +81,10 @@ func TestBoundedCharacters(t *testing.T) {
 		{"äöüß", 100, 4, "äöüß"},
 		{"äöüßé", 100, 4, "äö\n[… 1 of 5 characters left out …]\nßé"},
 		{"äöüßé", 100, 3, "ä\n[… 2 of 5 characters left out …]\nßé"},
+		{"abcde", 100, 4, "ab\n[… 1 of 5 characters left out …]\nde"},
+		{"ab", 100, 1, "\n[… 1 of 2 characters left out …]\nb"},
+		{"äöüßé", 8, 4, "äö\n[… 1 of 5 characters left out …]\nßé"},
+		{"äöüßé", 7, 4, "ä\n[… 4 of 10 bytes left out …]\nßé"},
 		{"äöüßé", 4, 4, "ä\n[… 6 of 10 bytes left out …]\né"},
 		{"äöüßé", 100, 0, "äöüßé"},
 	} {
@@ -80,6 +92,10 @@ func TestBoundedCharacters(t *testing.T) {
 		if blocksText(got) != tt.want || cut != (tt.want != tt.text) {
 			t.Errorf("%q in %d bytes and %d characters: %q, cut %t", tt.text, tt.bytes, tt.chars, blocksText(got), cut)
 		}
+	}
+	blocks, cut := boundBlocks([]Block{{Text: "äöüß"}, {Text: "x"}}, 100, 4)
+	if diff := cmp.Diff([]Block{{Text: "äöüß"}, {Text: "[… 1 more blocks left out …]"}}, blocks); diff != "" || !cut {
+		t.Errorf("cut %t, blocks (-want +got):\n%s", cut, diff)
 	}
 	got, _ := boundBlocks([]Block{{Text: strings.Repeat("é", 3000)}, {Text: strings.Repeat("é", 3000)}, {Text: "x"}}, 50_000, 4000)
 	if n := strings.Count(blocksText(got), "é"); n != 4000 || len(got) != 3 {
@@ -121,5 +137,8 @@ func TestElide(t *testing.T) {
 	}
 	if got, want := Elide("01äääää89", 4), "01 [… 5 characters (10 bytes) not shown …] 89"; got != want {
 		t.Errorf("elided %q, want %q", got, want)
+	}
+	if got, want := Elide("\x80\x80\x80\x80\x80", 4), " [… 5 characters (5 bytes) not shown …] "; got != want {
+		t.Errorf("text that is no UTF-8 is elided to %q, want %q", got, want)
 	}
 }

@@ -69,7 +69,7 @@ func writeEscape(b *strings.Builder, r rune, raw string) {
 		b.WriteString(`\r`)
 	case r == '\t':
 		b.WriteString(`\t`)
-	case r == utf8.RuneError && len(raw) == 1, r < 0x80:
+	case len(raw) == 1:
 		fmt.Fprintf(b, `\x%02x`, raw[0])
 	case r > 0xffff:
 		fmt.Fprintf(b, `\U%08x`, r)

@@ -26,13 +26,18 @@ func TestDisplay(t *testing.T) {
 		{"soft hyphen", "a\u00adb", `a\u00adb`, true},
 		{"tags", "a\U000e0041\U000e007f", `a\U000e0041\U000e007f`, true},
 		{"variation selectors", "a\ufe01\U000e0100", `a\ufe01\U000e0100`, true},
-		{"blank letters", "a\u3164\u115f\u2800\uffa0", `a\u3164\u115f\u2800\uffa0`, true},
+		{"emoji presentation", "❤\ufe0f", "❤\ufe0f", false},
+		{"blank letters", "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0", `\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0`, true},
+		{"first and last of a width", "\x7f\u0080\uffff", `\x7f\u0080\uffff`, true},
 		{"odd spaces", "a\u2003b\u2028c\u2029", `a\u2003b\u2028c\u2029`, true},
 		{"invalid UTF-8", "a\xc3(", `a\xc3(`, true},
 		{"replacement character itself", "a\ufffd", "a\ufffd", false},
 		{"private use", "\ue000", `\ue000`, true},
 		{"blanks that are not spaces", "a\u00a0b\u3000c\u1680", `a\u00a0b\u3000c\u1680`, true},
 		{"thousands of them", "a" + strings.Repeat("\u00a0", 5000) + "b", `a\u00a0{×5000}b`, true},
+		{"eight of them", strings.Repeat("\a", 8), strings.Repeat(`\x07`, 8), true},
+		{"nine of them", strings.Repeat("\a", 9) + "b", `\x07{×9}b`, true},
+		{"newlines and tabs are not counted", strings.Repeat("\n", 10) + strings.Repeat("\t", 9), strings.Repeat(`\n`, 10) + strings.Repeat(`\t`, 9), false},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -59,7 +59,7 @@ func visitStrings(v any, visit func(string)) {
 func blankNotices(s string) []string {
 	var notices []string
 	count := func(in func(rune) bool, least int, format string) {
-		longest, run := 0, 0
+		var longest, run int
 		for _, r := range s {
 			if run++; !in(r) {
 				run = 0
@@ -85,7 +85,7 @@ var (
 // letterNotices names words that mix letters of scripts that look alike, and
 // host names with letters that pass for others.
 func letterNotices(s string) []string {
-	if strings.IndexFunc(s, func(r rune) bool { return r > unicode.MaxASCII }) < 0 {
+	if !strings.ContainsFunc(s, notASCII) {
 		return nil
 	}
 	var notices []string
@@ -101,7 +101,7 @@ func letterNotices(s string) []string {
 		if !address && len(labels) < 2 {
 			continue
 		}
-		if strings.ContainsAny(host, "。．｡") || slices.ContainsFunc(labels, func(l string) bool { return spellOut(l) != l && (address || passesForLatin(l)) }) {
+		if strings.ContainsAny(host, "。．｡") || slices.ContainsFunc(labels, func(l string) bool { return strings.ContainsFunc(l, notASCII) && (address || passesForLatin(l)) }) {
 			notices = append(notices, fmt.Sprintf("%s is no plain host name", spellOut(host)))
 		}
 	}
@@ -120,32 +120,26 @@ func alikeScripts(word string) []string {
 	return found
 }
 
-// latinLookAlikes are the letters of other scripts that most fonts draw as a
-// Latin one.
-const latinLookAlikes = "аеорсухіјѕһԁԛԝӏвкмнтгѵԍոսօհցαορνικυγσχ"
+// latinLookAlikes are letters, most of other scripts, that most fonts draw as
+// a Latin one of ASCII.
+const latinLookAlikes = "аеорсухіјѕһԁԛԝӏвкмнтгѵԍոսօհցαορνικυγσχıɡɑ"
 
 // passesForLatin reports whether each letter of a label that is not ASCII looks
 // like a Latin one: an imitation of a Latin name from one other script, from
 // letters of full width, or from mathematical ones.
 func passesForLatin(label string) bool {
-	other := false
-	for _, r := range strings.ToLower(label) {
-		switch {
-		case r <= unicode.MaxASCII:
-		case strings.ContainsRune(latinLookAlikes, r), r >= 0xff01 && r <= 0xff5e, r >= 0x1d400 && r <= 0x1d7ff, r == 'ı', r == 'ɡ', r == 'ɑ':
-			other = true
-		default:
-			return false
-		}
-	}
-	return other
+	return !strings.ContainsFunc(strings.ToLower(label), func(r rune) bool {
+		return notASCII(r) && !strings.ContainsRune(latinLookAlikes, r) && (r < 0xff01 || r > 0xff5e) && (r < 0x1d400 || r > 0x1d7ff)
+	})
 }
+
+func notASCII(r rune) bool { return r > unicode.MaxASCII }
 
 // spellOut writes every character that is not ASCII as an escape.
 func spellOut(s string) string {
 	var b strings.Builder
 	for _, r := range s {
-		if r > unicode.MaxASCII {
+		if notASCII(r) {
 			writeEscape(&b, r, string(r))
 			continue
 		}

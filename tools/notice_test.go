@@ -44,6 +44,53 @@ func TestInputNotices(t *testing.T) {
 	}
 }
 
+// TestNoticesAtTheirBounds: of equal notices one is given, and of others the first
+// eight; a run is counted from its length on, wherever it stands.
+func TestNoticesAtTheirBounds(t *testing.T) {
+	for text, want := range map[string]int{
+		"\u0430a \u0430a": 1,
+		"\u0430a \u0430b \u0430c \u0430d \u0430e \u0430f \u0430g \u0430h":         maxNotices,
+		"\u0430a \u0430b \u0430c \u0430d \u0430e \u0430f \u0430g \u0430h \u0430i": maxNotices,
+		strings.Repeat(" ", longBlank-1):                                          0,
+		strings.Repeat(" ", longBlank):                                            1,
+		"a" + strings.Repeat("\t", longBlank-1):                                   0,
+		"a" + strings.Repeat("\t", longBlank) + "b":                               1,
+		"a" + strings.Repeat("\n", longEmpty-1) + "b\n\n":                         0,
+		strings.Repeat("\r", longEmpty):                                           1,
+		"\uff0e":                                                                  0,
+		"\u0430\u0435.com":                                                        1,
+	} {
+		input, err := json.Marshal(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := inputNotices(input); len(got) != want {
+			t.Errorf("%q: %q, want %d", text, got, want)
+		}
+	}
+	if got := inputNotices(json.RawMessage(`{`)); got != nil {
+		t.Errorf("no JSON: %q", got)
+	}
+}
+
+func TestSpellOut(t *testing.T) {
+	if got, want := spellOut("a\x7f\u0080\uffff\U00010000"), "a\x7f\\u0080\\uffff\\U00010000"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+func TestPassesForLatin(t *testing.T) {
+	for label, want := range map[string]bool{
+		"a-1": true, "аа": true, "аб": false, "бa": false, "ı": true, "ɡ": true, "ɑ": true, "\u0080": false, "\x7f": true,
+		"\uff00": false, "\uff01": true, "\uff5e": true, "\uff5f": false,
+		"\U0001d3ff": false, "\U0001d400": true, "\U0001d7ff": true, "\U0001d800": false,
+	} {
+		if got := passesForLatin(label); got != want {
+			t.Errorf("%+q: %t", label, got)
+		}
+	}
+}
+
 // TestConfirmationShowsTheEnd: whatever a command holds, its end stands in the
 // summary and in the input that a person is shown. The control cuts the end off,
 // as summaries once did.
