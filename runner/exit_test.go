@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/sandbox"
 )
 
 // TestExitStatusIsThePublishedTable compares the code with docs/exit-status.md.
@@ -90,6 +91,18 @@ func TestErrors(t *testing.T) {
 	} {
 		if err.Error() != want {
 			t.Errorf("%q, want %q", err, want)
+		}
+	}
+}
+
+func TestCancelledSessionsTellWhereChangesAre(t *testing.T) {
+	for mode, want := range map[sandbox.WorkspaceMode]string{
+		sandbox.ModeBind:    "What was done is in the workspace.",
+		sandbox.ModeOverlay: "The workspace is unchanged; caisson diff shows what was done.",
+	} {
+		s := &Session{opts: Options{Mode: mode}}
+		if got := s.whereChangesAre(); got != want {
+			t.Errorf("%s: %q, want %q", mode, got, want)
 		}
 	}
 }

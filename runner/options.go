@@ -136,8 +136,8 @@ type Report struct {
 	Dir string `json:"dir"`
 	// SessionEnded is what the last record says, its lists whole.
 	SessionEnded
-	// Unapproved is the number of calls that were refused because nobody
-	// could be asked.
+	// Unapproved is the number of calls that were refused because no one could
+	// be asked or no answer came in time.
 	Unapproved int `json:"unapproved"`
 	// Signal is the number of the signal that ended it, or 0.
 	Signal int `json:"signal,omitempty"`

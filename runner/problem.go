@@ -28,8 +28,8 @@ func (s *Session) problem(r Report) *Problem {
 			return applyProblem(r)
 		}
 		return &Problem{
-			Cause: fmt.Sprintf("%d of the calls needed an approval, and nobody could be asked", r.Unapproved),
-			Mend:  "Run on a terminal, allow the class with --policy, or set --on-prompt allow.",
+			Cause: plural(r.Unapproved, "call") + " needed an approval and got none",
+			Mend:  "Run on a terminal and answer in time, allow the class with --policy, or set --on-prompt allow.",
 		}
 	case loop.StopProviderFailed:
 		return &Problem{Cause: fmt.Sprintf("the model %s failed: %s", model, orElse(failure.Message, errText(r.Err))), Mend: "Check the address, the network and the model's name. " + detail + "."}
@@ -47,7 +47,7 @@ func (s *Session) problem(r Report) *Problem {
 		}
 		return &Problem{Cause: cause, Mend: "caisson doctor says what this machine can run; --backend and --image choose another sandbox."}
 	case loop.StopSandboxLost:
-		return &Problem{Cause: errText(r.Err), Mend: "Look at the engine or runtime (caisson doctor), and run the task again. What was done is in the workspace."}
+		return &Problem{Cause: errText(r.Err), Mend: "Look at the engine or runtime (caisson doctor), and run the task again. " + s.whereChangesAre()}
 	case loop.StopLimit:
 		return &Problem{Cause: "a limit was reached: " + budgetText(r.Limit), Mend: "Raise it with the flag that sets it, or make the task smaller."}
 	case loop.StopTraceUnwritable:
@@ -55,9 +55,17 @@ func (s *Session) problem(r Report) *Problem {
 	case loop.StopNoApprover:
 		return &Problem{Cause: "a call needed an approval, and nobody could be asked", Mend: "Run on a terminal, allow the class with --policy, or set --on-prompt deny to go on without it."}
 	case loop.StopCancelled:
-		return &Problem{Cause: errText(r.Err), Mend: "What was done is in the workspace."}
+		return &Problem{Cause: errText(r.Err), Mend: s.whereChangesAre()}
 	}
 	return nil
+}
+
+// whereChangesAre tells where the changes of a session that did not end well are.
+func (s *Session) whereChangesAre() string {
+	if s.overlaid() {
+		return "The workspace is unchanged; caisson diff shows what was done."
+	}
+	return "What was done is in the workspace."
 }
 
 // redactProblem takes secrets out of a problem: it may quote the provider.

@@ -248,7 +248,7 @@ func (r *round) follow(p *pending, leader *question) *Error {
 	switch by {
 	case byUser:
 		by = bySession
-	case byOnPrompt:
+	case byOnPrompt, byTimeout:
 		r.countUnapproved(leader.decision)
 	case "":
 		return leader.fail // cancelled before it was put
@@ -377,6 +377,7 @@ func (r *round) replied(p *pending, q *inquiry) *Error {
 	case byTimeout:
 		message := fmt.Sprintf("Nobody confirmed this operation within %v.", r.d.opts.ConfirmTimeout)
 		timeout := &Error{Class: ErrorConfirmationTimeout, Message: message, Visible: true}
+		r.countUnapproved(DecisionTimeout)
 		return firstOf(r.resolved(p, first, DecisionTimeout, ScopeOnce), timeout)
 	case byCancel:
 		return firstOf(r.resolved(p, first, DecisionDeny, ScopeOnce), r.cancelled(context.Cause(r.ctx)))

@@ -544,8 +544,8 @@ func TestPromptOnceWithoutAnAnswer(t *testing.T) {
 		}
 		wantEvents(t, rec, "a", "requested", "resolved timeout by timeout", "failed confirmation_timeout")
 		wantEvents(t, rec, "b", "resolved timeout by timeout", "failed confirmation_timeout")
-		if results[1].Class != ErrorConfirmationTimeout {
-			t.Errorf("the second call ends with %q", results[1].Class)
+		if results[1].Class != ErrorConfirmationTimeout || d.Unapproved() != 2 {
+			t.Errorf("the second call ends with %q, %d unapproved, want 2", results[1].Class, d.Unapproved())
 		}
 		roundOK(t, d, call("c", "shell", `{}`))
 		if got := rec.of("c")[0]; got != "requested" {

@@ -192,8 +192,8 @@ func (d *Dispatcher) UnmatchedRules() []string {
 	return d.opts.Policy.Unmatched(defs)
 }
 
-// Unapproved is the number of calls that were refused because nobody could be
-// asked. A run in which it is not 0 ends with status 56.
+// Unapproved returns the number of calls that were refused because no one could be
+// asked or no answer came in time. A run in which it is not 0 ends with status 56.
 func (d *Dispatcher) Unapproved() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -42,8 +42,9 @@ func TestConfirmTimeout(t *testing.T) {
 			begun := time.Now()
 			status, shown := w.onNewTerminal(t, c.answers, append([]string{"--policy", "default"}, c.args...)...)
 			_, err := os.Stat(filepath.Join(w.dir, "made"))
-			if made := err == nil; made != c.made || !strings.Contains(shown, "wants to run") || strings.Contains(shown, "nobody answered in time") == made {
-				t.Errorf("status %d, ran %t, want %t:\n%s", status, made, c.made, shown)
+			want := map[bool]int{true: 0, false: 56}[c.made]
+			if made := err == nil; made != c.made || status != want || !strings.Contains(shown, "wants to run") || strings.Contains(shown, "nobody answered in time") == made {
+				t.Errorf("status %d, want %d; ran %t, want %t:\n%s", status, want, made, c.made, shown)
 			}
 			if took := time.Since(begun); !c.made && took < time.Second {
 				t.Errorf("it was refused after %s", took)
