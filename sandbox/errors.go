@@ -14,9 +14,9 @@ var (
 	ErrUnsupported = errors.New("unsupported")
 	// ErrUnavailable: the engine, runtime or guest can't be reached or started.
 	ErrUnavailable = errors.New("backend unavailable")
-	// ErrNoNamespaces: this process may not make user namespaces, of which a
-	// sandbox is made: in a container its seccomp profile forbids it by default.
-	ErrNoNamespaces = errors.New("this process may not make user namespaces")
+	// ErrNoNamespaces: this process may not make the user namespaces or, as
+	// root, the mounts of a sandbox: a container forbids both by default.
+	ErrNoNamespaces = errors.New("this process may not make the namespaces and mounts of a sandbox")
 	// ErrLost: the container went away, or its guest broke the protocol,
 	// while it was in use. Never a command's result; the command is not run again.
 	ErrLost = errors.New("sandbox lost")

@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/sandbox/oci"
 )
 
 // kernelFeatures are what the packages below sandbox use of Linux, with the
@@ -39,7 +41,7 @@ func kernelFeatures() []feature {
 			name: "id-mapped mounts", rootOnly: true, mend: newer("5.12"),
 			lost:   "commands run as the workspace's owner's own uid, and can't run in a workspace of root's",
 			denied: "The kernel has them, and forbids this process to mount, as in a container: run Caisson as root of the machine, or as an ordinary user who owns the workspace, for whom nothing has to be mapped.",
-			try:    func() error { return exists(unix.MountSetattr(-1, "", 0, &unix.MountAttr{}), unix.EBADF) },
+			try:    oci.TryMount,
 		},
 		{
 			name: "overlay", mend: "As root: modprobe overlay; --mode bind needs none.",

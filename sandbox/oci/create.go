@@ -289,12 +289,16 @@ func (c *container) look(ctx context.Context, spec sandbox.Spec) error {
 }
 
 // quoting adds what the runtime or the guest wrote to the container's standard
-// error, if anything.
+// error, if anything that err doesn't have yet.
 func (c *container) quoting(err error) error {
-	if said := c.stdio.stderr.text(); said != "" {
-		return fmt.Errorf("%w: standard error: %q", err, said)
+	return quote(err, c.stdio.stderr.text())
+}
+
+func quote(err error, said string) error {
+	if said == "" || strings.Contains(err.Error(), said) {
+		return err
 	}
-	return err
+	return fmt.Errorf("%w: standard error: %q", err, said)
 }
 
 // greet waits for the guest. If ctx ends, the connection is closed, and the

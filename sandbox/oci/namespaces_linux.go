@@ -29,3 +29,13 @@ func TryUserNamespace() error {
 	}
 	return err
 }
+
+// TryMount reports why this process can't change mounts, or nil: the kernel
+// refuses a process that may not before it looks at the descriptor.
+func TryMount() error {
+	err := unix.MountSetattr(-1, "", 0, &unix.MountAttr{})
+	if errors.Is(err, unix.EBADF) {
+		return nil
+	}
+	return err
+}

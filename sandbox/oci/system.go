@@ -3,6 +3,7 @@ package oci
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"runtime"
 	"strings"
@@ -17,7 +18,7 @@ func (b *Backend) checkSystem() error {
 		return fmt.Errorf("%s is not Linux: use the docker backend: %w", runtime.GOOS, sandbox.ErrUnsupported)
 	}
 	if !b.rootless {
-		return nil
+		return checkMounts()
 	}
 	for _, s := range []struct{ file, off, mend string }{
 		{"user/max_user_namespaces", "0", "sysctl user.max_user_namespaces=15000"},
@@ -32,8 +33,20 @@ func (b *Backend) checkSystem() error {
 	return checkNamespaces()
 }
 
-// tryUserNamespace is a variable for tests.
-var tryUserNamespace = TryUserNamespace
+// These are variables for tests.
+var (
+	tryUserNamespace = TryUserNamespace
+	tryMount         = TryMount
+)
+
+// checkMounts fails with sandbox.ErrNoNamespaces where this process may not
+// mount, which the runtimes do where Caisson is root.
+func checkMounts() error {
+	if err := tryMount(); errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("%w: %w: root may not mount here: %w", sandbox.ErrUnavailable, sandbox.ErrNoNamespaces, err)
+	}
+	return nil
+}
 
 // checkNamespaces fails with sandbox.ErrNoNamespaces where this process can't
 // make a user namespace.
@@ -49,7 +62,11 @@ func explainFailure(err error) error {
 	if !errors.Is(err, sandbox.ErrUnavailable) && !errors.Is(err, sandbox.ErrUnsupported) || errors.Is(err, sandbox.ErrNoNamespaces) {
 		return err
 	}
-	if cause := checkNamespaces(); cause != nil {
+	cause := checkNamespaces()
+	if cause == nil && strings.Contains(err.Error(), `error mounting "proc"`) {
+		cause = sandbox.ErrNoNamespaces // runc: a container's masked /proc forbids another one
+	}
+	if cause != nil {
 		return fmt.Errorf("%w: %w", cause, err)
 	}
 	return err

@@ -2,6 +2,7 @@ package oci
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -32,5 +33,44 @@ func TestExplainFailure(t *testing.T) {
 	b := &Backend{rootless: true}
 	if err := b.checkSystem(); !errors.Is(err, sandbox.ErrNoNamespaces) || !errors.Is(err, sandbox.ErrUnavailable) {
 		t.Errorf("an ordinary user's check: %v", err)
+	}
+}
+
+// TestRootThatMayNotMount: root in a container is told so before anything is
+// started, and a runtime's refused /proc is recognised.
+func TestRootThatMayNotMount(t *testing.T) {
+	t.Cleanup(func() { tryMount, tryUserNamespace = TryMount, TryUserNamespace })
+	b := &Backend{}
+	tryMount = func() error { return nil }
+	if err := b.checkSystem(); err != nil {
+		t.Errorf("where root may mount: %v", err)
+	}
+	tryMount = func() error { return unix.ENOSYS } // before Linux 5.12
+	if err := b.checkSystem(); err != nil {
+		t.Errorf("on an old kernel: %v", err)
+	}
+	tryMount = func() error { return unix.EPERM }
+	if err := b.checkSystem(); !errors.Is(err, sandbox.ErrNoNamespaces) || !errors.Is(err, sandbox.ErrUnavailable) {
+		t.Errorf("where root may not mount: %v", err)
+	}
+	tryUserNamespace = func() error { return nil }
+	raw := fmt.Errorf("%w: error mounting \"proc\" to rootfs: operation not permitted", sandbox.ErrUnavailable)
+	if err := explainFailure(raw); !errors.Is(err, sandbox.ErrNoNamespaces) {
+		t.Errorf("a refused /proc: %v", err)
+	}
+	raw = fmt.Errorf("%w: error mounting \"/x\" to rootfs", sandbox.ErrUnavailable)
+	if err := explainFailure(raw); errors.Is(err, sandbox.ErrNoNamespaces) {
+		t.Errorf("another mount: %v", err)
+	}
+}
+
+// TestQuote: what an error has already is not said twice.
+func TestQuote(t *testing.T) {
+	err := errors.New("exit status 1: no room")
+	if got := quote(err, "no room").Error(); got != err.Error() {
+		t.Errorf("%q", got)
+	}
+	if got := quote(err, "a panic").Error(); got != `exit status 1: no room: standard error: "a panic"` {
+		t.Errorf("%q", got)
 	}
 }

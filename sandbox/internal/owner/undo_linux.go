@@ -27,8 +27,8 @@ func Unmount(base *os.File, name string) error {
 		if errors.Is(err, unix.ENOENT) {
 			return nil
 		}
-		if errors.Is(err, unix.EINVAL) {
-			break // no mount, or none any more
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPERM) {
+			break // no mount, or none any more; one that may not be removed fails below with EBUSY
 		}
 		if err != nil {
 			return fmt.Errorf("unmount %s: %w", name, err)
