@@ -474,6 +474,24 @@ func TestAnswerStandsWithoutItsClient(t *testing.T) {
 	wantText(t, roundOK(t, d, call("a", "shell", `{}`))[0], false, "done")
 }
 
+// TestFirstAnswerClosesItsQuestion: a second answer is none, and the other questions
+// stay open.
+func TestFirstAnswerClosesItsQuestion(t *testing.T) {
+	broker := NewBroker(BrokerOptions{Attended: true})
+	open := func(id string) *inquiry {
+		return broker.open(t.Context(), Confirmation{ID: id, Expires: time.Now().Add(time.Hour)})
+	}
+	first, second := open("first"), open("second")
+	defer second.cancel()
+	if !broker.write(first, reply{by: byUser}) || broker.write(first, reply{by: byUser}) {
+		t.Error("the first answer is not the only one that counts")
+	}
+	broker.record(first, Resolution{}, nil)
+	if got := broker.Pending(); len(got) != 1 || got[0].ID != "second" {
+		t.Errorf("%+v wait", got)
+	}
+}
+
 // TestWhoIsShownAQuestion: a client is shown what is presented and waits still, and
 // nothing once it has gone.
 func TestWhoIsShownAQuestion(t *testing.T) {

@@ -1,14 +1,12 @@
 package tools
 
 import (
-	"bufio"
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"os/user"
@@ -171,7 +169,7 @@ func (l changeLog) append(c Change) error {
 	if n := len(before); n > 0 {
 		c.Seq, c.Prev = before[n-1].Seq+1, end.hash
 	}
-	text, err := encodeChange(c)
+	text, err := json.Marshal(c)
 	if err != nil {
 		return fmt.Errorf("encode change: %w", err)
 	}
@@ -184,23 +182,12 @@ func (l changeLog) append(c Change) error {
 		_, err = f.Write(append(text, '\n'))
 	}
 	if err == nil {
-		err = f.Sync()
-	}
-	if err == nil && c.Seq == 1 {
-		err = syncFolder(filepath.Dir(l.path))
+		err = errors.Join(f.Sync(), syncFolder(filepath.Dir(l.path)))
 	}
 	if err != nil { // what was not made must not stand there
 		err = fmt.Errorf("write log of changes: %w", errors.Join(err, f.Truncate(end.offset)))
 	}
 	return errors.Join(err, f.Close())
-}
-
-func encodeChange(c Change) ([]byte, error) {
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	err := enc.Encode(c)
-	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
 }
 
 // logEnd is where the good lines of a log end, and the hash of the last one.
@@ -222,28 +209,24 @@ func (l changeLog) read() ([]Change, logEnd, error) {
 	if err != nil {
 		return nil, end, fmt.Errorf("read log of changes: %w", err)
 	}
-	f, err := os.Open(l.path)
+	text, err := os.ReadFile(l.path)
 	if err != nil {
 		return nil, end, fmt.Errorf("read log of changes: %w", err)
 	}
-	defer func() { _ = f.Close() }() // only read
 	var changes []Change
-	for in := bufio.NewReader(f); ; {
-		line, err := in.ReadBytes('\n')
-		switch {
-		case errors.Is(err, io.EOF):
-			return changes, end, nil // what is left in line was cut short
-		case err != nil:
-			return nil, end, fmt.Errorf("read log of changes: %w", err)
+	for line := range bytes.Lines(text) {
+		entry, whole := bytes.CutSuffix(line, []byte("\n"))
+		if !whole {
+			break // it was cut short
 		}
-		text := line[:len(line)-1]
-		c, err := nextChange(text, int64(len(changes))+1, end.hash)
+		c, err := nextChange(entry, int64(len(changes))+1, end.hash)
 		if err != nil {
 			return changes, end, fmt.Errorf("%w: line %d of %s: %w", ErrChangeLog, len(changes)+1, l.path, err)
 		}
 		changes = append(changes, c)
-		end = logEnd{end.offset + int64(len(line)), hexSum(text)}
+		end = logEnd{end.offset + int64(len(line)), hexSum(entry)}
 	}
+	return changes, end, nil
 }
 
 // nextChange reads the line that must follow.
@@ -261,7 +244,7 @@ func nextChange(text []byte, seq int64, prev string) (c Change, err error) {
 		return c, fmt.Errorf("seq %d, want %d", c.Seq, seq)
 	case c.Prev != prev:
 		return c, errors.New("prev is not the hash of the line before")
-	case c.File == "" || c.File != filepath.Base(c.File):
+	case c.File != filepath.Base(c.File):
 		return c, fmt.Errorf("%q is no name of a file", c.File)
 	}
 	return c, nil

@@ -4,11 +4,17 @@ package tools
 
 import (
 	"bufio"
+	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
+	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // changeCrashEnv makes this test's program the one that is killed: it names the
@@ -44,6 +50,40 @@ func TestChangesSurviveAKill(t *testing.T) {
 	}
 	if missing == "" {
 		t.Error("one that acknowledges before it changes anything misses nothing: the test sees no loss")
+	}
+}
+
+// TestFullDisk: a line that is written in part is taken back, and its change is
+// not made.
+func TestFullDisk(t *testing.T) {
+	g, path := testGrants(t)
+	if err := g.Add(Grant{Tool: "shell", Workspace: "/p", Phrase: "a", Decision: DecisionAllow}); err != nil {
+		t.Fatal(err)
+	}
+	log := filepath.Join(filepath.Dir(path), ChangeLogFile)
+	before, err := os.ReadFile(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &old); err != nil {
+		t.Fatal(err)
+	}
+	signal.Ignore(unix.SIGXFSZ)
+	defer signal.Reset(unix.SIGXFSZ)
+	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: uint64(len(before)) + 10, Max: old.Max}); err != nil {
+		t.Fatal(err)
+	}
+	failed := g.Add(Grant{Tool: "shell", Workspace: "/p", Phrase: "b", Decision: DecisionAllow})
+	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &old); err != nil {
+		t.Fatal(err)
+	}
+	after, err := os.ReadFile(log)
+	if !errors.Is(failed, unix.EFBIG) || !strings.Contains(failed.Error(), "write log of changes") || err != nil || !bytes.Equal(before, after) {
+		t.Errorf("%v; the log is %q, %v", failed, after, err)
+	}
+	if list, err := g.List(); len(list) != 1 || err != nil {
+		t.Errorf("approved are %v, %v", list, err)
 	}
 }
 

@@ -5,11 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/user"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -215,8 +218,52 @@ func TestDamagedLogs(t *testing.T) {
 		if err := tt.spoil(log, file); err != nil {
 			t.Fatal(err)
 		}
-		if changes, err := ReadChanges(dir); err == nil || errors.Is(err, ErrChangeLog) != tt.damaged || len(changes) != tt.changes {
+		if changes, err := ReadChanges(dir); err == nil || errors.Is(err, ErrChangeLog) != tt.damaged || len(changes) != tt.changes || tt.damaged && !strings.Contains(err.Error(), "line 2 of "+log) {
 			t.Errorf("%s: %d changes, %v", name, len(changes), err)
+		}
+	}
+}
+
+// TestLogsThatCantBeUsed: a log that can't be opened or read is an error, and not
+// an empty one.
+func TestLogsThatCantBeUsed(t *testing.T) {
+	dir := t.TempDir()
+	if err := (changeLog{filepath.Join(dir, "none", ChangeLogFile)}).append(Change{File: "f"}); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without a folder: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := (changeLog{filepath.Join(dir, "file", ChangeLogFile)}).read(); !errors.Is(err, syscall.ENOTDIR) {
+		t.Errorf("below a file: %v", err)
+	}
+	if runtime.GOOS != "linux" {
+		return
+	}
+	if _, _, err := (changeLog{"/proc/self/mem"}).read(); !errors.Is(err, syscall.EIO) {
+		t.Errorf("a file that can't be read: %v", err)
+	}
+}
+
+func TestNextChange(t *testing.T) {
+	line := func(version, seq int, prev, file string) string {
+		return fmt.Sprintf(`{"schema_version":%d,"seq":%d,"prev":%q,"file":%q}`, version, seq, prev, file)
+	}
+	good := line(1, 7, "p", "f")
+	for text, want := range map[string]string{
+		good: "",
+		good + strings.Repeat(" ", maxChangeBytes-len(good)):   "",
+		good + strings.Repeat(" ", maxChangeBytes-len(good)+1): "longer than 16777216 bytes",
+		line(2, 7, "p", "f"):                        "schema version 2, this program reads 1",
+		line(1, 8, "p", "f"):                        "seq 8, want 7",
+		line(1, 7, "q", "f"):                        "prev is not the hash of the line before",
+		line(1, 7, "p", "a/f"):                      `"a/f" is no name of a file`,
+		line(1, 7, "p", ""):                         `"" is no name of a file`,
+		strings.Replace(good, "{", `{"more":1,`, 1): `json: unknown field "more"`,
+	} {
+		c, err := nextChange([]byte(text), 7, "p")
+		if want == "" && (err != nil || c.File != "f") || want != "" && (err == nil || err.Error() != want) {
+			t.Errorf("%.80s: %+v, %v", text, c, err)
 		}
 	}
 }
