@@ -1,6 +1,7 @@
 package tools
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -48,8 +49,13 @@ func TestGrantsAreStoredFoundAndRevoked(t *testing.T) {
 			t.Errorf("Find(%+v) is %q, %t, %v, want %q", tt.key, d, ok, err, tt.want)
 		}
 	}
-	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("mode %v, %v", info.Mode(), err)
+	for _, path := range []string{path, path + ".lock"} {
+		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("mode of %s: %v, %v", path, info.Mode(), err)
+		}
+	}
+	if text, err := os.ReadFile(path); err != nil || !bytes.HasSuffix(text, []byte("}\n")) {
+		t.Errorf("the file ends with no newline: %q, %v", text, err)
 	}
 	if info, err := os.Stat(filepath.Dir(path)); err != nil || info.Mode().Perm() != 0o700 {
 		t.Errorf("folder mode %v, %v", info.Mode(), err)

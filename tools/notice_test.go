@@ -68,6 +68,12 @@ func TestNoticesAtTheirBounds(t *testing.T) {
 			t.Errorf("%q: %q, want %d", text, got, want)
 		}
 	}
+	blanks := `"` + strings.Repeat(" ", longBlank) + `"`
+	for _, input := range []string{`{` + blanks + `:1}`, `{"a":[1,` + blanks + `]}`} {
+		if got := inputNotices(json.RawMessage(input)); len(got) != 1 {
+			t.Errorf("%s: %q", input, got)
+		}
+	}
 	if got := inputNotices(json.RawMessage(`{`)); got != nil {
 		t.Errorf("no JSON: %q", got)
 	}

@@ -1,0 +1,48 @@
+package tools
+
+import (
+	"encoding/json"
+	"errors"
+	"testing"
+)
+
+func TestSummary(t *testing.T) {
+	paths := func(list ...string) func(json.RawMessage) []string {
+		return func(json.RawMessage) []string { return list }
+	}
+	say := func(text string) func(json.RawMessage) string { return func(json.RawMessage) string { return text } }
+	for want, def := range map[string]Definition{
+		`{"a":1}`:  {},
+		`{"a":1} `: {Paths: paths()},
+		"p":        {Paths: paths("p", "q")},
+		"said":     {Summary: say("said"), Paths: paths("p")},
+		`a\nb`:     {Summary: say("a\nb")},
+		` {"a":1}`: {Summary: say(""), Paths: paths("p")},
+	} {
+		input := `{"a":1}`
+		if len(want) == len(input)+1 {
+			input = want
+		}
+		if got := summary(def, json.RawMessage(input)); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+func TestClipMiddle(t *testing.T) {
+	for in, want := range map[string]string{"0123456789": "0123456789", "0123456789a": "012…789a"} {
+		if got := clipMiddle(in, 10); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+func TestErrorGivesItsCause(t *testing.T) {
+	cause := errors.New("cause")
+	if err := (&Error{Class: ErrorExecution, Err: cause}); !errors.Is(err, cause) || err.Error() != "execution_error" {
+		t.Error(err)
+	}
+	if err := (&Error{Class: ErrorExecution, Message: "said"}); err.Error() != "said" {
+		t.Error(err)
+	}
+}
