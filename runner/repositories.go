@@ -124,42 +124,30 @@ func kindOfEntry(e *workspace.ScanEntry) repositoryKind {
 // findRepositories looks for the repositories of a workspace as it is.
 func findRepositories(ctx context.Context, l *repositoryLook, git sandbox.GitMode) (*repositories, error) {
 	r := &repositories{known: map[string]string{}, obeyed: map[string]obeyedFile{}, closed: map[string]closedDirectory{}, unfinished: map[string]bool{}, whole: true}
-	var found []string
-	note := func(p string) {
-		if len(found) >= maxRepositories {
-			r.whole = false
-			return
-		}
-		found = append(found, p)
-	}
 	err := l.reader.Scan(ctx, ".", workspace.ScanOptions{
 		Mounts: l.mounts,
 		Visit: func(e *workspace.ScanEntry) (uint8, string) {
 			l.entries++
 			if kindOfEntry(e) != noRepository {
-				note(e.Path())
+				r.add(e.Path())
 				return 0, ""
 			}
 			return markOf(e.Name()), enterDirectory(e)
 		},
 		Leave: func(dir string, marks uint8) {
 			if isBare(marks) {
-				note(dir)
+				r.add(dir)
 			}
 		},
 		Unread: func(dir string, _ error) {
 			st, err := l.reader.StatEntry(ctx, dir)
-			if err != nil || len(r.closed) >= maxClosed {
-				r.whole = false
-				return
-			}
-			r.closed[dir] = closedOf(st)
+			r.addClosed(dir, st, err)
 		},
 	})
 	if err != nil {
 		return nil, err
 	}
-	for _, p := range found {
+	for _, p := range r.paths() {
 		f, err := l.fingerprint(ctx, p, skipped(p, git)...)
 		if err != nil {
 			return nil, err
@@ -185,6 +173,25 @@ func findRepositories(ctx context.Context, l *repositoryLook, git sandbox.GitMod
 	}
 	r.entries = l.entries
 	return r, nil
+}
+
+// add adds a repository that is yet to be looked at.
+func (r *repositories) add(p string) {
+	if len(r.known) >= maxRepositories {
+		r.whole = false
+		return
+	}
+	r.known[p] = ""
+}
+
+// addClosed adds a directory that could not be looked into; err is why st is not
+// known.
+func (r *repositories) addClosed(dir string, st workspace.ScanStat, err error) {
+	if err != nil || len(r.closed) >= maxClosed {
+		r.whole = false
+		return
+	}
+	r.closed[dir] = closedOf(st)
 }
 
 func enterDirectory(e *workspace.ScanEntry) string {

@@ -3,13 +3,16 @@
 package runner
 
 import (
+	"context"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -157,6 +160,11 @@ func TestFilesThatConfigurationNames(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("obeyed (-want +got):\n%s", diff)
 	}
+	for _, git := range []sandbox.GitMode{sandbox.GitReadOnly, sandbox.GitCommit} {
+		if got := slices.Contains(skipped(".git", git), "hooks"); got != (git == sandbox.GitCommit) || skipped("r/.git", git) != nil {
+			t.Errorf("%v: skips hooks: %t", git, got)
+		}
+	}
 	commit, err := findRepositories(t.Context(), &repositoryLook{reader: l.reader}, sandbox.GitCommit)
 	if err != nil || !maps.Equal(commit.obeyed, r.obeyed) {
 		t.Errorf("where commands may commit, other files are obeyed: %v, %v", commit, err)
@@ -268,6 +276,81 @@ func TestWhatALookCovers(t *testing.T) {
 		if !open.covers(p) || closed.covers(p) != want || new(repositories).covers(p) {
 			t.Errorf("%s: %t, %t", p, open.covers(p), closed.covers(p))
 		}
+	}
+}
+
+// TestWhatALookKeepsIsBounded: a look that found more than it keeps is not whole,
+// nor is one that can't tell a closed directory from another.
+func TestWhatALookKeepsIsBounded(t *testing.T) {
+	empty := func() *repositories {
+		return &repositories{known: map[string]string{}, closed: map[string]closedDirectory{}, whole: true}
+	}
+	r := empty()
+	for i := range maxRepositories + 1 {
+		if !r.whole {
+			t.Fatalf("not whole with %d repositories", i)
+		}
+		r.add(fmt.Sprint(i))
+	}
+	if r.whole || len(r.known) != maxRepositories {
+		t.Errorf("whole: %t, with %d repositories", r.whole, len(r.known))
+	}
+	r = empty()
+	for i := range maxClosed + 1 {
+		if !r.whole {
+			t.Fatalf("not whole with %d closed directories", i)
+		}
+		r.addClosed(fmt.Sprint(i), workspace.ScanStat{Inode: uint64(i)}, nil)
+	}
+	if r.whole || len(r.closed) != maxClosed || r.closed["7"].inode != 7 {
+		t.Errorf("whole: %t, with %d closed directories", r.whole, len(r.closed))
+	}
+	r = empty()
+	if r.addClosed("gone", workspace.ScanStat{}, fs.ErrNotExist); r.whole || len(r.closed) != 0 {
+		t.Errorf("whole: %t, %v", r.whole, r.closed)
+	}
+}
+
+// endingContext ends when its error is asked for once more than left says.
+type endingContext struct {
+	context.Context
+	cancel context.CancelFunc
+	left   int
+	mu     *sync.Mutex
+}
+
+func (c *endingContext) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.left--; c.left < 0 {
+		c.cancel()
+	}
+	return c.Context.Err()
+}
+
+// TestALookThatEnds: wherever its context ends, a look returns what it found or an
+// error.
+func TestALookThatEnds(t *testing.T) {
+	_, l := lookAt(t, map[string]string{".git/config": "", ".git/hooks/x": "", "r/.git/objects/x": "", "r/.git/config": ""})
+	failed := 0
+	for left := 0; ; left++ {
+		inner, cancel := context.WithCancel(t.Context())
+		r, err := findRepositories(&endingContext{inner, cancel, left, new(sync.Mutex)}, l, sandbox.GitReadOnly)
+		ended := inner.Err() != nil
+		cancel()
+		if (r == nil) != (err != nil) {
+			t.Errorf("ended after %d: %v, %v", left, r, err)
+		}
+		if err != nil {
+			failed++
+		}
+		if !ended {
+			break
+		}
+	}
+	t.Log(failed, "looks failed")
+	if failed == 0 {
+		t.Error("no look failed")
 	}
 }
 

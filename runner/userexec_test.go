@@ -10,12 +10,18 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/internal/execsock"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -148,6 +154,85 @@ func TestUserCommandEndsWithItsSession(t *testing.T) {
 	}
 }
 
+// TestUserCommandWhoseOwnerIsLost: its end is not known.
+func TestUserCommandWhoseOwnerIsLost(t *testing.T) {
+	state := t.TempDir()
+	dir := filepath.Join(SessionDir(state, "ses_x"), sandboxDir)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	server, err := execsock.Listen(t.Context(), dir, sandbox.ExecSocket, func(ctx context.Context, _ execsock.Request, _ io.Reader, _, _ io.Writer) execsock.Result {
+		<-ctx.Done()
+		return execsock.Result{}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close(errEnding)
+	abandon := make(chan struct{})
+	close(abandon)
+	_, err = RunUserCommand(t.Context(), state, "ses_x", UserCommand{Argv: []string{"true"}, Stdout: io.Discard, Stderr: io.Discard, Abandon: abandon})
+	if e, ok := errors.AsType[*Error](err); !ok || e.Status != ExitSandboxLost || !strings.HasPrefix(e.Cause, "the command's end is not known: ") {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestUserCommandsAreRecordedFirst: a command that can't be recorded does not
+// start, and is on the disk before it starts; a record of its end that fails is
+// logged.
+func TestUserCommandsAreRecordedFirst(t *testing.T) {
+	failed := errors.New("no space")
+	for name, c := range map[string]struct {
+		closed       bool // the trace, before the command; after it
+		closes       bool
+		sync         error
+		starts, logs int
+	}{
+		"recorded":             {starts: 1},
+		"not recorded":         {closed: true},
+		"not synced":           {sync: failed},
+		"its end not recorded": {closes: true, starts: 1, logs: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			rec, err := NewRecorder(RecorderOptions{Dir: t.TempDir(), Session: "ses_01JD0000000000000000000000"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer rec.Close()
+			end := func() {
+				if err := rec.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+			b, _ := startedBackgrounds(t, map[string]script{"run": func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
+				if c.closes {
+					end()
+				}
+				return sandbox.ExitStatus{}
+			}})
+			synced, starts := 0, 0
+			b.x.box.backend.(*fakeBackend).starting = func(_ context.Context, cmd sandbox.Command) error {
+				if starts++; cmd.Timeout != 1500*time.Millisecond || synced != 1 {
+					t.Errorf("started with a timeout of %v, after %d syncs", cmd.Timeout, synced)
+				}
+				return nil
+			}
+			core, logged := observer.New(zap.ErrorLevel)
+			u := &userCommands{box: b.x.box, exec: b.x, journal: newJournal(rec, nil), log: zap.New(core), sync: func() error {
+				synced++
+				return c.sync
+			}}
+			if c.closed {
+				end()
+			}
+			r := u.run(t.Context(), execsock.Request{Argv: [][]byte{[]byte("run")}, TimeoutMS: 1500}, nil, io.Discard, io.Discard)
+			if (r.Failure == nil) != (c.starts == 1) || starts != c.starts || logged.Len() != c.logs {
+				t.Errorf("%+v; started %d times, logged %d entries", r.Failure, starts, logged.Len())
+			}
+		})
+	}
+}
+
 // What nobody owns is 42, with what to do.
 func TestUserCommandOfNoSession(t *testing.T) {
 	for _, session := range []string{"ses_none", "../.."} {
@@ -204,6 +289,7 @@ func TestCountedOutput(t *testing.T) {
 			t.Error(n, err)
 		}
 	}
+	c.stream()
 	if got := c.stream(); got.Bytes != 3 || got.SHA256 != fmt.Sprintf("%x", sha256.Sum256([]byte("abc"))) {
 		t.Errorf("%+v", got)
 	}
@@ -220,14 +306,19 @@ func TestUserCommandsThatDoNotRun(t *testing.T) {
 		fills   bool // the disk, before it starts
 		script  script
 		left    int
+		last    bool // no other sandbox follows
+		unready error
 		after   int
 		want    error
 	}{
-		"one that runs":       {script: says("x"), after: 1},
-		"a refused one":       {refuses: sandbox.ErrInvalid, want: sandbox.ErrInvalid},
-		"one on a full disk":  {refuses: sandbox.ErrInvalid, fills: true, want: &limits.ExceededError{}},
-		"one that leaves one": {script: says("x"), left: 1, after: 1},
-		"one that is lost":    {script: dies(true), want: &tools.Error{}},
+		"one that runs": {script: says("x"), after: 1},
+		"one that ended before the disk was full": {script: says("x"), after: 1},
+		"a refused one":               {refuses: sandbox.ErrInvalid, want: sandbox.ErrInvalid},
+		"one on a full disk":          {refuses: sandbox.ErrInvalid, fills: true, want: &limits.ExceededError{}},
+		"one that leaves one":         {script: says("x"), left: 1, after: 1},
+		"one that leaves one at last": {script: says("x"), left: 1, last: true, want: tools.ErrSandboxLost},
+		"one without a workspace":     {script: says("x"), unready: sandbox.ErrState, want: sandbox.ErrState},
+		"one that is lost":            {script: dies(true), want: &tools.Error{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, _ := startedBackgrounds(t, map[string]script{"run": c.script})
@@ -240,7 +331,9 @@ func TestUserCommandsThatDoNotRun(t *testing.T) {
 				defer mu.Unlock()
 				return diskRoom{bytes: free, files: -1}
 			}, nil)
+			var watched context.Context
 			backend.starting = func(ctx context.Context, _ sandbox.Command) error {
+				watched = ctx
 				if c.fills {
 					mu.Lock()
 					free = 0
@@ -250,7 +343,14 @@ func TestUserCommandsThatDoNotRun(t *testing.T) {
 				return c.refuses
 			}
 			after, lost := 0, 0
-			b.x.after = func(context.Context) { after++ }
+			b.x.after = func(context.Context) {
+				if after++; name == "one that ended before the disk was full" {
+					mu.Lock()
+					free = 0
+					mu.Unlock()
+					<-watched.Done()
+				}
+			}
 			if _, err := b.x.begin(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -260,6 +360,10 @@ func TestUserCommandsThatDoNotRun(t *testing.T) {
 				}
 				return nil
 			}
+			if c.last {
+				b.x.box.restarts, b.x.box.fail = maxRestarts, func(error) {}
+			}
+			b.x.unready = c.unready
 			u := &userCommands{box: b.x.box, exec: b.x}
 			_, err := u.start(t.Context(), sandbox.Command{Argv: []string{"run"}, Stdout: io.Discard, Stderr: io.Discard})
 			if (err != nil) != (c.want != nil) {

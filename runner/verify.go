@@ -2,6 +2,7 @@ package runner
 
 import (
 	"context"
+	"errors"
 	"io"
 
 	"github.com/caisson-run/caisson/sandbox"
@@ -14,14 +15,8 @@ import (
 func (s *Session) verifyTools() ([]tools.Factory, error) {
 	o := verify.Options{View: s.reader, CommandTime: s.opts.Resources.CommandTime}
 	plain, err := verify.New(o)
-	if err != nil {
-		return nil, err
-	}
-	sh, err := verify.NewShell(checker{s.exec}, o)
-	if err != nil {
-		return nil, err
-	}
-	return []tools.Factory{plain, sh}, nil
+	sh, shellErr := verify.NewShell(checker{s.exec}, o)
+	return []tools.Factory{plain, sh}, errors.Join(err, shellErr)
 }
 
 // checker runs the commands of checks like any other command.

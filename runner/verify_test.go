@@ -6,7 +6,9 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/verify"
 )
@@ -30,6 +32,10 @@ func TestChecksGetWhatACommandWrote(t *testing.T) {
 	if head, tail, _ := strings.Cut(got.Stdout, "\n"); err != nil || !got.Cut || got.Code != 0 || got.DiskFull || len(head) != captureBytes || len(tail) != captureBytes {
 		t.Errorf("%d bytes, cut: %t, %v", len(got.Stdout), got.Cut, err)
 	}
+	b.x.box.backend.(*fakeBackend).scripts["whole"] = says(long[:captureBytes+1])
+	if got, err := (checker{b.x}).RunCheck(t.Context(), verify.Command{Script: "whole"}); err != nil || got.Cut || got.Stdout != long[:captureBytes+1] {
+		t.Errorf("%d bytes, cut: %t, %v", len(got.Stdout), got.Cut, err)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := (checker{b.x}).RunCheck(ctx, verify.Command{Script: "short"}); err == nil {
@@ -38,5 +44,15 @@ func TestChecksGetWhatACommandWrote(t *testing.T) {
 	x := filling(t)
 	if got, err := (checker{x}).RunCheck(t.Context(), verify.Command{Script: "fill"}); err != nil || !got.DiskFull {
 		t.Errorf("on a full disk: %+v, %v", got, err)
+	}
+}
+
+// TestVerifyToolsNeedTime: no command of a check can run in less than a second.
+func TestVerifyToolsNeedTime(t *testing.T) {
+	for limit, fails := range map[time.Duration]bool{time.Second: false, time.Millisecond: true} {
+		s := &Session{reader: lostView{}, opts: Options{Resources: limits.Resources{CommandTime: limit}}}
+		if _, err := s.verifyTools(); (err != nil) != fails {
+			t.Errorf("%v: %v", limit, err)
+		}
 	}
 }

@@ -102,13 +102,10 @@ func absolute(path string) (string, error) {
 		return filepath.Clean(path), nil
 	}
 	dir, err := os.Getwd()
-	if err != nil {
-		return "", err
+	if err == nil {
+		dir, err = filepath.EvalSymlinks(dir)
 	}
-	if dir, err = filepath.EvalSymlinks(dir); err != nil {
-		return "", err
-	}
-	return filepath.Join(dir, path), nil
+	return filepath.Join(dir, path), err
 }
 
 // Close closes the folder.
@@ -131,10 +128,10 @@ func (w *Workspace) refuse(p Protected) error {
 		if keep.path == "" {
 			continue
 		}
-		for dir, depth := keep.path, 0; ; dir, depth = filepath.Dir(dir), depth+1 {
+		for dir := keep.path; ; dir = filepath.Dir(dir) {
 			if same(own, dir) {
 				relation := "holds"
-				if depth == 0 {
+				if dir == keep.path {
 					relation = "is"
 				}
 				return inputError(fmt.Sprintf("the workspace %s %s %s", w.Path, relation, keep.what), mend, nil)
@@ -148,13 +145,7 @@ func (w *Workspace) refuse(p Protected) error {
 		{p.State, "Caisson's state folder"},
 		{p.Images, "Caisson's images"},
 	} {
-		if keep.path == "" {
-			continue
-		}
-		kept, err := os.Stat(keep.path)
-		if err != nil {
-			continue // there is none yet, so nothing can be in it
-		}
+		kept, _ := os.Stat(keep.path) // nothing is in one that does not exist
 		for dir := w.Path; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
 			if same(kept, dir) {
 				return inputError("the workspace "+w.Path+" lies in "+keep.what, mend, nil)

@@ -92,15 +92,25 @@ func TestRelativeWorkspace(t *testing.T) {
 		if owner, self, known := owners(info); owner != os.Geteuid() || self != os.Geteuid() || !known {
 			t.Errorf("owned by %d, asked by %d, known: %t", owner, self, known)
 		}
+		if err := w.CheckOwner(false); err != nil {
+			t.Errorf("its owner is refused: %v", err)
+		}
 		if w.Close() != nil || w.Close() == nil {
 			t.Error("it is not closed")
+		}
+		if err := w.refuse(Protected{}); err == nil {
+			t.Error("a closed directory is accepted")
 		}
 		if err := w.CheckOwner(false); err == nil {
 			t.Error("the owner of a closed directory is known")
 		}
 	}
+	t.Chdir(filepath.Join(root, "real/sub"))
 	if err := os.Remove(filepath.Join(root, "real/sub")); err != nil {
 		t.Fatal(err)
+	}
+	if _, err := OpenWorkspace("x", Protected{}); err == nil || !strings.Contains(err.Error(), "the workspace x can't be resolved") {
+		t.Errorf("below a directory that was removed: %v", err)
 	}
 }
 
@@ -183,6 +193,29 @@ func TestSystemDirectories(t *testing.T) {
 			if got := errors.As(err, new(*SystemDirError)); got != (refused && !accept) {
 				t.Errorf("%s, accepted %v: %v", path, accept, err)
 			}
+		}
+	}
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink("/usr", link); err != nil {
+		t.Fatal(err)
+	}
+	own, err := os.Stat(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{
+		"/usr":           "the workspace /usr is a directory of the system",
+		"/usr/none/none": "the workspace /usr/none/none lies in /usr, a directory of the system",
+		link + "/share":  "the workspace " + link + "/share lies in /usr, a directory of the system",
+	} {
+		info := own
+		if path == "/usr" {
+			if info, err = os.Stat(path); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := (&Workspace{Path: path}).refuseSystem(info); err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
 		}
 	}
 	cache := t.TempDir()
