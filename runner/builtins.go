@@ -39,7 +39,6 @@ func (s *Session) builtins() ([]tools.Factory, error) {
 		return nil, err
 	}
 	all = append(append(append(all, checks...), fetched), s.memoryTools()...)
-	o.Background = nil
 	for _, d := range s.opts.Declared {
 		f, err := shell.NewDeclared(s.exec, d, o)
 		if err != nil {

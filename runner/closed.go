@@ -42,20 +42,19 @@ func (s *Session) openDirectory(ctx context.Context, doors *closedDirectories, d
 	if !s.found.covers(path.Join(dir, "entry")) {
 		return nil, errClosedBefore
 	}
-	restore, _, err = doors.open(ctx, dir, ownerAll)
-	return restore, err
+	return doors.open(ctx, dir, ownerAll)
 }
 
-// open adds permission bits of the owner to a directory and reports whether that
-// changed any. The caller must call restore unless there is an error.
-func (c *closedDirectories) open(ctx context.Context, dir string, bits uint32) (restore func(), changed bool, err error) {
+// open adds permission bits of the owner to a directory. The caller must call
+// restore unless there is an error.
+func (c *closedDirectories) open(ctx context.Context, dir string, bits uint32) (restore func(), err error) {
 	was, err := c.set(ctx, dir, bits, true)
 	if err != nil {
 		c.log.Warn("open directory for a look", zap.String("path", dir), zap.Error(err))
-		return nil, false, err
+		return nil, err
 	}
 	if was&bits == bits {
-		return func() {}, false, nil
+		return func() {}, nil
 	}
 	return func() {
 		ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), restoreTime, errSlow)
@@ -63,15 +62,14 @@ func (c *closedDirectories) open(ctx context.Context, dir string, bits uint32) (
 		if _, err := c.set(ctx, dir, was, false); err != nil {
 			c.log.Warn("close directory again", zap.String("path", dir), zap.Error(err))
 		}
-	}, true, nil
+	}, nil
 }
 
-// openAbove makes the directory of p writable and those above it searchable. It
-// returns nil where that changed nothing.
+// openAbove makes the directory of p writable and those above it searchable.
 func (c *closedDirectories) openAbove(ctx context.Context, p string) (restore func()) {
 	var undo []func()
 	open := func(dir string, bits uint32) {
-		if restore, changed, err := c.open(ctx, dir, bits); err == nil && changed {
+		if restore, err := c.open(ctx, dir, bits); err == nil {
 			undo = append(undo, restore)
 		}
 	}
@@ -80,9 +78,6 @@ func (c *closedDirectories) openAbove(ctx context.Context, p string) (restore fu
 		open(dir, ownerSearch)
 	}
 	open(above[len(above)-1], ownerAll)
-	if len(undo) == 0 {
-		return nil
-	}
 	return func() {
 		for _, restore := range slices.Backward(undo) {
 			restore()

@@ -4,6 +4,7 @@ package runner
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -15,7 +16,10 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -35,7 +39,7 @@ func asUser(t *testing.T) (done bool) {
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v")
-	cmd.Dir, cmd.Env = "/", []string{"HOME=" + tmp, "TMPDIR=" + tmp, "PATH=" + os.Getenv("PATH")}
+	cmd.Dir, cmd.Env = "/", append(os.Environ(), "HOME="+tmp, "TMPDIR="+tmp)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1000, Gid: 1000}}
 	out, err := cmd.CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
@@ -236,4 +240,68 @@ func TestWhatStaysClosedIsNamed(t *testing.T) {
 		t.Errorf("quarantined %+v", r.Quarantined)
 	}
 	b.openUp()
+}
+
+// fakeModes are directories that an action inside the sandbox would change.
+type fakeModes struct {
+	modes map[string]uint32
+	set   []string // what was done, in order
+}
+
+func (f *fakeModes) chmod(_ context.Context, dir string, mode uint32, add bool) (uint32, error) {
+	was, ok := f.modes[dir]
+	if !ok {
+		return 0, fs.ErrPermission
+	}
+	if add {
+		mode |= was
+	}
+	f.modes[dir] = mode
+	if mode != was {
+		f.set = append(f.set, fmt.Sprintf("%s %o", dir, mode))
+	}
+	return was, nil
+}
+
+// TestDirectoriesAboveAreOpened: from the top, as far as a rename needs it, and
+// closed again from below.
+func TestDirectoriesAboveAreOpened(t *testing.T) {
+	core, logs := observer.New(zap.WarnLevel)
+	f := &fakeModes{modes: map[string]uint32{".": 0o600, "a": 0o555, "a/b": 0o055}}
+	c := &closedDirectories{set: f.chmod, log: zap.New(core)}
+	c.openAbove(t.Context(), "a/b/.git")()
+	want := []string{". 700", "a/b 155", "a/b 755", "a/b 155", "a/b 55", ". 600"}
+	if diff := cmp.Diff(want, f.set); diff != "" {
+		t.Errorf("modes set (-want +got):\n%s", diff)
+	}
+	if logs.Len() > 0 {
+		t.Errorf("logged %v", logs.All())
+	}
+	restore := c.openAbove(t.Context(), "a/foreign/.git") // not even there
+	f.modes = nil
+	restore()
+	if got := logs.FilterMessage("close directory again").Len(); got != 1 {
+		t.Errorf("a directory that stays open is logged %d times", got)
+	}
+}
+
+// TestFailedModesAreNoModes: a mode that is not known is never set again.
+func TestFailedModesAreNoModes(t *testing.T) {
+	b := newBench(t, plantTurns)
+	s := b.looked()
+	if _, err := s.chmod(t.Context(), "none", ownerAll, true); err == nil {
+		t.Error("the mode of no directory was changed")
+	}
+}
+
+// TestChangesOfAReplacedSandbox: a change meets the end of the sandbox and is made
+// in the next one.
+func TestChangesOfAReplacedSandbox(t *testing.T) {
+	b := newBench(t, plantTurns)
+	s := b.looked()
+	b.backend.boxes[0].die(errors.Join(sandbox.ErrLost, &limits.ExceededError{Kind: limits.KindMemory}))
+	b.file("sub/.git/config", evilConfig)
+	if to := s.move(t.Context(), "sub/.git", "", nil); !b.exists(to) || b.exists("sub/.git") || len(b.backend.boxes) != 2 {
+		t.Errorf("renamed to %q in %d sandboxes: %v", to, len(b.backend.boxes), s.moved.failures())
+	}
 }

@@ -58,7 +58,13 @@ func TestDefinitionsOfOptions(t *testing.T) {
 	if usual := text(Options{}); usual != text(Options{Resources: limits.DefaultResources()}) || usual == text(Options{Resources: short}) {
 		t.Error("the time of commands that models are told is another one")
 	}
-	if _, err := DefinitionsOf(Options{Declared: []shell.Declared{{}}}); err == nil {
-		t.Error("a declared tool without a name is defined")
+	for name, o := range map[string]Options{
+		"a declared tool without a name":    {Declared: []shell.Declared{{}}},
+		"a grace period below zero":         {Grace: -1},
+		"an exchange of less than no bytes": {Fetch: FetchOptions{Egress: limits.EgressBudget{Bytes: -1}}},
+	} {
+		if defs, err := DefinitionsOf(o); err == nil {
+			t.Errorf("%s: %d definitions", name, len(defs))
+		}
 	}
 }

@@ -36,14 +36,15 @@ func (s *Session) findPrivileged(ctx context.Context, withSum bool) (privileged,
 	const executable, setUID, setID = 0o111, 0o4000, 0o6000
 	snap, err := takeSnapshot(ctx, s.original, func(e *workspace.ScanEntry) error {
 		var mode uint32
-		switch {
-		case s.privileges == nil:
-		case e.Type == workspace.TypeFile:
+		switch e.Type {
+		case workspace.TypeFile:
 			mode = executable | setID
-		case e.Type == workspace.TypeDir:
+		case workspace.TypeDir:
 			mode = setUID
+		default:
+			return nil
 		}
-		if mode == 0 {
+		if s.privileges == nil {
 			return nil
 		}
 		st, err := e.Stat()

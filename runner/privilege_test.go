@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // allCapabilities is the attribute of a file with all capabilities, version 2.
@@ -129,7 +130,7 @@ func TestPrivilegesAreCleared(t *testing.T) {
 }
 
 // TestCapabilitiesAreCleared does the same for capabilities, which only root
-// can give.
+// can give. They have no effect on a file that nobody may execute.
 func TestCapabilitiesAreCleared(t *testing.T) {
 	b := newBench(t, plantTurns)
 	give := func(name string) {
@@ -145,13 +146,18 @@ func TestCapabilitiesAreCleared(t *testing.T) {
 		b.file("new", "evil")
 		give("new")
 		give("known")
+		for name, mode := range map[string]uint32{"data": 0o644, "others": 0o601} {
+			b.file(name, "evil")
+			give(name)
+			b.setMode(name, mode)
+		}
 		return sandbox.ExitStatus{}
 	}
 	r, _ := b.run(t.Context())
-	if diff := cmp.Diff([]Cleared{{Path: "known", Capabilities: true}, {Path: "new", Capabilities: true}}, r.Cleared); diff != "" {
+	if diff := cmp.Diff([]Cleared{{Path: "known", Capabilities: true}, {Path: "new", Capabilities: true}, {Path: "others", Capabilities: true}}, r.Cleared); diff != "" {
 		t.Errorf("cleared (-want +got):\n%s", diff)
 	}
-	for name, want := range map[string]bool{"old": true, "known": false, "new": false} {
+	for name, want := range map[string]bool{"old": true, "known": false, "new": false, "data": true, "others": false} {
 		n, err := unix.Getxattr(filepath.Join(b.dir, name), "security.capability", nil)
 		if got := err == nil && n > 0; got != want {
 			t.Errorf("%s has capabilities: %v, want %v", name, got, want)
@@ -178,5 +184,64 @@ func TestPrivilegesOfUnknownFilesStay(t *testing.T) {
 	s.before.whole = true // the control
 	if got := s.clearPrivileges(privileged{"mine": found}); len(got) != 1 || got[0].Why != "" || b.mode("mine") != 0o755 {
 		t.Errorf("known to be new: %+v, mode %o", got, b.mode("mine"))
+	}
+}
+
+// TestAReplacedFileIsNotCleared: content is only taken from the file that was found,
+// and what is in its place is left and named.
+func TestAReplacedFileIsNotCleared(t *testing.T) {
+	b := newBench(t, plantTurns)
+	b.file("mine", "x")
+	b.setMode("mine", 0o4755)
+	s := b.looked()
+	found, err := s.privileges.Read("mine", true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found.Inode++
+	found.Changed--
+	was := found
+	was.Changed--
+	s.privileged = privileged{"old": was}
+	got := s.clearPrivileges(privileged{"mine": found})
+	if len(got) != 1 || got[0].Why != "another file is in its place" || b.mode("mine") != 0o4755 {
+		t.Errorf("%+v, mode %o", got, b.mode("mine"))
+	}
+}
+
+// TestPrivilegesThatCannotBeRead: the look is not taken for a whole one.
+func TestPrivilegesThatCannotBeRead(t *testing.T) {
+	b := newBench(t, plantTurns)
+	b.file("dir/x", "x")
+	b.setMode("dir", 0o4755)
+	s := b.opened()
+	if _, snap, err := s.findPrivileged(t.Context(), true); err != nil || snap.incomplete() {
+		t.Fatalf("control: %+v, %v", snap, err)
+	}
+	ended, cancel := context.WithCancelCause(t.Context())
+	cancel(errSlow)
+	if _, _, err := s.findPrivileged(ended, true); !errors.Is(err, errSlow) {
+		t.Errorf("a look that did not end: %v", err)
+	}
+	elsewhere := t.TempDir()
+	if err := os.Mkdir(filepath.Join(elsewhere, "x"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mkfifo(filepath.Join(elsewhere, "dir"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	held, err := os.Open(elsewhere)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.privileges, err = workspace.NewPrivileges(held); err != nil {
+		t.Fatal(err)
+	}
+	if _, snap, err := s.findPrivileged(t.Context(), true); err != nil || !snap.incomplete() {
+		t.Errorf("what can't be read: %+v, %v", snap, err)
+	}
+	held.Close()
+	if _, _, err := s.findPrivileged(t.Context(), true); err == nil {
+		t.Error("the workspace itself can't be read")
 	}
 }

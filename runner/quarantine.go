@@ -115,11 +115,8 @@ func (s *Session) quarantineNew(ctx context.Context, last bool) {
 		Mounts: l.mounts, Open: l.open,
 		Visit: func(e *workspace.ScanEntry) (uint8, string) {
 			if kind := kindOfEntry(e); kind != noRepository {
-				to := s.quarantineEntry(ctx, l, e.Path(), e.Type, doors)
-				if to == "" || e.Type != workspace.TypeDir {
-					return 0, ""
-				}
-				return 0, to // in it may lie what is a bare repository under any name
+				// In it may lie what is a bare repository under any name.
+				return 0, s.quarantineEntry(ctx, l, e.Path(), e.Type, doors)
 			}
 			return markOf(e.Name()), enterDirectory(e)
 		},
@@ -216,11 +213,9 @@ func (s *Session) move(ctx context.Context, p, why string, doors *closedDirector
 	op := workspace.Op{Kind: workspace.OpRename, Path: p, To: q.To}
 	_, err := s.changeInside(ctx, op)
 	if denied(err) && doors != nil {
-		var restore func()
-		if restore = doors.openAbove(ctx, p); restore != nil {
-			_, err = s.changeInside(ctx, op)
-			restore()
-		}
+		restore := doors.openAbove(ctx, p)
+		_, err = s.changeInside(ctx, op)
+		restore()
 	}
 	if err != nil {
 		s.log.Warn("quarantine", zap.String("path", p), zap.Error(err))
@@ -236,7 +231,6 @@ func (s *Session) move(ctx context.Context, p, why string, doors *closedDirector
 // nothing over the repositories: no command runs in it.
 func (s *Session) movePinned(ctx context.Context) {
 	pinned := s.moved.pinned
-	s.moved.pinned = nil
 	if len(pinned) == 0 {
 		return
 	}
@@ -246,9 +240,6 @@ func (s *Session) movePinned(ctx context.Context) {
 	}
 	doors := s.closedDirectories()
 	for _, m := range pinned {
-		if s.gone(ctx, m.path) {
-			continue
-		}
 		delete(s.moved.failed, m.path)
 		s.move(ctx, m.path, m.why, doors)
 	}
