@@ -53,6 +53,8 @@ func TestKnownSecretsAreReplacedWhole(t *testing.T) {
 		"%73ecret-one%252Dand-more.":           "[redacted:INNER].",
 		"%2573ecret-one %73ecret-one-and-more": "[redacted:INNER] [redacted:OUTER]",
 		"my+secret-one, %61+b+secret":          "[redacted:AROUND], [redacted:SPACE]",
+		"+a%20b+secret":                        "+[redacted:SPACE]",
+		"%252573ecret-one":                     "%252573ecret-one",
 		"100% +%zz %4 %":                       "100% +%zz %4 %",
 	} {
 		before := strings.Clone(text)

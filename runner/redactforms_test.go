@@ -203,6 +203,10 @@ func TestPrivateKeys(t *testing.T) {
 // two, however they are written.
 func TestLinesOfPrivateKeys(t *testing.T) {
 	const begin, end, line, mark = "-----BEGIN PRIVATE KEY-----", "-----END PRIVATE KEY-----", "MIIEvQIBADANBgkqhkiG", "[redacted:private key]"
+	longest := begin + "\n" + line + "+/" + strings.Repeat("\n"+line, 1558)
+	if len(longest) != maxPEMBytes {
+		t.Fatalf("%d bytes", len(longest))
+	}
 	for text, want := range map[string]string{
 		"a " + begin + "\n" + line + "\nabc=\n" + end + " b": "a " + begin + mark + "\n" + end + " b",
 		begin + line + "\nQ\n" + end:                         begin + mark + "\n" + end,
@@ -220,6 +224,7 @@ func TestLinesOfPrivateKeys(t *testing.T) {
 		begin + "\n> | \"" + line + "\", '" + line + "'":     begin + mark + "'",
 		begin + "\n" + line + "\n" + begin + "\n" + line:     begin + mark + "\n" + begin + mark,
 		"-----BEGIN " + begin + "\n" + line:                  "-----BEGIN " + begin + mark,
+		longest + "\n" + line:                                begin + mark + "\n" + line,
 	} {
 		if got := string(redactPEM([]byte(text))); got != want {
 			t.Errorf("%q became %q, want %q", text, got, want)
@@ -254,6 +259,7 @@ func TestCutsOfPrivateKeys(t *testing.T) {
 		{key[:28], 28, 0},
 		{key + "Proc-Ty", len(key) + 7, 0},
 		{key + "MII+", len(key) + 4, 0},
+		{key + "12", len(key) + 2, 0},
 		{key + "-----END PRIV", len(key) + 13, 0},
 		{"", 0, 0},
 		{strings.Repeat(" ", 300) + key + strings.Repeat("MIIEvQIBADANBgkqhkiG\n", maxPEMBytes/21), 300 + maxPEMBytes, 300},

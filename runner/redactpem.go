@@ -57,11 +57,14 @@ func redactPEM(text []byte) []byte {
 
 // pemBody returns the place of what stands between the first and the last line of
 // the key that text begins with, which is empty where it is none, and whether the
-// key goes on for all that text shows.
+// key goes on for all of text that is looked at.
 func pemBody(text []byte) (from, to int, open bool) {
 	from = len(pemBegin.Find(text[:min(len(text), maxPEMMark)]))
+	if from == 0 {
+		return from, from, false
+	}
 	i, to := from, from
-	for from > 0 && i < min(len(text), maxPEMBytes) {
+	for i < min(len(text), maxPEMBytes) {
 		i += len(pemGap.Find(text[i:]))
 		rest := text[i:min(len(text), i+maxPEMMark*3)]
 		n := 0
@@ -77,10 +80,10 @@ func pemBody(text []byte) (from, to int, open bool) {
 		case n > 0 && n < 7 && isNumber(text[i:i+n]): // of a line, as read_file and grep -n write them
 			i += n
 		default: // the last line of text may not be whole
-			return from, to, !pemEnd.Match(rest) && bytes.IndexByte(text[i:], '\n') < 0
+			return from, to, !pemEnd.Match(rest) && !bytes.ContainsRune(text[i:], '\n')
 		}
 	}
-	return from, to, from > 0 && i >= len(text)
+	return from, to, true
 }
 
 // endsPEM says whether the last line is next.
@@ -105,7 +108,7 @@ func pemCut(buf []byte, at int) int {
 		if i+maxPEMMark > at { // its first line may not be whole before the cut
 			return i
 		}
-		if from, to, open := pemBody(buf[i:]); open || to > from && i+to >= at {
+		if _, to, open := pemBody(buf[i:]); open || i+to >= at {
 			return i
 		}
 	}

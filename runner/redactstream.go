@@ -66,20 +66,18 @@ func (s *redactedStream) border(at int) int {
 	if cut == 0 {
 		cut = at
 	}
-	for again := true; again; {
-		again = false
-		if begin := pemCut(s.buf, cut); begin < cut {
-			cut, again = begin, true
-		}
-		if from := s.encodedBefore(cut); from < cut {
-			cut, again = from, true
-		}
+	for {
+		last := cut
+		cut = s.encodedBefore(pemCut(s.buf, cut))
 		for _, v := range s.r.values {
 			from := max(cut-len(v.value)+1, 0)
 			to := min(cut+len(v.value)-1, len(s.buf))
-			if i := bytes.Index(s.buf[from:to], v.value); i >= 0 && from+i < cut {
-				cut, again = from+i, true
+			if i := bytes.Index(s.buf[from:to], v.value); i >= 0 {
+				cut = from + i
 			}
+		}
+		if cut == last {
+			break
 		}
 	}
 	if cut == 0 { // one that overlaps itself, over and over: no random key does
@@ -93,8 +91,8 @@ func (s *redactedStream) border(at int) int {
 func (s *redactedStream) encodedBefore(cut int) int {
 	first := max(cut-s.hold, 0)
 	for _, p := range s.r.percentSpans(s.buf[first:min(cut+s.hold, len(s.buf))]) {
-		if first+p.from < cut && cut < first+p.to {
-			return first + p.from
+		if cut < first+p.to {
+			return min(cut, first+p.from)
 		}
 	}
 	return cut

@@ -5,6 +5,7 @@ package runner
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -66,6 +67,82 @@ func TestLongSecretsInStreams(t *testing.T) {
 				t.Errorf("%d bytes, %s: %d bytes came through", len(secret), name, len(got)-len(before)-len(after))
 			}
 		}
+	}
+}
+
+// TestBordersOfStreams: a stream is cut at or before a place where no secret is
+// parted. A secret at the beginning of all that is held leaves no such place.
+func TestBordersOfStreams(t *testing.T) {
+	const value, encoded = "a.b.c.d.e", "%61.b.c.d.e"
+	key := "-----BEGIN PRIVATE KEY-----\n" + strings.Repeat("MIIEvQIBADANBgkqhkiG\n", 9) + "MIIEvQIBADANBgkqhki"
+	for _, c := range []struct {
+		buf      string
+		at, want int
+	}{
+		{"x abcdef y", 1, 1},
+		{"x abcdef y", 2, 2},
+		{"x abcdef y", 3, 2},
+		{"x abcdef y", 7, 2},
+		{"x abcdef y", 8, 8},
+		{"x (a.b.c.d.e) y", 2, 2},
+		{"x (a.b.c.d.e) y", 3, 3},
+		{"x (a.b.c.d.e) y", 4, 3},
+		{"x (a.b.c.d.e) y", 11, 3},
+		{"x (a.b.c.d.e) y", 12, 12},
+		{"x (%61.b.c.d.e) y", 3, 3},
+		{"x (%61.b.c.d.e) y", 4, 3},
+		{"x (%61.b.c.d.e) y", 13, 3},
+		{"x (%61.b.c.d.e) y", 14, 14},
+		{"x (%61.b.c.d.e) y", 15, 15},
+		{"-" + value, 8, 1},
+		{value, 4, 4},
+		{encoded, 8, 8},
+		{value + value, 13, 9},
+		{"- " + key + value + "\n", 2 + len(key) + 4, 2},
+		{"- " + key + encoded + "\n", 2 + len(key) + 4, 2},
+	} {
+		s := newRedactor([]Secret{{"K", value}}).stream(io.Discard)
+		s.buf = []byte(c.buf)
+		if got := s.border(c.at); got != c.want {
+			t.Errorf("%.60q… of %d bytes at %d: %d, want %d", c.buf, len(c.buf), c.at, got, c.want)
+		}
+	}
+}
+
+// TestWhatStreamsRemember: what was written last decides whether a key begins, and
+// no more of it is kept.
+func TestWhatStreamsRemember(t *testing.T) {
+	const key = "ghp_0123456789abcdefABCDEF0123456789abcd"
+	for before, want := range map[string]string{"x": "x" + key, " ": " [redacted:key]", "": "[redacted:key]"} {
+		for _, first := range []string{"", strings.Repeat("-", lookBehind)} {
+			var out bytes.Buffer
+			s := newRedactor(nil).stream(&out)
+			for _, text := range []string{first, before, key} {
+				s.buf = []byte(text)
+				if err := s.emit(len(text)); err != nil || len(s.before) > lookBehind {
+					t.Errorf("%v, %d bytes are kept", err, len(s.before))
+				}
+			}
+			if got := out.String(); got != first+want || s.changed != strings.Contains(want, "redacted") {
+				t.Errorf("behind %q: %q, changed: %t", first+before, got, s.changed)
+			}
+		}
+	}
+}
+
+// TestRedactingWriterThatFails: the error of the writer below is the caller's, from
+// Write or, for what was held, from Close.
+func TestRedactingWriterThatFails(t *testing.T) {
+	w := NewRedactingWriter(failingWriter{}, nil)
+	if n, err := w.Write(make([]byte, 2*redactChunk)); n != 0 || err == nil {
+		t.Errorf("%d, %v", n, err)
+	}
+	w = NewRedactingWriter(failingWriter{}, nil)
+	if n, err := w.Write([]byte("x")); n != 1 || err != nil {
+		t.Errorf("%d, %v", n, err)
+	}
+	if err := w.Close(); err == nil || w.Changed() {
+		t.Errorf("%v, changed: %t", err, w.Changed())
 	}
 }
 
