@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -344,5 +345,17 @@ func TestLinesAreBrokenAtBlanks(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// A blank that carries a combining mark is no place to break a line.
+func TestWrapWordsKeepsMarks(t *testing.T) {
+	for l, want := range map[string][]string{
+		"one two three":       {"one two", "three"},
+		"one two \u0301three": {"one two \u0301three"},
+	} {
+		if got := WrapWords(l, 8, ""); !slices.Equal(got, want) {
+			t.Errorf("%q becomes %q, want %q", l, got, want)
+		}
 	}
 }

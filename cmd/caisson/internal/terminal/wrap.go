@@ -26,7 +26,7 @@ func WrapWords(l string, width int, indent string) []string {
 		switch {
 		case i == 0:
 			row += word
-		case ansi.StringWidth(row)+1+ansi.StringWidth(word) <= width:
+		case ansi.StringWidth(row)+1+ansi.StringWidth(word) <= width || combines(word):
 			row += " " + word
 		case word != "":
 			rows = append(rows, row)
@@ -34,6 +34,13 @@ func WrapWords(l string, width int, indent string) []string {
 		}
 	}
 	return append(rows, row)
+}
+
+// combines reports whether word begins with a mark that combines with the blank
+// before it, so that the two can't be separated.
+func combines(word string) bool {
+	cluster, _ := ansi.FirstGraphemeCluster(" "+word, ansi.GraphemeWidth)
+	return len(cluster) > 1
 }
 
 // Wrap breaks lines at blanks into rows of a terminal of so many columns. Code between
