@@ -83,6 +83,7 @@ func TestBoundedCharacters(t *testing.T) {
 		{"äöüßé", 100, 3, "ä\n[… 2 of 5 characters left out …]\nßé"},
 		{"abcde", 100, 4, "ab\n[… 1 of 5 characters left out …]\nde"},
 		{"ab", 100, 1, "\n[… 1 of 2 characters left out …]\nb"},
+		{"äöüßé", 20, 4, "äö\n[… 1 of 5 characters left out …]\nßé"}, // its note is longer than the text
 		{"äöüßé", 8, 4, "äö\n[… 1 of 5 characters left out …]\nßé"},
 		{"äöüßé", 7, 4, "ä\n[… 4 of 10 bytes left out …]\nßé"},
 		{"äöüßé", 4, 4, "ä\n[… 6 of 10 bytes left out …]\né"},

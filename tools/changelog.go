@@ -162,12 +162,9 @@ func (l changeLog) append(c Change) error {
 	if err != nil {
 		return err
 	}
-	c.SchemaVersion, c.Seq, c.Prev, c.UID = 1, 1, firstChange, os.Getuid()
+	c.SchemaVersion, c.Seq, c.Prev, c.UID = 1, int64(len(before))+1, end.hash, os.Getuid()
 	if known, err := user.LookupId(strconv.Itoa(c.UID)); err == nil {
 		c.User = known.Username
-	}
-	if n := len(before); n > 0 {
-		c.Seq, c.Prev = before[n-1].Seq+1, end.hash
 	}
 	text, err := json.Marshal(c)
 	if err != nil {
