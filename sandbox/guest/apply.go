@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"path"
 	"strings"
@@ -25,12 +26,13 @@ type change struct {
 	total  int
 	done   chan struct{} // closed when applied and err are final
 
+	watch *time.Timer // the guest must have answered when it fires
+
 	mu        sync.Mutex
 	cancelled bool
 	ended     bool
 	applied   wire.Applied
 	err       error
-	watch     *time.Timer
 }
 
 // Apply makes one change to the workspace, as sandbox.Sandbox.Apply says. It
@@ -46,17 +48,12 @@ func (c *Conn) Apply(ctx context.Context, op workspace.Op) (workspace.Change, er
 	if ctx.Err() != nil {
 		return none, fmt.Errorf("%s %q: %w", op.Kind, op.Path, context.Cause(ctx))
 	}
-	a := &change{
-		c: c, credit: wire.NewCredit(), reply: wire.NewQueue(),
-		done: make(chan struct{}), watch: time.NewTimer(time.Hour),
-	}
-	a.watch.Stop()
-	silence := time.AfterFunc(changeTime(c.o.AnswerTime), func() {
-		c.lose(fmt.Errorf("no answer about a change within %v", changeTime(c.o.AnswerTime)))
-	})
-	defer silence.Stop()
+	a := &change{c: c, credit: wire.NewCredit(), reply: wire.NewQueue(), done: make(chan struct{})}
 	err = c.open(wire.Open{Apply: &wire.Apply{Size: int64(len(body))}}, func(id uint32) call {
 		a.id = id
+		a.watch = time.AfterFunc(changeTime(c.o.AnswerTime), func() {
+			c.lose(errors.New("no answer about a change in its time"))
+		})
 		return a
 	})
 	if err != nil {
@@ -64,9 +61,9 @@ func (c *Conn) Apply(ctx context.Context, op workspace.Op) (workspace.Change, er
 	}
 	defer context.AfterFunc(ctx, a.cancel)()
 	go a.send(body)
-	text, err := a.receive()
-	if err != nil {
-		return none, fmt.Errorf("%s %q: %w", op.Kind, op.Path, err)
+	text := a.receive()
+	if a.err != nil {
+		return none, fmt.Errorf("%s %q: %w", op.Kind, op.Path, a.err)
 	}
 	return a.result(ctx, op, text)
 }
@@ -105,26 +102,15 @@ func (a *change) send(body []byte) {
 	_ = a.c.send(wire.Frame{Stream: a.id, Type: wire.TypeEOF, Channel: wire.Stdin})
 }
 
-// receive collects the change and waits for the end of the stream, or of the
-// guest's time to end it after a cancellation.
-func (a *change) receive() ([]byte, error) {
+// receive collects the change and waits for the end of the stream.
+func (a *change) receive() []byte {
 	var text []byte
-	collected := make(chan struct{})
-	go func() {
-		defer close(collected)
-		for b := a.reply.Next(); b != nil; b = a.reply.Next() {
-			text = append(text, b...)
-			a.c.grant(a.id, wire.Stdout, a.reply.Done(len(b)))
-		}
-	}()
-	select {
-	case <-a.done:
-	case <-a.watch.C:
-		a.c.lose(fmt.Errorf("no answer about a change within %v", a.c.o.AnswerTime))
-		<-a.done
+	for b := a.reply.Next(); b != nil; b = a.reply.Next() {
+		text = append(text, b...)
+		a.c.grant(a.id, wire.Stdout, a.reply.Done(len(b)))
 	}
-	<-collected
-	return text, a.err
+	<-a.done
+	return text
 }
 
 // result turns the guest's account into what Apply returns.
@@ -164,8 +150,8 @@ func (a *change) cancel() {
 		return
 	}
 	a.cancelled = true
-	a.mu.Unlock()
 	a.watch.Reset(a.c.o.AnswerTime)
+	a.mu.Unlock()
 	a.credit.Close()
 	if err := a.c.writer.SendJSON(a.id, wire.TypeCancel, wire.Cancel{}); err != nil {
 		a.c.lose(err)
@@ -176,6 +162,9 @@ func (a *change) cancel() {
 func (a *change) frame(f wire.Frame) (last bool, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.ended { // the connection was lost meanwhile
+		return false, nil
+	}
 	switch {
 	case f.Type == wire.TypeCredit && f.Channel == wire.Stdin:
 		return false, a.credit.Grant(wire.CreditOf(f))
@@ -227,6 +216,7 @@ func (a *change) lost(err error) {
 
 func (a *change) conclude(err error) {
 	a.ended = true
+	a.watch.Stop()
 	a.err = err
 	a.credit.Close()
 	a.reply.Break()

@@ -147,13 +147,7 @@ func (c *Conn) Close() error {
 // Options.AnswerTime is lost.
 func (c *Conn) Ping(ctx context.Context) error {
 	answered := make(chan struct{}, 1)
-	number, err := c.ping(answered)
-	defer c.giveUp(number)
-	if err != nil {
-		return fmt.Errorf("ping guest: %w", err)
-	}
-	silence := time.NewTimer(c.o.AnswerTime)
-	defer silence.Stop()
+	defer c.giveUp(c.ping(answered))
 	select {
 	case <-answered:
 		return nil
@@ -161,16 +155,15 @@ func (c *Conn) Ping(ctx context.Context) error {
 		return fmt.Errorf("ping guest: %w", context.Cause(ctx))
 	case <-c.done:
 		return fmt.Errorf("ping guest: %w", c.lostError())
-	case <-silence.C:
+	case <-time.After(c.o.AnswerTime):
 		c.lose(fmt.Errorf("no answer to a ping within %v", c.o.AnswerTime))
-		<-c.done
 		return fmt.Errorf("ping guest: %w", c.lostError())
 	}
 }
 
 // ping sends one. Its answer is told to answered, which has room for it and is
-// nil where nobody waits.
-func (c *Conn) ping(answered chan<- struct{}) (number uint64, err error) {
+// nil where nothing waits. A failure is the loss of the connection.
+func (c *Conn) ping(answered chan<- struct{}) (number uint64) {
 	c.mu.Lock()
 	c.nextNo++
 	number = c.nextNo
@@ -180,7 +173,8 @@ func (c *Conn) ping(answered chan<- struct{}) (number uint64, err error) {
 		c.unasked++
 	}
 	c.mu.Unlock()
-	return number, c.send(wire.Frame{Type: wire.TypePing, Payload: binary.BigEndian.AppendUint64(nil, number)})
+	_ = c.send(wire.Frame{Type: wire.TypePing, Payload: binary.BigEndian.AppendUint64(nil, number)})
+	return number
 }
 
 // giveUp waits for a ping's answer no longer. It may still come.
@@ -196,16 +190,13 @@ func (c *Conn) giveUp(number uint64) {
 // beat tells the guest that its host is there, until the connection ends. It
 // waits for no answer: a container that is paused may go on later.
 func (c *Conn) beat(every time.Duration) {
-	tick := time.NewTicker(every)
-	defer tick.Stop()
+	tick := time.Tick(every)
 	for {
 		select {
 		case <-c.done:
 			return
-		case <-tick.C:
-			if _, err := c.ping(nil); err != nil {
-				return
-			}
+		case <-tick:
+			c.ping(nil)
 		}
 	}
 }
@@ -273,7 +264,8 @@ func (c *Conn) pong(number uint64) error {
 	return nil
 }
 
-// open gives a stream its id and sends its first frame.
+// open gives a stream its id and sends its first frame. A stream that was made
+// hears that it is lost if it could not be sent.
 func (c *Conn) open(request wire.Open, make func(id uint32) call) error {
 	c.opening.Lock()
 	defer c.opening.Unlock()
@@ -284,14 +276,17 @@ func (c *Conn) open(request wire.Open, make func(id uint32) call) error {
 	}
 	id := c.nextID
 	c.nextID += 2
-	c.calls[id] = make(id)
+	stream := make(id)
+	c.calls[id] = stream
 	c.mu.Unlock()
 	if err := c.writer.SendJSON(id, wire.TypeOpen, request); err != nil {
 		if errors.Is(err, wire.ErrProtocol) { // too large: nothing was written
 			c.mu.Lock()
 			delete(c.calls, id)
 			c.mu.Unlock()
-			return fmt.Errorf("%w: %w", sandbox.ErrInvalid, err)
+			err = fmt.Errorf("%w: %w", sandbox.ErrInvalid, err)
+			stream.lost(err)
+			return err
 		}
 		c.lose(err)
 		return c.lostError()

@@ -165,6 +165,9 @@ func (l *look) cancel() {
 func (l *look) frame(f wire.Frame) (last bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.ended { // the connection was lost meanwhile
+		return false, nil
+	}
 	switch {
 	case f.Type == wire.TypeData && f.Channel == wire.Stdout:
 		if err := l.reply.Push(f.Payload); err != nil {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"runtime"
 	"testing"
+	"testing/synctest"
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
@@ -47,21 +48,26 @@ func TestPingsGivenUp(t *testing.T) {
 		})
 	}
 	t.Run("late", func(t *testing.T) {
-		c, l := play(t)
-		ctx, giveUp := context.WithCancel(t.Context())
-		go func() {
-			l.next()
-			giveUp()
-			l.next()
+		synctest.Test(t, func(t *testing.T) {
+			c, l := play(t)
+			ctx, giveUp := context.WithCancel(t.Context())
+			go func() {
+				l.next()
+				giveUp()
+			}()
+			if err := c.Ping(ctx); !errors.Is(err, context.Canceled) {
+				t.Fatalf("a ping that is given up: %v", err)
+			}
 			l.pong(1)
-			l.pong(2)
-		}()
-		if err := c.Ping(ctx); !errors.Is(err, context.Canceled) {
-			t.Fatalf("a ping that is given up: %v", err)
-		}
-		if err := c.Ping(t.Context()); err != nil {
-			t.Errorf("the next: %v", err)
-		}
+			synctest.Wait()
+			go func() {
+				l.next()
+				l.pong(2)
+			}()
+			if err := c.Ping(t.Context()); err != nil {
+				t.Errorf("the next: %v", err)
+			}
+		})
 	})
 }
 

@@ -57,19 +57,16 @@ func (c *Conn) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Process,
 	}
 	p.out[0] = newSink(cmd.Stdout, func(n uint32) { c.grant(p.id, wire.Stdout, n) })
 	p.out[1] = newSink(cmd.Stderr, func(n uint32) { c.grant(p.id, wire.Stderr, n) })
-	p.watch = time.AfterFunc(c.o.AnswerTime, func() {
-		c.lose(fmt.Errorf("no answer about a command within %v", c.o.AnswerTime))
-	})
 	err = c.open(wire.Open{Exec: &request}, func(id uint32) call {
 		p.id = id
+		p.watch = time.AfterFunc(c.o.AnswerTime, func() {
+			c.lose(errors.New("no answer about a command in its time"))
+		})
 		p.out[0].run()
 		p.out[1].run()
 		return p
 	})
 	if err != nil {
-		p.watch.Stop()
-		p.out[0].queue.Break()
-		p.out[1].queue.Break()
 		return nil, fmt.Errorf("start command: %w", err)
 	}
 	if cmd.Stdin != nil {
@@ -169,6 +166,9 @@ func (p *process) feed(r io.Reader) {
 func (p *process) frame(f wire.Frame) (last bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.ended { // the connection was lost meanwhile
+		return false, nil
+	}
 	switch f.Type {
 	case wire.TypeStarted, wire.TypeRefused:
 		return p.begin(f)

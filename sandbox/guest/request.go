@@ -82,7 +82,7 @@ func (o Options) bounds(r wire.Exec) (wire.Exec, error) {
 // relative gives the working folder relative to the workspace. What it leads
 // to is the guest's kernel to decide.
 func relative(dir string) (string, error) {
-	if len(dir) > maxDir || strings.IndexByte(dir, 0) >= 0 {
+	if len(dir) > maxDir || strings.ContainsRune(dir, 0) {
 		return "", invalid("the working folder's path is too long or holds a NUL")
 	}
 	rest, ok := strings.CutPrefix(dir, sandbox.WorkspaceDir)
@@ -110,7 +110,7 @@ func arguments(what string, list []string, total *int) ([][]byte, error) {
 		if len(s) > maxArgument {
 			return nil, invalid(fmt.Sprintf("%s %d has %d bytes, may have %d; pass long text on standard input or in a file", what, i, len(s), maxArgument))
 		}
-		if strings.IndexByte(s, 0) >= 0 {
+		if strings.ContainsRune(s, 0) {
 			return nil, invalid(fmt.Sprintf("%s %d holds a NUL byte", what, i))
 		}
 		if *total += len(s) + 1; *total > maxArguments {

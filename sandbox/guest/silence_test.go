@@ -17,10 +17,12 @@ func TestBeat(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		silence time.Duration
+		answers bool
 		pings   int
 	}{
-		{"silence ends it", 30 * time.Second, 6},
-		{"silence doesn't", 0, 0},
+		{"silence ends it", 30 * time.Second, false, 6},
+		{"silence ends it, answers", 30 * time.Second, true, 6},
+		{"silence doesn't", 0, false, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -33,7 +35,8 @@ func TestBeat(t *testing.T) {
 					if _, err := frames.Next(); err != nil {
 						return
 					}
-					_ = wire.NewWriter(far).SendJSON(0, wire.TypeHello, wire.Hello{Protocol: wire.Version})
+					w := wire.NewWriter(far)
+					_ = w.SendJSON(0, wire.TypeHello, wire.Hello{Protocol: wire.Version})
 					for {
 						f, err := frames.Next()
 						if err != nil {
@@ -41,6 +44,9 @@ func TestBeat(t *testing.T) {
 						}
 						if f.Type == wire.TypePing {
 							n++
+						}
+						if tt.answers {
+							_ = w.Send(wire.Frame{Type: wire.TypePong, Payload: f.Payload})
 						}
 					}
 				}()
@@ -51,6 +57,9 @@ func TestBeat(t *testing.T) {
 					t.Fatal(err)
 				}
 				time.Sleep(time.Minute + time.Second)
+				if err := c.Err(); err != nil {
+					t.Error(err)
+				}
 				if err := c.Close(); err != nil {
 					t.Error(err)
 				}

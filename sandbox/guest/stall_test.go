@@ -20,14 +20,6 @@ import (
 
 func itoa(n int) string { return strconv.Itoa(n) }
 
-// blocked is a writer that takes nothing until it is opened.
-type blocked struct{ open chan struct{} }
-
-func (b blocked) Write(p []byte) (int, error) {
-	<-b.open
-	return len(p), nil
-}
-
 // TestStalledConsumer: one command's consumer takes nothing; everything else
 // goes on, and the command itself can be cancelled.
 func TestStalledConsumer(t *testing.T) {
