@@ -127,10 +127,10 @@ const known = unix.O_ACCMODE | unix.O_CREAT | unix.O_EXCL | unix.O_NOCTTY | unix
 
 // open creates a regular file without the bits, or opens the one that is there.
 func (c *caller) open(at int32, addr, flags, mode uint64) (result, error) {
-	flags &= known
 	if flags&unix.O_PATH != 0 {
 		return nothing, unix.EINVAL
 	}
+	flags &= known
 	base, name, err := c.resolve(at, addr)
 	if err != nil {
 		return nothing, err

@@ -25,7 +25,8 @@ func filtered(t *testing.T) func(f func() error) error {
 	}
 	work, ready := make(chan func()), make(chan error)
 	identity.Dedicate(func() {
-		if err := identity.NoNewPrivileges(); err != nil {
+		// A working folder and a umask of its own, as a command has.
+		if err := errors.Join(unix.Unshare(unix.CLONE_FS), identity.NoNewPrivileges()); err != nil {
 			ready <- err
 			return
 		}
