@@ -1,0 +1,225 @@
+package serve
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/launch"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/reap"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/spawn"
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+)
+
+// TestGroupsOfCommands: a group marks one command at a time. One that did not
+// start or is over gives its group back; one whose process does not end keeps it.
+func TestGroupsOfCommands(t *testing.T) {
+	h := serveHost(t, func(o *Options) {
+		o.Config.GIDCount = 1
+		o.Launcher = launcher(func(r spawn.Request) (launch.Process, error) {
+			if r.Group != fuzzGroups {
+				t.Errorf("the group is %d", r.Group)
+			}
+			p, err := noProcess{}.Launch(r)
+			if r.Argv[0] == "stuck" {
+				p.Exit = make(chan reap.Exit)
+			}
+			return p, err
+		})
+	})
+	open := func(id uint32, program string) {
+		text, err := json.Marshal(wire.Open{Exec: &wire.Exec{
+			Argv: [][]byte{[]byte(program)}, Live: 1 << 20, Tail: 100, Timeout: time.Hour, Grace: time.Hour,
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.send(openFrame(id, string(text)))
+	}
+	var x wire.Exit
+	open(1, "missing")
+	if h.until(wire.TypeEnd, &x); x.Code != 127 || x.Stderr.Total != int64(len("caisson: not found\n")) {
+		t.Errorf("a program that is missing: %+v", x)
+	}
+	open(3, "x")
+	x = wire.Exit{}
+	if h.until(wire.TypeEnd, &x); x.Code != 0 || x.Stdout.Total != 14000 || x.Kill != (wire.Kill{}) || x.Cancelled {
+		t.Errorf("a command: %+v", x)
+	}
+	open(5, "stuck")
+	h.until(wire.TypeStarted, new(wire.Started))
+	open(7, "x")
+	if f := h.untilRefused(); f.Stream != 7 {
+		t.Errorf("stream %d is refused", f.Stream)
+	}
+	h.send(on(5, wire.TypeCancel, 0, "{}"))
+	x = wire.Exit{}
+	if h.until(wire.TypeEnd, &x); x.Code != -1 || x.Signal != int(unix.SIGKILL) || !x.Cancelled || x.Kill.Left != 1 || x.Kill.AfterExit {
+		t.Errorf("a command whose process does not end: %+v", x)
+	}
+	open(9, "x")
+	if f := h.untilRefused(); f.Stream != 9 {
+		t.Errorf("stream %d is refused", f.Stream)
+	}
+}
+
+// untilRefused reads up to a refusal because of what runs.
+func (h *host) untilRefused() wire.Frame {
+	h.t.Helper()
+	f := h.next()
+	for f.Type != wire.TypeRefused {
+		if f.Type == wire.TypeEnd {
+			h.t.Fatalf("stream %d ends: %s", f.Stream, f.Payload)
+		}
+		f = h.next()
+	}
+	var r wire.Refused
+	if err := wire.Decode(f.Payload, &r); err != nil || r.Code != wire.RefusedBusy {
+		h.t.Errorf("refused: %s", f.Payload)
+	}
+	return f
+}
+
+// TestCommandFrames: each channel of a command goes one way.
+func TestCommandFrames(t *testing.T) {
+	for _, stdin := range []bool{false, true} {
+		c, err := newCommand(nil, 1, wire.Exec{Argv: [][]byte{{'x'}}, Timeout: 1, Stdin: stdin})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, tt := range map[string]struct {
+			err error
+			ok  bool
+		}{
+			"data on stdin":    {c.data(wire.Stdin, []byte("x")), stdin},
+			"end of stdin":     {c.eof(wire.Stdin), stdin},
+			"data on stdout":   {c.data(wire.Stdout, []byte("x")), false},
+			"end of stderr":    {c.eof(wire.Stderr), false},
+			"credit on stdin":  {c.credit(wire.Stdin, 1), false},
+			"credit on stdout": {c.credit(wire.Stdout, 0), true},
+			"credit on stderr": {c.credit(wire.Stderr, wire.Window), false},
+		} {
+			if tt.ok != (tt.err == nil) || tt.err != nil && !errors.Is(tt.err, wire.ErrProtocol) {
+				t.Errorf("with input %t, %s: %v", stdin, name, tt.err)
+			}
+		}
+		c.stop(wire.Stdin)
+		c.stop(wire.Stderr)
+		if out, errs := c.credits[0].Take(1, nil), c.credits[1].Take(1, nil); out != 1 || errs != 0 {
+			t.Errorf("after a stop of stderr %d and %d bytes may be sent", out, errs)
+		}
+	}
+}
+
+// TestCancelsOfACommand: no grace period is asked for once, also later.
+func TestCancelsOfACommand(t *testing.T) {
+	c, err := newCommand(nil, 1, wire.Exec{Argv: [][]byte{{'x'}}, Timeout: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed := func(ch chan struct{}) bool {
+		select {
+		case <-ch:
+			return true
+		default:
+			return false
+		}
+	}
+	for i, request := range []wire.Cancel{{}, {}, {Kill: true}, {Kill: true}} {
+		c.cancel(request)
+		if !closed(c.cancelled) || closed(c.killed) != (i >= 2) {
+			t.Errorf("after %d: cancelled %t, killed %t", i, closed(c.cancelled), closed(c.killed))
+		}
+	}
+}
+
+// TestEnding: what is told of an end.
+func TestEnding(t *testing.T) {
+	usage := unix.Rusage{Utime: unix.Timeval{Sec: 1}, Stime: unix.Timeval{Usec: 2}, Maxrss: 3}
+	for name, tt := range map[string]struct {
+		e    ending
+		want wire.Exit
+	}{
+		"exit":       {ending{reaped: true, exit: reap.Exit{Status: 3 << 8, Usage: usage}}, wire.Exit{Code: 3, CPU: time.Second + 2*time.Microsecond, PeakMemory: 3 << 10}},
+		"signal":     {ending{reaped: true, cancelled: true, exit: reap.Exit{Status: 15}}, wire.Exit{Code: -1, Signal: 15, Cancelled: true}},
+		"not reaped": {ending{timedOut: true}, wire.Exit{Code: -1, Signal: 9, TimedOut: true}},
+	} {
+		tt.want.Wall = time.Minute
+		if diff := cmp.Diff(&tt.want, tt.e.wire(time.Minute, "gid")); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+		if forced := tt.e.cancelled || tt.e.timedOut; tt.e.forced() != forced {
+			t.Errorf("%s: forced %t", name, !forced)
+		}
+	}
+}
+
+// TestStdinOfACommand: what the host sends comes in order, to its end; a pipe
+// that is closed stops it.
+func TestStdinOfACommand(t *testing.T) {
+	long := strings.Repeat("0123456789abcdef", 1<<14) // more than a pipe holds
+	for name, read := range map[string]bool{"read": true, "closed": false} {
+		t.Run(name, func(t *testing.T) {
+			got, exit := make(chan string, 1), make(chan reap.Exit, 1)
+			h := serveHost(t, func(o *Options) {
+				o.Launcher = launcher(func(r spawn.Request) (launch.Process, error) {
+					var fds [2]int
+					if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+						return launch.Process{}, err
+					}
+					r.Stdin = false
+					p, err := noProcess{}.Launch(r)
+					p.Stdin, p.Exit = os.NewFile(uintptr(fds[1]), "pipe"), exit
+					in := os.NewFile(uintptr(fds[0]), "pipe")
+					go func() {
+						defer in.Close()
+						var text []byte
+						if read {
+							text, _ = io.ReadAll(in)
+						}
+						got <- string(text)
+					}()
+					return p, err
+				})
+			})
+			h.send(openFrame(1, `{"exec":{"argv":["eA=="],"env":[],"stdin":true,"live":1000000,"tail":1,"timeout":10000000000,"grace":1}}`))
+			h.until(wire.TypeStarted, new(wire.Started))
+			sent := make(chan error, 1)
+			go func() {
+				for i := 0; i < len(long); i += wire.MaxData {
+					_ = h.writer.Send(on(1, wire.TypeData, 0, long[i:min(i+wire.MaxData, len(long))]))
+				}
+				sent <- h.writer.Send(on(1, wire.TypeEOF, 0, ""))
+			}()
+			stopped := false
+			if !read {
+				for f := h.next(); !stopped; f = h.next() {
+					if stopped = f.Type == wire.TypeStop && f.Channel == wire.Stdin; stopped {
+						break
+					}
+				}
+				exit <- reap.Exit{}
+			} else {
+				go func() {
+					text := <-got
+					got <- text
+					exit <- reap.Exit{}
+				}()
+			}
+			h.until(wire.TypeEnd, new(wire.Exit))
+			if err := <-sent; err != nil {
+				t.Error(err)
+			}
+			if text := <-got; read && text != long {
+				t.Errorf("%d bytes come, want %d", len(text), len(long))
+			}
+		})
+	}
+}
