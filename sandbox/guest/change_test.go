@@ -2,6 +2,7 @@ package guest
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
@@ -60,6 +61,23 @@ func TestCheckChange(t *testing.T) {
 				t.Errorf("of another kind: %v", err)
 			}
 		})
+	}
+}
+
+// TestLargestOperation: one of exactly what a frame's stream may hold is sent.
+func TestLargestOperation(t *testing.T) {
+	op := workspace.Op{Kind: workspace.OpPatch, Path: "f", Old: "x"}
+	body, err := encode(op)
+	if err != nil {
+		t.Fatal(err)
+	}
+	op.Old = strings.Repeat("x", wire.MaxOp-len(body)+1)
+	if body, err := encode(op); err != nil || len(body) != wire.MaxOp {
+		t.Errorf("%d bytes, %v", len(body), err)
+	}
+	op.Old += "x"
+	if _, err := encode(op); err == nil {
+		t.Error("one more is sent")
 	}
 }
 

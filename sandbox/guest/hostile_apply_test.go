@@ -54,6 +54,11 @@ func TestApplyLies(t *testing.T) {
 		{name: "cancelled", play: answer(func(*workspace.Change) {}, wire.Applied{Cancelled: true}), want: sandbox.ErrLost},
 		{name: "nothing", play: func(l *liar) { l.frame(1, wire.TypeEOF, 1, ""); l.json(1, wire.TypeEnd, wire.Applied{}) }, want: sandbox.ErrLost},
 		{name: "no end of the change", play: func(l *liar) { l.json(1, wire.TypeEnd, wire.Applied{}) }, want: sandbox.ErrLost},
+		{name: "one byte and a failure", play: func(l *liar) {
+			l.frame(1, wire.TypeData, 1, " ")
+			l.frame(1, wire.TypeEOF, 1, "")
+			l.json(1, wire.TypeEnd, wire.Applied{Error: &wire.OpError{Kind: "escape"}})
+		}, want: sandbox.ErrLost},
 		{name: "not JSON", play: func(l *liar) {
 			l.frame(1, wire.TypeData, 1, "{")
 			l.frame(1, wire.TypeEOF, 1, "")
@@ -128,6 +133,12 @@ func TestApplyTalk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, l := play(t)
 		op := workspace.Op{Kind: workspace.OpWrite, Path: "d\xff/f", Content: bytes.Repeat([]byte("0123456789"), wire.Window/8)}
+		op.Old = "x"
+		first, err := json.Marshal(op.Sent())
+		if err != nil {
+			t.Fatal(err)
+		}
+		op.Old += strings.Repeat("x", wire.MaxData-(len(first)-1)%wire.MaxData) // so that one byte comes last
 		want := workspace.Change{Kind: op.Kind, Path: op.Path, Bytes: int64(len(op.Content))}
 		sent, asked := make(chan []byte, 1), make(chan int64, 1)
 		go func() {

@@ -185,10 +185,7 @@ func Read(path string) (Process, error) {
 func Parse(status []byte) Process {
 	var p Process
 	for line := range bytes.Lines(status) {
-		key, value, ok := strings.Cut(string(line), ":")
-		if !ok {
-			continue
-		}
+		key, value, _ := strings.Cut(string(line), ":")
 		p.set(key, strings.TrimSpace(value))
 	}
 	return p

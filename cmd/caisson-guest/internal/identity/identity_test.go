@@ -1,7 +1,10 @@
 package identity
 
 import (
+	"errors"
 	"math"
+	"os"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -23,6 +26,12 @@ func TestParse(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, Parse([]byte(status))); diff != "" {
 		t.Errorf("status (-want +got):\n%s", diff)
+	}
+	if p := Parse([]byte("Groups:\t1 4294967295 4294967296 2\n")); !slices.Equal(p.Identity.Groups, []uint32{1, math.MaxUint32}) {
+		t.Errorf("groups are %v", p.Identity.Groups)
+	}
+	if _, err := Read(t.TempDir() + "/none"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("of a process that is gone: %v", err)
 	}
 	if p := Parse(nil); p.Identity.NoNewPrivs || p.Identity.Seccomp != 0 {
 		t.Errorf("no status at all counts as protected: %+v", p)

@@ -116,8 +116,12 @@ func TestRestrictions(t *testing.T) {
 		if got := thread(t).Identity; got.Seccomp != 2 || got.Filters != 2 {
 			t.Errorf("filters: %+v", got)
 		}
-		if err := SetFilter([]unix.SockFilter{{Code: 0xffff}}); err == nil {
+		none := []unix.SockFilter{{Code: 0xffff}}
+		if err := SetFilter(none); err == nil {
 			t.Error("a filter that is none is installed")
+		}
+		if _, err := SetFilterWithListener(none); err == nil {
+			t.Error("a filter that is none is installed with a listener")
 		}
 		if err := DropBounding(); err == nil {
 			t.Error("the bounding set is reduced without the capability")
@@ -207,6 +211,9 @@ func TestPool(t *testing.T) {
 				t.Errorf("thread %d after %v", tid, seen)
 			}
 			seen = append(seen, tid)
+		}
+		if len(seen) != threads {
+			t.Errorf("%d of %d calls were made", len(seen), threads)
 		}
 		close(pool.work)
 	}

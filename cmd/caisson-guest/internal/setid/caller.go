@@ -50,7 +50,7 @@ func (c *caller) perform(call int, args [6]uint64) (result, error) {
 	case unix.SYS_OPENAT:
 		return c.open(int32(args[0]), args[1], args[2], args[3])
 	case unix.SYS_MKNODAT:
-		return nothing, c.mknod(int32(args[0]), args[1], args[2], args[3])
+		return nothing, c.mknod(int32(args[0]), args[1], args[2])
 	}
 	return c.performHere(call, args)
 }
@@ -210,7 +210,7 @@ const guestMask = 0o022
 
 // mknod creates a regular file, a FIFO or a socket without the bits. The
 // guest's umask applies besides the caller's.
-func (c *caller) mknod(at int32, addr, mode, device uint64) error {
+func (c *caller) mknod(at int32, addr, mode uint64) error {
 	switch mode & unix.S_IFMT {
 	case 0, unix.S_IFREG, unix.S_IFIFO, unix.S_IFSOCK:
 	default:
@@ -237,7 +237,7 @@ func (c *caller) mknod(at int32, addr, mode, device uint64) error {
 	if err != nil || !c.waits() {
 		return unix.EPERM
 	}
-	return unix.Mknodat(base, file, uint32(mode&(unix.S_IFMT|0o7777)&^setIDBits&^mask), int(device))
+	return unix.Mknodat(base, file, uint32(mode&(unix.S_IFMT|0o7777)&^setIDBits&^mask), 0)
 }
 
 // openat opens a name below base, or anywhere if it begins at the root.

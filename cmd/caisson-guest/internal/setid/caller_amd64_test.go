@@ -21,6 +21,7 @@ func TestOldCalls(t *testing.T) {
 		"chmod":             {unix.SYS_CHMOD, "dir", [2]uintptr{0o2755}, unix.S_IFDIR | 0o2755, nil},
 		"chmod of a file":   {unix.SYS_CHMOD, "file", [2]uintptr{0o2755}, unix.S_IFREG | 0o600, unix.EPERM},
 		"open":              {unix.SYS_OPEN, "new", [2]uintptr{unix.O_CREAT, 0o6711}, unix.S_IFREG | 0o711, nil},
+		"open exclusively":  {unix.SYS_OPEN, "file", [2]uintptr{unix.O_CREAT | unix.O_EXCL, 0o6500}, unix.S_IFREG | 0o600, unix.EEXIST},
 		"creat":             {unix.SYS_CREAT, "new", [2]uintptr{0o6711}, unix.S_IFREG | 0o711, nil},
 		"mknod":             {unix.SYS_MKNOD, "new", [2]uintptr{unix.S_IFIFO | 0o6711}, unix.S_IFIFO | 0o711, nil},
 		"mknod of a device": {unix.SYS_MKNOD, "new", [2]uintptr{unix.S_IFCHR | 0o6711, 0x103}, 0, unix.EPERM},

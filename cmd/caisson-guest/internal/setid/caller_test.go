@@ -82,8 +82,20 @@ func TestModes(t *testing.T) {
 		file string // dir if empty
 		want error
 	}{
-		"path":                         {call: func(r tree) error { return fchmodat2(here, r.path("dir"), 0o2755, 0) }},
-		"fchmodat":                     {call: func(r tree) error { return unix.Fchmodat(here, r.path("dir"), 0o2755, 0) }},
+		"path":                              {call: func(r tree) error { return fchmodat2(here, r.path("dir"), 0o2755, 0) }},
+		"fchmodat":                          {call: func(r tree) error { return unix.Fchmodat(here, r.path("dir"), 0o2755, 0) }},
+		"fchmodat below a descriptor":       {call: func(r tree) error { return unix.Fchmodat(r.open("."), "dir", 0o2755, 0) }},
+		"file and no path":                  {call: func(r tree) error { return fchmodat2(r.open("file"), "", 0o2600, unix.AT_EMPTY_PATH) }, file: "file", want: unix.EPERM},
+		"number of a descriptor beyond all": {call: func(tree) error { return fchmodat2(here, "/proc/self/fd/2147483648", 0o2755, 0) }, want: unix.ENOENT},
+		"directory that has one mode":       {call: func(tree) error { return fchmodat2(here, "/proc/self", 0o2755, 0) }, want: unix.EPERM},
+		"high descriptor": {call: func(r tree) error {
+			fd, err := unix.FcntlInt(uintptr(r.open("dir")), unix.F_DUPFD_CLOEXEC, 1020)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(fd)
+			return fchmodat2(here, own("/proc/self/fd/", fd), 0o2755, 0)
+		}},
 		"symlink":                      {call: func(r tree) error { return fchmodat2(here, r.path("todir"), 0o2755, 0) }},
 		"below a descriptor":           {call: func(r tree) error { return fchmodat2(r.open("."), "dir", 0o2755, 0) }},
 		"descriptor":                   {call: func(r tree) error { return unix.Fchmod(r.open("dir"), 0o2755) }},
@@ -224,8 +236,9 @@ func TestOpen(t *testing.T) {
 		"flags that are not known": {flags: create | 1<<30, want: opened{mode: 0o755, status: unix.O_WRONLY}},
 		"exclusively":              {flags: create | unix.O_EXCL, want: opened{mode: 0o755, status: unix.O_WRONLY}},
 		"without a name":           {name: "dir", flags: unix.O_TMPFILE | unix.O_RDWR, mode: 0o6777, want: opened{mode: 0o777, status: unix.O_RDWR | unix.O_TMPFILE}},
-		"there":                    {name: "file", flags: create, want: opened{mode: 0o600, size: 4, status: unix.O_WRONLY}},
+		"there":                    {name: "file", flags: create, mode: 0o6777, want: opened{mode: 0o600, size: 4, status: unix.O_WRONLY}},
 		"there, truncated":         {name: "file", flags: create | unix.O_TRUNC, want: opened{mode: 0o600, status: unix.O_WRONLY}},
+		"without a name, nowhere":  {name: "none", flags: unix.O_TMPFILE | unix.O_RDWR, err: unix.ENOENT},
 		"there, exclusively":       {name: "file", flags: create | unix.O_EXCL, err: unix.EEXIST},
 		"below a symlink":          {name: "todir/new", flags: create, want: opened{mode: 0o755, status: unix.O_WRONLY}},
 		"symlink to nothing":       {name: "tonone", flags: create, err: unix.EPERM},
@@ -357,5 +370,21 @@ func TestErrnoOf(t *testing.T) {
 		if got := errnoOf(tt.err); got != tt.want {
 			t.Errorf("of %v: %v, want %v", tt.err, got, tt.want)
 		}
+	}
+}
+
+// TestOpenBelow: a name is looked for below the descriptor that the caller names.
+func TestOpenBelow(t *testing.T) {
+	do := filtered(t)
+	r := newTree(t)
+	dir := r.open("dir")
+	if err := do(func() error {
+		fd, err := unix.Openat(dir, "new", unix.O_CREAT|unix.O_RDWR, 0o6711)
+		if err != nil {
+			return err
+		}
+		return unix.Close(fd)
+	}); err != nil || r.mode("dir/new") != unix.S_IFREG|0o711 {
+		t.Errorf("error %v, mode %o", err, r.mode("dir/new"))
 	}
 }

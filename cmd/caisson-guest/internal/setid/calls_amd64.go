@@ -14,7 +14,7 @@ func (c *caller) performHere(call int, args [6]uint64) (result, error) {
 	case unix.SYS_CREAT:
 		return c.open(here, args[0], unix.O_CREAT|unix.O_WRONLY|unix.O_TRUNC, args[1])
 	case unix.SYS_MKNOD:
-		return nothing, c.mknod(here, args[0], args[1], args[2])
+		return nothing, c.mknod(here, args[0], args[1])
 	}
 	return nothing, unix.EPERM
 }
