@@ -95,6 +95,16 @@ func TestErrors(t *testing.T) {
 	}
 }
 
+func TestProviderHints(t *testing.T) {
+	for class, want := range map[loop.ErrorClass]string{
+		loop.ModelRateLimit: "max_retries", loop.ModelServer: "later", loop.ModelInvalidRequest: "settings", loop.ModelNetwork: "network",
+	} {
+		if got := providerHint(class); !strings.Contains(got, want) {
+			t.Errorf("%s: %q does not name %q", class, got, want)
+		}
+	}
+}
+
 func TestCancelledSessionsTellWhereChangesAre(t *testing.T) {
 	for mode, want := range map[sandbox.WorkspaceMode]string{
 		sandbox.ModeBind:    "What was done is in the workspace.",

@@ -32,7 +32,7 @@ func (s *Session) problem(r Report) *Problem {
 			Mend:  "Run on a terminal and answer in time, allow the class with --policy, or set --on-prompt allow.",
 		}
 	case loop.StopProviderFailed:
-		return &Problem{Cause: fmt.Sprintf("the model %s failed: %s", model, orElse(failure.Message, errText(r.Err))), Mend: "Check the address, the network and the model's name. " + detail + "."}
+		return &Problem{Cause: fmt.Sprintf("the model %s failed: %s", model, orElse(failure.Message, errText(r.Err))), Mend: providerHint(failure.Class) + " " + detail + "."}
 	case loop.StopAuth:
 		return &Problem{Cause: fmt.Sprintf("the model %s refuses the key: %s", model, orElse(failure.Message, errText(r.Err))), Mend: "Check the key and what it may use. " + detail + "."}
 	case loop.StopStuck:
@@ -58,6 +58,19 @@ func (s *Session) problem(r Report) *Problem {
 		return &Problem{Cause: errText(r.Err), Mend: s.whereChangesAre()}
 	}
 	return nil
+}
+
+// providerHint returns what to do about a model call that failed.
+func providerHint(class loop.ErrorClass) string {
+	switch class {
+	case loop.ModelRateLimit:
+		return "Wait and run it again, or allow more retries (max_retries)."
+	case loop.ModelServer:
+		return "The fault is the provider's: run it again later."
+	case loop.ModelInvalidRequest:
+		return "Check the model's name and its settings."
+	}
+	return "Check the address, the network and the model's name."
 }
 
 // whereChangesAre tells where the changes of a session that did not end well are.

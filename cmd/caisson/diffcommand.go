@@ -19,8 +19,8 @@ output that git apply and patch -p1 take. Binary files, large ones and what a di
 named in lines that begin with "# ", and so is what conflicts: files that changed in the workspace
 since the run began.
 
-SESSION is a session's id or the beginning of it. Without one it is the last session on the
-workspace whose changes are still kept.
+SESSION is a session's id, the beginning of it, or "last" for the newest. Without one it is the last
+session on the workspace whose changes are still kept.
 `
 
 func newDiffCommand(d deps, env environ) *cobra.Command {

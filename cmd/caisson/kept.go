@@ -16,6 +16,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/terminal"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/trace"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
@@ -45,6 +46,13 @@ func openKept(d deps, env environ, session, workspace string) (_ *keptChanges, e
 			err = errors.Join(err, k.close())
 		}
 	}()
+	if session == trace.Last {
+		last, err := trace.Find(state, session)
+		if err != nil {
+			return nil, err
+		}
+		session = last.ID
+	}
 	if session != "" {
 		if k.layers, err = runner.KeptChanges(state, session, nil); err != nil {
 			return nil, err
