@@ -35,7 +35,7 @@ var errSlow = errors.New("no answer in time")
 //	none ──start, running──▶ life 1 ──died of its limits──▶ life 2 ─▶ … at most maxRestarts
 //	                            └──────lost otherwise──────▶ the run ends
 type container struct {
-	backend sandbox.Backend
+	backend sandbox.Creator
 	spec    sandbox.Spec
 	// onStart is called once, with mu held, when the first life begins; it must
 	// not wait. Nil does nothing.
@@ -89,7 +89,7 @@ func (e *startError) Error() string { return fmt.Sprintf("%v: %v", tools.ErrSand
 // Unwrap returns tools.ErrSandboxStart and the cause.
 func (e *startError) Unwrap() []error { return []error{tools.ErrSandboxStart, e.cause} }
 
-func newContainer(ctx context.Context, backend sandbox.Backend, spec sandbox.Spec) *container {
+func newContainer(ctx context.Context, backend sandbox.Creator, spec sandbox.Spec) *container {
 	c := &container{backend: backend, spec: spec, log: zap.NewNop()}
 	c.making, c.stop = context.WithCancelCause(context.WithoutCancel(ctx))
 	return c

@@ -30,7 +30,7 @@ type Options struct {
 	Submounts []string
 
 	// Backend makes the sandbox; Choice says how it was chosen.
-	Backend   sandbox.Backend
+	Backend   sandbox.Creator
 	Choice    BackendChoice
 	Image     images.Reference
 	ImageName string // as it was written; "" makes it up from Image

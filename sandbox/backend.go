@@ -6,19 +6,24 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
+// Creator makes sandboxes. It is safe for concurrent use.
+type Creator interface {
+	// Create makes and starts one sandbox and returns it running and
+	// attested. On an error nothing is left. The caller must Destroy it.
+	// Cancelling ctx stops the making; it does not affect a sandbox that was
+	// returned.
+	Create(ctx context.Context, spec Spec) (Sandbox, error)
+}
+
 // Backend makes sandboxes of one kind. It is safe for concurrent use.
 type Backend interface {
+	Creator
 	// Name is "docker", "gvisor" or "runc".
 	Name() string
 	// Check says whether the backend could start a sandbox now: it reaches
 	// the engine, finds and asks the runtime, starts nothing. A failure wraps
 	// ErrUnavailable, ErrNotFound or ErrUnsupported and says what would mend it.
 	Check(ctx context.Context) (Info, error)
-	// Create makes and starts one sandbox and returns it running and
-	// attested. On an error nothing is left. The caller must Destroy it.
-	// Cancelling ctx stops the making; it does not affect a sandbox that was
-	// returned.
-	Create(ctx context.Context, spec Spec) (Sandbox, error)
 	// Sweep removes what sandboxes of dead owners left, and nothing that a
 	// live Caisson owns. It returns what it removed, and goes on after an error.
 	Sweep(ctx context.Context) ([]Leftover, error)

@@ -123,7 +123,7 @@ func (c *chooser) pooled(b sandbox.Backend) (sandbox.Backend, error) {
 
 // readyBackend is a backend that was chosen, and what was removed before.
 type readyBackend struct {
-	backend sandbox.Backend
+	backend sandbox.Creator
 	choice  runner.BackendChoice
 	removed []sandbox.Leftover
 }

@@ -9,11 +9,10 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// lateBackend is a backend that is chosen when a sandbox is needed. Only Create
-// may be called. It is safe for concurrent use.
+// lateBackend chooses a backend when the first sandbox is needed. It is safe for
+// concurrent use.
 type lateBackend struct {
-	sandbox.Backend // nil
-	choose          func(ctx context.Context) (sandbox.Backend, error)
+	choose func(ctx context.Context) (sandbox.Backend, error)
 
 	mu     sync.Mutex
 	chosen sandbox.Backend
