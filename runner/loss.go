@@ -17,15 +17,15 @@ type loss struct {
 	cause error
 	text  string // for records
 	limit *limits.ExceededError
-	// again says that a fresh container may take its place, and tell what the
-	// model is then told.
+	// again is set if a fresh container may take its place; tell is then the
+	// message to the model.
 	again bool
 	tell  string
 }
 
-// lost handles the loss of a life, once, and gives the error for the call that
-// met it: one that the model is told where a fresh container takes its place,
-// otherwise one that ends the run.
+// lost handles the loss of a life, once, and returns the error for the call that
+// met it: one for the model if a fresh container takes its place, otherwise one
+// that ends the run.
 func (c *container) lost(l *life, err error) error {
 	l.once.Do(func() {
 		select {
@@ -109,7 +109,7 @@ func limitText(e *limits.ExceededError) string {
 	return fmt.Sprintf("%s %d", e.Kind, e.Limit)
 }
 
-// unnoticed records the loss of a container that no call met, and gives the
+// unnoticed records the loss of a container that no call met, and returns the
 // error for a call that still comes.
 func (c *container) unnoticed(l *life) error {
 	gone := fmt.Errorf("%w: the session has ended", tools.ErrSandboxLost)

@@ -11,8 +11,8 @@ var (
 	pemBegin  = regexp.MustCompile(`^-----BEGIN ([A-Z0-9]{1,20} ){0,3}PRIVATE KEY( BLOCK)?-----`)
 	pemEnd    = regexp.MustCompile(`^-----END ([A-Z0-9]{1,20} ){0,3}PRIVATE KEY( BLOCK)?-----`)
 	pemHeader = regexp.MustCompile(`^(Proc-Type|DEK-Info|Version|Comment|Hash): [^\r\n\\]{0,200}`)
-	// pemGap is what stands between two lines of a key: white space, also as strings
-	// write it, and what is put before lines.
+	// pemGap matches the text between two lines of a key: white space, its escapes
+	// in strings, and prefixes of lines.
 	pemGap    = regexp.MustCompile(`^(\n\+?|[ \t\r>|:"',]|\\[nrt\\"]|→)*`)
 	pemDashes = []byte("-----BEGIN ")
 )

@@ -74,11 +74,11 @@ type Session struct {
 	stopLook context.CancelCauseFunc
 	lookers  sync.WaitGroup
 
-	// recovered is closed when the patches of dead sessions are ended: before,
-	// the workspace is not what this one found.
+	// recovered is closed when the patches of dead sessions are undone or
+	// completed: only then is the workspace in its initial state.
 	recovered chan struct{}
 	// before is the workspace as it was when the sandbox began to start; looked
-	// is closed when it is there, and looking says that it will be.
+	// is closed when it is taken, and looking is set while it is.
 	before  *snapshot
 	files   *fileStates
 	looking bool
@@ -107,10 +107,9 @@ type Session struct {
 }
 
 // Open makes a session: its trace, with session.created in it, and its tools.
-// Its container is made when a turn starts whose tools may need it, or a call
-// does. Cancelling ctx ends the
-// turn that runs, and none is started any more. Its error is an [Error], and
-// says why there is no session.
+// Its container is made by the first turn whose tools may need it, or the first
+// call that does. Cancelling ctx ends the turn that runs, and no other is started.
+// Its error is an [Error].
 func Open(ctx context.Context, o Options) (*Session, error) {
 	s, err := open(ctx, o)
 	if err != nil {

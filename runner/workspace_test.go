@@ -250,7 +250,7 @@ func TestHeldLogs(t *testing.T) {
 	defer other.Close()
 	defer asker.Close()
 	if held(asker) || held(other) {
-		t.Error("one that nobody holds")
+		t.Error("one without a holder")
 	}
 	asker.Close()
 	other.Close()

@@ -171,7 +171,7 @@ func (s *suite) job(worker int, b *testBinary, tests []*test, value string) (*jo
 	}, nil
 }
 
-// A verdict is what became of a mutant.
+// A verdict is the outcome of a mutant.
 type verdict string
 
 const (

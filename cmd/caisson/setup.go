@@ -22,7 +22,7 @@ type setup struct {
 	conf    config.Config
 	// apply says that the run applies its changes by itself.
 	apply bool
-	// reads says that what is asked for needs no sandbox, as far as is known.
+	// reads is set if the command, as far as is known, needs no sandbox.
 	reads bool
 	// workspace is nil where the command has none.
 	workspace *runner.Workspace

@@ -264,8 +264,8 @@ func (c *Conn) pong(number uint64) error {
 	return nil
 }
 
-// open gives a stream its id and sends its first frame. A stream that was made
-// hears that it is lost if it could not be sent.
+// open assigns a stream its id and sends its first frame. If that fails, the
+// stream is notified that it is lost.
 func (c *Conn) open(request wire.Open, make func(id uint32) call) error {
 	c.opening.Lock()
 	defer c.opening.Unlock()

@@ -19,7 +19,7 @@ func (p Privilege) Exceeds(q Privilege) bool {
 // PrivilegedFile describes a regular file or a directory at one moment.
 type PrivilegedFile struct {
 	// Privilege of a directory is at most SetUID: set-group-ID is inherited
-	// there and gives nothing.
+	// there and grants nothing.
 	Privilege
 	// Dir reports whether it is a directory.
 	Dir bool

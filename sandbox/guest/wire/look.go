@@ -91,7 +91,7 @@ type LookTime [2]int64
 type Looked struct {
 	// Info is of what the path leads to; none for a folder's entries.
 	Info *LookedInfo `json:"info,omitempty"`
-	// More says that the file or the folder goes on, or that the last of several
+	// More is set if the file or directory continues, or if the last of several
 	// files were not read: a guest ends after [MaxLookBytes], with at least one.
 	More  bool     `json:"more,omitempty"`
 	Error *OpError `json:"error,omitempty"`

@@ -187,7 +187,7 @@ func chmodInPages(path string, beyond int) error {
 	return chmodAt(uintptr(unsafe.Pointer(&mem[end-len(path)])))
 }
 
-// opened is what a test looks at of a descriptor.
+// opened holds the properties of a descriptor that the tests compare.
 type opened struct {
 	mode        uint32 // permissions and bits
 	size        int64

@@ -24,8 +24,8 @@ type Options struct {
 	Needed bool
 	// Profile is a name in the user's file, or "".
 	Profile string
-	// Flags is what the command line set, and Asked what a client of the server asks
-	// for beyond it.
+	// Flags holds the settings of the command line, and Asked those that a client of
+	// the server requests.
 	Flags, Asked File
 	// Project is the file of a trusted workspace, nil where there is none or it
 	// does not count.
