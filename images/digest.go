@@ -5,10 +5,13 @@ import (
 	"encoding/hex"
 	"hash"
 	"regexp"
+	"sync"
 )
 
 // digestText is how a digest is written.
-var digestText = regexp.MustCompile(`^sha256:[a-f0-9]{64}$`)
+var digestText = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^sha256:[a-f0-9]{64}$`)
+})
 
 // sumOf is the digest of data.
 func sumOf(data []byte) string {

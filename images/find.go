@@ -81,7 +81,7 @@ func (s *Store) findName(ctx context.Context, ref Reference, anew bool) (*found,
 			return nil, fmt.Errorf("image %s: ask the engine: %w", ref, err)
 		}
 	}
-	if digestText.MatchString(ref.Value) {
+	if digestText().MatchString(ref.Value) {
 		return nil, fmt.Errorf("image %s: %w: no engine has an image of this id", ref, ErrNotFound)
 	}
 	reg, err := openRegistry(ref, &s.o)

@@ -79,7 +79,7 @@ func readRecord(path string) (*record, error) {
 		return nil, fmt.Errorf("%w: record %s: %w", ErrInvalid, path, err)
 	}
 	digests := append(slices.Clone(r.Blobs), r.Digest, r.ID, "sha256:"+r.Tree)
-	if r.Version != recordVersion || slices.ContainsFunc(digests, func(d string) bool { return !digestText.MatchString(d) }) {
+	if r.Version != recordVersion || slices.ContainsFunc(digests, func(d string) bool { return !digestText().MatchString(d) }) {
 		return nil, fmt.Errorf("%w: record %s is of version %d", ErrInvalid, path, r.Version)
 	}
 	info, err := os.Stat(path)

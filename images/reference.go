@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 )
 
 // Scheme is the kind of source that a [Reference] names.
@@ -39,13 +40,19 @@ const maxName = 456
 // named is the shape of an image name: registry and repository in path parts,
 // then a tag, then a digest, or an image ID alone. The engine has the last
 // word; this keeps out what could be read as an option or as another source.
-var named = regexp.MustCompile(`^(?:sha256:[a-f0-9]{64}|[A-Za-z0-9][A-Za-z0-9._-]*(?::[0-9]{1,5})?(?:/[a-z0-9][a-z0-9._-]*)*(?::[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(?:@sha256:[a-f0-9]{64})?)$`)
+var named = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^(?:sha256:[a-f0-9]{64}|[A-Za-z0-9][A-Za-z0-9._-]*(?::[0-9]{1,5})?(?:/[a-z0-9][a-z0-9._-]*)*(?::[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(?:@sha256:[a-f0-9]{64})?)$`)
+})
 
 // digested and tagged are the ends of an OCI layout's reference. A tag holds no
 // slash, so a folder's name is never cut in the middle of its path.
 var (
-	digested = regexp.MustCompile(`@(sha256:[a-f0-9]{64})$`)
-	tagged   = regexp.MustCompile(`:([A-Za-z0-9_][A-Za-z0-9._-]{0,127})$`)
+	digested = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`@(sha256:[a-f0-9]{64})$`)
+	})
+	tagged = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`:([A-Za-z0-9_][A-Za-z0-9._-]{0,127})$`)
+	})
 )
 
 // ParseReference reads a reference:
@@ -79,7 +86,7 @@ func ParseReference(text string) (Reference, error) {
 		return Reference{}, fmt.Errorf("%w: it is empty: use host, rootfs:DIR or an image's name", ErrInvalid)
 	case len(text) > maxName:
 		return Reference{}, fmt.Errorf("%w: %d characters, at most %d", ErrInvalid, len(text), maxName)
-	case !named.MatchString(text):
+	case !named().MatchString(text):
 		return Reference{}, fmt.Errorf("%w %q: use host, rootfs:DIR, oci-layout:DIR, docker-archive:FILE, build:DIR or an image's name such as debian:bookworm-slim",
 			ErrInvalid, text)
 	}
@@ -102,7 +109,7 @@ func parsePath(scheme Scheme, text string) (Reference, error) {
 		}
 		return Reference{}, fmt.Errorf("%w: %s:/ names the root of this machine", ErrInvalid, scheme)
 	}
-	if scheme == SchemeLayout && end == "" && tagged.MatchString(clean) {
+	if scheme == SchemeLayout && end == "" && tagged().MatchString(clean) {
 		clean += "/" // so that it reads back as a folder, not as a tag
 	}
 	return Reference{Scheme: scheme, Value: clean + end}, nil
@@ -112,10 +119,10 @@ func parsePath(scheme Scheme, text string) (Reference, error) {
 func splitPath(scheme Scheme, text string) (p, end string) {
 	p = text
 	if scheme == SchemeLayout || scheme == SchemeArchive {
-		p = digested.ReplaceAllString(p, "")
+		p = digested().ReplaceAllString(p, "")
 	}
 	if scheme == SchemeLayout {
-		p = tagged.ReplaceAllString(p, "")
+		p = tagged().ReplaceAllString(p, "")
 	}
 	return p, text[len(p):]
 }
@@ -135,7 +142,7 @@ func (r Reference) Tag() string {
 	if r.Scheme != SchemeLayout {
 		return ""
 	}
-	if found := tagged.FindStringSubmatch(digested.ReplaceAllString(r.Value, "")); found != nil {
+	if found := tagged().FindStringSubmatch(digested().ReplaceAllString(r.Value, "")); found != nil {
 		return found[1]
 	}
 	return ""
@@ -147,7 +154,7 @@ func (r Reference) Digest() string {
 	if r.Scheme != SchemeName && r.Scheme != SchemeLayout && r.Scheme != SchemeArchive {
 		return ""
 	}
-	if found := digested.FindStringSubmatch(r.Value); found != nil {
+	if found := digested().FindStringSubmatch(r.Value); found != nil {
 		return found[1]
 	}
 	return ""

@@ -173,7 +173,7 @@ func rootfs(t testing.TB, s *Store, ref Reference) (*RootFS, func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if root.Reference != ref || !digestText.MatchString(root.Digest) {
+	if root.Reference != ref || !digestText().MatchString(root.Digest) {
 		t.Errorf("root of %s with the digest %s", root.Reference, root.Digest)
 	}
 	if err := root.WriteSkeleton(t.TempDir()); err != nil {

@@ -8,6 +8,7 @@ import (
 	"path"
 	"regexp"
 	"strings"
+	"sync"
 
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -31,10 +32,12 @@ const (
 
 // gitCommands are the keys, in lower case, whose values git runs as commands
 // without being asked to, as it does aliases and tools.
-var gitCommands = regexp.MustCompile(`^(core\.(fsmonitor|sshcommand|editor|pager|askpass|gitproxy|alternaterefscommand)|sequence\.editor|` +
-	`diff\.external|diff\..*\.(command|textconv)|merge\..*\.driver|filter\..*\.(clean|smudge|process)|` +
-	`gpg\.(.*\.)?program|gpg\.ssh\.defaultkeycommand|credential\.(.*\.)?helper|pager\..*|interactive\.difffilter|` +
-	`uploadpack\.packobjectshook|remote\..*\.(uploadpack|receivepack)|trailer\..*\.(command|cmd)|submodule\..*\.update)$`)
+var gitCommands = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^(core\.(fsmonitor|sshcommand|editor|pager|askpass|gitproxy|alternaterefscommand)|sequence\.editor|` +
+		`diff\.external|diff\..*\.(command|textconv)|merge\..*\.driver|filter\..*\.(clean|smudge|process)|` +
+		`gpg\.(.*\.)?program|gpg\.ssh\.defaultkeycommand|credential\.(.*\.)?helper|pager\..*|interactive\.difffilter|` +
+		`uploadpack\.packobjectshook|remote\..*\.(uploadpack|receivepack)|trailer\..*\.(command|cmd)|submodule\..*\.update)$`)
+})
 
 // gitHooks are the names of hooks (githooks(5)).
 var gitHooks = strings.Fields("applypatch-msg pre-applypatch post-applypatch pre-commit pre-merge-commit prepare-commit-msg commit-msg post-commit " +
@@ -82,7 +85,7 @@ func (l *repositoryLook) addConfig(ctx context.Context, worktree, config string,
 			if dir, ok := l.leads(worktree, value); ok {
 				l.noteHooks(ctx, dir, func(p string) { note(p, key) })
 			}
-		case gitCommands.MatchString(key):
+		case gitCommands().MatchString(key):
 			for _, word := range strings.FieldsFunc(value, func(r rune) bool { return strings.ContainsRune(" \t\n'\"`$(){};&|<>=!,", r) }) {
 				if p, ok := l.leads(worktree, word); ok && l.isProgram(ctx, word, p) {
 					note(p, key)

@@ -5,6 +5,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // gitObeyed are the entries of a repository that git obeys or runs: its
@@ -23,17 +24,25 @@ var gitUnfinished = []string{"rebase-merge", "rebase-apply", "sequencer"}
 // Git runs and obeys none of them, as long as each is a regular file of its own:
 // through a symlink or another name git would write to another file.
 var (
-	gitFiles = regexp.MustCompile(`^(` + strings.Join([]string{
-		`HEAD`, `index`, `packed-refs`, `shallow`, `sharedindex\.[0-9a-f]+`, `gc\.log`, `gc\.pid`, `gitk\.cache`,
-		`[A-Z][A-Z0-9_]*`, `addp-hunk-edit\.diff`, `ADD_EDIT\.patch`, // HEAD and its like, messages, bisection
-		`refs/.+`, `logs/.+`, `lost-found/.+`, `reftable/.+`, `lfs/.+`, `annex/.+`, `fsmonitor--daemon/.+`,
-		`objects/[0-9a-f]{2}/[0-9a-f]+`, `objects/(.*/)?\.?tmp[-_][^/]+`, `objects/pack/(pack-[^/]+|multi-pack-index[^/]*)`,
-		`objects/info/(packs|commit-graph|commit-graphs/[^/]+)`, `objects/maintenance`, `info/(refs|packs)`,
-	}, "|") + `)(\.lock)?$`)
-	gitDirs = regexp.MustCompile(`^(objects(/[0-9a-f]{2}|/pack|/info|/info/commit-graphs)?|(refs|logs|lost-found|reftable|lfs|annex|fsmonitor--daemon)(/.+)?|objects/tmp_[^/]+)$`)
+	gitFiles = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^(` + strings.Join([]string{
+			`HEAD`, `index`, `packed-refs`, `shallow`, `sharedindex\.[0-9a-f]+`, `gc\.log`, `gc\.pid`, `gitk\.cache`,
+			`[A-Z][A-Z0-9_]*`, `addp-hunk-edit\.diff`, `ADD_EDIT\.patch`, // HEAD and its like, messages, bisection
+			`refs/.+`, `logs/.+`, `lost-found/.+`, `reftable/.+`, `lfs/.+`, `annex/.+`, `fsmonitor--daemon/.+`,
+			`objects/[0-9a-f]{2}/[0-9a-f]+`, `objects/(.*/)?\.?tmp[-_][^/]+`, `objects/pack/(pack-[^/]+|multi-pack-index[^/]*)`,
+			`objects/info/(packs|commit-graph|commit-graphs/[^/]+)`, `objects/maintenance`, `info/(refs|packs)`,
+		}, "|") + `)(\.lock)?$`)
+	})
+	gitDirs = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^(objects(/[0-9a-f]{2}|/pack|/info|/info/commit-graphs)?|(refs|logs|lost-found|reftable|lfs|annex|fsmonitor--daemon)(/.+)?|objects/tmp_[^/]+)$`)
+	})
 	// hgFiles and hgDirs are the same of Mercurial (hg help internals).
-	hgFiles = regexp.MustCompile(`^(dirstate[^/]*|branch|bookmarks[^/]*|localtags|last-message\.txt|undo\.[^/]+|00changelog\.i|(w?cache|store|merge|strip-backup|shelved)/.+|shelvedstate|graftstate|updatestate|commit[^/]*\.txt)$`)
-	hgDirs  = regexp.MustCompile(`^(w?cache|store|merge|strip-backup|shelved)(/.+)?$`)
+	hgFiles = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^(dirstate[^/]*|branch|bookmarks[^/]*|localtags|last-message\.txt|undo\.[^/]+|00changelog\.i|(w?cache|store|merge|strip-backup|shelved)/.+|shelvedstate|graftstate|updatestate|commit[^/]*\.txt)$`)
+	})
+	hgDirs = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^(w?cache|store|merge|strip-backup|shelved)(/.+)?$`)
+	})
 	hgLinks = []string{"wlock", "store/lock", "wcache/checklink"} // symlinks that hg makes itself and never follows
 )
 
@@ -42,9 +51,9 @@ var (
 func mayDiffer(repository, rest string, dir bool) bool {
 	if isNamed(path.Base(repository), ".hg") {
 		if dir {
-			return hgDirs.MatchString(rest)
+			return hgDirs().MatchString(rest)
 		}
-		return hgFiles.MatchString(rest)
+		return hgFiles().MatchString(rest)
 	}
 	names := strings.Split(rest, "/")
 	switch names[0] {
@@ -65,9 +74,9 @@ func mayDiffer(repository, rest string, dir bool) bool {
 		return false
 	}
 	if dir {
-		return gitDirs.MatchString(rest)
+		return gitDirs().MatchString(rest)
 	}
-	return gitFiles.MatchString(rest)
+	return gitFiles().MatchString(rest)
 }
 
 // isNamed reports whether a name is that of a repository, on file systems that

@@ -3,17 +3,26 @@ package runner
 import (
 	"bytes"
 	"regexp"
+	"sync"
 )
 
 // pemBegin is the first line of a private key (RFC 7468, 5.1 and 10; OpenSSH and
 // OpenPGP, RFC 9580 6.2, write the like), and pemDashes what is looked for first.
 var (
-	pemBegin  = regexp.MustCompile(`^-----BEGIN ([A-Z0-9]{1,20} ){0,3}PRIVATE KEY( BLOCK)?-----`)
-	pemEnd    = regexp.MustCompile(`^-----END ([A-Z0-9]{1,20} ){0,3}PRIVATE KEY( BLOCK)?-----`)
-	pemHeader = regexp.MustCompile(`^(Proc-Type|DEK-Info|Version|Comment|Hash): [^\r\n\\]{0,200}`)
+	pemBegin = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^-----BEGIN ([A-Z0-9]{1,20} ){0,3}PRIVATE KEY( BLOCK)?-----`)
+	})
+	pemEnd = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^-----END ([A-Z0-9]{1,20} ){0,3}PRIVATE KEY( BLOCK)?-----`)
+	})
+	pemHeader = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^(Proc-Type|DEK-Info|Version|Comment|Hash): [^\r\n\\]{0,200}`)
+	})
 	// pemGap matches the text between two lines of a key: white space, its escapes
 	// in strings, and prefixes of lines.
-	pemGap    = regexp.MustCompile(`^(\n\+?|[ \t\r>|:"',]|\\[nrt\\"]|→)*`)
+	pemGap = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^(\n\+?|[ \t\r>|:"',]|\\[nrt\\"]|→)*`)
+	})
 	pemDashes = []byte("-----BEGIN ")
 )
 
@@ -59,19 +68,19 @@ func redactPEM(text []byte) []byte {
 // the key that text begins with, which is empty where it is none, and whether the
 // key goes on for all of text that is looked at.
 func pemBody(text []byte) (from, to int, open bool) {
-	from = len(pemBegin.Find(text[:min(len(text), maxPEMMark)]))
+	from = len(pemBegin().Find(text[:min(len(text), maxPEMMark)]))
 	if from == 0 {
 		return from, from, false
 	}
 	i, to := from, from
 	for i < min(len(text), maxPEMBytes) {
-		i += len(pemGap.Find(text[i:]))
+		i += len(pemGap().Find(text[i:]))
 		rest := text[i:min(len(text), i+maxPEMMark*3)]
 		n := 0
 		for n < len(text)-i && base64Byte(text[i+n]) {
 			n++
 		}
-		switch header := pemHeader.Find(rest); {
+		switch header := pemHeader().Find(rest); {
 		case header != nil:
 			i += len(header)
 		case n >= minPEMLine, n > 0 && endsPEM(text[i+n:]):
@@ -80,7 +89,7 @@ func pemBody(text []byte) (from, to int, open bool) {
 		case n > 0 && n < 7 && isNumber(text[i:i+n]): // of a line, as read_file and grep -n write them
 			i += n
 		default: // the last line of text may not be whole
-			return from, to, !pemEnd.Match(rest) && !bytes.ContainsRune(text[i:], '\n')
+			return from, to, !pemEnd().Match(rest) && !bytes.ContainsRune(text[i:], '\n')
 		}
 	}
 	return from, to, true
@@ -88,8 +97,8 @@ func pemBody(text []byte) (from, to int, open bool) {
 
 // endsPEM says whether the last line is next.
 func endsPEM(text []byte) bool {
-	text = text[len(pemGap.Find(text)):]
-	return pemEnd.Match(text[:min(len(text), maxPEMMark)]) || bytes.HasPrefix(text, []byte("="))
+	text = text[len(pemGap().Find(text)):]
+	return pemEnd().Match(text[:min(len(text), maxPEMMark)]) || bytes.HasPrefix(text, []byte("="))
 }
 
 func base64Byte(c byte) bool { return isOneOf(c, digits+letters+"+/=") }

@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"unicode"
 )
 
@@ -78,8 +79,12 @@ func blankNotices(s string) []string {
 // Words, and names that could be hosts: labels between dots, which for host
 // names (UTS 46) can be ideographic or of full width too, or a single label after :// or @.
 var (
-	letterWord = regexp.MustCompile(`[\p{L}\p{M}\p{N}]+`)
-	hostLike   = regexp.MustCompile(`(://|@)?[\p{L}\p{M}\p{N}_-]+([.。．｡][\p{L}\p{M}\p{N}_-]+)*`)
+	letterWord = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`[\p{L}\p{M}\p{N}]+`)
+	})
+	hostLike = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`(://|@)?[\p{L}\p{M}\p{N}_-]+([.。．｡][\p{L}\p{M}\p{N}_-]+)*`)
+	})
 )
 
 // letterNotices names words that mix letters of scripts that look alike, and
@@ -89,12 +94,12 @@ func letterNotices(s string) []string {
 		return nil
 	}
 	var notices []string
-	for _, word := range letterWord.FindAllString(s, -1) {
+	for _, word := range letterWord().FindAllString(s, -1) {
 		if scripts := alikeScripts(word); len(scripts) > 1 {
 			notices = append(notices, fmt.Sprintf("%s mixes letters that look alike: %s", spellOut(word), strings.Join(scripts, " and ")))
 		}
 	}
-	for _, name := range hostLike.FindAllString(s, -1) {
+	for _, name := range hostLike().FindAllString(s, -1) {
 		host := strings.TrimLeft(name, ":/@")
 		labels := strings.FieldsFunc(host, func(r rune) bool { return strings.ContainsRune(".。．｡", r) })
 		address := host != name // after :// or @

@@ -14,6 +14,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -286,7 +287,9 @@ func (s *Server) needLive(id string) (*session, error) {
 	return nil, over(id)
 }
 
-var turnID = regexp.MustCompile(`^trn_[0-9A-HJKMNP-TV-Z]{26}$`)
+var turnID = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^trn_[0-9A-HJKMNP-TV-Z]{26}$`)
+})
 
 func (s *Server) turn(session, id string) (Turn, error) {
 	none := problem(http.StatusNotFound, "no_turn", "the session has no such turn", "POST /sessions/{id}/turns gives its id")
@@ -299,7 +302,7 @@ func (s *Server) turn(session, id string) (Turn, error) {
 	if err != nil {
 		return Turn{}, err
 	}
-	if !turnID.MatchString(id) {
+	if !turnID().MatchString(id) {
 		return Turn{}, none
 	}
 	t, err := readTurn(dir, id)
@@ -438,11 +441,13 @@ func raw(kind string) *huma.Response {
 	return &huma.Response{Description: "The bytes", Content: map[string]*huma.MediaType{kind: {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}}}
 }
 
-var valueName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
+var valueName = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
+})
 
 func (s *Server) value(dir, name string) (*huma.StreamResponse, error) {
 	none := problem(http.StatusNotFound, "no_value", "the session has no such value", `The "spilled" list of a record names them`)
-	if !valueName.MatchString(name) {
+	if !valueName().MatchString(name) {
 		return nil, none
 	}
 	root, err := os.OpenRoot(filepath.Join(dir, "spill"))

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"regexp"
 	"slices"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -61,7 +62,9 @@ type Resolution struct {
 }
 
 // confirmationID is what ids of confirmations look like.
-var confirmationID = regexp.MustCompile(`^[0-9a-f]{32}$`)
+var confirmationID = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^[0-9a-f]{32}$`)
+})
 
 // waiting lists the confirmations of a session that wait for an answer.
 func (s *session) waiting() []Confirmation {
@@ -93,7 +96,7 @@ func (s *session) answer(ctx context.Context, turn, id string, a Answer, from cl
 	unknown := problem(http.StatusNotFound, "no_confirmation", "this turn of this session has not asked this", "GET /sessions/{id}/confirmations lists what is asked")
 	asked := s.turnOf(id)
 	given := tools.Answer{Decision: a.Decision, Scope: a.Scope}
-	if !confirmationID.MatchString(id) || asked != "" && asked != turn {
+	if !confirmationID().MatchString(id) || asked != "" && asked != turn {
 		// It is a record as well. The broker bounds those: nobody fills a trace.
 		if err := s.broker.Misdirected(id, given, from.name()); errors.Is(err, tools.ErrRecord) {
 			return Resolution{}, s.server.internal("record an attempt", err)

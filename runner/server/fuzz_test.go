@@ -45,7 +45,7 @@ func ourKeys(v any) bool {
 	switch v := v.(type) {
 	case map[string]any:
 		for k, e := range v {
-			if !jsonKey.MatchString(k) || !ourKeys(e) {
+			if !jsonKey().MatchString(k) || !ourKeys(e) {
 				return false
 			}
 		}

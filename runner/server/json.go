@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"regexp"
+	"sync"
 	"unicode/utf8"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -19,7 +20,9 @@ const jsonDepth = 16
 
 // jsonKey is what keys of requests are made of. Others are unknown, and would
 // match a field all the same where encoding/json folds cases.
-var jsonKey = regexp.MustCompile(`^[a-z0-9_]{1,64}$`)
+var jsonKey = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^[a-z0-9_]{1,64}$`)
+})
 
 // jsonFormat reads requests strictly, and writes answers that can be printed.
 func jsonFormat() huma.Format {
@@ -86,7 +89,7 @@ func checkValue(dec *json.Decoder, depth int) error {
 			}
 			name, _ := key.(string) // the decoder takes nothing else for a key
 			switch {
-			case !jsonKey.MatchString(name):
+			case !jsonKey().MatchString(name):
 				return errors.New("the body has an unknown key")
 			case seen[name]:
 				return fmt.Errorf("the body has the key %s twice", name)

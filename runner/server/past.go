@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/caisson-run/caisson/loop"
@@ -19,7 +20,9 @@ import (
 )
 
 // sessionID is what ids of sessions look like: nothing else is looked for on disk.
-var sessionID = regexp.MustCompile(`^ses_[0-9A-HJKMNP-TV-Z]{26}$`)
+var sessionID = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^ses_[0-9A-HJKMNP-TV-Z]{26}$`)
+})
 
 func noSession() *Problem {
 	return problem(http.StatusNotFound, "no_session", "there is no such session", "GET /sessions lists them")
@@ -28,7 +31,7 @@ func noSession() *Problem {
 // dirOf is the folder of a session, live or ended, of this server or another
 // Caisson of the same user, that clients may see.
 func (s *Server) dirOf(id string) (string, error) {
-	if !sessionID.MatchString(id) {
+	if !sessionID().MatchString(id) {
 		return "", noSession()
 	}
 	dir := runner.SessionDir(s.opts.StateDir, id)
@@ -77,7 +80,7 @@ func (s *Server) names() ([]string, error) {
 	}
 	var names []string
 	for _, e := range entries {
-		if e.IsDir() && sessionID.MatchString(e.Name()) {
+		if e.IsDir() && sessionID().MatchString(e.Name()) {
 			names = append(names, e.Name())
 		}
 	}

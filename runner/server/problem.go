@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"regexp"
 	"strings"
+	"sync"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/oklog/ulid/v2"
@@ -89,7 +90,9 @@ func (e *RequestError) Unwrap() error { return e.Err }
 // Words of a command line, which a client of the API has no use for: flags, and
 // commands of the program.
 var (
-	flagWords    = regexp.MustCompile(`(^|[\s("'])--([a-z][a-z-]*)`)
+	flagWords = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`(^|[\s("'])--([a-z][a-z-]*)`)
+	})
 	commandWords = regexp.MustCompile(`\b[Cc]aisson (--)?[a-z]`)
 	clauseEnds   = regexp.MustCompile(`[.;](\s+|$)`)
 )
@@ -99,10 +102,10 @@ var (
 // keeps what doesn't speak of a command line; fallback takes its place where
 // nothing is left.
 func clientProblem(p runner.Problem, fallback string) runner.Problem {
-	out := runner.Problem{Cause: flagWords.ReplaceAllString(p.Cause, "$1$2")}
+	out := runner.Problem{Cause: flagWords().ReplaceAllString(p.Cause, "$1$2")}
 	var kept []string
 	for _, clause := range clauseEnds.Split(p.Mend, -1) {
-		if clause = strings.TrimSpace(clause); clause != "" && !flagWords.MatchString(clause) && !commandWords.MatchString(clause) {
+		if clause = strings.TrimSpace(clause); clause != "" && !flagWords().MatchString(clause) && !commandWords.MatchString(clause) {
 			kept = append(kept, strings.ToUpper(clause[:1])+clause[1:]+".")
 		}
 	}

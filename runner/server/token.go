@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // Token is one bearer token. Its label is what records call whoever holds it:
@@ -23,7 +24,9 @@ type Token struct {
 // MinTokenBytes is the shortest token: 128 random bits in base64.
 const MinTokenBytes = 22
 
-var tokenLabel = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
+var tokenLabel = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
+})
 
 // ErrRoles reports that a token's roles can't be used.
 var ErrRoles = errors.New("invalid roles")
@@ -36,7 +39,7 @@ func NewToken(label string, roles ...Role) Token {
 // Validate says what is wrong with a token, without saying what it is.
 func (t Token) Validate() error {
 	switch {
-	case !tokenLabel.MatchString(t.Label):
+	case !tokenLabel().MatchString(t.Label):
 		return fmt.Errorf("token label %q must be 1 to 64 letters, digits, dots, _ and -", t.Label)
 	case len(t.Value) < MinTokenBytes:
 		return fmt.Errorf("the token %s has %d characters, and needs %d at least: make one with openssl rand -hex 32", t.Label, len(t.Value), MinTokenBytes)

@@ -9,6 +9,7 @@ import (
 	"io"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/caisson-run/caisson/runner"
@@ -31,26 +32,28 @@ var pageStyle string
 // page is the template; it is parsed once and only read then. Contextual
 // escaping is html/template's; characters that would not be seen are made
 // visible by show.
-var page = template.Must(template.New("page").Funcs(template.FuncMap{
-	"show":    show,
-	"line":    func(v any) string { return line(fmt.Sprint(v)) },
-	"token":   func(v any) string { return token(fmt.Sprint(v)) },
-	"clip":    oneLine,
-	"count":   func(n any) string { return count(integer(n)) },
-	"elapsed": elapsed,
-	"ms":      func(n int64) string { return elapsed(milliseconds(n)) },
-	"dollars": func(n *int64) string {
-		if n == nil {
-			return "cost unknown"
-		}
-		return dollars(micro(*n))
-	},
-	"diff":    diffLines,
-	"clock":   func(t time.Time) string { return t.UTC().Format("15:04:05.000") },
-	"date":    func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 MST") },
-	"machine": func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
-	"style":   func() template.CSS { return template.CSS(pageStyle) }, //nolint:gosec // a file of ours
-}).Parse(pageText))
+var page = sync.OnceValue(func() *template.Template {
+	return template.Must(template.New("page").Funcs(template.FuncMap{
+		"show":    show,
+		"line":    func(v any) string { return line(fmt.Sprint(v)) },
+		"token":   func(v any) string { return token(fmt.Sprint(v)) },
+		"clip":    oneLine,
+		"count":   func(n any) string { return count(integer(n)) },
+		"elapsed": elapsed,
+		"ms":      func(n int64) string { return elapsed(milliseconds(n)) },
+		"dollars": func(n *int64) string {
+			if n == nil {
+				return "cost unknown"
+			}
+			return dollars(micro(*n))
+		},
+		"diff":    diffLines,
+		"clock":   func(t time.Time) string { return t.UTC().Format("15:04:05.000") },
+		"date":    func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 MST") },
+		"machine": func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
+		"style":   func() template.CSS { return template.CSS(pageStyle) }, //nolint:gosec // a file of ours
+	}).Parse(pageText))
+})
 
 // show makes a text safe to read: escapes for what would not be seen.
 func show(s string) string {
@@ -212,7 +215,7 @@ func (p *story) step(s Step) {
 
 func (p *story) put(name string, v any) {
 	if p.err == nil {
-		p.err = page.ExecuteTemplate(p.out, name, v)
+		p.err = page().ExecuteTemplate(p.out, name, v)
 	}
 }
 
