@@ -5,6 +5,7 @@ package runner
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -144,6 +145,28 @@ func TestFailedStart(t *testing.T) {
 				t.Error("the file was not read")
 			}
 		})
+	}
+}
+
+// TestHintOfAFailedStart: a sandbox that can't have its namespaces and mounts has
+// that hint, for runs and for commands of users, and an error with a hint keeps it.
+// The control is any other cause.
+func TestHintOfAFailedStart(t *testing.T) {
+	const general = "caisson doctor says"
+	for want, cause := range map[string]error{
+		NamespacesHint:  fmt.Errorf("runc run: %w: %w", sandbox.ErrNoNamespaces, syscall.EPERM),
+		"Its own hint.": &Error{Problem: Problem{Cause: "no", Mend: "Its own hint."}, Err: sandbox.ErrUnavailable},
+		general:         sandbox.ErrUnavailable,
+	} {
+		b, _ := countStarts(t, shellTurn+lastTurn, cause)
+		b.opts.SandboxOnDemand = true
+		r, _ := b.run(t.Context())
+		f := notRun(&startError{cause}).Failure
+		for _, mend := range []string{r.Problem.Mend, f.Mend} {
+			if !strings.HasPrefix(mend, want) || r.ExitStatus != ExitSandboxStart || f.Status != ExitSandboxStart {
+				t.Errorf("%v: %q (%d), want %q", cause, mend, r.ExitStatus, want)
+			}
+		}
 	}
 }
 

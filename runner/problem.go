@@ -7,6 +7,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/sandbox"
 )
 
 // problem says what went wrong with a session and what to do, or nil.
@@ -38,14 +39,7 @@ func (s *Session) problem(r Report) *Problem {
 	case loop.StopStuck:
 		return &Problem{Cause: "the agent repeated the same call with the same result", Mend: "Say in the task what it should do instead, or use another model."}
 	case loop.StopSandboxStart:
-		if e, ok := errors.AsType[*Error](r.Err); ok { // with a hint of its own
-			return &Problem{Cause: e.Cause, Mend: e.Mend}
-		}
-		cause := errText(r.Err)
-		if e, ok := errors.AsType[*startError](r.Err); ok { // whatever the call made of it
-			cause = e.Error()
-		}
-		return &Problem{Cause: cause, Mend: "caisson doctor says what this machine can run; --backend and --image choose another sandbox."}
+		return new(startProblem(r.Err, "caisson doctor says what this machine can run; --backend and --image choose another sandbox."))
 	case loop.StopSandboxLost:
 		return &Problem{Cause: errText(r.Err), Mend: "Look at the engine or runtime (caisson doctor), and run the task again. " + s.whereChangesAre()}
 	case loop.StopLimit:
@@ -58,6 +52,27 @@ func (s *Session) problem(r Report) *Problem {
 		return &Problem{Cause: errText(r.Err), Mend: s.whereChangesAre()}
 	}
 	return nil
+}
+
+// NamespacesHint is the hint for [sandbox.ErrNoNamespaces].
+const NamespacesHint = "In a container, start it with docker run --security-opt seccomp=unconfined (and apparmor=unconfined, where AppArmor confines it) " +
+	"and run Caisson as an ordinary user; runc needs --security-opt systempaths=unconfined too. Elsewhere allow this user to make user namespaces, or use the docker backend."
+
+// startProblem returns the cause and the hint of a sandbox that could not start,
+// whatever the call that needed it made of the error. The hint is general where
+// the cause has none of its own.
+func startProblem(err error, general string) Problem {
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.Problem
+	}
+	p := Problem{Cause: errText(err), Mend: general}
+	if e, ok := errors.AsType[*startError](err); ok {
+		p.Cause = e.Error()
+	}
+	if errors.Is(err, sandbox.ErrNoNamespaces) {
+		p.Mend = NamespacesHint
+	}
+	return p
 }
 
 // providerHint returns what to do about a model call that failed.

@@ -140,7 +140,8 @@ func notRun(err error) execsock.Result {
 	case errors.Is(err, tools.ErrRecord):
 		f.Status, f.Mend = ExitFatal, "Make room on the file system of the session's folder; nothing runs that can't be recorded."
 	case errors.Is(err, tools.ErrSandboxStart):
-		f.Status, f.Mend = ExitSandboxStart, "caisson doctor says what this machine can run."
+		p := startProblem(err, "caisson doctor says what this machine can run.")
+		f.Status, f.Cause, f.Mend = ExitSandboxStart, p.Cause, p.Mend
 	case errors.Is(err, tools.ErrSandboxLost), errors.Is(err, sandbox.ErrLost), errors.Is(err, sandbox.ErrState):
 		f.Status, f.Mend = ExitSandboxLost, "The command is not run again; caisson sandbox ls says what runs."
 	case errors.Is(err, sandbox.ErrInvalid):

@@ -173,7 +173,7 @@ func (m machine) namespaces() finding {
 		return f
 	}
 	if err := oci.TryUserNamespace(); err != nil {
-		return finding{Check: check, Result: resultWarning, Detail: fmt.Sprintf("none can be made: %v", err), Mend: namespacesHint}
+		return finding{Check: check, Result: resultWarning, Detail: fmt.Sprintf("none can be made: %v", err), Mend: runner.NamespacesHint}
 	}
 	return finding{Check: check, Result: resultOK, Detail: "can be made"}
 }

@@ -36,7 +36,7 @@ func failure(err error) *runner.Error {
 		problem.Mend = "Build it with make build, keep it beside caisson, or name it under programs: in the configuration."
 		return &runner.Error{Status: runner.ExitSandboxStart, Problem: problem, Err: err}
 	case errors.Is(err, sandbox.ErrNoNamespaces):
-		return &runner.Error{Status: runner.ExitSandboxStart, Problem: runner.Problem{Cause: err.Error(), Mend: namespacesHint}, Err: err}
+		return &runner.Error{Status: runner.ExitSandboxStart, Problem: runner.Problem{Cause: err.Error(), Mend: runner.NamespacesHint}, Err: err}
 	case errors.Is(err, sandbox.ErrUnavailable), errors.Is(err, sandbox.ErrNotFound), errors.Is(err, sandbox.ErrUnsupported),
 		errors.Is(err, sandbox.ErrInvalid), errors.Is(err, tools.ErrSandboxStart):
 		problem.Mend = "caisson doctor says what this machine can run; --backend chooses another sandbox."
@@ -44,10 +44,6 @@ func failure(err error) *runner.Error {
 	}
 	return &runner.Error{Status: runner.ExitFailed, Problem: problem, Err: err}
 }
-
-// namespacesHint tells how to let gvisor and runc create user namespaces.
-const namespacesHint = "In a container, start it with docker run --security-opt seccomp=unconfined (and apparmor=unconfined, where AppArmor confines it) " +
-	"and run Caisson as an ordinary user; runc needs --security-opt systempaths=unconfined too. Elsewhere allow this user to make user namespaces, or use the docker backend."
 
 // sentence makes a mend of the configuration's one of ours.
 func sentence(s string) string {
