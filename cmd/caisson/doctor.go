@@ -44,7 +44,7 @@ func newDoctorCommand(d deps, env environ, status *int) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor [flags]",
 		Short: "Check what this machine can run, with cause and mend",
-		Long:  doctorLong + exitHelp(runner.ExitDone, runner.ExitUsage, runner.ExitSandboxStart, runner.ExitConfig, runner.ExitInterrupted),
+		Long:  doctorLong + exitHelp(runner.ExitDone, runner.ExitUsage, runner.ExitInput, runner.ExitSandboxStart, runner.ExitConfig, runner.ExitInterrupted),
 		Example: `  caisson doctor
   caisson doctor --backend gvisor --image debian:bookworm-slim
   caisson doctor --quick --json | jq -r '.[] | select(.result != "ok") | .mend'`,

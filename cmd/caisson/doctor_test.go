@@ -337,6 +337,7 @@ func TestDoctorConfiguration(t *testing.T) {
 func TestDoctorModel(t *testing.T) {
 	const key = "OPENAI_API_KEY=k"
 	profile := "model: m\nmodels: {m: {model: x, base_url: '%s'%s}}"
+	script := filepath.Join(files(t, map[string]string{"a.yaml": "version: 1\nname: a\nturns: [{text: an answer}]\n"}), "a.yaml")
 	for _, tt := range []struct{ name, text, env, result, words string }{
 		{"none", "{}", "A=b", resultWarning, "no model is configured"},
 		{"no key", "model: openai/gpt-5", "A=b", resultWarning, "OPENAI_API_KEY is not set"},
@@ -344,9 +345,12 @@ func TestDoctorModel(t *testing.T) {
 		{"a price", fmt.Sprintf(profile, "https://models.example/v1", ", price: {input: 1, cached_input: 1, output: 2}"), key, resultOK, "models.example"},
 		{"no TLS", fmt.Sprintf(profile, "http://models.example/v1", ", api_key_env: OPENAI_API_KEY"), key, resultWarning, "without TLS"},
 		{"this machine", fmt.Sprintf(profile, "http://127.0.0.1:8080/v1", ""), key, resultOK, "127.0.0.1"},
-		{"a script", "model: replay/a.yaml", "A=b", resultOK, "replay/a.yaml"},
+		{"a script", "model: replay/" + script, "A=b", resultOK, script},
+		{"a script that is not there", "model: replay/nowhere.yaml", "A=b", resultFailed, "can't be played"},
+		{"credentials in the URL", fmt.Sprintf(profile, "https://user:pw@models.example/v1", ""), key, resultFailed, "the base URL holds credentials"},
+		{"credentials in the URL of the environment", "model: openai/x", key + "\nOPENAI_BASE_URL=https://user:pw@models.example/v1", resultFailed, "the base URL holds credentials"},
 	} {
-		requireFinding(t, tt.name, []finding{doctored(t, tt.text, tt.env).model()}, tt.result, tt.words)
+		requireFinding(t, tt.name, []finding{doctored(t, tt.text, strings.Split(tt.env, "\n")...).model()}, tt.result, tt.words)
 	}
 }
 

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	"go.uber.org/zap"
+
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/tools/safeurl"
@@ -156,7 +158,7 @@ func (s *setup) state() finding {
 	return f
 }
 
-// model checks the model without asking it anything.
+// model makes the model, as a run would, and asks it nothing.
 func (s *setup) model() finding {
 	const check = "model"
 	m, err := s.conf.SelectModel(s.environ)
@@ -172,10 +174,16 @@ func (s *setup) model() finding {
 	warn := func(text, mend string) finding {
 		return finding{Check: check, Result: resultWarning, Detail: detail + ": " + text, Mend: mend}
 	}
+	if m.KeyNeeded && m.APIKey == "" {
+		return warn(m.KeyEnv+" is not set", "Set it to your key.")
+	}
+	_, closeModel, err := s.deps.model(m, modelSettings{stream: *s.conf.Stream, differs: func(string) {}, logger: zap.NewNop()})
+	if err != nil {
+		return failed(check, err)
+	}
+	closeModel()
 	base, err := url.Parse(m.BaseURL)
 	switch {
-	case m.KeyNeeded && m.APIKey == "":
-		return warn(m.KeyEnv+" is not set", "Set it to your key.")
 	case err == nil && base.Scheme == "http" && m.APIKey != "" && !loopback(base.Host):
 		return warn("the key and all that the model reads go over the network without TLS", "Use https:// in base_url.")
 	case m.Provider != "replay" && m.Price == nil && (err != nil || !loopback(base.Host)):
