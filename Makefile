@@ -18,7 +18,7 @@ RUNSC_MODULE := sandbox/oci/runsc
 TOOL := $(GO) tool -modfile=.ci/tools/go.mod
 
 .DEFAULT_GOAL := help
-.PHONY: help build caisson demo test race lint fmt fuzz conformance e2e bench cover vuln mutate check clean
+.PHONY: help build caisson demo test race lint fmt fuzz conformance e2e bench cover count vuln mutate check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9]*\):.*## /  \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -70,6 +70,11 @@ bench: build $(BIN)/runsc-stock ## measure against host, engine and runtimes in 
 
 cover: build ## print the coverage of all packages
 	@sh .ci/cover.sh
+
+# The bounds sink towards those of docs/design/counts.md and never rise.
+count: ## print sizes, names, phrases and inner references of PKG; fails beyond the bounds
+	@$(GO) build -C .ci -o bin/count ./count
+	@.ci/bin/count -go $(GO) -max-phrases 130 -max-words 58 -max-files 68 -max-methods 86 $(PKG)
 
 mutate: ## change PKG in small ways and list the changes that its tests miss; MUTATE="-sample 100 -with ./e2e"
 	@$(GO) build -C .ci -o bin/mutate ./mutate
