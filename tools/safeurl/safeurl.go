@@ -53,10 +53,7 @@ func Secrets(raw string) []string {
 	var out []string
 	add := func(values ...string) {
 		for _, v := range values {
-			decoded, err := url.PathUnescape(v)
-			if err != nil {
-				decoded = v
-			}
+			decoded, _ := url.PathUnescape(v) // "" if an escape is invalid
 			for _, form := range []string{v, decoded} {
 				if form != "" && !slices.Contains(out, form) {
 					out = append(out, form)
@@ -100,15 +97,10 @@ func opaque(raw string) bool { return !strings.Contains(raw, "://") && strings.C
 // cutUser splits the part of a URL behind its scheme at the last "@" before the
 // path; where a password has a slash that is not escaped, at the last one.
 func cutUser(rest string) (user, host string) {
-	end := strings.IndexAny(rest, "/?")
-	if end < 0 {
-		end = len(rest)
+	authority := rest[:strings.IndexAny(rest+"/", "/?")]
+	at := strings.LastIndexByte(authority, '@')
+	if at < 0 {
+		at = strings.LastIndexByte(rest, '@')
 	}
-	if at := strings.LastIndexByte(rest[:end], '@'); at >= 0 {
-		return rest[:at], rest[at+1:]
-	}
-	if at := strings.LastIndexByte(rest, '@'); at >= 0 {
-		return rest[:at], rest[at+1:]
-	}
-	return "", rest
+	return rest[:max(at, 0)], rest[at+1:]
 }

@@ -25,6 +25,7 @@ func TestCredentialsAreNotShown(t *testing.T) {
 		"me:hunter22@proxy:3128":                           "proxy:3128",
 		"hunter22@proxy":                                   "proxy",
 		"https://[::1:hunter22@host/%zz?x=hunter22":        "https://host/%zz",
+		"file:///a?key=hunter22":                           "file:///a",
 	} {
 		if got := String(raw); got != want {
 			t.Errorf("%s is shown as %s, want %s", raw, got, want)
@@ -45,7 +46,7 @@ func TestCredentialsAreNotShown(t *testing.T) {
 // TestOtherURLsAreAsWritten: what has no credentials is not changed.
 func TestOtherURLsAreAsWritten(t *testing.T) {
 	for _, raw := range []string{
-		"https://host/v1", "https://registry/@scope/name", "unix:///run/a@b.sock", "http://[::1]:11434/v1", "proxy:3128", "localhost", "", "HTTPS://Host/%7Ex", "https://host/x#a@b",
+		"https://host/v1", "https://registry/@scope/name", "unix:///run/a@b.sock", "http://[::1]:11434/v1", "proxy:3128", "localhost", "", "HTTPS://Host/%7Ex", "https://host/x#a@b", "HTTPS://Host/@scope",
 	} {
 		if got := String(raw); got != raw {
 			t.Errorf("%q became %q", raw, got)
@@ -59,5 +60,20 @@ func TestOtherURLsAreAsWritten(t *testing.T) {
 	}
 	if text := "see https://host/a and b@c.org, ok"; InText(text) != text {
 		t.Errorf("%q became %q", text, InText(text))
+	}
+}
+
+// TestSecrets: a secret is exactly what is to be replaced, as it is written and decoded.
+func TestSecrets(t *testing.T) {
+	for raw, want := range map[string][]string{
+		"https://me:hunt%65r@host/v1?key=a%2Fb&api-version=1": {"me:hunt%65r", "me:hunter", "hunt%65r", "hunter", "a%2Fb", "a/b"},
+		"https://host/v1?key=hunter22#f":                      {"hunter22"},
+		"https://token@host":                                  {"token"},
+		"https://me:a%zz@host":                                {"me:a%zz", "a%zz"},
+		"https://@host/y@z":                                   nil,
+	} {
+		if got := Secrets(raw); !slices.Equal(got, want) {
+			t.Errorf("%s has secrets %q, want %q", raw, got, want)
+		}
 	}
 }
