@@ -80,7 +80,7 @@ func (s *scriptSearch) input(stmt *syntax.Stmt) {
 // pipe adds what shells and interpreters read from a pipe.
 func (s *scriptSearch) pipe(stmt *syntax.Stmt) {
 	syntax.Walk(stmt, func(n syntax.Node) bool {
-		if call, ok := n.(*syntax.CallExpr); ok && len(call.Args) > 0 {
+		if call, ok := n.(*syntax.CallExpr); ok {
 			if name := readsProgram(wordTexts(call.Args)); name != "" {
 				s.gap("what " + name + " reads from a pipe")
 			}
@@ -135,7 +135,7 @@ func (s *scriptSearch) runner(args []*syntax.Word, words []string) {
 			program = base
 		case isShell(base) || base == "." || base == "source":
 			program = base
-		case i > 0 && (word == "-C" || strings.HasPrefix(word, "--chdir")):
+		case word == "-C" || strings.HasPrefix(word, "--chdir"):
 			s.moved = true
 		}
 	}
