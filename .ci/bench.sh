@@ -33,6 +33,7 @@ measure() { # package, pattern, time
 	"$GO" test -run '^$' -bench "$2" -benchtime "$3" -timeout 30m "$1" >>"$output" 2>&1 || status=$?
 }
 measure ./e2e '^Benchmark(Exec|Read|Output|Warm)$' "$BENCHTIME"
+measure ./e2e '^BenchmarkStartup$' 40x
 measure ./e2e '^BenchmarkSearch$' "$SEARCHES"
 measure ./e2e '^BenchmarkSession$' 3x
 measure ./e2e '^BenchmarkKill$/^(docker|gvisor|runc)$' "$KILLS"

@@ -76,6 +76,12 @@ func rows() []row {
 		row{what: "events: coming back at record 99,604 of 100,000", ours: reconnect(ns), atMost: true, limit: 20, unit: "ms", by: ms},
 		row{what: "events: coming back there, from a checkpoint / past all records before", ours: reconnect(ns), peer: reconnect("linear-" + ns), atMost: true, limit: 0.1},
 		row{what: "events: first index of 100,000 records", ours: reconnect("first-index-ns"), atMost: true, limit: 2.5, unit: "s", by: 1e9})
+	for _, b := range []struct {
+		what, unit string
+		limit      float64
+	}{{"caisson version", "version-", 12}, {"caisson --help", "help-", 12}, {"caisson run until its first request to the model, more than version", "first-request-", 25}} {
+		list = append(list, row{what: b.what, ours: e2e("Startup", b.unit+ns), atMost: true, limit: b.limit, unit: "ms", by: ms})
+	}
 	return append(list, row{what: "READ of 4 KiB / os.ReadFile", ours: e2e("Read", ns), peer: e2e("Read", "os-"+ns), atMost: true, limit: 0.9})
 }
 
