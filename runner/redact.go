@@ -3,6 +3,7 @@ package runner
 import (
 	"bytes"
 	"cmp"
+	"encoding/binary"
 	"encoding/json"
 	"io"
 	"regexp"
@@ -76,13 +77,11 @@ func newRedactor(secrets []Secret) *redactor {
 func (r *redactor) index() {
 	r.starts = map[uint16][]secretBytes{}
 	for _, s := range r.values {
-		two := firstTwo(s.value)
+		two := binary.BigEndian.Uint16(s.value)
 		r.starts[two] = append(r.starts[two], s)
 		r.begins[two/64] |= 1 << (two % 64)
 	}
 }
-
-func firstTwo(text []byte) uint16 { return uint16(text[0])<<8 | uint16(text[1]) }
 
 // known replaces the values.
 func (r *redactor) known(text []byte) []byte {
@@ -101,7 +100,7 @@ func (r *redactor) known(text []byte) []byte {
 // eachKnown calls found for each value in text, from the first to the last.
 func (r *redactor) eachKnown(text []byte, found func(from, to int, mark []byte)) {
 	for i := 0; i+minSecretBytes <= len(text); i++ {
-		two := firstTwo(text[i:])
+		two := binary.BigEndian.Uint16(text[i:])
 		if r.begins[two/64]&(1<<(two%64)) == 0 {
 			continue
 		}

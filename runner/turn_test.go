@@ -4,10 +4,12 @@ package runner
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -143,4 +145,79 @@ func TestClosingASession(t *testing.T) {
 		}
 		b.backend.requireGone(t)
 	})
+}
+
+// TestStartRefusesATurn: a turn needs a message and a session that is not over.
+// One that was cancelled before its first turn records that in this turn.
+func TestStartRefusesATurn(t *testing.T) {
+	b := newBench(t, "  - text: First.\n  - text: Never asked.\n")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	s, err := Open(ctx, b.opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Start(""); err == nil || errors.Is(err, ErrOver) || errors.Is(err, ErrBusy) {
+		t.Errorf("no message: %v", err)
+	}
+	if got := startTurn(t, s, "one"); got.Reason != loop.StopAnswered {
+		t.Fatalf("the first turn: %+v", got)
+	}
+	if over := s.Status().Over; over != "" {
+		t.Errorf("over: %s", over)
+	}
+	gone := errors.New("the caller is gone")
+	cancel(gone)
+	if _, err := s.Start("two"); !errors.Is(err, ErrOver) || !errors.Is(err, gone) {
+		t.Errorf("a turn of a cancelled session: %v", err)
+	}
+	if st := s.Status(); st.Over != gone.Error() || st.Turns != 1 {
+		t.Errorf("status %+v", st)
+	}
+	s.Close()
+	if over := s.Status().Over; over != "closed" {
+		t.Errorf("over: %s", over)
+	}
+
+	s, err = Open(ctx, newBench(t, "  - text: Never asked.\n").opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := startTurn(t, s, "one"); got.Reason != loop.StopCancelled {
+		t.Errorf("the first turn of a cancelled session: %+v", got)
+	}
+	s.Close()
+}
+
+// TestStatusOfASession looks at a session before, between and after its turns.
+func TestStatusOfASession(t *testing.T) {
+	call := "  - calls: [{tool: shell, input: {command: stick}}]\n"
+	b := newBench(t, call+call+"  - text: First.\n  - text: Second.\n")
+	b.backend.scripts["stick"] = says("stuck\n")
+	b.backend.left = map[string]int{"stick": 1}
+	s := b.opened()
+	if st := s.Status(); st.Turn != "" || st.Turns != 0 || st.Last != nil || st.Attestation != nil || st.Restarts != 0 || st.Over != "" || st.Usage.Rounds != 0 {
+		t.Errorf("before: %+v", st)
+	}
+	first := startTurn(t, s, "one")
+	st := s.Status()
+	if st.Turn != "" || st.Turns != 1 || st.Last == nil || st.Last.Turn != first.Turn || st.Attestation == nil || st.Restarts != 2 || st.Usage.Rounds != 3 {
+		t.Errorf("between: %+v", st)
+	}
+	second := startTurn(t, s, "two")
+	if st := s.Status(); st.Turns != 2 || st.Last.Turn != second.Turn || st.Usage.Rounds != 4 {
+		t.Errorf("after: %+v", st)
+	}
+}
+
+// TestTimeOfTurns: the first turn takes the time since its session began, others
+// that since their own beginning.
+func TestTimeOfTurns(t *testing.T) {
+	b := newBench(t, "  - text: First.\n  - text: Second.\n")
+	b.opts.Budget.WallTime = new(24 * time.Hour)
+	s := b.opened()
+	s.begun = s.begun.Add(-time.Hour)
+	hour := time.Hour.Milliseconds()
+	if first, second := startTurn(t, s, "one"), startTurn(t, s, "two"); first.WallMS < hour || second.WallMS >= hour {
+		t.Errorf("the turns took %d and %d ms", first.WallMS, second.WallMS)
+	}
 }

@@ -1,0 +1,529 @@
+//go:build linux
+
+package runner
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// containerBench is a container without a session, and what it reports.
+type containerBench struct {
+	*container
+	boxes *fakeBackend
+
+	reports  sync.Mutex
+	kinds    []Kind
+	payloads []Payload
+	ends     []error // that ended the run
+	refuse   error   // what writing a record fails with
+}
+
+func newContainerBench(t *testing.T) *containerBench {
+	t.Helper()
+	f := &fakeBackend{}
+	b := &containerBench{container: newContainer(t.Context(), f, sandbox.Spec{}), boxes: f}
+	b.record = func(p Payload) error {
+		b.reports.Lock()
+		defer b.reports.Unlock()
+		if b.refuse == nil {
+			b.kinds, b.payloads = append(b.kinds, p.Kind()), append(b.payloads, p)
+		}
+		return b.refuse
+	}
+	b.fail = func(err error) {
+		b.reports.Lock()
+		defer b.reports.Unlock()
+		b.ends = append(b.ends, err)
+	}
+	t.Cleanup(b.close)
+	return b
+}
+
+// runningBox returns the life that runs, which it starts where none does, and its box.
+func (b *containerBench) runningBox(t *testing.T) (*life, *fakeBox) {
+	t.Helper()
+	l, err := b.running(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l, l.box.(*fakeBox)
+}
+
+// requireReports fails the test unless exactly these records were written and so
+// many errors ended the run.
+func (b *containerBench) requireReports(t *testing.T, ends int, kinds ...Kind) {
+	t.Helper()
+	b.reports.Lock()
+	defer b.reports.Unlock()
+	if !slices.Equal(b.kinds, kinds) || len(b.ends) != ends {
+		t.Errorf("records %v and the ends %v, want %v and %d", b.kinds, b.ends, kinds, ends)
+	}
+}
+
+func lastPayload[T Payload](t *testing.T, b *containerBench) T {
+	t.Helper()
+	b.reports.Lock()
+	defer b.reports.Unlock()
+	p, ok := b.payloads[len(b.payloads)-1].(T)
+	if !ok {
+		t.Fatalf("the last record is %T", b.payloads[len(b.payloads)-1])
+	}
+	return p
+}
+
+// requireReplaced fails the test unless err tells the model of a new sandbox.
+func requireReplaced(t *testing.T, err error, text string) {
+	t.Helper()
+	e, ok := errors.AsType[*tools.Error](err)
+	if !ok || e.Class != tools.ErrorExecution || e.Reason != replacedReason || !e.Visible || !strings.Contains(e.Message, text) {
+		t.Errorf("the call ended with %+v", err)
+	}
+}
+
+func TestContainerStartsOnce(t *testing.T) {
+	b := newContainerBench(t)
+	starts := 0
+	b.onStart = func() { starts++ }
+	if !b.untouched() {
+		t.Error("touched before the start")
+	}
+	b.start()
+	b.start()
+	l, box := b.runningBox(t)
+	if again, _ := b.runningBox(t); again != l || starts != 1 || len(b.boxes.boxes) != 1 || b.untouched() || box.spec.Workspace.Unguarded {
+		t.Errorf("%d starts of %d boxes, untouched %v, unguarded %v", starts, len(b.boxes.boxes), b.untouched(), box.spec.Workspace.Unguarded)
+	}
+	att, restarts, left := b.facts()
+	if att == nil || att.Container != "fake-0" || restarts != 0 || len(left) != 0 {
+		t.Errorf("facts %+v, %d, %v", att, restarts, left)
+	}
+	b.requireReports(t, 0, KindSandboxStarted)
+}
+
+func TestContainerPreparesItsSpec(t *testing.T) {
+	b := newContainerBench(t)
+	b.prepare = func(_ context.Context, spec *sandbox.Spec) { spec.Session = "prepared" }
+	if _, box := b.runningBox(t); box.spec.Session != "prepared" {
+		t.Errorf("spec %+v", box.spec)
+	}
+}
+
+// TestContainerTellsOfAFailedStart: a call that waits returns the error; it is a
+// warning where none does, and nothing where the session ends.
+func TestContainerTellsOfAFailedStart(t *testing.T) {
+	t.Run("no call waits", func(t *testing.T) {
+		b := newContainerBench(t)
+		fail := make(chan struct{})
+		b.boxes.create = func(context.Context, int) error { <-fail; return sandbox.ErrUnavailable }
+		ctx, cancel := context.WithCancelCause(t.Context())
+		gone := errors.New("the caller is gone")
+		time.AfterFunc(10*time.Millisecond, func() { cancel(gone) })
+		if _, err := b.running(ctx); !errors.Is(err, gone) {
+			t.Errorf("a cancelled call: %v", err)
+		}
+		if _, err := b.running(ctx); !errors.Is(err, gone) {
+			t.Errorf("a call that was cancelled before: %v", err)
+		}
+		b.settle(ctx)
+		close(fail)
+		b.settle(t.Context())
+		b.requireReports(t, 0, KindWarning)
+		if !b.untouched() {
+			t.Error("touched after a failed start")
+		}
+		if _, err := b.running(t.Context()); !errors.Is(err, tools.ErrSandboxStart) || !errors.Is(err, sandbox.ErrUnavailable) {
+			t.Errorf("a later call: %v", err)
+		}
+		b.kill()
+		b.close()
+		b.requireReports(t, 0, KindWarning)
+	})
+	t.Run("a call waits", func(t *testing.T) {
+		b := newContainerBench(t)
+		b.boxes.create = func(ctx context.Context, _ int) error {
+			for waits := false; !waits && ctx.Err() == nil; time.Sleep(time.Millisecond) {
+				b.mu.Lock()
+				waits = b.waiting == 1
+				b.mu.Unlock()
+			}
+			return sandbox.ErrUnavailable
+		}
+		if _, err := b.running(t.Context()); !errors.Is(err, sandbox.ErrUnavailable) {
+			t.Errorf("the call: %v", err)
+		}
+		b.requireReports(t, 0)
+	})
+	t.Run("the session ends", func(t *testing.T) {
+		b := newContainerBench(t)
+		b.boxes.create = func(ctx context.Context, _ int) error { <-ctx.Done(); return context.Cause(ctx) }
+		b.start()
+		b.kill() // there is nothing yet
+		b.close()
+		b.requireReports(t, 0)
+	})
+}
+
+// TestContainerEndsTheRunWithoutARecord: no box runs whose record is missing.
+func TestContainerEndsTheRunWithoutARecord(t *testing.T) {
+	b := newContainerBench(t)
+	b.refuse = tools.ErrRecord
+	if _, err := b.running(t.Context()); !errors.Is(err, tools.ErrRecord) || b.boxes.boxes[0].State() != sandbox.StateStopped {
+		t.Errorf("the call: %v; the box is %s", err, b.boxes.boxes[0].State())
+	}
+	b.requireReports(t, 1)
+}
+
+func TestContainerRefusesWhatIsLacking(t *testing.T) {
+	for _, tc := range []struct {
+		refuse bool
+		lacks  []string
+		want   error
+	}{
+		{true, []string{"no seccomp filter"}, sandbox.ErrUnsupported},
+		{true, nil, nil},
+		{false, []string{"no seccomp filter"}, nil},
+	} {
+		b := newContainerBench(t)
+		b.refuseLost, b.boxes.lacks = tc.refuse, tc.lacks
+		_, err := b.running(t.Context())
+		if !errors.Is(err, tc.want) || errors.Is(err, tools.ErrSandboxStart) != (tc.want != nil) {
+			t.Errorf("%+v: %v", tc, err)
+		}
+		if stopped := b.boxes.boxes[0].State() == sandbox.StateStopped; stopped != (tc.want != nil) {
+			t.Errorf("%+v: stopped %v", tc, stopped)
+		}
+		// The one without commands is not refused.
+		if err := b.renew(); err != nil {
+			t.Error(err)
+		}
+		if _, box := b.runningBox(t); !box.spec.Workspace.Unguarded {
+			t.Errorf("%+v: it is guarded", tc)
+		}
+	}
+}
+
+// TestContainerIsReplaced: by a new one as often as is allowed.
+func TestContainerIsReplaced(t *testing.T) {
+	b := newContainerBench(t)
+	want := []Kind{KindSandboxStarted}
+	for n := range maxRestarts {
+		l, box := b.runningBox(t)
+		if box.number != n {
+			t.Fatalf("box %d runs, want %d", box.number, n)
+		}
+		err := b.retire(l, 2)
+		requireReplaced(t, err, "could not be killed")
+		if again := b.check(l, sandbox.ErrLost); again != err {
+			t.Errorf("a second call that met it: %v", again)
+		}
+		if box.State() != sandbox.StateStopped {
+			t.Errorf("box %d still runs", n)
+		}
+		if lost := lastLoss(t, b); lost.Container != box.ID() || lost.Cause != "2 processes could not be killed" || !lost.Restarting {
+			t.Errorf("recorded %+v", lost)
+		}
+		b.runningBox(t)
+		if p := lastPayload[SandboxRestarted](t, b); p.Restart != n+1 {
+			t.Errorf("recorded %+v", p)
+		}
+		want = append(want, KindSandboxLost, KindSandboxRestarted)
+	}
+	l, _ := b.runningBox(t)
+	err := b.retire(l, 1)
+	if !errors.Is(err, tools.ErrSandboxLost) || errors.Is(err, sandbox.ErrLost) {
+		t.Errorf("the last one: %v", err)
+	}
+	b.requireReports(t, 1, append(want, KindSandboxLost)...)
+	if lost := lastPayload[SandboxLost](t, b); lost.Restarting {
+		t.Errorf("recorded %+v", lost)
+	}
+	if _, restarts, _ := b.facts(); restarts != maxRestarts || len(b.boxes.boxes) != maxRestarts+1 {
+		t.Errorf("%d restarts, %d boxes", restarts, len(b.boxes.boxes))
+	}
+	b.boxes.requireGone(t)
+}
+
+// lastLoss returns the last record of a loss; one of a start may follow.
+func lastLoss(t *testing.T, b *containerBench) SandboxLost {
+	t.Helper()
+	b.reports.Lock()
+	defer b.reports.Unlock()
+	for _, p := range slices.Backward(b.payloads) {
+		if lost, ok := p.(SandboxLost); ok {
+			return lost
+		}
+	}
+	t.Fatal("no loss is recorded")
+	return SandboxLost{}
+}
+
+// TestContainerFailsToBeReplaced: that something ran in the first one is not
+// forgotten.
+func TestContainerFailsToBeReplaced(t *testing.T) {
+	b := newContainerBench(t)
+	l, _ := b.runningBox(t)
+	b.boxes.create = func(context.Context, int) error { return sandbox.ErrUnavailable }
+	requireReplaced(t, b.retire(l, 1), "")
+	b.settle(t.Context())
+	if b.untouched() {
+		t.Error("untouched")
+	}
+	b.requireReports(t, 0, KindSandboxStarted, KindSandboxLost, KindWarning)
+}
+
+// TestContainerIsLost has a box end in each way, and a call meet that.
+func TestContainerIsLost(t *testing.T) {
+	memory := &limits.ExceededError{Kind: limits.KindMemory, Limit: 64 << 20}
+	state := &sandbox.StateError{Action: "start", State: sandbox.StateStopped}
+	t.Run("other errors", func(t *testing.T) {
+		b := newContainerBench(t)
+		l, _ := b.runningBox(t)
+		other := errors.New("no such file")
+		if b.check(l, other) != other || b.check(l, nil) != nil {
+			t.Error("an error without a loss is changed")
+		}
+		b.requireReports(t, 0, KindSandboxStarted)
+	})
+	t.Run("of a limit", func(t *testing.T) {
+		b := newContainerBench(t)
+		l, box := b.runningBox(t)
+		box.die(errors.Join(sandbox.ErrLost, memory))
+		requireReplaced(t, b.check(l, sandbox.ErrLost), "memory, 64 MiB")
+		if lost := lastLoss(t, b); lost.Limit == nil || !lost.Restarting || lost.Container != "fake-0" {
+			t.Errorf("recorded %+v", lost)
+		}
+		if _, box := b.runningBox(t); box.number != 1 {
+			t.Errorf("box %d runs", box.number)
+		}
+		b.requireReports(t, 0, KindSandboxStarted, KindSandboxLost, KindSandboxRestarted)
+	})
+	t.Run("seen by the next call", func(t *testing.T) {
+		b := newContainerBench(t)
+		_, box := b.runningBox(t)
+		box.die(errors.Join(sandbox.ErrLost, memory))
+		_, err := b.running(t.Context())
+		requireReplaced(t, err, "memory, 64 MiB")
+	})
+	t.Run("of a crash", func(t *testing.T) {
+		b := newContainerBench(t)
+		l, box := b.runningBox(t)
+		box.die(sandbox.ErrLost)
+		for _, met := range []error{state, sandbox.ErrLost} {
+			if err := b.check(l, met); !errors.Is(err, tools.ErrSandboxLost) || errors.Is(err, sandbox.ErrState) {
+				t.Errorf("the call: %v", err)
+			}
+		}
+		if lost := lastPayload[SandboxLost](t, b); lost.Limit != nil || lost.Restarting || lost.Cause == "" {
+			t.Errorf("recorded %+v", lost)
+		}
+		b.requireReports(t, 1, KindSandboxStarted, KindSandboxLost)
+	})
+	t.Run("killed", func(t *testing.T) {
+		b := newContainerBench(t)
+		b.boxes.destroy = errors.New("mount busy")
+		b.kill() // there is nothing yet
+		_, box := b.runningBox(t)
+		b.kill()
+		if box.State() != sandbox.StateStopped {
+			t.Error("the box still runs")
+		}
+		b.kill()
+		if _, err := b.running(t.Context()); !errors.Is(err, tools.ErrSandboxLost) || !strings.Contains(err.Error(), sandbox.ErrLost.Error()) {
+			t.Errorf("the next call: %v", err)
+		}
+		b.close()
+		b.requireReports(t, 1, KindSandboxStarted, KindSandboxLost)
+		_, _, left := b.facts()
+		if diff := cmp.Diff([]string{"mount busy"}, left); diff != "" {
+			t.Errorf("left (-want +got):\n%s", diff)
+		}
+	})
+	t.Run("without a record", func(t *testing.T) {
+		b := newContainerBench(t)
+		l, box := b.runningBox(t)
+		b.refuse = tools.ErrRecord
+		box.die(errors.Join(sandbox.ErrLost, memory))
+		if err := b.check(l, sandbox.ErrLost); !errors.Is(err, tools.ErrRecord) {
+			t.Errorf("the call: %v", err)
+		}
+		if _, restarts, _ := b.facts(); restarts != 0 || len(b.boxes.boxes) != 1 {
+			t.Errorf("%d restarts", restarts)
+		}
+	})
+	t.Run("while the session ends", func(t *testing.T) {
+		b := newContainerBench(t)
+		l, _ := b.runningBox(t)
+		b.stop(errors.New("over"))
+		b.kill()
+		if err := b.check(l, sandbox.ErrLost); !errors.Is(err, tools.ErrSandboxLost) {
+			t.Errorf("the call: %v", err)
+		}
+		b.requireReports(t, 0, KindSandboxStarted)
+	})
+}
+
+// TestContainerRunsAgainAfterTheTurns revives a container, and renews one in which
+// nothing is guarded.
+func TestContainerRunsAgainAfterTheTurns(t *testing.T) {
+	t.Run("revived", func(t *testing.T) {
+		b := newContainerBench(t)
+		b.runningBox(t)
+		b.kill()
+		if err := b.revive(); err != nil {
+			t.Fatal(err)
+		}
+		if l, box := b.runningBox(t); box.number != 1 || l.unguarded {
+			t.Errorf("box %d runs", box.number)
+		}
+		b.requireReports(t, 0, KindSandboxStarted, KindSandboxRestarted)
+		b.close()
+		if err := b.revive(); !errors.Is(err, tools.ErrSandboxLost) {
+			t.Errorf("after the end: %v", err)
+		}
+		if _, restarts, _ := b.facts(); restarts != 1 {
+			t.Errorf("%d restarts", restarts)
+		}
+	})
+	t.Run("renewed", func(t *testing.T) {
+		b := newContainerBench(t)
+		first, box := b.runningBox(t)
+		if err := b.renew(); err != nil {
+			t.Fatal(err)
+		}
+		if box.State() != sandbox.StateStopped {
+			t.Error("the first box still runs")
+		}
+		if err := b.check(first, sandbox.ErrLost); !errors.Is(err, tools.ErrSandboxLost) {
+			t.Errorf("a call of the first box: %v", err)
+		}
+		if l, box := b.runningBox(t); box.number != 1 || !l.unguarded || !box.spec.Workspace.Unguarded {
+			t.Errorf("box %d runs, guarded %v", box.number, !l.unguarded)
+		}
+		b.requireReports(t, 0, KindSandboxStarted, KindSandboxRestarted)
+		if att, restarts, _ := b.facts(); att.Container != "fake-0" || restarts != 1 {
+			t.Errorf("attested %s, %d restarts", att.Container, restarts)
+		}
+		b.close()
+		if err := b.renew(); !errors.Is(err, tools.ErrSandboxLost) || len(b.boxes.boxes) != 2 {
+			t.Errorf("after the end: %v", err)
+		}
+		if _, restarts, _ := b.facts(); restarts != 1 {
+			t.Errorf("%d restarts", restarts)
+		}
+	})
+	t.Run("renewed while it starts", func(t *testing.T) {
+		b := newContainerBench(t)
+		b.boxes.create = func(_ context.Context, number int) error {
+			if number == 0 {
+				time.Sleep(20 * time.Millisecond)
+			}
+			return nil
+		}
+		b.start()
+		if err := b.renew(); err != nil {
+			t.Fatal(err)
+		}
+		b.close()
+		b.boxes.requireGone(t)
+	})
+	t.Run("renewed after a crash", func(t *testing.T) {
+		b := newContainerBench(t)
+		_, box := b.runningBox(t)
+		box.die(sandbox.ErrLost)
+		if err := b.renew(); err != nil {
+			t.Fatal(err)
+		}
+		b.runningBox(t)
+		b.requireReports(t, 0, KindSandboxStarted, KindSandboxLost, KindSandboxRestarted)
+	})
+	t.Run("renewed after a failed start", func(t *testing.T) {
+		b := newContainerBench(t)
+		b.boxes.create = func(context.Context, int) error { return sandbox.ErrUnavailable }
+		if _, err := b.running(t.Context()); err == nil {
+			t.Fatal("control: it started")
+		}
+		b.boxes.create = nil
+		if err := b.renew(); err != nil {
+			t.Fatal(err)
+		}
+		b.runningBox(t)
+	})
+}
+
+// TestContainerCloses: it takes down what there is, and a call that still comes
+// meets the loss.
+func TestContainerCloses(t *testing.T) {
+	t.Run("while it starts", func(t *testing.T) {
+		b := newContainerBench(t)
+		b.boxes.create = func(ctx context.Context, _ int) error { <-ctx.Done(); return nil }
+		b.start()
+		b.close()
+		if len(b.boxes.boxes) != 1 {
+			t.Fatalf("%d boxes", len(b.boxes.boxes))
+		}
+		b.boxes.requireGone(t)
+		b.close()
+	})
+	for name, died := range map[string]struct {
+		err   error
+		kinds []Kind
+	}{
+		"running":    {nil, []Kind{KindSandboxStarted}},
+		"crashed":    {sandbox.ErrLost, []Kind{KindSandboxStarted, KindSandboxLost}},
+		"of a limit": {&limits.ExceededError{Kind: limits.KindPIDs, Limit: 5}, []Kind{KindSandboxStarted, KindSandboxLost}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newContainerBench(t)
+			l, box := b.runningBox(t)
+			if died.err != nil {
+				box.die(died.err)
+			}
+			b.close()
+			b.boxes.requireGone(t)
+			if err := b.check(l, sandbox.ErrLost); !errors.Is(err, tools.ErrSandboxLost) {
+				t.Errorf("a late call: %v", err)
+			}
+			b.requireReports(t, 0, died.kinds...)
+			if lost, ok := b.payloads[len(b.payloads)-1].(SandboxLost); ok && (lost.Restarting || (lost.Limit != nil) != (name == "of a limit")) {
+				t.Errorf("recorded %+v", lost)
+			}
+			if _, err := b.running(t.Context()); err == nil {
+				t.Error("a box runs after the end")
+			}
+		})
+	}
+	t.Run("killed before", func(t *testing.T) {
+		b := newContainerBench(t)
+		l, _ := b.runningBox(t)
+		b.kill()
+		b.close()
+		if err := b.check(l, sandbox.ErrLost); !errors.Is(err, tools.ErrSandboxLost) {
+			t.Errorf("a late call: %v", err)
+		}
+		b.requireReports(t, 0, KindSandboxStarted)
+	})
+}
+
+func TestLimitsInWords(t *testing.T) {
+	for want, e := range map[string]limits.ExceededError{
+		"memory, 64 MiB":               {Kind: limits.KindMemory, Limit: 64 << 20},
+		"5 processes and threads":      {Kind: limits.KindPIDs, Limit: 5},
+		string(limits.KindDisk) + " 7": {Kind: limits.KindDisk, Limit: 7},
+	} {
+		if got := limitText(&e); got != want {
+			t.Errorf("%+v: %q, want %q", e, got, want)
+		}
+	}
+}
