@@ -465,6 +465,13 @@ func TestContainerRunsAgainAfterTheTurns(t *testing.T) {
 // TestContainerCloses: it takes down what there is, and a call that still comes
 // meets the loss.
 func TestContainerCloses(t *testing.T) {
+	t.Run("before it starts", func(t *testing.T) {
+		b := newContainerBench(t)
+		b.close()
+		if _, err := b.running(t.Context()); !errors.Is(err, tools.ErrSandboxLost) || !b.untouched() {
+			t.Errorf("a late call: %v", err)
+		}
+	})
 	t.Run("while it starts", func(t *testing.T) {
 		b := newContainerBench(t)
 		b.boxes.create = func(ctx context.Context, _ int) error { <-ctx.Done(); return nil }

@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -327,6 +328,15 @@ func BenchmarkRedact(b *testing.B) {
 	for b.Loop() {
 		if got := r.bytes(text); len(got) != len(text) {
 			b.Fatal("changed")
+		}
+	}
+}
+
+func TestFormsOfASecret(t *testing.T) {
+	forms := secretForms("p<a> b/c")
+	for _, want := range []string{"p<a> b/c", `p<a> b\/c`, `p\u003ca\u003e b/c`, "p<a>+b/c"} {
+		if !slices.Contains(forms, want) {
+			t.Errorf("%q is missing in %q", want, forms)
 		}
 	}
 }
