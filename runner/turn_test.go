@@ -119,6 +119,7 @@ func TestOneTurnAtATime(t *testing.T) {
 func TestClosingASession(t *testing.T) {
 	t.Run("without a turn", func(t *testing.T) {
 		b := newBench(t, "  - text: Never asked.\n")
+		b.opts.Force = make(chan struct{}) // TestMain finds a goroutine that still waits for it
 		s := b.opened()
 		r := s.Close()
 		if r.Reason != StopNoTurn || r.ExitStatus != 0 || len(b.records(r)) != 2 {
@@ -144,6 +145,33 @@ func TestClosingASession(t *testing.T) {
 			t.Errorf("ended %s", r.Reason)
 		}
 		b.backend.requireGone(t)
+	})
+	t.Run("while others look", func(t *testing.T) {
+		b, _ := countStarts(t, readTurn+lastTurn, nil)
+		usePolicy(t, b, "readonly") // no sandbox starts, so that the look waits
+		s := b.opened()
+		startTurn(t, s, "one")
+		looked := make(chan error)
+		go func() {
+			_, err := s.Differences(context.Background())
+			looked <- err
+		}()
+		s.lookers.Add(1) // another one, which does not end yet
+		closed := make(chan struct{})
+		go func() {
+			defer close(closed)
+			s.Close()
+		}()
+		if err := <-looked; !errors.Is(err, ErrOver) {
+			t.Errorf("the look ended with %v", err)
+		}
+		select {
+		case <-closed:
+			t.Error("closed before the looks ended")
+		case <-time.After(50 * time.Millisecond):
+		}
+		s.lookers.Done()
+		<-closed
 	})
 }
 
