@@ -5,7 +5,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -14,13 +13,10 @@ import (
 func Definitions() ([]tools.Definition, error) { return DefinitionsOf(Options{}) }
 
 // DefinitionsOf are those of a session with these options: of what they say
-// about tools (Declared, Memory, Fetch, and resources where there are any).
+// about tools (Declared, Memory, Fetch, Resources; zero is the default).
 // Those that are off are among them, with EnabledByDefault false.
 func DefinitionsOf(o Options) ([]tools.Definition, error) {
 	o.Folder, o.Workspace = &Folder{}, &Workspace{Path: "/"}
-	if o.Resources == (limits.Resources{}) {
-		o.Resources = limits.DefaultResources()
-	}
 	// The tools of a session behind which there is nothing: none of them runs.
 	s := &Session{
 		log: zap.NewNop(), reader: &boxView{}, exec: &executor{}, opts: o,
