@@ -28,7 +28,15 @@ func TestSandboxIsAwaitedWhereNoToolNeedsIt(t *testing.T) {
 			close(answered)
 		}
 	}
-	b.backend.create = func(context.Context, int) error { <-answered; return nil }
+	b.backend.create = func(ctx context.Context, _ int) error {
+		<-answered
+		select {
+		case <-time.After(20 * time.Millisecond): // in which the session would end
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
 	r, records := b.run(t.Context())
 	if r.ExitStatus != 0 || r.Attestation == nil || len(of[SandboxStarted](t, records)) != 1 {
 		t.Errorf("ended %d with %+v", r.ExitStatus, r.Attestation)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -116,6 +117,18 @@ func TestOneTurnAtATime(t *testing.T) {
 	}
 }
 
+// awaitedContext closes awaited when its end is first waited for.
+type awaitedContext struct {
+	context.Context
+	once    sync.Once
+	awaited chan struct{}
+}
+
+func (c *awaitedContext) Done() <-chan struct{} {
+	c.once.Do(func() { close(c.awaited) })
+	return c.Context.Done()
+}
+
 func TestClosingASession(t *testing.T) {
 	t.Run("without a turn", func(t *testing.T) {
 		b := newBench(t, "  - text: Never asked.\n")
@@ -154,11 +167,14 @@ func TestClosingASession(t *testing.T) {
 		usePolicy(t, b, "readonly") // no sandbox starts, so that the look waits
 		s := b.opened()
 		startTurn(t, s, "one")
+		looks := &awaitedContext{Context: s.looks, awaited: make(chan struct{})}
+		s.looks = looks
 		looked := make(chan error)
 		go func() {
 			_, err := s.Differences(context.Background())
 			looked <- err
 		}()
+		<-looks.awaited
 		s.lookers.Add(1) // another one, which does not end yet
 		closed := make(chan struct{})
 		go func() {
