@@ -73,9 +73,9 @@ type Breakers struct {
 
 // breaker is one key. One that never failed is not kept.
 type breaker struct {
-	failures int
-	cooldown time.Duration // 0 while closed
-	until    time.Time     // when it is half-open, or was the last time
+	failures  int
+	cooldown  time.Duration // 0 while closed
+	openUntil time.Time     // when it is half-open, or was the last time
 	// trial says that one is under way while half-open.
 	trial bool
 	// epoch counts how often it opened. The outcome of an operation that began
@@ -121,13 +121,13 @@ func (b *Breakers) Begin(key string) (done func(Outcome), err error) {
 	defer b.mu.Unlock()
 	k := b.keys[key]
 	if k == nil {
-		if !b.room() {
+		if !b.makeRoom() {
 			return nil, &TrippedError{Breaker: b.opts.Name, Key: key, Retry: b.opts.Cooldown}
 		}
-		return b.ending(key, 0), nil
+		return b.doneFunc(key, 0), nil
 	}
 	if k.cooldown > 0 {
-		if left := k.until.Sub(b.opts.Now()); left > 0 {
+		if left := k.openUntil.Sub(b.opts.Now()); left > 0 {
 			return nil, &TrippedError{Breaker: b.opts.Name, Key: key, Retry: left}
 		}
 		if k.trial {
@@ -135,25 +135,25 @@ func (b *Breakers) Begin(key string) (done func(Outcome), err error) {
 		}
 		k.trial = true
 	}
-	return b.ending(key, k.epoch), nil
+	return b.doneFunc(key, k.epoch), nil
 }
 
-// room says whether another key could be remembered, and makes it.
-func (b *Breakers) room() bool {
+// makeRoom says whether another key could be remembered, and makes it.
+func (b *Breakers) makeRoom() bool {
 	if len(b.keys) >= b.opts.Keys {
 		now := b.opts.Now()
-		maps.DeleteFunc(b.keys, func(_ string, k *breaker) bool { return !now.Before(k.until) })
+		maps.DeleteFunc(b.keys, func(_ string, k *breaker) bool { return !now.Before(k.openUntil) })
 	}
 	return len(b.keys) < b.opts.Keys
 }
 
-// ending gives the function that ends one operation.
-func (b *Breakers) ending(key string, epoch int) func(Outcome) {
+// doneFunc gives the function that ends one operation.
+func (b *Breakers) doneFunc(key string, epoch int) func(Outcome) {
 	var once sync.Once
-	return func(o Outcome) { once.Do(func() { b.end(key, epoch, o) }) }
+	return func(o Outcome) { once.Do(func() { b.recordOutcome(key, epoch, o) }) }
 }
 
-func (b *Breakers) end(key string, epoch int, o Outcome) {
+func (b *Breakers) recordOutcome(key string, epoch int, o Outcome) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	k := b.keys[key]
@@ -173,12 +173,12 @@ func (b *Breakers) end(key string, epoch int, o Outcome) {
 		k.failures, k.cooldown = 0, 0
 	case OutcomeFailure:
 		k.failures++
-		b.trip(k)
+		b.openAfterFailure(k)
 	}
 }
 
-// trip opens a key that has failed often enough, or whose trial failed.
-func (b *Breakers) trip(k *breaker) {
+// openAfterFailure opens a key that has failed often enough, or whose trial failed.
+func (b *Breakers) openAfterFailure(k *breaker) {
 	switch {
 	case k.cooldown > 0:
 		k.cooldown = min(k.cooldown*2, b.opts.MaxCooldown)
@@ -188,7 +188,7 @@ func (b *Breakers) trip(k *breaker) {
 		return
 	}
 	k.epoch++
-	k.until = b.opts.Now().Add(k.cooldown)
+	k.openUntil = b.opts.Now().Add(k.cooldown)
 }
 
 // State is a key's state now.
@@ -199,7 +199,7 @@ func (b *Breakers) State(key string) BreakerState {
 	switch {
 	case k == nil || k.cooldown == 0:
 		return BreakerClosed
-	case b.opts.Now().Before(k.until):
+	case b.opts.Now().Before(k.openUntil):
 		return BreakerOpen
 	}
 	return BreakerHalfOpen

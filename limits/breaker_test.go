@@ -14,15 +14,15 @@ import (
 )
 
 // clock is a clock that only the test moves.
-type clock struct{ at time.Time }
+type clock struct{ current time.Time }
 
-func (c *clock) now() time.Time { return c.at }
+func (c *clock) now() time.Time { return c.current }
 
-func (c *clock) pass(d time.Duration) { c.at = c.at.Add(d) }
+func (c *clock) advance(d time.Duration) { c.current = c.current.Add(d) }
 
-func newClock() *clock { return &clock{at: time.Unix(1_700_000_000, 0)} }
+func newClock() *clock { return &clock{current: time.Unix(1_700_000_000, 0)} }
 
-func breakers(t testing.TB, c *clock) *limits.Breakers {
+func newTestBreakers(t testing.TB, c *clock) *limits.Breakers {
 	t.Helper()
 	b, err := limits.NewBreakers(limits.BreakerOptions{
 		Name: limits.BreakerFetchHost, Failures: 3, Cooldown: 10 * time.Second, MaxCooldown: 40 * time.Second, Keys: 4, Now: c.now,
@@ -33,8 +33,8 @@ func breakers(t testing.TB, c *clock) *limits.Breakers {
 	return b
 }
 
-// try does one operation on a key.
-func try(b *limits.Breakers, key string, o limits.Outcome) error {
+// tryOperation does one operation on a key.
+func tryOperation(b *limits.Breakers, key string, o limits.Outcome) error {
 	done, err := b.Begin(key)
 	if err == nil {
 		done(o)
@@ -44,13 +44,13 @@ func try(b *limits.Breakers, key string, o limits.Outcome) error {
 
 func TestBreakerOpensAndCloses(t *testing.T) {
 	c := newClock()
-	b := breakers(t, c)
+	b := newTestBreakers(t, c)
 	for i := range 3 {
-		if err := try(b, "a", limits.OutcomeFailure); err != nil {
+		if err := tryOperation(b, "a", limits.OutcomeFailure); err != nil {
 			t.Fatalf("operation %d: %v", i, err)
 		}
 	}
-	err := try(b, "a", limits.OutcomeSuccess)
+	err := tryOperation(b, "a", limits.OutcomeSuccess)
 	trip, ok := errors.AsType[*limits.TrippedError](err)
 	if !ok || trip.Breaker != limits.BreakerFetchHost || trip.Key != "a" || trip.Retry != 10*time.Second || trip.Code() != "CIRCUIT_BREAKER_TRIPPED" {
 		t.Fatalf("open: %#v", err)
@@ -58,28 +58,28 @@ func TestBreakerOpensAndCloses(t *testing.T) {
 	if want := "CIRCUIT_BREAKER_TRIPPED: breaker fetch_host of a is open for another 10s"; err.Error() != want {
 		t.Errorf("error %q, want %q", err, want)
 	}
-	if err := try(b, "other", limits.OutcomeSuccess); err != nil {
+	if err := tryOperation(b, "other", limits.OutcomeSuccess); err != nil {
 		t.Errorf("another key: %v", err)
 	}
-	c.pass(10 * time.Second)
+	c.advance(10 * time.Second)
 	done, err := b.Begin("a")
 	if err != nil || b.State("a") != limits.BreakerHalfOpen {
 		t.Fatalf("after the cooldown: %v, %s", err, b.State("a"))
 	}
-	if err := try(b, "a", limits.OutcomeSuccess); err == nil || !strings.Contains(err.Error(), "trial") {
+	if err := tryOperation(b, "a", limits.OutcomeSuccess); err == nil || !strings.Contains(err.Error(), "trial") {
 		t.Errorf("a second trial: %v", err)
 	}
 	done(limits.OutcomeFailure)
 	done(limits.OutcomeSuccess) // only the first counts
-	c.pass(19 * time.Second)
+	c.advance(19 * time.Second)
 	if b.State("a") != limits.BreakerOpen {
 		t.Errorf("a trial that failed didn't double the cooldown: %s", b.State("a"))
 	}
-	c.pass(time.Second)
-	if err := try(b, "a", limits.OutcomeUnknown); err != nil {
+	c.advance(time.Second)
+	if err := tryOperation(b, "a", limits.OutcomeUnknown); err != nil {
 		t.Errorf("trial: %v", err)
 	}
-	if err := try(b, "a", limits.OutcomeSuccess); err != nil {
+	if err := tryOperation(b, "a", limits.OutcomeSuccess); err != nil {
 		t.Errorf("the trial after one that said nothing: %v", err)
 	}
 	if b.State("a") != limits.BreakerClosed {
@@ -87,15 +87,15 @@ func TestBreakerOpensAndCloses(t *testing.T) {
 	}
 }
 
-func TestBreakerIgnoresThePast(t *testing.T) {
+func TestBreakerIgnoresStaleOutcomes(t *testing.T) {
 	c := newClock()
-	b := breakers(t, c)
+	b := newTestBreakers(t, c)
 	old, err := b.Begin("a")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for range 3 {
-		_ = try(b, "a", limits.OutcomeFailure)
+		_ = tryOperation(b, "a", limits.OutcomeFailure)
 	}
 	old(limits.OutcomeSuccess)
 	if b.State("a") != limits.BreakerOpen {
@@ -105,17 +105,17 @@ func TestBreakerIgnoresThePast(t *testing.T) {
 
 func TestBreakerRemembersOpenKeys(t *testing.T) {
 	c := newClock()
-	b := breakers(t, c)
+	b := newTestBreakers(t, c)
 	for key := range 4 {
 		for range 3 {
-			_ = try(b, fmt.Sprint(key), limits.OutcomeFailure)
+			_ = tryOperation(b, fmt.Sprint(key), limits.OutcomeFailure)
 		}
 	}
-	if err := try(b, "new", limits.OutcomeSuccess); err == nil {
+	if err := tryOperation(b, "new", limits.OutcomeSuccess); err == nil {
 		t.Error("a new key was let through while all that fit are open")
 	}
-	c.pass(10 * time.Second)
-	if err := try(b, "new", limits.OutcomeSuccess); err != nil {
+	c.advance(10 * time.Second)
+	if err := tryOperation(b, "new", limits.OutcomeSuccess); err != nil {
 		t.Errorf("a new key when none is open: %v", err)
 	}
 }
@@ -159,14 +159,14 @@ func TestBreakerDefaults(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range limits.DefaultBreakerFailures {
-			if err := try(b, "a", limits.OutcomeFailure); err != nil {
+			if err := tryOperation(b, "a", limits.OutcomeFailure); err != nil {
 				t.Fatal(err)
 			}
 		}
 		for _, cooldown := range []time.Duration{30, 60, 120, 240, 300, 300} {
 			requireTripped(t, b, "a", cooldown*time.Second)
 			time.Sleep(cooldown * time.Second)
-			if err := try(b, "a", limits.OutcomeFailure); err != nil {
+			if err := tryOperation(b, "a", limits.OutcomeFailure); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -180,32 +180,32 @@ func TestBreakerSmallestOptions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = try(b, "a", limits.OutcomeFailure)
+	_ = tryOperation(b, "a", limits.OutcomeFailure)
 	trip := requireTripped(t, b, "a", 1)
 	if want := "CIRCUIT_BREAKER_TRIPPED: breaker x of a is open for another 1s"; trip.Error() != want {
 		t.Errorf("error %q, want %q", trip, want)
 	}
 	requireTripped(t, b, "b", 1)
-	c.pass(1)
-	_ = try(b, "a", limits.OutcomeFailure)
+	c.advance(1)
+	_ = tryOperation(b, "a", limits.OutcomeFailure)
 	requireTripped(t, b, "a", 2)
 }
 
-func TestBreakerCountsAnewOnceClosed(t *testing.T) {
+func TestBreakerResetsFailuresOnceClosed(t *testing.T) {
 	c := newClock()
-	b := breakers(t, c)
+	b := newTestBreakers(t, c)
 	for range 3 {
-		_ = try(b, "a", limits.OutcomeFailure)
+		_ = tryOperation(b, "a", limits.OutcomeFailure)
 	}
-	c.pass(10 * time.Second)
-	_ = try(b, "a", limits.OutcomeSuccess)
+	c.advance(10 * time.Second)
+	_ = tryOperation(b, "a", limits.OutcomeSuccess)
 	for range 2 {
-		_ = try(b, "a", limits.OutcomeFailure)
+		_ = tryOperation(b, "a", limits.OutcomeFailure)
 		if b.State("a") != limits.BreakerClosed {
 			t.Fatal("open after fewer failures than the first time")
 		}
 	}
-	_ = try(b, "a", limits.OutcomeFailure)
+	_ = tryOperation(b, "a", limits.OutcomeFailure)
 	requireTripped(t, b, "a", 10*time.Second)
 }
 
@@ -215,42 +215,42 @@ func TestBreakerRemembersFailures(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = try(b, "a", limits.OutcomeFailure)
+	_ = tryOperation(b, "a", limits.OutcomeFailure)
 	for _, key := range []string{"b", "c", "d"} {
-		_ = try(b, key, limits.OutcomeSuccess)
+		_ = tryOperation(b, key, limits.OutcomeSuccess)
 	}
-	_ = try(b, "a", limits.OutcomeFailure)
+	_ = tryOperation(b, "a", limits.OutcomeFailure)
 	if b.State("a") != limits.BreakerOpen {
 		t.Error("keys without failures made it forget a failure")
 	}
 }
 
-// reference is the state machine of one key, as its documentation has it, in
+// referenceBreaker is the state machine of one key, as its documentation has it, in
 // the plainest form.
-type reference struct {
+type referenceBreaker struct {
 	state    limits.BreakerState
-	row      int // failures in a row while closed
+	failures int // failures in a row while closed
 	cooldown time.Duration
-	opened   time.Time
+	openedAt time.Time
 	trial    int // the operation that is the trial, 0 is none
-	era      int // of operations that count
+	epoch    int // of operations that count
 }
 
-func (r *reference) at(now time.Time) limits.BreakerState {
-	if r.state == limits.BreakerOpen && now.Sub(r.opened) >= r.cooldown {
+func (r *referenceBreaker) stateAt(now time.Time) limits.BreakerState {
+	if r.state == limits.BreakerOpen && now.Sub(r.openedAt) >= r.cooldown {
 		r.state = limits.BreakerHalfOpen
 	}
 	return r.state
 }
 
-func (r *reference) open(now time.Time, cooldown time.Duration) {
-	r.state, r.cooldown, r.opened, r.trial, r.row = limits.BreakerOpen, cooldown, now, 0, 0
-	r.era++
+func (r *referenceBreaker) open(now time.Time, cooldown time.Duration) {
+	r.state, r.cooldown, r.openedAt, r.trial, r.failures = limits.BreakerOpen, cooldown, now, 0, 0
+	r.epoch++
 }
 
-// TestBreakerFollowsItsStateMachine compares any sequence of beginnings,
+// TestBreakerMatchesStateMachine compares any sequence of beginnings,
 // endings and passing time with the plain machine.
-func TestBreakerFollowsItsStateMachine(t *testing.T) {
+func TestBreakerMatchesStateMachine(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := newClock()
 		b, err := limits.NewBreakers(limits.BreakerOptions{
@@ -259,17 +259,17 @@ func TestBreakerFollowsItsStateMachine(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ref := reference{state: limits.BreakerClosed}
+		ref := referenceBreaker{state: limits.BreakerClosed}
 		type operation struct {
-			id, era int
-			done    func(limits.Outcome)
+			id, epoch int
+			done      func(limits.Outcome)
 		}
 		var running []operation
 		next := 0
 		t.Repeat(map[string]func(*rapid.T){
 			"begin": func(t *rapid.T) {
 				next++
-				state := ref.at(c.at)
+				state := ref.stateAt(c.current)
 				want := state == limits.BreakerClosed || state == limits.BreakerHalfOpen && ref.trial == 0
 				done, err := b.Begin("k")
 				if (err == nil) != want {
@@ -281,7 +281,7 @@ func TestBreakerFollowsItsStateMachine(t *testing.T) {
 				if state == limits.BreakerHalfOpen {
 					ref.trial = next
 				}
-				running = append(running, operation{next, ref.era, done})
+				running = append(running, operation{next, ref.epoch, done})
 			},
 			"end": func(t *rapid.T) {
 				if len(running) == 0 {
@@ -292,32 +292,32 @@ func TestBreakerFollowsItsStateMachine(t *testing.T) {
 				running = append(running[:i], running[i+1:]...)
 				o := rapid.SampledFrom([]limits.Outcome{limits.OutcomeUnknown, limits.OutcomeSuccess, limits.OutcomeFailure}).Draw(t, "outcome")
 				op.done(o)
-				state := ref.at(c.at)
-				if op.era != ref.era {
+				state := ref.stateAt(c.current)
+				if op.epoch != ref.epoch {
 					return
 				}
 				switch {
 				case state == limits.BreakerHalfOpen && op.id != ref.trial:
 				case state == limits.BreakerHalfOpen && o == limits.OutcomeFailure:
-					ref.open(c.at, min(ref.cooldown*2, 40*time.Second))
+					ref.open(c.current, min(ref.cooldown*2, 40*time.Second))
 				case o == limits.OutcomeUnknown:
 					ref.trial = 0
 				case o == limits.OutcomeSuccess:
 					if ref.state != limits.BreakerClosed {
-						ref.era++
+						ref.epoch++
 					}
-					ref = reference{state: limits.BreakerClosed, era: ref.era}
+					ref = referenceBreaker{state: limits.BreakerClosed, epoch: ref.epoch}
 				default:
-					if ref.row++; ref.row == 2 {
-						ref.open(c.at, 10*time.Second)
+					if ref.failures++; ref.failures == 2 {
+						ref.open(c.current, 10*time.Second)
 					}
 				}
 			},
 			"time": func(t *rapid.T) {
-				c.pass(time.Duration(rapid.IntRange(1, 15).Draw(t, "seconds")) * time.Second)
+				c.advance(time.Duration(rapid.IntRange(1, 15).Draw(t, "seconds")) * time.Second)
 			},
 			"": func(t *rapid.T) {
-				if got, want := b.State("k"), ref.at(c.at); got != want {
+				if got, want := b.State("k"), ref.stateAt(c.current); got != want {
 					t.Fatalf("State() = %s, want %s", got, want)
 				}
 			},

@@ -109,7 +109,7 @@ func TestEgressIsNeverExceeded(t *testing.T) {
 	})
 }
 
-func TestEgressRefusesNonsense(t *testing.T) {
+func TestEgressRejectsInvalidCounts(t *testing.T) {
 	e, _ := limits.NewEgress(limits.DefaultEgressBudget())
 	for _, n := range []int64{0, -1} {
 		if got, err := e.Take(n); err == nil || got != 0 {

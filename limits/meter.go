@@ -25,9 +25,9 @@ type Meter struct {
 	budget Budget
 	used   Usage // without the cost, which is apart
 	cost   int64
-	// unknown says that some usage came without a price.
-	unknown bool
-	warned  map[Kind]bool
+	// costUnknown says that some usage came without a price.
+	costUnknown bool
+	warned      map[Kind]bool
 }
 
 // NewMeter returns a Meter at zero, or the error of [Budget.Validate].
@@ -44,22 +44,22 @@ func (m *Meter) Budget() Budget { return m.budget }
 // Add counts usage. Negative counts, which only a broken provider reports, are
 // taken as zero, and sums stop at the largest number.
 func (m *Meter) Add(u Usage) {
-	m.used.Rounds = add(m.used.Rounds, u.Rounds)
-	m.used.ToolCalls = add(m.used.ToolCalls, u.ToolCalls)
-	m.used.InputTokens = add(m.used.InputTokens, u.InputTokens)
-	m.used.CachedInputTokens = add(m.used.CachedInputTokens, u.CachedInputTokens)
-	m.used.CacheWriteTokens = add(m.used.CacheWriteTokens, u.CacheWriteTokens)
-	m.used.OutputTokens = add(m.used.OutputTokens, u.OutputTokens)
+	m.used.Rounds = addCounts(m.used.Rounds, u.Rounds)
+	m.used.ToolCalls = addCounts(m.used.ToolCalls, u.ToolCalls)
+	m.used.InputTokens = addCounts(m.used.InputTokens, u.InputTokens)
+	m.used.CachedInputTokens = addCounts(m.used.CachedInputTokens, u.CachedInputTokens)
+	m.used.CacheWriteTokens = addCounts(m.used.CacheWriteTokens, u.CacheWriteTokens)
+	m.used.OutputTokens = addCounts(m.used.OutputTokens, u.OutputTokens)
 	switch {
 	case u.CostMicroUSD != nil:
-		m.cost = add(m.cost, *u.CostMicroUSD)
+		m.cost = addCounts(m.cost, *u.CostMicroUSD)
 	case u.Rounds > 0 || u.Tokens() > 0:
-		m.unknown = true
+		m.costUnknown = true
 	}
 }
 
-// add returns the sum of what is positive of a and b, at most the largest number.
-func add(a, b int64) int64 {
+// addCounts returns the sum of what is positive of a and b, at most the largest number.
+func addCounts(a, b int64) int64 {
 	a, b = max(a, 0), max(b, 0)
 	return a + min(b, math.MaxInt64-a)
 }
@@ -67,7 +67,7 @@ func add(a, b int64) int64 {
 // Used is the sum so far. Its cost is nil as soon as one addition had no price.
 func (m *Meter) Used() Usage {
 	u := m.used
-	if !m.unknown {
+	if !m.costUnknown {
 		u.CostMicroUSD = new(m.cost)
 	}
 	return u
@@ -85,7 +85,7 @@ func (m *Meter) Exceeded(s Step, elapsed time.Duration) *ExceededError {
 		kinds = append(kinds, KindToolCalls)
 	}
 	for _, k := range kinds {
-		if limit, used, ok := m.reading(k, elapsed); ok && used >= limit {
+		if limit, used, ok := m.readLimit(k, elapsed); ok && used >= limit {
 			return &ExceededError{Kind: k, Limit: limit, Used: used}
 		}
 	}
@@ -95,7 +95,7 @@ func (m *Meter) Exceeded(s Step, elapsed time.Duration) *ExceededError {
 // LeftToolCalls is how many tool calls may still be made; ok is false where
 // there is no such limit.
 func (m *Meter) LeftToolCalls() (left int64, ok bool) {
-	limit, used, ok := m.reading(KindToolCalls, 0)
+	limit, used, ok := m.readLimit(KindToolCalls, 0)
 	return max(limit-used, 0), ok
 }
 
@@ -104,7 +104,7 @@ func (m *Meter) LeftToolCalls() (left int64, ok bool) {
 func (m *Meter) Warnings(elapsed time.Duration) []ExceededError {
 	var out []ExceededError
 	for _, k := range []Kind{KindRounds, KindToolCalls, KindTokens, KindCost, KindWallTime} {
-		limit, used, ok := m.reading(k, elapsed)
+		limit, used, ok := m.readLimit(k, elapsed)
 		// Divided, not multiplied: limit*4 could overflow.
 		if !ok || m.warned[k] || used < limit-limit/5 {
 			continue
@@ -115,8 +115,8 @@ func (m *Meter) Warnings(elapsed time.Duration) []ExceededError {
 	return out
 }
 
-// reading gives limit and use of one kind; ok is false where it is not limited.
-func (m *Meter) reading(k Kind, elapsed time.Duration) (limit, used int64, ok bool) {
+// readLimit gives limit and use of one kind; ok is false where it is not limited.
+func (m *Meter) readLimit(k Kind, elapsed time.Duration) (limit, used int64, ok bool) {
 	var bound *int64
 	switch k {
 	case KindRounds:

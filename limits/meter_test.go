@@ -84,7 +84,7 @@ func TestMeterExceeded(t *testing.T) {
 	}
 }
 
-func TestMeterWithoutBudgetNeverEnds(t *testing.T) {
+func TestMeterWithoutBudgetIsNeverExceeded(t *testing.T) {
 	m, err := limits.NewMeter(limits.Budget{})
 	if err != nil {
 		t.Fatal(err)
@@ -102,7 +102,7 @@ func TestMeterWithoutBudgetNeverEnds(t *testing.T) {
 	}
 }
 
-func TestMeterCostIsUnknownForGood(t *testing.T) {
+func TestMeterCostStaysUnknown(t *testing.T) {
 	m, _ := limits.NewMeter(limits.Budget{CostMicroUSD: new(int64(100))})
 	m.Add(limits.Usage{ToolCalls: 1})
 	m.Add(limits.Usage{Rounds: 1, InputTokens: 10, CostMicroUSD: new(int64(7))})
@@ -137,7 +137,7 @@ func TestMeterCostIsUnknownWithoutAPrice(t *testing.T) {
 	}
 }
 
-func TestMeterReadsAShortTimeAsOneMillisecond(t *testing.T) {
+func TestMeterRoundsShortWallTimeUp(t *testing.T) {
 	m, _ := limits.NewMeter(limits.Budget{WallTime: new(10 * time.Microsecond)})
 	want := &limits.ExceededError{Kind: limits.KindWallTime, Limit: 1, Used: 1}
 	if diff := cmp.Diff(want, m.Exceeded(limits.StepRound, time.Millisecond)); diff != "" {

@@ -13,8 +13,8 @@ import (
 // A [Budget] bounds one run and ends it in order; this is what stands behind it
 // where a session has many.
 type SessionBreaker struct {
-	now   func() time.Time
-	begun time.Time
+	now     func() time.Time
+	started time.Time
 
 	mu      sync.Mutex
 	meter   Meter
@@ -33,7 +33,7 @@ func NewSessionBreaker(b Budget, now func() time.Time) (*SessionBreaker, error) 
 	if err != nil {
 		return nil, err
 	}
-	return &SessionBreaker{now: now, begun: now(), meter: m}, nil
+	return &SessionBreaker{now: now, started: now(), meter: m}, nil
 }
 
 // Add counts usage of the session.
@@ -58,11 +58,11 @@ func (s *SessionBreaker) Check(step Step) error {
 	if s.tripped != nil {
 		return s.tripped
 	}
-	exceeded := s.meter.Exceeded(step, s.now().Sub(s.begun))
+	exceeded := s.meter.Exceeded(step, s.now().Sub(s.started))
 	if exceeded == nil {
 		return nil
 	}
-	trip := &TrippedError{Breaker: sessionBreaker(exceeded.Kind), Err: exceeded}
+	trip := &TrippedError{Breaker: sessionBreakerName(exceeded.Kind), Err: exceeded}
 	if exceeded.Kind != KindToolCalls { // a model may still answer without calls
 		s.tripped = trip
 	}
@@ -74,31 +74,31 @@ func (s *SessionBreaker) Check(step Step) error {
 func (s *SessionBreaker) Turn(b Budget) Budget {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	elapsed := s.now().Sub(s.begun)
+	elapsed := s.now().Sub(s.started)
 	for _, f := range []struct {
-		kind Kind
-		own  **int64
+		kind  Kind
+		bound **int64
 	}{{KindToolCalls, &b.ToolCalls}, {KindTokens, &b.Tokens}, {KindCost, &b.CostMicroUSD}} {
-		if limit, used, ok := s.meter.reading(f.kind, elapsed); ok {
-			*f.own = least(*f.own, max(limit-used, 1))
+		if limit, used, ok := s.meter.readLimit(f.kind, elapsed); ok {
+			*f.bound = minBound(*f.bound, max(limit-used, 1))
 		}
 	}
-	if all := s.meter.budget.WallTime; all != nil {
-		b.WallTime = least(b.WallTime, max(*all-elapsed, time.Millisecond))
+	if sessionTime := s.meter.budget.WallTime; sessionTime != nil {
+		b.WallTime = minBound(b.WallTime, max(*sessionTime-elapsed, time.Millisecond))
 	}
 	return b
 }
 
-// least returns the smaller of a bound, if there is one, and left.
-func least[T int64 | time.Duration](bound *T, left T) *T {
+// minBound returns the smaller of a bound, if there is one, and left.
+func minBound[T int64 | time.Duration](bound *T, left T) *T {
 	if bound != nil {
 		left = min(left, *bound)
 	}
 	return &left
 }
 
-// sessionBreaker names the breaker of a limit.
-func sessionBreaker(k Kind) BreakerName {
+// sessionBreakerName names the breaker of a limit.
+func sessionBreakerName(k Kind) BreakerName {
 	switch k {
 	case KindCost:
 		return BreakerSessionCost

@@ -40,7 +40,7 @@ func TestSessionBreaker(t *testing.T) {
 					t.Errorf("used %+v, want %+v", got, tt.used)
 				}
 			}
-			c.pass(tt.passed)
+			c.advance(tt.passed)
 			for range 2 { // it stays tripped
 				got := limits.BreakerName("")
 				err := s.Check(limits.StepToolCall)
@@ -90,7 +90,7 @@ func TestTurnWallTime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.pass(20 * time.Second)
+	c.advance(20 * time.Second)
 	for own, want := range map[time.Duration]time.Duration{
 		0: 40 * time.Second, 30 * time.Second: 30 * time.Second, 50 * time.Second: 40 * time.Second,
 	} {
@@ -102,15 +102,15 @@ func TestTurnWallTime(t *testing.T) {
 			t.Errorf("a turn with %v of its own has %v, want %v", own, got, want)
 		}
 	}
-	c.pass(time.Hour)
+	c.advance(time.Hour)
 	if got := s.Turn(limits.Budget{}).WallTime; got == nil || *got != time.Millisecond {
 		t.Errorf("a turn when no time is left has %v", got)
 	}
 }
 
-// TestTurnTakesWhatIsLeft is that turns together never have more than the
+// TestTurnsNeverExceedSession is that turns together never have more than the
 // session, and none has more than its own.
-func TestTurnTakesWhatIsLeft(t *testing.T) {
+func TestTurnsNeverExceedSession(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := newClock()
 		draw := func(name string) *int64 {
@@ -147,7 +147,7 @@ func TestTurnTakesWhatIsLeft(t *testing.T) {
 				return rapid.Int64Range(0, most).Draw(t, what)
 			}
 			u.InputTokens, u.ToolCalls, *u.CostMicroUSD = use(got.Tokens, "tokens used"), use(got.ToolCalls, "calls made"), use(got.CostMicroUSD, "cost")
-			c.pass(time.Duration(use((*int64)(got.WallTime), "time passed")).Truncate(time.Millisecond))
+			c.advance(time.Duration(use((*int64)(got.WallTime), "time passed")).Truncate(time.Millisecond))
 			s.Add(u)
 			if turn == 0 {
 				used = u

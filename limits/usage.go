@@ -16,18 +16,18 @@ type Usage struct {
 // Tokens is the sum that [Budget].Tokens bounds. Negative counts are taken as
 // zero, and the sum stops at the largest number.
 func (u Usage) Tokens() int64 {
-	return add(add(add(add(0, u.InputTokens), u.CachedInputTokens), u.CacheWriteTokens), u.OutputTokens)
+	return addCounts(addCounts(addCounts(addCounts(0, u.InputTokens), u.CachedInputTokens), u.CacheWriteTokens), u.OutputTokens)
 }
 
 // Plus is the sum of two usages. A cost is known only where both are.
 func (u Usage) Plus(o Usage) Usage {
 	sum := Usage{
-		Rounds: add(u.Rounds, o.Rounds), ToolCalls: add(u.ToolCalls, o.ToolCalls),
-		InputTokens: add(u.InputTokens, o.InputTokens), CachedInputTokens: add(u.CachedInputTokens, o.CachedInputTokens),
-		CacheWriteTokens: add(u.CacheWriteTokens, o.CacheWriteTokens), OutputTokens: add(u.OutputTokens, o.OutputTokens),
+		Rounds: addCounts(u.Rounds, o.Rounds), ToolCalls: addCounts(u.ToolCalls, o.ToolCalls),
+		InputTokens: addCounts(u.InputTokens, o.InputTokens), CachedInputTokens: addCounts(u.CachedInputTokens, o.CachedInputTokens),
+		CacheWriteTokens: addCounts(u.CacheWriteTokens, o.CacheWriteTokens), OutputTokens: addCounts(u.OutputTokens, o.OutputTokens),
 	}
 	if u.CostMicroUSD != nil && o.CostMicroUSD != nil {
-		sum.CostMicroUSD = new(add(*u.CostMicroUSD, *o.CostMicroUSD))
+		sum.CostMicroUSD = new(addCounts(*u.CostMicroUSD, *o.CostMicroUSD))
 	}
 	return sum
 }
