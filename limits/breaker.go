@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// Outcome is how an operation ended, as its breaker counts it.
+// Outcome is the result of an operation, as its breaker counts it.
 type Outcome int
 
 // The outcomes.
 const (
-	// OutcomeUnknown says nothing about the other side: the caller gave up, or
-	// a policy of ours refused.
+	// OutcomeUnknown is neither success nor failure of the other side: the
+	// caller gave up, or a local policy refused the operation.
 	OutcomeUnknown Outcome = iota
 	OutcomeSuccess
 	OutcomeFailure
@@ -35,8 +35,8 @@ const (
 	BreakerHalfOpen BreakerState = "half-open"
 )
 
-// Defaults of [BreakerOptions]: a host that is down costs three waits, then one
-// a half minute, and at last one in five minutes.
+// Defaults of [BreakerOptions]. With them, a host that is down costs three
+// waits, then one wait per half minute, and finally one per five minutes.
 const (
 	DefaultBreakerFailures    = 3
 	DefaultBreakerCooldown    = 30 * time.Second
@@ -44,26 +44,27 @@ const (
 	DefaultBreakerKeys        = 1024
 )
 
-// BreakerOptions configure [Breakers]. Every zero but Name means the default.
+// BreakerOptions configures [Breakers]. A zero field other than Name means its
+// default.
 type BreakerOptions struct {
-	// Name is the breaker's, in its errors. It is needed.
+	// Name is the breaker's name in errors. It is required.
 	Name BreakerName
-	// Failures in a row open a key.
+	// Failures is the number of consecutive failures that open a key.
 	Failures int
-	// Cooldown is how long it is open the first time; each trial that fails
-	// doubles it, up to MaxCooldown.
+	// Cooldown is the time for which a key stays open the first time. Each
+	// failed trial doubles it, up to MaxCooldown.
 	Cooldown, MaxCooldown time.Duration
-	// Keys bounds how many keys with failures are remembered. Where it is
-	// reached, those that are not open are forgotten; where all are open, a new
-	// key is refused, so that new keys can't make it forget an open one.
+	// Keys is the maximum number of keys with failures that are remembered.
+	// Beyond it, keys that are not open are forgotten. If all are open, a new
+	// key is refused: new keys must not displace an open one.
 	Keys int
-	// Now is a clock that doesn't go back, nil is time.Now.
+	// Now returns the time of a monotonic clock; nil means time.Now.
 	Now func() time.Time
 }
 
-// Breakers is one circuit breaker for each key, such as a host. It is safe for
-// concurrent use and holds nothing that needs closing. The zero value is not
-// useful; see [NewBreakers].
+// Breakers is a set of circuit breakers, one per key, such as a host. It is
+// safe for concurrent use and needs no closing. The zero value is not useful;
+// see [NewBreakers].
 type Breakers struct {
 	opts BreakerOptions
 
@@ -71,20 +72,20 @@ type Breakers struct {
 	keys map[string]*breaker
 }
 
-// breaker is one key. One that never failed is not kept.
+// breaker is the state of one key. A key without failures has none.
 type breaker struct {
 	failures  int
 	cooldown  time.Duration // 0 while closed
-	openUntil time.Time     // when it is half-open, or was the last time
-	// trial says that one is under way while half-open.
+	openUntil time.Time     // the start of the latest half-open phase
+	// trial reports whether a trial is under way while half-open.
 	trial bool
-	// epoch counts how often it opened. The outcome of an operation that began
-	// before is ignored.
+	// epoch is the number of times the key has opened. Outcomes of operations
+	// that began in an earlier epoch are ignored.
 	epoch int
 }
 
-// NewBreakers makes breakers that are all closed. It fails for options that
-// can't work.
+// NewBreakers returns breakers that are all closed. It returns an error if the
+// options are invalid.
 func NewBreakers(o BreakerOptions) (*Breakers, error) {
 	if o.Name == "" {
 		return nil, errors.New("make breakers: no name")
@@ -113,9 +114,9 @@ func NewBreakers(o BreakerOptions) (*Breakers, error) {
 	return &Breakers{opts: o, keys: map[string]*breaker{}}, nil
 }
 
-// Begin asks for one operation on a key. Its error is a *[TrippedError]; without
-// one, done must be called once with the operation's outcome; a second call
-// does nothing.
+// Begin asks for permission to run one operation on a key. If it is refused,
+// the error is a *[TrippedError]. Otherwise the caller must call done with the
+// operation's outcome; only the first call of done has an effect.
 func (b *Breakers) Begin(key string) (done func(Outcome), err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -138,7 +139,8 @@ func (b *Breakers) Begin(key string) (done func(Outcome), err error) {
 	return b.doneFunc(key, k.epoch), nil
 }
 
-// makeRoom says whether another key could be remembered, and makes it.
+// makeRoom reports whether there is room for another key. If all room is taken,
+// it first forgets the keys that are not open.
 func (b *Breakers) makeRoom() bool {
 	if len(b.keys) >= b.opts.Keys {
 		now := b.opts.Now()
@@ -147,12 +149,13 @@ func (b *Breakers) makeRoom() bool {
 	return len(b.keys) < b.opts.Keys
 }
 
-// doneFunc gives the function that ends one operation.
+// doneFunc returns the function that records the outcome of one operation.
 func (b *Breakers) doneFunc(key string, epoch int) func(Outcome) {
 	var once sync.Once
 	return func(o Outcome) { once.Do(func() { b.recordOutcome(key, epoch, o) }) }
 }
 
+// recordOutcome counts the outcome of an operation that began in epoch.
 func (b *Breakers) recordOutcome(key string, epoch int, o Outcome) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -177,7 +180,8 @@ func (b *Breakers) recordOutcome(key string, epoch int, o Outcome) {
 	}
 }
 
-// openAfterFailure opens a key that has failed often enough, or whose trial failed.
+// openAfterFailure opens a key whose trial failed or that has reached the
+// number of failures that open it.
 func (b *Breakers) openAfterFailure(k *breaker) {
 	switch {
 	case k.cooldown > 0:
@@ -191,7 +195,7 @@ func (b *Breakers) openAfterFailure(k *breaker) {
 	k.openUntil = b.opts.Now().Add(k.cooldown)
 }
 
-// State is a key's state now.
+// State returns the current state of a key.
 func (b *Breakers) State(key string) BreakerState {
 	b.mu.Lock()
 	defer b.mu.Unlock()

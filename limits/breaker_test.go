@@ -13,7 +13,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// clock is a clock that only the test moves.
+// clock is a clock that only the test advances.
 type clock struct{ current time.Time }
 
 func (c *clock) now() time.Time { return c.current }
@@ -33,7 +33,7 @@ func newTestBreakers(t testing.TB, c *clock) *limits.Breakers {
 	return b
 }
 
-// tryOperation does one operation on a key.
+// tryOperation runs one operation on a key.
 func tryOperation(b *limits.Breakers, key string, o limits.Outcome) error {
 	done, err := b.Begin(key)
 	if err == nil {
@@ -70,17 +70,17 @@ func TestBreakerOpensAndCloses(t *testing.T) {
 		t.Errorf("a second trial: %v", err)
 	}
 	done(limits.OutcomeFailure)
-	done(limits.OutcomeSuccess) // only the first counts
+	done(limits.OutcomeSuccess) // has no effect
 	c.advance(19 * time.Second)
 	if b.State("a") != limits.BreakerOpen {
-		t.Errorf("a trial that failed didn't double the cooldown: %s", b.State("a"))
+		t.Errorf("a failed trial didn't double the cooldown: %s", b.State("a"))
 	}
 	c.advance(time.Second)
 	if err := tryOperation(b, "a", limits.OutcomeUnknown); err != nil {
 		t.Errorf("trial: %v", err)
 	}
 	if err := tryOperation(b, "a", limits.OutcomeSuccess); err != nil {
-		t.Errorf("the trial after one that said nothing: %v", err)
+		t.Errorf("the trial after one with an unknown outcome: %v", err)
 	}
 	if b.State("a") != limits.BreakerClosed {
 		t.Errorf("state %s after a success", b.State("a"))
@@ -99,7 +99,7 @@ func TestBreakerIgnoresStaleOutcomes(t *testing.T) {
 	}
 	old(limits.OutcomeSuccess)
 	if b.State("a") != limits.BreakerOpen {
-		t.Error("an operation from before closed it")
+		t.Error("an operation from an earlier epoch closed the breaker")
 	}
 }
 
@@ -112,11 +112,11 @@ func TestBreakerRemembersOpenKeys(t *testing.T) {
 		}
 	}
 	if err := tryOperation(b, "new", limits.OutcomeSuccess); err == nil {
-		t.Error("a new key was let through while all that fit are open")
+		t.Error("a new key was allowed while all keys that fit are open")
 	}
 	c.advance(10 * time.Second)
 	if err := tryOperation(b, "new", limits.OutcomeSuccess); err != nil {
-		t.Errorf("a new key when none is open: %v", err)
+		t.Errorf("a new key while none is open: %v", err)
 	}
 }
 
@@ -132,8 +132,8 @@ func TestBreakerOptions(t *testing.T) {
 		}
 	}
 	for name, o := range map[string]limits.BreakerOptions{
-		"a long cooldown alone": {Name: "x", Cooldown: time.Hour},
-		"no maximum above it":   {Name: "x", Cooldown: time.Hour, MaxCooldown: time.Hour},
+		"only a long cooldown": {Name: "x", Cooldown: time.Hour},
+		"equal to the maximum": {Name: "x", Cooldown: time.Hour, MaxCooldown: time.Hour},
 	} {
 		if _, err := limits.NewBreakers(o); err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -141,7 +141,7 @@ func TestBreakerOptions(t *testing.T) {
 	}
 }
 
-// requireTripped begins an operation that must be refused for that long.
+// requireTripped fails the test unless an operation on key is refused for retry.
 func requireTripped(t *testing.T, b *limits.Breakers, key string, retry time.Duration) *limits.TrippedError {
 	t.Helper()
 	_, err := b.Begin(key)
@@ -173,7 +173,6 @@ func TestBreakerDefaults(t *testing.T) {
 	})
 }
 
-// The smallest options count like any other.
 func TestBreakerSmallestOptions(t *testing.T) {
 	c := newClock()
 	b, err := limits.NewBreakers(limits.BreakerOptions{Name: "x", Failures: 1, Cooldown: 1, Keys: 1, Now: c.now})
@@ -209,7 +208,7 @@ func TestBreakerResetsFailuresOnceClosed(t *testing.T) {
 	requireTripped(t, b, "a", 10*time.Second)
 }
 
-// Keys bounds keys with failures: others don't make it forget one.
+// Keys without failures must not displace keys with failures.
 func TestBreakerRemembersFailures(t *testing.T) {
 	b, err := limits.NewBreakers(limits.BreakerOptions{Name: "x", Failures: 2, Keys: 2})
 	if err != nil {
@@ -221,19 +220,19 @@ func TestBreakerRemembersFailures(t *testing.T) {
 	}
 	_ = tryOperation(b, "a", limits.OutcomeFailure)
 	if b.State("a") != limits.BreakerOpen {
-		t.Error("keys without failures made it forget a failure")
+		t.Error("keys without failures displaced a failure")
 	}
 }
 
-// referenceBreaker is the state machine of one key, as its documentation has it, in
-// the plainest form.
+// referenceBreaker is the simplest implementation of the documented state
+// machine of one key.
 type referenceBreaker struct {
 	state    limits.BreakerState
-	failures int // failures in a row while closed
+	failures int // consecutive failures while closed
 	cooldown time.Duration
 	openedAt time.Time
-	trial    int // the operation that is the trial, 0 is none
-	epoch    int // of operations that count
+	trial    int // the operation that is the trial, or 0
+	epoch    int // the epoch of operations whose outcome counts
 }
 
 func (r *referenceBreaker) stateAt(now time.Time) limits.BreakerState {
@@ -248,8 +247,8 @@ func (r *referenceBreaker) open(now time.Time, cooldown time.Duration) {
 	r.epoch++
 }
 
-// TestBreakerMatchesStateMachine compares any sequence of beginnings,
-// endings and passing time with the plain machine.
+// TestBreakerMatchesStateMachine compares random sequences of operations and
+// passing time with the reference.
 func TestBreakerMatchesStateMachine(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := newClock()

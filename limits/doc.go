@@ -1,6 +1,6 @@
-// Package limits holds the numbers that bound a session and the errors that
-// say which of them was reached: the resources of one sandbox, the budget of
-// one agent run, and the usage counted against it.
+// Package limits defines what bounds a session: the resources of a sandbox, the
+// budget of an agent run, the usage counted against it, circuit breakers, and
+// the errors that name the limit that was reached.
 //
-// It is a leaf (rank 0): it imports nothing of Caisson and does no I/O.
+// It has rank 0: it imports no other package of Caisson and does no I/O.
 package limits

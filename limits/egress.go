@@ -5,36 +5,36 @@ import (
 	"sync"
 )
 
-// The kinds of limit that an [Egress] can reach.
+// The limits that an [Egress] can reach.
 const (
 	KindEgressBytes Kind = "egress_bytes" // bytes, both directions
 	KindEgressHosts Kind = "egress_hosts" // count
 )
 
-// Defaults of an [EgressBudget]: what an agent reads of documentation is a few
-// megabytes from a few hosts.
+// Defaults of an [EgressBudget]. They are generous: an agent usually reads a
+// few megabytes of documentation from a few hosts.
 const (
 	DefaultEgressBytes = 256 << 20
 	DefaultEgressHosts = 50
 )
 
-// EgressBudget bounds what one session exchanges with the network. Both must
-// be positive: a zero limit is invalid, never "unlimited". Start from
+// EgressBudget bounds the traffic between one session and the network. Both
+// fields must be positive: zero is invalid, not "unlimited". Start from
 // [DefaultEgressBudget].
 type EgressBudget struct {
-	// Bytes is what may go over connections in both directions, headers and
-	// encryption included.
+	// Bytes is the number of bytes in both directions, including headers and
+	// the overhead of encryption.
 	Bytes int64
 	// Hosts is the number of different hosts.
 	Hosts int64
 }
 
-// DefaultEgressBudget is a generous budget.
+// DefaultEgressBudget returns the budget of a session that sets none.
 func DefaultEgressBudget() EgressBudget {
 	return EgressBudget{Bytes: DefaultEgressBytes, Hosts: DefaultEgressHosts}
 }
 
-// Validate reports the first bound that is not positive.
+// Validate returns an error that names the first field that is not positive.
 func (b EgressBudget) Validate() error {
 	for _, f := range []struct {
 		kind  Kind
@@ -47,9 +47,9 @@ func (b EgressBudget) Validate() error {
 	return nil
 }
 
-// Egress counts one session's exchange against its budget. What is not counted
-// is not allowed: bytes are taken before they are read or written, so the
-// budget is never exceeded, not by one. It is safe for concurrent use.
+// Egress counts the traffic of one session against its budget. Bytes are taken
+// before they are read or written, so the budget is never exceeded. It is safe
+// for concurrent use.
 type Egress struct {
 	budget EgressBudget
 
@@ -58,7 +58,8 @@ type Egress struct {
 	hosts map[string]bool
 }
 
-// NewEgress returns an Egress at zero, or the error of [EgressBudget.Validate].
+// NewEgress returns an Egress that has counted nothing. Its error is that of
+// [EgressBudget.Validate].
 func NewEgress(b EgressBudget) (*Egress, error) {
 	if err := b.Validate(); err != nil {
 		return nil, err
@@ -66,8 +67,8 @@ func NewEgress(b EgressBudget) (*Egress, error) {
 	return &Egress{budget: b, hosts: map[string]bool{}}, nil
 }
 
-// Host counts a host, once. Its error is an *[ExceededError] where the host is
-// new and none may be.
+// Host counts a host the first time it is named. It returns an
+// *[ExceededError] if the host is new and the budget has no host left.
 func (e *Egress) Host(name string) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -81,9 +82,9 @@ func (e *Egress) Host(name string) error {
 	return nil
 }
 
-// Take takes up to n bytes out of the budget, at least one; what is not used is
-// given back by [Egress.Return]. Its error is an *[ExceededError] where none is
-// left. n must be positive.
+// Take takes n bytes from the budget, or what is left if that is less, and
+// returns how many it took. [Egress.Return] puts unused bytes back. Take
+// returns an *[ExceededError] if nothing is left. n must be positive.
 func (e *Egress) Take(n int64) (int64, error) {
 	if n <= 0 {
 		return 0, fmt.Errorf("take %d bytes of egress: must be positive", n)
@@ -99,15 +100,14 @@ func (e *Egress) Take(n int64) (int64, error) {
 	return n, nil
 }
 
-// Return gives back n bytes that were taken and not used.
+// Return puts n bytes that were taken and not used back into the budget.
 func (e *Egress) Return(n int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.bytes = max(e.bytes-max(n, 0), 0)
 }
 
-// Left says whether anything may still be exchanged: its error is an
-// *[ExceededError] where nothing is left.
+// Left returns an *[ExceededError] if no bytes are left, and nil otherwise.
 func (e *Egress) Left() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -117,7 +117,7 @@ func (e *Egress) Left() error {
 	return nil
 }
 
-// Used is what was exchanged so far.
+// Used returns the bytes and hosts counted so far.
 func (e *Egress) Used() (bytes, hosts int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

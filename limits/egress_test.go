@@ -41,7 +41,7 @@ func TestEgressHosts(t *testing.T) {
 		t.Errorf("a third host: %v", over)
 	}
 	if err := e.Host("a"); err != nil {
-		t.Errorf("a host that is known: %v", err)
+		t.Errorf("a known host: %v", err)
 	}
 }
 
@@ -62,13 +62,13 @@ func TestEgressLeft(t *testing.T) {
 	want := limits.ExceededError{Kind: limits.KindEgressBytes, Limit: 2, Used: 2}
 	for _, err := range []error{err, e.Left()} {
 		if over, ok := errors.AsType[*limits.ExceededError](err); n != 0 || !ok || *over != want {
-			t.Errorf("nothing is left: %d, %v", n, err)
+			t.Errorf("with nothing left: %d, %v", n, err)
 		}
 	}
 }
 
-// TestEgressIsNeverExceeded takes and returns at once from many goroutines:
-// what was used never exceeds the budget, and all of it can be used.
+// TestEgressIsNeverExceeded takes and returns bytes in many goroutines. The
+// bytes used never exceed the budget, and all of the budget can be used.
 func TestEgressIsNeverExceeded(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		budget := rapid.Int64Range(1, 1000).Draw(t, "budget")
@@ -104,7 +104,7 @@ func TestEgressIsNeverExceeded(t *testing.T) {
 			used += n
 		}
 		if used != budget || e.Left() == nil {
-			t.Fatalf("%d of %d could be used", used, budget)
+			t.Fatalf("only %d of %d could be used", used, budget)
 		}
 	})
 }
@@ -122,6 +122,6 @@ func TestEgressRejectsInvalidCounts(t *testing.T) {
 	e.Return(1)
 	e.Return(-5)
 	if bytes, _ := e.Used(); bytes != 0 {
-		t.Errorf("%d bytes used after nothing", bytes)
+		t.Errorf("%d bytes used, want 0", bytes)
 	}
 }

@@ -2,7 +2,7 @@ package limits
 
 import "fmt"
 
-// Kind names a limit. The values are what records and reports say.
+// Kind names a limit, in records and reports too.
 type Kind string
 
 // The limits that a run or a sandbox can reach, with the unit of
@@ -16,21 +16,21 @@ const (
 	KindContext   Kind = "context"    // tokens
 	KindMemory    Kind = "memory"     // bytes
 	KindPIDs      Kind = "pids"       // count
-	KindDisk      Kind = "disk"       // bytes, or files: Limit must be left, Used is
+	KindDisk      Kind = "disk"       // free bytes or files: Limit is the required minimum, Used the current value
 )
 
-// ExceededError says that a limit was reached. It is an error only where the
-// limit ends the operation; a command's own timeout is a value of its exit.
+// ExceededError is the error of an operation that a limit ended. The timeout of
+// a command is not one: it is part of the command's exit.
 type ExceededError struct {
 	Kind Kind
-	// Limit is what was allowed and Used what was reached, in Kind's unit.
+	// Limit is the limit and Used the use at that time, in the unit of Kind.
 	Limit, Used int64
-	// Files reports whether Limit and Used of KindDisk count files (inodes)
+	// Files reports whether Limit and Used of [KindDisk] count files (inodes)
 	// rather than bytes.
 	Files bool
 }
 
-// Error gives the limit, its bound and what was used.
+// Error returns a message with the kind, the use and the limit.
 func (e *ExceededError) Error() string {
 	return fmt.Sprintf("limit %s reached: used %d of %d", e.Kind, e.Used, e.Limit)
 }

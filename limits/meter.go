@@ -5,32 +5,35 @@ import (
 	"time"
 )
 
-// Step is something that costs: what a [Meter] is asked about beforehand.
+// Step is an operation that uses some of a budget. [Meter.Exceeded] checks it
+// before it begins.
 type Step int
 
 // The steps.
 const (
-	// StepRound is one more model call with tools.
+	// StepRound is another model call with tools.
 	StepRound Step = iota
-	// StepClosing is the closing completion: rounds don't bound it.
+	// StepClosing is the closing completion, which the limit of rounds does
+	// not bound.
 	StepClosing
-	// StepToolCall is one more tool call.
+	// StepToolCall is another tool call.
 	StepToolCall
 )
 
-// Meter counts [Usage] against a [Budget]. It is a plain value without a clock:
-// whoever asks says how much time has passed. It is not safe for concurrent
-// use. The zero value has no limits and nothing used.
+// Meter counts [Usage] against a [Budget]. It has no clock: the caller passes
+// the elapsed time. It is not safe for concurrent use. The zero value has no
+// limits and no usage.
 type Meter struct {
 	budget Budget
-	used   Usage // without the cost, which is apart
+	used   Usage // its cost is in cost
 	cost   int64
-	// costUnknown says that some usage came without a price.
+	// costUnknown reports whether some usage had no price.
 	costUnknown bool
 	warned      map[Kind]bool
 }
 
-// NewMeter returns a Meter at zero, or the error of [Budget.Validate].
+// NewMeter returns a Meter that has counted nothing. Its error is that of
+// [Budget.Validate].
 func NewMeter(b Budget) (Meter, error) {
 	if err := b.Validate(); err != nil {
 		return Meter{}, err
@@ -38,11 +41,11 @@ func NewMeter(b Budget) (Meter, error) {
 	return Meter{budget: b, warned: map[Kind]bool{}}, nil
 }
 
-// Budget is what the meter counts against.
+// Budget returns the budget that the meter counts against.
 func (m *Meter) Budget() Budget { return m.budget }
 
-// Add counts usage. Negative counts, which only a broken provider reports, are
-// taken as zero, and sums stop at the largest number.
+// Add counts usage. Negative counts, which only a broken provider reports,
+// count as zero. Sums saturate at the largest int64.
 func (m *Meter) Add(u Usage) {
 	m.used.Rounds = addCounts(m.used.Rounds, u.Rounds)
 	m.used.ToolCalls = addCounts(m.used.ToolCalls, u.ToolCalls)
@@ -58,13 +61,15 @@ func (m *Meter) Add(u Usage) {
 	}
 }
 
-// addCounts returns the sum of what is positive of a and b, at most the largest number.
+// addCounts returns the sum of a and b, at most the largest int64. A negative
+// value counts as zero.
 func addCounts(a, b int64) int64 {
 	a, b = max(a, 0), max(b, 0)
 	return a + min(b, math.MaxInt64-a)
 }
 
-// Used is the sum so far. Its cost is nil as soon as one addition had no price.
+// Used returns the sum of all usage so far. Its cost is nil if some usage had
+// no price.
 func (m *Meter) Used() Usage {
 	u := m.used
 	if !m.costUnknown {
@@ -73,9 +78,9 @@ func (m *Meter) Used() Usage {
 	return u
 }
 
-// Exceeded says which limit the step would exceed, or nil. What a model call
-// will use is not known beforehand, so tokens, cost and time are exceeded when
-// nothing of them is left; they are asked before counts, in that order.
+// Exceeded returns the limit that the step would exceed, or nil. The use of a
+// model call is not known beforehand, so time, cost and tokens are exceeded
+// when nothing of them is left. They are checked in this order, before counts.
 func (m *Meter) Exceeded(s Step, elapsed time.Duration) *ExceededError {
 	kinds := []Kind{KindWallTime, KindCost, KindTokens}
 	switch s {
@@ -92,20 +97,20 @@ func (m *Meter) Exceeded(s Step, elapsed time.Duration) *ExceededError {
 	return nil
 }
 
-// LeftToolCalls is how many tool calls may still be made; ok is false where
-// there is no such limit.
+// LeftToolCalls returns the number of tool calls that are left; ok is false if
+// they are not limited.
 func (m *Meter) LeftToolCalls() (left int64, ok bool) {
 	limit, used, ok := m.readLimit(KindToolCalls, 0)
 	return max(limit-used, 0), ok
 }
 
-// Warnings returns the limits of which four fifths are used and that were not
-// returned before, as errors that nobody has to treat as such.
+// Warnings returns each limit of which four fifths are used, once. The values
+// are warnings: nothing has been exceeded yet.
 func (m *Meter) Warnings(elapsed time.Duration) []ExceededError {
 	var out []ExceededError
 	for _, k := range []Kind{KindRounds, KindToolCalls, KindTokens, KindCost, KindWallTime} {
 		limit, used, ok := m.readLimit(k, elapsed)
-		// Divided, not multiplied: limit*4 could overflow.
+		// limit*4/5 could overflow.
 		if !ok || m.warned[k] || used < limit-limit/5 {
 			continue
 		}
@@ -115,7 +120,8 @@ func (m *Meter) Warnings(elapsed time.Duration) []ExceededError {
 	return out
 }
 
-// readLimit gives limit and use of one kind; ok is false where it is not limited.
+// readLimit returns the limit and the use of one kind; ok is false if it is not
+// limited.
 func (m *Meter) readLimit(k Kind, elapsed time.Duration) (limit, used int64, ok bool) {
 	var bound *int64
 	switch k {
@@ -129,7 +135,7 @@ func (m *Meter) readLimit(k Kind, elapsed time.Duration) (limit, used int64, ok 
 		bound, used = m.budget.CostMicroUSD, m.cost
 	case KindWallTime:
 		if m.budget.WallTime != nil {
-			// At least one millisecond: a shorter limit must not read as none.
+			// A limit below one millisecond must not become 0.
 			bound, used = new(max(m.budget.WallTime.Milliseconds(), 1)), elapsed.Milliseconds()
 		}
 	}

@@ -45,7 +45,7 @@ func TestMeterExceeded(t *testing.T) {
 	for name, tt := range map[string]struct {
 		used    limits.Usage
 		elapsed time.Duration
-		// want by step: round, closing, tool call
+		// want has an entry per step: round, closing, tool call.
 		want [3]limits.Kind
 	}{
 		"nothing used":   {},
@@ -95,7 +95,7 @@ func TestMeterWithoutBudgetIsNeverExceeded(t *testing.T) {
 		t.Errorf("Exceeded() = %v without a budget", e)
 	}
 	if got := m.Used().Tokens(); got != math.MaxInt64 {
-		t.Errorf("Tokens() = %d after overflow, want the largest number", got)
+		t.Errorf("Tokens() = %d after overflow, want the largest int64", got)
 	}
 	if _, limited := m.LeftToolCalls(); limited {
 		t.Error("LeftToolCalls() is limited without a budget")
@@ -152,7 +152,7 @@ func TestMeterIgnoresNegativeCounts(t *testing.T) {
 	m, _ := limits.NewMeter(limits.Budget{Tokens: new(int64(10))})
 	m.Add(limits.Usage{InputTokens: 12, OutputTokens: -100})
 	if e := m.Exceeded(limits.StepRound, 0); e == nil {
-		t.Error("a negative count gave tokens back")
+		t.Error("a negative count reduced the tokens used")
 	}
 }
 

@@ -5,44 +5,46 @@ import (
 	"time"
 )
 
-// Resources bounds one sandbox. Every field must be positive: a zero limit is
-// invalid, never "unlimited". Start from [DefaultResources] and change what
-// differs.
+// Resources bounds one sandbox. Every field must be positive: zero is invalid,
+// not "unlimited". Start from [DefaultResources].
 type Resources struct {
-	// MemoryBytes bounds memory plus swap of everything in the sandbox,
-	// tmpfs pages included. At least [MinMemoryBytes].
+	// MemoryBytes is the limit of memory plus swap of the whole sandbox,
+	// including tmpfs pages. It is at least [MinMemoryBytes].
 	MemoryBytes int64
-	// PIDs bounds processes and threads together, the guest's own included.
-	// At least [MinPIDs].
+	// PIDs is the limit of processes and threads together, including those of
+	// the guest. It is at least [MinPIDs].
 	PIDs int64
-	// MilliCPUs is processor time per wall time in thousandths; 1000 is one CPU.
+	// MilliCPUs is the processor time per wall time, in thousandths; 1000 is
+	// one CPU.
 	MilliCPUs int64
-	// TmpBytes is the size of the tmpfs at /tmp, which is mounted with exec
-	// because builds run programs there. Where /tmp, home and /dev/shm are
-	// together more than three quarters of MemoryBytes, each is made smaller by
-	// the same factor; what they are is attested.
+	// TmpBytes is the size of the tmpfs at /tmp. It is mounted with exec,
+	// because builds run programs there. If /tmp, home and /dev/shm together
+	// exceed three quarters of MemoryBytes, all three shrink by the same
+	// factor. The attestation has the actual sizes.
 	TmpBytes int64
-	// HomeBytes is the size of the tmpfs that is the commands' home folder.
+	// HomeBytes is the size of the tmpfs at the home directory of commands.
 	HomeBytes int64
 	// ShmBytes is the size of the tmpfs at /dev/shm.
 	ShmBytes int64
-	// OpenFiles is RLIMIT_NOFILE, soft and hard, of every process.
+	// OpenFiles is the limit of open files per process (RLIMIT_NOFILE, soft
+	// and hard).
 	OpenFiles int64
-	// CommandTime bounds the wall time of one command that asks for no
-	// shorter bound of its own.
+	// CommandTime is the longest wall time of a command. A command may ask for
+	// less.
 	CommandTime time.Duration
 }
 
-// Smallest values that a sandbox can start with.
+// The smallest values with which a sandbox starts.
 const (
-	// MinMemoryBytes leaves room for the guest and one small command; gVisor
-	// charges its own kernel (about 17 MB idle) to the same limit.
+	// MinMemoryBytes is enough for the guest and one small command. gVisor
+	// charges its own kernel (about 17 MB when idle) to the same limit.
 	MinMemoryBytes = 64 << 20
-	// MinPIDs leaves room for the guest's warmed threads (see cmd/caisson-guest).
+	// MinPIDs is enough for the threads that the guest starts in advance (see
+	// cmd/caisson-guest).
 	MinPIDs = 64
 )
 
-// DefaultResources returns the limits of a session that names none.
+// DefaultResources returns the resources of a session that sets none.
 func DefaultResources() Resources {
 	return Resources{
 		MemoryBytes: 2 << 30,
@@ -56,7 +58,7 @@ func DefaultResources() Resources {
 	}
 }
 
-// Validate reports the first field that is out of bounds, by name.
+// Validate returns a *[ResourceError] for the first field that is too small.
 func (r Resources) Validate() error {
 	for _, f := range []struct {
 		name     string
@@ -78,12 +80,12 @@ func (r Resources) Validate() error {
 	return nil
 }
 
-// ResourceError is a field of [Resources] that is too small.
+// ResourceError is the error for a field of [Resources] that is too small.
 type ResourceError struct {
-	// Field is its name in words, such as "open files".
+	// Field is the name of the field in words, such as "open files".
 	Field string
-	// Got and Min are in the field's unit: bytes, nanoseconds or thousandths of a
-	// processor.
+	// Got and Min are the value and the smallest valid one, in the field's
+	// unit: bytes, nanoseconds, thousandths of a CPU or a count.
 	Got, Min int64
 }
 

@@ -5,13 +5,12 @@ import (
 	"time"
 )
 
-// SessionBreaker bounds a whole session: what all of its turns, and whatever
-// else spends on its account, have used together. It refuses an operation
-// beforehand where nothing of a limit is left, and from then on for good. It is
-// safe for concurrent use.
+// SessionBreaker bounds the usage of a whole session: all of its turns, and
+// everything else that is charged to it. Once nothing is left of a limit, it
+// refuses every further operation. It is safe for concurrent use.
 //
-// A [Budget] bounds one run and ends it in order; this is what stands behind it
-// where a session has many.
+// A [Budget] bounds one run and ends it in order. A SessionBreaker bounds all
+// runs of a session together.
 type SessionBreaker struct {
 	now     func() time.Time
 	started time.Time
@@ -21,9 +20,9 @@ type SessionBreaker struct {
 	tripped *TrippedError
 }
 
-// NewSessionBreaker makes a breaker at zero whose wall time begins now; a nil
-// field of b is no limit, and rounds are not its business. Now is a clock that
-// doesn't go back, nil is time.Now. The error is that of [Budget.Validate].
+// NewSessionBreaker returns a breaker that has counted nothing and whose wall
+// time starts now. It ignores b.Rounds. The parameter now is a monotonic clock;
+// nil means time.Now. The error is that of [Budget.Validate].
 func NewSessionBreaker(b Budget, now func() time.Time) (*SessionBreaker, error) {
 	if now == nil {
 		now = time.Now
@@ -36,22 +35,23 @@ func NewSessionBreaker(b Budget, now func() time.Time) (*SessionBreaker, error) 
 	return &SessionBreaker{now: now, started: now(), meter: m}, nil
 }
 
-// Add counts usage of the session.
+// Add counts usage.
 func (s *SessionBreaker) Add(u Usage) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.meter.Add(u)
 }
 
-// Used is the sum so far.
+// Used returns the sum of all usage so far.
 func (s *SessionBreaker) Used() Usage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.meter.Used()
 }
 
-// Check refuses the step with a *[TrippedError] where a limit is used up.
-// Calls bound tool calls alone; cost, tokens and wall time every step.
+// Check returns a *[TrippedError] if a limit that bounds the step is used up.
+// The limit of tool calls bounds tool calls only; cost, tokens and wall time
+// bound every step.
 func (s *SessionBreaker) Check(step Step) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -63,14 +63,14 @@ func (s *SessionBreaker) Check(step Step) error {
 		return nil
 	}
 	trip := &TrippedError{Breaker: sessionBreakerName(exceeded.Kind), Err: exceeded}
-	if exceeded.Kind != KindToolCalls { // a model may still answer without calls
+	if exceeded.Kind != KindToolCalls { // the model may still answer without calls
 		s.tripped = trip
 	}
 	return trip
 }
 
-// Turn gives the budget of one more turn: b, and no more than what is left of
-// the session's. Ask it where [SessionBreaker.Check] lets a tool call through.
+// Turn returns the budget for the next turn: b, capped at what the session has
+// left. Call it only if [SessionBreaker.Check] allows a tool call.
 func (s *SessionBreaker) Turn(b Budget) Budget {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,7 +89,7 @@ func (s *SessionBreaker) Turn(b Budget) Budget {
 	return b
 }
 
-// minBound returns the smaller of a bound, if there is one, and left.
+// minBound returns the smaller of *bound and left. A nil bound is no limit.
 func minBound[T int64 | time.Duration](bound *T, left T) *T {
 	if bound != nil {
 		left = min(left, *bound)
@@ -97,7 +97,7 @@ func minBound[T int64 | time.Duration](bound *T, left T) *T {
 	return &left
 }
 
-// sessionBreakerName names the breaker of a limit.
+// sessionBreakerName returns the name of the session's breaker for a limit.
 func sessionBreakerName(k Kind) BreakerName {
 	switch k {
 	case KindCost:

@@ -18,8 +18,8 @@ func TestSessionBreaker(t *testing.T) {
 	for name, tt := range map[string]struct {
 		used    limits.Usage
 		passed  time.Duration
-		breaker limits.BreakerName // of the next tool call, "" is none
-		answers bool               // whether the model may still be asked
+		breaker limits.BreakerName // the breaker that refuses the next tool call, or ""
+		answers bool               // whether a model call is still allowed
 	}{
 		"nothing":            {answers: true},
 		"rounds don't count": {used: limits.Usage{Rounds: 5, CostMicroUSD: new(int64(0))}, answers: true},
@@ -35,7 +35,7 @@ func TestSessionBreaker(t *testing.T) {
 				t.Fatal(err)
 			}
 			s.Add(tt.used)
-			for range 2 { // not locked for good by the first
+			for range 2 { // the first call releases the lock
 				if got := s.Used(); got.ToolCalls != tt.used.ToolCalls || got.Tokens() != tt.used.Tokens() {
 					t.Errorf("used %+v, want %+v", got, tt.used)
 				}
@@ -47,7 +47,7 @@ func TestSessionBreaker(t *testing.T) {
 				if trip, ok := errors.AsType[*limits.TrippedError](err); ok {
 					got = trip.Breaker
 					if _, ok := errors.AsType[*limits.ExceededError](err); !ok {
-						t.Errorf("%v doesn't say what was exceeded", err)
+						t.Errorf("%v doesn't wrap an ExceededError", err)
 					}
 				}
 				if got != tt.breaker {
@@ -55,18 +55,18 @@ func TestSessionBreaker(t *testing.T) {
 				}
 				for _, step := range []limits.Step{limits.StepClosing, limits.StepRound} {
 					if err := s.Check(step); (err == nil) != tt.answers {
-						t.Errorf("asking the model: %v", err)
+						t.Errorf("model call: %v", err)
 					}
 				}
 			}
 		})
 	}
 	if _, err := limits.NewSessionBreaker(limits.Budget{Tokens: new(int64(0))}, nil); err == nil {
-		t.Error("a limit of zero was taken")
+		t.Error("a limit of zero was accepted")
 	}
 }
 
-// The first limit that was reached is the one that stays tripped.
+// The error keeps naming the first limit that was reached.
 func TestSessionBreakerStaysTripped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, err := limits.NewSessionBreaker(limits.Budget{Tokens: new(int64(10)), WallTime: new(time.Minute)}, nil)
@@ -108,8 +108,8 @@ func TestTurnWallTime(t *testing.T) {
 	}
 }
 
-// TestTurnsNeverExceedSession is that turns together never have more than the
-// session, and none has more than its own.
+// TestTurnsNeverExceedSession checks that all turns together never use more than
+// the session's budget, and that no turn has more than its own.
 func TestTurnsNeverExceedSession(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := newClock()

@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// CodeTripped is how a [TrippedError] is named where errors have codes.
+// CodeTripped is the error code of a [TrippedError].
 const CodeTripped = "CIRCUIT_BREAKER_TRIPPED"
 
-// BreakerName names a breaker: what records, results and reports say.
+// BreakerName names a breaker, in records, results and reports too.
 type BreakerName string
 
-// The breakers. Those of a session stay tripped until it ends; that of a host
-// closes again.
+// The breakers. The breakers of a session stay tripped until the session ends;
+// the breaker of a host closes again.
 const (
 	BreakerSessionCost     BreakerName = "session_cost"
 	BreakerSessionTokens   BreakerName = "session_tokens"
@@ -21,22 +21,25 @@ const (
 	BreakerFetchHost       BreakerName = "fetch_host"
 )
 
-// TrippedError says that a breaker refuses an operation before it began.
+// TrippedError is the error of an operation that a breaker refused before it
+// began.
 type TrippedError struct {
 	Breaker BreakerName
-	// Key is what a breaker with many keys tripped for, such as a host.
+	// Key is the key that tripped, such as a host; "" if the breaker has no
+	// keys.
 	Key string
-	// Retry is how long it will refuse at least; 0 where that is for good, or
-	// not known because a trial is under way.
+	// Retry is the least time until the breaker allows an operation again. It
+	// is 0 if the breaker stays tripped, or if a trial is under way.
 	Retry time.Duration
-	// Err is what a session's breaker tripped by, an *[ExceededError]; nil for others.
+	// Err is the *[ExceededError] that tripped a session's breaker; nil for
+	// other breakers.
 	Err error
 }
 
-// Code is [CodeTripped].
+// Code returns [CodeTripped].
 func (*TrippedError) Code() string { return CodeTripped }
 
-// Error begins with the code and names the breaker.
+// Error returns a message that starts with the code and names the breaker.
 func (e *TrippedError) Error() string {
 	text := CodeTripped + ": breaker " + string(e.Breaker)
 	if e.Key != "" {
@@ -53,5 +56,5 @@ func (e *TrippedError) Error() string {
 	return text
 }
 
-// Unwrap gives Err.
+// Unwrap returns e.Err.
 func (e *TrippedError) Unwrap() error { return e.Err }

@@ -1,7 +1,7 @@
 package limits
 
-// Usage is what one run, or one model call, has used. The three input counts
-// are disjoint. The zero value is nothing used.
+// Usage is the usage of one run or one model call. The three counts of input
+// tokens are disjoint.
 type Usage struct {
 	Rounds            int64 `json:"rounds"`
 	ToolCalls         int64 `json:"tool_calls"`
@@ -9,17 +9,19 @@ type Usage struct {
 	CachedInputTokens int64 `json:"cached_input_tokens"`
 	CacheWriteTokens  int64 `json:"cache_write_tokens"`
 	OutputTokens      int64 `json:"output_tokens"`
-	// CostMicroUSD is nil where a price was unknown: never 0 for "unknown".
+	// CostMicroUSD is the cost in millionths of a US dollar, or nil if it is
+	// unknown.
 	CostMicroUSD *int64 `json:"cost_micro_usd,omitempty"`
 }
 
-// Tokens is the sum that [Budget].Tokens bounds. Negative counts are taken as
-// zero, and the sum stops at the largest number.
+// Tokens returns the number of tokens that [Budget].Tokens bounds. Negative
+// counts count as zero. The sum saturates at the largest int64.
 func (u Usage) Tokens() int64 {
 	return addCounts(addCounts(addCounts(addCounts(0, u.InputTokens), u.CachedInputTokens), u.CacheWriteTokens), u.OutputTokens)
 }
 
-// Plus is the sum of two usages. A cost is known only where both are.
+// Plus returns the sum of two usages. Its cost is nil unless both costs are
+// known.
 func (u Usage) Plus(o Usage) Usage {
 	sum := Usage{
 		Rounds: addCounts(u.Rounds, o.Rounds), ToolCalls: addCounts(u.ToolCalls, o.ToolCalls),
