@@ -243,8 +243,7 @@ func (r *referenceBreaker) stateAt(now time.Time) limits.BreakerState {
 }
 
 func (r *referenceBreaker) open(now time.Time, cooldown time.Duration) {
-	r.state, r.cooldown, r.openedAt, r.trial, r.failures = limits.BreakerOpen, cooldown, now, 0, 0
-	r.epoch++
+	*r = referenceBreaker{state: limits.BreakerOpen, cooldown: cooldown, openedAt: now, epoch: r.epoch + 1}
 }
 
 // TestBreakerMatchesStateMachine compares random sequences of operations and
@@ -307,7 +306,8 @@ func TestBreakerMatchesStateMachine(t *testing.T) {
 					}
 					ref = referenceBreaker{state: limits.BreakerClosed, epoch: ref.epoch}
 				default:
-					if ref.failures++; ref.failures == 2 {
+					ref.failures++
+					if ref.failures == 2 {
 						ref.open(c.current, 10*time.Second)
 					}
 				}

@@ -138,7 +138,6 @@ func TestTurnsNeverExceedSession(t *testing.T) {
 			if *got.Rounds != 3 || own.Tokens != nil && *got.Tokens > *own.Tokens {
 				t.Fatalf("a turn's own budget grew: %+v", got)
 			}
-			u := limits.Usage{CostMicroUSD: new(int64(0))}
 			use := func(limit *int64, what string) int64 {
 				most := int64(100)
 				if limit != nil {
@@ -146,7 +145,11 @@ func TestTurnsNeverExceedSession(t *testing.T) {
 				}
 				return rapid.Int64Range(0, most).Draw(t, what)
 			}
-			u.InputTokens, u.ToolCalls, *u.CostMicroUSD = use(got.Tokens, "tokens used"), use(got.ToolCalls, "calls made"), use(got.CostMicroUSD, "cost")
+			u := limits.Usage{
+				InputTokens:  use(got.Tokens, "tokens used"),
+				ToolCalls:    use(got.ToolCalls, "calls made"),
+				CostMicroUSD: new(use(got.CostMicroUSD, "cost")),
+			}
 			c.advance(time.Duration(use((*int64)(got.WallTime), "time passed")).Truncate(time.Millisecond))
 			s.Add(u)
 			if turn == 0 {
