@@ -17,6 +17,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/filter/filtertest"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/identity"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
@@ -101,6 +103,42 @@ func TestScanProvesNothing(t *testing.T) {
 		if err := scan(folder, 1, func(*process) {}); err == nil || errors.Is(err, errUnsteady) {
 			t.Errorf("scan of %s: %v", folder, err)
 		}
+	}
+}
+
+// TestScanOfFolderThatFails: a folder that can't be listed to its end proves
+// nothing.
+func TestScanOfFolderThatFails(t *testing.T) {
+	proc := fakeProc(t, map[int]string{2: "State:\tS\n"})
+	for failure, want := range map[unix.Errno]error{unix.EIO: unix.EIO, unix.EINTR: errChased} {
+		done := make(chan error)
+		identity.Dedicate(func() {
+			if err := errors.Join(identity.NoNewPrivileges(), identity.SetFilter(filtertest.Refuse(failure, unix.SYS_GETDENTS64))); err != nil {
+				t.Error(err)
+			}
+			done <- scan(proc, 1, func(p *process) { t.Errorf("%v: visited %d", failure, p.pid) })
+		})
+		if err := <-done; !errors.Is(err, want) {
+			t.Errorf("%v: error is %v, want %v", failure, err, want)
+		}
+	}
+}
+
+// TestKillOfChasedScan: a scan that comes to no end, whatever it met, is
+// repeated with all processes stopped.
+func TestKillOfChasedScan(t *testing.T) {
+	const other = "Groups:\t6\n"
+	proc := fakeProc(t, nil)
+	statuses(t, proc, noPID, []string{other, other, other}, func(i int) {
+		if i == 0 {
+			time.Sleep(scanBound + scanBound/10)
+		}
+	})
+	children := &reaper{after: func(int) {}}
+	var r Report
+	NewAt(proc, MethodGroup, children, nil).Kill(Mark{Group: 5}, &r)
+	if children.passes != 3 || r.Left() != 0 {
+		t.Errorf("%d scans, %d left, want 3 scans", children.passes, r.Left())
 	}
 }
 
