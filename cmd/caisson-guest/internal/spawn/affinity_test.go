@@ -38,11 +38,28 @@ func TestAffinity(t *testing.T) {
 	if have < 2 {
 		t.Skip("needs two processors")
 	}
+	if a := newAffinity(1); a == nil || a.n != 1 {
+		t.Errorf("a thousandth of a CPU: %+v", a)
+	}
 	a := newAffinity(int64(have-1)*1000 - 1)
 	a.restrict()
 	n := count(&during)
 	a.restore()
 	if n != have-1 || count(&after) != have || after != before {
 		t.Errorf("of %d processors %d, then %d", have, n, after.Count())
+	}
+	// The thread's own processors count.
+	var one unix.CPUSet
+	last := a.list[len(a.list)-1]
+	one.Set(last)
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		t.Fatal(err)
+	}
+	a, cpu := newAffinity(1), current()
+	if err := unix.SchedSetaffinity(0, &before); err != nil {
+		t.Error(err)
+	}
+	if a != nil || cpu != last {
+		t.Errorf("of processor %d alone: %+v, and it runs on %d", last, a, cpu)
 	}
 }

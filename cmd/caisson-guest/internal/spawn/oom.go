@@ -18,9 +18,13 @@ type oomScore struct {
 // highestScore is OOM_SCORE_ADJ_MAX of Linux (include/uapi/linux/oom.h).
 var highestScore = []byte("1000")
 
-// openOOMScore is the zero value where the kernel does not let it.
-func openOOMScore() oomScore {
-	f, err := os.OpenFile("/proc/self/oom_score_adj", os.O_RDWR, 0)
+// ownOOMScore is the file of this process's score.
+const ownOOMScore = "/proc/self/oom_score_adj"
+
+// openOOMScore opens the file of a score. It returns the zero value where the
+// kernel does not let it.
+func openOOMScore(file string) oomScore {
+	f, err := os.OpenFile(file, os.O_RDWR, 0)
 	if err != nil {
 		return oomScore{}
 	}

@@ -63,8 +63,6 @@ func (p *pipes) closeChild() {
 
 func (p *pipes) closeOurs() {
 	for _, f := range p.ours {
-		if f != nil {
-			_ = f.Close()
-		}
+		_ = f.Close() // of nil it fails
 	}
 }

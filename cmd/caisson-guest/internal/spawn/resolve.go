@@ -11,6 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// enterTries bounds how often a folder is resolved. The kernel does not follow
+// ".." while anything on the machine is renamed or mounted, and returns EAGAIN.
+const enterTries = 100
+
 // enter makes dir, below the workspace, the process's working folder, so that
 // the next child starts in it. It runs with the commands' identity. The kernel
 // resolves the path without leaving the workspace, and what was resolved is
@@ -32,10 +36,15 @@ func (s *Spawner) enter(dir string, noLinks bool) error {
 	var fd int
 	var err error
 	s.helper.Do(func() { // the filter of commands, which this thread has, refuses openat2
-		fd, err = unix.Openat2(s.dir, dir, &unix.OpenHow{
-			Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
-			Resolve: resolve,
-		})
+		for range enterTries {
+			fd, err = unix.Openat2(s.dir, dir, &unix.OpenHow{
+				Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
+				Resolve: resolve,
+			})
+			if err != unix.EAGAIN {
+				return
+			}
+		}
 	})
 	if err == unix.ENOSYS || err == unix.EPERM { // gVisor, old kernels and profiles
 		if noLinks {
@@ -123,10 +132,7 @@ func find(name string, env []string) (string, error) {
 	}
 	denied := false
 	for dir := range strings.SplitSeq(lookup(env, "PATH"), ":") {
-		if dir == "" {
-			dir = "."
-		}
-		candidate := path.Join(dir, name)
+		candidate := path.Join(dir, name) // name alone for an empty dir
 		if !strings.Contains(candidate, "/") {
 			candidate = "./" + candidate
 		}

@@ -2,6 +2,7 @@ package spawn
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/filter/filtertest"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/identity"
 )
 
@@ -27,24 +29,28 @@ func TestEnter(t *testing.T) {
 		}
 	}
 	t.Chdir(outside) // and back
-	helper, err := identity.NewPool(identity.PoolOptions{Threads: 1})
-	if err != nil {
-		t.Fatal(err)
+	s := entering(t, workspace, 0)
+	busy := entering(t, workspace, unix.EAGAIN)
+	if err := busy.enter("a", false); !errors.Is(err, ErrDir) || !errors.Is(err, unix.EAGAIN) {
+		t.Errorf("a folder that is never resolved: %v", err)
 	}
-	s := &Spawner{o: Options{Workspace: workspace}, helper: helper}
-	if err := s.openWorkspace(); err != nil {
-		t.Fatal(err)
+	absent, refused := entering(t, workspace, unix.ENOSYS), entering(t, workspace, unix.EPERM)
+	ways := map[string]struct {
+		s     *Spawner
+		enter func(string) error
+	}{
+		"openat2": {s, func(dir string) error { return s.enter(dir, false) }},
+		"nolinks": {s, func(dir string) error { return s.enter(dir, true) }},
+		"absent":  {absent, func(dir string) error { return absent.enter(dir, false) }},
+		"refused": {refused, func(dir string) error { return refused.enter(dir, true) }},
+		"root":    {s, s.enterByRoot},
+		"names":   {s, s.enterByName},
 	}
-	ways := map[string]func(string) error{
-		"openat2": func(dir string) error { return s.enter(dir, false) },
-		"nolinks": func(dir string) error { return s.enter(dir, true) },
-		"root":    s.enterByRoot,
-		"names":   s.enterByName,
-	}
-	const links, noLinks, all = "openat2 root", "nolinks names", "openat2 root nolinks names"
+	const links, noLinks = "openat2 absent root", "nolinks refused names"
+	const all = links + " " + noLinks
 	for _, tt := range []struct {
 		dir, by, want string
-		text          string // of the error, if it says one
+		text          string // the end of the error, if every way has the same
 	}{
 		{dir: ".", by: all, want: "."},
 		{dir: "a", by: all, want: "a"},
@@ -52,12 +58,13 @@ func TestEnter(t *testing.T) {
 		{dir: "a/../a/b", by: all, want: "a/b"},
 		{dir: "in", by: links, want: "a"},
 		{dir: "in/b", by: links, want: "a/b"},
+		{dir: "in", by: "nolinks", text: "goes through a symlink"},
 		{dir: "in", by: noLinks},
 		{dir: "in/b", by: noLinks},
-		{dir: "..", by: all, text: "outside"},
-		{dir: "../workspace", by: all, text: "outside"},
-		{dir: "a/../..", by: all, text: "outside"},
-		{dir: "a/b/../../../workspace/a", by: all, text: "outside"},
+		{dir: "..", by: all, text: "leads outside the workspace"},
+		{dir: "../workspace", by: all, text: "leads outside the workspace"},
+		{dir: "a/../..", by: all, text: "leads outside the workspace"},
+		{dir: "a/b/../../../workspace/a", by: all, text: "leads outside the workspace"},
 		{dir: "up", by: all},
 		{dir: "out", by: all},
 		{dir: "out/workspace", by: all},
@@ -67,21 +74,25 @@ func TestEnter(t *testing.T) {
 		{dir: "file", by: all, text: "not a directory"},
 		{dir: "file/b", by: all, text: "not a directory"},
 	} {
-		for name, enter := range ways {
+		for name, way := range ways {
 			if !strings.Contains(tt.by, name) {
 				continue
 			}
 			t.Chdir(outside)
-			s.inDir = ""
-			want := outside
-			err := enter(tt.dir)
+			way.s.inDir = ""
+			want, in := outside, ""
 			if tt.want != "" {
-				want = filepath.Join(workspace, tt.want)
+				want, in = filepath.Join(workspace, tt.want), tt.dir
 			}
-			if at, _ := os.Getwd(); at != want || (err == nil) != (tt.want != "") {
-				t.Errorf("%s of %s: in %s, want %s, error %v", name, tt.dir, at, want, err)
+			before := descriptors(t)
+			err := way.enter(tt.dir)
+			if now := descriptors(t); now > before {
+				t.Errorf("%s of %s: %d descriptors are open, %d before", name, tt.dir, now, before)
 			}
-			if err != nil && (!errors.Is(err, ErrDir) || !strings.Contains(err.Error(), tt.text)) {
+			if at, _ := os.Getwd(); at != want || way.s.inDir != in || (err == nil) != (tt.want != "") {
+				t.Errorf("%s of %s: in %s (%q), want %s, error %v", name, tt.dir, at, way.s.inDir, want, err)
+			}
+			if err != nil && (!errors.Is(err, ErrDir) || tt.text != "" && err.Error() != fmt.Sprintf("%v %q: %s", ErrDir, tt.dir, tt.text)) {
 				t.Errorf("%s of %s: error is %v, want one of ErrDir with %q", name, tt.dir, err, tt.text)
 			}
 		}
@@ -99,6 +110,38 @@ func TestEnter(t *testing.T) {
 			t.Errorf("after %s: in %s", dir, at)
 		}
 	}
+}
+
+// entering returns a Spawner that enters folders of the workspace, without its
+// thread. Openat2 fails with errno, unless that is 0.
+func entering(t *testing.T, workspace string, errno unix.Errno) *Spawner {
+	t.Helper()
+	helper, err := identity.NewPool(identity.PoolOptions{Threads: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if errno != 0 {
+		helper.Do(func() {
+			err = errors.Join(identity.NoNewPrivileges(), identity.SetFilter(filtertest.Refuse(errno, unix.SYS_OPENAT2)))
+		})
+	}
+	s := &Spawner{o: Options{Workspace: workspace}, helper: helper}
+	if err := errors.Join(err, s.openWorkspace()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = s.root.Close(), unix.Close(s.dir) })
+	return s
+}
+
+// descriptors counts what the process has open. Files that earlier tests left
+// to the garbage collector can go at any time.
+func descriptors(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
 }
 
 // TestFind looks programs up as a shell does.
@@ -191,10 +234,18 @@ func TestPipes(t *testing.T) {
 		}
 		made := p.made
 		p.closeChild()
-		p.closeChild() // does nothing: the numbers may be others' by now
 		for _, fd := range made {
 			if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); !errors.Is(err, unix.EBADF) {
 				t.Errorf("with input %t: the child's descriptor %d is open", stdin, fd)
+			}
+			if err := unix.Dup3(2, fd, unix.O_CLOEXEC); err != nil {
+				t.Error(err)
+			}
+		}
+		p.closeChild() // does nothing: the numbers are others' by now
+		for _, fd := range made {
+			if err := unix.Close(fd); err != nil {
+				t.Errorf("with input %t: descriptor %d, which is another's: %v", stdin, fd, err)
 			}
 		}
 		p.closeOurs()
@@ -239,7 +290,7 @@ func TestOOMScore(t *testing.T) {
 		return strings.TrimSpace(string(text))
 	}
 	before := score()
-	o := openOOMScore()
+	o := openOOMScore(ownOOMScore)
 	if o.file == nil {
 		t.Skip("this kernel does not let it")
 	}
@@ -257,4 +308,51 @@ func TestOOMScore(t *testing.T) {
 	}
 	oomScore{}.raise()
 	oomScore{}.restore()
+}
+
+// TestOOMScoreFile: the score is written to the beginning of its file. A file
+// that is none is closed.
+func TestOOMScoreFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "score")
+	if err := os.WriteFile(file, []byte("7\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	before := descriptors(t)
+	o := openOOMScore(file)
+	for want, set := range map[string]func(){"1000": o.raise, "7000": o.restore} {
+		set()
+		if got, err := os.ReadFile(file); err != nil || string(got) != want {
+			t.Errorf("the file has %q, %v, want %q", got, err, want)
+		}
+	}
+	if err := o.file.Close(); err != nil {
+		t.Error(err)
+	}
+	for _, none := range []string{file + "/none", "/dev/null", "/dev/full"} {
+		if o := openOOMScore(none); o.file != nil {
+			t.Errorf("%s is a score", none)
+		}
+	}
+	if now := descriptors(t); now > before {
+		t.Errorf("%d descriptors are open, %d before", now, before)
+	}
+}
+
+// TestPipesFail: pipes of which one can't be made are closed.
+func TestPipesFail(t *testing.T) {
+	before := descriptors(t)
+	done := make(chan error)
+	identity.Dedicate(func() {
+		if err := errors.Join(identity.NoNewPrivileges(), identity.SetFilter(filtertest.Refuse(unix.EPERM, unix.SYS_FCNTL))); err != nil {
+			t.Error(err)
+		}
+		var p pipes
+		done <- p.open(99, true)
+	})
+	if err := <-done; !errors.Is(err, unix.EPERM) {
+		t.Errorf("a pipe that blocks: %v", err)
+	}
+	if now := descriptors(t); now > before {
+		t.Errorf("%d descriptors are open, %d before", now, before)
+	}
 }

@@ -56,9 +56,7 @@ type Child struct {
 // Close closes the files.
 func (c Child) Close() {
 	for _, f := range []*os.File{c.Stdin, c.Stdout, c.Stderr} {
-		if f != nil {
-			_ = f.Close()
-		}
+		_ = f.Close() // of nil it fails
 	}
 }
 
@@ -135,7 +133,7 @@ func (s *Spawner) prepare() error {
 		return err
 	}
 	s.cpus = newAffinity(s.o.MilliCPUs)
-	s.oom = openOOMScore()
+	s.oom = openOOMScore(ownOOMScore)
 	return s.as(func() error { return s.openWorkspace() })
 }
 

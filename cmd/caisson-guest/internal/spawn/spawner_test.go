@@ -5,15 +5,20 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/filter"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/filter/filtertest"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/identity"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/setid"
 )
 
 // newSpawner starts a spawner for a folder that the commands' user may enter.
@@ -40,7 +45,10 @@ func newSpawner(t *testing.T, separate bool) (*Spawner, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { close(s.work) })
+	t.Cleanup(func() {
+		close(s.work)
+		_, _ = s.root.Close(), unix.Close(s.dir)
+	})
 	return s, dir
 }
 
@@ -52,7 +60,12 @@ func run(t *testing.T, s *Spawner, r Request, in string) (stdout, stderr string,
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
+	defer func() {
+		c.Close()
+		if err := c.Stdout.Close(); err == nil {
+			t.Error("a child's files are left open")
+		}
+	}()
 	if in != "" {
 		if _, err := io.WriteString(c.Stdin, in); err != nil {
 			t.Error(err)
@@ -104,6 +117,11 @@ func TestSpawn(t *testing.T) {
 		if all.Count() != runtime.NumCPU() {
 			t.Errorf("the spawner has %d processors", all.Count())
 		}
+		s.do(func() {
+			if uid, gid := unix.Geteuid(), unix.Getegid(); uid != 0 || gid != 0 {
+				t.Errorf("the spawner is user %d and group %d", uid, gid)
+			}
+		})
 		if out, _, _ := run(t, s, Request{Argv: []string{"x", "a"}, Program: "/bin/echo", Env: env}, ""); out != "a\n" {
 			t.Errorf("a program that is named: %q", out)
 		}
@@ -128,13 +146,6 @@ func TestSpawnFails(t *testing.T) {
 	env := []string{"PATH=/usr/bin:/bin:" + dir}
 	if err := os.WriteFile("no-program", []byte("text"), 0o755); err != nil {
 		t.Fatal(err)
-	}
-	count := func() int {
-		entries, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return len(entries)
 	}
 	var before int
 	for round := range 3 {
@@ -163,21 +174,241 @@ func TestSpawnFails(t *testing.T) {
 			}
 		}
 		if round == 0 {
-			before = count()
+			before = descriptors(t)
 		}
 	}
-	if after := count(); after != before {
+	if after := descriptors(t); after > before {
 		t.Errorf("%d descriptors are open, before %d", after, before)
+	}
+	failure, ok := errors.AsType[*Failure](s.Explain("tool", "/none", unix.ENOENT))
+	if !ok || failure.Code != 127 {
+		t.Errorf("explained as %+v", failure)
 	}
 }
 
-// TestNewFails: a spawner that has no workspace is none.
-func TestNewFails(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root")
+// TestSpawnWithoutDescriptors: what can't have its pipes is not started, and
+// leaves none open.
+func TestSpawnWithoutDescriptors(t *testing.T) {
+	s, _ := newSpawner(t, true)
+	r := Request{Argv: []string{"true"}, Program: "/bin/true", Stdin: true}
+	run(t, s, r, "")
+	before := descriptors(t)
+	free, err := unix.FcntlInt(2, unix.F_DUPFD_CLOEXEC, 0)
+	if err := errors.Join(err, unix.Close(free)); err != nil {
+		t.Fatal(err)
 	}
-	t.Chdir(t.TempDir())
-	if _, err := New(Options{UID: 10001, GID: 10002, Separate: true, Workspace: "none"}); !errors.Is(err, os.ErrNotExist) {
+	var was unix.Rlimit
+	if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, nil, &was); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, &was, nil); err != nil {
+			t.Error(err)
+		}
+	}()
+	for n := range 100 {
+		if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(free + n), Max: was.Max}, nil); err != nil {
+			t.Fatal(err)
+		}
+		c, err := s.Spawn(r)
+		if err2 := unix.Prlimit(0, unix.RLIMIT_NOFILE, &was, nil); err2 != nil {
+			t.Fatal(err2)
+		}
+		if err == nil && n > 0 {
+			c.Close()
+			if _, err := unix.Wait4(c.PID, nil, 0, nil); err != nil {
+				t.Error(err)
+			}
+			return
+		}
+		if err == nil || !errors.Is(err, unix.EMFILE) && !strings.Contains(err.Error(), unix.EMFILE.Error()) {
+			t.Errorf("with %d descriptors: %v", n, err)
+		}
+		if now := descriptors(t); now > before {
+			t.Errorf("with %d descriptors: %d are open, %d before", n, now, before)
+		}
+	}
+	t.Error("nothing is started with 99 descriptors")
+}
+
+// TestEnterClosed: a folder that commands can read and not search is not entered.
+func TestEnterClosed(t *testing.T) {
+	s, dir := newSpawner(t, true)
+	if err := os.Mkdir("closed", 0o744); err != nil {
+		t.Fatal(err)
+	}
+	before := descriptors(t)
+	for name, enter := range map[string]func(string) error{
+		"openat2": func(dir string) error { return s.enter(dir, false) }, "root": s.enterByRoot, "names": s.enterByName,
+	} {
+		var err error
+		s.do(func() { err = s.as(func() error { return enter("closed") }) })
+		if !errors.Is(err, ErrDir) || !strings.Contains(err.Error(), "permission denied") {
+			t.Errorf("%s: error is %v", name, err)
+		}
+		if at, _ := os.Getwd(); at != dir {
+			t.Errorf("%s: in %s", name, at)
+		}
+	}
+	if now := descriptors(t); now > before {
+		t.Errorf("%d descriptors are open, %d before", now, before)
+	}
+}
+
+// TestNewFails: a spawner that has no workspace is none, nor is one whose
+// commands could not use it.
+func TestNewFails(t *testing.T) {
+	_, dir := newSpawner(t, true)
+	for name, tt := range map[string]struct {
+		mode os.FileMode
+		want error
+		text string
+	}{
+		"none":       {want: os.ErrNotExist, text: "open workspace"},
+		"unreadable": {mode: 0o711, want: os.ErrPermission, text: "open workspace"},
+		"closed":     {mode: 0o744, want: os.ErrPermission, text: "enter workspace"},
+	} {
+		if tt.mode != 0 {
+			if err := os.Mkdir(name, tt.mode); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, err := New(Options{UID: 10001, GID: 10002, Separate: true, Workspace: filepath.Join(dir, name)})
+		if !errors.Is(err, tt.want) || !strings.Contains(err.Error(), tt.text) {
+			t.Errorf("%s: error is %v", name, err)
+		}
+	}
+}
+
+// TestNewUnprivileged: without privileges no spawner can separate commands from
+// the guest. It runs again as another user.
+func TestNewUnprivileged(t *testing.T) {
+	if os.Getuid() == 0 {
+		c := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v") // in a folder that the user can't enter
+		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 10001, Gid: 10002}}
+		if out, err := c.CombinedOutput(); err != nil || !strings.Contains(string(out), "PASS: "+t.Name()) {
+			t.Errorf("as another user: %v\n%s", err, out)
+		}
+		return
+	}
+	if _, err := New(Options{UID: 10003, GID: 10003, Separate: true, Workspace: "/"}); !errors.Is(err, unix.EPERM) {
 		t.Errorf("error is %v", err)
+	}
+}
+
+// onThread runs f on a thread of its own that system calls are refused to, and
+// that has these capabilities alone.
+func onThread(t *testing.T, capabilities uint64, f func(), filters ...[]unix.SockFilter) {
+	t.Helper()
+	done := make(chan struct{})
+	identity.Dedicate(func() {
+		defer close(done)
+		for _, filter := range filters {
+			if err := identity.SetFilter(filter); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+		if capabilities != all {
+			if err := identity.LimitCapabilities(capabilities); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+		f()
+	})
+	<-done
+}
+
+// all capabilities.
+const all = ^uint64(0)
+
+// TestPrepareFails: a thread that can't be restricted starts no commands.
+func TestPrepareFails(t *testing.T) {
+	_, dir := newSpawner(t, true)
+	helper, err := identity.NewPool(identity.PoolOptions{Threads: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		capabilities uint64
+		filter       []unix.SockFilter
+		shared       bool // commands are who the guest is
+		want, lost   string
+	}{
+		"bounding set": {capabilities: identity.Capabilities(unix.CAP_SETUID, unix.CAP_SETGID), want: "bounding set"},
+		"groups":       {capabilities: identity.Capabilities(unix.CAP_SETPCAP), want: "clear groups"},
+		"capabilities": {capabilities: all, filter: filtertest.Refuse(unix.EPERM, unix.SYS_CAPSET), want: "limit capabilities"},
+		"privileges":   {capabilities: all, filter: filtertest.Refuse(unix.EPERM, unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS), want: "set no_new_privs"},
+		"filter":       {capabilities: all, filter: filtertest.Refuse(unix.EPERM, unix.SYS_SECCOMP), want: "install seccomp filter"},
+		"identity":     {capabilities: identity.Capabilities(unix.CAP_SETPCAP, unix.CAP_SETGID), want: "set effective uid"},
+		"shared":       {capabilities: 0, shared: true, lost: "bounding set"},
+	} {
+		s := &Spawner{o: Options{UID: 10001, GID: 10002, Separate: !tt.shared, Workspace: dir}, helper: helper}
+		var filters [][]unix.SockFilter
+		if tt.filter != nil {
+			filters = append(filters, tt.filter)
+		}
+		var err error
+		onThread(t, tt.capabilities, func() { err = s.prepare() }, filters...)
+		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: error is %v, want one with %q", name, err, tt.want)
+		}
+		if lost := strings.Join(s.Lost(), ""); (lost == "") != (tt.lost == "") || !strings.Contains(lost, tt.lost) {
+			t.Errorf("%s: lost is %q, want %q", name, lost, tt.lost)
+		}
+	}
+}
+
+// TestSetFilter: where notifications can't be had no file or directory gets
+// a set-ID bit; a filter that can't be installed is an error.
+func TestSetFilter(t *testing.T) {
+	if setid.Choose() != filter.NotifySetID {
+		t.Skip("needs a kernel with notifications")
+	}
+	_, dir := newSpawner(t, true)
+	helper, err := identity.NewPool(identity.PoolOptions{Threads: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Spawner{helper: helper}
+	absent := filtertest.Refuse(unix.EINVAL, unix.SYS_SECCOMP, unix.SECCOMP_GET_NOTIF_SIZES)
+	for name, tt := range map[string]struct {
+		listener bool // a filter with a listener is there
+		filters  [][]unix.SockFilter
+		want     error // of setFilter
+		chmod    error // of setting the set-group-ID bit of a directory
+	}{
+		"notifications":    {},
+		"no notifications": {filters: [][]unix.SockFilter{absent}, chmod: unix.EPERM},
+		"another listener": {listener: true, chmod: unix.EPERM},
+		"no notifications, no filter": {
+			filters: [][]unix.SockFilter{absent, filtertest.Refuse(unix.ENOMEM, unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER)},
+			want:    unix.ENOMEM,
+		},
+		"no supervision": {filters: [][]unix.SockFilter{filtertest.Refuse(unix.ENOMEM, unix.SYS_FCNTL)}, want: unix.ENOMEM},
+		"no filter": {
+			filters: [][]unix.SockFilter{filtertest.Refuse(unix.ENOMEM, unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER)},
+			want:    unix.ENOMEM,
+		},
+	} {
+		onThread(t, all, func() {
+			if tt.listener {
+				fd, err := identity.SetFilterWithListener([]unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}})
+				if err != nil {
+					t.Error(err)
+				}
+				defer unix.Close(fd)
+			}
+			err := s.setFilter()
+			if !errors.Is(err, tt.want) {
+				t.Errorf("%s: error is %v, want %v", name, err, tt.want)
+			}
+			if err == nil {
+				if err := unix.Chmod(dir, 0o2755); !errors.Is(err, tt.chmod) {
+					t.Errorf("%s: change of a mode: %v, want %v", name, err, tt.chmod)
+				}
+			}
+		}, tt.filters...)
 	}
 }
