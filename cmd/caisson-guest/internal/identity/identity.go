@@ -249,7 +249,7 @@ func mask(text string) uint64 {
 
 // BecomeRoot makes the whole process uid and gid 0 of its user namespace, for
 // a guest that a rootless runtime started as a user with ambient capabilities.
-// It keeps the permitted capabilities.
+// It keeps the permitted capabilities. It does nothing where the user is 0.
 func BecomeRoot() error {
 	if os.Geteuid() == 0 && os.Getuid() == 0 {
 		return nil

@@ -1,13 +1,20 @@
 package identity
 
 import (
+	"errors"
 	"os"
+	"os/exec"
+	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/filter/filtertest"
 )
 
 // group is one that all threads of the tests have, if they run as root.
@@ -157,6 +164,200 @@ func raise(t *testing.T) {
 	}
 	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_RAISE, unix.CAP_SETUID, 0, 0); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestRefused: what the kernel refuses is an error, and a process counts as
+// dumpable where the kernel can't tell.
+func TestRefused(t *testing.T) {
+	for name, tt := range map[string]struct {
+		call uint32
+		do   func() error
+		want string
+	}{
+		"uid":              {unix.SYS_SETRESUID, func() error { return Restore(0, 0) }, "restore effective uid"},
+		"gid":              {unix.SYS_SETRESGID, func() error { return Restore(0, 0) }, "restore effective gid"},
+		"reading":          {unix.SYS_CAPGET, func() error { return LimitCapabilities(0) }, "read capabilities"},
+		"capabilities":     {unix.SYS_CAPSET, func() error { return LimitCapabilities(0) }, "limit capabilities"},
+		"no_new_privs":     {unix.SYS_PRCTL, NoNewPrivileges, "set no_new_privs"},
+		"dumpable":         {unix.SYS_PRCTL, func() error { return SetDumpable(true) }, "set dumpable"},
+		"filter":           {unix.SYS_SECCOMP, func() error { return SetFilter(filtertest.Refuse(0, 0)) }, "install seccomp filter"},
+		"effective uid":    {unix.SYS_SETRESUID, func() error { return SetEffective(0, 0) }, "set effective uid"},
+		"effective gid":    {unix.SYS_SETRESGID, func() error { return SetEffective(0, 0) }, "set effective gid"},
+		"whether dumpable": {unix.SYS_PRCTL, func() error { return dumpable() }, ""},
+		"another call":     {unix.SYS_GETCPU, func() error { return SetEffective(0, 0) }, ""},
+	} {
+		onThread(t, func() {
+			if err := SetFilter(filtertest.Refuse(unix.EPERM, tt.call)); err != nil {
+				t.Error(err)
+			}
+			if err := tt.do(); errors.Is(err, unix.EPERM) != (tt.want != "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("%s: error is %v, want one with %q", name, err, tt.want)
+			}
+		})
+	}
+}
+
+// dumpable is an error if the process does not count as dumpable.
+func dumpable() error {
+	if !Dumpable() {
+		return errors.New("it is not dumpable")
+	}
+	return nil
+}
+
+// TestOldListener: a listener is had from a kernel that can't keep signals from
+// interrupting calls.
+func TestOldListener(t *testing.T) {
+	onThread(t, func() {
+		const flags = unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
+		if err := SetFilter(filtertest.Refuse(unix.EINVAL, unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags)); err != nil {
+			t.Error(err)
+		}
+		listener, err := SetFilterWithListener([]unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Close(listener); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestDedicate: no function runs on the main thread, even if the scheduler would
+// choose it, and the main thread is of use afterwards.
+func TestDedicate(t *testing.T) {
+	tasks, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := runtime.NumGoroutine()
+	// More goroutines that keep their threads than there are threads: one of
+	// them gets the main thread, unless that waits in the kernel.
+	all := len(tasks) + 4
+	keep := func(start func(func())) (tids []int) {
+		seen, release := make(chan int), make(chan struct{})
+		for range all {
+			start(func() {
+				seen <- unix.Gettid()
+				<-release
+			})
+		}
+		for range all {
+			tids = append(tids, <-seen)
+		}
+		close(release)
+		return tids
+	}
+	for range 10 {
+		if tids := keep(Dedicate); slices.Contains(tids, unix.Getpid()) {
+			t.Error("a function runs on the main thread")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	for range 1000 {
+		if runtime.NumGoroutine() <= before {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if n := runtime.NumGoroutine(); n > before {
+		t.Errorf("%d goroutines, %d before", n, before)
+	}
+	for range 200 {
+		tids := keep(func(f func()) {
+			go func() {
+				runtime.LockOSThread()
+				defer runtime.UnlockOSThread()
+				f()
+			}()
+		})
+		if slices.Contains(tids, unix.Getpid()) {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+	t.Error("the main thread is of no use any more")
+}
+
+// runAs runs the test again as another user, with one more variable.
+func runAs(t *testing.T, uid, gid uint32, variable string, ambient ...uintptr) {
+	t.Helper()
+	c := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v") // by a path that any user can execute
+	c.Env = append(os.Environ(), variable)
+	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: gid}, AmbientCaps: ambient}
+	if out, err := c.CombinedOutput(); err != nil || !strings.Contains(string(out), "PASS: "+t.Name()) {
+		t.Errorf("%s as %d:%d: %v\n%s", variable, uid, gid, err, out)
+	}
+}
+
+// TestBecomeRoot: the whole process becomes root and keeps its permitted
+// capabilities. It runs again as a user, or with these identities.
+func TestBecomeRoot(t *testing.T) {
+	const variable, uid, gid = "IDENTITY_TEST_BECOME", 10001, 10002
+	ids := Capabilities(unix.CAP_SETUID, unix.CAP_SETGID)
+	for name, tt := range map[string]struct {
+		uid, gid uint32 // at the start
+		ambient  []uintptr
+		before   func() error // changes the ids
+		want     string       // the error
+		keeps    bool         // the group
+	}{
+		"user":           {uid: uid, gid: gid, ambient: []uintptr{unix.CAP_SETUID, unix.CAP_SETGID}},
+		"no group":       {uid: uid, gid: gid, want: "become gid 0"},
+		"no user":        {uid: uid, gid: gid, ambient: []uintptr{unix.CAP_SETGID}, want: "become uid 0"},
+		"root":           {gid: gid, keeps: true},
+		"effective root": {before: func() error { return syscall.Setresuid(uid, 0, 0) }},
+		"real root":      {before: func() error { return syscall.Setresuid(0, uid, 0) }},
+	} {
+		switch os.Getenv(variable) {
+		case "":
+			if os.Getuid() != 0 {
+				t.Skip("needs root")
+			}
+			runAs(t, tt.uid, tt.gid, variable+"="+name, tt.ambient...)
+			continue
+		case name:
+		default:
+			continue
+		}
+		if tt.before != nil {
+			if err := tt.before(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		before := thread(t).Identity
+		err := BecomeRoot()
+		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+			t.Fatalf("error is %v, want one with %q", err, tt.want)
+		}
+		if err != nil {
+			return
+		}
+		for _, path := range []string{"/proc/self/status", "/proc/thread-self/status"} {
+			p, err := Read(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var g uint32
+			if tt.keeps {
+				g = tt.gid
+			}
+			if p.Identity.UID != [4]uint32{} || p.Identity.GID != [4]uint32{g, g, g, g} || p.Identity.Permitted != before.Permitted || p.Identity.Permitted&ids != ids {
+				t.Errorf("%s: %+v", path, p.Identity)
+			}
+		}
+	}
+}
+
+// TestNewPoolFails: without privileges there are no threads of another user.
+func TestNewPoolFails(t *testing.T) {
+	if os.Getuid() == 0 {
+		runAs(t, 10001, 10002, "")
+		return
+	}
+	if _, err := NewPool(PoolOptions{UID: 10003, GID: 10003, Separate: true, Threads: 1}); !errors.Is(err, unix.EPERM) {
+		t.Errorf("error is %v", err)
 	}
 }
 

@@ -1,0 +1,187 @@
+package setid
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/filter"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/filter/filtertest"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/identity"
+)
+
+// under runs f on a thread of its own, under a filter.
+func under(t *testing.T, program []unix.SockFilter, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	identity.Dedicate(func() {
+		defer close(done)
+		if err := errors.Join(identity.NoNewPrivileges(), identity.SetFilter(program)); err != nil {
+			t.Error(err)
+			return
+		}
+		f()
+	})
+	<-done
+}
+
+// TestFinishFails: a file that can't be made what the caller asked for is not
+// handed to it.
+func TestFinishFails(t *testing.T) {
+	r := newTree(t)
+	file := uint32(r.open("file"))
+	if err := finish(-1, false, 0, 0); !errors.Is(err, unix.EBADF) {
+		t.Errorf("a closed file: %v", err)
+	}
+	for name, program := range map[string][]unix.SockFilter{
+		"file system":  filtertest.Refuse(unix.EIO, unix.SYS_FSTATFS),
+		"mode":         filtertest.Refuse(unix.EIO, unix.SYS_FCHMOD, file),
+		"flags":        filtertest.Refuse(unix.EIO, unix.SYS_FCNTL, file, unix.F_GETFL),
+		"change flags": filtertest.Refuse(unix.EIO, unix.SYS_FCNTL, file, unix.F_SETFL),
+	} {
+		under(t, program, func() {
+			if err := finish(int(file), true, 0, 0o666); !errors.Is(err, unix.EIO) {
+				t.Errorf("%s: %v", name, err)
+			}
+		})
+	}
+}
+
+// TestUnreadableCaller: nothing is done for a caller that can't be read.
+func TestUnreadableCaller(t *testing.T) {
+	gone := &caller{thread: 1 << 30, waits: func() bool { return true }}
+	if text, err := gone.text(1); text != "" || !errors.Is(err, unix.EPERM) {
+		t.Errorf("memory of a thread that is gone: %q, %v", text, err)
+	}
+	if mask, err := gone.umask(); mask != 0 || !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("umask of a thread that is gone: %o, %v", mask, err)
+	}
+	if err := gone.chmodDir(-1, 0o755); !errors.Is(err, unix.EBADF) {
+		t.Errorf("mode of a closed directory: %v", err)
+	}
+	// A zombie has no umask.
+	zombie := exec.Command("true")
+	if err := zombie.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Waitid(unix.P_PID, zombie.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil); err != nil {
+		t.Error(err)
+	}
+	if mask, err := (&caller{thread: zombie.Process.Pid}).umask(); mask != 0 || !errors.Is(err, unix.ENOTSUP) {
+		t.Errorf("umask of a zombie: %o, %v", mask, err)
+	}
+	if err := zombie.Wait(); err != nil {
+		t.Error(err)
+	}
+	self := &caller{thread: unix.Gettid(), waits: gone.waits}
+	at := int64(unix.AT_FDCWD)
+	for call, args := range map[int][6]uint64{
+		unix.SYS_OPENAT:  {uint64(at), 1, unix.O_CREAT | unix.O_RDWR, 0o6755},
+		unix.SYS_MKNODAT: {uint64(at), 1, unix.S_IFIFO | 0o6755},
+	} {
+		if made, err := self.perform(call, args); made != nothing || !errors.Is(err, unix.EFAULT) {
+			t.Errorf("call %d of a path that can't be read: %+v, %v", call, made, err)
+		}
+	}
+}
+
+// TestChooseElsewhere: the choice on kernels that this one is not.
+func TestChooseElsewhere(t *testing.T) {
+	usual := Choose()
+	for name, tt := range map[string]struct {
+		program []unix.SockFilter
+		want    filter.SetID
+	}{
+		"it refuses the bits":  {filter.Program(filter.RefuseSetID), filter.AllowSetID},
+		"it has no such files": {filtertest.Refuse(unix.ENOSYS, unix.SYS_MEMFD_CREATE), usual},
+		"no modes at all":      {filtertest.Refuse(unix.EPERM, unix.SYS_FCHMOD), usual},
+		"no notifications":     {filtertest.Refuse(unix.EINVAL, unix.SYS_SECCOMP, unix.SECCOMP_GET_NOTIF_SIZES), filter.RefuseSetID},
+	} {
+		if usual == filter.AllowSetID {
+			t.Skip("this kernel refuses the bits")
+		}
+		under(t, tt.program, func() {
+			if got := Choose(); got != tt.want {
+				t.Errorf("%s: the choice is %x, want %x", name, got, tt.want)
+			}
+		})
+	}
+}
+
+// TestSuperviseFails: without what the supervisor needs no command may run.
+func TestSuperviseFails(t *testing.T) {
+	if err := Supervise(-1, nil); !errors.Is(err, unix.EBADF) {
+		t.Errorf("no listener: %v", err)
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	under(t, filtertest.Refuse(unix.EIO, unix.SYS_OPENAT), func() {
+		if err := Supervise(int(r.Fd()), nil); !errors.Is(err, unix.EIO) {
+			t.Errorf("no root: %v", err)
+		}
+	})
+}
+
+// TestReady: a notification waits if there is something to read, and not because
+// the last process under the filter has ended.
+func TestReady(t *testing.T) {
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fds[0])
+	s := &supervisor{listener: uintptr(fds[0])}
+	if s.ready() {
+		t.Error("ready with nothing to read")
+	}
+	if _, err := unix.Write(fds[1], []byte("x")); err != nil || !s.ready() {
+		t.Error("not ready with something to read", err)
+	}
+	if _, err := unix.Read(fds[0], make([]byte, 1)); err != nil {
+		t.Error(err)
+	}
+	if err := unix.Close(fds[1]); err != nil || s.ready() {
+		t.Error("ready at the end", err)
+	}
+}
+
+// TestCallerWithoutDescriptors: a caller that can have no more descriptors is
+// told, and the file is not left open in the guest.
+func TestCallerWithoutDescriptors(t *testing.T) {
+	do := filtered(t)
+	r := newTree(t)
+	free, err := unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, 0)
+	if err := errors.Join(err, unix.Close(free)); err != nil {
+		t.Fatal(err)
+	}
+	var was unix.Rlimit
+	if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, nil, &was); err != nil {
+		t.Fatal(err)
+	}
+	// One is enough for the guest to create the file, and none is left for it.
+	if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(free + 1), Max: was.Max}, nil); err != nil {
+		t.Fatal(err)
+	}
+	fd := -1
+	err = do(func() (err error) {
+		fd, err = unix.Open(r.path("new"), unix.O_CREAT|unix.O_WRONLY, 0o6711)
+		return err
+	})
+	if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, &was, nil); err != nil {
+		t.Fatal(err)
+	}
+	if !errors.Is(err, unix.EMFILE) || fd >= 0 || r.mode("new") != unix.S_IFREG|0o711 {
+		t.Errorf("descriptor %d, %v, mode %o", fd, err, r.mode("new"))
+	}
+	now, err := unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, 0)
+	if err := errors.Join(err, unix.Close(now)); err != nil || now != free {
+		t.Errorf("descriptor %d is left open, %v", free, err)
+	}
+}
