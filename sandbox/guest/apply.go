@@ -94,12 +94,10 @@ func (a *change) send(body []byte) {
 		if n == 0 {
 			return
 		}
-		if a.c.send(wire.Frame{Stream: a.id, Type: wire.TypeData, Channel: wire.Stdin, Payload: body[:n]}) != nil {
-			return
-		}
+		a.c.send(wire.Frame{Stream: a.id, Type: wire.TypeData, Channel: wire.Stdin, Payload: body[:n]})
 		body = body[n:]
 	}
-	_ = a.c.send(wire.Frame{Stream: a.id, Type: wire.TypeEOF, Channel: wire.Stdin})
+	a.c.send(wire.Frame{Stream: a.id, Type: wire.TypeEOF, Channel: wire.Stdin})
 }
 
 // receive collects the change and waits for the end of the stream.
@@ -142,10 +140,10 @@ func (a *change) lie(op workspace.Op, err error) (workspace.Change, error) {
 	return workspace.Change{Kind: op.Kind}, fmt.Errorf("%s %q: %w", op.Kind, op.Path, a.c.lostError())
 }
 
-// cancel asks the guest to stop, once.
+// cancel asks the guest to stop. It is called once.
 func (a *change) cancel() {
 	a.mu.Lock()
-	if a.cancelled || a.ended {
+	if a.ended {
 		a.mu.Unlock()
 		return
 	}

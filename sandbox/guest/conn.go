@@ -173,7 +173,7 @@ func (c *Conn) ping(answered chan<- struct{}) (number uint64) {
 		c.unasked++
 	}
 	c.mu.Unlock()
-	_ = c.send(wire.Frame{Type: wire.TypePing, Payload: binary.BigEndian.AppendUint64(nil, number)})
+	c.send(wire.Frame{Type: wire.TypePing, Payload: binary.BigEndian.AppendUint64(nil, number)})
 	return number
 }
 
@@ -294,13 +294,12 @@ func (c *Conn) open(request wire.Open, make func(id uint32) call) error {
 	return nil
 }
 
-// send writes a frame; a failure is the loss of the connection.
-func (c *Conn) send(f wire.Frame) error {
+// send writes a frame; a failure is the loss of the connection, which closes
+// the credit of every stream.
+func (c *Conn) send(f wire.Frame) {
 	if err := c.writer.Send(f); err != nil {
 		c.lose(err)
-		return c.lostError()
 	}
-	return nil
 }
 
 func (c *Conn) grant(id uint32, channel uint8, n uint32) {

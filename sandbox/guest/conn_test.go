@@ -6,7 +6,10 @@ import (
 	"io"
 	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
@@ -32,10 +35,12 @@ func TestDialEnds(t *testing.T) {
 	for name, tt := range map[string]struct {
 		config func(*wire.Config)
 		cancel bool
+		gone   bool
 		want   error
 	}{
 		"configuration": {config: func(c *wire.Config) { c.CommandUID = 0 }, want: sandbox.ErrInvalid},
 		"context":       {config: func(*wire.Config) {}, cancel: true, want: cause},
+		"guest is gone": {config: func(*wire.Config) {}, gone: true, want: sandbox.ErrUnavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			host, far := net.Pipe()
@@ -44,6 +49,9 @@ func TestDialEnds(t *testing.T) {
 			defer cancel(nil)
 			if tt.cancel {
 				cancel(cause)
+			}
+			if tt.gone {
+				_ = far.Close()
 			}
 			config := guest.NewConfig(sandbox.Spec{})
 			tt.config(&config)
@@ -166,6 +174,8 @@ func TestEnds(t *testing.T) {
 					t.Errorf("call %d has stream %d", i, f.Stream)
 				}
 			}
+			for f := <-asked; f.Type != wire.TypeEOF; f = <-asked { // all that the change sends
+			}
 			tt.end(t, c, l)
 			_, err = p.Wait()
 			errs <- err
@@ -185,6 +195,231 @@ func TestEnds(t *testing.T) {
 				t.Errorf("logged are %v", entries.All())
 			}
 			_ = c.Close()
+		})
+	}
+}
+
+// faulty is a connection whose writes fail or hang from a moment on.
+type faulty struct {
+	net.Conn
+	fails, hangs *atomic.Bool
+	free         chan struct{} // ends the writes that hang
+}
+
+func newFaulty(conn net.Conn) faulty {
+	return faulty{conn, new(atomic.Bool), new(atomic.Bool), make(chan struct{})}
+}
+
+var errWrite = errors.New("write failed")
+
+func (f faulty) Write(p []byte) (int, error) {
+	if f.hangs.Load() {
+		<-f.free
+	}
+	if f.fails.Load() {
+		return 0, errWrite
+	}
+	return f.Conn.Write(p)
+}
+
+// TestWriteFails: whatever can't be written to the guest, the connection is
+// lost, and not only when an answer fails to come.
+func TestWriteFails(t *testing.T) {
+	for name, call := range map[string]func(t *testing.T, c *guest.Conn, f faulty, l *liar){
+		"start": func(t *testing.T, c *guest.Conn, f faulty, _ *liar) {
+			f.fails.Store(true)
+			if _, err := c.Start(t.Context(), sandbox.Command{Argv: []string{"x"}}); !errors.Is(err, errWrite) {
+				t.Errorf("error is %v", err)
+			}
+		},
+		"ping": func(t *testing.T, c *guest.Conn, f faulty, _ *liar) {
+			f.fails.Store(true)
+			if err := c.Ping(t.Context()); !errors.Is(err, errWrite) {
+				t.Errorf("error is %v", err)
+			}
+		},
+		"change": func(t *testing.T, c *guest.Conn, f faulty, _ *liar) {
+			f.fails.Store(true)
+			if _, err := c.Apply(t.Context(), workspace.Op{Kind: workspace.OpMkdir, Path: "d"}); !errors.Is(err, errWrite) {
+				t.Errorf("error is %v", err)
+			}
+		},
+		"text of a change": func(t *testing.T, c *guest.Conn, f faulty, l *liar) {
+			failed := make(chan error, 1)
+			go func() {
+				_, err := c.Apply(t.Context(), workspace.Op{Kind: workspace.OpMkdir, Path: strings.Repeat("d", 100)})
+				failed <- err
+			}()
+			var header [4]byte
+			_, _ = io.ReadFull(l.raw, header[:]) // the beginning of the frame that opens the stream
+			f.fails.Store(true)
+			go func() { _, _ = io.Copy(io.Discard, l.raw) }()
+			if err := <-failed; !errors.Is(err, errWrite) {
+				t.Errorf("error is %v", err)
+			}
+		},
+		"cancellation of a change": func(t *testing.T, c *guest.Conn, f faulty, l *liar) {
+			ctx, cancel := context.WithCancel(t.Context())
+			go func() {
+				for l.next().Type != wire.TypeEOF {
+				}
+				f.fails.Store(true)
+				cancel()
+			}()
+			if _, err := c.Apply(ctx, workspace.Op{Kind: workspace.OpMkdir, Path: "d"}); !errors.Is(err, errWrite) {
+				t.Errorf("error is %v", err)
+			}
+		},
+		"cancellation": func(t *testing.T, c *guest.Conn, f faulty, l *liar) {
+			ctx, cancel := context.WithCancel(t.Context())
+			p := startPlayed(ctx, t, c, l, sandbox.Command{})
+			f.fails.Store(true)
+			cancel()
+			if _, err := p.Wait(); !errors.Is(err, errWrite) {
+				t.Errorf("error is %v", err)
+			}
+		},
+		"input": func(t *testing.T, c *guest.Conn, f faulty, l *liar) {
+			in, write := io.Pipe()
+			p := startPlayed(t.Context(), t, c, l, sandbox.Command{Stdin: in})
+			f.fails.Store(true)
+			if _, err := write.Write([]byte("in")); err != nil {
+				t.Error(err)
+			}
+			if _, err := p.Wait(); !errors.Is(err, errWrite) {
+				t.Errorf("error is %v", err)
+			}
+			_ = write.Close()
+		},
+		"credit": func(t *testing.T, c *guest.Conn, f faulty, l *liar) {
+			p := startPlayed(t.Context(), t, c, l, sandbox.Command{Stdout: io.Discard})
+			f.fails.Store(true)
+			l.send(1, wire.Stdout, wire.NewCredit(), make([]byte, wire.Window))
+			if _, err := p.Wait(); !errors.Is(err, errWrite) {
+				t.Errorf("error is %v", err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				host, far := net.Pipe()
+				f := newFaulty(host)
+				c, l := playOver(t, f, far)
+				began := time.Now()
+				call(t, c, f, l)
+				<-c.Done()
+				if err := c.Err(); !errors.Is(err, sandbox.ErrLost) || !errors.Is(err, errWrite) || time.Since(began) > 0 {
+					t.Errorf("after %v the connection's error is %v", time.Since(began), err)
+				}
+			})
+		})
+	}
+}
+
+// startPlayed starts a command, which the played guest says it has started.
+func startPlayed(ctx context.Context, t *testing.T, c *guest.Conn, l *liar, cmd sandbox.Command) sandbox.Process {
+	t.Helper()
+	go func() {
+		l.next()
+		l.json(1, wire.TypeStarted, wire.Started{})
+		go l.drain()
+	}()
+	cmd.Argv = []string{"x"}
+	p, err := c.Start(ctx, cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// TestCloseWaitsForBeat: no goroutine of a connection goes on after Close.
+func TestCloseWaitsForBeat(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		host, far := net.Pipe()
+		f := newFaulty(host)
+		go func() {
+			l := &liar{t: t, frames: wire.NewReader(far), writer: wire.NewWriter(far), raw: far}
+			l.next()
+			l.json(0, wire.TypeHello, wire.Hello{Protocol: wire.Version})
+			l.drain()
+		}()
+		config := guest.NewConfig(sandbox.Spec{})
+		config.SilenceMS = 30_000
+		c, err := guest.Dial(t.Context(), guest.Options{Conn: f, Config: config})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.hangs.Store(true)
+		time.Sleep(11 * time.Second) // a beat is being written
+		closed := make(chan error, 1)
+		go func() { closed <- c.Close() }()
+		synctest.Wait()
+		select {
+		case err := <-closed:
+			t.Errorf("closed while a beat is being written: %v", err)
+		default:
+			close(f.free)
+			if err := <-closed; err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// written is a connection that calls a function after each write.
+type written struct {
+	net.Conn
+	call func()
+}
+
+func (w written) Write(p []byte) (int, error) {
+	n, err := w.Conn.Write(p)
+	w.call()
+	return n, err
+}
+
+// TestCancelAfterEnd: the guest is not told of the end of a context that comes
+// after that of the call, even if both come before the call has begun to wait.
+func TestCancelAfterEnd(t *testing.T) {
+	for name, call := range map[string]func(ctx context.Context, c *guest.Conn) error{
+		"command": func(ctx context.Context, c *guest.Conn) error {
+			_, err := c.Start(ctx, sandbox.Command{Argv: []string{"x"}})
+			return err
+		},
+		"change": func(ctx context.Context, c *guest.Conn) error {
+			_, err := c.Apply(ctx, workspace.Op{Kind: workspace.OpMkdir, Path: "d"})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				host, far := net.Pipe()
+				ctx, cancel := context.WithCancel(t.Context())
+				opened := false
+				c, l := playOver(t, written{host, func() {
+					if opened {
+						synctest.Wait() // the guest's answer is taken
+						cancel()
+					}
+				}}, far)
+				opened = true
+				go func() {
+					l.next()
+					l.json(1, wire.TypeRefused, wire.Refused{Code: wire.RefusedBusy})
+					for f := l.next(); f.Type != 0; f = l.next() {
+						if f.Type == wire.TypeCancel {
+							t.Error("the guest is told")
+						}
+					}
+				}()
+				if err := call(ctx, c); !errors.Is(err, sandbox.ErrUnavailable) {
+					t.Errorf("error is %v", err)
+				}
+				synctest.Wait()
+				if err := c.Err(); err != nil {
+					t.Error(err)
+				}
+			})
 		})
 	}
 }

@@ -89,7 +89,11 @@ func TestApplyLies(t *testing.T) {
 					go l.drain()
 					tt.play(l)
 				}()
+				began := time.Now()
 				got, err := c.Apply(t.Context(), op)
+				if took := time.Since(began); took > 0 { // no answer would be a loss too
+					t.Errorf("it took %v", took)
+				}
 				var e *workspace.Error
 				switch {
 				case tt.kind != "":

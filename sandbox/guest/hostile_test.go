@@ -32,6 +32,12 @@ type liar struct {
 func play(t testing.TB) (*guest.Conn, *liar) {
 	t.Helper()
 	host, far := net.Pipe()
+	return playOver(t, host, far)
+}
+
+// playOver is play over a connection with these two ends.
+func playOver(t testing.TB, host, far net.Conn) (*guest.Conn, *liar) {
+	t.Helper()
 	l := &liar{t: t, frames: wire.NewReader(far), writer: wire.NewWriter(far), raw: far}
 	go func() {
 		_, _ = l.frames.Next()
@@ -116,6 +122,15 @@ func TestLies(t *testing.T) {
 		"pings":              func(l *liar) { l.frame(0, wire.TypePing, 0, "12345678") },
 		"answers no ping":    func(l *liar) { l.frame(0, wire.TypePong, 0, "12345678") },
 		"cancels":            func(l *liar) { l.json(1, wire.TypeCancel, wire.Cancel{}) },
+		"cancels the run":    func(l *liar) { started(l); l.json(1, wire.TypeCancel, wire.Cancel{}) },
+		"refusal of nothing": func(l *liar) { l.frame(1, wire.TypeRefused, 0, "{") },
+		"end of nothing": func(l *liar) {
+			started(l)
+			l.frame(1, wire.TypeEOF, wire.Stdout, "")
+			l.frame(1, wire.TypeEOF, wire.Stderr, "")
+			l.frame(1, wire.TypeEnd, 0, "{")
+		},
+		"input, more credit": func(l *liar) { started(l); _ = l.writer.SendCredit(1, 0, wire.Window) },
 		"data before start":  func(l *liar) { l.frame(1, wire.TypeData, 1, "x") },
 		"end before start":   func(l *liar) { l.json(1, wire.TypeEnd, goodExit()) },
 		"starts twice":       func(l *liar) { started(l); started(l) },
@@ -141,7 +156,11 @@ func TestLies(t *testing.T) {
 					lie(l)
 				}
 			}()
-			p, err := c.Start(t.Context(), sandbox.Command{Argv: []string{"x"}, Output: sandbox.OutputLimits{Live: 1000, Tail: 100}})
+			cmd := sandbox.Command{Argv: []string{"x"}, Output: sandbox.OutputLimits{Live: 1000, Tail: 100}}
+			if strings.HasPrefix(name, "input") {
+				cmd.Stdin = strings.NewReader("")
+			}
+			p, err := c.Start(t.Context(), cmd)
 			if err == nil {
 				_, err = p.Wait()
 			}
@@ -255,6 +274,9 @@ func TestSilence(t *testing.T) {
 				}
 				if took := time.Since(began); took != tt.after {
 					t.Errorf("lost after %v, want %v", took, tt.after)
+				}
+				if err := c.Err(); !errors.Is(err, sandbox.ErrLost) || !strings.Contains(err.Error(), "no answer") {
+					t.Errorf("the connection's error is %v", err)
 				}
 			})
 		})

@@ -124,10 +124,10 @@ func harmsHost(cause error) bool {
 	return ok && e.Kind == limits.KindDisk
 }
 
-// cancel asks the guest to end the command, once.
+// cancel asks the guest to end the command. It is called once.
 func (p *process) cancel(request wire.Cancel) {
 	p.mu.Lock()
-	if p.cancelled || p.ended {
+	if p.ended {
 		p.mu.Unlock()
 		return
 	}
@@ -149,14 +149,12 @@ func (p *process) feed(r io.Reader) {
 			if taken == 0 {
 				return
 			}
-			if p.c.send(wire.Frame{Stream: p.id, Type: wire.TypeData, Channel: wire.Stdin, Payload: b[:taken]}) != nil {
-				return
-			}
+			p.c.send(wire.Frame{Stream: p.id, Type: wire.TypeData, Channel: wire.Stdin, Payload: b[:taken]})
 			b = b[taken:]
 		}
 		if err != nil {
 			// An end by error is an end too; there is no other way to tell a program.
-			_ = p.c.send(wire.Frame{Stream: p.id, Type: wire.TypeEOF, Channel: wire.Stdin})
+			p.c.send(wire.Frame{Stream: p.id, Type: wire.TypeEOF, Channel: wire.Stdin})
 			return
 		}
 	}
@@ -258,7 +256,6 @@ func (p *process) lost(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.answered {
-		p.answered = true
 		close(p.answer)
 	}
 	if !p.ended {

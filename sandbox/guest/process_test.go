@@ -156,23 +156,53 @@ func (c counted) AfterFunc(func()) func() bool {
 // TestContextReleased: the caller's context, which may live long, does not hold
 // a command that has ended.
 func TestContextReleased(t *testing.T) {
+	for _, late := range []bool{false, true} { // the end comes when Start has returned
+		c, l := play(t)
+		running := make(chan struct{})
+		if !late {
+			close(running)
+		}
+		go func() {
+			l.next()
+			go l.drain()
+			l.json(1, wire.TypeStarted, wire.Started{})
+			<-running
+			l.end(func(*wire.Exit) {})
+		}()
+		ctx := counted{t.Context(), make(chan struct{}), new(atomic.Int32)}
+		p, err := c.Start(ctx, sandbox.Command{Argv: []string{"x"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if late {
+			close(running)
+		}
+		if _, err := p.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		if ctx.stops.Load() == 0 {
+			t.Errorf("late end %t: the context is still watched", late)
+		}
+	}
+}
+
+// TestStartCancelled: nothing is sent for a command whose context has ended.
+func TestStartCancelled(t *testing.T) {
 	c, l := play(t)
+	cause := errors.New("no longer wanted")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(cause)
+	if _, err := c.Start(ctx, sandbox.Command{Argv: []string{"x"}}); !errors.Is(err, cause) {
+		t.Errorf("error is %v", err)
+	}
 	go func() {
-		l.next()
-		go l.drain()
-		l.json(1, wire.TypeStarted, wire.Started{})
-		l.end(func(*wire.Exit) {})
+		if f := l.next(); f.Type != wire.TypePing {
+			t.Errorf("the guest is sent frame type %d", f.Type)
+		}
+		l.pong(1)
 	}()
-	ctx := counted{t.Context(), make(chan struct{}), new(atomic.Int32)}
-	p, err := c.Start(ctx, sandbox.Command{Argv: []string{"x"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := p.Wait(); err != nil {
-		t.Fatal(err)
-	}
-	if ctx.stops.Load() == 0 {
-		t.Error("the context is still watched")
+	if err := c.Ping(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -183,12 +213,14 @@ func TestStdin(t *testing.T) {
 	for name, tt := range map[string]struct {
 		stdin io.Reader
 		stop  bool
+		ends  bool // the command, before it has read all
 		want  string
 	}{
 		"short":   {stdin: strings.NewReader("in"), want: "in"},
 		"long":    {stdin: strings.NewReader(long), want: long},
 		"broken":  {stdin: iotest.TimeoutReader(iotest.OneByteReader(strings.NewReader("in"))), want: "i"},
 		"endless": {stdin: endless{}, stop: true, want: strings.Repeat("x", wire.Window)},
+		"unread":  {stdin: endless{}, ends: true, want: strings.Repeat("x", wire.Window)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -203,7 +235,7 @@ func TestStdin(t *testing.T) {
 							t.Errorf("channel %d of stream %d", f.Channel, f.Stream)
 						}
 						in.Write(f.Payload)
-						if !tt.stop {
+						if !tt.stop && !tt.ends {
 							_ = l.writer.SendCredit(1, wire.Stdin, uint32(len(f.Payload)))
 						} else if in.Len() >= wire.Window {
 							break

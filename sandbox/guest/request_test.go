@@ -58,6 +58,11 @@ func TestRequest(t *testing.T) {
 			},
 			beyond: func(c *sandbox.Command) { c.Dir += "\x00" },
 		},
+		"folder with a NUL": {
+			cmd:    sandbox.Command{Env: []string{}}, // none that holds the folder too
+			want:   func(x *wire.Exec) { x.Env = [][]byte{} },
+			beyond: func(c *sandbox.Command) { c.Dir = "/workspace/\x00" },
+		},
 		"no environment": {
 			cmd:    sandbox.Command{Env: []string{}},
 			want:   func(x *wire.Exec) { x.Env = [][]byte{} },
