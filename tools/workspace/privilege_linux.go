@@ -100,8 +100,8 @@ func readPrivileges(fd int, held string) (PrivilegedFile, error) {
 		return PrivilegedFile{}, errors.New("it is neither a regular file nor a directory")
 	}
 	f.SetGID = st.Mode&unix.S_ISGID != 0
-	n, err := unix.Getxattr(held, capabilityAttribute, nil)
-	f.Capabilities = err == nil && n > 0
+	_, err := unix.Getxattr(held, capabilityAttribute, nil)
+	f.Capabilities = err == nil
 	return f, nil
 }
 

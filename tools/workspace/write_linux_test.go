@@ -512,3 +512,65 @@ func TestTemporaryNames(t *testing.T) {
 		t.Errorf("after a write the temporary file is %q", got)
 	}
 }
+
+// TestDeleteEntersNoMount: what is mounted in the workspace is not deleted, even if
+// the mount comes after the path was resolved.
+func TestDeleteEntersNoMount(t *testing.T) {
+	needRoot(t)
+	l := newLayout(t)
+	l.must(os.MkdirAll(l.path("tree/mnt"), 0o755))
+	w := l.writerIn(false)
+	p, err := w.find("tree/mnt", false, false)
+	l.must(err)
+	defer p.close()
+	l.bind(l.outside, "tree/mnt")
+	before, open := l.hash(), openFiles(t)
+	c := Change{Path: "tree/mnt"}
+	if err := w.removeTree(t.Context(), p, &c); !errors.Is(err, ErrMount) || c.Removed != 0 || l.hash() != before {
+		t.Errorf("%d entries are deleted, %v", c.Removed, err)
+	}
+	if got := openFiles(t); got != open {
+		t.Errorf("%d descriptors are open, before it were %d", got, open)
+	}
+}
+
+// TestDeleteWhileItsTreeChanges: a recursive delete goes back up only into the
+// directory that it came from, and fails where a directory is no longer empty.
+func TestDeleteWhileItsTreeChanges(t *testing.T) {
+	l := newLayout(t)
+	l.file("other/x", "")
+	w := l.writerIn(false)
+	before := openFiles(t)
+	enter := func(then func(*removal, place) error) error {
+		l.must(os.MkdirAll(l.path("tree/sub/deep"), 0o755))
+		p, err := w.find("tree", false, false)
+		l.must(err)
+		defer p.close()
+		r := removal{mount: w.tree.mount, most: w.maxRemove, change: &Change{Path: "tree"}}
+		r.dir, err = p.again()
+		l.must(err)
+		defer func() { _ = unix.Close(r.dir) }()
+		for _, name := range []string{"tree", "sub", "deep"} {
+			l.must(r.enter(name))
+		}
+		return then(&r, p)
+	}
+	err := enter(func(r *removal, p place) error {
+		l.file("tree/sub/deep/x", "")
+		return r.leave(p)
+	})
+	if !errors.Is(err, unix.ENOTEMPTY) {
+		t.Errorf("a directory that is not empty: %v", err)
+	}
+	l.must(os.Remove(l.path("tree/sub/deep/x")))
+	err = enter(func(r *removal, p place) error {
+		l.must(os.Rename(l.path("tree/sub/deep"), l.path("other/deep")))
+		return r.step(p)
+	})
+	if kindOf(err) != KindConflict || l.content("other/deep") != "folder" {
+		t.Errorf("the delete goes on in another directory: %v, it is %s", err, l.content("other/deep"))
+	}
+	if after := openFiles(t); after != before {
+		t.Errorf("%d descriptors are open, before it were %d", after, before)
+	}
+}
