@@ -42,7 +42,10 @@ func (w *Writer) delete(ctx context.Context, op Op, rel string, c *Change) error
 // be read is deleted all the same, unless it was to be compared.
 func (p place) keep(op Op, c *Change) error {
 	if typeOf(p.now.Mode) != TypeFile {
-		return op.checkHash(true, nil)
+		if op.IfSHA256 != "" {
+			return op.fail(KindConflict, "is no regular file; it was one when the change was shown")
+		}
+		return nil
 	}
 	before, whole, err := p.content(MaxWriteBytes)
 	if op.IfSHA256 != "" {

@@ -111,6 +111,11 @@ func TestApply(t *testing.T) {
 		},
 		{name: "write what has changed", op: Op{Kind: OpWrite, Path: "f", IfSHA256: digest("other")}, kind: KindConflict, after: map[string]string{"f": "old old\n"}},
 		{name: "write what is gone", op: Op{Kind: OpWrite, Path: "g", IfSHA256: digest("other")}, kind: KindConflict, after: map[string]string{"g": "absent"}},
+		{name: "write what is too large to be compared", op: Op{Kind: OpWrite, Path: "huge", IfSHA256: digest("x")}, kind: KindTooLarge},
+		{
+			name: "write what is too large to keep", op: Op{Kind: OpWrite, Path: "huge", Content: []byte("x")},
+			want: Change{Path: "huge", Bytes: 1}, after: map[string]string{"huge": "x"},
+		},
 		{
 			name: "write what was absent", op: Op{Kind: OpWrite, Path: "g", IfSHA256: "absent"},
 			want: Change{Path: "g", Created: true}, after: map[string]string{"g": ""},
@@ -154,6 +159,9 @@ func TestApply(t *testing.T) {
 		{name: "delete the workspace", op: Op{Kind: OpDelete, Path: ".", Recursive: true}, kind: KindInvalid},
 		{name: "delete the workspace by its path", op: Op{Kind: OpDelete, Path: "/workspace/", Recursive: true}, kind: KindInvalid},
 		{name: "delete what has changed", op: Op{Kind: OpDelete, Path: "f", IfSHA256: digest("")}, kind: KindConflict, after: map[string]string{"f": "old old\n"}},
+		{name: "delete what was absent", op: Op{Kind: OpDelete, Path: "empty", IfSHA256: "absent"}, kind: KindConflict, after: map[string]string{"empty": ""}},
+		{name: "delete a link that was a file", op: Op{Kind: OpDelete, Path: "out", IfSHA256: digest("")}, kind: KindConflict, after: map[string]string{"out": "-> ../outside"}},
+		{name: "delete what is too large to be compared", op: Op{Kind: OpDelete, Path: "huge", IfSHA256: digest("x")}, kind: KindTooLarge},
 		{
 			name: "delete what is too large to keep", op: Op{Kind: OpDelete, Path: "huge"},
 			want: Change{Path: "huge", Removed: 1}, after: map[string]string{"huge": "absent"},
@@ -168,6 +176,12 @@ func TestApply(t *testing.T) {
 			name: "rename", op: Op{Kind: OpRename, Path: "f", To: "new/g"},
 			want: Change{Path: "f", To: "new/g", Bytes: 8}, after: map[string]string{"f": "absent", "new/g": "old old\n"},
 		},
+		{
+			name: "rename what was shown", op: Op{Kind: OpRename, Path: "f", To: "g", IfSHA256: digest("old old\n")},
+			want: Change{Path: "f", To: "g", Bytes: 8}, after: map[string]string{"f": "absent", "g": "old old\n"},
+		},
+		{name: "rename what has changed", op: Op{Kind: OpRename, Path: "f", To: "g", IfSHA256: digest("")}, kind: KindConflict, after: map[string]string{"g": "absent"}},
+		{name: "rename what is too large to be compared", op: Op{Kind: OpRename, Path: "huge", To: "g", IfSHA256: digest("x")}, kind: KindTooLarge},
 		{name: "rename a folder", op: Op{Kind: OpRename, Path: "dir", To: "d2"}, want: Change{Path: "dir", To: "d2"}, after: map[string]string{"d2/x": ""}},
 		{name: "rename a link", op: Op{Kind: OpRename, Path: "out", To: "o2"}, want: Change{Path: "out", To: "o2"}, after: map[string]string{"o2": "-> ../outside"}},
 		{name: "rename onto a file", op: Op{Kind: OpRename, Path: "f", To: "empty"}, kind: KindExists, after: map[string]string{"empty": "", "f": "old old\n"}},
