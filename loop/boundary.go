@@ -37,9 +37,9 @@ func newNonce() string {
 	return hex.EncodeToString(b[:])
 }
 
-// wrap puts all of a result's content inside one wrapper. Images keep their
+// wrapContent puts all of a result's content inside one wrapper. Images keep their
 // bytes and their place.
-func wrap(content []tools.Block, nonce string) []tools.Block {
+func wrapContent(content []tools.Block, nonce string) []tools.Block {
 	out := make([]tools.Block, 0, len(content)+2)
 	for _, b := range content {
 		if b.Image == nil {
@@ -49,7 +49,7 @@ func wrap(content []tools.Block, nonce string) []tools.Block {
 	}
 	if joined := joinText(out); EscapeResult(joined) != joined {
 		// A tag is split over blocks, which adapters join.
-		out = merge(out, EscapeResult(joined))
+		out = mergeText(out, EscapeResult(joined))
 	}
 	first := slices.IndexFunc(out, isText)
 	if first < 0 {
@@ -68,8 +68,8 @@ func wrap(content []tools.Block, nonce string) []tools.Block {
 // isText says that a block is text, "" included.
 func isText(b tools.Block) bool { return b.Image == nil }
 
-// merge is one block of text and then the images.
-func merge(blocks []tools.Block, text string) []tools.Block {
+// mergeText is one block of text and then the images.
+func mergeText(blocks []tools.Block, text string) []tools.Block {
 	return append([]tools.Block{{Text: text}}, slices.DeleteFunc(blocks, isText)...)
 }
 

@@ -11,12 +11,12 @@ import (
 type action int
 
 const (
-	// actAsk asks the model, with tools.
-	actAsk action = iota
+	// actCallModel asks the model, with tools.
+	actCallModel action = iota
 	// actClose asks it for a last answer, without tools.
 	actClose
-	// actCall runs tool calls and refuses those over a limit.
-	actCall
+	// actHandleCalls runs tool calls and refuses those over a limit.
+	actHandleCalls
 	// actNudge tells the model something as a message of ours.
 	actNudge
 	// actEnd ends the turn.
@@ -33,10 +33,10 @@ type step struct {
 	// turn must close for, if any.
 	run, refuse []ToolUse
 	refusal     string
-	over        *limits.ExceededError
-	// say is the message of actNudge and of actClose; about marks what a
+	exceeded    *limits.ExceededError
+	// message is the message of actNudge and of actClose; about marks what a
 	// nudge was about.
-	say, about string
+	message, topic string
 }
 
 // maxCalls is how many calls of one answer are run: far more than any model
@@ -57,42 +57,42 @@ type state struct {
 	// meter and elapsed say what is used; decide only reads them.
 	meter   *limits.Meter
 	elapsed time.Duration
-	// turn is the index in the history at which this turn began.
-	turn int
-	// offered says that the model has tools.
-	offered bool
+	// turnStart is the index in the history at which this turn began.
+	turnStart int
+	// hasTools says that the model has tools.
+	hasTools bool
 	// closing is set once the closing completion was asked for.
 	closing *ending
-	// cut says that the provider cut the last answer at its output limit.
-	cut bool
-	// empty says that the last answer said nothing and called nothing, so that
+	// truncated says that the provider cut the last answer at its output limit.
+	truncated bool
+	// emptyAnswer says that the last answer said nothing and called nothing, so that
 	// it is not in the history.
-	empty bool
-	// refused is set once a call was refused for the tool-call limit.
-	refused *limits.ExceededError
+	emptyAnswer bool
+	// refusedBy is set once a call was refused for the tool-call limit.
+	refusedBy *limits.ExceededError
 	// nudged holds what the model was told already.
 	nudged map[string]bool
 }
 
-// decide says what comes next. It depends on its arguments alone and changes
+// nextStep says what comes next. It depends on its arguments alone and changes
 // neither: everything that a turn does follows from the history, so that it can
 // be tested in a table and replayed.
-func decide(history []Message, s state) step {
-	if pending := unanswered(history); len(pending) > 0 {
+func nextStep(history []Message, s state) step {
+	if pending := unansweredCalls(history); len(pending) > 0 {
 		return decideCalls(pending, s)
 	}
 	if s.closing != nil {
 		return step{action: actEnd, ending: *s.closing}
 	}
-	if s.empty {
+	if s.emptyAnswer {
 		return decideEmpty(s)
 	}
 	if history[len(history)-1].Role == RoleAssistant {
 		// That there are no calls is what ends a turn, not what the provider
 		// calls its answer.
-		return step{action: actEnd, ending: ending{reason: StopAnswered, truncated: s.cut}}
+		return step{action: actEnd, ending: ending{reason: StopAnswered, truncated: s.truncated}}
 	}
-	if !s.offered && answered(history[s.turn:]) {
+	if !s.hasTools && hasToolResult(history[s.turnStart:]) {
 		return decideUnoffered(history, s)
 	}
 	return decideRound(history, s)
@@ -101,45 +101,45 @@ func decide(history []Message, s state) step {
 // decideUnoffered ends a turn whose model called tools though it has none:
 // asking it again would not help, so what it said is the answer.
 func decideUnoffered(history []Message, s state) step {
-	if lastText(history[s.turn:]) == "" {
+	if lastText(history[s.turnStart:]) == "" {
 		return step{action: actEnd, ending: ending{reason: StopProviderFailed, err: errCallsWithoutTools}}
 	}
-	return step{action: actEnd, ending: ending{reason: StopAnswered, truncated: s.cut}}
+	return step{action: actEnd, ending: ending{reason: StopAnswered, truncated: s.truncated}}
 }
 
 // decideCalls decides on tool calls that have no result yet.
 func decideCalls(pending []ToolUse, s state) step {
-	if s.closing != nil || !s.offered {
-		return step{action: actCall, refuse: pending, refusal: refusedNoTools}
+	if s.closing != nil || !s.hasTools {
+		return step{action: actHandleCalls, refuse: pending, refusal: refusedNoTools}
 	}
 	// What comes of these calls could never be sent back.
 	if e := s.meter.Exceeded(limits.StepClosing, s.elapsed); e != nil {
-		return step{action: actCall, refuse: pending, refusal: refusal(e)}
+		return step{action: actHandleCalls, refuse: pending, refusal: refusalMessage(e)}
 	}
 	left, limited := s.meter.LeftToolCalls()
 	switch {
 	case limited && left < min(int64(len(pending)), maxCalls):
 		bound := *s.meter.Budget().ToolCalls
-		over := &limits.ExceededError{Kind: limits.KindToolCalls, Limit: bound, Used: bound}
-		return step{action: actCall, run: pending[:left], refuse: pending[left:], over: over, refusal: refusal(over)}
+		exceeded := &limits.ExceededError{Kind: limits.KindToolCalls, Limit: bound, Used: bound}
+		return step{action: actHandleCalls, run: pending[:left], refuse: pending[left:], exceeded: exceeded, refusal: refusalMessage(exceeded)}
 	case len(pending) > maxCalls:
-		return step{action: actCall, run: pending[:maxCalls], refuse: pending[maxCalls:], refusal: refusedTooMany}
+		return step{action: actHandleCalls, run: pending[:maxCalls], refuse: pending[maxCalls:], refusal: refusedTooMany}
 	}
-	return step{action: actCall, run: pending}
+	return step{action: actHandleCalls, run: pending}
 }
 
-// aboutEmpty marks the nudge for an empty answer.
-const aboutEmpty = "empty"
+// topicEmpty marks the nudge for an empty answer.
+const topicEmpty = "empty"
 
 // decideEmpty gives a model that said nothing at all one more chance.
 func decideEmpty(s state) step {
-	if s.nudged[aboutEmpty] {
-		return step{action: actEnd, ending: ending{reason: StopProviderFailed, truncated: s.cut, err: errEmptyAnswer}}
+	if s.nudged[topicEmpty] {
+		return step{action: actEnd, ending: ending{reason: StopProviderFailed, truncated: s.truncated, err: errEmptyAnswer}}
 	}
 	if e := s.meter.Exceeded(limits.StepRound, s.elapsed); e != nil {
 		return step{action: actEnd, ending: ending{reason: StopLimit, limit: e, truncated: true}}
 	}
-	return step{action: actNudge, say: nudgeEmpty, about: aboutEmpty}
+	return step{action: actNudge, message: nudgeEmpty, topic: topicEmpty}
 }
 
 // decideRound decides whether the model is asked again.
@@ -147,33 +147,33 @@ func decideRound(history []Message, s state) step {
 	if e := s.meter.Exceeded(limits.StepClosing, s.elapsed); e != nil {
 		return step{action: actEnd, ending: ending{reason: StopLimit, limit: e, truncated: true}}
 	}
-	if s.refused != nil {
-		return closing(ending{reason: StopLimit, limit: s.refused, truncated: true})
+	if s.refusedBy != nil {
+		return closingStep(ending{reason: StopLimit, limit: s.refusedBy, truncated: true})
 	}
 	if e := s.meter.Exceeded(limits.StepRound, s.elapsed); e != nil {
-		return closing(ending{reason: StopLimit, limit: e, truncated: true})
+		return closingStep(ending{reason: StopLimit, limit: e, truncated: true})
 	}
-	if about, stuck := repeating(history[s.turn:]); stuck {
-		if s.nudged[about] {
-			return closing(ending{reason: StopStuck, truncated: true, err: errStuck})
+	if topic, stuck := findRepetition(history[s.turnStart:]); stuck {
+		if s.nudged[topic] {
+			return closingStep(ending{reason: StopStuck, truncated: true, err: errStuck})
 		}
-		return step{action: actNudge, say: nudgeStuck, about: about}
+		return step{action: actNudge, message: nudgeStuck, topic: topic}
 	}
-	return step{action: actAsk}
+	return step{action: actCallModel}
 }
 
-// closing asks for the last answer.
-func closing(e ending) step {
-	say := closeStuck
+// closingStep asks for the last answer.
+func closingStep(e ending) step {
+	message := closeStuck
 	if e.limit != nil {
-		say = closeLimit(e.limit)
+		message = closeLimitMessage(e.limit)
 	}
-	return step{action: actClose, ending: e, say: say}
+	return step{action: actClose, ending: e, message: message}
 }
 
-// unanswered returns the tool uses of the last assistant message that have no
+// unansweredCalls returns the tool uses of the last assistant message that have no
 // result yet, in order.
-func unanswered(history []Message) []ToolUse {
+func unansweredCalls(history []Message) []ToolUse {
 	done := map[string]bool{}
 	for _, m := range slices.Backward(history) {
 		switch m.Role {
@@ -196,8 +196,8 @@ func unanswered(history []Message) []ToolUse {
 	return nil
 }
 
-// answered says that a tool result is among the messages.
-func answered(messages []Message) bool {
+// hasToolResult says that a tool result is among the messages.
+func hasToolResult(messages []Message) bool {
 	for _, m := range messages {
 		if m.Role == RoleTool {
 			return true

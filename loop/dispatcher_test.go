@@ -12,34 +12,34 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// probe is a tool that counts how many of it run at once.
-type probe struct {
-	running, most, ran *atomic.Int64
-	gate               chan struct{}
+// probeTool is a tool that counts how many of it run at once.
+type probeTool struct {
+	running, peak, ran *atomic.Int64
+	full               chan struct{}
 }
 
-func (probe) Definition() tools.Definition {
+func (probeTool) Definition() tools.Definition {
 	return tools.Definition{
 		Name: "probe", Description: "Probes.", Class: tools.ClassNone, Runs: tools.PlaceHost, EnabledByDefault: true,
 		InputSchema: []byte(`{"type":"object","properties":{"n":{"type":"integer"}},"additionalProperties":false}`),
 	}
 }
 
-func (p *probe) Execute(ctx context.Context, _ *tools.Call) (tools.Output, error) {
+func (p *probeTool) Execute(ctx context.Context, _ *tools.Call) (tools.Output, error) {
 	n := p.running.Add(1)
 	defer p.running.Add(-1)
-	for most := p.most.Load(); n > most && !p.most.CompareAndSwap(most, n); most = p.most.Load() {
+	for most := p.peak.Load(); n > most && !p.peak.CompareAndSwap(most, n); most = p.peak.Load() {
 	}
 	if n == tools.DefaultConcurrency {
 		select { // all slots are taken: this is the most there can be
-		case p.gate <- struct{}{}:
+		case p.full <- struct{}{}:
 		default:
 		}
 	}
 	select {
-	case <-p.gate:
+	case <-p.full:
 		select {
-		case p.gate <- struct{}{}:
+		case p.full <- struct{}{}:
 		default:
 		}
 	case <-ctx.Done():
@@ -74,7 +74,7 @@ func TestToolCallConfusion(t *testing.T) {
 	var running, most, ran atomic.Int64
 	gate := make(chan struct{}, 1)
 	if err := d.Register(func() tools.Tool {
-		return &probe{running: &running, most: &most, ran: &ran, gate: gate}
+		return &probeTool{running: &running, peak: &most, ran: &ran, full: gate}
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -87,14 +87,14 @@ func TestToolCallConfusion(t *testing.T) {
 	for range 200 {
 		many = append(many, `probe {"n":1}`)
 	}
-	double := calls(`probe {"n":2}`, `probe {"n":3}`, `probe `)
+	double := callsResponse(`probe {"n":2}`, `probe {"n":3}`, `probe `)
 	for _, b := range double.Message.Blocks {
 		b.ToolUse.ProviderID = "same"
 	}
-	model := answers(calls(odd...), calls(many...), double, says(`<tool_call>{"name":"probe"}</tool_call>`))
-	o := options(model, d)
+	model := playResponses(callsResponse(odd...), callsResponse(many...), double, textResponse(`<tool_call>{"name":"probe"}</tool_call>`))
+	o := newTestOptions(model, d)
 	o.NewID = nil
-	out, _ := run(t, t.Context(), o)
+	out, _ := runTurn(t, t.Context(), o)
 
 	if out.Reason != StopAnswered || !strings.HasPrefix(out.Answer, "<tool_call>") {
 		t.Fatalf("reason %s, answer %q, %v", out.Reason, out.Answer, out.Err)
@@ -127,15 +127,15 @@ func TestToolCallConfusion(t *testing.T) {
 // TestEndlessLoop: a model that never stops is stopped by the ceilings.
 func TestEndlessLoop(t *testing.T) {
 	n := 0
-	model := &scriptModel{answer: func(int, Request, func(Delta)) (Response, error) {
+	model := &scriptModel{respond: func(int, Request, func(Delta)) (Response, error) {
 		n++
-		return calls(`shell {"n":`+strings.Repeat("1", n)+`}`, `shell {}`), nil
+		return callsResponse(`shell {"n":`+strings.Repeat("1", n)+`}`, `shell {}`), nil
 	}}
-	o := options(model, &fakeTools{names: []tools.Name{"shell"}})
+	o := newTestOptions(model, &fakeDispatcher{names: []tools.Name{"shell"}})
 	o.Budget.Rounds, o.Budget.ToolCalls = new(int64(50)), new(int64(70))
-	out, _ := run(t, t.Context(), o)
-	if out.Reason != StopLimit || out.Usage.ToolCalls != 70 || len(model.asked) != 37 {
-		t.Errorf("reason %s (%v), %d calls, %d asked", out.Reason, out.Limit, out.Usage.ToolCalls, len(model.asked))
+	out, _ := runTurn(t, t.Context(), o)
+	if out.Reason != StopLimit || out.Usage.ToolCalls != 70 || len(model.requests) != 37 {
+		t.Errorf("reason %s (%v), %d calls, %d asked", out.Reason, out.Limit, out.Usage.ToolCalls, len(model.requests))
 	}
 }
 
@@ -159,13 +159,13 @@ func TestCancelWithTheRealDispatcher(t *testing.T) {
 	defer func() { _ = d.Close(context.WithoutCancel(t.Context())) }()
 	var running, most, ran atomic.Int64
 	if err := d.Register(func() tools.Tool {
-		return &probe{running: &running, most: &most, ran: &ran, gate: make(chan struct{})}
+		return &probeTool{running: &running, peak: &most, ran: &ran, full: make(chan struct{})}
 	}); err != nil {
 		t.Fatal(err)
 	}
-	model := answers(calls("probe {}", "probe {}"))
-	out, _ := run(t, ctx, options(model, d))
-	if out.Reason != StopCancelled || !errors.Is(out.Err, why) || len(model.asked) != 1 || running.Load() != 0 {
-		t.Errorf("reason %s, %v; asked %d, running %d", out.Reason, out.Err, len(model.asked), running.Load())
+	model := playResponses(callsResponse("probe {}", "probe {}"))
+	out, _ := runTurn(t, ctx, newTestOptions(model, d))
+	if out.Reason != StopCancelled || !errors.Is(out.Err, why) || len(model.requests) != 1 || running.Load() != 0 {
+		t.Errorf("reason %s, %v; asked %d, running %d", out.Reason, out.Err, len(model.requests), running.Load())
 	}
 }

@@ -7,9 +7,9 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// endingOf maps what ended the context, or what the dispatcher returned, to a
+// endingForCause maps what ended the context, or what the dispatcher returned, to a
 // stop reason. What none of the known errors explains is a cancellation.
-func endingOf(cause error) ending {
+func endingForCause(cause error) ending {
 	if exceeded, ok := errors.AsType[*limits.ExceededError](cause); ok {
 		return ending{reason: StopLimit, limit: exceeded, truncated: true, err: cause}
 	}
@@ -27,11 +27,11 @@ func endingOf(cause error) ending {
 	return ending{reason: reason, err: cause}
 }
 
-// modelEnding maps a model's failure to a stop reason. used and window are the
+// endingForModelError maps a model's failure to a stop reason. used and window are the
 // tokens of the last call and of the model's context, where they are known.
-func modelEnding(err error, used, window int64) ending {
+func endingForModelError(err error, used, window int64) ending {
 	e := ending{reason: StopProviderFailed, err: err}
-	switch classOf(err) {
+	switch errorClass(err) {
 	case ModelAuth:
 		e.reason = StopAuth
 	case ModelContextOverflow:
@@ -41,16 +41,16 @@ func modelEnding(err error, used, window int64) ending {
 	return e
 }
 
-// classOf is the class of a model's failure, other where it has none.
-func classOf(err error) ErrorClass {
+// errorClass is the class of a model's failure, other where it has none.
+func errorClass(err error) ErrorClass {
 	if failure, ok := errors.AsType[*ModelError](err); ok {
 		return failure.Class
 	}
 	return ModelOther
 }
 
-// generic is what a user sees of a model's failure; the detail is in the log.
-func generic(c ErrorClass) string {
+// describeErrorClass is what a user sees of a model's failure; the detail is in the log.
+func describeErrorClass(c ErrorClass) string {
 	switch c {
 	case ModelRateLimit:
 		return "The model's provider refused the request because of its rate limit or quota."

@@ -25,13 +25,13 @@ func TestCancelled(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for _, where := range []string{"model", "tool", "between"} {
 				ctx, cancel := context.WithCancelCause(t.Context())
-				d := &fakeTools{names: []tools.Name{"shell"}, run: func(ctx context.Context, _ tools.Call) (string, error) {
+				d := &fakeDispatcher{names: []tools.Name{"shell"}, run: func(ctx context.Context, _ tools.Call) (string, error) {
 					if where == "tool" {
 						cancel(tt.cause)
 					}
 					return "ok", context.Cause(ctx)
 				}}
-				model := &scriptModel{answer: func(int, Request, func(Delta)) (Response, error) {
+				model := &scriptModel{respond: func(int, Request, func(Delta)) (Response, error) {
 					switch where {
 					case "model":
 						cancel(tt.cause)
@@ -39,11 +39,11 @@ func TestCancelled(t *testing.T) {
 					case "between":
 						cancel(tt.cause)
 					}
-					return calls("shell {}", "shell {}"), nil
+					return callsResponse("shell {}", "shell {}"), nil
 				}}
-				out, _ := run(t, ctx, options(model, d))
-				if out.Reason != tt.want || !errors.Is(out.Err, tt.cause) || len(model.asked) != 1 {
-					t.Errorf("%s: reason %s, err %v, asked %d", where, out.Reason, out.Err, len(model.asked))
+				out, _ := runTurn(t, ctx, newTestOptions(model, d))
+				if out.Reason != tt.want || !errors.Is(out.Err, tt.cause) || len(model.requests) != 1 {
+					t.Errorf("%s: reason %s, err %v, asked %d", where, out.Reason, out.Err, len(model.requests))
 				}
 				if out.Truncated != (tt.want == StopLimit) {
 					t.Errorf("%s: truncated %t", where, out.Truncated)
@@ -59,11 +59,11 @@ func TestCancelled(t *testing.T) {
 // TestInterruptedBeatsAnswer: a person's interrupt is never reported as success.
 func TestInterruptedBeatsAnswer(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
-	model := &scriptModel{answer: func(int, Request, func(Delta)) (Response, error) {
+	model := &scriptModel{respond: func(int, Request, func(Delta)) (Response, error) {
 		cancel(errors.New("interrupted"))
-		return says("Done."), nil
+		return textResponse("Done."), nil
 	}}
-	if out, _ := run(t, ctx, options(model, nil)); out.Reason != StopCancelled || out.Answer != "Done." {
+	if out, _ := runTurn(t, ctx, newTestOptions(model, nil)); out.Reason != StopCancelled || out.Answer != "Done." {
 		t.Errorf("outcome = %+v", out)
 	}
 }
@@ -81,11 +81,11 @@ func TestDispatcherErrors(t *testing.T) {
 		"nameless": {err: errors.New("what?"), want: StopProviderFailed},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := &fakeTools{names: []tools.Name{"shell"}, err: tt.err}
-			model := answers(calls("shell {}", "shell {}"))
-			out, _ := run(t, t.Context(), options(model, d))
-			if out.Reason != tt.want || !errors.Is(out.Err, tt.err) || len(model.asked) != 1 {
-				t.Errorf("reason %s, err %v, asked %d", out.Reason, out.Err, len(model.asked))
+			d := &fakeDispatcher{names: []tools.Name{"shell"}, err: tt.err}
+			model := playResponses(callsResponse("shell {}", "shell {}"))
+			out, _ := runTurn(t, t.Context(), newTestOptions(model, d))
+			if out.Reason != tt.want || !errors.Is(out.Err, tt.err) || len(model.requests) != 1 {
+				t.Errorf("reason %s, err %v, asked %d", out.Reason, out.Err, len(model.requests))
 			}
 		})
 	}
@@ -99,15 +99,15 @@ func TestModelErrors(t *testing.T) {
 	} {
 		t.Run(string(class), func(t *testing.T) {
 			cause := errors.New("secret words of the provider")
-			model := &scriptModel{answer: func(int, Request, func(Delta)) (Response, error) {
+			model := &scriptModel{respond: func(int, Request, func(Delta)) (Response, error) {
 				if class == "" {
 					return Response{}, cause
 				}
 				return Response{}, &ModelError{Class: class, Status: 418, Err: cause}
 			}}
-			o := options(model, nil)
+			o := newTestOptions(model, nil)
 			o.ContextWindow = 1000
-			out, events := run(t, t.Context(), o)
+			out, events := runTurn(t, t.Context(), o)
 			if out.Reason != want || !errors.Is(out.Err, cause) {
 				t.Errorf("reason %s, err %v", out.Reason, out.Err)
 			}
@@ -126,11 +126,11 @@ func TestModelErrorMessages(t *testing.T) {
 	for want, failure := range map[string]ModelError{
 		"The model call failed.":                       {},
 		"The model call failed. (HTTP 418)":            {Status: 418},
-		"The model call failed (HTTP 418): no kettle.": {Status: 418, Said: "no kettle."},
+		"The model call failed (HTTP 418): no kettle.": {Status: 418, ProviderMessage: "no kettle."},
 	} {
 		failure.Class, failure.Err = ModelOther, errors.New("secret")
-		model := &scriptModel{answer: func(int, Request, func(Delta)) (Response, error) { return Response{}, &failure }}
-		_, events := run(t, t.Context(), options(model, nil))
+		model := &scriptModel{respond: func(int, Request, func(Delta)) (Response, error) { return Response{}, &failure }}
+		_, events := runTurn(t, t.Context(), newTestOptions(model, nil))
 		if got := events[len(events)-2].(ModelCallFailed); got.Message != want || got.Status != failure.Status {
 			t.Errorf("reported %+v, want %q", got, want)
 		}
@@ -138,10 +138,10 @@ func TestModelErrorMessages(t *testing.T) {
 }
 
 func TestVisibleModelError(t *testing.T) {
-	model := &scriptModel{answer: func(int, Request, func(Delta)) (Response, error) {
+	model := &scriptModel{respond: func(int, Request, func(Delta)) (Response, error) {
 		return Response{}, &ModelError{Class: ModelOther, Visible: true, Err: errors.New("the script has no more turns")}
 	}}
-	_, events := run(t, t.Context(), options(model, nil))
+	_, events := runTurn(t, t.Context(), newTestOptions(model, nil))
 	if got := events[len(events)-2].(ModelCallFailed).Message; got != "the script has no more turns" {
 		t.Errorf("message = %q", got)
 	}
@@ -151,13 +151,13 @@ func TestVisibleModelError(t *testing.T) {
 func TestEmitErrors(t *testing.T) {
 	full := errors.New("disk full")
 	for failAt := 1; ; failAt++ {
-		d := &fakeTools{names: []tools.Name{"shell"}}
-		model := answers(calls("shell {}", "shell {}"), says("Done."))
-		o := options(model, d)
+		d := &fakeDispatcher{names: []tools.Name{"shell"}}
+		model := playResponses(callsResponse("shell {}", "shell {}"), textResponse("Done."))
+		o := newTestOptions(model, d)
 		n, ranThen, askedThen := 0, 0, 0
 		o.Emit = func(Event) error {
 			if n++; n == failAt {
-				ranThen, askedThen = len(d.ran), len(model.asked)
+				ranThen, askedThen = len(d.ran), len(model.requests)
 				return full
 			}
 			if n > failAt {
@@ -179,13 +179,13 @@ func TestEmitErrors(t *testing.T) {
 		if out.Reason != StopTraceUnwritable || !errors.Is(out.Err, full) {
 			t.Fatalf("failure at event %d: %+v", failAt, out)
 		}
-		if len(d.ran) != ranThen || len(model.asked) != askedThen {
-			t.Fatalf("failure at event %d: calls %d → %d, model %d → %d", failAt, ranThen, len(d.ran), askedThen, len(model.asked))
+		if len(d.ran) != ranThen || len(model.requests) != askedThen {
+			t.Fatalf("failure at event %d: calls %d → %d, model %d → %d", failAt, ranThen, len(d.ran), askedThen, len(model.requests))
 		}
 	}
 }
 
-func TestMisuse(t *testing.T) {
+func TestInvalidOptions(t *testing.T) {
 	for name, tt := range map[string]struct {
 		change func(*Options)
 		want   error
@@ -199,7 +199,7 @@ func TestMisuse(t *testing.T) {
 		"zero rounds":     {change: func(o *Options) { o.Budget.Rounds = new(int64(0)) }, want: ErrInvalid},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := options(answers(says("Hi.")), nil)
+			o := newTestOptions(playResponses(textResponse("Hi.")), nil)
 			tt.change(&o)
 			if _, err := Run(t.Context(), o); !errors.Is(err, tt.want) {
 				t.Errorf("Run() = %v, want %v", err, tt.want)

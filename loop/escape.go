@@ -73,7 +73,7 @@ func decodeUnit(s string) (r rune, n int) {
 	if n == 0 {
 		r, n = utf8.DecodeRuneInString(s)
 	}
-	return fold(r), n
+	return foldRune(r), n
 }
 
 // decodeEntity reads an HTML entity that is a bracket, or any by number, with or
@@ -82,12 +82,12 @@ func decodeUnit(s string) (r rune, n int) {
 func decodeEntity(s string) (r rune, n int) {
 	rest, more := s[1:], true
 	for more {
-		rest, more = cutFold(rest, "amp;")
+		rest, more = cutPrefixFold(rest, "amp;")
 	}
-	if after, ok := cutFold(rest, "lt"); ok {
+	if after, ok := cutPrefixFold(rest, "lt"); ok {
 		return '<', len(s) - len(strings.TrimPrefix(after, ";"))
 	}
-	if after, ok := cutFold(rest, "gt"); ok {
+	if after, ok := cutPrefixFold(rest, "gt"); ok {
 		return '>', len(s) - len(strings.TrimPrefix(after, ";"))
 	}
 	number, ok := strings.CutPrefix(rest, "#")
@@ -95,7 +95,7 @@ func decodeEntity(s string) (r rune, n int) {
 		return
 	}
 	base := rune(10)
-	if hex, ok := cutFold(number, "x"); ok {
+	if hex, ok := cutPrefixFold(number, "x"); ok {
 		number, base = hex, 16
 	}
 	v, after := cutNumber(number, base)
@@ -111,63 +111,63 @@ const maxBackslashes = 16
 // decodeBackslash reads \x3c, \u003c, \u{3c}, \U0000003c and \74, with up to
 // [maxBackslashes] before them.
 func decodeBackslash(s string) (r rune, n int) {
-	at := 1
-	for at < min(len(s), maxBackslashes) && s[at] == '\\' {
-		at++
+	offset := 1
+	for offset < min(len(s), maxBackslashes) && s[offset] == '\\' {
+		offset++
 	}
-	if at == len(s) {
+	if offset == len(s) {
 		return
 	}
-	switch c := s[at]; {
+	switch c := s[offset]; {
 	case c == 'x' || c == 'X':
-		return decodeHex(s, at+1, 2)
+		return decodeHex(s, offset+1, 2)
 	case c == 'u' || c == 'U':
-		if braced, ok := strings.CutPrefix(s[at+1:], "{"); ok {
+		if braced, ok := strings.CutPrefix(s[offset+1:], "{"); ok {
 			v, after := cutNumber(braced, 16)
 			if rest, ok := strings.CutPrefix(after, "}"); ok && after != braced {
 				return v, len(s) - len(rest)
 			}
 			return
 		}
-		if v, end := decodeHex(s, at+1, 8); end > 0 && v <= unicode.MaxASCII {
+		if v, end := decodeHex(s, offset+1, 8); end > 0 && v <= unicode.MaxASCII {
 			return v, end
 		}
-		return decodeHex(s, at+1, 4)
+		return decodeHex(s, offset+1, 4)
 	case c == '0' || c == '1':
-		return decodeNumber(s, at, 3, 8)
+		return decodeNumber(s, offset, 3, 8)
 	default:
-		return decodeNumber(s, at, 2, 8)
+		return decodeNumber(s, offset, 2, 8)
 	}
 }
 
 // decodeHex reads exactly n hexadecimal digits at an offset.
-func decodeHex(s string, at, n int) (rune, int) { return decodeNumber(s, at, n, 16) }
+func decodeHex(s string, offset, n int) (rune, int) { return decodeNumber(s, offset, n, 16) }
 
 // decodeNumber reads exactly n digits at an offset and returns the offset of
 // their end, 0 if they are not there.
-func decodeNumber(s string, at, n int, base rune) (v rune, end int) {
-	if len(s) < at+n {
+func decodeNumber(s string, offset, n int, base rune) (v rune, end int) {
+	if len(s) < offset+n {
 		return
 	}
-	v, after := cutNumber(s[at:at+n], base)
+	v, after := cutNumber(s[offset:offset+n], base)
 	if after != "" {
 		return v, 0
 	}
-	return v, at + n
+	return v, offset + n
 }
 
 // cutNumber returns the value of all digits that s starts with, at most the
 // largest rune, and what follows them.
 func cutNumber(s string, base rune) (v rune, after string) {
-	for s != "" && digit(s[0], base) >= 0 {
-		v = min(v*base+digit(s[0], base), unicode.MaxRune)
+	for s != "" && digitValue(s[0], base) >= 0 {
+		v = min(v*base+digitValue(s[0], base), unicode.MaxRune)
 		s = s[1:]
 	}
 	return v, s
 }
 
-// cutFold is [strings.CutPrefix] for a prefix in any case.
-func cutFold(s, prefix string) (after string, found bool) {
+// cutPrefixFold is [strings.CutPrefix] for a prefix in any case.
+func cutPrefixFold(s, prefix string) (after string, found bool) {
 	n := min(len(s), len(prefix))
 	if !strings.EqualFold(s[:n], prefix) {
 		return s, false
@@ -175,8 +175,8 @@ func cutFold(s, prefix string) (after string, found bool) {
 	return s[n:], true
 }
 
-// digit is the value of a digit in base 8, 10 or 16, or -1.
-func digit(b byte, base rune) rune {
+// digitValue is the value of a digit in base 8, 10 or 16, or -1.
+func digitValue(b byte, base rune) rune {
 	v := rune(b|0x20-'a') + 10 // 16 or more unless b is a letter from a to f
 	if '0' <= b && b <= '9' {
 		v = rune(b - '0')
@@ -187,8 +187,8 @@ func digit(b byte, base rune) rune {
 	return v
 }
 
-// fold maps a character to the plain one that it passes for.
-func fold(r rune) rune {
+// foldRune maps a character to the plain one that it passes for.
+func foldRune(r rune) rune {
 	if r < utf8.RuneSelf {
 		if 'A' <= r && r <= 'Z' {
 			return r | 0x20
@@ -197,9 +197,9 @@ func fold(r rune) rune {
 	}
 	switch {
 	case '！' <= r && r <= '～': // full width
-		return fold(r - '！' + '!')
+		return foldRune(r - '！' + '!')
 	case 0xE0020 <= r && r <= 0xE007E: // tag characters
-		return fold(r - 0xE0000)
+		return foldRune(r - 0xE0000)
 	case 0x1D400 <= r && r <= 0x1D6A3: // 13 mathematical alphabets of 52 letters
 		return 'a' + (r-0x1D400)%26
 	case 'Ⓐ' <= r && r <= 'Ⓩ':
@@ -207,12 +207,12 @@ func fold(r rune) rune {
 	case 'ⓐ' <= r && r <= 'ⓩ':
 		return 'a' + r - 'ⓐ'
 	}
-	return lookalike(r)
+	return foldLookalike(r)
 }
 
-// lookalike maps brackets, and the letters of our tag's name, from other
+// foldLookalike maps brackets, and the letters of our tag's name, from other
 // scripts and with marks; everything else stays.
-func lookalike(r rune) rune {
+func foldLookalike(r rune) rune {
 	switch r {
 	case '﹤', '‹', '\u2329', '〈', '⟨', '˂', 'ᐸ', '❮', '❰', '≺', '⧼', '《', '«':
 		return '<'

@@ -15,33 +15,33 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // scriptModel answers from a function and keeps what it was asked.
 type scriptModel struct {
-	answer func(n int, req Request, onDelta func(Delta)) (Response, error)
-	asked  []Request
+	respond  func(n int, req Request, onDelta func(Delta)) (Response, error)
+	requests []Request
 }
 
 func (m *scriptModel) Complete(_ context.Context, req Request, onDelta func(Delta)) (Response, error) {
-	m.asked = append(m.asked, req)
-	return m.answer(len(m.asked), req, onDelta)
+	m.requests = append(m.requests, req)
+	return m.respond(len(m.requests), req, onDelta)
 }
 
 func (m *scriptModel) Info() ModelInfo { return ModelInfo{Provider: "fake", Model: "script"} }
 
-// answers plays responses in order, and the last one for ever.
-func answers(responses ...Response) *scriptModel {
-	return &scriptModel{answer: func(n int, _ Request, onDelta func(Delta)) (Response, error) {
+// playResponses plays responses in order, and the last one for ever.
+func playResponses(responses ...Response) *scriptModel {
+	return &scriptModel{respond: func(n int, _ Request, onDelta func(Delta)) (Response, error) {
 		r := responses[min(n, len(responses))-1]
-		if text := r.Message.text(); text != "" {
+		if text := r.Message.joinedText(); text != "" {
 			onDelta(Delta{Text: text})
 		}
 		return r, nil
 	}}
 }
 
-// says is an answer of text.
-func says(text string) Response { return Response{Message: NewText(RoleAssistant, text)} }
+// textResponse is an answer of text.
+func textResponse(text string) Response { return Response{Message: NewText(RoleAssistant, text)} }
 
-// calls is an answer of calls, "name arguments" each.
-func calls(specs ...string) Response {
+// callsResponse is an answer of calls, "name arguments" each.
+func callsResponse(specs ...string) Response {
 	m := Message{Role: RoleAssistant}
 	for i, s := range specs {
 		name, raw, _ := strings.Cut(s, " ")
@@ -52,22 +52,22 @@ func calls(specs ...string) Response {
 	return Response{Message: m}
 }
 
-// costs sets the usage of an answer.
-func costs(r Response, tokens int64, micro *int64) Response {
+// withUsage sets the usage of an answer.
+func withUsage(r Response, tokens int64, micro *int64) Response {
 	r.Usage.InputTokens, r.Usage.CostMicroUSD = tokens, micro
 	return r
 }
 
-// fakeTools runs calls by a function, and behaves as a dispatcher must: one
+// fakeDispatcher runs calls by a function, and behaves as a dispatcher must: one
 // result a call, in order, malformed input refused without running.
-type fakeTools struct {
+type fakeDispatcher struct {
 	names []tools.Name
 	run   func(ctx context.Context, c tools.Call) (string, error)
 	ran   []tools.Call
 	err   error
 }
 
-func (f *fakeTools) Definitions() []tools.Definition {
+func (f *fakeDispatcher) Definitions() []tools.Definition {
 	var out []tools.Definition
 	for _, n := range f.names {
 		out = append(out, tools.Definition{Name: n, InputSchema: []byte(`{"type":"object"}`)})
@@ -75,7 +75,7 @@ func (f *fakeTools) Definitions() []tools.Definition {
 	return out
 }
 
-func (f *fakeTools) Round(ctx context.Context, all []tools.Call) ([]tools.Result, error) {
+func (f *fakeDispatcher) Round(ctx context.Context, all []tools.Call) ([]tools.Result, error) {
 	out := make([]tools.Result, 0, len(all))
 	for _, c := range all {
 		r := tools.Result{CallID: c.ID, Name: c.Name}
@@ -98,8 +98,8 @@ func (f *fakeTools) Round(ctx context.Context, all []tools.Call) ([]tools.Result
 	return out, f.err
 }
 
-// counting makes ids that are the same each time.
-func counting() func(string) string {
+// newCountingIDs makes ids that are the same each time.
+func newCountingIDs() func(string) string {
 	n := 0
 	return func(prefix string) string {
 		n++
@@ -107,16 +107,16 @@ func counting() func(string) string {
 	}
 }
 
-// options are those of an ordinary turn.
-func options(m Model, d dispatcher) Options {
+// newTestOptions are those of an ordinary turn.
+func newTestOptions(m Model, d dispatcher) Options {
 	return Options{
 		Model: m, Dispatcher: d, System: "You are a test.", Messages: []Message{NewText(RoleUser, "Do it.")},
-		Session: "ses_1", Turn: "trn_1", NewID: counting(),
+		Session: "ses_1", Turn: "trn_1", NewID: newCountingIDs(),
 	}
 }
 
-// run runs a turn that must not be misuse, and checks what holds for every turn.
-func run(t *testing.T, ctx context.Context, o Options) (Outcome, []Event) {
+// runTurn runs a turn that must not be misuse, and checks what holds for every turn.
+func runTurn(t *testing.T, ctx context.Context, o Options) (Outcome, []Event) {
 	t.Helper()
 	var events []Event
 	emit := o.Emit
@@ -202,8 +202,8 @@ func checkEvents(t *testing.T, out Outcome, events []Event) {
 	}
 }
 
-// added are the messages that events tell of.
-func added(events []Event) []Message {
+// addedMessages are the messages that events tell of.
+func addedMessages(events []Event) []Message {
 	var out []Message
 	for _, e := range events {
 		if m, ok := e.(MessageAdded); ok {

@@ -10,11 +10,11 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// choices turns bytes into decisions; when they run out it says 0 for ever,
+// byteSource turns bytes into decisions; when they run out it says 0 for ever,
 // which is an answer.
-type choices struct{ data []byte }
+type byteSource struct{ data []byte }
 
-func (c *choices) next(n int) int {
+func (c *byteSource) next(n int) int {
 	if len(c.data) == 0 {
 		return 0
 	}
@@ -23,13 +23,13 @@ func (c *choices) next(n int) int {
 	return b % n
 }
 
-// wild is a model that does what bytes say.
-func wild(c *choices) *scriptModel {
-	return &scriptModel{answer: func(_ int, req Request, onDelta func(Delta)) (Response, error) {
+// newRandomModel is a model that does what bytes say.
+func newRandomModel(c *byteSource) *scriptModel {
+	return &scriptModel{respond: func(_ int, req Request, onDelta func(Delta)) (Response, error) {
 		r := Response{}
 		switch c.next(8) {
 		case 0:
-			r = says("An answer.")
+			r = textResponse("An answer.")
 			onDelta(Delta{Text: "An answer."})
 		case 1:
 			return Response{}, &ModelError{
@@ -76,11 +76,11 @@ func FuzzTurn(f *testing.F) {
 		f.Add(s, uint16(0x1234))
 	}
 	f.Fuzz(func(t *testing.T, data []byte, settings uint16) {
-		c := &choices{data: data}
+		c := &byteSource{data: data}
 		ctx, cancel := context.WithCancelCause(t.Context())
 		defer cancel(nil)
 		ran := map[string]bool{}
-		d := &fakeTools{names: []tools.Name{"shell", "a/b"}}
+		d := &fakeDispatcher{names: []tools.Name{"shell", "a/b"}}
 		if settings&1 != 0 {
 			d.names = nil
 		}
@@ -99,7 +99,7 @@ func FuzzTurn(f *testing.F) {
 			}
 			return fmt.Sprint("result ", c.next(3)), nil
 		}
-		o := options(wild(c), d)
+		o := newTestOptions(newRandomModel(c), d)
 		o.Budget = limits.Budget{Rounds: new(int64(settings>>1&15) + 1)}
 		if settings&0x20 != 0 {
 			o.Budget.ToolCalls = new(int64(settings>>6&7) + 1)
@@ -119,7 +119,7 @@ func FuzzTurn(f *testing.F) {
 				return nil
 			}
 		}
-		out, _ := run(t, ctx, o)
+		out, _ := runTurn(t, ctx, o)
 
 		if out.Reason == "" || (out.Reason == StopLimit) != (out.Limit != nil) {
 			t.Errorf("reason %q, limit %v", out.Reason, out.Limit)

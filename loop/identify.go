@@ -13,16 +13,16 @@ func newULID(prefix string) string {
 	return prefix + "_" + ulid.MustNew(ulid.Now(), rand.Reader).String()
 }
 
-// identity gives tool calls our ids and canonical names, once, at the loop's edge.
-type identity struct {
+// callIdentifier gives tool calls our ids and canonical names, once, at the loop's edge.
+type callIdentifier struct {
 	newID func(prefix string) string
 	// seen holds the provider's ids of this session.
 	seen map[string]bool
 }
 
-// newIdentity knows the provider ids of an earlier history.
-func newIdentity(newID func(string) string, history []Message) identity {
-	id := identity{newID: newID, seen: map[string]bool{}}
+// newCallIdentifier knows the provider ids of an earlier history.
+func newCallIdentifier(newID func(string) string, history []Message) callIdentifier {
+	id := callIdentifier{newID: newID, seen: map[string]bool{}}
 	for _, m := range history {
 		for _, u := range m.toolUses() {
 			id.seen[u.ProviderID] = true
@@ -31,32 +31,32 @@ func newIdentity(newID func(string) string, history []Message) identity {
 	return id
 }
 
-// maxProviderID bounds a provider's id of a call; the longest in use are
+// maxProviderIDBytes bounds a provider's id of a call; the longest in use are
 // about 40 bytes.
-const maxProviderID = 128
+const maxProviderIDBytes = 128
 
-// message makes an assistant's message of ours from an adapter's response. Where
+// identifyMessage makes an assistant's message of ours from an adapter's response. Where
 // the provider cut the answer, its last block is the one that is cut: a call
 // there is marked and never runs, however complete it looks. limit bounds names
 // on the provider's wire, see [ModelInfo].
-func (id identity) message(resp Response, offered []tools.Definition, limit int) Message {
-	names := wireNames(offered, limit)
+func (id callIdentifier) identifyMessage(resp Response, offered []tools.Definition, maxNameBytes int) Message {
+	names := wireNames(offered, maxNameBytes)
 	m := Message{Role: RoleAssistant}
 	for i, b := range resp.Message.Blocks {
 		switch {
 		case b.Text != nil && b.Text.Text != "", b.Thinking != nil:
 			m.Blocks = append(m.Blocks, b)
 		case b.ToolUse != nil:
-			cut := resp.Truncated && i == len(resp.Message.Blocks)-1
-			m.Blocks = append(m.Blocks, Block{ToolUse: new(id.toolUse(*b.ToolUse, names, cut))})
+			truncated := resp.Truncated && i == len(resp.Message.Blocks)-1
+			m.Blocks = append(m.Blocks, Block{ToolUse: new(id.identifyCall(*b.ToolUse, names, truncated))})
 		}
 	}
 	return m
 }
 
-// toolUse identifies one call.
-func (id identity) toolUse(u ToolUse, names map[string]tools.Name, cut bool) ToolUse {
-	if id.seen[u.ProviderID] || !usableID(u.ProviderID) {
+// identifyCall identifies one call.
+func (id callIdentifier) identifyCall(u ToolUse, names map[string]tools.Name, truncated bool) ToolUse {
+	if id.seen[u.ProviderID] || !isUsableID(u.ProviderID) {
 		u.ProviderID = ""
 	} else {
 		id.seen[u.ProviderID] = true
@@ -68,8 +68,8 @@ func (id identity) toolUse(u ToolUse, names map[string]tools.Name, cut bool) Too
 	raw := u.Raw
 	u.Raw = ""
 	u.Input, u.InputError = parseInput(raw)
-	if cut {
-		u.Input, u.InputError = []byte("{}"), cutCall
+	if truncated {
+		u.Input, u.InputError = []byte("{}"), truncatedCall
 	}
 	if u.InputError != "" {
 		u.Raw = raw
@@ -80,13 +80,13 @@ func (id identity) toolUse(u ToolUse, names map[string]tools.Name, cut bool) Too
 // wireNames maps the forms of each offered tool's name, the shortened one
 // included, to the canonical one. A form of two tools is neither's: it maps to "",
 // which is no tool.
-func wireNames(offered []tools.Definition, limit int) map[string]tools.Name {
+func wireNames(offered []tools.Definition, maxNameBytes int) map[string]tools.Name {
 	names := make(map[string]tools.Name, 2*len(offered))
 	for _, d := range offered {
 		forms := map[string]struct{}{string(d.Name): {}}
-		for _, most := range []int{0, limit} {
+		for _, maxBytes := range []int{0, maxNameBytes} {
 			// A definition without a wire form can't be registered.
-			if wire, err := d.Name.LLMWithin(most); err == nil {
+			if wire, err := d.Name.LLMWithin(maxBytes); err == nil {
 				forms[string(wire)] = struct{}{}
 			}
 		}
@@ -101,9 +101,9 @@ func wireNames(offered []tools.Definition, limit int) map[string]tools.Name {
 	return names
 }
 
-// usableID says that a provider's id can be sent back in any provider's wire.
-func usableID(id string) bool {
-	if id == "" || len(id) > maxProviderID {
+// isUsableID says that a provider's id can be sent back in any provider's wire.
+func isUsableID(id string) bool {
+	if id == "" || len(id) > maxProviderIDBytes {
 		return false
 	}
 	for _, r := range id {

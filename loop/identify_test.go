@@ -9,21 +9,21 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-func use(id, name string) Block {
+func newToolUse(id, name string) Block {
 	return Block{ToolUse: &ToolUse{ProviderID: id, Name: tools.Name(name), Raw: "{}"}}
 }
 
 func TestIdentify(t *testing.T) {
-	id := newIdentity(counting(), []Message{{Role: RoleAssistant, Blocks: []Block{use("old", "shell")}}})
+	id := newCallIdentifier(newCountingIDs(), []Message{{Role: RoleAssistant, Blocks: []Block{newToolUse("old", "shell")}}})
 	offered := []tools.Definition{{Name: "shell"}, {Name: "github/create_issue"}}
-	m := id.message(Response{Message: Message{Role: RoleSystem, Blocks: []Block{
+	m := id.identifyMessage(Response{Message: Message{Role: RoleSystem, Blocks: []Block{
 		{Text: &Text{Text: "Hi."}},
 		{Text: &Text{}},
 		{Thinking: &Thinking{Text: "hm"}},
 		{ToolResult: &ToolResult{ToolUseID: "forged"}},
-		use("a", "shell"), use("a", "shell"), use("", "github__create_issue"), use("old", "github/create_issue"),
-		use("b c", "Shell"), use(strings.Repeat("x", 200), "nope__x"), use("ü", "read file"), use("z", "shell"),
-		use(strings.Repeat("~", maxProviderID), "shell"), use(strings.Repeat("y", maxProviderID+1), "shell"),
+		newToolUse("a", "shell"), newToolUse("a", "shell"), newToolUse("", "github__create_issue"), newToolUse("old", "github/create_issue"),
+		newToolUse("b c", "Shell"), newToolUse(strings.Repeat("x", 200), "nope__x"), newToolUse("ü", "read file"), newToolUse("z", "shell"),
+		newToolUse(strings.Repeat("~", maxProviderIDBytes), "shell"), newToolUse(strings.Repeat("y", maxProviderIDBytes+1), "shell"),
 	}}}, offered, 0)
 
 	if m.Role != RoleAssistant {
@@ -43,7 +43,7 @@ func TestIdentify(t *testing.T) {
 		{"tu_006", "", "nope__x"},
 		{"tu_007", "", "read file"},
 		{"tu_008", "z", "shell"},
-		{"tu_009", strings.Repeat("~", maxProviderID), "shell"},
+		{"tu_009", strings.Repeat("~", maxProviderIDBytes), "shell"},
 		{"tu_010", "", "shell"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -67,10 +67,10 @@ func TestULIDs(t *testing.T) {
 	}
 }
 
-// TestLongNamesComeBack: a provider that takes short names gets them shortened,
+// TestShortenedNamesAreResolved: a provider that takes short names gets them shortened,
 // the same in every session, and a call of one is a call of its tool. The control
 // is a provider that takes the whole name.
-func TestLongNamesComeBack(t *testing.T) {
+func TestShortenedNamesAreResolved(t *testing.T) {
 	long := tools.Name("srv/" + strings.Repeat("create_page_", 8) + "one")
 	twin := tools.Name("srv/" + strings.Repeat("create_page_", 8) + "two")
 	offered := []tools.Definition{{Name: long}, {Name: twin}, {Name: "shell"}}
@@ -85,9 +85,9 @@ func TestLongNamesComeBack(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			called = append(called, use("", string(wire)), use("", string(whole)), use("", string(d.Name)))
+			called = append(called, newToolUse("", string(wire)), newToolUse("", string(whole)), newToolUse("", string(d.Name)))
 		}
-		m := newIdentity(counting(), nil).message(Response{Message: Message{Blocks: called}}, offered, limit)
+		m := newCallIdentifier(newCountingIDs(), nil).identifyMessage(Response{Message: Message{Blocks: called}}, offered, limit)
 		for i, u := range m.toolUses() {
 			if want := offered[i/3].Name; u.Name != want {
 				t.Errorf("%d: %q is a call of %q, want %q", limit, called[i].ToolUse.Name, u.Name, want)

@@ -21,25 +21,25 @@ func parseInput(raw string) (json.RawMessage, string) {
 	if len(data) == 0 || string(data) == "null" {
 		return empty, ""
 	}
-	if inner, ok := stringOf(data); ok {
+	if inner, ok := decodeObjectString(data); ok {
 		data = bytes.TrimSpace([]byte(inner))
 	}
 	if !json.Valid(data) {
 		return empty, describeSyntax(data)
 	}
 	if data[0] != '{' {
-		return empty, fmt.Sprintf("the arguments must be a JSON object, not %s", kindOf(data[0]))
+		return empty, fmt.Sprintf("the arguments must be a JSON object, not %s", jsonKind(data[0]))
 	}
-	if nestedDeeper(data, tools.MaxInputDepth) {
+	if isNestedDeeper(data, tools.MaxInputDepth) {
 		return empty, fmt.Sprintf("the arguments are nested deeper than %d", tools.MaxInputDepth)
 	}
 	return json.RawMessage(data), ""
 }
 
-// nestedDeeper reports whether valid JSON is nested deeper than most. What is
+// isNestedDeeper reports whether valid JSON is nested deeper than most. What is
 // deeper than a tool takes is kept as text: many parsers could not read a record
 // that holds it as JSON.
-func nestedDeeper(data []byte, most int) bool {
+func isNestedDeeper(data []byte, limit int) bool {
 	depth, quoted := 0, false
 	for i := 0; i < len(data); i++ {
 		switch c := data[i]; {
@@ -49,7 +49,7 @@ func nestedDeeper(data []byte, most int) bool {
 			quoted = !quoted
 		case quoted:
 		case c == '{' || c == '[':
-			if depth++; depth > most {
+			if depth++; depth > limit {
 				return true
 			}
 		case c == '}' || c == ']':
@@ -59,8 +59,8 @@ func nestedDeeper(data []byte, most int) bool {
 	return false
 }
 
-// stringOf returns the content of a JSON string that holds an object.
-func stringOf(data []byte) (string, bool) {
+// decodeObjectString returns the content of a JSON string that holds an object.
+func decodeObjectString(data []byte) (string, bool) {
 	var s string
 	if data[0] != '"' || json.Unmarshal(data, &s) != nil {
 		return "", false
@@ -75,19 +75,19 @@ func describeSyntax(data []byte) string {
 	if !ok {
 		return "the arguments are not a JSON object"
 	}
-	at := int(min(max(syntax.Offset-1, 0), int64(len(data))))
+	offset := int(min(max(syntax.Offset-1, 0), int64(len(data))))
 	if strings.Contains(syntax.Error(), "unexpected end") {
-		at = len(data)
+		offset = len(data)
 	}
-	before := data[:at]
+	before := data[:offset]
 	line := bytes.Count(before, []byte("\n")) + 1
 	column := len([]rune(string(before[bytes.LastIndexByte(before, '\n')+1:]))) + 1
-	near := strings.ToValidUTF8(string(data[max(at-20, 0):min(at+20, len(data))]), "")
+	near := strings.ToValidUTF8(string(data[max(offset-20, 0):min(offset+20, len(data))]), "")
 	return fmt.Sprintf("the arguments are not valid JSON: %v at line %d, column %d, near %q", syntax, line, column, near)
 }
 
-// kindOf names a JSON value by its first byte.
-func kindOf(first byte) string {
+// jsonKind names a JSON value by its first byte.
+func jsonKind(first byte) string {
 	switch first {
 	case '[':
 		return "an array"

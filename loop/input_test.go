@@ -7,9 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// inputs are arguments as models write them, with the object that they are, or
+// inputCases are arguments as models write them, with the object that they are, or
 // what is said of them.
-func inputs() map[string]struct{ raw, want, says string } {
+func inputCases() map[string]struct{ raw, want, says string } {
 	return map[string]struct{ raw, want, says string }{
 		"object":            {raw: `{"path": "a"}`, want: `{"path": "a"}`},
 		"nothing":           {raw: "", want: "{}"},
@@ -30,9 +30,9 @@ func inputs() map[string]struct{ raw, want, says string } {
 		"fenced":            {raw: "```json\n{}\n```", says: "at line 1, column 1"},
 		"trailing comma":    {raw: `{"a":1,}`, says: "at line 1, column 8"},
 		"twice, cut":        {raw: `"{\"path\""`, says: "unexpected end"},
-		"as deep as can be": {raw: nest(64), want: nest(64)},
-		"too deep":          {raw: nest(65), says: "nested deeper than 64"},
-		"5,000 deep":        {raw: nest(5000), says: "nested deeper than 64"},
+		"as deep as can be": {raw: nestedObject(64), want: nestedObject(64)},
+		"too deep":          {raw: nestedObject(65), says: "nested deeper than 64"},
+		"5,000 deep":        {raw: nestedObject(5000), says: "nested deeper than 64"},
 		"wide, not deep":    {raw: `{"a":[` + strings.Repeat(`{},`, 70) + strings.Repeat(`[],`, 70) + `1]}`, want: `{"a":[` + strings.Repeat(`{},`, 70) + strings.Repeat(`[],`, 70) + `1]}`},
 		"what is near":      {raw: `{"a":"0123456789012345", b: "abcdefghijklmnopqrstuvwxyz"}`, says: `column 26, near "\"0123456789012345\", b: \"abcdefghijklmnop"`},
 		"brackets in text":  {raw: `{"a":"` + strings.Repeat(`[{\"`, 100) + `"}`, want: `{"a":"` + strings.Repeat(`[{\"`, 100) + `"}`},
@@ -42,13 +42,13 @@ func inputs() map[string]struct{ raw, want, says string } {
 	}
 }
 
-// nest returns an object that is nested depth deep.
-func nest(depth int) string {
+// nestedObject returns an object that is nested depth deep.
+func nestedObject(depth int) string {
 	return strings.Repeat(`{"a":`, depth-1) + "{}" + strings.Repeat("}", depth-1)
 }
 
 func TestParseInput(t *testing.T) {
-	for name, tt := range inputs() {
+	for name, tt := range inputCases() {
 		t.Run(name, func(t *testing.T) {
 			got, said := parseInput(tt.raw)
 			if tt.says == "" && (string(got) != tt.want || said != "") {
@@ -66,7 +66,7 @@ func TestParseInput(t *testing.T) {
 
 func FuzzParseInput(f *testing.F) {
 	n := 0
-	for _, tt := range inputs() {
+	for _, tt := range inputCases() {
 		if len(tt.raw) < 1000 {
 			f.Add(tt.raw)
 			n++

@@ -27,56 +27,56 @@ func TestLimits(t *testing.T) {
 	}{
 		"rounds": {
 			budget: limits.Budget{Rounds: new(int64(2))},
-			answer: []Response{calls("shell 1"), calls("shell {}"), says("So far.")},
+			answer: []Response{callsResponse("shell 1"), callsResponse("shell {}"), textResponse("So far.")},
 			kind:   limits.KindRounds, answered: "So far.", asked: 3, ran: 1, closed: true,
 		},
 		"rounds, answered in the last": {
-			budget: limits.Budget{Rounds: new(int64(2))}, answer: []Response{calls("shell {}"), says("Done.")},
+			budget: limits.Budget{Rounds: new(int64(2))}, answer: []Response{callsResponse("shell {}"), textResponse("Done.")},
 			answered: "Done.", asked: 2, ran: 1,
 		},
 		"tool calls in the middle of a round": {
 			budget: limits.Budget{ToolCalls: new(int64(3))},
-			answer: []Response{calls("shell {}"), calls("shell {}", "shell {}", "shell {}", "shell {}"), says("So far.")},
+			answer: []Response{callsResponse("shell {}"), callsResponse("shell {}", "shell {}", "shell {}", "shell {}"), textResponse("So far.")},
 			kind:   limits.KindToolCalls, answered: "So far.", asked: 3, ran: 3, closed: true,
 		},
 		"tool calls used up exactly": {
-			budget: limits.Budget{ToolCalls: new(int64(1))}, answer: []Response{calls("shell {}"), says("Done.")},
+			budget: limits.Budget{ToolCalls: new(int64(1))}, answer: []Response{callsResponse("shell {}"), textResponse("Done.")},
 			answered: "Done.", asked: 2, ran: 1,
 		},
 		"tokens": {
 			budget: limits.Budget{Tokens: new(int64(100))},
-			answer: []Response{costs(withText(calls("shell {}"), "Looking."), 60, nil), costs(calls("shell {}"), 60, nil), says("never")},
+			answer: []Response{withUsage(withText(callsResponse("shell {}"), "Looking."), 60, nil), withUsage(callsResponse("shell {}"), 60, nil), textResponse("never")},
 			kind:   limits.KindTokens, answered: "Looking.", asked: 2, ran: 1,
 		},
 		"tokens used up by the answer": {
-			budget: limits.Budget{Tokens: new(int64(100))}, answer: []Response{costs(says("Done."), 500, nil)},
+			budget: limits.Budget{Tokens: new(int64(100))}, answer: []Response{withUsage(textResponse("Done."), 500, nil)},
 			answered: "Done.", asked: 1,
 		},
 		"cost": {
 			budget: limits.Budget{CostMicroUSD: new(int64(10))},
-			answer: []Response{costs(calls("shell {}"), 1, new(int64(10))), says("never")},
+			answer: []Response{withUsage(callsResponse("shell {}"), 1, new(int64(10))), textResponse("never")},
 			kind:   limits.KindCost, asked: 1,
 		},
 		"unknown cost is no cost": {
 			budget: limits.Budget{CostMicroUSD: new(int64(10))},
-			answer: []Response{costs(calls("shell {}"), 1000, nil), says("Done.")}, answered: "Done.", asked: 2, ran: 1,
+			answer: []Response{withUsage(callsResponse("shell {}"), 1000, nil), textResponse("Done.")}, answered: "Done.", asked: 2, ran: 1,
 		},
 		"rounds, and no tokens for the closing": {
 			budget: limits.Budget{Rounds: new(int64(1)), Tokens: new(int64(5))},
-			answer: []Response{costs(calls("shell {}"), 5, nil), says("never")}, kind: limits.KindTokens, asked: 1,
+			answer: []Response{withUsage(callsResponse("shell {}"), 5, nil), textResponse("never")}, kind: limits.KindTokens, asked: 1,
 		},
 		"calls in the closing": {
 			budget: limits.Budget{Rounds: new(int64(1))},
-			answer: []Response{calls("shell {}"), withText(calls("shell {}", "shell {}"), "One more?"), says("never")},
+			answer: []Response{callsResponse("shell {}"), withText(callsResponse("shell {}", "shell {}"), "One more?"), textResponse("never")},
 			kind:   limits.KindRounds, answered: "One more?", asked: 2, ran: 1, closed: true,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := &fakeTools{names: []tools.Name{"shell"}}
-			model := answers(tt.answer...)
-			o := options(model, d)
+			d := &fakeDispatcher{names: []tools.Name{"shell"}}
+			model := playResponses(tt.answer...)
+			o := newTestOptions(model, d)
 			o.Budget = tt.budget
-			out, _ := run(t, t.Context(), o)
+			out, _ := runTurn(t, t.Context(), o)
 			want := StopLimit
 			if tt.kind == "" {
 				want = StopAnswered
@@ -87,25 +87,25 @@ func TestLimits(t *testing.T) {
 			if tt.kind != "" && (out.Limit == nil || out.Limit.Kind != tt.kind) {
 				t.Errorf("limit = %v, want %s", out.Limit, tt.kind)
 			}
-			if len(model.asked) != tt.asked || len(d.ran) != tt.ran {
-				t.Errorf("asked %d, ran %d; want %d, %d", len(model.asked), len(d.ran), tt.asked, tt.ran)
+			if len(model.requests) != tt.asked || len(d.ran) != tt.ran {
+				t.Errorf("asked %d, ran %d; want %d, %d", len(model.requests), len(d.ran), tt.asked, tt.ran)
 			}
-			last := model.asked[len(model.asked)-1]
+			last := model.requests[len(model.requests)-1]
 			if tt.closed != (last.Tools == nil) {
 				t.Errorf("last call offered %d tools, closing: %v", len(last.Tools), tt.closed)
 			}
-			if said := last.Messages[len(last.Messages)-1].text(); tt.closed != strings.HasPrefix(said, noticePrefix) {
+			if said := last.Messages[len(last.Messages)-1].joinedText(); tt.closed != strings.HasPrefix(said, noticePrefix) {
 				t.Errorf("the last message is %q, closing: %v", said, tt.closed)
 			}
 		})
 	}
 }
 
-// TestClosingIsNoRound: the closing completion's tokens count, its round does not.
-func TestClosingIsNoRound(t *testing.T) {
-	o := options(answers(costs(calls("shell {}"), 5, nil), costs(says("So far."), 7, nil)), &fakeTools{names: []tools.Name{"shell"}})
+// TestClosingIsNotARound: the closing completion's tokens count, its round does not.
+func TestClosingIsNotARound(t *testing.T) {
+	o := newTestOptions(playResponses(withUsage(callsResponse("shell {}"), 5, nil), withUsage(textResponse("So far."), 7, nil)), &fakeDispatcher{names: []tools.Name{"shell"}})
 	o.Budget.Rounds = new(int64(1))
-	out, events := run(t, t.Context(), o)
+	out, events := runTurn(t, t.Context(), o)
 	if out.Usage.Rounds != 1 || out.Usage.InputTokens != 12 {
 		t.Errorf("usage = %+v", out.Usage)
 	}
@@ -123,14 +123,14 @@ func TestClosingIsNoRound(t *testing.T) {
 func TestWallTime(t *testing.T) {
 	t.Run("in a tool", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			d := &fakeTools{names: []tools.Name{"shell"}, run: func(ctx context.Context, _ tools.Call) (string, error) {
+			d := &fakeDispatcher{names: []tools.Name{"shell"}, run: func(ctx context.Context, _ tools.Call) (string, error) {
 				<-ctx.Done()
 				return "", fmt.Errorf("stopped, partial output: 1 2 3: %w", context.Cause(ctx))
 			}}
-			o := options(answers(calls("shell {}")), d)
+			o := newTestOptions(playResponses(callsResponse("shell {}")), d)
 			o.Budget.WallTime = new(3 * time.Second)
 			began := time.Now()
-			out, _ := run(t, t.Context(), o)
+			out, _ := runTurn(t, t.Context(), o)
 			if out.Reason != StopLimit || out.Limit.Kind != limits.KindWallTime || !out.Truncated {
 				t.Errorf("outcome = %+v", out)
 			}
@@ -144,22 +144,22 @@ func TestWallTime(t *testing.T) {
 	})
 	t.Run("an answer that is there is kept", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			model := &scriptModel{answer: func(int, Request, func(Delta)) (Response, error) {
+			model := &scriptModel{respond: func(int, Request, func(Delta)) (Response, error) {
 				time.Sleep(4 * time.Second)
-				return says("Just in time."), nil
+				return textResponse("Just in time."), nil
 			}}
-			o := options(model, nil)
+			o := newTestOptions(model, nil)
 			o.Budget.WallTime = new(3 * time.Second)
-			out, _ := run(t, t.Context(), o)
+			out, _ := runTurn(t, t.Context(), o)
 			if out.Reason != StopAnswered || out.Answer != "Just in time." {
 				t.Errorf("outcome = %+v", out)
 			}
 		})
 	})
 	t.Run("counts from the start of the run", func(t *testing.T) {
-		o := options(answers(says("never")), nil)
+		o := newTestOptions(playResponses(textResponse("never")), nil)
 		o.Budget.WallTime, o.Started = new(time.Second), time.Now().Add(-time.Minute)
-		out, events := run(t, t.Context(), o)
+		out, events := runTurn(t, t.Context(), o)
 		if out.Reason != StopLimit || len(events) != 4 {
 			t.Errorf("outcome = %+v, events %v", out, events)
 		}
@@ -169,15 +169,15 @@ func TestWallTime(t *testing.T) {
 // TestClosingFailure: the reason that a turn closed for stays its reason.
 func TestClosingFailure(t *testing.T) {
 	broken := &ModelError{Class: ModelServer, Err: errors.New("503")}
-	model := &scriptModel{answer: func(n int, _ Request, _ func(Delta)) (Response, error) {
+	model := &scriptModel{respond: func(n int, _ Request, _ func(Delta)) (Response, error) {
 		if n == 2 {
 			return Response{}, broken
 		}
-		return withText(calls("shell {}"), "Working."), nil
+		return withText(callsResponse("shell {}"), "Working."), nil
 	}}
-	o := options(model, &fakeTools{names: []tools.Name{"shell"}})
+	o := newTestOptions(model, &fakeDispatcher{names: []tools.Name{"shell"}})
 	o.Budget.Rounds = new(int64(1))
-	out, _ := run(t, t.Context(), o)
+	out, _ := runTurn(t, t.Context(), o)
 	if out.Reason != StopLimit || out.Limit.Kind != limits.KindRounds || !out.Truncated || out.Answer != "Working." || !errors.Is(out.Err, broken) {
 		t.Errorf("outcome = %+v", out)
 	}
@@ -191,21 +191,21 @@ func TestEmptyAnswer(t *testing.T) {
 		want    StopReason
 		asked   int
 	}{
-		"once":            {answers: []Response{blank, says("Done.")}, want: StopAnswered, asked: 2},
+		"once":            {answers: []Response{blank, textResponse("Done.")}, want: StopAnswered, asked: 2},
 		"twice":           {answers: []Response{blank, thought}, want: StopProviderFailed, asked: 2},
-		"nothing at all":  {answers: []Response{{}, says("Done.")}, want: StopAnswered, asked: 2},
-		"then calls":      {answers: []Response{thought, calls("shell {}"), says("Done.")}, want: StopAnswered, asked: 3},
-		"now and then":    {answers: []Response{blank, calls("shell {}"), blank, says("Done.")}, want: StopAnswered, asked: 4},
-		"after the calls": {answers: []Response{calls("shell {}"), blank, says("Done.")}, want: StopAnswered, asked: 3},
+		"nothing at all":  {answers: []Response{{}, textResponse("Done.")}, want: StopAnswered, asked: 2},
+		"then calls":      {answers: []Response{thought, callsResponse("shell {}"), textResponse("Done.")}, want: StopAnswered, asked: 3},
+		"now and then":    {answers: []Response{blank, callsResponse("shell {}"), blank, textResponse("Done.")}, want: StopAnswered, asked: 4},
+		"after the calls": {answers: []Response{callsResponse("shell {}"), blank, textResponse("Done.")}, want: StopAnswered, asked: 3},
 	} {
 		t.Run(name, func(t *testing.T) {
-			model := answers(tt.answers...)
-			out, _ := run(t, t.Context(), options(model, &fakeTools{names: []tools.Name{"shell"}}))
-			if out.Reason != tt.want || len(model.asked) != tt.asked {
-				t.Errorf("reason %s, asked %d", out.Reason, len(model.asked))
+			model := playResponses(tt.answers...)
+			out, _ := runTurn(t, t.Context(), newTestOptions(model, &fakeDispatcher{names: []tools.Name{"shell"}}))
+			if out.Reason != tt.want || len(model.requests) != tt.asked {
+				t.Errorf("reason %s, asked %d", out.Reason, len(model.requests))
 			}
 			for _, m := range out.History {
-				if m.Role == RoleAssistant && m.text() == "" && len(m.toolUses()) == 0 {
+				if m.Role == RoleAssistant && m.joinedText() == "" && len(m.toolUses()) == 0 {
 					t.Errorf("an empty message is in the history: %+v", m)
 				}
 			}
@@ -214,17 +214,17 @@ func TestEmptyAnswer(t *testing.T) {
 }
 
 func TestStuck(t *testing.T) {
-	d := &fakeTools{names: []tools.Name{"shell"}, run: func(context.Context, tools.Call) (string, error) {
+	d := &fakeDispatcher{names: []tools.Name{"shell"}, run: func(context.Context, tools.Call) (string, error) {
 		return fmt.Sprintf("exit code 1 after %d ms", time.Now().UnixNano()%1000), nil
 	}}
-	model := answers(calls(`shell {"command":"make"}`))
-	model.answer = func(n int, req Request, _ func(Delta)) (Response, error) {
+	model := playResponses(callsResponse(`shell {"command":"make"}`))
+	model.respond = func(n int, req Request, _ func(Delta)) (Response, error) {
 		if req.Tools == nil {
-			return says("I can't."), nil
+			return textResponse("I can't."), nil
 		}
-		return calls(`shell {"command":"make"}`), nil
+		return callsResponse(`shell {"command":"make"}`), nil
 	}
-	out, _ := run(t, t.Context(), options(model, d))
+	out, _ := runTurn(t, t.Context(), newTestOptions(model, d))
 	if out.Reason != StopStuck || !out.Truncated || out.Answer != "I can't." {
 		t.Errorf("outcome = %+v", out)
 	}
@@ -233,7 +233,7 @@ func TestStuck(t *testing.T) {
 	}
 	nudges := 0
 	for _, m := range out.History {
-		if m.text() == nudgeStuck {
+		if m.joinedText() == nudgeStuck {
 			nudges++
 		}
 	}
@@ -247,8 +247,8 @@ func TestManyCalls(t *testing.T) {
 	for range 300 {
 		specs = append(specs, "shell {}")
 	}
-	d := &fakeTools{names: []tools.Name{"shell"}}
-	out, events := run(t, t.Context(), options(answers(calls(specs...), says("Done.")), d))
+	d := &fakeDispatcher{names: []tools.Name{"shell"}}
+	out, events := runTurn(t, t.Context(), newTestOptions(playResponses(callsResponse(specs...), textResponse("Done.")), d))
 	if out.Reason != StopAnswered || len(d.ran) != maxCalls {
 		t.Errorf("reason %s, ran %d", out.Reason, len(d.ran))
 	}
@@ -270,9 +270,9 @@ func TestManyCalls(t *testing.T) {
 }
 
 func TestBudgetWarnings(t *testing.T) {
-	o := options(answers(calls("shell 1"), calls("shell 2"), calls("shell 3"), calls("shell 4"), says("Done.")), &fakeTools{names: []tools.Name{"shell"}})
+	o := newTestOptions(playResponses(callsResponse("shell 1"), callsResponse("shell 2"), callsResponse("shell 3"), callsResponse("shell 4"), textResponse("Done.")), &fakeDispatcher{names: []tools.Name{"shell"}})
 	o.Budget.Rounds = new(int64(5))
-	_, events := run(t, t.Context(), o)
+	_, events := runTurn(t, t.Context(), o)
 	var got []BudgetWarning
 	for _, e := range events {
 		if w, ok := e.(BudgetWarning); ok {
@@ -285,7 +285,7 @@ func TestBudgetWarnings(t *testing.T) {
 }
 
 // The results of a round get half of what the window has left.
-func TestResultRoom(t *testing.T) {
+func TestMaxResultBytes(t *testing.T) {
 	for _, tt := range []struct {
 		window, used, output int64
 		calls, want          int
@@ -294,12 +294,12 @@ func TestResultRoom(t *testing.T) {
 		{128_000, 8_000, 0, 1, 240_000},
 		{128_000, 8_000, 20_000, 4, 50_000},
 		{8_000, 2_000, 1_000, 1, 10_000},
-		{8_000, 7_900, 1_000, 1, minResultRoom},
-		{8_000, 9_000, 0, 256, minResultRoom},
+		{8_000, 7_900, 1_000, 1, minResultBytes},
+		{8_000, 9_000, 0, 256, minResultBytes},
 	} {
 		turn := &turn{Options: Options{ContextWindow: tt.window, MaxOutputTokens: tt.output}, view: newView()}
 		turn.view.tokens = tt.used
-		if got := turn.resultRoom(tt.calls); got != tt.want {
+		if got := turn.maxResultBytes(tt.calls); got != tt.want {
 			t.Errorf("%+v: %d bytes", tt, got)
 		}
 	}

@@ -26,8 +26,8 @@ type Message struct {
 	Blocks []Block `json:"blocks"`
 }
 
-// text is the message's text, its blocks joined; "" where there is only white space.
-func (m Message) text() string {
+// joinedText is the message's text, its blocks joined; "" where there is only white space.
+func (m Message) joinedText() string {
 	var parts []string
 	for _, b := range m.Blocks {
 		if b.Text != nil {
@@ -55,8 +55,8 @@ func (m Message) toolUses() []ToolUse {
 // lastText is the last text of an assistant among the messages, or "".
 func lastText(messages []Message) string {
 	for _, m := range slices.Backward(messages) {
-		if m.Role == RoleAssistant && m.text() != "" {
-			return m.text()
+		if m.Role == RoleAssistant && m.joinedText() != "" {
+			return m.joinedText()
 		}
 	}
 	return ""

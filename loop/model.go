@@ -86,9 +86,9 @@ type ModelError struct {
 	Err        error
 	// Visible says that Err is our own words, and may be shown to users.
 	Visible bool
-	// Said is the provider's message about the request's model, key or quota,
+	// ProviderMessage is the provider's message about the request's model, key or quota,
 	// without the key, for users; "" if there is none.
-	Said string
+	ProviderMessage string
 }
 
 // Error gives the class and the cause.

@@ -2,9 +2,9 @@ package loop
 
 import "regexp"
 
-// volatile are the parts of a tool result that differ from one run to the next
+// volatilePatterns are the parts of a tool result that differ from one run to the next
 // although nothing does: ids, moments and durations.
-var volatile = []struct {
+var volatilePatterns = []struct {
 	pattern *regexp.Regexp
 	stands  string
 }{
@@ -18,7 +18,7 @@ var volatile = []struct {
 // NormalizeResult replaces what differs from run to run in the text of a tool
 // result (ids, moments, durations), so that two results can be compared.
 func NormalizeResult(text string) string {
-	for _, v := range volatile {
+	for _, v := range volatilePatterns {
 		text = v.pattern.ReplaceAllString(text, v.stands)
 	}
 	return text

@@ -24,7 +24,7 @@ const (
 	refusedTooMany     = "Not run: too many calls in one answer. Make fewer at a time."
 	refusedInterrupted = "Interrupted: it may have run, wholly or in part. It was not run again."
 	refusedLost        = "Not run, or without a known result: the run ended before."
-	cutCall            = "the answer was cut at the output limit in the middle of this call, so it was not run; " +
+	truncatedCall      = "the answer was cut at the output limit in the middle of this call, so it was not run; " +
 		"do it in smaller steps"
 )
 
@@ -35,19 +35,19 @@ var (
 	errCallsWithoutTools = errors.New("the model called tools though none were offered")
 )
 
-// closeLimit asks for the closing answer at a limit.
-func closeLimit(e *limits.ExceededError) string {
+// closeLimitMessage asks for the closing answer at a limit.
+func closeLimitMessage(e *limits.ExceededError) string {
 	return fmt.Sprintf("%sThe limit of %s is reached, so no more tools can be used. Give your final answer now: "+
-		"what is done, what is not, and what should be done next.", noticePrefix, describe(e))
+		"what is done, what is not, and what should be done next.", noticePrefix, describeLimit(e))
 }
 
-// refusal is the result of a call that a limit kept from running.
-func refusal(e *limits.ExceededError) string {
-	return fmt.Sprintf("Not run: the limit of %s is reached.", describe(e))
+// refusalMessage is the result of a call that a limit kept from running.
+func refusalMessage(e *limits.ExceededError) string {
+	return fmt.Sprintf("Not run: the limit of %s is reached.", describeLimit(e))
 }
 
-// describe names a limit in words.
-func describe(e *limits.ExceededError) string {
+// describeLimit names a limit in words.
+func describeLimit(e *limits.ExceededError) string {
 	switch e.Kind {
 	case limits.KindRounds:
 		return fmt.Sprintf("%d rounds", e.Limit)

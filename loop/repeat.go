@@ -9,32 +9,32 @@ import (
 )
 
 const (
-	// repeats is how often the same must happen to count as stuck.
-	repeats = 3
+	// minRepeats is how often the same must happen to count as stuck.
+	minRepeats = 3
 	// maxPeriod is the longest cycle of rounds that is looked for: A A A,
 	// A B A B A B, and the same with three.
 	maxPeriod = 3
 )
 
-// repeating says that the last rounds are one block of rounds, repeated: the
+// findRepetition says that the last rounds are one block of rounds, repeated: the
 // same calls with the same results. Rounds before the last user message, which
 // a nudge is too, don't count. The string names the block, wherever in the
 // cycle it was noticed.
-func repeating(messages []Message) (string, bool) {
-	rounds := lastRounds(messages, maxPeriod*repeats)
+func findRepetition(messages []Message) (string, bool) {
+	rounds := lastRounds(messages, maxPeriod*minRepeats)
 	for period := 1; period <= maxPeriod; period++ {
-		need := period * repeats
-		if len(rounds) < need {
+		length := period * minRepeats
+		if len(rounds) < length {
 			return "", false
 		}
-		tail := rounds[len(rounds)-need:]
+		tail := rounds[len(rounds)-length:]
 		// Results are long, and seldom need to be looked at.
-		if !periodic(tail, period, round.callsHash) || !periodic(tail, period, round.resultsHash) {
+		if !hasPeriod(tail, period, round.hashCalls) || !hasPeriod(tail, period, round.hashResults) {
 			continue
 		}
 		var block []string
 		for _, r := range tail[:period] {
-			block = append(block, r.callsHash()+r.resultsHash())
+			block = append(block, r.hashCalls()+r.hashResults())
 		}
 		slices.Sort(block)
 		return strings.Join(block, ","), true
@@ -42,8 +42,8 @@ func repeating(messages []Message) (string, bool) {
 	return "", false
 }
 
-// periodic says that rounds repeat with a period, by one of their hashes.
-func periodic(rounds []round, period int, hash func(round) string) bool {
+// hasPeriod says that rounds repeat with a period, by one of their hashes.
+func hasPeriod(rounds []round, period int, hash func(round) string) bool {
 	for i, r := range rounds[period:] {
 		if hash(r) != hash(rounds[i]) {
 			return false
@@ -59,11 +59,11 @@ type round struct {
 }
 
 // lastRounds are the last rounds since the last user message, oldest first.
-func lastRounds(messages []Message, most int) []round {
+func lastRounds(messages []Message, limit int) []round {
 	var rounds []round
 	results := map[string]*ToolResult{}
 	for _, m := range slices.Backward(messages) {
-		if m.Role == RoleUser || len(rounds) == most {
+		if m.Role == RoleUser || len(rounds) == limit {
 			break
 		}
 		for _, b := range m.Blocks {
@@ -79,8 +79,8 @@ func lastRounds(messages []Message, most int) []round {
 	return rounds
 }
 
-// callsHash hashes what was called.
-func (r round) callsHash() string {
+// hashCalls hashes what was called.
+func (r round) hashCalls() string {
 	var all []any
 	for _, u := range r.uses {
 		// Decoded and encoded again: the order of keys is no difference. Inputs
@@ -89,11 +89,11 @@ func (r round) callsHash() string {
 		_ = json.Unmarshal(u.Input, &input)
 		all = append(all, u.Name, input, u.Raw)
 	}
-	return hashOf(all)
+	return hashJSON(all)
 }
 
-// resultsHash hashes what came of it, without what differs each time.
-func (r round) resultsHash() string {
+// hashResults hashes what came of it, without what differs each time.
+func (r round) hashResults() string {
 	var all []any
 	for _, u := range r.uses {
 		result := r.results[u.ID]
@@ -106,11 +106,11 @@ func (r round) resultsHash() string {
 		}
 		all = append(all, content, result.IsError)
 	}
-	return hashOf(all)
+	return hashJSON(all)
 }
 
-// hashOf hashes texts and decoded JSON, which always encode.
-func hashOf(all []any) string {
+// hashJSON hashes texts and decoded JSON, which always encode.
+func hashJSON(all []any) string {
 	h := sha256.New()
 	_ = json.NewEncoder(h).Encode(all)
 	return hex.EncodeToString(h.Sum(nil))

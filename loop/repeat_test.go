@@ -8,9 +8,9 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// rounds makes a history of rounds, each "input=result", or several with "+".
+// newRounds makes a history of rounds, each "input=result", or several with "+".
 // "user" is a user's message, "text" one of the model without calls.
-func rounds(specs ...string) []Message {
+func newRounds(specs ...string) []Message {
 	var out []Message
 	n := 0
 	for _, spec := range specs {
@@ -39,7 +39,7 @@ func rounds(specs ...string) []Message {
 	return out
 }
 
-func TestRepeating(t *testing.T) {
+func TestFindRepetition(t *testing.T) {
 	for name, tt := range map[string]struct {
 		rounds []string
 		want   bool
@@ -66,7 +66,7 @@ func TestRepeating(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			about, got := repeating(rounds(tt.rounds...))
+			about, got := findRepetition(newRounds(tt.rounds...))
 			if got != tt.want || (about != "") != tt.want {
 				t.Errorf("repeating() = %q, %v, want %v", about, got, tt.want)
 			}
@@ -74,10 +74,10 @@ func TestRepeating(t *testing.T) {
 	}
 }
 
-// TestRepeatingNamesTheCycle: wherever in the cycle it was noticed.
-func TestRepeatingNamesTheCycle(t *testing.T) {
-	a, _ := repeating(rounds("1=a", "2=b", "1=a", "2=b", "1=a", "2=b"))
-	b, _ := repeating(rounds("2=b", "1=a", "2=b", "1=a", "2=b", "1=a"))
+// TestFindRepetitionNamesTheCycle: wherever in the cycle it was noticed.
+func TestFindRepetitionNamesTheCycle(t *testing.T) {
+	a, _ := findRepetition(newRounds("1=a", "2=b", "1=a", "2=b", "1=a", "2=b"))
+	b, _ := findRepetition(newRounds("2=b", "1=a", "2=b", "1=a", "2=b", "1=a"))
 	if a != b || a == "" {
 		t.Errorf("one cycle has two names: %q, %q", a, b)
 	}
@@ -101,9 +101,9 @@ func TestNormalizeResult(t *testing.T) {
 	}
 }
 
-// TestRepeatingTellsToolsApart: the same input and result of another tool is
+// TestFindRepetitionComparesTools: the same input and result of another tool is
 // another round. The control is the same tool throughout.
-func TestRepeatingTellsToolsApart(t *testing.T) {
+func TestFindRepetitionComparesTools(t *testing.T) {
 	for name, tt := range map[string]struct {
 		tools []tools.Name
 		want  bool
@@ -112,7 +112,7 @@ func TestRepeatingTellsToolsApart(t *testing.T) {
 		"a server's tool": {[]tools.Name{"srv/get", "other/get", "get"}, false},
 		"control":         {[]tools.Name{"read_file", "read_file", "read_file"}, true},
 	} {
-		history := rounds(`{"path":"a"}=x`, `{"path":"a"}=x`, `{"path":"a"}=x`)
+		history := newRounds(`{"path":"a"}=x`, `{"path":"a"}=x`, `{"path":"a"}=x`)
 		n := 0
 		for i := range history {
 			for j := range history[i].Blocks {
@@ -122,15 +122,15 @@ func TestRepeatingTellsToolsApart(t *testing.T) {
 				}
 			}
 		}
-		if _, got := repeating(history); got != tt.want {
+		if _, got := findRepetition(history); got != tt.want {
 			t.Errorf("%s: repeating() = %t, want %t", name, got, tt.want)
 		}
 	}
 }
 
-func TestRepeatingWithoutAResult(t *testing.T) {
-	history := rounds("1=a", "1=a", "1=a")
-	if _, got := repeating(history[:len(history)-1]); got {
+func TestFindRepetitionWithoutResult(t *testing.T) {
+	history := newRounds("1=a", "1=a", "1=a")
+	if _, got := findRepetition(history[:len(history)-1]); got {
 		t.Error("a round without its result is the same as those with one")
 	}
 }

@@ -45,13 +45,13 @@ func Run(ctx context.Context, o Options) (Outcome, error) {
 // turn is one turn under way. It belongs to one goroutine.
 type turn struct {
 	Options
-	log     *zap.Logger
-	started time.Time
-	meter   limits.Meter
-	ids     identity
-	view    view
-	history []Message
-	state   state
+	log        *zap.Logger
+	started    time.Time
+	meter      limits.Meter
+	identifier callIdentifier
+	view       view
+	history    []Message
+	state      state
 	// emitErr is the first error of Emit, after which it is not called again.
 	emitErr error
 }
@@ -66,13 +66,13 @@ func newTurn(o Options) *turn {
 		o.Logger = zap.NewNop()
 	}
 	t := &turn{
-		Options: o,
-		log:     o.Logger.With(zap.String("session", o.Session), zap.String("turn", o.Turn)),
-		started: o.Started,
-		meter:   meter,
-		ids:     newIdentity(o.NewID, o.History),
-		view:    newView(),
-		history: append([]Message(nil), o.History...),
+		Options:    o,
+		log:        o.Logger.With(zap.String("session", o.Session), zap.String("turn", o.Turn)),
+		started:    o.Started,
+		meter:      meter,
+		identifier: newCallIdentifier(o.NewID, o.History),
+		view:       newView(),
+		history:    append([]Message(nil), o.History...),
 	}
 	if t.started.IsZero() {
 		t.started = time.Now()
@@ -83,78 +83,78 @@ func newTurn(o Options) *turn {
 
 // run decides and acts until the end.
 func (t *turn) run(ctx context.Context) Outcome {
-	t.open()
+	t.startTurn()
 	for {
 		t.state.elapsed = time.Since(t.started)
-		t.state.offered = len(t.definitions()) > 0
-		next := decide(t.history, t.state)
+		t.state.hasTools = len(t.definitions()) > 0
+		next := nextStep(t.history, t.state)
 		if t.emitErr != nil {
-			return t.finish(ending{reason: StopTraceUnwritable, err: t.emitErr})
+			return t.finishTurn(ending{reason: StopTraceUnwritable, err: t.emitErr})
 		}
 		if ctx.Err() != nil {
 			// An answer that is there is not lost to a clock.
-			e := endingOf(context.Cause(ctx))
+			e := endingForCause(context.Cause(ctx))
 			if next.action != actEnd || e.reason != StopLimit {
-				return t.finish(e)
+				return t.finishTurn(e)
 			}
 		}
 		if next.action == actEnd {
-			return t.finish(next.ending)
+			return t.finishTurn(next.ending)
 		}
-		if e := t.act(ctx, next); e != nil {
-			return t.finish(*e)
+		if e := t.performStep(ctx, next); e != nil {
+			return t.finishTurn(*e)
 		}
 	}
 }
 
-// open reports the turn's beginning.
-func (t *turn) open() {
+// startTurn reports the turn's beginning.
+func (t *turn) startTurn() {
 	t.emit(TurnStarted{Turn: t.Turn})
 	if len(t.history) == 0 && t.System != "" {
-		t.add(NewText(RoleSystem, t.System))
+		t.addMessage(NewText(RoleSystem, t.System))
 	}
 	// Calls that an earlier run left under way are never run again.
-	for _, u := range unanswered(t.history) {
-		t.refuse(u, refusedInterrupted, tools.ErrorCancelled, "interrupted")
+	for _, u := range unansweredCalls(t.history) {
+		t.refuseCall(u, refusedInterrupted, tools.ErrorCancelled, "interrupted")
 	}
-	t.state.turn = len(t.history)
+	t.state.turnStart = len(t.history)
 	for _, m := range t.Messages {
-		t.add(m)
+		t.addMessage(m)
 	}
 }
 
-// act does one step; it returns an ending where the turn can't go on.
-func (t *turn) act(ctx context.Context, s step) *ending {
+// performStep does one step; it returns an ending where the turn can't go on.
+func (t *turn) performStep(ctx context.Context, s step) *ending {
 	switch s.action {
-	case actAsk:
-		return t.ask(ctx, true)
+	case actCallModel:
+		return t.callModel(ctx, true)
 	case actNudge:
-		t.state.nudged[s.about], t.state.empty = true, false
-		t.add(NewText(RoleUser, s.say))
+		t.state.nudged[s.topic], t.state.emptyAnswer = true, false
+		t.addMessage(NewText(RoleUser, s.message))
 		return nil
 	case actClose:
 		t.state.closing = &s.ending
-		t.add(NewText(RoleUser, s.say))
-		e := t.ask(ctx, false)
+		t.addMessage(NewText(RoleUser, s.message))
+		e := t.callModel(ctx, false)
 		if e == nil || e.reason == StopCancelled || e.reason == StopTraceUnwritable {
 			return e
 		}
 		// Without a last answer the turn still ended for the reason it closed for.
 		return &ending{reason: s.ending.reason, limit: s.ending.limit, truncated: true, err: errors.Join(s.ending.err, e.err)}
-	case actCall:
-		return t.call(ctx, s)
+	case actHandleCalls:
+		return t.handleCalls(ctx, s)
 	default:
 		panic("loop: step without an action")
 	}
 }
 
-// finish completes the history and reports the end.
-func (t *turn) finish(e ending) Outcome {
-	for _, u := range unanswered(t.history) {
-		t.refuse(u, refusedLost, tools.ErrorCancelled, string(e.reason))
+// finishTurn completes the history and reports the end.
+func (t *turn) finishTurn(e ending) Outcome {
+	for _, u := range unansweredCalls(t.history) {
+		t.refuseCall(u, refusedLost, tools.ErrorCancelled, string(e.reason))
 	}
 	out := Outcome{
-		Reason: e.reason, Answer: lastText(t.history[t.state.turn:]), Truncated: e.truncated,
+		Reason: e.reason, Answer: lastText(t.history[t.state.turnStart:]), Truncated: e.truncated,
 		Limit: e.limit, Usage: t.meter.Used(), History: t.history, Err: e.err,
 	}
 	t.emit(TurnEnded{
@@ -167,8 +167,8 @@ func (t *turn) finish(e ending) Outcome {
 	return out
 }
 
-// add appends to the history and reports it.
-func (t *turn) add(m Message) {
+// addMessage appends to the history and reports it.
+func (t *turn) addMessage(m Message) {
 	t.history = append(t.history, m)
 	t.emit(MessageAdded{Message: m})
 }

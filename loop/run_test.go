@@ -16,9 +16,9 @@ import (
 )
 
 func TestTurn(t *testing.T) {
-	shell := &fakeTools{names: []tools.Name{"shell"}}
-	model := answers(calls(`shell {"command":"ls"}`), says("Done."))
-	out, events := run(t, t.Context(), options(model, shell))
+	shell := &fakeDispatcher{names: []tools.Name{"shell"}}
+	model := playResponses(callsResponse(`shell {"command":"ls"}`), textResponse("Done."))
+	out, events := runTurn(t, t.Context(), newTestOptions(model, shell))
 
 	if out.Reason != StopAnswered || out.Answer != "Done." || out.Truncated || out.Limit != nil || out.Err != nil {
 		t.Errorf("outcome = %+v", out)
@@ -34,25 +34,25 @@ func TestTurn(t *testing.T) {
 	if diff := cmp.Diff(want, out.History); diff != "" {
 		t.Errorf("history (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(want, added(events)); diff != "" {
+	if diff := cmp.Diff(want, addedMessages(events)); diff != "" {
 		t.Errorf("messages in events (-want +got):\n%s", diff)
 	}
 	if out.Usage.Rounds != 2 || out.Usage.ToolCalls != 1 {
 		t.Errorf("usage = %+v", out.Usage)
 	}
-	if got := len(model.asked[0].Tools); got != 1 {
+	if got := len(model.requests[0].Tools); got != 1 {
 		t.Errorf("offered %d tools, want 1", got)
 	}
 }
 
 // TestWithoutTools: an empty offered set is one plain completion.
 func TestWithoutTools(t *testing.T) {
-	for name, d := range map[string]dispatcher{"no dispatcher": nil, "no tools": &fakeTools{}} {
+	for name, d := range map[string]dispatcher{"no dispatcher": nil, "no tools": &fakeDispatcher{}} {
 		t.Run(name, func(t *testing.T) {
-			model := answers(says("Hello."))
-			out, _ := run(t, t.Context(), options(model, d))
-			if out.Reason != StopAnswered || len(model.asked) != 1 || model.asked[0].Tools != nil {
-				t.Errorf("outcome = %+v, asked %+v", out, model.asked)
+			model := playResponses(textResponse("Hello."))
+			out, _ := runTurn(t, t.Context(), newTestOptions(model, d))
+			if out.Reason != StopAnswered || len(model.requests) != 1 || model.requests[0].Tools != nil {
+				t.Errorf("outcome = %+v, asked %+v", out, model.requests)
 			}
 		})
 	}
@@ -63,15 +63,15 @@ func TestCallsWithoutToolsAreNeverRun(t *testing.T) {
 		answer Response
 		want   StopReason
 	}{
-		"with text":    {answer: withText(calls("shell {}"), "Here."), want: StopAnswered},
-		"without text": {answer: calls("shell {}"), want: StopProviderFailed},
+		"with text":    {answer: withText(callsResponse("shell {}"), "Here."), want: StopAnswered},
+		"without text": {answer: callsResponse("shell {}"), want: StopProviderFailed},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := &fakeTools{}
-			model := answers(tt.answer)
-			out, events := run(t, t.Context(), options(model, d))
-			if out.Reason != tt.want || len(d.ran) != 0 || len(model.asked) != 1 {
-				t.Errorf("reason %s, ran %d, asked %d", out.Reason, len(d.ran), len(model.asked))
+			d := &fakeDispatcher{}
+			model := playResponses(tt.answer)
+			out, events := runTurn(t, t.Context(), newTestOptions(model, d))
+			if out.Reason != tt.want || len(d.ran) != 0 || len(model.requests) != 1 {
+				t.Errorf("reason %s, ran %d, asked %d", out.Reason, len(d.ran), len(model.requests))
 			}
 			if !slices.ContainsFunc(events, func(e Event) bool { r, ok := e.(CallRefused); return ok && r.Reason == "no_tools" }) {
 				t.Errorf("no refusal for want of tools in %+v", events)
@@ -85,43 +85,43 @@ func withText(r Response, text string) Response {
 	return r
 }
 
-// TestPresenceDecides: finish reasons that lie change nothing.
-func TestPresenceDecides(t *testing.T) {
-	stop, wrong := calls("shell {}"), says("Done.")
+// TestFinishReasonIsIgnored: finish reasons that lie change nothing.
+func TestFinishReasonIsIgnored(t *testing.T) {
+	stop, wrong := callsResponse("shell {}"), textResponse("Done.")
 	stop.Finish, wrong.Finish = "stop", "tool_calls"
-	d := &fakeTools{names: []tools.Name{"shell"}}
-	out, _ := run(t, t.Context(), options(answers(stop, wrong), d))
+	d := &fakeDispatcher{names: []tools.Name{"shell"}}
+	out, _ := runTurn(t, t.Context(), newTestOptions(playResponses(stop, wrong), d))
 	if out.Reason != StopAnswered || out.Answer != "Done." || len(d.ran) != 1 {
 		t.Errorf("outcome = %+v, ran %d", out, len(d.ran))
 	}
 }
 
-// TestCutCall: what the provider cut never runs, however complete it looks.
-func TestCutCall(t *testing.T) {
-	d := &fakeTools{names: []tools.Name{"shell"}}
-	cut := calls(`shell {"command":"one"}`, `shell {"command":"rm -r build"}`)
+// TestTruncatedCall: what the provider cut never runs, however complete it looks.
+func TestTruncatedCall(t *testing.T) {
+	d := &fakeDispatcher{names: []tools.Name{"shell"}}
+	cut := callsResponse(`shell {"command":"one"}`, `shell {"command":"rm -r build"}`)
 	cut.Truncated = true
-	out, _ := run(t, t.Context(), options(answers(cut, says("Done.")), d))
+	out, _ := runTurn(t, t.Context(), newTestOptions(playResponses(cut, textResponse("Done.")), d))
 	if len(d.ran) != 1 || string(d.ran[0].Input) != `{"command":"one"}` {
 		t.Errorf("ran %+v", d.ran)
 	}
-	if got := out.History[2].toolUses()[1]; got.InputError != cutCall || string(got.Input) != "{}" || got.Raw != `{"command":"rm -r build"}` {
+	if got := out.History[2].toolUses()[1]; got.InputError != truncatedCall || string(got.Input) != "{}" || got.Raw != `{"command":"rm -r build"}` {
 		t.Errorf("cut call = %+v", got)
 	}
 	if out.Truncated {
 		t.Error("a cut that the model mended marks the turn")
 	}
-	short := says("The answer is")
+	short := textResponse("The answer is")
 	short.Truncated = true
-	if out, _ := run(t, t.Context(), options(answers(short), nil)); !out.Truncated || out.Reason != StopAnswered {
+	if out, _ := runTurn(t, t.Context(), newTestOptions(playResponses(short), nil)); !out.Truncated || out.Reason != StopAnswered {
 		t.Errorf("a cut answer: %+v", out)
 	}
 }
 
 // TestMisbehavingDispatcher: a result for every call, whatever comes back.
 func TestMisbehavingDispatcher(t *testing.T) {
-	d := &misbehaving{fakeTools{names: []tools.Name{"shell"}}}
-	out, _ := run(t, t.Context(), options(answers(calls("shell {}", "shell {}", "shell {}"), says("Done.")), d))
+	d := &brokenDispatcher{fakeDispatcher{names: []tools.Name{"shell"}}}
+	out, _ := runTurn(t, t.Context(), newTestOptions(playResponses(callsResponse("shell {}", "shell {}", "shell {}"), textResponse("Done.")), d))
 	if out.Reason != StopAnswered {
 		t.Errorf("outcome = %+v", out)
 	}
@@ -131,23 +131,23 @@ func TestMisbehavingDispatcher(t *testing.T) {
 	}
 }
 
-// misbehaving answers in reverse, with a stranger and without the first.
-type misbehaving struct{ fakeTools }
+// brokenDispatcher answers in reverse, with a stranger and without the first.
+type brokenDispatcher struct{ fakeDispatcher }
 
-func (m *misbehaving) Round(ctx context.Context, all []tools.Call) ([]tools.Result, error) {
-	results, err := m.fakeTools.Round(ctx, all)
+func (m *brokenDispatcher) Round(ctx context.Context, all []tools.Call) ([]tools.Result, error) {
+	results, err := m.fakeDispatcher.Round(ctx, all)
 	return []tools.Result{{CallID: "tu_stranger"}, results[2], results[1]}, err
 }
 
 // TestInterruptedCalls: what an earlier run left under way is never run again.
 func TestInterruptedCalls(t *testing.T) {
-	d := &fakeTools{names: []tools.Name{"shell"}}
-	o := options(answers(says("I will look first.")), d)
+	d := &fakeDispatcher{names: []tools.Name{"shell"}}
+	o := newTestOptions(playResponses(textResponse("I will look first.")), d)
 	o.History = []Message{NewText(RoleUser, "Do it."), {Role: RoleAssistant, Blocks: []Block{
 		{ToolUse: &ToolUse{ID: "tu_a", Name: "shell", Input: []byte(`{"command":"rm x"}`)}},
 		{ToolUse: &ToolUse{ID: "tu_b", Name: "shell", Input: []byte(`{"command":"rm y"}`)}},
 	}}, {Role: RoleTool, Blocks: []Block{{ToolResult: &ToolResult{ToolUseID: "tu_a"}}}}}
-	out, events := run(t, t.Context(), o)
+	out, events := runTurn(t, t.Context(), o)
 	if len(d.ran) != 0 || out.Reason != StopAnswered {
 		t.Errorf("ran %v, reason %s", d.ran, out.Reason)
 	}
@@ -157,16 +157,16 @@ func TestInterruptedCalls(t *testing.T) {
 }
 
 func TestHistoryContinues(t *testing.T) {
-	first, _ := run(t, t.Context(), options(answers(calls("shell {}"), says("One.")), &fakeTools{names: []tools.Name{"shell"}}))
-	model := answers(calls("shell {}"), says("Two."))
-	o := options(model, &fakeTools{names: []tools.Name{"shell"}})
+	first, _ := runTurn(t, t.Context(), newTestOptions(playResponses(callsResponse("shell {}"), textResponse("One.")), &fakeDispatcher{names: []tools.Name{"shell"}}))
+	model := playResponses(callsResponse("shell {}"), textResponse("Two."))
+	o := newTestOptions(model, &fakeDispatcher{names: []tools.Name{"shell"}})
 	o.History, o.NewID = first.History, newULID
 	o.Messages = []Message{NewText(RoleUser, "Again.")}
-	second, events := run(t, t.Context(), o)
-	if second.Answer != "Two." || len(model.asked[0].Messages) != len(first.History)+1 {
-		t.Errorf("answer %q, sent %d messages", second.Answer, len(model.asked[0].Messages))
+	second, events := runTurn(t, t.Context(), o)
+	if second.Answer != "Two." || len(model.requests[0].Messages) != len(first.History)+1 {
+		t.Errorf("answer %q, sent %d messages", second.Answer, len(model.requests[0].Messages))
 	}
-	if got := added(events)[0]; got.Role != RoleUser {
+	if got := addedMessages(events)[0]; got.Role != RoleUser {
 		t.Errorf("reported again: %+v", got)
 	}
 	if u := second.History[len(first.History)+1].toolUses()[0]; u.ProviderID != "" {
@@ -174,22 +174,22 @@ func TestHistoryContinues(t *testing.T) {
 	}
 }
 
-// TestAnswerIsOfThisTurn: what an earlier turn answered is no answer of a turn
+// TestAnswerIgnoresEarlierTurns: what an earlier turn answered is no answer of a turn
 // that failed.
-func TestAnswerIsOfThisTurn(t *testing.T) {
-	first, _ := run(t, t.Context(), options(answers(says("One.")), nil))
-	o := options(&scriptModel{answer: func(int, Request, func(Delta)) (Response, error) { return Response{}, errors.New("down") }}, nil)
+func TestAnswerIgnoresEarlierTurns(t *testing.T) {
+	first, _ := runTurn(t, t.Context(), newTestOptions(playResponses(textResponse("One.")), nil))
+	o := newTestOptions(&scriptModel{respond: func(int, Request, func(Delta)) (Response, error) { return Response{}, errors.New("down") }}, nil)
 	o.History = first.History
-	if out, _ := run(t, t.Context(), o); out.Reason != StopProviderFailed || out.Answer != "" {
+	if out, _ := runTurn(t, t.Context(), o); out.Reason != StopProviderFailed || out.Answer != "" {
 		t.Errorf("reason %s, answer %q", out.Reason, out.Answer)
 	}
 }
 
-// TestUsageIsCountedHere: a provider counts no rounds and calls for us.
-func TestUsageIsCountedHere(t *testing.T) {
-	answer := says("Done.")
+// TestProviderCountsAreIgnored: a provider counts no rounds and calls for us.
+func TestProviderCountsAreIgnored(t *testing.T) {
+	answer := textResponse("Done.")
 	answer.Usage = limits.Usage{Rounds: 5, ToolCalls: 7, InputTokens: 3}
-	out, _ := run(t, t.Context(), options(answers(answer), nil))
+	out, _ := runTurn(t, t.Context(), newTestOptions(playResponses(answer), nil))
 	if diff := cmp.Diff(limits.Usage{Rounds: 1, InputTokens: 3}, out.Usage); diff != "" {
 		t.Errorf("usage (-want +got):\n%s", diff)
 	}
@@ -208,14 +208,14 @@ func (m *contextModel) Complete(ctx context.Context, req Request, onDelta func(D
 
 func TestDeltas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		model := &contextModel{scriptModel: scriptModel{answer: func(_ int, _ Request, onDelta func(Delta)) (Response, error) {
+		model := &contextModel{scriptModel: scriptModel{respond: func(_ int, _ Request, onDelta func(Delta)) (Response, error) {
 			for _, d := range []Delta{{ToolName: "shell"}, {Text: "a"}, {Text: "b"}} {
 				time.Sleep(time.Second)
 				onDelta(d)
 			}
-			return says("ab"), nil
+			return textResponse("ab"), nil
 		}}}
-		_, events := run(t, t.Context(), options(model, nil))
+		_, events := runTurn(t, t.Context(), newTestOptions(model, nil))
 		var texts []string
 		for _, e := range events {
 			switch e := e.(type) {
@@ -236,11 +236,11 @@ func TestDeltas(t *testing.T) {
 	})
 }
 
-// TestDeltaIsNotRecorded: the call under way is cancelled for that reason.
-func TestDeltaIsNotRecorded(t *testing.T) {
+// TestUnrecordedDeltaCancelsCall: the call under way is cancelled for that reason.
+func TestUnrecordedDeltaCancelsCall(t *testing.T) {
 	full := errors.New("disk full")
 	var model *contextModel
-	model = &contextModel{scriptModel: scriptModel{answer: func(_ int, _ Request, onDelta func(Delta)) (Response, error) {
+	model = &contextModel{scriptModel: scriptModel{respond: func(_ int, _ Request, onDelta func(Delta)) (Response, error) {
 		onDelta(Delta{Text: "a"})
 		cause := context.Cause(model.contexts[0])
 		if !errors.Is(cause, full) {
@@ -248,38 +248,38 @@ func TestDeltaIsNotRecorded(t *testing.T) {
 		}
 		return Response{}, cause
 	}}}
-	o := options(model, nil)
+	o := newTestOptions(model, nil)
 	o.Emit = func(e Event) error {
 		if _, ok := e.(TextDelta); ok {
 			return full
 		}
 		return nil
 	}
-	if out, _ := run(t, t.Context(), o); out.Reason != StopTraceUnwritable {
+	if out, _ := runTurn(t, t.Context(), o); out.Reason != StopTraceUnwritable {
 		t.Errorf("outcome = %+v", out)
 	}
 }
 
-// TestWallTimeIsReleased: the context of the wall time ends with the turn.
-func TestWallTimeIsReleased(t *testing.T) {
+// TestWallTimeContextIsCancelled: the context of the wall time ends with the turn.
+func TestWallTimeContextIsCancelled(t *testing.T) {
 	var called context.Context
-	d := &fakeTools{names: []tools.Name{"shell"}, run: func(ctx context.Context, _ tools.Call) (string, error) {
+	d := &fakeDispatcher{names: []tools.Name{"shell"}, run: func(ctx context.Context, _ tools.Call) (string, error) {
 		called = ctx
 		return "ok", nil
 	}}
-	o := options(answers(calls("shell {}"), says("Done.")), d)
+	o := newTestOptions(playResponses(callsResponse("shell {}"), textResponse("Done.")), d)
 	o.Budget.WallTime = new(time.Hour)
-	run(t, t.Context(), o)
+	runTurn(t, t.Context(), o)
 	if called.Err() == nil {
 		t.Error("the turn's context is not cancelled")
 	}
 }
 
-// TestWarningsComeAtOnce: after the answer, or the calls, that used four fifths.
-func TestWarningsComeAtOnce(t *testing.T) {
-	o := options(answers(calls("shell {}", "shell {}", "shell {}", "shell {}"), costs(says("Done."), 9, nil)), &fakeTools{names: []tools.Name{"shell"}})
+// TestWarningsFollowUsage: after the answer, or the calls, that used four fifths.
+func TestWarningsFollowUsage(t *testing.T) {
+	o := newTestOptions(playResponses(callsResponse("shell {}", "shell {}", "shell {}", "shell {}"), withUsage(textResponse("Done."), 9, nil)), &fakeDispatcher{names: []tools.Name{"shell"}})
 	o.Budget = limits.Budget{ToolCalls: new(int64(5)), Tokens: new(int64(10))}
-	_, events := run(t, t.Context(), o)
+	_, events := runTurn(t, t.Context(), o)
 	var got []string
 	for _, e := range events {
 		switch e := e.(type) {

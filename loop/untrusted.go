@@ -7,5 +7,5 @@ import "github.com/caisson-run/caisson/tools"
 // for texts that reach the model unasked, and is done once: the history keeps
 // the wrapped text.
 func Untrusted(text string) string {
-	return wrap([]tools.Block{{Text: text}}, newNonce())[0].Text
+	return wrapContent([]tools.Block{{Text: text}}, newNonce())[0].Text
 }

@@ -14,8 +14,8 @@ import (
 // conversation's beginning holds.
 type view struct {
 	// wrapped holds each tool result as it is sent, by our id of its call.
-	wrapped map[string][]tools.Block
-	short   map[string]bool
+	wrapped   map[string][]tools.Block
+	shortened map[string]bool
 	// tokens is what the provider counted for the last call, in and out.
 	tokens int64
 	// warned says that the window's warning was given.
@@ -24,11 +24,11 @@ type view struct {
 
 // newView shows everything in full.
 func newView() view {
-	return view{wrapped: map[string][]tools.Block{}, short: map[string]bool{}}
+	return view{wrapped: map[string][]tools.Block{}, shortened: map[string]bool{}}
 }
 
-// render makes the messages of a request. The history stays as it is.
-func (v view) render(history []Message) []Message {
+// renderHistory makes the messages of a request. The history stays as it is.
+func (v view) renderHistory(history []Message) []Message {
 	out := make([]Message, len(history))
 	for i, m := range history {
 		out[i] = m
@@ -37,7 +37,7 @@ func (v view) render(history []Message) []Message {
 			if b.ToolResult != nil {
 				b.ToolResult = &ToolResult{
 					ToolUseID: b.ToolResult.ToolUseID,
-					Content:   v.result(*b.ToolResult),
+					Content:   v.renderResult(*b.ToolResult),
 					IsError:   b.ToolResult.IsError,
 				}
 			}
@@ -47,27 +47,27 @@ func (v view) render(history []Message) []Message {
 	return out
 }
 
-// result wraps one result, once.
-func (v view) result(r ToolResult) []tools.Block {
+// renderResult wraps one result, once.
+func (v view) renderResult(r ToolResult) []tools.Block {
 	if done, ok := v.wrapped[r.ToolUseID]; ok {
 		return done
 	}
 	content := r.Content
-	if v.short[r.ToolUseID] {
-		content = []tools.Block{{Text: shortened(content)}}
+	if v.shortened[r.ToolUseID] {
+		content = []tools.Block{{Text: shortenContent(content)}}
 	}
-	v.wrapped[r.ToolUseID] = wrap(content, newNonce())
+	v.wrapped[r.ToolUseID] = wrapContent(content, newNonce())
 	return v.wrapped[r.ToolUseID]
 }
 
 const (
 	// shortenAll is more tokens than any history has.
 	shortenAll = math.MaxInt64
-	// shortHead and shortTail are what is kept of a shortened result, in
+	// shortHeadBytes and shortTail are what is kept of a shortened result, in
 	// bytes: enough to see what it was.
-	shortHead, shortTail = 600, 300
-	// shortWorth is the size from which shortening is worth it.
-	shortWorth = 2 * (shortHead + shortTail)
+	shortHeadBytes, shortTailBytes = 600, 300
+	// minShortenBytes is the size from which shortening is worth it.
+	minShortenBytes = 2 * (shortHeadBytes + shortTailBytes)
 	// tokenBytes is what one token is taken for. English text and code have
 	// about four; the next call's count by the provider corrects the guess.
 	tokenBytes = 4
@@ -75,44 +75,44 @@ const (
 	imageBytes = 1000 * tokenBytes
 )
 
-// shorten marks the oldest results that are worth it, until about as many
+// shortenOldest marks the oldest results that are worth it, until about as many
 // tokens are saved as asked, and says how many results and bytes that were.
 // The results of the last round stay whole, because the model has not used them
 // yet, unless everything must go and nothing else is left.
-func (v view) shorten(history []Message, tokens int64) (results int, saved int64) {
+func (v view) shortenOldest(history []Message, tokens int64) (results int, saved int64) {
 	last := len(history)
 	for last > 0 && history[last-1].Role != RoleAssistant {
 		last--
 	}
-	results, saved = v.shortenIn(history[:last], tokens)
+	results, saved = v.shortenMessages(history[:last], tokens)
 	if results == 0 && tokens == shortenAll {
-		return v.shortenIn(history[last:], tokens)
+		return v.shortenMessages(history[last:], tokens)
 	}
 	return results, saved
 }
 
-// shortenIn is shorten for some of the messages.
-func (v view) shortenIn(messages []Message, tokens int64) (results int, saved int64) {
+// shortenMessages is shorten for some of the messages.
+func (v view) shortenMessages(messages []Message, tokens int64) (results int, saved int64) {
 	for _, m := range messages {
 		for _, b := range m.Blocks {
 			r := b.ToolResult
-			if r == nil || v.short[r.ToolUseID] || weight(r.Content) < shortWorth {
+			if r == nil || v.shortened[r.ToolUseID] || contentBytes(r.Content) < minShortenBytes {
 				continue
 			}
 			if saved/tokenBytes >= tokens {
 				return results, saved
 			}
-			v.short[r.ToolUseID] = true
+			v.shortened[r.ToolUseID] = true
 			delete(v.wrapped, r.ToolUseID)
 			results++
-			saved += weight(r.Content) - shortHead - shortTail
+			saved += contentBytes(r.Content) - shortHeadBytes - shortTailBytes
 		}
 	}
 	return results, saved
 }
 
-// weight is a result's size in bytes of text.
-func weight(content []tools.Block) int64 {
+// contentBytes is a result's size in bytes of text.
+func contentBytes(content []tools.Block) int64 {
 	var n int64
 	for _, b := range content {
 		n += int64(len(b.Text))
@@ -123,8 +123,8 @@ func weight(content []tools.Block) int64 {
 	return n
 }
 
-// shortened keeps the beginning and the end of a result's text.
-func shortened(content []tools.Block) string {
+// shortenContent keeps the beginning and the end of a result's text.
+func shortenContent(content []tools.Block) string {
 	text, images := joinText(content), 0
 	for _, b := range content {
 		if b.Image != nil {
@@ -135,10 +135,10 @@ func shortened(content []tools.Block) string {
 	if images > 0 {
 		note = fmt.Sprintf("\n[%d images of this old result were left out]", images)
 	}
-	if len(text) <= shortHead+shortTail {
+	if len(text) <= shortHeadBytes+shortTailBytes {
 		return text + note
 	}
-	head, tail := shortHead, len(text)-shortTail
+	head, tail := shortHeadBytes, len(text)-shortTailBytes
 	for head > 0 && !utf8.RuneStart(text[head]) {
 		head--
 	}

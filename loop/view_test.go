@@ -16,51 +16,51 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// long is a tool with results of 40,000 bytes, about 10,000 tokens.
-func long() *fakeTools {
-	return &fakeTools{names: []tools.Name{"read_file"}, run: func(context.Context, tools.Call) (string, error) {
+// newLongDispatcher is a tool with results of 40,000 bytes, about 10,000 tokens.
+func newLongDispatcher() *fakeDispatcher {
+	return &fakeDispatcher{names: []tools.Name{"read_file"}, run: func(context.Context, tools.Call) (string, error) {
 		return "BEGIN" + strings.Repeat("ä", 20_000) + "END", nil
 	}}
 }
 
-// counted answers with the tokens that a provider would count.
-func counted(answer func(n int) Response) *scriptModel {
-	return &scriptModel{answer: func(n int, req Request, _ func(Delta)) (Response, error) {
+// newCountingModel answers with the tokens that a provider would count.
+func newCountingModel(answer func(n int) Response) *scriptModel {
+	return &scriptModel{respond: func(n int, req Request, _ func(Delta)) (Response, error) {
 		r := answer(n)
-		r.Usage.InputTokens = tokensOf(req)
+		r.Usage.InputTokens = countTokens(req)
 		return r, nil
 	}}
 }
 
-func tokensOf(req Request) int64 {
+func countTokens(req Request) int64 {
 	var n int64
 	for _, m := range req.Messages {
-		n += int64(len(m.text())) / tokenBytes
+		n += int64(len(m.joinedText())) / tokenBytes
 		for _, b := range m.Blocks {
 			if b.ToolResult != nil {
-				n += weight(b.ToolResult.Content) / tokenBytes
+				n += contentBytes(b.ToolResult.Content) / tokenBytes
 			}
 		}
 	}
 	return n
 }
 
-// TestNearTheWindow: old results are shortened in what is sent, and only there.
-func TestNearTheWindow(t *testing.T) {
-	model := counted(func(n int) Response {
+// TestShortensNearTheWindow: old results are shortened in what is sent, and only there.
+func TestShortensNearTheWindow(t *testing.T) {
+	model := newCountingModel(func(n int) Response {
 		if n == 12 {
-			return says("Done.")
+			return textResponse("Done.")
 		}
-		return calls(`read_file {"path":"` + strings.Repeat("x", n) + `"}`)
+		return callsResponse(`read_file {"path":"` + strings.Repeat("x", n) + `"}`)
 	})
-	o := options(model, long())
+	o := newTestOptions(model, newLongDispatcher())
 	o.ContextWindow = 50_000
-	out, events := run(t, t.Context(), o)
+	out, events := runTurn(t, t.Context(), o)
 	if out.Reason != StopAnswered {
 		t.Fatalf("outcome: %s, %v", out.Reason, out.Err)
 	}
-	for i, req := range model.asked {
-		if got := tokensOf(req); got > o.ContextWindow {
+	for i, req := range model.requests {
+		if got := countTokens(req); got > o.ContextWindow {
 			t.Errorf("call %d has %d tokens of %d", i+1, got, o.ContextWindow)
 		}
 	}
@@ -77,10 +77,10 @@ func TestNearTheWindow(t *testing.T) {
 	if shortenedResults < 3 || len(warned) != 1 || warned[0].Kind != limits.KindContext {
 		t.Errorf("%d results shortened, warnings %v", shortenedResults, warned)
 	}
-	last := model.asked[len(model.asked)-1].Messages
+	last := model.requests[len(model.requests)-1].Messages
 	first := joinText(last[3].Blocks[0].ToolResult.Content)
 	if !strings.Contains(first, "BEGIN") || !strings.Contains(first, "END") || !strings.Contains(first, "bytes of this old result") ||
-		!utf8.ValidString(first) || seen(first) != 2 {
+		!utf8.ValidString(first) || countTags(first) != 2 {
 		t.Errorf("the first result is sent as %q", first)
 	}
 	if newest := joinText(last[len(last)-1].Blocks[0].ToolResult.Content); len(newest) < 40_000 {
@@ -93,9 +93,9 @@ func TestNearTheWindow(t *testing.T) {
 	}
 }
 
-// TestOverflow: a provider that refuses for length is asked again, shorter,
+// TestContextOverflow: a provider that refuses for length is asked again, shorter,
 // until nothing is left to shorten.
-func TestOverflow(t *testing.T) {
+func TestContextOverflow(t *testing.T) {
 	refused := &ModelError{Class: ModelContextOverflow, Status: 400, Err: errors.New("too long")}
 	for name, tt := range map[string]struct {
 		fits  int64
@@ -109,18 +109,18 @@ func TestOverflow(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			rounds := 0
-			model := &scriptModel{answer: func(_ int, req Request, _ func(Delta)) (Response, error) {
-				if tokensOf(req) > tt.fits {
+			model := &scriptModel{respond: func(_ int, req Request, _ func(Delta)) (Response, error) {
+				if countTokens(req) > tt.fits {
 					return Response{}, refused
 				}
 				if rounds++; rounds < 3 {
-					return calls("read_file " + strings.Repeat(" ", rounds)), nil
+					return callsResponse("read_file " + strings.Repeat(" ", rounds)), nil
 				}
-				return says("Done."), nil
+				return textResponse("Done."), nil
 			}}
-			out, _ := run(t, t.Context(), options(model, long()))
-			if out.Reason != tt.want || len(model.asked) != tt.asked {
-				t.Errorf("reason %s, asked %d, want %s, %d", out.Reason, len(model.asked), tt.want, tt.asked)
+			out, _ := runTurn(t, t.Context(), newTestOptions(model, newLongDispatcher()))
+			if out.Reason != tt.want || len(model.requests) != tt.asked {
+				t.Errorf("reason %s, asked %d, want %s, %d", out.Reason, len(model.requests), tt.want, tt.asked)
 			}
 			if tt.want == StopLimit && out.Limit.Kind != limits.KindContext {
 				t.Errorf("limit = %v", out.Limit)
@@ -129,8 +129,8 @@ func TestOverflow(t *testing.T) {
 	}
 }
 
-// results makes a round with results of these sizes.
-func results(id string, sizes ...int) []Message {
+// newRoundWithResults makes a round with results of these sizes.
+func newRoundWithResults(id string, sizes ...int) []Message {
 	out := []Message{{Role: RoleAssistant}}
 	for i, n := range sizes {
 		out = append(out, Message{Role: RoleTool, Blocks: []Block{{ToolResult: &ToolResult{
@@ -140,8 +140,8 @@ func results(id string, sizes ...int) []Message {
 	return out
 }
 
-func TestShorten(t *testing.T) {
-	old, newest := results("a", shortWorth, shortWorth-1, 1300+900, 1900), results("b", 10_000)
+func TestShortenOldest(t *testing.T) {
+	old, newest := newRoundWithResults("a", minShortenBytes, minShortenBytes-1, 1300+900, 1900), newRoundWithResults("b", 10_000)
 	both := slices.Concat(old, newest)
 	picture := []Message{{Role: RoleTool, Blocks: []Block{{ToolResult: &ToolResult{ToolUseID: "p", Content: []tools.Block{{Image: []byte("png")}}}}}}, {Role: RoleAssistant}}
 	for name, tt := range map[string]struct {
@@ -162,10 +162,10 @@ func TestShorten(t *testing.T) {
 		"an image is weight": {history: picture, tokens: 1, results: 1, saved: imageBytes - 900},
 	} {
 		v := newView()
-		if n, saved := v.shorten(tt.history, tt.tokens); n != tt.results || saved != tt.saved {
+		if n, saved := v.shortenOldest(tt.history, tt.tokens); n != tt.results || saved != tt.saved {
 			t.Errorf("%s: %d results and %d bytes, want %d and %d", name, n, saved, tt.results, tt.saved)
 		}
-		if again, _ := v.shorten(tt.history, tt.tokens); tt.tokens >= 1_000_000 && tt.results > 0 && again > 1 {
+		if again, _ := v.shortenOldest(tt.history, tt.tokens); tt.tokens >= 1_000_000 && tt.results > 0 && again > 1 {
 			t.Errorf("%s: %d results were shortened again", name, again)
 		}
 	}
@@ -188,17 +188,17 @@ func TestShortenToThreeFifths(t *testing.T) {
 		"nothing to shrink": {window: 50_000, tokens: 41_000, sizes: []int{10}},
 	} {
 		var got []ContextShortened
-		o := options(answers(), nil)
-		o.ContextWindow, o.History = tt.window, results("a", tt.sizes...)
+		o := newTestOptions(playResponses(), nil)
+		o.ContextWindow, o.History = tt.window, newRoundWithResults("a", tt.sizes...)
 		o.Emit = func(e Event) error {
 			if s, ok := e.(ContextShortened); ok {
 				got = append(got, s)
 			}
 			return nil
 		}
-		answer := says("Hm.")
+		answer := textResponse("Hm.")
 		answer.Usage.InputTokens = tt.tokens
-		newTurn(o).accept(answer, nil)
+		newTurn(o).acceptResponse(answer, nil)
 		var want []ContextShortened
 		if tt.want > 0 {
 			want = []ContextShortened{{Results: tt.want, Bytes: int64(tt.want) * 3100}}
@@ -209,11 +209,11 @@ func TestShortenToThreeFifths(t *testing.T) {
 	}
 }
 
-func leftOut(n int) string {
+func omittedNote(n int) string {
 	return fmt.Sprintf("\n[%d bytes of this old result were left out to make room; call the tool again if you need them]\n", n)
 }
 
-func TestShortened(t *testing.T) {
+func TestShortenContent(t *testing.T) {
 	image := tools.Block{Image: []byte("png"), MediaType: "image/png"}
 	for name, tt := range map[string]struct {
 		content []tools.Block
@@ -224,16 +224,16 @@ func TestShortened(t *testing.T) {
 		"as long as what is kept": {content: []tools.Block{{Text: strings.Repeat("x", 900)}}, want: strings.Repeat("x", 900)},
 		"long": {
 			content: []tools.Block{{Text: strings.Repeat("a", 600) + "b" + strings.Repeat("c", 300)}},
-			want:    strings.Repeat("a", 600) + leftOut(1) + strings.Repeat("c", 300),
+			want:    strings.Repeat("a", 600) + omittedNote(1) + strings.Repeat("c", 300),
 		},
 		"wide runes": {
 			content: []tools.Block{{Text: "a" + strings.Repeat("ä", 599) + "b"}},
-			want:    "a" + strings.Repeat("ä", 299) + leftOut(302) + strings.Repeat("ä", 149) + "b",
+			want:    "a" + strings.Repeat("ä", 299) + omittedNote(302) + strings.Repeat("ä", 149) + "b",
 		},
-		"no text": {content: []tools.Block{{Text: strings.Repeat("\x80", 1000)}}, want: leftOut(1000)},
+		"no text": {content: []tools.Block{{Text: strings.Repeat("\x80", 1000)}}, want: omittedNote(1000)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(tt.want, shortened(tt.content)); diff != "" {
+			if diff := cmp.Diff(tt.want, shortenContent(tt.content)); diff != "" {
 				t.Error(diff)
 			}
 		})

@@ -48,12 +48,12 @@ func (w *watch) failure(err error) error {
 	case ok:
 		status, said := statusOf(inStream.body), w.redact(explain(inStream.body))
 		class := classify(status, said)
-		return &loop.ModelError{Class: class, Status: status, Said: shown(class, said), Err: &refusal{status: status, said: said}}
+		return &loop.ModelError{Class: class, Status: status, ProviderMessage: shown(class, said), Err: &refusal{status: status, said: said}}
 	case w.status != 0:
 		said := w.redact(explain(w.body))
 		class := classify(w.status, said)
 		return &loop.ModelError{
-			Class: class, Status: w.status, Said: shown(class, said), RetryAfter: retryAfter(w.header),
+			Class: class, Status: w.status, ProviderMessage: shown(class, said), RetryAfter: retryAfter(w.header),
 			Err: &refusal{status: w.status, said: said},
 		}
 	case errors.Is(err, bufio.ErrTooLong): // one event of more than 32 MiB

@@ -9,12 +9,12 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// call runs the tool calls of a step and adds one result for each, in the
+// handleCalls runs the tool calls of a step and adds one result for each, in the
 // order in which the model made them.
-func (t *turn) call(ctx context.Context, s step) *ending {
+func (t *turn) handleCalls(ctx context.Context, s step) *ending {
 	var failed *ending
 	if len(s.run) > 0 {
-		failed = t.dispatch(ctx, s.run)
+		failed = t.dispatchCalls(ctx, s.run)
 	}
 	reason := "limit"
 	switch s.refusal {
@@ -24,24 +24,24 @@ func (t *turn) call(ctx context.Context, s step) *ending {
 		reason = "too_many_calls"
 	}
 	for _, u := range s.refuse {
-		t.refuse(u, s.refusal, tools.ErrorPermissionDenied, reason)
+		t.refuseCall(u, s.refusal, tools.ErrorPermissionDenied, reason)
 	}
-	if s.over != nil {
-		t.state.refused = s.over
+	if s.exceeded != nil {
+		t.state.refusedBy = s.exceeded
 	}
-	t.warn()
+	t.emitWarnings()
 	return failed
 }
 
-// dispatch hands calls to the dispatcher. A dispatcher that leaves a result
+// dispatchCalls hands calls to the dispatcher. A dispatcher that leaves a result
 // out, as it must not, can't leave a call without one.
-func (t *turn) dispatch(ctx context.Context, uses []ToolUse) *ending {
+func (t *turn) dispatchCalls(ctx context.Context, uses []ToolUse) *ending {
 	calls := make([]tools.Call, 0, len(uses))
-	room := t.resultRoom(len(uses))
+	maxBytes := t.maxResultBytes(len(uses))
 	for _, u := range uses {
 		calls = append(calls, tools.Call{
 			ID: u.ID, Name: u.Name, Input: u.Input, InputError: u.InputError,
-			Session: t.Session, Turn: t.Turn, ResultBytes: room,
+			Session: t.Session, Turn: t.Turn, ResultBytes: maxBytes,
 		})
 	}
 	results, err := t.Dispatcher.Round(ctx, calls)
@@ -62,9 +62,9 @@ func (t *turn) dispatch(ctx context.Context, uses []ToolUse) *ending {
 		return nil
 	}
 	if ctx.Err() != nil {
-		return new(endingOf(context.Cause(ctx)))
+		return new(endingForCause(context.Cause(ctx)))
 	}
-	e := endingOf(err)
+	e := endingForCause(err)
 	if e.reason == StopCancelled {
 		// Nobody cancelled: the dispatcher failed in a way that has no name.
 		e.reason = StopProviderFailed
@@ -72,30 +72,30 @@ func (t *turn) dispatch(ctx context.Context, uses []ToolUse) *ending {
 	return &e
 }
 
-// minResultRoom is the least that a result may hold, in bytes: below it the
+// minResultBytes is the least that a result may hold, in bytes: below it the
 // model learns nothing, and a window that is too full is shortened elsewhere.
-const minResultRoom = 2000
+const minResultBytes = 2000
 
-// resultRoom is how many bytes one of n results may hold, so that together they
+// maxResultBytes is how many bytes one of n results may hold, so that together they
 // take at most half of what the model's window has left; zero where the window
 // is unknown.
-func (t *turn) resultRoom(n int) int {
+func (t *turn) maxResultBytes(n int) int {
 	if t.ContextWindow == 0 {
 		return 0
 	}
 	left := t.ContextWindow - t.view.tokens - t.MaxOutputTokens
-	return int(max(left/2*tokenBytes/int64(n), minResultRoom))
+	return int(max(left/2*tokenBytes/int64(n), minResultBytes))
 }
 
-// refuse answers a call that never reaches the dispatcher.
-func (t *turn) refuse(u ToolUse, message string, class tools.ErrorClass, reason string) {
+// refuseCall answers a call that never reaches the dispatcher.
+func (t *turn) refuseCall(u ToolUse, message string, class tools.ErrorClass, reason string) {
 	t.emit(CallRefused{CallID: u.ID, Name: u.Name, Class: class, Reason: reason, Message: message})
 	t.addResult(u.ID, []tools.Block{{Text: message}}, true)
 }
 
 // addResult adds one tool message.
 func (t *turn) addResult(id string, content []tools.Block, isError bool) {
-	t.add(Message{Role: RoleTool, Blocks: []Block{{ToolResult: &ToolResult{
+	t.addMessage(Message{Role: RoleTool, Blocks: []Block{{ToolResult: &ToolResult{
 		ToolUseID: id, Content: content, IsError: isError,
 	}}}})
 }

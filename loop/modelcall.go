@@ -13,9 +13,9 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// ask makes one model call and adds its answer to the history. withTools is
+// callModel makes one model call and adds its answer to the history. withTools is
 // false for the closing completion.
-func (t *turn) ask(ctx context.Context, withTools bool) *ending {
+func (t *turn) callModel(ctx context.Context, withTools bool) *ending {
 	round := 0
 	var offered []tools.Definition
 	if withTools {
@@ -23,26 +23,26 @@ func (t *turn) ask(ctx context.Context, withTools bool) *ending {
 		offered = t.definitions()
 	}
 	for {
-		resp, err := t.complete(ctx, round, offered)
+		resp, err := t.requestCompletion(ctx, round, offered)
 		if t.emitErr != nil {
 			return &ending{reason: StopTraceUnwritable, err: t.emitErr}
 		}
 		if err == nil {
-			t.accept(resp, offered)
+			t.acceptResponse(resp, offered)
 			return nil
 		}
 		if ctx.Err() != nil {
-			return new(endingOf(context.Cause(ctx)))
+			return new(endingForCause(context.Cause(ctx)))
 		}
 		// Every refusal that follows shortens more, so this comes to an end.
-		if classOf(err) != ModelContextOverflow || !t.shorten(shortenAll) {
-			return new(modelEnding(err, t.view.tokens, t.ContextWindow))
+		if errorClass(err) != ModelContextOverflow || !t.shortenResults(shortenAll) {
+			return new(endingForModelError(err, t.view.tokens, t.ContextWindow))
 		}
 	}
 }
 
-// complete makes the call itself and reports it.
-func (t *turn) complete(ctx context.Context, round int, offered []tools.Definition) (Response, error) {
+// requestCompletion makes the call itself and reports it.
+func (t *turn) requestCompletion(ctx context.Context, round int, offered []tools.Definition) (Response, error) {
 	t.emit(ModelCallStarted{Round: round, Model: t.Model.Info(), Tools: len(offered)})
 	if t.emitErr != nil {
 		return Response{}, t.emitErr
@@ -50,12 +50,12 @@ func (t *turn) complete(ctx context.Context, round int, offered []tools.Definiti
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	started := time.Now()
-	var first time.Duration
+	var firstDelta time.Duration
 	resp, err := t.Model.Complete(ctx, Request{
-		Messages: t.view.render(t.history), Tools: offered, MaxOutputTokens: t.MaxOutputTokens,
+		Messages: t.view.renderHistory(t.history), Tools: offered, MaxOutputTokens: t.MaxOutputTokens,
 	}, func(d Delta) {
-		if first == 0 {
-			first = time.Since(started)
+		if firstDelta == 0 {
+			firstDelta = time.Since(started)
 		}
 		if d.Text == "" || t.emitErr != nil {
 			return
@@ -65,7 +65,7 @@ func (t *turn) complete(ctx context.Context, round int, offered []tools.Definiti
 		}
 	})
 	if err != nil {
-		t.modelFailed(ctx, round, err)
+		t.reportModelFailure(ctx, round, err)
 		return Response{}, err
 	}
 	used := resp.Usage
@@ -75,27 +75,27 @@ func (t *turn) complete(ctx context.Context, round int, offered []tools.Definiti
 	}
 	t.meter.Add(used)
 	t.emit(ModelCallCompleted{
-		Round: round, Latency: time.Since(started), FirstDelta: first, Usage: used,
+		Round: round, Latency: time.Since(started), FirstDelta: firstDelta, Usage: used,
 		Finish: resp.Finish, ToolCalls: len(resp.Message.toolUses()),
 	})
 	return resp, nil
 }
 
-// modelFailed reports a failed call: the class to the user, the rest to the log.
-func (t *turn) modelFailed(ctx context.Context, round int, err error) {
+// reportModelFailure reports a failed call: the class to the user, the rest to the log.
+func (t *turn) reportModelFailure(ctx context.Context, round int, err error) {
 	if ctx.Err() != nil {
-		t.emit(ModelCallFailed{Round: round, Class: ModelCancelled, Message: generic(ModelCancelled)})
+		t.emit(ModelCallFailed{Round: round, Class: ModelCancelled, Message: describeErrorClass(ModelCancelled)})
 		return
 	}
-	failed := ModelCallFailed{Round: round, Class: classOf(err), ErrorID: t.NewID("err")}
-	failed.Message = generic(failed.Class)
+	failed := ModelCallFailed{Round: round, Class: errorClass(err), ErrorID: t.NewID("err")}
+	failed.Message = describeErrorClass(failed.Class)
 	if m, ok := errors.AsType[*ModelError](err); ok {
 		failed.Status = m.Status
 		if m.Status != 0 {
 			failed.Message += fmt.Sprintf(" (HTTP %d)", m.Status)
 		}
-		if m.Said != "" {
-			failed.Message = strings.TrimSuffix(generic(failed.Class), ".") + fmt.Sprintf(" (HTTP %d): ", m.Status) + m.Said
+		if m.ProviderMessage != "" {
+			failed.Message = strings.TrimSuffix(describeErrorClass(failed.Class), ".") + fmt.Sprintf(" (HTTP %d): ", m.Status) + m.ProviderMessage
 		}
 		if m.Visible {
 			failed.Message = m.Err.Error()
@@ -106,27 +106,27 @@ func (t *turn) modelFailed(ctx context.Context, round int, err error) {
 	t.emit(failed)
 }
 
-// accept adds an answer to the history and counts what it says about limits.
-func (t *turn) accept(resp Response, offered []tools.Definition) {
-	m := t.ids.message(resp, offered, t.Model.Info().ToolNameBytes)
-	t.state.cut = resp.Truncated
+// acceptResponse adds an answer to the history and counts what it says about limits.
+func (t *turn) acceptResponse(resp Response, offered []tools.Definition) {
+	m := t.identifier.identifyMessage(resp, offered, t.Model.Info().ToolNameBytes)
+	t.state.truncated = resp.Truncated
 	// An empty message is no part of a conversation, and providers refuse it;
 	// decide finds it missing.
-	if m.text() != "" || len(m.toolUses()) > 0 {
-		t.add(m)
-		delete(t.state.nudged, aboutEmpty)
+	if m.joinedText() != "" || len(m.toolUses()) > 0 {
+		t.addMessage(m)
+		delete(t.state.nudged, topicEmpty)
 	} else {
-		t.state.empty = true
+		t.state.emptyAnswer = true
 	}
 	t.view.tokens = resp.Usage.Tokens()
-	t.warn()
+	t.emitWarnings()
 	if t.nearWindow() {
-		t.shorten(t.view.tokens - t.ContextWindow*3/5)
+		t.shortenResults(t.view.tokens - t.ContextWindow*3/5)
 	}
 }
 
-// warn reports limits of which four fifths are used.
-func (t *turn) warn() {
+// emitWarnings reports limits of which four fifths are used.
+func (t *turn) emitWarnings() {
 	for _, w := range t.meter.Warnings(time.Since(t.started)) {
 		t.emit(BudgetWarning{Kind: w.Kind, Limit: w.Limit, Used: w.Used})
 	}
@@ -141,10 +141,10 @@ func (t *turn) nearWindow() bool {
 	return t.ContextWindow > 0 && t.view.tokens >= t.ContextWindow-t.ContextWindow/5
 }
 
-// shorten sends old results shortened from now on, about as many tokens as
+// shortenResults sends old results shortened from now on, about as many tokens as
 // asked, and says whether there was any left to shorten.
-func (t *turn) shorten(tokens int64) bool {
-	n, bytes := t.view.shorten(t.history, tokens)
+func (t *turn) shortenResults(tokens int64) bool {
+	n, bytes := t.view.shortenOldest(t.history, tokens)
 	if n > 0 {
 		t.emit(ContextShortened{Results: n, Bytes: bytes})
 	}
