@@ -35,7 +35,8 @@ func endingForModelError(err error, used, window int64) ending {
 	case ModelAuth:
 		e.reason = StopAuth
 	case ModelContextOverflow:
-		e.reason, e.truncated = StopLimit, true
+		e.reason = StopLimit
+		e.truncated = true
 		e.limit = &limits.ExceededError{Kind: limits.KindContext, Limit: window, Used: used}
 	}
 	return e

@@ -156,7 +156,8 @@ func TestEmitErrors(t *testing.T) {
 		o := newTestOptions(model, d)
 		n, ranThen, askedThen := 0, 0, 0
 		o.Emit = func(Event) error {
-			if n++; n == failAt {
+			n++
+			if n == failAt {
 				ranThen, askedThen = len(d.ran), len(model.requests)
 				return full
 			}

@@ -113,7 +113,8 @@ func FuzzTurn(f *testing.F) {
 		if failAt := int(settings >> 14); failAt > 0 {
 			n := 0
 			o.Emit = func(Event) error {
-				if n++; n > failAt*7 {
+				n++
+				if n > failAt*7 {
 					return errors.New("disk full")
 				}
 				return nil

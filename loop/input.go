@@ -49,7 +49,8 @@ func isNestedDeeper(data []byte, limit int) bool {
 			quoted = !quoted
 		case quoted:
 		case c == '{' || c == '[':
-			if depth++; depth > limit {
+			depth++
+			if depth > limit {
 				return true
 			}
 		case c == '}' || c == ']':

@@ -60,7 +60,8 @@ func (t *turn) requestCompletion(ctx context.Context, round int, offered []tools
 		if d.Text == "" || t.emitErr != nil {
 			return
 		}
-		if t.emit(TextDelta{Text: d.Text}); t.emitErr != nil {
+		t.emit(TextDelta{Text: d.Text})
+		if t.emitErr != nil {
 			cancel(t.emitErr)
 		}
 	})

@@ -129,7 +129,8 @@ func (t *turn) performStep(ctx context.Context, s step) *ending {
 	case actCallModel:
 		return t.callModel(ctx, true)
 	case actNudge:
-		t.state.nudged[s.topic], t.state.emptyAnswer = true, false
+		t.state.nudged[s.topic] = true
+		t.state.emptyAnswer = false
 		t.addMessage(NewText(RoleUser, s.message))
 		return nil
 	case actClose:
@@ -162,7 +163,9 @@ func (t *turn) finishTurn(e ending) Outcome {
 		Usage: out.Usage, Wall: time.Since(t.started),
 	})
 	if t.emitErr != nil && out.Reason != StopTraceUnwritable {
-		out.Reason, out.Limit, out.Err = StopTraceUnwritable, nil, errors.Join(t.emitErr, out.Err)
+		out.Reason = StopTraceUnwritable
+		out.Limit = nil
+		out.Err = errors.Join(t.emitErr, out.Err)
 	}
 	return out
 }

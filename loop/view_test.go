@@ -113,7 +113,8 @@ func TestContextOverflow(t *testing.T) {
 				if countTokens(req) > tt.fits {
 					return Response{}, refused
 				}
-				if rounds++; rounds < 3 {
+				rounds++
+				if rounds < 3 {
 					return callsResponse("read_file " + strings.Repeat(" ", rounds)), nil
 				}
 				return textResponse("Done."), nil
