@@ -9,36 +9,37 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// The prompt boundary: whatever a tool gives back reaches the model between one
-// opening and one closing tag,
+// The prompt boundary. The content of every tool result reaches the model between
+// one opening and one closing tag:
 //
 //	<caisson-output-5f0c9a1b77d0e3a4>
 //	…
 //	</caisson-output-5f0c9a1b77d0e3a4>
 //
-// The id is random, fresh for each result, and made after the content, so that
-// content can't close its own wrapper; tags of that family inside are escaped
-// all the same, in every spelling, because a model reads generously. The
-// history keeps results as they were: wrapping happens while a request is built.
+// The ID is random, different for each result, and made after the content, so
+// content can't close its own wrapper. Tags with this name inside the content are
+// escaped nevertheless, in every spelling, because a model may accept any of them.
+// The history keeps results unwrapped: they are wrapped when a request is built.
 
-// boundaryTag names the wrapper; it is unlikely in anything that an agent reads.
 const (
+	// boundaryTag is the name of the wrapper's tags. It is unlikely to occur in
+	// anything that an agent reads.
 	boundaryTag = boundaryFirst + "-" + boundarySecond
-	// boundaryLetters is the name as it is looked for: its letters alone.
+	// boundaryLetters is the name that the escaper searches for: letters only.
 	boundaryLetters = boundaryFirst + boundarySecond
 	boundaryFirst   = "caisson"
 	boundarySecond  = "output"
 )
 
-// newNonce makes the id of one wrapper.
+// newNonce returns the ID of a new wrapper.
 func newNonce() string {
 	var b [8]byte
-	_, _ = rand.Read(b[:]) // never fails: crypto/rand ends the process instead
+	_, _ = rand.Read(b[:]) // never fails; crypto/rand crashes the process instead
 	return hex.EncodeToString(b[:])
 }
 
-// wrapContent puts all of a result's content inside one wrapper. Images keep their
-// bytes and their place.
+// wrapContent returns content inside one wrapper, with tags in its text escaped.
+// Images keep their bytes and positions.
 func wrapContent(content []tools.Block, nonce string) []tools.Block {
 	out := make([]tools.Block, 0, len(content)+2)
 	for _, b := range content {
@@ -48,7 +49,7 @@ func wrapContent(content []tools.Block, nonce string) []tools.Block {
 		out = append(out, b)
 	}
 	if joined := joinText(out); EscapeResult(joined) != joined {
-		// A tag is split over blocks, which adapters join.
+		// A tag is split across blocks, which adapters join.
 		out = mergeText(out, EscapeResult(joined))
 	}
 	first := slices.IndexFunc(out, isText)
@@ -65,17 +66,17 @@ func wrapContent(content []tools.Block, nonce string) []tools.Block {
 	return out
 }
 
-// isText says that a block is text, "" included.
+// isText reports whether a block is text, including "".
 func isText(b tools.Block) bool { return b.Image == nil }
 
-// mergeText is one block of text and then the images.
+// mergeText replaces all text blocks by one leading block with text.
 func mergeText(blocks []tools.Block, text string) []tools.Block {
 	return append([]tools.Block{{Text: text}}, slices.DeleteFunc(blocks, isText)...)
 }
 
-// ResultText is the text of a tool result as a model gets it, without the
-// wrapper: what an adapter that only compares text needs. Tags that were
-// escaped stay escaped, see [EscapeResult].
+// ResultText returns the text of a tool result as the model receives it, without
+// the wrapper. Adapters that only compare text use it. Escaped tags stay
+// escaped; see [EscapeResult].
 func ResultText(content []tools.Block) string {
 	text := joinText(content)
 	open, rest, _ := strings.Cut(text, "\n")
@@ -90,13 +91,13 @@ func ResultText(content []tools.Block) string {
 	return text
 }
 
-// EscapeResult makes a raw text what a model gets inside the wrapper: valid
-// UTF-8, without anything that reads as a tag of the wrapper.
+// EscapeResult returns text as the model receives it inside the wrapper: valid
+// UTF-8, with every tag of the wrapper escaped.
 func EscapeResult(text string) string {
 	return escapeBoundary(strings.ToValidUTF8(text, "\uFFFD"))
 }
 
-// joinText joins the text blocks of a result.
+// joinText returns the text blocks of a result, joined by newlines.
 func joinText(content []tools.Block) string {
 	var parts []string
 	for _, b := range content {

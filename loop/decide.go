@@ -7,76 +7,79 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// action is what a step does.
+// action is the kind of a step.
 type action int
 
 const (
-	// actCallModel asks the model, with tools.
+	// actCallModel calls the model, with tools.
 	actCallModel action = iota
-	// actClose asks it for a last answer, without tools.
+	// actClose calls the model for a last answer, without tools.
 	actClose
 	// actHandleCalls runs tool calls and refuses those over a limit.
 	actHandleCalls
-	// actNudge tells the model something as a message of ours.
+	// actNudge adds a notice to the model, see [noticePrefix].
 	actNudge
 	// actEnd ends the turn.
 	actEnd
 )
 
-// step is what comes next.
+// step is one step of a turn.
 type step struct {
 	action action
-	// ending says why, for actClose and actEnd.
+	// ending is the reason, for actClose and actEnd.
 	ending ending
-	// run and refuse split the calls of the last message, for actCall;
-	// refusal is what the refused ones are told, and over the limit that the
-	// turn must close for, if any.
+	// run and refuse are the calls of the last message to run and to refuse, for
+	// actHandleCalls.
 	run, refuse []ToolUse
-	refusal     string
-	exceeded    *limits.ExceededError
-	// message is the message of actNudge and of actClose; about marks what a
-	// nudge was about.
-	message, topic string
+	// refusal is the result of the refused calls.
+	refusal string
+	// exceeded is the limit for which the turn must close after the calls, if
+	// any.
+	exceeded *limits.ExceededError
+	// message is the notice to the model, for actNudge and actClose.
+	message string
+	// topic identifies the subject of a nudge, for actNudge.
+	topic string
 }
 
-// maxCalls is how many calls of one answer are run: far more than any model
-// makes on purpose, and few enough that a broken one stays cheap.
+// maxCalls is the number of calls of one answer that are run. It is far more than
+// any model intends, and low enough to bound the cost of a broken model.
 const maxCalls = 256
 
-// ending is why a turn ends.
+// ending is the way in which a turn ends.
 type ending struct {
 	reason StopReason
 	limit  *limits.ExceededError
-	// truncated says that the model was not done.
+	// truncated reports whether the model had not finished.
 	truncated bool
 	err       error
 }
 
-// state is what the history does not tell.
+// state is the state of a turn that is not in its history.
 type state struct {
-	// meter and elapsed say what is used; decide only reads them.
+	// meter and elapsed are the usage so far. They are read-only for nextStep.
 	meter   *limits.Meter
 	elapsed time.Duration
-	// turnStart is the index in the history at which this turn began.
+	// turnStart is the index in the history at which the turn began.
 	turnStart int
-	// hasTools says that the model has tools.
+	// hasTools reports whether tools are offered to the model.
 	hasTools bool
-	// closing is set once the closing completion was asked for.
+	// closing is the turn's ending once the closing completion was requested.
 	closing *ending
-	// truncated says that the provider cut the last answer at its output limit.
+	// truncated reports whether the provider cut the last answer at its output
+	// limit.
 	truncated bool
-	// emptyAnswer says that the last answer said nothing and called nothing, so that
-	// it is not in the history.
+	// emptyAnswer reports whether the last answer had neither text nor calls. Such
+	// an answer is not in the history.
 	emptyAnswer bool
-	// refusedBy is set once a call was refused for the tool-call limit.
+	// refusedBy is the limit for which tool calls were refused, if any.
 	refusedBy *limits.ExceededError
-	// nudged holds what the model was told already.
+	// nudged has the topics of past nudges.
 	nudged map[string]bool
 }
 
-// nextStep says what comes next. It depends on its arguments alone and changes
-// neither: everything that a turn does follows from the history, so that it can
-// be tested in a table and replayed.
+// nextStep returns the next step of a turn. It is a pure function: a turn follows
+// from its history and state, so it can be tested in a table and replayed.
 func nextStep(history []Message, s state) step {
 	if pending := unansweredCalls(history); len(pending) > 0 {
 		return decideCalls(pending, s)
@@ -88,8 +91,8 @@ func nextStep(history []Message, s state) step {
 		return decideEmpty(s)
 	}
 	if history[len(history)-1].Role == RoleAssistant {
-		// That there are no calls is what ends a turn, not what the provider
-		// calls its answer.
+		// An answer without calls ends the turn, whatever finish reason the
+		// provider reports.
 		return step{action: actEnd, ending: ending{reason: StopAnswered, truncated: s.truncated}}
 	}
 	if !s.hasTools && hasToolResult(history[s.turnStart:]) {
@@ -98,8 +101,8 @@ func nextStep(history []Message, s state) step {
 	return decideRound(history, s)
 }
 
-// decideUnoffered ends a turn whose model called tools though it has none:
-// asking it again would not help, so what it said is the answer.
+// decideUnoffered ends a turn whose model called tools although none are offered.
+// Another call would not help, so the last text is the answer.
 func decideUnoffered(history []Message, s state) step {
 	if lastText(history[s.turnStart:]) == "" {
 		return step{action: actEnd, ending: ending{reason: StopProviderFailed, err: errCallsWithoutTools}}
@@ -107,12 +110,12 @@ func decideUnoffered(history []Message, s state) step {
 	return step{action: actEnd, ending: ending{reason: StopAnswered, truncated: s.truncated}}
 }
 
-// decideCalls decides on tool calls that have no result yet.
+// decideCalls returns the step for tool calls that have no result yet.
 func decideCalls(pending []ToolUse, s state) step {
 	if s.closing != nil || !s.hasTools {
 		return step{action: actHandleCalls, refuse: pending, refusal: refusedNoTools}
 	}
-	// What comes of these calls could never be sent back.
+	// The results of these calls could not be sent to the model.
 	if e := s.meter.Exceeded(limits.StepClosing, s.elapsed); e != nil {
 		return step{action: actHandleCalls, refuse: pending, refusal: refusalMessage(e)}
 	}
@@ -128,10 +131,10 @@ func decideCalls(pending []ToolUse, s state) step {
 	return step{action: actHandleCalls, run: pending}
 }
 
-// topicEmpty marks the nudge for an empty answer.
+// topicEmpty is the topic of the nudge for an empty answer.
 const topicEmpty = "empty"
 
-// decideEmpty gives a model that said nothing at all one more chance.
+// decideEmpty returns the step after an empty answer: one nudge, then the end.
 func decideEmpty(s state) step {
 	if s.nudged[topicEmpty] {
 		return step{action: actEnd, ending: ending{reason: StopProviderFailed, truncated: s.truncated, err: errEmptyAnswer}}
@@ -142,7 +145,8 @@ func decideEmpty(s state) step {
 	return step{action: actNudge, message: nudgeEmpty, topic: topicEmpty}
 }
 
-// decideRound decides whether the model is asked again.
+// decideRound returns the step when the model is next: another call unless a
+// limit is reached or the model is stuck.
 func decideRound(history []Message, s state) step {
 	if e := s.meter.Exceeded(limits.StepClosing, s.elapsed); e != nil {
 		return step{action: actEnd, ending: ending{reason: StopLimit, limit: e, truncated: true}}
@@ -162,7 +166,7 @@ func decideRound(history []Message, s state) step {
 	return step{action: actCallModel}
 }
 
-// closingStep asks for the last answer.
+// closingStep returns the step that requests the last answer.
 func closingStep(e ending) step {
 	message := closeStuck
 	if e.limit != nil {
@@ -196,7 +200,7 @@ func unansweredCalls(history []Message) []ToolUse {
 	return nil
 }
 
-// hasToolResult says that a tool result is among the messages.
+// hasToolResult reports whether a tool result is among the messages.
 func hasToolResult(messages []Message) bool {
 	for _, m := range messages {
 		if m.Role == RoleTool {

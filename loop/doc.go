@@ -1,7 +1,7 @@
-// Package loop is the agent loop: it decides what comes next from the history
-// alone (a pure function), and does it. A turn runs from a user message to its
-// final answer; a round is one model call and all of its tool calls.
+// Package loop implements the agent loop. A turn runs from a user message to the
+// final answer; a round is one model call with all of its tool calls. A pure
+// function chooses each step from the history and the usage so far.
 //
-// It is rank 3: it speaks to a [Model] and to a dispatcher, and never imports
-// sandbox. Providers are sub-packages, one each.
+// The package calls a [Model] and a dispatcher, and never imports sandbox. Each
+// provider is a subpackage.
 package loop

@@ -7,8 +7,8 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// endingForCause maps what ended the context, or what the dispatcher returned, to a
-// stop reason. What none of the known errors explains is a cancellation.
+// endingForCause returns the ending for the cause of a cancelled context or for an
+// error of the dispatcher. An unknown error is a cancellation.
 func endingForCause(cause error) ending {
 	if exceeded, ok := errors.AsType[*limits.ExceededError](cause); ok {
 		return ending{reason: StopLimit, limit: exceeded, truncated: true, err: cause}
@@ -27,8 +27,8 @@ func endingForCause(cause error) ending {
 	return ending{reason: reason, err: cause}
 }
 
-// endingForModelError maps a model's failure to a stop reason. used and window are the
-// tokens of the last call and of the model's context, where they are known.
+// endingForModelError returns the ending for a model's failure. used and window are
+// the tokens of the last call and of the model's context window, or 0 if unknown.
 func endingForModelError(err error, used, window int64) ending {
 	e := ending{reason: StopProviderFailed, err: err}
 	switch errorClass(err) {
@@ -42,7 +42,7 @@ func endingForModelError(err error, used, window int64) ending {
 	return e
 }
 
-// errorClass is the class of a model's failure, other where it has none.
+// errorClass returns the class of a model's failure; [ModelOther] if it has none.
 func errorClass(err error) ErrorClass {
 	if failure, ok := errors.AsType[*ModelError](err); ok {
 		return failure.Class
@@ -50,7 +50,8 @@ func errorClass(err error) ErrorClass {
 	return ModelOther
 }
 
-// describeErrorClass is what a user sees of a model's failure; the detail is in the log.
+// describeErrorClass returns the message for users about a model's failure. The
+// log has the details.
 func describeErrorClass(c ErrorClass) string {
 	switch c {
 	case ModelRateLimit:

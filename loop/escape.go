@@ -6,20 +6,19 @@ import (
 	"unicode/utf8"
 )
 
-// escapedOpener replaces the "<" of a tag that must not be read as one. It is
-// plain text under every decoding, which "&lt;" is not.
+// escapedOpener replaces the "<" of an escaped tag. Unlike "&lt;", it stays plain
+// text under every decoding.
 const escapedOpener = "[lt]"
 
-// escapeBoundary takes the opening angle bracket away from everything in text
-// that a generous reader could take for a tag of our wrapper: any case, wide
-// or look-alike brackets and letters, invisible characters anywhere, other
-// separators, HTML entities, percent and backslash escapes. All other text
-// stays byte for byte.
+// escapeBoundary replaces the opening angle bracket of everything in text that a
+// model could accept as a tag of the wrapper. That includes any case, wide or
+// look-alike brackets and letters, invisible characters, other separators, HTML
+// entities, and percent and backslash escapes. All other text is unchanged.
 func escapeBoundary(text string) string {
 	var out strings.Builder
 	done := 0
 	for i := 0; i < len(text); {
-		// Most of a text is plain letters, which need no decoding.
+		// Fast path: most bytes are plain and need no decoding.
 		if c := text[i]; c < utf8.RuneSelf && c != '<' && c != '&' && c != '\\' && c != '%' {
 			i++
 			continue
@@ -39,10 +38,10 @@ func escapeBoundary(text string) string {
 	return out.String()
 }
 
-// isTagName says that the rest of a text, right after an opening bracket,
-// starts with our tag's name. Anything but letters, digits and brackets may
-// stand before and between its letters, however much: the next bracket ends
-// the search, so that all searches together read a text once.
+// isTagName reports whether rest, the text after an opening bracket, starts with
+// the name of the wrapper's tags. Anything but letters, digits and brackets may
+// precede each letter. The next bracket ends the search, so all searches together
+// read a text once.
 func isTagName(rest string) bool {
 	name := boundaryLetters
 	for name != "" && rest != "" {
@@ -58,9 +57,9 @@ func isTagName(rest string) bool {
 	return name == ""
 }
 
-// decodeUnit reads one character, however it is spelled, and folds it to the
-// plain ASCII letter or bracket that it looks like. n is how many bytes of s
-// it takes, at least one. Characters without a fold come back as they are.
+// decodeUnit decodes the first character of s, plain or escaped, and folds it to
+// the ASCII letter or bracket that it resembles, if any. n is its length in s, at
+// least one byte.
 func decodeUnit(s string) (r rune, n int) {
 	switch s[0] {
 	case '&':
@@ -76,9 +75,9 @@ func decodeUnit(s string) (r rune, n int) {
 	return foldRune(r), n
 }
 
-// decodeEntity reads an HTML entity that is a bracket, or any by number, with or
-// without its semicolon, and with any number of "amp;" before. Like the other
-// decoders it returns zeros if s doesn't start with one.
+// decodeEntity decodes an HTML entity: a bracket by name, or any character by
+// number. The semicolon is optional, and any number of "amp;" may precede. Like
+// the other decoders, it returns zeros if s doesn't start with one.
 func decodeEntity(s string) (r rune, n int) {
 	rest, more := s[1:], true
 	for more {
@@ -105,11 +104,12 @@ func decodeEntity(s string) (r rune, n int) {
 	return v, len(s) - len(strings.TrimPrefix(after, ";"))
 }
 
-// maxBackslashes bounds how often an escape may be escaped itself.
+// maxBackslashes is the number of backslashes before an escape, beyond which it
+// is not decoded.
 const maxBackslashes = 16
 
-// decodeBackslash reads \x3c, \u003c, \u{3c}, \U0000003c and \74, with up to
-// [maxBackslashes] before them.
+// decodeBackslash decodes \x3c, \u003c, \u{3c}, \U0000003c and \74, with up to
+// [maxBackslashes] backslashes.
 func decodeBackslash(s string) (r rune, n int) {
 	offset := 1
 	for offset < min(len(s), maxBackslashes) && s[offset] == '\\' {
@@ -140,11 +140,11 @@ func decodeBackslash(s string) (r rune, n int) {
 	}
 }
 
-// decodeHex reads exactly n hexadecimal digits at an offset.
+// decodeHex decodes exactly n hexadecimal digits at an offset.
 func decodeHex(s string, offset, n int) (rune, int) { return decodeNumber(s, offset, n, 16) }
 
-// decodeNumber reads exactly n digits at an offset and returns the offset of
-// their end, 0 if they are not there.
+// decodeNumber decodes exactly n digits at an offset. It returns their value and
+// the offset of their end, which is 0 if there are fewer digits.
 func decodeNumber(s string, offset, n int, base rune) (v rune, end int) {
 	if len(s) < offset+n {
 		return
@@ -156,8 +156,8 @@ func decodeNumber(s string, offset, n int, base rune) (v rune, end int) {
 	return v, offset + n
 }
 
-// cutNumber returns the value of all digits that s starts with, at most the
-// largest rune, and what follows them.
+// cutNumber returns the value of all leading digits of s, at most the largest
+// rune, and the rest of s.
 func cutNumber(s string, base rune) (v rune, after string) {
 	for s != "" && digitValue(s[0], base) >= 0 {
 		v = min(v*base+digitValue(s[0], base), unicode.MaxRune)
@@ -175,7 +175,7 @@ func cutPrefixFold(s, prefix string) (after string, found bool) {
 	return s[n:], true
 }
 
-// digitValue is the value of a digit in base 8, 10 or 16, or -1.
+// digitValue returns the value of a digit in base 8, 10 or 16, or -1.
 func digitValue(b byte, base rune) rune {
 	v := rune(b|0x20-'a') + 10 // 16 or more unless b is a letter from a to f
 	if '0' <= b && b <= '9' {
@@ -187,7 +187,7 @@ func digitValue(b byte, base rune) rune {
 	return v
 }
 
-// foldRune maps a character to the plain one that it passes for.
+// foldRune returns the ASCII character that r resembles, in lower case, or r.
 func foldRune(r rune) rune {
 	if r < utf8.RuneSelf {
 		if 'A' <= r && r <= 'Z' {
@@ -210,8 +210,8 @@ func foldRune(r rune) rune {
 	return foldLookalike(r)
 }
 
-// foldLookalike maps brackets, and the letters of our tag's name, from other
-// scripts and with marks; everything else stays.
+// foldLookalike returns the ASCII bracket, or letter of the tag's name, that r
+// resembles: one of another script or with a mark. Otherwise it returns r.
 func foldLookalike(r rune) rune {
 	switch r {
 	case '﹤', '‹', '\u2329', '〈', '⟨', '˂', 'ᐸ', '❮', '❰', '≺', '⧼', '《', '«':

@@ -7,46 +7,48 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// Event is what the loop reports through its one hook. The set is sealed.
-// Events carry no wire tags: runner renders them as records.
+// Event is an event of a turn, reported through [Options].Emit. The types of this
+// package are the only ones. They have no JSON tags: runner encodes them as
+// records.
 type Event interface{ loopEvent() }
 
-// MessageAdded says that the history grew by one message.
+// MessageAdded reports a new message in the history.
 type MessageAdded struct{ Message Message }
 
-// ModelCallStarted and its two ends frame a model call.
+// ModelCallStarted reports the start of a model call. A [ModelCallCompleted] or a
+// [ModelCallFailed] follows it.
 type ModelCallStarted struct {
-	Round int // from 1; 0 for a closing completion
+	Round int // from 1; 0 for the closing completion
 	Model ModelInfo
-	Tools int // offered
+	Tools int // the number of tools offered
 }
 
-// ModelCallCompleted is the good end.
+// ModelCallCompleted reports the successful end of a model call.
 type ModelCallCompleted struct {
 	Round      int
 	Latency    time.Duration
-	FirstDelta time.Duration // 0 where nothing was streamed
+	FirstDelta time.Duration // the time until the first delta; 0 without one
 	Usage      limits.Usage
 	Finish     string
 	ToolCalls  int
 }
 
-// ModelCallFailed is the bad end.
+// ModelCallFailed reports the failure of a model call.
 type ModelCallFailed struct {
 	Round   int
 	Class   ErrorClass
 	Status  int
-	Message string // generic, for users
-	ErrorID string // names the log entry
+	Message string // for users; without the provider's details
+	ErrorID string // identifies the log entry
 }
 
-// TextDelta is a piece of an answer. It is never stored.
+// TextDelta reports a piece of an answer. It is never stored.
 type TextDelta struct{ Text string }
 
-// TurnStarted and TurnEnded frame a turn.
+// TurnStarted reports the start of a turn. It is the turn's first event.
 type TurnStarted struct{ Turn string }
 
-// TurnEnded says how a turn ended.
+// TurnEnded reports the end of a turn. It is the turn's last event.
 type TurnEnded struct {
 	Turn      string
 	Reason    StopReason
@@ -55,29 +57,32 @@ type TurnEnded struct {
 	Wall      time.Duration
 }
 
-// BudgetWarning says that four fifths of a limit are used, once each.
+// BudgetWarning reports that four fifths of a limit are used, once per limit.
 type BudgetWarning struct {
 	Kind        limits.Kind
 	Limit, Used int64
 }
 
-// CallRefused says that the loop itself answered a tool call, which never
-// reached the dispatcher. It is the terminal event of that call.
+// CallRefused reports a tool call that the loop answered itself, without the
+// dispatcher. It is the terminal event of the call.
 type CallRefused struct {
 	CallID string
 	Name   tools.Name
-	// Class is permission_denied for a limit, cancelled where the run ended first.
+	// Class is permission_denied for a limit, and cancelled if the run ended
+	// before the call.
 	Class tools.ErrorClass
-	// Reason is "limit", "no_tools", "too_many_calls" or the stop reason.
+	// Reason is "limit", "no_tools", "too_many_calls", "interrupted" or the
+	// stop reason.
 	Reason  string
-	Message string // as the model sees it
+	Message string // for the model
 }
 
-// ContextShortened says that old tool results are sent shortened from now on,
-// because the model's context window is nearly full. The history keeps them whole.
+// ContextShortened reports that further old tool results are shortened in
+// requests, because the model's context window is nearly full. The history keeps
+// them whole.
 type ContextShortened struct {
-	Results int
-	Bytes   int64 // left out
+	Results int   // the number of results
+	Bytes   int64 // the number of bytes left out
 }
 
 func (CallRefused) loopEvent()        {}

@@ -8,19 +8,21 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// newULID is the default of Options.NewID.
+// newULID returns a new ID with a prefix. It is the default of [Options].NewID.
 func newULID(prefix string) string {
 	return prefix + "_" + ulid.MustNew(ulid.Now(), rand.Reader).String()
 }
 
-// callIdentifier gives tool calls our ids and canonical names, once, at the loop's edge.
+// callIdentifier assigns IDs and canonical names to the tool calls of a model's
+// answers.
 type callIdentifier struct {
 	newID func(prefix string) string
-	// seen holds the provider's ids of this session.
+	// seen has the provider's IDs of the session.
 	seen map[string]bool
 }
 
-// newCallIdentifier knows the provider ids of an earlier history.
+// newCallIdentifier returns a callIdentifier that knows the provider's IDs in
+// history.
 func newCallIdentifier(newID func(string) string, history []Message) callIdentifier {
 	id := callIdentifier{newID: newID, seen: map[string]bool{}}
 	for _, m := range history {
@@ -31,14 +33,14 @@ func newCallIdentifier(newID func(string) string, history []Message) callIdentif
 	return id
 }
 
-// maxProviderIDBytes bounds a provider's id of a call; the longest in use are
-// about 40 bytes.
+// maxProviderIDBytes is the longest accepted ID of a provider. The longest in use
+// have about 40 bytes.
 const maxProviderIDBytes = 128
 
-// identifyMessage makes an assistant's message of ours from an adapter's response. Where
-// the provider cut the answer, its last block is the one that is cut: a call
-// there is marked and never runs, however complete it looks. limit bounds names
-// on the provider's wire, see [ModelInfo].
+// identifyMessage returns the assistant's message of an adapter's response, with
+// identified calls. If the provider cut the answer and its last block is a call,
+// the call gets an InputError and never runs, even if it looks complete.
+// maxNameBytes bounds names on the provider's wire, see [ModelInfo].
 func (id callIdentifier) identifyMessage(resp Response, offered []tools.Definition, maxNameBytes int) Message {
 	names := wireNames(offered, maxNameBytes)
 	m := Message{Role: RoleAssistant}
@@ -54,7 +56,8 @@ func (id callIdentifier) identifyMessage(resp Response, offered []tools.Definiti
 	return m
 }
 
-// identifyCall identifies one call.
+// identifyCall returns u with an ID, its canonical name and its parsed input. It
+// drops a provider's ID that is unusable or was used before.
 func (id callIdentifier) identifyCall(u ToolUse, names map[string]tools.Name, truncated bool) ToolUse {
 	if id.seen[u.ProviderID] || !isUsableID(u.ProviderID) {
 		u.ProviderID = ""
@@ -77,9 +80,8 @@ func (id callIdentifier) identifyCall(u ToolUse, names map[string]tools.Name, tr
 	return u
 }
 
-// wireNames maps the forms of each offered tool's name, the shortened one
-// included, to the canonical one. A form of two tools is neither's: it maps to "",
-// which is no tool.
+// wireNames maps each form of the offered tools' names, including the shortened
+// one, to the canonical name. A form that two tools share maps to "".
 func wireNames(offered []tools.Definition, maxNameBytes int) map[string]tools.Name {
 	names := make(map[string]tools.Name, 2*len(offered))
 	for _, d := range offered {
@@ -101,7 +103,7 @@ func wireNames(offered []tools.Definition, maxNameBytes int) map[string]tools.Na
 	return names
 }
 
-// isUsableID says that a provider's id can be sent back in any provider's wire.
+// isUsableID reports whether a provider's ID can be sent to any provider.
 func isUsableID(id string) bool {
 	if id == "" || len(id) > maxProviderIDBytes {
 		return false

@@ -10,11 +10,11 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// parseInput makes the JSON object of a tool call from the arguments as the
-// model wrote them. Nothing at all, and null, are the empty object; an object
-// inside a JSON string is taken out of it, because some endpoints encode twice.
-// Where the arguments are no object the second result says where and why, in
-// words for the model, and the first is the empty object.
+// parseInput returns the JSON object in the arguments that the model wrote for a
+// tool call. Empty arguments and null are the empty object. An object inside a
+// JSON string is decoded, because some endpoints encode twice. If the arguments
+// are not an object, parseInput returns the empty object and a message for the
+// model with the position and the problem.
 func parseInput(raw string) (json.RawMessage, string) {
 	empty := json.RawMessage("{}")
 	data := bytes.TrimSpace([]byte(strings.TrimPrefix(raw, "\ufeff")))
@@ -36,9 +36,8 @@ func parseInput(raw string) (json.RawMessage, string) {
 	return json.RawMessage(data), ""
 }
 
-// isNestedDeeper reports whether valid JSON is nested deeper than most. What is
-// deeper than a tool takes is kept as text: many parsers could not read a record
-// that holds it as JSON.
+// isNestedDeeper reports whether valid JSON is nested deeper than limit. Many
+// parsers can't read a record with deeply nested JSON, so it is kept as text.
 func isNestedDeeper(data []byte, limit int) bool {
 	depth, quoted := 0, false
 	for i := 0; i < len(data); i++ {
@@ -60,7 +59,8 @@ func isNestedDeeper(data []byte, limit int) bool {
 	return false
 }
 
-// decodeObjectString returns the content of a JSON string that holds an object.
+// decodeObjectString returns the content of a JSON string and whether data is a
+// JSON string with an object in it.
 func decodeObjectString(data []byte) (string, bool) {
 	var s string
 	if data[0] != '"' || json.Unmarshal(data, &s) != nil {
@@ -69,7 +69,8 @@ func decodeObjectString(data []byte) (string, bool) {
 	return s, strings.HasPrefix(strings.TrimSpace(s), "{")
 }
 
-// describeSyntax says where data stops being JSON, with what stands there.
+// describeSyntax returns a message with the position of the first syntax error in
+// data and the text around it.
 func describeSyntax(data []byte) string {
 	var v any
 	syntax, ok := errors.AsType[*json.SyntaxError](json.Unmarshal(data, &v))
@@ -87,7 +88,7 @@ func describeSyntax(data []byte) string {
 	return fmt.Sprintf("the arguments are not valid JSON: %v at line %d, column %d, near %q", syntax, line, column, near)
 }
 
-// jsonKind names a JSON value by its first byte.
+// jsonKind returns the kind of a JSON value, with its article, by its first byte.
 func jsonKind(first byte) string {
 	switch first {
 	case '[':

@@ -8,11 +8,11 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// Role is who a message is from.
+// Role is the sender of a message.
 type Role string
 
-// The roles. A tool message holds exactly one ToolResult; an adapter may merge
-// neighbours for its wire.
+// The roles. A tool message has exactly one ToolResult. An adapter may merge
+// neighbouring tool messages on its wire.
 const (
 	RoleSystem    Role = "system"
 	RoleUser      Role = "user"
@@ -26,7 +26,8 @@ type Message struct {
 	Blocks []Block `json:"blocks"`
 }
 
-// joinedText is the message's text, its blocks joined; "" where there is only white space.
+// joinedText returns the text blocks of the message, joined by newlines, or "" if
+// they are only white space.
 func (m Message) joinedText() string {
 	var parts []string
 	for _, b := range m.Blocks {
@@ -41,7 +42,7 @@ func (m Message) joinedText() string {
 	return joined
 }
 
-// toolUses are the message's tool calls, in order.
+// toolUses returns the tool calls of the message, in order.
 func (m Message) toolUses() []ToolUse {
 	var uses []ToolUse
 	for _, b := range m.Blocks {
@@ -52,7 +53,7 @@ func (m Message) toolUses() []ToolUse {
 	return uses
 }
 
-// lastText is the last text of an assistant among the messages, or "".
+// lastText returns the last text of an assistant in the messages, or "".
 func lastText(messages []Message) string {
 	for _, m := range slices.Backward(messages) {
 		if m.Role == RoleAssistant && m.joinedText() != "" {
@@ -62,12 +63,12 @@ func lastText(messages []Message) string {
 	return ""
 }
 
-// NewText is a message of one text.
+// NewText returns a message with one text block.
 func NewText(role Role, text string) Message {
 	return Message{Role: role, Blocks: []Block{{Text: &Text{Text: text}}}}
 }
 
-// Block is one piece of a message; exactly one field is set.
+// Block is one part of a message; exactly one field is set.
 type Block struct {
 	Text       *Text       `json:"text,omitempty"`
 	ToolUse    *ToolUse    `json:"tool_use,omitempty"`
@@ -80,25 +81,28 @@ type Text struct {
 	Text string `json:"text"`
 }
 
-// ToolUse is a call that the model made. An adapter fills ProviderID, Name as
-// it is on its wire, and Raw with the arguments as they came; the loop does the rest.
+// ToolUse is a tool call that the model made. An adapter sets ProviderID, Name
+// (the name on its wire) and Raw (the arguments as received). The loop sets the
+// other fields.
 type ToolUse struct {
-	// ID is ours (tu_ and a ULID), unique in the session; ProviderID is what
-	// the provider called it, "" where it gave none that can be used.
-	ID         string `json:"id"`
+	// ID is unique in the session: "tu_" and a ULID.
+	ID string `json:"id"`
+	// ProviderID is the provider's ID of the call, or "" if it has no usable
+	// one.
 	ProviderID string `json:"provider_id,omitempty"`
-	// Name is canonical, or as the model wrote it where it is unknown.
+	// Name is the canonical name, or the name that the model wrote if no offered
+	// tool has it.
 	Name tools.Name `json:"name"`
-	// Input is a JSON object; {} where InputError is set.
+	// Input is a JSON object. It is {} if InputError is set.
 	Input json.RawMessage `json:"input"`
-	// InputError says where the arguments that the model wrote are not a JSON
-	// object, and Raw keeps them.
+	// InputError is the reason why the call's arguments can't be used, if so.
 	InputError string `json:"input_error,omitempty"`
-	Raw        string `json:"raw,omitempty"`
+	// Raw is the arguments as received, if InputError is set.
+	Raw string `json:"raw,omitempty"`
 }
 
-// WireID is the id by which a provider knows the call: its own where it gave
-// one, ours otherwise.
+// WireID returns the ID of the call on a provider's wire: ProviderID if there is
+// one, otherwise ID.
 func (u ToolUse) WireID() string {
 	if u.ProviderID != "" {
 		return u.ProviderID
@@ -106,8 +110,8 @@ func (u ToolUse) WireID() string {
 	return u.ID
 }
 
-// WireIDs maps our ids of all tool calls in messages to [ToolUse.WireID], so
-// that an adapter can name the call that a result answers.
+// WireIDs maps the ID of each tool call in messages to its [ToolUse.WireID].
+// Adapters use it to name the call that a result answers.
 func WireIDs(messages []Message) map[string]string {
 	ids := map[string]string{}
 	for _, m := range messages {
@@ -118,15 +122,15 @@ func WireIDs(messages []Message) map[string]string {
 	return ids
 }
 
-// ToolResult answers one ToolUse.
+// ToolResult is the result of one ToolUse.
 type ToolResult struct {
 	ToolUseID string        `json:"tool_use_id"`
 	Content   []tools.Block `json:"content"`
 	IsError   bool          `json:"is_error"`
 }
 
-// Thinking is a provider's reasoning, kept because some must be sent back
-// unchanged with its signature.
+// Thinking is reasoning of the model. It is kept because some providers require
+// it back, unchanged and with its signature.
 type Thinking struct {
 	Text      string `json:"text"`
 	Signature string `json:"signature,omitempty"`

@@ -12,57 +12,60 @@ import (
 
 // Model is one model of one provider. It is safe for concurrent use.
 type Model interface {
-	// Complete makes one call. Deltas of the answer go to onDelta (may be
-	// nil) as they arrive, from the calling goroutine. Cancelling ctx ends it
-	// with an error that wraps context.Cause(ctx). Other failures are a
-	// *ModelError. It retries by itself what may be retried, and never after
-	// a response has begun.
+	// Complete makes one model call. It passes the pieces of the answer to
+	// onDelta, unless that is nil, as they arrive and from the calling
+	// goroutine. If ctx is cancelled, the error wraps context.Cause(ctx); other
+	// failures are a *ModelError. Complete retries where that is safe, but
+	// never after a response has begun.
 	Complete(ctx context.Context, req Request, onDelta func(Delta)) (Response, error)
-	// Info names the model for records.
+	// Info returns the identity of the model, for records.
 	Info() ModelInfo
 }
 
-// ModelInfo names a model.
+// ModelInfo identifies a model.
 type ModelInfo struct {
 	Provider string `json:"provider"` // openai, replay, …
 	Model    string `json:"model"`
 	BaseURL  string `json:"base_url,omitempty"`
-	// ToolNameBytes bounds the names of tools on the provider's wire; zero means
-	// [tools.MaxNameBytes].
+	// ToolNameBytes is the longest name of a tool on the provider's wire; zero
+	// means [tools.MaxNameBytes].
 	ToolNameBytes int `json:"-"`
 }
 
-// Request is one model call. The adapter must not change or keep it.
+// Request is the request of one model call. The adapter must not change or keep
+// it.
 type Request struct {
 	Messages []Message
-	// Tools are offered; empty means that the wire has no tools field.
+	// Tools are the tools offered to the model. If empty, the wire form has no
+	// tools field.
 	Tools []tools.Definition
-	// MaxOutputTokens bounds the answer; zero leaves it to the provider.
+	// MaxOutputTokens is the longest answer; zero means the provider's default.
 	MaxOutputTokens int64
 }
 
 // Delta is a piece of an answer as it arrives. One field is set.
 type Delta struct {
 	Text string
-	// ToolName is set when a call's name is known, before its arguments are.
+	// ToolName is the name of a call. It is sent before the call's arguments
+	// are complete.
 	ToolName string
 }
 
-// Response is the whole answer of a model call.
+// Response is the complete answer of a model call.
 type Response struct {
 	// Message is an assistant message: text and tool uses in order.
 	Message Message
 	Usage   limits.Usage
-	// Finish is the provider's word, for records; nothing is decided by it
-	// but that "length" in the middle of a call never runs the call.
+	// Finish is the finish reason that the provider reported, for records.
 	Finish string
-	// ID and Model are what the provider said.
+	// ID and Model are the values that the provider reported.
 	ID, Model string
-	// Truncated says that the provider cut the answer at its output limit.
+	// Truncated reports whether the provider cut the answer at its output limit.
+	// A call at the end of a truncated answer is never run.
 	Truncated bool
 }
 
-// ErrorClass classes a provider's failure.
+// ErrorClass is the class of a provider's failure.
 type ErrorClass string
 
 // The classes of a [ModelError].
@@ -77,25 +80,27 @@ const (
 	ModelOther           ErrorClass = "other"
 )
 
-// ModelError is a failure of a provider. Its text may hold what the provider
-// said and is for the log; users see the class, a generic sentence, and Said.
+// ModelError is the error of a failed model call. Its text may contain words of
+// the provider and is for the log. Users see a message for the class, and
+// ProviderMessage.
 type ModelError struct {
 	Class      ErrorClass
-	Status     int           // HTTP status, 0 where there was none
-	RetryAfter time.Duration // what the provider asked for, 0 where it did not
+	Status     int           // HTTP status, or 0
+	RetryAfter time.Duration // the delay that the provider asked for, or 0
 	Err        error
-	// Visible says that Err is our own words, and may be shown to users.
+	// Visible reports whether Err may be shown to users: it contains no words of
+	// the provider.
 	Visible bool
-	// ProviderMessage is the provider's message about the request's model, key or quota,
-	// without the key, for users; "" if there is none.
+	// ProviderMessage is the provider's message about the request's model, key
+	// or quota, for users; "" if there is none. It never contains the key.
 	ProviderMessage string
 }
 
-// Error gives the class and the cause.
+// Error returns a message with the class and the cause.
 func (e *ModelError) Error() string { return fmt.Sprintf("model %s: %v", e.Class, e.Err) }
 
-// Unwrap gives the cause.
+// Unwrap returns e.Err.
 func (e *ModelError) Unwrap() error { return e.Err }
 
-// ErrNoModel says that no model was configured.
+// ErrNoModel is the error of [Run] for options without a model.
 var ErrNoModel = errors.New("no model configured")

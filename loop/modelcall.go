@@ -13,8 +13,10 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// callModel makes one model call and adds its answer to the history. withTools is
-// false for the closing completion.
+// callModel requests an answer of the model and adds it to the history. withTools
+// is false for the closing completion. If the provider refuses the conversation
+// as too long, it shortens old results and requests again. It returns the ending
+// if the turn can't go on.
 func (t *turn) callModel(ctx context.Context, withTools bool) *ending {
 	round := 0
 	var offered []tools.Definition
@@ -34,14 +36,14 @@ func (t *turn) callModel(ctx context.Context, withTools bool) *ending {
 		if ctx.Err() != nil {
 			return new(endingForCause(context.Cause(ctx)))
 		}
-		// Every refusal that follows shortens more, so this comes to an end.
+		// Each refusal shortens more, so the loop ends.
 		if errorClass(err) != ModelContextOverflow || !t.shortenResults(shortenAll) {
 			return new(endingForModelError(err, t.view.tokens, t.ContextWindow))
 		}
 	}
 }
 
-// requestCompletion makes the call itself and reports it.
+// requestCompletion makes one model call and emits its events.
 func (t *turn) requestCompletion(ctx context.Context, round int, offered []tools.Definition) (Response, error) {
 	t.emit(ModelCallStarted{Round: round, Model: t.Model.Info(), Tools: len(offered)})
 	if t.emitErr != nil {
@@ -82,7 +84,7 @@ func (t *turn) requestCompletion(ctx context.Context, round int, offered []tools
 	return resp, nil
 }
 
-// reportModelFailure reports a failed call: the class to the user, the rest to the log.
+// reportModelFailure emits the class of a failed call and logs its cause.
 func (t *turn) reportModelFailure(ctx context.Context, round int, err error) {
 	if ctx.Err() != nil {
 		t.emit(ModelCallFailed{Round: round, Class: ModelCancelled, Message: describeErrorClass(ModelCancelled)})
@@ -107,12 +109,13 @@ func (t *turn) reportModelFailure(ctx context.Context, round int, err error) {
 	t.emit(failed)
 }
 
-// acceptResponse adds an answer to the history and counts what it says about limits.
+// acceptResponse adds an answer to the history, and warns and shortens if limits
+// are near.
 func (t *turn) acceptResponse(resp Response, offered []tools.Definition) {
 	m := t.identifier.identifyMessage(resp, offered, t.Model.Info().ToolNameBytes)
 	t.state.truncated = resp.Truncated
-	// An empty message is no part of a conversation, and providers refuse it;
-	// decide finds it missing.
+	// Providers refuse a conversation with an empty message; nextStep handles
+	// its absence.
 	if m.joinedText() != "" || len(m.toolUses()) > 0 {
 		t.addMessage(m)
 		delete(t.state.nudged, topicEmpty)
@@ -126,7 +129,7 @@ func (t *turn) acceptResponse(resp Response, offered []tools.Definition) {
 	}
 }
 
-// emitWarnings reports limits of which four fifths are used.
+// emitWarnings emits a warning for each limit of which four fifths are used.
 func (t *turn) emitWarnings() {
 	for _, w := range t.meter.Warnings(time.Since(t.started)) {
 		t.emit(BudgetWarning{Kind: w.Kind, Limit: w.Limit, Used: w.Used})
@@ -137,13 +140,13 @@ func (t *turn) emitWarnings() {
 	}
 }
 
-// nearWindow reports whether four fifths of the model's window are used.
+// nearWindow reports whether four fifths of the model's context window are used.
 func (t *turn) nearWindow() bool {
 	return t.ContextWindow > 0 && t.view.tokens >= t.ContextWindow-t.ContextWindow/5
 }
 
-// shortenResults sends old results shortened from now on, about as many tokens as
-// asked, and says whether there was any left to shorten.
+// shortenResults shortens old results in future requests by about the given
+// number of tokens. It reports whether there was a result left to shorten.
 func (t *turn) shortenResults(tokens int64) bool {
 	n, bytes := t.view.shortenOldest(t.history, tokens)
 	if n > 0 {

@@ -2,8 +2,8 @@ package loop
 
 import "regexp"
 
-// volatilePatterns are the parts of a tool result that differ from one run to the next
-// although nothing does: ids, moments and durations.
+// volatilePatterns match the parts of a tool result that differ between equal
+// runs: IDs, times and durations.
 var volatilePatterns = []struct {
 	pattern *regexp.Regexp
 	stands  string
@@ -15,8 +15,8 @@ var volatilePatterns = []struct {
 	{regexp.MustCompile(`\b(\d+h)?(\d+m)?\d+(\.\d+)?\s?(ns|µs|us|ms|s|secs?|seconds?)\b`), "<duration>"},
 }
 
-// NormalizeResult replaces what differs from run to run in the text of a tool
-// result (ids, moments, durations), so that two results can be compared.
+// NormalizeResult replaces IDs, times and durations in the text of a tool result
+// by placeholders, so that the results of two runs can be compared.
 func NormalizeResult(text string) string {
 	for _, v := range volatilePatterns {
 		text = v.pattern.ReplaceAllString(text, v.stands)

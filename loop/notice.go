@@ -8,9 +8,8 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// What the loop itself tells the model. A message that is ours and not the
-// user's starts with [noticePrefix]; tool output never comes in a user message,
-// so it can't pose as one.
+// Notices of the loop to the model. A notice is a user message that starts with
+// [noticePrefix]. Tool output is never in a user message, so it can't imitate one.
 const (
 	noticePrefix = "[caisson] "
 
@@ -28,25 +27,26 @@ const (
 		"do it in smaller steps"
 )
 
-// Causes of bad ends that are nobody's error value.
+// Causes of endings that no other error explains.
 var (
 	errStuck             = errors.New("the model repeated the same calls with the same results")
 	errEmptyAnswer       = errors.New("the model gave an empty answer twice in a row")
 	errCallsWithoutTools = errors.New("the model called tools though none were offered")
 )
 
-// closeLimitMessage asks for the closing answer at a limit.
+// closeLimitMessage returns the notice that requests the closing answer when a
+// limit is reached.
 func closeLimitMessage(e *limits.ExceededError) string {
 	return fmt.Sprintf("%sThe limit of %s is reached, so no more tools can be used. Give your final answer now: "+
 		"what is done, what is not, and what should be done next.", noticePrefix, describeLimit(e))
 }
 
-// refusalMessage is the result of a call that a limit kept from running.
+// refusalMessage returns the result of a call that was refused because of a limit.
 func refusalMessage(e *limits.ExceededError) string {
 	return fmt.Sprintf("Not run: the limit of %s is reached.", describeLimit(e))
 }
 
-// describeLimit names a limit in words.
+// describeLimit returns a limit in words, such as "50 rounds".
 func describeLimit(e *limits.ExceededError) string {
 	switch e.Kind {
 	case limits.KindRounds:

@@ -12,77 +12,79 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// dispatcher is what the loop needs of tools.Dispatcher.
+// dispatcher is the part of tools.Dispatcher that the loop needs.
 type dispatcher interface {
-	// Definitions are the tools that this session may use, in a stable order.
+	// Definitions returns the tools that the session may use, in a stable order.
 	Definitions() []tools.Definition
-	// Round runs all calls of one assistant message and returns one result
-	// each, in request order. Its error ends the run: the loss of the
-	// sandbox, an approver who is missing under --on-prompt fail, a record
-	// that can't be written. Results are complete even then.
+	// Round runs all calls of one assistant message and returns one result per
+	// call, in the order of the calls. An error ends the run, for example if the
+	// sandbox is lost, an approver is required and missing, or a record can't
+	// be written. The results are complete even then.
 	Round(ctx context.Context, calls []tools.Call) ([]tools.Result, error)
 }
 
-// Options says what one turn needs. Model, Messages, Session and Turn are required.
+// Options configures one turn. Model, Messages, Session and Turn are required.
 type Options struct {
 	Model Model
-	// Dispatcher runs the tool calls. Nil offers no tools.
+	// Dispatcher runs the tool calls. If nil, no tools are offered.
 	Dispatcher dispatcher
-	// Budget bounds the turn; the zero value sets no limits.
+	// Budget bounds the turn; the zero value has no limits.
 	Budget limits.Budget
-	// System is the system prompt, see [SystemPrompt]. It becomes the first
-	// message where History is empty and is ignored elsewhere. "" is none.
+	// System is the system prompt, see [SystemPrompt]; "" means none. It becomes
+	// the first message if History is empty and is ignored otherwise.
 	System string
-	// History is what came before this turn, recorded already; it is not
-	// reported again. Calls in it that have no result get one that says so and
-	// are never run. Empty for a new session.
+	// History is the conversation before this turn. Its messages are not
+	// reported. Calls in it without a result are never run; they get a result
+	// that reports the interruption.
 	History []Message
-	// Messages open the turn; the last one is the user's. They are reported
-	// as [MessageAdded] right after [TurnStarted].
+	// Messages are the first messages of the turn; the last one is the user's.
+	// They are reported as [MessageAdded] after [TurnStarted].
 	Messages []Message
-	// Session and Turn are the ids that calls and events carry.
+	// Session and Turn are the IDs for calls and events.
 	Session, Turn string
-	// Emit is the one hook for events, called in order and from one
-	// goroutine. Its error ends the turn with [StopTraceUnwritable], and it
-	// is not called again. Nil discards events.
+	// Emit receives the events, in order and from one goroutine. If it returns
+	// an error, the turn ends with [StopTraceUnwritable] and Emit is not called
+	// again. If Emit is nil, events are discarded.
 	Emit func(Event) error
-	// Started is when the run began, from which Budget.WallTime counts; zero
+	// Started is the start of the run, from which Budget.WallTime counts; zero
 	// means now.
 	Started time.Time
-	// MaxOutputTokens bounds one answer; zero leaves it to the provider.
+	// MaxOutputTokens is the longest answer; zero means the provider's default.
 	MaxOutputTokens int64
-	// ContextWindow is the model's window in tokens. Near it old tool results
-	// are shortened in what is sent, never in the history. Zero means
-	// unknown: results are shortened only when the provider refuses.
+	// ContextWindow is the model's context window in tokens. Near it, old tool
+	// results are shortened in requests, never in the history. Zero means
+	// unknown: results are shortened only if the provider refuses a request.
 	ContextWindow int64
-	// NewID makes an id with the given prefix ("tu", "err"); nil means a ULID.
+	// NewID returns a new ID with the given prefix ("tu" or "err"); nil means
+	// ULIDs.
 	NewID func(prefix string) string
-	// Logger gets what a user must not see, such as what a provider said; nil discards.
+	// Logger receives details that users must not see, such as a provider's
+	// error messages; nil discards them.
 	Logger *zap.Logger
 }
 
-// Outcome is how a turn ended. It is complete whatever happened: History has a
-// result for every tool call.
+// Outcome is the outcome of a turn. It is always complete: History has a result
+// for every tool call.
 type Outcome struct {
 	Reason StopReason
-	// Answer is the final text, or the last text there was where a limit or a
-	// failure left none; "" where there never was one.
+	// Answer is the last text of the model in this turn, or "".
 	Answer string
-	// Truncated says that a limit ended it, or that the provider cut the answer.
+	// Truncated reports whether a limit ended the turn or the provider cut the
+	// answer.
 	Truncated bool
-	// Limit is set where Reason is StopLimit.
+	// Limit is the limit that was reached if Reason is StopLimit.
 	Limit *limits.ExceededError
 	Usage limits.Usage
-	// History is everything, the initial messages included.
+	// History is the whole conversation, including [Options].History.
 	History []Message
-	// Err is the cause of a bad end, for the log.
+	// Err is the cause of a failure, for the log.
 	Err error
 }
 
-// ErrInvalid says that [Run] was called with [Options] that make no sense.
+// ErrInvalid is the error of [Run] for invalid [Options].
 var ErrInvalid = errors.New("invalid loop options")
 
-// validate reports the first field that is missing or out of bounds.
+// validate returns an error for the first field that is missing or out of bounds.
 func (o Options) validate() error {
 	switch {
 	case o.Model == nil:

@@ -4,20 +4,22 @@ import (
 	"strings"
 )
 
-// PromptOptions says what the system prompt must tell. The zero value is a
-// session without network in the default workspace.
+// PromptOptions configures the system prompt. The zero value is for a session
+// without network in the default workspace.
 type PromptOptions struct {
-	// Workspace is the workspace's path as the tools see it; "" means /workspace.
+	// Workspace is the path of the workspace in the sandbox; "" means
+	// /workspace.
 	Workspace string
-	// Network says that commands in the sandbox can reach a network.
+	// Network reports whether commands in the sandbox can reach a network.
 	Network bool
-	// Instructions are the operator's own, added at the end; "" is none.
+	// Instructions are the operator's instructions, added at the end; "" means
+	// none.
 	Instructions string
 }
 
-// SystemPrompt is the system prompt of the main agent: where it works, how
-// tools behave, and that a tool's output is data and never an instruction. It
-// is the same for the same options, so that providers can cache it.
+// SystemPrompt returns the system prompt of the main agent. It describes the
+// workspace and the behavior of tools, and declares tool output to be data, never
+// instructions. It depends only on the options, so that providers can cache it.
 func SystemPrompt(o PromptOptions) string {
 	if o.Workspace == "" {
 		o.Workspace = "/workspace"

@@ -9,17 +9,17 @@ import (
 )
 
 const (
-	// minRepeats is how often the same must happen to count as stuck.
+	// minRepeats is the number of equal blocks of rounds that count as stuck.
 	minRepeats = 3
-	// maxPeriod is the longest cycle of rounds that is looked for: A A A,
-	// A B A B A B, and the same with three.
+	// maxPeriod is the number of rounds in the longest such block. With 2, for
+	// example, A A A and A B A B A B are found.
 	maxPeriod = 3
 )
 
-// findRepetition says that the last rounds are one block of rounds, repeated: the
-// same calls with the same results. Rounds before the last user message, which
-// a nudge is too, don't count. The string names the block, wherever in the
-// cycle it was noticed.
+// findRepetition reports whether the last rounds are repetitions of one block of
+// rounds: the same calls with the same results. It ignores rounds before the last
+// user message, which may be a nudge. The string identifies the block; it is the
+// same for every rotation of its rounds.
 func findRepetition(messages []Message) (string, bool) {
 	rounds := lastRounds(messages, maxPeriod*minRepeats)
 	for period := 1; period <= maxPeriod; period++ {
@@ -28,7 +28,7 @@ func findRepetition(messages []Message) (string, bool) {
 			return "", false
 		}
 		tail := rounds[len(rounds)-length:]
-		// Results are long, and seldom need to be looked at.
+		// Compare calls first: hashing results is expensive.
 		if !hasPeriod(tail, period, round.hashCalls) || !hasPeriod(tail, period, round.hashResults) {
 			continue
 		}
@@ -42,7 +42,7 @@ func findRepetition(messages []Message) (string, bool) {
 	return "", false
 }
 
-// hasPeriod says that rounds repeat with a period, by one of their hashes.
+// hasPeriod reports whether the rounds repeat with a period, compared by a hash.
 func hasPeriod(rounds []round, period int, hash func(round) string) bool {
 	for i, r := range rounds[period:] {
 		if hash(r) != hash(rounds[i]) {
@@ -52,13 +52,14 @@ func hasPeriod(rounds []round, period int, hash func(round) string) bool {
 	return true
 }
 
-// round is the calls of one answer and what came of them.
+// round is the calls of one answer and their results.
 type round struct {
 	uses    []ToolUse
 	results map[string]*ToolResult
 }
 
-// lastRounds are the last rounds since the last user message, oldest first.
+// lastRounds returns at most limit of the last rounds since the last user message,
+// oldest first.
 func lastRounds(messages []Message, limit int) []round {
 	var rounds []round
 	results := map[string]*ToolResult{}
@@ -79,12 +80,12 @@ func lastRounds(messages []Message, limit int) []round {
 	return rounds
 }
 
-// hashCalls hashes what was called.
+// hashCalls returns a hash of the names and arguments of the round's calls.
 func (r round) hashCalls() string {
 	var all []any
 	for _, u := range r.uses {
-		// Decoded and encoded again: the order of keys is no difference. Inputs
-		// are always JSON, see parseInput.
+		// Decode the input so that the order of keys makes no difference. It is
+		// always valid JSON, see parseInput.
 		var input any
 		_ = json.Unmarshal(u.Input, &input)
 		all = append(all, u.Name, input, u.Raw)
@@ -92,7 +93,8 @@ func (r round) hashCalls() string {
 	return hashJSON(all)
 }
 
-// hashResults hashes what came of it, without what differs each time.
+// hashResults returns a hash of the round's results, normalized by
+// [NormalizeResult].
 func (r round) hashResults() string {
 	var all []any
 	for _, u := range r.uses {
@@ -109,7 +111,7 @@ func (r round) hashResults() string {
 	return hashJSON(all)
 }
 
-// hashJSON hashes texts and decoded JSON, which always encode.
+// hashJSON returns a hash of values that can be encoded as JSON.
 func hashJSON(all []any) string {
 	h := sha256.New()
 	_ = json.NewEncoder(h).Encode(all)

@@ -11,19 +11,18 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// Run does one turn, from the user's message to its end, and says how it ended.
-// The Outcome is complete whatever happens; the error is for misuse alone and
-// wraps [ErrInvalid] or [ErrNoModel].
+// Run runs one turn and returns its outcome. The error is non-nil only for
+// invalid options; it wraps [ErrInvalid] or [ErrNoModel].
 //
-// Cancelling ctx ends the turn as soon as the model and the running tools have
-// returned. Its cause decides the stop reason: a *limits.ExceededError is
-// [StopLimit], an error that wraps one of the tools package's run-ending errors
-// is that one's reason, anything else [StopCancelled].
+// If ctx is cancelled, the turn ends as soon as the model and the running tools
+// have returned. The cause of the cancellation determines the stop reason:
+// [StopLimit] for a *limits.ExceededError, the corresponding reason for an error
+// of package tools that ends a run, and [StopCancelled] otherwise.
 //
-//	decide (pure)         turn (acts)
-//	─────────────         ───────────
-//	history, state ─────▶ ask the model ──▶ Model.Complete
-//	      ▲               call tools ─────▶ Dispatcher.Round
+//	nextStep (pure)       turn (acts)
+//	───────────────       ───────────
+//	history, state ─────▶ call the model ─▶ Model.Complete
+//	      ▲               run calls ──────▶ Dispatcher.Round
 //	      └── messages ── nudge, close, end
 func Run(ctx context.Context, o Options) (Outcome, error) {
 	if err := o.validate(); err != nil {
@@ -42,7 +41,7 @@ func Run(ctx context.Context, o Options) (Outcome, error) {
 	return t.run(ctx), nil
 }
 
-// turn is one turn under way. It belongs to one goroutine.
+// turn is a running turn. It must be used by one goroutine only.
 type turn struct {
 	Options
 	log        *zap.Logger
@@ -52,11 +51,11 @@ type turn struct {
 	view       view
 	history    []Message
 	state      state
-	// emitErr is the first error of Emit, after which it is not called again.
+	// emitErr is the first error of Emit.
 	emitErr error
 }
 
-// newTurn makes a turn of valid options that has not begun.
+// newTurn returns a turn that has not started. The options must be valid.
 func newTurn(o Options) *turn {
 	meter, _ := limits.NewMeter(o.Budget)
 	if o.NewID == nil {
@@ -81,7 +80,7 @@ func newTurn(o Options) *turn {
 	return t
 }
 
-// run decides and acts until the end.
+// run performs steps until the turn ends.
 func (t *turn) run(ctx context.Context) Outcome {
 	t.startTurn()
 	for {
@@ -92,7 +91,7 @@ func (t *turn) run(ctx context.Context) Outcome {
 			return t.finishTurn(ending{reason: StopTraceUnwritable, err: t.emitErr})
 		}
 		if ctx.Err() != nil {
-			// An answer that is there is not lost to a clock.
+			// A limit does not discard an answer that has arrived.
 			e := endingForCause(context.Cause(ctx))
 			if next.action != actEnd || e.reason != StopLimit {
 				return t.finishTurn(e)
@@ -107,13 +106,13 @@ func (t *turn) run(ctx context.Context) Outcome {
 	}
 }
 
-// startTurn reports the turn's beginning.
+// startTurn emits the start of the turn and adds its first messages.
 func (t *turn) startTurn() {
 	t.emit(TurnStarted{Turn: t.Turn})
 	if len(t.history) == 0 && t.System != "" {
 		t.addMessage(NewText(RoleSystem, t.System))
 	}
-	// Calls that an earlier run left under way are never run again.
+	// Calls that an earlier run left unfinished are never run again.
 	for _, u := range unansweredCalls(t.history) {
 		t.refuseCall(u, refusedInterrupted, tools.ErrorCancelled, "interrupted")
 	}
@@ -123,7 +122,7 @@ func (t *turn) startTurn() {
 	}
 }
 
-// performStep does one step; it returns an ending where the turn can't go on.
+// performStep performs one step. It returns the ending if the turn can't go on.
 func (t *turn) performStep(ctx context.Context, s step) *ending {
 	switch s.action {
 	case actCallModel:
@@ -140,7 +139,7 @@ func (t *turn) performStep(ctx context.Context, s step) *ending {
 		if e == nil || e.reason == StopCancelled || e.reason == StopTraceUnwritable {
 			return e
 		}
-		// Without a last answer the turn still ended for the reason it closed for.
+		// The failed last answer does not change the reason of the ending.
 		return &ending{reason: s.ending.reason, limit: s.ending.limit, truncated: true, err: errors.Join(s.ending.err, e.err)}
 	case actHandleCalls:
 		return t.handleCalls(ctx, s)
@@ -149,7 +148,8 @@ func (t *turn) performStep(ctx context.Context, s step) *ending {
 	}
 }
 
-// finishTurn completes the history and reports the end.
+// finishTurn completes the history, emits the end of the turn and returns its
+// outcome.
 func (t *turn) finishTurn(e ending) Outcome {
 	for _, u := range unansweredCalls(t.history) {
 		t.refuseCall(u, refusedLost, tools.ErrorCancelled, string(e.reason))
@@ -170,13 +170,13 @@ func (t *turn) finishTurn(e ending) Outcome {
 	return out
 }
 
-// addMessage appends to the history and reports it.
+// addMessage appends a message to the history and emits it.
 func (t *turn) addMessage(m Message) {
 	t.history = append(t.history, m)
 	t.emit(MessageAdded{Message: m})
 }
 
-// emit reports one event, unless reporting has failed before.
+// emit passes an event to Emit, unless Emit has failed before.
 func (t *turn) emit(e Event) {
 	if t.Emit == nil || t.emitErr != nil {
 		return
@@ -184,7 +184,7 @@ func (t *turn) emit(e Event) {
 	t.emitErr = t.Emit(e)
 }
 
-// definitions are the tools that are offered now.
+// definitions returns the tools that are currently available.
 func (t *turn) definitions() []tools.Definition {
 	if t.Dispatcher == nil {
 		return nil

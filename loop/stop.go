@@ -1,7 +1,7 @@
 package loop
 
-// StopReason is why a turn ended: a closed set, with one exit status each
-// (docs/exit-status.md).
+// StopReason is the reason why a turn ended. Each has an exit status (see
+// docs/exit-status.md).
 type StopReason string
 
 // The stop reasons.

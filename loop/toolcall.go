@@ -9,8 +9,8 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// handleCalls runs the tool calls of a step and adds one result for each, in the
-// order in which the model made them.
+// handleCalls runs or refuses the tool calls of a step and adds one result per
+// call, in the order of the calls. It returns the ending if the turn can't go on.
 func (t *turn) handleCalls(ctx context.Context, s step) *ending {
 	var failed *ending
 	if len(s.run) > 0 {
@@ -33,8 +33,8 @@ func (t *turn) handleCalls(ctx context.Context, s step) *ending {
 	return failed
 }
 
-// dispatchCalls hands calls to the dispatcher. A dispatcher that leaves a result
-// out, as it must not, can't leave a call without one.
+// dispatchCalls runs calls with the dispatcher and adds their results. If the
+// dispatcher fails to return a result, the call gets an error result.
 func (t *turn) dispatchCalls(ctx context.Context, uses []ToolUse) *ending {
 	calls := make([]tools.Call, 0, len(uses))
 	maxBytes := t.maxResultBytes(len(uses))
@@ -52,7 +52,7 @@ func (t *turn) dispatchCalls(ctx context.Context, uses []ToolUse) *ending {
 	for _, u := range uses {
 		r, ok := byID[u.ID]
 		if !ok {
-			t.log.Error("dispatcher gave no result", zap.String("call", u.ID), zap.String("tool", string(u.Name)))
+			t.log.Error("dispatcher returned no result", zap.String("call", u.ID), zap.String("tool", string(u.Name)))
 			r = tools.Result{CallID: u.ID, Content: []tools.Block{{Text: refusedLost}}, IsError: true}
 		}
 		t.addResult(u.ID, r.Content, r.IsError)
@@ -66,19 +66,19 @@ func (t *turn) dispatchCalls(ctx context.Context, uses []ToolUse) *ending {
 	}
 	e := endingForCause(err)
 	if e.reason == StopCancelled {
-		// Nobody cancelled: the dispatcher failed in a way that has no name.
+		// Nothing was cancelled: the dispatcher failed with an unknown error.
 		e.reason = StopProviderFailed
 	}
 	return &e
 }
 
-// minResultBytes is the least that a result may hold, in bytes: below it the
-// model learns nothing, and a window that is too full is shortened elsewhere.
+// minResultBytes is the smallest bound of a result. A shorter result is of no use
+// to the model; if the window is too full, old results are shortened instead.
 const minResultBytes = 2000
 
-// maxResultBytes is how many bytes one of n results may hold, so that together they
-// take at most half of what the model's window has left; zero where the window
-// is unknown.
+// maxResultBytes returns the bound of each of n results such that together they
+// take at most half of what is left of the context window. It returns 0 if the
+// window is unknown.
 func (t *turn) maxResultBytes(n int) int {
 	if t.ContextWindow == 0 {
 		return 0
@@ -87,13 +87,13 @@ func (t *turn) maxResultBytes(n int) int {
 	return int(max(left/2*tokenBytes/int64(n), minResultBytes))
 }
 
-// refuseCall answers a call that never reaches the dispatcher.
+// refuseCall adds an error result for a call that is not dispatched.
 func (t *turn) refuseCall(u ToolUse, message string, class tools.ErrorClass, reason string) {
 	t.emit(CallRefused{CallID: u.ID, Name: u.Name, Class: class, Reason: reason, Message: message})
 	t.addResult(u.ID, []tools.Block{{Text: message}}, true)
 }
 
-// addResult adds one tool message.
+// addResult adds a tool message with one result.
 func (t *turn) addResult(id string, content []tools.Block, isError bool) {
 	t.addMessage(Message{Role: RoleTool, Blocks: []Block{{ToolResult: &ToolResult{
 		ToolUseID: id, Content: content, IsError: isError,

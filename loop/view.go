@@ -8,26 +8,28 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// view is the history as the model gets it: results wrapped, and old ones
-// shortened when its window fills. It keeps what it made, so that a result is
-// sent with the same bytes each time and a provider's cache of the
-// conversation's beginning holds.
+// view is the history as the model receives it: results are wrapped, and old
+// ones are shortened when the context window fills up. It caches wrapped results,
+// so that each request repeats them byte for byte and the provider's prompt cache
+// stays valid.
 type view struct {
-	// wrapped holds each tool result as it is sent, by our id of its call.
-	wrapped   map[string][]tools.Block
+	// wrapped has the wrapped content of tool results, by ToolUse.ID.
+	wrapped map[string][]tools.Block
+	// shortened has the results to shorten, by ToolUse.ID.
 	shortened map[string]bool
-	// tokens is what the provider counted for the last call, in and out.
+	// tokens is the number of tokens, input and output, that the provider
+	// counted for the last call.
 	tokens int64
-	// warned says that the window's warning was given.
+	// warned reports whether the warning about the window was emitted.
 	warned bool
 }
 
-// newView shows everything in full.
+// newView returns a view that shortens nothing.
 func newView() view {
 	return view{wrapped: map[string][]tools.Block{}, shortened: map[string]bool{}}
 }
 
-// renderHistory makes the messages of a request. The history stays as it is.
+// renderHistory returns the messages of a request. It does not change history.
 func (v view) renderHistory(history []Message) []Message {
 	out := make([]Message, len(history))
 	for i, m := range history {
@@ -47,7 +49,7 @@ func (v view) renderHistory(history []Message) []Message {
 	return out
 }
 
-// renderResult wraps one result, once.
+// renderResult returns the wrapped content of a result.
 func (v view) renderResult(r ToolResult) []tools.Block {
 	if done, ok := v.wrapped[r.ToolUseID]; ok {
 		return done
@@ -63,22 +65,22 @@ func (v view) renderResult(r ToolResult) []tools.Block {
 const (
 	// shortenAll is more tokens than any history has.
 	shortenAll = math.MaxInt64
-	// shortHeadBytes and shortTail are what is kept of a shortened result, in
-	// bytes: enough to see what it was.
+	// shortHeadBytes and shortTailBytes are the parts of a shortened result that
+	// are kept: enough to recognize it.
 	shortHeadBytes, shortTailBytes = 600, 300
-	// minShortenBytes is the size from which shortening is worth it.
+	// minShortenBytes is the size of the smallest result that is shortened.
 	minShortenBytes = 2 * (shortHeadBytes + shortTailBytes)
-	// tokenBytes is what one token is taken for. English text and code have
-	// about four; the next call's count by the provider corrects the guess.
+	// tokenBytes is the assumed size of a token. English text and code have
+	// about four bytes per token; the provider's next count corrects the estimate.
 	tokenBytes = 4
-	// imageBytes is what an image is taken for, about 1,000 tokens.
+	// imageBytes is the assumed size of an image: about 1,000 tokens.
 	imageBytes = 1000 * tokenBytes
 )
 
-// shortenOldest marks the oldest results that are worth it, until about as many
-// tokens are saved as asked, and says how many results and bytes that were.
-// The results of the last round stay whole, because the model has not used them
-// yet, unless everything must go and nothing else is left.
+// shortenOldest marks the oldest results as shortened until about the given
+// number of tokens is saved. It returns the number of results and bytes. The
+// results of the last round stay whole, because the model has not used them yet;
+// they are shortened only for shortenAll, if no other result is left.
 func (v view) shortenOldest(history []Message, tokens int64) (results int, saved int64) {
 	last := len(history)
 	for last > 0 && history[last-1].Role != RoleAssistant {
@@ -91,7 +93,7 @@ func (v view) shortenOldest(history []Message, tokens int64) (results int, saved
 	return results, saved
 }
 
-// shortenMessages is shorten for some of the messages.
+// shortenMessages is like shortenOldest, for the results in messages.
 func (v view) shortenMessages(messages []Message, tokens int64) (results int, saved int64) {
 	for _, m := range messages {
 		for _, b := range m.Blocks {
@@ -111,7 +113,8 @@ func (v view) shortenMessages(messages []Message, tokens int64) (results int, sa
 	return results, saved
 }
 
-// contentBytes is a result's size in bytes of text.
+// contentBytes returns the size of a result's text in bytes, plus [imageBytes]
+// per image.
 func contentBytes(content []tools.Block) int64 {
 	var n int64
 	for _, b := range content {
@@ -123,7 +126,8 @@ func contentBytes(content []tools.Block) int64 {
 	return n
 }
 
-// shortenContent keeps the beginning and the end of a result's text.
+// shortenContent returns the beginning and the end of a result's text, with a
+// note about what was left out.
 func shortenContent(content []tools.Block) string {
 	text, images := joinText(content), 0
 	for _, b := range content {
