@@ -21,7 +21,7 @@ func TestNextStep(t *testing.T) {
 	byRounds := &limits.ExceededError{Kind: limits.KindRounds, Limit: 1, Used: 1}
 	closing := &ending{reason: StopLimit, limit: byRounds, truncated: true}
 
-	// got is what a step says in short.
+	// got is the summary of a step.
 	type got struct {
 		Action      action
 		Reason      StopReason
@@ -97,7 +97,7 @@ func TestNextStep(t *testing.T) {
 			}
 			meter.Add(tt.used)
 			tt.state.meter = &meter
-			for range 2 { // the same each time
+			for range 2 { // nextStep has no state
 				s := nextStep(tt.history, tt.state)
 				have := got{
 					Action: s.action, Reason: s.ending.reason, Truncated: s.ending.truncated,
@@ -113,7 +113,7 @@ func TestNextStep(t *testing.T) {
 					t.Errorf("%q does not name the limit", s.message)
 				}
 				if len(s.refuse) > 0 && s.refusal == "" || s.action == actClose && s.message == "" || s.action == actNudge && s.message == "" {
-					t.Errorf("a step without its words: %+v", s)
+					t.Errorf("a step without a message: %+v", s)
 				}
 			}
 		})
@@ -130,7 +130,7 @@ func TestDescribeLimit(t *testing.T) {
 		"context":         {Kind: limits.KindContext},
 	} {
 		if got := describeLimit(&e); got != want {
-			t.Errorf("describe(%s) = %q, want %q", e.Kind, got, want)
+			t.Errorf("describeLimit(%s) = %q, want %q", e.Kind, got, want)
 		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// probeTool is a tool that counts how many of it run at once.
+// probeTool is a tool that counts its concurrent calls.
 type probeTool struct {
 	running, peak, ran *atomic.Int64
 	full               chan struct{}
@@ -31,7 +31,7 @@ func (p *probeTool) Execute(ctx context.Context, _ *tools.Call) (tools.Output, e
 	for most := p.peak.Load(); n > most && !p.peak.CompareAndSwap(most, n); most = p.peak.Load() {
 	}
 	if n == tools.DefaultConcurrency {
-		select { // all slots are taken: this is the most there can be
+		select { // all slots are taken
 		case p.full <- struct{}{}:
 		default:
 		}
@@ -48,8 +48,8 @@ func (p *probeTool) Execute(ctx context.Context, _ *tools.Call) (tools.Output, e
 	return tools.Output{Content: []tools.Block{{Text: "probed"}}, Success: true}, nil
 }
 
-// TestToolCallConfusion is acceptance case 50 with the real dispatcher: whatever
-// calls a model makes, each has one typed result, and parallelism is bounded.
+// TestToolCallConfusion is acceptance case 50 with the real dispatcher: each call
+// of a model, valid or not, has one typed result, and parallelism is bounded.
 func TestToolCallConfusion(t *testing.T) {
 	policy, err := tools.Preset("ci")
 	if err != nil {
@@ -100,7 +100,7 @@ func TestToolCallConfusion(t *testing.T) {
 		t.Fatalf("reason %s, answer %q, %v", out.Reason, out.Answer, out.Err)
 	}
 	if got := ran.Load(); got != 203 {
-		t.Errorf("%d probes ran, want the 203 good ones", got)
+		t.Errorf("%d probes ran, want the 203 valid ones", got)
 	}
 	if got := most.Load(); got != tools.DefaultConcurrency {
 		t.Errorf("%d ran at once, want %d", got, tools.DefaultConcurrency)
@@ -124,7 +124,7 @@ func TestToolCallConfusion(t *testing.T) {
 	}
 }
 
-// TestEndlessLoop: a model that never stops is stopped by the ceilings.
+// TestEndlessLoop checks that limits end a turn whose model never stops.
 func TestEndlessLoop(t *testing.T) {
 	n := 0
 	model := &scriptModel{respond: func(int, Request, func(Delta)) (Response, error) {
@@ -135,11 +135,12 @@ func TestEndlessLoop(t *testing.T) {
 	o.Budget.Rounds, o.Budget.ToolCalls = new(int64(50)), new(int64(70))
 	out, _ := runTurn(t, t.Context(), o)
 	if out.Reason != StopLimit || out.Usage.ToolCalls != 70 || len(model.requests) != 37 {
-		t.Errorf("reason %s (%v), %d calls, %d asked", out.Reason, out.Limit, out.Usage.ToolCalls, len(model.requests))
+		t.Errorf("reason %s (%v), %d calls, %d requests", out.Reason, out.Limit, out.Usage.ToolCalls, len(model.requests))
 	}
 }
 
-// TestCancelWithTheRealDispatcher: the tool is stopped and its call has a result.
+// TestCancelWithTheRealDispatcher checks that cancellation stops the tool and that
+// its call has a result.
 func TestCancelWithTheRealDispatcher(t *testing.T) {
 	policy, err := tools.Preset("ci")
 	if err != nil {
@@ -166,6 +167,6 @@ func TestCancelWithTheRealDispatcher(t *testing.T) {
 	model := playResponses(callsResponse("probe {}", "probe {}"))
 	out, _ := runTurn(t, ctx, newTestOptions(model, d))
 	if out.Reason != StopCancelled || !errors.Is(out.Err, why) || len(model.requests) != 1 || running.Load() != 0 {
-		t.Errorf("reason %s, %v; asked %d, running %d", out.Reason, out.Err, len(model.requests), running.Load())
+		t.Errorf("reason %s, %v; requests %d, running %d", out.Reason, out.Err, len(model.requests), running.Load())
 	}
 }

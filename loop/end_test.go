@@ -43,7 +43,7 @@ func TestCancelled(t *testing.T) {
 				}}
 				out, _ := runTurn(t, ctx, newTestOptions(model, d))
 				if out.Reason != tt.want || !errors.Is(out.Err, tt.cause) || len(model.requests) != 1 {
-					t.Errorf("%s: reason %s, err %v, asked %d", where, out.Reason, out.Err, len(model.requests))
+					t.Errorf("%s: reason %s, err %v, requests %d", where, out.Reason, out.Err, len(model.requests))
 				}
 				if out.Truncated != (tt.want == StopLimit) {
 					t.Errorf("%s: truncated %t", where, out.Truncated)
@@ -56,7 +56,8 @@ func TestCancelled(t *testing.T) {
 	}
 }
 
-// TestInterruptedBeatsAnswer: a person's interrupt is never reported as success.
+// TestInterruptedBeatsAnswer checks that an interrupted turn is never reported as
+// answered.
 func TestInterruptedBeatsAnswer(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	model := &scriptModel{respond: func(int, Request, func(Delta)) (Response, error) {
@@ -85,7 +86,7 @@ func TestDispatcherErrors(t *testing.T) {
 			model := playResponses(callsResponse("shell {}", "shell {}"))
 			out, _ := runTurn(t, t.Context(), newTestOptions(model, d))
 			if out.Reason != tt.want || !errors.Is(out.Err, tt.err) || len(model.requests) != 1 {
-				t.Errorf("reason %s, err %v, asked %d", out.Reason, out.Err, len(model.requests))
+				t.Errorf("reason %s, err %v, requests %d", out.Reason, out.Err, len(model.requests))
 			}
 		})
 	}
@@ -116,7 +117,7 @@ func TestModelErrors(t *testing.T) {
 			}
 			failed := events[len(events)-2].(ModelCallFailed)
 			if strings.Contains(failed.Message, "secret") || failed.Message == "" || failed.ErrorID == "" {
-				t.Errorf("what the user sees: %+v", failed)
+				t.Errorf("event %+v", failed)
 			}
 		})
 	}
@@ -147,18 +148,19 @@ func TestVisibleModelError(t *testing.T) {
 	}
 }
 
-// TestEmitErrors: whatever event can't be recorded, nothing happens after it.
+// TestEmitErrors checks that a turn does nothing more once an event can't be
+// recorded, whichever event it is.
 func TestEmitErrors(t *testing.T) {
 	full := errors.New("disk full")
 	for failAt := 1; ; failAt++ {
 		d := &fakeDispatcher{names: []tools.Name{"shell"}}
 		model := playResponses(callsResponse("shell {}", "shell {}"), textResponse("Done."))
 		o := newTestOptions(model, d)
-		n, ranThen, askedThen := 0, 0, 0
+		var n, ranThen, requestsThen int
 		o.Emit = func(Event) error {
 			n++
 			if n == failAt {
-				ranThen, askedThen = len(d.ran), len(model.requests)
+				ranThen, requestsThen = len(d.ran), len(model.requests)
 				return full
 			}
 			if n > failAt {
@@ -180,8 +182,8 @@ func TestEmitErrors(t *testing.T) {
 		if out.Reason != StopTraceUnwritable || !errors.Is(out.Err, full) {
 			t.Fatalf("failure at event %d: %+v", failAt, out)
 		}
-		if len(d.ran) != ranThen || len(model.requests) != askedThen {
-			t.Fatalf("failure at event %d: calls %d → %d, model %d → %d", failAt, ranThen, len(d.ran), askedThen, len(model.requests))
+		if len(d.ran) != ranThen || len(model.requests) != requestsThen {
+			t.Fatalf("failure at event %d: calls %d → %d, model %d → %d", failAt, ranThen, len(d.ran), requestsThen, len(model.requests))
 		}
 	}
 }

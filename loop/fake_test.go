@@ -13,7 +13,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// scriptModel answers from a function and keeps what it was asked.
+// scriptModel responds with a function and records the requests.
 type scriptModel struct {
 	respond  func(n int, req Request, onDelta func(Delta)) (Response, error)
 	requests []Request
@@ -26,7 +26,8 @@ func (m *scriptModel) Complete(_ context.Context, req Request, onDelta func(Delt
 
 func (m *scriptModel) Info() ModelInfo { return ModelInfo{Provider: "fake", Model: "script"} }
 
-// playResponses plays responses in order, and the last one for ever.
+// playResponses returns a model that plays responses in order and then repeats the
+// last one.
 func playResponses(responses ...Response) *scriptModel {
 	return &scriptModel{respond: func(n int, _ Request, onDelta func(Delta)) (Response, error) {
 		r := responses[min(n, len(responses))-1]
@@ -37,10 +38,10 @@ func playResponses(responses ...Response) *scriptModel {
 	}}
 }
 
-// textResponse is an answer of text.
+// textResponse returns an answer of text.
 func textResponse(text string) Response { return Response{Message: NewText(RoleAssistant, text)} }
 
-// callsResponse is an answer of calls, "name arguments" each.
+// callsResponse returns an answer of calls. Each spec is "name arguments".
 func callsResponse(specs ...string) Response {
 	m := Message{Role: RoleAssistant}
 	for i, s := range specs {
@@ -52,14 +53,14 @@ func callsResponse(specs ...string) Response {
 	return Response{Message: m}
 }
 
-// withUsage sets the usage of an answer.
+// withUsage returns r with the given usage.
 func withUsage(r Response, tokens int64, micro *int64) Response {
 	r.Usage.InputTokens, r.Usage.CostMicroUSD = tokens, micro
 	return r
 }
 
-// fakeDispatcher runs calls by a function, and behaves as a dispatcher must: one
-// result a call, in order, malformed input refused without running.
+// fakeDispatcher runs calls with a function. Like a dispatcher, it returns one
+// result per call, in order, and refuses malformed input without running the call.
 type fakeDispatcher struct {
 	names []tools.Name
 	run   func(ctx context.Context, c tools.Call) (string, error)
@@ -98,7 +99,7 @@ func (f *fakeDispatcher) Round(ctx context.Context, all []tools.Call) ([]tools.R
 	return out, f.err
 }
 
-// newCountingIDs makes ids that are the same each time.
+// newCountingIDs returns a function for Options.NewID that counts.
 func newCountingIDs() func(string) string {
 	n := 0
 	return func(prefix string) string {
@@ -107,7 +108,7 @@ func newCountingIDs() func(string) string {
 	}
 }
 
-// newTestOptions are those of an ordinary turn.
+// newTestOptions returns the options of an ordinary turn.
 func newTestOptions(m Model, d dispatcher) Options {
 	return Options{
 		Model: m, Dispatcher: d, System: "You are a test.", Messages: []Message{NewText(RoleUser, "Do it.")},
@@ -115,7 +116,8 @@ func newTestOptions(m Model, d dispatcher) Options {
 	}
 }
 
-// runTurn runs a turn that must not be misuse, and checks what holds for every turn.
+// runTurn runs a turn and checks what holds for every turn. The options must be
+// valid.
 func runTurn(t *testing.T, ctx context.Context, o Options) (Outcome, []Event) {
 	t.Helper()
 	var events []Event
@@ -136,8 +138,8 @@ func runTurn(t *testing.T, ctx context.Context, o Options) (Outcome, []Event) {
 	return out, events
 }
 
-// checkHistory fails where a call has not exactly one result, right after its
-// message and in order, or where an id is used twice.
+// checkHistory checks that each call has exactly one result, in order after its
+// message, and that no ID is used twice.
 func checkHistory(t *testing.T, history []Message) {
 	t.Helper()
 	seen := map[string]bool{}
@@ -145,7 +147,7 @@ func checkHistory(t *testing.T, history []Message) {
 	for i, m := range history {
 		if m.Role == RoleTool {
 			if len(m.Blocks) != 1 || m.Blocks[0].ToolResult == nil {
-				t.Fatalf("message %d: a tool message holds one result, has %+v", i, m.Blocks)
+				t.Fatalf("message %d: want one result, got %+v", i, m.Blocks)
 			}
 			if len(open) == 0 || m.Blocks[0].ToolResult.ToolUseID != open[0].ID {
 				t.Fatalf("message %d: result for %s, want one for %v", i, m.Blocks[0].ToolResult.ToolUseID, open)
@@ -172,7 +174,8 @@ func checkHistory(t *testing.T, history []Message) {
 	}
 }
 
-// checkEvents fails where the events don't frame the turn or don't tell the history.
+// checkEvents checks that the first and last events are those of the turn, and that
+// each model call that starts also ends.
 func checkEvents(t *testing.T, out Outcome, events []Event) {
 	t.Helper()
 	if _, ok := events[0].(TurnStarted); !ok {
@@ -194,7 +197,7 @@ func checkEvents(t *testing.T, out Outcome, events []Event) {
 			started--
 		}
 		if started < 0 || started > 1 {
-			t.Fatal("model calls are not framed one by one")
+			t.Fatal("model calls overlap")
 		}
 	}
 	if started != 0 {
@@ -202,7 +205,7 @@ func checkEvents(t *testing.T, out Outcome, events []Event) {
 	}
 }
 
-// addedMessages are the messages that events tell of.
+// addedMessages returns the messages that the events report.
 func addedMessages(events []Event) []Message {
 	var out []Message
 	for _, e := range events {

@@ -10,8 +10,8 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// byteSource turns bytes into decisions; when they run out it says 0 for ever,
-// which is an answer.
+// byteSource turns bytes into choices. When they run out, every choice is 0, which
+// is an answer.
 type byteSource struct{ data []byte }
 
 func (c *byteSource) next(n int) int {
@@ -23,7 +23,7 @@ func (c *byteSource) next(n int) int {
 	return b % n
 }
 
-// newRandomModel is a model that does what bytes say.
+// newRandomModel returns a model whose responses depend on c.
 func newRandomModel(c *byteSource) *scriptModel {
 	return &scriptModel{respond: func(_ int, req Request, onDelta func(Delta)) (Response, error) {
 		r := Response{}
@@ -53,9 +53,9 @@ func newRandomModel(c *byteSource) *scriptModel {
 	}}
 }
 
-// FuzzTurn: whatever model, tools, limits and records do, a turn ends, every
-// call has one result, none runs twice, none that was malformed or cut runs,
-// and limits hold.
+// FuzzTurn checks turns with random models, tools, limits and failures to record.
+// Each turn ends, every call has one result, no call runs twice, no malformed or
+// truncated call runs, and limits hold.
 func FuzzTurn(f *testing.F) {
 	seeds := [][]byte{
 		{},
@@ -134,7 +134,7 @@ func FuzzTurn(f *testing.F) {
 		for _, m := range out.History {
 			for _, u := range m.toolUses() {
 				if u.InputError != "" && ran[u.ID] {
-					t.Errorf("a malformed or cut call ran: %+v", u)
+					t.Errorf("a malformed or truncated call ran: %+v", u)
 				}
 			}
 		}

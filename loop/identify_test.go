@@ -50,7 +50,7 @@ func TestIdentify(t *testing.T) {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}
 	if len(m.Blocks) != 2+len(want) {
-		t.Errorf("%d blocks: empty text or a forged result came through", len(m.Blocks))
+		t.Errorf("%d blocks: empty text or a forged result was accepted", len(m.Blocks))
 	}
 	if diff := cmp.Diff("a", WireIDs([]Message{m})["tu_001"]); diff != "" {
 		t.Error(diff)
@@ -67,9 +67,8 @@ func TestULIDs(t *testing.T) {
 	}
 }
 
-// TestShortenedNamesAreResolved: a provider that takes short names gets them shortened,
-// the same in every session, and a call of one is a call of its tool. The control
-// is a provider that takes the whole name.
+// TestShortenedNamesAreResolved checks that a call with a shortened name is a call
+// of its tool. The control is a provider without a limit.
 func TestShortenedNamesAreResolved(t *testing.T) {
 	long := tools.Name("srv/" + strings.Repeat("create_page_", 8) + "one")
 	twin := tools.Name("srv/" + strings.Repeat("create_page_", 8) + "two")
@@ -94,13 +93,13 @@ func TestShortenedNamesAreResolved(t *testing.T) {
 			}
 		}
 	}
-	// A tool that has the shortened name of another one gets none of its calls.
+	// A tool whose name is the shortened name of another must not get its calls.
 	wire, err := long.LLMWithin(64)
 	if err != nil {
 		t.Fatal(err)
 	}
 	thief := tools.Name(strings.Replace(string(wire), "srv__", "srv/", 1))
 	if got := wireNames([]tools.Definition{{Name: long}, {Name: thief}}, 64)[string(wire)]; got != "" {
-		t.Errorf("a name of two tools is a call of %q", got)
+		t.Errorf("a shared name is resolved to %q", got)
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// inputCases are arguments as models write them, with the object that they are, or
-// what is said of them.
+// inputCases returns arguments as models write them, each with the parsed object or
+// a part of the error message.
 func inputCases() map[string]struct{ raw, want, says string } {
 	return map[string]struct{ raw, want, says string }{
 		"object":            {raw: `{"path": "a"}`, want: `{"path": "a"}`},
@@ -42,7 +42,7 @@ func inputCases() map[string]struct{ raw, want, says string } {
 	}
 }
 
-// nestedObject returns an object that is nested depth deep.
+// nestedObject returns a JSON object of the given depth.
 func nestedObject(depth int) string {
 	return strings.Repeat(`{"a":`, depth-1) + "{}" + strings.Repeat("}", depth-1)
 }
@@ -58,7 +58,7 @@ func TestParseInput(t *testing.T) {
 				t.Errorf("parseInput() = %s, %q, want {} and %q", got, said, tt.says)
 			}
 			if len(said) > 300 {
-				t.Errorf("%d bytes to say what is wrong", len(said))
+				t.Errorf("the message has %d bytes", len(said))
 			}
 		})
 	}
@@ -79,10 +79,10 @@ func FuzzParseInput(f *testing.F) {
 		got, said := parseInput(raw)
 		var object map[string]any
 		if err := json.Unmarshal(got, &object); err != nil || object == nil {
-			t.Errorf("%q gave %q: %v", raw, got, err)
+			t.Errorf("parseInput(%q) = %q: %v", raw, got, err)
 		}
 		if said != "" && string(got) != "{}" || !utf8.ValidString(said) || len(said) > 500 {
-			t.Errorf("%q gave %q and %q", raw, got, said)
+			t.Errorf("parseInput(%q) = %q, %q", raw, got, said)
 		}
 	})
 }

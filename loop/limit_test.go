@@ -19,56 +19,56 @@ func TestLimits(t *testing.T) {
 	for name, tt := range map[string]struct {
 		budget limits.Budget
 		answer []Response
-		// what comes of it
+		// The expected outcome.
 		kind           limits.Kind
 		answered       string
-		asked, ran     int
+		requests, ran  int
 		closed, failed bool
 	}{
 		"rounds": {
 			budget: limits.Budget{Rounds: new(int64(2))},
 			answer: []Response{callsResponse("shell 1"), callsResponse("shell {}"), textResponse("So far.")},
-			kind:   limits.KindRounds, answered: "So far.", asked: 3, ran: 1, closed: true,
+			kind:   limits.KindRounds, answered: "So far.", requests: 3, ran: 1, closed: true,
 		},
 		"rounds, answered in the last": {
 			budget: limits.Budget{Rounds: new(int64(2))}, answer: []Response{callsResponse("shell {}"), textResponse("Done.")},
-			answered: "Done.", asked: 2, ran: 1,
+			answered: "Done.", requests: 2, ran: 1,
 		},
 		"tool calls in the middle of a round": {
 			budget: limits.Budget{ToolCalls: new(int64(3))},
 			answer: []Response{callsResponse("shell {}"), callsResponse("shell {}", "shell {}", "shell {}", "shell {}"), textResponse("So far.")},
-			kind:   limits.KindToolCalls, answered: "So far.", asked: 3, ran: 3, closed: true,
+			kind:   limits.KindToolCalls, answered: "So far.", requests: 3, ran: 3, closed: true,
 		},
 		"tool calls used up exactly": {
 			budget: limits.Budget{ToolCalls: new(int64(1))}, answer: []Response{callsResponse("shell {}"), textResponse("Done.")},
-			answered: "Done.", asked: 2, ran: 1,
+			answered: "Done.", requests: 2, ran: 1,
 		},
 		"tokens": {
 			budget: limits.Budget{Tokens: new(int64(100))},
 			answer: []Response{withUsage(withText(callsResponse("shell {}"), "Looking."), 60, nil), withUsage(callsResponse("shell {}"), 60, nil), textResponse("never")},
-			kind:   limits.KindTokens, answered: "Looking.", asked: 2, ran: 1,
+			kind:   limits.KindTokens, answered: "Looking.", requests: 2, ran: 1,
 		},
 		"tokens used up by the answer": {
 			budget: limits.Budget{Tokens: new(int64(100))}, answer: []Response{withUsage(textResponse("Done."), 500, nil)},
-			answered: "Done.", asked: 1,
+			answered: "Done.", requests: 1,
 		},
 		"cost": {
 			budget: limits.Budget{CostMicroUSD: new(int64(10))},
 			answer: []Response{withUsage(callsResponse("shell {}"), 1, new(int64(10))), textResponse("never")},
-			kind:   limits.KindCost, asked: 1,
+			kind:   limits.KindCost, requests: 1,
 		},
 		"unknown cost is no cost": {
 			budget: limits.Budget{CostMicroUSD: new(int64(10))},
-			answer: []Response{withUsage(callsResponse("shell {}"), 1000, nil), textResponse("Done.")}, answered: "Done.", asked: 2, ran: 1,
+			answer: []Response{withUsage(callsResponse("shell {}"), 1000, nil), textResponse("Done.")}, answered: "Done.", requests: 2, ran: 1,
 		},
 		"rounds, and no tokens for the closing": {
 			budget: limits.Budget{Rounds: new(int64(1)), Tokens: new(int64(5))},
-			answer: []Response{withUsage(callsResponse("shell {}"), 5, nil), textResponse("never")}, kind: limits.KindTokens, asked: 1,
+			answer: []Response{withUsage(callsResponse("shell {}"), 5, nil), textResponse("never")}, kind: limits.KindTokens, requests: 1,
 		},
 		"calls in the closing": {
 			budget: limits.Budget{Rounds: new(int64(1))},
 			answer: []Response{callsResponse("shell {}"), withText(callsResponse("shell {}", "shell {}"), "One more?"), textResponse("never")},
-			kind:   limits.KindRounds, answered: "One more?", asked: 2, ran: 1, closed: true,
+			kind:   limits.KindRounds, answered: "One more?", requests: 2, ran: 1, closed: true,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -87,8 +87,8 @@ func TestLimits(t *testing.T) {
 			if tt.kind != "" && (out.Limit == nil || out.Limit.Kind != tt.kind) {
 				t.Errorf("limit = %v, want %s", out.Limit, tt.kind)
 			}
-			if len(model.requests) != tt.asked || len(d.ran) != tt.ran {
-				t.Errorf("asked %d, ran %d; want %d, %d", len(model.requests), len(d.ran), tt.asked, tt.ran)
+			if len(model.requests) != tt.requests || len(d.ran) != tt.ran {
+				t.Errorf("requests %d, ran %d; want %d, %d", len(model.requests), len(d.ran), tt.requests, tt.ran)
 			}
 			last := model.requests[len(model.requests)-1]
 			if tt.closed != (last.Tools == nil) {
@@ -101,7 +101,8 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestClosingIsNotARound: the closing completion's tokens count, its round does not.
+// TestClosingIsNotARound checks that the tokens of the closing completion count and
+// that it is not counted as a round.
 func TestClosingIsNotARound(t *testing.T) {
 	o := newTestOptions(playResponses(withUsage(callsResponse("shell {}"), 5, nil), withUsage(textResponse("So far."), 7, nil)), &fakeDispatcher{names: []tools.Name{"shell"}})
 	o.Budget.Rounds = new(int64(1))
@@ -138,11 +139,11 @@ func TestWallTime(t *testing.T) {
 				t.Errorf("took %v", took)
 			}
 			if got := joinText(out.History[len(out.History)-1].Blocks[0].ToolResult.Content); !strings.Contains(got, "partial output") {
-				t.Errorf("the result lost the tool's own words: %q", got)
+				t.Errorf("the result lacks the output of the tool: %q", got)
 			}
 		})
 	})
-	t.Run("an answer that is there is kept", func(t *testing.T) {
+	t.Run("keeps a late answer", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			model := &scriptModel{respond: func(int, Request, func(Delta)) (Response, error) {
 				time.Sleep(4 * time.Second)
@@ -166,7 +167,8 @@ func TestWallTime(t *testing.T) {
 	})
 }
 
-// TestClosingFailure: the reason that a turn closed for stays its reason.
+// TestClosingFailure checks that a failed closing completion does not change the
+// stop reason.
 func TestClosingFailure(t *testing.T) {
 	broken := &ModelError{Class: ModelServer, Err: errors.New("503")}
 	model := &scriptModel{respond: func(n int, _ Request, _ func(Delta)) (Response, error) {
@@ -187,22 +189,22 @@ func TestEmptyAnswer(t *testing.T) {
 	blank := Response{Message: NewText(RoleAssistant, " \n")}
 	thought := Response{Message: Message{Role: RoleAssistant, Blocks: []Block{{Thinking: &Thinking{Text: "hm"}}}}}
 	for name, tt := range map[string]struct {
-		answers []Response
-		want    StopReason
-		asked   int
+		answers  []Response
+		want     StopReason
+		requests int
 	}{
-		"once":            {answers: []Response{blank, textResponse("Done.")}, want: StopAnswered, asked: 2},
-		"twice":           {answers: []Response{blank, thought}, want: StopProviderFailed, asked: 2},
-		"nothing at all":  {answers: []Response{{}, textResponse("Done.")}, want: StopAnswered, asked: 2},
-		"then calls":      {answers: []Response{thought, callsResponse("shell {}"), textResponse("Done.")}, want: StopAnswered, asked: 3},
-		"now and then":    {answers: []Response{blank, callsResponse("shell {}"), blank, textResponse("Done.")}, want: StopAnswered, asked: 4},
-		"after the calls": {answers: []Response{callsResponse("shell {}"), blank, textResponse("Done.")}, want: StopAnswered, asked: 3},
+		"once":            {answers: []Response{blank, textResponse("Done.")}, want: StopAnswered, requests: 2},
+		"twice":           {answers: []Response{blank, thought}, want: StopProviderFailed, requests: 2},
+		"nothing at all":  {answers: []Response{{}, textResponse("Done.")}, want: StopAnswered, requests: 2},
+		"then calls":      {answers: []Response{thought, callsResponse("shell {}"), textResponse("Done.")}, want: StopAnswered, requests: 3},
+		"now and then":    {answers: []Response{blank, callsResponse("shell {}"), blank, textResponse("Done.")}, want: StopAnswered, requests: 4},
+		"after the calls": {answers: []Response{callsResponse("shell {}"), blank, textResponse("Done.")}, want: StopAnswered, requests: 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			model := playResponses(tt.answers...)
 			out, _ := runTurn(t, t.Context(), newTestOptions(model, &fakeDispatcher{names: []tools.Name{"shell"}}))
-			if out.Reason != tt.want || len(model.requests) != tt.asked {
-				t.Errorf("reason %s, asked %d", out.Reason, len(model.requests))
+			if out.Reason != tt.want || len(model.requests) != tt.requests {
+				t.Errorf("reason %s, requests %d", out.Reason, len(model.requests))
 			}
 			for _, m := range out.History {
 				if m.Role == RoleAssistant && m.joinedText() == "" && len(m.toolUses()) == 0 {
@@ -284,7 +286,7 @@ func TestBudgetWarnings(t *testing.T) {
 	}
 }
 
-// The results of a round get half of what the window has left.
+// The results of a round may take half of what is left of the window.
 func TestMaxResultBytes(t *testing.T) {
 	for _, tt := range []struct {
 		window, used, output int64

@@ -8,8 +8,9 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// newRounds makes a history of rounds, each "input=result", or several with "+".
-// "user" is a user's message, "text" one of the model without calls.
+// newRounds returns a history of rounds. A spec is "input=result", with "+" between
+// several calls; "user" for a user's message; or "text" for an answer without
+// calls.
 func newRounds(specs ...string) []Message {
 	var out []Message
 	n := 0
@@ -68,13 +69,14 @@ func TestFindRepetition(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			about, got := findRepetition(newRounds(tt.rounds...))
 			if got != tt.want || (about != "") != tt.want {
-				t.Errorf("repeating() = %q, %v, want %v", about, got, tt.want)
+				t.Errorf("findRepetition() = %q, %v, want %v", about, got, tt.want)
 			}
 		})
 	}
 }
 
-// TestFindRepetitionNamesTheCycle: wherever in the cycle it was noticed.
+// TestFindRepetitionNamesTheCycle checks that all rotations of a cycle have the same
+// name.
 func TestFindRepetitionNamesTheCycle(t *testing.T) {
 	a, _ := findRepetition(newRounds("1=a", "2=b", "1=a", "2=b", "1=a", "2=b"))
 	b, _ := findRepetition(newRounds("2=b", "1=a", "2=b", "1=a", "2=b", "1=a"))
@@ -101,8 +103,8 @@ func TestNormalizeResult(t *testing.T) {
 	}
 }
 
-// TestFindRepetitionComparesTools: the same input and result of another tool is
-// another round. The control is the same tool throughout.
+// TestFindRepetitionComparesTools checks that equal inputs and results of different
+// tools are no repetition. The control uses one tool throughout.
 func TestFindRepetitionComparesTools(t *testing.T) {
 	for name, tt := range map[string]struct {
 		tools []tools.Name
@@ -123,7 +125,7 @@ func TestFindRepetitionComparesTools(t *testing.T) {
 			}
 		}
 		if _, got := findRepetition(history); got != tt.want {
-			t.Errorf("%s: repeating() = %t, want %t", name, got, tt.want)
+			t.Errorf("%s: findRepetition() = %t, want %t", name, got, tt.want)
 		}
 	}
 }
@@ -131,6 +133,6 @@ func TestFindRepetitionComparesTools(t *testing.T) {
 func TestFindRepetitionWithoutResult(t *testing.T) {
 	history := newRounds("1=a", "1=a", "1=a")
 	if _, got := findRepetition(history[:len(history)-1]); got {
-		t.Error("a round without its result is the same as those with one")
+		t.Error("a round without its result equals rounds with one")
 	}
 }

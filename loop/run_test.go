@@ -45,14 +45,14 @@ func TestTurn(t *testing.T) {
 	}
 }
 
-// TestWithoutTools: an empty offered set is one plain completion.
+// TestWithoutTools checks that a turn without tools is one plain completion.
 func TestWithoutTools(t *testing.T) {
 	for name, d := range map[string]dispatcher{"no dispatcher": nil, "no tools": &fakeDispatcher{}} {
 		t.Run(name, func(t *testing.T) {
 			model := playResponses(textResponse("Hello."))
 			out, _ := runTurn(t, t.Context(), newTestOptions(model, d))
 			if out.Reason != StopAnswered || len(model.requests) != 1 || model.requests[0].Tools != nil {
-				t.Errorf("outcome = %+v, asked %+v", out, model.requests)
+				t.Errorf("outcome = %+v, requests %+v", out, model.requests)
 			}
 		})
 	}
@@ -71,7 +71,7 @@ func TestCallsWithoutToolsAreNeverRun(t *testing.T) {
 			model := playResponses(tt.answer)
 			out, events := runTurn(t, t.Context(), newTestOptions(model, d))
 			if out.Reason != tt.want || len(d.ran) != 0 || len(model.requests) != 1 {
-				t.Errorf("reason %s, ran %d, asked %d", out.Reason, len(d.ran), len(model.requests))
+				t.Errorf("reason %s, ran %d, requests %d", out.Reason, len(d.ran), len(model.requests))
 			}
 			if !slices.ContainsFunc(events, func(e Event) bool { r, ok := e.(CallRefused); return ok && r.Reason == "no_tools" }) {
 				t.Errorf("no refusal for want of tools in %+v", events)
@@ -85,7 +85,8 @@ func withText(r Response, text string) Response {
 	return r
 }
 
-// TestFinishReasonIsIgnored: finish reasons that lie change nothing.
+// TestFinishReasonIsIgnored checks that only the presence of calls counts, not the
+// finish reason.
 func TestFinishReasonIsIgnored(t *testing.T) {
 	stop, wrong := callsResponse("shell {}"), textResponse("Done.")
 	stop.Finish, wrong.Finish = "stop", "tool_calls"
@@ -96,7 +97,8 @@ func TestFinishReasonIsIgnored(t *testing.T) {
 	}
 }
 
-// TestTruncatedCall: what the provider cut never runs, however complete it looks.
+// TestTruncatedCall checks that a truncated call never runs, even if it looks
+// complete.
 func TestTruncatedCall(t *testing.T) {
 	d := &fakeDispatcher{names: []tools.Name{"shell"}}
 	cut := callsResponse(`shell {"command":"one"}`, `shell {"command":"rm -r build"}`)
@@ -106,19 +108,20 @@ func TestTruncatedCall(t *testing.T) {
 		t.Errorf("ran %+v", d.ran)
 	}
 	if got := out.History[2].toolUses()[1]; got.InputError != truncatedCall || string(got.Input) != "{}" || got.Raw != `{"command":"rm -r build"}` {
-		t.Errorf("cut call = %+v", got)
+		t.Errorf("truncated call = %+v", got)
 	}
 	if out.Truncated {
-		t.Error("a cut that the model mended marks the turn")
+		t.Error("the turn is truncated although the model recovered")
 	}
 	short := textResponse("The answer is")
 	short.Truncated = true
 	if out, _ := runTurn(t, t.Context(), newTestOptions(playResponses(short), nil)); !out.Truncated || out.Reason != StopAnswered {
-		t.Errorf("a cut answer: %+v", out)
+		t.Errorf("a truncated answer: %+v", out)
 	}
 }
 
-// TestMisbehavingDispatcher: a result for every call, whatever comes back.
+// TestMisbehavingDispatcher checks that every call has a result even if the
+// dispatcher returns wrong ones.
 func TestMisbehavingDispatcher(t *testing.T) {
 	d := &brokenDispatcher{fakeDispatcher{names: []tools.Name{"shell"}}}
 	out, _ := runTurn(t, t.Context(), newTestOptions(playResponses(callsResponse("shell {}", "shell {}", "shell {}"), textResponse("Done.")), d))
@@ -131,7 +134,8 @@ func TestMisbehavingDispatcher(t *testing.T) {
 	}
 }
 
-// brokenDispatcher answers in reverse, with a stranger and without the first.
+// brokenDispatcher returns results in reverse, with an unknown one and without the
+// first.
 type brokenDispatcher struct{ fakeDispatcher }
 
 func (m *brokenDispatcher) Round(ctx context.Context, all []tools.Call) ([]tools.Result, error) {
@@ -139,7 +143,7 @@ func (m *brokenDispatcher) Round(ctx context.Context, all []tools.Call) ([]tools
 	return []tools.Result{{CallID: "tu_stranger"}, results[2], results[1]}, err
 }
 
-// TestInterruptedCalls: what an earlier run left under way is never run again.
+// TestInterruptedCalls checks that unfinished calls of an earlier run are never run.
 func TestInterruptedCalls(t *testing.T) {
 	d := &fakeDispatcher{names: []tools.Name{"shell"}}
 	o := newTestOptions(playResponses(textResponse("I will look first.")), d)
@@ -174,8 +178,8 @@ func TestHistoryContinues(t *testing.T) {
 	}
 }
 
-// TestAnswerIgnoresEarlierTurns: what an earlier turn answered is no answer of a turn
-// that failed.
+// TestAnswerIgnoresEarlierTurns checks that a failed turn does not report the answer
+// of an earlier one.
 func TestAnswerIgnoresEarlierTurns(t *testing.T) {
 	first, _ := runTurn(t, t.Context(), newTestOptions(playResponses(textResponse("One.")), nil))
 	o := newTestOptions(&scriptModel{respond: func(int, Request, func(Delta)) (Response, error) { return Response{}, errors.New("down") }}, nil)
@@ -185,7 +189,7 @@ func TestAnswerIgnoresEarlierTurns(t *testing.T) {
 	}
 }
 
-// TestProviderCountsAreIgnored: a provider counts no rounds and calls for us.
+// TestProviderCountsAreIgnored checks that the loop counts rounds and calls itself.
 func TestProviderCountsAreIgnored(t *testing.T) {
 	answer := textResponse("Done.")
 	answer.Usage = limits.Usage{Rounds: 5, ToolCalls: 7, InputTokens: 3}
@@ -195,7 +199,7 @@ func TestProviderCountsAreIgnored(t *testing.T) {
 	}
 }
 
-// contextModel is a scriptModel that keeps the contexts of its calls.
+// contextModel is a scriptModel that records the contexts of its calls.
 type contextModel struct {
 	scriptModel
 	contexts []context.Context
@@ -236,7 +240,8 @@ func TestDeltas(t *testing.T) {
 	})
 }
 
-// TestUnrecordedDeltaCancelsCall: the call under way is cancelled for that reason.
+// TestUnrecordedDeltaCancelsCall checks that a failure to record a delta is the
+// cause that cancels the model call.
 func TestUnrecordedDeltaCancelsCall(t *testing.T) {
 	full := errors.New("disk full")
 	var model *contextModel
@@ -260,7 +265,8 @@ func TestUnrecordedDeltaCancelsCall(t *testing.T) {
 	}
 }
 
-// TestWallTimeContextIsCancelled: the context of the wall time ends with the turn.
+// TestWallTimeContextIsCancelled checks that the context of the wall time is released
+// when the turn ends.
 func TestWallTimeContextIsCancelled(t *testing.T) {
 	var called context.Context
 	d := &fakeDispatcher{names: []tools.Name{"shell"}, run: func(ctx context.Context, _ tools.Call) (string, error) {
@@ -275,7 +281,8 @@ func TestWallTimeContextIsCancelled(t *testing.T) {
 	}
 }
 
-// TestWarningsFollowUsage: after the answer, or the calls, that used four fifths.
+// TestWarningsFollowUsage checks that a warning follows directly the answer, or the
+// calls, that reached four fifths of a limit.
 func TestWarningsFollowUsage(t *testing.T) {
 	o := newTestOptions(playResponses(callsResponse("shell {}", "shell {}", "shell {}", "shell {}"), withUsage(textResponse("Done."), 9, nil)), &fakeDispatcher{names: []tools.Name{"shell"}})
 	o.Budget = limits.Budget{ToolCalls: new(int64(5)), Tokens: new(int64(10))}
@@ -284,12 +291,12 @@ func TestWarningsFollowUsage(t *testing.T) {
 	for _, e := range events {
 		switch e := e.(type) {
 		case ModelCallStarted:
-			got = append(got, "asked")
+			got = append(got, "request")
 		case BudgetWarning:
 			got = append(got, string(e.Kind))
 		}
 	}
-	if diff := cmp.Diff([]string{"asked", "tool_calls", "asked", "tokens"}, got); diff != "" {
+	if diff := cmp.Diff([]string{"request", "tool_calls", "request", "tokens"}, got); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)
 	}
 }

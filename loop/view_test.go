@@ -16,14 +16,15 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// newLongDispatcher is a tool with results of 40,000 bytes, about 10,000 tokens.
+// newLongDispatcher returns a dispatcher whose results have 40,000 bytes, about
+// 10,000 tokens.
 func newLongDispatcher() *fakeDispatcher {
 	return &fakeDispatcher{names: []tools.Name{"read_file"}, run: func(context.Context, tools.Call) (string, error) {
 		return "BEGIN" + strings.Repeat("ä", 20_000) + "END", nil
 	}}
 }
 
-// newCountingModel answers with the tokens that a provider would count.
+// newCountingModel returns a model that reports the tokens of its requests.
 func newCountingModel(answer func(n int) Response) *scriptModel {
 	return &scriptModel{respond: func(n int, req Request, _ func(Delta)) (Response, error) {
 		r := answer(n)
@@ -45,7 +46,8 @@ func countTokens(req Request) int64 {
 	return n
 }
 
-// TestShortensNearTheWindow: old results are shortened in what is sent, and only there.
+// TestShortensNearTheWindow checks that old results are shortened in requests and
+// not in the history.
 func TestShortensNearTheWindow(t *testing.T) {
 	model := newCountingModel(func(n int) Response {
 		if n == 12 {
@@ -57,7 +59,7 @@ func TestShortensNearTheWindow(t *testing.T) {
 	o.ContextWindow = 50_000
 	out, events := runTurn(t, t.Context(), o)
 	if out.Reason != StopAnswered {
-		t.Fatalf("outcome: %s, %v", out.Reason, out.Err)
+		t.Fatalf("outcome %s, %v", out.Reason, out.Err)
 	}
 	for i, req := range model.requests {
 		if got := countTokens(req); got > o.ContextWindow {
@@ -93,19 +95,19 @@ func TestShortensNearTheWindow(t *testing.T) {
 	}
 }
 
-// TestContextOverflow: a provider that refuses for length is asked again, shorter,
-// until nothing is left to shorten.
+// TestContextOverflow checks that a request that the provider refuses as too long is
+// repeated, shortened, until nothing is left to shorten.
 func TestContextOverflow(t *testing.T) {
 	refused := &ModelError{Class: ModelContextOverflow, Status: 400, Err: errors.New("too long")}
 	for name, tt := range map[string]struct {
-		fits  int64
-		want  StopReason
-		asked int
+		fits     int64
+		want     StopReason
+		requests int
 	}{
-		"fits when shortened":           {fits: 15_000, want: StopAnswered, asked: 4},
-		"fits with the newest short":    {fits: 5_000, want: StopAnswered, asked: 5},
-		"never fits":                    {fits: 1, want: StopLimit, asked: 1},
-		"fits until there are results ": {fits: 100, want: StopLimit, asked: 3},
+		"fits when shortened":           {fits: 15_000, want: StopAnswered, requests: 4},
+		"fits with the newest short":    {fits: 5_000, want: StopAnswered, requests: 5},
+		"never fits":                    {fits: 1, want: StopLimit, requests: 1},
+		"fits until there are results ": {fits: 100, want: StopLimit, requests: 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			rounds := 0
@@ -120,8 +122,8 @@ func TestContextOverflow(t *testing.T) {
 				return textResponse("Done."), nil
 			}}
 			out, _ := runTurn(t, t.Context(), newTestOptions(model, newLongDispatcher()))
-			if out.Reason != tt.want || len(model.requests) != tt.asked {
-				t.Errorf("reason %s, asked %d, want %s, %d", out.Reason, len(model.requests), tt.want, tt.asked)
+			if out.Reason != tt.want || len(model.requests) != tt.requests {
+				t.Errorf("reason %s, requests %d, want %s, %d", out.Reason, len(model.requests), tt.want, tt.requests)
 			}
 			if tt.want == StopLimit && out.Limit.Kind != limits.KindContext {
 				t.Errorf("limit = %v", out.Limit)
@@ -130,7 +132,7 @@ func TestContextOverflow(t *testing.T) {
 	}
 }
 
-// newRoundWithResults makes a round with results of these sizes.
+// newRoundWithResults returns a round with results of the given sizes.
 func newRoundWithResults(id string, sizes ...int) []Message {
 	out := []Message{{Role: RoleAssistant}}
 	for i, n := range sizes {
@@ -172,8 +174,8 @@ func TestShortenOldest(t *testing.T) {
 	}
 }
 
-// TestShortenToThreeFifths: near the window, as much is shortened as brings the
-// conversation back to three fifths of it.
+// TestShortenToThreeFifths checks that results are shortened until the conversation
+// takes three fifths of the window.
 func TestShortenToThreeFifths(t *testing.T) {
 	for name, tt := range map[string]struct {
 		window, tokens int64
