@@ -29,10 +29,15 @@ var ranks = map[string]int{
 	"sandbox/guest/overlayfs": 0,
 	"sandbox/guest/wire":      0,
 
+	"images/host":  1,
+	"images/layer": 1,
+
 	"sandbox":         1,
 	"sandbox/guest":   1,
 	"sandbox/overlay": 1,
 	"tools":           1,
+
+	"images/store": 2,
 
 	"sandbox/docker": 2,
 	"sandbox/oci":    2,

@@ -1,9 +1,6 @@
 package images
 
-import (
-	"errors"
-	"fmt"
-)
+import "errors"
 
 // The classes of an error of this package; test with errors.Is.
 var (
@@ -21,33 +18,8 @@ var (
 	ErrUnreachable = errors.New("registry unreachable")
 	// ErrDigest: content that is not what its digest says.
 	ErrDigest = errors.New("digest mismatch")
-	// ErrRefused: a layer that could do harm; a [*LayerError] says where.
+	// ErrRefused: a layer that could do harm; see package layer's Error.
 	ErrRefused = errors.New("layer refused")
 	// ErrInUse: an image that a live session uses.
 	ErrInUse = errors.New("image in use")
 )
-
-// LayerError says why a layer was refused. It wraps [ErrRefused], or what was
-// met while the layer was read.
-type LayerError struct {
-	Layer  string // digest of the layer as it is stored
-	Entry  string // name in the archive, quoted where it is shown; may be empty
-	Reason string // such as "a hard link to what is no regular file"
-	Err    error  // never nil
-}
-
-// Error shows the entry quoted and shortened.
-func (e *LayerError) Error() string {
-	text := "layer " + e.Layer + ": "
-	if e.Entry != "" {
-		name := e.Entry
-		if len(name) > 200 {
-			name = name[:200] + "…"
-		}
-		text += fmt.Sprintf("entry %q: ", name)
-	}
-	return text + e.Reason + ": " + e.Err.Error()
-}
-
-// Unwrap gives the cause.
-func (e *LayerError) Unwrap() error { return e.Err }

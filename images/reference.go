@@ -15,7 +15,7 @@ type Scheme string
 // reference without one of these prefixes is an image's name or id.
 const (
 	SchemeHost   Scheme = "host"   // host: the host's own /usr, read-only
-	SchemeFolder Scheme = "rootfs" // rootfs:DIR: an unpacked root filesystem
+	SchemeRootFS Scheme = "rootfs" // rootfs:DIR: an unpacked root filesystem
 	SchemeName   Scheme = "name"   // debian:bookworm-slim, name@sha256:…, sha256:…
 
 	SchemeLayout  Scheme = "oci-layout"     // oci-layout:DIR, an OCI image layout
@@ -78,7 +78,7 @@ func ParseReference(text string) (Reference, error) {
 			return Reference{Scheme: SchemeHost}, nil
 		}
 		return Reference{}, fmt.Errorf("%w %q: host takes nothing after its name", ErrInvalid, text)
-	case SchemeFolder, SchemeLayout, SchemeArchive, SchemeBuild:
+	case SchemeRootFS, SchemeLayout, SchemeArchive, SchemeBuild:
 		return parsePath(Scheme(scheme), rest)
 	}
 	switch {
@@ -104,7 +104,7 @@ func parsePath(scheme Scheme, text string) (Reference, error) {
 	}
 	clean := filepath.Clean(p)
 	if clean == string(filepath.Separator) {
-		if scheme == SchemeFolder {
+		if scheme == SchemeRootFS {
 			return Reference{}, fmt.Errorf("%w: rootfs:/ would show the whole host: use host for its programs alone", ErrInvalid)
 		}
 		return Reference{}, fmt.Errorf("%w: %s:/ names the root of this machine", ErrInvalid, scheme)
@@ -165,7 +165,7 @@ func (r Reference) String() string {
 	switch r.Scheme {
 	case SchemeHost:
 		return string(SchemeHost)
-	case SchemeFolder, SchemeLayout, SchemeArchive, SchemeBuild:
+	case SchemeRootFS, SchemeLayout, SchemeArchive, SchemeBuild:
 		return string(r.Scheme) + ":" + r.Value
 	}
 	return r.Value

@@ -16,8 +16,8 @@ func TestParseReference(t *testing.T) {
 		err  error
 	}{
 		{in: "host", want: Reference{Scheme: SchemeHost}},
-		{in: "rootfs:/srv/debian", want: Reference{SchemeFolder, "/srv/debian"}},
-		{in: "rootfs:/srv/../srv//debian/", want: Reference{SchemeFolder, "/srv/debian"}},
+		{in: "rootfs:/srv/debian", want: Reference{SchemeRootFS, "/srv/debian"}},
+		{in: "rootfs:/srv/../srv//debian/", want: Reference{SchemeRootFS, "/srv/debian"}},
 		{in: "debian:bookworm-slim", want: Reference{SchemeName, "debian:bookworm-slim"}},
 		{in: "debian", want: Reference{SchemeName, "debian"}},
 		{in: "hostess", want: Reference{SchemeName, "hostess"}},

@@ -13,10 +13,10 @@ type RootFS struct {
 	Dir string
 	// Dirs, Links, Files and Binds make up the root, in this order, over an
 	// empty folder.
-	Dirs  []Dir
-	Links []Link
-	Files []File
-	Binds []Bind
+	Dirs     []Dir
+	Symlinks []Symlink
+	Files    []File
+	Binds    []Bind
 	// Masks are folders below a bind that the backend hides under an empty,
 	// read-only tmpfs.
 	Masks []string
@@ -40,8 +40,8 @@ type Dir struct {
 	Mode uint32 // permission bits and sticky, such as 01777
 }
 
-// Link is a symbolic link of the skeleton.
-type Link struct {
+// Symlink is a symbolic link of the skeleton.
+type Symlink struct {
 	Path   string // absolute in the container
 	Target string
 }

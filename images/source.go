@@ -3,10 +3,11 @@ package images
 import (
 	"context"
 	"io"
+	"time"
 )
 
 // Source resolves the references whose content has to be fetched or unpacked
-// first: an image name, an OCI layout, a docker archive, a build. [Store] is
+// first: an image name, an OCI layout, a docker archive, a build. A store is
 // the one that backends are given; they resolve host and rootfs themselves.
 type Source interface {
 	// RootFS gives the image's root filesystem, unpacked on this machine and
@@ -22,7 +23,7 @@ type Source interface {
 	Archive(ctx context.Context, ref Reference, w io.Writer) (id string, err error)
 }
 
-// Engine is what an image engine can do for a [Store]: hand out the images that
+// Engine is what an image engine can do for a store: hand out the images that
 // it has, and build. It is implemented by sandbox/docker. Errors wrap
 // [ErrNotFound] for an image that the engine doesn't have.
 type Engine interface {
@@ -34,4 +35,26 @@ type Engine interface {
 	// own configuration says otherwise, and gives the image's id. Progress gets
 	// the builder's words; nil discards them.
 	Build(ctx context.Context, dir string, progress io.Writer) (id string, err error)
+}
+
+// Image is what a store knows of an image.
+type Image struct {
+	// Reference is what the image was asked for as.
+	Reference Reference
+	// Digest is the manifest's for an image of a registry or an OCI layout, the
+	// same as ID for an image of an engine, of an archive and of a build, which
+	// have no manifest that others would know them by.
+	Digest string
+	// ID is the digest of the image's configuration: the id that an engine of
+	// the classic image store gives it.
+	ID       string
+	Platform string    // such as linux/amd64
+	Size     int64     // bytes below the store's folder, shared layers included
+	Created  time.Time // as the image says; zero if it doesn't
+	Pulled   time.Time // when the store last asked for the digest
+	Used     time.Time // when a session last took it
+	InUse    bool      // by a session that lives now, of whatever process
+	Unpacked bool      // its root filesystem is on disk
+	Volumes  []string  // as in [RootFS]
+	Env      []string  // as in [RootFS]
 }

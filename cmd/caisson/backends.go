@@ -15,6 +15,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/docker"
@@ -37,7 +38,7 @@ const (
 // makeBackend makes a real backend.
 func makeBackend(name string, s backendSettings) (sandbox.Backend, error) {
 	env := environ(s.environ)
-	host := images.HostOptions{Toolchains: s.toolchains, Mask: s.mask, Path: env.get("PATH")}
+	hostImage := host.Options{Toolchains: s.toolchains, Mask: s.mask, Path: env.get("PATH")}
 	var protect []string
 	if home := env.home(); home != "" {
 		protect = []string{home}
@@ -45,12 +46,12 @@ func makeBackend(name string, s backendSettings) (sandbox.Backend, error) {
 	if name == "docker" {
 		return docker.New(docker.Options{
 			Host: s.host, Runtime: s.runtime, GuestPath: s.guest, StateDir: s.stateDir, Protect: protect,
-			HostImage: host, Images: s.images, Getenv: env.get, Logger: s.logger,
+			HostImage: hostImage, Images: s.images, Getenv: env.get, Logger: s.logger,
 		})
 	}
 	return oci.New(oci.Options{
 		Kind: oci.Kind(name), RuntimePath: s.runtime, GuestPath: s.guest, StateDir: s.stateDir, Protect: protect,
-		Host: host, Images: s.images, Logger: s.logger,
+		Host: hostImage, Images: s.images, Logger: s.logger,
 	})
 }
 
@@ -268,7 +269,7 @@ func (c *chooser) imageWarnings(ctx context.Context, ref images.Reference) []str
 	if ref.Scheme != images.SchemeHost {
 		return nil
 	}
-	fs, err := images.Host(ctx, images.HostOptions{
+	fs, err := host.RootFS(ctx, host.Options{
 		Toolchains: c.conf.HostImage.Toolchains, Mask: c.conf.HostImage.Mask, Path: withoutDir(c.environ.get("PATH"), c.programs.ownDir()),
 	})
 	if err != nil {

@@ -39,7 +39,7 @@ func (s *setup) image(ctx context.Context) finding {
 			f.Result, f.Detail = resultWarning, f.Detail+": "+strings.Join(firstSentences(warnings), "; ")
 			f.Mend = "Add folders under host_image.toolchains in the configuration, or use an image that has them."
 		}
-	case images.SchemeFolder:
+	case images.SchemeRootFS:
 		if info, err := os.Stat(ref.Path()); err != nil || !info.IsDir() {
 			return failed("image", fmt.Errorf("%w: %s is no folder", sandbox.ErrNotFound, ref.Path()))
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/store"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -48,7 +49,7 @@ func newImagesListCommand(d deps, env environ) *cobra.Command {
 		Example: "  caisson images ls\n  caisson images ls --json | jq -r '.[].digest'",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return withImages(cmd.Context(), d, env, nil, func(s *images.Store, _ *imageStore) error {
+			return withImages(cmd.Context(), d, env, nil, func(s *store.Store, _ *imageStore) error {
 				list, err := s.List(cmd.Context())
 				if err != nil {
 					return err
@@ -83,7 +84,7 @@ func newImagesPullCommand(d deps, env environ, status *int) *cobra.Command {
 			defer p.close()
 			ctx, _, _, stop := interruptible(cmd.Context(), d.listen(), func(string) {}, d.exit)
 			defer stop()
-			err = withImages(ctx, d, env, p.report, func(s *images.Store, _ *imageStore) error {
+			err = withImages(ctx, d, env, p.report, func(s *store.Store, _ *imageStore) error {
 				for _, ref := range refs {
 					got, err := s.Pull(ctx, ref)
 					p.close()
@@ -121,8 +122,8 @@ func newImagesRemoveCommand(d deps, env environ) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return withImages(cmd.Context(), d, env, nil, func(s *images.Store, _ *imageStore) error {
-				var total images.Pruned
+			return withImages(cmd.Context(), d, env, nil, func(s *store.Store, _ *imageStore) error {
+				var total store.Pruned
 				for _, ref := range refs {
 					gone, err := s.Remove(cmd.Context(), ref)
 					total = added(total, gone)
@@ -162,7 +163,7 @@ func newImagesPruneCommand(d deps, env environ) *cobra.Command {
 			case unused <= 0:
 				return usage("--unused %s: the time must be more than 0; --all removes what no session uses now", unused)
 			}
-			return withImages(cmd.Context(), d, env, nil, func(s *images.Store, own *imageStore) error {
+			return withImages(cmd.Context(), d, env, nil, func(s *store.Store, own *imageStore) error {
 				gone, err := s.Prune(cmd.Context(), unused)
 				err = errors.Join(err, showPruned(d.stdout, gone))
 				if own.engine == nil {
@@ -184,7 +185,7 @@ func newImagesPruneCommand(d deps, env environ) *cobra.Command {
 
 // withImages opens the store, with report as its progress, and does something
 // with it.
-func withImages(ctx context.Context, d deps, env environ, report func(images.Progress), do func(*images.Store, *imageStore) error) error {
+func withImages(ctx context.Context, d deps, env environ, report func(store.Progress), do func(*store.Store, *imageStore) error) error {
 	s, err := newSetup(d, env, config.File{}, "", "")
 	if err != nil {
 		return err
@@ -209,7 +210,7 @@ func imageArguments(args []string) ([]images.Reference, error) {
 		if err != nil {
 			return nil, &usageError{err}
 		}
-		if ref.Scheme == images.SchemeHost || ref.Scheme == images.SchemeFolder {
+		if ref.Scheme == images.SchemeHost || ref.Scheme == images.SchemeRootFS {
 			return nil, usage("%s is used as it is, and never in the cache", text)
 		}
 		refs = append(refs, ref)
@@ -286,7 +287,7 @@ func known(t time.Time) *time.Time {
 	return &t
 }
 
-func added(a, b images.Pruned) images.Pruned {
+func added(a, b store.Pruned) store.Pruned {
 	a.Images, a.Kept = append(a.Images, b.Images...), append(a.Kept, b.Kept...)
 	a.Bytes += b.Bytes
 	a.Leftovers += b.Leftovers
@@ -294,7 +295,7 @@ func added(a, b images.Pruned) images.Pruned {
 }
 
 // showPruned says what went and what stayed.
-func showPruned(w io.Writer, p images.Pruned) error {
+func showPruned(w io.Writer, p store.Pruned) error {
 	var errs []error
 	line := func(format string, args ...any) {
 		text, _ := tools.Display(fmt.Sprintf(format, args...))

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/store"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/docker"
@@ -26,17 +27,17 @@ const engineTime = 2 * time.Second
 type imageStore struct {
 	chooser *chooser
 	// report is told how fetching goes on; nil is nobody.
-	report func(images.Progress)
+	report func(store.Progress)
 
 	mu     sync.Mutex
-	opened *images.Store
+	opened *store.Store
 	engine *docker.ImageEngine // nil where none answers
 }
 
 var _ images.Source = (*imageStore)(nil)
 
 // open opens the store, and finds the engine and the builders that it may use.
-func (s *imageStore) open(ctx context.Context) (*images.Store, error) {
+func (s *imageStore) open(ctx context.Context) (*store.Store, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.opened != nil {
@@ -55,9 +56,9 @@ func (s *imageStore) open(ctx context.Context) (*images.Store, error) {
 			Cause: "the cache folder can't be made: " + err.Error(), Mend: "Set XDG_CACHE_HOME to a folder that you can write.",
 		}}
 	}
-	o := images.StoreOptions{
+	o := store.Options{
 		Dir: dir, PlainHTTP: c.conf.Images.PlainHTTP, Accounts: imageAccounts(os.Geteuid(), os.Getegid()),
-		Progress: func(p images.Progress) {
+		Progress: func(p store.Progress) {
 			if s.report != nil {
 				s.report(p)
 			}
@@ -70,7 +71,7 @@ func (s *imageStore) open(ctx context.Context) (*images.Store, error) {
 		o.Engine = s.engine
 	}
 	var err error
-	if s.opened, err = images.NewStore(o); err != nil {
+	if s.opened, err = store.New(o); err != nil {
 		return nil, err
 	}
 	return s.opened, nil
@@ -78,10 +79,10 @@ func (s *imageStore) open(ctx context.Context) (*images.Store, error) {
 
 // imageAccounts are the identities that commands may have: the sandbox's own,
 // and that of the user where the engine can't map ids.
-func imageAccounts(uid, gid int) []images.Account {
-	list := []images.Account{{Name: "agent", UID: sandbox.CommandUID, GID: sandbox.CommandGID, Home: sandbox.HomeDir}}
+func imageAccounts(uid, gid int) []store.Account {
+	list := []store.Account{{Name: "agent", UID: sandbox.CommandUID, GID: sandbox.CommandGID, Home: sandbox.HomeDir}}
 	if uid > 0 && uid != sandbox.CommandUID {
-		list = append(list, images.Account{Name: "runner", UID: uid, GID: gid, Home: sandbox.HomeDir})
+		list = append(list, store.Account{Name: "runner", UID: uid, GID: gid, Home: sandbox.HomeDir})
 	}
 	return list
 }
@@ -168,7 +169,7 @@ func (s *imageStore) Archive(ctx context.Context, ref images.Reference, w io.Wri
 // reference reads the image setting. A folder or file is relative to the
 // working folder.
 func reference(text string) (images.Reference, error) {
-	for _, scheme := range []images.Scheme{images.SchemeFolder, images.SchemeLayout, images.SchemeArchive, images.SchemeBuild} {
+	for _, scheme := range []images.Scheme{images.SchemeRootFS, images.SchemeLayout, images.SchemeArchive, images.SchemeBuild} {
 		path, ok := strings.CutPrefix(text, string(scheme)+":")
 		if !ok || filepath.IsAbs(path) {
 			continue

@@ -9,7 +9,7 @@ import (
 
 	"github.com/charmbracelet/x/ansi"
 
-	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/store"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -32,8 +32,8 @@ type pulling struct {
 
 // pullState is how far one image is.
 type pullState struct {
-	layers map[string]images.Progress // the last report of each layer's download
-	unpack map[string]images.Progress
+	layers map[string]store.Progress // the last report of each layer's download
+	unpack map[string]store.Progress
 	last   time.Time
 	begun  bool
 	text   string // of the builder
@@ -44,7 +44,7 @@ type pullState struct {
 const linePause = 5 * time.Second
 
 // report takes a report of the store.
-func (p *pulling) report(r images.Progress) {
+func (p *pulling) report(r store.Progress) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	name := r.Reference.String()
@@ -53,17 +53,17 @@ func (p *pulling) report(r images.Progress) {
 	}
 	s, ok := p.states[name]
 	if !ok {
-		s = &pullState{layers: map[string]images.Progress{}, unpack: map[string]images.Progress{}}
+		s = &pullState{layers: map[string]store.Progress{}, unpack: map[string]store.Progress{}}
 		p.states[name] = s
 	}
 	switch r.Phase {
-	case images.PhaseDownload:
+	case store.PhaseDownload:
 		s.layers[r.Digest] = r
-	case images.PhaseUnpack:
+	case store.PhaseUnpack:
 		s.unpack[r.Digest] = r
-	case images.PhaseBuild:
+	case store.PhaseBuild:
 		s.text = strings.TrimSpace(r.Text)
-	case images.PhaseDone:
+	case store.PhaseDone:
 		delete(p.states, name)
 		p.erase()
 		if s.begun {
@@ -71,13 +71,13 @@ func (p *pulling) report(r images.Progress) {
 		}
 		return
 	}
-	if r.Phase != images.PhaseResolve {
+	if r.Phase != store.PhaseResolve {
 		p.show(name, r.Phase, s)
 	}
 }
 
 // show tells where an image is.
-func (p *pulling) show(name string, phase images.Phase, s *pullState) {
+func (p *pulling) show(name string, phase store.Phase, s *pullState) {
 	text := "image " + name + ": " + s.describe(phase)
 	now := p.now()
 	switch {
@@ -91,18 +91,18 @@ func (p *pulling) show(name string, phase images.Phase, s *pullState) {
 }
 
 // describe says what is done now.
-func (s *pullState) describe(phase images.Phase) string {
+func (s *pullState) describe(phase store.Phase) string {
 	switch phase {
-	case images.PhaseWait:
+	case store.PhaseWait:
 		return "another caisson is fetching it"
-	case images.PhaseBuild:
+	case store.PhaseBuild:
 		if s.text != "" {
 			return "building: " + s.text
 		}
 		return "building"
-	case images.PhaseSave:
+	case store.PhaseSave:
 		return "taking it from the engine"
-	case images.PhaseUnpack:
+	case store.PhaseUnpack:
 		done, _ := sum(s.unpack)
 		return "unpacking, " + size(done)
 	}
@@ -149,7 +149,7 @@ func (p *pulling) close() {
 	p.erase()
 }
 
-func sum(layers map[string]images.Progress) (done, total int64) {
+func sum(layers map[string]store.Progress) (done, total int64) {
 	for _, l := range layers {
 		done += l.Done
 		total += l.Total

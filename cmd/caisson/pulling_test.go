@@ -9,21 +9,22 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/store"
 )
 
 // pull is what a store reports of an image of two layers, of which each report
 // comes a second after the one before.
 func pull(p *pulling, clock *time.Time) {
 	ref := images.Reference{Scheme: images.SchemeName, Value: "debian:12"}
-	for _, r := range []images.Progress{
-		{Phase: images.PhaseResolve},
-		{Phase: images.PhaseDownload, Digest: "a", Total: 3 << 20},
-		{Phase: images.PhaseDownload, Digest: "b", Total: 1 << 20},
-		{Phase: images.PhaseDownload, Digest: "a", Done: 1 << 20, Total: 3 << 20},
-		{Phase: images.PhaseDownload, Digest: "b", Done: 1 << 20, Total: 1 << 20},
-		{Phase: images.PhaseDownload, Digest: "a", Done: 3 << 20, Total: 3 << 20},
-		{Phase: images.PhaseUnpack, Digest: "a", Done: 3 << 20, Total: 3 << 20},
-		{Phase: images.PhaseDone},
+	for _, r := range []store.Progress{
+		{Phase: store.PhaseResolve},
+		{Phase: store.PhaseDownload, Digest: "a", Total: 3 << 20},
+		{Phase: store.PhaseDownload, Digest: "b", Total: 1 << 20},
+		{Phase: store.PhaseDownload, Digest: "a", Done: 1 << 20, Total: 3 << 20},
+		{Phase: store.PhaseDownload, Digest: "b", Done: 1 << 20, Total: 1 << 20},
+		{Phase: store.PhaseDownload, Digest: "a", Done: 3 << 20, Total: 3 << 20},
+		{Phase: store.PhaseUnpack, Digest: "a", Done: 3 << 20, Total: 3 << 20},
+		{Phase: store.PhaseDone},
 	} {
 		r.Reference = ref
 		p.report(r)
@@ -46,8 +47,8 @@ func TestPullingInLines(t *testing.T) {
 	}
 	// A second image begins anew, and one that is cached is not spoken of.
 	got = nil
-	p.report(images.Progress{Reference: images.Reference{Scheme: images.SchemeName, Value: "x"}, Phase: images.PhaseResolve})
-	p.report(images.Progress{Reference: images.Reference{Scheme: images.SchemeName, Value: "x"}, Phase: images.PhaseDone})
+	p.report(store.Progress{Reference: images.Reference{Scheme: images.SchemeName, Value: "x"}, Phase: store.PhaseResolve})
+	p.report(store.Progress{Reference: images.Reference{Scheme: images.SchemeName, Value: "x"}, Phase: store.PhaseDone})
 	if len(got) != 0 {
 		t.Errorf("said of a cached image: %q", got)
 	}
@@ -81,7 +82,7 @@ func TestPullingWithABar(t *testing.T) {
 func TestPullingShowsNoEscapes(t *testing.T) {
 	var drawn strings.Builder
 	p := &pulling{say: func(string) {}, bar: &drawn, width: func() int { return 80 }, now: time.Now}
-	p.report(images.Progress{Phase: images.PhaseBuild, Text: "\x1b]52;c;evil\x07\x1b[2J\rStep 1/2"})
+	p.report(store.Progress{Phase: store.PhaseBuild, Text: "\x1b]52;c;evil\x07\x1b[2J\rStep 1/2"})
 	text := strings.ReplaceAll(drawn.String(), "\r\x1b[K", "")
 	if strings.ContainsAny(text, "\x1b\x07\r") || !strings.Contains(text, "Step 1/2") {
 		t.Errorf("drawn %q", text)

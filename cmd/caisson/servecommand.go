@@ -89,7 +89,7 @@ func serve(ctx context.Context, d deps, env environ, f serveFlags) (status int, 
 	say := func(text string) { fmt.Fprintln(d.stderr, "caisson: "+display(text)) }
 	ctx, force, _, stop := interruptible(ctx, d.listen(), say, d.exit)
 	defer stop()
-	h := &host{deps: d, environ: env, flags: f, base: base, log: log}
+	h := &serverHost{deps: d, environ: env, flags: f, base: base, log: log}
 	if h.roots, err = openRoots(base.conf.Serve.Roots); err != nil {
 		return 0, err
 	}
@@ -159,7 +159,7 @@ func address(a net.Addr) string {
 }
 
 // listen opens all listeners, or none.
-func (h *host) listen(ctx context.Context) ([]net.Listener, error) {
+func (h *serverHost) listen(ctx context.Context) ([]net.Listener, error) {
 	conf := h.base.conf.Serve
 	addresses := conf.Listen
 	if len(addresses) == 0 {
@@ -196,7 +196,7 @@ func (h *host) listen(ctx context.Context) ([]net.Listener, error) {
 const tidyEvery = time.Hour
 
 // tidy cleans up now and then, until ctx ends or it is stopped.
-func (h *host) tidy(ctx context.Context) (stop func()) {
+func (h *serverHost) tidy(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	done := make(chan struct{})
 	go func() {

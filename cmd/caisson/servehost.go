@@ -20,8 +20,8 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// host makes the sessions of a server. Its methods are safe for concurrent use.
-type host struct {
+// serverHost makes the sessions of a server. Its methods are safe for concurrent use.
+type serverHost struct {
 	deps    deps
 	environ environ
 	flags   serveFlags
@@ -32,16 +32,16 @@ type host struct {
 	secrets []server.Token
 }
 
-var _ teller = (*host)(nil)
+var _ teller = (*serverHost)(nil)
 
-func (h *host) say(text string)     { h.log.Info(text) }
-func (h *host) note(text string)    { h.log.Warn(text) }
-func (h *host) differs(text string) { h.log.Warn("the replay differs: " + text) }
+func (h *serverHost) say(text string)     { h.log.Info(text) }
+func (h *serverHost) note(text string)    { h.log.Warn(text) }
+func (h *serverHost) differs(text string) { h.log.Warn("the replay differs: " + text) }
 
 // preset asks about everything that does something: clients are there to answer.
-func (h *host) preset(bool) string { return "default" }
+func (h *serverHost) preset(bool) string { return "default" }
 
-func (h *host) options(tokens []server.Token) server.Options {
+func (h *serverHost) options(tokens []server.Token) server.Options {
 	conf := h.base.conf.Serve
 	o := server.Options{
 		StateDir: h.environ.stateDir(), Prepare: h.prepare, Tokens: tokens, Hosts: conf.Hosts, Version: programVersion(),
@@ -74,7 +74,7 @@ func (h *host) options(tokens []server.Token) server.Options {
 
 // open reads the settings anew, opens a workspace below a root, and lets the
 // workspace's own settings count where it is trusted.
-func (h *host) open(workspace string) (_ *setup, err error) {
+func (h *serverHost) open(workspace string) (_ *setup, err error) {
 	path, err := h.roots.resolve(workspace)
 	if err != nil {
 		return nil, err
@@ -104,7 +104,7 @@ func (h *host) open(workspace string) (_ *setup, err error) {
 // setup opens a workspace for a session. What a client asks for is held against
 // all settings. Whose a fault of them is, the client's, the workspace's or the
 // server's, is told apart.
-func (h *host) setup(workspace string, asked config.Asked) (_ *setup, err error) {
+func (h *serverHost) setup(workspace string, asked config.Asked) (_ *setup, err error) {
 	s, err := h.open(workspace)
 	if err != nil {
 		return nil, err
@@ -134,7 +134,7 @@ func (h *host) setup(workspace string, asked config.Asked) (_ *setup, err error)
 }
 
 // prepare makes the options of a session that a client asks for.
-func (h *host) prepare(ctx context.Context, in server.NewSession) (runner.Options, func(), error) {
+func (h *serverHost) prepare(ctx context.Context, in server.NewSession) (runner.Options, func(), error) {
 	var none runner.Options
 	asked := askedBy(in)
 	s, err := h.setup(in.Workspace, asked)
@@ -360,7 +360,7 @@ func (r roots) holds(w *runner.Workspace) error {
 
 // apart refuses a token or a socket in a folder that a session could have as its
 // workspace. The state folder is in none: no workspace may hold it.
-func (h *host) apart() error {
+func (h *serverHost) apart() error {
 	type place struct{ where, path string }
 	places := []place{{"token-file", h.flags.tokenFile}}
 	for label, t := range h.base.conf.Serve.Tokens {

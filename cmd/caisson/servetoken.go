@@ -26,7 +26,7 @@ type tokens struct {
 }
 
 // tokens gives the configured tokens, or makes one.
-func (h *host) tokens() (*tokens, error) {
+func (h *serverHost) tokens() (*tokens, error) {
 	conf := h.base.conf.Serve
 	if len(conf.Tokens) == 0 {
 		return makeToken(h.tokenPath())
@@ -56,7 +56,7 @@ func (h *host) tokens() (*tokens, error) {
 	return t, nil
 }
 
-func (h *host) tokenPath() string {
+func (h *serverHost) tokenPath() string {
 	if h.flags.tokenFile != "" {
 		return h.flags.tokenFile
 	}

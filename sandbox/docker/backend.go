@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/admit"
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
@@ -50,7 +51,7 @@ type Options struct {
 	Protect []string
 	// HostImage says what the image "host" has beyond the system's own; UID
 	// and GID are set by the backend.
-	HostImage images.HostOptions
+	HostImage host.Options
 	// Images resolves names that the engine does not know, layouts, archives
 	// and builds; nil leaves host, rootfs and the engine's own.
 	Images images.Source

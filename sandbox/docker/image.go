@@ -15,6 +15,7 @@ import (
 	"github.com/gofrs/flock"
 
 	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -50,7 +51,7 @@ const (
 func (s *session) fetch(ctx context.Context) (err error) {
 	b, ref := s.backend, s.spec.Image
 	switch ref.Scheme {
-	case images.SchemeHost, images.SchemeFolder:
+	case images.SchemeHost, images.SchemeRootFS:
 		return nil
 	case images.SchemeName:
 		s.image, err = engineImage(ctx, s.remote, s.facts, ref)
@@ -84,10 +85,10 @@ func (s *session) resolveImage(ctx context.Context, uid, gid int) (rootImage, er
 		}
 		o := b.options.HostImage
 		o.UID, o.GID = uid, gid
-		root, err := images.Host(ctx, o)
+		root, err := host.RootFS(ctx, o)
 		return b.skeletonImage(ctx, s.remote, root, err)
-	case images.SchemeFolder:
-		root, err := images.Folder(ctx, ref.Value)
+	case images.SchemeRootFS:
+		root, err := host.Directory(ctx, ref.Value)
 		return b.skeletonImage(ctx, s.remote, root, err)
 	}
 	if s.root != nil {
@@ -166,7 +167,7 @@ func (b *Backend) skeletonImage(ctx context.Context, r *remote, root *images.Roo
 		env: sandbox.Environment(root.Env, root.Path), warnings: root.Warnings,
 	}
 	sum := sha256.New()
-	if err := root.SkeletonTar(sum); err != nil {
+	if err := host.WriteSkeletonTar(root, sum); err != nil {
 		return rootImage{}, fmt.Errorf("image %s: %w: %w", made.reference, sandbox.ErrInvalid, err)
 	}
 	hash := hex.EncodeToString(sum.Sum(nil))
@@ -234,7 +235,7 @@ func importSkeleton(ctx context.Context, r *remote, root *images.RootFS, hash st
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		write.CloseWithError(root.SkeletonTar(write))
+		write.CloseWithError(host.WriteSkeletonTar(root, write))
 	}()
 	err := r.importImage(ctx, read, skeletonName+":"+hash, "LABEL "+labelSkeleton+"="+hash)
 	read.Close()

@@ -135,7 +135,7 @@ func TestFolderImage(t *testing.T) {
 	must(t, os.Chmod(root, 0o755))
 	unpack(t, shellTar(t), root)
 	spec := b.spec(t, newSession())
-	spec.Image = images.Reference{Scheme: images.SchemeFolder, Value: root}
+	spec.Image = images.Reference{Scheme: images.SchemeRootFS, Value: root}
 	s, err := b.backend.Create(t.Context(), spec)
 	must(t, err)
 	defer func() {

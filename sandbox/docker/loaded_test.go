@@ -17,6 +17,7 @@ import (
 	"github.com/docker/docker/api/types/image"
 
 	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -119,7 +120,7 @@ func TestSkeletonImportRefused(t *testing.T) {
 				}
 				failure(http.StatusInternalServerError, `failed to create an image docker.io/caisson/skeleton:… after deleting the existing one: AlreadyExists: image "docker.io/caisson/skeleton:…": already exists`)(w, r)
 			}
-			folder, err := images.Folder(t.Context(), newShellSource(t).dir)
+			folder, err := host.Directory(t.Context(), newShellSource(t).dir)
 			must(t, err)
 			got, err := b.backend.skeletonImage(t.Context(), r, folder, nil)
 			if other && (err != nil || got.id != made) {

@@ -29,6 +29,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -88,7 +89,7 @@ func (s *shellSource) RootFS(ctx context.Context, ref images.Reference) (*images
 	if s.err != nil {
 		return nil, nil, s.err
 	}
-	root, err := images.Folder(ctx, s.dir)
+	root, err := host.Directory(ctx, s.dir)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -342,7 +343,7 @@ func TestSkeletonsThatMeet(t *testing.T) {
 	must(t, os.Chmod(root, 0o755))
 	unpack(t, shellTar(t), root)
 	must(t, os.Symlink("bin", filepath.Join(root, strings.ToLower(newSession())))) // a skeleton of its own
-	folder, err := images.Folder(t.Context(), root)
+	folder, err := host.Directory(t.Context(), root)
 	must(t, err)
 	var group errgroup.Group
 	for range 4 {

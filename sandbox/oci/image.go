@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
 )
@@ -12,7 +13,7 @@ import (
 // checkImage refuses a reference that this backend can't resolve.
 func (b *Backend) checkImage(ref images.Reference) error {
 	switch ref.Scheme {
-	case images.SchemeHost, images.SchemeFolder:
+	case images.SchemeHost, images.SchemeRootFS:
 	case images.SchemeName, images.SchemeLayout, images.SchemeArchive, images.SchemeBuild:
 		if b.options.Images == nil {
 			return fmt.Errorf("image %s: this backend was given no store of images: use host or rootfs:DIR: %w", ref, sandbox.ErrUnsupported)
@@ -27,7 +28,7 @@ func (b *Backend) checkImage(ref images.Reference) error {
 // from being pruned until the container is gone. It takes the time that it
 // takes, as long as ctx: it is no part of the start that StartTime bounds.
 func (c *container) fetch(ctx context.Context, ref images.Reference) error {
-	if ref.Scheme == images.SchemeHost || ref.Scheme == images.SchemeFolder {
+	if ref.Scheme == images.SchemeHost || ref.Scheme == images.SchemeRootFS {
 		return nil
 	}
 	root, release, err := c.backend.options.Images.RootFS(ctx, ref)
@@ -43,12 +44,12 @@ func (c *container) fetch(ctx context.Context, ref images.Reference) error {
 func (c *container) resolve(ctx context.Context, ref images.Reference, id identity) error {
 	var err error
 	switch ref.Scheme {
-	case images.SchemeFolder:
-		c.plan.image, err = images.Folder(ctx, ref.Value)
+	case images.SchemeRootFS:
+		c.plan.image, err = host.Directory(ctx, ref.Value)
 	case images.SchemeHost:
 		o := c.backend.options.Host
 		o.UID, o.GID = id.commandUID, id.commandGID
-		c.plan.image, err = images.Host(ctx, o)
+		c.plan.image, err = host.RootFS(ctx, o)
 	}
 	if err != nil {
 		return sandbox.ImageError(err)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -40,7 +41,7 @@ func (f *fakeSource) RootFS(ctx context.Context, ref images.Reference) (*images.
 	if f.err != nil {
 		return nil, nil, f.err
 	}
-	root, err := images.Folder(ctx, f.dir)
+	root, err := host.Directory(ctx, f.dir)
 	if err != nil {
 		return nil, nil, err
 	}

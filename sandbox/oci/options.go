@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -24,7 +25,7 @@ type Options struct {
 	// sessions' folders (Spec.Dir) lie below it.
 	StateDir string
 	// Host says how image host is put together. UID and GID are filled in.
-	Host images.HostOptions
+	Host host.Options
 	// Images resolves names, layouts, archives and builds; with nil only host
 	// and rootfs can be used.
 	Images images.Source

@@ -101,7 +101,7 @@ func TestCreateRefuses(t *testing.T) {
 		"session of a path": {func(s *sandbox.Spec) { s.Session = "../x" }, sandbox.ErrInvalid},
 		"no image":          {func(s *sandbox.Spec) { s.Image = images.Reference{} }, sandbox.ErrInvalid},
 		"image of no store": {func(s *sandbox.Spec) { s.Image = images.Reference{Scheme: images.SchemeName, Value: "x"} }, sandbox.ErrUnsupported},
-		"absent rootfs":     {func(s *sandbox.Spec) { s.Image = images.Reference{Scheme: images.SchemeFolder, Value: "/absent"} }, sandbox.ErrNotFound},
+		"absent rootfs":     {func(s *sandbox.Spec) { s.Image = images.Reference{Scheme: images.SchemeRootFS, Value: "/absent"} }, sandbox.ErrNotFound},
 		"no limits":         {func(s *sandbox.Spec) { s.Resources = limits.Resources{} }, sandbox.ErrInvalid},
 		"git mode":          {func(s *sandbox.Spec) { s.Git = "rw" }, sandbox.ErrInvalid},
 		"folder elsewhere":  {func(s *sandbox.Spec) { s.Dir = t.TempDir() }, sandbox.ErrInvalid},
@@ -184,7 +184,7 @@ func TestRootfs(t *testing.T) {
 		b := newBed(t, k, os.Geteuid())
 		root := shellRoot(t)
 		spec := b.spec(t, "ses_rootfs")
-		spec.Image = images.Reference{Scheme: images.SchemeFolder, Value: root}
+		spec.Image = images.Reference{Scheme: images.SchemeRootFS, Value: root}
 		got := output(t, b.start(t, spec), "")
 		if want := "from the folder\n<nil>\nhidden: true\nread-only: true\nworkspace: <nil>\n"; got != want {
 			t.Errorf("output %q, want %q", got, want)

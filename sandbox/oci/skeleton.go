@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/host"
 )
 
 // skeletonFor returns the folder with an image's mount points, links and
@@ -20,7 +21,7 @@ import (
 // because it gets its name last.
 func skeletonFor(image *images.RootFS, dir string) (string, error) {
 	sum := sha256.New()
-	if err := image.SkeletonTar(sum); err != nil {
+	if err := host.WriteSkeletonTar(image, sum); err != nil {
 		return "", err
 	}
 	name := filepath.Join(dir, "rootfs-"+hex.EncodeToString(sum.Sum(nil))[:32])
@@ -34,7 +35,7 @@ func skeletonFor(image *images.RootFS, dir string) (string, error) {
 	}
 	defer os.RemoveAll(temp) //nolint:errcheck // gone after the rename; otherwise a leftover that the error explains
 	// Other uids than its owner's enter the container's root.
-	if err := errors.Join(os.Chmod(temp, 0o755), image.WriteSkeleton(temp)); err != nil {
+	if err := errors.Join(os.Chmod(temp, 0o755), host.WriteSkeleton(image, temp)); err != nil {
 		return "", err
 	}
 	if err := os.Rename(temp, name); err != nil && !errors.Is(err, fs.ErrExist) {

@@ -14,6 +14,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
@@ -173,7 +174,7 @@ func TestImageKnowsTheContract(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(root, "usr/bin/sh"), nil, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	image, err := images.Host(t.Context(), images.HostOptions{Root: root})
+	image, err := host.RootFS(t.Context(), host.Options{Root: root})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,7 +25,7 @@ func poolable(spec sandbox.Spec) bool {
 		return false
 	}
 	switch spec.Image.Scheme {
-	case images.SchemeHost, images.SchemeFolder, images.SchemeName:
+	case images.SchemeHost, images.SchemeRootFS, images.SchemeName:
 		return true
 	}
 	return false

@@ -266,7 +266,7 @@ func TestPrepare(t *testing.T) {
 func TestOnlyForTheSameSpec(t *testing.T) {
 	other := t.TempDir()
 	for name, change := range map[string]func(*sandbox.Spec){
-		"image":      func(s *sandbox.Spec) { s.Image = images.Reference{Scheme: images.SchemeFolder, Value: other} },
+		"image":      func(s *sandbox.Spec) { s.Image = images.Reference{Scheme: images.SchemeRootFS, Value: other} },
 		"git":        func(s *sandbox.Spec) { s.Git = sandbox.GitCommit },
 		"memory":     func(s *sandbox.Spec) { s.Resources.MemoryBytes++ },
 		"time":       func(s *sandbox.Spec) { s.Resources.CommandTime++ },

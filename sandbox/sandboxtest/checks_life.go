@@ -42,7 +42,7 @@ func checkRunning(_ context.Context, e *env) error {
 }
 
 func checkBadSpecs(ctx context.Context, e *env) error {
-	missing := images.Reference{Scheme: images.SchemeFolder, Value: "/no/such/rootfs"}
+	missing := images.Reference{Scheme: images.SchemeRootFS, Value: "/no/such/rootfs"}
 	for name, change := range map[string]func(*sandbox.Spec){
 		"no session":       func(s *sandbox.Spec) { s.Session = "" },
 		"session of dots":  func(s *sandbox.Spec) { s.Session = "../../x" },

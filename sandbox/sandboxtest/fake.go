@@ -94,7 +94,7 @@ func (f *Fake) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, 
 	if err := validate(spec); err != nil && f.Fault != FaultAnySpec {
 		return nil, fmt.Errorf("create sandbox: %w: %w", sandbox.ErrInvalid, err)
 	}
-	if spec.Image.Scheme == images.SchemeFolder && f.Fault != FaultAnySpec {
+	if spec.Image.Scheme == images.SchemeRootFS && f.Fault != FaultAnySpec {
 		if _, err := os.Stat(spec.Image.Value); err != nil {
 			return nil, fmt.Errorf("create sandbox: %w: %w", sandbox.ErrNotFound, err)
 		}

@@ -1,0 +1,191 @@
+package host
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/caisson-run/caisson/images"
+)
+
+// Options says how the host image is put together. The zero value is the
+// machine's /usr with nothing added or hidden.
+type Options struct {
+	// Toolchains are extra folders, absolute, that are bound read-only at
+	// their own path: what lives in a home folder or in /opt. They come from
+	// the user's configuration, never from a workspace.
+	Toolchains []string
+	// Mask are folders below /usr or a toolchain that the image hides.
+	Mask []string
+	// Path is the host's PATH, for warnings about programs that the image
+	// can't have and for [images.RootFS].Path. Empty looks at none.
+	Path string
+	// UID and GID are the identity of commands in /etc/passwd; zero is 10001.
+	UID, GID int
+	// Root is the folder that stands for / of the host; empty is /. Binds
+	// name their sources below it.
+	Root string
+}
+
+// top are the entries of / that hold programs and libraries, besides /usr:
+// links into it on most systems (usrmerge), folders on some.
+var top = []string{"bin", "lib", "lib32", "lib64", "libo32", "libx32", "sbin"}
+
+// etc are the entries of /etc that programs need and that hold nothing of the
+// host's own: no account, key, host name, environment or git configuration.
+// The names are Debian's, then Fedora's and Arch's for certificates and TLS
+// policy; * matches within one name.
+var etc = []string{
+	"alternatives", "ld.so.cache", "localtime", "mime.types", "nsswitch.conf", "os-release", "protocols", "services",
+	"java-*-openjdk", "ssl/certs", "ssl/openssl.cnf", "ssl/cert.pem",
+	"ca-certificates/extracted", "crypto-policies", "pki/ca-trust/extracted", "pki/tls/cert.pem", "pki/tls/certs", "pki/tls/openssl.cnf",
+}
+
+// RootFS describes the host image: the host's own programs, read-only, over a
+// skeleton that holds none of its data. It reads folders and writes nothing.
+// It fails with [images.ErrUnsupported] on another system than Linux and where the
+// host has no /usr or no shell, and with [images.ErrInvalid] for a toolchain or mask
+// that is not absolute or would show more than a toolchain.
+func RootFS(ctx context.Context, o Options) (*images.RootFS, error) {
+	if runtime.GOOS != "linux" {
+		return nil, fmt.Errorf("%w: host needs Linux: name an image of the engine instead", images.ErrUnsupported)
+	}
+	o.Root = filepath.Clean("/" + o.Root)
+	b := builder{root: o.Root, fs: &images.RootFS{Reference: images.Reference{Scheme: images.SchemeHost}, Dirs: mountPoints(), Files: mountFiles()}}
+	b.fs.Files = append(b.fs.Files, syntheticFiles(cmp.Or(o.UID, DefaultUID), cmp.Or(o.GID, DefaultGID))...)
+	if err := b.programs(); err != nil {
+		return nil, err
+	}
+	if err := b.configuration(); err != nil {
+		return nil, err
+	}
+	if err := b.toolchains(o.Toolchains); err != nil {
+		return nil, err
+	}
+	if err := b.submounts(ctx); err != nil {
+		return nil, err
+	}
+	if err := b.mask(o.Mask); err != nil {
+		return nil, err
+	}
+	b.fs.Symlinks = append(b.fs.Symlinks, images.Symlink{Path: "/var/tmp", Target: "/tmp"}, images.Symlink{Path: "/var/run", Target: "/run"})
+	b.searchPath(o.Path)
+	if err := seal(b.fs, b.versions()); err != nil {
+		return nil, fmt.Errorf("digest host image: %w", err)
+	}
+	return b.fs, context.Cause(ctx)
+}
+
+// builder collects the host image.
+type builder struct {
+	root string
+	fs   *images.RootFS
+}
+
+// on gives the host path of a path in the image.
+func (b *builder) on(p string) string { return filepath.Join(b.root, p) }
+
+// programs binds /usr and copies or binds the entries of / beside it.
+func (b *builder) programs() error {
+	if info, err := os.Stat(b.on("/usr")); err != nil || !info.IsDir() {
+		return fmt.Errorf("%w: host: this machine has no /usr", images.ErrUnsupported)
+	}
+	b.fs.Binds = append(b.fs.Binds, images.Bind{Source: b.on("/usr"), Path: "/usr", IsDir: true})
+	for _, name := range top {
+		if err := b.add("/" + name); err != nil {
+			return err
+		}
+	}
+	if sh, err := os.Stat(b.on("/bin/sh")); err != nil || sh.IsDir() {
+		return fmt.Errorf("%w: host: this machine has no /bin/sh", images.ErrUnsupported)
+	}
+	return nil
+}
+
+// configuration adds what there is of [etc].
+func (b *builder) configuration() error {
+	for _, pattern := range etc {
+		found, err := filepath.Glob(filepath.Join(escapeGlob(b.on("/etc")), pattern))
+		if err != nil {
+			return fmt.Errorf("list %s: %w", pattern, err)
+		}
+		for _, host := range found {
+			rel, err := filepath.Rel(b.root, host)
+			if err != nil {
+				return fmt.Errorf("list %s: %w", pattern, err)
+			}
+			if err := b.add("/" + rel); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// add puts one entry into the image: a link whose end the image has as a
+// link, anything else that exists as a bind of what it resolves to. What is
+// missing or unreadable is left out; programs do without.
+func (b *builder) add(p string) error {
+	info, err := os.Lstat(b.on(p))
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
+		return nil
+	case err != nil:
+		return fmt.Errorf("read host image: %w", err)
+	}
+	source := b.on(p)
+	if info.Mode()&fs.ModeSymlink != 0 {
+		target, err := os.Readlink(source)
+		if err != nil {
+			return fmt.Errorf("read host image: %w", err)
+		}
+		end := target
+		if !filepath.IsAbs(end) {
+			end = filepath.Join(filepath.Dir(p), end)
+		}
+		if below(filepath.Clean(end), "/usr") {
+			b.fs.Symlinks = append(b.fs.Symlinks, images.Symlink{Path: p, Target: target})
+			return nil
+		}
+		if source, err = filepath.EvalSymlinks(source); err != nil {
+			return nil // dangling: the host does without it too
+		}
+	}
+	if info, err = os.Stat(source); err != nil || !info.IsDir() && !info.Mode().IsRegular() {
+		return nil
+	}
+	b.fs.Binds = append(b.fs.Binds, images.Bind{Source: source, Path: p, IsDir: info.IsDir()})
+	return nil
+}
+
+// versions are what the digest can cheaply say about the content below /usr:
+// the release, and the package database as it is now.
+func (b *builder) versions() []string {
+	var facts []string
+	for _, p := range []string{"/usr/lib/os-release", "/var/lib/dpkg/status", "/lib/apk/db/installed"} {
+		if data, err := os.ReadFile(b.on(p)); err == nil {
+			sum := sha256.Sum256(data)
+			facts = append(facts, p+" "+hex.EncodeToString(sum[:]))
+		}
+	}
+	for _, p := range []string{"/var/lib/rpm/rpmdb.sqlite", "/usr/lib/sysimage/rpm/rpmdb.sqlite", "/var/lib/pacman/local", "/usr/bin", "/usr/lib", "/usr/local/bin"} {
+		if info, err := os.Stat(b.on(p)); err == nil {
+			facts = append(facts, fmt.Sprintf("%s %d %d", p, info.Size(), info.ModTime().UnixNano()))
+		}
+	}
+	return slices.Clip(facts)
+}
+
+// escapeGlob quotes what filepath.Glob would take for a pattern.
+func escapeGlob(p string) string {
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(p)
+}

@@ -1,0 +1,113 @@
+package host
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/caisson-run/caisson/images"
+)
+
+// Identity of commands in synthetic account files, unless the options say
+// otherwise: the sandbox contract's CommandUID and CommandGID.
+const (
+	DefaultUID = 10001
+	DefaultGID = 10001
+)
+
+// mountPoints are the folders that backends mount on, with the modes that a
+// tmpfs takes from its mount point where its own options can't say (Docker).
+func mountPoints() []images.Dir {
+	return []images.Dir{
+		{Path: "/.caisson", Mode: 0o755},
+		{Path: "/.caisson/git", Mode: 0o755}, // of a linked worktree's repository
+		{Path: "/dev", Mode: 0o755},
+		{Path: "/etc", Mode: 0o755},
+		{Path: "/home", Mode: 0o755},
+		{Path: "/home/agent", Mode: 0o755},
+		{Path: "/proc", Mode: 0o755},
+		{Path: "/root", Mode: 0o755},
+		{Path: "/run", Mode: 0o755},
+		{Path: "/sys", Mode: 0o755},
+		{Path: "/tmp", Mode: 0o1777},
+		{Path: "/var", Mode: 0o755},
+		{Path: "/workspace", Mode: 0o755},
+	}
+}
+
+// mountFiles are the files that backends mount on: the guest's binary and the
+// nonce by which it proves which machine's folders it sees.
+func mountFiles() []images.File {
+	return []images.File{{Path: "/.caisson/guest"}, {Path: "/.caisson/nonce"}}
+}
+
+// seal puts the lists into an order that doesn't depend on the host's, makes
+// the parents of every mount point, and names the whole by its digest.
+// versions are facts about the content that the layout doesn't show.
+func seal(r *images.RootFS, versions []string) error {
+	dirs := map[string]uint32{}
+	for _, d := range r.Dirs {
+		dirs[d.Path] = d.Mode
+	}
+	for _, b := range r.Binds {
+		if b.IsDir {
+			addDir(dirs, r.Binds, b.Path)
+		}
+	}
+	for _, p := range listPaths(r) {
+		addDir(dirs, r.Binds, path.Dir(p))
+	}
+	r.Dirs = r.Dirs[:0]
+	for p, mode := range dirs {
+		r.Dirs = append(r.Dirs, images.Dir{Path: p, Mode: mode})
+	}
+	slices.SortFunc(r.Dirs, func(a, b images.Dir) int { return strings.Compare(a.Path, b.Path) })
+	slices.SortFunc(r.Symlinks, func(a, b images.Symlink) int { return strings.Compare(a.Path, b.Path) })
+	slices.SortFunc(r.Files, func(a, b images.File) int { return strings.Compare(a.Path, b.Path) })
+	slices.SortFunc(r.Binds, func(a, b images.Bind) int { return strings.Compare(a.Path, b.Path) })
+	slices.Sort(r.Masks)
+	data, err := json.Marshal([]any{"layout 1", r.Reference, r.Dirs, r.Symlinks, r.Files, r.Binds, r.Masks, versions})
+	if err != nil {
+		return err
+	}
+	sum := sha256.Sum256(data)
+	r.Digest = "sha256:" + hex.EncodeToString(sum[:])
+	return nil
+}
+
+func listPaths(r *images.RootFS) []string {
+	var all []string
+	for _, l := range r.Symlinks {
+		all = append(all, l.Path)
+	}
+	for _, f := range r.Files {
+		all = append(all, f.Path)
+	}
+	for _, b := range r.Binds {
+		all = append(all, b.Path)
+	}
+	return all
+}
+
+// addDir makes p and its parents folders of the skeleton, but for those that
+// a bind brings along.
+func addDir(dirs map[string]uint32, binds []images.Bind, p string) {
+	for ; p != "/" && p != "."; p = path.Dir(p) {
+		if _, ok := dirs[p]; !ok && !covered(binds, p) {
+			dirs[p] = 0o755
+		}
+	}
+}
+
+// covered says whether p lies strictly below a folder that is bound.
+func covered(binds []images.Bind, p string) bool {
+	return slices.ContainsFunc(binds, func(b images.Bind) bool { return b.IsDir && below(p, b.Path) })
+}
+
+// below says whether p lies strictly below dir.
+func below(p, dir string) bool {
+	return strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
+}

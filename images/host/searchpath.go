@@ -1,0 +1,99 @@
+package host
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/caisson-run/caisson/images"
+)
+
+// has says whether the image shows the host's p at p.
+func (b *builder) has(p string) bool {
+	return slices.ContainsFunc(b.fs.Binds, func(have images.Bind) bool {
+		return have.IsDir && (p == have.Path || below(p, have.Path))
+	})
+}
+
+// searchPath sorts the folders of PATH into those that the image has and those
+// whose programs are absent, and warns of the latter.
+func (b *builder) searchPath(list string) {
+	var absent []string
+	for _, dir := range filepath.SplitList(list) {
+		clean := filepath.Clean(dir)
+		end, err := filepath.EvalSymlinks(b.on(clean))
+		if err != nil || !filepath.IsAbs(dir) {
+			continue
+		}
+		inside := filepath.Clean("/" + strings.TrimPrefix(end, b.root))
+		switch {
+		case b.has(clean) || b.linked(clean):
+			b.fs.Path = append(b.fs.Path, clean)
+		case b.has(inside):
+			b.fs.Path = append(b.fs.Path, inside)
+		default:
+			absent = append(absent, clean)
+		}
+	}
+	b.fs.Path = unique(b.fs.Path)
+	for _, dir := range unique(absent) {
+		if text := b.missing(dir); text != "" {
+			b.fs.Warnings = append(b.fs.Warnings, text)
+		}
+	}
+}
+
+// missing says which programs of dir, a folder of PATH, the image has nowhere
+// on its own PATH; empty if none.
+func (b *builder) missing(dir string) string {
+	names := slices.DeleteFunc(programsIn(b.on(dir)), func(name string) bool {
+		return slices.ContainsFunc(b.fs.Path, func(p string) bool { return isProgram(filepath.Join(b.on(p), name)) })
+	})
+	if len(names) == 0 {
+		return ""
+	}
+	shown := strings.Join(names[:min(len(names), 5)], ", ")
+	if len(names) > 5 {
+		shown += fmt.Sprintf(" and %d more", len(names)-5)
+	}
+	return fmt.Sprintf("%s is on PATH but not in the host image, so these are absent: %s. "+
+		"Name the toolchain's folder in the configuration, or use an image that has them.", dir, shown)
+}
+
+// linked says whether p is a link of the skeleton (/bin), or below one.
+func (b *builder) linked(p string) bool {
+	return slices.ContainsFunc(b.fs.Symlinks, func(l images.Symlink) bool { return p == l.Path || below(p, l.Path) })
+}
+
+// programsIn lists what could be run in dir, sorted.
+func programsIn(dir string) []string {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil
+	}
+	var names []string
+	for _, e := range entries {
+		if isProgram(filepath.Join(dir, e.Name())) {
+			names = append(names, e.Name())
+		}
+	}
+	return names
+}
+
+func isProgram(p string) bool {
+	info, err := os.Stat(p)
+	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
+}
+
+// unique drops repetitions and keeps the order.
+func unique(list []string) []string {
+	var out []string
+	for _, s := range list {
+		if !slices.Contains(out, s) {
+			out = append(out, s)
+		}
+	}
+	return out
+}

@@ -1,0 +1,120 @@
+package host
+
+import (
+	"archive/tar"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caisson-run/caisson/images"
+)
+
+// node is one entry of the skeleton, whatever it is.
+type node struct {
+	path   string
+	mode   uint32
+	dir    bool
+	target string // of a link
+	data   []byte
+}
+
+// nodes lists the skeleton, parents first: folders, links, files, and an empty
+// file for each bind of a file. Mount points below a bind are the bind's own.
+func listNodes(r *images.RootFS) []node {
+	var list []node
+	for _, d := range r.Dirs {
+		list = append(list, node{path: d.Path, mode: d.Mode, dir: true})
+	}
+	for _, l := range r.Symlinks {
+		list = append(list, node{path: l.Path, mode: 0o777, target: l.Target})
+	}
+	for _, f := range r.Files {
+		list = append(list, node{path: f.Path, mode: 0o644, data: f.Content})
+	}
+	for _, b := range r.Binds {
+		if !b.IsDir && !covered(r.Binds, b.Path) {
+			list = append(list, node{path: b.Path, mode: 0o644})
+		}
+	}
+	slices.SortFunc(list, func(a, b node) int {
+		return strings.Compare(strings.ReplaceAll(a.path, "/", "\x00"), strings.ReplaceAll(b.path, "/", "\x00"))
+	})
+	return list
+}
+
+// WriteSkeleton makes the skeleton of r below dir, which must exist and be empty:
+// every mount point, link and synthetic file, with exact modes whatever the
+// umask. Everything belongs to who calls it. Whoever made dir removes it, also
+// after an error. It is not for a dir that somebody else could write.
+func WriteSkeleton(r *images.RootFS, dir string) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return fmt.Errorf("write image skeleton: %w", err)
+	}
+	defer root.Close() //nolint:errcheck // nothing was written through it that a close could lose
+	for _, n := range listNodes(r) {
+		if err := n.write(root); err != nil {
+			return fmt.Errorf("write image skeleton: %w", err)
+		}
+	}
+	return nil
+}
+
+func (n node) write(root *os.Root) error {
+	name := strings.TrimPrefix(n.path, "/")
+	switch {
+	case n.target != "":
+		return root.Symlink(n.target, name)
+	case n.dir:
+		if err := root.Mkdir(name, 0o700); err != nil {
+			return err
+		}
+	default:
+		if err := root.WriteFile(name, n.data, 0o600); err != nil {
+			return err
+		}
+	}
+	return root.Chmod(name, fileMode(n.mode))
+}
+
+// fileMode turns Unix permission bits into Go's.
+func fileMode(mode uint32) fs.FileMode {
+	m := fs.FileMode(mode & 0o777)
+	if mode&0o1000 != 0 {
+		m |= fs.ModeSticky
+	}
+	return m
+}
+
+// WriteSkeletonTar writes the skeleton of r as a tar archive, for an engine's import.
+// The same skeleton gives the same bytes: root owns everything and the times
+// are zero. Cancelling is closing w.
+func WriteSkeletonTar(r *images.RootFS, w io.Writer) error {
+	tw := tar.NewWriter(w)
+	for _, n := range listNodes(r) {
+		h := &tar.Header{
+			Name: strings.TrimPrefix(n.path, "/"), Mode: int64(n.mode), Size: int64(len(n.data)),
+			Typeflag: tar.TypeReg, ModTime: time.Unix(0, 0), Format: tar.FormatUSTAR,
+		}
+		switch {
+		case n.target != "":
+			h.Typeflag, h.Linkname = tar.TypeSymlink, n.target
+		case n.dir:
+			h.Typeflag, h.Name = tar.TypeDir, h.Name+"/"
+		}
+		if err := tw.WriteHeader(h); err != nil {
+			return fmt.Errorf("write image skeleton: %w", err)
+		}
+		if _, err := tw.Write(n.data); err != nil {
+			return fmt.Errorf("write image skeleton: %w", err)
+		}
+	}
+	if err := tw.Close(); err != nil {
+		return fmt.Errorf("write image skeleton: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,107 @@
+// Package imagetest makes the archives that tests of images read.
+package imagetest
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// item is one entry of an archive: a header with the content that follows.
+type Item struct {
+	tar.Header
+	Content string
+}
+
+func File(name, content string) Item {
+	return Item{tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644}, content}
+}
+
+func Directory(name string) Item {
+	return Item{tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: 0o755}, ""}
+}
+
+func Symlink(name, target string) Item {
+	return Item{tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target, Mode: 0o777}, ""}
+}
+
+func Hardlink(name, target string) Item {
+	return Item{tar.Header{Typeflag: tar.TypeLink, Name: name, Linkname: target, Mode: 0o644}, ""}
+}
+
+func Special(kind byte, name string) Item {
+	return Item{tar.Header{Typeflag: kind, Name: name, Mode: 0o666, Devmajor: 1, Devminor: 3}, ""}
+}
+
+// archive writes items as a tar archive.
+func Archive(t testing.TB, items ...Item) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, it := range items {
+		h := it.Header
+		h.Size, h.ModTime = int64(len(it.Content)), time.Unix(1_000_000_000, 0)
+		if err := w.WriteHeader(&h); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(w, it.Content); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+func Gzip(t testing.TB, data []byte) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	_, err := w.Write(data)
+	if err := errors.Join(err, w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// Snapshot lists the entries below dir with mode, size, modification time and a
+// symlink's target, so that tests can see whether anything has changed.
+func Snapshot(t testing.TB, dir string) []string {
+	t.Helper()
+	var entries []string
+	err := filepath.WalkDir(dir, func(p string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := e.Info()
+		if err != nil {
+			return err
+		}
+		target := ""
+		if info.Mode()&fs.ModeSymlink != 0 {
+			if target, err = os.Readlink(p); err != nil {
+				return err
+			}
+		}
+		entries = append(entries, fmt.Sprintf("%s %v %d %d %s", p[len(dir):], info.Mode(), info.Size(), info.ModTime().UnixNano(), target))
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return entries
+}
+
+// Zeros is an endless reader of zero bytes.
+type Zeros struct{}
+
+func (Zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }

@@ -1,0 +1,77 @@
+package layer
+
+import (
+	"fmt"
+	"strings"
+)
+
+// maxComponent is the length of one name (Linux NAME_MAX).
+const maxComponent = 255
+
+// The markers of what a layer takes away (OCI image-spec v1.1, layer.md), and
+// the prefix of what AUFS kept for itself, which every unpacker skips.
+const (
+	whiteout       = ".wh."
+	opaqueWhiteout = ".wh..wh..opq"
+	aufsOwn        = ".wh..wh."
+)
+
+// splitName parts an archive's name into components. An absolute name is meant
+// from the image's root, as every unpacker reads it. An empty list is the root
+// itself. The reason is empty if the name is good.
+func splitName(name string, limits Limits) (parts []string, reason string) {
+	switch {
+	case len(name) > limits.PathBytes:
+		return nil, fmt.Sprintf("a name of %d bytes, at most %d", len(name), limits.PathBytes)
+	case strings.ContainsRune(name, 0):
+		return nil, "a name with a NUL"
+	}
+	for part := range strings.SplitSeq(name, "/") {
+		switch {
+		case part == "" || part == ".":
+			continue
+		case part == "..":
+			return nil, "a name that goes up"
+		case len(part) > maxComponent:
+			return nil, fmt.Sprintf("a component of %d bytes, at most %d", len(part), maxComponent)
+		}
+		parts = append(parts, part)
+	}
+	if len(parts) > limits.Depth {
+		return nil, fmt.Sprintf("%d components, at most %d", len(parts), limits.Depth)
+	}
+	return parts, ""
+}
+
+// mark is what an entry's name means besides a file.
+type mark int
+
+const (
+	markNone   mark = iota
+	markSkip        // AUFS's own
+	markOpaque      // nothing of lower layers is left in its folder
+	markGone        // what it names is not left of lower layers
+)
+
+// markOf reads whiteouts. hidden is the name that markGone takes away.
+func markOf(parts []string) (m mark, hidden, reason string) {
+	for i, part := range parts {
+		last := i == len(parts)-1
+		switch {
+		case last && part == opaqueWhiteout:
+			return markOpaque, "", ""
+		case strings.HasPrefix(part, aufsOwn):
+			return markSkip, "", ""
+		case !strings.HasPrefix(part, whiteout):
+			continue
+		case !last:
+			return markNone, "", "a folder that is named like a whiteout"
+		}
+		hidden = strings.TrimPrefix(part, whiteout)
+		if hidden == "" || hidden == "." || hidden == ".." {
+			return markNone, "", "a whiteout of nothing"
+		}
+		return markGone, hidden, ""
+	}
+	return markNone, "", ""
+}

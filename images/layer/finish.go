@@ -1,0 +1,185 @@
+package layer
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/caisson-run/caisson/images"
+)
+
+// maxVolumes bounds the mounts that an image can ask for.
+const maxVolumes = 32
+
+// maxAccounts is the size of a passwd or group file that is kept.
+const maxAccounts = 1 << 20
+
+// finished is what a tree is, besides its files.
+type Finished struct {
+	Volumes  []string `json:"volumes,omitempty"`
+	Warnings []string `json:"warnings,omitempty"`
+}
+
+// FinishOptions are the parts of a root filesystem that its layers don't decide.
+type FinishOptions struct {
+	Files []FileRewrite
+	// Volumes are the directories that the image declares as VOLUME.
+	Volumes []string
+	// IsReserved reports whether the sandbox makes the top-level directory name
+	// itself, so that a volume in it needs no directory of the image.
+	IsReserved func(name string) bool
+	Limits     Limits
+}
+
+// FileRewrite replaces a file by Rewrite's result for its old content, which is
+// empty if it is missing, no regular file or too long.
+type FileRewrite struct {
+	Path    string // below the root, without a leading slash
+	Rewrite func(old []byte) []byte
+}
+
+// finish makes an unpacked tree one that commands can run on: their account,
+// the files that an engine would put there, and a folder for each VOLUME,
+// since nothing can be made in a root that is mounted read-only. It fails with
+// [images.ErrInvalid] for a tree without a shell, which every command line needs.
+func Finish(dir string, o FinishOptions) (Finished, error) {
+	limits, volumes := o.Limits, slices.Sorted(slices.Values(o.Volumes))
+	limits.Entries = 1000 // its own, whatever the layers have used up
+	t, err := openTree(dir, limits)
+	if err != nil {
+		return Finished{}, err
+	}
+	defer t.close()
+	if !t.runs("/bin/sh") {
+		return Finished{}, fmt.Errorf("%w: it has no /bin/sh, which every command needs: take an image with a shell", images.ErrInvalid)
+	}
+	var done Finished
+	for _, f := range o.Files {
+		if err := t.rewrite(f.Path, f.Rewrite); err != nil {
+			done.warn("%s could not be made: %v", f.Path, err)
+		}
+	}
+	if err := t.temporary(); err != nil {
+		done.warn("/var/tmp could not be made: %v", err)
+	}
+	for i, v := range volumes {
+		if i == maxVolumes {
+			done.warn("of %d volumes the first %d were kept", len(volumes), maxVolumes)
+			break
+		}
+		real, err := t.volume(v, o.IsReserved)
+		if err != nil {
+			done.warn("volume %.200q was left out: %v", v, err)
+		} else if real != "" && !slices.Contains(done.Volumes, real) {
+			done.Volumes = append(done.Volumes, real)
+		}
+	}
+	slices.Sort(done.Volumes)
+	return done, nil
+}
+
+func (f *Finished) warn(format string, args ...any) {
+	f.Warnings = append(f.Warnings, fmt.Sprintf(format, args...))
+}
+
+// rewrite makes a file anew out of what it holds. What is no regular file, or
+// too long, holds nothing.
+func (t *tree) rewrite(name string, content func(has []byte) []byte) error {
+	s, err := t.find(strings.Split(name, "/"), true, nil)
+	if err != nil {
+		return err
+	}
+	var has []byte
+	if info, err := s.dir.Lstat(s.base); err == nil && info.Mode().IsRegular() && info.Size() <= maxAccounts {
+		if has, err = s.dir.ReadFile(s.base); err != nil {
+			return err
+		}
+	}
+	f, err := t.create(s)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(content(has))
+	return errors.Join(err, f.Chmod(0o644), f.Close())
+}
+
+// temporary makes /var/tmp a link to /tmp if nothing is in it: the folder itself
+// would be read-only.
+func (t *tree) temporary() error {
+	s, err := t.find([]string{"var", "tmp"}, true, nil)
+	if err != nil {
+		return err
+	}
+	if info, err := s.dir.Lstat(s.base); err == nil && info.IsDir() {
+		d, err := s.dir.Open(s.base)
+		if err != nil {
+			return err
+		}
+		_, err = d.ReadDir(1)
+		if err = errors.Join(d.Close(), err); !errors.Is(err, io.EOF) {
+			return err // nil: there is something in it
+		}
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := t.clear(s); err != nil {
+		return err
+	}
+	return s.dir.Symlink("/tmp", s.base)
+}
+
+// volume makes the folder of a VOLUME and gives its real path. It is empty
+// for one in what the sandbox mounts anyway.
+func (t *tree) volume(name string, isReserved func(top string) bool) (string, error) {
+	parts, reason := splitName(name, t.limits)
+	if reason != "" || len(parts) == 0 || !path.IsAbs(name) || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+		return "", refusal("no folder of the image")
+	}
+	if isReserved(parts[0]) {
+		return "", nil
+	}
+	// What find doesn't follow is the last name, so there is one more.
+	s, err := t.find(append(parts, "."), true, nil)
+	if err != nil {
+		return "", err
+	}
+	top, _, _ := strings.Cut(s.path, "/")
+	switch {
+	case isReserved(top):
+		return "", nil
+	case s.path == "" || s.path == "etc" || s.path == "usr" || s.path == "var":
+		return "", refusal("it would hide the image's own files")
+	}
+	return "/" + s.path, nil
+}
+
+// runs says whether a path, links followed, is a program.
+func (t *tree) runs(name string) bool {
+	parts := strings.Split(strings.Trim(name, "/"), "/")
+	for range maxFollowed {
+		s, err := t.find(parts, false, nil)
+		if err != nil {
+			return false
+		}
+		info, err := s.dir.Lstat(s.base)
+		switch {
+		case err != nil:
+			return false
+		case info.Mode()&fs.ModeSymlink == 0:
+			return info.Mode().IsRegular() && info.Mode()&0o111 != 0
+		}
+		target, err := s.dir.Readlink(s.base)
+		if err != nil || target == "" {
+			return false
+		}
+		if !path.IsAbs(target) {
+			target = s.path + "/" + target
+		}
+		parts = strings.Split(strings.Trim(target, "/"), "/")
+	}
+	return false
+}

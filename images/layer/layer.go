@@ -1,0 +1,187 @@
+package layer
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/internal/digest"
+)
+
+// layer is one layer of an image, wherever it is stored.
+type Layer struct {
+	Digest string // of what open gives, which may be compressed
+	DiffID string // of the archive, uncompressed
+	Size   int64  // of what open gives
+	// known is false for a layer whose digest nobody has told: the layers of a
+	// docker archive, which are named by their diffID alone.
+	Known bool
+	Open  func(ctx context.Context) (io.ReadCloser, error)
+}
+
+// maxWindow is the memory that a zstd layer may ask for: zstd's own bound for
+// decompression without being told otherwise (2^27, zstd --long).
+const maxWindow = 128 << 20
+
+// layerReader reads a layer's archive, uncompressed, counts and hashes both
+// sides, and stops at the limits.
+type layerReader struct {
+	ctx    context.Context //nolint:containedctx // lives as long as one read of one layer
+	layer  Layer
+	limits Limits
+
+	source io.ReadCloser
+	plain  io.Reader
+	closer func()
+
+	stored, content hash.Hash
+	in, out         int64 // bytes read from the source, and given out
+	left            int64 // of the bytes that may still be given out
+	extra           int64 // bytes that the archive stands for and doesn't hold: holes
+	report          func(done int64)
+}
+
+// openLayer opens l for one read. left are the bytes that it may hold. Whoever
+// opens it closes it; the digests are checked by finish.
+func openLayer(ctx context.Context, l Layer, limits Limits, left int64, report func(done int64)) (*layerReader, error) {
+	source, err := l.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r := &layerReader{
+		ctx: ctx, layer: l, limits: limits, source: source, left: left, report: report,
+		stored: sha256.New(), content: sha256.New(), closer: func() {},
+	}
+	if err := r.decompress(); err != nil {
+		return nil, errors.Join(r.fault("", err), r.Close())
+	}
+	return r, nil
+}
+
+// decompress finds out how the layer is stored by its first bytes: what
+// manifests say about it is often wrong.
+func (r *layerReader) decompress() error {
+	in := bufio.NewReaderSize(stored{r}, 64<<10)
+	magic, err := in.Peek(4)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	switch {
+	case bytes.HasPrefix(magic, []byte{0x1f, 0x8b}):
+		r.plain, err = gzip.NewReader(in)
+	case bytes.Equal(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}):
+		var d *zstd.Decoder
+		d, err = zstd.NewReader(in, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
+			zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderMaxMemory(maxWindow))
+		if err == nil {
+			r.plain, r.closer = d, d.Close
+		}
+	case bytes.HasPrefix(magic, []byte("BZh")), bytes.HasPrefix(magic, []byte{0xfd, '7', 'z', 'X'}):
+		err = fmt.Errorf("%w: compressed by neither gzip nor zstd", images.ErrRefused)
+	default:
+		r.plain, err = in, nil
+	}
+	return err
+}
+
+// stored is the layer as it is stored.
+type stored struct{ r *layerReader }
+
+func (s stored) Read(p []byte) (int, error) {
+	r := s.r
+	if r.ctx.Err() != nil {
+		return 0, context.Cause(r.ctx)
+	}
+	n, err := r.source.Read(p)
+	r.in += int64(n)
+	r.stored.Write(p[:n])
+	if (r.layer.Known || r.layer.Size > 0) && r.in > r.layer.Size {
+		return n, fmt.Errorf("%w: longer than the %d bytes that its manifest says", images.ErrDigest, r.layer.Size)
+	}
+	if r.report != nil && n > 0 {
+		r.report(r.in)
+	}
+	return n, err
+}
+
+// Read gives the archive, uncompressed.
+func (r *layerReader) Read(p []byte) (int, error) {
+	n, err := r.plain.Read(p)
+	r.out += int64(n)
+	r.content.Write(p[:n])
+	if err == nil || errors.Is(err, io.EOF) {
+		if bomb := r.expanded(0); bomb != nil {
+			return n, bomb
+		}
+	}
+	return n, err
+}
+
+// expanded counts bytes that the archive stands for without holding them, and
+// says whether the layer has grown over a limit.
+func (r *layerReader) expanded(more int64) error {
+	r.extra += more
+	all := r.out + r.extra
+	switch {
+	case all > r.left:
+		return fmt.Errorf("%w: the image is over the limit of %d bytes uncompressed", images.ErrRefused, r.limits.Bytes)
+	case all > r.limits.RatioFloor && all/r.limits.Ratio > r.in:
+		return fmt.Errorf("%w: it is over %d times as large as what it was read from, %d bytes", images.ErrRefused, r.limits.Ratio, r.in)
+	}
+	return nil
+}
+
+// finish reads what follows the archive's end and checks both digests.
+func (r *layerReader) finish() error {
+	if _, err := io.Copy(io.Discard, r); err != nil {
+		return r.fault("", err)
+	}
+	if _, err := io.Copy(io.Discard, stored{r}); err != nil {
+		return r.fault("", err)
+	}
+	if got := digest.OfHash(r.stored); r.layer.Known && got != r.layer.Digest {
+		return fmt.Errorf("layer %s: %w: its content has %s", r.layer.Digest, images.ErrDigest, got)
+	}
+	if got := digest.OfHash(r.content); got != r.layer.DiffID {
+		return fmt.Errorf("layer %s: %w: its archive has %s, and the image's configuration says %s", r.layer.Digest, images.ErrDigest, got, r.layer.DiffID)
+	}
+	return nil
+}
+
+// Close ends the read, finished or not.
+func (r *layerReader) Close() error {
+	r.closer()
+	return r.source.Close()
+}
+
+// fault says what went wrong at an entry: a cancellation is itself, and so is
+// what was met while the layer was fetched or written; anything else is the
+// layer's own doing.
+func (r *layerReader) fault(entry string, err error) error {
+	if r.ctx.Err() != nil {
+		return fmt.Errorf("unpack layer %s: %w", r.layer.Digest, context.Cause(r.ctx))
+	}
+	made := &Error{}
+	if errors.As(err, &made) {
+		return err
+	}
+	// What can't be read is perhaps not what it should be.
+	if r.layer.Known && !errors.Is(err, images.ErrDigest) {
+		if _, rest := io.Copy(io.Discard, stored{r}); rest == nil && digest.OfHash(r.stored) != r.layer.Digest {
+			return fmt.Errorf("layer %s: %w: its content has %s", r.layer.Digest, images.ErrDigest, digest.OfHash(r.stored))
+		}
+	}
+	if errors.Is(err, images.ErrRefused) || errors.Is(err, images.ErrDigest) || errors.Is(err, images.ErrUnreachable) {
+		return &Error{Layer: r.layer.Digest, Entry: entry, Reason: "stopped", Err: err}
+	}
+	return &Error{Layer: r.layer.Digest, Entry: entry, Reason: "it can't be read", Err: fmt.Errorf("%w: %w", images.ErrRefused, err)}
+}

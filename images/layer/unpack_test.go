@@ -1,0 +1,633 @@
+package layer
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/internal/imagetest"
+)
+
+func sum(data []byte) string {
+	s := sha256.Sum256(data)
+	return "sha256:" + hex.EncodeToString(s[:])
+}
+
+// layerOf is a layer that is stored as data and has plain as its archive.
+func layerOf(data, plain []byte) Layer {
+	return Layer{
+		Digest: sum(data), DiffID: sum(plain), Size: int64(len(data)), Known: true,
+		Open: func(context.Context) (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(data)), nil },
+	}
+}
+
+func zstandard(t testing.TB, data []byte) []byte {
+	t.Helper()
+	w, err := zstd.NewWriter(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w.EncodeAll(data, nil)
+}
+
+// tight are limits that tests can reach.
+var tight = Limits{
+	Bytes: 1 << 20, FileBytes: 256 << 10, Entries: 400, Ratio: 100, RatioFloor: 64 << 10, PathBytes: 1024, Depth: 20, Layers: 8, Top: 20, MetadataBytes: 64 << 10,
+}
+
+func unpackAll(t testing.TB, dir string, limits Limits, layers ...Layer) (Result, error) {
+	t.Helper()
+	return Unpack(context.Background(), dir, layers, limits.WithDefaults(), func(Layer, int64) {})
+}
+
+// plainLayers are layers that are stored uncompressed.
+func plainLayers(archives ...[]byte) (layers []Layer) {
+	for _, a := range archives {
+		layers = append(layers, layerOf(a, a))
+	}
+	return layers
+}
+
+// listing is a tree as sorted lines: mode, name, links' targets, small content.
+func listing(t testing.TB, dir string) []string {
+	t.Helper()
+	var lines []string
+	err := filepath.WalkDir(dir, func(p string, e fs.DirEntry, err error) error {
+		if err != nil || p == dir {
+			return err
+		}
+		info, err := e.Info()
+		if err != nil {
+			return err
+		}
+		line := info.Mode().String() + " " + p[len(dir)+1:]
+		switch {
+		case info.Mode()&fs.ModeSymlink != 0:
+			target, err := os.Readlink(p)
+			if err != nil {
+				return err
+			}
+			line += " -> " + target
+		case info.Mode().IsRegular():
+			data, err := os.ReadFile(p)
+			if err != nil {
+				return err
+			}
+			line += fmt.Sprintf(" = %.40s", data)
+		}
+		lines = append(lines, line)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lines
+}
+
+func TestUnpack(t *testing.T) {
+	suid := imagetest.File("bin/su", "s")
+	suid.Mode = 0o6755
+	private := imagetest.File("etc/shadow", "root:*")
+	private.Mode = 0
+	caps := imagetest.File("bin/ping", "p")
+	caps.Mode = 0o700
+	caps.PAXRecords = map[string]string{"SCHILY.xattr.security.capability": "\x01\x00\x00\x02", "SCHILY.xattr.user.overlay.opaque": "y"}
+	closed := imagetest.Directory("root")
+	closed.Mode = 0
+	tests := map[string]struct {
+		layers  [][]imagetest.Item
+		want    []string
+		skipped []string
+	}{
+		"owners, bits and attributes are dropped": {
+			layers: [][]imagetest.Item{{suid, private, caps, closed}},
+			want: []string{
+				"drwxr-xr-x bin", "-rwxr-xr-x bin/ping = p", "-rwxr-xr-x bin/su = s", "drwxr-xr-x etc", "-rw-r--r-- etc/shadow = root:*", "drwxr-xr-x root",
+			},
+		},
+		"absolute and odd names": {
+			layers: [][]imagetest.Item{{imagetest.File("/a//b/./c", "x"), imagetest.File("./d", "y"), imagetest.Directory("./")}},
+			want:   []string{"drwxr-xr-x a", "drwxr-xr-x a/b", "-rw-r--r-- a/b/c = x", "-rw-r--r-- d = y"},
+		},
+		"links are kept as they are": {
+			layers: [][]imagetest.Item{{imagetest.Symlink("a", "/etc/passwd"), imagetest.Symlink("b", "../../../x"), imagetest.Symlink("c", "loop/../c")}},
+			want:   []string{"Lrwxrwxrwx a -> /etc/passwd", "Lrwxrwxrwx b -> ../../../x", "Lrwxrwxrwx c -> loop/../c"},
+		},
+		"a name below a link ends in the tree": {
+			layers: [][]imagetest.Item{
+				{imagetest.Directory("usr/lib"), imagetest.Symlink("lib", "usr/lib"), imagetest.Symlink("abs", "/usr/lib"), imagetest.Symlink("up", "../../../usr")},
+				{imagetest.File("lib/one", "1"), imagetest.File("abs/two", "2"), imagetest.File("up/lib/three", "3")},
+			},
+			want: []string{
+				"Lrwxrwxrwx abs -> /usr/lib", "Lrwxrwxrwx lib -> usr/lib", "Lrwxrwxrwx up -> ../../../usr", "drwxr-xr-x usr",
+				"drwxr-xr-x usr/lib", "-rw-r--r-- usr/lib/one = 1", "-rw-r--r-- usr/lib/three = 3", "-rw-r--r-- usr/lib/two = 2",
+			},
+		},
+		"a link in place of what it is itself is replaced": {
+			layers: [][]imagetest.Item{
+				{imagetest.Directory("d"), imagetest.File("d/f", "1"), imagetest.Symlink("l", "d"), imagetest.Symlink("g", "d/f")},
+				{imagetest.File("g", "2"), imagetest.Directory("l"), imagetest.File("l/x", "3")},
+			},
+			want: []string{"drwxr-xr-x d", "-rw-r--r-- d/f = 1", "-rw-r--r-- g = 2", "drwxr-xr-x l", "-rw-r--r-- l/x = 3"},
+		},
+		"the last of one name wins": {
+			layers: [][]imagetest.Item{{imagetest.File("a", "1"), imagetest.File("a", "2"), imagetest.Directory("b"), imagetest.File("b/c", "3"), imagetest.Symlink("b", "a"), imagetest.Directory("e"), imagetest.Directory("e")}},
+			want:   []string{"-rw-r--r-- a = 2", "Lrwxrwxrwx b -> a", "drwxr-xr-x e"},
+		},
+		"whiteouts hide lower layers": {
+			layers: [][]imagetest.Item{
+				{imagetest.File("a", "1"), imagetest.File("d/x", "1"), imagetest.File("d/y", "1"), imagetest.File("o/x", "1"), imagetest.File("o/s/x", "1"), imagetest.File("o/s/y", "1")},
+				{imagetest.File(".wh.a", ""), imagetest.File("d/.wh.x", ""), imagetest.File("d/.wh.absent", ""), imagetest.File("none/.wh.x", ""), imagetest.File("o/s/new", "2"), imagetest.File("o/.wh..wh..opq", "")},
+			},
+			want: []string{"drwxr-xr-x d", "-rw-r--r-- d/y = 1", "drwxr-xr-x o", "drwxr-xr-x o/s", "-rw-r--r-- o/s/new = 2"},
+		},
+		"and not their own, in whatever order": {
+			layers: [][]imagetest.Item{
+				{imagetest.File("a", "1"), imagetest.File("d/old", "1")},
+				{imagetest.File("a", "2"), imagetest.File(".wh.a", ""), imagetest.File("d/new", "2"), imagetest.File(".wh.d", "")},
+			},
+			want: []string{"-rw-r--r-- a = 2", "drwxr-xr-x d", "-rw-r--r-- d/new = 2"},
+		},
+		"a whiteout through a link": {
+			layers: [][]imagetest.Item{
+				{imagetest.File("usr/lib/x", "1"), imagetest.Symlink("lib", "usr/lib")},
+				{imagetest.File("lib/.wh.x", "")},
+			},
+			want: []string{"Lrwxrwxrwx lib -> usr/lib", "drwxr-xr-x usr", "drwxr-xr-x usr/lib"},
+		},
+		"an opaque root": {
+			layers: [][]imagetest.Item{{imagetest.File("a/b", "1")}, {imagetest.File("c", "2"), imagetest.File(".wh..wh..opq", "")}},
+			want:   []string{"-rw-r--r-- c = 2"},
+		},
+		"a whiteout of a device of its own layer": {
+			layers:  [][]imagetest.Item{{imagetest.File("a", "1")}, {imagetest.Special(tar.TypeFifo, "a"), imagetest.File(".wh.a", "")}},
+			skipped: []string{"/a"},
+		},
+		"a whiteout in the first layer, and AUFS's own": {
+			layers: [][]imagetest.Item{{imagetest.File("a", "1"), imagetest.File(".wh.a", ""), imagetest.File(".wh..wh.plnk/1.2", "x"), imagetest.Directory(".wh..wh.orph")}},
+			want:   []string{"-rw-r--r-- a = 1"},
+		},
+		"hard links share a file, and replacing one leaves the other": {
+			layers: [][]imagetest.Item{{imagetest.File("a", "1"), imagetest.Hardlink("b", "a"), imagetest.Hardlink("c", "/b"), imagetest.Hardlink("a", "a")}, {imagetest.File("b", "2")}},
+			want:   []string{"-rw-r--r-- a = 1", "-rw-r--r-- b = 2", "-rw-r--r-- c = 1"},
+		},
+		"devices and the like are skipped, and replace what was there": {
+			layers:  [][]imagetest.Item{{imagetest.File("a", "1")}, {imagetest.Special(tar.TypeChar, "a"), imagetest.Special(tar.TypeBlock, "dev/sda"), imagetest.Special(tar.TypeFifo, "f")}},
+			want:    []string{"drwxr-xr-x dev"},
+			skipped: []string{"/a", "/dev/sda", "/f"},
+		},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			for form, encode := range map[string]func(testing.TB, []byte) []byte{
+				"plain": func(_ testing.TB, b []byte) []byte { return b }, "gzip": imagetest.Gzip, "zstd": zstandard,
+			} {
+				dir := t.TempDir()
+				var layers []Layer
+				for _, items := range tt.layers {
+					plain := imagetest.Archive(t, items...)
+					layers = append(layers, layerOf(encode(t, plain), plain))
+				}
+				done, err := unpackAll(t, dir, tight, layers...)
+				if err != nil {
+					t.Fatalf("%s: %v", form, err)
+				}
+				if diff := cmp.Diff(tt.want, listing(t, dir)); diff != "" {
+					t.Errorf("%s (-want +got):\n%s", form, diff)
+				}
+				if diff := cmp.Diff(tt.skipped, done.Skipped); diff != "" {
+					t.Errorf("%s skipped (-want +got):\n%s", form, diff)
+				}
+			}
+		})
+	}
+}
+
+func TestUnpackKeepsTimesAndOwner(t *testing.T) {
+	dir := t.TempDir()
+	old, late := imagetest.File("old", "x"), imagetest.File("late", "x")
+	data := imagetest.Archive(t, old, late)
+	if _, err := unpackAll(t, dir, tight, plainLayers(data)...); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(filepath.Join(dir, "old"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !info.ModTime().Equal(time.Unix(1_000_000_000, 0)) {
+		t.Errorf("modified %v", info.ModTime())
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); !ok || int(st.Uid) != os.Geteuid() {
+		t.Errorf("owner %+v, want %d", info.Sys(), os.Geteuid())
+	}
+	for _, at := range []time.Time{time.Unix(-5, 0), time.Unix(1<<40, 0), {}} {
+		if got := plainTime(at); got.Unix() != 0 {
+			t.Errorf("%v becomes %v", at, got)
+		}
+	}
+}
+
+// naive unpacks as one would who trusts archives. It is the control of the
+// table below: what harms nothing here proves nothing there.
+func naive(dir string, layers [][]byte, stop int64) (written int64) {
+	for _, data := range layers {
+		var in io.Reader = bytes.NewReader(data)
+		if z, err := gzip.NewReader(bytes.NewReader(data)); err == nil {
+			in = z
+		}
+		r := tar.NewReader(in)
+		for {
+			h, err := r.Next()
+			if err != nil && !errors.Is(err, tar.ErrInsecurePath) {
+				break
+			}
+			p := filepath.Join(dir, h.Name)
+			os.MkdirAll(filepath.Dir(p), 0o755)
+			if base, ok := strings.CutPrefix(filepath.Base(h.Name), ".wh."); ok {
+				os.RemoveAll(filepath.Dir(p) + "/" + base)
+				continue
+			}
+			switch h.Typeflag {
+			case tar.TypeDir:
+				os.Mkdir(p, 0o700)
+			case tar.TypeReg, tar.TypeGNUSparse:
+				if f, err := os.OpenFile(p, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600); err == nil {
+					n, _ := io.Copy(f, io.LimitReader(r, stop))
+					written += n
+					f.Close()
+				}
+			case tar.TypeSymlink:
+				os.Symlink(h.Linkname, p)
+				continue
+			case tar.TypeLink:
+				os.Link(filepath.Join(dir, h.Linkname), p)
+				continue
+			case tar.TypeFifo:
+				syscall.Mkfifo(p, 0o600)
+			}
+			mode := fs.FileMode(h.Mode & 0o777)
+			if h.Mode&0o4000 != 0 {
+				mode |= fs.ModeSetuid
+			}
+			os.Chmod(p, mode)
+			if written > stop {
+				return written
+			}
+		}
+	}
+	return written
+}
+
+// A hostile image: what it is made of, how it must end, and what tells that a
+// naive unpacker was harmed.
+type hostile struct {
+	layers func(t testing.TB, outside string) [][]byte
+	// refused is a part of the reason; empty where it is unpacked harmlessly.
+	refused string
+	// harmed looks at what the naive one left; nil looks for a change outside.
+	harmed func(dir string, written int64) bool
+}
+
+func items(list ...imagetest.Item) func(testing.TB, string) [][]byte {
+	return func(t testing.TB, _ string) [][]byte { return [][]byte{imagetest.Archive(t, list...)} }
+}
+
+// meets says whether a walk below dir meets what ok takes.
+func meets(dir string, ok func(p string, info fs.FileInfo) bool) bool {
+	hit := false
+	filepath.WalkDir(dir, func(p string, e fs.DirEntry, err error) error { //nolint:errcheck // best effort
+		if e != nil {
+			if info, err := e.Info(); err == nil && ok(p, info) {
+				hit = true
+			}
+		}
+		return nil
+	})
+	return hit
+}
+
+func holds(name string) func(string, int64) bool {
+	return func(dir string, _ int64) bool { _, err := os.Lstat(filepath.Join(dir, name)); return err == nil }
+}
+
+func wrote(more int64) func(string, int64) bool {
+	return func(_ string, written int64) bool { return written > more }
+}
+
+// many makes n entries.
+func many(n int, each func(i int) imagetest.Item) func(testing.TB, string) [][]byte {
+	return func(t testing.TB, _ string) [][]byte {
+		var list []imagetest.Item
+		for i := range n {
+			list = append(list, each(i))
+		}
+		return [][]byte{imagetest.Archive(t, list...)}
+	}
+}
+
+// sparse is an archive with one old GNU sparse file of size bytes that holds
+// none of them.
+func sparse(size int64) []byte {
+	block := make([]byte, 512)
+	copy(block, "hole")
+	copy(block[100:], "0000644\x00")
+	copy(block[124:], "00000000000\x00")
+	copy(block[136:], "00000000000\x00")
+	block[156] = 'S'
+	copy(block[257:], "ustar  \x00")
+	copy(block[386:], fmt.Sprintf("%011o\x00%011o\x00", size, 0))
+	copy(block[483:], fmt.Sprintf("%011o\x00", size))
+	copy(block[148:], "        ")
+	total := 0
+	for _, c := range block {
+		total += int(c)
+	}
+	copy(block[148:], fmt.Sprintf("%06o\x00 ", total))
+	return append(block, make([]byte, 1024)...)
+}
+
+func hostileImages() map[string]hostile {
+	zeros := strings.Repeat("\x00", 200<<10)
+	suid := imagetest.File("su", "x")
+	suid.Mode = 0o4755
+	shut := imagetest.Directory("shut")
+	shut.Mode = 0
+	return map[string]hostile{
+		"a name that goes up":        {layers: items(imagetest.File("../outside/new", "x")), refused: "goes up"},
+		"up in the middle":           {layers: items(imagetest.Directory("a"), imagetest.File("a/../../outside/new", "x")), refused: "goes up"},
+		"up behind an absolute name": {layers: items(imagetest.File("/../outside/new", "x")), refused: "goes up"},
+		"a folder that goes up":      {layers: items(imagetest.Directory("../outside/new")), refused: "goes up"},
+		"a link that goes up":        {layers: items(imagetest.Symlink("../outside/new", "x")), refused: "goes up"},
+		"a file below an absolute link": {layers: func(t testing.TB, outside string) [][]byte {
+			return [][]byte{imagetest.Archive(t, imagetest.Symlink("l", outside), imagetest.File("l/new", "x"))}
+		}},
+		"a file below a link up": {layers: items(imagetest.Symlink("l", "../outside"), imagetest.File("l/new", "x"))},
+		"a file below a link in a lower layer": {layers: func(t testing.TB, outside string) [][]byte {
+			return [][]byte{imagetest.Archive(t, imagetest.Symlink("l", outside)), imagetest.Archive(t, imagetest.File("l/secret", "x"))}
+		}},
+		"a file through a link in its place": {layers: func(t testing.TB, outside string) [][]byte {
+			return [][]byte{imagetest.Archive(t, imagetest.Symlink("l", outside+"/secret"), imagetest.File("l", "x"))}
+		}},
+		"a folder below two links": {layers: func(t testing.TB, outside string) [][]byte {
+			return [][]byte{imagetest.Archive(t, imagetest.Symlink("a", outside), imagetest.Symlink("b", "a"), imagetest.Directory("b/new"))}
+		}},
+		"a mode through a link": {layers: func(t testing.TB, outside string) [][]byte {
+			d := imagetest.Directory("l")
+			d.Mode = 0o777
+			return [][]byte{imagetest.Archive(t, imagetest.Symlink("l", outside), d)}
+		}},
+		"a hard link up": {layers: items(imagetest.Hardlink("h", "../outside/secret"), imagetest.File("h", "x")), refused: "goes up"},
+		"a hard link through a link": {layers: func(t testing.TB, outside string) [][]byte {
+			return [][]byte{imagetest.Archive(t, imagetest.Symlink("l", outside), imagetest.Hardlink("h", "l/secret"), imagetest.File("h", "x"))}
+		}, refused: "not there"},
+		"a hard link to a link": {layers: func(t testing.TB, outside string) [][]byte {
+			return [][]byte{imagetest.Archive(t, imagetest.Symlink("l", outside+"/secret"), imagetest.Hardlink("h", "l"), imagetest.File("h", "x"))}
+		}, refused: "no regular file"},
+		"a hard link to a folder": {
+			layers: items(imagetest.Directory("d"), imagetest.Hardlink("h", "d"), imagetest.File("mark", "x")), refused: "no regular file", harmed: holds("mark"),
+		},
+		"a hard link below itself": {
+			layers: items(imagetest.Directory("d"), imagetest.File("d/f", "x"), imagetest.Hardlink("d", "d/f")), refused: "not there", harmed: holds("d/f"),
+		},
+		"a whiteout of the parent": {
+			layers: func(t testing.TB, _ string) [][]byte {
+				return [][]byte{imagetest.Archive(t, imagetest.File("a/b", "x")), imagetest.Archive(t, imagetest.File("a/.wh...", ""))}
+			}, refused: "whiteout of nothing", harmed: func(dir string, _ int64) bool { return !holds("a/b")(dir, 0) },
+		},
+		"a whiteout of its folder": {
+			layers: func(t testing.TB, _ string) [][]byte {
+				return [][]byte{imagetest.Archive(t, imagetest.File("a/b", "x")), imagetest.Archive(t, imagetest.File("a/.wh..", ""))}
+			}, refused: "whiteout of nothing", harmed: func(dir string, _ int64) bool { return true },
+		},
+		"a whiteout of nothing": {
+			layers: items(imagetest.File("a/b", "x"), imagetest.File("a/.wh.", "")), refused: "whiteout of nothing",
+			harmed: func(dir string, _ int64) bool { return !holds("a/b")(dir, 0) },
+		},
+		"a whiteout through a link": {layers: func(t testing.TB, outside string) [][]byte {
+			return [][]byte{imagetest.Archive(t, imagetest.Symlink("l", outside)), imagetest.Archive(t, imagetest.File("l/.wh.secret", ""))}
+		}},
+		"an opaque folder through a link": {layers: func(t testing.TB, outside string) [][]byte {
+			return [][]byte{imagetest.Archive(t, imagetest.Symlink("l", outside)), imagetest.Archive(t, imagetest.File("l/.wh..wh..opq", ""), imagetest.File("l/new", "x"))}
+		}},
+		"a folder named like a whiteout": {
+			layers: items(imagetest.File("a", "x"), imagetest.File(".wh.a/b", "x")), refused: "named like a whiteout", harmed: holds(".wh.a/b"),
+		},
+		"a loop of links": {
+			layers: items(imagetest.Symlink("a", "b"), imagetest.Symlink("b", "a"), imagetest.File("a/c", "x"), imagetest.File("mark", "x")), refused: "links", harmed: holds("mark"),
+		},
+		"a name below a file": {
+			layers: items(imagetest.File("a", "x"), imagetest.File("a/b", "x"), imagetest.File("mark", "x")), refused: "no folder", harmed: holds("mark"),
+		},
+		"links that lead ever deeper": {layers: func(t testing.TB, _ string) [][]byte {
+			deep := strings.Repeat("d/", 15)
+			return [][]byte{imagetest.Archive(t, imagetest.Directory(deep), imagetest.Symlink("l", deep), imagetest.Directory("l/"+deep), imagetest.Symlink("m", "l/"+deep), imagetest.Directory("m/"+deep), imagetest.File("m/"+deep+"f", "x"))}
+		}, refused: "too deep", harmed: func(dir string, _ int64) bool {
+			return meets(dir, func(p string, _ fs.FileInfo) bool { return strings.Count(p[len(dir):], "/") > 30 })
+		}},
+		"deep folders": {
+			layers: items(imagetest.Directory(strings.Repeat("d/", 30))), refused: "components",
+			harmed: func(dir string, _ int64) bool {
+				return meets(dir, func(p string, _ fs.FileInfo) bool { return strings.Count(p[len(dir):], "/") > 25 })
+			},
+		},
+		"a long name": {
+			layers: items(imagetest.File(strings.Repeat("d/", 600)+"f", "x")), refused: "a name of",
+			harmed: func(dir string, _ int64) bool {
+				return meets(dir, func(p string, _ fs.FileInfo) bool { return len(p)-len(dir) > 1100 })
+			},
+		},
+		"a long component": {layers: items(imagetest.File(strings.Repeat("x", 256), "x"), imagetest.File("mark", "x")), refused: "a component of", harmed: holds("mark")},
+		"setuid": {
+			layers: items(suid),
+			harmed: func(dir string, _ int64) bool {
+				return meets(dir, func(_ string, info fs.FileInfo) bool {
+					return info.Mode()&(fs.ModeSetuid|fs.ModeSetgid|fs.ModeSticky) != 0
+				})
+			},
+		},
+		"a folder that can't be removed": {
+			layers: items(shut, imagetest.File("shut/f", "x")),
+			harmed: func(dir string, _ int64) bool {
+				return meets(dir, func(_ string, info fs.FileInfo) bool { return info.IsDir() && info.Mode()&0o700 != 0o700 })
+			},
+		},
+		"a pipe": {
+			layers: items(imagetest.Special(tar.TypeFifo, "p")),
+			harmed: func(dir string, _ int64) bool {
+				return meets(dir, func(_ string, info fs.FileInfo) bool { return !info.IsDir() && !info.Mode().IsRegular() })
+			},
+		},
+		"the root as a link": {layers: items(imagetest.Symlink("./", "outside"), imagetest.File("mark", "x")), refused: "root as something else", harmed: holds("mark")},
+		"an empty link's target": {
+			layers: items(imagetest.Symlink("l", ""), imagetest.File("mark", "x")), refused: "without a target", harmed: holds("mark"),
+		},
+		"too many entries": {
+			layers: many(500, func(i int) imagetest.Item { return imagetest.Directory(fmt.Sprint("d", i)) }), refused: "more than 400 entries", harmed: holds("d499"),
+		},
+		"too many parents": {
+			layers:  many(60, func(i int) imagetest.Item { return imagetest.Directory(fmt.Sprintf("%d/2/3/4/5/6/7/8/9", i)) }),
+			refused: "more than 400 entries", harmed: holds("59/2/3/4/5/6/7/8/9"),
+		},
+		"one name too often": {
+			layers: many(500, func(int) imagetest.Item { return imagetest.File("f", "x") }), refused: "more than 400 entries", harmed: wrote(400),
+		},
+		"a large file":     {layers: items(imagetest.File("f", strings.Repeat("x", 300<<10))), refused: "a file of", harmed: wrote(256 << 10)},
+		"many large files": {layers: many(8, func(i int) imagetest.Item { return imagetest.File(fmt.Sprint(i), strings.Repeat("x", 200<<10)) }), refused: "over the limit", harmed: wrote(1 << 20)},
+		"a bomb": {layers: func(t testing.TB, _ string) [][]byte {
+			return [][]byte{imagetest.Gzip(t, imagetest.Archive(t, imagetest.File("zeros", zeros)))}
+		}, refused: "times as large", harmed: wrote(150 << 10)},
+		"a sparse file": {layers: func(testing.TB, string) [][]byte { return [][]byte{sparse(200 << 10)} }, refused: "times as large", harmed: wrote(150 << 10)},
+		"a sparse file of a terabyte": {
+			layers: func(testing.TB, string) [][]byte { return [][]byte{sparse(8 << 30 >> 1)} }, refused: "a file of", harmed: wrote(1 << 20),
+		},
+		"bytes after the archive's end": {layers: func(t testing.TB, _ string) [][]byte {
+			return [][]byte{append(imagetest.Archive(t, imagetest.File("f", strings.Repeat("x", 100))), make([]byte, 2<<20)...)}
+		}, refused: "over the limit", harmed: wrote(0)},
+	}
+}
+
+func TestHostileLayers(t *testing.T) {
+	cases := hostileImages()
+	if len(cases) < 40 {
+		t.Fatalf("%d cases", len(cases))
+	}
+	for name, tt := range cases {
+		t.Run(name, func(t *testing.T) {
+			base := t.TempDir()
+			outside := filepath.Join(base, "outside")
+			fill := func() {
+				if err := errors.Join(os.Mkdir(outside, 0o700), os.WriteFile(filepath.Join(outside, "secret"), []byte("s"), 0o600)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			fill()
+			layers := tt.layers(t, outside)
+			before := imagetest.Snapshot(t, outside)
+
+			// The control.
+			control := filepath.Join(base, "control")
+			if err := os.Mkdir(control, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			written := naive(control, layers, 2<<20)
+			harmed := !slices.Equal(before, imagetest.Snapshot(t, outside))
+			if tt.harmed != nil {
+				harmed = tt.harmed(control, written)
+			}
+			if !harmed {
+				t.Error("the naive unpacker was not harmed: the case shows nothing")
+			}
+			if err := errors.Join(os.RemoveAll(outside), os.RemoveAll(control)); err != nil {
+				t.Fatal(err)
+			}
+
+			fill()
+			dir := filepath.Join(base, "control") // where the control was: the links fit
+			if err := os.Mkdir(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			before = imagetest.Snapshot(t, outside)
+			_, err := unpackAll(t, dir, tight, layersFrom(t, layers)...)
+			if diff := cmp.Diff(before, imagetest.Snapshot(t, outside)); diff != "" {
+				t.Errorf("outside changed (-before +after):\n%s", diff)
+			}
+			made := &Error{}
+			switch {
+			case tt.refused == "" && err != nil:
+				t.Errorf("refused: %v", err)
+			case tt.refused != "" && (!errors.As(err, &made) || !errors.Is(err, images.ErrRefused) || !strings.Contains(err.Error(), tt.refused)):
+				t.Errorf("error %v, want a LayerError that says %q", err, tt.refused)
+			}
+			if tt.harmed != nil && tt.refused == "" && tt.harmed(dir, 0) {
+				t.Error("the same harm as to the naive unpacker")
+			}
+			if err := os.RemoveAll(dir); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// layersFrom are layers whose digests are right, so that nothing but their
+// content can be refused.
+func layersFrom(t *testing.T, data [][]byte) (layers []Layer) {
+	for _, d := range data {
+		plain := d
+		if z, err := gzip.NewReader(bytes.NewReader(d)); err == nil {
+			if plain, err = io.ReadAll(z); err != nil {
+				t.Fatal(err)
+			}
+		}
+		layers = append(layers, layerOf(d, plain))
+	}
+	return layers
+}
+
+func TestLayersThatAreNot(t *testing.T) {
+	good := imagetest.Archive(t, imagetest.File("a", strings.Repeat("x", 4000)))
+	packed := imagetest.Gzip(t, good)
+	wrong := layerOf(good, good)
+	wrong.DiffID = sum([]byte("other"))
+	other := layerOf(packed, good)
+	other.Digest = sum([]byte("other"))
+	long := layerOf(good, good)
+	long.Size--
+	broken := layerOf(good, good)
+	broken.Open = func(context.Context) (io.ReadCloser, error) {
+		return io.NopCloser(io.MultiReader(bytes.NewReader(good[:1000]), failing{})), nil
+	}
+	bad := slices.Clone(good)
+	bad[200] ^= 0xff
+	for name, tt := range map[string]struct {
+		layer Layer
+		is    error
+	}{
+		"another archive than the configuration says": {wrong, images.ErrDigest},
+		"other bytes than the manifest says":          {other, images.ErrDigest},
+		"longer than the manifest says":               {long, images.ErrDigest},
+		"a header that is damaged":                    {layerOf(bad, bad), images.ErrRefused},
+		"cut in a file":                               {layerOf(good[:1000], good[:1000]), images.ErrRefused},
+		"a cut gzip stream":                           {layerOf(packed[:len(packed)-9], good), images.ErrRefused},
+		"gzip and then something else":                {layerOf(append(slices.Clone(packed), "tail"...), good), images.ErrRefused},
+		"a cut zstd stream":                           {layerOf(zstandard(t, good)[:40], good), images.ErrRefused},
+		"xz":                                          {layerOf([]byte("\xfd7zXZ\x00"), nil), images.ErrRefused},
+		"no archive":                                  {layerOf([]byte(strings.Repeat("no archive", 200)), nil), images.ErrRefused},
+		"a source that breaks":                        {broken, errBroken},
+	} {
+		if _, err := unpackAll(t, t.TempDir(), tight, tt.layer); !errors.Is(err, tt.is) {
+			t.Errorf("%s: %v, want %v", name, err, tt.is)
+		}
+	}
+	if _, err := unpackAll(t, t.TempDir(), tight, layerOf(nil, nil)); err != nil {
+		t.Errorf("an empty layer: %v", err)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errBroken)
+	if _, err := Unpack(ctx, t.TempDir(), plainLayers(good), Limits{}.WithDefaults(), func(Layer, int64) {}); !errors.Is(err, errBroken) {
+		t.Errorf("cancelled: %v", err)
+	}
+}
+
+var errBroken = errors.New("the line is broken")
+
+type failing struct{}
+
+func (failing) Read([]byte) (int, error) { return 0, errBroken }

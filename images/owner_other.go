@@ -1,8 +1,0 @@
-//go:build !unix
-
-package images
-
-import "io/fs"
-
-// checkOwner leaves it to the folder's access list.
-func checkOwner(string, fs.FileInfo) error { return nil }

@@ -1,0 +1,60 @@
+package store
+
+import (
+	"fmt"
+	"path"
+	"regexp"
+	"strings"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/host"
+	"github.com/caisson-run/caisson/images/layer"
+)
+
+// agent is the account of commands, unless the options say otherwise.
+func agent() []Account {
+	return []Account{{Name: "agent", UID: host.DefaultUID, GID: host.DefaultGID, Home: "/home/agent"}}
+}
+
+var accountName = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
+
+func (a Account) validate() error {
+	if !accountName.MatchString(a.Name) || a.UID < 0 || a.GID < 0 || !path.IsAbs(a.Home) || strings.ContainsAny(a.Home, ":\n\x00") {
+		return fmt.Errorf("%w: account %q, %d:%d, home %q", images.ErrInvalid, a.Name, a.UID, a.GID, a.Home)
+	}
+	return nil
+}
+
+// accountFiles are the files that give accounts and host a name.
+func accountFiles(accounts []Account) []layer.FileRewrite {
+	return []layer.FileRewrite{
+		{Path: "etc/passwd", Rewrite: func(old []byte) []byte { return passwd(accounts, old) }},
+		{Path: "etc/group", Rewrite: func(old []byte) []byte { return group(accounts, old) }},
+		{Path: "etc/hosts", Rewrite: func([]byte) []byte { return []byte("127.0.0.1 localhost caisson\n::1 localhost\n") }},
+		{Path: "etc/hostname", Rewrite: func([]byte) []byte { return []byte("caisson\n") }},
+	}
+}
+
+// passwd and group put the accounts before what an image has: the first line
+// with a number or name is the one that programs take.
+func passwd(accounts []Account, has []byte) []byte {
+	var out []byte
+	for _, a := range accounts {
+		out = fmt.Appendf(out, "%s:x:%d:%d:%s:%s:/bin/sh\n", a.Name, a.UID, a.GID, a.Name, a.Home)
+	}
+	if len(has) == 0 {
+		has = []byte("root:x:0:0:root:/root:/usr/sbin/nologin\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n")
+	}
+	return append(out, has...)
+}
+
+func group(accounts []Account, has []byte) []byte {
+	var out []byte
+	for _, a := range accounts {
+		out = fmt.Appendf(out, "%s:x:%d:\n", a.Name, a.GID)
+	}
+	if len(has) == 0 {
+		has = []byte("root:x:0:\nnogroup:x:65534:\n")
+	}
+	return append(out, has...)
+}

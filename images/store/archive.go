@@ -1,0 +1,130 @@
+package store
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"hash"
+	"io"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/partial"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/internal/digest"
+	"github.com/caisson-run/caisson/images/layer"
+)
+
+// writeArchive writes an image as a docker archive.
+func writeArchive(ctx context.Context, im *image, w io.Writer) error {
+	core := &archiveImage{ctx: ctx, image: im}
+	if err := core.describe(); err != nil {
+		return err
+	}
+	made, err := partial.CompressedToImage(core)
+	if err != nil {
+		return err
+	}
+	// A reference by digest leaves the archive without a tag.
+	ref, err := name.NewDigest("caisson/image@" + im.id)
+	if err != nil {
+		return err
+	}
+	if err := tarball.Write(ref, made, w); err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		return err
+	}
+	return nil
+}
+
+// archiveImage is an image as go-containerregistry sees one.
+type archiveImage struct {
+	ctx context.Context //nolint:containedctx // lives as long as one write
+	*image
+	described []byte
+}
+
+// describe makes a manifest for an image that has none, or whose own names
+// layers in other words than an engine's archive knows.
+func (a *archiveImage) describe() error {
+	id, err := v1.NewHash(a.id)
+	if err != nil {
+		return err
+	}
+	m := v1.Manifest{
+		SchemaVersion: 2, MediaType: types.DockerManifestSchema2,
+		Config: v1.Descriptor{MediaType: types.DockerConfigJSON, Digest: id, Size: int64(len(a.config))},
+	}
+	for _, l := range a.layers {
+		h, err := v1.NewHash(l.Digest)
+		if err != nil {
+			return err
+		}
+		m.Layers = append(m.Layers, v1.Descriptor{MediaType: types.DockerLayer, Digest: h, Size: l.Size})
+	}
+	a.described, err = json.Marshal(m)
+	return err
+}
+
+// RawConfigFile, RawManifest, MediaType and LayerByDigest are
+// partial.CompressedImageCore.
+func (a *archiveImage) RawConfigFile() ([]byte, error)      { return a.config, nil }
+func (a *archiveImage) RawManifest() ([]byte, error)        { return a.described, nil }
+func (a *archiveImage) MediaType() (types.MediaType, error) { return types.DockerManifestSchema2, nil }
+
+func (a *archiveImage) LayerByDigest(h v1.Hash) (partial.CompressedLayer, error) {
+	for _, l := range a.layers {
+		if l.Digest == h.String() {
+			return archiveLayer{a.ctx, l, h}, nil
+		}
+	}
+	return nil, fmt.Errorf("%w: layer %s", images.ErrNotFound, h)
+}
+
+type archiveLayer struct {
+	ctx   context.Context //nolint:containedctx // as above
+	layer layer.Layer
+	hash  v1.Hash
+}
+
+// Digest, Size, MediaType and Compressed are partial.CompressedLayer.
+func (l archiveLayer) Digest() (v1.Hash, error)            { return l.hash, nil }
+func (l archiveLayer) Size() (int64, error)                { return l.layer.Size, nil }
+func (l archiveLayer) MediaType() (types.MediaType, error) { return types.DockerLayer, nil }
+
+func (l archiveLayer) Compressed() (io.ReadCloser, error) {
+	r, err := l.layer.Open(l.ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &verified{r: cancellable{l.ctx, r}, closer: r, layer: l.layer, sum: sha256.New()}, nil
+}
+
+// verified is a layer on its way out. One that is not what its digest says
+// ends in an error instead of its end. The layers of a docker archive have a
+// diffID alone, which the engine that loads them checks.
+type verified struct {
+	r      io.Reader
+	closer io.Closer
+	layer  layer.Layer
+	sum    hash.Hash
+}
+
+func (v *verified) Read(p []byte) (int, error) {
+	n, err := v.r.Read(p)
+	v.sum.Write(p[:n])
+	if err == io.EOF && v.layer.Known { //nolint:errorlint // io.Reader returns it bare
+		if got := digest.OfHash(v.sum); got != v.layer.Digest {
+			return n, fmt.Errorf("layer %s: %w: its content has %s", v.layer.Digest, images.ErrDigest, got)
+		}
+	}
+	return n, err
+}
+
+func (v *verified) Close() error { return v.closer.Close() }

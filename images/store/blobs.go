@@ -1,0 +1,131 @@
+package store
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/internal/digest"
+)
+
+// blobs are files that are named by their digest: blobs/sha256/HEX below a
+// folder, as in an OCI image layout.
+type blobs struct{ dir string }
+
+func (b blobs) path(dgst string) string {
+	return filepath.Join(b.dir, "blobs", "sha256", digest.Hex(dgst))
+}
+
+// has says whether a blob is there.
+func (b blobs) has(dgst string) bool {
+	_, err := os.Lstat(b.path(dgst))
+	return err == nil
+}
+
+// open opens a blob, not checked. The caller closes it.
+func (b blobs) open(dgst string) (*os.File, error) {
+	f, err := openRegular(nil, b.path(dgst))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: blob %s", images.ErrNotFound, dgst)
+	}
+	return f, err
+}
+
+// get reads a document among the blobs, checked.
+func (b blobs) get(d v1.Descriptor, limit int64) ([]byte, error) {
+	if d.Digest.Algorithm != "sha256" {
+		return nil, fmt.Errorf("%w: digest %s", images.ErrUnsupported, d.Digest)
+	}
+	f, err := b.open(d.Digest.String())
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() //nolint:errcheck // only read
+	return readDocument(f, d, limit)
+}
+
+// put makes a blob of what r gives, by way of a file in temp. A blob whose
+// content is not its digest's is never there, and neither is half a one.
+func (b blobs) put(dgst string, r io.Reader, temp string) error {
+	f, err := os.CreateTemp(temp, "blob-*")
+	if err != nil {
+		return fmt.Errorf("keep blob: %w", err)
+	}
+	sum := sha256.New()
+	_, err = io.Copy(io.MultiWriter(f, sum), r)
+	if err == nil {
+		if got := digest.OfHash(sum); got != dgst {
+			err = fmt.Errorf("%w: blob %s has %s", images.ErrDigest, dgst, got)
+		} else {
+			err = f.Sync()
+		}
+	}
+	err = errors.Join(err, f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), b.path(dgst))
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return nil
+}
+
+// openRegular opens a regular file for reading and nothing else: a pipe that
+// somebody put there instead would hold the opener up for ever. A root, if it
+// is given, is what the name is below of and can't leave.
+func openRegular(root *os.Root, name string) (*os.File, error) {
+	var f *os.File
+	var err error
+	if root != nil {
+		f, err = root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	} else {
+		f, err = os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	}
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%w: %s is no regular file", images.ErrInvalid, name)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// opened closes a file with what it was opened below.
+type opened struct {
+	io.Reader
+	closers []io.Closer
+}
+
+func (o opened) Close() error {
+	var errs []error
+	for _, c := range o.closers {
+		errs = append(errs, c.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// cancellable is a reader that ends with ctx.
+type cancellable struct {
+	ctx context.Context //nolint:containedctx // lives as long as one read
+	r   io.Reader
+}
+
+func (c cancellable) Read(p []byte) (int, error) {
+	if c.ctx.Err() != nil {
+		return 0, context.Cause(c.ctx)
+	}
+	return c.r.Read(p)
+}

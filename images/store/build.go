@@ -1,0 +1,110 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/caisson-run/caisson/images"
+)
+
+// buildOutside builds the Dockerfile in ref's folder by a builder that the
+// caller found, into a docker archive below temp. The builder decides what the
+// build's steps may do on this machine; they get no network.
+func buildOutside(ctx context.Context, ref images.Reference, o *Options, temp string, progress io.Writer) (archive string, err error) {
+	dir := ref.Path()
+	archive = filepath.Join(temp, "image.tar")
+	switch {
+	case o.Buildctl != "":
+		return archive, run(ctx, o, progress, o.Buildctl, "build", "--frontend", "dockerfile.v0",
+			"--local", "context="+dir, "--local", "dockerfile="+dir,
+			"--opt", "platform="+o.Platform, "--opt", "force-network-mode=none",
+			"--progress", "plain", "--output", "type=docker,dest="+archive)
+	case o.Buildah != "":
+		id := filepath.Join(temp, "id")
+		err := run(ctx, o, progress, o.Buildah, "build", "--network", "none", "--platform", o.Platform, "--iidfile", id, dir)
+		if err != nil {
+			return "", err
+		}
+		built, err := os.ReadFile(id)
+		if err != nil {
+			return "", fmt.Errorf("read what %s built: %w", o.Buildah, err)
+		}
+		return archive, run(ctx, o, progress, o.Buildah, "push", strings.TrimSpace(string(built)), "docker-archive:"+archive)
+	}
+	return "", fmt.Errorf("image %s: %w: a build needs a Docker engine, buildctl with a buildkitd, or buildah, and none was found: "+
+		"install one, or build elsewhere and use docker-archive:FILE", ref, images.ErrUnsupported)
+}
+
+// run runs a builder to its end. What it says goes to progress; its last words
+// are in the error. A cancelled one gets SIGTERM, and SIGKILL 10 s later.
+func run(ctx context.Context, o *Options, progress io.Writer, program string, args ...string) error {
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Env = o.BuilderEnv
+	cmd.Dir = "/"
+	last := &tail{}
+	cmd.Stdout = io.MultiWriter(progress, last)
+	cmd.Stderr = cmd.Stdout
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 10 * time.Second
+	if err := cmd.Run(); err != nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("build: %w", context.Cause(ctx))
+		}
+		return fmt.Errorf("build: %w: %s %s: %w: %q", images.ErrInvalid, filepath.Base(program), args[0], err, last.text())
+	}
+	return nil
+}
+
+// tail keeps the end of what is written.
+type tail struct {
+	mu   sync.Mutex
+	data []byte
+}
+
+const tailBytes = 2048
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.data = append(t.data, p...)
+	if len(t.data) > tailBytes {
+		t.data = append(t.data[:0], t.data[len(t.data)-tailBytes:]...)
+	}
+	return len(p), nil
+}
+
+func (t *tail) text() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return strings.TrimSpace(string(t.data))
+}
+
+// lines hands what is written on, line by line; a line is cut at 4 KiB.
+type lines struct {
+	line func(text string)
+	rest []byte
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	n := len(p)
+	for len(p) > 0 {
+		head, after, whole := bytes.Cut(p, []byte{'\n'})
+		if room := 4096 - len(l.rest); room > 0 {
+			l.rest = append(l.rest, head[:min(room, len(head))]...)
+		}
+		if whole {
+			l.line(string(l.rest))
+			l.rest = l.rest[:0]
+		}
+		p = after
+	}
+	return n, nil
+}

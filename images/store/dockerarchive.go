@@ -1,0 +1,187 @@
+package store
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/internal/digest"
+	"github.com/caisson-run/caisson/images/layer"
+)
+
+// maxArchived are the entries of a docker archive: a few an image's layer.
+const maxArchived = 16_384
+
+// dockerArchive is what docker save writes: a tar archive of a manifest.json,
+// configurations and layers. Where each of its files lies is noted once; they
+// are read in place. It is our own reader because the archive is as untrusted
+// as its layers: what describes the image is bounded before it is read, and a
+// file is found without reading the archive again.
+type dockerArchive struct {
+	file  *os.File
+	parts map[string]part
+	limit int64
+}
+
+// part is where a file of the archive lies, or what it is a link to.
+type part struct {
+	offset, size int64
+	link         string
+}
+
+// openArchive finds the image that ref names in a docker archive at file.
+// Cancelling is for what reads the layers.
+func openArchive(ref images.Reference, file string, o *Options) (*image, error) {
+	f, err := openRegular(nil, file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("image %s: %w: there is no such file", ref, images.ErrNotFound)
+	} else if err != nil {
+		return nil, fmt.Errorf("image %s: %w", ref, err)
+	}
+	a := dockerArchive{file: f, parts: map[string]part{}, limit: o.Limits.MetadataBytes}
+	im, err := a.image(ref, o)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("image %s: %w", ref, err), f.Close())
+	}
+	im.close = func() { f.Close() } //nolint:errcheck // only read
+	return im, nil
+}
+
+// index notes where everything lies.
+func (a *dockerArchive) index() error {
+	magic := make([]byte, 2)
+	if _, err := a.file.ReadAt(magic, 0); err == nil && bytes.Equal(magic, []byte{0x1f, 0x8b}) {
+		return fmt.Errorf("%w: the archive is compressed: gunzip it first", images.ErrUnsupported)
+	}
+	r := tar.NewReader(a.file)
+	for range maxArchived {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // names only have to be found
+			return fmt.Errorf("%w: it is no docker archive: %w", images.ErrInvalid, err)
+		}
+		name := path.Clean(h.Name)
+		if len(name) > 1024 {
+			continue
+		}
+		switch h.Typeflag {
+		case tar.TypeReg:
+			at, err := a.file.Seek(0, io.SeekCurrent)
+			if err != nil {
+				return err
+			}
+			a.parts[name] = part{offset: at, size: h.Size}
+		case tar.TypeSymlink: // docker save before 25 links layers that repeat
+			a.parts[name] = part{link: path.Join(path.Dir(name), h.Linkname)}
+		case tar.TypeLink:
+			a.parts[name] = part{link: path.Clean(h.Linkname)}
+		}
+	}
+	return fmt.Errorf("%w: the archive has more than %d entries", images.ErrRefused, maxArchived)
+}
+
+// find gives a file of the archive.
+func (a *dockerArchive) find(name string) (*io.SectionReader, error) {
+	at := path.Clean(name)
+	for range 8 {
+		p, ok := a.parts[at]
+		switch {
+		case !ok:
+			return nil, fmt.Errorf("%w: the archive lacks %q", images.ErrInvalid, name)
+		case p.link == "":
+			return io.NewSectionReader(a.file, p.offset, p.size), nil
+		}
+		at = p.link
+	}
+	return nil, fmt.Errorf("%w: %q is a link to links", images.ErrInvalid, name)
+}
+
+func (a *dockerArchive) read(name string) ([]byte, error) {
+	r, err := a.find(name)
+	if err != nil {
+		return nil, err
+	}
+	return readAtMost(r, a.limit)
+}
+
+// archived is one image in a manifest.json.
+type archived struct {
+	Config   string
+	RepoTags []string
+	Layers   []string
+}
+
+func (a *dockerArchive) image(ref images.Reference, o *Options) (*image, error) {
+	if err := a.index(); err != nil {
+		return nil, err
+	}
+	raw, err := a.read("manifest.json")
+	if err != nil {
+		return nil, err
+	}
+	var list []archived
+	if err := json.Unmarshal(raw, &list); err != nil {
+		return nil, fmt.Errorf("%w: its manifest.json can't be read: %w", images.ErrInvalid, err)
+	}
+	config, names, err := a.choose(list, ref)
+	if err != nil {
+		return nil, err
+	}
+	var layers []layer.Layer
+	for _, name := range names {
+		r, err := a.find(name)
+		if err != nil {
+			return nil, err
+		}
+		layers = append(layers, layer.Layer{Size: r.Size(), Open: func(context.Context) (io.ReadCloser, error) {
+			return io.NopCloser(io.NewSectionReader(r, 0, r.Size())), nil
+		}})
+	}
+	im, err := newImage(ref, config, layers, o.Platform, o.Limits)
+	if err != nil {
+		return nil, err
+	}
+	for i := range im.layers {
+		im.layers[i].Digest = im.layers[i].DiffID
+	}
+	im.digest = im.id
+	return im, nil
+}
+
+// choose gives the configuration and the layers' names of the image that ref
+// names by its digest, or of the only one.
+func (a *dockerArchive) choose(list []archived, ref images.Reference) (config []byte, layers []string, err error) {
+	var tags []string
+	for _, e := range list {
+		if config, err = a.read(e.Config); err != nil {
+			return nil, nil, err
+		}
+		if ref.Scheme == images.SchemeArchive && ref.Digest() == digest.Of(config) {
+			return config, e.Layers, nil
+		}
+		layers, tags = e.Layers, append(tags, append(slices.Clone(e.RepoTags), digest.Of(config))...)
+		if len(tags) > 100 {
+			return nil, nil, fmt.Errorf("%w: the archive has more images or tags than can be told", images.ErrInvalid)
+		}
+	}
+	switch {
+	case ref.Scheme == images.SchemeArchive && ref.Digest() != "":
+		return nil, nil, fmt.Errorf("%w: the archive has %s", images.ErrDigest, strings.Join(tags, ", "))
+	case len(list) != 1:
+		return nil, nil, fmt.Errorf("%w: the archive has %d images: name one by its digest (docker-archive:FILE@sha256:…), %s",
+			images.ErrInvalid, len(list), strings.Join(tags, ", "))
+	}
+	return config, layers, nil
+}

@@ -1,0 +1,60 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/layer"
+)
+
+// jobs are the layers that are downloaded at once: Docker's three and one.
+const jobs = 4
+
+// download fetches the layers that the store lacks.
+func (s *Store) download(ctx context.Context, im *image, reg *registry) error {
+	var missing []layer.Layer
+	seen := map[string]bool{}
+	var all int64
+	for _, l := range im.layers {
+		all += l.Size
+		if !seen[l.Digest] && !s.blobs.has(l.Digest) {
+			missing = append(missing, l)
+		}
+		seen[l.Digest] = true
+	}
+	if all > s.o.Limits.Bytes {
+		return fmt.Errorf("image %s: %w: its layers have %d bytes, at most %d", im.ref, images.ErrRefused, all, s.o.Limits.Bytes)
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	temp, remove, err := s.temp(ctx)
+	if err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(jobs)
+	for _, l := range missing {
+		group.Go(func() error {
+			hash, err := v1.NewHash(l.Digest)
+			if err != nil {
+				return err
+			}
+			at := Progress{Reference: im.ref, Phase: PhaseDownload, Digest: l.Digest, Total: l.Size}
+			s.reports.send(at)
+			return reg.download(ctx, v1.Descriptor{Digest: hash, Size: l.Size}, s.blobs, temp, func(done int64) {
+				at.Done = done
+				s.reports.send(at)
+			})
+		})
+	}
+	if err := errors.Join(group.Wait(), remove()); err != nil {
+		return fmt.Errorf("image %s: download: %w", im.ref, err)
+	}
+	return nil
+}

@@ -1,0 +1,284 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/internal/digest"
+)
+
+// found is what a reference names.
+type found struct {
+	record *record
+	name   string // that the record goes by
+	fresh  bool   // the record is to be written
+	// open makes the layers readable: it downloads them, or lets the engine
+	// hand them out. The image is valid until close.
+	open  func(ctx context.Context) (*image, error)
+	close func()
+}
+
+// find says what ref names: what was pinned unless anew is set. The caller
+// holds the fetch lock, shared, and closes what is found.
+func (s *Store) find(ctx context.Context, ref images.Reference, anew bool) (*found, error) {
+	switch ref.Scheme {
+	case images.SchemeName:
+		return s.findName(ctx, ref, anew)
+	case images.SchemeLayout:
+		im, err := openLayout(ctx, ref, &s.o)
+		return s.local(ref, sourceLocal, im, err)
+	case images.SchemeArchive:
+		im, err := openArchive(ref, ref.Path(), &s.o)
+		return s.local(ref, sourceLocal, im, err)
+	case images.SchemeBuild:
+		return s.findBuild(ctx, ref)
+	}
+	return nil, fmt.Errorf("image %s: %w: the store has no part in it", ref, images.ErrUnsupported)
+}
+
+// local is an image that is open already.
+func (s *Store) local(ref images.Reference, from source, im *image, err error) (*found, error) {
+	if err != nil {
+		return nil, err
+	}
+	return &found{
+		record: s.recordOf(from, ref, im), name: ref.String(), fresh: true, close: im.close,
+		open: func(context.Context) (*image, error) { return im, nil },
+	}, nil
+}
+
+// recordOf is what there is to remember of an image.
+func (s *Store) recordOf(from source, ref images.Reference, im *image) *record {
+	r := &record{
+		Reference: ref.String(), Source: from, Platform: s.o.Platform, Digest: im.digest, ID: im.id, EngineID: im.engineID,
+		Tree: s.treeKey(im.id), Created: im.parsed.Created.Time, Pulled: time.Now().UTC(),
+		Volumes: im.volumes(),
+	}
+	r.Env, r.EnvDropped = im.env()
+	if im.manifest != nil && from == sourceRegistry {
+		r.Blobs = []string{im.digest, im.id}
+		for _, l := range im.layers {
+			r.Blobs = append(r.Blobs, l.Digest)
+		}
+	}
+	return r
+}
+
+// findName asks the engine, then what is pinned, then the registry.
+func (s *Store) findName(ctx context.Context, ref images.Reference, anew bool) (*found, error) {
+	if s.o.Engine != nil {
+		id, err := s.o.Engine.ImageID(ctx, ref.Value)
+		if err == nil {
+			return s.findEngine(ctx, ref, sourceEngine, id)
+		}
+		if !errors.Is(err, images.ErrNotFound) {
+			return nil, fmt.Errorf("image %s: ask the engine: %w", ref, err)
+		}
+	}
+	if digest.Valid(ref.Value) {
+		return nil, fmt.Errorf("image %s: %w: no engine has an image of this id", ref, images.ErrNotFound)
+	}
+	reg, err := openRegistry(ref, &s.o)
+	if err != nil {
+		return nil, err
+	}
+	f := &found{name: reg.canonical(), close: func() {}}
+	if f.record, err = s.recall(sourceRegistry, f.name); err != nil {
+		return nil, err
+	}
+	if f.record == nil || anew {
+		im, err := s.ask(ctx, ref, reg, func(ctx context.Context) ([]byte, error) {
+			raw, err := reg.manifest(ctx)
+			if want := ref.Digest(); err == nil && want != "" && want != digest.Of(raw) {
+				err = fmt.Errorf("%w: the registry gave %s", images.ErrDigest, digest.Of(raw))
+			}
+			return raw, err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("image %s: %w", ref, err)
+		}
+		f.record, f.fresh = s.recordOf(sourceRegistry, ref, im), true
+	}
+	f.open = func(ctx context.Context) (*image, error) { return s.openPinned(ctx, ref, reg, f.record) }
+	return f, nil
+}
+
+// ask lets a registry say what an image is made of, within the time for that,
+// and keeps the manifest and the configuration.
+func (s *Store) ask(ctx context.Context, ref images.Reference, reg *registry, first func(context.Context) ([]byte, error)) (*image, error) {
+	s.reports.send(Progress{Reference: ref, Phase: PhaseResolve})
+	ctx, cancel := context.WithTimeoutCause(ctx, s.o.ResolveTimeout,
+		fmt.Errorf("%w: no answer within %s", images.ErrUnreachable, s.o.ResolveTimeout))
+	defer cancel()
+	raw, err := first(ctx)
+	if err != nil {
+		return nil, err
+	}
+	manifest, d, err := choose(ctx, raw, s.o.Platform, reg.get)
+	if err != nil {
+		return nil, err
+	}
+	im, err := fromManifest(ctx, ref, manifest, d, &s.o, reg.get, s.openBlob)
+	if err != nil {
+		return nil, err
+	}
+	temp, remove, err := s.temp(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return im, errors.Join(
+		s.blobs.put(im.digest, strings.NewReader(string(im.manifest)), temp),
+		s.blobs.put(im.id, strings.NewReader(string(im.config)), temp), remove())
+}
+
+// openBlob is a [blobSource].
+func (s *Store) openBlob(_ context.Context, d v1.Descriptor) (io.ReadCloser, error) {
+	return s.blobs.open(d.Digest.String())
+}
+
+// openPinned opens an image by what is remembered of it; what is missing is
+// asked for again, by its digest.
+func (s *Store) openPinned(ctx context.Context, ref images.Reference, reg *registry, r *record) (*image, error) {
+	im, err := s.openKept(ctx, ref, r)
+	if err != nil {
+		im, err = s.ask(ctx, ref, reg, func(ctx context.Context) ([]byte, error) { return reg.at(ctx, r.Digest) })
+	}
+	if err != nil {
+		return nil, err
+	}
+	return im, s.download(ctx, im, reg)
+}
+
+func (s *Store) openKept(ctx context.Context, ref images.Reference, r *record) (*image, error) {
+	hash, err := v1.NewHash(r.Digest)
+	if err != nil {
+		return nil, err
+	}
+	get := func(_ context.Context, d v1.Descriptor) ([]byte, error) {
+		return s.blobs.get(d, s.o.Limits.MetadataBytes)
+	}
+	raw, err := get(ctx, v1.Descriptor{Digest: hash})
+	if err != nil {
+		return nil, err
+	}
+	d, err := parseDocument(raw)
+	if err != nil || d.Manifests != nil {
+		return nil, errors.Join(images.ErrInvalid, err)
+	}
+	return fromManifest(ctx, ref, raw, d, &s.o, get, s.openBlob)
+}
+
+// findEngine takes an image from the engine, by its id. One whose tree is here
+// needs nothing of the engine.
+func (s *Store) findEngine(ctx context.Context, ref images.Reference, from source, id string) (*found, error) {
+	r, err := s.recall(from, ref.String())
+	if err != nil {
+		return nil, err
+	}
+	save := func(ctx context.Context) (*image, error) { return s.save(ctx, ref, id) }
+	if r != nil && r.EngineID == id && s.sound(r.Tree) {
+		f := &found{record: r, name: ref.String()}
+		var im *image
+		f.close = func() {
+			if im != nil {
+				im.close()
+			}
+		}
+		f.open = func(ctx context.Context) (*image, error) {
+			var err error
+			im, err = save(ctx)
+			return im, err
+		}
+		return f, nil
+	}
+	im, err := save(ctx)
+	return s.local(ref, from, im, err)
+}
+
+// save lets the engine hand an image out and opens it.
+func (s *Store) save(ctx context.Context, ref images.Reference, id string) (*image, error) {
+	s.reports.send(Progress{Reference: ref, Phase: PhaseSave})
+	temp, remove, err := s.temp(ctx)
+	if err != nil {
+		return nil, err
+	}
+	file := filepath.Join(temp, "image.tar")
+	im, err := s.saveTo(ctx, ref, id, file)
+	if err != nil {
+		return nil, errors.Join(err, remove())
+	}
+	inner := im.close
+	im.close = func() { inner(); remove() } //nolint:errcheck // what is left is swept
+	return im, nil
+}
+
+func (s *Store) saveTo(ctx context.Context, ref images.Reference, id, file string) (*image, error) {
+	in, err := s.o.Engine.Save(ctx, id)
+	if err != nil {
+		return nil, fmt.Errorf("image %s: take it from the engine: %w", ref, err)
+	}
+	// An archive is a little larger than what is in it.
+	limit := s.o.Limits.Bytes + s.o.Limits.Bytes/8
+	err = errors.Join(spool(ctx, file, in, limit), in.Close())
+	if err != nil {
+		return nil, fmt.Errorf("image %s: take it from the engine: %w", ref, err)
+	}
+	im, err := openArchive(ref, file, &s.o)
+	if err != nil {
+		return nil, err
+	}
+	im.engineID = id
+	return im, nil
+}
+
+// spool writes what r gives to a new file.
+func spool(ctx context.Context, file string, r io.Reader, limit int64) error {
+	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	n, err := io.Copy(f, io.LimitReader(cancellable{ctx, r}, limit+1))
+	if err == nil && n > limit {
+		err = fmt.Errorf("%w: over the limit of %d bytes", images.ErrRefused, limit)
+	}
+	return errors.Join(err, f.Close())
+}
+
+// findBuild builds, each time: the builder knows what has changed.
+func (s *Store) findBuild(ctx context.Context, ref images.Reference) (*found, error) {
+	if info, err := os.Stat(ref.Path()); err != nil || !info.IsDir() {
+		return nil, fmt.Errorf("image %s: %w: there is no such folder", ref, images.ErrNotFound)
+	}
+	words := &lines{line: func(text string) { s.reports.send(Progress{Reference: ref, Phase: PhaseBuild, Text: text}) }}
+	if s.o.Engine != nil {
+		id, err := s.o.Engine.Build(ctx, ref.Path(), words)
+		if err != nil {
+			return nil, fmt.Errorf("image %s: %w", ref, err)
+		}
+		return s.findEngine(ctx, ref, sourceBuild, id)
+	}
+	temp, remove, err := s.temp(ctx)
+	if err != nil {
+		return nil, err
+	}
+	file, err := buildOutside(ctx, ref, &s.o, temp, words)
+	if err != nil {
+		return nil, errors.Join(err, remove())
+	}
+	im, err := openArchive(ref, file, &s.o)
+	if err != nil {
+		return nil, errors.Join(err, remove())
+	}
+	inner := im.close
+	im.close = func() { inner(); remove() } //nolint:errcheck // what is left is swept
+	return s.local(ref, sourceBuild, im, nil)
+}

@@ -1,0 +1,208 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/internal/digest"
+	"github.com/caisson-run/caisson/images/layer"
+)
+
+// image is an image that was found, wherever it is stored: its configuration,
+// checked, and its layers, which nobody has read yet.
+type image struct {
+	ref      images.Reference
+	digest   string // see [images.Image]
+	id       string // of the configuration
+	engineID string // what the engine calls it, for an image of an engine
+	manifest []byte // nil for what has none
+	config   []byte
+	parsed   v1.ConfigFile
+	layers   []layer.Layer
+	// close frees what the image is read from; never nil.
+	close func()
+}
+
+// newImage checks a configuration against the layers that go with it, which
+// lack their diffIDs, and against the platform that is wanted.
+func newImage(ref images.Reference, config []byte, layers []layer.Layer, platform string, limits layer.Limits) (*image, error) {
+	im := &image{ref: ref, id: digest.Of(config), config: config, layers: layers, close: func() {}}
+	if err := json.Unmarshal(config, &im.parsed); err != nil {
+		return nil, fmt.Errorf("image %s: %w: its configuration can't be read: %w", ref, images.ErrInvalid, err)
+	}
+	ids := im.parsed.RootFS.DiffIDs
+	switch {
+	case len(ids) != len(layers):
+		return nil, fmt.Errorf("image %s: %w: its configuration lists %d layers and it has %d", ref, images.ErrInvalid, len(ids), len(layers))
+	case len(ids) > limits.Layers:
+		return nil, fmt.Errorf("image %s: %w: it has %d layers, at most %d", ref, images.ErrInvalid, len(ids), limits.Layers)
+	}
+	for i, id := range ids {
+		if id.Algorithm != "sha256" {
+			return nil, fmt.Errorf("image %s: %w: a layer is named by %s; sha256 is needed", ref, images.ErrUnsupported, id.Algorithm)
+		}
+		layers[i].DiffID = id.String()
+	}
+	if err := im.runsOn(platform); err != nil {
+		return nil, err
+	}
+	return im, nil
+}
+
+// runsOn compares the image's platform with the one that is wanted. What an
+// image doesn't say can't be wrong.
+func (im *image) runsOn(platform string) error {
+	system, machine, _ := strings.Cut(platform, "/")
+	c := im.parsed
+	if (c.OS != "" && c.OS != system) || (c.Architecture != "" && c.Architecture != machine) {
+		return fmt.Errorf("image %s: %w: it is for %s and %s is needed: name an image for that platform", im.ref, images.ErrUnsupported, im.platform(), platform)
+	}
+	return nil
+}
+
+func (im *image) platform() string { return im.parsed.OS + "/" + im.parsed.Architecture }
+
+// document is a manifest or an index: what it is can only be told by what it
+// holds, since the type that it is served with may lie.
+type document struct {
+	SchemaVersion int             `json:"schemaVersion"`
+	MediaType     types.MediaType `json:"mediaType"`
+	Manifests     []v1.Descriptor `json:"manifests"`
+	Config        *v1.Descriptor  `json:"config"`
+	Layers        []v1.Descriptor `json:"layers"`
+}
+
+func parseDocument(raw []byte) (document, error) {
+	var d document
+	if err := json.Unmarshal(raw, &d); err != nil {
+		return d, fmt.Errorf("%w: its manifest can't be read: %w", images.ErrInvalid, err)
+	}
+	switch {
+	case d.Manifests != nil && (d.Config != nil || d.Layers != nil):
+		return d, fmt.Errorf("%w: its manifest claims to be an index too", images.ErrInvalid) // CVE-2021-41190
+	case d.Manifests == nil && d.Config == nil:
+		return d, fmt.Errorf("%w: its manifest is of schema %d, which has no configuration", images.ErrUnsupported, d.SchemaVersion)
+	}
+	return d, nil
+}
+
+// getter gives the content that a descriptor names, checked.
+type getter func(ctx context.Context, d v1.Descriptor) ([]byte, error)
+
+// maxNested is how deep indexes may be nested: a layout's own, a
+// multi-platform image's, and one for luck.
+const maxNested = 4
+
+// choose follows indexes to the manifest for platform.
+func choose(ctx context.Context, raw []byte, platform string, get getter) (manifest []byte, d document, err error) {
+	for range maxNested {
+		if d, err = parseDocument(raw); err != nil {
+			return nil, d, err
+		}
+		if d.Manifests == nil {
+			return raw, d, nil
+		}
+		next, err := pick(d.Manifests, platform)
+		if err != nil {
+			return nil, d, err
+		}
+		if raw, err = get(ctx, next); err != nil {
+			return nil, d, err
+		}
+	}
+	return nil, d, fmt.Errorf("%w: indexes nested more than %d deep", images.ErrInvalid, maxNested)
+}
+
+// pick gives the entry of an index that is for platform: the first that says
+// so, or the only one if it says nothing.
+func pick(list []v1.Descriptor, platform string) (v1.Descriptor, error) {
+	system, machine, _ := strings.Cut(platform, "/")
+	var has []string
+	for _, d := range list {
+		p := d.Platform
+		if p == nil {
+			if len(list) == 1 {
+				return d, nil
+			}
+			continue
+		}
+		if p.OS == system && p.Architecture == machine {
+			return d, nil
+		}
+		if p.OS != "unknown" { // what BuildKit calls an attestation
+			has = append(has, p.OS+"/"+p.Architecture)
+		}
+	}
+	if len(has) > 12 {
+		has = append(has[:12], "…")
+	}
+	return v1.Descriptor{}, fmt.Errorf("%w: it has no variant for %s, but for %s", images.ErrUnsupported, platform, strings.Join(has, ", "))
+}
+
+// imageConfigs are the types of a configuration that makes containers.
+var imageConfigs = []types.MediaType{types.OCIConfigJSON, types.DockerConfigJSON, ""}
+
+// blobSource opens a blob that a manifest names.
+type blobSource func(ctx context.Context, d v1.Descriptor) (io.ReadCloser, error)
+
+// fromManifest is the image of a manifest.
+func fromManifest(ctx context.Context, ref images.Reference, manifest []byte, d document, o *Options, get getter, open blobSource) (*image, error) {
+	if !slices.Contains(imageConfigs, d.Config.MediaType) {
+		return nil, fmt.Errorf("image %s: %w: it is no container image but %s", ref, images.ErrInvalid, d.Config.MediaType)
+	}
+	config, err := get(ctx, *d.Config)
+	if err != nil {
+		return nil, fmt.Errorf("image %s: read its configuration: %w", ref, err)
+	}
+	var layers []layer.Layer
+	for _, l := range d.Layers {
+		if l.Digest.Algorithm != "sha256" || l.Size < 0 {
+			return nil, fmt.Errorf("image %s: %w: layer %s of %d bytes", ref, images.ErrInvalid, l.Digest, l.Size)
+		}
+		layers = append(layers, layer.Layer{
+			Digest: l.Digest.String(), Size: l.Size, Known: true,
+			Open: func(ctx context.Context) (io.ReadCloser, error) { return open(ctx, l) },
+		})
+	}
+	im, err := newImage(ref, config, layers, o.Platform, o.Limits)
+	if err != nil {
+		return nil, err
+	}
+	im.manifest, im.digest = manifest, digest.Of(manifest)
+	return im, nil
+}
+
+// readDocument reads what describes an image: at most limit bytes that have
+// the digest and size that d says.
+func readDocument(r io.Reader, d v1.Descriptor, limit int64) ([]byte, error) {
+	data, err := readAtMost(r, limit)
+	if err != nil {
+		return nil, err
+	}
+	if got := digest.Of(data); got != d.Digest.String() {
+		return nil, fmt.Errorf("%w: %s has %s", images.ErrDigest, d.Digest, got)
+	}
+	return data, nil
+}
+
+func readAtMost(r io.Reader, limit int64) ([]byte, error) {
+	var b bytes.Buffer
+	n, err := b.ReadFrom(io.LimitReader(r, limit+1))
+	switch {
+	case err != nil && !errors.Is(err, io.EOF):
+		return nil, err
+	case n > limit:
+		return nil, fmt.Errorf("%w: a description of more than %d bytes", images.ErrRefused, limit)
+	}
+	return b.Bytes(), nil
+}

@@ -1,0 +1,185 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/gofrs/flock"
+)
+
+// The locks of a store, all of them flock(2) on files in its folder locks: the
+// kernel drops them with the process that held them, however it ended.
+//
+//	store      shared: a lock or a temporary folder is being opened
+//	           exclusive: something is being removed; held for moments
+//	fetch      shared: an image is being found, fetched or written out
+//	           exclusive: blobs that nothing names are being removed
+//	KEY.use    shared: a session uses the tree KEY, or makes it
+//	KEY.make   exclusive: the tree KEY is being made
+//	tmp/X.lock exclusive: tmp/X belongs to a process that lives
+//
+// Lock files are removed only under the exclusive store lock, and locked for
+// the first time only under the shared one, so that nobody holds a lock that
+// others can't see. KEY.make alone is waited for without the store lock: at
+// worst two make the same tree, and one rename wins.
+const (
+	lockStore = "store"
+	lockFetch = "fetch"
+)
+
+// Waiting for a lock is a poll. The store's is held for moments; a tree's while
+// it is downloaded and unpacked.
+const (
+	pollStore = 2 * time.Millisecond
+	pollMake  = 50 * time.Millisecond
+)
+
+func (s *Store) lockPath(name string) string { return filepath.Join(s.o.Dir, "locks", name) }
+
+// lock takes a lock and gives what releases it.
+func (s *Store) lock(ctx context.Context, name string, shared bool, poll time.Duration) (func(), error) {
+	l := flock.New(s.lockPath(name))
+	take := l.TryLockContext
+	if shared {
+		take = l.TryRLockContext
+	}
+	if _, err := take(ctx, poll); err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return nil, errors.Join(fmt.Errorf("lock image store: %w", err), l.Close())
+	}
+	return func() { l.Close() }, nil //nolint:errcheck // the kernel drops the lock whatever close says
+}
+
+// tryLock takes an exclusive lock if nobody holds it.
+func (s *Store) tryLock(name string) (release func(), ok bool, err error) {
+	l := flock.New(s.lockPath(name))
+	ok, err = l.TryLock()
+	if err != nil || !ok {
+		return nil, false, errors.Join(err, l.Close())
+	}
+	return func() { l.Close() }, true, nil //nolint:errcheck // as above
+}
+
+// use takes a lease on a tree, there or not: from now on it is not removed.
+func (s *Store) use(ctx context.Context, key string) (release func(), err error) {
+	unlock, err := s.lock(ctx, lockStore, true, pollStore)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	return s.lock(ctx, key+".use", true, pollStore)
+}
+
+// inUse says whether anybody has a lease on a tree. The caller holds the store
+// exclusively.
+func (s *Store) inUse(key string) (bool, error) {
+	release, ok, err := s.tryLock(key + ".use")
+	if err != nil || !ok {
+		return true, err
+	}
+	release()
+	return false, nil
+}
+
+// temp makes a folder below tmp, on the store's file system, that belongs to
+// this process until it is removed or the process ends.
+func (s *Store) temp(ctx context.Context) (dir string, remove func() error, err error) {
+	unlock, err := s.lock(ctx, lockStore, true, pollStore)
+	if err != nil {
+		return "", nil, err
+	}
+	defer unlock()
+	return s.tempLocked()
+}
+
+// tempLocked is temp for who holds the store.
+func (s *Store) tempLocked() (dir string, remove func() error, err error) {
+	dir, err = os.MkdirTemp(filepath.Join(s.o.Dir, "tmp"), "")
+	if err != nil {
+		return "", nil, fmt.Errorf("make temporary folder: %w", err)
+	}
+	l := flock.New(dir + ".lock")
+	if _, err := l.TryLock(); err != nil {
+		return "", nil, errors.Join(fmt.Errorf("lock temporary folder: %w", err), os.Remove(dir), l.Close())
+	}
+	return dir, func() error {
+		return errors.Join(os.RemoveAll(dir), os.Remove(dir+".lock"), l.Close())
+	}, nil
+}
+
+// sweep removes what dead processes left in tmp, and says how much that was.
+func (s *Store) sweep(ctx context.Context) (count int, bytes int64, err error) {
+	unlock, err := s.lock(ctx, lockStore, false, pollStore)
+	if err != nil {
+		return 0, 0, err
+	}
+	dead, err := s.dead()
+	unlock()
+	errs := []error{err}
+	for _, d := range dead {
+		bytes += diskSize(d.dir)
+		errs = append(errs, os.RemoveAll(d.dir), os.Remove(d.lock.Path()), d.lock.Close())
+	}
+	return len(dead), bytes, errors.Join(errs...)
+}
+
+type leftover struct {
+	dir  string
+	lock *flock.Flock // held
+}
+
+// dead takes hold of the temporary folders whose owner is gone.
+func (s *Store) dead() ([]leftover, error) {
+	entries, err := os.ReadDir(filepath.Join(s.o.Dir, "tmp"))
+	if err != nil {
+		return nil, fmt.Errorf("list temporary folders: %w", err)
+	}
+	seen := map[string]bool{}
+	var dead []leftover
+	var errs []error
+	for _, e := range entries {
+		dir := filepath.Join(s.o.Dir, "tmp", strings.TrimSuffix(e.Name(), ".lock"))
+		if seen[dir] {
+			continue
+		}
+		seen[dir] = true
+		l := flock.New(dir + ".lock")
+		switch ok, err := l.TryLock(); {
+		case err != nil:
+			errs = append(errs, err, l.Close())
+		case ok && !exists(dir): // removed a moment ago by its owner
+			errs = append(errs, os.Remove(l.Path()), l.Close())
+		case ok:
+			dead = append(dead, leftover{dir, l})
+		default:
+			errs = append(errs, l.Close())
+		}
+	}
+	return dead, errors.Join(errs...)
+}
+
+// diskSize adds up the files below dir; what can't be read counts nothing.
+func diskSize(dir string) (bytes int64) {
+	filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error { //nolint:errcheck // see above
+		if err == nil && e.Type().IsRegular() {
+			if info, err := e.Info(); err == nil {
+				bytes += info.Size()
+			}
+		}
+		return nil
+	})
+	return bytes
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}

@@ -1,0 +1,136 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"github.com/caisson-run/caisson/images"
+)
+
+// tagAnnotation names an image in a layout's index (image-spec v1.1).
+const tagAnnotation = "org.opencontainers.image.ref.name"
+
+// openLayout finds the image that ref names in an OCI image layout. The layout
+// is read through a root that can't be left, and only regular files of it. The
+// image reads from it until it is closed.
+func openLayout(ctx context.Context, ref images.Reference, o *Options) (*image, error) {
+	root, err := os.OpenRoot(ref.Path())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("image %s: %w: there is no such folder", ref, images.ErrNotFound)
+	} else if err != nil {
+		return nil, fmt.Errorf("image %s: %w: %w", ref, images.ErrInvalid, err)
+	}
+	l := ociLayout{root: root, limit: o.Limits.MetadataBytes}
+	im, err := l.image(ctx, ref, o)
+	if err != nil {
+		return nil, errors.Join(err, root.Close())
+	}
+	im.close = func() { root.Close() } //nolint:errcheck // only read
+	return im, nil
+}
+
+type ociLayout struct {
+	root  *os.Root
+	limit int64
+}
+
+func (l ociLayout) image(ctx context.Context, ref images.Reference, o *Options) (*image, error) {
+	index, err := l.read("index.json")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("image %s: %w: the folder has no index.json: it is no OCI image layout", ref, images.ErrInvalid)
+	} else if err != nil {
+		return nil, fmt.Errorf("image %s: %w", ref, err)
+	}
+	d, err := parseDocument(index)
+	if err != nil {
+		return nil, fmt.Errorf("image %s: %w", ref, err)
+	}
+	first, err := l.first(d.Manifests, ref, o.Platform)
+	if err != nil {
+		return nil, fmt.Errorf("image %s: %w", ref, err)
+	}
+	raw, err := l.get(ctx, first)
+	if err != nil {
+		return nil, fmt.Errorf("image %s: %w", ref, err)
+	}
+	manifest, d, err := choose(ctx, raw, o.Platform, l.get)
+	if err != nil {
+		return nil, fmt.Errorf("image %s: %w", ref, err)
+	}
+	return fromManifest(ctx, ref, manifest, d, o, l.get, l.open)
+}
+
+// first is the entry of the layout's index that ref names: by digest, by tag,
+// or the only one for the platform.
+func (l ociLayout) first(list []v1.Descriptor, ref images.Reference, platform string) (v1.Descriptor, error) {
+	var tags []string
+	var left []v1.Descriptor
+	for _, d := range list {
+		tag := d.Annotations[tagAnnotation]
+		if tag != "" && !slices.Contains(tags, tag) {
+			tags = append(tags, tag)
+		}
+		if (ref.Digest() == "" || d.Digest.String() == ref.Digest()) && (ref.Tag() == "" || tag == ref.Tag()) {
+			left = append(left, d)
+		}
+	}
+	switch {
+	case len(left) == 0 && ref.Digest() != "" && ref.Tag() == "":
+		// Not in the index itself, but perhaps what an entry of it holds.
+		hash, err := v1.NewHash(ref.Digest())
+		if err != nil {
+			return v1.Descriptor{}, fmt.Errorf("%w: %w", images.ErrInvalid, err)
+		}
+		return v1.Descriptor{Digest: hash}, nil
+	case len(left) == 0:
+		return v1.Descriptor{}, fmt.Errorf("%w in the layout, which has the tags %s", images.ErrNotFound, strings.Join(tags, ", "))
+	case len(left) == 1:
+		return left[0], nil
+	}
+	// Entries of one image for several platforms, or several images?
+	for _, d := range left[1:] {
+		if d.Annotations[tagAnnotation] != left[0].Annotations[tagAnnotation] {
+			return v1.Descriptor{}, fmt.Errorf("%w: the layout holds several images: name one by its tag (oci-layout:DIR:TAG), %s", images.ErrInvalid, strings.Join(tags, ", "))
+		}
+	}
+	return pick(left, platform)
+}
+
+func (l ociLayout) read(name string) ([]byte, error) {
+	f, err := openRegular(l.root, name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() //nolint:errcheck // only read
+	return readAtMost(f, l.limit)
+}
+
+// get is a [getter].
+func (l ociLayout) get(ctx context.Context, d v1.Descriptor) ([]byte, error) {
+	r, err := l.open(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close() //nolint:errcheck // only read
+	return readDocument(r, d, l.limit)
+}
+
+// open is a [blobSource].
+func (l ociLayout) open(_ context.Context, d v1.Descriptor) (io.ReadCloser, error) {
+	if d.Digest.Algorithm != "sha256" {
+		return nil, fmt.Errorf("%w: digest %s: sha256 is needed", images.ErrUnsupported, d.Digest)
+	}
+	f, err := openRegular(l.root, "blobs/sha256/"+d.Digest.Hex)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: the layout lacks the blob %s", images.ErrNotFound, d.Digest)
+	}
+	return f, err
+}

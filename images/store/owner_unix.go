@@ -1,0 +1,25 @@
+//go:build unix
+
+package store
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"syscall"
+
+	"github.com/caisson-run/caisson/images"
+)
+
+// checkOwner refuses a folder that somebody else could put content into: what
+// is in a store is trusted to be what its name says.
+func checkOwner(dir string, info fs.FileInfo) error {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	switch {
+	case ok && int(st.Uid) != os.Geteuid():
+		return fmt.Errorf("image store %s: %w: it belongs to uid %d: use a folder of your own", dir, images.ErrInvalid, st.Uid)
+	case info.Mode()&0o022 != 0:
+		return fmt.Errorf("image store %s: %w: others can write to it (mode %v): chmod go-w", dir, images.ErrInvalid, info.Mode().Perm())
+	}
+	return nil
+}

@@ -1,0 +1,254 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/internal/digest"
+)
+
+// describe is a record as an image.
+func (s *Store) describe(r *record) images.Image {
+	im := images.Image{
+		Digest: r.Digest, ID: r.ID, Platform: r.Platform, Created: r.Created, Pulled: r.Pulled, Used: r.used, Volumes: r.Volumes, Env: r.Env,
+	}
+	im.Reference, _ = images.ParseReference(r.Reference) //nolint:errcheck // it was one when it was written
+	for _, b := range r.Blobs {
+		if info, err := os.Lstat(s.blobs.path(b)); err == nil {
+			im.Size += info.Size()
+		}
+	}
+	if f, err := s.factsOf(r.Tree); err == nil {
+		im.Unpacked, im.Size, im.Volumes = true, im.Size+f.Bytes, f.Volumes
+	}
+	return im
+}
+
+// List gives the images that the store knows, by reference. A record that is
+// damaged is left out; Prune removes it.
+func (s *Store) List(ctx context.Context) ([]images.Image, error) {
+	unlock, err := s.lock(ctx, lockStore, false, pollStore)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	records, _, err := s.records()
+	if err != nil {
+		return nil, err
+	}
+	list := []images.Image{}
+	for _, r := range records {
+		im := s.describe(r)
+		if im.InUse, err = s.inUse(r.Tree); err != nil {
+			return nil, fmt.Errorf("list images: %w", err)
+		}
+		list = append(list, im)
+	}
+	slices.SortFunc(list, func(a, b images.Image) int {
+		return strings.Compare(a.Reference.String()+a.Digest, b.Reference.String()+b.Digest)
+	})
+	return list, nil
+}
+
+// Remove forgets ref and frees what no other image needs. It fails with
+// [images.ErrNotFound], and with [images.ErrInUse] while a session uses it.
+func (s *Store) Remove(ctx context.Context, ref images.Reference) (Pruned, error) {
+	names := []string{ref.String()}
+	if ref.Scheme == images.SchemeName {
+		if reg, err := openRegistry(ref, &s.o); err == nil {
+			names = append(names, reg.canonical())
+		}
+	}
+	paths := map[string]bool{}
+	for _, name := range names {
+		for _, from := range []source{sourceRegistry, sourceEngine, sourceLocal, sourceBuild} {
+			paths[s.recordPath(from, name)] = true
+		}
+	}
+	done, err := s.collect(ctx, func(path string, _ *record) bool { return paths[path] })
+	switch {
+	case err != nil:
+		return done, err
+	case len(done.Kept) > 0:
+		return done, fmt.Errorf("image %s: %w: end its sessions first", ref, images.ErrInUse)
+	case len(done.Images) == 0:
+		return done, fmt.Errorf("image %s: %w in the store", ref, images.ErrNotFound)
+	}
+	return done, nil
+}
+
+// Prune forgets the images that no session has used for unused, and frees
+// what no image needs and what dead processes left. What is in use stays, and
+// while an image is being fetched the layers that none needs do too.
+func (s *Store) Prune(ctx context.Context, unused time.Duration) (Pruned, error) {
+	before := time.Now().Add(-unused)
+	return s.collect(ctx, func(_ string, r *record) bool { return !r.used.After(before) })
+}
+
+// collect forgets the records that drop picks, if nobody uses their trees,
+// and removes what no record names.
+func (s *Store) collect(ctx context.Context, drop func(path string, r *record) bool) (Pruned, error) {
+	var done Pruned
+	var err error
+	done.Leftovers, done.Bytes, err = s.sweep(ctx)
+	if err != nil {
+		return done, fmt.Errorf("prune images: %w", err)
+	}
+	trash, remove, err := s.detach(ctx, &done, drop)
+	if err != nil {
+		return done, fmt.Errorf("prune images: %w", err)
+	}
+	// Out of everybody's sight and not under the lock any more.
+	done.Bytes += diskSize(trash)
+	if err := remove(); err != nil {
+		return done, fmt.Errorf("prune images: %w", err)
+	}
+	return done, nil
+}
+
+// detach does, under the store's lock, what takes a moment: it removes records
+// and blobs and moves trees away.
+func (s *Store) detach(ctx context.Context, done *Pruned, drop func(path string, r *record) bool) (trash string, remove func() error, err error) {
+	unlock, err := s.lock(ctx, lockStore, false, pollStore)
+	if err != nil {
+		return "", nil, err
+	}
+	defer unlock()
+	trash, remove, err = s.tempLocked()
+	if err != nil {
+		return "", nil, err
+	}
+	left, err := s.forget(done, drop)
+	if err == nil {
+		err = s.dropTrees(left, trash)
+	}
+	if err == nil {
+		err = s.dropBlobs(left, trash)
+	}
+	if err != nil {
+		return "", nil, errors.Join(err, remove())
+	}
+	return trash, remove, nil
+}
+
+// forget removes records, and gives those that are left.
+func (s *Store) forget(done *Pruned, drop func(path string, r *record) bool) (left []*record, err error) {
+	records, damaged, err := s.records()
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range damaged {
+		if err := os.Remove(path); err != nil {
+			return nil, err
+		}
+		done.Leftovers++
+	}
+	for _, r := range records {
+		path := r.path
+		if !drop(path, r) {
+			left = append(left, r)
+			continue
+		}
+		used, err := s.inUse(r.Tree)
+		if err != nil {
+			return nil, err
+		}
+		im := s.describe(r)
+		if im.InUse = used; used {
+			done.Kept, left = append(done.Kept, im), append(left, r)
+			continue
+		}
+		if err := os.Remove(path); err != nil {
+			return nil, err
+		}
+		done.Images = append(done.Images, im)
+	}
+	return left, nil
+}
+
+// dropTrees moves the trees that nothing names and nobody uses to trash, and
+// removes the locks of trees that are not there.
+func (s *Store) dropTrees(left []*record, trash string) error {
+	entries, err := os.ReadDir(filepath.Join(s.o.Dir, "trees"))
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		key := e.Name()
+		if slices.ContainsFunc(left, func(r *record) bool { return r.Tree == key }) {
+			continue
+		}
+		if used, err := s.inUse(key); err != nil || used {
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		if err := os.Rename(s.treePath(key), filepath.Join(trash, key)); err != nil {
+			return err
+		}
+	}
+	return s.dropLocks()
+}
+
+func (s *Store) dropLocks() error {
+	entries, err := os.ReadDir(filepath.Join(s.o.Dir, "locks"))
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		key, _, ok := strings.Cut(e.Name(), ".")
+		if !ok || exists(s.treePath(key)) {
+			continue
+		}
+		release, free, err := s.tryLock(e.Name())
+		if err != nil {
+			return err
+		}
+		if free {
+			err = os.Remove(s.lockPath(e.Name()))
+			release()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// dropBlobs moves the blobs that nothing names to trash, unless an image is
+// being fetched, whose record may not be written yet.
+func (s *Store) dropBlobs(left []*record, trash string) error {
+	release, ok, err := s.tryLock(lockFetch)
+	if err != nil || !ok {
+		return err
+	}
+	defer release()
+	named := map[string]bool{}
+	for _, r := range left {
+		for _, b := range r.Blobs {
+			named[digest.Hex(b)] = true
+		}
+	}
+	dir := filepath.Join(s.o.Dir, "blobs", "sha256")
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if named[e.Name()] {
+			continue
+		}
+		if err := os.Rename(filepath.Join(dir, e.Name()), filepath.Join(trash, "blob-"+e.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,312 @@
+package store
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+
+	"github.com/caisson-run/caisson/images"
+)
+
+// attempts bounds how often a blob is asked for if its download breaks; the
+// client's own retries are about requests, not about bodies.
+const attempts = 3
+
+// registry is one repository of a registry.
+type registry struct {
+	ref    name.Reference
+	puller *remote.Puller
+	o      *Options
+}
+
+// openRegistry prepares to ask for ref; it asks nothing yet.
+func openRegistry(ref images.Reference, o *Options) (*registry, error) {
+	parsed, err := name.ParseReference(ref.Value, name.WeakValidation)
+	if err != nil {
+		return nil, fmt.Errorf("%w %q: %w", images.ErrInvalid, ref.Value, err)
+	}
+	host := parsed.Context().RegistryStr()
+	if plainHTTP(host, o.PlainHTTP) {
+		if parsed, err = name.ParseReference(ref.Value, name.WeakValidation, name.Insecure); err != nil {
+			return nil, fmt.Errorf("%w %q: %w", images.ErrInvalid, ref.Value, err)
+		}
+	}
+	keychain := o.Keychain
+	if keychain == nil {
+		keychain = authn.DefaultKeychain
+	}
+	puller, err := remote.NewPuller(
+		remote.WithTransport(&guard{base: o.Transport, host: host, plain: plainHTTP(host, o.PlainHTTP), limit: o.Limits.MetadataBytes}),
+		remote.WithAuthFromKeychain(keychain),
+		remote.WithUserAgent("caisson"),
+		remote.WithRetryBackoff(remote.Backoff{Duration: 200 * time.Millisecond, Factor: 3, Jitter: 0.2, Steps: attempts}),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("prepare registry client: %w", err)
+	}
+	return &registry{parsed, puller, o}, nil
+}
+
+// canonical is the reference with its registry and tag, so that debian and
+// docker.io/library/debian:latest are one.
+func (r *registry) canonical() string { return r.ref.Name() }
+
+// manifest asks what the reference names: a manifest or an index.
+func (r *registry) manifest(ctx context.Context) ([]byte, error) {
+	return r.fetch(ctx, r.ref)
+}
+
+// at asks for a manifest by its digest.
+func (r *registry) at(ctx context.Context, digest string) ([]byte, error) {
+	return r.fetch(ctx, r.ref.Context().Digest(digest))
+}
+
+func (r *registry) fetch(ctx context.Context, ref name.Reference) ([]byte, error) {
+	d, err := r.puller.Get(ctx, ref)
+	if err != nil {
+		return nil, r.fault(ctx, err)
+	}
+	return d.Manifest, nil
+}
+
+// get is a [getter]: documents below an index.
+func (r *registry) get(ctx context.Context, d v1.Descriptor) ([]byte, error) {
+	if strings.Contains(string(d.MediaType), "manifest") || strings.Contains(string(d.MediaType), "image.index") {
+		return r.at(ctx, d.Digest.String())
+	}
+	if d.Size > r.o.Limits.MetadataBytes {
+		return nil, fmt.Errorf("%w: a description of %d bytes, at most %d", images.ErrRefused, d.Size, r.o.Limits.MetadataBytes)
+	}
+	body, err := r.blob(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	defer body.Close() //nolint:errcheck // only read
+	data, err := readDocument(body, d, r.o.Limits.MetadataBytes)
+	if err != nil {
+		return nil, r.fault(ctx, err)
+	}
+	return data, nil
+}
+
+// blob asks for a blob; the reader ends if nothing comes for a while.
+func (r *registry) blob(ctx context.Context, d v1.Descriptor) (io.ReadCloser, error) {
+	idle := newIdle(ctx, r.o.IdleTimeout)
+	l, err := r.puller.Layer(idle.ctx, r.ref.Context().Digest(d.Digest.String()))
+	if err == nil {
+		idle.body, err = l.Compressed()
+	}
+	if err != nil {
+		err = r.fault(idle.ctx, err)
+		idle.cancel(nil)
+		return nil, err
+	}
+	return idle, nil
+}
+
+// download puts a blob into b, by way of temp; progress gets the bytes so far.
+func (r *registry) download(ctx context.Context, d v1.Descriptor, b blobs, temp string, progress func(done int64)) error {
+	var err error
+	for try := range attempts {
+		if try > 0 {
+			select {
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			case <-time.After(200 * time.Millisecond << try):
+			}
+		}
+		err = r.downloadOnce(ctx, d, b, temp, progress)
+		if err == nil || ctx.Err() != nil || slices.ContainsFunc([]error{images.ErrDigest, images.ErrRefused, images.ErrNotFound, images.ErrUnauthorized},
+			func(class error) bool { return errors.Is(err, class) }) {
+			return err
+		}
+	}
+	return err
+}
+
+func (r *registry) downloadOnce(ctx context.Context, d v1.Descriptor, b blobs, temp string, progress func(done int64)) error {
+	body, err := r.blob(ctx, d)
+	if err != nil {
+		return err
+	}
+	counted := &counter{r: body, limit: d.Size, report: progress}
+	if err = b.put(d.Digest.String(), counted, temp); err != nil && counted.err != nil {
+		err = r.fault(ctx, counted.err)
+	}
+	return errors.Join(err, body.Close())
+}
+
+// counter counts what is read, and reads no more than was announced.
+type counter struct {
+	r      io.Reader
+	n      int64
+	limit  int64
+	report func(done int64)
+	err    error // of reading
+}
+
+func (c *counter) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	c.n += int64(n)
+	if c.n > c.limit {
+		err = fmt.Errorf("%w: longer than the %d bytes that its manifest says", images.ErrDigest, c.limit)
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
+		c.err = err
+	}
+	if n > 0 {
+		c.report(c.n)
+	}
+	return n, err
+}
+
+// fault gives an error of the client its class, cause and mend. ctx is the
+// request's: its cause says why it was given up.
+func (r *registry) fault(ctx context.Context, err error) error {
+	host := r.ref.Context().RegistryStr()
+	if ctx.Err() != nil {
+		if cause := context.Cause(ctx); !errors.Is(cause, images.ErrUnreachable) {
+			return cause
+		}
+		return fmt.Errorf("ask %s: %w: check the network and the proxy, or use an image that is here", host, context.Cause(ctx))
+	}
+	for _, class := range []error{images.ErrDigest, images.ErrRefused, images.ErrUnreachable, images.ErrUnsupported} {
+		if errors.Is(err, class) {
+			return err
+		}
+	}
+	// Before any answer: one may be that of the plain HTTP which was tried next,
+	// where that is allowed.
+	if certificate := new(tls.CertificateVerificationError); errors.As(err, &certificate) {
+		return fmt.Errorf("%w: %s shows a certificate that this machine does not trust: %w: "+
+			"if it is a registry of yours, add its CA to the system's, or name the CA's file in SSL_CERT_FILE", images.ErrUnreachable, host, certificate)
+	}
+	var answer *transport.Error
+	if !errors.As(err, &answer) {
+		// The client has no type for these (go-containerregistry v0.22.1,
+		// remote/fetcher.go and internal/verify).
+		if text := err.Error(); strings.Contains(text, "does not match requested digest") || strings.Contains(text, "error verifying") {
+			return fmt.Errorf("ask %s: %w: %w", host, images.ErrDigest, err)
+		}
+		return fmt.Errorf("%w: %w: check the network and the proxy, or use an image that is here", images.ErrUnreachable, err)
+	}
+	switch code := answer.StatusCode; {
+	case code == http.StatusNotFound:
+		return fmt.Errorf("%w: %s has no %s: check the name and the tag", images.ErrNotFound, host, r.ref.Name())
+	case code == http.StatusUnauthorized, code == http.StatusForbidden:
+		return fmt.Errorf("%w: %s answers %d for %s: the name is wrong, or docker login %s is needed", images.ErrUnauthorized, host, code, r.ref.Name(), host)
+	case code == http.StatusTooManyRequests:
+		return fmt.Errorf("%w: %s has had too many requests: wait, or docker login %s", images.ErrUnreachable, host, host)
+	default:
+		return fmt.Errorf("%w: %s answers %d: %w", images.ErrUnreachable, host, code, err)
+	}
+}
+
+// idle is a body that is given up when nothing comes for a while.
+type idle struct {
+	ctx    context.Context //nolint:containedctx // lives as long as one download
+	cancel context.CancelCauseFunc
+	timer  *time.Timer
+	wait   time.Duration
+	body   io.ReadCloser
+}
+
+func newIdle(ctx context.Context, wait time.Duration) *idle {
+	inner, cancel := context.WithCancelCause(ctx)
+	return &idle{ctx: inner, cancel: cancel, wait: wait, timer: time.AfterFunc(wait, func() {
+		cancel(fmt.Errorf("%w: nothing came for %s", images.ErrUnreachable, wait))
+	})}
+}
+
+func (i *idle) Read(p []byte) (int, error) {
+	n, err := i.body.Read(p)
+	if n > 0 {
+		i.timer.Reset(i.wait)
+	}
+	if err != nil && !errors.Is(err, io.EOF) && i.ctx.Err() != nil {
+		err = context.Cause(i.ctx)
+	}
+	return n, err
+}
+
+func (i *idle) Close() error {
+	i.timer.Stop()
+	err := i.body.Close()
+	i.cancel(nil)
+	return err
+}
+
+// guard is the transport to one registry: it keeps to TLS wherever the user
+// has not said otherwise, since the client would fall back to plain HTTP for
+// private addresses by itself, and bounds what describes images.
+type guard struct {
+	base  http.RoundTripper
+	host  string // of the registry
+	plain bool   // it may be spoken to without TLS
+	limit int64
+}
+
+// RoundTrip is http.RoundTripper.
+func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
+	if req.URL.Scheme != "https" && (!g.plain || req.URL.Host != g.host) {
+		return nil, fmt.Errorf("%w: %s would be asked without TLS: name it as a registry of plain HTTP in your configuration, if you trust the network to it",
+			images.ErrUnsupported, req.URL.Host)
+	}
+	resp, err := g.base.RoundTrip(req)
+	if err == nil && strings.Contains(req.URL.Path, "/manifests/") {
+		resp.Body = opened{Reader: &bounded{resp.Body, g.limit}, closers: []io.Closer{resp.Body}}
+	}
+	return resp, err
+}
+
+// bounded fails where more than left bytes come.
+type bounded struct {
+	r    io.Reader
+	left int64
+}
+
+func (b *bounded) Read(p []byte) (int, error) {
+	n, err := b.r.Read(p)
+	if b.left -= int64(n); b.left < 0 {
+		return 0, fmt.Errorf("%w: a description that is too long", images.ErrRefused)
+	}
+	return n, err
+}
+
+// plainHTTP says whether a registry may be spoken to without TLS.
+func plainHTTP(host string, allowed []string) bool {
+	bare := host
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		bare = h
+	}
+	bare = strings.Trim(bare, "[]")
+	ip := net.ParseIP(bare)
+	return bare == "localhost" || ip != nil && ip.IsLoopback() || slices.Contains(allowed, host) || slices.Contains(allowed, bare)
+}
+
+// defaultTransport gives up on what doesn't answer in time for an error that
+// a user waits for.
+func defaultTransport() http.RoundTripper {
+	return &http.Transport{
+		Proxy:                 http.ProxyFromEnvironment,
+		DialContext:           (&net.Dialer{Timeout: 5 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
+		ForceAttemptHTTP2:     true,
+		MaxIdleConnsPerHost:   8,
+		IdleConnTimeout:       10 * time.Second,
+		TLSHandshakeTimeout:   5 * time.Second,
+		ExpectContinueTimeout: time.Second,
+	}
+}

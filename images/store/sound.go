@@ -1,0 +1,115 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/layer"
+)
+
+// facts are what is known of a tree, beside it.
+type facts struct {
+	layer.Finished
+	// Entries and Bytes are those of the whole tree, as a walk finds them.
+	Entries int   `json:"entries"`
+	Bytes   int64 `json:"bytes"`
+	// Boot is the boot of the machine in which the tree was made, or last found
+	// to be whole: see sound.
+	Boot string `json:"boot"`
+}
+
+func (s *Store) factsOf(key string) (facts, error) {
+	var f facts
+	data, err := os.ReadFile(filepath.Join(s.treePath(key), "facts.json"))
+	if err != nil {
+		return f, err
+	}
+	if err := json.Unmarshal(data, &f); err != nil {
+		return f, fmt.Errorf("%w: facts of tree %s: %w", images.ErrInvalid, key, err)
+	}
+	return f, nil
+}
+
+// sound says whether a tree is there and whole. Its files are not synced to the
+// disk when it is made: a machine that is busy writing would hold that up for
+// minutes (measured). What is read before the next boot comes out of the same
+// page cache and is whole. After a boot, which may have followed a power cut, a
+// file whose data never reached the disk is shorter than it was (ext4, xfs and
+// btrfs set the size with the data), so that a walk finds it.
+func (s *Store) sound(key string) bool {
+	f, err := s.factsOf(key)
+	return err == nil && f.Boot == bootID()
+}
+
+// proveSound walks a tree of an earlier boot. The caller holds its make lock.
+func (s *Store) proveSound(ctx context.Context, key string) bool {
+	f, err := s.factsOf(key)
+	if err != nil {
+		return false
+	}
+	entries, bytes, err := measure(filepath.Join(s.treePath(key), "root"))
+	if err != nil || entries != f.Entries || bytes != f.Bytes {
+		return false
+	}
+	f.Boot = bootID()
+	data, err := json.Marshal(f)
+	if err != nil {
+		return false
+	}
+	temp, remove, err := s.temp(ctx)
+	if err != nil {
+		return false
+	}
+	err = writeWhole(temp, filepath.Join(s.treePath(key), "facts.json"), data)
+	return errors.Join(err, remove()) == nil
+}
+
+// discard moves a tree that is not whole out of the way. The caller holds its
+// make lock and a lease; nobody uses it, since it was never handed out in this
+// boot.
+func (s *Store) discard(ctx context.Context, key string) error {
+	temp, remove, err := s.temp(ctx)
+	if err != nil {
+		return err
+	}
+	err = os.Rename(s.treePath(key), filepath.Join(temp, "tree"))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return errors.Join(err, remove())
+}
+
+// measure counts what is below dir, and the bytes of its files.
+func measure(dir string) (entries int, bytes int64, err error) {
+	err = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		entries++
+		if e.Type().IsRegular() {
+			info, err := e.Info()
+			if err != nil {
+				return err
+			}
+			bytes += info.Size()
+		}
+		return nil
+	})
+	return entries, bytes, err
+}
+
+// bootID names this boot of the machine; empty where it can't be told.
+func bootID() string {
+	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(data))
+}

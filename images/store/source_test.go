@@ -1,0 +1,625 @@
+package store
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/internal/digest"
+	"github.com/caisson-run/caisson/images/internal/imagetest"
+)
+
+// writeLayout writes images into an OCI layout, each with its tag.
+func writeLayout(t testing.TB, images map[string]v1.Image) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	l, err := layout.Write(dir, empty.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for tag, im := range images {
+		if err := l.AppendImage(im, layout.WithAnnotations(map[string]string{tagAnnotation: tag})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func digests(t testing.TB, im v1.Image) (manifest, config string) {
+	t.Helper()
+	m, err := im.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := im.ConfigName()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m.String(), c.String()
+}
+
+func TestLayout(t *testing.T) {
+	one, two := simple(t, imagetest.File("which", "one")), simple(t, imagetest.File("which", "two"))
+	oneDigest, _ := digests(t, one)
+	single, double := writeLayout(t, map[string]v1.Image{"": one}), writeLayout(t, map[string]v1.Image{"v1": one, "v2": two})
+	s := openStore(t, storeDir(t))
+	for text, want := range map[string]string{
+		"oci-layout:" + single:                      "one",
+		"oci-layout:" + double + ":v1":              "one",
+		"oci-layout:" + double + ":v2":              "two",
+		"oci-layout:" + double + "@" + oneDigest:    "one",
+		"oci-layout:" + double + ":v1@" + oneDigest: "one",
+	} {
+		root, release := rootfs(t, s, mustParse(t, text))
+		if got := read(t, root, "which"); got != want {
+			t.Errorf("%s is %s", text, got)
+		}
+		release()
+	}
+	root, release := rootfs(t, s, mustParse(t, "oci-layout:"+single))
+	release()
+	if root.Digest != oneDigest {
+		t.Errorf("digest %s, want the manifest's, %s", root.Digest, oneDigest)
+	}
+	for text, is := range map[string]error{
+		"oci-layout:" + double:                                        images.ErrInvalid, // which one?
+		"oci-layout:" + double + ":v3":                                images.ErrNotFound,
+		"oci-layout:" + double + ":v2@" + oneDigest:                   images.ErrNotFound,
+		"oci-layout:" + double + "@sha256:" + strings.Repeat("0", 64): images.ErrNotFound,
+		"oci-layout:" + t.TempDir():                                   images.ErrInvalid,
+		"oci-layout:" + t.TempDir() + "/absent":                       images.ErrNotFound,
+	} {
+		if _, _, err := s.RootFS(t.Context(), mustParse(t, text)); !errors.Is(err, is) {
+			t.Errorf("%s: %v, want %v", text, err, is)
+		}
+	}
+	if list, err := s.List(t.Context()); err != nil || len(list) != 5 {
+		t.Errorf("%d images are known, %v", len(list), err)
+	}
+	noHalves(t, s)
+}
+
+// TestHostileLayout changes a layout's files: each is refused, and none is
+// waited for.
+func TestHostileLayout(t *testing.T) {
+	im := simple(t, imagetest.File("which", "one"))
+	manifest, config := digests(t, im)
+	layers, err := im.Layers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	hash, err := layers[1].Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	blob := func(dir, dgst string) string { return filepath.Join(dir, "blobs", "sha256", digest.Hex(dgst)) }
+	outside := filepath.Join(t.TempDir(), "outside")
+	if err := os.WriteFile(outside, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for what, tt := range map[string]struct {
+		change func(dir string) error
+		is     error
+	}{
+		"an index that is no JSON": {func(dir string) error { return os.WriteFile(dir+"/index.json", []byte("{"), 0o600) }, images.ErrInvalid},
+		"an index of 1 MiB": {func(dir string) error {
+			return os.WriteFile(dir+"/index.json", bytes.Repeat([]byte(" "), 1<<20), 0o600)
+		}, images.ErrRefused},
+		"an index that is a pipe": {func(dir string) error {
+			return replaced(dir+"/index.json", func(p string) error { return syscall.Mkfifo(p, 0o600) })
+		}, images.ErrInvalid},
+		"another manifest":      {func(dir string) error { return os.WriteFile(blob(dir, manifest), []byte("{}"), 0o600) }, images.ErrDigest},
+		"another configuration": {func(dir string) error { return os.WriteFile(blob(dir, config), []byte("{}"), 0o600) }, images.ErrDigest},
+		"another layer": {func(dir string) error {
+			return os.WriteFile(blob(dir, hash.String()), imagetest.Archive(t, imagetest.File("a", "b")), 0o600)
+		}, images.ErrDigest},
+		"a layer that is cut":     {func(dir string) error { return os.Truncate(blob(dir, hash.String()), 20) }, images.ErrDigest},
+		"a layer that is missing": {func(dir string) error { return os.Remove(blob(dir, hash.String())) }, images.ErrNotFound},
+		"a layer that is a pipe": {func(dir string) error {
+			return replaced(blob(dir, hash.String()), func(p string) error { return syscall.Mkfifo(p, 0o600) })
+		}, images.ErrInvalid},
+		"a layer that is a link": {func(dir string) error {
+			return replaced(blob(dir, hash.String()), func(p string) error { return os.Symlink(outside, p) })
+		}, nil},
+		"a layer that is a folder": {func(dir string) error {
+			return replaced(blob(dir, hash.String()), func(p string) error { return os.Mkdir(p, 0o700) })
+		}, images.ErrInvalid},
+		"blobs that are a link out": {func(dir string) error {
+			return errors.Join(os.Rename(dir+"/blobs", dir+"2"), os.Symlink(dir+"2", dir+"/blobs"))
+		}, nil},
+	} {
+		dir := writeLayout(t, map[string]v1.Image{"": im})
+		if err := tt.change(dir); err != nil {
+			t.Fatal(err)
+		}
+		s := openStore(t, storeDir(t), func(o *Options) { o.Limits = lowLimits; o.Limits.Bytes = 1 << 20 })
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		_, _, err := s.RootFS(ctx, mustParse(t, "oci-layout:"+dir))
+		cancel()
+		if err == nil || !errors.Is(err, tt.is) && tt.is != nil || errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: %v, want %v", what, err, tt.is)
+		}
+		noHalves(t, s)
+	}
+}
+
+func replaced(p string, by func(p string) error) error {
+	if err := os.Remove(p); err != nil {
+		return err
+	}
+	return by(p)
+}
+
+// save writes images as docker save does.
+func save(t testing.TB, images map[string]v1.Image) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "image.tar")
+	refs := map[name.Tag]v1.Image{}
+	for tag, im := range images {
+		n, err := name.NewTag(tag)
+		if err != nil {
+			t.Fatal(err)
+		}
+		refs[n] = im
+	}
+	if err := tarball.MultiWriteToFile(path, refs); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestDockerArchive(t *testing.T) {
+	one, two := simple(t, imagetest.File("which", "one")), simple(t, imagetest.File("which", "two"))
+	_, oneID := digests(t, one)
+	_, twoID := digests(t, two)
+	single, double := save(t, map[string]v1.Image{"x:1": one}), save(t, map[string]v1.Image{"x:1": one, "x:2": two})
+	s := openStore(t, storeDir(t))
+	for text, want := range map[string][2]string{
+		"docker-archive:" + single:               {"one", oneID},
+		"docker-archive:" + single + "@" + oneID: {"one", oneID},
+		"docker-archive:" + double + "@" + twoID: {"two", twoID},
+	} {
+		root, release := rootfs(t, s, mustParse(t, text))
+		if got := [2]string{read(t, root, "which"), root.Digest}; got != want {
+			t.Errorf("%s is %q, want %q", text, got, want)
+		}
+		release()
+	}
+	if _, _, err := s.RootFS(t.Context(), mustParse(t, "docker-archive:"+double)); !errors.Is(err, images.ErrInvalid) || !strings.Contains(err.Error(), twoID) {
+		t.Errorf("two images: %v", err)
+	}
+	if _, _, err := s.RootFS(t.Context(), mustParse(t, "docker-archive:"+single+"@"+twoID)); !errors.Is(err, images.ErrDigest) {
+		t.Errorf("another digest: %v", err)
+	}
+	if _, _, err := s.RootFS(t.Context(), mustParse(t, "docker-archive:"+single+"2")); !errors.Is(err, images.ErrNotFound) {
+		t.Errorf("absent: %v", err)
+	}
+	noHalves(t, s)
+}
+
+// saved is a docker archive that is written by hand.
+func saved(t testing.TB, config string, entries ...imagetest.Item) []byte {
+	t.Helper()
+	sh := imagetest.Archive(t, withShell()...)
+	if config == "" {
+		config = fmt.Sprintf(`{"os":"linux","architecture":"amd64","rootfs":{"type":"layers","diff_ids":[%q]}}`, digest.Of(sh))
+	}
+	if entries == nil {
+		entries = []imagetest.Item{imagetest.File("manifest.json", `[{"Config":"c.json","Layers":["a/layer.tar"]}]`), imagetest.File("c.json", config), imagetest.File("a/layer.tar", string(sh))}
+	}
+	return imagetest.Archive(t, entries...)
+}
+
+func TestHostileArchive(t *testing.T) {
+	sh := string(imagetest.Archive(t, withShell()...))
+	good := fmt.Sprintf(`{"os":"linux","architecture":"amd64","rootfs":{"type":"layers","diff_ids":[%q]}}`, digest.Of([]byte(sh)))
+	manifest := imagetest.File("manifest.json", `[{"Config":"c.json","Layers":["a/layer.tar"]}]`)
+	many := []imagetest.Item{}
+	for range maxArchived + 1 {
+		many = append(many, imagetest.Directory("d"))
+	}
+	for what, tt := range map[string]struct {
+		data []byte
+		is   error
+	}{
+		"a plain one":                     {saved(t, ""), nil},
+		"a layer behind links":            {saved(t, "", manifest, imagetest.File("c.json", good), imagetest.Symlink("a/layer.tar", "../b/layer.tar"), imagetest.Hardlink("b/layer.tar", "real"), imagetest.File("real", sh)), nil},
+		"a loop of links":                 {saved(t, "", manifest, imagetest.File("c.json", good), imagetest.Symlink("a/layer.tar", "../b"), imagetest.Symlink("b", "a/layer.tar")), images.ErrInvalid},
+		"a link to the machine":           {saved(t, "", manifest, imagetest.File("c.json", good), imagetest.Symlink("a/layer.tar", "/etc/passwd")), images.ErrInvalid},
+		"a name of the machine":           {saved(t, "", imagetest.File("manifest.json", `[{"Config":"/etc/passwd","Layers":[]}]`)), images.ErrInvalid},
+		"no manifest":                     {saved(t, "", imagetest.File("c.json", good)), images.ErrInvalid},
+		"a manifest that is no JSON":      {saved(t, "", imagetest.File("manifest.json", `[`)), images.ErrInvalid},
+		"no images":                       {saved(t, "", imagetest.File("manifest.json", `[]`)), images.ErrInvalid},
+		"a manifest that is a device":     {saved(t, "", imagetest.Special(tar.TypeChar, "manifest.json")), images.ErrInvalid},
+		"a manifest of 1 MiB":             {saved(t, "", imagetest.File("manifest.json", strings.Repeat(" ", 1<<20))), images.ErrRefused},
+		"a configuration that is no JSON": {saved(t, "nothing"), images.ErrInvalid},
+		"fewer layers than it says":       {saved(t, `{"os":"linux","architecture":"amd64"}`), images.ErrInvalid},
+		"another layer than it says":      {saved(t, strings.Replace(good, digest.Of([]byte(sh)), digest.Of(nil), 1)), images.ErrDigest},
+		"for another machine":             {saved(t, strings.Replace(good, "amd64", "mips", 1)), images.ErrUnsupported},
+		"for another system":              {saved(t, strings.Replace(good, "linux", "windows", 1)), images.ErrUnsupported},
+		"digests of another kind":         {saved(t, strings.Replace(good, digest.Of([]byte(sh)), "sha512:"+strings.Repeat("0", 128), 1)), images.ErrUnsupported},
+		"digests that are none":           {saved(t, strings.Replace(good, digest.Of([]byte(sh)), "../../x", 1)), images.ErrInvalid},
+		"too many entries":                {imagetest.Archive(t, many...), images.ErrRefused},
+		"no archive":                      {[]byte(strings.Repeat("no archive", 100)), images.ErrInvalid},
+		"compressed":                      {imagetest.Gzip(t, saved(t, "")), images.ErrUnsupported},
+		"empty":                           {nil, images.ErrInvalid},
+	} {
+		path := filepath.Join(t.TempDir(), "image.tar")
+		if err := os.WriteFile(path, tt.data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s := openStore(t, storeDir(t), func(o *Options) { o.Limits.MetadataBytes = 64 << 10 })
+		_, release, err := s.RootFS(t.Context(), mustParse(t, "docker-archive:"+path))
+		if err == nil {
+			release()
+		}
+		if !errors.Is(err, tt.is) || (err == nil) != (tt.is == nil) {
+			t.Errorf("%s: %v, want %v", what, err, tt.is)
+		}
+		noHalves(t, s)
+	}
+}
+
+// TestImageFaults are images that commands can't run on, and what an image
+// says and must not decide.
+func TestImageFaults(t *testing.T) {
+	noShell := makeImage(t, imageSpec{layers: [][]byte{imagetest.Archive(t, imagetest.File("app", "x"), imagetest.File("etc/passwd", ""))}})
+	dangling := makeImage(t, imageSpec{layers: [][]byte{imagetest.Archive(t, imagetest.Symlink("bin", "usr/bin"), imagetest.Symlink("usr/bin/sh", "dash"))}})
+	loop := makeImage(t, imageSpec{layers: [][]byte{imagetest.Archive(t, imagetest.Symlink("bin", "bin"))}})
+	var tops []imagetest.Item
+	for i := range 200 {
+		tops = append(tops, imagetest.Directory(fmt.Sprint("d", i)))
+	}
+	wide, odd := simple(t, tops...), simple(t, imagetest.Directory("a\nb"))
+	for what, tt := range map[string]struct {
+		image v1.Image
+		is    error
+		says  string
+	}{
+		"no shell":                 {noShell, images.ErrInvalid, "/bin/sh"},
+		"a shell that leads away":  {dangling, images.ErrInvalid, "/bin/sh"},
+		"a shell that is a loop":   {loop, images.ErrInvalid, "/bin/sh"},
+		"no layers":                {makeImage(t, imageSpec{}), images.ErrInvalid, "/bin/sh"},
+		"a root of 200 folders":    {wide, images.ErrRefused, "root folder"},
+		"a line break in its root": {odd, images.ErrRefused, "root folder"},
+	} {
+		s := openStore(t, storeDir(t))
+		_, _, err := s.RootFS(t.Context(), mustParse(t, "oci-layout:"+writeLayout(t, map[string]v1.Image{"": tt.image})))
+		if !errors.Is(err, tt.is) || !strings.Contains(err.Error(), tt.says) {
+			t.Errorf("%s: %v", what, err)
+		}
+		noHalves(t, s)
+	}
+	merged := makeImage(t, imageSpec{layers: [][]byte{imagetest.Archive(t,
+		imagetest.Symlink("bin", "/usr/bin"), imagetest.Symlink("usr/bin/sh", "../../busybox"), imagetest.Item{Header: tar.Header{Typeflag: tar.TypeReg, Name: "busybox", Mode: 0o555}, Content: "x"},
+		imagetest.Symlink("etc", "usr/etc"), imagetest.Directory("usr/etc"), imagetest.Symlink("var", "/nowhere"), imagetest.Symlink("usr/etc/passwd", "/etc/shadow"),
+	)}})
+	s := openStore(t, storeDir(t))
+	root, release := rootfs(t, s, mustParse(t, "oci-layout:"+writeLayout(t, map[string]v1.Image{"": merged})))
+	defer release()
+	if got := read(t, root, "usr/etc/passwd"); !strings.HasPrefix(got, "agent:x:10001:") {
+		t.Errorf("passwd %q", got)
+	}
+	if exists("/nowhere") {
+		t.Error("a link was followed out of the tree")
+	}
+}
+
+func TestArchive(t *testing.T) {
+	reg := newRegistry(t)
+	plain := simple(t, imagetest.File("which", "one"))
+	_, id := digests(t, plain)
+	reg.push(t, "x:1", plain)
+	path := save(t, map[string]v1.Image{"x:1": plain})
+	s := openStore(t, storeDir(t))
+	for _, ref := range []images.Reference{
+		reg.ref(t, "x:1"), mustParse(t, "docker-archive:"+path), mustParse(t, "oci-layout:"+writeLayout(t, map[string]v1.Image{"": plain})),
+	} {
+		var b bytes.Buffer
+		got, err := s.Archive(t.Context(), ref, &b)
+		if err != nil || got != id {
+			t.Errorf("%s: id %s, %v, want %s", ref, got, err, id)
+			continue
+		}
+		// It reads back, by the library and by our own reader, and has no tag.
+		im, err := tarball.Image(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil }, nil)
+		if err != nil {
+			t.Errorf("%s: %v", ref, err)
+			continue
+		}
+		if _, back := digests(t, im); back != id {
+			t.Errorf("%s: reads back as %s", ref, back)
+		}
+		file := filepath.Join(t.TempDir(), "back.tar")
+		if err := os.WriteFile(file, b.Bytes(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		root, release := rootfs(t, openStore(t, storeDir(t)), mustParse(t, "docker-archive:"+file))
+		if read(t, root, "which") != "one" {
+			t.Errorf("%s: the archive holds something else", ref)
+		}
+		release()
+		m, err := tarball.LoadManifest(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil })
+		if err != nil || len(m) != 1 || len(m[0].RepoTags) != 0 {
+			t.Errorf("%s: manifest %+v, %v", ref, m, err)
+		}
+	}
+	if _, err := s.Archive(t.Context(), reg.ref(t, "x:1"), brokenWriter{}); !errors.Is(err, errBrokenLine) {
+		t.Errorf("to a broken writer: %v", err)
+	}
+	dir := writeLayout(t, map[string]v1.Image{"": plain})
+	layers, err := plain.Layers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	hash, err := layers[0].Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(filepath.Join(dir, "blobs/sha256", hash.Hex))
+	if err != nil {
+		t.Fatal(err)
+	}
+	data[len(data)/2] ^= 1
+	if err := os.WriteFile(filepath.Join(dir, "blobs/sha256", hash.Hex), data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Archive(t.Context(), mustParse(t, "oci-layout:"+dir), io.Discard); !errors.Is(err, images.ErrDigest) {
+		t.Errorf("a damaged layer on its way out: %v", err)
+	}
+	noHalves(t, s)
+}
+
+type brokenWriter struct{}
+
+func (brokenWriter) Write([]byte) (int, error) { return 0, errBrokenLine }
+
+// fakeEngine behaves as an engine: it has images by name, hands them out and
+// builds by a function.
+type fakeEngine struct {
+	images map[string]v1.Image // by name
+	saves  int
+	build  func(dir string, progress io.Writer) (v1.Image, error)
+	ill    error
+}
+
+func (e *fakeEngine) ImageID(_ context.Context, name string) (string, error) {
+	if e.ill != nil {
+		return "", e.ill
+	}
+	im, ok := e.images[name]
+	if !ok {
+		return "", fmt.Errorf("%w: %s", images.ErrNotFound, name)
+	}
+	id, err := im.ConfigName()
+	return id.String(), err
+}
+
+func (e *fakeEngine) Save(_ context.Context, id string) (io.ReadCloser, error) {
+	e.saves++
+	for _, im := range e.images {
+		if c, err := im.ConfigName(); err == nil && c.String() == id {
+			r, w := io.Pipe()
+			go func() {
+				ref, err := name.NewTag("x:1")
+				if err == nil {
+					err = tarball.Write(ref, im, w)
+				}
+				w.CloseWithError(err)
+			}()
+			return r, nil
+		}
+	}
+	return nil, fmt.Errorf("%w: %s", images.ErrNotFound, id)
+}
+
+func (e *fakeEngine) Build(_ context.Context, dir string, progress io.Writer) (string, error) {
+	im, err := e.build(dir, progress)
+	if err != nil {
+		return "", err
+	}
+	e.images["built"] = im
+	id, err := im.ConfigName()
+	return id.String(), err
+}
+
+func TestEngine(t *testing.T) {
+	local, remote := simple(t, imagetest.File("which", "local")), simple(t, imagetest.File("which", "remote"))
+	_, id := digests(t, local)
+	reg := newRegistry(t)
+	reg.push(t, "x:1", remote)
+	ref := reg.ref(t, "x:1")
+	e := &fakeEngine{images: map[string]v1.Image{ref.Value: local, id: local}}
+	s := openStore(t, storeDir(t), func(o *Options) { o.Engine = e })
+
+	root, release := rootfs(t, s, ref)
+	release()
+	if read(t, root, "which") != "local" || root.Digest != id {
+		t.Errorf("the engine's image is %s with the digest %s, want %s", read(t, root, "which"), root.Digest, id)
+	}
+	again, release := rootfs(t, s, ref)
+	release()
+	byID, release := rootfs(t, s, mustParse(t, id))
+	release()
+	if again.Dir != root.Dir || byID.Dir != root.Dir || e.saves != 2 {
+		t.Errorf("saved %d times, want once a reference", e.saves)
+	}
+	// The user builds it anew: the engine's is what the name means now.
+	newer := simple(t, imagetest.File("which", "newer"))
+	e.images[ref.Value] = newer
+	changed, release := rootfs(t, s, ref)
+	release()
+	if read(t, changed, "which") != "newer" {
+		t.Error("the engine's new image was not taken")
+	}
+	delete(e.images, ref.Value)
+	pulled, release := rootfs(t, s, ref)
+	release()
+	if read(t, pulled, "which") != "remote" {
+		t.Error("what the engine lacks was not pulled")
+	}
+	// Each is removed by its name.
+	if done, err := s.Remove(t.Context(), ref); err != nil || len(done.Images) != 2 {
+		t.Errorf("remove: %+v, %v", done, err)
+	}
+	if _, _, err := s.RootFS(t.Context(), mustParse(t, "sha256:"+strings.Repeat("0", 64))); !errors.Is(err, images.ErrNotFound) {
+		t.Errorf("an unknown id: %v", err)
+	}
+	e.ill = errBrokenLine
+	if _, _, err := s.RootFS(t.Context(), ref); !errors.Is(err, errBrokenLine) {
+		t.Errorf("an engine that is ill: %v", err)
+	}
+	noHalves(t, s)
+}
+
+func TestBuildByEngine(t *testing.T) {
+	dir := t.TempDir()
+	var said []string
+	e := &fakeEngine{images: map[string]v1.Image{}}
+	e.build = func(got string, progress io.Writer) (v1.Image, error) {
+		if got != dir {
+			return nil, fmt.Errorf("%w: folder %s", images.ErrInvalid, got)
+		}
+		io.WriteString(progress, "Step 1/2 : FROM x\nSte")
+		io.WriteString(progress, "p 2/2 : RUN true\n")
+		data, err := os.ReadFile(filepath.Join(dir, "Dockerfile"))
+		return simple(t, imagetest.File("which", string(data))), err
+	}
+	s := openStore(t, storeDir(t), func(o *Options) {
+		o.Engine = e
+		o.Progress = func(p Progress) {
+			if p.Phase == PhaseBuild {
+				said = append(said, p.Text)
+			}
+		}
+	})
+	ref := mustParse(t, "build:"+dir)
+	for _, text := range []string{"FROM one", "FROM two"} {
+		if err := os.WriteFile(filepath.Join(dir, "Dockerfile"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		root, release := rootfs(t, s, ref)
+		release()
+		if got := read(t, root, "which"); got != text {
+			t.Errorf("built %q, want %q", got, text)
+		}
+	}
+	if diff := cmp.Diff([]string{"Step 1/2 : FROM x", "Step 2/2 : RUN true"}, said[:2]); diff != "" {
+		t.Errorf("progress (-want +got):\n%s", diff)
+	}
+	if _, _, err := s.RootFS(t.Context(), mustParse(t, "build:"+dir+"/absent")); !errors.Is(err, images.ErrNotFound) {
+		t.Errorf("absent: %v", err)
+	}
+}
+
+// TestBuildOutside runs programs that stand in for builders: they take the
+// arguments of the real ones and write a docker archive.
+func TestBuildOutside(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("the stand-ins are shell scripts")
+	}
+	bin, dir := t.TempDir(), t.TempDir()
+	prepared := save(t, map[string]v1.Image{"x:1": simple(t, imagetest.File("which", "built"))})
+	script := func(name, text string) string {
+		p := filepath.Join(bin, name)
+		syscall.ForkLock.RLock() // a process that is started meanwhile would keep it open: ETXTBSY
+		err := os.WriteFile(p, []byte("#!/bin/sh\nset -eu\n"+text), 0o700)
+		syscall.ForkLock.RUnlock()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	buildctl := script("buildctl", `echo "$*" > `+bin+`/args; env > `+bin+`/env
+for a; do case $a in type=docker,dest=*) cp `+prepared+` "${a#type=docker,dest=}";; esac; done; echo done`)
+	buildah := script("buildah", `echo "$*" >> `+bin+`/args
+case $1 in
+build) while [ "$1" != --iidfile ]; do shift; done; echo sha256:abc > "$2";;
+push) [ "$2" = sha256:abc ]; cp `+prepared+` "${3#docker-archive:}";;
+esac`)
+	failing := script("failing", `echo 'no such instruction: FORM' >&2; exit 1`)
+	slow := script("slow", `echo started; exec sleep 60`)
+	ref := mustParse(t, "build:"+dir)
+	try := func(change func(o *Options)) (string, error) {
+		s := openStore(t, storeDir(t), change, func(o *Options) { o.BuilderEnv = []string{"PATH=" + os.Getenv("PATH"), "ONLY=this"} })
+		root, release, err := s.RootFS(t.Context(), ref)
+		noHalves(t, s)
+		if err != nil {
+			return "", err
+		}
+		defer release()
+		return read(t, root, "which"), nil
+	}
+	for _, tt := range []struct {
+		change func(o *Options)
+		args   []string
+	}{
+		{func(o *Options) { o.Buildctl = buildctl }, []string{"context=" + dir, "dockerfile=" + dir, "platform=linux/amd64", "force-network-mode=none"}},
+		{func(o *Options) { o.Buildah = buildah }, []string{"--network none", "--platform linux/amd64", dir, "push sha256:abc docker-archive:"}},
+	} {
+		os.Remove(filepath.Join(bin, "args"))
+		if got, err := try(tt.change); err != nil || got != "built" {
+			t.Errorf("built %q, %v", got, err)
+		}
+		args, err := os.ReadFile(filepath.Join(bin, "args"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range tt.args {
+			if !strings.Contains(string(args), want) {
+				t.Errorf("the arguments lack %s: %s", want, args)
+			}
+		}
+	}
+	env, err := os.ReadFile(filepath.Join(bin, "env"))
+	if err != nil || !strings.Contains(string(env), "ONLY=this") || strings.Contains(string(env), "HOME=") {
+		t.Errorf("the builder's environment: %s, %v", env, err)
+	}
+	if _, err := try(func(*Options) {}); !errors.Is(err, images.ErrUnsupported) || !strings.Contains(err.Error(), "buildah") {
+		t.Errorf("no builder: %v", err)
+	}
+	if _, err := try(func(o *Options) { o.Buildctl = failing }); !errors.Is(err, images.ErrInvalid) || !strings.Contains(err.Error(), "no such instruction") {
+		t.Errorf("a build that fails: %v", err)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	s := openStore(t, storeDir(t), func(o *Options) {
+		o.Buildctl = slow
+		o.BuilderEnv = []string{"PATH=" + os.Getenv("PATH")}
+		o.Progress = func(p Progress) {
+			if p.Phase == PhaseBuild {
+				cancel(errBrokenLine)
+			}
+		}
+	})
+	if _, _, err := s.RootFS(ctx, ref); !errors.Is(err, errBrokenLine) {
+		t.Errorf("a build that is cancelled: %v", err)
+	}
+	noHalves(t, s)
+}
+
+func TestChooseEnds(t *testing.T) {
+	h := v1.Hash{Algorithm: "sha256", Hex: strings.Repeat("1", 64)}
+	index := []byte(`{"manifests":[{"digest":"` + h.String() + `"}]}`)
+	_, _, err := choose(t.Context(), index, "linux/amd64", func(context.Context, v1.Descriptor) ([]byte, error) { return index, nil })
+	if !errors.Is(err, images.ErrInvalid) {
+		t.Errorf("an index of itself: %v", err)
+	}
+}

@@ -1,0 +1,924 @@
+package store
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	fake "github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/host"
+	"github.com/caisson-run/caisson/images/internal/digest"
+	"github.com/caisson-run/caisson/images/internal/imagetest"
+	"github.com/caisson-run/caisson/images/layer"
+)
+
+// fakeRegistry is go-containerregistry's registry on loopback, with a hook.
+type fakeRegistry struct {
+	*httptest.Server
+	host     string
+	requests atomic.Int64
+	blobs    atomic.Int64 // GETs of blobs
+	// meddle answers instead of the registry where it returns true.
+	meddle func(w http.ResponseWriter, r *http.Request) bool
+}
+
+func quiet() *log.Logger { //nolint:forbidigo // the servers of tests take no other
+	return log.New(io.Discard, "", 0) //nolint:forbidigo // as above
+}
+
+func newRegistry(t testing.TB) *fakeRegistry {
+	t.Helper()
+	f := &fakeRegistry{}
+	inner := fake.New(fake.Logger(quiet()))
+	f.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		f.requests.Add(1)
+		if r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/") {
+			f.blobs.Add(1)
+		}
+		if f.meddle == nil || !f.meddle(w, r) {
+			inner.ServeHTTP(w, r)
+		}
+	}))
+	f.Config.ErrorLog = quiet()
+	t.Cleanup(f.Close)
+	u, err := url.Parse(f.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.host = u.Host
+	return f
+}
+
+// imageSpec is what an image of the tests is made of.
+type imageSpec struct {
+	layers [][]byte
+	config v1.Config
+	arch   string
+}
+
+var errBrokenLine = errors.New("the line is broken")
+
+// lowLimits are limits that tests can reach.
+var lowLimits = layer.Limits{
+	Bytes: 1 << 20, FileBytes: 256 << 10, Entries: 400, Ratio: 100, RatioFloor: 64 << 10, PathBytes: 1024, Depth: 20, Layers: 8, Top: 20, MetadataBytes: 64 << 10,
+}
+
+func withShell(more ...imagetest.Item) []imagetest.Item {
+	sh := imagetest.File("bin/sh", "#!")
+	sh.Mode = 0o755
+	return append([]imagetest.Item{sh, imagetest.File("etc/passwd", "root:x:0:0::/root:/bin/sh\napp:x:33:33::/app:/bin/sh\n")}, more...)
+}
+
+func makeImage(t testing.TB, s imageSpec) v1.Image {
+	t.Helper()
+	im := mutate.MediaType(empty.Image, types.OCIManifestSchema1)
+	im = mutate.ConfigMediaType(im, types.OCIConfigJSON)
+	for _, data := range s.layers {
+		l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(data)), nil }, tarball.WithMediaType(types.OCILayer))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if im, err = mutate.AppendLayers(im, l); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := im.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c = c.DeepCopy()
+	c.OS, c.Architecture, c.Config = "linux", "amd64", s.config
+	if s.arch != "" {
+		c.Architecture = s.arch
+	}
+	c.Created = v1.Time{Time: time.Unix(1_500_000_000, 0).UTC()}
+	if im, err = mutate.ConfigFile(im, c); err != nil {
+		t.Fatal(err)
+	}
+	return im
+}
+
+func simple(t testing.TB, more ...imagetest.Item) v1.Image {
+	t.Helper()
+	return makeImage(t, imageSpec{layers: [][]byte{imagetest.Archive(t, withShell()...), imagetest.Archive(t, more...)}})
+}
+
+func (f *fakeRegistry) push(t testing.TB, where string, im v1.Image) (digest string) {
+	t.Helper()
+	ref, err := name.ParseReference(f.host + "/" + where)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := remote.Write(ref, im); err != nil {
+		t.Fatal(err)
+	}
+	h, err := im.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h.String()
+}
+
+func (f *fakeRegistry) ref(t testing.TB, where string) images.Reference {
+	t.Helper()
+	return mustParse(t, f.host+"/"+where)
+}
+
+func mustParse(t testing.TB, text string) images.Reference {
+	t.Helper()
+	ref, err := images.ParseReference(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ref
+}
+
+func openStore(t testing.TB, dir string, change ...func(*Options)) *Store {
+	t.Helper()
+	o := Options{Dir: dir, Platform: "linux/amd64", Keychain: anonymous{}}
+	for _, c := range change {
+		c(&o)
+	}
+	s, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+type anonymous struct{}
+
+func (anonymous) Resolve(authn.Resource) (authn.Authenticator, error) { return authn.Anonymous, nil }
+
+func storeDir(t testing.TB) string { t.Helper(); return filepath.Join(t.TempDir(), "store") }
+
+// rootfs takes an image and checks what is true of every root.
+func rootfs(t testing.TB, s *Store, ref images.Reference) (*images.RootFS, func()) {
+	t.Helper()
+	root, release, err := s.RootFS(context.Background(), ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if root.Reference != ref || !digest.Valid(root.Digest) {
+		t.Errorf("root of %s with the digest %s", root.Reference, root.Digest)
+	}
+	if err := host.WriteSkeleton(root, t.TempDir()); err != nil {
+		t.Errorf("skeleton of %s: %v", ref, err)
+	}
+	return root, release
+}
+
+// read reads a file of a root.
+func read(t testing.TB, root *images.RootFS, name string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(root.Dir, name))
+	if err != nil {
+		t.Error(err)
+	}
+	return string(data)
+}
+
+func TestPullAndPin(t *testing.T) {
+	reg := newRegistry(t)
+	one := reg.push(t, "team/tool:v1", simple(t, imagetest.File("which", "one")))
+	s := openStore(t, storeDir(t))
+	ref := reg.ref(t, "team/tool:v1")
+	root, release := rootfs(t, s, ref)
+	defer release()
+	if root.Digest != one || read(t, root, "which") != "one" {
+		t.Errorf("digest %s, want %s", root.Digest, one)
+	}
+
+	// The tag moves; the pin holds, and so does the other spelling of the name.
+	two := reg.push(t, "team/tool:v1", simple(t, imagetest.File("which", "two")))
+	again, release2 := rootfs(t, s, ref)
+	release2()
+	if again.Digest != one || again.Dir != root.Dir {
+		t.Errorf("after the tag moved: %s", again.Digest)
+	}
+	// Another store on the same folder has the pin.
+	reg.meddle = func(w http.ResponseWriter, _ *http.Request) bool {
+		http.Error(w, "down", http.StatusServiceUnavailable)
+		return true
+	}
+	other, release3 := rootfs(t, openStore(t, s.o.Dir), ref)
+	release3()
+	if other.Digest != one {
+		t.Errorf("offline: %s", other.Digest)
+	}
+	if _, err := s.Pull(t.Context(), ref); !errors.Is(err, images.ErrUnreachable) {
+		t.Errorf("pull while the registry is down: %v", err)
+	}
+	reg.meddle = nil
+
+	// A pull that finds something else and can't have it leaves the pin.
+	reg.meddle = blobOf(func(w http.ResponseWriter, _ int64) { http.Error(w, "gone", http.StatusNotFound) })
+	if _, err := s.Pull(t.Context(), ref); !errors.Is(err, images.ErrNotFound) {
+		t.Errorf("pull of an image without layers: %v", err)
+	}
+	reg.meddle = nil
+	still, release7 := rootfs(t, s, ref)
+	release7()
+	if still.Digest != one {
+		t.Errorf("after a pull that failed: %s", still.Digest)
+	}
+
+	im, err := s.Pull(t.Context(), ref)
+	if err != nil || im.Digest != two || !im.Unpacked {
+		t.Fatalf("pull: %+v, %v", im, err)
+	}
+	moved, release4 := rootfs(t, s, ref)
+	defer release4()
+	if moved.Digest != two || read(t, moved, "which") != "two" || read(t, root, "which") != "one" {
+		t.Errorf("after a pull: %s", moved.Digest)
+	}
+
+	// By digest, the old one is still to be had; with tag and digest too.
+	byDigest, release5 := rootfs(t, s, reg.ref(t, "team/tool@"+one))
+	release5()
+	both, release6 := rootfs(t, s, reg.ref(t, "team/tool:v1@"+one))
+	release6()
+	if byDigest.Digest != one || both.Digest != one || byDigest.Dir != root.Dir {
+		t.Errorf("by digest: %s and %s, want %s", byDigest.Digest, both.Digest, one)
+	}
+}
+
+func TestRootFSOfAnImage(t *testing.T) {
+	shadow := imagetest.File("etc/shadow", "root:*:\n")
+	shadow.Mode = 0o600
+	im := makeImage(t, imageSpec{
+		layers: [][]byte{imagetest.Archive(t, withShell(
+			shadow, imagetest.Symlink("lib", "usr/lib"), imagetest.Directory("usr/lib"), imagetest.Directory("var/tmp"), imagetest.Directory("tmp"), imagetest.File("tmp/left", "x"), imagetest.File("home/app/.profile", "x"),
+			imagetest.Symlink("data", "var/data"), imagetest.File("etc/group", "root:x:0:\n"), imagetest.Special(tar.TypeChar, "dev/null"), imagetest.Special(tar.TypeFifo, "srv/pipe"),
+		)...)},
+		config: v1.Config{
+			Env: []string{"PATH=/opt/bin:/bin", "LANG=C", "broken", "=x", "NUL=a\x00b"}, User: "root", Entrypoint: []string{"/bin/false"},
+			Healthcheck: &v1.HealthConfig{Test: []string{"CMD", "/bin/false"}}, OnBuild: []string{"RUN false"}, WorkingDir: "/proc/self/fd/7",
+			Volumes: map[string]struct{}{"/data": {}, "/tmp/x": {}, "/new/one": {}, "relative": {}, "/usr": {}, "/../up": {}, "/bin/sh": {}},
+		},
+	})
+	reg := newRegistry(t)
+	reg.push(t, "x:1", im)
+	s := openStore(t, storeDir(t))
+	root, release := rootfs(t, s, reg.ref(t, "x:1"))
+	defer release()
+
+	if diff := cmp.Diff([]string{"PATH=/opt/bin:/bin", "LANG=C"}, root.Env); diff != "" {
+		t.Errorf("environment (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"/new/one", "/up", "/var/data"}, root.Volumes); diff != "" {
+		t.Errorf("volumes (-want +got):\n%s", diff)
+	}
+	for _, v := range root.Volumes {
+		if info, err := os.Lstat(root.Dir + v); err != nil || !info.IsDir() {
+			t.Errorf("volume %s has no folder: %v", v, err)
+		}
+	}
+	wantBinds := map[string]string{"/bin": "/bin", "/etc": "/etc", "/usr": "/usr", "/var": "/var", "/srv": "/srv", "/new": "/new", "/up": "/up"}
+	binds := map[string]string{}
+	for _, b := range root.Binds {
+		binds[b.Path] = strings.TrimPrefix(b.Source, root.Dir)
+	}
+	if diff := cmp.Diff(wantBinds, binds); diff != "" {
+		t.Errorf("binds (-want +got):\n%s", diff)
+	}
+	wantLinks := []images.Symlink{{Path: "/data", Target: "var/data"}, {Path: "/lib", Target: "usr/lib"}}
+	if diff := cmp.Diff(wantLinks, root.Symlinks); diff != "" {
+		t.Errorf("links (-want +got):\n%s", diff)
+	}
+	if got, want := read(t, root, "etc/passwd"), "agent:x:10001:10001:agent:/home/agent:/bin/sh\nroot:x:0:0::/root:/bin/sh\n"; !strings.HasPrefix(got, want) {
+		t.Errorf("passwd %q, want %q first", got, want)
+	}
+	if got := read(t, root, "etc/group"); got != "agent:x:10001:\nroot:x:0:\n" {
+		t.Errorf("group %q", got)
+	}
+	if !strings.Contains(read(t, root, "etc/hosts"), "localhost") {
+		t.Error("no localhost")
+	}
+	if target, err := os.Readlink(filepath.Join(root.Dir, "var/tmp")); err != nil || target != "/tmp" {
+		t.Errorf("/var/tmp is %q, %v", target, err)
+	}
+	if info, err := os.Stat(filepath.Join(root.Dir, "etc/shadow")); err != nil || info.Mode() != 0o644 {
+		t.Errorf("shadow: %v, %v", info, err)
+	}
+	warned := strings.Join(root.Warnings, "\n")
+	for _, want := range []string{`"/usr" was left out`, `"/bin/sh" was left out`, `"/srv/pipe"`, "3 entries of the image's environment"} {
+		if !strings.Contains(warned, want) {
+			t.Errorf("warnings lack %s:\n%s", want, warned)
+		}
+	}
+	if strings.Contains(warned, "/dev/null") {
+		t.Errorf("warned of /dev: %s", warned)
+	}
+}
+
+func TestPlatforms(t *testing.T) {
+	reg := newRegistry(t)
+	arm := makeImage(t, imageSpec{layers: [][]byte{imagetest.Archive(t, withShell(imagetest.File("which", "arm"))...)}, arch: "arm64"})
+	amd := simple(t, imagetest.File("which", "amd"))
+	index := mutate.AppendManifests(empty.Index,
+		mutate.IndexAddendum{Add: arm, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "arm64"}}},
+		mutate.IndexAddendum{Add: amd, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "amd64"}}},
+		mutate.IndexAddendum{Add: amd, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "unknown", Architecture: "unknown"}}},
+	)
+	tag, err := name.ParseReference(reg.host + "/multi:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := remote.WriteIndex(tag, index); err != nil {
+		t.Fatal(err)
+	}
+	indexDigest, err := index.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	reg.push(t, "arm:1", arm)
+
+	dir := storeDir(t)
+	for platform, want := range map[string]string{"linux/amd64": "amd", "linux/arm64": "arm"} {
+		s := openStore(t, dir, func(o *Options) { o.Platform = platform })
+		for _, ref := range []images.Reference{reg.ref(t, "multi:1"), reg.ref(t, "multi@"+indexDigest.String())} {
+			for range 2 { // the second from the cache
+				root, release := rootfs(t, s, ref)
+				if got := read(t, root, "which"); got != want {
+					t.Errorf("%s on %s is %s", ref, platform, got)
+				}
+				release()
+			}
+		}
+	}
+	s := openStore(t, dir, func(o *Options) { o.Platform = "linux/riscv64" })
+	for _, ref := range []images.Reference{reg.ref(t, "multi:1"), reg.ref(t, "arm:1")} {
+		_, _, err = s.RootFS(t.Context(), ref)
+		if !errors.Is(err, images.ErrUnsupported) || !strings.Contains(err.Error(), "linux/riscv64") || !strings.Contains(err.Error(), "linux/arm64") {
+			t.Errorf("%s: %v", ref, err)
+		}
+	}
+}
+
+func TestRegistryFaults(t *testing.T) {
+	reg := newRegistry(t)
+	im := simple(t, imagetest.File("which", "one"))
+	digest := reg.push(t, "x:1", im)
+	other := reg.push(t, "x:2", simple(t, imagetest.File("which", "two")))
+	answer := func(code int) func(w http.ResponseWriter, r *http.Request) bool {
+		return func(w http.ResponseWriter, r *http.Request) bool {
+			if r.URL.Path == "/v2/" {
+				return false
+			}
+			http.Error(w, "no", code)
+			return true
+		}
+	}
+	tests := map[string]struct {
+		where  string
+		meddle func(w http.ResponseWriter, r *http.Request) bool
+		is     error
+		says   string
+	}{
+		"no such tag":        {where: "x:3", is: images.ErrNotFound, says: "check the name"},
+		"no such repository": {where: "y:1", is: images.ErrNotFound},
+		"no such digest":     {where: "x@sha256:" + strings.Repeat("0", 64), is: images.ErrNotFound},
+		"no credentials": {where: "x:1", is: images.ErrUnauthorized, says: "docker login", meddle: func(w http.ResponseWriter, _ *http.Request) bool {
+			w.Header().Set("WWW-Authenticate", `Basic realm="here"`)
+			http.Error(w, "who are you", http.StatusUnauthorized)
+			return true
+		}},
+		"not allowed":       {where: "x:1", is: images.ErrUnauthorized, meddle: answer(http.StatusForbidden)},
+		"too many requests": {where: "x:1", is: images.ErrUnreachable, says: "too many requests", meddle: answer(http.StatusTooManyRequests)},
+		"broken":            {where: "x:1", is: images.ErrUnreachable, says: "500", meddle: answer(http.StatusInternalServerError)},
+		"another manifest than its digest": {where: "x@" + digest, is: images.ErrDigest, meddle: func(w http.ResponseWriter, r *http.Request) bool {
+			if !strings.Contains(r.URL.Path, "/manifests/") || strings.Contains(r.URL.Path, other) {
+				return false
+			}
+			http.Redirect(w, r, "/v2/x/manifests/"+other, http.StatusTemporaryRedirect)
+			return true
+		}},
+		"a manifest without end": {where: "x:1", is: images.ErrRefused, meddle: func(w http.ResponseWriter, r *http.Request) bool {
+			if !strings.Contains(r.URL.Path, "/manifests/") {
+				return false
+			}
+			w.Header().Set("Content-Type", string(types.OCIManifestSchema1))
+			for range 100 << 20 / 4096 {
+				if _, err := w.Write(make([]byte, 4096)); err != nil {
+					break
+				}
+			}
+			return true
+		}},
+		"a manifest that is none":       {where: "x:1", is: images.ErrInvalid, meddle: manifestOf(`not json`)},
+		"a manifest that is an index":   {where: "x:1", is: images.ErrInvalid, says: "index too", meddle: manifestOf(`{"manifests":[],"config":{}}`)},
+		"schema 1":                      {where: "x:1", is: images.ErrUnsupported, says: "schema 1", meddle: manifestOf(`{"schemaVersion":1}`)},
+		"an index of nothing":           {where: "x:1", is: images.ErrNotFound, meddle: manifestOf(`{"manifests":[{"mediaType":"application/vnd.oci.image.index.v1+json","digest":"sha256:` + strings.Repeat("1", 64) + `","size":1}]}`)},
+		"no image but another artifact": {where: "x:1", is: images.ErrInvalid, says: "no container image", meddle: manifestOf(`{"config":{"mediaType":"application/vnd.cncf.helm.config.v1+json","digest":"sha256:` + strings.Repeat("1", 64) + `","size":1},"layers":[]}`)},
+		"a configuration of a gigabyte": {where: "x:1", is: images.ErrRefused, meddle: manifestOf(`{"config":{"digest":"sha256:` + strings.Repeat("1", 64) + `","size":1000000000},"layers":[]}`)},
+		"a layer of a negative size":    {where: "x:1", is: images.ErrNotFound, meddle: manifestOf(`{"config":{"digest":"sha256:` + strings.Repeat("1", 64) + `","size":10},"layers":[{"digest":"sha256:` + strings.Repeat("2", 64) + `","size":-1}]}`)},
+		"layers that are other content": {where: "x:1", is: images.ErrDigest, meddle: blobOf(func(w http.ResponseWriter, n int64) { io.CopyN(w, imagetest.Zeros{}, n) })},
+		"layers that end early": {where: "x:1", is: images.ErrUnreachable, meddle: blobOf(func(w http.ResponseWriter, n int64) {
+			w.Header().Set("Content-Length", fmt.Sprint(n))
+			io.CopyN(w, imagetest.Zeros{}, n/2)
+		})},
+		"layers longer than announced": {where: "x:1", is: images.ErrDigest, meddle: blobOf(func(w http.ResponseWriter, n int64) { io.CopyN(w, imagetest.Zeros{}, n+10<<20) })},
+		"layers that are gone":         {where: "x:1", is: images.ErrNotFound, meddle: blobOf(func(w http.ResponseWriter, _ int64) { http.Error(w, "gone", http.StatusNotFound) })},
+	}
+	for what, tt := range tests {
+		t.Run(what, func(t *testing.T) {
+			reg.meddle = tt.meddle
+			defer func() { reg.meddle = nil }()
+			s := openStore(t, storeDir(t), func(o *Options) { o.Limits.MetadataBytes = 1 << 20 })
+			start := time.Now()
+			_, _, err := s.RootFS(t.Context(), reg.ref(t, tt.where))
+			if !errors.Is(err, tt.is) || !strings.Contains(err.Error(), tt.says) {
+				t.Errorf("%v, want %v that says %q", err, tt.is, tt.says)
+			}
+			if took := time.Since(start); took > time.Minute {
+				t.Errorf("took %v", took)
+			}
+			noHalves(t, s)
+			reg.meddle = nil
+			if tt.where == "x:1" { // nothing of it sticks
+				root, release := rootfs(t, s, reg.ref(t, "x:1"))
+				release()
+				if root.Digest != digest {
+					t.Errorf("afterwards: %s", root.Digest)
+				}
+			}
+		})
+	}
+}
+
+func manifestOf(text string) func(http.ResponseWriter, *http.Request) bool {
+	return func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.Contains(r.URL.Path, "/manifests/") || strings.Contains(r.URL.Path, "sha256:") {
+			return false
+		}
+		w.Header().Set("Content-Type", string(types.OCIManifestSchema1))
+		io.WriteString(w, text)
+		return true
+	}
+}
+
+// blobOf meddles with blobs that are no configuration: JSON passes.
+func blobOf(answer func(w http.ResponseWriter, size int64)) func(http.ResponseWriter, *http.Request) bool {
+	return func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method != http.MethodGet || !strings.Contains(r.URL.Path, "/blobs/") || r.UserAgent() == "inside" {
+			return false
+		}
+		req, err := http.NewRequest(http.MethodGet, "http://"+r.Host+r.URL.Path, nil)
+		if err != nil {
+			return false
+		}
+		req.Header.Set("User-Agent", "inside")
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return false
+		}
+		defer resp.Body.Close()
+		data, _ := io.ReadAll(resp.Body)
+		if json.Valid(data) {
+			w.Write(data)
+			return true
+		}
+		answer(w, int64(len(data)))
+		return true
+	}
+}
+
+// noHalves says that a store holds nothing half made.
+func noHalves(t testing.TB, s *Store) {
+	t.Helper()
+	entries, err := os.ReadDir(filepath.Join(s.o.Dir, "tmp"))
+	if err != nil || len(entries) != 0 {
+		t.Errorf("temporary: %v, %v", entries, err)
+	}
+	trees, err := os.ReadDir(filepath.Join(s.o.Dir, "trees"))
+	if err != nil {
+		t.Error(err)
+	}
+	for _, e := range trees {
+		if !exists(filepath.Join(s.treePath(e.Name()), "facts.json")) {
+			t.Errorf("half a tree: %s", e.Name())
+		}
+	}
+	blobs, err := os.ReadDir(filepath.Join(s.o.Dir, "blobs", "sha256"))
+	if err != nil {
+		t.Error(err)
+	}
+	for _, e := range blobs {
+		data, err := os.ReadFile(filepath.Join(s.o.Dir, "blobs", "sha256", e.Name()))
+		if err != nil || digest.Hex(digest.Of(data)) != e.Name() {
+			t.Errorf("blob %s is not what it says: %v", e.Name(), err)
+		}
+	}
+}
+
+func TestUnreachable(t *testing.T) {
+	// A port that nobody listens on, nor is given by chance, and one that says nothing.
+	const host = "127.0.0.1:1"
+	release := make(chan struct{})
+	mute := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }))
+	defer mute.Close()
+	defer close(release)
+	s := openStore(t, storeDir(t), func(o *Options) { o.ResolveTimeout = 300 * time.Millisecond })
+	for _, h := range []string{host, strings.TrimPrefix(mute.URL, "http://")} {
+		_, _, err := s.RootFS(t.Context(), mustParse(t, h+"/x:1"))
+		if !errors.Is(err, images.ErrUnreachable) || !strings.Contains(err.Error(), "check the network") {
+			t.Errorf("%s: %v", h, err)
+		}
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errBrokenLine)
+	if _, _, err := s.RootFS(ctx, mustParse(t, host+"/x:1")); !errors.Is(err, errBrokenLine) {
+		t.Errorf("cancelled: %v", err)
+	}
+	noHalves(t, s)
+}
+
+func TestIdleDownload(t *testing.T) {
+	reg := newRegistry(t)
+	reg.push(t, "x:1", simple(t))
+	stop := make(chan struct{})
+	defer close(stop)
+	reg.meddle = blobOf(func(w http.ResponseWriter, n int64) {
+		w.Header().Set("Content-Length", fmt.Sprint(n))
+		w.Write([]byte{0x1f})
+		w.(http.Flusher).Flush()
+		<-stop
+	})
+	s := openStore(t, storeDir(t), func(o *Options) { o.IdleTimeout = 100 * time.Millisecond })
+	if _, _, err := s.RootFS(t.Context(), reg.ref(t, "x:1")); !errors.Is(err, images.ErrUnreachable) || !strings.Contains(err.Error(), "nothing came for") {
+		t.Errorf("a download that stands still: %v", err)
+	}
+	noHalves(t, s)
+}
+
+func TestPlainHTTP(t *testing.T) {
+	for host, want := range map[string]bool{
+		"localhost:5000": true, "127.0.0.1:5000": true, "127.1.2.3": true, "[::1]:5000": true, "::1": true,
+		"10.0.0.1:5000": false, "192.168.1.1": false, "index.docker.io": false, "registry.local": false, "localhost.example.com": false,
+		"in.lan:5000": true, "out.lan": true, "out.lan:80": true, "in.lan": false,
+	} {
+		if got := plainHTTP(host, []string{"in.lan:5000", "out.lan"}); got != want {
+			t.Errorf("%s: %v", host, got)
+		}
+	}
+	reg := newRegistry(t)
+	reg.push(t, "x:1", simple(t))
+	// Every request goes to the registry, whoever it is for: the client itself
+	// would ask a private address without TLS.
+	var asked atomic.Int64
+	there := roundTripper(func(r *http.Request) (*http.Response, error) {
+		if r.URL.Scheme == "https" {
+			return nil, errors.New("no TLS here")
+		}
+		asked.Add(1)
+		r = r.Clone(r.Context())
+		r.URL.Host = reg.host
+		return http.DefaultTransport.RoundTrip(r)
+	})
+	s := openStore(t, storeDir(t), func(o *Options) { o.Transport = there })
+	ref := mustParse(t, "10.1.2.3:5000/x:1")
+	if _, _, err := s.RootFS(t.Context(), ref); err == nil || asked.Load() != 0 {
+		t.Errorf("a private address was asked %d times without TLS: %v", asked.Load(), err)
+	}
+	s = openStore(t, storeDir(t), func(o *Options) { o.Transport, o.PlainHTTP = there, []string{"10.1.2.3:5000"} })
+	_, release := rootfs(t, s, ref)
+	release()
+	if asked.Load() == 0 {
+		t.Error("the registry was never asked: the test shows nothing")
+	}
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (r roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { return r(req) }
+
+func TestRetry(t *testing.T) {
+	reg := newRegistry(t)
+	reg.push(t, "x:1", simple(t))
+	var broken atomic.Int64
+	reg.meddle = func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/") && broken.Add(1)%2 == 1 {
+			w.Header().Set("Content-Length", "1000")
+			w.Write([]byte("cut"))
+			return true
+		}
+		return false
+	}
+	s := openStore(t, storeDir(t))
+	if _, release, err := s.RootFS(t.Context(), reg.ref(t, "x:1")); err == nil {
+		release()
+	} else if !errors.Is(err, images.ErrUnreachable) && !errors.Is(err, images.ErrDigest) {
+		t.Fatal(err)
+	}
+	reg.meddle = nil
+	_, release := rootfs(t, s, reg.ref(t, "x:1"))
+	release()
+	noHalves(t, s)
+}
+
+func TestManyAtOnce(t *testing.T) {
+	reg := newRegistry(t)
+	reg.push(t, "x:1", simple(t, imagetest.File("a", strings.Repeat("x", 10_000))))
+	var unpacking atomic.Int64
+	dir := storeDir(t)
+	var group sync.WaitGroup
+	dirs := make([]string, 30)
+	for i := range dirs {
+		group.Go(func() {
+			s := openStore(t, dir, func(o *Options) {
+				o.Progress = func(p Progress) {
+					if p.Phase == PhaseUnpack && p.Done == p.Total {
+						unpacking.Add(1)
+					}
+				}
+			})
+			root, release, err := s.RootFS(context.Background(), reg.ref(t, "x:1"))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			dirs[i] = root.Dir
+			release()
+		})
+	}
+	group.Wait()
+	if len(slices.Compact(slices.Sorted(slices.Values(dirs)))) != 1 {
+		t.Errorf("the roots are %q", dirs)
+	}
+	if n := unpacking.Load(); n != 2 {
+		t.Errorf("%d layers were unpacked, want 2: once", n)
+	}
+	noHalves(t, openStore(t, dir))
+}
+
+func TestProgress(t *testing.T) {
+	reg := newRegistry(t)
+	reg.push(t, "x:1", simple(t, imagetest.File("a", strings.Repeat("x", 10_000))))
+	var phases []Phase
+	last := map[string]Progress{}
+	s := openStore(t, storeDir(t), func(o *Options) {
+		o.Progress = func(p Progress) {
+			if len(phases) == 0 || phases[len(phases)-1] != p.Phase {
+				phases = append(phases, p.Phase)
+			}
+			last[string(p.Phase)+p.Digest] = p
+		}
+	})
+	_, release := rootfs(t, s, reg.ref(t, "x:1"))
+	release()
+	if diff := cmp.Diff([]Phase{PhaseResolve, PhaseDownload, PhaseUnpack, PhaseDone}, phases); diff != "" {
+		t.Errorf("phases (-want +got):\n%s", diff)
+	}
+	for _, p := range last {
+		if p.Digest != "" && (p.Done != p.Total || p.Total == 0) {
+			t.Errorf("the last of %s %s is %d of %d", p.Phase, p.Digest, p.Done, p.Total)
+		}
+	}
+	if len(last) != 6 {
+		t.Errorf("%d kinds of report", len(last))
+	}
+}
+
+func TestListRemovePrune(t *testing.T) {
+	reg := newRegistry(t)
+	reg.push(t, "x:1", simple(t, imagetest.File("a", strings.Repeat("1", 5000))))
+	reg.push(t, "y:1", simple(t, imagetest.File("a", strings.Repeat("2", 5000))))
+	s := openStore(t, storeDir(t))
+	x, y := reg.ref(t, "x:1"), reg.ref(t, "y:1")
+	xRoot, releaseX := rootfs(t, s, x)
+	yRoot, releaseY := rootfs(t, s, y)
+	releaseY()
+	list, err := s.List(t.Context())
+	if err != nil || len(list) != 2 {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	for i, want := range []images.Image{{Reference: x, Digest: xRoot.Digest, InUse: true}, {Reference: y, Digest: yRoot.Digest}} {
+		got := list[i]
+		if got.Reference != want.Reference || got.Digest != want.Digest || got.InUse != want.InUse || !got.Unpacked || got.Platform != "linux/amd64" ||
+			got.Size < 5000 || got.Created.Unix() != 1_500_000_000 || time.Since(got.Used) > time.Minute || time.Since(got.Pulled) > time.Minute {
+			t.Errorf("image %d is %+v", i, got)
+		}
+	}
+
+	// In use: neither removed nor pruned, by this store or another.
+	other := openStore(t, s.o.Dir)
+	if _, err := other.Remove(t.Context(), x); !errors.Is(err, images.ErrInUse) {
+		t.Errorf("remove what is in use: %v", err)
+	}
+	done, err := other.Prune(t.Context(), 0)
+	if err != nil || len(done.Images) != 1 || len(done.Kept) != 1 || done.Images[0].Reference != y || done.Bytes < 5000 {
+		t.Errorf("prune: %+v, %v", done, err)
+	}
+	if read(t, xRoot, "a") != strings.Repeat("1", 5000) || exists(yRoot.Dir) {
+		t.Error("the wrong one went")
+	}
+	if done, err := s.Prune(t.Context(), time.Hour); err != nil || len(done.Images) != 0 || len(done.Kept) != 0 {
+		t.Errorf("prune of what was used an hour ago: %+v, %v", done, err)
+	}
+	releaseX()
+	releaseX() // twice is no harm
+	done, err = other.Remove(t.Context(), x)
+	if err != nil || len(done.Images) != 1 || done.Bytes < 5000 {
+		t.Errorf("remove: %+v, %v", done, err)
+	}
+	if _, err := other.Remove(t.Context(), x); !errors.Is(err, images.ErrNotFound) {
+		t.Errorf("remove twice: %v", err)
+	}
+	for _, sub := range []string{"trees", "blobs/sha256", "refs", "tmp"} {
+		if entries, err := os.ReadDir(filepath.Join(s.o.Dir, sub)); err != nil || len(entries) != 0 {
+			t.Errorf("left in %s: %v, %v", sub, entries, err)
+		}
+	}
+	// And it can be had again.
+	_, release := rootfs(t, s, x)
+	release()
+}
+
+func TestSharedContentStays(t *testing.T) {
+	reg := newRegistry(t)
+	im := simple(t, imagetest.File("a", "x"))
+	reg.push(t, "x:1", im)
+	reg.push(t, "y:1", im)
+	s := openStore(t, storeDir(t))
+	root, release := rootfs(t, s, reg.ref(t, "x:1"))
+	release()
+	same, release := rootfs(t, s, reg.ref(t, "y:1"))
+	release()
+	if root.Dir != same.Dir {
+		t.Error("one content is unpacked twice")
+	}
+	if _, err := s.Remove(t.Context(), reg.ref(t, "x:1")); err != nil {
+		t.Fatal(err)
+	}
+	reg.Close()
+	again, release := rootfs(t, s, reg.ref(t, "y:1"))
+	release()
+	if read(t, again, "a") != "x" {
+		t.Error("content that another image needs is gone")
+	}
+}
+
+func TestDamagedStore(t *testing.T) {
+	reg := newRegistry(t)
+	reg.push(t, "x:1", simple(t))
+	s := openStore(t, storeDir(t))
+	ref := reg.ref(t, "x:1")
+	_, release := rootfs(t, s, ref)
+	release()
+	refs, err := filepath.Glob(filepath.Join(s.o.Dir, "refs", "*"))
+	if err != nil || len(refs) != 1 {
+		t.Fatal(refs, err)
+	}
+	for _, text := range []string{"", "{", `{"version":99}`, `{"version":1,"digest":"../../etc","id":"x","tree":"../.."}`} {
+		if err := os.WriteFile(refs[0], []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if list, err := s.List(t.Context()); err != nil || len(list) != 0 {
+			t.Errorf("list with %q: %v, %v", text, list, err)
+		}
+		_, release := rootfs(t, s, ref)
+		release()
+	}
+	// Blobs that were lost, or are other bytes now, are fetched again.
+	blobs, err := filepath.Glob(filepath.Join(s.o.Dir, "blobs/sha256/*"))
+	if err != nil || len(blobs) != 4 {
+		t.Fatal(blobs, err)
+	}
+	trees, err := filepath.Glob(filepath.Join(s.o.Dir, "trees/*"))
+	if err != nil || len(trees) != 1 {
+		t.Fatal(trees, err)
+	}
+	for i, b := range blobs {
+		if i%2 == 0 {
+			err = os.Remove(b)
+		} else {
+			err = os.WriteFile(b, []byte("other"), 0o600)
+		}
+		if err := errors.Join(err, os.RemoveAll(trees[0])); err != nil {
+			t.Fatal(err)
+		}
+		root, release := rootfs(t, s, ref)
+		release()
+		if data, err := os.ReadFile(b); err != nil || digest.Of(data) != "sha256:"+filepath.Base(b) || !exists(root.Dir) {
+			t.Errorf("blob %s is %q, %v", b, data, err)
+		}
+	}
+
+	// After a boot a tree is walked once: a whole one is kept, one that lost
+	// something to a power cut is made anew.
+	root, release := rootfs(t, s, ref)
+	release()
+	boot := func() {
+		f, err := s.factsOf(filepath.Base(trees[0]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Boot = "another"
+		data, err := json.Marshal(f)
+		if err := errors.Join(err, os.WriteFile(filepath.Join(trees[0], "facts.json"), data, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for what, harm := range map[string]func() error{
+		"nothing":          func() error { return nil },
+		"a file is short":  func() error { return os.Truncate(filepath.Join(root.Dir, "bin/sh"), 0) },
+		"a file is gone":   func() error { return os.Remove(filepath.Join(root.Dir, "bin/sh")) },
+		"facts are broken": func() error { return os.Truncate(filepath.Join(trees[0], "facts.json"), 5) },
+		"facts are gone":   func() error { return os.Remove(filepath.Join(trees[0], "facts.json")) },
+	} {
+		boot()
+		mark := filepath.Join(root.Dir, "etc")
+		if err := errors.Join(os.Chtimes(mark, time.Time{}, time.Unix(1, 0)), harm()); err != nil {
+			t.Fatal(err)
+		}
+		again, release := rootfs(t, s, ref)
+		release()
+		info, err := os.Stat(mark)
+		if err != nil || (info.ModTime().Unix() == 1) != (what == "nothing") || read(t, again, "bin/sh") != "#!" {
+			t.Errorf("%s: the tree is of %v, %v", what, info.ModTime(), err)
+		}
+	}
+
+	for what, dir := range map[string]func(dir string) error{
+		"writable for others": func(dir string) error { return errors.Join(os.Mkdir(dir, 0o700), os.Chmod(dir, 0o777)) },
+		"a link":              func(dir string) error { return os.Symlink(t.TempDir(), dir) },
+		"a file":              func(dir string) error { return os.WriteFile(dir, nil, 0o600) },
+	} {
+		dir2 := storeDir(t)
+		if err := dir(dir2); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := New(Options{Dir: dir2}); err == nil {
+			t.Errorf("a store in %s", what)
+		}
+	}
+}
+
+func TestNewStoreErrors(t *testing.T) {
+	for what, o := range map[string]Options{
+		"no folder":          {},
+		"a relative folder":  {Dir: "x"},
+		"a platform":         {Dir: storeDir(t), Platform: "amd64"},
+		"a relative builder": {Dir: storeDir(t), Buildah: "buildah"},
+		"an account":         {Dir: storeDir(t), Accounts: []Account{{Name: "a:b", Home: "/"}}},
+	} {
+		if _, err := New(o); !errors.Is(err, images.ErrInvalid) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+func TestResolve(t *testing.T) {
+	reg := newRegistry(t)
+	digest := reg.push(t, "x:1", makeImage(t, imageSpec{
+		layers: [][]byte{imagetest.Archive(t, withShell()...)}, config: v1.Config{Env: []string{"A=b"}, Volumes: map[string]struct{}{"/data": {}}},
+	}))
+	s := openStore(t, storeDir(t))
+	before := reg.blobs.Load()
+	im, err := s.Resolve(t.Context(), reg.ref(t, "x:1"))
+	if err != nil || im.Digest != digest || im.Unpacked || !slices.Equal(im.Env, []string{"A=b"}) || !slices.Equal(im.Volumes, []string{"/data"}) {
+		t.Errorf("%+v, %v", im, err)
+	}
+	if n := reg.blobs.Load() - before; n != 1 {
+		t.Errorf("%d blobs were fetched, want the configuration alone", n)
+	}
+	// It is pinned.
+	asked := reg.requests.Load()
+	if again, err := s.Resolve(t.Context(), reg.ref(t, "x:1")); err != nil || again.Digest != digest || reg.requests.Load() != asked {
+		t.Errorf("again: %s, %v, %d requests", again.Digest, err, reg.requests.Load()-asked)
+	}
+	if _, err := s.Resolve(t.Context(), reg.ref(t, "y:1")); !errors.Is(err, images.ErrNotFound) {
+		t.Errorf("absent: %v", err)
+	}
+	if _, err := s.Resolve(t.Context(), images.Reference{Scheme: images.SchemeHost}); !errors.Is(err, images.ErrUnsupported) {
+		t.Errorf("host: %v", err)
+	}
+}
