@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/caisson-run/caisson/tools"
@@ -99,6 +100,56 @@ func TestWhatRunsIsWhatWasApproved(t *testing.T) {
 		}
 		if err := d.Close(t.Context()); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// TestDeclaredApprovalCoversScripts: an answer about a declared tool covers the
+// scripts that its command runs, as one about the shell does.
+func TestDeclaredApprovalCoversScripts(t *testing.T) {
+	dir := t.TempDir()
+	if err := errors.Join(os.WriteFile(dir+"/run.sh", nil, 0o600), os.Mkdir(dir+"/sub", 0o700), os.WriteFile(dir+"/sub/run.sh", nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	root, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close() //nolint:errcheck // only read
+	view, err := workspace.NewReader(root, workspace.ReaderOptions{ContainerPath: "/workspace"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	project := func(d Declared, input string) (tools.Projection, error) {
+		t.Helper()
+		d.Name, d.Description, d.InputSchema = "probe", "A probe.", json.RawMessage(oneArgument)
+		factory, err := NewDeclared(noRunner, d, Options{View: view})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return factory().(tools.Projector).Project(t.Context(), &tools.Call{ID: "a", Name: "probe", Input: json.RawMessage(input)})
+	}
+	for want, declared := range map[string][]Declared{
+		"run.sh": {
+			{Template: Template{Argv: []string{"./run.sh"}}},
+			{Template: Template{Argv: []string{"sh", "{{file}}"}}},
+			{Template: Template{Script: "ls; sh run.sh"}},
+		},
+		"sub/run.sh": {
+			{Template: Template{Argv: []string{"./run.sh"}}, Dir: "sub"},
+			{Template: Template{Script: "sh run.sh"}, Dir: "sub"},
+		},
+	} {
+		for _, d := range declared {
+			shown, err := project(d, `{"file":"run.sh"}`)
+			if err != nil || !slices.Equal(shown.Covers, []string{want}) || shown.State == "" {
+				t.Errorf("%+v covers %q, want %q, %v", d, shown.Covers, want, err)
+			}
+		}
+	}
+	for _, input := range []string{`{"file":{}}`, `{"file":"--help"}`} {
+		if shown, err := project(Declared{Template: Template{Argv: []string{"sh", "{{file}}"}}}, input); err == nil || shown.State != "" {
+			t.Errorf("%s is refused when it is run, and projected as %+v", input, shown)
 		}
 	}
 }
