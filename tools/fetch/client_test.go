@@ -573,6 +573,27 @@ func TestProxy(t *testing.T) {
 	}
 }
 
+// TestUnreachable: a server or proxy that takes no connection is an outage.
+func TestUnreachable(t *testing.T) {
+	server := httptest.NewServer(http.NotFoundHandler())
+	u := server.URL
+	server.Close()
+	proxy, err := url.Parse(u)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, f := range map[string]*fixture{"server": local(t, Options{}, u), "proxy": newFixture(t, Options{Proxy: proxy}, "http://docs.invalid/")} {
+		address := u
+		if name == "proxy" {
+			address = "http://docs.invalid/"
+		}
+		_, err := f.get(address)
+		if _, known := errors.AsType[*net.OpError](err); !known || reason(err) != "connect" {
+			t.Errorf("%s: %v, want that no connection could be made, and why", name, err)
+		}
+	}
+}
+
 func TestCache(t *testing.T) {
 	var hits atomic.Int64
 	var text atomic.Pointer[string]

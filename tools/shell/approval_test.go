@@ -147,6 +147,15 @@ func TestDeclaredApprovalCoversScripts(t *testing.T) {
 			}
 		}
 	}
+	shell, err := New(noRunner, Options{View: view})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, input := range []string{`{"command":"sh run.sh","cwd":"../other"}`, `{"command":1}`} {
+		if shown, err := shell().(tools.Projector).Project(t.Context(), &tools.Call{Input: json.RawMessage(input)}); err == nil {
+			t.Errorf("%s is refused when it is run, and projected as %+v", input, shown)
+		}
+	}
 	for _, input := range []string{`{"file":{}}`, `{"file":"--help"}`} {
 		if shown, err := project(Declared{Template: Template{Argv: []string{"sh", "{{file}}"}}}, input); err == nil || shown.State != "" {
 			t.Errorf("%s is refused when it is run, and projected as %+v", input, shown)
