@@ -75,7 +75,7 @@ func (j *journal) write(p Payload) error {
 func (j *journal) written(p Payload) (due bool, _ error) {
 	id, err := j.rec.Write(Entry{Turn: j.turn, Parent: j.created, Actor: ActorSystem, Payload: p})
 	if err != nil {
-		return false, err
+		return due, err
 	}
 	if j.created == "" {
 		j.created = id
@@ -127,7 +127,7 @@ func (j *journal) admit(call string) (due bool, _ error) {
 		}
 		d, err := j.begun(e)
 		if err != nil {
-			return false, err
+			return due, err
 		}
 		due = due || d
 	}
@@ -258,18 +258,17 @@ func (j *journal) toolEvent(e tools.Event) error {
 		j.live(Delta{CallID: d.CallID, Stream: d.Stream, Text: d.Text})
 		return nil
 	}
-	return j.synced(func() (bool, error) {
+	return j.synced(func() (due bool, err error) {
 		switch e := e.(type) {
 		case tools.Called:
 			return j.called(e)
 		case tools.Completed:
-			if _, err := j.admit(e.CallID); err != nil {
-				return false, err
-			}
+			_, err = j.admit(e.CallID)
 		case tools.Failed:
-			if _, err := j.admit(e.CallID); err != nil {
-				return false, err
-			}
+			_, err = j.admit(e.CallID)
+		}
+		if err != nil {
+			return due, err
 		}
 		return answered(e), j.toolRecord(e)
 	})

@@ -3,14 +3,18 @@ package runner
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -146,5 +150,212 @@ func TestNothingRunsBehindAnAuditRecordThatIsLost(t *testing.T) {
 	}
 	if n := len(readTrace(t, rec).Records); n != 3 {
 		t.Errorf("%d records", n)
+	}
+}
+
+// TestJournalRecordsWhatCausedWhat writes each kind of record that a journal does,
+// and compares its actor, its turn and the record above it.
+func TestJournalRecordsWhatCausedWhat(t *testing.T) {
+	rec := newTestRecorder(t, RecorderOptions{})
+	var live []Delta
+	j := newJournal(rec, func(d Delta) { live = append(live, d) })
+	own := func(p Payload) func() error { return func() error { return j.write(p) } }
+	ofLoop := func(e loop.Event) func() error { return func() error { return j.loopEvent(e) } }
+	ofTools := func(e tools.Event) func() error { return func() error { return j.toolEvent(e) } }
+	message := func(role loop.Role, blocks ...loop.Block) func() error {
+		return ofLoop(loop.MessageAdded{Message: loop.Message{Role: role, Blocks: blocks}})
+	}
+	command := ""
+	do := []func() error{
+		own(SessionCreated{}),
+		own(Warning{}),
+		func() (err error) { command, err = j.user(UserCommandStarted{}, ""); return err },
+		func() error { _, err := j.user(UserCommandEnded{}, command); return err },
+		func() error {
+			j.beginTurn("http:alice", func() TurnCancelled { return TurnCancelled{By: "user"} })
+			return nil
+		},
+		ofLoop(loop.TurnStarted{Turn: "1"}),
+		message(loop.RoleUser),
+		ofLoop(loop.ModelCallStarted{}),
+		ofLoop(loop.TextDelta{Text: "so"}),
+		ofLoop(loop.ModelCallCompleted{}),
+		message(loop.RoleAssistant),
+		ofTools(tools.ConfirmationRequested{Confirmation: tools.Confirmation{CallID: "a"}}),
+		ofTools(tools.ConfirmationResolved{CallID: "a", By: "user"}),
+		ofTools(tools.ConfirmationAttempted{CallID: "a"}),
+		ofTools(tools.Called{CallID: "a", Class: tools.ClassExecute}),
+		ofTools(tools.OutputDelta{CallID: "a"}),
+		func() error { return j.denied(NetworkDenied{CallID: "a"}) },
+		ofTools(tools.Warning{CallID: "a"}),
+		ofTools(tools.Completed{CallID: "a"}),
+		message(loop.RoleTool, loop.Block{ToolResult: &loop.ToolResult{ToolUseID: "a"}}),
+		func() error { return j.background(BackgroundEnded{CallID: "a"}) },
+		ofTools(tools.ConfirmationResolved{CallID: "b", By: "session"}),
+		ofTools(tools.InputInvalid{CallID: "b"}),
+		ofLoop(loop.CallRefused{CallID: "c", Class: tools.ErrorPermissionDenied}),
+		message(loop.RoleTool, loop.Block{Text: &loop.Text{}}, loop.Block{ToolResult: &loop.ToolResult{ToolUseID: "none"}}),
+		ofLoop(loop.BudgetWarning{}),
+		ofLoop(loop.ContextShortened{}),
+		ofLoop(loop.ModelCallStarted{}),
+		ofLoop(loop.ModelCallFailed{Message: "down"}),
+		ofTools(tools.Failed{CallID: "d", Class: tools.ErrorUserDenied}),
+		ofLoop(loop.TurnEnded{Reason: loop.StopAnswered}),
+		own(Warning{}),
+		ofLoop(loop.TurnStarted{Turn: "2"}),
+		ofLoop(loop.ModelCallStarted{}),
+		ofLoop(loop.ModelCallCompleted{FirstDelta: time.Second}),
+		ofTools(tools.Failed{CallID: "e", Class: tools.ErrorCancelled}),
+		ofLoop(loop.TurnEnded{Reason: loop.StopCancelled, Usage: limits.Usage{Rounds: 7}, Wall: time.Second}),
+	}
+	for i, step := range do {
+		if err := step(); err != nil {
+			t.Fatalf("step %d: %v", i, err)
+		}
+	}
+	records := readTrace(t, rec).Records
+	above := map[string]Kind{}
+	var got []string
+	for _, r := range records {
+		got = append(got, fmt.Sprintf("%s by %s below %s %s", r.Kind, r.Actor, above[r.Parent], r.Turn))
+		above[r.ID] = r.Kind
+	}
+	want := []string{
+		"session.created by system below  ",
+		"warning by system below session.created ",
+		"sandbox.exec_started by user below session.created ",
+		"sandbox.exec_ended by user below sandbox.exec_started ",
+		"turn.started by user below session.created 1",
+		"message by user below turn.started 1",
+		"llm.call_started by agent below turn.started 1",
+		"llm.call_completed by agent below llm.call_started 1",
+		"message by agent below llm.call_completed 1",
+		"tool.confirmation_requested by system below llm.call_completed 1",
+		"tool.confirmation_resolved by user below tool.confirmation_requested 1",
+		"tool.confirmation_attempted by user below tool.confirmation_resolved 1",
+		"tool.called by agent below tool.confirmation_resolved 1",
+		"network.denied by tool below tool.called 1",
+		"warning by system below tool.called 1",
+		"tool.completed by tool below tool.called 1",
+		"message by tool below tool.completed 1",
+		"sandbox.background_ended by tool below tool.completed 1",
+		"tool.confirmation_resolved by system below llm.call_completed 1",
+		"tool.input_invalid by tool below tool.confirmation_resolved 1",
+		"tool.failed by tool below llm.call_completed 1",
+		"message by tool below turn.started 1",
+		"budget.warning by system below turn.started 1",
+		"warning by system below turn.started 1",
+		"llm.call_started by agent below turn.started 1",
+		"llm.call_failed by agent below llm.call_started 1",
+		"tool.failed by tool below llm.call_failed 1",
+		"turn.completed by system below turn.started 1",
+		"warning by system below session.created ",
+		"turn.started by user below session.created 2",
+		"llm.call_started by agent below turn.started 2",
+		"llm.call_completed by agent below llm.call_started 2",
+		"tool.failed by tool below llm.call_completed 2",
+		"turn.cancelled by system below turn.started 2",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]Delta{{Stream: "answer", Text: "so"}, {CallID: "a"}}, live); diff != "" {
+		t.Errorf("live (-want +got):\n%s", diff)
+	}
+	if m := of[Message](t, records); m[0].Client != "http:alice" || m[1].Client != "" || of[TurnStarted](t, records)[0].Client != "http:alice" {
+		t.Errorf("the user is not recorded: %+v", m)
+	}
+	if c := of[ModelCallCompleted](t, records); c[0].FirstDeltaMS != nil || c[1].FirstDeltaMS == nil || *c[1].FirstDeltaMS != 1000 {
+		t.Errorf("first pieces %+v", c)
+	}
+	first, second := of[TurnCompleted](t, records)[0], of[TurnCancelled](t, records)[0]
+	if first.ModelCalls != 2 || first.ToolCalls != 1 || second.ModelCalls != 1 || second.ToolCalls != 0 || second.By != "user" || second.Usage.Rounds != 7 || second.WallMS != 1000 {
+		t.Errorf("turns %+v, %+v", first, second)
+	}
+	var denied []string
+	for _, d := range j.counted().denials {
+		denied = append(denied, d.CallID)
+	}
+	if diff := cmp.Diff([]string{"c", "d"}, denied); diff != "" || j.counted().modelFailure.Message != "down" {
+		t.Errorf("failure %+v; denials (-want +got):\n%s", j.counted().modelFailure, diff)
+	}
+	if err := newJournal(rec, nil).loopEvent(loop.TextDelta{}); err != nil { // which is shown to no client
+		t.Error(err)
+	}
+}
+
+// TestJournalReportsWhatIsNotRecorded: what can't be recorded is an error, so that
+// it does not happen.
+func TestJournalReportsWhatIsNotRecorded(t *testing.T) {
+	do := map[string]func(*journal) error{
+		"its own":      func(j *journal) error { return j.write(Warning{}) },
+		"a connection": func(j *journal) error { return j.denied(NetworkDenied{}) },
+		"a connection of a call that waits": func(j *journal) error {
+			j.waiting = []tools.Called{{CallID: "a"}}
+			return j.denied(NetworkDenied{CallID: "a"})
+		},
+		"a background command": func(j *journal) error { return j.background(BackgroundEnded{}) },
+		"a user's command":     func(j *journal) error { _, err := j.user(UserCommandStarted{}, ""); return err },
+	}
+	for _, e := range []loop.Event{
+		loop.TurnStarted{}, loop.MessageAdded{}, loop.ModelCallStarted{}, loop.ModelCallCompleted{}, loop.ModelCallFailed{}, loop.CallRefused{},
+		loop.BudgetWarning{}, loop.ContextShortened{}, loop.TurnEnded{}, loop.TurnEnded{Reason: loop.StopCancelled},
+	} {
+		do[fmt.Sprintf("%T%+v", e, e)] = func(j *journal) error { return j.loopEvent(e) }
+	}
+	for _, e := range []tools.Event{
+		tools.Called{}, tools.Completed{}, tools.Failed{}, tools.InputInvalid{}, tools.ConfirmationRequested{}, tools.ConfirmationResolved{},
+		tools.ConfirmationAttempted{}, tools.Warning{},
+	} {
+		do[fmt.Sprintf("%T", e)] = func(j *journal) error { return j.toolEvent(e) }
+	}
+	for name, e := range map[string]tools.Event{"completed": tools.Completed{CallID: "a"}, "failed": tools.Failed{CallID: "a"}} {
+		do["a call that waits and has "+name] = func(j *journal) error {
+			j.waiting = []tools.Called{{CallID: "a"}}
+			return j.toolEvent(e)
+		}
+	}
+	for name, step := range do {
+		rec := newTestRecorder(t, RecorderOptions{})
+		j := newJournal(rec, nil)
+		if err := j.write(SessionCreated{}); err != nil {
+			t.Fatal(err)
+		}
+		rec.file.Close()
+		if err := step(j); !errors.Is(err, tools.ErrRecord) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestJournalSyncsWhatActs: a call that may change something is on the disk before
+// it does, as an answer is. Others wait for no disk.
+func TestJournalSyncsWhatActs(t *testing.T) {
+	rec := newTestRecorder(t, RecorderOptions{})
+	j := newJournal(rec, nil)
+	for _, step := range []struct {
+		name string
+		due  bool
+		do   func() error
+	}{
+		{"the session", false, func() error { return j.write(SessionCreated{}) }},
+		{"a call that waits", false, func() error { return j.toolEvent(tools.Called{CallID: "a", Class: tools.ClassExecute}) }},
+		{"another one", false, func() error { return j.toolEvent(tools.Called{CallID: "b", Class: tools.ClassWrite}) }},
+		{"the sandbox", true, func() error { return j.write(SandboxStarted{}) }},
+		{"another sandbox", false, func() error { return j.write(SandboxRestarted{}) }},
+		{"a call that reads", false, func() error { return j.toolEvent(tools.Called{CallID: "c", Class: tools.ClassRead}) }},
+		{"a call that does nothing", false, func() error { return j.toolEvent(tools.Called{CallID: "d", Class: tools.ClassNone}) }},
+		{"a call that writes", true, func() error { return j.toolEvent(tools.Called{CallID: "e", Class: tools.ClassWrite}) }},
+		{"its end", false, func() error { return j.toolEvent(tools.Completed{CallID: "e"}) }},
+		{"a call of the network", true, func() error { return j.toolEvent(tools.Called{CallID: "f", Class: tools.ClassNetwork}) }},
+		{"an answer of the policy", false, func() error { return j.toolEvent(tools.ConfirmationResolved{CallID: "g", By: "session"}) }},
+		{"an answer of a user", true, func() error { return j.toolEvent(tools.ConfirmationResolved{CallID: "g", By: "user"}) }},
+	} {
+		if err := step.do(); err != nil {
+			t.Fatal(err)
+		}
+		if synced := rec.synced == rec.seq; synced != step.due {
+			t.Errorf("%s: on the disk %v, want %v", step.name, synced, step.due)
+		}
 	}
 }
