@@ -206,6 +206,8 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 		ofLoop(loop.ModelCallStarted{}),
 		ofLoop(loop.ModelCallCompleted{FirstDelta: time.Second}),
 		ofTools(tools.Failed{CallID: "e", Class: tools.ErrorCancelled}),
+		ofTools(tools.Called{CallID: "f", Class: tools.ClassWrite}), // which waits
+		ofTools(tools.Completed{CallID: "f"}),
 		ofLoop(loop.TurnEnded{Reason: loop.StopCancelled, Usage: limits.Usage{Rounds: 7}, Wall: time.Second}),
 	}
 	for i, step := range do {
@@ -254,6 +256,8 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 		"llm.call_started by agent below turn.started 2",
 		"llm.call_completed by agent below llm.call_started 2",
 		"tool.failed by tool below llm.call_completed 2",
+		"tool.called by agent below llm.call_completed 2",
+		"tool.completed by tool below tool.called 2",
 		"turn.cancelled by system below turn.started 2",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -269,7 +273,7 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 		t.Errorf("first pieces %+v", c)
 	}
 	first, second := of[TurnCompleted](t, records)[0], of[TurnCancelled](t, records)[0]
-	if first.ModelCalls != 2 || first.ToolCalls != 1 || second.ModelCalls != 1 || second.ToolCalls != 0 || second.By != "user" || second.Usage.Rounds != 7 || second.WallMS != 1000 {
+	if first.ModelCalls != 2 || first.ToolCalls != 1 || second.ModelCalls != 1 || second.ToolCalls != 1 || second.By != "user" || second.Usage.Rounds != 7 || second.WallMS != 1000 {
 		t.Errorf("turns %+v, %+v", first, second)
 	}
 	var denied []string
@@ -304,7 +308,7 @@ func TestJournalReportsWhatIsNotRecorded(t *testing.T) {
 		do[fmt.Sprintf("%T%+v", e, e)] = func(j *journal) error { return j.loopEvent(e) }
 	}
 	for _, e := range []tools.Event{
-		tools.Called{}, tools.Completed{}, tools.Failed{}, tools.InputInvalid{}, tools.ConfirmationRequested{}, tools.ConfirmationResolved{},
+		tools.Called{Class: tools.ClassRead}, tools.Completed{}, tools.Failed{}, tools.InputInvalid{}, tools.ConfirmationRequested{}, tools.ConfirmationResolved{},
 		tools.ConfirmationAttempted{}, tools.Warning{},
 	} {
 		do[fmt.Sprintf("%T", e)] = func(j *journal) error { return j.toolEvent(e) }
@@ -314,6 +318,17 @@ func TestJournalReportsWhatIsNotRecorded(t *testing.T) {
 			j.waiting = []tools.Called{{CallID: "a"}}
 			return j.toolEvent(e)
 		}
+	}
+	rec := newTestRecorder(t, RecorderOptions{})
+	rec.opts.Mirror = func(r Record, _ []byte) {
+		if r.Kind == KindSandboxStarted {
+			rec.file.Close()
+		}
+	}
+	j := newJournal(rec, nil)
+	j.waiting = []tools.Called{{CallID: "a"}}
+	if err := j.write(SandboxStarted{}); !errors.Is(err, tools.ErrRecord) {
+		t.Errorf("a call that waited for the sandbox: %v", err)
 	}
 	for name, step := range do {
 		rec := newTestRecorder(t, RecorderOptions{})
