@@ -208,6 +208,8 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 		ofTools(tools.Failed{CallID: "e", Class: tools.ErrorCancelled}),
 		ofTools(tools.Called{CallID: "f", Class: tools.ClassWrite}), // which waits
 		ofTools(tools.Completed{CallID: "f"}),
+		ofTools(tools.Called{CallID: "g", Class: tools.ClassWrite}),
+		ofTools(tools.Failed{CallID: "g"}),
 		ofLoop(loop.TurnEnded{Reason: loop.StopCancelled, Usage: limits.Usage{Rounds: 7}, Wall: time.Second}),
 	}
 	for i, step := range do {
@@ -258,6 +260,8 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 		"tool.failed by tool below llm.call_completed 2",
 		"tool.called by agent below llm.call_completed 2",
 		"tool.completed by tool below tool.called 2",
+		"tool.called by agent below llm.call_completed 2",
+		"tool.failed by tool below tool.called 2",
 		"turn.cancelled by system below turn.started 2",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -273,7 +277,7 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 		t.Errorf("first pieces %+v", c)
 	}
 	first, second := of[TurnCompleted](t, records)[0], of[TurnCancelled](t, records)[0]
-	if first.ModelCalls != 2 || first.ToolCalls != 1 || second.ModelCalls != 1 || second.ToolCalls != 1 || second.By != "user" || second.Usage.Rounds != 7 || second.WallMS != 1000 {
+	if first.ModelCalls != 2 || first.ToolCalls != 1 || second.ModelCalls != 1 || second.ToolCalls != 2 || second.By != "user" || second.Usage.Rounds != 7 || second.WallMS != 1000 {
 		t.Errorf("turns %+v, %+v", first, second)
 	}
 	var denied []string

@@ -1,0 +1,283 @@
+//go:build linux
+
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// A change is made to a directory of files.
+type change func(dir string) error
+
+func writes(name, text string) change {
+	return func(dir string) error {
+		p := filepath.Join(dir, name)
+		return errors.Join(os.MkdirAll(filepath.Dir(p), 0o755), os.WriteFile(p, []byte(text), 0o600))
+	}
+}
+
+func removes(name string) change {
+	return func(dir string) error { return os.Remove(filepath.Join(dir, name)) }
+}
+
+func makes(name string) change {
+	return func(dir string) error { return os.MkdirAll(filepath.Join(dir, name), 0o755) }
+}
+
+func links(name, target string) change {
+	return func(dir string) error {
+		p := filepath.Join(dir, name)
+		return errors.Join(os.MkdirAll(filepath.Dir(p), 0o755), os.RemoveAll(p), os.Symlink(target, p))
+	}
+}
+
+// names gives a file another name.
+func names(old, name string) change {
+	return func(dir string) error { return os.Link(filepath.Join(dir, old), filepath.Join(dir, name)) }
+}
+
+func listens(name string) change {
+	return func(dir string) error {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, name)})
+		if err != nil {
+			return err
+		}
+		l.SetUnlinkOnClose(false)
+		return l.Close()
+	}
+}
+
+func chmods(name string, mode os.FileMode) change {
+	return func(dir string) error { return os.Chmod(filepath.Join(dir, name), mode) }
+}
+
+func pipes(name string) change {
+	return func(dir string) error { return syscall.Mkfifo(filepath.Join(dir, name), 0o600) }
+}
+
+// fingerprintFiles are the files of a test by the repository that it looks at.
+var fingerprintFiles = map[string]map[string]string{
+	"r/.git": {
+		"r/.git/config": "", "r/.git/HEAD": "", "r/.git/objects/": "", "r/.git/refs/": "", "r/.git/info/": "", "file": "", "same": "", "dir/x": "",
+	},
+	"s/.git":    {"s/.git": "gitdir: ../r/.git\n", "r/.git/config": "", "r/.git/objects/ab/": "", "r/.git/hooks/": ""},
+	"l/.git":    {"s/.git": "gitdir: ../r/.git\n", "r/.git/config": "", "l/": ""},
+	"c/.git":    {"c/.git/commondir": "../../r/.git", "r/.git/config": ""},
+	"own/.git":  {"own/.git": "gitdir: ../.git", ".git/config": ""},
+	"part/.git": {"part/.git": "gitdir: $DIR/.git/modules/m", ".git/modules/m/config": ""},
+	"hop1/.git": {
+		"hop1/.git/commondir": "../../hop2/.git", "hop2/.git/commondir": "../../hop3/.git", "hop3/.git/commondir": "../../hop4/.git",
+		"hop4/.git/commondir": "../../hop5/.git", "hop5/.git/config": "", "hop3/.git/config": "", "hop4/.git/config": "",
+	},
+	"bare":  {"bare/config": "", "bare/HEAD": "", "bare/objects/": "", "bare/refs/": ""},
+	".":     {"objects/": ""},
+	"h/.hg": {"h/.hg/hgrc": "", "h/.hg/dirstate": "", "h/.hg/store/": ""},
+}
+
+// TestFingerprintsTellRepositoriesApart: what git or hg obeys in a repository, and
+// in those that it names, counts, and what ordinary work writes does not.
+func TestFingerprintsTellRepositoriesApart(t *testing.T) {
+	large := strings.Repeat("x", fingerprintBytes+1)
+	for name, tc := range map[string]struct {
+		repo    string
+		before  []change // besides the files below
+		change  change
+		skip    string
+		shallow bool
+		want    bool // another one
+	}{
+		"nothing":                    {repo: "r/.git", change: writes("other", "x")},
+		"its configuration":          {repo: "r/.git", change: writes("r/.git/config", "changed"), want: true},
+		"the mode of a file":         {repo: "r/.git", change: chmods("r/.git/config", 0o700), want: true},
+		"a file that is gone":        {repo: "r/.git", change: removes("r/.git/config"), want: true},
+		"a large file":               {repo: "r/.git", before: []change{writes("r/.git/info/x", large)}, change: writes("r/.git/info/x", large[1:]+"y"), want: true},
+		"a file of the largest size": {repo: "r/.git", before: []change{writes("r/.git/info/x", large[1:])}, change: writes("r/.git/info/x", large[2:]+"y"), want: true},
+		"HEAD":                       {repo: "r/.git", change: writes("r/.git/HEAD", "changed")},
+		"an object":                  {repo: "r/.git", change: writes("r/.git/objects/ab/0123", "x")},
+		"a hook":                     {repo: "r/.git", change: writes("r/.git/hooks/x", "x"), want: true},
+		"a hook that does not count": {repo: "r/.git", change: writes("r/.git/hooks/x", "x"), skip: "hooks"},
+		"what was quarantined":       {repo: "r/.git", change: writes("r/.git/x"+quarantinedMark+"1", "x")},
+		"a directory":                {repo: "r/.git", change: makes("r/.git/hooks"), want: true},
+		"an ordinary directory":      {repo: "r/.git", change: makes("r/.git/refs/heads")},
+		"another name of HEAD":       {repo: "r/.git", change: names("r/.git/HEAD", "other"), want: true},
+		"another name of a file":     {repo: "r/.git", change: names("r/.git/config", "other"), want: true},
+		"HEAD as a symlink":          {repo: "r/.git", change: links("r/.git/HEAD", "x"), want: true},
+		"another target of HEAD": {
+			repo: "r/.git", before: []change{links("r/.git/HEAD", "x")}, change: links("r/.git/HEAD", "y"), want: true,
+		},
+		"what HEAD leads to": {
+			repo: "r/.git", before: []change{links("r/.git/HEAD", "x"), writes("r/.git/x", "x")}, change: writes("file", "x"),
+		},
+		"a symlink among the objects":                 {repo: "r/.git", change: links("r/.git/objects/ab", "x"), want: true},
+		"a symlink below a directory that may differ": {repo: "r/.git", change: links("r/.git/refs/x", "y"), want: true},
+		"one that is not looked into":                 {repo: "r/.git", change: links("r/.git/refs/x", "y"), shallow: true},
+		"a hook, where others are not looked into":    {repo: "r/.git", change: writes("r/.git/hooks/x", "y"), shallow: true, want: true},
+		"a socket":                                            {repo: "r/.git", change: listens("r/.git/info/s"), want: true},
+		"git's own socket":                                    {repo: "r/.git", change: listens("r/.git/fsmonitor--daemon.ipc")},
+		"a file of the name of git's own socket":              {repo: "r/.git", change: writes("r/.git/fsmonitor--daemon.ipc", ""), want: true},
+		"a pipe of the name of a file that may differ":        {repo: "r/.git", change: pipes("r/.git/index"), want: true},
+		"a file that a symlink leads to":                      {repo: "r/.git", before: []change{links("r/.git/info", "../../file")}, change: writes("file", "x"), want: true},
+		"a file that it begins to lead to":                    {repo: "r/.git", before: []change{links("r/.git/info", "../../new")}, change: writes("new", ""), want: true},
+		"a large file that a symlink leads to":                {repo: "r/.git", before: []change{writes("big", large), links("r/.git/info", "../../big")}, change: writes("big", large+"x"), want: true},
+		"a file of the largest size that it leads to":         {repo: "r/.git", before: []change{writes("big", large[1:]), links("r/.git/info", "../../big")}, change: writes("big", large[2:]+"y"), want: true},
+		"a file in a directory that a symlink leads to":       {repo: "r/.git", before: []change{links("r/.git/info", "../../dir")}, change: writes("dir/x", "x"), want: true},
+		"a mode in a directory that a symlink leads to":       {repo: "r/.git", before: []change{links("r/.git/info", "../../dir")}, change: chmods("dir/x", 0o700), want: true},
+		"another target of a symlink":                         {repo: "r/.git", before: []change{links("r/.git/info", "../../file")}, change: links("r/.git/info", "../../same"), want: true},
+		"a worktree's configuration":                          {repo: "r/.git", change: writes("r/.git/worktrees/w/config.worktree", ""), want: true},
+		"a .git file":                                         {repo: "s/.git", change: writes("s/.git", "gitdir: ../r/.git/hooks"), want: true},
+		"the configuration of a repository that it names":     {repo: "s/.git", change: writes("r/.git/config", "changed"), want: true},
+		"an object of a repository that it names":             {repo: "s/.git", change: writes("r/.git/objects/ab/0123", "x")},
+		"the workspace's own repository, which it names":      {repo: "own/.git", change: writes(".git/config", "changed")},
+		"a part of the workspace's own, which it names":       {repo: "part/.git", change: writes(".git/modules/m/config", "changed")},
+		"a symlink to a .git file":                            {repo: "l/.git", before: []change{links("l/.git", "../s/.git")}, change: writes("r/.git/hooks/x", "x")},
+		"the file that a symlink of that name leads to":       {repo: "l/.git", before: []change{links("l/.git", "../s/.git")}, change: writes("s/.git", "gitdir: x"), want: true},
+		"a repository that its commondir names":               {repo: "c/.git", change: writes("r/.git/config", "changed"), want: true},
+		"a repository that the first one's commondir names":   {repo: "hop1/.git", change: writes("hop3/.git/config", "changed"), want: true},
+		"the last one of a chain":                             {repo: "hop1/.git", change: writes("hop4/.git/config", "changed"), want: true},
+		"one too far away":                                    {repo: "hop1/.git", change: writes("hop5/.git/config", "changed")},
+		"the configuration of a bare repository":              {repo: "bare", change: writes("bare/config", "changed"), want: true},
+		"what else is in its directory":                       {repo: "bare", change: writes("bare/README", "x")},
+		"an attribute of a bare repository":                   {repo: "bare", change: writes("bare/attributes", "x"), want: true},
+		"a hook of a bare repository":                         {repo: "bare", change: writes("bare/hooks/x", "x"), want: true},
+		"the configuration of a workspace that is a bare one": {repo: ".", change: writes("config", "x"), want: true},
+		"HEAD of a workspace that is a bare one":              {repo: ".", change: writes("HEAD", "x")},
+		"hg's configuration":                                  {repo: "h/.hg", change: writes("h/.hg/hgrc", "changed"), want: true},
+		"hg's state":                                          {repo: "h/.hg", change: writes("h/.hg/dirstate", "changed")},
+		"another name of hg's state":                          {repo: "h/.hg", change: names("h/.hg/dirstate", "other")},
+		"hg's lock":                                           {repo: "h/.hg", change: links("h/.hg/store/lock", "host:1")},
+		"another symlink of hg":                               {repo: "h/.hg", change: links("h/.hg/store/data", "x"), want: true},
+		"git's name of hg's lock":                             {repo: "r/.git", change: links("r/.git/wlock", "x"), want: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, l := lookAt(t, fingerprintFiles[tc.repo])
+			if tc.repo == "r/.git" && len(tc.before) > 0 {
+				_ = os.Remove(filepath.Join(dir, "r/.git/info"))
+			}
+			for _, c := range tc.before {
+				if err := c(dir); err != nil {
+					t.Fatal(err)
+				}
+			}
+			sum := func() string {
+				f := &fingerprint{whole: true, shallow: tc.shallow}
+				if tc.skip != "" {
+					f.skip = []string{tc.skip}
+				}
+				if err := l.addRepository(t.Context(), f, tc.repo); err != nil {
+					t.Fatal(err)
+				}
+				return f.sum()
+			}
+			was := sum()
+			if was == "" || sum() != was {
+				t.Fatalf("control: %q, then %q", was, sum())
+			}
+			if err := tc.change(dir); err != nil {
+				t.Fatal(err)
+			}
+			if now := sum(); now == "" || (now != was) != tc.want {
+				t.Errorf("%q, then %q", was, now)
+			}
+		})
+	}
+}
+
+// TestFingerprintsOfWhatIsTooLarge: of what is not looked at whole there is none.
+func TestFingerprintsOfWhatIsTooLarge(t *testing.T) {
+	f := &fingerprint{whole: true, lines: make([][32]byte, fingerprintEntries-1)}
+	if f.add("x"); f.sum() == "" {
+		t.Error("none with as many entries as count")
+	}
+	if f.add("x"); f.sum() != "" {
+		t.Error("one with more entries than count")
+	}
+	dir, l := lookAt(t, map[string]string{"r/.git/config": "", "big/file": strings.Repeat("x", fingerprintBytes+2), "s/.git": "gitdir: ../r/.git"})
+	if err := links("r/.git/info", "../../big")(dir); err != nil {
+		t.Fatal(err)
+	}
+	for _, repo := range []string{"r/.git", "s/.git", "none/.git"} {
+		f, err := l.fingerprint(t.Context(), repo)
+		if err != nil || f.sum() != "" {
+			t.Errorf("%s: %q, %v", repo, f.sum(), err)
+		}
+	}
+	if err := links("r/.git/info", "../../many")(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := makes("many")(dir); err != nil {
+		t.Fatal(err)
+	}
+	for i := range linkedEntries + 1 {
+		if err := syscall.Mkfifo(filepath.Join(dir, "many", fmt.Sprint(i)), 0o600); err != nil { // which is not read
+			t.Fatal(err)
+		}
+		if i < linkedEntries-1 {
+			continue
+		}
+		f, err := l.fingerprint(t.Context(), "r/.git")
+		if err != nil || (f.sum() == "") != (i == linkedEntries) {
+			t.Errorf("with %d files: %q, %v", i+1, f.sum(), err)
+		}
+	}
+}
+
+// TestFingerprintOfAnEndedLook is an error.
+func TestFingerprintOfAnEndedLook(t *testing.T) {
+	_, l := lookAt(t, map[string]string{"r/.git/config": "", "s/.git": "gitdir: ../r/.git"})
+	user := errors.New("user")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(user)
+	for _, repo := range []string{"r/.git", "s/.git", "none/.git"} {
+		if _, err := l.fingerprint(ctx, repo); !errors.Is(err, user) && !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v", repo, err)
+		}
+	}
+}
+
+func TestConfigurationsOfFingerprints(t *testing.T) {
+	_, l := lookAt(t, map[string]string{
+		"r/.git/config": "", "r/.git/config.worktree": "", "r/.git/modules/m/config": "", "r/.git/hooks/other": "", "s/.git": "gitdir: ../r/.git",
+	})
+	for _, repo := range []string{"r/.git", "s/.git"} {
+		l.entries = 0
+		f, err := l.fingerprint(t.Context(), repo)
+		if err != nil {
+			t.Fatal(err)
+		}
+		slices.Sort(f.configs)
+		want := []string{"r/.git/config", "r/.git/config.worktree", "r/.git/modules/m/config"}
+		if diff := cmp.Diff(want, f.configs); diff != "" || l.entries != 7 {
+			t.Errorf("%s: %d entries; (-want +got):\n%s", repo, l.entries, diff)
+		}
+	}
+}
+
+// TestNamedDirectories reads the files by which one repository names another.
+func TestNamedDirectories(t *testing.T) {
+	_, l := lookAt(t, map[string]string{
+		"a/relative": "gitdir: ../dir", "a/absolute": "gitdir: $DIR/dir", "a/lines": "gitdir: ../dir\r\n\n", "a/bare": "../dir\n",
+		"a/other": "worktree: ../dir", "a/empty": "gitdir:", "a/file": "gitdir: ../a/other", "a/gone": "gitdir: ../gone", "a/top": "gitdir: ..",
+		"a/outside": "gitdir: /etc", "dir/": "",
+	})
+	for file, want := range map[string]bool{
+		"relative": true, "absolute": true, "lines": true, "bare": false, "other": false, "empty": false, "file": false, "gone": false, "top": false, "outside": false, "none": false,
+	} {
+		if dir, ok := l.named(t.Context(), "a/"+file, "gitdir:"); ok != want || ok && dir != "dir" {
+			t.Errorf("%s: %q, %v", file, dir, ok)
+		}
+	}
+	if dir, ok := l.named(t.Context(), "a/bare", ""); !ok || dir != "dir" {
+		t.Errorf("without a prefix: %q, %v", dir, ok)
+	}
+}
