@@ -390,3 +390,11 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+// TestSpilledValuesOfAForeignRecord: only files of the spill folder are read.
+func TestSpilledValuesOfAForeignRecord(t *testing.T) {
+	rec := Record{Payload: []byte(`{"spilled":[{"path":"other/a"},{"path":"../spill/a"},{"path":"/spill/a"},{"path":"spill/../../a"},{"path":"spill/a"},{"path":"a"}]}`)}
+	if diff := cmp.Diff([]string{"spill/a"}, SpilledFiles(rec)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
