@@ -97,7 +97,7 @@ func (l *repositoryLook) addRepository(ctx context.Context, f *fingerprint, repo
 	if dir, ok := l.named(ctx, repo, "gitdir:"); ok && st.Type == workspace.TypeFile {
 		return l.addNamed(ctx, f, dir)
 	}
-	return nil
+	return ended(ctx)
 }
 
 func ended(ctx context.Context) error {
@@ -129,7 +129,7 @@ func (l *repositoryLook) addDirectory(ctx context.Context, f *fingerprint, repo 
 	if dir, ok := l.named(ctx, path.Join(repo, "commondir"), ""); ok && dir != repo && !strings.HasPrefix(repo, dir+"/") {
 		return l.addNamed(ctx, f, dir)
 	}
-	return nil
+	return ended(ctx)
 }
 
 // addEntry adds one entry and returns the directory that is to be entered.

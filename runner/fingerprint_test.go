@@ -11,10 +11,15 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // A change is made to a directory of files.
@@ -103,6 +108,16 @@ func TestFingerprintsTellRepositoriesApart(t *testing.T) {
 		"a file that is gone":        {repo: "r/.git", change: removes("r/.git/config"), want: true},
 		"a large file":               {repo: "r/.git", before: []change{writes("r/.git/info/x", large)}, change: writes("r/.git/info/x", large[1:]+"y"), want: true},
 		"a file of the largest size": {repo: "r/.git", before: []change{writes("r/.git/info/x", large[1:])}, change: writes("r/.git/info/x", large[2:]+"y"), want: true},
+		"the same file again":        {repo: "r/.git", change: writes("r/.git/config", "")},
+		"the same large file again": {
+			repo: "r/.git", before: []change{writes("r/.git/info/x", large[1:])}, change: writes("r/.git/info/x", large[1:]),
+		},
+		"the same large file again that a symlink leads to": {
+			repo: "r/.git", before: []change{writes("big", large[1:]), links("r/.git/info", "../../big")},
+			change: func(dir string) error {
+				return errors.Join(writes("big", large[1:])(dir), os.Chtimes(filepath.Join(dir, "big"), time.Time{}, time.Unix(1, 0)))
+			},
+		},
 		"HEAD":                       {repo: "r/.git", change: writes("r/.git/HEAD", "changed")},
 		"an object":                  {repo: "r/.git", change: writes("r/.git/objects/ab/0123", "x")},
 		"a hook":                     {repo: "r/.git", change: writes("r/.git/hooks/x", "x"), want: true},
@@ -117,8 +132,12 @@ func TestFingerprintsTellRepositoriesApart(t *testing.T) {
 			repo: "r/.git", before: []change{links("r/.git/HEAD", "x")}, change: links("r/.git/HEAD", "y"), want: true,
 		},
 		"what HEAD leads to": {
-			repo: "r/.git", before: []change{links("r/.git/HEAD", "x"), writes("r/.git/x", "x")}, change: writes("file", "x"),
+			repo: "r/.git", before: []change{links("r/.git/HEAD", "../../file")}, change: writes("file", "x"),
 		},
+		"what a symlink among the objects leads to": {
+			repo: "r/.git", before: []change{links("r/.git/objects/ab", "../../../dir")}, change: writes("dir/y", "x"),
+		},
+		"a file of the name of an ordinary directory": {repo: "r/.git", change: writes("r/.git/logs", "x"), want: true},
 		"a symlink among the objects":                 {repo: "r/.git", change: links("r/.git/objects/ab", "x"), want: true},
 		"a symlink below a directory that may differ": {repo: "r/.git", change: links("r/.git/refs/x", "y"), want: true},
 		"one that is not looked into":                 {repo: "r/.git", change: links("r/.git/refs/x", "y"), shallow: true},
@@ -147,7 +166,8 @@ func TestFingerprintsTellRepositoriesApart(t *testing.T) {
 		"the last one of a chain":                             {repo: "hop1/.git", change: writes("hop4/.git/config", "changed"), want: true},
 		"one too far away":                                    {repo: "hop1/.git", change: writes("hop5/.git/config", "changed")},
 		"the configuration of a bare repository":              {repo: "bare", change: writes("bare/config", "changed"), want: true},
-		"what else is in its directory":                       {repo: "bare", change: writes("bare/README", "x")},
+		"what else is in its directory":                       {repo: "bare", change: writes("bare/words", "x")},
+		"a directory that is in it":                           {repo: "bare", change: writes("bare/src/words", "x")},
 		"an attribute of a bare repository":                   {repo: "bare", change: writes("bare/attributes", "x"), want: true},
 		"a hook of a bare repository":                         {repo: "bare", change: writes("bare/hooks/x", "x"), want: true},
 		"the configuration of a workspace that is a bare one": {repo: ".", change: writes("config", "x"), want: true},
@@ -232,16 +252,98 @@ func TestFingerprintsOfWhatIsTooLarge(t *testing.T) {
 	}
 }
 
-// TestFingerprintOfAnEndedLook is an error.
-func TestFingerprintOfAnEndedLook(t *testing.T) {
-	_, l := lookAt(t, map[string]string{"r/.git/config": "", "s/.git": "gitdir: ../r/.git"})
-	user := errors.New("user")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(user)
-	for _, repo := range []string{"r/.git", "s/.git", "none/.git"} {
-		if _, err := l.fingerprint(ctx, repo); !errors.Is(err, user) && !errors.Is(err, context.Canceled) {
-			t.Errorf("%s: %v", repo, err)
+// TestFingerprintOfALookThatEnds: wherever its context ends, it returns an error, no
+// fingerprint, or that of everything.
+func TestFingerprintOfALookThatEnds(t *testing.T) {
+	_, l := lookAt(t, map[string]string{
+		"r/.git/config": "", "r/.git/hooks/x": "", "r/.git/info/y": "", "s/.git": "gitdir: ../r/.git", "c/.git/commondir": "../../r/.git",
+	})
+	for _, repo := range []string{"r/.git", "s/.git", "c/.git", "none/.git"} {
+		whole, err := l.fingerprint(t.Context(), repo)
+		if err != nil {
+			t.Fatal(err)
 		}
+		failed := 0
+		for left, ended := 0, true; ended; left++ {
+			inner, cancel := context.WithCancel(t.Context())
+			f, err := l.fingerprint(&endingContext{inner, cancel, left, new(sync.Mutex)}, repo)
+			ended = inner.Err() != nil
+			cancel()
+			if err != nil {
+				failed++
+			} else if sum := f.sum(); sum != "" && sum != whole.sum() {
+				t.Errorf("%s, ended after %d: %q, not %q", repo, left, sum, whole.sum())
+			}
+		}
+		if failed == 0 {
+			t.Errorf("%s: no look failed", repo)
+		}
+	}
+}
+
+// TestFingerprintsOfAnyOrder: the order of the entries of a directory does not count.
+func TestFingerprintsOfAnyOrder(t *testing.T) {
+	one, other := &fingerprint{whole: true}, &fingerprint{whole: true}
+	for i := range 10 {
+		one.add("%d", i)
+		other.add("%d", 9-i)
+	}
+	if one.sum() != other.sum() {
+		t.Errorf("%s and %s", one.sum(), other.sum())
+	}
+}
+
+// TestFingerprintsOfWhatCannotBeRead: of a repository with something in it that
+// can't be read there is no fingerprint. What is gone can be left out.
+func TestFingerprintsOfWhatCannotBeRead(t *testing.T) {
+	dir, l := lookAt(t, map[string]string{"r/.git/hooks/": "", "r/.git/gone": "", "file": ""})
+	if err := links("r/.git/link", "../../file")(dir); err != nil {
+		t.Fatal(err)
+	}
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, look := range map[string]func(context.Context, *fingerprint, string) string{"a symlink": l.linked, "a file": l.content} {
+		f := &fingerprint{whole: true}
+		if text := look(cancelled, f, "r/.git/link"); text != "" || f.whole {
+			t.Errorf("%s: %q, whole %v", name, text, f.whole)
+		}
+	}
+	var kept workspace.ScanEntry
+	f := &fingerprint{whole: true}
+	err := l.reader.Scan(t.Context(), "r/.git", workspace.ScanOptions{
+		Visit: func(e *workspace.ScanEntry) (uint8, string) {
+			if string(e.Name()) == "gone" {
+				if err := os.Remove(filepath.Join(dir, "r/.git/gone")); err != nil {
+					t.Error(err)
+				}
+				kept = *e
+				l.addEntry(t.Context(), f, e, "r/.git/gone", "gone", "r/.git", false)
+			}
+			return 0, ""
+		},
+		Unread: func(string, error) {},
+	})
+	if err != nil || !f.whole || len(f.lines) != 0 {
+		t.Errorf("a file that is gone: whole %v, %d lines, %v", f.whole, len(f.lines), err)
+	}
+	// The directory of the entry is closed by now.
+	if l.addEntry(t.Context(), f, &kept, "r/.git/gone", "gone", "r/.git", false); f.whole {
+		t.Error("whole with an entry that can't be looked at")
+	}
+
+	below, err := unix.Open(filepath.Join(dir, "r/.git/hooks"), unix.O_DIRECTORY, 0)
+	for range 20 { // longer than a path may be
+		name := strings.Repeat("n", 250)
+		err = errors.Join(err, unix.Mkdirat(below, name, 0o755))
+		next, opened := unix.Openat(below, name, unix.O_DIRECTORY, 0)
+		err = errors.Join(err, opened, unix.Close(below))
+		below = next
+	}
+	if err = errors.Join(err, unix.Close(below)); err != nil {
+		t.Fatal(err)
+	}
+	if f, err := l.fingerprint(t.Context(), "r/.git"); err != nil || f.sum() != "" {
+		t.Errorf("a directory that can't be read: %q, %v", f.sum(), err)
 	}
 }
 
