@@ -159,6 +159,7 @@ func TestFingerprintsTellRepositoriesApart(t *testing.T) {
 		"an object of a repository that it names":             {repo: "s/.git", change: writes("r/.git/objects/ab/0123", "x")},
 		"the workspace's own repository, which it names":      {repo: "own/.git", change: writes(".git/config", "changed")},
 		"a part of the workspace's own, which it names":       {repo: "part/.git", change: writes(".git/modules/m/config", "changed")},
+		"a part of the workspace's own, which is new":         {repo: "part/.git", before: []change{removes(".git/modules/m/config"), removes(".git/modules/m")}, change: makes(".git/modules/m"), want: true},
 		"a symlink to a .git file":                            {repo: "l/.git", before: []change{links("l/.git", "../s/.git")}, change: writes("r/.git/hooks/x", "x")},
 		"the file that a symlink of that name leads to":       {repo: "l/.git", before: []change{links("l/.git", "../s/.git")}, change: writes("s/.git", "gitdir: x"), want: true},
 		"a repository that its commondir names":               {repo: "c/.git", change: writes("r/.git/config", "changed"), want: true},
