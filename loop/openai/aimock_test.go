@@ -27,7 +27,7 @@ import (
 // TestModelServer drives the adapter, under the real loop, against a server that
 // no one here wrote: aimock, from npm.
 func TestModelServer(t *testing.T) {
-	base := modelServer(t)
+	base := startModelServer(t)
 	for mode, stream := range map[string]bool{"whole": false, "stream": true} {
 		t.Run(mode, func(t *testing.T) {
 			t.Run("two calls in one round", func(t *testing.T) { testTwoCalls(t, base, stream) })
@@ -37,7 +37,7 @@ func TestModelServer(t *testing.T) {
 	t.Run("rate limit", func(t *testing.T) { testRateLimit(t, base) })
 	t.Run("cut stream", func(t *testing.T) { testCutStream(t, base) })
 	t.Run("nothing fits", func(t *testing.T) {
-		out, _ := turn(t, base, true, "an unknown thing", &recorder{}, new(0))
+		out, _ := runTurn(t, base, true, "an unknown thing", &recordingDispatcher{}, new(0))
 		if out.Reason != loop.StopProviderFailed {
 			t.Errorf("reason %s, %v", out.Reason, out.Err)
 		}
@@ -45,8 +45,8 @@ func TestModelServer(t *testing.T) {
 }
 
 func testTwoCalls(t *testing.T, base string, stream bool) {
-	d := &recorder{}
-	out, shown := turn(t, base, stream, "two at once", d, nil)
+	d := &recordingDispatcher{}
+	out, shown := runTurn(t, base, stream, "two at once", d, nil)
 	if out.Reason != loop.StopAnswered || out.Answer != "Done: three files, and the issue is open." {
 		t.Fatalf("reason %s, answer %q, %v", out.Reason, out.Answer, out.Err)
 	}
@@ -64,7 +64,7 @@ func testTwoCalls(t *testing.T, base string, stream bool) {
 		t.Errorf("usage %+v", out.Usage)
 	}
 	// What the server got back: both results, by its own ids, wrapped.
-	last := journal(t, base)
+	last := lastRequest(t, base)
 	var ids []string
 	for _, m := range last.Body.Messages {
 		if m.Role == "tool" {
@@ -78,13 +78,13 @@ func testTwoCalls(t *testing.T, base string, stream bool) {
 		t.Errorf("ids of the results (-want +got):\n%s", diff)
 	}
 	if last.Body.Stream != stream {
-		t.Errorf("stream %v was asked", last.Body.Stream)
+		t.Errorf("stream %v was requested", last.Body.Stream)
 	}
 }
 
 func testMalformed(t *testing.T, base string, stream bool) {
-	d := &recorder{}
-	out, _ := turn(t, base, stream, "malformed", d, nil)
+	d := &recordingDispatcher{}
+	out, _ := runTurn(t, base, stream, "malformed", d, nil)
 	if out.Reason != loop.StopAnswered || len(d.ran) != 0 || len(d.refused) != 1 {
 		t.Errorf("reason %s, %v; ran %v, refused %v", out.Reason, out.Err, d.ran, d.refused)
 	}
@@ -92,7 +92,7 @@ func testMalformed(t *testing.T, base string, stream bool) {
 
 func testRateLimit(t *testing.T, base string) {
 	began := time.Now()
-	out, _ := turn(t, base, true, "too often", &recorder{}, nil)
+	out, _ := runTurn(t, base, true, "too often", &recordingDispatcher{}, nil)
 	if out.Reason != loop.StopAnswered || out.Answer != "Here you are." {
 		t.Errorf("reason %s, answer %q, %v", out.Reason, out.Answer, out.Err)
 	}
@@ -102,16 +102,16 @@ func testRateLimit(t *testing.T, base string) {
 }
 
 func testCutStream(t *testing.T, base string) {
-	d := &recorder{}
-	out, _ := turn(t, base, true, "cut off", d, nil)
+	d := &recordingDispatcher{}
+	out, _ := runTurn(t, base, true, "cut off", d, nil)
 	failure, ok := errors.AsType[*loop.ModelError](out.Err)
 	if out.Reason != loop.StopProviderFailed || !ok || failure.Class != loop.ModelNetwork || len(d.ran) != 0 {
 		t.Errorf("reason %s, %v; ran %v", out.Reason, out.Err, d.ran)
 	}
 }
 
-// turn does one turn on the server.
-func turn(t *testing.T, base string, stream bool, task string, d *recorder, retries *int) (loop.Outcome, string) {
+// runTurn does one turn on the server.
+func runTurn(t *testing.T, base string, stream bool, task string, d *recordingDispatcher, retries *int) (loop.Outcome, string) {
 	t.Helper()
 	m, err := openai.New(openai.Options{Model: "mock", BaseURL: base + "/v1", APIKey: "test", Stream: stream, MaxRetries: retries})
 	if err != nil {
@@ -135,20 +135,20 @@ func turn(t *testing.T, base string, stream bool, task string, d *recorder, retr
 	return out, shown.String()
 }
 
-// recorder keeps the calls that it gets and answers "ok".
-type recorder struct {
+// recordingDispatcher keeps the calls that it gets and answers "ok".
+type recordingDispatcher struct {
 	ran, refused []string
 	rounds       int
 }
 
-func (r *recorder) Definitions() []tools.Definition {
+func (r *recordingDispatcher) Definitions() []tools.Definition {
 	return []tools.Definition{
 		{Name: "shell", Description: "Runs a command.", InputSchema: []byte(`{"type":"object"}`)},
 		{Name: "github/get_issue", Description: "Reads an issue.", InputSchema: []byte(`{"type":"object"}`)},
 	}
 }
 
-func (r *recorder) Round(_ context.Context, calls []tools.Call) ([]tools.Result, error) {
+func (r *recordingDispatcher) Round(_ context.Context, calls []tools.Call) ([]tools.Result, error) {
 	r.rounds++
 	var out []tools.Result
 	for _, c := range calls {
@@ -176,10 +176,10 @@ type journalEntry struct {
 	} `json:"body"`
 }
 
-// journal is the last request for a completion.
-func journal(t *testing.T, base string) journalEntry {
+// lastRequest is the last request for a completion.
+func lastRequest(t *testing.T, base string) journalEntry {
 	t.Helper()
-	data := get(t, base+"/__aimock/journal")
+	data := getPage(t, base+"/__aimock/journal")
 	var entries []journalEntry
 	if err := json.Unmarshal(data, &entries); err != nil {
 		t.Fatalf("journal: %v: %s", err, data)
@@ -193,8 +193,8 @@ func journal(t *testing.T, base string) journalEntry {
 	return journalEntry{}
 }
 
-// get reads a page, without keeping its connection.
-func get(t *testing.T, url string) []byte {
+// getPage reads a page, without keeping its connection.
+func getPage(t *testing.T, url string) []byte {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
 	if err != nil {
@@ -213,8 +213,8 @@ func get(t *testing.T, url string) []byte {
 	return data
 }
 
-// modelServer installs the server into a folder of the test and starts it.
-func modelServer(t *testing.T) string {
+// startModelServer installs the server into a folder of the test and starts it.
+func startModelServer(t *testing.T) string {
 	t.Helper()
 	if _, err := exec.LookPath("npm"); err != nil {
 		if os.Getenv("REQUIRE_BACKENDS") != "" {
@@ -222,28 +222,28 @@ func modelServer(t *testing.T) string {
 		}
 		t.Skip("needs npm")
 	}
-	folder := t.TempDir()
+	dir := t.TempDir()
 	// The version is pinned once, where the end-to-end tests have it.
 	for _, name := range []string{"package.json", "package-lock.json"} {
 		data, err := os.ReadFile(filepath.Join("..", "..", "e2e", "testdata", "aimock", name))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(folder, name), data, 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 3*time.Minute, errors.New("npm takes too long"))
 	defer cancel()
 	install := exec.CommandContext(ctx, "npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=0")
-	install.Dir = folder
-	if said, err := install.CombinedOutput(); err != nil {
+	install.Dir = dir
+	if output, err := install.CombinedOutput(); err != nil {
 		if os.Getenv("REQUIRE_BACKENDS") != "" {
-			t.Fatalf("npm ci: %v\n%s", err, said)
+			t.Fatalf("npm ci: %v\n%s", err, output)
 		}
 		t.Skipf("needs the npm registry: %v", err)
 	}
-	return startServer(t, filepath.Join(folder, "node_modules", ".bin", "llmock"))
+	return startProgram(t, filepath.Join(dir, "node_modules", ".bin", "llmock"))
 }
 
 // freePort finds a port for another process: one below those that the kernel gives
@@ -261,8 +261,8 @@ func freePort(t *testing.T) int {
 	return 0
 }
 
-// startServer starts the server on a free port and waits until it answers.
-func startServer(t *testing.T, program string) string {
+// startProgram starts the server on a free port and waits until it answers.
+func startProgram(t *testing.T, program string) string {
 	t.Helper()
 	port := freePort(t)
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(t.Context()))
@@ -282,7 +282,7 @@ func startServer(t *testing.T, program string) string {
 	})
 	base := fmt.Sprintf("http://127.0.0.1:%d", port)
 	until := time.Now().Add(2 * time.Minute)
-	for get(t, base+"/__aimock/journal?limit=1") == nil {
+	for getPage(t, base+"/__aimock/journal?limit=1") == nil {
 		if time.Now().After(until) {
 			t.Fatal("the model server doesn't answer")
 		}

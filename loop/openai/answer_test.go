@@ -14,127 +14,127 @@ import (
 	"github.com/caisson-run/caisson/loop/openai"
 )
 
-// streams are answers in pieces as endpoints send them, and what they are.
-func streams() map[string]struct {
+// streamCases are answers in pieces as endpoints send them, and what they are.
+func streamCases() map[string]struct {
 	pieces []string
 	want   string
 } {
-	call := func(s string) string { return delta(`{"tool_calls":[` + s + `]}`) }
+	call := func(s string) string { return deltaChunk(`{"tool_calls":[` + s + `]}`) }
 	type c = struct {
 		pieces []string
 		want   string
 	}
 	return map[string]c{
 		"text": {
-			pieces: append(data(delta(`{"role":"assistant","content":""}`), delta(`{"content":"Hel"}`), delta(`{"content":"lo."}`), finish("stop")), "data: [DONE]"),
+			pieces: append(dataEvents(deltaChunk(`{"role":"assistant","content":""}`), deltaChunk(`{"content":"Hel"}`), deltaChunk(`{"content":"lo."}`), finishChunk("stop")), "data: [DONE]"),
 			want:   "text:Hello.",
 		},
 		"one call in pieces": {
-			pieces: append(data(call(`{"index":0,"id":"a","type":"function","function":{"name":"shell","arguments":""}}`),
-				call(`{"index":0,"function":{"arguments":"{\"com"}}`), call(`{"index":0,"function":{"arguments":"mand\":1}"}}`), finish("tool_calls")), "data: [DONE]"),
+			pieces: append(dataEvents(call(`{"index":0,"id":"a","type":"function","function":{"name":"shell","arguments":""}}`),
+				call(`{"index":0,"function":{"arguments":"{\"com"}}`), call(`{"index":0,"function":{"arguments":"mand\":1}"}}`), finishChunk("tool_calls")), "data: [DONE]"),
 			want: `shell(a){"command":1}`,
 		},
 		"two calls, mixed": {
-			pieces: data(call(`{"index":0,"id":"a","function":{"name":"x"}},{"index":1,"id":"b","function":{"name":"y"}}`),
+			pieces: dataEvents(call(`{"index":0,"id":"a","function":{"name":"x"}},{"index":1,"id":"b","function":{"name":"y"}}`),
 				call(`{"index":1,"function":{"arguments":"{\"n\":"}}`), call(`{"index":0,"function":{"arguments":"{}"}}`),
-				call(`{"index":1,"function":{"arguments":"2}"}}`), finish("tool_calls")),
+				call(`{"index":1,"function":{"arguments":"2}"}}`), finishChunk("tool_calls")),
 			want: `x(a){} | y(b){"n":2}`,
 		},
 		"ollama: every index 0, other ids": {
-			pieces: data(call(`{"index":0,"id":"a","function":{"name":"x","arguments":"{}"}}`), call(`{"index":0,"id":"b","function":{"name":"y","arguments":"{}"}}`), finish("stop")),
+			pieces: dataEvents(call(`{"index":0,"id":"a","function":{"name":"x","arguments":"{}"}}`), call(`{"index":0,"id":"b","function":{"name":"y","arguments":"{}"}}`), finishChunk("stop")),
 			want:   `x(a){} | y(b){}`,
 		},
 		"every index 0, no ids": {
-			pieces: data(call(`{"index":0,"function":{"name":"x","arguments":"{}"}}`), call(`{"index":0,"function":{"name":"y","arguments":"{\"a\":1}"}}`), finish("stop")),
+			pieces: dataEvents(call(`{"index":0,"function":{"name":"x","arguments":"{}"}}`), call(`{"index":0,"function":{"name":"y","arguments":"{\"a\":1}"}}`), finishChunk("stop")),
 			want:   `x(){} | y(){"a":1}`,
 		},
 		"every index 0, pieces after a new id": {
-			pieces: data(call(`{"index":0,"id":"a","function":{"name":"x","arguments":"{}"}}`), call(`{"index":0,"id":"b","function":{"name":"y"}}`),
-				call(`{"index":0,"function":{"arguments":"{\"q\":"}}`), call(`{"index":0,"function":{"arguments":"1}"}}`), finish("stop")),
+			pieces: dataEvents(call(`{"index":0,"id":"a","function":{"name":"x","arguments":"{}"}}`), call(`{"index":0,"id":"b","function":{"name":"y"}}`),
+				call(`{"index":0,"function":{"arguments":"{\"q\":"}}`), call(`{"index":0,"function":{"arguments":"1}"}}`), finishChunk("stop")),
 			want: `x(a){} | y(b){"q":1}`,
 		},
 		"no index, ids": {
-			pieces: data(call(`{"id":"a","function":{"name":"x","arguments":"{"}}`), call(`{"id":"b","function":{"name":"y","arguments":"{"}}`),
-				call(`{"id":"a","function":{"arguments":"}"}}`), call(`{"id":"b","function":{"arguments":"}"}}`), finish("tool_calls")),
+			pieces: dataEvents(call(`{"id":"a","function":{"name":"x","arguments":"{"}}`), call(`{"id":"b","function":{"name":"y","arguments":"{"}}`),
+				call(`{"id":"a","function":{"arguments":"}"}}`), call(`{"id":"b","function":{"arguments":"}"}}`), finishChunk("tool_calls")),
 			want: `x(a){} | y(b){}`,
 		},
 		"no index, no ids": {
-			pieces: data(call(`{"function":{"name":"x","arguments":"{\"a\""}}`), call(`{"function":{"arguments":":1}"}}`),
-				call(`{"function":{"name":"x","arguments":"{}"}}`), finish("tool_calls")),
+			pieces: dataEvents(call(`{"function":{"name":"x","arguments":"{\"a\""}}`), call(`{"function":{"arguments":":1}"}}`),
+				call(`{"function":{"name":"x","arguments":"{}"}}`), finishChunk("tool_calls")),
 			want: `x(){"a":1} | x(){}`,
 		},
 		"id and name in every piece": {
-			pieces: data(call(`{"index":0,"id":"a","function":{"name":"x","arguments":"{\"a\""}}`), call(`{"index":0,"id":"a","function":{"name":"x","arguments":":1}"}}`), finish("tool_calls")),
+			pieces: dataEvents(call(`{"index":0,"id":"a","function":{"name":"x","arguments":"{\"a\""}}`), call(`{"index":0,"id":"a","function":{"name":"x","arguments":":1}"}}`), finishChunk("tool_calls")),
 			want:   `x(a){"a":1}`,
 		},
 		"arguments as an object": {
-			pieces: data(call(`{"index":0,"id":"a","function":{"name":"x","arguments":{"path":"a b"}}}`), finish("tool_calls")),
+			pieces: dataEvents(call(`{"index":0,"id":"a","function":{"name":"x","arguments":{"path":"a b"}}}`), finishChunk("tool_calls")),
 			want:   `x(a){"path":"a b"}`,
 		},
 		"index as text, id as number, null arguments": {
-			pieces: data(call(`{"index":"0","id":7,"function":{"name":"x","arguments":null}}`), call(`{"index":"0","id":null,"function":{"name":null,"arguments":"{}"}}`), finish("tool_calls")),
+			pieces: dataEvents(call(`{"index":"0","id":7,"function":{"name":"x","arguments":null}}`), call(`{"index":"0","id":null,"function":{"name":null,"arguments":"{}"}}`), finishChunk("tool_calls")),
 			want:   `x(7){}`,
 		},
 		"the same piece twice runs nothing": { // the loop refuses the arguments
-			pieces: data(call(`{"index":0,"id":"a","function":{"name":"x","arguments":"{}"}}`), call(`{"index":0,"id":"a","function":{"name":"x","arguments":"{}"}}`), finish("tool_calls")),
+			pieces: dataEvents(call(`{"index":0,"id":"a","function":{"name":"x","arguments":"{}"}}`), call(`{"index":0,"id":"a","function":{"name":"x","arguments":"{}"}}`), finishChunk("tool_calls")),
 			want:   `x(a){}{}`,
 		},
 		"200 calls": {
-			pieces: data(call(strings.Join(slices.Repeat([]string{`{"function":{"name":"x","arguments":"{}"}}`}, 200), ",")), finish("tool_calls")),
+			pieces: dataEvents(call(strings.Join(slices.Repeat([]string{`{"function":{"name":"x","arguments":"{}"}}`}, 200), ",")), finishChunk("tool_calls")),
 			want:   strings.Join(slices.Repeat([]string{"x(){}"}, 200), " | "),
 		},
 		"huge index": {
-			pieces: data(call(`{"index":2000000000,"id":"a","function":{"name":"x","arguments":"{}"}}`), call(`{"index":-5,"id":"b","function":{"name":"y","arguments":"{}"}}`), finish("tool_calls")),
+			pieces: dataEvents(call(`{"index":2000000000,"id":"a","function":{"name":"x","arguments":"{}"}}`), call(`{"index":-5,"id":"b","function":{"name":"y","arguments":"{}"}}`), finishChunk("tool_calls")),
 			want:   `x(a){} | y(b){}`,
 		},
 		"finish reason lies": {
-			pieces: data(call(`{"index":0,"id":"a","function":{"name":"x","arguments":"{}"}}`), finish("stop")),
+			pieces: dataEvents(call(`{"index":0,"id":"a","function":{"name":"x","arguments":"{}"}}`), finishChunk("stop")),
 			want:   `x(a){}`,
 		},
 		"no finish reason, done": {
-			pieces: append(data(delta(`{"content":"Hi."}`)), "data: [DONE]"), want: "text:Hi.",
+			pieces: append(dataEvents(deltaChunk(`{"content":"Hi."}`)), "data: [DONE]"), want: "text:Hi.",
 		},
-		"finish reason, not done": {pieces: data(delta(`{"content":"Hi."}`), finish("stop")), want: "text:Hi."},
+		"finish reason, not done": {pieces: dataEvents(deltaChunk(`{"content":"Hi."}`), finishChunk("stop")), want: "text:Hi."},
 		"cut at the output limit": {
-			pieces: data(call(`{"index":0,"id":"a","function":{"name":"x","arguments":"{\"a\":1}"}}`), finish("length")),
+			pieces: dataEvents(call(`{"index":0,"id":"a","function":{"name":"x","arguments":"{\"a\":1}"}}`), finishChunk("length")),
 			want:   `x(a){"a":1} | cut`,
 		},
-		"filtered": {pieces: data(delta(`{"content":"Hi"}`), finish("content_filter")), want: "text:Hi | cut"},
+		"filtered": {pieces: dataEvents(deltaChunk(`{"content":"Hi"}`), finishChunk("content_filter")), want: "text:Hi | cut"},
 		"null content and calls": {
-			pieces: data(delta(`{"content":null,"tool_calls":null,"function_call":null}`), delta(`{"content":"Hi."}`), finish("stop")), want: "text:Hi.",
+			pieces: dataEvents(deltaChunk(`{"content":null,"tool_calls":null,"function_call":null}`), deltaChunk(`{"content":"Hi."}`), finishChunk("stop")), want: "text:Hi.",
 		},
 		"content in parts": {
-			pieces: data(delta(`{"content":[{"type":"thinking","thinking":[{"type":"text","text":"hm"}]},{"type":"text","text":"Hi."}]}`), finish("stop")), want: "thinking:hm | text:Hi.",
+			pieces: dataEvents(deltaChunk(`{"content":[{"type":"thinking","thinking":[{"type":"text","text":"hm"}]},{"type":"text","text":"Hi."}]}`), finishChunk("stop")), want: "thinking:hm | text:Hi.",
 		},
-		"reasoning_content": {pieces: data(delta(`{"reasoning_content":"h"}`), delta(`{"reasoning_content":"m"}`), delta(`{"content":"Hi."}`), finish("stop")), want: "thinking:hm | text:Hi."},
-		"reasoning":         {pieces: data(delta(`{"reasoning":"hm","content":"Hi."}`), finish("stop")), want: "thinking:hm | text:Hi."},
-		"refusal":           {pieces: data(delta(`{"refusal":"No."}`), finish("stop")), want: "text:No."},
-		"function_call":     {pieces: data(delta(`{"function_call":{"name":"x","arguments":"{\"a\""}}`), delta(`{"function_call":{"arguments":":1}"}}`), finish("function_call")), want: `x(){"a":1}`},
+		"reasoning_content": {pieces: dataEvents(deltaChunk(`{"reasoning_content":"h"}`), deltaChunk(`{"reasoning_content":"m"}`), deltaChunk(`{"content":"Hi."}`), finishChunk("stop")), want: "thinking:hm | text:Hi."},
+		"reasoning":         {pieces: dataEvents(deltaChunk(`{"reasoning":"hm","content":"Hi."}`), finishChunk("stop")), want: "thinking:hm | text:Hi."},
+		"refusal":           {pieces: dataEvents(deltaChunk(`{"refusal":"No."}`), finishChunk("stop")), want: "text:No."},
+		"function_call":     {pieces: dataEvents(deltaChunk(`{"function_call":{"name":"x","arguments":"{\"a\""}}`), deltaChunk(`{"function_call":{"arguments":":1}"}}`), finishChunk("function_call")), want: `x(){"a":1}`},
 		"comments and blanks": {
-			pieces: []string{": OPENROUTER PROCESSING", ":", "", "event: message\nid: 1\ndata: " + delta(`{"content":"Hi."}`), "data: ", "retry: 5", "data:" + finish("stop"), "data: [DONE]"},
+			pieces: []string{": OPENROUTER PROCESSING", ":", "", "event: message\nid: 1\ndata: " + deltaChunk(`{"content":"Hi."}`), "data: ", "retry: 5", "data:" + finishChunk("stop"), "data: [DONE]"},
 			want:   "text:Hi.",
 		},
-		"carriage returns": {pieces: []string{"data: " + delta(`{"content":"Hi."}`) + "\r\n\r", "data: " + finish("stop") + "\r\n\r"}, want: "text:Hi."},
+		"carriage returns": {pieces: []string{"data: " + deltaChunk(`{"content":"Hi."}`) + "\r\n\r", "data: " + finishChunk("stop") + "\r\n\r"}, want: "text:Hi."},
 		"data in lines":    {pieces: []string{"data: {\"choices\":\ndata: [{\"delta\":{\"content\":\"Hi.\"},\"finish_reason\":\"stop\"}]}"}, want: "text:Hi."},
-		"other choices":    {pieces: data(`{"choices":[{"index":1,"delta":{"content":"no"}},{"index":0,"delta":{"content":"Hi."},"finish_reason":"stop"}]}`), want: "text:Hi."},
-		"no choices":       {pieces: data(`{"choices":[]}`, `{"choices":null}`, `{}`, delta(`{"content":"Hi."}`), finish("stop")), want: "text:Hi."},
-		"nothing said":     {pieces: data(finish("stop")), want: ""},
-		"after done":       {pieces: append(append(data(delta(`{"content":"Hi."}`)), "data: [DONE]"), data(delta(`{"content":"no"}`))...), want: "text:Hi."},
-		"unknown fields":   {pieces: data(`{"x":[{}],"choices":[{"y":{},"logprobs":null,"delta":{"content":"Hi.","z":1},"finish_reason":"stop"}],"system_fingerprint":null}`), want: "text:Hi."},
-		"error: null":      {pieces: data(`{"error":null,"choices":[{"delta":{"content":"Hi."},"finish_reason":"stop"}]}`), want: "text:Hi."},
-		"a call in a text": {pieces: data(delta(`{"content":"<tool_call>{\"name\":\"x\"}</tool_call>"}`), finish("stop")), want: `text:<tool_call>{"name":"x"}</tool_call>`},
+		"other choices":    {pieces: dataEvents(`{"choices":[{"index":1,"delta":{"content":"no"}},{"index":0,"delta":{"content":"Hi."},"finish_reason":"stop"}]}`), want: "text:Hi."},
+		"no choices":       {pieces: dataEvents(`{"choices":[]}`, `{"choices":null}`, `{}`, deltaChunk(`{"content":"Hi."}`), finishChunk("stop")), want: "text:Hi."},
+		"no content":       {pieces: dataEvents(finishChunk("stop")), want: ""},
+		"after done":       {pieces: append(append(dataEvents(deltaChunk(`{"content":"Hi."}`)), "data: [DONE]"), dataEvents(deltaChunk(`{"content":"no"}`))...), want: "text:Hi."},
+		"unknown fields":   {pieces: dataEvents(`{"x":[{}],"choices":[{"y":{},"logprobs":null,"delta":{"content":"Hi.","z":1},"finish_reason":"stop"}],"system_fingerprint":null}`), want: "text:Hi."},
+		"error: null":      {pieces: dataEvents(`{"error":null,"choices":[{"delta":{"content":"Hi."},"finish_reason":"stop"}]}`), want: "text:Hi."},
+		"a call in a text": {pieces: dataEvents(deltaChunk(`{"content":"<tool_call>{\"name\":\"x\"}</tool_call>"}`), finishChunk("stop")), want: `text:<tool_call>{"name":"x"}</tool_call>`},
 	}
 }
 
 func TestStreams(t *testing.T) {
-	for name, tt := range streams() {
+	for name, tt := range streamCases() {
 		t.Run(name, func(t *testing.T) {
-			e := serve(t, events(tt.pieces...))
-			resp, text, err := complete(t, e.model(t, streaming), request())
+			e := newEndpoint(t, respondEvents(tt.pieces...))
+			resp, text, err := callModel(t, e.newModel(t, enableStream), newRequest())
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(tt.want, short(resp)); diff != "" {
+			if diff := cmp.Diff(tt.want, summarize(resp)); diff != "" {
 				t.Errorf("answer (-want +got):\n%s", diff)
 			}
 			for _, b := range resp.Message.Blocks {
@@ -148,51 +148,51 @@ func TestStreams(t *testing.T) {
 
 // TestBrokenStreams: nothing of an answer that is not whole is used.
 func TestBrokenStreams(t *testing.T) {
-	call := delta(`{"tool_calls":[{"index":0,"id":"a","function":{"name":"shell","arguments":"{\"command\":\"rm x\"}"}}]}`)
+	call := deltaChunk(`{"tool_calls":[{"index":0,"id":"a","function":{"name":"shell","arguments":"{\"command\":\"rm x\"}"}}]}`)
 	for name, tt := range map[string]struct {
 		answer func(int, http.ResponseWriter, *http.Request)
 		class  loop.ErrorClass
 		status int
 	}{
-		"ends without an end":    {answer: events(data(call)...), class: loop.ModelNetwork},
-		"ends at once":           {answer: events(), class: loop.ModelNetwork},
-		"text, without an end":   {answer: events(data(delta(`{"content":"Hel"}`))...), class: loop.ModelNetwork},
-		"connection cut":         {answer: cutAfter(data(call)...), class: loop.ModelNetwork},
-		"connection cut at once": {answer: cutAfter(), class: loop.ModelNetwork},
-		"error in the stream":    {answer: events(data(call, `{"error":{"message":"provider is down","code":502}}`)...), class: loop.ModelServer, status: 502},
+		"ends without an end":    {answer: respondEvents(dataEvents(call)...), class: loop.ModelNetwork},
+		"ends at once":           {answer: respondEvents(), class: loop.ModelNetwork},
+		"text, without an end":   {answer: respondEvents(dataEvents(deltaChunk(`{"content":"Hel"}`))...), class: loop.ModelNetwork},
+		"connection cut":         {answer: respondThenAbort(dataEvents(call)...), class: loop.ModelNetwork},
+		"connection cut at once": {answer: respondThenAbort(), class: loop.ModelNetwork},
+		"error in the stream":    {answer: respondEvents(dataEvents(call, `{"error":{"message":"provider is down","code":502}}`)...), class: loop.ModelServer, status: 502},
 		"rate limit in the stream": {
-			answer: events(data(call, `{"error":{"message":"slow down","code":429,"metadata":{}},"choices":[]}`)...), class: loop.ModelRateLimit, status: 429,
+			answer: respondEvents(dataEvents(call, `{"error":{"message":"slow down","code":429,"metadata":{}},"choices":[]}`)...), class: loop.ModelRateLimit, status: 429,
 		},
-		"error as text": {answer: events(data(call, `{"error":"boom"}`)...), class: loop.ModelServer, status: 502},
-		"error, typed":  {answer: events("event: error\ndata: {\"error\":{\"type\":\"rate_limit_exceeded\",\"message\":\"x\"}}"), class: loop.ModelRateLimit, status: 429},
-		"not JSON":      {answer: events(data(call, `{"choices":[{`)...), class: loop.ModelOther},
-		"HTML":          {answer: events("<html>\n<body>502 Bad Gateway"), class: loop.ModelNetwork},
+		"error as text": {answer: respondEvents(dataEvents(call, `{"error":"boom"}`)...), class: loop.ModelServer, status: 502},
+		"error, typed":  {answer: respondEvents("event: error\ndata: {\"error\":{\"type\":\"rate_limit_exceeded\",\"message\":\"x\"}}"), class: loop.ModelRateLimit, status: 429},
+		"not JSON":      {answer: respondEvents(dataEvents(call, `{"choices":[{`)...), class: loop.ModelOther},
+		"HTML":          {answer: respondEvents("<html>\n<body>502 Bad Gateway"), class: loop.ModelNetwork},
 		"choices are no list": {
-			answer: events(data(`{"choices":{"delta":1}}`)...), class: loop.ModelOther,
+			answer: respondEvents(dataEvents(`{"choices":{"delta":1}}`)...), class: loop.ModelOther,
 		},
-		"deep": {answer: events(data(`{"choices":` + strings.Repeat("[", 1e5))...), class: loop.ModelOther},
+		"deep": {answer: respondEvents(dataEvents(`{"choices":` + strings.Repeat("[", 1e5))...), class: loop.ModelOther},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := serve(t, tt.answer)
-			resp, _, err := complete(t, e.model(t, streaming), request())
+			e := newEndpoint(t, tt.answer)
+			resp, _, err := callModel(t, e.newModel(t, enableStream), newRequest())
 			failure, ok := errors.AsType[*loop.ModelError](err)
 			if !ok || failure.Class != tt.class || failure.Status != tt.status {
 				t.Errorf("error %v, want class %s, status %d", err, tt.class, tt.status)
 			}
 			if len(resp.Message.Blocks) != 0 {
-				t.Errorf("a broken answer was used: %s", short(resp))
+				t.Errorf("a broken answer was used: %s", summarize(resp))
 			}
-			if e.asked() != 1 {
-				t.Errorf("asked %d times: an answer that had begun was asked for again", e.asked())
+			if e.countRequests() != 1 {
+				t.Errorf("%d requests: an answer that had begun was requested again", e.countRequests())
 			}
 		})
 	}
 }
 
-// cutAfter cuts the connection after some events.
-func cutAfter(pieces ...string) func(int, http.ResponseWriter, *http.Request) {
+// respondThenAbort cuts the connection after some events.
+func respondThenAbort(pieces ...string) func(int, http.ResponseWriter, *http.Request) {
 	return func(n int, w http.ResponseWriter, r *http.Request) {
-		events(append([]string{": hello"}, pieces...)...)(n, w, r)
+		respondEvents(append([]string{": hello"}, pieces...)...)(n, w, r)
 		panic(http.ErrAbortHandler)
 	}
 }
@@ -210,13 +210,13 @@ func TestWhole(t *testing.T) {
 		"text and calls": {body: message(`{"content":"Let me see.","tool_calls":[{"id":"a","function":{"name":"x","arguments":"{}"}}]}`), want: `text:Let me see. | x(a){}`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for mode, change := range map[string]func(*openai.Options){"asked": nil, "stream was asked": streaming} {
-				e := serve(t, whole(http.StatusOK, tt.body))
-				resp, text, err := complete(t, e.model(t, change), request())
+			for mode, change := range map[string]func(*openai.Options){"requested": nil, "stream requested": enableStream} {
+				e := newEndpoint(t, respondJSON(http.StatusOK, tt.body))
+				resp, text, err := callModel(t, e.newModel(t, change), newRequest())
 				if err != nil {
 					t.Fatalf("%s: %v", mode, err)
 				}
-				if diff := cmp.Diff(tt.want, short(resp)); diff != "" {
+				if diff := cmp.Diff(tt.want, summarize(resp)); diff != "" {
 					t.Errorf("%s: answer (-want +got):\n%s", mode, diff)
 				}
 				if strings.HasPrefix(tt.want, "text:") && text == "" {
@@ -235,17 +235,17 @@ func TestBrokenWhole(t *testing.T) {
 		answer func(int, http.ResponseWriter, *http.Request)
 		class  loop.ErrorClass
 	}{
-		"no choices":        {answer: whole(http.StatusOK, `{"choices":[]}`), class: loop.ModelOther},
-		"not JSON":          {answer: whole(http.StatusOK, `<html>`), class: loop.ModelOther},
-		"a web page":        {answer: page, class: loop.ModelOther},
-		"nothing":           {answer: whole(http.StatusOK, ``), class: loop.ModelOther},
-		"error under 200":   {answer: whole(http.StatusOK, `{"error":{"message":"model is loading","code":503}}`), class: loop.ModelServer},
-		"shorter than said": {answer: shortBody, class: loop.ModelNetwork},
+		"no choices":             {answer: respondJSON(http.StatusOK, `{"choices":[]}`), class: loop.ModelOther},
+		"not JSON":               {answer: respondJSON(http.StatusOK, `<html>`), class: loop.ModelOther},
+		"a web page":             {answer: respondHTML, class: loop.ModelOther},
+		"nothing":                {answer: respondJSON(http.StatusOK, ``), class: loop.ModelOther},
+		"error under 200":        {answer: respondJSON(http.StatusOK, `{"error":{"message":"model is loading","code":503}}`), class: loop.ModelServer},
+		"shorter than announced": {answer: respondShortBody, class: loop.ModelNetwork},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for mode, change := range map[string]func(*openai.Options){"whole": nil, "stream": streaming} {
-				e := serve(t, tt.answer)
-				_, _, err := complete(t, e.model(t, change), request())
+			for mode, change := range map[string]func(*openai.Options){"whole": nil, "stream": enableStream} {
+				e := newEndpoint(t, tt.answer)
+				_, _, err := callModel(t, e.newModel(t, change), newRequest())
 				if failure, ok := errors.AsType[*loop.ModelError](err); !ok || failure.Class != tt.class {
 					t.Errorf("%s: error %v, want class %s", mode, err, tt.class)
 				}
@@ -254,14 +254,14 @@ func TestBrokenWhole(t *testing.T) {
 	}
 }
 
-// page is what a web site answers, where the base URL is wrong.
-func page(_ int, w http.ResponseWriter, _ *http.Request) {
+// respondHTML is what a web site answers, where the base URL is wrong.
+func respondHTML(_ int, w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	_, _ = w.Write([]byte("<!doctype html><title>Welcome</title>"))
 }
 
-// shortBody says that more would come.
-func shortBody(_ int, w http.ResponseWriter, _ *http.Request) {
+// respondShortBody says that more would come.
+func respondShortBody(_ int, w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", "1000")
 	_, _ = w.Write([]byte(`{"choices":[{"message":{"content":"Hi`))
@@ -289,8 +289,8 @@ func TestUsage(t *testing.T) {
 		"more cached than there is": {usage: `{"prompt_tokens":5,"prompt_tokens_details":{"cached_tokens":50}}`, want: limits.Usage{CachedInputTokens: 5}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := serve(t, events(append(data(delta(`{"content":"Hi."}`), finish("stop"), `{"choices":[],"usage":`+tt.usage+`}`), "data: [DONE]")...))
-			resp, _, err := complete(t, e.model(t, func(o *openai.Options) { o.Stream, o.Price = true, tt.price }), request())
+			e := newEndpoint(t, respondEvents(append(dataEvents(deltaChunk(`{"content":"Hi."}`), finishChunk("stop"), `{"choices":[],"usage":`+tt.usage+`}`), "data: [DONE]")...))
+			resp, _, err := callModel(t, e.newModel(t, func(o *openai.Options) { o.Stream, o.Price = true, tt.price }), newRequest())
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -22,18 +22,18 @@ type assembly struct {
 	done bool
 }
 
-// maxContent bounds the text, reasoning and arguments of an answer. The longest
+// maxContentBytes bounds the text, reasoning and arguments of an answer. The longest
 // outputs that models have are 128,000 tokens, about half a megabyte; what is
 // larger would only burden the records and every later request.
-const maxContent = 16 << 20
+const maxContentBytes = 16 << 20
 
-// err says whether the answer is too large.
-func (a *assembly) err() error {
+// checkSize says whether the answer is too large.
+func (a *assembly) checkSize() error {
 	size := a.text.Len() + a.thinking.Len()
 	for _, c := range a.calls {
 		size += c.arguments.Len()
 	}
-	if size > maxContent {
+	if size > maxContentBytes {
 		return errTooLarge
 	}
 	return nil
@@ -46,8 +46,8 @@ type call struct {
 	arguments strings.Builder
 }
 
-// add takes one piece.
-func (a *assembly) add(c completion) {
+// addCompletion takes one piece.
+func (a *assembly) addCompletion(c completion) {
 	a.id = orDefault(a.id, string(c.ID))
 	a.model = orDefault(a.model, string(c.Model))
 	if c.Usage != nil {
@@ -62,57 +62,57 @@ func (a *assembly) add(c completion) {
 		}
 		switch {
 		case choice.Delta != nil:
-			a.say(*choice.Delta)
+			a.addMessage(*choice.Delta)
 			for _, piece := range choice.Delta.ToolCalls {
-				a.call(piece)
+				a.addCallPiece(piece)
 			}
 		case choice.Message != nil:
-			a.say(*choice.Message)
+			a.addMessage(*choice.Message)
 			// Each entry of a whole message is a call, whatever its id says.
 			for _, whole := range choice.Message.ToolCalls {
-				a.begin(whole)
+				a.startCall(whole)
 			}
 		}
 	}
 }
 
-// say takes what the model said.
-func (a *assembly) say(s said) {
-	a.thinking.WriteString(s.Content.thinking)
-	a.thinking.WriteString(s.reasoning())
-	if text := s.Content.text + string(s.Refusal); text != "" {
+// addMessage takes what the model said.
+func (a *assembly) addMessage(m wireMessage) {
+	a.thinking.WriteString(m.Content.thinking)
+	a.thinking.WriteString(m.reasoningText())
+	if text := m.Content.text + string(m.Refusal); text != "" {
 		a.text.WriteString(text)
 		a.onDelta(loop.Delta{Text: text})
 	}
-	if s.FunctionCall != nil {
-		a.call(toolCall{Function: *s.FunctionCall})
+	if m.FunctionCall != nil {
+		a.addCallPiece(toolCall{Function: *m.FunctionCall})
 	}
 }
 
-// call adds a piece to the call that it belongs to: by its index, else by its
+// addCallPiece adds a piece to the call that it belongs to: by its index, else by its
 // id, else by order. Endpoints that give every call the same index tell them
 // apart by id, or by a name that comes when the call before is complete.
-func (a *assembly) call(piece toolCall) {
-	c := a.find(piece)
+func (a *assembly) addCallPiece(piece toolCall) {
+	c := a.findCall(piece)
 	if c == nil {
-		a.begin(piece)
+		a.startCall(piece)
 		return
 	}
-	a.extend(c, piece)
+	a.extendCall(c, piece)
 }
 
-// begin starts a call.
-func (a *assembly) begin(piece toolCall) {
+// startCall starts a call.
+func (a *assembly) startCall(piece toolCall) {
 	c := &call{index: -1}
 	if i, err := strconv.Atoi(string(piece.Index)); err == nil {
 		c.index = i
 	}
 	a.calls = append(a.calls, c)
-	a.extend(c, piece)
+	a.extendCall(c, piece)
 }
 
-// extend adds a piece to its call.
-func (a *assembly) extend(c *call, piece toolCall) {
+// extendCall adds a piece to its call.
+func (a *assembly) extendCall(c *call, piece toolCall) {
 	if name := string(piece.Function.Name); name != "" && name != c.name {
 		c.name += name // a name in pieces comes before any argument
 		a.onDelta(loop.Delta{ToolName: c.name})
@@ -121,8 +121,8 @@ func (a *assembly) extend(c *call, piece toolCall) {
 	c.arguments.WriteString(string(piece.Function.Arguments))
 }
 
-// find is the call that a piece continues, or nil where it begins one.
-func (a *assembly) find(piece toolCall) *call {
+// findCall is the call that a piece continues, or nil where it begins one.
+func (a *assembly) findCall(piece toolCall) *call {
 	index, err := strconv.Atoi(string(piece.Index))
 	indexed, id, named := err == nil, string(piece.ID), piece.Function.Name != ""
 	for _, c := range slices.Backward(a.calls) {
@@ -133,7 +133,7 @@ func (a *assembly) find(piece toolCall) *call {
 			return c
 		case !indexed && id != "":
 			continue // an id that no call has begins one
-		case named && c.name != "" && (!indexed || c.complete()):
+		case named && c.name != "" && (!indexed || c.isComplete()):
 			return nil // a name begins the next call in the same place
 		}
 		return c
@@ -141,13 +141,13 @@ func (a *assembly) find(piece toolCall) *call {
 	return nil
 }
 
-// complete says that the call's arguments are whole.
-func (c *call) complete() bool {
+// isComplete says that the call's arguments are whole.
+func (c *call) isComplete() bool {
 	return c.arguments.Len() > 0 && json.Valid([]byte(c.arguments.String()))
 }
 
-// response is the whole answer.
-func (a *assembly) response() loop.Response {
+// buildResponse is the whole answer.
+func (a *assembly) buildResponse() loop.Response {
 	m := loop.Message{Role: loop.RoleAssistant}
 	if a.thinking.Len() > 0 {
 		m.Blocks = append(m.Blocks, loop.Block{Thinking: &loop.Thinking{Text: a.thinking.String()}})
@@ -166,7 +166,7 @@ func (a *assembly) response() loop.Response {
 		Truncated: slices.Contains([]string{"length", "max_tokens", "model_length", "content_filter"}, strings.ToLower(a.finish)),
 	}
 	if a.usage != nil {
-		r.Usage = a.usage.limits()
+		r.Usage = a.usage.limitsUsage()
 	}
 	return r
 }

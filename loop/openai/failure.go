@@ -24,40 +24,42 @@ var errMalformed = errors.New("answer is not a chat completion")
 type streamError struct{ body []byte }
 
 // Error says what the endpoint said.
-func (e *streamError) Error() string { return "endpoint failed in its answer: " + explain(e.body) }
+func (e *streamError) Error() string {
+	return "endpoint failed in its answer: " + extractMessage(e.body)
+}
 
 // refusal is what an endpoint answered instead of a completion.
 type refusal struct {
-	status int
-	said   string
+	status  int
+	message string
 }
 
 // Error gives the status and what was said.
 func (e *refusal) Error() string {
-	if e.said == "" {
+	if e.message == "" {
 		return fmt.Sprintf("endpoint answered %d %s", e.status, http.StatusText(e.status))
 	}
-	return fmt.Sprintf("endpoint answered %d %s: %s", e.status, http.StatusText(e.status), e.said)
+	return fmt.Sprintf("endpoint answered %d %s: %s", e.status, http.StatusText(e.status), e.message)
 }
 
-// failure classes what went wrong. Texts may go to a log, so the key is taken
+// toModelError classes what went wrong. Texts may go to a log, so the key is taken
 // out of what the endpoint said.
-func (w *watch) failure(err error) error {
+func (w *watcher) toModelError(err error) error {
 	inStream, ok := errors.AsType[*streamError](err)
 	switch {
 	case ok:
-		status, said := statusOf(inStream.body), w.redact(explain(inStream.body))
-		class := classify(status, said)
-		return &loop.ModelError{Class: class, Status: status, ProviderMessage: shown(class, said), Err: &refusal{status: status, said: said}}
+		status, message := embeddedStatus(inStream.body), w.redactKey(extractMessage(inStream.body))
+		class := classifyRefusal(status, message)
+		return &loop.ModelError{Class: class, Status: status, ProviderMessage: messageForUsers(class, message), Err: &refusal{status: status, message: message}}
 	case w.status != 0:
-		said := w.redact(explain(w.body))
-		class := classify(w.status, said)
+		message := w.redactKey(extractMessage(w.body))
+		class := classifyRefusal(w.status, message)
 		return &loop.ModelError{
-			Class: class, Status: w.status, ProviderMessage: shown(class, said), RetryAfter: retryAfter(w.header),
-			Err: &refusal{status: w.status, said: said},
+			Class: class, Status: w.status, ProviderMessage: messageForUsers(class, message), RetryAfter: parseRetryAfter(w.header),
+			Err: &refusal{status: w.status, message: message},
 		}
 	case errors.Is(err, bufio.ErrTooLong): // one event of more than 32 MiB
-		return w.failure(errTooLarge)
+		return w.toModelError(errTooLarge)
 	case errors.Is(err, errMalformed), errors.Is(err, errTooLarge):
 		return &loop.ModelError{
 			Class: loop.ModelOther, Visible: true, Err: fmt.Errorf("model endpoint %s: %w", safeurl.String(w.options.BaseURL), err),
@@ -73,32 +75,32 @@ func (w *watch) failure(err error) error {
 	}
 }
 
-// shown returns what users are shown of an endpoint's words: those about the
+// messageForUsers returns what users are shown of an endpoint's words: those about the
 // request's model, key or quota, which they can do something about.
-func shown(class loop.ErrorClass, said string) string {
+func messageForUsers(class loop.ErrorClass, message string) string {
 	switch class {
 	case loop.ModelInvalidRequest, loop.ModelAuth, loop.ModelRateLimit:
-		return safeurl.InText(said)
+		return safeurl.InText(message)
 	}
 	return ""
 }
 
-// redact takes the key out of a text.
-func (w *watch) redact(said string) string {
+// redactKey takes the key out of a text.
+func (w *watcher) redactKey(text string) string {
 	if w.options.APIKey == "" {
-		return said
+		return text
 	}
-	return strings.ReplaceAll(said, w.options.APIKey, "[key]")
+	return strings.ReplaceAll(text, w.options.APIKey, "[key]")
 }
 
-// classify classes a refusal by its status and what was said.
-func classify(status int, said string) loop.ErrorClass {
+// classifyRefusal classes a refusal by its status and what was said.
+func classifyRefusal(status int, message string) loop.ErrorClass {
 	switch {
 	case status == http.StatusUnauthorized, status == http.StatusForbidden:
 		return loop.ModelAuth
 	case status == http.StatusTooManyRequests:
 		return loop.ModelRateLimit
-	case status == http.StatusRequestEntityTooLarge, overflows(said):
+	case status == http.StatusRequestEntityTooLarge, isContextOverflow(message):
 		return loop.ModelContextOverflow
 	case status == http.StatusRequestTimeout, status >= http.StatusInternalServerError:
 		return loop.ModelServer
@@ -109,17 +111,17 @@ func classify(status int, said string) loop.ErrorClass {
 	}
 }
 
-// overflows says that a refusal is about the length of the conversation. There
+// isContextOverflow says that a refusal is about the length of the conversation. There
 // is no common code: these are the words of OpenAI, vLLM, llama.cpp, Mistral,
 // Groq, OpenRouter and the endpoints behind it.
-func overflows(said string) bool {
-	said = strings.ToLower(said)
-	for _, words := range []string{
+func isContextOverflow(message string) bool {
+	message = strings.ToLower(message)
+	for _, phrase := range []string{
 		"context_length", "context length", "context window", "context size", "maximum context", "max_model_len",
 		"prompt is too long", "input is too long", "too many tokens", "too many input tokens", "reduce the length",
 		"exceeds the maximum number of tokens", "string_above_max_length",
 	} {
-		if strings.Contains(said, words) {
+		if strings.Contains(message, phrase) {
 			return true
 		}
 	}
@@ -135,56 +137,56 @@ func refusedParameter(err error) (string, bool) {
 		return "", false
 	}
 	bad := refused.status == http.StatusBadRequest || refused.status == http.StatusUnprocessableEntity
-	return refused.said, bad
+	return refused.message, bad
 }
 
-// maxSaid bounds what is kept of an endpoint's words.
-const maxSaid = 500
+// maxMessageRunes bounds what is kept of an endpoint's words.
+const maxMessageRunes = 500
 
-// explain takes the words out of an error's body: error.message, error,
+// extractMessage takes the words out of an error's body: error.message, error,
 // message, detail, with the code and type beside it, or the body itself.
-func explain(body []byte) string {
+func extractMessage(body []byte) string {
 	var parts []string
 	var envelope map[string]json.RawMessage
 	if json.Unmarshal(body, &envelope) == nil {
 		for _, key := range []string{"error", "message", "detail"} {
-			parts = append(parts, words(envelope[key])...)
+			parts = append(parts, memberTexts(envelope[key])...)
 		}
 	}
-	said := strings.Join(parts, "; ")
-	if said == "" {
-		said = string(body)
+	message := strings.Join(parts, "; ")
+	if message == "" {
+		message = string(body)
 	}
-	said = strings.Map(func(r rune) rune {
+	message = strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) || r == unicode.ReplacementChar {
 			return ' '
 		}
 		return r
-	}, strings.ToValidUTF8(said, ""))
-	if runes := []rune(said); len(runes) > maxSaid {
-		said = string(runes[:maxSaid]) + "…"
+	}, strings.ToValidUTF8(message, ""))
+	if runes := []rune(message); len(runes) > maxMessageRunes {
+		message = string(runes[:maxMessageRunes]) + "…"
 	}
-	return strings.TrimSpace(said)
+	return strings.TrimSpace(message)
 }
 
-// words are the texts of one member of an error's body.
-func words(raw json.RawMessage) []string {
+// memberTexts are the texts of one member of an error's body.
+func memberTexts(raw json.RawMessage) []string {
 	if len(raw) == 0 {
 		return nil
 	}
 	var inner struct {
-		Message, Code, Type, Param loose
+		Message, Code, Type, Param looseString
 	}
 	if json.Unmarshal(raw, &inner) == nil {
 		var out []string
-		for _, s := range []loose{inner.Message, inner.Code, inner.Type, inner.Param} {
+		for _, s := range []looseString{inner.Message, inner.Code, inner.Type, inner.Param} {
 			if s != "" {
 				out = append(out, string(s))
 			}
 		}
 		return out
 	}
-	var l loose
+	var l looseString
 	_ = l.UnmarshalJSON(raw)
 	if l == "" {
 		return nil
@@ -192,27 +194,27 @@ func words(raw json.RawMessage) []string {
 	return []string{string(l)}
 }
 
-// statusOf is the HTTP status that an error inside an answer names, or 0.
-func statusOf(body []byte) int {
+// embeddedStatus is the HTTP status that an error inside an answer names, or 0.
+func embeddedStatus(body []byte) int {
 	var envelope struct {
 		Error struct {
-			Code, Status loose
+			Code, Status looseString
 		} `json:"error"`
 	}
 	_ = json.Unmarshal(body, &envelope) // an error that is a string has no status
-	for _, s := range []loose{envelope.Error.Code, envelope.Error.Status} {
+	for _, s := range []looseString{envelope.Error.Code, envelope.Error.Status} {
 		if n, err := strconv.Atoi(string(s)); err == nil && n >= 400 && n < 600 {
 			return n
 		}
 	}
-	if said := strings.ToLower(string(body)); strings.Contains(said, "rate_limit") || strings.Contains(said, "rate limit") {
+	if text := strings.ToLower(string(body)); strings.Contains(text, "rate_limit") || strings.Contains(text, "rate limit") {
 		return http.StatusTooManyRequests
 	}
 	return http.StatusBadGateway
 }
 
-// retryAfter is what the endpoint asked to wait, or zero.
-func retryAfter(h http.Header) time.Duration {
+// parseRetryAfter is what the endpoint asked to wait, or zero.
+func parseRetryAfter(h http.Header) time.Duration {
 	if ms, err := strconv.ParseFloat(h.Get("Retry-After-Ms"), 64); err == nil && ms > 0 && ms < math.MaxInt32 {
 		return time.Duration(ms * float64(time.Millisecond))
 	}

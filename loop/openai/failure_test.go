@@ -38,8 +38,8 @@ func TestRefusals(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for mode, stream := range map[string]bool{"whole": false, "stream": true} {
-				e := serve(t, whole(tt.status, tt.body))
-				_, _, err := complete(t, e.model(t, func(o *openai.Options) { o.Stream, o.MaxRetries = stream, new(0) }), request())
+				e := newEndpoint(t, respondJSON(tt.status, tt.body))
+				_, _, err := callModel(t, e.newModel(t, func(o *openai.Options) { o.Stream, o.MaxRetries = stream, new(0) }), newRequest())
 				failure, ok := errors.AsType[*loop.ModelError](err)
 				if !ok || failure.Class != tt.class || failure.Status != tt.status {
 					t.Fatalf("%s: error %v, want class %s", mode, err, tt.class)
@@ -50,8 +50,8 @@ func TestRefusals(t *testing.T) {
 				if failure.Visible {
 					t.Errorf("%s: what the endpoint said is shown to users", mode)
 				}
-				if e.asked() != 1 {
-					t.Errorf("%s: asked %d times without retries", mode, e.asked())
+				if e.countRequests() != 1 {
+					t.Errorf("%s: %d requests without retries", mode, e.countRequests())
 				}
 			}
 		})
@@ -59,38 +59,38 @@ func TestRefusals(t *testing.T) {
 }
 
 func TestRetries(t *testing.T) {
-	ok := whole(http.StatusOK, done)
+	ok := respondJSON(http.StatusOK, doneResponse)
 	after := func(header, value string, status int) func(int, http.ResponseWriter, *http.Request) {
 		return func(n int, w http.ResponseWriter, r *http.Request) {
 			w.Header().Set(header, value)
-			whole(status, `{"error":{"message":"later"}}`)(n, w, r)
+			respondJSON(status, `{"error":{"message":"later"}}`)(n, w, r)
 		}
 	}
 	ms := func(status int) func(int, http.ResponseWriter, *http.Request) {
 		return after("Retry-After-Ms", "5", status)
 	}
 	for name, tt := range map[string]struct {
-		answers []func(int, http.ResponseWriter, *http.Request)
-		class   loop.ErrorClass
-		asked   int
+		answers  []func(int, http.ResponseWriter, *http.Request)
+		class    loop.ErrorClass
+		requests int
 	}{
-		"then it works":         {answers: []func(int, http.ResponseWriter, *http.Request){ms(429), ms(503), ok}, asked: 3},
-		"two retries":           {answers: []func(int, http.ResponseWriter, *http.Request){ms(503), ms(503), ms(429), ok}, asked: 3, class: loop.ModelRateLimit},
-		"not for a bad request": {answers: []func(int, http.ResponseWriter, *http.Request){ms(400), ok}, asked: 1, class: loop.ModelInvalidRequest},
-		"not for a bad key":     {answers: []func(int, http.ResponseWriter, *http.Request){ms(401), ok}, asked: 1, class: loop.ModelAuth},
+		"then it works":         {answers: []func(int, http.ResponseWriter, *http.Request){ms(429), ms(503), ok}, requests: 3},
+		"two retries":           {answers: []func(int, http.ResponseWriter, *http.Request){ms(503), ms(503), ms(429), ok}, requests: 3, class: loop.ModelRateLimit},
+		"not for a bad request": {answers: []func(int, http.ResponseWriter, *http.Request){ms(400), ok}, requests: 1, class: loop.ModelInvalidRequest},
+		"not for a bad key":     {answers: []func(int, http.ResponseWriter, *http.Request){ms(401), ok}, requests: 1, class: loop.ModelAuth},
 		"asked to wait too long": {
-			answers: []func(int, http.ResponseWriter, *http.Request){after("Retry-After", "3600", 429), ok}, asked: 1, class: loop.ModelRateLimit,
+			answers: []func(int, http.ResponseWriter, *http.Request){after("Retry-After", "3600", 429), ok}, requests: 1, class: loop.ModelRateLimit,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := serve(t, func(n int, w http.ResponseWriter, r *http.Request) { tt.answers[n-1](n, w, r) })
-			_, _, err := complete(t, e.model(t, streaming), request())
+			e := newEndpoint(t, func(n int, w http.ResponseWriter, r *http.Request) { tt.answers[n-1](n, w, r) })
+			_, _, err := callModel(t, e.newModel(t, enableStream), newRequest())
 			failure, _ := errors.AsType[*loop.ModelError](err)
 			if (tt.class == "") != (err == nil) || failure != nil && failure.Class != tt.class {
 				t.Errorf("error %v, want class %q", err, tt.class)
 			}
-			if e.asked() != tt.asked {
-				t.Errorf("asked %d times, want %d", e.asked(), tt.asked)
+			if e.countRequests() != tt.requests {
+				t.Errorf("%d requests, want %d", e.countRequests(), tt.requests)
 			}
 			if name == "asked to wait too long" && failure.RetryAfter != time.Hour {
 				t.Errorf("retry after %v", failure.RetryAfter)
@@ -102,16 +102,16 @@ func TestRetries(t *testing.T) {
 // TestRetryAfter: what the endpoint asks to wait is waited.
 func TestRetryAfter(t *testing.T) {
 	var times []time.Time
-	e := serve(t, func(n int, w http.ResponseWriter, r *http.Request) {
+	e := newEndpoint(t, func(n int, w http.ResponseWriter, r *http.Request) {
 		times = append(times, time.Now())
 		if n == 1 {
 			w.Header().Set("Retry-After", "1")
-			whole(http.StatusTooManyRequests, `{}`)(n, w, r)
+			respondJSON(http.StatusTooManyRequests, `{}`)(n, w, r)
 			return
 		}
-		whole(http.StatusOK, done)(n, w, r)
+		respondJSON(http.StatusOK, doneResponse)(n, w, r)
 	})
-	if _, _, err := complete(t, e.model(t, nil), request()); err != nil {
+	if _, _, err := callModel(t, e.newModel(t, nil), newRequest()); err != nil {
 		t.Fatal(err)
 	}
 	if waited := times[1].Sub(times[0]); waited < time.Second {
@@ -127,7 +127,7 @@ func TestUnreachable(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	_, _, err = complete(t, m, request())
+	_, _, err = callModel(t, m, newRequest())
 	failure, ok := errors.AsType[*loop.ModelError](err)
 	if !ok || failure.Class != loop.ModelNetwork || !failure.Visible {
 		t.Fatalf("error %v", err)
@@ -139,24 +139,24 @@ func TestUnreachable(t *testing.T) {
 
 func TestSilence(t *testing.T) {
 	for name, tt := range map[string]struct {
-		answer func(release chan struct{}) func(int, http.ResponseWriter, *http.Request)
-		says   string
-		asked  int
+		answer   func(release chan struct{}) func(int, http.ResponseWriter, *http.Request)
+		says     string
+		requests int
 	}{
 		"before headers": {
 			answer: func(release chan struct{}) func(int, http.ResponseWriter, *http.Request) {
 				return func(int, http.ResponseWriter, *http.Request) { <-release }
 			},
-			says: "did not begin to answer", asked: 2,
+			says: "did not begin to answer", requests: 2,
 		},
 		"in the answer": {
 			answer: func(release chan struct{}) func(int, http.ResponseWriter, *http.Request) {
 				return func(n int, w http.ResponseWriter, r *http.Request) {
-					events(data(delta(`{"content":"Hel"}`))...)(n, w, r)
+					respondEvents(dataEvents(deltaChunk(`{"content":"Hel"}`))...)(n, w, r)
 					<-release
 				}
 			},
-			says: "fell silent", asked: 1,
+			says: "fell silent", requests: 1,
 		},
 		"in a refusal": {
 			answer: func(release chan struct{}) func(int, http.ResponseWriter, *http.Request) {
@@ -167,26 +167,26 @@ func TestSilence(t *testing.T) {
 					<-release
 				}
 			},
-			says: "400", asked: 1,
+			says: "400", requests: 1,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			release := make(chan struct{})
-			e := serve(t, tt.answer(release))
+			e := newEndpoint(t, tt.answer(release))
 			defer close(release)
-			m := e.model(t, func(o *openai.Options) {
+			m := e.newModel(t, func(o *openai.Options) {
 				o.Stream, o.MaxRetries = true, new(1)
 				o.IdleTimeout, o.MaxRetryDelay = 100*time.Millisecond, time.Millisecond
 				if name == "before headers" {
 					o.HeaderTimeout = 100 * time.Millisecond
 				}
 			})
-			_, _, err := complete(t, m, request())
+			_, _, err := callModel(t, m, newRequest())
 			if _, ok := errors.AsType[*loop.ModelError](err); !ok || !strings.Contains(err.Error(), tt.says) {
 				t.Errorf("error %v, want one that says %q", err, tt.says)
 			}
-			if e.asked() != tt.asked {
-				t.Errorf("asked %d times, want %d", e.asked(), tt.asked)
+			if e.countRequests() != tt.requests {
+				t.Errorf("%d requests, want %d", e.countRequests(), tt.requests)
 			}
 		})
 	}
@@ -214,18 +214,18 @@ func TestHugeAnswers(t *testing.T) {
 		"many lines": {answer: flood("", "\n", 200)},
 		"comments":   {answer: flood(": ", "\n: ", 200)},
 		"50 MB in one event": {answer: func(n int, w http.ResponseWriter, r *http.Request) {
-			events("data: "+delta(`{"content":"`+strings.Repeat(string(megabyte), 50)+`"}`), "data: "+finish("stop"))(n, w, r)
+			respondEvents("data: "+deltaChunk(`{"content":"`+strings.Repeat(string(megabyte), 50)+`"}`), "data: "+finishChunk("stop"))(n, w, r)
 		}, limit: 64 << 20},
-		"50 MB at once": {answer: whole(http.StatusOK, `{"choices":[{"message":{"content":"`+strings.Repeat(string(megabyte), 50)+`"}}]}`), limit: 64 << 20},
+		"50 MB at once": {answer: respondJSON(http.StatusOK, `{"choices":[{"message":{"content":"`+strings.Repeat(string(megabyte), 50)+`"}}]}`), limit: 64 << 20},
 		"50 MB of arguments": {answer: func(n int, w http.ResponseWriter, r *http.Request) {
 			for range 50 {
-				events("data: "+delta(`{"tool_calls":[{"index":0,"id":"a","function":{"name":"x","arguments":"`+string(megabyte)+`"}}]}`))(n, w, r)
+				respondEvents("data: "+deltaChunk(`{"tool_calls":[{"index":0,"id":"a","function":{"name":"x","arguments":"`+string(megabyte)+`"}}]}`))(n, w, r)
 			}
 		}, limit: 64 << 20},
 		"text": {answer: func(n int, w http.ResponseWriter, r *http.Request) {
-			piece := "data: " + delta(`{"content":"`+string(megabyte)+`"}`)
+			piece := "data: " + deltaChunk(`{"content":"`+string(megabyte)+`"}`)
 			for range 200 {
-				events(piece)(n, w, r)
+				respondEvents(piece)(n, w, r)
 			}
 		}},
 		"whole": {answer: func(_ int, w http.ResponseWriter, _ *http.Request) {
@@ -238,8 +238,8 @@ func TestHugeAnswers(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := serve(t, tt.answer)
-			_, _, err := complete(t, e.model(t, func(o *openai.Options) { o.Stream, o.MaxResponseBytes = true, max(tt.limit, 8<<20) }), request())
+			e := newEndpoint(t, tt.answer)
+			_, _, err := callModel(t, e.newModel(t, func(o *openai.Options) { o.Stream, o.MaxResponseBytes = true, max(tt.limit, 8<<20) }), newRequest())
 			if failure, ok := errors.AsType[*loop.ModelError](err); !ok || failure.Class != loop.ModelOther || !strings.Contains(err.Error(), "larger than allowed") {
 				t.Errorf("error %v", err)
 			}
@@ -254,37 +254,37 @@ func TestCancel(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			release := make(chan struct{})
 			ctx, cancel := context.WithCancelCause(t.Context())
-			e := serve(t, func(n int, w http.ResponseWriter, r *http.Request) {
+			e := newEndpoint(t, func(n int, w http.ResponseWriter, r *http.Request) {
 				if begin {
-					events(data(delta(`{"content":"Hel"}`))...)(n, w, r)
+					respondEvents(dataEvents(deltaChunk(`{"content":"Hel"}`))...)(n, w, r)
 				} else {
 					cancel(why)
 				}
 				<-release
 			})
 			defer close(release)
-			_, err := e.model(t, streaming).Complete(ctx, request(), func(loop.Delta) { cancel(why) })
+			_, err := e.newModel(t, enableStream).Complete(ctx, newRequest(), func(loop.Delta) { cancel(why) })
 			if _, isFailure := errors.AsType[*loop.ModelError](err); !errors.Is(err, why) || isFailure {
 				t.Errorf("error %v", err)
 			}
-			if e.asked() != 1 {
-				t.Errorf("asked %d times", e.asked())
+			if e.countRequests() != 1 {
+				t.Errorf("%d requests", e.countRequests())
 			}
 		})
 	}
 }
 
 func TestConcurrentCalls(t *testing.T) {
-	e := serve(t, func(n int, w http.ResponseWriter, r *http.Request) {
-		events(data(delta(fmt.Sprintf(`{"content":"Hi %d."}`, n)), finish("stop"))...)(n, w, r)
+	e := newEndpoint(t, func(n int, w http.ResponseWriter, r *http.Request) {
+		respondEvents(dataEvents(deltaChunk(fmt.Sprintf(`{"content":"Hi %d."}`, n)), finishChunk("stop"))...)(n, w, r)
 	})
-	m := e.model(t, streaming)
+	m := e.newModel(t, enableStream)
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
-			resp, text, err := complete(t, m, request())
-			if err != nil || short(resp) != "text:"+text {
-				t.Errorf("answer %q, deltas %q, error %v", short(resp), text, err)
+			resp, text, err := callModel(t, m, newRequest())
+			if err != nil || summarize(resp) != "text:"+text {
+				t.Errorf("answer %q, deltas %q, error %v", summarize(resp), text, err)
 			}
 		})
 	}

@@ -24,13 +24,13 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // endpoint is a server that answers with a function, and keeps what it was sent.
 type endpoint struct {
 	*httptest.Server
-	mu     sync.Mutex
-	bodies []map[string]any
-	heads  []http.Header
+	mu      sync.Mutex
+	bodies  []map[string]any
+	headers []http.Header
 }
 
-// serve starts an endpoint; n counts requests from 1.
-func serve(t *testing.T, answer func(n int, w http.ResponseWriter, r *http.Request)) *endpoint {
+// newEndpoint starts an endpoint; n counts requests from 1.
+func newEndpoint(t *testing.T, answer func(n int, w http.ResponseWriter, r *http.Request)) *endpoint {
 	t.Helper()
 	e := &endpoint{}
 	e.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -43,7 +43,7 @@ func serve(t *testing.T, answer func(n int, w http.ResponseWriter, r *http.Reque
 			t.Errorf("request is not JSON: %v", err)
 		}
 		e.mu.Lock()
-		e.bodies, e.heads = append(e.bodies, body), append(e.heads, r.Header)
+		e.bodies, e.headers = append(e.bodies, body), append(e.headers, r.Header)
 		n := len(e.bodies)
 		e.mu.Unlock()
 		if r.URL.Path != "/v1/chat/completions" {
@@ -55,15 +55,15 @@ func serve(t *testing.T, answer func(n int, w http.ResponseWriter, r *http.Reque
 	return e
 }
 
-// asked is how many requests came.
-func (e *endpoint) asked() int {
+// countRequests is how many requests came.
+func (e *endpoint) countRequests() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return len(e.bodies)
 }
 
-// model is a model of the endpoint.
-func (e *endpoint) model(t *testing.T, change func(*openai.Options)) *openai.Model {
+// newModel is a model of the endpoint.
+func (e *endpoint) newModel(t *testing.T, change func(*openai.Options)) *openai.Model {
 	t.Helper()
 	o := openai.Options{Model: "m", BaseURL: e.URL + "/v1", APIKey: "sk-secret-key", MaxRetryDelay: 2 * time.Second}
 	if change != nil {
@@ -77,11 +77,11 @@ func (e *endpoint) model(t *testing.T, change func(*openai.Options)) *openai.Mod
 	return m
 }
 
-// streaming asks for a stream.
-func streaming(o *openai.Options) { o.Stream = true }
+// enableStream asks for a stream.
+func enableStream(o *openai.Options) { o.Stream = true }
 
-// events answers with server-sent events, one for each piece, as they are.
-func events(pieces ...string) func(int, http.ResponseWriter, *http.Request) {
+// respondEvents answers with server-sent events, one for each piece, as they are.
+func respondEvents(pieces ...string) func(int, http.ResponseWriter, *http.Request) {
 	return func(_ int, w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		for _, p := range pieces {
@@ -91,8 +91,8 @@ func events(pieces ...string) func(int, http.ResponseWriter, *http.Request) {
 	}
 }
 
-// data makes events of JSON values.
-func data(values ...string) []string {
+// dataEvents makes events of JSON values.
+func dataEvents(values ...string) []string {
 	out := make([]string, 0, len(values))
 	for _, v := range values {
 		out = append(out, "data: "+v)
@@ -100,8 +100,8 @@ func data(values ...string) []string {
 	return out
 }
 
-// whole answers with one JSON value.
-func whole(status int, body string) func(int, http.ResponseWriter, *http.Request) {
+// respondJSON answers with one JSON value.
+func respondJSON(status int, body string) func(int, http.ResponseWriter, *http.Request) {
 	return func(_ int, w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(status)
@@ -109,26 +109,26 @@ func whole(status int, body string) func(int, http.ResponseWriter, *http.Request
 	}
 }
 
-// delta is a chunk with a delta, as JSON.
-func delta(d string) string {
+// deltaChunk is a chunk with a delta, as JSON.
+func deltaChunk(d string) string {
 	return `{"id":"c1","model":"m-1","choices":[{"index":0,"delta":` + d + `}]}`
 }
 
-// finish is a chunk with a finish reason.
-func finish(reason string) string {
+// finishChunk is a chunk with a finish reason.
+func finishChunk(reason string) string {
 	return `{"choices":[{"index":0,"delta":{},"finish_reason":"` + reason + `"}]}`
 }
 
-// request is an ordinary request.
-func request() loop.Request {
+// newRequest is an ordinary request.
+func newRequest() loop.Request {
 	return loop.Request{
 		Messages: []loop.Message{loop.NewText(loop.RoleUser, "Do it.")},
 		Tools:    []tools.Definition{{Name: "shell", Description: "Runs.", InputSchema: []byte(`{"type":"object"}`)}},
 	}
 }
 
-// complete makes one call with a deadline; text is what came as deltas.
-func complete(t *testing.T, m *openai.Model, req loop.Request) (resp loop.Response, text string, err error) {
+// callModel makes one call with a deadline; text is what came as deltas.
+func callModel(t *testing.T, m *openai.Model, req loop.Request) (resp loop.Response, text string, err error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 20*time.Second, fmt.Errorf("test takes too long"))
 	defer cancel()
@@ -137,8 +137,8 @@ func complete(t *testing.T, m *openai.Model, req loop.Request) (resp loop.Respon
 	return resp, b.String(), err
 }
 
-// short is an answer in one line: text, then each call as name(id)arguments.
-func short(r loop.Response) string {
+// summarize is an answer in one line: text, then each call as name(id)arguments.
+func summarize(r loop.Response) string {
 	var parts []string
 	for _, b := range r.Message.Blocks {
 		switch {

@@ -28,8 +28,8 @@ func FuzzAnswer(f *testing.F) {
 		f.Add(s, false)
 	}
 	f.Fuzz(func(t *testing.T, body string, stream bool) {
-		var said strings.Builder
-		onDelta := func(d loop.Delta) { said.WriteString(d.Text) }
+		var deltas strings.Builder
+		onDelta := func(d loop.Delta) { deltas.WriteString(d.Text) }
 		var (
 			resp loop.Response
 			err  error
@@ -40,8 +40,8 @@ func FuzzAnswer(f *testing.F) {
 			resp, err = readWhole([]byte(body), onDelta)
 		}
 		if err != nil {
-			w := &watch{}
-			if text := w.failure(err).Error(); len(text) > 2000 || !utf8.ValidString(text) {
+			w := &watcher{}
+			if text := w.toModelError(err).Error(); len(text) > 2000 || !utf8.ValidString(text) {
 				t.Errorf("the error says %q", text)
 			}
 			if len(resp.Message.Blocks) > 0 {
@@ -55,8 +55,8 @@ func FuzzAnswer(f *testing.F) {
 				text += b.Text.Text
 			}
 		}
-		if text != said.String() {
-			t.Errorf("delivered %q, answered %q", said.String(), text)
+		if text != deltas.String() {
+			t.Errorf("delivered %q, answered %q", deltas.String(), text)
 		}
 	})
 }

@@ -21,12 +21,12 @@ import (
 type Model struct {
 	options Options
 	client  *http.Client
-	// owned says that client is ours to close.
-	owned   bool
-	service openai.ChatCompletionService
+	// ownsClient says that client is ours to close.
+	ownsClient bool
+	service    openai.ChatCompletionService
 	// quirks is what the endpoint was found to refuse.
-	quirks           atomic.Pointer[quirks]
-	usageMissingSaid atomic.Bool
+	quirks             atomic.Pointer[quirks]
+	usageMissingLogged atomic.Bool
 }
 
 var _ loop.Model = (*Model)(nil)
@@ -46,7 +46,7 @@ func New(o Options) (*Model, error) {
 		if !ok {
 			transport = &http.Transport{Proxy: http.ProxyFromEnvironment}
 		}
-		m.client, m.owned = &http.Client{Transport: transport.Clone()}, true
+		m.client, m.ownsClient = &http.Client{Transport: transport.Clone()}, true
 	}
 	opts := []option.RequestOption{
 		option.WithHTTPClient(m.client),
@@ -71,7 +71,7 @@ func (m *Model) Info() loop.ModelInfo {
 // Close drops idle connections of the model's own HTTP client. Calls that are
 // under way are not disturbed.
 func (m *Model) Close() {
-	if m.owned {
+	if m.ownsClient {
 		m.client.CloseIdleConnections()
 	}
 }
@@ -83,10 +83,10 @@ func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loo
 	}
 	known := *m.quirks.Load()
 	for q := known; ; {
-		resp, err := m.attempt(ctx, req, q, onDelta)
+		resp, err := m.sendRequest(ctx, req, q, onDelta)
 		if err == nil {
-			m.learn(known, q)
-			m.price(&resp)
+			m.storeQuirks(known, q)
+			m.setCost(&resp)
 			return resp, nil
 		}
 		if ctx.Err() != nil {
@@ -94,22 +94,22 @@ func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loo
 		}
 		// Each thing is changed at most once, so this comes to an end.
 		var again bool
-		if q, again = m.adapt(known, q, req, err); !again {
+		if q, again = m.adaptQuirks(known, q, req, err); !again {
 			return loop.Response{}, err
 		}
 	}
 }
 
-// attempt sends the request, with retries, and reads the answer.
-func (m *Model) attempt(ctx context.Context, req loop.Request, q quirks, onDelta func(loop.Delta)) (loop.Response, error) {
-	params, err := m.params(req, q)
+// sendRequest sends the request, with retries, and reads the answer.
+func (m *Model) sendRequest(ctx context.Context, req loop.Request, q quirks, onDelta func(loop.Delta)) (loop.Response, error) {
+	params, err := m.buildParams(req, q)
 	if err != nil {
 		return loop.Response{}, &loop.ModelError{Class: loop.ModelInvalidRequest, Err: err}
 	}
-	watch := &watch{options: m.options}
+	w := &watcher{options: m.options}
 	var res *http.Response
 	opts := []option.RequestOption{
-		option.WithMiddleware(watch.middleware),
+		option.WithMiddleware(w.middleware),
 		option.WithResponseBodyInto(&res),
 	}
 	if m.options.Stream {
@@ -117,25 +117,25 @@ func (m *Model) attempt(ctx context.Context, req loop.Request, q quirks, onDelta
 	}
 	_, err = m.service.New(ctx, params, opts...)
 	if err != nil {
-		return loop.Response{}, watch.failure(err)
+		return loop.Response{}, w.toModelError(err)
 	}
 	defer func() { _ = res.Body.Close() }() // read to its end or given up
-	resp, err := m.read(res, onDelta)
+	resp, err := m.readResponse(res, onDelta)
 	if err != nil {
-		return loop.Response{}, watch.failure(err)
+		return loop.Response{}, w.toModelError(err)
 	}
 	return resp, nil
 }
 
-// read reads an answer in the form that it has, whichever was asked for.
+// readResponse reads an answer in the form that it has, whichever was asked for.
 // Endpoints that stream don't always say so.
-func (m *Model) read(res *http.Response, onDelta func(loop.Delta)) (loop.Response, error) {
-	kind, _, err := mime.ParseMediaType(res.Header.Get("Content-Type"))
+func (m *Model) readResponse(res *http.Response, onDelta func(loop.Delta)) (loop.Response, error) {
+	mediaType, _, err := mime.ParseMediaType(res.Header.Get("Content-Type"))
 	if err != nil {
-		kind = ""
+		mediaType = ""
 	}
-	unsaid := slices.Contains([]string{"", "text/plain", "application/octet-stream"}, kind)
-	if kind == "text/event-stream" || m.options.Stream && unsaid {
+	unspecific := slices.Contains([]string{"", "text/plain", "application/octet-stream"}, mediaType)
+	if mediaType == "text/event-stream" || m.options.Stream && unspecific {
 		return readStream(res, onDelta)
 	}
 	body, err := io.ReadAll(res.Body)

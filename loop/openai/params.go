@@ -14,10 +14,10 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// params builds the wire form of a request. Here, and only here, names take
+// buildParams builds the wire form of a request. Here, and only here, names take
 // their LLM-facing form and calls their provider's ids.
-func (m *Model) params(req loop.Request, q quirks) (openai.ChatCompletionNewParams, error) {
-	p := openai.ChatCompletionNewParams{Model: m.options.Model, Messages: m.messages(req.Messages)}
+func (m *Model) buildParams(req loop.Request, q quirks) (openai.ChatCompletionNewParams, error) {
+	p := openai.ChatCompletionNewParams{Model: m.options.Model, Messages: m.buildMessages(req.Messages)}
 	for _, d := range req.Tools {
 		tool, err := toolParam(d)
 		if err != nil {
@@ -29,7 +29,7 @@ func (m *Model) params(req loop.Request, q quirks) (openai.ChatCompletionNewPara
 		p.Temperature = openai.Float(*m.options.Temperature)
 	}
 	if n := m.maxTokens(req); n > 0 {
-		if m.newMaxTokens(q) {
+		if m.usesMaxCompletionTokens(q) {
 			p.MaxCompletionTokens = openai.Int(n)
 		} else {
 			p.MaxTokens = openai.Int(n)
@@ -65,9 +65,9 @@ func toolParam(d tools.Definition) (openai.ChatCompletionToolUnionParam, error) 
 	}), nil
 }
 
-// messages builds the conversation. Tool messages of this wire hold text
+// buildMessages builds the conversation. Tool messages of this wire hold text
 // alone, so the images of a round's results follow it in a user message.
-func (m *Model) messages(history []loop.Message) []openai.ChatCompletionMessageParamUnion {
+func (m *Model) buildMessages(history []loop.Message) []openai.ChatCompletionMessageParamUnion {
 	ids := loop.WireIDs(history)
 	var (
 		out    []openai.ChatCompletionMessageParamUnion
@@ -85,11 +85,11 @@ func (m *Model) messages(history []loop.Message) []openai.ChatCompletionMessageP
 		}
 		switch message.Role {
 		case loop.RoleSystem:
-			out = append(out, openai.SystemMessage(text(message)))
+			out = append(out, openai.SystemMessage(joinText(message)))
 		case loop.RoleUser:
-			out = append(out, openai.UserMessage(text(message)))
+			out = append(out, openai.UserMessage(joinText(message)))
 		case loop.RoleAssistant:
-			out = append(out, m.assistant(message))
+			out = append(out, m.assistantMessage(message))
 		case loop.RoleTool:
 			for _, b := range message.Blocks {
 				if b.ToolResult == nil {
@@ -106,14 +106,14 @@ func (m *Model) messages(history []loop.Message) []openai.ChatCompletionMessageP
 	return out
 }
 
-// assistant is one answer of the model, as it is sent back.
-func (m *Model) assistant(message loop.Message) openai.ChatCompletionMessageParamUnion {
+// assistantMessage is one answer of the model, as it is sent back.
+func (m *Model) assistantMessage(message loop.Message) openai.ChatCompletionMessageParamUnion {
 	var (
 		p         openai.ChatCompletionAssistantMessageParam
 		reasoning []string
 	)
-	if said := text(message); said != "" {
-		p.Content.OfString = param.NewOpt(said)
+	if content := joinText(message); content != "" {
+		p.Content.OfString = param.NewOpt(content)
 	}
 	for _, b := range message.Blocks {
 		switch {
@@ -159,8 +159,8 @@ func resultContent(r loop.ToolResult) (string, []openai.ChatCompletionContentPar
 	return strings.Join(texts, "\n"), images
 }
 
-// text is a message's text.
-func text(message loop.Message) string {
+// joinText is a message's text.
+func joinText(message loop.Message) string {
 	var parts []string
 	for _, b := range message.Blocks {
 		if b.Text != nil {

@@ -14,11 +14,11 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// done answers with a text.
-var done = `{"choices":[{"message":{"content":"Done."},"finish_reason":"stop"}]}`
+// doneResponse answers with a text.
+var doneResponse = `{"choices":[{"message":{"content":"Done."},"finish_reason":"stop"}]}`
 
 func TestRequest(t *testing.T) {
-	e := serve(t, whole(http.StatusOK, done))
+	e := newEndpoint(t, respondJSON(http.StatusOK, doneResponse))
 	req := loop.Request{
 		Messages: []loop.Message{
 			loop.NewText(loop.RoleSystem, "Be good."),
@@ -39,8 +39,8 @@ func TestRequest(t *testing.T) {
 		},
 		MaxOutputTokens: 77,
 	}
-	m := e.model(t, func(o *openai.Options) { o.Temperature = new(0.0) })
-	if _, _, err := complete(t, m, req); err != nil {
+	m := e.newModel(t, func(o *openai.Options) { o.Temperature = new(0.0) })
+	if _, _, err := callModel(t, m, req); err != nil {
 		t.Fatal(err)
 	}
 	want := `{
@@ -69,17 +69,17 @@ func TestRequest(t *testing.T) {
 	if diff := cmp.Diff(wanted, e.bodies[0]); diff != "" {
 		t.Errorf("request (-want +got):\n%s", diff)
 	}
-	if got := e.heads[0].Get("Authorization"); got != "Bearer sk-secret-key" {
+	if got := e.headers[0].Get("Authorization"); got != "Bearer sk-secret-key" {
 		t.Errorf("authorization %q", got)
 	}
 }
 
 // TestNoToolsField: nothing offered is no field at all.
 func TestNoToolsField(t *testing.T) {
-	e := serve(t, whole(http.StatusOK, done))
-	req := request()
+	e := newEndpoint(t, respondJSON(http.StatusOK, doneResponse))
+	req := newRequest()
 	req.Tools = nil
-	if _, _, err := complete(t, e.model(t, nil), req); err != nil {
+	if _, _, err := callModel(t, e.newModel(t, nil), req); err != nil {
 		t.Fatal(err)
 	}
 	for _, key := range []string{"tools", "tool_choice", "stream", "stream_options", "temperature", "max_tokens"} {
@@ -96,8 +96,8 @@ func TestSendReasoning(t *testing.T) {
 		loop.NewText(loop.RoleUser, "Go on."),
 	}
 	for _, send := range []bool{false, true} {
-		e := serve(t, whole(http.StatusOK, done))
-		if _, _, err := complete(t, e.model(t, func(o *openai.Options) { o.SendReasoning = send }), loop.Request{Messages: history}); err != nil {
+		e := newEndpoint(t, respondJSON(http.StatusOK, doneResponse))
+		if _, _, err := callModel(t, e.newModel(t, func(o *openai.Options) { o.SendReasoning = send }), loop.Request{Messages: history}); err != nil {
 			t.Fatal(err)
 		}
 		_, sent := e.bodies[0]["messages"].([]any)[1].(map[string]any)["reasoning_content"]
@@ -114,30 +114,30 @@ func TestEnvironmentIsNotRead(t *testing.T) {
 	t.Setenv("OPENAI_ORG_ID", "org-from-environment")
 	t.Setenv("OPENAI_PROJECT_ID", "proj-from-environment")
 	t.Setenv("OPENAI_CUSTOM_HEADERS", "X-From: environment")
-	e := serve(t, whole(http.StatusOK, done))
-	if _, _, err := complete(t, e.model(t, func(o *openai.Options) { o.APIKey = "" }), request()); err != nil {
+	e := newEndpoint(t, respondJSON(http.StatusOK, doneResponse))
+	if _, _, err := callModel(t, e.newModel(t, func(o *openai.Options) { o.APIKey = "" }), newRequest()); err != nil {
 		t.Fatal(err)
 	}
-	for key, values := range e.heads[0] {
+	for key, values := range e.headers[0] {
 		if strings.Contains(strings.Join(values, " "), "environment") {
 			t.Errorf("%s: %v", key, values)
 		}
 	}
-	if got := e.heads[0].Get("Authorization"); got != "" {
+	if got := e.headers[0].Get("Authorization"); got != "" {
 		t.Errorf("authorization %q without a key", got)
 	}
 }
 
 // TestRefusedParameters: what an endpoint refuses is left out from then on.
 func TestRefusedParameters(t *testing.T) {
-	refuses := func(status int, said string, bad func(map[string]any) bool) func(*endpoint) func(int, http.ResponseWriter, *http.Request) {
+	refuses := func(status int, body string, bad func(map[string]any) bool) func(*endpoint) func(int, http.ResponseWriter, *http.Request) {
 		return func(e *endpoint) func(int, http.ResponseWriter, *http.Request) {
 			return func(n int, w http.ResponseWriter, r *http.Request) {
 				if bad(e.bodies[n-1]) {
-					whole(status, said)(n, w, r)
+					respondJSON(status, body)(n, w, r)
 					return
 				}
-				whole(http.StatusOK, done)(n, w, r)
+				respondJSON(http.StatusOK, doneResponse)(n, w, r)
 			}
 		}
 	}
@@ -145,42 +145,42 @@ func TestRefusedParameters(t *testing.T) {
 		return func(body map[string]any) bool { _, ok := body[key]; return ok }
 	}
 	for name, tt := range map[string]struct {
-		answer func(*endpoint) func(int, http.ResponseWriter, *http.Request)
-		asked  int
-		ok     bool
+		answer   func(*endpoint) func(int, http.ResponseWriter, *http.Request)
+		requests int
+		ok       bool
 	}{
 		"stream_options": {
-			answer: refuses(400, `{"error":{"message":"Unrecognized request argument supplied: stream_options"}}`, has("stream_options")), asked: 3, ok: true,
+			answer: refuses(400, `{"error":{"message":"Unrecognized request argument supplied: stream_options"}}`, has("stream_options")), requests: 3, ok: true,
 		},
 		"stream_options, 422": {
-			answer: refuses(422, `{"detail":[{"loc":["body","stream_options"],"msg":"extra fields not permitted"}]}`, has("stream_options")), asked: 3, ok: true,
+			answer: refuses(422, `{"detail":[{"loc":["body","stream_options"],"msg":"extra fields not permitted"}]}`, has("stream_options")), requests: 3, ok: true,
 		},
 		"max_tokens": {
-			answer: refuses(400, `{"error":{"message":"Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.","code":"unsupported_parameter"}}`, has("max_tokens")),
-			asked:  3, ok: true,
+			answer:   refuses(400, `{"error":{"message":"Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.","code":"unsupported_parameter"}}`, has("max_tokens")),
+			requests: 3, ok: true,
 		},
 		"whatever it is": {
-			answer: refuses(400, `{"error":{"message":"stream_options, max_tokens: never"}}`, func(map[string]any) bool { return true }), asked: 3,
+			answer: refuses(400, `{"error":{"message":"stream_options, max_tokens: never"}}`, func(map[string]any) bool { return true }), requests: 3,
 		},
 		"something else": {
-			answer: refuses(400, `{"error":{"message":"temperature is not supported"}}`, has("model")), asked: 1,
+			answer: refuses(400, `{"error":{"message":"temperature is not supported"}}`, has("model")), requests: 1,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var e *endpoint
-			e = serve(t, func(n int, w http.ResponseWriter, r *http.Request) { tt.answer(e)(n, w, r) })
-			m := e.model(t, func(o *openai.Options) { o.Stream, o.MaxOutputTokens = true, 5 })
-			_, _, err := complete(t, m, request())
+			e = newEndpoint(t, func(n int, w http.ResponseWriter, r *http.Request) { tt.answer(e)(n, w, r) })
+			m := e.newModel(t, func(o *openai.Options) { o.Stream, o.MaxOutputTokens = true, 5 })
+			_, _, err := callModel(t, m, newRequest())
 			if (err == nil) != tt.ok {
 				t.Errorf("error %v", err)
 			}
 			if tt.ok {
-				if _, _, err := complete(t, m, request()); err != nil {
+				if _, _, err := callModel(t, m, newRequest()); err != nil {
 					t.Errorf("the second time: %v", err)
 				}
 			}
-			if e.asked() != tt.asked {
-				t.Errorf("asked %d times, want %d", e.asked(), tt.asked)
+			if e.countRequests() != tt.requests {
+				t.Errorf("%d requests, want %d", e.countRequests(), tt.requests)
 			}
 		})
 	}
@@ -224,7 +224,7 @@ func TestInfo(t *testing.T) {
 // TestLongToolNames: a name beyond the 64 bytes that OpenAI takes is shortened the
 // same way where it is offered and in the history. The control is its whole wire form.
 func TestLongToolNames(t *testing.T) {
-	e := serve(t, whole(http.StatusOK, done))
+	e := newEndpoint(t, respondJSON(http.StatusOK, doneResponse))
 	long := tools.Name("srv/" + strings.Repeat("a", 100))
 	req := loop.Request{
 		Messages: []loop.Message{
@@ -234,7 +234,7 @@ func TestLongToolNames(t *testing.T) {
 		},
 		Tools: []tools.Definition{{Name: long, Description: "Does.", InputSchema: []byte(`{"type":"object"}`)}},
 	}
-	if _, _, err := complete(t, e.model(t, func(*openai.Options) {}), req); err != nil {
+	if _, _, err := callModel(t, e.newModel(t, func(*openai.Options) {}), req); err != nil {
 		t.Fatal(err)
 	}
 	sent, err := json.Marshal(e.bodies[0])

@@ -21,24 +21,24 @@ func readStream(res *http.Response, onDelta func(loop.Delta)) (loop.Response, er
 		data := bytes.TrimSpace(events.Event().Data)
 		if bytes.HasPrefix(data, []byte("[DONE]")) {
 			a.done = true
-			return a.response(), nil
+			return a.buildResponse(), nil
 		}
 		if len(data) == 0 {
 			continue
 		}
-		piece, err := decode(data)
+		piece, err := decodeCompletion(data)
 		if err != nil {
 			return loop.Response{}, err
 		}
-		a.add(piece)
-		if err := a.err(); err != nil {
+		a.addCompletion(piece)
+		if err := a.checkSize(); err != nil {
 			return loop.Response{}, err
 		}
 	}
 	switch err := events.Err(); {
 	case a.done:
 		// All that can be missing is the usage.
-		return a.response(), nil
+		return a.buildResponse(), nil
 	case err != nil:
 		return loop.Response{}, err
 	default:
@@ -48,7 +48,7 @@ func readStream(res *http.Response, onDelta func(loop.Delta)) (loop.Response, er
 
 // readWhole reads an answer that comes at once.
 func readWhole(body []byte, onDelta func(loop.Delta)) (loop.Response, error) {
-	whole, err := decode(body)
+	whole, err := decodeCompletion(body)
 	if err != nil {
 		return loop.Response{}, err
 	}
@@ -56,17 +56,17 @@ func readWhole(body []byte, onDelta func(loop.Delta)) (loop.Response, error) {
 		return loop.Response{}, fmt.Errorf("%w: an answer without choices", errMalformed)
 	}
 	a := &assembly{onDelta: onDelta}
-	a.add(whole)
-	if err := a.err(); err != nil {
+	a.addCompletion(whole)
+	if err := a.checkSize(); err != nil {
 		return loop.Response{}, err
 	}
-	return a.response(), nil
+	return a.buildResponse(), nil
 }
 
-// decode reads one JSON value of an answer. An error in it is one.
-func decode(data []byte) (completion, error) {
+// decodeCompletion reads one JSON value of an answer. An error in it is one.
+func decodeCompletion(data []byte) (completion, error) {
 	var c completion
-	if len(data) > 2*maxContent { // twice, for escapes; decoding is what takes the time
+	if len(data) > 2*maxContentBytes { // twice, for escapes; decoding is what takes the time
 		return c, errTooLarge
 	}
 	if err := json.Unmarshal(data, &c); err != nil {

@@ -15,16 +15,16 @@ import (
 
 // usage is what the endpoint counted.
 type usage struct {
-	Prompt     count         `json:"prompt_tokens"`
-	Completion count         `json:"completion_tokens"`
+	Prompt     tokenCount    `json:"prompt_tokens"`
+	Completion tokenCount    `json:"completion_tokens"`
 	Details    promptDetails `json:"prompt_tokens_details"`
 	// Cost in US dollars is OpenRouter's; "" where it is not said.
-	Cost loose `json:"cost"`
+	Cost looseString `json:"cost"`
 }
 
 // promptDetails is the part of the prompt that was cached.
 type promptDetails struct {
-	Cached count `json:"cached_tokens"`
+	Cached tokenCount `json:"cached_tokens"`
 }
 
 // UnmarshalJSON never fails: a count that can't be read must not cost the answer.
@@ -47,23 +47,23 @@ func (u *usage) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// count is a number of tokens that may come as a float or a string; what makes
+// tokenCount is a number of tokens that may come as a float or a string; what makes
 // no sense is zero.
-type count int64
+type tokenCount int64
 
 // UnmarshalJSON never fails.
-func (c *count) UnmarshalJSON(data []byte) error {
+func (c *tokenCount) UnmarshalJSON(data []byte) error {
 	*c = 0
 	f, err := strconv.ParseFloat(strings.Trim(string(data), `"`), 64)
 	if err == nil && f > 0 && f < 1e12 { // NaN compares false
-		*c = count(f)
+		*c = tokenCount(f)
 	}
 	return nil
 }
 
-// limits is the usage in the loop's disjoint counts, with the endpoint's own
+// limitsUsage is the usage in the loop's disjoint counts, with the endpoint's own
 // cost where it says one.
-func (u usage) limits() limits.Usage {
+func (u usage) limitsUsage() limits.Usage {
 	cached := min(u.Details.Cached, u.Prompt)
 	out := limits.Usage{
 		InputTokens: int64(u.Prompt - cached), CachedInputTokens: int64(cached), OutputTokens: int64(u.Completion),
@@ -74,11 +74,11 @@ func (u usage) limits() limits.Usage {
 	return out
 }
 
-// price sets the cost from the profile's price, which beats the endpoint's own
+// setCost sets the cost from the profile's price, which beats the endpoint's own
 // word. Without usage there is nothing to price, and the cost stays unknown.
-func (m *Model) price(r *loop.Response) {
+func (m *Model) setCost(r *loop.Response) {
 	if r.Usage.Tokens() == 0 {
-		if m.usageMissingSaid.CompareAndSwap(false, true) {
+		if m.usageMissingLogged.CompareAndSwap(false, true) {
 			m.options.Logger.Warn("endpoint reports no usage: token and cost limits can't hold",
 				zap.String("base_url", safeurl.String(m.options.BaseURL)), zap.String("model", m.options.Model))
 		}

@@ -22,10 +22,10 @@ var (
 // maxErrorBytes bounds what is read of an error's body.
 const maxErrorBytes = 64 << 10
 
-// watch observes one request through all of its attempts: it keeps what the
+// watcher observes one request through all of its attempts: it keeps what the
 // last one failed with, and bounds the waits and the size of the answer. It
 // belongs to one goroutine, as the attempts follow one another.
-type watch struct {
+type watcher struct {
 	options Options
 	// status, header and body are the last refusal's; status is 0 where
 	// there was none.
@@ -35,7 +35,7 @@ type watch struct {
 }
 
 // middleware runs once for each attempt.
-func (w *watch) middleware(req *http.Request, next option.MiddlewareNext) (*http.Response, error) {
+func (w *watcher) middleware(req *http.Request, next option.MiddlewareNext) (*http.Response, error) {
 	w.status, w.header, w.body = 0, nil, nil
 	ctx, cancel := context.WithCancelCause(req.Context())
 	wait := time.AfterFunc(w.options.HeaderTimeout, func() { cancel(errNoHeaders) })
@@ -52,14 +52,14 @@ func (w *watch) middleware(req *http.Request, next option.MiddlewareNext) (*http
 		body: res.Body, left: w.options.MaxResponseBytes, idle: w.options.IdleTimeout, ctx: ctx, cancel: cancel,
 	}
 	if res.StatusCode >= http.StatusBadRequest {
-		w.keep(res)
+		w.recordRefusal(res)
 	}
 	return res, nil
 }
 
-// keep reads a refusal, and gives it a body that the library can read too:
+// recordRefusal reads a refusal, and gives it a body that the library can read too:
 // an empty object, because the library fails without a status on others.
-func (w *watch) keep(res *http.Response) {
+func (w *watcher) recordRefusal(res *http.Response) {
 	w.status, w.header = res.StatusCode, res.Header
 	// An error on the way leaves what arrived, which is all that can be told.
 	w.body, _ = io.ReadAll(io.LimitReader(res.Body, maxErrorBytes))
