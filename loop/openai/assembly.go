@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"cmp"
 	"encoding/json"
 	"slices"
 	"strconv"
@@ -48,8 +49,8 @@ type call struct {
 
 // addCompletion takes one piece.
 func (a *assembly) addCompletion(c completion) {
-	a.id = orDefault(a.id, string(c.ID))
-	a.model = orDefault(a.model, string(c.Model))
+	a.id = cmp.Or(a.id, string(c.ID))
+	a.model = cmp.Or(a.model, string(c.Model))
 	if c.Usage != nil {
 		a.usage = c.Usage
 	}
@@ -58,7 +59,8 @@ func (a *assembly) addCompletion(c completion) {
 			continue
 		}
 		if choice.Finish != "" {
-			a.finish, a.done = string(choice.Finish), true
+			a.finish = string(choice.Finish)
+			a.done = true
 		}
 		switch {
 		case choice.Delta != nil:
@@ -117,14 +119,16 @@ func (a *assembly) extendCall(c *call, piece toolCall) {
 		c.name += name // a name in pieces comes before any argument
 		a.onDelta(loop.Delta{ToolName: c.name})
 	}
-	c.id = orDefault(c.id, string(piece.ID))
+	c.id = cmp.Or(c.id, string(piece.ID))
 	c.arguments.WriteString(string(piece.Function.Arguments))
 }
 
 // findCall is the call that a piece continues, or nil where it begins one.
 func (a *assembly) findCall(piece toolCall) *call {
 	index, err := strconv.Atoi(string(piece.Index))
-	indexed, id, named := err == nil, string(piece.ID), piece.Function.Name != ""
+	indexed := err == nil
+	id := string(piece.ID)
+	named := piece.Function.Name != ""
 	for _, c := range slices.Backward(a.calls) {
 		switch {
 		case indexed && c.index != index, id != "" && c.id != "" && c.id != id:

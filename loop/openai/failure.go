@@ -48,7 +48,8 @@ func (w *watcher) toModelError(err error) error {
 	inStream, ok := errors.AsType[*streamError](err)
 	switch {
 	case ok:
-		status, message := embeddedStatus(inStream.body), w.redactKey(extractMessage(inStream.body))
+		status := embeddedStatus(inStream.body)
+		message := w.redactKey(extractMessage(inStream.body))
 		class := classifyRefusal(status, message)
 		return &loop.ModelError{Class: class, Status: status, ProviderMessage: messageForUsers(class, message), Err: &refusal{status: status, message: message}}
 	case w.status != 0:

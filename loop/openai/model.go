@@ -46,7 +46,8 @@ func New(o Options) (*Model, error) {
 		if !ok {
 			transport = &http.Transport{Proxy: http.ProxyFromEnvironment}
 		}
-		m.client, m.ownsClient = &http.Client{Transport: transport.Clone()}, true
+		m.client = &http.Client{Transport: transport.Clone()}
+		m.ownsClient = true
 	}
 	opts := []option.RequestOption{
 		option.WithHTTPClient(m.client),
@@ -93,10 +94,11 @@ func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loo
 			return loop.Response{}, fmt.Errorf("complete with model %s: %w", m.options.Model, context.Cause(ctx))
 		}
 		// Each thing is changed at most once, so this comes to an end.
-		var again bool
-		if q, again = m.adaptQuirks(known, q, req, err); !again {
+		next, again := m.adaptQuirks(known, q, req, err)
+		if !again {
 			return loop.Response{}, err
 		}
+		q = next
 	}
 }
 

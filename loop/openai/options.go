@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
@@ -105,21 +106,12 @@ func (o Options) withDefaults() (Options, error) {
 		o.HeaderTimeout < 0 || o.IdleTimeout < 0 || o.MaxResponseBytes < 0 {
 		return o, fmt.Errorf("%w: negative number", ErrInvalid)
 	}
-	o.MaxRetryDelay = orDefault(o.MaxRetryDelay, defaultRetryDelay)
-	o.HeaderTimeout = orDefault(o.HeaderTimeout, defaultHeaderTimeout)
-	o.IdleTimeout = orDefault(o.IdleTimeout, defaultIdleTimeout)
-	o.MaxResponseBytes = orDefault(o.MaxResponseBytes, defaultResponseBytes)
+	o.MaxRetryDelay = cmp.Or(o.MaxRetryDelay, defaultRetryDelay)
+	o.HeaderTimeout = cmp.Or(o.HeaderTimeout, defaultHeaderTimeout)
+	o.IdleTimeout = cmp.Or(o.IdleTimeout, defaultIdleTimeout)
+	o.MaxResponseBytes = cmp.Or(o.MaxResponseBytes, defaultResponseBytes)
 	if o.Logger == nil {
 		o.Logger = zap.NewNop()
 	}
 	return o, nil
-}
-
-// orDefault is v, or d where v is zero.
-func orDefault[T comparable](v, d T) T {
-	var zero T
-	if v == zero {
-		return d
-	}
-	return v
 }

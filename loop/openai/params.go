@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -43,7 +44,7 @@ func (m *Model) buildParams(req loop.Request, q quirks) (openai.ChatCompletionNe
 
 // maxTokens is the bound on this answer, or zero.
 func (m *Model) maxTokens(req loop.Request) int64 {
-	return orDefault(req.MaxOutputTokens, m.options.MaxOutputTokens)
+	return cmp.Or(req.MaxOutputTokens, m.options.MaxOutputTokens)
 }
 
 // toolNameBytes is the longest name of a function that OpenAI takes (API
@@ -95,7 +96,7 @@ func (m *Model) buildMessages(history []loop.Message) []openai.ChatCompletionMes
 				if b.ToolResult == nil {
 					continue
 				}
-				id := orDefault(ids[b.ToolResult.ToolUseID], b.ToolResult.ToolUseID)
+				id := cmp.Or(ids[b.ToolResult.ToolUseID], b.ToolResult.ToolUseID)
 				content, pictures := resultContent(*b.ToolResult)
 				out = append(out, openai.ToolMessage(content, id))
 				images = append(images, pictures...)
@@ -183,5 +184,5 @@ func wireName(n tools.Name) string {
 		}
 		return '_'
 	}, string(n))
-	return orDefault(clean[:min(len(clean), toolNameBytes)], "unknown")
+	return cmp.Or(clean[:min(len(clean), toolNameBytes)], "unknown")
 }

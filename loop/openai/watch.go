@@ -36,7 +36,9 @@ type watcher struct {
 
 // middleware runs once for each attempt.
 func (w *watcher) middleware(req *http.Request, next option.MiddlewareNext) (*http.Response, error) {
-	w.status, w.header, w.body = 0, nil, nil
+	w.status = 0
+	w.header = nil
+	w.body = nil
 	ctx, cancel := context.WithCancelCause(req.Context())
 	wait := time.AfterFunc(w.options.HeaderTimeout, func() { cancel(errNoHeaders) })
 	res, err := next(req.WithContext(ctx))
