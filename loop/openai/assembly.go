@@ -11,7 +11,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// assembly puts an answer together from its pieces. A whole answer is one piece.
+// assembly assembles an answer from its pieces. A whole answer is one piece.
 type assembly struct {
 	onDelta func(loop.Delta)
 
@@ -19,16 +19,16 @@ type assembly struct {
 	text, thinking    strings.Builder
 	calls             []*call
 	usage             *usage
-	// done says that the endpoint said that it is done.
+	// done reports whether the endpoint has marked the end of the answer.
 	done bool
 }
 
-// maxContentBytes bounds the text, reasoning and arguments of an answer. The longest
-// outputs that models have are 128,000 tokens, about half a megabyte; what is
-// larger would only burden the records and every later request.
+// maxContentBytes is the largest accepted size of an answer's text, reasoning and
+// arguments together. The longest outputs of models have 128,000 tokens, about half
+// a megabyte. Larger ones would only burden the records and every later request.
 const maxContentBytes = 16 << 20
 
-// checkSize says whether the answer is too large.
+// checkSize returns an error if the answer is too large.
 func (a *assembly) checkSize() error {
 	size := a.text.Len() + a.thinking.Len()
 	for _, c := range a.calls {
@@ -40,14 +40,14 @@ func (a *assembly) checkSize() error {
 	return nil
 }
 
-// call is one tool call as it grows. index is -1 where the endpoint gives none.
+// call is a tool call under assembly. Its index is -1 if the endpoint sends none.
 type call struct {
 	index     int
 	id, name  string
 	arguments strings.Builder
 }
 
-// addCompletion takes one piece.
+// addCompletion adds one piece of the answer.
 func (a *assembly) addCompletion(c completion) {
 	a.id = cmp.Or(a.id, string(c.ID))
 	a.model = cmp.Or(a.model, string(c.Model))
@@ -70,7 +70,7 @@ func (a *assembly) addCompletion(c completion) {
 			}
 		case choice.Message != nil:
 			a.addMessage(*choice.Message)
-			// Each entry of a whole message is a call, whatever its id says.
+			// Each entry of a whole message is a call, even if IDs repeat.
 			for _, whole := range choice.Message.ToolCalls {
 				a.startCall(whole)
 			}
@@ -78,7 +78,7 @@ func (a *assembly) addCompletion(c completion) {
 	}
 }
 
-// addMessage takes what the model said.
+// addMessage adds the text, the reasoning and the old-style call of a message.
 func (a *assembly) addMessage(m wireMessage) {
 	a.thinking.WriteString(m.Content.thinking)
 	a.thinking.WriteString(m.reasoningText())
@@ -91,9 +91,8 @@ func (a *assembly) addMessage(m wireMessage) {
 	}
 }
 
-// addCallPiece adds a piece to the call that it belongs to: by its index, else by its
-// id, else by order. Endpoints that give every call the same index tell them
-// apart by id, or by a name that comes when the call before is complete.
+// addCallPiece adds a piece to the call that it continues, found by index, by ID or
+// by order; see [assembly.findCall]. Otherwise it starts a call.
 func (a *assembly) addCallPiece(piece toolCall) {
 	c := a.findCall(piece)
 	if c == nil {
@@ -103,7 +102,7 @@ func (a *assembly) addCallPiece(piece toolCall) {
 	a.extendCall(c, piece)
 }
 
-// startCall starts a call.
+// startCall starts a call with its first piece.
 func (a *assembly) startCall(piece toolCall) {
 	c := &call{index: -1}
 	if i, err := strconv.Atoi(string(piece.Index)); err == nil {
@@ -116,14 +115,16 @@ func (a *assembly) startCall(piece toolCall) {
 // extendCall adds a piece to its call.
 func (a *assembly) extendCall(c *call, piece toolCall) {
 	if name := string(piece.Function.Name); name != "" && name != c.name {
-		c.name += name // a name in pieces comes before any argument
+		c.name += name // a split name arrives before any argument
 		a.onDelta(loop.Delta{ToolName: c.name})
 	}
 	c.id = cmp.Or(c.id, string(piece.ID))
 	c.arguments.WriteString(string(piece.Function.Arguments))
 }
 
-// findCall is the call that a piece continues, or nil where it begins one.
+// findCall returns the call that a piece continues, or nil if the piece starts one.
+// Some endpoints send the same index for every call. Their calls differ by ID, or
+// a name starts the next call once the previous one is complete.
 func (a *assembly) findCall(piece toolCall) *call {
 	index, err := strconv.Atoi(string(piece.Index))
 	indexed := err == nil
@@ -132,25 +133,25 @@ func (a *assembly) findCall(piece toolCall) *call {
 	for _, c := range slices.Backward(a.calls) {
 		switch {
 		case indexed && c.index != index, id != "" && c.id != "" && c.id != id:
-			continue // another call's place, or its id
+			continue // another call has this index or ID
 		case id != "" && c.id == id:
 			return c
 		case !indexed && id != "":
-			continue // an id that no call has begins one
+			continue // a new ID starts a call
 		case named && c.name != "" && (!indexed || c.isComplete()):
-			return nil // a name begins the next call in the same place
+			return nil // a name starts the next call with the same index
 		}
 		return c
 	}
 	return nil
 }
 
-// isComplete says that the call's arguments are whole.
+// isComplete reports whether the call's arguments are complete JSON.
 func (c *call) isComplete() bool {
 	return c.arguments.Len() > 0 && json.Valid([]byte(c.arguments.String()))
 }
 
-// buildResponse is the whole answer.
+// buildResponse returns the assembled answer.
 func (a *assembly) buildResponse() loop.Response {
 	m := loop.Message{Role: loop.RoleAssistant}
 	if a.thinking.Len() > 0 {
@@ -160,7 +161,7 @@ func (a *assembly) buildResponse() loop.Response {
 		m.Blocks = append(m.Blocks, loop.Block{Text: &loop.Text{Text: a.text.String()}})
 	}
 	for _, c := range a.calls {
-		// The loop makes the name canonical, and judges the arguments.
+		// The loop resolves the name and checks the arguments.
 		m.Blocks = append(m.Blocks, loop.Block{ToolUse: &loop.ToolUse{
 			ProviderID: c.id, Name: tools.Name(c.name), Raw: c.arguments.String(),
 		}})

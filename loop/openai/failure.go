@@ -17,24 +17,24 @@ import (
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
-// errMalformed says that an answer is not what this wire has.
+// errMalformed is the error of an answer that is not a chat completion.
 var errMalformed = errors.New("answer is not a chat completion")
 
-// streamError is an error that came where an answer should be.
+// streamError is an error that the endpoint sent in place of an answer.
 type streamError struct{ body []byte }
 
-// Error says what the endpoint said.
+// Error returns a message with that of the endpoint.
 func (e *streamError) Error() string {
 	return "endpoint failed in its answer: " + extractMessage(e.body)
 }
 
-// refusal is what an endpoint answered instead of a completion.
+// refusal is an answer with an error instead of a completion.
 type refusal struct {
 	status  int
 	message string
 }
 
-// Error gives the status and what was said.
+// Error returns a message with the status and the message of the endpoint.
 func (e *refusal) Error() string {
 	if e.message == "" {
 		return fmt.Sprintf("endpoint answered %d %s", e.status, http.StatusText(e.status))
@@ -42,8 +42,8 @@ func (e *refusal) Error() string {
 	return fmt.Sprintf("endpoint answered %d %s: %s", e.status, http.StatusText(e.status), e.message)
 }
 
-// toModelError classes what went wrong. Texts may go to a log, so the key is taken
-// out of what the endpoint said.
+// toModelError returns the classified error for err. Messages may be logged, so the
+// key is removed from those of the endpoint.
 func (w *watcher) toModelError(err error) error {
 	inStream, ok := errors.AsType[*streamError](err)
 	switch {
@@ -66,7 +66,7 @@ func (w *watcher) toModelError(err error) error {
 			Class: loop.ModelOther, Visible: true, Err: fmt.Errorf("model endpoint %s: %w", safeurl.String(w.options.BaseURL), err),
 		}
 	default:
-		// The library's error repeats the whole URL; what is inside says why.
+		// The outer error repeats the whole URL; the inner one has the cause.
 		if outer, ok := errors.AsType[*url.Error](err); ok {
 			err = outer.Err
 		}
@@ -76,8 +76,8 @@ func (w *watcher) toModelError(err error) error {
 	}
 }
 
-// messageForUsers returns what users are shown of an endpoint's words: those about the
-// request's model, key or quota, which they can do something about.
+// messageForUsers returns the endpoint's message if it is for users: about the
+// request's model, key or quota, which they can change. Otherwise it returns "".
 func messageForUsers(class loop.ErrorClass, message string) string {
 	switch class {
 	case loop.ModelInvalidRequest, loop.ModelAuth, loop.ModelRateLimit:
@@ -86,7 +86,7 @@ func messageForUsers(class loop.ErrorClass, message string) string {
 	return ""
 }
 
-// redactKey takes the key out of a text.
+// redactKey returns text with the key replaced.
 func (w *watcher) redactKey(text string) string {
 	if w.options.APIKey == "" {
 		return text
@@ -94,7 +94,7 @@ func (w *watcher) redactKey(text string) string {
 	return strings.ReplaceAll(text, w.options.APIKey, "[key]")
 }
 
-// classifyRefusal classes a refusal by its status and what was said.
+// classifyRefusal returns the class of a refusal by its status and message.
 func classifyRefusal(status int, message string) loop.ErrorClass {
 	switch {
 	case status == http.StatusUnauthorized, status == http.StatusForbidden:
@@ -112,9 +112,9 @@ func classifyRefusal(status int, message string) loop.ErrorClass {
 	}
 }
 
-// isContextOverflow says that a refusal is about the length of the conversation. There
-// is no common code: these are the words of OpenAI, vLLM, llama.cpp, Mistral,
-// Groq, OpenRouter and the endpoints behind it.
+// isContextOverflow reports whether the message of a refusal is about the length of
+// the conversation. There is no common code. The phrases are those of OpenAI, vLLM,
+// llama.cpp, Mistral, Groq, OpenRouter and the endpoints behind it.
 func isContextOverflow(message string) bool {
 	message = strings.ToLower(message)
 	for _, phrase := range []string{
@@ -129,8 +129,8 @@ func isContextOverflow(message string) bool {
 	return false
 }
 
-// refusedParameter gives what was said where the endpoint found a parameter
-// that it does not take.
+// refusedParameter returns the message of a refusal and whether the refusal may be
+// about a parameter that the endpoint does not accept.
 func refusedParameter(err error) (string, bool) {
 	failure, isFailure := errors.AsType[*loop.ModelError](err)
 	refused, isRefusal := errors.AsType[*refusal](err)
@@ -141,11 +141,12 @@ func refusedParameter(err error) (string, bool) {
 	return refused.message, bad
 }
 
-// maxMessageRunes bounds what is kept of an endpoint's words.
+// maxMessageRunes is the length to which an endpoint's message is cut.
 const maxMessageRunes = 500
 
-// extractMessage takes the words out of an error's body: error.message, error,
-// message, detail, with the code and type beside it, or the body itself.
+// extractMessage returns the message in the body of an error: the members error,
+// message and detail with their code and type, or else the body itself. It is one
+// line of limited length.
 func extractMessage(body []byte) string {
 	var parts []string
 	var envelope map[string]json.RawMessage
@@ -170,7 +171,7 @@ func extractMessage(body []byte) string {
 	return strings.TrimSpace(message)
 }
 
-// memberTexts are the texts of one member of an error's body.
+// memberTexts returns the texts in one member of an error's body.
 func memberTexts(raw json.RawMessage) []string {
 	if len(raw) == 0 {
 		return nil
@@ -195,7 +196,8 @@ func memberTexts(raw json.RawMessage) []string {
 	return []string{string(l)}
 }
 
-// embeddedStatus is the HTTP status that an error inside an answer names, or 0.
+// embeddedStatus returns the HTTP status that the body of an error inside an answer
+// names or implies; the default is 502.
 func embeddedStatus(body []byte) int {
 	var envelope struct {
 		Error struct {
@@ -214,7 +216,7 @@ func embeddedStatus(body []byte) int {
 	return http.StatusBadGateway
 }
 
-// parseRetryAfter is what the endpoint asked to wait, or zero.
+// parseRetryAfter returns the delay that the endpoint asked for, or zero.
 func parseRetryAfter(h http.Header) time.Duration {
 	if ms, err := strconv.ParseFloat(h.Get("Retry-After-Ms"), 64); err == nil && ms > 0 && ms < math.MaxInt32 {
 		return time.Duration(ms * float64(time.Millisecond))

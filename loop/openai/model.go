@@ -16,22 +16,21 @@ import (
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
-// Model is one model of one endpoint. It is safe for concurrent use. Whoever
-// made it may [Model.Close] it.
+// Model is one model of one endpoint. It is safe for concurrent use.
 type Model struct {
 	options Options
 	client  *http.Client
-	// ownsClient says that client is ours to close.
+	// ownsClient reports whether New made the client.
 	ownsClient bool
 	service    openai.ChatCompletionService
-	// quirks is what the endpoint was found to refuse.
+	// quirks are the known quirks of the endpoint.
 	quirks             atomic.Pointer[quirks]
 	usageMissingLogged atomic.Bool
 }
 
 var _ loop.Model = (*Model)(nil)
 
-// New returns a model, or an error that wraps [ErrInvalid]. It connects to nothing.
+// New returns a model. It makes no connection. The error wraps [ErrInvalid].
 func New(o Options) (*Model, error) {
 	o, err := o.withDefaults()
 	if err != nil {
@@ -40,8 +39,8 @@ func New(o Options) (*Model, error) {
 	m := &Model{options: o, client: o.HTTPClient}
 	m.quirks.Store(&quirks{})
 	if m.client == nil {
-		// The transport is a copy: closing its idle connections must not
-		// disturb others that share the default one.
+		// Clone the transport: Close must not affect other users of the
+		// default one.
 		transport, ok := http.DefaultTransport.(*http.Transport)
 		if !ok {
 			transport = &http.Transport{Proxy: http.ProxyFromEnvironment}
@@ -52,32 +51,32 @@ func New(o Options) (*Model, error) {
 	opts := []option.RequestOption{
 		option.WithHTTPClient(m.client),
 		option.WithBaseURL(o.BaseURL),
-		// The one retry layer. It ends when headers arrive.
+		// Only this layer retries, and only until headers arrive.
 		option.WithMaxRetries(*o.MaxRetries),
 		option.WithMaxRetryDelay(o.MaxRetryDelay),
 	}
 	if o.APIKey != "" {
 		opts = append(opts, option.WithAPIKey(o.APIKey))
 	}
-	// The service alone, not openai.NewClient, which reads the environment.
+	// openai.NewClient would read the environment.
 	m.service = openai.NewChatCompletionService(opts...)
 	return m, nil
 }
 
-// Info names the model for records.
+// Info returns the identity of the model, for records.
 func (m *Model) Info() loop.ModelInfo {
 	return loop.ModelInfo{Provider: m.options.Provider, Model: m.options.Model, BaseURL: safeurl.String(m.options.BaseURL), ToolNameBytes: toolNameBytes}
 }
 
-// Close drops idle connections of the model's own HTTP client. Calls that are
-// under way are not disturbed.
+// Close closes idle connections of the model's own HTTP client. It does not affect
+// running calls.
 func (m *Model) Close() {
 	if m.ownsClient {
 		m.client.CloseIdleConnections()
 	}
 }
 
-// Complete makes one call; see [loop.Model].
+// Complete makes one model call; see [loop.Model].
 func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loop.Delta)) (loop.Response, error) {
 	if onDelta == nil {
 		onDelta = func(loop.Delta) {}
@@ -93,7 +92,7 @@ func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loo
 		if ctx.Err() != nil {
 			return loop.Response{}, fmt.Errorf("complete with model %s: %w", m.options.Model, context.Cause(ctx))
 		}
-		// Each thing is changed at most once, so this comes to an end.
+		// Each quirk is changed at most once, so the loop ends.
 		next, again := m.adaptQuirks(known, q, req, err)
 		if !again {
 			return loop.Response{}, err
@@ -102,7 +101,7 @@ func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loo
 	}
 }
 
-// sendRequest sends the request, with retries, and reads the answer.
+// sendRequest sends the request, with retries, and returns the answer.
 func (m *Model) sendRequest(ctx context.Context, req loop.Request, q quirks, onDelta func(loop.Delta)) (loop.Response, error) {
 	params, err := m.buildParams(req, q)
 	if err != nil {
@@ -121,7 +120,7 @@ func (m *Model) sendRequest(ctx context.Context, req loop.Request, q quirks, onD
 	if err != nil {
 		return loop.Response{}, w.toModelError(err)
 	}
-	defer func() { _ = res.Body.Close() }() // read to its end or given up
+	defer func() { _ = res.Body.Close() }() // the answer is complete or discarded
 	resp, err := m.readResponse(res, onDelta)
 	if err != nil {
 		return loop.Response{}, w.toModelError(err)
@@ -129,8 +128,8 @@ func (m *Model) sendRequest(ctx context.Context, req loop.Request, q quirks, onD
 	return resp, nil
 }
 
-// readResponse reads an answer in the form that it has, whichever was asked for.
-// Endpoints that stream don't always say so.
+// readResponse reads an answer, whole or in pieces. The media type decides if there
+// is a specific one, because endpoints may ignore the requested form.
 func (m *Model) readResponse(res *http.Response, onDelta func(loop.Delta)) (loop.Response, error) {
 	mediaType, _, err := mime.ParseMediaType(res.Header.Get("Content-Type"))
 	if err != nil {

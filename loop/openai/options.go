@@ -13,52 +13,55 @@ import (
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
-// Options says which model of which endpoint to use. Model is required;
-// nothing is read from the environment, except that the default HTTP client
-// honours the usual proxy variables.
+// Options configures a model of an endpoint. Model is required. Nothing is read
+// from the environment, except that the default HTTP client honours the usual proxy
+// variables.
 type Options struct {
-	// Model is the name that the endpoint knows.
+	// Model is the endpoint's name of the model.
 	Model string
 	// BaseURL is the endpoint up to and including its version, such as
 	// http://localhost:11434/v1; "" means [DefaultBaseURL].
 	BaseURL string
-	// APIKey is sent as the bearer token; "" sends none.
+	// APIKey is the bearer token; "" means none.
 	APIKey string
-	// Provider names the provider in records; "" means "openai".
+	// Provider is the name of the provider in records; "" means "openai".
 	Provider string
-	// Stream asks for the answer piece by piece.
+	// Stream requests answers in pieces.
 	Stream bool
-	// Temperature is sent where it is set.
+	// Temperature is the sampling temperature; nil means the endpoint's
+	// default.
 	Temperature *float64
-	// MaxOutputTokens bounds an answer where the request does not; zero
-	// leaves it to the endpoint.
+	// MaxOutputTokens is the longest answer of a request that sets none; zero
+	// means the endpoint's default.
 	MaxOutputTokens int64
-	// Price turns tokens into cost; nil means unknown.
+	// Price is the price of tokens; nil means unknown.
 	Price *Price
-	// SendReasoning sends reasoning that the model gave back to it; some
-	// endpoints need that and some refuse it. Off by default.
+	// SendReasoning sends the model's earlier reasoning with each request. Some
+	// endpoints require it and some refuse it.
 	SendReasoning bool
-	// MaxRetries is how often a request that failed before its answer began
-	// is sent again; nil means 2. Zero and more are valid.
+	// MaxRetries is the number of times that a request is repeated if it failed
+	// before its answer began; nil means 2.
 	MaxRetries *int
-	// MaxRetryDelay is the longest wait before one retry. An endpoint that
-	// asks for more is not asked again. Zero means 2 minutes.
+	// MaxRetryDelay is the longest delay before a retry; zero means 2 minutes.
+	// If the endpoint asks for more, the request is not repeated.
 	MaxRetryDelay time.Duration
-	// HeaderTimeout bounds the wait for the first byte of an answer; zero
-	// means 10 minutes, which a long answer without streaming can need.
+	// HeaderTimeout is the longest wait for the first byte of an answer; zero
+	// means 10 minutes, because a long answer without streaming can take that
+	// long.
 	HeaderTimeout time.Duration
-	// IdleTimeout bounds the silence within an answer; zero means 2 minutes.
+	// IdleTimeout is the longest pause within an answer; zero means 2 minutes.
 	IdleTimeout time.Duration
-	// MaxResponseBytes bounds one answer on the wire; zero means 64 MiB.
+	// MaxResponseBytes is the largest answer on the wire; zero means 64 MiB.
 	MaxResponseBytes int64
-	// HTTPClient replaces the default client; nil means one of its own.
+	// HTTPClient is the HTTP client; nil means a new one for the model.
 	HTTPClient *http.Client
-	// Logger gets notes on endpoints that differ from the standard; nil discards.
+	// Logger receives notes about endpoints that differ from the standard; nil
+	// discards them.
 	Logger *zap.Logger
 }
 
-// Price is what tokens cost, in US dollars for a million of them. Input that was
-// cached costs CachedInput.
+// Price is the price of tokens, in US dollars per million. CachedInput is the price
+// of cached input.
 type Price struct {
 	Input, CachedInput, Output float64
 }
@@ -72,14 +75,14 @@ const (
 	defaultRetryDelay    = 2 * time.Minute
 	defaultHeaderTimeout = 10 * time.Minute
 	defaultIdleTimeout   = 2 * time.Minute
-	// A 128k-token answer streamed one token an event is about 30 MB.
+	// An answer of 128,000 tokens in one event per token has about 30 MB.
 	defaultResponseBytes = 64 << 20
 )
 
-// ErrInvalid says that [New] was called with [Options] that make no sense.
+// ErrInvalid is the error of [New] for invalid [Options].
 var ErrInvalid = errors.New("invalid model options")
 
-// withDefaults validates and fills in what was left out.
+// withDefaults returns valid options, with defaults for zero fields.
 func (o Options) withDefaults() (Options, error) {
 	if o.Model == "" {
 		return o, fmt.Errorf("%w: no model name", ErrInvalid)
@@ -90,7 +93,7 @@ func (o Options) withDefaults() (Options, error) {
 	u, err := url.Parse(o.BaseURL)
 	switch {
 	case err != nil:
-		return o, fmt.Errorf("%w: the base URL can't be parsed", ErrInvalid) // and is not repeated: it may hold a secret
+		return o, fmt.Errorf("%w: the base URL can't be parsed", ErrInvalid) // without the URL, which may contain a secret
 	case u.User != nil:
 		return o, fmt.Errorf("%w: the base URL holds credentials; give them as the key", ErrInvalid)
 	case u.Scheme != "http" && u.Scheme != "https", u.Host == "":

@@ -15,8 +15,8 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// buildParams builds the wire form of a request. Here, and only here, names take
-// their LLM-facing form and calls their provider's ids.
+// buildParams returns the wire form of a request. Only here do names take their
+// wire form and calls their provider's IDs.
 func (m *Model) buildParams(req loop.Request, q quirks) (openai.ChatCompletionNewParams, error) {
 	p := openai.ChatCompletionNewParams{Model: m.options.Model, Messages: m.buildMessages(req.Messages)}
 	for _, d := range req.Tools {
@@ -42,16 +42,16 @@ func (m *Model) buildParams(req loop.Request, q quirks) (openai.ChatCompletionNe
 	return p, nil
 }
 
-// maxTokens is the bound on this answer, or zero.
+// maxTokens returns the longest answer of a request in tokens, or zero.
 func (m *Model) maxTokens(req loop.Request) int64 {
 	return cmp.Or(req.MaxOutputTokens, m.options.MaxOutputTokens)
 }
 
-// toolNameBytes is the longest name of a function that OpenAI takes (API
+// toolNameBytes is the length of the longest function name that OpenAI accepts (API
 // reference, function.name).
 const toolNameBytes = 64
 
-// toolParam is one tool on the wire.
+// toolParam returns the wire form of a tool.
 func toolParam(d tools.Definition) (openai.ChatCompletionToolUnionParam, error) {
 	name, err := d.Name.LLMWithin(toolNameBytes)
 	if err != nil {
@@ -66,8 +66,8 @@ func toolParam(d tools.Definition) (openai.ChatCompletionToolUnionParam, error) 
 	}), nil
 }
 
-// buildMessages builds the conversation. Tool messages of this wire hold text
-// alone, so the images of a round's results follow it in a user message.
+// buildMessages returns the wire form of the conversation. Tool messages on this
+// wire have text only, so a user message with the images of a round follows them.
 func (m *Model) buildMessages(history []loop.Message) []openai.ChatCompletionMessageParamUnion {
 	ids := loop.WireIDs(history)
 	var (
@@ -107,7 +107,7 @@ func (m *Model) buildMessages(history []loop.Message) []openai.ChatCompletionMes
 	return out
 }
 
-// assistantMessage is one answer of the model, as it is sent back.
+// assistantMessage returns the wire form of an earlier answer of the model.
 func (m *Model) assistantMessage(message loop.Message) openai.ChatCompletionMessageParamUnion {
 	var (
 		p         openai.ChatCompletionAssistantMessageParam
@@ -137,7 +137,8 @@ func (m *Model) assistantMessage(message loop.Message) openai.ChatCompletionMess
 	return openai.ChatCompletionMessageParamUnion{OfAssistant: &p}
 }
 
-// resultContent is a result's text, and its images as parts of a user message.
+// resultContent returns the text of a result, and its images as parts of a user
+// message.
 func resultContent(r loop.ToolResult) (string, []openai.ChatCompletionContentPartUnionParam) {
 	var (
 		texts  []string
@@ -160,7 +161,7 @@ func resultContent(r loop.ToolResult) (string, []openai.ChatCompletionContentPar
 	return strings.Join(texts, "\n"), images
 }
 
-// joinText is a message's text.
+// joinText returns the text blocks of a message, joined by newlines.
 func joinText(message loop.Message) string {
 	var parts []string
 	for _, b := range message.Blocks {
@@ -171,9 +172,9 @@ func joinText(message loop.Message) string {
 	return strings.Join(parts, "\n")
 }
 
-// wireName is a name in the history on the wire. A name that the model made up
-// may have no wire form; it is sent in the nearest one, because endpoints
-// refuse the whole conversation for a bad one.
+// wireName returns the wire form of a tool's name in the history. A name that the
+// model made up may have none. Its invalid characters are replaced then, because
+// endpoints refuse a conversation with an invalid name.
 func wireName(n tools.Name) string {
 	if wire, err := n.LLMWithin(toolNameBytes); err == nil {
 		return string(wire)

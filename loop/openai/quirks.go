@@ -10,17 +10,18 @@ import (
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
-// quirks is what an endpoint refuses of an ordinary request. The zero value is
-// nothing.
+// quirks are the features of an ordinary request that an endpoint refuses.
 type quirks struct {
-	// noStreamOptions says that usage can't be asked for in a stream.
+	// noStreamOptions reports whether usage can't be requested in a stream.
 	noStreamOptions bool
-	// otherMaxTokensName says that the bound on the answer has its other name.
+	// otherMaxTokensName reports whether the longest answer has the name other
+	// than the usual one, see [Model.usesMaxCompletionTokens].
 	otherMaxTokensName bool
 }
 
-// adaptQuirks changes what the endpoint refused, and says whether the request is
-// worth sending again. Nothing is changed twice: known is how q began.
+// adaptQuirks returns q changed by what the endpoint refused with err, and whether
+// to send the request again. It changes each quirk at most once; known are the
+// quirks before the first request.
 func (m *Model) adaptQuirks(known, q quirks, req loop.Request, err error) (quirks, bool) {
 	message, ok := refusedParameter(err)
 	switch {
@@ -37,7 +38,7 @@ func (m *Model) adaptQuirks(known, q quirks, req loop.Request, err error) (quirk
 	return q, false
 }
 
-// storeQuirks keeps what worked, for the next call.
+// storeQuirks stores the quirks of a successful request for later calls.
 func (m *Model) storeQuirks(known, q quirks) {
 	if q == known {
 		return
@@ -48,8 +49,9 @@ func (m *Model) storeQuirks(known, q quirks) {
 		zap.Bool("no_stream_options", q.noStreamOptions), zap.Bool("other_max_tokens", q.otherMaxTokensName))
 }
 
-// usesMaxCompletionTokens says that the bound is sent as max_completion_tokens: OpenAI's
-// own endpoint wants that, most others know the old max_tokens alone.
+// usesMaxCompletionTokens reports whether the longest answer is sent as
+// max_completion_tokens rather than max_tokens. OpenAI's own endpoint requires the
+// former; most others know only the latter.
 func (m *Model) usesMaxCompletionTokens(q quirks) bool {
 	u, err := url.Parse(m.options.BaseURL)
 	own := err == nil && (u.Hostname() == "openai.com" || strings.HasSuffix(u.Hostname(), ".openai.com"))

@@ -11,9 +11,9 @@ import (
 	"github.com/caisson-run/caisson/loop"
 )
 
-// readStream reads an answer that comes in pieces. An answer is complete when
-// the endpoint says so, by a finish reason or by [DONE]; the mere end of the
-// stream may be a cut, and nothing of a cut answer is used.
+// readStream reads an answer in pieces. An answer is complete only with a finish
+// reason or [DONE]. If the stream ends without, the answer may be cut, and nothing
+// of it is used.
 func readStream(res *http.Response, onDelta func(loop.Delta)) (loop.Response, error) {
 	a := &assembly{onDelta: onDelta}
 	events := ssestream.NewDecoder(res)
@@ -37,7 +37,7 @@ func readStream(res *http.Response, onDelta func(loop.Delta)) (loop.Response, er
 	}
 	switch err := events.Err(); {
 	case a.done:
-		// All that can be missing is the usage.
+		// Only the usage can be missing.
 		return a.buildResponse(), nil
 	case err != nil:
 		return loop.Response{}, err
@@ -46,7 +46,7 @@ func readStream(res *http.Response, onDelta func(loop.Delta)) (loop.Response, er
 	}
 }
 
-// readWhole reads an answer that comes at once.
+// readWhole reads an answer in one piece.
 func readWhole(body []byte, onDelta func(loop.Delta)) (loop.Response, error) {
 	whole, err := decodeCompletion(body)
 	if err != nil {
@@ -63,10 +63,11 @@ func readWhole(body []byte, onDelta func(loop.Delta)) (loop.Response, error) {
 	return a.buildResponse(), nil
 }
 
-// decodeCompletion reads one JSON value of an answer. An error in it is one.
+// decodeCompletion decodes one JSON value of an answer. If it contains an error, that
+// is returned as a *[streamError].
 func decodeCompletion(data []byte) (completion, error) {
 	var c completion
-	if len(data) > 2*maxContentBytes { // twice, for escapes; decoding is what takes the time
+	if len(data) > 2*maxContentBytes { // twice for escapes; decoding takes time
 		return c, errTooLarge
 	}
 	if err := json.Unmarshal(data, &c); err != nil {

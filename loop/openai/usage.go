@@ -13,21 +13,21 @@ import (
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
-// usage is what the endpoint counted.
+// usage is the usage that the endpoint reports.
 type usage struct {
 	Prompt     tokenCount    `json:"prompt_tokens"`
 	Completion tokenCount    `json:"completion_tokens"`
 	Details    promptDetails `json:"prompt_tokens_details"`
-	// Cost in US dollars is OpenRouter's; "" where it is not said.
+	// Cost is the cost in US dollars, which OpenRouter reports, or "".
 	Cost looseString `json:"cost"`
 }
 
-// promptDetails is the part of the prompt that was cached.
+// promptDetails has the part of the prompt that was cached.
 type promptDetails struct {
 	Cached tokenCount `json:"cached_tokens"`
 }
 
-// UnmarshalJSON never fails: a count that can't be read must not cost the answer.
+// UnmarshalJSON never fails: an unreadable count must not discard the answer.
 func (d *promptDetails) UnmarshalJSON(data []byte) error {
 	type plain promptDetails
 	var p plain
@@ -37,7 +37,7 @@ func (d *promptDetails) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// UnmarshalJSON never fails, for the same reason.
+// UnmarshalJSON never fails: unreadable usage must not discard the answer.
 func (u *usage) UnmarshalJSON(data []byte) error {
 	type plain usage
 	var p plain
@@ -47,8 +47,8 @@ func (u *usage) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// tokenCount is a number of tokens that may come as a float or a string; what makes
-// no sense is zero.
+// tokenCount is a number of tokens. It is decoded from an integer, a float or a
+// string; anything else is zero.
 type tokenCount int64
 
 // UnmarshalJSON never fails.
@@ -61,8 +61,8 @@ func (c *tokenCount) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// limitsUsage is the usage in the loop's disjoint counts, with the endpoint's own
-// cost where it says one.
+// limitsUsage returns the usage in disjoint counts, with the cost that the endpoint
+// reports, if any.
 func (u usage) limitsUsage() limits.Usage {
 	cached := min(u.Details.Cached, u.Prompt)
 	out := limits.Usage{
@@ -74,8 +74,8 @@ func (u usage) limitsUsage() limits.Usage {
 	return out
 }
 
-// setCost sets the cost from the profile's price, which beats the endpoint's own
-// word. Without usage there is nothing to price, and the cost stays unknown.
+// setCost sets the cost by the configured price, which takes precedence over the
+// cost that the endpoint reports. Without usage the cost stays unknown.
 func (m *Model) setCost(r *loop.Response) {
 	if r.Usage.Tokens() == 0 {
 		if m.usageMissingLogged.CompareAndSwap(false, true) {
@@ -88,7 +88,7 @@ func (m *Model) setCost(r *loop.Response) {
 	if p == nil {
 		return
 	}
-	// Dollars for a million tokens are millionths of a dollar for one.
+	// Dollars per million tokens are millionths of a dollar per token.
 	micro := float64(r.Usage.InputTokens)*p.Input + float64(r.Usage.CachedInputTokens)*p.CachedInput +
 		float64(r.Usage.OutputTokens)*p.Output
 	r.Usage.CostMicroUSD = new(int64(math.Ceil(micro)))

@@ -11,7 +11,7 @@ import (
 	"github.com/openai/openai-go/v3/option"
 )
 
-// Causes of an answer that was given up.
+// Causes for which an answer is discarded.
 var (
 	errNoHeaders = errors.New("endpoint did not begin to answer in time")
 	errSilent    = errors.New("endpoint fell silent in the middle of its answer")
@@ -19,22 +19,22 @@ var (
 	errCut       = errors.New("answer broke off before it was complete")
 )
 
-// maxErrorBytes bounds what is read of an error's body.
+// maxErrorBytes is the number of bytes that are read of an error's body.
 const maxErrorBytes = 64 << 10
 
-// watcher observes one request through all of its attempts: it keeps what the
-// last one failed with, and bounds the waits and the size of the answer. It
-// belongs to one goroutine, as the attempts follow one another.
+// watcher observes all attempts of one request. It records the refusal of the last
+// attempt, and bounds the waits and the size of the answer. Attempts are sequential,
+// so it needs no lock.
 type watcher struct {
 	options Options
-	// status, header and body are the last refusal's; status is 0 where
+	// status, header and body are those of the last refusal; status is 0 if
 	// there was none.
 	status int
 	header http.Header
 	body   []byte
 }
 
-// middleware runs once for each attempt.
+// middleware runs one attempt. See [option.WithMiddleware].
 func (w *watcher) middleware(req *http.Request, next option.MiddlewareNext) (*http.Response, error) {
 	w.status = 0
 	w.header = nil
@@ -59,17 +59,17 @@ func (w *watcher) middleware(req *http.Request, next option.MiddlewareNext) (*ht
 	return res, nil
 }
 
-// recordRefusal reads a refusal, and gives it a body that the library can read too:
-// an empty object, because the library fails without a status on others.
+// recordRefusal records a refusal and empties its body. The library could not decode
+// the body of some endpoints, and would then return an error without the status.
 func (w *watcher) recordRefusal(res *http.Response) {
 	w.status, w.header = res.StatusCode, res.Header
-	// An error on the way leaves what arrived, which is all that can be told.
+	// After an error, the part that arrived is used.
 	w.body, _ = io.ReadAll(io.LimitReader(res.Body, maxErrorBytes))
 	_ = res.Body.Close()
 	res.Body = http.NoBody
 }
 
-// boundedBody is an answer's body under a size and a silence limit.
+// boundedBody is the body of an answer with a limit of its size and of its pauses.
 type boundedBody struct {
 	body   io.ReadCloser
 	left   int64
@@ -78,7 +78,7 @@ type boundedBody struct {
 	cancel context.CancelCauseFunc
 }
 
-// Read reads and says why where it gives up.
+// Read implements [io.Reader]. Its error is that of the limit reached, if any.
 func (b *boundedBody) Read(p []byte) (int, error) {
 	timer := time.AfterFunc(b.idle, func() { b.cancel(errSilent) })
 	defer timer.Stop()
@@ -96,7 +96,7 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close ends the response.
+// Close implements [io.Closer].
 func (b *boundedBody) Close() error {
 	defer b.cancel(nil)
 	return b.body.Close()

@@ -6,18 +6,18 @@ import (
 	"strings"
 )
 
-// completion is an answer, or a piece of one, as endpoints really send it. Every
-// field may be missing, null or of a neighbouring type.
+// completion is an answer, or a piece of one, as endpoints send it. Every field may
+// be missing, null or of another type.
 type completion struct {
 	ID      looseString `json:"id"`
 	Model   looseString `json:"model"`
 	Choices []choice    `json:"choices"`
 	Usage   *usage      `json:"usage"`
-	// Error is there where an endpoint fails after it said 200.
+	// Error is the error of an endpoint that fails after status 200.
 	Error json.RawMessage `json:"error"`
 }
 
-// choice is one of the answers; only the first is used.
+// choice is one of several answers; only the first is used.
 type choice struct {
 	Index   looseString  `json:"index"`
 	Message *wireMessage `json:"message"`
@@ -25,18 +25,18 @@ type choice struct {
 	Finish  looseString  `json:"finish_reason"`
 }
 
-// wireMessage is what the model said, whole or in a delta.
+// wireMessage is a message of the model, whole or in a delta.
 type wireMessage struct {
 	Content          content     `json:"content"`
 	Refusal          looseString `json:"refusal"`
 	Reasoning        looseString `json:"reasoning"`
 	ReasoningContent looseString `json:"reasoning_content"`
 	ToolCalls        []toolCall  `json:"tool_calls"`
-	// FunctionCall is the form before tool_calls.
+	// FunctionCall is the deprecated form of a single tool call.
 	FunctionCall *function `json:"function_call"`
 }
 
-// reasoningText is the model's thinking, under either of its names.
+// reasoningText returns the model's reasoning, which has one of two names.
 func (m wireMessage) reasoningText() string {
 	if m.ReasoningContent != "" {
 		return string(m.ReasoningContent)
@@ -51,14 +51,14 @@ type toolCall struct {
 	Function function    `json:"function"`
 }
 
-// function is what is called. Arguments are a string of JSON, or JSON.
+// function is the function of a call. Arguments are JSON in a string, or JSON.
 type function struct {
 	Name      looseString `json:"name"`
 	Arguments looseString `json:"arguments"`
 }
 
-// looseString is a string that may come as null or as any other JSON value, which is
-// then kept as it is written.
+// looseString is a string. It is decoded from a string or null; any other JSON value
+// is kept as its text.
 type looseString string
 
 // UnmarshalJSON never fails.
@@ -75,10 +75,11 @@ func (l *looseString) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// content is text that may come as null, a string, or a list of parts.
+// content is the text of a message. It is decoded from null, a string, or a list of
+// parts.
 type content struct{ text, thinking string }
 
-// UnmarshalJSON never fails: what it does not know it leaves out.
+// UnmarshalJSON never fails: it ignores unknown parts.
 func (c *content) UnmarshalJSON(data []byte) error {
 	if !bytes.HasPrefix(data, []byte("[")) {
 		var l looseString
