@@ -24,8 +24,8 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// TestModelServer drives the adapter, under the real loop, against a server that
-// no one here wrote: aimock, from npm.
+// TestModelServer tests the adapter, under the real loop, against a server of
+// others: aimock, from npm.
 func TestModelServer(t *testing.T) {
 	base := startModelServer(t)
 	for mode, stream := range map[string]bool{"whole": false, "stream": true} {
@@ -63,7 +63,7 @@ func testTwoCalls(t *testing.T, base string, stream bool) {
 	if out.Usage.Rounds != 2 || out.Usage.Tokens() == 0 {
 		t.Errorf("usage %+v", out.Usage)
 	}
-	// What the server got back: both results, by its own ids, wrapped.
+	// The server received both results, wrapped, with its own IDs.
 	last := lastRequest(t, base)
 	var ids []string
 	for _, m := range last.Body.Messages {
@@ -110,7 +110,7 @@ func testCutStream(t *testing.T, base string) {
 	}
 }
 
-// runTurn does one turn on the server.
+// runTurn runs one turn with the server and returns the text of its deltas, too.
 func runTurn(t *testing.T, base string, stream bool, task string, d *recordingDispatcher, retries *int) (loop.Outcome, string) {
 	t.Helper()
 	m, err := openai.New(openai.Options{Model: "mock", BaseURL: base + "/v1", APIKey: "test", Stream: stream, MaxRetries: retries})
@@ -135,7 +135,7 @@ func runTurn(t *testing.T, base string, stream bool, task string, d *recordingDi
 	return out, shown.String()
 }
 
-// recordingDispatcher keeps the calls that it gets and answers "ok".
+// recordingDispatcher records its calls and returns "ok".
 type recordingDispatcher struct {
 	ran, refused []string
 	rounds       int
@@ -164,7 +164,7 @@ func (r *recordingDispatcher) Round(_ context.Context, calls []tools.Call) ([]to
 	return out, nil
 }
 
-// request as the server saw it.
+// journalEntry is a request that the server received.
 type journalEntry struct {
 	Body struct {
 		Stream   bool `json:"stream"`
@@ -176,7 +176,7 @@ type journalEntry struct {
 	} `json:"body"`
 }
 
-// lastRequest is the last request for a completion.
+// lastRequest returns the last request for a completion.
 func lastRequest(t *testing.T, base string) journalEntry {
 	t.Helper()
 	data := getPage(t, base+"/__aimock/journal")
@@ -193,7 +193,8 @@ func lastRequest(t *testing.T, base string) journalEntry {
 	return journalEntry{}
 }
 
-// getPage reads a page, without keeping its connection.
+// getPage returns the content of a page, or nil if the server is unreachable. It
+// does not keep the connection.
 func getPage(t *testing.T, url string) []byte {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
@@ -213,17 +214,18 @@ func getPage(t *testing.T, url string) []byte {
 	return data
 }
 
-// startModelServer installs the server into a folder of the test and starts it.
+// startModelServer installs the server into a temporary directory, starts it and
+// returns its base URL.
 func startModelServer(t *testing.T) string {
 	t.Helper()
 	if _, err := exec.LookPath("npm"); err != nil {
 		if os.Getenv("REQUIRE_BACKENDS") != "" {
-			t.Fatal("needs npm, and REQUIRE_BACKENDS lets nothing be skipped")
+			t.Fatal("needs npm, and REQUIRE_BACKENDS forbids skipping")
 		}
 		t.Skip("needs npm")
 	}
 	dir := t.TempDir()
-	// The version is pinned once, where the end-to-end tests have it.
+	// The end-to-end tests pin the version.
 	for _, name := range []string{"package.json", "package-lock.json"} {
 		data, err := os.ReadFile(filepath.Join("..", "..", "e2e", "testdata", "aimock", name))
 		if err != nil {
@@ -246,8 +248,8 @@ func startModelServer(t *testing.T) string {
 	return startProgram(t, filepath.Join(dir, "node_modules", ".bin", "llmock"))
 }
 
-// freePort finds a port for another process: one below those that the kernel gives
-// out, so that no socket of a test beside this one gets it meanwhile.
+// freePort returns a free port for another process. It is below the range of ports
+// that the kernel assigns, so no socket of a parallel test takes it.
 func freePort(t *testing.T) int {
 	t.Helper()
 	for range 100 {
@@ -261,7 +263,8 @@ func freePort(t *testing.T) int {
 	return 0
 }
 
-// startProgram starts the server on a free port and waits until it answers.
+// startProgram starts the server on a free port, waits until it answers, and
+// returns its base URL.
 func startProgram(t *testing.T, program string) string {
 	t.Helper()
 	port := freePort(t)

@@ -14,7 +14,8 @@ import (
 	"github.com/caisson-run/caisson/loop/openai"
 )
 
-// streamCases are answers in pieces as endpoints send them, and what they are.
+// streamCases returns answers in pieces as endpoints send them, with their
+// summaries.
 func streamCases() map[string]struct {
 	pieces []string
 	want   string
@@ -146,7 +147,7 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-// TestBrokenStreams: nothing of an answer that is not whole is used.
+// TestBrokenStreams checks that nothing of an incomplete answer is used.
 func TestBrokenStreams(t *testing.T) {
 	call := deltaChunk(`{"tool_calls":[{"index":0,"id":"a","function":{"name":"shell","arguments":"{\"command\":\"rm x\"}"}}]}`)
 	for name, tt := range map[string]struct {
@@ -189,7 +190,7 @@ func TestBrokenStreams(t *testing.T) {
 	}
 }
 
-// respondThenAbort cuts the connection after some events.
+// respondThenAbort sends events and then aborts the connection.
 func respondThenAbort(pieces ...string) func(int, http.ResponseWriter, *http.Request) {
 	return func(n int, w http.ResponseWriter, r *http.Request) {
 		respondEvents(append([]string{": hello"}, pieces...)...)(n, w, r)
@@ -254,13 +255,13 @@ func TestBrokenWhole(t *testing.T) {
 	}
 }
 
-// respondHTML is what a web site answers, where the base URL is wrong.
+// respondHTML sends a web page, as a server does for a wrong base URL.
 func respondHTML(_ int, w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	_, _ = w.Write([]byte("<!doctype html><title>Welcome</title>"))
 }
 
-// respondShortBody says that more would come.
+// respondShortBody sends less than its Content-Length.
 func respondShortBody(_ int, w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", "1000")

@@ -45,10 +45,10 @@ func TestRefusals(t *testing.T) {
 					t.Fatalf("%s: error %v, want class %s", mode, err, tt.class)
 				}
 				if text := err.Error(); strings.Contains(text, "sk-secret-key") || len(text) > 2000 || strings.ContainsAny(text, "\x00\x1b") {
-					t.Errorf("%s: the error says %q", mode, text)
+					t.Errorf("%s: error %q", mode, text)
 				}
 				if failure.Visible {
-					t.Errorf("%s: what the endpoint said is shown to users", mode)
+					t.Errorf("%s: the endpoint's message is visible to users", mode)
 				}
 				if e.countRequests() != 1 {
 					t.Errorf("%s: %d requests without retries", mode, e.countRequests())
@@ -99,7 +99,7 @@ func TestRetries(t *testing.T) {
 	}
 }
 
-// TestRetryAfter: what the endpoint asks to wait is waited.
+// TestRetryAfter checks that a retry waits as long as the endpoint asked for.
 func TestRetryAfter(t *testing.T) {
 	var times []time.Time
 	e := newEndpoint(t, func(n int, w http.ResponseWriter, r *http.Request) {
@@ -119,9 +119,9 @@ func TestRetryAfter(t *testing.T) {
 	}
 }
 
-// TestUnreachable: the user is told which endpoint, and why.
+// TestUnreachable checks that the error names the endpoint and the cause.
 func TestUnreachable(t *testing.T) {
-	const address = "127.0.0.1:1" // which nobody is given by chance
+	const address = "127.0.0.1:1" // the kernel never assigns this port
 	m, err := openai.New(openai.Options{Model: "m", BaseURL: "http://" + address + "/v1", APIKey: "sk-secret-key", MaxRetries: new(0)})
 	if err != nil {
 		t.Fatal(err)
@@ -133,7 +133,7 @@ func TestUnreachable(t *testing.T) {
 		t.Fatalf("error %v", err)
 	}
 	if text := failure.Err.Error(); !strings.Contains(text, address) || !strings.Contains(text, "connection refused") || strings.Contains(text, "sk-secret") {
-		t.Errorf("the error says %q", text)
+		t.Errorf("error %q", text)
 	}
 }
 
@@ -183,7 +183,7 @@ func TestSilence(t *testing.T) {
 			})
 			_, _, err := callModel(t, m, newRequest())
 			if _, ok := errors.AsType[*loop.ModelError](err); !ok || !strings.Contains(err.Error(), tt.says) {
-				t.Errorf("error %v, want one that says %q", err, tt.says)
+				t.Errorf("error %v, want one with %q", err, tt.says)
 			}
 			if e.countRequests() != tt.requests {
 				t.Errorf("%d requests, want %d", e.countRequests(), tt.requests)
@@ -192,7 +192,7 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// TestHugeAnswers: memory is bounded, whatever comes.
+// TestHugeAnswers checks that answers larger than the limits are refused.
 func TestHugeAnswers(t *testing.T) {
 	megabyte := bytes.Repeat([]byte("a"), 1<<20)
 	flood := func(before, between string, n int) func(int, http.ResponseWriter, *http.Request) {
@@ -247,7 +247,8 @@ func TestHugeAnswers(t *testing.T) {
 	}
 }
 
-// TestCancel: a cancelled call ends at once, with the cause and no class.
+// TestCancel checks that a cancelled call ends at once with the cause, and not with
+// a ModelError.
 func TestCancel(t *testing.T) {
 	why := errors.New("interrupted")
 	for name, begin := range map[string]bool{"waiting": false, "in the answer": true} {

@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// endpoint is a server that answers with a function, and keeps what it was sent.
+// endpoint is a server that answers with a function and records its requests.
 type endpoint struct {
 	*httptest.Server
 	mu      sync.Mutex
@@ -29,7 +29,7 @@ type endpoint struct {
 	headers []http.Header
 }
 
-// newEndpoint starts an endpoint; n counts requests from 1.
+// newEndpoint starts an endpoint. The parameter n of answer counts requests from 1.
 func newEndpoint(t *testing.T, answer func(n int, w http.ResponseWriter, r *http.Request)) *endpoint {
 	t.Helper()
 	e := &endpoint{}
@@ -55,14 +55,14 @@ func newEndpoint(t *testing.T, answer func(n int, w http.ResponseWriter, r *http
 	return e
 }
 
-// countRequests is how many requests came.
+// countRequests returns the number of requests received.
 func (e *endpoint) countRequests() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return len(e.bodies)
 }
 
-// newModel is a model of the endpoint.
+// newModel returns a model of the endpoint.
 func (e *endpoint) newModel(t *testing.T, change func(*openai.Options)) *openai.Model {
 	t.Helper()
 	o := openai.Options{Model: "m", BaseURL: e.URL + "/v1", APIKey: "sk-secret-key", MaxRetryDelay: 2 * time.Second}
@@ -77,10 +77,10 @@ func (e *endpoint) newModel(t *testing.T, change func(*openai.Options)) *openai.
 	return m
 }
 
-// enableStream asks for a stream.
+// enableStream sets o.Stream.
 func enableStream(o *openai.Options) { o.Stream = true }
 
-// respondEvents answers with server-sent events, one for each piece, as they are.
+// respondEvents sends each piece unchanged as one server-sent event.
 func respondEvents(pieces ...string) func(int, http.ResponseWriter, *http.Request) {
 	return func(_ int, w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -91,7 +91,7 @@ func respondEvents(pieces ...string) func(int, http.ResponseWriter, *http.Reques
 	}
 }
 
-// dataEvents makes events of JSON values.
+// dataEvents returns an event for each JSON value.
 func dataEvents(values ...string) []string {
 	out := make([]string, 0, len(values))
 	for _, v := range values {
@@ -100,7 +100,7 @@ func dataEvents(values ...string) []string {
 	return out
 }
 
-// respondJSON answers with one JSON value.
+// respondJSON sends one JSON value.
 func respondJSON(status int, body string) func(int, http.ResponseWriter, *http.Request) {
 	return func(_ int, w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -109,17 +109,17 @@ func respondJSON(status int, body string) func(int, http.ResponseWriter, *http.R
 	}
 }
 
-// deltaChunk is a chunk with a delta, as JSON.
+// deltaChunk returns a chunk with a delta, as JSON.
 func deltaChunk(d string) string {
 	return `{"id":"c1","model":"m-1","choices":[{"index":0,"delta":` + d + `}]}`
 }
 
-// finishChunk is a chunk with a finish reason.
+// finishChunk returns a chunk with a finish reason, as JSON.
 func finishChunk(reason string) string {
 	return `{"choices":[{"index":0,"delta":{},"finish_reason":"` + reason + `"}]}`
 }
 
-// newRequest is an ordinary request.
+// newRequest returns an ordinary request.
 func newRequest() loop.Request {
 	return loop.Request{
 		Messages: []loop.Message{loop.NewText(loop.RoleUser, "Do it.")},
@@ -127,7 +127,7 @@ func newRequest() loop.Request {
 	}
 }
 
-// callModel makes one call with a deadline; text is what came as deltas.
+// callModel makes one call with a deadline; text is the text of the deltas.
 func callModel(t *testing.T, m *openai.Model, req loop.Request) (resp loop.Response, text string, err error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 20*time.Second, fmt.Errorf("test takes too long"))
@@ -137,7 +137,7 @@ func callModel(t *testing.T, m *openai.Model, req loop.Request) (resp loop.Respo
 	return resp, b.String(), err
 }
 
-// summarize is an answer in one line: text, then each call as name(id)arguments.
+// summarize returns an answer in one line, with each call as name(id)arguments.
 func summarize(r loop.Response) string {
 	var parts []string
 	for _, b := range r.Message.Blocks {

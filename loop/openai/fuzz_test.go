@@ -10,8 +10,8 @@ import (
 	"github.com/caisson-run/caisson/loop"
 )
 
-// FuzzAnswer: whatever an endpoint sends, reading it ends without a panic, what
-// was delivered is what the answer says, and an error leaves nothing.
+// FuzzAnswer checks that any answer can be read without a panic, that the deltas
+// equal the text of the answer, and that an error comes without an answer.
 func FuzzAnswer(f *testing.F) {
 	call := `{"choices":[{"delta":{"tool_calls":[{"index":0,"id":"a","function":{"name":"x","arguments":"{}"}}]},"finish_reason":"tool_calls"}]}`
 	seeds := []string{
@@ -42,7 +42,7 @@ func FuzzAnswer(f *testing.F) {
 		if err != nil {
 			w := &watcher{}
 			if text := w.toModelError(err).Error(); len(text) > 2000 || !utf8.ValidString(text) {
-				t.Errorf("the error says %q", text)
+				t.Errorf("error %q", text)
 			}
 			if len(resp.Message.Blocks) > 0 {
 				t.Error("an error with an answer")

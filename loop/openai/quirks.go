@@ -44,7 +44,7 @@ func (m *Model) storeQuirks(known, q quirks) {
 		return
 	}
 	m.quirks.Store(&q)
-	m.options.Logger.Info("endpoint differs from the standard, and was adapted to",
+	m.options.Logger.Info("adapted requests to an endpoint that differs from the standard",
 		zap.String("base_url", safeurl.String(m.options.BaseURL)), zap.String("model", m.options.Model),
 		zap.Bool("no_stream_options", q.noStreamOptions), zap.Bool("other_max_tokens", q.otherMaxTokensName))
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// doneResponse answers with a text.
+// doneResponse is an answer of text.
 var doneResponse = `{"choices":[{"message":{"content":"Done."},"finish_reason":"stop"}]}`
 
 func TestRequest(t *testing.T) {
@@ -74,7 +74,7 @@ func TestRequest(t *testing.T) {
 	}
 }
 
-// TestNoToolsField: nothing offered is no field at all.
+// TestNoToolsField checks that a request without tools has no tools field.
 func TestNoToolsField(t *testing.T) {
 	e := newEndpoint(t, respondJSON(http.StatusOK, doneResponse))
 	req := newRequest()
@@ -107,7 +107,8 @@ func TestSendReasoning(t *testing.T) {
 	}
 }
 
-// TestEnvironmentIsNotRead: what the library reads by itself must not count.
+// TestEnvironmentIsNotRead checks that the variables that the library reads by
+// default have no effect.
 func TestEnvironmentIsNotRead(t *testing.T) {
 	t.Setenv("OPENAI_API_KEY", "sk-from-environment")
 	t.Setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
@@ -128,7 +129,8 @@ func TestEnvironmentIsNotRead(t *testing.T) {
 	}
 }
 
-// TestRefusedParameters: what an endpoint refuses is left out from then on.
+// TestRefusedParameters checks that a refused parameter is left out of later
+// requests.
 func TestRefusedParameters(t *testing.T) {
 	refuses := func(status int, body string, bad func(map[string]any) bool) func(*endpoint) func(int, http.ResponseWriter, *http.Request) {
 		return func(e *endpoint) func(int, http.ResponseWriter, *http.Request) {
@@ -203,7 +205,7 @@ func TestNewRefuses(t *testing.T) {
 				t.Errorf("New() = %v", err)
 			}
 			if err != nil && strings.Contains(err.Error(), "secret") {
-				t.Errorf("the error tells the credentials: %v", err)
+				t.Errorf("the error contains the credentials: %v", err)
 			}
 		})
 	}
@@ -221,8 +223,8 @@ func TestInfo(t *testing.T) {
 	}
 }
 
-// TestLongToolNames: a name beyond the 64 bytes that OpenAI takes is shortened the
-// same way where it is offered and in the history. The control is its whole wire form.
+// TestLongToolNames checks that a name longer than OpenAI's 64 bytes has the same
+// short form in the offered tools and in the history. The control is its whole form.
 func TestLongToolNames(t *testing.T) {
 	e := newEndpoint(t, respondJSON(http.StatusOK, doneResponse))
 	long := tools.Name("srv/" + strings.Repeat("a", 100))
@@ -246,7 +248,7 @@ func TestLongToolNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := strings.Count(string(sent), `"name":"`+string(wire)+`"`); n != 2 || len(wire) > 64 {
-		t.Errorf("%q stands %d times in %s", wire, n, sent)
+		t.Errorf("%q occurs %d times in %s", wire, n, sent)
 	}
 	if whole, err := long.LLM(); err != nil || len(whole) <= 64 || strings.Contains(string(sent), string(whole)) {
 		t.Errorf("control: the whole name %q is sent, or short: %v", whole, err)

@@ -79,7 +79,7 @@ func (u usage) limitsUsage() limits.Usage {
 func (m *Model) setCost(r *loop.Response) {
 	if r.Usage.Tokens() == 0 {
 		if m.usageMissingLogged.CompareAndSwap(false, true) {
-			m.options.Logger.Warn("endpoint reports no usage: token and cost limits can't hold",
+			m.options.Logger.Warn("endpoint reports no usage: token and cost limits have no effect",
 				zap.String("base_url", safeurl.String(m.options.BaseURL)), zap.String("model", m.options.Model))
 		}
 		return
