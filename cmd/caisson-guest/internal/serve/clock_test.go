@@ -18,10 +18,17 @@ func TestClock(t *testing.T) {
 			t.Errorf("a start that takes 3.5 s was woken %d times", wakes.Load())
 		}
 		c.launched()
+		c.fire(nil) // late, from before launched
+		select {
+		case <-c.expired:
+			t.Error("a late call expired it")
+		default:
+		}
 		<-c.expired
 		if took := time.Since(began); took != 10*time.Second || wakes.Load() != 3 {
 			t.Errorf("expired after %v, woken %d times", took, wakes.Load())
 		}
+		c.fire(nil) // expired once
 		c.stop()
 	})
 }

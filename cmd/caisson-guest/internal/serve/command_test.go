@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/kill"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/launch"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/reap"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/spawn"
@@ -67,6 +68,66 @@ func TestGroupsOfCommands(t *testing.T) {
 	open(9, "x")
 	if f := h.untilRefused(); f.Stream != 9 {
 		t.Errorf("stream %d is refused", f.Stream)
+	}
+}
+
+// TestCommandIsOver: what belongs to a command that is over is given back, once.
+// Its timeout ends one that runs on; what is left of that is not forgotten.
+func TestCommandIsOver(t *testing.T) {
+	for name, ends := range map[string]bool{"ended": true, "timed out": false} {
+		t.Run(name, func(t *testing.T) {
+			released := make(chan struct{}, 2)
+			var killer *kill.Killer
+			h := serveHost(t, func(o *Options) {
+				killer = o.Killer
+				o.Launcher = launcher(func(r spawn.Request) (launch.Process, error) {
+					p, err := noProcess{}.Launch(r)
+					p.Release = func() { released <- struct{}{} }
+					if !ends {
+						p.Exit = make(chan reap.Exit)
+					}
+					return p, err
+				})
+			})
+			h.send(openFrame(1, `{"exec":{"argv":["eA=="],"env":[],"live":1000000,"tail":1,"timeout":50000000,"grace":1}}`))
+			var x wire.Exit
+			if h.until(wire.TypeEnd, &x); x.TimedOut == ends || (x.Kill.Left == 0) != ends {
+				t.Errorf("it ends with %+v", x)
+			}
+			if n, one := killer.Launches(); n != 1 || one == ends {
+				t.Errorf("%d launches, one runs: %t", n, one)
+			}
+			if n := len(released); n != 1 {
+				t.Errorf("released %d times", n)
+			}
+		})
+	}
+}
+
+// TestStuckStart: a child that another command stopped before it has executed is
+// woken.
+func TestStuckStart(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	killer := kill.New(kill.MethodGroup, reaper(), nil)
+	h := serveHost(t, func(o *Options) {
+		o.Killer = killer
+		o.Config.GIDBase = uint32(fuzzGroups + 1000 + 2*os.Getpid()) // of this run alone
+		o.Launcher = launcher(func(r spawn.Request) (launch.Process, error) {
+			p := shell(t, r.Group, "echo up; kill -STOP $$; exit 3")
+			exit := <-p.Exit // not before it is woken
+			child, err := noProcess{}.Launch(r)
+			ended := make(chan reap.Exit, 1)
+			ended <- exit
+			child.Exit = ended
+			return child, err
+		})
+	})
+	h.send(openFrame(1, `{"exec":{"argv":["eA=="],"env":[],"live":1000000,"tail":1,"timeout":60000000000,"grace":1}}`))
+	var x wire.Exit
+	if h.until(wire.TypeEnd, &x); x.Code != 3 {
+		t.Errorf("it ends with %+v", x)
 	}
 }
 

@@ -1,12 +1,17 @@
 package serve
 
 import (
+	"errors"
+	"fmt"
 	"io"
 	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -60,6 +65,49 @@ func shell(t *testing.T, group uint32, script string) launch.Process {
 		t.Fatal(err)
 	}
 	return p
+}
+
+// TestGrace: in the grace period an orphan gets SIGTERM, at once when the command
+// itself has ended, and else after some milliseconds.
+func TestGrace(t *testing.T) {
+	loop := reaper()
+	for name, tt := range map[string]struct {
+		exits      bool
+		grace      time.Duration
+		terminated int
+	}{
+		"it ends":       {exits: true, grace: 500 * time.Microsecond, terminated: 1},
+		"it runs":       {grace: 3500 * time.Microsecond},
+		"it runs on":    {grace: 100 * time.Millisecond, terminated: 1},
+		"it ends later": {exits: true, grace: 100 * time.Millisecond, terminated: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				proc := t.TempDir()
+				dir := filepath.Join(proc, strconv.Itoa(1<<23)) // more than any pid: signals hit nothing
+				status := fmt.Sprintf("State:\tS\nPPid:\t%d\nGroups:\t5\n", os.Getpid())
+				if err := errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, "status"), []byte(status), 0o600)); err != nil {
+					t.Fatal(err)
+				}
+				exit := make(chan reap.Exit, 1)
+				if tt.exits {
+					exit <- reap.Exit{Status: 15}
+				}
+				c, err := newCommand(&Session{o: Options{Killer: kill.NewAt(proc, kill.MethodGroup, loop, nil)}}, 1, wire.Exec{Argv: [][]byte{{'x'}}, Timeout: 1, Grace: tt.grace})
+				if err != nil {
+					t.Fatal(err)
+				}
+				var e ending
+				began := time.Now()
+				if c.grace(&e, launch.Process{Mark: kill.Mark{Group: 5}, Exit: exit}) || e.reaped != tt.exits {
+					t.Errorf("it ends with %+v", e)
+				}
+				if took, k := time.Since(began), e.report.Wire("gid"); took != tt.grace || k.Terminated != tt.terminated {
+					t.Errorf("after %v the report is %+v, want %d terminated", took, k, tt.terminated)
+				}
+			})
+		})
+	}
 }
 
 // TestAwait: a command ends by itself, by SIGTERM in its grace period, or by

@@ -15,7 +15,7 @@ func TestGIDs(t *testing.T) {
 	if a != 100 || b != 101 || c != 102 {
 		t.Errorf("taken are %d, %d, %d", a, b, c)
 	}
-	if gid, ok := g.take(); ok {
+	if gid, ok := g.take(); ok || gid != 0 {
 		t.Errorf("a fourth of three is %d", gid)
 	}
 	g.free(a)
