@@ -143,13 +143,15 @@ func (a *change) lie(op workspace.Op, err error) (workspace.Change, error) {
 // cancel asks the guest to stop. It is called once.
 func (a *change) cancel() {
 	a.mu.Lock()
-	if a.ended {
-		a.mu.Unlock()
+	ended := a.ended
+	if !ended {
+		a.cancelled = true
+		a.watch.Reset(a.c.o.AnswerTime)
+	}
+	a.mu.Unlock()
+	if ended {
 		return
 	}
-	a.cancelled = true
-	a.watch.Reset(a.c.o.AnswerTime)
-	a.mu.Unlock()
 	a.credit.Close()
 	if err := a.c.writer.SendJSON(a.id, wire.TypeCancel, wire.Cancel{}); err != nil {
 		a.c.lose(err)

@@ -117,6 +117,24 @@ func TestApplyLies(t *testing.T) {
 	}
 }
 
+// TestApplyRefusedWhileSent: an operation that waits for credit is not sent any
+// more once the guest has refused it.
+func TestApplyRefusedWhileSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // fails if a goroutine is left
+		c, l := play(t)
+		go func() {
+			for range 1 + wire.Window/wire.MaxData {
+				l.next()
+			}
+			l.json(1, wire.TypeRefused, wire.Refused{Code: wire.RefusedBusy})
+		}()
+		op := workspace.Op{Kind: workspace.OpWrite, Path: "f", Content: make([]byte, 2*wire.Window)}
+		if _, err := c.Apply(t.Context(), op); !errors.Is(err, sandbox.ErrUnavailable) {
+			t.Errorf("error is %v", err)
+		}
+	})
+}
+
 // TestApplyUnsendable: what JSON can't carry is refused and not changed.
 func TestApplyUnsendable(t *testing.T) {
 	c, _ := play(t)

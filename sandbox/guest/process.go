@@ -127,13 +127,15 @@ func harmsHost(cause error) bool {
 // cancel asks the guest to end the command. It is called once.
 func (p *process) cancel(request wire.Cancel) {
 	p.mu.Lock()
-	if p.ended {
-		p.mu.Unlock()
+	ended := p.ended
+	if !ended {
+		p.cancelled = true
+		p.watch.Reset(p.request.Grace + p.c.o.AnswerTime)
+	}
+	p.mu.Unlock()
+	if ended {
 		return
 	}
-	p.cancelled = true
-	p.watch.Reset(p.request.Grace + p.c.o.AnswerTime)
-	p.mu.Unlock()
 	if err := p.c.writer.SendJSON(p.id, wire.TypeCancel, request); err != nil {
 		p.c.lose(err)
 	}

@@ -171,6 +171,12 @@ func TestCommandFrames(t *testing.T) {
 				t.Errorf("with input %t, %s: %v", stdin, name, tt.err)
 			}
 		}
+		if stdin {
+			again := c.eof(wire.Stdin)
+			if more := c.data(wire.Stdin, []byte("x")); !errors.Is(again, wire.ErrProtocol) || !errors.Is(more, wire.ErrProtocol) {
+				t.Errorf("after the end of stdin: another end is %v, data are %v", again, more)
+			}
+		}
 		c.stop(wire.Stdin)
 		c.stop(wire.Stderr)
 		if out, errs := c.credits[0].Take(1, nil), c.credits[1].Take(1, nil); out != 1 || errs != 0 {

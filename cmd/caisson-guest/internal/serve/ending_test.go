@@ -18,6 +18,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/kill"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/launch"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/output"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/reap"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/spawn"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
@@ -73,6 +74,7 @@ func TestGrace(t *testing.T) {
 	loop := reaper()
 	for name, tt := range map[string]struct {
 		exits      bool
+		gone       bool
 		grace      time.Duration
 		terminated int
 	}{
@@ -80,6 +82,7 @@ func TestGrace(t *testing.T) {
 		"it runs":       {grace: 3500 * time.Microsecond},
 		"it runs on":    {grace: 100 * time.Millisecond, terminated: 1},
 		"it ends later": {exits: true, grace: 100 * time.Millisecond, terminated: 1},
+		"all is gone":   {gone: true, grace: time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -98,15 +101,103 @@ func TestGrace(t *testing.T) {
 					t.Fatal(err)
 				}
 				var e ending
-				began := time.Now()
-				if c.grace(&e, launch.Process{Mark: kill.Mark{Group: 5}, Exit: exit}) || e.reaped != tt.exits {
+				began, want := time.Now(), tt.grace
+				if tt.gone {
+					want = 0
+					if err := os.RemoveAll(dir); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if c.grace(&e, launch.Process{Mark: kill.Mark{Group: 5}, Exit: exit}) != tt.gone || e.reaped != tt.exits {
 					t.Errorf("it ends with %+v", e)
 				}
-				if took, k := time.Since(began), e.report.Wire("gid"); took != tt.grace || k.Terminated != tt.terminated {
+				if took, k := time.Since(began), e.report.Wire("gid"); took != want || k.Terminated != tt.terminated {
 					t.Errorf("after %v the report is %+v, want %d terminated", took, k, tt.terminated)
 				}
 			})
 		})
+	}
+}
+
+// TestSettle: a consumer that takes nothing has what is left of the command's
+// time, but two seconds at least, until it is cancelled, and then two seconds. A
+// command that was ended by force has the latter alone.
+func TestSettle(t *testing.T) {
+	for name, tt := range map[string]struct {
+		forced    bool
+		left      time.Duration
+		cancelled time.Duration // when
+		want      time.Duration
+	}{
+		"forced":           {forced: true, left: time.Hour, want: liveWait},
+		"time is left":     {left: time.Minute, want: time.Minute + liveWait},
+		"no time is left":  {left: -time.Minute, want: 2 * liveWait},
+		"cancelled":        {left: time.Minute, cancelled: time.Second, want: time.Second + liveWait},
+		"takes everything": {left: time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c, err := newCommand(&Session{}, 1, wire.Exec{Argv: [][]byte{{'x'}}, Timeout: 1, Stdin: true, Live: 100})
+				if err != nil {
+					t.Fatal(err)
+				}
+				c.out = [2]*output.Pump{c.pump(nil, wire.Stdout), c.pump(nil, wire.Stderr)}
+				const closing = time.Second // what the streams take to end
+				ended := make(chan struct{})
+				if tt.want == 0 {
+					close(ended)
+				} else {
+					c.credits[0].Take(wire.Window, nil)
+					go func() {
+						c.out[0].Add("text") // waits for credit, or until it is abandoned
+						time.Sleep(closing)
+						close(ended)
+					}()
+					tt.want += closing
+				}
+				if tt.cancelled != 0 {
+					time.AfterFunc(tt.cancelled, func() { c.cancel(wire.Cancel{}) })
+				}
+				r, w, err := os.Pipe()
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer r.Close()
+				began := time.Now()
+				c.settle(ended, w, tt.forced, tt.left)
+				if took := time.Since(began); took != tt.want {
+					t.Errorf("it took %v, want %v", took, tt.want)
+				}
+				if w.Close() == nil || c.stdin.Next() != nil {
+					t.Error("the input is open")
+				}
+			})
+		})
+	}
+}
+
+// TestSettlePipe: a pipe that another process holds open is not waited for.
+func TestSettlePipe(t *testing.T) {
+	c, err := newCommand(&Session{slots: output.NewSlots(1)}, 1, wire.Exec{Argv: [][]byte{{'x'}}, Timeout: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fds[1])
+	src := os.NewFile(uintptr(fds[0]), "pipe")
+	c.out = [2]*output.Pump{c.pump(src, wire.Stdout), c.pump(src, wire.Stderr)}
+	ended := make(chan struct{})
+	go func() {
+		c.out[0].Run()
+		close(ended)
+	}()
+	began := time.Now()
+	c.settle(ended, nil, false, time.Minute)
+	if took := time.Since(began); took < pipeWait || took > time.Minute {
+		t.Errorf("it took %v", took)
 	}
 }
 
