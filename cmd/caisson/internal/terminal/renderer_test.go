@@ -282,22 +282,33 @@ func TestSummary(t *testing.T) {
 
 // A refused call is reported once, at its end, by whatever it was refused.
 func TestARefusalIsToldOnce(t *testing.T) {
-	for want, p := range map[string]runner.ConfirmationResolved{
-		"refused by you":             {By: "user", Client: "terminal"},
-		"refused by http:alice":      {By: "user", Client: "http:alice"},
-		"refused by a stored answer": {By: "grant"},
+	type resolved = runner.ConfirmationResolved
+	for want, tc := range map[string]struct {
+		asked  *resolved // nil where nothing was asked
+		class  tools.ErrorClass
+		reason string
+	}{
+		"refused by you":                    {&resolved{By: "user", Client: "terminal"}, tools.ErrorUserDenied, "user"},
+		"refused by http:alice":             {&resolved{By: "user", Client: "http:alice"}, tools.ErrorUserDenied, "user"},
+		"refused by a stored answer":        {&resolved{By: "grant"}, tools.ErrorUserDenied, "grant"},
+		"refused: nobody could be asked":    {&resolved{By: "on_prompt"}, tools.ErrorPermissionDenied, "no_approver"},
+		"refused: nobody answered in time":  {&resolved{By: "timeout"}, tools.ErrorConfirmationTimeout, ""},
+		"permission_denied: It is refused.": {nil, tools.ErrorPermissionDenied, "mode_deny"},
 	} {
 		var out bytes.Buffer
 		r := New(Options{Out: &out})
-		p.CallID, p.Decision, p.Scope = "tu_1", tools.DecisionDeny, tools.ScopeOnce
-		play(t, r, []any{
-			runner.ConfirmationRequested{CallID: "tu_1", Name: "shell", Summary: "rm x"},
-			p,
-			runner.ToolFailed{CallID: "tu_1", Name: "shell", Class: tools.ErrorUserDenied, Reason: "user", Message: "The user denied this operation."},
-		})
-		r.Print(Summary(runner.Report{SessionEnded: runner.SessionEnded{Denials: []runner.Denial{{Name: "shell", Class: tools.ErrorUserDenied, Reason: "user"}}}}, false)...)
+		var records []any
+		if p := tc.asked; p != nil {
+			p.CallID, p.Decision, p.Scope = "tu_1", tools.DecisionDeny, tools.ScopeOnce
+			records = []any{runner.ConfirmationRequested{CallID: "tu_1", Name: "shell", Summary: "rm x"}, *p}
+			want = "rm x  " + want
+		} else {
+			want = " " + want
+		}
+		play(t, r, append(records, runner.ToolFailed{CallID: "tu_1", Name: "shell", Class: tc.class, Reason: tc.reason, Message: "It is refused."}))
+		r.Print(Summary(runner.Report{SessionEnded: runner.SessionEnded{Denials: []runner.Denial{{Name: "shell", Class: tc.class, Reason: tc.reason}}}}, false)...)
 		r.Close()
-		if got := out.String(); !strings.HasPrefix(got, "✗ shell rm x  "+want+"\n") || strings.Count(got, "shell") != 1 {
+		if got := out.String(); !strings.HasPrefix(got, "✗ shell "+want+"\n") || strings.Count(got, "shell") != 1 {
 			t.Errorf("%s:\n%s", want, got)
 		}
 	}

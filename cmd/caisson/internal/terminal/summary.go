@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/caisson-run/caisson/runner"
-	"github.com/caisson-run/caisson/tools"
 )
 
 // Summary gives the lines that end a run: what changed, what to look at before
@@ -63,11 +62,6 @@ func notices(r runner.Report, s style) []string {
 			return s.red(line(fmt.Sprintf("! %s has %s, which it had not when the session began, and kept: %s", c.Path, what, c.Why)))
 		}
 		return s.yellow(line(fmt.Sprintf("! %s had %s, which it had not when the session began: cleared", c.Path, what)))
-	})...)
-	// What a person or a stored answer refused was told when it was.
-	denials := slices.DeleteFunc(slices.Clone(r.Denials), func(d runner.Denial) bool { return d.Class == tools.ErrorUserDenied })
-	lines = append(lines, some(denials, func(d runner.Denial) string {
-		return s.yellow(line(fmt.Sprintf("! %s was refused: %s", d.Name, refusal(d))))
 	})...)
 	for _, l := range r.Left {
 		lines = append(lines, s.red("! left behind: "+line(l)))
@@ -203,21 +197,4 @@ func count(n int, noun string) string {
 		return "1 " + noun
 	}
 	return fmt.Sprintf("%d %ss", n, noun)
-}
-
-// refusal says why a call was refused, in words.
-func refusal(d runner.Denial) string {
-	switch {
-	case d.Class == tools.ErrorConfirmationTimeout:
-		return "nobody answered in time"
-	case d.Reason == "no_approver":
-		return "it needed an approval, and nobody could be asked"
-	case d.Reason == "mode_deny":
-		return "the policy says no"
-	case d.Reason == "not_permitted":
-		return "it is not permitted in this session"
-	case d.Reason == "workspace_escape":
-		return "a path leads out of the workspace"
-	}
-	return strings.ReplaceAll(strings.TrimSpace(string(d.Class)+" "+d.Reason), "_", " ")
 }
