@@ -40,10 +40,12 @@ type container struct {
 	// onStart is called once, with mu held, when the first life begins; it must
 	// not wait. Nil does nothing.
 	onStart func()
-	// record writes a record; fail ends the run.
-	record func(Payload) error
-	fail   func(error)
-	log    *zap.Logger
+	// record writes a record; fail ends the run; explain describes a start that
+	// failed.
+	record  func(Payload) error
+	fail    func(error)
+	explain func(error) Problem
+	log     *zap.Logger
 	// refuseLost refuses a container that lacks a protection.
 	refuseLost bool
 	// prepare, where it is set, completes the spec of each life; it may wait.
@@ -83,14 +85,20 @@ type life struct {
 // startError is a sandbox that could not start.
 type startError struct{ cause error }
 
-// Error names the cause.
-func (e *startError) Error() string { return fmt.Sprintf("%v: %v", tools.ErrSandboxStart, e.cause) }
+// Error names the cause, without a hint.
+func (e *startError) Error() string {
+	if c, ok := errors.AsType[*Error](e.cause); ok {
+		return fmt.Sprintf("%v: %s", tools.ErrSandboxStart, c.Cause)
+	}
+	return fmt.Sprintf("%v: %v", tools.ErrSandboxStart, e.cause)
+}
 
 // Unwrap returns tools.ErrSandboxStart and the cause.
 func (e *startError) Unwrap() []error { return []error{tools.ErrSandboxStart, e.cause} }
 
 func newContainer(ctx context.Context, backend sandbox.Creator, spec sandbox.Spec) *container {
 	c := &container{backend: backend, spec: spec, log: zap.NewNop()}
+	c.explain = func(err error) Problem { return startProblem(err, otherSandboxHint) }
 	c.making, c.stop = context.WithCancelCause(context.WithoutCancel(ctx))
 	return c
 }
@@ -159,7 +167,7 @@ func (c *container) settled(l *life, err error) {
 		c.fail(err)
 	case tell:
 		// A trace that can't be written is found again by the last record.
-		_ = c.record(Warning{Message: "calls that need the sandbox will fail: " + err.Error()})
+		_ = c.record(Warning{Message: "calls that need the sandbox will fail: " + (&Error{Problem: c.explain(err)}).Error()})
 	}
 }
 

@@ -39,7 +39,7 @@ func (s *Session) problem(r Report) *Problem {
 	case loop.StopStuck:
 		return &Problem{Cause: "the agent repeated the same call with the same result", Mend: "Say in the task what it should do instead, or use another model."}
 	case loop.StopSandboxStart:
-		return new(startProblem(r.Err, "caisson doctor says what this machine can run; --backend and --image choose another sandbox."))
+		return new(startProblem(r.Err, otherSandboxHint))
 	case loop.StopSandboxLost:
 		return &Problem{Cause: errText(r.Err), Mend: "Look at the engine or runtime (caisson doctor), and run the task again. " + s.whereChangesAre()}
 	case loop.StopLimit:
@@ -53,6 +53,9 @@ func (s *Session) problem(r Report) *Problem {
 	}
 	return nil
 }
+
+// otherSandboxHint is the hint for a session whose sandbox could not start.
+const otherSandboxHint = "caisson doctor says what this machine can run; --backend and --image choose another sandbox."
 
 // NamespacesHint is the hint for [sandbox.ErrNoNamespaces].
 const NamespacesHint = "In a container, start it with docker run --security-opt seccomp=unconfined (and apparmor=unconfined, where AppArmor confines it) " +

@@ -194,15 +194,26 @@ func (u *userInterface) finish(ctx context.Context, r runner.Report, answer *ans
 	u.render.Close()
 	if !u.json {
 		err = errors.Join(err, printAnswer(u.deps, r.Answer))
-		if r.Problem != nil {
-			report(u.deps, &runner.Error{Problem: *r.Problem})
-		}
+		u.reportEnd(r)
 	}
 	if err != nil && r.Reason == loop.StopAnswered {
 		report(u.deps, &runner.Error{Problem: runner.Problem{Cause: err.Error(), Mend: "The answer is in " + r.Dir + "/report.json."}})
 		return runner.ExitFailed
 	}
 	return r.ExitStatus
+}
+
+// reportEnd prints what went wrong with a session, if anything. A start of the
+// sandbox that failed is described once: by the warning, where there was one.
+func (u *userInterface) reportEnd(r runner.Report) {
+	if r.Problem == nil {
+		return
+	}
+	p := *r.Problem
+	if r.Reason == loop.StopSandboxStart && u.render.Warned(p.Cause) {
+		p = runner.Problem{Cause: "a call needed the sandbox, which could not start: see the warning above"}
+	}
+	report(u.deps, &runner.Error{Problem: p})
 }
 
 // problem tells what went wrong beside the records.

@@ -208,9 +208,7 @@ func (u *userInterface) called(ctx context.Context, r runner.Report, m *caller, 
 	for _, l := range terminal.Notices(r, u.colour) {
 		fmt.Fprintln(u.deps.stderr, l)
 	}
-	if r.Problem != nil {
-		report(u.deps, &runner.Error{Problem: *r.Problem})
-	}
+	u.reportEnd(r)
 	status := r.ExitStatus
 	result := m.result.Load()
 	if result == nil || r.Reason != loop.StopAnswered { // the call did not run, or not to its end

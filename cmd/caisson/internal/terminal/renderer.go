@@ -106,6 +106,13 @@ func (r *Renderer) Record(rec runner.Record) {
 	r.commit(r.view.record(rec))
 }
 
+// Warned reports whether a warning that was shown holds the given text.
+func (r *Renderer) Warned(text string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.ContainsFunc(r.view.warned, func(w string) bool { return strings.Contains(w, text) })
+}
+
 // Delta takes a piece of live output; it is shown with the next frame.
 func (r *Renderer) Delta(d runner.Delta) {
 	r.mu.Lock()

@@ -38,6 +38,8 @@ type view struct {
 	asking bool
 	since  time.Time
 	text   tail
+	// warned are the warnings that were shown.
+	warned []string
 	// sandbox is "" until the container runs, where one was chosen.
 	sandbox string
 }
@@ -90,7 +92,9 @@ func (v *view) record(r runner.Record) []string {
 	case runner.KindBudgetWarning:
 		return v.budget(decode[runner.BudgetWarning](r))
 	case runner.KindWarning:
-		return []string{v.style.yellow("! " + line(decode[runner.Warning](r).Message))}
+		p := decode[runner.Warning](r)
+		v.warned = append(v.warned, p.Message)
+		return []string{v.style.yellow("! " + line(p.Message))}
 	}
 	return v.toolRecord(r)
 }
