@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
@@ -28,10 +29,7 @@ func (s *Session) problem(r Report) *Problem {
 		if r.Unapproved == 0 {
 			return applyProblem(r)
 		}
-		return &Problem{
-			Cause: plural(r.Unapproved, "call") + " needed an approval and got none",
-			Mend:  "Run on a terminal and answer in time, allow the class with --policy, or set --on-prompt allow.",
-		}
+		return s.approvalProblem(r, plural(r.Unapproved, "call"))
 	case loop.StopProviderFailed:
 		return &Problem{Cause: fmt.Sprintf("the model %s failed: %s", model, orElse(failure.Message, errText(r.Err))), Mend: providerHint(failure.Class) + " " + detail + "."}
 	case loop.StopAuth:
@@ -47,11 +45,33 @@ func (s *Session) problem(r Report) *Problem {
 	case loop.StopTraceUnwritable:
 		return &Problem{Cause: errText(r.Err), Mend: "Make room on the file system of " + s.dir + "."}
 	case loop.StopNoApprover:
-		return &Problem{Cause: "a call needed an approval, and nobody could be asked", Mend: "Run on a terminal, allow the class with --policy, or set --on-prompt deny to go on without it."}
+		p := s.approvalProblem(r, "a call")
+		p.Mend += " --on-prompt deny goes on without it."
+		return p
 	case loop.StopCancelled:
 		return &Problem{Cause: errText(r.Err), Mend: s.whereChangesAre()}
 	}
 	return nil
+}
+
+// approvalProblem describes calls that needed an approval and got none: because
+// there was no way to ask, because the answers ended, or because none came in time.
+func (s *Session) approvalProblem(r Report, calls string) *Problem {
+	const allow = " Or allow the class of the call with --policy, or a command for good with caisson approvals trust."
+	unasked := slices.ContainsFunc(r.Denials, func(d Denial) bool { return d.Reason == "no_approver" })
+	p := &Problem{Cause: calls + " needed an approval and got none"}
+	switch {
+	case s.opts.Broker == nil:
+		p.Cause += ": nobody could be asked"
+		p.Mend = "To be asked, run with standard input and standard error on a terminal, and without --json." + allow
+	case !unasked && r.Reason != loop.StopNoApprover:
+		p.Cause += " in time"
+		p.Mend = "Answer while the question waits. --confirm-timeout sets how long that is." + allow
+	default:
+		p.Cause += ": the input for answers ended at a question, and nothing was asked after it"
+		p.Mend = "Run it again and answer the questions; Ctrl-D ends them." + allow
+	}
+	return p
 }
 
 // otherSandboxHint is the hint for a session whose sandbox could not start.

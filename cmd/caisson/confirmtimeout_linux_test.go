@@ -46,6 +46,9 @@ func TestConfirmTimeout(t *testing.T) {
 			if made := err == nil; made != c.made || status != want || !strings.Contains(shown, "wants to run") || strings.Contains(shown, "nobody answered in time") == made {
 				t.Errorf("status %d, want %d; ran %t, want %t:\n%s", status, want, made, c.made, shown)
 			}
+			if hint := strings.Contains(shown, "got none in time") && strings.Contains(shown, "--confirm-timeout"); hint == c.made || strings.Contains(shown, "on a terminal") {
+				t.Errorf("it ends with another hint:\n%s", shown)
+			}
 			if took := time.Since(begun); !c.made && took < time.Second {
 				t.Errorf("it was refused after %s", took)
 			}

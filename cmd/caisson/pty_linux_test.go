@@ -199,6 +199,10 @@ func TestNothingIsAskedAfterTheEndOfInput(t *testing.T) {
 	if n := strings.Count(shown, "? shell wants to run"); status != 56 || n != 1 || strings.Count(shown, "nobody is asked any more") != 1 {
 		t.Errorf("status %d, %d questions\n%s", status, n, shown)
 	}
+	// The hint is not to use the terminal that it is on.
+	if _, end, _ := strings.Cut(shown, "got none: "); !strings.HasPrefix(end, "the input for answers ended") || strings.Contains(end, "on a terminal") || !strings.Contains(end, "--policy") {
+		t.Errorf("it ends with %q", end)
+	}
 }
 
 // Of a command that is longer than the screen, the end is shown, and nothing allows it
