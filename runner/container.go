@@ -40,12 +40,11 @@ type container struct {
 	// onStart is called once, with mu held, when the first life begins; it must
 	// not wait. Nil does nothing.
 	onStart func()
-	// record writes a record; fail ends the run; explain describes a start that
-	// failed.
-	record  func(Payload) error
-	fail    func(error)
-	explain func(error) Problem
-	log     *zap.Logger
+	// record writes a record; fail ends the run; phrase words a problem.
+	record func(Payload) error
+	fail   func(error)
+	phrase func(Problem) Problem
+	log    *zap.Logger
 	// refuseLost refuses a container that lacks a protection.
 	refuseLost bool
 	// prepare, where it is set, completes the spec of each life; it may wait.
@@ -98,7 +97,7 @@ func (e *startError) Unwrap() []error { return []error{tools.ErrSandboxStart, e.
 
 func newContainer(ctx context.Context, backend sandbox.Creator, spec sandbox.Spec) *container {
 	c := &container{backend: backend, spec: spec, log: zap.NewNop()}
-	c.explain = func(err error) Problem { return startProblem(err, otherSandboxHint) }
+	c.phrase = func(p Problem) Problem { return p }
 	c.making, c.stop = context.WithCancelCause(context.WithoutCancel(ctx))
 	return c
 }
@@ -167,7 +166,7 @@ func (c *container) settled(l *life, err error) {
 		c.fail(err)
 	case tell:
 		// A trace that can't be written is found again by the last record.
-		_ = c.record(Warning{Message: "calls that need the sandbox will fail: " + (&Error{Problem: c.explain(err)}).Error()})
+		_ = c.record(Warning{Message: "calls that need the sandbox will fail: " + (&Error{Problem: c.phrase(startProblem(err, otherSandboxHint))}).Error()})
 	}
 }
 

@@ -97,6 +97,10 @@ type Options struct {
 	// Warnings are recorded after session.created, such as what an image lacks.
 	Warnings []string
 
+	// Phrase rewrites a problem for those who read the session's records; nil
+	// leaves problems as they are, in words for the command line.
+	Phrase func(Problem) Problem
+
 	// Sources, Ignored and Removed are facts for session.created.
 	Sources []Source
 	Ignored []Ignored

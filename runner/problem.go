@@ -41,7 +41,7 @@ func (s *Session) problem(r Report) *Problem {
 	case loop.StopSandboxLost:
 		return &Problem{Cause: errText(r.Err), Mend: "Look at the engine or runtime (caisson doctor), and run the task again. " + s.whereChangesAre()}
 	case loop.StopLimit:
-		return &Problem{Cause: "a limit was reached: " + budgetText(r.Limit), Mend: "Raise it with the flag that sets it, or make the task smaller."}
+		return &Problem{Cause: "a limit was reached: " + budgetText(r.Limit), Mend: "Raise that limit, or make the task smaller."}
 	case loop.StopTraceUnwritable:
 		return &Problem{Cause: errText(r.Err), Mend: "Make room on the file system of " + s.dir + "."}
 	case loop.StopNoApprover:
@@ -119,11 +119,20 @@ func (s *Session) whereChangesAre() string {
 	return "What was done is in the workspace."
 }
 
+// phrase returns a problem in the words of Options.Phrase.
+func (s *Session) phrase(p Problem) Problem {
+	if s.opts.Phrase == nil {
+		return p
+	}
+	return s.opts.Phrase(p)
+}
+
 // redactProblem takes secrets out of a problem: it may quote the provider.
 func (s *Session) redactProblem(p *Problem) *Problem {
 	if p == nil {
 		return nil
 	}
+	*p = s.phrase(*p)
 	redact := newRedactor(s.opts.Secrets)
 	return &Problem{Cause: string(redact.bytes([]byte(p.Cause))), Mend: string(redact.bytes([]byte(p.Mend)))}
 }

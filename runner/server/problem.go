@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/http"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 
@@ -102,7 +103,7 @@ var (
 // keeps what doesn't speak of a command line; fallback takes its place where
 // nothing is left.
 func clientProblem(p runner.Problem, fallback string) runner.Problem {
-	out := runner.Problem{Cause: flagWords().ReplaceAllString(p.Cause, "$1$2")}
+	out := runner.Problem{Cause: clientText(p.Cause)}
 	var kept []string
 	for _, clause := range clauseEnds.Split(p.Mend, -1) {
 		if clause = strings.TrimSpace(clause); clause != "" && !flagWords().MatchString(clause) && !commandWords.MatchString(clause) {
@@ -116,10 +117,28 @@ func clientProblem(p runner.Problem, fallback string) runner.Problem {
 	return out
 }
 
+// clientText returns a text without the dashes of flags.
+func clientText(text string) string { return flagWords().ReplaceAllString(text, "$1$2") }
+
+// speakToClients rewrites what the records of a session will contain for people,
+// for clients of the API.
+func speakToClients(o *runner.Options) {
+	o.Phrase = func(p runner.Problem) runner.Problem { return clientProblem(p, recordsHint) }
+	o.Choice.Why = clientText(o.Choice.Why)
+	o.Warnings, o.Ignored = slices.Clone(o.Warnings), slices.Clone(o.Ignored)
+	for i := range o.Warnings {
+		o.Warnings[i] = clientText(o.Warnings[i])
+	}
+	for i := range o.Ignored {
+		o.Ignored[i].Why = clientText(o.Ignored[i].Why)
+	}
+}
+
 // Hints of errors that name none for a client.
 const (
 	askOtherwise = "Ask for something else."
 	operatorHint = "The server's operator finds the cause in its log."
+	recordsHint  = "The session's records have the details."
 )
 
 // internal is the problem of an error that is nobody's business: its text is in

@@ -3,6 +3,7 @@
 package server
 
 import (
+	"context"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -12,8 +13,10 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/sandbox"
 )
 
 // TestProblemsSpeakToClients puts every text of the program that names a flag or
@@ -64,5 +67,63 @@ func TestProblemsSpeakToClients(t *testing.T) {
 		if got := clientProblem(runner.Problem{Mend: text}, askOtherwise).Mend; got != want {
 			t.Errorf("%q becomes %q, want %q", text, got, want)
 		}
+	}
+}
+
+// TestRecordsSpeakToClients: no record that the server sends, and no view of a
+// session, names a flag or a command, however the session ends and whatever it
+// begins with.
+func TestRecordsSpeakToClients(t *testing.T) {
+	commandLine := regexp.MustCompile(`(^|[\s("'])--[a-z]|\bcaisson (doctor|run|diff|apply|approvals)\b`)
+	hinted := &runner.Error{Problem: runner.Problem{Cause: "no backend for --backend docker", Mend: "Name one with --backend. Or start an engine."}, Err: sandbox.ErrUnavailable}
+	for _, p := range []string{hinted.Cause, hinted.Mend, runner.NamespacesHint} { // the control
+		if !commandLine.MatchString(p) {
+			t.Fatalf("%q names no flag", p)
+		}
+	}
+	const shell = "  - calls: [{tool: shell, input: {command: say hi}}]\n  - text: done\n"
+	for name, tc := range map[string]struct {
+		policy, turns string
+		create        error
+		opts          func(*runner.Options)
+		contains      string
+	}{
+		"a start with a hint of its own": {"sandboxed", shell, hinted, nil, "Or start an engine."},
+		"a start without namespaces":     {"sandboxed", shell, sandbox.ErrNoNamespaces, nil, "use the docker backend"},
+		"another start":                  {"sandboxed", shell, sandbox.ErrUnavailable, nil, recordsHint},
+		"a start that nothing needed":    {"sandboxed", "  - text: done\n", hinted, nil, "calls that need the sandbox will fail"},
+		"a limit":                        {"sandboxed", shell, nil, func(o *runner.Options) { o.Budget.Rounds = new(int64(1)) }, "Raise that limit"},
+		"an answer that came too late":   {"default", shell, nil, func(o *runner.Options) { o.ConfirmTimeout = time.Millisecond }, "Answer while the question waits."},
+		"facts of the beginning": {"sandboxed", shell, nil, func(o *runner.Options) {
+			o.Choice.Why = "asked for by --backend"
+			o.Warnings = []string{"the image of --image is old"}
+			o.Ignored = []runner.Ignored{{Name: ".caisson/config.yaml", Why: "--ignore-project-config"}}
+		}, "the image of image is old"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, tc.turns)
+			w.policy, w.opts = tc.policy, tc.opts
+			if tc.create != nil {
+				w.backend.create = func(context.Context) error { return tc.create }
+			}
+			id := w.start("bind")
+			f := w.follow(id, "")
+			w.ended(id, w.say(id, "go"))
+			w.do(aliceToken, "DELETE", "/sessions/"+id, "")
+			f.rest()
+			var texts []string
+			for _, e := range w.follow(id, "").rest() {
+				texts = append(texts, e.data)
+			}
+			texts = append(texts, w.get("/sessions/"+id).text, w.get("/sessions").text)
+			for _, text := range texts {
+				if at := commandLine.FindString(text); at != "" {
+					t.Errorf("%q in %s", at, text)
+				}
+			}
+			if all := strings.Join(texts, "\n"); !strings.Contains(all, tc.contains) {
+				t.Errorf("%q is not in %s", tc.contains, all)
+			}
+		})
 	}
 }

@@ -134,6 +134,7 @@ func (s *session) open(ctx context.Context) error {
 	s.id, s.dir, s.done = o.Folder.Session, o.Folder.Dir, done
 	o.Task, o.Broker, o.Live, o.Force = s.asked.Title, s.broker, s.feed.delta, s.server.opts.Force
 	o.Mirror, o.User = s.record, s.client.user()
+	speakToClients(&o)
 	if s.run, err = runner.Open(s.server.ctx, o); err != nil {
 		done()
 		return s.server.asProblem("open session", err)
@@ -215,7 +216,7 @@ func (s *session) startTurn(message string, from client) (*runner.Turn, error) {
 	case errors.Is(err, runner.ErrBusy):
 		return nil, problem(http.StatusConflict, "busy", "turn "+s.run.Status().Turn+" runs", "Wait for its end, or cancel it")
 	case errors.Is(err, runner.ErrOver):
-		return nil, problem(http.StatusConflict, "over", "the session takes no more turns: "+s.run.Status().Over, "End it with DELETE, and start another one")
+		return nil, problem(http.StatusConflict, "over", "the session takes no more turns: "+clientText(s.run.Status().Over), "End it with DELETE, and start another one")
 	case err != nil:
 		return nil, s.server.internal("start turn", err)
 	}

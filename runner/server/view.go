@@ -162,7 +162,7 @@ func (s *session) view(whole bool) Session {
 	v := Session{
 		ID: s.id, State: state, Title: title, Begun: s.begun.UTC(),
 		Turn: st.Turn, Turns: st.Turns, Usage: st.Usage, CostUSD: runner.CostUSD(st.Usage.CostMicroUSD),
-		Waiting: len(s.waiting()), Seq: seq, Over: st.Over,
+		Waiting: len(s.waiting()), Seq: seq, Over: clientText(st.Over),
 	}
 	s.recMu.Lock()
 	v.Spent = s.spent
@@ -197,7 +197,7 @@ func (p past) view(lives, whole bool) Session {
 		if whole {
 			v.Attestation, v.Restarts, v.Left = e.Attestation, e.Restarts, e.Left
 			if e.Problem != nil {
-				v.Problem = new(Failure(clientProblem(*e.Problem, "Its records have the details.")))
+				v.Problem = new(Failure(clientProblem(*e.Problem, recordsHint)))
 			}
 		}
 	case lives:
