@@ -135,8 +135,10 @@ type SessionEnded struct {
 	Truncated bool   `json:"truncated"`
 	Limit     *Limit `json:"limit,omitempty"`
 	// Problem is what went wrong, for people: cause and mend.
-	Problem *Problem     `json:"problem,omitempty"`
-	Usage   limits.Usage `json:"usage"`
+	Problem *Problem `json:"problem,omitempty"`
+	// Turns is the number of turns that were started.
+	Turns int          `json:"turns,omitempty"`
+	Usage limits.Usage `json:"usage"`
 	// CostUSD is decimal US dollars, or "unknown".
 	CostUSD string `json:"cost_usd"`
 	WallMS  int64  `json:"wall_ms"`

@@ -110,7 +110,7 @@ func (s *Session) finish(out loop.Outcome, cause error) Report {
 	r := Report{
 		Session: s.opts.Folder.Session, Dir: s.dir, Err: out.Err,
 		SessionEnded: SessionEnded{
-			Answer: answerOf(out), Client: s.closedBy, Reason: out.Reason, Truncated: out.Truncated, Limit: wireLimit(out.Limit), Usage: s.used,
+			Turns: s.turns, Answer: answerOf(out), Client: s.closedBy, Reason: out.Reason, Truncated: out.Truncated, Limit: wireLimit(out.Limit), Usage: s.used,
 			CostUSD: costUSD(s.used.CostMicroUSD), WallMS: milliseconds(time.Since(s.begun)),
 		},
 	}

@@ -140,7 +140,7 @@ func TestServerIsKilled(t *testing.T) {
 	w.get("/sessions/"+id+"/turns/"+turn).want(t, 200).into(t, &got)
 	s = Session{}
 	w.get("/sessions/"+id).want(t, 200).into(t, &s)
-	if s.State != StateInterrupted || len(list.Confirmations) != 0 || got.State != TurnInterrupted || s.Exit != nil || s.Title != "go" {
+	if s.State != StateInterrupted || len(list.Confirmations) != 0 || got.State != TurnInterrupted || s.Exit != nil || s.Turns != nil || s.Title != "go" {
 		t.Errorf("after the kill: %+v, %+v, %+v", s, list, got)
 	}
 	w.post("/sessions/"+id+"/turns", `{"message":"go on"}`).problem(t, 410, "ended")

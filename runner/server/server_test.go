@@ -26,7 +26,7 @@ func TestSessionFromItsStartToItsEnd(t *testing.T) {
 	id := w.start("bind")
 	var s Session
 	w.get("/sessions/"+id).want(t, 200).into(t, &s)
-	if s.State != StateIdle || s.Client != "http:alice" || s.Workspace != w.dir || s.Mode != "bind" || s.Policy != "sandboxed" || s.Backend != "fake" || s.Turns != 0 {
+	if s.State != StateIdle || s.Client != "http:alice" || s.Workspace != w.dir || s.Mode != "bind" || s.Policy != "sandboxed" || s.Backend != "fake" || *s.Turns != 0 {
 		t.Errorf("begun as %+v", s)
 	}
 	first := w.ended(id, w.say(id, "say hello\nand more"))
@@ -35,12 +35,12 @@ func TestSessionFromItsStartToItsEnd(t *testing.T) {
 		t.Errorf("turns ended as %+v and %+v", first, second)
 	}
 	w.get("/sessions/"+id).want(t, 200).into(t, &s)
-	if s.Title != "say hello …" || s.Turns != 2 || s.Usage.Rounds != 3 || s.Attestation == nil || s.LastTurn.ID != second.ID {
+	if s.Title != "say hello …" || *s.Turns != 2 || s.Usage.Rounds != 3 || s.Attestation == nil || s.LastTurn.ID != second.ID {
 		t.Errorf("idle as %+v", s)
 	}
 	s = Session{}
 	w.do(aliceToken, "DELETE", "/sessions/"+id, "").want(t, 200).into(t, &s)
-	if s.State != StateEnded || s.Reason != "answered" || *s.Exit != 0 || s.Usage.Rounds != 3 || s.Title != "say hello …" || s.Attestation == nil {
+	if s.State != StateEnded || s.Reason != "answered" || *s.Exit != 0 || *s.Turns != 2 || s.Usage.Rounds != 3 || s.Title != "say hello …" || s.Attestation == nil {
 		t.Errorf("ended as %+v", s)
 	}
 	w.backend.requireGone(t)
@@ -52,7 +52,7 @@ func TestSessionFromItsStartToItsEnd(t *testing.T) {
 	}
 	var list SessionList
 	w.get("/sessions").want(t, 200).into(t, &list)
-	if len(list.Sessions) != 1 || list.Sessions[0].ID != id || list.Sessions[0].State != StateEnded {
+	if len(list.Sessions) != 1 || list.Sessions[0].ID != id || list.Sessions[0].State != StateEnded || *list.Sessions[0].Turns != 2 {
 		t.Errorf("listed as %+v", list)
 	}
 	var past Turn

@@ -75,7 +75,7 @@ type Session struct {
 	Turn string `json:"turn,omitempty" doc:"the turn that runs"`
 	// Spent is what its model calls have used so far.
 	Spent   *limits.Usage `json:"turn_usage,omitempty" doc:"what the model calls of the turn that runs have used so far"`
-	Turns   int           `json:"turns" doc:"turns so far, of live sessions"`
+	Turns   *int          `json:"turns,omitempty" doc:"turns so far; absent where the records have no end and the session is not live here"`
 	Usage   limits.Usage  `json:"usage" doc:"of the turns that have ended"`
 	CostUSD string        `json:"cost_usd" doc:"decimal US dollars, or unknown"`
 	Waiting int           `json:"waiting" doc:"confirmations that wait for an answer"`
@@ -161,7 +161,7 @@ func (s *session) view(whole bool) Session {
 	s.mu.Unlock()
 	v := Session{
 		ID: s.id, State: state, Title: title, Begun: s.begun.UTC(),
-		Turn: st.Turn, Turns: st.Turns, Usage: st.Usage, CostUSD: runner.CostUSD(st.Usage.CostMicroUSD),
+		Turn: st.Turn, Turns: &st.Turns, Usage: st.Usage, CostUSD: runner.CostUSD(st.Usage.CostMicroUSD),
 		Waiting: len(s.waiting()), Seq: seq, Over: clientText(st.Over),
 	}
 	s.recMu.Lock()
@@ -193,7 +193,7 @@ func (p past) view(lives, whole bool) Session {
 	}
 	switch e := p.ended; {
 	case e != nil:
-		v.State, v.Usage, v.CostUSD, v.Reason, v.Exit = StateEnded, e.Usage, e.CostUSD, string(e.Reason), &e.ExitStatus
+		v.State, v.Turns, v.Usage, v.CostUSD, v.Reason, v.Exit = StateEnded, &e.Turns, e.Usage, e.CostUSD, string(e.Reason), &e.ExitStatus
 		if whole {
 			v.Attestation, v.Restarts, v.Left = e.Attestation, e.Restarts, e.Left
 			if e.Problem != nil {
