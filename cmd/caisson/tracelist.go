@@ -15,8 +15,8 @@ import (
 const traceListLong = `List sessions, the newest first: when they began, how they stand, what they cost and what was asked.
 
 STATE is live, the reason and exit status of the end, "cut short" where a session was killed, or
-"damaged" where its first or last record can't be read. Only those two are read: caisson trace
-verify reads all.
+"damaged" where its first or last record can't be read. Only the first records, up to what was
+asked, and the last one are read: caisson trace verify reads all.
 `
 
 func newTraceListCommand(d deps, env environ) *cobra.Command {

@@ -2,6 +2,7 @@ package trace
 
 import (
 	"bufio"
+	"cmp"
 	_ "embed" // the page's template and style
 	"errors"
 	"fmt"
@@ -152,10 +153,7 @@ func HTML(w io.Writer, s Session) (Overview, error) {
 		return over, err
 	}
 	line.end()
-	h := head{Overview: over, Title: over.Session, Timeline: line.draw(), Warnings: warnings}
-	if over.Created != nil {
-		h.Title = oneLine(over.Created.Task, 120)
-	}
+	h := head{Overview: over, Title: cmp.Or(oneLine(over.Task, 120), over.Session), Timeline: line.draw(), Warnings: warnings}
 	h.Patch, h.PatchCut = patch(s)
 
 	out := &counter{w: bufio.NewWriterSize(w, 64<<10)}

@@ -23,15 +23,15 @@ const (
 	StateDamaged  State = "damaged"   // its first or last record can't be read
 )
 
-// Entry is one session in a list. Only the first and the last record were read:
-// [Verify] reads all.
+// Entry is one session in a list. Only the first records, up to what the user
+// asked for, and the last one were read: [Verify] reads all.
 type Entry struct {
 	Session string    `json:"session"`
 	State   State     `json:"state"`
 	Begun   time.Time `json:"begun"`
 	// Last is the time of the last record.
 	Last      time.Time `json:"last"`
-	Task      string    `json:"task"`
+	Task      string    `json:"task"` // or else the first message
 	Workspace string    `json:"workspace"`
 	Model     string    `json:"model"` // provider/model
 	// Reason and ExitStatus are those of session.ended, absent before it.
@@ -79,13 +79,13 @@ func entry(s Session) (Entry, bool) {
 		return e, true
 	}
 	defer func() { _ = f.Close() }() // only read
-	first, last, size, err := endsOf(f)
+	begin, last, size, err := endsOf(f)
 	e.Bytes = size
-	if err == nil && first == nil {
+	if err == nil && begin == nil {
 		return e, false
 	}
 	if err == nil {
-		err = e.read(first, last)
+		err = e.read(begin, last)
 	}
 	switch {
 	case err != nil:
@@ -100,8 +100,9 @@ func entry(s Session) (Entry, bool) {
 	return e, true
 }
 
-// read takes the first and the last line.
-func (e *Entry) read(first, last []byte) error {
+// read takes the first lines and the last one.
+func (e *Entry) read(begin, last []byte) error {
+	first, rest, _ := bytes.Cut(begin, []byte("\n"))
 	rec, err := runner.Decode(first)
 	if err != nil {
 		return err
@@ -111,6 +112,9 @@ func (e *Entry) read(first, last []byte) error {
 		e.Task, e.Workspace, e.Model = p.Task, p.Workspace, p.Model.Provider+"/"+p.Model.Model
 	} else {
 		return errors.New("the first record is " + string(rec.Kind) + ", not session.created")
+	}
+	if e.Task == "" {
+		e.Task = firstMessage(rest)
 	}
 	if rec, err = runner.Decode(last); err != nil {
 		return err
@@ -122,9 +126,28 @@ func (e *Entry) read(first, last []byte) error {
 	return nil
 }
 
-// endsOf reads the first and the last whole line of a file; nil is that there
-// is none.
-func endsOf(f *os.File) (first, last []byte, size int64, err error) {
+// firstMessage returns the text of the first message of the user in lines of
+// records, or "".
+func firstMessage(lines []byte) string {
+	text := ""
+	steps := NewSteps(func(s Step) {
+		if s.Kind == StepUser && text == "" {
+			text = s.Text
+		}
+	})
+	for l := range bytes.Lines(lines) {
+		rec, err := runner.Decode(bytes.TrimSuffix(l, []byte("\n")))
+		if err != nil || text != "" {
+			break
+		}
+		steps.Record(rec)
+	}
+	return text
+}
+
+// endsOf reads whole lines of a file: those at its beginning, of one
+// runner.MaxLineBytes at most, and the last one; nil is that there is none.
+func endsOf(f *os.File) (begin, last []byte, size int64, err error) {
 	info, err := f.Stat()
 	if err != nil {
 		return nil, nil, 0, err
@@ -134,8 +157,8 @@ func endsOf(f *os.File) (first, last []byte, size int64, err error) {
 	if _, err := io.ReadFull(f, buf); err != nil {
 		return nil, nil, size, err
 	}
-	first, _, ok := bytes.Cut(buf, []byte("\n"))
-	if !ok {
+	begin = buf[:bytes.LastIndexByte(buf, '\n')+1]
+	if len(begin) == 0 {
 		if len(buf) == runner.MaxLineBytes {
 			return nil, nil, size, errors.New("the first line is too long for a record")
 		}
@@ -150,7 +173,7 @@ func endsOf(f *os.File) (first, last []byte, size int64, err error) {
 	if end < 0 {
 		return nil, nil, size, errors.New("the last line is too long for a record")
 	}
-	return first, tail[bytes.LastIndexByte(tail[:end], '\n')+1 : end], size, nil
+	return begin, tail[bytes.LastIndexByte(tail[:end], '\n')+1 : end], size, nil
 }
 
 // decoded gives a record's payload where it is of a kind and can be read.

@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"time"
@@ -12,6 +13,9 @@ import (
 // Overview is a session at a glance, from all of its records.
 type Overview struct {
 	Session string
+	// Task is what the user asked for: the task of the session, or else the first
+	// message.
+	Task string
 	// Created is the first record, Ended the last; nil where it is missing.
 	Created *runner.SessionCreated
 	Ended   *runner.SessionEnded
@@ -89,7 +93,7 @@ func (o *Overview) record(r runner.Record) {
 	switch r.Kind {
 	case runner.KindSessionCreated:
 		if p, ok := decoded[runner.SessionCreated](r); ok && o.Created == nil {
-			o.Created = &p
+			o.Created, o.Task = &p, p.Task
 		}
 	case runner.KindSandboxStarted:
 		if p, ok := decoded[runner.SandboxStarted](r); ok {
@@ -111,6 +115,8 @@ func (o *Overview) count(s Step) {
 	switch s.Kind {
 	case StepTurn:
 		o.Turns++
+	case StepUser:
+		o.Task = cmp.Or(o.Task, s.Text)
 	case StepModel:
 		o.ModelCalls++
 		u := s.Model.Usage

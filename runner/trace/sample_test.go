@@ -226,3 +226,50 @@ func TestSamplePage(t *testing.T) {
 		t.Errorf("the story does not count the changes: %v", err)
 	}
 }
+
+// TestSessionsWithoutATask: a session over HTTP has no task of its own, and what
+// it was asked first stands for it in lists, on the page and in the story. The
+// controls are a session with a task, and one that was asked nothing.
+func TestSessionsWithoutATask(t *testing.T) {
+	for _, tc := range []struct{ task, message, want, title string }{
+		{"", "say hello\nand more", "say hello\nand more", "say hello …"},
+		{"the task", "say hello", "the task", "the task"},
+		{"", "", "", ""},
+	} {
+		state := t.TempDir()
+		w := newWriter(t, state)
+		w.created(tc.task)
+		if tc.message != "" {
+			w.turn = "trn_1"
+			w.put(100*time.Microsecond, runner.ActorUser, runner.TurnStarted{Client: "http:ada"})
+			w.put(0, runner.ActorSystem, runner.Message{Role: loop.RoleSystem, Blocks: []loop.Block{{Text: &loop.Text{Text: "You are an agent."}}}})
+			for _, text := range []string{tc.message, "what the workspace says"} {
+				w.put(0, runner.ActorUser, runner.Message{Role: loop.RoleUser, Blocks: []loop.Block{{Text: &loop.Text{Text: text}}}})
+			}
+			w.put(0, runner.ActorAgent, runner.ModelCallStarted{Round: 1})
+			w.put(300*time.Microsecond, runner.ActorAgent, runner.ModelCallCompleted{Round: 1})
+			w.turn = ""
+		}
+		w.put(100*time.Microsecond, runner.ActorSystem, runner.SessionEnded{Reason: loop.StopAnswered, CostUSD: "unknown"})
+		s := w.close()
+		list, err := List(state, 0)
+		if err != nil || len(list) != 1 || list[0].Task != tc.want {
+			t.Errorf("%+v: listed as %+v, %v", tc, list, err)
+		}
+		var page, story bytes.Buffer
+		over, err := HTML(&page, s)
+		if err != nil || over.Task != tc.want {
+			t.Errorf("%+v: %q, %v", tc, over.Task, err)
+		}
+		if tc.title == "" {
+			tc.title = s.ID
+		}
+		row := strings.Contains(page.String(), `<dt>Task</dt><dd class="text">`+tc.want+`</dd>`)
+		if row != (tc.want != "") || strings.Contains(page.String(), "<dt>Task</dt>") != row || !strings.Contains(page.String(), "<h1>"+tc.title+"</h1>") {
+			t.Errorf("%+v: the page begins with\n%s", tc, page.String()[:min(page.Len(), 16<<10)])
+		}
+		if _, err := Show(&story, s, ShowOptions{}); err != nil || strings.Contains(story.String(), "task ") != (tc.want != "") {
+			t.Errorf("%+v: %v\n%s", tc, err, story.String())
+		}
+	}
+}

@@ -112,7 +112,7 @@ func (p *printer) head(o Overview) {
 	}
 	fact("begun", o.Begun.Local().Format("2006-01-02 15:04:05"))
 	if c := o.Created; c != nil {
-		fact("task", oneLine(c.Task, 200))
+		fact("task", oneLine(o.Task, 200))
 		fact("workspace", fmt.Sprintf("%s (%s, git %s)", c.Workspace, c.WorkspaceMode, c.Git))
 		fact("model", c.Model.Provider+"/"+c.Model.Model)
 		fact("policy", fmt.Sprintf("%s, without an answer %s", c.Policy, c.OnPrompt))
