@@ -6,6 +6,7 @@ import (
 	"html"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -267,6 +268,20 @@ func TestSessionsWithoutATask(t *testing.T) {
 		row := strings.Contains(page.String(), `<dt>Task</dt><dd class="text">`+tc.want+`</dd>`)
 		if row != (tc.want != "") || strings.Contains(page.String(), "<dt>Task</dt>") != row || !strings.Contains(page.String(), "<h1>"+tc.title+"</h1>") {
 			t.Errorf("%+v: the page begins with\n%s", tc, page.String()[:min(page.Len(), 16<<10)])
+		}
+		if !strings.Contains(page.String(), "<b>unknown</b><span>cost</span>") {
+			t.Error("the cost is not said to be unknown, once")
+		}
+		ticks := regexp.MustCompile(`<span class="tick[^>]*>([^<]*)`).FindAllStringSubmatch(page.String(), -1)
+		seen := map[string]bool{}
+		for _, m := range ticks {
+			if seen[m[1]] {
+				t.Errorf("%q stands twice on the timeline", m[1])
+			}
+			seen[m[1]] = true
+		}
+		if tc.message != "" && len(ticks) == 0 {
+			t.Error("the timeline has no time")
 		}
 		if _, err := Show(&story, s, ShowOptions{}); err != nil || strings.Contains(story.String(), "task ") != (tc.want != "") {
 			t.Errorf("%+v: %v\n%s", tc, err, story.String())

@@ -195,7 +195,7 @@ type row struct {
 }
 
 // tick is one mark of the axis.
-type tick struct{ Left, Text string }
+type tick struct{ Left, Text, Class string }
 
 // drawn is the timeline as the page has it.
 type drawn struct {
@@ -231,7 +231,10 @@ func (t *timeline) draw() drawn {
 	const ticks = 4
 	for i := range ticks + 1 {
 		at := float64(i) / ticks
-		d.Ticks = append(d.Ticks, tick{Left: percent(at), Text: elapsed(a.at(at).Sub(t.begun))})
+		next := tick{Left: percent(at), Text: elapsed(a.at(at).Sub(t.begun)), Class: map[int]string{0: "first", ticks: "last"}[i]}
+		if len(d.Ticks) == 0 || d.Ticks[len(d.Ticks)-1].Text != next.Text {
+			d.Ticks = append(d.Ticks, next)
+		}
 	}
 	return d
 }
