@@ -67,6 +67,8 @@ type modelSettings struct {
 	stream bool
 	// differs is told what a replayed run did differently.
 	differs func(text string)
+	// retries is told of each retry of a request before the wait; nil is no matter.
+	retries func(text string)
 	logger  *zap.Logger
 }
 

@@ -2,7 +2,11 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
+	"net/http"
+	"strings"
+	"time"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/loop"
@@ -40,6 +44,9 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 		MaxOutputTokens: m.MaxOutputTokens, Logger: s.logger,
 		MaxRetries: m.MaxRetries, MaxRetryDelay: m.MaxRetryDelay, HeaderTimeout: m.HeaderTimeout, IdleTimeout: m.IdleTimeout,
 	}
+	if s.retries != nil {
+		o.OnRetry = func(r openai.Retry) { s.retries(retryText(r)) }
+	}
 	if m.Price != nil {
 		o.Price = &openai.Price{Input: float64(m.Price.Input), CachedInput: float64(m.Price.CachedInput), Output: float64(m.Price.Output)}
 	}
@@ -50,6 +57,19 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 		}}
 	}
 	return model, model.Close, nil
+}
+
+// retryText describes a retry of a model's request for people.
+func retryText(r openai.Retry) string {
+	failure := "no answer"
+	if r.Status != 0 {
+		failure = strings.TrimSpace(fmt.Sprintf("HTTP %d %s", r.Status, http.StatusText(r.Status)))
+	}
+	wait := r.Delay
+	if wait >= 10*time.Second {
+		wait = wait.Round(time.Second)
+	}
+	return fmt.Sprintf("model: %s, retry %d of %d in %s", failure, r.Number, r.Most, wait)
 }
 
 // task is what a recording's user asked for, or "".

@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -55,6 +56,16 @@ func TestProviderIsQuoted(t *testing.T) {
 			want, _, _ := strings.Cut(tc.said, key)
 			if status != tc.status || strings.Contains(errs.String(), want) != tc.shown || strings.Contains(errs.String(), key) {
 				t.Errorf("status %d, want %d\n%s", status, tc.status, errs.String())
+			}
+			// Each wait is shown on standard error, without the provider's words.
+			retries := regexp.MustCompile(`(?m)^caisson: model: HTTP \d+ [A-Za-z ]+, retry (\d) of (\d) in 1ms$`).FindAllStringSubmatch(errs.String(), -1)
+			if len(retries) != int(tc.requests)-1 || strings.Count(errs.String(), ", retry ") != len(retries) || strings.Contains(out.String(), "retry") {
+				t.Errorf("retries %q of %d requests\n%s", retries, tc.requests, errs.String())
+			}
+			for i, m := range retries {
+				if m[1] != fmt.Sprint(i+1) || m[2] != fmt.Sprint(tc.retries) {
+					t.Errorf("retry %d is shown as %q", i+1, m[0])
+				}
 			}
 			if requests.Load() != tc.requests {
 				t.Errorf("%d requests, want %d", requests.Load(), tc.requests)

@@ -161,7 +161,7 @@ func (s *setup) options(ctx context.Context, text string, u teller) (_ runner.Op
 		return runner.Options{}, nil, err
 	}
 	s.backends.logger = folder.Log
-	model, closeModel, err := s.deps.model(selected, modelSettings{stream: *s.conf.Stream, differs: u.differs, logger: folder.Log})
+	model, closeModel, err := s.deps.model(selected, modelSettings{stream: *s.conf.Stream, differs: u.differs, retries: u.say, logger: folder.Log})
 	if err != nil {
 		return runner.Options{}, nil, errors.Join(err, folder.Close())
 	}

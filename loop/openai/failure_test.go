@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -84,7 +85,19 @@ func TestRetries(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newEndpoint(t, func(n int, w http.ResponseWriter, r *http.Request) { tt.answers[n-1](n, w, r) })
-			_, _, err := callModel(t, e.newModel(t, enableStream), newRequest())
+			var retries []openai.Retry
+			_, _, err := callModel(t, e.newModel(t, func(o *openai.Options) {
+				enableStream(o)
+				o.OnRetry = func(r openai.Retry) { retries = append(retries, r) }
+			}), newRequest())
+			for i, r := range retries {
+				if want := (openai.Retry{Status: r.Status, Delay: 5 * time.Millisecond, Number: i + 1, Most: 2}); r != want || r.Status != 429 && r.Status != 503 {
+					t.Errorf("retry %+v, want %+v", r, want)
+				}
+			}
+			if len(retries) != tt.requests-1 {
+				t.Errorf("%d retries were reported, want %d", len(retries), tt.requests-1)
+			}
 			failure, _ := errors.AsType[*loop.ModelError](err)
 			if (tt.class == "") != (err == nil) || failure != nil && failure.Class != tt.class {
 				t.Errorf("error %v, want class %q", err, tt.class)
@@ -116,6 +129,35 @@ func TestRetryAfter(t *testing.T) {
 	}
 	if waited := times[1].Sub(times[0]); waited < time.Second {
 		t.Errorf("waited %v of 1 s", waited)
+	}
+}
+
+// TestRetriesWithoutAnAnswer checks that the delays of retries without an answer are
+// reported and grow up to their limit.
+func TestRetriesWithoutAnAnswer(t *testing.T) {
+	var delays []time.Duration
+	m, err := openai.New(openai.Options{
+		Model: "m", BaseURL: "http://127.0.0.1:1/v1", MaxRetries: new(3), MaxRetryDelay: 700 * time.Millisecond,
+		OnRetry: func(r openai.Retry) {
+			if r.Status != 0 || r.Most != 3 || r.Number != len(delays)+1 {
+				t.Errorf("retry %+v", r)
+			}
+			delays = append(delays, r.Delay)
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	began := time.Now()
+	if _, _, err := callModel(t, m, newRequest()); err == nil {
+		t.Error("it was reached")
+	}
+	if want := []time.Duration{500 * time.Millisecond, 700 * time.Millisecond, 700 * time.Millisecond}; !slices.Equal(delays, want) {
+		t.Errorf("reported %v, want %v", delays, want)
+	}
+	if took, least := time.Since(began), 3*1900*time.Millisecond/4; took < least { // the jitter is a quarter
+		t.Errorf("it took %v, and the delays take at least %v", took, least)
 	}
 }
 

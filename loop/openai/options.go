@@ -45,6 +45,9 @@ type Options struct {
 	// MaxRetryDelay is the longest delay before a retry; zero means 2 minutes.
 	// If the endpoint asks for more, the request is not repeated.
 	MaxRetryDelay time.Duration
+	// OnRetry is called before the delay of each retry; nil means no call. It must
+	// return at once.
+	OnRetry func(Retry)
 	// HeaderTimeout is the longest wait for the first byte of an answer; zero
 	// means 10 minutes, because a long answer without streaming can take that
 	// long.
@@ -58,6 +61,16 @@ type Options struct {
 	// Logger receives notes about endpoints that differ from the standard; nil
 	// discards them.
 	Logger *zap.Logger
+}
+
+// Retry is a request that failed and is repeated after a delay.
+type Retry struct {
+	// Status is the HTTP status of the failure; 0 means that no answer began.
+	Status int
+	// Delay is the longest time until the request is repeated.
+	Delay time.Duration
+	// Number counts the retries of the request from 1; Most is the largest one.
+	Number, Most int
 }
 
 // Price is the price of tokens, in US dollars per million. CachedInput is the price
@@ -115,6 +128,9 @@ func (o Options) withDefaults() (Options, error) {
 	o.MaxResponseBytes = cmp.Or(o.MaxResponseBytes, defaultResponseBytes)
 	if o.Logger == nil {
 		o.Logger = zap.NewNop()
+	}
+	if o.OnRetry == nil {
+		o.OnRetry = func(Retry) {}
 	}
 	return o, nil
 }

@@ -32,6 +32,8 @@ type watcher struct {
 	status int
 	header http.Header
 	body   []byte
+	// attempts counts the attempts that have failed.
+	attempts int
 }
 
 // middleware runs one attempt. See [option.WithMiddleware].
@@ -45,6 +47,7 @@ func (w *watcher) middleware(req *http.Request, next option.MiddlewareNext) (*ht
 	wait.Stop()
 	if err != nil {
 		defer cancel(nil)
+		w.reportRetry(req.Context(), nil)
 		if cause := context.Cause(ctx); errors.Is(cause, errNoHeaders) {
 			return nil, fmt.Errorf("%w (%v): %w", errNoHeaders, w.options.HeaderTimeout, err)
 		}
@@ -55,8 +58,41 @@ func (w *watcher) middleware(req *http.Request, next option.MiddlewareNext) (*ht
 	}
 	if res.StatusCode >= http.StatusBadRequest {
 		w.recordRefusal(res)
+		w.reportRetry(req.Context(), res)
 	}
 	return res, nil
+}
+
+// reportRetry counts an attempt that failed, with an answer or with none, and
+// reports the retry that follows it, if any.
+func (w *watcher) reportRetry(ctx context.Context, res *http.Response) {
+	w.attempts++
+	if ctx.Err() != nil || w.attempts > *w.options.MaxRetries || res != nil && !isRetriable(res) {
+		return
+	}
+	// The library's jitter shortens this delay by up to a quarter.
+	delay := min(500*time.Millisecond<<min(w.attempts-1, 30), w.options.MaxRetryDelay)
+	if asked := parseRetryAfter(w.header); asked > w.options.MaxRetryDelay {
+		return
+	} else if asked > 0 {
+		delay = asked
+	}
+	w.options.OnRetry(Retry{Status: w.status, Delay: delay, Number: w.attempts, Most: *w.options.MaxRetries})
+}
+
+// isRetriable reports whether the library repeats a request after a refusal.
+func isRetriable(res *http.Response) bool {
+	switch res.Header.Get("X-Should-Retry") {
+	case "true":
+		return true
+	case "false":
+		return false
+	}
+	switch res.StatusCode {
+	case http.StatusRequestTimeout, http.StatusConflict, http.StatusTooManyRequests:
+		return true
+	}
+	return res.StatusCode >= http.StatusInternalServerError
 }
 
 // recordRefusal records a refusal and empties its body. The library could not decode
