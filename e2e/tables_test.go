@@ -33,7 +33,7 @@ var acceptanceCases = map[string][]int{
 	"C. Confirmations":                  {33, 34, 35, 37, 39, 40, 41, 42, 43, 44},
 	"D. Prompt, transcript, secrets":    {45, 47, 48, 49, 50},
 	"F. Fetch and egress":               {59, 60, 61, 63, 65, 66, 67, 68, 69, 70},
-	"G. Found by attack and use":        {101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 121, 131, 132, 133, 134, 135, 136, 138, 139, 140, 141, 144, 147, 151, 152, 157, 158, 161, 162, 163, 164, 171},
+	"G. Found by attack and use":        {101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 121, 131, 132, 133, 134, 135, 136, 138, 139, 140, 141, 144, 147, 151, 152, 157, 158, 161, 162, 163, 164, 171, 172},
 }
 
 // TestSpecificationTable holds docs/specification.md: every paragraph has a

@@ -26,10 +26,11 @@ import (
 // of the command line, where what runs is ours.
 type fakeBackend struct {
 	name string
-	// unavailable is what Check and Create fail with, nil where they work.
-	unavailable error
-	leftovers   []sandbox.Leftover
-	listed      []sandbox.Listing
+	// env names a variable that has what Check and Create fail with, "" where they
+	// work.
+	env       string
+	leftovers []sandbox.Leftover
+	listed    []sandbox.Listing
 	// waiting is what each start says that it waits for; created is a file that
 	// gets a line for each.
 	waiting, created string
@@ -51,7 +52,14 @@ func (f *fakeBackend) Check(context.Context) (sandbox.Info, error) {
 	if f.runtime != "" {
 		info.Runtime, info.RuntimeVersion, _ = strings.Cut(f.runtime, " ")
 	}
-	return info, f.unavailable
+	return info, f.unavailable()
+}
+
+func (f *fakeBackend) unavailable() error {
+	if text := os.Getenv(f.env); text != "" {
+		return errors.Join(sandbox.ErrUnavailable, errors.New(text))
+	}
+	return nil
 }
 
 // Sweep forgets the sessions in journal, if there is one.
@@ -64,8 +72,8 @@ func (f *fakeBackend) Sweep(context.Context) ([]sandbox.Leftover, error) {
 func (f *fakeBackend) List(context.Context) ([]sandbox.Listing, error) { return f.listed, nil }
 
 func (f *fakeBackend) Create(_ context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
-	if f.unavailable != nil {
-		return nil, f.unavailable
+	if err := f.unavailable(); err != nil {
+		return nil, err
 	}
 	if f.refuses != "" {
 		return nil, fmt.Errorf("%w: %s", sandbox.ErrUnavailable, f.refuses)

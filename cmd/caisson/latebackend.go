@@ -12,10 +12,10 @@ import (
 // lateBackend chooses a backend when the first sandbox is needed. It is safe for
 // concurrent use.
 type lateBackend struct {
-	choose func(ctx context.Context) (sandbox.Backend, error)
+	choose func(ctx context.Context) (sandbox.Creator, error)
 
 	mu     sync.Mutex
-	chosen sandbox.Backend
+	chosen sandbox.Creator
 }
 
 // Create chooses the backend, the first time, and makes the sandbox with it.
@@ -27,7 +27,7 @@ func (l *lateBackend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sa
 	return b.Create(ctx, spec)
 }
 
-func (l *lateBackend) backend(ctx context.Context) (_ sandbox.Backend, err error) {
+func (l *lateBackend) backend(ctx context.Context) (_ sandbox.Creator, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.chosen == nil {
@@ -47,11 +47,8 @@ func (s *setup) mayNeedSandbox(policy tools.Policy) (bool, error) {
 // left. Where no sandbox may be needed, it is chosen by the first call that needs
 // one. A choice that fails is a failure of such calls.
 func (s *setup) findBackend(ctx context.Context, u teller, needed bool) (*readyBackend, error) {
-	late := func(why string, choose func(ctx context.Context) (sandbox.Backend, error)) *readyBackend {
-		return &readyBackend{backend: &lateBackend{choose: choose}, choice: runner.BackendChoice{Asked: *s.conf.Backend, Why: why}}
-	}
 	if !needed {
-		return late("nothing that may be called needs one", func(ctx context.Context) (sandbox.Backend, error) {
+		return s.late("nothing that may be called needs one", func(ctx context.Context) (sandbox.Creator, error) {
 			b, _, err := s.backends.choose(ctx, u.note)
 			return b, err
 		}), nil
@@ -60,5 +57,13 @@ func (s *setup) findBackend(ctx context.Context, u teller, needed bool) (*readyB
 	if err == nil || ctx.Err() != nil {
 		return ready, err
 	}
-	return late("none can start: "+err.Error(), func(context.Context) (sandbox.Backend, error) { return nil, err }), nil
+	return s.late(noneCanStart+err.Error(), func(context.Context) (sandbox.Creator, error) { return nil, err }), nil
+}
+
+// noneCanStart begins the reason of a choice that failed.
+const noneCanStart = "none can start: "
+
+// late returns a backend that is chosen by the first call that needs it.
+func (s *setup) late(why string, choose func(ctx context.Context) (sandbox.Creator, error)) *readyBackend {
+	return &readyBackend{backend: &lateBackend{choose: choose}, choice: runner.BackendChoice{Asked: *s.conf.Backend, Why: why}}
 }

@@ -58,14 +58,11 @@ func fakeMain() {
 }
 
 func fakeBackends(name string, s backendSettings) (sandbox.Backend, error) {
-	b := &fakeBackend{name: name, waiting: os.Getenv("FAKE_WAITING"), created: os.Getenv("FAKE_CREATED")}
+	b := &fakeBackend{name: name, env: "FAKE_" + strings.ToUpper(name), waiting: os.Getenv("FAKE_WAITING"), created: os.Getenv("FAKE_CREATED")}
 	b.network, b.lost, b.runtime = os.Getenv("FAKE_NETWORK"), os.Getenv("FAKE_LOST"), os.Getenv("FAKE_RUNTIME")
 	b.refuses = os.Getenv("FAKE_REFUSES")
 	if os.Getenv("FAKE_SWEEPS") != "" {
 		b.journal = filepath.Join(s.stateDir, "journal")
-	}
-	if text := os.Getenv("FAKE_" + strings.ToUpper(name)); text != "" {
-		b.unavailable = errors.Join(sandbox.ErrUnavailable, errors.New(text))
 	}
 	if left := os.Getenv("FAKE_LEFT"); left != "" && name == "gvisor" {
 		b.leftovers = []sandbox.Leftover{{Kind: "container", Name: left, Owner: "pid 7"}}

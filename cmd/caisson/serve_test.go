@@ -452,3 +452,62 @@ func TestServeRefusesToStart(t *testing.T) {
 		}
 	}
 }
+
+// TestServeWithoutABackend: a server whose backends can't be used starts and warns
+// once, its sessions can read, and their first command fails with the cause. Once
+// one can be used, commands run. The control is a backend that was named: without
+// it the server doesn't start.
+func TestServeWithoutABackend(t *testing.T) {
+	t.Setenv("FAKE_DOCKER", "no engine answers")
+	t.Setenv("FAKE_GVISOR", "no systrap")
+	named := startServe(t, "")
+	if status := <-named.ended; status != runner.ExitSandboxStart || !strings.Contains(named.log.String(), "no systrap") {
+		t.Errorf("with a backend that was named: status %d: %s", status, named.log)
+	}
+	s := startServe(t, "policy: {preset: sandboxed}", "--backend", "auto").up()
+	log := s.log.String()
+	if strings.Count(log, "no systrap") != 1 || strings.Count(log, "caisson doctor says") != 1 || !strings.Contains(log, "caisson: backend none: ") {
+		t.Errorf("warned as %s", log)
+	}
+	if status, text := s.do("", "GET", "/healthz", ""); status != http.StatusOK {
+		t.Errorf("health: %d %s", status, text)
+	}
+	// turn starts a session, and returns how it stands when its turn has ended.
+	turn := func() (v server.Session, records string) {
+		t.Helper()
+		_, text := s.do(s.token(), "POST", "/sessions", `{"workspace":"one"}`)
+		if err := json.Unmarshal([]byte(text), &v); err != nil || v.ID == "" {
+			t.Fatal(text)
+		}
+		s.do(s.token(), "POST", "/sessions/"+v.ID+"/turns", `{"message":"go"}`)
+		for !strings.Contains(records, `"kind":"turn.completed"`) {
+			trace, err := os.ReadFile(filepath.Join(s.home, ".local/state/caisson/sessions", v.ID, "trace.jsonl"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			records = string(trace)
+		}
+		s.do(s.token(), "DELETE", "/sessions/"+v.ID, "")
+		_, text = s.do(s.token(), "GET", "/sessions/"+v.ID, "")
+		if err := json.Unmarshal([]byte(text), &v); err != nil {
+			t.Fatal(text)
+		}
+		return v, records
+	}
+	for _, preset := range []string{`"readonly"`, `"sandboxed"`} {
+		s.wants(s.token(), `{"workspace":"one","policy":`+preset+`}`, 201, `"backend":""`)
+	}
+	v, _ := turn()
+	if *v.Exit != runner.ExitSandboxStart || v.Problem == nil || !strings.Contains(v.Problem.Cause, "no systrap") || v.Problem.Mend == "" || v.Backend != "" {
+		t.Errorf("a command without a backend: %+v", v)
+	}
+	t.Setenv("FAKE_GVISOR", "")
+	v, records := turn()
+	if *v.Exit != runner.ExitDone || !strings.Contains(records, `"kind":"sandbox.started"`) {
+		t.Errorf("a command once gvisor can be used: %+v\n%s", v, records)
+	}
+	s.wants(s.token(), `{"workspace":"one"}`, 201, `"backend":"gvisor"`)
+	if status := s.stop(); status != runner.ExitDone {
+		t.Errorf("it ended with %d: %s", status, s.log)
+	}
+}

@@ -103,7 +103,8 @@ func serve(ctx context.Context, d deps, env environ, f serveFlags) (status int, 
 	}
 	defer func() { err = errors.Join(err, keys.close()) }()
 	h.secrets = keys.list
-	if base.ready, err = base.makeReady(ctx, h); err != nil {
+	unusable, err := h.shareBackend(ctx)
+	if err != nil {
 		return interruptedOr(ctx, err)
 	}
 	o := h.options(keys.list)
@@ -124,7 +125,12 @@ func serve(ctx context.Context, d deps, env environ, f serveFlags) (status int, 
 	if keys.path != "" {
 		say("the token is in " + keys.path)
 	}
-	say("backend " + base.ready.choice.Chosen + " (" + base.ready.choice.Why + ")")
+	if unusable != nil {
+		say("backend none: sessions can only read until one can be used: " + unusable.Error())
+	} else {
+		choice := h.shared.Load().choice
+		say("backend " + choice.Chosen + " (" + choice.Why + ")")
+	}
 	if err := s.Serve(ctx, listeners...); err != nil {
 		return runner.ExitFailed, err
 	}

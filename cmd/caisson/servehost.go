@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -17,6 +18,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/server"
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -25,8 +27,9 @@ type serverHost struct {
 	deps    deps
 	environ environ
 	flags   serveFlags
-	// base has the settings of the start, and the backend that all share.
+	// base has the settings of the start; shared is the backend of all sessions.
 	base    *setup
+	shared  atomic.Pointer[readyBackend]
 	roots   roots
 	log     *zap.Logger
 	secrets []server.Token
@@ -129,8 +132,33 @@ func (h *serverHost) setup(workspace string, asked config.Asked) (_ *setup, err 
 	if err := startable(&s.conf); err != nil {
 		return nil, requestError(err)
 	}
-	s.ready = h.base.ready
+	s.ready = h.shared.Load()
 	return s, nil
+}
+
+// shareBackend chooses the backend that all sessions share. Where none was named
+// and none can be used, it returns why: sessions then start without one, and each
+// call that needs one chooses again, until that succeeds.
+func (h *serverHost) shareBackend(ctx context.Context) (unusable *runner.Error, err error) {
+	ready, err := h.base.makeReady(ctx, h)
+	if err == nil {
+		h.shared.Store(ready)
+		return nil, nil
+	}
+	unusable = failure(err)
+	if *h.base.conf.Backend != "auto" || unusable.Status != runner.ExitSandboxStart || ctx.Err() != nil {
+		return nil, err
+	}
+	h.shared.Store(h.base.late(noneCanStart+err.Error(), func(ctx context.Context) (sandbox.Creator, error) {
+		ready, err := h.base.makeReady(ctx, h)
+		if err != nil {
+			return nil, err
+		}
+		h.shared.Store(ready)
+		h.log.Info("a backend can be used", zap.String("backend", ready.choice.Chosen), zap.String("why", ready.choice.Why))
+		return ready.backend, nil
+	}))
+	return unusable, nil
 }
 
 // prepare makes the options of a session that a client asks for.
