@@ -1,6 +1,7 @@
 package workspace
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -325,5 +326,98 @@ func TestSystemLinks(t *testing.T) {
 		if err == nil {
 			_ = f.Close()
 		}
+	}
+}
+
+// TestOpen: both ways to resolve a path treat flags, links and slashes as the
+// kernel does, and leave no descriptor open.
+func TestOpen(t *testing.T) {
+	const noFollow, directory = unix.O_PATH | unix.O_NOFOLLOW, unix.O_PATH | unix.O_DIRECTORY
+	deep := strings.Repeat("d/", maxOpenDirs)
+	modes(t, func(t *testing.T, walking bool) {
+		l := newLayout(t)
+		l.file("dir/x", "")
+		l.link("todir", "dir")
+		l.link("tofile", "dir/x")
+		l.link("out", "../outside")
+		l.must(unix.Mkfifo(l.path("fifo"), 0o644))
+		l.must(os.MkdirAll(l.path(deep+"d"), 0o755))
+		for i := range 6 { // each adds nearly a whole path
+			l.link(fmt.Sprint("long", i), fmt.Sprintf("long%d/%s", i+1, strings.Repeat("./", 2000)))
+		}
+		w := l.writerIn(walking)
+		before := openFiles(t)
+		for _, tt := range []struct {
+			path  string
+			flags int
+			want  Type
+			err   error
+		}{
+			{"dir/x", unix.O_RDONLY, TypeFile, nil},
+			{"todir/x", unix.O_PATH, TypeFile, nil},
+			{"todir/x", noFollow, TypeFile, nil},
+			{"todir/./x", unix.O_RDONLY | unix.O_NOFOLLOW, TypeFile, nil},
+			{"tofile", unix.O_PATH, TypeFile, nil},
+			{"tofile", noFollow, TypeLink, nil},
+			{"tofile", unix.O_RDONLY | unix.O_NOFOLLOW, "", unix.ELOOP},
+			{"todir", directory, TypeDir, nil},
+			{"todir", noFollow | unix.O_DIRECTORY, "", unix.ENOTDIR},
+			{"todir/", noFollow, TypeDir, nil},
+			{"todir//", unix.O_RDONLY, TypeDir, nil},
+			{"dir/..", directory, TypeDir, nil},
+			{"dir/x/", unix.O_PATH, "", unix.ENOTDIR},
+			{"dir/x", directory, "", unix.ENOTDIR},
+			{"fifo/x", unix.O_RDONLY, "", unix.ENOTDIR},
+			{"missing", unix.O_PATH, "", unix.ENOENT},
+			{"out", noFollow, TypeLink, nil},
+			{"out", unix.O_PATH, "", errEscape},
+			{"out/canary", noFollow, "", errEscape},
+			{deep, directory, TypeDir, nil},
+		} {
+			fd, err := w.tree.open(tt.path, tt.flags)
+			if !errors.Is(err, tt.err) || (fd >= 0) != (tt.err == nil) {
+				t.Errorf("%s, flags %#x: %d, %v, want %v", tt.path, tt.flags, fd, err, tt.err)
+			}
+			if fd < 0 {
+				continue
+			}
+			if f, err := statx(fd, "", unix.AT_EMPTY_PATH); err != nil || typeOf(f.Mode) != tt.want {
+				t.Errorf("%s, flags %#x: a %s, %v, want a %s", tt.path, tt.flags, typeOf(f.Mode), err, tt.want)
+			}
+			l.must(unix.Close(fd))
+		}
+		if walking {
+			for _, name := range []string{deep + "d/", "long0"} { // more than one walk may hold
+				if fd, err := w.tree.open(name, unix.O_PATH); !errors.Is(err, unix.ENAMETOOLONG) {
+					t.Errorf("%.10s…: %d, %v", name, fd, err)
+				}
+			}
+		}
+		if after := openFiles(t); after != before {
+			t.Errorf("%d descriptors are open, before it were %d", after, before)
+		}
+	})
+}
+
+// TestMountWhileItIsOpened: a file that is mounted over after the walk has looked at
+// it is not opened.
+func TestMountWhileItIsOpened(t *testing.T) {
+	needRoot(t)
+	l := newLayout(t)
+	l.file("f", "")
+	w := walk{mount: l.writerIn(true).tree.mount}
+	dir, err := unix.Open(l.root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	l.must(err)
+	defer func() { _ = unix.Close(dir) }()
+	found, err := openat(dir, "f", unix.O_PATH|unix.O_NOFOLLOW)
+	l.must(err)
+	defer func() { _ = unix.Close(found) }()
+	l.bind(filepath.Join(l.outside, "canary"), "f")
+	before := openFiles(t)
+	if fd, err := w.last(dir, found, "f", TypeFile, unix.O_RDONLY); !errors.Is(err, ErrMount) || fd >= 0 {
+		t.Errorf("it was opened: %d, %v", fd, err)
+	}
+	if after := openFiles(t); after != before {
+		t.Errorf("%d descriptors are open, before it were %d", after, before)
 	}
 }

@@ -29,7 +29,7 @@ func (w *walk) open(at int, rel string, flags int) (fd int, err error) {
 	rest := rel
 	for {
 		name, after, more := strings.Cut(rest, "/")
-		last := !more || strings.Trim(after, "/") == ""
+		last := strings.Trim(after, "/") == ""
 		needDir := more && last // a slash after the last name
 		switch name {
 		case "", ".":
