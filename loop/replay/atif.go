@@ -99,7 +99,7 @@ func parseATIF(data []byte) (recording, error) {
 		case s.Source == "user" && r.task == "":
 			r.task = string(s.Message)
 		case s.Source == "agent" && (s.Message != "" || len(s.Calls) > 0):
-			r.turns = append(r.turns, s.turn())
+			r.turns = append(r.turns, s.buildTurn())
 		}
 	}
 	if len(r.turns) == 0 {
@@ -108,8 +108,8 @@ func parseATIF(data []byte) (recording, error) {
 	return r, nil
 }
 
-// turn makes a turn of an agent's step.
-func (s atifStep) turn() turn {
+// buildTurn makes a turn of an agent's step.
+func (s atifStep) buildTurn() turn {
 	t := turn{text: string(s.Message)}
 	for _, c := range s.Calls {
 		played := call{tool: tools.Name(c.Function), raw: string(c.Arguments)}
@@ -118,7 +118,7 @@ func (s atifStep) turn() turn {
 		}
 		for _, r := range s.Observation.Results {
 			if r.Call == c.ID && r.Content != nil {
-				played.expect = atifRecorded{text: string(*r.Content), isError: r.Extra.IsError}
+				played.expect = atifRecordedResult{text: string(*r.Content), isError: r.Extra.IsError}
 			}
 		}
 		t.calls = append(t.calls, played)
@@ -126,20 +126,20 @@ func (s atifStep) turn() turn {
 	return t
 }
 
-// atifRecorded is a result from a trajectory, which may not say whether it was
+// atifRecordedResult is a result from a trajectory, which may not say whether it was
 // an error.
-type atifRecorded struct {
+type atifRecordedResult struct {
 	text    string
 	isError *bool
 }
 
-// differences compares as for a trace.
-func (r atifRecorded) differences(got result) []Difference {
-	want := recorded{text: r.text, isError: got.isError}
+// compareResult compares as for a trace.
+func (r atifRecordedResult) compareResult(got result) []Difference {
+	want := recordedResult{text: r.text, isError: got.isError}
 	if r.isError != nil {
 		want.isError = *r.isError
 	}
-	return want.differences(got)
+	return want.compareResult(got)
 }
 
 // documentError says where a document stops being what it should be.

@@ -31,14 +31,14 @@ func atifText() string {
 
 func TestATIF(t *testing.T) {
 	var got []Difference
-	m, err := open(t, "trajectory.json", atifText(), Options{Report: func(d Difference) { got = append(got, d) }})
+	m, err := openRecording(t, "trajectory.json", atifText(), Options{Report: func(d Difference) { got = append(got, d) }})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if m.Task() != "Fix the test." || m.Info().Model != "gpt-x" || m.Left() != 2 {
 		t.Errorf("task %q, info %+v, left %d", m.Task(), m.Info(), m.Left())
 	}
-	out, _ := play(t, m, fixed{"shell": says("exit code 1 after 0.5 s"), "read_file": says("hello, world")})
+	out, _ := playTurn(t, m, fixedResults{"shell": textResult("exit code 1 after 0.5 s"), "read_file": textResult("hello, world")})
 	if out.Reason != loop.StopAnswered || out.Answer != "Fixed." {
 		t.Errorf("outcome %s, %q, %v", out.Reason, out.Answer, out.Err)
 	}
@@ -59,7 +59,7 @@ func TestATIFErrors(t *testing.T) {
 		"two documents":   {text: `{"schema_version":"ATIF-v1.7","steps":[]}{}`, want: "1:42:"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := open(t, "t.json", tt.text, Options{}); !errors.Is(err, ErrNotRecording) || !strings.Contains(err.Error(), tt.want) {
+			if _, err := openRecording(t, "t.json", tt.text, Options{}); !errors.Is(err, ErrNotRecording) || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("Open() = %v, want %q", err, tt.want)
 			}
 		})

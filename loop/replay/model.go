@@ -35,7 +35,7 @@ var ErrExhausted = errors.New("nothing left to play")
 type Model struct {
 	path    string
 	options Options
-	played  recording
+	recording  recording
 
 	mu   sync.Mutex
 	next int
@@ -52,22 +52,22 @@ func newModel(path string, r recording, o Options) *Model {
 		log := o.Logger
 		o.Report = func(d Difference) { log.Warn("replayed result differs", zap.Stringer("difference", d)) }
 	}
-	return &Model{path: path, options: o, played: r}
+	return &Model{path: path, options: o, recording: r}
 }
 
 // Task is what the recording's user asked for, or "".
-func (m *Model) Task() string { return m.played.task }
+func (m *Model) Task() string { return m.recording.task }
 
 // Left is how many turns have not been played.
 func (m *Model) Left() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return len(m.played.turns) - m.next
+	return len(m.recording.turns) - m.next
 }
 
 // Info names the recording as the model.
 func (m *Model) Info() loop.ModelInfo {
-	return loop.ModelInfo{Provider: "replay", Model: m.played.name}
+	return loop.ModelInfo{Provider: "replay", Model: m.recording.name}
 }
 
 // Complete compares the results of the turn before and plays the next one. It
@@ -77,12 +77,12 @@ func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loo
 	if ctx.Err() != nil {
 		return loop.Response{}, fmt.Errorf("replay %s: %w", m.path, context.Cause(ctx))
 	}
-	index, err := m.take(req)
+	index, err := m.takeTurn(req)
 	if err != nil {
 		return loop.Response{}, err
 	}
-	t := m.played.turns[index]
-	if err := m.deliver(ctx, t.text, onDelta); err != nil {
+	t := m.recording.turns[index]
+	if err := m.deliverText(ctx, t.text, onDelta); err != nil {
 		return loop.Response{}, err
 	}
 	withCalls := len(req.Tools) > 0
@@ -91,22 +91,22 @@ func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loo
 		finish = "tool_calls"
 	}
 	return loop.Response{
-		Message:   loop.Message{Role: loop.RoleAssistant, Blocks: t.blocks(withCalls)},
+		Message:   loop.Message{Role: loop.RoleAssistant, Blocks: t.buildBlocks(withCalls)},
 		Usage:     limits.Usage{CostMicroUSD: new(int64(0))},
 		Finish:    finish,
-		Model:     m.played.name,
-		Truncated: t.cut && withCalls,
+		Model:     m.recording.name,
+		Truncated: t.truncated && withCalls,
 	}, nil
 }
 
-// take compares what came of the last turn and gives the index of the next.
-func (m *Model) take(req loop.Request) (int, error) {
+// takeTurn compares what came of the last turn and gives the index of the next.
+func (m *Model) takeTurn(req loop.Request) (int, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.next > 0 {
-		m.compare(m.next, req.Messages)
+		m.compareResults(m.next, req.Messages)
 	}
-	if m.next == len(m.played.turns) {
+	if m.next == len(m.recording.turns) {
 		return 0, &loop.ModelError{Class: loop.ModelOther, Visible: true, Err: fmt.Errorf(
 			"replay %s: %w: all %d turns are played and the conversation goes on", m.path, ErrExhausted, m.next)}
 	}
@@ -114,10 +114,10 @@ func (m *Model) take(req loop.Request) (int, error) {
 	return m.next - 1, nil
 }
 
-// compare reports differences of the turn that was played last, counted from 1.
+// compareResults reports differences of the turn that was played last, counted from 1.
 // Its calls are those of the last assistant message, in order.
-func (m *Model) compare(number int, messages []loop.Message) {
-	calls := m.played.turns[number-1].calls
+func (m *Model) compareResults(number int, messages []loop.Message) {
+	calls := m.recording.turns[number-1].calls
 	uses, results := lastRound(messages)
 	if len(calls) == 0 || len(uses) == 0 {
 		return
@@ -130,7 +130,7 @@ func (m *Model) compare(number int, messages []loop.Message) {
 		if !ok {
 			continue
 		}
-		for _, d := range c.expect.differences(got) {
+		for _, d := range c.expect.compareResult(got) {
 			d.Turn, d.Call, d.Tool = number, i+1, c.tool
 			m.options.Report(d)
 		}
@@ -159,8 +159,8 @@ func lastRound(messages []loop.Message) ([]loop.ToolUse, map[string]result) {
 	return nil, results
 }
 
-// deliver gives a text in small pieces, as a model would.
-func (m *Model) deliver(ctx context.Context, text string, onDelta func(loop.Delta)) error {
+// deliverText gives a text in small pieces, as a model would.
+func (m *Model) deliverText(ctx context.Context, text string, onDelta func(loop.Delta)) error {
 	if onDelta == nil {
 		return nil
 	}

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// maxFile bounds a recording. Results in it were bounded when they were made.
-const maxFile = 256 << 20
+// maxFileBytes bounds a recording. Results in it were bounded when they were made.
+const maxFileBytes = 256 << 20
 
 // ErrNotRecording says that a file is none of the forms that can be played.
 var ErrNotRecording = errors.New("not a recording")
@@ -30,11 +30,11 @@ func (e *parseError) Unwrap() error { return ErrNotRecording }
 // line and column where there are any, and wrap [ErrNotRecording] or the
 // file system's.
 func Open(path string, o Options) (*Model, error) {
-	data, path, err := read(path)
+	data, path, err := readRecording(path)
 	if err != nil {
 		return nil, fmt.Errorf("open recording: %w", err)
 	}
-	r, err := parse(data)
+	r, err := parseRecording(data)
 	if err != nil {
 		return nil, &parseError{text: fmt.Sprintf("open recording: %s:%v", path, err)}
 	}
@@ -45,8 +45,8 @@ func Open(path string, o Options) (*Model, error) {
 	return newModel(path, r, o), nil
 }
 
-// read reads the file, or the trace of a session's folder.
-func read(path string) ([]byte, string, error) {
+// readRecording reads the file, or the trace of a session's folder.
+func readRecording(path string) ([]byte, string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, path, err
@@ -65,18 +65,18 @@ func read(path string) ([]byte, string, error) {
 		return nil, path, err
 	}
 	defer func() { _ = f.Close() }() // only read
-	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	data, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
 	if err != nil {
 		return nil, path, err
 	}
-	if len(data) > maxFile {
-		return nil, path, fmt.Errorf("%s: %w: larger than %d bytes", path, ErrNotRecording, maxFile)
+	if len(data) > maxFileBytes {
+		return nil, path, fmt.Errorf("%s: %w: larger than %d bytes", path, ErrNotRecording, maxFileBytes)
 	}
 	return data, path, nil
 }
 
-// parse tells the forms apart and reads them. Errors start with line and column.
-func parse(data []byte) (recording, error) {
+// parseRecording tells the forms apart and reads them. Errors start with line and column.
+func parseRecording(data []byte) (recording, error) {
 	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
 	if !bytes.HasPrefix(bytes.TrimSpace(data), []byte("{")) {
 		return parseScript(data)

@@ -21,8 +21,8 @@ type recording struct {
 type turn struct {
 	text  string
 	calls []call
-	// cut says that the answer was cut in the middle of its last call.
-	cut bool
+	// truncated says that the answer was cut in the middle of its last call.
+	truncated bool
 }
 
 // call is one tool call, and what is known of its result.
@@ -34,8 +34,8 @@ type call struct {
 
 // expectation is what a result is compared with.
 type expectation interface {
-	// differences compares a result.
-	differences(got result) []Difference
+	// compareResult compares a result.
+	compareResult(got result) []Difference
 }
 
 // result is what a tool really gave back, as the model gets it.
@@ -60,39 +60,39 @@ type Difference struct {
 // String is one line for people.
 func (d Difference) String() string {
 	return fmt.Sprintf("turn %d, call %d (%s): %s: want %s, got %s",
-		d.Turn, d.Call, d.Tool, d.What, brief(d.Want), brief(d.Got))
+		d.Turn, d.Call, d.Tool, d.What, quoteBrief(d.Want), quoteBrief(d.Got))
 }
 
-// brief is a text in one line.
-func brief(s string) string {
-	const most = 120
-	if runes := []rune(s); len(runes) > most {
-		s = string(runes[:most/2]) + "…" + string(runes[len(runes)-most/2:])
+// quoteBrief is a text in one line.
+func quoteBrief(s string) string {
+	const maxRunes = 120
+	if runes := []rune(s); len(runes) > maxRunes {
+		s = string(runes[:maxRunes/2]) + "…" + string(runes[len(runes)-maxRunes/2:])
 	}
 	return strconv.Quote(s)
 }
 
-// recorded is a result from a trace.
-type recorded result
+// recordedResult is a result from a trace.
+type recordedResult result
 
-// differences compares the whole, without what differs from run to run.
-func (r recorded) differences(got result) []Difference {
+// compareResult compares the whole, without what differs from run to run.
+func (r recordedResult) compareResult(got result) []Difference {
 	var out []Difference
 	if r.isError != got.isError {
 		out = append(out, Difference{What: "error", Want: strconv.FormatBool(r.isError), Got: strconv.FormatBool(got.isError)})
 	}
-	want, have := normal(loop.EscapeResult(r.text)), normal(got.text)
-	if want != have {
-		out = append(out, Difference{What: "result", Want: want, Got: have})
+	want, normalized := normalizeText(loop.EscapeResult(r.text)), normalizeText(got.text)
+	if want != normalized {
+		out = append(out, Difference{What: "result", Want: want, Got: normalized})
 	}
 	return out
 }
 
-// normal is a result's text without what differs from run to run.
-func normal(text string) string { return strings.TrimSpace(loop.NormalizeResult(text)) }
+// normalizeText is a result's text without what differs from run to run.
+func normalizeText(text string) string { return strings.TrimSpace(loop.NormalizeResult(text)) }
 
-// scripted is what a script expects of a result.
-type scripted struct {
+// scriptedExpectation is what a script expects of a result.
+type scriptedExpectation struct {
 	contains, notContains []string
 	exitCode              *int
 	isError               *bool
@@ -101,8 +101,8 @@ type scripted struct {
 // exitLine is how a command's result begins.
 var exitLine = regexp.MustCompile(`\A\s*exit code (-?\d+)`)
 
-// differences tests each expectation.
-func (s scripted) differences(got result) []Difference {
+// compareResult tests each expectation.
+func (s scriptedExpectation) compareResult(got result) []Difference {
 	var out []Difference
 	if s.exitCode != nil {
 		code := "none"
@@ -129,8 +129,8 @@ func (s scripted) differences(got result) []Difference {
 	return out
 }
 
-// blocks are the turn as an adapter gives it to the loop.
-func (t turn) blocks(withCalls bool) []loop.Block {
+// buildBlocks are the turn as an adapter gives it to the loop.
+func (t turn) buildBlocks(withCalls bool) []loop.Block {
 	var out []loop.Block
 	text := t.text
 	if text == "" && !withCalls {
@@ -148,7 +148,7 @@ func (t turn) blocks(withCalls bool) []loop.Block {
 	return out
 }
 
-// isObject says that arguments are whole.
-func isObject(raw string) bool {
+// isJSONObject says that arguments are whole.
+func isJSONObject(raw string) bool {
 	return strings.HasPrefix(strings.TrimSpace(raw), "{") && json.Valid([]byte(raw))
 }

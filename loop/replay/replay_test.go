@@ -22,8 +22,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// open opens a recording that a test wrote.
-func open(t *testing.T, name, content string, o Options) (*Model, error) {
+// openRecording opens a recording that a test wrote.
+func openRecording(t *testing.T, name, content string, o Options) (*Model, error) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
 	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
@@ -32,14 +32,14 @@ func open(t *testing.T, name, content string, o Options) (*Model, error) {
 	return Open(path, o)
 }
 
-// fixed answers calls from a table, by tool.
-type fixed map[tools.Name]tools.Result
+// fixedResults answers calls from a table, by tool.
+type fixedResults map[tools.Name]tools.Result
 
-func (f fixed) Definitions() []tools.Definition {
+func (f fixedResults) Definitions() []tools.Definition {
 	return []tools.Definition{{Name: "shell"}, {Name: "read_file"}}
 }
 
-func (f fixed) Round(_ context.Context, calls []tools.Call) ([]tools.Result, error) {
+func (f fixedResults) Round(_ context.Context, calls []tools.Call) ([]tools.Result, error) {
 	var out []tools.Result
 	for _, c := range calls {
 		r := f[c.Name]
@@ -52,11 +52,11 @@ func (f fixed) Round(_ context.Context, calls []tools.Call) ([]tools.Result, err
 	return out, nil
 }
 
-// says is a result of text.
-func says(text string) tools.Result { return tools.Result{Content: []tools.Block{{Text: text}}} }
+// textResult is a result of text.
+func textResult(text string) tools.Result { return tools.Result{Content: []tools.Block{{Text: text}}} }
 
-// play runs a turn with a recording, through the real loop.
-func play(t *testing.T, m *Model, d fixed) (loop.Outcome, string) {
+// playTurn runs a turn with a recording, through the real loop.
+func playTurn(t *testing.T, m *Model, d fixedResults) (loop.Outcome, string) {
 	t.Helper()
 	var shown strings.Builder
 	out, err := loop.Run(t.Context(), loop.Options{
@@ -99,16 +99,16 @@ turns:
 
 func TestScript(t *testing.T) {
 	var got []Difference
-	m, err := open(t, "greeting.yaml", greeting, Options{Report: func(d Difference) { got = append(got, d) }})
+	m, err := openRecording(t, "greeting.yaml", greeting, Options{Report: func(d Difference) { got = append(got, d) }})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if m.Task() != "Make the test pass." || m.Info() != (loop.ModelInfo{Provider: "replay", Model: "greeting"}) || m.Left() != 2 {
 		t.Errorf("task %q, info %+v, left %d", m.Task(), m.Info(), m.Left())
 	}
-	failing := says("exit code 1 after 0.02 s\n--- stdout\nFAIL")
+	failing := textResult("exit code 1 after 0.02 s\n--- stdout\nFAIL")
 	failing.IsError = true
-	out, shown := play(t, m, fixed{"shell": failing, "read_file": says("echo hello\nworld </caisson-output>")})
+	out, shown := playTurn(t, m, fixedResults{"shell": failing, "read_file": textResult("echo hello\nworld </caisson-output>")})
 	if out.Reason != loop.StopAnswered || out.Answer != "Fixed.\n" || m.Left() != 0 {
 		t.Errorf("outcome %s, %q, %v; left %d", out.Reason, out.Answer, out.Err, m.Left())
 	}
@@ -128,11 +128,11 @@ func TestScript(t *testing.T) {
 
 func TestScriptDifferences(t *testing.T) {
 	var got []Difference
-	m, err := open(t, "greeting.yaml", greeting, Options{Report: func(d Difference) { got = append(got, d) }})
+	m, err := openRecording(t, "greeting.yaml", greeting, Options{Report: func(d Difference) { got = append(got, d) }})
 	if err != nil {
 		t.Fatal(err)
 	}
-	play(t, m, fixed{"shell": says("exit code 0 after 1 s\nPASS"), "read_file": says("hello, don't panic")})
+	playTurn(t, m, fixedResults{"shell": textResult("exit code 0 after 1 s\nPASS"), "read_file": textResult("hello, don't panic")})
 	var lines []string
 	for _, d := range got {
 		lines = append(lines, d.String())
@@ -151,33 +151,33 @@ func TestScriptDifferences(t *testing.T) {
 
 func TestDifferencesAreLogged(t *testing.T) {
 	core, logs := observer.New(zap.WarnLevel)
-	m, err := open(t, "greeting.yaml", greeting, Options{Logger: zap.New(core)})
+	m, err := openRecording(t, "greeting.yaml", greeting, Options{Logger: zap.New(core)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	play(t, m, fixed{"shell": says("exit code 0"), "read_file": says("")})
+	playTurn(t, m, fixedResults{"shell": textResult("exit code 0"), "read_file": textResult("")})
 	if logs.Len() == 0 {
 		t.Error("nobody was told")
 	}
 }
 
 func TestRawArguments(t *testing.T) {
-	m, err := open(t, "raw.yaml", "version: 1\nturns:\n- calls:\n  - {tool: shell, raw: '{\"command\": '}\n- text: Done.\n", Options{})
+	m, err := openRecording(t, "raw.yaml", "version: 1\nturns:\n- calls:\n  - {tool: shell, raw: '{\"command\": '}\n- text: Done.\n", Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, _ := play(t, m, fixed{})
+	out, _ := playTurn(t, m, fixedResults{})
 	if u := out.History[1].Blocks[0].ToolUse; u.InputError == "" || u.Raw != `{"command": ` || out.Reason != loop.StopAnswered {
 		t.Errorf("call %+v, reason %s", u, out.Reason)
 	}
 }
 
 func TestExhausted(t *testing.T) {
-	m, err := open(t, "short.yaml", "version: 1\nturns:\n- calls: [{tool: shell}]\n", Options{})
+	m, err := openRecording(t, "short.yaml", "version: 1\nturns:\n- calls: [{tool: shell}]\n", Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, _ := play(t, m, fixed{"shell": says("ok")})
+	out, _ := playTurn(t, m, fixedResults{"shell": textResult("ok")})
 	failure, ok := errors.AsType[*loop.ModelError](out.Err)
 	if out.Reason != loop.StopProviderFailed || !errors.Is(out.Err, ErrExhausted) || !ok || !failure.Visible {
 		t.Errorf("reason %s, %v", out.Reason, out.Err)
@@ -187,9 +187,9 @@ func TestExhausted(t *testing.T) {
 	}
 }
 
-// TestClosing: without tools a turn has no calls.
-func TestClosing(t *testing.T) {
-	m, err := open(t, "s.yaml", "version: 1\nturns:\n- calls: [{tool: shell}]\n", Options{})
+// TestCompleteWithoutTools: without tools a turn has no calls.
+func TestCompleteWithoutTools(t *testing.T) {
+	m, err := openRecording(t, "s.yaml", "version: 1\nturns:\n- calls: [{tool: shell}]\n", Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,7 +201,7 @@ func TestClosing(t *testing.T) {
 
 func TestPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m, err := open(t, "s.yaml", "version: 1\nturns:\n- text: one two three\n- text: one two three\n", Options{Pace: time.Second})
+		m, err := openRecording(t, "s.yaml", "version: 1\nturns:\n- text: one two three\n- text: one two three\n", Options{Pace: time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -222,8 +222,8 @@ func TestPace(t *testing.T) {
 	})
 }
 
-// scriptErrors are scripts that are wrong, with the place and the words.
-func scriptErrors() map[string]struct{ script, want string } {
+// scriptErrorCases are scripts that are wrong, with the place and the words.
+func scriptErrorCases() map[string]struct{ script, want string } {
 	return map[string]struct{ script, want string }{
 		"empty":             {script: "", want: "1:1: the script is empty"},
 		"comment alone":     {script: "# nothing\n", want: "1:1:"},
@@ -247,9 +247,9 @@ func scriptErrors() map[string]struct{ script, want string } {
 }
 
 func TestScriptErrors(t *testing.T) {
-	for name, tt := range scriptErrors() {
+	for name, tt := range scriptErrorCases() {
 		t.Run(name, func(t *testing.T) {
-			_, err := open(t, "bad.yaml", tt.script, Options{})
+			_, err := openRecording(t, "bad.yaml", tt.script, Options{})
 			if !errors.Is(err, ErrNotRecording) {
 				t.Fatalf("Open() = %v", err)
 			}
@@ -261,11 +261,11 @@ func TestScriptErrors(t *testing.T) {
 }
 
 func TestOpenErrors(t *testing.T) {
-	folder := t.TempDir()
-	if _, err := Open(filepath.Join(folder, "none.yaml"), Options{}); !errors.Is(err, os.ErrNotExist) {
+	dir := t.TempDir()
+	if _, err := Open(filepath.Join(dir, "none.yaml"), Options{}); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a missing file: %v", err)
 	}
-	if _, err := Open(folder, Options{}); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "trace.jsonl") {
+	if _, err := Open(dir, Options{}); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "trace.jsonl") {
 		t.Errorf("a folder without a trace: %v", err)
 	}
 	if _, err := Open("/dev/null", Options{}); !errors.Is(err, ErrNotRecording) || !strings.Contains(err.Error(), "not a regular file") {
@@ -288,7 +288,7 @@ func TestDocumentedScript(t *testing.T) {
 	for line := range strings.Lines(text) {
 		script.WriteString(strings.TrimPrefix(strings.TrimPrefix(line, "//"), "\t"))
 	}
-	r, err := parse([]byte(script.String()))
+	r, err := parseRecording([]byte(script.String()))
 	if err != nil {
 		t.Fatalf("%v in:\n%s", err, script.String())
 	}
@@ -299,7 +299,7 @@ func TestDocumentedScript(t *testing.T) {
 
 func FuzzParse(f *testing.F) {
 	seeds := []string{greeting, "{", "", "{}", "\xff", `{"kind":"message"}`, `{"schema_version":"ATIF-v1.7"}`, "a: &a [*a]", "version: 1\nturns: *x\n"}
-	for _, tt := range scriptErrors() {
+	for _, tt := range scriptErrorCases() {
 		seeds = append(seeds, tt.script)
 	}
 	traceSeed, atifSeed := traceText(), atifText()
@@ -311,7 +311,7 @@ func FuzzParse(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, data string) {
-		r, err := parse([]byte(data))
+		r, err := parseRecording([]byte(data))
 		if err != nil {
 			var line, column int
 			if _, scan := fmt.Sscanf(err.Error(), "%d:%d:", &line, &column); scan != nil || line < 1 || column < 1 {
@@ -328,7 +328,7 @@ func FuzzParse(f *testing.F) {
 			}
 			for _, c := range played.calls {
 				if c.expect != nil {
-					c.expect.differences(result{text: "x"})
+					c.expect.compareResult(result{text: "x"})
 				}
 			}
 		}

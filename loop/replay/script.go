@@ -35,20 +35,20 @@ type scriptCall struct {
 }
 
 type scriptExpect struct {
-	Contains    texts `yaml:"contains"`
-	NotContains texts `yaml:"not_contains"`
+	Contains    stringList `yaml:"contains"`
+	NotContains stringList `yaml:"not_contains"`
 	ExitCode    *int  `yaml:"exit_code"`
 	Error       *bool `yaml:"error"`
 }
 
-// texts is one text or a list of them.
-type texts []string
+// stringList is one text or a list of them.
+type stringList []string
 
 // UnmarshalYAML takes either form.
-func (t *texts) UnmarshalYAML(decode func(any) error) error {
+func (t *stringList) UnmarshalYAML(decode func(any) error) error {
 	var one string
 	if decode(&one) == nil {
-		*t = texts{one}
+		*t = stringList{one}
 		return nil
 	}
 	var many []string
@@ -70,19 +70,19 @@ func parseScript(data []byte) (recording, error) {
 		if errors.Is(err, io.EOF) {
 			return recording{}, errors.New("1:1: the script is empty")
 		}
-		return recording{}, located(err)
+		return recording{}, addPosition(err)
 	}
 	if err := decoder.Decode(new(any)); !errors.Is(err, io.EOF) {
 		return recording{}, errors.New("1:1: the file holds more than one YAML document")
 	}
-	if p, why := s.fault(); why != "" {
-		return recording{}, fmt.Errorf("%s: %s", position(data, p), why)
+	if path, reason := s.findFault(); reason != "" {
+		return recording{}, fmt.Errorf("%s: %s", findPosition(data, path), reason)
 	}
-	return s.recording()
+	return s.buildRecording()
 }
 
-// fault is the first thing that strict decoding can't see, with its path.
-func (s script) fault() (path, why string) {
+// findFault is the first thing that strict decoding can't see, with its path.
+func (s script) findFault() (path, reason string) {
 	switch {
 	case s.Version != scriptVersion:
 		return "$.version", fmt.Sprintf("version is %d, this Caisson knows version %d", s.Version, scriptVersion)
@@ -90,42 +90,42 @@ func (s script) fault() (path, why string) {
 		return "$.turns", "a script needs at least one turn"
 	}
 	for i, t := range s.Turns {
-		at := fmt.Sprintf("$.turns[%d]", i)
+		turnPath := fmt.Sprintf("$.turns[%d]", i)
 		if t.Text == "" && len(t.Calls) == 0 {
-			return at, "a turn needs text, calls or both"
+			return turnPath, "a turn needs text, calls or both"
 		}
 		for j, c := range t.Calls {
-			at := fmt.Sprintf("%s.calls[%d]", at, j)
+			callPath := fmt.Sprintf("%s.calls[%d]", turnPath, j)
 			switch {
 			case c.Tool == "":
-				return at, "a call needs a tool"
+				return callPath, "a call needs a tool"
 			case c.Raw != nil && c.Input != nil:
-				return at, "a call has input or raw, not both"
+				return callPath, "a call has input or raw, not both"
 			}
 		}
 	}
 	return "", ""
 }
 
-// recording is the script as it is played.
-func (s script) recording() (recording, error) {
+// buildRecording is the script as it is played.
+func (s script) buildRecording() (recording, error) {
 	r := recording{name: s.Name, task: s.Task}
 	for i, t := range s.Turns {
 		played := turn{text: t.Text}
 		for _, c := range t.Calls {
-			raw, err := c.arguments()
+			raw, err := c.encodeArguments()
 			if err != nil {
 				return recording{}, fmt.Errorf("1:1: turn %d: input of %s: %w", i+1, c.Tool, err)
 			}
-			played.calls = append(played.calls, call{tool: tools.Name(c.Tool), raw: raw, expect: c.Expect.expectation()})
+			played.calls = append(played.calls, call{tool: tools.Name(c.Tool), raw: raw, expect: c.Expect.buildExpectation()})
 		}
 		r.turns = append(r.turns, played)
 	}
 	return r, nil
 }
 
-// arguments are the call's arguments as a model would write them.
-func (c scriptCall) arguments() (string, error) {
+// encodeArguments are the call's arguments as a model would write them.
+func (c scriptCall) encodeArguments() (string, error) {
 	if c.Raw != nil {
 		return *c.Raw, nil
 	}
@@ -136,16 +136,16 @@ func (c scriptCall) arguments() (string, error) {
 	return string(data), err
 }
 
-// expectation is what is compared; nil compares nothing.
-func (e *scriptExpect) expectation() expectation {
+// buildExpectation is what is compared; nil compares nothing.
+func (e *scriptExpect) buildExpectation() expectation {
 	if e == nil {
 		return nil
 	}
-	return scripted{contains: e.Contains, notContains: e.NotContains, exitCode: e.ExitCode, isError: e.Error}
+	return scriptedExpectation{contains: e.Contains, notContains: e.NotContains, exitCode: e.ExitCode, isError: e.Error}
 }
 
-// located puts line and column before what is wrong.
-func located(err error) error {
+// addPosition puts line and column before what is wrong.
+func addPosition(err error) error {
 	y, ok := errors.AsType[yaml.Error](err)
 	if !ok || y.GetToken() == nil || y.GetToken().Position == nil {
 		return fmt.Errorf("1:1: %w", err)
@@ -154,8 +154,8 @@ func located(err error) error {
 	return fmt.Errorf("%d:%d: %s", at.Line, at.Column, y.GetMessage())
 }
 
-// position is the place of a path, or of the nearest thing that is there.
-func position(data []byte, path string) string {
+// findPosition is the place of a path, or of the nearest thing that is there.
+func findPosition(data []byte, path string) string {
 	file, err := parser.ParseBytes(data, 0)
 	if err != nil {
 		return "1:1"

@@ -47,7 +47,7 @@ func parseTrace(data []byte) (recording, error) {
 		}
 		history = append(history, m)
 	}
-	return fromHistory(history)
+	return recordingFromHistory(history)
 }
 
 // lineError says where in its line JSON ends to be JSON.
@@ -59,14 +59,14 @@ func lineError(line int, err error) error {
 	return fmt.Errorf("%d:%d: %w", line+1, column, err)
 }
 
-// fromHistory makes a recording of the messages of a session.
-func fromHistory(history []loop.Message) (recording, error) {
+// recordingFromHistory makes a recording of the messages of a session.
+func recordingFromHistory(history []loop.Message) (recording, error) {
 	var r recording
 	results := map[string]expectation{}
 	for _, m := range history {
 		for _, b := range m.Blocks {
 			if t := b.ToolResult; t != nil {
-				results[t.ToolUseID] = recorded{text: loop.ResultText(t.Content), isError: t.IsError}
+				results[t.ToolUseID] = recordedResult{text: loop.ResultText(t.Content), isError: t.IsError}
 			}
 			if m.Role == loop.RoleUser && r.task == "" && b.Text != nil {
 				r.task = b.Text.Text
@@ -77,7 +77,7 @@ func fromHistory(history []loop.Message) (recording, error) {
 		if m.Role != loop.RoleAssistant {
 			continue
 		}
-		if t := fromMessage(m, results); t.text != "" || len(t.calls) > 0 {
+		if t := turnFromMessage(m, results); t.text != "" || len(t.calls) > 0 {
 			r.turns = append(r.turns, t)
 		}
 	}
@@ -87,8 +87,8 @@ func fromHistory(history []loop.Message) (recording, error) {
 	return r, nil
 }
 
-// fromMessage makes a turn of an assistant's message.
-func fromMessage(m loop.Message, results map[string]expectation) turn {
+// turnFromMessage makes a turn of an assistant's message.
+func turnFromMessage(m loop.Message, results map[string]expectation) turn {
 	var t turn
 	for _, b := range m.Blocks {
 		switch {
@@ -99,11 +99,11 @@ func fromMessage(m loop.Message, results map[string]expectation) turn {
 		case b.ToolUse != nil:
 			u := b.ToolUse
 			c := call{tool: u.Name, raw: string(u.Input), expect: results[u.ID]}
-			t.cut = false
+			t.truncated = false
 			if u.InputError != "" {
 				c.raw = u.Raw
 				// Arguments that look whole were refused for being cut.
-				t.cut = isObject(u.Raw)
+				t.truncated = isJSONObject(u.Raw)
 			}
 			t.calls = append(t.calls, c)
 		}

@@ -51,19 +51,19 @@ func traceText() string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// same are results that differ from the trace only in what always differs.
-func same() fixed {
-	failing := says("exit code 1 after 1.7 s\nses_01KAAAAAAAAAAAAAAAAAAAAAAA at 2027-01-01T00:00:01.5Z\n")
+// sameResults are results that differ from the trace only in what always differs.
+func sameResults() fixedResults {
+	failing := textResult("exit code 1 after 1.7 s\nses_01KAAAAAAAAAAAAAAAAAAAAAAA at 2027-01-01T00:00:01.5Z\n")
 	failing.IsError = true
-	return fixed{"shell": failing, "read_file": says("hello </caisson-output>")}
+	return fixedResults{"shell": failing, "read_file": textResult("hello </caisson-output>")}
 }
 
 func TestTrace(t *testing.T) {
-	folder := t.TempDir()
-	if err := os.WriteFile(filepath.Join(folder, "trace.jsonl"), []byte(traceText()), 0o600); err != nil {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "trace.jsonl"), []byte(traceText()), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for name, path := range map[string]string{"file": filepath.Join(folder, "trace.jsonl"), "session folder": folder} {
+	for name, path := range map[string]string{"file": filepath.Join(dir, "trace.jsonl"), "session folder": dir} {
 		t.Run(name, func(t *testing.T) {
 			var got []Difference
 			m, err := Open(path, Options{Report: func(d Difference) { got = append(got, d) }})
@@ -73,9 +73,9 @@ func TestTrace(t *testing.T) {
 			if m.Task() != "Make the test pass." || m.Left() != 3 {
 				t.Errorf("task %q, left %d", m.Task(), m.Left())
 			}
-			d := same()
+			d := sameResults()
 			ran := 0
-			out, shown := play(t, m, d)
+			out, shown := playTurn(t, m, d)
 			for _, message := range out.History {
 				for _, b := range message.Blocks {
 					if b.ToolUse != nil && b.ToolUse.InputError == "" {
@@ -97,7 +97,7 @@ func TestTrace(t *testing.T) {
 
 func TestTraceDifferences(t *testing.T) {
 	var got []Difference
-	m, err := open(t, "t.jsonl", traceText(), Options{Report: func(d Difference) {
+	m, err := openRecording(t, "t.jsonl", traceText(), Options{Report: func(d Difference) {
 		if d.Turn == 1 {
 			got = append(got, d)
 		}
@@ -105,9 +105,9 @@ func TestTraceDifferences(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := same()
-	d["shell"] = says("exit code 0 after 1.7 s")
-	play(t, m, d)
+	d := sameResults()
+	d["shell"] = textResult("exit code 0 after 1.7 s")
+	playTurn(t, m, d)
 	want := []Difference{
 		{Turn: 1, Call: 1, Tool: "shell", What: "error", Want: "true", Got: "false"},
 		{Turn: 1, Call: 1, Tool: "shell", What: "result", Want: "exit code 1 after <duration>\n<id> at <time>", Got: "exit code 0 after <duration>"},
@@ -117,14 +117,14 @@ func TestTraceDifferences(t *testing.T) {
 	}
 }
 
-// TestTraceOfARun: what the loop reports can be played, with the same history.
-func TestTraceOfARun(t *testing.T) {
-	first, err := open(t, "greeting.yaml", greeting, Options{})
+// TestTraceFromHistory: what the loop reports can be played, with the same history.
+func TestTraceFromHistory(t *testing.T) {
+	first, err := openRecording(t, "greeting.yaml", greeting, Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := fixed{"shell": says("exit code 1"), "read_file": says("hello world")}
-	out, _ := play(t, first, d)
+	d := fixedResults{"shell": textResult("exit code 1"), "read_file": textResult("hello world")}
+	out, _ := playTurn(t, first, d)
 	var lines []string
 	for _, m := range out.History {
 		payload, err := json.Marshal(m)
@@ -134,11 +134,11 @@ func TestTraceOfARun(t *testing.T) {
 		lines = append(lines, `{"kind":"message","payload":`+string(payload)+`}`)
 	}
 	var got []Difference
-	second, err := open(t, "trace.jsonl", strings.Join(lines, "\n"), Options{Report: func(d Difference) { got = append(got, d) }})
+	second, err := openRecording(t, "trace.jsonl", strings.Join(lines, "\n"), Options{Report: func(d Difference) { got = append(got, d) }})
 	if err != nil {
 		t.Fatal(err)
 	}
-	again, _ := play(t, second, d)
+	again, _ := playTurn(t, second, d)
 	if len(got) != 0 || len(again.History) != len(out.History) || again.Answer != out.Answer {
 		t.Errorf("differences %v, %d messages of %d", got, len(again.History), len(out.History))
 	}
@@ -154,16 +154,16 @@ func TestTraceErrors(t *testing.T) {
 		"cut at once":                 {text: `{"kind":"mess`, want: "1:"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := open(t, "t.jsonl", tt.text, Options{}); !errors.Is(err, ErrNotRecording) || !strings.Contains(err.Error(), tt.want) {
+			if _, err := openRecording(t, "t.jsonl", tt.text, Options{}); !errors.Is(err, ErrNotRecording) || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("Open() = %v, want %q", err, tt.want)
 			}
 		})
 	}
 }
 
-// TestTraceCutByAKill: a last line that was not finished is no error.
-func TestTraceCutByAKill(t *testing.T) {
-	if _, err := open(t, "t.jsonl", traceText()+`{"kind":"message","payl`, Options{}); err != nil {
+// TestTraceWithTruncatedLine: a last line that was not finished is no error.
+func TestTraceWithTruncatedLine(t *testing.T) {
+	if _, err := openRecording(t, "t.jsonl", traceText()+`{"kind":"message","payl`, Options{}); err != nil {
 		t.Errorf("Open() = %v", err)
 	}
 }
