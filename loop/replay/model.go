@@ -33,9 +33,9 @@ var ErrExhausted = errors.New("nothing left to play")
 // Model plays one recording, once. It is safe for concurrent use, but the turns
 // come in one order whoever asks.
 type Model struct {
-	path    string
-	options Options
-	recording  recording
+	path      string
+	options   Options
+	recording recording
 
 	mu   sync.Mutex
 	next int
@@ -131,7 +131,9 @@ func (m *Model) compareResults(number int, messages []loop.Message) {
 			continue
 		}
 		for _, d := range c.expect.compareResult(got) {
-			d.Turn, d.Call, d.Tool = number, i+1, c.tool
+			d.Turn = number
+			d.Call = i + 1
+			d.Tool = c.tool
 			m.options.Report(d)
 		}
 	}

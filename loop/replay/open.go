@@ -53,7 +53,8 @@ func readRecording(path string) ([]byte, string, error) {
 	}
 	if info.IsDir() {
 		path = filepath.Join(path, "trace.jsonl")
-		if info, err = os.Stat(path); err != nil {
+		info, err = os.Stat(path)
+		if err != nil {
 			return nil, path, err
 		}
 	}

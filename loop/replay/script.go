@@ -8,7 +8,6 @@ import (
 	"io"
 
 	"github.com/goccy/go-yaml"
-	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
 
 	"github.com/caisson-run/caisson/tools"
@@ -37,8 +36,8 @@ type scriptCall struct {
 type scriptExpect struct {
 	Contains    stringList `yaml:"contains"`
 	NotContains stringList `yaml:"not_contains"`
-	ExitCode    *int  `yaml:"exit_code"`
-	Error       *bool `yaml:"error"`
+	ExitCode    *int       `yaml:"exit_code"`
+	Error       *bool      `yaml:"error"`
 }
 
 // stringList is one text or a list of them.
@@ -164,8 +163,8 @@ func findPosition(data []byte, path string) string {
 	if err != nil {
 		return "1:1"
 	}
-	var node ast.Node
-	if node, err = p.FilterFile(file); err != nil || node == nil || node.GetToken() == nil {
+	node, err := p.FilterFile(file)
+	if err != nil || node == nil || node.GetToken() == nil {
 		return "1:1"
 	}
 	at := node.GetToken().Position

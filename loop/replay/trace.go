@@ -24,7 +24,8 @@ func parseTrace(data []byte) (recording, error) {
 	)
 	lines := bytes.Split(data, []byte("\n"))
 	for i, line := range lines {
-		if line = bytes.TrimSpace(line); len(line) == 0 {
+		line = bytes.TrimSpace(line)
+		if len(line) == 0 {
 			continue
 		}
 		var r traceRecord
