@@ -10,7 +10,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// trajectory is what of an ATIF document (v1.0 to v1.7) is needed.
+// trajectory is the used part of an ATIF document, v1.0 to v1.7.
 type trajectory struct {
 	Schema string     `json:"schema_version"`
 	Steps  []atifStep `json:"steps"`
@@ -22,7 +22,7 @@ type trajectory struct {
 type atifStep struct {
 	Source  string      `json:"source"`
 	Message atifContent `json:"message"`
-	// Copied says that the step repeats one of an earlier trajectory.
+	// Copied reports whether the step repeats one of an earlier trajectory.
 	Copied      bool       `json:"is_copied_context"`
 	Calls       []atifCall `json:"tool_calls"`
 	Observation struct {
@@ -34,8 +34,8 @@ type atifCall struct {
 	ID        string          `json:"tool_call_id"`
 	Function  string          `json:"function_name"`
 	Arguments json.RawMessage `json:"arguments"`
-	// Extra may have the arguments as the model wrote them, where they are no
-	// object: our own export has them.
+	// Extra may have the member raw_arguments: the arguments as the model wrote
+	// them, if they are not an object. Caisson's own export has it.
 	Extra map[string]any `json:"extra"`
 }
 
@@ -47,10 +47,11 @@ type atifResult struct {
 	} `json:"extra"`
 }
 
-// atifContent is a string, or a list of parts of which the text counts.
+// atifContent is text. It is decoded from a string or from the text of a list of
+// parts.
 type atifContent string
 
-// UnmarshalJSON takes either form.
+// UnmarshalJSON decodes either form.
 func (c *atifContent) UnmarshalJSON(data []byte) error {
 	var text string
 	if json.Unmarshal(data, &text) == nil {
@@ -73,20 +74,20 @@ func (c *atifContent) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// isATIF says that the first JSON value in data names an ATIF schema.
+// isATIF reports whether the first JSON value in data names an ATIF schema.
 func isATIF(data []byte) bool {
 	var head struct {
 		Schema any `json:"schema_version"`
 	}
 	if json.NewDecoder(bytes.NewReader(data)).Decode(&head) != nil {
-		// A broken document is still judged by its name.
+		// Recognize a broken document by its name, for a better error.
 		return bytes.Contains(data[:min(len(data), 4<<10)], []byte(`"ATIF-v`))
 	}
 	name, _ := head.Schema.(string)
 	return strings.HasPrefix(name, "ATIF-v1.")
 }
 
-// parseATIF reads a trajectory: the steps of its agent are the turns.
+// parseATIF parses a trajectory. The steps of its agent are the turns.
 func parseATIF(data []byte) (recording, error) {
 	var doc trajectory
 	if err := json.Unmarshal(data, &doc); err != nil {
@@ -108,7 +109,7 @@ func parseATIF(data []byte) (recording, error) {
 	return r, nil
 }
 
-// buildTurn makes a turn of an agent's step.
+// buildTurn returns the turn of an agent's step.
 func (s atifStep) buildTurn() turn {
 	t := turn{text: string(s.Message)}
 	for _, c := range s.Calls {
@@ -126,14 +127,14 @@ func (s atifStep) buildTurn() turn {
 	return t
 }
 
-// atifRecordedResult is a result from a trajectory, which may not say whether it was
-// an error.
+// atifRecordedResult is a result in a trajectory. isError is nil if the trajectory
+// lacks it.
 type atifRecordedResult struct {
 	text    string
 	isError *bool
 }
 
-// compareResult compares as for a trace.
+// compareResult compares like [recordedResult.compareResult].
 func (r atifRecordedResult) compareResult(got result) []Difference {
 	want := recordedResult{text: r.text, isError: got.isError}
 	if r.isError != nil {
@@ -142,7 +143,7 @@ func (r atifRecordedResult) compareResult(got result) []Difference {
 	return want.compareResult(got)
 }
 
-// documentError says where a document stops being what it should be.
+// documentError returns err with the line and column at which data is invalid.
 func documentError(data []byte, err error) error {
 	offset := int64(0)
 	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {

@@ -15,23 +15,23 @@ import (
 	"github.com/caisson-run/caisson/loop"
 )
 
-// Options says how a file is played. The zero value is useful.
+// Options configures a replay. The zero value is useful.
 type Options struct {
-	// Report gets each difference when the conversation goes on after the
-	// results in question; nil logs them as warnings.
+	// Report receives each difference at the call of Complete after the result
+	// that differs. If nil, differences are logged as warnings.
 	Report func(Difference)
-	// Pace is the pause between two pieces of an answer, so that people can
-	// read along; zero is none.
+	// Pace is the pause between two pieces of an answer, for people who read
+	// along; zero means none.
 	Pace time.Duration
-	// Logger gets differences where Report is nil; nil discards.
+	// Logger receives differences if Report is nil; nil discards them.
 	Logger *zap.Logger
 }
 
-// ErrExhausted says that the conversation went on after the last turn.
+// ErrExhausted is the error of a call of Complete after the last turn.
 var ErrExhausted = errors.New("nothing left to play")
 
-// Model plays one recording, once. It is safe for concurrent use, but the turns
-// come in one order whoever asks.
+// Model plays one recording, once. It is safe for concurrent use; concurrent calls
+// get different turns, in order.
 type Model struct {
 	path      string
 	options   Options
@@ -43,7 +43,7 @@ type Model struct {
 
 var _ loop.Model = (*Model)(nil)
 
-// newModel plays a recording.
+// newModel returns a model that plays a recording.
 func newModel(path string, r recording, o Options) *Model {
 	if o.Logger == nil {
 		o.Logger = zap.NewNop()
@@ -55,24 +55,24 @@ func newModel(path string, r recording, o Options) *Model {
 	return &Model{path: path, options: o, recording: r}
 }
 
-// Task is what the recording's user asked for, or "".
+// Task returns the task of the user in the recording, or "".
 func (m *Model) Task() string { return m.recording.task }
 
-// Left is how many turns have not been played.
+// Left returns the number of turns that have not been played.
 func (m *Model) Left() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return len(m.recording.turns) - m.next
 }
 
-// Info names the recording as the model.
+// Info returns the recording's name as that of the model.
 func (m *Model) Info() loop.ModelInfo {
 	return loop.ModelInfo{Provider: "replay", Model: m.recording.name}
 }
 
-// Complete compares the results of the turn before and plays the next one. It
-// costs nothing and counts no tokens. Where no tools are offered a turn's
-// calls are left out.
+// Complete compares the results of the previous turn and plays the next one. Its
+// cost is zero and it uses no tokens. If the request offers no tools, it leaves out
+// the turn's calls.
 func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loop.Delta)) (loop.Response, error) {
 	if ctx.Err() != nil {
 		return loop.Response{}, fmt.Errorf("replay %s: %w", m.path, context.Cause(ctx))
@@ -99,7 +99,8 @@ func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loo
 	}, nil
 }
 
-// takeTurn compares what came of the last turn and gives the index of the next.
+// takeTurn compares the results of the previous turn and returns the index of the
+// next one.
 func (m *Model) takeTurn(req loop.Request) (int, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -114,8 +115,8 @@ func (m *Model) takeTurn(req loop.Request) (int, error) {
 	return m.next - 1, nil
 }
 
-// compareResults reports differences of the turn that was played last, counted from 1.
-// Its calls are those of the last assistant message, in order.
+// compareResults reports the differences in the results of the last turn, which has
+// the given number from 1. Its calls are those of the last assistant message.
 func (m *Model) compareResults(number int, messages []loop.Message) {
 	calls := m.recording.turns[number-1].calls
 	uses, results := lastRound(messages)
@@ -139,7 +140,8 @@ func (m *Model) compareResults(number int, messages []loop.Message) {
 	}
 }
 
-// lastRound finds the calls of the last assistant message and their results by id.
+// lastRound returns the calls of the last assistant message, and their results by
+// ID.
 func lastRound(messages []loop.Message) ([]loop.ToolUse, map[string]result) {
 	results := map[string]result{}
 	for _, m := range slices.Backward(messages) {
@@ -161,7 +163,7 @@ func lastRound(messages []loop.Message) ([]loop.ToolUse, map[string]result) {
 	return nil, results
 }
 
-// deliverText gives a text in small pieces, as a model would.
+// deliverText passes a text to onDelta word by word.
 func (m *Model) deliverText(ctx context.Context, text string, onDelta func(loop.Delta)) error {
 	if onDelta == nil {
 		return nil

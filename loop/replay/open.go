@@ -10,25 +10,26 @@ import (
 	"strings"
 )
 
-// maxFileBytes bounds a recording. Results in it were bounded when they were made.
+// maxFileBytes is the size of the largest recording.
 const maxFileBytes = 256 << 20
 
-// ErrNotRecording says that a file is none of the forms that can be played.
+// ErrNotRecording is the error of [Open] for a file that is not a valid recording.
 var ErrNotRecording = errors.New("not a recording")
 
-// parseError is a file that can't be played; its text has place and cause.
+// parseError is the error for an invalid recording. Its text has the position and
+// the cause.
 type parseError struct{ text string }
 
-// Error gives the text.
+// Error returns e.text.
 func (e *parseError) Error() string { return e.text }
 
-// Unwrap gives [ErrNotRecording].
+// Unwrap returns [ErrNotRecording].
 func (e *parseError) Unwrap() error { return ErrNotRecording }
 
-// Open reads a recording: a script, a trace, a session's folder, or an ATIF
-// trajectory; what it is is told by its content. Errors name the file, with
-// line and column where there are any, and wrap [ErrNotRecording] or the
-// file system's.
+// Open reads a recording and returns a model that plays it. The file is a script, a
+// trace, a session's directory, or an ATIF trajectory; its content decides. Errors
+// name the file, with line and column if possible, and wrap [ErrNotRecording] or an
+// error of the file system.
 func Open(path string, o Options) (*Model, error) {
 	data, path, err := readRecording(path)
 	if err != nil {
@@ -45,7 +46,8 @@ func Open(path string, o Options) (*Model, error) {
 	return newModel(path, r, o), nil
 }
 
-// readRecording reads the file, or the trace of a session's folder.
+// readRecording returns the content and the path of a file, or those of the trace
+// in a session's directory.
 func readRecording(path string) ([]byte, string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -65,7 +67,7 @@ func readRecording(path string) ([]byte, string, error) {
 	if err != nil {
 		return nil, path, err
 	}
-	defer func() { _ = f.Close() }() // only read
+	defer func() { _ = f.Close() }() // opened for reading
 	data, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
 	if err != nil {
 		return nil, path, err
@@ -76,7 +78,7 @@ func readRecording(path string) ([]byte, string, error) {
 	return data, path, nil
 }
 
-// parseRecording tells the forms apart and reads them. Errors start with line and column.
+// parseRecording parses a recording of any form. Errors start with line and column.
 func parseRecording(data []byte) (recording, error) {
 	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
 	if !bytes.HasPrefix(bytes.TrimSpace(data), []byte("{")) {

@@ -11,7 +11,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// recording is what is played, whatever file it came from.
+// recording is a recording, independent of the form of its file.
 type recording struct {
 	name, task string
 	turns      []turn
@@ -21,49 +21,51 @@ type recording struct {
 type turn struct {
 	text  string
 	calls []call
-	// truncated says that the answer was cut in the middle of its last call.
+	// truncated reports whether the answer was cut in its last call.
 	truncated bool
 }
 
-// call is one tool call, and what is known of its result.
+// call is one tool call and the expectation of its result, if any.
 type call struct {
 	tool   tools.Name
 	raw    string
 	expect expectation
 }
 
-// expectation is what a result is compared with.
+// expectation is the recorded or expected result of a call.
 type expectation interface {
-	// compareResult compares a result.
+	// compareResult returns the differences between a result and the
+	// expectation.
 	compareResult(got result) []Difference
 }
 
-// result is what a tool really gave back, as the model gets it.
+// result is the actual result of a call, as the model receives it.
 type result struct {
 	text    string
 	isError bool
 }
 
-// Difference is one way in which a tool's result is not what was recorded or
-// expected.
+// Difference is a difference between a tool's result and the recorded or expected
+// one.
 type Difference struct {
 	// Turn and Call count from 1.
 	Turn, Call int
 	Tool       tools.Name
-	// What is compared: "result", "exit_code", "contains", "not_contains",
-	// "error" or "calls".
+	// What is the compared property: "result", "exit_code", "contains",
+	// "not_contains" or "error".
 	What string
-	// Want and Got are texts; of a result both are normalised, whole.
+	// Want and Got are the expected and the actual value. Two results are
+	// normalized and complete.
 	Want, Got string
 }
 
-// String is one line for people.
+// String returns the difference in one line, for people.
 func (d Difference) String() string {
 	return fmt.Sprintf("turn %d, call %d (%s): %s: want %s, got %s",
 		d.Turn, d.Call, d.Tool, d.What, quoteBrief(d.Want), quoteBrief(d.Got))
 }
 
-// quoteBrief is a text in one line.
+// quoteBrief returns s quoted, with its middle left out if it is long.
 func quoteBrief(s string) string {
 	const maxRunes = 120
 	if runes := []rune(s); len(runes) > maxRunes {
@@ -72,10 +74,10 @@ func quoteBrief(s string) string {
 	return strconv.Quote(s)
 }
 
-// recordedResult is a result from a trace.
+// recordedResult is a result in a trace.
 type recordedResult result
 
-// compareResult compares the whole, without what differs from run to run.
+// compareResult compares the whole normalized results.
 func (r recordedResult) compareResult(got result) []Difference {
 	var out []Difference
 	if r.isError != got.isError {
@@ -88,20 +90,21 @@ func (r recordedResult) compareResult(got result) []Difference {
 	return out
 }
 
-// normalizeText is a result's text without what differs from run to run.
+// normalizeText returns a result's text without IDs, times, durations and outer
+// white space.
 func normalizeText(text string) string { return strings.TrimSpace(loop.NormalizeResult(text)) }
 
-// scriptedExpectation is what a script expects of a result.
+// scriptedExpectation is the expectation of a script. Nil fields expect nothing.
 type scriptedExpectation struct {
 	contains, notContains []string
 	exitCode              *int
 	isError               *bool
 }
 
-// exitLine is how a command's result begins.
+// exitLine matches the beginning of a command's result.
 var exitLine = regexp.MustCompile(`\A\s*exit code (-?\d+)`)
 
-// compareResult tests each expectation.
+// compareResult compares each property that the script sets.
 func (s scriptedExpectation) compareResult(got result) []Difference {
 	var out []Difference
 	if s.exitCode != nil {
@@ -129,7 +132,7 @@ func (s scriptedExpectation) compareResult(got result) []Difference {
 	return out
 }
 
-// buildBlocks are the turn as an adapter gives it to the loop.
+// buildBlocks returns the blocks of the turn's message.
 func (t turn) buildBlocks(withCalls bool) []loop.Block {
 	var out []loop.Block
 	text := t.text
@@ -148,7 +151,7 @@ func (t turn) buildBlocks(withCalls bool) []loop.Block {
 	return out
 }
 
-// isJSONObject says that arguments are whole.
+// isJSONObject reports whether raw is a complete JSON object.
 func isJSONObject(raw string) bool {
 	return strings.HasPrefix(strings.TrimSpace(raw), "{") && json.Valid([]byte(raw))
 }

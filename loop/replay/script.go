@@ -13,7 +13,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// script is the YAML form.
+// script is a script in YAML.
 type script struct {
 	Version int          `yaml:"version"`
 	Name    string       `yaml:"name"`
@@ -40,10 +40,10 @@ type scriptExpect struct {
 	Error       *bool      `yaml:"error"`
 }
 
-// stringList is one text or a list of them.
+// stringList is a list of strings. It is decoded from a list or a single string.
 type stringList []string
 
-// UnmarshalYAML takes either form.
+// UnmarshalYAML decodes either form.
 func (t *stringList) UnmarshalYAML(decode func(any) error) error {
 	var one string
 	if decode(&one) == nil {
@@ -58,10 +58,10 @@ func (t *stringList) UnmarshalYAML(decode func(any) error) error {
 	return nil
 }
 
-// scriptVersion is the one version of scripts.
+// scriptVersion is the only supported version of scripts.
 const scriptVersion = 1
 
-// parseScript reads a script. Errors start with line and column.
+// parseScript parses a script. Errors start with line and column.
 func parseScript(data []byte) (recording, error) {
 	var s script
 	decoder := yaml.NewDecoder(bytes.NewReader(data), yaml.Strict())
@@ -80,7 +80,8 @@ func parseScript(data []byte) (recording, error) {
 	return s.buildRecording()
 }
 
-// findFault is the first thing that strict decoding can't see, with its path.
+// findFault returns the first fault that strict decoding does not find: its YAML path
+// and the reason, which is "" if there is none.
 func (s script) findFault() (path, reason string) {
 	switch {
 	case s.Version != scriptVersion:
@@ -106,7 +107,7 @@ func (s script) findFault() (path, reason string) {
 	return "", ""
 }
 
-// buildRecording is the script as it is played.
+// buildRecording returns the recording of a script without faults.
 func (s script) buildRecording() (recording, error) {
 	r := recording{name: s.Name, task: s.Task}
 	for i, t := range s.Turns {
@@ -123,7 +124,7 @@ func (s script) buildRecording() (recording, error) {
 	return r, nil
 }
 
-// encodeArguments are the call's arguments as a model would write them.
+// encodeArguments returns the call's arguments as a model would write them.
 func (c scriptCall) encodeArguments() (string, error) {
 	if c.Raw != nil {
 		return *c.Raw, nil
@@ -135,7 +136,7 @@ func (c scriptCall) encodeArguments() (string, error) {
 	return string(data), err
 }
 
-// buildExpectation is what is compared; nil compares nothing.
+// buildExpectation returns the expectation, or nil if the script has none.
 func (e *scriptExpect) buildExpectation() expectation {
 	if e == nil {
 		return nil
@@ -143,7 +144,7 @@ func (e *scriptExpect) buildExpectation() expectation {
 	return scriptedExpectation{contains: e.Contains, notContains: e.NotContains, exitCode: e.ExitCode, isError: e.Error}
 }
 
-// addPosition puts line and column before what is wrong.
+// addPosition returns err with line and column in front.
 func addPosition(err error) error {
 	y, ok := errors.AsType[yaml.Error](err)
 	if !ok || y.GetToken() == nil || y.GetToken().Position == nil {
@@ -153,7 +154,8 @@ func addPosition(err error) error {
 	return fmt.Errorf("%d:%d: %s", at.Line, at.Column, y.GetMessage())
 }
 
-// findPosition is the place of a path, or of the nearest thing that is there.
+// findPosition returns the line and column of a YAML path in data, or 1:1 if there
+// is no such path.
 func findPosition(data []byte, path string) string {
 	file, err := parser.ParseBytes(data, 0)
 	if err != nil {

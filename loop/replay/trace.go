@@ -9,14 +9,14 @@ import (
 	"github.com/caisson-run/caisson/loop"
 )
 
-// traceRecord is what of a record is needed. The envelope is runner.Record's;
-// kinds and fields that are not known here are skipped.
+// traceRecord is the used part of a runner.Record. Other kinds and fields are
+// ignored.
 type traceRecord struct {
 	Kind    string          `json:"kind"`
 	Payload json.RawMessage `json:"payload"`
 }
 
-// parseTrace reads JSON lines. The last line may be cut, as after a kill.
+// parseTrace parses JSON lines. The last line may be incomplete, as after a kill.
 func parseTrace(data []byte) (recording, error) {
 	var (
 		history []loop.Message
@@ -51,7 +51,7 @@ func parseTrace(data []byte) (recording, error) {
 	return recordingFromHistory(history)
 }
 
-// lineError says where in its line JSON ends to be JSON.
+// lineError returns err with the line and the column at which the JSON is invalid.
 func lineError(line int, err error) error {
 	column := int64(1)
 	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
@@ -60,7 +60,7 @@ func lineError(line int, err error) error {
 	return fmt.Errorf("%d:%d: %w", line+1, column, err)
 }
 
-// recordingFromHistory makes a recording of the messages of a session.
+// recordingFromHistory returns the recording of the messages of a session.
 func recordingFromHistory(history []loop.Message) (recording, error) {
 	var r recording
 	results := map[string]expectation{}
@@ -88,7 +88,7 @@ func recordingFromHistory(history []loop.Message) (recording, error) {
 	return r, nil
 }
 
-// turnFromMessage makes a turn of an assistant's message.
+// turnFromMessage returns the turn of an assistant's message.
 func turnFromMessage(m loop.Message, results map[string]expectation) turn {
 	var t turn
 	for _, b := range m.Blocks {
@@ -103,7 +103,7 @@ func turnFromMessage(m loop.Message, results map[string]expectation) turn {
 			t.truncated = false
 			if u.InputError != "" {
 				c.raw = u.Raw
-				// Arguments that look whole were refused for being cut.
+				// Complete arguments were refused because the answer was cut.
 				t.truncated = isJSONObject(u.Raw)
 			}
 			t.calls = append(t.calls, c)
