@@ -10,7 +10,7 @@ import (
 	"github.com/caisson-run/caisson/loop"
 )
 
-// atifText is a trajectory with what the format can have.
+// atifText returns a trajectory that uses all features of the format.
 func atifText() string {
 	return `{"schema_version":"ATIF-v1.7","session_id":"run-1","agent":{"name":"x","version":"0.1.0","model_name":"gpt-x","tool_definitions":[]},
  "steps":[

@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// openRecording opens a recording that a test wrote.
+// openRecording writes a recording and opens it.
 func openRecording(t *testing.T, name, content string, o Options) (*Model, error) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
@@ -32,7 +32,7 @@ func openRecording(t *testing.T, name, content string, o Options) (*Model, error
 	return Open(path, o)
 }
 
-// fixedResults answers calls from a table, by tool.
+// fixedResults is a dispatcher with one result per tool.
 type fixedResults map[tools.Name]tools.Result
 
 func (f fixedResults) Definitions() []tools.Definition {
@@ -52,10 +52,11 @@ func (f fixedResults) Round(_ context.Context, calls []tools.Call) ([]tools.Resu
 	return out, nil
 }
 
-// textResult is a result of text.
+// textResult returns a result of text.
 func textResult(text string) tools.Result { return tools.Result{Content: []tools.Block{{Text: text}}} }
 
-// playTurn runs a turn with a recording, through the real loop.
+// playTurn runs a turn with a recording in the real loop. It returns the text of the
+// deltas, too.
 func playTurn(t *testing.T, m *Model, d fixedResults) (loop.Outcome, string) {
 	t.Helper()
 	var shown strings.Builder
@@ -157,7 +158,7 @@ func TestDifferencesAreLogged(t *testing.T) {
 	}
 	playTurn(t, m, fixedResults{"shell": textResult("exit code 0"), "read_file": textResult("")})
 	if logs.Len() == 0 {
-		t.Error("nobody was told")
+		t.Error("no difference was logged")
 	}
 }
 
@@ -183,11 +184,11 @@ func TestExhausted(t *testing.T) {
 		t.Errorf("reason %s, %v", out.Reason, out.Err)
 	}
 	if !strings.Contains(out.Err.Error(), "short.yaml") || !strings.Contains(out.Err.Error(), "all 1 turns") {
-		t.Errorf("the error says %q", out.Err)
+		t.Errorf("error %q", out.Err)
 	}
 }
 
-// TestCompleteWithoutTools: without tools a turn has no calls.
+// TestCompleteWithoutTools checks that a turn has no calls if no tools are offered.
 func TestCompleteWithoutTools(t *testing.T) {
 	m, err := openRecording(t, "s.yaml", "version: 1\nturns:\n- calls: [{tool: shell}]\n", Options{})
 	if err != nil {
@@ -222,7 +223,7 @@ func TestPace(t *testing.T) {
 	})
 }
 
-// scriptErrorCases are scripts that are wrong, with the place and the words.
+// scriptErrorCases returns invalid scripts, each with a part of its error.
 func scriptErrorCases() map[string]struct{ script, want string } {
 	return map[string]struct{ script, want string }{
 		"empty":             {script: "", want: "1:1: the script is empty"},
@@ -254,7 +255,7 @@ func TestScriptErrors(t *testing.T) {
 				t.Fatalf("Open() = %v", err)
 			}
 			if !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), "bad.yaml:") {
-				t.Errorf("the error says %q, want %q", err, tt.want)
+				t.Errorf("error %q, want %q", err, tt.want)
 			}
 		})
 	}
@@ -266,14 +267,14 @@ func TestOpenErrors(t *testing.T) {
 		t.Errorf("a missing file: %v", err)
 	}
 	if _, err := Open(dir, Options{}); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "trace.jsonl") {
-		t.Errorf("a folder without a trace: %v", err)
+		t.Errorf("a directory without a trace: %v", err)
 	}
 	if _, err := Open("/dev/null", Options{}); !errors.Is(err, ErrNotRecording) || !strings.Contains(err.Error(), "not a regular file") {
 		t.Errorf("a device: %v", err)
 	}
 }
 
-// example is the script of the package's documentation, which must be one.
+// TestDocumentedScript checks that the script in the package's documentation is valid.
 func TestDocumentedScript(t *testing.T) {
 	source, err := os.ReadFile("doc.go")
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// traceText is a trace as runner writes it, with kinds that are not played.
+// traceText returns a trace as runner writes it, including kinds that are ignored.
 func traceText() string {
 	use := func(id, name, input string) loop.Block {
 		return loop.Block{ToolUse: &loop.ToolUse{ID: id, ProviderID: "call_1", Name: tools.Name(name), Input: json.RawMessage(input)}}
@@ -51,7 +51,8 @@ func traceText() string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// sameResults are results that differ from the trace only in what always differs.
+// sameResults returns results that differ from the trace only in IDs, times and
+// durations.
 func sameResults() fixedResults {
 	failing := textResult("exit code 1 after 1.7 s\nses_01KAAAAAAAAAAAAAAAAAAAAAAA at 2027-01-01T00:00:01.5Z\n")
 	failing.IsError = true
@@ -63,7 +64,7 @@ func TestTrace(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "trace.jsonl"), []byte(traceText()), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for name, path := range map[string]string{"file": filepath.Join(dir, "trace.jsonl"), "session folder": dir} {
+	for name, path := range map[string]string{"file": filepath.Join(dir, "trace.jsonl"), "session directory": dir} {
 		t.Run(name, func(t *testing.T) {
 			var got []Difference
 			m, err := Open(path, Options{Report: func(d Difference) { got = append(got, d) }})
@@ -117,7 +118,8 @@ func TestTraceDifferences(t *testing.T) {
 	}
 }
 
-// TestTraceFromHistory: what the loop reports can be played, with the same history.
+// TestTraceFromHistory checks that the messages of a run can be played and lead to
+// the same history.
 func TestTraceFromHistory(t *testing.T) {
 	first, err := openRecording(t, "greeting.yaml", greeting, Options{})
 	if err != nil {
@@ -161,7 +163,7 @@ func TestTraceErrors(t *testing.T) {
 	}
 }
 
-// TestTraceWithTruncatedLine: a last line that was not finished is no error.
+// TestTraceWithTruncatedLine checks that an incomplete last line is no error.
 func TestTraceWithTruncatedLine(t *testing.T) {
 	if _, err := openRecording(t, "t.jsonl", traceText()+`{"kind":"message","payl`, Options{}); err != nil {
 		t.Errorf("Open() = %v", err)
