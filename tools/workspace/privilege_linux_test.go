@@ -35,8 +35,8 @@ func (l *layout) stat(name string) (st unix.Stat_t) {
 	return st
 }
 
-// capabilities gives a file capabilities, or skips the test.
-func (l *layout) capabilities(name string) {
+// setCapabilities sets capabilities of a file, or skips the test.
+func (l *layout) setCapabilities(name string) {
 	l.t.Helper()
 	if err := unix.Setxattr(l.path(name), capabilityAttribute, anyCapability, 0); err != nil {
 		l.t.Skip("needs to give capabilities: ", err)
@@ -85,7 +85,7 @@ func TestReadPrivileges(t *testing.T) {
 	if after := openFiles(t); after != before {
 		t.Errorf("%d descriptors are open, before it were %d", after, before)
 	}
-	l.capabilities("plain")
+	l.setCapabilities("plain")
 	if f, err := p.Read("plain", true); err != nil || f.Privilege != (Privilege{Capabilities: true}) || f.Sum != digest("plain") {
 		t.Errorf("with capabilities: %+v, %v", f, err)
 	}
@@ -117,7 +117,7 @@ func TestClearPrivileges(t *testing.T) {
 		t.Error("a symlink is cleared")
 	}
 	l.must(unix.Chmod(l.path("plain"), 0o4755))
-	l.capabilities("plain")
+	l.setCapabilities("plain")
 	all := Privilege{SetUID: true, Capabilities: true}
 	was, err := p.Clear("plain", l.stat("plain").Ino)
 	if f, again := p.Read("plain", false); err != nil || again != nil || was != all || f.Any() || l.stat("plain").Mode&0o7777 != 0o755 {
@@ -128,7 +128,7 @@ func TestClearPrivileges(t *testing.T) {
 // TestPrivilegesThatStay: it is an error if a file keeps its privileges.
 func TestPrivilegesThatStay(t *testing.T) {
 	l, p := privileged(t, map[string]uint32{"mode": 0o4755, "capabilities": 0o755})
-	l.capabilities("capabilities")
+	l.setCapabilities("capabilities")
 	for _, name := range []string{"mode", "capabilities"} {
 		if !l.immutable(name) {
 			t.Skip("needs a file system with immutable files")
