@@ -1,0 +1,285 @@
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/filter/filtertest"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/identity"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/kill"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/reap"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/spawn"
+)
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == ShimWord {
+		os.Exit(Shim(os.Args[2:]))
+	}
+	os.Exit(m.Run())
+}
+
+// newDirect returns what starts commands of the tests' own user.
+var newDirect = sync.OnceValues(func() (Direct, error) {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return Direct{}, err
+	}
+	spawner, err := spawn.New(spawn.Options{Workspace: "/", Null: null})
+	loop := reap.New()
+	go loop.Run()
+	return Direct{Spawner: spawner, Reaper: loop}, err
+})
+
+func direct(t *testing.T) Direct {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	d, err := newDirect()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func shimmedBy(t *testing.T, executable string) Shimmed {
+	t.Helper()
+	return Shimmed{Direct: direct(t), Shims: kill.NewShims(), Executable: executable}
+}
+
+func sh(script string) spawn.Request {
+	return spawn.Request{Argv: []string{"sh", "-c", script}, Env: os.Environ()}
+}
+
+// read reads what a command writes, up to the end of its pipe.
+func read(t *testing.T, f *os.File) string {
+	t.Helper()
+	if err := f.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Error(err)
+	}
+	out, err := io.ReadAll(f)
+	if err != nil {
+		t.Error(err)
+	}
+	return string(out)
+}
+
+// settled waits until the process has no more descriptors than before.
+func settled(t *testing.T, before int) {
+	t.Helper()
+	now := 0
+	for range 400 {
+		if now = descriptors(t); now <= before {
+			return
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	t.Errorf("%d descriptors are open, %d before", now, before)
+}
+
+func descriptors(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
+
+// TestLaunch: a command is the same by either way, but for its parent. The shim
+// can't be looked into, gets its daemons and leaves without being killed.
+func TestLaunch(t *testing.T) {
+	s := shimmedBy(t, "/proc/self/exe")
+	const script = `echo $$; cut -d' ' -f6 /proc/$$/stat; echo $PPID; readlink /proc/self/fd/0; ls /proc/self/fd | wc -l; cat /proc/$PPID/environ >/dev/null 2>&1 && echo open; echo err >&2; exit 3`
+	var counts [2]string
+	before := descriptors(t)
+	for i, launch := range []func(spawn.Request) (Process, error){s.Direct.Launch, s.Launch} {
+		p, err := launch(sh(script))
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := strings.Split(read(t, p.Stdout), "\n")
+		if len(lines) < 5 {
+			t.Fatalf("it says %q", lines)
+		}
+		pid, parent := strconv.Itoa(p.PID), os.Getpid()
+		if i == 1 {
+			parent = p.Mark.Shim
+		}
+		counts[i] = lines[4]
+		if want := []string{pid, pid, strconv.Itoa(parent), os.DevNull}; strings.Join(lines[:4], " ") != strings.Join(want, " ") {
+			t.Errorf("it says %q, want %q", lines, want)
+		}
+		if i == 1 && len(lines) != 6 {
+			t.Errorf("the environment of the shim can be read: %q", lines)
+		}
+		if errs := read(t, p.Stderr); errs != "err\n" {
+			t.Errorf("its errors are %q", errs)
+		}
+		if e := <-p.Exit; e.Status != 3<<8 {
+			t.Errorf("it ends with %v", e.Status)
+		}
+		killed := s.Reaper.Killed()
+		p.Close()
+		p.Release()
+		if s.Reaper.Killed() != killed || unix.Kill(p.PID, 0) != unix.ESRCH || i == 1 && unix.Kill(p.Mark.Shim, 0) != unix.ESRCH {
+			t.Error("the shim did not leave")
+		}
+		settled(t, before)
+	}
+	if counts[0] != counts[1] {
+		t.Errorf("a command has %s descriptors, below a shim %s", counts[0], counts[1])
+	}
+}
+
+// TestDaemons: a command's daemon falls to its shim. One that does not leave is
+// killed, and is not known any more.
+func TestDaemons(t *testing.T) {
+	s := shimmedBy(t, "/proc/self/exe")
+	before := descriptors(t)
+	p, err := s.Launch(sh("(setsid sleep 1000 >/dev/null & echo $!)"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	daemon, err := strconv.Atoi(strings.TrimSpace(read(t, p.Stdout)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-p.Exit
+	status, err := identity.Read(fmt.Sprintf("/proc/%d/status", daemon))
+	if err != nil || status.Parent != p.Mark.Shim {
+		t.Errorf("the daemon's parent is %d, %v, want %d", status.Parent, err, p.Mark.Shim)
+	}
+	if err := errors.Join(unix.Kill(daemon, unix.SIGKILL), unix.Kill(p.Mark.Shim, unix.SIGSTOP)); err != nil {
+		t.Error(err)
+	}
+	stray := func() bool { // to the killer, as it is not a shim that it knows
+		proc := t.TempDir()
+		dir := filepath.Join(proc, strconv.Itoa(p.Mark.Shim))
+		status := fmt.Sprintf("State:\tS\nPPid:\t%d\n", os.Getpid())
+		if err := errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, "status"), []byte(status), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		return kill.NewAt(proc, kill.MethodSubreaper, s.Reaper, s.Shims).Alive(kill.Mark{Shim: 1 << 23}) == 1
+	}
+	if stray() {
+		t.Error("the shim is not known")
+	}
+	for range 1000 {
+		if status, err := identity.Read(fmt.Sprintf("/proc/%d/status", p.Mark.Shim)); err != nil || status.State == 'T' {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	killed := s.Reaper.Killed()
+	p.Close()
+	p.Release()
+	if s.Reaper.Killed() != killed+1 || unix.Kill(p.Mark.Shim, 0) != unix.ESRCH || !stray() {
+		t.Error("the shim is left")
+	}
+	settled(t, before)
+}
+
+// TestLaunchFails: what is not started leaves nothing.
+func TestLaunchFails(t *testing.T) {
+	s := shimmedBy(t, "/proc/self/exe")
+	dir := t.TempDir()
+	noProgram := filepath.Join(dir, "no-program")
+	if err := os.WriteFile(noProgram, []byte("text"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	before := descriptors(t)
+	for name, tt := range map[string]struct {
+		launch  func(spawn.Request) (Process, error)
+		program string
+		code    int // of a spawn.Failure
+		want    string
+	}{
+		"direct":       {s.Direct.Launch, "/none", 127, "not found"},
+		"not found":    {s.Launch, "none", 127, "not found"},
+		"not executed": {s.Launch, noProgram, 126, "exec format error"},
+		"not there":    {s.Launch, "/none", 127, "not found"},
+		"no guest":     {shimmedBy(t, "/none").Launch, "/bin/true", 127, "not found"},
+		"no shim":      {shimmedBy(t, "/bin/true").Launch, "/bin/true", 0, "start shim"},
+	} {
+		killed := s.Reaper.Killed()
+		_, err := tt.launch(spawn.Request{Argv: []string{tt.program}, Env: os.Environ()})
+		failure, ok := errors.AsType[*spawn.Failure](err)
+		if err == nil || ok != (tt.code != 0) || ok && failure.Code != tt.code || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, want %q", name, err, tt.want)
+		}
+		if s.Reaper.Killed() != killed {
+			t.Errorf("%s: the shim did not leave", name)
+		}
+		settled(t, before)
+	}
+}
+
+// TestLaunchWithoutDescriptors: without room for its pipes a shim is not started.
+func TestLaunchWithoutDescriptors(t *testing.T) {
+	s := shimmedBy(t, "/proc/self/exe")
+	r := sh("exit 3")
+	r.Program = "/bin/sh"
+	p, err := s.Launch(r) // the next ones find their directory entered
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-p.Exit
+	p.Close()
+	p.Release()
+	before := descriptors(t)
+	free, err := unix.FcntlInt(2, unix.F_DUPFD_CLOEXEC, 0)
+	if err := errors.Join(err, unix.Close(free)); err != nil {
+		t.Fatal(err)
+	}
+	var was unix.Rlimit
+	if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, nil, &was); err != nil {
+		t.Fatal(err)
+	}
+	for n := range 4 {
+		if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(free + n), Max: was.Max}, nil); err != nil {
+			t.Fatal(err)
+		}
+		_, err := s.Launch(r)
+		if err2 := unix.Prlimit(0, unix.RLIMIT_NOFILE, &was, nil); err2 != nil {
+			t.Fatal(err2)
+		}
+		if !errors.Is(err, unix.EMFILE) || !strings.Contains(err.Error(), "make pipe") {
+			t.Errorf("with %d descriptors: %v", n, err)
+		}
+		settled(t, before)
+	}
+}
+
+// TestShimRefused: a shim that could be looked into or that gets no orphans is
+// none.
+func TestShimRefused(t *testing.T) {
+	defer func(was bool) {
+		if err := identity.SetDumpable(was); err != nil {
+			t.Error(err)
+		}
+	}(identity.Dumpable())
+	for _, call := range []uint32{unix.PR_SET_DUMPABLE, unix.PR_SET_CHILD_SUBREAPER} {
+		code := make(chan int)
+		identity.Dedicate(func() {
+			if err := errors.Join(identity.NoNewPrivileges(), identity.SetFilter(filtertest.Refuse(syscall.EPERM, unix.SYS_PRCTL, call))); err != nil {
+				t.Error(err)
+			}
+			code <- Shim([]string{"/bin/true", "true"})
+		})
+		if got := <-code; got != 2 {
+			t.Errorf("without prctl %d: %d", call, got)
+		}
+	}
+}
