@@ -290,7 +290,7 @@ func known(t time.Time) *time.Time {
 func added(a, b store.Pruned) store.Pruned {
 	a.Images, a.Kept = append(a.Images, b.Images...), append(a.Kept, b.Kept...)
 	a.Bytes += b.Bytes
-	a.Leftovers += b.Leftovers
+	a.Orphans += b.Orphans
 	return a
 }
 
@@ -308,8 +308,8 @@ func showPruned(w io.Writer, p store.Pruned) error {
 	for _, i := range p.Kept {
 		line("kept     %s: a session uses it", i.Reference)
 	}
-	if p.Leftovers > 0 {
-		line("removed  %d things that dead processes left half made", p.Leftovers)
+	if p.Orphans > 0 {
+		line("removed  %d things that dead processes left half made", p.Orphans)
 	}
 	line("%s freed", size(p.Bytes))
 	return errors.Join(errs...)

@@ -18,7 +18,7 @@ const maxEntries = 2_000_000
 
 // made are the entries of / that the skeleton makes itself even if the folder
 // has them: mount points of the sandbox, and what must not come from an image.
-var made = map[string]bool{
+var reserved = map[string]bool{
 	".caisson": true, "dev": true, "home": true, "proc": true, "root": true,
 	"run": true, "sys": true, "tmp": true, "workspace": true, "lost+found": true,
 }
@@ -35,7 +35,7 @@ func Directory(ctx context.Context, dir string) (*images.RootFS, error) {
 	} else if err != nil {
 		return nil, fmt.Errorf("open rootfs:%s: %w", dir, err)
 	}
-	r, err := describe(root)
+	r, err := describeTree(root)
 	if err != nil {
 		return nil, fmt.Errorf("%w: rootfs:%s: %w", images.ErrInvalid, dir, err)
 	}
@@ -43,11 +43,11 @@ func Directory(ctx context.Context, dir string) (*images.RootFS, error) {
 	if !hasShell(r) {
 		return nil, fmt.Errorf("%w: rootfs:%s has no /bin/sh: is it an unpacked root filesystem?", images.ErrInvalid, dir)
 	}
-	tree, err := treeFacts(ctx, root)
+	tree, err := listTree(ctx, root)
 	if err != nil {
 		return nil, err
 	}
-	if err := seal(r, tree); err != nil {
+	if err := sealLayout(r, tree); err != nil {
 		return nil, fmt.Errorf("digest rootfs:%s: %w", dir, err)
 	}
 	return r, nil
@@ -56,27 +56,27 @@ func Directory(ctx context.Context, dir string) (*images.RootFS, error) {
 // Tree describes the root filesystem in dir, which a store has unpacked for ref.
 // Its Digest is the caller's to set.
 func Tree(ref images.Reference, dir string) (*images.RootFS, error) {
-	r, err := describe(dir)
+	r, err := describeTree(dir)
 	if err != nil {
 		return nil, err
 	}
 	r.Reference = ref
-	return r, seal(r, nil)
+	return r, sealLayout(r, nil)
 }
 
 // IsReserved reports whether the skeleton makes the top-level entry name itself,
 // whatever an image has there.
-func IsReserved(name string) bool { return made[name] }
+func IsReserved(name string) bool { return reserved[name] }
 
 // describe lists what the root filesystem in root is mounted by.
-func describe(root string) (*images.RootFS, error) {
+func describeTree(root string) (*images.RootFS, error) {
 	entries, err := os.ReadDir(root)
 	if err != nil {
 		return nil, err
 	}
 	r := &images.RootFS{Dir: root, Dirs: mountPoints(), Files: mountFiles()}
 	for _, e := range entries {
-		if made[e.Name()] {
+		if reserved[e.Name()] {
 			continue
 		}
 		if err := addTop(r, root, e); err != nil {
@@ -118,7 +118,7 @@ func hasShell(r *images.RootFS) bool {
 }
 
 // treeFacts lists every entry's name, mode, size and time, and link target.
-func treeFacts(ctx context.Context, root string) ([]string, error) {
+func listTree(ctx context.Context, root string) ([]string, error) {
 	var facts []string
 	err := filepath.WalkDir(root, func(p string, e fs.DirEntry, err error) error {
 		if err != nil {

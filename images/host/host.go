@@ -38,13 +38,13 @@ type Options struct {
 
 // top are the entries of / that hold programs and libraries, besides /usr:
 // links into it on most systems (usrmerge), folders on some.
-var top = []string{"bin", "lib", "lib32", "lib64", "libo32", "libx32", "sbin"}
+var programDirs = []string{"bin", "lib", "lib32", "lib64", "libo32", "libx32", "sbin"}
 
 // etc are the entries of /etc that programs need and that hold nothing of the
 // host's own: no account, key, host name, environment or git configuration.
 // The names are Debian's, then Fedora's and Arch's for certificates and TLS
 // policy; * matches within one name.
-var etc = []string{
+var etcPatterns = []string{
 	"alternatives", "ld.so.cache", "localtime", "mime.types", "nsswitch.conf", "os-release", "protocols", "services",
 	"java-*-openjdk", "ssl/certs", "ssl/openssl.cnf", "ssl/cert.pem",
 	"ca-certificates/extracted", "crypto-policies", "pki/ca-trust/extracted", "pki/tls/cert.pem", "pki/tls/certs", "pki/tls/openssl.cnf",
@@ -61,25 +61,25 @@ func RootFS(ctx context.Context, o Options) (*images.RootFS, error) {
 	}
 	o.Root = filepath.Clean("/" + o.Root)
 	b := builder{root: o.Root, fs: &images.RootFS{Reference: images.Reference{Scheme: images.SchemeHost}, Dirs: mountPoints(), Files: mountFiles()}}
-	b.fs.Files = append(b.fs.Files, syntheticFiles(cmp.Or(o.UID, DefaultUID), cmp.Or(o.GID, DefaultGID))...)
-	if err := b.programs(); err != nil {
+	b.fs.Files = append(b.fs.Files, accountFiles(cmp.Or(o.UID, DefaultUID), cmp.Or(o.GID, DefaultGID))...)
+	if err := b.addPrograms(); err != nil {
 		return nil, err
 	}
-	if err := b.configuration(); err != nil {
+	if err := b.addConfiguration(); err != nil {
 		return nil, err
 	}
-	if err := b.toolchains(o.Toolchains); err != nil {
+	if err := b.addToolchains(o.Toolchains); err != nil {
 		return nil, err
 	}
-	if err := b.submounts(ctx); err != nil {
+	if err := b.addSubmounts(ctx); err != nil {
 		return nil, err
 	}
-	if err := b.mask(o.Mask); err != nil {
+	if err := b.addMasks(o.Mask); err != nil {
 		return nil, err
 	}
 	b.fs.Symlinks = append(b.fs.Symlinks, images.Symlink{Path: "/var/tmp", Target: "/tmp"}, images.Symlink{Path: "/var/run", Target: "/run"})
-	b.searchPath(o.Path)
-	if err := seal(b.fs, b.versions()); err != nil {
+	b.addSearchPath(o.Path)
+	if err := sealLayout(b.fs, b.readVersions()); err != nil {
 		return nil, fmt.Errorf("digest host image: %w", err)
 	}
 	return b.fs, context.Cause(ctx)
@@ -92,29 +92,29 @@ type builder struct {
 }
 
 // on gives the host path of a path in the image.
-func (b *builder) on(p string) string { return filepath.Join(b.root, p) }
+func (b *builder) hostPath(p string) string { return filepath.Join(b.root, p) }
 
 // programs binds /usr and copies or binds the entries of / beside it.
-func (b *builder) programs() error {
-	if info, err := os.Stat(b.on("/usr")); err != nil || !info.IsDir() {
+func (b *builder) addPrograms() error {
+	if info, err := os.Stat(b.hostPath("/usr")); err != nil || !info.IsDir() {
 		return fmt.Errorf("%w: host: this machine has no /usr", images.ErrUnsupported)
 	}
-	b.fs.Binds = append(b.fs.Binds, images.Bind{Source: b.on("/usr"), Path: "/usr", IsDir: true})
-	for _, name := range top {
-		if err := b.add("/" + name); err != nil {
+	b.fs.Binds = append(b.fs.Binds, images.Bind{Source: b.hostPath("/usr"), Path: "/usr", IsDir: true})
+	for _, name := range programDirs {
+		if err := b.addEntry("/" + name); err != nil {
 			return err
 		}
 	}
-	if sh, err := os.Stat(b.on("/bin/sh")); err != nil || sh.IsDir() {
+	if sh, err := os.Stat(b.hostPath("/bin/sh")); err != nil || sh.IsDir() {
 		return fmt.Errorf("%w: host: this machine has no /bin/sh", images.ErrUnsupported)
 	}
 	return nil
 }
 
 // configuration adds what there is of [etc].
-func (b *builder) configuration() error {
-	for _, pattern := range etc {
-		found, err := filepath.Glob(filepath.Join(escapeGlob(b.on("/etc")), pattern))
+func (b *builder) addConfiguration() error {
+	for _, pattern := range etcPatterns {
+		found, err := filepath.Glob(filepath.Join(escapeGlob(b.hostPath("/etc")), pattern))
 		if err != nil {
 			return fmt.Errorf("list %s: %w", pattern, err)
 		}
@@ -123,7 +123,7 @@ func (b *builder) configuration() error {
 			if err != nil {
 				return fmt.Errorf("list %s: %w", pattern, err)
 			}
-			if err := b.add("/" + rel); err != nil {
+			if err := b.addEntry("/" + rel); err != nil {
 				return err
 			}
 		}
@@ -134,15 +134,15 @@ func (b *builder) configuration() error {
 // add puts one entry into the image: a link whose end the image has as a
 // link, anything else that exists as a bind of what it resolves to. What is
 // missing or unreadable is left out; programs do without.
-func (b *builder) add(p string) error {
-	info, err := os.Lstat(b.on(p))
+func (b *builder) addEntry(p string) error {
+	info, err := os.Lstat(b.hostPath(p))
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
 		return nil
 	case err != nil:
 		return fmt.Errorf("read host image: %w", err)
 	}
-	source := b.on(p)
+	source := b.hostPath(p)
 	if info.Mode()&fs.ModeSymlink != 0 {
 		target, err := os.Readlink(source)
 		if err != nil {
@@ -152,7 +152,7 @@ func (b *builder) add(p string) error {
 		if !filepath.IsAbs(end) {
 			end = filepath.Join(filepath.Dir(p), end)
 		}
-		if below(filepath.Clean(end), "/usr") {
+		if isBelow(filepath.Clean(end), "/usr") {
 			b.fs.Symlinks = append(b.fs.Symlinks, images.Symlink{Path: p, Target: target})
 			return nil
 		}
@@ -169,16 +169,16 @@ func (b *builder) add(p string) error {
 
 // versions are what the digest can cheaply say about the content below /usr:
 // the release, and the package database as it is now.
-func (b *builder) versions() []string {
+func (b *builder) readVersions() []string {
 	var facts []string
 	for _, p := range []string{"/usr/lib/os-release", "/var/lib/dpkg/status", "/lib/apk/db/installed"} {
-		if data, err := os.ReadFile(b.on(p)); err == nil {
+		if data, err := os.ReadFile(b.hostPath(p)); err == nil {
 			sum := sha256.Sum256(data)
 			facts = append(facts, p+" "+hex.EncodeToString(sum[:]))
 		}
 	}
 	for _, p := range []string{"/var/lib/rpm/rpmdb.sqlite", "/usr/lib/sysimage/rpm/rpmdb.sqlite", "/var/lib/pacman/local", "/usr/bin", "/usr/lib", "/usr/local/bin"} {
-		if info, err := os.Stat(b.on(p)); err == nil {
+		if info, err := os.Stat(b.hostPath(p)); err == nil {
 			facts = append(facts, fmt.Sprintf("%s %d %d", p, info.Size(), info.ModTime().UnixNano()))
 		}
 	}

@@ -47,7 +47,7 @@ func mountFiles() []images.File {
 // seal puts the lists into an order that doesn't depend on the host's, makes
 // the parents of every mount point, and names the whole by its digest.
 // versions are facts about the content that the layout doesn't show.
-func seal(r *images.RootFS, versions []string) error {
+func sealLayout(r *images.RootFS, versions []string) error {
 	dirs := map[string]uint32{}
 	for _, d := range r.Dirs {
 		dirs[d.Path] = d.Mode
@@ -96,18 +96,18 @@ func listPaths(r *images.RootFS) []string {
 // a bind brings along.
 func addDir(dirs map[string]uint32, binds []images.Bind, p string) {
 	for ; p != "/" && p != "."; p = path.Dir(p) {
-		if _, ok := dirs[p]; !ok && !covered(binds, p) {
+		if _, ok := dirs[p]; !ok && !isCovered(binds, p) {
 			dirs[p] = 0o755
 		}
 	}
 }
 
 // covered says whether p lies strictly below a folder that is bound.
-func covered(binds []images.Bind, p string) bool {
-	return slices.ContainsFunc(binds, func(b images.Bind) bool { return b.IsDir && below(p, b.Path) })
+func isCovered(binds []images.Bind, p string) bool {
+	return slices.ContainsFunc(binds, func(b images.Bind) bool { return b.IsDir && isBelow(p, b.Path) })
 }
 
 // below says whether p lies strictly below dir.
-func below(p, dir string) bool {
+func isBelow(p, dir string) bool {
 	return strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
 }

@@ -11,35 +11,35 @@ import (
 )
 
 // has says whether the image shows the host's p at p.
-func (b *builder) has(p string) bool {
+func (b *builder) bindsPath(p string) bool {
 	return slices.ContainsFunc(b.fs.Binds, func(have images.Bind) bool {
-		return have.IsDir && (p == have.Path || below(p, have.Path))
+		return have.IsDir && (p == have.Path || isBelow(p, have.Path))
 	})
 }
 
 // searchPath sorts the folders of PATH into those that the image has and those
 // whose programs are absent, and warns of the latter.
-func (b *builder) searchPath(list string) {
+func (b *builder) addSearchPath(list string) {
 	var absent []string
 	for _, dir := range filepath.SplitList(list) {
 		clean := filepath.Clean(dir)
-		end, err := filepath.EvalSymlinks(b.on(clean))
+		end, err := filepath.EvalSymlinks(b.hostPath(clean))
 		if err != nil || !filepath.IsAbs(dir) {
 			continue
 		}
 		inside := filepath.Clean("/" + strings.TrimPrefix(end, b.root))
 		switch {
-		case b.has(clean) || b.linked(clean):
+		case b.bindsPath(clean) || b.linksPath(clean):
 			b.fs.Path = append(b.fs.Path, clean)
-		case b.has(inside):
+		case b.bindsPath(inside):
 			b.fs.Path = append(b.fs.Path, inside)
 		default:
 			absent = append(absent, clean)
 		}
 	}
-	b.fs.Path = unique(b.fs.Path)
-	for _, dir := range unique(absent) {
-		if text := b.missing(dir); text != "" {
+	b.fs.Path = removeDuplicates(b.fs.Path)
+	for _, dir := range removeDuplicates(absent) {
+		if text := b.describeMissing(dir); text != "" {
 			b.fs.Warnings = append(b.fs.Warnings, text)
 		}
 	}
@@ -47,9 +47,9 @@ func (b *builder) searchPath(list string) {
 
 // missing says which programs of dir, a folder of PATH, the image has nowhere
 // on its own PATH; empty if none.
-func (b *builder) missing(dir string) string {
-	names := slices.DeleteFunc(programsIn(b.on(dir)), func(name string) bool {
-		return slices.ContainsFunc(b.fs.Path, func(p string) bool { return isProgram(filepath.Join(b.on(p), name)) })
+func (b *builder) describeMissing(dir string) string {
+	names := slices.DeleteFunc(programsIn(b.hostPath(dir)), func(name string) bool {
+		return slices.ContainsFunc(b.fs.Path, func(p string) bool { return isProgram(filepath.Join(b.hostPath(p), name)) })
 	})
 	if len(names) == 0 {
 		return ""
@@ -63,8 +63,8 @@ func (b *builder) missing(dir string) string {
 }
 
 // linked says whether p is a link of the skeleton (/bin), or below one.
-func (b *builder) linked(p string) bool {
-	return slices.ContainsFunc(b.fs.Symlinks, func(l images.Symlink) bool { return p == l.Path || below(p, l.Path) })
+func (b *builder) linksPath(p string) bool {
+	return slices.ContainsFunc(b.fs.Symlinks, func(l images.Symlink) bool { return p == l.Path || isBelow(p, l.Path) })
 }
 
 // programsIn lists what could be run in dir, sorted.
@@ -88,7 +88,7 @@ func isProgram(p string) bool {
 }
 
 // unique drops repetitions and keeps the order.
-func unique(list []string) []string {
+func removeDuplicates(list []string) []string {
 	var out []string
 	for _, s := range list {
 		if !slices.Contains(out, s) {

@@ -36,7 +36,7 @@ func listNodes(r *images.RootFS) []node {
 		list = append(list, node{path: f.Path, mode: 0o644, data: f.Content})
 	}
 	for _, b := range r.Binds {
-		if !b.IsDir && !covered(r.Binds, b.Path) {
+		if !b.IsDir && !isCovered(r.Binds, b.Path) {
 			list = append(list, node{path: b.Path, mode: 0o644})
 		}
 	}
@@ -57,14 +57,14 @@ func WriteSkeleton(r *images.RootFS, dir string) error {
 	}
 	defer root.Close() //nolint:errcheck // nothing was written through it that a close could lose
 	for _, n := range listNodes(r) {
-		if err := n.write(root); err != nil {
+		if err := n.writeTo(root); err != nil {
 			return fmt.Errorf("write image skeleton: %w", err)
 		}
 	}
 	return nil
 }
 
-func (n node) write(root *os.Root) error {
+func (n node) writeTo(root *os.Root) error {
 	name := strings.TrimPrefix(n.path, "/")
 	switch {
 	case n.target != "":

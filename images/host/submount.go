@@ -15,14 +15,14 @@ import (
 
 // submounts adds a bind for every mount below a folder that is bound, because
 // binds are not recursive: a /usr/local of its own would be empty otherwise.
-func (b *builder) submounts(ctx context.Context) error {
+func (b *builder) addSubmounts(ctx context.Context) error {
 	mounts, err := mountinfo.GetMounts(nil)
 	if err != nil {
 		return fmt.Errorf("list mounts: %w", err)
 	}
 	for _, bind := range slices.Clone(b.fs.Binds) {
 		for _, m := range mounts {
-			if !bind.IsDir || !below(m.Mountpoint, bind.Source) {
+			if !bind.IsDir || !isBelow(m.Mountpoint, bind.Source) {
 				continue
 			}
 			info, err := os.Stat(m.Mountpoint)

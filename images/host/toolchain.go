@@ -11,23 +11,23 @@ import (
 
 // forbidden are folders that no toolchain may be, or be above of: the host's
 // data and the folders that the image makes itself.
-var forbidden = []string{"/", "/dev", "/etc", "/home", "/proc", "/root", "/run", "/sys", "/tmp", "/usr", "/var", "/workspace", "/.caisson", "/home/agent"}
+var forbiddenToolchains = []string{"/", "/dev", "/etc", "/home", "/proc", "/root", "/run", "/sys", "/tmp", "/usr", "/var", "/workspace", "/.caisson", "/home/agent"}
 
 // toolchains binds the extra folders, resolved, at the path that was named.
-func (b *builder) toolchains(dirs []string) error {
+func (b *builder) addToolchains(dirs []string) error {
 	for _, dir := range dirs {
 		clean := filepath.Clean(dir)
-		if !filepath.IsAbs(dir) || slices.Contains(forbidden, clean) || below(clean, "/workspace") || below(clean, "/.caisson") ||
-			below(clean, "/proc") || below(clean, "/sys") || below(clean, "/dev") || below(clean, "/tmp") || below(clean, "/home/agent") {
+		if !filepath.IsAbs(dir) || slices.Contains(forbiddenToolchains, clean) || isBelow(clean, "/workspace") || isBelow(clean, "/.caisson") ||
+			isBelow(clean, "/proc") || isBelow(clean, "/sys") || isBelow(clean, "/dev") || isBelow(clean, "/tmp") || isBelow(clean, "/home/agent") {
 			return fmt.Errorf("%w: toolchain %q: name the absolute path of one toolchain's folder", images.ErrInvalid, dir)
 		}
-		if home, err := os.UserHomeDir(); err == nil && (clean == filepath.Clean(home) || below(home, clean)) {
+		if home, err := os.UserHomeDir(); err == nil && (clean == filepath.Clean(home) || isBelow(home, clean)) {
 			return fmt.Errorf("%w: toolchain %q holds your home folder: name the toolchain's own folder", images.ErrInvalid, dir)
 		}
-		if b.has(clean) {
+		if b.bindsPath(clean) {
 			continue
 		}
-		source, err := filepath.EvalSymlinks(b.on(clean))
+		source, err := filepath.EvalSymlinks(b.hostPath(clean))
 		if err != nil {
 			return fmt.Errorf("%w: toolchain %q: %w", images.ErrNotFound, dir, err)
 		}
@@ -40,13 +40,13 @@ func (b *builder) toolchains(dirs []string) error {
 }
 
 // mask hides folders that a bind would show.
-func (b *builder) mask(dirs []string) error {
+func (b *builder) addMasks(dirs []string) error {
 	for _, dir := range dirs {
 		clean := filepath.Clean(dir)
-		if !filepath.IsAbs(dir) || !covered(b.fs.Binds, clean) {
+		if !filepath.IsAbs(dir) || !isCovered(b.fs.Binds, clean) {
 			return fmt.Errorf("%w: mask %q: name an absolute folder below /usr or a toolchain", images.ErrInvalid, dir)
 		}
-		if info, err := os.Stat(b.on(clean)); err == nil && info.IsDir() {
+		if info, err := os.Stat(b.hostPath(clean)); err == nil && info.IsDir() {
 			b.fs.Masks = append(b.fs.Masks, clean)
 		}
 	}

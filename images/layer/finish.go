@@ -19,7 +19,7 @@ const maxVolumes = 32
 const maxAccounts = 1 << 20
 
 // finished is what a tree is, besides its files.
-type Finished struct {
+type FinishResult struct {
 	Volumes  []string `json:"volumes,omitempty"`
 	Warnings []string `json:"warnings,omitempty"`
 }
@@ -46,34 +46,34 @@ type FileRewrite struct {
 // the files that an engine would put there, and a folder for each VOLUME,
 // since nothing can be made in a root that is mounted read-only. It fails with
 // [images.ErrInvalid] for a tree without a shell, which every command line needs.
-func Finish(dir string, o FinishOptions) (Finished, error) {
+func Finish(dir string, o FinishOptions) (FinishResult, error) {
 	limits, volumes := o.Limits, slices.Sorted(slices.Values(o.Volumes))
 	limits.Entries = 1000 // its own, whatever the layers have used up
 	t, err := openTree(dir, limits)
 	if err != nil {
-		return Finished{}, err
+		return FinishResult{}, err
 	}
-	defer t.close()
-	if !t.runs("/bin/sh") {
-		return Finished{}, fmt.Errorf("%w: it has no /bin/sh, which every command needs: take an image with a shell", images.ErrInvalid)
+	defer t.closeDirs()
+	if !t.isProgram("/bin/sh") {
+		return FinishResult{}, fmt.Errorf("%w: it has no /bin/sh, which every command needs: take an image with a shell", images.ErrInvalid)
 	}
-	var done Finished
+	var done FinishResult
 	for _, f := range o.Files {
-		if err := t.rewrite(f.Path, f.Rewrite); err != nil {
-			done.warn("%s could not be made: %v", f.Path, err)
+		if err := t.rewriteFile(f.Path, f.Rewrite); err != nil {
+			done.addWarning("%s could not be made: %v", f.Path, err)
 		}
 	}
-	if err := t.temporary(); err != nil {
-		done.warn("/var/tmp could not be made: %v", err)
+	if err := t.linkVarTmp(); err != nil {
+		done.addWarning("/var/tmp could not be made: %v", err)
 	}
 	for i, v := range volumes {
 		if i == maxVolumes {
-			done.warn("of %d volumes the first %d were kept", len(volumes), maxVolumes)
+			done.addWarning("of %d volumes the first %d were kept", len(volumes), maxVolumes)
 			break
 		}
-		real, err := t.volume(v, o.IsReserved)
+		real, err := t.makeVolume(v, o.IsReserved)
 		if err != nil {
-			done.warn("volume %.200q was left out: %v", v, err)
+			done.addWarning("volume %.200q was left out: %v", v, err)
 		} else if real != "" && !slices.Contains(done.Volumes, real) {
 			done.Volumes = append(done.Volumes, real)
 		}
@@ -82,14 +82,14 @@ func Finish(dir string, o FinishOptions) (Finished, error) {
 	return done, nil
 }
 
-func (f *Finished) warn(format string, args ...any) {
+func (f *FinishResult) addWarning(format string, args ...any) {
 	f.Warnings = append(f.Warnings, fmt.Sprintf(format, args...))
 }
 
 // rewrite makes a file anew out of what it holds. What is no regular file, or
 // too long, holds nothing.
-func (t *tree) rewrite(name string, content func(has []byte) []byte) error {
-	s, err := t.find(strings.Split(name, "/"), true, nil)
+func (t *tree) rewriteFile(name string, content func(has []byte) []byte) error {
+	s, err := t.resolvePath(strings.Split(name, "/"), true, nil)
 	if err != nil {
 		return err
 	}
@@ -99,7 +99,7 @@ func (t *tree) rewrite(name string, content func(has []byte) []byte) error {
 			return err
 		}
 	}
-	f, err := t.create(s)
+	f, err := t.createFile(s)
 	if err != nil {
 		return err
 	}
@@ -109,8 +109,8 @@ func (t *tree) rewrite(name string, content func(has []byte) []byte) error {
 
 // temporary makes /var/tmp a link to /tmp if nothing is in it: the folder itself
 // would be read-only.
-func (t *tree) temporary() error {
-	s, err := t.find([]string{"var", "tmp"}, true, nil)
+func (t *tree) linkVarTmp() error {
+	s, err := t.resolvePath([]string{"var", "tmp"}, true, nil)
 	if err != nil {
 		return err
 	}
@@ -126,7 +126,7 @@ func (t *tree) temporary() error {
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := t.clear(s); err != nil {
+	if err := t.removeEntry(s); err != nil {
 		return err
 	}
 	return s.dir.Symlink("/tmp", s.base)
@@ -134,7 +134,7 @@ func (t *tree) temporary() error {
 
 // volume makes the folder of a VOLUME and gives its real path. It is empty
 // for one in what the sandbox mounts anyway.
-func (t *tree) volume(name string, isReserved func(top string) bool) (string, error) {
+func (t *tree) makeVolume(name string, isReserved func(top string) bool) (string, error) {
 	parts, reason := splitName(name, t.limits)
 	if reason != "" || len(parts) == 0 || !path.IsAbs(name) || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f }) {
 		return "", refusal("no folder of the image")
@@ -143,25 +143,25 @@ func (t *tree) volume(name string, isReserved func(top string) bool) (string, er
 		return "", nil
 	}
 	// What find doesn't follow is the last name, so there is one more.
-	s, err := t.find(append(parts, "."), true, nil)
+	s, err := t.resolvePath(append(parts, "."), true, nil)
 	if err != nil {
 		return "", err
 	}
-	top, _, _ := strings.Cut(s.path, "/")
+	top, _, _ := strings.Cut(s.dirPath, "/")
 	switch {
 	case isReserved(top):
 		return "", nil
-	case s.path == "" || s.path == "etc" || s.path == "usr" || s.path == "var":
+	case s.dirPath == "" || s.dirPath == "etc" || s.dirPath == "usr" || s.dirPath == "var":
 		return "", refusal("it would hide the image's own files")
 	}
-	return "/" + s.path, nil
+	return "/" + s.dirPath, nil
 }
 
 // runs says whether a path, links followed, is a program.
-func (t *tree) runs(name string) bool {
+func (t *tree) isProgram(name string) bool {
 	parts := strings.Split(strings.Trim(name, "/"), "/")
 	for range maxFollowed {
-		s, err := t.find(parts, false, nil)
+		s, err := t.resolvePath(parts, false, nil)
 		if err != nil {
 			return false
 		}
@@ -177,7 +177,7 @@ func (t *tree) runs(name string) bool {
 			return false
 		}
 		if !path.IsAbs(target) {
-			target = s.path + "/" + target
+			target = s.dirPath + "/" + target
 		}
 		parts = strings.Split(strings.Trim(target, "/"), "/")
 	}

@@ -43,11 +43,11 @@ type layerReader struct {
 	plain  io.Reader
 	closer func()
 
-	stored, content hash.Hash
-	in, out         int64 // bytes read from the source, and given out
-	left            int64 // of the bytes that may still be given out
-	extra           int64 // bytes that the archive stands for and doesn't hold: holes
-	report          func(done int64)
+	storedSum, contentSum     hash.Hash
+	storedBytes, archiveBytes int64 // bytes read from the source, and given out
+	bytesLeft                 int64 // of the bytes that may still be given out
+	holeBytes                 int64 // bytes that the archive stands for and doesn't hold: holes
+	report                    func(done int64)
 }
 
 // openLayer opens l for one read. left are the bytes that it may hold. Whoever
@@ -58,19 +58,19 @@ func openLayer(ctx context.Context, l Layer, limits Limits, left int64, report f
 		return nil, err
 	}
 	r := &layerReader{
-		ctx: ctx, layer: l, limits: limits, source: source, left: left, report: report,
-		stored: sha256.New(), content: sha256.New(), closer: func() {},
+		ctx: ctx, layer: l, limits: limits, source: source, bytesLeft: left, report: report,
+		storedSum: sha256.New(), contentSum: sha256.New(), closer: func() {},
 	}
-	if err := r.decompress(); err != nil {
-		return nil, errors.Join(r.fault("", err), r.Close())
+	if err := r.detectCompression(); err != nil {
+		return nil, errors.Join(r.classifyError("", err), r.Close())
 	}
 	return r, nil
 }
 
 // decompress finds out how the layer is stored by its first bytes: what
 // manifests say about it is often wrong.
-func (r *layerReader) decompress() error {
-	in := bufio.NewReaderSize(stored{r}, 64<<10)
+func (r *layerReader) detectCompression() error {
+	in := bufio.NewReaderSize(storedReader{r}, 64<<10)
 	magic, err := in.Peek(4)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return err
@@ -94,21 +94,21 @@ func (r *layerReader) decompress() error {
 }
 
 // stored is the layer as it is stored.
-type stored struct{ r *layerReader }
+type storedReader struct{ r *layerReader }
 
-func (s stored) Read(p []byte) (int, error) {
+func (s storedReader) Read(p []byte) (int, error) {
 	r := s.r
 	if r.ctx.Err() != nil {
 		return 0, context.Cause(r.ctx)
 	}
 	n, err := r.source.Read(p)
-	r.in += int64(n)
-	r.stored.Write(p[:n])
-	if (r.layer.Known || r.layer.Size > 0) && r.in > r.layer.Size {
+	r.storedBytes += int64(n)
+	r.storedSum.Write(p[:n])
+	if (r.layer.Known || r.layer.Size > 0) && r.storedBytes > r.layer.Size {
 		return n, fmt.Errorf("%w: longer than the %d bytes that its manifest says", images.ErrDigest, r.layer.Size)
 	}
 	if r.report != nil && n > 0 {
-		r.report(r.in)
+		r.report(r.storedBytes)
 	}
 	return n, err
 }
@@ -116,10 +116,10 @@ func (s stored) Read(p []byte) (int, error) {
 // Read gives the archive, uncompressed.
 func (r *layerReader) Read(p []byte) (int, error) {
 	n, err := r.plain.Read(p)
-	r.out += int64(n)
-	r.content.Write(p[:n])
+	r.archiveBytes += int64(n)
+	r.contentSum.Write(p[:n])
 	if err == nil || errors.Is(err, io.EOF) {
-		if bomb := r.expanded(0); bomb != nil {
+		if bomb := r.checkExpansion(0); bomb != nil {
 			return n, bomb
 		}
 	}
@@ -128,30 +128,30 @@ func (r *layerReader) Read(p []byte) (int, error) {
 
 // expanded counts bytes that the archive stands for without holding them, and
 // says whether the layer has grown over a limit.
-func (r *layerReader) expanded(more int64) error {
-	r.extra += more
-	all := r.out + r.extra
+func (r *layerReader) checkExpansion(more int64) error {
+	r.holeBytes += more
+	all := r.archiveBytes + r.holeBytes
 	switch {
-	case all > r.left:
+	case all > r.bytesLeft:
 		return fmt.Errorf("%w: the image is over the limit of %d bytes uncompressed", images.ErrRefused, r.limits.Bytes)
-	case all > r.limits.RatioFloor && all/r.limits.Ratio > r.in:
-		return fmt.Errorf("%w: it is over %d times as large as what it was read from, %d bytes", images.ErrRefused, r.limits.Ratio, r.in)
+	case all > r.limits.RatioFloor && all/r.limits.Ratio > r.storedBytes:
+		return fmt.Errorf("%w: it is over %d times as large as what it was read from, %d bytes", images.ErrRefused, r.limits.Ratio, r.storedBytes)
 	}
 	return nil
 }
 
 // finish reads what follows the archive's end and checks both digests.
-func (r *layerReader) finish() error {
+func (r *layerReader) verifyDigests() error {
 	if _, err := io.Copy(io.Discard, r); err != nil {
-		return r.fault("", err)
+		return r.classifyError("", err)
 	}
-	if _, err := io.Copy(io.Discard, stored{r}); err != nil {
-		return r.fault("", err)
+	if _, err := io.Copy(io.Discard, storedReader{r}); err != nil {
+		return r.classifyError("", err)
 	}
-	if got := digest.OfHash(r.stored); r.layer.Known && got != r.layer.Digest {
+	if got := digest.OfHash(r.storedSum); r.layer.Known && got != r.layer.Digest {
 		return fmt.Errorf("layer %s: %w: its content has %s", r.layer.Digest, images.ErrDigest, got)
 	}
-	if got := digest.OfHash(r.content); got != r.layer.DiffID {
+	if got := digest.OfHash(r.contentSum); got != r.layer.DiffID {
 		return fmt.Errorf("layer %s: %w: its archive has %s, and the image's configuration says %s", r.layer.Digest, images.ErrDigest, got, r.layer.DiffID)
 	}
 	return nil
@@ -166,18 +166,18 @@ func (r *layerReader) Close() error {
 // fault says what went wrong at an entry: a cancellation is itself, and so is
 // what was met while the layer was fetched or written; anything else is the
 // layer's own doing.
-func (r *layerReader) fault(entry string, err error) error {
+func (r *layerReader) classifyError(entry string, err error) error {
 	if r.ctx.Err() != nil {
 		return fmt.Errorf("unpack layer %s: %w", r.layer.Digest, context.Cause(r.ctx))
 	}
-	made := &Error{}
-	if errors.As(err, &made) {
+	layerErr := &Error{}
+	if errors.As(err, &layerErr) {
 		return err
 	}
 	// What can't be read is perhaps not what it should be.
 	if r.layer.Known && !errors.Is(err, images.ErrDigest) {
-		if _, rest := io.Copy(io.Discard, stored{r}); rest == nil && digest.OfHash(r.stored) != r.layer.Digest {
-			return fmt.Errorf("layer %s: %w: its content has %s", r.layer.Digest, images.ErrDigest, digest.OfHash(r.stored))
+		if _, rest := io.Copy(io.Discard, storedReader{r}); rest == nil && digest.OfHash(r.storedSum) != r.layer.Digest {
+			return fmt.Errorf("layer %s: %w: its content has %s", r.layer.Digest, images.ErrDigest, digest.OfHash(r.storedSum))
 		}
 	}
 	if errors.Is(err, images.ErrRefused) || errors.Is(err, images.ErrDigest) || errors.Is(err, images.ErrUnreachable) {

@@ -70,8 +70,8 @@ func TestClaimsCostNoMemory(t *testing.T) {
 		if grown := allocated() - before; grown > bound {
 			t.Errorf("%s: %d MiB were allocated", what, grown>>20)
 		}
-		made := &Error{}
-		if what != "attributes of half a megabyte each" && !errors.As(err, &made) {
+		layerErr := &Error{}
+		if what != "attributes of half a megabyte each" && !errors.As(err, &layerErr) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

@@ -46,14 +46,14 @@ func Unpack(ctx context.Context, dir string, layers []Layer, limits Limits, repo
 	if err != nil {
 		return Result{}, err
 	}
-	defer t.close()
+	defer t.closeDirs()
 	u := unpacker{tree: t, limits: limits, buffer: make([]byte, 256<<10), seed: maphash.MakeSeed()}
 	for i, l := range layers {
 		u.touched = nil
 		if i > 0 {
 			u.touched = map[uint64]struct{}{}
 		}
-		if err := u.apply(ctx, l, report); err != nil {
+		if err := u.applyLayer(ctx, l, report); err != nil {
 			return Result{}, err
 		}
 	}
@@ -75,15 +75,15 @@ type unpacker struct {
 	seed    maphash.Seed
 }
 
-func (u *unpacker) hash(path string) uint64 { return maphash.String(u.seed, path) }
+func (u *unpacker) hashPath(path string) uint64 { return maphash.String(u.seed, path) }
 
 // touch notes a real path and those above it.
-func (u *unpacker) touch(path string) {
+func (u *unpacker) markTouched(path string) {
 	if u.touched == nil {
 		return
 	}
 	for path != "" {
-		h := u.hash(path)
+		h := u.hashPath(path)
 		if _, ok := u.touched[h]; ok {
 			return
 		}
@@ -92,19 +92,19 @@ func (u *unpacker) touch(path string) {
 	}
 }
 
-func (u *unpacker) kept(path string) bool {
-	_, ok := u.touched[u.hash(path)]
+func (u *unpacker) isTouched(path string) bool {
+	_, ok := u.touched[u.hashPath(path)]
 	return ok
 }
 
 // apply puts one layer over what is there.
-func (u *unpacker) apply(ctx context.Context, l Layer, report func(l Layer, done int64)) error {
+func (u *unpacker) applyLayer(ctx context.Context, l Layer, report func(l Layer, done int64)) error {
 	r, err := openLayer(ctx, l, u.limits, u.limits.Bytes-u.read, func(done int64) { report(l, done) })
 	if err != nil {
 		return err
 	}
 	err = u.applyArchive(r)
-	u.read += r.out + r.extra
+	u.read += r.archiveBytes + r.holeBytes
 	return errors.Join(err, r.Close())
 }
 
@@ -113,22 +113,22 @@ func (u *unpacker) applyArchive(r *layerReader) error {
 	for {
 		h, err := archive.Next()
 		if errors.Is(err, io.EOF) {
-			return r.finish()
+			return r.verifyDigests()
 		}
 		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // names are judged below
-			return r.fault("", err)
+			return r.classifyError("", err)
 		}
-		if err := u.entry(r, archive, h); err != nil {
-			return u.fault(r, h.Name, err)
+		if err := u.applyEntry(r, archive, h); err != nil {
+			return u.classifyError(r, h.Name, err)
 		}
 	}
 }
 
 // fault tells the layer's faults from the machine's.
-func (u *unpacker) fault(r *layerReader, entry string, err error) error {
-	made := refusal("")
-	if errors.As(err, &made) {
-		return &Error{Layer: r.layer.Digest, Entry: entry, Reason: string(made), Err: images.ErrRefused}
+func (u *unpacker) classifyError(r *layerReader, entry string, err error) error {
+	reason := refusal("")
+	if errors.As(err, &reason) {
+		return &Error{Layer: r.layer.Digest, Entry: entry, Reason: string(reason), Err: images.ErrRefused}
 	}
 	for _, e := range []error{syscall.ENAMETOOLONG, syscall.ELOOP, syscall.ENOTDIR, syscall.EISDIR, syscall.EMLINK, syscall.EINVAL, syscall.EILSEQ} {
 		if errors.Is(err, e) {
@@ -140,11 +140,11 @@ func (u *unpacker) fault(r *layerReader, entry string, err error) error {
 	if errors.As(err, &disk) || errors.As(err, &link) {
 		return fmt.Errorf("unpack layer %s: %w", r.layer.Digest, err)
 	}
-	return r.fault(entry, err)
+	return r.classifyError(entry, err)
 }
 
 // entry puts one entry into the tree.
-func (u *unpacker) entry(r *layerReader, archive io.Reader, h *tar.Header) error {
+func (u *unpacker) applyEntry(r *layerReader, archive io.Reader, h *tar.Header) error {
 	if u.entries++; u.entries > u.limits.Entries {
 		return refusal(fmt.Sprintf("more than %d entries", u.limits.Entries))
 	}
@@ -155,42 +155,42 @@ func (u *unpacker) entry(r *layerReader, archive io.Reader, h *tar.Header) error
 	if reason != "" {
 		return refusal(reason)
 	}
-	mark, hidden, reason := markOf(parts)
+	mark, hidden, reason := parseWhiteout(parts)
 	switch {
 	case reason != "":
 		return refusal(reason)
-	case mark == markSkip:
+	case mark == aufsMetadata:
 		return nil
-	case mark == markOpaque:
-		return u.hide(parts[:len(parts)-1])
-	case mark == markGone:
-		return u.hide(append(slices.Clone(parts[:len(parts)-1]), hidden))
+	case mark == opaqueDirectory:
+		return u.applyWhiteout(parts[:len(parts)-1])
+	case mark == removedEntry:
+		return u.applyWhiteout(append(slices.Clone(parts[:len(parts)-1]), hidden))
 	case len(parts) == 0:
 		if h.Typeflag != tar.TypeDir {
 			return refusal("the root as something else than a folder")
 		}
 		return nil
 	}
-	return u.put(r, archive, h, parts)
+	return u.placeEntry(r, archive, h, parts)
 }
 
 // hide takes away what lower layers have at parts, and below.
-func (u *unpacker) hide(parts []string) error {
+func (u *unpacker) applyWhiteout(parts []string) error {
 	if u.touched == nil {
 		return nil
 	}
 	if len(parts) == 0 {
-		u.tree.forget(0)
-		return hideIn(u.tree.at[0].dir, ".", "", u.kept)
+		u.tree.closeBelow(0)
+		return removeHidden(u.tree.held[0].dir, ".", "", u.isTouched)
 	}
-	s, err := u.tree.find(parts, false, nil)
+	s, err := u.tree.resolvePath(parts, false, nil)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	} else if err != nil {
 		return err
 	}
-	if !u.kept(s.full()) {
-		return u.tree.clear(s)
+	if !u.isTouched(s.fullPath()) {
+		return u.tree.removeEntry(s)
 	}
 	info, err := s.dir.Lstat(s.base)
 	switch {
@@ -199,65 +199,65 @@ func (u *unpacker) hide(parts []string) error {
 	case err != nil || !info.IsDir():
 		return err
 	}
-	return u.tree.hide(s, u.kept)
+	return u.tree.hideContents(s, u.isTouched)
 }
 
 // put makes an entry in place of whatever is there, but for a folder in place
 // of a folder, which is the same one.
-func (u *unpacker) put(r *layerReader, archive io.Reader, h *tar.Header, parts []string) error {
-	var from spot
+func (u *unpacker) placeEntry(r *layerReader, archive io.Reader, h *tar.Header, parts []string) error {
+	var from location
 	if h.Typeflag == tar.TypeLink {
 		var err error
-		if from, err = u.linked(h.Linkname); err != nil {
+		if from, err = u.resolveHardlink(h.Linkname); err != nil {
 			return err
 		}
 	}
-	s, err := u.tree.find(parts, true, u.touch)
+	s, err := u.tree.resolvePath(parts, true, u.markTouched)
 	if err != nil {
 		return err
 	}
-	u.touch(s.full())
+	u.markTouched(s.fullPath())
 	switch h.Typeflag {
 	case tar.TypeDir:
-		return u.folder(s)
+		return u.makeDir(s)
 	case tar.TypeReg, '\x00', tar.TypeCont, tar.TypeGNUSparse:
-		return u.file(r, archive, h, s)
+		return u.writeFile(r, archive, h, s)
 	case tar.TypeSymlink:
-		return u.symlink(h.Linkname, s)
+		return u.makeSymlink(h.Linkname, s)
 	case tar.TypeLink:
-		return u.link(from.full(), s)
+		return u.makeHardlink(from.fullPath(), s)
 	}
 	// A device, pipe or socket, or what no one knows: what it stands in place
 	// of goes all the same.
 	if len(u.done.Skipped) < maxSkipped {
-		u.done.Skipped = append(u.done.Skipped, "/"+s.full())
+		u.done.Skipped = append(u.done.Skipped, "/"+s.fullPath())
 	} else {
 		u.done.SkippedMore++
 	}
-	return u.tree.clear(s)
+	return u.tree.removeEntry(s)
 }
 
-func (u *unpacker) folder(s spot) error {
+func (u *unpacker) makeDir(s location) error {
 	if info, err := s.dir.Lstat(s.base); err == nil && info.IsDir() {
 		return nil
 	}
-	if err := u.tree.clear(s); err != nil {
+	if err := u.tree.removeEntry(s); err != nil {
 		return err
 	}
 	u.done.Entries++
-	return u.tree.mkdir(s)
+	return u.tree.makeDir(s)
 }
 
 // file makes a file of the archive's next h.Size bytes.
-func (u *unpacker) file(r *layerReader, archive io.Reader, h *tar.Header, s spot) error {
+func (u *unpacker) writeFile(r *layerReader, archive io.Reader, h *tar.Header, s location) error {
 	if h.Size > u.limits.FileBytes {
 		return refusal(fmt.Sprintf("a file of %d bytes, at most %d", h.Size, u.limits.FileBytes))
 	}
-	f, err := u.tree.create(s)
+	f, err := u.tree.createFile(s)
 	if err != nil {
 		return err
 	}
-	n, err := u.copy(r, f, archive)
+	n, err := u.copyContent(r, f, archive)
 	if err == nil {
 		err = f.Chmod(plainMode(h.Mode))
 	}
@@ -271,15 +271,15 @@ func (u *unpacker) file(r *layerReader, archive io.Reader, h *tar.Header, s spot
 }
 
 // copy writes a file's content. Holes of a sparse file count as content.
-func (u *unpacker) copy(r *layerReader, f *os.File, archive io.Reader) (total int64, err error) {
+func (u *unpacker) copyContent(r *layerReader, f *os.File, archive io.Reader) (total int64, err error) {
 	for {
 		if r.ctx.Err() != nil {
 			return total, context.Cause(r.ctx) // holes are not read from the source, which looks too
 		}
-		before := r.out
+		before := r.archiveBytes
 		n, err := archive.Read(u.buffer)
-		if holes := int64(n) - (r.out - before); holes > 0 {
-			if bomb := r.expanded(holes); bomb != nil {
+		if holes := int64(n) - (r.archiveBytes - before); holes > 0 {
+			if bomb := r.checkExpansion(holes); bomb != nil {
 				return total, bomb
 			}
 		}
@@ -295,7 +295,7 @@ func (u *unpacker) copy(r *layerReader, f *os.File, archive io.Reader) (total in
 	}
 }
 
-func (u *unpacker) symlink(target string, s spot) error {
+func (u *unpacker) makeSymlink(target string, s location) error {
 	switch {
 	case target == "":
 		return refusal("a link without a target")
@@ -304,10 +304,10 @@ func (u *unpacker) symlink(target string, s spot) error {
 	case strings.ContainsRune(target, 0):
 		return refusal("a link's target with a NUL")
 	}
-	if err := u.tree.clear(s); err != nil {
+	if err := u.tree.removeEntry(s); err != nil {
 		return err
 	}
-	if err := u.tree.count(); err != nil {
+	if err := u.tree.countEntry(); err != nil {
 		return err
 	}
 	u.done.Entries++
@@ -315,21 +315,21 @@ func (u *unpacker) symlink(target string, s spot) error {
 }
 
 // linked finds what a hard link names: a regular file that the tree has.
-func (u *unpacker) linked(name string) (spot, error) {
+func (u *unpacker) resolveHardlink(name string) (location, error) {
 	parts, reason := splitName(name, u.limits)
 	if reason != "" || len(parts) == 0 {
-		return spot{}, refusal("a hard link to " + reason)
+		return location{}, refusal("a hard link to " + reason)
 	}
-	s, err := u.tree.find(parts, false, nil)
+	s, err := u.tree.resolvePath(parts, false, nil)
 	if errors.Is(err, fs.ErrNotExist) {
-		return spot{}, refusal("a hard link to what is not there")
+		return location{}, refusal("a hard link to what is not there")
 	} else if err != nil {
-		return spot{}, err
+		return location{}, err
 	}
-	return s, regular(s.dir, s.base)
+	return s, requireRegular(s.dir, s.base)
 }
 
-func regular(dir *os.Root, name string) error {
+func requireRegular(dir *os.Root, name string) error {
 	info, err := dir.Lstat(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -343,22 +343,22 @@ func regular(dir *os.Root, name string) error {
 }
 
 // link makes a hard link to the file at the real path from.
-func (u *unpacker) link(from string, s spot) error {
-	if from == s.full() {
+func (u *unpacker) makeHardlink(from string, s location) error {
+	if from == s.fullPath() {
 		return nil
 	}
-	if err := u.tree.clear(s); err != nil {
+	if err := u.tree.removeEntry(s); err != nil {
 		return err
 	}
-	root := u.tree.at[0].dir
-	if err := regular(root, from); err != nil { // it may have been below what was cleared
+	root := u.tree.held[0].dir
+	if err := requireRegular(root, from); err != nil { // it may have been below what was cleared
 		return err
 	}
-	if err := u.tree.count(); err != nil {
+	if err := u.tree.countEntry(); err != nil {
 		return err
 	}
 	u.done.Entries++
-	return root.Link(from, s.full())
+	return root.Link(from, s.fullPath())
 }
 
 // plainMode is the mode of a file whose archive says mode.

@@ -51,8 +51,8 @@ func FuzzUnpack(f *testing.F) {
 		}
 		before := listing(t, outside)
 		done, err := unpackAll(t, dir, tight, anyLayer(low), anyLayer(high))
-		made := &Error{}
-		if err != nil && !errors.As(err, &made) && !errors.Is(err, images.ErrDigest) {
+		layerErr := &Error{}
+		if err != nil && !errors.As(err, &layerErr) && !errors.Is(err, images.ErrDigest) {
 			t.Errorf("an error of no class: %v", err)
 		}
 		if after := listing(t, outside); !slices.Equal(before, after) {

@@ -64,11 +64,11 @@ func TestUnpackProperty(t *testing.T) {
 			r.Fatal(err)
 		}
 		_, err := unpackAll(t, dir, tight, plainLayers(archives...)...)
-		made := &Error{}
+		layerErr := &Error{}
 		switch {
 		case err == nil:
 			done++
-		case errors.As(err, &made) && errors.Is(err, images.ErrRefused):
+		case errors.As(err, &layerErr) && errors.Is(err, images.ErrRefused):
 			refused++
 		default:
 			r.Errorf("an error of no class: %v", err)

@@ -549,11 +549,11 @@ func TestHostileLayers(t *testing.T) {
 			if diff := cmp.Diff(before, imagetest.Snapshot(t, outside)); diff != "" {
 				t.Errorf("outside changed (-before +after):\n%s", diff)
 			}
-			made := &Error{}
+			layerErr := &Error{}
 			switch {
 			case tt.refused == "" && err != nil:
 				t.Errorf("refused: %v", err)
-			case tt.refused != "" && (!errors.As(err, &made) || !errors.Is(err, images.ErrRefused) || !strings.Contains(err.Error(), tt.refused)):
+			case tt.refused != "" && (!errors.As(err, &layerErr) || !errors.Is(err, images.ErrRefused) || !strings.Contains(err.Error(), tt.refused)):
 				t.Errorf("error %v, want a LayerError that says %q", err, tt.refused)
 			}
 			if tt.harmed != nil && tt.refused == "" && tt.harmed(dir, 0) {

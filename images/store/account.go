@@ -12,7 +12,7 @@ import (
 )
 
 // agent is the account of commands, unless the options say otherwise.
-func agent() []Account {
+func defaultAccounts() []Account {
 	return []Account{{Name: "agent", UID: host.DefaultUID, GID: host.DefaultGID, Home: "/home/agent"}}
 }
 
@@ -28,8 +28,8 @@ func (a Account) validate() error {
 // accountFiles are the files that give accounts and host a name.
 func accountFiles(accounts []Account) []layer.FileRewrite {
 	return []layer.FileRewrite{
-		{Path: "etc/passwd", Rewrite: func(old []byte) []byte { return passwd(accounts, old) }},
-		{Path: "etc/group", Rewrite: func(old []byte) []byte { return group(accounts, old) }},
+		{Path: "etc/passwd", Rewrite: func(old []byte) []byte { return passwdFile(accounts, old) }},
+		{Path: "etc/group", Rewrite: func(old []byte) []byte { return groupFile(accounts, old) }},
 		{Path: "etc/hosts", Rewrite: func([]byte) []byte { return []byte("127.0.0.1 localhost caisson\n::1 localhost\n") }},
 		{Path: "etc/hostname", Rewrite: func([]byte) []byte { return []byte("caisson\n") }},
 	}
@@ -37,7 +37,7 @@ func accountFiles(accounts []Account) []layer.FileRewrite {
 
 // passwd and group put the accounts before what an image has: the first line
 // with a number or name is the one that programs take.
-func passwd(accounts []Account, has []byte) []byte {
+func passwdFile(accounts []Account, has []byte) []byte {
 	var out []byte
 	for _, a := range accounts {
 		out = fmt.Appendf(out, "%s:x:%d:%d:%s:%s:/bin/sh\n", a.Name, a.UID, a.GID, a.Name, a.Home)
@@ -48,7 +48,7 @@ func passwd(accounts []Account, has []byte) []byte {
 	return append(out, has...)
 }
 
-func group(accounts []Account, has []byte) []byte {
+func groupFile(accounts []Account, has []byte) []byte {
 	var out []byte
 	for _, a := range accounts {
 		out = fmt.Appendf(out, "%s:x:%d:\n", a.Name, a.GID)

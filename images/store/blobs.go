@@ -21,19 +21,19 @@ import (
 // folder, as in an OCI image layout.
 type blobs struct{ dir string }
 
-func (b blobs) path(dgst string) string {
+func (b blobs) blobPath(dgst string) string {
 	return filepath.Join(b.dir, "blobs", "sha256", digest.Hex(dgst))
 }
 
 // has says whether a blob is there.
-func (b blobs) has(dgst string) bool {
-	_, err := os.Lstat(b.path(dgst))
+func (b blobs) hasBlob(dgst string) bool {
+	_, err := os.Lstat(b.blobPath(dgst))
 	return err == nil
 }
 
 // open opens a blob, not checked. The caller closes it.
-func (b blobs) open(dgst string) (*os.File, error) {
-	f, err := openRegular(nil, b.path(dgst))
+func (b blobs) openBlob(dgst string) (*os.File, error) {
+	f, err := openRegular(nil, b.blobPath(dgst))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: blob %s", images.ErrNotFound, dgst)
 	}
@@ -41,11 +41,11 @@ func (b blobs) open(dgst string) (*os.File, error) {
 }
 
 // get reads a document among the blobs, checked.
-func (b blobs) get(d v1.Descriptor, limit int64) ([]byte, error) {
+func (b blobs) readBlob(d v1.Descriptor, limit int64) ([]byte, error) {
 	if d.Digest.Algorithm != "sha256" {
 		return nil, fmt.Errorf("%w: digest %s", images.ErrUnsupported, d.Digest)
 	}
-	f, err := b.open(d.Digest.String())
+	f, err := b.openBlob(d.Digest.String())
 	if err != nil {
 		return nil, err
 	}
@@ -55,7 +55,7 @@ func (b blobs) get(d v1.Descriptor, limit int64) ([]byte, error) {
 
 // put makes a blob of what r gives, by way of a file in temp. A blob whose
 // content is not its digest's is never there, and neither is half a one.
-func (b blobs) put(dgst string, r io.Reader, temp string) error {
+func (b blobs) writeBlob(dgst string, r io.Reader, temp string) error {
 	f, err := os.CreateTemp(temp, "blob-*")
 	if err != nil {
 		return fmt.Errorf("keep blob: %w", err)
@@ -71,7 +71,7 @@ func (b blobs) put(dgst string, r io.Reader, temp string) error {
 	}
 	err = errors.Join(err, f.Close())
 	if err == nil {
-		err = os.Rename(f.Name(), b.path(dgst))
+		err = os.Rename(f.Name(), b.blobPath(dgst))
 	}
 	if err != nil {
 		return errors.Join(err, os.Remove(f.Name()))
@@ -104,12 +104,12 @@ func openRegular(root *os.Root, name string) (*os.File, error) {
 }
 
 // opened closes a file with what it was opened below.
-type opened struct {
+type readCloser struct {
 	io.Reader
 	closers []io.Closer
 }
 
-func (o opened) Close() error {
+func (o readCloser) Close() error {
 	var errs []error
 	for _, c := range o.closers {
 		errs = append(errs, c.Close())
@@ -118,12 +118,12 @@ func (o opened) Close() error {
 }
 
 // cancellable is a reader that ends with ctx.
-type cancellable struct {
+type contextReader struct {
 	ctx context.Context //nolint:containedctx // lives as long as one read
 	r   io.Reader
 }
 
-func (c cancellable) Read(p []byte) (int, error) {
+func (c contextReader) Read(p []byte) (int, error) {
 	if c.ctx.Err() != nil {
 		return 0, context.Cause(c.ctx)
 	}

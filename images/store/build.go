@@ -23,13 +23,13 @@ func buildOutside(ctx context.Context, ref images.Reference, o *Options, temp st
 	archive = filepath.Join(temp, "image.tar")
 	switch {
 	case o.Buildctl != "":
-		return archive, run(ctx, o, progress, o.Buildctl, "build", "--frontend", "dockerfile.v0",
+		return archive, runBuilder(ctx, o, progress, o.Buildctl, "build", "--frontend", "dockerfile.v0",
 			"--local", "context="+dir, "--local", "dockerfile="+dir,
 			"--opt", "platform="+o.Platform, "--opt", "force-network-mode=none",
 			"--progress", "plain", "--output", "type=docker,dest="+archive)
 	case o.Buildah != "":
 		id := filepath.Join(temp, "id")
-		err := run(ctx, o, progress, o.Buildah, "build", "--network", "none", "--platform", o.Platform, "--iidfile", id, dir)
+		err := runBuilder(ctx, o, progress, o.Buildah, "build", "--network", "none", "--platform", o.Platform, "--iidfile", id, dir)
 		if err != nil {
 			return "", err
 		}
@@ -37,7 +37,7 @@ func buildOutside(ctx context.Context, ref images.Reference, o *Options, temp st
 		if err != nil {
 			return "", fmt.Errorf("read what %s built: %w", o.Buildah, err)
 		}
-		return archive, run(ctx, o, progress, o.Buildah, "push", strings.TrimSpace(string(built)), "docker-archive:"+archive)
+		return archive, runBuilder(ctx, o, progress, o.Buildah, "push", strings.TrimSpace(string(built)), "docker-archive:"+archive)
 	}
 	return "", fmt.Errorf("image %s: %w: a build needs a Docker engine, buildctl with a buildkitd, or buildah, and none was found: "+
 		"install one, or build elsewhere and use docker-archive:FILE", ref, images.ErrUnsupported)
@@ -45,11 +45,11 @@ func buildOutside(ctx context.Context, ref images.Reference, o *Options, temp st
 
 // run runs a builder to its end. What it says goes to progress; its last words
 // are in the error. A cancelled one gets SIGTERM, and SIGKILL 10 s later.
-func run(ctx context.Context, o *Options, progress io.Writer, program string, args ...string) error {
+func runBuilder(ctx context.Context, o *Options, progress io.Writer, program string, args ...string) error {
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = o.BuilderEnv
 	cmd.Dir = "/"
-	last := &tail{}
+	last := &outputTail{}
 	cmd.Stdout = io.MultiWriter(progress, last)
 	cmd.Stderr = cmd.Stdout
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
@@ -58,20 +58,20 @@ func run(ctx context.Context, o *Options, progress io.Writer, program string, ar
 		if ctx.Err() != nil {
 			return fmt.Errorf("build: %w", context.Cause(ctx))
 		}
-		return fmt.Errorf("build: %w: %s %s: %w: %q", images.ErrInvalid, filepath.Base(program), args[0], err, last.text())
+		return fmt.Errorf("build: %w: %s %s: %w: %q", images.ErrInvalid, filepath.Base(program), args[0], err, last.trimmedText())
 	}
 	return nil
 }
 
 // tail keeps the end of what is written.
-type tail struct {
+type outputTail struct {
 	mu   sync.Mutex
 	data []byte
 }
 
 const tailBytes = 2048
 
-func (t *tail) Write(p []byte) (int, error) {
+func (t *outputTail) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.data = append(t.data, p...)
@@ -81,19 +81,19 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func (t *tail) text() string {
+func (t *outputTail) trimmedText() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return strings.TrimSpace(string(t.data))
 }
 
 // lines hands what is written on, line by line; a line is cut at 4 KiB.
-type lines struct {
+type lineWriter struct {
 	line func(text string)
 	rest []byte
 }
 
-func (l *lines) Write(p []byte) (int, error) {
+func (l *lineWriter) Write(p []byte) (int, error) {
 	n := len(p)
 	for len(p) > 0 {
 		head, after, whole := bytes.Cut(p, []byte{'\n'})

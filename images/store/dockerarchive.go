@@ -20,7 +20,7 @@ import (
 )
 
 // maxArchived are the entries of a docker archive: a few an image's layer.
-const maxArchived = 16_384
+const maxArchiveFiles = 16_384
 
 // dockerArchive is what docker save writes: a tar archive of a manifest.json,
 // configurations and layers. Where each of its files lies is noted once; they
@@ -29,12 +29,12 @@ const maxArchived = 16_384
 // file is found without reading the archive again.
 type dockerArchive struct {
 	file  *os.File
-	parts map[string]part
+	files map[string]archiveFile
 	limit int64
 }
 
 // part is where a file of the archive lies, or what it is a link to.
-type part struct {
+type archiveFile struct {
 	offset, size int64
 	link         string
 }
@@ -48,8 +48,8 @@ func openArchive(ref images.Reference, file string, o *Options) (*image, error) 
 	} else if err != nil {
 		return nil, fmt.Errorf("image %s: %w", ref, err)
 	}
-	a := dockerArchive{file: f, parts: map[string]part{}, limit: o.Limits.MetadataBytes}
-	im, err := a.image(ref, o)
+	a := dockerArchive{file: f, files: map[string]archiveFile{}, limit: o.Limits.MetadataBytes}
+	im, err := a.readImage(ref, o)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("image %s: %w", ref, err), f.Close())
 	}
@@ -58,13 +58,13 @@ func openArchive(ref images.Reference, file string, o *Options) (*image, error) 
 }
 
 // index notes where everything lies.
-func (a *dockerArchive) index() error {
+func (a *dockerArchive) indexFiles() error {
 	magic := make([]byte, 2)
 	if _, err := a.file.ReadAt(magic, 0); err == nil && bytes.Equal(magic, []byte{0x1f, 0x8b}) {
 		return fmt.Errorf("%w: the archive is compressed: gunzip it first", images.ErrUnsupported)
 	}
 	r := tar.NewReader(a.file)
-	for range maxArchived {
+	for range maxArchiveFiles {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			return nil
@@ -82,21 +82,21 @@ func (a *dockerArchive) index() error {
 			if err != nil {
 				return err
 			}
-			a.parts[name] = part{offset: at, size: h.Size}
+			a.files[name] = archiveFile{offset: at, size: h.Size}
 		case tar.TypeSymlink: // docker save before 25 links layers that repeat
-			a.parts[name] = part{link: path.Join(path.Dir(name), h.Linkname)}
+			a.files[name] = archiveFile{link: path.Join(path.Dir(name), h.Linkname)}
 		case tar.TypeLink:
-			a.parts[name] = part{link: path.Clean(h.Linkname)}
+			a.files[name] = archiveFile{link: path.Clean(h.Linkname)}
 		}
 	}
-	return fmt.Errorf("%w: the archive has more than %d entries", images.ErrRefused, maxArchived)
+	return fmt.Errorf("%w: the archive has more than %d entries", images.ErrRefused, maxArchiveFiles)
 }
 
 // find gives a file of the archive.
-func (a *dockerArchive) find(name string) (*io.SectionReader, error) {
+func (a *dockerArchive) findFile(name string) (*io.SectionReader, error) {
 	at := path.Clean(name)
 	for range 8 {
-		p, ok := a.parts[at]
+		p, ok := a.files[at]
 		switch {
 		case !ok:
 			return nil, fmt.Errorf("%w: the archive lacks %q", images.ErrInvalid, name)
@@ -108,8 +108,8 @@ func (a *dockerArchive) find(name string) (*io.SectionReader, error) {
 	return nil, fmt.Errorf("%w: %q is a link to links", images.ErrInvalid, name)
 }
 
-func (a *dockerArchive) read(name string) ([]byte, error) {
-	r, err := a.find(name)
+func (a *dockerArchive) readFile(name string) ([]byte, error) {
+	r, err := a.findFile(name)
 	if err != nil {
 		return nil, err
 	}
@@ -117,31 +117,31 @@ func (a *dockerArchive) read(name string) ([]byte, error) {
 }
 
 // archived is one image in a manifest.json.
-type archived struct {
+type manifestEntry struct {
 	Config   string
 	RepoTags []string
 	Layers   []string
 }
 
-func (a *dockerArchive) image(ref images.Reference, o *Options) (*image, error) {
-	if err := a.index(); err != nil {
+func (a *dockerArchive) readImage(ref images.Reference, o *Options) (*image, error) {
+	if err := a.indexFiles(); err != nil {
 		return nil, err
 	}
-	raw, err := a.read("manifest.json")
+	raw, err := a.readFile("manifest.json")
 	if err != nil {
 		return nil, err
 	}
-	var list []archived
+	var list []manifestEntry
 	if err := json.Unmarshal(raw, &list); err != nil {
 		return nil, fmt.Errorf("%w: its manifest.json can't be read: %w", images.ErrInvalid, err)
 	}
-	config, names, err := a.choose(list, ref)
+	config, names, err := a.selectImage(list, ref)
 	if err != nil {
 		return nil, err
 	}
 	var layers []layer.Layer
 	for _, name := range names {
-		r, err := a.find(name)
+		r, err := a.findFile(name)
 		if err != nil {
 			return nil, err
 		}
@@ -162,10 +162,10 @@ func (a *dockerArchive) image(ref images.Reference, o *Options) (*image, error) 
 
 // choose gives the configuration and the layers' names of the image that ref
 // names by its digest, or of the only one.
-func (a *dockerArchive) choose(list []archived, ref images.Reference) (config []byte, layers []string, err error) {
+func (a *dockerArchive) selectImage(list []manifestEntry, ref images.Reference) (config []byte, layers []string, err error) {
 	var tags []string
 	for _, e := range list {
-		if config, err = a.read(e.Config); err != nil {
+		if config, err = a.readFile(e.Config); err != nil {
 			return nil, nil, err
 		}
 		if ref.Scheme == images.SchemeArchive && ref.Digest() == digest.Of(config) {

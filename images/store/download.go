@@ -13,16 +13,16 @@ import (
 )
 
 // jobs are the layers that are downloaded at once: Docker's three and one.
-const jobs = 4
+const maxDownloads = 4
 
 // download fetches the layers that the store lacks.
-func (s *Store) download(ctx context.Context, im *image, reg *registry) error {
+func (s *Store) downloadLayers(ctx context.Context, im *image, reg *registry) error {
 	var missing []layer.Layer
 	seen := map[string]bool{}
 	var all int64
 	for _, l := range im.layers {
 		all += l.Size
-		if !seen[l.Digest] && !s.blobs.has(l.Digest) {
+		if !seen[l.Digest] && !s.blobs.hasBlob(l.Digest) {
 			missing = append(missing, l)
 		}
 		seen[l.Digest] = true
@@ -33,12 +33,12 @@ func (s *Store) download(ctx context.Context, im *image, reg *registry) error {
 	if len(missing) == 0 {
 		return nil
 	}
-	temp, remove, err := s.temp(ctx)
+	temp, remove, err := s.makeTemp(ctx)
 	if err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(jobs)
+	group.SetLimit(maxDownloads)
 	for _, l := range missing {
 		group.Go(func() error {
 			hash, err := v1.NewHash(l.Digest)
@@ -46,10 +46,10 @@ func (s *Store) download(ctx context.Context, im *image, reg *registry) error {
 				return err
 			}
 			at := Progress{Reference: im.ref, Phase: PhaseDownload, Digest: l.Digest, Total: l.Size}
-			s.reports.send(at)
-			return reg.download(ctx, v1.Descriptor{Digest: hash, Size: l.Size}, s.blobs, temp, func(done int64) {
+			s.reports.sendReport(at)
+			return reg.downloadBlob(ctx, v1.Descriptor{Digest: hash, Size: l.Size}, s.blobs, temp, func(done int64) {
 				at.Done = done
-				s.reports.send(at)
+				s.reports.sendReport(at)
 			})
 		})
 	}

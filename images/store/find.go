@@ -17,7 +17,7 @@ import (
 )
 
 // found is what a reference names.
-type found struct {
+type foundImage struct {
 	record *record
 	name   string // that the record goes by
 	fresh  bool   // the record is to be written
@@ -29,42 +29,42 @@ type found struct {
 
 // find says what ref names: what was pinned unless anew is set. The caller
 // holds the fetch lock, shared, and closes what is found.
-func (s *Store) find(ctx context.Context, ref images.Reference, anew bool) (*found, error) {
+func (s *Store) findImage(ctx context.Context, ref images.Reference, refresh bool) (*foundImage, error) {
 	switch ref.Scheme {
 	case images.SchemeName:
-		return s.findName(ctx, ref, anew)
+		return s.findByName(ctx, ref, refresh)
 	case images.SchemeLayout:
 		im, err := openLayout(ctx, ref, &s.o)
-		return s.local(ref, sourceLocal, im, err)
+		return s.wrapImage(ref, originLocal, im, err)
 	case images.SchemeArchive:
 		im, err := openArchive(ref, ref.Path(), &s.o)
-		return s.local(ref, sourceLocal, im, err)
+		return s.wrapImage(ref, originLocal, im, err)
 	case images.SchemeBuild:
-		return s.findBuild(ctx, ref)
+		return s.buildImage(ctx, ref)
 	}
 	return nil, fmt.Errorf("image %s: %w: the store has no part in it", ref, images.ErrUnsupported)
 }
 
 // local is an image that is open already.
-func (s *Store) local(ref images.Reference, from source, im *image, err error) (*found, error) {
+func (s *Store) wrapImage(ref images.Reference, from origin, im *image, err error) (*foundImage, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &found{
-		record: s.recordOf(from, ref, im), name: ref.String(), fresh: true, close: im.close,
+	return &foundImage{
+		record: s.newRecord(from, ref, im), name: ref.String(), fresh: true, close: im.close,
 		open: func(context.Context) (*image, error) { return im, nil },
 	}, nil
 }
 
 // recordOf is what there is to remember of an image.
-func (s *Store) recordOf(from source, ref images.Reference, im *image) *record {
+func (s *Store) newRecord(from origin, ref images.Reference, im *image) *record {
 	r := &record{
 		Reference: ref.String(), Source: from, Platform: s.o.Platform, Digest: im.digest, ID: im.id, EngineID: im.engineID,
 		Tree: s.treeKey(im.id), Created: im.parsed.Created.Time, Pulled: time.Now().UTC(),
-		Volumes: im.volumes(),
+		Volumes: im.listVolumes(),
 	}
-	r.Env, r.EnvDropped = im.env()
-	if im.manifest != nil && from == sourceRegistry {
+	r.Env, r.EnvDropped = im.listEnv()
+	if im.manifest != nil && from == originRegistry {
 		r.Blobs = []string{im.digest, im.id}
 		for _, l := range im.layers {
 			r.Blobs = append(r.Blobs, l.Digest)
@@ -74,11 +74,11 @@ func (s *Store) recordOf(from source, ref images.Reference, im *image) *record {
 }
 
 // findName asks the engine, then what is pinned, then the registry.
-func (s *Store) findName(ctx context.Context, ref images.Reference, anew bool) (*found, error) {
+func (s *Store) findByName(ctx context.Context, ref images.Reference, refresh bool) (*foundImage, error) {
 	if s.o.Engine != nil {
 		id, err := s.o.Engine.ImageID(ctx, ref.Value)
 		if err == nil {
-			return s.findEngine(ctx, ref, sourceEngine, id)
+			return s.findInEngine(ctx, ref, originEngine, id)
 		}
 		if !errors.Is(err, images.ErrNotFound) {
 			return nil, fmt.Errorf("image %s: ask the engine: %w", ref, err)
@@ -91,13 +91,13 @@ func (s *Store) findName(ctx context.Context, ref images.Reference, anew bool) (
 	if err != nil {
 		return nil, err
 	}
-	f := &found{name: reg.canonical(), close: func() {}}
-	if f.record, err = s.recall(sourceRegistry, f.name); err != nil {
+	f := &foundImage{name: reg.canonicalName(), close: func() {}}
+	if f.record, err = s.loadRecord(originRegistry, f.name); err != nil {
 		return nil, err
 	}
-	if f.record == nil || anew {
-		im, err := s.ask(ctx, ref, reg, func(ctx context.Context) ([]byte, error) {
-			raw, err := reg.manifest(ctx)
+	if f.record == nil || refresh {
+		im, err := s.resolveImage(ctx, ref, reg, func(ctx context.Context) ([]byte, error) {
+			raw, err := reg.fetchManifest(ctx)
 			if want := ref.Digest(); err == nil && want != "" && want != digest.Of(raw) {
 				err = fmt.Errorf("%w: the registry gave %s", images.ErrDigest, digest.Of(raw))
 			}
@@ -106,7 +106,7 @@ func (s *Store) findName(ctx context.Context, ref images.Reference, anew bool) (
 		if err != nil {
 			return nil, fmt.Errorf("image %s: %w", ref, err)
 		}
-		f.record, f.fresh = s.recordOf(sourceRegistry, ref, im), true
+		f.record, f.fresh = s.newRecord(originRegistry, ref, im), true
 	}
 	f.open = func(ctx context.Context) (*image, error) { return s.openPinned(ctx, ref, reg, f.record) }
 	return f, nil
@@ -114,8 +114,8 @@ func (s *Store) findName(ctx context.Context, ref images.Reference, anew bool) (
 
 // ask lets a registry say what an image is made of, within the time for that,
 // and keeps the manifest and the configuration.
-func (s *Store) ask(ctx context.Context, ref images.Reference, reg *registry, first func(context.Context) ([]byte, error)) (*image, error) {
-	s.reports.send(Progress{Reference: ref, Phase: PhaseResolve})
+func (s *Store) resolveImage(ctx context.Context, ref images.Reference, reg *registry, first func(context.Context) ([]byte, error)) (*image, error) {
+	s.reports.sendReport(Progress{Reference: ref, Phase: PhaseResolve})
 	ctx, cancel := context.WithTimeoutCause(ctx, s.o.ResolveTimeout,
 		fmt.Errorf("%w: no answer within %s", images.ErrUnreachable, s.o.ResolveTimeout))
 	defer cancel()
@@ -123,48 +123,48 @@ func (s *Store) ask(ctx context.Context, ref images.Reference, reg *registry, fi
 	if err != nil {
 		return nil, err
 	}
-	manifest, d, err := choose(ctx, raw, s.o.Platform, reg.get)
+	manifest, d, err := selectManifest(ctx, raw, s.o.Platform, reg.fetchDocument)
 	if err != nil {
 		return nil, err
 	}
-	im, err := fromManifest(ctx, ref, manifest, d, &s.o, reg.get, s.openBlob)
+	im, err := imageFromManifest(ctx, ref, manifest, d, &s.o, reg.fetchDocument, s.openBlob)
 	if err != nil {
 		return nil, err
 	}
-	temp, remove, err := s.temp(ctx)
+	temp, remove, err := s.makeTemp(ctx)
 	if err != nil {
 		return nil, err
 	}
 	return im, errors.Join(
-		s.blobs.put(im.digest, strings.NewReader(string(im.manifest)), temp),
-		s.blobs.put(im.id, strings.NewReader(string(im.config)), temp), remove())
+		s.blobs.writeBlob(im.digest, strings.NewReader(string(im.manifest)), temp),
+		s.blobs.writeBlob(im.id, strings.NewReader(string(im.config)), temp), remove())
 }
 
 // openBlob is a [blobSource].
 func (s *Store) openBlob(_ context.Context, d v1.Descriptor) (io.ReadCloser, error) {
-	return s.blobs.open(d.Digest.String())
+	return s.blobs.openBlob(d.Digest.String())
 }
 
 // openPinned opens an image by what is remembered of it; what is missing is
 // asked for again, by its digest.
 func (s *Store) openPinned(ctx context.Context, ref images.Reference, reg *registry, r *record) (*image, error) {
-	im, err := s.openKept(ctx, ref, r)
+	im, err := s.openCached(ctx, ref, r)
 	if err != nil {
-		im, err = s.ask(ctx, ref, reg, func(ctx context.Context) ([]byte, error) { return reg.at(ctx, r.Digest) })
+		im, err = s.resolveImage(ctx, ref, reg, func(ctx context.Context) ([]byte, error) { return reg.fetchDigest(ctx, r.Digest) })
 	}
 	if err != nil {
 		return nil, err
 	}
-	return im, s.download(ctx, im, reg)
+	return im, s.downloadLayers(ctx, im, reg)
 }
 
-func (s *Store) openKept(ctx context.Context, ref images.Reference, r *record) (*image, error) {
+func (s *Store) openCached(ctx context.Context, ref images.Reference, r *record) (*image, error) {
 	hash, err := v1.NewHash(r.Digest)
 	if err != nil {
 		return nil, err
 	}
 	get := func(_ context.Context, d v1.Descriptor) ([]byte, error) {
-		return s.blobs.get(d, s.o.Limits.MetadataBytes)
+		return s.blobs.readBlob(d, s.o.Limits.MetadataBytes)
 	}
 	raw, err := get(ctx, v1.Descriptor{Digest: hash})
 	if err != nil {
@@ -174,19 +174,19 @@ func (s *Store) openKept(ctx context.Context, ref images.Reference, r *record) (
 	if err != nil || d.Manifests != nil {
 		return nil, errors.Join(images.ErrInvalid, err)
 	}
-	return fromManifest(ctx, ref, raw, d, &s.o, get, s.openBlob)
+	return imageFromManifest(ctx, ref, raw, d, &s.o, get, s.openBlob)
 }
 
 // findEngine takes an image from the engine, by its id. One whose tree is here
 // needs nothing of the engine.
-func (s *Store) findEngine(ctx context.Context, ref images.Reference, from source, id string) (*found, error) {
-	r, err := s.recall(from, ref.String())
+func (s *Store) findInEngine(ctx context.Context, ref images.Reference, from origin, id string) (*foundImage, error) {
+	r, err := s.loadRecord(from, ref.String())
 	if err != nil {
 		return nil, err
 	}
-	save := func(ctx context.Context) (*image, error) { return s.save(ctx, ref, id) }
-	if r != nil && r.EngineID == id && s.sound(r.Tree) {
-		f := &found{record: r, name: ref.String()}
+	save := func(ctx context.Context) (*image, error) { return s.saveFromEngine(ctx, ref, id) }
+	if r != nil && r.EngineID == id && s.isIntact(r.Tree) {
+		f := &foundImage{record: r, name: ref.String()}
 		var im *image
 		f.close = func() {
 			if im != nil {
@@ -201,18 +201,18 @@ func (s *Store) findEngine(ctx context.Context, ref images.Reference, from sourc
 		return f, nil
 	}
 	im, err := save(ctx)
-	return s.local(ref, from, im, err)
+	return s.wrapImage(ref, from, im, err)
 }
 
 // save lets the engine hand an image out and opens it.
-func (s *Store) save(ctx context.Context, ref images.Reference, id string) (*image, error) {
-	s.reports.send(Progress{Reference: ref, Phase: PhaseSave})
-	temp, remove, err := s.temp(ctx)
+func (s *Store) saveFromEngine(ctx context.Context, ref images.Reference, id string) (*image, error) {
+	s.reports.sendReport(Progress{Reference: ref, Phase: PhaseSave})
+	temp, remove, err := s.makeTemp(ctx)
 	if err != nil {
 		return nil, err
 	}
 	file := filepath.Join(temp, "image.tar")
-	im, err := s.saveTo(ctx, ref, id, file)
+	im, err := s.saveArchive(ctx, ref, id, file)
 	if err != nil {
 		return nil, errors.Join(err, remove())
 	}
@@ -221,14 +221,14 @@ func (s *Store) save(ctx context.Context, ref images.Reference, id string) (*ima
 	return im, nil
 }
 
-func (s *Store) saveTo(ctx context.Context, ref images.Reference, id, file string) (*image, error) {
+func (s *Store) saveArchive(ctx context.Context, ref images.Reference, id, file string) (*image, error) {
 	in, err := s.o.Engine.Save(ctx, id)
 	if err != nil {
 		return nil, fmt.Errorf("image %s: take it from the engine: %w", ref, err)
 	}
 	// An archive is a little larger than what is in it.
 	limit := s.o.Limits.Bytes + s.o.Limits.Bytes/8
-	err = errors.Join(spool(ctx, file, in, limit), in.Close())
+	err = errors.Join(spoolFile(ctx, file, in, limit), in.Close())
 	if err != nil {
 		return nil, fmt.Errorf("image %s: take it from the engine: %w", ref, err)
 	}
@@ -241,12 +241,12 @@ func (s *Store) saveTo(ctx context.Context, ref images.Reference, id, file strin
 }
 
 // spool writes what r gives to a new file.
-func spool(ctx context.Context, file string, r io.Reader, limit int64) error {
+func spoolFile(ctx context.Context, file string, r io.Reader, limit int64) error {
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
-	n, err := io.Copy(f, io.LimitReader(cancellable{ctx, r}, limit+1))
+	n, err := io.Copy(f, io.LimitReader(contextReader{ctx, r}, limit+1))
 	if err == nil && n > limit {
 		err = fmt.Errorf("%w: over the limit of %d bytes", images.ErrRefused, limit)
 	}
@@ -254,19 +254,19 @@ func spool(ctx context.Context, file string, r io.Reader, limit int64) error {
 }
 
 // findBuild builds, each time: the builder knows what has changed.
-func (s *Store) findBuild(ctx context.Context, ref images.Reference) (*found, error) {
+func (s *Store) buildImage(ctx context.Context, ref images.Reference) (*foundImage, error) {
 	if info, err := os.Stat(ref.Path()); err != nil || !info.IsDir() {
 		return nil, fmt.Errorf("image %s: %w: there is no such folder", ref, images.ErrNotFound)
 	}
-	words := &lines{line: func(text string) { s.reports.send(Progress{Reference: ref, Phase: PhaseBuild, Text: text}) }}
+	words := &lineWriter{line: func(text string) { s.reports.sendReport(Progress{Reference: ref, Phase: PhaseBuild, Text: text}) }}
 	if s.o.Engine != nil {
 		id, err := s.o.Engine.Build(ctx, ref.Path(), words)
 		if err != nil {
 			return nil, fmt.Errorf("image %s: %w", ref, err)
 		}
-		return s.findEngine(ctx, ref, sourceBuild, id)
+		return s.findInEngine(ctx, ref, originBuild, id)
 	}
-	temp, remove, err := s.temp(ctx)
+	temp, remove, err := s.makeTemp(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -280,5 +280,5 @@ func (s *Store) findBuild(ctx context.Context, ref images.Reference) (*found, er
 	}
 	inner := im.close
 	im.close = func() { inner(); remove() } //nolint:errcheck // what is left is swept
-	return s.local(ref, sourceBuild, im, nil)
+	return s.wrapImage(ref, originBuild, im, nil)
 }

@@ -53,7 +53,7 @@ func newImage(ref images.Reference, config []byte, layers []layer.Layer, platfor
 		}
 		layers[i].DiffID = id.String()
 	}
-	if err := im.runsOn(platform); err != nil {
+	if err := im.checkPlatform(platform); err != nil {
 		return nil, err
 	}
 	return im, nil
@@ -61,7 +61,7 @@ func newImage(ref images.Reference, config []byte, layers []layer.Layer, platfor
 
 // runsOn compares the image's platform with the one that is wanted. What an
 // image doesn't say can't be wrong.
-func (im *image) runsOn(platform string) error {
+func (im *image) checkPlatform(platform string) error {
 	system, machine, _ := strings.Cut(platform, "/")
 	c := im.parsed
 	if (c.OS != "" && c.OS != system) || (c.Architecture != "" && c.Architecture != machine) {
@@ -97,14 +97,14 @@ func parseDocument(raw []byte) (document, error) {
 }
 
 // getter gives the content that a descriptor names, checked.
-type getter func(ctx context.Context, d v1.Descriptor) ([]byte, error)
+type documentReader func(ctx context.Context, d v1.Descriptor) ([]byte, error)
 
 // maxNested is how deep indexes may be nested: a layout's own, a
 // multi-platform image's, and one for luck.
 const maxNested = 4
 
 // choose follows indexes to the manifest for platform.
-func choose(ctx context.Context, raw []byte, platform string, get getter) (manifest []byte, d document, err error) {
+func selectManifest(ctx context.Context, raw []byte, platform string, get documentReader) (manifest []byte, d document, err error) {
 	for range maxNested {
 		if d, err = parseDocument(raw); err != nil {
 			return nil, d, err
@@ -112,7 +112,7 @@ func choose(ctx context.Context, raw []byte, platform string, get getter) (manif
 		if d.Manifests == nil {
 			return raw, d, nil
 		}
-		next, err := pick(d.Manifests, platform)
+		next, err := selectPlatform(d.Manifests, platform)
 		if err != nil {
 			return nil, d, err
 		}
@@ -125,7 +125,7 @@ func choose(ctx context.Context, raw []byte, platform string, get getter) (manif
 
 // pick gives the entry of an index that is for platform: the first that says
 // so, or the only one if it says nothing.
-func pick(list []v1.Descriptor, platform string) (v1.Descriptor, error) {
+func selectPlatform(list []v1.Descriptor, platform string) (v1.Descriptor, error) {
 	system, machine, _ := strings.Cut(platform, "/")
 	var has []string
 	for _, d := range list {
@@ -153,10 +153,10 @@ func pick(list []v1.Descriptor, platform string) (v1.Descriptor, error) {
 var imageConfigs = []types.MediaType{types.OCIConfigJSON, types.DockerConfigJSON, ""}
 
 // blobSource opens a blob that a manifest names.
-type blobSource func(ctx context.Context, d v1.Descriptor) (io.ReadCloser, error)
+type blobOpener func(ctx context.Context, d v1.Descriptor) (io.ReadCloser, error)
 
 // fromManifest is the image of a manifest.
-func fromManifest(ctx context.Context, ref images.Reference, manifest []byte, d document, o *Options, get getter, open blobSource) (*image, error) {
+func imageFromManifest(ctx context.Context, ref images.Reference, manifest []byte, d document, o *Options, get documentReader, open blobOpener) (*image, error) {
 	if !slices.Contains(imageConfigs, d.Config.MediaType) {
 		return nil, fmt.Errorf("image %s: %w: it is no container image but %s", ref, images.ErrInvalid, d.Config.MediaType)
 	}

@@ -69,7 +69,7 @@ func (s *Store) tryLock(name string) (release func(), ok bool, err error) {
 }
 
 // use takes a lease on a tree, there or not: from now on it is not removed.
-func (s *Store) use(ctx context.Context, key string) (release func(), err error) {
+func (s *Store) acquireLease(ctx context.Context, key string) (release func(), err error) {
 	unlock, err := s.lock(ctx, lockStore, true, pollStore)
 	if err != nil {
 		return nil, err
@@ -80,7 +80,7 @@ func (s *Store) use(ctx context.Context, key string) (release func(), err error)
 
 // inUse says whether anybody has a lease on a tree. The caller holds the store
 // exclusively.
-func (s *Store) inUse(key string) (bool, error) {
+func (s *Store) isLeased(key string) (bool, error) {
 	release, ok, err := s.tryLock(key + ".use")
 	if err != nil || !ok {
 		return true, err
@@ -91,17 +91,17 @@ func (s *Store) inUse(key string) (bool, error) {
 
 // temp makes a folder below tmp, on the store's file system, that belongs to
 // this process until it is removed or the process ends.
-func (s *Store) temp(ctx context.Context) (dir string, remove func() error, err error) {
+func (s *Store) makeTemp(ctx context.Context) (dir string, remove func() error, err error) {
 	unlock, err := s.lock(ctx, lockStore, true, pollStore)
 	if err != nil {
 		return "", nil, err
 	}
 	defer unlock()
-	return s.tempLocked()
+	return s.makeTempLocked()
 }
 
 // tempLocked is temp for who holds the store.
-func (s *Store) tempLocked() (dir string, remove func() error, err error) {
+func (s *Store) makeTempLocked() (dir string, remove func() error, err error) {
 	dir, err = os.MkdirTemp(filepath.Join(s.o.Dir, "tmp"), "")
 	if err != nil {
 		return "", nil, fmt.Errorf("make temporary folder: %w", err)
@@ -116,12 +116,12 @@ func (s *Store) tempLocked() (dir string, remove func() error, err error) {
 }
 
 // sweep removes what dead processes left in tmp, and says how much that was.
-func (s *Store) sweep(ctx context.Context) (count int, bytes int64, err error) {
+func (s *Store) sweepOrphans(ctx context.Context) (count int, bytes int64, err error) {
 	unlock, err := s.lock(ctx, lockStore, false, pollStore)
 	if err != nil {
 		return 0, 0, err
 	}
-	dead, err := s.dead()
+	dead, err := s.lockOrphans()
 	unlock()
 	errs := []error{err}
 	for _, d := range dead {
@@ -131,19 +131,19 @@ func (s *Store) sweep(ctx context.Context) (count int, bytes int64, err error) {
 	return len(dead), bytes, errors.Join(errs...)
 }
 
-type leftover struct {
+type orphan struct {
 	dir  string
 	lock *flock.Flock // held
 }
 
 // dead takes hold of the temporary folders whose owner is gone.
-func (s *Store) dead() ([]leftover, error) {
+func (s *Store) lockOrphans() ([]orphan, error) {
 	entries, err := os.ReadDir(filepath.Join(s.o.Dir, "tmp"))
 	if err != nil {
 		return nil, fmt.Errorf("list temporary folders: %w", err)
 	}
 	seen := map[string]bool{}
-	var dead []leftover
+	var dead []orphan
 	var errs []error
 	for _, e := range entries {
 		dir := filepath.Join(s.o.Dir, "tmp", strings.TrimSuffix(e.Name(), ".lock"))
@@ -155,10 +155,10 @@ func (s *Store) dead() ([]leftover, error) {
 		switch ok, err := l.TryLock(); {
 		case err != nil:
 			errs = append(errs, err, l.Close())
-		case ok && !exists(dir): // removed a moment ago by its owner
+		case ok && !pathExists(dir): // removed a moment ago by its owner
 			errs = append(errs, os.Remove(l.Path()), l.Close())
 		case ok:
-			dead = append(dead, leftover{dir, l})
+			dead = append(dead, orphan{dir, l})
 		default:
 			errs = append(errs, l.Close())
 		}
@@ -179,7 +179,7 @@ func diskSize(dir string) (bytes int64) {
 	return bytes
 }
 
-func exists(path string) bool {
+func pathExists(path string) bool {
 	_, err := os.Lstat(path)
 	return err == nil
 }

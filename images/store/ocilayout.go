@@ -29,7 +29,7 @@ func openLayout(ctx context.Context, ref images.Reference, o *Options) (*image, 
 		return nil, fmt.Errorf("image %s: %w: %w", ref, images.ErrInvalid, err)
 	}
 	l := ociLayout{root: root, limit: o.Limits.MetadataBytes}
-	im, err := l.image(ctx, ref, o)
+	im, err := l.readImage(ctx, ref, o)
 	if err != nil {
 		return nil, errors.Join(err, root.Close())
 	}
@@ -42,8 +42,8 @@ type ociLayout struct {
 	limit int64
 }
 
-func (l ociLayout) image(ctx context.Context, ref images.Reference, o *Options) (*image, error) {
-	index, err := l.read("index.json")
+func (l ociLayout) readImage(ctx context.Context, ref images.Reference, o *Options) (*image, error) {
+	index, err := l.readFile("index.json")
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("image %s: %w: the folder has no index.json: it is no OCI image layout", ref, images.ErrInvalid)
 	} else if err != nil {
@@ -53,24 +53,24 @@ func (l ociLayout) image(ctx context.Context, ref images.Reference, o *Options) 
 	if err != nil {
 		return nil, fmt.Errorf("image %s: %w", ref, err)
 	}
-	first, err := l.first(d.Manifests, ref, o.Platform)
+	first, err := l.selectEntry(d.Manifests, ref, o.Platform)
 	if err != nil {
 		return nil, fmt.Errorf("image %s: %w", ref, err)
 	}
-	raw, err := l.get(ctx, first)
+	raw, err := l.readBlob(ctx, first)
 	if err != nil {
 		return nil, fmt.Errorf("image %s: %w", ref, err)
 	}
-	manifest, d, err := choose(ctx, raw, o.Platform, l.get)
+	manifest, d, err := selectManifest(ctx, raw, o.Platform, l.readBlob)
 	if err != nil {
 		return nil, fmt.Errorf("image %s: %w", ref, err)
 	}
-	return fromManifest(ctx, ref, manifest, d, o, l.get, l.open)
+	return imageFromManifest(ctx, ref, manifest, d, o, l.readBlob, l.openBlob)
 }
 
 // first is the entry of the layout's index that ref names: by digest, by tag,
 // or the only one for the platform.
-func (l ociLayout) first(list []v1.Descriptor, ref images.Reference, platform string) (v1.Descriptor, error) {
+func (l ociLayout) selectEntry(list []v1.Descriptor, ref images.Reference, platform string) (v1.Descriptor, error) {
 	var tags []string
 	var left []v1.Descriptor
 	for _, d := range list {
@@ -101,10 +101,10 @@ func (l ociLayout) first(list []v1.Descriptor, ref images.Reference, platform st
 			return v1.Descriptor{}, fmt.Errorf("%w: the layout holds several images: name one by its tag (oci-layout:DIR:TAG), %s", images.ErrInvalid, strings.Join(tags, ", "))
 		}
 	}
-	return pick(left, platform)
+	return selectPlatform(left, platform)
 }
 
-func (l ociLayout) read(name string) ([]byte, error) {
+func (l ociLayout) readFile(name string) ([]byte, error) {
 	f, err := openRegular(l.root, name)
 	if err != nil {
 		return nil, err
@@ -114,8 +114,8 @@ func (l ociLayout) read(name string) ([]byte, error) {
 }
 
 // get is a [getter].
-func (l ociLayout) get(ctx context.Context, d v1.Descriptor) ([]byte, error) {
-	r, err := l.open(ctx, d)
+func (l ociLayout) readBlob(ctx context.Context, d v1.Descriptor) ([]byte, error) {
+	r, err := l.openBlob(ctx, d)
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +124,7 @@ func (l ociLayout) get(ctx context.Context, d v1.Descriptor) ([]byte, error) {
 }
 
 // open is a [blobSource].
-func (l ociLayout) open(_ context.Context, d v1.Descriptor) (io.ReadCloser, error) {
+func (l ociLayout) openBlob(_ context.Context, d v1.Descriptor) (io.ReadCloser, error) {
 	if d.Digest.Algorithm != "sha256" {
 		return nil, fmt.Errorf("%w: digest %s: sha256 is needed", images.ErrUnsupported, d.Digest)
 	}

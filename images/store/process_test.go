@@ -147,7 +147,7 @@ func TestKilledAtAnyStep(t *testing.T) {
 		if err != nil {
 			t.Fatalf("after a kill at step %d: %v", at, err)
 		}
-		if at > 1 && !done && pruned.Leftovers == 0 && pruned.Bytes == 0 {
+		if at > 1 && !done && pruned.Orphans == 0 && pruned.Bytes == 0 {
 			t.Errorf("a kill at step %d left nothing to clean up: was it a kill at work?", at)
 		}
 		noHalves(t, s)
@@ -192,7 +192,7 @@ func TestKilledAtAnyTime(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		halves += pruned.Leftovers
+		halves += pruned.Orphans
 		noHalves(t, s)
 		root, release := rootfs(t, s, ref)
 		entries, err := os.ReadDir(filepath.Join(root.Dir, "d"))
@@ -244,15 +244,15 @@ func TestTwoProcesses(t *testing.T) {
 
 	// A third store sees that they live, and that they are dead.
 	s := openStore(t, dir)
-	if done, err := s.Prune(t.Context(), 0); err != nil || len(done.Kept) != 1 || !exists(first) {
+	if done, err := s.Prune(t.Context(), 0); err != nil || len(done.Kept) != 1 || !pathExists(first) {
 		t.Errorf("prune beside two that live: %+v, %v", done, err)
 	}
 	one.kill()
-	if done, err := s.Prune(t.Context(), 0); err != nil || len(done.Kept) != 1 || !exists(first) {
+	if done, err := s.Prune(t.Context(), 0); err != nil || len(done.Kept) != 1 || !pathExists(first) {
 		t.Errorf("prune beside one that lives: %+v, %v", done, err)
 	}
 	two.kill()
-	if done, err := s.Prune(t.Context(), 0); err != nil || len(done.Images) != 1 || exists(first) {
+	if done, err := s.Prune(t.Context(), 0); err != nil || len(done.Images) != 1 || pathExists(first) {
 		t.Errorf("prune after both: %+v, %v", done, err)
 	}
 	noHalves(t, s)

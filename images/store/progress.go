@@ -43,7 +43,7 @@ type reporter struct {
 	last   map[string]time.Time
 }
 
-func (r *reporter) send(p Progress) {
+func (r *reporter) sendReport(p Progress) {
 	if r == nil || r.report == nil {
 		return
 	}

@@ -15,17 +15,17 @@ import (
 )
 
 // describe is a record as an image.
-func (s *Store) describe(r *record) images.Image {
+func (s *Store) describeRecord(r *record) images.Image {
 	im := images.Image{
 		Digest: r.Digest, ID: r.ID, Platform: r.Platform, Created: r.Created, Pulled: r.Pulled, Used: r.used, Volumes: r.Volumes, Env: r.Env,
 	}
 	im.Reference, _ = images.ParseReference(r.Reference) //nolint:errcheck // it was one when it was written
 	for _, b := range r.Blobs {
-		if info, err := os.Lstat(s.blobs.path(b)); err == nil {
+		if info, err := os.Lstat(s.blobs.blobPath(b)); err == nil {
 			im.Size += info.Size()
 		}
 	}
-	if f, err := s.factsOf(r.Tree); err == nil {
+	if f, err := s.readFacts(r.Tree); err == nil {
 		im.Unpacked, im.Size, im.Volumes = true, im.Size+f.Bytes, f.Volumes
 	}
 	return im
@@ -39,14 +39,14 @@ func (s *Store) List(ctx context.Context) ([]images.Image, error) {
 		return nil, err
 	}
 	defer unlock()
-	records, _, err := s.records()
+	records, _, err := s.listRecords()
 	if err != nil {
 		return nil, err
 	}
 	list := []images.Image{}
 	for _, r := range records {
-		im := s.describe(r)
-		if im.InUse, err = s.inUse(r.Tree); err != nil {
+		im := s.describeRecord(r)
+		if im.InUse, err = s.isLeased(r.Tree); err != nil {
 			return nil, fmt.Errorf("list images: %w", err)
 		}
 		list = append(list, im)
@@ -63,16 +63,16 @@ func (s *Store) Remove(ctx context.Context, ref images.Reference) (Pruned, error
 	names := []string{ref.String()}
 	if ref.Scheme == images.SchemeName {
 		if reg, err := openRegistry(ref, &s.o); err == nil {
-			names = append(names, reg.canonical())
+			names = append(names, reg.canonicalName())
 		}
 	}
 	paths := map[string]bool{}
 	for _, name := range names {
-		for _, from := range []source{sourceRegistry, sourceEngine, sourceLocal, sourceBuild} {
+		for _, from := range []origin{originRegistry, originEngine, originLocal, originBuild} {
 			paths[s.recordPath(from, name)] = true
 		}
 	}
-	done, err := s.collect(ctx, func(path string, _ *record) bool { return paths[path] })
+	done, err := s.collectGarbage(ctx, func(path string, _ *record) bool { return paths[path] })
 	switch {
 	case err != nil:
 		return done, err
@@ -89,19 +89,19 @@ func (s *Store) Remove(ctx context.Context, ref images.Reference) (Pruned, error
 // while an image is being fetched the layers that none needs do too.
 func (s *Store) Prune(ctx context.Context, unused time.Duration) (Pruned, error) {
 	before := time.Now().Add(-unused)
-	return s.collect(ctx, func(_ string, r *record) bool { return !r.used.After(before) })
+	return s.collectGarbage(ctx, func(_ string, r *record) bool { return !r.used.After(before) })
 }
 
 // collect forgets the records that drop picks, if nobody uses their trees,
 // and removes what no record names.
-func (s *Store) collect(ctx context.Context, drop func(path string, r *record) bool) (Pruned, error) {
+func (s *Store) collectGarbage(ctx context.Context, drop func(path string, r *record) bool) (Pruned, error) {
 	var done Pruned
 	var err error
-	done.Leftovers, done.Bytes, err = s.sweep(ctx)
+	done.Orphans, done.Bytes, err = s.sweepOrphans(ctx)
 	if err != nil {
 		return done, fmt.Errorf("prune images: %w", err)
 	}
-	trash, remove, err := s.detach(ctx, &done, drop)
+	trash, remove, err := s.detachUnused(ctx, &done, drop)
 	if err != nil {
 		return done, fmt.Errorf("prune images: %w", err)
 	}
@@ -115,17 +115,17 @@ func (s *Store) collect(ctx context.Context, drop func(path string, r *record) b
 
 // detach does, under the store's lock, what takes a moment: it removes records
 // and blobs and moves trees away.
-func (s *Store) detach(ctx context.Context, done *Pruned, drop func(path string, r *record) bool) (trash string, remove func() error, err error) {
+func (s *Store) detachUnused(ctx context.Context, done *Pruned, drop func(path string, r *record) bool) (trash string, remove func() error, err error) {
 	unlock, err := s.lock(ctx, lockStore, false, pollStore)
 	if err != nil {
 		return "", nil, err
 	}
 	defer unlock()
-	trash, remove, err = s.tempLocked()
+	trash, remove, err = s.makeTempLocked()
 	if err != nil {
 		return "", nil, err
 	}
-	left, err := s.forget(done, drop)
+	left, err := s.forgetRecords(done, drop)
 	if err == nil {
 		err = s.dropTrees(left, trash)
 	}
@@ -139,8 +139,8 @@ func (s *Store) detach(ctx context.Context, done *Pruned, drop func(path string,
 }
 
 // forget removes records, and gives those that are left.
-func (s *Store) forget(done *Pruned, drop func(path string, r *record) bool) (left []*record, err error) {
-	records, damaged, err := s.records()
+func (s *Store) forgetRecords(done *Pruned, drop func(path string, r *record) bool) (left []*record, err error) {
+	records, damaged, err := s.listRecords()
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +148,7 @@ func (s *Store) forget(done *Pruned, drop func(path string, r *record) bool) (le
 		if err := os.Remove(path); err != nil {
 			return nil, err
 		}
-		done.Leftovers++
+		done.Orphans++
 	}
 	for _, r := range records {
 		path := r.path
@@ -156,11 +156,11 @@ func (s *Store) forget(done *Pruned, drop func(path string, r *record) bool) (le
 			left = append(left, r)
 			continue
 		}
-		used, err := s.inUse(r.Tree)
+		used, err := s.isLeased(r.Tree)
 		if err != nil {
 			return nil, err
 		}
-		im := s.describe(r)
+		im := s.describeRecord(r)
 		if im.InUse = used; used {
 			done.Kept, left = append(done.Kept, im), append(left, r)
 			continue
@@ -185,7 +185,7 @@ func (s *Store) dropTrees(left []*record, trash string) error {
 		if slices.ContainsFunc(left, func(r *record) bool { return r.Tree == key }) {
 			continue
 		}
-		if used, err := s.inUse(key); err != nil || used {
+		if used, err := s.isLeased(key); err != nil || used {
 			if err != nil {
 				return err
 			}
@@ -205,7 +205,7 @@ func (s *Store) dropLocks() error {
 	}
 	for _, e := range entries {
 		key, _, ok := strings.Cut(e.Name(), ".")
-		if !ok || exists(s.treePath(key)) {
+		if !ok || pathExists(s.treePath(key)) {
 			continue
 		}
 		release, free, err := s.tryLock(e.Name())

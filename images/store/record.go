@@ -22,7 +22,7 @@ import (
 type record struct {
 	Version   int    `json:"version"`
 	Reference string `json:"reference"`
-	Source    source `json:"source"`
+	Source    origin `json:"source"`
 	Platform  string `json:"platform"`
 	// Digest and ID are those of [images.Image].
 	Digest string `json:"digest"`
@@ -44,25 +44,25 @@ type record struct {
 
 // source is where a record's image came from. A name may have two records: what
 // an engine has for it and what its registry says are two things.
-type source string
+type origin string
 
 const (
-	sourceRegistry source = "registry"
-	sourceEngine   source = "engine"
-	sourceLocal    source = "local" // a layout, an archive
-	sourceBuild    source = "build"
+	originRegistry origin = "registry"
+	originEngine   origin = "engine"
+	originLocal    origin = "local" // a layout, an archive
+	originBuild    origin = "build"
 )
 
 const recordVersion = 1
 
-func (s *Store) recordPath(from source, name string) string {
+func (s *Store) recordPath(from origin, name string) string {
 	key := digest.Hex(digest.Of([]byte(strings.Join([]string{string(from), name, s.o.Platform}, "\n"))))
 	return filepath.Join(s.o.Dir, "refs", key+".json")
 }
 
 // recall reads what is known of a name; nil if nothing is, or nothing that
 // this version understands.
-func (s *Store) recall(from source, name string) (*record, error) {
+func (s *Store) loadRecord(from origin, name string) (*record, error) {
 	r, err := readRecord(s.recordPath(from, name))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, images.ErrInvalid) {
 		return nil, nil
@@ -94,21 +94,21 @@ func readRecord(path string) (*record, error) {
 }
 
 // remember writes what is known of a name, whole or not at all.
-func (s *Store) remember(ctx context.Context, name string, r *record) error {
+func (s *Store) saveRecord(ctx context.Context, name string, r *record) error {
 	r.Version = recordVersion
 	data, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return fmt.Errorf("remember image: %w", err)
 	}
-	temp, remove, err := s.temp(ctx)
+	temp, remove, err := s.makeTemp(ctx)
 	if err != nil {
 		return err
 	}
-	return errors.Join(writeWhole(temp, s.recordPath(r.Source, name), data), remove())
+	return errors.Join(writeFileAtomic(temp, s.recordPath(r.Source, name), data), remove())
 }
 
 // writeWhole writes a file that is there whole or not at all, by way of temp.
-func writeWhole(temp, path string, data []byte) error {
+func writeFileAtomic(temp, path string, data []byte) error {
 	f, err := os.CreateTemp(temp, "record-*")
 	if err != nil {
 		return fmt.Errorf("write %s: %w", filepath.Base(path), err)
@@ -129,13 +129,13 @@ func writeWhole(temp, path string, data []byte) error {
 
 // touch notes that a record is used now. Where that fails, it counts as used
 // when it was made.
-func (s *Store) touch(from source, name string) {
+func (s *Store) touchRecord(from origin, name string) {
 	now := time.Now()
 	os.Chtimes(s.recordPath(from, name), now, now) //nolint:errcheck // see above
 }
 
 // records reads all records. Damaged ones are given by their paths.
-func (s *Store) records() (list []*record, damaged []string, err error) {
+func (s *Store) listRecords() (list []*record, damaged []string, err error) {
 	dir := filepath.Join(s.o.Dir, "refs")
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -23,7 +23,7 @@ import (
 
 // attempts bounds how often a blob is asked for if its download breaks; the
 // client's own retries are about requests, not about bodies.
-const attempts = 3
+const maxAttempts = 3
 
 // registry is one repository of a registry.
 type registry struct {
@@ -49,10 +49,10 @@ func openRegistry(ref images.Reference, o *Options) (*registry, error) {
 		keychain = authn.DefaultKeychain
 	}
 	puller, err := remote.NewPuller(
-		remote.WithTransport(&guard{base: o.Transport, host: host, plain: plainHTTP(host, o.PlainHTTP), limit: o.Limits.MetadataBytes}),
+		remote.WithTransport(&guardedTransport{base: o.Transport, host: host, plain: plainHTTP(host, o.PlainHTTP), limit: o.Limits.MetadataBytes}),
 		remote.WithAuthFromKeychain(keychain),
 		remote.WithUserAgent("caisson"),
-		remote.WithRetryBackoff(remote.Backoff{Duration: 200 * time.Millisecond, Factor: 3, Jitter: 0.2, Steps: attempts}),
+		remote.WithRetryBackoff(remote.Backoff{Duration: 200 * time.Millisecond, Factor: 3, Jitter: 0.2, Steps: maxAttempts}),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("prepare registry client: %w", err)
@@ -62,55 +62,55 @@ func openRegistry(ref images.Reference, o *Options) (*registry, error) {
 
 // canonical is the reference with its registry and tag, so that debian and
 // docker.io/library/debian:latest are one.
-func (r *registry) canonical() string { return r.ref.Name() }
+func (r *registry) canonicalName() string { return r.ref.Name() }
 
 // manifest asks what the reference names: a manifest or an index.
-func (r *registry) manifest(ctx context.Context) ([]byte, error) {
-	return r.fetch(ctx, r.ref)
+func (r *registry) fetchManifest(ctx context.Context) ([]byte, error) {
+	return r.fetchReference(ctx, r.ref)
 }
 
 // at asks for a manifest by its digest.
-func (r *registry) at(ctx context.Context, digest string) ([]byte, error) {
-	return r.fetch(ctx, r.ref.Context().Digest(digest))
+func (r *registry) fetchDigest(ctx context.Context, digest string) ([]byte, error) {
+	return r.fetchReference(ctx, r.ref.Context().Digest(digest))
 }
 
-func (r *registry) fetch(ctx context.Context, ref name.Reference) ([]byte, error) {
+func (r *registry) fetchReference(ctx context.Context, ref name.Reference) ([]byte, error) {
 	d, err := r.puller.Get(ctx, ref)
 	if err != nil {
-		return nil, r.fault(ctx, err)
+		return nil, r.classifyError(ctx, err)
 	}
 	return d.Manifest, nil
 }
 
 // get is a [getter]: documents below an index.
-func (r *registry) get(ctx context.Context, d v1.Descriptor) ([]byte, error) {
+func (r *registry) fetchDocument(ctx context.Context, d v1.Descriptor) ([]byte, error) {
 	if strings.Contains(string(d.MediaType), "manifest") || strings.Contains(string(d.MediaType), "image.index") {
-		return r.at(ctx, d.Digest.String())
+		return r.fetchDigest(ctx, d.Digest.String())
 	}
 	if d.Size > r.o.Limits.MetadataBytes {
 		return nil, fmt.Errorf("%w: a description of %d bytes, at most %d", images.ErrRefused, d.Size, r.o.Limits.MetadataBytes)
 	}
-	body, err := r.blob(ctx, d)
+	body, err := r.openBlob(ctx, d)
 	if err != nil {
 		return nil, err
 	}
 	defer body.Close() //nolint:errcheck // only read
 	data, err := readDocument(body, d, r.o.Limits.MetadataBytes)
 	if err != nil {
-		return nil, r.fault(ctx, err)
+		return nil, r.classifyError(ctx, err)
 	}
 	return data, nil
 }
 
 // blob asks for a blob; the reader ends if nothing comes for a while.
-func (r *registry) blob(ctx context.Context, d v1.Descriptor) (io.ReadCloser, error) {
-	idle := newIdle(ctx, r.o.IdleTimeout)
+func (r *registry) openBlob(ctx context.Context, d v1.Descriptor) (io.ReadCloser, error) {
+	idle := newIdleReader(ctx, r.o.IdleTimeout)
 	l, err := r.puller.Layer(idle.ctx, r.ref.Context().Digest(d.Digest.String()))
 	if err == nil {
 		idle.body, err = l.Compressed()
 	}
 	if err != nil {
-		err = r.fault(idle.ctx, err)
+		err = r.classifyError(idle.ctx, err)
 		idle.cancel(nil)
 		return nil, err
 	}
@@ -118,9 +118,9 @@ func (r *registry) blob(ctx context.Context, d v1.Descriptor) (io.ReadCloser, er
 }
 
 // download puts a blob into b, by way of temp; progress gets the bytes so far.
-func (r *registry) download(ctx context.Context, d v1.Descriptor, b blobs, temp string, progress func(done int64)) error {
+func (r *registry) downloadBlob(ctx context.Context, d v1.Descriptor, b blobs, temp string, progress func(done int64)) error {
 	var err error
-	for try := range attempts {
+	for try := range maxAttempts {
 		if try > 0 {
 			select {
 			case <-ctx.Done():
@@ -128,7 +128,7 @@ func (r *registry) download(ctx context.Context, d v1.Descriptor, b blobs, temp 
 			case <-time.After(200 * time.Millisecond << try):
 			}
 		}
-		err = r.downloadOnce(ctx, d, b, temp, progress)
+		err = r.downloadBlobOnce(ctx, d, b, temp, progress)
 		if err == nil || ctx.Err() != nil || slices.ContainsFunc([]error{images.ErrDigest, images.ErrRefused, images.ErrNotFound, images.ErrUnauthorized},
 			func(class error) bool { return errors.Is(err, class) }) {
 			return err
@@ -137,20 +137,20 @@ func (r *registry) download(ctx context.Context, d v1.Descriptor, b blobs, temp 
 	return err
 }
 
-func (r *registry) downloadOnce(ctx context.Context, d v1.Descriptor, b blobs, temp string, progress func(done int64)) error {
-	body, err := r.blob(ctx, d)
+func (r *registry) downloadBlobOnce(ctx context.Context, d v1.Descriptor, b blobs, temp string, progress func(done int64)) error {
+	body, err := r.openBlob(ctx, d)
 	if err != nil {
 		return err
 	}
-	counted := &counter{r: body, limit: d.Size, report: progress}
-	if err = b.put(d.Digest.String(), counted, temp); err != nil && counted.err != nil {
-		err = r.fault(ctx, counted.err)
+	counted := &countingReader{r: body, limit: d.Size, report: progress}
+	if err = b.writeBlob(d.Digest.String(), counted, temp); err != nil && counted.err != nil {
+		err = r.classifyError(ctx, counted.err)
 	}
 	return errors.Join(err, body.Close())
 }
 
 // counter counts what is read, and reads no more than was announced.
-type counter struct {
+type countingReader struct {
 	r      io.Reader
 	n      int64
 	limit  int64
@@ -158,7 +158,7 @@ type counter struct {
 	err    error // of reading
 }
 
-func (c *counter) Read(p []byte) (int, error) {
+func (c *countingReader) Read(p []byte) (int, error) {
 	n, err := c.r.Read(p)
 	c.n += int64(n)
 	if c.n > c.limit {
@@ -175,7 +175,7 @@ func (c *counter) Read(p []byte) (int, error) {
 
 // fault gives an error of the client its class, cause and mend. ctx is the
 // request's: its cause says why it was given up.
-func (r *registry) fault(ctx context.Context, err error) error {
+func (r *registry) classifyError(ctx context.Context, err error) error {
 	host := r.ref.Context().RegistryStr()
 	if ctx.Err() != nil {
 		if cause := context.Cause(ctx); !errors.Is(cause, images.ErrUnreachable) {
@@ -216,25 +216,25 @@ func (r *registry) fault(ctx context.Context, err error) error {
 }
 
 // idle is a body that is given up when nothing comes for a while.
-type idle struct {
-	ctx    context.Context //nolint:containedctx // lives as long as one download
-	cancel context.CancelCauseFunc
-	timer  *time.Timer
-	wait   time.Duration
-	body   io.ReadCloser
+type idleReader struct {
+	ctx     context.Context //nolint:containedctx // lives as long as one download
+	cancel  context.CancelCauseFunc
+	timer   *time.Timer
+	timeout time.Duration
+	body    io.ReadCloser
 }
 
-func newIdle(ctx context.Context, wait time.Duration) *idle {
+func newIdleReader(ctx context.Context, wait time.Duration) *idleReader {
 	inner, cancel := context.WithCancelCause(ctx)
-	return &idle{ctx: inner, cancel: cancel, wait: wait, timer: time.AfterFunc(wait, func() {
+	return &idleReader{ctx: inner, cancel: cancel, timeout: wait, timer: time.AfterFunc(wait, func() {
 		cancel(fmt.Errorf("%w: nothing came for %s", images.ErrUnreachable, wait))
 	})}
 }
 
-func (i *idle) Read(p []byte) (int, error) {
+func (i *idleReader) Read(p []byte) (int, error) {
 	n, err := i.body.Read(p)
 	if n > 0 {
-		i.timer.Reset(i.wait)
+		i.timer.Reset(i.timeout)
 	}
 	if err != nil && !errors.Is(err, io.EOF) && i.ctx.Err() != nil {
 		err = context.Cause(i.ctx)
@@ -242,7 +242,7 @@ func (i *idle) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (i *idle) Close() error {
+func (i *idleReader) Close() error {
 	i.timer.Stop()
 	err := i.body.Close()
 	i.cancel(nil)
@@ -252,7 +252,7 @@ func (i *idle) Close() error {
 // guard is the transport to one registry: it keeps to TLS wherever the user
 // has not said otherwise, since the client would fall back to plain HTTP for
 // private addresses by itself, and bounds what describes images.
-type guard struct {
+type guardedTransport struct {
 	base  http.RoundTripper
 	host  string // of the registry
 	plain bool   // it may be spoken to without TLS
@@ -260,25 +260,25 @@ type guard struct {
 }
 
 // RoundTrip is http.RoundTripper.
-func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
+func (g *guardedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.URL.Scheme != "https" && (!g.plain || req.URL.Host != g.host) {
 		return nil, fmt.Errorf("%w: %s would be asked without TLS: name it as a registry of plain HTTP in your configuration, if you trust the network to it",
 			images.ErrUnsupported, req.URL.Host)
 	}
 	resp, err := g.base.RoundTrip(req)
 	if err == nil && strings.Contains(req.URL.Path, "/manifests/") {
-		resp.Body = opened{Reader: &bounded{resp.Body, g.limit}, closers: []io.Closer{resp.Body}}
+		resp.Body = readCloser{Reader: &boundedReader{resp.Body, g.limit}, closers: []io.Closer{resp.Body}}
 	}
 	return resp, err
 }
 
 // bounded fails where more than left bytes come.
-type bounded struct {
+type boundedReader struct {
 	r    io.Reader
 	left int64
 }
 
-func (b *bounded) Read(p []byte) (int, error) {
+func (b *boundedReader) Read(p []byte) (int, error) {
 	n, err := b.r.Read(p)
 	if b.left -= int64(n); b.left < 0 {
 		return 0, fmt.Errorf("%w: a description that is too long", images.ErrRefused)

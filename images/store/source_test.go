@@ -233,7 +233,7 @@ func TestHostileArchive(t *testing.T) {
 	good := fmt.Sprintf(`{"os":"linux","architecture":"amd64","rootfs":{"type":"layers","diff_ids":[%q]}}`, digest.Of([]byte(sh)))
 	manifest := imagetest.File("manifest.json", `[{"Config":"c.json","Layers":["a/layer.tar"]}]`)
 	many := []imagetest.Item{}
-	for range maxArchived + 1 {
+	for range maxArchiveFiles + 1 {
 		many = append(many, imagetest.Directory("d"))
 	}
 	for what, tt := range map[string]struct {
@@ -318,7 +318,7 @@ func TestImageFaults(t *testing.T) {
 	if got := read(t, root, "usr/etc/passwd"); !strings.HasPrefix(got, "agent:x:10001:") {
 		t.Errorf("passwd %q", got)
 	}
-	if exists("/nowhere") {
+	if pathExists("/nowhere") {
 		t.Error("a link was followed out of the tree")
 	}
 }
@@ -618,7 +618,7 @@ esac`)
 func TestChooseEnds(t *testing.T) {
 	h := v1.Hash{Algorithm: "sha256", Hex: strings.Repeat("1", 64)}
 	index := []byte(`{"manifests":[{"digest":"` + h.String() + `"}]}`)
-	_, _, err := choose(t.Context(), index, "linux/amd64", func(context.Context, v1.Descriptor) ([]byte, error) { return index, nil })
+	_, _, err := selectManifest(t.Context(), index, "linux/amd64", func(context.Context, v1.Descriptor) ([]byte, error) { return index, nil })
 	if !errors.Is(err, images.ErrInvalid) {
 		t.Errorf("an index of itself: %v", err)
 	}

@@ -75,7 +75,7 @@ type Pruned struct {
 	// Kept are the images that would have gone if they were not in use.
 	Kept []images.Image
 	// Leftovers counts what dead processes left half made and is gone now.
-	Leftovers int
+	Orphans int
 }
 
 // Store is a cache of images, shared by all sessions of a user: layers and
@@ -106,7 +106,7 @@ func New(o Options) (*Store, error) {
 		o.Transport = defaultTransport()
 	}
 	if o.Accounts == nil {
-		o.Accounts = agent()
+		o.Accounts = defaultAccounts()
 	}
 	for _, a := range o.Accounts {
 		if err := a.validate(); err != nil {
@@ -122,7 +122,7 @@ func New(o Options) (*Store, error) {
 		}
 	}
 	o.Dir = filepath.Clean(o.Dir)
-	if err := makeStore(o.Dir); err != nil {
+	if err := makeDirs(o.Dir); err != nil {
 		return nil, err
 	}
 	return &Store{o: o, blobs: blobs{o.Dir}, reports: &reporter{report: o.Progress}}, nil
@@ -130,7 +130,7 @@ func New(o Options) (*Store, error) {
 
 // makeStore makes the folders of a store. The first is checked, those below
 // are then nobody else's.
-func makeStore(dir string) error {
+func makeDirs(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("make image store: %w", err)
 	}
@@ -154,26 +154,26 @@ func makeStore(dir string) error {
 
 // with finds ref and does something with it, all under the fetch lock, and
 // notes that ref was used.
-func (s *Store) with(ctx context.Context, ref images.Reference, anew bool, do func(f *found) error) error {
+func (s *Store) withImage(ctx context.Context, ref images.Reference, refresh bool, do func(f *foundImage) error) error {
 	unlock, err := s.lock(ctx, lockFetch, true, pollStore)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	f, err := s.find(ctx, ref, anew)
+	f, err := s.findImage(ctx, ref, refresh)
 	if err != nil {
 		return err
 	}
 	defer f.close()
-	if f.fresh && !anew {
-		known, err := s.recall(f.record.Source, f.name)
+	if f.fresh && !refresh {
+		known, err := s.loadRecord(f.record.Source, f.name)
 		if err != nil {
 			return err
 		}
 		f.fresh = known == nil || known.ID != f.record.ID || known.Digest != f.record.Digest || known.EngineID != f.record.EngineID
 	}
 	if !f.fresh {
-		s.touch(f.record.Source, f.name)
+		s.touchRecord(f.record.Source, f.name)
 		return do(f)
 	}
 	// The pin comes last: an image that can't be fetched, or is refused, leaves
@@ -181,7 +181,7 @@ func (s *Store) with(ctx context.Context, ref images.Reference, anew bool, do fu
 	if err := do(f); err != nil {
 		return err
 	}
-	return s.remember(ctx, f.name, f.record)
+	return s.saveRecord(ctx, f.name, f.record)
 }
 
 // Resolve says what ref names now, without fetching its layers: as
@@ -189,8 +189,8 @@ func (s *Store) with(ctx context.Context, ref images.Reference, anew bool, do fu
 // engine for that, and a build has to be built.
 func (s *Store) Resolve(ctx context.Context, ref images.Reference) (images.Image, error) {
 	var im images.Image
-	err := s.with(ctx, ref, false, func(f *found) error {
-		im = s.describe(f.record)
+	err := s.withImage(ctx, ref, false, func(f *foundImage) error {
+		im = s.describeRecord(f.record)
 		return nil
 	})
 	return im, err
@@ -203,8 +203,8 @@ func (s *Store) Resolve(ctx context.Context, ref images.Reference) (images.Image
 // Errors wrap [images.ErrInvalid], [images.ErrUnsupported], [images.ErrNotFound], [images.ErrUnauthorized],
 // [images.ErrUnreachable], [images.ErrDigest] or [images.ErrRefused] (a [*layer.Error]).
 func (s *Store) RootFS(ctx context.Context, ref images.Reference) (root *images.RootFS, release func(), err error) {
-	err = s.with(ctx, ref, false, func(f *found) error {
-		root, release, err = s.take(ctx, ref, f)
+	err = s.withImage(ctx, ref, false, func(f *foundImage) error {
+		root, release, err = s.leaseTree(ctx, ref, f)
 		return err
 	})
 	if err != nil {
@@ -217,24 +217,24 @@ func (s *Store) RootFS(ctx context.Context, ref images.Reference) (root *images.
 }
 
 // take makes the tree of what was found and leases it.
-func (s *Store) take(ctx context.Context, ref images.Reference, f *found) (*images.RootFS, func(), error) {
+func (s *Store) leaseTree(ctx context.Context, ref images.Reference, f *foundImage) (*images.RootFS, func(), error) {
 	if runtime.GOOS != "linux" {
 		return nil, nil, fmt.Errorf("image %s: %w: a root filesystem can be unpacked on Linux alone: use an engine", ref, images.ErrUnsupported)
 	}
-	release, err := s.use(ctx, f.record.Tree)
+	release, err := s.acquireLease(ctx, f.record.Tree)
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := s.make(ctx, ref, f); err != nil {
+	if err := s.makeTree(ctx, ref, f); err != nil {
 		release()
 		return nil, nil, err
 	}
-	root, err := s.rootFS(ref, f.record)
+	root, err := s.describeTree(ref, f.record)
 	if err != nil {
 		release()
 		return nil, nil, err
 	}
-	s.reports.send(Progress{Reference: ref, Phase: PhaseDone})
+	s.reports.sendReport(Progress{Reference: ref, Phase: PhaseDone})
 	return root, sync.OnceFunc(release), nil
 }
 
@@ -242,7 +242,7 @@ func (s *Store) take(ctx context.Context, ref images.Reference, f *found) (*imag
 // against their digests, and nothing is tagged. After an error what was written
 // is worthless.
 func (s *Store) Archive(ctx context.Context, ref images.Reference, w io.Writer) (id string, err error) {
-	err = s.with(ctx, ref, false, func(f *found) error {
+	err = s.withImage(ctx, ref, false, func(f *foundImage) error {
 		im, err := f.open(ctx)
 		if err != nil {
 			return err
@@ -251,7 +251,7 @@ func (s *Store) Archive(ctx context.Context, ref images.Reference, w io.Writer) 
 		if err := writeArchive(ctx, im, w); err != nil {
 			return fmt.Errorf("image %s: write archive: %w", ref, err)
 		}
-		s.reports.send(Progress{Reference: ref, Phase: PhaseDone})
+		s.reports.sendReport(Progress{Reference: ref, Phase: PhaseDone})
 		return nil
 	})
 	return id, err
@@ -262,19 +262,19 @@ func (s *Store) Archive(ctx context.Context, ref images.Reference, w io.Writer) 
 func (s *Store) Pull(ctx context.Context, ref images.Reference) (images.Image, error) {
 	var im images.Image
 	release := func() {}
-	err := s.with(ctx, ref, true, func(f *found) error {
+	err := s.withImage(ctx, ref, true, func(f *foundImage) error {
 		if runtime.GOOS != "linux" {
 			if _, err := f.open(ctx); err != nil {
 				return err
 			}
-			im = s.describe(f.record)
+			im = s.describeRecord(f.record)
 			return nil
 		}
-		_, leased, err := s.take(ctx, ref, f)
+		_, leased, err := s.leaseTree(ctx, ref, f)
 		if err != nil {
 			return err
 		}
-		release, im = leased, s.describe(f.record)
+		release, im = leased, s.describeRecord(f.record)
 		return nil
 	})
 	release() // not before it is remembered: nothing else keeps it

@@ -523,7 +523,7 @@ func noHalves(t testing.TB, s *Store) {
 		t.Error(err)
 	}
 	for _, e := range trees {
-		if !exists(filepath.Join(s.treePath(e.Name()), "facts.json")) {
+		if !pathExists(filepath.Join(s.treePath(e.Name()), "facts.json")) {
 			t.Errorf("half a tree: %s", e.Name())
 		}
 	}
@@ -737,7 +737,7 @@ func TestListRemovePrune(t *testing.T) {
 	if err != nil || len(done.Images) != 1 || len(done.Kept) != 1 || done.Images[0].Reference != y || done.Bytes < 5000 {
 		t.Errorf("prune: %+v, %v", done, err)
 	}
-	if read(t, xRoot, "a") != strings.Repeat("1", 5000) || exists(yRoot.Dir) {
+	if read(t, xRoot, "a") != strings.Repeat("1", 5000) || pathExists(yRoot.Dir) {
 		t.Error("the wrong one went")
 	}
 	if done, err := s.Prune(t.Context(), time.Hour); err != nil || len(done.Images) != 0 || len(done.Kept) != 0 {
@@ -827,7 +827,7 @@ func TestDamagedStore(t *testing.T) {
 		}
 		root, release := rootfs(t, s, ref)
 		release()
-		if data, err := os.ReadFile(b); err != nil || digest.Of(data) != "sha256:"+filepath.Base(b) || !exists(root.Dir) {
+		if data, err := os.ReadFile(b); err != nil || digest.Of(data) != "sha256:"+filepath.Base(b) || !pathExists(root.Dir) {
 			t.Errorf("blob %s is %q, %v", b, data, err)
 		}
 	}
@@ -837,7 +837,7 @@ func TestDamagedStore(t *testing.T) {
 	root, release := rootfs(t, s, ref)
 	release()
 	boot := func() {
-		f, err := s.factsOf(filepath.Base(trees[0]))
+		f, err := s.readFacts(filepath.Base(trees[0]))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -16,7 +16,7 @@ import (
 
 // facts are what is known of a tree, beside it.
 type facts struct {
-	layer.Finished
+	layer.FinishResult
 	// Entries and Bytes are those of the whole tree, as a walk finds them.
 	Entries int   `json:"entries"`
 	Bytes   int64 `json:"bytes"`
@@ -25,7 +25,7 @@ type facts struct {
 	Boot string `json:"boot"`
 }
 
-func (s *Store) factsOf(key string) (facts, error) {
+func (s *Store) readFacts(key string) (facts, error) {
 	var f facts
 	data, err := os.ReadFile(filepath.Join(s.treePath(key), "facts.json"))
 	if err != nil {
@@ -43,18 +43,18 @@ func (s *Store) factsOf(key string) (facts, error) {
 // page cache and is whole. After a boot, which may have followed a power cut, a
 // file whose data never reached the disk is shorter than it was (ext4, xfs and
 // btrfs set the size with the data), so that a walk finds it.
-func (s *Store) sound(key string) bool {
-	f, err := s.factsOf(key)
+func (s *Store) isIntact(key string) bool {
+	f, err := s.readFacts(key)
 	return err == nil && f.Boot == bootID()
 }
 
 // proveSound walks a tree of an earlier boot. The caller holds its make lock.
-func (s *Store) proveSound(ctx context.Context, key string) bool {
-	f, err := s.factsOf(key)
+func (s *Store) verifyTree(ctx context.Context, key string) bool {
+	f, err := s.readFacts(key)
 	if err != nil {
 		return false
 	}
-	entries, bytes, err := measure(filepath.Join(s.treePath(key), "root"))
+	entries, bytes, err := measureTree(filepath.Join(s.treePath(key), "root"))
 	if err != nil || entries != f.Entries || bytes != f.Bytes {
 		return false
 	}
@@ -63,19 +63,19 @@ func (s *Store) proveSound(ctx context.Context, key string) bool {
 	if err != nil {
 		return false
 	}
-	temp, remove, err := s.temp(ctx)
+	temp, remove, err := s.makeTemp(ctx)
 	if err != nil {
 		return false
 	}
-	err = writeWhole(temp, filepath.Join(s.treePath(key), "facts.json"), data)
+	err = writeFileAtomic(temp, filepath.Join(s.treePath(key), "facts.json"), data)
 	return errors.Join(err, remove()) == nil
 }
 
 // discard moves a tree that is not whole out of the way. The caller holds its
 // make lock and a lease; nobody uses it, since it was never handed out in this
 // boot.
-func (s *Store) discard(ctx context.Context, key string) error {
-	temp, remove, err := s.temp(ctx)
+func (s *Store) discardTree(ctx context.Context, key string) error {
+	temp, remove, err := s.makeTemp(ctx)
 	if err != nil {
 		return err
 	}
@@ -87,7 +87,7 @@ func (s *Store) discard(ctx context.Context, key string) error {
 }
 
 // measure counts what is below dir, and the bytes of its files.
-func measure(dir string) (entries int, bytes int64, err error) {
+func measureTree(dir string) (entries int, bytes int64, err error) {
 	err = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
 		if err != nil {
 			return err

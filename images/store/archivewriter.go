@@ -22,10 +22,10 @@ import (
 // writeArchive writes an image as a docker archive.
 func writeArchive(ctx context.Context, im *image, w io.Writer) error {
 	core := &archiveImage{ctx: ctx, image: im}
-	if err := core.describe(); err != nil {
+	if err := core.buildManifest(); err != nil {
 		return err
 	}
-	made, err := partial.CompressedToImage(core)
+	docker, err := partial.CompressedToImage(core)
 	if err != nil {
 		return err
 	}
@@ -34,7 +34,7 @@ func writeArchive(ctx context.Context, im *image, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if err := tarball.Write(ref, made, w); err != nil {
+	if err := tarball.Write(ref, docker, w); err != nil {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -47,12 +47,12 @@ func writeArchive(ctx context.Context, im *image, w io.Writer) error {
 type archiveImage struct {
 	ctx context.Context //nolint:containedctx // lives as long as one write
 	*image
-	described []byte
+	dockerManifest []byte
 }
 
 // describe makes a manifest for an image that has none, or whose own names
 // layers in other words than an engine's archive knows.
-func (a *archiveImage) describe() error {
+func (a *archiveImage) buildManifest() error {
 	id, err := v1.NewHash(a.id)
 	if err != nil {
 		return err
@@ -68,14 +68,14 @@ func (a *archiveImage) describe() error {
 		}
 		m.Layers = append(m.Layers, v1.Descriptor{MediaType: types.DockerLayer, Digest: h, Size: l.Size})
 	}
-	a.described, err = json.Marshal(m)
+	a.dockerManifest, err = json.Marshal(m)
 	return err
 }
 
 // RawConfigFile, RawManifest, MediaType and LayerByDigest are
 // partial.CompressedImageCore.
 func (a *archiveImage) RawConfigFile() ([]byte, error)      { return a.config, nil }
-func (a *archiveImage) RawManifest() ([]byte, error)        { return a.described, nil }
+func (a *archiveImage) RawManifest() ([]byte, error)        { return a.dockerManifest, nil }
 func (a *archiveImage) MediaType() (types.MediaType, error) { return types.DockerManifestSchema2, nil }
 
 func (a *archiveImage) LayerByDigest(h v1.Hash) (partial.CompressedLayer, error) {
@@ -103,20 +103,20 @@ func (l archiveLayer) Compressed() (io.ReadCloser, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &verified{r: cancellable{l.ctx, r}, closer: r, layer: l.layer, sum: sha256.New()}, nil
+	return &verifyingReader{r: contextReader{l.ctx, r}, closer: r, layer: l.layer, sum: sha256.New()}, nil
 }
 
 // verified is a layer on its way out. One that is not what its digest says
 // ends in an error instead of its end. The layers of a docker archive have a
 // diffID alone, which the engine that loads them checks.
-type verified struct {
+type verifyingReader struct {
 	r      io.Reader
 	closer io.Closer
 	layer  layer.Layer
 	sum    hash.Hash
 }
 
-func (v *verified) Read(p []byte) (int, error) {
+func (v *verifyingReader) Read(p []byte) (int, error) {
 	n, err := v.r.Read(p)
 	v.sum.Write(p[:n])
 	if err == io.EOF && v.layer.Known { //nolint:errorlint // io.Reader returns it bare
@@ -127,4 +127,4 @@ func (v *verified) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (v *verified) Close() error { return v.closer.Close() }
+func (v *verifyingReader) Close() error { return v.closer.Close() }

@@ -40,9 +40,9 @@ func (s *Store) treePath(key string) string { return filepath.Join(s.o.Dir, "tre
 
 // make unpacks what was found, unless it is there. The caller has a lease on
 // the tree. Of many who want the same tree one makes it and the others wait.
-func (s *Store) make(ctx context.Context, ref images.Reference, f *found) error {
+func (s *Store) makeTree(ctx context.Context, ref images.Reference, f *foundImage) error {
 	key := f.record.Tree
-	if s.sound(key) {
+	if s.isIntact(key) {
 		return nil
 	}
 	unlock, ok, err := s.tryLock(key + ".make")
@@ -50,21 +50,21 @@ func (s *Store) make(ctx context.Context, ref images.Reference, f *found) error 
 		return fmt.Errorf("lock image store: %w", err)
 	}
 	if !ok {
-		s.reports.send(Progress{Reference: ref, Phase: PhaseWait})
+		s.reports.sendReport(Progress{Reference: ref, Phase: PhaseWait})
 		if unlock, err = s.lock(ctx, key+".make", false, pollMake); err != nil {
 			return err
 		}
 	}
 	defer unlock()
-	if s.sound(key) || s.proveSound(ctx, key) {
+	if s.isIntact(key) || s.verifyTree(ctx, key) {
 		return nil
 	}
-	if err := s.discard(ctx, key); err != nil {
+	if err := s.discardTree(ctx, key); err != nil {
 		return err
 	}
-	err = s.makeOnce(ctx, f, key)
+	err = s.makeTreeOnce(ctx, f, key)
 	if errors.Is(err, images.ErrDigest) && s.dropDamaged(f.record.Blobs) {
-		err = s.makeOnce(ctx, f, key) // the disk had damaged what the registry has whole
+		err = s.makeTreeOnce(ctx, f, key) // the disk had damaged what the registry has whole
 	}
 	if err != nil {
 		return fmt.Errorf("image %s: %w", ref, err)
@@ -72,29 +72,29 @@ func (s *Store) make(ctx context.Context, ref images.Reference, f *found) error 
 	return nil
 }
 
-func (s *Store) makeOnce(ctx context.Context, f *found, key string) error {
+func (s *Store) makeTreeOnce(ctx context.Context, f *foundImage, key string) error {
 	im, err := f.open(ctx)
 	if err != nil {
 		return err
 	}
-	temp, remove, err := s.temp(ctx)
+	temp, remove, err := s.makeTemp(ctx)
 	if err != nil {
 		return err
 	}
-	return errors.Join(s.makeIn(ctx, im, temp, key), remove())
+	return errors.Join(s.unpackTree(ctx, im, temp, key), remove())
 }
 
 // dropDamaged removes those blobs whose content is not theirs any more, and
 // says whether there were any.
 func (s *Store) dropDamaged(list []string) (any bool) {
 	for _, dgst := range list {
-		f, err := s.blobs.open(dgst)
+		f, err := s.blobs.openBlob(dgst)
 		if err != nil {
 			continue
 		}
 		sum := sha256.New()
 		_, err = io.Copy(sum, f)
-		if err := errors.Join(err, f.Close()); err == nil && digest.OfHash(sum) != dgst && os.Remove(s.blobs.path(dgst)) == nil {
+		if err := errors.Join(err, f.Close()); err == nil && digest.OfHash(sum) != dgst && os.Remove(s.blobs.blobPath(dgst)) == nil {
 			any = true
 		}
 	}
@@ -102,29 +102,29 @@ func (s *Store) dropDamaged(list []string) (any bool) {
 }
 
 // makeIn makes a tree in temp and gives it its name at the end, all at once.
-func (s *Store) makeIn(ctx context.Context, im *image, temp, key string) error {
+func (s *Store) unpackTree(ctx context.Context, im *image, temp, key string) error {
 	dir := filepath.Join(temp, "tree")
 	root := filepath.Join(dir, "root")
 	if err := errors.Join(os.Mkdir(dir, 0o700), os.Mkdir(root, 0o755), os.Chmod(root, 0o755)); err != nil {
 		return err
 	}
 	done, err := layer.Unpack(ctx, root, im.layers, s.o.Limits, func(l layer.Layer, done int64) {
-		s.reports.send(Progress{Reference: im.ref, Phase: PhaseUnpack, Digest: l.Digest, Done: done, Total: l.Size})
+		s.reports.sendReport(Progress{Reference: im.ref, Phase: PhaseUnpack, Digest: l.Digest, Done: done, Total: l.Size})
 	})
 	if err != nil {
 		return err
 	}
 	end, err := layer.Finish(root, layer.FinishOptions{
-		Files: accountFiles(s.o.Accounts), Volumes: im.volumes(), IsReserved: host.IsReserved, Limits: s.o.Limits,
+		Files: accountFiles(s.o.Accounts), Volumes: im.listVolumes(), IsReserved: host.IsReserved, Limits: s.o.Limits,
 	})
 	if err != nil {
 		return err
 	}
-	end.Warnings = append(end.Warnings, skippedText(done)...)
-	if err := checkTop(root, s.o.Limits.Top); err != nil {
+	end.Warnings = append(end.Warnings, describeSkipped(done)...)
+	if err := checkTopEntries(root, s.o.Limits.Top); err != nil {
 		return err
 	}
-	entries, bytes, err := measure(root)
+	entries, bytes, err := measureTree(root)
 	if err != nil {
 		return err
 	}
@@ -144,7 +144,7 @@ func (s *Store) makeIn(ctx context.Context, im *image, temp, key string) error {
 
 // skippedText tells of devices and the like that were left out, but for those
 // below /dev, which every sandbox makes its own.
-func skippedText(done layer.Result) []string {
+func describeSkipped(done layer.Result) []string {
 	var list []string
 	for _, p := range done.Skipped {
 		if !strings.HasPrefix(p, "/dev/") {
@@ -162,7 +162,7 @@ func skippedText(done layer.Result) []string {
 }
 
 // checkTop refuses a root whose entries can't all be mounted.
-func checkTop(root string, limit int) error {
+func checkTopEntries(root string, limit int) error {
 	entries, err := os.ReadDir(root)
 	if err != nil {
 		return err
@@ -180,8 +180,8 @@ func checkTop(root string, limit int) error {
 }
 
 // rootFS describes a tree as a root filesystem.
-func (s *Store) rootFS(ref images.Reference, r *record) (*images.RootFS, error) {
-	f, err := s.factsOf(r.Tree)
+func (s *Store) describeTree(ref images.Reference, r *record) (*images.RootFS, error) {
+	f, err := s.readFacts(r.Tree)
 	if err != nil {
 		return nil, fmt.Errorf("image %s: %w", ref, err)
 	}
@@ -203,7 +203,7 @@ const (
 )
 
 // env is what the configuration declares, as far as it is an environment.
-func (im *image) env() (list []string, dropped int) {
+func (im *image) listEnv() (list []string, dropped int) {
 	size := 0
 	for _, e := range im.parsed.Config.Env {
 		name, _, ok := strings.Cut(e, "=")
@@ -217,7 +217,7 @@ func (im *image) env() (list []string, dropped int) {
 }
 
 // volumes are the folders that the configuration declares, sorted.
-func (im *image) volumes() []string {
+func (im *image) listVolumes() []string {
 	var list []string
 	for v := range im.parsed.Config.Volumes {
 		if path.IsAbs(v) {

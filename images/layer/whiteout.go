@@ -11,9 +11,9 @@ const maxComponent = 255
 // The markers of what a layer takes away (OCI image-spec v1.1, layer.md), and
 // the prefix of what AUFS kept for itself, which every unpacker skips.
 const (
-	whiteout       = ".wh."
-	opaqueWhiteout = ".wh..wh..opq"
-	aufsOwn        = ".wh..wh."
+	whiteoutPrefix = ".wh."
+	opaqueMarker   = ".wh..wh..opq"
+	aufsPrefix     = ".wh..wh."
 )
 
 // splitName parts an archive's name into components. An absolute name is meant
@@ -44,34 +44,34 @@ func splitName(name string, limits Limits) (parts []string, reason string) {
 }
 
 // mark is what an entry's name means besides a file.
-type mark int
+type whiteoutKind int
 
 const (
-	markNone   mark = iota
-	markSkip        // AUFS's own
-	markOpaque      // nothing of lower layers is left in its folder
-	markGone        // what it names is not left of lower layers
+	noWhiteout      whiteoutKind = iota
+	aufsMetadata                 // AUFS's own
+	opaqueDirectory              // nothing of lower layers is left in its folder
+	removedEntry                 // what it names is not left of lower layers
 )
 
 // markOf reads whiteouts. hidden is the name that markGone takes away.
-func markOf(parts []string) (m mark, hidden, reason string) {
+func parseWhiteout(parts []string) (m whiteoutKind, hidden, reason string) {
 	for i, part := range parts {
 		last := i == len(parts)-1
 		switch {
-		case last && part == opaqueWhiteout:
-			return markOpaque, "", ""
-		case strings.HasPrefix(part, aufsOwn):
-			return markSkip, "", ""
-		case !strings.HasPrefix(part, whiteout):
+		case last && part == opaqueMarker:
+			return opaqueDirectory, "", ""
+		case strings.HasPrefix(part, aufsPrefix):
+			return aufsMetadata, "", ""
+		case !strings.HasPrefix(part, whiteoutPrefix):
 			continue
 		case !last:
-			return markNone, "", "a folder that is named like a whiteout"
+			return noWhiteout, "", "a folder that is named like a whiteout"
 		}
-		hidden = strings.TrimPrefix(part, whiteout)
+		hidden = strings.TrimPrefix(part, whiteoutPrefix)
 		if hidden == "" || hidden == "." || hidden == ".." {
-			return markNone, "", "a whiteout of nothing"
+			return noWhiteout, "", "a whiteout of nothing"
 		}
-		return markGone, hidden, ""
+		return removedEntry, hidden, ""
 	}
-	return markNone, "", ""
+	return noWhiteout, "", ""
 }
