@@ -11,25 +11,25 @@ import (
 // Scheme is the kind of source that a [Reference] names.
 type Scheme string
 
-// The schemes, as they are written before the colon of a reference. A
-// reference without one of these prefixes is an image's name or id.
+// The schemes, as written before the colon of a reference. A reference without
+// one of these prefixes is an image's name or id.
 const (
 	SchemeHost   Scheme = "host"   // host: the host's own /usr, read-only
 	SchemeRootFS Scheme = "rootfs" // rootfs:DIR: an unpacked root filesystem
 	SchemeName   Scheme = "name"   // debian:bookworm-slim, name@sha256:…, sha256:…
 
 	SchemeLayout  Scheme = "oci-layout"     // oci-layout:DIR, an OCI image layout
-	SchemeArchive Scheme = "docker-archive" // docker-archive:FILE, what docker save writes
-	SchemeBuild   Scheme = "build"          // build:DIR, a Dockerfile's folder
+	SchemeArchive Scheme = "docker-archive" // docker-archive:FILE, the output of docker save
+	SchemeBuild   Scheme = "build"          // build:DIR, the directory of a Dockerfile
 )
 
 // Reference names a root filesystem. The zero value is invalid; see
 // [ParseReference].
 type Reference struct {
 	Scheme Scheme
-	// Value is empty for host, an absolute cleaned path for rootfs, oci-layout,
-	// docker-archive and build, with tag and digest where there are some, the
-	// image's name or ID otherwise.
+	// Value is empty for host; an absolute, cleaned path for rootfs,
+	// oci-layout, docker-archive and build, followed by tag and digest if there
+	// are any; the image's name or id otherwise.
 	Value string
 }
 
@@ -37,15 +37,15 @@ type Reference struct {
 // for the digest (distribution/reference v0.6), and their separators.
 const maxName = 456
 
-// named is the shape of an image name: registry and repository in path parts,
-// then a tag, then a digest, or an image ID alone. The engine has the last
-// word; this keeps out what could be read as an option or as another source.
+// named matches an image name: registry and repository in path parts, then a
+// tag, then a digest, or an image id alone. The engine has the last word; this
+// rejects names that could be read as an option or as another source.
 var named = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(?:sha256:[a-f0-9]{64}|[A-Za-z0-9][A-Za-z0-9._-]*(?::[0-9]{1,5})?(?:/[a-z0-9][a-z0-9._-]*)*(?::[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(?:@sha256:[a-f0-9]{64})?)$`)
 })
 
-// digested and tagged are the ends of an OCI layout's reference. A tag holds no
-// slash, so a folder's name is never cut in the middle of its path.
+// digested and tagged match the end of an OCI layout's reference. A tag has no
+// slash, so a directory's name is never cut in the middle of its path.
 var (
 	digested = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`@(sha256:[a-f0-9]{64})$`)
@@ -55,21 +55,22 @@ var (
 	})
 )
 
-// ParseReference reads a reference:
+// ParseReference parses a reference:
 //
 //	host                                 the host's own programs
 //	rootfs:DIR                           an unpacked root filesystem
 //	oci-layout:DIR[:TAG][@DIGEST]        an image of an OCI image layout
-//	docker-archive:FILE[@DIGEST]         what docker save wrote
-//	build:DIR                            the folder of a Dockerfile
+//	docker-archive:FILE[@DIGEST]         the output of docker save
+//	build:DIR                            the directory of a Dockerfile
 //	debian:bookworm-slim, name@DIGEST    an image's name
-//	DIGEST                               the id of an image that the engine has
+//	DIGEST                               the id of an image in the engine
 //
-// DIR and FILE must be absolute; what a relative one is relative to is the
-// caller's to say. DIGEST is sha256: and 64 hex digits: of the manifest or index
-// in a layout, of the configuration in an archive. TAG is the annotation
-// org.opencontainers.image.ref.name. A layout's folder whose last name holds a
-// colon is written with a slash at its end. Errors wrap [ErrInvalid].
+// DIR and FILE must be absolute; the caller resolves relative ones. DIGEST is
+// sha256: and 64 hex digits: of the manifest or index in a layout, of the
+// configuration in an archive. TAG is the annotation
+// org.opencontainers.image.ref.name. A layout whose directory name has a colon
+// in its last element is written with a trailing slash. Errors wrap
+// [ErrInvalid].
 func ParseReference(text string) (Reference, error) {
 	scheme, rest, _ := strings.Cut(text, ":")
 	switch Scheme(scheme) {
@@ -93,7 +94,7 @@ func ParseReference(text string) (Reference, error) {
 	return Reference{Scheme: SchemeName, Value: text}, nil
 }
 
-// parsePath reads what follows a scheme that names a path.
+// parsePath parses the text after a scheme that names a path.
 func parsePath(scheme Scheme, text string) (Reference, error) {
 	p, end := splitPath(scheme, text)
 	switch {
@@ -110,12 +111,12 @@ func parsePath(scheme Scheme, text string) (Reference, error) {
 		return Reference{}, fmt.Errorf("%w: %s:/ names the root of this machine", ErrInvalid, scheme)
 	}
 	if scheme == SchemeLayout && end == "" && tagged().MatchString(clean) {
-		clean += "/" // so that it reads back as a folder, not as a tag
+		clean += "/" // or it would be parsed as a tag
 	}
 	return Reference{Scheme: scheme, Value: clean + end}, nil
 }
 
-// splitPath parts the path from the tag and digest that may follow it.
+// splitPath splits the path from the tag and digest that may follow it.
 func splitPath(scheme Scheme, text string) (p, end string) {
 	p = text
 	if scheme == SchemeLayout || scheme == SchemeArchive {
@@ -127,8 +128,8 @@ func splitPath(scheme Scheme, text string) (p, end string) {
 	return p, text[len(p):]
 }
 
-// Path is the folder or file that the reference names, without tag and digest;
-// empty for host and for an image's name.
+// Path returns the directory or file that the reference names, without tag and
+// digest. It is empty for host and for an image's name.
 func (r Reference) Path() string {
 	if r.Scheme == SchemeHost || r.Scheme == SchemeName {
 		return ""
@@ -137,7 +138,7 @@ func (r Reference) Path() string {
 	return filepath.Clean(p)
 }
 
-// Tag is the tag that follows the path of an OCI layout, or empty.
+// Tag returns the tag after the path of an OCI layout, or "".
 func (r Reference) Tag() string {
 	if r.Scheme != SchemeLayout {
 		return ""
@@ -148,8 +149,8 @@ func (r Reference) Tag() string {
 	return ""
 }
 
-// Digest is the digest at the end of the reference, which its content must
-// have; empty if there is none.
+// Digest returns the digest at the end of the reference, or "". The content
+// must have it.
 func (r Reference) Digest() string {
 	if r.Scheme != SchemeName && r.Scheme != SchemeLayout && r.Scheme != SchemeArchive {
 		return ""
@@ -160,7 +161,7 @@ func (r Reference) Digest() string {
 	return ""
 }
 
-// String is what [ParseReference] reads.
+// String returns the form that [ParseReference] parses.
 func (r Reference) String() string {
 	switch r.Scheme {
 	case SchemeHost:

@@ -1,40 +1,40 @@
 package images
 
 // RootFS is a root filesystem that a backend can mount read-only. It is a
-// value: nothing in it has to be closed.
+// value: nothing in it must be closed.
 type RootFS struct {
 	Reference Reference
 	// Digest is "sha256:" and 64 hex digits that name the content. For host it
-	// names the layout and the versions that it could read, for rootfs the
-	// tree's names, modes, sizes and times; not every byte.
+	// covers the layout and the versions that could be read, for rootfs the
+	// tree's names, modes, sizes and times, but not every byte.
 	Digest string
-	// Dir is the folder that a rootfs reference names; empty for host. What is
-	// in it is mounted through Binds, so nothing is ever written to it.
+	// Dir is the directory of a rootfs reference; empty for host. Its entries
+	// are mounted through Binds, so nothing is ever written to it.
 	Dir string
-	// Dirs, Links, Files and Binds make up the root, in this order, over an
-	// empty folder.
+	// Dirs, Symlinks, Files and Binds make up the root, in this order, over an
+	// empty directory.
 	Dirs     []Dir
 	Symlinks []Symlink
 	Files    []File
 	Binds    []Bind
-	// Masks are folders below a bind that the backend hides under an empty,
+	// Masks are directories below a bind that the backend hides under an empty,
 	// read-only tmpfs.
 	Masks []string
-	// Path lists the folders of the host's PATH that the image has, in its
-	// order. It is what a command's PATH may be extended by.
+	// Path lists the directories of the host's PATH that the image has, in
+	// order. A command's PATH may be extended by them.
 	Path []string
-	// Env is what the image's configuration declares as environment, as
+	// Env is the environment that the image's configuration declares, as
 	// NAME=value; nil for host and rootfs. See sandbox.Environment.
 	Env []string
-	// Volumes are the folders that the image declares as VOLUME: a backend
-	// gives each a small tmpfs and never a volume of the host's disk.
+	// Volumes are the directories that the image declares as VOLUME. A backend
+	// mounts a small tmpfs on each and never uses a volume on the host's disk.
 	Volumes []string
 	// Warnings are facts that a user should see, such as a toolchain on PATH
 	// that the image can't contain.
 	Warnings []string
 }
 
-// Dir is a folder of the skeleton, owned by root.
+// Dir is a directory of the skeleton, owned by root.
 type Dir struct {
 	Path string // absolute in the container
 	Mode uint32 // permission bits and sticky, such as 01777
@@ -52,7 +52,7 @@ type File struct {
 	Content []byte
 }
 
-// Bind is a host folder or file that is bound read-only, non-recursively.
+// Bind is a host directory or file that is bound read-only, not recursively.
 type Bind struct {
 	Source string // absolute on the host
 	Path   string // absolute in the container; the skeleton holds its mount point

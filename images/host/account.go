@@ -6,7 +6,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// syntheticFiles returns the synthetic files of /etc: three accounts, no
+// accountFiles returns the synthetic files of /etc: three accounts, no
 // password, nothing of the host's users or names.
 func accountFiles(uid, gid int) []images.File {
 	return []images.File{

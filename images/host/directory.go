@@ -13,21 +13,22 @@ import (
 )
 
 // maxEntries bounds the tree that a rootfs reference may name, so that a
-// mistyped folder does not walk a disk.
+// mistyped directory does not walk a disk.
 const maxEntries = 2_000_000
 
-// made are the entries of / that the skeleton makes itself even if the folder
-// has them: mount points of the sandbox, and what must not come from an image.
+// reserved are the top-level entries that the skeleton makes itself even if the
+// image has them: mount points of the sandbox, and entries that must not come
+// from an image.
 var reserved = map[string]bool{
 	".caisson": true, "dev": true, "home": true, "proc": true, "root": true,
 	"run": true, "sys": true, "tmp": true, "workspace": true, "lost+found": true,
 }
 
-// Directory describes the root filesystem unpacked in dir, an absolute folder.
-// Every entry at its top is bound read-only over a skeleton that holds the
-// mount points, so that the folder itself is never written, not even to add a
-// mount point. It fails with [images.ErrNotFound] if there is no such folder and
-// [images.ErrInvalid] if it is none, or has no /bin/sh.
+// Directory describes the root filesystem unpacked in dir, an absolute path.
+// Each of its top-level entries is bound read-only over a skeleton that holds
+// the mount points, so dir is never written to. It fails with
+// [images.ErrNotFound] if dir does not exist and with [images.ErrInvalid] if it
+// is not a directory or has no /bin/sh.
 func Directory(ctx context.Context, dir string) (*images.RootFS, error) {
 	root, err := filepath.EvalSymlinks(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -53,8 +54,8 @@ func Directory(ctx context.Context, dir string) (*images.RootFS, error) {
 	return r, nil
 }
 
-// Tree describes the root filesystem in dir, which a store has unpacked for ref.
-// Its Digest is the caller's to set.
+// Tree describes the root filesystem in dir, which a store has unpacked for
+// ref. The caller sets its Digest.
 func Tree(ref images.Reference, dir string) (*images.RootFS, error) {
 	r, err := describeTree(dir)
 	if err != nil {
@@ -68,7 +69,8 @@ func Tree(ref images.Reference, dir string) (*images.RootFS, error) {
 // whatever an image has there.
 func IsReserved(name string) bool { return reserved[name] }
 
-// describe lists what the root filesystem in root is mounted by.
+// describeTree lists the entries by which the root filesystem in root is
+// mounted.
 func describeTree(root string) (*images.RootFS, error) {
 	entries, err := os.ReadDir(root)
 	if err != nil {
@@ -86,8 +88,7 @@ func describeTree(root string) (*images.RootFS, error) {
 	return r, nil
 }
 
-// addTop adds one entry of the folder's top. Devices, sockets and the like
-// have no business there and are left out.
+// addTop adds one top-level entry. Devices, sockets and the like are left out.
 func addTop(r *images.RootFS, root string, e fs.DirEntry) error {
 	source, p := filepath.Join(root, e.Name()), "/"+e.Name()
 	switch {
@@ -97,7 +98,7 @@ func addTop(r *images.RootFS, root string, e fs.DirEntry) error {
 			return fmt.Errorf("read rootfs: %w", err)
 		}
 		r.Symlinks = append(r.Symlinks, images.Symlink{Path: p, Target: target})
-		// A link to /etc or /var stands in for the mount point of that name.
+		// A symlink /etc or /var replaces the mount point of that name.
 		r.Dirs = slices.DeleteFunc(r.Dirs, func(d images.Dir) bool { return d.Path == p })
 	case e.IsDir(), e.Type().IsRegular():
 		r.Binds = append(r.Binds, images.Bind{Source: source, Path: p, IsDir: e.IsDir()})
@@ -105,8 +106,8 @@ func addTop(r *images.RootFS, root string, e fs.DirEntry) error {
 	return nil
 }
 
-// hasShell says whether /bin is there at all and, if it is a folder, holds a
-// shell; a link is followed inside the container only.
+// hasShell reports whether /bin is a symlink or holds a shell. A symlink is
+// followed only inside the container.
 func hasShell(r *images.RootFS) bool {
 	for _, l := range r.Symlinks {
 		if l.Path == "/bin" {
@@ -117,13 +118,13 @@ func hasShell(r *images.RootFS) bool {
 	return err == nil
 }
 
-// treeFacts lists every entry's name, mode, size and time, and link target.
+// listTree lists the name, mode, size, time and symlink target of every entry.
 func listTree(ctx context.Context, root string) ([]string, error) {
 	var facts []string
 	err := filepath.WalkDir(root, func(p string, e fs.DirEntry, err error) error {
 		if err != nil {
 			if errors.Is(err, fs.ErrPermission) {
-				return nil // unreadable for us, named by its own entry
+				return nil // this process can't read it; its own entry names it
 			}
 			return err
 		}

@@ -17,44 +17,45 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// Options says how the host image is put together. The zero value is the
-// machine's /usr with nothing added or hidden.
+// Options configures the image host. The zero value is the machine's /usr with
+// nothing added or hidden.
 type Options struct {
-	// Toolchains are extra folders, absolute, that are bound read-only at
-	// their own path: what lives in a home folder or in /opt. They come from
-	// the user's configuration, never from a workspace.
+	// Toolchains are extra directories, absolute, that are bound read-only at
+	// their own path, such as one in a home directory or in /opt. They come
+	// from the user's configuration, never from a workspace.
 	Toolchains []string
-	// Mask are folders below /usr or a toolchain that the image hides.
+	// Mask are directories below /usr or a toolchain that the image hides.
 	Mask []string
-	// Path is the host's PATH, for warnings about programs that the image
-	// can't have and for [images.RootFS].Path. Empty looks at none.
+	// Path is the host's PATH, for warnings about programs that the image can't
+	// have and for [images.RootFS].Path. If it is empty, no directory is
+	// searched.
 	Path string
 	// UID and GID are the identity of commands in /etc/passwd; zero is 10001.
 	UID, GID int
-	// Root is the folder that stands for / of the host; empty is /. Binds
-	// name their sources below it.
+	// Root is the directory that stands for / of the host; empty is /. Binds
+	// have their sources below it.
 	Root string
 }
 
-// top are the entries of / that hold programs and libraries, besides /usr:
-// links into it on most systems (usrmerge), folders on some.
+// programDirs are the top-level entries with programs and libraries besides
+// /usr: symlinks into it on most systems (usrmerge), directories on some.
 var programDirs = []string{"bin", "lib", "lib32", "lib64", "libo32", "libx32", "sbin"}
 
-// etc are the entries of /etc that programs need and that hold nothing of the
-// host's own: no account, key, host name, environment or git configuration.
-// The names are Debian's, then Fedora's and Arch's for certificates and TLS
-// policy; * matches within one name.
+// etcPatterns are the entries of /etc that programs need and that hold nothing
+// of the host's own: no account, key, host name, environment or git
+// configuration. The names are Debian's, then Fedora's and Arch's for
+// certificates and TLS policy; * matches within one name.
 var etcPatterns = []string{
 	"alternatives", "ld.so.cache", "localtime", "mime.types", "nsswitch.conf", "os-release", "protocols", "services",
 	"java-*-openjdk", "ssl/certs", "ssl/openssl.cnf", "ssl/cert.pem",
 	"ca-certificates/extracted", "crypto-policies", "pki/ca-trust/extracted", "pki/tls/cert.pem", "pki/tls/certs", "pki/tls/openssl.cnf",
 }
 
-// RootFS describes the host image: the host's own programs, read-only, over a
-// skeleton that holds none of its data. It reads folders and writes nothing.
-// It fails with [images.ErrUnsupported] on another system than Linux and where the
-// host has no /usr or no shell, and with [images.ErrInvalid] for a toolchain or mask
-// that is not absolute or would show more than a toolchain.
+// RootFS describes the image host: the host's own programs, read-only, over a
+// skeleton with none of its data. It reads directories and writes nothing. It
+// fails with [images.ErrUnsupported] on other systems than Linux and if the
+// host has no /usr or no shell, and with [images.ErrInvalid] for a toolchain or
+// mask that is not absolute or would show more than a toolchain.
 func RootFS(ctx context.Context, o Options) (*images.RootFS, error) {
 	if runtime.GOOS != "linux" {
 		return nil, fmt.Errorf("%w: host needs Linux: name an image of the engine instead", images.ErrUnsupported)
@@ -85,16 +86,16 @@ func RootFS(ctx context.Context, o Options) (*images.RootFS, error) {
 	return b.fs, context.Cause(ctx)
 }
 
-// builder collects the host image.
+// builder collects the parts of the image host.
 type builder struct {
 	root string
 	fs   *images.RootFS
 }
 
-// on gives the host path of a path in the image.
+// hostPath returns the host's path of a path in the image.
 func (b *builder) hostPath(p string) string { return filepath.Join(b.root, p) }
 
-// programs binds /usr and copies or binds the entries of / beside it.
+// addPrograms adds /usr and the entries of / beside it.
 func (b *builder) addPrograms() error {
 	if info, err := os.Stat(b.hostPath("/usr")); err != nil || !info.IsDir() {
 		return fmt.Errorf("%w: host: this machine has no /usr", images.ErrUnsupported)
@@ -111,7 +112,7 @@ func (b *builder) addPrograms() error {
 	return nil
 }
 
-// configuration adds what there is of [etc].
+// addConfiguration adds the entries of /etc that match [etcPatterns].
 func (b *builder) addConfiguration() error {
 	for _, pattern := range etcPatterns {
 		found, err := filepath.Glob(filepath.Join(escapeGlob(b.hostPath("/etc")), pattern))
@@ -131,9 +132,9 @@ func (b *builder) addConfiguration() error {
 	return nil
 }
 
-// add puts one entry into the image: a link whose end the image has as a
-// link, anything else that exists as a bind of what it resolves to. What is
-// missing or unreadable is left out; programs do without.
+// addEntry adds one entry: a symlink into /usr as a symlink, any other existing
+// entry as a bind of the file it resolves to. Entries that are missing or
+// unreadable are left out; programs do without.
 func (b *builder) addEntry(p string) error {
 	info, err := os.Lstat(b.hostPath(p))
 	switch {
@@ -157,7 +158,7 @@ func (b *builder) addEntry(p string) error {
 			return nil
 		}
 		if source, err = filepath.EvalSymlinks(source); err != nil {
-			return nil // dangling: the host does without it too
+			return nil // a dangling symlink: the host does without it too
 		}
 	}
 	if info, err = os.Stat(source); err != nil || !info.IsDir() && !info.Mode().IsRegular() {
@@ -167,8 +168,8 @@ func (b *builder) addEntry(p string) error {
 	return nil
 }
 
-// versions are what the digest can cheaply say about the content below /usr:
-// the release, and the package database as it is now.
+// readVersions returns cheap facts for the digest about the content below /usr:
+// the release and the current package database.
 func (b *builder) readVersions() []string {
 	var facts []string
 	for _, p := range []string{"/usr/lib/os-release", "/var/lib/dpkg/status", "/lib/apk/db/installed"} {
@@ -185,7 +186,7 @@ func (b *builder) readVersions() []string {
 	return slices.Clip(facts)
 }
 
-// escapeGlob quotes what filepath.Glob would take for a pattern.
+// escapeGlob quotes the characters that filepath.Glob would interpret.
 func escapeGlob(p string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(p)
 }

@@ -11,19 +11,19 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// Identity of commands in synthetic account files, unless the options say
-// otherwise: the sandbox contract's CommandUID and CommandGID.
+// DefaultUID and DefaultGID are the identity of commands in account files
+// unless options set another: the sandbox contract's CommandUID and CommandGID.
 const (
 	DefaultUID = 10001
 	DefaultGID = 10001
 )
 
-// mountPoints are the folders that backends mount on, with the modes that a
-// tmpfs takes from its mount point where its own options can't say (Docker).
+// mountPoints are the directories that backends mount on. Their modes matter
+// where a tmpfs takes its mode from the mount point (Docker).
 func mountPoints() []images.Dir {
 	return []images.Dir{
 		{Path: "/.caisson", Mode: 0o755},
-		{Path: "/.caisson/git", Mode: 0o755}, // of a linked worktree's repository
+		{Path: "/.caisson/git", Mode: 0o755}, // the repository of a linked worktree
 		{Path: "/dev", Mode: 0o755},
 		{Path: "/etc", Mode: 0o755},
 		{Path: "/home", Mode: 0o755},
@@ -38,14 +38,14 @@ func mountPoints() []images.Dir {
 	}
 }
 
-// mountFiles are the files that backends mount on: the guest's binary and the
-// nonce by which it proves which machine's folders it sees.
+// mountFiles are the files that backends mount on: the guest's binary, and the
+// nonce that proves to which machine the mounted directories belong.
 func mountFiles() []images.File {
 	return []images.File{{Path: "/.caisson/guest"}, {Path: "/.caisson/nonce"}}
 }
 
-// seal puts the lists into an order that doesn't depend on the host's, makes
-// the parents of every mount point, and names the whole by its digest.
+// sealLayout sorts the lists, so that their order doesn't depend on the host,
+// adds the parents of every mount point and sets the digest of the whole.
 // versions are facts about the content that the layout doesn't show.
 func sealLayout(r *images.RootFS, versions []string) error {
 	dirs := map[string]uint32{}
@@ -92,8 +92,8 @@ func listPaths(r *images.RootFS) []string {
 	return all
 }
 
-// addDir makes p and its parents folders of the skeleton, but for those that
-// a bind brings along.
+// addDir adds p and its parents to the skeleton's directories, except those
+// that a bind provides.
 func addDir(dirs map[string]uint32, binds []images.Bind, p string) {
 	for ; p != "/" && p != "."; p = path.Dir(p) {
 		if _, ok := dirs[p]; !ok && !isCovered(binds, p) {
@@ -102,12 +102,12 @@ func addDir(dirs map[string]uint32, binds []images.Bind, p string) {
 	}
 }
 
-// covered says whether p lies strictly below a folder that is bound.
+// isCovered reports whether p lies strictly below a bound directory.
 func isCovered(binds []images.Bind, p string) bool {
 	return slices.ContainsFunc(binds, func(b images.Bind) bool { return b.IsDir && isBelow(p, b.Path) })
 }
 
-// below says whether p lies strictly below dir.
+// isBelow reports whether p lies strictly below dir.
 func isBelow(p, dir string) bool {
 	return strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
 }

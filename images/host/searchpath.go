@@ -10,15 +10,15 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// has says whether the image shows the host's p at p.
+// bindsPath reports whether the image shows the host's p at p.
 func (b *builder) bindsPath(p string) bool {
 	return slices.ContainsFunc(b.fs.Binds, func(have images.Bind) bool {
 		return have.IsDir && (p == have.Path || isBelow(p, have.Path))
 	})
 }
 
-// searchPath sorts the folders of PATH into those that the image has and those
-// whose programs are absent, and warns of the latter.
+// addSearchPath adds the directories of PATH that the image has and warns of
+// programs in the others.
 func (b *builder) addSearchPath(list string) {
 	var absent []string
 	for _, dir := range filepath.SplitList(list) {
@@ -45,8 +45,8 @@ func (b *builder) addSearchPath(list string) {
 	}
 }
 
-// missing says which programs of dir, a folder of PATH, the image has nowhere
-// on its own PATH; empty if none.
+// describeMissing returns a warning about the programs of dir, a directory of
+// PATH, that the image has nowhere on its own PATH, or "" if there are none.
 func (b *builder) describeMissing(dir string) string {
 	names := slices.DeleteFunc(programsIn(b.hostPath(dir)), func(name string) bool {
 		return slices.ContainsFunc(b.fs.Path, func(p string) bool { return isProgram(filepath.Join(b.hostPath(p), name)) })
@@ -62,12 +62,13 @@ func (b *builder) describeMissing(dir string) string {
 		"Name the toolchain's folder in the configuration, or use an image that has them.", dir, shown)
 }
 
-// linked says whether p is a link of the skeleton (/bin), or below one.
+// linksPath reports whether p is a symlink of the skeleton, such as /bin, or
+// lies below one.
 func (b *builder) linksPath(p string) bool {
 	return slices.ContainsFunc(b.fs.Symlinks, func(l images.Symlink) bool { return p == l.Path || isBelow(p, l.Path) })
 }
 
-// programsIn lists what could be run in dir, sorted.
+// programsIn lists the executable files in dir, sorted.
 func programsIn(dir string) []string {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -87,7 +88,7 @@ func isProgram(p string) bool {
 	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
 }
 
-// unique drops repetitions and keeps the order.
+// removeDuplicates returns list without repetitions, in the same order.
 func removeDuplicates(list []string) []string {
 	var out []string
 	for _, s := range list {

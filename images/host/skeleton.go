@@ -13,17 +13,18 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// node is one entry of the skeleton, whatever it is.
+// node is one entry of the skeleton.
 type node struct {
 	path   string
 	mode   uint32
 	dir    bool
-	target string // of a link
+	target string // of a symlink
 	data   []byte
 }
 
-// nodes lists the skeleton, parents first: folders, links, files, and an empty
-// file for each bind of a file. Mount points below a bind are the bind's own.
+// listNodes lists the skeleton, parents first: directories, symlinks, files,
+// and an empty file for each bind of a file. Mount points below a bind belong
+// to the bind.
 func listNodes(r *images.RootFS) []node {
 	var list []node
 	for _, d := range r.Dirs {
@@ -46,10 +47,10 @@ func listNodes(r *images.RootFS) []node {
 	return list
 }
 
-// WriteSkeleton makes the skeleton of r below dir, which must exist and be empty:
-// every mount point, link and synthetic file, with exact modes whatever the
-// umask. Everything belongs to who calls it. Whoever made dir removes it, also
-// after an error. It is not for a dir that somebody else could write.
+// WriteSkeleton creates the skeleton of r in dir, which must be an empty
+// directory: every mount point, symlink and synthetic file, with exact modes
+// whatever the umask. The caller owns all of it and removes dir, even after an
+// error. No other user may be able to write to dir.
 func WriteSkeleton(r *images.RootFS, dir string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -81,7 +82,7 @@ func (n node) writeTo(root *os.Root) error {
 	return root.Chmod(name, fileMode(n.mode))
 }
 
-// fileMode turns Unix permission bits into Go's.
+// fileMode converts Unix permission bits to an fs.FileMode.
 func fileMode(mode uint32) fs.FileMode {
 	m := fs.FileMode(mode & 0o777)
 	if mode&0o1000 != 0 {
@@ -90,9 +91,9 @@ func fileMode(mode uint32) fs.FileMode {
 	return m
 }
 
-// WriteSkeletonTar writes the skeleton of r as a tar archive, for an engine's import.
-// The same skeleton gives the same bytes: root owns everything and the times
-// are zero. Cancelling is closing w.
+// WriteSkeletonTar writes the skeleton of r as a tar archive, for an engine's
+// import. Equal skeletons have equal bytes: root owns everything and the times
+// are zero. To cancel it, close w.
 func WriteSkeletonTar(r *images.RootFS, w io.Writer) error {
 	tw := tar.NewWriter(w)
 	for _, n := range listNodes(r) {

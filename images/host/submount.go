@@ -13,8 +13,9 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// submounts adds a bind for every mount below a folder that is bound, because
-// binds are not recursive: a /usr/local of its own would be empty otherwise.
+// addSubmounts adds a bind for every mount below a bound directory, because
+// binds are not recursive: a /usr/local on its own filesystem would be empty
+// otherwise.
 func (b *builder) addSubmounts(ctx context.Context) error {
 	mounts, err := mountinfo.GetMounts(nil)
 	if err != nil {
@@ -27,7 +28,7 @@ func (b *builder) addSubmounts(ctx context.Context) error {
 			}
 			info, err := os.Stat(m.Mountpoint)
 			if err != nil {
-				continue // unreadable here, or covered by a later mount
+				continue // unreadable, or covered by a later mount
 			}
 			p := filepath.Join(bind.Path, strings.TrimPrefix(m.Mountpoint, bind.Source))
 			if !slices.ContainsFunc(b.fs.Binds, func(have images.Bind) bool { return have.Path == p }) {

@@ -9,11 +9,11 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// forbidden are folders that no toolchain may be, or be above of: the host's
-// data and the folders that the image makes itself.
+// forbiddenToolchains are directories that no toolchain may be or contain: the
+// host's data and the directories that the image makes itself.
 var forbiddenToolchains = []string{"/", "/dev", "/etc", "/home", "/proc", "/root", "/run", "/sys", "/tmp", "/usr", "/var", "/workspace", "/.caisson", "/home/agent"}
 
-// toolchains binds the extra folders, resolved, at the path that was named.
+// addToolchains binds the extra directories, resolved, at the paths given.
 func (b *builder) addToolchains(dirs []string) error {
 	for _, dir := range dirs {
 		clean := filepath.Clean(dir)
@@ -39,7 +39,7 @@ func (b *builder) addToolchains(dirs []string) error {
 	return nil
 }
 
-// mask hides folders that a bind would show.
+// addMasks hides directories that a bind would show.
 func (b *builder) addMasks(dirs []string) error {
 	for _, dir := range dirs {
 		clean := filepath.Clean(dir)

@@ -2,16 +2,16 @@ package layer
 
 import "fmt"
 
-// Error says why a layer was refused. It wraps [images.ErrRefused], or what was
-// met while the layer was read.
+// Error is the reason why a layer was refused. It wraps [images.ErrRefused] or
+// the error that interrupted the reading of the layer.
 type Error struct {
-	Layer  string // digest of the layer as it is stored
-	Entry  string // name in the archive, quoted where it is shown; may be empty
-	Reason string // such as "a hard link to what is no regular file"
+	Layer  string // digest of the layer as stored
+	Entry  string // name in the archive; may be empty
+	Reason string // such as "a hard link to something other than a regular file"
 	Err    error  // never nil
 }
 
-// Error shows the entry quoted and shortened.
+// Error returns the message, with the entry quoted and shortened.
 func (e *Error) Error() string {
 	text := "layer " + e.Layer + ": "
 	if e.Entry != "" {
@@ -24,5 +24,5 @@ func (e *Error) Error() string {
 	return text + e.Reason + ": " + e.Err.Error()
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }

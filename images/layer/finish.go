@@ -12,19 +12,20 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// maxVolumes bounds the mounts that an image can ask for.
+// maxVolumes bounds the mounts that an image can request.
 const maxVolumes = 32
 
-// maxAccounts is the size of a passwd or group file that is kept.
+// maxAccounts is the size up to which a passwd or group file is kept.
 const maxAccounts = 1 << 20
 
-// finished is what a tree is, besides its files.
+// FinishResult describes a finished tree besides its files.
 type FinishResult struct {
 	Volumes  []string `json:"volumes,omitempty"`
 	Warnings []string `json:"warnings,omitempty"`
 }
 
-// FinishOptions are the parts of a root filesystem that its layers don't decide.
+// FinishOptions are the parts of a root filesystem that its layers don't
+// determine.
 type FinishOptions struct {
 	Files []FileRewrite
 	// Volumes are the directories that the image declares as VOLUME.
@@ -35,20 +36,21 @@ type FinishOptions struct {
 	Limits     Limits
 }
 
-// FileRewrite replaces a file by Rewrite's result for its old content, which is
-// empty if it is missing, no regular file or too long.
+// FileRewrite replaces a file by Rewrite's result for its old content. The old
+// content is nil if the file is missing, not regular or too long.
 type FileRewrite struct {
 	Path    string // below the root, without a leading slash
 	Rewrite func(old []byte) []byte
 }
 
-// finish makes an unpacked tree one that commands can run on: their account,
-// the files that an engine would put there, and a folder for each VOLUME,
-// since nothing can be made in a root that is mounted read-only. It fails with
-// [images.ErrInvalid] for a tree without a shell, which every command line needs.
+// Finish prepares the unpacked tree in dir for commands: it writes the account
+// files and the files that an engine would add, and creates a directory for
+// each VOLUME, since nothing can be created in a root that is mounted
+// read-only. It fails with [images.ErrInvalid] for a tree without a shell,
+// which every command line needs.
 func Finish(dir string, o FinishOptions) (FinishResult, error) {
 	limits, volumes := o.Limits, slices.Sorted(slices.Values(o.Volumes))
-	limits.Entries = 1000 // its own, whatever the layers have used up
+	limits.Entries = 1000 // a budget of its own, however many entries the layers had
 	t, err := openTree(dir, limits)
 	if err != nil {
 		return FinishResult{}, err
@@ -86,8 +88,7 @@ func (f *FinishResult) addWarning(format string, args ...any) {
 	f.Warnings = append(f.Warnings, fmt.Sprintf(format, args...))
 }
 
-// rewrite makes a file anew out of what it holds. What is no regular file, or
-// too long, holds nothing.
+// rewriteFile replaces a file by content's result for its old content.
 func (t *tree) rewriteFile(name string, content func(has []byte) []byte) error {
 	s, err := t.resolvePath(strings.Split(name, "/"), true, nil)
 	if err != nil {
@@ -107,8 +108,8 @@ func (t *tree) rewriteFile(name string, content func(has []byte) []byte) error {
 	return errors.Join(err, f.Chmod(0o644), f.Close())
 }
 
-// temporary makes /var/tmp a link to /tmp if nothing is in it: the folder itself
-// would be read-only.
+// linkVarTmp makes /var/tmp a symlink to /tmp if it is missing or empty, since
+// the directory itself would be read-only.
 func (t *tree) linkVarTmp() error {
 	s, err := t.resolvePath([]string{"var", "tmp"}, true, nil)
 	if err != nil {
@@ -121,7 +122,7 @@ func (t *tree) linkVarTmp() error {
 		}
 		_, err = d.ReadDir(1)
 		if err = errors.Join(d.Close(), err); !errors.Is(err, io.EOF) {
-			return err // nil: there is something in it
+			return err // nil if the directory has entries
 		}
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -132,8 +133,8 @@ func (t *tree) linkVarTmp() error {
 	return s.dir.Symlink("/tmp", s.base)
 }
 
-// volume makes the folder of a VOLUME and gives its real path. It is empty
-// for one in what the sandbox mounts anyway.
+// makeVolume creates the directory of a VOLUME and returns its real path, or ""
+// if the sandbox mounts over it anyway.
 func (t *tree) makeVolume(name string, isReserved func(top string) bool) (string, error) {
 	parts, reason := splitName(name, t.limits)
 	if reason != "" || len(parts) == 0 || !path.IsAbs(name) || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f }) {
@@ -142,7 +143,7 @@ func (t *tree) makeVolume(name string, isReserved func(top string) bool) (string
 	if isReserved(parts[0]) {
 		return "", nil
 	}
-	// What find doesn't follow is the last name, so there is one more.
+	// resolvePath doesn't follow the last name, so add one.
 	s, err := t.resolvePath(append(parts, "."), true, nil)
 	if err != nil {
 		return "", err
@@ -157,7 +158,8 @@ func (t *tree) makeVolume(name string, isReserved func(top string) bool) (string
 	return "/" + s.dirPath, nil
 }
 
-// runs says whether a path, links followed, is a program.
+// isProgram reports whether name, with symlinks followed, is an executable
+// file.
 func (t *tree) isProgram(name string) bool {
 	parts := strings.Split(strings.Trim(name, "/"), "/")
 	for range maxFollowed {

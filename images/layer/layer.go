@@ -17,23 +17,23 @@ import (
 	"github.com/caisson-run/caisson/images/internal/digest"
 )
 
-// layer is one layer of an image, wherever it is stored.
+// Layer is one layer of an image, wherever it is stored.
 type Layer struct {
-	Digest string // of what open gives, which may be compressed
-	DiffID string // of the archive, uncompressed
-	Size   int64  // of what open gives
-	// known is false for a layer whose digest nobody has told: the layers of a
-	// docker archive, which are named by their diffID alone.
+	Digest string // of the stored form, which may be compressed
+	DiffID string // of the uncompressed archive
+	Size   int64  // of the stored form, in bytes
+	// Known is false for a layer without a manifest's Digest: the layers of a
+	// docker archive are named only by their DiffID.
 	Known bool
 	Open  func(ctx context.Context) (io.ReadCloser, error)
 }
 
-// maxWindow is the memory that a zstd layer may ask for: zstd's own bound for
-// decompression without being told otherwise (2^27, zstd --long).
+// maxWindow is the most memory that a zstd layer may request: the
+// decompressor's own default limit (2^27, zstd --long).
 const maxWindow = 128 << 20
 
-// layerReader reads a layer's archive, uncompressed, counts and hashes both
-// sides, and stops at the limits.
+// layerReader reads a layer's uncompressed archive, counts and hashes the
+// stored and the uncompressed bytes, and stops at the limits.
 type layerReader struct {
 	ctx    context.Context //nolint:containedctx // lives as long as one read of one layer
 	layer  Layer
@@ -44,14 +44,14 @@ type layerReader struct {
 	closer func()
 
 	storedSum, contentSum     hash.Hash
-	storedBytes, archiveBytes int64 // bytes read from the source, and given out
-	bytesLeft                 int64 // of the bytes that may still be given out
-	holeBytes                 int64 // bytes that the archive stands for and doesn't hold: holes
+	storedBytes, archiveBytes int64 // bytes read from source, and returned
+	bytesLeft                 int64 // bytes that may still be returned
+	holeBytes                 int64 // bytes of holes, which the archive doesn't hold
 	report                    func(done int64)
 }
 
-// openLayer opens l for one read. left are the bytes that it may hold. Whoever
-// opens it closes it; the digests are checked by finish.
+// openLayer opens l for one read of at most left uncompressed bytes. The caller
+// closes the reader; verifyDigests checks the digests.
 func openLayer(ctx context.Context, l Layer, limits Limits, left int64, report func(done int64)) (*layerReader, error) {
 	source, err := l.Open(ctx)
 	if err != nil {
@@ -67,8 +67,8 @@ func openLayer(ctx context.Context, l Layer, limits Limits, left int64, report f
 	return r, nil
 }
 
-// decompress finds out how the layer is stored by its first bytes: what
-// manifests say about it is often wrong.
+// detectCompression chooses the decompressor by the layer's first bytes,
+// because media types in manifests are often wrong.
 func (r *layerReader) detectCompression() error {
 	in := bufio.NewReaderSize(storedReader{r}, 64<<10)
 	magic, err := in.Peek(4)
@@ -93,7 +93,7 @@ func (r *layerReader) detectCompression() error {
 	return err
 }
 
-// stored is the layer as it is stored.
+// storedReader reads the layer in its stored form.
 type storedReader struct{ r *layerReader }
 
 func (s storedReader) Read(p []byte) (int, error) {
@@ -113,7 +113,7 @@ func (s storedReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Read gives the archive, uncompressed.
+// Read reads the uncompressed archive.
 func (r *layerReader) Read(p []byte) (int, error) {
 	n, err := r.plain.Read(p)
 	r.archiveBytes += int64(n)
@@ -126,8 +126,8 @@ func (r *layerReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// expanded counts bytes that the archive stands for without holding them, and
-// says whether the layer has grown over a limit.
+// checkExpansion counts more bytes of holes and returns an error if the layer
+// has grown over a limit.
 func (r *layerReader) checkExpansion(more int64) error {
 	r.holeBytes += more
 	all := r.archiveBytes + r.holeBytes
@@ -140,7 +140,8 @@ func (r *layerReader) checkExpansion(more int64) error {
 	return nil
 }
 
-// finish reads what follows the archive's end and checks both digests.
+// verifyDigests reads the bytes after the archive's end and checks both
+// digests.
 func (r *layerReader) verifyDigests() error {
 	if _, err := io.Copy(io.Discard, r); err != nil {
 		return r.classifyError("", err)
@@ -157,15 +158,15 @@ func (r *layerReader) verifyDigests() error {
 	return nil
 }
 
-// Close ends the read, finished or not.
+// Close ends the read, complete or not.
 func (r *layerReader) Close() error {
 	r.closer()
 	return r.source.Close()
 }
 
-// fault says what went wrong at an entry: a cancellation is itself, and so is
-// what was met while the layer was fetched or written; anything else is the
-// layer's own doing.
+// classifyError returns err as an error of the layer at entry. A cancellation,
+// a digest mismatch and an [*Error] keep their class; all other errors are the
+// layer's fault.
 func (r *layerReader) classifyError(entry string, err error) error {
 	if r.ctx.Err() != nil {
 		return fmt.Errorf("unpack layer %s: %w", r.layer.Digest, context.Cause(r.ctx))
@@ -174,7 +175,8 @@ func (r *layerReader) classifyError(entry string, err error) error {
 	if errors.As(err, &layerErr) {
 		return err
 	}
-	// What can't be read is perhaps not what it should be.
+	// Content that can't be read may not match its digest either, which is the
+	// better error.
 	if r.layer.Known && !errors.Is(err, images.ErrDigest) {
 		if _, rest := io.Copy(io.Discard, storedReader{r}); rest == nil && digest.OfHash(r.storedSum) != r.layer.Digest {
 			return fmt.Errorf("layer %s: %w: its content has %s", r.layer.Digest, images.ErrDigest, digest.OfHash(r.storedSum))

@@ -2,39 +2,40 @@ package layer
 
 import "cmp"
 
-// Limits bound what unpacking an image may cost, since a layer of a few
-// kilobytes can claim terabytes. Zero takes the default of a field; a layer
-// over a limit is refused with a [*Error].
+// Limits bound the cost of unpacking an image, since a layer of a few kilobytes
+// can claim terabytes. A zero field means its default. A layer over a limit is
+// refused with an [*Error].
 type Limits struct {
-	// Bytes are the content of all layers of an image together, uncompressed;
-	// zero is 32 GiB, three times the largest toolchain images in common use.
+	// Bytes is the uncompressed size of all layers of an image; zero is 32 GiB,
+	// three times the largest toolchain images in common use.
 	Bytes int64
-	// FileBytes is the size of one file, holes included; zero is 8 GiB.
+	// FileBytes is the size of one file, including holes; zero is 8 GiB.
 	FileBytes int64
-	// Entries are the entries of all layers together; zero is 1,000,000.
+	// Entries is the number of entries of all layers; zero is 1,000,000.
 	Entries int
-	// Ratio is how much larger a layer may be than what it was read from, once
-	// it is over RatioFloor; zero is 200. Files of zeros compress by up to 1,000.
+	// Ratio is the compression ratio of a layer that is larger than RatioFloor;
+	// zero is 200. Files of zeros compress by up to 1,000.
 	Ratio int64
-	// RatioFloor is the size in bytes up to which a layer may be anything; zero is
+	// RatioFloor is the size in bytes up to which Ratio doesn't apply; zero is
 	// 256 MiB.
 	RatioFloor int64
-	// PathBytes is the length of a name within the image and of a link's
-	// target; zero is 4096, Linux's PATH_MAX.
+	// PathBytes is the length of a name in the image and of a symlink's target;
+	// zero is 4096, Linux's PATH_MAX.
 	PathBytes int
-	// Depth are the folders above an entry; zero is 256.
+	// Depth is the number of directories above an entry; zero is 256.
 	Depth int
-	// Layers of one image; zero is 512. Docker's own bound is 127.
+	// Layers is the number of layers per image; zero is 512. Docker's limit is
+	// 127.
 	Layers int
-	// Top are the entries of the root folder, of which each costs a container
-	// a mount; zero is 128.
+	// Top is the number of entries in the root directory, each of which costs a
+	// container a mount; zero is 128.
 	Top int
-	// MetadataBytes bounds a manifest, an index and a configuration; zero is
-	// 8 MiB. Registries take 4 MiB.
+	// MetadataBytes is the size of a manifest, an index or a configuration;
+	// zero is 8 MiB. Registries accept 4 MiB.
 	MetadataBytes int64
 }
 
-// withDefaults fills in what is zero.
+// WithDefaults returns l with the defaults for zero fields.
 func (l Limits) WithDefaults() Limits {
 	return Limits{
 		Bytes:         cmp.Or(l.Bytes, 32<<30),

@@ -11,20 +11,22 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// maxFollowed are the links that one name may go through (Linux: 40).
+// maxFollowed is the number of symlinks that one name may go through (Linux:
+// 40).
 const maxFollowed = 40
 
-// tree is a folder that a root filesystem is unpacked into, held open. Names
-// are resolved as if it were the root folder: a link's absolute target and
-// its .. end in the tree. Each step is made from a held descriptor through
-// os.Root, which refuses to leave the tree even if the steps were wrong.
-// Nobody else writes to the folder meanwhile. It is not for concurrent use.
+// tree is a directory that a root filesystem is unpacked into, held open. Names
+// are resolved as if it were the root directory: a symlink's absolute target
+// and its .. stay in the tree. Each step starts from a held descriptor and goes
+// through os.Root, which refuses to leave the tree even if the steps were
+// wrong. No other process writes to the directory meanwhile. A tree is not safe
+// for concurrent use.
 type tree struct {
 	limits Limits
-	// at are the folders from the root to the one that is held, all real
-	// folders; a name that begins as the last one did reuses them.
+	// held are the open directories from the root to the current one, without
+	// symlinks. A name that begins like the last one reuses them.
 	held []heldDir
-	// made counts the entries that were made, parents included.
+	// entries counts the entries that were created, including parents.
 	entries int
 }
 
@@ -33,7 +35,7 @@ type heldDir struct {
 	dir  *os.Root
 }
 
-// openTree holds dir, which must exist. Whoever opens it closes it.
+// openTree opens dir, which must exist. The caller closes the tree.
 func openTree(dir string, limits Limits) (*tree, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -47,7 +49,7 @@ func (t *tree) closeDirs() {
 	t.held[0].dir.Close() //nolint:errcheck // nothing was written through it that a close could lose
 }
 
-// forget closes the held folders deeper than depth.
+// closeBelow closes the held directories deeper than depth.
 func (t *tree) closeBelow(depth int) {
 	for _, p := range t.held[depth+1:] {
 		p.dir.Close() //nolint:errcheck // as above
@@ -55,26 +57,26 @@ func (t *tree) closeBelow(depth int) {
 	t.held = t.held[:depth+1]
 }
 
-// spot is where an entry goes: a real folder and a name in it.
+// location is the place of an entry: a real directory and a name in it.
 type location struct {
 	dir     *os.Root
-	dirPath string // of the folder, real, without a slash at its start; "" is the root
+	dirPath string // real path of the directory without a leading slash; "" is the root
 	base    string
-	depth   int // index of dir in tree.at
+	depth   int // index of dir in tree.held
 }
 
-// full is the entry's real path.
+// fullPath returns the entry's real path.
 func (s location) fullPath() string { return strings.TrimPrefix(s.dirPath+"/"+s.base, "/") }
 
-// refusal is a reason to refuse an entry, which has a name elsewhere.
+// refusal is the reason to refuse an entry. The caller knows the entry's name.
 type refusal string
 
 func (r refusal) Error() string { return string(r) }
 func (refusal) Unwrap() error   { return images.ErrRefused }
 
-// find resolves all of parts but the last, which is not followed. Folders that
-// are missing are made if create is set, and reported to touch.
-// It fails with fs.ErrNotExist, or a refusal.
+// resolvePath resolves all of parts except the last, which is not followed. If
+// create is set, it creates missing directories and reports them to touch. It
+// fails with fs.ErrNotExist or a refusal.
 func (t *tree) resolvePath(parts []string, create bool, touch func(path string)) (location, error) {
 	depth, followed := 0, 0
 	todo := parts[:len(parts)-1]
@@ -112,8 +114,8 @@ func (t *tree) resolvePath(parts []string, create bool, touch func(path string))
 	return location{dir: t.held[depth].dir, dirPath: t.dirPath(depth), base: parts[len(parts)-1], depth: depth}, nil
 }
 
-// descend holds the folder name in the last one held, or gives the target of
-// the link that is there instead.
+// enterDir opens the directory name in the last one held and appends it to
+// held. If name is a symlink, it returns the target instead.
 func (t *tree) enterDir(name string, create bool, touch func(path string)) (target string, err error) {
 	dir := t.held[len(t.held)-1].dir
 	info, err := dir.Lstat(name)
@@ -132,7 +134,7 @@ func (t *tree) enterDir(name string, create bool, touch func(path string)) (targ
 	case !info.IsDir():
 		return "", refusal("a name below what is no folder")
 	}
-	// Links can lead deeper than names may be long.
+	// Through symlinks a path can get deeper than a name may be long.
 	if path := t.dirPath(len(t.held) - 1); len(t.held) > t.limits.Depth || len(path)+len(name)+1 > t.limits.PathBytes {
 		return "", refusal("a name that links lead too deep")
 	}
@@ -144,7 +146,7 @@ func (t *tree) enterDir(name string, create bool, touch func(path string)) (targ
 	return "", nil
 }
 
-// path is the real path of a held folder.
+// dirPath returns the real path of a held directory.
 func (t *tree) dirPath(depth int) string {
 	names := make([]string, depth)
 	for i := range names {
@@ -153,7 +155,7 @@ func (t *tree) dirPath(depth int) string {
 	return strings.Join(names, "/")
 }
 
-// count notes that an entry is made.
+// countEntry counts an entry that is about to be created.
 func (t *tree) countEntry() error {
 	if t.entries++; t.entries > t.limits.Entries {
 		return refusal(fmt.Sprintf("more than %d entries", t.limits.Entries))
@@ -161,8 +163,8 @@ func (t *tree) countEntry() error {
 	return nil
 }
 
-// mkdir makes a folder. Every folder has mode 0755, whatever the image says:
-// see docs/decisions/0081.
+// makeDir creates a directory. All directories have mode 0755, whatever the
+// image declares: see docs/decisions/0081.
 func (t *tree) makeDir(s location) error {
 	if err := t.countEntry(); err != nil {
 		return err
@@ -173,7 +175,7 @@ func (t *tree) makeDir(s location) error {
 	return s.dir.Chmod(s.base, 0o755)
 }
 
-// clear removes what is at s, if anything is.
+// removeEntry removes the entry at s, if there is one.
 func (t *tree) removeEntry(s location) error {
 	info, err := s.dir.Lstat(s.base)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -184,11 +186,11 @@ func (t *tree) removeEntry(s location) error {
 	if !info.IsDir() {
 		return s.dir.Remove(s.base)
 	}
-	t.closeBelow(s.depth) // it may be held
+	t.closeBelow(s.depth) // the entry may be held
 	return s.dir.RemoveAll(s.base)
 }
 
-// create makes a file in place of whatever is there. The caller closes it.
+// createFile creates a file in place of any entry at s. The caller closes it.
 func (t *tree) createFile(s location) (*os.File, error) {
 	if err := t.removeEntry(s); err != nil {
 		return nil, err
@@ -199,8 +201,8 @@ func (t *tree) createFile(s location) (*os.File, error) {
 	return s.dir.OpenFile(s.base, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 }
 
-// hide removes what is in the folder at s and not kept, also in folders that
-// are kept.
+// hideContents removes the entries below the directory at s for which kept
+// returns false, and those inside kept directories likewise.
 func (t *tree) hideContents(s location, kept func(path string) bool) error {
 	t.closeBelow(s.depth)
 	return removeHidden(s.dir, s.base, s.fullPath(), kept)
@@ -220,8 +222,8 @@ func removeHidden(dir *os.Root, name, path string, kept func(path string) bool) 
 	return nil
 }
 
-// hideOnce goes through a folder once. It must be done again if it removed
-// something, since that may move what a listing has not shown yet.
+// removeHiddenOnce walks a directory once. It must run again if it removed an
+// entry, since that may move entries that the listing has not returned yet.
 func removeHiddenOnce(dir *os.Root, path string, kept func(path string) bool) (removed bool, err error) {
 	list, err := dir.Open(".")
 	if err != nil {

@@ -18,29 +18,30 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// unpacked says what unpacking layers did, besides the tree.
+// Result describes the outcome of unpacking besides the tree.
 type Result struct {
-	Entries int   // that the tree was made of
-	Bytes   int64 // content of files
+	Entries int   // created in the tree
+	Bytes   int64 // of the files' content
 	Skipped []string
-	// SkippedMore counts what Skipped has no room for.
+	// SkippedMore is the number of skipped entries that are not in Skipped.
 	SkippedMore int
 }
 
-// maxSkipped bounds unpacked.Skipped.
+// maxSkipped bounds Result.Skipped.
 const maxSkipped = 20
 
-// unpack puts layers, the lowest first, into the empty folder dir. Layers are
-// hostile: nothing outside of dir is made, changed or read, whatever they hold,
-// and what they may cost is bounded. A layer that tries to is refused with a
-// [*Error], and what dir holds then is worthless.
+// Unpack unpacks layers, the lowest first, into the empty directory dir. Layers
+// are hostile: whatever they hold, nothing outside dir is created, changed or
+// read, and their cost is bounded. A layer that tries is refused with an
+// [*Error]; dir must be discarded then.
 //
-// What a root filesystem for untrusted commands has no use for is left out:
-// owners and groups (everything belongs to the caller), the bits setuid, setgid
-// and sticky, extended attributes with file capabilities among them, devices,
-// pipes and sockets. Files become readable for everybody and writable for their
-// owner alone, folders 0755, so that the commands' identity can read them and
-// the cache can always be removed. Modification times of files are kept.
+// Attributes and entries that a root filesystem for untrusted commands doesn't
+// need are left out: owners and groups (the caller owns everything), the bits
+// setuid, setgid and sticky, extended attributes including file capabilities,
+// devices, pipes and sockets. Files become readable for all and writable only
+// for their owner, directories get mode 0755, so that the commands' identity
+// can read them and the cache can always be removed. Modification times of
+// files are kept.
 func Unpack(ctx context.Context, dir string, layers []Layer, limits Limits, report func(l Layer, done int64)) (Result, error) {
 	t, err := openTree(dir, limits)
 	if err != nil {
@@ -60,24 +61,24 @@ func Unpack(ctx context.Context, dir string, layers []Layer, limits Limits, repo
 	return u.done, nil
 }
 
-// unpacker puts one layer after the other into a tree.
+// unpacker applies one layer after the other to a tree.
 type unpacker struct {
 	tree    *tree
 	limits  Limits
 	buffer  []byte
 	done    Result
 	read    int64 // bytes of the archives so far
-	entries int   // entries of the archives so far
-	// touched are the hashes of the real paths that the layer has put
-	// something at, or above: its own whiteouts don't hide these (image-spec:
-	// they hide lower layers only). Nil in the first layer, which has none below.
+	entries int   // in the archives so far
+	// touched has the hashes of the real paths that the layer has written at or
+	// below. Its own whiteouts don't hide these: they hide only lower layers
+	// (image-spec). It is nil in the first layer, which has none below.
 	touched map[uint64]struct{}
 	seed    maphash.Seed
 }
 
 func (u *unpacker) hashPath(path string) uint64 { return maphash.String(u.seed, path) }
 
-// touch notes a real path and those above it.
+// markTouched adds a real path and its parents to touched.
 func (u *unpacker) markTouched(path string) {
 	if u.touched == nil {
 		return
@@ -97,7 +98,7 @@ func (u *unpacker) isTouched(path string) bool {
 	return ok
 }
 
-// apply puts one layer over what is there.
+// applyLayer applies one layer to the tree.
 func (u *unpacker) applyLayer(ctx context.Context, l Layer, report func(l Layer, done int64)) error {
 	r, err := openLayer(ctx, l, u.limits, u.limits.Bytes-u.read, func(done int64) { report(l, done) })
 	if err != nil {
@@ -115,7 +116,7 @@ func (u *unpacker) applyArchive(r *layerReader) error {
 		if errors.Is(err, io.EOF) {
 			return r.verifyDigests()
 		}
-		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // names are judged below
+		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // applyEntry checks names itself
 			return r.classifyError("", err)
 		}
 		if err := u.applyEntry(r, archive, h); err != nil {
@@ -124,7 +125,7 @@ func (u *unpacker) applyArchive(r *layerReader) error {
 	}
 }
 
-// fault tells the layer's faults from the machine's.
+// classifyError distinguishes errors of the layer from errors of the machine.
 func (u *unpacker) classifyError(r *layerReader, entry string, err error) error {
 	reason := refusal("")
 	if errors.As(err, &reason) {
@@ -143,7 +144,7 @@ func (u *unpacker) classifyError(r *layerReader, entry string, err error) error 
 	return r.classifyError(entry, err)
 }
 
-// entry puts one entry into the tree.
+// applyEntry applies one entry to the tree.
 func (u *unpacker) applyEntry(r *layerReader, archive io.Reader, h *tar.Header) error {
 	if u.entries++; u.entries > u.limits.Entries {
 		return refusal(fmt.Sprintf("more than %d entries", u.limits.Entries))
@@ -174,7 +175,7 @@ func (u *unpacker) applyEntry(r *layerReader, archive io.Reader, h *tar.Header) 
 	return u.placeEntry(r, archive, h, parts)
 }
 
-// hide takes away what lower layers have at parts, and below.
+// applyWhiteout removes the entries of lower layers at parts and below.
 func (u *unpacker) applyWhiteout(parts []string) error {
 	if u.touched == nil {
 		return nil
@@ -194,7 +195,7 @@ func (u *unpacker) applyWhiteout(parts []string) error {
 	}
 	info, err := s.dir.Lstat(s.base)
 	switch {
-	case errors.Is(err, fs.ErrNotExist): // what the layer put there is gone again, or was a device
+	case errors.Is(err, fs.ErrNotExist): // the layer's own entry is gone again, or was a device
 		return nil
 	case err != nil || !info.IsDir():
 		return err
@@ -202,8 +203,8 @@ func (u *unpacker) applyWhiteout(parts []string) error {
 	return u.tree.hideContents(s, u.isTouched)
 }
 
-// put makes an entry in place of whatever is there, but for a folder in place
-// of a folder, which is the same one.
+// placeEntry creates an entry and replaces any other at its path. A directory
+// keeps an existing directory.
 func (u *unpacker) placeEntry(r *layerReader, archive io.Reader, h *tar.Header, parts []string) error {
 	var from location
 	if h.Typeflag == tar.TypeLink {
@@ -227,8 +228,8 @@ func (u *unpacker) placeEntry(r *layerReader, archive io.Reader, h *tar.Header, 
 	case tar.TypeLink:
 		return u.makeHardlink(from.fullPath(), s)
 	}
-	// A device, pipe or socket, or what no one knows: what it stands in place
-	// of goes all the same.
+	// A device, pipe, socket or unknown type replaces an existing entry too,
+	// though it is not created itself.
 	if len(u.done.Skipped) < maxSkipped {
 		u.done.Skipped = append(u.done.Skipped, "/"+s.fullPath())
 	} else {
@@ -248,7 +249,7 @@ func (u *unpacker) makeDir(s location) error {
 	return u.tree.makeDir(s)
 }
 
-// file makes a file of the archive's next h.Size bytes.
+// writeFile creates a file from the archive's next h.Size bytes.
 func (u *unpacker) writeFile(r *layerReader, archive io.Reader, h *tar.Header, s location) error {
 	if h.Size > u.limits.FileBytes {
 		return refusal(fmt.Sprintf("a file of %d bytes, at most %d", h.Size, u.limits.FileBytes))
@@ -270,11 +271,11 @@ func (u *unpacker) writeFile(r *layerReader, archive io.Reader, h *tar.Header, s
 	return s.dir.Chtimes(s.base, at, at)
 }
 
-// copy writes a file's content. Holes of a sparse file count as content.
+// copyContent writes a file's content. Holes of a sparse file count as content.
 func (u *unpacker) copyContent(r *layerReader, f *os.File, archive io.Reader) (total int64, err error) {
 	for {
 		if r.ctx.Err() != nil {
-			return total, context.Cause(r.ctx) // holes are not read from the source, which looks too
+			return total, context.Cause(r.ctx) // storedReader checks too, but holes are not read from it
 		}
 		before := r.archiveBytes
 		n, err := archive.Read(u.buffer)
@@ -314,7 +315,8 @@ func (u *unpacker) makeSymlink(target string, s location) error {
 	return s.dir.Symlink(target, s.base)
 }
 
-// linked finds what a hard link names: a regular file that the tree has.
+// resolveHardlink returns the location of a hard link's target, which must be a
+// regular file in the tree.
 func (u *unpacker) resolveHardlink(name string) (location, error) {
 	parts, reason := splitName(name, u.limits)
 	if reason != "" || len(parts) == 0 {
@@ -342,7 +344,7 @@ func requireRegular(dir *os.Root, name string) error {
 	return nil
 }
 
-// link makes a hard link to the file at the real path from.
+// makeHardlink creates a hard link to the file at the real path from.
 func (u *unpacker) makeHardlink(from string, s location) error {
 	if from == s.fullPath() {
 		return nil
@@ -351,7 +353,7 @@ func (u *unpacker) makeHardlink(from string, s location) error {
 		return err
 	}
 	root := u.tree.held[0].dir
-	if err := requireRegular(root, from); err != nil { // it may have been below what was cleared
+	if err := requireRegular(root, from); err != nil { // removeEntry may have removed it
 		return err
 	}
 	if err := u.tree.countEntry(); err != nil {
@@ -361,7 +363,7 @@ func (u *unpacker) makeHardlink(from string, s location) error {
 	return root.Link(from, s.fullPath())
 }
 
-// plainMode is the mode of a file whose archive says mode.
+// plainMode returns the mode of a file whose archive has mode.
 func plainMode(mode int64) fs.FileMode {
 	if mode&0o111 != 0 {
 		return 0o755
@@ -369,7 +371,7 @@ func plainMode(mode int64) fs.FileMode {
 	return 0o644
 }
 
-// plainTime is a time that every file system can hold.
+// plainTime returns t, or the epoch if some file system can't store t.
 func plainTime(t time.Time) time.Time {
 	if s := t.Unix(); s < 0 || s > math.MaxInt32 {
 		return time.Unix(0, 0)

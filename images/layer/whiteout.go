@@ -8,17 +8,17 @@ import (
 // maxComponent is the length of one name (Linux NAME_MAX).
 const maxComponent = 255
 
-// The markers of what a layer takes away (OCI image-spec v1.1, layer.md), and
-// the prefix of what AUFS kept for itself, which every unpacker skips.
+// The names of whiteouts (OCI image-spec v1.1, layer.md), and the prefix of
+// AUFS's own metadata, which every unpacker skips.
 const (
 	whiteoutPrefix = ".wh."
 	opaqueMarker   = ".wh..wh..opq"
 	aufsPrefix     = ".wh..wh."
 )
 
-// splitName parts an archive's name into components. An absolute name is meant
-// from the image's root, as every unpacker reads it. An empty list is the root
-// itself. The reason is empty if the name is good.
+// splitName splits an archive's name into components. An absolute name starts
+// at the image's root. An empty list is the root itself. The reason is empty if
+// the name is valid.
 func splitName(name string, limits Limits) (parts []string, reason string) {
 	switch {
 	case len(name) > limits.PathBytes:
@@ -43,17 +43,18 @@ func splitName(name string, limits Limits) (parts []string, reason string) {
 	return parts, ""
 }
 
-// mark is what an entry's name means besides a file.
+// whiteoutKind is the meaning of an entry's name.
 type whiteoutKind int
 
 const (
 	noWhiteout      whiteoutKind = iota
-	aufsMetadata                 // AUFS's own
-	opaqueDirectory              // nothing of lower layers is left in its folder
-	removedEntry                 // what it names is not left of lower layers
+	aufsMetadata                 // skipped
+	opaqueDirectory              // the directory loses its entries of lower layers
+	removedEntry                 // the named entry of lower layers is removed
 )
 
-// markOf reads whiteouts. hidden is the name that markGone takes away.
+// parseWhiteout parses an entry's name. hidden is the name that a removedEntry
+// removes.
 func parseWhiteout(parts []string) (m whiteoutKind, hidden, reason string) {
 	for i, part := range parts {
 		last := i == len(parts)-1

@@ -11,7 +11,8 @@ import (
 	"github.com/caisson-run/caisson/images/layer"
 )
 
-// agent is the account of commands, unless the options say otherwise.
+// defaultAccounts returns the account of commands unless the options set
+// others.
 func defaultAccounts() []Account {
 	return []Account{{Name: "agent", UID: host.DefaultUID, GID: host.DefaultGID, Home: "/home/agent"}}
 }
@@ -25,7 +26,8 @@ func (a Account) validate() error {
 	return nil
 }
 
-// accountFiles are the files that give accounts and host a name.
+// accountFiles returns rewrites for the files with the names of accounts and
+// host.
 func accountFiles(accounts []Account) []layer.FileRewrite {
 	return []layer.FileRewrite{
 		{Path: "etc/passwd", Rewrite: func(old []byte) []byte { return passwdFile(accounts, old) }},
@@ -35,8 +37,8 @@ func accountFiles(accounts []Account) []layer.FileRewrite {
 	}
 }
 
-// passwd and group put the accounts before what an image has: the first line
-// with a number or name is the one that programs take.
+// passwdFile and groupFile put the accounts before the image's own: programs
+// use the first line with a number or name.
 func passwdFile(accounts []Account, has []byte) []byte {
 	var out []byte
 	for _, a := range accounts {

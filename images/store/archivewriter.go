@@ -29,7 +29,7 @@ func writeArchive(ctx context.Context, im *image, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	// A reference by digest leaves the archive without a tag.
+	// A reference by digest adds no tag to the archive.
 	ref, err := name.NewDigest("caisson/image@" + im.id)
 	if err != nil {
 		return err
@@ -43,15 +43,15 @@ func writeArchive(ctx context.Context, im *image, w io.Writer) error {
 	return nil
 }
 
-// archiveImage is an image as go-containerregistry sees one.
+// archiveImage adapts an image to go-containerregistry.
 type archiveImage struct {
 	ctx context.Context //nolint:containedctx // lives as long as one write
 	*image
 	dockerManifest []byte
 }
 
-// describe makes a manifest for an image that has none, or whose own names
-// layers in other words than an engine's archive knows.
+// buildManifest builds a docker manifest, because an image may have none or one
+// with media types that an engine's archive doesn't know.
 func (a *archiveImage) buildManifest() error {
 	id, err := v1.NewHash(a.id)
 	if err != nil {
@@ -72,7 +72,7 @@ func (a *archiveImage) buildManifest() error {
 	return err
 }
 
-// RawConfigFile, RawManifest, MediaType and LayerByDigest are
+// RawConfigFile, RawManifest, MediaType and LayerByDigest implement
 // partial.CompressedImageCore.
 func (a *archiveImage) RawConfigFile() ([]byte, error)      { return a.config, nil }
 func (a *archiveImage) RawManifest() ([]byte, error)        { return a.dockerManifest, nil }
@@ -93,7 +93,7 @@ type archiveLayer struct {
 	hash  v1.Hash
 }
 
-// Digest, Size, MediaType and Compressed are partial.CompressedLayer.
+// Digest, Size, MediaType and Compressed implement partial.CompressedLayer.
 func (l archiveLayer) Digest() (v1.Hash, error)            { return l.hash, nil }
 func (l archiveLayer) Size() (int64, error)                { return l.layer.Size, nil }
 func (l archiveLayer) MediaType() (types.MediaType, error) { return types.DockerLayer, nil }
@@ -106,9 +106,9 @@ func (l archiveLayer) Compressed() (io.ReadCloser, error) {
 	return &verifyingReader{r: contextReader{l.ctx, r}, closer: r, layer: l.layer, sum: sha256.New()}, nil
 }
 
-// verified is a layer on its way out. One that is not what its digest says
-// ends in an error instead of its end. The layers of a docker archive have a
-// diffID alone, which the engine that loads them checks.
+// verifyingReader reads a layer and returns an error instead of io.EOF if its
+// content doesn't match its digest. The layers of a docker archive have only a
+// DiffID, which the engine checks when it loads them.
 type verifyingReader struct {
 	r      io.Reader
 	closer io.Closer

@@ -17,21 +17,21 @@ import (
 	"github.com/caisson-run/caisson/images/internal/digest"
 )
 
-// blobs are files that are named by their digest: blobs/sha256/HEX below a
-// folder, as in an OCI image layout.
+// blobs are files named by their digest: blobs/sha256/HEX below a directory, as
+// in an OCI image layout.
 type blobs struct{ dir string }
 
 func (b blobs) blobPath(dgst string) string {
 	return filepath.Join(b.dir, "blobs", "sha256", digest.Hex(dgst))
 }
 
-// has says whether a blob is there.
+// hasBlob reports whether a blob exists.
 func (b blobs) hasBlob(dgst string) bool {
 	_, err := os.Lstat(b.blobPath(dgst))
 	return err == nil
 }
 
-// open opens a blob, not checked. The caller closes it.
+// openBlob opens a blob without checking its content. The caller closes it.
 func (b blobs) openBlob(dgst string) (*os.File, error) {
 	f, err := openRegular(nil, b.blobPath(dgst))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -40,7 +40,7 @@ func (b blobs) openBlob(dgst string) (*os.File, error) {
 	return f, err
 }
 
-// get reads a document among the blobs, checked.
+// readBlob reads a document among the blobs and checks its digest.
 func (b blobs) readBlob(d v1.Descriptor, limit int64) ([]byte, error) {
 	if d.Digest.Algorithm != "sha256" {
 		return nil, fmt.Errorf("%w: digest %s", images.ErrUnsupported, d.Digest)
@@ -53,8 +53,8 @@ func (b blobs) readBlob(d v1.Descriptor, limit int64) ([]byte, error) {
 	return readDocument(f, d, limit)
 }
 
-// put makes a blob of what r gives, by way of a file in temp. A blob whose
-// content is not its digest's is never there, and neither is half a one.
+// writeBlob writes a blob from r through a file in temp. A blob with wrong or
+// incomplete content never becomes visible.
 func (b blobs) writeBlob(dgst string, r io.Reader, temp string) error {
 	f, err := os.CreateTemp(temp, "blob-*")
 	if err != nil {
@@ -79,9 +79,9 @@ func (b blobs) writeBlob(dgst string, r io.Reader, temp string) error {
 	return nil
 }
 
-// openRegular opens a regular file for reading and nothing else: a pipe that
-// somebody put there instead would hold the opener up for ever. A root, if it
-// is given, is what the name is below of and can't leave.
+// openRegular opens name for reading if it is a regular file. Opening a pipe
+// that was put in its place would block forever. If root is not nil, name is
+// relative to root and can't leave it.
 func openRegular(root *os.Root, name string) (*os.File, error) {
 	var f *os.File
 	var err error
@@ -103,7 +103,7 @@ func openRegular(root *os.Root, name string) (*os.File, error) {
 	return f, nil
 }
 
-// opened closes a file with what it was opened below.
+// readCloser is a Reader with the closers of the files that it reads.
 type readCloser struct {
 	io.Reader
 	closers []io.Closer
@@ -117,7 +117,7 @@ func (o readCloser) Close() error {
 	return errors.Join(errs...)
 }
 
-// cancellable is a reader that ends with ctx.
+// contextReader is a reader that fails once ctx is done.
 type contextReader struct {
 	ctx context.Context //nolint:containedctx // lives as long as one read
 	r   io.Reader

@@ -15,9 +15,9 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// buildOutside builds the Dockerfile in ref's folder by a builder that the
-// caller found, into a docker archive below temp. The builder decides what the
-// build's steps may do on this machine; they get no network.
+// buildOutside builds the Dockerfile in ref's directory with the builder that
+// the options name, into a docker archive below temp. The builder decides what
+// the build's steps may do on this machine; they have no network.
 func buildOutside(ctx context.Context, ref images.Reference, o *Options, temp string, progress io.Writer) (archive string, err error) {
 	dir := ref.Path()
 	archive = filepath.Join(temp, "image.tar")
@@ -43,8 +43,9 @@ func buildOutside(ctx context.Context, ref images.Reference, o *Options, temp st
 		"install one, or build elsewhere and use docker-archive:FILE", ref, images.ErrUnsupported)
 }
 
-// run runs a builder to its end. What it says goes to progress; its last words
-// are in the error. A cancelled one gets SIGTERM, and SIGKILL 10 s later.
+// runBuilder runs a builder to its end and copies its output to progress. An
+// error has the last part of the output. On cancellation the builder gets
+// SIGINT, and SIGKILL after 10 s.
 func runBuilder(ctx context.Context, o *Options, progress io.Writer, program string, args ...string) error {
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = o.BuilderEnv
@@ -63,7 +64,7 @@ func runBuilder(ctx context.Context, o *Options, progress io.Writer, program str
 	return nil
 }
 
-// tail keeps the end of what is written.
+// outputTail keeps the last bytes written to it.
 type outputTail struct {
 	mu   sync.Mutex
 	data []byte
@@ -87,7 +88,7 @@ func (t *outputTail) trimmedText() string {
 	return strings.TrimSpace(string(t.data))
 }
 
-// lines hands what is written on, line by line; a line is cut at 4 KiB.
+// lineWriter calls line for each line written to it, cut at 4 KiB.
 type lineWriter struct {
 	line func(text string)
 	rest []byte

@@ -19,28 +19,30 @@ import (
 	"github.com/caisson-run/caisson/images/layer"
 )
 
-// maxArchived are the entries of a docker archive: a few an image's layer.
+// maxArchiveFiles bounds the entries of a docker archive, which has a few per
+// layer.
 const maxArchiveFiles = 16_384
 
-// dockerArchive is what docker save writes: a tar archive of a manifest.json,
-// configurations and layers. Where each of its files lies is noted once; they
-// are read in place. It is our own reader because the archive is as untrusted
-// as its layers: what describes the image is bounded before it is read, and a
-// file is found without reading the archive again.
+// dockerArchive is the output of docker save: a tar archive of a manifest.json,
+// configurations and layers. The offset of each file is recorded once and files
+// are read in place. This reader is our own because the archive is as untrusted
+// as its layers: the size of metadata is checked before it is read, and a file
+// is found without reading the archive again.
 type dockerArchive struct {
 	file  *os.File
 	files map[string]archiveFile
 	limit int64
 }
 
-// part is where a file of the archive lies, or what it is a link to.
+// archiveFile is the position of a file in the archive, or the target of a
+// link.
 type archiveFile struct {
 	offset, size int64
 	link         string
 }
 
-// openArchive finds the image that ref names in a docker archive at file.
-// Cancelling is for what reads the layers.
+// openArchive opens the image that ref names in the docker archive file. Layers
+// are read with a context of their own.
 func openArchive(ref images.Reference, file string, o *Options) (*image, error) {
 	f, err := openRegular(nil, file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -57,7 +59,7 @@ func openArchive(ref images.Reference, file string, o *Options) (*image, error) 
 	return im, nil
 }
 
-// index notes where everything lies.
+// indexFiles records the position of every file.
 func (a *dockerArchive) indexFiles() error {
 	magic := make([]byte, 2)
 	if _, err := a.file.ReadAt(magic, 0); err == nil && bytes.Equal(magic, []byte{0x1f, 0x8b}) {
@@ -69,7 +71,7 @@ func (a *dockerArchive) indexFiles() error {
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
-		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // names only have to be found
+		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // names are only looked up
 			return fmt.Errorf("%w: it is no docker archive: %w", images.ErrInvalid, err)
 		}
 		name := path.Clean(h.Name)
@@ -83,7 +85,7 @@ func (a *dockerArchive) indexFiles() error {
 				return err
 			}
 			a.files[name] = archiveFile{offset: at, size: h.Size}
-		case tar.TypeSymlink: // docker save before 25 links layers that repeat
+		case tar.TypeSymlink: // docker save before 25 links repeated layers
 			a.files[name] = archiveFile{link: path.Join(path.Dir(name), h.Linkname)}
 		case tar.TypeLink:
 			a.files[name] = archiveFile{link: path.Clean(h.Linkname)}
@@ -92,7 +94,7 @@ func (a *dockerArchive) indexFiles() error {
 	return fmt.Errorf("%w: the archive has more than %d entries", images.ErrRefused, maxArchiveFiles)
 }
 
-// find gives a file of the archive.
+// findFile returns a reader of a file in the archive.
 func (a *dockerArchive) findFile(name string) (*io.SectionReader, error) {
 	at := path.Clean(name)
 	for range 8 {
@@ -116,7 +118,7 @@ func (a *dockerArchive) readFile(name string) ([]byte, error) {
 	return readAtMost(r, a.limit)
 }
 
-// archived is one image in a manifest.json.
+// manifestEntry is one image in a manifest.json.
 type manifestEntry struct {
 	Config   string
 	RepoTags []string
@@ -160,8 +162,8 @@ func (a *dockerArchive) readImage(ref images.Reference, o *Options) (*image, err
 	return im, nil
 }
 
-// choose gives the configuration and the layers' names of the image that ref
-// names by its digest, or of the only one.
+// selectImage returns the configuration and the layers' names of the image with
+// ref's digest, or of the only one.
 func (a *dockerArchive) selectImage(list []manifestEntry, ref images.Reference) (config []byte, layers []string, err error) {
 	var tags []string
 	for _, e := range list {

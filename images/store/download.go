@@ -12,10 +12,11 @@ import (
 	"github.com/caisson-run/caisson/images/layer"
 )
 
-// jobs are the layers that are downloaded at once: Docker's three and one.
+// maxDownloads is the number of layers downloaded at once: one more than
+// Docker's.
 const maxDownloads = 4
 
-// download fetches the layers that the store lacks.
+// downloadLayers downloads the layers that the store lacks.
 func (s *Store) downloadLayers(ctx context.Context, im *image, reg *registry) error {
 	var missing []layer.Layer
 	seen := map[string]bool{}

@@ -16,19 +16,19 @@ import (
 	"github.com/caisson-run/caisson/images/internal/digest"
 )
 
-// found is what a reference names.
+// foundImage is the image that a reference names.
 type foundImage struct {
 	record *record
-	name   string // that the record goes by
-	fresh  bool   // the record is to be written
-	// open makes the layers readable: it downloads them, or lets the engine
-	// hand them out. The image is valid until close.
+	name   string // of the record
+	fresh  bool   // the record must be saved
+	// open makes the layers readable, by downloading them or exporting them
+	// from the engine. The image is valid until close.
 	open  func(ctx context.Context) (*image, error)
 	close func()
 }
 
-// find says what ref names: what was pinned unless anew is set. The caller
-// holds the fetch lock, shared, and closes what is found.
+// findImage finds the image that ref names: the pinned one unless refresh is
+// set. The caller holds the fetch lock, shared, and closes the result.
 func (s *Store) findImage(ctx context.Context, ref images.Reference, refresh bool) (*foundImage, error) {
 	switch ref.Scheme {
 	case images.SchemeName:
@@ -45,7 +45,7 @@ func (s *Store) findImage(ctx context.Context, ref images.Reference, refresh boo
 	return nil, fmt.Errorf("image %s: %w: the store has no part in it", ref, images.ErrUnsupported)
 }
 
-// local is an image that is open already.
+// wrapImage returns im, which is open already, as a foundImage.
 func (s *Store) wrapImage(ref images.Reference, from origin, im *image, err error) (*foundImage, error) {
 	if err != nil {
 		return nil, err
@@ -56,7 +56,7 @@ func (s *Store) wrapImage(ref images.Reference, from origin, im *image, err erro
 	}, nil
 }
 
-// recordOf is what there is to remember of an image.
+// newRecord returns the record of an image.
 func (s *Store) newRecord(from origin, ref images.Reference, im *image) *record {
 	r := &record{
 		Reference: ref.String(), Source: from, Platform: s.o.Platform, Digest: im.digest, ID: im.id, EngineID: im.engineID,
@@ -73,7 +73,7 @@ func (s *Store) newRecord(from origin, ref images.Reference, im *image) *record 
 	return r
 }
 
-// findName asks the engine, then what is pinned, then the registry.
+// findByName asks the engine, then looks for a pin, then asks the registry.
 func (s *Store) findByName(ctx context.Context, ref images.Reference, refresh bool) (*foundImage, error) {
 	if s.o.Engine != nil {
 		id, err := s.o.Engine.ImageID(ctx, ref.Value)
@@ -112,8 +112,8 @@ func (s *Store) findByName(ctx context.Context, ref images.Reference, refresh bo
 	return f, nil
 }
 
-// ask lets a registry say what an image is made of, within the time for that,
-// and keeps the manifest and the configuration.
+// resolveImage reads an image's manifest and configuration from a registry,
+// within Options.ResolveTimeout, and stores both as blobs.
 func (s *Store) resolveImage(ctx context.Context, ref images.Reference, reg *registry, first func(context.Context) ([]byte, error)) (*image, error) {
 	s.reports.sendReport(Progress{Reference: ref, Phase: PhaseResolve})
 	ctx, cancel := context.WithTimeoutCause(ctx, s.o.ResolveTimeout,
@@ -140,13 +140,13 @@ func (s *Store) resolveImage(ctx context.Context, ref images.Reference, reg *reg
 		s.blobs.writeBlob(im.id, strings.NewReader(string(im.config)), temp), remove())
 }
 
-// openBlob is a [blobSource].
+// openBlob is a [blobOpener].
 func (s *Store) openBlob(_ context.Context, d v1.Descriptor) (io.ReadCloser, error) {
 	return s.blobs.openBlob(d.Digest.String())
 }
 
-// openPinned opens an image by what is remembered of it; what is missing is
-// asked for again, by its digest.
+// openPinned opens an image by its record. It fetches missing parts again, by
+// digest.
 func (s *Store) openPinned(ctx context.Context, ref images.Reference, reg *registry, r *record) (*image, error) {
 	im, err := s.openCached(ctx, ref, r)
 	if err != nil {
@@ -177,8 +177,8 @@ func (s *Store) openCached(ctx context.Context, ref images.Reference, r *record)
 	return imageFromManifest(ctx, ref, raw, d, &s.o, get, s.openBlob)
 }
 
-// findEngine takes an image from the engine, by its id. One whose tree is here
-// needs nothing of the engine.
+// findInEngine finds an image in the engine by its id. If its tree is intact,
+// nothing is exported.
 func (s *Store) findInEngine(ctx context.Context, ref images.Reference, from origin, id string) (*foundImage, error) {
 	r, err := s.loadRecord(from, ref.String())
 	if err != nil {
@@ -204,7 +204,7 @@ func (s *Store) findInEngine(ctx context.Context, ref images.Reference, from ori
 	return s.wrapImage(ref, from, im, err)
 }
 
-// save lets the engine hand an image out and opens it.
+// saveFromEngine exports an image from the engine and opens it.
 func (s *Store) saveFromEngine(ctx context.Context, ref images.Reference, id string) (*image, error) {
 	s.reports.sendReport(Progress{Reference: ref, Phase: PhaseSave})
 	temp, remove, err := s.makeTemp(ctx)
@@ -226,7 +226,7 @@ func (s *Store) saveArchive(ctx context.Context, ref images.Reference, id, file 
 	if err != nil {
 		return nil, fmt.Errorf("image %s: take it from the engine: %w", ref, err)
 	}
-	// An archive is a little larger than what is in it.
+	// The archive is a little larger than its content.
 	limit := s.o.Limits.Bytes + s.o.Limits.Bytes/8
 	err = errors.Join(spoolFile(ctx, file, in, limit), in.Close())
 	if err != nil {
@@ -240,7 +240,7 @@ func (s *Store) saveArchive(ctx context.Context, ref images.Reference, id, file 
 	return im, nil
 }
 
-// spool writes what r gives to a new file.
+// spoolFile writes at most limit bytes from r to a new file.
 func spoolFile(ctx context.Context, file string, r io.Reader, limit int64) error {
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -253,7 +253,8 @@ func spoolFile(ctx context.Context, file string, r io.Reader, limit int64) error
 	return errors.Join(err, f.Close())
 }
 
-// findBuild builds, each time: the builder knows what has changed.
+// buildImage builds every time, because only the builder knows whether
+// something has changed.
 func (s *Store) buildImage(ctx context.Context, ref images.Reference) (*foundImage, error) {
 	if info, err := os.Stat(ref.Path()); err != nil || !info.IsDir() {
 		return nil, fmt.Errorf("image %s: %w: there is no such folder", ref, images.ErrNotFound)

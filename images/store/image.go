@@ -18,23 +18,23 @@ import (
 	"github.com/caisson-run/caisson/images/layer"
 )
 
-// image is an image that was found, wherever it is stored: its configuration,
-// checked, and its layers, which nobody has read yet.
+// image is a found image, wherever it is stored: its checked configuration, and
+// its layers, which have not been read yet.
 type image struct {
 	ref      images.Reference
 	digest   string // see [images.Image]
-	id       string // of the configuration
-	engineID string // what the engine calls it, for an image of an engine
-	manifest []byte // nil for what has none
+	id       string // digest of the configuration
+	engineID string // the engine's id, if the image came from one
+	manifest []byte // nil for an archive's image
 	config   []byte
 	parsed   v1.ConfigFile
 	layers   []layer.Layer
-	// close frees what the image is read from; never nil.
+	// close releases the source of the image; never nil.
 	close func()
 }
 
-// newImage checks a configuration against the layers that go with it, which
-// lack their diffIDs, and against the platform that is wanted.
+// newImage checks a configuration against its layers and the required platform,
+// and sets the layers' diffIDs.
 func newImage(ref images.Reference, config []byte, layers []layer.Layer, platform string, limits layer.Limits) (*image, error) {
 	im := &image{ref: ref, id: digest.Of(config), config: config, layers: layers, close: func() {}}
 	if err := json.Unmarshal(config, &im.parsed); err != nil {
@@ -59,8 +59,7 @@ func newImage(ref images.Reference, config []byte, layers []layer.Layer, platfor
 	return im, nil
 }
 
-// runsOn compares the image's platform with the one that is wanted. What an
-// image doesn't say can't be wrong.
+// checkPlatform returns an error if the image declares another platform.
 func (im *image) checkPlatform(platform string) error {
 	system, machine, _ := strings.Cut(platform, "/")
 	c := im.parsed
@@ -72,8 +71,8 @@ func (im *image) checkPlatform(platform string) error {
 
 func (im *image) platform() string { return im.parsed.OS + "/" + im.parsed.Architecture }
 
-// document is a manifest or an index: what it is can only be told by what it
-// holds, since the type that it is served with may lie.
+// document is a manifest or an index. Its content tells which, since the media
+// type that it is served with may be wrong.
 type document struct {
 	SchemaVersion int             `json:"schemaVersion"`
 	MediaType     types.MediaType `json:"mediaType"`
@@ -96,14 +95,15 @@ func parseDocument(raw []byte) (document, error) {
 	return d, nil
 }
 
-// getter gives the content that a descriptor names, checked.
+// documentReader returns the content that a descriptor names, checked against
+// its digest.
 type documentReader func(ctx context.Context, d v1.Descriptor) ([]byte, error)
 
-// maxNested is how deep indexes may be nested: a layout's own, a
-// multi-platform image's, and one for luck.
+// maxNested is how deep indexes may be nested: a layout's own, a multi-platform
+// image's, and two spare levels.
 const maxNested = 4
 
-// choose follows indexes to the manifest for platform.
+// selectManifest follows indexes to the manifest for platform.
 func selectManifest(ctx context.Context, raw []byte, platform string, get documentReader) (manifest []byte, d document, err error) {
 	for range maxNested {
 		if d, err = parseDocument(raw); err != nil {
@@ -123,8 +123,8 @@ func selectManifest(ctx context.Context, raw []byte, platform string, get docume
 	return nil, d, fmt.Errorf("%w: indexes nested more than %d deep", images.ErrInvalid, maxNested)
 }
 
-// pick gives the entry of an index that is for platform: the first that says
-// so, or the only one if it says nothing.
+// selectPlatform returns the first entry of an index for platform, or the only
+// entry if it declares no platform.
 func selectPlatform(list []v1.Descriptor, platform string) (v1.Descriptor, error) {
 	system, machine, _ := strings.Cut(platform, "/")
 	var has []string
@@ -139,7 +139,7 @@ func selectPlatform(list []v1.Descriptor, platform string) (v1.Descriptor, error
 		if p.OS == system && p.Architecture == machine {
 			return d, nil
 		}
-		if p.OS != "unknown" { // what BuildKit calls an attestation
+		if p.OS != "unknown" { // BuildKit's platform for attestations
 			has = append(has, p.OS+"/"+p.Architecture)
 		}
 	}
@@ -149,13 +149,13 @@ func selectPlatform(list []v1.Descriptor, platform string) (v1.Descriptor, error
 	return v1.Descriptor{}, fmt.Errorf("%w: it has no variant for %s, but for %s", images.ErrUnsupported, platform, strings.Join(has, ", "))
 }
 
-// imageConfigs are the types of a configuration that makes containers.
+// imageConfigs are the media types of a container image's configuration.
 var imageConfigs = []types.MediaType{types.OCIConfigJSON, types.DockerConfigJSON, ""}
 
-// blobSource opens a blob that a manifest names.
+// blobOpener opens a blob that a manifest names.
 type blobOpener func(ctx context.Context, d v1.Descriptor) (io.ReadCloser, error)
 
-// fromManifest is the image of a manifest.
+// imageFromManifest returns the image that a manifest describes.
 func imageFromManifest(ctx context.Context, ref images.Reference, manifest []byte, d document, o *Options, get documentReader, open blobOpener) (*image, error) {
 	if !slices.Contains(imageConfigs, d.Config.MediaType) {
 		return nil, fmt.Errorf("image %s: %w: it is no container image but %s", ref, images.ErrInvalid, d.Config.MediaType)
@@ -182,8 +182,8 @@ func imageFromManifest(ctx context.Context, ref images.Reference, manifest []byt
 	return im, nil
 }
 
-// readDocument reads what describes an image: at most limit bytes that have
-// the digest and size that d says.
+// readDocument reads a document of at most limit bytes and checks it against
+// d's digest.
 func readDocument(r io.Reader, d v1.Descriptor, limit int64) ([]byte, error) {
 	data, err := readAtMost(r, limit)
 	if err != nil {

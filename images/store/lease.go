@@ -13,28 +13,28 @@ import (
 	"github.com/gofrs/flock"
 )
 
-// The locks of a store, all of them flock(2) on files in its folder locks: the
-// kernel drops them with the process that held them, however it ended.
+// The locks of a store are flock(2) locks on files in its directory locks. The
+// kernel releases them with the process that held them, however it ended.
 //
-//	store      shared: a lock or a temporary folder is being opened
-//	           exclusive: something is being removed; held for moments
+//	store      shared: a lock or a temporary directory is being opened
+//	           exclusive: entries are being removed; held for moments
 //	fetch      shared: an image is being found, fetched or written out
-//	           exclusive: blobs that nothing names are being removed
-//	KEY.use    shared: a session uses the tree KEY, or makes it
+//	           exclusive: unreferenced blobs are being removed
+//	KEY.use    shared: a session uses or makes the tree KEY
 //	KEY.make   exclusive: the tree KEY is being made
-//	tmp/X.lock exclusive: tmp/X belongs to a process that lives
+//	tmp/X.lock exclusive: tmp/X belongs to a live process
 //
-// Lock files are removed only under the exclusive store lock, and locked for
-// the first time only under the shared one, so that nobody holds a lock that
-// others can't see. KEY.make alone is waited for without the store lock: at
-// worst two make the same tree, and one rename wins.
+// Lock files are removed only under the exclusive store lock and locked for the
+// first time only under the shared one, so that no process holds a lock that
+// others can't see. KEY.make alone is awaited without the store lock: at worst
+// two processes make the same tree and one rename wins.
 const (
 	lockStore = "store"
 	lockFetch = "fetch"
 )
 
-// Waiting for a lock is a poll. The store's is held for moments; a tree's while
-// it is downloaded and unpacked.
+// The intervals at which locks are polled. The store's lock is held for
+// moments, a tree's while it is downloaded and unpacked.
 const (
 	pollStore = 2 * time.Millisecond
 	pollMake  = 50 * time.Millisecond
@@ -42,7 +42,7 @@ const (
 
 func (s *Store) lockPath(name string) string { return filepath.Join(s.o.Dir, "locks", name) }
 
-// lock takes a lock and gives what releases it.
+// lock acquires a lock and returns the function that releases it.
 func (s *Store) lock(ctx context.Context, name string, shared bool, poll time.Duration) (func(), error) {
 	l := flock.New(s.lockPath(name))
 	take := l.TryLockContext
@@ -58,7 +58,7 @@ func (s *Store) lock(ctx context.Context, name string, shared bool, poll time.Du
 	return func() { l.Close() }, nil //nolint:errcheck // the kernel drops the lock whatever close says
 }
 
-// tryLock takes an exclusive lock if nobody holds it.
+// tryLock acquires an exclusive lock if it is free.
 func (s *Store) tryLock(name string) (release func(), ok bool, err error) {
 	l := flock.New(s.lockPath(name))
 	ok, err = l.TryLock()
@@ -68,7 +68,8 @@ func (s *Store) tryLock(name string) (release func(), ok bool, err error) {
 	return func() { l.Close() }, true, nil //nolint:errcheck // as above
 }
 
-// use takes a lease on a tree, there or not: from now on it is not removed.
+// acquireLease takes a lease on a tree, which need not exist yet. The tree is
+// not removed until release is called.
 func (s *Store) acquireLease(ctx context.Context, key string) (release func(), err error) {
 	unlock, err := s.lock(ctx, lockStore, true, pollStore)
 	if err != nil {
@@ -78,8 +79,8 @@ func (s *Store) acquireLease(ctx context.Context, key string) (release func(), e
 	return s.lock(ctx, key+".use", true, pollStore)
 }
 
-// inUse says whether anybody has a lease on a tree. The caller holds the store
-// exclusively.
+// isLeased reports whether a session has a lease on a tree. The caller holds
+// the exclusive store lock.
 func (s *Store) isLeased(key string) (bool, error) {
 	release, ok, err := s.tryLock(key + ".use")
 	if err != nil || !ok {
@@ -89,8 +90,8 @@ func (s *Store) isLeased(key string) (bool, error) {
 	return false, nil
 }
 
-// temp makes a folder below tmp, on the store's file system, that belongs to
-// this process until it is removed or the process ends.
+// makeTemp creates a directory below tmp, on the store's file system. It
+// belongs to this process until remove is called or the process ends.
 func (s *Store) makeTemp(ctx context.Context) (dir string, remove func() error, err error) {
 	unlock, err := s.lock(ctx, lockStore, true, pollStore)
 	if err != nil {
@@ -100,7 +101,7 @@ func (s *Store) makeTemp(ctx context.Context) (dir string, remove func() error, 
 	return s.makeTempLocked()
 }
 
-// tempLocked is temp for who holds the store.
+// makeTempLocked is makeTemp for callers that hold the store lock.
 func (s *Store) makeTempLocked() (dir string, remove func() error, err error) {
 	dir, err = os.MkdirTemp(filepath.Join(s.o.Dir, "tmp"), "")
 	if err != nil {
@@ -115,7 +116,8 @@ func (s *Store) makeTempLocked() (dir string, remove func() error, err error) {
 	}, nil
 }
 
-// sweep removes what dead processes left in tmp, and says how much that was.
+// sweepOrphans removes the temporary directories of dead processes and returns
+// their number and size.
 func (s *Store) sweepOrphans(ctx context.Context) (count int, bytes int64, err error) {
 	unlock, err := s.lock(ctx, lockStore, false, pollStore)
 	if err != nil {
@@ -136,7 +138,7 @@ type orphan struct {
 	lock *flock.Flock // held
 }
 
-// dead takes hold of the temporary folders whose owner is gone.
+// lockOrphans locks the temporary directories whose process is gone.
 func (s *Store) lockOrphans() ([]orphan, error) {
 	entries, err := os.ReadDir(filepath.Join(s.o.Dir, "tmp"))
 	if err != nil {
@@ -155,7 +157,7 @@ func (s *Store) lockOrphans() ([]orphan, error) {
 		switch ok, err := l.TryLock(); {
 		case err != nil:
 			errs = append(errs, err, l.Close())
-		case ok && !pathExists(dir): // removed a moment ago by its owner
+		case ok && !pathExists(dir): // its process has just removed it
 			errs = append(errs, os.Remove(l.Path()), l.Close())
 		case ok:
 			dead = append(dead, orphan{dir, l})
@@ -166,7 +168,8 @@ func (s *Store) lockOrphans() ([]orphan, error) {
 	return dead, errors.Join(errs...)
 }
 
-// diskSize adds up the files below dir; what can't be read counts nothing.
+// diskSize adds up the sizes of the files below dir. Unreadable files count as
+// 0.
 func diskSize(dir string) (bytes int64) {
 	filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error { //nolint:errcheck // see above
 		if err == nil && e.Type().IsRegular() {

@@ -15,12 +15,13 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// tagAnnotation names an image in a layout's index (image-spec v1.1).
+// tagAnnotation is the annotation with an image's tag in a layout's index
+// (image-spec v1.1).
 const tagAnnotation = "org.opencontainers.image.ref.name"
 
-// openLayout finds the image that ref names in an OCI image layout. The layout
-// is read through a root that can't be left, and only regular files of it. The
-// image reads from it until it is closed.
+// openLayout opens the image that ref names in an OCI image layout. It reads
+// only regular files, through a root that can't be left. The image reads from
+// it until it is closed.
 func openLayout(ctx context.Context, ref images.Reference, o *Options) (*image, error) {
 	root, err := os.OpenRoot(ref.Path())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -68,8 +69,8 @@ func (l ociLayout) readImage(ctx context.Context, ref images.Reference, o *Optio
 	return imageFromManifest(ctx, ref, manifest, d, o, l.readBlob, l.openBlob)
 }
 
-// first is the entry of the layout's index that ref names: by digest, by tag,
-// or the only one for the platform.
+// selectEntry returns the index entry that ref names: by digest, by tag, or the
+// only one for the platform.
 func (l ociLayout) selectEntry(list []v1.Descriptor, ref images.Reference, platform string) (v1.Descriptor, error) {
 	var tags []string
 	var left []v1.Descriptor
@@ -84,7 +85,7 @@ func (l ociLayout) selectEntry(list []v1.Descriptor, ref images.Reference, platf
 	}
 	switch {
 	case len(left) == 0 && ref.Digest() != "" && ref.Tag() == "":
-		// Not in the index itself, but perhaps what an entry of it holds.
+		// The digest may be that of a manifest below an entry.
 		hash, err := v1.NewHash(ref.Digest())
 		if err != nil {
 			return v1.Descriptor{}, fmt.Errorf("%w: %w", images.ErrInvalid, err)
@@ -95,7 +96,7 @@ func (l ociLayout) selectEntry(list []v1.Descriptor, ref images.Reference, platf
 	case len(left) == 1:
 		return left[0], nil
 	}
-	// Entries of one image for several platforms, or several images?
+	// Several entries may be one image for several platforms.
 	for _, d := range left[1:] {
 		if d.Annotations[tagAnnotation] != left[0].Annotations[tagAnnotation] {
 			return v1.Descriptor{}, fmt.Errorf("%w: the layout holds several images: name one by its tag (oci-layout:DIR:TAG), %s", images.ErrInvalid, strings.Join(tags, ", "))
@@ -113,7 +114,7 @@ func (l ociLayout) readFile(name string) ([]byte, error) {
 	return readAtMost(f, l.limit)
 }
 
-// get is a [getter].
+// readBlob is a [documentReader].
 func (l ociLayout) readBlob(ctx context.Context, d v1.Descriptor) ([]byte, error) {
 	r, err := l.openBlob(ctx, d)
 	if err != nil {
@@ -123,7 +124,7 @@ func (l ociLayout) readBlob(ctx context.Context, d v1.Descriptor) ([]byte, error
 	return readDocument(r, d, l.limit)
 }
 
-// open is a [blobSource].
+// openBlob is a [blobOpener].
 func (l ociLayout) openBlob(_ context.Context, d v1.Descriptor) (io.ReadCloser, error) {
 	if d.Digest.Algorithm != "sha256" {
 		return nil, fmt.Errorf("%w: digest %s: sha256 is needed", images.ErrUnsupported, d.Digest)

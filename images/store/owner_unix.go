@@ -11,8 +11,8 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// checkOwner refuses a folder that somebody else could put content into: what
-// is in a store is trusted to be what its name says.
+// checkOwner refuses a directory that another user could write to, because the
+// store trusts its own content.
 func checkOwner(dir string, info fs.FileInfo) error {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	switch {

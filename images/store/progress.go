@@ -7,36 +7,37 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// Phase is what a [Store] is doing.
+// Phase is a step of a [Store]'s work.
 type Phase string
 
-// The phases, in the order in which a registry's image passes them. An image
-// that is cached passes none.
+// The phases, in the order of an image from a registry. A cached image has
+// none.
 const (
-	PhaseResolve  Phase = "resolve"  // asking what the reference names
-	PhaseWait     Phase = "wait"     // another process is fetching the same
-	PhaseBuild    Phase = "build"    // a builder works; Text is its line
-	PhaseSave     Phase = "save"     // the engine hands out the image
+	PhaseResolve  Phase = "resolve"  // the reference is being resolved
+	PhaseWait     Phase = "wait"     // another process is fetching the same image
+	PhaseBuild    Phase = "build"    // a builder runs; Text is a line of its output
+	PhaseSave     Phase = "save"     // the engine exports the image
 	PhaseDownload Phase = "download" // of one layer
 	PhaseUnpack   Phase = "unpack"   // of one layer
-	PhaseDone     Phase = "done"     // the image is there
+	PhaseDone     Phase = "done"     // the image is ready
 )
 
-// Progress is one report of a [Store] at work.
+// Progress is one report of a [Store]'s work.
 type Progress struct {
 	Reference images.Reference
 	Phase     Phase
-	// Digest is the layer's; empty in the phases that concern no layer.
+	// Digest is the layer's digest; empty in phases without a layer.
 	Digest string
-	// Done and Total are bytes of the layer as it is stored; Total is 0 where
-	// it isn't known. The last report of a layer's phase has Done == Total.
+	// Done and Total are bytes of the layer's stored form. Total is 0 if
+	// unknown. The last report of a layer's phase has Done == Total.
 	Done, Total int64
-	// Text is a line of a builder, unchecked: sanitise it before it is shown.
+	// Text is a line of a builder's output, unchecked: sanitise it before
+	// display.
 	Text string
 }
 
-// reporter hands reports on, one at a time, and those of one layer at most
-// every 100 ms, but for its first and last.
+// reporter passes reports on, one at a time. Except for the first and last it
+// passes those of one layer at most every 100 ms.
 type reporter struct {
 	report func(Progress)
 	mu     sync.Mutex

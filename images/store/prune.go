@@ -14,7 +14,7 @@ import (
 	"github.com/caisson-run/caisson/images/internal/digest"
 )
 
-// describe is a record as an image.
+// describeRecord returns a record's image.
 func (s *Store) describeRecord(r *record) images.Image {
 	im := images.Image{
 		Digest: r.Digest, ID: r.ID, Platform: r.Platform, Created: r.Created, Pulled: r.Pulled, Used: r.used, Volumes: r.Volumes, Env: r.Env,
@@ -31,8 +31,8 @@ func (s *Store) describeRecord(r *record) images.Image {
 	return im
 }
 
-// List gives the images that the store knows, by reference. A record that is
-// damaged is left out; Prune removes it.
+// List returns the images that the store knows, sorted by reference. It leaves
+// out damaged records, which Prune removes.
 func (s *Store) List(ctx context.Context) ([]images.Image, error) {
 	unlock, err := s.lock(ctx, lockStore, false, pollStore)
 	if err != nil {
@@ -57,8 +57,9 @@ func (s *Store) List(ctx context.Context) ([]images.Image, error) {
 	return list, nil
 }
 
-// Remove forgets ref and frees what no other image needs. It fails with
-// [images.ErrNotFound], and with [images.ErrInUse] while a session uses it.
+// Remove forgets ref and frees the content that no other image needs. It fails
+// with [images.ErrNotFound], and with [images.ErrInUse] while a session uses
+// it.
 func (s *Store) Remove(ctx context.Context, ref images.Reference) (Pruned, error) {
 	names := []string{ref.String()}
 	if ref.Scheme == images.SchemeName {
@@ -84,16 +85,17 @@ func (s *Store) Remove(ctx context.Context, ref images.Reference) (Pruned, error
 	return done, nil
 }
 
-// Prune forgets the images that no session has used for unused, and frees
-// what no image needs and what dead processes left. What is in use stays, and
-// while an image is being fetched the layers that none needs do too.
+// Prune forgets the images that no session has used for the duration unused. It
+// frees the content that no image needs and removes the orphans of dead
+// processes. Images in use stay; unreferenced layers stay while an image is
+// being fetched.
 func (s *Store) Prune(ctx context.Context, unused time.Duration) (Pruned, error) {
 	before := time.Now().Add(-unused)
 	return s.collectGarbage(ctx, func(_ string, r *record) bool { return !r.used.After(before) })
 }
 
-// collect forgets the records that drop picks, if nobody uses their trees,
-// and removes what no record names.
+// collectGarbage forgets the records that drop selects unless their trees are
+// leased, and removes unreferenced content.
 func (s *Store) collectGarbage(ctx context.Context, drop func(path string, r *record) bool) (Pruned, error) {
 	var done Pruned
 	var err error
@@ -105,7 +107,7 @@ func (s *Store) collectGarbage(ctx context.Context, drop func(path string, r *re
 	if err != nil {
 		return done, fmt.Errorf("prune images: %w", err)
 	}
-	// Out of everybody's sight and not under the lock any more.
+	// No other process sees trash, so this needs no lock.
 	done.Bytes += diskSize(trash)
 	if err := remove(); err != nil {
 		return done, fmt.Errorf("prune images: %w", err)
@@ -113,8 +115,8 @@ func (s *Store) collectGarbage(ctx context.Context, drop func(path string, r *re
 	return done, nil
 }
 
-// detach does, under the store's lock, what takes a moment: it removes records
-// and blobs and moves trees away.
+// detachUnused does the quick part under the store's lock: it removes records
+// and moves unreferenced trees and blobs to a temporary directory.
 func (s *Store) detachUnused(ctx context.Context, done *Pruned, drop func(path string, r *record) bool) (trash string, remove func() error, err error) {
 	unlock, err := s.lock(ctx, lockStore, false, pollStore)
 	if err != nil {
@@ -138,7 +140,7 @@ func (s *Store) detachUnused(ctx context.Context, done *Pruned, drop func(path s
 	return trash, remove, nil
 }
 
-// forget removes records, and gives those that are left.
+// forgetRecords removes records and returns the remaining ones.
 func (s *Store) forgetRecords(done *Pruned, drop func(path string, r *record) bool) (left []*record, err error) {
 	records, damaged, err := s.listRecords()
 	if err != nil {
@@ -173,8 +175,8 @@ func (s *Store) forgetRecords(done *Pruned, drop func(path string, r *record) bo
 	return left, nil
 }
 
-// dropTrees moves the trees that nothing names and nobody uses to trash, and
-// removes the locks of trees that are not there.
+// dropTrees moves the unreferenced trees without a lease to trash and removes
+// the locks of trees that don't exist.
 func (s *Store) dropTrees(left []*record, trash string) error {
 	entries, err := os.ReadDir(filepath.Join(s.o.Dir, "trees"))
 	if err != nil {
@@ -223,8 +225,8 @@ func (s *Store) dropLocks() error {
 	return nil
 }
 
-// dropBlobs moves the blobs that nothing names to trash, unless an image is
-// being fetched, whose record may not be written yet.
+// dropBlobs moves unreferenced blobs to trash. While an image is being fetched
+// it does nothing, since that image's record may not be written yet.
 func (s *Store) dropBlobs(left []*record, trash string) error {
 	release, ok, err := s.tryLock(lockFetch)
 	if err != nil || !ok {

@@ -16,9 +16,9 @@ import (
 	"github.com/caisson-run/caisson/images/internal/digest"
 )
 
-// record is what the store knows of a reference: what it named when it was
-// last asked, which is a name's pin. One file each; the time of the file's last
-// change is when the image was last used.
+// record is the store's knowledge of a reference: the image that it named when
+// it was last resolved, which pins a name. Each record is a file, whose
+// modification time is the time of the last use.
 type record struct {
 	Version   int    `json:"version"`
 	Reference string `json:"reference"`
@@ -27,7 +27,7 @@ type record struct {
 	// Digest and ID are those of [images.Image].
 	Digest string `json:"digest"`
 	ID     string `json:"id"`
-	// EngineID is what the engine called the image.
+	// EngineID is the engine's id of the image.
 	EngineID string    `json:"engine_id,omitempty"`
 	Blobs    []string  `json:"blobs,omitempty"` // manifest, configuration, layers
 	Tree     string    `json:"tree"`            // key of the tree
@@ -35,15 +35,15 @@ type record struct {
 	Pulled   time.Time `json:"pulled"`
 	Volumes  []string  `json:"volumes,omitempty"`
 	Env      []string  `json:"env,omitempty"`
-	// EnvDropped counts entries of the environment that were left out.
+	// EnvDropped is the number of environment entries that were left out.
 	EnvDropped int `json:"env_dropped,omitempty"`
 
 	used time.Time
 	path string
 }
 
-// source is where a record's image came from. A name may have two records: what
-// an engine has for it and what its registry says are two things.
+// origin is where a record's image came from. A name may have several records,
+// because an engine and a registry may have different images of it.
 type origin string
 
 const (
@@ -60,8 +60,8 @@ func (s *Store) recordPath(from origin, name string) string {
 	return filepath.Join(s.o.Dir, "refs", key+".json")
 }
 
-// recall reads what is known of a name; nil if nothing is, or nothing that
-// this version understands.
+// loadRecord returns the record of a name, or nil if there is none that this
+// version can read.
 func (s *Store) loadRecord(from origin, name string) (*record, error) {
 	r, err := readRecord(s.recordPath(from, name))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, images.ErrInvalid) {
@@ -70,8 +70,8 @@ func (s *Store) loadRecord(from origin, name string) (*record, error) {
 	return r, err
 }
 
-// readRecord reads one record. What is damaged is [images.ErrInvalid]: it is asked for
-// again rather than guessed.
+// readRecord reads one record. A damaged one is [images.ErrInvalid], so that
+// its reference is resolved again.
 func readRecord(path string) (*record, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -93,7 +93,7 @@ func readRecord(path string) (*record, error) {
 	return &r, nil
 }
 
-// remember writes what is known of a name, whole or not at all.
+// saveRecord writes the record of a name atomically.
 func (s *Store) saveRecord(ctx context.Context, name string, r *record) error {
 	r.Version = recordVersion
 	data, err := json.MarshalIndent(r, "", "  ")
@@ -107,7 +107,8 @@ func (s *Store) saveRecord(ctx context.Context, name string, r *record) error {
 	return errors.Join(writeFileAtomic(temp, s.recordPath(r.Source, name), data), remove())
 }
 
-// writeWhole writes a file that is there whole or not at all, by way of temp.
+// writeFileAtomic writes a file through a temporary file in temp, so that it is
+// complete or absent.
 func writeFileAtomic(temp, path string, data []byte) error {
 	f, err := os.CreateTemp(temp, "record-*")
 	if err != nil {
@@ -127,14 +128,13 @@ func writeFileAtomic(temp, path string, data []byte) error {
 	return nil
 }
 
-// touch notes that a record is used now. Where that fails, it counts as used
-// when it was made.
+// touchRecord sets the time of a record's last use to now.
 func (s *Store) touchRecord(from origin, name string) {
 	now := time.Now()
 	os.Chtimes(s.recordPath(from, name), now, now) //nolint:errcheck // see above
 }
 
-// records reads all records. Damaged ones are given by their paths.
+// listRecords reads all records. It returns damaged ones by path.
 func (s *Store) listRecords() (list []*record, damaged []string, err error) {
 	dir := filepath.Join(s.o.Dir, "refs")
 	entries, err := os.ReadDir(dir)

@@ -21,8 +21,8 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// attempts bounds how often a blob is asked for if its download breaks; the
-// client's own retries are about requests, not about bodies.
+// maxAttempts bounds how often a blob is requested if its download breaks. The
+// client retries requests itself, but not bodies.
 const maxAttempts = 3
 
 // registry is one repository of a registry.
@@ -32,7 +32,7 @@ type registry struct {
 	o      *Options
 }
 
-// openRegistry prepares to ask for ref; it asks nothing yet.
+// openRegistry returns a client for ref's repository. It sends no request.
 func openRegistry(ref images.Reference, o *Options) (*registry, error) {
 	parsed, err := name.ParseReference(ref.Value, name.WeakValidation)
 	if err != nil {
@@ -60,16 +60,16 @@ func openRegistry(ref images.Reference, o *Options) (*registry, error) {
 	return &registry{parsed, puller, o}, nil
 }
 
-// canonical is the reference with its registry and tag, so that debian and
-// docker.io/library/debian:latest are one.
+// canonicalName returns the reference with its registry and tag, so that debian
+// and docker.io/library/debian:latest are the same.
 func (r *registry) canonicalName() string { return r.ref.Name() }
 
-// manifest asks what the reference names: a manifest or an index.
+// fetchManifest returns the manifest or index that the reference names.
 func (r *registry) fetchManifest(ctx context.Context) ([]byte, error) {
 	return r.fetchReference(ctx, r.ref)
 }
 
-// at asks for a manifest by its digest.
+// fetchDigest returns the manifest or index with a digest.
 func (r *registry) fetchDigest(ctx context.Context, digest string) ([]byte, error) {
 	return r.fetchReference(ctx, r.ref.Context().Digest(digest))
 }
@@ -82,7 +82,8 @@ func (r *registry) fetchReference(ctx context.Context, ref name.Reference) ([]by
 	return d.Manifest, nil
 }
 
-// get is a [getter]: documents below an index.
+// fetchDocument is a [documentReader] for manifests, indexes and
+// configurations.
 func (r *registry) fetchDocument(ctx context.Context, d v1.Descriptor) ([]byte, error) {
 	if strings.Contains(string(d.MediaType), "manifest") || strings.Contains(string(d.MediaType), "image.index") {
 		return r.fetchDigest(ctx, d.Digest.String())
@@ -102,7 +103,8 @@ func (r *registry) fetchDocument(ctx context.Context, d v1.Descriptor) ([]byte, 
 	return data, nil
 }
 
-// blob asks for a blob; the reader ends if nothing comes for a while.
+// openBlob requests a blob. The reader fails if no data arrives for
+// Options.IdleTimeout.
 func (r *registry) openBlob(ctx context.Context, d v1.Descriptor) (io.ReadCloser, error) {
 	idle := newIdleReader(ctx, r.o.IdleTimeout)
 	l, err := r.puller.Layer(idle.ctx, r.ref.Context().Digest(d.Digest.String()))
@@ -117,7 +119,8 @@ func (r *registry) openBlob(ctx context.Context, d v1.Descriptor) (io.ReadCloser
 	return idle, nil
 }
 
-// download puts a blob into b, by way of temp; progress gets the bytes so far.
+// downloadBlob downloads a blob into b through temp and calls progress with the
+// number of bytes so far.
 func (r *registry) downloadBlob(ctx context.Context, d v1.Descriptor, b blobs, temp string, progress func(done int64)) error {
 	var err error
 	for try := range maxAttempts {
@@ -149,13 +152,13 @@ func (r *registry) downloadBlobOnce(ctx context.Context, d v1.Descriptor, b blob
 	return errors.Join(err, body.Close())
 }
 
-// counter counts what is read, and reads no more than was announced.
+// countingReader counts the bytes read and fails after limit.
 type countingReader struct {
 	r      io.Reader
 	n      int64
 	limit  int64
 	report func(done int64)
-	err    error // of reading
+	err    error // of the last failed read
 }
 
 func (c *countingReader) Read(p []byte) (int, error) {
@@ -173,8 +176,8 @@ func (c *countingReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// fault gives an error of the client its class, cause and mend. ctx is the
-// request's: its cause says why it was given up.
+// classifyError wraps an error of the client with its class and a hint. ctx is
+// the request's context; its cause explains a cancellation.
 func (r *registry) classifyError(ctx context.Context, err error) error {
 	host := r.ref.Context().RegistryStr()
 	if ctx.Err() != nil {
@@ -188,15 +191,15 @@ func (r *registry) classifyError(ctx context.Context, err error) error {
 			return err
 		}
 	}
-	// Before any answer: one may be that of the plain HTTP which was tried next,
-	// where that is allowed.
+	// This precedes the check for an answer, which may come from plain HTTP
+	// that was tried next where it is allowed.
 	if certificate := new(tls.CertificateVerificationError); errors.As(err, &certificate) {
 		return fmt.Errorf("%w: %s shows a certificate that this machine does not trust: %w: "+
 			"if it is a registry of yours, add its CA to the system's, or name the CA's file in SSL_CERT_FILE", images.ErrUnreachable, host, certificate)
 	}
 	var answer *transport.Error
 	if !errors.As(err, &answer) {
-		// The client has no type for these (go-containerregistry v0.22.1,
+		// The client has no error type for these (go-containerregistry v0.22.1,
 		// remote/fetcher.go and internal/verify).
 		if text := err.Error(); strings.Contains(text, "does not match requested digest") || strings.Contains(text, "error verifying") {
 			return fmt.Errorf("ask %s: %w: %w", host, images.ErrDigest, err)
@@ -215,7 +218,7 @@ func (r *registry) classifyError(ctx context.Context, err error) error {
 	}
 }
 
-// idle is a body that is given up when nothing comes for a while.
+// idleReader is a response body that fails when no data arrives for timeout.
 type idleReader struct {
 	ctx     context.Context //nolint:containedctx // lives as long as one download
 	cancel  context.CancelCauseFunc
@@ -249,17 +252,17 @@ func (i *idleReader) Close() error {
 	return err
 }
 
-// guard is the transport to one registry: it keeps to TLS wherever the user
-// has not said otherwise, since the client would fall back to plain HTTP for
-// private addresses by itself, and bounds what describes images.
+// guardedTransport is the transport to one registry. It requires TLS unless the
+// user allows plain HTTP, since the client would fall back to that for private
+// addresses by itself, and it bounds the size of manifests.
 type guardedTransport struct {
 	base  http.RoundTripper
 	host  string // of the registry
-	plain bool   // it may be spoken to without TLS
+	plain bool   // plain HTTP is allowed
 	limit int64
 }
 
-// RoundTrip is http.RoundTripper.
+// RoundTrip implements http.RoundTripper.
 func (g *guardedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.URL.Scheme != "https" && (!g.plain || req.URL.Host != g.host) {
 		return nil, fmt.Errorf("%w: %s would be asked without TLS: name it as a registry of plain HTTP in your configuration, if you trust the network to it",
@@ -272,7 +275,7 @@ func (g *guardedTransport) RoundTrip(req *http.Request) (*http.Response, error) 
 	return resp, err
 }
 
-// bounded fails where more than left bytes come.
+// boundedReader fails after left bytes.
 type boundedReader struct {
 	r    io.Reader
 	left int64
@@ -286,7 +289,7 @@ func (b *boundedReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// plainHTTP says whether a registry may be spoken to without TLS.
+// plainHTTP reports whether a registry may be used without TLS.
 func plainHTTP(host string, allowed []string) bool {
 	bare := host
 	if h, _, err := net.SplitHostPort(host); err == nil {
@@ -297,8 +300,8 @@ func plainHTTP(host string, allowed []string) bool {
 	return bare == "localhost" || ip != nil && ip.IsLoopback() || slices.Contains(allowed, host) || slices.Contains(allowed, bare)
 }
 
-// defaultTransport gives up on what doesn't answer in time for an error that
-// a user waits for.
+// defaultTransport returns a transport with timeouts short enough for a waiting
+// user.
 func defaultTransport() http.RoundTripper {
 	return &http.Transport{
 		Proxy:                 http.ProxyFromEnvironment,

@@ -19,73 +19,77 @@ import (
 	"github.com/caisson-run/caisson/images/layer"
 )
 
-// Options say where a [Store] keeps images and where it gets them.
+// Options configures a [Store].
 type Options struct {
-	// Dir is the cache folder, absolute; it is made if it is missing, for its
-	// owner alone. Any number of stores, in any number of processes, may share it.
+	// Dir is the cache directory, absolute. It is created for its owner alone
+	// if it is missing. Any number of stores, in any number of processes, may
+	// share it.
 	Dir string
-	// Platform is what images must be for, as os/architecture; empty is linux and
-	// the architecture of this program. It is the engine's where an engine on
-	// another machine runs them.
+	// Platform is the required platform of images, as os/architecture; empty is
+	// linux and this program's architecture. If an engine on another machine
+	// runs the images, it is the engine's.
 	Platform string
-	// Engine is asked first for an image's name, and builds; nil is none.
+	// Engine is asked first for an image's name, and builds; nil means none.
 	Engine images.Engine
 	// Keychain has the registries' credentials; nil is the user's Docker
 	// configuration (authn.DefaultKeychain), which may run the credential
 	// helper that it names.
 	Keychain authn.Keychain
-	// PlainHTTP are the registries, as host or host:port, that are spoken to
-	// without TLS. Loopback needs no entry, everything else does.
+	// PlainHTTP are the registries, as host or host:port, that may be used
+	// without TLS. Loopback needs no entry.
 	PlainHTTP []string
-	// Transport speaks to registries; nil is one with the proxies of the
-	// environment and short timeouts.
+	// Transport is the transport to registries; nil is one with the proxies of
+	// the environment and short timeouts.
 	Transport http.RoundTripper
-	// ResolveTimeout bounds the time until a registry has said what a name
-	// names; zero is 8 s. Downloads are bounded by IdleTimeout alone.
+	// ResolveTimeout bounds the time to resolve a name in a registry; zero is 8
+	// s. Downloads are bounded only by IdleTimeout.
 	ResolveTimeout time.Duration
-	// IdleTimeout is how long a download may stand still; zero is 30 s.
+	// IdleTimeout is the longest time without data during a download; zero is
+	// 30 s.
 	IdleTimeout time.Duration
-	// Buildctl and Buildah are the builders for build:DIR where there is no
-	// engine, as absolute paths that the caller found outside of any workspace;
-	// empty is none. The first that is named is used.
+	// Buildctl and Buildah are the builders for build:DIR without an engine, as
+	// absolute paths outside any workspace; empty means none. The first that is
+	// set is used.
 	Buildctl, Buildah string
-	// BuilderEnv is the whole environment of such a builder, as NAME=value.
+	// BuilderEnv is the complete environment of such a builder, as NAME=value.
 	BuilderEnv []string
-	// Accounts are put before the entries of /etc/passwd and /etc/group of
+	// Accounts are written before the entries of /etc/passwd and /etc/group of
 	// every image, so that commands have a name; nil is agent, 10001:10001,
-	// at home in /home/agent.
+	// with the home directory /home/agent.
 	Accounts []Account
-	// Limits bound what unpacking may cost.
+	// Limits bound the cost of unpacking.
 	Limits layer.Limits
-	// Progress gets reports, one at a time; it must return soon. Nil discards.
+	// Progress is called with reports, one at a time, and must return soon; nil
+	// discards them.
 	Progress func(Progress)
 }
 
-// Account is a user and group of the same name that a store adds to images.
+// Account is a user, and a group of the same name, that a store adds to images.
 type Account struct {
 	Name     string // letters, digits, - and _
 	UID, GID int
 	Home     string // absolute in the container
 }
 
-// Pruned is what [Store.Remove] and [Store.Prune] did.
+// Pruned is the result of [Store.Remove] and [Store.Prune].
 type Pruned struct {
 	Images []images.Image // forgotten
 	Bytes  int64          // freed on disk
-	// Kept are the images that would have gone if they were not in use.
+	// Kept are the images that were not forgotten because they are in use.
 	Kept []images.Image
-	// Leftovers counts what dead processes left half made and is gone now.
+	// Orphans is the number of damaged records and of temporary directories of
+	// dead processes that were removed.
 	Orphans int
 }
 
-// Store is a cache of images, shared by all sessions of a user: layers and
-// unpacked root filesystems, named by their content, and what each reference
-// was found to name. It is safe for concurrent use and needs no closing.
-// Whatever is killed, an entry is complete or absent.
+// Store is a cache of images shared by all sessions of a user: layers and
+// unpacked root filesystems, named by their content, and the image that each
+// reference named. It is safe for concurrent use and needs no closing.
+// Whichever process is killed, an entry is complete or absent.
 //
-// An image's name is looked up in the engine first, where there is one, then in
-// what was pinned: the first use of a name asks its registry and pins the
-// digest; later uses take it without asking, until [Store.Pull] does.
+// An image's name is looked up in the engine first, if there is one, then among
+// the pins. The first use of a name asks its registry and pins the digest;
+// later uses take the pin without asking, until [Store.Pull] renews it.
 type Store struct {
 	o       Options
 	blobs   blobs
@@ -94,9 +98,9 @@ type Store struct {
 
 var _ images.Source = (*Store)(nil)
 
-// New opens the store in o.Dir and makes it if it is missing. It fails
-// with [images.ErrInvalid] for options that can't be, and for a folder that another
-// user owns or could write to.
+// New opens the store in o.Dir and creates it if it is missing. It fails with
+// [images.ErrInvalid] for invalid options and for a directory that another user
+// owns or could write to.
 func New(o Options) (*Store, error) {
 	o.Platform = cmp.Or(o.Platform, "linux/"+runtime.GOARCH)
 	o.ResolveTimeout = cmp.Or(o.ResolveTimeout, 8*time.Second)
@@ -128,8 +132,8 @@ func New(o Options) (*Store, error) {
 	return &Store{o: o, blobs: blobs{o.Dir}, reports: &reporter{report: o.Progress}}, nil
 }
 
-// makeStore makes the folders of a store. The first is checked, those below
-// are then nobody else's.
+// makeDirs creates the directories of a store. Checking the owner of the first
+// protects those below it.
 func makeDirs(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("make image store: %w", err)
@@ -152,8 +156,8 @@ func makeDirs(dir string) error {
 	return nil
 }
 
-// with finds ref and does something with it, all under the fetch lock, and
-// notes that ref was used.
+// withImage finds ref and calls do with it, under the fetch lock. If do
+// succeeds, the use of ref is recorded.
 func (s *Store) withImage(ctx context.Context, ref images.Reference, refresh bool, do func(f *foundImage) error) error {
 	unlock, err := s.lock(ctx, lockFetch, true, pollStore)
 	if err != nil {
@@ -176,17 +180,17 @@ func (s *Store) withImage(ctx context.Context, ref images.Reference, refresh boo
 		s.touchRecord(f.record.Source, f.name)
 		return do(f)
 	}
-	// The pin comes last: an image that can't be fetched, or is refused, leaves
-	// the one before where it was.
+	// The pin is written last: if an image can't be fetched or is refused, the
+	// previous one stays.
 	if err := do(f); err != nil {
 		return err
 	}
 	return s.saveRecord(ctx, f.name, f.record)
 }
 
-// Resolve says what ref names now, without fetching its layers: as
-// [Store.RootFS] would take it. An engine's image has to be taken from the
-// engine for that, and a build has to be built.
+// Resolve returns the image that ref names now, as [Store.RootFS] would use it,
+// without fetching its layers. An engine's image is exported from the engine
+// for that, and a build is built.
 func (s *Store) Resolve(ctx context.Context, ref images.Reference) (images.Image, error) {
 	var im images.Image
 	err := s.withImage(ctx, ref, false, func(f *foundImage) error {
@@ -196,19 +200,20 @@ func (s *Store) Resolve(ctx context.Context, ref images.Reference) (images.Image
 	return im, err
 }
 
-// RootFS is [images.Source.RootFS]. What isn't cached is fetched and unpacked, once,
-// however many ask for it; the others wait. Cancelling ctx gives up waiting and
-// fetching and leaves nothing half made. It needs Linux.
+// RootFS implements [images.Source]. An image that isn't cached is fetched and
+// unpacked once, however many callers need it; the others wait. Canceling ctx
+// stops waiting and fetching and leaves nothing incomplete. RootFS needs Linux.
 //
-// Errors wrap [images.ErrInvalid], [images.ErrUnsupported], [images.ErrNotFound], [images.ErrUnauthorized],
-// [images.ErrUnreachable], [images.ErrDigest] or [images.ErrRefused] (a [*layer.Error]).
+// Errors wrap [images.ErrInvalid], [images.ErrUnsupported],
+// [images.ErrNotFound], [images.ErrUnauthorized], [images.ErrUnreachable],
+// [images.ErrDigest] or [images.ErrRefused] (a [*layer.Error]).
 func (s *Store) RootFS(ctx context.Context, ref images.Reference) (root *images.RootFS, release func(), err error) {
 	err = s.withImage(ctx, ref, false, func(f *foundImage) error {
 		root, release, err = s.leaseTree(ctx, ref, f)
 		return err
 	})
 	if err != nil {
-		if release != nil { // it could not be remembered
+		if release != nil { // saving the record failed
 			release()
 		}
 		return nil, nil, err
@@ -216,7 +221,7 @@ func (s *Store) RootFS(ctx context.Context, ref images.Reference) (root *images.
 	return root, release, nil
 }
 
-// take makes the tree of what was found and leases it.
+// leaseTree takes a lease on the tree of f and makes the tree if it is missing.
 func (s *Store) leaseTree(ctx context.Context, ref images.Reference, f *foundImage) (*images.RootFS, func(), error) {
 	if runtime.GOOS != "linux" {
 		return nil, nil, fmt.Errorf("image %s: %w: a root filesystem can be unpacked on Linux alone: use an engine", ref, images.ErrUnsupported)
@@ -238,9 +243,9 @@ func (s *Store) leaseTree(ctx context.Context, ref images.Reference, f *foundIma
 	return root, sync.OnceFunc(release), nil
 }
 
-// Archive is [images.Source.Archive]: layers go out as they are stored, checked
-// against their digests, and nothing is tagged. After an error what was written
-// is worthless.
+// Archive implements [images.Source]. Layers are written as they are stored,
+// checked against their digests, and nothing is tagged. After an error the
+// output must be discarded.
 func (s *Store) Archive(ctx context.Context, ref images.Reference, w io.Writer) (id string, err error) {
 	err = s.withImage(ctx, ref, false, func(f *foundImage) error {
 		im, err := f.open(ctx)
@@ -257,8 +262,8 @@ func (s *Store) Archive(ctx context.Context, ref images.Reference, w io.Writer) 
 	return id, err
 }
 
-// Pull asks anew what ref names, pins it, and fetches it; on Linux it is
-// unpacked too. Sessions that run keep what they have.
+// Pull resolves ref again, pins the result and fetches it. On Linux it is
+// unpacked too. Running sessions keep the image that they have.
 func (s *Store) Pull(ctx context.Context, ref images.Reference) (images.Image, error) {
 	var im images.Image
 	release := func() {}
@@ -277,6 +282,6 @@ func (s *Store) Pull(ctx context.Context, ref images.Reference) (images.Image, e
 		release, im = leased, s.describeRecord(f.record)
 		return nil
 	})
-	release() // not before it is remembered: nothing else keeps it
+	release() // only now that the record protects the tree
 	return im, err
 }

@@ -21,12 +21,13 @@ import (
 	"github.com/caisson-run/caisson/images/layer"
 )
 
-// treeVersion names what unpacking makes of an image: another number makes all
-// trees anew.
+// treeVersion is part of every tree's key. Increment it when unpacking changes,
+// so that all trees are made again.
 const treeVersion = "tree 1"
 
-// treeKey names the tree of an image by all that it is made of: the
-// configuration names every layer by its content, and every volume.
+// treeKey returns the key of an image's tree, made from all that the tree
+// depends on: the configuration names every layer by its content, and every
+// volume.
 func (s *Store) treeKey(id string) string {
 	facts, err := json.Marshal([]any{treeVersion, id, s.o.Accounts})
 	if err != nil {
@@ -35,11 +36,13 @@ func (s *Store) treeKey(id string) string {
 	return digest.Hex(digest.Of(facts))
 }
 
-// treePath is the folder of a tree: the root filesystem in root, and facts.json.
+// treePath returns the directory of a tree, with the root filesystem in root
+// and facts.json.
 func (s *Store) treePath(key string) string { return filepath.Join(s.o.Dir, "trees", key) }
 
-// make unpacks what was found, unless it is there. The caller has a lease on
-// the tree. Of many who want the same tree one makes it and the others wait.
+// makeTree unpacks f unless its tree is intact. The caller has a lease on the
+// tree. If several processes need the same tree, one makes it and the others
+// wait.
 func (s *Store) makeTree(ctx context.Context, ref images.Reference, f *foundImage) error {
 	key := f.record.Tree
 	if s.isIntact(key) {
@@ -64,7 +67,7 @@ func (s *Store) makeTree(ctx context.Context, ref images.Reference, f *foundImag
 	}
 	err = s.makeTreeOnce(ctx, f, key)
 	if errors.Is(err, images.ErrDigest) && s.dropDamaged(f.record.Blobs) {
-		err = s.makeTreeOnce(ctx, f, key) // the disk had damaged what the registry has whole
+		err = s.makeTreeOnce(ctx, f, key) // the disk had damaged a blob that the registry still has
 	}
 	if err != nil {
 		return fmt.Errorf("image %s: %w", ref, err)
@@ -84,8 +87,8 @@ func (s *Store) makeTreeOnce(ctx context.Context, f *foundImage, key string) err
 	return errors.Join(s.unpackTree(ctx, im, temp, key), remove())
 }
 
-// dropDamaged removes those blobs whose content is not theirs any more, and
-// says whether there were any.
+// dropDamaged removes the blobs whose content doesn't match their digest and
+// reports whether there were any.
 func (s *Store) dropDamaged(list []string) (any bool) {
 	for _, dgst := range list {
 		f, err := s.blobs.openBlob(dgst)
@@ -101,7 +104,7 @@ func (s *Store) dropDamaged(list []string) (any bool) {
 	return any
 }
 
-// makeIn makes a tree in temp and gives it its name at the end, all at once.
+// unpackTree makes a tree in temp and renames it into place.
 func (s *Store) unpackTree(ctx context.Context, im *image, temp, key string) error {
 	dir := filepath.Join(temp, "tree")
 	root := filepath.Join(dir, "root")
@@ -137,13 +140,13 @@ func (s *Store) unpackTree(ctx context.Context, im *image, temp, key string) err
 	}
 	err = os.Rename(dir, s.treePath(key))
 	if errors.Is(err, syscall.ENOTEMPTY) || errors.Is(err, os.ErrExist) {
-		return nil // another made it, of the same content
+		return nil // another process made it, from the same content
 	}
 	return err
 }
 
-// skippedText tells of devices and the like that were left out, but for those
-// below /dev, which every sandbox makes its own.
+// describeSkipped returns a warning about skipped devices and the like, except
+// those below /dev, which every sandbox makes itself.
 func describeSkipped(done layer.Result) []string {
 	var list []string
 	for _, p := range done.Skipped {
@@ -161,7 +164,7 @@ func describeSkipped(done layer.Result) []string {
 	return []string{text}
 }
 
-// checkTop refuses a root whose entries can't all be mounted.
+// checkTopEntries refuses a root whose entries can't all be mounted.
 func checkTopEntries(root string, limit int) error {
 	entries, err := os.ReadDir(root)
 	if err != nil {
@@ -179,7 +182,7 @@ func checkTopEntries(root string, limit int) error {
 	return nil
 }
 
-// rootFS describes a tree as a root filesystem.
+// describeTree returns a record's tree as a root filesystem.
 func (s *Store) describeTree(ref images.Reference, r *record) (*images.RootFS, error) {
 	f, err := s.readFacts(r.Tree)
 	if err != nil {
@@ -196,13 +199,14 @@ func (s *Store) describeTree(ref images.Reference, r *record) (*images.RootFS, e
 	return root, nil
 }
 
-// maxEnv bounds what an image can put into every command's environment.
+// The bounds of what an image can add to every command's environment.
 const (
 	maxEnv      = 256
 	maxEnvBytes = 64 << 10
 )
 
-// env is what the configuration declares, as far as it is an environment.
+// listEnv returns the valid entries of the configuration's environment and the
+// number of others.
 func (im *image) listEnv() (list []string, dropped int) {
 	size := 0
 	for _, e := range im.parsed.Config.Env {
@@ -216,7 +220,8 @@ func (im *image) listEnv() (list []string, dropped int) {
 	return list, dropped
 }
 
-// volumes are the folders that the configuration declares, sorted.
+// listVolumes returns the directories that the configuration declares as
+// VOLUME, sorted.
 func (im *image) listVolumes() []string {
 	var list []string
 	for v := range im.parsed.Config.Volumes {

@@ -14,14 +14,15 @@ import (
 	"github.com/caisson-run/caisson/images/layer"
 )
 
-// facts are what is known of a tree, beside it.
+// facts describe a tree; they are stored beside it.
 type facts struct {
 	layer.FinishResult
-	// Entries and Bytes are those of the whole tree, as a walk finds them.
+	// Entries and Bytes are those of the whole tree, as measureTree counts
+	// them.
 	Entries int   `json:"entries"`
 	Bytes   int64 `json:"bytes"`
-	// Boot is the boot of the machine in which the tree was made, or last found
-	// to be whole: see sound.
+	// Boot is the machine's boot in which the tree was made or last verified:
+	// see isIntact.
 	Boot string `json:"boot"`
 }
 
@@ -37,18 +38,20 @@ func (s *Store) readFacts(key string) (facts, error) {
 	return f, nil
 }
 
-// sound says whether a tree is there and whole. Its files are not synced to the
-// disk when it is made: a machine that is busy writing would hold that up for
-// minutes (measured). What is read before the next boot comes out of the same
-// page cache and is whole. After a boot, which may have followed a power cut, a
-// file whose data never reached the disk is shorter than it was (ext4, xfs and
-// btrfs set the size with the data), so that a walk finds it.
+// isIntact reports whether a tree exists and is complete. Its files are not
+// synced to disk when it is made, since that could take minutes on a machine
+// that is busy writing (measured). Until the next boot, reads come from the
+// same page cache and are complete. After a boot, which may have followed a
+// power cut, a file whose data never reached the disk is shorter than before
+// (ext4, xfs and btrfs set the size with the data), so that verifyTree finds
+// it.
 func (s *Store) isIntact(key string) bool {
 	f, err := s.readFacts(key)
 	return err == nil && f.Boot == bootID()
 }
 
-// proveSound walks a tree of an earlier boot. The caller holds its make lock.
+// verifyTree walks a tree of an earlier boot and reports whether it is
+// complete. The caller holds its make lock.
 func (s *Store) verifyTree(ctx context.Context, key string) bool {
 	f, err := s.readFacts(key)
 	if err != nil {
@@ -71,9 +74,8 @@ func (s *Store) verifyTree(ctx context.Context, key string) bool {
 	return errors.Join(err, remove()) == nil
 }
 
-// discard moves a tree that is not whole out of the way. The caller holds its
-// make lock and a lease; nobody uses it, since it was never handed out in this
-// boot.
+// discardTree removes an incomplete tree. The caller holds its make lock and a
+// lease. No session uses it, since it was not handed out in this boot.
 func (s *Store) discardTree(ctx context.Context, key string) error {
 	temp, remove, err := s.makeTemp(ctx)
 	if err != nil {
@@ -86,7 +88,7 @@ func (s *Store) discardTree(ctx context.Context, key string) error {
 	return errors.Join(err, remove())
 }
 
-// measure counts what is below dir, and the bytes of its files.
+// measureTree counts the entries below dir and the bytes of its files.
 func measureTree(dir string) (entries int, bytes int64, err error) {
 	err = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
 		if err != nil {
@@ -105,7 +107,7 @@ func measureTree(dir string) (entries int, bytes int64, err error) {
 	return entries, bytes, err
 }
 
-// bootID names this boot of the machine; empty where it can't be told.
+// bootID identifies this boot of the machine; it is empty if unknown.
 func bootID() string {
 	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

@@ -8,22 +8,22 @@ import (
 	"sync"
 )
 
-// digestText is how a digest is written.
+// digestPattern matches a digest.
 var digestPattern = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^sha256:[a-f0-9]{64}$`)
 })
 
-// validDigest reports whether text is written as a digest.
+// Valid reports whether text is a SHA-256 digest as manifests write it.
 func Valid(text string) bool { return digestPattern().MatchString(text) }
 
-// sumOf is the digest of data.
+// Of returns the digest of data.
 func Of(data []byte) string {
 	s := sha256.Sum256(data)
 	return "sha256:" + hex.EncodeToString(s[:])
 }
 
-// hexOf is the name of a digest on disk.
+// Hex returns the hex digits of a valid digest, which name its file on disk.
 func Hex(digest string) string { return digest[len("sha256:"):] }
 
-// digestOf is the digest of what h has read.
+// OfHash returns the digest of the bytes written to h, a SHA-256 hash.
 func OfHash(h hash.Hash) string { return "sha256:" + hex.EncodeToString(h.Sum(nil)) }

@@ -1,4 +1,4 @@
-// Package imagetest makes the archives that tests of images read.
+// Package imagetest makes archives for the tests of images.
 package imagetest
 
 import (
@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// item is one entry of an archive: a header with the content that follows.
+// Item is one entry of an archive: a header and its content.
 type Item struct {
 	tar.Header
 	Content string
@@ -41,7 +41,7 @@ func Special(kind byte, name string) Item {
 	return Item{tar.Header{Typeflag: kind, Name: name, Mode: 0o666, Devmajor: 1, Devminor: 3}, ""}
 }
 
-// archive writes items as a tar archive.
+// Archive writes items as a tar archive.
 func Archive(t testing.TB, items ...Item) []byte {
 	t.Helper()
 	var b bytes.Buffer
