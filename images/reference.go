@@ -78,17 +78,17 @@ func ParseReference(text string) (Reference, error) {
 		if text == string(SchemeHost) {
 			return Reference{Scheme: SchemeHost}, nil
 		}
-		return Reference{}, fmt.Errorf("%w %q: host takes nothing after its name", ErrInvalid, text)
+		return Reference{}, fmt.Errorf("%w %q: want host alone", ErrInvalid, text)
 	case SchemeRootFS, SchemeLayout, SchemeArchive, SchemeBuild:
 		return parsePath(Scheme(scheme), rest)
 	}
 	switch {
 	case text == "":
-		return Reference{}, fmt.Errorf("%w: it is empty: use host, rootfs:DIR or an image's name", ErrInvalid)
+		return Reference{}, fmt.Errorf("%w: empty reference: want host, rootfs:DIR or an image's name", ErrInvalid)
 	case len(text) > maxName:
-		return Reference{}, fmt.Errorf("%w: %d characters, at most %d", ErrInvalid, len(text), maxName)
+		return Reference{}, fmt.Errorf("%w: reference of %d characters: want at most %d", ErrInvalid, len(text), maxName)
 	case !named().MatchString(text):
-		return Reference{}, fmt.Errorf("%w %q: use host, rootfs:DIR, oci-layout:DIR, docker-archive:FILE, build:DIR or an image's name such as debian:bookworm-slim",
+		return Reference{}, fmt.Errorf("%w %q: want host, rootfs:DIR, oci-layout:DIR, docker-archive:FILE, build:DIR or an image's name such as debian:bookworm-slim",
 			ErrInvalid, text)
 	}
 	return Reference{Scheme: SchemeName, Value: text}, nil
@@ -99,16 +99,16 @@ func parsePath(scheme Scheme, text string) (Reference, error) {
 	p, end := splitPath(scheme, text)
 	switch {
 	case !filepath.IsAbs(p):
-		return Reference{}, fmt.Errorf("%w: %s:%q: the path must be absolute", ErrInvalid, scheme, p)
+		return Reference{}, fmt.Errorf("%w %s:%q: want an absolute path", ErrInvalid, scheme, p)
 	case strings.ContainsRune(p, 0):
-		return Reference{}, fmt.Errorf("%w: %s:%q: the path holds a NUL", ErrInvalid, scheme, p)
+		return Reference{}, fmt.Errorf("%w %s:%q: path contains a NUL", ErrInvalid, scheme, p)
 	}
 	clean := filepath.Clean(p)
 	if clean == string(filepath.Separator) {
 		if scheme == SchemeRootFS {
-			return Reference{}, fmt.Errorf("%w: rootfs:/ would show the whole host: use host for its programs alone", ErrInvalid)
+			return Reference{}, fmt.Errorf("%w: rootfs:/ exposes the whole host: use host for its programs alone", ErrInvalid)
 		}
-		return Reference{}, fmt.Errorf("%w: %s:/ names the root of this machine", ErrInvalid, scheme)
+		return Reference{}, fmt.Errorf("%w: %s:/ is the root of this machine", ErrInvalid, scheme)
 	}
 	if scheme == SchemeLayout && end == "" && tagged().MatchString(clean) {
 		clean += "/" // or it would be parsed as a tag

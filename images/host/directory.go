@@ -32,7 +32,7 @@ var reserved = map[string]bool{
 func Directory(ctx context.Context, dir string) (*images.RootFS, error) {
 	root, err := filepath.EvalSymlinks(dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: rootfs:%s: there is no such folder", images.ErrNotFound, dir)
+		return nil, fmt.Errorf("%w: rootfs:%s: no such directory", images.ErrNotFound, dir)
 	} else if err != nil {
 		return nil, fmt.Errorf("open rootfs:%s: %w", dir, err)
 	}

@@ -58,7 +58,7 @@ var etcPatterns = []string{
 // mask that is not absolute or would show more than a toolchain.
 func RootFS(ctx context.Context, o Options) (*images.RootFS, error) {
 	if runtime.GOOS != "linux" {
-		return nil, fmt.Errorf("%w: host needs Linux: name an image of the engine instead", images.ErrUnsupported)
+		return nil, fmt.Errorf("%w: host needs Linux: use an image of the engine instead", images.ErrUnsupported)
 	}
 	o.Root = filepath.Clean("/" + o.Root)
 	b := builder{root: o.Root, fs: &images.RootFS{Reference: images.Reference{Scheme: images.SchemeHost}, Dirs: mountPoints(), Files: mountFiles()}}

@@ -58,8 +58,8 @@ func (b *builder) describeMissing(dir string) string {
 	if len(names) > 5 {
 		shown += fmt.Sprintf(" and %d more", len(names)-5)
 	}
-	return fmt.Sprintf("%s is on PATH but not in the host image, so these are absent: %s. "+
-		"Name the toolchain's folder in the configuration, or use an image that has them.", dir, shown)
+	return fmt.Sprintf("%s is on PATH but not in the host image, which therefore lacks: %s. "+
+		"Name the toolchain's directory in the configuration, or use an image that has them.", dir, shown)
 }
 
 // linksPath reports whether p is a symlink of the skeleton, such as /bin, or

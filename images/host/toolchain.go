@@ -19,10 +19,10 @@ func (b *builder) addToolchains(dirs []string) error {
 		clean := filepath.Clean(dir)
 		if !filepath.IsAbs(dir) || slices.Contains(forbiddenToolchains, clean) || isBelow(clean, "/workspace") || isBelow(clean, "/.caisson") ||
 			isBelow(clean, "/proc") || isBelow(clean, "/sys") || isBelow(clean, "/dev") || isBelow(clean, "/tmp") || isBelow(clean, "/home/agent") {
-			return fmt.Errorf("%w: toolchain %q: name the absolute path of one toolchain's folder", images.ErrInvalid, dir)
+			return fmt.Errorf("%w: invalid toolchain %q: want the absolute path of one toolchain's directory", images.ErrInvalid, dir)
 		}
 		if home, err := os.UserHomeDir(); err == nil && (clean == filepath.Clean(home) || isBelow(home, clean)) {
-			return fmt.Errorf("%w: toolchain %q holds your home folder: name the toolchain's own folder", images.ErrInvalid, dir)
+			return fmt.Errorf("%w: invalid toolchain %q: it contains your home directory: want the toolchain's own directory", images.ErrInvalid, dir)
 		}
 		if b.bindsPath(clean) {
 			continue
@@ -32,7 +32,7 @@ func (b *builder) addToolchains(dirs []string) error {
 			return fmt.Errorf("%w: toolchain %q: %w", images.ErrNotFound, dir, err)
 		}
 		if info, err := os.Stat(source); err != nil || !info.IsDir() {
-			return fmt.Errorf("%w: toolchain %q is not a folder", images.ErrInvalid, dir)
+			return fmt.Errorf("%w: toolchain %q is not a directory", images.ErrInvalid, dir)
 		}
 		b.fs.Binds = append(b.fs.Binds, images.Bind{Source: source, Path: clean, IsDir: true})
 	}
@@ -44,7 +44,7 @@ func (b *builder) addMasks(dirs []string) error {
 	for _, dir := range dirs {
 		clean := filepath.Clean(dir)
 		if !filepath.IsAbs(dir) || !isCovered(b.fs.Binds, clean) {
-			return fmt.Errorf("%w: mask %q: name an absolute folder below /usr or a toolchain", images.ErrInvalid, dir)
+			return fmt.Errorf("%w: invalid mask %q: want an absolute directory below /usr or a toolchain", images.ErrInvalid, dir)
 		}
 		if info, err := os.Stat(b.hostPath(clean)); err == nil && info.IsDir() {
 			b.fs.Masks = append(b.fs.Masks, clean)

@@ -57,7 +57,7 @@ func Finish(dir string, o FinishOptions) (FinishResult, error) {
 	}
 	defer t.closeDirs()
 	if !t.isProgram("/bin/sh") {
-		return FinishResult{}, fmt.Errorf("%w: it has no /bin/sh, which every command needs: take an image with a shell", images.ErrInvalid)
+		return FinishResult{}, fmt.Errorf("%w: no /bin/sh, which every command needs: use an image with a shell", images.ErrInvalid)
 	}
 	var done FinishResult
 	for _, f := range o.Files {
@@ -70,7 +70,7 @@ func Finish(dir string, o FinishOptions) (FinishResult, error) {
 	}
 	for i, v := range volumes {
 		if i == maxVolumes {
-			done.addWarning("of %d volumes the first %d were kept", len(volumes), maxVolumes)
+			done.addWarning("only the first %[2]d of %[1]d volumes were kept", len(volumes), maxVolumes)
 			break
 		}
 		real, err := t.makeVolume(v, o.IsReserved)
@@ -138,7 +138,7 @@ func (t *tree) linkVarTmp() error {
 func (t *tree) makeVolume(name string, isReserved func(top string) bool) (string, error) {
 	parts, reason := splitName(name, t.limits)
 	if reason != "" || len(parts) == 0 || !path.IsAbs(name) || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f }) {
-		return "", refusal("no folder of the image")
+		return "", refusal("not a directory of the image")
 	}
 	if isReserved(parts[0]) {
 		return "", nil

@@ -86,7 +86,7 @@ func (r *layerReader) detectCompression() error {
 			r.plain, r.closer = d, d.Close
 		}
 	case bytes.HasPrefix(magic, []byte("BZh")), bytes.HasPrefix(magic, []byte{0xfd, '7', 'z', 'X'}):
-		err = fmt.Errorf("%w: compressed by neither gzip nor zstd", images.ErrRefused)
+		err = fmt.Errorf("%w: compressed with neither gzip nor zstd", images.ErrRefused)
 	default:
 		r.plain, err = in, nil
 	}
@@ -105,7 +105,7 @@ func (s storedReader) Read(p []byte) (int, error) {
 	r.storedBytes += int64(n)
 	r.storedSum.Write(p[:n])
 	if (r.layer.Known || r.layer.Size > 0) && r.storedBytes > r.layer.Size {
-		return n, fmt.Errorf("%w: longer than the %d bytes that its manifest says", images.ErrDigest, r.layer.Size)
+		return n, fmt.Errorf("%w: longer than the %d bytes of its manifest", images.ErrDigest, r.layer.Size)
 	}
 	if r.report != nil && n > 0 {
 		r.report(r.storedBytes)
@@ -133,9 +133,9 @@ func (r *layerReader) checkExpansion(more int64) error {
 	all := r.archiveBytes + r.holeBytes
 	switch {
 	case all > r.bytesLeft:
-		return fmt.Errorf("%w: the image is over the limit of %d bytes uncompressed", images.ErrRefused, r.limits.Bytes)
+		return fmt.Errorf("%w: the image has more than %d bytes uncompressed", images.ErrRefused, r.limits.Bytes)
 	case all > r.limits.RatioFloor && all/r.limits.Ratio > r.storedBytes:
-		return fmt.Errorf("%w: it is over %d times as large as what it was read from, %d bytes", images.ErrRefused, r.limits.Ratio, r.storedBytes)
+		return fmt.Errorf("%w: it expands to more than %d times its %d bytes", images.ErrRefused, r.limits.Ratio, r.storedBytes)
 	}
 	return nil
 }
@@ -150,10 +150,10 @@ func (r *layerReader) verifyDigests() error {
 		return r.classifyError("", err)
 	}
 	if got := digest.OfHash(r.storedSum); r.layer.Known && got != r.layer.Digest {
-		return fmt.Errorf("layer %s: %w: its content has %s", r.layer.Digest, images.ErrDigest, got)
+		return fmt.Errorf("layer %s: %w: its content has digest %s", r.layer.Digest, images.ErrDigest, got)
 	}
 	if got := digest.OfHash(r.contentSum); got != r.layer.DiffID {
-		return fmt.Errorf("layer %s: %w: its archive has %s, and the image's configuration says %s", r.layer.Digest, images.ErrDigest, got, r.layer.DiffID)
+		return fmt.Errorf("layer %s: %w: its archive has digest %s, the image's configuration %s", r.layer.Digest, images.ErrDigest, got, r.layer.DiffID)
 	}
 	return nil
 }
@@ -179,11 +179,11 @@ func (r *layerReader) classifyError(entry string, err error) error {
 	// better error.
 	if r.layer.Known && !errors.Is(err, images.ErrDigest) {
 		if _, rest := io.Copy(io.Discard, storedReader{r}); rest == nil && digest.OfHash(r.storedSum) != r.layer.Digest {
-			return fmt.Errorf("layer %s: %w: its content has %s", r.layer.Digest, images.ErrDigest, digest.OfHash(r.storedSum))
+			return fmt.Errorf("layer %s: %w: its content has digest %s", r.layer.Digest, images.ErrDigest, digest.OfHash(r.storedSum))
 		}
 	}
 	if errors.Is(err, images.ErrRefused) || errors.Is(err, images.ErrDigest) || errors.Is(err, images.ErrUnreachable) {
 		return &Error{Layer: r.layer.Digest, Entry: entry, Reason: "stopped", Err: err}
 	}
-	return &Error{Layer: r.layer.Digest, Entry: entry, Reason: "it can't be read", Err: fmt.Errorf("%w: %w", images.ErrRefused, err)}
+	return &Error{Layer: r.layer.Digest, Entry: entry, Reason: "unreadable", Err: fmt.Errorf("%w: %w", images.ErrRefused, err)}
 }

@@ -104,7 +104,7 @@ func (t *tree) resolvePath(parts []string, create bool, touch func(path string))
 			continue
 		}
 		if followed++; followed > maxFollowed {
-			return location{}, refusal(fmt.Sprintf("a name that goes through more than %d links", maxFollowed))
+			return location{}, refusal(fmt.Sprintf("a name that follows more than %d symlinks", maxFollowed))
 		}
 		if strings.HasPrefix(target, "/") {
 			depth = 0
@@ -132,11 +132,11 @@ func (t *tree) enterDir(name string, create bool, touch func(path string)) (targ
 	case info.Mode()&fs.ModeSymlink != 0:
 		return dir.Readlink(name)
 	case !info.IsDir():
-		return "", refusal("a name below what is no folder")
+		return "", refusal("a name below something other than a directory")
 	}
 	// Through symlinks a path can get deeper than a name may be long.
 	if path := t.dirPath(len(t.held) - 1); len(t.held) > t.limits.Depth || len(path)+len(name)+1 > t.limits.PathBytes {
-		return "", refusal("a name that links lead too deep")
+		return "", refusal("a name that symlinks resolve too deep")
 	}
 	next, err := dir.OpenRoot(name)
 	if err != nil {

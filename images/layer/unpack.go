@@ -133,7 +133,7 @@ func (u *unpacker) classifyError(r *layerReader, entry string, err error) error 
 	}
 	for _, e := range []error{syscall.ENAMETOOLONG, syscall.ELOOP, syscall.ENOTDIR, syscall.EISDIR, syscall.EMLINK, syscall.EINVAL, syscall.EILSEQ} {
 		if errors.Is(err, e) {
-			return &Error{Layer: r.layer.Digest, Entry: entry, Reason: "it can't be made", Err: fmt.Errorf("%w: %w", images.ErrRefused, err)}
+			return &Error{Layer: r.layer.Digest, Entry: entry, Reason: "cannot be created", Err: fmt.Errorf("%w: %w", images.ErrRefused, err)}
 		}
 	}
 	disk := (*fs.PathError)(nil)
@@ -168,7 +168,7 @@ func (u *unpacker) applyEntry(r *layerReader, archive io.Reader, h *tar.Header) 
 		return u.applyWhiteout(append(slices.Clone(parts[:len(parts)-1]), hidden))
 	case len(parts) == 0:
 		if h.Typeflag != tar.TypeDir {
-			return refusal("the root as something else than a folder")
+			return refusal("the root as something other than a directory")
 		}
 		return nil
 	}
@@ -252,7 +252,7 @@ func (u *unpacker) makeDir(s location) error {
 // writeFile creates a file from the archive's next h.Size bytes.
 func (u *unpacker) writeFile(r *layerReader, archive io.Reader, h *tar.Header, s location) error {
 	if h.Size > u.limits.FileBytes {
-		return refusal(fmt.Sprintf("a file of %d bytes, at most %d", h.Size, u.limits.FileBytes))
+		return refusal(fmt.Sprintf("a file of %d bytes: want at most %d", h.Size, u.limits.FileBytes))
 	}
 	f, err := u.tree.createFile(s)
 	if err != nil {
@@ -299,11 +299,11 @@ func (u *unpacker) copyContent(r *layerReader, f *os.File, archive io.Reader) (t
 func (u *unpacker) makeSymlink(target string, s location) error {
 	switch {
 	case target == "":
-		return refusal("a link without a target")
+		return refusal("a symlink without a target")
 	case len(target) > u.limits.PathBytes:
-		return refusal(fmt.Sprintf("a link's target of %d bytes, at most %d", len(target), u.limits.PathBytes))
+		return refusal(fmt.Sprintf("a symlink target of %d bytes: want at most %d", len(target), u.limits.PathBytes))
 	case strings.ContainsRune(target, 0):
-		return refusal("a link's target with a NUL")
+		return refusal("a symlink target containing a NUL")
 	}
 	if err := u.tree.removeEntry(s); err != nil {
 		return err
@@ -324,7 +324,7 @@ func (u *unpacker) resolveHardlink(name string) (location, error) {
 	}
 	s, err := u.tree.resolvePath(parts, false, nil)
 	if errors.Is(err, fs.ErrNotExist) {
-		return location{}, refusal("a hard link to what is not there")
+		return location{}, refusal("a hard link to a missing file")
 	} else if err != nil {
 		return location{}, err
 	}
@@ -335,11 +335,11 @@ func requireRegular(dir *os.Root, name string) error {
 	info, err := dir.Lstat(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return refusal("a hard link to what is not there")
+		return refusal("a hard link to a missing file")
 	case err != nil:
 		return err
 	case !info.Mode().IsRegular():
-		return refusal("a hard link to what is no regular file")
+		return refusal("a hard link to something other than a regular file")
 	}
 	return nil
 }

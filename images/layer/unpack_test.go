@@ -397,15 +397,15 @@ func hostileImages() map[string]hostile {
 		"a hard link up": {layers: items(imagetest.Hardlink("h", "../outside/secret"), imagetest.File("h", "x")), refused: "goes up"},
 		"a hard link through a link": {layers: func(t testing.TB, outside string) [][]byte {
 			return [][]byte{imagetest.Archive(t, imagetest.Symlink("l", outside), imagetest.Hardlink("h", "l/secret"), imagetest.File("h", "x"))}
-		}, refused: "not there"},
+		}, refused: "missing file"},
 		"a hard link to a link": {layers: func(t testing.TB, outside string) [][]byte {
 			return [][]byte{imagetest.Archive(t, imagetest.Symlink("l", outside+"/secret"), imagetest.Hardlink("h", "l"), imagetest.File("h", "x"))}
-		}, refused: "no regular file"},
+		}, refused: "other than a regular file"},
 		"a hard link to a folder": {
-			layers: items(imagetest.Directory("d"), imagetest.Hardlink("h", "d"), imagetest.File("mark", "x")), refused: "no regular file", harmed: holds("mark"),
+			layers: items(imagetest.Directory("d"), imagetest.Hardlink("h", "d"), imagetest.File("mark", "x")), refused: "other than a regular file", harmed: holds("mark"),
 		},
 		"a hard link below itself": {
-			layers: items(imagetest.Directory("d"), imagetest.File("d/f", "x"), imagetest.Hardlink("d", "d/f")), refused: "not there", harmed: holds("d/f"),
+			layers: items(imagetest.Directory("d"), imagetest.File("d/f", "x"), imagetest.Hardlink("d", "d/f")), refused: "missing file", harmed: holds("d/f"),
 		},
 		"a whiteout of the parent": {
 			layers: func(t testing.TB, _ string) [][]byte {
@@ -431,10 +431,10 @@ func hostileImages() map[string]hostile {
 			layers: items(imagetest.File("a", "x"), imagetest.File(".wh.a/b", "x")), refused: "named like a whiteout", harmed: holds(".wh.a/b"),
 		},
 		"a loop of links": {
-			layers: items(imagetest.Symlink("a", "b"), imagetest.Symlink("b", "a"), imagetest.File("a/c", "x"), imagetest.File("mark", "x")), refused: "links", harmed: holds("mark"),
+			layers: items(imagetest.Symlink("a", "b"), imagetest.Symlink("b", "a"), imagetest.File("a/c", "x"), imagetest.File("mark", "x")), refused: "symlinks", harmed: holds("mark"),
 		},
 		"a name below a file": {
-			layers: items(imagetest.File("a", "x"), imagetest.File("a/b", "x"), imagetest.File("mark", "x")), refused: "no folder", harmed: holds("mark"),
+			layers: items(imagetest.File("a", "x"), imagetest.File("a/b", "x"), imagetest.File("mark", "x")), refused: "other than a directory", harmed: holds("mark"),
 		},
 		"links that lead ever deeper": {layers: func(t testing.TB, _ string) [][]byte {
 			deep := strings.Repeat("d/", 15)
@@ -475,7 +475,7 @@ func hostileImages() map[string]hostile {
 				return meets(dir, func(_ string, info fs.FileInfo) bool { return !info.IsDir() && !info.Mode().IsRegular() })
 			},
 		},
-		"the root as a link": {layers: items(imagetest.Symlink("./", "outside"), imagetest.File("mark", "x")), refused: "root as something else", harmed: holds("mark")},
+		"the root as a link": {layers: items(imagetest.Symlink("./", "outside"), imagetest.File("mark", "x")), refused: "root as something other", harmed: holds("mark")},
 		"an empty link's target": {
 			layers: items(imagetest.Symlink("l", ""), imagetest.File("mark", "x")), refused: "without a target", harmed: holds("mark"),
 		},
@@ -490,17 +490,17 @@ func hostileImages() map[string]hostile {
 			layers: many(500, func(int) imagetest.Item { return imagetest.File("f", "x") }), refused: "more than 400 entries", harmed: wrote(400),
 		},
 		"a large file":     {layers: items(imagetest.File("f", strings.Repeat("x", 300<<10))), refused: "a file of", harmed: wrote(256 << 10)},
-		"many large files": {layers: many(8, func(i int) imagetest.Item { return imagetest.File(fmt.Sprint(i), strings.Repeat("x", 200<<10)) }), refused: "over the limit", harmed: wrote(1 << 20)},
+		"many large files": {layers: many(8, func(i int) imagetest.Item { return imagetest.File(fmt.Sprint(i), strings.Repeat("x", 200<<10)) }), refused: "more than", harmed: wrote(1 << 20)},
 		"a bomb": {layers: func(t testing.TB, _ string) [][]byte {
 			return [][]byte{imagetest.Gzip(t, imagetest.Archive(t, imagetest.File("zeros", zeros)))}
-		}, refused: "times as large", harmed: wrote(150 << 10)},
-		"a sparse file": {layers: func(testing.TB, string) [][]byte { return [][]byte{sparse(200 << 10)} }, refused: "times as large", harmed: wrote(150 << 10)},
+		}, refused: "expands to", harmed: wrote(150 << 10)},
+		"a sparse file": {layers: func(testing.TB, string) [][]byte { return [][]byte{sparse(200 << 10)} }, refused: "expands to", harmed: wrote(150 << 10)},
 		"a sparse file of a terabyte": {
 			layers: func(testing.TB, string) [][]byte { return [][]byte{sparse(8 << 30 >> 1)} }, refused: "a file of", harmed: wrote(1 << 20),
 		},
 		"bytes after the archive's end": {layers: func(t testing.TB, _ string) [][]byte {
 			return [][]byte{append(imagetest.Archive(t, imagetest.File("f", strings.Repeat("x", 100))), make([]byte, 2<<20)...)}
-		}, refused: "over the limit", harmed: wrote(0)},
+		}, refused: "more than", harmed: wrote(0)},
 	}
 }
 

@@ -22,9 +22,9 @@ const (
 func splitName(name string, limits Limits) (parts []string, reason string) {
 	switch {
 	case len(name) > limits.PathBytes:
-		return nil, fmt.Sprintf("a name of %d bytes, at most %d", len(name), limits.PathBytes)
+		return nil, fmt.Sprintf("a name of %d bytes: want at most %d", len(name), limits.PathBytes)
 	case strings.ContainsRune(name, 0):
-		return nil, "a name with a NUL"
+		return nil, "a name containing a NUL"
 	}
 	for part := range strings.SplitSeq(name, "/") {
 		switch {
@@ -33,12 +33,12 @@ func splitName(name string, limits Limits) (parts []string, reason string) {
 		case part == "..":
 			return nil, "a name that goes up"
 		case len(part) > maxComponent:
-			return nil, fmt.Sprintf("a component of %d bytes, at most %d", len(part), maxComponent)
+			return nil, fmt.Sprintf("a component of %d bytes: want at most %d", len(part), maxComponent)
 		}
 		parts = append(parts, part)
 	}
 	if len(parts) > limits.Depth {
-		return nil, fmt.Sprintf("%d components, at most %d", len(parts), limits.Depth)
+		return nil, fmt.Sprintf("%d components: want at most %d", len(parts), limits.Depth)
 	}
 	return parts, ""
 }
@@ -66,7 +66,7 @@ func parseWhiteout(parts []string) (m whiteoutKind, hidden, reason string) {
 		case !strings.HasPrefix(part, whiteoutPrefix):
 			continue
 		case !last:
-			return noWhiteout, "", "a folder that is named like a whiteout"
+			return noWhiteout, "", "a directory named like a whiteout"
 		}
 		hidden = strings.TrimPrefix(part, whiteoutPrefix)
 		if hidden == "" || hidden == "." || hidden == ".." {

@@ -21,7 +21,7 @@ var accountName = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
 
 func (a Account) validate() error {
 	if !accountName.MatchString(a.Name) || a.UID < 0 || a.GID < 0 || !path.IsAbs(a.Home) || strings.ContainsAny(a.Home, ":\n\x00") {
-		return fmt.Errorf("%w: account %q, %d:%d, home %q", images.ErrInvalid, a.Name, a.UID, a.GID, a.Home)
+		return fmt.Errorf("%w: invalid account %q, %d:%d, home %q", images.ErrInvalid, a.Name, a.UID, a.GID, a.Home)
 	}
 	return nil
 }

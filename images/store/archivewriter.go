@@ -121,7 +121,7 @@ func (v *verifyingReader) Read(p []byte) (int, error) {
 	v.sum.Write(p[:n])
 	if err == io.EOF && v.layer.Known { //nolint:errorlint // io.Reader returns it bare
 		if got := digest.OfHash(v.sum); got != v.layer.Digest {
-			return n, fmt.Errorf("layer %s: %w: its content has %s", v.layer.Digest, images.ErrDigest, got)
+			return n, fmt.Errorf("layer %s: %w: its content has digest %s", v.layer.Digest, images.ErrDigest, got)
 		}
 	}
 	return n, err

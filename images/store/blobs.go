@@ -43,7 +43,7 @@ func (b blobs) openBlob(dgst string) (*os.File, error) {
 // readBlob reads a document among the blobs and checks its digest.
 func (b blobs) readBlob(d v1.Descriptor, limit int64) ([]byte, error) {
 	if d.Digest.Algorithm != "sha256" {
-		return nil, fmt.Errorf("%w: digest %s", images.ErrUnsupported, d.Digest)
+		return nil, fmt.Errorf("%w: digest %s: want sha256", images.ErrUnsupported, d.Digest)
 	}
 	f, err := b.openBlob(d.Digest.String())
 	if err != nil {
@@ -58,13 +58,13 @@ func (b blobs) readBlob(d v1.Descriptor, limit int64) ([]byte, error) {
 func (b blobs) writeBlob(dgst string, r io.Reader, temp string) error {
 	f, err := os.CreateTemp(temp, "blob-*")
 	if err != nil {
-		return fmt.Errorf("keep blob: %w", err)
+		return fmt.Errorf("write blob: %w", err)
 	}
 	sum := sha256.New()
 	_, err = io.Copy(io.MultiWriter(f, sum), r)
 	if err == nil {
 		if got := digest.OfHash(sum); got != dgst {
-			err = fmt.Errorf("%w: blob %s has %s", images.ErrDigest, dgst, got)
+			err = fmt.Errorf("%w: blob %s has digest %s", images.ErrDigest, dgst, got)
 		} else {
 			err = f.Sync()
 		}
@@ -95,7 +95,7 @@ func openRegular(root *os.Root, name string) (*os.File, error) {
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%w: %s is no regular file", images.ErrInvalid, name)
+		err = fmt.Errorf("%w: %s is not a regular file", images.ErrInvalid, name)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())

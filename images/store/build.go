@@ -35,11 +35,11 @@ func buildOutside(ctx context.Context, ref images.Reference, o *Options, temp st
 		}
 		built, err := os.ReadFile(id)
 		if err != nil {
-			return "", fmt.Errorf("read what %s built: %w", o.Buildah, err)
+			return "", fmt.Errorf("read the image id of %s: %w", o.Buildah, err)
 		}
 		return archive, runBuilder(ctx, o, progress, o.Buildah, "push", strings.TrimSpace(string(built)), "docker-archive:"+archive)
 	}
-	return "", fmt.Errorf("image %s: %w: a build needs a Docker engine, buildctl with a buildkitd, or buildah, and none was found: "+
+	return "", fmt.Errorf("image %s: %w: no builder found: want a Docker engine, buildctl with a buildkitd, or buildah: "+
 		"install one, or build elsewhere and use docker-archive:FILE", ref, images.ErrUnsupported)
 }
 

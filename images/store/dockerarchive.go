@@ -46,7 +46,7 @@ type archiveFile struct {
 func openArchive(ref images.Reference, file string, o *Options) (*image, error) {
 	f, err := openRegular(nil, file)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("image %s: %w: there is no such file", ref, images.ErrNotFound)
+		return nil, fmt.Errorf("image %s: %w: no such file", ref, images.ErrNotFound)
 	} else if err != nil {
 		return nil, fmt.Errorf("image %s: %w", ref, err)
 	}
@@ -63,7 +63,7 @@ func openArchive(ref images.Reference, file string, o *Options) (*image, error) 
 func (a *dockerArchive) indexFiles() error {
 	magic := make([]byte, 2)
 	if _, err := a.file.ReadAt(magic, 0); err == nil && bytes.Equal(magic, []byte{0x1f, 0x8b}) {
-		return fmt.Errorf("%w: the archive is compressed: gunzip it first", images.ErrUnsupported)
+		return fmt.Errorf("%w: the archive is compressed: use gunzip first", images.ErrUnsupported)
 	}
 	r := tar.NewReader(a.file)
 	for range maxArchiveFiles {
@@ -72,7 +72,7 @@ func (a *dockerArchive) indexFiles() error {
 			return nil
 		}
 		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // names are only looked up
-			return fmt.Errorf("%w: it is no docker archive: %w", images.ErrInvalid, err)
+			return fmt.Errorf("%w: not a docker archive: %w", images.ErrInvalid, err)
 		}
 		name := path.Clean(h.Name)
 		if len(name) > 1024 {
@@ -107,7 +107,7 @@ func (a *dockerArchive) findFile(name string) (*io.SectionReader, error) {
 		}
 		at = p.link
 	}
-	return nil, fmt.Errorf("%w: %q is a link to links", images.ErrInvalid, name)
+	return nil, fmt.Errorf("%w: %q is a chain of links", images.ErrInvalid, name)
 }
 
 func (a *dockerArchive) readFile(name string) ([]byte, error) {
@@ -135,7 +135,7 @@ func (a *dockerArchive) readImage(ref images.Reference, o *Options) (*image, err
 	}
 	var list []manifestEntry
 	if err := json.Unmarshal(raw, &list); err != nil {
-		return nil, fmt.Errorf("%w: its manifest.json can't be read: %w", images.ErrInvalid, err)
+		return nil, fmt.Errorf("%w: read its manifest.json: %w", images.ErrInvalid, err)
 	}
 	config, names, err := a.selectImage(list, ref)
 	if err != nil {
@@ -175,7 +175,7 @@ func (a *dockerArchive) selectImage(list []manifestEntry, ref images.Reference) 
 		}
 		layers, tags = e.Layers, append(tags, append(slices.Clone(e.RepoTags), digest.Of(config))...)
 		if len(tags) > 100 {
-			return nil, nil, fmt.Errorf("%w: the archive has more images or tags than can be told", images.ErrInvalid)
+			return nil, nil, fmt.Errorf("%w: the archive has more than 100 images and tags", images.ErrInvalid)
 		}
 	}
 	switch {

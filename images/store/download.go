@@ -29,7 +29,7 @@ func (s *Store) downloadLayers(ctx context.Context, im *image, reg *registry) er
 		seen[l.Digest] = true
 	}
 	if all > s.o.Limits.Bytes {
-		return fmt.Errorf("image %s: %w: its layers have %d bytes, at most %d", im.ref, images.ErrRefused, all, s.o.Limits.Bytes)
+		return fmt.Errorf("image %s: %w: its layers have %d bytes: want at most %d", im.ref, images.ErrRefused, all, s.o.Limits.Bytes)
 	}
 	if len(missing) == 0 {
 		return nil

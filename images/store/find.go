@@ -42,7 +42,7 @@ func (s *Store) findImage(ctx context.Context, ref images.Reference, refresh boo
 	case images.SchemeBuild:
 		return s.buildImage(ctx, ref)
 	}
-	return nil, fmt.Errorf("image %s: %w: the store has no part in it", ref, images.ErrUnsupported)
+	return nil, fmt.Errorf("image %s: %w: a store does not handle this reference", ref, images.ErrUnsupported)
 }
 
 // wrapImage returns im, which is open already, as a foundImage.
@@ -85,7 +85,7 @@ func (s *Store) findByName(ctx context.Context, ref images.Reference, refresh bo
 		}
 	}
 	if digest.Valid(ref.Value) {
-		return nil, fmt.Errorf("image %s: %w: no engine has an image of this id", ref, images.ErrNotFound)
+		return nil, fmt.Errorf("image %s: %w: no engine has an image with this id", ref, images.ErrNotFound)
 	}
 	reg, err := openRegistry(ref, &s.o)
 	if err != nil {
@@ -99,7 +99,7 @@ func (s *Store) findByName(ctx context.Context, ref images.Reference, refresh bo
 		im, err := s.resolveImage(ctx, ref, reg, func(ctx context.Context) ([]byte, error) {
 			raw, err := reg.fetchManifest(ctx)
 			if want := ref.Digest(); err == nil && want != "" && want != digest.Of(raw) {
-				err = fmt.Errorf("%w: the registry gave %s", images.ErrDigest, digest.Of(raw))
+				err = fmt.Errorf("%w: the registry returned %s", images.ErrDigest, digest.Of(raw))
 			}
 			return raw, err
 		})
@@ -224,13 +224,13 @@ func (s *Store) saveFromEngine(ctx context.Context, ref images.Reference, id str
 func (s *Store) saveArchive(ctx context.Context, ref images.Reference, id, file string) (*image, error) {
 	in, err := s.o.Engine.Save(ctx, id)
 	if err != nil {
-		return nil, fmt.Errorf("image %s: take it from the engine: %w", ref, err)
+		return nil, fmt.Errorf("image %s: export from the engine: %w", ref, err)
 	}
 	// The archive is a little larger than its content.
 	limit := s.o.Limits.Bytes + s.o.Limits.Bytes/8
 	err = errors.Join(spoolFile(ctx, file, in, limit), in.Close())
 	if err != nil {
-		return nil, fmt.Errorf("image %s: take it from the engine: %w", ref, err)
+		return nil, fmt.Errorf("image %s: export from the engine: %w", ref, err)
 	}
 	im, err := openArchive(ref, file, &s.o)
 	if err != nil {
@@ -248,7 +248,7 @@ func spoolFile(ctx context.Context, file string, r io.Reader, limit int64) error
 	}
 	n, err := io.Copy(f, io.LimitReader(contextReader{ctx, r}, limit+1))
 	if err == nil && n > limit {
-		err = fmt.Errorf("%w: over the limit of %d bytes", images.ErrRefused, limit)
+		err = fmt.Errorf("%w: more than %d bytes", images.ErrRefused, limit)
 	}
 	return errors.Join(err, f.Close())
 }
@@ -257,7 +257,7 @@ func spoolFile(ctx context.Context, file string, r io.Reader, limit int64) error
 // something has changed.
 func (s *Store) buildImage(ctx context.Context, ref images.Reference) (*foundImage, error) {
 	if info, err := os.Stat(ref.Path()); err != nil || !info.IsDir() {
-		return nil, fmt.Errorf("image %s: %w: there is no such folder", ref, images.ErrNotFound)
+		return nil, fmt.Errorf("image %s: %w: no such directory", ref, images.ErrNotFound)
 	}
 	words := &lineWriter{line: func(text string) { s.reports.sendReport(Progress{Reference: ref, Phase: PhaseBuild, Text: text}) }}
 	if s.o.Engine != nil {

@@ -38,18 +38,18 @@ type image struct {
 func newImage(ref images.Reference, config []byte, layers []layer.Layer, platform string, limits layer.Limits) (*image, error) {
 	im := &image{ref: ref, id: digest.Of(config), config: config, layers: layers, close: func() {}}
 	if err := json.Unmarshal(config, &im.parsed); err != nil {
-		return nil, fmt.Errorf("image %s: %w: its configuration can't be read: %w", ref, images.ErrInvalid, err)
+		return nil, fmt.Errorf("image %s: %w: read its configuration: %w", ref, images.ErrInvalid, err)
 	}
 	ids := im.parsed.RootFS.DiffIDs
 	switch {
 	case len(ids) != len(layers):
-		return nil, fmt.Errorf("image %s: %w: its configuration lists %d layers and it has %d", ref, images.ErrInvalid, len(ids), len(layers))
+		return nil, fmt.Errorf("image %s: %w: its configuration lists %d layers, its manifest %d", ref, images.ErrInvalid, len(ids), len(layers))
 	case len(ids) > limits.Layers:
-		return nil, fmt.Errorf("image %s: %w: it has %d layers, at most %d", ref, images.ErrInvalid, len(ids), limits.Layers)
+		return nil, fmt.Errorf("image %s: %w: %d layers: want at most %d", ref, images.ErrInvalid, len(ids), limits.Layers)
 	}
 	for i, id := range ids {
 		if id.Algorithm != "sha256" {
-			return nil, fmt.Errorf("image %s: %w: a layer is named by %s; sha256 is needed", ref, images.ErrUnsupported, id.Algorithm)
+			return nil, fmt.Errorf("image %s: %w: layer digest uses %s: want sha256", ref, images.ErrUnsupported, id.Algorithm)
 		}
 		layers[i].DiffID = id.String()
 	}
@@ -64,14 +64,14 @@ func (im *image) checkPlatform(platform string) error {
 	system, machine, _ := strings.Cut(platform, "/")
 	c := im.parsed
 	if (c.OS != "" && c.OS != system) || (c.Architecture != "" && c.Architecture != machine) {
-		return fmt.Errorf("image %s: %w: it is for %s and %s is needed: name an image for that platform", im.ref, images.ErrUnsupported, im.platform(), platform)
+		return fmt.Errorf("image %s: %w: it is for %s: want an image for %s", im.ref, images.ErrUnsupported, im.platform(), platform)
 	}
 	return nil
 }
 
 func (im *image) platform() string { return im.parsed.OS + "/" + im.parsed.Architecture }
 
-// document is a manifest or an index. Its content tells which, since the media
+// document is a manifest or an index. Only its content shows which, since the media
 // type that it is served with may be wrong.
 type document struct {
 	SchemaVersion int             `json:"schemaVersion"`
@@ -84,13 +84,13 @@ type document struct {
 func parseDocument(raw []byte) (document, error) {
 	var d document
 	if err := json.Unmarshal(raw, &d); err != nil {
-		return d, fmt.Errorf("%w: its manifest can't be read: %w", images.ErrInvalid, err)
+		return d, fmt.Errorf("%w: read its manifest: %w", images.ErrInvalid, err)
 	}
 	switch {
 	case d.Manifests != nil && (d.Config != nil || d.Layers != nil):
-		return d, fmt.Errorf("%w: its manifest claims to be an index too", images.ErrInvalid) // CVE-2021-41190
+		return d, fmt.Errorf("%w: its manifest is also an index", images.ErrInvalid) // CVE-2021-41190
 	case d.Manifests == nil && d.Config == nil:
-		return d, fmt.Errorf("%w: its manifest is of schema %d, which has no configuration", images.ErrUnsupported, d.SchemaVersion)
+		return d, fmt.Errorf("%w: its manifest has schema version %d, without a configuration", images.ErrUnsupported, d.SchemaVersion)
 	}
 	return d, nil
 }
@@ -146,7 +146,7 @@ func selectPlatform(list []v1.Descriptor, platform string) (v1.Descriptor, error
 	if len(has) > 12 {
 		has = append(has[:12], "…")
 	}
-	return v1.Descriptor{}, fmt.Errorf("%w: it has no variant for %s, but for %s", images.ErrUnsupported, platform, strings.Join(has, ", "))
+	return v1.Descriptor{}, fmt.Errorf("%w: no variant for %s: it has %s", images.ErrUnsupported, platform, strings.Join(has, ", "))
 }
 
 // imageConfigs are the media types of a container image's configuration.
@@ -158,7 +158,7 @@ type blobOpener func(ctx context.Context, d v1.Descriptor) (io.ReadCloser, error
 // imageFromManifest returns the image that a manifest describes.
 func imageFromManifest(ctx context.Context, ref images.Reference, manifest []byte, d document, o *Options, get documentReader, open blobOpener) (*image, error) {
 	if !slices.Contains(imageConfigs, d.Config.MediaType) {
-		return nil, fmt.Errorf("image %s: %w: it is no container image but %s", ref, images.ErrInvalid, d.Config.MediaType)
+		return nil, fmt.Errorf("image %s: %w: not a container image but %s", ref, images.ErrInvalid, d.Config.MediaType)
 	}
 	config, err := get(ctx, *d.Config)
 	if err != nil {
@@ -167,7 +167,7 @@ func imageFromManifest(ctx context.Context, ref images.Reference, manifest []byt
 	var layers []layer.Layer
 	for _, l := range d.Layers {
 		if l.Digest.Algorithm != "sha256" || l.Size < 0 {
-			return nil, fmt.Errorf("image %s: %w: layer %s of %d bytes", ref, images.ErrInvalid, l.Digest, l.Size)
+			return nil, fmt.Errorf("image %s: %w: invalid layer %s of %d bytes", ref, images.ErrInvalid, l.Digest, l.Size)
 		}
 		layers = append(layers, layer.Layer{
 			Digest: l.Digest.String(), Size: l.Size, Known: true,
@@ -190,7 +190,7 @@ func readDocument(r io.Reader, d v1.Descriptor, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	if got := digest.Of(data); got != d.Digest.String() {
-		return nil, fmt.Errorf("%w: %s has %s", images.ErrDigest, d.Digest, got)
+		return nil, fmt.Errorf("%w: %s has digest %s", images.ErrDigest, d.Digest, got)
 	}
 	return data, nil
 }
@@ -202,7 +202,7 @@ func readAtMost(r io.Reader, limit int64) ([]byte, error) {
 	case err != nil && !errors.Is(err, io.EOF):
 		return nil, err
 	case n > limit:
-		return nil, fmt.Errorf("%w: a description of more than %d bytes", images.ErrRefused, limit)
+		return nil, fmt.Errorf("%w: a manifest or configuration of more than %d bytes", images.ErrRefused, limit)
 	}
 	return b.Bytes(), nil
 }

@@ -105,11 +105,11 @@ func (s *Store) makeTemp(ctx context.Context) (dir string, remove func() error, 
 func (s *Store) makeTempLocked() (dir string, remove func() error, err error) {
 	dir, err = os.MkdirTemp(filepath.Join(s.o.Dir, "tmp"), "")
 	if err != nil {
-		return "", nil, fmt.Errorf("make temporary folder: %w", err)
+		return "", nil, fmt.Errorf("make temporary directory: %w", err)
 	}
 	l := flock.New(dir + ".lock")
 	if _, err := l.TryLock(); err != nil {
-		return "", nil, errors.Join(fmt.Errorf("lock temporary folder: %w", err), os.Remove(dir), l.Close())
+		return "", nil, errors.Join(fmt.Errorf("lock temporary directory: %w", err), os.Remove(dir), l.Close())
 	}
 	return dir, func() error {
 		return errors.Join(os.RemoveAll(dir), os.Remove(dir+".lock"), l.Close())
@@ -142,7 +142,7 @@ type orphan struct {
 func (s *Store) lockOrphans() ([]orphan, error) {
 	entries, err := os.ReadDir(filepath.Join(s.o.Dir, "tmp"))
 	if err != nil {
-		return nil, fmt.Errorf("list temporary folders: %w", err)
+		return nil, fmt.Errorf("list temporary directories: %w", err)
 	}
 	seen := map[string]bool{}
 	var dead []orphan

@@ -25,7 +25,7 @@ const tagAnnotation = "org.opencontainers.image.ref.name"
 func openLayout(ctx context.Context, ref images.Reference, o *Options) (*image, error) {
 	root, err := os.OpenRoot(ref.Path())
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("image %s: %w: there is no such folder", ref, images.ErrNotFound)
+		return nil, fmt.Errorf("image %s: %w: no such directory", ref, images.ErrNotFound)
 	} else if err != nil {
 		return nil, fmt.Errorf("image %s: %w: %w", ref, images.ErrInvalid, err)
 	}
@@ -46,7 +46,7 @@ type ociLayout struct {
 func (l ociLayout) readImage(ctx context.Context, ref images.Reference, o *Options) (*image, error) {
 	index, err := l.readFile("index.json")
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("image %s: %w: the folder has no index.json: it is no OCI image layout", ref, images.ErrInvalid)
+		return nil, fmt.Errorf("image %s: %w: not an OCI image layout: no index.json", ref, images.ErrInvalid)
 	} else if err != nil {
 		return nil, fmt.Errorf("image %s: %w", ref, err)
 	}
@@ -92,14 +92,14 @@ func (l ociLayout) selectEntry(list []v1.Descriptor, ref images.Reference, platf
 		}
 		return v1.Descriptor{Digest: hash}, nil
 	case len(left) == 0:
-		return v1.Descriptor{}, fmt.Errorf("%w in the layout, which has the tags %s", images.ErrNotFound, strings.Join(tags, ", "))
+		return v1.Descriptor{}, fmt.Errorf("%w in the layout: it has the tags %s", images.ErrNotFound, strings.Join(tags, ", "))
 	case len(left) == 1:
 		return left[0], nil
 	}
 	// Several entries may be one image for several platforms.
 	for _, d := range left[1:] {
 		if d.Annotations[tagAnnotation] != left[0].Annotations[tagAnnotation] {
-			return v1.Descriptor{}, fmt.Errorf("%w: the layout holds several images: name one by its tag (oci-layout:DIR:TAG), %s", images.ErrInvalid, strings.Join(tags, ", "))
+			return v1.Descriptor{}, fmt.Errorf("%w: the layout has several images: name one by its tag (oci-layout:DIR:TAG), %s", images.ErrInvalid, strings.Join(tags, ", "))
 		}
 	}
 	return selectPlatform(left, platform)
@@ -127,7 +127,7 @@ func (l ociLayout) readBlob(ctx context.Context, d v1.Descriptor) ([]byte, error
 // openBlob is a [blobOpener].
 func (l ociLayout) openBlob(_ context.Context, d v1.Descriptor) (io.ReadCloser, error) {
 	if d.Digest.Algorithm != "sha256" {
-		return nil, fmt.Errorf("%w: digest %s: sha256 is needed", images.ErrUnsupported, d.Digest)
+		return nil, fmt.Errorf("%w: digest %s: want sha256", images.ErrUnsupported, d.Digest)
 	}
 	f, err := openRegular(l.root, "blobs/sha256/"+d.Digest.Hex)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -79,11 +79,11 @@ func readRecord(path string) (*record, error) {
 	}
 	var r record
 	if err := json.Unmarshal(data, &r); err != nil {
-		return nil, fmt.Errorf("%w: record %s: %w", images.ErrInvalid, path, err)
+		return nil, fmt.Errorf("%w: read record %s: %w", images.ErrInvalid, path, err)
 	}
 	digests := append(slices.Clone(r.Blobs), r.Digest, r.ID, "sha256:"+r.Tree)
 	if r.Version != recordVersion || slices.ContainsFunc(digests, func(d string) bool { return !digest.Valid(d) }) {
-		return nil, fmt.Errorf("%w: record %s is of version %d", images.ErrInvalid, path, r.Version)
+		return nil, fmt.Errorf("%w: record %s has version %d", images.ErrInvalid, path, r.Version)
 	}
 	info, err := os.Stat(path)
 	if err != nil {
@@ -98,7 +98,7 @@ func (s *Store) saveRecord(ctx context.Context, name string, r *record) error {
 	r.Version = recordVersion
 	data, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
-		return fmt.Errorf("remember image: %w", err)
+		return fmt.Errorf("write record: %w", err)
 	}
 	temp, remove, err := s.makeTemp(ctx)
 	if err != nil {

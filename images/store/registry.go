@@ -89,7 +89,7 @@ func (r *registry) fetchDocument(ctx context.Context, d v1.Descriptor) ([]byte, 
 		return r.fetchDigest(ctx, d.Digest.String())
 	}
 	if d.Size > r.o.Limits.MetadataBytes {
-		return nil, fmt.Errorf("%w: a description of %d bytes, at most %d", images.ErrRefused, d.Size, r.o.Limits.MetadataBytes)
+		return nil, fmt.Errorf("%w: a manifest or configuration of %d bytes: want at most %d", images.ErrRefused, d.Size, r.o.Limits.MetadataBytes)
 	}
 	body, err := r.openBlob(ctx, d)
 	if err != nil {
@@ -165,7 +165,7 @@ func (c *countingReader) Read(p []byte) (int, error) {
 	n, err := c.r.Read(p)
 	c.n += int64(n)
 	if c.n > c.limit {
-		err = fmt.Errorf("%w: longer than the %d bytes that its manifest says", images.ErrDigest, c.limit)
+		err = fmt.Errorf("%w: longer than the %d bytes of its manifest", images.ErrDigest, c.limit)
 	}
 	if err != nil && !errors.Is(err, io.EOF) {
 		c.err = err
@@ -184,7 +184,7 @@ func (r *registry) classifyError(ctx context.Context, err error) error {
 		if cause := context.Cause(ctx); !errors.Is(cause, images.ErrUnreachable) {
 			return cause
 		}
-		return fmt.Errorf("ask %s: %w: check the network and the proxy, or use an image that is here", host, context.Cause(ctx))
+		return fmt.Errorf("ask %s: %w: check the network and the proxy, or use a cached image", host, context.Cause(ctx))
 	}
 	for _, class := range []error{images.ErrDigest, images.ErrRefused, images.ErrUnreachable, images.ErrUnsupported} {
 		if errors.Is(err, class) {
@@ -204,15 +204,15 @@ func (r *registry) classifyError(ctx context.Context, err error) error {
 		if text := err.Error(); strings.Contains(text, "does not match requested digest") || strings.Contains(text, "error verifying") {
 			return fmt.Errorf("ask %s: %w: %w", host, images.ErrDigest, err)
 		}
-		return fmt.Errorf("%w: %w: check the network and the proxy, or use an image that is here", images.ErrUnreachable, err)
+		return fmt.Errorf("%w: %w: check the network and the proxy, or use a cached image", images.ErrUnreachable, err)
 	}
 	switch code := answer.StatusCode; {
 	case code == http.StatusNotFound:
 		return fmt.Errorf("%w: %s has no %s: check the name and the tag", images.ErrNotFound, host, r.ref.Name())
 	case code == http.StatusUnauthorized, code == http.StatusForbidden:
-		return fmt.Errorf("%w: %s answers %d for %s: the name is wrong, or docker login %s is needed", images.ErrUnauthorized, host, code, r.ref.Name(), host)
+		return fmt.Errorf("%w: %s answers %d for %s: check the name, or use docker login %s", images.ErrUnauthorized, host, code, r.ref.Name(), host)
 	case code == http.StatusTooManyRequests:
-		return fmt.Errorf("%w: %s has had too many requests: wait, or docker login %s", images.ErrUnreachable, host, host)
+		return fmt.Errorf("%w: %s received too many requests: wait, or use docker login %s", images.ErrUnreachable, host, host)
 	default:
 		return fmt.Errorf("%w: %s answers %d: %w", images.ErrUnreachable, host, code, err)
 	}
@@ -230,7 +230,7 @@ type idleReader struct {
 func newIdleReader(ctx context.Context, wait time.Duration) *idleReader {
 	inner, cancel := context.WithCancelCause(ctx)
 	return &idleReader{ctx: inner, cancel: cancel, timeout: wait, timer: time.AfterFunc(wait, func() {
-		cancel(fmt.Errorf("%w: nothing came for %s", images.ErrUnreachable, wait))
+		cancel(fmt.Errorf("%w: no data for %s", images.ErrUnreachable, wait))
 	})}
 }
 
@@ -265,7 +265,7 @@ type guardedTransport struct {
 // RoundTrip implements http.RoundTripper.
 func (g *guardedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.URL.Scheme != "https" && (!g.plain || req.URL.Host != g.host) {
-		return nil, fmt.Errorf("%w: %s would be asked without TLS: name it as a registry of plain HTTP in your configuration, if you trust the network to it",
+		return nil, fmt.Errorf("%w: %s would be contacted without TLS: allow plain HTTP for it in the configuration if you trust the network",
 			images.ErrUnsupported, req.URL.Host)
 	}
 	resp, err := g.base.RoundTrip(req)
@@ -284,7 +284,7 @@ type boundedReader struct {
 func (b *boundedReader) Read(p []byte) (int, error) {
 	n, err := b.r.Read(p)
 	if b.left -= int64(n); b.left < 0 {
-		return 0, fmt.Errorf("%w: a description that is too long", images.ErrRefused)
+		return 0, fmt.Errorf("%w: manifest too long", images.ErrRefused)
 	}
 	return n, err
 }

@@ -298,8 +298,8 @@ func TestImageFaults(t *testing.T) {
 		"a shell that leads away":  {dangling, images.ErrInvalid, "/bin/sh"},
 		"a shell that is a loop":   {loop, images.ErrInvalid, "/bin/sh"},
 		"no layers":                {makeImage(t, imageSpec{}), images.ErrInvalid, "/bin/sh"},
-		"a root of 200 folders":    {wide, images.ErrRefused, "root folder"},
-		"a line break in its root": {odd, images.ErrRefused, "root folder"},
+		"a root of 200 folders":    {wide, images.ErrRefused, "root directory"},
+		"a line break in its root": {odd, images.ErrRefused, "root directory"},
 	} {
 		s := openStore(t, storeDir(t))
 		_, _, err := s.RootFS(t.Context(), mustParse(t, "oci-layout:"+writeLayout(t, map[string]v1.Image{"": tt.image})))

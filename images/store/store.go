@@ -118,11 +118,11 @@ func New(o Options) (*Store, error) {
 		}
 	}
 	if system, machine, ok := strings.Cut(o.Platform, "/"); !ok || system == "" || machine == "" || strings.Contains(machine, "/") {
-		return nil, fmt.Errorf("%w: platform %q: write it as linux/amd64", images.ErrInvalid, o.Platform)
+		return nil, fmt.Errorf("%w: invalid platform %q: want OS/ARCH, such as linux/amd64", images.ErrInvalid, o.Platform)
 	}
 	for _, p := range []string{o.Dir, o.Buildctl, o.Buildah} {
 		if p != "" && !filepath.IsAbs(p) || o.Dir == "" {
-			return nil, fmt.Errorf("%w: image store: path %q must be absolute", images.ErrInvalid, p)
+			return nil, fmt.Errorf("%w: image store: invalid path %q: want an absolute path", images.ErrInvalid, p)
 		}
 	}
 	o.Dir = filepath.Clean(o.Dir)
@@ -143,7 +143,7 @@ func makeDirs(dir string) error {
 		return fmt.Errorf("make image store: %w", err)
 	}
 	if !info.IsDir() {
-		return fmt.Errorf("image store %s: %w: it is no folder", dir, images.ErrInvalid)
+		return fmt.Errorf("image store %s: %w: not a directory", dir, images.ErrInvalid)
 	}
 	if err := checkOwner(dir, info); err != nil {
 		return err
@@ -224,7 +224,7 @@ func (s *Store) RootFS(ctx context.Context, ref images.Reference) (root *images.
 // leaseTree takes a lease on the tree of f and makes the tree if it is missing.
 func (s *Store) leaseTree(ctx context.Context, ref images.Reference, f *foundImage) (*images.RootFS, func(), error) {
 	if runtime.GOOS != "linux" {
-		return nil, nil, fmt.Errorf("image %s: %w: a root filesystem can be unpacked on Linux alone: use an engine", ref, images.ErrUnsupported)
+		return nil, nil, fmt.Errorf("image %s: %w: a root filesystem can be unpacked only on Linux: use an engine", ref, images.ErrUnsupported)
 	}
 	release, err := s.acquireLease(ctx, f.record.Tree)
 	if err != nil {

@@ -434,10 +434,10 @@ func TestRegistryFaults(t *testing.T) {
 			return true
 		}},
 		"a manifest that is none":       {where: "x:1", is: images.ErrInvalid, meddle: manifestOf(`not json`)},
-		"a manifest that is an index":   {where: "x:1", is: images.ErrInvalid, says: "index too", meddle: manifestOf(`{"manifests":[],"config":{}}`)},
-		"schema 1":                      {where: "x:1", is: images.ErrUnsupported, says: "schema 1", meddle: manifestOf(`{"schemaVersion":1}`)},
+		"a manifest that is an index":   {where: "x:1", is: images.ErrInvalid, says: "also an index", meddle: manifestOf(`{"manifests":[],"config":{}}`)},
+		"schema 1":                      {where: "x:1", is: images.ErrUnsupported, says: "schema version 1", meddle: manifestOf(`{"schemaVersion":1}`)},
 		"an index of nothing":           {where: "x:1", is: images.ErrNotFound, meddle: manifestOf(`{"manifests":[{"mediaType":"application/vnd.oci.image.index.v1+json","digest":"sha256:` + strings.Repeat("1", 64) + `","size":1}]}`)},
-		"no image but another artifact": {where: "x:1", is: images.ErrInvalid, says: "no container image", meddle: manifestOf(`{"config":{"mediaType":"application/vnd.cncf.helm.config.v1+json","digest":"sha256:` + strings.Repeat("1", 64) + `","size":1},"layers":[]}`)},
+		"no image but another artifact": {where: "x:1", is: images.ErrInvalid, says: "not a container image", meddle: manifestOf(`{"config":{"mediaType":"application/vnd.cncf.helm.config.v1+json","digest":"sha256:` + strings.Repeat("1", 64) + `","size":1},"layers":[]}`)},
 		"a configuration of a gigabyte": {where: "x:1", is: images.ErrRefused, meddle: manifestOf(`{"config":{"digest":"sha256:` + strings.Repeat("1", 64) + `","size":1000000000},"layers":[]}`)},
 		"a layer of a negative size":    {where: "x:1", is: images.ErrNotFound, meddle: manifestOf(`{"config":{"digest":"sha256:` + strings.Repeat("1", 64) + `","size":10},"layers":[{"digest":"sha256:` + strings.Repeat("2", 64) + `","size":-1}]}`)},
 		"layers that are other content": {where: "x:1", is: images.ErrDigest, meddle: blobOf(func(w http.ResponseWriter, n int64) { io.CopyN(w, imagetest.Zeros{}, n) })},
@@ -573,7 +573,7 @@ func TestIdleDownload(t *testing.T) {
 		<-stop
 	})
 	s := openStore(t, storeDir(t), func(o *Options) { o.IdleTimeout = 100 * time.Millisecond })
-	if _, _, err := s.RootFS(t.Context(), reg.ref(t, "x:1")); !errors.Is(err, images.ErrUnreachable) || !strings.Contains(err.Error(), "nothing came for") {
+	if _, _, err := s.RootFS(t.Context(), reg.ref(t, "x:1")); !errors.Is(err, images.ErrUnreachable) || !strings.Contains(err.Error(), "no data for") {
 		t.Errorf("a download that stands still: %v", err)
 	}
 	noHalves(t, s)

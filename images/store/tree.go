@@ -171,12 +171,12 @@ func checkTopEntries(root string, limit int) error {
 		return err
 	}
 	if len(entries) > limit {
-		return fmt.Errorf("%w: %d entries in its root folder, at most %d", images.ErrRefused, len(entries), limit)
+		return fmt.Errorf("%w: %d entries in its root directory: want at most %d", images.ErrRefused, len(entries), limit)
 	}
 	for _, e := range entries {
 		name := e.Name()
 		if !utf8.ValidString(name) || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f }) {
-			return fmt.Errorf("%w: an entry of its root folder is named %q", images.ErrRefused, name)
+			return fmt.Errorf("%w: invalid name %q in its root directory", images.ErrRefused, name)
 		}
 	}
 	return nil
@@ -194,7 +194,7 @@ func (s *Store) describeTree(ref images.Reference, r *record) (*images.RootFS, e
 	}
 	root.Digest, root.Env, root.Volumes, root.Warnings = r.Digest, r.Env, f.Volumes, f.Warnings
 	if r.EnvDropped > 0 {
-		root.Warnings = append(root.Warnings, fmt.Sprintf("%d entries of the image's environment were left out: they are none, or too many", r.EnvDropped))
+		root.Warnings = append(root.Warnings, fmt.Sprintf("%d entries of the image's environment were left out: they are invalid or too many", r.EnvDropped))
 	}
 	return root, nil
 }

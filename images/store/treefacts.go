@@ -33,7 +33,7 @@ func (s *Store) readFacts(key string) (facts, error) {
 		return f, err
 	}
 	if err := json.Unmarshal(data, &f); err != nil {
-		return f, fmt.Errorf("%w: facts of tree %s: %w", images.ErrInvalid, key, err)
+		return f, fmt.Errorf("%w: read facts of tree %s: %w", images.ErrInvalid, key, err)
 	}
 	return f, nil
 }
