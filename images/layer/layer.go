@@ -35,7 +35,7 @@ const maxWindow = 128 << 20
 // layerReader reads a layer's uncompressed archive, counts and hashes the
 // stored and the uncompressed bytes, and stops at the limits.
 type layerReader struct {
-	ctx    context.Context //nolint:containedctx // lives as long as one read of one layer
+	ctx    context.Context // for the duration of one read of one layer
 	layer  Layer
 	limits Limits
 

@@ -313,7 +313,7 @@ func items(list ...imagetest.Item) func(testing.TB, string) [][]byte {
 // meets says whether a walk below dir meets what ok takes.
 func meets(dir string, ok func(p string, info fs.FileInfo) bool) bool {
 	hit := false
-	filepath.WalkDir(dir, func(p string, e fs.DirEntry, err error) error { //nolint:errcheck // best effort
+	_ = filepath.WalkDir(dir, func(p string, e fs.DirEntry, err error) error { // best effort
 		if e != nil {
 			if info, err := e.Info(); err == nil && ok(p, info) {
 				hit = true

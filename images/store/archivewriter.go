@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash"
 	"io"
@@ -45,7 +46,7 @@ func writeArchive(ctx context.Context, im *image, w io.Writer) error {
 
 // archiveImage adapts an image to go-containerregistry.
 type archiveImage struct {
-	ctx context.Context //nolint:containedctx // lives as long as one write
+	ctx context.Context // for the duration of one write
 	*image
 	dockerManifest []byte
 }
@@ -88,7 +89,7 @@ func (a *archiveImage) LayerByDigest(h v1.Hash) (partial.CompressedLayer, error)
 }
 
 type archiveLayer struct {
-	ctx   context.Context //nolint:containedctx // as above
+	ctx   context.Context // for the duration of one write
 	layer layer.Layer
 	hash  v1.Hash
 }
@@ -119,7 +120,7 @@ type verifyingReader struct {
 func (v *verifyingReader) Read(p []byte) (int, error) {
 	n, err := v.r.Read(p)
 	v.sum.Write(p[:n])
-	if err == io.EOF && v.layer.Known { //nolint:errorlint // io.Reader returns it bare
+	if errors.Is(err, io.EOF) && v.layer.Known {
 		if got := digest.OfHash(v.sum); got != v.layer.Digest {
 			return n, fmt.Errorf("layer %s: %w: its content has digest %s", v.layer.Digest, images.ErrDigest, got)
 		}

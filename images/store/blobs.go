@@ -49,7 +49,7 @@ func (b blobs) readBlob(d v1.Descriptor, limit int64) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close() //nolint:errcheck // only read
+	defer func() { _ = f.Close() }() // only read
 	return readDocument(f, d, limit)
 }
 
@@ -119,7 +119,7 @@ func (o readCloser) Close() error {
 
 // contextReader is a reader that fails once ctx is done.
 type contextReader struct {
-	ctx context.Context //nolint:containedctx // lives as long as one read
+	ctx context.Context // for the duration of one read
 	r   io.Reader
 }
 

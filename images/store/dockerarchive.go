@@ -55,7 +55,7 @@ func openArchive(ref images.Reference, file string, o *Options) (*image, error) 
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("image %s: %w", ref, err), f.Close())
 	}
-	im.close = func() { f.Close() } //nolint:errcheck // only read
+	im.close = func() { _ = f.Close() } // only read
 	return im, nil
 }
 

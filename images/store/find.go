@@ -217,7 +217,7 @@ func (s *Store) saveFromEngine(ctx context.Context, ref images.Reference, id str
 		return nil, errors.Join(err, remove())
 	}
 	inner := im.close
-	im.close = func() { inner(); remove() } //nolint:errcheck // what is left is swept
+	im.close = func() { inner(); _ = remove() } // sweepOrphans removes the rest
 	return im, nil
 }
 
@@ -280,6 +280,6 @@ func (s *Store) buildImage(ctx context.Context, ref images.Reference) (*foundIma
 		return nil, errors.Join(err, remove())
 	}
 	inner := im.close
-	im.close = func() { inner(); remove() } //nolint:errcheck // what is left is swept
+	im.close = func() { inner(); _ = remove() } // sweepOrphans removes the rest
 	return s.wrapImage(ref, originBuild, im, nil)
 }

@@ -55,7 +55,7 @@ func (s *Store) lock(ctx context.Context, name string, shared bool, poll time.Du
 		}
 		return nil, errors.Join(fmt.Errorf("lock image store: %w", err), l.Close())
 	}
-	return func() { l.Close() }, nil //nolint:errcheck // the kernel drops the lock whatever close says
+	return func() { _ = l.Close() }, nil // the kernel releases the lock in any case
 }
 
 // tryLock acquires an exclusive lock if it is free.
@@ -65,7 +65,7 @@ func (s *Store) tryLock(name string) (release func(), ok bool, err error) {
 	if err != nil || !ok {
 		return nil, false, errors.Join(err, l.Close())
 	}
-	return func() { l.Close() }, true, nil //nolint:errcheck // as above
+	return func() { _ = l.Close() }, true, nil // as above
 }
 
 // acquireLease takes a lease on a tree, which need not exist yet. The tree is
@@ -171,7 +171,7 @@ func (s *Store) lockOrphans() ([]orphan, error) {
 // diskSize adds up the sizes of the files below dir. Unreadable files count as
 // 0.
 func diskSize(dir string) (bytes int64) {
-	filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error { //nolint:errcheck // see above
+	_ = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error { // errors are skipped
 		if err == nil && e.Type().IsRegular() {
 			if info, err := e.Info(); err == nil {
 				bytes += info.Size()

@@ -34,7 +34,7 @@ func openLayout(ctx context.Context, ref images.Reference, o *Options) (*image, 
 	if err != nil {
 		return nil, errors.Join(err, root.Close())
 	}
-	im.close = func() { root.Close() } //nolint:errcheck // only read
+	im.close = func() { _ = root.Close() } // only read
 	return im, nil
 }
 
@@ -110,7 +110,7 @@ func (l ociLayout) readFile(name string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close() //nolint:errcheck // only read
+	defer func() { _ = f.Close() }() // only read
 	return readAtMost(f, l.limit)
 }
 
@@ -120,7 +120,7 @@ func (l ociLayout) readBlob(ctx context.Context, d v1.Descriptor) ([]byte, error
 	if err != nil {
 		return nil, err
 	}
-	defer r.Close() //nolint:errcheck // only read
+	defer func() { _ = r.Close() }() // only read
 	return readDocument(r, d, l.limit)
 }
 

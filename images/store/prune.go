@@ -19,7 +19,7 @@ func (s *Store) describeRecord(r *record) images.Image {
 	im := images.Image{
 		Digest: r.Digest, ID: r.ID, Platform: r.Platform, Created: r.Created, Pulled: r.Pulled, Used: r.used, Volumes: r.Volumes, Env: r.Env,
 	}
-	im.Reference, _ = images.ParseReference(r.Reference) //nolint:errcheck // it was one when it was written
+	im.Reference, _ = images.ParseReference(r.Reference) // it was valid when it was written
 	for _, b := range r.Blobs {
 		if info, err := os.Lstat(s.blobs.blobPath(b)); err == nil {
 			im.Size += info.Size()

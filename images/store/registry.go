@@ -95,7 +95,7 @@ func (r *registry) fetchDocument(ctx context.Context, d v1.Descriptor) ([]byte, 
 	if err != nil {
 		return nil, err
 	}
-	defer body.Close() //nolint:errcheck // only read
+	defer func() { _ = body.Close() }() // only read
 	data, err := readDocument(body, d, r.o.Limits.MetadataBytes)
 	if err != nil {
 		return nil, r.classifyError(ctx, err)
@@ -220,7 +220,7 @@ func (r *registry) classifyError(ctx context.Context, err error) error {
 
 // idleReader is a response body that fails when no data arrives for timeout.
 type idleReader struct {
-	ctx     context.Context //nolint:containedctx // lives as long as one download
+	ctx     context.Context // for the duration of one download
 	cancel  context.CancelCauseFunc
 	timer   *time.Timer
 	timeout time.Duration

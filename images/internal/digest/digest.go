@@ -1,3 +1,4 @@
+// Package digest computes and checks SHA-256 digests as manifests write them.
 package digest
 
 import (

@@ -21,22 +21,27 @@ type Item struct {
 	Content string
 }
 
+// File returns a regular file.
 func File(name, content string) Item {
 	return Item{tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644}, content}
 }
 
+// Directory returns a directory.
 func Directory(name string) Item {
 	return Item{tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: 0o755}, ""}
 }
 
+// Symlink returns a symlink to target.
 func Symlink(name, target string) Item {
 	return Item{tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target, Mode: 0o777}, ""}
 }
 
+// Hardlink returns a hard link to target.
 func Hardlink(name, target string) Item {
 	return Item{tar.Header{Typeflag: tar.TypeLink, Name: name, Linkname: target, Mode: 0o644}, ""}
 }
 
+// Special returns a device, pipe or other entry of a kind.
 func Special(kind byte, name string) Item {
 	return Item{tar.Header{Typeflag: kind, Name: name, Mode: 0o666, Devmajor: 1, Devminor: 3}, ""}
 }
@@ -62,6 +67,7 @@ func Archive(t testing.TB, items ...Item) []byte {
 	return b.Bytes()
 }
 
+// Gzip compresses data.
 func Gzip(t testing.TB, data []byte) []byte {
 	t.Helper()
 	var b bytes.Buffer
