@@ -67,7 +67,8 @@ func (s *setup) trial(ctx context.Context, image finding) []finding {
 	if err != nil {
 		notes = append(notes, err.Error())
 	}
-	started := s.attested(box.Attestation(), info, took, notes)
+	attestation := box.Attestation()
+	started := warnOfFileSystem(s.attested(attestation, info, took, notes), attestation.Workspace, ".")
 	network := reaches(ctx, box)
 	if err := undo(); err != nil {
 		started = finding{
@@ -196,6 +197,19 @@ func (s *setup) attested(a sandbox.Attestation, info sandbox.Info, took time.Dur
 		f.Detail += "; not protected here: " + strings.Join(lost, " ")
 	}
 	return f
+}
+
+// warnOfFileSystem makes a warning of a start that succeeded on another file system
+// than the workspace's: which owners can be mapped and what can be mounted depends
+// on the file system.
+func warnOfFileSystem(started finding, trial, workspace string) finding {
+	if started.Result != resultOK || sameFileSystem(trial, workspace) {
+		return started
+	}
+	started.Result = resultWarning
+	started.Detail += fmt.Sprintf("; tried in %s, on another file system than this directory: commands here may have another user, and protections may be missing", filepath.Dir(trial))
+	started.Mend = "To try it on this file system, set TMPDIR to a directory on it."
+	return started
 }
 
 // bait is a socket of this process that answers on the machine.

@@ -57,6 +57,25 @@ func TestTrialWorkspace(t *testing.T) {
 	}
 }
 
+// TestTrialOnAnotherFileSystem checks that a start on another file system than the
+// workspace's is a warning. The controls are a start on the same one, and a failure.
+func TestTrialOnAnotherFileSystem(t *testing.T) {
+	here := t.TempDir()
+	trial := filepath.Join(here, "trial")
+	if err := os.Mkdir(trial, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct{ result, workspace, want string }{
+		{resultOK, here, resultOK}, {resultOK, "/proc", resultWarning}, {resultFailed, "/proc", resultFailed},
+	} {
+		f := warnOfFileSystem(finding{Check: checkTrial, Result: tt.result, Detail: "started"}, trial, tt.workspace)
+		warned := tt.want == resultWarning
+		if f.Result != tt.want || strings.Contains(f.Detail, "tried in "+here+", on another file system") != warned || (f.Mend != "") != warned {
+			t.Errorf("%s on %s: %+v, want %s", tt.result, tt.workspace, f, tt.want)
+		}
+	}
+}
+
 // What a backend that can't be used is told to do fits the cause.
 func TestUnusableBackend(t *testing.T) {
 	for _, tt := range []struct {

@@ -1,5 +1,5 @@
 package main
 
-func sameFileSystem(string, string) bool { return false }
+func sameFileSystem(string, string) bool { return true }
 
 func takeOwner(string, string) error { return nil }

@@ -164,7 +164,7 @@ func (s *fakeSandbox) Attestation() sandbox.Attestation {
 		lost = []string{s.backend.lost}
 	}
 	return sandbox.Attestation{
-		Lost: lost, WorkspaceMode: string(s.spec.Workspace.Mode),
+		Lost: lost, Workspace: s.spec.Workspace.Path, WorkspaceMode: string(s.spec.Workspace.Mode),
 		Backend: s.backend.name, Runtime: "fake", RuntimeVersion: "1", Container: "fake", Image: "host", User: "10001:10001",
 		Capabilities: []string{}, GuestCapabilities: []string{}, Namespaces: []string{}, Seccomp: "filter", Network: "none",
 		Limits: sandbox.AttestedLimits{MemoryBytes: s.spec.Resources.MemoryBytes, PIDs: s.spec.Resources.PIDs},
