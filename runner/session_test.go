@@ -1,0 +1,51 @@
+//go:build linux
+
+package runner
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/caisson-run/caisson/tools/shell"
+)
+
+// TestOpenRefusesTools that can't be made, and a dispatcher that can't be.
+func TestOpenRefusesTools(t *testing.T) {
+	declared := shell.Declared{
+		Name: "twice", Description: "Does it.", InputSchema: json.RawMessage(`{"type":"object","properties":{}}`), Template: shell.Template{Script: "true"},
+	}
+	for name, refused := range map[string]func(*Options){
+		"an unknown answer where no client is": func(o *Options) { o.OnPrompt = "sometimes" },
+		"a grace period below zero":            func(o *Options) { o.Grace = -1 },
+		"two tools of one name":                func(o *Options) { o.Declared = []shell.Declared{declared, declared} },
+		"control":                              nil,
+	} {
+		b := newBench(t, "  - text: Never asked.\n")
+		if refused != nil {
+			refused(&b.opts)
+		}
+		s, err := Open(t.Context(), b.opts)
+		if (err != nil) != (refused != nil) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err == nil {
+			s.Close()
+		}
+	}
+}
+
+// TestScopeOfASession: the policy is told of paths that lead out of the workspace.
+func TestScopeOfASession(t *testing.T) {
+	b := newBench(t, "  - text: Never asked.\n")
+	if err := os.Symlink("/etc", filepath.Join(b.dir, "out")); err != nil {
+		t.Fatal(err)
+	}
+	scope := b.opened().dispatcherOptions().Scope
+	for path, inside := range map[string]bool{"new": true, "../other": false, "/etc/passwd": false, "out/passwd": false} {
+		if err := scope(path); (err == nil) != inside {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
