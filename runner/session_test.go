@@ -4,10 +4,13 @@ package runner
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
+	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/shell"
 )
 
@@ -47,5 +50,19 @@ func TestScopeOfASession(t *testing.T) {
 		if err := scope(path); (err == nil) != inside {
 			t.Errorf("%s: %v", path, err)
 		}
+	}
+}
+
+// TestSessionIsOverWithoutItsSandbox: no turn begins after a loss for good.
+func TestSessionIsOverWithoutItsSandbox(t *testing.T) {
+	b := newBench(t, "  - calls: [{tool: shell, input: {command: die}}]\n"+lastTurn+lastTurn)
+	b.backend.scripts["die"] = dies(false)
+	s := b.opened()
+	startTurn(t, s, "one")
+	if _, err := s.Start("two"); !errors.Is(err, ErrOver) || !errors.Is(err, tools.ErrSandboxLost) {
+		t.Errorf("a turn after the loss: %v", err)
+	}
+	if over := s.Status().Over; !strings.Contains(over, tools.ErrSandboxLost.Error()) {
+		t.Errorf("over: %q", over)
 	}
 }
