@@ -1,7 +1,6 @@
 package store
 
 import (
-	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -9,12 +8,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/internal/digest"
+	"github.com/caisson-run/caisson/images/store/internal/reader"
 )
 
 // blobs are files named by their digest: blobs/sha256/HEX below a directory, as
@@ -33,7 +32,7 @@ func (b blobs) hasBlob(dgst string) bool {
 
 // openBlob opens a blob without checking its content. The caller closes it.
 func (b blobs) openBlob(dgst string) (*os.File, error) {
-	f, err := openRegular(nil, b.blobPath(dgst))
+	f, err := reader.OpenRegular(nil, b.blobPath(dgst))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: blob %s", images.ErrNotFound, dgst)
 	}
@@ -50,7 +49,7 @@ func (b blobs) readBlob(d v1.Descriptor, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }() // only read
-	return readDocument(f, d, limit)
+	return reader.ReadDocument(f, d, limit)
 }
 
 // writeBlob writes a blob from r through a file in temp. A blob with wrong or
@@ -77,55 +76,4 @@ func (b blobs) writeBlob(dgst string, r io.Reader, temp string) error {
 		return errors.Join(err, os.Remove(f.Name()))
 	}
 	return nil
-}
-
-// openRegular opens name for reading if it is a regular file. Opening a pipe
-// that was put in its place would block forever. If root is not nil, name is
-// relative to root and can't leave it.
-func openRegular(root *os.Root, name string) (*os.File, error) {
-	var f *os.File
-	var err error
-	if root != nil {
-		f, err = root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	} else {
-		f, err = os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	}
-	if err != nil {
-		return nil, err
-	}
-	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%w: %s is not a regular file", images.ErrInvalid, name)
-	}
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
-}
-
-// readCloser is a Reader with the closers of the files that it reads.
-type readCloser struct {
-	io.Reader
-	closers []io.Closer
-}
-
-func (o readCloser) Close() error {
-	var errs []error
-	for _, c := range o.closers {
-		errs = append(errs, c.Close())
-	}
-	return errors.Join(errs...)
-}
-
-// contextReader is a reader that fails once ctx is done.
-type contextReader struct {
-	ctx context.Context // for the duration of one read
-	r   io.Reader
-}
-
-func (c contextReader) Read(p []byte) (int, error) {
-	if c.ctx.Err() != nil {
-		return 0, context.Cause(c.ctx)
-	}
-	return c.r.Read(p)
 }

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/layer"
+	"github.com/caisson-run/caisson/images/store/internal/reader"
 )
 
 // maxDownloads is the number of layers downloaded at once: one more than
@@ -17,11 +19,11 @@ import (
 const maxDownloads = 4
 
 // downloadLayers downloads the layers that the store lacks.
-func (s *Store) downloadLayers(ctx context.Context, im *image, reg *registry) error {
+func (s *Store) downloadLayers(ctx context.Context, im *reader.Image, reg *reader.Registry) error {
 	var missing []layer.Layer
 	seen := map[string]bool{}
 	var all int64
-	for _, l := range im.layers {
+	for _, l := range im.Layers {
 		all += l.Size
 		if !seen[l.Digest] && !s.blobs.hasBlob(l.Digest) {
 			missing = append(missing, l)
@@ -29,7 +31,7 @@ func (s *Store) downloadLayers(ctx context.Context, im *image, reg *registry) er
 		seen[l.Digest] = true
 	}
 	if all > s.o.Limits.Bytes {
-		return fmt.Errorf("image %s: %w: its layers have %d bytes: want at most %d", im.ref, images.ErrRefused, all, s.o.Limits.Bytes)
+		return fmt.Errorf("image %s: %w: its layers have %d bytes: want at most %d", im.Ref, images.ErrRefused, all, s.o.Limits.Bytes)
 	}
 	if len(missing) == 0 {
 		return nil
@@ -46,16 +48,17 @@ func (s *Store) downloadLayers(ctx context.Context, im *image, reg *registry) er
 			if err != nil {
 				return err
 			}
-			at := Progress{Reference: im.ref, Phase: PhaseDownload, Digest: l.Digest, Total: l.Size}
+			at := Progress{Reference: im.Ref, Phase: PhaseDownload, Digest: l.Digest, Total: l.Size}
 			s.reports.sendReport(at)
-			return reg.downloadBlob(ctx, v1.Descriptor{Digest: hash, Size: l.Size}, s.blobs, temp, func(done int64) {
+			write := func(r io.Reader) error { return s.blobs.writeBlob(l.Digest, r, temp) }
+			return reg.DownloadBlob(ctx, v1.Descriptor{Digest: hash, Size: l.Size}, write, func(done int64) {
 				at.Done = done
 				s.reports.sendReport(at)
 			})
 		})
 	}
 	if err := errors.Join(group.Wait(), remove()); err != nil {
-		return fmt.Errorf("image %s: download: %w", im.ref, err)
+		return fmt.Errorf("image %s: download: %w", im.Ref, err)
 	}
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/internal/digest"
+	"github.com/caisson-run/caisson/images/store/internal/reader"
 )
 
 // foundImage is the image that a reference names.
@@ -23,7 +24,7 @@ type foundImage struct {
 	fresh  bool   // the record must be saved
 	// open makes the layers readable, by downloading them or exporting them
 	// from the engine. The image is valid until close.
-	open  func(ctx context.Context) (*image, error)
+	open  func(ctx context.Context) (*reader.Image, error)
 	close func()
 }
 
@@ -34,10 +35,10 @@ func (s *Store) findImage(ctx context.Context, ref images.Reference, refresh boo
 	case images.SchemeName:
 		return s.findByName(ctx, ref, refresh)
 	case images.SchemeLayout:
-		im, err := openLayout(ctx, ref, &s.o)
+		im, err := reader.OpenLayout(ctx, ref, &s.reading)
 		return s.wrapImage(ref, originLocal, im, err)
 	case images.SchemeArchive:
-		im, err := openArchive(ref, ref.Path(), &s.o)
+		im, err := reader.OpenArchive(ref, ref.Path(), &s.reading)
 		return s.wrapImage(ref, originLocal, im, err)
 	case images.SchemeBuild:
 		return s.buildImage(ctx, ref)
@@ -46,27 +47,27 @@ func (s *Store) findImage(ctx context.Context, ref images.Reference, refresh boo
 }
 
 // wrapImage returns im, which is open already, as a foundImage.
-func (s *Store) wrapImage(ref images.Reference, from origin, im *image, err error) (*foundImage, error) {
+func (s *Store) wrapImage(ref images.Reference, from origin, im *reader.Image, err error) (*foundImage, error) {
 	if err != nil {
 		return nil, err
 	}
 	return &foundImage{
-		record: s.newRecord(from, ref, im), name: ref.String(), fresh: true, close: im.close,
-		open: func(context.Context) (*image, error) { return im, nil },
+		record: s.newRecord(from, ref, im), name: ref.String(), fresh: true, close: im.Close,
+		open: func(context.Context) (*reader.Image, error) { return im, nil },
 	}, nil
 }
 
 // newRecord returns the record of an image.
-func (s *Store) newRecord(from origin, ref images.Reference, im *image) *record {
+func (s *Store) newRecord(from origin, ref images.Reference, im *reader.Image) *record {
 	r := &record{
-		Reference: ref.String(), Source: from, Platform: s.o.Platform, Digest: im.digest, ID: im.id, EngineID: im.engineID,
-		Tree: s.treeKey(im.id), Created: im.parsed.Created.Time, Pulled: time.Now().UTC(),
-		Volumes: im.listVolumes(),
+		Reference: ref.String(), Source: from, Platform: s.o.Platform, Digest: im.Digest, ID: im.ID, EngineID: im.EngineID,
+		Tree: s.treeKey(im.ID), Created: im.Parsed.Created.Time, Pulled: time.Now().UTC(),
+		Volumes: im.Volumes(),
 	}
-	r.Env, r.EnvDropped = im.listEnv()
-	if im.manifest != nil && from == originRegistry {
-		r.Blobs = []string{im.digest, im.id}
-		for _, l := range im.layers {
+	r.Env, r.EnvDropped = im.Env()
+	if im.Manifest != nil && from == originRegistry {
+		r.Blobs = []string{im.Digest, im.ID}
+		for _, l := range im.Layers {
 			r.Blobs = append(r.Blobs, l.Digest)
 		}
 	}
@@ -87,17 +88,17 @@ func (s *Store) findByName(ctx context.Context, ref images.Reference, refresh bo
 	if digest.Valid(ref.Value) {
 		return nil, fmt.Errorf("image %s: %w: no engine has an image with this id", ref, images.ErrNotFound)
 	}
-	reg, err := openRegistry(ref, &s.o)
+	reg, err := reader.OpenRegistry(ref, &s.reading)
 	if err != nil {
 		return nil, err
 	}
-	f := &foundImage{name: reg.canonicalName(), close: func() {}}
+	f := &foundImage{name: reg.Name(), close: func() {}}
 	if f.record, err = s.loadRecord(originRegistry, f.name); err != nil {
 		return nil, err
 	}
 	if f.record == nil || refresh {
 		im, err := s.resolveImage(ctx, ref, reg, func(ctx context.Context) ([]byte, error) {
-			raw, err := reg.fetchManifest(ctx)
+			raw, err := reg.FetchManifest(ctx)
 			if want := ref.Digest(); err == nil && want != "" && want != digest.Of(raw) {
 				err = fmt.Errorf("%w: the registry returned %s", images.ErrDigest, digest.Of(raw))
 			}
@@ -108,13 +109,13 @@ func (s *Store) findByName(ctx context.Context, ref images.Reference, refresh bo
 		}
 		f.record, f.fresh = s.newRecord(originRegistry, ref, im), true
 	}
-	f.open = func(ctx context.Context) (*image, error) { return s.openPinned(ctx, ref, reg, f.record) }
+	f.open = func(ctx context.Context) (*reader.Image, error) { return s.openPinned(ctx, ref, reg, f.record) }
 	return f, nil
 }
 
 // resolveImage reads an image's manifest and configuration from a registry,
 // within Options.ResolveTimeout, and stores both as blobs.
-func (s *Store) resolveImage(ctx context.Context, ref images.Reference, reg *registry, first func(context.Context) ([]byte, error)) (*image, error) {
+func (s *Store) resolveImage(ctx context.Context, ref images.Reference, reg *reader.Registry, first func(context.Context) ([]byte, error)) (*reader.Image, error) {
 	s.reports.sendReport(Progress{Reference: ref, Phase: PhaseResolve})
 	ctx, cancel := context.WithTimeoutCause(ctx, s.o.ResolveTimeout,
 		fmt.Errorf("%w: no answer within %s", images.ErrUnreachable, s.o.ResolveTimeout))
@@ -123,11 +124,11 @@ func (s *Store) resolveImage(ctx context.Context, ref images.Reference, reg *reg
 	if err != nil {
 		return nil, err
 	}
-	manifest, d, err := selectManifest(ctx, raw, s.o.Platform, reg.fetchDocument)
+	manifest, d, err := reader.SelectManifest(ctx, raw, s.o.Platform, reg.FetchDocument)
 	if err != nil {
 		return nil, err
 	}
-	im, err := imageFromManifest(ctx, ref, manifest, d, &s.o, reg.fetchDocument, s.openBlob)
+	im, err := reader.FromManifest(ctx, ref, manifest, d, &s.reading, reg.FetchDocument, s.openBlob)
 	if err != nil {
 		return nil, err
 	}
@@ -136,21 +137,21 @@ func (s *Store) resolveImage(ctx context.Context, ref images.Reference, reg *reg
 		return nil, err
 	}
 	return im, errors.Join(
-		s.blobs.writeBlob(im.digest, strings.NewReader(string(im.manifest)), temp),
-		s.blobs.writeBlob(im.id, strings.NewReader(string(im.config)), temp), remove())
+		s.blobs.writeBlob(im.Digest, strings.NewReader(string(im.Manifest)), temp),
+		s.blobs.writeBlob(im.ID, strings.NewReader(string(im.Config)), temp), remove())
 }
 
-// openBlob is a [blobOpener].
+// openBlob is a [reader.BlobOpener].
 func (s *Store) openBlob(_ context.Context, d v1.Descriptor) (io.ReadCloser, error) {
 	return s.blobs.openBlob(d.Digest.String())
 }
 
 // openPinned opens an image by its record. It fetches missing parts again, by
 // digest.
-func (s *Store) openPinned(ctx context.Context, ref images.Reference, reg *registry, r *record) (*image, error) {
+func (s *Store) openPinned(ctx context.Context, ref images.Reference, reg *reader.Registry, r *record) (*reader.Image, error) {
 	im, err := s.openCached(ctx, ref, r)
 	if err != nil {
-		im, err = s.resolveImage(ctx, ref, reg, func(ctx context.Context) ([]byte, error) { return reg.fetchDigest(ctx, r.Digest) })
+		im, err = s.resolveImage(ctx, ref, reg, func(ctx context.Context) ([]byte, error) { return reg.FetchDigest(ctx, r.Digest) })
 	}
 	if err != nil {
 		return nil, err
@@ -158,7 +159,7 @@ func (s *Store) openPinned(ctx context.Context, ref images.Reference, reg *regis
 	return im, s.downloadLayers(ctx, im, reg)
 }
 
-func (s *Store) openCached(ctx context.Context, ref images.Reference, r *record) (*image, error) {
+func (s *Store) openCached(ctx context.Context, ref images.Reference, r *record) (*reader.Image, error) {
 	hash, err := v1.NewHash(r.Digest)
 	if err != nil {
 		return nil, err
@@ -170,11 +171,11 @@ func (s *Store) openCached(ctx context.Context, ref images.Reference, r *record)
 	if err != nil {
 		return nil, err
 	}
-	d, err := parseDocument(raw)
+	d, err := reader.ParseDocument(raw)
 	if err != nil || d.Manifests != nil {
 		return nil, errors.Join(images.ErrInvalid, err)
 	}
-	return imageFromManifest(ctx, ref, raw, d, &s.o, get, s.openBlob)
+	return reader.FromManifest(ctx, ref, raw, d, &s.reading, get, s.openBlob)
 }
 
 // findInEngine finds an image in the engine by its id. If its tree is intact,
@@ -184,16 +185,16 @@ func (s *Store) findInEngine(ctx context.Context, ref images.Reference, from ori
 	if err != nil {
 		return nil, err
 	}
-	save := func(ctx context.Context) (*image, error) { return s.saveFromEngine(ctx, ref, id) }
+	save := func(ctx context.Context) (*reader.Image, error) { return s.saveFromEngine(ctx, ref, id) }
 	if r != nil && r.EngineID == id && s.isIntact(r.Tree) {
 		f := &foundImage{record: r, name: ref.String()}
-		var im *image
+		var im *reader.Image
 		f.close = func() {
 			if im != nil {
-				im.close()
+				im.Close()
 			}
 		}
-		f.open = func(ctx context.Context) (*image, error) {
+		f.open = func(ctx context.Context) (*reader.Image, error) {
 			var err error
 			im, err = save(ctx)
 			return im, err
@@ -205,7 +206,7 @@ func (s *Store) findInEngine(ctx context.Context, ref images.Reference, from ori
 }
 
 // saveFromEngine exports an image from the engine and opens it.
-func (s *Store) saveFromEngine(ctx context.Context, ref images.Reference, id string) (*image, error) {
+func (s *Store) saveFromEngine(ctx context.Context, ref images.Reference, id string) (*reader.Image, error) {
 	s.reports.sendReport(Progress{Reference: ref, Phase: PhaseSave})
 	temp, remove, err := s.makeTemp(ctx)
 	if err != nil {
@@ -216,12 +217,12 @@ func (s *Store) saveFromEngine(ctx context.Context, ref images.Reference, id str
 	if err != nil {
 		return nil, errors.Join(err, remove())
 	}
-	inner := im.close
-	im.close = func() { inner(); _ = remove() } // sweepOrphans removes the rest
+	inner := im.Close
+	im.Close = func() { inner(); _ = remove() } // sweepOrphans removes the rest
 	return im, nil
 }
 
-func (s *Store) saveArchive(ctx context.Context, ref images.Reference, id, file string) (*image, error) {
+func (s *Store) saveArchive(ctx context.Context, ref images.Reference, id, file string) (*reader.Image, error) {
 	in, err := s.o.Engine.Save(ctx, id)
 	if err != nil {
 		return nil, fmt.Errorf("image %s: export from the engine: %w", ref, err)
@@ -232,11 +233,11 @@ func (s *Store) saveArchive(ctx context.Context, ref images.Reference, id, file 
 	if err != nil {
 		return nil, fmt.Errorf("image %s: export from the engine: %w", ref, err)
 	}
-	im, err := openArchive(ref, file, &s.o)
+	im, err := reader.OpenArchive(ref, file, &s.reading)
 	if err != nil {
 		return nil, err
 	}
-	im.engineID = id
+	im.EngineID = id
 	return im, nil
 }
 
@@ -246,7 +247,7 @@ func spoolFile(ctx context.Context, file string, r io.Reader, limit int64) error
 	if err != nil {
 		return err
 	}
-	n, err := io.Copy(f, io.LimitReader(contextReader{ctx, r}, limit+1))
+	n, err := io.Copy(f, io.LimitReader(reader.NewContextReader(ctx, r), limit+1))
 	if err == nil && n > limit {
 		err = fmt.Errorf("%w: more than %d bytes", images.ErrRefused, limit)
 	}
@@ -275,11 +276,11 @@ func (s *Store) buildImage(ctx context.Context, ref images.Reference) (*foundIma
 	if err != nil {
 		return nil, errors.Join(err, remove())
 	}
-	im, err := openArchive(ref, file, &s.o)
+	im, err := reader.OpenArchive(ref, file, &s.reading)
 	if err != nil {
 		return nil, errors.Join(err, remove())
 	}
-	inner := im.close
-	im.close = func() { inner(); _ = remove() } // sweepOrphans removes the rest
+	inner := im.Close
+	im.Close = func() { inner(); _ = remove() } // sweepOrphans removes the rest
 	return s.wrapImage(ref, originBuild, im, nil)
 }

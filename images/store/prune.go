@@ -12,6 +12,7 @@ import (
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/internal/digest"
+	"github.com/caisson-run/caisson/images/store/internal/reader"
 )
 
 // describeRecord returns a record's image.
@@ -63,8 +64,8 @@ func (s *Store) List(ctx context.Context) ([]images.Image, error) {
 func (s *Store) Remove(ctx context.Context, ref images.Reference) (Pruned, error) {
 	names := []string{ref.String()}
 	if ref.Scheme == images.SchemeName {
-		if reg, err := openRegistry(ref, &s.o); err == nil {
-			names = append(names, reg.canonicalName())
+		if reg, err := reader.OpenRegistry(ref, &s.reading); err == nil {
+			names = append(names, reg.Name())
 		}
 	}
 	paths := map[string]bool{}

@@ -36,7 +36,7 @@ func writeLayout(t testing.TB, images map[string]v1.Image) (dir string) {
 		t.Fatal(err)
 	}
 	for tag, im := range images {
-		if err := l.AppendImage(im, layout.WithAnnotations(map[string]string{tagAnnotation: tag})); err != nil {
+		if err := l.AppendImage(im, layout.WithAnnotations(map[string]string{"org.opencontainers.image.ref.name": tag})); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -215,51 +215,38 @@ func TestDockerArchive(t *testing.T) {
 	noHalves(t, s)
 }
 
-// saved is a docker archive that is written by hand.
-func saved(t testing.TB, config string, entries ...imagetest.Item) []byte {
-	t.Helper()
-	sh := imagetest.Archive(t, withShell()...)
-	if config == "" {
-		config = fmt.Sprintf(`{"os":"linux","architecture":"amd64","rootfs":{"type":"layers","diff_ids":[%q]}}`, digest.Of(sh))
-	}
-	if entries == nil {
-		entries = []imagetest.Item{imagetest.File("manifest.json", `[{"Config":"c.json","Layers":["a/layer.tar"]}]`), imagetest.File("c.json", config), imagetest.File("a/layer.tar", string(sh))}
-	}
-	return imagetest.Archive(t, entries...)
-}
-
 func TestHostileArchive(t *testing.T) {
-	sh := string(imagetest.Archive(t, withShell()...))
+	sh := string(imagetest.Archive(t, imagetest.WithShell()...))
 	good := fmt.Sprintf(`{"os":"linux","architecture":"amd64","rootfs":{"type":"layers","diff_ids":[%q]}}`, digest.Of([]byte(sh)))
 	manifest := imagetest.File("manifest.json", `[{"Config":"c.json","Layers":["a/layer.tar"]}]`)
 	many := []imagetest.Item{}
-	for range maxArchiveFiles + 1 {
+	for range 1<<14 + 1 {
 		many = append(many, imagetest.Directory("d"))
 	}
 	for what, tt := range map[string]struct {
 		data []byte
 		is   error
 	}{
-		"a plain one":                     {saved(t, ""), nil},
-		"a layer behind links":            {saved(t, "", manifest, imagetest.File("c.json", good), imagetest.Symlink("a/layer.tar", "../b/layer.tar"), imagetest.Hardlink("b/layer.tar", "real"), imagetest.File("real", sh)), nil},
-		"a loop of links":                 {saved(t, "", manifest, imagetest.File("c.json", good), imagetest.Symlink("a/layer.tar", "../b"), imagetest.Symlink("b", "a/layer.tar")), images.ErrInvalid},
-		"a link to the machine":           {saved(t, "", manifest, imagetest.File("c.json", good), imagetest.Symlink("a/layer.tar", "/etc/passwd")), images.ErrInvalid},
-		"a name of the machine":           {saved(t, "", imagetest.File("manifest.json", `[{"Config":"/etc/passwd","Layers":[]}]`)), images.ErrInvalid},
-		"no manifest":                     {saved(t, "", imagetest.File("c.json", good)), images.ErrInvalid},
-		"a manifest that is no JSON":      {saved(t, "", imagetest.File("manifest.json", `[`)), images.ErrInvalid},
-		"no images":                       {saved(t, "", imagetest.File("manifest.json", `[]`)), images.ErrInvalid},
-		"a manifest that is a device":     {saved(t, "", imagetest.Special(tar.TypeChar, "manifest.json")), images.ErrInvalid},
-		"a manifest of 1 MiB":             {saved(t, "", imagetest.File("manifest.json", strings.Repeat(" ", 1<<20))), images.ErrRefused},
-		"a configuration that is no JSON": {saved(t, "nothing"), images.ErrInvalid},
-		"fewer layers than it says":       {saved(t, `{"os":"linux","architecture":"amd64"}`), images.ErrInvalid},
-		"another layer than it says":      {saved(t, strings.Replace(good, digest.Of([]byte(sh)), digest.Of(nil), 1)), images.ErrDigest},
-		"for another machine":             {saved(t, strings.Replace(good, "amd64", "mips", 1)), images.ErrUnsupported},
-		"for another system":              {saved(t, strings.Replace(good, "linux", "windows", 1)), images.ErrUnsupported},
-		"digests of another kind":         {saved(t, strings.Replace(good, digest.Of([]byte(sh)), "sha512:"+strings.Repeat("0", 128), 1)), images.ErrUnsupported},
-		"digests that are none":           {saved(t, strings.Replace(good, digest.Of([]byte(sh)), "../../x", 1)), images.ErrInvalid},
+		"a plain one":                     {imagetest.DockerArchive(t, ""), nil},
+		"a layer behind links":            {imagetest.DockerArchive(t, "", manifest, imagetest.File("c.json", good), imagetest.Symlink("a/layer.tar", "../b/layer.tar"), imagetest.Hardlink("b/layer.tar", "real"), imagetest.File("real", sh)), nil},
+		"a loop of links":                 {imagetest.DockerArchive(t, "", manifest, imagetest.File("c.json", good), imagetest.Symlink("a/layer.tar", "../b"), imagetest.Symlink("b", "a/layer.tar")), images.ErrInvalid},
+		"a link to the machine":           {imagetest.DockerArchive(t, "", manifest, imagetest.File("c.json", good), imagetest.Symlink("a/layer.tar", "/etc/passwd")), images.ErrInvalid},
+		"a name of the machine":           {imagetest.DockerArchive(t, "", imagetest.File("manifest.json", `[{"Config":"/etc/passwd","Layers":[]}]`)), images.ErrInvalid},
+		"no manifest":                     {imagetest.DockerArchive(t, "", imagetest.File("c.json", good)), images.ErrInvalid},
+		"a manifest that is no JSON":      {imagetest.DockerArchive(t, "", imagetest.File("manifest.json", `[`)), images.ErrInvalid},
+		"no images":                       {imagetest.DockerArchive(t, "", imagetest.File("manifest.json", `[]`)), images.ErrInvalid},
+		"a manifest that is a device":     {imagetest.DockerArchive(t, "", imagetest.Special(tar.TypeChar, "manifest.json")), images.ErrInvalid},
+		"a manifest of 1 MiB":             {imagetest.DockerArchive(t, "", imagetest.File("manifest.json", strings.Repeat(" ", 1<<20))), images.ErrRefused},
+		"a configuration that is no JSON": {imagetest.DockerArchive(t, "nothing"), images.ErrInvalid},
+		"fewer layers than it says":       {imagetest.DockerArchive(t, `{"os":"linux","architecture":"amd64"}`), images.ErrInvalid},
+		"another layer than it says":      {imagetest.DockerArchive(t, strings.Replace(good, digest.Of([]byte(sh)), digest.Of(nil), 1)), images.ErrDigest},
+		"for another machine":             {imagetest.DockerArchive(t, strings.Replace(good, "amd64", "mips", 1)), images.ErrUnsupported},
+		"for another system":              {imagetest.DockerArchive(t, strings.Replace(good, "linux", "windows", 1)), images.ErrUnsupported},
+		"digests of another kind":         {imagetest.DockerArchive(t, strings.Replace(good, digest.Of([]byte(sh)), "sha512:"+strings.Repeat("0", 128), 1)), images.ErrUnsupported},
+		"digests that are none":           {imagetest.DockerArchive(t, strings.Replace(good, digest.Of([]byte(sh)), "../../x", 1)), images.ErrInvalid},
 		"too many entries":                {imagetest.Archive(t, many...), images.ErrRefused},
 		"no archive":                      {[]byte(strings.Repeat("no archive", 100)), images.ErrInvalid},
-		"compressed":                      {imagetest.Gzip(t, saved(t, "")), images.ErrUnsupported},
+		"compressed":                      {imagetest.Gzip(t, imagetest.DockerArchive(t, "")), images.ErrUnsupported},
 		"empty":                           {nil, images.ErrInvalid},
 	} {
 		path := filepath.Join(t.TempDir(), "image.tar")
@@ -613,13 +600,4 @@ esac`)
 		t.Errorf("a build that is cancelled: %v", err)
 	}
 	noHalves(t, s)
-}
-
-func TestChooseEnds(t *testing.T) {
-	h := v1.Hash{Algorithm: "sha256", Hex: strings.Repeat("1", 64)}
-	index := []byte(`{"manifests":[{"digest":"` + h.String() + `"}]}`)
-	_, _, err := selectManifest(t.Context(), index, "linux/amd64", func(context.Context, v1.Descriptor) ([]byte, error) { return index, nil })
-	if !errors.Is(err, images.ErrInvalid) {
-		t.Errorf("an index of itself: %v", err)
-	}
 }

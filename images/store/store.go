@@ -17,6 +17,7 @@ import (
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/layer"
+	"github.com/caisson-run/caisson/images/store/internal/reader"
 )
 
 // Options configures a [Store].
@@ -94,6 +95,7 @@ type Store struct {
 	o       Options
 	blobs   blobs
 	reports *reporter
+	reading reader.Options
 }
 
 var _ images.Source = (*Store)(nil)
@@ -107,7 +109,7 @@ func New(o Options) (*Store, error) {
 	o.IdleTimeout = cmp.Or(o.IdleTimeout, 30*time.Second)
 	o.Limits = o.Limits.WithDefaults()
 	if o.Transport == nil {
-		o.Transport = defaultTransport()
+		o.Transport = reader.DefaultTransport()
 	}
 	if o.Accounts == nil {
 		o.Accounts = defaultAccounts()
@@ -129,7 +131,9 @@ func New(o Options) (*Store, error) {
 	if err := makeDirs(o.Dir); err != nil {
 		return nil, err
 	}
-	return &Store{o: o, blobs: blobs{o.Dir}, reports: &reporter{report: o.Progress}}, nil
+	return &Store{o: o, blobs: blobs{o.Dir}, reports: &reporter{report: o.Progress}, reading: reader.Options{
+		Platform: o.Platform, Limits: o.Limits, Keychain: o.Keychain, PlainHTTP: o.PlainHTTP, Transport: o.Transport, IdleTimeout: o.IdleTimeout,
+	}}, nil
 }
 
 // makeDirs creates the directories of a store. Checking the owner of the first
@@ -252,8 +256,8 @@ func (s *Store) Archive(ctx context.Context, ref images.Reference, w io.Writer) 
 		if err != nil {
 			return err
 		}
-		id = im.id
-		if err := writeArchive(ctx, im, w); err != nil {
+		id = im.ID
+		if err := reader.WriteArchive(ctx, im, w); err != nil {
 			return fmt.Errorf("image %s: write archive: %w", ref, err)
 		}
 		s.reports.sendReport(Progress{Reference: ref, Phase: PhaseDone})

@@ -8,9 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"unicode/utf8"
@@ -19,6 +17,7 @@ import (
 	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/images/internal/digest"
 	"github.com/caisson-run/caisson/images/layer"
+	"github.com/caisson-run/caisson/images/store/internal/reader"
 )
 
 // treeVersion is part of every tree's key. Increment it when unpacking changes,
@@ -105,20 +104,20 @@ func (s *Store) dropDamaged(list []string) (any bool) {
 }
 
 // unpackTree makes a tree in temp and renames it into place.
-func (s *Store) unpackTree(ctx context.Context, im *image, temp, key string) error {
+func (s *Store) unpackTree(ctx context.Context, im *reader.Image, temp, key string) error {
 	dir := filepath.Join(temp, "tree")
 	root := filepath.Join(dir, "root")
 	if err := errors.Join(os.Mkdir(dir, 0o700), os.Mkdir(root, 0o755), os.Chmod(root, 0o755)); err != nil {
 		return err
 	}
-	done, err := layer.Unpack(ctx, root, im.layers, s.o.Limits, func(l layer.Layer, done int64) {
-		s.reports.sendReport(Progress{Reference: im.ref, Phase: PhaseUnpack, Digest: l.Digest, Done: done, Total: l.Size})
+	done, err := layer.Unpack(ctx, root, im.Layers, s.o.Limits, func(l layer.Layer, done int64) {
+		s.reports.sendReport(Progress{Reference: im.Ref, Phase: PhaseUnpack, Digest: l.Digest, Done: done, Total: l.Size})
 	})
 	if err != nil {
 		return err
 	}
 	end, err := layer.Finish(root, layer.FinishOptions{
-		Files: accountFiles(s.o.Accounts), Volumes: im.listVolumes(), IsReserved: host.IsReserved, Limits: s.o.Limits,
+		Files: accountFiles(s.o.Accounts), Volumes: im.Volumes(), IsReserved: host.IsReserved, Limits: s.o.Limits,
 	})
 	if err != nil {
 		return err
@@ -197,38 +196,4 @@ func (s *Store) describeTree(ref images.Reference, r *record) (*images.RootFS, e
 		root.Warnings = append(root.Warnings, fmt.Sprintf("%d entries of the image's environment were left out: they are invalid or too many", r.EnvDropped))
 	}
 	return root, nil
-}
-
-// The bounds of what an image can add to every command's environment.
-const (
-	maxEnv      = 256
-	maxEnvBytes = 64 << 10
-)
-
-// listEnv returns the valid entries of the configuration's environment and the
-// number of others.
-func (im *image) listEnv() (list []string, dropped int) {
-	size := 0
-	for _, e := range im.parsed.Config.Env {
-		name, _, ok := strings.Cut(e, "=")
-		if size += len(e); !ok || name == "" || strings.ContainsRune(e, 0) || len(list) == maxEnv || size > maxEnvBytes {
-			dropped++
-			continue
-		}
-		list = append(list, e)
-	}
-	return list, dropped
-}
-
-// listVolumes returns the directories that the configuration declares as
-// VOLUME, sorted.
-func (im *image) listVolumes() []string {
-	var list []string
-	for v := range im.parsed.Config.Volumes {
-		if path.IsAbs(v) {
-			list = append(list, path.Clean(v))
-		}
-	}
-	slices.Sort(list)
-	return slices.Compact(list)
 }

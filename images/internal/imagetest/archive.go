@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/caisson-run/caisson/images/internal/digest"
 )
 
 // Item is one entry of an archive: a header and its content.
@@ -77,6 +79,27 @@ func Gzip(t testing.TB, data []byte) []byte {
 		t.Fatal(err)
 	}
 	return b.Bytes()
+}
+
+// WithShell returns the entries of a root filesystem with a shell, and more.
+func WithShell(more ...Item) []Item {
+	sh := File("bin/sh", "#!")
+	sh.Mode = 0o755
+	return append([]Item{sh, File("etc/passwd", "root:x:0:0::/root:/bin/sh\napp:x:33:33::/app:/bin/sh\n")}, more...)
+}
+
+// DockerArchive returns a docker archive of one image with a shell, or of
+// entries. An empty config is one that fits the image.
+func DockerArchive(t testing.TB, config string, entries ...Item) []byte {
+	t.Helper()
+	sh := Archive(t, WithShell()...)
+	if config == "" {
+		config = fmt.Sprintf(`{"os":"linux","architecture":"amd64","rootfs":{"type":"layers","diff_ids":[%q]}}`, digest.Of(sh))
+	}
+	if entries == nil {
+		entries = []Item{File("manifest.json", `[{"Config":"c.json","Layers":["a/layer.tar"]}]`), File("c.json", config), File("a/layer.tar", string(sh))}
+	}
+	return Archive(t, entries...)
 }
 
 // Snapshot lists the entries below dir with mode, size, modification time and a

@@ -1,4 +1,4 @@
-package store
+package reader
 
 import (
 	"context"
@@ -25,15 +25,15 @@ import (
 // client retries requests itself, but not bodies.
 const maxAttempts = 3
 
-// registry is one repository of a registry.
-type registry struct {
+// Registry is one repository of a registry.
+type Registry struct {
 	ref    name.Reference
 	puller *remote.Puller
 	o      *Options
 }
 
-// openRegistry returns a client for ref's repository. It sends no request.
-func openRegistry(ref images.Reference, o *Options) (*registry, error) {
+// OpenRegistry returns a client for ref's repository. It sends no request.
+func OpenRegistry(ref images.Reference, o *Options) (*Registry, error) {
 	parsed, err := name.ParseReference(ref.Value, name.WeakValidation)
 	if err != nil {
 		return nil, fmt.Errorf("%w %q: %w", images.ErrInvalid, ref.Value, err)
@@ -57,24 +57,24 @@ func openRegistry(ref images.Reference, o *Options) (*registry, error) {
 	if err != nil {
 		return nil, fmt.Errorf("prepare registry client: %w", err)
 	}
-	return &registry{parsed, puller, o}, nil
+	return &Registry{parsed, puller, o}, nil
 }
 
-// canonicalName returns the reference with its registry and tag, so that debian
+// Name returns the reference with its registry and tag, so that debian
 // and docker.io/library/debian:latest are the same.
-func (r *registry) canonicalName() string { return r.ref.Name() }
+func (r *Registry) Name() string { return r.ref.Name() }
 
-// fetchManifest returns the manifest or index that the reference names.
-func (r *registry) fetchManifest(ctx context.Context) ([]byte, error) {
+// FetchManifest returns the manifest or index that the reference names.
+func (r *Registry) FetchManifest(ctx context.Context) ([]byte, error) {
 	return r.fetchReference(ctx, r.ref)
 }
 
-// fetchDigest returns the manifest or index with a digest.
-func (r *registry) fetchDigest(ctx context.Context, digest string) ([]byte, error) {
+// FetchDigest returns the manifest or index with a digest.
+func (r *Registry) FetchDigest(ctx context.Context, digest string) ([]byte, error) {
 	return r.fetchReference(ctx, r.ref.Context().Digest(digest))
 }
 
-func (r *registry) fetchReference(ctx context.Context, ref name.Reference) ([]byte, error) {
+func (r *Registry) fetchReference(ctx context.Context, ref name.Reference) ([]byte, error) {
 	d, err := r.puller.Get(ctx, ref)
 	if err != nil {
 		return nil, r.classifyError(ctx, err)
@@ -82,11 +82,11 @@ func (r *registry) fetchReference(ctx context.Context, ref name.Reference) ([]by
 	return d.Manifest, nil
 }
 
-// fetchDocument is a [documentReader] for manifests, indexes and
+// FetchDocument is a [DocumentReader] for manifests, indexes and
 // configurations.
-func (r *registry) fetchDocument(ctx context.Context, d v1.Descriptor) ([]byte, error) {
+func (r *Registry) FetchDocument(ctx context.Context, d v1.Descriptor) ([]byte, error) {
 	if strings.Contains(string(d.MediaType), "manifest") || strings.Contains(string(d.MediaType), "image.index") {
-		return r.fetchDigest(ctx, d.Digest.String())
+		return r.FetchDigest(ctx, d.Digest.String())
 	}
 	if d.Size > r.o.Limits.MetadataBytes {
 		return nil, fmt.Errorf("%w: a manifest or configuration of %d bytes: want at most %d", images.ErrRefused, d.Size, r.o.Limits.MetadataBytes)
@@ -96,7 +96,7 @@ func (r *registry) fetchDocument(ctx context.Context, d v1.Descriptor) ([]byte, 
 		return nil, err
 	}
 	defer func() { _ = body.Close() }() // only read
-	data, err := readDocument(body, d, r.o.Limits.MetadataBytes)
+	data, err := ReadDocument(body, d, r.o.Limits.MetadataBytes)
 	if err != nil {
 		return nil, r.classifyError(ctx, err)
 	}
@@ -105,7 +105,7 @@ func (r *registry) fetchDocument(ctx context.Context, d v1.Descriptor) ([]byte, 
 
 // openBlob requests a blob. The reader fails if no data arrives for
 // Options.IdleTimeout.
-func (r *registry) openBlob(ctx context.Context, d v1.Descriptor) (io.ReadCloser, error) {
+func (r *Registry) openBlob(ctx context.Context, d v1.Descriptor) (io.ReadCloser, error) {
 	idle := newIdleReader(ctx, r.o.IdleTimeout)
 	l, err := r.puller.Layer(idle.ctx, r.ref.Context().Digest(d.Digest.String()))
 	if err == nil {
@@ -119,9 +119,9 @@ func (r *registry) openBlob(ctx context.Context, d v1.Descriptor) (io.ReadCloser
 	return idle, nil
 }
 
-// downloadBlob downloads a blob into b through temp and calls progress with the
-// number of bytes so far.
-func (r *registry) downloadBlob(ctx context.Context, d v1.Descriptor, b blobs, temp string, progress func(done int64)) error {
+// DownloadBlob downloads a blob with write, which fails if the content doesn't
+// match the digest, and calls progress with the number of bytes so far.
+func (r *Registry) DownloadBlob(ctx context.Context, d v1.Descriptor, write func(r io.Reader) error, progress func(done int64)) error {
 	var err error
 	for try := range maxAttempts {
 		if try > 0 {
@@ -131,7 +131,7 @@ func (r *registry) downloadBlob(ctx context.Context, d v1.Descriptor, b blobs, t
 			case <-time.After(200 * time.Millisecond << try):
 			}
 		}
-		err = r.downloadBlobOnce(ctx, d, b, temp, progress)
+		err = r.downloadBlobOnce(ctx, d, write, progress)
 		if err == nil || ctx.Err() != nil || slices.ContainsFunc([]error{images.ErrDigest, images.ErrRefused, images.ErrNotFound, images.ErrUnauthorized},
 			func(class error) bool { return errors.Is(err, class) }) {
 			return err
@@ -140,13 +140,13 @@ func (r *registry) downloadBlob(ctx context.Context, d v1.Descriptor, b blobs, t
 	return err
 }
 
-func (r *registry) downloadBlobOnce(ctx context.Context, d v1.Descriptor, b blobs, temp string, progress func(done int64)) error {
+func (r *Registry) downloadBlobOnce(ctx context.Context, d v1.Descriptor, write func(r io.Reader) error, progress func(done int64)) error {
 	body, err := r.openBlob(ctx, d)
 	if err != nil {
 		return err
 	}
 	counted := &countingReader{r: body, limit: d.Size, report: progress}
-	if err = b.writeBlob(d.Digest.String(), counted, temp); err != nil && counted.err != nil {
+	if err = write(counted); err != nil && counted.err != nil {
 		err = r.classifyError(ctx, counted.err)
 	}
 	return errors.Join(err, body.Close())
@@ -178,7 +178,7 @@ func (c *countingReader) Read(p []byte) (int, error) {
 
 // classifyError wraps an error of the client with its class and a hint. ctx is
 // the request's context; its cause explains a cancellation.
-func (r *registry) classifyError(ctx context.Context, err error) error {
+func (r *Registry) classifyError(ctx context.Context, err error) error {
 	host := r.ref.Context().RegistryStr()
 	if ctx.Err() != nil {
 		if cause := context.Cause(ctx); !errors.Is(cause, images.ErrUnreachable) {
@@ -300,9 +300,9 @@ func plainHTTP(host string, allowed []string) bool {
 	return bare == "localhost" || ip != nil && ip.IsLoopback() || slices.Contains(allowed, host) || slices.Contains(allowed, bare)
 }
 
-// defaultTransport returns a transport with timeouts short enough for a waiting
+// DefaultTransport returns a transport with timeouts short enough for a waiting
 // user.
-func defaultTransport() http.RoundTripper {
+func DefaultTransport() http.RoundTripper {
 	return &http.Transport{
 		Proxy:                 http.ProxyFromEnvironment,
 		DialContext:           (&net.Dialer{Timeout: 5 * time.Second, KeepAlive: 30 * time.Second}).DialContext,

@@ -1,4 +1,4 @@
-package store
+package reader
 
 import (
 	"context"
@@ -20,9 +20,9 @@ import (
 	"github.com/caisson-run/caisson/images/layer"
 )
 
-// writeArchive writes an image as a docker archive.
-func writeArchive(ctx context.Context, im *image, w io.Writer) error {
-	core := &archiveImage{ctx: ctx, image: im}
+// WriteArchive writes an image as a docker archive.
+func WriteArchive(ctx context.Context, im *Image, w io.Writer) error {
+	core := &archiveImage{ctx: ctx, Image: im}
 	if err := core.buildManifest(); err != nil {
 		return err
 	}
@@ -31,7 +31,7 @@ func writeArchive(ctx context.Context, im *image, w io.Writer) error {
 		return err
 	}
 	// A reference by digest adds no tag to the archive.
-	ref, err := name.NewDigest("caisson/image@" + im.id)
+	ref, err := name.NewDigest("caisson/image@" + im.ID)
 	if err != nil {
 		return err
 	}
@@ -47,22 +47,22 @@ func writeArchive(ctx context.Context, im *image, w io.Writer) error {
 // archiveImage adapts an image to go-containerregistry.
 type archiveImage struct {
 	ctx context.Context // for the duration of one write
-	*image
+	*Image
 	dockerManifest []byte
 }
 
 // buildManifest builds a docker manifest, because an image may have none or one
 // with media types that an engine's archive doesn't know.
 func (a *archiveImage) buildManifest() error {
-	id, err := v1.NewHash(a.id)
+	id, err := v1.NewHash(a.ID)
 	if err != nil {
 		return err
 	}
 	m := v1.Manifest{
 		SchemaVersion: 2, MediaType: types.DockerManifestSchema2,
-		Config: v1.Descriptor{MediaType: types.DockerConfigJSON, Digest: id, Size: int64(len(a.config))},
+		Config: v1.Descriptor{MediaType: types.DockerConfigJSON, Digest: id, Size: int64(len(a.Config))},
 	}
-	for _, l := range a.layers {
+	for _, l := range a.Layers {
 		h, err := v1.NewHash(l.Digest)
 		if err != nil {
 			return err
@@ -75,12 +75,12 @@ func (a *archiveImage) buildManifest() error {
 
 // RawConfigFile, RawManifest, MediaType and LayerByDigest implement
 // partial.CompressedImageCore.
-func (a *archiveImage) RawConfigFile() ([]byte, error)      { return a.config, nil }
+func (a *archiveImage) RawConfigFile() ([]byte, error)      { return a.Config, nil }
 func (a *archiveImage) RawManifest() ([]byte, error)        { return a.dockerManifest, nil }
 func (a *archiveImage) MediaType() (types.MediaType, error) { return types.DockerManifestSchema2, nil }
 
 func (a *archiveImage) LayerByDigest(h v1.Hash) (partial.CompressedLayer, error) {
-	for _, l := range a.layers {
+	for _, l := range a.Layers {
 		if l.Digest == h.String() {
 			return archiveLayer{a.ctx, l, h}, nil
 		}

@@ -1,4 +1,4 @@
-package store
+package reader
 
 import (
 	"bytes"
@@ -7,9 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
+	"path"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/google/go-containerregistry/pkg/authn"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
@@ -18,29 +22,40 @@ import (
 	"github.com/caisson-run/caisson/images/layer"
 )
 
-// image is a found image, wherever it is stored: its checked configuration, and
+// Options configures how images are read.
+type Options struct {
+	Platform string // required, as os/architecture
+	Limits   layer.Limits
+	// Keychain, PlainHTTP, Transport and IdleTimeout are for registries.
+	Keychain    authn.Keychain // nil is the user's Docker configuration
+	PlainHTTP   []string       // hosts or host:port that may be used without TLS
+	Transport   http.RoundTripper
+	IdleTimeout time.Duration // of a download without data
+}
+
+// Image is a found image, wherever it is stored: its checked configuration, and
 // its layers, which have not been read yet.
-type image struct {
-	ref      images.Reference
-	digest   string // see [images.Image]
-	id       string // digest of the configuration
-	engineID string // the engine's id, if the image came from one
-	manifest []byte // nil for an archive's image
-	config   []byte
-	parsed   v1.ConfigFile
-	layers   []layer.Layer
-	// close releases the source of the image; never nil.
-	close func()
+type Image struct {
+	Ref      images.Reference
+	Digest   string // see [images.Image]
+	ID       string // digest of the configuration
+	EngineID string // the engine's id, if the image came from one
+	Manifest []byte // nil for an archive's image
+	Config   []byte
+	Parsed   v1.ConfigFile
+	Layers   []layer.Layer
+	// Close releases the source of the image; never nil.
+	Close func()
 }
 
 // newImage checks a configuration against its layers and the required platform,
 // and sets the layers' diffIDs.
-func newImage(ref images.Reference, config []byte, layers []layer.Layer, platform string, limits layer.Limits) (*image, error) {
-	im := &image{ref: ref, id: digest.Of(config), config: config, layers: layers, close: func() {}}
-	if err := json.Unmarshal(config, &im.parsed); err != nil {
+func newImage(ref images.Reference, config []byte, layers []layer.Layer, platform string, limits layer.Limits) (*Image, error) {
+	im := &Image{Ref: ref, ID: digest.Of(config), Config: config, Layers: layers, Close: func() {}}
+	if err := json.Unmarshal(config, &im.Parsed); err != nil {
 		return nil, fmt.Errorf("image %s: %w: read its configuration: %w", ref, images.ErrInvalid, err)
 	}
-	ids := im.parsed.RootFS.DiffIDs
+	ids := im.Parsed.RootFS.DiffIDs
 	switch {
 	case len(ids) != len(layers):
 		return nil, fmt.Errorf("image %s: %w: its configuration lists %d layers, its manifest %d", ref, images.ErrInvalid, len(ids), len(layers))
@@ -60,20 +75,20 @@ func newImage(ref images.Reference, config []byte, layers []layer.Layer, platfor
 }
 
 // checkPlatform returns an error if the image declares another platform.
-func (im *image) checkPlatform(platform string) error {
+func (im *Image) checkPlatform(platform string) error {
 	system, machine, _ := strings.Cut(platform, "/")
-	c := im.parsed
+	c := im.Parsed
 	if (c.OS != "" && c.OS != system) || (c.Architecture != "" && c.Architecture != machine) {
-		return fmt.Errorf("image %s: %w: it is for %s: want an image for %s", im.ref, images.ErrUnsupported, im.platform(), platform)
+		return fmt.Errorf("image %s: %w: it is for %s: want an image for %s", im.Ref, images.ErrUnsupported, im.platform(), platform)
 	}
 	return nil
 }
 
-func (im *image) platform() string { return im.parsed.OS + "/" + im.parsed.Architecture }
+func (im *Image) platform() string { return im.Parsed.OS + "/" + im.Parsed.Architecture }
 
-// document is a manifest or an index. Only its content shows which, since the media
+// Document is a manifest or an index. Only its content shows which, since the media
 // type that it is served with may be wrong.
-type document struct {
+type Document struct {
 	SchemaVersion int             `json:"schemaVersion"`
 	MediaType     types.MediaType `json:"mediaType"`
 	Manifests     []v1.Descriptor `json:"manifests"`
@@ -81,8 +96,9 @@ type document struct {
 	Layers        []v1.Descriptor `json:"layers"`
 }
 
-func parseDocument(raw []byte) (document, error) {
-	var d document
+// ParseDocument parses a manifest or an index.
+func ParseDocument(raw []byte) (Document, error) {
+	var d Document
 	if err := json.Unmarshal(raw, &d); err != nil {
 		return d, fmt.Errorf("%w: read its manifest: %w", images.ErrInvalid, err)
 	}
@@ -95,18 +111,18 @@ func parseDocument(raw []byte) (document, error) {
 	return d, nil
 }
 
-// documentReader returns the content that a descriptor names, checked against
+// DocumentReader returns the content that a descriptor names, checked against
 // its digest.
-type documentReader func(ctx context.Context, d v1.Descriptor) ([]byte, error)
+type DocumentReader func(ctx context.Context, d v1.Descriptor) ([]byte, error)
 
 // maxNested is how deep indexes may be nested: a layout's own, a multi-platform
 // image's, and two spare levels.
 const maxNested = 4
 
-// selectManifest follows indexes to the manifest for platform.
-func selectManifest(ctx context.Context, raw []byte, platform string, get documentReader) (manifest []byte, d document, err error) {
+// SelectManifest follows indexes to the manifest for platform.
+func SelectManifest(ctx context.Context, raw []byte, platform string, get DocumentReader) (manifest []byte, d Document, err error) {
 	for range maxNested {
-		if d, err = parseDocument(raw); err != nil {
+		if d, err = ParseDocument(raw); err != nil {
 			return nil, d, err
 		}
 		if d.Manifests == nil {
@@ -152,11 +168,11 @@ func selectPlatform(list []v1.Descriptor, platform string) (v1.Descriptor, error
 // imageConfigs are the media types of a container image's configuration.
 var imageConfigs = []types.MediaType{types.OCIConfigJSON, types.DockerConfigJSON, ""}
 
-// blobOpener opens a blob that a manifest names.
-type blobOpener func(ctx context.Context, d v1.Descriptor) (io.ReadCloser, error)
+// BlobOpener opens a blob that a manifest names.
+type BlobOpener func(ctx context.Context, d v1.Descriptor) (io.ReadCloser, error)
 
-// imageFromManifest returns the image that a manifest describes.
-func imageFromManifest(ctx context.Context, ref images.Reference, manifest []byte, d document, o *Options, get documentReader, open blobOpener) (*image, error) {
+// FromManifest returns the image that a manifest describes.
+func FromManifest(ctx context.Context, ref images.Reference, manifest []byte, d Document, o *Options, get DocumentReader, open BlobOpener) (*Image, error) {
 	if !slices.Contains(imageConfigs, d.Config.MediaType) {
 		return nil, fmt.Errorf("image %s: %w: not a container image but %s", ref, images.ErrInvalid, d.Config.MediaType)
 	}
@@ -178,13 +194,13 @@ func imageFromManifest(ctx context.Context, ref images.Reference, manifest []byt
 	if err != nil {
 		return nil, err
 	}
-	im.manifest, im.digest = manifest, digest.Of(manifest)
+	im.Manifest, im.Digest = manifest, digest.Of(manifest)
 	return im, nil
 }
 
-// readDocument reads a document of at most limit bytes and checks it against
+// ReadDocument reads a document of at most limit bytes and checks it against
 // d's digest.
-func readDocument(r io.Reader, d v1.Descriptor, limit int64) ([]byte, error) {
+func ReadDocument(r io.Reader, d v1.Descriptor, limit int64) ([]byte, error) {
 	data, err := readAtMost(r, limit)
 	if err != nil {
 		return nil, err
@@ -205,4 +221,38 @@ func readAtMost(r io.Reader, limit int64) ([]byte, error) {
 		return nil, fmt.Errorf("%w: a manifest or configuration of more than %d bytes", images.ErrRefused, limit)
 	}
 	return b.Bytes(), nil
+}
+
+// The bounds of what an image can add to every command's environment.
+const (
+	maxEnv      = 256
+	maxEnvBytes = 64 << 10
+)
+
+// Env returns the valid entries of the configuration's environment and the
+// number of others.
+func (im *Image) Env() (list []string, dropped int) {
+	size := 0
+	for _, e := range im.Parsed.Config.Env {
+		name, _, ok := strings.Cut(e, "=")
+		if size += len(e); !ok || name == "" || strings.ContainsRune(e, 0) || len(list) == maxEnv || size > maxEnvBytes {
+			dropped++
+			continue
+		}
+		list = append(list, e)
+	}
+	return list, dropped
+}
+
+// Volumes returns the directories that the configuration declares as
+// VOLUME, sorted.
+func (im *Image) Volumes() []string {
+	var list []string
+	for v := range im.Parsed.Config.Volumes {
+		if path.IsAbs(v) {
+			list = append(list, path.Clean(v))
+		}
+	}
+	slices.Sort(list)
+	return slices.Compact(list)
 }

@@ -1,4 +1,4 @@
-package store
+package reader
 
 import (
 	"archive/tar"
@@ -41,10 +41,10 @@ type archiveFile struct {
 	link         string
 }
 
-// openArchive opens the image that ref names in the docker archive file. Layers
+// OpenArchive opens the image that ref names in the docker archive file. Layers
 // are read with a context of their own.
-func openArchive(ref images.Reference, file string, o *Options) (*image, error) {
-	f, err := openRegular(nil, file)
+func OpenArchive(ref images.Reference, file string, o *Options) (*Image, error) {
+	f, err := OpenRegular(nil, file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("image %s: %w: no such file", ref, images.ErrNotFound)
 	} else if err != nil {
@@ -55,7 +55,7 @@ func openArchive(ref images.Reference, file string, o *Options) (*image, error) 
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("image %s: %w", ref, err), f.Close())
 	}
-	im.close = func() { _ = f.Close() } // only read
+	im.Close = func() { _ = f.Close() } // only read
 	return im, nil
 }
 
@@ -125,7 +125,7 @@ type manifestEntry struct {
 	Layers   []string
 }
 
-func (a *dockerArchive) readImage(ref images.Reference, o *Options) (*image, error) {
+func (a *dockerArchive) readImage(ref images.Reference, o *Options) (*Image, error) {
 	if err := a.indexFiles(); err != nil {
 		return nil, err
 	}
@@ -155,10 +155,10 @@ func (a *dockerArchive) readImage(ref images.Reference, o *Options) (*image, err
 	if err != nil {
 		return nil, err
 	}
-	for i := range im.layers {
-		im.layers[i].Digest = im.layers[i].DiffID
+	for i := range im.Layers {
+		im.Layers[i].Digest = im.Layers[i].DiffID
 	}
-	im.digest = im.id
+	im.Digest = im.ID
 	return im, nil
 }
 

@@ -1,4 +1,4 @@
-package store
+package reader
 
 import (
 	"context"
@@ -19,10 +19,10 @@ import (
 // (image-spec v1.1).
 const tagAnnotation = "org.opencontainers.image.ref.name"
 
-// openLayout opens the image that ref names in an OCI image layout. It reads
+// OpenLayout opens the image that ref names in an OCI image layout. It reads
 // only regular files, through a root that can't be left. The image reads from
 // it until it is closed.
-func openLayout(ctx context.Context, ref images.Reference, o *Options) (*image, error) {
+func OpenLayout(ctx context.Context, ref images.Reference, o *Options) (*Image, error) {
 	root, err := os.OpenRoot(ref.Path())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("image %s: %w: no such directory", ref, images.ErrNotFound)
@@ -34,7 +34,7 @@ func openLayout(ctx context.Context, ref images.Reference, o *Options) (*image, 
 	if err != nil {
 		return nil, errors.Join(err, root.Close())
 	}
-	im.close = func() { _ = root.Close() } // only read
+	im.Close = func() { _ = root.Close() } // only read
 	return im, nil
 }
 
@@ -43,14 +43,14 @@ type ociLayout struct {
 	limit int64
 }
 
-func (l ociLayout) readImage(ctx context.Context, ref images.Reference, o *Options) (*image, error) {
+func (l ociLayout) readImage(ctx context.Context, ref images.Reference, o *Options) (*Image, error) {
 	index, err := l.readFile("index.json")
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("image %s: %w: not an OCI image layout: no index.json", ref, images.ErrInvalid)
 	} else if err != nil {
 		return nil, fmt.Errorf("image %s: %w", ref, err)
 	}
-	d, err := parseDocument(index)
+	d, err := ParseDocument(index)
 	if err != nil {
 		return nil, fmt.Errorf("image %s: %w", ref, err)
 	}
@@ -62,11 +62,11 @@ func (l ociLayout) readImage(ctx context.Context, ref images.Reference, o *Optio
 	if err != nil {
 		return nil, fmt.Errorf("image %s: %w", ref, err)
 	}
-	manifest, d, err := selectManifest(ctx, raw, o.Platform, l.readBlob)
+	manifest, d, err := SelectManifest(ctx, raw, o.Platform, l.readBlob)
 	if err != nil {
 		return nil, fmt.Errorf("image %s: %w", ref, err)
 	}
-	return imageFromManifest(ctx, ref, manifest, d, o, l.readBlob, l.openBlob)
+	return FromManifest(ctx, ref, manifest, d, o, l.readBlob, l.openBlob)
 }
 
 // selectEntry returns the index entry that ref names: by digest, by tag, or the
@@ -106,7 +106,7 @@ func (l ociLayout) selectEntry(list []v1.Descriptor, ref images.Reference, platf
 }
 
 func (l ociLayout) readFile(name string) ([]byte, error) {
-	f, err := openRegular(l.root, name)
+	f, err := OpenRegular(l.root, name)
 	if err != nil {
 		return nil, err
 	}
@@ -114,22 +114,22 @@ func (l ociLayout) readFile(name string) ([]byte, error) {
 	return readAtMost(f, l.limit)
 }
 
-// readBlob is a [documentReader].
+// readBlob is a [DocumentReader].
 func (l ociLayout) readBlob(ctx context.Context, d v1.Descriptor) ([]byte, error) {
 	r, err := l.openBlob(ctx, d)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = r.Close() }() // only read
-	return readDocument(r, d, l.limit)
+	return ReadDocument(r, d, l.limit)
 }
 
-// openBlob is a [blobOpener].
+// openBlob is a [BlobOpener].
 func (l ociLayout) openBlob(_ context.Context, d v1.Descriptor) (io.ReadCloser, error) {
 	if d.Digest.Algorithm != "sha256" {
 		return nil, fmt.Errorf("%w: digest %s: want sha256", images.ErrUnsupported, d.Digest)
 	}
-	f, err := openRegular(l.root, "blobs/sha256/"+d.Digest.Hex)
+	f, err := OpenRegular(l.root, "blobs/sha256/"+d.Digest.Hex)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: the layout lacks the blob %s", images.ErrNotFound, d.Digest)
 	}

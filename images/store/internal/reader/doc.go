@@ -1,0 +1,5 @@
+// Package reader reads images where they are: in registries, OCI layouts and
+// docker archives. It also writes docker archives.
+//
+// What it reads is hostile: see docs/decisions/0081.
+package reader

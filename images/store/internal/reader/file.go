@@ -1,0 +1,65 @@
+package reader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"syscall"
+
+	"github.com/caisson-run/caisson/images"
+)
+
+// OpenRegular opens name for reading if it is a regular file. Opening a pipe
+// that was put in its place would block forever. If root is not nil, name is
+// relative to root and can't leave it.
+func OpenRegular(root *os.Root, name string) (*os.File, error) {
+	var f *os.File
+	var err error
+	if root != nil {
+		f, err = root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	} else {
+		f, err = os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	}
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%w: %s is not a regular file", images.ErrInvalid, name)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// readCloser is a Reader with the closers of the files that it reads.
+type readCloser struct {
+	io.Reader
+	closers []io.Closer
+}
+
+func (o readCloser) Close() error {
+	var errs []error
+	for _, c := range o.closers {
+		errs = append(errs, c.Close())
+	}
+	return errors.Join(errs...)
+}
+
+type contextReader struct {
+	ctx context.Context // for the duration of one read
+	r   io.Reader
+}
+
+// NewContextReader returns a reader of r that fails once ctx is done.
+func NewContextReader(ctx context.Context, r io.Reader) io.Reader { return contextReader{ctx, r} }
+
+func (c contextReader) Read(p []byte) (int, error) {
+	if c.ctx.Err() != nil {
+		return 0, context.Cause(c.ctx)
+	}
+	return c.r.Read(p)
+}
