@@ -11,7 +11,7 @@ import (
 )
 
 // inText finds URLs in a text.
-var inText = regexp.MustCompile(`[a-zA-Z][a-zA-Z0-9+.-]*://[^\s"'<>,\]}]+`)
+var urlPattern = regexp.MustCompile(`[a-zA-Z][a-zA-Z0-9+.-]*://[^\s"'<>,\]}]+`)
 
 // String returns a URL without user information and query. One that can't be
 // parsed loses what stands before its last "@", and what stands behind "?".
@@ -20,7 +20,7 @@ func String(raw string) string {
 	switch {
 	case strings.HasPrefix(raw, "unix://"), strings.HasPrefix(raw, "npipe://"):
 		return raw // a path
-	case err == nil && u.User == nil && u.RawQuery == "" && !opaque(raw):
+	case err == nil && u.User == nil && u.RawQuery == "" && !hasUserInfo(raw):
 		return raw
 	case err == nil && u.Host != "":
 		u.User, u.RawQuery, u.ForceQuery = nil, "", false
@@ -41,7 +41,7 @@ func String(raw string) string {
 }
 
 // InText returns text with every URL in it as [String] returns it.
-func InText(text string) string { return inText.ReplaceAllStringFunc(text, String) }
+func InText(text string) string { return urlPattern.ReplaceAllStringFunc(text, String) }
 
 // Secrets returns what must not be shown of a URL, as it is written and decoded:
 // the user information, the password, and the values of the query. The name of a
@@ -51,7 +51,7 @@ func Secrets(raw string) []string {
 		return nil
 	}
 	var out []string
-	add := func(values ...string) {
+	addForms := func(values ...string) {
 		for _, v := range values {
 			decoded, _ := url.PathUnescape(v) // "" if an escape is invalid
 			for _, form := range []string{v, decoded} {
@@ -62,8 +62,8 @@ func Secrets(raw string) []string {
 		}
 	}
 	rest := raw
-	if _, behind, ok := strings.Cut(raw, "://"); ok {
-		rest = behind
+	if _, after, ok := strings.Cut(raw, "://"); ok {
+		rest = after
 	}
 	rest, _, _ = strings.Cut(rest, "#")
 	user := ""
@@ -74,9 +74,9 @@ func Secrets(raw string) []string {
 		_, rest, _ = strings.Cut(rest, "?")
 	}
 	if _, password, ok := strings.Cut(user, ":"); ok {
-		add(user, password)
+		addForms(user, password)
 	} else {
-		add(user)
+		addForms(user)
 	}
 	for pair := range strings.SplitSeq(rest, "&") {
 		key, value, ok := strings.Cut(pair, "=")
@@ -86,13 +86,13 @@ func Secrets(raw string) []string {
 		if strings.HasSuffix(strings.ToLower(key), "version") {
 			continue
 		}
-		add(value)
+		addForms(value)
 	}
 	return out
 }
 
 // opaque reports whether a text without a scheme has user information.
-func opaque(raw string) bool { return !strings.Contains(raw, "://") && strings.Contains(raw, "@") }
+func hasUserInfo(raw string) bool { return !strings.Contains(raw, "://") && strings.Contains(raw, "@") }
 
 // cutUser splits the part of a URL behind its scheme at the last "@" before the
 // path; where a password has a slash that is not escaped, at the last one.
