@@ -23,14 +23,17 @@ func String(raw string) string {
 	case err == nil && u.User == nil && u.RawQuery == "" && !hasUserInfo(raw):
 		return raw
 	case err == nil && u.Host != "":
-		u.User, u.RawQuery, u.ForceQuery = nil, "", false
+		u.User = nil
+		u.RawQuery = ""
+		u.ForceQuery = false
 		return u.String()
 	}
 	scheme, rest, ok := strings.Cut(raw, "://")
-	if !ok {
-		scheme, rest = "", raw
-	} else {
+	if ok {
 		scheme += "://"
+	} else {
+		scheme = ""
+		rest = raw
 	}
 	user, rest := cutUser(rest)
 	if err != nil && ok && user == "" {
@@ -80,8 +83,9 @@ func Secrets(raw string) []string {
 	}
 	for pair := range strings.SplitSeq(rest, "&") {
 		key, value, ok := strings.Cut(pair, "=")
-		if !ok {
-			key, value = "", key
+		if !ok { // no key
+			value = key
+			key = ""
 		}
 		if strings.HasSuffix(strings.ToLower(key), "version") {
 			continue
