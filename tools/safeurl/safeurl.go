@@ -1,6 +1,6 @@
-// Package safeurl shows URLs without their credentials. Passwords and keys are
-// in addresses of models, engines and proxies, as user information or in the
-// query.
+// Package safeurl removes credentials from URLs that are displayed. The addresses
+// of models, engines and proxies may contain passwords and keys, as user
+// information or in the query.
 package safeurl
 
 import (
@@ -10,11 +10,11 @@ import (
 	"strings"
 )
 
-// inText finds URLs in a text.
+// urlPattern matches a URL inside a text.
 var urlPattern = regexp.MustCompile(`[a-zA-Z][a-zA-Z0-9+.-]*://[^\s"'<>,\]}]+`)
 
-// String returns a URL without user information and query. One that can't be
-// parsed loses what stands before its last "@", and what stands behind "?".
+// String returns raw without user information and query. If raw can't be parsed,
+// everything before its last "@" and after its first "?" is removed.
 func String(raw string) string {
 	u, err := url.Parse(raw)
 	switch {
@@ -37,18 +37,18 @@ func String(raw string) string {
 	}
 	user, rest := cutUser(rest)
 	if err != nil && ok && user == "" {
-		return scheme + "[an address that can't be parsed]" // of a text, it may be half of one
+		return scheme + "[an address that can't be parsed]" // may be cut off in a text, before its "@"
 	}
 	rest, _, _ = strings.Cut(rest, "?")
 	return scheme + rest
 }
 
-// InText returns text with every URL in it as [String] returns it.
+// InText returns text with every URL in it replaced by the result of [String].
 func InText(text string) string { return urlPattern.ReplaceAllStringFunc(text, String) }
 
-// Secrets returns what must not be shown of a URL, as it is written and decoded:
-// the user information, the password, and the values of the query. The name of a
-// user with a password is no secret, and neither is the version of an API.
+// Secrets returns the parts of a URL that must not be displayed, each as written
+// and decoded: the user information, the password, and the values of the query.
+// A user name next to a password is not secret, and neither is an API version.
 func Secrets(raw string) []string {
 	if strings.HasPrefix(raw, "unix://") || strings.HasPrefix(raw, "npipe://") {
 		return nil
@@ -95,11 +95,12 @@ func Secrets(raw string) []string {
 	return out
 }
 
-// opaque reports whether a text without a scheme has user information.
+// hasUserInfo reports whether a text without a scheme has user information.
 func hasUserInfo(raw string) bool { return !strings.Contains(raw, "://") && strings.Contains(raw, "@") }
 
-// cutUser splits the part of a URL behind its scheme at the last "@" before the
-// path; where a password has a slash that is not escaped, at the last one.
+// cutUser splits rest, a URL after its scheme, at the last "@" before the path.
+// Without one there, it splits at the last "@" anywhere, because a password may
+// contain an unescaped slash.
 func cutUser(rest string) (user, host string) {
 	authority := rest[:strings.IndexAny(rest+"/", "/?")]
 	at := strings.LastIndexByte(authority, '@')

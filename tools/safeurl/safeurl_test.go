@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestCredentialsAreNotShown: each URL has a credential, none is shown, and each
-// is known as a secret.
+// TestCredentialsAreNotShown checks that String removes each credential and that
+// Secrets returns it.
 func TestCredentialsAreNotShown(t *testing.T) {
 	for raw, want := range map[string]string{
 		"https://me:hunter22@host/v1":                      "https://host/v1",
@@ -43,7 +43,7 @@ func TestCredentialsAreNotShown(t *testing.T) {
 	}
 }
 
-// TestOtherURLsAreAsWritten: what has no credentials is not changed.
+// TestOtherURLsAreAsWritten checks that URLs without credentials are unchanged.
 func TestOtherURLsAreAsWritten(t *testing.T) {
 	for _, raw := range []string{
 		"https://host/v1", "https://registry/@scope/name", "unix:///run/a@b.sock", "http://[::1]:11434/v1", "proxy:3128", "localhost", "", "HTTPS://Host/%7Ex", "https://host/x#a@b", "HTTPS://Host/@scope",
@@ -63,7 +63,7 @@ func TestOtherURLsAreAsWritten(t *testing.T) {
 	}
 }
 
-// TestSecrets: a secret is exactly what is to be replaced, as it is written and decoded.
+// TestSecrets checks the exact secrets of a URL, as written and decoded.
 func TestSecrets(t *testing.T) {
 	for raw, want := range map[string][]string{
 		"https://me:hunt%65r@host/v1?key=a%2Fb&api-version=1": {"me:hunt%65r", "me:hunter", "hunt%65r", "hunter", "a%2Fb", "a/b"},
