@@ -36,11 +36,11 @@ const (
 type kind struct {
 	def tools.Definition
 	// change makes the change that an input asks for.
-	change func(input, *Notes, keeper) error
+	change func(input, *Notes, noteAppender) error
 }
 
 // keeper writes a text into a note.
-type keeper func(n *Notes, text string) Note
+type noteAppender func(n *Notes, text string) Note
 
 // input is that of all three tools.
 type input struct {
@@ -58,7 +58,7 @@ func Factories(o Options) []tools.Factory {
 		o.Warn = func(string) {}
 	}
 	var all []tools.Factory
-	for _, k := range []kind{add(), replace(), consolidate()} {
+	for _, k := range []kind{newAddKind(), newReplaceKind(), newConsolidateKind()} {
 		k.def.Class, k.def.Runs, k.def.EnabledByDefault = tools.ClassWrite, tools.PlaceState, o.Enabled
 		k.def.Aliases = map[string]string{"content": "text", "note": "text", "memory": "text"}
 		all = append(all, func() tools.Tool { return &tool{kind: k, opts: o} })
@@ -75,7 +75,7 @@ type tool struct {
 // Definition describes the tool.
 func (t *tool) Definition() tools.Definition { return t.def }
 
-func (t *tool) input(call *tools.Call) (input, error) {
+func (t *tool) decodeInput(call *tools.Call) (input, error) {
 	var in input
 	if err := json.Unmarshal(call.Input, &in); err != nil {
 		return in, fmt.Errorf("decode %s input: %w", t.def.Name, err)
@@ -84,16 +84,16 @@ func (t *tool) input(call *tools.Call) (input, error) {
 	return in, nil
 }
 
-func (t *tool) keep(session string) keeper {
+func (t *tool) newAppender(session string) noteAppender {
 	return func(n *Notes, text string) Note {
-		n.add(text, session, t.opts.Store.now())
+		n.appendNote(text, session, t.opts.Store.now())
 		return n.Notes[len(n.Notes)-1]
 	}
 }
 
 // Project shows what the call would change, without changing it.
 func (t *tool) Project(_ context.Context, call *tools.Call) (tools.Projection, error) {
-	in, err := t.input(call)
+	in, err := t.decodeInput(call)
 	if err != nil {
 		return tools.Projection{}, err
 	}
@@ -103,8 +103,8 @@ func (t *tool) Project(_ context.Context, call *tools.Call) (tools.Projection, e
 	}
 	after := before
 	after.Notes = slices.Clone(before.Notes)
-	if err := t.change(in, &after, t.keep(call.Session)); err != nil {
-		return tools.Projection{}, failure(err)
+	if err := t.change(in, &after, t.newAppender(call.Session)); err != nil {
+		return tools.Projection{}, toolError(err)
 	}
 	return tools.Projection{
 		Diff:  udiff.Unified("memory before", "memory after", before.String(), after.String()),
@@ -114,18 +114,18 @@ func (t *tool) Project(_ context.Context, call *tools.Call) (tools.Projection, e
 
 // Execute changes the notes, all or nothing, and gives them as they are now.
 func (t *tool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
-	in, err := t.input(call)
+	in, err := t.decodeInput(call)
 	if err != nil {
 		return tools.Output{}, err
 	}
 	after, aside, err := t.opts.Store.Change(ctx, call.Projected, func(n *Notes) error {
-		return t.change(in, n, t.keep(call.Session))
+		return t.change(in, n, t.newAppender(call.Session))
 	})
 	if aside != "" {
 		t.opts.Warn("the notes of the workspace could not be read, and were moved aside to " + aside)
 	}
 	if err != nil {
-		return tools.Output{}, failure(err)
+		return tools.Output{}, toolError(err)
 	}
 	text := fmt.Sprintf("Kept. The notes are now (%d of %d):\n%s", len(after.Notes), MaxNotes, after)
 	return tools.Output{
@@ -135,34 +135,34 @@ func (t *tool) Execute(ctx context.Context, call *tools.Call) (tools.Output, err
 }
 
 // failure words what the model can mend.
-func failure(err error) error {
-	reason, mend := "", ""
+func toolError(err error) error {
+	reason, hint := "", ""
 	switch {
 	case errors.Is(err, ErrFull):
-		reason, mend = "full", "Join what belongs together by memory_consolidate, or remove notes by memory_replace with an empty text."
+		reason, hint = "full", "Join what belongs together by memory_consolidate, or remove notes by memory_replace with an empty text."
 	case errors.Is(err, ErrNoNote):
-		reason, mend = "not_found", "The ids stand in the list of notes."
+		reason, hint = "not_found", "The ids stand in the list of notes."
 	case errors.Is(err, ErrText):
-		reason, mend = "invalid_text", "Say it shorter, in plain words."
+		reason, hint = "invalid_text", "Say it shorter, in plain words."
 	case errors.Is(err, ErrChanged):
-		reason, mend = "conflict", "Another session has changed the notes since this was shown; look at them and ask again."
+		reason, hint = "conflict", "Another session has changed the notes since this was shown; look at them and ask again."
 	default:
 		return err
 	}
 	return &tools.Error{
 		Class: tools.ErrorExecution, Reason: reason, Visible: true, Err: err,
-		Message: fmt.Sprintf("%v. %s Nothing was changed.", err, mend),
+		Message: fmt.Sprintf("%v. %s Nothing was changed.", err, hint),
 	}
 }
 
-const purpose = " Notes are short facts about this workspace that a later session should know: how it is built and tested, decisions, what was tried. " +
+const descriptionSuffix = " Notes are short facts about this workspace that a later session should know: how it is built and tested, decisions, what was tried. " +
 	"They are no place for secrets, and never instructions."
 
-func add() kind {
+func newAddKind() kind {
 	return kind{
 		def: tools.Definition{
 			Name:        AddName,
-			Description: "Keeps one note about this workspace for later sessions." + purpose,
+			Description: "Keeps one note about this workspace for later sessions." + descriptionSuffix,
 			InputSchema: json.RawMessage(`{
   "type": "object",
   "properties": {
@@ -171,20 +171,20 @@ func add() kind {
   "required": ["text"],
   "additionalProperties": false
 }`),
-			Summary: summary,
+			Summary: summarizeInput,
 		},
-		change: func(in input, n *Notes, keep keeper) error {
-			keep(n, in.Text)
-			return n.check()
+		change: func(in input, n *Notes, appendNote noteAppender) error {
+			appendNote(n, in.Text)
+			return n.checkBounds()
 		},
 	}
 }
 
-func replace() kind {
+func newReplaceKind() kind {
 	return kind{
 		def: tools.Definition{
 			Name:        ReplaceName,
-			Description: "Replaces the text of one note that was kept, or removes it where the new text is empty." + purpose,
+			Description: "Replaces the text of one note that was kept, or removes it where the new text is empty." + descriptionSuffix,
 			InputSchema: json.RawMessage(`{
   "type": "object",
   "properties": {
@@ -194,10 +194,10 @@ func replace() kind {
   "required": ["id", "text"],
   "additionalProperties": false
 }`),
-			Summary: summary,
+			Summary: summarizeInput,
 		},
-		change: func(in input, n *Notes, keep keeper) error {
-			i, err := n.find(in.ID)
+		change: func(in input, n *Notes, appendNote noteAppender) error {
+			i, err := n.findNote(in.ID)
 			if err != nil {
 				return err
 			}
@@ -206,20 +206,20 @@ func replace() kind {
 				return nil
 			}
 			last := n.Last
-			note := keep(n, in.Text)
+			note := appendNote(n, in.Text)
 			note.ID, n.Last = in.ID, last
 			n.Notes = n.Notes[:len(n.Notes)-1]
 			n.Notes[i] = note
-			return n.check()
+			return n.checkBounds()
 		},
 	}
 }
 
-func consolidate() kind {
+func newConsolidateKind() kind {
 	return kind{
 		def: tools.Definition{
 			Name:        ConsolidateName,
-			Description: "Joins several notes into one that says what is still worth knowing; the old ones are removed." + purpose,
+			Description: "Joins several notes into one that says what is still worth knowing; the old ones are removed." + descriptionSuffix,
 			InputSchema: json.RawMessage(`{
   "type": "object",
   "properties": {
@@ -229,22 +229,22 @@ func consolidate() kind {
   "required": ["ids", "text"],
   "additionalProperties": false
 }`),
-			Summary: summary,
+			Summary: summarizeInput,
 		},
-		change: func(in input, n *Notes, keep keeper) error {
+		change: func(in input, n *Notes, appendNote noteAppender) error {
 			for _, id := range in.IDs {
-				if _, err := n.find(id); err != nil {
+				if _, err := n.findNote(id); err != nil {
 					return err
 				}
 			}
 			n.Notes = slices.DeleteFunc(n.Notes, func(note Note) bool { return slices.Contains(in.IDs, note.ID) })
-			keep(n, in.Text)
-			return n.check()
+			appendNote(n, in.Text)
+			return n.checkBounds()
 		},
 	}
 }
 
-func summary(raw json.RawMessage) string {
+func summarizeInput(raw json.RawMessage) string {
 	var in input
 	if err := json.Unmarshal(raw, &in); err != nil {
 		return ""

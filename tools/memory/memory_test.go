@@ -19,17 +19,17 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // bench is the tools over a store, through a real dispatcher.
-type bench struct {
+type fixture struct {
 	t     *testing.T
 	dir   string
 	store *Store
 	d     *tools.Dispatcher
-	warns []string
+	warnings []string
 }
 
-func newBench(t *testing.T) *bench {
+func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	b := &bench{t: t, dir: filepath.Join(t.TempDir(), "memory")}
+	b := &fixture{t: t, dir: filepath.Join(t.TempDir(), "memory")}
 	b.store = NewStore(b.dir, "/home/me/project")
 	var err error
 	b.d, err = tools.New(tools.Options{
@@ -41,7 +41,7 @@ func newBench(t *testing.T) *bench {
 	o := Options{
 		Store: b.store, Enabled: true,
 		Redact: func(s string) string { return strings.ReplaceAll(s, "hunter2hunter2", "[redacted]") },
-		Warn:   func(w string) { b.warns = append(b.warns, w) },
+		Warn:   func(w string) { b.warnings = append(b.warnings, w) },
 	}
 	for _, f := range Factories(o) {
 		if err := b.d.Register(f); err != nil {
@@ -51,7 +51,7 @@ func newBench(t *testing.T) *bench {
 	return b
 }
 
-func (b *bench) call(name tools.Name, input string) tools.Result {
+func (b *fixture) call(name tools.Name, input string) tools.Result {
 	b.t.Helper()
 	got, err := b.d.Round(b.t.Context(), []tools.Call{{ID: "tu_1", Name: name, Session: "ses_1", Input: json.RawMessage(input)}})
 	if err != nil {
@@ -60,23 +60,23 @@ func (b *bench) call(name tools.Name, input string) tools.Result {
 	return got[0]
 }
 
-func said(r tools.Result) string { return r.Content[0].Text }
+func resultText(r tools.Result) string { return r.Content[0].Text }
 
 func TestMemoryLastsBeyondItsStore(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	for _, input := range []string{`{"text":"build with make"}`, `{"content":"tests need root"}`, `{"text":"the key is hunter2hunter2"}`} {
 		if r := b.call(AddName, input); r.IsError {
-			t.Fatalf("%s: %s", input, said(r))
+			t.Fatalf("%s: %s", input, resultText(r))
 		}
 	}
-	if r := b.call(ReplaceName, `{"id":"m2","text":"tests need root\nand gVisor"}`); r.IsError || said(r) != "Kept. The notes are now (3 of 100):\nm1: build with make\nm2: tests need root\n  and gVisor\nm3: the key is [redacted]\n" {
-		t.Errorf("replace: %s", said(r))
+	if r := b.call(ReplaceName, `{"id":"m2","text":"tests need root\nand gVisor"}`); r.IsError || resultText(r) != "Kept. The notes are now (3 of 100):\nm1: build with make\nm2: tests need root\n  and gVisor\nm3: the key is [redacted]\n" {
+		t.Errorf("replace: %s", resultText(r))
 	}
 	if r := b.call(ReplaceName, `{"id":"m3","text":""}`); r.IsError {
-		t.Errorf("remove: %s", said(r))
+		t.Errorf("remove: %s", resultText(r))
 	}
 	if r := b.call(ConsolidateName, `{"ids":["m1","m2"],"text":"make; tests as root"}`); r.IsError {
-		t.Errorf("consolidate: %s", said(r))
+		t.Errorf("consolidate: %s", resultText(r))
 	}
 	// Another session reads what this one left; an id is used once.
 	n, err := NewStore(b.dir, "/home/me/project").Read()
@@ -97,7 +97,7 @@ func TestMemoryLastsBeyondItsStore(t *testing.T) {
 }
 
 func TestMemoryRefusals(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	b.call(AddName, `{"text":"one"}`)
 	for name, c := range map[string]struct {
 		tool  tools.Name
@@ -118,8 +118,8 @@ func TestMemoryRefusals(t *testing.T) {
 		"an id as path":  {ReplaceName, `{"id":"../../x","text":"x"}`, tools.ErrorExecution, "no such note"},
 	} {
 		r := b.call(c.tool, c.input)
-		if !r.IsError || r.Class != c.class || !strings.Contains(said(r), c.want) {
-			t.Errorf("%s: %s %q, want %s %q", name, r.Class, said(r), c.class, c.want)
+		if !r.IsError || r.Class != c.class || !strings.Contains(resultText(r), c.want) {
+			t.Errorf("%s: %s %q, want %s %q", name, r.Class, resultText(r), c.class, c.want)
 		}
 	}
 	if n, err := b.store.Read(); err != nil || n.String() != "m1: one\n" {
@@ -128,13 +128,13 @@ func TestMemoryRefusals(t *testing.T) {
 }
 
 func TestMemoryIsBounded(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	full := func() (n int) {
 		for ; n <= MaxNotes; n++ {
 			r := b.call(AddName, fmt.Sprintf(`{"text":"%d %s"}`, n, strings.Repeat("x", 500)))
 			if r.IsError {
-				if !strings.Contains(said(r), "memory is full") || !strings.Contains(said(r), "memory_consolidate") {
-					t.Errorf("refused with %q", said(r))
+				if !strings.Contains(resultText(r), "memory is full") || !strings.Contains(resultText(r), "memory_consolidate") {
+					t.Errorf("refused with %q", resultText(r))
 				}
 				return n
 			}
@@ -145,15 +145,15 @@ func TestMemoryIsBounded(t *testing.T) {
 		t.Errorf("%d notes of 500 bytes fit", n)
 	}
 	n, err := b.store.Read()
-	if err != nil || n.check() != nil {
-		t.Errorf("what is kept breaks its bounds: %v, %v", err, n.check())
+	if err != nil || n.checkBounds() != nil {
+		t.Errorf("what is kept breaks its bounds: %v, %v", err, n.checkBounds())
 	}
-	small := newBench(t)
+	small := newFixture(t)
 	for range MaxNotes {
 		small.call(AddName, `{"text":"x"}`)
 	}
-	if r := small.call(AddName, `{"text":"x"}`); !strings.Contains(said(r), "101 notes") {
-		t.Errorf("one too many: %q", said(r))
+	if r := small.call(AddName, `{"text":"x"}`); !strings.Contains(resultText(r), "101 notes") {
+		t.Errorf("one too many: %q", resultText(r))
 	}
 }
 
@@ -167,7 +167,7 @@ func TestMemoryOfMany(t *testing.T) {
 			s := NewStore(dir, "/w")
 			for j := range 5 {
 				_, aside, err := s.Change(t.Context(), "", func(n *Notes) error {
-					n.add(fmt.Sprintf("%d-%d", i, j), "s", s.now())
+					n.appendNote(fmt.Sprintf("%d-%d", i, j), "s", s.now())
 					return nil
 				})
 				if err != nil || aside != "" {
@@ -198,7 +198,7 @@ func TestMemoryThatIsCorrupt(t *testing.T) {
 		"larger than a store": strings.Repeat(" ", maxFileBytes+1),
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBench(t)
+			b := newFixture(t)
 			if err := os.MkdirAll(b.store.Dir(), 0o700); err != nil {
 				t.Fatal(err)
 			}
@@ -209,10 +209,10 @@ func TestMemoryThatIsCorrupt(t *testing.T) {
 				t.Errorf("read %+v", n)
 			}
 			if r := b.call(AddName, `{"text":"new"}`); r.IsError {
-				t.Fatalf("add: %s", said(r))
+				t.Fatalf("add: %s", resultText(r))
 			}
-			if len(b.warns) != 1 {
-				t.Errorf("warnings: %v", b.warns)
+			if len(b.warnings) != 1 {
+				t.Errorf("warnings: %v", b.warnings)
 			}
 			aside, err := filepath.Glob(filepath.Join(b.store.Dir(), notesFile+".corrupt-*"))
 			if err != nil || len(aside) != 1 {
@@ -227,7 +227,7 @@ func TestMemoryThatIsCorrupt(t *testing.T) {
 
 // TestMemoryFollowsNoLink: a link in the place of the file leads nowhere.
 func TestMemoryFollowsNoLink(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	outside := filepath.Join(t.TempDir(), "canary")
 	if err := os.WriteFile(outside, []byte("canary"), 0o600); err != nil {
 		t.Fatal(err)
@@ -242,7 +242,7 @@ func TestMemoryFollowsNoLink(t *testing.T) {
 		t.Error("a link was read")
 	}
 	if r := b.call(AddName, `{"text":"new"}`); r.IsError {
-		t.Errorf("add: %s", said(r))
+		t.Errorf("add: %s", resultText(r))
 	}
 	if got, err := os.ReadFile(outside); err != nil || string(got) != "canary" {
 		t.Errorf("the link's target is %q, %v", got, err)
@@ -251,7 +251,7 @@ func TestMemoryFollowsNoLink(t *testing.T) {
 
 // TestMemoryThatWasShown is changed as it was shown, or not at all.
 func TestMemoryThatWasShown(t *testing.T) {
-	b := newBench(t)
+	b := newFixture(t)
 	b.call(AddName, `{"text":"one"}`)
 	factory := Factories(Options{Store: b.store})[1]
 	call := &tools.Call{Input: json.RawMessage(`{"id":"m1","text":"two"}`)}

@@ -30,7 +30,7 @@ const (
 )
 
 // lockTime bounds the wait for another process that changes the same notes.
-const lockTime = 5 * time.Second
+const lockTimeout = 5 * time.Second
 
 // Errors of a [Store].
 var (
@@ -64,7 +64,7 @@ type Notes struct {
 }
 
 // version is that of the file.
-const version = 1
+const fileVersion = 1
 
 // Store keeps the notes of one workspace in one file. Any number of stores and
 // processes may work on it: each change is made under a lock, on the file as it
@@ -95,23 +95,23 @@ func (s *Store) Dir() string { return s.dir }
 func (s *Store) Read() (Notes, error) {
 	root, err := os.OpenRoot(s.dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return s.none(), nil
+		return s.emptyNotes(), nil
 	}
 	if err != nil {
 		return Notes{}, fmt.Errorf("read memory: %w", err)
 	}
 	defer func() { _ = root.Close() }() // only read
-	return s.read(root)
+	return s.readFile(root)
 }
 
-func (s *Store) none() Notes { return Notes{Version: version, Workspace: s.workspace} }
+func (s *Store) emptyNotes() Notes { return Notes{Version: fileVersion, Workspace: s.workspace} }
 
 // errCorrupt is a file that no Store has written.
 var errCorrupt = errors.New("the file is not one of ours")
 
-func (s *Store) read(root *os.Root) (Notes, error) {
+func (s *Store) readFile(root *os.Root) (Notes, error) {
 	if info, err := root.Lstat(notesFile); errors.Is(err, fs.ErrNotExist) {
-		return s.none(), nil
+		return s.emptyNotes(), nil
 	} else if err == nil && !info.Mode().IsRegular() {
 		return Notes{}, fmt.Errorf("read memory: %w: no regular file", errCorrupt)
 	}
@@ -124,23 +124,23 @@ func (s *Store) read(root *os.Root) (Notes, error) {
 	if err != nil {
 		return Notes{}, fmt.Errorf("read memory: %w", err)
 	}
-	return s.parse(text)
+	return s.parseNotes(text)
 }
 
 // parse is strict: what is used as notes is what was written as notes.
-func (s *Store) parse(text []byte) (Notes, error) {
+func (s *Store) parseNotes(text []byte) (Notes, error) {
 	var n Notes
 	dec := json.NewDecoder(bytes.NewReader(text))
 	dec.DisallowUnknownFields()
 	err := dec.Decode(&n)
 	switch {
 	case err != nil:
-	case n.Version != version:
+	case n.Version != fileVersion:
 		err = fmt.Errorf("version %d", n.Version)
 	case n.Workspace != s.workspace:
 		err = errors.New("it is of another workspace")
 	default:
-		err = n.check()
+		err = n.checkBounds()
 	}
 	if err != nil {
 		return Notes{}, fmt.Errorf("read memory: %w: %w", errCorrupt, err)
@@ -149,7 +149,7 @@ func (s *Store) parse(text []byte) (Notes, error) {
 }
 
 // check holds notes to their bounds.
-func (n Notes) check() error {
+func (n Notes) checkBounds() error {
 	total := 0
 	for _, note := range n.Notes {
 		if note.Text == "" || len(note.Text) > MaxNoteBytes || !utf8.ValidString(note.Text) {
@@ -198,13 +198,13 @@ func (s *Store) Change(ctx context.Context, ifState string, f func(n *Notes) err
 		return Notes{}, "", err
 	}
 	defer unlock()
-	n, err := s.read(root)
+	n, err := s.readFile(root)
 	if errors.Is(err, errCorrupt) {
 		aside = fmt.Sprintf("%s.corrupt-%s", notesFile, s.now().UTC().Format("20060102T150405.000000000"))
 		if err := root.Rename(notesFile, aside); err != nil {
 			return Notes{}, "", fmt.Errorf("change memory: %w", err)
 		}
-		n, err = s.none(), nil
+		n, err = s.emptyNotes(), nil
 	}
 	if err != nil {
 		return Notes{}, "", err
@@ -215,15 +215,15 @@ func (s *Store) Change(ctx context.Context, ifState string, f func(n *Notes) err
 	if err := f(&n); err != nil {
 		return n, aside, err
 	}
-	if err := n.check(); err != nil {
+	if err := n.checkBounds(); err != nil {
 		return n, aside, err
 	}
-	return n, aside, write(root, n)
+	return n, aside, writeNotes(root, n)
 }
 
 // lock keeps other processes out. A process that was killed holds nothing.
 func (s *Store) lock(ctx context.Context) (unlock func(), err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, lockTime, errors.New("another process holds the notes"))
+	ctx, cancel := context.WithTimeoutCause(ctx, lockTimeout, errors.New("another process holds the notes"))
 	defer cancel()
 	l := flock.New(filepath.Join(s.dir, lockFile), flock.SetPermissions(0o600))
 	if ok, err := l.TryLockContext(ctx, 20*time.Millisecond); err != nil || !ok {
@@ -233,7 +233,7 @@ func (s *Store) lock(ctx context.Context) (unlock func(), err error) {
 }
 
 // write replaces the file.
-func write(root *os.Root, n Notes) (err error) {
+func writeNotes(root *os.Root, n Notes) (err error) {
 	text, err := json.MarshalIndent(n, "", "  ")
 	if err != nil {
 		return fmt.Errorf("write memory: %w", err)
@@ -260,13 +260,13 @@ func write(root *os.Root, n Notes) (err error) {
 }
 
 // add appends a note.
-func (n *Notes) add(text, session string, now time.Time) {
+func (n *Notes) appendNote(text, session string, now time.Time) {
 	n.Last++
 	n.Notes = append(n.Notes, Note{ID: fmt.Sprintf("m%d", n.Last), Text: text, Session: session, Changed: now.UTC()})
 }
 
 // find gives the place of a note.
-func (n *Notes) find(id string) (int, error) {
+func (n *Notes) findNote(id string) (int, error) {
 	for i, note := range n.Notes {
 		if note.ID == id {
 			return i, nil
