@@ -59,7 +59,9 @@ func Factories(o Options) []tools.Factory {
 	}
 	var all []tools.Factory
 	for _, k := range []kind{newAddKind(), newReplaceKind(), newConsolidateKind()} {
-		k.def.Class, k.def.Runs, k.def.EnabledByDefault = tools.ClassWrite, tools.PlaceState, o.Enabled
+		k.def.Class = tools.ClassWrite
+		k.def.Runs = tools.PlaceState
+		k.def.EnabledByDefault = o.Enabled
 		k.def.Aliases = map[string]string{"content": "text", "note": "text", "memory": "text"}
 		all = append(all, func() tools.Tool { return &tool{kind: k, opts: o} })
 	}
@@ -136,16 +138,20 @@ func (t *tool) Execute(ctx context.Context, call *tools.Call) (tools.Output, err
 
 // failure words what the model can mend.
 func toolError(err error) error {
-	reason, hint := "", ""
+	var reason, hint string
 	switch {
 	case errors.Is(err, ErrFull):
-		reason, hint = "full", "Join what belongs together by memory_consolidate, or remove notes by memory_replace with an empty text."
+		reason = "full"
+		hint = "Join what belongs together by memory_consolidate, or remove notes by memory_replace with an empty text."
 	case errors.Is(err, ErrNoNote):
-		reason, hint = "not_found", "The ids stand in the list of notes."
+		reason = "not_found"
+		hint = "The ids stand in the list of notes."
 	case errors.Is(err, ErrText):
-		reason, hint = "invalid_text", "Say it shorter, in plain words."
+		reason = "invalid_text"
+		hint = "Say it shorter, in plain words."
 	case errors.Is(err, ErrChanged):
-		reason, hint = "conflict", "Another session has changed the notes since this was shown; look at them and ask again."
+		reason = "conflict"
+		hint = "Another session has changed the notes since this was shown; look at them and ask again."
 	default:
 		return err
 	}
@@ -207,7 +213,8 @@ func newReplaceKind() kind {
 			}
 			last := n.Last
 			note := appendNote(n, in.Text)
-			note.ID, n.Last = in.ID, last
+			note.ID = in.ID
+			n.Last = last
 			n.Notes = n.Notes[:len(n.Notes)-1]
 			n.Notes[i] = note
 			return n.checkBounds()

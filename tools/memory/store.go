@@ -204,7 +204,8 @@ func (s *Store) Change(ctx context.Context, ifState string, f func(n *Notes) err
 		if err := root.Rename(notesFile, aside); err != nil {
 			return Notes{}, "", fmt.Errorf("change memory: %w", err)
 		}
-		n, err = s.emptyNotes(), nil
+		n = s.emptyNotes()
+		err = nil
 	}
 	if err != nil {
 		return Notes{}, "", err
