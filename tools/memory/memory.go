@@ -15,41 +15,43 @@ import (
 
 // Options configure the tools.
 type Options struct {
-	// Store is where the notes are. It is needed where a tool runs.
+	// Store holds the notes. It is required to run a tool.
 	Store *Store
-	// Enabled offers the tools; they are off by default.
+	// Enabled reports whether the tools are enabled by default.
 	Enabled bool
-	// Redact takes secrets out of a text that is to be kept; nil changes nothing.
+	// Redact returns a text without secrets. It is applied to each text before it
+	// is stored. Nil leaves texts unchanged.
 	Redact func(string) string
-	// Warn is told that notes could not be read and were moved aside; nil is nobody.
+	// Warn is called if the notes could not be read and were moved aside. It may
+	// be nil.
 	Warn func(string)
 }
 
-// The tools' canonical names.
+// The canonical names of the tools.
 const (
 	AddName         tools.Name = "memory_add"
 	ReplaceName     tools.Name = "memory_replace"
 	ConsolidateName tools.Name = "memory_consolidate"
 )
 
-// kind is what the tools differ in.
+// kind is the part in which the tools differ.
 type kind struct {
 	def tools.Definition
-	// change makes the change that an input asks for.
+	// change applies an input to the notes.
 	change func(input, *Notes, noteAppender) error
 }
 
-// keeper writes a text into a note.
+// noteAppender appends a new note with a text and returns it.
 type noteAppender func(n *Notes, text string) Note
 
-// input is that of all three tools.
+// input is the input of any of the tools.
 type input struct {
 	ID   string   `json:"id"`
 	IDs  []string `json:"ids"`
 	Text string   `json:"text"`
 }
 
-// Factories gives a factory for each tool.
+// Factories returns a factory for each tool.
 func Factories(o Options) []tools.Factory {
 	if o.Redact == nil {
 		o.Redact = func(s string) string { return s }
@@ -74,7 +76,7 @@ type tool struct {
 	opts Options
 }
 
-// Definition describes the tool.
+// Definition returns the tool's definition.
 func (t *tool) Definition() tools.Definition { return t.def }
 
 func (t *tool) decodeInput(call *tools.Call) (input, error) {
@@ -93,7 +95,7 @@ func (t *tool) newAppender(session string) noteAppender {
 	}
 }
 
-// Project shows what the call would change, without changing it.
+// Project returns the change that the call would make, without making it.
 func (t *tool) Project(_ context.Context, call *tools.Call) (tools.Projection, error) {
 	in, err := t.decodeInput(call)
 	if err != nil {
@@ -114,7 +116,7 @@ func (t *tool) Project(_ context.Context, call *tools.Call) (tools.Projection, e
 	}, nil
 }
 
-// Execute changes the notes, all or nothing, and gives them as they are now.
+// Execute changes the notes, all or nothing, and returns them after the change.
 func (t *tool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	in, err := t.decodeInput(call)
 	if err != nil {
@@ -136,7 +138,8 @@ func (t *tool) Execute(ctx context.Context, call *tools.Call) (tools.Output, err
 	}, nil
 }
 
-// failure words what the model can mend.
+// toolError returns an error for the model if err is one that the model can fix,
+// else err.
 func toolError(err error) error {
 	var reason, hint string
 	switch {
@@ -161,6 +164,7 @@ func toolError(err error) error {
 	}
 }
 
+// descriptionSuffix ends the description of each tool.
 const descriptionSuffix = " Notes are short facts about this workspace that a later session should know: how it is built and tested, decisions, what was tried. " +
 	"They are no place for secrets, and never instructions."
 
@@ -251,6 +255,7 @@ func newConsolidateKind() kind {
 	}
 }
 
+// summarizeInput returns the summary of a call: its IDs and its text.
 func summarizeInput(raw json.RawMessage) string {
 	var in input
 	if err := json.Unmarshal(raw, &in); err != nil {

@@ -18,12 +18,12 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// bench is the tools over a store, through a real dispatcher.
+// fixture is a store, and a dispatcher with the tools.
 type fixture struct {
-	t     *testing.T
-	dir   string
-	store *Store
-	d     *tools.Dispatcher
+	t        *testing.T
+	dir      string
+	store    *Store
+	d        *tools.Dispatcher
 	warnings []string
 }
 
@@ -92,7 +92,7 @@ func TestMemoryLastsBeyondItsStore(t *testing.T) {
 		t.Errorf("file %v, %v", info, err)
 	}
 	if dir, err := os.Stat(b.store.Dir()); err != nil || dir.Mode().Perm() != 0o700 {
-		t.Errorf("folder %v, %v", dir, err)
+		t.Errorf("directory %v, %v", dir, err)
 	}
 }
 
@@ -146,7 +146,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 	n, err := b.store.Read()
 	if err != nil || n.checkBounds() != nil {
-		t.Errorf("what is kept breaks its bounds: %v, %v", err, n.checkBounds())
+		t.Errorf("the stored notes exceed their bounds: %v, %v", err, n.checkBounds())
 	}
 	small := newFixture(t)
 	for range MaxNotes {
@@ -157,8 +157,8 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 }
 
-// TestMemoryOfMany: changes from many sides are all kept, and every file that a
-// reader meets is whole.
+// TestMemoryOfMany checks that concurrent changes are all kept, and that readers
+// only see complete files.
 func TestMemoryOfMany(t *testing.T) {
 	dir := t.TempDir()
 	var wg sync.WaitGroup
@@ -186,7 +186,8 @@ func TestMemoryOfMany(t *testing.T) {
 	}
 }
 
-// TestMemoryThatIsCorrupt is moved aside, never used and never lost.
+// TestMemoryThatIsCorrupt checks that a corrupt file is moved aside, and neither
+// used nor lost.
 func TestMemoryThatIsCorrupt(t *testing.T) {
 	for name, text := range map[string]string{
 		"garbage":             "not json",
@@ -225,7 +226,8 @@ func TestMemoryThatIsCorrupt(t *testing.T) {
 	}
 }
 
-// TestMemoryFollowsNoLink: a link in the place of the file leads nowhere.
+// TestMemoryFollowsNoLink checks that a symlink in place of the file is neither
+// followed nor written through.
 func TestMemoryFollowsNoLink(t *testing.T) {
 	b := newFixture(t)
 	outside := filepath.Join(t.TempDir(), "canary")
@@ -239,17 +241,18 @@ func TestMemoryFollowsNoLink(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := b.store.Read(); err == nil {
-		t.Error("a link was read")
+		t.Error("a symlink was followed")
 	}
 	if r := b.call(AddName, `{"text":"new"}`); r.IsError {
 		t.Errorf("add: %s", resultText(r))
 	}
 	if got, err := os.ReadFile(outside); err != nil || string(got) != "canary" {
-		t.Errorf("the link's target is %q, %v", got, err)
+		t.Errorf("the symlink's target is %q, %v", got, err)
 	}
 }
 
-// TestMemoryThatWasShown is changed as it was shown, or not at all.
+// TestMemoryThatWasShown checks that a call applies the change that was shown,
+// or none.
 func TestMemoryThatWasShown(t *testing.T) {
 	b := newFixture(t)
 	b.call(AddName, `{"text":"one"}`)
@@ -260,7 +263,7 @@ func TestMemoryThatWasShown(t *testing.T) {
 		t.Fatalf("projected %+v, %v", p, err)
 	}
 	if n, _ := b.store.Read(); n.String() != "m1: one\n" {
-		t.Errorf("looking changed it: %q", n)
+		t.Errorf("Project changed the notes to %q", n)
 	}
 	b.call(AddName, `{"text":"other"}`)
 	call.Projected = p.State
@@ -297,8 +300,7 @@ func TestMemoryIsOffByDefault(t *testing.T) {
 	}
 }
 
-// TestMemoryLock: a holder that does not let go is waited for no longer than
-// the call wants.
+// TestMemoryLock checks that waiting for the lock ends with the call's context.
 func TestMemoryLock(t *testing.T) {
 	s := NewStore(t.TempDir(), "/w")
 	if err := os.MkdirAll(s.Dir(), 0o700); err != nil {

@@ -20,55 +20,55 @@ import (
 	"github.com/gofrs/flock"
 )
 
-// Bounds of one workspace's notes: what a model can read at a session's start
-// without its context being about nothing else.
+// Bounds of the notes of one workspace. A model reads them all at the start of a
+// session, so they may fill only a small part of its context.
 const (
 	MaxNotes     = 100
 	MaxNoteBytes = 2_000
-	MaxBytes     = 32 << 10 // of all texts
+	MaxBytes     = 32 << 10 // of all texts together
 	maxFileBytes = 1 << 20
 )
 
-// lockTime bounds the wait for another process that changes the same notes.
+// lockTimeout limits the wait for another process that changes the same notes.
 const lockTimeout = 5 * time.Second
 
 // Errors of a [Store].
 var (
-	// ErrFull: the notes would be too many or too long.
+	// ErrFull means that a change would exceed MaxNotes or MaxBytes.
 	ErrFull = errors.New("memory is full")
-	// ErrNoNote: there is no note with that id.
+	// ErrNoNote means that no note has the ID.
 	ErrNoNote = errors.New("no such note")
-	// ErrChanged: the notes are not those that were shown.
+	// ErrChanged means that the notes changed since they were shown.
 	ErrChanged = errors.New("memory has changed")
-	// ErrText: a note's text is empty, too long, or no text.
+	// ErrText means that a note's text is empty, too long, or not UTF-8.
 	ErrText = errors.New("no text for a note")
 )
 
-// Note is one thing that was kept.
+// Note is one note.
 type Note struct {
-	// ID is m and a number that is used once.
+	// ID is "m" and a number. IDs are never reused.
 	ID   string `json:"id"`
 	Text string `json:"text"`
-	// Session is the one that wrote it last, Changed when.
+	// Session is the ID of the session that last changed the note, at Changed.
 	Session string    `json:"session,omitempty"`
 	Changed time.Time `json:"changed"`
 }
 
-// Notes are all of one workspace.
+// Notes are all notes of one workspace, as stored.
 type Notes struct {
 	Version   int    `json:"version"`
 	Workspace string `json:"workspace"`
-	// Last is the number of the newest id.
+	// Last is the number in the newest ID.
 	Last  int    `json:"last"`
 	Notes []Note `json:"notes"`
 }
 
-// version is that of the file.
+// fileVersion is the version of the file format.
 const fileVersion = 1
 
 // Store keeps the notes of one workspace in one file. Any number of stores and
-// processes may work on it: each change is made under a lock, on the file as it
-// is then, and replaces it whole. Nothing is held between calls.
+// processes may use the same file: each change locks it, reads it and replaces
+// it as a whole. A Store holds nothing open between calls.
 type Store struct {
 	dir       string
 	workspace string
@@ -80,18 +80,18 @@ const (
 	lockFile  = "lock"
 )
 
-// NewStore gives the store of a workspace below the folder dir, which is
-// Caisson's own. Nothing is made before the first change.
+// NewStore returns the store of a workspace. Its directory is below dir and is
+// created by the first change.
 func NewStore(dir, workspace string) *Store {
 	sum := sha256.Sum256([]byte(workspace))
 	return &Store{dir: filepath.Join(dir, hex.EncodeToString(sum[:16])), workspace: workspace, now: time.Now}
 }
 
-// Dir is the workspace's folder.
+// Dir returns the directory of the workspace's notes.
 func (s *Store) Dir() string { return s.dir }
 
-// Read gives the notes. Where there are none yet it gives none. A file that is
-// not just what a Store writes fails; the next change moves it aside.
+// Read returns the notes, without any if there is no file yet. It fails if the
+// file was not written by a Store; the next change then moves it aside.
 func (s *Store) Read() (Notes, error) {
 	root, err := os.OpenRoot(s.dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -106,7 +106,7 @@ func (s *Store) Read() (Notes, error) {
 
 func (s *Store) emptyNotes() Notes { return Notes{Version: fileVersion, Workspace: s.workspace} }
 
-// errCorrupt is a file that no Store has written.
+// errCorrupt means that the file was not written by a Store.
 var errCorrupt = errors.New("the file is not one of ours")
 
 func (s *Store) readFile(root *os.Root) (Notes, error) {
@@ -127,7 +127,8 @@ func (s *Store) readFile(root *os.Root) (Notes, error) {
 	return s.parseNotes(text)
 }
 
-// parse is strict: what is used as notes is what was written as notes.
+// parseNotes parses a file. It is strict: it accepts only files of this
+// workspace, version and shape, within the bounds.
 func (s *Store) parseNotes(text []byte) (Notes, error) {
 	var n Notes
 	dec := json.NewDecoder(bytes.NewReader(text))
@@ -148,7 +149,7 @@ func (s *Store) parseNotes(text []byte) (Notes, error) {
 	return n, nil
 }
 
-// check holds notes to their bounds.
+// checkBounds returns an error if the notes exceed their bounds.
 func (n Notes) checkBounds() error {
 	total := 0
 	for _, note := range n.Notes {
@@ -163,7 +164,7 @@ func (n Notes) checkBounds() error {
 	return nil
 }
 
-// State identifies the notes as they are.
+// State returns a hash of the notes' IDs and texts.
 func (n Notes) State() string {
 	sum := sha256.New()
 	for _, note := range n.Notes {
@@ -172,7 +173,7 @@ func (n Notes) State() string {
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
-// String gives the notes for a model, or for a diff: a line or more each.
+// String returns the notes for a model or a diff, each on one or more lines.
 func (n Notes) String() string {
 	var b strings.Builder
 	for _, note := range n.Notes {
@@ -181,9 +182,9 @@ func (n Notes) String() string {
 	return b.String()
 }
 
-// Change lets f change the notes, and keeps what it made of them, all or
-// nothing. IfState, where it is not "", is the State that they must have. What
-// can't be read is moved aside first; aside is where, "" where it was not.
+// Change calls f to change the notes, and stores the result if f returns no
+// error. If ifState is not "", the notes must have this [Notes.State]. A file
+// that can't be read is moved aside first; aside is then its new name.
 func (s *Store) Change(ctx context.Context, ifState string, f func(n *Notes) error) (after Notes, aside string, err error) {
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return Notes{}, "", fmt.Errorf("change memory: %w", err)
@@ -192,7 +193,7 @@ func (s *Store) Change(ctx context.Context, ifState string, f func(n *Notes) err
 	if err != nil {
 		return Notes{}, "", fmt.Errorf("change memory: %w", err)
 	}
-	defer func() { _ = root.Close() }() // what was written is on the disk
+	defer func() { _ = root.Close() }() // the file is synced already
 	unlock, err := s.lock(ctx)
 	if err != nil {
 		return Notes{}, "", err
@@ -222,7 +223,8 @@ func (s *Store) Change(ctx context.Context, ifState string, f func(n *Notes) err
 	return n, aside, writeNotes(root, n)
 }
 
-// lock keeps other processes out. A process that was killed holds nothing.
+// lock excludes other processes. The kernel releases the lock of a process that
+// was killed.
 func (s *Store) lock(ctx context.Context) (unlock func(), err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, lockTimeout, errors.New("another process holds the notes"))
 	defer cancel()
@@ -233,7 +235,7 @@ func (s *Store) lock(ctx context.Context) (unlock func(), err error) {
 	return func() { _ = l.Close() }, nil // the kernel unlocks in any case
 }
 
-// write replaces the file.
+// writeNotes replaces the file atomically.
 func writeNotes(root *os.Root, n Notes) (err error) {
 	text, err := json.MarshalIndent(n, "", "  ")
 	if err != nil {
@@ -260,13 +262,13 @@ func writeNotes(root *os.Root, n Notes) (err error) {
 	return nil
 }
 
-// add appends a note.
+// appendNote appends a note with a new ID.
 func (n *Notes) appendNote(text, session string, now time.Time) {
 	n.Last++
 	n.Notes = append(n.Notes, Note{ID: fmt.Sprintf("m%d", n.Last), Text: text, Session: session, Changed: now.UTC()})
 }
 
-// find gives the place of a note.
+// findNote returns the index of a note.
 func (n *Notes) findNote(id string) (int, error) {
 	for i, note := range n.Notes {
 		if note.ID == id {
