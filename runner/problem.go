@@ -29,7 +29,7 @@ func (s *Session) problem(r Report) *Problem {
 		if r.Unapproved == 0 {
 			return applyProblem(r)
 		}
-		return s.approvalProblem(r, plural(r.Unapproved, "call"))
+		return approvalProblem(r, plural(r.Unapproved, "call"), s.opts.Broker != nil)
 	case loop.StopProviderFailed:
 		return &Problem{Cause: fmt.Sprintf("the model %s failed: %s", model, orElse(failure.Message, errText(r.Err))), Mend: providerHint(failure.Class) + " " + detail + "."}
 	case loop.StopAuth:
@@ -45,7 +45,7 @@ func (s *Session) problem(r Report) *Problem {
 	case loop.StopTraceUnwritable:
 		return &Problem{Cause: errText(r.Err), Mend: "Make room on the file system of " + s.dir + "."}
 	case loop.StopNoApprover:
-		p := s.approvalProblem(r, "a call")
+		p := approvalProblem(r, "a call", s.opts.Broker != nil)
 		p.Mend += " --on-prompt deny goes on without it."
 		return p
 	case loop.StopCancelled:
@@ -56,12 +56,12 @@ func (s *Session) problem(r Report) *Problem {
 
 // approvalProblem describes calls that needed an approval and got none: because
 // there was no way to ask, because the answers ended, or because none came in time.
-func (s *Session) approvalProblem(r Report, calls string) *Problem {
+func approvalProblem(r Report, calls string, canAsk bool) *Problem {
 	const allow = " Or allow the class of the call with --policy, or a command for good with caisson approvals trust."
 	unasked := slices.ContainsFunc(r.Denials, func(d Denial) bool { return d.Reason == "no_approver" })
 	p := &Problem{Cause: calls + " needed an approval and got none"}
 	switch {
-	case s.opts.Broker == nil:
+	case !canAsk:
 		p.Cause += ": nobody could be asked"
 		p.Mend = "To be asked, run with standard input and standard error on a terminal, and without --json." + allow
 	case !unasked && r.Reason != loop.StopNoApprover:
@@ -119,12 +119,12 @@ func (s *Session) whereChangesAre() string {
 	return "What was done is in the workspace."
 }
 
-// phrase returns a problem in the words of Options.Phrase.
-func (s *Session) phrase(p Problem) Problem {
-	if s.opts.Phrase == nil {
+// phrase returns a problem in the words of o.Phrase.
+func (o Options) phrase(p Problem) Problem {
+	if o.Phrase == nil {
 		return p
 	}
-	return s.opts.Phrase(p)
+	return o.Phrase(p)
 }
 
 // redactProblem takes secrets out of a problem: it may quote the provider.
@@ -132,7 +132,7 @@ func (s *Session) redactProblem(p *Problem) *Problem {
 	if p == nil {
 		return nil
 	}
-	*p = s.phrase(*p)
+	*p = s.opts.phrase(*p)
 	redact := newRedactor(s.opts.Secrets)
 	return &Problem{Cause: string(redact.bytes([]byte(p.Cause))), Mend: string(redact.bytes([]byte(p.Mend)))}
 }

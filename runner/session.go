@@ -162,7 +162,7 @@ func open(ctx context.Context, o Options) (_ *Session, err error) {
 		s.log.Debug("read privileges of files", zap.Error(err))
 	}
 	s.box = newContainer(ctx, o.Backend, s.spec())
-	s.box.record, s.box.phrase, s.box.log, s.box.refuseLost = s.journal.write, s.phrase, s.log, o.RefuseLost
+	s.box.record, s.box.phrase, s.box.log, s.box.refuseLost = s.journal.write, o.phrase, s.log, o.RefuseLost
 	s.box.prepare = s.guardRepositories
 	s.box.onStart = func() { s.look(s.ctx) }
 	if s.overlaid() {
