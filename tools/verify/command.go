@@ -29,6 +29,6 @@ type Ended struct {
 // runner runs a command in the session's sandbox, in the workspace. Cancelling
 // ctx ends it; the error then wraps context.Cause(ctx). How the command itself
 // ended is never an error.
-type runner interface {
+type commandRunner interface {
 	RunCheck(ctx context.Context, c Command) (Ended, error)
 }

@@ -17,17 +17,17 @@ import (
 type engine struct {
 	view workspace.View
 	// run is nil where no command may run.
-	run runner
+	runner commandRunner
 	// commandTime bounds one command, total all commands of a call.
-	commandTime, total time.Duration
+	commandTime, totalTime time.Duration
 }
 
 // all makes every check, in order, whatever became of those before it. Its
 // error is a cancellation, or the sandbox's own; what was found until then is
 // in the report.
-func (e *engine) all(ctx context.Context, tool string, checks []check) (Report, error) {
+func (e *engine) runChecks(ctx context.Context, tool string, checks []check) (Report, error) {
 	r := Report{Tool: tool, Results: []Result{}}
-	left, passed := e.total, 0
+	left, passed := e.totalTime, 0
 	var failed error
 	for i, c := range checks {
 		if c.ID == "" {
@@ -37,10 +37,10 @@ func (e *engine) all(ctx context.Context, tool string, checks []check) (Report, 
 			break
 		}
 		var one Result
-		if one, failed = e.one(ctx, c, &left); failed != nil {
+		if one, failed = e.runCheck(ctx, c, &left); failed != nil {
 			break
 		}
-		one.ID, one.Kind, one.Reason = c.ID, c.Kind, clip(one.Reason, maxReasonBytes)
+		one.ID, one.Kind, one.Reason = c.ID, c.Kind, clipText(one.Reason, maxReasonBytes)
 		if one.Passed {
 			passed++
 		}
@@ -53,21 +53,21 @@ func (e *engine) all(ctx context.Context, tool string, checks []check) (Report, 
 }
 
 // one makes one check.
-func (e *engine) one(ctx context.Context, c check, left *time.Duration) (r Result, err error) {
-	if extra := c.extra(); extra != "" {
+func (e *engine) runCheck(ctx context.Context, c check, left *time.Duration) (r Result, err error) {
+	if extra := c.unusedField(); extra != "" {
 		return Result{Reason: extra}, nil
 	}
 	switch c.Kind {
 	case kindShell:
-		return e.shell(ctx, c, left)
+		return e.checkShell(ctx, c, left)
 	case kindSHA256:
-		r.Passed, r.Reason, err = e.hash(ctx, c)
+		r.Passed, r.Reason, err = e.checkHash(ctx, c)
 	case kindFileExists:
-		r.Passed, r.Reason, err = e.exists(ctx, c)
+		r.Passed, r.Reason, err = e.checkFileExists(ctx, c)
 	default:
 		var text string
-		if text, r.Reason, err = e.text(ctx, c); err == nil && r.Reason == "" {
-			r.Passed, r.Reason = verdict(c, text)
+		if text, r.Reason, err = e.readText(ctx, c); err == nil && r.Reason == "" {
+			r.Passed, r.Reason = checkText(c, text)
 		}
 	}
 	return r, err
@@ -75,7 +75,7 @@ func (e *engine) one(ctx context.Context, c check, left *time.Duration) (r Resul
 
 // extra names a field that means nothing for this kind: a check that silently
 // ignores half of itself proves less than it seems to.
-func (c check) extra() string {
+func (c check) unusedField() string {
 	uses := map[string][]string{
 		kindContains: {"text", "value", "case"}, kindNotContains: {"text", "value", "case"}, kindRegex: {"text", "value", "case"},
 		kindContainsAny: {"text", "values", "case"}, kindContainsAll: {"text", "values", "case"}, kindMinLength: {"text", "value"},
@@ -108,21 +108,21 @@ func (c check) extra() string {
 }
 
 // shell runs a command and looks at how it ended.
-func (e *engine) shell(ctx context.Context, c check, left *time.Duration) (Result, error) {
+func (e *engine) checkShell(ctx context.Context, c check, left *time.Duration) (Result, error) {
 	switch {
-	case e.run == nil:
+	case e.runner == nil:
 		return Result{Reason: "this tool runs no commands; verify_shell does"}, nil
 	case c.Command == "":
 		return Result{Reason: "needs cmd"}, nil
 	case *left < time.Second:
-		return Result{Reason: fmt.Sprintf("not run: the commands of one call have %v together", e.total)}, nil
+		return Result{Reason: fmt.Sprintf("not run: the commands of one call have %v together", e.totalTime)}, nil
 	}
 	timeout := min(e.commandTime, *left)
 	if c.Timeout > 0 && c.Timeout < timeout.Seconds() {
 		timeout = time.Duration(math.Ceil(c.Timeout)) * time.Second
 	}
 	begun := time.Now()
-	ended, err := e.run.RunCheck(ctx, Command{Script: c.Command, Timeout: timeout})
+	ended, err := e.runner.RunCheck(ctx, Command{Script: c.Command, Timeout: timeout})
 	*left -= time.Since(begun)
 	if err == nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
@@ -133,11 +133,11 @@ func (e *engine) shell(ctx context.Context, c check, left *time.Duration) (Resul
 		}
 		return Result{}, fmt.Errorf("run check %s: %w", c.ID, err)
 	}
-	return ended.verdict(c, timeout), nil
+	return ended.result(c, timeout), nil
 }
 
 // verdict is how a shell check ended.
-func (d Ended) verdict(c check, timeout time.Duration) Result {
+func (d Ended) result(c check, timeout time.Duration) Result {
 	switch {
 	case d.TimedOut:
 		return Result{Reason: fmt.Sprintf("timed out after %v", timeout)}
@@ -151,9 +151,9 @@ func (d Ended) verdict(c check, timeout time.Duration) Result {
 	r := Result{ExitCode: new(d.Code), Reason: fmt.Sprintf("exit code %d", d.Code)}
 	switch {
 	case float64(d.Code) != c.Exit:
-		r.Reason += fmt.Sprintf(", expected %.0f; standard output begins: %s", c.Exit, quoted(d.Stdout))
+		r.Reason += fmt.Sprintf(", expected %.0f; standard output begins: %s", c.Exit, quoteClipped(d.Stdout))
 	case c.Stdout != "" && !strings.Contains(d.Stdout, c.Stdout):
-		r.Reason += fmt.Sprintf(", and %s is not in its standard output", quoted(c.Stdout))
+		r.Reason += fmt.Sprintf(", and %s is not in its standard output", quoteClipped(c.Stdout))
 		if d.Cut {
 			r.Reason += ", of which only the beginning and the end were looked at"
 		}

@@ -21,18 +21,18 @@ const (
 )
 
 // references are the keywords by which a schema can be applied over and over.
-var references = []string{"$ref", "$dynamicRef", "$recursiveRef"}
+var referenceKeywords = []string{"$ref", "$dynamicRef", "$recursiveRef"}
 
 // noLoader refuses every reference: a schema stands by itself.
-type noLoader struct{}
+type refuseLoader struct{}
 
-func (noLoader) Load(url string) (any, error) {
+func (refuseLoader) Load(url string) (any, error) {
 	return nil, fmt.Errorf("load %q: references are not followed", url)
 }
 
 // fits validates a text as JSON against a schema (draft 2020-12 unless it says
 // otherwise).
-func fits(schema json.RawMessage, text string) (bool, string) {
+func matchSchema(schema json.RawMessage, text string) (bool, string) {
 	if len(schema) == 0 || string(schema) == "null" {
 		return false, "needs schema"
 	}
@@ -41,13 +41,13 @@ func fits(schema json.RawMessage, text string) (bool, string) {
 		return false, "the schema is not JSON: " + err.Error()
 	}
 	m := measurer{schema: true}
-	m.walk(doc, 0)
+	m.countNodes(doc, 0)
 	switch {
 	case m.problem != "":
 		return false, "the schema " + m.problem
 	case m.nodes > maxSchemaNodes:
 		return false, fmt.Sprintf("the schema has %d parts, at most %d are accepted", m.nodes, maxSchemaNodes)
-	case m.program*len(text) > maxRegexWork:
+	case m.patternSize*len(text) > maxRegexWork:
 		return false, fmt.Sprintf("the schema's patterns are too large for a text of %d bytes", len(text))
 	}
 	value, err := jsonschema.UnmarshalJSON(strings.NewReader(text))
@@ -55,7 +55,7 @@ func fits(schema json.RawMessage, text string) (bool, string) {
 		return false, "not JSON: " + err.Error()
 	}
 	v := measurer{}
-	v.walk(value, 0)
+	v.countNodes(value, 0)
 	switch {
 	case v.problem != "":
 		return false, "the JSON " + v.problem
@@ -63,7 +63,7 @@ func fits(schema json.RawMessage, text string) (bool, string) {
 		return false, fmt.Sprintf("the JSON has %d values, too many for this schema", v.nodes)
 	}
 	c := jsonschema.NewCompiler()
-	c.UseLoader(noLoader{})
+	c.UseLoader(refuseLoader{})
 	const at = "schema:///check.json"
 	if err := c.AddResource(at, doc); err != nil {
 		return false, "the schema can't be used: " + err.Error()
@@ -84,11 +84,11 @@ type measurer struct {
 	schema bool
 	nodes  int
 	// program is the size of the patterns in a schema.
-	program int
-	problem string
+	patternSize int
+	problem     string
 }
 
-func (m *measurer) walk(v any, depth int) {
+func (m *measurer) countNodes(v any, depth int) {
 	m.nodes++
 	if depth > maxJSONDepth {
 		m.problem = fmt.Sprintf("is nested deeper than %d", maxJSONDepth)
@@ -97,12 +97,12 @@ func (m *measurer) walk(v any, depth int) {
 	switch v := v.(type) {
 	case map[string]any:
 		for key, child := range v {
-			m.keyword(key, child)
-			m.walk(child, depth+1)
+			m.countKeyword(key, child)
+			m.countNodes(child, depth+1)
 		}
 	case []any:
 		for _, child := range v {
-			m.walk(child, depth+1)
+			m.countNodes(child, depth+1)
 		}
 	case json.Number:
 		if err := tools.CheckNumber(string(v)); err != nil {
@@ -113,30 +113,30 @@ func (m *measurer) walk(v any, depth int) {
 
 // keyword looks at one key of a schema. A property that is named like a
 // keyword has a schema as its value, no text.
-func (m *measurer) keyword(key string, value any) {
+func (m *measurer) countKeyword(key string, value any) {
 	if !m.schema {
 		return
 	}
 	text, isText := value.(string)
-	if isText && slices.Contains(references, key) {
+	if isText && slices.Contains(referenceKeywords, key) {
 		m.problem = "holds " + key + ", which is not followed"
 	}
 	if isText && key == "pattern" {
-		m.pattern(text)
+		m.countPattern(text)
 	}
 	if patterns, ok := value.(map[string]any); ok && key == "patternProperties" {
 		for p := range patterns {
-			m.pattern(p)
+			m.countPattern(p)
 		}
 	}
 }
 
-func (m *measurer) pattern(p string) {
+func (m *measurer) countPattern(p string) {
 	size, err := programSize(p)
 	if err != nil {
 		m.problem = fmt.Sprintf("holds a bad pattern, %s", err)
 	}
-	m.program += size
+	m.patternSize += size
 }
 
 // firstProblems are the first few of what a validator found, sorted.
@@ -152,14 +152,14 @@ func firstProblems(err error) string {
 			if path == "" {
 				path = "/"
 			}
-			list = append(list, clip(path+": "+unit.Error.String(), 200))
+			list = append(list, clipText(path+": "+unit.Error.String(), 200))
 		}
 	}
 	slices.Sort(list)
 	list = slices.Compact(list)
-	const most = 5
-	if over := len(list) - most; over > 0 {
-		list = append(list[:most], fmt.Sprintf("and %d more", over))
+	const maxProblems = 5
+	if over := len(list) - maxProblems; over > 0 {
+		list = append(list[:maxProblems], fmt.Sprintf("and %d more", over))
 	}
 	return strings.Join(list, "; ")
 }

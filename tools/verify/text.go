@@ -22,7 +22,7 @@ const maxRegexWork = 50_000_000
 
 // text gives what a check is about: its text, or its file's. The reason says
 // why there is none.
-func (e *engine) text(ctx context.Context, c check) (text, reason string, err error) {
+func (e *engine) readText(ctx context.Context, c check) (text, reason string, err error) {
 	switch {
 	case c.Target != nil && c.Path != "":
 		return "", "give target_text or path, not both", nil
@@ -55,22 +55,22 @@ func fileReason(ctx context.Context, err error) (string, error) {
 }
 
 // verdict is how a check about a text ended.
-func verdict(c check, text string) (passed bool, reason string) {
+func checkText(c check, text string) (passed bool, reason string) {
 	switch c.Kind {
 	case kindContains, kindNotContains:
 		value, reason := c.stringValue()
 		if reason != "" {
 			return false, reason
 		}
-		return contains(c, text, value)
+		return checkContains(c, text, value)
 	case kindContainsAny, kindContainsAll:
-		return containsMany(c, text)
+		return checkContainsMany(c, text)
 	case kindRegex:
-		return matches(c, text)
+		return checkRegex(c, text)
 	case kindMinLength:
-		return longEnough(c, text)
+		return checkMinLength(c, text)
 	case kindJSONSchema:
-		return fits(c.Schema, text)
+		return matchSchema(c.Schema, text)
 	}
 	return false, "unknown check kind"
 }
@@ -89,22 +89,22 @@ func (c check) stringValue() (value, reason string) {
 	return value, ""
 }
 
-func (c check) has(text, value string) bool {
+func (c check) containsValue(text, value string) bool {
 	if c.CaseInsensitive {
 		text, value = strings.ToLower(text), strings.ToLower(value)
 	}
 	return strings.Contains(text, value)
 }
 
-func contains(c check, text, value string) (bool, string) {
-	found, want := c.has(text, value), c.Kind == kindContains
+func checkContains(c check, text, value string) (bool, string) {
+	found, want := c.containsValue(text, value), c.Kind == kindContains
 	if found {
-		return want, quoted(value) + " is in it"
+		return want, quoteClipped(value) + " is in it"
 	}
-	return !want, quoted(value) + " is not in it"
+	return !want, quoteClipped(value) + " is not in it"
 }
 
-func containsMany(c check, text string) (bool, string) {
+func checkContainsMany(c check, text string) (bool, string) {
 	if len(c.Values) == 0 {
 		return false, "needs values, at least one"
 	}
@@ -113,10 +113,10 @@ func containsMany(c check, text string) (bool, string) {
 		switch {
 		case v == "":
 			return false, "one of values is empty, which every text contains"
-		case !c.has(text, v):
-			missing = append(missing, quoted(v))
+		case !c.containsValue(text, v):
+			missing = append(missing, quoteClipped(v))
 		case c.Kind == kindContainsAny:
-			return true, quoted(v) + " is in it"
+			return true, quoteClipped(v) + " is in it"
 		}
 	}
 	if c.Kind == kindContainsAny {
@@ -129,7 +129,7 @@ func containsMany(c check, text string) (bool, string) {
 }
 
 // matches looks for a regular expression anywhere in the text.
-func matches(c check, text string) (bool, string) {
+func checkRegex(c check, text string) (bool, string) {
 	pattern, reason := c.stringValue()
 	if reason != "" {
 		return false, reason
@@ -149,7 +149,7 @@ func matches(c check, text string) (bool, string) {
 		return false, "bad pattern: " + err.Error()
 	}
 	if at := re.FindStringIndex(text); at != nil {
-		return true, "matches " + quoted(text[at[0]:at[1]])
+		return true, "matches " + quoteClipped(text[at[0]:at[1]])
 	}
 	return false, "no match"
 }
@@ -168,20 +168,20 @@ func programSize(pattern string) (int, error) {
 	return len(prog.Inst), nil
 }
 
-func longEnough(c check, text string) (bool, string) {
-	var least float64
-	if err := json.Unmarshal(c.Value, &least); err != nil {
+func checkMinLength(c check, text string) (bool, string) {
+	var minimum float64
+	if err := json.Unmarshal(c.Value, &minimum); err != nil {
 		return false, "needs value, a whole number"
 	}
-	if least < 0 || least != float64(int64(least)) {
+	if minimum < 0 || minimum != float64(int64(minimum)) {
 		return false, "value must be a whole number of at least 0"
 	}
 	n := utf8.RuneCountInString(text)
-	return float64(n) >= least, fmt.Sprintf("%d characters, at least %d are needed", n, int64(least))
+	return float64(n) >= minimum, fmt.Sprintf("%d characters, at least %d are needed", n, int64(minimum))
 }
 
 // hash compares a SHA-256, of a text or of a file of any kind of content.
-func (e *engine) hash(ctx context.Context, c check) (passed bool, reason string, err error) {
+func (e *engine) checkHash(ctx context.Context, c check) (passed bool, reason string, err error) {
 	want, reason := c.stringValue()
 	if reason != "" {
 		return false, reason, nil
@@ -232,7 +232,7 @@ func (e *engine) hashFile(ctx context.Context, path string) (sum, reason string,
 }
 
 // exists looks for a regular file.
-func (e *engine) exists(ctx context.Context, c check) (passed bool, reason string, err error) {
+func (e *engine) checkFileExists(ctx context.Context, c check) (passed bool, reason string, err error) {
 	if c.Path == "" {
 		return false, "needs path", nil
 	}
@@ -248,9 +248,9 @@ func (e *engine) exists(ctx context.Context, c check) (passed bool, reason strin
 }
 
 // quoted shows a piece of text in a reason.
-func quoted(s string) string { return fmt.Sprintf("%q", clip(s, 80)) }
+func quoteClipped(s string) string { return fmt.Sprintf("%q", clipText(s, 80)) }
 
-func clip(s string, n int) string {
+func clipText(s string, n int) string {
 	if len(s) <= n {
 		return s
 	}

@@ -43,12 +43,12 @@ func New(o Options) (tools.Factory, error) {
 	if o.View == nil {
 		return nil, errors.New("make verify tool: no view of the workspace")
 	}
-	return factory(definition(), engine{view: o.View}), nil
+	return newFactory(newDefinition(), engine{view: o.View}), nil
 }
 
 // NewShell gives the factory of verify_shell, whose commands r runs in the
 // sandbox.
-func NewShell(r runner, o Options) (tools.Factory, error) {
+func NewShell(r commandRunner, o Options) (tools.Factory, error) {
 	if r == nil || o.View == nil {
 		return nil, errors.New("make verify_shell tool: no runner, or no view of the workspace")
 	}
@@ -58,10 +58,10 @@ func NewShell(r runner, o Options) (tools.Factory, error) {
 	if o.CommandTime < time.Second {
 		return nil, fmt.Errorf("make verify_shell tool: command time is %v, must be at least 1s", o.CommandTime)
 	}
-	return factory(shellDefinition(o.CommandTime), engine{view: o.View, run: r, commandTime: o.CommandTime, total: o.CommandTime}), nil
+	return newFactory(newShellDefinition(o.CommandTime), engine{view: o.View, runner: r, commandTime: o.CommandTime, totalTime: o.CommandTime}), nil
 }
 
-func factory(def tools.Definition, e engine) tools.Factory {
+func newFactory(def tools.Definition, e engine) tools.Factory {
 	return func() tools.Tool { return &tool{def: def, engine: e} }
 }
 
@@ -76,31 +76,31 @@ type input struct {
 	Checks []check `json:"checks"`
 }
 
-const about = "Makes exact checks and says which of them hold: for claims about text and files that should not be taken on trust. Each check is about " +
+const checksDescription = "Makes exact checks and says which of them hold: for claims about text and files that should not be taken on trust. Each check is about " +
 	"target_text, or about the workspace file at path. A check that can't be made has not passed. " +
 	"Kinds: contains, not_contains (value), contains_any, contains_all (values), regex_match (value, RE2, anywhere in the text), " +
 	"min_length (value, in characters), json_schema (schema; without references), sha256 (value, hex), file_exists (path)"
 
-func definition() tools.Definition {
+func newDefinition() tools.Definition {
 	return tools.Definition{
-		Name: Name, Description: about + ".", InputSchema: schema(""), Class: tools.ClassRead, Runs: tools.PlaceHost,
-		Paths: paths, Summary: summary, ActsAs: actsAs(), EnabledByDefault: true,
+		Name: Name, Description: checksDescription + ".", InputSchema: buildSchema(""), Class: tools.ClassRead, Runs: tools.PlaceHost,
+		Paths: inputPaths, Summary: summarizeInput, ActsAs: actsAs(), EnabledByDefault: true,
 	}
 }
 
-func shellDefinition(commandTime time.Duration) tools.Definition {
+func newShellDefinition(commandTime time.Duration) tools.Definition {
 	return tools.Definition{
 		Name: ShellName,
-		Description: about + ", and shell (cmd, a command line that is run in the sandbox, in the workspace; it must end with expect_exit, " +
+		Description: checksDescription + ", and shell (cmd, a command line that is run in the sandbox, in the workspace; it must end with expect_exit, " +
 			"0 when left out, and its standard output hold expect_stdout_contains where that is given).",
-		InputSchema: schema(fmt.Sprintf(`,
+		InputSchema: buildSchema(fmt.Sprintf(`,
         "cmd": {"type": "string", "minLength": 1, "description": "shell: the command line."},
         "expect_exit": {"type": "integer", "minimum": 0, "maximum": 255, "description": "shell: the exit code; 0 when left out."},
         "expect_stdout_contains": {"type": "string", "description": "shell: what its standard output must hold."},
         "timeout_seconds": {"type": "integer", "minimum": 1, "maximum": %d, "description": "shell: seconds after which the command is stopped."}`,
 			int64(commandTime/time.Second)), kindShell),
 		Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Timeout: commandTime + stopMargin,
-		Paths: paths, Summary: summary, Commands: commands, ActsAs: actsAs(tools.NameShell), EnabledByDefault: true,
+		Paths: inputPaths, Summary: summarizeInput, Commands: inputCommands, ActsAs: actsAs(tools.NameShell), EnabledByDefault: true,
 	}
 }
 
@@ -108,7 +108,7 @@ func shellDefinition(commandTime time.Duration) tools.Definition {
 // of others: a check of a file's content reads the file.
 func actsAs(always ...tools.Name) func(json.RawMessage) []tools.Name {
 	return func(raw json.RawMessage) []tools.Name {
-		if len(raw) > 0 && len(paths(raw)) > 0 {
+		if len(raw) > 0 && len(inputPaths(raw)) > 0 {
 			return append(slices.Clone(always), tools.NameReadFile)
 		}
 		return always
@@ -116,7 +116,7 @@ func actsAs(always ...tools.Name) func(json.RawMessage) []tools.Name {
 }
 
 // schema is the input's, with more properties and kinds of a check.
-func schema(properties string, kinds ...string) json.RawMessage {
+func buildSchema(properties string, kinds ...string) json.RawMessage {
 	kinds = append([]string{
 		kindContains, kindNotContains, kindContainsAny, kindContainsAll, kindRegex, kindMinLength, kindJSONSchema, kindSHA256, kindFileExists,
 	}, kinds...)
@@ -147,7 +147,7 @@ func schema(properties string, kinds ...string) json.RawMessage {
 }`, maxChecks, strings.Join(kinds, `", "`), properties))
 }
 
-func decode(raw json.RawMessage) (input, error) {
+func decodeInput(raw json.RawMessage) (input, error) {
 	var in input
 	if err := json.Unmarshal(raw, &in); err != nil {
 		return in, fmt.Errorf("decode checks: %w", err)
@@ -156,8 +156,8 @@ func decode(raw json.RawMessage) (input, error) {
 }
 
 // paths are those that the checks name, for the scope check and the order of calls.
-func paths(raw json.RawMessage) []string {
-	in, err := decode(raw)
+func inputPaths(raw json.RawMessage) []string {
+	in, err := decodeInput(raw)
 	if err != nil {
 		return nil
 	}
@@ -171,8 +171,8 @@ func paths(raw json.RawMessage) []string {
 }
 
 // summary names the commands of a call, or how many checks it has.
-func summary(raw json.RawMessage) string {
-	in, err := decode(raw)
+func summarizeInput(raw json.RawMessage) string {
+	in, err := decodeInput(raw)
 	if err != nil {
 		return ""
 	}
@@ -188,8 +188,8 @@ func summary(raw json.RawMessage) string {
 }
 
 // commands are what a call runs: each is looked at for dangerous commands.
-func commands(raw json.RawMessage) []string {
-	in, err := decode(raw)
+func inputCommands(raw json.RawMessage) []string {
+	in, err := decodeInput(raw)
 	if err != nil {
 		return nil
 	}
@@ -211,24 +211,24 @@ func (t *tool) Definition() tools.Definition { return t.def }
 
 // Project returns what an approval covers beside the text of the commands.
 func (t *tool) Project(ctx context.Context, call *tools.Call) (tools.Projection, error) {
-	if t.engine.run == nil {
+	if t.engine.runner == nil {
 		return tools.Projection{}, nil
 	}
-	return tools.ProjectCommands(ctx, t.engine.view, ".", commands(call.Input)) //nolint:wrapcheck // as it is
+	return tools.ProjectCommands(ctx, t.engine.view, ".", inputCommands(call.Input)) //nolint:wrapcheck // as it is
 }
 
 // Execute makes the checks. That some did not pass is a completed call without
 // success, like a command that exits with another status than 0; an error is a
 // cancellation, or the sandbox's own.
 func (t *tool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
-	in, err := decode(call.Input)
+	in, err := decodeInput(call.Input)
 	if err != nil {
 		return tools.Output{}, err
 	}
 	if len(in.Checks) == 0 { // the schema has refused it before
 		return tools.Output{}, &tools.Error{Class: tools.ErrorExecution, Reason: "no_checks", Message: "There are no checks.", Visible: true}
 	}
-	r, failed := t.engine.all(ctx, string(t.def.Name), in.Checks)
+	r, failed := t.engine.runChecks(ctx, string(t.def.Name), in.Checks)
 	var text bytes.Buffer
 	enc := json.NewEncoder(&text)
 	enc.SetEscapeHTML(false)

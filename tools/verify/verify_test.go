@@ -27,7 +27,7 @@ type fixture struct {
 	d    *tools.Dispatcher
 }
 
-func newFixture(t *testing.T, r runner) *fixture {
+func newFixture(t *testing.T, r commandRunner) *fixture {
 	t.Helper()
 	f := &fixture{t: t, root: filepath.Join(t.TempDir(), "ws")}
 	outside := filepath.Join(filepath.Dir(f.root), "outside")
@@ -252,19 +252,19 @@ func TestCosts(t *testing.T) {
 }
 
 // script answers commands by a table.
-type script struct {
+type fakeRunner struct {
 	answers map[string]Ended
 	err     error
 	ran     []Command
 }
 
-func (s *script) RunCheck(_ context.Context, c Command) (Ended, error) {
+func (s *fakeRunner) RunCheck(_ context.Context, c Command) (Ended, error) {
 	s.ran = append(s.ran, c)
 	return s.answers[c.Script], s.err
 }
 
 func TestShell(t *testing.T) {
-	s := &script{answers: map[string]Ended{
+	s := &fakeRunner{answers: map[string]Ended{
 		"true": {}, "false": {Code: 1, Stdout: "why not"}, "three": {Code: 3, Stdout: "three"}, "slow": {Code: -1, TimedOut: true, Signal: 15},
 		"oom": {Code: -1, Signal: 9, OOMKilled: true}, "killed": {Code: -1, Signal: 9}, "long": {Stdout: "beginning", Cut: true},
 	}}
@@ -309,37 +309,37 @@ func TestShell(t *testing.T) {
 func TestShellIsCancelled(t *testing.T) {
 	why := fmt.Errorf("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
-	e := engine{run: stopper(func(ctx context.Context) { cancel(why); <-ctx.Done() }), commandTime: time.Minute, total: time.Minute}
-	r, err := e.all(ctx, "verify_shell", []check{{Kind: kindShell, Command: "a"}, {Kind: kindShell, Command: "b"}})
+	e := engine{runner: cancelRunner(func(ctx context.Context) { cancel(why); <-ctx.Done() }), commandTime: time.Minute, totalTime: time.Minute}
+	r, err := e.runChecks(ctx, "verify_shell", []check{{Kind: kindShell, Command: "a"}, {Kind: kindShell, Command: "b"}})
 	if !errors.Is(err, why) || r.AllPassed || len(r.Results) != 0 {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
 
 // stopper is a runner that ends with its context.
-type stopper func(ctx context.Context)
+type cancelRunner func(ctx context.Context)
 
-func (s stopper) RunCheck(ctx context.Context, _ Command) (Ended, error) {
+func (s cancelRunner) RunCheck(ctx context.Context, _ Command) (Ended, error) {
 	s(ctx)
 	return Ended{}, nil
 }
 
 // TestCommandsShareTheirTime is that many checks don't take many times as long.
 func TestCommandsShareTheirTime(t *testing.T) {
-	s := &script{answers: map[string]Ended{}}
-	e := engine{run: s, commandTime: time.Minute, total: 1500 * time.Millisecond}
-	left := e.total
-	if r, err := e.shell(t.Context(), check{Kind: kindShell, Command: "a"}, &left); err != nil || !r.Passed || s.ran[0].Timeout > e.total {
+	s := &fakeRunner{answers: map[string]Ended{}}
+	e := engine{runner: s, commandTime: time.Minute, totalTime: 1500 * time.Millisecond}
+	left := e.totalTime
+	if r, err := e.checkShell(t.Context(), check{Kind: kindShell, Command: "a"}, &left); err != nil || !r.Passed || s.ran[0].Timeout > e.totalTime {
 		t.Errorf("%+v, %v, %v", r, err, s.ran)
 	}
 	left = 0
-	if r, err := e.shell(t.Context(), check{Kind: kindShell, Command: "a"}, &left); err != nil || r.Passed || !strings.HasPrefix(r.Reason, "not run: ") {
+	if r, err := e.checkShell(t.Context(), check{Kind: kindShell, Command: "a"}, &left); err != nil || r.Passed || !strings.HasPrefix(r.Reason, "not run: ") {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
 
 func TestDefinitions(t *testing.T) {
-	f := newFixture(t, &script{})
+	f := newFixture(t, &fakeRunner{})
 	plain, _ := f.d.Lookup("verify")
 	sh, _ := f.d.Lookup("verify_shell")
 	if plain.Class != tools.ClassRead || plain.Runs != tools.PlaceHost || sh.Class != tools.ClassExecute || sh.Runs != tools.PlaceSandbox {
