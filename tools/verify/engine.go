@@ -27,20 +27,25 @@ type engine struct {
 // in the report.
 func (e *engine) runChecks(ctx context.Context, tool string, checks []check) (Report, error) {
 	r := Report{Tool: tool, Results: []Result{}}
-	left, passed := e.totalTime, 0
+	left := e.totalTime
+	passed := 0
 	var failed error
 	for i, c := range checks {
 		if c.ID == "" {
 			c.ID = fmt.Sprintf("check%d", i+1)
 		}
-		if failed = context.Cause(ctx); failed != nil {
+		failed = context.Cause(ctx)
+		if failed != nil {
 			break
 		}
 		var one Result
-		if one, failed = e.runCheck(ctx, c, &left); failed != nil {
+		one, failed = e.runCheck(ctx, c, &left)
+		if failed != nil {
 			break
 		}
-		one.ID, one.Kind, one.Reason = c.ID, c.Kind, clipText(one.Reason, maxReasonBytes)
+		one.ID = c.ID
+		one.Kind = c.Kind
+		one.Reason = clipText(one.Reason, maxReasonBytes)
 		if one.Passed {
 			passed++
 		}
@@ -66,7 +71,8 @@ func (e *engine) runCheck(ctx context.Context, c check, left *time.Duration) (r 
 		r.Passed, r.Reason, err = e.checkFileExists(ctx, c)
 	default:
 		var text string
-		if text, r.Reason, err = e.readText(ctx, c); err == nil && r.Reason == "" {
+		text, r.Reason, err = e.readText(ctx, c)
+		if err == nil && r.Reason == "" {
 			r.Passed, r.Reason = checkText(c, text)
 		}
 	}

@@ -91,14 +91,15 @@ func (c check) stringValue() (value, reason string) {
 
 func (c check) containsValue(text, value string) bool {
 	if c.CaseInsensitive {
-		text, value = strings.ToLower(text), strings.ToLower(value)
+		text = strings.ToLower(text)
+		value = strings.ToLower(value)
 	}
 	return strings.Contains(text, value)
 }
 
 func checkContains(c check, text, value string) (bool, string) {
-	found, want := c.containsValue(text, value), c.Kind == kindContains
-	if found {
+	want := c.Kind == kindContains
+	if c.containsValue(text, value) {
 		return want, quoteClipped(value) + " is in it"
 	}
 	return !want, quoteClipped(value) + " is not in it"
@@ -198,7 +199,8 @@ func (e *engine) checkHash(ctx context.Context, c check) (passed bool, reason st
 		sum := sha256.Sum256([]byte(*c.Target))
 		got = hex.EncodeToString(sum[:])
 	case c.Path != "":
-		if got, reason, err = e.hashFile(ctx, c.Path); reason != "" || err != nil {
+		got, reason, err = e.hashFile(ctx, c.Path)
+		if reason != "" || err != nil {
 			return false, reason, err
 		}
 	default:
