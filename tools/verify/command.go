@@ -5,30 +5,31 @@ import (
 	"time"
 )
 
-// Command is one command line of a shell check.
+// Command is the command line of a shell check.
 type Command struct {
 	Script string
-	// Timeout bounds its wall time; it is positive.
+	// Timeout limits the wall time. It is positive.
 	Timeout time.Duration
 }
 
-// Ended is how a command ended.
+// Ended is the outcome of a command.
 type Ended struct {
-	// Code is the exit code, -1 where a signal ended it, whose number is Signal.
+	// Code is the exit code, or -1 if the signal with the number Signal ended the
+	// command.
 	Code, Signal int
 	TimedOut     bool
 	OOMKilled    bool
-	// DiskFull says that it was ended because the host's disk was nearly full.
+	// DiskFull reports whether the command was stopped because the host's disk was
+	// nearly full.
 	DiskFull bool
-	// Stdout is what it wrote, or its first and last bytes; Cut says that some
-	// are missing between them.
+	// Stdout is the standard output. If Cut is set, bytes are missing in its middle.
 	Stdout string
 	Cut    bool
 }
 
-// runner runs a command in the session's sandbox, in the workspace. Cancelling
-// ctx ends it; the error then wraps context.Cause(ctx). How the command itself
-// ended is never an error.
+// commandRunner runs a command in the session's sandbox, in the workspace.
+// Cancelling ctx ends the command; the error then wraps context.Cause(ctx). A
+// failing command is not an error.
 type commandRunner interface {
 	RunCheck(ctx context.Context, c Command) (Ended, error)
 }

@@ -1,9 +1,8 @@
-// Package verify holds two tools that answer whether something is as it should
-// be, without a judgement of a model: verify, which looks at given text and at
-// workspace files from the host process, and verify_shell, which also runs
-// commands, in the sandbox.
+// Package verify provides two tools that make exact checks, without a model's
+// judgement. verify checks given text and workspace files from the host process;
+// verify_shell also runs commands in the sandbox.
 //
-// A check that can't be made (a file that isn't there, a pattern that is none)
-// is a check that did not pass, with the reason; it is never an error, and never
-// passes. Nothing of it depends on time, order or place.
+// A check that can't be made, because of a missing file or an invalid pattern for
+// example, did not pass, with the reason. It is never an error. Checks don't
+// depend on time, on their order or on the machine.
 package verify

@@ -16,15 +16,15 @@ import (
 // engine makes checks.
 type engine struct {
 	view workspace.View
-	// run is nil where no command may run.
+	// runner is nil if no commands may be run.
 	runner commandRunner
-	// commandTime bounds one command, total all commands of a call.
+	// commandTime limits one command, totalTime all commands of a call together.
 	commandTime, totalTime time.Duration
 }
 
-// all makes every check, in order, whatever became of those before it. Its
-// error is a cancellation, or the sandbox's own; what was found until then is
-// in the report.
+// runChecks makes all checks in order, whether or not earlier ones passed. Its
+// error is a cancellation or an error of the sandbox; the report then has the
+// results so far.
 func (e *engine) runChecks(ctx context.Context, tool string, checks []check) (Report, error) {
 	r := Report{Tool: tool, Results: []Result{}}
 	left := e.totalTime
@@ -57,7 +57,7 @@ func (e *engine) runChecks(ctx context.Context, tool string, checks []check) (Re
 	return r, failed
 }
 
-// one makes one check.
+// runCheck makes one check. It subtracts the time of commands from left.
 func (e *engine) runCheck(ctx context.Context, c check, left *time.Duration) (r Result, err error) {
 	if extra := c.unusedField(); extra != "" {
 		return Result{Reason: extra}, nil
@@ -79,8 +79,8 @@ func (e *engine) runCheck(ctx context.Context, c check, left *time.Duration) (r 
 	return r, err
 }
 
-// extra names a field that means nothing for this kind: a check that silently
-// ignores half of itself proves less than it seems to.
+// unusedField returns a reason if a field is set that the check's kind doesn't
+// use. A check that ignored it would prove less than it seems to.
 func (c check) unusedField() string {
 	uses := map[string][]string{
 		kindContains: {"text", "value", "case"}, kindNotContains: {"text", "value", "case"}, kindRegex: {"text", "value", "case"},
@@ -113,7 +113,7 @@ func (c check) unusedField() string {
 	return ""
 }
 
-// shell runs a command and looks at how it ended.
+// checkShell runs a command and checks its outcome.
 func (e *engine) checkShell(ctx context.Context, c check, left *time.Duration) (Result, error) {
 	switch {
 	case e.runner == nil:
@@ -142,7 +142,7 @@ func (e *engine) checkShell(ctx context.Context, c check, left *time.Duration) (
 	return ended.result(c, timeout), nil
 }
 
-// verdict is how a shell check ended.
+// result returns the result of the shell check c for a command's outcome.
 func (d Ended) result(c check, timeout time.Duration) Result {
 	switch {
 	case d.TimedOut:

@@ -12,26 +12,26 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// Bounds of a json_schema check. Without references a validation visits a part
-// of the schema at most once for each value, so their product bounds it.
+// Bounds of a json_schema check. Without references, validation visits each part
+// of the schema at most once per value, so the product of both bounds its cost.
 const (
 	maxSchemaNodes = 2000
 	maxSchemaWork  = 5_000_000
 	maxJSONDepth   = 100
 )
 
-// references are the keywords by which a schema can be applied over and over.
+// referenceKeywords are the keywords that apply a schema more than once.
 var referenceKeywords = []string{"$ref", "$dynamicRef", "$recursiveRef"}
 
-// noLoader refuses every reference: a schema stands by itself.
+// refuseLoader refuses to load any referenced schema.
 type refuseLoader struct{}
 
 func (refuseLoader) Load(url string) (any, error) {
 	return nil, fmt.Errorf("load %q: references are not followed", url)
 }
 
-// fits validates a text as JSON against a schema (draft 2020-12 unless it says
-// otherwise).
+// matchSchema validates text as JSON against a schema, by default of draft
+// 2020-12.
 func matchSchema(schema json.RawMessage, text string) (bool, string) {
 	if len(schema) == 0 || string(schema) == "null" {
 		return false, "needs schema"
@@ -78,12 +78,12 @@ func matchSchema(schema json.RawMessage, text string) (bool, string) {
 	return true, "valid"
 }
 
-// measurer counts what a document costs, and finds what can't be accepted in it.
+// measurer measures the cost of a document and finds unacceptable parts of it.
 type measurer struct {
-	// schema says that the document is one.
+	// schema reports whether the document is a schema.
 	schema bool
 	nodes  int
-	// program is the size of the patterns in a schema.
+	// patternSize is the program size of all patterns in a schema.
 	patternSize int
 	problem     string
 }
@@ -111,8 +111,8 @@ func (m *measurer) countNodes(v any, depth int) {
 	}
 }
 
-// keyword looks at one key of a schema. A property that is named like a
-// keyword has a schema as its value, no text.
+// countKeyword examines one key of a schema. A property that is named like a
+// keyword is told apart by its value: it is a schema and no string.
 func (m *measurer) countKeyword(key string, value any) {
 	if !m.schema {
 		return
@@ -139,7 +139,7 @@ func (m *measurer) countPattern(p string) {
 	m.patternSize += size
 }
 
-// firstProblems are the first few of what a validator found, sorted.
+// firstProblems returns the first few problems of a validation error, sorted.
 func firstProblems(err error) string {
 	invalid, ok := errors.AsType[*jsonschema.ValidationError](err)
 	if !ok {

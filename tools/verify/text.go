@@ -15,12 +15,12 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// maxRegexWork bounds a pattern's program times the bytes that it runs over:
-// RE2 takes time in proportion to both, 10 to 70 ns a step as measured for
-// grep, and can't be interrupted.
+// maxRegexWork bounds the product of a pattern's program size and the size of its
+// text in bytes. RE2 takes time in proportion to it, 10 to 70 ns per step as
+// measured for grep, and can't be interrupted.
 const maxRegexWork = 50_000_000
 
-// text gives what a check is about: its text, or its file's. The reason says
+// readText returns the text that c checks, which may be a file's, or the reason
 // why there is none.
 func (e *engine) readText(ctx context.Context, c check) (text, reason string, err error) {
 	switch {
@@ -42,8 +42,8 @@ func (e *engine) readText(ctx context.Context, c check) (text, reason string, er
 	return string(f.Data), "", nil
 }
 
-// fileReason words an error of the workspace as a check's reason; what is none
-// of the workspace ends the call.
+// fileReason returns the reason for a check that failed with a workspace error.
+// Any other error is returned as it is and ends the call.
 func fileReason(ctx context.Context, err error) (string, error) {
 	if context.Cause(ctx) != nil {
 		return "", err
@@ -54,7 +54,7 @@ func fileReason(ctx context.Context, err error) (string, error) {
 	return "", err
 }
 
-// verdict is how a check about a text ended.
+// checkText makes a check of a text.
 func checkText(c check, text string) (passed bool, reason string) {
 	switch c.Kind {
 	case kindContains, kindNotContains:
@@ -75,7 +75,8 @@ func checkText(c check, text string) (passed bool, reason string) {
 	return false, "unknown check kind"
 }
 
-// stringValue is the check's value where it must be a text.
+// stringValue returns the check's value, which must be a string that is not
+// empty, or the reason why it is not.
 func (c check) stringValue() (value, reason string) {
 	if len(c.Value) == 0 {
 		return "", "needs value"
@@ -129,7 +130,7 @@ func checkContainsMany(c check, text string) (bool, string) {
 	return true, fmt.Sprintf("all %d values are in it", len(c.Values))
 }
 
-// matches looks for a regular expression anywhere in the text.
+// checkRegex searches for a regular expression anywhere in the text.
 func checkRegex(c check, text string) (bool, string) {
 	pattern, reason := c.stringValue()
 	if reason != "" {
@@ -155,8 +156,8 @@ func checkRegex(c check, text string) (bool, string) {
 	return false, "no match"
 }
 
-// programSize is the number of instructions of a pattern: what each byte of a
-// text may cost.
+// programSize returns the number of instructions of a pattern, which is the
+// maximum number of steps per byte of a text.
 func programSize(pattern string) (int, error) {
 	parsed, err := syntax.Parse(pattern, syntax.Perl)
 	if err != nil {
@@ -181,7 +182,7 @@ func checkMinLength(c check, text string) (bool, string) {
 	return float64(n) >= minimum, fmt.Sprintf("%d characters, at least %d are needed", n, int64(minimum))
 }
 
-// hash compares a SHA-256, of a text or of a file of any kind of content.
+// checkHash compares the SHA-256 of a text or of any file.
 func (e *engine) checkHash(ctx context.Context, c check) (passed bool, reason string, err error) {
 	want, reason := c.stringValue()
 	if reason != "" {
@@ -212,8 +213,8 @@ func (e *engine) checkHash(ctx context.Context, c check) (passed bool, reason st
 	return false, "the SHA-256 is " + got, nil
 }
 
-// hashFile hashes a file piece by piece. One that changes meanwhile has the
-// hash of what was read.
+// hashFile hashes a file piece by piece. If the file changes meanwhile, the hash
+// is that of the bytes that were read.
 func (e *engine) hashFile(ctx context.Context, path string) (sum, reason string, err error) {
 	h := sha256.New()
 	for offset := int64(0); ; {
@@ -233,7 +234,7 @@ func (e *engine) hashFile(ctx context.Context, path string) (sum, reason string,
 	}
 }
 
-// exists looks for a regular file.
+// checkFileExists checks that a path is a regular file.
 func (e *engine) checkFileExists(ctx context.Context, c check) (passed bool, reason string, err error) {
 	if c.Path == "" {
 		return false, "needs path", nil
@@ -249,7 +250,7 @@ func (e *engine) checkFileExists(ctx context.Context, c check) (passed bool, rea
 	return true, fmt.Sprintf("a file of %d bytes", info.Size), nil
 }
 
-// quoted shows a piece of text in a reason.
+// quoteClipped returns the beginning of a text, quoted, for a reason.
 func quoteClipped(s string) string { return fmt.Sprintf("%q", clipText(s, 80)) }
 
 func clipText(s string, n int) string {

@@ -22,23 +22,23 @@ const (
 
 // Defaults of [Options].
 const (
-	// DefaultCommandTime bounds one command of a check.
+	// DefaultCommandTime is the default of Options.CommandTime.
 	DefaultCommandTime = 10 * time.Minute
-	// stopMargin is what the dispatcher waits beyond that: for the end of a
-	// command that is stopped, and its proof.
+	// stopMargin is added to it for the dispatcher's timeout. It is the time to
+	// stop a command and to confirm its end.
 	stopMargin = 30 * time.Second
 )
 
 // Options configure the tools.
 type Options struct {
-	// View is the workspace. It is needed.
+	// View is the workspace. It is required.
 	View workspace.View
-	// CommandTime bounds one command and all commands of one call together;
-	// zero means [DefaultCommandTime].
+	// CommandTime limits all commands of one call together. Zero means
+	// [DefaultCommandTime].
 	CommandTime time.Duration
 }
 
-// New gives the factory of verify, which reads and runs nothing.
+// New returns the factory of verify, which runs no commands.
 func New(o Options) (tools.Factory, error) {
 	if o.View == nil {
 		return nil, errors.New("make verify tool: no view of the workspace")
@@ -46,8 +46,7 @@ func New(o Options) (tools.Factory, error) {
 	return newFactory(newDefinition(), engine{view: o.View}), nil
 }
 
-// NewShell gives the factory of verify_shell, whose commands r runs in the
-// sandbox.
+// NewShell returns the factory of verify_shell, which runs its commands with r.
 func NewShell(r commandRunner, o Options) (tools.Factory, error) {
 	if r == nil || o.View == nil {
 		return nil, errors.New("make verify_shell tool: no runner, or no view of the workspace")
@@ -65,7 +64,7 @@ func newFactory(def tools.Definition, e engine) tools.Factory {
 	return func() tools.Tool { return &tool{def: def, engine: e} }
 }
 
-// tool is one execution of either.
+// tool is one execution of either tool.
 type tool struct {
 	def    tools.Definition
 	engine engine
@@ -115,7 +114,8 @@ func actsAs(always ...tools.Name) func(json.RawMessage) []tools.Name {
 	}
 }
 
-// schema is the input's, with more properties and kinds of a check.
+// buildSchema returns the schema of the input, with additional properties and
+// kinds of checks.
 func buildSchema(properties string, kinds ...string) json.RawMessage {
 	kinds = append([]string{
 		kindContains, kindNotContains, kindContainsAny, kindContainsAll, kindRegex, kindMinLength, kindJSONSchema, kindSHA256, kindFileExists,
@@ -155,7 +155,8 @@ func decodeInput(raw json.RawMessage) (input, error) {
 	return in, nil
 }
 
-// paths are those that the checks name, for the scope check and the order of calls.
+// inputPaths returns the paths that the checks name, for the scope check and the
+// order of calls.
 func inputPaths(raw json.RawMessage) []string {
 	in, err := decodeInput(raw)
 	if err != nil {
@@ -170,7 +171,7 @@ func inputPaths(raw json.RawMessage) []string {
 	return out
 }
 
-// summary names the commands of a call, or how many checks it has.
+// summarizeInput returns the number of checks of a call, and its commands.
 func summarizeInput(raw json.RawMessage) string {
 	in, err := decodeInput(raw)
 	if err != nil {
@@ -187,7 +188,8 @@ func summarizeInput(raw json.RawMessage) string {
 	return out
 }
 
-// commands are what a call runs: each is looked at for dangerous commands.
+// inputCommands returns the commands that a call runs. The dispatcher matches
+// each with the patterns of dangerous commands.
 func inputCommands(raw json.RawMessage) []string {
 	in, err := decodeInput(raw)
 	if err != nil {
@@ -206,20 +208,21 @@ func (in input) commands() []string {
 	return out
 }
 
-// Definition describes the tool.
+// Definition returns the tool's definition.
 func (t *tool) Definition() tools.Definition { return t.def }
 
-// Project returns what an approval covers beside the text of the commands.
+// Project returns the directory and the scripts of the commands, which an
+// approval covers besides their text.
 func (t *tool) Project(ctx context.Context, call *tools.Call) (tools.Projection, error) {
 	if t.engine.runner == nil {
 		return tools.Projection{}, nil
 	}
-	return tools.ProjectCommands(ctx, t.engine.view, ".", inputCommands(call.Input)) //nolint:wrapcheck // as it is
+	return tools.ProjectCommands(ctx, t.engine.view, ".", inputCommands(call.Input))
 }
 
-// Execute makes the checks. That some did not pass is a completed call without
-// success, like a command that exits with another status than 0; an error is a
-// cancellation, or the sandbox's own.
+// Execute makes the checks. If some did not pass, the call completes without
+// success, like a command with an exit status other than 0. An error is a
+// cancellation or an error of the sandbox.
 func (t *tool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	in, err := decodeInput(call.Input)
 	if err != nil {

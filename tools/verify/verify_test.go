@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fixture is the tools over a real folder, behind a real dispatcher.
+// fixture is a dispatcher with the tools, and a workspace in a real directory.
 type fixture struct {
 	t    *testing.T
 	root string
@@ -90,7 +90,7 @@ func (f *fixture) call(name tools.Name, checks string) tools.Result {
 	return got[0]
 }
 
-// report makes a call that must complete.
+// report makes a call that must complete, and returns its report.
 func (f *fixture) report(name tools.Name, checks string) Report {
 	f.t.Helper()
 	got := f.call(name, checks)
@@ -185,8 +185,8 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// TestInvalid is what the schema refuses: no checks above all, and everything
-// that runs a command.
+// TestInvalid checks which inputs the schema refuses: above all no checks, and
+// commands in verify.
 func TestInvalid(t *testing.T) {
 	f := newFixture(t, nil)
 	for _, checks := range []string{
@@ -205,18 +205,18 @@ func TestInvalid(t *testing.T) {
 		}
 	}
 	if got := f.call(Name, `{"kind":"contains","path":"../outside/canary","value":"canary"}`); got.Class != tools.ErrorPermissionDenied {
-		t.Errorf("a path outside: %+v", got)
+		t.Errorf("path outside the workspace: %+v", got)
 	}
 	r := f.report(Name, `{"kind":"contains","path":"link","value":"canary"},{"kind":"file_exists","path":"link"},{"kind":"sha256","path":"link","value":"`+strings.Repeat("0", 64)+`"}`)
 	for _, one := range r.Results {
 		if one.Passed || strings.Contains(one.Reason, "is in it") || strings.Contains(one.Reason, "SHA-256") {
-			t.Errorf("a link that leads outside: %+v", one)
+			t.Errorf("symlink to the outside: %+v", one)
 		}
 	}
 }
 
-// TestCosts are checks that are small and would take for ever: each is refused
-// or ends, and none passes.
+// TestCosts checks small inputs that could take very long: each is refused or
+// ends, and none passes.
 func TestCosts(t *testing.T) {
 	f := newFixture(t, nil)
 	if err := os.WriteFile(filepath.Join(f.root, "long"), []byte(strings.Repeat("a", maxTextBytes)), 0o644); err != nil {
@@ -251,7 +251,7 @@ func TestCosts(t *testing.T) {
 	}
 }
 
-// script answers commands by a table.
+// fakeRunner returns the outcome of each command from a table.
 type fakeRunner struct {
 	answers map[string]Ended
 	err     error
@@ -297,12 +297,12 @@ func TestShell(t *testing.T) {
 		}
 	}
 	if s.ran[0].Timeout <= 50*time.Second || s.ran[0].Timeout > time.Minute {
-		t.Errorf("a command without a timeout has %v", s.ran[0].Timeout)
+		t.Errorf("timeout of a command without one is %v", s.ran[0].Timeout)
 	}
 	s.err = tools.ErrSandboxLost
 	_, err := f.d.Round(t.Context(), []tools.Call{{ID: "tu_1", Name: ShellName, Input: json.RawMessage(`{"checks":[{"kind":"file_exists","path":"hello.txt"},{"kind":"shell","cmd":"true"}]}`)}})
 	if !errors.Is(err, tools.ErrSandboxLost) {
-		t.Errorf("a sandbox that is lost: %v", err)
+		t.Errorf("lost sandbox: %v", err)
 	}
 }
 
@@ -316,7 +316,7 @@ func TestShellIsCancelled(t *testing.T) {
 	}
 }
 
-// stopper is a runner that ends with its context.
+// cancelRunner is a commandRunner that returns when its context ends.
 type cancelRunner func(ctx context.Context)
 
 func (s cancelRunner) RunCheck(ctx context.Context, _ Command) (Ended, error) {
@@ -324,7 +324,8 @@ func (s cancelRunner) RunCheck(ctx context.Context, _ Command) (Ended, error) {
 	return Ended{}, nil
 }
 
-// TestCommandsShareTheirTime is that many checks don't take many times as long.
+// TestCommandsShareTheirTime checks that the commands of a call share one limit
+// of time.
 func TestCommandsShareTheirTime(t *testing.T) {
 	s := &fakeRunner{answers: map[string]Ended{}}
 	e := engine{runner: s, commandTime: time.Minute, totalTime: 1500 * time.Millisecond}
