@@ -36,7 +36,7 @@ func (s *Store) downloadLayers(ctx context.Context, im *reader.Image, reg *reade
 	if len(missing) == 0 {
 		return nil
 	}
-	temp, remove, err := s.makeTemp(ctx)
+	temp, remove, err := s.locks.makeTemp(ctx)
 	if err != nil {
 		return err
 	}

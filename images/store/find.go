@@ -61,7 +61,7 @@ func (s *Store) wrapImage(ref images.Reference, from origin, im *reader.Image, e
 func (s *Store) newRecord(from origin, ref images.Reference, im *reader.Image) *record {
 	r := &record{
 		Reference: ref.String(), Source: from, Platform: s.o.Platform, Digest: im.Digest, ID: im.ID, EngineID: im.EngineID,
-		Tree: s.treeKey(im.ID), Created: im.Parsed.Created.Time, Pulled: time.Now().UTC(),
+		Tree: s.trees.treeKey(im.ID), Created: im.Parsed.Created.Time, Pulled: time.Now().UTC(),
 		Volumes: im.Volumes(),
 	}
 	r.Env, r.EnvDropped = im.Env()
@@ -93,7 +93,7 @@ func (s *Store) findByName(ctx context.Context, ref images.Reference, refresh bo
 		return nil, err
 	}
 	f := &foundImage{name: reg.Name(), close: func() {}}
-	if f.record, err = s.loadRecord(originRegistry, f.name); err != nil {
+	if f.record, err = s.records.loadRecord(originRegistry, f.name); err != nil {
 		return nil, err
 	}
 	if f.record == nil || refresh {
@@ -132,7 +132,7 @@ func (s *Store) resolveImage(ctx context.Context, ref images.Reference, reg *rea
 	if err != nil {
 		return nil, err
 	}
-	temp, remove, err := s.makeTemp(ctx)
+	temp, remove, err := s.locks.makeTemp(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -181,12 +181,12 @@ func (s *Store) openCached(ctx context.Context, ref images.Reference, r *record)
 // findInEngine finds an image in the engine by its id. If its tree is intact,
 // nothing is exported.
 func (s *Store) findInEngine(ctx context.Context, ref images.Reference, from origin, id string) (*foundImage, error) {
-	r, err := s.loadRecord(from, ref.String())
+	r, err := s.records.loadRecord(from, ref.String())
 	if err != nil {
 		return nil, err
 	}
 	save := func(ctx context.Context) (*reader.Image, error) { return s.saveFromEngine(ctx, ref, id) }
-	if r != nil && r.EngineID == id && s.isIntact(r.Tree) {
+	if r != nil && r.EngineID == id && s.trees.isIntact(r.Tree) {
 		f := &foundImage{record: r, name: ref.String()}
 		var im *reader.Image
 		f.close = func() {
@@ -208,7 +208,7 @@ func (s *Store) findInEngine(ctx context.Context, ref images.Reference, from ori
 // saveFromEngine exports an image from the engine and opens it.
 func (s *Store) saveFromEngine(ctx context.Context, ref images.Reference, id string) (*reader.Image, error) {
 	s.reports.sendReport(Progress{Reference: ref, Phase: PhaseSave})
-	temp, remove, err := s.makeTemp(ctx)
+	temp, remove, err := s.locks.makeTemp(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -268,7 +268,7 @@ func (s *Store) buildImage(ctx context.Context, ref images.Reference) (*foundIma
 		}
 		return s.findInEngine(ctx, ref, originBuild, id)
 	}
-	temp, remove, err := s.makeTemp(ctx)
+	temp, remove, err := s.locks.makeTemp(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -40,11 +40,14 @@ const (
 	pollMake  = 50 * time.Millisecond
 )
 
-func (s *Store) lockPath(name string) string { return filepath.Join(s.o.Dir, "locks", name) }
+// locks are the locks and temporary directories of the store in dir.
+type locks struct{ dir string }
+
+func (k locks) lockPath(name string) string { return filepath.Join(k.dir, "locks", name) }
 
 // lock acquires a lock and returns the function that releases it.
-func (s *Store) lock(ctx context.Context, name string, shared bool, poll time.Duration) (func(), error) {
-	l := flock.New(s.lockPath(name))
+func (k locks) lock(ctx context.Context, name string, shared bool, poll time.Duration) (func(), error) {
+	l := flock.New(k.lockPath(name))
 	take := l.TryLockContext
 	if shared {
 		take = l.TryRLockContext
@@ -59,8 +62,8 @@ func (s *Store) lock(ctx context.Context, name string, shared bool, poll time.Du
 }
 
 // tryLock acquires an exclusive lock if it is free.
-func (s *Store) tryLock(name string) (release func(), ok bool, err error) {
-	l := flock.New(s.lockPath(name))
+func (k locks) tryLock(name string) (release func(), ok bool, err error) {
+	l := flock.New(k.lockPath(name))
 	ok, err = l.TryLock()
 	if err != nil || !ok {
 		return nil, false, errors.Join(err, l.Close())
@@ -70,19 +73,19 @@ func (s *Store) tryLock(name string) (release func(), ok bool, err error) {
 
 // acquireLease takes a lease on a tree, which need not exist yet. The tree is
 // not removed until release is called.
-func (s *Store) acquireLease(ctx context.Context, key string) (release func(), err error) {
-	unlock, err := s.lock(ctx, lockStore, true, pollStore)
+func (k locks) acquireLease(ctx context.Context, key string) (release func(), err error) {
+	unlock, err := k.lock(ctx, lockStore, true, pollStore)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	return s.lock(ctx, key+".use", true, pollStore)
+	return k.lock(ctx, key+".use", true, pollStore)
 }
 
 // isLeased reports whether a session has a lease on a tree. The caller holds
 // the exclusive store lock.
-func (s *Store) isLeased(key string) (bool, error) {
-	release, ok, err := s.tryLock(key + ".use")
+func (k locks) isLeased(key string) (bool, error) {
+	release, ok, err := k.tryLock(key + ".use")
 	if err != nil || !ok {
 		return true, err
 	}
@@ -92,18 +95,18 @@ func (s *Store) isLeased(key string) (bool, error) {
 
 // makeTemp creates a directory below tmp, on the store's file system. It
 // belongs to this process until remove is called or the process ends.
-func (s *Store) makeTemp(ctx context.Context) (dir string, remove func() error, err error) {
-	unlock, err := s.lock(ctx, lockStore, true, pollStore)
+func (k locks) makeTemp(ctx context.Context) (dir string, remove func() error, err error) {
+	unlock, err := k.lock(ctx, lockStore, true, pollStore)
 	if err != nil {
 		return "", nil, err
 	}
 	defer unlock()
-	return s.makeTempLocked()
+	return k.makeTempLocked()
 }
 
 // makeTempLocked is makeTemp for callers that hold the store lock.
-func (s *Store) makeTempLocked() (dir string, remove func() error, err error) {
-	dir, err = os.MkdirTemp(filepath.Join(s.o.Dir, "tmp"), "")
+func (k locks) makeTempLocked() (dir string, remove func() error, err error) {
+	dir, err = os.MkdirTemp(filepath.Join(k.dir, "tmp"), "")
 	if err != nil {
 		return "", nil, fmt.Errorf("make temporary directory: %w", err)
 	}
@@ -118,12 +121,12 @@ func (s *Store) makeTempLocked() (dir string, remove func() error, err error) {
 
 // sweepOrphans removes the temporary directories of dead processes and returns
 // their number and size.
-func (s *Store) sweepOrphans(ctx context.Context) (count int, bytes int64, err error) {
-	unlock, err := s.lock(ctx, lockStore, false, pollStore)
+func (k locks) sweepOrphans(ctx context.Context) (count int, bytes int64, err error) {
+	unlock, err := k.lock(ctx, lockStore, false, pollStore)
 	if err != nil {
 		return 0, 0, err
 	}
-	dead, err := s.lockOrphans()
+	dead, err := k.lockOrphans()
 	unlock()
 	errs := []error{err}
 	for _, d := range dead {
@@ -139,8 +142,8 @@ type orphan struct {
 }
 
 // lockOrphans locks the temporary directories whose process is gone.
-func (s *Store) lockOrphans() ([]orphan, error) {
-	entries, err := os.ReadDir(filepath.Join(s.o.Dir, "tmp"))
+func (k locks) lockOrphans() ([]orphan, error) {
+	entries, err := os.ReadDir(filepath.Join(k.dir, "tmp"))
 	if err != nil {
 		return nil, fmt.Errorf("list temporary directories: %w", err)
 	}
@@ -148,7 +151,7 @@ func (s *Store) lockOrphans() ([]orphan, error) {
 	var dead []orphan
 	var errs []error
 	for _, e := range entries {
-		dir := filepath.Join(s.o.Dir, "tmp", strings.TrimSuffix(e.Name(), ".lock"))
+		dir := filepath.Join(k.dir, "tmp", strings.TrimSuffix(e.Name(), ".lock"))
 		if seen[dir] {
 			continue
 		}

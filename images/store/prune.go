@@ -26,7 +26,7 @@ func (s *Store) describeRecord(r *record) images.Image {
 			im.Size += info.Size()
 		}
 	}
-	if f, err := s.readFacts(r.Tree); err == nil {
+	if f, err := s.trees.readFacts(r.Tree); err == nil {
 		im.Unpacked, im.Size, im.Volumes = true, im.Size+f.Bytes, f.Volumes
 	}
 	return im
@@ -35,19 +35,19 @@ func (s *Store) describeRecord(r *record) images.Image {
 // List returns the images that the store knows, sorted by reference. It leaves
 // out damaged records, which Prune removes.
 func (s *Store) List(ctx context.Context) ([]images.Image, error) {
-	unlock, err := s.lock(ctx, lockStore, false, pollStore)
+	unlock, err := s.locks.lock(ctx, lockStore, false, pollStore)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	records, _, err := s.listRecords()
+	records, _, err := s.records.listRecords()
 	if err != nil {
 		return nil, err
 	}
 	list := []images.Image{}
 	for _, r := range records {
 		im := s.describeRecord(r)
-		if im.InUse, err = s.isLeased(r.Tree); err != nil {
+		if im.InUse, err = s.locks.isLeased(r.Tree); err != nil {
 			return nil, fmt.Errorf("list images: %w", err)
 		}
 		list = append(list, im)
@@ -71,7 +71,7 @@ func (s *Store) Remove(ctx context.Context, ref images.Reference) (Pruned, error
 	paths := map[string]bool{}
 	for _, name := range names {
 		for _, from := range []origin{originRegistry, originEngine, originLocal, originBuild} {
-			paths[s.recordPath(from, name)] = true
+			paths[s.records.recordPath(from, name)] = true
 		}
 	}
 	done, err := s.collectGarbage(ctx, func(path string, _ *record) bool { return paths[path] })
@@ -100,7 +100,7 @@ func (s *Store) Prune(ctx context.Context, unused time.Duration) (Pruned, error)
 func (s *Store) collectGarbage(ctx context.Context, drop func(path string, r *record) bool) (Pruned, error) {
 	var done Pruned
 	var err error
-	done.Orphans, done.Bytes, err = s.sweepOrphans(ctx)
+	done.Orphans, done.Bytes, err = s.locks.sweepOrphans(ctx)
 	if err != nil {
 		return done, fmt.Errorf("prune images: %w", err)
 	}
@@ -119,12 +119,12 @@ func (s *Store) collectGarbage(ctx context.Context, drop func(path string, r *re
 // detachUnused does the quick part under the store's lock: it removes records
 // and moves unreferenced trees and blobs to a temporary directory.
 func (s *Store) detachUnused(ctx context.Context, done *Pruned, drop func(path string, r *record) bool) (trash string, remove func() error, err error) {
-	unlock, err := s.lock(ctx, lockStore, false, pollStore)
+	unlock, err := s.locks.lock(ctx, lockStore, false, pollStore)
 	if err != nil {
 		return "", nil, err
 	}
 	defer unlock()
-	trash, remove, err = s.makeTempLocked()
+	trash, remove, err = s.locks.makeTempLocked()
 	if err != nil {
 		return "", nil, err
 	}
@@ -143,7 +143,7 @@ func (s *Store) detachUnused(ctx context.Context, done *Pruned, drop func(path s
 
 // forgetRecords removes records and returns the remaining ones.
 func (s *Store) forgetRecords(done *Pruned, drop func(path string, r *record) bool) (left []*record, err error) {
-	records, damaged, err := s.listRecords()
+	records, damaged, err := s.records.listRecords()
 	if err != nil {
 		return nil, err
 	}
@@ -159,7 +159,7 @@ func (s *Store) forgetRecords(done *Pruned, drop func(path string, r *record) bo
 			left = append(left, r)
 			continue
 		}
-		used, err := s.isLeased(r.Tree)
+		used, err := s.locks.isLeased(r.Tree)
 		if err != nil {
 			return nil, err
 		}
@@ -188,13 +188,13 @@ func (s *Store) dropTrees(left []*record, trash string) error {
 		if slices.ContainsFunc(left, func(r *record) bool { return r.Tree == key }) {
 			continue
 		}
-		if used, err := s.isLeased(key); err != nil || used {
+		if used, err := s.locks.isLeased(key); err != nil || used {
 			if err != nil {
 				return err
 			}
 			continue
 		}
-		if err := os.Rename(s.treePath(key), filepath.Join(trash, key)); err != nil {
+		if err := os.Rename(s.trees.treePath(key), filepath.Join(trash, key)); err != nil {
 			return err
 		}
 	}
@@ -208,15 +208,15 @@ func (s *Store) dropLocks() error {
 	}
 	for _, e := range entries {
 		key, _, ok := strings.Cut(e.Name(), ".")
-		if !ok || pathExists(s.treePath(key)) {
+		if !ok || pathExists(s.trees.treePath(key)) {
 			continue
 		}
-		release, free, err := s.tryLock(e.Name())
+		release, free, err := s.locks.tryLock(e.Name())
 		if err != nil {
 			return err
 		}
 		if free {
-			err = os.Remove(s.lockPath(e.Name()))
+			err = os.Remove(s.locks.lockPath(e.Name()))
 			release()
 		}
 		if err != nil {
@@ -229,7 +229,7 @@ func (s *Store) dropLocks() error {
 // dropBlobs moves unreferenced blobs to trash. While an image is being fetched
 // it does nothing, since that image's record may not be written yet.
 func (s *Store) dropBlobs(left []*record, trash string) error {
-	release, ok, err := s.tryLock(lockFetch)
+	release, ok, err := s.locks.tryLock(lockFetch)
 	if err != nil || !ok {
 		return err
 	}

@@ -55,15 +55,21 @@ const (
 
 const recordVersion = 1
 
-func (s *Store) recordPath(from origin, name string) string {
-	key := digest.Hex(digest.Of([]byte(strings.Join([]string{string(from), name, s.o.Platform}, "\n"))))
-	return filepath.Join(s.o.Dir, "refs", key+".json")
+// records are the records of the store in dir.
+type records struct {
+	dir, platform string
+	locks         locks
+}
+
+func (rs records) recordPath(from origin, name string) string {
+	key := digest.Hex(digest.Of([]byte(strings.Join([]string{string(from), name, rs.platform}, "\n"))))
+	return filepath.Join(rs.dir, "refs", key+".json")
 }
 
 // loadRecord returns the record of a name, or nil if there is none that this
 // version can read.
-func (s *Store) loadRecord(from origin, name string) (*record, error) {
-	r, err := readRecord(s.recordPath(from, name))
+func (rs records) loadRecord(from origin, name string) (*record, error) {
+	r, err := readRecord(rs.recordPath(from, name))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, images.ErrInvalid) {
 		return nil, nil
 	}
@@ -94,17 +100,17 @@ func readRecord(path string) (*record, error) {
 }
 
 // saveRecord writes the record of a name atomically.
-func (s *Store) saveRecord(ctx context.Context, name string, r *record) error {
+func (rs records) saveRecord(ctx context.Context, name string, r *record) error {
 	r.Version = recordVersion
 	data, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return fmt.Errorf("write record: %w", err)
 	}
-	temp, remove, err := s.makeTemp(ctx)
+	temp, remove, err := rs.locks.makeTemp(ctx)
 	if err != nil {
 		return err
 	}
-	return errors.Join(writeFileAtomic(temp, s.recordPath(r.Source, name), data), remove())
+	return errors.Join(writeFileAtomic(temp, rs.recordPath(r.Source, name), data), remove())
 }
 
 // writeFileAtomic writes a file through a temporary file in temp, so that it is
@@ -129,14 +135,14 @@ func writeFileAtomic(temp, path string, data []byte) error {
 }
 
 // touchRecord sets the time of a record's last use to now.
-func (s *Store) touchRecord(from origin, name string) {
+func (rs records) touchRecord(from origin, name string) {
 	now := time.Now()
-	_ = os.Chtimes(s.recordPath(from, name), now, now) // the record then counts as used when it was written
+	_ = os.Chtimes(rs.recordPath(from, name), now, now) // the record then counts as used when it was written
 }
 
 // listRecords reads all records. It returns damaged ones by path.
-func (s *Store) listRecords() (list []*record, damaged []string, err error) {
-	dir := filepath.Join(s.o.Dir, "refs")
+func (rs records) listRecords() (list []*record, damaged []string, err error) {
+	dir := filepath.Join(rs.dir, "refs")
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, nil, fmt.Errorf("list images: %w", err)

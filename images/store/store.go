@@ -93,6 +93,9 @@ type Pruned struct {
 // later uses take the pin without asking, until [Store.Pull] renews it.
 type Store struct {
 	o       Options
+	locks   locks
+	records records
+	trees   trees
 	blobs   blobs
 	reports *reporter
 	reading reader.Options
@@ -131,9 +134,14 @@ func New(o Options) (*Store, error) {
 	if err := makeDirs(o.Dir); err != nil {
 		return nil, err
 	}
-	return &Store{o: o, blobs: blobs{o.Dir}, reports: &reporter{report: o.Progress}, reading: reader.Options{
-		Platform: o.Platform, Limits: o.Limits, Keychain: o.Keychain, PlainHTTP: o.PlainHTTP, Transport: o.Transport, IdleTimeout: o.IdleTimeout,
-	}}, nil
+	held := locks{o.Dir}
+	return &Store{
+		o: o, locks: held, records: records{o.Dir, o.Platform, held}, trees: trees{o.Dir, o.Accounts, held}, blobs: blobs{o.Dir},
+		reports: &reporter{report: o.Progress},
+		reading: reader.Options{
+			Platform: o.Platform, Limits: o.Limits, Keychain: o.Keychain, PlainHTTP: o.PlainHTTP, Transport: o.Transport, IdleTimeout: o.IdleTimeout,
+		},
+	}, nil
 }
 
 // makeDirs creates the directories of a store. Checking the owner of the first
@@ -163,7 +171,7 @@ func makeDirs(dir string) error {
 // withImage finds ref and calls do with it, under the fetch lock. If do
 // succeeds, the use of ref is recorded.
 func (s *Store) withImage(ctx context.Context, ref images.Reference, refresh bool, do func(f *foundImage) error) error {
-	unlock, err := s.lock(ctx, lockFetch, true, pollStore)
+	unlock, err := s.locks.lock(ctx, lockFetch, true, pollStore)
 	if err != nil {
 		return err
 	}
@@ -174,14 +182,14 @@ func (s *Store) withImage(ctx context.Context, ref images.Reference, refresh boo
 	}
 	defer f.close()
 	if f.fresh && !refresh {
-		known, err := s.loadRecord(f.record.Source, f.name)
+		known, err := s.records.loadRecord(f.record.Source, f.name)
 		if err != nil {
 			return err
 		}
 		f.fresh = known == nil || known.ID != f.record.ID || known.Digest != f.record.Digest || known.EngineID != f.record.EngineID
 	}
 	if !f.fresh {
-		s.touchRecord(f.record.Source, f.name)
+		s.records.touchRecord(f.record.Source, f.name)
 		return do(f)
 	}
 	// The pin is written last: if an image can't be fetched or is refused, the
@@ -189,7 +197,7 @@ func (s *Store) withImage(ctx context.Context, ref images.Reference, refresh boo
 	if err := do(f); err != nil {
 		return err
 	}
-	return s.saveRecord(ctx, f.name, f.record)
+	return s.records.saveRecord(ctx, f.name, f.record)
 }
 
 // Resolve returns the image that ref names now, as [Store.RootFS] would use it,
@@ -230,7 +238,7 @@ func (s *Store) leaseTree(ctx context.Context, ref images.Reference, f *foundIma
 	if runtime.GOOS != "linux" {
 		return nil, nil, fmt.Errorf("image %s: %w: a root filesystem can be unpacked only on Linux: use an engine", ref, images.ErrUnsupported)
 	}
-	release, err := s.acquireLease(ctx, f.record.Tree)
+	release, err := s.locks.acquireLease(ctx, f.record.Tree)
 	if err != nil {
 		return nil, nil, err
 	}

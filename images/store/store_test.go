@@ -517,7 +517,7 @@ func noHalves(t testing.TB, s *Store) {
 		t.Error(err)
 	}
 	for _, e := range trees {
-		if !pathExists(filepath.Join(s.treePath(e.Name()), "facts.json")) {
+		if !pathExists(filepath.Join(s.trees.treePath(e.Name()), "facts.json")) {
 			t.Errorf("half a tree: %s", e.Name())
 		}
 	}
@@ -822,7 +822,7 @@ func TestDamagedStore(t *testing.T) {
 	root, release := rootfs(t, s, ref)
 	release()
 	boot := func() {
-		f, err := s.readFacts(filepath.Base(trees[0]))
+		f, err := s.trees.readFacts(filepath.Base(trees[0]))
 		if err != nil {
 			t.Fatal(err)
 		}

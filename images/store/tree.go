@@ -2,33 +2,35 @@ package store
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
-	"unicode/utf8"
 
 	"github.com/caisson-run/caisson/images"
-	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/images/internal/digest"
 	"github.com/caisson-run/caisson/images/layer"
-	"github.com/caisson-run/caisson/images/store/internal/reader"
 )
 
 // treeVersion is part of every tree's key. Increment it when unpacking changes,
 // so that all trees are made again.
 const treeVersion = "tree 1"
 
+// trees are the unpacked root filesystems of the store in dir.
+type trees struct {
+	dir      string
+	accounts []Account // part of every tree
+	locks    locks
+}
+
 // treeKey returns the key of an image's tree, made from all that the tree
 // depends on: the configuration names every layer by its content, and every
 // volume.
-func (s *Store) treeKey(id string) string {
-	facts, err := json.Marshal([]any{treeVersion, id, s.o.Accounts})
+func (t trees) treeKey(id string) string {
+	facts, err := json.Marshal([]any{treeVersion, id, t.accounts})
 	if err != nil {
 		panic(err) // strings and numbers
 	}
@@ -37,163 +39,106 @@ func (s *Store) treeKey(id string) string {
 
 // treePath returns the directory of a tree, with the root filesystem in root
 // and facts.json.
-func (s *Store) treePath(key string) string { return filepath.Join(s.o.Dir, "trees", key) }
+func (t trees) treePath(key string) string { return filepath.Join(t.dir, "trees", key) }
 
-// makeTree unpacks f unless its tree is intact. The caller has a lease on the
-// tree. If several processes need the same tree, one makes it and the others
-// wait.
-func (s *Store) makeTree(ctx context.Context, ref images.Reference, f *foundImage) error {
-	key := f.record.Tree
-	if s.isIntact(key) {
-		return nil
-	}
-	unlock, ok, err := s.tryLock(key + ".make")
+// facts describe a tree; they are stored beside it.
+type facts struct {
+	layer.FinishResult
+	// Entries and Bytes are those of the whole tree, as measureTree counts
+	// them.
+	Entries int   `json:"entries"`
+	Bytes   int64 `json:"bytes"`
+	// Boot is the machine's boot in which the tree was made or last verified:
+	// see isIntact.
+	Boot string `json:"boot"`
+}
+
+func (t trees) readFacts(key string) (facts, error) {
+	var f facts
+	data, err := os.ReadFile(filepath.Join(t.treePath(key), "facts.json"))
 	if err != nil {
-		return fmt.Errorf("lock image store: %w", err)
+		return f, err
 	}
-	if !ok {
-		s.reports.sendReport(Progress{Reference: ref, Phase: PhaseWait})
-		if unlock, err = s.lock(ctx, key+".make", false, pollMake); err != nil {
+	if err := json.Unmarshal(data, &f); err != nil {
+		return f, fmt.Errorf("%w: read facts of tree %s: %w", images.ErrInvalid, key, err)
+	}
+	return f, nil
+}
+
+// isIntact reports whether a tree exists and is complete. Its files are not
+// synced to disk when it is made, since that could take minutes on a machine
+// that is busy writing (measured). Until the next boot, reads come from the
+// same page cache and are complete. After a boot, which may have followed a
+// power cut, a file whose data never reached the disk is shorter than before
+// (ext4, xfs and btrfs set the size with the data), so that verifyTree finds
+// it.
+func (t trees) isIntact(key string) bool {
+	f, err := t.readFacts(key)
+	return err == nil && f.Boot == bootID()
+}
+
+// verifyTree walks a tree of an earlier boot and reports whether it is
+// complete. The caller holds its make lock.
+func (t trees) verifyTree(ctx context.Context, key string) bool {
+	f, err := t.readFacts(key)
+	if err != nil {
+		return false
+	}
+	entries, bytes, err := measureTree(filepath.Join(t.treePath(key), "root"))
+	if err != nil || entries != f.Entries || bytes != f.Bytes {
+		return false
+	}
+	f.Boot = bootID()
+	data, err := json.Marshal(f)
+	if err != nil {
+		return false
+	}
+	temp, remove, err := t.locks.makeTemp(ctx)
+	if err != nil {
+		return false
+	}
+	err = writeFileAtomic(temp, filepath.Join(t.treePath(key), "facts.json"), data)
+	return errors.Join(err, remove()) == nil
+}
+
+// discardTree removes an incomplete tree. The caller holds its make lock and a
+// lease. No session uses it, since it was not handed out in this boot.
+func (t trees) discardTree(ctx context.Context, key string) error {
+	temp, remove, err := t.locks.makeTemp(ctx)
+	if err != nil {
+		return err
+	}
+	err = os.Rename(t.treePath(key), filepath.Join(temp, "tree"))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return errors.Join(err, remove())
+}
+
+// measureTree counts the entries below dir and the bytes of its files.
+func measureTree(dir string) (entries int, bytes int64, err error) {
+	err = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
+		if err != nil {
 			return err
 		}
-	}
-	defer unlock()
-	if s.isIntact(key) || s.verifyTree(ctx, key) {
+		entries++
+		if e.Type().IsRegular() {
+			info, err := e.Info()
+			if err != nil {
+				return err
+			}
+			bytes += info.Size()
+		}
 		return nil
-	}
-	if err := s.discardTree(ctx, key); err != nil {
-		return err
-	}
-	err = s.makeTreeOnce(ctx, f, key)
-	if errors.Is(err, images.ErrDigest) && s.dropDamaged(f.record.Blobs) {
-		err = s.makeTreeOnce(ctx, f, key) // the disk had damaged a blob that the registry still has
-	}
-	if err != nil {
-		return fmt.Errorf("image %s: %w", ref, err)
-	}
-	return nil
-}
-
-func (s *Store) makeTreeOnce(ctx context.Context, f *foundImage, key string) error {
-	im, err := f.open(ctx)
-	if err != nil {
-		return err
-	}
-	temp, remove, err := s.makeTemp(ctx)
-	if err != nil {
-		return err
-	}
-	return errors.Join(s.unpackTree(ctx, im, temp, key), remove())
-}
-
-// dropDamaged removes the blobs whose content doesn't match their digest and
-// reports whether there were any.
-func (s *Store) dropDamaged(list []string) (any bool) {
-	for _, dgst := range list {
-		f, err := s.blobs.openBlob(dgst)
-		if err != nil {
-			continue
-		}
-		sum := sha256.New()
-		_, err = io.Copy(sum, f)
-		if err := errors.Join(err, f.Close()); err == nil && digest.OfHash(sum) != dgst && os.Remove(s.blobs.blobPath(dgst)) == nil {
-			any = true
-		}
-	}
-	return any
-}
-
-// unpackTree makes a tree in temp and renames it into place.
-func (s *Store) unpackTree(ctx context.Context, im *reader.Image, temp, key string) error {
-	dir := filepath.Join(temp, "tree")
-	root := filepath.Join(dir, "root")
-	if err := errors.Join(os.Mkdir(dir, 0o700), os.Mkdir(root, 0o755), os.Chmod(root, 0o755)); err != nil {
-		return err
-	}
-	done, err := layer.Unpack(ctx, root, im.Layers, s.o.Limits, func(l layer.Layer, done int64) {
-		s.reports.sendReport(Progress{Reference: im.Ref, Phase: PhaseUnpack, Digest: l.Digest, Done: done, Total: l.Size})
 	})
-	if err != nil {
-		return err
-	}
-	end, err := layer.Finish(root, layer.FinishOptions{
-		Files: accountFiles(s.o.Accounts), Volumes: im.Volumes(), IsReserved: host.IsReserved, Limits: s.o.Limits,
-	})
-	if err != nil {
-		return err
-	}
-	end.Warnings = append(end.Warnings, describeSkipped(done)...)
-	if err := checkTopEntries(root, s.o.Limits.Top); err != nil {
-		return err
-	}
-	entries, bytes, err := measureTree(root)
-	if err != nil {
-		return err
-	}
-	data, err := json.Marshal(facts{end, entries, bytes, bootID()})
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(dir, "facts.json"), data, 0o600); err != nil {
-		return err
-	}
-	err = os.Rename(dir, s.treePath(key))
-	if errors.Is(err, syscall.ENOTEMPTY) || errors.Is(err, os.ErrExist) {
-		return nil // another process made it, from the same content
-	}
-	return err
+	return entries, bytes, err
 }
 
-// describeSkipped returns a warning about skipped devices and the like, except
-// those below /dev, which every sandbox makes itself.
-func describeSkipped(done layer.Result) []string {
-	var list []string
-	for _, p := range done.Skipped {
-		if !strings.HasPrefix(p, "/dev/") {
-			list = append(list, fmt.Sprintf("%.100q", p))
-		}
-	}
-	if len(list) == 0 {
-		return nil
-	}
-	text := "devices, pipes or sockets of the image were left out: " + strings.Join(list, ", ")
-	if done.SkippedMore > 0 {
-		text += fmt.Sprintf(" and %d more", done.SkippedMore)
-	}
-	return []string{text}
-}
-
-// checkTopEntries refuses a root whose entries can't all be mounted.
-func checkTopEntries(root string, limit int) error {
-	entries, err := os.ReadDir(root)
+// bootID identifies this boot of the machine; it is empty if unknown.
+func bootID() string {
+	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		return err
+		return ""
 	}
-	if len(entries) > limit {
-		return fmt.Errorf("%w: %d entries in its root directory: want at most %d", images.ErrRefused, len(entries), limit)
-	}
-	for _, e := range entries {
-		name := e.Name()
-		if !utf8.ValidString(name) || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f }) {
-			return fmt.Errorf("%w: invalid name %q in its root directory", images.ErrRefused, name)
-		}
-	}
-	return nil
-}
-
-// describeTree returns a record's tree as a root filesystem.
-func (s *Store) describeTree(ref images.Reference, r *record) (*images.RootFS, error) {
-	f, err := s.readFacts(r.Tree)
-	if err != nil {
-		return nil, fmt.Errorf("image %s: %w", ref, err)
-	}
-	root, err := host.Tree(ref, filepath.Join(s.treePath(r.Tree), "root"))
-	if err != nil {
-		return nil, fmt.Errorf("image %s: %w", ref, err)
-	}
-	root.Digest, root.Env, root.Volumes, root.Warnings = r.Digest, r.Env, f.Volumes, f.Warnings
-	if r.EnvDropped > 0 {
-		root.Warnings = append(root.Warnings, fmt.Sprintf("%d entries of the image's environment were left out: they are invalid or too many", r.EnvDropped))
-	}
-	return root, nil
+	return strings.TrimSpace(string(data))
 }

@@ -1,0 +1,180 @@
+package store
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"unicode/utf8"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/host"
+	"github.com/caisson-run/caisson/images/internal/digest"
+	"github.com/caisson-run/caisson/images/layer"
+	"github.com/caisson-run/caisson/images/store/internal/reader"
+)
+
+// makeTree unpacks f unless its tree is intact. The caller has a lease on the
+// tree. If several processes need the same tree, one makes it and the others
+// wait.
+func (s *Store) makeTree(ctx context.Context, ref images.Reference, f *foundImage) error {
+	key := f.record.Tree
+	if s.trees.isIntact(key) {
+		return nil
+	}
+	unlock, ok, err := s.locks.tryLock(key + ".make")
+	if err != nil {
+		return fmt.Errorf("lock image store: %w", err)
+	}
+	if !ok {
+		s.reports.sendReport(Progress{Reference: ref, Phase: PhaseWait})
+		if unlock, err = s.locks.lock(ctx, key+".make", false, pollMake); err != nil {
+			return err
+		}
+	}
+	defer unlock()
+	if s.trees.isIntact(key) || s.trees.verifyTree(ctx, key) {
+		return nil
+	}
+	if err := s.trees.discardTree(ctx, key); err != nil {
+		return err
+	}
+	err = s.makeTreeOnce(ctx, f, key)
+	if errors.Is(err, images.ErrDigest) && s.dropDamaged(f.record.Blobs) {
+		err = s.makeTreeOnce(ctx, f, key) // the disk had damaged a blob that the registry still has
+	}
+	if err != nil {
+		return fmt.Errorf("image %s: %w", ref, err)
+	}
+	return nil
+}
+
+func (s *Store) makeTreeOnce(ctx context.Context, f *foundImage, key string) error {
+	im, err := f.open(ctx)
+	if err != nil {
+		return err
+	}
+	temp, remove, err := s.locks.makeTemp(ctx)
+	if err != nil {
+		return err
+	}
+	return errors.Join(s.unpackTree(ctx, im, temp, key), remove())
+}
+
+// dropDamaged removes the blobs whose content doesn't match their digest and
+// reports whether there were any.
+func (s *Store) dropDamaged(list []string) (any bool) {
+	for _, dgst := range list {
+		f, err := s.blobs.openBlob(dgst)
+		if err != nil {
+			continue
+		}
+		sum := sha256.New()
+		_, err = io.Copy(sum, f)
+		if err := errors.Join(err, f.Close()); err == nil && digest.OfHash(sum) != dgst && os.Remove(s.blobs.blobPath(dgst)) == nil {
+			any = true
+		}
+	}
+	return any
+}
+
+// unpackTree makes a tree in temp and renames it into place.
+func (s *Store) unpackTree(ctx context.Context, im *reader.Image, temp, key string) error {
+	dir := filepath.Join(temp, "tree")
+	root := filepath.Join(dir, "root")
+	if err := errors.Join(os.Mkdir(dir, 0o700), os.Mkdir(root, 0o755), os.Chmod(root, 0o755)); err != nil {
+		return err
+	}
+	done, err := layer.Unpack(ctx, root, im.Layers, s.o.Limits, func(l layer.Layer, done int64) {
+		s.reports.sendReport(Progress{Reference: im.Ref, Phase: PhaseUnpack, Digest: l.Digest, Done: done, Total: l.Size})
+	})
+	if err != nil {
+		return err
+	}
+	end, err := layer.Finish(root, layer.FinishOptions{
+		Files: accountFiles(s.o.Accounts), Volumes: im.Volumes(), IsReserved: host.IsReserved, Limits: s.o.Limits,
+	})
+	if err != nil {
+		return err
+	}
+	end.Warnings = append(end.Warnings, describeSkipped(done)...)
+	if err := checkTopEntries(root, s.o.Limits.Top); err != nil {
+		return err
+	}
+	entries, bytes, err := measureTree(root)
+	if err != nil {
+		return err
+	}
+	data, err := json.Marshal(facts{end, entries, bytes, bootID()})
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "facts.json"), data, 0o600); err != nil {
+		return err
+	}
+	err = os.Rename(dir, s.trees.treePath(key))
+	if errors.Is(err, syscall.ENOTEMPTY) || errors.Is(err, os.ErrExist) {
+		return nil // another process made it, from the same content
+	}
+	return err
+}
+
+// describeSkipped returns a warning about skipped devices and the like, except
+// those below /dev, which every sandbox makes itself.
+func describeSkipped(done layer.Result) []string {
+	var list []string
+	for _, p := range done.Skipped {
+		if !strings.HasPrefix(p, "/dev/") {
+			list = append(list, fmt.Sprintf("%.100q", p))
+		}
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	text := "devices, pipes or sockets of the image were left out: " + strings.Join(list, ", ")
+	if done.SkippedMore > 0 {
+		text += fmt.Sprintf(" and %d more", done.SkippedMore)
+	}
+	return []string{text}
+}
+
+// checkTopEntries refuses a root whose entries can't all be mounted.
+func checkTopEntries(root string, limit int) error {
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		return err
+	}
+	if len(entries) > limit {
+		return fmt.Errorf("%w: %d entries in its root directory: want at most %d", images.ErrRefused, len(entries), limit)
+	}
+	for _, e := range entries {
+		name := e.Name()
+		if !utf8.ValidString(name) || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+			return fmt.Errorf("%w: invalid name %q in its root directory", images.ErrRefused, name)
+		}
+	}
+	return nil
+}
+
+// describeTree returns a record's tree as a root filesystem.
+func (s *Store) describeTree(ref images.Reference, r *record) (*images.RootFS, error) {
+	f, err := s.trees.readFacts(r.Tree)
+	if err != nil {
+		return nil, fmt.Errorf("image %s: %w", ref, err)
+	}
+	root, err := host.Tree(ref, filepath.Join(s.trees.treePath(r.Tree), "root"))
+	if err != nil {
+		return nil, fmt.Errorf("image %s: %w", ref, err)
+	}
+	root.Digest, root.Env, root.Volumes, root.Warnings = r.Digest, r.Env, f.Volumes, f.Warnings
+	if r.EnvDropped > 0 {
+		root.Warnings = append(root.Warnings, fmt.Sprintf("%d entries of the image's environment were left out: they are invalid or too many", r.EnvDropped))
+	}
+	return root, nil
+}
