@@ -14,7 +14,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// machine lays out a host below a folder: entries ending in / are folders,
+// machine lays out a host below a directory: entries ending in / are directories,
 // those with -> are links, the rest are files, executable below bin.
 func machine(t *testing.T, entries ...string) string {
 	t.Helper()
@@ -97,7 +97,7 @@ func TestHostMerged(t *testing.T) {
 	}
 	for _, f := range r.Files {
 		if strings.Contains(string(f.Content), root) {
-			t.Errorf("%s names the host's folder", f.Path)
+			t.Errorf("%s names the host's directory", f.Path)
 		}
 	}
 	if i := slices.IndexFunc(r.Dirs, func(d images.Dir) bool { return d.Path == "/tmp" }); i < 0 || r.Dirs[i].Mode != 0o1777 {

@@ -1,3 +1,5 @@
+//go:build unix
+
 package host
 
 import (
@@ -91,7 +93,7 @@ func TestSkeletonTar(t *testing.T) {
 	}
 }
 
-func TestFolder(t *testing.T) {
+func TestDirectory(t *testing.T) {
 	needsLinux(t)
 	dir := machine(t, "usr/bin/sh", "bin -> usr/bin", "etc/passwd", "home/user/secret", "dev/null", "var/lib/x", "tmp/left", ".dockerenv")
 	before := imagetest.Snapshot(t, dir)
@@ -104,10 +106,10 @@ func TestFolder(t *testing.T) {
 		t.Errorf("binds (-want +got):\n%s", diff)
 	}
 	if err := WriteSkeleton(r, t.TempDir()); err != nil {
-		t.Errorf("skeleton of a folder: %v", err)
+		t.Errorf("skeleton of a directory: %v", err)
 	}
 	if diff := cmp.Diff(before, imagetest.Snapshot(t, dir)); diff != "" {
-		t.Errorf("the folder changed (-before +after):\n%s", diff)
+		t.Errorf("the directory changed (-before +after):\n%s", diff)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "usr/bin/sh"), []byte("other"), 0o755); err != nil {
 		t.Fatal(err)
@@ -117,7 +119,7 @@ func TestFolder(t *testing.T) {
 	}
 }
 
-func TestFolderErrors(t *testing.T) {
+func TestDirectoryErrors(t *testing.T) {
 	needsLinux(t)
 	if _, err := Directory(t.Context(), filepath.Join(t.TempDir(), "absent")); !errors.Is(err, images.ErrNotFound) {
 		t.Errorf("absent: %v", err)

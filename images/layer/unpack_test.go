@@ -1,3 +1,5 @@
+//go:build unix
+
 package layer
 
 import (
@@ -374,7 +376,7 @@ func hostileImages() map[string]hostile {
 		"a name that goes up":        {layers: items(imagetest.File("../outside/new", "x")), refused: "goes up"},
 		"up in the middle":           {layers: items(imagetest.Directory("a"), imagetest.File("a/../../outside/new", "x")), refused: "goes up"},
 		"up behind an absolute name": {layers: items(imagetest.File("/../outside/new", "x")), refused: "goes up"},
-		"a folder that goes up":      {layers: items(imagetest.Directory("../outside/new")), refused: "goes up"},
+		"a directory that goes up":   {layers: items(imagetest.Directory("../outside/new")), refused: "goes up"},
 		"a link that goes up":        {layers: items(imagetest.Symlink("../outside/new", "x")), refused: "goes up"},
 		"a file below an absolute link": {layers: func(t testing.TB, outside string) [][]byte {
 			return [][]byte{imagetest.Archive(t, imagetest.Symlink("l", outside), imagetest.File("l/new", "x"))}
@@ -386,7 +388,7 @@ func hostileImages() map[string]hostile {
 		"a file through a link in its place": {layers: func(t testing.TB, outside string) [][]byte {
 			return [][]byte{imagetest.Archive(t, imagetest.Symlink("l", outside+"/secret"), imagetest.File("l", "x"))}
 		}},
-		"a folder below two links": {layers: func(t testing.TB, outside string) [][]byte {
+		"a directory below two links": {layers: func(t testing.TB, outside string) [][]byte {
 			return [][]byte{imagetest.Archive(t, imagetest.Symlink("a", outside), imagetest.Symlink("b", "a"), imagetest.Directory("b/new"))}
 		}},
 		"a mode through a link": {layers: func(t testing.TB, outside string) [][]byte {
@@ -401,7 +403,7 @@ func hostileImages() map[string]hostile {
 		"a hard link to a link": {layers: func(t testing.TB, outside string) [][]byte {
 			return [][]byte{imagetest.Archive(t, imagetest.Symlink("l", outside+"/secret"), imagetest.Hardlink("h", "l"), imagetest.File("h", "x"))}
 		}, refused: "other than a regular file"},
-		"a hard link to a folder": {
+		"a hard link to a directory": {
 			layers: items(imagetest.Directory("d"), imagetest.Hardlink("h", "d"), imagetest.File("mark", "x")), refused: "other than a regular file", harmed: holds("mark"),
 		},
 		"a hard link below itself": {
@@ -412,7 +414,7 @@ func hostileImages() map[string]hostile {
 				return [][]byte{imagetest.Archive(t, imagetest.File("a/b", "x")), imagetest.Archive(t, imagetest.File("a/.wh...", ""))}
 			}, refused: "whiteout of nothing", harmed: func(dir string, _ int64) bool { return !holds("a/b")(dir, 0) },
 		},
-		"a whiteout of its folder": {
+		"a whiteout of its directory": {
 			layers: func(t testing.TB, _ string) [][]byte {
 				return [][]byte{imagetest.Archive(t, imagetest.File("a/b", "x")), imagetest.Archive(t, imagetest.File("a/.wh..", ""))}
 			}, refused: "whiteout of nothing", harmed: func(dir string, _ int64) bool { return true },
@@ -424,10 +426,10 @@ func hostileImages() map[string]hostile {
 		"a whiteout through a link": {layers: func(t testing.TB, outside string) [][]byte {
 			return [][]byte{imagetest.Archive(t, imagetest.Symlink("l", outside)), imagetest.Archive(t, imagetest.File("l/.wh.secret", ""))}
 		}},
-		"an opaque folder through a link": {layers: func(t testing.TB, outside string) [][]byte {
+		"an opaque directory through a link": {layers: func(t testing.TB, outside string) [][]byte {
 			return [][]byte{imagetest.Archive(t, imagetest.Symlink("l", outside)), imagetest.Archive(t, imagetest.File("l/.wh..wh..opq", ""), imagetest.File("l/new", "x"))}
 		}},
-		"a folder named like a whiteout": {
+		"a directory named like a whiteout": {
 			layers: items(imagetest.File("a", "x"), imagetest.File(".wh.a/b", "x")), refused: "named like a whiteout", harmed: holds(".wh.a/b"),
 		},
 		"a loop of links": {
@@ -442,7 +444,7 @@ func hostileImages() map[string]hostile {
 		}, refused: "too deep", harmed: func(dir string, _ int64) bool {
 			return meets(dir, func(p string, _ fs.FileInfo) bool { return strings.Count(p[len(dir):], "/") > 30 })
 		}},
-		"deep folders": {
+		"deep directories": {
 			layers: items(imagetest.Directory(strings.Repeat("d/", 30))), refused: "components",
 			harmed: func(dir string, _ int64) bool {
 				return meets(dir, func(p string, _ fs.FileInfo) bool { return strings.Count(p[len(dir):], "/") > 25 })
@@ -463,7 +465,7 @@ func hostileImages() map[string]hostile {
 				})
 			},
 		},
-		"a folder that can't be removed": {
+		"a directory that can't be removed": {
 			layers: items(shut, imagetest.File("shut/f", "x")),
 			harmed: func(dir string, _ int64) bool {
 				return meets(dir, func(_ string, info fs.FileInfo) bool { return info.IsDir() && info.Mode()&0o700 != 0o700 })

@@ -1,3 +1,5 @@
+//go:build unix
+
 package store
 
 import (
@@ -17,7 +19,7 @@ import (
 )
 
 // childEnv makes this test binary a process that takes an image: its value is
-// the store's folder and the reference.
+// the store's directory and the reference.
 const childEnv = "CAISSON_IMAGES_CHILD"
 
 func TestMain(m *testing.M) {

@@ -1,3 +1,5 @@
+//go:build unix
+
 package store
 
 import (
@@ -9,7 +11,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -139,7 +140,7 @@ func TestHostileLayout(t *testing.T) {
 		"a layer that is a link": {func(dir string) error {
 			return replaced(blob(dir, hash.String()), func(p string) error { return os.Symlink(outside, p) })
 		}, nil},
-		"a layer that is a folder": {func(dir string) error {
+		"a layer that is a directory": {func(dir string) error {
 			return replaced(blob(dir, hash.String()), func(p string) error { return os.Mkdir(p, 0o700) })
 		}, images.ErrInvalid},
 		"blobs that are a link out": {func(dir string) error {
@@ -281,12 +282,12 @@ func TestImageFaults(t *testing.T) {
 		is    error
 		says  string
 	}{
-		"no shell":                 {noShell, images.ErrInvalid, "/bin/sh"},
-		"a shell that leads away":  {dangling, images.ErrInvalid, "/bin/sh"},
-		"a shell that is a loop":   {loop, images.ErrInvalid, "/bin/sh"},
-		"no layers":                {makeImage(t, imageSpec{}), images.ErrInvalid, "/bin/sh"},
-		"a root of 200 folders":    {wide, images.ErrRefused, "root directory"},
-		"a line break in its root": {odd, images.ErrRefused, "root directory"},
+		"no shell":                  {noShell, images.ErrInvalid, "/bin/sh"},
+		"a shell that leads away":   {dangling, images.ErrInvalid, "/bin/sh"},
+		"a shell that is a loop":    {loop, images.ErrInvalid, "/bin/sh"},
+		"no layers":                 {makeImage(t, imageSpec{}), images.ErrInvalid, "/bin/sh"},
+		"a root of 200 directories": {wide, images.ErrRefused, "root directory"},
+		"a line break in its root":  {odd, images.ErrRefused, "root directory"},
 	} {
 		s := openStore(t, storeDir(t))
 		_, _, err := s.RootFS(t.Context(), mustParse(t, "oci-layout:"+writeLayout(t, map[string]v1.Image{"": tt.image})))
@@ -483,7 +484,7 @@ func TestBuildByEngine(t *testing.T) {
 	e := &fakeEngine{images: map[string]v1.Image{}}
 	e.build = func(got string, progress io.Writer) (v1.Image, error) {
 		if got != dir {
-			return nil, fmt.Errorf("%w: folder %s", images.ErrInvalid, got)
+			return nil, fmt.Errorf("%w: directory %s", images.ErrInvalid, got)
 		}
 		io.WriteString(progress, "Step 1/2 : FROM x\nSte")
 		io.WriteString(progress, "p 2/2 : RUN true\n")
@@ -520,9 +521,6 @@ func TestBuildByEngine(t *testing.T) {
 // TestBuildOutside runs programs that stand in for builders: they take the
 // arguments of the real ones and write a docker archive.
 func TestBuildOutside(t *testing.T) {
-	if runtime.GOOS == "windows" {
-		t.Skip("the stand-ins are shell scripts")
-	}
 	bin, dir := t.TempDir(), t.TempDir()
 	prepared := save(t, map[string]v1.Image{"x:1": simple(t, imagetest.File("which", "built"))})
 	script := func(name, text string) string {

@@ -1,3 +1,5 @@
+//go:build unix
+
 package store
 
 import (
@@ -217,7 +219,7 @@ func TestPullAndPin(t *testing.T) {
 	if again.Digest != one || again.Dir != root.Dir {
 		t.Errorf("after the tag moved: %s", again.Digest)
 	}
-	// Another store on the same folder has the pin.
+	// Another store on the same directory has the pin.
 	reg.meddle = func(w http.ResponseWriter, _ *http.Request) bool {
 		http.Error(w, "down", http.StatusServiceUnavailable)
 		return true
@@ -292,7 +294,7 @@ func TestRootFSOfAnImage(t *testing.T) {
 	}
 	for _, v := range root.Volumes {
 		if info, err := os.Lstat(root.Dir + v); err != nil || !info.IsDir() {
-			t.Errorf("volume %s has no folder: %v", v, err)
+			t.Errorf("volume %s has no directory: %v", v, err)
 		}
 	}
 	wantBinds := map[string]string{"/bin": "/bin", "/etc": "/etc", "/usr": "/usr", "/var": "/var", "/srv": "/srv", "/new": "/new", "/up": "/up"}
@@ -869,11 +871,11 @@ func TestDamagedStore(t *testing.T) {
 
 func TestNewStoreErrors(t *testing.T) {
 	for what, o := range map[string]Options{
-		"no folder":          {},
-		"a relative folder":  {Dir: "x"},
-		"a platform":         {Dir: storeDir(t), Platform: "amd64"},
-		"a relative builder": {Dir: storeDir(t), Buildah: "buildah"},
-		"an account":         {Dir: storeDir(t), Accounts: []Account{{Name: "a:b", Home: "/"}}},
+		"no directory":         {},
+		"a relative directory": {Dir: "x"},
+		"a platform":           {Dir: storeDir(t), Platform: "amd64"},
+		"a relative builder":   {Dir: storeDir(t), Buildah: "buildah"},
+		"an account":           {Dir: storeDir(t), Accounts: []Account{{Name: "a:b", Home: "/"}}},
 	} {
 		if _, err := New(o); !errors.Is(err, images.ErrInvalid) {
 			t.Errorf("%s: %v", what, err)
