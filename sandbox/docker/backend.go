@@ -24,7 +24,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/internal/admit"
+	"github.com/caisson-run/caisson/sandbox/internal/admission"
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
@@ -66,11 +66,11 @@ type Options struct {
 // Backend makes sandboxes with one engine. Whoever made it closes it, after
 // its sandboxes were destroyed. It is safe for concurrent use.
 type Backend struct {
-	options  Options
-	endpoint endpoint
-	times    deadlines
-	self     owner.Identity
-	gate     *admit.Gate
+	options   Options
+	endpoint  endpoint
+	times     deadlines
+	self      owner.Identity
+	semaphore *admission.Semaphore
 
 	namespaces workmount.Namespaces
 
@@ -127,20 +127,20 @@ func New(o Options) (*Backend, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make docker backend: %w", err)
 	}
-	gate, err := admit.New(admitted(e, o.StateDir))
+	semaphore, err := admission.New(admissionOptions(e, o.StateDir))
 	if err != nil {
 		return nil, fmt.Errorf("make docker backend: %w", err)
 	}
-	return &Backend{options: o, endpoint: e, times: defaultDeadlines(), self: self, gate: gate}, nil
+	return &Backend{options: o, endpoint: e, times: defaultDeadlines(), self: self, semaphore: semaphore}, nil
 }
 
-// admitted says what starts on an engine share: the engine, and this machine's
+// admissionOptions says what starts on an engine share: the engine, and this machine's
 // memory where it runs here.
-func admitted(e endpoint, stateDir string) admit.Options {
+func admissionOptions(e endpoint, stateDir string) admission.Options {
 	sum := sha256.Sum256([]byte(e.host))
-	o := admit.Options{StateDir: stateDir, Group: Name + "-" + hex.EncodeToString(sum[:4])}
+	o := admission.Options{StateDir: stateDir, Group: Name + "-" + hex.EncodeToString(sum[:4])}
 	if e.local() {
-		o.Memory = admit.Machine
+		o.Memory = admission.ReadMemory
 	}
 	return o
 }

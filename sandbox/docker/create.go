@@ -11,7 +11,7 @@ import (
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest"
-	"github.com/caisson-run/caisson/sandbox/internal/admit"
+	"github.com/caisson-run/caisson/sandbox/internal/admission"
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
@@ -74,11 +74,11 @@ func (s *session) make(ctx context.Context) error {
 		return err
 	}
 	var err error
-	s.pass, err = s.backend.gate.Enter(ctx, admit.Request{MemoryBytes: s.spec.Resources.MemoryBytes, Notify: s.spec.Notify})
+	s.lease, err = s.backend.semaphore.Acquire(ctx, admission.Request{MemoryBytes: s.spec.Resources.MemoryBytes, Notify: s.spec.Notify})
 	if err != nil {
 		return err
 	}
-	defer s.pass.Started()
+	defer s.lease.FinishStart()
 	if err := s.prepare(ctx); err != nil {
 		return err
 	}

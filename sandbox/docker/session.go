@@ -11,7 +11,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest"
-	"github.com/caisson-run/caisson/sandbox/internal/admit"
+	"github.com/caisson-run/caisson/sandbox/internal/admission"
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
@@ -36,7 +36,7 @@ type session struct {
 	release    func()         // lets root go; nil if there is nothing to let go
 	log        *zap.Logger
 
-	pass        *admit.Pass
+	lease       *admission.Lease
 	lifecycle   sandbox.Lifecycle
 	journal     *owner.Journal
 	entries     []int // of the container and the session's files, in the journal
@@ -206,7 +206,7 @@ func (s *session) Destroy(ctx context.Context) error {
 		return fmt.Errorf("destroy container %s: %w", s.name, err)
 	}
 	s.releaseImage()
-	s.pass.Close()
+	s.lease.Close()
 	s.destroyed = true
 	return nil
 }

@@ -11,7 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/internal/admit"
+	"github.com/caisson-run/caisson/sandbox/internal/admission"
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
@@ -25,9 +25,9 @@ type Backend struct {
 	runtime  *runtimeClient
 	rootless bool
 	// answer bounds a guest's answer; zero is the guest's own default.
-	answer time.Duration
-	log    *zap.Logger
-	gate   *admit.Gate
+	answer    time.Duration
+	log       *zap.Logger
+	semaphore *admission.Semaphore
 
 	namespaces workmount.Namespaces
 
@@ -44,13 +44,13 @@ func New(o Options) (*Backend, error) {
 		return nil, err
 	}
 	t, _ := kinds(o.Kind)
-	gate, err := admit.New(admit.Options{StateDir: o.StateDir, Group: "oci", Memory: admit.Machine})
+	semaphore, err := admission.New(admission.Options{StateDir: o.StateDir, Group: "oci", Memory: admission.ReadMemory})
 	if err != nil {
 		return nil, fmt.Errorf("make oci backend: %w", err)
 	}
 	log := o.Logger.Named(string(o.Kind))
 	return &Backend{
-		options: o, traits: t, rootless: os.Geteuid() != 0, log: log, gate: gate,
+		options: o, traits: t, rootless: os.Geteuid() != 0, log: log, semaphore: semaphore,
 		runtime: &runtimeClient{path: o.RuntimePath, root: filepath.Join(o.StateDir, "oci", string(o.Kind)), flags: t.flags, log: log},
 	}, nil
 }

@@ -10,7 +10,7 @@ import (
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest"
-	"github.com/caisson-run/caisson/sandbox/internal/admit"
+	"github.com/caisson-run/caisson/sandbox/internal/admission"
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -27,7 +27,7 @@ type container struct {
 
 	plan        plan
 	release     func() // of the image; nil if nothing has to be let go
-	pass        *admit.Pass
+	lease       *admission.Lease
 	lost        []string
 	journal     *owner.Journal
 	entries     []int
@@ -215,7 +215,7 @@ func (c *container) Destroy(ctx context.Context) error {
 		return fmt.Errorf("destroy %s sandbox %s: %w", c.backend.Name(), c.id, err)
 	}
 	c.releaseImage()
-	c.pass.Close()
+	c.lease.Close()
 	c.gone = true
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest"
-	"github.com/caisson-run/caisson/sandbox/internal/admit"
+	"github.com/caisson-run/caisson/sandbox/internal/admission"
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
@@ -41,10 +41,10 @@ func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (_ sandbox.Sand
 	if err := c.fetch(ctx, spec.Image); err != nil {
 		return nil, fail(err)
 	}
-	if c.pass, err = b.gate.Enter(ctx, admit.Request{MemoryBytes: spec.Resources.MemoryBytes, Notify: spec.Notify}); err != nil {
+	if c.lease, err = b.semaphore.Acquire(ctx, admission.Request{MemoryBytes: spec.Resources.MemoryBytes, Notify: spec.Notify}); err != nil {
 		return nil, fail(err)
 	}
-	defer c.pass.Started()
+	defer c.lease.FinishStart()
 	ctx, cancel := context.WithTimeoutCause(ctx, b.options.StartTime,
 		fmt.Errorf("%w: the sandbox did not start within %s", sandbox.ErrUnavailable, b.options.StartTime))
 	defer cancel()

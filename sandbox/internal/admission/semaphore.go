@@ -1,4 +1,4 @@
-package admit
+package admission
 
 import (
 	"context"
@@ -39,18 +39,18 @@ type Options struct {
 	Memory func() (Memory, error)
 }
 
-// Gate admits starts. It holds nothing open when nobody starts. It is safe for
+// Semaphore admits starts. It holds nothing open when nobody starts. It is safe for
 // concurrent use.
-type Gate struct {
-	o     Options
+type Semaphore struct {
+	opts  Options
 	dir   string
-	first chan struct{} // held by the one of this process that may wait for the turn
+	queue chan struct{} // held by the one of this process that may wait for the turn
 }
 
 // New returns a gate. It fails with sandbox.ErrInvalid without a state folder
 // or group; it makes nothing yet.
-func New(o Options) (*Gate, error) {
-	if o.StateDir == "" || !plain(o.Group) {
+func New(o Options) (*Semaphore, error) {
+	if o.StateDir == "" || !isPlainName(o.Group) {
 		return nil, fmt.Errorf("make gate: %w: state folder %q, group %q", sandbox.ErrInvalid, o.StateDir, o.Group)
 	}
 	if o.Starts <= 0 {
@@ -59,11 +59,11 @@ func New(o Options) (*Gate, error) {
 	if o.Wait <= 0 {
 		o.Wait = DefaultWait
 	}
-	return &Gate{o: o, dir: filepath.Join(o.StateDir, folder), first: make(chan struct{}, 1)}, nil
+	return &Semaphore{opts: o, dir: filepath.Join(o.StateDir, dirName), queue: make(chan struct{}, 1)}, nil
 }
 
-// folder is below the state folder.
-const folder = "admit"
+// dirName is below the state folder.
+const dirName = "admit"
 
 // Request is one sandbox that is to start.
 type Request struct {
@@ -73,49 +73,49 @@ type Request struct {
 	Notify func(waiting string)
 }
 
-// Enter returns when the sandbox may start. The caller calls [Pass.Started]
+// Acquire returns when the sandbox may start. The caller calls [Pass.Started]
 // when it runs, or failed to, and [Pass.Close] when it is gone. Enter fails with
 // an error wrapping context.Cause(ctx) when ctx ends, and with
 // sandbox.ErrUnavailable after Options.Wait; it says what it waited for.
-func (g *Gate) Enter(ctx context.Context, r Request) (*Pass, error) {
-	if err := g.open(); err != nil {
+func (s *Semaphore) Acquire(ctx context.Context, r Request) (*Lease, error) {
+	if err := s.makeDir(); err != nil {
 		return nil, fmt.Errorf("admit sandbox: %w", err)
 	}
-	w := &wait{gate: g, request: r, pass: &Pass{}, began: time.Now()}
-	ctx, cancel := context.WithTimeoutCause(ctx, g.o.Wait, errWait)
+	a := &acquisition{semaphore: s, request: r, lease: &Lease{}, began: time.Now()}
+	ctx, cancel := context.WithTimeoutCause(ctx, s.opts.Wait, errWaitTooLong)
 	defer cancel()
-	err := w.through(ctx)
-	w.leave()
+	err := a.acquireAll(ctx)
+	a.leaveQueue()
 	if err == nil {
-		return w.pass, nil
+		return a.lease, nil
 	}
-	w.pass.Close()
-	if errors.Is(err, errWait) {
-		err = fmt.Errorf("%w: it waited %s %s: run fewer sessions at once, or try again", sandbox.ErrUnavailable, g.o.Wait, w.reason)
+	a.lease.Close()
+	if errors.Is(err, errWaitTooLong) {
+		err = fmt.Errorf("%w: it waited %s %s: run fewer sessions at once, or try again", sandbox.ErrUnavailable, s.opts.Wait, a.reason)
 	}
 	return nil, fmt.Errorf("admit sandbox: %w", err)
 }
 
-var errWait = errors.New("the wait is over")
+var errWaitTooLong = errors.New("the wait is over")
 
-// open makes the folder.
-func (g *Gate) open() error {
-	if err := owner.CheckStateDir(g.o.StateDir); err != nil {
+// makeDir makes the folder.
+func (s *Semaphore) makeDir() error {
+	if err := owner.CheckStateDir(s.opts.StateDir); err != nil {
 		return err
 	}
-	if err := os.Mkdir(g.dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := os.Mkdir(s.dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	return owner.CheckStateDir(g.dir)
+	return owner.CheckStateDir(s.dir)
 }
 
-// lock is a lock of this gate's folder, not taken yet.
-func (g *Gate) lock(name string) *flock.Flock {
-	return flock.New(filepath.Join(g.dir, name), flock.SetPermissions(0o600))
+// newLock is a lock of this gate's folder, not taken yet.
+func (s *Semaphore) newLock(name string) *flock.Flock {
+	return flock.New(filepath.Join(s.dir, name), flock.SetPermissions(0o600))
 }
 
-// plain says that a word is safe in a file name.
-func plain(word string) bool {
+// isPlainName says that a word is safe in a file name.
+func isPlainName(word string) bool {
 	for _, c := range []byte(word) {
 		switch {
 		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '_', c == '-':

@@ -1,4 +1,4 @@
-package admit
+package admission
 
 import (
 	"context"
@@ -20,15 +20,15 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// machine is a fake of the machine's memory.
-type machine struct{ total, available atomic.Int64 }
+// fakeMachine is a fake of the machine's memory.
+type fakeMachine struct{ total, available atomic.Int64 }
 
-func (m *machine) ask() (Memory, error) {
+func (m *fakeMachine) readMemory() (Memory, error) {
 	return Memory{Total: m.total.Load(), Available: m.available.Load()}, nil
 }
 
-func newMachine(total int64) *machine {
-	m := &machine{}
+func newMachine(total int64) *fakeMachine {
+	m := &fakeMachine{}
 	m.total.Store(total)
 	m.available.Store(total)
 	return m
@@ -41,40 +41,40 @@ func must(t testing.TB, err error) {
 	}
 }
 
-func stateDir(t testing.TB) string {
+func makeStateDir(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
 	must(t, os.Chmod(dir, 0o700))
 	return dir
 }
 
-func newGate(t testing.TB, o Options) *Gate {
+func newSemaphore(t testing.TB, o Options) *Semaphore {
 	t.Helper()
 	if o.StateDir == "" {
-		o.StateDir = stateDir(t)
+		o.StateDir = makeStateDir(t)
 	}
 	if o.Group == "" {
 		o.Group = "runc"
 	}
-	g, err := New(o)
+	s, err := New(o)
 	must(t, err)
-	return g
+	return s
 }
 
-func enter(t testing.TB, g *Gate) *Pass {
+func acquire(t testing.TB, s *Semaphore) *Lease {
 	t.Helper()
-	p, err := g.Enter(t.Context(), Request{MemoryBytes: 2 << 30})
+	l, err := s.Acquire(t.Context(), Request{MemoryBytes: 2 << 30})
 	must(t, err)
-	t.Cleanup(p.Close)
-	return p
+	t.Cleanup(l.Close)
+	return l
 }
 
 // Sixty-four sessions of two processes (a gate each, over one folder): never
 // more than the slots start at once, all get through, nothing is left.
 func TestStartsAreBounded(t *testing.T) {
-	dir := stateDir(t)
-	o := Options{StateDir: dir, Starts: 3, Memory: newMachine(16 << 30).ask}
-	gates := []*Gate{newGate(t, o), newGate(t, o)}
+	dir := makeStateDir(t)
+	o := Options{StateDir: dir, Starts: 3, Memory: newMachine(16 << 30).readMemory}
+	semaphores := []*Semaphore{newSemaphore(t, o), newSemaphore(t, o)}
 	var starting, most atomic.Int64
 	// The first start lasts until there is a second beside it.
 	var first, second sync.Once
@@ -82,7 +82,7 @@ func TestStartsAreBounded(t *testing.T) {
 	var all sync.WaitGroup
 	for i := range 64 {
 		all.Go(func() {
-			p, err := gates[i%2].Enter(t.Context(), Request{MemoryBytes: 1})
+			l, err := semaphores[i%2].Acquire(t.Context(), Request{MemoryBytes: 1})
 			if err != nil {
 				t.Error(err)
 				return
@@ -101,9 +101,9 @@ func TestStartsAreBounded(t *testing.T) {
 				}
 			})
 			starting.Add(-1)
-			p.Started()
-			p.Started() // idempotent
-			p.Close()
+			l.FinishStart()
+			l.FinishStart() // idempotent
+			l.Close()
 		})
 	}
 	all.Wait()
@@ -111,27 +111,27 @@ func TestStartsAreBounded(t *testing.T) {
 		t.Errorf("%d started at once, of 3", n)
 	}
 	// Files are used again: there are as many as were held at once.
-	files, err := os.ReadDir(gates[0].dir)
+	files, err := os.ReadDir(semaphores[0].dir)
 	must(t, err)
 	if len(files) > 1+3+1+64 {
 		t.Errorf("%d files", len(files))
 	}
-	if _, sum, count, err := gates[0].leased(); err != nil || sum != 0 || count != 0 {
+	if _, sum, count, err := semaphores[0].sumReservations(); err != nil || sum != 0 || count != 0 {
 		t.Errorf("%d leases of %d bytes are left, %v", count, sum, err)
 	}
 }
 
 // Within a process the order is that of the calls.
-func TestOrderOfAProcess(t *testing.T) {
+func TestOrderWithinProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := newGate(t, Options{Starts: 1})
-		held := enter(t, g)
+		s := newSemaphore(t, Options{Starts: 1})
+		held := acquire(t, s)
 		var order []int
 		var mu sync.Mutex
 		var all sync.WaitGroup
 		for i := range 8 {
 			all.Go(func() {
-				p, err := g.Enter(t.Context(), Request{MemoryBytes: 1})
+				l, err := s.Acquire(t.Context(), Request{MemoryBytes: 1})
 				if err != nil {
 					t.Error(err)
 					return
@@ -139,11 +139,11 @@ func TestOrderOfAProcess(t *testing.T) {
 				mu.Lock()
 				order = append(order, i)
 				mu.Unlock()
-				p.Close()
+				l.Close()
 			})
 			synctest.Wait()
 		}
-		held.Started()
+		held.FinishStart()
 		all.Wait()
 		for i, n := range order {
 			if i != n {
@@ -153,53 +153,53 @@ func TestOrderOfAProcess(t *testing.T) {
 	})
 }
 
-func TestWaitSaysWhatFor(t *testing.T) {
+func TestWaitReportsReason(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := newGate(t, Options{Starts: 1, Wait: time.Minute})
-		enter(t, g)
-		var said []string
-		_, err := g.Enter(t.Context(), Request{Notify: func(text string) { said = append(said, text) }})
+		s := newSemaphore(t, Options{Starts: 1, Wait: time.Minute})
+		acquire(t, s)
+		var notified []string
+		_, err := s.Acquire(t.Context(), Request{Notify: func(text string) { notified = append(notified, text) }})
 		if !errors.Is(err, sandbox.ErrUnavailable) || !strings.Contains(err.Error(), "it waited 1m0s for other sandboxes to start: 1 at once") {
 			t.Errorf("error %v", err)
 		}
-		if len(said) != 1 || said[0] != "waiting for other sandboxes to start: 1 at once" {
-			t.Errorf("said %q", said)
+		if len(notified) != 1 || notified[0] != "waiting for other sandboxes to start: 1 at once" {
+			t.Errorf("said %q", notified)
 		}
 	})
 }
 
 // A wait that is too short to be noticed is not told.
-func TestShortWaitIsQuiet(t *testing.T) {
+func TestShortWaitIsNotReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := newGate(t, Options{Starts: 1})
-		held := enter(t, g)
-		time.AfterFunc(quiet/2, held.Started)
-		p, err := g.Enter(t.Context(), Request{Notify: func(text string) { t.Errorf("said %q", text) }})
+		s := newSemaphore(t, Options{Starts: 1})
+		held := acquire(t, s)
+		time.AfterFunc(quietTime/2, held.FinishStart)
+		l, err := s.Acquire(t.Context(), Request{Notify: func(text string) { t.Errorf("said %q", text) }})
 		must(t, err)
-		p.Close()
+		l.Close()
 	})
 }
 
 func TestCancelledWait(t *testing.T) {
 	cause := errors.New("the user left")
 	synctest.Test(t, func(t *testing.T) {
-		g := newGate(t, Options{Starts: 1})
-		held := enter(t, g)
+		s := newSemaphore(t, Options{Starts: 1})
+		held := acquire(t, s)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		time.AfterFunc(time.Second, func() { cancel(cause) })
 		// One waits for the slot, the other for the first of its process.
 		var all sync.WaitGroup
 		for range 2 {
 			all.Go(func() {
-				if _, err := g.Enter(ctx, Request{}); !errors.Is(err, cause) {
+				if _, err := s.Acquire(ctx, Request{}); !errors.Is(err, cause) {
 					t.Errorf("error %v", err)
 				}
 			})
 		}
 		all.Wait()
 		// Neither keeps anything.
-		held.Started()
-		enter(t, g).Close()
+		held.FinishStart()
+		acquire(t, s).Close()
 	})
 }
 
@@ -220,16 +220,16 @@ func TestMemory(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := newMachine(16 * gib)
-				g := newGate(t, Options{Starts: 100, Wait: time.Minute, Memory: m.ask})
+				s := newSemaphore(t, Options{Starts: 100, Wait: time.Minute, Memory: m.readMemory})
 				for range tt.running {
-					enter(t, g).Started()
+					acquire(t, s).FinishStart()
 				}
 				m.available.Store(tt.available)
-				var said string
-				p, err := g.Enter(t.Context(), Request{MemoryBytes: tt.limit, Notify: func(text string) { said = text }})
-				p.Close()
-				if (tt.want == "") != (err == nil) || !strings.Contains(said, tt.want) || err != nil && !strings.Contains(err.Error(), tt.want) {
-					t.Errorf("error %v, said %q", err, said)
+				var notified string
+				l, err := s.Acquire(t.Context(), Request{MemoryBytes: tt.limit, Notify: func(text string) { notified = text }})
+				l.Close()
+				if (tt.want == "") != (err == nil) || !strings.Contains(notified, tt.want) || err != nil && !strings.Contains(err.Error(), tt.want) {
+					t.Errorf("error %v, said %q", err, notified)
 				}
 			})
 		})
@@ -238,19 +238,19 @@ func TestMemory(t *testing.T) {
 
 // Memory that a sandbox gives back lets one go on that waits for it; one that
 // needs less does not pass it.
-func TestMemoryComesBack(t *testing.T) {
+func TestFreedMemoryAdmitsNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(4 << 30)
-		g := newGate(t, Options{Memory: m.ask})
-		first, err := g.Enter(t.Context(), Request{MemoryBytes: 24 << 30})
+		s := newSemaphore(t, Options{Memory: m.readMemory})
+		first, err := s.Acquire(t.Context(), Request{MemoryBytes: 24 << 30})
 		must(t, err)
-		first.Started()
+		first.FinishStart()
 		var order []int64
 		var mu sync.Mutex
 		var all sync.WaitGroup
 		for _, limit := range []int64{16 << 30, 1 << 20} {
 			all.Go(func() {
-				p, err := g.Enter(t.Context(), Request{MemoryBytes: limit})
+				l, err := s.Acquire(t.Context(), Request{MemoryBytes: limit})
 				if err != nil {
 					t.Error(err)
 					return
@@ -258,7 +258,7 @@ func TestMemoryComesBack(t *testing.T) {
 				mu.Lock()
 				order = append(order, limit)
 				mu.Unlock()
-				p.Close()
+				l.Close()
 			})
 			synctest.Wait()
 		}
@@ -278,19 +278,19 @@ func TestMemoryComesBack(t *testing.T) {
 
 // What a process that was killed held is free: its locks are gone, its files
 // are not.
-func TestDeadLeasesDoNotCount(t *testing.T) {
+func TestFreeReservationsDoNotCount(t *testing.T) {
 	m := newMachine(1 << 30)
-	g := newGate(t, Options{Memory: m.ask, Wait: time.Second})
-	must(t, g.open())
+	s := newSemaphore(t, Options{Memory: m.readMemory, Wait: time.Second})
+	must(t, s.makeDir())
 	for i := range 50 {
-		must(t, os.WriteFile(filepath.Join(g.dir, fmt.Sprintf("%d.lease", i)), []byte("1073741824\n"), 0o600))
+		must(t, os.WriteFile(filepath.Join(s.dir, fmt.Sprintf("%d.lease", i)), []byte("1073741824\n"), 0o600))
 	}
-	must(t, os.WriteFile(filepath.Join(g.dir, "runc-0.slot"), nil, 0o600))
-	enter(t, g)
-	free, sum, count, err := g.leased()
+	must(t, os.WriteFile(filepath.Join(s.dir, "runc-0.slot"), nil, 0o600))
+	acquire(t, s)
+	free, sum, count, err := s.sumReservations()
 	must(t, err)
 	must(t, free.Close())
-	if count != 1 || sum != expected(2<<30) {
+	if count != 1 || sum != expectedUse(2<<30) {
 		t.Errorf("%d leases of %d bytes", count, sum)
 	}
 }
@@ -301,25 +301,25 @@ func TestInvalid(t *testing.T) {
 			t.Errorf("%+v: %v", o, err)
 		}
 	}
-	g := newGate(t, Options{})
-	must(t, os.Chmod(g.o.StateDir, 0o777))
-	if _, err := g.Enter(t.Context(), Request{}); err == nil {
+	s := newSemaphore(t, Options{})
+	must(t, os.Chmod(s.opts.StateDir, 0o777))
+	if _, err := s.Acquire(t.Context(), Request{}); err == nil {
 		t.Error("a state folder that others can write to")
 	}
 }
 
-func TestNilPass(*testing.T) {
-	var p *Pass
-	p.Started()
-	p.Close()
+func TestNilLease(*testing.T) {
+	var l *Lease
+	l.FinishStart()
+	l.Close()
 }
 
-// BenchmarkEnter is what admission adds to a start when nobody waits.
-func BenchmarkEnter(b *testing.B) {
-	g := newGate(b, Options{Memory: newMachine(16 << 30).ask})
+// BenchmarkAcquire is what admission adds to a start when nobody waits.
+func BenchmarkAcquire(b *testing.B) {
+	s := newSemaphore(b, Options{Memory: newMachine(16 << 30).readMemory})
 	for b.Loop() {
-		p, err := g.Enter(b.Context(), Request{MemoryBytes: 2 << 30})
+		l, err := s.Acquire(b.Context(), Request{MemoryBytes: 2 << 30})
 		must(b, err)
-		p.Close()
+		l.Close()
 	}
 }

@@ -1,4 +1,4 @@
-package admit
+package admission
 
 import (
 	"errors"
@@ -10,22 +10,22 @@ import (
 	"github.com/gofrs/flock"
 )
 
-// take takes a lock if it is free, and notes in it who has it.
-func take(lock *flock.Flock) (bool, error) {
+// tryLock takes a lock if it is free, and notes in it who has it.
+func tryLock(lock *flock.Flock) (bool, error) {
 	ok, err := lock.TryLock()
 	if !ok || err != nil {
 		return false, err
 	}
-	if err := note(lock.Path()); err != nil {
+	if err := writePID(lock.Path()); err != nil {
 		lock.Close() //nolint:errcheck // the error counts
 		return false, err
 	}
 	return true, nil
 }
 
-// note writes this process's pid, over what is there: to cut a file short makes
+// writePID writes this process's pid, over what is there: to cut a file short makes
 // some file systems write it out, which takes longer than all else.
-func note(path string) error {
+func writePID(path string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
 		return err
@@ -34,11 +34,11 @@ func note(path string) error {
 	return errors.Join(err, f.Close())
 }
 
-// stopped says whether the process that has a lock is stopped, by Ctrl-Z for
+// holderStopped says whether the process that has a lock is stopped, by Ctrl-Z for
 // instance: it keeps its locks and gets nowhere. Where the note is of another
 // process, of before or of another PID namespace, the answer is about that one: a
 // false one costs the order, never the bound of memory.
-func stopped(lock *flock.Flock) bool {
+func holderStopped(lock *flock.Flock) bool {
 	data, err := os.ReadFile(lock.Path())
 	if err != nil {
 		return false

@@ -1,4 +1,4 @@
-package admit
+package admission
 
 import (
 	"errors"
@@ -14,8 +14,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// other starts a process that does nothing until the test ends.
-func other(t *testing.T) *exec.Cmd {
+// startProcess starts a process that does nothing until the test ends.
+func startProcess(t *testing.T) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "cat")
 	_, err := cmd.StdinPipe()
@@ -28,8 +28,8 @@ func other(t *testing.T) *exec.Cmd {
 	return cmd
 }
 
-// stop stops a process, as Ctrl-Z does, and returns when it is.
-func stop(t *testing.T, cmd *exec.Cmd) {
+// stopProcess stops a process, as Ctrl-Z does, and returns when it is.
+func stopProcess(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
 	must(t, cmd.Process.Signal(syscall.SIGSTOP))
 	var status syscall.WaitStatus
@@ -42,14 +42,14 @@ func stop(t *testing.T, cmd *exec.Cmd) {
 
 // A process that is stopped while it has the turn, or slots, keeps nobody from
 // starting; one that runs does.
-func TestStoppedHolderIsPassed(t *testing.T) {
+func TestStoppedHolderIsSkipped(t *testing.T) {
 	for name, locks := range map[string][]string{"the turn": {"runc.turn"}, "all slots": {"runc-0.slot", "runc-1.slot"}} {
 		t.Run(name, func(t *testing.T) {
-			g := newGate(t, Options{Starts: 2, Wait: 100 * time.Millisecond})
-			must(t, g.open())
-			holder := other(t)
+			s := newSemaphore(t, Options{Starts: 2, Wait: 100 * time.Millisecond})
+			must(t, s.makeDir())
+			holder := startProcess(t)
 			for _, name := range locks {
-				lock := g.lock(name)
+				lock := s.newLock(name)
 				ok, err := lock.TryLock()
 				if !ok || err != nil {
 					t.Fatal(ok, err)
@@ -57,14 +57,14 @@ func TestStoppedHolderIsPassed(t *testing.T) {
 				t.Cleanup(func() { lock.Close() })
 				must(t, os.WriteFile(lock.Path(), []byte(strconv.Itoa(holder.Process.Pid)+"\n"), 0o600))
 			}
-			if _, err := g.Enter(t.Context(), Request{}); !errors.Is(err, sandbox.ErrUnavailable) {
+			if _, err := s.Acquire(t.Context(), Request{}); !errors.Is(err, sandbox.ErrUnavailable) {
 				t.Errorf("behind a process that runs: %v", err)
 			}
-			stop(t, holder)
-			patient := newGate(t, Options{StateDir: g.o.StateDir, Starts: 2})
-			first, second := enter(t, patient), enter(t, patient)
+			stopProcess(t, holder)
+			patient := newSemaphore(t, Options{StateDir: s.opts.StateDir, Starts: 2})
+			first, second := acquire(t, patient), acquire(t, patient)
 			// The bound holds among those that run.
-			if _, err := g.Enter(t.Context(), Request{}); !errors.Is(err, sandbox.ErrUnavailable) {
+			if _, err := s.Acquire(t.Context(), Request{}); !errors.Is(err, sandbox.ErrUnavailable) {
 				t.Errorf("a third: %v", err)
 			}
 			first.Close()
@@ -74,11 +74,11 @@ func TestStoppedHolderIsPassed(t *testing.T) {
 }
 
 // Locks say who has them.
-func TestHolderIsNoted(t *testing.T) {
-	g := newGate(t, Options{Starts: 1})
-	enter(t, g)
+func TestLocksNameHolder(t *testing.T) {
+	s := newSemaphore(t, Options{Starts: 1})
+	acquire(t, s)
 	for _, name := range []string{"runc.turn", "runc-0.slot"} {
-		data, err := os.ReadFile(filepath.Join(g.dir, name))
+		data, err := os.ReadFile(filepath.Join(s.dir, name))
 		must(t, err)
 		if strings.TrimSpace(string(data)) != strconv.Itoa(os.Getpid()) {
 			t.Errorf("%s: %q", name, data)

@@ -1,4 +1,4 @@
-package admit
+package admission
 
 import (
 	"fmt"
@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// Machine asks the kernel for this machine's memory: MemTotal and MemAvailable
+// ReadMemory asks the kernel for this machine's memory: MemTotal and MemAvailable
 // of /proc/meminfo, see proc(5).
-func Machine() (Memory, error) {
+func ReadMemory() (Memory, error) {
 	data, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
 		return Memory{}, fmt.Errorf("read the machine's memory: %w", err)

@@ -1,4 +1,4 @@
-package admit
+package admission
 
 import (
 	"context"
@@ -16,66 +16,66 @@ import (
 type Memory struct{ Total, Available int64 }
 
 const (
-	// share is the part of its limit that a sandbox is expected to use: limits
+	// limitDivisor is the part of its limit that a sandbox is expected to use: limits
 	// are ceilings, set so that a build fits, and an idle sandbox uses 1 to 17
 	// MB. Where all go to their limits at once the kernel's limits decide.
-	share = 8
-	// leastShare is what any sandbox is expected to use with a small command.
-	leastShare = 64 << 20
-	// reserved is left to everything else: a sixteenth of the machine, but at
+	limitDivisor = 8
+	// minExpected is what any sandbox is expected to use with a small command.
+	minExpected = 64 << 20
+	// minReserve is left to everything else: a sixteenth of the machine, but at
 	// least this.
-	reserved      = 512 << 20
-	reservedShare = 16
+	minReserve     = 512 << 20
+	reserveDivisor = 16
 )
 
-// expected is what a sandbox with a limit is counted as.
-func expected(limit int64) int64 { return min(limit, max(limit/share, leastShare)) }
+// expectedUse is what a sandbox with a limit is counted as.
+func expectedUse(limit int64) int64 { return min(limit, max(limit/limitDivisor, minExpected)) }
 
-// lease takes memory for the sandbox, or says why it has to wait. A sandbox
+// reserveMemory takes memory for the sandbox, or says why it has to wait. A sandbox
 // that is alone is never refused: nobody would give memory back.
-func (w *wait) lease(ctx context.Context) (reason string, err error) {
-	g := w.gate
-	if g.o.Memory == nil {
+func (a *acquisition) reserveMemory(ctx context.Context) (reason string, err error) {
+	s := a.semaphore
+	if s.opts.Memory == nil {
 		return "", nil
 	}
-	memory, err := g.o.Memory()
+	memory, err := s.opts.Memory()
 	if err != nil || memory.Total == 0 {
 		return "", err
 	}
-	lock := g.lock("leases.lock") // held for a millisecond
+	lock := s.newLock("leases.lock") // held for a millisecond
 	defer lock.Close()
 	if _, err := lock.TryLockContext(ctx, time.Millisecond); err != nil {
 		return "", errors.Join(context.Cause(ctx), err)
 	}
-	free, sum, count, err := g.leased()
+	free, sum, count, err := s.sumReservations()
 	if err != nil {
 		return "", err
 	}
 	defer func() {
-		if w.pass.lease == nil {
+		if a.lease.memory == nil {
 			free.Close() //nolint:errcheck // not used
 		}
 	}()
-	need, reserve := expected(w.request.MemoryBytes), max(memory.Total/reservedShare, reserved)
+	need, reserve := expectedUse(a.request.MemoryBytes), max(memory.Total/reserveDivisor, minReserve)
 	switch {
 	case count == 0:
 	case sum+need > memory.Total-reserve:
-		return fmt.Sprintf("for memory: %d sandboxes run, for which %s of this machine's %s are set aside", count, size(sum), size(memory.Total)), nil
+		return fmt.Sprintf("for memory: %d sandboxes run, for which %s of this machine's %s are set aside", count, formatSize(sum), formatSize(memory.Total)), nil
 	case memory.Available < reserve+need:
-		return fmt.Sprintf("for memory: %s are to be available and %d other sandboxes run", size(reserve+need), count), nil
+		return fmt.Sprintf("for memory: %s are to be available and %d other sandboxes run", formatSize(reserve+need), count), nil
 	}
 	if err := os.WriteFile(free.Path(), []byte(strconv.FormatInt(need, 10)+"\n"), 0o600); err != nil {
 		return "", err
 	}
-	w.pass.lease = free
+	a.lease.memory = free
 	return "", nil
 }
 
-// leased adds up what lives, and takes the first lease that is free: one that
+// sumReservations adds up what lives, and takes the first lease that is free: one that
 // was never used, or whose holder is gone. Only one process does so at a time.
-func (g *Gate) leased() (free *flock.Flock, sum int64, count int, err error) {
+func (s *Semaphore) sumReservations() (free *flock.Flock, sum int64, count int, err error) {
 	for n := 0; ; n++ {
-		lock := g.lock(fmt.Sprintf("%d.lease", n))
+		lock := s.newLock(fmt.Sprintf("%d.lease", n))
 		_, missing := os.Stat(lock.Path())
 		if free != nil && missing != nil {
 			return free, sum, count, nil // none has been used beyond it
@@ -103,8 +103,8 @@ func (g *Gate) leased() (free *flock.Flock, sum int64, count int, err error) {
 	}
 }
 
-// size is for people.
-func size(bytes int64) string {
+// formatSize is for people.
+func formatSize(bytes int64) string {
 	if bytes < 1<<30 {
 		return fmt.Sprintf("%d MiB", bytes>>20)
 	}

@@ -18,4 +18,4 @@
 // stopped is passed. Nobody waits for
 // a second sandbox while it keeps others from starting: a wait ends at its time
 // limit at the latest.
-package admit
+package admission

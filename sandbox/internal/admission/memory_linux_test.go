@@ -1,9 +1,9 @@
-package admit
+package admission
 
 import "testing"
 
-func TestMachine(t *testing.T) {
-	m, err := Machine()
+func TestReadMemory(t *testing.T) {
+	m, err := ReadMemory()
 	must(t, err)
 	if m.Total < 64<<20 || m.Available <= 0 || m.Available > m.Total {
 		t.Errorf("memory %+v", m)

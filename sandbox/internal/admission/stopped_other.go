@@ -1,6 +1,6 @@
 //go:build !linux
 
-package admit
+package admission
 
 // isStopped can't tell here: who waits behind a stopped process waits until its
 // time limit.
