@@ -31,7 +31,7 @@ func (a *acquisition) acquireAll(ctx context.Context) error {
 	head := s.newLock(s.opts.Group + ".turn")
 	defer func() {
 		if a.head == nil {
-			head.Close() //nolint:errcheck // not ours
+			_ = head.Close() // not ours
 		}
 	}()
 	if err := a.pollUntilFree(ctx, func() (string, error) {
@@ -128,7 +128,7 @@ func (a *acquisition) acquireSlot() (bool, error) {
 		if holderStopped(slot) {
 			most++
 		}
-		slot.Close() //nolint:errcheck // not ours
+		_ = slot.Close() // not ours
 	}
 	return false, nil
 }
@@ -136,7 +136,7 @@ func (a *acquisition) acquireSlot() (bool, error) {
 // leaveQueue lets the next one wait at the head.
 func (a *acquisition) leaveQueue() {
 	if a.head != nil {
-		a.head.Close() //nolint:errcheck // ends with the process at the latest
+		_ = a.head.Close() // the lock ends with the process at the latest
 	}
 	if a.queued {
 		<-a.semaphore.queue

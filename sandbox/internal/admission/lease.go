@@ -23,7 +23,7 @@ func (l *Lease) FinishStart() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.slot != nil {
-		l.slot.Close() //nolint:errcheck // ends with the process at the latest
+		_ = l.slot.Close() // the lock ends with the process at the latest
 		l.slot = nil
 	}
 }
@@ -38,7 +38,7 @@ func (l *Lease) Close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.memory != nil {
-		l.memory.Close() //nolint:errcheck // as above
+		_ = l.memory.Close() // as in FinishStart
 		l.memory = nil
 	}
 }

@@ -17,7 +17,7 @@ func tryLock(lock *flock.Flock) (bool, error) {
 		return false, err
 	}
 	if err := writePID(lock.Path()); err != nil {
-		lock.Close() //nolint:errcheck // the error counts
+		_ = lock.Close() // the error counts
 		return false, err
 	}
 	return true, nil

@@ -53,10 +53,11 @@ func (a *acquisition) reserveMemory(ctx context.Context) (reason string, err err
 	}
 	defer func() {
 		if a.lease.memory == nil {
-			free.Close() //nolint:errcheck // not used
+			_ = free.Close() // not used
 		}
 	}()
-	need, reserve := expectedUse(a.request.MemoryBytes), max(memory.Total/reserveDivisor, minReserve)
+	need := expectedUse(a.request.MemoryBytes)
+	reserve := max(memory.Total/reserveDivisor, minReserve)
 	switch {
 	case count == 0:
 	case sum+need > memory.Total-reserve:
@@ -85,10 +86,10 @@ func (s *Semaphore) sumReservations() (free *flock.Flock, sum int64, count int, 
 			free = lock
 			continue
 		}
-		lock.Close() //nolint:errcheck // only asked
+		_ = lock.Close() // it was only probed
 		if err != nil {
 			if free != nil {
-				free.Close() //nolint:errcheck // the error counts
+				_ = free.Close() // the error counts
 			}
 			return nil, 0, 0, err
 		}

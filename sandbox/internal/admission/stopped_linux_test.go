@@ -23,7 +23,7 @@ func startProcess(t *testing.T) *exec.Cmd {
 	must(t, cmd.Start())
 	t.Cleanup(func() {
 		must(t, cmd.Process.Kill())
-		cmd.Wait() //nolint:errcheck // it was killed
+		_ = cmd.Wait() // it was killed
 	})
 	return cmd
 }
