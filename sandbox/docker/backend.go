@@ -134,8 +134,8 @@ func New(o Options) (*Backend, error) {
 	return &Backend{options: o, endpoint: e, times: defaultDeadlines(), self: self, semaphore: semaphore}, nil
 }
 
-// admissionOptions says what starts on an engine share: the engine, and this machine's
-// memory where it runs here.
+// admissionOptions returns the options of the semaphore for an engine: its
+// starts share the engine and, if it runs here, this machine's memory.
 func admissionOptions(e endpoint, stateDir string) admission.Options {
 	sum := sha256.Sum256([]byte(e.host))
 	o := admission.Options{StateDir: stateDir, Group: Name + "-" + hex.EncodeToString(sum[:4])}

@@ -9,19 +9,19 @@ import (
 	"github.com/gofrs/flock"
 )
 
-// acquisition is one call of Enter.
+// acquisition is the state of one call of [Semaphore.Acquire].
 type acquisition struct {
 	semaphore *Semaphore
 	request   Request
 	lease     *Lease
 	began     time.Time
-	head      *flock.Flock // nil until it is ours
-	queued    bool         // has gate.first
-	reason    string       // what it waits for now
+	head      *flock.Flock // nil until it is acquired
+	queued    bool         // reports whether it holds semaphore.queue
+	reason    string       // the current reason of the wait
 }
 
-// acquireAll takes what the start needs, in this order: the first place of this
-// process, the turn, memory, a slot.
+// acquireAll acquires what the start needs, in this order: the place at the
+// head of this process's queue, the head of the group, memory, a slot.
 func (a *acquisition) acquireAll(ctx context.Context) error {
 	s := a.semaphore
 	starts := fmt.Sprintf("for other sandboxes to start: %d at once", s.opts.Starts)
@@ -31,7 +31,7 @@ func (a *acquisition) acquireAll(ctx context.Context) error {
 	head := s.newLock(s.opts.Group + ".turn")
 	defer func() {
 		if a.head == nil {
-			_ = head.Close() // not ours
+			_ = head.Close() // held by another process
 		}
 	}()
 	if err := a.pollUntilFree(ctx, func() (string, error) {
@@ -43,7 +43,7 @@ func (a *acquisition) acquireAll(ctx context.Context) error {
 		case !holderStopped(head):
 			return starts, nil
 		}
-		return "", nil // one that is stopped (Ctrl-Z) is passed
+		return "", nil // a stopped holder (Ctrl-Z) is skipped
 	}); err != nil {
 		return err
 	}
@@ -58,7 +58,7 @@ func (a *acquisition) acquireAll(ctx context.Context) error {
 	})
 }
 
-// waitForQueue waits for the others of this process, in order.
+// waitForQueue waits for the earlier calls of this process, in order.
 func (a *acquisition) waitForQueue(ctx context.Context, reason string) error {
 	notify := time.After(quietTime)
 	for {
@@ -75,17 +75,17 @@ func (a *acquisition) waitForQueue(ctx context.Context, reason string) error {
 	}
 }
 
-// The pause between two looks: short at first, as locks are also held for a
-// moment by those that do not wait, and in the end so that dozens of waiting
-// processes cost nothing.
+// The pause between two tries. It is short at first, because locks are also
+// held for a moment by calls that do not wait. It grows, so that dozens of
+// waiting processes use little processor time.
 const (
 	firstPause = 2 * time.Millisecond
 	lastPause  = 40 * time.Millisecond
-	// quietTime is how long a wait is not worth a word.
+	// quietTime is the longest wait that is not reported.
 	quietTime = 200 * time.Millisecond
 )
 
-// pollUntilFree tries until there is nothing to wait for any more.
+// pollUntilFree calls try until it returns no reason to wait any more.
 func (a *acquisition) pollUntilFree(ctx context.Context, try func() (reason string, err error)) error {
 	for pause := firstPause; ; pause = min(pause+pause/2, lastPause) {
 		reason, err := try()
@@ -104,7 +104,7 @@ func (a *acquisition) pollUntilFree(ctx context.Context, try func() (reason stri
 	}
 }
 
-// notifyReason tells what is waited for, once as long as it stays the same.
+// notifyReason reports the reason of the wait, if it has changed.
 func (a *acquisition) notifyReason(reason string) {
 	if reason != a.reason && a.request.Notify != nil {
 		a.request.Notify("waiting " + reason)
@@ -112,7 +112,8 @@ func (a *acquisition) notifyReason(reason string) {
 	a.reason = reason
 }
 
-// acquireSlot takes a free slot. Those of processes that are stopped do not count.
+// acquireSlot takes a free slot and reports whether it got one. Slots of
+// stopped processes do not count.
 func (a *acquisition) acquireSlot() (bool, error) {
 	most := a.semaphore.opts.Starts
 	for n := 0; n < most; n++ {
@@ -128,12 +129,13 @@ func (a *acquisition) acquireSlot() (bool, error) {
 		if holderStopped(slot) {
 			most++
 		}
-		_ = slot.Close() // not ours
+		_ = slot.Close() // held by another process
 	}
 	return false, nil
 }
 
-// leaveQueue lets the next one wait at the head.
+// leaveQueue releases the head of the group and the head of this process's
+// queue.
 func (a *acquisition) leaveQueue() {
 	if a.head != nil {
 		_ = a.head.Close() // the lock ends with the process at the latest

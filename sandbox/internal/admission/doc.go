@@ -1,21 +1,23 @@
-// Package admit decides when a sandbox may start, so that many at once neither
-// slow each other's starts down until they time out nor promise more memory
-// than the machine has. It holds for all processes of one user, who share a
-// state folder, and needs no server: what is held are locks on files below it,
-// which end with the process that holds them.
+// Package admission decides when a sandbox may start. It bounds how many
+// sandboxes start at once, so that their starts don't time out, and how much
+// memory the running ones are expected to use. It covers all processes of one
+// user that share a state directory. It needs no server: each permission is a
+// lock on a file below the state directory, and ends with the process that
+// holds it.
 //
-//	admit/GROUP.turn       held by the one that waits at the head of a group; says its pid
-//	admit/GROUP-N.slot     held while a sandbox starts; says its pid
-//	admit/leases.lock      held while leases are counted
-//	admit/N.lease          held while a sandbox lives; says its bytes of memory
+//	admit/GROUP.turn     held by the acquisition at the head of a group; contains its PID
+//	admit/GROUP-N.slot   held while a sandbox starts; contains the holder's PID
+//	admit/leases.lock    held while reservations are added up
+//	admit/N.lease       held while a sandbox exists; contains the bytes reserved for it
 //
-// The files stay, as many as were ever held at once, and are used again.
+// The files are never removed. They are reused, so there are only as many as
+// were ever held at once.
 //
-// Within a process starts are admitted in the order in which they came. Between
-// processes the turn goes to whoever asks first when it is free, each asking
-// 25 times a second and more. Who has the turn keeps it until it is admitted or gives up, so
-// that a large sandbox is not passed by small ones for ever; only a process that is
-// stopped is passed. Nobody waits for
-// a second sandbox while it keeps others from starting: a wait ends at its time
-// limit at the latest.
+// Within a process, starts are admitted in the order of the calls. Between
+// processes, the first that finds the head free gets it; each tries at least 25
+// times per second. The holder of the head keeps it until it is admitted or
+// stops waiting, so that small sandboxes can't delay a large one forever. Only a
+// stopped process is skipped.
+//
+// There are no deadlocks, since every wait ends at its time limit.
 package admission

@@ -6,16 +6,15 @@ import (
 	"github.com/gofrs/flock"
 )
 
-// Lease is what one sandbox was admitted with. nil is one that was not asked
-// for. It is safe for concurrent use.
+// Lease is the permission under which one sandbox starts and runs. The methods
+// of a nil Lease do nothing. It is safe for concurrent use.
 type Lease struct {
 	mu     sync.Mutex
 	slot   *flock.Flock
 	memory *flock.Flock
 }
 
-// FinishStart says that the start is over, so that the next one may begin. A
-// second call does nothing.
+// FinishStart lets the next sandbox start. Further calls do nothing.
 func (l *Lease) FinishStart() {
 	if l == nil {
 		return
@@ -28,8 +27,8 @@ func (l *Lease) FinishStart() {
 	}
 }
 
-// Close says that the sandbox is gone, and with it what it may have used. A
-// second call does nothing.
+// Close releases the memory that is reserved for the sandbox. It calls
+// FinishStart. Further calls do nothing.
 func (l *Lease) Close() {
 	if l == nil {
 		return

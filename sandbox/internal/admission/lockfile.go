@@ -10,7 +10,8 @@ import (
 	"github.com/gofrs/flock"
 )
 
-// tryLock takes a lock if it is free, and notes in it who has it.
+// tryLock takes a lock if it is free, and writes the PID of this process into
+// its file. It reports whether it took the lock.
 func tryLock(lock *flock.Flock) (bool, error) {
 	ok, err := lock.TryLock()
 	if !ok || err != nil {
@@ -23,8 +24,9 @@ func tryLock(lock *flock.Flock) (bool, error) {
 	return true, nil
 }
 
-// writePID writes this process's pid, over what is there: to cut a file short makes
-// some file systems write it out, which takes longer than all else.
+// writePID writes this process's PID over the content of a file. It does not
+// truncate the file: some file systems then write it out at once, which takes
+// longer than everything else.
 func writePID(path string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
@@ -34,10 +36,11 @@ func writePID(path string) error {
 	return errors.Join(err, f.Close())
 }
 
-// holderStopped says whether the process that has a lock is stopped, by Ctrl-Z for
-// instance: it keeps its locks and gets nowhere. Where the note is of another
-// process, of before or of another PID namespace, the answer is about that one: a
-// false one costs the order, never the bound of memory.
+// holderStopped reports whether the process that holds a lock is stopped, for
+// instance by Ctrl-Z. Such a process keeps its locks and makes no progress. The
+// PID in the file may belong to another process, if it is outdated or from
+// another PID namespace. A wrong result only affects the order of starts, never
+// the bound on memory.
 func holderStopped(lock *flock.Flock) bool {
 	data, err := os.ReadFile(lock.Path())
 	if err != nil {

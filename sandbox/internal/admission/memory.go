@@ -12,27 +12,30 @@ import (
 	"github.com/gofrs/flock"
 )
 
-// Memory is the machine's, in bytes.
+// Memory is the machine's memory, in bytes.
 type Memory struct{ Total, Available int64 }
 
 const (
-	// limitDivisor is the part of its limit that a sandbox is expected to use: limits
-	// are ceilings, set so that a build fits, and an idle sandbox uses 1 to 17
-	// MB. Where all go to their limits at once the kernel's limits decide.
+	// A sandbox is expected to use its limit divided by limitDivisor. Limits
+	// are ceilings that let a build fit; an idle sandbox uses 1 to 17 MB. If
+	// all sandboxes reach their limits at once, the kernel enforces them.
 	limitDivisor = 8
-	// minExpected is what any sandbox is expected to use with a small command.
+	// minExpected is the smallest expected use of a sandbox that runs a small
+	// command.
 	minExpected = 64 << 20
-	// minReserve is left to everything else: a sixteenth of the machine, but at
-	// least this.
+	// The reserve for everything else is the machine's memory divided by
+	// reserveDivisor, and at least minReserve.
 	minReserve     = 512 << 20
 	reserveDivisor = 16
 )
 
-// expectedUse is what a sandbox with a limit is counted as.
+// expectedUse returns the memory that a sandbox with a limit is expected to
+// use.
 func expectedUse(limit int64) int64 { return min(limit, max(limit/limitDivisor, minExpected)) }
 
-// reserveMemory takes memory for the sandbox, or says why it has to wait. A sandbox
-// that is alone is never refused: nobody would give memory back.
+// reserveMemory reserves memory for the sandbox. If there is not enough, it
+// returns the reason to wait. The only sandbox is never refused, since no other
+// one could free memory.
 func (a *acquisition) reserveMemory(ctx context.Context) (reason string, err error) {
 	s := a.semaphore
 	if s.opts.Memory == nil {
@@ -53,7 +56,7 @@ func (a *acquisition) reserveMemory(ctx context.Context) (reason string, err err
 	}
 	defer func() {
 		if a.lease.memory == nil {
-			_ = free.Close() // not used
+			_ = free.Close() // not needed
 		}
 	}()
 	need := expectedUse(a.request.MemoryBytes)
@@ -72,14 +75,15 @@ func (a *acquisition) reserveMemory(ctx context.Context) (reason string, err err
 	return "", nil
 }
 
-// sumReservations adds up what lives, and takes the first lease that is free: one that
-// was never used, or whose holder is gone. Only one process does so at a time.
+// sumReservations returns the sum and the number of the reservations that are
+// held, and takes the lock of the first free one. A reservation is free if it
+// was never used or if its holder is gone. The caller must hold leases.lock.
 func (s *Semaphore) sumReservations() (free *flock.Flock, sum int64, count int, err error) {
 	for n := 0; ; n++ {
 		lock := s.newLock(fmt.Sprintf("%d.lease", n))
 		_, missing := os.Stat(lock.Path())
 		if free != nil && missing != nil {
-			return free, sum, count, nil // none has been used beyond it
+			return free, sum, count, nil // no later file has been used
 		}
 		ours, err := lock.TryLock()
 		if ours && free == nil {
@@ -104,7 +108,7 @@ func (s *Semaphore) sumReservations() (free *flock.Flock, sum int64, count int, 
 	}
 }
 
-// formatSize is for people.
+// formatSize formats a number of bytes for messages.
 func formatSize(bytes int64) string {
 	if bytes < 1<<30 {
 		return fmt.Sprintf("%d MiB", bytes>>20)

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// ReadMemory asks the kernel for this machine's memory: MemTotal and MemAvailable
-// of /proc/meminfo, see proc(5).
+// ReadMemory returns this machine's memory: MemTotal and MemAvailable of
+// /proc/meminfo, see proc(5).
 func ReadMemory() (Memory, error) {
 	data, err := os.ReadFile("/proc/meminfo")
 	if err != nil {

@@ -2,6 +2,6 @@
 
 package admission
 
-// ReadMemory gives nothing, and memory is not looked at: the containers are on
-// another system than this one.
+// ReadMemory returns zero, so that memory does not bound the starts: the
+// containers run on another system than this one.
 func ReadMemory() (Memory, error) { return Memory{}, nil }

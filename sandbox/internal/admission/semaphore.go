@@ -16,42 +16,44 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
 )
 
-// DefaultWait is how long a start waits to be admitted: 64 sessions at once on
-// two processors, each start a second on a loaded machine, are through in a
-// quarter of it.
+// DefaultWait is the longest time for which a start waits. 64 sessions on two
+// processors need a quarter of it if each start takes one second.
 const DefaultWait = 5 * time.Minute
 
-// Options says whom a [Gate] admits. StateDir and Group are required.
+// Options configures a [Semaphore]. StateDir and Group are required.
 type Options struct {
-	// StateDir is Caisson's state folder.
+	// StateDir is Caisson's state directory.
 	StateDir string
-	// Group names what the starts share: an engine, or this machine's
-	// processors for runtimes without one. Letters, digits and "-".
+	// Group names the resource that the starts share: an engine, or this
+	// machine's processors for runtimes without an engine. It consists of
+	// letters, digits, "_" and "-".
 	Group string
-	// Starts is how many of the group start at once; zero means two for each
-	// processor: starts wait for the kernel and for other processes half of
-	// their time.
+	// Starts is the number of sandboxes of the group that may start at once.
+	// Zero means two per processor, since a start spends half of its time
+	// waiting.
 	Starts int
-	// Wait bounds the wait; zero means [DefaultWait].
+	// Wait is the longest time for which a start waits; zero means
+	// [DefaultWait].
 	Wait time.Duration
-	// Memory asks the machine; nil, or a Total of 0, does not look at memory,
-	// as for an engine on another machine. See [Machine].
+	// Memory returns the machine's memory, as [ReadMemory] does. If it is nil
+	// or returns a Total of 0, memory does not bound the starts. Use that for
+	// an engine on another machine.
 	Memory func() (Memory, error)
 }
 
-// Semaphore admits starts. It holds nothing open when nobody starts. It is safe for
-// concurrent use.
+// Semaphore admits the starts of sandboxes. It holds no files open unless a
+// start waits or a [Lease] is held. It is safe for concurrent use.
 type Semaphore struct {
 	opts  Options
 	dir   string
-	queue chan struct{} // held by the one of this process that may wait for the turn
+	queue chan struct{} // holds one value while a call of this process waits for the head
 }
 
-// New returns a gate. It fails with sandbox.ErrInvalid without a state folder
-// or group; it makes nothing yet.
+// New returns a semaphore. It returns sandbox.ErrInvalid if the state directory
+// or the group is missing or invalid. It creates no files.
 func New(o Options) (*Semaphore, error) {
 	if o.StateDir == "" || !isPlainName(o.Group) {
-		return nil, fmt.Errorf("make gate: %w: state folder %q, group %q", sandbox.ErrInvalid, o.StateDir, o.Group)
+		return nil, fmt.Errorf("make admission semaphore: %w: state directory %q, group %q", sandbox.ErrInvalid, o.StateDir, o.Group)
 	}
 	if o.Starts <= 0 {
 		o.Starts = 2 * runtime.NumCPU()
@@ -62,21 +64,24 @@ func New(o Options) (*Semaphore, error) {
 	return &Semaphore{opts: o, dir: filepath.Join(o.StateDir, dirName), queue: make(chan struct{}, 1)}, nil
 }
 
-// dirName is below the state folder.
+// dirName is the name of the directory below the state directory.
 const dirName = "admit"
 
-// Request is one sandbox that is to start.
+// Request describes a sandbox that is about to start.
 type Request struct {
-	// MemoryBytes is its limit of memory.
+	// MemoryBytes is the memory limit of the sandbox.
 	MemoryBytes int64
-	// Notify is told what the start waits for, if it does; nil is nobody.
+	// Notify is called with the reason for which the start has to wait. It may
+	// be nil.
 	Notify func(waiting string)
 }
 
-// Acquire returns when the sandbox may start. The caller calls [Pass.Started]
-// when it runs, or failed to, and [Pass.Close] when it is gone. Enter fails with
-// an error wrapping context.Cause(ctx) when ctx ends, and with
-// sandbox.ErrUnavailable after Options.Wait; it says what it waited for.
+// Acquire waits until the sandbox may start. The caller must call
+// [Lease.FinishStart] once the sandbox runs or its start failed, and
+// [Lease.Close] once the sandbox is gone.
+//
+// If ctx ends, the error wraps context.Cause(ctx). After Options.Wait it wraps
+// sandbox.ErrUnavailable and names the reason of the wait.
 func (s *Semaphore) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	if err := s.makeDir(); err != nil {
 		return nil, fmt.Errorf("admit sandbox: %w", err)
@@ -98,7 +103,7 @@ func (s *Semaphore) Acquire(ctx context.Context, r Request) (*Lease, error) {
 
 var errWaitTooLong = errors.New("the wait is over")
 
-// makeDir makes the folder.
+// makeDir creates the directory of the lock files and checks its permissions.
 func (s *Semaphore) makeDir() error {
 	if err := owner.CheckStateDir(s.opts.StateDir); err != nil {
 		return err
@@ -109,12 +114,12 @@ func (s *Semaphore) makeDir() error {
 	return owner.CheckStateDir(s.dir)
 }
 
-// newLock is a lock of this gate's folder, not taken yet.
+// newLock returns a lock on a file of the directory. The lock is not taken yet.
 func (s *Semaphore) newLock(name string) *flock.Flock {
 	return flock.New(filepath.Join(s.dir, name), flock.SetPermissions(0o600))
 }
 
-// isPlainName says that a word is safe in a file name.
+// isPlainName reports whether a name can be part of a file name.
 func isPlainName(word string) bool {
 	for _, c := range []byte(word) {
 		switch {

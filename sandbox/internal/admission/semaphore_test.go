@@ -69,14 +69,15 @@ func acquire(t testing.TB, s *Semaphore) *Lease {
 	return l
 }
 
-// Sixty-four sessions of two processes (a gate each, over one folder): never
-// more than the slots start at once, all get through, nothing is left.
+// TestStartsAreBounded starts 64 sessions of two processes: one semaphore each
+// over one directory. Never more start at once than there are slots, all are
+// admitted, and no lock is left held.
 func TestStartsAreBounded(t *testing.T) {
 	dir := makeStateDir(t)
 	o := Options{StateDir: dir, Starts: 3, Memory: newMachine(16 << 30).readMemory}
 	semaphores := []*Semaphore{newSemaphore(t, o), newSemaphore(t, o)}
 	var starting, most atomic.Int64
-	// The first start lasts until there is a second beside it.
+	// The first start lasts until a second one runs beside it.
 	var first, second sync.Once
 	two, late := make(chan struct{}), time.After(time.Minute)
 	var all sync.WaitGroup
@@ -97,7 +98,7 @@ func TestStartsAreBounded(t *testing.T) {
 			first.Do(func() {
 				select {
 				case <-two:
-				case <-late: // no second: the test says so
+				case <-late: // no second start: the test fails below
 				}
 			})
 			starting.Add(-1)
@@ -108,20 +109,21 @@ func TestStartsAreBounded(t *testing.T) {
 	}
 	all.Wait()
 	if n := most.Load(); n > 3 || n < 2 {
-		t.Errorf("%d started at once, of 3", n)
+		t.Errorf("%d started at once, want 2 or 3", n)
 	}
-	// Files are used again: there are as many as were held at once.
+	// Files are reused: there are as many as were held at once.
 	files, err := os.ReadDir(semaphores[0].dir)
 	must(t, err)
 	if len(files) > 1+3+1+64 {
 		t.Errorf("%d files", len(files))
 	}
 	if _, sum, count, err := semaphores[0].sumReservations(); err != nil || sum != 0 || count != 0 {
-		t.Errorf("%d leases of %d bytes are left, %v", count, sum, err)
+		t.Errorf("%d reservations of %d bytes are left, %v", count, sum, err)
 	}
 }
 
-// Within a process the order is that of the calls.
+// TestOrderWithinProcess checks that a process admits its starts in the order
+// of the calls.
 func TestOrderWithinProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSemaphore(t, Options{Starts: 1})
@@ -163,18 +165,19 @@ func TestWaitReportsReason(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 		if len(notified) != 1 || notified[0] != "waiting for other sandboxes to start: 1 at once" {
-			t.Errorf("said %q", notified)
+			t.Errorf("notified %q", notified)
 		}
 	})
 }
 
-// A wait that is too short to be noticed is not told.
+// TestShortWaitIsNotReported checks that a wait below quietTime is not
+// reported.
 func TestShortWaitIsNotReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSemaphore(t, Options{Starts: 1})
 		held := acquire(t, s)
 		time.AfterFunc(quietTime/2, held.FinishStart)
-		l, err := s.Acquire(t.Context(), Request{Notify: func(text string) { t.Errorf("said %q", text) }})
+		l, err := s.Acquire(t.Context(), Request{Notify: func(text string) { t.Errorf("notified %q", text) }})
 		must(t, err)
 		l.Close()
 	})
@@ -189,6 +192,8 @@ func TestCancelledWait(t *testing.T) {
 		time.AfterFunc(time.Second, func() { cancel(cause) })
 		// One waits for the slot, the other for the first of its process.
 		var all sync.WaitGroup
+		// One call waits for the slot, the other one for the queue of its
+		// process.
 		for range 2 {
 			all.Go(func() {
 				if _, err := s.Acquire(ctx, Request{}); !errors.Is(err, cause) {
@@ -197,7 +202,7 @@ func TestCancelledWait(t *testing.T) {
 			})
 		}
 		all.Wait()
-		// Neither keeps anything.
+		// Neither call keeps anything.
 		held.FinishStart()
 		acquire(t, s).Close()
 	})
@@ -210,7 +215,7 @@ func TestMemory(t *testing.T) {
 		running   int
 		available int64
 		limit     int64
-		want      string // a part of what is said; "" admits
+		want      string // a part of the reason; "" if it is admitted
 	}{
 		{"room", 8, 16 * gib, 2 * gib, ""},
 		{"the machine is full", 2, gib, 2 * gib, "1.2 GiB are to be available and 2 other sandboxes run"},
@@ -229,15 +234,15 @@ func TestMemory(t *testing.T) {
 				l, err := s.Acquire(t.Context(), Request{MemoryBytes: tt.limit, Notify: func(text string) { notified = text }})
 				l.Close()
 				if (tt.want == "") != (err == nil) || !strings.Contains(notified, tt.want) || err != nil && !strings.Contains(err.Error(), tt.want) {
-					t.Errorf("error %v, said %q", err, notified)
+					t.Errorf("error %v, notified %q", err, notified)
 				}
 			})
 		})
 	}
 }
 
-// Memory that a sandbox gives back lets one go on that waits for it; one that
-// needs less does not pass it.
+// TestFreedMemoryAdmitsNext checks that freed memory admits the sandbox that
+// waits for it, and that a smaller one does not overtake it.
 func TestFreedMemoryAdmitsNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(4 << 30)
@@ -265,7 +270,7 @@ func TestFreedMemoryAdmitsNext(t *testing.T) {
 		time.Sleep(time.Second)
 		mu.Lock()
 		if len(order) > 0 {
-			t.Errorf("admitted although there is no memory: %v", order)
+			t.Errorf("admitted without enough memory: %v", order)
 		}
 		mu.Unlock()
 		first.Close()
@@ -276,8 +281,8 @@ func TestFreedMemoryAdmitsNext(t *testing.T) {
 	})
 }
 
-// What a process that was killed held is free: its locks are gone, its files
-// are not.
+// TestFreeReservationsDoNotCount checks that files without a lock count as
+// free: the locks of a killed process are gone, its files are not.
 func TestFreeReservationsDoNotCount(t *testing.T) {
 	m := newMachine(1 << 30)
 	s := newSemaphore(t, Options{Memory: m.readMemory, Wait: time.Second})
@@ -291,7 +296,7 @@ func TestFreeReservationsDoNotCount(t *testing.T) {
 	must(t, err)
 	must(t, free.Close())
 	if count != 1 || sum != expectedUse(2<<30) {
-		t.Errorf("%d leases of %d bytes", count, sum)
+		t.Errorf("%d reservations of %d bytes", count, sum)
 	}
 }
 
@@ -304,7 +309,7 @@ func TestInvalid(t *testing.T) {
 	s := newSemaphore(t, Options{})
 	must(t, os.Chmod(s.opts.StateDir, 0o777))
 	if _, err := s.Acquire(t.Context(), Request{}); err == nil {
-		t.Error("a state folder that others can write to")
+		t.Error("no error for a state directory that others can write to")
 	}
 }
 
@@ -314,7 +319,8 @@ func TestNilLease(*testing.T) {
 	l.Close()
 }
 
-// BenchmarkAcquire is what admission adds to a start when nobody waits.
+// BenchmarkAcquire measures the time that admission adds to a start that does
+// not wait.
 func BenchmarkAcquire(b *testing.B) {
 	s := newSemaphore(b, Options{Memory: newMachine(16 << 30).readMemory})
 	for b.Loop() {

@@ -6,9 +6,9 @@ import (
 	"os"
 )
 
-// isStopped reads a process's state, the third field of /proc/PID/stat: T is
-// stopped, t traced; see proc(5). The second field is a name that may hold
-// anything, in brackets.
+// isStopped reports whether a process is stopped (T) or traced (t), by the
+// third field of /proc/PID/stat; see proc(5). The second field is the program's
+// name in parentheses and may contain any character.
 func isStopped(pid int) bool {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -28,7 +28,7 @@ func startProcess(t *testing.T) *exec.Cmd {
 	return cmd
 }
 
-// stopProcess stops a process, as Ctrl-Z does, and returns when it is.
+// stopProcess stops a process, as Ctrl-Z does, and waits until it is stopped.
 func stopProcess(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
 	must(t, cmd.Process.Signal(syscall.SIGSTOP))
@@ -40,10 +40,10 @@ func stopProcess(t *testing.T, cmd *exec.Cmd) {
 	}
 }
 
-// A process that is stopped while it has the turn, or slots, keeps nobody from
-// starting; one that runs does.
+// TestStoppedHolderIsSkipped checks that a process which is stopped while it
+// holds the head or slots blocks no start, and that a running one does.
 func TestStoppedHolderIsSkipped(t *testing.T) {
-	for name, locks := range map[string][]string{"the turn": {"runc.turn"}, "all slots": {"runc-0.slot", "runc-1.slot"}} {
+	for name, locks := range map[string][]string{"the head": {"runc.turn"}, "all slots": {"runc-0.slot", "runc-1.slot"}} {
 		t.Run(name, func(t *testing.T) {
 			s := newSemaphore(t, Options{Starts: 2, Wait: 100 * time.Millisecond})
 			must(t, s.makeDir())
@@ -63,7 +63,7 @@ func TestStoppedHolderIsSkipped(t *testing.T) {
 			stopProcess(t, holder)
 			patient := newSemaphore(t, Options{StateDir: s.opts.StateDir, Starts: 2})
 			first, second := acquire(t, patient), acquire(t, patient)
-			// The bound holds among those that run.
+			// The bound holds for running processes.
 			if _, err := s.Acquire(t.Context(), Request{}); !errors.Is(err, sandbox.ErrUnavailable) {
 				t.Errorf("a third: %v", err)
 			}
@@ -73,7 +73,7 @@ func TestStoppedHolderIsSkipped(t *testing.T) {
 	}
 }
 
-// Locks say who has them.
+// TestLocksNameHolder checks that lock files contain the PID of their holder.
 func TestLocksNameHolder(t *testing.T) {
 	s := newSemaphore(t, Options{Starts: 1})
 	acquire(t, s)

@@ -2,6 +2,6 @@
 
 package admission
 
-// isStopped can't tell here: who waits behind a stopped process waits until its
-// time limit.
+// isStopped always returns false: a start behind a stopped process waits until
+// its time limit.
 func isStopped(int) bool { return false }
