@@ -28,7 +28,7 @@ func (a *acquisition) acquireAll(ctx context.Context) error {
 	if err := a.waitForQueue(ctx, starts); err != nil {
 		return err
 	}
-	head := s.newLock(s.opts.Group + ".turn")
+	head := s.newLock(s.opts.Group + ".head")
 	defer func() {
 		if a.head == nil {
 			_ = head.Close() // held by another process

@@ -5,10 +5,10 @@
 // lock on a file below the state directory, and ends with the process that
 // holds it.
 //
-//	admit/GROUP.turn     held by the acquisition at the head of a group; contains its PID
-//	admit/GROUP-N.slot   held while a sandbox starts; contains the holder's PID
-//	admit/leases.lock    held while reservations are added up
-//	admit/N.lease       held while a sandbox exists; contains the bytes reserved for it
+//	admission/GROUP.head     held by the acquisition at the head of a group; contains its PID
+//	admission/GROUP-N.slot   held while a sandbox starts; contains the holder's PID
+//	admission/memory.lock    held while reservations are added up
+//	admission/N.memory       held while a sandbox exists; contains the bytes reserved for it
 //
 // The files are never removed. They are reused, so there are only as many as
 // were ever held at once.

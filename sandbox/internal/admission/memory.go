@@ -45,7 +45,7 @@ func (a *acquisition) reserveMemory(ctx context.Context) (reason string, err err
 	if err != nil || memory.Total == 0 {
 		return "", err
 	}
-	lock := s.newLock("leases.lock") // held for a millisecond
+	lock := s.newLock("memory.lock") // held for a millisecond
 	defer lock.Close()
 	if _, err := lock.TryLockContext(ctx, time.Millisecond); err != nil {
 		return "", errors.Join(context.Cause(ctx), err)
@@ -77,10 +77,10 @@ func (a *acquisition) reserveMemory(ctx context.Context) (reason string, err err
 
 // sumReservations returns the sum and the number of the reservations that are
 // held, and takes the lock of the first free one. A reservation is free if it
-// was never used or if its holder is gone. The caller must hold leases.lock.
+// was never used or if its holder is gone. The caller must hold memory.lock.
 func (s *Semaphore) sumReservations() (free *flock.Flock, sum int64, count int, err error) {
 	for n := 0; ; n++ {
-		lock := s.newLock(fmt.Sprintf("%d.lease", n))
+		lock := s.newLock(fmt.Sprintf("%d.memory", n))
 		_, missing := os.Stat(lock.Path())
 		if free != nil && missing != nil {
 			return free, sum, count, nil // no later file has been used

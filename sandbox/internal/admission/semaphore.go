@@ -65,7 +65,7 @@ func New(o Options) (*Semaphore, error) {
 }
 
 // dirName is the name of the directory below the state directory.
-const dirName = "admit"
+const dirName = "admission"
 
 // Request describes a sandbox that is about to start.
 type Request struct {

@@ -288,7 +288,7 @@ func TestFreeReservationsDoNotCount(t *testing.T) {
 	s := newSemaphore(t, Options{Memory: m.readMemory, Wait: time.Second})
 	must(t, s.makeDir())
 	for i := range 50 {
-		must(t, os.WriteFile(filepath.Join(s.dir, fmt.Sprintf("%d.lease", i)), []byte("1073741824\n"), 0o600))
+		must(t, os.WriteFile(filepath.Join(s.dir, fmt.Sprintf("%d.memory", i)), []byte("1073741824\n"), 0o600))
 	}
 	must(t, os.WriteFile(filepath.Join(s.dir, "runc-0.slot"), nil, 0o600))
 	acquire(t, s)

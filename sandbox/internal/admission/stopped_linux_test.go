@@ -43,7 +43,7 @@ func stopProcess(t *testing.T, cmd *exec.Cmd) {
 // TestStoppedHolderIsSkipped checks that a process which is stopped while it
 // holds the head or slots blocks no start, and that a running one does.
 func TestStoppedHolderIsSkipped(t *testing.T) {
-	for name, locks := range map[string][]string{"the head": {"runc.turn"}, "all slots": {"runc-0.slot", "runc-1.slot"}} {
+	for name, locks := range map[string][]string{"the head": {"runc.head"}, "all slots": {"runc-0.slot", "runc-1.slot"}} {
 		t.Run(name, func(t *testing.T) {
 			s := newSemaphore(t, Options{Starts: 2, Wait: 100 * time.Millisecond})
 			must(t, s.makeDir())
@@ -77,7 +77,7 @@ func TestStoppedHolderIsSkipped(t *testing.T) {
 func TestLocksNameHolder(t *testing.T) {
 	s := newSemaphore(t, Options{Starts: 1})
 	acquire(t, s)
-	for _, name := range []string{"runc.turn", "runc-0.slot"} {
+	for _, name := range []string{"runc.head", "runc-0.slot"} {
 		data, err := os.ReadFile(filepath.Join(s.dir, name))
 		must(t, err)
 		if strings.TrimSpace(string(data)) != strconv.Itoa(os.Getpid()) {
