@@ -36,7 +36,7 @@ var dropped = []string{
 func TestSeccompDerivation(t *testing.T) {
 	for _, arch := range []string{"amd64", "arm64"} {
 		t.Run(arch, func(t *testing.T) {
-			want, err := json.MarshalIndent(derive(arch), "", "  ")
+			want, err := json.MarshalIndent(deriveProfile(arch), "", "  ")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -59,12 +59,12 @@ func TestSeccompDerivation(t *testing.T) {
 	}
 }
 
-// derive builds the profile of one architecture.
-func derive(arch string) *specs.LinuxSeccomp {
+// deriveProfile builds the profile of one architecture.
+func deriveProfile(arch string) *specs.LinuxSeccomp {
 	var names []string
 	var conditional []specs.LinuxSyscall
 	for _, call := range seccomp.DefaultProfile().Syscalls {
-		if call.Action != specs.ActAllow || !applies(call, arch) {
+		if call.Action != specs.ActAllow || !appliesToGuest(call, arch) {
 			continue
 		}
 		if len(call.Args) == 0 {
@@ -92,10 +92,10 @@ func derive(arch string) *specs.LinuxSeccomp {
 	}
 }
 
-// applies says whether an entry of the engine's profile holds for the guest's
+// appliesToGuest says whether an entry of the engine's profile holds for the guest's
 // capabilities on arch. Entries for newer kernels hold: a kernel that lacks
 // the call answers ENOSYS itself.
-func applies(call *seccomp.Syscall, arch string) bool {
+func appliesToGuest(call *seccomp.Syscall, arch string) bool {
 	return appliesTo(call, arch, GuestCapabilities())
 }
 
@@ -128,7 +128,7 @@ func allow(name string, args ...specs.LinuxSeccompArg) specs.LinuxSyscall {
 	return specs.LinuxSyscall{Names: []string{name}, Action: specs.ActAllow, Args: args}
 }
 
-func equal(index uint, value uint64) specs.LinuxSeccompArg {
+func argEquals(index uint, value uint64) specs.LinuxSeccompArg {
 	return specs.LinuxSeccompArg{Index: index, Value: value, Op: specs.OpEqualTo}
 }
 
@@ -136,19 +136,19 @@ func equal(index uint, value uint64) specs.LinuxSeccompArg {
 // conditions on one argument, so "not AF_VSOCK and not AF_ALG" allows both.
 func socketRules() []specs.LinuxSyscall {
 	return []specs.LinuxSyscall{
-		allow("socket", equal(0, unix.AF_UNIX)),
-		allow("socket", equal(0, unix.AF_INET)),
-		allow("socket", equal(0, unix.AF_INET6)),
-		allow("socket", equal(0, unix.AF_NETLINK), equal(2, unix.NETLINK_ROUTE)),
-		allow("socketpair", equal(0, unix.AF_UNIX)),
+		allow("socket", argEquals(0, unix.AF_UNIX)),
+		allow("socket", argEquals(0, unix.AF_INET)),
+		allow("socket", argEquals(0, unix.AF_INET6)),
+		allow("socket", argEquals(0, unix.AF_NETLINK), argEquals(2, unix.NETLINK_ROUTE)),
+		allow("socketpair", argEquals(0, unix.AF_UNIX)),
 	}
 }
 
 // personalityRules allow asking, and setting what is set anyway.
 func personalityRules() []specs.LinuxSyscall {
 	return []specs.LinuxSyscall{
-		allow("personality", equal(0, 0)),
-		allow("personality", equal(0, 0xffffffff)),
+		allow("personality", argEquals(0, 0)),
+		allow("personality", argEquals(0, 0xffffffff)),
 	}
 }
 

@@ -24,7 +24,7 @@ func allows(t *testing.T, p *specs.LinuxSeccomp, name string, args ...uint64) bo
 			if int(a.Index) < len(args) {
 				got = args[a.Index]
 			}
-			met[a.Index] = met[a.Index] || holds(t, a, got)
+			met[a.Index] = met[a.Index] || holdsCondition(t, a, got)
 		}
 		if !slices.Contains(slices.Collect(maps.Values(met)), false) {
 			return true
@@ -33,7 +33,7 @@ func allows(t *testing.T, p *specs.LinuxSeccomp, name string, args ...uint64) bo
 	return false
 }
 
-func holds(t *testing.T, a specs.LinuxSeccompArg, got uint64) bool {
+func holdsCondition(t *testing.T, a specs.LinuxSeccompArg, got uint64) bool {
 	t.Helper()
 	switch a.Op {
 	case specs.OpEqualTo:

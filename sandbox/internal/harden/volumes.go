@@ -15,9 +15,9 @@ const VolumeBytes = 16 << 20
 // maxVolumes bounds the VOLUMEs of an image: each is a mount of every start.
 const maxVolumes = 64
 
-// own are the folders of a container that no image mounts in: what belongs to
+// ownDirs are the folders of a container that no image mounts in: what belongs to
 // the workspace, the guest and the kernel.
-var own = []string{"/.caisson", "/dev", "/proc", "/sys", "/workspace"}
+var ownDirs = []string{"/.caisson", "/dev", "/proc", "/sys", "/workspace"}
 
 // VolumeMounts returns the tmpfs mounts in the place of the folders that an
 // image declares as VOLUME, for commands that run as uid and gid, parents
@@ -30,10 +30,10 @@ func VolumeMounts(volumes, taken []string, uid, gid int) ([]Tmpfs, error) {
 	var list []Tmpfs
 	for _, v := range volumes {
 		target := path.Clean("/" + v)
-		if slices.Contains(taken, target) || slices.Contains(own, target) || slices.ContainsFunc(list, func(t Tmpfs) bool { return t.Path == target }) {
+		if slices.Contains(taken, target) || slices.Contains(ownDirs, target) || slices.ContainsFunc(list, func(t Tmpfs) bool { return t.Path == target }) {
 			continue
 		}
-		if target == "/" || strings.ContainsAny(target, "\x00:,") || slices.ContainsFunc(own, func(o string) bool { return strings.HasPrefix(target, o+"/") }) {
+		if target == "/" || strings.ContainsAny(target, "\x00:,") || slices.ContainsFunc(ownDirs, func(o string) bool { return strings.HasPrefix(target, o+"/") }) {
 			return nil, fmt.Errorf("it declares VOLUME %q, which is no place for one in a sandbox", v)
 		}
 		list = append(list, Tmpfs{Path: target, Bytes: VolumeBytes, Inodes: VolumeBytes / 4096, Mode: 0o755, UID: uid, GID: gid})
