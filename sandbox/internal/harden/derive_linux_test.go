@@ -16,18 +16,18 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the embedded seccomp profiles")
 
-// dropped is what the engine's profile allows and ours does not. Everything
-// that the engine's profile allows only with a capability that the guest
-// lacks is gone already.
+// dropped lists the calls that the engine's profile allows and ours does not.
+// Calls that the engine's profile allows only with a capability that the guest
+// lacks are gone already.
 var dropped = []string{
-	// Rules of our own below.
+	// Our own rules are below.
 	"socket", "socketpair", "personality", "ioctl", "clone3",
-	// Reading and steering other processes.
+	// Reading and controlling other processes.
 	"ptrace", "process_vm_readv", "process_vm_writev",
-	// Multiplexers of 32-bit processors, which would go round the rules for
+	// Multiplexers of 32-bit processors, which would bypass the rules for
 	// sockets.
 	"socketcall", "ipc",
-	// The mount API's queries, and what only makes sense with its rest.
+	// Queries of the mount API, which are useless without its other calls.
 	"listmount", "statmount", "fanotify_mark",
 	// 16-bit segments: attack surface without a use here.
 	"modify_ldt",
@@ -52,14 +52,14 @@ func TestSeccompDerivation(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !bytes.Equal(got, want) {
-				t.Errorf("%s is not what the engine's profile and our narrowing give; review, raise SeccompVersion, run with -update (-file +derived):\n%s",
+				t.Errorf("%s differs from the profile derived from the engine's; review, raise SeccompVersion, run with -update (-file +derived):\n%s",
 					file, cmp.Diff(string(got), string(want)))
 			}
 		})
 	}
 }
 
-// deriveProfile builds the profile of one architecture.
+// deriveProfile returns the profile of one architecture.
 func deriveProfile(arch string) *specs.LinuxSeccomp {
 	var names []string
 	var conditional []specs.LinuxSyscall
@@ -75,8 +75,8 @@ func deriveProfile(arch string) *specs.LinuxSeccomp {
 			conditional = append(conditional, call.LinuxSyscall)
 		}
 	}
-	// clone3 hides its flags behind a pointer. The guest needs it; the filter
-	// that it puts on every command answers ENOSYS to it.
+	// clone3 passes its flags by a pointer. The guest needs it. The filter of
+	// every command makes it fail with ENOSYS.
 	names = slices.DeleteFunc(names, func(n string) bool { return slices.Contains(dropped, n) })
 	names = append(names, "clone3")
 	slices.Sort(names)
@@ -92,14 +92,14 @@ func deriveProfile(arch string) *specs.LinuxSeccomp {
 	}
 }
 
-// appliesToGuest says whether an entry of the engine's profile holds for the guest's
-// capabilities on arch. Entries for newer kernels hold: a kernel that lacks
-// the call answers ENOSYS itself.
+// appliesToGuest reports whether an entry of the engine's profile applies on
+// arch with the guest's capabilities. Entries for newer kernels apply: a kernel
+// that lacks the call returns ENOSYS.
 func appliesToGuest(call *seccomp.Syscall, arch string) bool {
 	return appliesTo(call, arch, GuestCapabilities())
 }
 
-// appliesTo is the same for other capabilities.
+// appliesTo is like appliesToGuest, for other capabilities.
 func appliesTo(call *seccomp.Syscall, arch string, caps []string) bool {
 	if f := call.Includes; f != nil {
 		if len(f.Arches) > 0 && !slices.Contains(f.Arches, arch) {
@@ -132,8 +132,8 @@ func argEquals(index uint, value uint64) specs.LinuxSeccompArg {
 	return specs.LinuxSeccompArg{Index: index, Value: value, Op: specs.OpEqualTo}
 }
 
-// socketRules lists what is allowed instead of what is not: runtimes OR two
-// conditions on one argument, so "not AF_VSOCK and not AF_ALG" allows both.
+// socketRules returns an allowlist. Runtimes combine two conditions on one
+// argument with OR, so "not AF_VSOCK and not AF_ALG" would allow both.
 func socketRules() []specs.LinuxSyscall {
 	return []specs.LinuxSyscall{
 		allow("socket", argEquals(0, unix.AF_UNIX)),
@@ -144,7 +144,8 @@ func socketRules() []specs.LinuxSyscall {
 	}
 }
 
-// personalityRules allow asking, and setting what is set anyway.
+// personalityRules returns rules that allow reading the personality and setting
+// the current one.
 func personalityRules() []specs.LinuxSyscall {
 	return []specs.LinuxSyscall{
 		allow("personality", argEquals(0, 0)),
@@ -152,12 +153,12 @@ func personalityRules() []specs.LinuxSyscall {
 	}
 }
 
-// ioctlRules allow every request but TIOCSTI (0x5412) and TIOCLINUX (0x541c),
-// which put characters into a terminal's input. The kernel looks at the low
-// 32 bits of the request only, so neither a range nor "not equal" on the whole
-// register would hold; instead a request passes if one of its bits differs
-// from the two that are refused: one of the high 28, which they share, or the
-// low four in one of the ways that leave out 2 and 12.
+// ioctlRules returns rules that allow every request but TIOCSTI (0x5412) and
+// TIOCLINUX (0x541c), which insert characters into a terminal's input. The
+// kernel uses only the low 32 bits of the request, so neither a range nor "not
+// equal" on the whole register would be safe. Instead, a request passes if one
+// of its bits differs from the two refused ones: one of the high 28 bits, which
+// they share, or the low four bits, which must not be 2 or 12.
 func ioctlRules() []specs.LinuxSyscall {
 	const shared = unix.TIOCSTI &^ 0xf
 	masked := func(mask, value uint64) specs.LinuxSyscall {

@@ -13,15 +13,14 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// engineCapabilities are those that an engine gives a container by default,
-// and by which its profile allows more (moby, daemon/pkg/oci/caps).
+// engineCapabilities are a container's default capabilities, for which the
+// engine's profile allows more calls (moby, daemon/pkg/oci/caps).
 var engineCapabilities = []string{
 	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID", "CAP_SETUID", "CAP_SETFCAP",
 	"CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE",
 }
 
-// allowances maps a call to the rules by which it is allowed; "" is without
-// conditions.
+// allowances maps each allowed call to its conditions; "" means no conditions.
 func allowances(rules []specs.LinuxSyscall) map[string]string {
 	list := map[string][]string{}
 	for _, r := range rules {
@@ -48,8 +47,8 @@ func allowances(rules []specs.LinuxSyscall) map[string]string {
 	return out
 }
 
-// engineRules are what an engine of today loads for a container with its
-// default capabilities.
+// engineRules returns the rules that a current engine loads for a container
+// with its default capabilities.
 func engineRules(arch string) []specs.LinuxSyscall {
 	var rules []specs.LinuxSyscall
 	for _, call := range seccomp.DefaultProfile().Syscalls {
@@ -61,8 +60,8 @@ func engineRules(arch string) []specs.LinuxSyscall {
 }
 
 // TestSeccompAgainstTheEngine compares our profile with the engine's default,
-// call by call, and holds the difference against a list that was reviewed:
-// "-" is refused here, "+" is allowed here alone, "~" has other conditions.
+// call by call, and the difference with a reviewed list: "-" is refused by
+// ours, "+" is allowed by ours alone, "~" has other conditions.
 func TestSeccompAgainstTheEngine(t *testing.T) {
 	var text strings.Builder
 	for _, arch := range []string{"amd64", "arm64"} {
@@ -90,7 +89,7 @@ func TestSeccompAgainstTheEngine(t *testing.T) {
 			name, mark, _ := strings.Cut(l, " ")
 			fmt.Fprintf(&text, "%s %s\n", mark, name)
 		}
-		// Without the narrowing there would be nothing to review.
+		// Our restrictions make more differences than that.
 		if len(lines) < 10 {
 			t.Errorf("%s: only %d differences", arch, len(lines))
 		}
@@ -109,6 +108,6 @@ func TestSeccompAgainstTheEngine(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(string(want), text.String()); diff != "" {
-		t.Errorf("another difference to the engine's profile than was reviewed (-want +got), -update after a review:\n%s", diff)
+		t.Errorf("the difference from the engine's profile has changed (-want +got); review it and run with -update:\n%s", diff)
 	}
 }

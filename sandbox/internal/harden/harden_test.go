@@ -54,7 +54,8 @@ func TestTmpfsMounts(t *testing.T) {
 	}
 }
 
-// What commands can fill stays below the memory that they count against.
+// TestTmpfsWithinMemory checks that the file systems which commands can fill
+// are smaller than the memory limit.
 func TestTmpfsWithinMemory(t *testing.T) {
 	r := limits.DefaultResources()
 	for _, tt := range []struct {

@@ -8,20 +8,21 @@ import (
 )
 
 // Files of the kernel by which programs count processors without asking for
-// their own affinity (glibc's get_nprocs reads the first; os.cpu_count of Python
-// asks that).
+// their own affinity. The function get_nprocs of glibc reads the first one, and
+// os.cpu_count of Python calls that function.
 const (
 	OnlinePath  = "/sys/devices/system/cpu/online"
 	CPUInfoPath = "/proc/cpuinfo"
 )
 
-// Processors is what those files say in a container that is limited to fewer
-// processors than the machine has. The zero value says that nothing is to be
-// put over them.
+// Processors is the content of these files in a container that is limited to
+// fewer processors than the machine has. An empty field leaves the file as it
+// is.
 type Processors struct{ Online, CPUInfo string }
 
-// NewProcessors gives the files' content for a limit, from those of this
-// machine.
+// NewProcessors returns the content of the files for a limit, made from those
+// of this machine. It returns the zero value if the limit is not lower than the
+// machine's number of processors.
 func NewProcessors(milliCPUs int64) Processors {
 	online, err := os.ReadFile(OnlinePath)
 	if err != nil {
@@ -31,7 +32,7 @@ func NewProcessors(milliCPUs int64) Processors {
 	return limitProcessors(milliCPUs, string(online), string(info))
 }
 
-// limitProcessors is NewProcessors without the system.
+// limitProcessors implements [NewProcessors] for given files.
 func limitProcessors(milliCPUs int64, online, info string) Processors {
 	n := int((milliCPUs + 999) / 1000)
 	if n <= 0 || n >= countProcessors(online) {
@@ -47,7 +48,8 @@ func limitProcessors(milliCPUs int64, online, info string) Processors {
 	return p
 }
 
-// countProcessors counts a list like "0-3,8"; 0 where it is none.
+// countProcessors counts the processors in a list like "0-3,8". It returns 0 if
+// the list is invalid.
 func countProcessors(list string) (n int) {
 	for part := range strings.SplitSeq(strings.TrimSpace(list), ",") {
 		low, high, ranged := strings.Cut(part, "-")

@@ -4,15 +4,15 @@ import "github.com/caisson-run/caisson/limits"
 
 // Rlimit is one resource limit of every process in a container.
 type Rlimit struct {
-	Name       string // without RLIMIT_, lower case: nofile, core, …
+	Name       string // in lower case and without RLIMIT_, such as "nofile"
 	Soft, Hard int64
 }
 
-// Rlimits returns the process limits of a session. The core limit is
-// 1 byte: the one value at which the kernel neither writes a core file nor runs
-// the program of a core pattern that is a pipe, as root on the host; at 0 it
-// runs it (docs/decisions/0100). There is no nproc limit because it counts a uid
-// across containers; the pids limit bounds processes.
+// Rlimits returns the process limits of a session. The core limit is 1 byte.
+// Only with that value does the kernel neither write a core file nor run the
+// program of a core pattern that is a pipe, as root on the host. With 0 it runs
+// the program (docs/decisions/0100). There is no nproc limit because it counts
+// a UID across containers; the pids limit bounds processes.
 func Rlimits(r limits.Resources) []Rlimit {
 	return []Rlimit{
 		{Name: "core", Soft: 1, Hard: 1},
@@ -24,7 +24,7 @@ func Rlimits(r limits.Resources) []Rlimit {
 	}
 }
 
-// maxFileBytes is the largest file that a process may make: more than a build
-// needs, and less than a sparse file by which a later copy would fill a disk. How
-// much may be written in all is watched by the runner.
+// maxFileBytes is the size of the largest file that a process may make. It is
+// more than a build needs, and bounds a sparse file that a later copy would
+// write out in full. The runner bounds the sum of all files.
 const maxFileBytes = 64 << 30

@@ -11,14 +11,14 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// SeccompVersion is the version of our profile. It grows with every change of
-// the lists, so that records of different versions can be told apart.
+// SeccompVersion is the version of the profile. It increases with every change
+// of the lists, so that records of different versions can be told apart.
 const SeccompVersion = 1
 
-// The profiles, one a processor architecture, generated from
-// github.com/moby/profiles/seccomp and our narrowing of it by
-// `go test ./sandbox/internal/harden -run TestSeccompDerivation -update`; the
-// same test fails when the two differ.
+// The profiles, one per processor architecture. They are generated from
+// github.com/moby/profiles/seccomp and our restrictions of it by `go test
+// ./sandbox/internal/harden -run TestSeccompDerivation -update`. The same test
+// fails if they are out of date.
 var (
 	//go:embed seccomp_amd64.json
 	seccompAMD64 []byte
@@ -26,19 +26,19 @@ var (
 	seccompARM64 []byte
 )
 
-// Seccomp is one architecture's profile: an allowlist, everything else answers
-// EPERM. Its JSON is at once the OCI form and the form that `docker
-// --security-opt seccomp=` takes. It is a value and must not be changed.
+// Seccomp is the profile of one architecture. It is an allowlist: every other
+// call fails with EPERM. Its JSON is both the OCI form and the form that
+// `docker --security-opt seccomp=` takes. It must not be changed.
 type Seccomp struct {
 	JSON []byte
-	// SHA256 is the hex digest of JSON, which is attested.
+	// SHA256 is the hex digest of JSON. It is part of the attestation.
 	SHA256 string
 	OCI    *specs.LinuxSeccomp
 }
 
-// SeccompFor returns the profile for a processor in Go's words (amd64, arm64)
-// or an engine's (x86_64, aarch64). Any other is an error: there is no
-// profile to fall back to.
+// SeccompFor returns the profile for a processor architecture, in the names of
+// Go (amd64, arm64) or of engines (x86_64, aarch64). It returns an error for
+// any other one, since there is no default profile.
 func SeccompFor(arch string) (Seccomp, error) {
 	var data []byte
 	switch arch {

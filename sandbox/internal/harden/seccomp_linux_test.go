@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// allows evaluates a profile as runc and gVisor do: rules are OR-ed, and so
-// are two conditions on one argument of a rule; conditions on different
-// arguments are AND-ed.
+// allows evaluates a profile as runc and gVisor do. Rules are combined with OR,
+// and so are two conditions on one argument of a rule. Conditions on different
+// arguments are combined with AND.
 func allows(t *testing.T, p *specs.LinuxSeccomp, name string, args ...uint64) bool {
 	t.Helper()
 	for _, rule := range p.Syscalls {
@@ -172,9 +172,9 @@ func TestSeccompRules(t *testing.T) {
 	}
 }
 
-// The control: the profile that one would write first, "neither AF_VSOCK nor
-// AF_ALG", lets both through, and a plain comparison with TIOCSTI lets it
-// through with a bit set that the kernel ignores.
+// TestSeccompTrapsAreReal is the control. The obvious profile, "neither
+// AF_VSOCK nor AF_ALG", allows both. A plain comparison with TIOCSTI allows it
+// with a bit set that the kernel ignores.
 func TestSeccompTrapsAreReal(t *testing.T) {
 	naive := &specs.LinuxSeccomp{DefaultAction: specs.ActErrno, Syscalls: []specs.LinuxSyscall{
 		allow("socket",
@@ -183,7 +183,7 @@ func TestSeccompTrapsAreReal(t *testing.T) {
 		allow("ioctl", specs.LinuxSeccompArg{Index: 1, Value: unix.TIOCSTI, Op: specs.OpNotEqual}),
 	}}
 	if !allows(t, naive, "socket", unix.AF_VSOCK) || !allows(t, naive, "ioctl", 0, 1<<32|unix.TIOCSTI) {
-		t.Fatal("the naive profile holds: the evaluation above would prove nothing")
+		t.Fatal("the naive profile refuses them: the evaluation above proves nothing")
 	}
 }
 
@@ -200,7 +200,7 @@ func TestSeccompShape(t *testing.T) {
 			seen := map[uint]bool{}
 			for _, a := range rule.Args {
 				if seen[a.Index] || a.Op == specs.OpNotEqual {
-					t.Errorf("%s: rule for %v: two conditions on an argument are OR-ed by runtimes", arch, rule.Names)
+					t.Errorf("%s: rule for %v: two conditions on an argument are combined with OR by runtimes", arch, rule.Names)
 				}
 				seen[a.Index] = true
 			}

@@ -6,25 +6,26 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// RunBytes is the size of the tmpfs at /run, which only the guest's uid can
-// write: programs expect the folder, none of ours needs room there.
+// RunBytes is the size of the tmpfs at /run, which only the guest's UID can
+// write. Programs expect the directory to exist, and nothing of ours needs
+// space in it.
 const RunBytes = 16 << 20
 
 // Tmpfs is one in-memory file system of a container. It is always nosuid and
 // nodev, and its pages count against the container's memory.
 type Tmpfs struct {
-	Path string // absolute in the container
-	// Bytes and Inodes bound it; an inode costs about 1 KiB of kernel memory
-	// that no file size shows, so it is bounded too.
+	Path string // absolute path in the container
+	// Bytes and Inodes are its limits. An inode takes about 1 KiB of kernel
+	// memory that is not part of any file size.
 	Bytes, Inodes int64
-	Mode          uint32 // permission bits and sticky
-	UID, GID      int    // owner of its root folder, in the container
+	Mode          uint32 // permission bits and the sticky bit
+	UID, GID      int    // owner of its root directory, in the container
 	Exec          bool
 }
 
-// TmpfsMounts returns the tmpfs mounts of a session with these resources,
-// whose commands run as uid and gid. /tmp and the home folder allow exec:
-// compilers, test runners and package managers run what they put there.
+// TmpfsMounts returns the tmpfs mounts of a session whose commands run as uid
+// and gid. The mounts at /tmp and at the home directory allow exec, because
+// compilers, test runners and package managers run programs there.
 func TmpfsMounts(r limits.Resources, uid, gid int) []Tmpfs {
 	r = withinMemory(r)
 	list := []Tmpfs{
@@ -39,10 +40,10 @@ func TmpfsMounts(r limits.Resources, uid, gid int) []Tmpfs {
 	return list
 }
 
-// withinMemory makes the places that commands can fill smaller, all by the same
-// factor, where together they are more than three quarters of the memory limit.
-// Their pages count as memory that no kill gives back: filled beyond the limit
-// they would take the guest's own with them, and with it the sandbox.
+// withinMemory shrinks the tmpfs sizes that commands can fill, all by the same
+// factor, to three quarters of the memory limit. Killing processes does not
+// free the pages of their files. Without the bound, full file systems would get
+// the guest killed, and the sandbox with it.
 func withinMemory(r limits.Resources) limits.Resources {
 	total, most := r.TmpBytes+r.HomeBytes+r.ShmBytes, r.MemoryBytes/4*3
 	if total <= most {
@@ -55,9 +56,9 @@ func withinMemory(r limits.Resources) limits.Resources {
 	return r
 }
 
-// Options gives the mount options in the words that runtimes and the engine's
-// tmpfs setting share, exec or noexec always spelled out because Docker adds
-// noexec where nothing is said.
+// Options returns the mount options in the form that runtimes and the tmpfs
+// setting of engines share. It always includes exec or noexec, because Docker
+// defaults to noexec.
 func (t Tmpfs) Options() []string {
 	exec := "noexec"
 	if t.Exec {

@@ -8,21 +8,24 @@ import (
 	"strings"
 )
 
-// VolumeBytes is the size of the tmpfs in the place of an image's VOLUME:
-// enough for a program that wants the folder, too little to work in.
+// VolumeBytes is the size of the tmpfs that replaces a VOLUME of an image. It
+// is enough for programs that need the directory to exist, and too small to
+// work in.
 const VolumeBytes = 16 << 20
 
-// maxVolumes bounds the VOLUMEs of an image: each is a mount of every start.
+// maxVolumes bounds the VOLUMEs of an image, since each one costs a mount per
+// start.
 const maxVolumes = 64
 
-// ownDirs are the folders of a container that no image mounts in: what belongs to
-// the workspace, the guest and the kernel.
+// ownDirs are the directories of a container that images can't mount over. They
+// belong to the workspace, the guest and the kernel.
 var ownDirs = []string{"/.caisson", "/dev", "/proc", "/sys", "/workspace"}
 
-// VolumeMounts returns the tmpfs mounts in the place of the folders that an
-// image declares as VOLUME, for commands that run as uid and gid, parents
-// first. taken are folders that are mounted anyway and need none. It fails for
-// a VOLUME that would lie over or in what is the sandbox's own.
+// VolumeMounts returns the tmpfs mounts that replace the directories which an
+// image declares as VOLUME, for commands that run as uid and gid. Parents come
+// first. The directories in taken have a mount already and get none.
+// VolumeMounts returns an error for a VOLUME over or inside a directory of the
+// sandbox's own.
 func VolumeMounts(volumes, taken []string, uid, gid int) ([]Tmpfs, error) {
 	if len(volumes) > maxVolumes {
 		return nil, fmt.Errorf("it declares %d VOLUMEs, at most %d are taken", len(volumes), maxVolumes)
