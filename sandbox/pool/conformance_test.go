@@ -22,7 +22,7 @@ func TestConformance(t *testing.T) {
 	p, err := New(fake, Options{Size: 2, StateDir: state})
 	must(t, err)
 	inner := func(sb sandbox.Sandbox) sandbox.Sandbox {
-		if g, ok := sb.(*given); ok {
+		if g, ok := sb.(*pooledSandbox); ok {
 			return g.Sandbox
 		}
 		return sb

@@ -6,55 +6,55 @@ import (
 	"go.uber.org/zap"
 )
 
-// take removes the oldest ready sandbox of a kind that lives; nil is none.
-func (p *Pool) take(k *kind) *ready {
+// takeReady removes the oldest ready sandbox of a kind that lives; nil is none.
+func (p *Pool) takeReady(b *bucket) *readySandbox {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed || len(k.ready) == 0 {
+	if p.closed || len(b.ready) == 0 {
 		return nil
 	}
-	r := k.ready[0]
-	k.ready = k.ready[1:]
+	r := b.ready[0]
+	b.ready = b.ready[1:]
 	return r
 }
 
-// discard destroys a sandbox in the background.
-func (p *Pool) discard(r *ready) {
+// discardReady destroys a sandbox in the background.
+func (p *Pool) discardReady(r *readySandbox) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.discardLocked(r)
+	p.discardReadyLocked(r)
 }
 
-func (p *Pool) discardLocked(r *ready) {
-	p.goLocked(func() {
+func (p *Pool) discardReadyLocked(r *readySandbox) {
+	p.runLocked(func() {
 		if err := r.destroy(); err != nil {
-			p.keep(r, err)
+			p.recordStuck(r, err)
 		}
 	})
 }
 
-// keep notes what could not be destroyed, to be tried again.
-func (p *Pool) keep(r *ready, err error) {
-	p.o.Logger.Warn("a ready sandbox could not be destroyed and is tried again", zap.String("session", r.spec.Session), zap.Error(err))
+// recordStuck notes what could not be destroyed, to be tried again.
+func (p *Pool) recordStuck(r *readySandbox, err error) {
+	p.opts.Logger.Warn("a ready sandbox could not be destroyed and is tried again", zap.String("session", r.spec.Session), zap.Error(err))
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.stuck = append(p.stuck, r)
 }
 
-// retry tries to destroy once more what could not be.
-func (p *Pool) retry() {
+// retryStuck tries to destroy once more what could not be.
+func (p *Pool) retryStuck() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	stuck := p.stuck
 	p.stuck = nil
 	for _, r := range stuck {
-		p.discardLocked(r)
+		p.discardReadyLocked(r)
 	}
 }
 
-// goLocked does something in the background, at once if the pool is closing:
+// runLocked does something in the background, at once if the pool is closing:
 // whoever closes it waits.
-func (p *Pool) goLocked(f func()) {
+func (p *Pool) runLocked(f func()) {
 	if p.closed {
 		p.mu.Unlock()
 		defer p.mu.Lock()
@@ -64,109 +64,109 @@ func (p *Pool) goLocked(f func()) {
 	p.work.Go(f)
 }
 
-// restTime is how long the pool waits before it replaces a sandbox that was given
+// refillDelay is how long the pool waits before it replaces a sandbox that was given
 // out: a start takes all processors, which the session's first commands need.
-const restTime = 100 * time.Millisecond
+const refillDelay = 100 * time.Millisecond
 
-// fill starts sandboxes for a kind, after a rest, until the pool is full. Where it is full of
+// fillBucket starts sandboxes for a kind, after a rest, until the pool is full. Where it is full of
 // others, one of the kind that was used longest ago makes room for one.
-func (p *Pool) fill(k *kind, rest time.Duration) {
+func (p *Pool) fillBucket(b *bucket, delay time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
 		return
 	}
-	if len(k.ready)+k.starting == 0 && p.countLocked() >= p.o.Size {
-		p.evictLocked(k)
+	if len(b.ready)+b.starting == 0 && p.countLocked() >= p.opts.Size {
+		p.evictOldestLocked(b)
 	}
-	for p.countLocked() < p.o.Size {
-		k.starting++
+	for p.countLocked() < p.opts.Size {
+		b.starting++
 		p.starting++
-		p.work.Go(func() { p.startOne(k, rest) })
+		p.work.Go(func() { p.addReady(b, delay) })
 	}
 }
 
 func (p *Pool) countLocked() int {
 	n := p.starting
-	for _, k := range p.kinds {
-		n += len(k.ready)
+	for _, b := range p.buckets {
+		n += len(b.ready)
 	}
 	return n
 }
 
-// evict makes room on the machine for a session's start that waits: what nobody
+// evictOldest makes room on the machine for a session's start that waits: what nobody
 // uses yet holds memory for as long as it is ready. Each call discards one; a
 // start that goes on to wait says so anew.
-func (p *Pool) evict() {
+func (p *Pool) evictOldest() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.closed {
-		p.evictLocked(nil)
+		p.evictOldestLocked(nil)
 	}
 }
 
-// evictLocked discards a ready sandbox of the kind that was used longest ago.
-func (p *Pool) evictLocked(except *kind) {
-	var victim *kind
-	for _, k := range p.kinds {
-		if k != except && len(k.ready) > 0 && (victim == nil || k.used.Before(victim.used)) {
-			victim = k
+// evictOldestLocked discards a ready sandbox of the kind that was used longest ago.
+func (p *Pool) evictOldestLocked(except *bucket) {
+	var victim *bucket
+	for _, b := range p.buckets {
+		if b != except && len(b.ready) > 0 && (victim == nil || b.lastUsed.Before(victim.lastUsed)) {
+			victim = b
 		}
 	}
 	if victim != nil {
-		p.discardLocked(victim.ready[0])
+		p.discardReadyLocked(victim.ready[0])
 		victim.ready = victim.ready[1:]
 	}
 }
 
-// startOne starts one and puts it with the others. A start that fails is not
+// addReady starts one and puts it with the others. A start that fails is not
 // tried again before somebody asks: the session then says why.
-func (p *Pool) startOne(k *kind, rest time.Duration) {
+func (p *Pool) addReady(b *bucket, delay time.Duration) {
 	select {
-	case <-time.After(rest):
+	case <-time.After(delay):
 	case <-p.ctx.Done(): // start fails at once
 	}
-	p.ahead <- struct{}{}
-	r, err := p.start(k.spec)
-	<-p.ahead
+	p.startSlots <- struct{}{}
+	r, err := p.startReady(b.spec)
+	<-p.startSlots
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	k.starting--
+	b.starting--
 	p.starting--
 	if err != nil {
 		if !p.closed {
-			p.o.Logger.Warn("no sandbox could be started ahead", zap.Error(err))
+			p.opts.Logger.Warn("no sandbox could be started ahead", zap.Error(err))
 		}
 		return
 	}
-	k.ready = append(k.ready, r) // Close destroys it, too, as it waits for us
+	b.ready = append(b.ready, r) // Close destroys it, too, as it waits for us
 	if !p.closed {
-		p.work.Go(func() { p.watch(k, r) })
+		p.work.Go(func() { p.watchReady(b, r) })
 	}
 }
 
-// watch discards a ready sandbox that is lost, so that it is not found only
+// watchReady discards a ready sandbox that is lost, so that it is not found only
 // when somebody waits.
-func (p *Pool) watch(k *kind, r *ready) {
+func (p *Pool) watchReady(b *bucket, r *readySandbox) {
 	select {
 	case <-p.ctx.Done():
 		return
-	case <-r.box.Done():
+	case <-r.sandbox.Done():
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for i, have := range k.ready {
+	for i, have := range b.ready {
 		if have == r { // otherwise it was given out and is not ours any more
-			k.ready = append(k.ready[:i:i], k.ready[i+1:]...)
-			p.discardLocked(r)
+			b.ready = append(b.ready[:i:i], b.ready[i+1:]...)
+			p.discardReadyLocked(r)
 			return
 		}
 	}
 }
 
-// tend replaces what has become old and forgets what nobody asks for.
-func (p *Pool) tend() {
-	tick := time.NewTicker(max(p.o.MaxAge/4, time.Millisecond))
+// runMaintenance replaces what has become old and forgets what nobody asks for.
+func (p *Pool) runMaintenance() {
+	tick := time.NewTicker(max(p.opts.MaxAge/4, time.Millisecond))
 	defer tick.Stop()
 	for {
 		select {
@@ -174,35 +174,35 @@ func (p *Pool) tend() {
 			return
 		case <-tick.C:
 		}
-		p.retry()
-		for _, k := range p.renew() {
-			p.fill(k, 0)
-			p.leave(k)
+		p.retryStuck()
+		for _, b := range p.discardOld() {
+			p.fillBucket(b, 0)
+			p.releaseBucket(b)
 		}
 	}
 }
 
-// renew discards what is old, and returns the kinds that need new ones, which
+// discardOld discards what is old, and returns the kinds that need new ones, which
 // the caller gives back with leave.
-func (p *Pool) renew() (need []*kind) {
+func (p *Pool) discardOld() (need []*bucket) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
-	for name, k := range p.kinds {
-		unused := now.Sub(k.used) > p.o.Forget
+	for name, b := range p.buckets {
+		unused := now.Sub(b.lastUsed) > p.opts.Forget
 		old := 0
-		for old < len(k.ready) && (unused || now.Sub(k.ready[old].started) > p.o.MaxAge*3/4) {
-			p.discardLocked(k.ready[old])
+		for old < len(b.ready) && (unused || now.Sub(b.ready[old].started) > p.opts.MaxAge*3/4) {
+			p.discardReadyLocked(b.ready[old])
 			old++
 		}
-		k.ready = k.ready[old:]
+		b.ready = b.ready[old:]
 		switch {
-		case unused && k.idle():
-			k.close()
-			delete(p.kinds, name)
+		case unused && b.isIdle():
+			b.closeDir()
+			delete(p.buckets, name)
 		case old > 0 && !unused:
-			k.users++
-			need = append(need, k)
+			b.users++
+			need = append(need, b)
 		}
 	}
 	return need

@@ -41,34 +41,34 @@ const (
 	DefaultForget = time.Hour
 )
 
-// startTime bounds a start in the background. One that has to wait to be admitted
+// startTimeout bounds a start in the background. One that has to wait to be admitted
 // ends before: it gives its place to somebody's session.
-const startTime = time.Minute
+const startTimeout = time.Minute
 
-// folder is below the state folder.
-const folder = "pool"
+// dirName is below the state folder.
+const dirName = "pool"
 
 // Pool is a backend that keeps sandboxes ready. Whoever made it closes it, after
 // the sandboxes that it gave out were destroyed, and before the backend. It is
 // safe for concurrent use.
 type Pool struct {
 	backend sandbox.Backend
-	o       Options
+	opts    Options
 	dir     string
 
 	ctx  context.Context //nolint:containedctx // of what runs in the background, ended by Close
 	stop context.CancelCauseFunc
 	work sync.WaitGroup
-	// ahead is held by starts in the background: as many as there are processors,
+	// startSlots is held by starts in the background: as many as there are processors,
 	// which is half of what is admitted at once, so that they do not wait for each
 	// other's admission.
-	ahead chan struct{}
+	startSlots chan struct{}
 
 	mu       sync.Mutex
 	closed   bool
-	kinds    map[string]*kind
-	starting int      // in all
-	stuck    []*ready // what could not be destroyed, each once
+	buckets  map[string]*bucket
+	starting int             // in all
+	stuck    []*readySandbox // what could not be destroyed, each once
 }
 
 var _ sandbox.Backend = (*Pool)(nil)
@@ -89,9 +89,9 @@ func New(backend sandbox.Backend, o Options) (*Pool, error) {
 	if o.Logger == nil {
 		o.Logger = zap.NewNop()
 	}
-	p := &Pool{backend: backend, o: o, dir: filepath.Join(o.StateDir, folder), kinds: map[string]*kind{}, ahead: make(chan struct{}, runtime.NumCPU())}
+	p := &Pool{backend: backend, opts: o, dir: filepath.Join(o.StateDir, dirName), buckets: map[string]*bucket{}, startSlots: make(chan struct{}, runtime.NumCPU())}
 	p.ctx, p.stop = context.WithCancelCause(context.Background())
-	p.work.Go(p.tend)
+	p.work.Go(p.runMaintenance)
 	return p, nil
 }
 
@@ -108,44 +108,44 @@ func (p *Pool) List(ctx context.Context) ([]sandbox.Listing, error) { return p.b
 // dead once they are empty.
 func (p *Pool) Sweep(ctx context.Context) ([]sandbox.Leftover, error) {
 	left, err := p.backend.Sweep(ctx)
-	return left, errors.Join(err, removeEmpty(p.dir, time.Now().Add(-p.o.Forget)))
+	return left, errors.Join(err, removeEmpty(p.dir, time.Now().Add(-p.opts.Forget)))
 }
 
 // Create gives out a ready sandbox or starts one; see sandbox.Backend. Its
 // errors are the backend's.
 func (p *Pool) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
-	if !poolable(spec) {
-		return p.create(ctx, spec)
+	if !isPoolable(spec) {
+		return p.createNow(ctx, spec)
 	}
-	k, err := p.kindOf(spec)
+	b, err := p.acquireBucket(spec)
 	if err != nil {
 		return nil, fmt.Errorf("take sandbox from pool: %w", err)
 	}
-	defer p.leave(k)
-	defer p.fill(k, restTime)
+	defer p.releaseBucket(b)
+	defer p.fillBucket(b, refillDelay)
 	for {
 		if err := context.Cause(ctx); err != nil {
 			return nil, fmt.Errorf("take sandbox from pool: %w", err)
 		}
-		r := p.take(k)
+		r := p.takeReady(b)
 		if r == nil {
-			return p.create(ctx, spec)
+			return p.createNow(ctx, spec)
 		}
-		if err := r.fit(ctx, p.o.MaxAge); err != nil {
-			p.o.Logger.Info("a ready sandbox is replaced", zap.String("sandbox", r.box.ID()), zap.Error(err))
-			p.discard(r)
+		if err := r.checkUsable(ctx, p.opts.MaxAge); err != nil {
+			p.opts.Logger.Info("a ready sandbox is replaced", zap.String("sandbox", r.sandbox.ID()), zap.Error(err))
+			p.discardReady(r)
 			continue
 		}
-		return &given{Sandbox: r.box, ready: r}, nil
+		return &pooledSandbox{Sandbox: r.sandbox, ready: r}, nil
 	}
 }
 
-// create starts a session's sandbox. Each time that it says what it waits for, one
+// createNow starts a session's sandbox. Each time that it says what it waits for, one
 // that is ready makes room.
-func (p *Pool) create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+func (p *Pool) createNow(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	notify := spec.Notify
 	spec.Notify = func(waiting string) {
-		p.evict()
+		p.evictOldest()
 		if notify != nil {
 			notify(waiting)
 		}
@@ -157,15 +157,15 @@ func (p *Pool) create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, 
 // before anybody asks for one. Spec.Session and Spec.Dir are not used. It
 // does nothing for a spec that is not pooled.
 func (p *Pool) Prepare(spec sandbox.Spec) error {
-	if !poolable(spec) {
+	if !isPoolable(spec) {
 		return nil
 	}
-	k, err := p.kindOf(spec)
+	b, err := p.acquireBucket(spec)
 	if err != nil {
 		return fmt.Errorf("prepare pool: %w", err)
 	}
-	defer p.leave(k)
-	p.fill(k, 0)
+	defer p.releaseBucket(b)
+	p.fillBucket(b, 0)
 	return nil
 }
 
@@ -188,13 +188,13 @@ func (p *Pool) Close() error {
 	p.work.Wait() // nothing is started or given out any more
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, k := range p.kinds {
-		p.stuck = append(p.stuck, k.ready...)
-		k.close()
+	for _, b := range p.buckets {
+		p.stuck = append(p.stuck, b.ready...)
+		b.closeDir()
 	}
-	clear(p.kinds)
+	clear(p.buckets)
 	var errs []error
-	p.stuck = slices.DeleteFunc(p.stuck, func(r *ready) bool {
+	p.stuck = slices.DeleteFunc(p.stuck, func(r *readySandbox) bool {
 		err := r.destroy()
 		errs = append(errs, err)
 		return err == nil

@@ -32,30 +32,30 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// counted is the suite's fake, which counts what is alive and can be told to
+// fakeBackend is the suite's fake, which counts what is alive and can be told to
 // fail.
-type counted struct {
+type fakeBackend struct {
 	sandboxtest.Fake
-	mu       sync.Mutex
-	made     []string // sessions, in order
-	alive    map[string]bool
-	fail     error
-	deaf     map[string]bool // answers no ping
-	refusing bool            // can't be destroyed
-	// room is how many may be alive before a start waits; 0 is any number.
-	room int
-	// during is called in each start, after its guards were made.
-	during func(spec sandbox.Spec)
+	mu            sync.Mutex
+	made          []string // sessions, in order
+	alive         map[string]bool
+	fail          error
+	ignoresPing   map[string]bool // answers no ping
+	refuseDestroy bool            // can't be destroyed
+	// maxAlive is how many may be alive before a start waits; 0 is any number.
+	maxAlive int
+	// onCreate is called in each start, after its guards were made.
+	onCreate func(spec sandbox.Spec)
 }
 
-func (b *counted) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+func (b *fakeBackend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	b.mu.Lock()
-	fail, during := b.fail, b.during
+	fail, during := b.fail, b.onCreate
 	b.mu.Unlock()
 	if fail != nil {
 		return nil, fail
 	}
-	if err := b.admit(ctx, spec); err != nil {
+	if err := b.waitForRoom(ctx, spec); err != nil {
 		return nil, err
 	}
 	if during != nil {
@@ -69,23 +69,23 @@ func (b *counted) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbo
 	defer b.mu.Unlock()
 	b.made = append(b.made, spec.Session)
 	b.alive[spec.Session] = true
-	return &countedBox{Sandbox: box, backend: b, session: spec.Session}, nil
+	return &countedSandbox{Sandbox: box, backend: b, session: spec.Session}, nil
 }
 
-// admit waits until there is room, as a gate does.
-func (b *counted) admit(ctx context.Context, spec sandbox.Spec) error {
-	said := 0
+// waitForRoom waits until there is room, as a gate does.
+func (b *fakeBackend) waitForRoom(ctx context.Context, spec sandbox.Spec) error {
+	notified := 0
 	for {
 		b.mu.Lock()
-		room, alive := b.room, len(b.alive)
+		room, alive := b.maxAlive, len(b.alive)
 		b.mu.Unlock()
 		if room == 0 || alive < room {
 			return nil
 		}
-		if alive != said && spec.Notify != nil {
+		if alive != notified && spec.Notify != nil {
 			spec.Notify(fmt.Sprintf("waiting for memory: %d run", alive))
 		}
-		said = alive
+		notified = alive
 		select {
 		case <-time.After(10 * time.Millisecond):
 		case <-ctx.Done():
@@ -94,27 +94,27 @@ func (b *counted) admit(ctx context.Context, spec sandbox.Spec) error {
 	}
 }
 
-func (b *counted) living() int {
+func (b *fakeBackend) countAlive() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return len(b.alive)
 }
 
-func (b *counted) set(f func()) {
+func (b *fakeBackend) update(f func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	f()
 }
 
-type countedBox struct {
+type countedSandbox struct {
 	sandbox.Sandbox
-	backend *counted
+	backend *fakeBackend
 	session string
 }
 
-func (c *countedBox) Ping(ctx context.Context) error {
+func (c *countedSandbox) Ping(ctx context.Context) error {
 	c.backend.mu.Lock()
-	deaf := c.backend.deaf[c.session]
+	deaf := c.backend.ignoresPing[c.session]
 	c.backend.mu.Unlock()
 	if deaf {
 		return sandbox.ErrLost
@@ -122,9 +122,9 @@ func (c *countedBox) Ping(ctx context.Context) error {
 	return c.Sandbox.Ping(ctx)
 }
 
-func (c *countedBox) Destroy(ctx context.Context) error {
+func (c *countedSandbox) Destroy(ctx context.Context) error {
 	c.backend.mu.Lock()
-	refusing := c.backend.refusing
+	refusing := c.backend.refuseDestroy
 	c.backend.mu.Unlock()
 	if refusing {
 		return errors.New("it stays")
@@ -136,20 +136,20 @@ func (c *countedBox) Destroy(ctx context.Context) error {
 	return err
 }
 
-// bed is a pool in front of a fake, and a workspace.
-type bed struct {
-	backend *counted
+// env is a pool in front of a fake, and a workspace.
+type env struct {
+	backend *fakeBackend
 	pool    *Pool
 	state   string
 	dir     string
 	n       int
 }
 
-func newBed(t testing.TB, o Options) *bed {
+func newEnv(t testing.TB, o Options) *env {
 	t.Helper()
 	base := t.TempDir()
-	b := &bed{
-		backend: &counted{alive: map[string]bool{}, deaf: map[string]bool{}},
+	b := &env{
+		backend: &fakeBackend{alive: map[string]bool{}, ignoresPing: map[string]bool{}},
 		state:   filepath.Join(base, "state"), dir: filepath.Join(base, "workspace"),
 	}
 	must(t, os.Mkdir(b.state, 0o700))
@@ -162,21 +162,21 @@ func newBed(t testing.TB, o Options) *bed {
 	b.pool, err = New(b.backend, o)
 	must(t, err)
 	t.Cleanup(func() {
-		b.backend.set(func() { b.backend.refusing = false })
+		b.backend.update(func() { b.backend.refuseDestroy = false })
 		if err := b.pool.Close(); err != nil {
 			t.Error(err)
 		}
-		if n := b.backend.living(); n != 0 {
+		if n := b.backend.countAlive(); n != 0 {
 			t.Errorf("%d sandboxes are left", n)
 		}
-		if left, err := os.ReadDir(filepath.Join(b.state, folder)); len(left) > 0 || err != nil && !os.IsNotExist(err) {
+		if left, err := os.ReadDir(filepath.Join(b.state, dirName)); len(left) > 0 || err != nil && !os.IsNotExist(err) {
 			t.Errorf("folders are left: %v, %v", left, err)
 		}
 	})
 	return b
 }
 
-func (b *bed) spec(t testing.TB) sandbox.Spec {
+func (b *env) spec(t testing.TB) sandbox.Spec {
 	t.Helper()
 	dir, err := os.Open(b.dir)
 	must(t, err)
@@ -192,7 +192,7 @@ func (b *bed) spec(t testing.TB) sandbox.Spec {
 }
 
 // create makes one and says whether it had been started ahead.
-func (b *bed) create(t testing.TB, spec sandbox.Spec) (box sandbox.Sandbox, warm bool) {
+func (b *env) create(t testing.TB, spec sandbox.Spec) (box sandbox.Sandbox, warm bool) {
 	t.Helper()
 	box, err := b.pool.Create(t.Context(), spec)
 	must(t, err)
@@ -201,38 +201,38 @@ func (b *bed) create(t testing.TB, spec sandbox.Spec) (box sandbox.Sandbox, warm
 			t.Error(err)
 		}
 	})
-	_, warm = box.(*given)
+	_, warm = box.(*pooledSandbox)
 	return box, warm
 }
 
-// settled waits until nothing happens in the background any more.
-func settled(t *testing.T) {
+// waitUntilIdle waits until nothing happens in the background any more.
+func waitUntilIdle(t *testing.T) {
 	t.Helper()
-	time.Sleep(restTime)
+	time.Sleep(refillDelay)
 	synctest.Wait()
 }
 
 // bubbles runs a test with a clock of its own, in which the pool's background
 // work is over when it is waited for.
-func bubble(t *testing.T, o Options, f func(t *testing.T, b *bed)) {
+func runWithFakeClock(t *testing.T, o Options, f func(t *testing.T, b *env)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) { f(t, newBed(t, o)) })
+	synctest.Test(t, func(t *testing.T) { f(t, newEnv(t, o)) })
 }
 
 // The second session gets what was started after the first; both are
 // destroyed, and never used again.
 func TestReadyIsGivenOut(t *testing.T) {
-	bubble(t, Options{}, func(t *testing.T, b *bed) {
+	runWithFakeClock(t, Options{}, func(t *testing.T, b *env) {
 		first, warm := b.create(t, b.spec(t))
 		if warm {
 			t.Error("the first was ready before anybody asked")
 		}
-		settled(t)
+		waitUntilIdle(t)
 		second, warm := b.create(t, b.spec(t))
 		if !warm {
 			t.Error("the second was not ready")
 		}
-		settled(t)
+		waitUntilIdle(t)
 		third, warm := b.create(t, b.spec(t))
 		if !warm || first.ID() == second.ID() || second.ID() == third.ID() {
 			t.Errorf("%s, %s, %s", first.ID(), second.ID(), third.ID())
@@ -250,10 +250,10 @@ func TestReadyIsGivenOut(t *testing.T) {
 }
 
 func TestPrepare(t *testing.T) {
-	bubble(t, Options{Size: 3}, func(t *testing.T, b *bed) {
+	runWithFakeClock(t, Options{Size: 3}, func(t *testing.T, b *env) {
 		must(t, b.pool.Prepare(b.spec(t)))
-		settled(t)
-		if n := b.backend.living(); n != 3 {
+		waitUntilIdle(t)
+		if n := b.backend.countAlive(); n != 3 {
 			t.Errorf("%d are ready, not 3", n)
 		}
 		if _, warm := b.create(t, b.spec(t)); !warm {
@@ -278,9 +278,9 @@ func TestOnlyForTheSameSpec(t *testing.T) {
 		"the folder": func(s *sandbox.Spec) { s.Workspace.Dir, _ = os.Open(other) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, Options{Size: 2}, func(t *testing.T, b *bed) {
+			runWithFakeClock(t, Options{Size: 2}, func(t *testing.T, b *env) {
 				must(t, b.pool.Prepare(b.spec(t)))
-				settled(t)
+				waitUntilIdle(t)
 				spec := b.spec(t)
 				change(&spec)
 				t.Cleanup(func() { spec.Workspace.Dir.Close() })
@@ -288,7 +288,7 @@ func TestOnlyForTheSameSpec(t *testing.T) {
 					t.Error("a sandbox of another spec was given out")
 				}
 				// The control: the spec itself.
-				settled(t)
+				waitUntilIdle(t)
 				if _, warm := b.create(t, b.spec(t)); !warm {
 					t.Error("the other one was not kept")
 				}
@@ -325,12 +325,12 @@ func TestNotPooled(t *testing.T) {
 		"layout": func(s *sandbox.Spec) { s.Image = images.Reference{Scheme: images.SchemeLayout, Value: "/x"} },
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, Options{}, func(t *testing.T, b *bed) {
+			runWithFakeClock(t, Options{}, func(t *testing.T, b *env) {
 				spec := b.spec(t)
 				change(&spec)
 				must(t, b.pool.Prepare(spec))
-				settled(t)
-				if n := b.backend.living(); n != 0 {
+				waitUntilIdle(t)
+				if n := b.backend.countAlive(); n != 0 {
 					t.Errorf("%d were started ahead", n)
 				}
 			})
@@ -340,30 +340,32 @@ func TestNotPooled(t *testing.T) {
 
 // What must not be given out any more is destroyed, and one that is fine is
 // started instead.
-func TestUnfitIsReplaced(t *testing.T) {
-	for name, spoil := range map[string]func(t *testing.T, b *bed){
-		"a repository appeared":    func(t *testing.T, b *bed) { must(t, os.Mkdir(filepath.Join(b.dir, ".git"), 0o755)) },
-		"a configuration appeared": func(t *testing.T, b *bed) { must(t, os.Mkdir(filepath.Join(b.dir, ".caisson"), 0o755)) },
-		"it is deaf":               func(_ *testing.T, b *bed) { b.backend.set(func() { b.backend.deaf[b.backend.made[0]] = true }) },
-		"it was lost": func(t *testing.T, b *bed) {
-			for _, k := range b.pool.kinds {
-				must(t, b.backend.Kill(t.Context(), k.ready[0].box.(*countedBox).Sandbox))
+func TestUnusableIsReplaced(t *testing.T) {
+	for name, spoil := range map[string]func(t *testing.T, b *env){
+		"a repository appeared":    func(t *testing.T, b *env) { must(t, os.Mkdir(filepath.Join(b.dir, ".git"), 0o755)) },
+		"a configuration appeared": func(t *testing.T, b *env) { must(t, os.Mkdir(filepath.Join(b.dir, ".caisson"), 0o755)) },
+		"it is deaf": func(_ *testing.T, b *env) {
+			b.backend.update(func() { b.backend.ignoresPing[b.backend.made[0]] = true })
+		},
+		"it was lost": func(t *testing.T, b *env) {
+			for _, k := range b.pool.buckets {
+				must(t, b.backend.Kill(t.Context(), k.ready[0].sandbox.(*countedSandbox).Sandbox))
 			}
-			settled(t)
-			if n := b.backend.living(); n != 0 {
+			waitUntilIdle(t)
+			if n := b.backend.countAlive(); n != 0 {
 				t.Errorf("%d are alive: the lost one was not destroyed", n)
 			}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, Options{}, func(t *testing.T, b *bed) {
+			runWithFakeClock(t, Options{}, func(t *testing.T, b *env) {
 				must(t, b.pool.Prepare(b.spec(t)))
-				settled(t)
+				waitUntilIdle(t)
 				spoil(t, b)
 				if _, warm := b.create(t, b.spec(t)); warm {
 					t.Error("it was given out")
 				}
-				settled(t)
+				waitUntilIdle(t)
 				if _, warm := b.create(t, b.spec(t)); !warm {
 					t.Error("it was not replaced")
 				}
@@ -373,44 +375,44 @@ func TestUnfitIsReplaced(t *testing.T) {
 }
 
 // Old ones are replaced, and those that nobody asks for are forgotten.
-func TestAge(t *testing.T) {
-	bubble(t, Options{MaxAge: time.Minute, Forget: 10 * time.Minute}, func(t *testing.T, b *bed) {
+func TestOldSandboxesAreReplaced(t *testing.T) {
+	runWithFakeClock(t, Options{MaxAge: time.Minute, Forget: 10 * time.Minute}, func(t *testing.T, b *env) {
 		must(t, b.pool.Prepare(b.spec(t)))
-		settled(t)
+		waitUntilIdle(t)
 		time.Sleep(5 * time.Minute)
-		settled(t)
-		b.backend.set(func() {
+		waitUntilIdle(t)
+		b.backend.update(func() {
 			if len(b.backend.made) < 3 || len(b.backend.alive) != 1 || b.backend.alive[b.backend.made[0]] {
 				t.Errorf("made %v, alive %v", b.backend.made, b.backend.alive)
 			}
 		})
-		if box, warm := b.create(t, b.spec(t)); !warm || time.Since(box.(*given).ready.started) > time.Minute {
+		if box, warm := b.create(t, b.spec(t)); !warm || time.Since(box.(*pooledSandbox).ready.started) > time.Minute {
 			t.Error("no young one")
 		}
 		time.Sleep(20 * time.Minute)
-		settled(t)
-		if n := b.backend.living(); n != 1 { // the one that was given out
+		waitUntilIdle(t)
+		if n := b.backend.countAlive(); n != 1 { // the one that was given out
 			t.Errorf("%d are alive long after anybody asked", n)
 		}
-		if len(b.pool.kinds) != 0 {
-			t.Errorf("%d specs are remembered", len(b.pool.kinds))
+		if len(b.pool.buckets) != 0 {
+			t.Errorf("%d specs are remembered", len(b.pool.buckets))
 		}
 	})
 }
 
 // The bound holds for all specs together; the one that was used longest ago
 // makes room.
-func TestSizeIsForAll(t *testing.T) {
-	bubble(t, Options{Size: 2}, func(t *testing.T, b *bed) {
+func TestSizeBoundsAllSpecs(t *testing.T) {
+	runWithFakeClock(t, Options{Size: 2}, func(t *testing.T, b *env) {
 		var specs []sandbox.Spec
 		for i := range 5 {
 			spec := b.spec(t)
 			spec.Resources.PIDs += int64(i)
 			specs = append(specs, spec)
 			must(t, b.pool.Prepare(spec))
-			settled(t)
+			waitUntilIdle(t)
 			time.Sleep(time.Second)
-			if n := b.backend.living(); n > 2 {
+			if n := b.backend.countAlive(); n > 2 {
 				t.Fatalf("%d are ready", n)
 			}
 		}
@@ -422,14 +424,14 @@ func TestSizeIsForAll(t *testing.T) {
 }
 
 func TestForgetsManySpecs(t *testing.T) {
-	bubble(t, Options{Size: 1}, func(t *testing.T, b *bed) {
-		for i := range 3 * spareKinds {
+	runWithFakeClock(t, Options{Size: 1}, func(t *testing.T, b *env) {
+		for i := range 3 * spareBuckets {
 			spec := b.spec(t)
 			spec.Resources.PIDs += int64(i)
 			must(t, b.pool.Prepare(spec))
-			settled(t)
+			waitUntilIdle(t)
 		}
-		if n := len(b.pool.kinds); n > spareKinds+1 {
+		if n := len(b.pool.buckets); n > spareBuckets+1 {
 			t.Errorf("%d specs are remembered", n)
 		}
 	})
@@ -438,17 +440,17 @@ func TestForgetsManySpecs(t *testing.T) {
 // A start ahead that fails is nobody's error and is not tried for ever; the
 // session's own start says what is wrong.
 func TestFailedStart(t *testing.T) {
-	bubble(t, Options{}, func(t *testing.T, b *bed) {
-		b.backend.set(func() { b.backend.fail = sandbox.ErrUnavailable })
+	runWithFakeClock(t, Options{}, func(t *testing.T, b *env) {
+		b.backend.update(func() { b.backend.fail = sandbox.ErrUnavailable })
 		must(t, b.pool.Prepare(b.spec(t)))
-		settled(t)
+		waitUntilIdle(t)
 		if _, err := b.pool.Create(t.Context(), b.spec(t)); !errors.Is(err, sandbox.ErrUnavailable) {
 			t.Errorf("error %v", err)
 		}
-		settled(t)
-		b.backend.set(func() { b.backend.fail = nil })
+		waitUntilIdle(t)
+		b.backend.update(func() { b.backend.fail = nil })
 		b.create(t, b.spec(t))
-		settled(t)
+		waitUntilIdle(t)
 		if _, warm := b.create(t, b.spec(t)); !warm {
 			t.Error("not ready after the failure is over")
 		}
@@ -456,16 +458,16 @@ func TestFailedStart(t *testing.T) {
 }
 
 func TestCancelledCreate(t *testing.T) {
-	bubble(t, Options{}, func(t *testing.T, b *bed) {
+	runWithFakeClock(t, Options{}, func(t *testing.T, b *env) {
 		must(t, b.pool.Prepare(b.spec(t)))
-		settled(t)
+		waitUntilIdle(t)
 		cause := errors.New("the user left")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(cause)
 		if _, err := b.pool.Create(ctx, b.spec(t)); !errors.Is(err, cause) {
 			t.Errorf("error %v", err)
 		}
-		if n := b.backend.living(); n != 1 {
+		if n := b.backend.countAlive(); n != 1 {
 			t.Errorf("%d are ready: a cancelled call took one", n)
 		}
 	})
@@ -473,18 +475,18 @@ func TestCancelledCreate(t *testing.T) {
 
 // What could not be destroyed is told at the end, and can be tried again.
 func TestDestroyFails(t *testing.T) {
-	bubble(t, Options{}, func(t *testing.T, b *bed) {
+	runWithFakeClock(t, Options{}, func(t *testing.T, b *env) {
 		must(t, b.pool.Prepare(b.spec(t)))
-		settled(t)
+		waitUntilIdle(t)
 		box, warm := b.create(t, b.spec(t))
 		if !warm {
 			t.Fatal("not ready")
 		}
-		b.backend.set(func() { b.backend.refusing = true })
+		b.backend.update(func() { b.backend.refuseDestroy = true })
 		if err := box.Destroy(t.Context()); err == nil {
 			t.Error("a failure was not told")
 		}
-		b.backend.set(func() { b.backend.refusing = false })
+		b.backend.update(func() { b.backend.refuseDestroy = false })
 		must(t, box.Destroy(t.Context()))
 	})
 }
@@ -502,17 +504,17 @@ func TestChangeDuringStart(t *testing.T) {
 		"a folder":        {"src", true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, Options{}, func(t *testing.T, b *bed) {
-				b.backend.set(func() {
-					b.backend.during = func(sandbox.Spec) {
+			runWithFakeClock(t, Options{}, func(t *testing.T, b *env) {
+				b.backend.update(func() {
+					b.backend.onCreate = func(sandbox.Spec) {
 						if err := os.MkdirAll(filepath.Join(b.dir, tt.appears), 0o755); err != nil {
 							t.Error(err)
 						}
 					}
 				})
 				must(t, b.pool.Prepare(b.spec(t)))
-				settled(t)
-				if n := b.backend.living(); (n == 1) != tt.fits {
+				waitUntilIdle(t)
+				if n := b.backend.countAlive(); (n == 1) != tt.fits {
 					t.Errorf("%d are alive", n)
 				}
 				if _, warm := b.create(t, b.spec(t)); warm != tt.fits {
@@ -525,26 +527,26 @@ func TestChangeDuringStart(t *testing.T) {
 
 // A session's start that waits for memory gets what ready sandboxes hold, as many as
 // it takes; they are given up one by one.
-func TestWaitingStartGetsRoom(t *testing.T) {
+func TestWaitingStartEvictsReady(t *testing.T) {
 	for name, change := range map[string]func(*sandbox.Spec){
 		"another spec": func(s *sandbox.Spec) { s.Resources.PIDs++ },
 		"not pooled":   func(s *sandbox.Spec) { s.Image = images.Reference{Scheme: images.SchemeBuild, Value: "/x"} },
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, Options{Size: 4}, func(t *testing.T, b *bed) {
+			runWithFakeClock(t, Options{Size: 4}, func(t *testing.T, b *env) {
 				must(t, b.pool.Prepare(b.spec(t)))
-				settled(t)
+				waitUntilIdle(t)
 				if n := b.pool.Ready(); n != 4 {
 					t.Fatalf("%d are ready", n)
 				}
-				b.backend.set(func() { b.backend.room = 3 })
+				b.backend.update(func() { b.backend.maxAlive = 3 })
 				spec := b.spec(t)
 				change(&spec)
-				var said []string
-				spec.Notify = func(text string) { said = append(said, text) }
+				var notified []string
+				spec.Notify = func(text string) { notified = append(notified, text) }
 				began := time.Now()
-				if _, warm := b.create(t, spec); warm || time.Since(began) > time.Second || len(said) == 0 {
-					t.Errorf("warm %v after %s, said %q", warm, time.Since(began), said)
+				if _, warm := b.create(t, spec); warm || time.Since(began) > time.Second || len(notified) == 0 {
+					t.Errorf("warm %v after %s, said %q", warm, time.Since(began), notified)
 				}
 				if n := b.pool.Ready(); n < 1 || n > 2 {
 					t.Errorf("%d are ready", n)
@@ -556,22 +558,22 @@ func TestWaitingStartGetsRoom(t *testing.T) {
 
 // A start ahead never waits for what a session may need.
 func TestStartAheadDoesNotWait(t *testing.T) {
-	bubble(t, Options{Size: 4}, func(t *testing.T, b *bed) {
-		b.backend.set(func() { b.backend.room = 1 })
+	runWithFakeClock(t, Options{Size: 4}, func(t *testing.T, b *env) {
+		b.backend.update(func() { b.backend.maxAlive = 1 })
 		box, _ := b.create(t, b.spec(t))
-		settled(t)
-		settled(t) // as many as there are processors go first
+		waitUntilIdle(t)
+		waitUntilIdle(t) // as many as there are processors go first
 		b.pool.mu.Lock()
 		starting := b.pool.starting
 		b.pool.mu.Unlock()
-		if n := b.backend.living(); n != 1 || starting != 0 {
+		if n := b.backend.countAlive(); n != 1 || starting != 0 {
 			t.Errorf("%d are alive, %d wait", n, starting)
 		}
 		// The control: there is room, and all are started.
-		b.backend.set(func() { b.backend.room = 0 })
+		b.backend.update(func() { b.backend.maxAlive = 0 })
 		must(t, b.pool.Prepare(b.spec(t)))
-		settled(t)
-		if n := b.backend.living(); n != 5 {
+		waitUntilIdle(t)
+		if n := b.backend.countAlive(); n != 5 {
 			t.Errorf("%d are alive", n)
 		}
 		must(t, box.Destroy(t.Context()))
@@ -579,14 +581,14 @@ func TestStartAheadDoesNotWait(t *testing.T) {
 }
 
 // A sandbox that can't be destroyed is tried again until it can.
-func TestStuckIsTriedAgain(t *testing.T) {
-	bubble(t, Options{MaxAge: time.Minute, Forget: 5 * time.Minute}, func(t *testing.T, b *bed) {
+func TestStuckSandboxIsRetried(t *testing.T) {
+	runWithFakeClock(t, Options{MaxAge: time.Minute, Forget: 5 * time.Minute}, func(t *testing.T, b *env) {
 		must(t, b.pool.Prepare(b.spec(t)))
-		settled(t)
-		b.backend.set(func() { b.backend.refusing = true })
+		waitUntilIdle(t)
+		b.backend.update(func() { b.backend.refuseDestroy = true })
 		time.Sleep(10 * time.Minute) // it has become old, others after it, and then forgotten
-		settled(t)
-		stuck := b.backend.living()
+		waitUntilIdle(t)
+		stuck := b.backend.countAlive()
 		if stuck == 0 {
 			t.Error("none is left: the control")
 		}
@@ -595,37 +597,37 @@ func TestStuckIsTriedAgain(t *testing.T) {
 			t.Errorf("%d are noted of %d", len(b.pool.stuck), stuck)
 		}
 		b.pool.mu.Unlock()
-		b.backend.set(func() { b.backend.refusing = false })
+		b.backend.update(func() { b.backend.refuseDestroy = false })
 		time.Sleep(time.Minute)
-		settled(t)
-		if n := b.backend.living(); n != 0 {
+		waitUntilIdle(t)
+		if n := b.backend.countAlive(); n != 0 {
 			t.Errorf("%d are alive", n)
 		}
 	})
 }
 
 // Closing tells what is left, and tries it again when it is called again.
-func TestCloseTriesAgain(t *testing.T) {
-	bubble(t, Options{}, func(t *testing.T, b *bed) {
+func TestCloseRetries(t *testing.T) {
+	runWithFakeClock(t, Options{}, func(t *testing.T, b *env) {
 		must(t, b.pool.Prepare(b.spec(t)))
-		settled(t)
-		b.backend.set(func() { b.backend.refusing = true })
+		waitUntilIdle(t)
+		b.backend.update(func() { b.backend.refuseDestroy = true })
 		if err := b.pool.Close(); err == nil {
 			t.Error("nothing was told")
 		}
-		b.backend.set(func() { b.backend.refusing = false })
+		b.backend.update(func() { b.backend.refuseDestroy = false })
 		must(t, b.pool.Close())
 	})
 }
 
 // A spec whose start takes long is not forgotten meanwhile, however many others
 // are asked for.
-func TestKindInUseIsNotForgotten(t *testing.T) {
-	bubble(t, Options{Size: 1}, func(t *testing.T, b *bed) {
+func TestBucketInUseIsNotForgotten(t *testing.T) {
+	runWithFakeClock(t, Options{Size: 1}, func(t *testing.T, b *env) {
 		// It ends between two looks at what has become old: at the same moment as one,
 		// whoever comes first has the room.
 		start := DefaultForget + time.Second
-		b.backend.set(func() { b.backend.during = func(sandbox.Spec) { time.Sleep(start) } })
+		b.backend.update(func() { b.backend.onCreate = func(sandbox.Spec) { time.Sleep(start) } })
 		slow := b.spec(t)
 		var box sandbox.Sandbox
 		var all sync.WaitGroup
@@ -636,15 +638,15 @@ func TestKindInUseIsNotForgotten(t *testing.T) {
 			}
 		})
 		synctest.Wait()
-		b.backend.set(func() { b.backend.during = nil })
-		for i := range 2 * spareKinds {
+		b.backend.update(func() { b.backend.onCreate = nil })
+		for i := range 2 * spareBuckets {
 			spec := b.spec(t)
 			spec.Resources.PIDs += int64(i) + 1
 			must(t, b.pool.Prepare(spec))
-			settled(t)
+			waitUntilIdle(t)
 		}
 		all.Wait()
-		settled(t)
+		waitUntilIdle(t)
 		if _, warm := b.create(t, slow); !warm {
 			t.Error("nothing was started ahead after it")
 		}
@@ -653,7 +655,7 @@ func TestKindInUseIsNotForgotten(t *testing.T) {
 }
 
 func TestClosed(t *testing.T) {
-	b := newBed(t, Options{})
+	b := newEnv(t, Options{})
 	spec := b.spec(t)
 	must(t, b.pool.Prepare(spec)) // is being started while it is closed
 	must(t, b.pool.Close())
@@ -665,7 +667,7 @@ func TestClosed(t *testing.T) {
 
 // Many sessions at once: each has one of its own.
 func TestConcurrent(t *testing.T) {
-	b := newBed(t, Options{Size: 4})
+	b := newEnv(t, Options{Size: 4})
 	var mu sync.Mutex
 	seen := map[string]bool{}
 	var all sync.WaitGroup
@@ -696,8 +698,8 @@ func TestConcurrent(t *testing.T) {
 }
 
 func TestSweepRemovesEmptyFolders(t *testing.T) {
-	b := newBed(t, Options{})
-	old, young, used := filepath.Join(b.state, folder, "ses_old"), filepath.Join(b.state, folder, "ses_young"), filepath.Join(b.state, folder, "ses_used")
+	b := newEnv(t, Options{})
+	old, young, used := filepath.Join(b.state, dirName, "ses_old"), filepath.Join(b.state, dirName, "ses_young"), filepath.Join(b.state, dirName, "ses_used")
 	for _, dir := range []string{old, young, filepath.Join(used, "bundle")} {
 		must(t, os.MkdirAll(dir, 0o700))
 	}
@@ -713,7 +715,7 @@ func TestSweepRemovesEmptyFolders(t *testing.T) {
 		_, err := os.Stat(dir)
 		must(t, err)
 	}
-	must(t, os.RemoveAll(filepath.Join(b.state, folder)))
+	must(t, os.RemoveAll(filepath.Join(b.state, dirName)))
 }
 
 func TestInvalid(t *testing.T) {

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// identityOf says which folder a descriptor is.
-func identityOf(f *os.File) (string, error) {
+// dirIdentity says which folder a descriptor is.
+func dirIdentity(f *os.File) (string, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return "", fmt.Errorf("examine workspace: %w", err)
@@ -18,7 +18,7 @@ func identityOf(f *os.File) (string, error) {
 	return fmt.Sprintf("%d:%d", st.Dev, st.Ino), nil
 }
 
-func duplicate(f *os.File) (*os.File, error) {
+func duplicateFile(f *os.File) (*os.File, error) {
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
 		return nil, err
