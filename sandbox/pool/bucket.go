@@ -33,7 +33,9 @@ func isPoolable(spec sandbox.Spec) bool {
 
 // stripSession is the part of a spec that a sandbox depends on.
 func stripSession(spec sandbox.Spec) sandbox.Spec {
-	spec.Session, spec.Dir, spec.Notify = "", "", nil
+	spec.Session = ""
+	spec.Dir = ""
+	spec.Notify = nil
 	return spec
 }
 
@@ -64,7 +66,8 @@ func (p *Pool) acquireBucket(spec sandbox.Spec) (*bucket, error) {
 	b, ok := p.buckets[name]
 	if !ok {
 		b = &bucket{spec: stripSession(spec)}
-		if b.spec.Workspace.Dir, err = duplicateDir(spec.Workspace.Dir); err != nil {
+		b.spec.Workspace.Dir, err = duplicateDir(spec.Workspace.Dir)
+		if err != nil {
 			return nil, err
 		}
 		p.forgetOldestLocked()
@@ -108,7 +111,7 @@ func (p *Pool) forgetOldestLocked() {
 }
 
 // closeDir closes its descriptor.
-func (b *bucket) closeDir() { b.spec.Workspace.Dir.Close() } //nolint:errcheck // only held
+func (b *bucket) closeDir() { _ = b.spec.Workspace.Dir.Close() } // it was only held open
 
 // duplicateDir opens what f is once more, without a path.
 func duplicateDir(f *os.File) (*os.File, error) {

@@ -56,7 +56,7 @@ type Pool struct {
 	opts    Options
 	dir     string
 
-	ctx  context.Context //nolint:containedctx // of what runs in the background, ended by Close
+	ctx  context.Context // of the background work; Close ends it
 	stop context.CancelCauseFunc
 	work sync.WaitGroup
 	// startSlots is held by starts in the background: as many as there are processors,

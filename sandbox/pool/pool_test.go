@@ -633,7 +633,8 @@ func TestBucketInUseIsNotForgotten(t *testing.T) {
 		var all sync.WaitGroup
 		all.Go(func() {
 			var err error
-			if box, err = b.pool.Create(t.Context(), slow); err != nil {
+			box, err = b.pool.Create(t.Context(), slow)
+			if err != nil {
 				t.Error(err)
 			}
 		})
@@ -699,7 +700,9 @@ func TestConcurrent(t *testing.T) {
 
 func TestSweepRemovesEmptyFolders(t *testing.T) {
 	b := newEnv(t, Options{})
-	old, young, used := filepath.Join(b.state, dirName, "ses_old"), filepath.Join(b.state, dirName, "ses_young"), filepath.Join(b.state, dirName, "ses_used")
+	old := filepath.Join(b.state, dirName, "ses_old")
+	young := filepath.Join(b.state, dirName, "ses_young")
+	used := filepath.Join(b.state, dirName, "ses_used")
 	for _, dir := range []string{old, young, filepath.Join(used, "bundle")} {
 		must(t, os.MkdirAll(dir, 0o700))
 	}

@@ -35,7 +35,8 @@ func (p *Pool) startReady(template sandbox.Spec) (_ *readySandbox, err error) {
 	spec := template
 	spec.Session = sessionPrefix + ulid.Make().String()
 	spec.Dir = filepath.Join(p.dir, spec.Session)
-	if spec.Workspace.Dir, err = duplicateDir(template.Workspace.Dir); err != nil {
+	spec.Workspace.Dir, err = duplicateDir(template.Workspace.Dir)
+	if err != nil {
 		return nil, err
 	}
 	r := &readySandbox{spec: spec, started: time.Now()}
@@ -53,12 +54,14 @@ func (p *Pool) startReady(template sandbox.Spec) (_ *readySandbox, err error) {
 	spec.Notify = func(waiting string) {
 		giveUp(fmt.Errorf("%w: a start ahead leaves its place to somebody's session instead of %s", sandbox.ErrUnavailable, waiting))
 	}
-	if r.sandbox, err = p.backend.Create(ctx, spec); err != nil {
+	r.sandbox, err = p.backend.Create(ctx, spec)
+	if err != nil {
 		r.sandbox = nil // not a typed nil
 		return nil, p.cleanUpStart(r, err)
 	}
 	// The guards were made somewhere between the two looks.
-	if r.layout, err = workmount.LayoutOf(spec.Workspace, spec.Git); err != nil {
+	r.layout, err = workmount.LayoutOf(spec.Workspace, spec.Git)
+	if err != nil {
 		return nil, p.cleanUpStart(r, err)
 	}
 	if !before.Reserves(r.layout) {
@@ -107,7 +110,7 @@ func (r *readySandbox) destroy() error {
 		return nil
 	}
 	if r.sandbox != nil {
-		if err := r.sandbox.Destroy(context.Background()); err != nil { //nolint:contextcheck // it has to go
+		if err := r.sandbox.Destroy(context.Background()); err != nil { // not the context of the caller: the sandbox must go
 			return err
 		}
 	}
@@ -138,7 +141,7 @@ func removeEmpty(dir string, older time.Time) error {
 	}
 	for _, e := range entries {
 		if info, err := e.Info(); err == nil && info.ModTime().Before(older) {
-			os.Remove(filepath.Join(dir, e.Name())) //nolint:errcheck // one that is not empty is still somebody's
+			_ = os.Remove(filepath.Join(dir, e.Name())) // a directory that is not empty is in use
 		}
 	}
 	return nil
