@@ -9,17 +9,18 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// bucket is all sandboxes for one spec. It is guarded by the pool.
+// bucket holds the sandboxes for one spec. It is guarded by the mutex of the
+// pool.
 type bucket struct {
-	spec     sandbox.Spec    // without session and folder; with a descriptor of its own
-	lastUsed time.Time       // when it was asked for last
-	ready    []*readySandbox // the oldest first
+	spec     sandbox.Spec    // without session and directory; with its own descriptor
+	lastUsed time.Time       // the time of the last Create or Prepare
+	ready    []*readySandbox // oldest first
 	starting int
-	users    int // calls that have it and will come back to it
+	users    int // calls that use the bucket
 }
 
-// isPoolable says whether a sandbox for a spec can be started before its session
-// is known, and is then the same.
+// isPoolable reports whether a sandbox for a spec can be started before its
+// session is known.
 func isPoolable(spec sandbox.Spec) bool {
 	if spec.Workspace.Dir == nil || spec.Workspace.Mode == sandbox.ModeOverlay || spec.Workspace.Layers != "" || spec.Workspace.Unguarded {
 		return false
@@ -31,7 +32,8 @@ func isPoolable(spec sandbox.Spec) bool {
 	return false
 }
 
-// stripSession is the part of a spec that a sandbox depends on.
+// stripSession returns the spec without the fields that differ between
+// sessions.
 func stripSession(spec sandbox.Spec) sandbox.Spec {
 	spec.Session = ""
 	spec.Dir = ""
@@ -39,8 +41,8 @@ func stripSession(spec sandbox.Spec) sandbox.Spec {
 	return spec
 }
 
-// specKey names a template: everything in it, with the workspace's device and inode in
-// the place of its descriptor.
+// specKey returns the key of a spec's bucket: everything that a sandbox depends
+// on, with the workspace's device and inode instead of its descriptor.
 func specKey(spec sandbox.Spec) (string, error) {
 	spec = stripSession(spec)
 	dir, err := dirIdentity(spec.Workspace.Dir)
@@ -51,8 +53,8 @@ func specKey(spec sandbox.Spec) (string, error) {
 	return fmt.Sprintf("%s %#v", dir, spec), nil
 }
 
-// acquireBucket finds or makes the kind of a spec, which was asked for now. The caller
-// gives it back with leave.
+// acquireBucket returns the bucket of a spec and marks it as used now. It
+// creates a missing one. The caller must call releaseBucket.
 func (p *Pool) acquireBucket(spec sandbox.Spec) (*bucket, error) {
 	name, err := specKey(spec)
 	if err != nil {
@@ -78,22 +80,22 @@ func (p *Pool) acquireBucket(spec sandbox.Spec) (*bucket, error) {
 	return b, nil
 }
 
-// releaseBucket says that a call is done with a kind.
+// releaseBucket ends the use of a bucket by a call.
 func (p *Pool) releaseBucket(b *bucket) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	b.users--
 }
 
-// isIdle says that nothing needs a kind's descriptor.
+// isIdle reports whether the bucket's descriptor is unused.
 func (b *bucket) isIdle() bool { return len(b.ready)+b.starting+b.users == 0 }
 
-// spareBuckets is how many specs are remembered beyond those that the pool has
-// room for: each holds a descriptor.
+// spareBuckets is the number of buckets that are kept beyond Options.Size. Each
+// one holds a descriptor.
 const spareBuckets = 64
 
-// forgetOldestLocked makes room for one more kind: of those with nothing ready that
-// no call has, the one that was used longest ago goes.
+// forgetOldestLocked makes room for one more bucket by removing the least
+// recently used idle one.
 func (p *Pool) forgetOldestLocked() {
 	if len(p.buckets) < p.opts.Size+spareBuckets {
 		return
@@ -110,10 +112,11 @@ func (p *Pool) forgetOldestLocked() {
 	}
 }
 
-// closeDir closes its descriptor.
+// closeDir closes the bucket's descriptor of the workspace.
 func (b *bucket) closeDir() { _ = b.spec.Workspace.Dir.Close() } // it was only held open
 
-// duplicateDir opens what f is once more, without a path.
+// duplicateDir returns a second descriptor of the workspace, without using its
+// path.
 func duplicateDir(f *os.File) (*os.File, error) {
 	d, err := duplicateFile(f)
 	if err != nil {

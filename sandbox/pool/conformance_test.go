@@ -11,8 +11,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
-// The suite passes through a pool as it does without: what a session is given
-// behaves like what it would have started.
+// TestConformance runs the suite through a pool: pooled sandboxes behave like
+// others.
 func TestConformance(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a minute")

@@ -1,28 +1,28 @@
-// Package pool keeps sandboxes ready: started ahead, so that a session begins in
-// the time of a command and not in that of a container.
+// Package pool keeps sandboxes ready: it starts them ahead of time, so that a
+// session begins as fast as a command and not as slowly as a container.
 //
-// A [Pool] is a sandbox.Backend in front of another one. Create gives out a
-// sandbox that was started for the very same [sandbox.Spec] (but for the
-// session's name and folder), if there is one, and starts one otherwise;
-// either way the next is then started in the background. A sandbox is used by
-// one session and destroyed with it, never given to another.
+// A [Pool] is a sandbox.Backend in front of another one. Create returns a
+// sandbox that was started for an equal [sandbox.Spec], apart from the
+// session's name and directory. If there is none, Create starts one. In either
+// case the pool then starts the next one in the background. A sandbox is used
+// by one session and destroyed with it. It is never reused.
 //
-//	Create ──▶ ready for this spec? ──yes──▶ guards unchanged, young, answers a ping? ──yes──▶ given out
-//	                  │no                            │no: destroyed, the next one
+//	Create ──▶ ready for this spec? ──yes──▶ guards unchanged, young, answers a ping? ──yes──▶ returned
+//	                  │no                            │no: destroyed, try the next one
 //	                  ▼                              ▼
 //	           started now, as without a pool        …            afterwards, in the background: start the next
 //
-// It is for processes that run many sessions on one workspace: a server, a
-// batch, a chat. A process with one session gains nothing, as the start of its
-// sandbox hides behind the first model call.
+// A pool is for processes that run many sessions on one workspace: a server, a
+// batch, a chat. A process with one session gains nothing, because the start of
+// its sandbox overlaps with the first model call.
 //
-// What is not pooled is started now: an overlay, whose layers are the session's
-// own, and images whose content may change under their name (layouts, archives,
-// builds).
+// Two kinds of sandboxes are not pooled and always start on demand: overlays,
+// whose layers belong to the session, and images whose content may change under
+// their name (layouts, archives, builds).
 //
-// A ready sandbox has a name and a folder of its own below the state folder and
-// is journalled like any other, so that a sweep finds it when its owner was
-// killed. Its attestation is its own. It counts for admission. As long as it
-// is ready, a name that is reserved in its workspace (an empty .git) stays
+// A ready sandbox has its own name, directory and attestation. Its directory is
+// below the state directory, and the backend records it like any other sandbox,
+// so that a sweep finds it if its owner was killed. It counts for admission.
+// While it is ready, names reserved in its workspace (an empty .git) stay
 // there, as during a session.
 package pool

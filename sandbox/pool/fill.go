@@ -6,7 +6,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// takeReady removes the oldest ready sandbox of a kind that lives; nil is none.
+// takeReady removes the oldest ready sandbox from a bucket and returns it, or
+// nil if there is none.
 func (p *Pool) takeReady(b *bucket) *readySandbox {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -33,7 +34,8 @@ func (p *Pool) discardReadyLocked(r *readySandbox) {
 	})
 }
 
-// recordStuck notes what could not be destroyed, to be tried again.
+// recordStuck records a sandbox that could not be destroyed, so that it is
+// tried again.
 func (p *Pool) recordStuck(r *readySandbox, err error) {
 	p.opts.Logger.Warn("a ready sandbox could not be destroyed and is tried again", zap.String("session", r.spec.Session), zap.Error(err))
 	p.mu.Lock()
@@ -41,7 +43,7 @@ func (p *Pool) recordStuck(r *readySandbox, err error) {
 	p.stuck = append(p.stuck, r)
 }
 
-// retryStuck tries to destroy once more what could not be.
+// retryStuck tries again to destroy the recorded sandboxes.
 func (p *Pool) retryStuck() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -52,8 +54,8 @@ func (p *Pool) retryStuck() {
 	}
 }
 
-// runLocked does something in the background, at once if the pool is closing:
-// whoever closes it waits.
+// runLocked runs f in the background. If the pool is closing, it runs f at
+// once, because Close waits for it.
 func (p *Pool) runLocked(f func()) {
 	if p.closed {
 		p.mu.Unlock()
@@ -64,12 +66,14 @@ func (p *Pool) runLocked(f func()) {
 	p.work.Go(f)
 }
 
-// refillDelay is how long the pool waits before it replaces a sandbox that was given
-// out: a start takes all processors, which the session's first commands need.
+// refillDelay is the time after which the pool replaces a sandbox that Create
+// returned. A start takes all processors, which the session's first commands
+// need.
 const refillDelay = 100 * time.Millisecond
 
-// fillBucket starts sandboxes for a kind, after a rest, until the pool is full. Where it is full of
-// others, one of the kind that was used longest ago makes room for one.
+// fillBucket starts sandboxes for a bucket after a delay, until the pool is
+// full. If the pool is full of other sandboxes, it evicts one of the least
+// recently used bucket.
 func (p *Pool) fillBucket(b *bucket, delay time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -94,9 +98,9 @@ func (p *Pool) countLocked() int {
 	return n
 }
 
-// evictOldest makes room on the machine for a session's start that waits: what nobody
-// uses yet holds memory for as long as it is ready. Each call discards one; a
-// start that goes on to wait says so anew.
+// evictOldest frees resources of the machine for a session's start that waits,
+// since a ready sandbox holds memory. Each call evicts one sandbox. A start
+// that keeps waiting notifies again.
 func (p *Pool) evictOldest() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -105,7 +109,8 @@ func (p *Pool) evictOldest() {
 	}
 }
 
-// evictOldestLocked discards a ready sandbox of the kind that was used longest ago.
+// evictOldestLocked discards a ready sandbox of the least recently used bucket
+// other than except.
 func (p *Pool) evictOldestLocked(except *bucket) {
 	var victim *bucket
 	for _, b := range p.buckets {
@@ -119,12 +124,12 @@ func (p *Pool) evictOldestLocked(except *bucket) {
 	}
 }
 
-// addReady starts one and puts it with the others. A start that fails is not
-// tried again before somebody asks: the session then says why.
+// addReady starts a sandbox and adds it to its bucket. A failed start is not
+// repeated until the next Create, which returns the error to its session.
 func (p *Pool) addReady(b *bucket, delay time.Duration) {
 	select {
 	case <-time.After(delay):
-	case <-p.ctx.Done(): // start fails at once
+	case <-p.ctx.Done(): // startReady fails at once
 	}
 	p.startSlots <- struct{}{}
 	r, err := p.startReady(b.spec)
@@ -139,14 +144,14 @@ func (p *Pool) addReady(b *bucket, delay time.Duration) {
 		}
 		return
 	}
-	b.ready = append(b.ready, r) // Close destroys it, too, as it waits for us
+	b.ready = append(b.ready, r) // a closing pool destroys it too, since Close waits for this goroutine
 	if !p.closed {
 		p.work.Go(func() { p.watchReady(b, r) })
 	}
 }
 
-// watchReady discards a ready sandbox that is lost, so that it is not found only
-// when somebody waits.
+// watchReady discards a ready sandbox as soon as it is lost, so that Create
+// does not have to detect that.
 func (p *Pool) watchReady(b *bucket, r *readySandbox) {
 	select {
 	case <-p.ctx.Done():
@@ -156,7 +161,7 @@ func (p *Pool) watchReady(b *bucket, r *readySandbox) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i, have := range b.ready {
-		if have == r { // otherwise it was given out and is not ours any more
+		if have == r { // otherwise Create returned it, and its session owns it
 			b.ready = append(b.ready[:i:i], b.ready[i+1:]...)
 			p.discardReadyLocked(r)
 			return
@@ -164,7 +169,8 @@ func (p *Pool) watchReady(b *bucket, r *readySandbox) {
 	}
 }
 
-// runMaintenance replaces what has become old and forgets what nobody asks for.
+// runMaintenance replaces old sandboxes and removes buckets that are not used
+// any more.
 func (p *Pool) runMaintenance() {
 	tick := time.NewTicker(max(p.opts.MaxAge/4, time.Millisecond))
 	defer tick.Stop()
@@ -182,8 +188,8 @@ func (p *Pool) runMaintenance() {
 	}
 }
 
-// discardOld discards what is old, and returns the kinds that need new ones, which
-// the caller gives back with leave.
+// discardOld discards old sandboxes and returns the buckets that need new ones.
+// The caller must release these buckets.
 func (p *Pool) discardOld() (need []*bucket) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

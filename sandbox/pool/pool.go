@@ -15,42 +15,43 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// Options says what to keep ready. Size and StateDir are required.
+// Options configures a [Pool]. Size and StateDir are required.
 type Options struct {
-	// Size is how many sandboxes are ready or being started at most, for all
-	// specs together.
+	// Size is the maximum number of sandboxes that are ready or being started,
+	// for all specs together.
 	Size int
-	// StateDir is Caisson's state folder; ready sandboxes have their folders
-	// in "pool" below it.
+	// StateDir is Caisson's state directory. Ready sandboxes have their
+	// directories in "pool" below it.
 	StateDir string
-	// MaxAge is how old a sandbox may be when it is given out; older ones are
-	// replaced. Zero means [DefaultMaxAge].
+	// MaxAge is the maximum age of a sandbox that Create returns. Older ones
+	// are replaced. Zero means [DefaultMaxAge].
 	MaxAge time.Duration
-	// Forget is how long a spec that nobody asks for is kept ready; zero means
-	// [DefaultForget].
+	// Forget is the time without a Create or Prepare after which the sandboxes
+	// of a spec are removed. Zero means [DefaultForget].
 	Forget time.Duration
-	// Logger gets what can't be returned; nil discards.
+	// Logger receives errors of the background work; nil discards them.
 	Logger *zap.Logger
 }
 
-// A sandbox that is older than DefaultMaxAge could have an image, or a machine's
-// programs, of before an update. What nobody asked for in DefaultForget is not
-// worth its memory.
+// Defaults of [Options]. A sandbox older than DefaultMaxAge may have an
+// outdated image or outdated programs of the machine. A sandbox that is not
+// used for DefaultForget is not worth its memory.
 const (
 	DefaultMaxAge = 10 * time.Minute
 	DefaultForget = time.Hour
 )
 
-// startTimeout bounds a start in the background. One that has to wait to be admitted
-// ends before: it gives its place to somebody's session.
+// startTimeout bounds a start in the background. A start that would have to
+// wait for admission fails earlier, so that it does not delay a session's
+// start.
 const startTimeout = time.Minute
 
-// dirName is below the state folder.
+// dirName is the name of the directory below the state directory.
 const dirName = "pool"
 
-// Pool is a backend that keeps sandboxes ready. Whoever made it closes it, after
-// the sandboxes that it gave out were destroyed, and before the backend. It is
-// safe for concurrent use.
+// Pool is a backend that keeps sandboxes ready. The caller must close it after
+// destroying the sandboxes that it returned, and before closing the backend. It
+// is safe for concurrent use.
 type Pool struct {
 	backend sandbox.Backend
 	opts    Options
@@ -59,26 +60,26 @@ type Pool struct {
 	ctx  context.Context // of the background work; Close ends it
 	stop context.CancelCauseFunc
 	work sync.WaitGroup
-	// startSlots is held by starts in the background: as many as there are processors,
-	// which is half of what is admitted at once, so that they do not wait for each
-	// other's admission.
+	// startSlots bounds the starts in the background to the number of
+	// processors. That is half of the starts that are admitted at once, so they
+	// don't wait for each other's admission.
 	startSlots chan struct{}
 
 	mu       sync.Mutex
 	closed   bool
 	buckets  map[string]*bucket
-	starting int             // in all
-	stuck    []*readySandbox // what could not be destroyed, each once
+	starting int             // of all buckets
+	stuck    []*readySandbox // sandboxes that could not be destroyed, each once
 }
 
 var _ sandbox.Backend = (*Pool)(nil)
 
-// New returns a pool in front of a backend, which stays the caller's. It
-// fails with sandbox.ErrInvalid for options that can't be right, and starts
-// nothing before the first Create or Prepare.
+// New returns a pool in front of a backend, which the caller keeps. It returns
+// sandbox.ErrInvalid if the options are invalid. It starts no sandbox before
+// the first Create or Prepare.
 func New(backend sandbox.Backend, o Options) (*Pool, error) {
 	if backend == nil || o.Size <= 0 || !filepath.IsAbs(o.StateDir) || o.MaxAge < 0 || o.Forget < 0 {
-		return nil, fmt.Errorf("make pool: %w: size %d, state folder %q", sandbox.ErrInvalid, o.Size, o.StateDir)
+		return nil, fmt.Errorf("make pool: %w: size %d, state directory %q", sandbox.ErrInvalid, o.Size, o.StateDir)
 	}
 	if o.MaxAge == 0 {
 		o.MaxAge = DefaultMaxAge
@@ -95,24 +96,24 @@ func New(backend sandbox.Backend, o Options) (*Pool, error) {
 	return p, nil
 }
 
-// Name is the backend's.
+// Name returns the name of the backend.
 func (p *Pool) Name() string { return p.backend.Name() }
 
-// Check asks the backend.
+// Check calls the backend.
 func (p *Pool) Check(ctx context.Context) (sandbox.Info, error) { return p.backend.Check(ctx) }
 
-// List asks the backend: ready sandboxes are among its own.
+// List calls the backend, whose list includes the ready sandboxes.
 func (p *Pool) List(ctx context.Context) ([]sandbox.Listing, error) { return p.backend.List(ctx) }
 
-// Sweep asks the backend, and removes the folders of ready sandboxes of the
-// dead once they are empty.
+// Sweep calls the backend. It also removes the empty directories of ready
+// sandboxes whose owners are dead.
 func (p *Pool) Sweep(ctx context.Context) ([]sandbox.Leftover, error) {
 	left, err := p.backend.Sweep(ctx)
 	return left, errors.Join(err, removeEmpty(p.dir, time.Now().Add(-p.opts.Forget)))
 }
 
-// Create gives out a ready sandbox or starts one; see sandbox.Backend. Its
-// errors are the backend's.
+// Create returns a ready sandbox or starts one; see sandbox.Backend. Its errors
+// are the backend's.
 func (p *Pool) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	if !isPoolable(spec) {
 		return p.createNow(ctx, spec)
@@ -132,7 +133,7 @@ func (p *Pool) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, 
 			return p.createNow(ctx, spec)
 		}
 		if err := r.checkUsable(ctx, p.opts.MaxAge); err != nil {
-			p.opts.Logger.Info("a ready sandbox is replaced", zap.String("sandbox", r.sandbox.ID()), zap.Error(err))
+			p.opts.Logger.Info("replacing a ready sandbox", zap.String("sandbox", r.sandbox.ID()), zap.Error(err))
 			p.discardReady(r)
 			continue
 		}
@@ -140,8 +141,8 @@ func (p *Pool) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, 
 	}
 }
 
-// createNow starts a session's sandbox. Each time that it says what it waits for, one
-// that is ready makes room.
+// createNow starts a sandbox for a session. Each time the start reports that it
+// waits, a ready sandbox is evicted.
 func (p *Pool) createNow(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	notify := spec.Notify
 	spec.Notify = func(waiting string) {
@@ -154,8 +155,8 @@ func (p *Pool) createNow(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbo
 }
 
 // Prepare starts sandboxes for a spec in the background, up to Options.Size,
-// before anybody asks for one. Spec.Session and Spec.Dir are not used. It
-// does nothing for a spec that is not pooled.
+// before the first Create. It ignores Spec.Session and Spec.Dir, and does
+// nothing for a spec that is not pooled.
 func (p *Pool) Prepare(spec sandbox.Spec) error {
 	if !isPoolable(spec) {
 		return nil
@@ -169,7 +170,7 @@ func (p *Pool) Prepare(spec sandbox.Spec) error {
 	return nil
 }
 
-// Ready is how many sandboxes are ready now.
+// Ready returns the number of sandboxes that are ready now.
 func (p *Pool) Ready() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -178,14 +179,15 @@ func (p *Pool) Ready() int {
 
 var errClosed = fmt.Errorf("%w: the pool is closed", sandbox.ErrState)
 
-// Close destroys what is ready and waits for that. It returns what could not
-// be destroyed, which a later sweep finds; a second call tries that again.
+// Close destroys the ready sandboxes and waits for that. It returns the errors
+// of those that could not be destroyed, which a later sweep finds. A second
+// call tries them again.
 func (p *Pool) Close() error {
 	p.mu.Lock()
 	p.closed = true
 	p.mu.Unlock()
 	p.stop(errClosed)
-	p.work.Wait() // nothing is started or given out any more
+	p.work.Wait() // no sandbox is started or returned any more
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, b := range p.buckets {

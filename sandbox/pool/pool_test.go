@@ -32,17 +32,18 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// fakeBackend is the suite's fake, which counts what is alive and can be told to
-// fail.
+// fakeBackend is the test suite's fake. It counts the sandboxes that are alive,
+// and can fail on request.
 type fakeBackend struct {
 	sandboxtest.Fake
 	mu            sync.Mutex
-	made          []string // sessions, in order
+	made          []string // session IDs, in order
 	alive         map[string]bool
 	fail          error
-	ignoresPing   map[string]bool // answers no ping
-	refuseDestroy bool            // can't be destroyed
-	// maxAlive is how many may be alive before a start waits; 0 is any number.
+	ignoresPing   map[string]bool // by session ID
+	refuseDestroy bool            // makes Destroy fail
+	// maxAlive is the number of sandboxes at which a start waits; 0 means no
+	// limit.
 	maxAlive int
 	// onCreate is called in each start, after its guards were made.
 	onCreate func(spec sandbox.Spec)
@@ -72,7 +73,7 @@ func (b *fakeBackend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sa
 	return &countedSandbox{Sandbox: box, backend: b, session: spec.Session}, nil
 }
 
-// waitForRoom waits until there is room, as a gate does.
+// waitForRoom waits until there is room, as an admission semaphore does.
 func (b *fakeBackend) waitForRoom(ctx context.Context, spec sandbox.Spec) error {
 	notified := 0
 	for {
@@ -136,7 +137,7 @@ func (c *countedSandbox) Destroy(ctx context.Context) error {
 	return err
 }
 
-// env is a pool in front of a fake, and a workspace.
+// env is a pool in front of a fake backend, and a workspace.
 type env struct {
 	backend *fakeBackend
 	pool    *Pool
@@ -170,7 +171,7 @@ func newEnv(t testing.TB, o Options) *env {
 			t.Errorf("%d sandboxes are left", n)
 		}
 		if left, err := os.ReadDir(filepath.Join(b.state, dirName)); len(left) > 0 || err != nil && !os.IsNotExist(err) {
-			t.Errorf("folders are left: %v, %v", left, err)
+			t.Errorf("directories are left: %v, %v", left, err)
 		}
 	})
 	return b
@@ -191,7 +192,7 @@ func (b *env) spec(t testing.TB) sandbox.Spec {
 	}
 }
 
-// create makes one and says whether it had been started ahead.
+// create creates a sandbox and reports whether it was started ahead of time.
 func (b *env) create(t testing.TB, spec sandbox.Spec) (box sandbox.Sandbox, warm bool) {
 	t.Helper()
 	box, err := b.pool.Create(t.Context(), spec)
@@ -205,27 +206,27 @@ func (b *env) create(t testing.TB, spec sandbox.Spec) (box sandbox.Sandbox, warm
 	return box, warm
 }
 
-// waitUntilIdle waits until nothing happens in the background any more.
+// waitUntilIdle waits until the background work is done.
 func waitUntilIdle(t *testing.T) {
 	t.Helper()
 	time.Sleep(refillDelay)
 	synctest.Wait()
 }
 
-// bubbles runs a test with a clock of its own, in which the pool's background
-// work is over when it is waited for.
+// runWithFakeClock runs a test with a fake clock, so that waitUntilIdle can
+// wait for the background work.
 func runWithFakeClock(t *testing.T, o Options, f func(t *testing.T, b *env)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) { f(t, newEnv(t, o)) })
 }
 
-// The second session gets what was started after the first; both are
-// destroyed, and never used again.
+// TestReadyIsGivenOut checks that the second session gets the sandbox that was
+// started after the first one, and that none is used twice.
 func TestReadyIsGivenOut(t *testing.T) {
 	runWithFakeClock(t, Options{}, func(t *testing.T, b *env) {
 		first, warm := b.create(t, b.spec(t))
 		if warm {
-			t.Error("the first was ready before anybody asked")
+			t.Error("the first was ready before the first Create")
 		}
 		waitUntilIdle(t)
 		second, warm := b.create(t, b.spec(t))
@@ -262,20 +263,21 @@ func TestPrepare(t *testing.T) {
 	})
 }
 
-// A sandbox is given out for the very same spec only, whatever differs.
+// TestOnlyForTheSameSpec checks that a sandbox is returned for an equal spec
+// only, whichever field differs.
 func TestOnlyForTheSameSpec(t *testing.T) {
 	other := t.TempDir()
 	for name, change := range map[string]func(*sandbox.Spec){
-		"image":      func(s *sandbox.Spec) { s.Image = images.Reference{Scheme: images.SchemeRootFS, Value: other} },
-		"git":        func(s *sandbox.Spec) { s.Git = sandbox.GitCommit },
-		"memory":     func(s *sandbox.Spec) { s.Resources.MemoryBytes++ },
-		"time":       func(s *sandbox.Spec) { s.Resources.CommandTime++ },
-		"grace":      func(s *sandbox.Spec) { s.Grace = time.Minute },
-		"owner":      func(s *sandbox.Spec) { s.AllowOwnerRunner = true },
-		"path":       func(s *sandbox.Spec) { s.Workspace.Path += "/" },
-		"submounts":  func(s *sandbox.Spec) { s.Workspace.Submounts = []string{"x"} },
-		"mode":       func(s *sandbox.Spec) { s.Workspace.Mode = sandbox.ModeBind },
-		"the folder": func(s *sandbox.Spec) { s.Workspace.Dir, _ = os.Open(other) },
+		"image":         func(s *sandbox.Spec) { s.Image = images.Reference{Scheme: images.SchemeRootFS, Value: other} },
+		"git":           func(s *sandbox.Spec) { s.Git = sandbox.GitCommit },
+		"memory":        func(s *sandbox.Spec) { s.Resources.MemoryBytes++ },
+		"time":          func(s *sandbox.Spec) { s.Resources.CommandTime++ },
+		"grace":         func(s *sandbox.Spec) { s.Grace = time.Minute },
+		"owner":         func(s *sandbox.Spec) { s.AllowOwnerRunner = true },
+		"path":          func(s *sandbox.Spec) { s.Workspace.Path += "/" },
+		"submounts":     func(s *sandbox.Spec) { s.Workspace.Submounts = []string{"x"} },
+		"mode":          func(s *sandbox.Spec) { s.Workspace.Mode = sandbox.ModeBind },
+		"the directory": func(s *sandbox.Spec) { s.Workspace.Dir, _ = os.Open(other) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			runWithFakeClock(t, Options{Size: 2}, func(t *testing.T, b *env) {
@@ -285,7 +287,7 @@ func TestOnlyForTheSameSpec(t *testing.T) {
 				change(&spec)
 				t.Cleanup(func() { spec.Workspace.Dir.Close() })
 				if _, warm := b.create(t, spec); warm {
-					t.Error("a sandbox of another spec was given out")
+					t.Error("a sandbox of another spec was returned")
 				}
 				// The control: the spec itself.
 				waitUntilIdle(t)
@@ -297,14 +299,14 @@ func TestOnlyForTheSameSpec(t *testing.T) {
 	}
 }
 
-// A field that is added to Spec is part of the key by itself, as long as it is
-// printed by its value.
+// TestKeyHasEverything checks that a field which is added to Spec is part of
+// the key. Fields must be printed by value for that.
 func TestKeyHasEverything(t *testing.T) {
 	plain := map[reflect.Kind]bool{reflect.String: true, reflect.Bool: true, reflect.Int64: true, reflect.Int: true}
 	var walk func(path string, of reflect.Type)
 	walk = func(path string, of reflect.Type) {
 		switch {
-		case path == ".Workspace.Dir" || path == ".Notify": // not in the key; by device and inode; not used
+		case path == ".Workspace.Dir" || path == ".Notify": // compared by device and inode; not part of the key
 		case of.Kind() == reflect.Struct:
 			for field := range of.Fields() {
 				walk(path+"."+field.Name, field.Type)
@@ -312,7 +314,7 @@ func TestKeyHasEverything(t *testing.T) {
 		case of.Kind() == reflect.Slice:
 			walk(path, of.Elem())
 		case !plain[of.Kind()]:
-			t.Errorf("Spec%s is a %s: the key must be taught how to compare it", path, of)
+			t.Errorf("Spec%s is a %s: specKey has to compare it by value", path, of)
 		}
 	}
 	walk("", reflect.TypeFor[sandbox.Spec]())
@@ -338,8 +340,8 @@ func TestNotPooled(t *testing.T) {
 	}
 }
 
-// What must not be given out any more is destroyed, and one that is fine is
-// started instead.
+// TestUnusableIsReplaced checks that a ready sandbox which became unusable is
+// destroyed and replaced.
 func TestUnusableIsReplaced(t *testing.T) {
 	for name, spoil := range map[string]func(t *testing.T, b *env){
 		"a repository appeared":    func(t *testing.T, b *env) { must(t, os.Mkdir(filepath.Join(b.dir, ".git"), 0o755)) },
@@ -363,7 +365,7 @@ func TestUnusableIsReplaced(t *testing.T) {
 				waitUntilIdle(t)
 				spoil(t, b)
 				if _, warm := b.create(t, b.spec(t)); warm {
-					t.Error("it was given out")
+					t.Error("it was returned")
 				}
 				waitUntilIdle(t)
 				if _, warm := b.create(t, b.spec(t)); !warm {
@@ -374,7 +376,8 @@ func TestUnusableIsReplaced(t *testing.T) {
 	}
 }
 
-// Old ones are replaced, and those that nobody asks for are forgotten.
+// TestOldSandboxesAreReplaced checks that old sandboxes are replaced, and that
+// unused ones are removed.
 func TestOldSandboxesAreReplaced(t *testing.T) {
 	runWithFakeClock(t, Options{MaxAge: time.Minute, Forget: 10 * time.Minute}, func(t *testing.T, b *env) {
 		must(t, b.pool.Prepare(b.spec(t)))
@@ -391,8 +394,8 @@ func TestOldSandboxesAreReplaced(t *testing.T) {
 		}
 		time.Sleep(20 * time.Minute)
 		waitUntilIdle(t)
-		if n := b.backend.countAlive(); n != 1 { // the one that was given out
-			t.Errorf("%d are alive long after anybody asked", n)
+		if n := b.backend.countAlive(); n != 1 { // the one that Create returned
+			t.Errorf("%d are alive long after the last Create", n)
 		}
 		if len(b.pool.buckets) != 0 {
 			t.Errorf("%d specs are remembered", len(b.pool.buckets))
@@ -400,8 +403,8 @@ func TestOldSandboxesAreReplaced(t *testing.T) {
 	})
 }
 
-// The bound holds for all specs together; the one that was used longest ago
-// makes room.
+// TestSizeBoundsAllSpecs checks that Size bounds all specs together, and that
+// the least recently used one makes room.
 func TestSizeBoundsAllSpecs(t *testing.T) {
 	runWithFakeClock(t, Options{Size: 2}, func(t *testing.T, b *env) {
 		var specs []sandbox.Spec
@@ -437,8 +440,8 @@ func TestForgetsManySpecs(t *testing.T) {
 	})
 }
 
-// A start ahead that fails is nobody's error and is not tried for ever; the
-// session's own start says what is wrong.
+// TestFailedStart checks that a failed background start returns no error and is
+// not repeated forever. The session's own start returns the error.
 func TestFailedStart(t *testing.T) {
 	runWithFakeClock(t, Options{}, func(t *testing.T, b *env) {
 		b.backend.update(func() { b.backend.fail = sandbox.ErrUnavailable })
@@ -473,7 +476,8 @@ func TestCancelledCreate(t *testing.T) {
 	})
 }
 
-// What could not be destroyed is told at the end, and can be tried again.
+// TestDestroyFails checks that Destroy returns an error, and can be called
+// again.
 func TestDestroyFails(t *testing.T) {
 	runWithFakeClock(t, Options{}, func(t *testing.T, b *env) {
 		must(t, b.pool.Prepare(b.spec(t)))
@@ -484,15 +488,16 @@ func TestDestroyFails(t *testing.T) {
 		}
 		b.backend.update(func() { b.backend.refuseDestroy = true })
 		if err := box.Destroy(t.Context()); err == nil {
-			t.Error("a failure was not told")
+			t.Error("no error for a failed Destroy")
 		}
 		b.backend.update(func() { b.backend.refuseDestroy = false })
 		must(t, box.Destroy(t.Context()))
 	})
 }
 
-// What appears in the workspace while a sandbox starts may not be guarded by it; what
-// it reserves itself is.
+// TestChangeDuringStart checks that a sandbox is discarded if a guarded name
+// appears in the workspace during its start. Names that the sandbox reserves
+// itself are fine.
 func TestChangeDuringStart(t *testing.T) {
 	for name, tt := range map[string]struct {
 		appears string
@@ -501,7 +506,7 @@ func TestChangeDuringStart(t *testing.T) {
 		"a configuration": {".caisson", false},
 		"a repository":    {".git/objects", false},
 		"its placeholder": {".git", true},
-		"a folder":        {"src", true},
+		"a directory":     {"src", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			runWithFakeClock(t, Options{}, func(t *testing.T, b *env) {
@@ -518,15 +523,16 @@ func TestChangeDuringStart(t *testing.T) {
 					t.Errorf("%d are alive", n)
 				}
 				if _, warm := b.create(t, b.spec(t)); warm != tt.fits {
-					t.Errorf("given out: %v", warm)
+					t.Errorf("returned: %v", warm)
 				}
 			})
 		})
 	}
 }
 
-// A session's start that waits for memory gets what ready sandboxes hold, as many as
-// it takes; they are given up one by one.
+// TestWaitingStartEvictsReady checks that a session's start which waits for
+// memory gets it from ready sandboxes. They are evicted one by one, and no more
+// than needed.
 func TestWaitingStartEvictsReady(t *testing.T) {
 	for name, change := range map[string]func(*sandbox.Spec){
 		"another spec": func(s *sandbox.Spec) { s.Resources.PIDs++ },
@@ -556,13 +562,14 @@ func TestWaitingStartEvictsReady(t *testing.T) {
 	}
 }
 
-// A start ahead never waits for what a session may need.
+// TestStartAheadDoesNotWait checks that a background start never waits for
+// resources that a session may need.
 func TestStartAheadDoesNotWait(t *testing.T) {
 	runWithFakeClock(t, Options{Size: 4}, func(t *testing.T, b *env) {
 		b.backend.update(func() { b.backend.maxAlive = 1 })
 		box, _ := b.create(t, b.spec(t))
 		waitUntilIdle(t)
-		waitUntilIdle(t) // as many as there are processors go first
+		waitUntilIdle(t) // starts run in groups of as many as there are processors
 		b.pool.mu.Lock()
 		starting := b.pool.starting
 		b.pool.mu.Unlock()
@@ -580,13 +587,14 @@ func TestStartAheadDoesNotWait(t *testing.T) {
 	})
 }
 
-// A sandbox that can't be destroyed is tried again until it can.
+// TestStuckSandboxIsRetried checks that a sandbox which can't be destroyed is
+// tried again until it can.
 func TestStuckSandboxIsRetried(t *testing.T) {
 	runWithFakeClock(t, Options{MaxAge: time.Minute, Forget: 5 * time.Minute}, func(t *testing.T, b *env) {
 		must(t, b.pool.Prepare(b.spec(t)))
 		waitUntilIdle(t)
 		b.backend.update(func() { b.backend.refuseDestroy = true })
-		time.Sleep(10 * time.Minute) // it has become old, others after it, and then forgotten
+		time.Sleep(10 * time.Minute) // it becomes old and is replaced, and the spec is forgotten
 		waitUntilIdle(t)
 		stuck := b.backend.countAlive()
 		if stuck == 0 {
@@ -606,26 +614,27 @@ func TestStuckSandboxIsRetried(t *testing.T) {
 	})
 }
 
-// Closing tells what is left, and tries it again when it is called again.
+// TestCloseRetries checks that Close returns an error for sandboxes that are
+// left, and tries them again when it is called again.
 func TestCloseRetries(t *testing.T) {
 	runWithFakeClock(t, Options{}, func(t *testing.T, b *env) {
 		must(t, b.pool.Prepare(b.spec(t)))
 		waitUntilIdle(t)
 		b.backend.update(func() { b.backend.refuseDestroy = true })
 		if err := b.pool.Close(); err == nil {
-			t.Error("nothing was told")
+			t.Error("no error for a sandbox that is left")
 		}
 		b.backend.update(func() { b.backend.refuseDestroy = false })
 		must(t, b.pool.Close())
 	})
 }
 
-// A spec whose start takes long is not forgotten meanwhile, however many others
-// are asked for.
+// TestBucketInUseIsNotForgotten checks that the bucket of a slow start is kept,
+// however many other specs are used meanwhile.
 func TestBucketInUseIsNotForgotten(t *testing.T) {
 	runWithFakeClock(t, Options{Size: 1}, func(t *testing.T, b *env) {
-		// It ends between two looks at what has become old: at the same moment as one,
-		// whoever comes first has the room.
+		// The start ends between two rounds of the maintenance. At the same
+		// moment, either could come first.
 		start := DefaultForget + time.Second
 		b.backend.update(func() { b.backend.onCreate = func(sandbox.Spec) { time.Sleep(start) } })
 		slow := b.spec(t)
@@ -658,7 +667,7 @@ func TestBucketInUseIsNotForgotten(t *testing.T) {
 func TestClosed(t *testing.T) {
 	b := newEnv(t, Options{})
 	spec := b.spec(t)
-	must(t, b.pool.Prepare(spec)) // is being started while it is closed
+	must(t, b.pool.Prepare(spec)) // the start overlaps with Close
 	must(t, b.pool.Close())
 	must(t, b.pool.Close())
 	if _, err := b.pool.Create(t.Context(), spec); !errors.Is(err, sandbox.ErrState) {
@@ -666,7 +675,8 @@ func TestClosed(t *testing.T) {
 	}
 }
 
-// Many sessions at once: each has one of its own.
+// TestConcurrent checks that each of many concurrent sessions gets a sandbox of
+// its own.
 func TestConcurrent(t *testing.T) {
 	b := newEnv(t, Options{Size: 4})
 	var mu sync.Mutex
@@ -685,7 +695,7 @@ func TestConcurrent(t *testing.T) {
 				}
 				mu.Lock()
 				if seen[box.ID()] {
-					t.Errorf("%s was given out twice", box.ID())
+					t.Errorf("%s was returned twice", box.ID())
 				}
 				seen[box.ID()] = true
 				mu.Unlock()

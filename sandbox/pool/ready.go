@@ -16,11 +16,12 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
-// sessionPrefix begins the name of a ready sandbox, as it does a session's
+// sessionPrefix is the prefix of a ready sandbox's name, as of a session's
 // (sandbox.Spec.Session).
 const sessionPrefix = "ses_"
 
-// readySandbox is a sandbox that nobody uses yet, or one that was given out.
+// readySandbox is a sandbox that was started ahead of time. Create may have
+// returned it since.
 type readySandbox struct {
 	sandbox   sandbox.Sandbox
 	spec      sandbox.Spec
@@ -30,7 +31,7 @@ type readySandbox struct {
 	destroyed bool
 }
 
-// startReady starts one. On an error nothing is left.
+// startReady starts a sandbox for a spec. After an error nothing is left.
 func (p *Pool) startReady(template sandbox.Spec) (_ *readySandbox, err error) {
 	spec := template
 	spec.Session = sessionPrefix + ulid.Make().String()
@@ -52,14 +53,14 @@ func (p *Pool) startReady(template sandbox.Spec) (_ *readySandbox, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("%w: no ready sandbox within %s", sandbox.ErrUnavailable, startTimeout))
 	defer cancel()
 	spec.Notify = func(waiting string) {
-		giveUp(fmt.Errorf("%w: a start ahead leaves its place to somebody's session instead of %s", sandbox.ErrUnavailable, waiting))
+		giveUp(fmt.Errorf("%w: a background start makes way for sessions instead of %s", sandbox.ErrUnavailable, waiting))
 	}
 	r.sandbox, err = p.backend.Create(ctx, spec)
 	if err != nil {
 		r.sandbox = nil // not a typed nil
 		return nil, p.cleanUpStart(r, err)
 	}
-	// The guards were made somewhere between the two looks.
+	// The guards were made between the two calls of LayoutOf.
 	r.layout, err = workmount.LayoutOf(spec.Workspace, spec.Git)
 	if err != nil {
 		return nil, p.cleanUpStart(r, err)
@@ -70,7 +71,7 @@ func (p *Pool) startReady(template sandbox.Spec) (_ *readySandbox, err error) {
 	return r, nil
 }
 
-// cleanUpStart removes what a start that failed has made.
+// cleanUpStart removes everything that a failed start made, and returns err.
 func (p *Pool) cleanUpStart(r *readySandbox, err error) error {
 	if left := r.destroy(); left != nil {
 		p.recordStuck(r, left)
@@ -80,11 +81,10 @@ func (p *Pool) cleanUpStart(r *readySandbox, err error) error {
 
 var errChanged = errors.New("what is guarded in the workspace has changed")
 
-// pingTimeout bounds the sign of life: a round trip takes a fraction of a
-// millisecond.
+// pingTimeout bounds a ping, which usually takes a fraction of a millisecond.
 const pingTimeout = time.Second
 
-// checkUsable says why it must not be given out any more.
+// checkUsable returns an error if Create must not return the sandbox any more.
 func (r *readySandbox) checkUsable(ctx context.Context, maxAge time.Duration) error {
 	if age := time.Since(r.started); age > maxAge {
 		return fmt.Errorf("it is %s old", age.Round(time.Second))
@@ -101,8 +101,8 @@ func (r *readySandbox) checkUsable(ctx context.Context, maxAge time.Duration) er
 	return r.sandbox.Ping(ctx)
 }
 
-// destroy removes it and all that was made for it. It is idempotent, and may be
-// called again after an error.
+// destroy removes the sandbox and everything that was made for it. It is
+// idempotent, and may be called again after an error.
 func (r *readySandbox) destroy() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -115,22 +115,23 @@ func (r *readySandbox) destroy() error {
 		}
 	}
 	if err := os.Remove(r.spec.Dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove folder of ready sandbox: %w", err)
+		return fmt.Errorf("remove directory of ready sandbox: %w", err)
 	}
 	r.destroyed = true
 	return r.spec.Workspace.Dir.Close()
 }
 
-// pooledSandbox is a sandbox of the pool in a session's hands.
+// pooledSandbox is a ready sandbox that Create returned.
 type pooledSandbox struct {
 	sandbox.Sandbox
 	ready *readySandbox
 }
 
-// Destroy destroys the sandbox for good; see sandbox.Sandbox.
+// Destroy destroys the sandbox; see sandbox.Sandbox.
 func (s *pooledSandbox) Destroy(context.Context) error { return s.ready.destroy() }
 
-// removeEmpty removes the empty folders in dir that are older than a time.
+// removeEmpty removes the empty directories in dir that were last modified
+// before older.
 func removeEmpty(dir string, older time.Time) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
