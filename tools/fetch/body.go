@@ -14,44 +14,44 @@ import (
 
 // wireSlack is what a body may be longer on the wire than decoded: gzip's
 // frames, and no more of them than that.
-const wireSlack = 64 << 10
+const wireOverhead = 64 << 10
 
 // readBody reads a response's body, decoded, up to the client's bound. What is
 // longer is refused, not cut: half a page is not the page.
 func (c *Client) readBody(res *http.Response) ([]byte, error) {
 	coding := strings.ToLower(strings.TrimSpace(strings.Join(res.Header.Values("Content-Encoding"), ",")))
 	limit := c.opts.MaxBytes
-	wire := &boundedReader{r: res.Body, left: limit + wireSlack}
+	wire := &boundedReader{r: res.Body, left: limit + wireOverhead}
 	var body io.Reader = wire
 	switch coding {
 	case "", "identity":
 	case "gzip", "x-gzip":
 		unzip, err := gzip.NewReader(wire)
 		if err != nil {
-			return nil, badBody(err, "the response is not the gzip that it says it is")
+			return nil, bodyError(err, "the response is not the gzip that it says it is")
 		}
 		body = unzip
 	default:
-		return nil, fail("encoding", "the response is encoded as %.60q, which was not asked for", coding)
+		return nil, newFailure("encoding", "the response is encoded as %.60q, which was not asked for", coding)
 	}
 	var buf bytes.Buffer
 	n, err := io.Copy(&buf, io.LimitReader(body, limit+1))
 	switch {
 	case n > limit || errors.Is(err, errTooLarge):
-		return nil, fail("too_large", "the response is longer than %d bytes", limit)
+		return nil, newFailure("too_large", "the response is longer than %d bytes", limit)
 	case err != nil:
-		return nil, badBody(err, "the response broke off after %d bytes", n)
+		return nil, bodyError(err, "the response broke off after %d bytes", n)
 	}
 	return buf.Bytes(), nil
 }
 
 // badBody is a body that can't be read. What the connection, the context or
 // the budget ended keeps its own cause.
-func badBody(err error, format string, args ...any) error {
+func bodyError(err error, format string, args ...any) error {
 	if _, ok := errors.AsType[*limits.ExceededError](err); ok || isTimeout(err) {
 		return err
 	}
-	return outage(err, "protocol", "%s", fmt.Sprintf(format, args...))
+	return newOutage(err, "protocol", "%s", fmt.Sprintf(format, args...))
 }
 
 var errTooLarge = errors.New("too large")

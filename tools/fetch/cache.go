@@ -17,9 +17,9 @@ import (
 // which stay as evidence of what the model saw, and by which URL they came in
 // memory. It is safe for concurrent use.
 type cache struct {
-	dir  string // "" keeps nothing
-	most int64
-	log  *zap.Logger
+	dir      string // "" keeps nothing
+	maxBytes int64
+	log      *zap.Logger
 
 	mu    sync.Mutex
 	byURL map[string]Response // without their bodies
@@ -27,8 +27,8 @@ type cache struct {
 	bytes int64
 }
 
-func newCache(dir string, most int64, log *zap.Logger) *cache {
-	return &cache{dir: dir, most: most, log: log, byURL: map[string]Response{}, files: map[string]bool{}}
+func newCache(dir string, maxBytes int64, log *zap.Logger) *cache {
+	return &cache{dir: dir, maxBytes: maxBytes, log: log, byURL: map[string]Response{}, files: map[string]bool{}}
 }
 
 // get gives what came for a URL, if its file still holds that.
@@ -61,11 +61,11 @@ func (c *cache) put(url string, res Response) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.files[res.SHA256] {
-		if c.bytes+int64(len(res.Body)) > c.most {
+		if c.bytes+int64(len(res.Body)) > c.maxBytes {
 			delete(c.byURL, url) // what is kept is not what the server says now
 			return
 		}
-		if err := c.write(res.SHA256, res.Body); err != nil {
+		if err := c.writeFile(res.SHA256, res.Body); err != nil {
 			delete(c.byURL, url)
 			c.log.Warn("a response can't be kept", zap.Error(err))
 			return
@@ -78,7 +78,7 @@ func (c *cache) put(url string, res Response) {
 }
 
 // write makes a file whole or not at all.
-func (c *cache) write(sum string, body []byte) error {
+func (c *cache) writeFile(sum string, body []byte) error {
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
 		return fmt.Errorf("make folder of responses: %w", err)
 	}

@@ -11,7 +11,7 @@ import (
 )
 
 // tamper changes a kept response.
-func tamper(t *testing.T, dir, sum string) {
+func tamperFile(t *testing.T, dir, sum string) {
 	t.Helper()
 	if err := os.WriteFile(filepath.Join(dir, sum), []byte("evil"), 0o600); err != nil {
 		t.Fatal(err)

@@ -65,7 +65,7 @@ type Response struct {
 }
 
 // errSlow is the cause of a context whose fetch took too long.
-var errSlow = errors.New("the fetch took too long")
+var errTimeout = errors.New("the fetch took too long")
 
 const reasonTimeout = "timeout"
 
@@ -73,9 +73,9 @@ const reasonTimeout = "timeout"
 // or wraps context.Cause(ctx), or tools.ErrRecord where a refusal could not be
 // recorded.
 func (c *Client) Get(ctx context.Context, r Request) (Response, error) {
-	within, cancel := context.WithTimeoutCause(ctx, c.opts.Timeout, errSlow)
+	within, cancel := context.WithTimeoutCause(ctx, c.opts.Timeout, errTimeout)
 	defer cancel()
-	last, res, err := c.follow(within, r)
+	last, res, err := c.followRedirects(within, r)
 	if err == nil {
 		return res, nil
 	}
@@ -86,7 +86,7 @@ func (c *Client) Get(ctx context.Context, r Request) (Response, error) {
 	}
 	c.opts.Logger.Info("fetch failed", zap.String("call", r.CallID), zap.String("reason", f.reason), zap.NamedError("cause", f.err))
 	if f.denied {
-		if err := c.opts.Denied(denial(r.CallID, last, f)); err != nil {
+		if err := c.opts.Denied(newDenial(r.CallID, last, f)); err != nil {
 			return Response{}, fmt.Errorf("record a refused connection: %w", err)
 		}
 	}
@@ -109,7 +109,7 @@ type Denial struct {
 }
 
 // denial says what was refused: the URL at which the fetch ended.
-func denial(callID, last string, f *failure) Denial {
+func newDenial(callID, last string, f *failure) Denial {
 	d := Denial{CallID: callID, Addr: f.addr, Reason: f.reason, Redirect: f.redirect}
 	if t, err := parseTarget(last); err == nil {
 		last, d.Host = t.String(), t.address()
@@ -119,8 +119,8 @@ func denial(callID, last string, f *failure) Denial {
 	} else if before, _, holds := strings.Cut(last, "@"); holds {
 		last = before[:min(len(before), strings.Index(before, "/")+1)] + "…"
 	}
-	d.URL, _ = tools.Display(clip(last, maxShownURL))
-	d.Host, _ = tools.Display(clip(d.Host, maxShownURL))
+	d.URL, _ = tools.Display(clipText(last, maxShownURL))
+	d.Host, _ = tools.Display(clipText(d.Host, maxShownURL))
 	return d
 }
 
@@ -128,7 +128,7 @@ func denial(callID, last string, f *failure) Denial {
 const maxShownURL = 2 << 10
 
 // clip cuts a text that is for people.
-func clip(s string, n int) string {
+func clipText(s string, n int) string {
 	if len(s) <= n {
 		return s
 	}
@@ -137,22 +137,22 @@ func clip(s string, n int) string {
 
 // follow fetches a URL and what it redirects to. last is the URL at which it
 // ended, as it was written where it is none.
-func (c *Client) follow(ctx context.Context, r Request) (last string, _ Response, err error) {
+func (c *Client) followRedirects(ctx context.Context, r Request) (last string, _ Response, err error) {
 	first, err := parseTarget(r.URL)
 	if err != nil {
 		return r.URL, Response{}, err
 	}
 	if !r.Refresh {
-		if res, ok := c.cached(first); ok {
+		if res, ok := c.getCached(first); ok {
 			return res.URL, res, nil
 		}
 	}
 	var passed []string
 	for at := first; ; {
-		res, next, err := c.hop(ctx, at)
+		res, next, err := c.fetchHop(ctx, at)
 		switch {
 		case err != nil:
-			return at.String(), Response{}, redirected(ctx, passed, err)
+			return at.String(), Response{}, markRedirected(ctx, passed, err)
 		case next == "":
 			res.URL, res.Redirects = at.String(), passed
 			if res.Status == http.StatusOK {
@@ -160,29 +160,29 @@ func (c *Client) follow(ctx context.Context, r Request) (last string, _ Response
 			}
 			return res.URL, res, nil
 		case len(passed) >= c.opts.Redirects:
-			return at.String(), Response{}, fail("redirects", "%s redirects more than %d times", first.origin, c.opts.Redirects)
+			return at.String(), Response{}, newFailure("redirects", "%s redirects more than %d times", first.origin, c.opts.Redirects)
 		}
 		passed = append(passed, at.String())
-		if at, err = c.redirect(at, first, next, r.Asked); err != nil {
-			return redirectText(next, at), Response{}, redirected(ctx, passed, err)
+		if at, err = c.resolveRedirect(at, first, next, r.Asked); err != nil {
+			return redirectURL(next, at), Response{}, markRedirected(ctx, passed, err)
 		}
 	}
 }
 
 // redirected says in a failure that it is not about the URL that was asked for.
-func redirected(ctx context.Context, passed []string, err error) error {
+func markRedirected(ctx context.Context, passed []string, err error) error {
 	err = asFailure(ctx, err)
 	if f, ok := errors.AsType[*failure](err); ok && len(passed) > 0 {
 		f.redirect = true
-		f.message = clip(passed[len(passed)-1], 200) + " redirects, and then: " + f.message
+		f.message = clipText(passed[len(passed)-1], 200) + " redirects, and then: " + f.message
 	}
 	return err
 }
 
 // cached gives what the session has of a URL, where the policy allows it and
 // what it led to.
-func (c *Client) cached(t target) (Response, bool) {
-	if !allowed(c.opts.Allow, t) {
+func (c *Client) getCached(t target) (Response, bool) {
+	if !anyAllows(c.opts.Allow, t) {
 		return Response{}, false
 	}
 	return c.cache.get(t.String())
@@ -190,19 +190,19 @@ func (c *Client) cached(t target) (Response, bool) {
 
 // redirect decides where a Location leads. Whether that may be fetched is
 // asked like for any other URL.
-func (c *Client) redirect(at, first target, location string, asked bool) (target, error) {
-	next, err := at.resolve(location)
+func (c *Client) resolveRedirect(at, first target, location string, asked bool) (target, error) {
+	next, err := at.resolveRef(location)
 	if err != nil {
 		return target{}, err
 	}
 	if asked && next.origin != first.origin {
-		return next, fail("redirect_not_shown", "%s redirects to %s, which is not what was approved; call fetch with that URL if it is needed", at, next)
+		return next, newFailure("redirect_not_shown", "%s redirects to %s, which is not what was approved; call fetch with that URL if it is needed", at, next)
 	}
 	return next, nil
 }
 
 // redirectText is the URL that a refused redirect is recorded under.
-func redirectText(location string, t target) string {
+func redirectURL(location string, t target) string {
 	if t.host != "" {
 		return t.String()
 	}
@@ -211,9 +211,9 @@ func redirectText(location string, t target) string {
 
 // hop makes one request, if the policy allows it. next is the Location of a
 // redirect, whose body is not read.
-func (c *Client) hop(ctx context.Context, t target) (_ Response, next string, err error) {
-	if !allowed(c.opts.Allow, t) {
-		return Response{}, "", c.notAllowed(t)
+func (c *Client) fetchHop(ctx context.Context, t target) (_ Response, next string, err error) {
+	if !anyAllows(c.opts.Allow, t) {
+		return Response{}, "", c.notAllowedFailure(t)
 	}
 	if err := c.checkLiteral(t.origin); err != nil {
 		return Response{}, "", err
@@ -223,13 +223,13 @@ func (c *Client) hop(ctx context.Context, t target) (_ Response, next string, er
 	}
 	done, err := c.opts.Hosts.Begin(t.address())
 	if err != nil {
-		f := fail("circuit_breaker", "%v", err)
+		f := newFailure("circuit_breaker", "%v", err)
 		f.err = err
 		return Response{}, "", f
 	}
 	outcome := limits.OutcomeUnknown
 	defer func() { done(outcome) }()
-	res, next, err := c.exchange(ctx, t)
+	res, next, err := c.sendRequest(ctx, t)
 	switch {
 	case err != nil:
 		err = asFailure(ctx, err)
@@ -245,26 +245,26 @@ func (c *Client) hop(ctx context.Context, t target) (_ Response, next string, er
 }
 
 // notAllowed says what is.
-func (c *Client) notAllowed(t target) error {
+func (c *Client) notAllowedFailure(t target) error {
 	if len(c.opts.Allow) == 0 {
-		return deny("not_allowed", "nothing may be fetched in this session")
+		return newDenied("not_allowed", "nothing may be fetched in this session")
 	}
-	const most = 20
+	const maxListed = 20
 	var list []string
-	for _, r := range c.opts.Allow[:min(len(c.opts.Allow), most)] {
+	for _, r := range c.opts.Allow[:min(len(c.opts.Allow), maxListed)] {
 		list = append(list, r.String())
 	}
-	if len(c.opts.Allow) > most {
-		list = append(list, fmt.Sprintf("and %d more", len(c.opts.Allow)-most))
+	if len(c.opts.Allow) > maxListed {
+		list = append(list, fmt.Sprintf("and %d more", len(c.opts.Allow)-maxListed))
 	}
-	return deny("not_allowed", "%s is not on this session's allowlist, which is: %s", clip(t.String(), 200), strings.Join(list, ", "))
+	return newDenied("not_allowed", "%s is not on this session's allowlist, which is: %s", clipText(t.String(), 200), strings.Join(list, ", "))
 }
 
 // exchange sends one request on a connection of its own and reads the answer.
-func (c *Client) exchange(ctx context.Context, t target) (Response, string, error) {
+func (c *Client) sendRequest(ctx context.Context, t target) (Response, string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, t.String(), nil)
 	if err != nil {
-		return Response{}, "", deny("invalid_url", "not a URL: %v", err)
+		return Response{}, "", newDenied("invalid_url", "not a URL: %v", err)
 	}
 	req.URL = t.url()
 	req.Header = http.Header{
@@ -272,7 +272,7 @@ func (c *Client) exchange(ctx context.Context, t target) (Response, string, erro
 		"Accept":          {"text/markdown, text/html;q=0.9, text/plain;q=0.9, application/json;q=0.9, */*;q=0.5"},
 		"Accept-Encoding": {"gzip"},
 	}
-	tr := c.transport(t)
+	tr := c.newTransport(t)
 	defer tr.CloseIdleConnections()
 	res, err := tr.RoundTrip(req)
 	if err != nil {
@@ -286,10 +286,10 @@ func (c *Client) exchange(ctx context.Context, t target) (Response, string, erro
 	// A type that can't be read is none: what it is then is told by its bytes.
 	kind, params, err := mime.ParseMediaType(res.Header.Get("Content-Type"))
 	if err == nil || errors.Is(err, mime.ErrInvalidMediaParameter) {
-		out.MediaType, out.Charset = clip(kind, 100), clip(strings.ToLower(params["charset"]), 40)
+		out.MediaType, out.Charset = clipText(kind, 100), clipText(strings.ToLower(params["charset"]), 40)
 	}
-	if !readable(out.MediaType) {
-		return Response{}, "", fail("content_type", "%s is %s (status %d), which is no text; only text is fetched", clip(t.String(), 200), out.MediaType, out.Status)
+	if !isReadableType(out.MediaType) {
+		return Response{}, "", newFailure("content_type", "%s is %s (status %d), which is no text; only text is fetched", clipText(t.String(), 200), out.MediaType, out.Status)
 	}
 	if out.Body, err = c.readBody(res); err != nil {
 		return Response{}, "", err
@@ -305,7 +305,7 @@ func isRedirect(status int) bool {
 
 // transport makes the way to one origin, for one request: nothing of it is kept
 // for another. HTTP/1.1 alone, whose messages are bounded by the few numbers here.
-func (c *Client) transport(t target) *http.Transport {
+func (c *Client) newTransport(t target) *http.Transport {
 	tr := &http.Transport{
 		TLSClientConfig:        &tls.Config{RootCAs: c.opts.RootCAs, MinVersion: tls.VersionTLS12},
 		DisableKeepAlives:      true,
@@ -313,9 +313,9 @@ func (c *Client) transport(t target) *http.Transport {
 		MaxResponseHeaderBytes: maxHeaderBytes,
 		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
 			if address != t.address() {
-				return nil, deny("address", "the request would go to %s instead of %s", address, t.address())
+				return nil, newDenied("address", "the request would go to %s instead of %s", address, t.address())
 			}
-			return c.dial(ctx, t.origin)
+			return c.dialOrigin(ctx, t.origin)
 		},
 	}
 	if c.opts.Proxy != nil {
@@ -326,22 +326,22 @@ func (c *Client) transport(t target) *http.Transport {
 }
 
 // transport gives an error of the network a reason and a sentence.
-func transport(ctx context.Context, err error) *failure {
+func networkFailure(ctx context.Context, err error) *failure {
 	switch {
 	case context.Cause(ctx) != nil:
-		return outage(err, reasonTimeout, "the server took longer than the fetch may take")
+		return newOutage(err, reasonTimeout, "the server took longer than the fetch may take")
 	case isTimeout(err):
-		return outage(err, reasonTimeout, "the server stopped sending")
+		return newOutage(err, reasonTimeout, "the server stopped sending")
 	}
 	if bad, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
-		return outage(err, "tls", "the server's certificate can't be trusted: %.300s", bad.Err)
+		return newOutage(err, "tls", "the server's certificate can't be trusted: %.300s", bad.Err)
 	}
-	return outage(err, "protocol", "the exchange with the server failed: %.300s", rootCause(err))
+	return newOutage(err, "protocol", "the exchange with the server failed: %.300s", rootCause(err))
 }
 
 func isTimeout(err error) bool {
 	timeout, ok := errors.AsType[net.Error](err)
-	return errors.Is(err, errSlow) || errors.Is(err, os.ErrDeadlineExceeded) || ok && timeout.Timeout()
+	return errors.Is(err, errTimeout) || errors.Is(err, os.ErrDeadlineExceeded) || ok && timeout.Timeout()
 }
 
 // rootCause leaves out the addresses that errors of package net begin with.

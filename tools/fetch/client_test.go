@@ -25,14 +25,14 @@ import (
 )
 
 // hello answers with a short text.
-func hello(w http.ResponseWriter, _ *http.Request) {
+func serveHello(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	_, _ = io.WriteString(w, "hello")
 }
 
 func TestGet(t *testing.T) {
-	u := serve(t, hello)
-	f := local(t, Options{}, u)
+	u := startServer(t, serveHello)
+	f := newLocalFixture(t, Options{}, u)
 	res, err := f.get(u + "/a/../x?q=1#top")
 	if err != nil {
 		t.Fatal(err)
@@ -47,15 +47,15 @@ func TestGet(t *testing.T) {
 }
 
 func TestGetTLS(t *testing.T) {
-	s := httptest.NewUnstartedServer(http.HandlerFunc(hello))
+	s := httptest.NewUnstartedServer(http.HandlerFunc(serveHello))
 	s.Config.ErrorLog = log.New(io.Discard, "", 0) //nolint:forbidigo // what net/http takes
 	s.StartTLS()
 	t.Cleanup(s.Close)
 	pool := s.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs
-	if res, err := local(t, Options{RootCAs: pool}, s.URL).get(s.URL); err != nil || string(res.Body) != "hello" {
+	if res, err := newLocalFixture(t, Options{RootCAs: pool}, s.URL).get(s.URL); err != nil || string(res.Body) != "hello" {
 		t.Errorf("with its authority: %v, %v", res, err)
 	}
-	if _, err := local(t, Options{}, s.URL).get(s.URL); reason(err) != "tls" {
+	if _, err := newLocalFixture(t, Options{}, s.URL).get(s.URL); reasonOf(err) != "tls" {
 		t.Errorf("a certificate of nobody: %v", err)
 	}
 }
@@ -87,10 +87,10 @@ func TestOptions(t *testing.T) {
 // TestNotAllowed is deny by default, and by origin: nothing of it makes a connection.
 func TestNotAllowed(t *testing.T) {
 	c := newCanary(t, "127.0.0.1:0")
-	c.reached(t, nil, c.url+"/x")
-	none := local(t, Options{})
-	none.refused(c.url, "not_allowed")
-	some := local(t, Options{}, c.url+"/guide/", "https://docs.example.com/")
+	c.requireReached(t, nil, c.url+"/x")
+	none := newLocalFixture(t, Options{})
+	none.requireRefused(c.url, "not_allowed")
+	some := newLocalFixture(t, Options{}, c.url+"/guide/", "https://docs.example.com/")
 	for u, why := range map[string]string{
 		c.url + "/":               "not_allowed",
 		c.url + "/guide/..%2fx":   "not_allowed",
@@ -102,10 +102,10 @@ func TestNotAllowed(t *testing.T) {
 		strings.Replace(c.url, "127.0.0.1", "2130706433", 1) + "/guide/": "address",
 		"file:///etc/passwd": "scheme",
 	} {
-		some.refused(u, why)
+		some.requireRefused(u, why)
 	}
-	c.untouched(t)
-	d := some.refused(strings.Replace(c.url, "//", "//user:hunter2@", 1)+"/a\u202eb", "userinfo")
+	c.requireUntouched(t)
+	d := some.requireRefused(strings.Replace(c.url, "//", "//user:hunter2@", 1)+"/a\u202eb", "userinfo")
 	if strings.Contains(fmt.Sprint(d), "hunter2") || strings.Contains(d.URL, "\u202e") {
 		t.Errorf("recorded %+v", d)
 	}
@@ -114,24 +114,24 @@ func TestNotAllowed(t *testing.T) {
 // TestPrivateNeedsName is that the allowlist alone does not open a private address.
 func TestPrivateNeedsName(t *testing.T) {
 	c := newCanary(t, "127.0.0.1:0")
-	c.reached(t, nil, c.url)
-	d := newFixture(t, Options{}, c.url).refused(c.url, "address")
+	c.requireReached(t, nil, c.url)
+	d := newFixture(t, Options{}, c.url).requireRefused(c.url, "address")
 	if d.Addr != "127.0.0.1" || d.Host != strings.TrimPrefix(c.url, "http://") || d.CallID != "tu_1" {
 		t.Errorf("recorded %+v", d)
 	}
-	c.untouched(t)
+	c.requireUntouched(t)
 }
 
 // TestRedirects is acceptance case 61.
 func TestRedirects(t *testing.T) {
 	c := newCanary(t, "127.0.0.1:0")
 	var seen atomic.Pointer[http.Header]
-	other := serve(t, func(w http.ResponseWriter, r *http.Request) {
+	other := startServer(t, func(w http.ResponseWriter, r *http.Request) {
 		seen.Store(&r.Header)
-		hello(w, r)
+		serveHello(w, r)
 	})
 	var hops atomic.Int64
-	u := serve(t, func(w http.ResponseWriter, r *http.Request) {
+	u := startServer(t, func(w http.ResponseWriter, r *http.Request) {
 		hops.Add(1)
 		http.SetCookie(w, &http.Cookie{Name: "session", Value: "c00kie"})
 		if to := r.URL.Query().Get("to"); to != "" {
@@ -157,10 +157,10 @@ func TestRedirects(t *testing.T) {
 		case "/nowhere":
 			w.WriteHeader(http.StatusFound)
 		default:
-			hello(w, r)
+			serveHello(w, r)
 		}
 	})
-	f := local(t, Options{}, u, other)
+	f := newLocalFixture(t, Options{}, u, other)
 
 	t.Run("refused", func(t *testing.T) {
 		for location, why := range map[string]string{
@@ -175,13 +175,13 @@ func TestRedirects(t *testing.T) {
 			"\\\\127.0.0.1":                            "invalid_url",
 			"http:/x y":                                "invalid_url",
 		} {
-			d := f.refused(u+"/?to="+url.QueryEscape(location), why)
+			d := f.requireRefused(u+"/?to="+url.QueryEscape(location), why)
 			if !d.Redirect {
 				t.Errorf("%s: recorded %+v, want that a redirect named it", location, d)
 			}
 		}
-		c.reached(t, nil, u+"/?to="+url.QueryEscape(c.url))
-		c.untouched(t)
+		c.requireReached(t, nil, u+"/?to="+url.QueryEscape(c.url))
+		c.requireUntouched(t)
 	})
 	t.Run("followed", func(t *testing.T) {
 		res, err := f.get(u + "/?to=" + url.QueryEscape(other+"/x"))
@@ -203,15 +203,15 @@ func TestRedirects(t *testing.T) {
 	t.Run("bounded", func(t *testing.T) {
 		for _, path := range []string{"/loop", "/count"} {
 			hops.Store(0)
-			if _, err := f.get(u + path); reason(err) != "redirects" {
+			if _, err := f.get(u + path); reasonOf(err) != "redirects" {
 				t.Errorf("%s: %v", path, err)
 			}
 			if n := hops.Load(); n != DefaultRedirects+1 {
 				t.Errorf("%s: %d requests, want %d", path, n, DefaultRedirects+1)
 			}
 		}
-		never := local(t, Options{Redirects: -1}, u)
-		if _, err := never.get(u + "/308"); reason(err) != "redirects" {
+		never := newLocalFixture(t, Options{Redirects: -1}, u)
+		if _, err := never.get(u + "/308"); reasonOf(err) != "redirects" {
 			t.Errorf("no redirects: %v", err)
 		}
 	})
@@ -221,7 +221,7 @@ func TestRedirects(t *testing.T) {
 				t.Errorf("%s: %v", path, err)
 			}
 		}
-		c.untouched(t)
+		c.requireUntouched(t)
 	})
 	t.Run("not shown", func(t *testing.T) {
 		hits := seen.Swap(nil)
@@ -230,7 +230,7 @@ func TestRedirects(t *testing.T) {
 			_, err := f.Get(t.Context(), Request{URL: u + "/?to=" + url.QueryEscape(to), Asked: true, Refresh: true})
 			return err
 		}
-		if err := asked(other); reason(err) != "redirect_not_shown" || !strings.Contains(err.Error(), other) {
+		if err := asked(other); reasonOf(err) != "redirect_not_shown" || !strings.Contains(err.Error(), other) {
 			t.Errorf("another origin than was approved: %v", err)
 		}
 		if seen.Load() != nil {
@@ -243,11 +243,11 @@ func TestRedirects(t *testing.T) {
 }
 
 // zip compresses n zeros.
-func zip(t testing.TB, n int64) []byte {
+func gzipZeros(t testing.TB, n int64) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	w := gzip.NewWriter(&b)
-	if _, err := io.CopyN(w, zeros{}, n); err != nil {
+	if _, err := io.CopyN(w, endlessReader{}, n); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.Close(); err != nil {
@@ -257,9 +257,9 @@ func zip(t testing.TB, n int64) []byte {
 }
 
 // zeros reads as the letter a without end.
-type zeros struct{}
+type endlessReader struct{}
 
-func (zeros) Read(p []byte) (int, error) {
+func (endlessReader) Read(p []byte) (int, error) {
 	for i := range p {
 		p[i] = 'a'
 	}
@@ -269,8 +269,8 @@ func (zeros) Read(p []byte) (int, error) {
 // TestDecompression is acceptance case 65.
 func TestDecompression(t *testing.T) {
 	const limit = 1 << 20
-	block := zip(t, 8<<20) // one member: 8 MiB in 8 KiB
-	empty := zip(t, 0)
+	block := gzipZeros(t, 8<<20) // one member: 8 MiB in 8 KiB
+	empty := gzipZeros(t, 0)
 	answers := map[string]struct {
 		coding string
 		body   func(w io.Writer)
@@ -293,19 +293,19 @@ func TestDecompression(t *testing.T) {
 				}
 			}
 		}, "too_large"},
-		"endless":      {"", func(w io.Writer) { _, _ = io.Copy(w, zeros{}) }, "too_large"},
+		"endless":      {"", func(w io.Writer) { _, _ = io.Copy(w, endlessReader{}) }, "too_large"},
 		"twice":        {"gzip, gzip", func(w io.Writer) { _, _ = w.Write(block) }, "encoding"},
 		"br":           {"br", func(w io.Writer) { _, _ = w.Write(block) }, "encoding"},
 		"zstd":         {"zstd", func(w io.Writer) { _, _ = w.Write(block) }, "encoding"},
 		"deflate":      {"deflate", func(w io.Writer) { z, _ := flate.NewWriter(w, 9); _, _ = io.WriteString(z, "x"); _ = z.Close() }, "encoding"},
 		"hostile name": {"gz\x1b[2Jip", func(w io.Writer) { _, _ = w.Write(block) }, "protocol"},
 		"not gzip":     {"gzip", func(w io.Writer) { _, _ = io.WriteString(w, "hello") }, "protocol"},
-		"cut":          {"gzip", func(w io.Writer) { _, _ = w.Write(zip(t, 1000)[:20]) }, "protocol"},
+		"cut":          {"gzip", func(w io.Writer) { _, _ = w.Write(gzipZeros(t, 1000)[:20]) }, "protocol"},
 	}
-	u := raw(t, func(context.Context, net.Conn) {})
+	u := startRawServer(t, func(context.Context, net.Conn) {})
 	for name, tt := range answers {
 		t.Run(name, func(t *testing.T) {
-			u = raw(t, func(_ context.Context, w net.Conn) {
+			u = startRawServer(t, func(_ context.Context, w net.Conn) {
 				head := "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
 				if tt.coding != "" {
 					head += "Content-Encoding: " + tt.coding + "\r\n"
@@ -313,18 +313,18 @@ func TestDecompression(t *testing.T) {
 				_, _ = io.WriteString(w, head+"Connection: close\r\n\r\n")
 				tt.body(w)
 			})
-			f := local(t, Options{MaxBytes: limit}, u)
+			f := newLocalFixture(t, Options{MaxBytes: limit}, u)
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
 			res, err := f.get(u)
 			runtime.ReadMemStats(&after)
-			if reason(err) != tt.want || err == nil && string(res.Body) != "ok" {
+			if reasonOf(err) != tt.want || err == nil && string(res.Body) != "ok" {
 				t.Errorf("%.60q, %v, want %q", res.Body, err, tt.want)
 			}
 			if grown := after.TotalAlloc - before.TotalAlloc; grown > 32<<20 {
 				t.Errorf("%d MiB were allocated for a response bounded by 1 MiB", grown>>20)
 			}
-			if bytes, _ := f.opts.Egress.Used(); bytes > 2*limit+wireSlack {
+			if bytes, _ := f.opts.Egress.Used(); bytes > 2*limit+wireOverhead {
 				t.Errorf("%d bytes went over the connection", bytes)
 			}
 		})
@@ -346,11 +346,11 @@ func TestLengths(t *testing.T) {
 		"no length, closed": {"Connection: close\r\n", "ok", "", "ok"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			u := raw(t, func(_ context.Context, w net.Conn) {
+			u := startRawServer(t, func(_ context.Context, w net.Conn) {
 				_, _ = io.WriteString(w, "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"+tt.head+"\r\n"+tt.body)
 			})
-			res, err := local(t, Options{}, u).get(u)
-			if reason(err) != tt.want || string(res.Body) != tt.text {
+			res, err := newLocalFixture(t, Options{}, u).get(u)
+			if reasonOf(err) != tt.want || string(res.Body) != tt.text {
 				t.Errorf("%.60q, %v, want %q", res.Body, err, tt.want)
 			}
 		})
@@ -392,7 +392,7 @@ func TestSlowPeers(t *testing.T) {
 		}, "protocol"},
 		"huge header": {func(_ context.Context, w net.Conn) {
 			_, _ = io.WriteString(w, ok+"X: ")
-			_, _ = io.CopyN(w, zeros{}, 10<<20)
+			_, _ = io.CopyN(w, endlessReader{}, 10<<20)
 		}, "protocol"},
 		"many headers": {func(_ context.Context, w net.Conn) {
 			_, _ = io.WriteString(w, ok+strings.Repeat("X: y\r\n", 100_000)+"\r\n")
@@ -405,12 +405,12 @@ func TestSlowPeers(t *testing.T) {
 		}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			u := raw(t, tt.answer)
-			f := local(t, Options{Timeout: 400 * time.Millisecond, Idle: 200 * time.Millisecond}, u)
+			u := startRawServer(t, tt.answer)
+			f := newLocalFixture(t, Options{Timeout: 400 * time.Millisecond, Idle: 200 * time.Millisecond}, u)
 			if tt.want != "timeout" {
-				f = local(t, Options{}, u)
+				f = newLocalFixture(t, Options{}, u)
 			}
-			if _, err := f.get(u); reason(err) != tt.want {
+			if _, err := f.get(u); reasonOf(err) != tt.want {
 				t.Errorf("%v, want %q", err, tt.want)
 			}
 		})
@@ -422,15 +422,15 @@ func TestSlowPeers(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = l.Close() })
 		u := "https://" + l.Addr().String()
-		if _, err := local(t, Options{Timeout: 200 * time.Millisecond}, u).get(u); reason(err) != "timeout" {
+		if _, err := newLocalFixture(t, Options{Timeout: 200 * time.Millisecond}, u).get(u); reasonOf(err) != "timeout" {
 			t.Errorf("%v, want a timeout", err)
 		}
 	})
 	t.Run("cancelled", func(t *testing.T) {
 		why := errors.New("the user has seen enough")
 		ctx, cancel := context.WithCancelCause(t.Context())
-		u := raw(t, func(ctx context.Context, _ net.Conn) { cancel(why); <-ctx.Done() })
-		f := local(t, Options{}, u)
+		u := startRawServer(t, func(ctx context.Context, _ net.Conn) { cancel(why); <-ctx.Done() })
+		f := newLocalFixture(t, Options{}, u)
 		if _, err := f.Get(ctx, Request{URL: u}); !errors.Is(err, why) {
 			t.Errorf("%v, want the cause", err)
 		}
@@ -443,15 +443,15 @@ func TestSlowPeers(t *testing.T) {
 // TestEgressBudget is that a session's budget holds to the byte, for the hosts,
 // and for what is on the way.
 func TestEgressBudget(t *testing.T) {
-	long := func(w http.ResponseWriter, _ *http.Request) { _, _ = io.CopyN(w, zeros{}, 200_000) }
-	u, other := serve(t, long), newCanary(t, "127.0.0.1:0")
+	long := func(w http.ResponseWriter, _ *http.Request) { _, _ = io.CopyN(w, endlessReader{}, 200_000) }
+	u, other := startServer(t, long), newCanary(t, "127.0.0.1:0")
 	egress, err := limits.NewEgress(limits.EgressBudget{Bytes: 100_000, Hosts: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := local(t, Options{Egress: egress}, u, "http://localhost/")
+	f := newLocalFixture(t, Options{Egress: egress}, u, "http://localhost/")
 	f.opts.Private["localhost"] = loopback
-	if _, err := f.get(u); reason(err) != "egress_bytes" {
+	if _, err := f.get(u); reasonOf(err) != "egress_bytes" {
 		t.Errorf("a long response: %v", err)
 	}
 	if used, _ := egress.Used(); used != 100_000 {
@@ -460,17 +460,17 @@ func TestEgressBudget(t *testing.T) {
 	if f.denied[0].Reason != "egress_bytes" {
 		t.Errorf("recorded %+v", f.denied)
 	}
-	f.refused(u, "egress_bytes")
+	f.requireRefused(u, "egress_bytes")
 	egress, _ = limits.NewEgress(limits.EgressBudget{Bytes: 1 << 20, Hosts: 1})
-	f = local(t, Options{Egress: egress}, u, fmt.Sprintf("http://localhost:%d/", other.port))
+	f = newLocalFixture(t, Options{Egress: egress}, u, fmt.Sprintf("http://localhost:%d/", other.port))
 	if _, err := f.get(u); err != nil {
 		t.Error(err)
 	}
-	f.refused(fmt.Sprintf("http://localhost:%d/", other.port), "egress_hosts")
+	f.requireRefused(fmt.Sprintf("http://localhost:%d/", other.port), "egress_hosts")
 	if _, err := f.get(u + "/again"); err != nil {
 		t.Errorf("the host that was known: %v", err)
 	}
-	other.untouched(t)
+	other.requireUntouched(t)
 }
 
 // TestBreaker is that a host that fails is left alone, until its time has come.
@@ -478,21 +478,21 @@ func TestBreaker(t *testing.T) {
 	var down atomic.Bool
 	var hits atomic.Int64
 	down.Store(true)
-	u := serve(t, func(w http.ResponseWriter, r *http.Request) {
+	u := startServer(t, func(w http.ResponseWriter, r *http.Request) {
 		hits.Add(1)
 		if down.Load() {
 			w.WriteHeader(http.StatusServiceUnavailable)
 			return
 		}
-		hello(w, r)
+		serveHello(w, r)
 	})
-	healthy := serve(t, hello)
+	healthy := startServer(t, serveHello)
 	now := time.Unix(1_700_000_000, 0)
 	hosts, err := limits.NewBreakers(limits.BreakerOptions{Name: limits.BreakerFetchHost, Now: func() time.Time { return now }})
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := local(t, Options{Hosts: hosts}, u, healthy)
+	f := newLocalFixture(t, Options{Hosts: hosts}, u, healthy)
 	for range limits.DefaultBreakerFailures {
 		if res, err := f.get(u); err != nil || res.Status != 503 {
 			t.Fatalf("%+v, %v", res, err)
@@ -535,24 +535,24 @@ func TestProxyEnvironment(t *testing.T) {
 	}
 	// net/http reads the environment once a process, and not for loopback: the
 	// control says by hand what it would do.
-	proxy.reached(t, &http.Client{Transport: &http.Transport{Proxy: http.ProxyURL(through), DisableKeepAlives: true}}, "http://docs.example.com/")
-	u := serve(t, hello)
-	if _, err := local(t, Options{}, u).get(u); err != nil {
+	proxy.requireReached(t, &http.Client{Transport: &http.Transport{Proxy: http.ProxyURL(through), DisableKeepAlives: true}}, "http://docs.example.com/")
+	u := startServer(t, serveHello)
+	if _, err := newLocalFixture(t, Options{}, u).get(u); err != nil {
 		t.Error(err)
 	}
-	proxy.untouched(t)
+	proxy.requireUntouched(t)
 }
 
 // TestProxy is what the guard still means with a proxy of the configuration.
 func TestProxy(t *testing.T) {
 	var asked atomic.Pointer[string]
-	p := serve(t, func(w http.ResponseWriter, r *http.Request) {
+	p := startServer(t, func(w http.ResponseWriter, r *http.Request) {
 		asked.Store(new(r.Method + " " + r.RequestURI))
 		if r.Method == http.MethodConnect {
 			w.WriteHeader(http.StatusForbidden)
 			return
 		}
-		hello(w, r)
+		serveHello(w, r)
 	})
 	proxy, err := url.Parse(p)
 	if err != nil {
@@ -562,12 +562,12 @@ func TestProxy(t *testing.T) {
 	if res, err := f.get("http://docs.invalid/x"); err != nil || string(res.Body) != "hello" || *asked.Load() != "GET http://docs.invalid/x" {
 		t.Errorf("%+v, %v, %v", res, err, asked.Load())
 	}
-	if _, err := f.get("https://docs.invalid/x"); reason(err) != "protocol" || *asked.Load() != "CONNECT docs.invalid:443" {
+	if _, err := f.get("https://docs.invalid/x"); reasonOf(err) != "protocol" || *asked.Load() != "CONNECT docs.invalid:443" {
 		t.Errorf("a proxy that refuses: %v, %v", err, *asked.Load())
 	}
 	asked.Store(nil)
-	f.refused("http://10.0.0.5/", "address")
-	f.refused("http://other.invalid/", "not_allowed")
+	f.requireRefused("http://10.0.0.5/", "address")
+	f.requireRefused("http://other.invalid/", "not_allowed")
 	if asked.Load() != nil {
 		t.Errorf("the proxy was asked for what is not allowed: %s", *asked.Load())
 	}
@@ -582,13 +582,13 @@ func TestUnreachable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, f := range map[string]*fixture{"server": local(t, Options{}, u), "proxy": newFixture(t, Options{Proxy: proxy}, "http://docs.invalid/")} {
+	for name, f := range map[string]*fixture{"server": newLocalFixture(t, Options{}, u), "proxy": newFixture(t, Options{Proxy: proxy}, "http://docs.invalid/")} {
 		address := u
 		if name == "proxy" {
 			address = "http://docs.invalid/"
 		}
 		_, err := f.get(address)
-		if _, known := errors.AsType[*net.OpError](err); !known || reason(err) != "connect" {
+		if _, known := errors.AsType[*net.OpError](err); !known || reasonOf(err) != "connect" {
 			t.Errorf("%s: %v, want that no connection could be made, and why", name, err)
 		}
 	}
@@ -598,7 +598,7 @@ func TestCache(t *testing.T) {
 	var hits atomic.Int64
 	var text atomic.Pointer[string]
 	text.Store(new("one"))
-	u := serve(t, func(w http.ResponseWriter, r *http.Request) {
+	u := startServer(t, func(w http.ResponseWriter, r *http.Request) {
 		hits.Add(1)
 		w.Header().Set("Content-Type", "text/plain")
 		if r.URL.Path == "/gone" {
@@ -607,7 +607,7 @@ func TestCache(t *testing.T) {
 		_, _ = io.WriteString(w, *text.Load())
 	})
 	dir := t.TempDir() + "/fetched"
-	f := local(t, Options{Dir: dir}, u)
+	f := newLocalFixture(t, Options{Dir: dir}, u)
 	get := func(path string, refresh bool) Response {
 		t.Helper()
 		res, err := f.Get(t.Context(), Request{URL: u + path, Refresh: refresh})
@@ -628,7 +628,7 @@ func TestCache(t *testing.T) {
 	if fourth := get("/a", false); !fourth.Cached || string(fourth.Body) != "two" {
 		t.Errorf("after it: %+v", fourth)
 	}
-	tamper(t, dir, get("/a", false).SHA256)
+	tamperFile(t, dir, get("/a", false).SHA256)
 	if fifth := get("/a", false); fifth.Cached || string(fifth.Body) != "two" {
 		t.Errorf("a file that somebody changed: %+v", fifth)
 	}
@@ -637,7 +637,7 @@ func TestCache(t *testing.T) {
 	if get("/gone", false); hits.Load() != 2 {
 		t.Error("an error was kept")
 	}
-	none := local(t, Options{}, u)
+	none := newLocalFixture(t, Options{}, u)
 	hits.Store(0)
 	_, _ = none.get(u)
 	_, _ = none.get(u)
@@ -648,7 +648,7 @@ func TestCache(t *testing.T) {
 
 // TestDeniedCannotBeRecorded is that a refusal that can't be recorded ends the run.
 func TestDeniedCannotBeRecorded(t *testing.T) {
-	f := local(t, Options{})
+	f := newLocalFixture(t, Options{})
 	f.opts.Denied = func(Denial) error { return tools.ErrRecord }
 	if _, err := f.get("http://127.0.0.1/"); !errors.Is(err, tools.ErrRecord) {
 		t.Errorf("%v, want %v", err, tools.ErrRecord)

@@ -28,41 +28,41 @@ func (f *failure) Error() string { return f.message }
 
 func (f *failure) Unwrap() error { return f.err }
 
-func deny(reason, format string, args ...any) *failure {
+func newDenied(reason, format string, args ...any) *failure {
 	return &failure{reason: reason, message: fmt.Sprintf(format, args...), denied: true}
 }
 
-func fail(reason, format string, args ...any) *failure {
+func newFailure(reason, format string, args ...any) *failure {
 	return &failure{reason: reason, message: fmt.Sprintf(format, args...)}
 }
 
-func outage(err error, reason, format string, args ...any) *failure {
+func newOutage(err error, reason, format string, args ...any) *failure {
 	return &failure{reason: reason, message: fmt.Sprintf(format, args...), outage: true, err: err}
 }
 
 // asFailure gives any error of a fetch a reason and a sentence.
 func asFailure(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, errSlow) {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, errTimeout) {
 		return fmt.Errorf("fetch: %w", cause)
 	}
 	if f, ok := errors.AsType[*failure](err); ok {
 		if f.outage && f.reason != reasonTimeout && context.Cause(ctx) != nil {
-			return transport(ctx, f) // what it was doing when its time was up
+			return networkFailure(ctx, f) // what it was doing when its time was up
 		}
 		return f
 	}
 	if bad, ok := errors.AsType[*urlError](err); ok {
-		return deny(bad.reason, "%s", bad.message)
+		return newDenied(bad.reason, "%s", bad.message)
 	}
 	if over, ok := errors.AsType[*limits.ExceededError](err); ok {
-		return overBudget(over)
+		return budgetFailure(over)
 	}
-	return transport(ctx, err)
+	return networkFailure(ctx, err)
 }
 
 // overBudget is a limit of the session's egress, which nothing mends.
-func overBudget(over *limits.ExceededError) *failure {
-	f := deny(string(over.Kind), "this session's egress budget is used up (%s: %d of %d); fetch nothing more that is not known already",
+func budgetFailure(over *limits.ExceededError) *failure {
+	f := newDenied(string(over.Kind), "this session's egress budget is used up (%s: %d of %d); fetch nothing more that is not known already",
 		over.Kind, over.Used, over.Limit)
 	if over.Kind == limits.KindEgressHosts {
 		f.message = fmt.Sprintf("this session may fetch from %d hosts, and has; only those can be fetched from", over.Limit)

@@ -16,7 +16,7 @@ var azureHost = netip.MustParsePrefix("168.63.129.16/32")
 
 // guardian decides which addresses may be dialled for a host: public ones, and
 // those that the configuration allows for this very host.
-func (c *Client) guardian(o origin) *ssrf.Guardian {
+func (c *Client) newGuardian(o origin) *ssrf.Guardian {
 	var v4, v6 []netip.Prefix
 	for _, p := range c.opts.Private[o.host] {
 		if p.Addr().Is4() {
@@ -32,15 +32,15 @@ func (c *Client) guardian(o origin) *ssrf.Guardian {
 // dial connects to an origin: it resolves its name once, refuses it where any
 // of its addresses may not be dialled, and dials what it has checked. The
 // dialler checks again what it is about to connect to.
-func (c *Client) dial(ctx context.Context, o origin) (net.Conn, error) {
-	guard := c.guardian(o)
-	addrs, err := c.lookup(ctx, o)
+func (c *Client) dialOrigin(ctx context.Context, o origin) (net.Conn, error) {
+	guard := c.newGuardian(o)
+	addrs, err := c.lookupAddrs(ctx, o)
 	if err != nil {
 		return nil, err
 	}
 	for _, addr := range addrs {
 		if err := guard.SafeAddr(addr); err != nil {
-			f := deny("address", "%s is at an address that is not public; an operator can allow it under fetch.private", o.host)
+			f := newDenied("address", "%s is at an address that is not public; an operator can allow it under fetch.private", o.host)
 			f.addr, f.err = addr.String(), err
 			return nil, f
 		}
@@ -50,20 +50,20 @@ func (c *Client) dial(ctx context.Context, o origin) (net.Conn, error) {
 	for _, addr := range addrs[:min(len(addrs), maxDialled)] {
 		conn, err := dialer.DialContext(ctx, "tcp", netip.AddrPortFrom(addr, o.port).String())
 		if err == nil {
-			return c.metered(conn), nil
+			return c.meterConn(conn), nil
 		}
 		failed = append(failed, err)
 		if errors.Is(err, ssrf.ErrProhibitedIP) { // checked above: a bug of ours
-			return nil, deny("address", "%s is at an address that is not public", o.host)
+			return nil, newDenied("address", "%s is at an address that is not public", o.host)
 		}
 	}
-	return nil, outage(errors.Join(failed...), "connect", "no connection to %s", o.address())
+	return nil, newOutage(errors.Join(failed...), "connect", "no connection to %s", o.address())
 }
 
 // lookup gives the addresses of an origin, at least one. A name with a dot is
 // resolved as it is, without the search list of the system's configuration.
-func (c *Client) lookup(ctx context.Context, o origin) ([]netip.Addr, error) {
-	if addr, ok := o.literal(); ok {
+func (c *Client) lookupAddrs(ctx context.Context, o origin) ([]netip.Addr, error) {
+	if addr, ok := o.literalAddr(); ok {
 		return []netip.Addr{addr}, nil
 	}
 	name := o.host
@@ -75,7 +75,7 @@ func (c *Client) lookup(ctx context.Context, o origin) ([]netip.Addr, error) {
 		err = errors.New("no addresses")
 	}
 	if err != nil {
-		return nil, outage(err, "resolve", "the name %s could not be resolved", o.host)
+		return nil, newOutage(err, "resolve", "the name %s could not be resolved", o.host)
 	}
 	for i, addr := range addrs {
 		addrs[i] = addr.Unmap()
@@ -87,20 +87,20 @@ func (c *Client) lookup(ctx context.Context, o origin) ([]netip.Addr, error) {
 func (c *Client) dialProxy(ctx context.Context, network, address string) (net.Conn, error) {
 	conn, err := (&net.Dialer{Timeout: connectTime, Resolver: c.opts.Resolver}).DialContext(ctx, network, address)
 	if err != nil {
-		return nil, outage(err, "connect", "no connection to the configured proxy")
+		return nil, newOutage(err, "connect", "no connection to the configured proxy")
 	}
-	return c.metered(conn), nil
+	return c.meterConn(conn), nil
 }
 
 // checkLiteral refuses an address in a URL that may not be dialled, also where
 // a proxy would dial it, and before anything else is done.
 func (c *Client) checkLiteral(o origin) error {
-	addr, ok := o.literal()
+	addr, ok := o.literalAddr()
 	if !ok {
 		return nil
 	}
-	if err := c.guardian(o).SafeAddr(addr); err != nil {
-		f := deny("address", "%s is not a public address; an operator can allow it under fetch.private", o.host)
+	if err := c.newGuardian(o).SafeAddr(addr); err != nil {
+		f := newDenied("address", "%s is not a public address; an operator can allow it under fetch.private", o.host)
 		f.addr, f.err = addr.String(), err
 		return f
 	}
@@ -108,6 +108,6 @@ func (c *Client) checkLiteral(o origin) error {
 }
 
 // metered makes a connection count its bytes and give up when nothing comes.
-func (c *Client) metered(conn net.Conn) net.Conn {
+func (c *Client) meterConn(conn net.Conn) net.Conn {
 	return &meteredConn{Conn: conn, egress: c.opts.Egress, idle: c.opts.Idle}
 }

@@ -77,7 +77,7 @@ func newFixture(t testing.TB, o Options, rules ...string) *fixture {
 }
 
 // local is newFixture for servers on 127.0.0.1.
-func local(t testing.TB, o Options, rules ...string) *fixture {
+func newLocalFixture(t testing.TB, o Options, rules ...string) *fixture {
 	t.Helper()
 	o.Private = map[string][]netip.Prefix{"127.0.0.1": loopback}
 	return newFixture(t, o, rules...)
@@ -88,7 +88,7 @@ func (f *fixture) get(u string) (Response, error) {
 }
 
 // reason is why a fetch failed: of a failure its reason, "" where it did not.
-func reason(err error) string {
+func reasonOf(err error) string {
 	if f, ok := errors.AsType[*failure](err); ok {
 		return f.reason
 	}
@@ -99,12 +99,12 @@ func reason(err error) string {
 }
 
 // refused fetches a URL that must be refused, and recorded, for a reason.
-func (f *fixture) refused(u, want string) Denial {
+func (f *fixture) requireRefused(u, want string) Denial {
 	f.t.Helper()
 	f.mu.Lock()
 	before := len(f.denied)
 	f.mu.Unlock()
-	if _, err := f.get(u); reason(err) != want {
+	if _, err := f.get(u); reasonOf(err) != want {
 		f.t.Errorf("%s: %v, want a refusal for %s", u, err, want)
 	}
 	f.mu.Lock()
@@ -154,16 +154,16 @@ func newCanary(t testing.TB, address string) *canary {
 
 // reached says that a naive client gets to the canary by a URL: the positive
 // control. It resets the count.
-func (c *canary) reached(t testing.TB, client *http.Client, u string) {
+func (c *canary) requireReached(t testing.TB, client *http.Client, u string) {
 	t.Helper()
-	err := naive(t, client, u)
+	err := fetchNaively(t, client, u)
 	if c.hits.Swap(0) == 0 {
 		t.Errorf("control: a naive client doesn't reach the canary by %s (%v), so nothing is shown", u, err)
 	}
 }
 
 // untouched says that nobody connected.
-func (c *canary) untouched(t testing.TB) {
+func (c *canary) requireUntouched(t testing.TB) {
 	t.Helper()
 	if n := c.hits.Load(); n != 0 {
 		t.Errorf("%d connections to the canary %s", n, c.url)
@@ -171,7 +171,7 @@ func (c *canary) untouched(t testing.TB) {
 }
 
 // naive is what a client without policy does.
-func naive(t testing.TB, client *http.Client, u string) error {
+func fetchNaively(t testing.TB, client *http.Client, u string) error {
 	t.Helper()
 	if client == nil {
 		tr := &http.Transport{DisableKeepAlives: true}
@@ -192,7 +192,7 @@ func naive(t testing.TB, client *http.Client, u string) error {
 }
 
 // serve is a real server whose handler the test gives.
-func serve(t testing.TB, h http.HandlerFunc) string {
+func startServer(t testing.TB, h http.HandlerFunc) string {
 	t.Helper()
 	s := httptest.NewServer(h)
 	t.Cleanup(s.Close)
@@ -201,7 +201,7 @@ func serve(t testing.TB, h http.HandlerFunc) string {
 
 // raw is a server that reads a request's head and then does as it likes with
 // the connection, which ends with the function or the test.
-func raw(t testing.TB, answer func(ctx context.Context, w net.Conn)) string {
+func startRawServer(t testing.TB, answer func(ctx context.Context, w net.Conn)) string {
 	t.Helper()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -240,6 +240,6 @@ func (f *fixture) execute(input map[string]any) (tools.Output, error) {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	one := &tool{client: f.Client, def: definition(f.opts)}
+	one := &tool{client: f.Client, def: newDefinition(f.opts)}
 	return one.Execute(f.t.Context(), &tools.Call{ID: "tu_1", Name: Name, Input: text})
 }

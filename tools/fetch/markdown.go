@@ -27,30 +27,30 @@ const (
 )
 
 // markdown converts a page. Its error is a *failure.
-func (p *page) markdown(text, at string) (string, error) {
+func (p *page) convertHTML(text, at string) (string, error) {
 	if len(text) > maxHTMLBytes {
 		text = strings.ToValidUTF8(text[:maxHTMLBytes], "")
-		p.note("only the first %d MiB of the HTML were converted; raw gives it as it is", maxHTMLBytes>>20)
+		p.addNote("only the first %d MiB of the HTML were converted; raw gives it as it is", maxHTMLBytes>>20)
 	}
 	doc, err := html.Parse(strings.NewReader(text))
 	if err != nil {
-		return "", fail("html", "the page's HTML can't be converted (%.100s); raw gives it as it is", err)
+		return "", newFailure("html", "the page's HTML can't be converted (%.100s); raw gives it as it is", err)
 	}
 	base, err := url.Parse(at)
 	if err != nil {
 		base = &url.URL{}
 	}
 	t := trimmer{base: base}
-	t.walk(doc, 0, 0, false)
+	t.trimChildren(doc, 0, 0, false)
 	if t.nodes > maxNodes {
-		return "", fail("html", "the page's HTML has more than %d elements; raw gives it as it is", maxNodes)
+		return "", newFailure("html", "the page's HTML has more than %d elements; raw gives it as it is", maxNodes)
 	}
 	if t.removed > 0 {
-		p.note("%d hidden elements were left out", t.removed)
+		p.addNote("%d hidden elements were left out", t.removed)
 	}
-	out, err := convert(doc)
+	out, err := convertNode(doc)
 	if err != nil {
-		return "", fail("html", "the page's HTML can't be converted (%.100s); raw gives it as it is", err)
+		return "", newFailure("html", "the page's HTML can't be converted (%.100s); raw gives it as it is", err)
 	}
 	if t.title != "" && !strings.Contains(out, "# "+t.title) {
 		out = "# " + t.title + "\n\n" + out
@@ -60,7 +60,7 @@ func (p *page) markdown(text, at string) (string, error) {
 
 // convert runs the converter, whose panics are errors: it was not made for
 // pages that want to harm it.
-func convert(doc *html.Node) (text string, err error) {
+func convertNode(doc *html.Node) (text string, err error) {
 	defer func() {
 		if recover() != nil {
 			err = errors.New("the converter gave up")
@@ -70,39 +70,39 @@ func convert(doc *html.Node) (text string, err error) {
 		base.NewBasePlugin(), commonmark.NewCommonmarkPlugin(), table.NewTablePlugin(),
 	))
 	out, err := conv.ConvertNode(doc)
-	return brackets(string(out)), err
+	return restoreBrackets(string(out)), err
 }
 
 // standIn takes the place of "[" in text while it is converted: from each of
 // them the converter's escaper (html-to-markdown v2.5.2) looks to the end of the
 // text, so that 256 KiB of them took it 19 s. It is of Unicode's private use,
 // and no page's own is left.
-const standIn = "\uf05b"
+const bracketStandIn = "\uf05b"
 
 // standInText puts it into a text.
-func standInText(text string) string {
-	return strings.NewReplacer(standIn, "", "[", standIn).Replace(text)
+func hideBrackets(text string) string {
+	return strings.NewReplacer(bracketStandIn, "", "[", bracketStandIn).Replace(text)
 }
 
 // brackets puts the brackets back, escaped where they would begin a link, a
 // picture or a definition: text is not made to lead anywhere.
-func brackets(text string) string {
+func restoreBrackets(text string) string {
 	var links []bool // the last one first
 	closing := -1
 	for i := len(text) - 1; i >= 0; i-- {
 		switch {
 		case text[i] == ']':
 			closing = i
-		case strings.HasPrefix(text[i:], standIn):
+		case strings.HasPrefix(text[i:], bracketStandIn):
 			rest := ""
 			if closing >= 0 {
 				rest = text[closing+1:]
 			}
-			links = append(links, rest != "" && strings.IndexByte("([:", rest[0]) >= 0 || strings.HasPrefix(rest, standIn))
+			links = append(links, rest != "" && strings.IndexByte("([:", rest[0]) >= 0 || strings.HasPrefix(rest, bracketStandIn))
 		}
 	}
 	var b strings.Builder
-	for i, part := range strings.Split(text, standIn) {
+	for i, part := range strings.Split(text, bracketStandIn) {
 		if i > 0 {
 			if links[len(links)-i] {
 				b.WriteByte('\\')
@@ -125,7 +125,7 @@ type trimmer struct {
 
 // walk goes through the children of n, which stand as they are where they are
 // verbatim. The parser bounds its depth by 512.
-func (t *trimmer) walk(n *html.Node, depth, prefixed int, verbatim bool) {
+func (t *trimmer) trimChildren(n *html.Node, depth, prefixed int, verbatim bool) {
 	unwrapped := false
 	for c := n.FirstChild; c != nil; {
 		next := c.NextSibling
@@ -134,19 +134,19 @@ func (t *trimmer) walk(n *html.Node, depth, prefixed int, verbatim bool) {
 		case t.nodes > maxNodes:
 			return
 		case c.Type == html.TextNode && !verbatim: // verbatim text is not escaped
-			c.Data = standInText(c.Data)
-		case c.Type == html.CommentNode, c.Type == html.ElementNode && t.drops(c):
+			c.Data = hideBrackets(c.Data)
+		case c.Type == html.CommentNode, c.Type == html.ElementNode && t.dropsElement(c):
 			n.RemoveChild(c)
 		case c.Type == html.ElementNode:
-			t.attributes(c)
+			t.trimAttributes(c)
 			inner := prefixed
-			if prefixes(c.DataAtom) {
+			if prefixesLines(c.DataAtom) {
 				inner++
 			}
 			loses := depth >= maxDepth || inner > maxPrefixed
-			t.walk(c, depth+1, inner, verbatim || !loses && (c.DataAtom == atom.Code || c.DataAtom == atom.Pre))
+			t.trimChildren(c, depth+1, inner, verbatim || !loses && (c.DataAtom == atom.Code || c.DataAtom == atom.Pre))
 			if loses && c.FirstChild != nil {
-				unwrap(n, c)
+				unwrapElement(n, c)
 				unwrapped = true
 			}
 		}
@@ -158,13 +158,13 @@ func (t *trimmer) walk(n *html.Node, depth, prefixed int, verbatim bool) {
 }
 
 // prefixes says whether each line of an element gets a prefix.
-func prefixes(a atom.Atom) bool {
+func prefixesLines(a atom.Atom) bool {
 	return a == atom.Blockquote || a == atom.Ul || a == atom.Ol || a == atom.Dl
 }
 
 // unwrap puts an element's children in its place, and a line break behind those
 // of a block.
-func unwrap(parent, c *html.Node) {
+func unwrapElement(parent, c *html.Node) {
 	for child := c.FirstChild; child != nil; child = c.FirstChild {
 		c.RemoveChild(child)
 		parent.InsertBefore(child, c)
@@ -194,18 +194,18 @@ func mergeText(n *html.Node) {
 }
 
 // drops says whether an element is not for reading, or hidden.
-func (t *trimmer) drops(n *html.Node) bool {
+func (t *trimmer) dropsElement(n *html.Node) bool {
 	switch n.DataAtom {
 	case atom.Title:
 		if t.title == "" && n.FirstChild != nil {
-			t.title = clip(strings.Join(strings.Fields(n.FirstChild.Data), " "), 300)
+			t.title = clipText(strings.Join(strings.Fields(n.FirstChild.Data), " "), 300)
 		}
 		return true
 	case atom.Script, atom.Style, atom.Template, atom.Iframe, atom.Object, atom.Embed, atom.Svg, atom.Canvas, atom.Audio, atom.Video,
 		atom.Input, atom.Select, atom.Button, atom.Textarea, atom.Meta, atom.Link, atom.Base:
 		return true
 	}
-	if hidden(n) {
+	if isHidden(n) {
 		t.removed++
 		return true
 	}
@@ -214,7 +214,7 @@ func (t *trimmer) drops(n *html.Node) bool {
 
 // hidden says whether an element's own attributes keep people from seeing it.
 // Style sheets are not looked at.
-func hidden(n *html.Node) bool {
+func isHidden(n *html.Node) bool {
 	for _, a := range n.Attr {
 		switch strings.ToLower(a.Key) {
 		case "hidden":
@@ -233,12 +233,12 @@ func hidden(n *html.Node) bool {
 
 // attributes keeps those that the conversion reads: links, made absolute, and
 // small numbers.
-func (t *trimmer) attributes(n *html.Node) {
+func (t *trimmer) trimAttributes(n *html.Node) {
 	kept := n.Attr[:0]
 	for _, a := range n.Attr {
 		switch a.Key {
 		case "href", "src":
-			a.Val = t.absolute(a.Val)
+			a.Val = t.resolveLink(a.Val)
 		case "colspan", "rowspan":
 			if span, err := strconv.Atoi(a.Val); err != nil || span < 1 || span > maxSpan {
 				continue
@@ -261,7 +261,7 @@ func (t *trimmer) attributes(n *html.Node) {
 
 // absolute resolves a link at the page. What is no web address keeps only its
 // scheme: data: holds megabytes, and javascript: leads nowhere.
-func (t *trimmer) absolute(ref string) string {
+func (t *trimmer) resolveLink(ref string) string {
 	u, err := url.Parse(strings.TrimSpace(ref))
 	if err != nil || len(ref) > maxURLBytes {
 		return "#"

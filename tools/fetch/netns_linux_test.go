@@ -64,11 +64,11 @@ func TestPublicNetwork(t *testing.T) {
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Start(); err != nil {
-		cannot(t, "a network namespace: %v", err)
+		skipOrFail(t, "a network namespace: %v", err)
 	}
 	err := cmd.Wait()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == noNamespace {
-		cannot(t, "addresses in a network namespace: %s", out.String())
+		skipOrFail(t, "addresses in a network namespace: %s", out.String())
 	}
 	if err != nil || strings.Count(out.String(), "--- PASS: TestPublicNetwork/") != 5 {
 		t.Errorf("%v\n%s", err, out.String())
@@ -76,7 +76,7 @@ func TestPublicNetwork(t *testing.T) {
 }
 
 // cannot skips, or fails where CI says that everything must be there.
-func cannot(t *testing.T, format string, args ...any) {
+func skipOrFail(t *testing.T, format string, args ...any) {
 	t.Helper()
 	if strings.TrimSpace(os.Getenv("REQUIRE_BACKENDS")) != "" {
 		t.Fatalf("REQUIRE_BACKENDS is set, and there is no "+format, args...)
@@ -172,16 +172,16 @@ type answer struct {
 
 // names is a name server whose answers may change with every query. Queries of
 // AAAA and A are counted apart, so that the two of one lookup get the same.
-type names struct {
+type dnsServer struct {
 	mu      sync.Mutex
 	answers map[string][]answer // the last one stays
 	asked   map[string]int
 }
 
 // startNames listens on UDP and TCP: an answer of 500 addresses needs it.
-func startNames(t *testing.T, answers map[string][]answer) *names {
+func startDNS(t *testing.T, answers map[string][]answer) *dnsServer {
 	t.Helper()
-	n := &names{answers: answers, asked: map[string]int{}}
+	n := &dnsServer{answers: answers, asked: map[string]int{}}
 	udp, err := new(net.ListenConfig).ListenPacket(t.Context(), "udp", nameServer+":53")
 	if err != nil {
 		t.Fatal(err)
@@ -198,7 +198,7 @@ func startNames(t *testing.T, answers map[string][]answer) *names {
 			if err != nil {
 				return
 			}
-			if reply := n.reply(buf[:size], 512); reply != nil {
+			if reply := n.answerQuery(buf[:size], 512); reply != nil {
 				_, _ = udp.WriteTo(reply, from)
 			}
 		}
@@ -211,7 +211,7 @@ func startNames(t *testing.T, answers map[string][]answer) *names {
 			}
 			buf := make([]byte, 4096)
 			if size, err := conn.Read(buf); err == nil && size > 2 {
-				reply := n.reply(buf[2:size], 65535)
+				reply := n.answerQuery(buf[2:size], 65535)
 				_, _ = conn.Write(append([]byte{byte(len(reply) >> 8), byte(len(reply))}, reply...))
 			}
 			_ = conn.Close()
@@ -225,7 +225,7 @@ func startNames(t *testing.T, answers map[string][]answer) *names {
 	return n
 }
 
-func (n *names) reply(query []byte, most int) []byte {
+func (n *dnsServer) answerQuery(query []byte, maxSize int) []byte {
 	var m dnsmessage.Message
 	if m.Unpack(query) != nil || len(m.Questions) != 1 {
 		return nil
@@ -236,7 +236,7 @@ func (n *names) reply(query []byte, most int) []byte {
 	key := name + q.Type.String()
 	list := n.answers[strings.TrimSuffix(name, ".")]
 	at := min(n.asked[key], len(list)-1)
-	if most == 512 { // a query over TCP is the same one again
+	if maxSize == 512 { // a query over TCP is the same one again
 		n.asked[key]++
 	}
 	n.mu.Unlock()
@@ -245,10 +245,10 @@ func (n *names) reply(query []byte, most int) []byte {
 		m.RCode = dnsmessage.RCodeNameError
 	} else {
 		m.RCode = list[at].rcode
-		m.Answers = records(q, list[at])
+		m.Answers = answerRecords(q, list[at])
 	}
 	out, err := m.Pack()
-	if err == nil && len(out) > most {
+	if err == nil && len(out) > maxSize {
 		m.Truncated, m.Answers = true, nil
 		out, err = m.Pack()
 	}
@@ -259,7 +259,7 @@ func (n *names) reply(query []byte, most int) []byte {
 }
 
 // records are an answer's, with a life of no time at all.
-func records(q dnsmessage.Question, a answer) []dnsmessage.Resource {
+func answerRecords(q dnsmessage.Question, a answer) []dnsmessage.Resource {
 	var out []dnsmessage.Resource
 	header := dnsmessage.ResourceHeader{Name: q.Name, Class: dnsmessage.ClassINET}
 	if a.cname != "" {
@@ -282,16 +282,16 @@ func records(q dnsmessage.Question, a answer) []dnsmessage.Resource {
 
 // world is the namespace's servers: a public one, and canaries elsewhere, all
 // of them on port 80.
-type world struct {
+type network struct {
 	t        *testing.T
 	public   atomic.Int64
 	canaries []*canary
-	names    *names
+	names    *dnsServer
 }
 
-func newWorld(t *testing.T, answers map[string][]answer) *world {
+func newNetwork(t *testing.T, answers map[string][]answer) *network {
 	t.Helper()
-	w := &world{t: t, names: startNames(t, answers)}
+	w := &network{t: t, names: startDNS(t, answers)}
 	for _, addr := range []string{publicAddr, publicAddr6} {
 		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", net.JoinHostPort(addr, "80"))
 		if err != nil {
@@ -304,7 +304,7 @@ func newWorld(t *testing.T, answers map[string][]answer) *world {
 				rw.WriteHeader(http.StatusFound)
 				return
 			}
-			hello(rw, r)
+			serveHello(rw, r)
 		})}
 		var wg sync.WaitGroup
 		wg.Go(func() { _ = s.Serve(l) })
@@ -320,7 +320,7 @@ func newWorld(t *testing.T, answers map[string][]answer) *world {
 }
 
 // hits counts the connections to all canaries, and forgets them.
-func (w *world) hits() int64 {
+func (w *network) takeHits() int64 {
 	var n int64
 	for _, c := range w.canaries {
 		n += c.hits.Swap(0)
@@ -329,24 +329,24 @@ func (w *world) hits() int64 {
 }
 
 // control says that a naive client reaches a canary by a URL.
-func (w *world) control(u string) {
+func (w *network) requireReachable(u string) {
 	w.t.Helper()
-	err := naive(w.t, nil, u)
-	if w.hits() == 0 {
+	err := fetchNaively(w.t, nil, u)
+	if w.takeHits() == 0 {
 		w.t.Errorf("control: a naive client doesn't reach a canary by %s (%v), so nothing is shown", u, err)
 	}
 }
 
 // untouched says that no canary was connected to.
-func (w *world) untouched(what string) {
+func (w *network) requireUntouched(what string) {
 	w.t.Helper()
-	if n := w.hits(); n != 0 {
+	if n := w.takeHits(); n != 0 {
 		w.t.Errorf("%s: %d connections to canaries", what, n)
 	}
 }
 
 // newWild makes a client that may fetch everything that a test names.
-func newWild(t *testing.T, urls ...string) *fixture {
+func newOpenFixture(t *testing.T, urls ...string) *fixture {
 	t.Helper()
 	egress, err := limits.NewEgress(limits.EgressBudget{Bytes: 1 << 30, Hosts: 1 << 20})
 	if err != nil {
@@ -362,34 +362,34 @@ func newWild(t *testing.T, urls ...string) *fixture {
 // namespaceLiterals is acceptance case 59: every address that is not
 // public, though an operator's allowlist names it, and though somebody listens.
 func namespaceLiterals(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newNetwork(t, nil)
 	for _, addr := range canaryAddrs {
 		u := "http://" + netip.AddrPortFrom(netip.MustParseAddr(addr), 80).String() + "/"
-		w.control(u)
-		f := newWild(t, u)
-		if d := f.refused(u, "address"); d.Addr != addr {
+		w.requireReachable(u)
+		f := newOpenFixture(t, u)
+		if d := f.requireRefused(u, "address"); d.Addr != addr {
 			t.Errorf("%s: recorded %+v", u, d)
 		}
 	}
 	for _, spelled := range []string{"http://0.0.0.0/", "http://[::]/", "http://[::ffff:10.0.0.5]/", "http://127.1/", "http://2130706433/", "http://0x7f000001/", "http://017700000001/"} {
-		f := newWild(t, "http://"+publicAddr+"/")
+		f := newOpenFixture(t, "http://"+publicAddr+"/")
 		if _, err := f.get(spelled); err == nil {
 			t.Errorf("%s was fetched", spelled)
 		}
 	}
-	w.control("http://0.0.0.0/")
-	w.control("http://[::ffff:10.0.0.5]/")
-	w.untouched("literals")
+	w.requireReachable("http://0.0.0.0/")
+	w.requireReachable("http://[::ffff:10.0.0.5]/")
+	w.requireUntouched("literals")
 	for _, u := range []string{"http://" + publicAddr + "/", "http://[" + publicAddr6 + "]/"} {
-		if res, err := newWild(t, u).get(u); err != nil || string(res.Body) != "hello" {
+		if res, err := newOpenFixture(t, u).get(u); err != nil || string(res.Body) != "hello" {
 			t.Errorf("a public address: %v", err)
 		}
 	}
 	for _, to := range []string{"http://169.254.169.254/latest/meta-data/", "http://127.0.0.1/", "http://[::1]/"} {
 		u := "http://" + publicAddr + "/?to=" + to
-		w.control(u)
-		newWild(t, "http://"+publicAddr+"/", to).refused(u, "address")
-		w.untouched("redirect to " + to)
+		w.requireReachable(u)
+		newOpenFixture(t, "http://"+publicAddr+"/", to).requireRefused(u, "address")
+		w.requireUntouched("redirect to " + to)
 	}
 }
 
@@ -401,7 +401,7 @@ func namespaceRebinding(t *testing.T) {
 	for range 100 {
 		flip = append(flip, public, inner)
 	}
-	w := newWorld(t, map[string][]answer{
+	w := newNetwork(t, map[string][]answer{
 		"second.test": {public, inner}, "flip.test": flip, "control.test": {public, inner}, "hop.test": {public, inner}, "meta.test": {public, {addrs: []string{"169.254.169.254"}}},
 	})
 	// The naive way: resolve, look, and then dial by name.
@@ -409,20 +409,20 @@ func namespaceRebinding(t *testing.T) {
 	if err != nil || addrs[0].Unmap().String() != publicAddr {
 		t.Fatalf("control: %v, %v", addrs, err)
 	}
-	w.control("http://control.test./")
+	w.requireReachable("http://control.test./")
 
 	for _, name := range []string{"second.test", "meta.test"} {
-		f := newWild(t, "http://"+name+"/")
+		f := newOpenFixture(t, "http://"+name+"/")
 		if res, err := f.get("http://" + name + "/"); err != nil || string(res.Body) != "hello" {
 			t.Errorf("%s, the first time: %v", name, err)
 		}
-		f.refused("http://"+name+"/", "address")
+		f.requireRefused("http://"+name+"/", "address")
 	}
-	hop := newWild(t, "http://hop.test/")
-	if d := hop.refused("http://hop.test/?to=/again", "address"); !d.Redirect || d.Addr != "127.0.0.1" {
+	hop := newOpenFixture(t, "http://hop.test/")
+	if d := hop.requireRefused("http://hop.test/?to=/again", "address"); !d.Redirect || d.Addr != "127.0.0.1" {
 		t.Errorf("a redirect to itself, which is elsewhere by then: recorded %+v", d)
 	}
-	f := newWild(t, "http://flip.test/")
+	f := newOpenFixture(t, "http://flip.test/")
 	fetched := 0
 	for range 100 {
 		if _, err := f.get("http://flip.test/"); err == nil {
@@ -432,7 +432,7 @@ func namespaceRebinding(t *testing.T) {
 	if fetched != 50 {
 		t.Errorf("%d of 100 fetches of a name that is public every second time succeeded", fetched)
 	}
-	w.untouched("rebinding")
+	w.requireUntouched("rebinding")
 }
 
 // namespaceMixedAnswers is acceptance case 63: it fails closed where any
@@ -444,7 +444,7 @@ func namespaceMixedAnswers(t *testing.T) {
 		hidden = append(hidden, many[i])
 	}
 	many[0], hidden[499] = publicAddr, "10.0.0.5"
-	w := newWorld(t, map[string][]answer{
+	w := newNetwork(t, map[string][]answer{
 		"mixed.test":              {{addrs: []string{publicAddr, "127.0.0.1"}}},
 		"inner-first.test":        {{addrs: []string{"127.0.0.1", publicAddr}}},
 		"six.test":                {{addrs: []string{publicAddr, "::1"}}},
@@ -471,59 +471,59 @@ func namespaceMixedAnswers(t *testing.T) {
 		switch name {
 		case "mixed.test", "hidden.test", "six.test", "localhost.", "x.localhost", "wiki": // which of the answers a naive client tries is up to it
 		default:
-			w.control(u)
+			w.requireReachable(u)
 		}
-		f := newWild(t, u)
+		f := newOpenFixture(t, u)
 		_, err := f.get(u)
-		if got := reason(err); got != "address" && !(name == "x.localhost" && got == "resolve") {
+		if got := reasonOf(err); got != "address" && !(name == "x.localhost" && got == "resolve") {
 			t.Errorf("%s: %v, want a refusal of its address", name, err)
 		}
-		w.untouched(name)
+		w.requireUntouched(name)
 	}
 	for name, want := range map[string]string{"none.test": "resolve", "late.test": "resolve", "fails.test": "resolve", "unknown.test": "resolve", "searched.test": "resolve", "good.test": "", "many.test": ""} {
 		u := "http://" + name + "/"
-		if _, err := newWild(t, u).get(u); reason(err) != want {
+		if _, err := newOpenFixture(t, u).get(u); reasonOf(err) != want {
 			t.Errorf("%s: %v, want %q", name, err, want)
 		}
 	}
-	if res, err := newWild(t, "http://late.test/").get("http://late.test/"); err != nil || string(res.Body) != "hello" {
+	if res, err := newOpenFixture(t, "http://late.test/").get("http://late.test/"); err != nil || string(res.Body) != "hello" {
 		t.Errorf("a name that is there at last: %v", err)
 	}
-	w.untouched("answers")
+	w.requireUntouched("answers")
 }
 
 // namespaceAllowedByName is what an operator can open: one host, in one network.
 func namespaceAllowedByName(t *testing.T) {
-	w := newWorld(t, map[string][]answer{
+	w := newNetwork(t, map[string][]answer{
 		"wiki.test":  {{addrs: []string{"10.0.0.5"}}, {addrs: []string{"169.254.169.254"}}},
 		"other.test": {{addrs: []string{"10.0.0.5"}}},
 	})
-	f := newWild(t, "http://wiki.test/", "http://other.test/", "http://10.0.0.5/")
+	f := newOpenFixture(t, "http://wiki.test/", "http://other.test/", "http://10.0.0.5/")
 	f.opts.Private = map[string][]netip.Prefix{"wiki.test": {netip.MustParsePrefix("10.0.0.0/24")}}
 	if res, err := f.get("http://wiki.test/"); err != nil || string(res.Body) != "secret" {
 		t.Errorf("the host that is allowed: %v", err)
 	}
-	if w.hits() != 1 {
+	if w.takeHits() != 1 {
 		t.Error("the canary does not count")
 	}
-	f.refused("http://wiki.test/", "address") // it has moved
-	f.refused("http://other.test/", "address")
-	f.refused("http://10.0.0.5/", "address")
-	w.untouched("others")
+	f.requireRefused("http://wiki.test/", "address") // it has moved
+	f.requireRefused("http://other.test/", "address")
+	f.requireRefused("http://10.0.0.5/", "address")
+	w.requireUntouched("others")
 }
 
 // namespaceProxy is acceptance case 67 with an address that is not
 // loopback, for which net/http's own default asks the environment.
 func namespaceProxy(t *testing.T) {
-	w := newWorld(t, map[string][]answer{"docs.test": {{addrs: []string{publicAddr}}}})
+	w := newNetwork(t, map[string][]answer{"docs.test": {{addrs: []string{publicAddr}}}})
 	proxy := newCanary(t, publicAddr+":3128")
-	err := naive(t, &http.Client{Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true}}, "http://docs.test/")
+	err := fetchNaively(t, &http.Client{Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true}}, "http://docs.test/")
 	if proxy.hits.Swap(0) == 0 {
 		t.Errorf("control: the environment's proxy is not used by a client that asks for it: %v", err)
 	}
-	if res, err := newWild(t, "http://docs.test/").get("http://docs.test/"); err != nil || string(res.Body) != "hello" {
+	if res, err := newOpenFixture(t, "http://docs.test/").get("http://docs.test/"); err != nil || string(res.Body) != "hello" {
 		t.Errorf("%v", err)
 	}
-	proxy.untouched(t)
-	w.untouched("proxy")
+	proxy.requireUntouched(t)
+	w.requireUntouched("proxy")
 }

@@ -47,15 +47,15 @@ func (r Rule) IsFor(host string) bool {
 
 // allows says whether a URL is within the rule. A path that servers may
 // disagree about is only within a rule that allows every path.
-func (r Rule) allows(t target) bool {
+func (r Rule) allowsTarget(t target) bool {
 	if r.at.host == "" || r.at.origin != t.origin {
 		return false
 	}
-	return r.at.path == "/" || !t.ambiguous && covers(r.at.path, t.path)
+	return r.at.path == "/" || !t.ambiguous && coversPath(r.at.path, t.path)
 }
 
 // covers says whether a path is the prefix, or lies below it.
-func covers(prefix, path string) bool {
+func coversPath(prefix, path string) bool {
 	rest, ok := strings.CutPrefix(path, prefix)
 	return ok && (rest == "" || strings.HasSuffix(prefix, "/") || rest[0] == '/')
 }
@@ -63,11 +63,11 @@ func covers(prefix, path string) bool {
 // Allows says whether any of the rules allows a URL.
 func Allows(rules []Rule, rawURL string) bool {
 	t, err := parseTarget(rawURL)
-	return err == nil && allowed(rules, t)
+	return err == nil && anyAllows(rules, t)
 }
 
-func allowed(rules []Rule, t target) bool {
-	return slices.ContainsFunc(rules, func(r Rule) bool { return r.allows(t) })
+func anyAllows(rules []Rule, t target) bool {
+	return slices.ContainsFunc(rules, func(r Rule) bool { return r.allowsTarget(t) })
 }
 
 // Intersect gives the rules that allow what both lists allow.
@@ -77,9 +77,9 @@ func Intersect(a, b []Rule) []Rule {
 		for _, y := range b {
 			switch {
 			case x.at.origin != y.at.origin:
-			case covers(y.at.path, x.at.path):
+			case coversPath(y.at.path, x.at.path):
 				out = append(out, x)
-			case covers(x.at.path, y.at.path):
+			case coversPath(x.at.path, y.at.path):
 				out = append(out, y)
 			}
 		}

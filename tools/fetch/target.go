@@ -44,7 +44,7 @@ func (o origin) authority() string {
 func (o origin) String() string { return o.scheme + "://" + o.authority() }
 
 // literal is the address that the host is, if it is one.
-func (o origin) literal() (netip.Addr, bool) {
+func (o origin) literalAddr() (netip.Addr, bool) {
 	addr, err := netip.ParseAddr(o.host)
 	return addr, err == nil
 }
@@ -98,7 +98,7 @@ func parseTarget(raw string) (target, error) {
 
 // resolve gives the canonical form of a reference, such as a Location header,
 // as it is meant at t.
-func (t target) resolve(ref string) (target, error) {
+func (t target) resolveRef(ref string) (target, error) {
 	if err := checkText(ref); err != nil {
 		return target{}, err
 	}

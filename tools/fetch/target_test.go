@@ -118,7 +118,7 @@ func TestResolve(t *testing.T) {
 		"\thttps://other.example":  "!invalid_url",
 		"http://127.0.0.1:22":      "http://127.0.0.1:22/",
 	} {
-		got, err := at.resolve(ref)
+		got, err := at.resolveRef(ref)
 		text := got.String()
 		if bad, ok := errors.AsType[*urlError](err); ok {
 			text = "!" + bad.reason

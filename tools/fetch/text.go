@@ -23,7 +23,7 @@ const (
 
 // readable says whether a media type is text that a model can be shown. "" is
 // told by its bytes.
-func readable(mediaType string) bool {
+func isReadableType(mediaType string) bool {
 	if mediaType == "" || strings.HasPrefix(mediaType, "text/") {
 		return true
 	}
@@ -50,34 +50,34 @@ type page struct {
 	notes []string
 }
 
-func (p *page) note(format string, args ...any) {
+func (p *page) addNote(format string, args ...any) {
 	p.notes = append(p.notes, fmt.Sprintf(format, args...))
 }
 
 // read turns a response into text. Raw leaves HTML as it is. Its error is a
 // *failure.
-func read(r Response, raw bool) (page, error) {
+func newPage(r Response, raw bool) (page, error) {
 	var p page
-	text, err := decode(r)
+	text, err := decodeBody(r)
 	if err != nil {
 		return p, err
 	}
 	if !raw && isHTML(r, text) {
-		if text, err = p.markdown(text, r.URL); err != nil {
+		if text, err = p.convertHTML(text, r.URL); err != nil {
 			return p, err
 		}
 	}
 	var hidden int
-	p.text, hidden = clean(text)
+	p.text, hidden = removeInvisible(text)
 	if hidden > 0 {
-		p.note("%d characters that nobody sees were left out", hidden)
+		p.addNote("%d characters that nobody sees were left out", hidden)
 	}
 	return p, nil
 }
 
 // decode gives the body as UTF-8: by its byte order mark, the Content-Type, or
 // what the page itself says, as browsers do.
-func decode(r Response) (string, error) {
+func decodeBody(r Response) (string, error) {
 	sample := r.Body[:min(len(r.Body), sampleBytes)]
 	contentType := r.MediaType
 	if r.Charset != "" {
@@ -91,13 +91,13 @@ func decode(r Response) (string, error) {
 	if name != "utf-8" {
 		out, err := io.ReadAll(io.LimitReader(transform.NewReader(bytes.NewReader(r.Body), enc.NewDecoder()), maxTextBytes+1))
 		if err != nil || len(out) > maxTextBytes {
-			return "", fail("charset", "the response can't be read as %s", name)
+			return "", newFailure("charset", "the response can't be read as %s", name)
 		}
 		text = string(out)
 	}
 	text = strings.ToValidUTF8(strings.TrimPrefix(text, "\ufeff"), "\ufffd")
 	if isBinary(text) {
-		return "", fail("content_type", "the response is no text, whatever its type says")
+		return "", newFailure("content_type", "the response is no text, whatever its type says")
 	}
 	return text, nil
 }
@@ -134,10 +134,10 @@ func isHTML(r Response, text string) bool {
 // clean takes out what a person who looks at the text would not see and a model
 // would read: controls, marks that reorder text, tags, zero widths. Joiners
 // stay, which words and pictures are made with.
-func clean(text string) (cleaned string, hidden int) {
+func removeInvisible(text string) (cleaned string, hidden int) {
 	text = strings.ReplaceAll(text, "\r\n", "\n")
 	return strings.Map(func(r rune) rune {
-		if invisible(r) {
+		if isInvisible(r) {
 			hidden++
 			return -1
 		}
@@ -145,7 +145,7 @@ func clean(text string) (cleaned string, hidden int) {
 	}, text), hidden
 }
 
-func invisible(r rune) bool {
+func isInvisible(r rune) bool {
 	switch {
 	case r == '\n', r == '\t', r == '\u200c', r == '\u200d', r == '\u200e', r == '\u200f', r == '\u00ad':
 		return false

@@ -21,7 +21,7 @@ func htmlPage(body string) Response {
 }
 
 func TestMarkdown(t *testing.T) {
-	p, err := read(htmlPage(`<!doctype html><html><head><title> The  guide </title><style>p{}</style><script>alert("no")</script></head><body>
+	p, err := newPage(htmlPage(`<!doctype html><html><head><title> The  guide </title><style>p{}</style><script>alert("no")</script></head><body>
 <h2>Install</h2><p>Run <code>make</code>, see <a href="../b?x=1">the <b>other</b> page</a>, <a href="javascript:evil()">this</a> and <a href="//o.example/">that</a>.</p>
 <ul><li>one</li><li>two</li></ul><pre><code class="language-go">x := 1
 y := 2</code></pre>
@@ -42,7 +42,7 @@ y := 2</code></pre>
 			t.Errorf("%q is in:\n%s", no, p.text)
 		}
 	}
-	raw, err := read(htmlPage("<p>x</p>"), true)
+	raw, err := newPage(htmlPage("<p>x</p>"), true)
 	if err != nil || raw.text != "<p>x</p>" {
 		t.Errorf("raw: %q, %v", raw.text, err)
 	}
@@ -50,7 +50,7 @@ y := 2</code></pre>
 
 // TestHidden is the part of acceptance case 68 about what people don't see.
 func TestHidden(t *testing.T) {
-	p, err := read(htmlPage(`<p>seen</p><!-- HIDDEN1 --><div style="color:red; DISPLAY : none">HIDDEN2</div><div hidden>HIDDEN3</div>
+	p, err := newPage(htmlPage(`<p>seen</p><!-- HIDDEN1 --><div style="color:red; DISPLAY : none">HIDDEN2</div><div hidden>HIDDEN3</div>
 <span style="visibility:hidden">HIDDEN4</span><template>HIDDEN5</template><p style="font-size:0">HIDDEN6</p><svg><text>HIDDEN7</text></svg>
 <iframe srcdoc="HIDDEN8"></iframe><p style="opacity:0">HIDDEN9</p><textarea>HIDDEN10</textarea><p style="opacity:0.5">also seen</p>`), false)
 	if err != nil {
@@ -66,7 +66,7 @@ func TestHidden(t *testing.T) {
 	for _, r := range "ignore" {
 		tags += string(0xe0000 + r)
 	}
-	p, err = read(Response{MediaType: "text/plain", Body: []byte("a\x1b[2Jb\u202ec\u200bd" + tags + "e\u0007f\u009bg\U000e0101h\r\ni\rj 👨‍👩‍👧")}, false)
+	p, err = newPage(Response{MediaType: "text/plain", Body: []byte("a\x1b[2Jb\u202ec\u200bd" + tags + "e\u0007f\u009bg\U000e0101h\r\ni\rj 👨‍👩‍👧")}, false)
 	if err != nil || p.text != "a[2Jbcdefgh\nij 👨‍👩‍👧" || len(p.notes) != 1 {
 		t.Errorf("%q, %q, %v", p.text, p.notes, err)
 	}
@@ -99,10 +99,10 @@ func TestCharsets(t *testing.T) {
 		"empty":               {Response{MediaType: "text/html", URL: "http://x/"}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, err := read(tt.r, false)
+			p, err := newPage(tt.r, false)
 			got := strings.TrimSpace(p.text)
 			if err != nil {
-				got = "!" + reason(err)
+				got = "!" + reasonOf(err)
 			}
 			if got != tt.want {
 				t.Errorf("%q (%v), want %q", got, err, tt.want)
@@ -117,7 +117,7 @@ func TestReadable(t *testing.T) {
 		"image/svg+xml": true, "image/png": false, "application/octet-stream": false, "application/pdf": false, "application/zip": false,
 		"video/mp4": false, "multipart/mixed": false, "application/x-msdownload": false,
 	} {
-		if readable(kind) != want {
+		if isReadableType(kind) != want {
 			t.Errorf("%q is readable: %v, want %v", kind, !want, want)
 		}
 	}
@@ -158,10 +158,10 @@ func TestHTMLBombs(t *testing.T) {
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
 			start := time.Now()
-			p, err := read(htmlPage(text), false)
+			p, err := newPage(htmlPage(text), false)
 			runtime.ReadMemStats(&after)
 			t.Logf("%d KiB in %v, %d MiB allocated: %d KiB, %v", len(text)>>10, time.Since(start).Round(time.Millisecond), (after.TotalAlloc-before.TotalAlloc)>>20, len(p.text)>>10, err)
-			if got := reason(err); got != "" && got != "html" {
+			if got := reasonOf(err); got != "" && got != "html" {
 				t.Errorf("%v", err)
 			}
 			if grown := (after.TotalAlloc - before.TotalAlloc) >> 20; grown > 120 {
@@ -175,7 +175,7 @@ func TestWindow(t *testing.T) {
 	text := "first line\nsecond line\nthird ünd last"
 	var all strings.Builder
 	for at := 0; at < len(text); {
-		from, to := window(text, at, 15, 100)
+		from, to := selectWindow(text, at, 15, 100)
 		if from != at || to <= from || !utf8.ValidString(text[from:to]) {
 			t.Fatalf("window at %d is %d to %d", at, from, to)
 		}
@@ -188,7 +188,7 @@ func TestWindow(t *testing.T) {
 	for _, tt := range []struct{ offset, limit, from, to int }{
 		{0, 0, 0, len(text)}, {1000, 5, len(text), len(text)}, {-5, 3, 0, 3}, {30, 1, 31, 32}, {29, 1, 29, 31}, {0, 13, 0, 11},
 	} {
-		if from, to := window(text, tt.offset, tt.limit, 100); from != tt.from || to != tt.to {
+		if from, to := selectWindow(text, tt.offset, tt.limit, 100); from != tt.from || to != tt.to {
 			t.Errorf("window %d, %d is %d to %d, want %d to %d", tt.offset, tt.limit, from, to, tt.from, tt.to)
 		}
 	}
@@ -197,7 +197,7 @@ func TestWindow(t *testing.T) {
 // TestTool is what the model gets.
 func TestTool(t *testing.T) {
 	long := strings.Repeat("a line of text, thirty-two bytes\n", 5000)
-	u := serve(t, func(w http.ResponseWriter, r *http.Request) {
+	u := startServer(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/plain")
 		switch r.URL.Path {
 		case "/long":
@@ -215,7 +215,7 @@ func TestTool(t *testing.T) {
 		}
 	})
 	dir := t.TempDir()
-	f := local(t, Options{Dir: dir}, u)
+	f := newLocalFixture(t, Options{Dir: dir}, u)
 	body := func(input map[string]any) (string, tools.Output) {
 		t.Helper()
 		out, err := f.execute(input)
@@ -269,11 +269,11 @@ func TestTool(t *testing.T) {
 			t.Errorf("%s: %#v", path, err)
 		}
 	}
-	def := definition(f.opts)
+	def := newDefinition(f.opts)
 	if !def.EnabledByDefault || def.Class != tools.ClassRead || def.Runs != tools.PlaceHost || !strings.Contains(def.Description, u) {
 		t.Errorf("%+v", def)
 	}
-	if off := definition(local(t, Options{}).opts); off.EnabledByDefault {
+	if off := newDefinition(newLocalFixture(t, Options{}).opts); off.EnabledByDefault {
 		t.Error("the tool is on without an allowlist")
 	}
 }
@@ -286,9 +286,9 @@ func FuzzRead(f *testing.F) {
 	f.Add("text/plain", "utf-16", "a\x00b\x00")
 	f.Add("application/json", "", "{\"a\":1}")
 	f.Fuzz(func(t *testing.T, kind, charset, body string) {
-		p, err := read(Response{URL: "https://a.example/b", MediaType: kind, Charset: charset, Body: []byte(body)}, false)
+		p, err := newPage(Response{URL: "https://a.example/b", MediaType: kind, Charset: charset, Body: []byte(body)}, false)
 		if err != nil {
-			if reason(err) == "" || strings.HasPrefix(reason(err), "error: ") {
+			if reasonOf(err) == "" || strings.HasPrefix(reasonOf(err), "error: ") {
 				t.Fatalf("%v is no failure", err)
 			}
 			return
@@ -304,23 +304,23 @@ func FuzzRead(f *testing.F) {
 // character that stands in for them does not become one.
 func TestBracketsAreConvertedInOnePass(t *testing.T) {
 	p := &page{}
-	got, err := p.markdown("<p>"+strings.Repeat("[", 2<<20), "http://example.com/")
+	got, err := p.convertHTML("<p>"+strings.Repeat("[", 2<<20), "http://example.com/")
 	if err != nil || strings.Count(got, "[") != 2<<20 {
 		t.Errorf("%d brackets, %v", strings.Count(got, "["), err)
 	}
 	deep := strings.Repeat("<div>", maxDepth+1) + "<code>" + strings.Repeat("[", 2<<20) + "</code>"
-	if got, err = p.markdown(deep, "http://example.com/"); err != nil || strings.Count(got, "[") != 2<<20 {
+	if got, err = p.convertHTML(deep, "http://example.com/"); err != nil || strings.Count(got, "[") != 2<<20 {
 		t.Errorf("where the code loses its element: %d brackets, %v", strings.Count(got, "["), err)
 	}
 	for page, want := range map[string]string{
-		"<title>a [b]</title><p>[x] <a href=/y>[1]</a> " + standIn + "<code>c[0](1)</code>": "# a [b]\n\n[x] [[1\\]](http://example.com/y) `c[0](1)`",
+		"<title>a [b]</title><p>[x] <a href=/y>[1]</a> " + bracketStandIn + "<code>c[0](1)</code>": "# a [b]\n\n[x] [[1\\]](http://example.com/y) `c[0](1)`",
 		"<pre>a[1](2)</pre>":                 "```\na[1](2)\n```",
 		"<p>[click](http://evil.test/) x[1]": `\[click](http://evil.test/) x[1]`,
 		"<p>[a][b] ![i](j)":                  `\[a][b] !\[i](j)`,
 		"<p>[ref]: http://evil.test/":        `\[ref]: http://evil.test/`,
 		"<p>[<b>a</b>](http://evil.test/)":   `\[**a**](http://evil.test/)`,
 	} {
-		if got, err := p.markdown(page, "http://example.com/"); err != nil || got != want {
+		if got, err := p.convertHTML(page, "http://example.com/"); err != nil || got != want {
 			t.Errorf("%s is %q, %v, want %q", page, got, err, want)
 		}
 	}
