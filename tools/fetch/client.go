@@ -163,7 +163,8 @@ func (c *Client) followRedirects(ctx context.Context, r Request) (last string, _
 			return at.String(), Response{}, newFailure("redirects", "%s redirects more than %d times", first.origin, c.opts.Redirects)
 		}
 		passed = append(passed, at.String())
-		if at, err = c.resolveRedirect(at, first, next, r.Asked); err != nil {
+		at, err = c.resolveRedirect(at, first, next, r.Asked)
+		if err != nil {
 			return redirectURL(next, at), Response{}, markRedirected(ctx, passed, err)
 		}
 	}
@@ -291,7 +292,8 @@ func (c *Client) sendRequest(ctx context.Context, t target) (Response, string, e
 	if !isReadableType(out.MediaType) {
 		return Response{}, "", newFailure("content_type", "%s is %s (status %d), which is no text; only text is fetched", clipText(t.String(), 200), out.MediaType, out.Status)
 	}
-	if out.Body, err = c.readBody(res); err != nil {
+	out.Body, err = c.readBody(res)
+	if err != nil {
 		return Response{}, "", err
 	}
 	sum := sha256.Sum256(out.Body)

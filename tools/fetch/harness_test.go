@@ -55,12 +55,14 @@ func newFixture(t testing.TB, o Options, rules ...string) *fixture {
 	}
 	var err error
 	if o.Egress == nil {
-		if o.Egress, err = limits.NewEgress(limits.DefaultEgressBudget()); err != nil {
+		o.Egress, err = limits.NewEgress(limits.DefaultEgressBudget())
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
 	if o.Hosts == nil {
-		if o.Hosts, err = limits.NewBreakers(limits.BreakerOptions{Name: limits.BreakerFetchHost}); err != nil {
+		o.Hosts, err = limits.NewBreakers(limits.BreakerOptions{Name: limits.BreakerFetchHost})
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -70,7 +72,8 @@ func newFixture(t testing.TB, o Options, rules ...string) *fixture {
 		f.denied = append(f.denied, d)
 		return nil
 	}
-	if f.Client, err = NewClient(o); err != nil {
+	f.Client, err = NewClient(o)
+	if err != nil {
 		t.Fatal(err)
 	}
 	return f

@@ -240,7 +240,10 @@ func (n *dnsServer) answerQuery(query []byte, maxSize int) []byte {
 		n.asked[key]++
 	}
 	n.mu.Unlock()
-	m.Response, m.Authoritative, m.RecursionAvailable, m.Additionals = true, true, true, nil
+	m.Response = true
+	m.Authoritative = true
+	m.RecursionAvailable = true
+	m.Additionals = nil
 	if at < 0 {
 		m.RCode = dnsmessage.RCodeNameError
 	} else {

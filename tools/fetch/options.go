@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"cmp"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -104,12 +105,12 @@ func (o Options) withDefaults() (Options, error) {
 		private[canonical] = append(private[canonical], networks...)
 	}
 	o.Private = private
-	o.MaxBytes = orDefault(o.MaxBytes, DefaultMaxBytes)
-	o.Timeout = orDefault(o.Timeout, DefaultTimeout)
-	o.Idle = orDefault(o.Idle, DefaultIdle)
-	o.Redirects = max(orDefault(o.Redirects, DefaultRedirects), 0)
-	o.Agent = orDefault(o.Agent, "Caisson")
-	o.ResultBytes = orDefault(o.ResultBytes, tools.DefaultResultBytes)
+	o.MaxBytes = cmp.Or(o.MaxBytes, DefaultMaxBytes)
+	o.Timeout = cmp.Or(o.Timeout, DefaultTimeout)
+	o.Idle = cmp.Or(o.Idle, DefaultIdle)
+	o.Redirects = max(cmp.Or(o.Redirects, DefaultRedirects), 0)
+	o.Agent = cmp.Or(o.Agent, "Caisson")
+	o.ResultBytes = cmp.Or(o.ResultBytes, tools.DefaultResultBytes)
 	if o.Resolver == nil {
 		o.Resolver = &net.Resolver{PreferGo: true}
 	}
@@ -120,12 +121,4 @@ func (o Options) withDefaults() (Options, error) {
 		o.Denied = func(Denial) error { return nil }
 	}
 	return o, nil
-}
-
-func orDefault[T comparable](v, def T) T {
-	var zero T
-	if v == zero {
-		return def
-	}
-	return v
 }

@@ -136,13 +136,16 @@ func newTarget(u *url.URL) (target, error) {
 	}
 	t := target{origin: origin{scheme: u.Scheme}}
 	var err error
-	if t.host, err = canonicalHost(u.Hostname()); err != nil {
+	t.host, err = canonicalHost(u.Hostname())
+	if err != nil {
 		return target{}, err
 	}
-	if t.port, err = canonicalPort(u); err != nil {
+	t.port, err = canonicalPort(u)
+	if err != nil {
 		return target{}, err
 	}
-	if t.path, t.ambiguous, err = canonicalPath(u.EscapedPath()); err != nil {
+	t.path, t.ambiguous, err = canonicalPath(u.EscapedPath())
+	if err != nil {
 		return target{}, err
 	}
 	if u.RawQuery != "" || u.ForceQuery {

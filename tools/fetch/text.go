@@ -63,7 +63,8 @@ func newPage(r Response, raw bool) (page, error) {
 		return p, err
 	}
 	if !raw && isHTML(r, text) {
-		if text, err = p.convertHTML(text, r.URL); err != nil {
+		text, err = p.convertHTML(text, r.URL)
+		if err != nil {
 			return p, err
 		}
 	}
@@ -107,7 +108,8 @@ func decodeBody(r Response) (string, error) {
 func isBinary(text string) bool {
 	n, odd := 0, 0
 	for _, r := range text {
-		if n++; n > sampleBytes {
+		n++
+		if n > sampleBytes {
 			break
 		}
 		switch {

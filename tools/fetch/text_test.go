@@ -309,7 +309,8 @@ func TestBracketsAreConvertedInOnePass(t *testing.T) {
 		t.Errorf("%d brackets, %v", strings.Count(got, "["), err)
 	}
 	deep := strings.Repeat("<div>", maxDepth+1) + "<code>" + strings.Repeat("[", 2<<20) + "</code>"
-	if got, err = p.convertHTML(deep, "http://example.com/"); err != nil || strings.Count(got, "[") != 2<<20 {
+	got, err = p.convertHTML(deep, "http://example.com/")
+	if err != nil || strings.Count(got, "[") != 2<<20 {
 		t.Errorf("where the code loses its element: %d brackets, %v", strings.Count(got, "["), err)
 	}
 	for page, want := range map[string]string{
