@@ -12,12 +12,12 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// wireSlack is what a body may be longer on the wire than decoded: gzip's
-// frames, and no more of them than that.
+// wireOverhead is the number of bytes by which a body may be longer on the wire
+// than decoded, for the frames of gzip.
 const wireOverhead = 64 << 10
 
-// readBody reads a response's body, decoded, up to the client's bound. What is
-// longer is refused, not cut: half a page is not the page.
+// readBody reads and decodes a response's body. A body that exceeds the client's
+// limit is refused and not truncated, because half a page can mislead.
 func (c *Client) readBody(res *http.Response) ([]byte, error) {
 	coding := strings.ToLower(strings.TrimSpace(strings.Join(res.Header.Values("Content-Encoding"), ",")))
 	limit := c.opts.MaxBytes
@@ -45,8 +45,8 @@ func (c *Client) readBody(res *http.Response) ([]byte, error) {
 	return buf.Bytes(), nil
 }
 
-// badBody is a body that can't be read. What the connection, the context or
-// the budget ended keeps its own cause.
+// bodyError returns the failure for a body that can't be read. A timeout or an
+// exceeded budget is returned as it is.
 func bodyError(err error, format string, args ...any) error {
 	if _, ok := errors.AsType[*limits.ExceededError](err); ok || isTimeout(err) {
 		return err
@@ -56,7 +56,7 @@ func bodyError(err error, format string, args ...any) error {
 
 var errTooLarge = errors.New("too large")
 
-// boundedReader fails with errTooLarge where there is more than left.
+// boundedReader reads at most left bytes and then fails with errTooLarge.
 type boundedReader struct {
 	r    io.Reader
 	left int64

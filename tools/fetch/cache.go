@@ -13,11 +13,11 @@ import (
 	"go.uber.org/zap"
 )
 
-// cache keeps responses of one session: bodies as files named by their SHA-256,
-// which stay as evidence of what the model saw, and by which URL they came in
+// cache keeps the responses of one session. Bodies are files named by their
+// SHA-256, which stay as evidence of what the model saw; an index by URL is in
 // memory. It is safe for concurrent use.
 type cache struct {
-	dir      string // "" keeps nothing
+	dir      string // "" disables the cache
 	maxBytes int64
 	log      *zap.Logger
 
@@ -31,7 +31,7 @@ func newCache(dir string, maxBytes int64, log *zap.Logger) *cache {
 	return &cache{dir: dir, maxBytes: maxBytes, log: log, byURL: map[string]Response{}, files: map[string]bool{}}
 }
 
-// get gives what came for a URL, if its file still holds that.
+// get returns the response for a URL, if its file is still unchanged.
 func (c *cache) get(url string) (Response, bool) {
 	c.mu.Lock()
 	res, ok := c.byURL[url]
@@ -42,7 +42,7 @@ func (c *cache) get(url string) (Response, bool) {
 	body, err := os.ReadFile(filepath.Join(c.dir, res.SHA256))
 	sum := sha256.Sum256(body)
 	if err != nil || hex.EncodeToString(sum[:]) != res.SHA256 {
-		c.log.Warn("a kept response is gone or changed", zap.String("sha256", res.SHA256), zap.Error(err))
+		c.log.Warn("cached response is missing or changed", zap.String("sha256", res.SHA256), zap.Error(err))
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		delete(c.byURL, url)
@@ -52,8 +52,8 @@ func (c *cache) get(url string) (Response, bool) {
 	return res, true
 }
 
-// put keeps a response where there is room; one that can't be kept is only
-// fetched again.
+// put stores a response if there is room. Without room, the URL is fetched again
+// the next time.
 func (c *cache) put(url string, res Response) {
 	if c.dir == "" {
 		return
@@ -62,12 +62,12 @@ func (c *cache) put(url string, res Response) {
 	defer c.mu.Unlock()
 	if !c.files[res.SHA256] {
 		if c.bytes+int64(len(res.Body)) > c.maxBytes {
-			delete(c.byURL, url) // what is kept is not what the server says now
+			delete(c.byURL, url) // the stored response is out of date
 			return
 		}
 		if err := c.writeFile(res.SHA256, res.Body); err != nil {
 			delete(c.byURL, url)
-			c.log.Warn("a response can't be kept", zap.Error(err))
+			c.log.Warn("response can't be cached", zap.Error(err))
 			return
 		}
 		c.files[res.SHA256] = true
@@ -77,14 +77,14 @@ func (c *cache) put(url string, res Response) {
 	c.byURL[url] = res
 }
 
-// write makes a file whole or not at all.
+// writeFile writes a file atomically.
 func (c *cache) writeFile(sum string, body []byte) error {
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
-		return fmt.Errorf("make folder of responses: %w", err)
+		return fmt.Errorf("create directory of responses: %w", err)
 	}
 	f, err := os.CreateTemp(c.dir, "new-*")
 	if err != nil {
-		return fmt.Errorf("keep response: %w", err)
+		return fmt.Errorf("write response: %w", err)
 	}
 	_, err = f.Write(body)
 	err = errors.Join(err, f.Close())
@@ -95,7 +95,7 @@ func (c *cache) writeFile(sum string, body []byte) error {
 		if gone := os.Remove(f.Name()); !errors.Is(gone, fs.ErrNotExist) {
 			err = errors.Join(err, gone)
 		}
-		return fmt.Errorf("keep response: %w", err)
+		return fmt.Errorf("write response: %w", err)
 	}
 	return nil
 }

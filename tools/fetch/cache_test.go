@@ -10,7 +10,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// tamper changes a kept response.
+// tamperFile changes a cached response.
 func tamperFile(t *testing.T, dir, sum string) {
 	t.Helper()
 	if err := os.WriteFile(filepath.Join(dir, sum), []byte("evil"), 0o600); err != nil {
@@ -51,6 +51,6 @@ func TestCacheWithoutRoom(t *testing.T) {
 	c := newCache(dir, 10, zap.NewNop())
 	c.put("a", Response{Body: []byte("x"), SHA256: "y"})
 	if _, ok := c.get("a"); ok {
-		t.Error("kept where there is no folder")
+		t.Error("stored without a directory")
 	}
 }

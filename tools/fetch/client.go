@@ -21,14 +21,14 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// Client fetches for one session, under one policy. It is safe for concurrent
-// use and holds no connection between two fetches, so nothing needs closing.
+// Client fetches URLs for one session, under one policy. It is safe for
+// concurrent use. It holds no connection between fetches, so it needs no Close.
 type Client struct {
 	opts  Options
 	cache *cache
 }
 
-// NewClient makes a client. It fails for options that can't work.
+// NewClient returns a client. It fails if the options are invalid.
 func NewClient(o Options) (*Client, error) {
 	o, err := o.withDefaults()
 	if err != nil {
@@ -40,38 +40,39 @@ func NewClient(o Options) (*Client, error) {
 // Request is one fetch.
 type Request struct {
 	URL string
-	// Refresh asks the server again for what is kept.
+	// Refresh bypasses the cache.
 	Refresh bool
-	// CallID is the call's, for what is recorded.
+	// CallID is the ID of the tool call, for records and logs.
 	CallID string
-	// Asked says that a person allowed this very URL: a redirect to another
-	// origin was not shown to them and is not followed.
+	// Asked reports whether a person approved this URL. Redirects to another
+	// origin, which were not shown to them, are then not followed.
 	Asked bool
 }
 
-// Response is what a server gave, with any status.
+// Response is the response of a server, with any status.
 type Response struct {
-	// URL is where it came from at last, Redirects what led there.
+	// URL is the final URL, Redirects are the URLs that redirected to it.
 	URL       string
 	Redirects []string
 	Status    int
-	// MediaType and Charset are of the Content-Type, "" where there is none.
+	// MediaType and Charset are those of the Content-Type, or "".
 	MediaType, Charset string
-	// Body is decoded of its transfer and content codings, SHA256 its hash, hex.
+	// Body is the body without transfer and content codings, SHA256 its hash in
+	// hexadecimal.
 	Body   []byte
 	SHA256 string
-	// Cached says that this session had it already.
+	// Cached reports whether the response is from the session's cache.
 	Cached bool
 }
 
-// errSlow is the cause of a context whose fetch took too long.
+// errTimeout is the cause of a context whose fetch took too long.
 var errTimeout = errors.New("the fetch took too long")
 
 const reasonTimeout = "timeout"
 
-// Get fetches one URL, within the policy. Its error is a failure for the model,
-// or wraps context.Cause(ctx), or tools.ErrRecord where a refusal could not be
-// recorded.
+// Get fetches one URL if the policy allows it. Its error is a failure for the
+// model, or wraps context.Cause(ctx), or wraps tools.ErrRecord if a refusal could
+// not be recorded.
 func (c *Client) Get(ctx context.Context, r Request) (Response, error) {
 	within, cancel := context.WithTimeoutCause(ctx, c.opts.Timeout, errTimeout)
 	defer cancel()
@@ -93,22 +94,23 @@ func (c *Client) Get(ctx context.Context, r Request) (Response, error) {
 	return Response{}, err
 }
 
-// Denial is a connection that the egress policy refused before it was made.
-// Everything in it is safe for display.
+// Denial is a connection that the egress policy refused before it was made. All
+// fields are safe for display.
 type Denial struct {
 	CallID string
-	// URL is canonical where it has such a form, and without a password. Host
-	// is its host:port, "" where it names none.
+	// URL is the refused URL without a password, in canonical form if it has one.
+	// Host is its host:port, or "".
 	URL, Host string
-	// Addr is the address that was refused, where that is why.
+	// Addr is the address that was refused, if the reason is an address.
 	Addr string
-	// Reason is a word of docs/fetch.md, such as not_allowed or address.
+	// Reason is a reason of docs/fetch.md, such as not_allowed or address.
 	Reason string
-	// Redirect says that a server named the URL, not the model.
+	// Redirect reports whether the URL came from a redirect and not from the model.
 	Redirect bool
 }
 
-// denial says what was refused: the URL at which the fetch ended.
+// newDenial returns the record of a refusal. Last is the URL at which the fetch
+// ended.
 func newDenial(callID, last string, f *failure) Denial {
 	d := Denial{CallID: callID, Addr: f.addr, Reason: f.reason, Redirect: f.redirect}
 	if t, err := parseTarget(last); err == nil {
@@ -124,10 +126,11 @@ func newDenial(callID, last string, f *failure) Denial {
 	return d
 }
 
-// maxShownURL bounds a URL in a record.
+// maxShownURL is the maximum length of a URL in a record.
 const maxShownURL = 2 << 10
 
-// clip cuts a text that is for people.
+// clipText returns the first n bytes of a text for display, with an ellipsis if
+// it is longer.
 func clipText(s string, n int) string {
 	if len(s) <= n {
 		return s
@@ -135,8 +138,8 @@ func clipText(s string, n int) string {
 	return strings.ToValidUTF8(s[:n], "") + "…"
 }
 
-// follow fetches a URL and what it redirects to. last is the URL at which it
-// ended, as it was written where it is none.
+// followRedirects fetches a URL and follows its redirects. last is the URL at
+// which it ended, unchanged if it can't be parsed.
 func (c *Client) followRedirects(ctx context.Context, r Request) (last string, _ Response, err error) {
 	first, err := parseTarget(r.URL)
 	if err != nil {
@@ -170,7 +173,8 @@ func (c *Client) followRedirects(ctx context.Context, r Request) (last string, _
 	}
 }
 
-// redirected says in a failure that it is not about the URL that was asked for.
+// markRedirected adds to a failure that it is about the target of a redirect and
+// not about the requested URL.
 func markRedirected(ctx context.Context, passed []string, err error) error {
 	err = asFailure(ctx, err)
 	if f, ok := errors.AsType[*failure](err); ok && len(passed) > 0 {
@@ -180,8 +184,7 @@ func markRedirected(ctx context.Context, passed []string, err error) error {
 	return err
 }
 
-// cached gives what the session has of a URL, where the policy allows it and
-// what it led to.
+// getCached returns the cached response for a URL that the policy allows.
 func (c *Client) getCached(t target) (Response, bool) {
 	if !anyAllows(c.opts.Allow, t) {
 		return Response{}, false
@@ -189,8 +192,8 @@ func (c *Client) getCached(t target) (Response, bool) {
 	return c.cache.get(t.String())
 }
 
-// redirect decides where a Location leads. Whether that may be fetched is
-// asked like for any other URL.
+// resolveRedirect returns the target of a Location header. The allowlist is
+// checked when the target is fetched, as for any other URL.
 func (c *Client) resolveRedirect(at, first target, location string, asked bool) (target, error) {
 	next, err := at.resolveRef(location)
 	if err != nil {
@@ -202,7 +205,7 @@ func (c *Client) resolveRedirect(at, first target, location string, asked bool) 
 	return next, nil
 }
 
-// redirectText is the URL that a refused redirect is recorded under.
+// redirectURL returns the URL for the record of a refused redirect.
 func redirectURL(location string, t target) string {
 	if t.host != "" {
 		return t.String()
@@ -210,8 +213,8 @@ func redirectURL(location string, t target) string {
 	return location
 }
 
-// hop makes one request, if the policy allows it. next is the Location of a
-// redirect, whose body is not read.
+// fetchHop makes one request if the policy allows it. For a redirect, next is
+// its Location, and its body is not read.
 func (c *Client) fetchHop(ctx context.Context, t target) (_ Response, next string, err error) {
 	if !anyAllows(c.opts.Allow, t) {
 		return Response{}, "", c.notAllowedFailure(t)
@@ -245,7 +248,8 @@ func (c *Client) fetchHop(ctx context.Context, t target) (_ Response, next strin
 	return res, next, err
 }
 
-// notAllowed says what is.
+// notAllowedFailure returns the failure for a URL that is not on the allowlist.
+// It lists what is allowed.
 func (c *Client) notAllowedFailure(t target) error {
 	if len(c.opts.Allow) == 0 {
 		return newDenied("not_allowed", "nothing may be fetched in this session")
@@ -261,7 +265,7 @@ func (c *Client) notAllowedFailure(t target) error {
 	return newDenied("not_allowed", "%s is not on this session's allowlist, which is: %s", clipText(t.String(), 200), strings.Join(list, ", "))
 }
 
-// exchange sends one request on a connection of its own and reads the answer.
+// sendRequest sends one request on its own connection and reads the response.
 func (c *Client) sendRequest(ctx context.Context, t target) (Response, string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, t.String(), nil)
 	if err != nil {
@@ -279,12 +283,12 @@ func (c *Client) sendRequest(ctx context.Context, t target) (Response, string, e
 	if err != nil {
 		return Response{}, "", err
 	}
-	defer func() { _ = res.Body.Close() }() // whatever of it was not read is of no use
+	defer func() { _ = res.Body.Close() }() // an unread rest is not needed
 	if location := res.Header.Get("Location"); location != "" && isRedirect(res.StatusCode) {
 		return Response{Status: res.StatusCode}, location, nil
 	}
 	out := Response{Status: res.StatusCode}
-	// A type that can't be read is none: what it is then is told by its bytes.
+	// Without a valid type, the bytes decide whether it is text.
 	kind, params, err := mime.ParseMediaType(res.Header.Get("Content-Type"))
 	if err == nil || errors.Is(err, mime.ErrInvalidMediaParameter) {
 		out.MediaType, out.Charset = clipText(kind, 100), clipText(strings.ToLower(params["charset"]), 40)
@@ -305,8 +309,8 @@ func isRedirect(status int) bool {
 	return slices.Contains([]int{301, 302, 303, 307, 308}, status)
 }
 
-// transport makes the way to one origin, for one request: nothing of it is kept
-// for another. HTTP/1.1 alone, whose messages are bounded by the few numbers here.
+// newTransport returns a transport for one request to one origin. It uses
+// HTTP/1.1 only, whose messages are bounded by the few limits set here.
 func (c *Client) newTransport(t target) *http.Transport {
 	tr := &http.Transport{
 		TLSClientConfig:        &tls.Config{RootCAs: c.opts.RootCAs, MinVersion: tls.VersionTLS12},
@@ -327,7 +331,7 @@ func (c *Client) newTransport(t target) *http.Transport {
 	return tr
 }
 
-// transport gives an error of the network a reason and a sentence.
+// networkFailure returns the failure for an error of the network.
 func networkFailure(ctx context.Context, err error) *failure {
 	switch {
 	case context.Cause(ctx) != nil:
@@ -346,7 +350,7 @@ func isTimeout(err error) bool {
 	return errors.Is(err, errTimeout) || errors.Is(err, os.ErrDeadlineExceeded) || ok && timeout.Timeout()
 }
 
-// rootCause leaves out the addresses that errors of package net begin with.
+// rootCause returns err without the addresses that package net adds.
 func rootCause(err error) error {
 	if op, ok := errors.AsType[*net.OpError](err); ok && op.Err != nil {
 		return op.Err

@@ -24,7 +24,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// hello answers with a short text.
+// serveHello responds with a short text.
 func serveHello(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	_, _ = io.WriteString(w, "hello")
@@ -53,14 +53,14 @@ func TestGetTLS(t *testing.T) {
 	t.Cleanup(s.Close)
 	pool := s.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs
 	if res, err := newLocalFixture(t, Options{RootCAs: pool}, s.URL).get(s.URL); err != nil || string(res.Body) != "hello" {
-		t.Errorf("with its authority: %v, %v", res, err)
+		t.Errorf("certificate of a known authority: %v, %v", res, err)
 	}
 	if _, err := newLocalFixture(t, Options{}, s.URL).get(s.URL); reasonOf(err) != "tls" {
-		t.Errorf("a certificate of nobody: %v", err)
+		t.Errorf("certificate of an unknown authority: %v", err)
 	}
 }
 
-// TestOptions is what can't work: an egress that is not counted above all.
+// TestOptions checks which options are refused: above all a missing Egress.
 func TestOptions(t *testing.T) {
 	egress, _ := limits.NewEgress(limits.DefaultEgressBudget())
 	hosts, _ := limits.NewBreakers(limits.BreakerOptions{Name: limits.BreakerFetchHost})
@@ -84,7 +84,8 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestNotAllowed is deny by default, and by origin: nothing of it makes a connection.
+// TestNotAllowed checks that URLs are denied by default and by origin, before any
+// connection is made.
 func TestNotAllowed(t *testing.T) {
 	c := newCanary(t, "127.0.0.1:0")
 	c.requireReached(t, nil, c.url+"/x")
@@ -111,7 +112,8 @@ func TestNotAllowed(t *testing.T) {
 	}
 }
 
-// TestPrivateNeedsName is that the allowlist alone does not open a private address.
+// TestPrivateNeedsName checks that the allowlist alone does not permit a private
+// address.
 func TestPrivateNeedsName(t *testing.T) {
 	c := newCanary(t, "127.0.0.1:0")
 	c.requireReached(t, nil, c.url)
@@ -242,7 +244,7 @@ func TestRedirects(t *testing.T) {
 	})
 }
 
-// zip compresses n zeros.
+// gzipZeros returns n zeros, compressed.
 func gzipZeros(t testing.TB, n int64) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -256,7 +258,7 @@ func gzipZeros(t testing.TB, n int64) []byte {
 	return b.Bytes()
 }
 
-// zeros reads as the letter a without end.
+// endlessReader is an endless sequence of the letter a.
 type endlessReader struct{}
 
 func (endlessReader) Read(p []byte) (int, error) {
@@ -331,7 +333,7 @@ func TestDecompression(t *testing.T) {
 	}
 }
 
-// TestLengths is the part of case 65 about lengths that lie.
+// TestLengths is the part of case 65 about wrong lengths.
 func TestLengths(t *testing.T) {
 	for name, tt := range map[string]struct{ head, body, want, text string }{
 		"too long":          {"Content-Length: 100\r\n", "short", "protocol", ""},
@@ -357,8 +359,8 @@ func TestLengths(t *testing.T) {
 	}
 }
 
-// TestSlowPeers is acceptance case 66: whatever a peer does not do, the fetch
-// ends by one of its own bounds, and leaves no connection.
+// TestSlowPeers is acceptance case 66: with a peer that stalls, the fetch ends by
+// one of its own limits and leaves no connection.
 func TestSlowPeers(t *testing.T) {
 	const ok = "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
 	drip := func(ctx context.Context, w net.Conn, text string) {
@@ -440,8 +442,8 @@ func TestSlowPeers(t *testing.T) {
 	})
 }
 
-// TestEgressBudget is that a session's budget holds to the byte, for the hosts,
-// and for what is on the way.
+// TestEgressBudget checks that the session's budget is exact to the byte, also for
+// running fetches, and that it limits the hosts.
 func TestEgressBudget(t *testing.T) {
 	long := func(w http.ResponseWriter, _ *http.Request) { _, _ = io.CopyN(w, endlessReader{}, 200_000) }
 	u, other := startServer(t, long), newCanary(t, "127.0.0.1:0")
@@ -473,7 +475,8 @@ func TestEgressBudget(t *testing.T) {
 	other.requireUntouched(t)
 }
 
-// TestBreaker is that a host that fails is left alone, until its time has come.
+// TestBreaker checks that the circuit breaker of a failing host opens, and closes
+// after a successful trial.
 func TestBreaker(t *testing.T) {
 	var down atomic.Bool
 	var hits atomic.Int64
@@ -521,8 +524,8 @@ func TestBreaker(t *testing.T) {
 	}
 }
 
-// TestProxyEnvironment is acceptance case 67: the environment's proxies don't
-// count, in any spelling.
+// TestProxyEnvironment is acceptance case 67: the environment's proxies are
+// ignored, in any spelling.
 func TestProxyEnvironment(t *testing.T) {
 	proxy := newCanary(t, "127.0.0.1:0")
 	for _, name := range []string{"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"} {
@@ -533,8 +536,8 @@ func TestProxyEnvironment(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// net/http reads the environment once a process, and not for loopback: the
-	// control says by hand what it would do.
+	// net/http reads the environment once per process, and ignores it for loopback.
+	// So the control sets the proxy itself.
 	proxy.requireReached(t, &http.Client{Transport: &http.Transport{Proxy: http.ProxyURL(through), DisableKeepAlives: true}}, "http://docs.example.com/")
 	u := startServer(t, serveHello)
 	if _, err := newLocalFixture(t, Options{}, u).get(u); err != nil {
@@ -543,7 +546,7 @@ func TestProxyEnvironment(t *testing.T) {
 	proxy.requireUntouched(t)
 }
 
-// TestProxy is what the guard still means with a proxy of the configuration.
+// TestProxy checks which requests are refused with a configured proxy.
 func TestProxy(t *testing.T) {
 	var asked atomic.Pointer[string]
 	p := startServer(t, func(w http.ResponseWriter, r *http.Request) {
@@ -573,7 +576,8 @@ func TestProxy(t *testing.T) {
 	}
 }
 
-// TestUnreachable: a server or proxy that takes no connection is an outage.
+// TestUnreachable checks the failure for a server or proxy that accepts no
+// connections.
 func TestUnreachable(t *testing.T) {
 	server := httptest.NewServer(http.NotFoundHandler())
 	u := server.URL
@@ -630,7 +634,7 @@ func TestCache(t *testing.T) {
 	}
 	tamperFile(t, dir, get("/a", false).SHA256)
 	if fifth := get("/a", false); fifth.Cached || string(fifth.Body) != "two" {
-		t.Errorf("a file that somebody changed: %+v", fifth)
+		t.Errorf("changed file: %+v", fifth)
 	}
 	hits.Store(0)
 	get("/gone", false)
@@ -642,11 +646,12 @@ func TestCache(t *testing.T) {
 	_, _ = none.get(u)
 	_, _ = none.get(u)
 	if hits.Load() != 2 {
-		t.Error("something was kept without a folder")
+		t.Error("stored without a directory")
 	}
 }
 
-// TestDeniedCannotBeRecorded is that a refusal that can't be recorded ends the run.
+// TestDeniedCannotBeRecorded checks that a refusal that can't be recorded is an
+// error that ends the run.
 func TestDeniedCannotBeRecorded(t *testing.T) {
 	f := newLocalFixture(t, Options{})
 	f.opts.Denied = func(Denial) error { return tools.ErrRecord }

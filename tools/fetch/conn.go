@@ -7,16 +7,15 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// meteredConn is a connection whose every byte is taken out of the session's
-// budget before it is read or written, and that waits for a byte no longer
-// than idle.
+// meteredConn is a connection that takes every byte from the session's budget
+// before reading or writing it, and that waits at most idle for a byte.
 type meteredConn struct {
 	net.Conn
 	egress *limits.Egress
 	idle   time.Duration
 }
 
-// Read reads what the budget still allows.
+// Read reads at most as many bytes as the budget allows.
 func (c *meteredConn) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
@@ -34,7 +33,7 @@ func (c *meteredConn) Read(p []byte) (int, error) {
 	return got, err
 }
 
-// Write writes all of p, or as much as the budget allows and its error.
+// Write writes p. If the budget ends first, it returns the budget's error.
 func (c *meteredConn) Write(p []byte) (int, error) {
 	written := 0
 	for written < len(p) {

@@ -1,5 +1,5 @@
-// Package fetch holds the fetch tool: GET of http and https URLs that an
-// operator's allowlist names, from the host process.
+// Package fetch provides the fetch tool: GET requests from the host process for
+// http and https URLs on the operator's allowlist.
 //
 //	URL of the model ─▶ canonical target ─▶ allowlist ─▶ egress budget ─▶ breaker
 //	                         ▲                                               │
@@ -8,11 +8,11 @@
 //	                               (bounded)     (metered)      address checked, the
 //	                                                            checked ones dialled
 //
-// One form of a URL decides and is dialled: what is compared with the allowlist
-// is what is asked for. Addresses that are not public are refused where they are
-// dialled, unless the configuration allows them for that very host. Nothing of
-// the environment counts: no proxy, no cookies, no credentials.
+// A URL has one canonical form, which is compared with the allowlist, dialled and
+// sent. Addresses that are not public are refused when they are dialled, unless
+// the configuration allows them for that host. The environment is ignored: no
+// proxy, no cookies, no credentials.
 //
-// What comes back is bounded while it is decoded, kept by its SHA-256 in the
-// session's folder, and given to the model as text.
+// A response is limited while it is decoded, stored by its SHA-256 in the
+// session's directory, and returned to the model as text.
 package fetch

@@ -9,16 +9,17 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// failure is why there is no response. Its message is for the model.
+// failure is the error of a fetch. Its message is for the model.
 type failure struct {
 	reason, message string
-	// denied says that the egress policy refused; it is then recorded.
+	// denied reports whether the egress policy refused the fetch. Such a failure
+	// is recorded.
 	denied bool
-	// addr is the address that was refused; redirect says that a server named
-	// the URL.
+	// addr is the address that was refused; redirect reports whether the URL came
+	// from a redirect.
 	addr     string
 	redirect bool
-	// outage says that the host is at fault, which its breaker counts.
+	// outage reports whether the host is at fault. Its circuit breaker counts it.
 	outage bool
 	// err is the cause, for the log.
 	err error
@@ -40,14 +41,15 @@ func newOutage(err error, reason, format string, args ...any) *failure {
 	return &failure{reason: reason, message: fmt.Sprintf(format, args...), outage: true, err: err}
 }
 
-// asFailure gives any error of a fetch a reason and a sentence.
+// asFailure returns err as a *failure, or an error that wraps the cause if ctx
+// was cancelled.
 func asFailure(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, errTimeout) {
 		return fmt.Errorf("fetch: %w", cause)
 	}
 	if f, ok := errors.AsType[*failure](err); ok {
 		if f.outage && f.reason != reasonTimeout && context.Cause(ctx) != nil {
-			return networkFailure(ctx, f) // what it was doing when its time was up
+			return networkFailure(ctx, f) // f is a consequence of the timeout
 		}
 		return f
 	}
@@ -60,7 +62,7 @@ func asFailure(ctx context.Context, err error) error {
 	return networkFailure(ctx, err)
 }
 
-// overBudget is a limit of the session's egress, which nothing mends.
+// budgetFailure returns the failure for an exceeded limit of the session's egress.
 func budgetFailure(over *limits.ExceededError) *failure {
 	f := newDenied(string(over.Kind), "this session's egress budget is used up (%s: %d of %d); fetch nothing more that is not known already",
 		over.Kind, over.Used, over.Limit)
@@ -71,14 +73,13 @@ func budgetFailure(over *limits.ExceededError) *failure {
 	return f
 }
 
-// toolError words an error for the dispatcher: a refusal of the policy is a
-// denial, anything else is for the model to mend.
+// toolError returns err as a [tools.Error] for the dispatcher, if it is a failure.
 func toolError(err error) error {
 	f, ok := errors.AsType[*failure](err)
 	if !ok {
 		return err
 	}
-	// Parts of it may be a server's: a name in a certificate, a line of its answer.
+	// Parts may come from the server, such as a name in a certificate.
 	message, _ := tools.Display(f.message)
 	out := &tools.Error{Class: tools.ErrorExecution, Reason: f.reason, Message: "Not fetched: " + message + ".", Visible: true, Err: err}
 	switch {

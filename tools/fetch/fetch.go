@@ -15,15 +15,16 @@ import (
 // Name is the tool's canonical name.
 const Name tools.Name = "fetch"
 
-// callMargin is what the dispatcher waits beyond the client's own timeout, so
-// that the client's always strikes first: it is for the conversion.
+// callMargin is added to the client's timeout for the dispatcher's, so that the
+// client's always expires first. It is the time for the conversion.
 const callMargin = 20 * time.Second
 
-// headBytes is kept of a result for what stands before and behind the page.
+// headBytes is the part of a result that is reserved for the lines before and
+// after the text.
 const headBytes = 2 << 10
 
-// New gives the factory of the tool. Where nothing is allowed, the tool is
-// there, so that rules of a policy match it, and is off.
+// New returns the factory of the tool. If nothing is allowed, the tool exists, so
+// that rules of a policy match it, but is disabled by default.
 func New(o Options) (tools.Factory, error) {
 	c, err := NewClient(o)
 	if err != nil {
@@ -33,7 +34,7 @@ func New(o Options) (tools.Factory, error) {
 	return func() tools.Tool { return &tool{client: c, def: def} }, nil
 }
 
-// tool is one execution.
+// tool is one execution of the tool.
 type tool struct {
 	client *Client
 	def    tools.Definition
@@ -102,11 +103,11 @@ func inputURL(raw json.RawMessage) string {
 	return in.URL
 }
 
-// Definition describes the tool.
+// Definition returns the tool's definition.
 func (t *tool) Definition() tools.Definition { return t.def }
 
-// Execute fetches. A status that is no success is an Output without success; a
-// refusal and a fault of the network are a [tools.Error].
+// Execute fetches a page. For a status of 400 and above, it returns an Output
+// without success; for a refusal or an error of the network, a [tools.Error].
 func (t *tool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	var in input
 	if err := json.Unmarshal(call.Input, &in); err != nil {
@@ -123,7 +124,8 @@ func (t *tool) Execute(ctx context.Context, call *tools.Call) (tools.Output, err
 	return t.formatOutput(in, res, p), nil
 }
 
-// output words a page: what it is, a window of its text, and how to go on.
+// formatOutput returns the result for the model: the facts of the response, a
+// window of its text, and how to continue.
 func (t *tool) formatOutput(in input, res Response, p page) tools.Output {
 	maxBytes := max(t.def.ResultBytes-headBytes, 256)
 	from, to := selectWindow(p.text, int(min(in.Offset, maxTextBytes*2)), int(min(max(in.Limit, 0), float64(maxBytes))), maxBytes)
@@ -157,8 +159,8 @@ func (t *tool) formatOutput(in input, res Response, p page) tools.Output {
 	}
 }
 
-// head writes the facts of a response, one a line. All of them are of a form
-// of ours, so that a server can't write a line.
+// writeHead writes the facts of a response, one per line. None of them can
+// contain a line break from the server.
 func writeHead(b *strings.Builder, res Response) {
 	kind := "unknown"
 	if res.MediaType != "" {
@@ -174,9 +176,9 @@ func writeHead(b *strings.Builder, res Response) {
 	b.WriteByte('\n')
 }
 
-// window gives the part of a text that is shown: from offset on, at most limit
-// bytes (most where that is 0), whole runes, and whole lines where that costs
-// less than half of it.
+// selectWindow returns the range of a text to show: from offset, at most limit
+// bytes, or maxBytes if limit is 0. It ends at a whole rune, and at a whole line
+// if that removes less than half of it.
 func selectWindow(text string, offset, limit, maxBytes int) (from, to int) {
 	if limit <= 0 {
 		limit = maxBytes

@@ -10,12 +10,12 @@ import (
 	"code.dny.dev/ssrf"
 )
 
-// azureHost is the address of Azure's virtual machine agent: public by its
-// number, and on every machine there.
+// azureHost is the address of Azure's virtual machine agent. It is in a public
+// range but internal to every machine there.
 var azureHost = netip.MustParsePrefix("168.63.129.16/32")
 
-// guardian decides which addresses may be dialled for a host: public ones, and
-// those that the configuration allows for this very host.
+// newGuardian returns the check of addresses to dial for an origin. It permits
+// public addresses, and those that the configuration allows for this host.
 func (c *Client) newGuardian(o origin) *ssrf.Guardian {
 	var v4, v6 []netip.Prefix
 	for _, p := range c.opts.Private[o.host] {
@@ -29,9 +29,9 @@ func (c *Client) newGuardian(o origin) *ssrf.Guardian {
 		ssrf.WithDeniedV4Prefixes(azureHost))
 }
 
-// dial connects to an origin: it resolves its name once, refuses it where any
-// of its addresses may not be dialled, and dials what it has checked. The
-// dialler checks again what it is about to connect to.
+// dialOrigin connects to an origin. It resolves the name once, refuses it if any
+// of its addresses may not be dialled, and dials only checked addresses. The
+// dialer checks each address again before it connects.
 func (c *Client) dialOrigin(ctx context.Context, o origin) (net.Conn, error) {
 	guard := c.newGuardian(o)
 	addrs, err := c.lookupAddrs(ctx, o)
@@ -53,15 +53,16 @@ func (c *Client) dialOrigin(ctx context.Context, o origin) (net.Conn, error) {
 			return c.meterConn(conn), nil
 		}
 		failed = append(failed, err)
-		if errors.Is(err, ssrf.ErrProhibitedIP) { // checked above: a bug of ours
+		if errors.Is(err, ssrf.ErrProhibitedIP) { // can't happen: checked above
 			return nil, newDenied("address", "%s is at an address that is not public", o.host)
 		}
 	}
 	return nil, newOutage(errors.Join(failed...), "connect", "no connection to %s", o.address())
 }
 
-// lookup gives the addresses of an origin, at least one. A name with a dot is
-// resolved as it is, without the search list of the system's configuration.
+// lookupAddrs returns the addresses of an origin, at least one. A name with a dot
+// is resolved as a full name, without the search list of the system's
+// configuration.
 func (c *Client) lookupAddrs(ctx context.Context, o origin) ([]netip.Addr, error) {
 	if addr, ok := o.literalAddr(); ok {
 		return []netip.Addr{addr}, nil
@@ -83,7 +84,8 @@ func (c *Client) lookupAddrs(ctx context.Context, o origin) ([]netip.Addr, error
 	return addrs, nil
 }
 
-// dialProxy connects to the proxy, whose address the operator chose.
+// dialProxy connects to the proxy. Its address is not checked, because the
+// operator chose it.
 func (c *Client) dialProxy(ctx context.Context, network, address string) (net.Conn, error) {
 	conn, err := (&net.Dialer{Timeout: connectTime, Resolver: c.opts.Resolver}).DialContext(ctx, network, address)
 	if err != nil {
@@ -92,8 +94,8 @@ func (c *Client) dialProxy(ctx context.Context, network, address string) (net.Co
 	return c.meterConn(conn), nil
 }
 
-// checkLiteral refuses an address in a URL that may not be dialled, also where
-// a proxy would dial it, and before anything else is done.
+// checkLiteral refuses a URL whose host is an address that may not be dialled,
+// even if a proxy would dial it.
 func (c *Client) checkLiteral(o origin) error {
 	addr, ok := o.literalAddr()
 	if !ok {
@@ -107,7 +109,7 @@ func (c *Client) checkLiteral(o origin) error {
 	return nil
 }
 
-// metered makes a connection count its bytes and give up when nothing comes.
+// meterConn returns conn with the egress budget and the idle timeout applied.
 func (c *Client) meterConn(conn net.Conn) net.Conn {
 	return &meteredConn{Conn: conn, egress: c.opts.Egress, idle: c.opts.Idle}
 }

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// internal are addresses that must never be dialled by chance: one of each kind
-// of acceptance case 59, and the edges of the blocks.
+// internalAddrs are addresses that must not be dialled by default: one of each
+// kind of acceptance case 59, and the edges of the blocks.
 var internalAddrs = []string{
 	"0.0.0.0", "0.1.2.3", "10.0.0.5", "10.255.255.255", "100.64.0.1", "100.100.100.200", "100.127.255.255", "127.0.0.1", "127.255.0.1",
 	"168.63.129.16", "169.254.0.1", "169.254.169.254", "172.16.0.1", "172.31.255.255", "192.0.0.192", "192.0.2.1", "192.88.99.1",

@@ -28,11 +28,11 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// loopback is where the tests' own servers are; a client may reach it only
-// where a test says so.
+// loopback is the network of the tests' own servers. Clients may reach it only if
+// a test permits it.
 var loopback = []netip.Prefix{netip.MustParsePrefix("127.0.0.1/32")}
 
-// fixture is a client and what it told of.
+// fixture is a client and its recorded denials.
 type fixture struct {
 	*Client
 	t testing.TB
@@ -41,8 +41,7 @@ type fixture struct {
 	denied []Denial
 }
 
-// newFixture makes a client that may fetch from the rules; private says whether
-// 127.0.0.1 may be dialled where a URL names it.
+// newFixture returns a client that may fetch URLs within the rules.
 func newFixture(t testing.TB, o Options, rules ...string) *fixture {
 	t.Helper()
 	f := &fixture{t: t}
@@ -79,7 +78,7 @@ func newFixture(t testing.TB, o Options, rules ...string) *fixture {
 	return f
 }
 
-// local is newFixture for servers on 127.0.0.1.
+// newLocalFixture is newFixture for servers on 127.0.0.1.
 func newLocalFixture(t testing.TB, o Options, rules ...string) *fixture {
 	t.Helper()
 	o.Private = map[string][]netip.Prefix{"127.0.0.1": loopback}
@@ -90,7 +89,7 @@ func (f *fixture) get(u string) (Response, error) {
 	return f.Get(f.t.Context(), Request{URL: u, CallID: "tu_1"})
 }
 
-// reason is why a fetch failed: of a failure its reason, "" where it did not.
+// reasonOf returns the reason of a failure, the text of another error, or "".
 func reasonOf(err error) string {
 	if f, ok := errors.AsType[*failure](err); ok {
 		return f.reason
@@ -101,7 +100,7 @@ func reasonOf(err error) string {
 	return ""
 }
 
-// refused fetches a URL that must be refused, and recorded, for a reason.
+// requireRefused fetches a URL, which must be refused and recorded for a reason.
 func (f *fixture) requireRefused(u, want string) Denial {
 	f.t.Helper()
 	f.mu.Lock()
@@ -119,14 +118,14 @@ func (f *fixture) requireRefused(u, want string) Denial {
 	return f.denied[before]
 }
 
-// canary is a server that nobody may reach: it counts connections, not requests.
+// canary is a server that must not be reached. It counts connections.
 type canary struct {
 	url  string
 	port int
 	hits atomic.Int64
 }
 
-// newCanary listens at an address, with any port where it names none.
+// newCanary starts a canary at an address.
 func newCanary(t testing.TB, address string) *canary {
 	t.Helper()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", address)
@@ -155,8 +154,8 @@ func newCanary(t testing.TB, address string) *canary {
 	return c
 }
 
-// reached says that a naive client gets to the canary by a URL: the positive
-// control. It resets the count.
+// requireReached is the positive control: it fails the test if a client without a
+// policy doesn't reach the canary by a URL. It resets the count.
 func (c *canary) requireReached(t testing.TB, client *http.Client, u string) {
 	t.Helper()
 	err := fetchNaively(t, client, u)
@@ -165,7 +164,7 @@ func (c *canary) requireReached(t testing.TB, client *http.Client, u string) {
 	}
 }
 
-// untouched says that nobody connected.
+// requireUntouched fails the test if there were connections.
 func (c *canary) requireUntouched(t testing.TB) {
 	t.Helper()
 	if n := c.hits.Load(); n != 0 {
@@ -173,7 +172,7 @@ func (c *canary) requireUntouched(t testing.TB) {
 	}
 }
 
-// naive is what a client without policy does.
+// fetchNaively fetches a URL without a policy.
 func fetchNaively(t testing.TB, client *http.Client, u string) error {
 	t.Helper()
 	if client == nil {
@@ -194,7 +193,7 @@ func fetchNaively(t testing.TB, client *http.Client, u string) error {
 	return err
 }
 
-// serve is a real server whose handler the test gives.
+// startServer starts an HTTP server and returns its URL.
 func startServer(t testing.TB, h http.HandlerFunc) string {
 	t.Helper()
 	s := httptest.NewServer(h)
@@ -202,8 +201,9 @@ func startServer(t testing.TB, h http.HandlerFunc) string {
 	return s.URL
 }
 
-// raw is a server that reads a request's head and then does as it likes with
-// the connection, which ends with the function or the test.
+// startRawServer starts a server that reads the head of a request and then calls
+// answer with the connection. The connection is closed afterwards, or when the
+// test ends.
 func startRawServer(t testing.TB, answer func(ctx context.Context, w net.Conn)) string {
 	t.Helper()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")

@@ -16,8 +16,9 @@ import (
 
 // Bounds of HTML that is converted. The converter copies the text of an element
 // at each level and prefixes each line of a list or a quotation, so nesting
-// multiplies: what is deeper loses its element and keeps its text. Measured on
-// two busy cores: under 2 s for the worst pages found within them.
+// multiplies the cost. Elements that are nested deeper are replaced by their
+// text. Within these bounds, the worst pages found take less than 2 s on two busy
+// cores.
 const (
 	maxHTMLBytes = 4 << 20
 	maxDepth     = 64
@@ -26,7 +27,7 @@ const (
 	maxNodes     = 200_000
 )
 
-// markdown converts a page. Its error is a *failure.
+// convertHTML converts a page to Markdown. Its error is a *failure.
 func (p *page) convertHTML(text, at string) (string, error) {
 	if len(text) > maxHTMLBytes {
 		text = strings.ToValidUTF8(text[:maxHTMLBytes], "")
@@ -58,8 +59,8 @@ func (p *page) convertHTML(text, at string) (string, error) {
 	return out, nil
 }
 
-// convert runs the converter, whose panics are errors: it was not made for
-// pages that want to harm it.
+// convertNode runs the converter. It returns its panics as errors, because the
+// converter is not made for hostile pages.
 func convertNode(doc *html.Node) (text string, err error) {
 	defer func() {
 		if recover() != nil {
@@ -73,19 +74,19 @@ func convertNode(doc *html.Node) (text string, err error) {
 	return restoreBrackets(string(out)), err
 }
 
-// standIn takes the place of "[" in text while it is converted: from each of
-// them the converter's escaper (html-to-markdown v2.5.2) looks to the end of the
-// text, so that 256 KiB of them took it 19 s. It is of Unicode's private use,
-// and no page's own is left.
+// bracketStandIn replaces "[" in text during the conversion. At each "[", the
+// converter's escaper (html-to-markdown v2.5.2) scans to the end of the text, so
+// 256 KiB of them took 19 s. It is a private-use character; those of the page
+// itself are removed.
 const bracketStandIn = "\uf05b"
 
-// standInText puts it into a text.
+// hideBrackets replaces each "[" in a text by bracketStandIn.
 func hideBrackets(text string) string {
 	return strings.NewReplacer(bracketStandIn, "", "[", bracketStandIn).Replace(text)
 }
 
-// brackets puts the brackets back, escaped where they would begin a link, a
-// picture or a definition: text is not made to lead anywhere.
+// restoreBrackets puts the brackets back. It escapes those that would begin a
+// link, a picture or a definition, so that text doesn't become a link.
 func restoreBrackets(text string) string {
 	var links []bool // the last one first
 	closing := -1
@@ -114,8 +115,8 @@ func restoreBrackets(text string) string {
 	return b.String()
 }
 
-// trimmer takes out of a parsed page what people don't see, and bounds what
-// its conversion costs.
+// trimmer removes the parts of a parsed page that people don't see, and limits
+// the cost of its conversion.
 type trimmer struct {
 	base    *url.URL
 	nodes   int
@@ -123,8 +124,8 @@ type trimmer struct {
 	title   string
 }
 
-// walk goes through the children of n, which stand as they are where they are
-// verbatim. The parser bounds its depth by 512.
+// trimChildren trims the children of n. Verbatim text is left unchanged. The
+// parser limits the depth of the recursion to 512.
 func (t *trimmer) trimChildren(n *html.Node, depth, prefixed int, verbatim bool) {
 	unwrapped := false
 	for c := n.FirstChild; c != nil; {
@@ -133,7 +134,7 @@ func (t *trimmer) trimChildren(n *html.Node, depth, prefixed int, verbatim bool)
 		switch {
 		case t.nodes > maxNodes:
 			return
-		case c.Type == html.TextNode && !verbatim: // verbatim text is not escaped
+		case c.Type == html.TextNode && !verbatim: // the converter doesn't escape verbatim text
 			c.Data = hideBrackets(c.Data)
 		case c.Type == html.CommentNode, c.Type == html.ElementNode && t.dropsElement(c):
 			n.RemoveChild(c)
@@ -157,13 +158,13 @@ func (t *trimmer) trimChildren(n *html.Node, depth, prefixed int, verbatim bool)
 	}
 }
 
-// prefixes says whether each line of an element gets a prefix.
+// prefixesLines reports whether each line of an element gets a prefix.
 func prefixesLines(a atom.Atom) bool {
 	return a == atom.Blockquote || a == atom.Ul || a == atom.Ol || a == atom.Dl
 }
 
-// unwrap puts an element's children in its place, and a line break behind those
-// of a block.
+// unwrapElement replaces an element by its children, and adds a line break after
+// those of a block.
 func unwrapElement(parent, c *html.Node) {
 	for child := c.FirstChild; child != nil; child = c.FirstChild {
 		c.RemoveChild(child)
@@ -176,8 +177,8 @@ func unwrapElement(parent, c *html.Node) {
 	parent.RemoveChild(c)
 }
 
-// mergeText makes one of texts that came to stand beside each other: the
-// converter would join them one by one, each time copying what it has.
+// mergeText merges adjacent text nodes. The converter would join them one by one
+// and copy the text each time.
 func mergeText(n *html.Node) {
 	for c := n.FirstChild; c != nil; c = c.NextSibling {
 		if c.Type != html.TextNode || c.NextSibling == nil || c.NextSibling.Type != html.TextNode {
@@ -193,7 +194,8 @@ func mergeText(n *html.Node) {
 	}
 }
 
-// drops says whether an element is not for reading, or hidden.
+// dropsElement reports whether an element is hidden or has no text for readers.
+// It stores the page's title.
 func (t *trimmer) dropsElement(n *html.Node) bool {
 	switch n.DataAtom {
 	case atom.Title:
@@ -212,8 +214,8 @@ func (t *trimmer) dropsElement(n *html.Node) bool {
 	return false
 }
 
-// hidden says whether an element's own attributes keep people from seeing it.
-// Style sheets are not looked at.
+// isHidden reports whether an element's own attributes hide it. Style sheets are
+// ignored.
 func isHidden(n *html.Node) bool {
 	for _, a := range n.Attr {
 		switch strings.ToLower(a.Key) {
@@ -231,8 +233,8 @@ func isHidden(n *html.Node) bool {
 	return false
 }
 
-// attributes keeps those that the conversion reads: links, made absolute, and
-// small numbers.
+// trimAttributes keeps the attributes that the conversion reads. It makes links
+// absolute.
 func (t *trimmer) trimAttributes(n *html.Node) {
 	kept := n.Attr[:0]
 	for _, a := range n.Attr {
@@ -259,8 +261,9 @@ func (t *trimmer) trimAttributes(n *html.Node) {
 	n.Attr = kept
 }
 
-// absolute resolves a link at the page. What is no web address keeps only its
-// scheme: data: holds megabytes, and javascript: leads nowhere.
+// resolveLink resolves a link against the page's URL. Of links that are neither
+// web nor mail addresses, only the scheme is kept: data: URLs may be megabytes
+// long, and javascript: URLs are useless.
 func (t *trimmer) resolveLink(ref string) string {
 	u, err := url.Parse(strings.TrimSpace(ref))
 	if err != nil || len(ref) > maxURLBytes {

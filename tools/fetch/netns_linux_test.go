@@ -24,25 +24,25 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// inNamespace says that this process is the test binary again, alone in a
-// network of its own, where addresses that belong to others can be had.
+// inNamespace is set in a child process of the test, which runs in its own network
+// namespace. There, it can use any address.
 const inNamespace = "CAISSON_TEST_FETCH_NAMESPACE"
 
-// The addresses of that network; publicAddr stands for the internet.
+// Addresses of the namespace; publicAddr represents the internet.
 const (
 	publicAddr  = "93.184.216.34"
 	publicAddr6 = "2606:4700::1111"
 	nameServer  = "127.0.0.53"
 )
 
-// canaryAddrs are where nobody may connect to: one for each kind of network.
+// canaryAddrs are addresses that must not be reached, one for each kind of network.
 var canaryAddrs = []string{
 	"127.0.0.1", "10.0.0.5", "172.16.0.5", "192.168.0.5", "169.254.169.254", "100.64.0.1", "198.18.0.1", "240.0.0.1", "168.63.129.16",
 	"::1", "fc00::5", "64:ff9b::a00:5", "2002:a00:5::1",
 }
 
-// TestPublicNetwork runs itself again in a network of its own: acceptance cases
-// 59, 60, 63 and 67 with addresses that are public there.
+// TestPublicNetwork runs acceptance cases 59, 60, 63 and 67 in a network namespace,
+// with addresses that are public there.
 func TestPublicNetwork(t *testing.T) {
 	if os.Getenv(inNamespace) != "" {
 		t.Run("literals", namespaceLiterals)
@@ -75,7 +75,7 @@ func TestPublicNetwork(t *testing.T) {
 	}
 }
 
-// cannot skips, or fails where CI says that everything must be there.
+// skipOrFail skips the test, or fails it if REQUIRE_BACKENDS is set.
 func skipOrFail(t *testing.T, format string, args ...any) {
 	t.Helper()
 	if strings.TrimSpace(os.Getenv("REQUIRE_BACKENDS")) != "" {
@@ -84,10 +84,10 @@ func skipOrFail(t *testing.T, format string, args ...any) {
 	t.Skipf("needs "+format, args...)
 }
 
-// noNamespace is the exit status of a child that can't be what it should.
+// noNamespace is the exit status of a child that can't set up its namespace.
 const noNamespace = 77
 
-// runInNamespace gives this process its addresses and its name server, and
+// runInNamespace sets up the addresses and the name server of this process, and
 // runs the tests.
 func runInNamespace(m *testing.M) int {
 	if err := prepareNamespace(os.Getenv(inNamespace)); err != nil {
@@ -140,7 +140,7 @@ func prepareNamespace(dir string) error {
 	return nil
 }
 
-// awaitAddr waits until an address can be connected to: on a busy machine the
+// awaitAddr waits until an address can be connected to. On a busy machine, the
 // kernel adds the route of an IPv6 address later than the address.
 func awaitAddr(addr string) error {
 	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", net.JoinHostPort(addr, "0"))
@@ -163,22 +163,22 @@ func awaitAddr(addr string) error {
 	}
 }
 
-// answer is what the name server says to one query for one name.
+// answer is the answer of the name server to one query for a name.
 type answer struct {
 	addrs []string
 	cname string
 	rcode dnsmessage.RCode
 }
 
-// names is a name server whose answers may change with every query. Queries of
-// AAAA and A are counted apart, so that the two of one lookup get the same.
+// dnsServer is a name server whose answers may change with every query. Queries
+// for AAAA and A are counted apart, so that both of one lookup get the same answer.
 type dnsServer struct {
 	mu      sync.Mutex
 	answers map[string][]answer // the last one stays
 	asked   map[string]int
 }
 
-// startNames listens on UDP and TCP: an answer of 500 addresses needs it.
+// startDNS starts a name server on UDP and TCP. Answers of 500 addresses need TCP.
 func startDNS(t *testing.T, answers map[string][]answer) *dnsServer {
 	t.Helper()
 	n := &dnsServer{answers: answers, asked: map[string]int{}}
@@ -261,7 +261,7 @@ func (n *dnsServer) answerQuery(query []byte, maxSize int) []byte {
 	return out
 }
 
-// records are an answer's, with a life of no time at all.
+// answerRecords returns the records of an answer, with a TTL of zero.
 func answerRecords(q dnsmessage.Question, a answer) []dnsmessage.Resource {
 	var out []dnsmessage.Resource
 	header := dnsmessage.ResourceHeader{Name: q.Name, Class: dnsmessage.ClassINET}
@@ -283,8 +283,8 @@ func answerRecords(q dnsmessage.Question, a answer) []dnsmessage.Resource {
 	return out
 }
 
-// world is the namespace's servers: a public one, and canaries elsewhere, all
-// of them on port 80.
+// network is the set of servers of the namespace: a public one, and canaries at
+// other addresses, all on port 80.
 type network struct {
 	t        *testing.T
 	public   atomic.Int64
@@ -322,7 +322,7 @@ func newNetwork(t *testing.T, answers map[string][]answer) *network {
 	return w
 }
 
-// hits counts the connections to all canaries, and forgets them.
+// takeHits returns the number of connections to all canaries, and resets it.
 func (w *network) takeHits() int64 {
 	var n int64
 	for _, c := range w.canaries {
@@ -331,7 +331,8 @@ func (w *network) takeHits() int64 {
 	return n
 }
 
-// control says that a naive client reaches a canary by a URL.
+// requireReachable is the positive control: it fails the test if a client without
+// a policy doesn't reach a canary by a URL.
 func (w *network) requireReachable(u string) {
 	w.t.Helper()
 	err := fetchNaively(w.t, nil, u)
@@ -340,7 +341,7 @@ func (w *network) requireReachable(u string) {
 	}
 }
 
-// untouched says that no canary was connected to.
+// requireUntouched fails the test if there were connections to a canary.
 func (w *network) requireUntouched(what string) {
 	w.t.Helper()
 	if n := w.takeHits(); n != 0 {
@@ -348,7 +349,7 @@ func (w *network) requireUntouched(what string) {
 	}
 }
 
-// newWild makes a client that may fetch everything that a test names.
+// newOpenFixture returns a client that may fetch the given URLs.
 func newOpenFixture(t *testing.T, urls ...string) *fixture {
 	t.Helper()
 	egress, err := limits.NewEgress(limits.EgressBudget{Bytes: 1 << 30, Hosts: 1 << 20})
@@ -362,8 +363,8 @@ func newOpenFixture(t *testing.T, urls ...string) *fixture {
 	return newFixture(t, Options{Egress: egress, Hosts: hosts}, urls...)
 }
 
-// namespaceLiterals is acceptance case 59: every address that is not
-// public, though an operator's allowlist names it, and though somebody listens.
+// namespaceLiterals is acceptance case 59: addresses that are not public are
+// refused, even if they are on the allowlist and a server listens there.
 func namespaceLiterals(t *testing.T) {
 	w := newNetwork(t, nil)
 	for _, addr := range canaryAddrs {
@@ -396,8 +397,8 @@ func namespaceLiterals(t *testing.T) {
 	}
 }
 
-// namespaceRebinding is acceptance case 60: a name that is public where it
-// is looked at and internal where it is dialled.
+// namespaceRebinding is acceptance case 60: a name that is public when it is
+// checked and internal when it is dialled.
 func namespaceRebinding(t *testing.T) {
 	public, inner := answer{addrs: []string{publicAddr}}, answer{addrs: []string{"127.0.0.1"}}
 	flip := []answer{}
@@ -438,8 +439,8 @@ func namespaceRebinding(t *testing.T) {
 	w.requireUntouched("rebinding")
 }
 
-// namespaceMixedAnswers is acceptance case 63: it fails closed where any
-// answer is internal.
+// namespaceMixedAnswers is acceptance case 63: a name is refused if any of its
+// answers is internal.
 func namespaceMixedAnswers(t *testing.T) {
 	many, hidden := []string{}, []string{}
 	for i := range 500 {
@@ -490,12 +491,13 @@ func namespaceMixedAnswers(t *testing.T) {
 		}
 	}
 	if res, err := newOpenFixture(t, "http://late.test/").get("http://late.test/"); err != nil || string(res.Body) != "hello" {
-		t.Errorf("a name that is there at last: %v", err)
+		t.Errorf("name that exists at last: %v", err)
 	}
 	w.requireUntouched("answers")
 }
 
-// namespaceAllowedByName is what an operator can open: one host, in one network.
+// namespaceAllowedByName checks that an operator can permit one host in one
+// private network.
 func namespaceAllowedByName(t *testing.T) {
 	w := newNetwork(t, map[string][]answer{
 		"wiki.test":  {{addrs: []string{"10.0.0.5"}}, {addrs: []string{"169.254.169.254"}}},

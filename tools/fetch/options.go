@@ -18,77 +18,80 @@ import (
 
 // Defaults of [Options].
 const (
-	// DefaultMaxBytes bounds one response: the longest single-page
-	// specifications are 5 to 15 MB, and what doesn't fit into a model's window
-	// by far is of no use.
+	// DefaultMaxBytes is the default maximum size of one response. The longest
+	// single-page specifications have 5 to 15 MB, far more than fits into a
+	// model's context.
 	DefaultMaxBytes = 10 << 20
-	// DefaultTimeout bounds a whole fetch with its redirects.
+	// DefaultTimeout is the default timeout of a fetch with all its redirects.
 	DefaultTimeout = 30 * time.Second
-	// DefaultIdle bounds the wait for the next byte.
+	// DefaultIdle is the default timeout of the wait for the next byte.
 	DefaultIdle = 10 * time.Second
-	// DefaultRedirects is the number of redirects that are followed.
+	// DefaultRedirects is the default number of redirects that are followed.
 	DefaultRedirects = 5
 )
 
-// Bounds that nobody has to change.
+// Bounds that can't be configured.
 const (
 	maxHeaderBytes = 64 << 10
-	// maxDialled is the number of a host's addresses that are tried; all of
-	// them are checked.
+	// maxDialled is the maximum number of addresses per host that are dialled.
+	// All addresses are checked.
 	maxDialled = 4
-	// connectTime bounds the connection to one address.
+	// connectTime is the timeout of the connection to one address.
 	connectTime = 10 * time.Second
-	// maxCacheBytes bounds what one session keeps of responses.
+	// maxCacheBytes is the maximum size of the cached responses of one session.
 	maxCacheBytes = 256 << 20
 )
 
-// Options configure the tool and its client. Egress and Hosts are needed.
+// Options configure the tool and its client. Egress and Hosts are required.
 type Options struct {
-	// Allow is what may be fetched; empty is nothing, and the tool is off.
+	// Allow is the allowlist. If it is empty, nothing may be fetched and the tool
+	// is disabled by default.
 	Allow []Rule
-	// Private are hosts that may be at addresses that are not public, with the
-	// networks in which they may be. Nil is none.
+	// Private are the hosts whose addresses need not be public, with the networks
+	// of their permitted addresses.
 	Private map[string][]netip.Prefix
-	// Egress counts what the session exchanges; nil is an error, because what
-	// is not counted is not allowed.
+	// Egress counts the bytes and hosts of the session.
 	Egress *limits.Egress
 	// Hosts are the circuit breakers, by host and port.
 	Hosts *limits.Breakers
-	// MaxBytes bounds the decoded body of one response, Timeout the whole
-	// fetch, Idle the wait for the next byte; zero means the default.
+	// MaxBytes limits the decoded body of one response, Timeout the whole fetch,
+	// and Idle the wait for the next byte. Zero means the default.
 	MaxBytes      int64
 	Timeout, Idle time.Duration
-	// Redirects is how many are followed; zero means the default, negative none.
+	// Redirects is the number of redirects that are followed. Zero means the
+	// default, a negative number none.
 	Redirects int
-	// Proxy is asked to make connections. Nil is none, whatever the
-	// environment says. With one, addresses behind names are the proxy's to
-	// check: what is dialled here is the proxy alone.
+	// Proxy is the proxy through which connections are made. Nil means none,
+	// regardless of the environment. The proxy resolves names, so it must also
+	// check their addresses: Caisson dials only the proxy.
 	Proxy *url.URL
-	// Resolver finds addresses; nil is Go's own, over the system's configuration.
+	// Resolver resolves names. Nil means Go's resolver with the system's
+	// configuration.
 	Resolver *net.Resolver
-	// RootCAs verify servers; nil is the system's.
+	// RootCAs are the certificate authorities. Nil means those of the system.
 	RootCAs *x509.CertPool
-	// Dir is where responses are kept by their SHA-256, made when it is needed;
-	// "" keeps none.
+	// Dir is the directory in which responses are stored by their SHA-256. It is
+	// created when needed. If it is "", nothing is stored.
 	Dir string
-	// Agent is the User-Agent; "" means Caisson.
+	// Agent is the User-Agent. "" means Caisson.
 	Agent string
-	// ResultBytes bounds the text for the model; zero means
+	// ResultBytes is the maximum size of the text for the model. Zero means
 	// [tools.DefaultResultBytes].
 	ResultBytes int
-	// Denied is told of each connection that the policy refuses, before the
-	// call ends; it is safe for concurrent use. An error that wraps
-	// tools.ErrRecord ends the run. Nil is nobody.
+	// Denied is called for each connection that the policy refuses, before the
+	// call ends. It may be nil, else it must be safe for concurrent use. An error
+	// that wraps tools.ErrRecord ends the run.
 	Denied func(Denial) error
-	// Logger gets what is not for the model; nil discards.
+	// Logger receives messages that are not for the model. It may be nil.
 	Logger *zap.Logger
 }
 
-// withDefaults fills in zeros and reports what can't work.
+// withDefaults returns o with defaults for zero fields, or an error if o is
+// invalid.
 func (o Options) withDefaults() (Options, error) {
 	switch {
 	case o.Egress == nil:
-		return o, errors.New("no Egress: what is not counted is not allowed")
+		return o, errors.New("no Egress")
 	case o.Hosts == nil:
 		return o, errors.New("no Hosts")
 	case o.MaxBytes < 0 || o.Timeout < 0 || o.Idle < 0 || o.ResultBytes < 0:

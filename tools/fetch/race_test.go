@@ -2,5 +2,5 @@
 
 package fetch
 
-// raceEnabled says that everything is many times slower.
+// raceEnabled reports whether the race detector slows the tests down.
 const raceEnabled = true

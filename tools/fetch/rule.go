@@ -15,8 +15,8 @@ import (
 // The zero value allows nothing.
 type Rule struct{ at target }
 
-// ParseRule reads a rule as a URL without a query. It fails for what is no such
-// URL, with a sentence for whoever wrote it.
+// ParseRule parses a rule, which is a URL without a query. Its error is for the
+// author of the rule.
 func ParseRule(s string) (Rule, error) {
 	if strings.Contains(s, "*") {
 		return Rule{}, fmt.Errorf("%q holds a wildcard; name each origin and path, such as https://docs.example.com/guide/", s)
@@ -33,20 +33,20 @@ func ParseRule(s string) (Rule, error) {
 	return Rule{at: t}, nil
 }
 
-// String is the rule in its canonical form.
+// String returns the rule in canonical form.
 func (r Rule) String() string { return r.at.String() }
 
-// Host is the name or the address that the rule is about.
+// Host returns the name or address of the rule's host.
 func (r Rule) Host() string { return r.at.host }
 
-// IsFor says whether the rule is about a host, however that is spelled.
+// IsFor reports whether the rule is for a host, in any spelling.
 func (r Rule) IsFor(host string) bool {
 	canonical, err := canonicalHost(host)
 	return err == nil && canonical == r.at.host
 }
 
-// allows says whether a URL is within the rule. A path that servers may
-// disagree about is only within a rule that allows every path.
+// allowsTarget reports whether the rule allows a URL. An ambiguous path is only
+// allowed by a rule that allows every path.
 func (r Rule) allowsTarget(t target) bool {
 	if r.at.host == "" || r.at.origin != t.origin {
 		return false
@@ -54,13 +54,13 @@ func (r Rule) allowsTarget(t target) bool {
 	return r.at.path == "/" || !t.ambiguous && coversPath(r.at.path, t.path)
 }
 
-// covers says whether a path is the prefix, or lies below it.
+// coversPath reports whether a path is the prefix or below it.
 func coversPath(prefix, path string) bool {
 	rest, ok := strings.CutPrefix(path, prefix)
 	return ok && (rest == "" || strings.HasSuffix(prefix, "/") || rest[0] == '/')
 }
 
-// Allows says whether any of the rules allows a URL.
+// Allows reports whether any of the rules allows a URL.
 func Allows(rules []Rule, rawURL string) bool {
 	t, err := parseTarget(rawURL)
 	return err == nil && anyAllows(rules, t)
@@ -70,7 +70,7 @@ func anyAllows(rules []Rule, t target) bool {
 	return slices.ContainsFunc(rules, func(r Rule) bool { return r.allowsTarget(t) })
 }
 
-// Intersect gives the rules that allow what both lists allow.
+// Intersect returns rules that allow the URLs that both a and b allow.
 func Intersect(a, b []Rule) []Rule {
 	out := []Rule{}
 	for _, x := range a {

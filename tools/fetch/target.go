@@ -16,20 +16,20 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// maxURLBytes bounds a URL; servers commonly take 8 KiB.
+// maxURLBytes is the maximum length of a URL. Servers commonly accept 8 KiB.
 const maxURLBytes = 8 << 10
 
-// origin is what a connection is made to. Two equal origins are one.
+// origin is the scheme, host and port of a URL. Origins can be compared with ==.
 type origin struct {
 	scheme string // http or https
-	host   string // lower-case ASCII without a trailing dot, or an address
+	host   string // a name in lower-case ASCII without a trailing dot, or an address
 	port   uint16
 }
 
-// address is host:port, an IPv6 address in brackets.
+// address returns host:port, with brackets around an IPv6 address.
 func (o origin) address() string { return net.JoinHostPort(o.host, strconv.Itoa(int(o.port))) }
 
-// authority is address without the scheme's own port.
+// authority returns the address, without the port if it is the scheme's default.
 func (o origin) authority() string {
 	if o.port != defaultPort(o.scheme) {
 		return o.address()
@@ -40,34 +40,34 @@ func (o origin) authority() string {
 	return o.host
 }
 
-// String is the origin as a URL writes it.
+// String returns the origin as a URL without a path.
 func (o origin) String() string { return o.scheme + "://" + o.authority() }
 
-// literal is the address that the host is, if it is one.
+// literalAddr returns the host's address, if the host is an address.
 func (o origin) literalAddr() (netip.Addr, bool) {
 	addr, err := netip.ParseAddr(o.host)
 	return addr, err == nil
 }
 
-// target is a URL in its one canonical form: what the allowlist decides about,
-// what is dialled and what is sent. The zero value is none.
+// target is a URL in canonical form. The same form is compared with the
+// allowlist, dialled and sent. The zero value is no URL.
 type target struct {
 	origin
 	path  string // escaped, begins with /, without dot segments
-	query string // as it was given, with its ?
-	// ambiguous says that servers disagree about what path this is, because a
-	// segment may be more than a name to them.
+	query string // as given, with its ?
+	// ambiguous reports whether servers may interpret the path differently,
+	// because some take a segment for more than a name.
 	ambiguous bool
 }
 
-// String is the whole URL.
+// String returns the URL.
 func (t target) String() string { return t.origin.String() + t.path + t.query }
 
-// url is what net/http is given.
+// url returns the URL for net/http.
 func (t target) url() *url.URL {
 	plain, err := url.PathUnescape(t.path)
 	if err != nil {
-		plain = t.path // can't be: parseTarget has unescaped it before
+		plain = t.path // can't happen: parseTarget has unescaped it before
 	}
 	return &url.URL{
 		Scheme: t.scheme, Host: t.authority(), Path: plain, RawPath: t.path,
@@ -75,7 +75,8 @@ func (t target) url() *url.URL {
 	}
 }
 
-// urlError says why a URL can't be used. Its reason is one of network.denied.
+// urlError is the error for a URL that can't be used. Its reason is one of the
+// network.denied event.
 type urlError struct{ reason, message string }
 
 func (e *urlError) Error() string { return e.message }
@@ -84,7 +85,7 @@ func badURL(reason, format string, args ...any) error {
 	return &urlError{reason: reason, message: fmt.Sprintf(format, args...)}
 }
 
-// parseTarget gives the canonical form of an absolute URL, or a *urlError.
+// parseTarget returns the canonical form of an absolute URL, or a *urlError.
 func parseTarget(raw string) (target, error) {
 	if err := checkText(raw); err != nil {
 		return target{}, err
@@ -96,8 +97,8 @@ func parseTarget(raw string) (target, error) {
 	return newTarget(u)
 }
 
-// resolve gives the canonical form of a reference, such as a Location header,
-// as it is meant at t.
+// resolveRef returns the canonical form of a reference, such as a Location
+// header, relative to t.
 func (t target) resolveRef(ref string) (target, error) {
 	if err := checkText(ref); err != nil {
 		return target{}, err
@@ -109,7 +110,7 @@ func (t target) resolveRef(ref string) (target, error) {
 	return newTarget(t.url().ResolveReference(u))
 }
 
-// checkText refuses what parsers of URLs read differently.
+// checkText refuses URLs that parsers interpret differently.
 func checkText(raw string) error {
 	if len(raw) > maxURLBytes {
 		return badURL("invalid_url", "the URL has %d bytes, at most %d are accepted", len(raw), maxURLBytes)
@@ -154,9 +155,9 @@ func newTarget(u *url.URL) (target, error) {
 	return t, nil
 }
 
-// canonicalHost gives a name in lower-case ASCII, or an address as netip
-// writes it. What some resolvers take for an address, and others for a name,
-// is neither.
+// canonicalHost returns a name in lower-case ASCII, or an address as package
+// netip formats it. It refuses hosts that are an address to some resolvers and a
+// name to others.
 func canonicalHost(host string) (string, error) {
 	if !isASCII(host) {
 		ascii, err := idna.Lookup.ToASCII(host)
@@ -187,8 +188,8 @@ func canonicalHost(host string) (string, error) {
 	return host, nil
 }
 
-// isHex says whether a label is 0x and hexadecimal digits, as in addresses of
-// inet_aton.
+// isHex reports whether a label is 0x and hexadecimal digits, which inet_aton
+// accepts in addresses.
 func isHex(label string) bool {
 	digits, ok := strings.CutPrefix(label, "0x")
 	return ok && strings.Trim(digits, "0123456789abcdef") == ""
@@ -225,8 +226,7 @@ func canonicalPort(u *url.URL) (uint16, error) {
 	return uint16(port), nil
 }
 
-// canonicalPath takes out dot segments, in every spelling, the way browsers do
-// it.
+// canonicalPath removes dot segments in every spelling, as browsers do.
 func canonicalPath(escaped string) (canonical string, ambiguous bool, err error) {
 	segments := strings.Split(strings.TrimPrefix(escaped, "/"), "/")
 	out := make([]string, 0, len(segments))
@@ -251,21 +251,21 @@ func canonicalPath(escaped string) (canonical string, ambiguous bool, err error)
 	return "/" + strings.Join(out, "/"), slices.ContainsFunc(out, isAmbiguous), nil
 }
 
-// isAmbiguous says whether a segment may be taken for more than a name: it
-// holds an escaped separator, an escaped escape, a control character or what is
-// no UTF-8, or some server reads a dot segment in it.
+// isAmbiguous reports whether some server may take a segment for more than a
+// name. It then has an escaped separator, an escaped escape, a control character
+// or invalid UTF-8, or resembles a dot segment.
 func isAmbiguous(segment string) bool {
 	plain, err := url.PathUnescape(segment)
 	return err != nil || !utf8.ValidString(plain) || strings.ContainsAny(plain, "/\\%") || strings.ContainsFunc(plain, unicode.IsControl) || likeDots(plain)
 }
 
-// lookAlikes are what NFKC leaves of the characters that best-fit tables make
-// dots and separators of.
+// lookAlikes replaces the characters that best-fit tables turn into dots and
+// separators, and that NFKC leaves unchanged.
 var lookAlikes = strings.NewReplacer("\u3002", ".", "\u2044", "/", "\u2215", "/", "\u29f8", "/", "\u2216", "/", "\u29f5", "/", "\u29f9", "/", "\\", "/")
 
-// likeDots says whether a part of a segment is one of dots alone, once
-// characters that look like dots are dots, what is invisible is gone, and so is
-// what stands behind a semicolon: to some servers the parameters of a folder.
+// likeDots reports whether a part of a segment resembles a dot segment. It
+// replaces characters that look like dots, and removes invisible characters and
+// everything after a semicolon, which some servers take for parameters.
 func likeDots(plain string) bool {
 	for part := range strings.SplitSeq(lookAlikes.Replace(norm.NFKC.String(plain)), "/") {
 		name, _, _ := strings.Cut(part, ";")
@@ -282,7 +282,7 @@ func likeDots(plain string) bool {
 	return false
 }
 
-// escapeQuery escapes what does not belong into a request line.
+// escapeQuery escapes characters that are invalid in a request line.
 func escapeQuery(q string) string {
 	var b strings.Builder
 	for i := range len(q) {

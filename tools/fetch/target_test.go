@@ -7,9 +7,8 @@ import (
 	"testing"
 )
 
-// TestTargets is the table of acceptance case 59, without its addresses: what
-// is no URL of ours is refused before anything is done, and what is one has a
-// single form.
+// TestTargets is the table of acceptance case 59, without its addresses: invalid
+// URLs are refused first, and each valid URL has a single canonical form.
 func TestTargets(t *testing.T) {
 	for raw, want := range map[string]string{
 		"https://Docs.Example.COM":              "https://docs.example.com/",
@@ -178,7 +177,7 @@ func TestRules(t *testing.T) {
 			}
 		}
 		if tt.rule == "https://docs.test" && naive == 0 {
-			t.Error("no URL of the table fools a comparison of prefixes: the table shows nothing")
+			t.Error("no URL of the table passes a comparison of prefixes: the test can't fail")
 		}
 	}
 	if Allows(nil, "https://docs.test/") || Allows([]Rule{{}}, "https://docs.test/") {
@@ -186,13 +185,13 @@ func TestRules(t *testing.T) {
 	}
 	for _, bad := range []string{"", "docs.test", "https://*.docs.test/", "https://docs.test/?q", "https://docs.test/#x", "https://u@docs.test/", "https://docs.test/a%2fb", "file:///etc"} {
 		if r, err := ParseRule(bad); err == nil {
-			t.Errorf("rule %q is taken, as %s", bad, r)
+			t.Errorf("rule %q is accepted as %s", bad, r)
 		}
 	}
 }
 
-// TestPathsThatServersReadDifferently: what some server may take for a way out
-// of a folder is not within a rule about that folder, and ordinary names are.
+// TestPathsThatServersReadDifferently checks that a rule for a directory doesn't
+// allow paths that some server may resolve outside it, and allows ordinary names.
 func TestPathsThatServersReadDifferently(t *testing.T) {
 	rule, err := ParseRule("https://docs.test/guide/")
 	if err != nil {
@@ -218,7 +217,7 @@ func TestPathsThatServersReadDifferently(t *testing.T) {
 			t.Errorf("%s, a rule for all paths, doesn't allow %s", whole, u)
 		}
 		if r, err := ParseRule(u); err == nil {
-			t.Errorf("rule %q is taken, as %s", u, r)
+			t.Errorf("rule %q is accepted as %s", u, r)
 		}
 	}
 	for _, path := range []string{
@@ -269,8 +268,8 @@ func TestIntersect(t *testing.T) {
 	}
 }
 
-// FuzzTarget holds that the canonical form is one: it is its own canonical
-// form, and what net/http makes of it goes to the same host and path.
+// FuzzTarget checks that a canonical form is its own canonical form, and that
+// net/http sends it to the same host and path.
 func FuzzTarget(f *testing.F) {
 	for _, s := range []string{"https://docs.example.com/a/../b?q#f", "http://[::1]:80/%2e%2e/", "http://127.1/", "https://bücher.example/ä", "http://a//..//b", "http://a?", "http://a/%00/.."} {
 		f.Add(s)

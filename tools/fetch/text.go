@@ -12,17 +12,18 @@ import (
 	"golang.org/x/text/transform"
 )
 
-// Bounds of what is made of a body.
+// Bounds of the conversion of a body.
 const (
-	// maxTextBytes bounds decoded text: three bytes for one is what the worst
-	// charset gives.
+	// maxTextBytes is the maximum size of decoded text. The worst charset turns
+	// one byte into three.
 	maxTextBytes = 32 << 20
-	// sampleBytes is looked at to tell a charset and whether it is text at all.
+	// sampleBytes is the size of the sample from which the charset is detected,
+	// and whether the body is text.
 	sampleBytes = 4096
 )
 
-// readable says whether a media type is text that a model can be shown. "" is
-// told by its bytes.
+// isReadableType reports whether a media type is text. It accepts "", for which
+// the bytes decide.
 func isReadableType(mediaType string) bool {
 	if mediaType == "" || strings.HasPrefix(mediaType, "text/") {
 		return true
@@ -44,7 +45,7 @@ func isReadableType(mediaType string) bool {
 	return false
 }
 
-// page is what a model is shown of a response: text, and what to know about it.
+// page is the text of a response for the model, with notes about it.
 type page struct {
 	text  string
 	notes []string
@@ -54,8 +55,8 @@ func (p *page) addNote(format string, args ...any) {
 	p.notes = append(p.notes, fmt.Sprintf(format, args...))
 }
 
-// read turns a response into text. Raw leaves HTML as it is. Its error is a
-// *failure.
+// newPage returns the text of a response. HTML is converted to Markdown unless
+// raw is set. Its error is a *failure.
 func newPage(r Response, raw bool) (page, error) {
 	var p page
 	text, err := decodeBody(r)
@@ -76,8 +77,8 @@ func newPage(r Response, raw bool) (page, error) {
 	return p, nil
 }
 
-// decode gives the body as UTF-8: by its byte order mark, the Content-Type, or
-// what the page itself says, as browsers do.
+// decodeBody returns the body as UTF-8. Like browsers, it finds the charset in
+// the byte order mark, the Content-Type or the page itself.
 func decodeBody(r Response) (string, error) {
 	sample := r.Body[:min(len(r.Body), sampleBytes)]
 	contentType := r.MediaType
@@ -103,8 +104,8 @@ func decodeBody(r Response) (string, error) {
 	return text, nil
 }
 
-// isBinary says whether a text's beginning holds what texts don't: NULs, or
-// many controls or bytes that are no characters.
+// isBinary reports whether the beginning of a text has a NUL, or many control
+// characters or invalid bytes.
 func isBinary(text string) bool {
 	n, odd := 0, 0
 	for _, r := range text {
@@ -133,9 +134,9 @@ func isHTML(r Response, text string) bool {
 	return false
 }
 
-// clean takes out what a person who looks at the text would not see and a model
-// would read: controls, marks that reorder text, tags, zero widths. Joiners
-// stay, which words and pictures are made with.
+// removeInvisible removes the characters that a model reads and a person doesn't
+// see: controls, marks that reorder text, tags and zero-width characters. It keeps
+// joiners, which occur in words and emoji.
 func removeInvisible(text string) (cleaned string, hidden int) {
 	text = strings.ReplaceAll(text, "\r\n", "\n")
 	return strings.Map(func(r rune) rune {

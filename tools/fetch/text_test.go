@@ -48,7 +48,7 @@ y := 2</code></pre>
 	}
 }
 
-// TestHidden is the part of acceptance case 68 about what people don't see.
+// TestHidden is the part of acceptance case 68 about hidden text.
 func TestHidden(t *testing.T) {
 	p, err := newPage(htmlPage(`<p>seen</p><!-- HIDDEN1 --><div style="color:red; DISPLAY : none">HIDDEN2</div><div hidden>HIDDEN3</div>
 <span style="visibility:hidden">HIDDEN4</span><template>HIDDEN5</template><p style="font-size:0">HIDDEN6</p><svg><text>HIDDEN7</text></svg>
@@ -72,7 +72,7 @@ func TestHidden(t *testing.T) {
 	}
 }
 
-// TestCharsets is the part of case 68 about charsets and types that lie.
+// TestCharsets is the part of case 68 about charsets and wrong types.
 func TestCharsets(t *testing.T) {
 	sjis, _ := japanese.ShiftJIS.NewEncoder().String("日本語のテキスト")
 	wide, _ := unicode.UTF16(unicode.LittleEndian, unicode.UseBOM).NewEncoder().String("wide ü")
@@ -123,8 +123,8 @@ func TestReadable(t *testing.T) {
 	}
 }
 
-// TestHTMLBombs are pages that are small and cost much: the conversion stays
-// within its memory, and gives a page or a failure.
+// TestHTMLBombs checks small pages that are expensive to convert: the memory of
+// the conversion is limited, and it returns a page or a failure.
 func TestHTMLBombs(t *testing.T) {
 	few := 1
 	if raceEnabled {
@@ -194,7 +194,7 @@ func TestWindow(t *testing.T) {
 	}
 }
 
-// TestTool is what the model gets.
+// TestTool checks the results for the model.
 func TestTool(t *testing.T) {
 	long := strings.Repeat("a line of text, thirty-two bytes\n", 5000)
 	u := startServer(t, func(w http.ResponseWriter, r *http.Request) {
@@ -249,7 +249,7 @@ func TestTool(t *testing.T) {
 
 	text, out = body(map[string]any{"url": u + "/missing"})
 	if out.Success || !strings.Contains(text, "status: 404\n") || !strings.Contains(text, "no such page") {
-		t.Errorf("a page that is missing: %v %q", out.Success, text)
+		t.Errorf("missing page: %v %q", out.Success, text)
 	}
 	text, _ = body(map[string]any{"url": u + "/type"})
 	if strings.ContainsAny(text, "\x1b\u202e") || !strings.HasSuffix(text, "typed\n") {
@@ -278,8 +278,8 @@ func TestTool(t *testing.T) {
 	}
 }
 
-// FuzzRead holds that any response becomes text that is valid, or a failure:
-// no panic, and nothing that a terminal obeys.
+// FuzzRead checks that any response becomes valid text without control sequences,
+// or a failure.
 func FuzzRead(f *testing.F) {
 	f.Add("text/html", "", "<title>x</title><p hidden>y<table><td colspan=9>z")
 	f.Add("", "shift_jis", "<!doctype html>\x1b[2J")
@@ -299,9 +299,9 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// TestBracketsAreConvertedInOnePass: 2 MiB of them would take the converter's own
-// escaper 20 minutes, more than a test run has. What a page says with the
-// character that stands in for them does not become one.
+// TestBracketsAreConvertedInOnePass converts 2 MiB of brackets, which would take
+// the converter's own escaper 20 minutes. The page's own stand-in characters
+// don't become brackets.
 func TestBracketsAreConvertedInOnePass(t *testing.T) {
 	p := &page{}
 	got, err := p.convertHTML("<p>"+strings.Repeat("[", 2<<20), "http://example.com/")
