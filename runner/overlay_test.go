@@ -260,6 +260,43 @@ func TestWhatWasAppliedMeanwhileDoesNotExpire(t *testing.T) {
 	}
 }
 
+// TestKeptChangesAreOfTheWorkspace: the last session is the last one on this
+// workspace, whatever another one on the machine changed later.
+func TestKeptChangesAreOfTheWorkspace(t *testing.T) {
+	b := newOverlayBench(t)
+	r, _ := b.run(t.Context())
+	state := filepath.Join(filepath.Dir(b.dir), "state")
+	elsewhere := t.TempDir()
+	workspace, err := os.Open(elsewhere)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer workspace.Close()
+	const later = "ses_zzzzzzzzzzzzzzzzzzzzzzzzzz"
+	dir := filepath.Join(SessionDir(state, later), overlayDir)
+	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	other, err := overlay.Create(dir, overlay.CreateOptions{Session: later, Path: elsewhere, Workspace: workspace})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(other.Record(t.Context(), workspace), other.End(overlay.Kept), other.Close()); err != nil {
+		t.Fatal(err)
+	}
+	last, err := KeptChanges(state, "", b.opts.Workspace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if last.Info().Session != r.Session {
+		t.Errorf("the last session is %s, not %s", last.Info().Session, r.Session)
+	}
+	named, err := KeptChanges(state, later, b.opts.Workspace)
+	if err != nil || named.Info().Session != later {
+		t.Errorf("the other session can't be named: %v", err)
+	}
+}
+
 func TestChangesExpire(t *testing.T) {
 	b := newOverlayBench(t)
 	r, _ := b.run(t.Context())
