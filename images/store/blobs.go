@@ -1,6 +1,7 @@
 package store
 
 import (
+	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -76,4 +77,26 @@ func (b blobs) writeBlob(dgst string, r io.Reader, temp string) error {
 		return errors.Join(err, os.Remove(f.Name()))
 	}
 	return nil
+}
+
+// openDescriptor is a [reader.BlobOpener].
+func (b blobs) openDescriptor(_ context.Context, d v1.Descriptor) (io.ReadCloser, error) {
+	return b.openBlob(d.Digest.String())
+}
+
+// dropDamaged removes the blobs whose content doesn't match their digest and
+// reports whether there were any.
+func (b blobs) dropDamaged(list []string) (any bool) {
+	for _, dgst := range list {
+		f, err := b.openBlob(dgst)
+		if err != nil {
+			continue
+		}
+		sum := sha256.New()
+		_, err = io.Copy(sum, f)
+		if err := errors.Join(err, f.Close()); err == nil && digest.OfHash(sum) != dgst && os.Remove(b.blobPath(dgst)) == nil {
+			any = true
+		}
+	}
+	return any
 }

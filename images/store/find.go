@@ -128,7 +128,7 @@ func (s *Store) resolveImage(ctx context.Context, ref images.Reference, reg *rea
 	if err != nil {
 		return nil, err
 	}
-	im, err := reader.FromManifest(ctx, ref, manifest, d, &s.reading, reg.FetchDocument, s.openBlob)
+	im, err := reader.FromManifest(ctx, ref, manifest, d, &s.reading, reg.FetchDocument, s.blobs.openDescriptor)
 	if err != nil {
 		return nil, err
 	}
@@ -139,11 +139,6 @@ func (s *Store) resolveImage(ctx context.Context, ref images.Reference, reg *rea
 	return im, errors.Join(
 		s.blobs.writeBlob(im.Digest, strings.NewReader(string(im.Manifest)), temp),
 		s.blobs.writeBlob(im.ID, strings.NewReader(string(im.Config)), temp), remove())
-}
-
-// openBlob is a [reader.BlobOpener].
-func (s *Store) openBlob(_ context.Context, d v1.Descriptor) (io.ReadCloser, error) {
-	return s.blobs.openBlob(d.Digest.String())
 }
 
 // openPinned opens an image by its record. It fetches missing parts again, by
@@ -175,7 +170,7 @@ func (s *Store) openCached(ctx context.Context, ref images.Reference, r *record)
 	if err != nil || d.Manifests != nil {
 		return nil, errors.Join(images.ErrInvalid, err)
 	}
-	return reader.FromManifest(ctx, ref, raw, d, &s.reading, get, s.openBlob)
+	return reader.FromManifest(ctx, ref, raw, d, &s.reading, get, s.blobs.openDescriptor)
 }
 
 // findInEngine finds an image in the engine by its id. If its tree is intact,

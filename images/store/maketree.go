@@ -2,11 +2,9 @@ package store
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,7 +13,6 @@ import (
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/host"
-	"github.com/caisson-run/caisson/images/internal/digest"
 	"github.com/caisson-run/caisson/images/layer"
 	"github.com/caisson-run/caisson/images/store/internal/reader"
 )
@@ -46,7 +43,7 @@ func (s *Store) makeTree(ctx context.Context, ref images.Reference, f *foundImag
 		return err
 	}
 	err = s.makeTreeOnce(ctx, f, key)
-	if errors.Is(err, images.ErrDigest) && s.dropDamaged(f.record.Blobs) {
+	if errors.Is(err, images.ErrDigest) && s.blobs.dropDamaged(f.record.Blobs) {
 		err = s.makeTreeOnce(ctx, f, key) // the disk had damaged a blob that the registry still has
 	}
 	if err != nil {
@@ -65,23 +62,6 @@ func (s *Store) makeTreeOnce(ctx context.Context, f *foundImage, key string) err
 		return err
 	}
 	return errors.Join(s.unpackTree(ctx, im, temp, key), remove())
-}
-
-// dropDamaged removes the blobs whose content doesn't match their digest and
-// reports whether there were any.
-func (s *Store) dropDamaged(list []string) (any bool) {
-	for _, dgst := range list {
-		f, err := s.blobs.openBlob(dgst)
-		if err != nil {
-			continue
-		}
-		sum := sha256.New()
-		_, err = io.Copy(sum, f)
-		if err := errors.Join(err, f.Close()); err == nil && digest.OfHash(sum) != dgst && os.Remove(s.blobs.blobPath(dgst)) == nil {
-			any = true
-		}
-	}
-	return any
 }
 
 // unpackTree makes a tree in temp and renames it into place.
@@ -160,21 +140,4 @@ func checkTopEntries(root string, limit int) error {
 		}
 	}
 	return nil
-}
-
-// describeTree returns a record's tree as a root filesystem.
-func (s *Store) describeTree(ref images.Reference, r *record) (*images.RootFS, error) {
-	f, err := s.trees.readFacts(r.Tree)
-	if err != nil {
-		return nil, fmt.Errorf("image %s: %w", ref, err)
-	}
-	root, err := host.Tree(ref, filepath.Join(s.trees.treePath(r.Tree), "root"))
-	if err != nil {
-		return nil, fmt.Errorf("image %s: %w", ref, err)
-	}
-	root.Digest, root.Env, root.Volumes, root.Warnings = r.Digest, r.Env, f.Volumes, f.Warnings
-	if r.EnvDropped > 0 {
-		root.Warnings = append(root.Warnings, fmt.Sprintf("%d entries of the image's environment were left out: they are invalid or too many", r.EnvDropped))
-	}
-	return root, nil
 }

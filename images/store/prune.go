@@ -130,7 +130,7 @@ func (s *Store) detachUnused(ctx context.Context, done *Pruned, drop func(path s
 	}
 	left, err := s.forgetRecords(done, drop)
 	if err == nil {
-		err = s.dropTrees(left, trash)
+		err = s.trees.dropTrees(left, trash)
 	}
 	if err == nil {
 		err = s.dropBlobs(left, trash)
@@ -174,56 +174,6 @@ func (s *Store) forgetRecords(done *Pruned, drop func(path string, r *record) bo
 		done.Images = append(done.Images, im)
 	}
 	return left, nil
-}
-
-// dropTrees moves the unreferenced trees without a lease to trash and removes
-// the locks of trees that don't exist.
-func (s *Store) dropTrees(left []*record, trash string) error {
-	entries, err := os.ReadDir(filepath.Join(s.o.Dir, "trees"))
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		key := e.Name()
-		if slices.ContainsFunc(left, func(r *record) bool { return r.Tree == key }) {
-			continue
-		}
-		if used, err := s.locks.isLeased(key); err != nil || used {
-			if err != nil {
-				return err
-			}
-			continue
-		}
-		if err := os.Rename(s.trees.treePath(key), filepath.Join(trash, key)); err != nil {
-			return err
-		}
-	}
-	return s.dropLocks()
-}
-
-func (s *Store) dropLocks() error {
-	entries, err := os.ReadDir(filepath.Join(s.o.Dir, "locks"))
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		key, _, ok := strings.Cut(e.Name(), ".")
-		if !ok || pathExists(s.trees.treePath(key)) {
-			continue
-		}
-		release, free, err := s.locks.tryLock(e.Name())
-		if err != nil {
-			return err
-		}
-		if free {
-			err = os.Remove(s.locks.lockPath(e.Name()))
-			release()
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // dropBlobs moves unreferenced blobs to trash. While an image is being fetched

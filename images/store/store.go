@@ -246,7 +246,7 @@ func (s *Store) leaseTree(ctx context.Context, ref images.Reference, f *foundIma
 		release()
 		return nil, nil, err
 	}
-	root, err := s.describeTree(ref, f.record)
+	root, err := s.trees.describeTree(ref, f.record)
 	if err != nil {
 		release()
 		return nil, nil, err

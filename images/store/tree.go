@@ -8,9 +8,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/images/internal/digest"
 	"github.com/caisson-run/caisson/images/layer"
 )
@@ -141,4 +143,71 @@ func bootID() string {
 		return ""
 	}
 	return strings.TrimSpace(string(data))
+}
+
+// dropTrees moves the unreferenced trees without a lease to trash and removes
+// the locks of trees that don't exist.
+func (t trees) dropTrees(left []*record, trash string) error {
+	entries, err := os.ReadDir(filepath.Join(t.dir, "trees"))
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		key := e.Name()
+		if slices.ContainsFunc(left, func(r *record) bool { return r.Tree == key }) {
+			continue
+		}
+		if used, err := t.locks.isLeased(key); err != nil || used {
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		if err := os.Rename(t.treePath(key), filepath.Join(trash, key)); err != nil {
+			return err
+		}
+	}
+	return t.dropLocks()
+}
+
+func (t trees) dropLocks() error {
+	entries, err := os.ReadDir(filepath.Join(t.dir, "locks"))
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		key, _, ok := strings.Cut(e.Name(), ".")
+		if !ok || pathExists(t.treePath(key)) {
+			continue
+		}
+		release, free, err := t.locks.tryLock(e.Name())
+		if err != nil {
+			return err
+		}
+		if free {
+			err = os.Remove(t.locks.lockPath(e.Name()))
+			release()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// describeTree returns a record's tree as a root filesystem.
+func (t trees) describeTree(ref images.Reference, r *record) (*images.RootFS, error) {
+	f, err := t.readFacts(r.Tree)
+	if err != nil {
+		return nil, fmt.Errorf("image %s: %w", ref, err)
+	}
+	root, err := host.Tree(ref, filepath.Join(t.treePath(r.Tree), "root"))
+	if err != nil {
+		return nil, fmt.Errorf("image %s: %w", ref, err)
+	}
+	root.Digest, root.Env, root.Volumes, root.Warnings = r.Digest, r.Env, f.Volumes, f.Warnings
+	if r.EnvDropped > 0 {
+		root.Warnings = append(root.Warnings, fmt.Sprintf("%d entries of the image's environment were left out: they are invalid or too many", r.EnvDropped))
+	}
+	return root, nil
 }
