@@ -1,8 +1,8 @@
 package sandbox
 
-// Attestation is what runs, as observed from inside by the guest and as read
-// back from the engine or runtime; never what was merely asked for. It is
-// recorded in sandbox.started and session.ended.
+// Attestation describes a running sandbox, as the guest observed it from inside
+// and as it was read back from the engine or runtime. It never contains merely
+// requested values. It is recorded in sandbox.started and session.ended.
 type Attestation struct {
 	Backend        string `json:"backend"`
 	Runtime        string `json:"runtime"`
@@ -11,7 +11,7 @@ type Attestation struct {
 	Container      string `json:"container"`
 	Image          string `json:"image"`
 	ImageDigest    string `json:"image_digest"`
-	Kernel         string `json:"kernel"` // as /proc/version says inside
+	Kernel         string `json:"kernel"` // the content of /proc/version inside
 	GuestVersion   string `json:"guest_version"`
 	GuestSHA256    string `json:"guest_sha256"`
 
@@ -20,27 +20,27 @@ type Attestation struct {
 	Capabilities      []string `json:"capabilities"`
 	GuestCapabilities []string `json:"guest_capabilities"`
 	NoNewPrivileges   bool     `json:"no_new_privileges"`
-	Seccomp           string   `json:"seccomp"` // mode: "filter", "none"
+	Seccomp           string   `json:"seccomp"` // "filter" or "none"
 	SeccompProfile    string   `json:"seccomp_profile_sha256"`
-	Network           string   `json:"network"` // "none": only lo
+	Network           string   `json:"network"` // "none": the loopback interface only
 	RootReadOnly      bool     `json:"root_read_only"`
 	Namespaces        []string `json:"namespaces"`
 	Rootless          bool     `json:"rootless"`
 
 	Workspace      string `json:"workspace"`       // host path
-	WorkspaceMode  string `json:"workspace_mode"`  // "bind", "overlay"
-	WorkspaceOwner string `json:"workspace_owner"` // uid:gid on the host that new files get
+	WorkspaceMode  string `json:"workspace_mode"`  // "bind" or "overlay"
+	WorkspaceOwner string `json:"workspace_owner"` // uid:gid of new files on the host
 	IDMapped       bool   `json:"id_mapped"`
 	Git            string `json:"git"`
 
 	Limits     AttestedLimits `json:"limits"`
 	KillMethod string         `json:"kill_method"`
-	// Lost names protections that are missing here, one sentence each.
+	// Lost names protections that are missing, in one sentence each.
 	Lost []string `json:"lost,omitempty"`
 }
 
-// AttestedLimits is the limits as read back. A value of 0 means that it could
-// not be read, and Lost says so.
+// AttestedLimits is the limits as read back. A limit that could not be read is
+// 0, and Attestation.Lost names it.
 type AttestedLimits struct {
 	MemoryBytes int64 `json:"memory_bytes"`
 	PIDs        int64 `json:"pids"`

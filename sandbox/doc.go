@@ -1,20 +1,20 @@
-// Package sandbox is the contract between Caisson and the places where
-// untrusted commands run: one container a session, with the workspace mounted
-// into it and one guest (cmd/caisson-guest) as its PID 1.
+// Package sandbox is the contract between Caisson and the environments in which
+// untrusted commands run: one container per session, with the workspace mounted
+// into it and a guest (cmd/caisson-guest) as its PID 1.
 //
-// A [Backend] makes a [Sandbox]; a Sandbox starts a [Command] as a [Process]
-// and applies workspace changes; [Sandbox].Destroy removes everything. The
-// implementations are sandbox/docker and sandbox/oci, which pass the suite in
-// sandbox/sandboxtest.
+// A [Backend] creates a [Sandbox]. A Sandbox starts a [Command] as a [Process],
+// and applies changes to the workspace. [Sandbox].Destroy removes everything.
+// The implementations are sandbox/docker and sandbox/oci, which pass the test
+// suite in sandbox/sandboxtest.
 //
 // The package declares types and their rules; it starts nothing. It imports
-// limits, images and tools/workspace (rank 0) only.
+// only limits, images and tools/workspace, which have rank 0.
 //
-// Five questions, five kinds of answer:
+// Five kinds of failure have five kinds of results:
 //
-//	did the program inside fail?    a value, [ExitStatus]
-//	was a limit reached?            *limits.ExceededError
-//	did the caller misuse us?       ErrInvalid, ErrState, ErrNotFound, ErrUnsupported
-//	is the backend ill?             ErrUnavailable before it runs, ErrLost once it ran
-//	cancelled?                      an error that wraps context.Cause(ctx)
+//	the program failed            a value, [ExitStatus]
+//	a limit was reached           *limits.ExceededError
+//	the caller made a mistake     ErrInvalid, ErrState, ErrNotFound, ErrUnsupported
+//	the backend failed            ErrUnavailable before a sandbox runs, ErrLost afterwards
+//	the caller cancelled          an error that wraps context.Cause(ctx)
 package sandbox

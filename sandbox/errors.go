@@ -2,22 +2,28 @@ package sandbox
 
 import "errors"
 
-// The classes of a sandbox error; test with errors.Is.
+// The classes of errors of a sandbox; test for them with errors.Is.
 var (
-	// ErrInvalid: a Spec or Command that no backend could run.
+	// ErrInvalid is the error for a Spec or Command that no backend could run.
 	ErrInvalid = errors.New("invalid argument")
-	// ErrState: the call does not fit the sandbox's state; see [StateError].
+	// ErrState is the error for a call that the sandbox's state does not allow;
+	// see [StateError].
 	ErrState = errors.New("wrong state")
-	// ErrNotFound: an image, runtime or folder that was named is not there.
+	// ErrNotFound is the error for an image, runtime or directory that does not
+	// exist.
 	ErrNotFound = errors.New("not found")
-	// ErrUnsupported: this backend, kernel or user can't do what was asked.
+	// ErrUnsupported is the error for a request that this backend, kernel or
+	// user does not support.
 	ErrUnsupported = errors.New("unsupported")
-	// ErrUnavailable: the engine, runtime or guest can't be reached or started.
+	// ErrUnavailable is the error for an engine, runtime or guest that can't be
+	// reached or started.
 	ErrUnavailable = errors.New("backend unavailable")
-	// ErrNoNamespaces: this process may not make the user namespaces or, as
-	// root, the mounts of a sandbox: a container forbids both by default.
+	// ErrNoNamespaces is the error if this process may not create the user
+	// namespaces of a sandbox or, as root, its mounts. A container forbids both
+	// by default.
 	ErrNoNamespaces = errors.New("this process may not make the namespaces and mounts of a sandbox")
-	// ErrLost: the container went away, or its guest broke the protocol,
-	// while it was in use. Never a command's result; the command is not run again.
+	// ErrLost is the error if the container disappeared or its guest broke the
+	// protocol while it was in use. It is never a command's result, and the
+	// command is not run again.
 	ErrLost = errors.New("sandbox lost")
 )

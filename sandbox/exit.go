@@ -5,27 +5,28 @@ import (
 	"time"
 )
 
-// ExitStatus is how a command ended: a value, never an error.
+// ExitStatus describes how a command ended. It is a value, never an error.
 type ExitStatus struct {
-	// Code is 0 to 255, or -1 where Signal is set.
+	// Code is 0 to 255, or -1 if Signal is set.
 	Code int `json:"code"`
-	// Signal is the number of the signal that ended it, or 0.
+	// Signal is the number of the signal that ended the command, or 0.
 	Signal int `json:"signal,omitempty"`
-	// OOMKilled says that the kernel's counters show an out-of-memory kill
-	// while it ran; it is never guessed from a status of 137.
+	// OOMKilled reports whether the kernel's counters show an out-of-memory
+	// kill while the command ran. It is never inferred from a status of 137.
 	OOMKilled bool `json:"oom_killed,omitempty"`
-	// TimedOut says that its own timeout ended it.
+	// TimedOut reports whether the command's own timeout ended it.
 	TimedOut bool `json:"timed_out,omitempty"`
-	// Cancelled says that the caller's context ended it.
+	// Cancelled reports whether the caller's context ended the command.
 	Cancelled bool `json:"cancelled,omitempty"`
 }
 
-// Success is an exit code of 0 that nothing forced.
+// Success reports whether the exit code is 0 and nothing forced the end.
 func (s ExitStatus) Success() bool {
 	return s == ExitStatus{}
 }
 
-// String is for people: "exit code 1", "signal 9 (timed out)".
+// String returns the status for messages, such as "exit code 1" or "signal 9
+// (timed out)".
 func (s ExitStatus) String() string {
 	text := fmt.Sprintf("exit code %d", s.Code)
 	if s.Signal != 0 {
@@ -42,55 +43,59 @@ func (s ExitStatus) String() string {
 	return text
 }
 
-// Exit is what there is to know about a command that has ended.
+// Exit is the result of a command.
 type Exit struct {
 	Status         ExitStatus
 	Stdout, Stderr Stream
-	// Wall is from fork to the end of the last of its processes; CPU is user
-	// plus system time of those that were waited for, and, where no other command
-	// ran beside it, of its daemons too.
+	// Wall is the time from the fork to the end of the last process of the
+	// command. CPU is the user and system time of the processes that were
+	// waited for. If no other command ran meanwhile, it includes the daemons of
+	// the command.
 	Wall, CPU time.Duration
-	// PeakMemory is the largest resident set of one of its processes, in
-	// bytes (rusage), or 0 where the kernel does not say.
+	// PeakMemory is the largest resident set of one of its processes, in bytes
+	// (rusage), or 0 if the kernel does not report it.
 	PeakMemory int64
-	// PIDsLimitHit says that the kernel refused a fork for the sandbox's pids
-	// limit while the command ran, by its counters; never guessed from output.
-	// In gVisor, which counts nothing, it is said only of a command that itself
-	// could not be started.
+	// PIDsLimitHit reports whether, by the kernel's counters, a fork failed
+	// because of the sandbox's pids limit while the command ran. It is never
+	// inferred from output. gVisor has no such counter, so there it is set only
+	// if the command itself could not be started.
 	PIDsLimitHit bool
-	// Full are the file systems in memory (/tmp, the home, /dev/shm) that had no
-	// room left when a command that failed had ended.
+	// Full lists the in-memory file systems (/tmp, the home directory,
+	// /dev/shm) that had no space left at the end of a command that failed.
 	Full []string
 	Kill KillReport
 }
 
 // Stream is one output stream of a command that has ended.
 type Stream struct {
-	// Total is the exact number of bytes that were written; SHA256 their hash, hex.
+	// Total is the exact number of bytes that were written, and SHA256 their
+	// hash in hex.
 	Total  int64
 	SHA256 string
-	// Live is the number of bytes that went to the writer: the first ones.
+	// Live is the number of bytes that the writer received: the first ones.
 	Live int64
-	// Tail is the last bytes, where Total is more than Live; it never overlaps
-	// the live bytes, so Total-Live-len(Tail) bytes were left out between.
+	// Tail is the last bytes if Total is more than Live. It never overlaps the
+	// live bytes: Total-Live-len(Tail) bytes between them were left out.
 	Tail []byte
 }
 
-// KillReport is the proof of a kill: what was signalled, what had to be killed,
-// and what is left. All zero after a command that left nothing.
+// KillReport describes how the processes of a command were killed, and which
+// are left. It is zero after a command that left no processes.
 type KillReport struct {
-	// Method is how processes were found: "cgroup.kill", "gid" or "subreaper".
+	// Method is the way in which processes were found: "cgroup.kill", "gid" or
+	// "subreaper".
 	Method string `json:"method,omitempty"`
-	// Terminated is the number of processes that got SIGTERM, Killed the
-	// number that got SIGKILL.
+	// Terminated is the number of processes that got SIGTERM, Killed the number
+	// of those that got SIGKILL.
 	Terminated int `json:"terminated,omitempty"`
 	Killed     int `json:"killed,omitempty"`
-	// AfterExit says that processes were left when the command itself had
+	// AfterExit reports whether processes were left when the command itself had
 	// ended, and were killed.
 	AfterExit bool `json:"after_exit,omitempty"`
-	// Left is the number that could not be killed: 0, or the guest says so
-	// and the container is killed.
+	// Left is the number of processes that could not be killed. If it is not 0,
+	// the container is killed.
 	Left int `json:"left"`
-	// KillTime is from the first SIGKILL to the proof that nothing is left.
+	// KillTime is the time from the first SIGKILL until it was verified that no
+	// process is left.
 	KillTime time.Duration `json:"kill_time_ns,omitempty"`
 }

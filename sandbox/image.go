@@ -7,8 +7,9 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// ImageError gives an error of package images its class of this contract, for
-// what a backend's Create returns. Others, such as a cancellation, pass.
+// ImageError wraps an error of package images in its class of this package, for
+// errors of a backend's Create. It returns other errors, such as a
+// cancellation, as they are.
 func ImageError(err error) error {
 	for _, class := range []struct{ from, to error }{
 		{images.ErrRefused, ErrInvalid},

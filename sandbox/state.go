@@ -6,19 +6,19 @@ import (
 	"sync"
 )
 
-// State is where a sandbox is in its life, in the words of the OCI runtime
+// State is the state of a sandbox, in the terms of the OCI runtime
 // specification 1.2 ("state" and "lifecycle").
 type State int
 
 // The states, in order.
 const (
-	StateCreating State = iota // the container is being made
-	StateCreated               // made; the guest has not answered yet
+	StateCreating State = iota // the container is being created
+	StateCreated               // the container exists; the guest has not answered yet
 	StateRunning               // the guest answered and was attested
-	StateStopped               // gone, by Destroy or by loss
+	StateStopped               // destroyed or lost
 )
 
-// String gives the OCI word.
+// String returns the name of the state in the OCI runtime specification.
 func (s State) String() string {
 	switch s {
 	case StateCreating:
@@ -33,8 +33,9 @@ func (s State) String() string {
 	return fmt.Sprintf("state(%d)", int(s))
 }
 
-// transitions holds what may follow what. Stopped follows everything, itself
-// included, because Destroy is idempotent and works on what is half made.
+// transitions maps each state to its possible next states. Stopped may follow
+// every state, including itself, because Destroy is idempotent and works on
+// incomplete sandboxes.
 var transitions = map[State][]State{
 	StateCreating: {StateCreated, StateStopped},
 	StateCreated:  {StateRunning, StateStopped},
@@ -42,37 +43,38 @@ var transitions = map[State][]State{
 	StateStopped:  {StateStopped},
 }
 
-// StateError says that an action was tried in a state that does not allow it.
-// It is an [ErrState].
+// StateError is the error for an action in a state that does not allow it. It
+// wraps [ErrState].
 type StateError struct {
 	Action string
 	State  State
 }
 
-// Error names the action and the state.
+// Error returns a message with the action and the state.
 func (e *StateError) Error() string {
 	return fmt.Sprintf("%s: sandbox is %s", e.Action, e.State)
 }
 
-// Unwrap gives [ErrState].
+// Unwrap returns [ErrState].
 func (e *StateError) Unwrap() error { return ErrState }
 
-// Lifecycle guards one sandbox's state. The zero value is creating. It is safe
-// for concurrent use.
+// Lifecycle guards the state of one sandbox. The zero value is in
+// StateCreating. It is safe for concurrent use.
 type Lifecycle struct {
 	mu    sync.Mutex
 	state State
 }
 
-// State returns the state now.
+// State returns the current state.
 func (l *Lifecycle) State() State {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.state
 }
 
-// Advance is the one place that assigns a state. A transition that is not in
-// the table is a bug of the backend, not of its caller, and panics.
+// Advance sets the state. It is the only place that does. It panics if the
+// transition is not in the table, since that is a bug of the backend and not of
+// its caller.
 func (l *Lifecycle) Advance(to State) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -82,7 +84,7 @@ func (l *Lifecycle) Advance(to State) {
 	l.state = to
 }
 
-// Require returns a [StateError] naming action unless the state is want.
+// Require returns a [StateError] for action unless the state is want.
 func (l *Lifecycle) Require(action string, want State) error {
 	if s := l.State(); s != want {
 		return &StateError{Action: action, State: s}

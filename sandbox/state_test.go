@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestAdvanceTable tries every state against every other: a transition that is
-// not in the table is a bug of a backend and must panic.
+// TestAdvanceTable tries every transition. One that is not in the table is a
+// bug of a backend and must panic.
 func TestAdvanceTable(t *testing.T) {
 	states := []State{StateCreating, StateCreated, StateRunning, StateStopped}
 	allowed := map[[2]State]bool{
