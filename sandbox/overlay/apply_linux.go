@@ -40,12 +40,12 @@ func (l *Layers) Apply(ctx context.Context, original *os.File, o ApplyOptions) (
 	}
 	defer unmounted()
 	// One apply at a time in a folder, whosever sessions they are of.
-	release, err := lockFolder(original)
+	release, err := lockDirectory(original)
 	if err != nil {
 		return nil, fmt.Errorf("apply changes: %w", err)
 	}
 	defer release()
-	if err := l.clear(original, o); err != nil {
+	if err := l.clearTemporary(original, o); err != nil {
 		return nil, fmt.Errorf("apply changes: %w", err)
 	}
 	changes, err := l.Changes(ctx, original, ReadOptions{MaxEntries: o.MaxEntries, MaxTextBytes: o.MaxTextBytes})
@@ -57,20 +57,20 @@ func (l *Layers) Apply(ctx context.Context, original *os.File, o ApplyOptions) (
 		return nil, fmt.Errorf("apply changes: %w: there are more than %d, or more than %d MiB of names and link targets", ErrTooMany, bound.MaxEntries, bound.MaxTextBytes>>20)
 	}
 	r := &Result{State: Kept, Unread: changes.Unread}
-	todo := r.sort(changes, o)
+	todo := r.splitChanges(changes, o)
 	if r.Refused || o.DryRun {
 		r.Applied = nil
 		if !r.Refused {
-			r.Applied = values(todo)
+			r.Applied = copyChanges(todo)
 		}
 		return r, nil
 	}
-	if err := l.bringIn(ctx, original, todo, changes.twins, o, r); err != nil {
+	if err := l.makeChanges(ctx, original, todo, changes.twins, o, r); err != nil {
 		return r, fmt.Errorf("apply changes: %w", err)
 	}
 	if len(r.Conflicts)+len(r.LeftOut)+len(r.Failed)+len(r.Unread) == 0 {
 		r.State = Applied
-		if err := l.end(Applied); err != nil {
+		if err := l.endAs(Applied); err != nil {
 			return r, fmt.Errorf("apply changes: all are applied, but what was kept of them is not removed: %w", err)
 		}
 	} else if len(r.Applied) > 0 {
@@ -81,20 +81,20 @@ func (l *Layers) Apply(ctx context.Context, original *os.File, o ApplyOptions) (
 	return r, nil
 }
 
-// clear removes what an apply that was killed left beside its files.
-func (l *Layers) clear(original *os.File, o ApplyOptions) error {
-	if o.DryRun || l.ready(original) != nil {
+// clearTemporary removes what an apply that was killed left beside its files.
+func (l *Layers) clearTemporary(original *os.File, o ApplyOptions) error {
+	if o.DryRun || l.checkKept(original) != nil {
 		return nil // which Changes says better
 	}
-	before, err := l.readJournal()
+	before, err := l.readApplyLog()
 	if err != nil {
 		return err
 	}
-	before.clear(tree{int(original.Fd())})
+	before.removeTemporary(tree{int(original.Fd())})
 	return nil
 }
 
-func values(list []*Change) []Change {
+func copyChanges(list []*Change) []Change {
 	out := make([]Change, 0, len(list))
 	for _, c := range list {
 		out = append(out, *c)
@@ -102,8 +102,8 @@ func values(list []*Change) []Change {
 	return out
 }
 
-// sort divides the changes into those that are applied and those that are not.
-func (r *Result) sort(changes *Changes, o ApplyOptions) (todo []*Change) {
+// splitChanges divides the changes into those that are applied and those that are not.
+func (r *Result) splitChanges(changes *Changes, o ApplyOptions) (todo []*Change) {
 	skipped := map[string]bool{} // folders that are not made
 	for i := range changes.List {
 		c := &changes.List[i]
@@ -146,48 +146,48 @@ func (r *Result) keepParents(todo []*Change) []*Change {
 	})
 }
 
-// bringIn makes the changes.
-func (l *Layers) bringIn(ctx context.Context, original *os.File, todo []*Change, twins map[uint64]twin, o ApplyOptions, r *Result) error {
-	before, err := l.readJournal()
+// makeChanges makes the changes.
+func (l *Layers) makeChanges(ctx context.Context, original *os.File, todo []*Change, twins map[uint64]twin, o ApplyOptions, r *Result) error {
+	before, err := l.readApplyLog()
 	if err != nil {
 		return err
 	}
-	upper, err := l.upper()
+	upper, err := l.openUpper()
 	if err != nil {
 		return err
 	}
 	defer upper.Close()
 	w := writer{upper: tree{int(upper.Fd())}, lower: tree{int(original.Fd())}, run: rand.Text()[:12], links: map[uint64]twin{}}
 	maps.Copy(w.links, twins)
-	if w.owner, err = stat(w.lower.fd, ""); err != nil {
+	if w.owner, err = statAt(w.lower.fd, ""); err != nil {
 		return err
 	}
 	if len(todo) == 0 {
 		return nil
 	}
-	if err := l.begin(before, w.run, todo); err != nil {
+	if err := l.extendApplyLog(before, w.run, todo); err != nil {
 		return err
 	}
-	if err := w.all(ctx, todo, o, r); err != nil {
+	if err := w.makeAll(ctx, todo, o, r); err != nil {
 		return err
 	}
 	// Everything is on the disk before it is noted, and anything removed.
-	if err := w.syncFolders(todo); err != nil {
+	if err := w.syncDirectories(todo); err != nil {
 		return fmt.Errorf("sync workspace: %w", err)
 	}
-	return l.finish(r)
+	return l.recordApplied(r)
 }
 
-// all makes the changes in an order in which each can be made: first what goes,
+// makeAll makes the changes in an order in which each can be made: first what goes,
 // the deepest first; then what comes, folders before what is in them; then the
 // modes of folders, which could shut them.
-func (w *writer) all(ctx context.Context, todo []*Change, o ApplyOptions, r *Result) error {
+func (w *writer) makeAll(ctx context.Context, todo []*Change, o ApplyOptions, r *Result) error {
 	done := 0
 	failed := map[*Change]bool{}
-	w.failed = func(c *Change, err error) error {
+	w.onFailure = func(c *Change, err error) error {
 		failed[c] = true
-		if errors.Is(err, errMeanwhile) {
-			c.Conflict = differs
+		if errors.Is(err, errChanged) {
+			c.Conflict = conflictDiffers
 			r.Conflicts = append(r.Conflicts, *c)
 			return nil
 		}
@@ -211,31 +211,31 @@ func (w *writer) all(ctx context.Context, todo []*Change, o ApplyOptions, r *Res
 		}
 		done++
 		if err := do(c); err != nil {
-			return w.failed(c, err)
+			return w.onFailure(c, err)
 		}
 		return nil
 	}
 	for _, c := range slices.Backward(todo) {
 		if c.Kind == Deleted || c.Kind == Typed && c.Was == workspace.TypeDir {
-			if err := step(c, w.remove); err != nil {
+			if err := step(c, w.removeEntry); err != nil {
 				return err
 			}
 		}
 	}
-	defer w.drop()
+	defer w.dropStaged()
 	for _, c := range todo {
 		if c.Kind != Deleted {
-			if err := step(c, w.put); err != nil {
+			if err := step(c, w.writeEntry); err != nil {
 				return err
 			}
 		}
 	}
-	if err := w.flush(); err != nil {
+	if err := w.flushStaged(); err != nil {
 		return err
 	}
 	for _, c := range slices.Backward(todo) {
 		if c.Now == workspace.TypeDir {
-			if err := step(c, w.folderMode); err != nil {
+			if err := step(c, w.setDirectoryMode); err != nil {
 				return err
 			}
 		}
@@ -255,12 +255,12 @@ func (l *Layers) lockDir() (release func(), err error) {
 		return nil, fmt.Errorf("lock layers: %w", err)
 	}
 	defer dir.Close()
-	return lockFolder(dir)
+	return lockDirectory(dir)
 }
 
-// lockFolder keeps two applies from one folder. The lock goes with the
+// lockDirectory keeps two applies from one folder. The lock goes with the
 // descriptor that it is on, whatever becomes of its process.
-func lockFolder(dir *os.File) (release func(), err error) {
+func lockDirectory(dir *os.File) (release func(), err error) {
 	fd, err := unix.Openat(int(dir.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("lock %s: %w", dir.Name(), err)

@@ -49,7 +49,7 @@ type Change struct {
 	// was and now are what was looked at, group what the file's other names
 	// are known by; had is the stamp of the session's beginning.
 	was, now *node
-	had      *stamp
+	base     *stamp
 }
 
 // isDir says that a folder is all that it is about.
@@ -86,10 +86,10 @@ func (c Change) MarshalJSON() ([]byte, error) {
 		out.Path, out.Bytes = strings.ToValidUTF8(c.Path, "\ufffd"), []byte(c.Path)
 	}
 	if c.Was != "" {
-		out.WasMode = octal(c.WasMode)
+		out.WasMode = formatMode(c.WasMode)
 	}
 	if c.Now != "" {
-		out.Mode = octal(c.Mode)
+		out.Mode = formatMode(c.Mode)
 	}
 	return json.Marshal(out)
 }

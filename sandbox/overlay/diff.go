@@ -61,98 +61,100 @@ func (s side) gitMode() string {
 	return "100644"
 }
 
-func (s side) tracked() bool { return s.typ == workspace.TypeFile || s.typ == workspace.TypeLink }
+func (s side) isTracked() bool { return s.typ == workspace.TypeFile || s.typ == workspace.TypeLink }
 
-// remark is a line that git apply and patch pass over.
-func remark(format string, args ...any) string { return "# " + fmt.Sprintf(format, args...) + "\n" }
+// formatRemark is a line that git apply and patch pass over.
+func formatRemark(format string, args ...any) string {
+	return "# " + fmt.Sprintf(format, args...) + "\n"
+}
 
-// blocks gives a change's part of a diff, and its count.
-func blocks(c *Change, old, now side) (string, FileStat) {
+// formatBlocks gives a change's part of a diff, and its count.
+func formatBlocks(c *Change, old, now side) (string, FileStat) {
 	var b strings.Builder
 	if c.Conflict != "" {
-		b.WriteString(remark("conflict: %s: %s", quote(c.Path), c.Conflict))
+		b.WriteString(formatRemark("conflict: %s: %s", quote(c.Path), c.Conflict))
 	}
 	if c.LeftOut != "" {
-		b.WriteString(remark("left out by caisson apply: %s: %s", quote(c.Path), c.LeftOut))
+		b.WriteString(formatRemark("left out by caisson apply: %s: %s", quote(c.Path), c.LeftOut))
 	}
 	st := FileStat{HasDiff: true}
-	if old.tracked() && now.tracked() && old.typ == now.typ {
-		st = block(&b, c, old, now)
+	if old.isTracked() && now.isTracked() && old.typ == now.typ {
+		st = writeBlock(&b, c, old, now)
 		return b.String(), st
 	}
 	// A change of type is a deletion and an addition, as in git.
-	if old.tracked() {
-		st = block(&b, c, old, side{})
+	if old.isTracked() {
+		st = writeBlock(&b, c, old, side{})
 	}
-	if now.tracked() {
-		more := block(&b, c, side{}, now)
+	if now.isTracked() {
+		more := writeBlock(&b, c, side{}, now)
 		st.Insertions, st.HasDiff = more.Insertions, st.HasDiff && more.HasDiff
-		st.Why = orWhy(st.Why, more.Why)
+		st.Why = firstReason(st.Why, more.Why)
 	}
-	if !old.tracked() && !now.tracked() {
+	if !old.isTracked() && !now.isTracked() {
 		st = FileStat{Why: "no file"}
 	}
 	for _, s := range []struct {
 		side
 		word string
 	}{{old, "was there before"}, {now, "is there now"}} {
-		if s.typ != "" && !s.tracked() {
-			b.WriteString(remark("%s: a %s %s", quote(c.Path), s.typ, s.word))
+		if s.typ != "" && !s.isTracked() {
+			b.WriteString(formatRemark("%s: a %s %s", quote(c.Path), s.typ, s.word))
 		}
 	}
 	return b.String(), st
 }
 
-func orWhy(a, b string) string {
+func firstReason(a, b string) string {
 	if a != "" {
 		return a
 	}
 	return b
 }
 
-// block writes one "diff --git" block: old or now may be nothing.
-func block(b *strings.Builder, c *Change, old, now side) FileStat {
-	if why := orWhy(old.why, now.why); why != "" {
-		b.WriteString(remark("%s: %s, %s: not shown here", quote(c.Path), c.Kind, why))
-		if old.tracked() && now.tracked() && old.gitMode() != now.gitMode() {
-			b.WriteString(header(c, old, now))
+// writeBlock writes one "diff --git" block: old or now may be nothing.
+func writeBlock(b *strings.Builder, c *Change, old, now side) FileStat {
+	if why := firstReason(old.why, now.why); why != "" {
+		b.WriteString(formatRemark("%s: %s, %s: not shown here", quote(c.Path), c.Kind, why))
+		if old.isTracked() && now.isTracked() && old.gitMode() != now.gitMode() {
+			b.WriteString(formatHeader(c, old, now))
 		}
 		return FileStat{Why: why}
 	}
 	st := FileStat{HasDiff: true}
 	text := ""
 	if !bytes.Equal(old.text, now.text) {
-		from, to := label("a/", c.Path), label("b/", c.Path)
-		if !old.tracked() {
+		from, to := formatLabel("a/", c.Path), formatLabel("b/", c.Path)
+		if !old.isTracked() {
 			from = "/dev/null"
 		}
-		if !now.tracked() {
+		if !now.isTracked() {
 			to = "/dev/null"
 		}
 		var err error
 		text, err = udiff.ToUnified(from, to, string(old.text), udiff.Lines(string(old.text), string(now.text)), udiff.DefaultContextLines)
 		if err != nil {
-			b.WriteString(remark("%s: %s: no diff could be made", quote(c.Path), c.Kind))
+			b.WriteString(formatRemark("%s: %s: no diff could be made", quote(c.Path), c.Kind))
 			return FileStat{Why: "no diff could be made"}
 		}
-		st.Insertions, st.Deletions = count(text)
+		st.Insertions, st.Deletions = countLines(text)
 	}
-	if text != "" || !old.tracked() || !now.tracked() || old.gitMode() != now.gitMode() {
-		b.WriteString(header(c, old, now))
+	if text != "" || !old.isTracked() || !now.isTracked() || old.gitMode() != now.gitMode() {
+		b.WriteString(formatHeader(c, old, now))
 		b.WriteString(text)
 	}
-	if old.tracked() && now.tracked() && now.typ == workspace.TypeFile && old.mode != now.mode && old.gitMode() == now.gitMode() {
-		b.WriteString(remark("%s: mode %s, was %s", quote(c.Path), octal(now.mode), octal(old.mode)))
+	if old.isTracked() && now.isTracked() && now.typ == workspace.TypeFile && old.mode != now.mode && old.gitMode() == now.gitMode() {
+		b.WriteString(formatRemark("%s: mode %s, was %s", quote(c.Path), formatMode(now.mode), formatMode(old.mode)))
 	}
 	return st
 }
 
-func header(c *Change, old, now side) string {
+func formatHeader(c *Change, old, now side) string {
 	text := "diff --git " + quote("a/"+c.Path) + " " + quote("b/"+c.Path) + "\n"
 	switch {
-	case !old.tracked():
+	case !old.isTracked():
 		text += "new file mode " + now.gitMode() + "\n"
-	case !now.tracked():
+	case !now.isTracked():
 		text += "deleted file mode " + old.gitMode() + "\n"
 	case old.gitMode() != now.gitMode():
 		text += "old mode " + old.gitMode() + "\nnew mode " + now.gitMode() + "\n"
@@ -160,8 +162,8 @@ func header(c *Change, old, now side) string {
 	return text
 }
 
-// count counts the lines of a unified diff. The first two are its header.
-func count(text string) (insertions, deletions int) {
+// countLines counts the lines of a unified diff. The first two are its header.
+func countLines(text string) (insertions, deletions int) {
 	n := 0
 	for line := range strings.Lines(text) {
 		if n++; n <= 2 {
@@ -177,9 +179,9 @@ func count(text string) (insertions, deletions int) {
 	return insertions, deletions
 }
 
-// label is a name in a ---/+++ line: one with a space ends in a tab, so that
+// formatLabel is a name in a ---/+++ line: one with a space ends in a tab, so that
 // patch does not take the rest for a date.
-func label(prefix, path string) string {
+func formatLabel(prefix, path string) string {
 	name := quote(prefix + path)
 	if strings.ContainsRune(name, ' ') && name[0] != '"' {
 		name += "\t"

@@ -21,22 +21,22 @@ func (l *Layers) Diff(ctx context.Context, original *os.File, c *Changes, w io.W
 	if o.TotalBytes <= 0 {
 		o.TotalBytes = DefaultDiffTotalBytes
 	}
-	if err := l.ready(original); err != nil {
+	if err := l.checkKept(original); err != nil {
 		return nil, err
 	}
-	upper, err := l.upper()
+	upper, err := l.openUpper()
 	if err != nil {
 		return nil, err
 	}
 	defer upper.Close()
-	d := differ{upper: tree{int(upper.Fd())}, lower: tree{int(original.Fd())}, most: o.FileBytes}
+	d := differ{upper: tree{int(upper.Fd())}, lower: tree{int(original.Fd())}, maxBytes: o.FileBytes}
 	stats := &Stats{Files: make([]FileStat, len(c.List))}
 	room := o.TotalBytes
 	for i := range c.List {
 		if ctx.Err() != nil {
 			return nil, fmt.Errorf("diff: %w", context.Cause(ctx))
 		}
-		text, st := d.change(c.List, i)
+		text, st := d.formatChange(c.List, i)
 		if int64(len(text)) > room {
 			stats.Omitted++
 			st.HasDiff, st.Why, text = false, "too much in all", ""
@@ -47,39 +47,39 @@ func (l *Layers) Diff(ctx context.Context, original *os.File, c *Changes, w io.W
 			return nil, fmt.Errorf("diff: %w", err)
 		}
 	}
-	return stats, d.end(w, c, stats)
+	return stats, d.writeSummary(w, c, stats)
 }
 
-// change gives the text of one change. What apply doesn't bring in, git apply
+// formatChange gives the text of one change. What apply doesn't bring in, git apply
 // and patch must not either: its diff is there to be read, behind "# ".
-func (d *differ) change(list []Change, i int) (string, FileStat) {
+func (d *differ) formatChange(list []Change, i int) (string, FileStat) {
 	c := &list[i]
-	repo, inside := repositoryOf(c.Path)
+	repo, inside := findRepository(c.Path)
 	switch {
 	case c.LeftOut != "":
-		return d.leftOut(list, i)
+		return d.formatLeftOut(list, i)
 	case inside && c.Path != repo:
 		if d.repo == repo {
 			return "", FileStat{Why: "in a repository"}
 		}
 		d.repo = repo
-		return remark("%s: the repository changed; git shows how, once it is applied", quote(repo)), FileStat{Why: "in a repository"}
+		return formatRemark("%s: the repository changed; git shows how, once it is applied", quote(repo)), FileStat{Why: "in a repository"}
 	case c.File():
-		return blocks(c, d.old(c), d.now(c))
+		return formatBlocks(c, d.readOld(c), d.readNew(c))
 	}
-	return folderRemark(list, i), FileStat{Why: "folder"}
+	return formatDirectoryRemark(list, i), FileStat{Why: "folder"}
 }
 
-func (d *differ) leftOut(list []Change, i int) (string, FileStat) {
+func (d *differ) formatLeftOut(list []Change, i int) (string, FileStat) {
 	c := &list[i]
 	st := FileStat{Why: "left out"}
 	if !c.File() || strings.HasSuffix(c.Path, ".sample") { // git init makes a dozen
 		if i > 0 && list[i-1].LeftOut == c.LeftOut && parent(list[i-1].Path) == parent(c.Path) {
 			return "", st
 		}
-		return remark("%s: %s: left out by caisson apply: %s", quote(c.Path), c.Kind, c.LeftOut), st
+		return formatRemark("%s: %s: left out by caisson apply: %s", quote(c.Path), c.Kind, c.LeftOut), st
 	}
-	text, _ := blocks(c, d.old(c), d.now(c))
+	text, _ := formatBlocks(c, d.readOld(c), d.readNew(c))
 	var b strings.Builder
 	for line := range strings.Lines(text) {
 		if !strings.HasPrefix(line, "# ") {
@@ -90,17 +90,17 @@ func (d *differ) leftOut(list []Change, i int) (string, FileStat) {
 	return b.String(), st
 }
 
-// end says what a diff leaves out as a whole.
-func (d *differ) end(w io.Writer, c *Changes, stats *Stats) error {
+// writeSummary says what a diff leaves out as a whole.
+func (d *differ) writeSummary(w io.Writer, c *Changes, stats *Stats) error {
 	var b strings.Builder
 	if stats.Omitted > 0 {
-		b.WriteString(remark("%d more changes are left out: the diff would be too long", stats.Omitted))
+		b.WriteString(formatRemark("%d more changes are left out: the diff would be too long", stats.Omitted))
 	}
 	if c.Truncated {
-		b.WriteString(remark("there are more than %d changes, or more than %d MiB of names and link targets; the rest was not looked at", MaxEntries, MaxTextBytes>>20))
+		b.WriteString(formatRemark("there are more than %d changes, or more than %d MiB of names and link targets; the rest was not looked at", MaxEntries, MaxTextBytes>>20))
 	}
 	for _, dir := range c.Unread {
-		b.WriteString(remark("%s can't be read: what changed there is not known", quote(dir)))
+		b.WriteString(formatRemark("%s can't be read: what changed there is not known", quote(dir)))
 	}
 	if _, err := io.WriteString(w, b.String()); err != nil {
 		return fmt.Errorf("diff: %w", err)
@@ -108,30 +108,30 @@ func (d *differ) end(w io.Writer, c *Changes, stats *Stats) error {
 	return nil
 }
 
-// folderRemark names a folder where the diff would not show it: an empty one,
+// formatDirectoryRemark names a folder where the diff would not show it: an empty one,
 // or one whose mode changed.
-func folderRemark(list []Change, i int) string {
+func formatDirectoryRemark(list []Change, i int) string {
 	c := &list[i]
 	if c.Kind == Mode {
-		return remark("folder %s: mode %s, was %s", quote(c.Path), octal(c.Mode), octal(c.WasMode))
+		return formatRemark("folder %s: mode %s, was %s", quote(c.Path), formatMode(c.Mode), formatMode(c.WasMode))
 	}
 	if i+1 < len(list) && strings.HasPrefix(list[i+1].Path, c.Path+"/") {
 		return ""
 	}
-	return remark("empty folder %s: %s", quote(c.Path), c.Kind)
+	return formatRemark("empty folder %s: %s", quote(c.Path), c.Kind)
 }
 
 // differ reads both sides of files.
 type differ struct {
 	upper, lower tree
-	most         int64
+	maxBytes     int64
 	repo         string // the last one that was named
 }
 
-func (d *differ) old(c *Change) side { return d.side(d.lower, c.Path, c.was) }
-func (d *differ) now(c *Change) side { return d.side(d.upper, c.Path, c.now) }
+func (d *differ) readOld(c *Change) side { return d.readSide(d.lower, c.Path, c.was) }
+func (d *differ) readNew(c *Change) side { return d.readSide(d.upper, c.Path, c.now) }
 
-func (d *differ) side(t tree, path string, n *node) side {
+func (d *differ) readSide(t tree, path string, n *node) side {
 	if n == nil {
 		return side{}
 	}
@@ -140,26 +140,26 @@ func (d *differ) side(t tree, path string, n *node) side {
 	case workspace.TypeLink:
 		s.text = []byte(n.target)
 	case workspace.TypeFile:
-		s.text, s.why = d.read(t, path, n.size)
+		s.text, s.why = d.readText(t, path, n.size)
 	}
 	return s
 }
 
-// read reads a file that is small and text, or says why not.
-func (d *differ) read(t tree, path string, size int64) ([]byte, string) {
-	if size > d.most {
+// readText reads a file that is small and text, or says why not.
+func (d *differ) readText(t tree, path string, size int64) ([]byte, string) {
+	if size > d.maxBytes {
 		return nil, fmt.Sprintf("%d bytes", size)
 	}
-	f, n, err := t.file(path)
+	f, n, err := t.openFile(path)
 	if err != nil {
 		return nil, "can't be read"
 	}
 	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, d.most+1))
+	text, err := io.ReadAll(io.LimitReader(f, d.maxBytes+1))
 	switch {
 	case err != nil:
 		return nil, "can't be read"
-	case int64(len(text)) > d.most:
+	case int64(len(text)) > d.maxBytes:
 		return nil, fmt.Sprintf("%d bytes", n.size)
 	case isBinary(text):
 		return nil, fmt.Sprintf("binary, %d bytes", len(text))

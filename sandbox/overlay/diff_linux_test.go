@@ -10,8 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// diff gives the whole diff of a world.
-func (w *world) diff(o DiffOptions) (string, *Stats, *Changes) {
+// readDiff gives the whole diff of a world.
+func (w *testEnv) readDiff(o DiffOptions) (string, *Stats, *Changes) {
 	w.t.Helper()
 	c, err := w.layers.Changes(w.t.Context(), w.folder, ReadOptions{})
 	must(w.t, err)
@@ -40,11 +40,11 @@ func TestDiffIsAPatch(t *testing.T) {
 			if _, err := exec.LookPath(strings.Fields(tc.apply)[0]); err != nil {
 				t.Skipf("needs %s: %v", strings.Fields(tc.apply)[0], err)
 			}
-			w := newWorld(t, func(dir string) { in(t, dir, before) })
-			in(t, w.merged, work+"\n"+tc.more)
+			w := newTestEnv(t, func(dir string) { runScript(t, dir, before) })
+			runScript(t, w.merged, work+"\n"+tc.more)
 			target := t.TempDir()
-			in(t, target, before)
-			text, stats, _ := w.diff(DiffOptions{})
+			runScript(t, target, before)
+			text, stats, _ := w.readDiff(DiffOptions{})
 			if strings.Contains(text, "\n# ") {
 				t.Errorf("something is left out:\n%s", text)
 			}
@@ -59,8 +59,8 @@ func TestDiffIsAPatch(t *testing.T) {
 			if out, err := cmd.CombinedOutput(); err != nil {
 				t.Fatalf("%v\n%s\n%s", err, out, text)
 			}
-			want := strings.ReplaceAll(picture(t, w.merged), `"." 40755`, `"." 40700`)
-			got := strings.ReplaceAll(picture(t, target), `"." 40755`, `"." 40700`)
+			want := strings.ReplaceAll(describeTree(t, w.merged), `"." 40755`, `"." 40700`)
+			got := strings.ReplaceAll(describeTree(t, target), `"." 40755`, `"." 40700`)
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("(-merged +patched):\n%s", diff)
 			}
@@ -69,12 +69,12 @@ func TestDiffIsAPatch(t *testing.T) {
 }
 
 func TestWhatADiffCantHold(t *testing.T) {
-	w := newWorld(t, func(dir string) {
-		in(t, dir, `printf 'a\0b' > bin; seq 1 400000 > large; echo text > text; mkdir empty; git init -q .; git config user.email a@b; git config user.name n; git add text; git commit -qm one; echo m > mode`)
+	w := newTestEnv(t, func(dir string) {
+		runScript(t, dir, `printf 'a\0b' > bin; seq 1 400000 > large; echo text > text; mkdir empty; git init -q .; git config user.email a@b; git config user.name n; git add text; git commit -qm one; echo m > mode`)
 	})
-	in(t, w.merged, `printf 'a\0c' > bin; echo more >> large; printf 'x\0' > newbin; mkfifo fifo; rmdir empty; mkdir $'odd\ndir'; echo two >> text; git commit -qam two
+	runScript(t, w.merged, `printf 'a\0c' > bin; echo more >> large; printf 'x\0' > newbin; mkfifo fifo; rmdir empty; mkdir $'odd\ndir'; echo two >> text; git commit -qam two
 		git config core.pager evil; chmod 600 mode; ln -sf /dev/null bin2; mkdir bare; cd bare; git init -q --bare .; git config core.fsmonitor 'echo x'`)
-	text, _, c := w.diff(DiffOptions{})
+	text, _, c := w.readDiff(DiffOptions{})
 	for _, want := range []string{
 		"# bin: modified, binary, 3 bytes: not shown here\n",
 		"# newbin: added, binary, 2 bytes: not shown here\n",
@@ -94,17 +94,17 @@ func TestWhatADiffCantHold(t *testing.T) {
 	}
 	// What is left out can't come in by the patch.
 	target := t.TempDir()
-	in(t, target, `echo text > text`)
+	runScript(t, target, `echo text > text`)
 	cmd := exec.Command("git", "apply", "-")
 	cmd.Dir, cmd.Stdin = target, strings.NewReader(text)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("git apply: %v\n%s", err, out)
 	}
-	in(t, target, `grep -q two text; test ! -L bin2; test ! -e bare/config; test ! -e .git`)
+	runScript(t, target, `grep -q two text; test ! -L bin2; test ! -e bare/config; test ! -e .git`)
 	if t.Failed() {
 		t.Log(text)
 	}
-	short, stats, _ := w.diff(DiffOptions{TotalBytes: 300})
+	short, stats, _ := w.readDiff(DiffOptions{TotalBytes: 300})
 	if stats.Omitted == 0 || !strings.Contains(short, "more changes are left out: the diff would be too long") || len(short) > 600 {
 		t.Errorf("%d omitted, %d bytes:\n%s", stats.Omitted, len(short), short)
 	}
@@ -115,20 +115,20 @@ func TestWhatADiffCantHold(t *testing.T) {
 
 // TestPromptsAreNoConflict: every "git status" rewrites the index.
 func TestPromptsAreNoConflict(t *testing.T) {
-	w := newWorld(t, func(dir string) {
-		in(t, dir, `git init -q .; git config user.email a@b; git config user.name n; echo 1 > f; echo 2 > g; git add .; git commit -qm one`)
+	w := newTestEnv(t, func(dir string) {
+		runScript(t, dir, `git init -q .; git config user.email a@b; git config user.name n; echo 1 > f; echo 2 > g; git add .; git commit -qm one`)
 	})
-	in(t, w.merged, `touch f; git status`)
-	w.want()
-	in(t, w.merged, `echo more >> f; git commit -qam two`)
+	runScript(t, w.merged, `touch f; git status`)
+	w.requireChanges()
+	runScript(t, w.merged, `echo more >> f; git commit -qam two`)
 	w.unmount()
-	in(t, w.original, `touch g; git status; git diff --quiet || :`)
-	if lines := strings.Join(w.changes(), "\n"); !strings.Contains(lines, "modified .git/index\n") {
+	runScript(t, w.original, `touch g; git status; git diff --quiet || :`)
+	if lines := strings.Join(w.listChanges(), "\n"); !strings.Contains(lines, "modified .git/index\n") {
 		t.Errorf("changes:\n%s", lines)
 	}
 	// The user's own staging is one.
-	in(t, w.original, `echo mine > h; git add h`)
-	if lines := strings.Join(w.changes(), "\n"); !strings.Contains(lines, "modified .git/index CONFLICT\n") {
+	runScript(t, w.original, `echo mine > h; git add h`)
+	if lines := strings.Join(w.listChanges(), "\n"); !strings.Contains(lines, "modified .git/index CONFLICT\n") {
 		t.Errorf("changes:\n%s", lines)
 	}
 }
@@ -155,15 +155,15 @@ func TestQuote(t *testing.T) {
 
 func FuzzIndexContent(f *testing.F) {
 	dir := f.TempDir()
-	in(f, dir, `git init -q .; echo a > a; mkdir d; echo b > d/b; git add .`)
+	runScript(f, dir, `git init -q .; echo a > a; mkdir d; echo b > d/b; git add .`)
 	seed, err := os.ReadFile(filepath.Join(dir, ".git", "index"))
 	if err != nil {
 		f.Fatal(err)
 	}
-	if indexContent(seed) == "" {
+	if hashIndex(seed) == "" {
 		f.Fatal("a real index is not known")
 	}
 	f.Add(seed)
 	f.Add([]byte("DIRC"))
-	f.Fuzz(func(_ *testing.T, data []byte) { indexContent(data) })
+	f.Fuzz(func(_ *testing.T, data []byte) { hashIndex(data) })
 }

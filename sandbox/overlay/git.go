@@ -28,25 +28,25 @@ var gitObeyed = []string{
 // gitKept are entries of info that hold no configuration: git gc and repack write them.
 var gitKept = []string{"info/refs", "info/packs", "info/commit-graph"}
 
-// look says whether a path is in the upper layer, and in the original folder.
-type look func(path string) (upper, lower bool)
+// lookupFunc says whether a path is in the upper layer, and in the original folder.
+type lookupFunc func(path string) (upper, lower bool)
 
-// leaveOut marks what apply doesn't bring in though nothing conflicts. The
+// markLeftOut marks what apply doesn't bring in though nothing conflicts. The
 // function linkAt returns the targets of symlinks.
-func (s *Changes) leaveOut(there look, linkAt func(path string) (string, bool)) {
-	replaced := s.replacedRepositories()
-	repos := bareRepositories{there: there, known: map[string]bool{}}
+func (s *Changes) markLeftOut(lookUp lookupFunc, linkAt func(path string) (string, bool)) {
+	replaced := s.findReplacedRepositories()
+	repos := bareRepositories{lookUp: lookUp, known: map[string]bool{}}
 	for i := range s.List {
 		c := &s.List[i]
 		switch {
-		case special(c.Now) && c.Kind != Mode:
+		case isSpecial(c.Now) && c.Kind != Mode:
 			c.LeftOut = leftSpecial
 		case c.Path == ".caisson" || strings.HasPrefix(c.Path, ".caisson/"):
 			c.LeftOut = leftCaisson
-		case within(c.Path, replaced):
+		case isWithin(c.Path, replaced):
 			c.LeftOut, c.Git = leftGitDir, true
 		default:
-			c.LeftOut = gitReason(c, repos)
+			c.LeftOut = findGitReason(c, repos)
 			c.Git = c.LeftOut != ""
 		}
 		if c.Now != workspace.TypeLink || c.LeftOut != "" && !c.Git || !workspace.LeadsOut(c.Path, c.Target, linkAt) {
@@ -59,7 +59,7 @@ func (s *Changes) leaveOut(there look, linkAt func(path string) (string, bool)) 
 	}
 }
 
-func special(t workspace.Type) bool {
+func isSpecial(t workspace.Type) bool {
 	switch t {
 	case workspace.TypeFIFO, workspace.TypeSocket, workspace.TypeDevice, workspace.TypeOther:
 		return true
@@ -67,8 +67,8 @@ func special(t workspace.Type) bool {
 	return false
 }
 
-// gitReason says why a change is none of files, but of what git does, or "".
-func gitReason(c *Change, repos bareRepositories) string {
+// findGitReason says why a change is none of files, but of what git does, or "".
+func findGitReason(c *Change, repos bareRepositories) string {
 	names := strings.Split(c.Path, "/")
 	for i, name := range names {
 		if !isGit(name) {
@@ -81,23 +81,23 @@ func gitReason(c *Change, repos bareRepositories) string {
 			return leftGitFile
 		}
 		// Git makes no links in a repository; one could lead to what it obeys.
-		if obeyed(names[i+1:]) || c.Now == workspace.TypeLink {
+		if isObeyed(names[i+1:]) || c.Now == workspace.TypeLink {
 			return leftGit
 		}
 	}
 	for i := range names {
 		switch {
 		case i > 0 && isGit(names[i-1]):
-		case obeyed(names[i:]) && repos.is(folder(names[:i])):
+		case isObeyed(names[i:]) && repos.isRepository(joinNames(names[:i])):
 			return leftGit
-		case slices.Contains(repositorySigns, names[i]) && repos.completes(folder(names[:i]), names[i]):
+		case slices.Contains(repositorySigns, names[i]) && repos.completesRepository(joinNames(names[:i]), names[i]):
 			return leftGitFile
 		}
 	}
 	return ""
 }
 
-func folder(names []string) string {
+func joinNames(names []string) string {
 	if len(names) == 0 {
 		return "."
 	}
@@ -107,20 +107,20 @@ func folder(names []string) string {
 // isGit knows a repository by its name, on file systems that fold case too.
 func isGit(name string) bool { return strings.EqualFold(name, ".git") }
 
-// guarded says whether commands of a session in bind mode may not write to a
+// isGuarded says whether commands of a session in bind mode may not write to a
 // path: a second name of such a file, outside, would be a way to.
-func guarded(path string) bool {
+func isGuarded(path string) bool {
 	return slices.ContainsFunc(strings.Split(path, "/"), func(name string) bool {
 		return isGit(name) || strings.EqualFold(name, ".caisson")
 	})
 }
 
-// obeyed says whether a path in a repository is one that git obeys. Those of
+// isObeyed says whether a path in a repository is one that git obeys. Those of
 // submodules lie in modules, under names that may have slashes.
-func obeyed(rest []string) bool {
+func isObeyed(rest []string) bool {
 	if strings.EqualFold(rest[0], "modules") {
 		for i := 1; i < len(rest); i++ {
-			if obeyed(rest[i:]) {
+			if isObeyed(rest[i:]) {
 				return true
 			}
 		}
@@ -132,15 +132,15 @@ func obeyed(rest []string) bool {
 	return !slices.Contains(gitKept, strings.Join(rest, "/"))
 }
 
-// within says whether a path is one of the folders or below one.
-func within(path string, folders []string) bool {
+// isWithin says whether a path is one of the folders or below one.
+func isWithin(path string, folders []string) bool {
 	return slices.ContainsFunc(folders, func(dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") })
 }
 
-// replacedRepositories are the .git folders that were removed, or became
+// findReplacedRepositories are the .git folders that were removed, or became
 // something else: nothing of that is applied, since the half of it would
 // neither be the old repository nor the new one.
-func (s *Changes) replacedRepositories() []string {
+func (s *Changes) findReplacedRepositories() []string {
 	var out []string
 	for i := range s.List {
 		c := &s.List[i]
@@ -164,16 +164,16 @@ func isRepository(holds func(name string) bool) bool {
 // bareRepositories finds the folders that git takes for a repository by what
 // they hold.
 type bareRepositories struct {
-	there look
-	known map[string]bool
+	lookUp lookupFunc
+	known  map[string]bool
 }
 
-// is says whether a folder is one, with the changes applied.
-func (b bareRepositories) is(dir string) bool {
+// isRepository says whether a folder is one, with the changes applied.
+func (b bareRepositories) isRepository(dir string) bool {
 	is, ok := b.known[dir]
 	if !ok {
 		is = isRepository(func(name string) bool {
-			upper, lower := b.there(join(dir, name))
+			upper, lower := b.lookUp(join(dir, name))
 			return upper || lower
 		})
 		b.known[dir] = is
@@ -181,12 +181,12 @@ func (b bareRepositories) is(dir string) bool {
 	return is
 }
 
-// completes says whether sign, which is new in a folder that was no repository,
+// completesRepository says whether sign, which is new in a folder that was no repository,
 // makes it one around configuration or hooks that are there already.
-func (b bareRepositories) completes(dir, sign string) bool {
+func (b bareRepositories) completesRepository(dir, sign string) bool {
 	was := func(name string) bool {
-		_, lower := b.there(join(dir, name))
+		_, lower := b.lookUp(join(dir, name))
 		return lower
 	}
-	return b.is(dir) && !was(sign) && !isRepository(was) && slices.ContainsFunc(gitObeyed, was)
+	return b.isRepository(dir) && !was(sign) && !isRepository(was) && slices.ContainsFunc(gitObeyed, was)
 }

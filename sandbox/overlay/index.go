@@ -14,12 +14,12 @@ const maxIndexBytes = 64 << 20
 // isIndex knows a repository's index by its path.
 func isIndex(path string) bool { return base(path) == "index" && isGit(base(parent(path))) }
 
-// indexContent gives a hash of what a git index says: names, modes, objects and
+// hashIndex gives a hash of what a git index says: names, modes, objects and
 // flags, without what git remembers of the files' metadata. Any "git status",
 // and so any prompt, rewrites that part; it is no change of anybody's. It is ""
 // where the index is of a kind that is not known here, and its bytes count then
 // (gitformat-index(5); versions 2 and 3 with SHA-1 names).
-func indexContent(data []byte) string {
+func hashIndex(data []byte) string {
 	const header, statBytes, modeAt, hashBytes = 12, 40, 24, 20
 	if len(data) < header+hashBytes || !bytes.HasPrefix(data, []byte("DIRC")) {
 		return ""
@@ -68,8 +68,8 @@ func indexContent(data []byte) string {
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
-// repositoryOf gives the .git folder that a path is in, or is.
-func repositoryOf(path string) (string, bool) {
+// findRepository gives the .git folder that a path is in, or is.
+func findRepository(path string) (string, bool) {
 	at := 0
 	for name := range strings.SplitSeq(path, "/") {
 		if isGit(name) {

@@ -34,12 +34,12 @@ type Layers struct {
 // workspace, since the merged root shows its. [Layers.Record] must follow
 // before anything is written. On an error nothing is left.
 func Create(dir string, o CreateOptions) (_ *Layers, err error) {
-	info := Info{Version: 1, Session: o.Session, Workspace: o.Path, Began: time.Now().UTC(), State: Kept, Boot: bootID()}
+	info := Info{Version: 1, Session: o.Session, Workspace: o.Path, Began: time.Now().UTC(), State: Kept, Boot: readBootID()}
 	var st unix.Stat_t
 	if err := unix.Fstat(int(o.Workspace.Fd()), &st); err != nil {
 		return nil, fmt.Errorf("create layers: examine workspace: %w", err)
 	}
-	info.Device, info.Inode, info.Born = st.Dev, st.Ino, birth(int(o.Workspace.Fd()))
+	info.Device, info.Inode, info.Born = st.Dev, st.Ino, readBirthTime(int(o.Workspace.Fd()))
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("create layers: %w", err)
 	}
@@ -70,7 +70,7 @@ func Create(dir string, o CreateOptions) (_ *Layers, err error) {
 	if err := unix.Fchmodat(unix.AT_FDCWD, upper, st.Mode&0o7777, 0); err != nil {
 		return nil, fmt.Errorf("create layers: %w", err)
 	}
-	if err := l.take(); err != nil {
+	if err := l.acquireLock(); err != nil {
 		return nil, err
 	}
 	text, err := json.Marshal(l.info)
@@ -135,10 +135,10 @@ func (l *Layers) Lock() error {
 	if l.lock != nil {
 		return nil
 	}
-	return l.take()
+	return l.acquireLock()
 }
 
-func (l *Layers) take() error {
+func (l *Layers) acquireLock() error {
 	f, err := os.OpenFile(filepath.Join(l.dir, lockFile), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return fmt.Errorf("lock layers: %w", err)
@@ -179,9 +179,9 @@ func (l *Layers) Record(ctx context.Context, original *os.File) (err error) {
 	l.info.Recorded = true
 	err = enc.Encode(l.info)
 	if err == nil {
-		r := recorder{tree: tree{int(original.Fd())}, put: enc.Encode}
-		if err = r.top(ctx); err == nil {
-			err = enc.Encode(baseEnd{End: true, Entries: r.count, Whole: !r.cut, Unread: r.unread})
+		r := recorder{tree: tree{int(original.Fd())}, encode: enc.Encode}
+		if err = r.recordTree(ctx); err == nil {
+			err = enc.Encode(baseTrailer{End: true, Entries: r.count, Whole: !r.truncated, Unread: r.unread})
 		}
 	}
 	if err == nil {
@@ -196,8 +196,8 @@ func (l *Layers) Record(ctx context.Context, original *os.File) (err error) {
 	return nil
 }
 
-// baseEnd is the last line of base.json: without it the file is torn.
-type baseEnd struct {
+// baseTrailer is the last line of base.json: without it the file is torn.
+type baseTrailer struct {
 	End     bool `json:"end"`
 	Entries int  `json:"entries"`
 	// Whole says that no bound was reached; Unread are folders, all of them,
@@ -208,97 +208,97 @@ type baseEnd struct {
 
 // recorder is one walk of Record.
 type recorder struct {
-	tree   tree
-	put    func(any) error
-	count  int
-	text   int // bytes of paths and link targets
-	cut    bool
-	unread [][]byte
-	named  int // bytes of unread
+	tree        tree
+	encode      func(any) error
+	count       int
+	textBytes   int // bytes of paths and link targets
+	truncated   bool
+	unread      [][]byte
+	unreadBytes int // bytes of unread
 }
 
 // maxUnreadBytes bounds the folders that the end of base.json names.
 const maxUnreadBytes = 64 << 10
 
-// miss notes a folder that can't be looked into.
-func (r *recorder) miss(rel string) {
-	if r.named += len(rel); r.named > maxUnreadBytes {
-		r.cut = true
+// addUnread notes a folder that can't be looked into.
+func (r *recorder) addUnread(rel string) {
+	if r.unreadBytes += len(rel); r.unreadBytes > maxUnreadBytes {
+		r.truncated = true
 		return
 	}
 	r.unread = append(r.unread, []byte(rel))
 }
 
-// top stamps everything in the folder.
-func (r *recorder) top(ctx context.Context) error {
-	dir, err := r.tree.dir(".")
+// recordTree stamps everything in the folder.
+func (r *recorder) recordTree(ctx context.Context) error {
+	dir, err := r.tree.openDir(".")
 	if err != nil {
 		return err
 	}
 	defer unix.Close(dir)
-	return r.folder(ctx, ".", dir, 0)
+	return r.recordDirectory(ctx, ".", dir, 0)
 }
 
-// errCut ends a walk that has reached a bound.
-var errCut = errors.New("too much to record")
+// errTruncated ends a walk that has reached a bound.
+var errTruncated = errors.New("too much to record")
 
-// folder stamps what is in one open folder.
-func (r *recorder) folder(ctx context.Context, rel string, dir, depth int) error {
+// recordDirectory stamps what is in one open folder.
+func (r *recorder) recordDirectory(ctx context.Context, rel string, dir, depth int) error {
 	err := eachName(dir, func(name string) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		return r.entry(ctx, join(rel, name), name, dir, depth)
+		return r.recordEntry(ctx, join(rel, name), name, dir, depth)
 	})
 	switch {
-	case errors.Is(err, errCut):
-		r.cut = true
+	case errors.Is(err, errTruncated):
+		r.truncated = true
 		return nil
 	case errors.Is(err, errNames):
-		r.miss(rel)
+		r.addUnread(rel)
 		return nil
 	}
 	return err
 }
 
-// entry stamps name in an open folder, and what is in it.
-func (r *recorder) entry(ctx context.Context, path, name string, dir, depth int) error {
-	n, err := stat(dir, name)
-	if missing(err) {
+// recordEntry stamps name in an open folder, and what is in it.
+func (r *recorder) recordEntry(ctx context.Context, path, name string, dir, depth int) error {
+	n, err := statAt(dir, name)
+	if isMissing(err) {
 		return nil
 	}
 	if err != nil {
-		r.miss(parent(path))
+		r.addUnread(parent(path))
 		return nil
 	}
 	s := stampOf(path, n)
-	if r.text += len(path) + len(s.Target); r.text > MaxTextBytes || r.count >= MaxEntries {
-		return errCut
+	if r.textBytes += len(path) + len(s.Target); r.textBytes > MaxTextBytes || r.count >= MaxEntries {
+		return errTruncated
 	}
 	r.count++
 	if n.typ == workspace.TypeFile && isIndex(path) {
-		s.Index = r.tree.index(path)
+		s.Index = r.tree.hashIndexAt(path)
 	}
-	if err := r.put(s); err != nil || n.typ != workspace.TypeDir {
+	if err := r.encode(s); err != nil || n.typ != workspace.TypeDir {
 		return err
 	}
 	if depth >= maxScanDepth || len(path) > maxPathBytes {
-		r.miss(path)
+		r.addUnread(path)
 		return nil
 	}
-	below, err := (tree{dir}).dir(name)
+	below, err := (tree{dir}).openDir(name)
 	if err != nil {
-		if !missing(err) {
-			r.miss(path)
+		if !isMissing(err) {
+			r.addUnread(path)
 		}
 		return nil
 	}
 	defer unix.Close(below)
-	if err := r.folder(ctx, path, below, depth+1); err != nil {
+	if err := r.recordDirectory(ctx, path, below, depth+1); err != nil {
 		return err
 	}
-	if r.cut {
-		return errCut
+	if r.truncated {
+		return errTruncated
 	}
 	return nil
 }
@@ -309,7 +309,7 @@ func stampOf(path string, n *node) stamp {
 		s.MTime, s.CTime = 0, 0
 	}
 	if n.target != "" {
-		s.Target = []byte(brief(n.target))
+		s.Target = []byte(shortenTarget(n.target))
 	}
 	if utf8.ValidString(path) {
 		s.Path = path
@@ -319,9 +319,9 @@ func stampOf(path string, n *node) stamp {
 	return s
 }
 
-// stamps reads base.json and hands out each stamp.
-func (l *Layers) stamps(visit func(stamp)) (baseEnd, error) {
-	var end baseEnd
+// readStamps reads base.json and hands out each stamp.
+func (l *Layers) readStamps(visit func(stamp)) (baseTrailer, error) {
+	var end baseTrailer
 	f, err := os.Open(filepath.Join(l.dir, baseFile))
 	if err != nil {
 		return end, fmt.Errorf("read base: %w", err)
@@ -362,10 +362,10 @@ func (l *Layers) Same(folder *os.File) error {
 	if err := unix.Fstat(int(folder.Fd()), &st); err != nil {
 		return fmt.Errorf("examine workspace: %w", err)
 	}
-	born := birth(int(folder.Fd()))
+	born := readBirthTime(int(folder.Fd()))
 	switch i := l.info; {
 	case st.Ino != i.Inode,
-		st.Dev != i.Device && bootID() == i.Boot,
+		st.Dev != i.Device && readBootID() == i.Boot,
 		born != 0 && i.Born != 0 && born != i.Born:
 		return fmt.Errorf("%w: session %s worked on %s as it was then", ErrOther, i.Session, i.Workspace)
 	}
@@ -383,7 +383,7 @@ func (l *Layers) End(state State) error {
 		return fmt.Errorf("end layers: %w", err)
 	}
 	defer unmounted()
-	return l.end(state)
+	return l.endAs(state)
 }
 
 // Sweep removes what is left of layers that have ended, where their end was cut
@@ -398,17 +398,17 @@ func (l *Layers) Sweep() error {
 	if err := l.Lock(); err != nil {
 		return err
 	}
-	return l.remove()
+	return l.removeLayers()
 }
 
-func (l *Layers) end(state State) error {
+func (l *Layers) endAs(state State) error {
 	if state != Applied && state != Discarded {
 		l.info.By = "" // nobody did
 	}
 	if err := l.writeState(state); err != nil {
 		return fmt.Errorf("end layers: %w", err)
 	}
-	return l.remove()
+	return l.removeLayers()
 }
 
 // writeState writes what became of the changes, when and by whom.
@@ -418,16 +418,16 @@ func (l *Layers) writeState(state State) error {
 	if err != nil {
 		return err
 	}
-	return writeWhole(filepath.Join(l.dir, stateFile), append(text, '\n'))
+	return replaceFile(filepath.Join(l.dir, stateFile), append(text, '\n'))
 }
 
 // SetUser sets the label of the user who applies or discards the changes: their
 // state is stored with it.
 func (l *Layers) SetUser(label string) { l.info.By = label }
 
-// remove removes the layers. The upper one goes last: where it is, there is
+// removeLayers removes the layers. The upper one goes last: where it is, there is
 // something left to remove.
-func (l *Layers) remove() error {
+func (l *Layers) removeLayers() error {
 	var all []error
 	for _, name := range []string{baseFile, applyFile, doneFile} {
 		if err := os.Remove(filepath.Join(l.dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -442,8 +442,8 @@ func (l *Layers) remove() error {
 	return errors.Join(all...)
 }
 
-// writeWhole replaces a file of ours, synced, so that it is torn at no moment.
-func writeWhole(path string, text []byte) error {
+// replaceFile replaces a file of ours, synced, so that it is torn at no moment.
+func replaceFile(path string, text []byte) error {
 	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
@@ -469,37 +469,37 @@ func removeTree(path string) error {
 	if openErr != nil {
 		return errors.Join(err, openErr)
 	}
-	openUp(tree{fd}, ".")
+	makeAccessible(tree{fd}, ".")
 	return errors.Join(unix.Close(fd), os.RemoveAll(path))
 }
 
-// openUp gives the owner back every right to the folder rel and those below.
+// makeAccessible gives the owner back every right to the folder rel and those below.
 // What it can't change, the removal will tell.
-func openUp(t tree, rel string) {
-	dir, err := t.open(rel, unix.O_PATH|unix.O_DIRECTORY)
+func makeAccessible(t tree, rel string) {
+	dir, err := t.openAt(rel, unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
 		return
 	}
-	if n, err := stat(dir, ""); err == nil && n.mode&0o700 != 0o700 {
+	if n, err := statAt(dir, ""); err == nil && n.mode&0o700 != 0o700 {
 		// By /proc, since fchmod(2) takes no O_PATH descriptor.
 		_ = unix.Chmod(fmt.Sprintf("/proc/self/fd/%d", dir), n.mode|0o700)
 	}
 	unix.Close(dir)
-	fd, err := t.dir(rel)
+	fd, err := t.openDir(rel)
 	if err != nil {
 		return
 	}
 	defer unix.Close(fd)
 	_ = eachName(fd, func(name string) error {
-		if n, err := stat(fd, name); err == nil && n.typ == workspace.TypeDir {
-			openUp(t, join(rel, name))
+		if n, err := statAt(fd, name); err == nil && n.typ == workspace.TypeDir {
+			makeAccessible(t, join(rel, name))
 		}
 		return nil
 	})
 }
 
-// bootID is the kernel's name for this boot.
-func bootID() string {
+// readBootID is the kernel's name for this boot.
+func readBootID() string {
 	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return ""

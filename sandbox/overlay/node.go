@@ -39,9 +39,9 @@ type stamp struct {
 	MTime int64          `json:"mt,omitempty"`
 	CTime int64          `json:"ct,omitempty"`
 	Inode uint64         `json:"i,omitempty"`
-	// Target is a link's, or its [brief].
+	// Target is a link's, or the result of [shortenTarget].
 	Target []byte `json:"l,omitempty"`
-	// Index is [indexContent] of a git index.
+	// Index is the [hashIndex] of a git index.
 	Index string `json:"x,omitempty"`
 }
 
@@ -54,16 +54,16 @@ func (s *stamp) matches(n *node, loose bool) bool {
 	if n.typ == workspace.TypeDir {
 		return true // what is in it has stamps of its own
 	}
-	return s.Size == n.size && s.MTime == n.mtime && s.Inode == n.ino && brief(string(s.Target)) == brief(n.target) &&
+	return s.Size == n.size && s.MTime == n.mtime && s.Inode == n.ino && shortenTarget(string(s.Target)) == shortenTarget(n.target) &&
 		(loose || s.CTime == n.ctime)
 }
 
 // longTarget is from where on a stamp holds a hash of a link's target.
 const longTarget = 256
 
-// brief gives target, or its hash where it is long, behind a NUL, which no
+// shortenTarget gives target, or its hash where it is long, behind a NUL, which no
 // target has.
-func brief(target string) string {
+func shortenTarget(target string) string {
 	if len(target) <= longTarget {
 		return target
 	}
@@ -71,8 +71,8 @@ func brief(target string) string {
 	return "\x00" + string(sum[:])
 }
 
-// same says whether two looks saw the same thing, but for its change time.
-func (n *node) same(o *node) bool {
+// isSame says whether two looks saw the same thing, but for its change time.
+func (n *node) isSame(o *node) bool {
 	if n == nil || o == nil {
 		return n == o
 	}
@@ -82,4 +82,4 @@ func (n *node) same(o *node) bool {
 
 func (n *node) perm() fs.FileMode { return fs.FileMode(n.mode & permissions) }
 
-func octal(m fs.FileMode) string { return "0" + strconv.FormatUint(uint64(m.Perm()), 8) }
+func formatMode(m fs.FileMode) string { return "0" + strconv.FormatUint(uint64(m.Perm()), 8) }

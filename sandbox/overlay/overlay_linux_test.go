@@ -16,9 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// world is a workspace under a real overlay of the kernel's: what it makes of
+// testEnv is a workspace under a real overlay of the kernel's: what it makes of
 // the upper layer is what is read.
-type world struct {
+type testEnv struct {
 	t        *testing.T
 	original string // the workspace
 	merged   string // what commands see
@@ -27,8 +27,8 @@ type world struct {
 	mounted  bool
 }
 
-// newWorld makes a workspace with before in it, and mounts.
-func newWorld(t *testing.T, before func(dir string)) *world {
+// newTestEnv makes a workspace with before in it, and mounts.
+func newTestEnv(t *testing.T, before func(dir string)) *testEnv {
 	t.Helper()
 	if os.Getuid() != 0 {
 		if strings.TrimSpace(os.Getenv("REQUIRE_BACKENDS")) != "" {
@@ -37,7 +37,7 @@ func newWorld(t *testing.T, before func(dir string)) *world {
 		t.Skip("mounting an overlay needs root")
 	}
 	root := t.TempDir()
-	w := &world{t: t, original: filepath.Join(root, "workspace"), merged: filepath.Join(root, "merged")}
+	w := &testEnv{t: t, original: filepath.Join(root, "workspace"), merged: filepath.Join(root, "merged")}
 	for _, dir := range []string{w.original, w.merged} {
 		must(t, os.Mkdir(dir, 0o755))
 	}
@@ -57,7 +57,7 @@ func newWorld(t *testing.T, before func(dir string)) *world {
 	return w
 }
 
-func (w *world) mount() {
+func (w *testEnv) mount() {
 	w.t.Helper()
 	dir := w.layers.Dir()
 	must(w.t, unix.Mount("overlay", w.merged, "overlay", unix.MS_NOSUID|unix.MS_NODEV, fmt.Sprintf(
@@ -65,7 +65,7 @@ func (w *world) mount() {
 	w.mounted = true
 }
 
-func (w *world) unmount() {
+func (w *testEnv) unmount() {
 	if w.mounted {
 		w.mounted = false
 		if err := unix.Unmount(w.merged, 0); err != nil {
@@ -74,8 +74,8 @@ func (w *world) unmount() {
 	}
 }
 
-// changes reads the layers and gives a line a change.
-func (w *world) changes() []string {
+// listChanges reads the layers and gives a line a change.
+func (w *testEnv) listChanges() []string {
 	w.t.Helper()
 	c, err := w.layers.Changes(w.t.Context(), w.folder, ReadOptions{})
 	must(w.t, err)
@@ -98,14 +98,14 @@ func (w *world) changes() []string {
 	return out
 }
 
-func (w *world) want(lines ...string) {
+func (w *testEnv) requireChanges(lines ...string) {
 	w.t.Helper()
-	if diff := cmp.Diff(lines, w.changes()); diff != "" {
+	if diff := cmp.Diff(lines, w.listChanges()); diff != "" {
 		w.t.Errorf("changes (-want +got):\n%s", diff)
 	}
 }
 
-func (w *world) apply(o ApplyOptions) *Result {
+func (w *testEnv) apply(o ApplyOptions) *Result {
 	w.t.Helper()
 	w.unmount()
 	r, err := w.layers.Apply(w.t.Context(), w.folder, o)
@@ -113,8 +113,8 @@ func (w *world) apply(o ApplyOptions) *Result {
 	return r
 }
 
-// in runs a shell script in a folder.
-func in(t testing.TB, dir, script string) {
+// runScript runs a shell script in a folder.
+func runScript(t testing.TB, dir, script string) {
 	t.Helper()
 	cmd := exec.Command("bash", "-ec", script)
 	cmd.Dir = dir
@@ -134,10 +134,10 @@ func must(t testing.TB, err error) {
 // way to write them, for a session in bind mode that may not: it becomes a file
 // of its own. Other names of one file stay that.
 func TestNamesOfGuardedFiles(t *testing.T) {
-	w := newWorld(t, func(dir string) {
-		in(t, dir, `mkdir -p .git/hooks sub/.git .caisson; echo c > .git/config; echo h > .git/hooks/h; echo s > sub/.git/config; echo y > .caisson/config.yaml; echo f > free`)
+	w := newTestEnv(t, func(dir string) {
+		runScript(t, dir, `mkdir -p .git/hooks sub/.git .caisson; echo c > .git/config; echo h > .git/hooks/h; echo s > sub/.git/config; echo y > .caisson/config.yaml; echo f > free`)
 	})
-	in(t, w.merged, `ln .git/config a; ln .git/hooks/h b; ln sub/.git/config c; ln .caisson/config.yaml d; echo n > .git/HEAD; ln .git/HEAD e; ln .git/HEAD .git/other; ln free also`)
+	runScript(t, w.merged, `ln .git/config a; ln .git/hooks/h b; ln sub/.git/config c; ln .caisson/config.yaml d; echo n > .git/HEAD; ln .git/HEAD e; ln .git/HEAD .git/other; ln free also`)
 	if r := w.apply(ApplyOptions{}); r.State != Applied {
 		t.Errorf("%+v", r)
 	}
@@ -155,8 +155,8 @@ func TestNamesOfGuardedFiles(t *testing.T) {
 	}
 }
 
-// picture is a tree as text: type, mode, owner, link count, content.
-func picture(t testing.TB, dir string) string {
+// describeTree is a tree as text: type, mode, owner, link count, content.
+func describeTree(t testing.TB, dir string) string {
 	t.Helper()
 	var b strings.Builder
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -199,14 +199,14 @@ const tree0 = `
 	ln -s a.txt link; echo hl > h1; ln h1 h2; echo t > tofile; mkdir todir; echo in > todir/x; echo same > touched`
 
 func TestChangesAreWhatTheKernelWrote(t *testing.T) {
-	w := newWorld(t, func(dir string) { in(t, dir, tree0) })
-	w.want()
-	in(t, w.merged, `
+	w := newTestEnv(t, func(dir string) { runScript(t, dir, tree0) })
+	w.requireChanges()
+	runScript(t, w.merged, `
 		echo two >> a.txt; chmod 700 run.sh; touch touched; rm -r gone; echo new > src/new.c; mkdir -p added/empty
 		ln -sfn src link; rm tofile; mkdir tofile; echo f > tofile/f; rm -r todir; echo file > todir
 		mkfifo pipe; mv src/s.c src/moved.c; rm -r src/deep; mkdir src/deep; echo other > src/deep/o.c; chmod 750 src/deep
 		echo $'odd' > $'na\nme'; ln a.txt hard; : > seen; rm seen; chmod 711 .`)
-	w.want(
+	w.requireChanges(
 		`mode ./`,
 		`modified a.txt`,
 		`added added/`,
@@ -236,19 +236,19 @@ func TestChangesAreWhatTheKernelWrote(t *testing.T) {
 // TestApplyGivesWhatCommandsSaw compares the folder afterwards with the merged
 // view before: the kernel's own reading of the layers.
 func TestApplyGivesWhatCommandsSaw(t *testing.T) {
-	w := newWorld(t, func(dir string) {
-		in(t, dir, tree0+`
+	w := newTestEnv(t, func(dir string) {
+		runScript(t, dir, tree0+`
 			echo third > third; chown 4242:4343 third; mkdir shared; chgrp 77 shared; chmod 2775 shared; echo x > shared/old; chmod 444 shared/old`)
 	})
-	in(t, w.merged, `
+	runScript(t, w.merged, `
 		echo two >> a.txt; chmod 700 run.sh; rm -r gone; mkdir -p added/empty; ln -sfn src link; rm tofile; mkdir tofile; echo f > tofile/f
 		rm -r todir; echo file > todir; mv src/s.c src/moved.c; rm -r src/deep; mkdir src/deep; echo other > src/deep/o.c
 		echo odd > $'na\nme'; echo l1 > l1; ln l1 l2; ln l1 added/l3; echo more >> third; echo n > shared/new; mkdir shared/sub; echo deep > shared/sub/f
 		chmod 600 shared/old; mkdir shut; echo in > shut/in; chmod 500 shut; ln -s /etc/passwd abs; ln -s ../../.. up; truncate -s 1T big; echo end >> big
 		ln src/deep/o.c o.c; touch -d @1234567890 a.txt; ln touched touched2`)
-	want := picture(t, w.merged)
+	want := describeTree(t, w.merged)
 	r := w.apply(ApplyOptions{LinksOut: true})
-	if diff := cmp.Diff(want, picture(t, w.original)); diff != "" {
+	if diff := cmp.Diff(want, describeTree(t, w.original)); diff != "" {
 		t.Errorf("(-merged +applied):\n%s", diff)
 	}
 	if r.State != Applied || len(r.Applied) == 0 {
@@ -278,14 +278,14 @@ func TestApplyGivesWhatCommandsSaw(t *testing.T) {
 }
 
 func TestConflictsRefuseAllOrTheirOwn(t *testing.T) {
-	w := newWorld(t, func(dir string) { in(t, dir, tree0) })
-	in(t, w.merged, `echo agent >> a.txt; echo agent > new; rm src/s.c; rm -r gone; echo agent > src/fine.c; rm tofile; mkdir tofile; echo f > tofile/f; echo both > both; rm h1`)
+	w := newTestEnv(t, func(dir string) { runScript(t, dir, tree0) })
+	runScript(t, w.merged, `echo agent >> a.txt; echo agent > new; rm src/s.c; rm -r gone; echo agent > src/fine.c; rm tofile; mkdir tofile; echo f > tofile/f; echo both > both; rm h1`)
 	w.unmount()
 	// The user's own work meanwhile: one that keeps size and time, too.
-	in(t, w.original, `printf 'ONE\n' > a.txt.x; touch -r a.txt a.txt.x; cat a.txt.x > a.txt; touch -r a.txt.x a.txt; rm a.txt.x
+	runScript(t, w.original, `printf 'ONE\n' > a.txt.x; touch -r a.txt a.txt.x; cat a.txt.x > a.txt; touch -r a.txt.x a.txt; rm a.txt.x
 		echo user > new; echo user >> src/s.c; echo user > gone/in/user; rm tofile; echo both > both; echo user > unrelated`)
-	before := picture(t, w.original)
-	w.want(
+	before := describeTree(t, w.original)
+	w.requireChanges(
 		`modified a.txt CONFLICT`,
 		`deleted gone/ CONFLICT`,
 		`deleted gone/h`,
@@ -303,7 +303,7 @@ func TestConflictsRefuseAllOrTheirOwn(t *testing.T) {
 	if !r.Refused || len(r.Applied) != 0 || len(r.Conflicts) != 8 {
 		t.Errorf("%d conflicts, %d applied, refused %v", len(r.Conflicts), len(r.Applied), r.Refused)
 	}
-	if diff := cmp.Diff(before, picture(t, w.original)); diff != "" {
+	if diff := cmp.Diff(before, describeTree(t, w.original)); diff != "" {
 		t.Errorf("a refused apply changed (-before +after):\n%s", diff)
 	}
 	r = w.apply(ApplyOptions{Rest: true})
@@ -318,8 +318,8 @@ func TestConflictsRefuseAllOrTheirOwn(t *testing.T) {
 		t.Errorf("the user's file is %q", text)
 	}
 	// What the user makes of what was applied is the user's.
-	in(t, w.original, `echo user >> src/fine.c`)
-	if got := w.changes(); slices.ContainsFunc(got, func(l string) bool { return strings.Contains(l, "fine.c") }) {
+	runScript(t, w.original, `echo user >> src/fine.c`)
+	if got := w.listChanges(); slices.ContainsFunc(got, func(l string) bool { return strings.Contains(l, "fine.c") }) {
 		t.Errorf("changes: %q", got)
 	}
 }
@@ -331,9 +331,9 @@ func TestKilledApplyEndsTheSame(t *testing.T) {
 		rm -r todir; echo file > todir; rm -r src/deep; mkdir src/deep; echo o > src/deep/o.c; echo h >> h1; echo h >> h2; echo l1 > l1; ln l1 l2; rm touched; ln -s x touched`
 	errKilled := errors.New("killed")
 	for at := 0; ; at++ {
-		w := newWorld(t, func(dir string) { in(t, dir, tree0) })
-		in(t, w.merged, script)
-		want := picture(t, w.merged)
+		w := newTestEnv(t, func(dir string) { runScript(t, dir, tree0) })
+		runScript(t, w.merged, script)
+		want := describeTree(t, w.merged)
 		w.unmount()
 		killed := false
 		_, err := w.layers.Apply(t.Context(), w.folder, ApplyOptions{step: func(done int) error {
@@ -354,9 +354,9 @@ func TestKilledApplyEndsTheSame(t *testing.T) {
 			t.Fatal(err)
 		}
 		// What a kill in the middle of a write leaves.
-		j, err := w.layers.readJournal()
+		j, err := w.layers.readApplyLog()
 		must(t, err)
-		in(t, w.original, "echo torn > "+tempName(j.runs[0], 7)+"; for d in tofile src/deep; do test ! -d $d || echo torn > $d/"+tempName(j.runs[0], 8)+"; done")
+		runScript(t, w.original, "echo torn > "+tempName(j.runs[0], 7)+"; for d in tofile src/deep; do test ! -d $d || echo torn > $d/"+tempName(j.runs[0], 8)+"; done")
 		must(t, w.layers.Close())
 		again, err := Open(w.layers.Dir())
 		must(t, err)
@@ -365,7 +365,7 @@ func TestKilledApplyEndsTheSame(t *testing.T) {
 		if r.State != Applied {
 			t.Errorf("killed before step %d: %d conflicts: %+v", at, len(r.Conflicts), r.Conflicts)
 		}
-		if diff := cmp.Diff(want, picture(t, w.original)); diff != "" {
+		if diff := cmp.Diff(want, describeTree(t, w.original)); diff != "" {
 			t.Errorf("killed before step %d (-want +got):\n%s", at, diff)
 		}
 		must(t, again.Close())
@@ -373,17 +373,17 @@ func TestKilledApplyEndsTheSame(t *testing.T) {
 }
 
 func TestGitIsAppliedButForWhatItObeys(t *testing.T) {
-	w := newWorld(t, func(dir string) {
-		in(t, dir, `git init -q .; git config user.email a@b; git config user.name n; echo 1 > f; git add f; git commit -qm one; mkdir plain.git; cd plain.git; git init -q --bare .`)
+	w := newTestEnv(t, func(dir string) {
+		runScript(t, dir, `git init -q .; git config user.email a@b; git config user.name n; echo 1 > f; git add f; git commit -qm one; mkdir plain.git; cd plain.git; git init -q --bare .`)
 	})
-	in(t, w.merged, `
+	runScript(t, w.merged, `
 		echo 2 >> f; git commit -qam two; git branch side; git gc -q
 		git config core.fsmonitor 'touch /tmp/never'; printf '#!/bin/sh\ntouch /tmp/never\n' > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit
 		echo '* filter=x' > .git/info/attributes; echo . > .git/commondir; mkdir .git/rebase-merge; echo 'exec id' > .git/rebase-merge/git-rebase-todo
 		mkdir nested; (cd nested; git init -q .; echo n > n; git add n); mkdir evil; cp -r .git evil/repo; mkdir sub; echo 'gitdir: ../evil/repo' > sub/.git
 		mkdir -p .git/modules/lib/z/objects/aa .git/modules/lib/z/hooks evilmods; echo o > .git/modules/lib/z/objects/aa/bb; echo c > .git/modules/lib/z/config; echo h > .git/modules/lib/z/hooks/h; ln -s ../evilmods .git/link
 		git config -f plain.git/config core.fsmonitor x; mkdir .caisson; echo 'policy: x' > .caisson/config.yaml; mkdir config; echo c > config/c`)
-	got := w.changes()
+	got := w.listChanges()
 	left := func(path string) bool {
 		return slices.ContainsFunc(got, func(l string) bool {
 			return strings.HasSuffix(l, " LEFT") && strings.Contains(l, " "+path+" ") || strings.HasSuffix(l, " "+path+"/ LEFT")
@@ -407,10 +407,10 @@ func TestGitIsAppliedButForWhatItObeys(t *testing.T) {
 	if r.State != Kept || len(r.LeftOut) == 0 {
 		t.Errorf("state %s, %d left out", r.State, len(r.LeftOut))
 	}
-	in(t, w.original, `test "$(git log --format=%s | head -1)" = two; git rev-parse side; git fsck; test -z "$(git status --porcelain f)"; test ! -e .git/hooks/pre-commit
+	runScript(t, w.original, `test "$(git log --format=%s | head -1)" = two; git rev-parse side; git fsck; test -z "$(git status --porcelain f)"; test ! -e .git/hooks/pre-commit
 		! git config core.fsmonitor; cd nested; git status; ! git config core.fsmonitor`)
 	r = w.apply(ApplyOptions{GitConfig: true})
-	in(t, w.original, `test -x .git/hooks/pre-commit; grep -q fsmonitor .git/config`)
+	runScript(t, w.original, `test -x .git/hooks/pre-commit; grep -q fsmonitor .git/config`)
 	if got := r.LeftOut; len(got) != 2 { // .caisson and what is in it
 		t.Errorf("left out: %+v", got)
 	}
@@ -431,28 +431,28 @@ func TestNoRepositoryInTheOpen(t *testing.T) {
 			printf '[core]\n\trepositoryformatversion = 1\n\tfsmonitor = touch FIRED;\n[extensions]\n\tworktreeConfig = true\n' > c/config`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, func(dir string) { in(t, dir, tt.before+"\necho f > f") })
-			in(t, w.merged, tt.session)
+			w := newTestEnv(t, func(dir string) { runScript(t, dir, tt.before+"\necho f > f") })
+			runScript(t, w.merged, tt.session)
 			status := `export HOME=/nonexistent GIT_CONFIG_NOSYSTEM=1 GIT_CEILING_DIRECTORIES="$(dirname "$PWD")"; git status || true; `
-			diff, _, _ := w.diff(DiffOptions{})
+			diff, _, _ := w.readDiff(DiffOptions{})
 			patched := t.TempDir()
 			must(t, os.WriteFile(filepath.Join(patched, "diff"), []byte(diff), 0o600))
-			in(t, patched, "cp -a "+w.original+" w; cd w; ! grep -q ^--- ../diff || patch -s -p1 < ../diff; "+status+"test ! -e FIRED")
+			runScript(t, patched, "cp -a "+w.original+" w; cd w; ! grep -q ^--- ../diff || patch -s -p1 < ../diff; "+status+"test ! -e FIRED")
 			w.apply(ApplyOptions{})
-			in(t, w.original, status+"test ! -e FIRED")
+			runScript(t, w.original, status+"test ! -e FIRED")
 			w.apply(ApplyOptions{GitConfig: true})
-			in(t, w.original, status+"test -e FIRED")
+			runScript(t, w.original, status+"test -e FIRED")
 		})
 	}
 }
 
 func TestMovedRepositoryStays(t *testing.T) {
-	w := newWorld(t, func(dir string) {
-		in(t, dir, `git init -q .; git config user.email a@b; git config user.name n; echo 1 > f; git add f; git commit -qm one`)
+	w := newTestEnv(t, func(dir string) {
+		runScript(t, dir, `git init -q .; git config user.email a@b; git config user.name n; echo 1 > f; git add f; git commit -qm one`)
 	})
-	in(t, w.merged, `mv .git .git2; git --git-dir .git2 config core.pager x; echo 'gitdir: .git2' > .git`)
+	runScript(t, w.merged, `mv .git .git2; git --git-dir .git2 config core.pager x; echo 'gitdir: .git2' > .git`)
 	r := w.apply(ApplyOptions{})
-	in(t, w.original, `git status; git fsck; test -d .git; test ! -e .git2/config; test ! -e .git2/hooks`)
+	runScript(t, w.original, `git status; git fsck; test -d .git; test ! -e .git2/config; test ! -e .git2/hooks`)
 	if r.State != Kept {
 		t.Error("nothing was left out")
 	}
@@ -462,18 +462,18 @@ func TestMovedRepositoryStays(t *testing.T) {
 // kernel would write there, and looks for what must not move.
 func TestHostileLayer(t *testing.T) {
 	outside := t.TempDir()
-	in(t, outside, `echo secret > canary; mkdir dir; echo d > dir/d`)
-	w := newWorld(t, func(dir string) { in(t, dir, `mkdir sub links; echo s > sub/s; echo x > links/x; echo c > c`) })
+	runScript(t, outside, `echo secret > canary; mkdir dir; echo d > dir/d`)
+	w := newTestEnv(t, func(dir string) { runScript(t, dir, `mkdir sub links; echo s > sub/s; echo x > links/x; echo c > c`) })
 	w.unmount()
 	upper := filepath.Join(w.layers.Dir(), UpperDir)
-	in(t, upper, fmt.Sprintf(`
+	runScript(t, upper, fmt.Sprintf(`
 		ln -s %[1]s sub; ln -s %[1]s/canary c; mkfifo fifo; mknod zero c 1 5; mknod disk b 7 0; ln -s / root; truncate -s 1T huge
 		echo setuid > su; chmod 6755 su; mkdir sticky; chmod 3777 sticky; echo owned > owned; chown 0:4242 owned
 		python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind("sock")'
 		printf x > $'\e]0;x\a'; printf x > $'\xff\xfe'; printf x > '-rf'; printf x > $'tab\there "quoted" \\'; printf x > $'--- a\n+++ b'
 		mkdir many; cd many; for i in $(seq 500); do : > f$i; done; cd ..
 		d=$(printf 'd%%.0s' $(seq 250)); for i in $(seq 20); do mkdir $d; cd $d; done`, outside))
-	before := picture(t, outside)
+	before := describeTree(t, outside)
 	var text strings.Builder
 	c, err := w.layers.Changes(t.Context(), w.folder, ReadOptions{})
 	must(t, err)
@@ -488,10 +488,10 @@ func TestHostileLayer(t *testing.T) {
 		}
 	}
 	r := w.apply(ApplyOptions{LinksOut: true})
-	if diff := cmp.Diff(before, picture(t, outside)); diff != "" {
+	if diff := cmp.Diff(before, describeTree(t, outside)); diff != "" {
 		t.Errorf("outside changed (-before +after):\n%s", diff)
 	}
-	in(t, w.original, `test -L sub; test -L c; test -L root; test ! -e fifo; test ! -e zero; test ! -e disk; test ! -e sock; test -e ./-rf
+	runScript(t, w.original, `test -L sub; test -L c; test -L root; test ! -e fifo; test ! -e zero; test ! -e disk; test ! -e sock; test -e ./-rf
 		test "$(stat -c %a su)" = 755; test "$(stat -c %a sticky)" = 777; test "$(stat -c %g owned)" = "$(stat -c %g .)"; test "$(ls many | wc -l)" = 500`)
 	if r.State != Kept {
 		t.Errorf("state %s although something was left out", r.State)
@@ -507,29 +507,29 @@ func TestHostileLayer(t *testing.T) {
 // found a folder: what was to go into the folder must not go through the link.
 func TestLinksOfTheOriginal(t *testing.T) {
 	outside := t.TempDir()
-	in(t, outside, `echo secret > f`)
-	w := newWorld(t, func(dir string) { in(t, dir, `mkdir d; echo f > d/f`) })
-	in(t, w.merged, `echo agent > d/f; echo agent > d/new`)
+	runScript(t, outside, `echo secret > f`)
+	w := newTestEnv(t, func(dir string) { runScript(t, dir, `mkdir d; echo f > d/f`) })
+	runScript(t, w.merged, `echo agent > d/f; echo agent > d/new`)
 	w.unmount()
-	in(t, w.original, `rm -r d; ln -s `+outside+` d`)
-	before := picture(t, outside)
+	runScript(t, w.original, `rm -r d; ln -s `+outside+` d`)
+	before := describeTree(t, outside)
 	r := w.apply(ApplyOptions{Rest: true})
-	if diff := cmp.Diff(before, picture(t, outside)); diff != "" {
+	if diff := cmp.Diff(before, describeTree(t, outside)); diff != "" {
 		t.Errorf("outside changed (-before +after):\n%s", diff)
 	}
 	if len(r.Applied) != 0 {
 		t.Errorf("applied %+v", r.Applied)
 	}
 	// The control: who copies what the layer holds goes through the link.
-	in(t, filepath.Join(w.layers.Dir(), UpperDir), `find . -type f | while read -r f; do cp "$f" `+w.original+`/"$f"; done`)
-	if diff := cmp.Diff(before, picture(t, outside)); diff == "" {
+	runScript(t, filepath.Join(w.layers.Dir(), UpperDir), `find . -type f | while read -r f; do cp "$f" `+w.original+`/"$f"; done`)
+	if diff := cmp.Diff(before, describeTree(t, outside)); diff == "" {
 		t.Error("control: a plain copy did not reach outside")
 	}
 }
 
 func TestLocks(t *testing.T) {
-	w := newWorld(t, func(dir string) { in(t, dir, tree0) })
-	in(t, w.merged, `echo x > x`)
+	w := newTestEnv(t, func(dir string) { runScript(t, dir, tree0) })
+	runScript(t, w.merged, `echo x > x`)
 	other, err := Open(w.layers.Dir())
 	must(t, err)
 	if _, err := other.Apply(t.Context(), w.folder, ApplyOptions{}); !errors.Is(err, ErrBusy) {
@@ -537,7 +537,7 @@ func TestLocks(t *testing.T) {
 	}
 	w.unmount()
 	must(t, w.layers.Close())
-	release, err := lockFolder(w.folder)
+	release, err := lockDirectory(w.folder)
 	must(t, err)
 	if _, err := other.Apply(t.Context(), w.folder, ApplyOptions{}); !errors.Is(err, ErrBusy) {
 		t.Errorf("apply beside another one: %v", err)
@@ -556,8 +556,8 @@ func TestLocks(t *testing.T) {
 }
 
 func TestDiscardRemovesAll(t *testing.T) {
-	w := newWorld(t, nil)
-	in(t, w.merged, `mkdir -p a/b; echo x > a/b/c; chmod 000 a/b a`)
+	w := newTestEnv(t, nil)
+	runScript(t, w.merged, `mkdir -p a/b; echo x > a/b/c; chmod 000 a/b a`)
 	w.unmount()
 	must(t, w.layers.End(Discarded))
 	if _, err := os.Lstat(filepath.Join(w.layers.Dir(), UpperDir)); !errors.Is(err, fs.ErrNotExist) {
@@ -582,7 +582,7 @@ func TestDiscardRemovesAll(t *testing.T) {
 // there stays whole, the error says why, and with room the rest follows.
 func TestFullDiskTearsNothing(t *testing.T) {
 	var dir string
-	w := newWorld(t, func(original string) {
+	w := newTestEnv(t, func(original string) {
 		dir = original
 		must(t, unix.Mount("tmpfs", original, "tmpfs", 0, "size=1m,mode=755"))
 		t.Cleanup(func() {
@@ -590,10 +590,10 @@ func TestFullDiskTearsNothing(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		in(t, original, `for i in $(seq 10); do echo old > f$i; done`)
+		runScript(t, original, `for i in $(seq 10); do echo old > f$i; done`)
 	})
-	in(t, w.merged, `for i in $(seq 10); do head -c 200000 /dev/zero | tr '\0' $i > f$i; done`)
-	want := picture(t, w.merged)
+	runScript(t, w.merged, `for i in $(seq 10); do head -c 200000 /dev/zero | tr '\0' $i > f$i; done`)
+	want := describeTree(t, w.merged)
 	w.unmount()
 	r, err := w.layers.Apply(t.Context(), w.folder, ApplyOptions{})
 	if !errors.Is(err, unix.ENOSPC) || r == nil || len(r.Failed) != 1 || r.State != Kept {
@@ -613,14 +613,14 @@ func TestFullDiskTearsNothing(t *testing.T) {
 	if r, err = w.layers.Apply(t.Context(), w.folder, ApplyOptions{}); err != nil || r.State != Applied {
 		t.Fatalf("apply with room: %v, %+v", err, r)
 	}
-	if diff := cmp.Diff(want, picture(t, w.original)); diff != "" {
+	if diff := cmp.Diff(want, describeTree(t, w.original)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
 // TestStateThatCantBeWritten has no room for what the folder was.
 func TestStateThatCantBeWritten(t *testing.T) {
-	w := newWorld(t, func(dir string) { in(t, dir, `for i in $(seq 2000); do : > file-with-a-long-name-$i; done`) })
+	w := newTestEnv(t, func(dir string) { runScript(t, dir, `for i in $(seq 2000); do : > file-with-a-long-name-$i; done`) })
 	small := t.TempDir()
 	must(t, unix.Mount("tmpfs", small, "tmpfs", 0, "size=64k,mode=700"))
 	defer func() {
@@ -643,10 +643,10 @@ func TestStateThatCantBeWritten(t *testing.T) {
 // applied, in whatever way they do, unless that is asked for. The control is
 // that links which stay inside are.
 func TestLinksOutAreLeftOut(t *testing.T) {
-	w := newWorld(t, func(dir string) {
-		in(t, dir, `mkdir -p a/b; echo x > a/x; ln -s / away; ln -s a/b short; echo f > was`)
+	w := newTestEnv(t, func(dir string) {
+		runScript(t, dir, `mkdir -p a/b; echo x > a/x; ln -s / away; ln -s a/b short; echo f > was`)
 	})
-	in(t, w.merged, `
+	runScript(t, w.merged, `
 		ln -s /etc/passwd absolute; ln -s ../x up; ln -s a/../../x lexical; ln -s away/etc/passwd through; ln -sf ../../x a/b/deep2; ln -s ../../../x a/b/out
 		ln -s short/../../x dots; ln -s own/x chained; ln -s /etc own; rm was; ln -s /etc/passwd was; ln -s ../.ssh/authorized_keys dangling
 		ln -s a/x inside; ln -s ../x a/b/deep; ln -s short/../x kept; ln -s nothing none; ln -s loop loop; mkdir .caisson; ln -s / .caisson/link`)
@@ -660,12 +660,12 @@ func TestLinksOutAreLeftOut(t *testing.T) {
 			t.Errorf("%s: %q", out, left[out])
 		}
 	}
-	in(t, w.original, `for l in inside a/b/deep a/b/deep2 kept none loop dots; do test -L $l; done; for l in absolute up lexical through a/b/out chained own dangling; do test ! -L $l; done; test -f was`)
+	runScript(t, w.original, `for l in inside a/b/deep a/b/deep2 kept none loop dots; do test -L $l; done; for l in absolute up lexical through a/b/out chained own dangling; do test ! -L $l; done; test -f was`)
 	if r.State != Kept {
 		t.Errorf("state %s", r.State)
 	}
 	r = w.apply(ApplyOptions{LinksOut: true})
-	in(t, w.original, `for l in absolute up lexical through a/b/out chained own was dangling; do test -L $l; done; test ! -e .caisson/link`)
+	runScript(t, w.original, `for l in absolute up lexical through a/b/out chained own was dangling; do test -L $l; done; test ! -e .caisson/link`)
 	if len(r.LeftOut) == 0 || !strings.HasPrefix(r.LeftOut[0].Path, ".caisson") {
 		t.Errorf("left out: %v", r.LeftOut)
 	}

@@ -32,46 +32,46 @@ const (
 // What an earlier apply has brought in is no change any more, so that an apply
 // that was killed is gone on with by another one.
 func (l *Layers) Changes(ctx context.Context, original *os.File, o ReadOptions) (*Changes, error) {
-	if err := l.ready(original); err != nil {
+	if err := l.checkKept(original); err != nil {
 		return nil, err
 	}
-	upper, err := l.upper()
+	upper, err := l.openUpper()
 	if err != nil {
 		return nil, err
 	}
 	defer upper.Close()
-	s := scan{ctx: ctx, upper: tree{int(upper.Fd())}, lower: tree{int(original.Fd())}, most: o.withDefaults()}
-	if err := s.top(); err != nil {
+	s := scan{ctx: ctx, upper: tree{int(upper.Fd())}, lower: tree{int(original.Fd())}, limits: o.withDefaults()}
+	if err := s.scanTree(); err != nil {
 		return nil, fmt.Errorf("read changes: %w", err)
 	}
-	done, err := l.readDone()
+	done, err := l.readApplied()
 	if err != nil {
 		return nil, err
 	}
-	begun, err := l.readJournal()
+	begun, err := l.readApplyLog()
 	if err != nil {
 		return nil, err
 	}
-	s.List = slices.DeleteFunc(s.List, func(c Change) bool { return done.paths[c.Path] || begun.temporary(base(c.Path)) })
+	s.List = slices.DeleteFunc(s.List, func(c Change) bool { return done.paths[c.Path] || begun.isTemporary(base(c.Path)) })
 	slices.SortFunc(s.List, func(a, b Change) int { return treeOrder(a.Path, b.Path) })
-	if err := l.judge(&s); err != nil {
+	if err := l.markConflicts(&s); err != nil {
 		return nil, fmt.Errorf("read changes: %w", err)
 	}
-	s.leaveOut(s.there, s.linkAt)
+	s.markLeftOut(s.lookUp, s.readLink)
 	return &s.Changes, nil
 }
 
-// there looks for a path in both.
-func (s *scan) there(path string) (upper, lower bool) {
+// lookUp looks for a path in both.
+func (s *scan) lookUp(path string) (upper, lower bool) {
 	up, err := s.upper.lstat(path)
 	upper = err == nil && up != nil && !up.whiteout
 	low, err := s.lower.lstat(path)
 	return upper, err == nil && low != nil
 }
 
-// linkAt returns the target of the symlink that is at a path once the changes are
+// readLink returns the target of the symlink that is at a path once the changes are
 // applied, and false where there is none.
-func (s *scan) linkAt(path string) (target string, ok bool) {
+func (s *scan) readLink(path string) (target string, ok bool) {
 	n, err := s.upper.lstat(path)
 	if err == nil && n == nil {
 		n, err = s.lower.lstat(path)
@@ -82,15 +82,15 @@ func (s *scan) linkAt(path string) (target string, ok bool) {
 	return n.target, true
 }
 
-func (l *Layers) ready(original *os.File) error {
+func (l *Layers) checkKept(original *os.File) error {
 	if l.info.State != Kept {
 		return fmt.Errorf("%w: session %s is %s", ErrGone, l.info.Session, l.info.State)
 	}
 	return l.Same(original)
 }
 
-// upper opens the upper layer.
-func (l *Layers) upper() (*os.File, error) {
+// openUpper opens the upper layer.
+func (l *Layers) openUpper() (*os.File, error) {
 	path := filepath.Join(l.dir, UpperDir)
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -107,15 +107,15 @@ type scan struct {
 	Changes
 	ctx          context.Context
 	upper, lower tree
-	most         ReadOptions
-	// text are the bytes of the paths and link targets that are held; firstCount
+	limits       ReadOptions
+	// textBytes are the bytes of the paths and link targets that are held; firstCount
 	// and firstText are those of the changes that come first.
-	text, firstCount, firstText int
-	depth                       int
+	textBytes, firstCount, firstTextBytes int
+	depth                                 int
 }
 
-// top begins with the workspace's own folder, whose mode may have changed.
-func (s *scan) top() error {
+// scanTree begins with the workspace's own folder, whose mode may have changed.
+func (s *scan) scanTree() error {
 	now, err := s.upper.lstat(".")
 	if err != nil {
 		return err
@@ -125,25 +125,25 @@ func (s *scan) top() error {
 		return err
 	}
 	if now.perm() != was.perm() {
-		s.add(".", Mode, was, now)
+		s.addChange(".", Mode, was, now)
 	}
-	up, err := s.upper.dir(".")
+	up, err := s.upper.openDir(".")
 	if err != nil {
 		return err
 	}
 	defer unix.Close(up)
-	low, err := s.lower.dir(".")
+	low, err := s.lower.openDir(".")
 	if err != nil {
-		s.unread(".")
+		s.addUnread(".")
 		return nil
 	}
 	defer unix.Close(low)
-	return s.folder(".", up, low, false)
+	return s.scanDirectory(".", up, low, false)
 }
 
-// add holds a change, or counts it where there is no room. What comes first has
+// addChange holds a change, or counts it where there is no room. What comes first has
 // room that others don't take.
-func (s *scan) add(path string, kind Kind, was, now *node) {
+func (s *scan) addChange(path string, kind Kind, was, now *node) {
 	c := Change{Path: path, Kind: kind, was: was, now: now}
 	if was != nil {
 		c.Was, c.WasMode, c.Size = was.typ, was.perm(), was.size
@@ -151,30 +151,30 @@ func (s *scan) add(path string, kind Kind, was, now *node) {
 	if now != nil {
 		c.Now, c.Mode, c.Size, c.Target = now.typ, now.perm(), now.size, now.target
 	}
-	entries, text := s.most.MaxEntries, s.most.MaxTextBytes
-	size := textOf(path, was, now)
-	if s.most.First != nil {
+	entries, text := s.limits.MaxEntries, s.limits.MaxTextBytes
+	size := countText(path, was, now)
+	if s.limits.First != nil {
 		entries, text = entries/2, text/2
-		if s.firstCount < entries && s.firstText+size <= text && s.most.First(path) {
+		if s.firstCount < entries && s.firstTextBytes+size <= text && s.limits.First(path) {
 			s.firstCount++
-			s.firstText += size
+			s.firstTextBytes += size
 			s.List = append(s.List, c)
 			return
 		}
 	}
-	if len(s.List)-s.firstCount >= entries || s.text+size > text {
+	if len(s.List)-s.firstCount >= entries || s.textBytes+size > text {
 		s.Truncated = true
 		if c.File() || kind == Mode {
 			s.Omitted++
 		}
 		return
 	}
-	s.text += size
+	s.textBytes += size
 	s.List = append(s.List, c)
 }
 
-// textOf is how many bytes are held of a path and of what was found there.
-func textOf(path string, nodes ...*node) int {
+// countText is how many bytes are held of a path and of what was found there.
+func countText(path string, nodes ...*node) int {
 	text := len(path)
 	for _, n := range nodes {
 		if n != nil {
@@ -184,20 +184,20 @@ func textOf(path string, nodes ...*node) int {
 	return text
 }
 
-func (s *scan) unread(rel string) {
+func (s *scan) addUnread(rel string) {
 	if len(s.Unread) < maxUnread {
 		s.Unread = append(s.Unread, rel)
 	}
 }
 
-// descend scans the directory name of the open directories up and low, either of
+// scanSubdirectory scans the directory name of the open directories up and low, either of
 // which may be -1, by calling visit with it open.
-func (s *scan) descend(rel, name string, up, low int, visit func(up, low int) error) error {
+func (s *scan) scanSubdirectory(rel, name string, up, low int, visit func(up, low int) error) error {
 	if s.ctx.Err() != nil {
 		return context.Cause(s.ctx)
 	}
 	if s.depth >= maxScanDepth || len(rel) > maxPathBytes {
-		s.unread(rel)
+		s.addUnread(rel)
 		return nil
 	}
 	s.depth++
@@ -206,10 +206,10 @@ func (s *scan) descend(rel, name string, up, low int, visit func(up, low int) er
 		if *dir < 0 {
 			continue
 		}
-		fd, err := (tree{*dir}).dir(name)
+		fd, err := (tree{*dir}).openDir(name)
 		if err != nil {
-			if dir == &up || !missing(err) {
-				s.unread(rel) // what is below can't be compared
+			if dir == &up || !isMissing(err) {
+				s.addUnread(rel) // what is below can't be compared
 			}
 			return nil
 		}
@@ -219,37 +219,37 @@ func (s *scan) descend(rel, name string, up, low int, visit func(up, low int) er
 	return visit(up, low)
 }
 
-// folder reads the open upper folder rel. The original's folder there, which
+// scanDirectory reads the open upper folder rel. The original's folder there, which
 // shows through unless it is hidden, is low; -1 is none.
-func (s *scan) folder(rel string, up, low int, hidden bool) error {
-	err := eachName(up, func(name string) error { return s.entry(rel, name, up, low) })
+func (s *scan) scanDirectory(rel string, up, low int, hidden bool) error {
+	err := eachName(up, func(name string) error { return s.scanEntry(rel, name, up, low) })
 	if err == nil && low >= 0 && hidden {
-		err = s.hidden(rel, up, low)
+		err = s.addHidden(rel, up, low)
 	}
-	return s.readFault(rel, err)
+	return s.handleReadError(rel, err)
 }
 
-// readFault notes a folder that can't be read.
-func (s *scan) readFault(rel string, err error) error {
+// handleReadError notes a folder that can't be read.
+func (s *scan) handleReadError(rel string, err error) error {
 	if errors.Is(err, errNames) {
-		s.unread(rel)
+		s.addUnread(rel)
 		return nil
 	}
 	return err
 }
 
-// entry compares one name.
-func (s *scan) entry(rel, name string, up, low int) error {
+// scanEntry compares one name.
+func (s *scan) scanEntry(rel, name string, up, low int) error {
 	path := join(rel, name)
-	now, err := stat(up, name)
+	now, err := statAt(up, name)
 	if err != nil {
-		s.unread(path)
+		s.addUnread(path)
 		return nil
 	}
 	var was *node
 	if low >= 0 {
-		if was, err = stat(low, name); err != nil && !missing(err) {
-			s.unread(path)
+		if was, err = statAt(low, name); err != nil && !isMissing(err) {
+			s.addUnread(path)
 			return nil
 		}
 	}
@@ -258,47 +258,47 @@ func (s *scan) entry(rel, name string, up, low int) error {
 		if was == nil {
 			return nil
 		}
-		return s.gone(path, name, low, was)
+		return s.addDeleted(path, name, low, was)
 	case now.typ == workspace.TypeDir:
-		return s.directory(path, name, up, low, was, now)
+		return s.compareDirectory(path, name, up, low, was, now)
 	case was == nil:
-		s.add(path, Added, nil, now)
+		s.addChange(path, Added, nil, now)
 	case was.typ == workspace.TypeDir:
-		s.add(path, Typed, was, now)
-		return s.below(path, name, low)
+		s.addChange(path, Typed, was, now)
+		return s.addDeletedBelow(path, name, low)
 	case was.typ != now.typ:
-		s.add(path, Typed, was, now)
+		s.addChange(path, Typed, was, now)
 	default:
-		s.compare(path, name, up, low, was, now)
+		s.compareEntry(path, name, up, low, was, now)
 	}
 	return nil
 }
 
-// directory compares a folder of the upper layer.
-func (s *scan) directory(path, name string, up, low int, was, now *node) error {
+// compareDirectory compares a folder of the upper layer.
+func (s *scan) compareDirectory(path, name string, up, low int, was, now *node) error {
 	if was == nil || was.typ != workspace.TypeDir {
 		kind := Added
 		if was != nil {
 			kind = Typed
 		}
-		s.add(path, kind, was, now)
-		return s.descend(path, name, up, -1, func(up, _ int) error { return s.folder(path, up, -1, false) })
+		s.addChange(path, kind, was, now)
+		return s.scanSubdirectory(path, name, up, -1, func(up, _ int) error { return s.scanDirectory(path, up, -1, false) })
 	}
-	return s.descend(path, name, up, low, func(up, low int) error {
-		hides, err := opaque(up)
+	return s.scanSubdirectory(path, name, up, low, func(up, low int) error {
+		hides, err := isOpaque(up)
 		if err != nil {
-			s.unread(path)
+			s.addUnread(path)
 			return nil
 		}
 		if was.perm() != now.perm() {
-			s.add(path, Mode, was, now)
+			s.addChange(path, Mode, was, now)
 		}
-		return s.folder(path, up, low, hides)
+		return s.scanDirectory(path, up, low, hides)
 	})
 }
 
-// compare tells a change of what both have from a mere touch.
-func (s *scan) compare(path, name string, up, low int, was, now *node) {
+// compareEntry tells a change of what both have from a mere touch.
+func (s *scan) compareEntry(path, name string, up, low int, was, now *node) {
 	same := false
 	switch now.typ {
 	case workspace.TypeLink:
@@ -307,25 +307,25 @@ func (s *scan) compare(path, name string, up, low int, was, now *node) {
 			return // links have no mode of their own
 		}
 	case workspace.TypeFile:
-		same = was.size == now.size && now.size <= compareBytes && s.equal(name, up, low)
+		same = was.size == now.size && now.size <= compareBytes && s.equalContent(name, up, low)
 		if !same && isIndex(path) {
-			says := s.upper.index(path)
-			same = says != "" && says == s.lower.index(path)
+			says := s.upper.hashIndexAt(path)
+			same = says != "" && says == s.lower.hashIndexAt(path)
 		}
 	default: // a pipe is a pipe
 		same = true
 	}
 	switch {
 	case !same:
-		s.add(path, Modified, was, now)
+		s.addChange(path, Modified, was, now)
 	case was.perm() != now.perm():
-		s.add(path, Mode, was, now)
+		s.addChange(path, Mode, was, now)
 	case now.nlink > 1 && now.typ == workspace.TypeFile:
 		if s.twins == nil {
 			s.twins = map[uint64]twin{}
 		}
 		if _, ok := s.twins[now.ino]; !ok {
-			if s.text += len(path); s.text > s.most.MaxTextBytes {
+			if s.textBytes += len(path); s.textBytes > s.limits.MaxTextBytes {
 				s.Truncated = true
 				return
 			}
@@ -334,14 +334,14 @@ func (s *scan) compare(path, name string, up, low int, was, now *node) {
 	}
 }
 
-// equal compares the content of a file in both. What can't be read is not equal.
-func (s *scan) equal(name string, up, low int) bool {
-	now, _, err := (tree{up}).file(name)
+// equalContent compares the content of a file in both. What can't be read is not equal.
+func (s *scan) equalContent(name string, up, low int) bool {
+	now, _, err := (tree{up}).openFile(name)
 	if err != nil {
 		return false
 	}
 	defer now.Close()
-	was, _, err := (tree{low}).file(name)
+	was, _, err := (tree{low}).openFile(name)
 	if err != nil {
 		return false
 	}
@@ -355,82 +355,82 @@ func (s *scan) equal(name string, up, low int) bool {
 			return false
 		}
 		if errA != nil || errB != nil {
-			return ended(errA) && ended(errB)
+			return isEOF(errA) && isEOF(errB)
 		}
 	}
 	return false
 }
 
-func ended(err error) bool { return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) }
+func isEOF(err error) bool { return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) }
 
-// hidden adds what an opaque folder hides: names of the original that it lacks.
-func (s *scan) hidden(rel string, up, low int) error {
+// addHidden adds what an opaque folder hides: names of the original that it lacks.
+func (s *scan) addHidden(rel string, up, low int) error {
 	return eachName(low, func(name string) error {
 		path := join(rel, name)
-		if _, err := stat(up, name); !missing(err) {
+		if _, err := statAt(up, name); !isMissing(err) {
 			if err != nil {
-				s.unread(path)
+				s.addUnread(path)
 			}
 			return nil
 		}
-		was, err := stat(low, name)
+		was, err := statAt(low, name)
 		switch {
-		case missing(err):
+		case isMissing(err):
 			return nil
 		case err != nil:
-			s.unread(path)
+			s.addUnread(path)
 			return nil
 		}
-		return s.gone(path, name, low, was)
+		return s.addDeleted(path, name, low, was)
 	})
 }
 
-// gone adds the deletion of name in the original's open folder low, and of what
+// addDeleted adds the deletion of name in the original's open folder low, and of what
 // is in it.
-func (s *scan) gone(path, name string, low int, was *node) error {
-	s.add(path, Deleted, was, nil)
+func (s *scan) addDeleted(path, name string, low int, was *node) error {
+	s.addChange(path, Deleted, was, nil)
 	if was.typ != workspace.TypeDir {
 		return nil
 	}
-	return s.below(path, name, low)
+	return s.addDeletedBelow(path, name, low)
 }
 
-// below adds the deletion of all that a folder of the original holds.
-func (s *scan) below(path, name string, low int) error {
-	return s.descend(path, name, -1, low, func(_, low int) error {
-		return s.readFault(path, eachName(low, func(name string) error {
-			was, err := stat(low, name)
+// addDeletedBelow adds the deletion of all that a folder of the original holds.
+func (s *scan) addDeletedBelow(path, name string, low int) error {
+	return s.scanSubdirectory(path, name, -1, low, func(_, low int) error {
+		return s.handleReadError(path, eachName(low, func(name string) error {
+			was, err := statAt(low, name)
 			switch {
-			case missing(err):
+			case isMissing(err):
 				return nil
 			case err != nil:
-				s.unread(path)
+				s.addUnread(path)
 				return nil
 			}
-			return s.gone(join(path, name), name, low, was)
+			return s.addDeleted(join(path, name), name, low, was)
 		}))
 	})
 }
 
 // Reasons of conflicts, as people read them.
 const (
-	appeared  = "it appeared in the workspace since the session began"
-	vanished  = "it was deleted in the workspace since the session began"
-	differs   = "it was changed in the workspace since the session began"
-	unknown   = "it is not known whether it changed in the workspace: there was too much to look at when the session began"
-	onTheWay  = "its folder was changed in the workspace since the session began"
-	holdsMore = "something in it was changed in the workspace since the session began"
+	conflictAppeared = "it appeared in the workspace since the session began"
+	conflictVanished = "it was deleted in the workspace since the session began"
+	conflictDiffers  = "it was changed in the workspace since the session began"
+	conflictUnknown  = "it is not known whether it changed in the workspace: there was too much to look at when the session began"
+	conflictParent   = "its folder was changed in the workspace since the session began"
+	conflictContent  = "something in it was changed in the workspace since the session began"
 )
 
-// judge finds the changes whose originals are not what they were.
-func (l *Layers) judge(s *scan) error {
+// markConflicts finds the changes whose originals are not what they were.
+func (l *Layers) markConflicts(s *scan) error {
 	at := make(map[string]*Change, len(s.List))
 	for i := range s.List {
 		at[s.List[i].Path] = &s.List[i]
 	}
-	end, err := l.stamps(func(st stamp) {
+	end, err := l.readStamps(func(st stamp) {
 		if c := at[st.Path]; c != nil {
-			c.had = &st
+			c.base = &st
 		}
 	})
 	if err != nil {
@@ -447,14 +447,14 @@ func (l *Layers) judge(s *scan) error {
 		}
 		return true
 	}
-	touched, err := l.readJournal()
+	touched, err := l.readApplyLog()
 	if err != nil {
 		return err
 	}
 	for i := range s.List {
 		c := &s.List[i]
-		c.Conflict = conflict(c, touched.paths[c.Path], known, l.info.Began.UnixNano())
-		if c.Conflict == differs && c.had.Index != "" && c.had.Index == s.lower.index(c.Path) {
+		c.Conflict = findConflict(c, touched.paths[c.Path], known, l.info.Began.UnixNano())
+		if c.Conflict == conflictDiffers && c.base.Index != "" && c.base.Index == s.lower.hashIndexAt(c.Path) {
 			c.Conflict = "" // git refreshed what it remembers of the files
 		}
 		if c.Conflict != "" {
@@ -462,7 +462,7 @@ func (l *Layers) judge(s *scan) error {
 		}
 		// In the order of a tree, so that the folder was judged before.
 		if up := at[parent(c.Path)]; up != nil && up.Conflict != "" && up.Path != c.Path && up.Kind != Deleted {
-			c.Conflict = onTheWay
+			c.Conflict = conflictParent
 		}
 	}
 	// A folder goes only with all that is in it.
@@ -471,38 +471,38 @@ func (l *Layers) judge(s *scan) error {
 		up := at[parent(c.Path)]
 		if c.Conflict != "" && up != nil && up.Conflict == "" && up.was != nil && up.was.typ == workspace.TypeDir &&
 			(up.Kind == Deleted || up.Kind == Typed) {
-			up.Conflict = holdsMore
+			up.Conflict = conflictContent
 		}
 	}
 	return nil
 }
 
-// conflict says how a change's original differs from what it was, or "".
+// findConflict says how a change's original differs from what it was, or "".
 // touched says that an apply that was killed had begun with it.
-func conflict(c *Change, touched bool, known func(string) bool, began int64) string {
+func findConflict(c *Change, touched bool, known func(string) bool, began int64) string {
 	folder := c.was != nil && c.was.typ == workspace.TypeDir
 	switch {
 	case c.Path == ".":
 		return "" // its mode is no file's content
-	case c.had != nil && c.was == nil:
+	case c.base != nil && c.was == nil:
 		if touched {
 			return "" // we took it away
 		}
-		return vanished
-	case c.had != nil:
-		if c.had.matches(c.was, touched) || touched && folder {
+		return conflictVanished
+	case c.base != nil:
+		if c.base.matches(c.was, touched) || touched && folder {
 			return ""
 		}
-		return differs
+		return conflictDiffers
 	case c.was == nil, touched && folder: // a folder that we made, and no more
 		return ""
 	case known(c.Path):
 		if folder && c.Kind != Deleted && c.Kind != Typed {
 			return "" // both made the folder; what is in it is judged by itself
 		}
-		return appeared
+		return conflictAppeared
 	case c.was.ctime >= began:
-		return appeared
+		return conflictAppeared
 	}
-	return unknown
+	return conflictUnknown
 }

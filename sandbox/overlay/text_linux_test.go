@@ -15,8 +15,8 @@ import (
 
 const manyLinks = 1000
 
-// longLinks makes links in dir whose targets are 4,000 bytes long: 4 MB.
-func longLinks(t *testing.T, dir string) {
+// makeLongLinks makes links in dir whose targets are 4,000 bytes long: 4 MB.
+func makeLongLinks(t *testing.T, dir string) {
 	t.Helper()
 	must(t, os.MkdirAll(dir, 0o755))
 	for i := range manyLinks {
@@ -24,7 +24,7 @@ func longLinks(t *testing.T, dir string) {
 	}
 }
 
-func heap() int64 {
+func heapBytes() int64 {
 	runtime.GC()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
@@ -35,21 +35,21 @@ func heap() int64 {
 // MaxTextBytes; the control is all of it.
 func TestChangesAreBoundedInBytes(t *testing.T) {
 	for name, prepare := range map[string]func(t *testing.T, upper, lower string){
-		"added":         func(t *testing.T, upper, _ string) { longLinks(t, filepath.Join(upper, "d")) },
-		"of one folder": func(t *testing.T, upper, _ string) { longLinks(t, upper) },
+		"added":         func(t *testing.T, upper, _ string) { makeLongLinks(t, filepath.Join(upper, "d")) },
+		"of one folder": func(t *testing.T, upper, _ string) { makeLongLinks(t, upper) },
 		"file for a dir": func(t *testing.T, upper, lower string) {
-			longLinks(t, filepath.Join(lower, "d"))
+			makeLongLinks(t, filepath.Join(lower, "d"))
 			must(t, os.WriteFile(filepath.Join(upper, "d"), nil, 0o644))
 		},
 		"hidden": func(t *testing.T, upper, lower string) {
-			longLinks(t, filepath.Join(lower, "d"))
+			makeLongLinks(t, filepath.Join(lower, "d"))
 			must(t, os.Mkdir(filepath.Join(upper, "d"), 0o755))
 			must(t, unix.Setxattr(filepath.Join(upper, "d"), opaqueXattr, []byte("y"), 0))
 		},
 		"nested": func(t *testing.T, upper, lower string) {
 			// Each folder comes before the links beside it.
 			for _, dir := range []string{"d", "d/0", "d/0/0"} {
-				longLinks(t, filepath.Join(lower, dir, "z"))
+				makeLongLinks(t, filepath.Join(lower, dir, "z"))
 			}
 			must(t, os.WriteFile(filepath.Join(upper, "d"), nil, 0o644))
 		},
@@ -65,20 +65,20 @@ func TestChangesAreBoundedInBytes(t *testing.T) {
 			defer unix.Close(low)
 
 			const room = 256 << 10
-			before := heap()
-			s := scan{ctx: t.Context(), upper: tree{up}, lower: tree{low}, most: ReadOptions{MaxTextBytes: room}.withDefaults()}
-			must(t, s.top())
-			if grown := heap() - before; !s.Truncated || grown > 4*room || len(s.List) == 0 || len(s.List) > manyLinks {
+			before := heapBytes()
+			s := scan{ctx: t.Context(), upper: tree{up}, lower: tree{low}, limits: ReadOptions{MaxTextBytes: room}.withDefaults()}
+			must(t, s.scanTree())
+			if grown := heapBytes() - before; !s.Truncated || grown > 4*room || len(s.List) == 0 || len(s.List) > manyLinks {
 				t.Errorf("%d changes, truncated %v, %d bytes are held", len(s.List), s.Truncated, grown)
 			}
-			whole := scan{ctx: t.Context(), upper: tree{up}, lower: tree{low}, most: ReadOptions{}.withDefaults()}
-			must(t, whole.top())
+			whole := scan{ctx: t.Context(), upper: tree{up}, lower: tree{low}, limits: ReadOptions{}.withDefaults()}
+			must(t, whole.scanTree())
 			text := 0
 			for _, c := range whole.List {
-				text += textOf(c.Path, c.was, c.now)
+				text += countText(c.Path, c.was, c.now)
 			}
-			if whole.Truncated || len(whole.List) < manyLinks || whole.text != text || s.Omitted == 0 || countFiles(s.List)+s.Omitted != countFiles(whole.List) {
-				t.Errorf("control: %d changes, truncated %v, counted %d bytes of %d", len(whole.List), whole.Truncated, whole.text, text)
+			if whole.Truncated || len(whole.List) < manyLinks || whole.textBytes != text || s.Omitted == 0 || countFiles(s.List)+s.Omitted != countFiles(whole.List) {
+				t.Errorf("control: %d changes, truncated %v, counted %d bytes of %d", len(whole.List), whole.Truncated, whole.textBytes, text)
 			}
 			runtime.KeepAlive(&s)
 		})
@@ -99,7 +99,7 @@ func countFiles(list []Change) (n int) {
 // in whatever order the file system has it.
 func TestFirstChangesHaveRoom(t *testing.T) {
 	upper, lower := t.TempDir(), t.TempDir()
-	longLinks(t, upper)
+	makeLongLinks(t, upper)
 	for i := range 5 {
 		must(t, os.WriteFile(filepath.Join(upper, fmt.Sprintf("%d.mk", i)), nil, 0o644))
 	}
@@ -114,8 +114,8 @@ func TestFirstChangesHaveRoom(t *testing.T) {
 		if first {
 			o.First = func(path string) bool { return strings.HasSuffix(path, ".mk") }
 		}
-		s := scan{ctx: t.Context(), upper: tree{up}, lower: tree{low}, most: o.withDefaults()}
-		must(t, s.top())
+		s := scan{ctx: t.Context(), upper: tree{up}, lower: tree{low}, limits: o.withDefaults()}
+		must(t, s.scanTree())
 		found := 0
 		for _, c := range s.List {
 			if strings.HasSuffix(c.Path, ".mk") {
@@ -135,27 +135,27 @@ func TestFirstChangesHaveRoom(t *testing.T) {
 // target is its hash there.
 func TestRecordIsBoundedInBytes(t *testing.T) {
 	dir := t.TempDir()
-	longLinks(t, dir)
+	makeLongLinks(t, dir)
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	must(t, err)
 	defer unix.Close(fd)
 	record := func(text int) recorder {
-		r := recorder{tree: tree{fd}, text: text, put: func(any) error { return nil }}
-		must(t, r.top(t.Context()))
+		r := recorder{tree: tree{fd}, textBytes: text, encode: func(any) error { return nil }}
+		must(t, r.recordTree(t.Context()))
 		return r
 	}
-	if r := record(0); r.cut || r.count != manyLinks || r.text > manyLinks*100 {
-		t.Errorf("%d stamps with %d bytes of text, cut %v", r.count, r.text, r.cut)
+	if r := record(0); r.truncated || r.count != manyLinks || r.textBytes > manyLinks*100 {
+		t.Errorf("%d stamps with %d bytes of text, cut %v", r.count, r.textBytes, r.truncated)
 	}
-	if r := record(MaxTextBytes - 10_000); !r.cut || r.count == 0 || r.count >= manyLinks {
-		t.Errorf("with little room: %d stamps, cut %v", r.count, r.cut)
+	if r := record(MaxTextBytes - 10_000); !r.truncated || r.count == 0 || r.count >= manyLinks {
+		t.Errorf("with little room: %d stamps, cut %v", r.count, r.truncated)
 	}
 	var r recorder
 	for range 1000 {
-		r.miss(strings.Repeat("u", 1000))
+		r.addUnread(strings.Repeat("u", 1000))
 	}
-	if !r.cut || len(r.unread) != maxUnreadBytes/1000 {
-		t.Errorf("%d folders that can't be read, cut %v", len(r.unread), r.cut)
+	if !r.truncated || len(r.unread) != maxUnreadBytes/1000 {
+		t.Errorf("%d folders that can't be read, cut %v", len(r.unread), r.truncated)
 	}
 }
 

@@ -22,8 +22,8 @@ const resolve = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_N
 // tree is a folder that is held open by its descriptor. It owns nothing.
 type tree struct{ fd int }
 
-// open opens rel with flags; the caller closes it.
-func (t tree) open(rel string, flags int) (int, error) {
+// openAt opens rel with flags; the caller closes it.
+func (t tree) openAt(rel string, flags int) (int, error) {
 	how := unix.OpenHow{Flags: uint64(flags | unix.O_CLOEXEC | unix.O_NOFOLLOW), Resolve: resolve}
 	for range 64 { // EAGAIN: somebody renames meanwhile; openat2(2)
 		fd, err := unix.Openat2(t.fd, rel, &how)
@@ -34,38 +34,38 @@ func (t tree) open(rel string, flags int) (int, error) {
 	return -1, unix.EAGAIN
 }
 
-// dir opens the folder rel for reading.
-func (t tree) dir(rel string) (int, error) { return t.open(rel, unix.O_RDONLY|unix.O_DIRECTORY) }
+// openDir opens the folder rel for reading.
+func (t tree) openDir(rel string) (int, error) { return t.openAt(rel, unix.O_RDONLY|unix.O_DIRECTORY) }
 
 // lstat looks at rel; nil where there is nothing, also where a part of its
 // folder is missing or no folder.
 func (t tree) lstat(rel string) (*node, error) {
 	if rel == "." {
-		n, err := stat(t.fd, "")
+		n, err := statAt(t.fd, "")
 		return n, err
 	}
-	fd, err := t.open(parent(rel), unix.O_PATH|unix.O_DIRECTORY)
-	if missing(err) {
+	fd, err := t.openAt(parent(rel), unix.O_PATH|unix.O_DIRECTORY)
+	if isMissing(err) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
 	defer unix.Close(fd)
-	n, err := stat(fd, base(rel))
-	if missing(err) {
+	n, err := statAt(fd, base(rel))
+	if isMissing(err) {
 		return nil, nil
 	}
 	return n, err
 }
 
-// missing says that a path does not lead anywhere any more, without links.
-func missing(err error) bool {
+// isMissing says that a path does not lead anywhere any more, without links.
+func isMissing(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP)
 }
 
-// stat looks at name in the folder dir, or at dir itself where name is "".
-func stat(dir int, name string) (*node, error) {
+// statAt looks at name in the folder dir, or at dir itself where name is "".
+func statAt(dir int, name string) (*node, error) {
 	var st unix.Stat_t
 	flags := unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT
 	if name == "" {
@@ -116,8 +116,8 @@ func nodeOf(st *unix.Stat_t) *node {
 // (Documentation/filesystems/overlayfs.rst, with userxattr).
 const opaqueXattr = "user.overlay.opaque"
 
-// opaque says whether the open folder hides what is below it.
-func opaque(dir int) (bool, error) {
+// isOpaque says whether the open folder hides what is below it.
+func isOpaque(dir int) (bool, error) {
 	buf := make([]byte, 16)
 	n, err := unix.Fgetxattr(dir, opaqueXattr, buf)
 	switch {
@@ -182,17 +182,17 @@ func nextName(buf []byte) (string, []byte) {
 	return string(name), buf[size:]
 }
 
-// file opens the regular file rel for reading, never waiting for a pipe's other
+// openFile opens the regular file rel for reading, never waiting for a pipe's other
 // end. What it opened is a regular file, or an error.
-func (t tree) file(rel string) (*os.File, *node, error) {
-	fd, err := t.open(rel, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
+func (t tree) openFile(rel string) (*os.File, *node, error) {
+	fd, err := t.openAt(rel, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
 	if err != nil {
 		return nil, nil, err
 	}
 	f := os.NewFile(uintptr(fd), rel)
-	n, err := stat(fd, "")
+	n, err := statAt(fd, "")
 	if err == nil && n.typ != workspace.TypeFile {
-		err = fmt.Errorf("%w: %s, not a file", errType, n.typ)
+		err = fmt.Errorf("%w: %s, not a file", errTypeChanged, n.typ)
 	}
 	if err != nil {
 		_ = f.Close()
@@ -201,9 +201,9 @@ func (t tree) file(rel string) (*os.File, *node, error) {
 	return f, n, nil
 }
 
-// index gives what the git index at rel says, "" where that is not known.
-func (t tree) index(rel string) string {
-	f, n, err := t.file(rel)
+// hashIndexAt gives what the git index at rel says, "" where that is not known.
+func (t tree) hashIndexAt(rel string) string {
+	f, n, err := t.openFile(rel)
 	if err != nil {
 		return ""
 	}
@@ -215,11 +215,11 @@ func (t tree) index(rel string) string {
 	if err != nil {
 		return ""
 	}
-	return indexContent(data)
+	return hashIndex(data)
 }
 
-// errType is what was looked at as one thing and is another now.
-var errType = errors.New("has become something else")
+// errTypeChanged is what was looked at as one thing and is another now.
+var errTypeChanged = errors.New("has become something else")
 
 func ignoringEINTR(f func() error) error {
 	for {
@@ -231,8 +231,8 @@ func ignoringEINTR(f func() error) error {
 
 func timespec(ns int64) unix.Timespec { return unix.NsecToTimespec(ns) }
 
-// birth is when the open folder was made, in nanoseconds; 0 is unknown.
-func birth(fd int) int64 {
+// readBirthTime is when the open folder was made, in nanoseconds; 0 is unknown.
+func readBirthTime(fd int) int64 {
 	var x unix.Statx_t
 	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_BTIME, &x)
 	if err != nil || x.Mask&unix.STATX_BTIME == 0 {

@@ -13,8 +13,8 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// errMeanwhile is an original that changed after it was looked at.
-var errMeanwhile = errors.New("changed meanwhile")
+// errChanged is an original that changed after it was looked at.
+var errChanged = errors.New("changed meanwhile")
 
 // errOwner is a file of another user that only root could replace as theirs.
 var errOwner = errors.New("it belongs to another user, and only root could keep it theirs")
@@ -30,44 +30,44 @@ type writer struct {
 	links map[uint64]twin
 	// staged are files that are written and not yet in their places; count
 	// numbers temporary files.
-	staged []staged
+	staged []stagedFile
 	count  int
-	// failed is told of a change that could not be made; its error ends all.
-	failed func(*Change, error) error
+	// onFailure is told of a change that could not be made; its error ends all.
+	onFailure func(*Change, error) error
 }
 
-// at opens the folder of a path in the original.
-func (w *writer) at(path string) (dir int, name string, err error) {
-	dir, err = w.lower.open(parent(path), unix.O_PATH|unix.O_DIRECTORY)
-	if missing(err) {
-		err = errMeanwhile
+// openParent opens the folder of a path in the original.
+func (w *writer) openParent(path string) (dir int, name string, err error) {
+	dir, err = w.lower.openAt(parent(path), unix.O_PATH|unix.O_DIRECTORY)
+	if isMissing(err) {
+		err = errChanged
 	}
 	return dir, base(path), err
 }
 
-// expect fails unless the original is still what it was when it was looked at.
-func expect(dir int, name string, was *node) error {
-	now, err := stat(dir, name)
-	if missing(err) {
+// requireUnchanged fails unless the original is still what it was when it was looked at.
+func requireUnchanged(dir int, name string, was *node) error {
+	now, err := statAt(dir, name)
+	if isMissing(err) {
 		now, err = nil, nil
 	}
 	if err != nil {
 		return err
 	}
-	if !was.same(now) {
-		return errMeanwhile
+	if !was.isSame(now) {
+		return errChanged
 	}
 	return nil
 }
 
-// remove takes something of the original away; a folder only once it is empty.
-func (w *writer) remove(c *Change) error {
-	dir, name, err := w.at(c.Path)
+// removeEntry takes something of the original away; a folder only once it is empty.
+func (w *writer) removeEntry(c *Change) error {
+	dir, name, err := w.openParent(c.Path)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(dir)
-	if err := expect(dir, name, c.was); err != nil {
+	if err := requireUnchanged(dir, name, c.was); err != nil {
 		return err
 	}
 	flags := 0
@@ -76,7 +76,7 @@ func (w *writer) remove(c *Change) error {
 	}
 	if err := unix.Unlinkat(dir, name, flags); err != nil {
 		if errors.Is(err, unix.ENOTEMPTY) {
-			return errMeanwhile
+			return errChanged
 		}
 		return err
 	}
@@ -84,46 +84,46 @@ func (w *writer) remove(c *Change) error {
 	return nil
 }
 
-// put brings in what is there now.
-func (w *writer) put(c *Change) error {
+// writeEntry brings in what is there now.
+func (w *writer) writeEntry(c *Change) error {
 	if c.Path == "." || c.Now == workspace.TypeDir && c.Kind == Mode {
 		return nil // its mode comes last
 	}
-	dir, name, err := w.at(c.Path)
+	dir, name, err := w.openParent(c.Path)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(dir)
-	if err := expect(dir, name, c.was); err != nil {
+	if err := requireUnchanged(dir, name, c.was); err != nil {
 		return err
 	}
 	switch {
 	case c.Kind == Mode:
-		return w.fileMode(dir, name, c)
+		return w.setFileMode(dir, name, c)
 	case c.Now == workspace.TypeDir:
-		return w.mkdir(dir, name, c)
+		return w.makeDirectory(dir, name, c)
 	case c.Now == workspace.TypeLink:
-		return w.replace(dir, name, c, func(temp string) error { return w.symlink(dir, temp, c) })
+		return w.replaceEntry(dir, name, c, func(temp string) error { return w.makeSymlink(dir, temp, c) })
 	case c.Now == workspace.TypeFile:
 		if c.now.nlink > 1 {
-			if err := w.flush(); err != nil {
+			if err := w.flushStaged(); err != nil {
 				return err
 			}
-			if first, ok := w.links[c.now.ino]; ok && !guarded(first.path) && !guarded(c.Path) {
-				err := w.replace(dir, name, c, func(temp string) error { return w.link(dir, temp, first) })
-				if err == nil || errors.Is(err, errMeanwhile) {
+			if first, ok := w.links[c.now.ino]; ok && !isGuarded(first.path) && !isGuarded(c.Path) {
+				err := w.replaceEntry(dir, name, c, func(temp string) error { return w.makeLink(dir, temp, first) })
+				if err == nil || errors.Is(err, errChanged) {
 					return err
 				}
 				// A file system without links, or a file that may not get one.
 			}
 		}
-		return w.stage(c, dir, name)
+		return w.stageFile(c, dir, name)
 	}
-	return fmt.Errorf("%w: %s", errType, c.Now)
+	return fmt.Errorf("%w: %s", errTypeChanged, c.Now)
 }
 
-// staged is a file that is written and not yet in its place.
-type staged struct {
+// stagedFile is a file that is written and not yet in its place.
+type stagedFile struct {
 	c          *Change
 	dir        int
 	name, temp string
@@ -134,27 +134,27 @@ type staged struct {
 // commit of the file system's journal, some milliseconds; together they share it.
 const maxStaged = 32
 
-// stage writes a file beside its place.
-func (w *writer) stage(c *Change, dir int, name string) error {
+// stageFile writes a file beside its place.
+func (w *writer) stageFile(c *Change, dir int, name string) error {
 	held, err := unix.FcntlInt(uintptr(dir), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
 	w.count++
-	s := staged{c: c, dir: held, name: name, temp: tempName(w.run, w.count)}
-	if s.out, err = w.copy(held, s.temp, c); err != nil {
+	s := stagedFile{c: c, dir: held, name: name, temp: tempName(w.run, w.count)}
+	if s.out, err = w.copyFile(held, s.temp, c); err != nil {
 		return errors.Join(err, ignoreMissing(unix.Unlinkat(held, s.temp, 0)), unix.Close(held))
 	}
 	w.staged = append(w.staged, s)
 	if len(w.staged) >= maxStaged {
-		return w.flush()
+		return w.flushStaged()
 	}
 	return nil
 }
 
-// flush syncs what is staged and brings it into its places. What goes wrong with
+// flushStaged syncs what is staged and brings it into its places. What goes wrong with
 // one of them is told to failed; an error ends the apply.
-func (w *writer) flush() error {
+func (w *writer) flushStaged() error {
 	all := w.staged
 	w.staged = nil
 	errs := make([]error, len(all))
@@ -169,11 +169,11 @@ func (w *writer) flush() error {
 	for i, s := range all {
 		err := errs[i]
 		if err == nil && ends == nil {
-			err = w.rename(s.dir, s.temp, s.name, s.c)
+			err = w.renameTemp(s.dir, s.temp, s.name, s.c)
 		}
 		if err == nil && ends == nil && s.c.now.nlink > 1 {
 			var now *node
-			if now, err = stat(s.dir, s.name); err == nil {
+			if now, err = statAt(s.dir, s.name); err == nil {
 				w.links[s.c.now.ino] = twin{s.c.Path, now}
 			}
 		}
@@ -182,15 +182,15 @@ func (w *writer) flush() error {
 		}
 		unix.Close(s.dir)
 		if err != nil && ends == nil {
-			ends = w.failed(s.c, err)
+			ends = w.onFailure(s.c, err)
 		}
 	}
 	return ends
 }
 
-// syncFolders syncs the folders in which names have changed, several at a time:
+// syncDirectories syncs the folders in which names have changed, several at a time:
 // each alone costs a commit of the file system's journal.
-func (w *writer) syncFolders(todo []*Change) error {
+func (w *writer) syncDirectories(todo []*Change) error {
 	folders := map[string]bool{}
 	for _, c := range todo {
 		folders[parent(c.Path)] = true
@@ -202,7 +202,7 @@ func (w *writer) syncFolders(todo []*Change) error {
 	syncs.SetLimit(maxStaged)
 	for dir := range folders {
 		syncs.Go(func() error {
-			fd, err := w.lower.dir(dir)
+			fd, err := w.lower.openDir(dir)
 			if err != nil {
 				return nil //nolint:nilerr // gone, or shut to its owner: nothing of ours is at stake
 			}
@@ -216,17 +216,17 @@ func (w *writer) syncFolders(todo []*Change) error {
 	return syncs.Wait()
 }
 
-// drop forgets what is staged, as a kill would.
-func (w *writer) drop() {
+// dropStaged forgets what is staged, as a kill would.
+func (w *writer) dropStaged() {
 	for _, s := range w.staged {
 		_ = errors.Join(s.out.Close(), unix.Unlinkat(s.dir, s.temp, 0), unix.Close(s.dir))
 	}
 	w.staged = nil
 }
 
-// mkdir makes a folder, in place of a file where one was. It is open to its
+// makeDirectory makes a folder, in place of a file where one was. It is open to its
 // owner alone until all is in it.
-func (w *writer) mkdir(dir int, name string, c *Change) error {
+func (w *writer) makeDirectory(dir int, name string, c *Change) error {
 	if c.was != nil {
 		if err := unix.Unlinkat(dir, name, 0); err != nil {
 			return err
@@ -234,27 +234,27 @@ func (w *writer) mkdir(dir int, name string, c *Change) error {
 	}
 	if err := unix.Mkdirat(dir, name, 0o700); err != nil {
 		if errors.Is(err, unix.EEXIST) {
-			return errMeanwhile
+			return errChanged
 		}
 		return err
 	}
-	made, err := (tree{dir}).dir(name)
+	made, err := (tree{dir}).openDir(name)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(made)
-	uid, gid := w.ids(dir, c)
-	return own(made, uid, gid)
+	uid, gid := w.findOwner(dir, c)
+	return changeOwner(made, uid, gid)
 }
 
-// replace makes something under a temporary name and renames it.
-func (w *writer) replace(dir int, name string, c *Change, make func(temp string) error) error {
+// replaceEntry makes something under a temporary name and renames it.
+func (w *writer) replaceEntry(dir int, name string, c *Change, make func(temp string) error) error {
 	w.count++
 	temp := tempName(w.run, w.count)
 	if err := make(temp); err != nil {
 		return errors.Join(err, ignoreMissing(unix.Unlinkat(dir, temp, 0)))
 	}
-	err := w.rename(dir, temp, name, c)
+	err := w.renameTemp(dir, temp, name, c)
 	if err != nil {
 		err = errors.Join(err, ignoreMissing(unix.Unlinkat(dir, temp, 0)))
 	}
@@ -268,82 +268,82 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-func (w *writer) rename(dir int, temp, name string, c *Change) error {
+func (w *writer) renameTemp(dir int, temp, name string, c *Change) error {
 	if c.was != nil {
-		if err := expect(dir, name, c.was); err != nil { // writing took a while
+		if err := requireUnchanged(dir, name, c.was); err != nil { // writing took a while
 			return err
 		}
 		return unix.Renameat(dir, temp, dir, name)
 	}
 	err := unix.Renameat2(dir, temp, dir, name, unix.RENAME_NOREPLACE)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) { // a file system that can't
-		if err := expect(dir, name, nil); err != nil {
+		if err := requireUnchanged(dir, name, nil); err != nil {
 			return err
 		}
 		return unix.Renameat(dir, temp, dir, name)
 	}
 	if errors.Is(err, unix.EEXIST) {
-		return errMeanwhile
+		return errChanged
 	}
 	return err
 }
 
-func (w *writer) symlink(dir int, temp string, c *Change) error {
+func (w *writer) makeSymlink(dir int, temp string, c *Change) error {
 	if err := unix.Symlinkat(c.Target, dir, temp); err != nil {
 		return err
 	}
-	uid, gid := w.ids(dir, c)
+	uid, gid := w.findOwner(dir, c)
 	if os.Geteuid() != 0 {
 		return nil
 	}
 	return unix.Fchownat(dir, temp, uid, gid, unix.AT_SYMLINK_NOFOLLOW)
 }
 
-// link gives a file that was applied already another name.
-func (w *writer) link(dir int, temp string, first twin) error {
-	from, name, err := w.at(first.path)
+// makeLink gives a file that was applied already another name.
+func (w *writer) makeLink(dir int, temp string, first twin) error {
+	from, name, err := w.openParent(first.path)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(from)
-	if err := expect(from, name, first.was); err != nil {
+	if err := requireUnchanged(from, name, first.was); err != nil {
 		return err
 	}
 	return unix.Linkat(from, name, dir, temp, 0)
 }
 
-// copy writes the file from the upper layer: content with its holes, owner,
+// copyFile writes the file from the upper layer: content with its holes, owner,
 // mode and modification time. It is still to be synced.
-func (w *writer) copy(dir int, temp string, c *Change) (*os.File, error) {
-	in, n, err := w.upper.file(c.Path)
+func (w *writer) copyFile(dir int, temp string, c *Change) (*os.File, error) {
+	in, n, err := w.upper.openFile(c.Path)
 	if err != nil {
 		return nil, err
 	}
 	defer in.Close()
 	if n.ino != c.now.ino {
-		return nil, fmt.Errorf("%w in the layer", errMeanwhile)
+		return nil, fmt.Errorf("%w in the layer", errChanged)
 	}
 	fd, err := unix.Openat(dir, temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	out := os.NewFile(uintptr(fd), temp)
-	if err := w.fill(out, in, n, dir, c); err != nil {
+	if err := w.fillFile(out, in, n, dir, c); err != nil {
 		return nil, errors.Join(err, out.Close())
 	}
 	return out, nil
 }
 
-func (w *writer) fill(out, in *os.File, n *node, dir int, c *Change) error {
+func (w *writer) fillFile(out, in *os.File, n *node, dir int, c *Change) error {
 	if err := copyData(out, in, n.size); err != nil {
 		return err
 	}
 	fd := int(out.Fd())
-	uid, gid := w.ids(dir, c)
+	uid, gid := w.findOwner(dir, c)
 	if os.Geteuid() != 0 && c.was != nil && int(c.was.uid) != os.Geteuid() {
 		return errOwner
 	}
-	if err := own(fd, uid, gid); err != nil {
+	if err := changeOwner(fd, uid, gid); err != nil {
 		return err
 	}
 	if err := unix.Fchmod(fd, n.mode&permissions); err != nil {
@@ -382,23 +382,23 @@ func copyData(out, in *os.File, size int64) error {
 	return nil
 }
 
-// ids say whose the result is. What is changed keeps its owner and group; what
+// findOwner say whose the result is. What is changed keeps its owner and group; what
 // is new has the owner and group of the workspace, or the group of a folder
 // that hands its own down. The upper layer's word counts for neither.
-func (w *writer) ids(dir int, c *Change) (uid, gid int) {
-	if c.had != nil && c.was != nil {
+func (w *writer) findOwner(dir int, c *Change) (uid, gid int) {
+	if c.base != nil && c.was != nil {
 		return int(c.was.uid), int(c.was.gid)
 	}
 	uid, gid = int(w.owner.uid), int(w.owner.gid)
-	if up, err := stat(dir, ""); err == nil && up.mode&unix.S_ISGID != 0 {
+	if up, err := statAt(dir, ""); err == nil && up.mode&unix.S_ISGID != 0 {
 		gid = int(up.gid)
 	}
 	return uid, gid
 }
 
-// own gives a new file to its owner. Only root gives away; an ordinary user's
+// changeOwner gives a new file to its owner. Only root gives away; an ordinary user's
 // files are the user's own, and the group is tried.
-func own(fd, uid, gid int) error {
+func changeOwner(fd, uid, gid int) error {
 	if os.Geteuid() == 0 {
 		return unix.Fchown(fd, uid, gid)
 	}
@@ -412,39 +412,39 @@ func own(fd, uid, gid int) error {
 	return nil
 }
 
-func (w *writer) fileMode(dir int, name string, c *Change) error {
+func (w *writer) setFileMode(dir int, name string, c *Change) error {
 	if c.Now != workspace.TypeFile {
 		return nil
 	}
-	fd, err := (tree{dir}).open(name, unix.O_PATH)
+	fd, err := (tree{dir}).openAt(name, unix.O_PATH)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	n, err := stat(fd, "")
+	n, err := statAt(fd, "")
 	if err != nil {
 		return err
 	}
-	if !c.was.same(n) {
-		return errMeanwhile
+	if !c.was.isSame(n) {
+		return errChanged
 	}
 	// By /proc, since fchmod(2) takes no O_PATH descriptor, and a file that may
 	// not be read can't be opened otherwise. It is no link, so this follows none.
 	return unix.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), uint32(c.Mode))
 }
 
-// folderMode gives a folder its mode; the set-group-ID and sticky bits that the
+// setDirectoryMode gives a folder its mode; the set-group-ID and sticky bits that the
 // folder has stay.
-func (w *writer) folderMode(c *Change) error {
-	fd, err := w.lower.dir(c.Path)
-	if missing(err) {
-		return errMeanwhile
+func (w *writer) setDirectoryMode(c *Change) error {
+	fd, err := w.lower.openDir(c.Path)
+	if isMissing(err) {
+		return errChanged
 	}
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	n, err := stat(fd, "")
+	n, err := statAt(fd, "")
 	if err != nil {
 		return err
 	}

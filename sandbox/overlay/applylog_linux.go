@@ -15,30 +15,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// journal is what an apply is going to change, written before it changes
+// applyLog is what an apply is going to change, written before it changes
 // anything. One that is found is of an apply that was killed, or did not finish:
 // what it lists may have been half changed by us.
 //
 //	{"run":"…"}          the name in its temporary files
 //	{"b":"YS9i"}         a path, in base64
-type journal struct {
+type applyLog struct {
 	paths map[string]bool
 	runs  []string
 }
 
-type journalLine struct {
+type applyLogLine struct {
 	Run   string `json:"run,omitempty"`
 	Bytes []byte `json:"b,omitempty"`
 }
 
-func (l *Layers) readJournal() (journal, error) { return readPaths(filepath.Join(l.dir, applyFile)) }
+func (l *Layers) readApplyLog() (applyLog, error) {
+	return readLogFile(filepath.Join(l.dir, applyFile))
+}
 
-// readDone reads the changes that were applied: whatever becomes of them in the
+// readApplied reads the changes that were applied: whatever becomes of them in the
 // folder, they are no changes any more.
-func (l *Layers) readDone() (journal, error) { return readPaths(filepath.Join(l.dir, doneFile)) }
+func (l *Layers) readApplied() (applyLog, error) { return readLogFile(filepath.Join(l.dir, doneFile)) }
 
-func readPaths(path string) (journal, error) {
-	j := journal{paths: map[string]bool{}}
+func readLogFile(path string) (applyLog, error) {
+	j := applyLog{paths: map[string]bool{}}
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return j, nil
@@ -49,9 +51,9 @@ func readPaths(path string) (journal, error) {
 	defer f.Close()
 	dec := json.NewDecoder(bufio.NewReader(f))
 	for dec.More() {
-		var line journalLine
+		var line applyLogLine
 		if err := dec.Decode(&line); err != nil {
-			return journal{}, fmt.Errorf("read journal: %w", err)
+			return applyLog{}, fmt.Errorf("read journal: %w", err)
 		}
 		switch {
 		case line.Run != "":
@@ -63,8 +65,8 @@ func readPaths(path string) (journal, error) {
 	return j, nil
 }
 
-// writePaths replaces a journal, synced, so that it is torn at no moment.
-func (l *Layers) writePaths(name string, j journal) error {
+// writeLogFile replaces a journal, synced, so that it is torn at no moment.
+func (l *Layers) writeLogFile(name string, j applyLog) error {
 	path := filepath.Join(l.dir, name)
 	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
@@ -74,10 +76,10 @@ func (l *Layers) writePaths(name string, j journal) error {
 	enc := json.NewEncoder(w)
 	var all []error
 	for _, r := range j.runs {
-		all = append(all, enc.Encode(journalLine{Run: r}))
+		all = append(all, enc.Encode(applyLogLine{Run: r}))
 	}
 	for p := range j.paths {
-		all = append(all, enc.Encode(journalLine{Bytes: []byte(p)}))
+		all = append(all, enc.Encode(applyLogLine{Bytes: []byte(p)}))
 	}
 	all = append(all, w.Flush(), f.Sync(), f.Close())
 	if err := errors.Join(all...); err != nil {
@@ -86,28 +88,28 @@ func (l *Layers) writePaths(name string, j journal) error {
 	if err := os.Rename(path+".new", path); err != nil {
 		return fmt.Errorf("write journal: %w", err)
 	}
-	return syncFolder(l.dir)
+	return syncDirectory(l.dir)
 }
 
-// begin writes the journal of a run, with what was in the one before.
-func (l *Layers) begin(before journal, run string, todo []*Change) error {
+// extendApplyLog writes the journal of a run, with what was in the one before.
+func (l *Layers) extendApplyLog(before applyLog, run string, todo []*Change) error {
 	before.runs = append(slices.Clone(before.runs), run)
 	for _, c := range todo {
 		before.paths[c.Path] = true
 	}
-	return l.writePaths(applyFile, before)
+	return l.writeLogFile(applyFile, before)
 }
 
-// finish notes what was applied and, where nothing failed, forgets the journal.
-func (l *Layers) finish(r *Result) error {
-	done, err := l.readDone()
+// recordApplied notes what was applied and, where nothing failed, forgets the journal.
+func (l *Layers) recordApplied(r *Result) error {
+	done, err := l.readApplied()
 	if err != nil {
 		return err
 	}
 	for i := range r.Applied {
 		done.paths[r.Applied[i].Path] = true
 	}
-	if err := l.writePaths(doneFile, done); err != nil {
+	if err := l.writeLogFile(doneFile, done); err != nil {
 		return err
 	}
 	if len(r.Failed) > 0 {
@@ -119,7 +121,7 @@ func (l *Layers) finish(r *Result) error {
 	return nil
 }
 
-func syncFolder(path string) error {
+func syncDirectory(path string) error {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -132,14 +134,14 @@ func tempPrefix(run string) string { return ".caisson-apply-" + run + "-" }
 
 func tempName(run string, n int) string { return tempPrefix(run) + strconv.Itoa(n) + ".tmp" }
 
-// temporary knows the names of files that a run has not finished.
-func (j journal) temporary(name string) bool {
+// isTemporary knows the names of files that a run has not finished.
+func (j applyLog) isTemporary(name string) bool {
 	return slices.ContainsFunc(j.runs, func(run string) bool { return strings.HasPrefix(name, tempPrefix(run)) })
 }
 
-// clear removes the temporary files of runs that were killed, from the folders
+// removeTemporary removes the temporary files of runs that were killed, from the folders
 // that they were to change.
-func (j journal) clear(original tree) {
+func (j applyLog) removeTemporary(original tree) {
 	if len(j.runs) == 0 {
 		return
 	}
@@ -147,19 +149,19 @@ func (j journal) clear(original tree) {
 	for p := range j.paths {
 		if dir := parent(p); !done[dir] {
 			done[dir] = true
-			j.clearFolder(original, dir)
+			j.removeTemporaryIn(original, dir)
 		}
 	}
 }
 
-func (j journal) clearFolder(original tree, dir string) {
-	fd, err := original.dir(dir)
+func (j applyLog) removeTemporaryIn(original tree, dir string) {
+	fd, err := original.openDir(dir)
 	if err != nil {
 		return
 	}
 	defer unix.Close(fd)
 	_ = eachName(fd, func(name string) error {
-		if j.temporary(name) {
+		if j.isTemporary(name) {
 			_ = unix.Unlinkat(fd, name, 0)
 		}
 		return nil
