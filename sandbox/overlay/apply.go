@@ -2,26 +2,29 @@ package overlay
 
 import "fmt"
 
-// ApplyOptions say what of the changes is brought in. The zero value is all of
-// them, but for what a host's git obeys and symlinks that lead out of the
-// workspace, or none where there is a conflict.
+// ApplyOptions selects the changes to apply. The zero value applies all of
+// them, except for what a host's git obeys and symlinks that lead out of the
+// workspace. If there is a conflict, it applies none.
 type ApplyOptions struct {
-	// Rest applies what does not conflict; otherwise a conflict refuses all.
+	// Rest applies the changes without conflicts. Otherwise a conflict refuses
+	// all changes.
 	Rest bool
-	// GitConfig brings in what a git of the host obeys or runs, too.
+	// GitConfig also applies what a git of the host obeys or runs.
 	GitConfig bool
-	// MaxEntries and MaxTextBytes bound the changes and their paths and link
-	// targets, as in [ReadOptions]: it fails with [ErrTooMany] where there are more.
+	// MaxEntries and MaxTextBytes bound the changes and their paths and symlink
+	// targets, as in [ReadOptions]. Apply returns [ErrTooMany] if there are
+	// more.
 	MaxEntries, MaxTextBytes int
-	// LinksOut brings in symlinks that lead out of the workspace, too.
+	// LinksOut also applies symlinks that lead out of the workspace.
 	LinksOut bool
-	// DryRun changes nothing, and gives what would be done.
+	// DryRun changes nothing, and returns what would be done.
 	DryRun bool
-	// step is told before each change of the folder, for tests; nil is nobody.
+	// step is called before each change of the directory, in tests. It may be
+	// nil.
 	step func(done int) error
 }
 
-// LeavesOut reports whether a change is not applied though nothing conflicts.
+// LeavesOut reports whether a change without a conflict is not applied.
 func (o ApplyOptions) LeavesOut(c *Change) bool {
 	switch {
 	case c.LeftOut == "":
@@ -32,19 +35,19 @@ func (o ApplyOptions) LeavesOut(c *Change) bool {
 	return c.Git && !o.GitConfig || c.LinkOut && !o.LinksOut
 }
 
-// Result is what an apply did, or with DryRun would do.
+// Result describes what an apply did, or with DryRun would do.
 type Result struct {
-	// Applied are the changes that were brought in, Conflicts and LeftOut those
-	// that were not, and why.
+	// Applied are the changes that were applied. Conflicts and LeftOut are
+	// those that were not, with the reason.
 	Applied, Conflicts, LeftOut []Change
-	// Failed are those that the system refused, Unread what could not be looked
-	// into.
+	// Failed are the changes that the system refused. Unread names directories
+	// that could not be read.
 	Failed []Failure
 	Unread []string
-	// Refused says that a conflict kept all of it from being applied.
+	// Refused reports whether a conflict kept all changes from being applied.
 	Refused bool
-	// State is that of the layers afterwards: [Applied] where nothing is left
-	// to be applied, and the layers are gone.
+	// State is the state of the layers afterwards. It is [Applied] if nothing
+	// is left to apply; the layers are gone then.
 	State State
 }
 
@@ -54,8 +57,8 @@ type Failure struct {
 	Err  error
 }
 
-// Error names the path and the cause.
+// Error returns a message with the path and the cause.
 func (f Failure) Error() string { return fmt.Sprintf("%s: %v", quote(f.Path), f.Err) }
 
-// Unwrap gives the cause.
+// Unwrap returns f.Err.
 func (f Failure) Unwrap() error { return f.Err }

@@ -14,32 +14,31 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Apply brings the changes into the original folder. It fails, and changes
-// nothing, with [ErrBusy] where the session still runs or another apply is under
-// way in that folder, with [ErrOther], [ErrGone] and [ErrTooMany]; conflicts
-// are in the result.
+// Apply applies the changes to the original directory. It returns [ErrBusy] if
+// the session still runs or another apply is under way in that directory. It
+// may also return [ErrOther], [ErrGone] or [ErrTooMany]. It changes nothing in
+// these cases. Conflicts are part of the result.
 //
-// Files are written beside their place and renamed, so that each is the old one
-// or the new one at every moment. What is about to change is written down
-// first: an apply that was killed is begun again, and ends in the same state.
-// Cancelling ctx stops between two changes. Where nothing is left to be applied
-// the layers are removed.
+// Files are written under a temporary name and renamed, so that each is either
+// the old or the new one at every moment. A log is written first: an apply that
+// was killed can be repeated and ends in the same state. Cancelling ctx stops
+// between two changes. If nothing is left to apply, the layers are removed.
 //
-// New files belong to the owner of the workspace, changed ones keep theirs; a
-// set-user-ID, set-group-ID or sticky bit is never applied, and a folder's own
-// set-group-ID bit stays.
+// New files belong to the owner of the workspace; changed ones keep their
+// owner. The set-user-ID, set-group-ID and sticky bits are never applied.
+// Existing directories keep theirs.
 func (l *Layers) Apply(ctx context.Context, original *os.File, o ApplyOptions) (*Result, error) {
 	if err := l.Lock(); err != nil {
 		return nil, fmt.Errorf("apply changes: %w", err)
 	}
-	// A sandbox holds a lock on the folder of the layers while it has them
-	// mounted, one that is being taken down too.
+	// A sandbox locks the directory of the layers while it has them mounted,
+	// even while it is being destroyed.
 	unmounted, err := l.lockDir()
 	if err != nil {
 		return nil, fmt.Errorf("apply changes: %w", err)
 	}
 	defer unmounted()
-	// One apply at a time in a folder, whosever sessions they are of.
+	// One apply at a time per directory, whatever the sessions are.
 	release, err := lockDirectory(original)
 	if err != nil {
 		return nil, fmt.Errorf("apply changes: %w", err)
@@ -81,10 +80,10 @@ func (l *Layers) Apply(ctx context.Context, original *os.File, o ApplyOptions) (
 	return r, nil
 }
 
-// clearTemporary removes what an apply that was killed left beside its files.
+// clearTemporary removes the temporary files of an apply that was killed.
 func (l *Layers) clearTemporary(original *os.File, o ApplyOptions) error {
 	if o.DryRun || l.checkKept(original) != nil {
-		return nil // which Changes says better
+		return nil // Changes returns a better error
 	}
 	before, err := l.readApplyLog()
 	if err != nil {
@@ -94,6 +93,7 @@ func (l *Layers) clearTemporary(original *os.File, o ApplyOptions) error {
 	return nil
 }
 
+// copyChanges returns the values of a list of pointers.
 func copyChanges(list []*Change) []Change {
 	out := make([]Change, 0, len(list))
 	for _, c := range list {
@@ -102,9 +102,9 @@ func copyChanges(list []*Change) []Change {
 	return out
 }
 
-// splitChanges divides the changes into those that are applied and those that are not.
+// splitChanges returns the changes to apply, and adds the others to the result.
 func (r *Result) splitChanges(changes *Changes, o ApplyOptions) (todo []*Change) {
-	skipped := map[string]bool{} // folders that are not made
+	skipped := map[string]bool{} // directories that are not created
 	for i := range changes.List {
 		c := &changes.List[i]
 		switch {
@@ -126,7 +126,8 @@ func (r *Result) splitChanges(changes *Changes, o ApplyOptions) (todo []*Change)
 	return todo
 }
 
-// keepParents takes folders out that can't go, because something in them stays.
+// keepParents removes the deletions of directories that can't go, because
+// something in them stays.
 func (r *Result) keepParents(todo []*Change) []*Change {
 	stays := map[string]bool{}
 	for _, list := range [][]Change{r.LeftOut, r.Conflicts} {
@@ -146,7 +147,7 @@ func (r *Result) keepParents(todo []*Change) []*Change {
 	})
 }
 
-// makeChanges makes the changes.
+// makeChanges makes the changes in the original directory.
 func (l *Layers) makeChanges(ctx context.Context, original *os.File, todo []*Change, twins map[uint64]twin, o ApplyOptions, r *Result) error {
 	before, err := l.readApplyLog()
 	if err != nil {
@@ -171,16 +172,18 @@ func (l *Layers) makeChanges(ctx context.Context, original *os.File, todo []*Cha
 	if err := w.makeAll(ctx, todo, o, r); err != nil {
 		return err
 	}
-	// Everything is on the disk before it is noted, and anything removed.
+	// Everything is on disk before it is recorded, and before anything is
+	// removed.
 	if err := w.syncDirectories(todo); err != nil {
 		return fmt.Errorf("sync workspace: %w", err)
 	}
 	return l.recordApplied(r)
 }
 
-// makeAll makes the changes in an order in which each can be made: first what goes,
-// the deepest first; then what comes, folders before what is in them; then the
-// modes of folders, which could shut them.
+// makeAll makes the changes in an order in which each one is possible. It makes
+// deletions first, the deepest one first. Then it adds files and directories,
+// parents first. Last come the modes of directories, which could make them
+// inaccessible.
 func (w *writer) makeAll(ctx context.Context, todo []*Change, o ApplyOptions, r *Result) error {
 	done := 0
 	failed := map[*Change]bool{}
@@ -193,7 +196,7 @@ func (w *writer) makeAll(ctx context.Context, todo []*Change, o ApplyOptions, r 
 		}
 		r.Failed = append(r.Failed, Failure{c.Path, err})
 		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EROFS) {
-			return Failure{c.Path, err} // so would all others
+			return Failure{c.Path, err} // all others would fail too
 		}
 		return nil
 	}
@@ -248,7 +251,7 @@ func (w *writer) makeAll(ctx context.Context, todo []*Change, o ApplyOptions, r 
 	return nil
 }
 
-// lockDir fails with [ErrBusy] while a sandbox has the layers mounted.
+// lockDir returns [ErrBusy] while a sandbox has the layers mounted.
 func (l *Layers) lockDir() (release func(), err error) {
 	dir, err := os.Open(l.dir)
 	if err != nil {
@@ -258,8 +261,8 @@ func (l *Layers) lockDir() (release func(), err error) {
 	return lockDirectory(dir)
 }
 
-// lockDirectory keeps two applies from one folder. The lock goes with the
-// descriptor that it is on, whatever becomes of its process.
+// lockDirectory locks a directory against another apply. The lock ends with its
+// descriptor, even if the process is killed.
 func lockDirectory(dir *os.File) (release func(), err error) {
 	fd, err := unix.Openat(int(dir.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

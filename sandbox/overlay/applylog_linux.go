@@ -15,9 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// applyLog is what an apply is going to change, written before it changes
-// anything. One that is found is of an apply that was killed, or did not finish:
-// what it lists may have been half changed by us.
+// applyLog lists what an apply is going to change. It is written before the
+// first change. A log that exists belongs to an apply that was killed or did
+// not finish, which may have changed the listed paths.
 //
 //	{"run":"…"}          the name in its temporary files
 //	{"b":"YS9i"}         a path, in base64
@@ -35,10 +35,11 @@ func (l *Layers) readApplyLog() (applyLog, error) {
 	return readLogFile(filepath.Join(l.dir, applyFile))
 }
 
-// readApplied reads the changes that were applied: whatever becomes of them in the
-// folder, they are no changes any more.
+// readApplied reads the changes that were applied. They are no changes any
+// more, whatever happens to them in the directory.
 func (l *Layers) readApplied() (applyLog, error) { return readLogFile(filepath.Join(l.dir, doneFile)) }
 
+// readLogFile reads a log. A missing file is an empty log.
 func readLogFile(path string) (applyLog, error) {
 	j := applyLog{paths: map[string]bool{}}
 	f, err := os.Open(path)
@@ -65,7 +66,7 @@ func readLogFile(path string) (applyLog, error) {
 	return j, nil
 }
 
-// writeLogFile replaces a journal, synced, so that it is torn at no moment.
+// writeLogFile replaces a log atomically and syncs it.
 func (l *Layers) writeLogFile(name string, j applyLog) error {
 	path := filepath.Join(l.dir, name)
 	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
@@ -91,7 +92,7 @@ func (l *Layers) writeLogFile(name string, j applyLog) error {
 	return syncDirectory(l.dir)
 }
 
-// extendApplyLog writes the journal of a run, with what was in the one before.
+// extendApplyLog adds a run and its changes to the previous log, and writes it.
 func (l *Layers) extendApplyLog(before applyLog, run string, todo []*Change) error {
 	before.runs = append(slices.Clone(before.runs), run)
 	for _, c := range todo {
@@ -100,7 +101,8 @@ func (l *Layers) extendApplyLog(before applyLog, run string, todo []*Change) err
 	return l.writeLogFile(applyFile, before)
 }
 
-// recordApplied notes what was applied and, where nothing failed, forgets the journal.
+// recordApplied records the applied changes. If none failed, it removes the
+// apply log.
 func (l *Layers) recordApplied(r *Result) error {
 	done, err := l.readApplied()
 	if err != nil {
@@ -113,7 +115,7 @@ func (l *Layers) recordApplied(r *Result) error {
 		return err
 	}
 	if len(r.Failed) > 0 {
-		return nil // what of them is half done is still ours
+		return nil // the log still covers changes that are half done
 	}
 	if err := os.Remove(filepath.Join(l.dir, applyFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove journal: %w", err)
@@ -121,6 +123,7 @@ func (l *Layers) recordApplied(r *Result) error {
 	return nil
 }
 
+// syncDirectory syncs a directory.
 func syncDirectory(path string) error {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -129,18 +132,18 @@ func syncDirectory(path string) error {
 	return errors.Join(unix.Fsync(fd), unix.Close(fd))
 }
 
-// tempPrefix begins the names of the files that a run has not finished.
+// tempPrefix returns the prefix of the names of temporary files of a run.
 func tempPrefix(run string) string { return ".caisson-apply-" + run + "-" }
 
 func tempName(run string, n int) string { return tempPrefix(run) + strconv.Itoa(n) + ".tmp" }
 
-// isTemporary knows the names of files that a run has not finished.
+// isTemporary reports whether a name is that of a temporary file of a run.
 func (j applyLog) isTemporary(name string) bool {
 	return slices.ContainsFunc(j.runs, func(run string) bool { return strings.HasPrefix(name, tempPrefix(run)) })
 }
 
-// removeTemporary removes the temporary files of runs that were killed, from the folders
-// that they were to change.
+// removeTemporary removes the temporary files of killed runs from the
+// directories that they were going to change.
 func (j applyLog) removeTemporary(original tree) {
 	if len(j.runs) == 0 {
 		return

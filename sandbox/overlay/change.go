@@ -9,60 +9,62 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Kind says what became of a path.
+// Kind is the kind of a change.
 type Kind string
 
 // The kinds of changes. A rename is a deletion and an addition.
 const (
 	Added    Kind = "added"
-	Modified Kind = "modified" // content, or a link's target; perhaps the mode too
+	Modified Kind = "modified" // content, or a symlink's target; perhaps the mode too
 	Deleted  Kind = "deleted"
-	Mode     Kind = "mode" // permission bits alone
-	Typed    Kind = "type" // a file became a folder, a folder a link, …
+	Mode     Kind = "mode" // permission bits only
+	Typed    Kind = "type" // for instance, a file became a directory
 )
 
-// Change is one path that differs from the original folder.
+// Change is one path that differs from the original directory.
 type Change struct {
-	// Path is relative to the workspace, slash-separated. It holds the name's
-	// very bytes, which may be no UTF-8 and may hold control characters.
+	// Path is slash-separated and relative to the workspace. It has the exact
+	// bytes of the name, which may be invalid UTF-8 and contain control
+	// characters.
 	Path string
 	Kind Kind
-	// Was and Now are the types before and after; "" is nothing.
+	// Was and Now are the types before and after; "" means that nothing exists.
 	Was, Now workspace.Type
-	// WasMode and Mode are permission bits; Size is in bytes, afterwards for
-	// what is there and before for what was deleted; Target is a link's.
+	// WasMode and Mode are permission bits. Size is in bytes, after the change
+	// or, for a deletion, before it. Target is that of a symlink.
 	WasMode, Mode fs.FileMode
 	Size          int64
 	Target        string
-	// Conflict says how the original changed since the session began, "" where
-	// it did not: such a change is not applied.
+	// Conflict describes how the original changed since the start of the
+	// session. Such a change is not applied. It is "" if there is no conflict.
 	Conflict string
-	// LeftOut says why the change is not applied though nothing conflicts, ""
-	// where it is: a special file, or what a git of the host would obey.
+	// LeftOut is the reason for which a change without a conflict is not
+	// applied: a special file, or one that a git of the host would obey. It is
+	// "" if the change is applied.
 	LeftOut string
-	// Git says that LeftOut is what [ApplyOptions].GitConfig brings in.
+	// Git reports whether [ApplyOptions].GitConfig applies the change.
 	Git bool
-	// LinkOut reports whether it is a symlink that leads out of the workspace:
-	// [ApplyOptions].LinksOut brings it in.
+	// LinkOut reports whether the change is a symlink that leads out of the
+	// workspace. [ApplyOptions].LinksOut applies it.
 	LinkOut bool
 
-	// was and now are what was looked at, group what the file's other names
-	// are known by; had is the stamp of the session's beginning.
+	// was and now are the entries in the original and in the layer. base is the
+	// stamp of the original at the start of the session.
 	was, now *node
 	base     *stamp
 }
 
-// isDir says that a folder is all that it is about.
+// isDir reports whether the change only concerns a directory itself.
 func (c *Change) isDir() bool {
 	return (c.Now == workspace.TypeDir || c.Now == "") && (c.Was == workspace.TypeDir || c.Was == "")
 }
 
-// File says whether the change is one of a file or link, as opposed to one of
-// a folder alone.
+// File reports whether the change is one of a file or symlink, rather than of a
+// directory alone.
 func (c *Change) File() bool { return !c.isDir() }
 
-// MarshalJSON gives the change as `caisson diff --json` prints it. A path that
-// is no UTF-8 is also there as its bytes.
+// MarshalJSON returns the change as `caisson diff --json` prints it. A path
+// that is invalid UTF-8 is also encoded as its bytes.
 //
 //	{"path":"a.sh","change":"modified","type":"file","size":12,"mode":"0755","conflict":"…"}
 func (c Change) MarshalJSON() ([]byte, error) {
@@ -94,39 +96,42 @@ func (c Change) MarshalJSON() ([]byte, error) {
 	return json.Marshal(out)
 }
 
-// Changes is what a session changed, in the order of a tree.
+// Changes is the set of changes of a session, in tree order.
 type Changes struct {
 	List []Change
-	// Truncated says that there are more than MaxEntries or MaxTextBytes: then
-	// none is applied.
+	// Truncated reports whether there are more than MaxEntries or MaxTextBytes.
+	// None is applied then.
 	Truncated bool
-	// Omitted counts the files among those that are not in List.
+	// Omitted is the number of further files that are not in List.
 	Omitted int
-	// Unread names what could not be looked into, at most 20 of it: what
-	// changed there is not known, and not applied.
+	// Unread names up to 20 directories that could not be read. Their changes
+	// are unknown and not applied.
 	Unread []string
 
-	// twins are files of several names that are no changes, by the inode that
-	// they have in the layer: what has the same one is another name of theirs.
+	// twins are unchanged files with several names, by their inode in the
+	// layer. An entry with the same inode is another name of such a file.
 	twins map[uint64]twin
 }
 
-// twin is a file of the original that is the same in the layer.
+// twin is a file that is the same in the original and in the layer.
 type twin struct {
 	path string
 	was  *node
 }
 
-// ReadOptions bounds what [Layers.Changes] holds; every zero means the default.
+// ReadOptions bounds the result of [Layers.Changes]. A zero field means its
+// default.
 type ReadOptions struct {
-	// MaxEntries and MaxTextBytes bound the changes, and their paths and link
-	// targets. The defaults are the constants of these names. The rest is counted.
+	// MaxEntries and MaxTextBytes bound the changes, and their paths and
+	// symlink targets. The defaults are the constants with the same names.
+	// Changes beyond the bounds are counted.
 	MaxEntries, MaxTextBytes int
-	// First, unless it is nil, reports whether a change at path is one of those
-	// that have half of the room to themselves.
+	// First reports whether a change at path has priority. Half of the room is
+	// reserved for such changes. It may be nil.
 	First func(path string) bool
 }
 
+// withDefaults returns o with its zero fields set to their defaults.
 func (o ReadOptions) withDefaults() ReadOptions {
 	if o.MaxEntries <= 0 {
 		o.MaxEntries = MaxEntries
@@ -137,8 +142,8 @@ func (o ReadOptions) withDefaults() ReadOptions {
 	return o
 }
 
-// treeOrder compares paths name by name, so that a folder is followed by what
-// is in it.
+// treeOrder compares paths name by name, so that a directory precedes its
+// content.
 func treeOrder(a, b string) int {
 	i := 0
 	for i < len(a) && i < len(b) && a[i] == b[i] {
@@ -161,7 +166,7 @@ func treeOrder(a, b string) int {
 	return 1
 }
 
-// join gives the path of name in the folder dir.
+// join returns the path of name in the directory dir.
 func join(dir, name string) string {
 	if dir == "." {
 		return name
@@ -169,7 +174,7 @@ func join(dir, name string) string {
 	return dir + "/" + name
 }
 
-// parent gives the folder of a path.
+// parent returns the directory of a path.
 func parent(p string) string {
 	if i := strings.LastIndexByte(p, '/'); i >= 0 {
 		return p[:i]
@@ -177,5 +182,5 @@ func parent(p string) string {
 	return "."
 }
 
-// base gives the last name of a path.
+// base returns the last name of a path.
 func base(p string) string { return p[strings.LastIndexByte(p, '/')+1:] }

@@ -19,38 +19,39 @@ const (
 	DefaultDiffTotalBytes = 64 << 20
 )
 
-// DiffOptions bound a diff; every zero means the default.
+// DiffOptions bounds a diff. A zero field means its default.
 type DiffOptions struct {
-	// FileBytes bounds either side of one file, TotalBytes the whole text.
+	// FileBytes bounds either side of one file, and TotalBytes the whole text.
 	FileBytes, TotalBytes int64
 }
 
-// Stats say of a diff what its text does, change by change.
+// Stats describes the text of a diff, change by change.
 type Stats struct {
-	// Files are in the order of the changes.
+	// Files has one element per change, in the same order.
 	Files []FileStat
-	// Omitted counts the files whose diff did not fit any more.
+	// Omitted is the number of files whose diff exceeded TotalBytes.
 	Omitted int
 }
 
 // FileStat counts the lines of one change.
 type FileStat struct {
 	Insertions, Deletions int
-	// HasDiff says that the text has the change whole. Why says why not:
-	// "binary", "too large", … .
+	// HasDiff reports whether the text contains the whole change. Otherwise Why
+	// is the reason, such as "binary" or "too large".
 	HasDiff bool
 	Why     string
 }
 
 // side is one side of a file's diff.
 type side struct {
-	typ  workspace.Type // "" is nothing
+	typ  workspace.Type // "" if there is nothing
 	mode fs.FileMode
 	text []byte
-	why  string // why there is no text
+	why  string // the reason for which there is no text
 }
 
-// gitMode is the mode as git writes it: it knows files, programs and links.
+// gitMode returns the mode as git writes it. Git distinguishes files, programs
+// and symlinks only.
 func (s side) gitMode() string {
 	switch {
 	case s.typ == workspace.TypeLink:
@@ -61,14 +62,15 @@ func (s side) gitMode() string {
 	return "100644"
 }
 
+// isTracked reports whether git tracks entries of this type.
 func (s side) isTracked() bool { return s.typ == workspace.TypeFile || s.typ == workspace.TypeLink }
 
-// formatRemark is a line that git apply and patch pass over.
+// formatRemark returns a line that git apply and patch ignore.
 func formatRemark(format string, args ...any) string {
 	return "# " + fmt.Sprintf(format, args...) + "\n"
 }
 
-// formatBlocks gives a change's part of a diff, and its count.
+// formatBlocks returns a change's part of a diff, and its counts.
 func formatBlocks(c *Change, old, now side) (string, FileStat) {
 	var b strings.Builder
 	if c.Conflict != "" {
@@ -82,7 +84,7 @@ func formatBlocks(c *Change, old, now side) (string, FileStat) {
 		st = writeBlock(&b, c, old, now)
 		return b.String(), st
 	}
-	// A change of type is a deletion and an addition, as in git.
+	// As in git, a change of type is a deletion and an addition.
 	if old.isTracked() {
 		st = writeBlock(&b, c, old, side{})
 	}
@@ -105,6 +107,7 @@ func formatBlocks(c *Change, old, now side) (string, FileStat) {
 	return b.String(), st
 }
 
+// firstReason returns a, or b if a is empty.
 func firstReason(a, b string) string {
 	if a != "" {
 		return a
@@ -112,7 +115,7 @@ func firstReason(a, b string) string {
 	return b
 }
 
-// writeBlock writes one "diff --git" block: old or now may be nothing.
+// writeBlock writes one "diff --git" block. The side old or now may be empty.
 func writeBlock(b *strings.Builder, c *Change, old, now side) FileStat {
 	if why := firstReason(old.why, now.why); why != "" {
 		b.WriteString(formatRemark("%s: %s, %s: not shown here", quote(c.Path), c.Kind, why))
@@ -149,6 +152,7 @@ func writeBlock(b *strings.Builder, c *Change, old, now side) FileStat {
 	return st
 }
 
+// formatHeader returns the header of a "diff --git" block.
 func formatHeader(c *Change, old, now side) string {
 	text := "diff --git " + quote("a/"+c.Path) + " " + quote("b/"+c.Path) + "\n"
 	switch {
@@ -162,7 +166,7 @@ func formatHeader(c *Change, old, now side) string {
 	return text
 }
 
-// countLines counts the lines of a unified diff. The first two are its header.
+// countLines counts the lines of a unified diff without its two header lines.
 func countLines(text string) (insertions, deletions int) {
 	n := 0
 	for line := range strings.Lines(text) {
@@ -179,8 +183,8 @@ func countLines(text string) (insertions, deletions int) {
 	return insertions, deletions
 }
 
-// formatLabel is a name in a ---/+++ line: one with a space ends in a tab, so that
-// patch does not take the rest for a date.
+// formatLabel returns the name for a ---/+++ line. A name with a space ends in
+// a tab, so that patch does not take the rest for a date.
 func formatLabel(prefix, path string) string {
 	name := quote(prefix + path)
 	if strings.ContainsRune(name, ' ') && name[0] != '"' {
@@ -189,8 +193,9 @@ func formatLabel(prefix, path string) string {
 	return name
 }
 
-// quote writes a name as git does (core.quotePath): in quotes, with escapes,
-// where it holds quotes, controls, what is no UTF-8, or what can't be seen.
+// quote returns a name as git writes it (core.quotePath). It is in quotes and
+// escaped if it contains quotes, control characters, invalid UTF-8 or invisible
+// characters.
 func quote(name string) string {
 	plain := utf8.ValidString(name)
 	for _, r := range name {
@@ -227,10 +232,11 @@ func quote(name string) string {
 	return b.String()
 }
 
-// Quote writes a path for people as the diff does.
+// Quote returns a path for messages, in the form of the diff.
 func Quote(path string) string { return quote(path) }
 
-// isBinary is git's rule: a NUL byte among the first 8000.
+// isBinary reports whether git treats content as binary: there is a NUL among
+// the first 8000 bytes.
 func isBinary(content []byte) bool {
 	return bytes.IndexByte(content[:min(len(content), 8000)], 0) >= 0
 }

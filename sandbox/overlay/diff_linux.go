@@ -11,9 +11,9 @@ import (
 )
 
 // Diff writes the changes as one unified diff that git apply and patch -p1
-// take. What such a diff can't hold (binary files, large ones, folders, special
-// files, modes other than git's) is named in lines that begin with "# ". W may
-// be [io.Discard], for the counts alone.
+// accept. Lines that begin with "# " name what such a diff can't contain:
+// binary and large files, directories, special files and modes unknown to git.
+// To get only the counts, pass [io.Discard].
 func (l *Layers) Diff(ctx context.Context, original *os.File, c *Changes, w io.Writer, o DiffOptions) (*Stats, error) {
 	if o.FileBytes <= 0 {
 		o.FileBytes = DefaultDiffFileBytes
@@ -50,8 +50,9 @@ func (l *Layers) Diff(ctx context.Context, original *os.File, c *Changes, w io.W
 	return stats, d.writeSummary(w, c, stats)
 }
 
-// formatChange gives the text of one change. What apply doesn't bring in, git apply
-// and patch must not either: its diff is there to be read, behind "# ".
+// formatChange returns the text of one change. A change that Apply leaves out
+// must not be applied by git apply or patch either, so each line of its diff
+// starts with "# ".
 func (d *differ) formatChange(list []Change, i int) (string, FileStat) {
 	c := &list[i]
 	repo, inside := findRepository(c.Path)
@@ -70,6 +71,7 @@ func (d *differ) formatChange(list []Change, i int) (string, FileStat) {
 	return formatDirectoryRemark(list, i), FileStat{Why: "folder"}
 }
 
+// formatLeftOut returns the text of a change that Apply leaves out.
 func (d *differ) formatLeftOut(list []Change, i int) (string, FileStat) {
 	c := &list[i]
 	st := FileStat{Why: "left out"}
@@ -90,7 +92,7 @@ func (d *differ) formatLeftOut(list []Change, i int) (string, FileStat) {
 	return b.String(), st
 }
 
-// writeSummary says what a diff leaves out as a whole.
+// writeSummary writes what the diff as a whole leaves out.
 func (d *differ) writeSummary(w io.Writer, c *Changes, stats *Stats) error {
 	var b strings.Builder
 	if stats.Omitted > 0 {
@@ -108,8 +110,8 @@ func (d *differ) writeSummary(w io.Writer, c *Changes, stats *Stats) error {
 	return nil
 }
 
-// formatDirectoryRemark names a folder where the diff would not show it: an empty one,
-// or one whose mode changed.
+// formatDirectoryRemark returns a remark on a directory that the diff would not
+// show: an empty one, or one with a new mode.
 func formatDirectoryRemark(list []Change, i int) string {
 	c := &list[i]
 	if c.Kind == Mode {
@@ -125,12 +127,13 @@ func formatDirectoryRemark(list []Change, i int) string {
 type differ struct {
 	upper, lower tree
 	maxBytes     int64
-	repo         string // the last one that was named
+	repo         string // the repository that was named last
 }
 
 func (d *differ) readOld(c *Change) side { return d.readSide(d.lower, c.Path, c.was) }
 func (d *differ) readNew(c *Change) side { return d.readSide(d.upper, c.Path, c.now) }
 
+// readSide reads one side of a change.
 func (d *differ) readSide(t tree, path string, n *node) side {
 	if n == nil {
 		return side{}
@@ -145,7 +148,7 @@ func (d *differ) readSide(t tree, path string, n *node) side {
 	return s
 }
 
-// readText reads a file that is small and text, or says why not.
+// readText reads a small text file, or returns the reason for which it did not.
 func (d *differ) readText(t tree, path string, size int64) ([]byte, string) {
 	if size > d.maxBytes {
 		return nil, fmt.Sprintf("%d bytes", size)

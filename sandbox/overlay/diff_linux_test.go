@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// readDiff gives the whole diff of a world.
+// readDiff returns the whole diff of the environment.
 func (w *testEnv) readDiff(o DiffOptions) (string, *Stats, *Changes) {
 	w.t.Helper()
 	c, err := w.layers.Changes(w.t.Context(), w.folder, ReadOptions{})
@@ -21,8 +21,8 @@ func (w *testEnv) readDiff(o DiffOptions) (string, *Stats, *Changes) {
 	return text.String(), s, c
 }
 
-// TestDiffIsAPatch has git and patch apply the diff to a copy of the folder and
-// compares with what commands saw.
+// TestDiffIsAPatch applies the diff to a copy of the directory with git and
+// patch, and compares the result with what commands saw.
 func TestDiffIsAPatch(t *testing.T) {
 	const before = `
 		seq 1 200 > long; printf 'no end' > noend; printf 'a\r\nb\r\n' > crlf; echo x > 'with space'; echo q > 'qu"ote'; printf 'ü\n' > 'ü.txt'
@@ -33,7 +33,7 @@ func TestDiffIsAPatch(t *testing.T) {
 		echo prog > prog; chmod 755 prog; ln -s nowhere newlink; echo tab > $'ta\tb'; printf 'last\n' > nonl; printf -- '--- a/x\n+++ b/x\n@@ -1 +1 @@\n' > looks`
 	for name, tc := range map[string]struct{ apply, more string }{
 		"git apply": {`git apply --whitespace=nowarn -`, `rm goneempty; ln -sfn tool link; rm oldlink; rm typed; ln -s long typed; rm long; ln -s typed long`},
-		// Patch changes no link that is there, and deletes no empty file.
+		// Patch changes no existing symlink and deletes no empty file.
 		"patch": {`patch -p1 -s --no-backup-if-mismatch`, ``},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -92,7 +92,7 @@ func TestWhatADiffCantHold(t *testing.T) {
 			t.Errorf("the diff lacks %q", want)
 		}
 	}
-	// What is left out can't come in by the patch.
+	// The patch must not contain what is left out.
 	target := t.TempDir()
 	runScript(t, target, `echo text > text`)
 	cmd := exec.Command("git", "apply", "-")
@@ -113,7 +113,8 @@ func TestWhatADiffCantHold(t *testing.T) {
 	}
 }
 
-// TestPromptsAreNoConflict: every "git status" rewrites the index.
+// TestPromptsAreNoConflict checks that the index of git may be rewritten, as
+// every "git status" does.
 func TestPromptsAreNoConflict(t *testing.T) {
 	w := newTestEnv(t, func(dir string) {
 		runScript(t, dir, `git init -q .; git config user.email a@b; git config user.name n; echo 1 > f; echo 2 > g; git add .; git commit -qm one`)
@@ -126,7 +127,7 @@ func TestPromptsAreNoConflict(t *testing.T) {
 	if lines := strings.Join(w.listChanges(), "\n"); !strings.Contains(lines, "modified .git/index\n") {
 		t.Errorf("changes:\n%s", lines)
 	}
-	// The user's own staging is one.
+	// Staging by the user is a conflict.
 	runScript(t, w.original, `echo mine > h; git add h`)
 	if lines := strings.Join(w.listChanges(), "\n"); !strings.Contains(lines, "modified .git/index CONFLICT\n") {
 		t.Errorf("changes:\n%s", lines)

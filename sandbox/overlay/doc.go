@@ -1,19 +1,21 @@
-// Package overlay holds the layers of copy-on-write workspaces on disk: what a
-// session changed, kept apart from the folder until it is applied or discarded.
+// Package overlay manages the layers of copy-on-write workspaces on disk: the
+// changes of a session, kept apart from the workspace until they are applied or
+// discarded.
 //
-//	DIR/upper       what commands wrote: files, whiteouts, opaque folders
-//	DIR/work        the kernel's own
-//	DIR/base.json   what the workspace was when the session began
-//	DIR/apply.json  the journal of an apply that is under way, or was killed
-//	DIR/applied.json  the changes that were applied, where some were not
-//	DIR/state.json  how it went on: applied, discarded, expired
-//	DIR/lock        held while the session runs, and while it is applied
+//	DIR/upper         what commands wrote: files, whiteouts, opaque directories
+//	DIR/work          private to the kernel
+//	DIR/base.json     the state of the workspace at the start of the session
+//	DIR/apply.json    the log of an apply that is under way, or was killed
+//	DIR/applied.json  the changes that were applied, if others were not
+//	DIR/state.json    the final state: applied, discarded, expired
+//	DIR/lock          held while the session runs, and during an apply
 //
-// It reads and writes layers and applies them to the original folder, by held
-// descriptors and without following a link of either. It mounts nothing: that
-// is sandbox/internal/workmount's, for the backends. It imports sandbox and
-// tools/workspace.
+// It reads and writes layers and applies them to the original directory. It
+// works by held descriptors, and follows symlinks of neither. It mounts
+// nothing; package sandbox/internal/workmount does that for the backends. It
+// imports sandbox and tools/workspace.
 //
-// What is in an upper layer was written by commands, and is believed in nothing:
-// names may hold any byte, files may be links, pipes, or a terabyte of nothing.
+// The content of an upper layer was written by commands and is not trusted.
+// Names may contain any byte, and files may be symlinks, pipes, or sparse files
+// of a terabyte.
 package overlay

@@ -7,7 +7,7 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Why changes are left out of an apply.
+// The reasons for which changes are left out of an apply.
 const (
 	leftSpecial = "it is a pipe, a socket or a device"
 	leftGit     = "a git of the host obeys or runs it"
@@ -25,14 +25,16 @@ var gitObeyed = []string{
 	"rebase-merge", "rebase-apply", "sequencer",
 }
 
-// gitKept are entries of info that hold no configuration: git gc and repack write them.
+// gitKept are entries of info without configuration: git gc and git repack
+// write them.
 var gitKept = []string{"info/refs", "info/packs", "info/commit-graph"}
 
-// lookupFunc says whether a path is in the upper layer, and in the original folder.
+// lookupFunc reports whether a path exists in the upper layer, and in the
+// original directory.
 type lookupFunc func(path string) (upper, lower bool)
 
-// markLeftOut marks what apply doesn't bring in though nothing conflicts. The
-// function linkAt returns the targets of symlinks.
+// markLeftOut marks the changes that are not applied though they have no
+// conflict. The function linkAt returns the targets of symlinks.
 func (s *Changes) markLeftOut(lookUp lookupFunc, linkAt func(path string) (string, bool)) {
 	replaced := s.findReplacedRepositories()
 	repos := bareRepositories{lookUp: lookUp, known: map[string]bool{}}
@@ -59,6 +61,7 @@ func (s *Changes) markLeftOut(lookUp lookupFunc, linkAt func(path string) (strin
 	}
 }
 
+// isSpecial reports whether a type is a pipe, a socket, a device or unknown.
 func isSpecial(t workspace.Type) bool {
 	switch t {
 	case workspace.TypeFIFO, workspace.TypeSocket, workspace.TypeDevice, workspace.TypeOther:
@@ -67,7 +70,8 @@ func isSpecial(t workspace.Type) bool {
 	return false
 }
 
-// findGitReason says why a change is none of files, but of what git does, or "".
+// findGitReason returns the reason for which a change could make a host's git
+// do something, or "".
 func findGitReason(c *Change, repos bareRepositories) string {
 	names := strings.Split(c.Path, "/")
 	for i, name := range names {
@@ -80,7 +84,8 @@ func findGitReason(c *Change, repos bareRepositories) string {
 			}
 			return leftGitFile
 		}
-		// Git makes no links in a repository; one could lead to what it obeys.
+		// Git creates no symlinks in a repository. One could lead to a file
+		// that git obeys.
 		if isObeyed(names[i+1:]) || c.Now == workspace.TypeLink {
 			return leftGit
 		}
@@ -97,6 +102,7 @@ func findGitReason(c *Change, repos bareRepositories) string {
 	return ""
 }
 
+// joinNames returns the path of a directory from its names.
 func joinNames(names []string) string {
 	if len(names) == 0 {
 		return "."
@@ -104,19 +110,20 @@ func joinNames(names []string) string {
 	return strings.Join(names, "/")
 }
 
-// isGit knows a repository by its name, on file systems that fold case too.
+// isGit reports whether a name is that of a repository, even on file systems
+// that ignore case.
 func isGit(name string) bool { return strings.EqualFold(name, ".git") }
 
-// isGuarded says whether commands of a session in bind mode may not write to a
-// path: a second name of such a file, outside, would be a way to.
+// isGuarded reports whether commands in bind mode may not write to a path. A
+// second name of such a file, elsewhere, would let them.
 func isGuarded(path string) bool {
 	return slices.ContainsFunc(strings.Split(path, "/"), func(name string) bool {
 		return isGit(name) || strings.EqualFold(name, ".caisson")
 	})
 }
 
-// isObeyed says whether a path in a repository is one that git obeys. Those of
-// submodules lie in modules, under names that may have slashes.
+// isObeyed reports whether git obeys a path in a repository. Submodules are
+// below modules, and their names may contain slashes.
 func isObeyed(rest []string) bool {
 	if strings.EqualFold(rest[0], "modules") {
 		for i := 1; i < len(rest); i++ {
@@ -132,14 +139,15 @@ func isObeyed(rest []string) bool {
 	return !slices.Contains(gitKept, strings.Join(rest, "/"))
 }
 
-// isWithin says whether a path is one of the folders or below one.
+// isWithin reports whether a path is in one of the directories, or is one of
+// them.
 func isWithin(path string, folders []string) bool {
 	return slices.ContainsFunc(folders, func(dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") })
 }
 
-// findReplacedRepositories are the .git folders that were removed, or became
-// something else: nothing of that is applied, since the half of it would
-// neither be the old repository nor the new one.
+// findReplacedRepositories returns the .git directories that were removed or
+// replaced. Nothing in them is applied: one half would be neither the old
+// repository nor the new one.
 func (s *Changes) findReplacedRepositories() []string {
 	var out []string
 	for i := range s.List {
@@ -151,24 +159,26 @@ func (s *Changes) findReplacedRepositories() []string {
 	return out
 }
 
-// repositorySigns are what git tells a repository by, beside commondir, which is
-// obeyed in any case; see [isRepository].
+// repositorySigns are the names by which git recognizes a repository, apart
+// from commondir, which git always obeys; see [isRepository].
 var repositorySigns = []string{"HEAD", "objects", "refs"}
 
-// isRepository says whether git takes a folder for a repository (is_git_directory
-// in setup.c), from what it holds: objects and refs may be where a commondir file says.
+// isRepository reports whether git treats a directory as a repository
+// (is_git_directory in setup.c). A commondir file may name another directory
+// that holds objects and refs.
 func isRepository(holds func(name string) bool) bool {
 	return holds("HEAD") && (holds("commondir") || holds("objects") && holds("refs"))
 }
 
-// bareRepositories finds the folders that git takes for a repository by what
-// they hold.
+// bareRepositories finds the directories that git treats as repositories
+// because of their content.
 type bareRepositories struct {
 	lookUp lookupFunc
 	known  map[string]bool
 }
 
-// isRepository says whether a folder is one, with the changes applied.
+// isRepository reports whether a directory is a repository once the changes are
+// applied.
 func (b bareRepositories) isRepository(dir string) bool {
 	is, ok := b.known[dir]
 	if !ok {
@@ -181,8 +191,9 @@ func (b bareRepositories) isRepository(dir string) bool {
 	return is
 }
 
-// completesRepository says whether sign, which is new in a folder that was no repository,
-// makes it one around configuration or hooks that are there already.
+// completesRepository reports whether sign, which is new in a directory that
+// was no repository, makes it one with the configuration or hooks that it
+// already contains.
 func (b bareRepositories) completesRepository(dir, sign string) bool {
 	was := func(name string) bool {
 		_, lower := b.lookUp(join(dir, name))

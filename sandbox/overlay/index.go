@@ -8,17 +8,18 @@ import (
 	"strings"
 )
 
-// maxIndexBytes bounds a git index that is read: 64 MiB are half a million files.
+// maxIndexBytes is the size up to which a git index is read: 64 MiB are half a
+// million files.
 const maxIndexBytes = 64 << 20
 
-// isIndex knows a repository's index by its path.
+// isIndex reports whether a path is that of the index of a repository.
 func isIndex(path string) bool { return base(path) == "index" && isGit(base(parent(path))) }
 
-// hashIndex gives a hash of what a git index says: names, modes, objects and
-// flags, without what git remembers of the files' metadata. Any "git status",
-// and so any prompt, rewrites that part; it is no change of anybody's. It is ""
-// where the index is of a kind that is not known here, and its bytes count then
-// (gitformat-index(5); versions 2 and 3 with SHA-1 names).
+// hashIndex returns a hash of the names, modes, objects and flags in a git
+// index. It ignores the metadata of files, which any "git status", and so any
+// prompt, rewrites. It returns "" for an unknown format, for which the bytes
+// are compared (gitformat-index(5); versions 2 and 3 with SHA-1 names are
+// known).
 func hashIndex(data []byte) string {
 	const header, statBytes, modeAt, hashBytes = 12, 40, 24, 20
 	if len(data) < header+hashBytes || !bytes.HasPrefix(data, []byte("DIRC")) {
@@ -54,7 +55,8 @@ func hashIndex(data []byte) string {
 		}
 		rest = rest[size:]
 	}
-	// Extensions: those in capitals are caches, others change what is meant.
+	// Extensions with a capital letter are caches. Others change the meaning of
+	// the index.
 	for len(rest) >= 8 {
 		if rest[0] < 'A' || rest[0] > 'Z' {
 			return ""
@@ -68,7 +70,8 @@ func hashIndex(data []byte) string {
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
-// findRepository gives the .git folder that a path is in, or is.
+// findRepository returns the .git directory that contains a path, or is that
+// path.
 func findRepository(path string) (string, bool) {
 	at := 0
 	for name := range strings.SplitSeq(path, "/") {

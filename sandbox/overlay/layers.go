@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Names in the folder of the layers.
+// Names in the directory of the layers.
 const (
 	UpperDir = "upper"
 	WorkDir  = "work"
@@ -18,68 +18,73 @@ const (
 	lockFile  = "lock"
 )
 
-// MaxEntries bounds the files and folders that are stamped at the beginning of
-// a session, and those that its changes may be: a million is five times a large
-// repository with its dependencies.
+// MaxEntries bounds the files and directories that are recorded at the start of
+// a session, and its changes. One million is five times a large repository with
+// its dependencies.
 const MaxEntries = 1_000_000
 
-// MaxTextBytes bounds the bytes of their paths and link targets in the same
-// way: 134 for each of so many.
+// MaxTextBytes bounds the bytes of their paths and symlink targets: 134 bytes
+// for each of MaxEntries.
 const MaxTextBytes = 128 << 20
 
-// Errors of this package; test with errors.Is.
+// Errors of this package; test for them with errors.Is.
 var (
-	// ErrBusy: the session still runs, or another apply is under way.
+	// ErrBusy is the error if the session still runs, or another apply is under
+	// way.
 	ErrBusy = errors.New("in use")
-	// ErrGone: there are no changes any more: applied, discarded or expired.
+	// ErrGone is the error if there are no changes any more: they were applied,
+	// discarded or expired.
 	ErrGone = errors.New("no changes are kept")
-	// ErrOther: the folder is not the one that the session worked on.
+	// ErrOther is the error if the directory is not the one of the session.
 	ErrOther = errors.New("another folder")
-	// ErrTooMany: there are more than MaxEntries changes, or more than
-	// MaxTextBytes of their paths and link targets, so none is applied.
+	// ErrTooMany is the error if there are more than MaxEntries changes, or
+	// more than MaxTextBytes of their paths and symlink targets. None is
+	// applied then.
 	ErrTooMany = errors.New("too many changes")
-	// ErrUnsupported: this system has no overlays.
+	// ErrUnsupported is the error on a system without overlays.
 	ErrUnsupported = errors.New("overlay workspaces need Linux")
 )
 
-// State says how the layers of a session went on.
+// State is the state of the layers of a session.
 type State string
 
 // The states of layers.
 const (
-	Kept      State = "kept" // the session ran, or still does; nothing or a part was applied
+	Kept      State = "kept" // the session runs or ran; nothing or a part was applied
 	Applied   State = "applied"
 	Discarded State = "discarded"
 	Expired   State = "expired"
 	Empty     State = "empty" // the session changed nothing
 )
 
-// Info is what is known of layers without reading them.
+// Info describes layers without their content.
 type Info struct {
 	Version   int       `json:"version"`
 	Session   string    `json:"session"`
-	Workspace string    `json:"workspace"` // the path, for messages
+	Workspace string    `json:"workspace"` // path, for messages
 	Began     time.Time `json:"began"`
-	// Device, Inode and Born (nanoseconds, 0 is unknown) tell the folder from
-	// any other; devices are numbered anew at each Boot.
+	// Device, Inode and Born (nanoseconds, 0 if unknown) identify the
+	// directory. Device numbers change with each Boot.
 	Device uint64 `json:"device"`
 	Inode  uint64 `json:"inode"`
 	Born   int64  `json:"born"`
 	Boot   string `json:"boot"`
-	// Recorded says that the folder was looked at: nothing ran before.
+	// Recorded reports whether the state of the directory was recorded. No
+	// command ran before.
 	Recorded bool `json:"recorded"`
-	// State and At say how it went on.
+	// State is the state of the layers, and At the time of its last change.
 	State State     `json:"state"`
 	At    time.Time `json:"at,omitzero"`
 	// By is the label of the user who applied or discarded changes last.
 	By string `json:"by,omitempty"`
 }
 
-// CreateOptions say whose layers they are. All are required.
+// CreateOptions identifies the session and workspace of the layers. All fields
+// are required.
 type CreateOptions struct {
 	Session string
-	// Path is the workspace's, for messages; Workspace the folder itself, held
-	// open. It stays the caller's.
+	// Path is the path of the workspace, for messages. Workspace is its
+	// directory, held open; the caller keeps it.
 	Path      string
 	Workspace *os.File
 }

@@ -20,19 +20,20 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Layers are those of one session. Whoever made or opened them closes them.
-// They are not safe for concurrent use.
+// Layers are the layers of one session. The caller must close them. They are
+// not safe for concurrent use.
 type Layers struct {
 	dir  string
 	info Info
-	// lock is held from Create or Lock on; nil is a reader.
+	// lock is held since Create or Lock; nil means that the layers are only
+	// read.
 	lock *os.File
 }
 
-// Create makes the layers of a new session in the folder dir, which must not
-// exist, and holds their lock. The upper layer gets owner and mode of the
-// workspace, since the merged root shows its. [Layers.Record] must follow
-// before anything is written. On an error nothing is left.
+// Create creates the layers of a new session in the directory dir, which must
+// not exist, and locks them. The upper layer gets the owner and mode of the
+// workspace, because the merged root shows those. The caller must call
+// [Layers.Record] before anything is written. After an error nothing is left.
 func Create(dir string, o CreateOptions) (_ *Layers, err error) {
 	info := Info{Version: 1, Session: o.Session, Workspace: o.Path, Began: time.Now().UTC(), State: Kept, Boot: readBootID()}
 	var st unix.Stat_t
@@ -56,8 +57,8 @@ func Create(dir string, o CreateOptions) (_ *Layers, err error) {
 	}
 	upper := filepath.Join(dir, UpperDir)
 	if os.Geteuid() == 0 || int(st.Gid) != os.Getegid() {
-		// An ordinary user who is in the folder's group may give it away, and
-		// does without otherwise.
+		// An ordinary user can set the group if it is one of the user's own.
+		// Otherwise the upper layer keeps its group.
 		if err := os.Lchown(upper, -1, int(st.Gid)); err != nil && os.Geteuid() == 0 {
 			return nil, fmt.Errorf("create layers: %w", err)
 		}
@@ -83,11 +84,11 @@ func Create(dir string, o CreateOptions) (_ *Layers, err error) {
 	return l, nil
 }
 
-// Open opens the layers in dir for reading what they are. Its error wraps
-// fs.ErrNotExist where there are none: a session that had not begun to write.
+// Open opens the layers in dir for reading. Its error wraps fs.ErrNotExist if
+// there are none, because the session had not begun to write.
 func Open(dir string) (*Layers, error) {
 	l := &Layers{dir: dir}
-	// The state outlives the layers.
+	// The state file outlives the layers.
 	for _, name := range []string{stateFile, baseFile} {
 		info, err := readInfo(filepath.Join(dir, name))
 		if errors.Is(err, fs.ErrNotExist) {
@@ -123,14 +124,14 @@ func readInfo(path string) (Info, error) {
 	return info, nil
 }
 
-// Dir is the folder of the layers, for sandbox.Workspace.Layers.
+// Dir returns the directory of the layers, for sandbox.Workspace.Layers.
 func (l *Layers) Dir() string { return l.dir }
 
-// Info is what is known without reading them.
+// Info returns the description of the layers, without reading their content.
 func (l *Layers) Info() Info { return l.info }
 
-// Lock takes the layers for a change. It fails with [ErrBusy] where their
-// session runs or somebody else applies them.
+// Lock locks the layers for a change. It returns [ErrBusy] if their session
+// runs or another process applies them.
 func (l *Layers) Lock() error {
 	if l.lock != nil {
 		return nil
@@ -138,6 +139,7 @@ func (l *Layers) Lock() error {
 	return l.acquireLock()
 }
 
+// acquireLock takes the lock, or returns [ErrBusy].
 func (l *Layers) acquireLock() error {
 	f, err := os.OpenFile(filepath.Join(l.dir, lockFile), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -154,7 +156,7 @@ func (l *Layers) acquireLock() error {
 	return nil
 }
 
-// Close gives the lock back. The layers stay.
+// Close releases the lock. The layers stay.
 func (l *Layers) Close() error {
 	if l.lock == nil {
 		return nil
@@ -164,9 +166,9 @@ func (l *Layers) Close() error {
 	return lock.Close()
 }
 
-// Record walks the original folder and writes what it is now, so that what
-// changes in it meanwhile is told from what the session changed. Nothing may
-// write to the merged folder before it has returned.
+// Record walks the original directory and records its state. It lets
+// [Layers.Changes] distinguish later changes of the original from those of the
+// session. Nothing may write to the merged directory before Record returns.
 func (l *Layers) Record(ctx context.Context, original *os.File) (err error) {
 	path := filepath.Join(l.dir, baseFile)
 	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
@@ -196,31 +198,32 @@ func (l *Layers) Record(ctx context.Context, original *os.File) (err error) {
 	return nil
 }
 
-// baseTrailer is the last line of base.json: without it the file is torn.
+// baseTrailer is the last line of base.json. Without it the file is incomplete.
 type baseTrailer struct {
 	End     bool `json:"end"`
 	Entries int  `json:"entries"`
-	// Whole says that no bound was reached; Unread are folders, all of them,
-	// that could not be looked into.
+	// Whole reports whether no bound was reached. Unread are all directories
+	// that could not be read.
 	Whole  bool     `json:"whole"`
 	Unread [][]byte `json:"unread,omitempty"`
 }
 
-// recorder is one walk of Record.
+// recorder is the state of one call of Record.
 type recorder struct {
 	tree        tree
 	encode      func(any) error
 	count       int
-	textBytes   int // bytes of paths and link targets
+	textBytes   int // bytes of paths and symlink targets
 	truncated   bool
 	unread      [][]byte
 	unreadBytes int // bytes of unread
 }
 
-// maxUnreadBytes bounds the folders that the end of base.json names.
+// maxUnreadBytes bounds the names of the directories in the last line of
+// base.json.
 const maxUnreadBytes = 64 << 10
 
-// addUnread notes a folder that can't be looked into.
+// addUnread records a directory that can't be read.
 func (r *recorder) addUnread(rel string) {
 	if r.unreadBytes += len(rel); r.unreadBytes > maxUnreadBytes {
 		r.truncated = true
@@ -229,7 +232,7 @@ func (r *recorder) addUnread(rel string) {
 	r.unread = append(r.unread, []byte(rel))
 }
 
-// recordTree stamps everything in the folder.
+// recordTree records everything in the directory.
 func (r *recorder) recordTree(ctx context.Context) error {
 	dir, err := r.tree.openDir(".")
 	if err != nil {
@@ -242,7 +245,7 @@ func (r *recorder) recordTree(ctx context.Context) error {
 // errTruncated ends a walk that has reached a bound.
 var errTruncated = errors.New("too much to record")
 
-// recordDirectory stamps what is in one open folder.
+// recordDirectory records the content of one open directory.
 func (r *recorder) recordDirectory(ctx context.Context, rel string, dir, depth int) error {
 	err := eachName(dir, func(name string) error {
 		if ctx.Err() != nil {
@@ -261,7 +264,7 @@ func (r *recorder) recordDirectory(ctx context.Context, rel string, dir, depth i
 	return err
 }
 
-// recordEntry stamps name in an open folder, and what is in it.
+// recordEntry records name in an open directory, and its content.
 func (r *recorder) recordEntry(ctx context.Context, path, name string, dir, depth int) error {
 	n, err := statAt(dir, name)
 	if isMissing(err) {
@@ -303,6 +306,7 @@ func (r *recorder) recordEntry(ctx context.Context, path, name string, dir, dept
 	return nil
 }
 
+// stampOf returns the stamp of a node.
 func stampOf(path string, n *node) stamp {
 	s := stamp{Type: n.typ, Size: n.size, Mode: n.mode, MTime: n.mtime, CTime: n.ctime, Inode: n.ino}
 	if n.typ == workspace.TypeDir {
@@ -319,7 +323,7 @@ func stampOf(path string, n *node) stamp {
 	return s
 }
 
-// readStamps reads base.json and hands out each stamp.
+// readStamps reads base.json and calls visit for each stamp.
 func (l *Layers) readStamps(visit func(stamp)) (baseTrailer, error) {
 	var end baseTrailer
 	f, err := os.Open(filepath.Join(l.dir, baseFile))
@@ -356,7 +360,7 @@ func (l *Layers) readStamps(visit func(stamp)) (baseTrailer, error) {
 	}
 }
 
-// Same fails with [ErrOther] unless folder is the one that the session worked on.
+// Same returns [ErrOther] unless folder is the directory of the session.
 func (l *Layers) Same(folder *os.File) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(folder.Fd()), &st); err != nil {
@@ -372,8 +376,8 @@ func (l *Layers) Same(folder *os.File) error {
 	return nil
 }
 
-// End removes the layers for good and notes why: applied, discarded, expired or
-// empty. The lock must be held.
+// End removes the layers permanently and records the reason: applied,
+// discarded, expired or empty. The lock must be held.
 func (l *Layers) End(state State) error {
 	if l.lock == nil {
 		return fmt.Errorf("end layers: %w: they are not locked", ErrBusy)
@@ -386,8 +390,8 @@ func (l *Layers) End(state State) error {
 	return l.endAs(state)
 }
 
-// Sweep removes what is left of layers that have ended, where their end was cut
-// short. Of others it removes nothing.
+// Sweep removes the rest of layers whose End was interrupted. It removes
+// nothing of other layers.
 func (l *Layers) Sweep() error {
 	if l.info.State == Kept {
 		return nil
@@ -401,9 +405,10 @@ func (l *Layers) Sweep() error {
 	return l.removeLayers()
 }
 
+// endAs records the state and removes the layers.
 func (l *Layers) endAs(state State) error {
 	if state != Applied && state != Discarded {
-		l.info.By = "" // nobody did
+		l.info.By = "" // no user did
 	}
 	if err := l.writeState(state); err != nil {
 		return fmt.Errorf("end layers: %w", err)
@@ -411,7 +416,7 @@ func (l *Layers) endAs(state State) error {
 	return l.removeLayers()
 }
 
-// writeState writes what became of the changes, when and by whom.
+// writeState records the state of the changes, the time and the user.
 func (l *Layers) writeState(state State) error {
 	l.info.State, l.info.At = state, time.Now().UTC()
 	text, err := json.Marshal(l.info)
@@ -421,12 +426,12 @@ func (l *Layers) writeState(state State) error {
 	return replaceFile(filepath.Join(l.dir, stateFile), append(text, '\n'))
 }
 
-// SetUser sets the label of the user who applies or discards the changes: their
-// state is stored with it.
+// SetUser sets the label of the user who applies or discards the changes. It is
+// stored with their state.
 func (l *Layers) SetUser(label string) { l.info.By = label }
 
-// removeLayers removes the layers. The upper one goes last: where it is, there is
-// something left to remove.
+// removeLayers removes the layers, the upper one last: as long as it exists,
+// something is left to remove.
 func (l *Layers) removeLayers() error {
 	var all []error
 	for _, name := range []string{baseFile, applyFile, doneFile} {
@@ -442,7 +447,7 @@ func (l *Layers) removeLayers() error {
 	return errors.Join(all...)
 }
 
-// replaceFile replaces a file of ours, synced, so that it is torn at no moment.
+// replaceFile replaces a file atomically and syncs it.
 func replaceFile(path string, text []byte) error {
 	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
@@ -458,8 +463,9 @@ func replaceFile(path string, text []byte) error {
 	return os.Rename(path+".new", path)
 }
 
-// removeTree removes a folder and what is in it, through no link. Folders that
-// their owner may not enter, which commands can make, are opened up first.
+// removeTree removes a directory and its content without following symlinks. It
+// first makes directories accessible that their owner can't enter, which
+// commands can create.
 func removeTree(path string) error {
 	err := os.RemoveAll(path)
 	if !errors.Is(err, fs.ErrPermission) {
@@ -473,15 +479,15 @@ func removeTree(path string) error {
 	return errors.Join(unix.Close(fd), os.RemoveAll(path))
 }
 
-// makeAccessible gives the owner back every right to the folder rel and those below.
-// What it can't change, the removal will tell.
+// makeAccessible grants the owner every right to the directory rel and those
+// below it. It ignores errors, since the removal reports them.
 func makeAccessible(t tree, rel string) {
 	dir, err := t.openAt(rel, unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
 		return
 	}
 	if n, err := statAt(dir, ""); err == nil && n.mode&0o700 != 0o700 {
-		// By /proc, since fchmod(2) takes no O_PATH descriptor.
+		// /proc is used because fchmod(2) does not accept an O_PATH descriptor.
 		_ = unix.Chmod(fmt.Sprintf("/proc/self/fd/%d", dir), n.mode|0o700)
 	}
 	unix.Close(dir)
@@ -498,7 +504,7 @@ func makeAccessible(t tree, rel string) {
 	})
 }
 
-// readBootID is the kernel's name for this boot.
+// readBootID returns the kernel's ID of the current boot.
 func readBootID() string {
 	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

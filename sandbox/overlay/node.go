@@ -8,14 +8,14 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// permissions are the bits that are compared and applied; a set-user-ID,
-// set-group-ID or sticky bit never is.
+// permissions are the bits that are compared and applied. The set-user-ID,
+// set-group-ID and sticky bits are not.
 const permissions = 0o777
 
-// node is what one name is, never what a link leads to.
+// node describes a directory entry. Symlinks are not followed.
 type node struct {
 	typ      workspace.Type
-	mode     uint32 // with the special bits, without the type
+	mode     uint32 // with the special bits, but not the type
 	uid, gid uint32
 	size     int64
 	mtime    int64 // nanoseconds
@@ -26,12 +26,12 @@ type node struct {
 	target   string
 }
 
-// stamp is what tells one state of an original from another, as base.json keeps
-// it. The change time can't be set by a program, so that a content changed with
-// the old size and modification time is still seen.
+// stamp identifies one state of an original file in base.json. Programs can't
+// set the change time, so it reveals new content with the old size and
+// modification time.
 type stamp struct {
 	Path string `json:"p,omitempty"`
-	// Bytes is the path where it is no UTF-8, and Path is then empty.
+	// Bytes is the path if it is invalid UTF-8. Path is empty then.
 	Bytes []byte         `json:"b,omitempty"`
 	Type  workspace.Type `json:"t,omitempty"`
 	Size  int64          `json:"s,omitempty"`
@@ -39,30 +39,31 @@ type stamp struct {
 	MTime int64          `json:"mt,omitempty"`
 	CTime int64          `json:"ct,omitempty"`
 	Inode uint64         `json:"i,omitempty"`
-	// Target is a link's, or the result of [shortenTarget].
+	// Target is the target of a symlink, or the result of [shortenTarget].
 	Target []byte `json:"l,omitempty"`
 	// Index is the [hashIndex] of a git index.
 	Index string `json:"x,omitempty"`
 }
 
-// matches says whether n is still what was stamped. The change time is left out
-// where an apply of ours may have moved it: removing one name of a file does.
+// matches reports whether n is still in the recorded state. If loose is set, it
+// ignores the change time, which our own apply may have changed by removing
+// another name of the file.
 func (s *stamp) matches(n *node, loose bool) bool {
 	if n == nil || s.Type != n.typ || s.Mode != n.mode {
 		return false
 	}
 	if n.typ == workspace.TypeDir {
-		return true // what is in it has stamps of its own
+		return true // its content has stamps of its own
 	}
 	return s.Size == n.size && s.MTime == n.mtime && s.Inode == n.ino && shortenTarget(string(s.Target)) == shortenTarget(n.target) &&
 		(loose || s.CTime == n.ctime)
 }
 
-// longTarget is from where on a stamp holds a hash of a link's target.
+// longTarget is the length above which a stamp contains a hash of the target.
 const longTarget = 256
 
-// shortenTarget gives target, or its hash where it is long, behind a NUL, which no
-// target has.
+// shortenTarget returns target or, if it is long, its hash after a NUL, which
+// no target contains.
 func shortenTarget(target string) string {
 	if len(target) <= longTarget {
 		return target
@@ -71,7 +72,8 @@ func shortenTarget(target string) string {
 	return "\x00" + string(sum[:])
 }
 
-// isSame says whether two looks saw the same thing, but for its change time.
+// isSame reports whether two nodes describe the same state, apart from the
+// change time.
 func (n *node) isSame(o *node) bool {
 	if n == nil || o == nil {
 		return n == o
@@ -80,6 +82,8 @@ func (n *node) isSame(o *node) bool {
 		n.size == o.size && n.mtime == o.mtime && n.target == o.target)
 }
 
+// perm returns the permission bits.
 func (n *node) perm() fs.FileMode { return fs.FileMode(n.mode & permissions) }
 
+// formatMode returns the permission bits in octal.
 func formatMode(m fs.FileMode) string { return "0" + strconv.FormatUint(uint64(m.Perm()), 8) }

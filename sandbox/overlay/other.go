@@ -8,53 +8,53 @@ import (
 	"os"
 )
 
-// Layers are those of one session; this system has none.
+// Layers are the layers of one session. This system has none.
 type Layers struct{}
 
-// Create fails with [ErrUnsupported].
+// Create returns [ErrUnsupported].
 func Create(string, CreateOptions) (*Layers, error) { return nil, ErrUnsupported }
 
-// Open fails with [ErrUnsupported].
+// Open returns [ErrUnsupported].
 func Open(string) (*Layers, error) { return nil, ErrUnsupported }
 
-// Dir is "".
+// Dir returns "".
 func (l *Layers) Dir() string { return "" }
 
-// Info is the zero value.
+// Info returns the zero value.
 func (l *Layers) Info() Info { return Info{} }
 
-// Lock fails with [ErrUnsupported].
+// Lock returns [ErrUnsupported].
 func (l *Layers) Lock() error { return ErrUnsupported }
 
 // Close does nothing.
 func (l *Layers) Close() error { return nil }
 
-// Record fails with [ErrUnsupported].
+// Record returns [ErrUnsupported].
 func (l *Layers) Record(context.Context, *os.File) error { return ErrUnsupported }
 
-// Same fails with [ErrUnsupported].
+// Same returns [ErrUnsupported].
 func (l *Layers) Same(*os.File) error { return ErrUnsupported }
 
-// End fails with [ErrUnsupported].
+// End returns [ErrUnsupported].
 func (l *Layers) End(State) error { return ErrUnsupported }
 
 // SetUser does nothing.
 func (l *Layers) SetUser(string) {}
 
-// Sweep fails with [ErrUnsupported].
+// Sweep returns [ErrUnsupported].
 func (l *Layers) Sweep() error { return ErrUnsupported }
 
-// Changes fails with [ErrUnsupported].
+// Changes returns [ErrUnsupported].
 func (l *Layers) Changes(context.Context, *os.File, ReadOptions) (*Changes, error) {
 	return nil, ErrUnsupported
 }
 
-// Diff fails with [ErrUnsupported].
+// Diff returns [ErrUnsupported].
 func (l *Layers) Diff(context.Context, *os.File, *Changes, io.Writer, DiffOptions) (*Stats, error) {
 	return nil, ErrUnsupported
 }
 
-// Apply fails with [ErrUnsupported].
+// Apply returns [ErrUnsupported].
 func (l *Layers) Apply(context.Context, *os.File, ApplyOptions) (*Result, error) {
 	return nil, ErrUnsupported
 }

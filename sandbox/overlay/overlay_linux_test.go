@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// testEnv is a workspace under a real overlay of the kernel's: what it makes of
-// the upper layer is what is read.
+// testEnv is a workspace under a real overlay of the kernel, so that the tests
+// read an upper layer that the kernel wrote.
 type testEnv struct {
 	t        *testing.T
 	original string // the workspace
@@ -27,7 +27,8 @@ type testEnv struct {
 	mounted  bool
 }
 
-// newTestEnv makes a workspace with before in it, and mounts.
+// newTestEnv creates a workspace, calls before with its path, and mounts the
+// overlay.
 func newTestEnv(t *testing.T, before func(dir string)) *testEnv {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -74,7 +75,7 @@ func (w *testEnv) unmount() {
 	}
 }
 
-// listChanges reads the layers and gives a line a change.
+// listChanges returns one line per change.
 func (w *testEnv) listChanges() []string {
 	w.t.Helper()
 	c, err := w.layers.Changes(w.t.Context(), w.folder, ReadOptions{})
@@ -113,7 +114,7 @@ func (w *testEnv) apply(o ApplyOptions) *Result {
 	return r
 }
 
-// runScript runs a shell script in a folder.
+// runScript runs a shell script in a directory.
 func runScript(t testing.TB, dir, script string) {
 	t.Helper()
 	cmd := exec.Command("bash", "-ec", script)
@@ -130,9 +131,9 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// A name of the repository's or Caisson's own files outside of them would be a
-// way to write them, for a session in bind mode that may not: it becomes a file
-// of its own. Other names of one file stay that.
+// TestNamesOfGuardedFiles checks that a new name of a file in .git or .caisson,
+// outside of it, becomes a separate file. A session in bind mode could write to
+// the guarded file by that name. Other files keep their names.
 func TestNamesOfGuardedFiles(t *testing.T) {
 	w := newTestEnv(t, func(dir string) {
 		runScript(t, dir, `mkdir -p .git/hooks sub/.git .caisson; echo c > .git/config; echo h > .git/hooks/h; echo s > sub/.git/config; echo y > .caisson/config.yaml; echo f > free`)
@@ -155,7 +156,8 @@ func TestNamesOfGuardedFiles(t *testing.T) {
 	}
 }
 
-// describeTree is a tree as text: type, mode, owner, link count, content.
+// describeTree returns a tree as text: type, mode, owner, number of names,
+// content.
 func describeTree(t testing.TB, dir string) string {
 	t.Helper()
 	var b strings.Builder
@@ -233,8 +235,8 @@ func TestChangesAreWhatTheKernelWrote(t *testing.T) {
 	)
 }
 
-// TestApplyGivesWhatCommandsSaw compares the folder afterwards with the merged
-// view before: the kernel's own reading of the layers.
+// TestApplyGivesWhatCommandsSaw compares the directory after an apply with the
+// merged view before it.
 func TestApplyGivesWhatCommandsSaw(t *testing.T) {
 	w := newTestEnv(t, func(dir string) {
 		runScript(t, dir, tree0+`
@@ -281,7 +283,7 @@ func TestConflictsRefuseAllOrTheirOwn(t *testing.T) {
 	w := newTestEnv(t, func(dir string) { runScript(t, dir, tree0) })
 	runScript(t, w.merged, `echo agent >> a.txt; echo agent > new; rm src/s.c; rm -r gone; echo agent > src/fine.c; rm tofile; mkdir tofile; echo f > tofile/f; echo both > both; rm h1`)
 	w.unmount()
-	// The user's own work meanwhile: one that keeps size and time, too.
+	// The user works meanwhile. One change keeps size and time.
 	runScript(t, w.original, `printf 'ONE\n' > a.txt.x; touch -r a.txt a.txt.x; cat a.txt.x > a.txt; touch -r a.txt.x a.txt; rm a.txt.x
 		echo user > new; echo user >> src/s.c; echo user > gone/in/user; rm tofile; echo both > both; echo user > unrelated`)
 	before := describeTree(t, w.original)
@@ -317,15 +319,15 @@ func TestConflictsRefuseAllOrTheirOwn(t *testing.T) {
 	if text, _ := os.ReadFile(filepath.Join(w.original, "a.txt")); string(text) != "ONE\n" {
 		t.Errorf("the user's file is %q", text)
 	}
-	// What the user makes of what was applied is the user's.
+	// Later changes by the user to applied files are no changes of the session.
 	runScript(t, w.original, `echo user >> src/fine.c`)
 	if got := w.listChanges(); slices.ContainsFunc(got, func(l string) bool { return strings.Contains(l, "fine.c") }) {
 		t.Errorf("changes: %q", got)
 	}
 }
 
-// TestKilledApplyEndsTheSame stops an apply before each of its steps and runs
-// it again, and compares with one that was never stopped.
+// TestKilledApplyEndsTheSame stops an apply before each of its steps, repeats
+// it, and compares the result with that of an apply that was not stopped.
 func TestKilledApplyEndsTheSame(t *testing.T) {
 	script := `echo two >> a.txt; chmod 700 run.sh; rm -r gone; mkdir -p added/empty; ln -sfn src link; rm tofile; mkdir tofile; echo f > tofile/f; chmod 711 tofile
 		rm -r todir; echo file > todir; rm -r src/deep; mkdir src/deep; echo o > src/deep/o.c; echo h >> h1; echo h >> h2; echo l1 > l1; ln l1 l2; rm touched; ln -s x touched`
@@ -353,7 +355,7 @@ func TestKilledApplyEndsTheSame(t *testing.T) {
 		if !errors.Is(err, errKilled) {
 			t.Fatal(err)
 		}
-		// What a kill in the middle of a write leaves.
+		// A kill during a write leaves incomplete temporary files.
 		j, err := w.layers.readApplyLog()
 		must(t, err)
 		runScript(t, w.original, "echo torn > "+tempName(j.runs[0], 7)+"; for d in tofile src/deep; do test ! -d $d || echo torn > $d/"+tempName(j.runs[0], 8)+"; done")
@@ -416,9 +418,10 @@ func TestGitIsAppliedButForWhatItObeys(t *testing.T) {
 	}
 }
 
-// TestNoRepositoryInTheOpen: any folder can become a bare repository, the
-// workspace's own too, whose configuration says that it is none. What makes it one
-// is left out, whichever part comes last; all of it, the control, runs a program.
+// TestNoRepositoryInTheOpen checks that a session can't turn a directory, even
+// the workspace itself, into a bare repository whose configuration runs a
+// program. The parts that complete it are left out, whichever comes last. As a
+// control, applying all of them runs the program.
 func TestNoRepositoryInTheOpen(t *testing.T) {
 	const config = `printf '[core]\n\trepositoryformatversion = 0\n\tbare = false\n\tworktree = .\n\tfsmonitor = touch FIRED;\n' > config; `
 	for name, tt := range map[string]struct{ before, session string }{
@@ -458,8 +461,8 @@ func TestMovedRepositoryStays(t *testing.T) {
 	}
 }
 
-// TestHostileLayer fills the upper layer behind the kernel's back, with what no
-// kernel would write there, and looks for what must not move.
+// TestHostileLayer fills the upper layer directly with entries that no kernel
+// would write, and checks that nothing outside changes.
 func TestHostileLayer(t *testing.T) {
 	outside := t.TempDir()
 	runScript(t, outside, `echo secret > canary; mkdir dir; echo d > dir/d`)
@@ -480,11 +483,11 @@ func TestHostileLayer(t *testing.T) {
 	_, err = w.layers.Diff(t.Context(), w.folder, c, &text, DiffOptions{})
 	must(t, err)
 	if len(c.Unread) == 0 || !strings.Contains(text.String(), "can't be read: what changed there is not known") {
-		t.Errorf("what is too deep to be named is not told: %q", c.Unread)
+		t.Errorf("no report of a directory that is too deep: %q", c.Unread)
 	}
 	for line := range strings.Lines(text.String()) {
 		if strings.ContainsAny(strings.TrimSuffix(line, "\n"), "\x1b\a") || strings.HasPrefix(line, "--- a\n") {
-			t.Errorf("a name got through as it is: %q", line)
+			t.Errorf("a name is not quoted: %q", line)
 		}
 	}
 	r := w.apply(ApplyOptions{LinksOut: true})
@@ -503,8 +506,8 @@ func TestHostileLayer(t *testing.T) {
 	}
 }
 
-// TestLinksOfTheOriginal has the user's folder hold a link where the session
-// found a folder: what was to go into the folder must not go through the link.
+// TestLinksOfTheOriginal replaces a directory of the original by a symlink.
+// Changes of the directory must not follow it.
 func TestLinksOfTheOriginal(t *testing.T) {
 	outside := t.TempDir()
 	runScript(t, outside, `echo secret > f`)
@@ -520,7 +523,7 @@ func TestLinksOfTheOriginal(t *testing.T) {
 	if len(r.Applied) != 0 {
 		t.Errorf("applied %+v", r.Applied)
 	}
-	// The control: who copies what the layer holds goes through the link.
+	// The control: a plain copy of the layer follows the symlink.
 	runScript(t, filepath.Join(w.layers.Dir(), UpperDir), `find . -type f | while read -r f; do cp "$f" `+w.original+`/"$f"; done`)
 	if diff := cmp.Diff(before, describeTree(t, outside)); diff == "" {
 		t.Error("control: a plain copy did not reach outside")
@@ -563,7 +566,7 @@ func TestDiscardRemovesAll(t *testing.T) {
 	if _, err := os.Lstat(filepath.Join(w.layers.Dir(), UpperDir)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("upper is left: %v", err)
 	}
-	// What an end that was cut short left goes later.
+	// A later Sweep removes what an interrupted End left.
 	must(t, os.MkdirAll(filepath.Join(w.layers.Dir(), UpperDir, "left"), 0o755))
 	must(t, w.layers.Close())
 	again, err := Open(w.layers.Dir())
@@ -578,8 +581,9 @@ func TestDiscardRemovesAll(t *testing.T) {
 	}
 }
 
-// TestFullDiskTearsNothing applies to a file system that is too small: what was
-// there stays whole, the error says why, and with room the rest follows.
+// TestFullDiskTearsNothing applies changes to a file system that is too small.
+// Existing files stay whole, the error names the cause, and the rest follows
+// once there is room.
 func TestFullDiskTearsNothing(t *testing.T) {
 	var dir string
 	w := newTestEnv(t, func(original string) {
@@ -618,7 +622,8 @@ func TestFullDiskTearsNothing(t *testing.T) {
 	}
 }
 
-// TestStateThatCantBeWritten has no room for what the folder was.
+// TestStateThatCantBeWritten records a directory without enough room for the
+// record.
 func TestStateThatCantBeWritten(t *testing.T) {
 	w := newTestEnv(t, func(dir string) { runScript(t, dir, `for i in $(seq 2000); do : > file-with-a-long-name-$i; done`) })
 	small := t.TempDir()
@@ -635,13 +640,13 @@ func TestStateThatCantBeWritten(t *testing.T) {
 		t.Errorf("record without room: %v", err)
 	}
 	if again, err := Open(l.Dir()); err != nil || again.Info().Recorded {
-		t.Errorf("what could not be recorded is taken for recorded: %v", err)
+		t.Errorf("layers without a complete record count as recorded: %v", err)
 	}
 }
 
-// TestLinksOutAreLeftOut: symlinks that lead out of the workspace are not
-// applied, in whatever way they do, unless that is asked for. The control is
-// that links which stay inside are.
+// TestLinksOutAreLeftOut checks that symlinks which lead out of the workspace,
+// in whatever way, are only applied on request. As a control, symlinks that
+// stay inside are applied.
 func TestLinksOutAreLeftOut(t *testing.T) {
 	w := newTestEnv(t, func(dir string) {
 		runScript(t, dir, `mkdir -p a/b; echo x > a/x; ln -s / away; ln -s a/b short; echo f > was`)

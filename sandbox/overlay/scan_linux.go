@@ -16,21 +16,21 @@ import (
 )
 
 const (
-	// maxUnread is how many folders that can't be looked into are named.
+	// maxUnread is the number of unreadable directories that are named.
 	maxUnread = 20
-	// compareBytes bounds the content that is compared to tell a file that was
-	// changed from one that was only touched: larger ones of one size are taken
-	// for changed.
+	// compareBytes is the size up to which the content of files is compared.
+	// Larger files of equal size count as changed even if they were only
+	// touched.
 	compareBytes = 1 << 30
 )
 
-// Changes reads what the session changed: the upper layer against the original
-// folder as it is now, with what changed in that since the session began
-// marked as a conflict. It fails with [ErrOther] for another folder and with
-// [ErrGone] where nothing is kept.
+// Changes returns the changes of the session: the difference between the upper
+// layer and the original directory. What changed in the original since the
+// start of the session is marked as a conflict. Changes returns [ErrOther] for
+// another directory and [ErrGone] if the layers have ended.
 //
-// What an earlier apply has brought in is no change any more, so that an apply
-// that was killed is gone on with by another one.
+// Changes that an earlier apply has made are not included, so that a new apply
+// continues one that was killed.
 func (l *Layers) Changes(ctx context.Context, original *os.File, o ReadOptions) (*Changes, error) {
 	if err := l.checkKept(original); err != nil {
 		return nil, err
@@ -61,7 +61,7 @@ func (l *Layers) Changes(ctx context.Context, original *os.File, o ReadOptions) 
 	return &s.Changes, nil
 }
 
-// lookUp looks for a path in both.
+// lookUp reports whether a path exists in the upper layer, and in the original.
 func (s *scan) lookUp(path string) (upper, lower bool) {
 	up, err := s.upper.lstat(path)
 	upper = err == nil && up != nil && !up.whiteout
@@ -69,8 +69,8 @@ func (s *scan) lookUp(path string) (upper, lower bool) {
 	return upper, err == nil && low != nil
 }
 
-// readLink returns the target of the symlink that is at a path once the changes are
-// applied, and false where there is none.
+// readLink returns the target of the symlink at a path once the changes are
+// applied, and false if there is none.
 func (s *scan) readLink(path string) (target string, ok bool) {
 	n, err := s.upper.lstat(path)
 	if err == nil && n == nil {
@@ -82,6 +82,8 @@ func (s *scan) readLink(path string) (target string, ok bool) {
 	return n.target, true
 }
 
+// checkKept returns an error if the layers have ended or belong to another
+// directory.
 func (l *Layers) checkKept(original *os.File) error {
 	if l.info.State != Kept {
 		return fmt.Errorf("%w: session %s is %s", ErrGone, l.info.Session, l.info.State)
@@ -99,22 +101,23 @@ func (l *Layers) openUpper() (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// maxScanDepth bounds the directories that a scan holds open, two for each level.
+// maxScanDepth bounds the directories that a scan holds open, two per level.
 const maxScanDepth = 256
 
-// scan is one reading of an upper layer.
+// scan is one scan of an upper layer.
 type scan struct {
 	Changes
 	ctx          context.Context
 	upper, lower tree
 	limits       ReadOptions
-	// textBytes are the bytes of the paths and link targets that are held; firstCount
-	// and firstText are those of the changes that come first.
+	// textBytes is the number of bytes of paths and symlink targets in List.
+	// firstCount and firstTextBytes are those of the changes with priority.
 	textBytes, firstCount, firstTextBytes int
 	depth                                 int
 }
 
-// scanTree begins with the workspace's own folder, whose mode may have changed.
+// scanTree begins with the workspace's own directory, whose mode may have
+// changed.
 func (s *scan) scanTree() error {
 	now, err := s.upper.lstat(".")
 	if err != nil {
@@ -141,8 +144,8 @@ func (s *scan) scanTree() error {
 	return s.scanDirectory(".", up, low, false)
 }
 
-// addChange holds a change, or counts it where there is no room. What comes first has
-// room that others don't take.
+// addChange adds a change, or counts it if there is no room. Changes with
+// priority have their own room.
 func (s *scan) addChange(path string, kind Kind, was, now *node) {
 	c := Change{Path: path, Kind: kind, was: was, now: now}
 	if was != nil {
@@ -173,7 +176,7 @@ func (s *scan) addChange(path string, kind Kind, was, now *node) {
 	s.List = append(s.List, c)
 }
 
-// countText is how many bytes are held of a path and of what was found there.
+// countText returns the number of bytes of a path and of the targets of nodes.
 func countText(path string, nodes ...*node) int {
 	text := len(path)
 	for _, n := range nodes {
@@ -184,14 +187,15 @@ func countText(path string, nodes ...*node) int {
 	return text
 }
 
+// addUnread records a directory that can't be read.
 func (s *scan) addUnread(rel string) {
 	if len(s.Unread) < maxUnread {
 		s.Unread = append(s.Unread, rel)
 	}
 }
 
-// scanSubdirectory scans the directory name of the open directories up and low, either of
-// which may be -1, by calling visit with it open.
+// scanSubdirectory opens the directory name in the open directories up and low,
+// either of which may be -1, and calls visit.
 func (s *scan) scanSubdirectory(rel, name string, up, low int, visit func(up, low int) error) error {
 	if s.ctx.Err() != nil {
 		return context.Cause(s.ctx)
@@ -209,7 +213,7 @@ func (s *scan) scanSubdirectory(rel, name string, up, low int, visit func(up, lo
 		fd, err := (tree{*dir}).openDir(name)
 		if err != nil {
 			if dir == &up || !isMissing(err) {
-				s.addUnread(rel) // what is below can't be compared
+				s.addUnread(rel) // its content can't be compared
 			}
 			return nil
 		}
@@ -219,8 +223,8 @@ func (s *scan) scanSubdirectory(rel, name string, up, low int, visit func(up, lo
 	return visit(up, low)
 }
 
-// scanDirectory reads the open upper folder rel. The original's folder there, which
-// shows through unless it is hidden, is low; -1 is none.
+// scanDirectory scans the open upper directory rel. The original's directory,
+// which shows through unless it is hidden, is low; -1 means none.
 func (s *scan) scanDirectory(rel string, up, low int, hidden bool) error {
 	err := eachName(up, func(name string) error { return s.scanEntry(rel, name, up, low) })
 	if err == nil && low >= 0 && hidden {
@@ -229,7 +233,8 @@ func (s *scan) scanDirectory(rel string, up, low int, hidden bool) error {
 	return s.handleReadError(rel, err)
 }
 
-// handleReadError notes a folder that can't be read.
+// handleReadError records a directory that can't be read, and returns other
+// errors.
 func (s *scan) handleReadError(rel string, err error) error {
 	if errors.Is(err, errNames) {
 		s.addUnread(rel)
@@ -274,7 +279,7 @@ func (s *scan) scanEntry(rel, name string, up, low int) error {
 	return nil
 }
 
-// compareDirectory compares a folder of the upper layer.
+// compareDirectory compares a directory of the upper layer.
 func (s *scan) compareDirectory(path, name string, up, low int, was, now *node) error {
 	if was == nil || was.typ != workspace.TypeDir {
 		kind := Added
@@ -297,14 +302,14 @@ func (s *scan) compareDirectory(path, name string, up, low int, was, now *node) 
 	})
 }
 
-// compareEntry tells a change of what both have from a mere touch.
+// compareEntry adds a change if an entry that exists on both sides differs.
 func (s *scan) compareEntry(path, name string, up, low int, was, now *node) {
 	same := false
 	switch now.typ {
 	case workspace.TypeLink:
 		same = was.target == now.target
 		if same {
-			return // links have no mode of their own
+			return // symlinks have no mode of their own
 		}
 	case workspace.TypeFile:
 		same = was.size == now.size && now.size <= compareBytes && s.equalContent(name, up, low)
@@ -312,7 +317,7 @@ func (s *scan) compareEntry(path, name string, up, low int, was, now *node) {
 			says := s.upper.hashIndexAt(path)
 			same = says != "" && says == s.lower.hashIndexAt(path)
 		}
-	default: // a pipe is a pipe
+	default: // pipes, sockets and devices have no content
 		same = true
 	}
 	switch {
@@ -334,7 +339,8 @@ func (s *scan) compareEntry(path, name string, up, low int, was, now *node) {
 	}
 }
 
-// equalContent compares the content of a file in both. What can't be read is not equal.
+// equalContent reports whether the content of a file is the same on both sides.
+// Unreadable content is not.
 func (s *scan) equalContent(name string, up, low int) bool {
 	now, _, err := (tree{up}).openFile(name)
 	if err != nil {
@@ -361,9 +367,11 @@ func (s *scan) equalContent(name string, up, low int) bool {
 	return false
 }
 
+// isEOF reports whether an error is the end of a file.
 func isEOF(err error) bool { return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) }
 
-// addHidden adds what an opaque folder hides: names of the original that it lacks.
+// addHidden adds the deletions that an opaque directory makes: names of the
+// original that it lacks.
 func (s *scan) addHidden(rel string, up, low int) error {
 	return eachName(low, func(name string) error {
 		path := join(rel, name)
@@ -385,8 +393,8 @@ func (s *scan) addHidden(rel string, up, low int) error {
 	})
 }
 
-// addDeleted adds the deletion of name in the original's open folder low, and of what
-// is in it.
+// addDeleted adds the deletion of name in the original's open directory low,
+// and of its content.
 func (s *scan) addDeleted(path, name string, low int, was *node) error {
 	s.addChange(path, Deleted, was, nil)
 	if was.typ != workspace.TypeDir {
@@ -395,7 +403,8 @@ func (s *scan) addDeleted(path, name string, low int, was *node) error {
 	return s.addDeletedBelow(path, name, low)
 }
 
-// addDeletedBelow adds the deletion of all that a folder of the original holds.
+// addDeletedBelow adds the deletions of everything in a directory of the
+// original.
 func (s *scan) addDeletedBelow(path, name string, low int) error {
 	return s.scanSubdirectory(path, name, -1, low, func(_, low int) error {
 		return s.handleReadError(path, eachName(low, func(name string) error {
@@ -412,7 +421,7 @@ func (s *scan) addDeletedBelow(path, name string, low int) error {
 	})
 }
 
-// Reasons of conflicts, as people read them.
+// Descriptions of conflicts, for messages.
 const (
 	conflictAppeared = "it appeared in the workspace since the session began"
 	conflictVanished = "it was deleted in the workspace since the session began"
@@ -422,7 +431,8 @@ const (
 	conflictContent  = "something in it was changed in the workspace since the session began"
 )
 
-// markConflicts finds the changes whose originals are not what they were.
+// markConflicts marks the changes whose originals have changed since the start
+// of the session.
 func (l *Layers) markConflicts(s *scan) error {
 	at := make(map[string]*Change, len(s.List))
 	for i := range s.List {
@@ -455,17 +465,17 @@ func (l *Layers) markConflicts(s *scan) error {
 		c := &s.List[i]
 		c.Conflict = findConflict(c, touched.paths[c.Path], known, l.info.Began.UnixNano())
 		if c.Conflict == conflictDiffers && c.base.Index != "" && c.base.Index == s.lower.hashIndexAt(c.Path) {
-			c.Conflict = "" // git refreshed what it remembers of the files
+			c.Conflict = "" // git only refreshed its metadata of files
 		}
 		if c.Conflict != "" {
 			continue
 		}
-		// In the order of a tree, so that the folder was judged before.
+		// In tree order, the directory was checked before.
 		if up := at[parent(c.Path)]; up != nil && up.Conflict != "" && up.Path != c.Path && up.Kind != Deleted {
 			c.Conflict = conflictParent
 		}
 	}
-	// A folder goes only with all that is in it.
+	// A directory is only removed with all of its content.
 	for i := len(s.List) - 1; i >= 0; i-- {
 		c := &s.List[i]
 		up := at[parent(c.Path)]
@@ -477,16 +487,17 @@ func (l *Layers) markConflicts(s *scan) error {
 	return nil
 }
 
-// findConflict says how a change's original differs from what it was, or "".
-// touched says that an apply that was killed had begun with it.
+// findConflict describes how the original of a change differs from its recorded
+// state, or returns "". The parameter touched reports whether a killed apply
+// had begun with the change.
 func findConflict(c *Change, touched bool, known func(string) bool, began int64) string {
 	folder := c.was != nil && c.was.typ == workspace.TypeDir
 	switch {
 	case c.Path == ".":
-		return "" // its mode is no file's content
+		return "" // its mode is not content
 	case c.base != nil && c.was == nil:
 		if touched {
-			return "" // we took it away
+			return "" // our own apply removed it
 		}
 		return conflictVanished
 	case c.base != nil:
@@ -494,11 +505,11 @@ func findConflict(c *Change, touched bool, known func(string) bool, began int64)
 			return ""
 		}
 		return conflictDiffers
-	case c.was == nil, touched && folder: // a folder that we made, and no more
+	case c.was == nil, touched && folder: // our own apply created the directory
 		return ""
 	case known(c.Path):
 		if folder && c.Kind != Deleted && c.Kind != Typed {
-			return "" // both made the folder; what is in it is judged by itself
+			return "" // both created the directory; its content is checked by itself
 		}
 		return conflictAppeared
 	case c.was.ctime >= began:

@@ -15,7 +15,8 @@ import (
 
 const manyLinks = 1000
 
-// makeLongLinks makes links in dir whose targets are 4,000 bytes long: 4 MB.
+// makeLongLinks creates symlinks in dir with targets of 4,000 bytes: 4 MB in
+// all.
 func makeLongLinks(t *testing.T, dir string) {
 	t.Helper()
 	must(t, os.MkdirAll(dir, 0o755))
@@ -31,8 +32,8 @@ func heapBytes() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// TestChangesAreBoundedInBytes reads layers with room for 256 KiB of text, of
-// MaxTextBytes; the control is all of it.
+// TestChangesAreBoundedInBytes reads layers with room for 256 KiB of text. The
+// control has room for MaxTextBytes.
 func TestChangesAreBoundedInBytes(t *testing.T) {
 	for name, prepare := range map[string]func(t *testing.T, upper, lower string){
 		"added":         func(t *testing.T, upper, _ string) { makeLongLinks(t, filepath.Join(upper, "d")) },
@@ -47,7 +48,7 @@ func TestChangesAreBoundedInBytes(t *testing.T) {
 			must(t, unix.Setxattr(filepath.Join(upper, "d"), opaqueXattr, []byte("y"), 0))
 		},
 		"nested": func(t *testing.T, upper, lower string) {
-			// Each folder comes before the links beside it.
+			// Each directory precedes the symlinks beside it.
 			for _, dir := range []string{"d", "d/0", "d/0/0"} {
 				makeLongLinks(t, filepath.Join(lower, dir, "z"))
 			}
@@ -85,7 +86,7 @@ func TestChangesAreBoundedInBytes(t *testing.T) {
 	}
 }
 
-// countFiles counts the changes of files and links.
+// countFiles counts the changes of files and symlinks.
 func countFiles(list []Change) (n int) {
 	for i := range list {
 		if list[i].File() {
@@ -95,8 +96,8 @@ func countFiles(list []Change) (n int) {
 	return n
 }
 
-// TestFirstChangesHaveRoom: what comes first is held whatever else there is, and
-// in whatever order the file system has it.
+// TestFirstChangesHaveRoom checks that changes with priority are kept whatever
+// else changed, and in whatever order the file system lists them.
 func TestFirstChangesHaveRoom(t *testing.T) {
 	upper, lower := t.TempDir(), t.TempDir()
 	makeLongLinks(t, upper)
@@ -131,8 +132,8 @@ func TestFirstChangesHaveRoom(t *testing.T) {
 	}
 }
 
-// TestRecordIsBoundedInBytes: so is what the beginning writes down, and a long
-// target is its hash there.
+// TestRecordIsBoundedInBytes checks that the record is bounded, and that it
+// contains the hash of a long target.
 func TestRecordIsBoundedInBytes(t *testing.T) {
 	dir := t.TempDir()
 	makeLongLinks(t, dir)
@@ -159,14 +160,14 @@ func TestRecordIsBoundedInBytes(t *testing.T) {
 	}
 }
 
-// TestLongTargetsDiffer: by their last byte too, also from a stamp that holds
-// the whole target, as those of earlier builds do.
+// TestLongTargetsDiffer checks that targets are distinguished even by their
+// last byte, also by a stamp with the whole target.
 func TestLongTargetsDiffer(t *testing.T) {
 	long := strings.Repeat("x", 4000)
 	link := func(target string) *node { return &node{typ: workspace.TypeLink, target: target} }
 	for _, s := range []stamp{stampOf("a", link(long)), {Type: workspace.TypeLink, Target: []byte(long)}} {
 		if !s.matches(link(long), false) || s.matches(link(long[1:]+"y"), false) || s.matches(link("x"), false) {
-			t.Errorf("a stamp with %d bytes of target doesn't tell", len(s.Target))
+			t.Errorf("a stamp with %d bytes of target does not distinguish targets", len(s.Target))
 		}
 	}
 	if s := stampOf("a", link("short")); string(s.Target) != "short" {

@@ -14,18 +14,19 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// resolve is how every path is resolved: below the held folder, through no link
-// at all, onto no other mount. An overlay needs a kernel that has it (userxattr
-// came with Linux 5.11, openat2 with 5.6).
+// resolve is how every path is resolved: below the held directory, through no
+// symlink, and onto no other mount. The kernel supports it if it supports
+// overlays: userxattr needs Linux 5.11, openat2 needs 5.6.
 const resolve = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV
 
-// tree is a folder that is held open by its descriptor. It owns nothing.
+// tree is a directory that is held open by a descriptor. It does not own the
+// descriptor.
 type tree struct{ fd int }
 
-// openAt opens rel with flags; the caller closes it.
+// openAt opens rel with flags. The caller must close the descriptor.
 func (t tree) openAt(rel string, flags int) (int, error) {
 	how := unix.OpenHow{Flags: uint64(flags | unix.O_CLOEXEC | unix.O_NOFOLLOW), Resolve: resolve}
-	for range 64 { // EAGAIN: somebody renames meanwhile; openat2(2)
+	for range 64 { // EAGAIN: concurrent renames, see openat2(2)
 		fd, err := unix.Openat2(t.fd, rel, &how)
 		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
 			return fd, err
@@ -34,11 +35,11 @@ func (t tree) openAt(rel string, flags int) (int, error) {
 	return -1, unix.EAGAIN
 }
 
-// openDir opens the folder rel for reading.
+// openDir opens the directory rel for reading.
 func (t tree) openDir(rel string) (int, error) { return t.openAt(rel, unix.O_RDONLY|unix.O_DIRECTORY) }
 
-// lstat looks at rel; nil where there is nothing, also where a part of its
-// folder is missing or no folder.
+// lstat returns the node at rel. It returns nil if nothing exists there, or if
+// a part of its path is missing or not a directory.
 func (t tree) lstat(rel string) (*node, error) {
 	if rel == "." {
 		n, err := statAt(t.fd, "")
@@ -59,12 +60,14 @@ func (t tree) lstat(rel string) (*node, error) {
 	return n, err
 }
 
-// isMissing says that a path does not lead anywhere any more, without links.
+// isMissing reports whether an error means that a path does not exist without
+// following symlinks.
 func isMissing(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP)
 }
 
-// statAt looks at name in the folder dir, or at dir itself where name is "".
+// statAt returns the node of name in the directory dir, or of dir itself if
+// name is "".
 func statAt(dir int, name string) (*node, error) {
 	var st unix.Stat_t
 	flags := unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT
@@ -86,6 +89,7 @@ func statAt(dir int, name string) (*node, error) {
 	return n, nil
 }
 
+// nodeOf converts the result of stat(2).
 func nodeOf(st *unix.Stat_t) *node {
 	n := &node{
 		mode: st.Mode & 0o7777, uid: st.Uid, gid: st.Gid, ino: st.Ino, nlink: uint32(st.Nlink),
@@ -112,11 +116,11 @@ func nodeOf(st *unix.Stat_t) *node {
 	return n
 }
 
-// opaqueXattr marks a folder of an upper layer that hides the one below it
+// opaqueXattr marks a directory of an upper layer that hides the one below it
 // (Documentation/filesystems/overlayfs.rst, with userxattr).
 const opaqueXattr = "user.overlay.opaque"
 
-// isOpaque says whether the open folder hides what is below it.
+// isOpaque reports whether the open directory hides the one below it.
 func isOpaque(dir int) (bool, error) {
 	buf := make([]byte, 16)
 	n, err := unix.Fgetxattr(dir, opaqueXattr, buf)
@@ -124,21 +128,22 @@ func isOpaque(dir int) (bool, error) {
 	case errors.Is(err, unix.ENODATA), errors.Is(err, unix.ENOTSUP):
 		return false, nil
 	case errors.Is(err, unix.ERANGE):
-		return false, nil // longer than any value that the kernel knows
+		return false, nil // longer than any value that the kernel sets
 	case err != nil:
 		return false, err
 	}
 	return n == 1 && buf[0] == 'y', nil
 }
 
-// maxPathBytes is the longest path that the kernel takes.
+// maxPathBytes is the length of the longest path that the kernel accepts.
 const maxPathBytes = unix.PathMax - 1
 
 // errNames is wrapped by the error for a directory whose names can't be read.
 var errNames = errors.New("can't be read")
 
-// eachName calls visit for every name in the open folder, in no order, and ends
-// with its error. It holds no more than one piece of the folder.
+// eachName calls visit for every name in the open directory, in no particular
+// order, until visit returns an error. It does not hold the whole directory in
+// memory.
 func eachName(dir int, visit func(name string) error) error {
 	buf := make([]byte, 8<<10)
 	for {
@@ -165,7 +170,8 @@ func eachName(dir int, visit func(name string) error) error {
 	}
 }
 
-// nextName takes one record of getdents64(2) off buf; see linux_dirent64.
+// nextName returns the first name in buf and the rest of buf. The content of
+// buf is records of getdents64(2); see linux_dirent64.
 func nextName(buf []byte) (string, []byte) {
 	const header = 19
 	if len(buf) < header {
@@ -182,8 +188,8 @@ func nextName(buf []byte) (string, []byte) {
 	return string(name), buf[size:]
 }
 
-// openFile opens the regular file rel for reading, never waiting for a pipe's other
-// end. What it opened is a regular file, or an error.
+// openFile opens the regular file rel for reading. It returns an error for any
+// other type, and never blocks on a pipe.
 func (t tree) openFile(rel string) (*os.File, *node, error) {
 	fd, err := t.openAt(rel, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
 	if err != nil {
@@ -201,7 +207,8 @@ func (t tree) openFile(rel string) (*os.File, *node, error) {
 	return f, n, nil
 }
 
-// hashIndexAt gives what the git index at rel says, "" where that is not known.
+// hashIndexAt returns the [hashIndex] of the git index at rel, or "" if it is
+// unknown.
 func (t tree) hashIndexAt(rel string) string {
 	f, n, err := t.openFile(rel)
 	if err != nil {
@@ -218,9 +225,11 @@ func (t tree) hashIndexAt(rel string) string {
 	return hashIndex(data)
 }
 
-// errTypeChanged is what was looked at as one thing and is another now.
+// errTypeChanged is the error for an entry whose type has changed since it was
+// examined.
 var errTypeChanged = errors.New("has become something else")
 
+// ignoringEINTR calls f until it is not interrupted.
 func ignoringEINTR(f func() error) error {
 	for {
 		if err := f(); !errors.Is(err, unix.EINTR) {
@@ -231,7 +240,8 @@ func ignoringEINTR(f func() error) error {
 
 func timespec(ns int64) unix.Timespec { return unix.NsecToTimespec(ns) }
 
-// readBirthTime is when the open folder was made, in nanoseconds; 0 is unknown.
+// readBirthTime returns the time when the open directory was created, in
+// nanoseconds, or 0 if it is unknown.
 func readBirthTime(fd int) int64 {
 	var x unix.Statx_t
 	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_BTIME, &x)

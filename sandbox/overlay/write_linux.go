@@ -13,30 +13,32 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// errChanged is an original that changed after it was looked at.
+// errChanged is the error for an original that changed after it was examined.
 var errChanged = errors.New("changed meanwhile")
 
-// errOwner is a file of another user that only root could replace as theirs.
+// errOwner is the error for a file of another user, which only root can replace
+// without changing its owner.
 var errOwner = errors.New("it belongs to another user, and only root could keep it theirs")
 
-// writer makes changes in the original folder. It opens every folder anew,
-// through no link, and acts by descriptors and single names in them.
+// writer makes changes in the original directory. It opens every directory anew
+// without following symlinks, and acts by descriptors and single names in them.
 type writer struct {
 	upper, lower tree
-	owner        *node // the workspace's own folder
+	owner        *node // the workspace's own directory
 	run          string
-	// links are files of several names that are in the original as they are in
-	// the layer, by their inode there.
+	// links are files with several names that are the same in the original and
+	// in the layer, by their inode in the layer.
 	links map[uint64]twin
-	// staged are files that are written and not yet in their places; count
-	// numbers temporary files.
+	// staged are files that were written and not yet renamed. count numbers
+	// temporary files.
 	staged []stagedFile
 	count  int
-	// onFailure is told of a change that could not be made; its error ends all.
+	// onFailure is called for a change that could not be made. If it returns an
+	// error, the apply ends.
 	onFailure func(*Change, error) error
 }
 
-// openParent opens the folder of a path in the original.
+// openParent opens the directory of a path in the original.
 func (w *writer) openParent(path string) (dir int, name string, err error) {
 	dir, err = w.lower.openAt(parent(path), unix.O_PATH|unix.O_DIRECTORY)
 	if isMissing(err) {
@@ -45,7 +47,8 @@ func (w *writer) openParent(path string) (dir int, name string, err error) {
 	return dir, base(path), err
 }
 
-// requireUnchanged fails unless the original is still what it was when it was looked at.
+// requireUnchanged returns [errChanged] if the original has changed since it
+// was examined.
 func requireUnchanged(dir int, name string, was *node) error {
 	now, err := statAt(dir, name)
 	if isMissing(err) {
@@ -60,7 +63,7 @@ func requireUnchanged(dir int, name string, was *node) error {
 	return nil
 }
 
-// removeEntry takes something of the original away; a folder only once it is empty.
+// removeEntry removes an entry of the original. A directory must be empty.
 func (w *writer) removeEntry(c *Change) error {
 	dir, name, err := w.openParent(c.Path)
 	if err != nil {
@@ -80,14 +83,14 @@ func (w *writer) removeEntry(c *Change) error {
 		}
 		return err
 	}
-	c.was = nil // what comes now finds nothing
+	c.was = nil // the next change of this path finds nothing
 	return nil
 }
 
-// writeEntry brings in what is there now.
+// writeEntry creates or replaces an entry of the original.
 func (w *writer) writeEntry(c *Change) error {
 	if c.Path == "." || c.Now == workspace.TypeDir && c.Kind == Mode {
-		return nil // its mode comes last
+		return nil // modes of directories are set last
 	}
 	dir, name, err := w.openParent(c.Path)
 	if err != nil {
@@ -114,7 +117,7 @@ func (w *writer) writeEntry(c *Change) error {
 				if err == nil || errors.Is(err, errChanged) {
 					return err
 				}
-				// A file system without links, or a file that may not get one.
+				// The file system has no hard links, or the file may not get one.
 			}
 		}
 		return w.stageFile(c, dir, name)
@@ -122,7 +125,7 @@ func (w *writer) writeEntry(c *Change) error {
 	return fmt.Errorf("%w: %s", errTypeChanged, c.Now)
 }
 
-// stagedFile is a file that is written and not yet in its place.
+// stagedFile is a file that was written and not yet renamed.
 type stagedFile struct {
 	c          *Change
 	dir        int
@@ -130,11 +133,11 @@ type stagedFile struct {
 	out        *os.File
 }
 
-// maxStaged bounds the files that are synced together: each by itself costs a
-// commit of the file system's journal, some milliseconds; together they share it.
+// maxStaged bounds the files that are synced together. They share one commit of
+// the file system's journal, which takes some milliseconds.
 const maxStaged = 32
 
-// stageFile writes a file beside its place.
+// stageFile writes a file under a temporary name beside its final one.
 func (w *writer) stageFile(c *Change, dir int, name string) error {
 	held, err := unix.FcntlInt(uintptr(dir), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -152,8 +155,8 @@ func (w *writer) stageFile(c *Change, dir int, name string) error {
 	return nil
 }
 
-// flushStaged syncs what is staged and brings it into its places. What goes wrong with
-// one of them is told to failed; an error ends the apply.
+// flushStaged syncs the staged files and renames them. It passes errors to
+// onFailure; an error that onFailure returns ends the apply.
 func (w *writer) flushStaged() error {
 	all := w.staged
 	w.staged = nil
@@ -188,8 +191,8 @@ func (w *writer) flushStaged() error {
 	return ends
 }
 
-// syncDirectories syncs the folders in which names have changed, several at a time:
-// each alone costs a commit of the file system's journal.
+// syncDirectories syncs the directories in which names have changed, several at
+// a time, so that they share commits of the file system's journal.
 func (w *writer) syncDirectories(todo []*Change) error {
 	folders := map[string]bool{}
 	for _, c := range todo {
@@ -204,7 +207,7 @@ func (w *writer) syncDirectories(todo []*Change) error {
 		syncs.Go(func() error {
 			fd, err := w.lower.openDir(dir)
 			if err != nil {
-				return nil //nolint:nilerr // gone, or shut to its owner: nothing of ours is at stake
+				return nil // gone, or not accessible to its owner: nothing of ours is lost
 			}
 			err = ignoringEINTR(func() error { return unix.Fsync(fd) })
 			if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOTSUP) { // a file system that can't
@@ -216,7 +219,7 @@ func (w *writer) syncDirectories(todo []*Change) error {
 	return syncs.Wait()
 }
 
-// dropStaged forgets what is staged, as a kill would.
+// dropStaged removes the staged files.
 func (w *writer) dropStaged() {
 	for _, s := range w.staged {
 		_ = errors.Join(s.out.Close(), unix.Unlinkat(s.dir, s.temp, 0), unix.Close(s.dir))
@@ -224,8 +227,8 @@ func (w *writer) dropStaged() {
 	w.staged = nil
 }
 
-// makeDirectory makes a folder, in place of a file where one was. It is open to its
-// owner alone until all is in it.
+// makeDirectory creates a directory, and replaces a file if there is one. Only
+// the owner can access it until its content is complete.
 func (w *writer) makeDirectory(dir int, name string, c *Change) error {
 	if c.was != nil {
 		if err := unix.Unlinkat(dir, name, 0); err != nil {
@@ -247,7 +250,7 @@ func (w *writer) makeDirectory(dir int, name string, c *Change) error {
 	return changeOwner(made, uid, gid)
 }
 
-// replaceEntry makes something under a temporary name and renames it.
+// replaceEntry creates an entry under a temporary name and renames it.
 func (w *writer) replaceEntry(dir int, name string, c *Change, make func(temp string) error) error {
 	w.count++
 	temp := tempName(w.run, w.count)
@@ -261,6 +264,7 @@ func (w *writer) replaceEntry(dir int, name string, c *Change, make func(temp st
 	return err
 }
 
+// ignoreMissing returns nil for ENOENT, and other errors as they are.
 func ignoreMissing(err error) error {
 	if errors.Is(err, unix.ENOENT) {
 		return nil
@@ -268,9 +272,11 @@ func ignoreMissing(err error) error {
 	return err
 }
 
+// renameTemp renames a temporary file to its final name, if the original is
+// unchanged.
 func (w *writer) renameTemp(dir int, temp, name string, c *Change) error {
 	if c.was != nil {
-		if err := requireUnchanged(dir, name, c.was); err != nil { // writing took a while
+		if err := requireUnchanged(dir, name, c.was); err != nil { // writing took time
 			return err
 		}
 		return unix.Renameat(dir, temp, dir, name)
@@ -288,6 +294,7 @@ func (w *writer) renameTemp(dir int, temp, name string, c *Change) error {
 	return err
 }
 
+// makeSymlink creates a symlink under a temporary name.
 func (w *writer) makeSymlink(dir int, temp string, c *Change) error {
 	if err := unix.Symlinkat(c.Target, dir, temp); err != nil {
 		return err
@@ -299,7 +306,7 @@ func (w *writer) makeSymlink(dir int, temp string, c *Change) error {
 	return unix.Fchownat(dir, temp, uid, gid, unix.AT_SYMLINK_NOFOLLOW)
 }
 
-// makeLink gives a file that was applied already another name.
+// makeLink creates another name of a file that was already applied.
 func (w *writer) makeLink(dir int, temp string, first twin) error {
 	from, name, err := w.openParent(first.path)
 	if err != nil {
@@ -312,8 +319,8 @@ func (w *writer) makeLink(dir int, temp string, first twin) error {
 	return unix.Linkat(from, name, dir, temp, 0)
 }
 
-// copyFile writes the file from the upper layer: content with its holes, owner,
-// mode and modification time. It is still to be synced.
+// copyFile copies the file from the upper layer: content with holes, owner,
+// mode and modification time. The caller must sync it.
 func (w *writer) copyFile(dir int, temp string, c *Change) (*os.File, error) {
 	in, n, err := w.upper.openFile(c.Path)
 	if err != nil {
@@ -334,6 +341,7 @@ func (w *writer) copyFile(dir int, temp string, c *Change) (*os.File, error) {
 	return out, nil
 }
 
+// fillFile writes the content and metadata of a copy.
 func (w *writer) fillFile(out, in *os.File, n *node, dir int, c *Change) error {
 	if err := copyData(out, in, n.size); err != nil {
 		return err
@@ -353,8 +361,8 @@ func (w *writer) fillFile(out, in *os.File, n *node, dir int, c *Change) error {
 	return unix.UtimesNanoAt(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", fd), times, 0)
 }
 
-// copyData copies what of a file is data, so that a terabyte of nothing stays
-// nothing. Its size is what it was when it was opened.
+// copyData copies the data of a file and keeps its holes. It copies the size
+// that the file had when it was opened.
 func copyData(out, in *os.File, size int64) error {
 	if err := out.Truncate(size); err != nil {
 		return err
@@ -365,7 +373,7 @@ func copyData(out, in *os.File, size int64) error {
 			return nil // holes to the end
 		}
 		to := size
-		if err != nil { // a file system that can't tell
+		if err != nil { // the file system does not support it
 			from = at
 		} else if to, err = unix.Seek(int(in.Fd()), from, unix.SEEK_HOLE); err != nil {
 			return err
@@ -382,9 +390,10 @@ func copyData(out, in *os.File, size int64) error {
 	return nil
 }
 
-// findOwner say whose the result is. What is changed keeps its owner and group; what
-// is new has the owner and group of the workspace, or the group of a folder
-// that hands its own down. The upper layer's word counts for neither.
+// findOwner returns the owner and group of a result. Changed entries keep
+// theirs. New entries get those of the workspace, or the group of a parent
+// directory with the set-group-ID bit. The owner in the upper layer does not
+// count.
 func (w *writer) findOwner(dir int, c *Change) (uid, gid int) {
 	if c.base != nil && c.was != nil {
 		return int(c.was.uid), int(c.was.gid)
@@ -396,8 +405,8 @@ func (w *writer) findOwner(dir int, c *Change) (uid, gid int) {
 	return uid, gid
 }
 
-// changeOwner gives a new file to its owner. Only root gives away; an ordinary user's
-// files are the user's own, and the group is tried.
+// changeOwner sets the owner of a new file. Only root can do so. Files of an
+// ordinary user stay the user's, and setting the group is attempted.
 func changeOwner(fd, uid, gid int) error {
 	if os.Geteuid() == 0 {
 		return unix.Fchown(fd, uid, gid)
@@ -407,11 +416,12 @@ func changeOwner(fd, uid, gid int) error {
 		return err
 	}
 	if int(st.Gid) != gid {
-		_ = unix.Fchown(fd, -1, gid) // one of the user's groups, or not
+		_ = unix.Fchown(fd, -1, gid) // fails unless it is one of the user's groups
 	}
 	return nil
 }
 
+// setFileMode sets the mode of an existing file.
 func (w *writer) setFileMode(dir int, name string, c *Change) error {
 	if c.Now != workspace.TypeFile {
 		return nil
@@ -428,13 +438,14 @@ func (w *writer) setFileMode(dir int, name string, c *Change) error {
 	if !c.was.isSame(n) {
 		return errChanged
 	}
-	// By /proc, since fchmod(2) takes no O_PATH descriptor, and a file that may
-	// not be read can't be opened otherwise. It is no link, so this follows none.
+	// /proc is used because fchmod(2) does not accept an O_PATH descriptor, and
+	// an unreadable file can't be opened otherwise. The entry is not a symlink,
+	// so none is followed.
 	return unix.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), uint32(c.Mode))
 }
 
-// setDirectoryMode gives a folder its mode; the set-group-ID and sticky bits that the
-// folder has stay.
+// setDirectoryMode sets the mode of a directory. It keeps its set-group-ID and
+// sticky bits.
 func (w *writer) setDirectoryMode(c *Change) error {
 	fd, err := w.lower.openDir(c.Path)
 	if isMissing(err) {
