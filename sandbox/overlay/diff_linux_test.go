@@ -13,10 +13,10 @@ import (
 // readDiff returns the whole diff of the environment.
 func (w *testEnv) readDiff(o DiffOptions) (string, *Stats, *Changes) {
 	w.t.Helper()
-	c, err := w.layers.Changes(w.t.Context(), w.folder, ReadOptions{})
+	c, err := w.layers.Changes(w.t.Context(), w.dir, ReadOptions{})
 	must(w.t, err)
 	var text strings.Builder
-	s, err := w.layers.Diff(w.t.Context(), w.folder, c, &text, o)
+	s, err := w.layers.Diff(w.t.Context(), w.dir, c, &text, o)
 	must(w.t, err)
 	return text.String(), s, c
 }

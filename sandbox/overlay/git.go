@@ -141,8 +141,8 @@ func isObeyed(rest []string) bool {
 
 // isWithin reports whether a path is in one of the directories, or is one of
 // them.
-func isWithin(path string, folders []string) bool {
-	return slices.ContainsFunc(folders, func(dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") })
+func isWithin(path string, dirs []string) bool {
+	return slices.ContainsFunc(dirs, func(dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") })
 }
 
 // findReplacedRepositories returns the .git directories that were removed or

@@ -361,12 +361,12 @@ func (l *Layers) readStamps(visit func(stamp)) (baseTrailer, error) {
 }
 
 // Same returns [ErrOther] unless folder is the directory of the session.
-func (l *Layers) Same(folder *os.File) error {
+func (l *Layers) Same(dir *os.File) error {
 	var st unix.Stat_t
-	if err := unix.Fstat(int(folder.Fd()), &st); err != nil {
+	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
 		return fmt.Errorf("examine workspace: %w", err)
 	}
-	born := readBirthTime(int(folder.Fd()))
+	born := readBirthTime(int(dir.Fd()))
 	switch i := l.info; {
 	case st.Ino != i.Inode,
 		st.Dev != i.Device && readBootID() == i.Boot,

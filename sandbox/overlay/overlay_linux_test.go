@@ -23,7 +23,7 @@ type testEnv struct {
 	original string // the workspace
 	merged   string // what commands see
 	layers   *Layers
-	folder   *os.File
+	dir   *os.File
 	mounted  bool
 }
 
@@ -45,14 +45,14 @@ func newTestEnv(t *testing.T, before func(dir string)) *testEnv {
 	if before != nil {
 		before(w.original)
 	}
-	folder, err := os.Open(w.original)
+	dir, err := os.Open(w.original)
 	must(t, err)
-	t.Cleanup(func() { folder.Close() })
-	w.folder = folder
-	w.layers, err = Create(filepath.Join(root, "layers"), CreateOptions{Session: "ses_test", Path: w.original, Workspace: folder})
+	t.Cleanup(func() { dir.Close() })
+	w.dir = dir
+	w.layers, err = Create(filepath.Join(root, "layers"), CreateOptions{Session: "ses_test", Path: w.original, Workspace: dir})
 	must(t, err)
 	t.Cleanup(func() { w.layers.Close() })
-	must(t, w.layers.Record(t.Context(), folder))
+	must(t, w.layers.Record(t.Context(), dir))
 	w.mount()
 	t.Cleanup(w.unmount)
 	return w
@@ -78,7 +78,7 @@ func (w *testEnv) unmount() {
 // listChanges returns one line per change.
 func (w *testEnv) listChanges() []string {
 	w.t.Helper()
-	c, err := w.layers.Changes(w.t.Context(), w.folder, ReadOptions{})
+	c, err := w.layers.Changes(w.t.Context(), w.dir, ReadOptions{})
 	must(w.t, err)
 	var out []string
 	for _, c := range c.List {
@@ -109,7 +109,7 @@ func (w *testEnv) requireChanges(lines ...string) {
 func (w *testEnv) apply(o ApplyOptions) *Result {
 	w.t.Helper()
 	w.unmount()
-	r, err := w.layers.Apply(w.t.Context(), w.folder, o)
+	r, err := w.layers.Apply(w.t.Context(), w.dir, o)
 	must(w.t, err)
 	return r
 }
@@ -274,7 +274,7 @@ func TestApplyGivesWhatCommandsSaw(t *testing.T) {
 		t.Errorf("state %s", again.Info().State)
 	}
 	must(t, w.layers.Close())
-	if _, err := again.Apply(t.Context(), w.folder, ApplyOptions{}); !errors.Is(err, ErrGone) {
+	if _, err := again.Apply(t.Context(), w.dir, ApplyOptions{}); !errors.Is(err, ErrGone) {
 		t.Errorf("a second apply: %v", err)
 	}
 }
@@ -338,7 +338,7 @@ func TestKilledApplyEndsTheSame(t *testing.T) {
 		want := describeTree(t, w.merged)
 		w.unmount()
 		killed := false
-		_, err := w.layers.Apply(t.Context(), w.folder, ApplyOptions{step: func(done int) error {
+		_, err := w.layers.Apply(t.Context(), w.dir, ApplyOptions{step: func(done int) error {
 			if done == at {
 				killed = true
 				return errKilled
@@ -362,7 +362,7 @@ func TestKilledApplyEndsTheSame(t *testing.T) {
 		must(t, w.layers.Close())
 		again, err := Open(w.layers.Dir())
 		must(t, err)
-		r, err := again.Apply(t.Context(), w.folder, ApplyOptions{})
+		r, err := again.Apply(t.Context(), w.dir, ApplyOptions{})
 		must(t, err)
 		if r.State != Applied {
 			t.Errorf("killed before step %d: %d conflicts: %+v", at, len(r.Conflicts), r.Conflicts)
@@ -478,9 +478,9 @@ func TestHostileLayer(t *testing.T) {
 		d=$(printf 'd%%.0s' $(seq 250)); for i in $(seq 20); do mkdir $d; cd $d; done`, outside))
 	before := describeTree(t, outside)
 	var text strings.Builder
-	c, err := w.layers.Changes(t.Context(), w.folder, ReadOptions{})
+	c, err := w.layers.Changes(t.Context(), w.dir, ReadOptions{})
 	must(t, err)
-	_, err = w.layers.Diff(t.Context(), w.folder, c, &text, DiffOptions{})
+	_, err = w.layers.Diff(t.Context(), w.dir, c, &text, DiffOptions{})
 	must(t, err)
 	if len(c.Unread) == 0 || !strings.Contains(text.String(), "can't be read: what changed there is not known") {
 		t.Errorf("no report of a directory that is too deep: %q", c.Unread)
@@ -535,14 +535,14 @@ func TestLocks(t *testing.T) {
 	runScript(t, w.merged, `echo x > x`)
 	other, err := Open(w.layers.Dir())
 	must(t, err)
-	if _, err := other.Apply(t.Context(), w.folder, ApplyOptions{}); !errors.Is(err, ErrBusy) {
+	if _, err := other.Apply(t.Context(), w.dir, ApplyOptions{}); !errors.Is(err, ErrBusy) {
 		t.Errorf("apply of a session that runs: %v", err)
 	}
 	w.unmount()
 	must(t, w.layers.Close())
-	release, err := lockDirectory(w.folder)
+	release, err := lockDirectory(w.dir)
 	must(t, err)
-	if _, err := other.Apply(t.Context(), w.folder, ApplyOptions{}); !errors.Is(err, ErrBusy) {
+	if _, err := other.Apply(t.Context(), w.dir, ApplyOptions{}); !errors.Is(err, ErrBusy) {
 		t.Errorf("apply beside another one: %v", err)
 	}
 	release()
@@ -552,7 +552,7 @@ func TestLocks(t *testing.T) {
 	if _, err := other.Apply(t.Context(), elsewhere, ApplyOptions{}); !errors.Is(err, ErrOther) {
 		t.Errorf("apply to another folder: %v", err)
 	}
-	if _, err := other.Apply(t.Context(), w.folder, ApplyOptions{}); err != nil {
+	if _, err := other.Apply(t.Context(), w.dir, ApplyOptions{}); err != nil {
 		t.Error(err)
 	}
 	must(t, other.Close())
@@ -576,7 +576,7 @@ func TestDiscardRemovesAll(t *testing.T) {
 	if _, err := os.Lstat(filepath.Join(w.layers.Dir(), UpperDir)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("upper is left after a sweep: %v", err)
 	}
-	if _, err := w.layers.Changes(context.Background(), w.folder, ReadOptions{}); !errors.Is(err, ErrGone) {
+	if _, err := w.layers.Changes(context.Background(), w.dir, ReadOptions{}); !errors.Is(err, ErrGone) {
 		t.Errorf("changes of what was discarded: %v", err)
 	}
 }
@@ -599,7 +599,7 @@ func TestFullDiskTearsNothing(t *testing.T) {
 	runScript(t, w.merged, `for i in $(seq 10); do head -c 200000 /dev/zero | tr '\0' $i > f$i; done`)
 	want := describeTree(t, w.merged)
 	w.unmount()
-	r, err := w.layers.Apply(t.Context(), w.folder, ApplyOptions{})
+	r, err := w.layers.Apply(t.Context(), w.dir, ApplyOptions{})
 	if !errors.Is(err, unix.ENOSPC) || r == nil || len(r.Failed) != 1 || r.State != Kept {
 		t.Fatalf("apply to a full file system: %v, %+v", err, r)
 	}
@@ -614,7 +614,7 @@ func TestFullDiskTearsNothing(t *testing.T) {
 		t.Errorf("left behind: %v", left)
 	}
 	must(t, unix.Mount("", dir, "", unix.MS_REMOUNT, "size=8m"))
-	if r, err = w.layers.Apply(t.Context(), w.folder, ApplyOptions{}); err != nil || r.State != Applied {
+	if r, err = w.layers.Apply(t.Context(), w.dir, ApplyOptions{}); err != nil || r.State != Applied {
 		t.Fatalf("apply with room: %v, %+v", err, r)
 	}
 	if diff := cmp.Diff(want, describeTree(t, w.original)); diff != "" {
@@ -633,10 +633,10 @@ func TestStateThatCantBeWritten(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	l, err := Create(filepath.Join(small, "layers"), CreateOptions{Session: "ses_x", Path: w.original, Workspace: w.folder})
+	l, err := Create(filepath.Join(small, "layers"), CreateOptions{Session: "ses_x", Path: w.original, Workspace: w.dir})
 	must(t, err)
 	defer l.Close()
-	if err := l.Record(t.Context(), w.folder); !errors.Is(err, unix.ENOSPC) {
+	if err := l.Record(t.Context(), w.dir); !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("record without room: %v", err)
 	}
 	if again, err := Open(l.Dir()); err != nil || again.Info().Recorded {

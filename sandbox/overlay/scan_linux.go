@@ -491,7 +491,7 @@ func (l *Layers) markConflicts(s *scan) error {
 // state, or returns "". The parameter touched reports whether a killed apply
 // had begun with the change.
 func findConflict(c *Change, touched bool, known func(string) bool, began int64) string {
-	folder := c.was != nil && c.was.typ == workspace.TypeDir
+	isDirectory := c.was != nil && c.was.typ == workspace.TypeDir
 	switch {
 	case c.Path == ".":
 		return "" // its mode is not content
@@ -501,14 +501,14 @@ func findConflict(c *Change, touched bool, known func(string) bool, began int64)
 		}
 		return conflictVanished
 	case c.base != nil:
-		if c.base.matches(c.was, touched) || touched && folder {
+		if c.base.matches(c.was, touched) || touched && isDirectory {
 			return ""
 		}
 		return conflictDiffers
-	case c.was == nil, touched && folder: // our own apply created the directory
+	case c.was == nil, touched && isDirectory: // our own apply created the directory
 		return ""
 	case known(c.Path):
-		if folder && c.Kind != Deleted && c.Kind != Typed {
+		if isDirectory && c.Kind != Deleted && c.Kind != Typed {
 			return "" // both created the directory; its content is checked by itself
 		}
 		return conflictAppeared

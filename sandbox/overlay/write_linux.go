@@ -194,16 +194,16 @@ func (w *writer) flushStaged() error {
 // syncDirectories syncs the directories in which names have changed, several at
 // a time, so that they share commits of the file system's journal.
 func (w *writer) syncDirectories(todo []*Change) error {
-	folders := map[string]bool{}
+	dirs := map[string]bool{}
 	for _, c := range todo {
-		folders[parent(c.Path)] = true
+		dirs[parent(c.Path)] = true
 		if c.Now == workspace.TypeDir {
-			folders[c.Path] = true
+			dirs[c.Path] = true
 		}
 	}
 	var syncs errgroup.Group
 	syncs.SetLimit(maxStaged)
-	for dir := range folders {
+	for dir := range dirs {
 		syncs.Go(func() error {
 			fd, err := w.lower.openDir(dir)
 			if err != nil {
