@@ -160,7 +160,8 @@ func (l *Layers) makeChanges(ctx context.Context, original *os.File, todo []*Cha
 	defer upper.Close()
 	w := writer{upper: tree{int(upper.Fd())}, lower: tree{int(original.Fd())}, run: rand.Text()[:12], links: map[uint64]twin{}}
 	maps.Copy(w.links, twins)
-	if w.owner, err = statAt(w.lower.fd, ""); err != nil {
+	w.owner, err = statAt(w.lower.fd, "")
+	if err != nil {
 		return err
 	}
 	if len(todo) == 0 {

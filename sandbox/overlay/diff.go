@@ -170,7 +170,8 @@ func formatHeader(c *Change, old, now side) string {
 func countLines(text string) (insertions, deletions int) {
 	n := 0
 	for line := range strings.Lines(text) {
-		if n++; n <= 2 {
+		n++
+		if n <= 2 {
 			continue
 		}
 		switch line[0] {

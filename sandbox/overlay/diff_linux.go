@@ -39,7 +39,9 @@ func (l *Layers) Diff(ctx context.Context, original *os.File, c *Changes, w io.W
 		text, st := d.formatChange(c.List, i)
 		if int64(len(text)) > room {
 			stats.Omitted++
-			st.HasDiff, st.Why, text = false, "too much in all", ""
+			st.HasDiff = false
+			st.Why = "too much in all"
+			text = ""
 		}
 		room -= int64(len(text))
 		stats.Files[i] = st

@@ -40,7 +40,9 @@ func Create(dir string, o CreateOptions) (_ *Layers, err error) {
 	if err := unix.Fstat(int(o.Workspace.Fd()), &st); err != nil {
 		return nil, fmt.Errorf("create layers: examine workspace: %w", err)
 	}
-	info.Device, info.Inode, info.Born = st.Dev, st.Ino, readBirthTime(int(o.Workspace.Fd()))
+	info.Device = st.Dev
+	info.Inode = st.Ino
+	info.Born = readBirthTime(int(o.Workspace.Fd()))
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("create layers: %w", err)
 	}
@@ -225,7 +227,8 @@ const maxUnreadBytes = 64 << 10
 
 // addUnread records a directory that can't be read.
 func (r *recorder) addUnread(rel string) {
-	if r.unreadBytes += len(rel); r.unreadBytes > maxUnreadBytes {
+	r.unreadBytes += len(rel)
+	if r.unreadBytes > maxUnreadBytes {
 		r.truncated = true
 		return
 	}
@@ -275,7 +278,8 @@ func (r *recorder) recordEntry(ctx context.Context, path, name string, dir, dept
 		return nil
 	}
 	s := stampOf(path, n)
-	if r.textBytes += len(path) + len(s.Target); r.textBytes > MaxTextBytes || r.count >= MaxEntries {
+	r.textBytes += len(path) + len(s.Target)
+	if r.textBytes > MaxTextBytes || r.count >= MaxEntries {
 		return errTruncated
 	}
 	r.count++

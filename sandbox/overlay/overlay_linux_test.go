@@ -23,7 +23,7 @@ type testEnv struct {
 	original string // the workspace
 	merged   string // what commands see
 	layers   *Layers
-	dir   *os.File
+	dir      *os.File
 	mounted  bool
 }
 
@@ -614,7 +614,8 @@ func TestFullDiskTearsNothing(t *testing.T) {
 		t.Errorf("left behind: %v", left)
 	}
 	must(t, unix.Mount("", dir, "", unix.MS_REMOUNT, "size=8m"))
-	if r, err = w.layers.Apply(t.Context(), w.dir, ApplyOptions{}); err != nil || r.State != Applied {
+	r, err = w.layers.Apply(t.Context(), w.dir, ApplyOptions{})
+	if err != nil || r.State != Applied {
 		t.Fatalf("apply with room: %v, %+v", err, r)
 	}
 	if diff := cmp.Diff(want, describeTree(t, w.original)); diff != "" {

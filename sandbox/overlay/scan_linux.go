@@ -149,10 +149,15 @@ func (s *scan) scanTree() error {
 func (s *scan) addChange(path string, kind Kind, was, now *node) {
 	c := Change{Path: path, Kind: kind, was: was, now: now}
 	if was != nil {
-		c.Was, c.WasMode, c.Size = was.typ, was.perm(), was.size
+		c.Was = was.typ
+		c.WasMode = was.perm()
+		c.Size = was.size
 	}
 	if now != nil {
-		c.Now, c.Mode, c.Size, c.Target = now.typ, now.perm(), now.size, now.target
+		c.Now = now.typ
+		c.Mode = now.perm()
+		c.Size = now.size
+		c.Target = now.target
 	}
 	entries, text := s.limits.MaxEntries, s.limits.MaxTextBytes
 	size := countText(path, was, now)
@@ -253,7 +258,8 @@ func (s *scan) scanEntry(rel, name string, up, low int) error {
 	}
 	var was *node
 	if low >= 0 {
-		if was, err = statAt(low, name); err != nil && !isMissing(err) {
+		was, err = statAt(low, name)
+		if err != nil && !isMissing(err) {
 			s.addUnread(path)
 			return nil
 		}
@@ -330,7 +336,8 @@ func (s *scan) compareEntry(path, name string, up, low int, was, now *node) {
 			s.twins = map[uint64]twin{}
 		}
 		if _, ok := s.twins[now.ino]; !ok {
-			if s.textBytes += len(path); s.textBytes > s.limits.MaxTextBytes {
+			s.textBytes += len(path)
+			if s.textBytes > s.limits.MaxTextBytes {
 				s.Truncated = true
 				return
 			}

@@ -160,7 +160,8 @@ func eachName(dir int, visit func(name string) error) error {
 		}
 		for rest := buf[:n]; len(rest) > 0; {
 			var name string
-			if name, rest = nextName(rest); name == "" || name == "." || name == ".." {
+			name, rest = nextName(rest)
+			if name == "" || name == "." || name == ".." {
 				continue
 			}
 			if err := visit(name); err != nil {

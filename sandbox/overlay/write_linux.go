@@ -145,7 +145,8 @@ func (w *writer) stageFile(c *Change, dir int, name string) error {
 	}
 	w.count++
 	s := stagedFile{c: c, dir: held, name: name, temp: tempName(w.run, w.count)}
-	if s.out, err = w.copyFile(held, s.temp, c); err != nil {
+	s.out, err = w.copyFile(held, s.temp, c)
+	if err != nil {
 		return errors.Join(err, ignoreMissing(unix.Unlinkat(held, s.temp, 0)), unix.Close(held))
 	}
 	w.staged = append(w.staged, s)
@@ -176,7 +177,8 @@ func (w *writer) flushStaged() error {
 		}
 		if err == nil && ends == nil && s.c.now.nlink > 1 {
 			var now *node
-			if now, err = statAt(s.dir, s.name); err == nil {
+			now, err = statAt(s.dir, s.name)
+			if err == nil {
 				w.links[s.c.now.ino] = twin{s.c.Path, now}
 			}
 		}
