@@ -14,13 +14,13 @@ import (
 )
 
 // answerer allows what it is asked, and does something while the answer is given.
-type answerer struct {
+type approver struct {
 	asked  []tools.Confirmation
 	before func() error
 	err    error
 }
 
-func (a *answerer) Approve(_ context.Context, c tools.Confirmation) (tools.Answer, error) {
+func (a *approver) Approve(_ context.Context, c tools.Confirmation) (tools.Answer, error) {
 	a.asked = append(a.asked, c)
 	if len(a.asked) == 1 && a.before != nil {
 		a.err = a.before()
@@ -70,7 +70,7 @@ func TestWhatRunsIsWhatWasApproved(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		who := &answerer{before: func() error { return tc.before(dir) }}
+		who := &approver{before: func() error { return tc.before(dir) }}
 		broker := tools.NewBroker(tools.BrokerOptions{})
 		defer broker.Attach("test", who)()
 		policy, err := tools.Preset("strict")

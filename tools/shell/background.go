@@ -42,25 +42,25 @@ type Ended struct {
 var ErrTooMany = errors.New("too many background commands")
 
 // begin starts a command in the background and tells its handle.
-func (s *shell) begin(ctx context.Context, cmd Command, asked string) (tools.Output, error) {
+func (s *shellTool) startBackground(ctx context.Context, cmd Command, shown string) (tools.Output, error) {
 	handle, err := s.opts.Background.Begin(ctx, cmd)
 	switch {
 	case ctx.Err() != nil && err != nil:
-		return tools.Output{Command: asked}, cancelled(ctx, "", err)
+		return tools.Output{Command: shown}, cancelledError(ctx, "", err)
 	case errors.Is(err, ErrTooMany):
-		return tools.Output{}, refused("too_many_background", sentence(err.Error())+" End one with shell_kill first.")
+		return tools.Output{}, refusalError("too_many_background", formatSentence(err.Error())+" End one with shell_kill first.")
 	case err != nil:
-		return tools.Output{Command: asked}, fmt.Errorf("start background command: %w", err)
+		return tools.Output{Command: shown}, fmt.Errorf("start background command: %w", err)
 	}
 	text := fmt.Sprintf("started in the background: %s\n%s gives its output so far and says whether it still runs, %s ends it. It ends with the session at the latest.\n",
 		handle, OutputName, KillName)
 	return tools.Output{
-		Content: []tools.Block{{Text: text}}, Success: true, Command: asked,
+		Content: []tools.Block{{Text: text}}, Success: true, Command: shown,
 		Metadata: map[string]any{"background": handle},
 	}, nil
 }
 
-func sentence(s string) string {
+func formatSentence(s string) string {
 	if s == "" {
 		return ""
 	}
@@ -77,7 +77,7 @@ func NewKill(opts Options) (tools.Factory, error) {
 		opts.Grace = defaultGrace
 	}
 	def := killDefinition(opts)
-	return func() tools.Tool { return &killer{from: opts.Background, def: def} }, nil
+	return func() tools.Tool { return &killTool{background: opts.Background, def: def} }, nil
 }
 
 // proofTime is what a guest may take to say that everything is gone, after the
@@ -110,48 +110,48 @@ func handleAliases() map[string]string {
 }
 
 // killer is one execution of the tool.
-type killer struct {
-	from Background
-	def  tools.Definition
+type killTool struct {
+	background Background
+	def        tools.Definition
 }
 
 // Definition describes the tool.
-func (k *killer) Definition() tools.Definition { return k.def }
+func (k *killTool) Definition() tools.Definition { return k.def }
 
 // Execute ends the command.
-func (k *killer) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
+func (k *killTool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	var in outputInput
 	if err := json.Unmarshal(call.Input, &in); err != nil {
 		return tools.Output{}, fmt.Errorf("decode shell_kill input: %w", err)
 	}
-	r, was, err := k.from.End(ctx, in.Handle)
+	r, endedBefore, err := k.background.End(ctx, in.Handle)
 	switch {
 	case errors.Is(err, ErrNoOutput):
-		return tools.Output{}, refused("unknown_handle", fmt.Sprintf("This session has no background command with the handle %q.", in.Handle))
+		return tools.Output{}, refusalError("unknown_handle", fmt.Sprintf("This session has no background command with the handle %q.", in.Handle))
 	case ctx.Err() != nil && err != nil:
-		return tools.Output{}, cancelled(ctx, "", err)
+		return tools.Output{}, cancelledError(ctx, "", err)
 	case err != nil:
 		return tools.Output{}, fmt.Errorf("end background command: %w", err)
 	}
 	return tools.Output{
-		Content: []tools.Block{{Text: r.killed(in.Handle, was)}}, Success: r.Left == 0,
+		Content: []tools.Block{{Text: r.killText(in.Handle, endedBefore)}}, Success: r.Left == 0,
 		Metadata: map[string]any{"background": in.Handle, "exit_code": r.Code, "signal": r.Signal, "killed": r.Killed, "left": r.Left, "lost": r.Lost},
 	}, nil
 }
 
 // killed is the text for the model.
-func (r Ended) killed(handle string, was bool) string {
+func (r Ended) killText(handle string, endedBefore bool) string {
 	var b strings.Builder
 	b.WriteString(handle)
 	switch {
-	case was:
+	case endedBefore:
 		b.WriteString(" had ended before: " + r.State())
 	default:
 		b.WriteString(" was ended: " + r.State())
 	}
-	fmt.Fprintf(&b, " after %s\n", seconds(r.Wall))
+	fmt.Fprintf(&b, " after %s\n", formatSeconds(r.Wall))
 	r.Cancelled = false // that is what was asked for
-	for _, note := range r.notes(0) {
+	for _, note := range r.endNotes(0) {
 		b.WriteString(note + "\n")
 	}
 	switch {
@@ -170,13 +170,13 @@ func (r Ended) State() string {
 	case r.Lost:
 		return "lost with its sandbox"
 	case r.TimedOut:
-		return r.ending() + " (timed out)"
+		return r.exitText() + " (timed out)"
 	case r.DiskReserve > 0:
-		return r.ending() + " (stopped: the disk is nearly full)"
+		return r.exitText() + " (stopped: the disk is nearly full)"
 	case r.OOMKilled:
-		return r.ending() + " (out of memory)"
+		return r.exitText() + " (out of memory)"
 	case r.Cancelled:
-		return r.ending() + " (ended by us)"
+		return r.exitText() + " (ended by us)"
 	}
-	return r.ending()
+	return r.exitText()
 }

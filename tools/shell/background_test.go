@@ -45,9 +45,9 @@ func TestBackgroundReturnsAHandle(t *testing.T) {
 	} {
 		f := &fakeBackground{}
 		d, _ := dispatcherFor(t, noRunner, Options{Background: f})
-		got, err := d.Round(t.Context(), call(input))
-		if err != nil || got[0].IsError || !strings.Contains(text(got[0]), "background-1") {
-			t.Fatalf("%s: %v %q", input, err, text(got[0]))
+		got, err := d.Round(t.Context(), shellCalls(input))
+		if err != nil || got[0].IsError || !strings.Contains(resultText(got[0]), "background-1") {
+			t.Fatalf("%s: %v %q", input, err, resultText(got[0]))
 		}
 		if len(f.begun) != 1 || f.begun[0].Script != "serve" || f.begun[0].Timeout != timeout || f.begun[0].CallID != "tu_1" {
 			t.Errorf("%s: begun %+v", input, f.begun)
@@ -61,7 +61,7 @@ func TestBackgroundReturnsAHandle(t *testing.T) {
 // TestBackgroundIsOfferedWhereItIs: a shell without it takes no such argument.
 func TestBackgroundIsOfferedWhereItIs(t *testing.T) {
 	d, _ := dispatcherFor(t, noRunner, Options{})
-	got, err := d.Round(t.Context(), call(`{"command":"serve","background":true}`))
+	got, err := d.Round(t.Context(), shellCalls(`{"command":"serve","background":true}`))
 	if err != nil || got[0].Class != tools.ErrorValidation {
 		t.Errorf("%v %+v", err, got)
 	}
@@ -69,9 +69,9 @@ func TestBackgroundIsOfferedWhereItIs(t *testing.T) {
 
 func TestBackgroundsFull(t *testing.T) {
 	d, _ := dispatcherFor(t, noRunner, Options{Background: &fakeBackground{err: fmt.Errorf("%w: 8 run", ErrTooMany)}})
-	got, err := d.Round(t.Context(), call(`{"command":"serve","background":true}`))
-	if err != nil || !got[0].IsError || !strings.Contains(text(got[0]), "Too many background commands: 8 run. End one with shell_kill first.") {
-		t.Errorf("%v %q", err, text(got[0]))
+	got, err := d.Round(t.Context(), shellCalls(`{"command":"serve","background":true}`))
+	if err != nil || !got[0].IsError || !strings.Contains(resultText(got[0]), "Too many background commands: 8 run. End one with shell_kill first.") {
+		t.Errorf("%v %q", err, resultText(got[0]))
 	}
 }
 
@@ -139,9 +139,9 @@ func TestKill(t *testing.T) {
 
 // running is the output of a command that runs and of which only the beginning
 // is kept.
-type running struct{}
+type runningOutput struct{}
 
-func (running) Output(string) (Kept, error) {
+func (runningOutput) Output(string) (Kept, error) {
 	return Kept{
 		ReaderAt: strings.NewReader("first\n"), Closer: io.NopCloser(nil), Size: 6, Total: 1 << 30,
 		State: "running for 3s", Last: []byte("…one\ntwo\nthree\n"),
@@ -154,7 +154,7 @@ func TestOutputOfWhatRuns(t *testing.T) {
 		`{"handle":"background-1","tail":2}`:                {"the last 10 bytes so far, which are not kept]", "two\nthree\n"},
 		`{"handle":"background-1","tail":6,"unit":"bytes"}`: {"the last 6 bytes so far", "three\n"},
 	} {
-		head, text, _ := pageOf(t, running{}, tools.DefaultResultBytes, input)
+		head, text, _ := pageOf(t, runningOutput{}, tools.DefaultResultBytes, input)
 		if !strings.Contains(head, want[0]) || text != want[1] {
 			t.Errorf("%s: %s\n%q", input, head, text)
 		}

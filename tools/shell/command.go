@@ -82,6 +82,6 @@ type Capture struct {
 // everything that it started; the error then wraps context.Cause(ctx). The
 // result holds what there is, also beside an error. How the command itself
 // ended is never an error.
-type runner interface {
+type commandRunner interface {
 	Run(ctx context.Context, cmd Command) (Result, error)
 }

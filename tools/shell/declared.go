@@ -38,7 +38,7 @@ type Declared struct {
 // Check says what is wrong with a declaration, one error for each thing. Err
 // names the key of the declaration that it stands in.
 func (d Declared) Check() []DeclaredError {
-	arguments, lists, err := d.arguments()
+	arguments, lists, err := d.schemaArguments()
 	if err != nil {
 		return []DeclaredError{{"input_schema", err.Error()}}
 	}
@@ -69,7 +69,7 @@ func (d Declared) Check() []DeclaredError {
 type DeclaredError struct{ Key, Message string }
 
 // arguments gives the properties of the schema, sorted, and which are lists.
-func (d Declared) arguments() (all, lists []string, err error) {
+func (d Declared) schemaArguments() (all, lists []string, err error) {
 	var schema struct {
 		Type       string `json:"type"`
 		Properties map[string]struct {
@@ -105,7 +105,7 @@ func (d Declared) arguments() (all, lists []string, err error) {
 // NewDeclared gives the factory of a declared tool over whatever runs its
 // commands. Of the options it takes what the shell tool does, but Background
 // and Environment.
-func NewDeclared(r runner, d Declared, opts Options) (tools.Factory, error) {
+func NewDeclared(r commandRunner, d Declared, opts Options) (tools.Factory, error) {
 	if problems := d.Check(); len(problems) > 0 {
 		return nil, fmt.Errorf("make tool %s: %s: %s", d.Name, problems[0].Key, problems[0].Message)
 	}
@@ -117,7 +117,7 @@ func NewDeclared(r runner, d Declared, opts Options) (tools.Factory, error) {
 	if err != nil {
 		return nil, err
 	}
-	made, _ := base().(*shell)
+	made, _ := base().(*shellTool)
 	def := tools.Definition{
 		Name: d.Name, Description: d.Description, InputSchema: d.InputSchema, Class: d.Class, Runs: tools.PlaceSandbox,
 		Timeout: made.def.Timeout, ResultBytes: made.opts.ResultBytes, Parallel: d.Parallel, EnabledByDefault: true,
@@ -127,24 +127,24 @@ func NewDeclared(r runner, d Declared, opts Options) (tools.Factory, error) {
 		def.Class = tools.ClassExecute
 	}
 	if len(d.Template.Argv) > 0 {
-		def.Summary = d.summary
+		def.Summary = d.summarizeInput
 	}
 	if len(d.Paths) > 0 {
-		def.Paths = d.paths
+		def.Paths = d.inputPaths
 	}
 	return func() tools.Tool {
-		return &declared{Declared: d, shell: &shell{run: made.run, opts: made.opts, def: def}}
+		return &declaredTool{Declared: d, shell: &shellTool{runner: made.runner, opts: made.opts, def: def}}
 	}, nil
 }
 
 // declared is one execution of a declared tool.
-type declared struct {
+type declaredTool struct {
 	Declared
-	shell *shell
+	shell *shellTool
 }
 
 // paths gives what an input names of the workspace.
-func (d Declared) paths(raw json.RawMessage) []string {
+func (d Declared) inputPaths(raw json.RawMessage) []string {
 	values, err := argumentValues(raw)
 	if err != nil {
 		return nil
@@ -158,20 +158,20 @@ func (d Declared) paths(raw json.RawMessage) []string {
 
 // summary is the command that an input makes, for people: its elements that a
 // shell would read as more than a word are quoted.
-func (d Declared) summary(raw json.RawMessage) string {
+func (d Declared) summarizeInput(raw json.RawMessage) string {
 	values, err := argumentValues(raw)
 	if err != nil {
 		return ""
 	}
-	_, args, err := d.Template.command(values)
+	_, args, err := d.Template.fillCommand(values)
 	if err != nil {
 		return ""
 	}
-	return line(args)
+	return quoteCommand(args)
 }
 
 // line is a command as a person would write it.
-func line(args []string) string {
+func quoteCommand(args []string) string {
 	out := slices.Clone(args)
 	for i, a := range out {
 		if a == "" || strings.ContainsFunc(a, func(r rune) bool {
@@ -184,55 +184,55 @@ func line(args []string) string {
 }
 
 // Definition describes the tool.
-func (d *declared) Definition() tools.Definition { return d.shell.def }
+func (d *declaredTool) Definition() tools.Definition { return d.shell.def }
 
 // Project is as that of the shell tool.
-func (d *declared) Project(ctx context.Context, call *tools.Call) (tools.Projection, error) {
+func (d *declaredTool) Project(ctx context.Context, call *tools.Call) (tools.Projection, error) {
 	values, err := argumentValues(call.Input)
 	if err != nil {
 		return tools.Projection{}, err
 	}
-	command, args, err := d.Template.command(values)
+	command, args, err := d.Template.fillCommand(values)
 	if err != nil {
 		return tools.Projection{}, err
 	}
 	if len(d.Template.Argv) > 0 {
-		command = line(args)
+		command = quoteCommand(args)
 	}
-	return d.shell.project(ctx, d.Dir, command)
+	return d.shell.projectCommand(ctx, d.Dir, command)
 }
 
 // Execute runs the command. It ends as one of the shell tool does.
-func (d *declared) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
+func (d *declaredTool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	values, err := argumentValues(call.Input)
 	if err != nil {
-		return tools.Output{}, refused("invalid_argument", sentence(err.Error()))
+		return tools.Output{}, refusalError("invalid_argument", formatSentence(err.Error()))
 	}
 	for _, name := range d.Paths {
 		for i, p := range values[name] {
-			inside, ok := d.shell.dir(p)
+			inside, ok := d.shell.containerDir(p)
 			if !ok {
 				return tools.Output{}, &tools.Error{
 					Class: tools.ErrorPermissionDenied, Reason: "workspace_escape", Visible: true,
-					Message: fmt.Sprintf("%s %q is outside the workspace.", name, clip(p)),
+					Message: fmt.Sprintf("%s %q is outside the workspace.", name, clipText(p)),
 				}
 			}
 			values[name][i] = inside
 		}
 	}
-	script, args, err := d.Template.command(values)
+	script, args, err := d.Template.fillCommand(values)
 	if dash, ok := errors.AsType[*dashError](err); ok {
-		return tools.Output{}, refused("leading_dash", sentence(dash.Error())+" Give a value without it.")
+		return tools.Output{}, refusalError("leading_dash", formatSentence(dash.Error())+" Give a value without it.")
 	}
 	if err != nil {
 		return tools.Output{}, err
 	}
 	for _, a := range args {
 		if len(a) > MaxScriptBytes {
-			return tools.Output{}, refused("too_long", fmt.Sprintf("An argument has %d bytes; at most %d can be given.", len(a), MaxScriptBytes))
+			return tools.Output{}, refusalError("too_long", fmt.Sprintf("An argument has %d bytes; at most %d can be given.", len(a), MaxScriptBytes))
 		}
 	}
-	cmd, err := d.shell.command(input{Command: script, Dir: d.Dir})
+	cmd, err := d.shell.newCommand(input{Command: script, Dir: d.Dir})
 	if err != nil {
 		return tools.Output{}, err
 	}
@@ -240,7 +240,7 @@ func (d *declared) Execute(ctx context.Context, call *tools.Call) (tools.Output,
 	cmd.NoLinks = call.Asked && d.Dir != ""
 	shown := script
 	if len(d.Template.Argv) > 0 {
-		shown = line(args)
+		shown = quoteCommand(args)
 	}
-	return d.shell.runs(ctx, call, cmd, shown)
+	return d.shell.runForeground(ctx, call, cmd, shown)
 }

@@ -17,7 +17,7 @@ const oneArgument = `{"type":"object","properties":{"x":{"type":"string"},"flag"
 
 // hostile are values that break out of a text that a shell reads, or out of
 // the word that they stand in. Each would make the file "marker".
-func hostile() []string {
+func hostileValues() []string {
 	return []string{
 		"; touch marker", "& touch marker &", "| touch marker", "&& touch marker", "$(touch marker)", "`touch marker`",
 		"x\ntouch marker\n", "x\r\ntouch marker\r\n", "'; touch marker; '", `"; touch marker; "`, "x' $(touch marker) '", `x" $(touch marker) "`,
@@ -59,7 +59,7 @@ func declaredResult(t *testing.T, d Declared, in map[string]any) (result tools.R
 	return got[0], dir
 }
 
-func marked(dir string) bool {
+func hasMarker(dir string) bool {
 	found, err := filepath.Glob(filepath.Join(dir, "marker*")) // one may end in \r
 	return err == nil && len(found) > 0
 }
@@ -69,7 +69,7 @@ func marked(dir string) bool {
 // a shell's text, as templates are written that are not careful.
 func TestDeclaredNeverSplices(t *testing.T) {
 	spliced := 0
-	for _, value := range hostile() {
+	for _, value := range hostileValues() {
 		for name, template := range map[string]Template{
 			"an element":          {Argv: []string{"printf", "[%s]", "{{x}}"}},
 			"a part of one":       {Argv: []string{"printf", "[%s]", "x={{x}}=x"}},
@@ -78,7 +78,7 @@ func TestDeclaredNeverSplices(t *testing.T) {
 			"a script's variable": {Script: `y="$ARG_X"; printf '[%s]' "$y"`},
 		} {
 			r, dir := declaredResult(t, Declared{Template: template}, map[string]any{"x": value})
-			if marked(dir) {
+			if hasMarker(dir) {
 				t.Errorf("%s: %q ran", name, value)
 			}
 			want := value
@@ -88,8 +88,8 @@ func TestDeclaredNeverSplices(t *testing.T) {
 			if strings.Contains(name, "option") {
 				want = "--x=" + value
 			}
-			if r.IsError || !strings.Contains(text(r), "["+want+"]") {
-				t.Errorf("%s: %q arrived as %s", name, value, text(r))
+			if r.IsError || !strings.Contains(resultText(r), "["+want+"]") {
+				t.Errorf("%s: %q arrived as %s", name, value, resultText(r))
 			}
 		}
 		for _, naive := range []string{"printf '[%s]' {{x}}", "printf '[%s]' '{{x}}'", `printf '[%s]' "{{x}}"`} {
@@ -97,14 +97,14 @@ func TestDeclaredNeverSplices(t *testing.T) {
 			c := exec.CommandContext(t.Context(), "bash", "-c", strings.ReplaceAll(naive, "{{x}}", value))
 			c.Dir = dir
 			_ = c.Run()
-			if marked(dir) {
+			if hasMarker(dir) {
 				spliced++
 				break
 			}
 		}
 	}
-	if spliced < len(hostile())-2 { // <(…) runs when it will, and not every sh knows it
-		t.Errorf("control: only %d of %d values run where they are spliced", spliced, len(hostile()))
+	if spliced < len(hostileValues())-2 { // <(…) runs when it will, and not every sh knows it
+		t.Errorf("control: only %d of %d values run where they are spliced", spliced, len(hostileValues()))
 	}
 }
 
@@ -128,8 +128,8 @@ func TestDeclaredArguments(t *testing.T) {
 		"the hook of a shell":  {Declared{Template: Template{Script: `printf '[%s]' "${BASH_ENV-}" "${ARG_X}"`}}, map[string]any{"x": "BASH_ENV=/tmp/x"}, "[][BASH_ENV=/tmp/x]"},
 	} {
 		r, _ := declaredResult(t, c.d, c.in)
-		if r.IsError || !strings.Contains(text(r), c.want) {
-			t.Errorf("%s: %s, want %s", name, text(r), c.want)
+		if r.IsError || !strings.Contains(resultText(r), c.want) {
+			t.Errorf("%s: %s, want %s", name, resultText(r), c.want)
 		}
 	}
 }
@@ -154,17 +154,17 @@ func TestDeclaredRefusesInput(t *testing.T) {
 		"an option of the script": {Declared{Template: touch}, map[string]any{"ENV": "x"}, "additional properties"},
 	} {
 		r, dir := declaredResult(t, c.d, c.in)
-		if !r.IsError || !strings.Contains(text(r), c.want) {
-			t.Errorf("%s: %s, want %s", name, text(r), c.want)
+		if !r.IsError || !strings.Contains(resultText(r), c.want) {
+			t.Errorf("%s: %s, want %s", name, resultText(r), c.want)
 		}
-		if marked(dir) {
+		if hasMarker(dir) {
 			t.Errorf("%s: it ran", name)
 		}
 	}
 	// After -- a dash is no option, and arrives.
 	r, _ := declaredResult(t, Declared{Template: Template{Argv: []string{"printf", "--", "[%s]", "{{x}}"}}}, map[string]any{"x": "-n"})
-	if r.IsError || !strings.Contains(text(r), "[-n]") {
-		t.Errorf("after --: %s", text(r))
+	if r.IsError || !strings.Contains(resultText(r), "[-n]") {
+		t.Errorf("after --: %s", resultText(r))
 	}
 }
 

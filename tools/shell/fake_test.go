@@ -41,7 +41,7 @@ func (h hostRunner) Run(ctx context.Context, cmd Command) (Result, error) {
 	c.Stdout, c.Stderr = io.MultiWriter(cmd.Stdout, &stdout), io.MultiWriter(cmd.Stderr, &stderr)
 	start := time.Now()
 	err := c.Run()
-	r := Result{Stdout: capture(stdout.Bytes()), Stderr: capture(stderr.Bytes()), Wall: time.Since(start)}
+	r := Result{Stdout: wholeCapture(stdout.Bytes()), Stderr: wholeCapture(stderr.Bytes()), Wall: time.Since(start)}
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) && limit.Err() == nil {
 		return r, err
@@ -59,14 +59,14 @@ func (h hostRunner) Run(ctx context.Context, cmd Command) (Result, error) {
 	return r, nil
 }
 
-func capture(text []byte) Capture {
+func wholeCapture(text []byte) Capture {
 	sum := sha256.Sum256(text)
 	return Capture{Head: text, Total: int64(len(text)), SHA256: hex.EncodeToString(sum[:])}
 }
 
 // dispatcherFor makes a dispatcher with the shell tool alone, which runs
 // without asking, and keeps its events.
-func dispatcherFor(t *testing.T, r runner, opts Options) (*tools.Dispatcher, func() []tools.Event) {
+func dispatcherFor(t *testing.T, r commandRunner, opts Options) (*tools.Dispatcher, func() []tools.Event) {
 	t.Helper()
 	policy, err := tools.Preset("sandboxed")
 	if err != nil {
@@ -95,11 +95,11 @@ func dispatcherFor(t *testing.T, r runner, opts Options) (*tools.Dispatcher, fun
 	return d, func() []tools.Event { return events }
 }
 
-func call(input string) []tools.Call {
+func shellCalls(input string) []tools.Call {
 	return []tools.Call{{ID: "tu_1", Name: Name, Input: json.RawMessage(input)}}
 }
 
-func text(r tools.Result) string {
+func resultText(r tools.Result) string {
 	if len(r.Content) == 0 {
 		return ""
 	}

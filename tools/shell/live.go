@@ -17,7 +17,7 @@ const (
 // live turns one stream of a command into deltas at a bounded rate. It keeps
 // the last bytes of what came since the piece before. It never fails and never
 // blocks for longer than a delta does.
-type live struct {
+type liveWriter struct {
 	stream string
 	delta  func(stream, text string)
 
@@ -29,30 +29,30 @@ type live struct {
 	closed  bool
 }
 
-func newLive(stream string, delta func(stream, text string)) *live {
-	return &live{stream: stream, delta: delta}
+func newLiveWriter(stream string, delta func(stream, text string)) *liveWriter {
+	return &liveWriter{stream: stream, delta: delta}
 }
 
 // Write takes a piece of output.
-func (l *live) Write(p []byte) (int, error) {
+func (l *liveWriter) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
 		return len(p), nil
 	}
-	l.keep(p)
+	l.appendBytes(p)
 	wait := liveInterval - time.Since(l.last)
 	switch {
 	case wait <= 0:
 		l.flush(false)
 	case l.timer == nil:
-		l.timer = time.AfterFunc(wait, l.tick)
+		l.timer = time.AfterFunc(wait, l.flushOnTimer)
 	}
 	return len(p), nil
 }
 
 // keep adds to the buffer and drops its oldest bytes over the bound.
-func (l *live) keep(p []byte) {
+func (l *liveWriter) appendBytes(p []byte) {
 	if len(p) > liveBytes {
 		l.buf, p, l.dropped = l.buf[:0], p[len(p)-liveBytes:], true
 	}
@@ -62,7 +62,7 @@ func (l *live) keep(p []byte) {
 	l.buf = append(l.buf, p...)
 }
 
-func (l *live) tick() {
+func (l *liveWriter) flushOnTimer() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.timer = nil
@@ -73,10 +73,10 @@ func (l *live) tick() {
 
 // flush sends what there is; a rune whose end has not come yet stays, unless
 // nothing more will.
-func (l *live) flush(end bool) {
+func (l *liveWriter) flush(end bool) {
 	n := len(l.buf)
 	if !end {
-		n -= unfinished(l.buf)
+		n -= partialRuneLen(l.buf)
 	}
 	if n == 0 {
 		return
@@ -95,7 +95,7 @@ func (l *live) flush(end bool) {
 }
 
 // close sends the rest; what is written later is dropped.
-func (l *live) close() {
+func (l *liveWriter) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.timer != nil {
@@ -108,7 +108,7 @@ func (l *live) close() {
 
 // unfinished is the number of bytes at the end that begin a rune without
 // ending it.
-func unfinished(b []byte) int {
+func partialRuneLen(b []byte) int {
 	for i := 1; i <= min(utf8.UTFMax-1, len(b)); i++ {
 		c := b[len(b)-i]
 		if utf8.RuneStart(c) {

@@ -13,7 +13,7 @@ import (
 func TestLiveOutputIsPaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got []string
-		l := newLive("stdout", func(stream, text string) { got = append(got, stream+" "+text) })
+		l := newLiveWriter("stdout", func(stream, text string) { got = append(got, stream+" "+text) })
 		write := func(s string) {
 			if n, err := l.Write([]byte(s)); n != len(s) || err != nil {
 				t.Errorf("Write gives %d, %v", n, err)
@@ -42,7 +42,7 @@ func TestLiveOutputIsPaced(t *testing.T) {
 func TestLiveOutputOfAFloodIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got []string
-		l := newLive("stderr", func(_, text string) { got = append(got, text) })
+		l := newLiveWriter("stderr", func(_, text string) { got = append(got, text) })
 		chunk := []byte(strings.Repeat("y\nä", 1000))
 		for range 1000 { // 4 MB over a second
 			if _, err := l.Write(chunk); err != nil {
@@ -73,7 +73,7 @@ func TestUnfinished(t *testing.T) {
 		"": 0, "a": 0, "ä": 0, "ä"[:1]: 1, "€"[:1]: 1, "€"[:2]: 2, "€": 0, "😀"[:1]: 1, "😀"[:2]: 2, "😀"[:3]: 3, "😀": 0,
 		"a\xff": 0, "\x80": 0, "\x80\x80\x80\x80": 0, "a" + "😀"[:3]: 3,
 	} {
-		if got := unfinished([]byte(s)); got != want {
+		if got := partialRuneLen([]byte(s)); got != want {
 			t.Errorf("%q has %d unfinished bytes, want %d", s, got, want)
 		}
 	}

@@ -45,7 +45,7 @@ type Kept struct {
 
 // outputs opens what commands of the session wrote. It fails with
 // [ErrNoOutput] for a handle that it does not know.
-type outputs interface {
+type outputOpener interface {
 	Output(handle string) (Kept, error)
 }
 
@@ -54,7 +54,7 @@ var ErrNoOutput = errors.New("no such output")
 
 // NewOutput gives the factory of the tool that pages through what commands
 // wrote. Of the options it takes ResultBytes.
-func NewOutput(o outputs, opts Options) (tools.Factory, error) {
+func NewOutput(o outputOpener, opts Options) (tools.Factory, error) {
 	if o == nil {
 		return nil, errors.New("make shell_output tool: no outputs")
 	}
@@ -63,15 +63,15 @@ func NewOutput(o outputs, opts Options) (tools.Factory, error) {
 	}
 	def := outputDefinition(opts)
 	return func() tools.Tool {
-		return &output{from: o, def: def, room: opts.ResultBytes}
+		return &outputTool{outputs: o, def: def, room: opts.ResultBytes}
 	}, nil
 }
 
 // output is one execution of the tool.
-type output struct {
-	from outputs
-	def  tools.Definition
-	room int // bytes of a result
+type outputTool struct {
+	outputs outputOpener
+	def     tools.Definition
+	room    int // bytes of a result
 }
 
 // outputInput is the tool's input after aliases were rewritten.
@@ -131,38 +131,38 @@ func outputSummary(raw json.RawMessage) string {
 }
 
 // Definition describes the tool.
-func (o *output) Definition() tools.Definition { return o.def }
+func (o *outputTool) Definition() tools.Definition { return o.def }
 
 // Execute gives one page.
-func (o *output) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
+func (o *outputTool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	var in outputInput
 	if err := json.Unmarshal(call.Input, &in); err != nil {
 		return tools.Output{}, fmt.Errorf("decode shell_output input: %w", err)
 	}
-	re, err := in.check()
+	re, err := in.compilePattern()
 	if err != nil {
 		return tools.Output{}, err
 	}
-	kept, err := o.from.Output(in.Handle)
+	kept, err := o.outputs.Output(in.Handle)
 	if errors.Is(err, ErrNoOutput) {
-		return tools.Output{}, refused("unknown_handle", fmt.Sprintf(
+		return tools.Output{}, refusalError("unknown_handle", fmt.Sprintf(
 			"This session keeps no output with the handle %q. The handles stand in the results of shell calls whose output was long; run the command again for output of another session.", in.Handle))
 	}
 	if err != nil {
 		return tools.Output{}, fmt.Errorf("open output: %w", err)
 	}
 	defer func() { _ = kept.Close() }() // only read
-	text := max(room(o.room, call)-headerBytes, headerBytes)
+	text := max(resultRoom(o.room, call)-headerBytes, headerBytes)
 	p := page{ctx: ctx, kept: kept, room: text}
 	switch {
 	case re != nil:
-		err = p.matches(re, value(in.Offset, 1), limit(in.Limit, defaultMatches, maxMatches))
+		err = p.showMatches(re, valueOrDefault(in.Offset, 1), clampLimit(in.Limit, defaultMatches, maxMatches))
 	case in.Tail > 0:
-		err = p.tail(in.Tail, in.Unit == "bytes")
+		err = p.showTail(in.Tail, in.Unit == "bytes")
 	case in.Unit == "bytes":
-		err = p.bytes(value(in.Offset, 0), limit(in.Limit, int64(text), int64(text)))
+		err = p.showBytes(valueOrDefault(in.Offset, 0), clampLimit(in.Limit, int64(text), int64(text)))
 	default:
-		err = p.lines(value(in.Offset, 1), limit(in.Limit, defaultLines, maxLines))
+		err = p.showLines(valueOrDefault(in.Offset, 1), clampLimit(in.Limit, defaultLines, maxLines))
 	}
 	if err != nil {
 		if ctx.Err() != nil {
@@ -170,20 +170,20 @@ func (o *output) Execute(ctx context.Context, call *tools.Call) (tools.Output, e
 		}
 		return tools.Output{}, fmt.Errorf("read output: %w", err)
 	}
-	return p.output(in.Handle), nil
+	return p.formatOutput(in.Handle), nil
 }
 
 // check refuses what does not go together, and compiles the pattern.
-func (in outputInput) check() (*regexp.Regexp, error) {
+func (in outputInput) compilePattern() (*regexp.Regexp, error) {
 	switch {
 	case in.Tail > 0 && (in.Offset != nil || in.Limit > 0):
-		return nil, refused("bad_range", "tail stands for itself: leave out offset and limit.")
+		return nil, refusalError("bad_range", "tail stands for itself: leave out offset and limit.")
 	case in.Pattern != "" && in.Tail > 0, in.Pattern != "" && in.Unit == "bytes":
-		return nil, refused("bad_range", "pattern searches lines from offset on: leave out tail, and unit or say lines.")
+		return nil, refusalError("bad_range", "pattern searches lines from offset on: leave out tail, and unit or say lines.")
 	case in.Pattern == "" && in.IgnoreCase:
-		return nil, refused("bad_range", "ignore_case is for a pattern: give one.")
+		return nil, refusalError("bad_range", "ignore_case is for a pattern: give one.")
 	case len(in.Pattern) > maxPatternBytes:
-		return nil, refused("invalid_pattern", fmt.Sprintf("The pattern has %d bytes; at most %d are taken.", len(in.Pattern), maxPatternBytes))
+		return nil, refusalError("invalid_pattern", fmt.Sprintf("The pattern has %d bytes; at most %d are taken.", len(in.Pattern), maxPatternBytes))
 	case in.Pattern == "":
 		return nil, nil
 	}
@@ -193,19 +193,19 @@ func (in outputInput) check() (*regexp.Regexp, error) {
 	}
 	re, err := regexp.Compile(expr)
 	if err != nil {
-		return nil, refused("invalid_pattern", fmt.Sprintf("The pattern is not a valid RE2 regular expression: %v.", err))
+		return nil, refusalError("invalid_pattern", fmt.Sprintf("The pattern is not a valid RE2 regular expression: %v.", err))
 	}
 	return re, nil
 }
 
-func value(v *int64, def int64) int64 {
+func valueOrDefault(v *int64, def int64) int64 {
 	if v == nil {
 		return def
 	}
 	return *v
 }
 
-func limit(asked, def, most int64) int64 {
+func clampLimit(asked, def, most int64) int64 {
 	if asked <= 0 {
 		return def
 	}

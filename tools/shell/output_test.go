@@ -28,7 +28,7 @@ func (k keptOutputs) Output(handle string) (Kept, error) {
 }
 
 // pageOf calls the tool and divides the first line from the text.
-func pageOf(t testing.TB, o outputs, resultBytes int, input string) (head, text string, out tools.Output) {
+func pageOf(t testing.TB, o outputOpener, resultBytes int, input string) (head, text string, out tools.Output) {
 	t.Helper()
 	f, err := NewOutput(o, Options{ResultBytes: resultBytes})
 	if err != nil {

@@ -26,30 +26,30 @@ type page struct {
 	more  bool // there is more beyond
 }
 
-func (p *page) note(format string, args ...any) {
+func (p *page) addNote(format string, args ...any) {
 	p.notes = append(p.notes, fmt.Sprintf(format, args...))
 }
 
 // bytes shows count bytes from offset on, moved to whole runes: the start back
 // to where its rune starts, the end back to where one has ended, so that pages
 // that follow one another hold every byte once.
-func (p *page) bytes(offset, count int64) error {
+func (p *page) showBytes(offset, count int64) error {
 	if offset >= p.kept.Size {
-		p.beyond("bytes", p.kept.Size)
+		p.noteBeyondEnd("bytes", p.kept.Size)
 		return nil
 	}
 	from, err := p.runeStart(offset)
 	if err != nil {
 		return err
 	}
-	text, err := p.read(from, min(count+offset-from, int64(p.room)))
+	text, err := p.readRange(from, min(count+offset-from, int64(p.room)))
 	if err != nil {
 		return err
 	}
 	if from+int64(len(text)) < p.kept.Size {
 		whole := wholeHead(text)
 		if len(whole) == 0 { // less than one rune was asked for
-			if whole, err = p.read(from, utf8.UTFMax); err != nil {
+			if whole, err = p.readRange(from, utf8.UTFMax); err != nil {
 				return err
 			}
 			_, n := utf8.DecodeRune(whole)
@@ -58,14 +58,14 @@ func (p *page) bytes(offset, count int64) error {
 		text = whole
 	}
 	p.text = text
-	p.place(from, "")
+	p.noteRange(from, "")
 	return nil
 }
 
 // runeStart moves an offset back to where its rune starts, where there is one.
 func (p *page) runeStart(offset int64) (int64, error) {
 	from := max(offset-(utf8.UTFMax-1), 0)
-	around, err := p.read(from, offset-from+utf8.UTFMax)
+	around, err := p.readRange(from, offset-from+utf8.UTFMax)
 	if err != nil {
 		return 0, err
 	}
@@ -83,13 +83,13 @@ func (p *page) runeStart(offset int64) (int64, error) {
 }
 
 // tail shows the last lines or bytes.
-func (p *page) tail(count int64, ofBytes bool) error {
+func (p *page) showTail(count int64, ofBytes bool) error {
 	if len(p.kept.Last) > 0 {
-		p.last(count, ofBytes)
+		p.showLast(count, ofBytes)
 		return nil
 	}
 	if p.kept.Size == 0 {
-		p.place(0, "the end")
+		p.noteRange(0, "the end")
 		return nil
 	}
 	from := max(p.kept.Size-int64(p.room), 0)
@@ -100,7 +100,7 @@ func (p *page) tail(count int64, ofBytes bool) error {
 		}
 		from = max(start, from)
 	}
-	text, err := p.read(from, p.kept.Size-from)
+	text, err := p.readRange(from, p.kept.Size-from)
 	if err != nil {
 		return err
 	}
@@ -118,12 +118,12 @@ func (p *page) tail(count int64, ofBytes bool) error {
 		text, from = whole, from+int64(len(text)-len(whole))
 	}
 	p.text = text
-	p.place(from, "the end")
+	p.noteRange(from, "the end")
 	return nil
 }
 
 // last shows the end of what is still written but no longer kept.
-func (p *page) last(count int64, ofBytes bool) {
+func (p *page) showLast(count int64, ofBytes bool) {
 	text := p.kept.Last
 	if over := len(text) - p.room; over > 0 {
 		text = text[over:]
@@ -134,7 +134,7 @@ func (p *page) last(count int64, ofBytes bool) {
 		text = text[lastLines(text, count):]
 	}
 	p.text = wholeTail(text)
-	p.note("the last %s so far, which are not kept", bytesText(int64(len(p.text))))
+	p.addNote("the last %s so far, which are not kept", bytesText(int64(len(p.text))))
 }
 
 // lastLines gives where the last count lines of a text begin.
@@ -157,10 +157,10 @@ func lastLines(text []byte, count int64) int {
 }
 
 // lines shows count lines from the line first on.
-func (p *page) lines(first, count int64) error {
+func (p *page) showLines(first, count int64) error {
 	first = max(first, 1)
 	number, at, from := int64(0), int64(0), int64(-1)
-	err := p.each(func(line []byte, whole bool, size int64) bool {
+	err := p.eachLine(func(line []byte, whole bool, size int64) bool {
 		number++
 		if number < first {
 			at += size
@@ -177,7 +177,7 @@ func (p *page) lines(first, count int64) error {
 		if int64(room) < size || !whole {
 			cut := wholeHead(line[:min(len(line), room)])
 			p.text = append(p.text, cut...)
-			p.note("line %d has %d bytes, of which %d are shown; go on in it with unit bytes, offset %d, or with the next line", number, size, len(cut), at+int64(len(cut)))
+			p.addNote("line %d has %d bytes, of which %d are shown; go on in it with unit bytes, offset %d, or with the next line", number, size, len(cut), at+int64(len(cut)))
 			p.more = true
 			number++
 			return false
@@ -191,21 +191,21 @@ func (p *page) lines(first, count int64) error {
 	}
 	switch {
 	case from < 0:
-		p.beyond("lines", number)
+		p.noteBeyondEnd("lines", number)
 	case p.more:
-		p.note("lines %d to %d; go on with offset %d", first, number-1, number)
+		p.addNote("lines %d to %d; go on with offset %d", first, number-1, number)
 	default:
-		p.note("lines %d to %d, the end", first, number)
+		p.addNote("lines %d to %d, the end", first, number)
 	}
 	return nil
 }
 
 // matches shows lines that match, with their numbers, from the line first on.
-func (p *page) matches(re *regexp.Regexp, first, most int64) error {
+func (p *page) showMatches(re *regexp.Regexp, first, most int64) error {
 	number, found := int64(0), int64(0)
 	long := 0
 	var b strings.Builder
-	err := p.each(func(line []byte, whole bool, _ int64) bool {
+	err := p.eachLine(func(line []byte, whole bool, _ int64) bool {
 		number++
 		if number < first {
 			return true
@@ -217,7 +217,7 @@ func (p *page) matches(re *regexp.Regexp, first, most int64) error {
 		if at == nil {
 			return true
 		}
-		text := fmt.Sprintf("%d: %s\n", number, snippet(bytes.TrimSuffix(line, []byte("\n")), at[0]))
+		text := fmt.Sprintf("%d: %s\n", number, matchSnippet(bytes.TrimSuffix(line, []byte("\n")), at[0]))
 		if found == most || b.Len()+len(text) > p.room {
 			p.more = true
 			return false
@@ -232,12 +232,12 @@ func (p *page) matches(re *regexp.Regexp, first, most int64) error {
 	p.text = []byte(b.String())
 	switch {
 	case p.more:
-		p.note("%s; there are more: go on with offset %d", matchCount(found), number)
+		p.addNote("%s; there are more: go on with offset %d", matchCount(found), number)
 	default:
-		p.note("%s in %d lines", matchCount(found), max(number-first+1, 0))
+		p.addNote("%s in %d lines", matchCount(found), max(number-first+1, 0))
 	}
 	if long > 0 {
-		p.note("of lines longer than %d bytes only the beginning is searched: there are %d", matchLineBytes, long)
+		p.addNote("of lines longer than %d bytes only the beginning is searched: there are %d", matchLineBytes, long)
 	}
 	return nil
 }
@@ -250,7 +250,7 @@ func matchCount(n int64) string {
 }
 
 // snippet is a line, or what is around the match where it is long.
-func snippet(line []byte, at int) []byte {
+func matchSnippet(line []byte, at int) []byte {
 	if len(line) <= snippetBytes {
 		return line
 	}
@@ -267,7 +267,7 @@ func snippet(line []byte, at int) []byte {
 
 // each calls visit with every line, its newline included, until that says no.
 // Of a line longer than most only the beginning is given; size is all of it.
-func (p *page) each(visit func(line []byte, whole bool, size int64) bool, most int) error {
+func (p *page) eachLine(visit func(line []byte, whole bool, size int64) bool, most int) error {
 	in := bufio.NewReaderSize(io.NewSectionReader(p.kept, 0, p.kept.Size), 64<<10)
 	var line []byte
 	for n := 0; ; n++ {
@@ -300,7 +300,7 @@ func (p *page) each(visit func(line []byte, whole bool, size int64) bool, most i
 }
 
 // read reads count bytes at an offset, or what there is of them.
-func (p *page) read(at, count int64) ([]byte, error) {
+func (p *page) readRange(at, count int64) ([]byte, error) {
 	count = min(count, p.kept.Size-at)
 	if count <= 0 {
 		return nil, nil
@@ -313,24 +313,24 @@ func (p *page) read(at, count int64) ([]byte, error) {
 	return buf[:n], nil
 }
 
-func (p *page) beyond(unit string, have int64) {
-	p.note("that is beyond the end: there are %d %s", have, unit)
+func (p *page) noteBeyondEnd(unit string, have int64) {
+	p.addNote("that is beyond the end: there are %d %s", have, unit)
 }
 
 // place notes which bytes the page has.
-func (p *page) place(from int64, end string) {
+func (p *page) noteRange(from int64, end string) {
 	to := from + int64(len(p.text))
 	switch {
 	case end != "" || to >= p.kept.Size:
-		p.note("bytes %d to %d, the end", from, to)
+		p.addNote("bytes %d to %d, the end", from, to)
 	default:
 		p.more = true
-		p.note("bytes %d to %d; go on with offset %d", from, to, to)
+		p.addNote("bytes %d to %d; go on with offset %d", from, to, to)
 	}
 }
 
 // output words the page: a first line that says what there is, then the text.
-func (p *page) output(handle string) tools.Output {
+func (p *page) formatOutput(handle string) tools.Output {
 	var b strings.Builder
 	fmt.Fprintf(&b, "[%s: ", handle)
 	if p.kept.State != "" {
@@ -348,11 +348,11 @@ func (p *page) output(handle string) tools.Output {
 	for _, n := range p.notes {
 		b.WriteString("; " + n)
 	}
-	if bad := invalid(p.text); bad > 0 {
+	if bad := countInvalid(p.text); bad > 0 {
 		fmt.Fprintf(&b, "; lossy: %s that are not UTF-8 or NUL are shown as � or ␀", bytesText(int64(bad)))
 	}
 	b.WriteString("]\n")
-	endLine(&b, p.text)
+	writeLine(&b, p.text)
 	return tools.Output{
 		Content: []tools.Block{{Text: b.String()}}, Success: true, Truncated: p.more,
 		Metadata: map[string]any{"handle": handle, "bytes_kept": p.kept.Size, "bytes_shown": len(p.text)},
@@ -360,7 +360,7 @@ func (p *page) output(handle string) tools.Output {
 }
 
 // invalid counts bytes that are not shown as they are.
-func invalid(text []byte) int {
+func countInvalid(text []byte) int {
 	n := 0
 	for len(text) > 0 {
 		r, size := utf8.DecodeRune(text)

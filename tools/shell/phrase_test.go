@@ -23,7 +23,7 @@ func TestLastingAnswersAreForTheWorkspaceItself(t *testing.T) {
 		`not json`:                                                      "",
 	} {
 		got := ""
-		if list := commands(json.RawMessage(input)); len(list) == 1 { // more than one are never covered
+		if list := approvalCommands(json.RawMessage(input)); len(list) == 1 { // more than one are never covered
 			got, _ = tools.StaticPhrase(list[0])
 		}
 		if got != want {
@@ -31,7 +31,7 @@ func TestLastingAnswersAreForTheWorkspaceItself(t *testing.T) {
 		}
 	}
 	// The control: by its command alone each would be covered.
-	if got, err := tools.StaticPhrase(command(json.RawMessage(`{"command":"git status","cwd":"sub","background":true}`))); got != "git status" || err != nil {
+	if got, err := tools.StaticPhrase(inputCommand(json.RawMessage(`{"command":"git status","cwd":"sub","background":true}`))); got != "git status" || err != nil {
 		t.Errorf("control: %q, %v", got, err)
 	}
 }

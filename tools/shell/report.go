@@ -10,11 +10,11 @@ import (
 )
 
 // ok is an exit code of 0 that nothing forced.
-func (r Result) ok() bool {
+func (r Result) succeeded() bool {
 	return r.Code == 0 && r.Signal == 0 && !r.OOMKilled && !r.TimedOut && !r.Cancelled && r.DiskReserve == 0
 }
 
-func (c Capture) omitted() int64 { return c.Total - int64(len(c.Head)) - int64(len(c.Tail)) }
+func (c Capture) omittedBytes() int64 { return c.Total - int64(len(c.Head)) - int64(len(c.Tail)) }
 
 // headerBytes is set aside for everything of a report that isn't output.
 const headerBytes = 1 << 10
@@ -22,22 +22,22 @@ const headerBytes = 1 << 10
 // report is the text for the model: how the command ended, what that means,
 // and what it wrote, at most limit bytes in all. Cut says that it leaves out
 // some of that.
-func report(r Result, timeout time.Duration, limit int) (text string, cut bool) {
+func formatReport(r Result, timeout time.Duration, limit int) (text string, cut bool) {
 	var b strings.Builder
-	b.WriteString(r.ending())
-	fmt.Fprintf(&b, " after %s\n", seconds(r.Wall))
-	for _, note := range r.notes(timeout) {
+	b.WriteString(r.exitText())
+	fmt.Fprintf(&b, " after %s\n", formatSeconds(r.Wall))
+	for _, note := range r.endNotes(timeout) {
 		b.WriteString(note + "\n")
 	}
 	room := max(limit-headerBytes, 0)
-	stdout, stderr := shares(r.Stdout.Total, r.Stderr.Total, room)
+	stdout, stderr := splitRoom(r.Stdout.Total, r.Stderr.Total, room)
 	cut = writeStream(&b, "stdout", r.Stdout, stdout)
 	cut = writeStream(&b, "stderr", r.Stderr, stderr) || cut
 	return b.String(), cut
 }
 
 // ending is the first words of a report: the exit code, or the signal.
-func (r Result) ending() string {
+func (r Result) exitText() string {
 	if r.Signal != 0 {
 		return "killed by " + tools.SignalText(r.Signal)
 	}
@@ -45,23 +45,23 @@ func (r Result) ending() string {
 }
 
 // notes say plainly what forced the end, and what the command left.
-func (r Result) notes(timeout time.Duration) []string {
+func (r Result) endNotes(timeout time.Duration) []string {
 	var notes []string
 	add := func(is bool, format string, args ...any) {
 		if is {
 			notes = append(notes, fmt.Sprintf(format, args...))
 		}
 	}
-	add(r.TimedOut, "The command timed out after %s and was stopped; ask for more with timeout_seconds, or do less at once.", seconds(timeout))
+	add(r.TimedOut, "The command timed out after %s and was stopped; ask for more with timeout_seconds, or do less at once.", formatSeconds(timeout))
 	add(r.OOMKilled, "The kernel killed a process because the sandbox ran out of memory.")
 	add(r.PIDsLimitHit, "The sandbox's limit of processes was reached, and it could start no more.")
 	add(len(r.Full) > 0, "No space is left in %s, which %s bounded and in memory; remove what is not needed, or use the workspace.", strings.Join(r.Full, " and "), areIs(len(r.Full)))
 	add(r.DiskReserve > 0 && !r.DiskFiles, "The command was stopped: the disk that the workspace is on has less than %d MiB left, which the host keeps. Remove what is not needed.", r.DiskReserve>>20)
 	add(r.DiskReserve > 0 && r.DiskFiles, "The command was stopped: the disk that the workspace is on has room for less than %d more files (inodes), which the host keeps. Remove files that are not needed.", r.DiskReserve)
 	add(r.Cancelled, "The command was cancelled.")
-	add(r.KilledAfterExit, "The command left %s running, which %s killed: nothing may outlive its command.", count(r.Killed, "process"), were(r.Killed))
-	add(r.Killed > 0 && !r.KilledAfterExit, "%s did not stop when asked and had to be killed.", count(r.Killed, "process"))
-	add(r.Left > 0, "%s could not be killed.", count(r.Left, "process"))
+	add(r.KilledAfterExit, "The command left %s running, which %s killed: nothing may outlive its command.", countNoun(r.Killed, "process"), wasWere(r.Killed))
+	add(r.Killed > 0 && !r.KilledAfterExit, "%s did not stop when asked and had to be killed.", countNoun(r.Killed, "process"))
+	add(r.Left > 0, "%s could not be killed.", countNoun(r.Left, "process"))
 	return notes
 }
 
@@ -72,14 +72,14 @@ func areIs(n int) string {
 	return "are"
 }
 
-func were(n int) string {
+func wasWere(n int) string {
 	if n == 1 {
 		return "was"
 	}
 	return "were"
 }
 
-func count(n int, noun string) string {
+func countNoun(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun
 	}
@@ -87,7 +87,7 @@ func count(n int, noun string) string {
 }
 
 // seconds writes a time as people do: 0.04 s, 12.3 s, 600 s.
-func seconds(d time.Duration) string {
+func formatSeconds(d time.Duration) string {
 	switch s := d.Seconds(); {
 	case s < 1:
 		return fmt.Sprintf("%.2f s", s)
@@ -100,7 +100,7 @@ func seconds(d time.Duration) string {
 
 // shares divides the room for output: each stream may use half, and what the
 // other doesn't need.
-func shares(stdout, stderr int64, room int) (int, int) {
+func splitRoom(stdout, stderr int64, room int) (int, int) {
 	half := int64(room / 2)
 	switch {
 	case stdout <= half:
@@ -118,28 +118,28 @@ func writeStream(b *strings.Builder, name string, c Capture, room int) (cut bool
 		fmt.Fprintf(b, "%s: empty\n", name)
 		return false
 	}
-	head, tail := fit(c, room)
+	head, tail := fitCapture(c, room)
 	omitted := c.Total - int64(len(head)) - int64(len(tail))
 	if omitted == 0 {
 		fmt.Fprintf(b, "%s (%s):\n", name, bytesText(c.Total))
-		endLine(b, head)
+		writeLine(b, head)
 		return false
 	}
 	fmt.Fprintf(b, "%s (%s, the first %d and the last %d shown):\n", name, bytesText(c.Total), len(head), len(tail))
-	endLine(b, head)
+	writeLine(b, head)
 	if c.Handle != "" {
 		fmt.Fprintf(b, "[… %s left out …; %s shows them by the handle %s]\n", bytesText(omitted), OutputName, c.Handle)
 	} else {
 		fmt.Fprintf(b, "[… %s left out …]\n", bytesText(omitted))
 	}
-	endLine(b, tail)
+	writeLine(b, tail)
 	return true
 }
 
 // fit cuts a capture to room bytes, at runes' edges where it is text.
-func fit(c Capture, room int) (head, tail []byte) {
+func fitCapture(c Capture, room int) (head, tail []byte) {
 	head, tail = c.Head, c.Tail
-	if c.omitted() == 0 {
+	if c.omittedBytes() == 0 {
 		all := append(append([]byte(nil), head...), tail...)
 		if len(all) <= room {
 			return all, nil
@@ -156,7 +156,7 @@ func fit(c Capture, room int) (head, tail []byte) {
 }
 
 // wholeHead drops the beginning of a rune from the end.
-func wholeHead(b []byte) []byte { return b[:len(b)-unfinished(b)] }
+func wholeHead(b []byte) []byte { return b[:len(b)-partialRuneLen(b)] }
 
 // wholeTail drops the rest of a rune from the beginning.
 func wholeTail(b []byte) []byte {
@@ -171,7 +171,7 @@ func wholeTail(b []byte) []byte {
 	return b // not text
 }
 
-func endLine(b *strings.Builder, text []byte) {
+func writeLine(b *strings.Builder, text []byte) {
 	b.Write(text)
 	if len(text) > 0 && text[len(text)-1] != '\n' {
 		b.WriteByte('\n')
@@ -186,7 +186,7 @@ func bytesText(n int64) string {
 }
 
 // metadata is what records keep of a command's end.
-func metadata(r Result) map[string]any {
+func resultMetadata(r Result) map[string]any {
 	m := map[string]any{
 		"exit_code":     r.Code,
 		"stdout_bytes":  r.Stdout.Total,

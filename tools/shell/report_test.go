@@ -12,7 +12,7 @@ import (
 )
 
 func TestReport(t *testing.T) {
-	kept := func(s string) Capture { return capture([]byte(s)) }
+	kept := func(s string) Capture { return wholeCapture([]byte(s)) }
 	tests := []struct {
 		name   string
 		result Result
@@ -73,7 +73,7 @@ func TestReport(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, cut := report(tt.result, 30*time.Second, 50_000)
+			got, cut := formatReport(tt.result, 30*time.Second, 50_000)
 			if cut != strings.Contains(tt.want, "left out") {
 				t.Errorf("cut is %t", cut)
 			}
@@ -90,14 +90,14 @@ func TestReportCountsExactly(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		stdout, stderr := drawCapture(t, "stdout"), drawCapture(t, "stderr")
 		limit := rapid.IntRange(headerBytes+16, headerBytes+200).Draw(t, "limit")
-		got, cut := report(Result{Stdout: stdout, Stderr: stderr}, time.Second, limit)
+		got, cut := formatReport(Result{Stdout: stdout, Stderr: stderr}, time.Second, limit)
 		if cut != strings.Contains(got, " left out …]") && !strings.Contains(got, "[…") {
 			t.Fatalf("cut is %t for %q", cut, got)
 		}
 		if len(got) > limit {
 			t.Fatalf("report of %d bytes, limit %d", len(got), limit)
 		}
-		a, b := shares(stdout.Total, stderr.Total, limit-headerBytes)
+		a, b := splitRoom(stdout.Total, stderr.Total, limit-headerBytes)
 		if a+b > limit-headerBytes {
 			t.Fatalf("shares %d and %d of %d", a, b, limit-headerBytes)
 		}
@@ -106,7 +106,7 @@ func TestReportCountsExactly(t *testing.T) {
 			if name == "stderr" {
 				room = b
 			}
-			head, tail := fit(c, room)
+			head, tail := fitCapture(c, room)
 			omitted := c.Total - int64(len(head)) - int64(len(tail))
 			if omitted < 0 || len(head)+len(tail) > room {
 				t.Fatalf("%s: kept %d and %d of %d in %d", name, len(head), len(tail), c.Total, room)
@@ -120,7 +120,7 @@ func TestReportCountsExactly(t *testing.T) {
 			if c.Total > 0 && !strings.Contains(got, name+" ("+bytesText(c.Total)) {
 				t.Fatalf("%s: %q lacks the count %d", name, got, c.Total)
 			}
-			if c.Total <= int64(room) && c.omitted() == 0 && omitted != 0 {
+			if c.Total <= int64(room) && c.omittedBytes() == 0 && omitted != 0 {
 				t.Fatalf("%s: %d bytes fit in %d and were cut", name, c.Total, room)
 			}
 		}

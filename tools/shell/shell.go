@@ -55,7 +55,7 @@ type Options struct {
 
 // New gives the factory of the shell tool over whatever runs its commands. It
 // fails for options that can't work.
-func New(r runner, opts Options) (tools.Factory, error) {
+func New(r commandRunner, opts Options) (tools.Factory, error) {
 	if r == nil {
 		return nil, errors.New("make shell tool: no runner")
 	}
@@ -77,15 +77,15 @@ func New(r runner, opts Options) (tools.Factory, error) {
 	if opts.ResultBytes == 0 {
 		opts.ResultBytes = tools.DefaultResultBytes
 	}
-	def := definition(opts)
-	return func() tools.Tool { return &shell{run: r, opts: opts, def: def} }, nil
+	def := newDefinition(opts)
+	return func() tools.Tool { return &shellTool{runner: r, opts: opts, def: def} }, nil
 }
 
 // shell is one execution of the tool.
-type shell struct {
-	run  runner
-	opts Options
-	def  tools.Definition
+type shellTool struct {
+	runner commandRunner
+	opts   Options
+	def    tools.Definition
 }
 
 // input is the tool's input after aliases were rewritten.
@@ -100,7 +100,7 @@ type input struct {
 	Description string `json:"description"`
 }
 
-func definition(opts Options) tools.Definition {
+func newDefinition(opts Options) tools.Definition {
 	seconds := int64(opts.Timeout / time.Second)
 	aliases := map[string]string{
 		"cmd": "command", "script": "command", "timeout": "timeout_seconds",
@@ -125,21 +125,21 @@ func definition(opts Options) tools.Definition {
 }`, seconds, seconds, background)
 	return tools.Definition{
 		Name:             Name,
-		Description:      description(opts),
+		Description:      describeTool(opts),
 		InputSchema:      json.RawMessage(schema),
 		Class:            tools.ClassExecute,
 		Runs:             tools.PlaceSandbox,
 		Timeout:          opts.Timeout + opts.Grace + stopMargin,
 		ResultBytes:      opts.ResultBytes,
 		Aliases:          aliases,
-		Paths:            paths,
-		Summary:          command,
-		Commands:         commands,
+		Paths:            inputPaths,
+		Summary:          inputCommand,
+		Commands:         approvalCommands,
 		EnabledByDefault: true,
 	}
 }
 
-func description(opts Options) string {
+func describeTool(opts Options) string {
 	text := "Runs a shell command in the session's sandbox, a container without network whose workspace is " + opts.Mount + ". " +
 		"Each call gets a fresh shell (bash where there is one, else sh): variables, the current folder and background " +
 		"processes don't last from one call to the next, files do. Standard input is empty. Whatever a command leaves " +
@@ -156,23 +156,23 @@ func description(opts Options) string {
 }
 
 // Definition describes the tool.
-func (s *shell) Definition() tools.Definition { return s.def }
+func (s *shellTool) Definition() tools.Definition { return s.def }
 
 // Project returns what an approval covers beside the command's text: its
 // directory, and the scripts of the workspace that it names.
-func (s *shell) Project(ctx context.Context, call *tools.Call) (tools.Projection, error) {
+func (s *shellTool) Project(ctx context.Context, call *tools.Call) (tools.Projection, error) {
 	var in input
 	if err := json.Unmarshal(call.Input, &in); err != nil {
 		return tools.Projection{}, fmt.Errorf("decode shell input: %w", err)
 	}
-	return s.project(ctx, in.Dir, in.Command)
+	return s.projectCommand(ctx, in.Dir, in.Command)
 }
 
-func (s *shell) project(ctx context.Context, cwd, command string) (tools.Projection, error) {
+func (s *shellTool) projectCommand(ctx context.Context, cwd, command string) (tools.Projection, error) {
 	if s.opts.View == nil {
 		return tools.Projection{}, nil
 	}
-	dir, ok := s.dir(cwd)
+	dir, ok := s.containerDir(cwd)
 	if !ok {
 		return tools.Projection{}, fmt.Errorf("cwd %q is outside the workspace", cwd)
 	}
@@ -182,12 +182,12 @@ func (s *shell) project(ctx context.Context, cwd, command string) (tools.Project
 
 // Execute runs the command. A command that fails, times out or is killed has
 // an Output without success; an error is a cancellation or the sandbox's own.
-func (s *shell) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
+func (s *shellTool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	var in input
 	if err := json.Unmarshal(call.Input, &in); err != nil {
 		return tools.Output{}, fmt.Errorf("decode shell input: %w", err)
 	}
-	cmd, err := s.command(in)
+	cmd, err := s.newCommand(in)
 	if err != nil {
 		return tools.Output{}, err
 	}
@@ -197,24 +197,24 @@ func (s *shell) Execute(ctx context.Context, call *tools.Call) (tools.Output, er
 		if in.Timeout == 0 {
 			cmd.Timeout = 0
 		}
-		return s.begin(ctx, cmd, in.Command)
+		return s.startBackground(ctx, cmd, in.Command)
 	}
-	return s.runs(ctx, call, cmd, in.Command)
+	return s.runForeground(ctx, call, cmd, in.Command)
 }
 
 // runs runs a command to its end; asked is how it is told and recorded.
-func (s *shell) runs(ctx context.Context, call *tools.Call, cmd Command, asked string) (tools.Output, error) {
-	stdout, stderr := newLive("stdout", call.Delta), newLive("stderr", call.Delta)
+func (s *shellTool) runForeground(ctx context.Context, call *tools.Call, cmd Command, shown string) (tools.Output, error) {
+	stdout, stderr := newLiveWriter("stdout", call.Delta), newLiveWriter("stderr", call.Delta)
 	cmd.Stdout, cmd.Stderr = stdout, stderr
-	result, err := s.run.Run(ctx, cmd)
+	result, err := s.runner.Run(ctx, cmd)
 	stdout.close()
 	stderr.close()
-	text, cut := report(result, cmd.Timeout, room(s.opts.ResultBytes, call))
+	text, cut := formatReport(result, cmd.Timeout, resultRoom(s.opts.ResultBytes, call))
 	out := tools.Output{
 		Content:   []tools.Block{{Text: text}},
-		Success:   result.ok(),
-		Command:   asked,
-		Metadata:  metadata(result),
+		Success:   result.succeeded(),
+		Command:   shown,
+		Metadata:  resultMetadata(result),
 		Truncated: cut,
 	}
 	switch {
@@ -222,22 +222,22 @@ func (s *shell) runs(ctx context.Context, call *tools.Call, cmd Command, asked s
 		out.Success = false
 		return out, fmt.Errorf("run command: %w", err)
 	case ctx.Err() != nil || result.Cancelled:
-		return out, cancelled(ctx, text, err)
+		return out, cancelledError(ctx, text, err)
 	}
 	return out, nil
 }
 
 // room is what a result may have: the tool's own bound, or less where the
 // model's context has little left.
-func room(own int, call *tools.Call) int {
+func resultRoom(toolLimit int, call *tools.Call) int {
 	if call.ResultBytes > 0 {
-		return min(own, call.ResultBytes)
+		return min(toolLimit, call.ResultBytes)
 	}
-	return own
+	return toolLimit
 }
 
 // cancelled is the failure of a command that was stopped from outside.
-func cancelled(ctx context.Context, partial string, err error) error {
+func cancelledError(ctx context.Context, partial string, err error) error {
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
 		err = errors.Join(err, cause)
 	}
@@ -251,15 +251,15 @@ func cancelled(ctx context.Context, partial string, err error) error {
 }
 
 // command turns an input into what is run.
-func (s *shell) command(in input) (Command, error) {
+func (s *shellTool) newCommand(in input) (Command, error) {
 	if strings.ContainsRune(in.Command, 0) {
-		return Command{}, refused("nul", "The command holds a NUL byte, which no shell can run.")
+		return Command{}, refusalError("nul", "The command holds a NUL byte, which no shell can run.")
 	}
 	if len(in.Command) > MaxScriptBytes {
-		return Command{}, refused("too_long", fmt.Sprintf(
+		return Command{}, refusalError("too_long", fmt.Sprintf(
 			"The command is %d bytes, at most %d can be run; write it to a file and run that.", len(in.Command), MaxScriptBytes))
 	}
-	dir, ok := s.dir(in.Dir)
+	dir, ok := s.containerDir(in.Dir)
 	if !ok {
 		return Command{}, &tools.Error{
 			Class: tools.ErrorPermissionDenied, Reason: "workspace_escape", Visible: true,
@@ -275,28 +275,28 @@ func (s *shell) command(in input) (Command, error) {
 
 // dir gives the working folder in the container, by its name alone: whether
 // links lead out is for who opens it.
-func (s *shell) dir(cwd string) (string, bool) {
+func (s *shellTool) containerDir(cwd string) (string, bool) {
 	if strings.ContainsRune(cwd, 0) {
 		return "", false
 	}
-	if root := s.opts.HostRoot; root != "" && root != s.opts.Mount && below(path.Clean(cwd), root) {
+	if root := s.opts.HostRoot; root != "" && root != s.opts.Mount && isBelow(path.Clean(cwd), root) {
 		cwd = path.Join(s.opts.Mount, strings.TrimPrefix(path.Clean(cwd), root))
 	}
 	if !path.IsAbs(cwd) {
 		cwd = path.Join(s.opts.Mount, cwd)
 	}
 	cwd = path.Clean(cwd)
-	return cwd, below(cwd, s.opts.Mount)
+	return cwd, isBelow(cwd, s.opts.Mount)
 }
 
-func below(p, root string) bool { return p == root || strings.HasPrefix(p, root+"/") }
+func isBelow(p, root string) bool { return p == root || strings.HasPrefix(p, root+"/") }
 
-func refused(reason, message string) error {
+func refusalError(reason, message string) error {
 	return &tools.Error{Class: tools.ErrorExecution, Reason: reason, Message: message, Visible: true}
 }
 
 // paths gives the one path that an input names, for the scope check.
-func paths(raw json.RawMessage) []string {
+func inputPaths(raw json.RawMessage) []string {
 	var in input
 	if err := json.Unmarshal(raw, &in); err != nil || in.Dir == "" {
 		return nil
@@ -304,7 +304,7 @@ func paths(raw json.RawMessage) []string {
 	return []string{in.Dir}
 }
 
-func command(raw json.RawMessage) string {
+func inputCommand(raw json.RawMessage) string {
 	var in input
 	if err := json.Unmarshal(raw, &in); err != nil {
 		return ""
@@ -316,7 +316,7 @@ func command(raw json.RawMessage) string {
 // another folder, or running on, a command is another one: git status obeys what
 // a folder's configuration says, and that folder the model may have made. So a
 // word about it stands before, and no lasting answer covers the two.
-func commands(raw json.RawMessage) []string {
+func approvalCommands(raw json.RawMessage) []string {
 	var in input
 	if err := json.Unmarshal(raw, &in); err != nil {
 		return nil

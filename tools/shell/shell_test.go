@@ -60,13 +60,13 @@ func TestInputBecomesACommand(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(fmt.Sprintf("%.60s", tt.input), func(t *testing.T) {
 			got = Command{}
-			results, err := d.Round(t.Context(), call(tt.input))
+			results, err := d.Round(t.Context(), shellCalls(tt.input))
 			if err != nil {
 				t.Fatal(err)
 			}
 			if tt.refused != "" {
-				if got.Script != "" || !results[0].IsError || !strings.Contains(text(results[0]), tt.refused) {
-					t.Errorf("ran %q, model sees %.300q, want %q", got.Script, text(results[0]), tt.refused)
+				if got.Script != "" || !results[0].IsError || !strings.Contains(resultText(results[0]), tt.refused) {
+					t.Errorf("ran %q, model sees %.300q, want %q", got.Script, resultText(results[0]), tt.refused)
 				}
 				return
 			}
@@ -80,16 +80,16 @@ func TestInputBecomesACommand(t *testing.T) {
 
 // The tool checks its folder itself, whatever a dispatcher let through.
 func TestFolderIsCheckedWithoutADispatcher(t *testing.T) {
-	s := &shell{opts: Options{Mount: "/workspace", HostRoot: "/home/me/p", Timeout: time.Minute}}
+	s := &shellTool{opts: Options{Mount: "/workspace", HostRoot: "/home/me/p", Timeout: time.Minute}}
 	for cwd, want := range map[string]string{
 		"": "/workspace", "a": "/workspace/a", "/workspace": "/workspace", "/home/me/p": "/workspace", "/home/me/p/a/b": "/workspace/a/b",
 		"/home/me/p-evil": "", "/home/me": "", "/home/me/p/../q": "", "../x": "", "/etc": "", "\x00": "", "/workspace/../etc": "",
 	} {
-		if got, ok := s.dir(cwd); ok != (want != "") || ok && got != want {
+		if got, ok := s.containerDir(cwd); ok != (want != "") || ok && got != want {
 			t.Errorf("%q leads to %q, %t, want %q", cwd, got, ok, want)
 		}
 	}
-	if _, err := s.command(input{Command: "ls", Dir: ".."}); err == nil {
+	if _, err := s.newCommand(input{Command: "ls", Dir: ".."}); err == nil {
 		t.Error("a folder outside is run in")
 	}
 }
@@ -116,7 +116,7 @@ func TestRealCommands(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			d, events := dispatcherFor(t, hostRunner{dir}, Options{})
-			results, err := d.Round(t.Context(), call(tt.input))
+			results, err := d.Round(t.Context(), shellCalls(tt.input))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -124,16 +124,16 @@ func TestRealCommands(t *testing.T) {
 			if r.IsError == tt.success || r.Class != "" {
 				t.Errorf("is error %t, class %q", r.IsError, r.Class)
 			}
-			rest := text(r)
+			rest := resultText(r)
 			for _, part := range tt.want {
 				i := strings.Index(rest, part)
 				if i < 0 {
-					t.Fatalf("%.400q lacks %q", text(r), part)
+					t.Fatalf("%.400q lacks %q", resultText(r), part)
 				}
 				rest = rest[i+len(part):]
 			}
-			if len(text(r)) > tools.DefaultResultBytes {
-				t.Errorf("%d bytes for the model", len(text(r)))
+			if len(resultText(r)) > tools.DefaultResultBytes {
+				t.Errorf("%d bytes for the model", len(resultText(r)))
 			}
 			last, ok := events()[len(events())-1].(tools.Completed)
 			if !ok || last.Success != tt.success || last.Truncated != (tt.name == "long output") {
@@ -152,27 +152,27 @@ func TestCancelledCommandKeepsWhatThereIs(t *testing.T) {
 		}
 		close(started)
 		<-ctx.Done()
-		r := Result{Code: -1, Signal: 15, Cancelled: true, Killed: 1, Stdout: capture([]byte("part\n"))}
+		r := Result{Code: -1, Signal: 15, Cancelled: true, Killed: 1, Stdout: wholeCapture([]byte("part\n"))}
 		return r, fmt.Errorf("run: %w", context.Cause(ctx))
 	}), Options{})
 	go func() {
 		<-started
 		d.Cancel(cause)
 	}()
-	results, err := d.Round(t.Context(), call(`{"command":"make"}`))
+	results, err := d.Round(t.Context(), shellCalls(`{"command":"make"}`))
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := "Cancelled.\nOutput until then:\nkilled by signal 15 (SIGTERM) after 0.00 s\nThe command was cancelled.\n" +
 		"1 process did not stop when asked and had to be killed.\nstdout (5 bytes):\npart\nstderr: empty\n"
-	if diff := cmp.Diff(want, text(results[0])); diff != "" || results[0].Class != tools.ErrorCancelled {
+	if diff := cmp.Diff(want, resultText(results[0])); diff != "" || results[0].Class != tools.ErrorCancelled {
 		t.Errorf("class %q, text (-want +got):\n%s", results[0].Class, diff)
 	}
 	failed, ok := events()[len(events())-1].(tools.Failed)
 	if !ok || !strings.Contains(failed.Partial, "part\n") || failed.Class != tools.ErrorCancelled {
 		t.Errorf("last event %+v", events()[len(events())-1])
 	}
-	tool := &shell{run: runnerFunc(func(ctx context.Context, _ Command) (Result, error) { return Result{}, nil }), opts: Options{Mount: "/workspace", Timeout: time.Second}}
+	tool := &shellTool{runner: runnerFunc(func(ctx context.Context, _ Command) (Result, error) { return Result{}, nil }), opts: Options{Mount: "/workspace", Timeout: time.Second}}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)
 	if _, err := tool.Execute(ctx, &tools.Call{Input: []byte(`{"command":"ls"}`), Delta: func(string, string) {}}); !errors.Is(err, cause) {
@@ -183,11 +183,11 @@ func TestCancelledCommandKeepsWhatThereIs(t *testing.T) {
 func TestSandboxFailuresEndTheRun(t *testing.T) {
 	for _, sentinel := range []error{tools.ErrSandboxStart, tools.ErrSandboxLost} {
 		d, _ := dispatcherFor(t, runnerFunc(func(context.Context, Command) (Result, error) {
-			return Result{Stdout: capture([]byte("until then"))}, fmt.Errorf("guest: %w", sentinel)
+			return Result{Stdout: wholeCapture([]byte("until then"))}, fmt.Errorf("guest: %w", sentinel)
 		}), Options{})
-		results, err := d.Round(t.Context(), call(`{"command":"ls"}`))
-		if !errors.Is(err, sentinel) || !results[0].IsError || !strings.Contains(text(results[0]), "until then") {
-			t.Errorf("round ends with %v and %q", err, text(results[0]))
+		results, err := d.Round(t.Context(), shellCalls(`{"command":"ls"}`))
+		if !errors.Is(err, sentinel) || !results[0].IsError || !strings.Contains(resultText(results[0]), "until then") {
+			t.Errorf("round ends with %v and %q", err, resultText(results[0]))
 		}
 	}
 }
@@ -206,9 +206,9 @@ func TestOwnTimeoutComesFirst(t *testing.T) {
 					return Result{}, context.Cause(ctx)
 				}
 			}), Options{Grace: grace})
-			results, err := d.Round(t.Context(), call(`{"command":"sleep 1000000"}`))
-			if err != nil || results[0].Class != "" || !strings.Contains(text(results[0]), "timed out after 600 s") {
-				t.Errorf("grace %v: %v, class %q, text %q", grace, err, results[0].Class, text(results[0]))
+			results, err := d.Round(t.Context(), shellCalls(`{"command":"sleep 1000000"}`))
+			if err != nil || results[0].Class != "" || !strings.Contains(resultText(results[0]), "timed out after 600 s") {
+				t.Errorf("grace %v: %v, class %q, text %q", grace, err, results[0].Class, resultText(results[0]))
 			}
 			if done, ok := events()[len(events())-1].(tools.Completed); !ok || done.Success || done.Metadata["timed_out"] != true {
 				t.Errorf("grace %v: last event %+v", grace, events()[len(events())-1])
@@ -219,7 +219,7 @@ func TestOwnTimeoutComesFirst(t *testing.T) {
 
 func TestLiveOutputReachesTheEvents(t *testing.T) {
 	d, events := dispatcherFor(t, hostRunner{t.TempDir()}, Options{})
-	if _, err := d.Round(t.Context(), call(`{"command":"echo out; echo err >&2"}`)); err != nil {
+	if _, err := d.Round(t.Context(), shellCalls(`{"command":"echo out; echo err >&2"}`)); err != nil {
 		t.Fatal(err)
 	}
 	streams := map[string]string{}

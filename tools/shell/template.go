@@ -32,7 +32,7 @@ var placeholder = regexp.MustCompile(`\{\{([^{}]*)\}\}`)
 var argumentName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_]*$`)
 
 // whole is the argument that an element is, "" where it is more or less.
-func whole(element string) string {
+func wholeArgument(element string) string {
 	if m := placeholder.FindStringSubmatch(element); m != nil && m[0] == element {
 		return m[1]
 	}
@@ -53,14 +53,14 @@ func (t Template) check(arguments, lists []string) error {
 	if t.Script != "" {
 		upper := map[string]string{}
 		for _, name := range arguments {
-			v := variable(name)
+			v := variableName(name)
 			if other := upper[v]; other != "" {
 				return fmt.Errorf("arguments %q and %q are the same variable $%s", other, name, v)
 			}
 			upper[v] = name
 		}
 		if m := placeholder.FindStringSubmatch(t.Script); m != nil && slices.Contains(arguments, m[1]) {
-			return fmt.Errorf("a script gets its arguments as variables: write \"$%s\" for %s", variable(m[1]), m[0])
+			return fmt.Errorf("a script gets its arguments as variables: write \"$%s\" for %s", variableName(m[1]), m[0])
 		}
 		if len(t.Script) > MaxScriptBytes/2 || strings.ContainsRune(t.Script, 0) {
 			return fmt.Errorf("a script has at most %d bytes, and no NUL", MaxScriptBytes/2)
@@ -81,7 +81,7 @@ func (t Template) checkArgv(arguments, lists []string) error {
 				return fmt.Errorf("the program can't be an argument: %s", element)
 			case !slices.Contains(arguments, m[1]):
 				return fmt.Errorf("%s names no argument of input_schema; there are: %s", m[0], strings.Join(arguments, ", "))
-			case slices.Contains(lists, m[1]) && whole(element) == "":
+			case slices.Contains(lists, m[1]) && wholeArgument(element) == "":
 				return fmt.Errorf("%s is a list and must be an element of its own, not a part of %q", m[0], element)
 			}
 		}
@@ -105,7 +105,7 @@ func (t Template) checkPrograms() error {
 	for i, element := range t.Argv {
 		if found != "" && programText.MatchString(t.Argv[i-1]) && placeholder.MatchString(element) {
 			return fmt.Errorf("%s reads %q as a program, and what a model gives must not be a part of one; "+
-				"use script, or give the argument as an element of its own behind it", found, clip(element))
+				"use script, or give the argument as an element of its own behind it", found, clipText(element))
 		}
 		if name := path.Base(element); interpreters.MatchString(name) {
 			found = name
@@ -115,16 +115,16 @@ func (t Template) checkPrograms() error {
 }
 
 // variable is the name of an argument in a script.
-func variable(name string) string { return "ARG_" + strings.ToUpper(name) }
+func variableName(name string) string { return "ARG_" + strings.ToUpper(name) }
 
 // dashError is a value that a program could take for an option.
 type dashError struct{ name, value string }
 
 func (e *dashError) Error() string {
-	return fmt.Sprintf("argument %s begins with a dash (%q), which the program could take for an option", e.name, clip(e.value))
+	return fmt.Sprintf("argument %s begins with a dash (%q), which the program could take for an option", e.name, clipText(e.value))
 }
 
-func clip(s string) string {
+func clipText(s string) string {
 	const most = 60
 	if len(s) <= most {
 		return s
@@ -134,16 +134,16 @@ func clip(s string) string {
 
 // command fills the template: a script, and the positional parameters that it
 // is run with. The values are those of the input, by argument.
-func (t Template) command(values map[string][]string) (script string, args []string, err error) {
+func (t Template) fillCommand(values map[string][]string) (script string, args []string, err error) {
 	if t.Script != "" {
-		return t.script(values)
+		return t.fillScript(values)
 	}
 	bare := true // nothing says yet that options are over
 	for _, element := range t.Argv {
 		if element == "--" {
 			bare = false
 		}
-		filled, name, given := fill(element, values)
+		filled, name, given := fillElement(element, values)
 		if !given {
 			continue
 		}
@@ -159,8 +159,8 @@ func (t Template) command(values map[string][]string) (script string, args []str
 
 // fill fills one element. name is the first argument in it, "" for none; given
 // is false where an argument of it was not.
-func fill(element string, values map[string][]string) (filled []string, name string, given bool) {
-	if name := whole(element); name != "" {
+func fillElement(element string, values map[string][]string) (filled []string, name string, given bool) {
+	if name := wholeArgument(element); name != "" {
 		v, ok := values[name]
 		return v, name, ok
 	}
@@ -181,7 +181,7 @@ func fill(element string, values map[string][]string) (filled []string, name str
 }
 
 // script makes variables of the values. The lines that do so hold names alone.
-func (t Template) script(values map[string][]string) (script string, args []string, err error) {
+func (t Template) fillScript(values map[string][]string) (script string, args []string, err error) {
 	var b strings.Builder
 	var names []string
 	for name := range values {
@@ -189,7 +189,7 @@ func (t Template) script(values map[string][]string) (script string, args []stri
 	}
 	slices.Sort(names)
 	for _, name := range names {
-		fmt.Fprintf(&b, "export %s=\"$1\"; shift\n", variable(name))
+		fmt.Fprintf(&b, "export %s=\"$1\"; shift\n", variableName(name))
 		args = append(args, strings.Join(values[name], "\n"))
 	}
 	return b.String() + t.Script, args, nil
@@ -233,7 +233,7 @@ func scalarText(v json.RawMessage) (string, error) {
 	}
 	switch v[0] {
 	case '{', '[', 'n':
-		return "", fmt.Errorf("%s is no text, number or boolean", clip(string(v)))
+		return "", fmt.Errorf("%s is no text, number or boolean", clipText(string(v)))
 	}
 	return string(v), nil
 }
