@@ -122,7 +122,9 @@ func TestDeclaredApprovalCoversScripts(t *testing.T) {
 	}
 	project := func(d Declared, input string) (tools.Projection, error) {
 		t.Helper()
-		d.Name, d.Description, d.InputSchema = "probe", "A probe.", json.RawMessage(oneArgument)
+		d.Name = "probe"
+		d.Description = "A probe."
+		d.InputSchema = json.RawMessage(oneArgument)
 		factory, err := NewDeclared(noRunner, d, Options{View: view})
 		if err != nil {
 			t.Fatal(err)

@@ -54,10 +54,13 @@ func (l *liveWriter) Write(p []byte) (int, error) {
 // keep adds to the buffer and drops its oldest bytes over the bound.
 func (l *liveWriter) appendBytes(p []byte) {
 	if len(p) > liveBytes {
-		l.buf, p, l.dropped = l.buf[:0], p[len(p)-liveBytes:], true
+		p = p[len(p)-liveBytes:]
+		l.buf = l.buf[:0]
+		l.dropped = true
 	}
 	if over := len(l.buf) + len(p) - liveBytes; over > 0 {
-		l.buf, l.dropped = append(l.buf[:0], l.buf[over:]...), true
+		l.buf = append(l.buf[:0], l.buf[over:]...)
+		l.dropped = true
 	}
 	l.buf = append(l.buf, p...)
 }
@@ -87,7 +90,8 @@ func (l *liveWriter) flush(end bool) {
 		for start < len(text) && start < utf8.UTFMax && !utf8.RuneStart(text[start]) {
 			start++
 		}
-		text, l.dropped = "…"+text[start:], false
+		text = "…" + text[start:]
+		l.dropped = false
 	}
 	l.buf = append(l.buf[:0], l.buf[n:]...)
 	l.last = time.Now()

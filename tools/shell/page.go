@@ -49,7 +49,8 @@ func (p *page) showBytes(offset, count int64) error {
 	if from+int64(len(text)) < p.kept.Size {
 		whole := wholeHead(text)
 		if len(whole) == 0 { // less than one rune was asked for
-			if whole, err = p.readRange(from, utf8.UTFMax); err != nil {
+			whole, err = p.readRange(from, utf8.UTFMax)
+			if err != nil {
 				return err
 			}
 			_, n := utf8.DecodeRune(whole)
@@ -111,11 +112,13 @@ func (p *page) showTail(count int64, ofBytes bool) error {
 				cut = i + 1
 			}
 		}
-		text, from = text[cut:], from+int64(cut)
+		text = text[cut:]
+		from += int64(cut)
 	}
 	if from > 0 {
 		whole := wholeTail(text)
-		text, from = whole, from+int64(len(text)-len(whole))
+		from += int64(len(text) - len(whole))
+		text = whole
 	}
 	p.text = text
 	p.noteRange(from, "the end")

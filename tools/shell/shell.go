@@ -193,7 +193,8 @@ func (s *shellTool) Execute(ctx context.Context, call *tools.Call) (tools.Output
 	}
 	// The directory was approved by its name, and by what it was.
 	cmd.NoLinks = call.Asked && in.Dir != ""
-	if cmd.CallID = call.ID; in.Background {
+	cmd.CallID = call.ID
+	if in.Background {
 		if in.Timeout == 0 {
 			cmd.Timeout = 0
 		}

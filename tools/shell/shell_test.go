@@ -70,7 +70,9 @@ func TestInputBecomesACommand(t *testing.T) {
 				}
 				return
 			}
-			got.Stdout, got.Stderr, got.CallID = nil, nil, ""
+			got.Stdout = nil
+			got.Stderr = nil
+			got.CallID = ""
 			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Errorf("command (-want +got):\n%s", diff)
 			}
