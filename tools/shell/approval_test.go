@@ -13,7 +13,7 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// answerer allows what it is asked, and does something while the answer is given.
+// approver approves every confirmation, and calls a function first.
 type approver struct {
 	asked  []tools.Confirmation
 	before func() error
@@ -28,9 +28,9 @@ func (a *approver) Approve(_ context.Context, c tools.Confirmation) (tools.Answe
 	return tools.Answer{Decision: tools.DecisionAllow, Scope: tools.ScopeOnce}, nil
 }
 
-// TestWhatRunsIsWhatWasApproved: a script or a directory that is exchanged while
-// a question is open is asked about again, and a directory that then goes through
-// a symlink is not entered. The control changes what the answer does not cover.
+// TestWhatRunsIsWhatWasApproved exchanges a script or a directory during an
+// approval, which must be requested again. A directory that has become a symlink
+// is not entered. The control changes a file that the approval doesn't cover.
 func TestWhatRunsIsWhatWasApproved(t *testing.T) {
 	for name, tc := range map[string]struct {
 		input  string
@@ -57,7 +57,7 @@ func TestWhatRunsIsWhatWasApproved(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer root.Close() //nolint:errcheck // only read
+		defer func() { _ = root.Close() }() // only read
 		view, err := workspace.NewReader(root, workspace.ReaderOptions{ContainerPath: "/workspace"})
 		if err != nil {
 			t.Fatal(err)
@@ -104,8 +104,8 @@ func TestWhatRunsIsWhatWasApproved(t *testing.T) {
 	}
 }
 
-// TestDeclaredApprovalCoversScripts: an answer about a declared tool covers the
-// scripts that its command runs, as one about the shell does.
+// TestDeclaredApprovalCoversScripts checks that the approval of a declared tool
+// covers the scripts of its command, as for the shell tool.
 func TestDeclaredApprovalCoversScripts(t *testing.T) {
 	dir := t.TempDir()
 	if err := errors.Join(os.WriteFile(dir+"/run.sh", nil, 0o600), os.Mkdir(dir+"/sub", 0o700), os.WriteFile(dir+"/sub/run.sh", nil, 0o600)); err != nil {
@@ -115,7 +115,7 @@ func TestDeclaredApprovalCoversScripts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer root.Close() //nolint:errcheck // only read
+	defer func() { _ = root.Close() }() // only read
 	view, err := workspace.NewReader(root, workspace.ReaderOptions{ContainerPath: "/workspace"})
 	if err != nil {
 		t.Fatal(err)

@@ -18,30 +18,32 @@ const KillName tools.Name = "shell_kill"
 // for concurrent use.
 type Background interface {
 	// Begin starts a command and returns its handle once it runs. Cancelling ctx
-	// before that ends the command; afterwards it means nothing. A
-	// Command.Timeout of zero is none. It fails with [ErrTooMany] where there
-	// is no room for another.
+	// before that ends the command; afterwards it has no effect. A Command.Timeout
+	// of zero means none. Begin returns [ErrTooMany] if no more commands may be
+	// started.
 	Begin(ctx context.Context, cmd Command) (handle string, err error)
-	// End ends a command and waits for the proof: SIGTERM, grace, SIGKILL, to
-	// everything that it started. It fails with [ErrNoOutput] for a handle that
-	// is no command's. Cancelling ctx ends the wait, not the killing. One that
-	// has ended before gives its end again; was says so.
-	End(ctx context.Context, handle string) (r Ended, was bool, err error)
+	// End ends a command and everything that it started, with SIGTERM, the grace
+	// period and SIGKILL, and waits until nothing is left. It returns [ErrNoOutput]
+	// for an unknown handle. Cancelling ctx ends the wait, not the killing. For a
+	// command that had ended before, End returns its outcome and endedBefore is
+	// true.
+	End(ctx context.Context, handle string) (r Ended, endedBefore bool, err error)
 }
 
-// Ended is how a background command ended.
+// Ended is the outcome of a background command.
 type Ended struct {
 	Result
-	// Lost says that the sandbox went away with it: then there is no exit code.
+	// Lost reports whether the sandbox was lost too. There is no exit code then.
 	Lost bool
-	// Bytes is what it wrote, both streams together.
+	// Bytes is the number of bytes that the command wrote to both streams.
 	Bytes int64
 }
 
-// ErrTooMany is what Begin fails with; its text says how many there may be.
+// ErrTooMany is returned by Begin. The wrapping error has the maximum number.
 var ErrTooMany = errors.New("too many background commands")
 
-// begin starts a command in the background and tells its handle.
+// startBackground starts a command in the background and returns its handle to
+// the model. shown is the command for display and records.
 func (s *shellTool) startBackground(ctx context.Context, cmd Command, shown string) (tools.Output, error) {
 	handle, err := s.opts.Background.Begin(ctx, cmd)
 	switch {
@@ -60,6 +62,7 @@ func (s *shellTool) startBackground(ctx context.Context, cmd Command, shown stri
 	}, nil
 }
 
+// formatSentence returns s with an upper-case letter at its beginning and a period.
 func formatSentence(s string) string {
 	if s == "" {
 		return ""
@@ -67,8 +70,8 @@ func formatSentence(s string) string {
 	return strings.ToUpper(s[:1]) + s[1:] + "."
 }
 
-// NewKill gives the factory of the tool that ends a background command. Of the
-// options it takes Background and Grace.
+// NewKill returns the factory of the tool that ends a background command. It uses
+// the options Background and Grace.
 func NewKill(opts Options) (tools.Factory, error) {
 	if opts.Background == nil {
 		return nil, errors.New("make shell_kill tool: no background commands")
@@ -80,8 +83,8 @@ func NewKill(opts Options) (tools.Factory, error) {
 	return func() tools.Tool { return &killTool{background: opts.Background, def: def} }, nil
 }
 
-// proofTime is what a guest may take to say that everything is gone, after the
-// grace period; then it is given up.
+// proofTime is the maximum time that a guest may take after the grace period to
+// confirm that no process is left.
 const proofTime = 45 * time.Second
 
 func killDefinition(opts Options) tools.Definition {
@@ -104,18 +107,18 @@ func killDefinition(opts Options) tools.Definition {
 	}
 }
 
-// handleAliases are the names that others give to the handle of a command.
+// handleAliases returns the names that other agents use for the handle.
 func handleAliases() map[string]string {
 	return map[string]string{"id": "handle", "shell_id": "handle", "bash_id": "handle", "job_id": "handle", "session_id": "handle", "task_id": "handle"}
 }
 
-// killer is one execution of the tool.
+// killTool is one execution of the tool.
 type killTool struct {
 	background Background
 	def        tools.Definition
 }
 
-// Definition describes the tool.
+// Definition returns the tool's definition.
 func (k *killTool) Definition() tools.Definition { return k.def }
 
 // Execute ends the command.
@@ -139,7 +142,7 @@ func (k *killTool) Execute(ctx context.Context, call *tools.Call) (tools.Output,
 	}, nil
 }
 
-// killed is the text for the model.
+// killText returns the result for the model.
 func (r Ended) killText(handle string, endedBefore bool) string {
 	var b strings.Builder
 	b.WriteString(handle)
@@ -150,7 +153,7 @@ func (r Ended) killText(handle string, endedBefore bool) string {
 		b.WriteString(" was ended: " + r.State())
 	}
 	fmt.Fprintf(&b, " after %s\n", formatSeconds(r.Wall))
-	r.Cancelled = false // that is what was asked for
+	r.Cancelled = false // the call requested it, so it needs no note
 	for _, note := range r.endNotes(0) {
 		b.WriteString(note + "\n")
 	}
@@ -164,7 +167,7 @@ func (r Ended) killText(handle string, endedBefore bool) string {
 	return b.String()
 }
 
-// State says in a few words how it ended.
+// State describes the outcome in a few words.
 func (r Ended) State() string {
 	switch {
 	case r.Lost:

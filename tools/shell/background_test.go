@@ -13,7 +13,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// fakeBackground keeps what it is asked for.
+// fakeBackground records the commands that it starts.
 type fakeBackground struct {
 	begun []Command
 	err   error
@@ -58,7 +58,8 @@ func TestBackgroundReturnsAHandle(t *testing.T) {
 	}
 }
 
-// TestBackgroundIsOfferedWhereItIs: a shell without it takes no such argument.
+// TestBackgroundIsOfferedWhereItIs checks that a tool without Options.Background
+// doesn't accept the argument.
 func TestBackgroundIsOfferedWhereItIs(t *testing.T) {
 	d, _ := dispatcherFor(t, noRunner, Options{})
 	got, err := d.Round(t.Context(), shellCalls(`{"command":"serve","background":true}`))
@@ -137,8 +138,8 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// running is the output of a command that runs and of which only the beginning
-// is kept.
+// runningOutput is the output of a running command, of which only the beginning is
+// stored.
 type runningOutput struct{}
 
 func (runningOutput) Output(string) (Kept, error) {

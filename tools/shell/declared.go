@@ -24,19 +24,19 @@ type Declared struct {
 	Template    Template
 	// Class is execute or write; "" means execute.
 	Class tools.Class
-	// Dir is the working folder, relative to the workspace.
+	// Dir is the working directory, relative to the workspace.
 	Dir string
-	// Timeout bounds one run; zero, or more than the session's, is the session's.
+	// Timeout limits one run. The session's timeout applies if it is shorter, or
+	// if Timeout is zero.
 	Timeout time.Duration
 	// Paths are the arguments that are paths of the workspace. They are checked,
-	// and given to the command as absolute paths in the container.
+	// and passed to the command as absolute paths in the container.
 	Paths []string
-	// Parallel lets calls run beside other commands.
+	// Parallel reports whether calls may run in parallel with other commands.
 	Parallel bool
 }
 
-// Check says what is wrong with a declaration, one error for each thing. Err
-// names the key of the declaration that it stands in.
+// Check returns the errors of a declaration, each with the key that it is about.
 func (d Declared) Check() []DeclaredError {
 	arguments, lists, err := d.schemaArguments()
 	if err != nil {
@@ -65,10 +65,11 @@ func (d Declared) Check() []DeclaredError {
 	return problems
 }
 
-// DeclaredError is one thing that is wrong with a declaration, and the key of it.
+// DeclaredError is an error in a declaration, and the key that it is about.
 type DeclaredError struct{ Key, Message string }
 
-// arguments gives the properties of the schema, sorted, and which are lists.
+// schemaArguments returns the names of the schema's properties, sorted, and those
+// of lists.
 func (d Declared) schemaArguments() (all, lists []string, err error) {
 	var schema struct {
 		Type       string `json:"type"`
@@ -88,7 +89,7 @@ func (d Declared) schemaArguments() (all, lists []string, err error) {
 	scalars := []string{"string", "integer", "number", "boolean"}
 	for name, p := range schema.Properties {
 		var kind string
-		_ = json.Unmarshal(p.Type, &kind) // a list of types, or none, is no single one
+		_ = json.Unmarshal(p.Type, &kind) // fails for a list of types, which is refused below
 		switch {
 		case kind == "array" && slices.Contains(scalars, p.Items.Type):
 			lists = append(lists, name)
@@ -102,9 +103,8 @@ func (d Declared) schemaArguments() (all, lists []string, err error) {
 	return all, lists, nil
 }
 
-// NewDeclared gives the factory of a declared tool over whatever runs its
-// commands. Of the options it takes what the shell tool does, but Background
-// and Environment.
+// NewDeclared returns the factory of a declared tool, whose commands r runs. It
+// uses the same options as the shell tool, except Background and Environment.
 func NewDeclared(r commandRunner, d Declared, opts Options) (tools.Factory, error) {
 	if problems := d.Check(); len(problems) > 0 {
 		return nil, fmt.Errorf("make tool %s: %s: %s", d.Name, problems[0].Key, problems[0].Message)
@@ -137,13 +137,13 @@ func NewDeclared(r commandRunner, d Declared, opts Options) (tools.Factory, erro
 	}, nil
 }
 
-// declared is one execution of a declared tool.
+// declaredTool is one execution of a declared tool.
 type declaredTool struct {
 	Declared
 	shell *shellTool
 }
 
-// paths gives what an input names of the workspace.
+// inputPaths returns the paths of the workspace in an input.
 func (d Declared) inputPaths(raw json.RawMessage) []string {
 	values, err := argumentValues(raw)
 	if err != nil {
@@ -156,8 +156,7 @@ func (d Declared) inputPaths(raw json.RawMessage) []string {
 	return out
 }
 
-// summary is the command that an input makes, for people: its elements that a
-// shell would read as more than a word are quoted.
+// summarizeInput returns the command for an input, quoted for display.
 func (d Declared) summarizeInput(raw json.RawMessage) string {
 	values, err := argumentValues(raw)
 	if err != nil {
@@ -170,7 +169,8 @@ func (d Declared) summarizeInput(raw json.RawMessage) string {
 	return quoteCommand(args)
 }
 
-// line is a command as a person would write it.
+// quoteCommand returns a command line in which elements that a shell would take
+// for more than a word are quoted.
 func quoteCommand(args []string) string {
 	out := slices.Clone(args)
 	for i, a := range out {
@@ -183,10 +183,11 @@ func quoteCommand(args []string) string {
 	return strings.Join(out, " ")
 }
 
-// Definition describes the tool.
+// Definition returns the tool's definition.
 func (d *declaredTool) Definition() tools.Definition { return d.shell.def }
 
-// Project is as that of the shell tool.
+// Project returns the parts of the call that an approval covers, like the shell
+// tool's.
 func (d *declaredTool) Project(ctx context.Context, call *tools.Call) (tools.Projection, error) {
 	values, err := argumentValues(call.Input)
 	if err != nil {
@@ -202,7 +203,7 @@ func (d *declaredTool) Project(ctx context.Context, call *tools.Call) (tools.Pro
 	return d.shell.projectCommand(ctx, d.Dir, command)
 }
 
-// Execute runs the command. It ends as one of the shell tool does.
+// Execute runs the command, like the shell tool's.
 func (d *declaredTool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	values, err := argumentValues(call.Input)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 
 const oneArgument = `{"type":"object","properties":{"x":{"type":"string"},"flag":{"type":"boolean"},"n":{"type":"number"},"list":{"type":"array","items":{"type":"string"}},"file":{"type":"string"}}}`
 
-// hostile are values that break out of a text that a shell reads, or out of
-// the word that they stand in. Each would make the file "marker".
+// hostileValues returns values that break out of a shell's text or word. Each
+// would create the file "marker".
 func hostileValues() []string {
 	return []string{
 		"; touch marker", "& touch marker &", "| touch marker", "&& touch marker", "$(touch marker)", "`touch marker`",
@@ -25,7 +25,7 @@ func hostileValues() []string {
 	}
 }
 
-// declaredResult runs a declared tool on the host, in a folder of its own.
+// declaredResult runs a declared tool on the host, in a new directory.
 func declaredResult(t *testing.T, d Declared, in map[string]any) (result tools.Result, dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -64,9 +64,9 @@ func hasMarker(dir string) bool {
 	return err == nil && len(found) > 0
 }
 
-// TestDeclaredNeverSplices gives hostile values to both kinds of template: each
-// arrives as one argument, and nothing of it runs. The control splices them into
-// a shell's text, as templates are written that are not careful.
+// TestDeclaredNeverSplices passes hostile values to both kinds of template: each
+// arrives as one argument and is not run. The control splices them into a shell's
+// text, as a careless template would.
 func TestDeclaredNeverSplices(t *testing.T) {
 	spliced := 0
 	for _, value := range hostileValues() {

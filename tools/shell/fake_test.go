@@ -20,13 +20,13 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// runnerFunc is a runner whose behaviour a test gives.
+// runnerFunc is a commandRunner that calls a function.
 type runnerFunc func(ctx context.Context, cmd Command) (Result, error)
 
 func (f runnerFunc) Run(ctx context.Context, cmd Command) (Result, error) { return f(ctx, cmd) }
 
-// hostRunner runs commands with the machine's own sh, unprotected, so that
-// tests see real exit codes, signals and streams. It keeps the whole output.
+// hostRunner runs commands with the host's sh, without a sandbox, so that tests
+// see real exit codes, signals and streams. It keeps the whole output.
 type hostRunner struct{ dir string }
 
 func (h hostRunner) Run(ctx context.Context, cmd Command) (Result, error) {
@@ -64,8 +64,8 @@ func wholeCapture(text []byte) Capture {
 	return Capture{Head: text, Total: int64(len(text)), SHA256: hex.EncodeToString(sum[:])}
 }
 
-// dispatcherFor makes a dispatcher with the shell tool alone, which runs
-// without asking, and keeps its events.
+// dispatcherFor returns a dispatcher with only the shell tool, which needs no
+// approval, and a function that returns its events.
 func dispatcherFor(t *testing.T, r commandRunner, opts Options) (*tools.Dispatcher, func() []tools.Event) {
 	t.Helper()
 	policy, err := tools.Preset("sandboxed")

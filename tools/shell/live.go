@@ -6,17 +6,17 @@ import (
 	"unicode/utf8"
 )
 
-// Bounds of live output: people watch it, nothing is made from it. Ten pieces
-// a second and stream look fluent; what comes faster than they take is dropped
-// with a note, and the result still counts it.
+// Bounds of live output, which is for display only. Ten pieces per second and
+// stream look fluent. Output that comes faster is dropped and marked; the result
+// still counts it.
 const (
 	liveInterval = 100 * time.Millisecond
 	liveBytes    = 4 << 10
 )
 
-// live turns one stream of a command into deltas at a bounded rate. It keeps
-// the last bytes of what came since the piece before. It never fails and never
-// blocks for longer than a delta does.
+// liveWriter sends one stream of a command as deltas at a limited rate. It buffers
+// the last bytes since the previous delta. It never fails, and blocks no longer
+// than a delta does.
 type liveWriter struct {
 	stream string
 	delta  func(stream, text string)
@@ -33,7 +33,7 @@ func newLiveWriter(stream string, delta func(stream, text string)) *liveWriter {
 	return &liveWriter{stream: stream, delta: delta}
 }
 
-// Write takes a piece of output.
+// Write adds a piece of output.
 func (l *liveWriter) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -51,7 +51,7 @@ func (l *liveWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// keep adds to the buffer and drops its oldest bytes over the bound.
+// appendBytes appends to the buffer and drops its oldest bytes above the limit.
 func (l *liveWriter) appendBytes(p []byte) {
 	if len(p) > liveBytes {
 		p = p[len(p)-liveBytes:]
@@ -74,8 +74,8 @@ func (l *liveWriter) flushOnTimer() {
 	}
 }
 
-// flush sends what there is; a rune whose end has not come yet stays, unless
-// nothing more will.
+// flush sends the buffer. An incomplete rune at its end is kept, unless the
+// stream has ended.
 func (l *liveWriter) flush(end bool) {
 	n := len(l.buf)
 	if !end {
@@ -98,7 +98,7 @@ func (l *liveWriter) flush(end bool) {
 	l.delta(l.stream, text)
 }
 
-// close sends the rest; what is written later is dropped.
+// close sends the rest. Later writes are dropped.
 func (l *liveWriter) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -110,8 +110,7 @@ func (l *liveWriter) close() {
 	l.closed = true
 }
 
-// unfinished is the number of bytes at the end that begin a rune without
-// ending it.
+// partialRuneLen returns the length of an incomplete rune at the end of b.
 func partialRuneLen(b []byte) int {
 	for i := 1; i <= min(utf8.UTFMax-1, len(b)); i++ {
 		c := b[len(b)-i]

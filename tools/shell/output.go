@@ -14,8 +14,8 @@ import (
 // OutputName is the canonical name of the tool that pages through output.
 const OutputName tools.Name = "shell_output"
 
-// Bounds of one page. The line's bound keeps short what RE2 does in one step
-// that can't be interrupted.
+// Bounds of one page. matchLineBytes limits the time of a match, because RE2 can't
+// be interrupted within a line.
 const (
 	defaultLines    = 400
 	maxLines        = 10_000
@@ -26,34 +26,33 @@ const (
 	maxPatternBytes = 1024
 )
 
-// Kept is one stream of a command, as it was kept. Whoever got it closes it.
+// Kept is the stored output of one stream. The caller must close it.
 type Kept struct {
 	io.ReaderAt
 	io.Closer
-	// Size is the number of bytes that are kept, Total the number that were
-	// written: what is kept is the beginning.
+	// Size is the number of stored bytes, Total the number that were written. The
+	// stored bytes are the beginning of the stream.
 	Size, Total int64
-	// Whole says that all was kept, Redacted that secrets in it were replaced, so
-	// that Size is not the number of bytes that were written.
+	// Whole reports whether all bytes are stored, Redacted whether secrets in them
+	// were replaced, which changes their number.
 	Whole, Redacted bool
-	// State says of a command in the background whether it runs or how it ended;
-	// "" is another's output. Last is the end of what was written, where that is
-	// not kept.
+	// State is the state of a background command, such as that it runs; it is ""
+	// for other commands. Last is the end of the output if it is not stored.
 	State string
 	Last  []byte
 }
 
-// outputs opens what commands of the session wrote. It fails with
-// [ErrNoOutput] for a handle that it does not know.
+// outputOpener opens the stored output of commands. It returns [ErrNoOutput] for
+// an unknown handle.
 type outputOpener interface {
 	Output(handle string) (Kept, error)
 }
 
-// ErrNoOutput is what a handle fails with that the session doesn't know.
+// ErrNoOutput is the error for a handle that the session doesn't know.
 var ErrNoOutput = errors.New("no such output")
 
-// NewOutput gives the factory of the tool that pages through what commands
-// wrote. Of the options it takes ResultBytes.
+// NewOutput returns the factory of the tool that pages through the output of
+// commands. It uses the option ResultBytes.
 func NewOutput(o outputOpener, opts Options) (tools.Factory, error) {
 	if o == nil {
 		return nil, errors.New("make shell_output tool: no outputs")
@@ -67,11 +66,11 @@ func NewOutput(o outputOpener, opts Options) (tools.Factory, error) {
 	}, nil
 }
 
-// output is one execution of the tool.
+// outputTool is one execution of the tool.
 type outputTool struct {
 	outputs outputOpener
 	def     tools.Definition
-	room    int // bytes of a result
+	room    int // maximum bytes of a result
 }
 
 // outputInput is the tool's input after aliases were rewritten.
@@ -130,10 +129,10 @@ func outputSummary(raw json.RawMessage) string {
 	return in.Handle
 }
 
-// Definition describes the tool.
+// Definition returns the tool's definition.
 func (o *outputTool) Definition() tools.Definition { return o.def }
 
-// Execute gives one page.
+// Execute returns one page.
 func (o *outputTool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	var in outputInput
 	if err := json.Unmarshal(call.Input, &in); err != nil {
@@ -173,7 +172,8 @@ func (o *outputTool) Execute(ctx context.Context, call *tools.Call) (tools.Outpu
 	return p.formatOutput(in.Handle), nil
 }
 
-// check refuses what does not go together, and compiles the pattern.
+// compilePattern refuses combinations of arguments that conflict, and compiles
+// the pattern, if any.
 func (in outputInput) compilePattern() (*regexp.Regexp, error) {
 	switch {
 	case in.Tail > 0 && (in.Offset != nil || in.Limit > 0):
@@ -205,6 +205,7 @@ func valueOrDefault(v *int64, def int64) int64 {
 	return *v
 }
 
+// clampLimit returns the requested number, at most most, or def without one.
 func clampLimit(asked, def, most int64) int64 {
 	if asked <= 0 {
 		return def

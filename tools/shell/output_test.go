@@ -27,7 +27,7 @@ func (k keptOutputs) Output(handle string) (Kept, error) {
 	return Kept{ReaderAt: bytes.NewReader(data), Closer: io.NopCloser(nil), Size: int64(len(data)), Total: int64(len(data)), Whole: true}, nil
 }
 
-// pageOf calls the tool and divides the first line from the text.
+// pageOf calls the tool and returns the first line and the text separately.
 func pageOf(t testing.TB, o outputOpener, resultBytes int, input string) (head, text string, out tools.Output) {
 	t.Helper()
 	f, err := NewOutput(o, Options{ResultBytes: resultBytes})
@@ -47,8 +47,8 @@ func pageOf(t testing.TB, o outputOpener, resultBytes int, input string) (head, 
 
 var goOn = regexp.MustCompile(`go on with offset (\d+)`)
 
-// TestPagesHoldEverythingOnce follows the offsets that pages name, from each
-// start, and puts the output together again.
+// TestPagesHoldEverythingOnce follows the offsets in pages from each start, and
+// reassembles the output.
 func TestPagesHoldEverythingOnce(t *testing.T) {
 	var lines strings.Builder
 	for i := range 400 {

@@ -14,8 +14,8 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// page is one look at kept output: the text that it shows, and what is to be
-// said of it. Nothing of the output but the page is held in memory.
+// page is one page of stored output: its text, and notes about it. Only the page
+// is held in memory.
 type page struct {
 	ctx  context.Context
 	kept Kept
@@ -23,16 +23,15 @@ type page struct {
 
 	text  []byte
 	notes []string
-	more  bool // there is more beyond
+	more  bool // output follows after the page
 }
 
 func (p *page) addNote(format string, args ...any) {
 	p.notes = append(p.notes, fmt.Sprintf(format, args...))
 }
 
-// bytes shows count bytes from offset on, moved to whole runes: the start back
-// to where its rune starts, the end back to where one has ended, so that pages
-// that follow one another hold every byte once.
+// showBytes shows count bytes from offset. It moves the start and the end back to
+// the start of a rune, so that consecutive pages contain every byte once.
 func (p *page) showBytes(offset, count int64) error {
 	if offset >= p.kept.Size {
 		p.noteBeyondEnd("bytes", p.kept.Size)
@@ -48,7 +47,7 @@ func (p *page) showBytes(offset, count int64) error {
 	}
 	if from+int64(len(text)) < p.kept.Size {
 		whole := wholeHead(text)
-		if len(whole) == 0 { // less than one rune was asked for
+		if len(whole) == 0 { // count is less than one rune
 			whole, err = p.readRange(from, utf8.UTFMax)
 			if err != nil {
 				return err
@@ -63,7 +62,7 @@ func (p *page) showBytes(offset, count int64) error {
 	return nil
 }
 
-// runeStart moves an offset back to where its rune starts, where there is one.
+// runeStart returns the offset of the rune at offset, or offset if there is none.
 func (p *page) runeStart(offset int64) (int64, error) {
 	from := max(offset-(utf8.UTFMax-1), 0)
 	around, err := p.readRange(from, offset-from+utf8.UTFMax)
@@ -76,14 +75,14 @@ func (p *page) runeStart(offset int64) (int64, error) {
 			continue
 		}
 		if r, n := utf8.DecodeRune(around[start:]); start < at && (r == utf8.RuneError && n == 1 || start+n <= at) {
-			break // no rune, or one that ended before
+			break // no rune, or one that ends before at
 		}
 		return from + int64(start), nil
 	}
 	return offset, nil
 }
 
-// tail shows the last lines or bytes.
+// showTail shows the last lines or bytes.
 func (p *page) showTail(count int64, ofBytes bool) error {
 	if len(p.kept.Last) > 0 {
 		p.showLast(count, ofBytes)
@@ -107,7 +106,7 @@ func (p *page) showTail(count int64, ofBytes bool) error {
 	}
 	if !ofBytes {
 		cut := lastLines(text, count)
-		if cut == 0 && from > 0 { // the first line is not whole, unless it is all
+		if cut == 0 && from > 0 { // drop the incomplete first line if another follows
 			if i := bytes.IndexByte(text, '\n'); i >= 0 && i+1 < len(text) {
 				cut = i + 1
 			}
@@ -125,7 +124,7 @@ func (p *page) showTail(count int64, ofBytes bool) error {
 	return nil
 }
 
-// last shows the end of what is still written but no longer kept.
+// showLast shows the end of output that continues but is no longer stored.
 func (p *page) showLast(count int64, ofBytes bool) {
 	text := p.kept.Last
 	if over := len(text) - p.room; over > 0 {
@@ -140,7 +139,7 @@ func (p *page) showLast(count int64, ofBytes bool) {
 	p.addNote("the last %s so far, which are not kept", bytesText(int64(len(p.text))))
 }
 
-// lastLines gives where the last count lines of a text begin.
+// lastLines returns the offset of the last count lines of a text.
 func lastLines(text []byte, count int64) int {
 	end := len(text)
 	if end > 0 && text[end-1] == '\n' {
@@ -159,7 +158,7 @@ func lastLines(text []byte, count int64) int {
 	return 0
 }
 
-// lines shows count lines from the line first on.
+// showLines shows count lines from the line first.
 func (p *page) showLines(first, count int64) error {
 	first = max(first, 1)
 	number, at, from := int64(0), int64(0), int64(-1)
@@ -203,7 +202,7 @@ func (p *page) showLines(first, count int64) error {
 	return nil
 }
 
-// matches shows lines that match, with their numbers, from the line first on.
+// showMatches shows matching lines with their numbers, from the line first.
 func (p *page) showMatches(re *regexp.Regexp, first, most int64) error {
 	number, found := int64(0), int64(0)
 	long := 0
@@ -252,7 +251,7 @@ func matchCount(n int64) string {
 	return fmt.Sprintf("%d matches", n)
 }
 
-// snippet is a line, or what is around the match where it is long.
+// matchSnippet returns a line, or the part around the match if it is long.
 func matchSnippet(line []byte, at int) []byte {
 	if len(line) <= snippetBytes {
 		return line
@@ -268,8 +267,9 @@ func matchSnippet(line []byte, at int) []byte {
 	return out
 }
 
-// each calls visit with every line, its newline included, until that says no.
-// Of a line longer than most only the beginning is given; size is all of it.
+// eachLine calls visit with every line, including its newline, until it returns
+// false. Of a longer line, visit receives only the first most bytes; size is the
+// size of the whole line.
 func (p *page) eachLine(visit func(line []byte, whole bool, size int64) bool, most int) error {
 	in := bufio.NewReaderSize(io.NewSectionReader(p.kept, 0, p.kept.Size), 64<<10)
 	var line []byte
@@ -302,7 +302,7 @@ func (p *page) eachLine(visit func(line []byte, whole bool, size int64) bool, mo
 	}
 }
 
-// read reads count bytes at an offset, or what there is of them.
+// readRange reads count bytes at an offset, or fewer at the end.
 func (p *page) readRange(at, count int64) ([]byte, error) {
 	count = min(count, p.kept.Size-at)
 	if count <= 0 {
@@ -320,7 +320,7 @@ func (p *page) noteBeyondEnd(unit string, have int64) {
 	p.addNote("that is beyond the end: there are %d %s", have, unit)
 }
 
-// place notes which bytes the page has.
+// noteRange adds a note with the range of bytes on the page.
 func (p *page) noteRange(from int64, end string) {
 	to := from + int64(len(p.text))
 	switch {
@@ -332,7 +332,8 @@ func (p *page) noteRange(from int64, end string) {
 	}
 }
 
-// output words the page: a first line that says what there is, then the text.
+// formatOutput returns the result for the model: one line about the output and the
+// page, and then the text.
 func (p *page) formatOutput(handle string) tools.Output {
 	var b strings.Builder
 	fmt.Fprintf(&b, "[%s: ", handle)
@@ -362,7 +363,8 @@ func (p *page) formatOutput(handle string) tools.Output {
 	}
 }
 
-// invalid counts bytes that are not shown as they are.
+// countInvalid returns the number of bytes that are displayed as replacement
+// characters.
 func countInvalid(text []byte) int {
 	n := 0
 	for len(text) > 0 {

@@ -7,8 +7,8 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// TestLastingAnswersAreForTheWorkspaceItself: the same words in another folder,
-// or running on, are not the command that somebody approved.
+// TestLastingAnswersAreForTheWorkspaceItself checks that an approved command is
+// asked about again in another directory and in the background.
 func TestLastingAnswersAreForTheWorkspaceItself(t *testing.T) {
 	for input, want := range map[string]string{
 		`{"command":"git status"}`:                                      "git status",

@@ -9,19 +9,19 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// ok is an exit code of 0 that nothing forced.
+// succeeded reports whether the command ended by itself with exit code 0.
 func (r Result) succeeded() bool {
 	return r.Code == 0 && r.Signal == 0 && !r.OOMKilled && !r.TimedOut && !r.Cancelled && r.DiskReserve == 0
 }
 
 func (c Capture) omittedBytes() int64 { return c.Total - int64(len(c.Head)) - int64(len(c.Tail)) }
 
-// headerBytes is set aside for everything of a report that isn't output.
+// headerBytes is the part of a report that is reserved for everything but output.
 const headerBytes = 1 << 10
 
-// report is the text for the model: how the command ended, what that means,
-// and what it wrote, at most limit bytes in all. Cut says that it leaves out
-// some of that.
+// formatReport returns the result for the model, of at most limit bytes: the exit
+// status, notes about it, and the output. It also reports whether output was left
+// out.
 func formatReport(r Result, timeout time.Duration, limit int) (text string, cut bool) {
 	var b strings.Builder
 	b.WriteString(r.exitText())
@@ -36,7 +36,7 @@ func formatReport(r Result, timeout time.Duration, limit int) (text string, cut 
 	return b.String(), cut
 }
 
-// ending is the first words of a report: the exit code, or the signal.
+// exitText returns the exit code or the signal, for the beginning of a report.
 func (r Result) exitText() string {
 	if r.Signal != 0 {
 		return "killed by " + tools.SignalText(r.Signal)
@@ -44,7 +44,8 @@ func (r Result) exitText() string {
 	return fmt.Sprintf("exit code %d", r.Code)
 }
 
-// notes say plainly what forced the end, and what the command left.
+// endNotes returns sentences about why the command was ended and which processes
+// it left.
 func (r Result) endNotes(timeout time.Duration) []string {
 	var notes []string
 	add := func(is bool, format string, args ...any) {
@@ -86,7 +87,7 @@ func countNoun(n int, noun string) string {
 	return fmt.Sprintf("%d %ses", n, noun)
 }
 
-// seconds writes a time as people do: 0.04 s, 12.3 s, 600 s.
+// formatSeconds formats a duration for display, such as 0.04 s, 12.3 s or 600 s.
 func formatSeconds(d time.Duration) string {
 	switch s := d.Seconds(); {
 	case s < 1:
@@ -98,8 +99,8 @@ func formatSeconds(d time.Duration) string {
 	}
 }
 
-// shares divides the room for output: each stream may use half, and what the
-// other doesn't need.
+// splitRoom divides the room for output. Each stream may use half of it, and the
+// part that the other doesn't need.
 func splitRoom(stdout, stderr int64, room int) (int, int) {
 	half := int64(room / 2)
 	switch {
@@ -111,8 +112,8 @@ func splitRoom(stdout, stderr int64, room int) (int, int) {
 	return room / 2, room - room/2
 }
 
-// writeStream adds one stream under its label, with the exact count, and says
-// whether it left something out.
+// writeStream writes one stream with its label and exact size. It reports whether
+// it left out a part.
 func writeStream(b *strings.Builder, name string, c Capture, room int) (cut bool) {
 	if c.Total == 0 {
 		fmt.Fprintf(b, "%s: empty\n", name)
@@ -136,7 +137,7 @@ func writeStream(b *strings.Builder, name string, c Capture, room int) (cut bool
 	return true
 }
 
-// fit cuts a capture to room bytes, at runes' edges where it is text.
+// fitCapture shortens a capture to room bytes. It doesn't split runes of text.
 func fitCapture(c Capture, room int) (head, tail []byte) {
 	head, tail = c.Head, c.Tail
 	if c.omittedBytes() == 0 {
@@ -155,10 +156,10 @@ func fitCapture(c Capture, room int) (head, tail []byte) {
 	return head, tail
 }
 
-// wholeHead drops the beginning of a rune from the end.
+// wholeHead returns b without an incomplete rune at its end.
 func wholeHead(b []byte) []byte { return b[:len(b)-partialRuneLen(b)] }
 
-// wholeTail drops the rest of a rune from the beginning.
+// wholeTail returns b without the rest of a rune at its beginning.
 func wholeTail(b []byte) []byte {
 	for i := range min(utf8.UTFMax, len(b)) {
 		if utf8.RuneStart(b[i]) {
@@ -185,7 +186,7 @@ func bytesText(n int64) string {
 	return fmt.Sprintf("%d bytes", n)
 }
 
-// metadata is what records keep of a command's end.
+// resultMetadata returns the metadata of a result for records.
 func resultMetadata(r Result) map[string]any {
 	m := map[string]any{
 		"exit_code":     r.Code,

@@ -84,8 +84,8 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// A report is within its bound, each stream begins and ends as it did, and the
-// bytes that it leaves out are exactly counted.
+// Reports stay within their limit, keep the beginning and the end of each stream,
+// and count omitted bytes exactly.
 func TestReportCountsExactly(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		stdout, stderr := drawCapture(t, "stdout"), drawCapture(t, "stderr")
@@ -127,7 +127,7 @@ func TestReportCountsExactly(t *testing.T) {
 	})
 }
 
-// drawCapture is text of any runes, whole or with a middle that was not kept.
+// drawCapture draws a capture of any runes, whole or without its middle.
 func drawCapture(t *rapid.T, name string) Capture {
 	head := []byte(strings.ToValidUTF8(rapid.StringN(0, 100, 300).Draw(t, name+" head"), "?"))
 	c := Capture{Head: head, Total: int64(len(head))}

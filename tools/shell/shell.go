@@ -16,45 +16,46 @@ import (
 // Name is the tool's canonical name.
 const Name = tools.NameShell
 
-// DefaultTimeout bounds a command that asks for no shorter time: 600 s, as seed
-// 002 gives execute tools.
+// DefaultTimeout is the default of Options.Timeout. The dispatcher specification
+// sets 600 s for tools that execute.
 const DefaultTimeout = 10 * time.Minute
 
-// defaultGrace is the grace period where Options name none: seed 002's 5 s.
+// defaultGrace is the default of Options.Grace, as in the dispatcher specification.
 const defaultGrace = 5 * time.Second
 
-// stopMargin is what the dispatcher waits beyond the command's own timeout and
-// its grace period, so that the command's always strikes first: it is for the
-// kill and its proof.
+// stopMargin is added to the command's timeout and grace period for the
+// dispatcher's timeout, so that the command's always expires first. It is the time
+// to kill the command and to confirm its end.
 const stopMargin = 10 * time.Second
 
 // Options configure the tool. The zero value is useful.
 type Options struct {
-	// Timeout bounds one command, and is what a command gets that asks for
-	// none; zero means [DefaultTimeout]. At least a second.
+	// Timeout is the maximum and the default timeout of a command, at least 1 s.
+	// Zero means [DefaultTimeout].
 	Timeout time.Duration
-	// Grace is what a command that is stopped has between SIGTERM and SIGKILL,
-	// as whoever runs it knows it; zero means 5 s.
+	// Grace is the time between SIGTERM and SIGKILL for a command that is stopped.
+	// It must be that of the runner. Zero means 5 s.
 	Grace time.Duration
 	// Mount is the workspace's path in the container; "" means "/workspace".
-	// HostRoot is its path on the host, under which absolute folders are
-	// accepted too; "" accepts none.
+	// HostRoot is its path on the host. If it is not "", absolute directories below
+	// it are accepted as working directories too.
 	Mount, HostRoot string
-	// Environment says in a sentence or two what the model finds in the
-	// sandbox (system, toolchains, limits); it is added to the description.
+	// Environment is added to the tool's description. It describes the system, the
+	// toolchains and the limits of the sandbox in a sentence or two.
 	Environment string
-	// ResultBytes bounds the text for the model; zero means
+	// ResultBytes is the maximum size of the text for the model. Zero means
 	// [tools.DefaultResultBytes].
 	ResultBytes int
-	// Background runs commands that outlive their call; nil offers none.
+	// Background runs background commands. If it is nil, the tool doesn't offer
+	// them.
 	Background Background
 	// View reads the workspace, so that an approval can cover the directory and
-	// the scripts of a command; nil covers neither.
+	// the scripts of a command. If it is nil, approvals cover neither.
 	View workspace.View
 }
 
-// New gives the factory of the shell tool over whatever runs its commands. It
-// fails for options that can't work.
+// New returns the factory of the shell tool, whose commands r runs. It fails if
+// the options are invalid.
 func New(r commandRunner, opts Options) (tools.Factory, error) {
 	if r == nil {
 		return nil, errors.New("make shell tool: no runner")
@@ -81,7 +82,7 @@ func New(r commandRunner, opts Options) (tools.Factory, error) {
 	return func() tools.Tool { return &shellTool{runner: r, opts: opts, def: def} }, nil
 }
 
-// shell is one execution of the tool.
+// shellTool is one execution of the tool.
 type shellTool struct {
 	runner commandRunner
 	opts   Options
@@ -95,8 +96,8 @@ type input struct {
 	Dir     string `json:"cwd"`
 	// Background starts the command and returns at once.
 	Background bool `json:"background"`
-	// Description is what the model says of its command; people see it in the
-	// input, and it changes nothing.
+	// Description is the model's description of the command. People see it in the
+	// input; it has no effect.
 	Description string `json:"description"`
 }
 
@@ -155,11 +156,11 @@ func describeTool(opts Options) string {
 	return text
 }
 
-// Definition describes the tool.
+// Definition returns the tool's definition.
 func (s *shellTool) Definition() tools.Definition { return s.def }
 
-// Project returns what an approval covers beside the command's text: its
-// directory, and the scripts of the workspace that it names.
+// Project returns the command's directory and the scripts of the workspace that it
+// names. An approval covers them besides the command's text.
 func (s *shellTool) Project(ctx context.Context, call *tools.Call) (tools.Projection, error) {
 	var in input
 	if err := json.Unmarshal(call.Input, &in); err != nil {
@@ -177,11 +178,12 @@ func (s *shellTool) projectCommand(ctx context.Context, cwd, command string) (to
 		return tools.Projection{}, fmt.Errorf("cwd %q is outside the workspace", cwd)
 	}
 	rel := path.Join(".", strings.TrimPrefix(dir, s.opts.Mount))
-	return tools.ProjectCommands(ctx, s.opts.View, strings.TrimPrefix(rel, "/"), []string{command}) //nolint:wrapcheck // as it is
+	return tools.ProjectCommands(ctx, s.opts.View, strings.TrimPrefix(rel, "/"), []string{command})
 }
 
-// Execute runs the command. A command that fails, times out or is killed has
-// an Output without success; an error is a cancellation or the sandbox's own.
+// Execute runs the command. For a command that fails, times out or is killed, it
+// returns an Output without success. An error is a cancellation or an error of the
+// sandbox.
 func (s *shellTool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	var in input
 	if err := json.Unmarshal(call.Input, &in); err != nil {
@@ -191,7 +193,7 @@ func (s *shellTool) Execute(ctx context.Context, call *tools.Call) (tools.Output
 	if err != nil {
 		return tools.Output{}, err
 	}
-	// The directory was approved by its name, and by what it was.
+	// The approval covers the directory's name and identity.
 	cmd.NoLinks = call.Asked && in.Dir != ""
 	cmd.CallID = call.ID
 	if in.Background {
@@ -203,7 +205,8 @@ func (s *shellTool) Execute(ctx context.Context, call *tools.Call) (tools.Output
 	return s.runForeground(ctx, call, cmd, in.Command)
 }
 
-// runs runs a command to its end; asked is how it is told and recorded.
+// runForeground runs a command to its end. shown is the command for display and
+// records.
 func (s *shellTool) runForeground(ctx context.Context, call *tools.Call, cmd Command, shown string) (tools.Output, error) {
 	stdout, stderr := newLiveWriter("stdout", call.Delta), newLiveWriter("stderr", call.Delta)
 	cmd.Stdout, cmd.Stderr = stdout, stderr
@@ -228,8 +231,8 @@ func (s *shellTool) runForeground(ctx context.Context, call *tools.Call, cmd Com
 	return out, nil
 }
 
-// room is what a result may have: the tool's own bound, or less where the
-// model's context has little left.
+// resultRoom returns the maximum size of a result: the tool's limit, or the call's
+// if the model's context has less room.
 func resultRoom(toolLimit int, call *tools.Call) int {
 	if call.ResultBytes > 0 {
 		return min(toolLimit, call.ResultBytes)
@@ -237,7 +240,7 @@ func resultRoom(toolLimit int, call *tools.Call) int {
 	return toolLimit
 }
 
-// cancelled is the failure of a command that was stopped from outside.
+// cancelledError returns the error for a command that was cancelled.
 func cancelledError(ctx context.Context, partial string, err error) error {
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
 		err = errors.Join(err, cause)
@@ -251,7 +254,7 @@ func cancelledError(ctx context.Context, partial string, err error) error {
 	}
 }
 
-// command turns an input into what is run.
+// newCommand returns the command for an input.
 func (s *shellTool) newCommand(in input) (Command, error) {
 	if strings.ContainsRune(in.Command, 0) {
 		return Command{}, refusalError("nul", "The command holds a NUL byte, which no shell can run.")
@@ -274,8 +277,9 @@ func (s *shellTool) newCommand(in input) (Command, error) {
 	return Command{Script: in.Command, Dir: dir, Timeout: timeout}, nil
 }
 
-// dir gives the working folder in the container, by its name alone: whether
-// links lead out is for who opens it.
+// containerDir returns the path of a working directory in the container, and
+// whether it is inside the workspace by its name. It doesn't resolve symlinks;
+// the runner does.
 func (s *shellTool) containerDir(cwd string) (string, bool) {
 	if strings.ContainsRune(cwd, 0) {
 		return "", false
@@ -296,7 +300,7 @@ func refusalError(reason, message string) error {
 	return &tools.Error{Class: tools.ErrorExecution, Reason: reason, Message: message, Visible: true}
 }
 
-// paths gives the one path that an input names, for the scope check.
+// inputPaths returns the working directory of an input, for the scope check.
 func inputPaths(raw json.RawMessage) []string {
 	var in input
 	if err := json.Unmarshal(raw, &in); err != nil || in.Dir == "" {
@@ -313,10 +317,11 @@ func inputCommand(raw json.RawMessage) string {
 	return in.Command
 }
 
-// commands are what lasting answers and patterns of dangerous commands see. In
-// another folder, or running on, a command is another one: git status obeys what
-// a folder's configuration says, and that folder the model may have made. So a
-// word about it stands before, and no lasting answer covers the two.
+// approvalCommands returns the commands that lasting answers and patterns of
+// dangerous commands are matched with. A command in another directory or in the
+// background differs from the same words in the workspace: git status, for
+// example, obeys the configuration of a directory that the model may have
+// created. So an additional command precedes it, and no lasting answer covers both.
 func approvalCommands(raw json.RawMessage) []string {
 	var in input
 	if err := json.Unmarshal(raw, &in); err != nil {

@@ -80,7 +80,7 @@ func TestInputBecomesACommand(t *testing.T) {
 	}
 }
 
-// The tool checks its folder itself, whatever a dispatcher let through.
+// The tool checks its directory itself and doesn't rely on the dispatcher.
 func TestFolderIsCheckedWithoutADispatcher(t *testing.T) {
 	s := &shellTool{opts: Options{Mount: "/workspace", HostRoot: "/home/me/p", Timeout: time.Minute}}
 	for cwd, want := range map[string]string{
@@ -92,7 +92,7 @@ func TestFolderIsCheckedWithoutADispatcher(t *testing.T) {
 		}
 	}
 	if _, err := s.newCommand(input{Command: "ls", Dir: ".."}); err == nil {
-		t.Error("a folder outside is run in")
+		t.Error("command was run in a directory outside the workspace")
 	}
 }
 
@@ -194,8 +194,8 @@ func TestSandboxFailuresEndTheRun(t *testing.T) {
 	}
 }
 
-// The command's own timeout strikes before the dispatcher's, however long its
-// grace period is, so that the model gets an exit and not an abandoned call.
+// The command's timeout expires before the dispatcher's, however long the grace
+// period is, so that the model sees an exit and not an abandoned call.
 func TestOwnTimeoutComesFirst(t *testing.T) {
 	for _, grace := range []time.Duration{0, time.Minute} {
 		synctest.Test(t, func(t *testing.T) {

@@ -9,29 +9,31 @@ import (
 	"strings"
 )
 
-// Template is the command of a tool that an operator declares. What a model
-// gives is never a part of a text that a shell reads: it is an element of the
-// command, or a positional parameter that a script gets as a variable.
+// Template is the command of a tool that an operator declares. A model's value
+// never becomes part of a text that a shell parses: it is an element of the
+// command, or a positional parameter that a script receives as a variable.
 //
-// In Argv, {{name}} stands for an argument. An element is filled and stays one
-// element, whatever the value holds; an element that is {{name}} alone gives one
-// element for each item of a list; an element with an argument that was not
-// given is left out. The first element, the program, is the operator's alone.
+// In Argv, {{name}} is replaced by an argument. The element stays one element,
+// whatever the value contains. An element that is only {{name}} is replaced by one
+// element per item if the argument is a list. An element with a missing argument
+// is left out. The first element, the program, can't have arguments.
 //
-// A Script has its arguments in variables, $ARG_NAME for name, a list joined by
-// newlines, unset where the argument was not given. Exactly one of the two is set.
+// A Script has its arguments in variables, $ARG_NAME for name. Lists are joined by
+// newlines, and variables of missing arguments are unset. Exactly one of Argv and
+// Script is set.
 type Template struct {
 	Argv   []string
 	Script string
 }
 
-// placeholder is an argument in an element.
+// placeholder matches an argument in an element.
 var placeholder = regexp.MustCompile(`\{\{([^{}]*)\}\}`)
 
-// argumentName is what an argument must be called to be a variable.
+// argumentName matches the names of arguments that can be variables.
 var argumentName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_]*$`)
 
-// whole is the argument that an element is, "" where it is more or less.
+// wholeArgument returns the argument of an element that is only a placeholder, or
+// "".
 func wholeArgument(element string) string {
 	if m := placeholder.FindStringSubmatch(element); m != nil && m[0] == element {
 		return m[1]
@@ -39,8 +41,8 @@ func wholeArgument(element string) string {
 	return ""
 }
 
-// check says what is wrong with a template, given the arguments of its schema;
-// lists are those that are arrays.
+// check returns an error if the template is invalid for the arguments of its
+// schema. lists are the arguments that are arrays.
 func (t Template) check(arguments, lists []string) error {
 	if (len(t.Argv) == 0) == (t.Script == "") {
 		return fmt.Errorf("a tool has either command, a list of the program and its arguments, or script")
@@ -92,14 +94,16 @@ func (t Template) checkArgv(arguments, lists []string) error {
 	return t.checkPrograms()
 }
 
-// programText is an option whose value is a program: sh -c, bash -lc, perl -e.
+// programText matches an option whose value is a program, as in sh -c, bash -lc or
+// perl -e.
 var programText = regexp.MustCompile(`^(-[A-Za-z]*[ceE]|--eval|--command|--execute)$`)
 
-// interpreters run a text that they are given; versions may follow the names.
+// interpreters matches programs that run a text argument. A version may follow
+// the name.
 var interpreters = regexp.MustCompile(`^(sh|ash|bash|dash|zsh|ksh|mksh|fish|busybox|python|pypy|perl|ruby|node|nodejs|deno|bun|php|lua|tclsh|pwsh|osascript)[0-9.]*$`)
 
-// checkPrograms refuses an argument in a text that an interpreter would run, as
-// in sh -c "grep {{x}}": there it would be a part of a program.
+// checkPrograms refuses an argument inside a text that an interpreter runs, as in
+// sh -c "grep {{x}}", because it would become part of a program.
 func (t Template) checkPrograms() error {
 	found := ""
 	for i, element := range t.Argv {
@@ -114,10 +118,10 @@ func (t Template) checkPrograms() error {
 	return nil
 }
 
-// variable is the name of an argument in a script.
+// variableName returns the variable of an argument in a script.
 func variableName(name string) string { return "ARG_" + strings.ToUpper(name) }
 
-// dashError is a value that a program could take for an option.
+// dashError is the error for a value that a program could take for an option.
 type dashError struct{ name, value string }
 
 func (e *dashError) Error() string {
@@ -132,13 +136,13 @@ func clipText(s string) string {
 	return strings.ToValidUTF8(s[:most], "") + "…"
 }
 
-// command fills the template: a script, and the positional parameters that it
-// is run with. The values are those of the input, by argument.
+// fillCommand returns a script and its positional parameters for the values of an
+// input, by argument.
 func (t Template) fillCommand(values map[string][]string) (script string, args []string, err error) {
 	if t.Script != "" {
 		return t.fillScript(values)
 	}
-	bare := true // nothing says yet that options are over
+	bare := true // no -- yet
 	for _, element := range t.Argv {
 		if element == "--" {
 			bare = false
@@ -157,8 +161,8 @@ func (t Template) fillCommand(values map[string][]string) (script string, args [
 	return `exec "$@"`, args, nil
 }
 
-// fill fills one element. name is the first argument in it, "" for none; given
-// is false where an argument of it was not.
+// fillElement fills one element. name is the first argument in it, or "". given is
+// false if an argument in it is missing.
 func fillElement(element string, values map[string][]string) (filled []string, name string, given bool) {
 	if name := wholeArgument(element); name != "" {
 		v, ok := values[name]
@@ -180,7 +184,8 @@ func fillElement(element string, values map[string][]string) (filled []string, n
 	return []string{text}, name, given
 }
 
-// script makes variables of the values. The lines that do so hold names alone.
+// fillScript returns the script with lines that set variables from positional
+// parameters. These lines contain only names, no values.
 func (t Template) fillScript(values map[string][]string) (script string, args []string, err error) {
 	var b strings.Builder
 	var names []string
@@ -195,8 +200,8 @@ func (t Template) fillScript(values map[string][]string) (script string, args []
 	return b.String() + t.Script, args, nil
 }
 
-// argumentValues gives the arguments of an input as texts: a string as it is, a
-// number as it was written, a boolean as true or false, a list an item each.
+// argumentValues returns the arguments of an input as texts: strings and numbers
+// unchanged, booleans as true or false, and one text per item of a list.
 func argumentValues(raw json.RawMessage) (map[string][]string, error) {
 	var in map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &in); err != nil {
