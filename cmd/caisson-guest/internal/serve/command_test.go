@@ -5,15 +5,22 @@ import (
 	"errors"
 	"io"
 	"os"
+	"runtime"
 	"strings"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
+	"weak"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/identity"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/kill"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/launch"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/observe"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/output"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/reap"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/spawn"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
@@ -46,6 +53,9 @@ func TestGroupsOfCommands(t *testing.T) {
 	}
 	var x wire.Exit
 	open(1, "missing")
+	if f := h.next(); f.Type != wire.TypeStarted {
+		t.Errorf("a program that is missing: first type %d comes", f.Type)
+	}
 	if h.until(wire.TypeEnd, &x); x.Code != 127 || x.Stderr.Total != int64(len("caisson: not found\n")) {
 		t.Errorf("a program that is missing: %+v", x)
 	}
@@ -228,6 +238,15 @@ func TestEnding(t *testing.T) {
 	}
 }
 
+// inputPipe returns a pipe that does not block.
+func inputPipe() (r, w *os.File, err error) {
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		return nil, nil, err
+	}
+	return os.NewFile(uintptr(fds[0]), "pipe"), os.NewFile(uintptr(fds[1]), "pipe"), nil
+}
+
 // TestStdinOfACommand: what the host sends comes in order, to its end; a pipe
 // that is closed stops it.
 func TestStdinOfACommand(t *testing.T) {
@@ -237,14 +256,13 @@ func TestStdinOfACommand(t *testing.T) {
 			got, exit := make(chan string, 1), make(chan reap.Exit, 1)
 			h := serveHost(t, func(o *Options) {
 				o.Launcher = launcher(func(r spawn.Request) (launch.Process, error) {
-					var fds [2]int
-					if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+					in, out, err := inputPipe()
+					if err != nil {
 						return launch.Process{}, err
 					}
 					r.Stdin = false
 					p, err := noProcess{}.Launch(r)
-					p.Stdin, p.Exit = os.NewFile(uintptr(fds[1]), "pipe"), exit
-					in := os.NewFile(uintptr(fds[0]), "pipe")
+					p.Stdin, p.Exit = out, exit
 					go func() {
 						defer in.Close()
 						var text []byte
@@ -286,6 +304,270 @@ func TestStdinOfACommand(t *testing.T) {
 			}
 			if text := <-got; read && text != long {
 				t.Errorf("%d bytes come, want %d", len(text), len(long))
+			}
+		})
+	}
+}
+
+// bareCommand returns a command of a session that serves no host.
+func bareCommand(t *testing.T, r wire.Exec, l launcher) *command {
+	t.Helper()
+	r.Argv = [][]byte{{'x'}}
+	c, err := newCommand(&Session{
+		o: Options{
+			Writer: wire.NewWriter(io.Discard), Launcher: l, Reaper: reaper(),
+			Killer: kill.NewAt(t.TempDir(), kill.MethodGroup, reaper(), nil),
+		},
+		slots: output.NewSlots(movingStreams), gids: newGIDs(fuzzGroups, 10),
+	}, 1, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// TestLaunchedAsRequested: a command is launched as the host asks.
+func TestLaunchedAsRequested(t *testing.T) {
+	for _, stdin := range []bool{false, true} {
+		var got spawn.Request
+		c := bareCommand(t, wire.Exec{
+			Env: [][]byte{[]byte("A=b")}, Dir: []byte("d"), NoLinks: true, Stdin: stdin, Timeout: time.Hour,
+		}, func(r spawn.Request) (launch.Process, error) {
+			got = r
+			return launch.Process{}, errBroken
+		})
+		if _, refused := c.execute(); refused == nil || refused.Code != wire.RefusedInternal {
+			t.Errorf("refused: %+v", refused)
+		}
+		want := spawn.Request{Argv: []string{"x"}, Env: []string{"A=b"}, Dir: "d", NoLinks: true, Stdin: stdin, Group: fuzzGroups}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("request (-want +got):\n%s", diff)
+		}
+	}
+}
+
+// TestTimeToSettle: a consumer of a command that has ended has what is left of
+// the command's time, and two seconds. A stream that has ended ends no other.
+func TestTimeToSettle(t *testing.T) {
+	reaper() // outside the bubble
+	synctest.Test(t, func(t *testing.T) {
+		const runs = 10 * time.Second
+		exit := make(chan reap.Exit, 1)
+		c := bareCommand(t, wire.Exec{Live: 1 << 20, Tail: 1 << 20, Timeout: time.Minute}, func(r spawn.Request) (launch.Process, error) {
+			p, err := noProcess{}.Launch(r)
+			p.Exit = exit
+			_ = p.Stderr.Close()
+			return p, err
+		})
+		c.credits[0].Take(wire.Window, nil)
+		began := time.Now()
+		time.AfterFunc(runs, func() { exit <- reap.Exit{} })
+		x, refused := c.execute()
+		if refused != nil {
+			t.Fatal(refused.Text)
+		}
+		if took := time.Since(began); took != time.Minute+liveWait || x.Wall != runs {
+			t.Errorf("it took %v, and the command %v", took, x.Wall)
+		}
+		if x.Stdout.Total != 14000 || x.Stdout.Live != 0 || x.Stderr.Total != 0 {
+			t.Errorf("output is %+v and %+v", x.Stdout, x.Stderr)
+		}
+	})
+}
+
+// TestFullVolumes: those that are full are named where a command failed.
+func TestFullVolumes(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: a mount")
+	}
+	dir := t.TempDir()
+	done := make(chan struct{})
+	identity.Dedicate(func() { // its mounts end with the thread
+		defer close(done)
+		if err := errors.Join(
+			unix.Unshare(unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""),
+			unix.Mount("tmpfs", dir, "tmpfs", 0, "nr_inodes=1"),
+		); err != nil {
+			t.Error(err)
+			return
+		}
+		for code, want := range map[int][]string{0: nil, 1: {dir}, 2: {dir}} {
+			c := bareCommand(t, wire.Exec{Timeout: time.Hour}, func(r spawn.Request) (launch.Process, error) {
+				p, err := noProcess{}.Launch(r)
+				exit := make(chan reap.Exit, 1)
+				exit <- reap.Exit{Status: unix.WaitStatus(code << 8)}
+				p.Exit = exit
+				return p, err
+			})
+			c.s.o.Volumes = observe.Volumes{dir}
+			x, _ := c.execute()
+			if diff := cmp.Diff(want, x.Full); diff != "" {
+				t.Errorf("exit status %d, full volumes (-want +got):\n%s", code, diff)
+			}
+		}
+	})
+	<-done
+}
+
+// TestDaemonsOfACommand: what its daemons used, which the guest reaps, counts as
+// the command's.
+func TestDaemonsOfACommand(t *testing.T) {
+	c := bareCommand(t, wire.Exec{Timeout: time.Hour}, func(r spawn.Request) (launch.Process, error) {
+		pid, err := syscall.ForkExec("/bin/sh", []string{"sh", "-c", "exit"}, &syscall.ProcAttr{Files: []uintptr{0, 1, 2}})
+		if err != nil {
+			return launch.Process{}, err
+		}
+		for began := time.Now(); unix.Kill(pid, 0) == nil; time.Sleep(time.Millisecond) {
+			if time.Since(began) > 10*time.Second {
+				return launch.Process{}, errors.New("the daemon is not reaped")
+			}
+		}
+		return noProcess{}.Launch(r)
+	})
+	x, refused := c.execute()
+	if refused != nil {
+		t.Fatal(refused.Text)
+	}
+	if x.PeakMemory == 0 {
+		t.Errorf("it used %v and %d bytes", x.CPU, x.PeakMemory)
+	}
+}
+
+// TestCommandIsForgotten: nothing keeps a command that is over until its timeout.
+func TestCommandIsForgotten(t *testing.T) {
+	c := bareCommand(t, wire.Exec{Timeout: time.Hour}, noProcess{}.Launch)
+	left := weak.Make(c)
+	if _, refused := c.execute(); refused != nil {
+		t.Fatal(refused.Text)
+	}
+	for range 100 {
+		runtime.GC()
+		if left.Value() == nil {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+	t.Error("the command is kept")
+}
+
+// TestOutputToBrokenConnection: output that can't be sent is kept.
+func TestOutputToBrokenConnection(t *testing.T) {
+	c := bareCommand(t, wire.Exec{Live: 100, Tail: 100, Timeout: time.Hour}, nil)
+	c.s.o.Writer = wire.NewWriter(brokenWriter{})
+	p := c.pump(nil, wire.Stdout)
+	p.Add("text")
+	if out := p.Result(); out.Live != 0 || string(out.Tail) != "text" {
+		t.Errorf("output is %+v", out)
+	}
+}
+
+// TestFeed: a single byte reaches the command; input that nothing reads any more
+// is thrown away.
+func TestFeed(t *testing.T) {
+	for name, read := range map[string]bool{"read": true, "closed": false} {
+		c := bareCommand(t, wire.Exec{Stdin: true, Timeout: time.Hour}, nil)
+		r, w, err := inputPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !read {
+			_ = r.Close()
+		}
+		if err := c.data(wire.Stdin, []byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		if read {
+			_ = c.eof(wire.Stdin)
+		}
+		c.feed(w)
+		if read {
+			if got, err := io.ReadAll(r); err != nil || string(got) != "x" {
+				t.Errorf("%s: %q, %v", name, got, err)
+			}
+			_ = r.Close()
+			continue
+		}
+		if err := c.data(wire.Stdin, []byte("more")); err != nil {
+			t.Error(err)
+		}
+		if got := c.stdin.Next(); got != nil {
+			t.Errorf("%s: %q is kept", name, got)
+		}
+		if c.pour(nil, []byte("x")) == nil {
+			t.Error("no file can be written")
+		}
+	}
+}
+
+// TestCreditOfInput: a host can send more than a window, as far as the guest's
+// credit goes.
+func TestCreditOfInput(t *testing.T) {
+	const operation = `{"kind":"mkdir","path":"d"}`
+	text := strings.Repeat(" ", wire.Window+wire.Window/2-len(operation)) + operation
+	for name, open := range map[string]string{
+		"change":  `{"apply":{"size":` + itoa(len(text)) + `}}`,
+		"command": `{"exec":{"argv":["eA=="],"env":[],"stdin":true,"live":1000000,"tail":1,"timeout":60000000000,"grace":1}}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := make(chan string, 1)
+			h := serveHost(t, func(o *Options) {
+				o.Launcher = launcher(func(r spawn.Request) (launch.Process, error) {
+					in, out, err := inputPipe()
+					if err != nil {
+						return launch.Process{}, err
+					}
+					r.Stdin = false
+					p, err := noProcess{}.Launch(r)
+					exit := make(chan reap.Exit, 1)
+					p.Stdin, p.Exit = out, exit
+					go func() {
+						defer in.Close()
+						all, _ := io.ReadAll(in)
+						got <- string(all)
+						exit <- reap.Exit{}
+					}()
+					return p, err
+				})
+			})
+			h.send(openFrame(1, open))
+			grants := make(chan int, len(text))
+			go func() {
+				defer close(grants)
+				for {
+					f, err := h.frames.Next()
+					if err != nil || f.Type == wire.TypeEnd {
+						return
+					}
+					if f.Type == wire.TypeCredit {
+						grants <- int(wire.CreditOf(f))
+					}
+				}
+			}()
+			credit := wire.Window
+			for rest := text; rest != ""; {
+				n := min(len(rest), wire.MaxData, credit)
+				h.send(on(1, wire.TypeData, wire.Stdin, rest[:n]))
+				rest = rest[n:]
+				if credit -= n; credit == 0 {
+					select {
+					case credit = <-grants:
+					case <-time.After(4 * time.Second):
+					}
+					if credit == 0 {
+						t.Fatal("no credit comes")
+					}
+				}
+			}
+			h.send(on(1, wire.TypeEOF, wire.Stdin, ""))
+			for grant := range grants {
+				if grant == 0 {
+					t.Error("a credit of nothing comes")
+				}
+			}
+			if name == "command" {
+				if all := <-got; all != text {
+					t.Errorf("%d bytes come, want %d", len(all), len(text))
+				}
 			}
 		})
 	}

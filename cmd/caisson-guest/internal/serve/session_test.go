@@ -1,16 +1,22 @@
 package serve
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/apply"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/kill"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/launch"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/reap"
@@ -323,4 +329,108 @@ func TestCancelReachesTheChange(t *testing.T) {
 	if h.until(wire.TypeEnd, &got); !got.Cancelled || got.Error != nil {
 		t.Errorf("outcome is %+v", got)
 	}
+}
+
+// errBroken is the failure of a connection.
+var errBroken = errors.New("broken connection")
+
+type brokenWriter struct{}
+
+func (brokenWriter) Write([]byte) (int, error) { return 0, errBroken }
+
+// TestSessionFails: a connection that fails ends the session with its error.
+func TestSessionFails(t *testing.T) {
+	var most []wire.Frame
+	for i := range uint32(maxStreams + 1) {
+		most = append(most, openFrame(2*i+1, `{"apply":{"size":1}}`))
+	}
+	for name, tt := range map[string]struct {
+		in   []byte
+		want error
+	}{
+		"end inside a frame":   {[]byte{0, 0}, io.ErrUnexpectedEOF},
+		"answer to a ping":     {frames(wire.Frame{Type: wire.TypePing, Payload: []byte("12345678")}), errBroken},
+		"refusal of a command": {frames(openFrame(1, `{"exec":{"argv":[]}}`)), errBroken},
+		"refusal of a change":  {frames(openFrame(1, `{"apply":{"size":0}}`)), errBroken},
+		"refusal of nothing":   {frames(openFrame(1, `{}`)), errBroken},
+		"refusal of one more":  {frames(most...), errBroken},
+	} {
+		s := New(Options{Frames: wire.NewReader(bytes.NewReader(tt.in)), Writer: wire.NewWriter(brokenWriter{})})
+		if err := s.Run(); !errors.Is(err, tt.want) {
+			t.Errorf("%s: it ends with %v, want %v", name, err, tt.want)
+		}
+		s.mu.Lock()
+		for _, st := range s.streams {
+			st.cancel(wire.Cancel{})
+		}
+		s.mu.Unlock()
+		s.idle.Stop()
+	}
+}
+
+// TestLookIsServed: a session with Readers serves reads, and refuses what is none.
+func TestLookIsServed(t *testing.T) {
+	readers, err := apply.NewReaders(apply.Options{Workspace: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := serveHost(t, func(o *Options) { o.Readers = readers })
+	h.send(openFrame(1, `{"look":{"kind":"info","path":"Lg=="}}`))
+	var got wire.Looked
+	if h.until(wire.TypeEnd, &got); got.Info == nil || got.Error != nil {
+		t.Errorf("answer is %+v, error %+v", got, got.Error)
+	}
+	h.send(openFrame(3, `{}`))
+	if f := h.next(); f.Type != wire.TypeRefused || f.Stream != 3 {
+		t.Errorf("type %d of stream %d comes: %s", f.Type, f.Stream, f.Payload)
+	}
+	// While all threads are busy the stream is open, and its frames are checked.
+	release := make(chan struct{})
+	var busy sync.WaitGroup
+	for range apply.Threads {
+		taken := make(chan struct{})
+		busy.Go(func() {
+			readers.Do(func(*workspace.Reader) {
+				close(taken)
+				<-release
+			})
+		})
+		<-taken
+	}
+	h.send(openFrame(5, `{"look":{"kind":"info","path":"Lg=="}}`), on(5, wire.TypeEOF, wire.Stdin, ""))
+	select {
+	case err := <-h.ended:
+		if !errors.Is(err, wire.ErrProtocol) {
+			t.Errorf("it ends with %v, want ErrProtocol", err)
+		}
+	case <-time.After(4 * time.Second):
+		t.Error("input of a read is accepted")
+	}
+	close(release)
+	busy.Wait()
+}
+
+// TestIdle: the time after which a session is idle begins when the last of its
+// streams has ended.
+func TestIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var idle atomic.Int32
+		s := &Session{streams: map[uint32]stream{}, idle: time.AfterFunc(idleTime, func() { idle.Add(1) })}
+		expect := func(name string, wait time.Duration, want int32) {
+			t.Helper()
+			time.Sleep(wait)
+			synctest.Wait()
+			if n := idle.Load(); n != want {
+				t.Errorf("%s: idle %d times, want %d", name, n, want)
+			}
+		}
+		s.add(1, nil)
+		s.add(3, nil)
+		expect("two streams", 2*idleTime, 0)
+		s.remove(1)
+		expect("one stream", 2*idleTime, 0)
+		s.remove(3)
+		expect("no stream", idleTime-1, 0)
+		expect("no stream for long", 2*idleTime, 1)
+	})
 }

@@ -1,0 +1,110 @@
+package serve
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"runtime"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// TestChangeFrames: each channel of a change goes one way.
+func TestChangeFrames(t *testing.T) {
+	c := newChange(nil, 1, 50)
+	for _, tt := range []struct {
+		name string
+		f    wire.Frame
+		ok   bool
+	}{
+		{"data on stdin", on(1, wire.TypeData, wire.Stdin, "x"), true},
+		{"data on stdout", on(1, wire.TypeData, wire.Stdout, "x"), false},
+		{"end of stdout", on(1, wire.TypeEOF, wire.Stdout, ""), false},
+		{"end of stdin", on(1, wire.TypeEOF, wire.Stdin, ""), true},
+		{"data after the end", on(1, wire.TypeData, wire.Stdin, "x"), false},
+		{"another end", on(1, wire.TypeEOF, wire.Stdin, ""), false},
+		{"credit on stdin", on(1, wire.TypeCredit, wire.Stdin, "\x00\x00\x00\x00"), false},
+		{"credit on stdout", on(1, wire.TypeCredit, wire.Stdout, "\x00\x00\x00\x00"), true},
+		{"more credit than ever", on(1, wire.TypeCredit, wire.Stdout, "\x00\x00\x00\x01"), false},
+		{"stop of stdout", on(1, wire.TypeStop, wire.Stdout, ""), true},
+	} {
+		err := deliver(c, tt.f)
+		if tt.ok != (err == nil) || err != nil && !errors.Is(err, wire.ErrProtocol) {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+	}
+	if n := c.reply.Take(1, nil); n != 0 {
+		t.Errorf("after a stop %d bytes may be sent", n)
+	}
+}
+
+// TestChangeEndsItsGoroutine: what waits for the cancellation of a change ends
+// with the change; the bubble would report it otherwise.
+func TestChangeEndsItsGoroutine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const body = `{"kind":"mkdir","path":"d"}`
+		s := &Session{o: Options{Writer: wire.NewWriter(io.Discard), Appliers: noChange{}}}
+		c := newChange(s, 1, int64(len(body)))
+		if err := errors.Join(c.data(wire.Stdin, []byte(body)), c.eof(wire.Stdin)); err != nil {
+			t.Fatal(err)
+		}
+		if a := c.serve(); a.Error != nil || a.Cancelled {
+			t.Errorf("outcome is %+v", a)
+		}
+	})
+}
+
+// TestLongChange: a change is sent whole, also where its last frame has one byte.
+func TestLongChange(t *testing.T) {
+	change := workspace.Change{Kind: workspace.OpMkdir}
+	text, err := json.Marshal(change)
+	if err != nil {
+		t.Fatal(err)
+	}
+	change.Path = strings.Repeat("x", wire.MaxData+1-len(text))
+	h := serveHost(t, func(o *Options) {
+		o.Appliers = applier(func(context.Context, workspace.Op) (workspace.Change, error) { return change, nil })
+	})
+	h.send(openFrame(1, `{"apply":{"size":2}}`), on(1, wire.TypeData, 0, "{}"), on(1, wire.TypeEOF, 0, ""))
+	var got []byte
+	for f := h.next(); f.Type == wire.TypeData; f = h.next() {
+		got = append(got, f.Payload...)
+	}
+	want, err := json.Marshal(change)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(want) != wire.MaxData+1 || string(got) != string(want) {
+		t.Errorf("%d bytes come, want %d", len(got), len(want))
+	}
+}
+
+// TestMemoryOfAChange: the memory of a long operation is given back at once.
+func TestMemoryOfAChange(t *testing.T) {
+	forces := func(size int64) bool {
+		s := New(Options{Writer: wire.NewWriter(io.Discard)})
+		defer s.idle.Stop()
+		c := newChange(s, 1, size)
+		c.cancel(wire.Cancel{})
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		c.run()
+		runtime.ReadMemStats(&after)
+		return after.NumForcedGC > before.NumForcedGC
+	}
+	if !forces(wire.MaxData + 1) {
+		t.Error("memory of a long operation is kept")
+	}
+	always := true // sessions of other tests may become idle meanwhile
+	for range 10 {
+		always = always && forces(wire.MaxData)
+	}
+	if always {
+		t.Error("memory is given back after each short operation")
+	}
+}
