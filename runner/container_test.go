@@ -225,7 +225,7 @@ func TestContainerIsReplaced(t *testing.T) {
 		}
 		err := b.retire(l, 2)
 		requireReplaced(t, err, "could not be killed")
-		if again := b.check(l, sandbox.ErrLost); again != err {
+		if again := b.check(l, sandbox.ErrLost); !errors.Is(again, err) {
 			t.Errorf("a second call that met it: %v", again)
 		}
 		if box.State() != sandbox.StateStopped {
@@ -291,7 +291,7 @@ func TestContainerIsLost(t *testing.T) {
 		b := newContainerBench(t)
 		l, _ := b.runningBox(t)
 		other := errors.New("no such file")
-		if b.check(l, other) != other || b.check(l, nil) != nil {
+		if !errors.Is(b.check(l, other), other) || b.check(l, nil) != nil {
 			t.Error("an error without a loss is changed")
 		}
 		b.requireReports(t, 0, KindSandboxStarted)

@@ -312,7 +312,7 @@ func TestExecutorWaitsForTheWorkspace(t *testing.T) {
 		t.Errorf("after the look: %v", err)
 	}
 	x.unready = errors.New("not recorded")
-	if _, err := x.begin(t.Context()); err != x.unready {
+	if _, err := x.begin(t.Context()); !errors.Is(err, x.unready) {
 		t.Errorf("after a failed look: %v", err)
 	}
 }

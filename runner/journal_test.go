@@ -306,14 +306,28 @@ func TestJournalReportsWhatIsNotRecorded(t *testing.T) {
 		"a user's command":     func(j *journal) error { _, err := j.user(UserCommandStarted{}, ""); return err },
 	}
 	for _, e := range []loop.Event{
-		loop.TurnStarted{}, loop.MessageAdded{}, loop.ModelCallStarted{}, loop.ModelCallCompleted{}, loop.ModelCallFailed{}, loop.CallRefused{},
-		loop.BudgetWarning{}, loop.ContextShortened{}, loop.TurnEnded{}, loop.TurnEnded{Reason: loop.StopCancelled},
+		loop.TurnStarted{},
+		loop.MessageAdded{},
+		loop.ModelCallStarted{},
+		loop.ModelCallCompleted{},
+		loop.ModelCallFailed{},
+		loop.CallRefused{},
+		loop.BudgetWarning{},
+		loop.ContextShortened{},
+		loop.TurnEnded{},
+		loop.TurnEnded{Reason: loop.StopCancelled},
 	} {
 		do[fmt.Sprintf("%T%+v", e, e)] = func(j *journal) error { return j.loopEvent(e) }
 	}
 	for _, e := range []tools.Event{
-		tools.Called{Class: tools.ClassRead}, tools.Completed{}, tools.Failed{}, tools.InputInvalid{}, tools.ConfirmationRequested{}, tools.ConfirmationResolved{},
-		tools.ConfirmationAttempted{}, tools.Warning{},
+		tools.Called{Class: tools.ClassRead},
+		tools.Completed{},
+		tools.Failed{},
+		tools.InputInvalid{},
+		tools.ConfirmationRequested{},
+		tools.ConfirmationResolved{},
+		tools.ConfirmationAttempted{},
+		tools.Warning{},
 	} {
 		do[fmt.Sprintf("%T", e)] = func(j *journal) error { return j.toolEvent(e) }
 	}

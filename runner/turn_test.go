@@ -141,7 +141,7 @@ func TestClosingASession(t *testing.T) {
 		if _, err := s.Start("late"); !errors.Is(err, ErrOver) {
 			t.Errorf("a turn after the end: %v", err)
 		}
-		if cause := context.Cause(s.ctx); cause != errClosed {
+		if cause := context.Cause(s.ctx); !errors.Is(cause, errClosed) {
 			t.Errorf("the session's context ended with %v", cause)
 		}
 		if again := s.Close(); again.Session != r.Session || s.Status().Over == "" {

@@ -62,9 +62,10 @@ func newStage(t *testing.T) *stage {
 	return s
 }
 
-// run enters with these arguments. It returns what the process writes, its
-// error, what comes on the socket and the descriptor with it, or nil.
-func (s *stage) run(args ...string) (out string, err error, answer string, root *os.File) {
+// run enters with these arguments. It returns the output of the process, the
+// message on the socket, the descriptor that comes with it, or nil, and the
+// error of the process.
+func (s *stage) run(args ...string) (out, answer string, root *os.File, err error) {
 	s.t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -97,7 +98,7 @@ func (s *stage) run(args ...string) (out string, err error, answer string, root 
 			s.t.Cleanup(func() { _ = root.Close() })
 		}
 	}
-	return string(text), err, string(data[:n]), root
+	return string(text), string(data[:n]), root, err
 }
 
 // TestRun: the program sees the overlay, which the socket gets too, and has
@@ -105,7 +106,7 @@ func (s *stage) run(args ...string) (out string, err error, answer string, root 
 func TestRun(t *testing.T) {
 	s := newStage(t)
 	const script = `cat $1/file; echo upper >$1/file; grep -E '^Cap(Inh|Prm|Eff|Amb)' /proc/self/status | cut -f2 | sort -u; for fd in 3 4 5; do test -e /proc/$$/fd/$fd && echo $fd; done; exit 0`
-	out, err, answer, root := s.run(s.at, s.workspace, s.layers, "/bin/sh", "-c", script, "sh", s.at)
+	out, answer, root, err := s.run(s.at, s.workspace, s.layers, "/bin/sh", "-c", script, "sh", s.at)
 	if want := fmt.Sprintf("lower%016x\n", 0); err != nil || out != want || answer != "\x00" {
 		t.Errorf("%v, it says %q, want %q; the answer is %q", err, out, want, answer)
 	}
@@ -172,7 +173,7 @@ func TestRunFails(t *testing.T) {
 			if tt.args != nil {
 				args = tt.args(s)
 			}
-			out, err, answer, root := s.run(args...)
+			out, answer, root, err := s.run(args...)
 			failed, ok := errors.AsType[*exec.ExitError](err)
 			if !ok || failed.ExitCode() != 1 || !strings.HasPrefix(out, "caisson-guest:") || !strings.Contains(out, tt.want) {
 				t.Errorf("%v, it says %q, want %q", err, out, tt.want)

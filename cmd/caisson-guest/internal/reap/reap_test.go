@@ -54,7 +54,7 @@ func forkEnded(script string) (pid int, err error) {
 	}
 	for {
 		err = unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
-		if err != unix.EINTR {
+		if !errors.Is(err, unix.EINTR) {
 			return pid, err
 		}
 	}
@@ -90,9 +90,12 @@ func TestRun(t *testing.T) {
 		script string
 		want   unix.WaitStatus
 	}{
-		{"exit 3", 3 << 8}, {"exit 9", 9 << 8},
-		{"kill -TERM $$", unix.WaitStatus(unix.SIGTERM)}, {"kill -KILL $$", unix.WaitStatus(unix.SIGKILL)},
-		{"exit 0", 0}, {"kill -KILL $$", unix.WaitStatus(unix.SIGKILL)},
+		{"exit 3", 3 << 8},
+		{"exit 9", 9 << 8},
+		{"kill -TERM $$", unix.WaitStatus(unix.SIGTERM)},
+		{"kill -KILL $$", unix.WaitStatus(unix.SIGKILL)},
+		{"exit 0", 0},
+		{"kill -KILL $$", unix.WaitStatus(unix.SIGKILL)},
 	}
 	for _, s := range scripts {
 		exit, err := l.Start(func() (int, error) { return forkEnded(s.script) })
