@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -207,8 +208,10 @@ func ioctl(fd int, request uintptr, arg unsafe.Pointer) error {
 
 // filterClocks lets this process's questions for the wall clock and for the one
 // that goes on in its sleep wait for an answer of another process, and prints
-// the descriptor by which that gives them.
+// the descriptor by which that answers them. The garbage collector reads the wall
+// clock while it has stopped the process, so it waits until the descriptor is out.
 func filterClocks() error {
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	load := func(offset uint32) unix.SockFilter {
