@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"sync"
 
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/sandbox"
@@ -14,8 +13,14 @@ import (
 type lateBackend struct {
 	choose func(ctx context.Context) (sandbox.Creator, error)
 
-	mu     sync.Mutex
+	// turn holds one value during a choice. Sessions of a server share a
+	// backend: one that is cancelled does not wait for another's engine.
+	turn   chan struct{}
 	chosen sandbox.Creator
+}
+
+func newLateBackend(choose func(ctx context.Context) (sandbox.Creator, error)) *lateBackend {
+	return &lateBackend{choose: choose, turn: make(chan struct{}, 1)}
 }
 
 // Create chooses the backend, the first time, and makes the sandbox with it.
@@ -28,8 +33,12 @@ func (l *lateBackend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sa
 }
 
 func (l *lateBackend) backend(ctx context.Context) (_ sandbox.Creator, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	select {
+	case l.turn <- struct{}{}:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	defer func() { <-l.turn }()
 	if l.chosen == nil {
 		l.chosen, err = l.choose(ctx)
 	}
@@ -65,5 +74,5 @@ const noneCanStart = "none can start: "
 
 // late returns a backend that is chosen by the first call that needs it.
 func (s *setup) late(why string, choose func(ctx context.Context) (sandbox.Creator, error)) *readyBackend {
-	return &readyBackend{backend: &lateBackend{choose: choose}, choice: runner.BackendChoice{Asked: *s.conf.Backend, Why: why}}
+	return &readyBackend{backend: newLateBackend(choose), choice: runner.BackendChoice{Asked: *s.conf.Backend, Why: why}}
 }
