@@ -62,6 +62,6 @@ cat <<END
   cp -R examples/$example/workspace /tmp/$example
   bin/caisson run --workspace /tmp/$example --policy sandboxed --model openai/gpt-5 -f examples/$example/task.txt
 
-  bin/caisson doctor                   # what this machine can run, with cause and mend
+  bin/caisson doctor                   # what this machine can run, with cause and hint
 END
 exit "$status"

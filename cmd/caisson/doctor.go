@@ -43,7 +43,7 @@ func newDoctorCommand(d deps, env environ, status *int) *cobra.Command {
 	var asJSON, quick bool
 	cmd := &cobra.Command{
 		Use:   "doctor [flags]",
-		Short: "Check what this machine can run, with cause and mend",
+		Short: "Check what this machine can run, with cause and hint",
 		Long:  doctorLong + exitHelp(runner.ExitDone, runner.ExitUsage, runner.ExitInput, runner.ExitSandboxStart, runner.ExitConfig, runner.ExitInterrupted),
 		Example: `  caisson doctor
   caisson doctor --backend gvisor --image debian:bookworm-slim

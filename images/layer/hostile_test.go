@@ -88,7 +88,7 @@ func items(list ...imagetest.Item) func(testing.TB, string) [][]byte {
 	return func(t testing.TB, _ string) [][]byte { return [][]byte{imagetest.Archive(t, list...)} }
 }
 
-// meets says whether a walk below dir meets what ok takes.
+// meets reports whether a walk below dir finds an entry that ok accepts.
 func meets(dir string, ok func(p string, info fs.FileInfo) bool) bool {
 	hit := false
 	_ = filepath.WalkDir(dir, func(p string, e fs.DirEntry, err error) error { // best effort

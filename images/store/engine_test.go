@@ -92,7 +92,7 @@ func TestEngine(t *testing.T) {
 	if again.Dir != root.Dir || byID.Dir != root.Dir || e.saves != 2 {
 		t.Errorf("saved %d times, want once a reference", e.saves)
 	}
-	// The user builds it anew: the engine's is what the name means now.
+	// The user builds it again: the name now means the engine's image.
 	newer := simple(t, imagetest.File("which", "newer"))
 	e.images[ref.Value] = newer
 	changed, release := rootfs(t, s, ref)

@@ -72,7 +72,7 @@ func newRegistry(t testing.TB) *fakeRegistry {
 	return f
 }
 
-// imageSpec is what an image of the tests is made of.
+// imageSpec describes an image of the tests.
 type imageSpec struct {
 	layers [][]byte
 	config v1.Config

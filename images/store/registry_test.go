@@ -181,7 +181,7 @@ func noHalves(t testing.TB, s *Store) {
 }
 
 func TestUnreachable(t *testing.T) {
-	// A port that nobody listens on, nor is given by chance, and one that says nothing.
+	// A port without a listener, that no other process gets, and one that never answers.
 	const host = "127.0.0.1:1"
 	release := make(chan struct{})
 	mute := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }))
@@ -223,7 +223,7 @@ func TestIdleDownload(t *testing.T) {
 func TestPlainHTTP(t *testing.T) {
 	reg := newRegistry(t)
 	reg.push(t, "x:1", simple(t))
-	// Every request goes to the registry, whoever it is for: the client itself
+	// Every request goes to the registry, whatever its target: the client itself
 	// would ask a private address without TLS.
 	var asked atomic.Int64
 	there := roundTripper(func(r *http.Request) (*http.Response, error) {

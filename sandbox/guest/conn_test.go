@@ -20,7 +20,7 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// closing is a connection whose Close says what the test says.
+// closing is a connection whose Close is replaced by the test.
 type closing struct {
 	net.Conn
 	err error

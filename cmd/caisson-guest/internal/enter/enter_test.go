@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 // user is who enters, with the capabilities to mount and to write to the layers.
 const user = 10001
 
-// stage is what a process enters: a mount point, a workspace and its layers.
+// stage holds a mount point, a workspace and its layers, for a process to enter.
 type stage struct {
 	t                     *testing.T
 	at, workspace, layers string
