@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/caisson-run/caisson/runner/internal/execsock"
+	"github.com/caisson-run/caisson/runner/internal/execapi"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -51,7 +51,7 @@ func Listens(stateDir, session string) bool {
 // waited for. Its errors are an [Error]: 42 where no such session lives or the
 // command can't be run as given, 45 where the sandbox or its owner was lost.
 func RunUserCommand(ctx context.Context, stateDir, session string, c UserCommand) (UserResult, error) {
-	conn, err := execsock.Dial(filepath.Join(SessionDir(stateDir, session), sandboxDir), sandbox.ExecSocket)
+	conn, err := execapi.Dial(filepath.Join(SessionDir(stateDir, session), sandboxDir), sandbox.ExecSocket)
 	if err != nil {
 		e := &Error{Status: ExitInput, Err: err, Problem: Problem{
 			Cause: fmt.Sprintf("session %s can't be asked: %v", session, err), Mend: "caisson sandbox ls says what runs.",
@@ -65,8 +65,8 @@ func RunUserCommand(ctx context.Context, stateDir, session string, c UserCommand
 	for _, a := range c.Argv {
 		argv = append(argv, []byte(a))
 	}
-	r, err := execsock.Run(ctx, conn, execsock.Request{Argv: argv, Dir: c.Dir, TimeoutMS: milliseconds(c.Timeout)},
-		execsock.Streams{Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr}, c.Abandon)
+	r, err := execapi.Run(ctx, conn, execapi.Request{Argv: argv, Dir: c.Dir, TimeoutMS: milliseconds(c.Timeout)},
+		execapi.Streams{Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr}, c.Abandon)
 	if err != nil {
 		return UserResult{}, &Error{Status: ExitSandboxLost, Err: err, Problem: Problem{
 			Cause: "the command's end is not known: " + err.Error(), Mend: "The session's records say what became of it.",

@@ -17,7 +17,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/limits"
-	"github.com/caisson-run/caisson/runner/internal/execsock"
+	"github.com/caisson-run/caisson/runner/internal/execapi"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -40,7 +40,7 @@ var errEnding = errors.New("the session ends")
 // session goes on without: the log says why.
 func (s *Session) takeCommands(ctx context.Context) (stop func()) {
 	u := &userCommands{box: s.box, exec: s.exec, journal: s.journal, sync: s.rec.Sync, log: s.log}
-	server, err := execsock.Listen(ctx, filepath.Join(s.dir, sandboxDir), sandbox.ExecSocket, u.run)
+	server, err := execapi.Listen(ctx, filepath.Join(s.dir, sandboxDir), sandbox.ExecSocket, u.run)
 	if err != nil {
 		s.log.Warn("caisson sandbox exec can't reach this session", zap.Error(err))
 		return func() {}
@@ -49,7 +49,7 @@ func (s *Session) takeCommands(ctx context.Context) (stop func()) {
 }
 
 // run runs one command to its end, recorded before and after.
-func (u *userCommands) run(ctx context.Context, r execsock.Request, stdin io.Reader, stdout, stderr io.Writer) execsock.Result {
+func (u *userCommands) run(ctx context.Context, r execapi.Request, stdin io.Reader, stdout, stderr io.Writer) execapi.Result {
 	id, argv := newID("exe"), texts(r.Argv)
 	started, err := u.journal.user(UserCommandStarted{ExecID: id, Argv: argv, Dir: r.Dir, PID: r.PID, Client: LocalUser()}, "")
 	if err == nil {
@@ -77,7 +77,7 @@ func (u *userCommands) run(ctx context.Context, r execsock.Request, stdin io.Rea
 	if err != nil {
 		return notRun(err)
 	}
-	return execsock.Result{
+	return execapi.Result{
 		Code: exit.Status.Code, Signal: exit.Status.Signal, TimedOut: exit.Status.TimedOut, Cancelled: exit.Status.Cancelled,
 		OOMKilled: exit.Status.OOMKilled, Killed: exit.Kill.Killed, Left: exit.Kill.Left,
 	}
@@ -131,8 +131,8 @@ func diskFull(watched context.Context) error {
 }
 
 // notRun says why there is no end of a command.
-func notRun(err error) execsock.Result {
-	f := &execsock.Failure{Status: ExitFailed, Cause: err.Error(), Mend: "The session's records say more."}
+func notRun(err error) execapi.Result {
+	f := &execapi.Failure{Status: ExitFailed, Cause: err.Error(), Mend: "The session's records say more."}
 	full, isFull := errors.AsType[*limits.ExceededError](err)
 	switch {
 	case isFull && full.Kind == limits.KindDisk:
@@ -150,7 +150,7 @@ func notRun(err error) execsock.Result {
 	if t, ok := errors.AsType[*tools.Error](err); ok && t.Reason == replacedReason {
 		f.Status, f.Cause, f.Mend = ExitSandboxLost, t.Message, "Ask again: a fresh sandbox runs."
 	}
-	return execsock.Result{Failure: f}
+	return execapi.Result{Failure: f}
 }
 
 // counted counts and hashes what goes through it.

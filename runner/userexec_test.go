@@ -21,7 +21,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/caisson-run/caisson/limits"
-	"github.com/caisson-run/caisson/runner/internal/execsock"
+	"github.com/caisson-run/caisson/runner/internal/execapi"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -161,9 +161,9 @@ func TestUserCommandWhoseOwnerIsLost(t *testing.T) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	server, err := execsock.Listen(t.Context(), dir, sandbox.ExecSocket, func(ctx context.Context, _ execsock.Request, _ io.Reader, _, _ io.Writer) execsock.Result {
+	server, err := execapi.Listen(t.Context(), dir, sandbox.ExecSocket, func(ctx context.Context, _ execapi.Request, _ io.Reader, _, _ io.Writer) execapi.Result {
 		<-ctx.Done()
-		return execsock.Result{}
+		return execapi.Result{}
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -225,7 +225,7 @@ func TestUserCommandsAreRecordedFirst(t *testing.T) {
 			if c.closed {
 				end()
 			}
-			r := u.run(t.Context(), execsock.Request{Argv: [][]byte{[]byte("run")}, TimeoutMS: 1500}, nil, io.Discard, io.Discard)
+			r := u.run(t.Context(), execapi.Request{Argv: [][]byte{[]byte("run")}, TimeoutMS: 1500}, nil, io.Discard, io.Discard)
 			if (r.Failure == nil) != (c.starts == 1) || starts != c.starts || logged.Len() != c.logs {
 				t.Errorf("%+v; started %d times, logged %d entries", r.Failure, starts, logged.Len())
 			}

@@ -1,9 +1,8 @@
-package execsock
+package execapi
 
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"io/fs"
@@ -15,6 +14,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
 const socket = "exec.sock"
@@ -62,7 +63,7 @@ func echo(_ context.Context, r Request, stdin io.Reader, stdout, stderr io.Write
 
 func TestRun(t *testing.T) {
 	dir, _ := listening(t, echo)
-	input := bytes.Repeat([]byte("0123456789abcdef"), 1<<18) // 64 windows
+	input := bytes.Repeat([]byte("0123456789abcdef"), wire.Window/4) // 4 windows
 	var stdout, stderr bytes.Buffer
 	argv := [][]byte{[]byte("a"), []byte("b c"), []byte("\xff\x00")}
 	r, err := Run(t.Context(), dial(t, dir), Request{Argv: argv}, Streams{Stdin: bytes.NewReader(input), Stdout: &stdout, Stderr: &stderr}, nil)
@@ -109,7 +110,7 @@ func (w writer) Write(p []byte) (int, error) { w(p); return len(p), nil }
 // Whatever a peer does, its command is cancelled and the server serves on.
 func TestBadPeers(t *testing.T) {
 	request := func(t *testing.T, c net.Conn) {
-		must(t, (&sender{conn: c}).send(kindRequest, []byte(`{"argv":["YQ=="],"stdin":true}`)))
+		must(t, wire.NewWriter(c).Send(wire.Frame{Stream: stream, Type: wire.TypeOpen, Payload: []byte(`{"argv":["YQ=="],"stdin":true}`)}))
 	}
 	causes := make(chan error, 1)
 	dir, _ := listening(t, func(ctx context.Context, r Request, _ io.Reader, stdout, _ io.Writer) Result {
@@ -128,23 +129,41 @@ func TestBadPeers(t *testing.T) {
 		do    func(t *testing.T, c net.Conn)
 		cause error // nil where nothing is run
 	}{
-		"says nothing":    {func(*testing.T, net.Conn) {}, nil},
-		"garbage":         {func(_ *testing.T, c net.Conn) { c.Write([]byte("GET / HTTP/1.1\r\n\r\n")) }, nil},
-		"no request":      {func(t *testing.T, c net.Conn) { must(t, (&sender{conn: c}).send(kindCancel, nil)) }, nil},
-		"no JSON":         {func(t *testing.T, c net.Conn) { must(t, (&sender{conn: c}).send(kindRequest, []byte("{"))) }, nil},
-		"hangs up":        {request, errGone},
-		"half a frame":    {func(t *testing.T, c net.Conn) { request(t, c); c.Write([]byte{byte(kindStdin), 0, 0, 1}) }, errGone},
-		"a huge frame":    {func(t *testing.T, c net.Conn) { request(t, c); c.Write([]byte{byte(kindStdin), 255, 255, 255, 255}) }, errProtocol},
-		"an unknown kind": {func(t *testing.T, c net.Conn) { request(t, c); c.Write([]byte{99, 0, 0, 0, 0}) }, errProtocol},
+		"says nothing": {func(*testing.T, net.Conn) {}, nil},
+		"garbage":      {func(_ *testing.T, c net.Conn) { c.Write([]byte("GET / HTTP/1.1\r\n\r\n")) }, nil},
+		"no request": {func(t *testing.T, c net.Conn) {
+			must(t, wire.NewWriter(c).SendJSON(stream, wire.TypeCancel, struct{}{}))
+		}, nil},
+		"no JSON": {func(t *testing.T, c net.Conn) {
+			must(t, wire.NewWriter(c).Send(wire.Frame{Stream: stream, Type: wire.TypeOpen, Payload: []byte("{")}))
+		}, nil},
+		"another stream": {func(t *testing.T, c net.Conn) {
+			must(t, wire.NewWriter(c).SendJSON(stream+2, wire.TypeOpen, Request{}))
+		}, nil},
+		"hangs up":     {request, errPeerGone},
+		"half a frame": {func(t *testing.T, c net.Conn) { request(t, c); c.Write([]byte{0, 0, 0, 9, 0}) }, errPeerGone},
+		"a huge frame": {func(t *testing.T, c net.Conn) {
+			request(t, c)
+			c.Write([]byte{255, 255, 255, 255, 0, 0, 0, stream, byte(wire.TypeData), 0})
+		}, wire.ErrProtocol},
+		"an unknown kind": {func(t *testing.T, c net.Conn) { request(t, c); c.Write([]byte{0, 0, 0, 0, 0, 0, 0, stream, 99, 0}) }, wire.ErrProtocol},
+		"data of another channel": {func(t *testing.T, c net.Conn) {
+			request(t, c)
+			output{wire.NewWriter(c), channelStdout}.Write([]byte("x"))
+		}, wire.ErrProtocol},
+		"data after the end of stdin": {func(t *testing.T, c net.Conn) {
+			request(t, c)
+			must(t, wire.NewWriter(c).Send(wire.Frame{Stream: stream, Type: wire.TypeEOF}))
+			output{wire.NewWriter(c), channelStdin}.Write([]byte("x"))
+		}, wire.ErrProtocol},
 		"a second request": {func(t *testing.T, c net.Conn) {
 			request(t, c)
 			request(t, c)
-		}, errProtocol},
+		}, wire.ErrProtocol},
 		"more stdin than allowed": {func(t *testing.T, c net.Conn) {
 			request(t, c)
-			out := output{&sender{conn: c}, kindStdin}
-			out.Write(make([]byte, window+1))
-		}, errProtocol},
+			output{wire.NewWriter(c), channelStdin}.Write(make([]byte, wire.Window+1))
+		}, wire.ErrProtocol},
 	} {
 		t.Run(name, func(t *testing.T) {
 			conn := dial(t, dir)
@@ -196,15 +215,15 @@ func TestNothingFollowsHalfAFrame(t *testing.T) {
 	for name, cut := range map[string]bool{"cut off": true, "whole": false} {
 		t.Run(name, func(t *testing.T) {
 			ours, theirs := net.Pipe()
-			out := &sender{conn: ours}
+			out := wire.NewWriter(ours)
 			wrote := make(chan error)
 			go func() {
-				_, err := output{out, kindStdout}.Write([]byte("some output"))
+				_, err := output{out, channelStdout}.Write([]byte("some output"))
 				wrote <- err
-				finish(out, Result{Code: 7})
+				sendResult(ours, out, Result{Code: 7})
 				ours.Close()
 			}()
-			head := make([]byte, headerSize+len("some"))
+			head := make([]byte, wire.HeaderSize+len("some"))
 			_, err := io.ReadFull(theirs, head)
 			must(t, err)
 			if cut {
@@ -280,29 +299,6 @@ func TestDialRefuses(t *testing.T) {
 	}
 }
 
-func FuzzFrame(f *testing.F) {
-	seeds := [][]byte{{1, 0, 0, 0, 2, '{', '}'}, {2, 0, 0, 0, 1, 'x'}, {5, 0, 0, 0, 4, 0, 0, 1, 0}, {8, 255, 255, 255, 255}, {3, 0, 0, 0, 0}}
-	for _, s := range seeds {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, data []byte) {
-		r := bytes.NewReader(data)
-		for {
-			k, payload, err := readFrame(r)
-			if err != nil {
-				return
-			}
-			if most, ok := k.bound(); !ok || len(payload) > most {
-				t.Fatalf("kind %d with %d bytes", k, len(payload))
-			}
-			if k == kindRequest {
-				var req Request
-				_ = json.Unmarshal(payload, &req)
-			}
-		}
-	})
-}
-
 // The helper's deadline keeps a peer that says nothing from holding a slot.
 func TestSilentPeerIsLetGo(t *testing.T) {
 	if testing.Short() {
@@ -310,7 +306,7 @@ func TestSilentPeerIsLetGo(t *testing.T) {
 	}
 	dir, _ := listening(t, echo)
 	conn := dial(t, dir)
-	conn.SetReadDeadline(time.Now().Add(4 * helloTime))
+	conn.SetReadDeadline(time.Now().Add(4 * requestTime))
 	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("a silent peer: %v", err)
 	}

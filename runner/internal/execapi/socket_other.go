@@ -1,6 +1,6 @@
 //go:build !linux
 
-package execsock
+package execapi
 
 import (
 	"context"
@@ -8,10 +8,10 @@ import (
 	"net"
 )
 
-// errUnsupported says that this system has no way to take commands.
+// errUnsupported reports a system other than Linux.
 var errUnsupported = errors.New("commands of users in a live sandbox need Linux")
 
-// Listen fails: it needs descriptors as paths and the identity of a peer.
+// Listen fails: it needs descriptors as paths and the identity of a peer, which Linux has.
 func Listen(context.Context, string, string, Handler) (*Server, error) { return nil, errUnsupported }
 
 // Dial fails, as Listen does.

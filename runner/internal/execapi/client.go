@@ -1,0 +1,115 @@
+package execapi
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+)
+
+// Streams are the client's own standard streams.
+type Streams struct {
+	// Stdin is nil where the command gets none. It is read by a goroutine that
+	// outlives [Run] if a read does not return.
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+}
+
+// errHungUp reports that the owner closed the connection without a result.
+var errHungUp = errors.New("the process that owns the session went away")
+
+// Run sends one request over an open connection, which it closes, and returns
+// the result. Cancelling ctx cancels the command, whose result is still waited
+// for; closing abandon ends that wait too. An error is the loss of the owner, or
+// a stream of the caller that can't be written.
+func Run(ctx context.Context, conn net.Conn, r Request, s Streams, abandon <-chan struct{}) (Result, error) {
+	defer func() { _ = conn.Close() }() // everything was received, or can't be
+	frames := wire.NewWriter(conn)
+	credit := wire.NewCredit()
+	defer credit.Close()
+	r.Stdin = s.Stdin != nil
+	if err := frames.SendJSON(stream, wire.TypeOpen, r); err != nil {
+		// An owner that refuses sends its reason and closes before it reads.
+		if refused, received := receiveResult(conn, s, credit); received == nil {
+			return refused, nil
+		}
+		return Result{}, fmt.Errorf("%w: %w", errHungUp, err)
+	}
+	stop := context.AfterFunc(ctx, func() {
+		_ = frames.SendJSON(stream, wire.TypeCancel, struct{}{}) // an owner that is gone has cancelled it
+	})
+	defer stop()
+	ended := make(chan struct{})
+	defer close(ended)
+	go func() {
+		select {
+		case <-abandon:
+			_ = conn.Close() // fails the receiving below
+		case <-ended:
+		}
+	}()
+	if s.Stdin != nil {
+		go sendStdin(frames, s.Stdin, credit)
+	}
+	return receiveResult(conn, s, credit)
+}
+
+// receiveResult writes the command's output to s until the result comes.
+func receiveResult(conn io.Reader, s Streams, credit *wire.Credit) (Result, error) {
+	in := wire.NewReader(conn)
+	for {
+		f, err := in.Next()
+		if err != nil {
+			return Result{}, fmt.Errorf("%w: %w", errHungUp, err)
+		}
+		switch {
+		case f.Type == wire.TypeData && f.Channel == channelStdout:
+			_, err = s.Stdout.Write(f.Payload)
+		case f.Type == wire.TypeData && f.Channel == channelStderr:
+			_, err = s.Stderr.Write(f.Payload)
+		case f.Type == wire.TypeCredit && f.Channel == channelStdin:
+			if err := credit.Grant(binary.BigEndian.Uint32(f.Payload)); err != nil {
+				return Result{}, err
+			}
+		case f.Type == wire.TypeEnd:
+			var r Result
+			if err := json.Unmarshal(f.Payload, &r); err != nil {
+				return Result{}, fmt.Errorf("%w: %w", wire.ErrProtocol, err)
+			}
+			return r, nil
+		default:
+			return Result{}, fmt.Errorf("%w: frame type %d on channel %d", wire.ErrProtocol, f.Type, f.Channel)
+		}
+		if err != nil {
+			return Result{}, fmt.Errorf("write the command's output: %w", err)
+		}
+	}
+}
+
+// sendStdin sends standard input as far as credit allows.
+func sendStdin(frames *wire.Writer, stdin io.Reader, credit *wire.Credit) {
+	buf := make([]byte, wire.MaxData)
+	to := output{frames, channelStdin}
+	for {
+		most := credit.Take(len(buf), nil)
+		if most == 0 {
+			return // the command has ended
+		}
+		n, err := stdin.Read(buf[:most])
+		if credit.Grant(uint32(most-n)) != nil {
+			return // an owner that grants more than was read has lost count
+		}
+		if _, failed := to.Write(buf[:n]); failed != nil {
+			return
+		}
+		if err != nil {
+			_ = frames.Send(wire.Frame{Stream: stream, Type: wire.TypeEOF}) // an owner that is gone needs no end
+			return
+		}
+	}
+}

@@ -1,0 +1,196 @@
+package execapi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+)
+
+const (
+	// maxPeers bounds the concurrent commands of one session.
+	maxPeers = 16
+	// requestTime bounds the wait for a peer's request.
+	requestTime = 5 * time.Second
+	// resultTime bounds how long a peer that does not read delays the end of its
+	// command.
+	resultTime = 2 * time.Second
+)
+
+// Handler runs one command. Cancelling ctx cancels the command; the handler
+// still returns its result. stdin is nil where the peer sends none.
+type Handler func(ctx context.Context, r Request, stdin io.Reader, stdout, stderr io.Writer) Result
+
+// Server runs the commands of peers. The caller of Listen closes it.
+type Server struct {
+	listener *net.UnixListener
+	remove   func()
+	handle   Handler
+	stop     context.CancelCauseFunc
+	peers    sync.WaitGroup
+	slots    chan struct{}
+	once     sync.Once
+}
+
+// errPeerGone is the cause of a cancelled command whose peer closed its
+// connection.
+var errPeerGone = errors.New("the client that requested it went away")
+
+// newServer starts a server that accepts connections until it is closed.
+// Commands end with ctx.
+func newServer(ctx context.Context, l *net.UnixListener, remove func(), handle Handler) *Server {
+	ctx, stop := context.WithCancelCause(ctx)
+	s := &Server{listener: l, remove: remove, handle: handle, stop: stop, slots: make(chan struct{}, maxPeers)}
+	s.peers.Go(func() { s.acceptPeers(ctx) })
+	return s
+}
+
+// Close cancels the running commands with cause, waits for them, and removes the
+// socket. A second call does nothing.
+func (s *Server) Close(cause error) {
+	s.once.Do(func() {
+		s.stop(cause)
+		s.remove()
+		_ = s.listener.Close() // its socket is removed already
+		s.peers.Wait()
+	})
+}
+
+func (s *Server) acceptPeers(ctx context.Context) {
+	for {
+		conn, err := s.listener.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil { // a temporary shortage, such as of file descriptors
+			select {
+			case <-time.After(100 * time.Millisecond):
+				continue
+			case <-ctx.Done():
+				return
+			}
+		}
+		s.peers.Go(func() {
+			defer func() { _ = conn.Close() }() // everything was sent, or can't be
+			s.servePeer(ctx, conn)
+		})
+	}
+}
+
+// servePeer runs the command of one peer.
+func (s *Server) servePeer(ctx context.Context, conn *net.UnixConn) {
+	pid, err := checkPeer(conn)
+	if err != nil {
+		return // another user's process
+	}
+	frames := wire.NewWriter(conn)
+	select {
+	case s.slots <- struct{}{}:
+		defer func() { <-s.slots }()
+	default:
+		sendResult(conn, frames, Result{Failure: &Failure{
+			Status: 1, Cause: fmt.Sprintf("%d commands of users run in this session already", maxPeers), Mend: "Wait until one ends.",
+		}})
+		return
+	}
+	_ = conn.SetReadDeadline(time.Now().Add(requestTime)) // works on an open socket
+	in := wire.NewReader(conn)
+	f, err := in.Next()
+	var r Request
+	if err != nil || f.Type != wire.TypeOpen || f.Stream != stream || json.Unmarshal(f.Payload, &r) != nil {
+		return
+	}
+	_ = conn.SetReadDeadline(time.Time{}) // works on an open socket
+	r.PID = pid
+	sendResult(conn, frames, s.runCommand(ctx, conn, in, frames, r))
+}
+
+// runCommand runs the command of a request and reads the peer's frames meanwhile.
+func (s *Server) runCommand(ctx context.Context, conn *net.UnixConn, in *wire.Reader, frames *wire.Writer, r Request) Result {
+	ctx, cancel := context.WithCancelCause(ctx)
+	input := &stdin{queue: wire.NewQueue(), frames: frames}
+	// After a cancellation, output that the peer does not read delays nothing.
+	stop := context.AfterFunc(ctx, func() {
+		_ = conn.SetWriteDeadline(time.Now().Add(resultTime)) // fails on a closed one, whose writes fail too
+	})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		err := readPeer(in, input.queue, cancel)
+		input.queue.Break()
+		cancel(err)
+	}()
+	var from io.Reader
+	if r.Stdin {
+		from = input
+	}
+	result := s.handle(ctx, r, from, output{frames, channelStdout}, output{frames, channelStderr})
+	stop()
+	_ = conn.CloseRead() // ends readPeer
+	<-done
+	return result
+}
+
+// readPeer reads a peer's frames until it closes the connection or violates the
+// protocol.
+func readPeer(in *wire.Reader, queue *wire.Queue, cancel context.CancelCauseFunc) error {
+	for {
+		f, err := in.Next()
+		switch {
+		case errors.Is(err, wire.ErrProtocol):
+			return err
+		case err != nil:
+			return fmt.Errorf("%w: %w", errPeerGone, err)
+		case f.Type == wire.TypeCancel:
+			cancel(context.Canceled)
+		case f.Type == wire.TypeData && f.Channel == channelStdin:
+			err = queue.Push(f.Payload)
+		case f.Type == wire.TypeEOF && f.Channel == channelStdin:
+			err = queue.End()
+		default:
+			err = fmt.Errorf("%w: frame type %d on channel %d", wire.ErrProtocol, f.Type, f.Channel)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// sendResult sends the result, in bounded time.
+func sendResult(conn net.Conn, frames *wire.Writer, r Result) {
+	_ = conn.SetWriteDeadline(time.Now().Add(resultTime)) // fails on a closed one, whose writes fail too
+	_ = frames.SendJSON(stream, wire.TypeEnd, r)          // a peer that is gone receives none
+}
+
+// stdin is the standard input of a command, as received. It is for one goroutine.
+type stdin struct {
+	queue  *wire.Queue
+	frames *wire.Writer
+	rest   []byte
+}
+
+// Read waits for input. It fails with [io.ErrUnexpectedEOF] where the peer went
+// away before the end.
+func (in *stdin) Read(p []byte) (int, error) {
+	if len(in.rest) == 0 {
+		in.rest = in.queue.Next()
+	}
+	if len(in.rest) == 0 {
+		if _, ended := in.queue.Total(); ended {
+			return 0, io.EOF
+		}
+		return 0, io.ErrUnexpectedEOF
+	}
+	n := copy(p, in.rest)
+	in.rest = in.rest[n:]
+	if grant := in.queue.Done(n); grant > 0 {
+		_ = in.frames.SendCredit(stream, channelStdin, grant) // a peer that is gone sends no more
+	}
+	return n, nil
+}
