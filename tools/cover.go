@@ -104,3 +104,8 @@ func identifyScript(ctx context.Context, view workspace.View, at string, room in
 	}
 	return state, used, err
 }
+
+func hexSum(data []byte) string {
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
+}

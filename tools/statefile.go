@@ -24,7 +24,7 @@ const stateLockTimeout = 5 * time.Second
 // stateFile is one JSON file of what a person decided for good. It belongs
 // outside every workspace. It is read anew for each question, under a lock that
 // other processes take too, replaced whole, and on disk before a change returns.
-// Each change is in the log of changes before it is made, see [Change].
+// Each change is in the change log before it is made, see [Change].
 // A file that is not exactly what is written here is moved aside and counts as
 // empty.
 type stateFile[T any] struct {
@@ -34,7 +34,7 @@ type stateFile[T any] struct {
 	now  func() time.Time
 	// parse gives the content of a text whose JSON holds no duplicate keys.
 	parse func(text []byte) (T, error)
-	// entries are the content's, each for itself, for the log of changes.
+	// entries are the content's, each for itself, for the change log.
 	entries func(T) []any
 	author  Author
 }
@@ -63,22 +63,21 @@ func (s *stateFile[T]) load() (content T, err error) {
 		return content, nil // without making a folder only to look
 	}
 	err = s.locked(func() (err error) {
-		content, _, err = s.read()
+		content, err = s.read()
 		return err
 	})
 	return content, err
 }
 
-// change replaces the content by what edit makes of it, once the log of changes
-// says so. A corrupt file counts as empty; where nothing would change, and where
-// the log can't be written, nothing is.
+// change replaces the content with the result of edit, once the change is in the
+// change log. A corrupt file counts as empty. Nothing is written if edit changes
+// nothing or the log cannot be written.
 func (s *stateFile[T]) change(edit func(T) T) error {
-	log := changeLog{filepath.Join(filepath.Dir(s.path), ChangeLogFile)}
-	return log.locked(func() error { return s.locked(func() error { return s.changeLocked(log, edit) }) })
+	return s.locked(func() error { return s.changeLocked(edit) })
 }
 
-func (s *stateFile[T]) changeLocked(log changeLog, edit func(T) T) error {
-	content, hash, err := s.read()
+func (s *stateFile[T]) changeLocked(edit func(T) T) error {
+	content, err := s.read()
 	if _, corrupt := errors.AsType[*CorruptError](err); err != nil && !corrupt {
 		return err
 	}
@@ -91,7 +90,7 @@ func (s *stateFile[T]) changeLocked(log changeLog, edit func(T) T) error {
 	if err != nil {
 		return err
 	}
-	removed, added := difference(before, after)
+	removed, added := diffEntries(before, after)
 	if len(removed)+len(added) == 0 {
 		return nil
 	}
@@ -100,9 +99,9 @@ func (s *stateFile[T]) changeLocked(log changeLog, edit func(T) T) error {
 		return fmt.Errorf("encode %s: %w", s.what, err)
 	}
 	text = append(text, '\n')
-	err = log.append(Change{
+	err = appendChange(filepath.Dir(s.path), Change{
 		Time: s.now().UTC().Truncate(time.Microsecond), By: s.author.By, File: filepath.Base(s.path),
-		Removed: s.redacted(removed), Added: s.redacted(added), Before: hash, After: hexSum(text),
+		Removed: s.redacted(removed), Added: s.redacted(added),
 	})
 	if err != nil {
 		return fmt.Errorf("change %s: %w", s.what, err)
@@ -131,11 +130,11 @@ func (s *stateFile[T]) redacted(entries []json.RawMessage) []json.RawMessage {
 	return entries
 }
 
-func (s *stateFile[T]) locked(f func() error) error { return lockBeside(s.path, s.what, f) }
+func (s *stateFile[T]) locked(f func() error) error { return withFileLock(s.path, s.what, f) }
 
-// lockBeside keeps other processes out: the lock is a file beside, because the
-// file itself is replaced.
-func lockBeside(path, what string, f func() error) error {
+// withFileLock calls f while it holds the lock of a file against other processes. The
+// lock is a file of its own, because the file itself is replaced.
+func withFileLock(path, what string, f func() error) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return fmt.Errorf("make folder of %s: %w", what, err)
 	}
@@ -148,30 +147,30 @@ func lockBeside(path, what string, f func() error) error {
 	return errors.Join(f(), lock.Close())
 }
 
-// read gives the content and the hash of the file, "" where there is none.
-func (s *stateFile[T]) read() (content T, hash string, err error) {
+// read returns the content of the file, the zero T if there is none.
+func (s *stateFile[T]) read() (content T, err error) {
 	info, err := os.Lstat(s.path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return content, "", nil
+		return content, nil
 	}
 	if err != nil {
-		return content, "", fmt.Errorf("read %s: %w", s.what, err)
+		return content, fmt.Errorf("read %s: %w", s.what, err)
 	}
 	if !info.Mode().IsRegular() || info.Size() > maxStateBytes {
-		return content, "", s.quarantine(fmt.Errorf("not a regular file of at most %d bytes", maxStateBytes))
+		return content, s.quarantine(fmt.Errorf("not a regular file of at most %d bytes", maxStateBytes))
 	}
 	text, err := os.ReadFile(s.path)
 	if err != nil {
-		return content, "", fmt.Errorf("read %s: %w", s.what, err)
+		return content, fmt.Errorf("read %s: %w", s.what, err)
 	}
 	if _, err = decodeJSON(text, maxStateBytes, 8); err == nil {
 		content, err = s.parse(text)
 	}
 	if err != nil {
 		var none T
-		return none, "", s.quarantine(err)
+		return none, s.quarantine(err)
 	}
-	return content, hexSum(text), nil
+	return content, nil
 }
 
 func (s *stateFile[T]) quarantine(cause error) error {

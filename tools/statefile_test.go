@@ -73,12 +73,12 @@ func TestStateFileFailures(t *testing.T) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
-	_, _, err := below.read()
+	_, err := below.read()
 	fail(err, "read answers: ")
-	fail(below.changeLocked(changeLog{filepath.Join(dir, ChangeLogFile)}, edit), "read answers: ")
+	fail(below.changeLocked(edit), "read answers: ")
 	_, err = below.load()
 	fail(err, "make folder of answers: ")
-	fail(lockBeside(filepath.Join(dir, "locked"), "answers", func() error { return nil }), "lock answers ")
+	fail(withFileLock(filepath.Join(dir, "locked"), "answers", func() error { return nil }), "lock answers ")
 	taken := anyState(filepath.Join(dir, "taken"))
 	taken.now = func() time.Time { // between the look at the file and its replacement
 		if err := os.MkdirAll(filepath.Join(taken.path, "x"), 0o700); err != nil {
@@ -94,7 +94,7 @@ func TestStateFileFailures(t *testing.T) {
 	}
 	fail(syncFolder(filepath.Join(dir, "none")), "sync folder: ")
 	if runtime.GOOS == "linux" {
-		_, _, err := anyState("/proc/self/mem").read()
+		_, err := anyState("/proc/self/mem").read()
 		fail(err, "read answers: ")
 		if err := syncFolder("/proc"); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("a folder that can't be synced: %v", err)

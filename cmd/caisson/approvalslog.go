@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -20,21 +19,18 @@ func author(d deps, env environ, by string) tools.Author {
 }
 
 const approvalsLogLong = `Show each change of lasting approvals and of trusted workspaces, the oldest first: when, who, by which
-command or session, what came (+) and went (-). A change is in the log before it is made; one that was
-then not made, and one behind which the file was changed by something else, are said to be.
+command or session, and what was removed (-) and added (+). A change is logged before it is made.
 
-The log is $XDG_STATE_HOME/caisson/changes.jsonl. Each line has the hash of the one before: a line that
-was changed or taken out is found here. What is missing at the end shows as a file that is not as the
-last line left it; a log that somebody made anew does not show.
+The log is $XDG_STATE_HOME/caisson/changes.jsonl, a file of yours that nothing protects from you.
 `
 
 func newApprovalsLogCommand(d deps, env environ) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:     "log [flags]",
-		Short:   "Show who changed approvals and trusted workspaces, and verify that log",
-		Long:    approvalsLogLong + ownExitHelp(map[int]string{runner.ExitFailed: "the log was changed"}, runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitConfig),
-		Example: "  caisson approvals log\n  caisson approvals log --json | jq '.[] | select(.result!=\"made\")'",
+		Short:   "Show who changed approvals and trusted workspaces",
+		Long:    approvalsLogLong + exitHelp(runner.ExitDone, runner.ExitUsage, runner.ExitConfig),
+		Example: "  caisson approvals log\n  caisson approvals log --json | jq '.[] | select(.file==\"trust.json\")'",
 		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if err := needState(env); err != nil {
@@ -49,45 +45,35 @@ func newApprovalsLogCommand(d deps, env environ) *cobra.Command {
 
 func showChanges(d deps, env environ, asJSON bool) error {
 	changes, err := tools.ReadChanges(env.stateDir())
-	damage := errors.Is(err, tools.ErrChangeLog)
-	if err != nil && !damage {
-		return stateProblem(err)
+	if err != nil {
+		err = stateProblem(err)
 	}
 	var shown error
 	switch {
 	case asJSON:
-		shown = writeJSON(d.stdout, append([]tools.LoggedChange{}, changes...))
+		shown = writeJSON(d.stdout, append([]tools.Change{}, changes...))
 	case len(changes) > 0:
 		shown = printChanges(d, changes)
-	case !damage:
+	case err == nil:
 		_, shown = fmt.Fprintln(d.stdout, "Nothing was approved, refused or trusted for good yet.")
 	}
-	if !damage {
-		return shown
-	}
-	return errors.Join(shown, &runner.Error{Status: runner.ExitFailed, Err: err, Problem: runner.Problem{
-		Cause: err.Error(),
-		Mend:  "What was shown is what stands before that. No approval is changed until the log is moved aside.",
-	}})
+	return errors.Join(shown, err)
 }
 
-func printChanges(d deps, changes []tools.LoggedChange) error {
+func printChanges(d deps, changes []tools.Change) error {
 	var errs []error
-	say := func(format string, args ...any) {
+	printLine := func(format string, args ...any) {
 		text, _ := tools.Display(fmt.Sprintf(format, args...))
 		_, err := fmt.Fprintln(d.stdout, strings.TrimRight(text, " "))
 		errs = append(errs, err)
 	}
 	for _, c := range changes {
-		note := map[tools.ChangeResult]string{
-			tools.ChangeNotMade: "  NOT MADE", tools.ChangeUnknown: "  then " + c.File + " was changed by something else",
-		}[c.Result]
-		say("%s  %s  %s%s", begunText(c.Time, time.DateTime), whoText(c.Change), c.By, note)
+		printLine("%s  %s  %s", begunText(c.Time, time.DateTime), whoText(c), c.By)
 		for _, e := range c.Removed {
-			say("  - %s", entryText(c.File, e))
+			printLine("  - %s", entryText(c.File, e))
 		}
 		for _, e := range c.Added {
-			say("  + %s", entryText(c.File, e))
+			printLine("  + %s", entryText(c.File, e))
 		}
 	}
 	return errors.Join(errs...)
@@ -120,28 +106,4 @@ func entryText(file string, entry json.RawMessage) string {
 		}
 	}
 	return string(entry)
-}
-
-// changeFindings are about the log: one that was changed, and files that something
-// changed past it.
-func changeFindings(env environ) []finding {
-	changes, err := tools.ReadChanges(env.stateDir())
-	if err != nil {
-		return []finding{{
-			Check: checkApprovals, Result: resultWarning, Detail: err.Error(),
-			Mend: "Look at the log; no approval is changed until it can be read, or is moved aside.",
-		}}
-	}
-	var findings []finding
-	seen := map[string]bool{}
-	for _, c := range slices.Backward(changes) {
-		if !seen[c.File] && c.Result == tools.ChangeUnknown {
-			findings = append(findings, finding{
-				Check: checkApprovals, Result: resultWarning, Detail: c.File + " was changed by something that does not log",
-				Mend: "Look at what caisson approvals list, caisson trust --list and caisson approvals log show; the next change by a command settles it.",
-			})
-		}
-		seen[c.File] = true
-	}
-	return findings
 }

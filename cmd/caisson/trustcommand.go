@@ -252,11 +252,6 @@ func warnCorrupt(d deps, err error) error {
 
 // stateProblem is a file of answers that can't be read or written.
 func stateProblem(err error) error {
-	if errors.Is(err, tools.ErrChangeLog) {
-		return &runner.Error{Status: runner.ExitConfig, Err: err, Problem: runner.Problem{
-			Cause: err.Error(), Mend: "Nothing was changed. Look at the log; once it is moved aside a new one begins.",
-		}}
-	}
 	return &runner.Error{Status: runner.ExitConfig, Err: err, Problem: runner.Problem{
 		Cause: err.Error(), Mend: "Look at the state folder, $XDG_STATE_HOME/caisson; nothing was stored.",
 	}}
