@@ -1,55 +1,286 @@
 package e2e
 
 import (
+	"bufio"
+	"bytes"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"unicode"
 )
 
-// TestDecisionsAreListed holds the index of decisions against the folder.
-func TestDecisionsAreListed(t *testing.T) {
-	index, err := os.ReadFile(filepath.Join("..", "docs", "decisions", "README.md"))
+// documents returns the Markdown pages of the repository, relative to its top,
+// without the ones below testdata.
+func documents(t *testing.T) []string {
+	t.Helper()
+	var found []string
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md", "examples/*/*.md"} {
+		pages, err := filepath.Glob(filepath.Join("..", filepath.FromSlash(pattern)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, page := range pages {
+			page = filepath.ToSlash(strings.TrimPrefix(page, ".."+string(filepath.Separator)))
+			if !strings.HasPrefix(page, "docs/decisions/") { // which become chapters of docs/design
+				found = append(found, page)
+			}
+		}
+	}
+	if len(found) < 20 {
+		t.Fatalf("%d documents found", len(found))
+	}
+	return found
+}
+
+func readDocument(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", filepath.FromSlash(name)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	pages, err := filepath.Glob(filepath.Join("..", "docs", "decisions", "[0-9]*.md"))
-	if err != nil || len(pages) == 0 {
-		t.Fatalf("no decisions: %v", err)
+	return string(text)
+}
+
+var (
+	markdownLink = regexp.MustCompile(`\]\(([^)#:\s]*)(?:#([^)\s]*))?\)`)
+	markdownCode = regexp.MustCompile("`+[^`]*`+")
+	// A document that code, a script or prose names by its path, with its section.
+	documentReference = regexp.MustCompile(`\b(docs/[a-z0-9/-]+\.md)(?:#([a-z0-9-]+))?`)
+)
+
+// anchors returns the anchors of the headings of a page, as GitHub makes them.
+func anchors(text string) map[string]bool {
+	found := map[string]bool{}
+	fenced := false
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "```") {
+			fenced = !fenced
+		}
+		heading, ok := strings.CutPrefix(strings.TrimLeft(line, "#"), " ")
+		if fenced || !ok || !strings.HasPrefix(line, "#") {
+			continue
+		}
+		anchor := strings.Map(func(r rune) rune {
+			switch {
+			case r == ' ':
+				return '-'
+			case r == '-' || r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r):
+				return r
+			}
+			return -1
+		}, strings.ToLower(strings.TrimSpace(heading)))
+		found[anchor] = true
 	}
-	for _, page := range pages {
-		if !strings.Contains(string(index), "("+filepath.Base(page)+")") {
-			t.Errorf("docs/decisions/README.md does not list %s", filepath.Base(page))
+	return found
+}
+
+// TestDocumentLinks follows the relative links of the documents, and every
+// reference to a document in code, scripts and prose: the file exists, and the
+// section does.
+func TestDocumentLinks(t *testing.T) {
+	known := map[string]map[string]bool{}
+	check := func(from, target, anchor string) {
+		if _, err := os.Stat(filepath.Join("..", filepath.FromSlash(target))); err != nil {
+			t.Errorf("%s refers to %s: %v", from, target, err)
+			return
+		}
+		if anchor == "" {
+			return
+		}
+		if known[target] == nil {
+			known[target] = anchors(readDocument(t, target))
+		}
+		if !known[target][anchor] {
+			t.Errorf("%s refers to %s#%s: there is no such heading", from, target, anchor)
+		}
+	}
+	links := 0
+	for _, page := range documents(t) {
+		for _, m := range markdownLink.FindAllStringSubmatch(markdownCode.ReplaceAllString(readDocument(t, page), "`code`"), -1) {
+			links++
+			target := filepath.ToSlash(filepath.Join(filepath.Dir(page), m[1]))
+			if m[1] == "" {
+				target = page
+			}
+			check(page, target, m[2])
+		}
+	}
+	references := 0
+	err := filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() {
+			if slices.Contains([]string{".git", "bin", "dist", "testdata", "node_modules"}, entry.Name()) {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if !slices.Contains([]string{".go", ".sh", ".md", ".yml", ".yaml", ".json"}, filepath.Ext(path)) && entry.Name() != "Makefile" {
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		for _, m := range documentReference.FindAllStringSubmatch(string(text), -1) {
+			references++
+			check(path, m[1], m[2])
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if links < 50 || references < 20 {
+		t.Errorf("%d links and %d references found: the patterns match too little", links, references)
+	}
+}
+
+// TestAnchors is the control of TestDocumentLinks.
+func TestAnchors(t *testing.T) {
+	got := anchors("# A `B` c-d\n```\n# none\n```\n## Keys, and more: §4\n#none\n")
+	for _, want := range []string{"a-b-c-d", "keys-and-more-4"} {
+		if !got[want] {
+			t.Errorf("anchor %q is missing: %v", want, got)
+		}
+	}
+	if len(got) != 2 {
+		t.Errorf("anchors %v, want two", got)
+	}
+}
+
+// TestDesignIsListed holds the index of the chapters against the directory.
+func TestDesignIsListed(t *testing.T) {
+	index := readDocument(t, "docs/design/README.md")
+	for _, page := range documents(t) {
+		if name, ok := strings.CutPrefix(page, "docs/design/"); ok && name != "README.md" && !strings.Contains(index, "("+name+")") {
+			t.Errorf("docs/design/README.md does not list %s", name)
 		}
 	}
 }
 
-// TestLinksLead follows the relative links of the documentation.
-func TestLinksLead(t *testing.T) {
-	var pages []string
-	for _, pattern := range []string{"*.md", "docs/*.md", "docs/decisions/*.md", "examples/*/*.md"} {
-		found, err := filepath.Glob(filepath.Join("..", filepath.FromSlash(pattern)))
-		if err != nil {
-			t.Fatal(err)
+// The phrases of .ci/count, which the documents avoid as the code does.
+var dialect = regexp.MustCompile(`(?i)\b(say|says|said|saying|tells?|told) (that|whether|what|how|which|why)\b|\bgives?\b|\b(is|are|was|were) what\b|\b(nobody|somebody|whoever|anybody)\b`)
+
+const (
+	maxDialect  = 2   // phrases per 1,000 lines
+	maxAverage  = 22  // words of a sentence, on average
+	maxSentence = 40  // words of any sentence
+	maxColumns  = 120 // of a line that is no table
+)
+
+// unrevised lists the documents that TestProse does not hold yet.
+var unrevised = []string{
+	"README.md", "SECURITY.md", "docs/acceptance.md", "docs/approvals.md", "docs/architecture.md", "docs/benchmarks.md",
+	"docs/ci.md", "docs/configuration.md", "docs/conformance.md", "docs/design/counts.md", "docs/doctor.md",
+	"docs/exit-status.md", "docs/fetch.md", "docs/http.md", "docs/mutation.md", "docs/records.md", "docs/sandbox.md",
+	"docs/specification.md", "docs/testing.md", "docs/tools.md", "docs/workspace.md", "examples/http/README.md",
+}
+
+// TestProse holds the language of the documents: no phrase of the old dialect,
+// sentences of 22 words on average and 40 at most, lines of 120 columns.
+func TestProse(t *testing.T) {
+	for _, page := range documents(t) {
+		if slices.Contains(unrevised, page) {
+			continue
 		}
-		pages = append(pages, found...)
-	}
-	link := regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`)
-	links := 0
-	for _, page := range pages {
-		text, err := os.ReadFile(page)
-		if err != nil {
-			t.Fatal(err)
+		text := readDocument(t, page)
+		lines := strings.Count(text, "\n")
+		if found := dialect.FindAllString(text, -1); len(found)*1000 > maxDialect*lines {
+			t.Errorf("%s: %q", page, found)
 		}
-		for _, match := range link.FindAllStringSubmatch(string(text), -1) {
-			links++
-			if _, err := os.Stat(filepath.Join(filepath.Dir(page), match[1])); err != nil {
-				t.Errorf("%s links to %s: %v", page, match[1], err)
+		words, all := 0, sentences(text)
+		for _, s := range all {
+			n := len(strings.Fields(s))
+			words += n
+			if n > maxSentence {
+				t.Errorf("%s: %d words, at most %d: %s", page, n, maxSentence, s)
 			}
 		}
+		if len(all) > 0 && words > maxAverage*len(all) {
+			t.Errorf("%s: %.1f words in a sentence on average, at most %d", page, float64(words)/float64(len(all)), maxAverage)
+		}
+		fenced := false
+		for n, line := range strings.Split(text, "\n") {
+			if strings.HasPrefix(strings.TrimSpace(line), "```") {
+				fenced = !fenced
+			}
+			if columns := len([]rune(line)); columns > maxColumns && !fenced && !strings.HasPrefix(line, "|") && !strings.HasPrefix(line, "    ") {
+				t.Errorf("%s:%d: %d columns, at most %d", page, n+1, columns, maxColumns)
+			}
+		}
+		t.Logf("%-28s %4d lines %4d sentences %5.1f words on average", page, lines, len(all), float64(words)/float64(max(len(all), 1)))
 	}
-	if links == 0 {
-		t.Error("no link was found: the test sees nothing")
+}
+
+var (
+	listMarker  = regexp.MustCompile(`^\s*(?:[-*]|[0-9]+\.)\s+`)
+	linkText    = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
+	sentenceEnd = regexp.MustCompile("[.!?]+[)\"'*_]*\\s+([A-Z0-9`\"'(*~$-])")
+)
+
+// sentences returns the sentences of the prose of a page: without code blocks,
+// tables, headings and the markup of lists. Code in a sentence is one word, and
+// an item of a list begins a sentence.
+func sentences(text string) []string {
+	var found []string
+	var paragraph strings.Builder
+	flush := func() {
+		p := plainText(strings.TrimSpace(paragraph.String()))
+		paragraph.Reset()
+		for p != "" {
+			cut := sentenceEnd.FindStringSubmatchIndex(p)
+			if cut == nil {
+				break
+			}
+			found = append(found, strings.TrimSpace(p[:cut[2]]))
+			p = p[cut[2]:]
+		}
+		if p != "" {
+			found = append(found, p)
+		}
+	}
+	fenced := false
+	for scanner := bufio.NewScanner(bytes.NewReader([]byte(text))); scanner.Scan(); {
+		line := scanner.Text()
+		trimmed := strings.TrimSpace(line)
+		if strings.HasPrefix(trimmed, "```") {
+			fenced = !fenced
+			flush()
+			continue
+		}
+		if fenced || trimmed == "" || strings.HasPrefix(trimmed, "|") || strings.HasPrefix(trimmed, "#") || strings.HasPrefix(line, "    ") && paragraph.Len() == 0 {
+			flush()
+			continue
+		}
+		if marker := listMarker.FindString(line); marker != "" {
+			flush()
+			trimmed = line[len(marker):]
+		}
+		paragraph.WriteString(trimmed + " ")
+	}
+	flush()
+	return found
+}
+
+// plainText returns a paragraph with each code span as one word and links as their text.
+func plainText(p string) string {
+	return linkText.ReplaceAllString(markdownCode.ReplaceAllString(p, "Code"), "$1")
+}
+
+// TestSentences is the control of TestProse.
+func TestSentences(t *testing.T) {
+	got := sentences("# Head one. Two.\n\nA b. C `d e. F` g [h\ni](x.md). It (is\nso.) Next 1.5 x\n\n| a | b. C |\n- item one:\n- item two. More.\n\n```\ncode. Code.\n```\n")
+	want := []string{"A b.", "C Code g h i.", "It (is so.)", "Next 1.5 x", "item one:", "item two.", "More."}
+	if !slices.Equal(got, want) {
+		t.Errorf("sentences are\n%q, want\n%q", got, want)
+	}
+	if len(dialect.FindAllString("It says what it gives. That is what nobody told us.", -1)) != 4 {
+		t.Error("phrases are missed")
 	}
 }

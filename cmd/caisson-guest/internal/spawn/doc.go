@@ -9,5 +9,5 @@
 // it, and the vfork suspends the spawner only.
 //
 // It works without the runtime's internals and without assembler, and costs
-// what ForkExec costs; see docs/decisions/0011-spawner-thread.md.
+// what ForkExec costs; see docs/design/guest.md#how-commands-start.
 package spawn
