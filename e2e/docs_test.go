@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -164,6 +165,65 @@ func TestDesignIsListed(t *testing.T) {
 	}
 }
 
+var (
+	nameOfTest   = regexp.MustCompile("`((?:Test|Fuzz|Benchmark)[A-Z][A-Za-z0-9_]*)`")
+	nameOfSymbol = regexp.MustCompile("`\\*?([a-z]+)\\.([A-Z][A-Za-z0-9]*(?:\\.[A-Z][A-Za-z0-9]*)?)`")
+	nameOfFile   = regexp.MustCompile("`((?:cmd|docs|e2e|examples|images|limits|loop|runner|sandbox|tools|\\.ci)/[A-Za-z0-9_./-]+)`")
+)
+
+// TestDesignNames holds the names in the chapters against the code: tests, files
+// and packages, and symbols that are written with the name of their package.
+func TestDesignNames(t *testing.T) {
+	tests, packages := map[string]bool{}, map[string][]*symbols{}
+	err := filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.IsDir() {
+			return err
+		}
+		if slices.Contains([]string{".git", "bin", "dist", "testdata"}, entry.Name()) {
+			return fs.SkipDir
+		}
+		s := readSymbols(path)
+		packages[entry.Name()] = append(packages[entry.Name()], s)
+		maps.Copy(tests, s.tests)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, page := range documents(t) {
+		if !strings.HasPrefix(page, "docs/design/") || strings.HasSuffix(page, "counts.md") {
+			continue
+		}
+		text := readDocument(t, page)
+		for _, m := range nameOfTest.FindAllStringSubmatch(text, -1) {
+			found++
+			if !tests[m[1]] {
+				t.Errorf("%s: there is no test %s", page, m[1])
+			}
+		}
+		for _, m := range nameOfFile.FindAllStringSubmatch(text, -1) {
+			found++
+			if _, err := os.Stat(filepath.Join("..", m[1])); err != nil {
+				t.Errorf("%s: %v", page, err)
+			}
+		}
+		for _, m := range nameOfSymbol.FindAllStringSubmatch(text, -1) {
+			of := packages[m[1]]
+			if of == nil {
+				continue // a name of another module
+			}
+			found++
+			if !slices.ContainsFunc(of, func(s *symbols) bool { return s.all[m[2]] }) {
+				t.Errorf("%s: package %s has no %s", page, m[1], m[2])
+			}
+		}
+	}
+	if found < 10 {
+		t.Errorf("%d names found: the patterns match too little", found)
+	}
+}
+
 // The phrases of .ci/count, which the documents avoid as the code does.
 var dialect = regexp.MustCompile(`(?i)\b(say|says|said|saying|tells?|told) (that|whether|what|how|which|why)\b|\bgives?\b|\b(is|are|was|were) what\b|\b(nobody|somebody|whoever|anybody)\b`)
 
@@ -221,7 +281,7 @@ func TestProse(t *testing.T) {
 var (
 	listMarker  = regexp.MustCompile(`^\s*(?:[-*]|[0-9]+\.)\s+`)
 	linkText    = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
-	sentenceEnd = regexp.MustCompile("[.!?]+[)\"'*_]*\\s+([A-Z0-9`\"'(*~$-])")
+	sentenceEnd = regexp.MustCompile("[.!?]+[)\"'*_]*\\s+(\\S)")
 )
 
 // sentences returns the sentences of the prose of a page: without code blocks,

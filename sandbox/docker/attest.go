@@ -92,7 +92,7 @@ func (s *session) describe(hello wire.Hello, got container.InspectResponse) sand
 	a.Runtime, a.RuntimeVersion, a.EngineVersion = got.HostConfig.Runtime, s.facts.runtime.version, s.facts.version
 	a.Image, a.ImageDigest = s.image.reference, s.image.digest
 	a.GuestSHA256 = s.guest.sha256
-	if !isGVisor(hello) { // which loads none of the host's, see docs/decisions/0021
+	if !isGVisor(hello) { // which loads none of the host's, see docs/design/limits.md#gvisor-does-not-load-it
 		a.SeccompProfile = s.seccomp.SHA256
 	}
 	a.Workspace, a.WorkspaceMode = s.work.Path, string(s.work.Mode)

@@ -161,7 +161,7 @@ func ulimits(p plan) []*units.Ulimit {
 
 // hostPIDs is the engine's limit of processes. gVisor needs two threads of the
 // host for each of the container's and some 60 for itself, and dies without;
-// see docs/decisions/0022-gvisor-limits.md.
+// see docs/design/limits.md#limits-of-a-gvisor-sandbox.
 func (p plan) hostPIDs() int64 {
 	n := p.spec.Resources.PIDs
 	if p.runtime.ownKernel() {

@@ -55,7 +55,7 @@ func kinds(k Kind) (traits, bool) {
 			// The limit itself holds inside, by RLIMIT_NPROC of the commands'
 			// uid. This is the second line: two threads of the host for each
 			// task inside, and 50 to 60 for sentry and gofer (measured,
-			// docs/decisions/0022), with room for what they need under load.
+			// docs/design/limits.md#limits-of-a-gvisor-sandbox), with room for what they need under load.
 			hostPIDs: func(n int64) int64 { return 2*n + 384 },
 		}, true
 	case Runc:

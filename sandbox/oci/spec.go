@@ -33,7 +33,7 @@ type plan struct {
 	// limits can't be had.
 	cgroup cgroupPlan
 	// seccomp is the profile; the zero value for a runtime with a kernel of
-	// its own, see docs/decisions/0021.
+	// its own, see docs/design/limits.md#gvisor-does-not-load-it.
 	seccomp harden.Seccomp
 	// ceiling is the host's hard limit of a name, which an ordinary user can't
 	// raise; -1 for none.

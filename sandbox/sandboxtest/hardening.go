@@ -180,7 +180,7 @@ func identityRows() []row {
 		},
 		{
 			setting: "seccomp",
-			decided: "gVisor loads none (docs/decisions/0021); the guest's filter is on every command everywhere",
+			decided: "gVisor loads none (docs/design/limits.md#gvisor-does-not-load-it); the guest's filter is on every command everywhere",
 			asked:   askedSeccomp,
 			inside:  checkSyscalls,
 		},
@@ -277,7 +277,7 @@ func placeRows() []row {
 }
 
 // pidsOf is the host's limit of processes for a limit of the container; see
-// docs/decisions/0022 for a kernel of its own.
+// docs/design/limits.md#limits-of-a-gvisor-sandbox for a kernel of its own.
 func (e *env) pidsOf(n int64) int64 {
 	if e.target.OwnKernel {
 		return 2*n + 384
@@ -290,7 +290,7 @@ func limitRows() []row {
 	return []row{
 		{
 			setting: "pids",
-			decided: "gVisor counts inside, by uid; the host's limit is the second line (docs/decisions/0022)",
+			decided: "gVisor counts inside, by uid; the host's limit is the second line (docs/design/limits.md#limits-of-a-gvisor-sandbox)",
 			asked: func(e *env, s Settings) error {
 				if e.target.LimitsUnenforced {
 					return nil
@@ -341,7 +341,7 @@ func limitRows() []row {
 		},
 		{
 			setting: "ulimits",
-			decided: "core 1 byte instead of 0 (docs/decisions/0100); nproc only in gVisor, which counts it for one sandbox",
+			decided: "core 1 byte instead of 0 (docs/design/limits.md#core-files); nproc only in gVisor, which counts it for one sandbox",
 			asked: func(_ *env, s Settings) error {
 				var errs []error
 				for _, l := range harden.Rlimits(r) {

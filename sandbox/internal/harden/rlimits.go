@@ -11,7 +11,7 @@ type Rlimit struct {
 // Rlimits returns the process limits of a session. The core limit is 1 byte.
 // Only with that value does the kernel neither write a core file nor run the
 // program of a core pattern that is a pipe, as root on the host. With 0 it runs
-// the program (docs/decisions/0100). There is no nproc limit because it counts
+// the program (docs/design/limits.md#core-files). There is no nproc limit because it counts
 // a UID across containers; the pids limit bounds processes.
 func Rlimits(r limits.Resources) []Rlimit {
 	return []Rlimit{
