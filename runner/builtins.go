@@ -10,8 +10,8 @@ import (
 // builtins gives the tools of every session, in the order in which models are
 // offered them.
 func (s *Session) builtins() ([]tools.Factory, error) {
-	s.exec.patches = &patchJournal{dir: s.dir, workspace: s.opts.Workspace.Path, mode: s.mode(), log: s.log}
-	all, err := file.Factories(file.Options{Reader: s.reader, Applier: s.exec, Journal: s.exec.patches, Logger: s.log})
+	s.exec.patches = &patchMarker{dir: s.dir, workspace: s.opts.Workspace.Path, mode: s.mode(), log: s.log}
+	all, err := file.Factories(file.Options{Reader: s.reader, Applier: s.exec, MarkPatch: s.exec.patches.mark, Logger: s.log})
 	if err != nil {
 		return nil, err
 	}

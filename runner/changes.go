@@ -17,8 +17,8 @@ import (
 const lookTime = 60 * time.Second
 
 // look begins to look at the workspace as it is, in the background, when the
-// sandbox begins to start. Nothing writes or executes before it has ended, and it
-// waits for what an earlier session left to be ended. It must not wait itself.
+// sandbox begins to start. Nothing writes or executes before it has ended. It must
+// not wait itself.
 func (s *Session) look(ctx context.Context) {
 	s.looking = true
 	if !s.overlaid() {
@@ -26,7 +26,6 @@ func (s *Session) look(ctx context.Context) {
 	}
 	go func() {
 		defer close(s.looked)
-		<-s.recovered
 		if s.overlaid() {
 			s.exec.unready = s.lookBelow(ctx)
 			return

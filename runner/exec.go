@@ -33,8 +33,8 @@ type executor struct {
 	after func(ctx context.Context)
 
 	images preimages
-	// patches are those that have begun and are not over.
-	patches *patchJournal
+	// patches marks the patches that are running.
+	patches *patchMarker
 	// background are the commands that outlive their calls.
 	background *backgrounds
 

@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -351,7 +350,6 @@ func TestNothingRunsInAWorkspaceThatIsNotRecorded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	close(s.recovered)
 	s.box.start()
 	<-s.looked
 	op := workspace.Op{Kind: workspace.OpWrite, Path: "made", Content: []byte("made")}
@@ -419,61 +417,6 @@ func TestNothingIsQuarantinedWhereNothingRan(t *testing.T) {
 		}
 		if b.exists("../state/sessions/" + r.Session + "/" + inventoryFile) {
 			t.Errorf("fails %v: the inventory is left", fails)
-		}
-	}
-}
-
-// TestPatchOfADeadSessionStartsTheSandbox: also where no call may need one. What
-// ending it changes is not the session's. Where no sandbox can start, the session
-// warns of the patch, and reads.
-func TestPatchOfADeadSessionStartsTheSandbox(t *testing.T) {
-	for _, fails := range []bool{false, true} {
-		dead := patchBench(t)
-		dead.dieAt(2, true)
-		dead.backend.create = func(_ context.Context, number int) error {
-			if number > 0 {
-				return sandbox.ErrUnavailable
-			}
-			return nil
-		}
-		if r, _ := dead.run(t.Context()); len(pendingPatches(r.Dir)) != 1 || dead.files()["a"] != "new\n" {
-			t.Fatalf("control: no patch was cut off: %v", dead.files())
-		}
-		b := dead.again()
-		usePolicy(t, b, "readonly")
-		s, err := Open(t.Context(), b.opts)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if fails {
-			b.backend.create = func(context.Context, int) error { return sandbox.ErrUnavailable }
-		}
-		b.backend.applying = func(_ *fakeBox, _ workspace.Op, do func() (workspace.Change, error)) (workspace.Change, error) {
-			select {
-			case <-s.looked:
-				t.Error("the workspace was looked at before the patch was ended")
-			case <-time.After(50 * time.Millisecond):
-			}
-			return do()
-		}
-		turn, err := s.Start("read")
-		if err != nil {
-			t.Fatal(err)
-		}
-		turn.Report()
-		records := b.records(s.Close())
-		want := oldFiles["a"]
-		if fails {
-			want = newFiles["a"]
-		}
-		if r := s.report; r.ExitStatus != 0 || len(r.Changed) != 0 || len(of[SandboxStarted](t, records)) != map[bool]int{false: 1}[fails] {
-			t.Errorf("fails %v: ended %d, changed %+v", fails, r.ExitStatus, r.Changed)
-		}
-		if read := resultsText(t, records); !strings.Contains(read, strings.TrimSpace(want)) {
-			t.Errorf("fails %v: its model read:\n%s", fails, read)
-		}
-		if fails != strings.Contains(warnings(t, records), "The next session on this workspace ends it") {
-			t.Errorf("fails %v: warnings:\n%s", fails, warnings(t, records))
 		}
 	}
 }

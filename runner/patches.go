@@ -1,227 +1,133 @@
 package runner
 
 import (
-	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 
-	"github.com/gofrs/flock"
-	"github.com/oklog/ulid/v2"
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/tools/file"
-	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// patchesDir is the folder, in a session's own, of its patches that are not over:
-// <ulid>.json. It is there only while there are any, so that looking for those of
-// many sessions costs little. One of a session whose process is dead was cut off;
-// one that could not be ended is renamed to end in leftSuffix, for its user.
-const (
-	patchesDir  = "patches"
-	patchSuffix = ".json"
-	leftSuffix  = ".left.json"
-)
+// patchMarkFile is the name, in a session's directory, of the file that exists
+// while apply_patch makes several changes. Where it outlives the session's
+// process, a patch was cut off.
+const patchMarkFile = "patch.json"
 
-// keptPatch is the content of such a file.
-type keptPatch struct {
-	Workspace string       `json:"workspace"`
-	Mode      string       `json:"mode"`
-	Patch     file.Pending `json:"patch"`
+// patchMark is the content of that file.
+type patchMark struct {
+	Workspace string   `json:"workspace"`
+	Mode      string   `json:"mode"`
+	Paths     []string `json:"paths"` // of the files that were being changed
 }
 
-// patchJournal keeps the patches of a session that have begun. It is safe for
-// concurrent use.
-type patchJournal struct {
+// patchMarker writes the mark of a session. It is safe for concurrent use.
+type patchMarker struct {
 	dir, workspace, mode string
 	log                  *zap.Logger
 
-	mu   sync.Mutex
-	open []string // paths
+	mu      sync.Mutex
+	started int
+	running map[int][]string // paths of the patches that have not ended
 }
 
-// Begin keeps a patch, on the disk.
-func (j *patchJournal) Begin(p file.Pending) (forget func(), err error) {
-	text, err := json.Marshal(keptPatch{Workspace: j.workspace, Mode: j.mode, Patch: p})
-	if err != nil {
-		return nil, fmt.Errorf("keep patch: %w", err)
+// mark records that a patch of paths begins. The function that it returns
+// records that the patch was done or undone.
+func (m *patchMarker) mark(paths []string) (unmark func(), err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.started++
+	number := m.started
+	if m.running == nil {
+		m.running = map[int][]string{}
 	}
-	j.mu.Lock() // nobody removes the folder meanwhile
-	defer j.mu.Unlock()
-	path := filepath.Join(j.dir, patchesDir, ulid.Make().String()+patchSuffix)
-	err = os.Mkdir(filepath.Dir(path), 0o700)
-	made := err == nil
-	if err == nil || errors.Is(err, fs.ErrExist) {
-		err = writeSynced(path, text)
+	m.running[number] = paths
+	if err := m.write(); err != nil {
+		delete(m.running, number)
+		return nil, fmt.Errorf("mark patch: %w", err)
 	}
-	if err == nil && made {
-		err = syncDir(j.dir)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("keep patch: %w", err)
-	}
-	j.open = append(j.open, path)
-	return func() { j.forget(path) }, nil
-}
-
-func (j *patchJournal) forget(path string) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if err := removePatch(path); err != nil {
-		// It is found to be over when it is looked at again.
-		j.log.Warn("forget patch", zap.Error(err))
-	}
-	j.open = slices.DeleteFunc(j.open, func(p string) bool { return p == path })
-}
-
-// removePatch removes a patch, and the folder where it was the last one.
-func removePatch(path string) error {
-	err := ignoreMissing(os.Remove(path))
-	_ = os.Remove(filepath.Dir(path)) // it may hold others
-	return err
-}
-
-// left gives the patches that are not over, the last one first.
-func (j *patchJournal) left() []string {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	out := slices.Clone(j.open)
-	slices.Reverse(out)
-	return out
-}
-
-// writeSynced makes a file that is whole or not there, whatever happens.
-func writeSynced(path string, text []byte) (err error) {
-	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(f.Name()))
+	return func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		delete(m.running, number)
+		if err := m.write(); err != nil {
+			m.log.Warn("remove the mark of a patch", zap.Error(err))
 		}
-	}()
-	_, err = f.Write(text)
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	if err := syncDir(filepath.Dir(path)); err != nil {
-		return errors.Join(err, os.Remove(path))
-	}
-	return nil
+	}, nil
 }
 
-func syncDir(path string) error {
-	dir, err := os.Open(path)
+// write replaces the file, or removes it if no patch is running.
+func (m *patchMarker) write() error {
+	path := filepath.Join(m.dir, patchMarkFile)
+	paths := m.paths()
+	if len(paths) == 0 {
+		return ignoreMissing(os.Remove(path))
+	}
+	text, err := json.Marshal(patchMark{Workspace: m.workspace, Mode: m.mode, Paths: paths})
 	if err != nil {
 		return err
 	}
-	defer dir.Close() //nolint:errcheck // nothing was written through it
-	if err := dir.Sync(); err != nil && !unsyncable(err) {
+	if err := os.WriteFile(path+".new", text, 0o600); err != nil {
 		return err
 	}
-	return nil
+	return os.Rename(path+".new", path)
 }
 
-// inside makes changes in the sandbox, for package file.
-type inside func(context.Context, workspace.Op) (workspace.Change, error)
-
-// Apply makes one change.
-func (f inside) Apply(ctx context.Context, op workspace.Op) (workspace.Change, error) {
-	return f(ctx, op)
+// paths returns the sorted paths of the patches that have not ended.
+func (m *patchMarker) paths() []string {
+	var all []string
+	for _, paths := range m.running {
+		all = append(all, paths...)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
-// endPatches ends what is left of this session's patches, in a fresh container
-// where the old one is lost.
-func (s *Session) endPatches() {
-	left := s.exec.patches.left()
-	if len(left) == 0 {
+// reportCutOffPatch warns of a patch of this session whose sandbox was lost. In
+// bind mode it removes the mark. In overlay mode the mark stays with the changes
+// that are kept; see [CutOffPatch].
+func (s *Session) reportCutOffPatch() {
+	m := s.exec.patches
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	paths := m.paths()
+	switch {
+	case len(paths) == 0:
+	case s.overlaid():
+		s.warn(cutOffNote("apply_patch", paths, "the session's diff"))
+	default:
+		s.warn(cutOffNote("apply_patch", paths, "git diff"))
+		s.removeMark(s.dir)
+	}
+}
+
+// reportCutOffPatches warns of the patches that were cut off in this workspace
+// when the process of an earlier session was killed, and removes their marks.
+func (s *Session) reportCutOffPatches() {
+	entries, err := os.ReadDir(filepath.Dir(s.dir))
+	if err != nil {
 		return
 	}
-	ctx, cancel := context.WithTimeoutCause(context.Background(), quarantineTime, errSlow)
-	defer cancel()
-	for _, path := range left {
-		s.endPatch(ctx, path, "The sandbox was lost in the middle of a patch", inside(s.changeInside))
-	}
-}
-
-// endPatchesOfTheDead ends the patches that sessions left in this workspace whose
-// process was killed, before anything else is done in it: what this one then sees
-// is all of a patch or nothing. An overlay leaves the workspace as it is, so that
-// its session only says so.
-func (s *Session) endPatchesOfTheDead(ctx context.Context) {
-	ctx, cancel := context.WithTimeoutCause(ctx, quarantineTime, errSlow)
-	defer cancel()
-	for _, path := range s.cutOff() {
-		session := filepath.Base(filepath.Dir(filepath.Dir(path)))
-		if s.overlaid() {
-			s.warn(fmt.Sprintf("The session %s was killed in the middle of a patch: what is seen here may be a part of it. The next session in bind mode ends it.", session))
+	slices.Reverse(entries) // ids sort by time
+	for _, e := range entries[:min(len(entries), inventories)] {
+		dir := filepath.Join(filepath.Dir(s.dir), e.Name())
+		mark, ok := readPatchMark(dir)
+		if !ok || mark.Workspace != s.opts.Workspace.Path || mark.Mode != string(sandbox.ModeBind) || lives(dir) {
 			continue
 		}
-		s.endPatch(ctx, path, fmt.Sprintf("The session %s was killed in the middle of a patch", session), func(ctx context.Context, op workspace.Op) (workspace.Change, error) {
-			l, err := s.box.running(ctx)
-			if err != nil {
-				return workspace.Change{}, err
-			}
-			change, err := l.box.Apply(ctx, op)
-			return change, s.box.check(l, err)
-		})
+		s.warn(cutOffNote("apply_patch of session "+e.Name(), mark.Paths, "git diff"))
+		s.removeMark(dir)
 	}
 }
 
-// endPatch ends one patch, in one process at a time, and says what became of it.
-// One that can't be ended now is left for the next session.
-func (s *Session) endPatch(ctx context.Context, path, what string, apply inside) {
-	lock := flock.New(path, flock.SetFlag(os.O_RDWR))
-	if ok, err := lock.TryLock(); err != nil || !ok {
-		return // another session is at it, or was
-	}
-	defer func() { _ = lock.Close() }() // nothing was written through it
-	kept, err := readPatch(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return
-	}
-	if err != nil {
-		s.warn(fmt.Sprintf("%s, and what it was can't be read: %v. Look at the workspace.", what, err))
-		s.settle(os.Rename(path, strings.TrimSuffix(path, patchSuffix)+leftSuffix))
-		return
-	}
-	done, err := file.Recover(ctx, s.reader, apply, kept.Patch)
-	switch {
-	case err != nil:
-		s.log.Warn("end patch", zap.Error(err))
-		s.warn(what + ", and some of its files may be changed and others not. The next session on this workspace ends it.")
-		return
-	case done.Outcome == file.Left:
-		aside := strings.TrimSuffix(path, patchSuffix) + leftSuffix
-		s.warn(fmt.Sprintf("%s. It is left part done, because somebody went on with its files or one of them can't be changed: %s. What they held before it is in %s, in base64.",
-			what, listedNames(done.Notes), aside))
-		s.settle(os.Rename(path, aside))
-		return
-	case len(done.Changed) == 0: // it had not begun, or was over
-	case done.Outcome == file.Undone:
-		s.warn(fmt.Sprintf("%s. It was undone: every file is as it was before the patch; %s had been changed.", what, listedNames(done.Changed)))
-	default:
-		s.warn(fmt.Sprintf("%s. It was completed: what was missing were deletes of %s.", what, listedNames(done.Changed)))
-	}
-	s.exec.patches.forget(path)
-}
-
-// settle logs what could not be done about a patch that is over.
-func (s *Session) settle(err error) {
-	if err != nil {
-		s.log.Warn("forget patch", zap.Error(err))
+func (s *Session) removeMark(dir string) {
+	if err := ignoreMissing(os.Remove(filepath.Join(dir, patchMarkFile))); err != nil {
+		s.log.Warn("remove the mark of a patch", zap.Error(err))
 	}
 }
 
@@ -229,80 +135,44 @@ func (s *Session) settle(err error) {
 // record.
 func (s *Session) warn(message string) { _ = s.journal.write(Warning{Message: message}) }
 
-// listedNames lists the first few.
-func listedNames(names []string) string {
-	const most = 20
-	if over := len(names) - most; over > 0 {
-		return strings.Join(names[:most], ", ") + fmt.Sprintf(" and %d more", over)
-	}
-	return strings.Join(names, ", ")
-}
-
-func readPatch(path string) (keptPatch, error) {
-	var p keptPatch
-	text, err := os.ReadFile(path)
-	if err == nil {
-		err = json.Unmarshal(text, &p)
-	}
-	return p, err
-}
-
-// cutOff lists the patches in this workspace that sessions left whose process is
-// dead, the last one first.
-func (s *Session) cutOff() []string {
-	folders, err := os.ReadDir(filepath.Dir(s.dir))
-	if err != nil {
-		return nil
-	}
-	slices.Reverse(folders) // ids sort by time
-	var out []string
-	for _, folder := range folders[:min(len(folders), inventories)] {
-		dir := filepath.Join(filepath.Dir(s.dir), folder.Name())
-		found := pendingPatches(dir)
-		if len(found) == 0 || lives(dir) {
-			continue
-		}
-		for _, path := range slices.Backward(found) {
-			p, err := readPatch(path)
-			if err == nil && p.Workspace == s.opts.Workspace.Path && p.Mode == string(sandbox.ModeBind) {
-				out = append(out, path)
-			}
-		}
-	}
-	return out
-}
-
-// pendingPatches lists the patches in a session's folder that are not over.
-func pendingPatches(dir string) []string {
-	entries, err := os.ReadDir(filepath.Join(dir, patchesDir))
-	if err != nil {
-		return nil
-	}
-	var found []string
-	for _, e := range entries {
-		if strings.HasSuffix(e.Name(), patchSuffix) && !strings.HasSuffix(e.Name(), leftSuffix) {
-			found = append(found, filepath.Join(dir, patchesDir, e.Name()))
-		}
-	}
-	return found
-}
-
-// CutOffPatch says whether a session, whose process is dead, ended in the middle
-// of a patch and nobody has ended that since.
-func CutOffPatch(stateDir, session string) bool {
+// CutOffPatch returns a note about the patch that was cut off when the process
+// of a session in overlay mode was killed, or "".
+func CutOffPatch(stateDir, session string) string {
 	dir := SessionDir(stateDir, session)
-	return len(pendingPatches(dir)) > 0 && !lives(dir)
+	mark, ok := readPatchMark(dir)
+	if !ok || lives(dir) {
+		return ""
+	}
+	return cutOffNote("apply_patch", mark.Paths, "the diff")
 }
 
-// waitsInWorkspace says whether a patch in a session's folder is to be ended in a
-// workspace that is still there.
-func waitsInWorkspace(dir string) bool {
-	return slices.ContainsFunc(pendingPatches(dir), func(path string) bool {
-		p, err := readPatch(path)
-		if err != nil || p.Mode != string(sandbox.ModeBind) {
-			return false
-		}
-		_, err = os.Stat(p.Workspace)
-		return err == nil
-	})
+// cutOffNote returns a note that names the first of the paths.
+func cutOffNote(what string, paths []string, check string) string {
+	const most = 20
+	list := strings.Join(paths[:min(len(paths), most)], ", ")
+	if more := len(paths) - most; more > 0 {
+		list += fmt.Sprintf(" and %d more", more)
+	}
+	return fmt.Sprintf("%s was cut off while changing %s: check them with %s", what, list, check)
+}
+
+// readPatchMark reads the mark in a session's directory, if there is one.
+func readPatchMark(dir string) (patchMark, bool) {
+	var mark patchMark
+	text, err := os.ReadFile(filepath.Join(dir, patchMarkFile))
+	if err != nil || json.Unmarshal(text, &mark) != nil {
+		return patchMark{}, false
+	}
+	return mark, true
+}
+
+// hasUnreportedPatch reports whether the next session on a workspace that still
+// exists has to warn of a patch that the session in dir left.
+func hasUnreportedPatch(dir string) bool {
+	mark, ok := readPatchMark(dir)
+	if !ok || mark.Mode != string(sandbox.ModeBind) {
+		return false
+	}
+	_, err := os.Stat(mark.Workspace)
+	return err == nil
 }

@@ -3,11 +3,10 @@
 package runner
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -34,10 +33,7 @@ func patchBench(t *testing.T) *bench {
 	return b
 }
 
-var (
-	oldFiles = map[string]string{"a": "old\n", "b": "old\n", "gone": "old\n"}
-	newFiles = map[string]string{"a": "new\n", "b": "new\n", "n": "new\n"}
-)
+var oldFiles = map[string]string{"a": "old\n", "b": "old\n", "gone": "old\n"}
 
 func (b *bench) files() map[string]string {
 	b.t.Helper()
@@ -102,201 +98,185 @@ func (b *bench) again() *bench {
 	return &next
 }
 
-// TestPatchWhoseSandboxIsLost kills the sandbox at each moment of a patch: at the
-// session's end all files are old or all are new, and the records say which. Where
-// no other sandbox can be had, the session says so, keeps the patch, and the next
-// one ends it before its model reads anything. That is the control too: until
-// then some files are old and some new.
+// cutOffNotes returns the warnings about patches, in order.
+func cutOffNotes(t *testing.T, records []Record) []string {
+	t.Helper()
+	var notes []string
+	for _, w := range of[Warning](t, records) {
+		if strings.Contains(w.Message, "apply_patch") {
+			notes = append(notes, w.Message)
+		}
+	}
+	return notes
+}
+
+// TestPatchWhoseSandboxIsLost kills the sandbox at each moment of a patch: the
+// session itself reports it, and changes nothing more. The control is a patch that
+// is not cut off.
 func TestPatchWhoseSandboxIsLost(t *testing.T) {
-	mixed := 0
-	for step := 1; step <= patchSteps; step++ {
+	for step := range patchSteps + 1 {
 		for _, after := range []bool{false, true} {
-			want, outcome := oldFiles, "It was undone"
-			switch {
-			case step == 1 && !after:
-				outcome = "" // nothing had been done
-			case step == patchSteps && after:
-				want, outcome = newFiles, ""
-			case step == patchSteps, step == patchSteps-1 && after: // only the delete is missing
-				want, outcome = newFiles, "It was completed"
-			}
 			t.Run(fmt.Sprintf("%d after %v", step, after), func(t *testing.T) {
 				b := patchBench(t)
 				b.dieAt(step, after)
 				r, records := b.run(t.Context())
-				if r.ExitStatus != ExitSandboxLost {
-					t.Errorf("exit status %d", r.ExitStatus)
+				want, status := []string{"apply_patch was cut off while changing a, b, gone, n: check them with git diff"}, ExitSandboxLost
+				if step == 0 {
+					want, status = nil, 0
 				}
-				if d := cmp.Diff(want, b.files()); d != "" {
-					t.Errorf("files (-want +got):\n%s", d)
+				if d := cmp.Diff(want, cutOffNotes(t, records)); d != "" || r.ExitStatus != status {
+					t.Errorf("exit status %d, notes (-want +got):\n%s", r.ExitStatus, d)
 				}
-				said := warnings(t, records)
-				if !strings.Contains(said, outcome) || outcome == "" && strings.Contains(said, "patch") {
-					t.Errorf("warnings:\n%s", said)
+				if _, ok := readPatchMark(r.Dir); ok {
+					t.Error("the mark is left")
 				}
-				if _, err := os.Lstat(filepath.Join(r.Dir, patchesDir)); !errors.Is(err, os.ErrNotExist) {
-					t.Errorf("the folder of patches is left: %v", err)
-				}
-			})
-			t.Run(fmt.Sprintf("%d after %v, for good", step, after), func(t *testing.T) {
-				b := patchBench(t)
-				b.dieAt(step, after)
-				b.backend.create = func(_ context.Context, number int) error {
-					if number > 0 {
-						return errors.New("the engine is gone")
-					}
-					return nil
-				}
-				r, records := b.run(t.Context())
-				if said := warnings(t, records); !strings.Contains(said, "The next session on this workspace ends it") {
-					t.Errorf("warnings:\n%s", said)
-				}
-				if len(pendingPatches(r.Dir)) != 1 {
-					t.Fatalf("kept: %v", pendingPatches(r.Dir))
-				}
-				if f := b.files(); cmp.Diff(oldFiles, f) != "" && cmp.Diff(newFiles, f) != "" {
-					mixed++
-				}
-				next := b.again()
-				_, records = next.run(t.Context())
-				if d := cmp.Diff(want, b.files()); d != "" {
-					t.Errorf("files after the next session (-want +got):\n%s", d)
-				}
-				if said := warnings(t, records); !strings.Contains(said, outcome) {
-					t.Errorf("warnings of the next session:\n%s", said)
-				}
-				if read := resultsText(t, records); !strings.Contains(read, strings.TrimSpace(want["a"])) {
-					t.Errorf("its model read:\n%s", read)
-				}
-				if left := pendingPatches(r.Dir); len(left) > 0 {
-					t.Errorf("left: %v", left)
+				if _, records := b.again().run(t.Context()); len(cutOffNotes(t, records)) > 0 {
+					t.Errorf("reported again: %q", cutOffNotes(t, records))
 				}
 			})
 		}
 	}
-	if mixed < 4 {
-		t.Errorf("control: %d patches were part done", mixed)
+}
+
+// leaveMark leaves the mark of a patch in the directory of another session, whose
+// process is dead.
+func (b *bench) leaveMark(mark patchMark) (session, dir string) {
+	b.t.Helper()
+	session = "ses_00000000000000000000000000"
+	dir = SessionDir(filepath.Join(filepath.Dir(b.dir), "state"), session)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		b.t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, LogFile), nil, 0o600); err != nil {
+		b.t.Fatal(err)
+	}
+	m := &patchMarker{dir: dir, workspace: mark.Workspace, mode: mark.Mode}
+	if _, err := m.mark(mark.Paths); err != nil {
+		b.t.Fatal(err)
+	}
+	return session, dir
+}
+
+// TestPatchOfADeadSession: the next session on the workspace, in either mode,
+// reports the patch once, without a sandbox.
+func TestPatchOfADeadSession(t *testing.T) {
+	for name, overlaid := range map[string]bool{"bind": false, "overlay": true} {
+		t.Run(name, func(t *testing.T) {
+			b := patchBench(t)
+			session, dir := b.leaveMark(patchMark{Workspace: b.opts.Workspace.Path, Mode: "bind", Paths: []string{"x", "y"}})
+			next := b.again()
+			if overlaid {
+				next.overlaid()
+			}
+			usePolicy(t, next, "readonly")
+			_, records := next.run(t.Context())
+			want := []string{"apply_patch of session " + session + " was cut off while changing x, y: check them with git diff"}
+			if d := cmp.Diff(want, cutOffNotes(t, records)); d != "" || len(of[SandboxStarted](t, records)) > 0 {
+				t.Errorf("notes (-want +got):\n%s", d)
+			}
+			if _, ok := readPatchMark(dir); ok {
+				t.Error("the mark is left")
+			}
+			if d := cmp.Diff(oldFiles, b.files()); d != "" {
+				t.Errorf("files (-want +got):\n%s", d)
+			}
+			if _, records := next.again().run(t.Context()); len(cutOffNotes(t, records)) > 0 {
+				t.Errorf("reported again: %q", cutOffNotes(t, records))
+			}
+		})
 	}
 }
 
-// resultsText is what the model was answered.
-func resultsText(t *testing.T, records []Record) string {
-	t.Helper()
-	var b strings.Builder
-	for _, m := range of[Message](t, records) {
-		for _, block := range m.Blocks {
-			if block.ToolResult != nil {
-				for _, c := range block.ToolResult.Content {
-					b.WriteString(c.Text)
+// TestPatchOfAnother: a patch of a session that lives, of another workspace, or in
+// the layers of an overlay, is not reported here. The marks stay.
+func TestPatchOfAnother(t *testing.T) {
+	for name, change := range map[string]func(t *testing.T, mark *patchMark){
+		"it lives":          func(*testing.T, *patchMark) {},
+		"another workspace": func(t *testing.T, mark *patchMark) { mark.Workspace = t.TempDir() },
+		"an overlay":        func(_ *testing.T, mark *patchMark) { mark.Mode = "overlay" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := patchBench(t)
+			mark := patchMark{Workspace: b.opts.Workspace.Path, Mode: "bind", Paths: []string{"x"}}
+			change(t, &mark)
+			session, dir := b.leaveMark(mark)
+			state := filepath.Join(filepath.Dir(b.dir), "state")
+			if note := CutOffPatch(state, session); note != "apply_patch was cut off while changing x: check them with the diff" {
+				t.Errorf("control: the note of a dead session is %q", note)
+			}
+			if name == "it lives" {
+				log, err := os.Open(filepath.Join(dir, LogFile))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer log.Close()
+				if err := hold(log); err != nil {
+					t.Fatal(err)
+				}
+				if note := CutOffPatch(state, session); note != "" {
+					t.Errorf("the note of a living session is %q", note)
 				}
 			}
-		}
+			_, records := b.again().run(t.Context())
+			if _, ok := readPatchMark(dir); !ok || len(cutOffNotes(t, records)) > 0 {
+				t.Errorf("mark %v, notes %q", ok, cutOffNotes(t, records))
+			}
+		})
 	}
-	return b.String()
 }
 
-// TestPatchIsLeftToItsOwner: a patch of a session that lives, of another
-// workspace, or whose files somebody worked on since, is not touched.
-func TestPatchIsLeftToItsOwner(t *testing.T) {
-	cutOff := func(t *testing.T) (*bench, string) {
-		b := patchBench(t)
-		b.dieAt(3, false)
-		b.backend.create = func(_ context.Context, number int) error {
-			if number > 0 {
-				return errors.New("the engine is gone")
-			}
-			return nil
-		}
-		r, _ := b.run(t.Context())
-		return b, r.Dir
-	}
-	part := map[string]string{"a": "new\n", "b": "new\n", "gone": "old\n"}
-
-	t.Run("it lives", func(t *testing.T) {
-		b, dir := cutOff(t)
-		next := b.again()
-		log, err := os.Open(filepath.Join(dir, LogFile))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer log.Close()
-		if err := hold(log); err != nil {
-			t.Fatal(err)
-		}
-		next.run(t.Context())
-		if d := cmp.Diff(part, b.files()); d != "" {
-			t.Errorf("files (-want +got):\n%s", d)
-		}
-	})
-	t.Run("another workspace", func(t *testing.T) {
-		b, dir := cutOff(t)
-		next := b.again()
-		other := filepath.Join(t.TempDir(), "other")
-		if err := os.Mkdir(other, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		w, err := OpenWorkspace(other, Protected{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer w.Close()
-		next.opts.Workspace = w
-		next.run(t.Context())
-		if d := cmp.Diff(part, b.files()); d != "" || len(pendingPatches(dir)) != 1 {
-			t.Errorf("%v; files (-want +got):\n%s", pendingPatches(dir), d)
-		}
-	})
-	t.Run("somebody went on", func(t *testing.T) {
-		b, dir := cutOff(t)
-		b.file("b", "somebody's\n")
-		_, records := b.again().run(t.Context())
-		if d := cmp.Diff(map[string]string{"a": "new\n", "b": "somebody's\n", "gone": "old\n"}, b.files()); d != "" {
-			t.Errorf("files (-want +got):\n%s", d)
-		}
-		said := warnings(t, records)
-		aside, err := filepath.Glob(filepath.Join(dir, patchesDir, "*"+leftSuffix))
-		if err != nil || len(aside) != 1 || len(pendingPatches(dir)) > 0 {
-			t.Fatalf("aside %v, %v", aside, err)
-		}
-		for _, want := range []string{"left part done", "a is as the patch makes it", "b is neither", "n is as it was", aside[0]} {
-			if !strings.Contains(said, want) {
-				t.Errorf("the warnings lack %q:\n%s", want, said)
-			}
-		}
-		if kept, err := readPatch(aside[0]); err != nil || string(kept.Patch.Files[0].Before) != "old\n" {
-			t.Errorf("what it held is not there: %+v, %v", kept, err)
-		}
-	})
-}
-
-// TestPatchInAnOverlay: one that is cut off is undone in the layers, by a fresh
-// sandbox on them. A session of an overlay leaves what others left in the folder.
+// TestPatchInAnOverlay: a patch that is cut off in the layers is reported by its
+// session, and to whoever looks at the changes that it keeps.
 func TestPatchInAnOverlay(t *testing.T) {
 	b := patchBench(t).overlaid()
 	b.dieAt(2, true)
 	r, records := b.run(t.Context())
-	if said := warnings(t, records); !strings.Contains(said, "It was undone") {
-		t.Errorf("warnings:\n%s", said)
+	want := []string{"apply_patch was cut off while changing a, b, gone, n: check them with the session's diff"}
+	if d := cmp.Diff(want, cutOffNotes(t, records)); d != "" {
+		t.Errorf("notes (-want +got):\n%s", d)
 	}
-	if len(r.Changed) > 0 || r.Overlay == nil || cmp.Diff(oldFiles, b.files()) != "" {
-		t.Errorf("changed: %+v, %+v; files %v", r.Changed, r.Overlay, b.files())
+	if err := b.opts.Folder.Close(); err != nil {
+		t.Fatal(err)
 	}
+	if note := CutOffPatch(filepath.Join(filepath.Dir(b.dir), "state"), r.Session); !strings.Contains(note, "changing a, b, gone, n") {
+		t.Errorf("the note of its changes is %q", note)
+	}
+}
 
-	b = patchBench(t)
-	b.dieAt(3, false)
-	b.backend.create = func(_ context.Context, number int) error {
-		if number > 0 {
-			return errors.New("the engine is gone")
+// TestPatchMarks: patches that run at the same time share a mark, which goes with
+// the last of them. A mark that can't be written is an error.
+func TestPatchMarks(t *testing.T) {
+	m := &patchMarker{dir: t.TempDir(), workspace: "/w", mode: "bind"}
+	begin := func(paths ...string) (unmark func()) {
+		t.Helper()
+		unmark, err := m.mark(paths)
+		if err != nil {
+			t.Fatal(err)
 		}
-		return nil
+		return unmark
 	}
-	r, _ = b.run(t.Context())
-	part := b.files()
-	_, records = b.again().overlaid().run(t.Context())
-	if said := warnings(t, records); !strings.Contains(said, "The next session in bind mode ends it") {
-		t.Errorf("warnings:\n%s", said)
+	wantPaths := func(want ...string) {
+		t.Helper()
+		if mark, _ := readPatchMark(m.dir); !slices.Equal(mark.Paths, want) {
+			t.Errorf("the mark has %q, want %q", mark.Paths, want)
+		}
 	}
-	if diff := cmp.Diff(part, b.files()); diff != "" || len(pendingPatches(r.Dir)) != 1 {
-		t.Errorf("%v; files (-before +after):\n%s", pendingPatches(r.Dir), diff)
+	first := begin("b", "a")
+	wantPaths("a", "b")
+	second := begin("c", "a")
+	wantPaths("a", "b", "c")
+	first()
+	wantPaths("a", "c")
+	second()
+	wantPaths()
+	if left, err := os.ReadDir(m.dir); err != nil || len(left) > 0 {
+		t.Errorf("left %v, %v", left, err)
+	}
+	m.dir = filepath.Join(m.dir, "missing")
+	if _, err := m.mark([]string{"a"}); err == nil {
+		t.Error("no error in a directory that is missing")
+	}
+	if note := cutOffNote("x", strings.Fields(strings.Repeat("p ", 22)), "y"); !strings.HasSuffix(note, "p, p and 2 more: check them with y") {
+		t.Error(note)
 	}
 }

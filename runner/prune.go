@@ -189,8 +189,8 @@ func prunable(stateDir, dir string) (release func(), err error) {
 	if inside, err := os.ReadDir(filepath.Join(dir, sandboxDir)); len(inside) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, notPrunedError("its sandbox is not gone: caisson sandbox gc removes it")
 	}
-	if waitsInWorkspace(dir) {
-		return nil, notPrunedError("a patch of it was cut off: the next session on its workspace ends it")
+	if hasUnreportedPatch(dir) {
+		return nil, notPrunedError("a patch of it was cut off: the next session on its workspace reports it")
 	}
 	if _, err := os.Lstat(filepath.Join(dir, overlayDir)); errors.Is(err, fs.ErrNotExist) {
 		return func() { _ = log.Close() }, nil

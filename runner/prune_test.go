@@ -224,7 +224,7 @@ func TestPruneLeavesWhole(t *testing.T) {
 			write(t, filepath.Join(state, "journal", filepath.Base(dir)+".json"), "{}")
 		}, "its sandbox is not gone: caisson sandbox gc removes it"},
 		"one with a patch that was cut off": {func(t *testing.T, _, dir string) {
-			write(t, filepath.Join(dir, patchesDir, "x.json"), fmt.Sprintf(`{"workspace":%q,"mode":"bind"}`, t.TempDir()))
+			write(t, filepath.Join(dir, patchMarkFile), fmt.Sprintf(`{"workspace":%q,"mode":"bind"}`, t.TempDir()))
 		}, "a patch of it was cut off"},
 		"one whose changes can't be read": {func(t *testing.T, _, dir string) {
 			write(t, filepath.Join(dir, overlayDir, "base.json"), "no JSON\n")

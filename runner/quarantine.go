@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"go.uber.org/zap"
 
@@ -22,8 +21,6 @@ const (
 	// each command: 1 µs an entry on two quiet cores and 10 on busy ones
 	// (BenchmarkSnapshot), so less than what a command costs.
 	cheapEntries = 1000
-	// quarantineTime bounds what must still be done inside after the turns.
-	quarantineTime = 60 * time.Second
 	// maxNoted bounds the renames that are listed, and those that failed; beyond
 	// it they are counted.
 	maxNoted = 1000

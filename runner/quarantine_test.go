@@ -238,7 +238,6 @@ func TestWhatAKilledSessionLeftIsNamed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	close(s.recovered)
 	s.look(t.Context())
 	<-s.looked
 	held := filepath.Join(s.dir, inventoryFile)

@@ -25,7 +25,6 @@ const evilConfig = "[core]\n\tfsmonitor = touch FIRED\n"
 func (b *bench) looked() *Session {
 	b.t.Helper()
 	s := b.opened()
-	close(s.recovered)
 	if _, err := s.exec.begin(b.t.Context()); err != nil {
 		b.t.Fatal(err)
 	}

@@ -104,7 +104,7 @@ func (s *Session) finish(out loop.Outcome, cause error) Report {
 		stop()
 	}
 	s.drain()
-	s.endPatches()
+	s.reportCutOffPatch()
 	s.quarantineAll()
 	s.box.close()
 	r := Report{

@@ -74,9 +74,6 @@ type Session struct {
 	stopLook context.CancelCauseFunc
 	lookers  sync.WaitGroup
 
-	// recovered is closed when the patches of dead sessions are undone or
-	// completed: only then is the workspace in its initial state.
-	recovered chan struct{}
 	// before is the workspace as it was when the sandbox began to start; looked
 	// is closed when it is taken, and looking is set while it is.
 	before  *snapshot
@@ -140,7 +137,7 @@ func open(ctx context.Context, o Options) (_ *Session, err error) {
 	}
 	s := &Session{
 		opts: o, user: o.User, begun: time.Now(), dir: o.Folder.Dir, log: o.Folder.Log,
-		recovered: make(chan struct{}), looked: make(chan struct{}), finished: make(chan struct{}),
+		looked: make(chan struct{}), finished: make(chan struct{}),
 	}
 	if s.breaker, err = limits.NewSessionBreaker(o.SessionBudget, nil); err != nil {
 		return nil, &Error{Status: ExitConfig, Problem: Problem{Cause: "session " + err.Error(), Mend: "Change the session's limits."}, Err: err}

@@ -141,11 +141,9 @@ func (s *Session) mayNeedSandbox() bool {
 	return !s.opts.SandboxOnDemand && s.opts.Policy.AllowsSandboxed(s.tools.Definitions(), s.opts.Workspace.Path)
 }
 
-// awake starts what lives beside the turns. It starts the sandbox, and waits for
-// it, only where an earlier session left a patch to be ended.
+// awake starts what lives beside the turns.
 func (s *Session) awake() {
-	s.endPatchesOfTheDead(s.ctx)
-	close(s.recovered)
+	s.reportCutOffPatches()
 	s.stop = append(s.stop, s.takeCommands(s.ctx), s.exec.background.close)
 }
 

@@ -70,8 +70,8 @@ func openKept(d deps, env environ, session, workspace string) (_ *keptChanges, e
 			return nil, err
 		}
 	}
-	if runner.CutOffPatch(state, k.layers.Info().Session) {
-		fmt.Fprintln(d.stderr, "! the session was killed in the middle of a patch: some of its files may be changed and others not")
+	if note := runner.CutOffPatch(state, k.layers.Info().Session); note != "" {
+		fmt.Fprintln(d.stderr, "! "+note)
 	}
 	return k, k.workspace.CheckOwner(*s.conf.AcceptRunnerAsOwner)
 }

@@ -20,12 +20,11 @@ const undoTime = 20 * time.Second
 type patchApplier struct {
 	reader workspace.View
 	apply  applier
-	// journal is nil where there is none.
-	journal journal
+	mark   func(paths []string) (unmark func(), err error) // see Options.MarkPatch
 }
 
 func applyPatch(o Options) tools.Factory {
-	return func() tools.Tool { return &patchApplier{reader: o.Reader, apply: o.Applier, journal: o.Journal} }
+	return func() tools.Tool { return &patchApplier{reader: o.Reader, apply: o.Applier, mark: o.MarkPatch} }
 }
 
 // Definition describes the tool.
@@ -130,8 +129,7 @@ func (a *patchApplier) plan(ctx context.Context, call *tools.Call) (*plan, error
 
 // Execute makes all changes of the patch, or none: if one fails, those before
 // it are undone, and what could not be is in the error and the Output. Each is
-// done to the very content that the patch was worked out on. A patch of several
-// changes is in the journal until it is done or undone.
+// done to the very content that the patch was worked out on.
 func (a *patchApplier) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	p, err := a.plan(ctx, call)
 	if err != nil {
@@ -140,7 +138,7 @@ func (a *patchApplier) Execute(ctx context.Context, call *tools.Call) (tools.Out
 	if call.Projected != "" && call.Projected != p.state() {
 		return tools.Output{}, refuse(string(workspace.KindConflict), "A file of the patch has changed since the patch was shown; read it again. Nothing was changed.")
 	}
-	forget, err := a.begin(p)
+	unmark, err := a.markPatch(p)
 	if err != nil {
 		return tools.Output{}, err
 	}
@@ -149,27 +147,26 @@ func (a *patchApplier) Execute(ctx context.Context, call *tools.Call) (tools.Out
 		if _, err := a.apply.Apply(ctx, s.do); err != nil {
 			out, over, err := a.undo(ctx, p, steps[:i+1], err)
 			if over {
-				forget()
+				unmark()
 			}
 			return out, err
 		}
 	}
-	forget()
+	unmark()
 	return p.output(), nil
 }
 
-// begin keeps the patch in the journal. One change alone is done or not, and
-// needs none.
-func (a *patchApplier) begin(p *plan) (forget func(), err error) {
-	if a.journal == nil || len(p.steps()) < 2 {
+// markPatch calls the function of Options.MarkPatch. A single change is done or
+// not, so it needs no mark.
+func (a *patchApplier) markPatch(p *plan) (unmark func(), err error) {
+	if a.mark == nil || len(p.steps()) < 2 {
 		return func() {}, nil
 	}
-	p.temp = newTemp()
-	forget, err = a.journal.Begin(p.pending())
+	unmark, err = a.mark(p.changedPaths())
 	if err != nil {
 		return nil, fmt.Errorf("apply patch: nothing was changed: %w", err)
 	}
-	return forget, nil
+	return unmark, nil
 }
 
 // undo takes back the steps, of which the last one failed, the last one first.
@@ -183,9 +180,6 @@ func (a *patchApplier) undo(parent context.Context, p *plan, steps []step, cause
 	defer cancel()
 	_, answered := errors.AsType[*workspace.Error](cause)
 	lost := gone(cause)
-	if !answered {
-		lost = gone(p.clear(ctx, a.apply)) || lost
-	}
 	for i, s := range slices.Backward(steps) {
 		if answered && i == len(steps)-1 {
 			continue // it was refused, so nothing was done

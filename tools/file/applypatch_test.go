@@ -484,6 +484,56 @@ func TestApplyPatchSaysWhatItLeft(t *testing.T) {
 	}
 }
 
+// TestApplyPatchMarks: a patch of several changes is marked with its paths before
+// the first of them, and the mark is removed when the patch is done or undone, but
+// not if the sandbox is lost. A single change has no mark. Nothing is changed if
+// the mark can't be made.
+func TestApplyPatchMarks(t *testing.T) {
+	errFull := errors.New("no space")
+	two := patchOf("*** Update File: a", "@@", "-x", "+y", "*** Add File: odd\tname", "+1")
+	paths := []string{"a", `"odd\tname"`}
+	for name, tc := range map[string]struct {
+		patch         string
+		fault, refuse error
+		marked        []string
+		left          bool
+	}{
+		"done":            {patch: two, marked: paths},
+		"undone":          {patch: two, marked: paths, fault: &workspace.Error{Kind: workspace.KindNoSpace, Path: "n"}},
+		"no sandbox":      {patch: two, marked: paths, fault: fmt.Errorf("%w: gone", tools.ErrSandboxLost), left: true},
+		"a single change": {patch: patchOf("*** Add File: one", "+1")},
+		"no mark":         {patch: two, marked: paths, refuse: errFull},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			f.file("a", "x\n")
+			before := f.files()
+			s := &faulty{sandbox: f.sandbox, at: 2, err: tc.fault, stuck: tc.left}
+			var marked []string
+			removed := false
+			mark := func(paths []string) (func(), error) {
+				marked = paths
+				if d := cmp.Diff(before, f.files()); d != "" {
+					t.Errorf("changed before the mark:\n%s", d)
+				}
+				return func() { removed = true }, tc.refuse
+			}
+			raw, err := json.Marshal(object{"patch": tc.patch})
+			f.must(err)
+			_, err = (&patchApplier{reader: f.reader, apply: s, mark: mark}).Execute(t.Context(), &tools.Call{Input: raw})
+			if want := errors.Join(tc.fault, tc.refuse); (err == nil) != (want == nil) || tc.refuse != nil && !errors.Is(err, tc.refuse) {
+				t.Errorf("error %v, want %v", err, want)
+			}
+			if !slices.Equal(marked, tc.marked) || removed != (marked != nil && !tc.left && tc.refuse == nil) {
+				t.Errorf("marked %q, removed %v", marked, removed)
+			}
+			if d := cmp.Diff(before, f.files()); tc.refuse != nil && d != "" {
+				t.Errorf("changed without a mark:\n%s", d)
+			}
+		})
+	}
+}
+
 // TestApplyPatchDoesNotClobber: what somebody else wrote meanwhile is neither
 // overwritten by the patch nor by its undoing.
 func TestApplyPatchDoesNotClobber(t *testing.T) {

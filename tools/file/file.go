@@ -26,8 +26,11 @@ type Options struct {
 	Reader workspace.View
 	// Applier makes changes; nil leaves out the tools that make them.
 	Applier applier
-	// Journal keeps patches that have begun; nil keeps none.
-	Journal journal
+	// MarkPatch, if set, is called with the paths of a patch, as they are shown, before the first of
+	// its changes, unless it has only one change. If it fails nothing is changed.
+	// Unmark is called when the patch is done or undone, or when the model is told
+	// what is left of it, but not if the sandbox is lost: then the patch is cut off.
+	MarkPatch func(paths []string) (unmark func(), err error)
 	// Logger gets what is not an answer to the model; nil discards.
 	Logger *zap.Logger
 }

@@ -57,7 +57,6 @@ type plan struct {
 	targets []*target
 	byPath  map[string]*target
 	bytes   int
-	temp    string // see workspace.Op; "" is the Writer's choice
 }
 
 // newPlan works a patch out. Nothing is changed, and nothing will be unless all
@@ -79,6 +78,17 @@ func (t *target) changes() bool { return t.before.sum != t.after.sum || t.from !
 
 // moved says that a path is one end of a move, and can be named no more.
 func (t *target) moved() bool { return t.from != "" || t.to != "" }
+
+// changedPaths returns the paths that the plan changes, as they are shown.
+func (p *plan) changedPaths() []string {
+	var paths []string
+	for _, t := range p.targets {
+		if t.changes() {
+			paths = append(paths, shown(t.path))
+		}
+	}
+	return paths
+}
 
 func (p *plan) add(ctx context.Context, r workspace.View, s section) error {
 	t, err := p.target(ctx, r, s.path)
@@ -266,8 +276,8 @@ func (p *plan) steps() []step {
 	var steps, deletes []step
 	for _, t := range p.targets {
 		write := step{
-			do:   workspace.Op{Kind: workspace.OpWrite, Path: t.path, Content: t.after.content, IfSHA256: t.before.sum, Temp: p.temp},
-			undo: workspace.Op{Kind: workspace.OpWrite, Path: t.path, Content: t.before.content, IfSHA256: t.after.sum, Temp: p.temp},
+			do:   workspace.Op{Kind: workspace.OpWrite, Path: t.path, Content: t.after.content, IfSHA256: t.before.sum},
+			undo: workspace.Op{Kind: workspace.OpWrite, Path: t.path, Content: t.before.content, IfSHA256: t.after.sum},
 		}
 		switch {
 		case t.to != "" && !t.renamed():

@@ -1,8 +1,6 @@
 package workspace
 
 import (
-	"crypto/rand"
-	"strings"
 	"unicode/utf8"
 )
 
@@ -50,30 +48,6 @@ type Op struct {
 	// the change ("" asks nothing; "absent" asks that there is none): what a
 	// person approved against a diff is not done to another content.
 	IfSHA256 string `json:"if_sha256,omitempty"`
-	// Temp is in the name of the temporary file of a write, an append or a patch
-	// (see [TempName]), so that the caller can delete the file where whoever made
-	// it was killed: at most [MaxTemp] letters and digits that nobody can guess.
-	// "" lets the Writer choose.
-	Temp string `json:"temp,omitempty"`
-}
-
-// MaxTemp bounds Op.Temp, in bytes.
-const MaxTemp = 64
-
-// TempName is the name of a temporary file, which lies in the folder of the file
-// that it is to replace.
-func TempName(temp string) string { return ".caisson-" + temp + ".tmp" }
-
-// temp gives the name of the operation's temporary file.
-func (op Op) temp() (string, error) {
-	if op.Temp == "" {
-		return TempName(rand.Text()), nil
-	}
-	plain := func(r rune) bool { return r >= '0' && r <= '9' || r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z' }
-	if len(op.Temp) > MaxTemp || strings.ContainsFunc(op.Temp, func(r rune) bool { return !plain(r) }) {
-		return "", op.fail(KindInvalid, "its temporary file can't have that name")
-	}
-	return TempName(op.Temp), nil
 }
 
 // Bounds of one operation.

@@ -2,6 +2,7 @@ package workspace
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"path"
@@ -146,10 +147,7 @@ func (p place) content(most int64) (data []byte, whole bool, err error) {
 // renamed. Whatever goes wrong, that file is removed again.
 func (p place) replace(ctx context.Context, op Op, content []byte, c *Change) (err error) {
 	mustBeNew := op.IfSHA256 == "absent"
-	temp, err := op.temp()
-	if err != nil {
-		return err
-	}
+	temp := ".caisson-" + rand.Text() + ".tmp"
 	fd := -1
 	err = retry(func() (err error) {
 		fd, err = unix.Openat(p.dir, temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)

@@ -498,35 +498,6 @@ func TestBrokenFolder(t *testing.T) {
 	}
 }
 
-// TestTemporaryNames: the caller may name the temporary file, by letters and
-// digits alone; one that is there already is not written to, and none is left.
-func TestTemporaryNames(t *testing.T) {
-	l := newLayout(t)
-	w := l.writerIn(false)
-	write := func(temp string) error {
-		_, err := w.Apply(t.Context(), Op{Kind: OpWrite, Path: "d/f", Content: []byte("x"), Temp: temp})
-		return err
-	}
-	for _, temp := range []string{"../x", "a/b", ".", "a.b", "é", "\x00", strings.Repeat("a", MaxTemp+1)} {
-		if e, ok := errors.AsType[*Error](write(temp)); !ok || e.Kind != KindInvalid {
-			t.Errorf("%q: %v", temp, e)
-		}
-	}
-	l.file("d/"+TempName("ABC123"), "another's")
-	if e, ok := errors.AsType[*Error](write("ABC123")); !ok || e.Kind != KindExists {
-		t.Errorf("a name that is taken: %v", e)
-	}
-	if got := l.content("d/" + TempName("ABC123")); got != "another's" {
-		t.Errorf("it was written to: %q", got)
-	}
-	if err := write("ABC124"); err != nil {
-		t.Error(err)
-	}
-	if got := l.content("d/" + TempName("ABC124")); got != "absent" || l.content("d/f") != "x" {
-		t.Errorf("after a write the temporary file is %q", got)
-	}
-}
-
 // TestDeleteEntersNoMount: what is mounted in the workspace is not deleted, even if
 // the mount comes after the path was resolved.
 func TestDeleteEntersNoMount(t *testing.T) {
