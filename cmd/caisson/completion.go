@@ -33,8 +33,11 @@ func addCompletion(root *cobra.Command, env environ) {
 	}
 	flags := map[string]candidates{
 		"workspace": folders, "tool": toolNames, "profile": profiles, "model": models, "format": fixed("jsonl", "json", "atif"),
-		"backend": fixed(config.Backends()...), "mode": fixed(config.Modes()...), "git": fixed("ro", "commit"),
-		"policy": fixed(tools.PresetNames()...), "on-prompt": fixed("deny", "fail", "allow"),
+	}
+	for _, s := range config.Settings() {
+		if s.Words != nil {
+			flags[s.Flag] = fixed(s.Words...)
+		}
 	}
 	visit(root, func(cmd *cobra.Command) {
 		if c, ok := arguments[cmd.CommandPath()]; ok {

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/sandbox"
 )
@@ -22,7 +21,7 @@ func (s *setup) examineBackends(ctx context.Context) []finding {
 	asked := *s.conf.Backend
 	var out []finding
 	usable := false
-	for _, name := range config.Backends()[1:] {
+	for _, name := range backendNames {
 		found := s.examineBackend(ctx, name)
 		f := &found[0]
 		if f.Result == resultFailed && asked != name {

@@ -17,7 +17,7 @@ import (
 // Where nothing is limited, as in a user's runc sandbox, no number is said: "0
 // processes" would be one.
 func TestDoctorTrialLimits(t *testing.T) {
-	s := &setup{conf: config.Config{File: config.File{RefuseLost: new(false)}}}
+	s := &setup{conf: config.Config{File: config.File{Bounds: config.Bounds{RefuseLost: new(false)}}}}
 	for _, tt := range []struct {
 		name   string
 		limits sandbox.AttestedLimits

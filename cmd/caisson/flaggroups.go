@@ -5,28 +5,46 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 )
 
 // helpColumns is the width of the flags in help.
 const helpColumns = 80
 
 // flagGroups are the groups of flags of commands that take settings, in their
-// order in help. A flag in none is in the first.
+// order in help, with the flags that are no settings: those have a group of their
+// own in the table of settings. A flag in no group is in the first.
 var flagGroups = []flagGroup{
-	{"Task", []string{"workspace", "file", "apply", "profile", "require-trust", "ignore-project-config", "instruction-files", "accept-system-workspace"}},
-	{"Model", []string{"model", "stream", "no-stream"}},
-	{"Policy", []string{"policy", "on-prompt", "confirm-timeout", "fetch-allow"}},
-	{"Sandbox", []string{
-		"backend", "image", "git", "mode", "submount", "memory", "cpus", "pids", "tmp-size", "open-files", "command-time", "grace", "docker-host", "docker-runtime", "refuse-lost", "accept-runner-as-owner",
-	}},
-	{"Limits", []string{"max-rounds", "max-tool-calls", "max-tokens", "max-cost-usd", "timeout", "concurrency"}},
-	{"Output", []string{"json", "output", "patch-out", "keep-changes", "keep-sessions", "verbose", "help"}},
+	{"Task", []string{"workspace", "file", "apply", "profile", "require-trust", "ignore-project-config"}},
+	{"Model", []string{"no-stream"}},
+	{"Policy", nil},
+	{"Sandbox", []string{"submount"}},
+	{"Limits", nil},
+	{"Output", []string{"json", "output", "patch-out", "verbose", "help"}},
 }
 
 // flagGroup is one group of flags.
 type flagGroup struct {
 	title string
 	flags []string
+}
+
+// groupsByFlag returns the index of each flag's group.
+func groupsByFlag() map[string]int {
+	out, byTitle := map[string]int{}, map[string]int{}
+	for i, g := range flagGroups {
+		byTitle[g.title] = i
+		for _, name := range g.flags {
+			out[name] = i
+		}
+	}
+	for _, s := range config.Settings() {
+		if i, ok := byTitle[s.Group]; ok {
+			out[s.Flag] = i
+		}
+	}
+	return out
 }
 
 // setHelp has help show flags in groups, within the width of a terminal.
@@ -43,14 +61,11 @@ func groupedFlags(cmd *cobra.Command) string {
 	if local.Lookup("backend") == nil {
 		return "Flags:\n" + usages(local)
 	}
-	groupOf := map[string]int{}
+	groupOf := groupsByFlag()
 	sets := make([]*pflag.FlagSet, len(flagGroups))
 	for i, g := range flagGroups {
 		sets[i] = pflag.NewFlagSet(g.title, pflag.ContinueOnError)
 		sets[i].SortFlags = false
-		for _, name := range g.flags {
-			groupOf[name] = i
-		}
 	}
 	local.VisitAll(func(f *pflag.Flag) { sets[groupOf[f.Name]].AddFlag(f) })
 	var out []string

@@ -41,12 +41,11 @@ func (f *settingFlag) Type() string {
 
 var _ pflag.Value = (*settingFlag)(nil)
 
-// addSettings adds the named settings' flags, or all of them, which write to file.
+// addSettings adds the flags of all settings, which write to file.
 func addSettings(cmd *cobra.Command, file *config.File) {
-	defaults := config.Defaults()
 	for _, s := range config.Settings() {
 		flag := cmd.Flags().VarPF(&settingFlag{setting: s, file: file}, s.Flag, "", s.Usage)
-		flag.DefValue = defaults[s.Flag] // help shows it
+		flag.DefValue = s.Default // help shows it
 		if s.Value == "" {
 			flag.NoOptDefVal = "true"
 		}

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"slices"
 	"strings"
 	"testing"
 	"unicode"
@@ -60,12 +59,12 @@ func TestFlagsAreGrouped(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd.InitDefaultHelpFlag()
+	groups := groupsByFlag()
 	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
 		if n := strings.Count(groupedFlags(cmd), "--"+f.Name+" "); n != 1 {
 			t.Errorf("--%s is shown %d times", f.Name, n)
 		}
-		grouped := slices.ContainsFunc(flagGroups, func(g flagGroup) bool { return slices.Contains(g.flags, f.Name) })
-		if !grouped {
+		if _, ok := groups[f.Name]; !ok {
 			t.Errorf("--%s has no group", f.Name)
 		}
 	})

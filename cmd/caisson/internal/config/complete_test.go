@@ -16,9 +16,7 @@ func filled(v reflect.Value, n int64) {
 		filled(v.Elem(), n)
 	case reflect.Struct:
 		for _, f := range fields(v.Type()) {
-			if f.typ != reflect.TypeFor[map[string]File]() {
-				filled(v.FieldByIndex(f.index), n)
-			}
+			filled(v.FieldByIndex(f.index), n)
 		}
 	case reflect.Map:
 		e := reflect.New(v.Type().Elem()).Elem()
@@ -66,9 +64,9 @@ func TestEveryCapLowers(t *testing.T) {
 		filled(reflect.ValueOf(v).Elem(), n)
 	}
 	var none Limits
-	lowerLimits(&none, limit)
-	lowerLimits(&high, limit)
-	lowerResources(&wide, caps)
+	lower(&none, limit)
+	lower(&high, limit)
+	lower(&wide, caps)
 	for _, got := range []any{none, high} {
 		if diff := cmp.Diff(limit, got); diff != "" {
 			t.Errorf("limits (-cap +got):\n%s", diff)
@@ -80,8 +78,13 @@ func TestEveryCapLowers(t *testing.T) {
 	var low Limits
 	filled(reflect.ValueOf(&low).Elem(), 3)
 	before := low
-	lowerLimits(&low, limit)
+	lower(&low, limit)
 	if diff := cmp.Diff(before, low); diff != "" {
 		t.Errorf("a cap raises (-before +after):\n%s", diff)
 	}
+}
+
+// lower tightens v to a cap of the same type.
+func lower[T any](v *T, limit T) {
+	tighten(reflect.ValueOf(v).Elem(), reflect.ValueOf(limit))
 }

@@ -68,7 +68,7 @@ resources: {memory: 1GiB, cpus: 0.5}
 profiles:
   ci: {backend: docker, limits: {max_rounds: 8}}
 `)
-	flags := File{Limits: Limits{Rounds: new(Count(6))}}
+	flags := File{Bounds: Bounds{Limits: Limits{Rounds: new(Count(6))}}}
 	c, err := Load(Options{
 		Path: path, Profile: "ci", Flags: flags,
 		Environ: []string{"CAISSON_MAX_ROUNDS=7", "CAISSON_MAX_TOKENS=100", "CAISSON_CONFIG=x", "OTHER=1"},
@@ -139,7 +139,7 @@ func TestRequirementsOnlyTighten(t *testing.T) {
 	}
 	t.Run("numbers", func(t *testing.T) {
 		c, err := Load(Options{
-			Flags:           File{Limits: Limits{Rounds: new(Count(5)), Tokens: new(Count(500))}, RefuseLost: new(false)},
+			Flags:           File{Bounds: Bounds{Limits: Limits{Rounds: new(Count(5)), Tokens: new(Count(500))}, RefuseLost: new(false)}},
 			Requirements:    req(t, "refuse_lost: true\ninstruction_files: false\nlimits: {max_rounds: 10, max_tokens: 100, max_tool_calls: 7}\nresources: {memory: 8GiB, pids: 100}"),
 			RequirementsUID: uid,
 		})

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -13,56 +14,21 @@ import (
 	"github.com/caisson-run/caisson/tools/fetch"
 )
 
-// Fetch says what the fetch tool may reach; without allow it is off.
-type Fetch struct {
-	// Allow are origins and the beginnings of paths; see fetch.Rule.
-	Allow []string `yaml:"allow"`
-	// Private are networks, or addresses, that are not public, by the host that
-	// may be there.
-	Private map[string][]string `yaml:"private"`
-	// MaxBytes bounds one response, Timeout one fetch.
-	MaxBytes *Size     `yaml:"max_bytes"`
-	Timeout  *Duration `yaml:"timeout"`
-	// SessionBytes and SessionHosts are a session's egress budget.
-	SessionBytes *Size  `yaml:"session_bytes"`
-	SessionHosts *Count `yaml:"session_hosts"`
-	// Proxy makes the connections; without it the environment's does not count.
-	Proxy *string `yaml:"proxy"`
-}
+// FetchRules are origins and the beginnings of paths; see [fetch.Rule].
+type FetchRules []string
 
-// FetchBounds is what requirements and a workspace's file can say of it: less.
-type FetchBounds struct {
-	// Allow is what may be allowed; absent is anything, empty nothing.
-	Allow []string `yaml:"allow"`
-	// RefusePrivate refuses private networks, and a proxy, behind which nobody
-	// sees them.
-	RefusePrivate *bool     `yaml:"refuse_private"`
-	MaxBytes      *Size     `yaml:"max_bytes"`
-	Timeout       *Duration `yaml:"timeout"`
-	SessionBytes  *Size     `yaml:"session_bytes"`
-	SessionHosts  *Count    `yaml:"session_hosts"`
-}
-
-// builtinFetch are the defaults.
-func builtinFetch() Fetch {
-	e := limits.DefaultEgressBudget()
-	return Fetch{
-		MaxBytes: new(Size(fetch.DefaultMaxBytes)), Timeout: new(Duration(fetch.DefaultTimeout)),
-		SessionBytes: new(Size(e.Bytes)), SessionHosts: new(Count(e.Hosts)),
+// setText parses the value of a flag, with commas between the rules.
+func (r *FetchRules) setText(text string) error {
+	out := FetchRules{}
+	for s := range strings.SplitSeq(text, ",") {
+		rule, err := fetch.ParseRule(strings.TrimSpace(s))
+		if err != nil {
+			return err
+		}
+		out = append(out, rule.String())
 	}
-}
-
-func (f Fetch) over(upper Fetch) Fetch {
-	if upper.Allow != nil {
-		f.Allow = upper.Allow
-	}
-	f.Private = overMap(f.Private, upper.Private)
-	over(&f.MaxBytes, upper.MaxBytes)
-	over(&f.Timeout, upper.Timeout)
-	over(&f.SessionBytes, upper.SessionBytes)
-	over(&f.SessionHosts, upper.SessionHosts)
-	over(&f.Proxy, upper.Proxy)
-	return f
+	*r = out
+	return nil
 }
 
 // narrow makes f no wider than the bounds of where. Its error is an [Error].
@@ -76,7 +42,7 @@ func (f *Fetch) narrow(where string, b FetchBounds) error {
 		if err != nil {
 			return err
 		}
-		f.Allow = []string{}
+		f.Allow = FetchRules{}
 		for _, r := range fetch.Intersect(own, most) {
 			f.Allow = append(f.Allow, r.String())
 		}
@@ -89,20 +55,8 @@ func (f *Fetch) narrow(where string, b FetchBounds) error {
 			}
 		}
 	}
-	lower(&f.MaxBytes, b.MaxBytes)
-	lower(&f.Timeout, b.Timeout)
-	lower(&f.SessionBytes, b.SessionBytes)
-	lower(&f.SessionHosts, b.SessionHosts)
+	tighten(reflect.ValueOf(&f.FetchLimits).Elem(), reflect.ValueOf(b.FetchLimits))
 	return nil
-}
-
-// check refuses bounds that would loosen, or that mean nothing.
-func (b FetchBounds) check(where string) error {
-	if b.RefusePrivate != nil && !*b.RefusePrivate {
-		return &Error{Where: where, Message: "fetch.refuse_private: false loosens nothing", Mend: "write true, or take the key out"}
-	}
-	_, err := rules(where+": fetch.allow", b.Allow)
-	return err
 }
 
 // rules reads an allowlist.
@@ -170,37 +124,4 @@ func (f Fetch) networks(allow []fetch.Rule) (map[string][]netip.Prefix, error) {
 		}
 	}
 	return out, nil
-}
-
-// setFetchAllow reads the flag.
-func setFetchAllow(f *File, v string) error {
-	f.Fetch.Allow = []string{}
-	for s := range strings.SplitSeq(v, ",") {
-		r, err := fetch.ParseRule(strings.TrimSpace(s))
-		if err != nil {
-			return err
-		}
-		f.Fetch.Allow = append(f.Fetch.Allow, r.String())
-	}
-	return nil
-}
-
-// A key of FetchBounds alone, and what it is.
-const (
-	refusePrivateKey = "fetch.refuse_private"
-	refusePrivate    = "refuse fetch.private, and fetch.proxy, behind which nobody sees private networks"
-)
-
-func fetchDescriptions() map[string]string {
-	return map[string]string{
-		"fetch":               "what the fetch tool may reach; without allow it is off",
-		"fetch.allow":         "origins and the beginnings of paths, such as https://docs.example.com/guide/",
-		"fetch.private":       "networks that are not public, by the host of allow that may be there",
-		"fetch.private.NAME":  "networks or addresses, such as 10.1.2.0/24",
-		"fetch.max_bytes":     "size of one response, decoded",
-		"fetch.timeout":       "time of one fetch, redirects included",
-		"fetch.session_bytes": "what a session may exchange with all servers, in both directions",
-		"fetch.session_hosts": "different hosts that a session may fetch from",
-		"fetch.proxy":         "http or https proxy that makes the connections; the environment's does not count",
-	}
 }

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 )
@@ -123,12 +124,12 @@ const (
 
 // nameSettings says which flag or variable a setting came from.
 func (c *Config) nameSettings() {
-	for key, setting := range settingsByKey() {
-		switch c.origins[key] {
+	for _, s := range Settings() {
+		switch c.origins[s.Key] {
 		case "flags":
-			c.origins[key] = fromFlag + "--" + setting.Flag
+			c.origins[s.Key] = fromFlag + "--" + s.Flag
 		case "environment":
-			c.origins[key] = fromVariable + setting.Env()
+			c.origins[s.Key] = fromVariable + s.Env()
 		}
 	}
 }
@@ -238,38 +239,50 @@ func (c *Config) loadRequirements(o Options, getenv func(string) (string, bool))
 // MaxConcurrency bounds the tool calls of a session that run at once.
 const MaxConcurrency = 64
 
-// check refuses values that the table of settings checks for flags, wherever
-// they came from.
+// check refuses values that no flag can have, wherever they came from.
 func (c *Config) check() error {
-	for _, w := range []struct {
-		name  string
-		value *string
-		words []string
-	}{
-		{"backend", c.Backend, words("backend")},
-		{"git", c.Git, words("git")},
-		{"mode", c.Mode, words("mode")},
-		{"on_prompt", c.OnPrompt, words("on_prompt")},
-		{"requirements.git", c.Requirements.Git, words("git")},
-		{"requirements.mode", c.Requirements.Mode, words("mode")},
-		{"requirements.on_prompt", c.Requirements.OnPrompt, words("on_prompt")},
-	} {
-		if w.value != nil && !slices.Contains(w.words, *w.value) {
-			return &Error{Where: w.name, Message: "\"" + *w.value + "\" is none of " + strings.Join(w.words, ", ")}
-		}
+	if err := checkWords("", reflect.ValueOf(c.File)); err != nil {
+		return err
+	}
+	if err := checkWords("requirements.", reflect.ValueOf(c.Requirements)); err != nil {
+		return err
 	}
 	if c.Concurrency != nil && *c.Concurrency > MaxConcurrency {
 		return &Error{Where: "concurrency", Message: fmt.Sprintf("%d tool calls at once are more than %d", *c.Concurrency, MaxConcurrency)}
 	}
-	for name, path := range map[string]*string{
-		"caisson-guest": c.Programs.Guest, "runsc": c.Programs.Runsc, "runc": c.Programs.Runc,
-		"buildctl": c.Programs.Buildctl, "buildah": c.Programs.Buildah,
-	} {
-		if path != nil && !filepath.IsAbs(*path) {
-			return &Error{Where: "programs." + name, Message: *path + " is no absolute path"}
+	for _, v := range flatten(File{Programs: c.Programs}) {
+		if !filepath.IsAbs(v.Text) {
+			return &Error{Where: v.Key, Message: v.Text + " is no absolute path"}
 		}
 	}
 	return c.tighten()
+}
+
+// FromEnviron reads the CAISSON_… variables among NAME=value strings. A name
+// that no setting has is an error; names in others belong to the program.
+func FromEnviron(environ, others []string) (File, bool, error) {
+	byEnv := map[string]Setting{}
+	for _, s := range Settings() {
+		byEnv[s.Env()] = s
+	}
+	var f File
+	found := false
+	for _, e := range environ {
+		name, value, _ := strings.Cut(e, "=")
+		// An empty variable is an unset one, as in most programs.
+		if !strings.HasPrefix(name, EnvPrefix) || value == "" || slices.Contains(others, name) {
+			continue
+		}
+		s, ok := byEnv[name]
+		if !ok {
+			return File{}, false, &Error{Where: name, Message: "no setting has this environment variable", Mend: "unset it, or see caisson run --help for the names"}
+		}
+		if err := s.Set(&f, value, name); err != nil {
+			return File{}, false, err
+		}
+		found = true
+	}
+	return f, found, nil
 }
 
 func lookup(environ []string) func(string) (string, bool) {

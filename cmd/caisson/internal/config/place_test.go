@@ -36,7 +36,7 @@ func TestFaultsHavePlaces(t *testing.T) {
 		"preset variable":   {user: "policy: {preset: ci}\n", environ: []string{"CAISSON_POLICY=lax"}, want: "CAISSON_POLICY: "},
 		"concurrency flag":  {user: "concurrency: 3\n", flags: File{Concurrency: new(Count(65))}, want: "--concurrency: 65 tool calls"},
 		"resource variable": {environ: []string{"CAISSON_OPEN_FILES=3"}, want: "CAISSON_OPEN_FILES: 3 is less than"},
-		"resource flag":     {user: "resources: {pids: 3, command_time: 2s}\n", flags: File{Resources: Resources{PIDs: new(Count(100)), CommandTime: new(Duration(time.Millisecond))}}, want: "--command-time: 1ms is less than a sandbox needs, which is 1s"},
+		"resource flag":     {user: "resources: {pids: 3, command_time: 2s}\n", flags: File{Bounds: Bounds{Resources: Resources{PIDs: new(Count(100)), CommandTime: new(Duration(time.Millisecond))}}}, want: "--command-time: 1ms is less than a sandbox needs, which is 1s"},
 		"flag not allowed":  {required: "backends: [runc]\n", flags: File{Backend: new("docker")}, want: "requirements: --backend docker is not allowed"},
 		"variable likewise": {required: "refuse_system_workspace: true\n", environ: []string{"CAISSON_ACCEPT_SYSTEM_WORKSPACE=1"}, want: "requirements: CAISSON_ACCEPT_SYSTEM_WORKSPACE true is not allowed"},
 		"key not allowed":   {user: "accept_system_workspace: true\n", required: "refuse_system_workspace: true\n", want: "requirements: accept_system_workspace true is not allowed"},

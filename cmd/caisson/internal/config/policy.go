@@ -3,6 +3,7 @@ package config
 import (
 	"maps"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -20,20 +21,13 @@ func (p *Policy) over(upper *Policy) *Policy {
 	}
 	lower := *p
 	if upper.Preset != nil {
-		lower = Policy{
-			Default: denials(p.Default), Tools: denials(p.Tools), TrustedOverrides: denials(p.TrustedOverrides),
-			DangerousCommands: p.DangerousCommands,
-		}
+		lower = Policy{TrustedOverrides: denials(p.TrustedOverrides), PolicyRules: PolicyRules{
+			Default: denials(p.Default), Tools: denials(p.Tools), DangerousCommands: p.DangerousCommands,
+		}}
 	}
-	out := Policy{
-		Preset: lower.Preset, Default: overMap(lower.Default, upper.Default), Tools: overMap(lower.Tools, upper.Tools),
-		TrustedWorkspaces: lower.TrustedWorkspaces, TrustedOverrides: overMap(lower.TrustedOverrides, upper.TrustedOverrides),
-		DangerousCommands: slices.Concat(lower.DangerousCommands, upper.DangerousCommands),
-	}
-	over(&out.Preset, upper.Preset)
-	if upper.TrustedWorkspaces != nil {
-		out.TrustedWorkspaces = upper.TrustedWorkspaces
-	}
+	out := lower
+	overlay(reflect.ValueOf(&out).Elem(), reflect.ValueOf(*upper))
+	out.DangerousCommands = slices.Concat(lower.DangerousCommands, upper.DangerousCommands)
 	return &out
 }
 

@@ -12,19 +12,19 @@ import (
 
 // TestPresetAboveKeepsDenialsAlone: --policy starts anew, and loses no deny.
 func TestPresetAboveKeepsDenialsAlone(t *testing.T) {
-	user := &Policy{
+	user := &Policy{TrustedWorkspaces: []string{"/src"}, PolicyRules: PolicyRules{
 		Preset: new("default"), Default: map[string]string{"network": "deny", "write": "auto"}, Tools: map[string]string{"shell": "auto", "delete_file": "deny"},
-		TrustedWorkspaces: []string{"/src"}, DangerousCommands: []string{"terraform destroy"},
-	}
-	got := user.over(&Policy{Preset: new("strict")})
-	want := &Policy{
+		DangerousCommands: []string{"terraform destroy"},
+	}}
+	got := user.over(&Policy{PolicyRules: PolicyRules{Preset: new("strict")}})
+	want := &Policy{PolicyRules: PolicyRules{
 		Preset: new("strict"), Default: map[string]string{"network": "deny"}, Tools: map[string]string{"delete_file": "deny"}, DangerousCommands: []string{"terraform destroy"},
-	}
+	}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	// A profile that names no preset adds to what is there, key by key.
-	got = user.over(&Policy{Tools: map[string]string{"shell": "prompt"}})
+	got = user.over(&Policy{PolicyRules: PolicyRules{Tools: map[string]string{"shell": "prompt"}}})
 	if got.Tools["shell"] != "prompt" || got.Tools["delete_file"] != "deny" || *got.Preset != "default" || len(got.TrustedWorkspaces) != 1 {
 		t.Errorf("%+v", got)
 	}
@@ -95,10 +95,10 @@ func TestOnPromptAsksForPrompts(t *testing.T) {
 		want tools.Mode
 	}{
 		"ci":                {Options{}, tools.ModeDeny},
-		"a flag":            {Options{Flags: File{OnPrompt: new("fail")}}, tools.ModePrompt},
+		"a flag":            {Options{Flags: File{Bounds: Bounds{OnPrompt: new("fail")}}}, tools.ModePrompt},
 		"the environment":   {Options{Environ: []string{"CAISSON_ON_PROMPT=fail"}}, tools.ModePrompt},
 		"a file says less":  {Options{Path: write(t, "c.yaml", "on_prompt: fail")}, tools.ModeDeny},
-		"a project refuses": {Options{Flags: File{OnPrompt: new("fail")}, Project: project("policy: {preset: ci}")}, tools.ModeDeny},
+		"a project refuses": {Options{Flags: File{Bounds: Bounds{OnPrompt: new("fail")}}, Project: project("policy: {preset: ci}")}, tools.ModeDeny},
 	} {
 		c, err := Load(tc.opts)
 		if err != nil {

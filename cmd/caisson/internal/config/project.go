@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -37,33 +38,6 @@ type ProjectFile struct {
 
 // SHA256 is the hash of the bytes.
 func (p ProjectFile) SHA256() string { return hash(p.Text) }
-
-// Project is what a workspace's own file may say. It counts only in a trusted
-// workspace, and makes nothing milder: limits and resources are lowered to it,
-// the policy's modes raised to it. It names no model, address, key, backend,
-// image, engine or program, and takes nothing from the environment.
-type Project struct {
-	// Git is "ro", Mode "overlay".
-	Git  *string `yaml:"git"`
-	Mode *string `yaml:"mode"`
-	// OnPrompt is "deny" or "fail".
-	OnPrompt *string `yaml:"on_prompt"`
-	// RefuseLost is true, InstructionFiles false.
-	RefuseLost       *bool          `yaml:"refuse_lost"`
-	InstructionFiles *bool          `yaml:"instruction_files"`
-	Policy           *ProjectPolicy `yaml:"policy"`
-	Limits           Limits         `yaml:"limits"`
-	Resources        Resources      `yaml:"resources"`
-	Fetch            FetchBounds    `yaml:"fetch"`
-}
-
-// ProjectPolicy raises modes: the call of a tool is at least as strict as it says.
-type ProjectPolicy struct {
-	Preset            *string           `yaml:"preset"`
-	Default           map[string]string `yaml:"default"` // class: mode
-	Tools             map[string]string `yaml:"tools"`   // name: mode
-	DangerousCommands []string          `yaml:"dangerous_commands"`
-}
 
 // ParseProject reads a workspace's file. It is strict: a key that would loosen
 // something, or that is not known, is an [Error] with its place.
@@ -117,7 +91,7 @@ var unknownField = regexp.MustCompile(`^unknown field "([^"]*)"$`)
 // explainForeign says of a key that people may set, and a workspace may not, why.
 func explainForeign(e *Error) error {
 	m := unknownField.FindStringSubmatch(e.Message)
-	if m != nil && slices.ContainsFunc(Keys(), func(k Key) bool { return slices.Contains(strings.Split(k.Name, "."), m[1]) }) {
+	if m != nil && slices.ContainsFunc(keysOf(reflect.TypeFor[File]()), func(k key) bool { return k.field.name == m[1] }) {
 		e.Message = fmt.Sprintf("a workspace can't set %q: its file can only tighten", m[1])
 		e.Mend = "take the key out; it belongs into your own configuration"
 	}
@@ -129,19 +103,17 @@ func (p Project) check(where string) error {
 	loosens := func(key, got, only string) error {
 		return &Error{Where: where, Message: fmt.Sprintf("%s: %s would loosen, and a workspace can only tighten", key, got), Mend: "write " + only + ", or take the key out"}
 	}
-	switch {
-	case p.Git != nil && *p.Git != "ro":
-		return loosens("git", *p.Git, "ro")
-	case p.Mode != nil && *p.Mode != "overlay":
-		return loosens("mode", *p.Mode, "overlay")
-	case p.OnPrompt != nil && *p.OnPrompt != "deny" && *p.OnPrompt != "fail":
-		return loosens("on_prompt", *p.OnPrompt, "deny or fail")
-	case p.RefuseLost != nil && !*p.RefuseLost:
-		return loosens("refuse_lost", "false", "true")
-	case p.InstructionFiles != nil && *p.InstructionFiles:
-		return loosens("instruction_files", "true", "false")
+	for _, k := range keysOf(reflect.TypeFor[Project]()) {
+		order := k.list("tighten")
+		if order == nil {
+			continue
+		}
+		stricter := order[:len(order)-1]
+		if v := reflect.ValueOf(p).FieldByIndex(k.index); !v.IsNil() && !slices.Contains(stricter, wordOf(v)) {
+			return loosens(k.name, wordOf(v), strings.Join(stricter, " or "))
+		}
 	}
-	if err := p.Fetch.check(where); err != nil || p.Policy == nil {
+	if _, err := rules(where+": fetch.allow", p.Fetch.Allow); err != nil || p.Policy == nil {
 		return err
 	}
 	for _, group := range []struct {
@@ -170,15 +142,7 @@ func (p Project) check(where string) error {
 // tightenBy lays a workspace's file over the settings below it, where it is
 // stricter. Its policy is kept apart: it holds whatever is laid over it.
 func (c *Config) tightenBy(p Project) error {
-	over(&c.Git, p.Git)
-	over(&c.Mode, p.Mode)
-	over(&c.File.RefuseLost, p.RefuseLost)
-	over(&c.File.InstructionFiles, p.InstructionFiles)
-	if p.OnPrompt != nil && milder(*c.OnPrompt, *p.OnPrompt) {
-		c.OnPrompt = p.OnPrompt
-	}
-	lowerLimits(&c.Limits, p.Limits)
-	lowerResources(&c.File.Resources, p.Resources)
+	tighten(reflect.ValueOf(&c.Bounds).Elem(), reflect.ValueOf(p.Bounds))
 	if err := c.Fetch.narrow(ProjectPath, p.Fetch); err != nil {
 		return err
 	}
@@ -187,10 +151,10 @@ func (c *Config) tightenBy(p Project) error {
 }
 
 // policies are the rules as layers that tighten: the preset, and the entries.
-func (p *ProjectPolicy) policies() []tools.Policy {
+func (p *PolicyRules) policies() []tools.Policy {
 	if p == nil {
 		return nil
 	}
-	full := Policy{Preset: p.Preset, Default: p.Default, Tools: p.Tools, DangerousCommands: p.DangerousCommands}
+	full := Policy{PolicyRules: *p}
 	return full.tightening(ProjectPath)
 }

@@ -131,7 +131,7 @@ policy: {tools: {write_file: deny, fetch: prompt}, default: {execute: prompt}, d
 func TestFlagsAreAboveTheProject(t *testing.T) {
 	c, err := Load(Options{
 		Project: project("mode: overlay\nlimits: {max_rounds: 3}\npolicy: {tools: {shell: deny}}"),
-		Flags:   File{Mode: new("bind"), Limits: Limits{Rounds: new(Count(9))}, Policy: &Policy{Preset: new("sandboxed")}},
+		Flags:   File{Bounds: Bounds{Mode: new("bind"), Limits: Limits{Rounds: new(Count(9))}}, Policy: &Policy{PolicyRules: PolicyRules{Preset: new("sandboxed")}}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -179,7 +179,7 @@ func TestTighteningIsNeverMilder(t *testing.T) {
 		}
 		preset := rapid.OneOf(rapid.Just((*string)(nil)), rapid.Map(rapid.SampledFrom(tools.PresetNames()), func(s string) *string { return &s }))
 		user := &Policy{
-			Preset: preset.Draw(rt, "user preset"), Default: defaults(modes, "user classes"), Tools: pick(modes, "user tools"),
+			PolicyRules:      PolicyRules{Preset: preset.Draw(rt, "user preset"), Default: defaults(modes, "user classes"), Tools: pick(modes, "user tools")},
 			TrustedOverrides: defaults(modes, "trusted"), TrustedWorkspaces: rapid.SampledFrom([][]string{nil, {"/ws"}}).Draw(rt, "trusted in"),
 		}
 		c := Config{File: File{Policy: user}, asksOnPrompt: rapid.Bool().Draw(rt, "on_prompt")}
@@ -187,13 +187,13 @@ func TestTighteningIsNeverMilder(t *testing.T) {
 		if err != nil {
 			rt.Fatal(err)
 		}
-		mine := &ProjectPolicy{Preset: preset.Draw(rt, "project preset"), Default: defaults(modes[1:], "project classes"), Tools: pick(modes[1:], "project tools")}
+		mine := &PolicyRules{Preset: preset.Draw(rt, "project preset"), Default: defaults(modes[1:], "project classes"), Tools: pick(modes[1:], "project tools")}
 		c.Project.Policy = mine
 		between, err := c.ToolPolicy("default")
 		if err != nil {
 			rt.Fatal(err)
 		}
-		c.Requirements.Policy = &Policy{Preset: preset.Draw(rt, "their preset"), Default: defaults(modes, "their classes"), Tools: pick(modes, "their tools")}
+		c.Requirements.Policy = &Policy{PolicyRules: PolicyRules{Preset: preset.Draw(rt, "their preset"), Default: defaults(modes, "their classes"), Tools: pick(modes, "their tools")}}
 		after, err := c.ToolPolicy("default")
 		if err != nil {
 			rt.Fatal(err)
@@ -221,17 +221,20 @@ func TestProjectLowersAlone(t *testing.T) {
 	order := []string{"deny", "fail", "allow"}
 	rapid.Check(t, func(rt *rapid.T) {
 		n := rapid.Int64Range(1, 100)
-		lower := File{
+		lower := File{Bounds: Bounds{
 			OnPrompt: new(rapid.SampledFrom(order).Draw(rt, "user's")), Git: new(rapid.SampledFrom([]string{"ro", "commit"}).Draw(rt, "git")),
 			Limits: Limits{Rounds: new(Count(n.Draw(rt, "rounds")))}, Resources: Resources{PIDs: new(Count(n.Draw(rt, "pids")))},
-		}
+		}}
 		c := Config{File: builtin().Over(lower)}
-		p := Project{
+		p := Project{Bounds: Bounds{
 			OnPrompt: new(rapid.SampledFrom(order[:2]).Draw(rt, "project's")), Git: new("ro"), Mode: new("overlay"),
 			Limits:    Limits{Rounds: new(Count(n.Draw(rt, "project's rounds"))), Tokens: new(Count(n.Draw(rt, "tokens")))},
 			Resources: Resources{PIDs: new(Count(n.Draw(rt, "project's pids")))},
+		}}
+		if err := c.tightenBy(p); err != nil {
+			rt.Fatal(err)
 		}
-		c.tightenBy(p)
+		milder := func(a, than string) bool { return slices.Index(order, a) > slices.Index(order, than) }
 		switch {
 		case milder(*c.OnPrompt, *lower.OnPrompt), milder(*c.OnPrompt, *p.OnPrompt):
 			rt.Fatalf("on_prompt %s", *c.OnPrompt)

@@ -6,41 +6,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
-	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/tools"
 )
-
-// Built-in settings.
-const (
-	// DefaultImage needs no download: the host's own /usr.
-	DefaultImage = "host"
-	// DefaultRounds bounds a run's model calls (docs of the loop).
-	DefaultRounds = 50
-	// DefaultKeep is how long the changes of an overlay run wait to be applied
-	// or discarded: a holiday.
-	DefaultKeep = 14 * 24 * time.Hour
-	// DefaultKeepSessions is how long the records of a session are kept whole:
-	// long enough for what is asked a quarter later.
-	DefaultKeepSessions = 90 * 24 * time.Hour
-)
-
-// builtin is the lowest layer. Every setting that has a default has it here,
-// so that requirements are compared with what would count.
-func builtin() File {
-	r := limits.DefaultResources()
-	return File{
-		Backend: new("auto"), Image: new(DefaultImage), Git: new("ro"), OnPrompt: new("deny"),
-		Concurrency: new(Count(tools.DefaultConcurrency)), ConfirmTimeout: new(Duration(tools.DefaultConfirmTimeout)),
-		Grace: new(Duration(sandbox.DefaultGrace)), Stream: new(true), KeepChanges: new(Duration(DefaultKeep)), KeepSessions: new(Duration(DefaultKeepSessions)), AcceptRunnerAsOwner: new(false), AcceptSystemWorkspace: new(false), RefuseLost: new(false), InstructionFiles: new(true),
-		Limits: Limits{Rounds: new(Count(DefaultRounds))},
-		Resources: Resources{
-			Memory: new(Size(r.MemoryBytes)), CPUs: new(CPUs(r.MilliCPUs)), PIDs: new(Count(r.PIDs)),
-			Tmp: new(Size(r.TmpBytes)), Home: new(Size(r.HomeBytes)), Shm: new(Size(r.ShmBytes)),
-			OpenFiles: new(Count(r.OpenFiles)), CommandTime: new(Duration(r.CommandTime)),
-		},
-		Fetch: builtinFetch(),
-	}
-}
 
 // SandboxResources gives the limits of the sandbox, checked.
 func (c *Config) SandboxResources() (limits.Resources, error) {

@@ -2,7 +2,6 @@ package config
 
 import (
 	"fmt"
-	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -19,21 +18,18 @@ func Schema(name string) (map[string]any, error) {
 	var root map[string]any
 	switch name {
 	case "user":
-		s = schemaMaker{descriptions: descriptions(), references: true}
+		s = schemaMaker{references: true}
 		root = s.object("", reflect.TypeFor[File]())
 		profile := s.object("", reflect.TypeFor[File]())
-		delete(profile["properties"].(map[string]any), "profiles")
 		profile["description"] = "named sets of these settings, taken by --profile"
 		root["properties"].(map[string]any)["profiles"] = map[string]any{
 			"type": "object", "description": "named sets of these settings", "additionalProperties": profile,
 		}
 	case "project":
-		s = schemaMaker{descriptions: descriptions(), tightens: true}
-		s.descriptions[refusePrivateKey] = refusePrivate
+		s = schemaMaker{tightens: true}
 		root = s.object("", reflect.TypeFor[Project]())
 	case "requirements":
-		s = schemaMaker{descriptions: descriptions(), references: true}
-		maps.Copy(s.descriptions, requirementDescriptions())
+		s = schemaMaker{references: true}
 		root = s.object("", reflect.TypeFor[Requirements]())
 	default:
 		return nil, fmt.Errorf("there is no schema of %q; there are %s", name, strings.Join(SchemaNames(), ", "))
@@ -43,19 +39,8 @@ func Schema(name string) (map[string]any, error) {
 	return root, s.err
 }
 
-func requirementDescriptions() map[string]string {
-	return map[string]string{
-		"backends":                "backends that may be chosen; absent means any",
-		"images":                  "images that may be chosen; one ending in * allows what begins like it",
-		"refuse_runner_as_owner":  "refuse accept_runner_as_owner",
-		"refuse_system_workspace": "refuse accept_system_workspace",
-		refusePrivateKey:          refusePrivate,
-	}
-}
-
 // schemaMaker makes one schema.
 type schemaMaker struct {
-	descriptions map[string]string
 	// references says that strings may hold ${VAR}; tightens that the file
 	// holds only what is stricter.
 	references, tightens bool
@@ -67,51 +52,47 @@ func reference() map[string]any {
 	return map[string]any{"type": "string", "pattern": `\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^}]*)?\}`}
 }
 
-func (s *schemaMaker) object(key string, t reflect.Type) map[string]any {
+func (s *schemaMaker) object(above string, t reflect.Type) map[string]any {
 	properties := map[string]any{}
 	for _, f := range fields(t) {
-		if f.typ != reflect.TypeFor[map[string]File]() {
-			properties[f.name] = s.value(joinKey(key, f.name), f.typ)
-		}
+		properties[f.name] = s.value(joinKey(above, f.name), f)
 	}
 	return map[string]any{"type": "object", "additionalProperties": false, "properties": properties}
 }
 
-func (s *schemaMaker) value(key string, t reflect.Type) map[string]any {
-	for t.Kind() == reflect.Pointer {
-		t = t.Elem()
+func (s *schemaMaker) value(name string, f field) map[string]any {
+	for f.typ.Kind() == reflect.Pointer {
+		f.typ = f.typ.Elem()
 	}
-	out := s.shape(key, t)
-	if text := s.descriptions[key]; text != "" {
-		out["description"] = text
-	} else if s.err == nil {
-		s.err = fmt.Errorf("key %s has no description: add it to config/keys.go", key)
-	}
+	out := s.shape(name, f)
+	out["description"] = f.tag.Get("doc")
 	return out
 }
 
-func (s *schemaMaker) shape(key string, t reflect.Type) map[string]any {
-	if scalar, ok := reflect.TypeAssert[interface{ jsonSchema() map[string]any }](reflect.Zero(t)); ok {
+func (s *schemaMaker) shape(name string, f field) map[string]any {
+	if scalar, ok := reflect.TypeAssert[interface{ jsonSchema() map[string]any }](reflect.Zero(f.typ)); ok {
 		return s.orReference(scalar.jsonSchema())
 	}
-	switch t.Kind() {
+	switch f.typ.Kind() {
 	case reflect.Struct:
-		return s.object(key, t)
+		return s.object(name, f.typ)
 	case reflect.Map:
-		out := map[string]any{"type": "object", "additionalProperties": s.value(key+".NAME", t.Elem())}
-		if slices.Contains(classKeys(), key) {
-			out["propertyNames"] = map[string]any{"enum": []string{"none", "read", "write", "execute", "network"}}
+		entry := field{typ: f.typ.Elem(), tag: entryTag(f.tag)}
+		out := map[string]any{"type": "object", "additionalProperties": s.value(name+".NAME", entry)}
+		if names := f.list("names"); names != nil {
+			out["propertyNames"] = map[string]any{"enum": names}
 		}
 		return out
 	case reflect.Slice:
-		return map[string]any{"type": "array", "items": s.shape(key+".NAME", t.Elem())}
+		f.typ = f.typ.Elem()
+		return map[string]any{"type": "array", "items": s.shape(name, f)}
 	case reflect.Bool:
-		if s.tightens {
-			return map[string]any{"const": key != "instruction_files"}
+		if order := f.list("tighten"); s.tightens && order != nil {
+			return map[string]any{"const": order[0] == "true"}
 		}
 		return map[string]any{"type": "boolean"}
 	case reflect.String:
-		if w := s.words(key); w != nil {
+		if w := s.words(f); w != nil {
 			return s.orReference(map[string]any{"enum": w})
 		}
 		return map[string]any{"type": "string"}
@@ -119,24 +100,19 @@ func (s *schemaMaker) shape(key string, t reflect.Type) map[string]any {
 		return map[string]any{"type": "integer"}
 	}
 	if s.err == nil {
-		s.err = fmt.Errorf("key %s is of type %v, which has no schema: give it a jsonSchema method", key, t)
+		s.err = fmt.Errorf("key %s is of type %v, which has no schema: give it a jsonSchema method", name, f.typ)
 	}
 	return map[string]any{}
 }
 
-// words are those of a key; in a file that tightens, those that do.
-func (s *schemaMaker) words(key string) []string {
-	all := words(key)
+// words returns the words of a key; in a file that tightens, those that do.
+func (s *schemaMaker) words(f field) []string {
+	all := f.words()
 	if !s.tightens {
 		return all
 	}
-	switch key {
-	case "git":
-		return []string{"ro"}
-	case "mode":
-		return []string{"overlay"}
-	case "on_prompt":
-		return []string{"deny", "fail"}
+	if order := f.list("tighten"); order != nil {
+		return order[:len(order)-1]
 	}
 	return slices.DeleteFunc(all, func(w string) bool { return w == "auto" })
 }

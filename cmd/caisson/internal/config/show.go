@@ -131,25 +131,6 @@ func valueText(v reflect.Value) string {
 	return string(text)
 }
 
-// field is one key of a struct of settings.
-type field struct {
-	name  string
-	index []int
-	typ   reflect.Type
-}
-
-// fields are the keys of a struct, in their order.
-func fields(t reflect.Type) []field {
-	var out []field
-	for f := range t.Fields() {
-		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
-		if name != "" && name != "-" {
-			out = append(out, field{name, f.Index, f.Type})
-		}
-	}
-	return out
-}
-
 var plainKey = regexp.MustCompile(`^[A-Za-z0-9_/*-]+$`)
 
 // joinKey joins keys by dots; one that holds something else is quoted.

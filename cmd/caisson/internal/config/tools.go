@@ -18,26 +18,6 @@ import (
 	"github.com/caisson-run/caisson/tools/shell"
 )
 
-// Tool is a command that the model is offered as a tool of its own. It runs in
-// the sandbox.
-type Tool struct {
-	Description string `yaml:"description"`
-	// InputSchema is a JSON Schema, written as YAML, in the subset of tools.
-	InputSchema ToolSchema `yaml:"input_schema"`
-	// Command is the program and its arguments, {{name}} for what the model
-	// gives; Script is for sh, with $ARG_NAME. One of the two.
-	Command []string `yaml:"command"`
-	Script  string   `yaml:"script"`
-	Class   string   `yaml:"class"` // execute, write
-	Cwd     string   `yaml:"cwd"`
-	Timeout Duration `yaml:"timeout"`
-	// Paths are the arguments that are paths of the workspace.
-	Paths    []string `yaml:"paths"`
-	Parallel bool     `yaml:"parallel"`
-
-	declared shell.Declared
-}
-
 // ToolSchema is a JSON Schema.
 type ToolSchema json.RawMessage
 
@@ -152,21 +132,4 @@ func (c *Config) Declared() []shell.Declared {
 		out = append(out, c.Tools[name].declared)
 	}
 	return out
-}
-
-func toolDescriptions() map[string]string {
-	return map[string]string{
-		"memory_tools":            "offer memory_add, memory_replace and memory_consolidate, and show their notes at a session's start",
-		"tools":                   "commands that the model is offered as tools of their own, by name; they run in the sandbox",
-		"tools.NAME":              "one tool",
-		"tools.NAME.description":  "what it does, for the model",
-		"tools.NAME.input_schema": "JSON Schema of its arguments: strings, numbers, booleans, and lists of these",
-		"tools.NAME.command":      "the program and its arguments; {{name}} is what the model gives for an argument",
-		"tools.NAME.script":       "a script for sh in place of command; it has its arguments as $ARG_NAME",
-		"tools.NAME.class":        "execute, or write where it only changes files",
-		"tools.NAME.cwd":          "working folder, relative to the workspace",
-		"tools.NAME.timeout":      "time of one run",
-		"tools.NAME.paths":        "arguments that are paths of the workspace",
-		"tools.NAME.parallel":     "let calls run beside other commands",
-	}
 }

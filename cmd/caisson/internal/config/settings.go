@@ -1,0 +1,301 @@
+package config
+
+import (
+	"reflect"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/fetch"
+	"github.com/caisson-run/caisson/tools/shell"
+)
+
+// File holds the settings of one layer: of a configuration file, a profile, the
+// environment or the command line. A nil field is not set.
+//
+// Follow these steps to add a setting:
+//
+//  1. Add a field with its tags below: to [Bounds], [Limits], [Resources] or
+//     [FetchLimits] if a trusted workspace and an administrator may make it
+//     stricter, to File or one of its other structs if not.
+//  2. Use it, as a method of [Config] where its value needs a check.
+//  3. Run go test ./cmd/caisson/internal/config -update, which writes
+//     docs/settings.md.
+//
+// Files, profiles, flags, environment variables, help, shell completion, caisson
+// config show, the JSON Schemas and the reference follow from the tags:
+//
+//	yaml     the key in files
+//	doc      what the setting is; required
+//	flag     the flag, and in capitals with underscores after CAISSON_ the
+//	         environment variable
+//	value    the kind of value in help, such as SIZE; none for a switch
+//	group    the group of the flag in help
+//	default  the built-in value, as a file has it; builtin has those of libraries
+//	enum     the allowed words, checked when the layers are loaded
+//	words    the allowed words, checked where the setting is used
+//	tighten  in Bounds: the allowed values, the strictest first
+//	each     for a map: what an entry is
+//	names    for a map: the allowed names
+type File struct {
+	Model                 *string          `yaml:"model" flag:"model" value:"MODEL" group:"Model" doc:"model profile, or provider/model: openai/NAME, replay/FILE"`
+	Models                map[string]Model `yaml:"models" doc:"model profiles, by name; selecting one selects all of it" each:"one model profile"`
+	Backend               *string          `yaml:"backend" flag:"backend" value:"NAME" group:"Sandbox" default:"auto" enum:"auto docker gvisor runc" doc:"where commands run: auto, docker, gvisor or runc"`
+	Image                 *string          `yaml:"image" flag:"image" value:"REF" group:"Sandbox" default:"host" doc:"root filesystem: host, an image's name, rootfs:DIR, oci-layout:DIR, docker-archive:FILE or build:DIR"`
+	Bounds                `yaml:",inline"`
+	KeepChanges           *Duration `yaml:"keep_changes" flag:"keep-changes" value:"TIME" group:"Output" default:"336h" doc:"how long changes of overlay runs wait to be applied, such as 336h"`
+	KeepSessions          *Duration `yaml:"keep_sessions" flag:"keep-sessions" value:"TIME" group:"Output" default:"2160h" doc:"how long records are kept whole, such as 2160h; then their audit records stay"`
+	Submounts             []string  `yaml:"submounts" doc:"mounts inside the workspace that are accepted"`
+	Policy                *Policy   `yaml:"policy" doc:"which calls run, prompt or are refused"`
+	Concurrency           *Count    `yaml:"concurrency" flag:"concurrency" value:"N" group:"Limits" doc:"tool calls that run at once, at most 64"`
+	ConfirmTimeout        *Duration `yaml:"confirm_timeout" flag:"confirm-timeout" value:"TIME" group:"Policy" doc:"wait for an answer to a confirmation"`
+	Grace                 *Duration `yaml:"grace" flag:"grace" value:"TIME" group:"Sandbox" doc:"between SIGTERM and SIGKILL when a command is cancelled"`
+	Fetch                 Fetch     `yaml:"fetch" doc:"what the fetch tool may reach; without allow it is off"`
+	Docker                Docker    `yaml:"docker" doc:"the Docker engine"`
+	Stream                *bool     `yaml:"stream" flag:"stream" group:"Model" default:"true" doc:"stream the model's answer"`
+	AcceptRunnerAsOwner   *bool     `yaml:"accept_runner_as_owner" flag:"accept-runner-as-owner" group:"Sandbox" default:"false" doc:"let new files belong to the user who runs caisson"`
+	AcceptSystemWorkspace *bool     `yaml:"accept_system_workspace" flag:"accept-system-workspace" group:"Task" default:"false" doc:"let a directory of the system, such as /etc or /home, be the workspace"`
+	Sandbox               Sandbox   `yaml:"sandbox" doc:"how sandboxes are started"`
+	HostImage             HostImage `yaml:"host_image" doc:"what image host has beside the machine's /usr"`
+	Images                Images    `yaml:"images" doc:"how images are fetched"`
+	Programs              Programs  `yaml:"programs" doc:"absolute paths of what is not beside the executable or on PATH"`
+	Serve                 Serve     `yaml:"serve" doc:"how caisson serve serves; its sessions have the rest of the file"`
+	Tools                 Tools     `yaml:"tools" doc:"commands that the model is offered as tools of their own, by name; they run in the sandbox" each:"one tool"`
+	MemoryTools           *bool     `yaml:"memory_tools" doc:"offer memory_add, memory_replace and memory_consolidate, and show their notes at a session's start"`
+
+	// Profiles are named sets of these settings; a profile has none itself.
+	Profiles map[string]File `yaml:"profiles" doc:"named sets of these settings"`
+}
+
+// Bounds are the settings that a trusted workspace's own file and an
+// administrator's requirements can make stricter: numbers are lowered, words and
+// switches get a value that stands further left in the tag tighten.
+type Bounds struct {
+	Git *string `yaml:"git" flag:"git" value:"MODE" group:"Sandbox" default:"ro" enum:"ro commit" tighten:"ro commit" doc:"what commands may do to .git: ro or commit"`
+	// Mode is "bind" unless a layer or the requirements say otherwise.
+	Mode             *string   `yaml:"mode" flag:"mode" value:"MODE" group:"Sandbox" enum:"bind overlay" tighten:"overlay bind" doc:"how the workspace is mounted: bind, or overlay, which leaves it untouched"`
+	OnPrompt         *string   `yaml:"on_prompt" flag:"on-prompt" value:"WHAT" group:"Policy" default:"deny" enum:"deny fail allow" tighten:"deny fail allow" doc:"where nobody can be asked: deny, fail or allow"`
+	RefuseLost       *bool     `yaml:"refuse_lost" flag:"refuse-lost" group:"Sandbox" default:"false" tighten:"true false" doc:"don't run where the sandbox lacks a protection"`
+	InstructionFiles *bool     `yaml:"instruction_files" flag:"instruction-files" group:"Task" default:"true" tighten:"false true" doc:"give the model the workspace's AGENTS.md, as data"`
+	Limits           Limits    `yaml:"limits" doc:"of a run; a key that is missing is no limit"`
+	Resources        Resources `yaml:"resources" doc:"of a sandbox"`
+}
+
+// Limits bound one run. A missing one is no limit, but for rounds.
+type Limits struct {
+	Rounds    *Count        `yaml:"max_rounds" flag:"max-rounds" value:"N" group:"Limits" default:"50" doc:"model calls in the run"`
+	ToolCalls *Count        `yaml:"max_tool_calls" flag:"max-tool-calls" value:"N" group:"Limits" doc:"tool calls in the run"`
+	Tokens    *Count        `yaml:"max_tokens" flag:"max-tokens" value:"N" group:"Limits" doc:"input and output tokens in the run"`
+	Cost      *Dollars      `yaml:"max_cost_usd" flag:"max-cost-usd" value:"USD" group:"Limits" doc:"US dollars that the run may cost, by the price in the model's profile, such as 0.50"`
+	Timeout   *Duration     `yaml:"timeout" flag:"timeout" value:"TIME" group:"Limits" doc:"wall time of the run, such as 10m"`
+	Session   SessionLimits `yaml:"session" doc:"of a session, however many turns it has"`
+}
+
+// SessionLimits bound all turns of one session together.
+type SessionLimits struct {
+	ToolCalls *Count    `yaml:"max_tool_calls" doc:"tool calls in the session"`
+	Tokens    *Count    `yaml:"max_tokens" doc:"input and output tokens in the session"`
+	Cost      *Dollars  `yaml:"max_cost_usd" doc:"US dollars that the session may cost, by the prices of its model"`
+	Timeout   *Duration `yaml:"timeout" doc:"wall time of the session, from when it was opened"`
+}
+
+// Resources bound one sandbox.
+type Resources struct {
+	Memory      *Size     `yaml:"memory" flag:"memory" value:"SIZE" group:"Sandbox" doc:"memory of the sandbox, such as 2GiB"`
+	CPUs        *CPUs     `yaml:"cpus" flag:"cpus" value:"N" group:"Sandbox" doc:"processors of the sandbox, such as 1.5"`
+	PIDs        *Count    `yaml:"pids" flag:"pids" value:"N" group:"Sandbox" doc:"processes and threads in the sandbox"`
+	Tmp         *Size     `yaml:"tmp" flag:"tmp-size" value:"SIZE" group:"Sandbox" doc:"size of /tmp in the sandbox"`
+	Home        *Size     `yaml:"home" doc:"size of the home folder in the sandbox"`
+	Shm         *Size     `yaml:"shm" doc:"size of /dev/shm in the sandbox"`
+	OpenFiles   *Count    `yaml:"open_files" flag:"open-files" value:"N" group:"Sandbox" doc:"open files per process in the sandbox"`
+	CommandTime *Duration `yaml:"command_time" flag:"command-time" value:"TIME" group:"Sandbox" doc:"wall time of one command"`
+}
+
+// Model is one model profile. Selecting it selects all of it.
+type Model struct {
+	Provider        *string   `yaml:"provider" words:"openai replay" doc:"openai (and servers that speak its protocol), or replay"`
+	Model           *string   `yaml:"model" doc:"the model's name at its provider"`
+	BaseURL         *string   `yaml:"base_url" doc:"address of the server, for another one than the provider's own"`
+	APIKeyEnv       *string   `yaml:"api_key_env" doc:"name of the environment variable that holds the key; never the key"`
+	Temperature     *Number   `yaml:"temperature" doc:"sampling temperature"`
+	MaxOutputTokens *Count    `yaml:"max_output_tokens" doc:"tokens of one answer"`
+	ContextWindow   *Count    `yaml:"context_window" doc:"tokens that the model can take"`
+	Price           *Price    `yaml:"price" doc:"US dollars per million tokens; without it the cost is unknown"`
+	MaxRetries      *Retries  `yaml:"max_retries" doc:"times that a request is sent again that failed before its answer began, 0 to 20; 2 by default"`
+	MaxRetryDelay   *Duration `yaml:"max_retry_delay" doc:"longest wait before a request is sent again; 2m by default"`
+	HeaderTimeout   *Duration `yaml:"header_timeout" doc:"longest wait for the first byte of an answer; 10m by default"`
+	IdleTimeout     *Duration `yaml:"idle_timeout" doc:"longest silence within an answer; 2m by default"`
+}
+
+// Price is in US dollars per million tokens.
+type Price struct {
+	Input       Number `yaml:"input" doc:"of input"`
+	CachedInput Number `yaml:"cached_input" doc:"of input that the provider had cached"`
+	Output      Number `yaml:"output" doc:"of output"`
+}
+
+// Policy decides which calls run, prompt or are refused.
+type Policy struct {
+	PolicyRules       `yaml:",inline"`
+	TrustedWorkspaces []string          `yaml:"trusted_workspaces" doc:"folders (from / or ~/ on) at and below which WRITE is auto"`
+	TrustedOverrides  map[string]string `yaml:"trusted_workspace_overrides" names:"none read write execute network" words:"auto prompt_once prompt deny" doc:"modes by class in trusted workspaces" each:"mode of a class in trusted workspaces"`
+}
+
+// PolicyRules are the part of a policy that a workspace's own file can have too.
+type PolicyRules struct {
+	Preset            *string           `yaml:"preset" flag:"policy" value:"PRESET" group:"Policy" words:"strict readonly default sandboxed ci" doc:"strict, readonly, default, sandboxed or ci"`
+	Default           map[string]string `yaml:"default" names:"none read write execute network" words:"auto prompt_once prompt deny" doc:"modes by class" each:"mode of a class"`
+	Tools             map[string]string `yaml:"tools" words:"auto prompt_once prompt deny" doc:"modes by tool: a canonical name, its wire form, or server/*" each:"mode of a tool"`
+	DangerousCommands []string          `yaml:"dangerous_commands" doc:"patterns of commands that are asked about although they are auto: a name and what must be among its arguments"`
+}
+
+// Fetch bounds what the fetch tool may reach.
+type Fetch struct {
+	Allow       FetchRules          `yaml:"allow" flag:"fetch-allow" value:"URLS" group:"Policy" doc:"what the fetch tool may reach: origins and paths; the flag has commas between them"`
+	Private     map[string][]string `yaml:"private" doc:"networks that are not public, by the host of allow that may be there" each:"networks or addresses, such as 10.1.2.0/24"`
+	FetchLimits `yaml:",inline"`
+	Proxy       *string `yaml:"proxy" doc:"http or https proxy that makes the connections; the environment's does not count"`
+}
+
+// FetchLimits bound one fetch, and those of a session together.
+type FetchLimits struct {
+	MaxBytes     *Size     `yaml:"max_bytes" doc:"size of one response, decoded"`
+	Timeout      *Duration `yaml:"timeout" doc:"time of one fetch, redirects included"`
+	SessionBytes *Size     `yaml:"session_bytes" doc:"what a session may exchange with all servers, in both directions"`
+	SessionHosts *Count    `yaml:"session_hosts" doc:"different hosts that a session may fetch from"`
+}
+
+// FetchBounds are the settings of fetches in a workspace's own file and in
+// requirements.
+type FetchBounds struct {
+	Allow         FetchRules `yaml:"allow" doc:"what may be allowed; absent means anything, empty nothing"`
+	RefusePrivate *bool      `yaml:"refuse_private" tighten:"true false" doc:"refuse fetch.private, and fetch.proxy, behind which private networks can't be seen"`
+	FetchLimits   `yaml:",inline"`
+}
+
+// Sandbox holds how sandboxes are started.
+type Sandbox struct {
+	Pool *Count `yaml:"pool" doc:"sandboxes that are started ahead, for a process with many sessions"`
+}
+
+// Docker names the engine, and one of its runtimes.
+type Docker struct {
+	Host    *string `yaml:"host" flag:"docker-host" value:"URL" group:"Sandbox" doc:"Docker engine; DOCKER_HOST and contexts count otherwise"`
+	Runtime *string `yaml:"runtime" flag:"docker-runtime" value:"NAME" group:"Sandbox" doc:"runtime of the Docker engine, such as runsc"`
+}
+
+// HostImage is what image host has beside the machine's /usr.
+type HostImage struct {
+	Toolchains []string `yaml:"toolchains" doc:"absolute folders that are shown read-only at their own path"`
+	Mask       []string `yaml:"mask" doc:"folders below /usr or a toolchain that are hidden"`
+}
+
+// Images holds how images are fetched.
+type Images struct {
+	PlainHTTP []string `yaml:"plain_http" doc:"registries, as host or host:port, that are spoken to without TLS; loopback needs no entry"`
+}
+
+// Programs are absolute paths of what is otherwise found beside the executable
+// or on PATH. Buildctl and Buildah build build:DIR where there is no engine.
+type Programs struct {
+	Guest    *string `yaml:"caisson-guest" doc:"absolute path of caisson-guest"`
+	Runsc    *string `yaml:"runsc" doc:"absolute path of runsc"`
+	Runc     *string `yaml:"runc" doc:"absolute path of runc"`
+	Buildctl *string `yaml:"buildctl" doc:"absolute path of buildctl"`
+	Buildah  *string `yaml:"buildah" doc:"absolute path of buildah"`
+}
+
+// DefaultListen is where caisson serve listens.
+const DefaultListen = "127.0.0.1:8717"
+
+// Serve holds the settings of caisson serve. Its sessions have the rest of the
+// file.
+type Serve struct {
+	Listen      []string               `yaml:"listen" doc:"addresses, HOST:PORT or unix:PATH (absolute); without one 127.0.0.1:8717"`
+	AllowRemote *bool                  `yaml:"allow_remote" doc:"let listen name addresses that other machines reach"`
+	Roots       []string               `yaml:"roots" doc:"absolute folders: the workspaces of sessions are at or below one"`
+	Hosts       []string               `yaml:"hosts" doc:"names, or names and ports, that the server goes by besides localhost and its addresses"`
+	Tokens      map[string]TokenSource `yaml:"tokens" doc:"bearer tokens, by the label of who holds them; without one a token is made at each start" each:"where a token comes from: env or file"`
+	Models      []string               `yaml:"models" doc:"model profiles that clients may name; without it all of models, and the configured model"`
+	Images      []string               `yaml:"images" doc:"images that clients may name besides the configured one"`
+	MaxSessions *Count                 `yaml:"max_sessions" doc:"sessions that live at once"`
+	MaxStreams  *Count                 `yaml:"max_streams" doc:"event streams that one token may have open"`
+	IdleTime    *Duration              `yaml:"idle_time" doc:"how long a session without a turn is kept"`
+	OpenMetrics *bool                  `yaml:"open_metrics" doc:"serve /metrics without a token"`
+}
+
+// TokenSource is where a token comes from, Env or File and never the token
+// itself, and what its holder may do.
+type TokenSource struct {
+	Env   *string  `yaml:"env" doc:"name of the environment variable that holds the token; never the token"`
+	File  *string  `yaml:"file" doc:"absolute path of the file that holds the token"`
+	Roles []string `yaml:"roles" words:"read run approve admin" doc:"what the token's holder may do: read, run (start, message, cancel and end sessions), approve (answer for a call or a session), admin (all of it, answers for good, apply); without it read and run"`
+}
+
+// Tool is a command that the model is offered as a tool of its own. It has
+// either a Command or a Script.
+type Tool struct {
+	Description string     `yaml:"description" doc:"what it does, for the model"`
+	InputSchema ToolSchema `yaml:"input_schema" doc:"JSON Schema of its arguments: strings, numbers, booleans, and lists of these"`
+	Command     []string   `yaml:"command" doc:"the program and its arguments; {{name}} is what the model gives for an argument"`
+	Script      string     `yaml:"script" doc:"a script for sh in place of command; it has its arguments as $ARG_NAME"`
+	Class       string     `yaml:"class" doc:"execute, or write where it only changes files"`
+	Cwd         string     `yaml:"cwd" doc:"working folder, relative to the workspace"`
+	Timeout     Duration   `yaml:"timeout" doc:"time of one run"`
+	Paths       []string   `yaml:"paths" doc:"arguments that are paths of the workspace"`
+	Parallel    bool       `yaml:"parallel" doc:"let calls run beside other commands"`
+
+	declared shell.Declared
+}
+
+// Project is what a workspace's own file can hold. It counts only in a trusted
+// workspace, and makes nothing milder: limits and resources are lowered to it,
+// the policy's modes raised to it. It names no model, address, key, backend,
+// image, engine or program, and takes nothing from the environment.
+type Project struct {
+	Bounds `yaml:",inline"`
+	Policy *PolicyRules `yaml:"policy" doc:"modes that calls have at least"`
+	Fetch  FetchBounds  `yaml:"fetch" doc:"what the fetch tool may reach at most"`
+}
+
+// Requirements is an administrator's file. It makes nothing milder: limits and
+// resources are lowered to it, the policy's modes raised to it, and a choice
+// that it does not allow is an error.
+type Requirements struct {
+	Backends              []string `yaml:"backends" doc:"backends that may be chosen; absent means any"`
+	Images                []string `yaml:"images" doc:"images that may be chosen; one ending in * allows what begins like it"`
+	RefuseRunnerAsOwner   bool     `yaml:"refuse_runner_as_owner" doc:"refuse accept_runner_as_owner"`
+	RefuseSystemWorkspace bool     `yaml:"refuse_system_workspace" doc:"refuse accept_system_workspace"`
+	Bounds                `yaml:",inline"`
+	Policy                *Policy     `yaml:"policy" doc:"modes that calls have at least"`
+	Fetch                 FetchBounds `yaml:"fetch" doc:"what the fetch tool may reach at most"`
+}
+
+// builtin returns the lowest layer: the tags default, and the defaults of
+// libraries. Every setting that has a default has it here, so that requirements
+// are compared with what would count.
+func builtin() File {
+	r, e := limits.DefaultResources(), limits.DefaultEgressBudget()
+	f := File{
+		Concurrency: new(Count(tools.DefaultConcurrency)), ConfirmTimeout: new(Duration(tools.DefaultConfirmTimeout)), Grace: new(Duration(sandbox.DefaultGrace)),
+		Bounds: Bounds{Resources: Resources{
+			Memory: new(Size(r.MemoryBytes)), CPUs: new(CPUs(r.MilliCPUs)), PIDs: new(Count(r.PIDs)),
+			Tmp: new(Size(r.TmpBytes)), Home: new(Size(r.HomeBytes)), Shm: new(Size(r.ShmBytes)),
+			OpenFiles: new(Count(r.OpenFiles)), CommandTime: new(Duration(r.CommandTime)),
+		}},
+		Fetch: Fetch{FetchLimits: FetchLimits{
+			MaxBytes: new(Size(fetch.DefaultMaxBytes)), Timeout: new(Duration(fetch.DefaultTimeout)),
+			SessionBytes: new(Size(e.Bytes)), SessionHosts: new(Count(e.Hosts)),
+		}},
+	}
+	for _, k := range keysOf(reflect.TypeFor[File]()) {
+		text, ok := k.tag.Lookup("default")
+		if !ok {
+			continue
+		}
+		if err := setText(k.in(reflect.ValueOf(&f).Elem()), text, k.list("enum")); err != nil {
+			panic("config: default of " + k.name + ": " + err.Error()) // a tag above is wrong
+		}
+	}
+	return f
+}

@@ -1,0 +1,275 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+)
+
+// field is one key of a struct of settings.
+type field struct {
+	name  string
+	index []int
+	typ   reflect.Type
+	tag   reflect.StructTag
+}
+
+// fields returns the keys of a struct in their order, those of inlined structs
+// among them and profiles aside.
+func fields(t reflect.Type) []field {
+	var out []field
+	for f := range t.Fields() {
+		name, options, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		switch {
+		case options == "inline":
+			for _, inner := range fields(f.Type) {
+				inner.index = slices.Concat(f.Index, inner.index)
+				out = append(out, inner)
+			}
+		case name != "" && name != "-" && f.Type != reflect.TypeFor[map[string]File]():
+			out = append(out, field{name, f.Index, f.Type, f.Tag})
+		}
+	}
+	return out
+}
+
+// list returns the words of one of the field's tags.
+func (f field) list(tag string) []string {
+	if text := f.tag.Get(tag); text != "" {
+		return strings.Fields(text)
+	}
+	return nil
+}
+
+// words returns the words that a setting can have, nil for any.
+func (f field) words() []string { return slices.Concat(f.list("enum"), f.list("words")) }
+
+// key is one key that a file can have. Its name is the whole place, such as
+// limits.max_rounds; NAME stands for what people name themselves.
+type key struct {
+	field
+	name string
+}
+
+// keysOf returns the keys of a file of type t. Those below a map have no index.
+func keysOf(t reflect.Type) []key { return keysBelow("", t, []int{}) }
+
+func keysBelow(above string, t reflect.Type, index []int) []key {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if t.Kind() != reflect.Struct {
+		return nil
+	}
+	var out []key
+	for _, f := range fields(t) {
+		if index == nil {
+			f.index = nil
+		} else {
+			f.index = slices.Concat(index, f.index)
+		}
+		name := joinKey(above, f.name)
+		out = append(append(out, key{f, name}), keysBelow(name, f.typ, f.index)...)
+		if f.typ.Kind() == reflect.Map {
+			entry := field{"NAME", nil, f.typ.Elem(), entryTag(f.tag)}
+			out = append(append(out, key{entry, name + ".NAME"}), keysBelow(name+".NAME", entry.typ, nil)...)
+		}
+	}
+	return out
+}
+
+// entryTag returns the tag of a map's entries.
+func entryTag(of reflect.StructTag) reflect.StructTag {
+	return reflect.StructTag(fmt.Sprintf("doc:%q words:%q", of.Get("each"), of.Get("words")))
+}
+
+// in returns the key's value in a struct of settings, and allocates the structs
+// on the way to it.
+func (k key) in(v reflect.Value) reflect.Value {
+	for _, i := range k.index {
+		if v.Kind() == reflect.Pointer {
+			if v.IsNil() {
+				v.Set(reflect.New(v.Type().Elem()))
+			}
+			v = v.Elem()
+		}
+		v = v.Field(i)
+	}
+	return v
+}
+
+// Setting is one setting that a flag and an environment variable can have.
+type Setting struct {
+	// Flag is the flag's name, Key the key in files.
+	Flag, Key string
+	// Value is the kind of value in help, such as SIZE; "" for a switch.
+	Value string
+	// Group is the group of the flag in help, Usage its text there, Default the
+	// built-in value.
+	Group, Usage, Default string
+	// Words are the allowed values, nil for any.
+	Words []string
+
+	key key
+}
+
+// Settings returns the settings that flags and variables can have.
+func Settings() []Setting {
+	defaults := map[string]string{}
+	for _, v := range flatten(builtin()) {
+		defaults[v.Key] = v.Text
+	}
+	var out []Setting
+	for _, k := range keysOf(reflect.TypeFor[File]()) {
+		if flag := k.tag.Get("flag"); flag != "" {
+			out = append(out, Setting{
+				Flag: flag, Key: k.name, Value: k.tag.Get("value"), Group: k.tag.Get("group"), Usage: k.tag.Get("doc"),
+				Default: defaults[k.name], Words: k.words(), key: k,
+			})
+		}
+	}
+	return out
+}
+
+// EnvPrefix begins the names of our environment variables.
+const EnvPrefix = "CAISSON_"
+
+// Env is the name of the setting's environment variable.
+func (s Setting) Env() string {
+	return EnvPrefix + strings.ToUpper(strings.ReplaceAll(s.Flag, "-", "_"))
+}
+
+// Set parses a value into f. Its error is an [Error] at where.
+func (s Setting) Set(f *File, value, where string) error {
+	if err := setText(s.key.in(reflect.ValueOf(f).Elem()), value, s.key.list("enum")); err != nil {
+		return &Error{Where: where, Message: err.Error()}
+	}
+	return nil
+}
+
+// setText parses a value into a field of settings.
+func setText(dst reflect.Value, text string, enum []string) error {
+	if dst.Kind() != reflect.Pointer {
+		list, ok := reflect.TypeAssert[interface{ setText(string) error }](dst.Addr())
+		if !ok {
+			return fmt.Errorf("a %v can't be written as one value", dst.Type())
+		}
+		return list.setText(text)
+	}
+	v := reflect.New(dst.Type().Elem())
+	switch to := v.Interface().(type) {
+	case *string:
+		*to = text
+		if text == "" {
+			return errors.New("the value is empty")
+		}
+		if enum != nil && !slices.Contains(enum, text) {
+			return fmt.Errorf("%q is none of %s", text, strings.Join(enum, ", "))
+		}
+	case *bool:
+		switch strings.ToLower(text) {
+		case "true", "1", "yes", "on":
+			*to = true
+		case "false", "0", "no", "off":
+		default:
+			return fmt.Errorf("%q is neither true nor false", text)
+		}
+	case yaml.NodeUnmarshaler:
+		err := to.UnmarshalYAML(&ast.StringNode{Value: text})
+		if e, ok := errors.AsType[*Error](err); ok {
+			return errors.New(e.Message)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	dst.Set(v)
+	return nil
+}
+
+// Over returns f with everything that upper sets laid over it. Profiles stay.
+func (f File) Over(upper File) File {
+	overlay(reflect.ValueOf(&f).Elem(), reflect.ValueOf(upper))
+	return f
+}
+
+// overlay sets what upper sets. A map keeps its other entries, a list is
+// replaced.
+func overlay(v, upper reflect.Value) {
+	switch v.Kind() {
+	case reflect.Struct:
+		for _, f := range fields(v.Type()) {
+			overlay(v.FieldByIndex(f.index), upper.FieldByIndex(f.index))
+		}
+	case reflect.Map:
+		if upper.Len() == 0 {
+			return
+		}
+		merged := reflect.MakeMap(v.Type())
+		for _, m := range []reflect.Value{v, upper} {
+			for _, k := range m.MapKeys() {
+				merged.SetMapIndex(k, m.MapIndex(k))
+			}
+		}
+		v.Set(merged)
+	default:
+		if policy, ok := reflect.TypeAssert[*Policy](v); ok {
+			u, _ := reflect.TypeAssert[*Policy](upper)
+			upper = reflect.ValueOf(policy.over(u))
+		}
+		if !upper.IsNil() {
+			v.Set(upper)
+		}
+	}
+}
+
+// tighten makes the settings of v as strict as those of bound: numbers that are
+// larger or missing are lowered, words and switches that are milder replaced.
+func tighten(v, bound reflect.Value) {
+	for _, f := range fields(v.Type()) {
+		have, want := v.FieldByIndex(f.index), bound.FieldByIndex(f.index)
+		switch {
+		case f.typ.Kind() == reflect.Struct:
+			tighten(have, want)
+		case want.IsNil():
+		case have.IsNil(),
+			have.Elem().CanInt() && want.Elem().Int() < have.Elem().Int(),
+			!have.Elem().CanInt() && f.milder(have, want):
+			have.Set(want)
+		}
+	}
+}
+
+// milder reports whether a word or switch is milder than another.
+func (f field) milder(v, than reflect.Value) bool {
+	order := f.list("tighten")
+	return slices.Index(order, wordOf(v)) > slices.Index(order, wordOf(than))
+}
+
+// wordOf returns the text of a pointer to a word or switch.
+func wordOf(v reflect.Value) string {
+	if v.Elem().Kind() == reflect.Bool {
+		return strconv.FormatBool(v.Elem().Bool())
+	}
+	return v.Elem().String()
+}
+
+// checkWords refuses words that are not among those of their tag enum. Its
+// error is an [Error] at the key below prefix.
+func checkWords(prefix string, v reflect.Value) error {
+	for _, k := range keysOf(v.Type()) {
+		if k.list("enum") == nil || k.index == nil {
+			continue
+		}
+		if word := v.FieldByIndex(k.index); !word.IsNil() && !slices.Contains(k.list("enum"), word.Elem().String()) {
+			return &Error{Where: prefix + k.name, Message: fmt.Sprintf("%q is none of %s", word.Elem().String(), strings.Join(k.list("enum"), ", "))}
+		}
+	}
+	return nil
+}
