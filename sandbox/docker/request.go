@@ -69,7 +69,7 @@ func (p plan) build() request {
 			// The container has a network namespace with nothing but a loopback
 			// either way; this keeps the engine from starting itself once more
 			// to attach it to no network, which takes longer than the container
-			// (docs/decisions/0025).
+			// (docs/design/backends.md#no-network-without-the-engines-hook).
 			NetworkDisabled: true,
 			Labels:          p.labels,
 			AttachStdin:     true,
