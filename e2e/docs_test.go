@@ -239,7 +239,7 @@ var unrevised = []string{
 	"README.md", "SECURITY.md", "docs/acceptance.md", "docs/approvals.md", "docs/architecture.md", "docs/benchmarks.md",
 	"docs/ci.md", "docs/configuration.md", "docs/conformance.md", "docs/design/counts.md", "docs/doctor.md",
 	"docs/exit-status.md", "docs/fetch.md", "docs/http.md", "docs/mutation.md", "docs/records.md", "docs/sandbox.md",
-	"docs/specification.md", "docs/testing.md", "docs/tools.md", "docs/workspace.md", "examples/http/README.md",
+	"docs/settings.md", "docs/specification.md", "docs/testing.md", "docs/tools.md", "docs/workspace.md", "examples/http/README.md",
 }
 
 // TestProse holds the language of the documents: no phrase of the old dialect,
