@@ -116,7 +116,11 @@ func (r *redactor) eachKnown(text []byte, found func(from, to int, mark []byte))
 
 // quotedInner is a text as it stands between the quotes of JSON.
 func quotedInner(text string) string {
-	quoted, _ := marshal(text) // which works for every string
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	enc.SetEscapeHTML(false)
+	_ = enc.Encode(text) // which works for every string
+	quoted := bytes.TrimSuffix(buf.Bytes(), []byte("\n"))
 	return string(quoted[1 : len(quoted)-1])
 }
 

@@ -3,29 +3,16 @@ package runner
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
-	"go.uber.org/zap"
 	"pgregory.net/rapid"
 
-	"github.com/caisson-run/caisson/loop"
-	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/runner/internal/secrettest"
 )
-
-// secretText is what keys and passwords are made of, and what JSON, HTML and
-// patterns find hard.
-var secretText = rapid.StringOfN(rapid.RuneFrom([]rune("abcXYZ0189-_./+=\"\\<>&'% ü\u2028\t")), minSecretBytes, 40, -1)
-
-// fillers are what stands around them.
-var fillers = rapid.SampledFrom([]string{"", " ", "x", "\n", "some words ", "-", "sk-", "[redacted:", `\`, `"`, "é", "\x1b[0m", strings.Repeat("padding ", 700), strings.Repeat("k", 5000)})
 
 // TestKnownSecretsAreReplacedWhole redacts texts in which secrets are alike, follow
 // one another or overlap.
@@ -88,39 +75,14 @@ func TestStringsOfJSONAreRedacted(t *testing.T) {
 	}
 }
 
-// drawSecrets draws secrets of which none is in the marks or the fillers.
-func drawSecrets(t *rapid.T) []Secret {
+// drawSecrets draws secrets, and returns their values too.
+func drawSecrets(t *rapid.T) ([]Secret, []string) {
 	var secrets []Secret
-	for i, value := range rapid.SliceOfNDistinct(secretText, 1, 3, rapid.ID).Draw(t, "secrets") {
-		if strings.Contains(strings.Repeat("padding ", 7), value) || strings.Trim(value, "k- x") == "" {
-			value += "Q9Z"
-		}
-		secrets = append(secrets, Secret{fmt.Sprintf("KEY_%d", i), value})
+	values := secrettest.DrawValues(t)
+	for i, v := range values {
+		secrets = append(secrets, Secret{fmt.Sprintf("KEY_%d", i), v})
 	}
-	return secrets
-}
-
-// drawText draws a text with secrets in it.
-func drawText(t *rapid.T, secrets []Secret) string {
-	var b strings.Builder
-	for range rapid.IntRange(1, 6).Draw(t, "parts") {
-		b.WriteString(fillers.Draw(t, "before"))
-		b.WriteString(rapid.SampledFrom(secrets).Draw(t, "secret").Value)
-	}
-	b.WriteString(fillers.Draw(t, "after"))
-	return b.String()
-}
-
-// leak says which secret a text has, as it is or as JSON writes it.
-func leak(text string, secrets []Secret) string {
-	for _, s := range secrets {
-		for _, form := range []string{s.Value, quotedInner(s.Value)} {
-			if strings.Contains(text, form) {
-				return s.Name + " " + form
-			}
-		}
-	}
-	return ""
+	return secrets, values
 }
 
 // TestNoChunkingLetsASecretThrough writes texts with secrets in pieces of any
@@ -128,8 +90,8 @@ func leak(text string, secrets []Secret) string {
 func TestNoChunkingLetsASecretThrough(t *testing.T) {
 	naive := 0
 	rapid.Check(t, func(t *rapid.T) {
-		secrets := drawSecrets(t)
-		text := []byte(strings.Repeat(" ", rapid.SampledFrom([]int{0, redactChunk - 20, redactChunk + redactHold - 30}).Draw(t, "offset")) + drawText(t, secrets))
+		secrets, values := drawSecrets(t)
+		text := []byte(strings.Repeat(" ", rapid.SampledFrom([]int{0, redactChunk - 20, redactChunk + redactHold - 30}).Draw(t, "offset")) + secrettest.DrawText(t, values))
 		r := newRedactor(secrets)
 		var out, pieces bytes.Buffer
 		s := r.stream(&out)
@@ -150,10 +112,10 @@ func TestNoChunkingLetsASecretThrough(t *testing.T) {
 		if err := s.close(); err != nil {
 			t.Fatal(err)
 		}
-		if got := leak(out.String(), secrets); got != "" {
+		if got := secrettest.FindLeak(out.String(), values); got != "" {
 			t.Fatalf("%s got through", got)
 		}
-		if leak(pieces.String(), secrets) != "" {
+		if secrettest.FindLeak(pieces.String(), values) != "" {
 			naive++
 		}
 		if !bytes.Contains(out.Bytes(), []byte("[redacted:KEY_")) {
@@ -165,130 +127,18 @@ func TestNoChunkingLetsASecretThrough(t *testing.T) {
 	}
 }
 
-// TestNoRecordHasASecret puts secrets into every kind of place of a record:
-// texts, arguments as a model wrote them with escapes of its choice, arguments
-// that are no JSON, names, long values. No file of the session has one.
-func TestNoRecordHasASecret(t *testing.T) {
-	naive, rounds, base := 0, 0, t.TempDir()
-	rapid.Check(t, func(t *rapid.T) {
-		secrets := drawSecrets(t)
-		rounds++
-		dir := filepath.Join(base, strconv.Itoa(rounds))
-		if err := os.Mkdir(dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		defer os.RemoveAll(dir)
-		r, err := NewRecorder(RecorderOptions{Dir: dir, Session: "ses_01JD0000000000000000000000", Secrets: secrets})
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.fsync = func(*os.File) error { return nil }
-		text := drawText(t, secrets)
-		escaped := escapeSome(t, text)
-		result := text
-		if rapid.IntRange(0, 4).Draw(t, "a long one") == 0 {
-			result += strings.Repeat(text, 70_000/len(text)+1)
-		}
-		for _, p := range []Payload{
-			Warning{Message: text},
-			Message{Role: loop.RoleAssistant, Blocks: []loop.Block{
-				{ToolUse: &loop.ToolUse{Input: json.RawMessage(`{"command":"` + escaped + `"}`)}},
-				{ToolUse: &loop.ToolUse{Input: json.RawMessage(`{}`), InputError: "no object", Raw: `{"command":"` + quotedInner(text)}},
-			}},
-			Message{Role: loop.RoleTool, Blocks: []loop.Block{{ToolResult: &loop.ToolResult{Content: []tools.Block{{Text: result}}}}}},
-			ToolCompleted{Metadata: map[string]any{text: []any{text}}, FilesModified: []string{text}},
-		} {
-			if _, err := r.Write(Entry{Actor: ActorTool, Payload: p}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := r.Close(); err != nil {
-			t.Fatal(err)
-		}
-		err = filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
-			if err != nil || d.IsDir() {
-				return err
-			}
-			got, err := os.ReadFile(path)
-			if found := leak(string(got), secrets); found != "" {
-				t.Fatalf("%s has %s", d.Name(), found)
-			}
-			return err
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		trace, err := os.ReadFile(filepath.Join(dir, TraceFile))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for line := range bytes.Lines(trace) {
-			var all any
-			if err := json.Unmarshal(line, &all); err != nil {
-				t.Fatalf("a record is no JSON any more: %v", err)
-			}
-			everyString(all, func(s string) {
-				if found := leak(s, secrets); found != "" {
-					t.Fatalf("a text of a record has %s", found)
-				}
-			})
-		}
-		// The control: without reading escapes, a model's spelling hides a key.
-		var decoded string
-		if json.Unmarshal(newRedactor(secrets).bytes([]byte(`"`+escaped+`"`)), &decoded) == nil && leak(decoded, secrets) != "" {
-			naive++
-		}
-	})
-	if naive == 0 {
-		t.Error("escapes hide no key from the naive way: the test writes none")
-	}
-}
-
-// escapeSome writes a text as JSON with escapes that it does not need.
-func escapeSome(t *rapid.T, text string) string {
-	var b strings.Builder
-	every := rapid.IntRange(1, 9).Draw(t, "escape every")
-	for i, r := range []rune(text) {
-		switch {
-		case i%every == 0 && r <= 0xffff:
-			fmt.Fprintf(&b, `\u%04x`, r)
-		case r == '/':
-			b.WriteString(`\/`)
-		default:
-			b.WriteString(quotedInner(string(r)))
-		}
-	}
-	return b.String()
-}
-
-func everyString(v any, visit func(string)) {
-	switch v := v.(type) {
-	case string:
-		visit(v)
-	case []any:
-		for _, e := range v {
-			everyString(e, visit)
-		}
-	case map[string]any:
-		for k, e := range v {
-			visit(k)
-			everyString(e, visit)
-		}
-	}
-}
-
 // TestRedactedJSONMeansTheSame but for what was replaced: JSON stays JSON, and
 // one without secrets stays as it is, byte for byte.
 func TestRedactedJSONMeansTheSame(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		secrets := drawSecrets(t)
+		secrets, values := drawSecrets(t)
 		text := rapid.String().Draw(t, "text")
-		before := []byte(`{"a\/b":"` + escapeSome(t, text) + `","c":[1,"\ud83d\ude00\ud83d","\\u0041","\u0000\u202e"]}`)
+		before := []byte(`{"a\/b":"` + secrettest.DrawEscaped(t, text) + `","c":[1,"\ud83d\ude00\ud83d","\\u0041","\u0000\u202e"]}`)
 		r := newRedactor(secrets)
-		if leak(text, secrets) == "" && string(r.bytes([]byte(text))) == text && !bytes.Equal(r.json(before), before) {
+		if secrettest.FindLeak(text, values) == "" && string(r.bytes([]byte(text))) == text && !bytes.Equal(r.json(before), before) {
 			t.Fatalf("%s was changed", before)
 		}
-		after := r.json([]byte(`{"x":"` + escapeSome(t, drawText(t, secrets)) + `","y":` + string(before) + `}`))
+		after := r.json([]byte(`{"x":"` + secrettest.DrawEscaped(t, secrettest.DrawText(t, values)) + `","y":` + string(before) + `}`))
 		if !json.Valid(after) {
 			t.Fatalf("no JSON: %s", after)
 		}
@@ -300,80 +150,12 @@ func TestRedactedJSONMeansTheSame(t *testing.T) {
 	}
 }
 
-// TestPatchAndReportHaveNoSecret looks at what stands beside the trace.
-func TestPatchAndReportHaveNoSecret(t *testing.T) {
-	secret := Secret{"KEY", `a<b>&c"d-secret`}
-	s := &Session{dir: t.TempDir(), opts: Options{Secrets: []Secret{secret}}}
-	diff := "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\n+key = " + secret.Value + "\n"
-	r := Report{Patch: diff, SessionEnded: SessionEnded{Answer: "the key is " + secret.Value, Problem: &Problem{Cause: secret.Value}}}
-	if err := s.writePatch(&r); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.writeReport(r); err != nil {
-		t.Fatal(err)
-	}
-	patch, err := os.ReadFile(filepath.Join(s.dir, "workspace.patch"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if want := "# keys were left out of this diff: it does not apply as it is\n" + strings.Replace(diff, secret.Value, "[redacted:KEY]", 1); string(patch) != want {
-		t.Errorf("patch %q, want %q", patch, want)
-	}
-	if r.Patch != diff {
-		t.Error("the user's own patch was changed")
-	}
-	var got Report
-	text, err := os.ReadFile(filepath.Join(s.dir, "report.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(text, &got); err != nil || got.Answer != "the key is [redacted:KEY]" || got.Problem.Cause != "[redacted:KEY]" {
-		t.Errorf("report %s, %v", text, err)
-	}
-	// Without a secret both are as they are.
-	r.Patch = "-a\n+b\n"
-	if err := s.writePatch(&r); err != nil {
-		t.Fatal(err)
-	}
-	if patch, _ := os.ReadFile(filepath.Join(s.dir, "workspace.patch")); string(patch) != r.Patch {
-		t.Errorf("patch %q", patch)
-	}
-}
-
-// TestLogHasNoSecret writes entries as they are written for operators.
-func TestLogHasNoSecret(t *testing.T) {
-	state := t.TempDir()
-	if err := os.Chmod(state, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	secrets := []Secret{{"KEY", "pass\"word\\with\nall"}, {"OTHER", "an ordinary one"}}
-	f, err := NewFolder(state, secrets)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f.Log.Info("the key is "+secrets[0].Value, zap.String("url", "https://x/?k="+secrets[1].Value), zap.Error(errors.New(secrets[0].Value)))
-	text, err := os.ReadFile(filepath.Join(f.Dir, LogFile))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var entry map[string]any
-	if err := json.Unmarshal(text, &entry); err != nil {
-		t.Fatalf("%v: %s", err, text)
-	}
-	everyString(entry, func(s string) {
-		if found := leak(s, secrets); found != "" {
-			t.Errorf("the log has %s", found)
-		}
-	})
-	if entry["msg"] != "the key is [redacted:KEY]" || entry["error"] != "[redacted:KEY]" {
-		t.Errorf("entry %s", text)
-	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+// TestLogWriter writes an entry of a log, and one that can't be written.
+func TestLogWriter(t *testing.T) {
+	text := []byte(`{"msg":"the key is pass\"word"}` + "\n")
 	_, closed := io.Pipe()
 	_ = closed.Close()
-	r := newRedactor(secrets)
+	r := newRedactor([]Secret{{"KEY", `pass"word`}})
 	if n, err := r.writer(io.Discard).Write(text); n != len(text) || err != nil {
 		t.Errorf("%d, %v", n, err)
 	}

@@ -140,3 +140,22 @@ func (w *RedactingWriter) Close() error { return w.s.close() }
 
 // Changed says whether anything was replaced.
 func (w *RedactingWriter) Changed() bool { return w.s.changed }
+
+// settle writes what is held back, but for what may be the beginning of a
+// secret: of a key of a known shape or a part of a URL, of a known value, or of a
+// private key.
+func (s *redactedStream) settle() error {
+	cut := len(s.buf)
+	for cut > 0 && holdsTogether(s.buf[cut-1]) && len(s.buf)-cut < s.hold {
+		cut--
+	}
+	for {
+		begin := pemCut(s.buf[:cut], cut)
+		from := max(begin-s.hold, 0)
+		begin = from + s.r.unfinished(s.buf[from:begin])
+		if begin == cut {
+			return s.emit(cut)
+		}
+		cut = begin
+	}
+}

@@ -1,0 +1,49 @@
+package runner
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestPatchAndReportHaveNoSecret looks at what stands beside the trace.
+func TestPatchAndReportHaveNoSecret(t *testing.T) {
+	secret := Secret{"KEY", `a<b>&c"d-secret`}
+	s := &Session{dir: t.TempDir(), opts: Options{Secrets: []Secret{secret}}}
+	diff := "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\n+key = " + secret.Value + "\n"
+	r := Report{Patch: diff, SessionEnded: SessionEnded{Answer: "the key is " + secret.Value, Problem: &Problem{Cause: secret.Value}}}
+	if err := s.writePatch(&r); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.writeReport(r); err != nil {
+		t.Fatal(err)
+	}
+	patch, err := os.ReadFile(filepath.Join(s.dir, "workspace.patch"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "# keys were left out of this diff: it does not apply as it is\n" + strings.Replace(diff, secret.Value, "[redacted:KEY]", 1); string(patch) != want {
+		t.Errorf("patch %q, want %q", patch, want)
+	}
+	if r.Patch != diff {
+		t.Error("the user's own patch was changed")
+	}
+	var got Report
+	text, err := os.ReadFile(filepath.Join(s.dir, "report.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(text, &got); err != nil || got.Answer != "the key is [redacted:KEY]" || got.Problem.Cause != "[redacted:KEY]" {
+		t.Errorf("report %s, %v", text, err)
+	}
+	// Without a secret both are as they are.
+	r.Patch = "-a\n+b\n"
+	if err := s.writePatch(&r); err != nil {
+		t.Fatal(err)
+	}
+	if patch, _ := os.ReadFile(filepath.Join(s.dir, "workspace.patch")); string(patch) != r.Patch {
+		t.Errorf("patch %q", patch)
+	}
+}
