@@ -360,8 +360,8 @@ func (g *backgroundLog) open() (shell.Kept, error) {
 				g.full, k.Whole = true, false
 			}
 		}
-		k.Size += s.wrote
-		k.Redacted = k.Redacted || s.changed
+		k.Size += s.Written()
+		k.Redacted = k.Redacted || s.Changed()
 	}
 	return k, nil
 }
@@ -371,7 +371,7 @@ func (g *backgroundLog) open() (shell.Kept, error) {
 func (g *backgroundLog) last() []byte {
 	hold := tailHold
 	for _, s := range g.streams {
-		hold = max(hold, s.hold)
+		hold = max(hold, s.HoldBytes())
 	}
 	text := g.tail[min(hold, len(g.tail)):]
 	if i := bytes.IndexByte(text, '\n'); i >= 0 {
@@ -388,7 +388,7 @@ func (g *backgroundLog) close() (total int64) {
 		return g.total
 	}
 	for _, s := range g.streams {
-		if err := s.close(); err != nil {
+		if err := s.Close(); err != nil {
 			g.full = true
 		}
 	}

@@ -194,14 +194,14 @@ func (c *capture) end(s sandbox.Stream, total int64) string {
 			c.keep(s.Tail)
 		}
 	}
-	if err := c.safe.close(); err != nil {
+	if err := c.safe.Close(); err != nil {
 		c.full = true
 	}
 	if err := c.file.Close(); err != nil {
 		c.full = true
 	}
 	return c.spill.keep(c.name, keptOutput{
-		size: c.safe.wrote, total: total, redacted: c.safe.changed,
+		size: c.safe.Written(), total: total, redacted: c.safe.Changed(),
 		whole: !c.full && s.Live+int64(len(s.Tail)) >= total,
 	})
 }

@@ -190,7 +190,7 @@ func configValues(text string) func(yield func(key, value string) bool) {
 			switch {
 			case text == "":
 				return
-			case isOneOf(text[0], "#;"):
+			case text[0] == '#' || text[0] == ';':
 				_, text, _ = strings.Cut(text, "\n")
 				continue
 			case text[0] == '[':
@@ -258,7 +258,7 @@ func cutValue(text string) (value, rest string) {
 			}
 		case c == '"':
 			quoted = !quoted
-		case isOneOf(c, "#;") && !quoted:
+		case (c == '#' || c == ';') && !quoted:
 			comment = true
 		default:
 			out.WriteByte(c)

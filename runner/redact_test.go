@@ -109,7 +109,7 @@ func TestNoChunkingLetsASecretThrough(t *testing.T) {
 		for piece := range slices.Chunk(bytes.TrimLeft(text, " "), minSecretBytes-1) {
 			pieces.Write(r.bytes(piece))
 		}
-		if err := s.close(); err != nil {
+		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}
 		if got := secrettest.FindLeak(out.String(), values); got != "" {

@@ -2,11 +2,6 @@ package runner
 
 import (
 	"bytes"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/rsa"
-	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
@@ -14,10 +9,11 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/caisson-run/caisson/runner/internal/secrettest"
 )
 
 // streamed redacts a text in pieces of a size, as it comes from a command.
@@ -32,26 +28,8 @@ func streamed(t *testing.T, r *redactor, text string, piece int) string {
 		}
 		rest = rest[n:]
 	}
-	if err := s.close(); err != nil {
+	if err := s.Close(); err != nil {
 		t.Fatal(err)
-	}
-	return out.String()
-}
-
-// lowerEscapes writes the hex digits of %XX in lower case, as some programs do.
-func lowerEscapes(text string) string {
-	return regexp.MustCompile(`%..`).ReplaceAllStringFunc(text, strings.ToLower)
-}
-
-// percentEvery percent-encodes each nth byte.
-func percentEvery(s string, n int, format string) string {
-	var out strings.Builder
-	for i := range len(s) {
-		if i%n == 0 {
-			fmt.Fprintf(&out, format, s[i])
-			continue
-		}
-		out.WriteByte(s[i])
 	}
 	return out.String()
 }
@@ -68,17 +46,19 @@ func TestEncodedSecrets(t *testing.T) {
 		"base64 of URLs":   func(s string) string { return base64.RawURLEncoding.EncodeToString([]byte("a?" + s + "??")) },
 		"a query":          url.QueryEscape,
 		"a path":           url.PathEscape,
-		"lower case":       func(s string) string { return lowerEscapes(url.QueryEscape(s)) },
+		"lower case":       func(s string) string { return secrettest.LowerEscapes(url.QueryEscape(s)) },
 		"user information": func(s string) string { return url.UserPassword("x", s).String() },
-		"each byte":        func(s string) string { return percentEvery(s, 1, "%%%02X") },
-		"some bytes":       func(s string) string { return percentEvery(s, 3, "%%%02x") },
+		"each byte":        func(s string) string { return secrettest.PercentEncode(s, 1, "%%%02X") },
+		"some bytes":       func(s string) string { return secrettest.PercentEncode(s, 3, "%%%02x") },
 		"mixed case": func(s string) string {
-			return percentEvery(s[:3], 1, "%%%02X") + percentEvery(s[3:], 1, "%%%02x")
+			return secrettest.PercentEncode(s[:3], 1, "%%%02X") + secrettest.PercentEncode(s[3:], 1, "%%%02x")
 		},
-		"twice":             func(s string) string { return percentEvery(percentEvery(s, 1, "%%%02X"), 3, "%%%02x") },
+		"twice": func(s string) string {
+			return secrettest.PercentEncode(secrettest.PercentEncode(s, 1, "%%%02X"), 3, "%%%02x")
+		},
 		"a query in a path": func(s string) string { return url.PathEscape(url.QueryEscape(s)) },
-		"JSON":              quotedInner,
-		"JSON in JSON":      func(s string) string { return quotedInner(`{"k":"` + quotedInner(s) + `"}`) },
+		"JSON":              secrettest.Quote,
+		"JSON in JSON":      func(s string) string { return secrettest.Quote(`{"k":"` + secrettest.Quote(s) + `"}`) },
 		"JSON for HTML": func(s string) string {
 			text, err := json.Marshal(s)
 			if err != nil {
@@ -112,37 +92,6 @@ func TestEncodedSecrets(t *testing.T) {
 	}
 }
 
-// privateKeys are keys as programs write them.
-func privateKeys(t *testing.T) map[string]string {
-	t.Helper()
-	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ecKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pkcs8, err := x509.MarshalPKCS8PrivateKey(rsaKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	sec1, err := x509.MarshalECPrivateKey(ecKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	block := func(kind string, headers map[string]string, der []byte) string {
-		return string(encodePEM(kind, headers, der))
-	}
-	return map[string]string{
-		"PKCS 8":    block("PRIVATE KEY", nil, pkcs8),
-		"EC":        block("EC PRIVATE KEY", nil, sec1),
-		"encrypted": block("RSA PRIVATE KEY", map[string]string{"Proc-Type": "4,ENCRYPTED", "DEK-Info": "AES-128-CBC,00112233445566778899AABBCCDDEEFF"}, pkcs8),
-		"OpenSSH":   block("OPENSSH PRIVATE KEY", nil, pkcs8[:400]),
-		"OpenPGP":   "-----BEGIN PGP PRIVATE KEY BLOCK-----\nVersion: GnuPG v2\n\n" + strings.TrimPrefix(strings.Replace(block("X", nil, pkcs8), "-----END X-----", "=aB3/\n-----END PGP PRIVATE KEY BLOCK-----", 1), "-----BEGIN X-----\n"),
-	}
-}
-
 func encodePEM(kind string, headers map[string]string, der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: kind, Headers: headers, Bytes: der})
 }
@@ -151,7 +100,7 @@ func encodePEM(kind string, headers map[string]string, der []byte) []byte {
 // them, also where they are cut by the borders of a stream or by head.
 func TestPrivateKeys(t *testing.T) {
 	r := newRedactor(nil)
-	for kind, key := range privateKeys(t) {
+	for kind, key := range secrettest.PrivateKeys(t) {
 		lines := strings.Split(strings.TrimSpace(key), "\n")
 		numbered, diff := "", ""
 		for i, line := range lines {

@@ -52,8 +52,8 @@ func (s *redactedStream) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// close writes what was held back.
-func (s *redactedStream) close() error { return s.emit(len(s.buf)) }
+// Close writes what was held back. It does not close the writer below.
+func (s *redactedStream) Close() error { return s.emit(len(s.buf)) }
 
 // border gives a place at or before at where no secret is cut: before a byte
 // that is in no key, and in no known secret. A run of key bytes that is longer
@@ -121,25 +121,20 @@ func (s *redactedStream) emit(n int) error {
 	return err
 }
 
-// RedactingWriter hands on what is written to it without secrets, across the
-// borders of writes: for exports. It belongs to one goroutine.
-type RedactingWriter struct{ s *redactedStream }
-
-// NewRedactingWriter writes to w, which stays the caller's. Keys of well-known
-// shapes are secrets without being named.
-func NewRedactingWriter(w io.Writer, secrets []Secret) *RedactingWriter {
-	return &RedactingWriter{newRedactor(secrets).stream(w)}
+// NewRedactingWriter is temporary.
+func NewRedactingWriter(w io.Writer, secrets []Secret) *redactedStream {
+	return newRedactor(secrets).stream(w)
 }
 
-// Write takes a piece. Its error is the writer's.
-func (w *RedactingWriter) Write(p []byte) (int, error) { return w.s.Write(p) }
+// Changed reports whether anything was replaced so far.
+func (s *redactedStream) Changed() bool { return s.changed }
 
-// Close writes what was held back for what might follow. It does not close the
-// writer below.
-func (w *RedactingWriter) Close() error { return w.s.close() }
+// Written returns the number of bytes that were written so far.
+func (s *redactedStream) Written() int64 { return s.wrote }
 
-// Changed says whether anything was replaced.
-func (w *RedactingWriter) Changed() bool { return w.s.changed }
+// HoldBytes returns how much of the end of the stream may be held back: no secret
+// is longer.
+func (s *redactedStream) HoldBytes() int { return s.hold }
 
 // settle writes what is held back, but for what may be the beginning of a
 // secret: of a key of a known shape or a part of a URL, of a known value, or of a

@@ -4,11 +4,14 @@ package runner
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"strings"
 	"testing"
+
+	"github.com/caisson-run/caisson/runner/internal/secrettest"
 )
 
 // TestSecretsAreFoundAcrossBorders puts secrets at every place of a stream that
@@ -31,7 +34,7 @@ func TestSecretsAreFoundAcrossBorders(t *testing.T) {
 					}
 					rest = rest[n:]
 				}
-				if err := s.close(); err != nil {
+				if err := s.Close(); err != nil {
 					t.Fatal(err)
 				}
 				name := fmt.Sprintf("%q, pieces of %d, at %d", filler, pieces, at)
@@ -61,7 +64,7 @@ func TestSecretsAreFoundAcrossBorders(t *testing.T) {
 func TestLongSecretsInStreams(t *testing.T) {
 	for _, secret := range []string{strings.Repeat("ab. ", 600), strings.Repeat("ab. ", 5000)} {
 		r := newRedactor([]Secret{{"LONG", secret}})
-		for name, form := range map[string]string{"as it is": secret, "encoded": percentEvery(secret, 2, "%%%02X")} {
+		for name, form := range map[string]string{"as it is": secret, "encoded": secrettest.PercentEncode(secret, 2, "%%%02X")} {
 			before, after := strings.Repeat("-\n", redactChunk/2-5), strings.Repeat("\n", 6*len(secret)+redactHold)
 			if got := streamed(t, r, before+form+after, redactHold); got != before+"[redacted:LONG]"+after {
 				t.Errorf("%d bytes, %s: %d bytes came through", len(secret), name, len(got)-len(before)-len(after))
@@ -130,14 +133,19 @@ func TestWhatStreamsRemember(t *testing.T) {
 	}
 }
 
-// TestRedactingWriterThatFails: the error of the writer below is the caller's, from
+// brokenWriter fails every write.
+type brokenWriter struct{}
+
+func (brokenWriter) Write([]byte) (int, error) { return 0, errors.New("no space left") }
+
+// TestWriterThatFails: the error of the writer below is the caller's, from
 // Write or, for what was held, from Close.
-func TestRedactingWriterThatFails(t *testing.T) {
-	w := NewRedactingWriter(failingWriter{}, nil)
+func TestWriterThatFails(t *testing.T) {
+	w := newRedactor(nil).stream(brokenWriter{})
 	if n, err := w.Write(make([]byte, 2*redactChunk)); n != 0 || err == nil {
 		t.Errorf("%d, %v", n, err)
 	}
-	w = NewRedactingWriter(failingWriter{}, nil)
+	w = newRedactor(nil).stream(brokenWriter{})
 	if n, err := w.Write([]byte("x")); n != 1 || err != nil {
 		t.Errorf("%d, %v", n, err)
 	}
@@ -161,7 +169,7 @@ func FuzzRedactedStream(f *testing.F) {
 			_, _ = s.Write(rest[:n])
 			rest = rest[n:]
 		}
-		if err := s.close(); err != nil {
+		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}
 		if bytes.Contains(out.Bytes(), []byte(secret)) {

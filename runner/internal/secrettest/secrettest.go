@@ -3,9 +3,17 @@
 package secrettest
 
 import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
+	"regexp"
 	"strings"
+	"testing"
 
 	"pgregory.net/rapid"
 )
@@ -94,5 +102,54 @@ func VisitStrings(v any, visit func(string)) {
 			visit(k)
 			VisitStrings(e, visit)
 		}
+	}
+}
+
+// LowerEscapes writes the hex digits of %XX in lower case, as some programs do.
+func LowerEscapes(text string) string {
+	return regexp.MustCompile(`%..`).ReplaceAllStringFunc(text, strings.ToLower)
+}
+
+// PercentEncode percent-encodes each nth byte.
+func PercentEncode(s string, n int, format string) string {
+	var out strings.Builder
+	for i := range len(s) {
+		if i%n == 0 {
+			fmt.Fprintf(&out, format, s[i])
+			continue
+		}
+		out.WriteByte(s[i])
+	}
+	return out.String()
+}
+
+// PrivateKeys returns keys in the formats that programs write, by their names.
+func PrivateKeys(t testing.TB) map[string]string {
+	t.Helper()
+	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ecKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pkcs8, err := x509.MarshalPKCS8PrivateKey(rsaKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sec1, err := x509.MarshalECPrivateKey(ecKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	block := func(kind string, headers map[string]string, der []byte) string {
+		return string(pem.EncodeToMemory(&pem.Block{Type: kind, Headers: headers, Bytes: der}))
+	}
+	return map[string]string{
+		"PKCS 8":    block("PRIVATE KEY", nil, pkcs8),
+		"EC":        block("EC PRIVATE KEY", nil, sec1),
+		"encrypted": block("RSA PRIVATE KEY", map[string]string{"Proc-Type": "4,ENCRYPTED", "DEK-Info": "AES-128-CBC,00112233445566778899AABBCCDDEEFF"}, pkcs8),
+		"OpenSSH":   block("OPENSSH PRIVATE KEY", nil, pkcs8[:400]),
+		"OpenPGP":   "-----BEGIN PGP PRIVATE KEY BLOCK-----\nVersion: GnuPG v2\n\n" + strings.TrimPrefix(strings.Replace(block("X", nil, pkcs8), "-----END X-----", "=aB3/\n-----END PGP PRIVATE KEY BLOCK-----", 1), "-----BEGIN X-----\n"),
 	}
 }
