@@ -52,13 +52,16 @@ var ranks = map[string]int{
 	"loop/openai": 3,
 	"loop/replay": 3,
 
-	"runner":       4,
-	"runner/trace": 4,
+	"runner/redact": 5,
 
-	"runner/server": 5,
+	"runner": 8,
 
-	"cmd/caisson":       6,
-	"cmd/caisson-guest": 6,
+	"runner/trace": 9,
+
+	"runner/server": 10,
+
+	"cmd/caisson":       12,
+	"cmd/caisson-guest": 12,
 }
 
 // unranked are folders whose packages no rank binds, and that nothing in the

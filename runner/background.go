@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/shell"
 )
@@ -259,7 +260,7 @@ type backgroundLog struct {
 
 	mu      sync.Mutex
 	file    *os.File
-	streams [2]*redactedStream
+	streams [2]*redact.Writer
 	total   int64
 	live    [2]int64 // bytes that came of each stream
 	done    bool
@@ -276,7 +277,7 @@ func newBackgroundLog(s *spiller) (*backgroundLog, error) {
 	}
 	g := &backgroundLog{spill: s, path: s.file(name), file: f}
 	for i := range g.streams {
-		g.streams[i] = s.redact.stream(f)
+		g.streams[i] = s.redact.NewWriter(f)
 	}
 	return g, nil
 }
@@ -331,7 +332,7 @@ func (g *backgroundLog) ended(exit sandbox.Exit) {
 }
 
 // tailHold is what of the tail is never shown: a secret may begin before it.
-const tailHold = redactHold
+const tailHold = redact.MaxKeyBytes
 
 func (g *backgroundLog) keepTail(p []byte) {
 	const most = captureBytes + tailHold
@@ -356,7 +357,7 @@ func (g *backgroundLog) open() (shell.Kept, error) {
 	k := shell.Kept{State: state, ReaderAt: f, Closer: f, Total: g.total, Whole: !g.full, Last: g.last()}
 	for _, s := range g.streams {
 		if g.file != nil {
-			if err := s.settle(); err != nil {
+			if err := s.Flush(); err != nil {
 				g.full, k.Whole = true, false
 			}
 		}
@@ -377,7 +378,7 @@ func (g *backgroundLog) last() []byte {
 	if i := bytes.IndexByte(text, '\n'); i >= 0 {
 		text = text[i+1:]
 	}
-	return g.spill.redact.bytes(bytes.Clone(text))
+	return g.spill.redact.Bytes(bytes.Clone(text))
 }
 
 // close ends the log and gives what was written. It stays readable.

@@ -11,16 +11,17 @@ import (
 	"testing"
 
 	"github.com/caisson-run/caisson/runner/internal/secrettest"
+	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
 // newLogOf is newLog with secrets.
-func newLogOf(t *testing.T, secrets ...Secret) *backgroundLog {
+func newLogOf(t *testing.T, secrets ...redact.Secret) *backgroundLog {
 	t.Helper()
 	g := newLog(t)
-	g.spill.redact = newRedactor(secrets)
+	g.spill.redact = redact.New(secrets)
 	for i := range g.streams {
-		g.streams[i] = g.spill.redact.stream(g.file)
+		g.streams[i] = g.spill.redact.NewWriter(g.file)
 	}
 	return g
 }
@@ -36,7 +37,7 @@ func TestBackgroundLogHidesHalfSecrets(t *testing.T) {
 	}
 	for name, form := range forms {
 		for cut := 1; cut < len(form); cut++ {
-			g := newLogOf(t, Secret{"KEY", secret}, Secret{"JSON", "\"" + secret}, Secret{"PLAIN", "a plain password"})
+			g := newLogOf(t, redact.Secret{Name: "KEY", Value: secret}, redact.Secret{Name: "JSON", Value: "\"" + secret}, redact.Secret{Name: "PLAIN", Value: "a plain password"})
 			g.write(t, 0, "say "+form[:cut])
 			if half, _ := g.text(t); half != "say " {
 				t.Errorf("%s: of %q, %q is shown", name, form[:cut], half)
@@ -85,10 +86,10 @@ func TestBackgroundLogHidesHalfKeys(t *testing.T) {
 // TestBackgroundLogShowsWhatIsNoSecret: nothing waits for ever, and what is a
 // whole secret does not wait.
 func TestBackgroundLogShowsWhatIsNoSecret(t *testing.T) {
-	secrets := []Secret{{"KEY", "correct horse!"}, {"LONGER", "my correct horn and more"}}
+	secrets := []redact.Secret{{Name: "KEY", Value: "correct horse!"}, {Name: "LONGER", Value: "my correct horn and more"}}
 	for text, want := range map[string]string{
 		"say correct horse!": "say [redacted:KEY]", "my correct ho": "", "my corrects?": "my corrects?", "ab": "", "a b": "a ",
-		strings.Repeat("k", redactHold+7): strings.Repeat("k", 7),
+		strings.Repeat("k", redact.MaxKeyBytes+7): strings.Repeat("k", 7),
 		"-----BEGIN PRIVATE KEY-----\nor other words, with more of them behind, so that nothing of it waits\nfor an end ": "-----BEGIN PRIVATE KEY-----\nor other words, with more of them behind, so that nothing of it waits\nfor an end ",
 	} {
 		g := newLogOf(t, secrets...)
@@ -114,21 +115,21 @@ func (failingWriter) Write([]byte) (int, error) { return 0, errors.New("no space
 func TestBackgroundLogThatCannotBeWritten(t *testing.T) {
 	for name, c := range map[string]func(t *testing.T, g *backgroundLog){
 		"by a command": func(t *testing.T, g *backgroundLog) {
-			g.streams[1] = g.spill.redact.stream(failingWriter{})
+			g.streams[1] = g.spill.redact.NewWriter(failingWriter{})
 			g.write(t, 1, strings.Repeat("x ", 64<<10))
 			if !g.full {
 				t.Error("more is written to the file")
 			}
 		},
 		"as it is read": func(t *testing.T, g *backgroundLog) {
-			g.streams[1] = g.spill.redact.stream(failingWriter{})
+			g.streams[1] = g.spill.redact.NewWriter(failingWriter{})
 			g.write(t, 1, "x ")
 			if _, k := g.text(t); k.Whole || !g.full {
 				t.Error("it is called whole, or more is written")
 			}
 		},
 		"at its end": func(t *testing.T, g *backgroundLog) {
-			g.streams[1] = g.spill.redact.stream(failingWriter{})
+			g.streams[1] = g.spill.redact.NewWriter(failingWriter{})
 			g.write(t, 1, "x ")
 			g.close()
 		},
@@ -195,7 +196,7 @@ func TestBackgroundLogKeepsItsEnd(t *testing.T) {
 			t.Errorf("of %d bytes %q is shown, want %q", len(text), got, want)
 		}
 	}
-	g = newLogOf(t, Secret{"KEY", long})
+	g = newLogOf(t, redact.Secret{Name: "KEY", Value: long})
 	g.full = true
 	g.write(t, 0, long[1:]+"after\n")
 	if got := g.last(); len(got) != 0 {

@@ -16,6 +16,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/shell"
 )
@@ -153,7 +154,7 @@ func startedBackgrounds(t *testing.T, scripts map[string]script) (*backgrounds, 
 	t.Cleanup(box.close)
 	ready := make(chan struct{})
 	close(ready)
-	x := &executor{box: box, spill: newSpiller(state, []Secret{{"OPENAI_API_KEY", testKey}}), ready: ready, after: func(context.Context) {}}
+	x := &executor{box: box, spill: newSpiller(state, []redact.Secret{{Name: "OPENAI_API_KEY", Value: testKey}}), ready: ready, after: func(context.Context) {}}
 	var all []BackgroundEnded // read after close
 	x.background = newBackgrounds(x, func(e BackgroundEnded) error {
 		x.mu.Lock()
@@ -254,7 +255,7 @@ func newLog(t *testing.T) *backgroundLog {
 	if err := os.Mkdir(dir+"/"+spillDir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	g, err := newBackgroundLog(newSpiller(dir, []Secret{{"OPENAI_API_KEY", testKey}}))
+	g, err := newBackgroundLog(newSpiller(dir, []redact.Secret{{Name: "OPENAI_API_KEY", Value: testKey}}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/shell"
 )
@@ -28,7 +29,7 @@ const (
 // their handles. It is safe for concurrent use.
 type spiller struct {
 	dir    string
-	redact *redactor
+	redact *redact.Redactor
 
 	mu    sync.Mutex
 	count int
@@ -43,8 +44,8 @@ type keptOutput struct {
 	whole, redacted bool
 }
 
-func newSpiller(dir string, secrets []Secret) *spiller {
-	return &spiller{dir: dir, redact: newRedactor(secrets), left: spillBytes, kept: map[string]keptOutput{}}
+func newSpiller(dir string, secrets []redact.Secret) *spiller {
+	return &spiller{dir: dir, redact: redact.New(secrets), left: spillBytes, kept: map[string]keptOutput{}}
 }
 
 // create makes the next file and gives its name below the session's folder.
@@ -111,7 +112,7 @@ type capture struct {
 	head []byte
 	tail []byte // a window that grows to twice its size before it is cut
 	file *os.File
-	safe *redactedStream // to file
+	safe *redact.Writer // to file
 	name string
 	full bool // nothing more is spilled
 }
@@ -152,7 +153,7 @@ func (c *capture) open() {
 		return
 	}
 	c.file, c.name = f, name
-	c.safe = c.spill.redact.stream(f)
+	c.safe = c.spill.redact.NewWriter(f)
 }
 
 func (c *capture) keep(p []byte) {

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/runner/redact"
 )
 
 // lookTime bounds one look at the whole workspace.
@@ -149,7 +151,7 @@ func (s *Session) writePatch(r *Report) error {
 	if r.Patch == "" {
 		return nil
 	}
-	text := newRedactor(s.opts.Secrets).bytes([]byte(r.Patch))
+	text := redact.New(s.opts.Secrets).Bytes([]byte(r.Patch))
 	if string(text) != r.Patch {
 		text = append([]byte("# keys were left out of this diff: it does not apply as it is\n"), text...)
 	}
@@ -163,7 +165,7 @@ func (s *Session) writePatch(r *Report) error {
 func (s *Session) writeReport(r Report) error {
 	text, err := json.MarshalIndent(r, "", "  ")
 	if err == nil {
-		text = append(escapeInvisible(newRedactor(s.opts.Secrets).json(text)), '\n')
+		text = append(escapeInvisible(redact.New(s.opts.Secrets).JSON(text)), '\n')
 		err = os.WriteFile(filepath.Join(s.dir, "report.json"), text, 0o600)
 	}
 	if err != nil {

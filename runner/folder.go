@@ -8,6 +8,8 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+
+	"github.com/caisson-run/caisson/runner/redact"
 )
 
 // LogFile is the name of the operators' log in a session's folder.
@@ -31,7 +33,7 @@ type Folder struct {
 
 // NewFolder makes the folder of a new session. It refuses a state folder that
 // others could change. Its errors are an [Error] with status 52.
-func NewFolder(stateDir string, secrets []Secret) (*Folder, error) {
+func NewFolder(stateDir string, secrets []redact.Secret) (*Folder, error) {
 	session := newID("ses")
 	dir, err := makeSessionDir(stateDir, session)
 	if err != nil {
@@ -53,7 +55,7 @@ func NewFolder(stateDir string, secrets []Secret) (*Folder, error) {
 	}
 	conf := zap.NewProductionEncoderConfig()
 	conf.EncodeTime = zapcore.RFC3339NanoTimeEncoder
-	out := zapcore.AddSync(newRedactor(secrets).writer(file))
+	out := zapcore.AddSync(redact.New(secrets).LogWriter(file))
 	log := zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(conf), zapcore.Lock(out), zapcore.DebugLevel))
 	return &Folder{Session: session, Dir: dir, Log: log, file: file}, nil
 }

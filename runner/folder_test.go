@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/runner/internal/secrettest"
+	"github.com/caisson-run/caisson/runner/redact"
 )
 
 // TestLogHasNoSecret writes entries as they are written for operators.
@@ -19,7 +20,7 @@ func TestLogHasNoSecret(t *testing.T) {
 		t.Fatal(err)
 	}
 	values := []string{"pass\"word\\with\nall", "an ordinary one"}
-	secrets := []Secret{{"KEY", values[0]}, {"OTHER", values[1]}}
+	secrets := []redact.Secret{{Name: "KEY", Value: values[0]}, {Name: "OTHER", Value: values[1]}}
 	f, err := NewFolder(state, secrets)
 	if err != nil {
 		t.Fatal(err)

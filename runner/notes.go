@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/memory"
 )
@@ -37,10 +38,10 @@ func (s *Session) loadNotes() {
 
 // memoryTools are the tools that keep notes; without a store they are off.
 func (s *Session) memoryTools() []tools.Factory {
-	redact := newRedactor(s.opts.Secrets)
+	redact := redact.New(s.opts.Secrets)
 	return memory.Factories(memory.Options{
 		Store: s.opts.Memory, Enabled: s.opts.Memory != nil,
-		Redact: func(text string) string { return string(redact.bytes([]byte(text))) },
+		Redact: func(text string) string { return string(redact.Bytes([]byte(text))) },
 		Warn: func(message string) {
 			// What can't be recorded ends the session at the next record.
 			_ = s.journal.write(Warning{Message: message})

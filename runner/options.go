@@ -6,6 +6,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/memory"
@@ -109,7 +110,7 @@ type Options struct {
 	Version string
 
 	// Secrets reach no record and no log.
-	Secrets []Secret
+	Secrets []redact.Secret
 	// Mirror gets every record and its line, in order. The session waits for
 	// it: it must hand on and return. Nil is nobody.
 	Mirror func(r Record, line []byte)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -133,8 +134,8 @@ func (s *Session) redactProblem(p *Problem) *Problem {
 		return nil
 	}
 	*p = s.opts.phrase(*p)
-	redact := newRedactor(s.opts.Secrets)
-	return &Problem{Cause: string(redact.bytes([]byte(p.Cause))), Mend: string(redact.bytes([]byte(p.Mend)))}
+	redact := redact.New(s.opts.Secrets)
+	return &Problem{Cause: string(redact.Bytes([]byte(p.Cause))), Mend: string(redact.Bytes([]byte(p.Mend)))}
 }
 
 // applyProblem says that the task is done and its changes are not in the

@@ -14,6 +14,7 @@ import (
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/internal/secrettest"
+	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -24,9 +25,9 @@ func TestNoRecordHasASecret(t *testing.T) {
 	naive, rounds, base := 0, 0, t.TempDir()
 	rapid.Check(t, func(t *rapid.T) {
 		values := secrettest.DrawValues(t)
-		var secrets []Secret
+		var secrets []redact.Secret
 		for i, v := range values {
-			secrets = append(secrets, Secret{fmt.Sprintf("KEY_%d", i), v})
+			secrets = append(secrets, redact.Secret{Name: fmt.Sprintf("KEY_%d", i), Value: v})
 		}
 		rounds++
 		dir := filepath.Join(base, strconv.Itoa(rounds))
@@ -91,7 +92,7 @@ func TestNoRecordHasASecret(t *testing.T) {
 		}
 		// The control: without reading escapes, a model's spelling hides a key.
 		var decoded string
-		if json.Unmarshal(newRedactor(secrets).bytes([]byte(`"`+escaped+`"`)), &decoded) == nil && secrettest.FindLeak(decoded, values) != "" {
+		if json.Unmarshal(redact.New(secrets).Bytes([]byte(`"`+escaped+`"`)), &decoded) == nil && secrettest.FindLeak(decoded, values) != "" {
 			naive++
 		}
 	})

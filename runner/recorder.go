@@ -14,6 +14,7 @@ import (
 
 	"github.com/oklog/ulid/v2"
 
+	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -27,7 +28,7 @@ type RecorderOptions struct {
 	// Session is the id in every record.
 	Session string
 	// Secrets never reach a record.
-	Secrets []Secret
+	Secrets []redact.Secret
 	// Mirror gets every record and its line, without the newline, in order,
 	// once it is in the file. It must not call the Recorder. Nil is nobody.
 	Mirror func(r Record, line []byte)
@@ -42,7 +43,7 @@ type RecorderOptions struct {
 // fails: nothing is recorded after a gap. Its errors wrap tools.ErrRecord.
 type Recorder struct {
 	opts   RecorderOptions
-	redact *redactor
+	redact *redact.Redactor
 
 	mu   sync.Mutex
 	file *os.File
@@ -77,7 +78,7 @@ func NewRecorder(opts RecorderOptions) (*Recorder, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create trace: %w", err)
 	}
-	r := &Recorder{opts: opts, redact: newRedactor(opts.Secrets), file: file, prev: firstPrev, fsync: (*os.File).Sync}
+	r := &Recorder{opts: opts, redact: redact.New(opts.Secrets), file: file, prev: firstPrev, fsync: (*os.File).Sync}
 	r.flushed = sync.NewCond(&r.mu)
 	return r, nil
 }
@@ -97,7 +98,7 @@ func (r *Recorder) Write(e Entry) (string, error) {
 	if err != nil {
 		return "", r.fail(fmt.Errorf("encode %s: %w", e.Payload.Kind(), err))
 	}
-	raw = r.redact.json(raw)
+	raw = r.redact.JSON(raw)
 
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -132,7 +133,7 @@ func TestRecorderSpillsWhatDoesNotFit(t *testing.T) {
 func TestRecorderRedacts(t *testing.T) {
 	const key = `sec"ret\value`
 	shape := "sk-" + strings.Repeat("Zz9", 10)
-	r := newTestRecorder(t, RecorderOptions{Secrets: []Secret{{"MY_KEY", key}, {"TINY", "x"}}})
+	r := newTestRecorder(t, RecorderOptions{Secrets: []redact.Secret{{Name: "MY_KEY", Value: key}, {Name: "TINY", Value: "x"}}})
 	text := "a " + key + " b " + shape + " x " + strings.Repeat("long ", 20_000) + key
 	if _, err := r.Write(Entry{Actor: ActorTool, Payload: Warning{Message: text}}); err != nil {
 		t.Fatal(err)
@@ -159,36 +160,6 @@ func TestRecorderRedacts(t *testing.T) {
 	}
 	if want := "a [redacted:MY_KEY] b [redacted:key] x long"; !strings.HasPrefix(got.Message, want) {
 		t.Errorf("message begins %q, want %q", got.Message[:60], want)
-	}
-}
-
-func TestEveryShapeOfAKeyIsRedacted(t *testing.T) {
-	r := newRedactor(nil)
-	for _, key := range []string{
-		"sk-proj-" + strings.Repeat("a1", 12), "ghp_" + strings.Repeat("a1", 18), "gho_" + strings.Repeat("a1", 18),
-		"ghs_" + strings.Repeat("a1", 18), "ghu_" + strings.Repeat("a1", 18), "ghr_" + strings.Repeat("a1", 18),
-		"github_pat_" + strings.Repeat("a1", 20), "AKIA" + strings.Repeat("A1", 8), "AIza" + strings.Repeat("a1", 17) + "b",
-		"xoxb-" + strings.Repeat("12", 8), "gsk_" + strings.Repeat("a1", 20), "ASIA" + strings.Repeat("A1", 8),
-		"glpat-" + strings.Repeat("a1", 10), "xai-" + strings.Repeat("a1", 20), "hf_" + strings.Repeat("a1", 17), "npm_" + strings.Repeat("a1", 18),
-		"pypi-" + strings.Repeat("a1", 30), "dckr_pat_" + strings.Repeat("a1", 12), "sk_live_" + strings.Repeat("a1", 12), "rk_live_" + strings.Repeat("a1", 12),
-	} {
-		if got := string(r.bytes([]byte("key=" + key + ","))); got != "key=[redacted:key]," {
-			t.Errorf("%s: %s", key, got)
-		}
-	}
-	for _, before := range []string{"\n", "\t", "\r", "\b", "\f", "\u0001", "\"", "/", "é", " "} {
-		text, err := marshal(before + "sk-" + strings.Repeat("a1", 12))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := string(r.bytes(text)); strings.Contains(got, "a1a1") || !json.Valid([]byte(got)) {
-			t.Errorf("after %q: %s", before, got)
-		}
-	}
-	for _, text := range []string{"task-runner", "sk-short", "xoxo", "a sk- b", "AKIAB"} {
-		if got := string(r.bytes([]byte(text))); got != text {
-			t.Errorf("%s: %s", text, got)
-		}
 	}
 }
 

@@ -6,12 +6,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/caisson-run/caisson/runner/redact"
 )
 
 // TestPatchAndReportHaveNoSecret looks at what stands beside the trace.
 func TestPatchAndReportHaveNoSecret(t *testing.T) {
-	secret := Secret{"KEY", `a<b>&c"d-secret`}
-	s := &Session{dir: t.TempDir(), opts: Options{Secrets: []Secret{secret}}}
+	secret := redact.Secret{Name: "KEY", Value: `a<b>&c"d-secret`}
+	s := &Session{dir: t.TempDir(), opts: Options{Secrets: []redact.Secret{secret}}}
 	diff := "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\n+key = " + secret.Value + "\n"
 	r := Report{Patch: diff, SessionEnded: SessionEnded{Answer: "the key is " + secret.Value, Problem: &Problem{Cause: secret.Value}}}
 	if err := s.writePatch(&r); err != nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/replay"
+	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -53,13 +54,13 @@ func newBench(t *testing.T, turns string) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	folder, err := NewFolder(filepath.Join(root, "state"), []Secret{{"OPENAI_API_KEY", testKey}})
+	folder, err := NewFolder(filepath.Join(root, "state"), []redact.Secret{{Name: "OPENAI_API_KEY", Value: testKey}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { folder.Close() })
 	b.opts = Options{
-		Folder: folder, Task: "do it", Workspace: w, Secrets: []Secret{{"OPENAI_API_KEY", testKey}},
+		Folder: folder, Task: "do it", Workspace: w, Secrets: []redact.Secret{{Name: "OPENAI_API_KEY", Value: testKey}},
 		Backend: b.backend, Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources(),
 		Policy: policy, Budget: limits.Budget{Rounds: new(int64(20))},
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 	"github.com/caisson-run/caisson/tools"
@@ -221,7 +222,7 @@ func (s *Session) dispatcherOptions() tools.Options {
 		Session: s.opts.Folder.Session, Workspace: s.opts.Workspace.Path, Mount: sandbox.WorkspaceDir,
 		Policy: s.opts.Policy, Broker: s.opts.Broker, OnPrompt: s.opts.OnPrompt, ConfirmTimeout: s.opts.ConfirmTimeout, Concurrency: s.opts.Concurrency,
 		Allow:  s.allow,
-		Grants: s.opts.Grants.As(tools.Author{By: "session " + s.opts.Folder.Session, Redact: JSONRedactor(s.opts.Secrets)}),
+		Grants: s.opts.Grants.As(tools.Author{By: "session " + s.opts.Folder.Session, Redact: redact.New(s.opts.Secrets).JSON}),
 		Emit:   s.journal.toolEvent, Abandon: s.abandon(),
 		Scope: func(path string) error {
 			return s.reader.Scope(context.Background(), path)

@@ -10,12 +10,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/tools"
 )
 
 // author is on whose behalf a command changes what is decided for good.
 func author(d deps, env environ, by string) tools.Author {
-	return tools.Author{By: by, Redact: runner.JSONRedactor(knownSecrets(d, env))}
+	return tools.Author{By: by, Redact: redact.New(knownSecrets(d, env)).JSON}
 }
 
 const approvalsLogLong = `Show each change of lasting approvals and of trusted workspaces, the oldest first: when, who, by which

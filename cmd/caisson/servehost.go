@@ -17,6 +17,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/server"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
@@ -198,7 +199,7 @@ func (h *serverHost) prepare(ctx context.Context, in server.NewSession) (runner.
 		}
 	}
 	for _, t := range h.secrets {
-		o.Secrets = append(o.Secrets, runner.Secret{Name: "token " + t.Label, Value: t.Value})
+		o.Secrets = append(o.Secrets, redact.Secret{Name: "token " + t.Label, Value: t.Value})
 	}
 	return o, func() {
 		done()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
@@ -139,33 +140,33 @@ var secretSuffixes = []string{"_API_KEY", "_ACCESS_KEY", "_SECRET_KEY", "_SECRET
 
 // secrets are the values of the environment that are keys, whichever model
 // was chosen: the model's own, and what is named as keys are.
-func secrets(env environ, m config.SelectedModel) []runner.Secret {
-	var out []runner.Secret
+func secrets(env environ, m config.SelectedModel) []redact.Secret {
+	var out []redact.Secret
 	for _, v := range env {
 		name, value, _ := strings.Cut(v, "=")
 		named := slices.ContainsFunc(secretSuffixes, func(suffix string) bool { return strings.HasSuffix(strings.ToUpper(name), suffix) })
 		if value != "" && (named || name == m.KeyEnv) {
-			out = append(out, runner.Secret{Name: name, Value: value})
+			out = append(out, redact.Secret{Name: name, Value: value})
 		}
 	}
 	return out
 }
 
 // secrets returns what no record, log or message of the session may hold.
-func (s *setup) secrets(m config.SelectedModel) []runner.Secret {
+func (s *setup) secrets(m config.SelectedModel) []redact.Secret {
 	return append(secrets(s.environ, m), urlSecrets(s.environ, &s.conf)...)
 }
 
 // urlSecrets returns the credentials in the URLs that Caisson uses: of models,
 // engines and proxies.
-func urlSecrets(env environ, conf *config.Config) []runner.Secret {
-	var out []runner.Secret
+func urlSecrets(env environ, conf *config.Config) []redact.Secret {
+	var out []redact.Secret
 	add := func(name string, raw *string) {
 		if raw == nil {
 			return
 		}
 		for _, s := range safeurl.Secrets(*raw) {
-			out = append(out, runner.Secret{Name: name, Value: s})
+			out = append(out, redact.Secret{Name: name, Value: s})
 		}
 	}
 	for _, v := range env {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/trace"
 )
 
@@ -64,7 +65,7 @@ func exportTrace(d deps, env environ, cmd *cobra.Command, args []string, path st
 		defer func() { _ = f.Close() }() // closed below where it matters
 		out = f
 	}
-	safe := runner.NewRedactingWriter(out, knownSecrets(d, env))
+	safe := redact.New(knownSecrets(d, env)).NewWriter(out)
 	over, err := write(safe, s)
 	err = errors.Join(err, safe.Close())
 	if f, ok := out.(*os.File); ok && path != "" {
@@ -88,7 +89,7 @@ func exportTrace(d deps, env environ, cmd *cobra.Command, args []string, path st
 
 // knownSecrets are the keys that the environment and the configuration name. A
 // configuration that can't be read has none.
-func knownSecrets(d deps, env environ) []runner.Secret {
+func knownSecrets(d deps, env environ) []redact.Secret {
 	all := secrets(env, config.SelectedModel{})
 	conf, err := loadConfig(d, env, config.File{}, "", nil)
 	if err != nil {

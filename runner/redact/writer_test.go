@@ -1,6 +1,6 @@
 //go:build linux
 
-package runner
+package redact
 
 import (
 	"bytes"
@@ -22,11 +22,11 @@ func TestSecretsAreFoundAcrossBorders(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	for _, filler := range []string{"x", "some words\n", "-"} {
 		for _, pieces := range []int{1, 7, 4096, 1 << 20} {
-			for _, at := range []int{0, 1, redactChunk - 30, redactChunk - 1, redactChunk, redactChunk + redactHold - 10, redactChunk + redactHold, 3 * redactChunk} {
+			for _, at := range []int{0, 1, chunkBytes - 30, chunkBytes - 1, chunkBytes, chunkBytes + MaxKeyBytes - 10, chunkBytes + MaxKeyBytes, 3 * chunkBytes} {
 				body := strings.Repeat(filler, at/len(filler)+1)[:at]
 				text := body + " " + secrets[0].Value + " " + secrets[1].Value + "\n" + shaped + "\n" + strings.Repeat(filler, rnd.IntN(9000)) + " " + shaped
 				var out bytes.Buffer
-				s := newRedactor(secrets).stream(&out)
+				s := New(secrets).NewWriter(&out)
 				for rest := []byte(text); len(rest) > 0; {
 					n := min(pieces, len(rest))
 					if got, err := s.Write(rest[:n]); got != n || err != nil {
@@ -53,9 +53,9 @@ func TestSecretsAreFoundAcrossBorders(t *testing.T) {
 		}
 	}
 	// The control: pieces redacted by themselves let a secret through.
-	text := strings.Repeat("x", redactChunk-4) + " " + secrets[0].Value
-	r := newRedactor(secrets)
-	if naive := string(r.bytes([]byte(text[:redactChunk]))) + string(r.bytes([]byte(text[redactChunk:]))); !strings.Contains(naive, secrets[0].Value) {
+	text := strings.Repeat("x", chunkBytes-4) + " " + secrets[0].Value
+	r := New(secrets)
+	if naive := string(r.Bytes([]byte(text[:chunkBytes]))) + string(r.Bytes([]byte(text[chunkBytes:]))); !strings.Contains(naive, secrets[0].Value) {
 		t.Error("the test's place is no border")
 	}
 }
@@ -63,10 +63,10 @@ func TestSecretsAreFoundAcrossBorders(t *testing.T) {
 // TestLongSecretsInStreams: a secret may be longer than what is usually held back.
 func TestLongSecretsInStreams(t *testing.T) {
 	for _, secret := range []string{strings.Repeat("ab. ", 600), strings.Repeat("ab. ", 5000)} {
-		r := newRedactor([]Secret{{"LONG", secret}})
+		r := New([]Secret{{"LONG", secret}})
 		for name, form := range map[string]string{"as it is": secret, "encoded": secrettest.PercentEncode(secret, 2, "%%%02X")} {
-			before, after := strings.Repeat("-\n", redactChunk/2-5), strings.Repeat("\n", 6*len(secret)+redactHold)
-			if got := streamed(t, r, before+form+after, redactHold); got != before+"[redacted:LONG]"+after {
+			before, after := strings.Repeat("-\n", chunkBytes/2-5), strings.Repeat("\n", 6*len(secret)+MaxKeyBytes)
+			if got := streamed(t, r, before+form+after, MaxKeyBytes); got != before+"[redacted:LONG]"+after {
 				t.Errorf("%d bytes, %s: %d bytes came through", len(secret), name, len(got)-len(before)-len(after))
 			}
 		}
@@ -104,9 +104,9 @@ func TestBordersOfStreams(t *testing.T) {
 		{"- " + key + value + "\n", 2 + len(key) + 4, 2},
 		{"- " + key + encoded + "\n", 2 + len(key) + 4, 2},
 	} {
-		s := newRedactor([]Secret{{"K", value}}).stream(io.Discard)
+		s := New([]Secret{{"K", value}}).NewWriter(io.Discard)
 		s.buf = []byte(c.buf)
-		if got := s.border(c.at); got != c.want {
+		if got := s.findBorder(c.at); got != c.want {
 			t.Errorf("%.60q… of %d bytes at %d: %d, want %d", c.buf, len(c.buf), c.at, got, c.want)
 		}
 	}
@@ -119,10 +119,10 @@ func TestWhatStreamsRemember(t *testing.T) {
 	for before, want := range map[string]string{"x": "x" + key, " ": " [redacted:key]", "": "[redacted:key]"} {
 		for _, first := range []string{"", strings.Repeat("-", lookBehind)} {
 			var out bytes.Buffer
-			s := newRedactor(nil).stream(&out)
+			s := New(nil).NewWriter(&out)
 			for _, text := range []string{first, before, key} {
 				s.buf = []byte(text)
-				if err := s.emit(len(text)); err != nil || len(s.before) > lookBehind {
+				if err := s.writeFirst(len(text)); err != nil || len(s.before) > lookBehind {
 					t.Errorf("%v, %d bytes are kept", err, len(s.before))
 				}
 			}
@@ -133,19 +133,19 @@ func TestWhatStreamsRemember(t *testing.T) {
 	}
 }
 
-// brokenWriter fails every write.
-type brokenWriter struct{}
+// failingWriter fails every write.
+type failingWriter struct{}
 
-func (brokenWriter) Write([]byte) (int, error) { return 0, errors.New("no space left") }
+func (failingWriter) Write([]byte) (int, error) { return 0, errors.New("no space left") }
 
 // TestWriterThatFails: the error of the writer below is the caller's, from
 // Write or, for what was held, from Close.
 func TestWriterThatFails(t *testing.T) {
-	w := newRedactor(nil).stream(brokenWriter{})
-	if n, err := w.Write(make([]byte, 2*redactChunk)); n != 0 || err == nil {
+	w := New(nil).NewWriter(failingWriter{})
+	if n, err := w.Write(make([]byte, 2*chunkBytes)); n != 0 || err == nil {
 		t.Errorf("%d, %v", n, err)
 	}
-	w = newRedactor(nil).stream(brokenWriter{})
+	w = New(nil).NewWriter(failingWriter{})
 	if n, err := w.Write([]byte("x")); n != 1 || err != nil {
 		t.Errorf("%d, %v", n, err)
 	}
@@ -154,7 +154,7 @@ func TestWriterThatFails(t *testing.T) {
 	}
 }
 
-func FuzzRedactedStream(f *testing.F) {
+func FuzzWriter(f *testing.F) {
 	const secret = "0123456789abcdef"
 	f.Add([]byte("a "+secret+" b"), 3)
 	f.Add(bytes.Repeat([]byte(secret), 9000), 100)
@@ -163,7 +163,7 @@ func FuzzRedactedStream(f *testing.F) {
 			return
 		}
 		var out bytes.Buffer
-		s := newRedactor([]Secret{{"K", secret}}).stream(&out)
+		s := New([]Secret{{"K", secret}}).NewWriter(&out)
 		for rest := text; len(rest) > 0; {
 			n := min(pieces, len(rest))
 			_, _ = s.Write(rest[:n])

@@ -1,4 +1,6 @@
-package runner
+// Package redact removes secrets from texts: values that are given, in any form
+// that programs make of them, private keys, and the keys of well-known providers.
+package redact
 
 import (
 	"bytes"
@@ -11,33 +13,34 @@ import (
 	"strings"
 )
 
-// Secret is a value that must reach no record and no log.
+// Secret is a value that must not reach a record or a log.
 type Secret struct {
-	// Name is what stands in its place, such as OPENAI_API_KEY.
+	// Name replaces the value, such as OPENAI_API_KEY.
 	Name  string
 	Value string
 }
 
-// minSecretBytes keeps a secret that is an ordinary word, such as the "x" that
-// servers without authentication are given, from blanking all text.
+// minSecretBytes is the length of the shortest value that is replaced: an ordinary
+// word, such as the "x" that is sent to servers without authentication, would be
+// replaced everywhere.
 const minSecretBytes = 8
 
-// redactor replaces secrets: the values that it was given, as they are and in the
-// forms of secretForms, private keys, and the shapes of well-known keys. It is safe
-// for concurrent use.
-type redactor struct {
+// Redactor replaces secrets: known values, as they are and in the forms of
+// secretForms, private keys, and keys of well-known shapes. It is safe for concurrent
+// use.
+type Redactor struct {
 	values []secretBytes
 	shapes *regexp.Regexp
-	// starts are the values by their first two bytes, and begins has these bytes,
-	// so that a text is gone through once, however many values there are.
+	// starts holds the values by their first two bytes, and begins is the set of
+	// these bytes: a text is scanned once, however many values there are.
 	starts map[uint16][]secretBytes
 	begins [1 << 16 / 64]uint64
 }
 
 type secretBytes struct{ value, mark []byte }
 
-// keyShapes are prefixes that providers give their keys, and what follows, so
-// that a key which a file of the workspace holds is not copied around either:
+// keyShapes matches the prefixes of providers' keys and the rest of these keys, so
+// that a key in a file of the workspace is not copied either:
 // OpenAI and Anthropic (sk-), GitHub (ghp_, gho_, ghs_, ghu_, ghr_,
 // github_pat_), GitLab (glpat-), AWS (AKIA, ASIA), Google (AIza), Slack (xox…),
 // Groq (gsk_), xAI (xai-), Hugging Face (hf_), npm (npm_), PyPI (pypi-), Docker
@@ -46,7 +49,7 @@ const keyShapes = `^(sk-[A-Za-z0-9_-]{20,}|gh[posur]_[A-Za-z0-9]{36,}|github_pat
 	`AIza[A-Za-z0-9_-]{35}|xox[abprs]-[A-Za-z0-9-]{10,}|gsk_[A-Za-z0-9]{40,}|xai-[A-Za-z0-9]{40,}|hf_[A-Za-z0-9]{30,}|npm_[A-Za-z0-9]{36,}|` +
 	`pypi-[A-Za-z0-9_-]{50,}|dckr_pat_[A-Za-z0-9_-]{20,}|[sr]k_(live|test)_[A-Za-z0-9]{20,})\b`
 
-// keyStarts are how keys of these shapes begin, by their first byte.
+// keyStarts holds the prefixes of these keys, by their first byte.
 var keyStarts = func() (starts [256][][]byte) {
 	for _, p := range []string{
 		"sk-", "sk_", "ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "gsk_", "AKIA", "ASIA", "AIza",
@@ -57,8 +60,9 @@ var keyStarts = func() (starts [256][][]byte) {
 	return starts
 }()
 
-func newRedactor(secrets []Secret) *redactor {
-	r := &redactor{shapes: regexp.MustCompile(keyShapes)}
+// New returns a Redactor of the given secrets and of what it recognizes itself.
+func New(secrets []Secret) *Redactor {
+	r := &Redactor{shapes: regexp.MustCompile(keyShapes)}
 	for _, s := range secrets {
 		if len(s.Value) < minSecretBytes {
 			continue
@@ -70,11 +74,12 @@ func newRedactor(secrets []Secret) *redactor {
 	}
 	// Longest first: a key that holds another one is replaced whole.
 	slices.SortStableFunc(r.values, func(a, b secretBytes) int { return cmp.Compare(len(b.value), len(a.value)) })
-	r.index()
+	r.indexValues()
 	return r
 }
 
-func (r *redactor) index() {
+// indexValues fills in starts and begins.
+func (r *Redactor) indexValues() {
 	r.starts = map[uint16][]secretBytes{}
 	for _, s := range r.values {
 		two := binary.BigEndian.Uint16(s.value)
@@ -83,8 +88,8 @@ func (r *redactor) index() {
 	}
 }
 
-// known replaces the values.
-func (r *redactor) known(text []byte) []byte {
+// replaceKnown replaces the known values.
+func (r *Redactor) replaceKnown(text []byte) []byte {
 	var out []byte
 	done := 0
 	r.eachKnown(text, func(from, to int, mark []byte) {
@@ -98,7 +103,7 @@ func (r *redactor) known(text []byte) []byte {
 }
 
 // eachKnown calls found for each value in text, from the first to the last.
-func (r *redactor) eachKnown(text []byte, found func(from, to int, mark []byte)) {
+func (r *Redactor) eachKnown(text []byte, found func(from, to int, mark []byte)) {
 	for i := 0; i+minSecretBytes <= len(text); i++ {
 		two := binary.BigEndian.Uint16(text[i:])
 		if r.begins[two/64]&(1<<(two%64)) == 0 {
@@ -114,7 +119,7 @@ func (r *redactor) eachKnown(text []byte, found func(from, to int, mark []byte))
 	}
 }
 
-// quotedInner is a text as it stands between the quotes of JSON.
+// quotedInner returns a text as it stands between the quotes of JSON.
 func quotedInner(text string) string {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
@@ -124,10 +129,10 @@ func quotedInner(text string) string {
 	return string(quoted[1 : len(quoted)-1])
 }
 
-// json is bytes for a text that is JSON: each string in it is read, so that a
-// key is found whatever escapes it was written with, as a model may write its
-// arguments, and the text stays JSON. What is no JSON is taken as it is.
-func (r *redactor) json(text []byte) []byte {
+// JSON is [Redactor.Bytes] for a text that is JSON: it decodes each string, so that
+// a key is found whatever its escapes, such as a model's in its arguments, and the
+// text stays JSON. A text that is not JSON is treated as any other.
+func (r *Redactor) JSON(text []byte) []byte {
 	var out []byte // nil while nothing is changed
 	done := 0
 	for i := 0; i < len(text); i++ {
@@ -136,9 +141,9 @@ func (r *redactor) json(text []byte) []byte {
 		}
 		end := stringEnd(text[i:])
 		if end == 0 {
-			return r.bytes(text)
+			return r.Bytes(text)
 		}
-		if safe, changed := r.literal(text[i : i+end]); changed {
+		if safe, changed := r.redactLiteral(text[i : i+end]); changed {
 			out = append(append(out, text[done:i]...), safe...)
 			done = i + end
 		}
@@ -150,11 +155,7 @@ func (r *redactor) json(text []byte) []byte {
 	return append(out, text[done:]...)
 }
 
-// JSONRedactor gives a function that takes secrets, and what has the shape of a
-// well-known key, out of JSON, which stays JSON. It is safe for concurrent use.
-func JSONRedactor(secrets []Secret) func([]byte) []byte { return newRedactor(secrets).json }
-
-// stringEnd gives the length of the JSON string at the start of text, with its
+// stringEnd returns the length of the JSON string at the start of text, with its
 // quotes, or 0 where it has no end.
 func stringEnd(text []byte) int {
 	for i := 1; i < len(text); i++ {
@@ -168,39 +169,39 @@ func stringEnd(text []byte) int {
 	return 0
 }
 
-// literal redacts one JSON string.
-func (r *redactor) literal(quoted []byte) ([]byte, bool) {
+// redactLiteral redacts one JSON string and reports whether that changed it.
+func (r *Redactor) redactLiteral(quoted []byte) ([]byte, bool) {
 	value := quoted[1 : len(quoted)-1]
 	if bytes.IndexByte(value, '\\') >= 0 {
 		var s string
 		if json.Unmarshal(quoted, &s) != nil {
-			value = r.bytes(quoted)
+			value = r.Bytes(quoted)
 			return value, !bytes.Equal(value, quoted)
 		}
 		value = []byte(s)
 	}
-	safe := r.bytes(value)
+	safe := r.Bytes(value)
 	if bytes.Equal(safe, value) {
 		return nil, false
 	}
 	return []byte(`"` + quotedInner(string(safe)) + `"`), true
 }
 
-// bytes returns text without secrets; text itself is not changed.
-func (r *redactor) bytes(text []byte) []byte { return r.after(nil, text) }
+// Bytes returns text without secrets; text itself is not changed.
+func (r *Redactor) Bytes(text []byte) []byte { return r.redactAfter(nil, text) }
 
-// after is bytes for a text that stands behind another: what is before a key
+// redactAfter is Bytes for a text that follows another: the text before a key
 // decides whether it is one.
-func (r *redactor) after(before, text []byte) []byte {
-	return r.keys(before, redactPEM(r.percent(r.known(text))))
+func (r *Redactor) redactAfter(before, text []byte) []byte {
+	return r.replaceKeys(before, redactPEM(r.replacePercent(r.replaceKnown(text))))
 }
 
-// lookBehind is how much of what stands before a key is looked at.
+// lookBehind is the number of bytes before a key that are examined.
 const lookBehind = 40
 
-// keys replaces what has the shape of a key. Only where a key begins is the
-// regular expression asked: "sk-" alone is in every task-list and disk-image.
-func (r *redactor) keys(before, text []byte) []byte {
+// replaceKeys replaces keys of well-known shapes. The regular expression runs only
+// where a key may begin: "sk-" alone is in every task-list and disk-image.
+func (r *Redactor) replaceKeys(before, text []byte) []byte {
 	var out []byte
 	done := 0
 	for i := 0; i < len(text); i++ {
@@ -232,14 +233,14 @@ func (r *redactor) keys(before, text []byte) []byte {
 	return append(out, text[done:]...)
 }
 
-// keyBegins says whether text begins as some key does.
+// keyBegins reports whether text begins with the prefix of a key.
 func keyBegins(text []byte) bool {
 	return slices.ContainsFunc(keyStarts[text[0]], func(p []byte) bool { return bytes.HasPrefix(text, p) })
 }
 
-// freeBefore says whether a key can begin behind text: not inside a word. Text
-// is redacted as JSON too, where what stands before a key may be the letter of
-// an escape: in "\nsk-…" it is an n.
+// freeBefore reports whether a key can begin behind text: not inside a word. Text
+// may be JSON, where the byte before a key may belong to an escape: in "\nsk-…" it
+// is an n.
 func freeBefore(text []byte) bool {
 	n := len(text)
 	if n == 0 {
@@ -267,8 +268,8 @@ func freeBefore(text []byte) bool {
 	return true
 }
 
-// gluedKey says whether a key may follow an underscore, as in TOKEN_ghp_…: what
-// has - or _ in it behind its prefix is too much like a name for that.
+// gluedKey reports whether a key may follow an underscore, as in TOKEN_ghp_…: keys
+// with - or _ behind their prefix look too much like a name for that.
 func gluedKey(before, text []byte) bool {
 	return bytes.HasSuffix(before, []byte("_")) && !bytes.HasPrefix(text, []byte("sk-")) && !bytes.HasPrefix(text, []byte("pypi-")) && !bytes.HasPrefix(text, []byte("glpat-"))
 }
@@ -282,9 +283,9 @@ func isOneOf(c byte, set string) bool { return strings.IndexByte(set, c) >= 0 }
 
 func hexByte(c byte) bool { return isOneOf(c, digits+"abcdefABCDEF") }
 
-// endsInCSI says whether text ends in a control sequence of terminals (ECMA-48,
-// 5.4: ESC [, parameters, a final byte), as it is or as it is written where
-// control characters are escaped.
+// endsInCSI reports whether text ends in a control sequence of terminals (ECMA-48,
+// 5.4: ESC [, parameters, a final byte), as bytes or with its escape character
+// escaped.
 func endsInCSI(text []byte) bool {
 	head, ok := bytes.CutSuffix(bytes.TrimRight(text[:len(text)-1], digits+":;<=>?"), []byte("["))
 	return ok && slices.ContainsFunc([]string{"\x1b", `\u001b`, `\x1b`, `\e`, `\033`}, func(escape string) bool {
@@ -292,17 +293,17 @@ func endsInCSI(text []byte) bool {
 	})
 }
 
-// writer redacts each Write by itself: for a log, which writes an entry, one
-// line of JSON, at once.
-func (r *redactor) writer(w io.Writer) io.Writer { return redactingWriter{r, w} }
+// LogWriter returns a writer to w that redacts each Write by itself: for a log, each
+// of whose entries is one Write of one line of JSON.
+func (r *Redactor) LogWriter(w io.Writer) io.Writer { return logWriter{r, w} }
 
-type redactingWriter struct {
-	r *redactor
+type logWriter struct {
+	r *Redactor
 	w io.Writer
 }
 
-func (w redactingWriter) Write(p []byte) (int, error) {
-	if _, err := w.w.Write(w.r.json(p)); err != nil {
+func (w logWriter) Write(p []byte) (int, error) {
+	if _, err := w.w.Write(w.r.JSON(p)); err != nil {
 		return 0, err
 	}
 	return len(p), nil

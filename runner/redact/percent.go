@@ -1,4 +1,4 @@
-package runner
+package redact
 
 import (
 	"bytes"
@@ -7,35 +7,35 @@ import (
 	"slices"
 )
 
-// percentDepth is how often a text can be percent-encoded for a secret in it to
-// be found: a URL within the query of another one is encoded twice.
+// percentDepth is the number of times that a text may be percent-encoded: a URL
+// within the query of another one is encoded twice.
 const percentDepth = 2
 
 var percentEscape = regexp.MustCompile(`%[0-9A-Fa-f]{2}`)
 
-// span is a part of a text that stands for a secret.
+// span is a part of a text that encodes a secret.
 type span struct {
 	from, to int
 	mark     []byte
 }
 
-// percentSpans returns the places where text holds a secret with any of its bytes
-// percent-encoded (RFC 3986, 2.1), in upper or lower case, in order.
-func (r *redactor) percentSpans(text []byte) []span {
+// percentSpans returns the spans of text, in order, that encode a secret with some of
+// its bytes percent-encoded (RFC 3986, 2.1), in upper or lower case.
+func (r *Redactor) percentSpans(text []byte) []span {
 	if !percentEscape.Match(text) {
 		return nil
 	}
 	var spans []span
-	decodings(text, func(decoded []byte, at []int) {
+	visitDecodings(text, func(decoded []byte, at []int) {
 		r.eachKnown(decoded, func(from, to int, mark []byte) { spans = append(spans, span{at[from], at[to], mark}) })
 	})
 	return mergeSpans(spans)
 }
 
-// decodings calls visit with text as it is, percent-decoded once, and twice, each
-// also with + as a space, as forms write it. at has the place in text of each byte
-// and of the end.
-func decodings(text []byte, visit func(decoded []byte, at []int)) {
+// visitDecodings calls visit with text as it is, percent-decoded once, and twice, each
+// also with + as a space, as in forms. at holds the offset in text of each byte and
+// of the end.
+func visitDecodings(text []byte, visit func(decoded []byte, at []int)) {
 	at := make([]int, len(text)+1)
 	for i := range at {
 		at[i] = i
@@ -49,11 +49,11 @@ func decodings(text []byte, visit func(decoded []byte, at []int)) {
 	}
 }
 
-// unfinished returns where in text a known secret may begin that text ends in,
-// percent-encoded or not, or len(text).
-func (r *redactor) unfinished(text []byte) int {
+// unfinishedAt returns the offset of the first known secret of which text ends in the
+// beginning, percent-encoded or not, and len(text) where there is none.
+func (r *Redactor) unfinishedAt(text []byte) int {
 	first := len(text)
-	decodings(text, func(decoded []byte, at []int) {
+	visitDecodings(text, func(decoded []byte, at []int) {
 		for _, v := range r.values {
 			for n := min(len(v.value)-1, len(decoded)); n > 0; n-- {
 				if bytes.HasSuffix(decoded, v.value[:n]) {
@@ -66,8 +66,8 @@ func (r *redactor) unfinished(text []byte) int {
 	return first
 }
 
-// percent replaces percent-encoded secrets.
-func (r *redactor) percent(text []byte) []byte {
+// replacePercent replaces percent-encoded secrets.
+func (r *Redactor) replacePercent(text []byte) []byte {
 	spans := r.percentSpans(text)
 	if len(spans) == 0 {
 		return text
@@ -85,7 +85,7 @@ func (r *redactor) percent(text []byte) []byte {
 func decodePercent(text []byte, at []int) (out []byte, place []int) {
 	done := 0
 	for _, e := range percentEscape.FindAllIndex(text, -1) {
-		out = append(append(out, text[done:e[0]]...), unhex(text[e[0]+1])<<4|unhex(text[e[0]+2]))
+		out = append(append(out, text[done:e[0]]...), hexValue(text[e[0]+1])<<4|hexValue(text[e[0]+2]))
 		place = append(place, at[done:e[0]+1]...)
 		done = e[1]
 	}
@@ -95,7 +95,7 @@ func decodePercent(text []byte, at []int) (out []byte, place []int) {
 	return append(out, text[done:]...), append(place, at[done:]...)
 }
 
-func unhex(c byte) byte {
+func hexValue(c byte) byte {
 	if c <= '9' {
 		return c - '0'
 	}

@@ -1,4 +1,4 @@
-package runner
+package redact
 
 import (
 	"bytes"
@@ -7,7 +7,7 @@ import (
 )
 
 // pemBegin is the first line of a private key (RFC 7468, 5.1 and 10; OpenSSH and
-// OpenPGP, RFC 9580 6.2, write the like), and pemDashes what is looked for first.
+// OpenPGP, RFC 9580 6.2, write similar ones), and pemDashes its beginning.
 var (
 	pemBegin = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`^-----BEGIN ([A-Z0-9]{1,20} ){0,3}PRIVATE KEY( BLOCK)?-----`)
@@ -33,13 +33,13 @@ const (
 	maxPEMBytes = 32 << 10
 )
 
-// minPEMLine is how many characters of base64 in a row are a line of a key: what
-// has less is the last line, with the end behind it, or no key.
+// minPEMLine is the least number of consecutive base64 digits in a line of a key,
+// except its last one, which the end follows.
 const minPEMLine = 16
 
-// redactPEM replaces private keys between their first and last lines. Of one that has
-// no end, as head writes it, the lines that are there are replaced; a first line
-// alone, as in a text about keys, is none.
+// redactPEM replaces private keys between their first and last lines. Of a key without
+// an end, such as in the output of head, all lines are replaced; a first line alone,
+// as in a text about keys, is not a key.
 func redactPEM(text []byte) []byte {
 	var out []byte
 	done := 0
@@ -64,9 +64,9 @@ func redactPEM(text []byte) []byte {
 	return append(out, text[done:]...)
 }
 
-// pemBody returns the place of what stands between the first and the last line of
-// the key that text begins with, which is empty where it is none, and whether the
-// key goes on for all of text that is looked at.
+// pemBody returns the offsets of the lines between the first and the last one of the
+// key at the beginning of text. They are equal where there is no key. open reports
+// whether the key goes on to the end of the examined text.
 func pemBody(text []byte) (from, to int, open bool) {
 	from = len(pemBegin().Find(text[:min(len(text), maxPEMMark)]))
 	if from == 0 {
@@ -88,14 +88,14 @@ func pemBody(text []byte) (from, to int, open bool) {
 			to = i
 		case n > 0 && n < 7 && isNumber(text[i:i+n]): // of a line, as read_file and grep -n write them
 			i += n
-		default: // the last line of text may not be whole
+		default: // the last line of text may be incomplete
 			return from, to, !pemEnd().Match(rest) && !bytes.ContainsRune(text[i:], '\n')
 		}
 	}
 	return from, to, true
 }
 
-// endsPEM says whether the last line is next.
+// endsPEM reports whether text begins with the end of a key.
 func endsPEM(text []byte) bool {
 	text = text[len(pemGap().Find(text)):]
 	return pemEnd().Match(text[:min(len(text), maxPEMMark)]) || bytes.HasPrefix(text, []byte("="))
@@ -107,14 +107,14 @@ func isNumber(text []byte) bool {
 	return len(bytes.Trim(text, digits)) == 0
 }
 
-// pemCut gives the start of a private key, or of what may become one, that a cut
-// at would part; at where there is none.
+// pemCut returns the start of a private key, or of what may become one, that a cut at
+// the offset at would divide, and at where there is none.
 func pemCut(buf []byte, at int) int {
 	for i := max(0, at-maxPEMBytes); i < at; i++ {
 		if buf[i] != '-' || !bytes.HasPrefix(pemDashes, buf[i:min(len(buf), i+len(pemDashes))]) {
 			continue
 		}
-		if i+maxPEMMark > at { // its first line may not be whole before the cut
+		if i+maxPEMMark > at { // its first line may end behind the cut
 			return i
 		}
 		if _, to, open := pemBody(buf[i:]); open || i+to >= at {

@@ -1,4 +1,4 @@
-package runner
+package redact
 
 import (
 	"bytes"
@@ -17,7 +17,7 @@ import (
 // TestKnownSecretsAreReplacedWhole redacts texts in which secrets are alike, follow
 // one another or overlap.
 func TestKnownSecretsAreReplacedWhole(t *testing.T) {
-	r := newRedactor([]Secret{
+	r := New([]Secret{
 		{"SHORT", "shorter"},
 		{"EIGHT", "of eight"},
 		{"INNER", "secret-one"},
@@ -46,7 +46,7 @@ func TestKnownSecretsAreReplacedWhole(t *testing.T) {
 		"100% +%zz %4 %":                       "100% +%zz %4 %",
 	} {
 		before := strings.Clone(text)
-		if got := string(r.bytes([]byte(text))); got != want || text != before {
+		if got := string(r.Bytes([]byte(text))); got != want || text != before {
 			t.Errorf("%q became %q, want %q", text, got, want)
 		}
 	}
@@ -55,7 +55,7 @@ func TestKnownSecretsAreReplacedWhole(t *testing.T) {
 // TestStringsOfJSONAreRedacted reads the escapes of each string, and leaves what is
 // no string as it is.
 func TestStringsOfJSONAreRedacted(t *testing.T) {
-	r := newRedactor([]Secret{{"KEY", "a\"b/secret"}, {"NUMBER", "12345678"}})
+	r := New([]Secret{{"KEY", "a\"b/secret"}, {"NUMBER", "12345678"}})
 	for text, want := range map[string]string{
 		`"12345678"`:           `"[redacted:NUMBER]"`,
 		`["","x12345678","c"]`: `["","x[redacted:NUMBER]","c"]`,
@@ -69,7 +69,7 @@ func TestStringsOfJSONAreRedacted(t *testing.T) {
 		`{"a":"\u0062"}`:                            `{"a":"\u0062"}`,
 		`["\u0031"]12345678`:                        `["\u0031"]12345678`,
 	} {
-		if got := string(r.json([]byte(text))); got != want {
+		if got := string(r.JSON([]byte(text))); got != want {
 			t.Errorf("%s became %s, want %s", text, got, want)
 		}
 	}
@@ -91,12 +91,12 @@ func TestNoChunkingLetsASecretThrough(t *testing.T) {
 	naive := 0
 	rapid.Check(t, func(t *rapid.T) {
 		secrets, values := drawSecrets(t)
-		text := []byte(strings.Repeat(" ", rapid.SampledFrom([]int{0, redactChunk - 20, redactChunk + redactHold - 30}).Draw(t, "offset")) + secrettest.DrawText(t, values))
-		r := newRedactor(secrets)
+		text := []byte(strings.Repeat(" ", rapid.SampledFrom([]int{0, chunkBytes - 20, chunkBytes + MaxKeyBytes - 30}).Draw(t, "offset")) + secrettest.DrawText(t, values))
+		r := New(secrets)
 		var out, pieces bytes.Buffer
-		s := r.stream(&out)
+		s := r.NewWriter(&out)
 		for rest := text; len(rest) > 0; {
-			n := min(rapid.SampledFrom([]int{1, 3, 7, 64, 4095, redactChunk, 1 << 20}).Draw(t, "piece"), len(rest))
+			n := min(rapid.SampledFrom([]int{1, 3, 7, 64, 4095, chunkBytes, 1 << 20}).Draw(t, "piece"), len(rest))
 			if n < 7 && len(rest) > 500 { // many small pieces are drawn slowly
 				n = len(rest) - 500
 			}
@@ -107,7 +107,7 @@ func TestNoChunkingLetsASecretThrough(t *testing.T) {
 		}
 		// The control: pieces that are shorter than a secret, each redacted by itself.
 		for piece := range slices.Chunk(bytes.TrimLeft(text, " "), minSecretBytes-1) {
-			pieces.Write(r.bytes(piece))
+			pieces.Write(r.Bytes(piece))
 		}
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
@@ -134,17 +134,17 @@ func TestRedactedJSONMeansTheSame(t *testing.T) {
 		secrets, values := drawSecrets(t)
 		text := rapid.String().Draw(t, "text")
 		before := []byte(`{"a\/b":"` + secrettest.DrawEscaped(t, text) + `","c":[1,"\ud83d\ude00\ud83d","\\u0041","\u0000\u202e"]}`)
-		r := newRedactor(secrets)
-		if secrettest.FindLeak(text, values) == "" && string(r.bytes([]byte(text))) == text && !bytes.Equal(r.json(before), before) {
+		r := New(secrets)
+		if secrettest.FindLeak(text, values) == "" && string(r.Bytes([]byte(text))) == text && !bytes.Equal(r.JSON(before), before) {
 			t.Fatalf("%s was changed", before)
 		}
-		after := r.json([]byte(`{"x":"` + secrettest.DrawEscaped(t, secrettest.DrawText(t, values)) + `","y":` + string(before) + `}`))
+		after := r.JSON([]byte(`{"x":"` + secrettest.DrawEscaped(t, secrettest.DrawText(t, values)) + `","y":` + string(before) + `}`))
 		if !json.Valid(after) {
 			t.Fatalf("no JSON: %s", after)
 		}
 	})
 	for _, text := range []string{``, `"`, `"\`, `"a\"`, `{"a":"`, `"\x"`} {
-		if got := newRedactor(nil).json([]byte(text)); string(got) != text {
+		if got := New(nil).JSON([]byte(text)); string(got) != text {
 			t.Errorf("%q became %q", text, got)
 		}
 	}
@@ -155,12 +155,39 @@ func TestLogWriter(t *testing.T) {
 	text := []byte(`{"msg":"the key is pass\"word"}` + "\n")
 	_, closed := io.Pipe()
 	_ = closed.Close()
-	r := newRedactor([]Secret{{"KEY", `pass"word`}})
-	if n, err := r.writer(io.Discard).Write(text); n != len(text) || err != nil {
+	r := New([]Secret{{"KEY", `pass"word`}})
+	if n, err := r.LogWriter(io.Discard).Write(text); n != len(text) || err != nil {
 		t.Errorf("%d, %v", n, err)
 	}
-	if n, err := r.writer(closed).Write(text); n != 0 || err == nil {
+	if n, err := r.LogWriter(closed).Write(text); n != 0 || err == nil {
 		t.Errorf("a log that can't be written: %d, %v", n, err)
+	}
+}
+
+func TestEveryShapeOfAKeyIsRedacted(t *testing.T) {
+	r := New(nil)
+	for _, key := range []string{
+		"sk-proj-" + strings.Repeat("a1", 12), "ghp_" + strings.Repeat("a1", 18), "gho_" + strings.Repeat("a1", 18),
+		"ghs_" + strings.Repeat("a1", 18), "ghu_" + strings.Repeat("a1", 18), "ghr_" + strings.Repeat("a1", 18),
+		"github_pat_" + strings.Repeat("a1", 20), "AKIA" + strings.Repeat("A1", 8), "AIza" + strings.Repeat("a1", 17) + "b",
+		"xoxb-" + strings.Repeat("12", 8), "gsk_" + strings.Repeat("a1", 20), "ASIA" + strings.Repeat("A1", 8),
+		"glpat-" + strings.Repeat("a1", 10), "xai-" + strings.Repeat("a1", 20), "hf_" + strings.Repeat("a1", 17), "npm_" + strings.Repeat("a1", 18),
+		"pypi-" + strings.Repeat("a1", 30), "dckr_pat_" + strings.Repeat("a1", 12), "sk_live_" + strings.Repeat("a1", 12), "rk_live_" + strings.Repeat("a1", 12),
+	} {
+		if got := string(r.Bytes([]byte("key=" + key + ","))); got != "key=[redacted:key]," {
+			t.Errorf("%s: %s", key, got)
+		}
+	}
+	for _, before := range []string{"\n", "\t", "\r", "\b", "\f", "\u0001", "\"", "/", "é", " "} {
+		text := []byte(`"` + secrettest.Quote(before+"sk-"+strings.Repeat("a1", 12)) + `"`)
+		if got := string(r.Bytes(text)); strings.Contains(got, "a1a1") || !json.Valid([]byte(got)) {
+			t.Errorf("after %q: %s", before, got)
+		}
+	}
+	for _, text := range []string{"task-runner", "sk-short", "xoxo", "a sk- b", "AKIAB"} {
+		if got := string(r.Bytes([]byte(text))); got != text {
+			t.Errorf("%s: %s", text, got)
+		}
 	}
 }
 
@@ -168,18 +195,18 @@ func TestLogWriter(t *testing.T) {
 // an escape, and then a key stands behind it, also where a stream is cut there.
 func TestKeysBehindOtherThings(t *testing.T) {
 	const key = "ghp_0123456789abcdefABCDEF0123456789abcd"
-	r := newRedactor(nil)
+	r := New(nil)
 	for _, before := range []string{
 		"", "-", " ", "=", "/", ":", "@", "[", "^", "`", "{", "~", "_", "é", "token=", "token%3D", "%3d", "%09", "%aA", "%fF", "%0f",
 		`\n`, `\r`, `\t`, `\b`, `\f`, `\u000a`, `\uAF09`, `\ufaaf`, "\x1b[m", "\x1b[31m", "\x1b[1;31m\x1b[K", "\x1b[?25h", "\x1b[0m", `\u001b[31m`, `\x1b[0;1m`, `\e[m`, `\033[K`, "[31m ",
 	} {
 		want := before + "[redacted:key]"
-		if got := string(r.bytes([]byte(before + key))); got != want {
+		if got := string(r.Bytes([]byte(before + key))); got != want {
 			t.Errorf("behind %q: %q", before, got)
 		}
-		for _, at := range []int{redactChunk - len(before), redactChunk - len(before) + 1, redactChunk - len(before) - 10} {
-			text := strings.Repeat(" ", at) + before + key + strings.Repeat(" ", redactHold+10)
-			if got := streamed(t, r, text, redactHold); strings.TrimSpace(got) != strings.TrimSpace(want) {
+		for _, at := range []int{chunkBytes - len(before), chunkBytes - len(before) + 1, chunkBytes - len(before) - 10} {
+			text := strings.Repeat(" ", at) + before + key + strings.Repeat(" ", MaxKeyBytes+10)
+			if got := streamed(t, r, text, MaxKeyBytes); strings.TrimSpace(got) != strings.TrimSpace(want) {
 				t.Errorf("behind %q at %d: %q", before, at, strings.TrimSpace(got))
 			}
 		}
@@ -189,11 +216,11 @@ func TestKeysBehindOtherThings(t *testing.T) {
 		"x", "0", "9", "A", "Z", "a", "z", "-x", "n", "xn", `\a`, `\nn`, "3D", "x3D", "%g0", "%0g", "%0", "u000a", "xu000a", `\x000a`, `\u00ga`, `\u000`, `\u000aa`, `u000a`,
 		"m", "0m", "[m", "[31m", "x[31m", "\x1b]31m", "\x1b[/m", "\x1b[@m", "\x1b31m",
 	} {
-		if got := string(r.bytes([]byte(before + key))); got != before+key {
+		if got := string(r.Bytes([]byte(before + key))); got != before+key {
 			t.Errorf("inside a word: %q", got)
 		}
-		text := strings.Repeat(" ", redactChunk-len(before)) + before + key + strings.Repeat(" ", redactHold+10)
-		if got := streamed(t, r, text, redactHold); got != text {
+		text := strings.Repeat(" ", chunkBytes-len(before)) + before + key + strings.Repeat(" ", MaxKeyBytes+10)
+		if got := streamed(t, r, text, MaxKeyBytes); got != text {
 			t.Errorf("inside a word of a stream: %q", strings.TrimSpace(got))
 		}
 	}
@@ -204,7 +231,7 @@ func TestKeysBehindOtherThings(t *testing.T) {
 		"sk-": "sk-", "a task-": "a task-", "sk- " + sk: "sk- [redacted:key]", "sk-sk-sk-x, " + sk: "sk-sk-sk-x, [redacted:key]",
 		strings.Repeat("word ", 9) + "x" + key: strings.Repeat("word ", 9) + "x" + key,
 	} {
-		if got := string(r.bytes([]byte(text))); got != want {
+		if got := string(r.Bytes([]byte(text))); got != want {
 			t.Errorf("%q became %q, want %q", text, got, want)
 		}
 	}

@@ -1,4 +1,4 @@
-package runner
+package redact
 
 import (
 	"encoding/base64"
@@ -7,13 +7,13 @@ import (
 	"strings"
 )
 
-// minBase64Bytes keeps what is left of a short secret in base64 from being found
-// in ordinary text: 10 characters are 60 bits.
+// minBase64Bytes is the length of the shortest piece of base64 that is replaced:
+// ordinary text holds no 10 given characters, which are 60 bits.
 const minBase64Bytes = 10
 
-// secretForms are a secret and what programs make of it on its way into a text: a
-// string of JSON, once and twice, the part of a form that needs no escape, base64.
-// The secret is first. [redactor.percentSpans] finds those with escapes.
+// secretForms returns a secret and the forms that programs write it in: a string of
+// JSON, also within another one, a form value without escapes, base64. The secret is
+// first. [Redactor.percentSpans] finds forms with percent escapes.
 func secretForms(secret string) []string {
 	forms := []string{secret}
 	quoted := quotedInner(secret)
@@ -36,9 +36,9 @@ func secretForms(secret string) []string {
 	return all
 }
 
-// base64Inner is what base64 has of a secret wherever it stands in what is
-// encoded: behind so many bytes of a group of three, and without the characters
-// that it shares with what is around it.
+// base64Inner returns the base64 digits that a secret alone determines in a longer
+// encoded text, where before bytes of its group of three precede it: the digits that
+// it shares with the text around it are left out.
 func base64Inner(enc *base64.Encoding, secret string, before int) string {
 	text := enc.EncodeToString(append(make([]byte, before), secret...))
 	bits := 8 * (before + len(secret))

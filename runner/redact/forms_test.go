@@ -1,4 +1,4 @@
-package runner
+package redact
 
 import (
 	"bytes"
@@ -17,10 +17,10 @@ import (
 )
 
 // streamed redacts a text in pieces of a size, as it comes from a command.
-func streamed(t *testing.T, r *redactor, text string, piece int) string {
+func streamed(t *testing.T, r *Redactor, text string, piece int) string {
 	t.Helper()
 	var out bytes.Buffer
-	s := r.stream(&out)
+	s := r.NewWriter(&out)
 	for rest := text; rest != ""; {
 		n := min(piece, len(rest))
 		if _, err := s.Write([]byte(rest[:n])); err != nil {
@@ -68,20 +68,20 @@ func TestEncodedSecrets(t *testing.T) {
 		},
 	}
 	for _, secret := range []string{"correct horse/battery+staple?&<>", "p4ssw0rd", "ab\"cd\\ef/gh", "ünïcode-schlüssel", "\xff\xfe\xfd/binary/\x00\x01~~"} {
-		r := newRedactor([]Secret{{"KEY", secret}})
-		naive := &redactor{shapes: r.shapes, values: []secretBytes{{[]byte(secret), []byte("[redacted:KEY]")}}}
-		naive.index()
+		r := New([]Secret{{"KEY", secret}})
+		naive := &Redactor{shapes: r.shapes, values: []secretBytes{{[]byte(secret), []byte("[redacted:KEY]")}}}
+		naive.indexValues()
 		hidden := 0
 		for name, form := range forms {
 			text := form(secret)
-			if got := string(r.bytes([]byte("x " + text + " y"))); !strings.Contains(got, "[redacted:KEY]") || strings.Contains(got, text) {
+			if got := string(r.Bytes([]byte("x " + text + " y"))); !strings.Contains(got, "[redacted:KEY]") || strings.Contains(got, text) {
 				t.Errorf("%q as %s: %q", secret, name, got)
 			}
-			if !bytes.Contains(naive.bytes([]byte(text)), []byte("[redacted:KEY]")) {
+			if !bytes.Contains(naive.Bytes([]byte(text)), []byte("[redacted:KEY]")) {
 				hidden++
 			}
-			for _, at := range []int{redactChunk - 3, redactChunk, redactChunk + redactHold - 5} {
-				if got := streamed(t, r, strings.Repeat(" ", at)+text+strings.Repeat(" ", redactHold+100), redactHold); !strings.Contains(got, "[redacted:KEY]") {
+			for _, at := range []int{chunkBytes - 3, chunkBytes, chunkBytes + MaxKeyBytes - 5} {
+				if got := streamed(t, r, strings.Repeat(" ", at)+text+strings.Repeat(" ", MaxKeyBytes+100), MaxKeyBytes); !strings.Contains(got, "[redacted:KEY]") {
 					t.Errorf("%q as %s at %d: it got through", secret, name, at)
 				}
 			}
@@ -99,7 +99,7 @@ func encodePEM(kind string, headers map[string]string, der []byte) []byte {
 // TestPrivateKeys: the lines of a private key are replaced, however a text holds
 // them, also where they are cut by the borders of a stream or by head.
 func TestPrivateKeys(t *testing.T) {
-	r := newRedactor(nil)
+	r := New(nil)
 	for kind, key := range secrettest.PrivateKeys(t) {
 		lines := strings.Split(strings.TrimSpace(key), "\n")
 		numbered, diff := "", ""
@@ -123,10 +123,10 @@ func TestPrivateKeys(t *testing.T) {
 					t.Errorf("%s, %s, %s: %q", kind, name, where, strings.TrimSpace(got))
 				}
 			}
-			check("at once", string(r.bytes([]byte(text))))
-			for _, at := range []int{redactChunk - 10, redactChunk - 300, redactChunk, redactChunk + redactHold - 15, redactChunk + redactHold - 200} {
+			check("at once", string(r.Bytes([]byte(text))))
+			for _, at := range []int{chunkBytes - 10, chunkBytes - 300, chunkBytes, chunkBytes + MaxKeyBytes - 15, chunkBytes + MaxKeyBytes - 200} {
 				body := strings.Repeat("some text\n", at/10+1)[:at]
-				got := streamed(t, r, body+"\n"+text+"\n"+strings.Repeat("more\n", redactHold), redactHold)
+				got := streamed(t, r, body+"\n"+text+"\n"+strings.Repeat("more\n", MaxKeyBytes), MaxKeyBytes)
 				check(fmt.Sprint("at ", at), got)
 				if !strings.HasPrefix(got, body) {
 					t.Errorf("%s, %s at %d: what stands before it was changed", kind, name, at)
@@ -140,10 +140,10 @@ func TestPrivateKeys(t *testing.T) {
 		public, "look for -----BEGIN PRIVATE KEY----- in it, and for an extraordinarily-long-word", "-----BEGIN RSA PRIVATE KEY-----\n…\n-----END RSA PRIVATE KEY-----\n",
 		`regexp.MustCompile("-----BEGIN (RSA )?PRIVATE KEY-----")`, "-----BEGIN ", "-----BEGIN PRIVATE KEY-----", "-----BEGIN PRIVATE KEY-----\n1\n2\n3 ordinary words\n",
 	} {
-		if got := string(r.bytes([]byte(text))); got != text {
+		if got := string(r.Bytes([]byte(text))); got != text {
 			t.Errorf("%q became %q", text, got)
 		}
-		if got := streamed(t, r, strings.Repeat(" ", redactChunk-5)+text+strings.Repeat(" ", redactChunk), 1<<20); !strings.Contains(got, text) {
+		if got := streamed(t, r, strings.Repeat(" ", chunkBytes-5)+text+strings.Repeat(" ", chunkBytes), 1<<20); !strings.Contains(got, text) {
 			t.Errorf("%q was changed in a stream", text)
 		}
 	}
@@ -222,14 +222,14 @@ func TestCutsOfPrivateKeys(t *testing.T) {
 
 // TestKeysBehindUnderscores: a key that a name is glued to is one.
 func TestKeysBehindUnderscores(t *testing.T) {
-	r := newRedactor(nil)
+	r := New(nil)
 	for _, text := range []string{"x_ghp_0123456789abcdefABCDEF0123456789abcd", "TOKEN_AKIAIOSFODNN7EXAMPLE", "my_gsk_" + strings.Repeat("aB3d", 10), "a_xoxb-0123456789-abc"} {
-		if got := string(r.bytes([]byte(text))); !strings.Contains(got, "_[redacted:key]") {
+		if got := string(r.Bytes([]byte(text))); !strings.Contains(got, "_[redacted:key]") {
 			t.Errorf("%q became %q", text, got)
 		}
 	}
 	for _, text := range []string{"x_sk-some-long-class-name-of-a-page", "a_pypi-" + strings.Repeat("word-", 12), "my_npm_config_registry_of_this_project_here", "x_hf_model", "the_AKIA_words"} {
-		if got := string(r.bytes([]byte(text))); got != text {
+		if got := string(r.Bytes([]byte(text))); got != text {
 			t.Errorf("%q became %q", text, got)
 		}
 	}
@@ -238,9 +238,9 @@ func TestKeysBehindUnderscores(t *testing.T) {
 // TestOrdinaryTextStays reads this module's own sources and pages, and what is
 // like keys and is none: nothing is replaced but what tests hold as keys.
 func TestOrdinaryTextStays(t *testing.T) {
-	r := newRedactor([]Secret{{"KEY", "correct-horse-battery-staple"}, {"OTHER", "p4ssw0rd/with+all"}})
+	r := New([]Secret{{"KEY", "correct-horse-battery-staple"}, {"OTHER", "p4ssw0rd/with+all"}})
 	files, bytesRead := 0, 0
-	for _, pattern := range []string{"*.go", "../*.md", "../docs/*.md", "../docs/*.json", "../docs/design/*.md", "../tools/*.go", "../sandbox/*.go", "../go.sum"} {
+	for _, pattern := range []string{"*.go", "../*.go", "../../*.md", "../../docs/*.md", "../../docs/*.json", "../../docs/design/*.md", "../../tools/*.go", "../../sandbox/*.go", "../../cmd/caisson/*.go", "../../images/*.go", "../../go.sum"} {
 		paths, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)
@@ -254,7 +254,7 @@ func TestOrdinaryTextStays(t *testing.T) {
 				t.Fatal(err)
 			}
 			files, bytesRead = files+1, bytesRead+len(text)
-			if got := r.bytes(text); !bytes.Equal(got, text) {
+			if got := r.Bytes(text); !bytes.Equal(got, text) {
 				t.Errorf("%s was changed", path)
 			}
 		}
@@ -270,12 +270,12 @@ func BenchmarkRedact(b *testing.B) {
 	for i := range 10 {
 		secrets = append(secrets, Secret{fmt.Sprint("KEY_", i), fmt.Sprintf("%02d-key/of+a-service-with-a-usual-length", i)})
 	}
-	r := newRedactor(secrets)
+	r := New(secrets)
 	text := []byte(strings.Repeat("ok  \tgithub.com/caisson-run/caisson/runner\t3.2s  --- PASS: TestAll (0.01s) task-list disk-image\n", 11_000))
 	b.SetBytes(int64(len(text)))
 	b.ReportAllocs()
 	for b.Loop() {
-		if got := r.bytes(text); len(got) != len(text) {
+		if got := r.Bytes(text); len(got) != len(text) {
 			b.Fatal("changed")
 		}
 	}
