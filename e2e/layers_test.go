@@ -29,6 +29,8 @@ var ranks = map[string]int{
 	"sandbox/guest/overlayfs": 0,
 	"sandbox/guest/wire":      0,
 
+	"sandbox/programs": 0,
+
 	"images/host":  1,
 	"images/layer": 1,
 

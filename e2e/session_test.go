@@ -33,6 +33,7 @@ type machine struct {
 	env       []string
 	user      *syscall.Credential // nil is the user who runs the tests
 	patience  time.Duration       // for one run; zero is 10 minutes
+	program   string              // path of caisson; "" means the one in binaries
 }
 
 // newMachine makes a home and an empty workspace. Everything in them is
@@ -110,7 +111,11 @@ func (m *machine) start(t testing.TB, args ...string) *running {
 	}
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(t.Context()), patience, errors.New("caisson does not end"))
 	r := &running{cancel: cancel, stdout: new(follower), stderr: new(follower), ended: make(chan struct{})}
-	r.process = exec.CommandContext(ctx, filepath.Join(binaries(t), "caisson"), args...)
+	program := m.program
+	if program == "" {
+		program = filepath.Join(binaries(t), "caisson")
+	}
+	r.process = exec.CommandContext(ctx, program, args...)
 	r.process.Dir = m.home
 	r.process.Env = m.env
 	r.process.Stdout = r.stdout

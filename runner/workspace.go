@@ -20,12 +20,12 @@ type Workspace struct {
 }
 
 // Protected are directories that no workspace may be, hold, or, for the state
-// directory and the images, be in. "" is none.
+// directory and the cache, be in. "" is none.
 type Protected struct {
 	Home, State, Config string
-	// Images is the cache of images: what is in it is the root directory of later
-	// sessions.
-	Images string
+	// Cache holds images, the root directories of later sessions, and the programs
+	// of a release build.
+	Cache string
 	// AcceptSystem accepts a directory of the system, such as /etc or /home.
 	AcceptSystem bool
 }
@@ -123,7 +123,7 @@ func (w *Workspace) refuse(p Protected) error {
 		{p.Home, "your home folder"},
 		{p.State, "Caisson's state folder"},
 		{p.Config, "Caisson's configuration"},
-		{p.Images, "Caisson's images"},
+		{p.Cache, "Caisson's cache"},
 	} {
 		if keep.path == "" {
 			continue
@@ -143,7 +143,7 @@ func (w *Workspace) refuse(p Protected) error {
 	}
 	for _, keep := range []struct{ path, what string }{
 		{p.State, "Caisson's state folder"},
-		{p.Images, "Caisson's images"},
+		{p.Cache, "Caisson's cache"},
 	} {
 		kept, _ := os.Stat(keep.path) // nothing is in one that does not exist
 		for dir := w.Path; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {

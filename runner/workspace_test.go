@@ -176,7 +176,7 @@ func TestStateFolderMustBeOurs(t *testing.T) {
 
 // TestSystemDirectories: a directory of the system is no workspace unless that is
 // accepted; what people work in below some of them is. So is no directory that
-// holds Caisson's images, or lies in them, whatever is accepted.
+// holds Caisson's cache, or lies in them, whatever is accepted.
 func TestSystemDirectories(t *testing.T) {
 	for path, refused := range map[string]bool{
 		"/etc": true, "/run": true, "/home": true, "/usr": true, "/var": true, "/tmp": true, "/usr/share": true, "/usr/src": true, "/var/lib": true,
@@ -225,7 +225,7 @@ func TestSystemDirectories(t *testing.T) {
 		t.Fatal(err)
 	}
 	for path, refused := range map[string]bool{cache: true, filepath.Dir(images): true, images: true, inside: true, t.TempDir(): false} {
-		w, err := OpenWorkspace(path, Protected{Images: images, AcceptSystem: true})
+		w, err := OpenWorkspace(path, Protected{Cache: images, AcceptSystem: true})
 		if err == nil {
 			_ = w.Close()
 		}

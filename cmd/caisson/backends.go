@@ -21,6 +21,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/docker"
 	"github.com/caisson-run/caisson/sandbox/oci"
 	"github.com/caisson-run/caisson/sandbox/pool"
+	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
 const (
@@ -59,7 +60,7 @@ func makeBackend(name string, s backendSettings) (sandbox.Backend, error) {
 type chooser struct {
 	deps     deps
 	conf     config.Config
-	programs programs
+	programs *programs.Finder
 	environ  environ
 	logger   *zap.Logger
 	images   *imageStore
@@ -87,7 +88,7 @@ func (c *chooser) make(name string) (sandbox.Backend, error) {
 }
 
 func (c *chooser) construct(name string) (sandbox.Backend, error) {
-	guest, err := c.programs.find(c.conf.Programs.Guest, "caisson-guest")
+	guest, err := c.programs.Find(c.conf.Programs.Guest, "caisson-guest")
 	if err != nil {
 		return nil, err
 	}
@@ -99,9 +100,9 @@ func (c *chooser) construct(name string) (sandbox.Backend, error) {
 	case "docker":
 		s.host, s.runtime = value(c.conf.Docker.Host), value(c.conf.Docker.Runtime)
 	case "gvisor":
-		s.runtime, err = c.programs.find(c.conf.Programs.Runsc, "runsc")
+		s.runtime, err = c.programs.Find(c.conf.Programs.Runsc, "runsc")
 	case "runc":
-		s.runtime, err = c.programs.find(c.conf.Programs.Runc, "runc", "crun")
+		s.runtime, err = c.programs.Find(c.conf.Programs.Runc, "runc", "crun")
 	}
 	if err != nil {
 		return nil, err
@@ -270,7 +271,7 @@ func (c *chooser) imageWarnings(ctx context.Context, ref images.Reference) []str
 		return nil
 	}
 	fs, err := host.RootFS(ctx, host.Options{
-		Toolchains: c.conf.HostImage.Toolchains, Mask: c.conf.HostImage.Mask, Path: withoutDir(c.environ.get("PATH"), c.programs.ownDir()),
+		Toolchains: c.conf.HostImage.Toolchains, Mask: c.conf.HostImage.Mask, Path: withoutDir(c.environ.get("PATH"), c.programs.OwnDir()),
 	})
 	if err != nil {
 		return nil // the backend will say so

@@ -13,6 +13,7 @@ import (
 
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
 // examineBackends checks each backend. One that was asked for must work; of
@@ -78,12 +79,12 @@ func (s *setup) examineBackend(ctx context.Context, name string) []finding {
 // unusable is a backend that can't be used, with what brings it.
 func unusable(name string, err error) finding {
 	f := failed(name, err)
-	if e, ok := errors.AsType[*programError](err); errors.Is(err, sandbox.ErrNoNamespaces) || ok && e.name == "caisson-guest" {
+	if e, ok := errors.AsType[*programs.NotFoundError](err); errors.Is(err, sandbox.ErrNoNamespaces) || ok && e.Name == "caisson-guest" {
 		return f // what is missing is not the backend
 	}
 	f.Mend = map[string]string{
 		"docker": "Start a Docker engine on this machine that this user may use, or name it with DOCKER_HOST; gvisor needs none.",
-		"gvisor": "make build builds runsc and caisson-guest; keep them beside caisson, or name them under programs: in the configuration.",
+		"gvisor": installHint("runsc"),
 		"runc":   "Install runc or crun, keep caisson-guest beside caisson, or name them under programs: in the configuration.",
 	}[name]
 	return f

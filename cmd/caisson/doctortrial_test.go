@@ -12,6 +12,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
 // Where nothing is limited, as in a user's runc sandbox, no number is said: "0
@@ -83,10 +84,10 @@ func TestUnusableBackend(t *testing.T) {
 		err     error
 		words   string
 	}{
-		{"docker", &programError{name: "caisson-guest"}, "Build it with make build"},
-		{"runc", &programError{name: "caisson-guest"}, "Build it with make build"},
+		{"docker", &programs.NotFoundError{Name: "caisson-guest"}, "Build it with make build"},
+		{"runc", &programs.NotFoundError{Name: "caisson-guest"}, "Build it with make build"},
 		{"gvisor", fmt.Errorf("check gvisor: %w: %w: %w", sandbox.ErrUnavailable, sandbox.ErrNoNamespaces, os.ErrPermission), "seccomp=unconfined"},
-		{"runc", &programError{name: "runc"}, "Install runc or crun"},
+		{"runc", &programs.NotFoundError{Name: "runc"}, "Install runc or crun"},
 		{"docker", fmt.Errorf("ask the engine: %w", sandbox.ErrUnavailable), "Start a Docker engine"},
 	} {
 		if f := unusable(tt.backend, tt.err); f.Result != resultFailed || !strings.Contains(f.Mend, tt.words) {

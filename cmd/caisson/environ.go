@@ -40,17 +40,27 @@ func (e environ) xdg(name, def string) string {
 func (e environ) stateDir() string  { return e.xdg("XDG_STATE_HOME", ".local/state") }
 func (e environ) configDir() string { return e.xdg("XDG_CONFIG_HOME", ".config") }
 
-// imageDir is where images are kept, "" where there is no place.
-func (e environ) imageDir() string {
-	if dir := e.xdg("XDG_CACHE_HOME", ".cache"); dir != "" {
-		return filepath.Join(dir, "images")
+// cacheDir holds what can be made again; "" if there is no place for it.
+func (e environ) cacheDir() string { return e.xdg("XDG_CACHE_HOME", ".cache") }
+
+// imageDir holds images, "" if there is no place for them.
+func (e environ) imageDir() string { return joinUnder(e.cacheDir(), "images") }
+
+// programDir is where the programs of a release build are unpacked, "" if there is
+// no place for them.
+func (e environ) programDir() string { return joinUnder(e.cacheDir(), "programs") }
+
+// joinUnder returns the path of name in dir, "" if dir is "".
+func joinUnder(dir, name string) string {
+	if dir == "" {
+		return ""
 	}
-	return ""
+	return filepath.Join(dir, name)
 }
 
 // protected are the directories that a workspace must keep clear of.
 func (e environ) protected() runner.Protected {
-	return runner.Protected{Home: e.home(), State: e.stateDir(), Config: e.configDir(), Images: e.imageDir()}
+	return runner.Protected{Home: e.home(), State: e.stateDir(), Config: e.configDir(), Cache: e.cacheDir()}
 }
 
 func absolute(path string) string {

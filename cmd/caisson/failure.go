@@ -9,6 +9,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/terminal"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/programs"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
@@ -31,9 +32,9 @@ func failure(err error) *runner.Error {
 		return &runner.Error{Status: runner.ExitConfig, Problem: runner.Problem{Cause: c.Error(), Mend: sentence(c.Mend)}, Err: err}
 	}
 	problem := runner.Problem{Cause: err.Error()}
-	switch _, missing := errors.AsType[*programError](err); {
-	case missing:
-		problem.Mend = "Build it with make build, keep it beside caisson, or name it under programs: in the configuration."
+	switch missing, ok := errors.AsType[*programs.NotFoundError](err); {
+	case ok:
+		problem.Mend = installHint(missing.Name)
 		return &runner.Error{Status: runner.ExitSandboxStart, Problem: problem, Err: err}
 	case errors.Is(err, sandbox.ErrNoNamespaces):
 		return &runner.Error{Status: runner.ExitSandboxStart, Problem: runner.Problem{Cause: err.Error(), Mend: runner.NamespacesHint}, Err: err}

@@ -108,7 +108,7 @@ func (c *chooser) imageEngine(ctx context.Context) *docker.ImageEngine {
 
 // optional is a program's path, or "" where the machine lacks it.
 func (c *chooser) optional(configured *string, name string) string {
-	path, err := c.programs.find(configured, name)
+	path, err := c.programs.Find(configured, name)
 	if err != nil {
 		return ""
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/redact"
+	"github.com/caisson-run/caisson/sandbox/programs"
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
@@ -97,7 +98,7 @@ func newSetup(d deps, env environ, flags config.File, profile, workspace string)
 			Cause: "the state folder can't be made: " + err.Error(), Mend: "Set XDG_STATE_HOME to a folder that you can write.",
 		}}
 	}
-	p := programs{executable: d.executable, path: env.get("PATH")}
+	finder := &programs.Finder{Executable: d.executable, Path: env.get("PATH"), Cache: env.programDir()}
 	if workspace != "" {
 		protected := env.protected()
 		protected.AcceptSystem = *s.conf.AcceptSystemWorkspace
@@ -108,12 +109,12 @@ func newSetup(d deps, env environ, flags config.File, profile, workspace string)
 		if err := s.workspace.CheckOwner(*s.conf.AcceptRunnerAsOwner); err != nil {
 			return nil, errors.Join(err, s.workspace.Close())
 		}
-		p.workspace = s.workspace.Path
+		finder.Workspace = s.workspace.Path
 	} else if w, err := workspaceFor(env, ""); err == nil { // home and what holds it are none
-		p.folder = w.Path
+		finder.WorkingDir = w.Path
 		_ = w.Close()
 	}
-	s.backends = chooser{deps: d, conf: s.conf, programs: p, environ: env, logger: zap.NewNop()}
+	s.backends = chooser{deps: d, conf: s.conf, programs: finder, environ: env, logger: zap.NewNop()}
 	s.backends.images = &imageStore{chooser: &s.backends}
 	return s, nil
 }

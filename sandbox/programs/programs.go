@@ -1,0 +1,164 @@
+// Package programs finds the programs that a sandbox needs: caisson-guest, which
+// is process 1 of every container, and the runtimes.
+package programs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Finder finds programs: beside the executable of this process, then where the
+// configuration names them, then among those that a release build embeds, then on
+// PATH. It never returns a program in the workspace and ignores relative elements
+// of PATH, because a project could have put the program there.
+type Finder struct {
+	// Executable returns the path of this process's program, as os.Executable does.
+	Executable func() (string, error)
+	// Path is the value of PATH.
+	Path string
+	// Workspace holds no program that may be started; "" if there is none.
+	Workspace string
+	// WorkingDir is the working directory of a command without a workspace. It may
+	// well be one, so its programs on PATH don't count either; "" excludes none.
+	WorkingDir string
+	// Cache is the directory to which embedded programs are unpacked, once per
+	// version; "" means that they can't be used.
+	Cache string
+}
+
+// Find returns the absolute path of the first of names that is found, with
+// symlinks resolved. configured is a path from the configuration or nil. The error
+// is a [*NotFoundError], or one of unpacking an embedded program.
+func (f *Finder) Find(configured *string, names ...string) (string, error) {
+	var tried []string
+	try := func(candidate string) string {
+		path, err := filepath.EvalSymlinks(candidate)
+		if err != nil {
+			tried = append(tried, candidate)
+			return ""
+		}
+		if err := f.checkUsable(path); err != nil {
+			tried = append(tried, fmt.Sprintf("%s (%v)", candidate, err))
+			return ""
+		}
+		return path
+	}
+	for _, candidate := range f.preferred(configured, names) {
+		if path := try(candidate); path != "" {
+			return path, nil
+		}
+	}
+	for _, name := range names {
+		switch path, err := f.unpack(name); {
+		case err != nil:
+			return "", fmt.Errorf("unpack %s: %w", name, err)
+		case path == "":
+		default:
+			if path = try(path); path != "" {
+				return path, nil
+			}
+		}
+	}
+	for _, candidate := range f.onPath(names) {
+		if path := try(candidate); path != "" {
+			return path, nil
+		}
+	}
+	return "", &NotFoundError{Name: names[0], Tried: tried}
+}
+
+// OwnDir returns the directory of this process's program, or "" if it is unknown.
+func (f *Finder) OwnDir() string {
+	self, err := f.Executable()
+	if err != nil {
+		return ""
+	}
+	path, err := filepath.EvalSymlinks(self)
+	if err != nil {
+		return ""
+	}
+	return filepath.Dir(path)
+}
+
+func (f *Finder) preferred(configured *string, names []string) []string {
+	var candidates []string
+	if dir := f.OwnDir(); dir != "" {
+		for _, name := range names {
+			candidates = append(candidates, filepath.Join(dir, name))
+		}
+	}
+	if configured != nil {
+		candidates = append(candidates, *configured)
+	}
+	return candidates
+}
+
+func (f *Finder) onPath(names []string) []string {
+	var candidates []string
+	for _, dir := range filepath.SplitList(f.Path) {
+		if !filepath.IsAbs(dir) {
+			continue
+		}
+		if path, err := filepath.EvalSymlinks(dir); err == nil && contains(f.WorkingDir, path) {
+			continue
+		}
+		for _, name := range names {
+			candidates = append(candidates, filepath.Join(dir, name))
+		}
+	}
+	return candidates
+}
+
+// checkUsable returns why a program must not be started, or nil.
+func (f *Finder) checkUsable(path string) error {
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return err
+	case !info.Mode().IsRegular() || info.Mode().Perm()&0o111 == 0:
+		return errors.New("not an executable file")
+	case info.Mode().Perm()&0o002 != 0:
+		return errors.New("every user can write it")
+	}
+	if contains(f.Workspace, filepath.Dir(path)) {
+		return errors.New("it lies in the workspace")
+	}
+	return nil
+}
+
+// contains reports whether dir is root or lies below it; "" contains nothing.
+func contains(root, dir string) bool {
+	if root == "" {
+		return false
+	}
+	top, err := os.Stat(root)
+	if err != nil {
+		return false
+	}
+	for ; ; dir = filepath.Dir(dir) {
+		if info, err := os.Stat(dir); err == nil && os.SameFile(info, top) {
+			return true
+		}
+		if dir == filepath.Dir(dir) {
+			return false
+		}
+	}
+}
+
+// NotFoundError reports a program that was not found.
+type NotFoundError struct {
+	Name  string
+	Tried []string // paths, some with the reason why they don't count
+}
+
+// Error names the program and the first places where it was looked for.
+func (e *NotFoundError) Error() string {
+	text := "find " + e.Name + ": it is not there"
+	if len(e.Tried) > 0 {
+		text += "; tried " + strings.Join(e.Tried[:min(len(e.Tried), 6)], ", ")
+	}
+	return text
+}

@@ -1,0 +1,208 @@
+package programs
+
+import (
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/fstest"
+)
+
+func writeFile(t *testing.T, path string, mode fs.FileMode) string {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte("#!/bin/sh\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(path, mode); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestFindOrder(t *testing.T) {
+	dir := t.TempDir()
+	own, onPath, configured := filepath.Join(dir, "own"), filepath.Join(dir, "path"), filepath.Join(dir, "opt/guest")
+	f := Finder{
+		Executable: func() (string, error) { return writeFile(t, filepath.Join(own, "caisson"), 0o755), nil },
+		Path:       "relative" + string(filepath.ListSeparator) + onPath,
+	}
+	t.Chdir(dir)
+	writeFile(t, filepath.Join(dir, "relative/guest"), 0o755)
+	find := func(configured *string) string {
+		t.Helper()
+		path, err := f.Find(configured, "guest")
+		if err != nil {
+			return err.Error()
+		}
+		return path
+	}
+	if got := find(nil); !strings.HasPrefix(got, "find guest: it is not there; tried ") {
+		t.Errorf("nothing there: %s", got)
+	}
+	want := writeFile(t, filepath.Join(onPath, "guest"), 0o755)
+	if got := find(nil); got != want {
+		t.Errorf("on PATH: %s, want %s", got, want)
+	}
+	writeFile(t, configured, 0o755)
+	if got := find(&configured); got != configured {
+		t.Errorf("configured: %s", got)
+	}
+	want = writeFile(t, filepath.Join(own, "guest"), 0o755)
+	if got := find(&configured); got != want {
+		t.Errorf("beside the program: %s, want %s", got, want)
+	}
+}
+
+func TestFindRefuses(t *testing.T) {
+	dir := t.TempDir()
+	bin := filepath.Join(dir, "bin")
+	path := writeFile(t, filepath.Join(bin, "runsc"), 0o755)
+	none := func() (string, error) { return "", errors.New("unknown") }
+	for name, tt := range map[string]struct {
+		finder Finder
+		mode   fs.FileMode
+		want   string // "" is found
+	}{
+		"found":               {Finder{}, 0o755, ""},
+		"writable by all":     {Finder{}, 0o757, "every user can write it"},
+		"not executable":      {Finder{}, 0o644, "not an executable file"},
+		"in the workspace":    {Finder{Workspace: dir}, 0o755, "it lies in the workspace"},
+		"in the working dir":  {Finder{WorkingDir: dir}, 0o755, "it is not there"},
+		"beside a workspace":  {Finder{Workspace: t.TempDir()}, 0o755, ""},
+		"missing working dir": {Finder{WorkingDir: filepath.Join(dir, "none")}, 0o755, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := os.Chmod(path, tt.mode); err != nil {
+				t.Fatal(err)
+			}
+			tt.finder.Executable, tt.finder.Path = none, bin
+			got, err := tt.finder.Find(nil, "runsc")
+			if tt.want == "" {
+				if err != nil || got != path {
+					t.Fatalf("found %q, %v", got, err)
+				}
+				return
+			}
+			if missing, ok := errors.AsType[*NotFoundError](err); !ok || missing.Name != "runsc" || !strings.Contains(err.Error(), tt.want) {
+				t.Fatalf("found %q, %v; want %q", got, err, tt.want)
+			}
+		})
+	}
+}
+
+// embed replaces the embedded files for a test.
+func embed(t *testing.T, content string, sum string) {
+	t.Helper()
+	var packed bytes.Buffer
+	w := gzip.NewWriter(&packed)
+	if _, err := w.Write([]byte(content)); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	old := files
+	files = fstest.MapFS{
+		"files/SHA256SUMS": {Data: []byte(sum + "  guest\n")},
+		"files/guest.gz":   {Data: packed.Bytes()},
+	}
+	t.Cleanup(func() { files = old })
+}
+
+func sumOf(content string) string {
+	h := sha256.Sum256([]byte(content))
+	return hex.EncodeToString(h[:])
+}
+
+func TestEmbedded(t *testing.T) {
+	embed(t, "program", sumOf("program"))
+	cache := filepath.Join(t.TempDir(), "programs")
+	f := Finder{Executable: os.Executable, Cache: cache, Path: filepath.Dir(writeFile(t, filepath.Join(t.TempDir(), "guest"), 0o755))}
+	if got := fmt.Sprint(Embedded()); got != "[guest]" {
+		t.Errorf("embedded %s", got)
+	}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			path, err := f.Find(nil, "guest")
+			if text, readErr := os.ReadFile(path); err != nil || string(text) != "program" {
+				t.Errorf("found %q with %q, %v, %v", path, text, err, readErr)
+			}
+		})
+	}
+	wg.Wait()
+	path := filepath.Join(cache, sumOf("program"), "guest")
+	entries, err := os.ReadDir(filepath.Dir(path))
+	if err != nil || len(entries) != 1 {
+		t.Errorf("%d entries are left, %v", len(entries), err)
+	}
+	before, err := os.Stat(path)
+	if err != nil || before.Mode() != 0o555 {
+		t.Fatalf("mode %v, %v", before.Mode(), err)
+	}
+	if _, err := f.Find(nil, "guest"); err != nil {
+		t.Fatal(err)
+	}
+	if after, err := os.Stat(path); err != nil || !os.SameFile(before, after) {
+		t.Errorf("unpacked again, %v", err)
+	}
+
+	// A file that another program changed is unpacked again.
+	if err := os.Chmod(path, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte("other"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Find(nil, "guest"); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(path); err != nil || string(text) != "program" {
+		t.Errorf("a replaced file stays: %q, %v", text, err)
+	}
+}
+
+func TestEmbeddedRefused(t *testing.T) {
+	none := func() (string, error) { return "", errors.New("unknown") }
+	t.Run("checksum", func(t *testing.T) {
+		embed(t, "program", sumOf("other"))
+		cache := t.TempDir()
+		_, err := (&Finder{Executable: none, Cache: cache}).Find(nil, "guest")
+		if err == nil || !strings.Contains(err.Error(), "unpack guest: its checksum differs") {
+			t.Errorf("error %v", err)
+		}
+		if entries, _ := os.ReadDir(filepath.Join(cache, sumOf("other"))); len(entries) != 0 {
+			t.Errorf("%d files are left", len(entries))
+		}
+	})
+	t.Run("cache of others", func(t *testing.T) {
+		embed(t, "program", sumOf("program"))
+		cache := filepath.Join(t.TempDir(), "programs")
+		if err := os.Mkdir(cache, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(cache, 0o777); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := (&Finder{Executable: none, Cache: cache}).Find(nil, "guest"); err == nil || !strings.Contains(err.Error(), "only its owner") {
+			t.Errorf("error %v", err)
+		}
+	})
+	t.Run("no cache", func(t *testing.T) {
+		embed(t, "program", sumOf("program"))
+		if _, err := (&Finder{Executable: none}).Find(nil, "guest"); err == nil || !strings.Contains(err.Error(), "no cache directory") {
+			t.Errorf("error %v", err)
+		}
+	})
+}

@@ -1,0 +1,138 @@
+package programs
+
+import (
+	"compress/gzip"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// maxProgramBytes bounds an unpacked program.
+const maxProgramBytes = 512 << 20
+
+// Embedded returns the names of the programs that this build embeds; none unless
+// it is a release build.
+func Embedded() []string {
+	sums, err := embeddedSums(files)
+	if err != nil {
+		return nil
+	}
+	names := make([]string, 0, len(sums))
+	for _, s := range sums {
+		names = append(names, s.name)
+	}
+	return names
+}
+
+// files holds the embedded programs; nil unless this is a release build.
+var files fs.FS
+
+type programSum struct{ sum, name string }
+
+func embeddedSums(from fs.FS) ([]programSum, error) {
+	if from == nil {
+		return nil, nil
+	}
+	text, err := fs.ReadFile(from, "files/SHA256SUMS")
+	if err != nil {
+		return nil, err
+	}
+	var sums []programSum
+	for line := range strings.Lines(string(text)) {
+		f := strings.Fields(line)
+		if len(f) != 2 || len(f[0]) != hex.EncodedLen(sha256.Size) {
+			return nil, fmt.Errorf("SHA256SUMS: invalid line %q", line)
+		}
+		sums = append(sums, programSum{f[0], f[1]})
+	}
+	return sums, nil
+}
+
+// unpack returns the path of an embedded program in the cache, unpacked if it is
+// not there yet, or "" if this build does not embed it. The directory's name is the
+// program's sum, and the sum is verified before the file gets its name.
+func (f *Finder) unpack(name string) (string, error) {
+	sums, err := embeddedSums(files)
+	if err != nil {
+		return "", err
+	}
+	for _, s := range sums {
+		if s.name != name {
+			continue
+		}
+		if f.Cache == "" {
+			return "", errors.New("no cache directory: neither HOME nor XDG_CACHE_HOME is an absolute path")
+		}
+		dir := filepath.Join(f.Cache, s.sum)
+		path := filepath.Join(dir, name)
+		if err := makePrivateDir(dir); err != nil {
+			return "", err
+		}
+		if info, err := os.Lstat(path); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o222 == 0 && onlyCallerWrites(info) {
+			return path, nil
+		}
+		return path, writeProgram(files, s, path)
+	}
+	return "", nil
+}
+
+// makePrivateDir makes a directory that no other user can write, and its parents.
+func makePrivateDir(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	for _, d := range []string{filepath.Dir(dir), dir} {
+		info, err := os.Lstat(d)
+		if err != nil {
+			return err
+		}
+		if !info.IsDir() || !onlyCallerWrites(info) {
+			return fmt.Errorf("%s: not a directory that only its owner, the calling user, can write", d)
+		}
+	}
+	return nil
+}
+
+// writeProgram writes a program beside path and renames it, so that processes that
+// unpack at the same time don't meet half a file.
+func writeProgram(from fs.FS, s programSum, path string) (err error) {
+	packed, err := from.Open("files/" + s.name + ".gz")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = packed.Close() }() // only read
+	r, err := gzip.NewReader(packed)
+	if err != nil {
+		return err
+	}
+	out, err := os.CreateTemp(filepath.Dir(path), s.name+".*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(out.Name()))
+		}
+	}()
+	h := sha256.New()
+	_, err = io.Copy(io.MultiWriter(out, h), io.LimitReader(r, maxProgramBytes))
+	if err == nil && hex.EncodeToString(h.Sum(nil)) != s.sum {
+		err = errors.New("its checksum differs: this build is damaged")
+	}
+	if err == nil {
+		err = out.Chmod(0o555) // commands in the sandbox are other users
+	}
+	if err == nil {
+		err = out.Sync()
+	}
+	if err = errors.Join(err, out.Close()); err != nil {
+		return err
+	}
+	return os.Rename(out.Name(), path)
+}
