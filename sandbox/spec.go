@@ -107,6 +107,6 @@ type Spec struct {
 	Notify func(waiting string)
 }
 
-// DefaultGrace is the default time between SIGTERM and SIGKILL, from section 8
-// of the specification of the dispatcher.
+// DefaultGrace is the default time between SIGTERM and SIGKILL, from the
+// dispatcher specification, docs/specification.md §8.
 const DefaultGrace = 5 * time.Second

@@ -16,7 +16,7 @@ func TestDangerousCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, command := range []string{
-		// Seed 004's four.
+		// The four of the loop with four tools (docs/specification.md).
 		"rm -rf /", "mkfs.ext4 /dev/sdb", "echo x > /dev/sda", "dd if=/dev/zero of=x",
 		// The same, written otherwise.
 		"rm -fr /", "rm -r -f /", "rm --recursive --force /", `rm -rf "/"`, `'rm' -rf /`, `\rm -rf /`, "/bin/rm -rf /", "rm  -rf\t/", "rm -rf / --", "rm / -rf",
@@ -51,7 +51,7 @@ func TestDangerousCommands(t *testing.T) {
 			t.Errorf("%q is called dangerous, by %q", command, got)
 		}
 	}
-	// The control: seed 004's check is a part of the text.
+	// The control: that loop's check, which searches the text.
 	naive := func(command string) bool { return strings.Contains(command, "rm -rf /") }
 	if naive("rm -fr /") || naive(`rm -rf "/"`) || !naive("echo 'rm -rf /'") || !naive("rm -rf /tmp/x") {
 		t.Error("the naive check gets these right too: the cases above show nothing")

@@ -13,11 +13,12 @@ import (
 
 // Defaults of [Options].
 const (
-	// DefaultConcurrency is the number of calls of a session that run at once (seed 002).
+	// DefaultConcurrency is the number of calls of a session that run at once
+	// (docs/specification.md §4).
 	DefaultConcurrency = 4
-	// DefaultConfirmTimeout is how long an answer is waited for (seed 002).
+	// DefaultConfirmTimeout bounds the wait for an answer (docs/specification.md §5.2).
 	DefaultConfirmTimeout = 5 * time.Minute
-	// DefaultAbandon is how long a cancelled tool is waited for (seed 002).
+	// DefaultAbandon bounds the wait for a cancelled tool (docs/specification.md §8).
 	DefaultAbandon = 30 * time.Second
 )
 
@@ -66,7 +67,7 @@ type Options struct {
 	OnAbandon func(callID string, def Definition)
 	// ResultBytes bounds every result below the tool's own bound; zero leaves
 	// it to the tool. ResultCharacters bounds it in characters too (4,000 for
-	// workers, seed 000); zero does not.
+	// workers); zero does not.
 	ResultBytes, ResultCharacters int
 	// Logger gets what may not be shown; nil discards.
 	Logger *zap.Logger

@@ -174,7 +174,8 @@ func sameObject(a, b Tool) bool {
 	return false
 }
 
-// classTimeout is seed 002, section 4: 600 s for execute and network, else 60 s.
+// classTimeout returns the default timeout of a class (docs/specification.md §4):
+// 600 s for execute and network, else 60 s.
 func classTimeout(c Class) time.Duration {
 	if c == ClassExecute || c == ClassNetwork {
 		return 600 * time.Second

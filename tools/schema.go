@@ -18,7 +18,7 @@ const (
 // keywordCheck gives what is wrong with a keyword's value, "" for nothing.
 type keywordCheck func(v any) string
 
-// schemaKeywords is the subset: the seed's list, and const, title, default,
+// schemaKeywords is the accepted subset: the list of docs/specification.md §7, and const, title, default,
 // examples, the bounds of numbers, lengths and items, and pattern
 // (docs/tools.md). Keywords that hold schemas are walked by schemaChecker.
 func schemaKeywords() map[string]keywordCheck {

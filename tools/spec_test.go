@@ -19,8 +19,8 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// What the examples of seed 002, section 9, and its list of tests ask of the
-// dispatcher beyond what specification_test.go shows on it from outside.
+// What the examples of the dispatcher specification (docs/specification.md §9) and
+// its list of tests ask of the dispatcher beyond what specification_test.go shows on it from outside.
 
 func TestExampleSimpleRead(t *testing.T) {
 	rec := &recorder{}

@@ -30,8 +30,8 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// The examples of the specification (seed 002, section 9) and its list of tests
-// (section 10), on a dispatcher as others see it, with the tools that it
+// The examples of the dispatcher specification (docs/specification.md §9) and its
+// list of tests (§10), on a dispatcher as others see it, with the tools that it
 // speaks of: files are real, commands are a fake's. What a decision changed is
 // said at the test. docs/specification.md maps the rest.
 

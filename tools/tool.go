@@ -33,7 +33,7 @@ type Definition struct {
 	Class       Class
 	Runs        Place
 	// Timeout bounds one execution from the moment it holds a slot; zero
-	// means 60 s, or 600 s for execute and network (seed 002, section 4).
+	// means 60 s, or 600 s for execute and network (docs/specification.md §4).
 	Timeout time.Duration
 	// ResultBytes bounds the text that the model sees; zero means
 	// [DefaultResultBytes].
@@ -60,7 +60,8 @@ type Definition struct {
 	ActsAs func(input json.RawMessage) []Name
 	// Parallel lets an execute tool run beside others. Ours to set, never the model's.
 	Parallel bool
-	// EnabledByDefault and RequiresAdmin say who may use it (seed 001).
+	// EnabledByDefault reports whether the tool is offered without being configured,
+	// RequiresAdmin whether only an administrator may use it.
 	EnabledByDefault bool
 	RequiresAdmin    bool
 }

@@ -82,7 +82,7 @@ func checkAliases(aliases map[string]string, doc any) []string {
 // closeObjects copies a schema as it is compiled. An object that lists its
 // properties and doesn't say additionalProperties takes no others, so that an
 // unknown argument is an error and never silently dropped; format is an
-// annotation (seed 002, section 7) and is left out, because Draft 7 asserts it.
+// annotation (docs/specification.md §7) and is left out, because Draft 7 asserts it.
 func closeObjects(v any) any {
 	s, ok := v.(map[string]any)
 	if !ok {
