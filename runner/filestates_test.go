@@ -64,12 +64,12 @@ func TestLongTargetsDiffer(t *testing.T) {
 	long := strings.Repeat("x", 4000)
 	seen := map[stamp]string{}
 	for _, target := range []string{"", "a", strings.Repeat("x", 256), strings.Repeat("x", 257), long, long[1:] + "y", long + "x"} {
-		s := stampOf(&workspace.ScanStat{Type: workspace.TypeLink, Target: target})
+		s := stampOf(&workspace.ScanStat{Type: workspace.TypeSymlink, Target: target})
 		if was, ok := seen[s]; ok {
 			t.Errorf("targets of %d and %d bytes have one stamp", len(was), len(target))
 		}
 		seen[s] = target
-		if s != stampOf(&workspace.ScanStat{Type: workspace.TypeLink, Target: strings.Clone(target)}) {
+		if s != stampOf(&workspace.ScanStat{Type: workspace.TypeSymlink, Target: strings.Clone(target)}) {
 			t.Errorf("a target of %d bytes has two stamps", len(target))
 		}
 	}

@@ -141,7 +141,7 @@ func (l *repositoryLook) addEntry(ctx context.Context, f *fingerprint, e *worksp
 	if slices.Contains(f.skip, top) || bare && !below && !bareEntry(top) {
 		return "" // whatever else lies in a directory that is a bare repository
 	}
-	free := mayDiffer(repo, rest, e.Type == workspace.TypeDir) || e.Type == workspace.TypeLink && mayDiffer(repo, rest, true)
+	free := mayDiffer(repo, rest, e.Type == workspace.TypeDir) || e.Type == workspace.TypeSymlink && mayDiffer(repo, rest, true)
 	if e.Type == workspace.TypeDir {
 		if !free {
 			f.add("%q dir", rest)
@@ -150,7 +150,7 @@ func (l *repositoryLook) addEntry(ctx context.Context, f *fingerprint, e *worksp
 		}
 		return p
 	}
-	if e.Type == workspace.TypeLink && isNamed(path.Base(repo), ".hg") && slices.Contains(hgLinks, rest) {
+	if e.Type == workspace.TypeSymlink && isNamed(path.Base(repo), ".hg") && slices.Contains(hgLinks, rest) {
 		return ""
 	}
 	st, err := e.Stat()
@@ -163,7 +163,7 @@ func (l *repositoryLook) addEntry(ctx context.Context, f *fingerprint, e *worksp
 	case free && st.Type == workspace.TypeFile:
 		f.add("%q linked %d", rest, st.Inode)
 		return ""
-	case free && st.Type == workspace.TypeLink: // what it leads to may differ too
+	case free && st.Type == workspace.TypeSymlink: // what it leads to may differ too
 		f.add("%q link %q", rest, st.Target)
 		return ""
 	case strings.HasPrefix(rest, "fsmonitor--daemon") && st.Type == workspace.TypeSocket:
@@ -191,7 +191,7 @@ func (l *repositoryLook) describe(ctx context.Context, f *fingerprint, p string,
 		return text + l.content(ctx, f, p)
 	case st.Type == workspace.TypeFile:
 		return text + fmt.Sprintf("%d %d %d %d", st.Size, st.Inode, st.ModTime.UnixNano(), st.ChangeTime.UnixNano())
-	case st.Type == workspace.TypeLink:
+	case st.Type == workspace.TypeSymlink:
 		return text + fmt.Sprintf("%q %s", st.Target, l.linked(ctx, f, p))
 	}
 	return text

@@ -100,7 +100,7 @@ func (s *Session) bindDifferences(ctx context.Context) (Differences, error) {
 		target := ""
 		if c.stat != nil {
 			changed.Size = c.stat.Size
-			if c.stat.Type == workspace.TypeLink && s.leadsOut(ctx, c.path, c.stat.Target) {
+			if c.stat.Type == workspace.TypeSymlink && s.leadsOut(ctx, c.path, c.stat.Target) {
 				target = c.stat.Target
 			}
 		}
@@ -125,7 +125,7 @@ func (d *Differences) setList(l *changeList) {
 func (s *Session) leadsOut(ctx context.Context, p, target string) bool {
 	return workspace.LeadsOut(p, target, func(name string) (string, bool) {
 		st, err := s.original.StatEntry(ctx, name)
-		return st.Target, err == nil && st.Type == workspace.TypeLink
+		return st.Target, err == nil && st.Type == workspace.TypeSymlink
 	})
 }
 

@@ -68,7 +68,7 @@ func (s *Session) quarantineAfterCommand(ctx context.Context) {
 	}
 	for _, name := range []string{".hg", ".caisson"} {
 		st, err := s.original.StatEntry(ctx, name)
-		if _, known := s.found.known[name]; err == nil && !known && s.found.covers(name) && (name == ".hg" || st.Type == workspace.TypeLink) {
+		if _, known := s.found.known[name]; err == nil && !known && s.found.covers(name) && (name == ".hg" || st.Type == workspace.TypeSymlink) {
 			s.move(ctx, name, "", nil)
 		}
 	}

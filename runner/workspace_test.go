@@ -35,9 +35,9 @@ func TestOpenWorkspaceRefuses(t *testing.T) {
 		"home/.local/state/caisson/sessions/s": "lies in Caisson's state folder",
 		"etc":                                  "holds Caisson's configuration",
 		"missing":                              "missing",
-		"file":                                 "is not a folder",
-		"home/project/sub":                     "symbolic link",
-		"home/project/sub/etc":                 "symbolic link",
+		"file":                                 "is not a directory",
+		"home/project/sub":                     "symlink",
+		"home/project/sub/etc":                 "symlink",
 	} {
 		if !filepath.IsAbs(path) {
 			path = filepath.Join(root, path)

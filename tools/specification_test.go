@@ -300,7 +300,7 @@ func TestSpecification9_2WorkspaceEscape(t *testing.T) {
 		t.Fatalf("control: who joins the path and opens it gets %q, so this test shows nothing", got)
 	}
 	const outside = `"../../etc/passwd": the path leads outside the workspace; ` +
-		"only files inside it can be used, and links only where they are relative and stay inside"
+		"only files inside it can be used, and symlinks only if they are relative and stay inside"
 	r := s.round(use("tu_01HZ_b", "read_file", `{"path": "../../etc/passwd"}`))[0]
 	s.wantResult(r, "tu_01HZ_b", true, outside)
 	s.wantEvents("tu_01HZ_b", "tool.failed {error_class: permission_denied, reason: workspace_escape}")

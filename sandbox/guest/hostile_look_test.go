@@ -81,12 +81,12 @@ func TestLookLies(t *testing.T) {
 		{"out of order", list, entries(name("b"), name("a"))},
 		{"more than asked for", list, entries(name("a"), name("b"), name("c"), name("d"))},
 		{"longer than asked for", list, entries(
-			wire.LookEntry{Name: []byte("a"), Type: "link", Mode: 1 << 27, Target: make([]byte, 600)},
-			wire.LookEntry{Name: []byte("b"), Type: "link", Mode: 1 << 27, Target: make([]byte, 600)},
+			wire.LookEntry{Name: []byte("a"), Type: "symlink", Mode: 1 << 27, Target: make([]byte, 600)},
+			wire.LookEntry{Name: []byte("b"), Type: "symlink", Mode: 1 << 27, Target: make([]byte, 600)},
 		)},
 		{"a file leads somewhere", list, entries(wire.LookEntry{Name: []byte("a"), Type: "file", Target: []byte("x")})},
-		{"a long link", list, entries(wire.LookEntry{Name: []byte("a"), Type: "link", Mode: 1 << 27, Target: make([]byte, workspace.MaxPathBytes+1)})},
-		{"a link with a file's mode", list, entries(wire.LookEntry{Name: []byte("a"), Type: "link"})},
+		{"a long link", list, entries(wire.LookEntry{Name: []byte("a"), Type: "symlink", Mode: 1 << 27, Target: make([]byte, workspace.MaxPathBytes+1)})},
+		{"a link with a file's mode", list, entries(wire.LookEntry{Name: []byte("a"), Type: "symlink"})},
 		{"time of change", list, entries(wire.LookEntry{Name: []byte("a"), Type: "file", Changed: &wire.LookTime{0, -1}})},
 		{"info of a folder", list, func(l *liar) { l.looked(wire.Looked{Info: plainFile(1)}) }},
 		{"not JSON", list, func(l *liar) { l.frame(1, wire.TypeData, 1, "{\n"); l.looked(wire.Looked{}) }},
@@ -120,7 +120,7 @@ func TestLookLies(t *testing.T) {
 			case info:
 				_, err = v.Stat(t.Context(), "a")
 			case list:
-				_, _, err = v.(*workspace.Reader).ReadDir(t.Context(), ".", true, workspace.Room{Entries: 3, Bytes: 1 << 10})
+				_, _, err = v.(*workspace.Reader).ReadDir(t.Context(), ".", true, workspace.Capacity{Entries: 3, Bytes: 1 << 10})
 			case file:
 				_, err = v.ReadFile(t.Context(), "a", 2, 10)
 			}

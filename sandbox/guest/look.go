@@ -26,7 +26,7 @@ func (c *Conn) View() workspace.View {
 // remote is the guest, for a Reader: each call is one look.
 type remote struct{ c *Conn }
 
-func (r remote) Look(ctx context.Context, path string, follow bool) (workspace.Info, error) {
+func (r remote) Stat(ctx context.Context, path string, follow bool) (workspace.Info, error) {
 	looked, err := r.c.look(ctx, wire.Look{Kind: wire.LookInfo, Path: []byte(path), Follow: follow}, nothing)
 	if err != nil {
 		return workspace.Info{}, err
@@ -34,7 +34,7 @@ func (r remote) Look(ctx context.Context, path string, follow bool) (workspace.I
 	return infoOf(*looked.Info), nil
 }
 
-func (r remote) ReadDir(ctx context.Context, path string, follow bool, room workspace.Room) (entries []workspace.Entry, more bool, err error) {
+func (r remote) ReadDir(ctx context.Context, path string, follow bool, room workspace.Capacity) (entries []workspace.Entry, more bool, err error) {
 	room.Entries, room.Bytes = min(room.Entries, wire.MaxLookEntries), min(room.Bytes, wire.MaxLookText)
 	f := folder{path: path, room: room}
 	looked, err := r.c.look(ctx, wire.Look{Kind: wire.LookFolder, Path: []byte(path), Follow: follow, Most: int64(room.Entries), Text: room.Bytes}, f.take)
@@ -248,7 +248,7 @@ func (l *look) conclude(err error) {
 // folder takes the lines of a folder as they come.
 type folder struct {
 	path    string
-	room    workspace.Room
+	room    workspace.Capacity
 	last    string
 	rest    []byte
 	entries []workspace.Entry
@@ -288,7 +288,7 @@ func (f *folder) line(line []byte) error {
 		return fmt.Errorf("%w: %.40q is no name", wire.ErrProtocol, name)
 	case name <= f.last:
 		return fmt.Errorf("%w: entries out of order", wire.ErrProtocol)
-	case len(e.Target) > workspace.MaxPathBytes, e.Target != nil && e.Type != string(workspace.TypeLink):
+	case len(e.Target) > workspace.MaxPathBytes, e.Target != nil && e.Type != string(workspace.TypeSymlink):
 		return fmt.Errorf("%w: %.40q leads nowhere", wire.ErrProtocol, name)
 	}
 	if err := errors.Join(checkNode(e.Type, e.Size, e.Mode, e.Modified), checkTime(e.Changed)); err != nil {

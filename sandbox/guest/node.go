@@ -11,12 +11,12 @@ import (
 
 // modes are the type bits of fs.FileMode that each type of a file may have.
 var modes = map[workspace.Type][]fs.FileMode{
-	workspace.TypeFile:   {0},
-	workspace.TypeDir:    {fs.ModeDir},
-	workspace.TypeLink:   {fs.ModeSymlink},
-	workspace.TypeFIFO:   {fs.ModeNamedPipe},
-	workspace.TypeSocket: {fs.ModeSocket},
-	workspace.TypeDevice: {fs.ModeDevice, fs.ModeDevice | fs.ModeCharDevice},
+	workspace.TypeFile:    {0},
+	workspace.TypeDir:     {fs.ModeDir},
+	workspace.TypeSymlink: {fs.ModeSymlink},
+	workspace.TypeFIFO:    {fs.ModeNamedPipe},
+	workspace.TypeSocket:  {fs.ModeSocket},
+	workspace.TypeDevice:  {fs.ModeDevice, fs.ModeDevice | fs.ModeCharDevice},
 	workspace.TypeMount: {
 		0, fs.ModeDir, fs.ModeSymlink, fs.ModeNamedPipe, fs.ModeSocket, fs.ModeDevice, fs.ModeDevice | fs.ModeCharDevice,
 	},

@@ -54,7 +54,7 @@ type side struct {
 // and symlinks only.
 func (s side) gitMode() string {
 	switch {
-	case s.typ == workspace.TypeLink:
+	case s.typ == workspace.TypeSymlink:
 		return "120000"
 	case s.mode&0o100 != 0:
 		return "100755"
@@ -63,7 +63,7 @@ func (s side) gitMode() string {
 }
 
 // isTracked reports whether git tracks entries of this type.
-func (s side) isTracked() bool { return s.typ == workspace.TypeFile || s.typ == workspace.TypeLink }
+func (s side) isTracked() bool { return s.typ == workspace.TypeFile || s.typ == workspace.TypeSymlink }
 
 // formatRemark returns a line that git apply and patch ignore.
 func formatRemark(format string, args ...any) string {

@@ -142,7 +142,7 @@ func (d *differ) readSide(t tree, path string, n *node) side {
 	}
 	s := side{typ: n.typ, mode: n.perm()}
 	switch n.typ {
-	case workspace.TypeLink:
+	case workspace.TypeSymlink:
 		s.text = []byte(n.target)
 	case workspace.TypeFile:
 		s.text, s.why = d.readText(t, path, n.size)

@@ -51,7 +51,7 @@ func (s *Changes) markLeftOut(lookUp lookupFunc, linkAt func(path string) (strin
 			c.LeftOut = findGitReason(c, repos)
 			c.Git = c.LeftOut != ""
 		}
-		if c.Now != workspace.TypeLink || c.LeftOut != "" && !c.Git || !workspace.LeadsOut(c.Path, c.Target, linkAt) {
+		if c.Now != workspace.TypeSymlink || c.LeftOut != "" && !c.Git || !workspace.LeadsOut(c.Path, c.Target, linkAt) {
 			continue
 		}
 		c.LinkOut = true
@@ -86,7 +86,7 @@ func findGitReason(c *Change, repos bareRepositories) string {
 		}
 		// Git creates no symlinks in a repository. One could lead to a file
 		// that git obeys.
-		if isObeyed(names[i+1:]) || c.Now == workspace.TypeLink {
+		if isObeyed(names[i+1:]) || c.Now == workspace.TypeSymlink {
 			return leftGit
 		}
 	}

@@ -76,7 +76,7 @@ func (s *scan) readLink(path string) (target string, ok bool) {
 	if err == nil && n == nil {
 		n, err = s.lower.lstat(path)
 	}
-	if err != nil || n == nil || n.typ != workspace.TypeLink {
+	if err != nil || n == nil || n.typ != workspace.TypeSymlink {
 		return "", false
 	}
 	return n.target, true
@@ -312,7 +312,7 @@ func (s *scan) compareDirectory(path, name string, up, low int, was, now *node) 
 func (s *scan) compareEntry(path, name string, up, low int, was, now *node) {
 	same := false
 	switch now.typ {
-	case workspace.TypeLink:
+	case workspace.TypeSymlink:
 		same = was.target == now.target
 		if same {
 			return // symlinks have no mode of their own

@@ -164,8 +164,8 @@ func TestRecordIsBoundedInBytes(t *testing.T) {
 // last byte, also by a stamp with the whole target.
 func TestLongTargetsDiffer(t *testing.T) {
 	long := strings.Repeat("x", 4000)
-	link := func(target string) *node { return &node{typ: workspace.TypeLink, target: target} }
-	for _, s := range []stamp{stampOf("a", link(long)), {Type: workspace.TypeLink, Target: []byte(long)}} {
+	link := func(target string) *node { return &node{typ: workspace.TypeSymlink, target: target} }
+	for _, s := range []stamp{stampOf("a", link(long)), {Type: workspace.TypeSymlink, Target: []byte(long)}} {
 		if !s.matches(link(long), false) || s.matches(link(long[1:]+"y"), false) || s.matches(link("x"), false) {
 			t.Errorf("a stamp with %d bytes of target does not distinguish targets", len(s.Target))
 		}

@@ -78,7 +78,7 @@ func statAt(dir int, name string) (*node, error) {
 		return nil, err
 	}
 	n := nodeOf(&st)
-	if n.typ == workspace.TypeLink {
+	if n.typ == workspace.TypeSymlink {
 		buf := make([]byte, unix.PathMax)
 		size, err := unix.Readlinkat(dir, name, buf)
 		if err != nil {
@@ -101,7 +101,7 @@ func nodeOf(st *unix.Stat_t) *node {
 	case unix.S_IFDIR:
 		n.typ = workspace.TypeDir
 	case unix.S_IFLNK:
-		n.typ = workspace.TypeLink
+		n.typ = workspace.TypeSymlink
 	case unix.S_IFIFO:
 		n.typ = workspace.TypeFIFO
 	case unix.S_IFSOCK:

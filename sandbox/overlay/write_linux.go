@@ -105,7 +105,7 @@ func (w *writer) writeEntry(c *Change) error {
 		return w.setFileMode(dir, name, c)
 	case c.Now == workspace.TypeDir:
 		return w.makeDirectory(dir, name, c)
-	case c.Now == workspace.TypeLink:
+	case c.Now == workspace.TypeSymlink:
 		return w.replaceEntry(dir, name, c, func(temp string) error { return w.makeSymlink(dir, temp, c) })
 	case c.Now == workspace.TypeFile:
 		if c.now.nlink > 1 {

@@ -222,8 +222,8 @@ func TestApplyPatchRefusals(t *testing.T) {
 		"there already":         {patchOf("*** Add File: a", "+x"), "exists", "exists already; change it with *** Update File:"},
 		"move onto another":     {patchOf("*** Update File: a", "*** Move to: twice"), "exists", "can't be moved to twice, which exists already"},
 		"moved and named again": {patchOf("*** Update File: a", "*** Move to: b", "*** Update File: b", "@@", "-one", "+x"), "exists", "can't be named again"},
-		"a folder":              {patchOf("*** Update File: dir", "@@", "-one", "+x"), "is_dir", "folder"},
-		"a link to delete":      {patchOf("*** Delete File: link"), "not_regular", "is a link"},
+		"a directory":           {patchOf("*** Update File: dir", "@@", "-one", "+x"), "is_dir", "directory"},
+		"a symlink to delete":   {patchOf("*** Delete File: link"), "not_regular", "is a symlink"},
 		"outside":               {patchOf("*** Add File: ../x", "+x"), "workspace_escape", "outside the workspace"},
 		"outside by a link":     {patchOf("*** Update File: out", "@@", "-one", "+x"), "workspace_escape", "outside the workspace"},
 	} {

@@ -106,7 +106,7 @@ func entryLine(e workspace.Entry) string {
 		return name + "/\n"
 	case workspace.TypeFile:
 		return fmt.Sprintf("%s  (%s)\n", name, plural(int(e.Size), "byte"))
-	case workspace.TypeLink:
+	case workspace.TypeSymlink:
 		return fmt.Sprintf("%s -> %s\n", name, shown(e.Target))
 	}
 	return fmt.Sprintf("%s  (%s, can't be read)\n", name, e.Type)

@@ -39,7 +39,7 @@ func ProjectedDiff(ctx context.Context, r workspace.View, op workspace.Op) (tool
 	case op.Kind == workspace.OpPatch && exists:
 		after, _, err = op.Patched(before)
 	case op.Kind == workspace.OpPatch, op.Kind == workspace.OpDelete && !exists:
-		err = &workspace.Error{Kind: workspace.KindNotFound, Path: op.Path, Detail: "no such file or folder"}
+		err = &workspace.Error{Kind: workspace.KindNotFound, Path: op.Path, Detail: "no such file or directory"}
 	case op.Kind == workspace.OpDelete:
 		after = nil
 	case op.Kind != workspace.OpWrite:

@@ -186,7 +186,7 @@ func TestFailures(t *testing.T) {
 		{"patch_file", object{"path": "out/canary", "old": "a", "new": "b"}, tools.ErrorPermissionDenied, "workspace_escape", ""},
 		{"delete_file", object{"path": "out/canary"}, tools.ErrorPermissionDenied, "workspace_escape", ""},
 		{"read_file", object{"path": "none"}, tools.ErrorExecution, "not_found", `"none": no such file`},
-		{"read_file", object{"path": "d"}, tools.ErrorExecution, "is_dir", "folder"},
+		{"read_file", object{"path": "d"}, tools.ErrorExecution, "is_dir", "directory"},
 		{"list_dir", object{"path": "f"}, tools.ErrorExecution, "not_dir", ""},
 		{"patch_file", object{"path": "f", "old": "a", "new": "b"}, tools.ErrorExecution, "no_match", "2 matches"},
 		{"patch_file", object{"path": "f", "old": "x", "new": "b"}, tools.ErrorExecution, "no_match", "0 matches"},

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// naiveDelete is what must never be done: it asks what a name leads to, and
-// removes all that is there.
+// naiveDelete is the wrong way: it resolves a name and removes everything
+// there.
 func naiveDelete(path string) {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		entries, _ := os.ReadDir(path)
@@ -27,7 +27,7 @@ func naiveDelete(path string) {
 const immutableFlag = 0x10
 
 // immutable sets the attribute that keeps even root from removing a file, and
-// says whether the file system has it.
+// reports whether the file system has it.
 func (l *layout) immutable(name string) bool {
 	l.t.Helper()
 	f, err := os.Open(l.path(name))
@@ -47,8 +47,8 @@ func (l *layout) immutable(name string) bool {
 	return true
 }
 
-// Acceptance A23: a recursive delete never leaves the workspace, and what it
-// can't remove is an error that says how far it came, not a loop.
+// Acceptance A23: a recursive delete never leaves the workspace. A file that it
+// can't remove is an error that names how far it came, not a loop.
 func TestDeleteOfHostileTrees(t *testing.T) {
 	plant := func(l *layout) {
 		for _, name := range []string{"tree/a", "tree/sub/b", "tree/closed/c"} {

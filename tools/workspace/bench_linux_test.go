@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BenchmarkRead4KiB compares, in one run, reads of a 4 KiB file two folders
+// BenchmarkRead4KiB compares, in one run, reads of a 4 KiB file two directories
 // deep: as the standard library does it, and through the Reader.
 func BenchmarkRead4KiB(b *testing.B) {
 	l := newLayout(b)

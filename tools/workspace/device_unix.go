@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// sameDevice says whether two files are on the same device.
+// sameDevice reports whether two files are on the same device.
 func sameDevice(a, b fs.FileInfo) bool {
 	x, ok := a.Sys().(*syscall.Stat_t)
 	y, also := b.Sys().(*syscall.Stat_t)

@@ -2,6 +2,6 @@ package workspace
 
 import "io/fs"
 
-// sameDevice can't tell on Windows: what is mounted below a folder there is a
+// sameDevice can't tell on Windows: what is mounted below a directory there is a
 // reparse point, which os.Root does not go through.
 func sameDevice(_, _ fs.FileInfo) bool { return true }

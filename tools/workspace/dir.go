@@ -5,16 +5,16 @@ import (
 	"slices"
 )
 
-// maxDirNames bounds the names that are held of one folder, as [Room] does
+// maxDirNames bounds the names that are held of one directory, as [Capacity] does
 // their bytes. Within both the order of a listing is that of the names,
 // whatever the file system's is; beyond, which names are seen is the file
 // system's choice.
 const maxDirNames = 1 << 18
 
-// maxIncomplete bounds the folders that a result names as incomplete.
+// maxIncomplete bounds the directories that a result names as incomplete.
 const maxIncomplete = 20
 
-// dirName is one name of a folder, with its type where the folder tells it.
+// dirName is one name of a directory, with its type where the directory tells it.
 type dirName struct {
 	name string
 	typ  Type
@@ -38,7 +38,7 @@ func firstNames(names []dirName, keep int) (first []dirName, cut bool) {
 	return names, false
 }
 
-// treeOrder compares paths name by name, so that a folder is followed by what
+// treeOrder compares paths name by name, so that a directory is followed by what
 // is in it ("a", "a/b", "a.b") where plain strings would not be.
 func treeOrder(a, b Entry) int {
 	i := 0
@@ -57,10 +57,10 @@ func treeOrder(a, b Entry) int {
 	return cmp.Compare(a.Path[i], b.Path[i])
 }
 
-// note adds a folder to an incomplete list.
-func note(list []string, folder string) []string {
+// addIncomplete adds a directory to an incomplete list.
+func addIncomplete(list []string, directory string) []string {
 	if len(list) < maxIncomplete {
-		list = append(list, folder)
+		list = append(list, directory)
 	}
 	return list
 }

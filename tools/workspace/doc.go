@@ -5,9 +5,9 @@
 //
 // Both resolve paths by the kernel (openat2 with RESOLVE_BENEATH,
 // RESOLVE_NO_MAGICLINKS and RESOLVE_NO_XDEV; os.Root where openat2 is
-// missing) below one folder that was opened once and is held. No path is ever
+// missing) below one directory that was opened once and is held. No path is ever
 // checked as a string and then opened.
 //
 // It is a leaf (rank 0): the standard library and golang.org/x/sys only,
-// because the guest links it.
+// because the guest imports it.
 package workspace

@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// FuzzResolve asks for any path in a workspace full of links that lead out,
-// in both ways, which must agree and never give the canary. Writes to any path
-// must leave the outside as it is.
+// FuzzResolve resolves any path in a workspace full of symlinks that lead out,
+// in both ways, which must agree and never return the canary. Writes to any
+// path must leave the outside as it is.
 func FuzzResolve(f *testing.F) {
 	seeds := []string{"f", "d/f", "up/outside/canary", "abs/canary", "d/up/../../outside/canary", "self/self/f", "loop", "d/../f/", "dangling", "fifo/x", "d/back/d/f"}
 	if len(seeds) == 0 {
@@ -67,7 +67,7 @@ func FuzzResolve(f *testing.F) {
 	})
 }
 
-// FuzzDirent gives any bytes to the parser of folder records.
+// FuzzDirent passes any bytes to the parser of directory records.
 func FuzzDirent(f *testing.F) {
 	record := func(name string) []byte {
 		size := (direntHeader + len(name) + 1 + 7) &^ 7

@@ -17,8 +17,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// layout is a workspace beside an outside folder that holds the canary: 32
-// random bytes in hex, which nothing may ever give back.
+// layout is a workspace beside an outside directory that holds the canary: 32
+// random bytes in hex, which must never be returned.
 type layout struct {
 	t       testing.TB
 	root    string // the workspace
@@ -36,7 +36,7 @@ func newLayout(t testing.TB) *layout {
 	l.must(os.Mkdir(l.root, 0o755))
 	l.must(os.Mkdir(l.outside, 0o755))
 	l.must(os.WriteFile(filepath.Join(l.outside, "canary"), []byte(l.canary), 0o644))
-	l.must(os.MkdirAll(filepath.Join(l.outside, "folder"), 0o755))
+	l.must(os.MkdirAll(filepath.Join(l.outside, "directory"), 0o755))
 	dir, err := OpenDir(l.root)
 	l.must(err)
 	t.Cleanup(func() {
@@ -95,7 +95,7 @@ func (l *layout) leaks(what string, text any) {
 	}
 }
 
-// hash is of names, types, modes, links and contents of everything outside.
+// hash is of names, types, modes, symlinks and contents of everything outside.
 func (l *layout) hash() string {
 	l.t.Helper()
 	sum := sha256.New()
@@ -118,7 +118,7 @@ func (l *layout) hash() string {
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
-// naiveRead is what must never be done: a check of the spelling, then an open.
+// naiveRead is the wrong way: a check of the spelling, then an open.
 func (l *layout) naiveRead(name string) string {
 	p := filepath.Clean(filepath.Join(l.root, name))
 	if !strings.HasPrefix(p, l.root) {
@@ -140,7 +140,7 @@ func (l *layout) control(name string) {
 	}
 }
 
-// kindOf gives the kind of an error, "" for nil and "?" for another error.
+// kindOf returns the kind of an error, "" for nil and "?" for another error.
 func kindOf(err error) Kind {
 	if err == nil {
 		return ""

@@ -7,21 +7,21 @@ import (
 	"time"
 )
 
-// List gives the entries of a folder, and of the folders below it down to
-// depth (at least 1, at most MaxDepth). The folders nearest to the top are
-// read first, so that a cap on entries cuts off the deepest ones; so does the
-// Deadline. No link is followed but in path itself.
+// List returns the entries of a directory and of the directories below it, down
+// to depth, which is between 1 and MaxDepth. Directories near the top are read
+// first, so that the cap on entries and the Deadline cut off the deepest ones.
+// No symlink is followed except in path itself.
 func (r *Reader) List(ctx context.Context, path string, depth int) (Listing, error) {
-	rel, e := r.prefixes.relative(path)
+	rel, e := r.prefixes.relativePath(path)
 	if e != nil {
 		return Listing{}, e
 	}
-	return guarded(ctx, r.guard, path, func(ctx context.Context) (Listing, error) {
-		l := lister{reader: r, room: r.options.room(), root: rel}
+	return runGuarded(ctx, r.guard, path, func(ctx context.Context) (Listing, error) {
+		l := lister{reader: r, capacity: r.options.capacity(), root: rel}
 		l.depth = min(max(depth, 1), r.options.MaxDepth)
 		l.capped = depth > l.depth
 		l.until = time.Now().Add(r.options.Deadline)
-		if err := l.run(ctx, path); err != nil {
+		if err := l.listTree(ctx, path); err != nil {
 			return Listing{}, err
 		}
 		slices.SortFunc(l.Entries, treeOrder)
@@ -32,17 +32,17 @@ func (r *Reader) List(ctx context.Context, path string, depth int) (Listing, err
 // lister is one call of List.
 type lister struct {
 	Listing
-	reader *Reader
-	root   string
-	room   Room
-	depth  int
-	capped bool
-	until  time.Time
+	reader   *Reader
+	root     string
+	capacity Capacity
+	depth    int
+	capped   bool
+	until    time.Time
 }
 
-func (l *lister) run(ctx context.Context, path string) error {
+func (l *lister) listTree(ctx context.Context, path string) error {
 	l.Path = l.root
-	if err := l.read(ctx, path, l.root, -1); err != nil {
+	if err := l.readDirectory(ctx, path, l.root, -1); err != nil {
 		return err
 	}
 	// Entries grows while it is walked: breadth first.
@@ -53,7 +53,7 @@ func (l *lister) run(ctx context.Context, path string) error {
 			continue
 		case e.Depth == l.depth:
 			if l.capped {
-				l.Incomplete = note(l.Incomplete, e.Path)
+				l.Incomplete = addIncomplete(l.Incomplete, e.Path)
 			}
 			continue
 		case ctx.Err() != nil:
@@ -62,42 +62,44 @@ func (l *lister) run(ctx context.Context, path string) error {
 			l.Truncated = true
 			return nil
 		}
-		err := l.read(ctx, e.Path, e.Path, i)
+		err := l.readDirectory(ctx, e.Path, e.Path, i)
 		if _, ok := errors.AsType[*Error](err); err != nil && !ok {
 			return err // nothing can be read any more
 		}
 		if err != nil {
-			l.miss(i, err)
+			l.addUnread(i, err)
 		}
 	}
 	return nil
 }
 
-// read adds what is in the folder rel, which is the entry at parent.
-func (l *lister) read(ctx context.Context, path, rel string, parent int) error {
+// readDirectory adds the entries of the directory rel, which is the entry at
+// parent.
+func (l *lister) readDirectory(ctx context.Context, path, rel string, parent int) error {
 	depth := 1
 	if parent >= 0 {
 		depth = l.Entries[parent].Depth + 1
 	}
-	got, err := l.reader.readDir(ctx, path, rel, parent < 0, l.room)
+	got, err := l.reader.readDir(ctx, path, rel, parent < 0, l.capacity)
 	if err != nil {
 		return err
 	}
 	for i := range got.entries {
 		got.entries[i].Depth = depth
-		l.room.Take(got.entries[i])
+		l.capacity.Take(got.entries[i])
 	}
 	l.Entries = append(l.Entries, got.entries...)
 	l.Truncated = l.Truncated || got.more
 	return nil
 }
 
-// miss records a folder that could not be read, and why where the type says it.
-func (l *lister) miss(i int, err error) {
+// addUnread records a directory that could not be read, and the reason where
+// the type shows it.
+func (l *lister) addUnread(i int, err error) {
 	e := &l.Entries[i]
 	if errors.Is(err, ErrMount) {
 		e.Type = TypeMount
 		return
 	}
-	l.Incomplete = note(l.Incomplete, e.Path)
+	l.Incomplete = addIncomplete(l.Incomplete, e.Path)
 }

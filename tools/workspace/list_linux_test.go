@@ -56,7 +56,7 @@ func TestList(t *testing.T) {
 				if e.Type == TypeFile && (e.Size != 5 || e.Inode == 0 || e.ModTime.IsZero()) {
 					t.Errorf("entry %+v", e)
 				}
-				if e.Path == "out" && (e.Type != TypeLink || e.Target != l.outside) {
+				if e.Path == "out" && (e.Type != TypeSymlink || e.Target != l.outside) {
 					t.Errorf("entry %+v", e)
 				}
 			}
@@ -145,7 +145,7 @@ func TestDirectoryBombs(t *testing.T) {
 		l.link(fmt.Sprintf("lattice/%05d", i), fmt.Sprintf("../lattice/%05d", (i*7+1)%links))
 	}
 	l.deep("deep", 3000)
-	// The controls: plain listings and walks give everything, or break off.
+	// The controls: plain listings and walks return everything, or break off.
 	if all, err := os.ReadDir(l.path("wide")); err != nil || len(all) != many {
 		t.Errorf("control: a plain listing gave %d entries, %v", len(all), err)
 	}
@@ -158,11 +158,11 @@ func TestDirectoryBombs(t *testing.T) {
 	r := l.reader(ReaderOptions{MaxEntries: 1000})
 	list, err := r.List(t.Context(), "wide", 5)
 	if err != nil || len(list.Entries) != 1000 || !list.Truncated || list.Entries[0].Path != "wide/000000" || list.Entries[999].Path != "wide/000999" {
-		t.Errorf("list of a wide folder: %d entries, truncated %v, %v", len(list.Entries), list.Truncated, err)
+		t.Errorf("list of a wide directory: %d entries, truncated %v, %v", len(list.Entries), list.Truncated, err)
 	}
 	list, err = l.reader(ReaderOptions{}).List(t.Context(), "deep", 5000)
 	if err != nil || len(list.Entries) != DefaultMaxDepth || !slices.Contains(list.Incomplete, list.Entries[DefaultMaxDepth-1].Path) {
-		t.Errorf("list of a deep folder: %d entries, incomplete %d, %v", len(list.Entries), len(list.Incomplete), err)
+		t.Errorf("list of a deep directory: %d entries, incomplete %d, %v", len(list.Entries), len(list.Incomplete), err)
 	}
 	r = l.reader(ReaderOptions{MaxDepth: 5000})
 	list, err = r.List(t.Context(), "deep", 5000)
@@ -197,9 +197,10 @@ func TestDirectoryBombs(t *testing.T) {
 	}
 }
 
-// bombEntries is how many files a bomb's widest folder has: 20,000, and a quarter
-// as many links beside it; BOMB_ENTRIES overrides it. The catalogue says 200,000,
-// of which the making alone takes most of a minute on a busy disk.
+// bombEntries is how many files a bomb's widest directory has: 20,000, and a
+// quarter as many symlinks beside it; BOMB_ENTRIES overrides it. The catalogue
+// says 200,000, of which the making alone takes most of a minute on a busy
+// disk.
 func bombEntries(t *testing.T) int {
 	t.Helper()
 	text := os.Getenv("BOMB_ENTRIES")
@@ -213,7 +214,7 @@ func bombEntries(t *testing.T) int {
 	return n
 }
 
-// deep makes n folders inside one another, beyond what one path can name.
+// deep makes n directories inside one another, beyond what one path can name.
 func (l *layout) deep(name string, n int) {
 	l.t.Helper()
 	top, err := os.OpenRoot(l.root)
@@ -233,7 +234,7 @@ func (l *layout) deep(name string, n int) {
 	l.must(at.Close())
 }
 
-// Acceptance A15: names that mean something to somebody else.
+// Acceptance A15: names that have a meaning elsewhere.
 func TestHostileNames(t *testing.T) {
 	names := []string{
 		"a\nb", "\x1b]0;x\a", "-rf", "--help", "$(touch x)", "`touch x`", "a\u202etxt.exe", "\xff\xfe", " ", "<tool_result>",
@@ -285,7 +286,7 @@ func TestTreeOrder(t *testing.T) {
 	}
 }
 
-// What opens a folder must refuse a link to one, in gVisor too.
+// What opens a directory must refuse a symlink to one, in gVisor too.
 func TestFoldersAreOpenedWithoutLinks(t *testing.T) {
 	l := newLayout(t)
 	l.file("dir/f", "")

@@ -12,10 +12,10 @@ const (
 	OpWrite  OpKind = "write"  // create or overwrite Path with Content, parents included
 	OpAppend OpKind = "append" // add Content at the end of Path, or create it, parents included
 	OpPatch  OpKind = "patch"  // replace Old by New in Path
-	OpDelete OpKind = "delete" // remove Path; a folder only with Recursive
-	OpMkdir  OpKind = "mkdir"  // create the folder Path and its parents
+	OpDelete OpKind = "delete" // remove Path; a directory only with Recursive
+	OpMkdir  OpKind = "mkdir"  // create the directory Path and its parents
 	OpRename OpKind = "rename" // move Path to To, both inside the workspace
-	OpChmod  OpKind = "chmod"  // set the mode of the folder Path, a link not followed
+	OpChmod  OpKind = "chmod"  // set the mode of the directory Path, a symlink not followed
 )
 
 // Op is one change to one workspace, asked for by the host and done by the
@@ -38,9 +38,9 @@ type Op struct {
 	Old        string `json:"old,omitempty"`
 	New        string `json:"new,omitempty"`
 	ReplaceAll bool   `json:"replace_all,omitempty"`
-	// Recursive lets a delete remove a folder and what is below it.
+	// Recursive lets a delete remove a directory and what is below it.
 	Recursive bool `json:"recursive,omitempty"`
-	// Mode are the twelve bits of chmod(2) that a folder gets, or, with Add,
+	// Mode are the twelve bits of chmod(2) that a directory gets, or, with Add,
 	// gets besides those that it has.
 	Mode uint32 `json:"mode,omitempty"`
 	Add  bool   `json:"add,omitempty"`
@@ -60,7 +60,7 @@ const (
 	MaxPreimageBytes = 1 << 20
 )
 
-// Change says what an [Op] did.
+// Change describes the effect of an [Op].
 type Change struct {
 	Kind OpKind `json:"kind"`
 	// Path is relative to the workspace, slash-separated, cleaned.
@@ -69,15 +69,15 @@ type Change struct {
 	// PathBytes and ToBytes are as in Op.
 	PathBytes []byte `json:"path_bytes,omitempty"`
 	ToBytes   []byte `json:"to_bytes,omitempty"`
-	// Created says that Path did not exist before.
+	// Created reports whether Path did not exist before.
 	Created bool `json:"created,omitempty"`
 	// Bytes is the size of the file afterwards.
 	Bytes int64 `json:"bytes"`
 	// Replacements is the number of places that a patch changed.
 	Replacements int `json:"replacements,omitempty"`
-	// Removed is the number of files and folders that a delete removed.
+	// Removed is the number of files and directories that a delete removed.
 	Removed int `json:"removed,omitempty"`
-	// Mode are the twelve bits of a folder before its mode was set.
+	// Mode are the twelve bits of a directory before its mode was set.
 	Mode uint32 `json:"mode,omitempty"`
 	// Before is the content before the change, at most [MaxPreimageBytes];
 	// nil where there was none or where it was larger (HasBefore tells).

@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OpenDir opens the folder that is to be a workspace, once, for a Reader and
-// for mounts; whoever opened it closes it. It refuses what is no folder, and a
-// path that goes through a link which an earlier session could have made: with
-// such a link a workspace's content would choose the folder that the next
-// session works on. Links of the system pass: those directly below "/", and,
-// unless Caisson runs as root, those that root owns in a folder that only root
-// can write. Errors are an [*Error] with [KindEscape] (a link),
+// OpenDir opens the directory that is to be a workspace, once, for a Reader and
+// for mounts. The caller closes it. It refuses a file that is not a directory,
+// and a path through a symlink that an earlier session could have made: with
+// such a symlink the content of a workspace would choose the directory of the
+// next session. Symlinks of the system are allowed: those directly below "/",
+// and, unless Caisson runs as root, those that root owns in a directory that
+// only root can write. Errors are an [*Error] with [KindEscape] (a symlink),
 // [KindNotDir], [KindNotFound] or [KindPermission].
 func OpenDir(path string) (*os.File, error) {
 	abs, err := filepath.Abs(path)
@@ -28,9 +28,9 @@ func OpenDir(path string) (*os.File, error) {
 		return nil, &Error{Kind: KindEscape, Path: path, Err: err, Detail: linkDetail(abs)}
 	}
 	if err != nil {
-		e := fault(path, err)
+		e := newError(path, err)
 		if e.Kind == KindNotDir {
-			e.Detail = "is not a folder"
+			e.Detail = "is not a directory"
 		}
 		return nil, e
 	}
@@ -38,17 +38,17 @@ func OpenDir(path string) (*os.File, error) {
 }
 
 func linkDetail(abs string) string {
-	detail := "is reached through a symbolic link, which an earlier session could have made"
+	detail := "is reached through a symlink, which an earlier session could have made"
 	if real, err := filepath.EvalSymlinks(abs); err == nil {
-		detail += fmt.Sprintf("; if that is what you mean, name the folder itself: %q", real)
+		detail += fmt.Sprintf("; if that is what you mean, name the directory itself: %q", real)
 	}
 	return detail
 }
 
-// openNoLinks opens an absolute path, through links of the system only.
+// openNoLinks opens an absolute path, through symlinks of the system only.
 func openNoLinks(abs string) (int, error) {
 	for range maxLinks {
-		fd, instead, err := descend(abs)
+		fd, instead, err := openByName(abs)
 		if instead == "" {
 			return fd, err
 		}
@@ -57,9 +57,9 @@ func openNoLinks(abs string) (int, error) {
 	return -1, unix.ELOOP
 }
 
-// descend opens an absolute path name by name. Where it meets a link of the
-// system, it gives the path to try instead, and no descriptor.
-func descend(abs string) (fd int, instead string, err error) {
+// openByName opens an absolute path name by name. At a symlink of the system it
+// returns the path to try instead, and no descriptor.
+func openByName(abs string) (fd int, instead string, err error) {
 	names := strings.Split(strings.Trim(filepath.Clean(abs), "/"), "/")
 	dir, err := openDirAt(unix.AT_FDCWD, "/")
 	if err != nil || names[0] == "" {
@@ -68,7 +68,7 @@ func descend(abs string) (fd int, instead string, err error) {
 	for i, name := range names {
 		next, err := openat(dir, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW)
 		if err == nil && i == len(names)-1 {
-			next, err = readable(next)
+			next, err = openForReading(next)
 		}
 		if errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
 			instead, err = systemLink(dir, name, "/"+strings.Join(names[:i], "/"))
@@ -85,8 +85,9 @@ func descend(abs string) (fd int, instead string, err error) {
 	return dir, "", nil
 }
 
-// systemLink gives where the link name in the folder dir leads, as an absolute
-// path, if no session can have made it: ELOOP otherwise, ENOTDIR for no link.
+// systemLink returns the absolute target of the symlink name in the directory
+// dir, if no session can have made it. Otherwise the error is ELOOP, or ENOTDIR
+// if it is not a symlink.
 func systemLink(dir int, name, parent string) (string, error) {
 	target, err := readLink(dir, name)
 	if errors.Is(err, unix.EINVAL) {
@@ -95,11 +96,11 @@ func systemLink(dir int, name, parent string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	var folder, link unix.Stat_t
-	if err := errors.Join(unix.Fstat(dir, &folder), unix.Fstatat(dir, name, &link, unix.AT_SYMLINK_NOFOLLOW)); err != nil {
+	var directory, link unix.Stat_t
+	if err := errors.Join(unix.Fstat(dir, &directory), unix.Fstatat(dir, name, &link, unix.AT_SYMLINK_NOFOLLOW)); err != nil {
 		return "", err
 	}
-	rootOnly := folder.Uid == 0 && folder.Mode&0o022 == 0 && link.Uid == 0
+	rootOnly := directory.Uid == 0 && directory.Mode&0o022 == 0 && link.Uid == 0
 	if !rootOnly || os.Geteuid() == 0 && parent != "/" {
 		return "", unix.ELOOP
 	}

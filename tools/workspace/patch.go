@@ -8,24 +8,24 @@ import (
 	"strings"
 )
 
-// Patched gives what a patch makes of before, and in how many places. It
-// touches no file: the Writer and whoever shows a diff beforehand use it, so
-// that what is shown is what is done. Errors are [KindInvalid], [KindNoMatch]
-// and [KindTooLarge].
+// Patched returns the content that a patch makes of before, and the number of
+// replacements. It changes no file: both the Writer and the diff that is shown
+// beforehand use it, so that they agree. Errors are [KindInvalid],
+// [KindNoMatch] and [KindTooLarge].
 func (op Op) Patched(before []byte) (after []byte, replacements int, err error) {
 	if op.Old == "" {
-		return nil, 0, op.fail(KindInvalid, "the text to replace is empty; to create or overwrite a file, write it")
+		return nil, 0, op.newError(KindInvalid, "the text to replace is empty; to create or overwrite a file, write it")
 	}
 	if op.Old == op.New {
-		return nil, 0, op.fail(KindInvalid, "the old and the new text are the same; nothing would change")
+		return nil, 0, op.newError(KindInvalid, "the old and the new text are the same; nothing would change")
 	}
 	old, repl := []byte(op.Old), []byte(op.New)
-	at := occurrences(before, old)
+	at := findOccurrences(before, old)
 	switch {
 	case len(at) == 0:
-		return nil, 0, op.fail(KindNoMatch, "0 matches for the text to replace"+op.hint(before))
+		return nil, 0, op.newError(KindNoMatch, "0 matches for the text to replace"+op.noMatchHint(before))
 	case len(at) > 1 && !op.ReplaceAll:
-		return nil, 0, op.fail(KindNoMatch, fmt.Sprintf(
+		return nil, 0, op.newError(KindNoMatch, fmt.Sprintf(
 			"%d matches for the text to replace, on lines %s; add lines around it until it is the only one, or replace all",
 			len(at), lineList(before, at)))
 	}
@@ -34,21 +34,21 @@ func (op Op) Patched(before []byte) (after []byte, replacements int, err error) 
 		n = bytes.Count(before, old)
 	}
 	if size := int64(len(before)) + int64(n)*int64(len(repl)-len(old)); size > MaxWriteBytes {
-		return nil, 0, op.fail(KindTooLarge, fmt.Sprintf("the file would have %d bytes; at most %d can be written", size, MaxWriteBytes))
+		return nil, 0, op.newError(KindTooLarge, fmt.Sprintf("the file would have %d bytes; at most %d can be written", size, MaxWriteBytes))
 	}
 	return bytes.Replace(before, old, repl, n), n, nil
 }
 
-func (op Op) fail(kind Kind, detail string) *Error {
-	return &Error{Kind: kind, Path: abbreviate(op.Path), Detail: detail}
+func (op Op) newError(kind Kind, detail string) *Error {
+	return &Error{Kind: kind, Path: abbreviatePath(op.Path), Detail: detail}
 }
 
 // maxOccurrences bounds the matches that are counted for an error.
 const maxOccurrences = 1000
 
-// occurrences gives where old starts in text, overlapping ones too: "aa" is
-// not unique in "aaa".
-func occurrences(text, old []byte) []int {
+// findOccurrences returns the offsets of old in text, including overlapping
+// ones: "aa" is not unique in "aaa".
+func findOccurrences(text, old []byte) []int {
 	var at []int
 	for from := 0; len(at) < maxOccurrences; {
 		i := bytes.Index(text[from:], old)
@@ -78,8 +78,9 @@ func lineList(text []byte, at []int) string {
 	return strings.Join(lines, ", ")
 }
 
-// hint says why a text may not have been found that is nearly there.
-func (op Op) hint(before []byte) string {
+// noMatchHint returns a hint why Old was not found, if something similar is
+// there.
+func (op Op) noMatchHint(before []byte) string {
 	switch {
 	case len(before) == 0:
 		return "; the file is empty"
@@ -97,12 +98,12 @@ func (op Op) hint(before []byte) string {
 	return "; read the file and copy the text exactly, white space and line ends included"
 }
 
-// similarLine gives the number of the first line at which old would be found
-// if only white space did not count, or 0.
+// similarLine returns the number of the first line at which old would be found
+// if white space did not count, or 0.
 func similarLine(before []byte, old string) int {
 	var want []string
 	for l := range strings.Lines(old) {
-		want = append(want, squeeze(l))
+		want = append(want, collapseSpace(l))
 	}
 	want = slices.DeleteFunc(want, func(l string) bool { return l == "" })
 	if len(want) == 0 || len(before) > 1<<20 {
@@ -111,7 +112,7 @@ func similarLine(before []byte, old string) int {
 	number, matched, start := 0, 0, 0
 	for l := range strings.Lines(string(before)) {
 		number++
-		got := squeeze(l)
+		got := collapseSpace(l)
 		switch got {
 		case "":
 			continue
@@ -132,4 +133,4 @@ func similarLine(before []byte, old string) int {
 	return 0
 }
 
-func squeeze(s string) string { return strings.Join(strings.Fields(s), " ") }
+func collapseSpace(s string) string { return strings.Join(strings.Fields(s), " ") }

@@ -40,7 +40,7 @@ func TestPatched(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			got, n, err := Op{Path: "f", Old: c.old, New: c.new, ReplaceAll: c.all}.Patched([]byte(c.before))
 			if kindOf(err) != c.kind || string(got) != c.want || n != c.n {
-				t.Errorf("got %q, %d, %v; want %q, %d, kind %q", abbreviate(string(got)), n, err, c.want, c.n, c.kind)
+				t.Errorf("got %q, %d, %v; want %q, %d, kind %q", abbreviatePath(string(got)), n, err, c.want, c.n, c.kind)
 			}
 			if err != nil && !strings.Contains(err.Error(), c.says) {
 				t.Errorf("error %q does not say %q", err, c.says)
@@ -87,14 +87,14 @@ func FuzzRelative(f *testing.F) {
 		f.Add(s, "/workspace", "/home/x")
 	}
 	f.Fuzz(func(t *testing.T, name, container, host string) {
-		rel, e := newPrefixes(host, container).relative(name)
+		rel, e := newPrefixes(host, container).relativePath(name)
 		if e != nil {
 			return
 		}
 		if rel == "" || rel[0] == '/' || rel == ".." || strings.HasPrefix(rel, "../") || strings.Contains(rel, "/../") || len(rel) > MaxPathBytes {
 			t.Errorf("%q became %q", name, rel)
 		}
-		if again, e := newPrefixes(host, container).relative(rel); e != nil || again != rel {
+		if again, e := newPrefixes(host, container).relativePath(rel); e != nil || again != rel {
 			t.Errorf("%q became %q, and that %q, %v", name, rel, again, e)
 		}
 	})
@@ -106,7 +106,7 @@ func TestLineList(t *testing.T) {
 	for range 100 {
 		before := strings.Repeat("x\n", r.IntN(50)) + "needle\n" + strings.Repeat("y\n", r.IntN(50))
 		text := []byte(before + "needle\n")
-		at := occurrences(text, []byte("needle"))
+		at := findOccurrences(text, []byte("needle"))
 		if len(at) != 2 {
 			t.Fatalf("%d occurrences", len(at))
 		}

@@ -15,7 +15,7 @@ const (
 )
 
 // prefixes are the absolute spellings of the workspace itself. They are only
-// taken off; what is left is resolved by the kernel below the held folder.
+// taken off; what is left is resolved by the kernel below the held directory.
 type prefixes struct {
 	host, container string
 }
@@ -36,27 +36,27 @@ func newPrefixes(host, container string) prefixes {
 	return p
 }
 
-// relative gives name relative to the workspace, cleaned: ".." takes the name
-// before it away, be that a link or not, so that a path means what results and
-// records say of it. Where a shell would mean another file, [Reader.Scope]
-// refuses the path.
-//
-// It is no check: what it gives is still resolved by the kernel.
-func (p prefixes) relative(name string) (string, *Error) {
-	rest, e := p.spelled(name)
+// relativePath returns name relative to the workspace, cleaned: ".." removes
+// the name before it, even if that is a symlink, so that a path means the file
+// that results and records show. If a shell would use another file,
+// [Reader.Scope] refuses the path. This is no check: the kernel resolves the
+// result.
+func (p prefixes) relativePath(name string) (string, *Error) {
+	rest, e := p.stripPrefix(name)
 	if e != nil {
 		return "", e
 	}
 	rest = path.Clean(rest)
 	if rest == ".." || strings.HasPrefix(rest, "../") {
-		return "", escape(name, nil)
+		return "", newEscapeError(name, nil)
 	}
 	return rest, nil
 }
 
-// spelled returns name relative to the workspace, not cleaned. The container's
-// path is tried before the host's, since it is the one that a model is told.
-func (p prefixes) spelled(name string) (string, *Error) {
+// stripPrefix returns name relative to the workspace, not cleaned. The
+// container's path is tried before the host's, because the model knows that
+// one.
+func (p prefixes) stripPrefix(name string) (string, *Error) {
 	if e := checkSpelling(name); e != nil {
 		return "", e
 	}
@@ -70,14 +70,15 @@ func (p prefixes) spelled(name string) (string, *Error) {
 			after, ok = cutPrefix(rest, p.host)
 		}
 		if !ok {
-			return "", escape(name, nil)
+			return "", newEscapeError(name, nil)
 		}
 		rest = after
 	}
 	return rest, nil
 }
 
-// cutPrefix takes the folder prefix off an absolute path; "" is no prefix of any.
+// cutPrefix takes the directory prefix off an absolute path; "" is no prefix of
+// any.
 func cutPrefix(name, prefix string) (string, bool) {
 	if prefix == "" {
 		return "", false
@@ -114,18 +115,18 @@ func checkSpelling(name string) *Error {
 	case strings.IndexByte(name, 0) >= 0:
 		return &Error{Kind: KindInvalid, Path: name, Detail: "a path must not hold a NUL byte"}
 	case len(name) > MaxPathBytes:
-		return &Error{Kind: KindInvalid, Path: abbreviate(name), Detail: "the path is longer than 4095 bytes"}
+		return &Error{Kind: KindInvalid, Path: abbreviatePath(name), Detail: "the path is longer than 4095 bytes"}
 	}
 	for part := range strings.SplitSeq(name, "/") {
 		if len(part) > MaxNameBytes {
-			return &Error{Kind: KindInvalid, Path: abbreviate(name), Detail: "a name in the path is longer than 255 bytes"}
+			return &Error{Kind: KindInvalid, Path: abbreviatePath(name), Detail: "a name in the path is longer than 255 bytes"}
 		}
 	}
 	return nil
 }
 
-// abbreviate keeps an error's text small where the path is the problem.
-func abbreviate(name string) string {
+// abbreviatePath shortens an overlong path for the text of an error.
+func abbreviatePath(name string) string {
 	const keep = 80
 	if len(name) <= 2*keep {
 		return name
@@ -133,9 +134,9 @@ func abbreviate(name string) string {
 	return name[:keep] + "…" + name[len(name)-keep:]
 }
 
-// split gives the folder and the last name of a path; name is "" where that
-// is the workspace itself, or ends in "..". Nothing is cleaned.
-func split(rel string) (dir, name string) {
+// splitPath returns the directory and the last name of a path. The name is ""
+// if the path is the workspace itself or ends in "..". Nothing is cleaned.
+func splitPath(rel string) (dir, name string) {
 	dir, name = path.Split(rel)
 	if name == "." || name == ".." {
 		return rel, ""
@@ -146,10 +147,50 @@ func split(rel string) (dir, name string) {
 	return dir, name
 }
 
-// below gives the path of name in the folder dir.
-func below(dir, name string) string {
+// joinPath returns the path of name in the directory dir.
+func joinPath(dir, name string) string {
 	if dir == "." {
 		return name
 	}
 	return dir + "/" + name
+}
+
+// LeadsOut reports whether a symlink at path, relative to the workspace, leads
+// out of the workspace, through other symlinks too. The function readLink returns
+// the target of a symlink in the workspace, and false for anything else.
+func LeadsOut(path, target string, readLink func(path string) (string, bool)) bool {
+	if strings.HasPrefix(target, "/") {
+		return true
+	}
+	at := strings.Split(path, "/")
+	at = at[:len(at)-1]
+	rest := strings.Split(target, "/")
+	for links := 1; len(rest) > 0; {
+		name := rest[0]
+		rest = rest[1:]
+		switch name {
+		case "", ".":
+			continue
+		case "..":
+			if len(at) == 0 {
+				return true
+			}
+			at = at[:len(at)-1]
+			continue
+		}
+		at = append(at, name)
+		next, ok := readLink(strings.Join(at, "/"))
+		if !ok {
+			continue
+		}
+		if links++; links > 40 { // as the kernel's own bound: it leads nowhere
+			return false
+		}
+		if strings.HasPrefix(next, "/") {
+			return true
+		}
+		at = at[:len(at)-1]
+		rest = append(strings.Split(next, "/"), rest...)
+	}
+	return false
 }

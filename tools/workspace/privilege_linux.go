@@ -29,7 +29,7 @@ func NewPrivileges(dir *os.File) (*Privileges, error) {
 // Read returns the privileges of the regular file or directory at path, which is
 // no symlink; withSum also reads the content of one that has any.
 func (p *Privileges) Read(path string, withSum bool) (f PrivilegedFile, err error) {
-	err = p.hold(path, func(fd int, held string) error {
+	err = p.withFile(path, func(fd int, held string) error {
 		if f, err = readPrivileges(fd, held); err != nil || !withSum || !f.Any() || f.Dir {
 			return err
 		}
@@ -43,7 +43,7 @@ func (p *Privileges) Read(path string, withSum bool) (f PrivilegedFile, err erro
 // still is the one with this inode. It returns those that it had. It acts on a
 // descriptor, so that nothing can take the file's place meanwhile.
 func (p *Privileges) Clear(path string, inode uint64) (was Privilege, err error) {
-	err = p.hold(path, func(fd int, held string) error {
+	err = p.withFile(path, func(fd int, held string) error {
 		f, err := readPrivileges(fd, held)
 		if err != nil {
 			return err
@@ -73,10 +73,10 @@ func (p *Privileges) Clear(path string, inode uint64) (was Privilege, err error)
 	return was, err
 }
 
-// hold lends the file at path: an O_PATH descriptor, and a path that names it
-// and nothing else.
-func (p *Privileges) hold(path string, use func(fd int, held string) error) error {
-	fd, err := p.tree.open(path, unix.O_PATH|unix.O_NOFOLLOW)
+// withFile opens the file at path and calls use with an O_PATH descriptor and a
+// path that names exactly that file.
+func (p *Privileges) withFile(path string, use func(fd int, held string) error) error {
+	fd, err := p.tree.openPath(path, unix.O_PATH|unix.O_NOFOLLOW)
 	if err != nil {
 		return err
 	}

@@ -52,8 +52,7 @@ func (l *layout) exchange(a, b string) (stop func()) {
 	}
 }
 
-// race repeats f until it says that it has what it wants, at least for the
-// time given.
+// race repeats f until it returns true, for at least the time least.
 func race(least time.Duration, f func() (enough bool)) (times int, got bool) {
 	start := time.Now()
 	for {
@@ -66,7 +65,7 @@ func race(least time.Duration, f func() (enough bool)) (times int, got bool) {
 	}
 }
 
-// checkedRead is a reader that resolves links first, checks, and then opens:
+// checkedRead is a reader that resolves symlinks first, checks, and then opens:
 // right in every static case, and wrong under a race.
 func (l *layout) checkedRead(name string) string {
 	real, err := filepath.EvalSymlinks(l.path(name))
@@ -91,7 +90,8 @@ func newRace(t *testing.T) (l *layout, stop func()) {
 	return l, l.exchange("sub", "swap")
 }
 
-// Acceptance A6 and the reads of A8: a folder swapped with a link to outside.
+// Acceptance A6 and the reads of A8: a directory swapped with a symlink to
+// outside.
 func TestRaceReads(t *testing.T) {
 	l, stop := newRace(t)
 	if n, hit := race(0, func() bool { return l.checkedRead("sub/canary") == l.canary }); !hit {
@@ -150,8 +150,8 @@ func TestRaceReads(t *testing.T) {
 	})
 }
 
-// Acceptance A8: the same against changes. A22: changing a folder's mode is the
-// one fix-up that is done to what is there.
+// Acceptance A8: the same against changes. A22: changing a directory's mode is
+// the one fix-up that is done to what is there.
 func TestRaceWrites(t *testing.T) {
 	l, stop := newRace(t)
 	before := l.hash()
@@ -185,14 +185,14 @@ func TestRaceWrites(t *testing.T) {
 		n, all := race(raceTime(t), func() bool {
 			for _, op := range []Op{
 				{Kind: OpWrite, Path: "sub/new", Content: []byte("x")},
-				{Kind: OpWrite, Path: "sub/folder/new", Content: []byte("x")},
+				{Kind: OpWrite, Path: "sub/directory/new", Content: []byte("x")},
 				{Kind: OpAppend, Path: "sub/canary", Content: []byte("x")},
 				{Kind: OpPatch, Path: "sub/canary", Old: "e", New: "e."},
-				{Kind: OpMkdir, Path: "sub/folder/deep/er"},
+				{Kind: OpMkdir, Path: "sub/directory/deep/er"},
 				{Kind: OpChmod, Path: "sub", Mode: 0o1777},
-				{Kind: OpChmod, Path: "sub/folder", Mode: 0o700},
-				{Kind: OpRename, Path: "sub/new", To: "sub/folder/moved"},
-				{Kind: OpDelete, Path: "sub/folder", Recursive: true},
+				{Kind: OpChmod, Path: "sub/directory", Mode: 0o700},
+				{Kind: OpRename, Path: "sub/new", To: "sub/directory/moved"},
+				{Kind: OpDelete, Path: "sub/directory", Recursive: true},
 				{Kind: OpDelete, Path: "sub/new"},
 			} {
 				if _, err := w.Apply(context.Background(), op); err == nil {
@@ -213,7 +213,8 @@ func TestRaceWrites(t *testing.T) {
 	})
 }
 
-// A recursive delete while folders in it are swapped with links to outside.
+// A recursive delete while directories in it are swapped with symlinks to
+// outside.
 func TestRaceDelete(t *testing.T) {
 	modes(t, func(t *testing.T, walking bool) {
 		l := newLayout(t)

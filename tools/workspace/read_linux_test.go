@@ -81,7 +81,7 @@ func TestFIFOControl(t *testing.T) {
 	}()
 	for {
 		fd, err := unix.Open(l.path("fifo"), unix.O_WRONLY|unix.O_NONBLOCK, 0)
-		if errors.Is(err, unix.ENXIO) { // nobody waits yet
+		if errors.Is(err, unix.ENXIO) { // no call waits yet
 			select {
 			case <-opened:
 				t.Fatal("control: a plain open of a FIFO did not wait")
@@ -201,7 +201,7 @@ func TestSizeThatMoves(t *testing.T) {
 	defer n.close()
 	l.must(os.Truncate(l.path("f"), 10))
 	f := File{Info: info}
-	l.must(f.fill(t.Context(), n, make([]byte, 1000), 1000))
+	l.must(f.readFrom(t.Context(), n, make([]byte, 1000), 1000))
 	if len(f.Data) != 10 || f.Truncated {
 		t.Errorf("read of a file that shrank: %d bytes, truncated %v", len(f.Data), f.Truncated)
 	}
@@ -291,13 +291,13 @@ func TestExists(t *testing.T) {
 			t.Errorf("Exists(%q): %s, want %s", p, s, want)
 		}
 	}
-	if info, err := r.Lstat(t.Context(), "out"); err != nil || info.Type != TypeLink {
+	if info, err := r.Lstat(t.Context(), "out"); err != nil || info.Type != TypeSymlink {
 		t.Errorf("Lstat of a link: %+v, %v", info, err)
 	}
 	if rel, err := r.Relative("a/../b//c"); rel != "b/c" || err != nil {
 		t.Errorf("Relative: %q, %v", rel, err)
 	}
-	if err := r.Scope(t.Context(), "new/folder/file"); err != nil {
+	if err := r.Scope(t.Context(), "new/directory/file"); err != nil {
 		t.Errorf("Scope of what does not exist yet: %v", err)
 	}
 	if err := r.Scope(t.Context(), "out/new/file"); kindOf(err) != KindEscape {

@@ -54,14 +54,14 @@ func TestSpellings(t *testing.T) {
 				p := strings.ReplaceAll(c.path, "{root}", l.root)
 				got, err := read(r, p)
 				if kindOf(err) != c.want {
-					t.Errorf("read %q: %v, want kind %q", abbreviate(p), err, c.want)
+					t.Errorf("read %q: %v, want kind %q", abbreviatePath(p), err, c.want)
 				}
 				if c.want == "" && got != "inside" {
 					t.Errorf("read %q: %q", p, got)
 				}
 				l.leaks("read", fmt.Sprint(got, err))
 				if err := r.Scope(t.Context(), p); (kindOf(err) == KindEscape) != (c.want == KindEscape) {
-					t.Errorf("scope of %q: %v", abbreviate(p), err)
+					t.Errorf("scope of %q: %v", abbreviatePath(p), err)
 				}
 			})
 		}
@@ -73,7 +73,7 @@ func TestSpellings(t *testing.T) {
 	}
 }
 
-// Acceptance A2: links, after the classes of Go's own os.Root tests.
+// Acceptance A2: symlinks, after the classes of Go's own os.Root tests.
 func TestLinks(t *testing.T) {
 	cases := []struct {
 		name    string
@@ -83,17 +83,17 @@ func TestLinks(t *testing.T) {
 		control bool // a naive reader follows it to the canary
 	}{
 		{name: "to a file", links: [][2]string{{"link", "a/f"}}, path: "link"},
-		{name: "to a folder", links: [][2]string{{"link", "a"}}, path: "link/f"},
+		{name: "to a directory", links: [][2]string{{"link", "a"}}, path: "link/f"},
 		{name: "ending in a slash", links: [][2]string{{"link", "a/"}}, path: "link/f"},
 		{name: "file, ending in a slash", links: [][2]string{{"link", "a/f/"}}, path: "link", want: KindNotDir},
 		{name: "up and down again inside", links: [][2]string{{"a/link", "../a/f"}}, path: "a/link"},
 		{name: "chain", links: [][2]string{{"l1", "l2"}, {"l2", "l3"}, {"l3", "a/f"}}, path: "l1"},
-		{name: "chain through folders", links: [][2]string{{"b/l1", "../c/l2"}, {"c/l2", "../a"}}, path: "b/l1/f"},
+		{name: "chain through directories", links: [][2]string{{"b/l1", "../c/l2"}, {"c/l2", "../a"}}, path: "b/l1/f"},
 		{name: "to the workspace itself", links: [][2]string{{"d/d", ".."}}, path: "d/d/a/f"},
 		{name: "up past the top", links: [][2]string{{"link", "../outside/canary"}}, path: "link", want: KindEscape, control: true},
-		{name: "folder outside", links: [][2]string{{"link", "../outside"}}, path: "link/canary", want: KindEscape, control: true},
+		{name: "directory outside", links: [][2]string{{"link", "../outside"}}, path: "link/canary", want: KindEscape, control: true},
 		{name: "absolute", links: [][2]string{{"link", "{outside}/canary"}}, path: "link", want: KindEscape, control: true},
-		{name: "absolute folder", links: [][2]string{{"link", "{outside}"}}, path: "link/canary", want: KindEscape, control: true},
+		{name: "absolute directory", links: [][2]string{{"link", "{outside}"}}, path: "link/canary", want: KindEscape, control: true},
 		{name: "absolute to inside", links: [][2]string{{"link", "{root}/a/f"}}, path: "link", want: KindEscape},
 		{name: "out and back", links: [][2]string{{"link", "../ws/a/f"}}, path: "link", want: KindEscape},
 		{name: "chain that leaves", links: [][2]string{{"l1", "b/l2"}, {"b/l2", "l3"}, {"b/l3", "../../outside/canary"}}, path: "l1", want: KindEscape, control: true},
@@ -135,7 +135,7 @@ func TestLinks(t *testing.T) {
 	})
 }
 
-// chain is n links in a row, the last to a/f.
+// chain is n symlinks in a row, the last to a/f.
 func chain(n int) [][2]string {
 	links := make([][2]string, n)
 	for i := range links {
@@ -145,7 +145,7 @@ func chain(n int) [][2]string {
 	return links
 }
 
-// Acceptance A4: what /proc's links lead to.
+// Acceptance A4: what /proc's symlinks lead to.
 func TestMagicLinks(t *testing.T) {
 	modes(t, func(t *testing.T, walking bool) {
 		l := newLayout(t)
@@ -171,7 +171,7 @@ func TestMagicLinks(t *testing.T) {
 			l.leaks("read", got)
 		}
 	})
-	// A workspace that is a folder of /proc holds such links itself.
+	// A workspace that is a directory of /proc holds such symlinks itself.
 	modes(t, func(t *testing.T, walking bool) {
 		l := newLayout(t)
 		secret, err := os.Open(filepath.Join(l.outside, "canary"))
@@ -208,7 +208,7 @@ func TestMounts(t *testing.T) {
 		l.control("filemnt")
 		before := l.hash()
 		r, w := l.readerIn(walking, ReaderOptions{}), l.writerIn(walking)
-		for _, p := range []string{"mnt/canary", "filemnt", "mnt/folder/../canary"} {
+		for _, p := range []string{"mnt/canary", "filemnt", "mnt/directory/../canary"} {
 			got, err := read(r, p)
 			if kindOf(err) != KindNotRegular {
 				t.Errorf("read %q: %v, want %q", p, err, KindNotRegular)
@@ -250,7 +250,7 @@ func (l *layout) bind(source, name string) {
 	l.t.Cleanup(func() { _ = unix.Unmount(l.path(name), unix.MNT_DETACH) })
 }
 
-// Acceptance A20: the folder is held, not its name.
+// Acceptance A20: the directory is held, not its name.
 func TestRootReplaced(t *testing.T) {
 	l := newLayout(t)
 	l.file("f", "inside")
@@ -260,20 +260,20 @@ func TestRootReplaced(t *testing.T) {
 	l.control("canary")
 	before := l.hash()
 	if got, err := read(r, "f"); got != "inside" || err != nil {
-		t.Errorf("read after the folder was replaced: %q, %v", got, err)
+		t.Errorf("read after the directory was replaced: %q, %v", got, err)
 	}
 	if _, err := read(r, "canary"); kindOf(err) != KindNotFound {
-		t.Errorf("read of the folder that took its place: %v", err)
+		t.Errorf("read of the directory that took its place: %v", err)
 	}
 	if _, err := w.Apply(t.Context(), Op{Kind: OpWrite, Path: "g", Content: []byte("x")}); err != nil {
-		t.Errorf("write after the folder was replaced: %v", err)
+		t.Errorf("write after the directory was replaced: %v", err)
 	}
 	if l.hash() != before {
 		t.Error("something outside has changed")
 	}
 }
 
-// Acceptance A21: a workspace named through a link that a session made.
+// Acceptance A21: a workspace named through a symlink that a session made.
 func TestOpenDirRefusesLinks(t *testing.T) {
 	l := newLayout(t)
 	l.link("sub", l.outside)
@@ -287,7 +287,7 @@ func TestOpenDirRefusesLinks(t *testing.T) {
 		{l.root + "/../ws", ""},
 		{l.path("sub"), KindEscape},
 		{l.path("sub") + "/", KindEscape},
-		{l.path("sub/folder"), KindEscape},
+		{l.path("sub/directory"), KindEscape},
 		{l.path("file"), KindNotDir},
 		{l.path("missing"), KindNotFound},
 	}
@@ -306,7 +306,7 @@ func TestOpenDirRefusesLinks(t *testing.T) {
 	t.Chdir(l.root)
 	f, err := OpenDir(".")
 	if err != nil {
-		t.Fatalf("OpenDir of the current folder: %v", err)
+		t.Fatalf("OpenDir of the current directory: %v", err)
 	}
 	_ = f.Close()
 }
@@ -329,7 +329,7 @@ func TestSystemLinks(t *testing.T) {
 	}
 }
 
-// TestOpen: both ways to resolve a path treat flags, links and slashes as the
+// TestOpen: both ways to resolve a path treat flags, symlinks and slashes as the
 // kernel does, and leave no descriptor open.
 func TestOpen(t *testing.T) {
 	const noFollow, directory = unix.O_PATH | unix.O_NOFOLLOW, unix.O_PATH | unix.O_DIRECTORY
@@ -358,7 +358,7 @@ func TestOpen(t *testing.T) {
 			{"todir/x", noFollow, TypeFile, nil},
 			{"todir/./x", unix.O_RDONLY | unix.O_NOFOLLOW, TypeFile, nil},
 			{"tofile", unix.O_PATH, TypeFile, nil},
-			{"tofile", noFollow, TypeLink, nil},
+			{"tofile", noFollow, TypeSymlink, nil},
 			{"tofile", unix.O_RDONLY | unix.O_NOFOLLOW, "", unix.ELOOP},
 			{"todir", directory, TypeDir, nil},
 			{"todir", noFollow | unix.O_DIRECTORY, "", unix.ENOTDIR},
@@ -369,12 +369,12 @@ func TestOpen(t *testing.T) {
 			{"dir/x", directory, "", unix.ENOTDIR},
 			{"fifo/x", unix.O_RDONLY, "", unix.ENOTDIR},
 			{"missing", unix.O_PATH, "", unix.ENOENT},
-			{"out", noFollow, TypeLink, nil},
+			{"out", noFollow, TypeSymlink, nil},
 			{"out", unix.O_PATH, "", errEscape},
 			{"out/canary", noFollow, "", errEscape},
 			{deep, directory, TypeDir, nil},
 		} {
-			fd, err := w.tree.open(tt.path, tt.flags)
+			fd, err := w.tree.openPath(tt.path, tt.flags)
 			if !errors.Is(err, tt.err) || (fd >= 0) != (tt.err == nil) {
 				t.Errorf("%s, flags %#x: %d, %v, want %v", tt.path, tt.flags, fd, err, tt.err)
 			}
@@ -388,7 +388,7 @@ func TestOpen(t *testing.T) {
 		}
 		if walking {
 			for _, name := range []string{deep + "d/", "long0"} { // more than one walk may hold
-				if fd, err := w.tree.open(name, unix.O_PATH); !errors.Is(err, unix.ENAMETOOLONG) {
+				if fd, err := w.tree.openPath(name, unix.O_PATH); !errors.Is(err, unix.ENAMETOOLONG) {
 					t.Errorf("%.10s…: %d, %v", name, fd, err)
 				}
 			}
@@ -414,7 +414,7 @@ func TestMountWhileItIsOpened(t *testing.T) {
 	defer func() { _ = unix.Close(found) }()
 	l.bind(filepath.Join(l.outside, "canary"), "f")
 	before := openFiles(t)
-	if fd, err := w.last(dir, found, "f", TypeFile, unix.O_RDONLY); !errors.Is(err, ErrMount) || fd >= 0 {
+	if fd, err := w.openLast(dir, found, "f", TypeFile, unix.O_RDONLY); !errors.Is(err, ErrMount) || fd >= 0 {
 		t.Errorf("it was opened: %d, %v", fd, err)
 	}
 	if after := openFiles(t); after != before {

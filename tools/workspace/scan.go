@@ -74,7 +74,7 @@ const scanBatch = 8 << 10
 //
 // A path that is no directory has no entries.
 func (r *Reader) Scan(ctx context.Context, path string, o ScanOptions) error {
-	rel, e := r.prefixes.relative(path)
+	rel, e := r.prefixes.relativePath(path)
 	if e != nil {
 		return e
 	}
@@ -85,22 +85,22 @@ func (r *Reader) Scan(ctx context.Context, path string, o ScanOptions) error {
 	if rel == "." {
 		s.path = s.path[:0]
 	}
-	return s.directory(ctx, nil, rel)
+	return s.scanDirectory(ctx, nil, rel)
 }
 
 // StatEntry returns what the file system knows of path, a symlink itself where it
 // is one.
 func (r *Reader) StatEntry(ctx context.Context, path string) (ScanStat, error) {
-	rel, e := r.prefixes.relative(path)
+	rel, e := r.prefixes.relativePath(path)
 	if e != nil {
 		return ScanStat{}, e
 	}
 	if r.remote != nil {
 		return ScanStat{}, errors.ErrUnsupported
 	}
-	st, err := guarded(ctx, r.guard, path, func(context.Context) (ScanStat, error) { return r.tree.statEntry(rel) })
+	st, err := runGuarded(ctx, r.guard, path, func(context.Context) (ScanStat, error) { return r.tree.statEntry(rel) })
 	if err != nil {
-		return ScanStat{}, r.fault(path, err)
+		return ScanStat{}, r.newError(path, err)
 	}
 	return st, nil
 }
@@ -112,29 +112,29 @@ type scan struct {
 	path   []byte // of the directory that is read; empty for the workspace
 }
 
-// where returns the path of the directory that is read.
-func (s *scan) where() string {
+// currentPath returns the path of the directory that is read.
+func (s *scan) currentPath() string {
 	if len(s.path) == 0 {
 		return "."
 	}
 	return string(s.path)
 }
 
-// directory scans one directory: name in parent, or, where parent is nil, the
+// scanDirectory scans one directory: name in parent, or, where parent is nil, the
 // path name of the workspace.
-func (s *scan) directory(ctx context.Context, parent *scanDir, name string) error {
-	dir, restore, err := s.open(ctx, parent, name)
+func (s *scan) scanDirectory(ctx context.Context, parent *scanDir, name string) error {
+	dir, restore, err := s.openDirectory(ctx, parent, name)
 	defer restore()
 	if err != nil {
-		return s.unread(ctx, err)
+		return s.reportUnread(ctx, err)
 	}
 	defer dir.close()
 	var marks uint8
 	length := len(s.path)
 	for {
-		names, err := guarded(ctx, s.reader.guard, s.where(), dir.next)
+		names, err := runGuarded(ctx, s.reader.guard, s.currentPath(), dir.nextNames)
 		if err != nil {
-			if err := s.unread(ctx, err); err != nil {
+			if err := s.reportUnread(ctx, err); err != nil {
 				return err
 			}
 			break
@@ -142,11 +142,11 @@ func (s *scan) directory(ctx context.Context, parent *scanDir, name string) erro
 		if len(names) == 0 {
 			break
 		}
-		mark, enter := s.visit(ctx, dir, names)
+		mark, enter := s.visitBatch(ctx, dir, names)
 		marks |= mark
 		for _, name := range enter {
-			s.push(name)
-			err := s.directory(ctx, dir, name)
+			s.pushName(name)
+			err := s.scanDirectory(ctx, dir, name)
 			s.path = s.path[:length]
 			if err != nil {
 				return err
@@ -154,27 +154,27 @@ func (s *scan) directory(ctx context.Context, parent *scanDir, name string) erro
 		}
 	}
 	if s.o.Leave != nil {
-		s.o.Leave(s.where(), marks)
+		s.o.Leave(s.currentPath(), marks)
 	}
 	return nil
 }
 
-// push makes name the last one of the path.
-func (s *scan) push(name string) {
+// pushName makes name the last one of the path.
+func (s *scan) pushName(name string) {
 	if len(s.path) > 0 {
 		s.path = append(s.path, '/')
 	}
 	s.path = append(s.path, name...)
 }
 
-// visit visits one batch of entries and returns the names to be entered.
-func (s *scan) visit(ctx context.Context, dir *scanDir, names []dirName) (marks uint8, enter []string) {
+// visitBatch visits one batch of entries and returns the names to be entered.
+func (s *scan) visitBatch(ctx context.Context, dir *scanDir, names []dirName) (marks uint8, enter []string) {
 	length := len(s.path)
 	stat := func(name string) (ScanStat, error) {
-		return guarded(ctx, s.reader.guard, name, func(context.Context) (ScanStat, error) { return dir.stat(name) })
+		return runGuarded(ctx, s.reader.guard, name, func(context.Context) (ScanStat, error) { return dir.stat(name) })
 	}
 	for _, d := range names {
-		s.push(d.name)
+		s.pushName(d.name)
 		e := ScanEntry{Type: d.typ, path: s.path, base: len(s.path) - len(d.name), stat: stat}
 		if e.Type == TypeOther { // the file system tells no types
 			if st, err := stat(d.name); err == nil {
@@ -185,42 +185,42 @@ func (s *scan) visit(ctx context.Context, dir *scanDir, names []dirName) (marks 
 		marks |= mark
 		s.path = s.path[:length]
 		if into != "" {
-			_, name := split(into)
+			_, name := splitPath(into)
 			enter = append(enter, name)
 		}
 	}
 	return marks, enter
 }
 
-// open opens a directory that can be listed and searched.
-func (s *scan) open(ctx context.Context, parent *scanDir, name string) (dir *scanDir, restore func(), err error) {
+// openDirectory opens a directory that can be listed and searched.
+func (s *scan) openDirectory(ctx context.Context, parent *scanDir, name string) (dir *scanDir, restore func(), err error) {
 	restore = func() {}
 	if len(s.path) > MaxPathBytes {
-		return nil, restore, &Error{Kind: KindTooLarge, Path: abbreviate(s.where()), Detail: "its path is longer than 4095 bytes"}
+		return nil, restore, &Error{Kind: KindTooLarge, Path: abbreviatePath(s.currentPath()), Detail: "its path is longer than 4095 bytes"}
 	}
-	cross := slices.Contains(s.o.Mounts, s.where())
+	cross := slices.Contains(s.o.Mounts, s.currentPath())
 	open := func(context.Context) (*scanDir, error) { return s.reader.tree.openScan(parent, name, cross) }
-	dir, err = guarded(ctx, s.reader.guard, s.where(), open)
+	dir, err = runGuarded(ctx, s.reader.guard, s.currentPath(), open)
 	if s.o.Open == nil || !errors.Is(err, errClosedDir) {
 		return dir, restore, err
 	}
-	undo, failed := s.o.Open(s.where())
+	undo, failed := s.o.Open(s.currentPath())
 	if failed != nil {
 		return nil, restore, failed
 	}
-	dir, err = guarded(ctx, s.reader.guard, s.where(), open)
+	dir, err = runGuarded(ctx, s.reader.guard, s.currentPath(), open)
 	return dir, undo, err
 }
 
-// unread reports the directory that is read, unless the scan itself has ended.
-func (s *scan) unread(ctx context.Context, err error) error {
+// reportUnread reports the directory that is read, unless the scan itself has ended.
+func (s *scan) reportUnread(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	if errors.Is(err, errGone) {
 		return nil // removed meanwhile
 	}
-	s.o.Unread(s.where(), s.reader.fault(s.where(), err))
+	s.o.Unread(s.currentPath(), s.reader.newError(s.currentPath(), err))
 	return nil
 }
 

@@ -63,13 +63,13 @@ func (t *tree) openScanAt(parent *scanDir, name string, cross bool) (int, error)
 		_ = unix.Close(fd)
 		return -1, err
 	}
-	return readable(fd)
+	return openForReading(fd)
 }
 
 func (d *scanDir) close() { _ = unix.Close(d.fd) }
 
-// next returns the next entries; none are the end.
-func (d *scanDir) next(ctx context.Context) ([]dirName, error) {
+// nextNames returns the next entries; none are the end.
+func (d *scanDir) nextNames(ctx context.Context) ([]dirName, error) {
 	buf := make([]byte, scanBatch)
 	for {
 		if ctx.Err() != nil { // given up: the descriptor may be another file's by now
@@ -106,7 +106,7 @@ func (d *scanDir) stat(name string) (ScanStat, error) {
 		Type: typeOf(st.Mode), Mode: st.Mode & 0o7777, Links: st.links, Size: st.Size, Inode: st.Ino,
 		UID: st.Uid, GID: st.Gid, ModTime: time.Unix(st.Mtim.Unix()), ChangeTime: time.Unix(st.Ctim.Unix()),
 	}
-	if out.Type == TypeLink {
+	if out.Type == TypeSymlink {
 		out.Target, err = readLink(d.fd, name)
 	}
 	return out, err
@@ -114,11 +114,11 @@ func (d *scanDir) stat(name string) (ScanStat, error) {
 
 // statEntry describes rel, a symlink itself where it is one.
 func (t *tree) statEntry(rel string) (ScanStat, error) {
-	dir, name := split(rel)
+	dir, name := splitPath(rel)
 	if name == "" {
 		name = "."
 	}
-	fd, err := t.open(dir, unix.O_PATH|unix.O_DIRECTORY)
+	fd, err := t.openPath(dir, unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
 		return ScanStat{}, err
 	}

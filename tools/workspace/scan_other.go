@@ -24,7 +24,7 @@ type scanDir struct {
 func (t *tree) openScan(parent *scanDir, name string, cross bool) (*scanDir, error) {
 	rel := name
 	if parent != nil {
-		rel = below(parent.rel, name)
+		rel = joinPath(parent.rel, name)
 	}
 	f, err := t.openScanFile(rel, cross)
 	switch {
@@ -55,8 +55,8 @@ func (t *tree) openScanFile(rel string, cross bool) (*os.File, error) {
 
 func (d *scanDir) close() { _ = d.file.Close() }
 
-// next returns the next entries; none are the end.
-func (d *scanDir) next(context.Context) ([]dirName, error) {
+// nextNames returns the next entries; none are the end.
+func (d *scanDir) nextNames(context.Context) ([]dirName, error) {
 	entries, err := d.file.ReadDir(scanBatch / 64)
 	if errors.Is(err, io.EOF) {
 		err = nil
@@ -70,14 +70,14 @@ func (d *scanDir) next(context.Context) ([]dirName, error) {
 
 // stat describes one entry of the directory.
 func (d *scanDir) stat(name string) (ScanStat, error) {
-	path := filepath.FromSlash(below(d.rel, name))
+	path := filepath.FromSlash(joinPath(d.rel, name))
 	fi, err := d.tree.root.Lstat(path)
 	if err != nil {
 		return ScanStat{}, err
 	}
 	info := infoOf(fi)
 	out := ScanStat{Type: info.Type, Mode: uint32(fi.Mode().Perm()), Links: 1, Size: fi.Size(), ModTime: fi.ModTime(), ChangeTime: fi.ModTime()}
-	if out.Type == TypeLink {
+	if out.Type == TypeSymlink {
 		out.Target, err = d.tree.root.Readlink(path)
 	}
 	return out, err
@@ -85,7 +85,7 @@ func (d *scanDir) stat(name string) (ScanStat, error) {
 
 // statEntry describes rel, a symlink itself where it is one.
 func (t *tree) statEntry(rel string) (ScanStat, error) {
-	dir, name := split(rel)
+	dir, name := splitPath(rel)
 	if name == "" {
 		name = "."
 	}

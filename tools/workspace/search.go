@@ -35,7 +35,7 @@ type Rules interface {
 
 // Found is the result of a search for one entry.
 type Found struct {
-	// Value is what [SearchOptions.Examine] returned, nil without one.
+	// Value is the result of [SearchOptions.Examine], or nil without one.
 	Value any
 	// Bytes is about how much memory Value holds.
 	Bytes int
@@ -75,7 +75,7 @@ type SearchOptions struct {
 // opened once and everything in it opened from there. A path that is a file is
 // searched alone; no rules count for it.
 func (r *Reader) Search(ctx context.Context, name string, o SearchOptions) (Walked, error) {
-	rel, e := r.prefixes.relative(name)
+	rel, e := r.prefixes.relativePath(name)
 	if e != nil {
 		return Walked{}, e
 	}
@@ -87,27 +87,27 @@ func (r *Reader) Search(ctx context.Context, name string, o SearchOptions) (Walk
 		return Walked{Entries: 1}, r.searchFile(ctx, rel, &o)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	s := &searcher{reader: r, o: &o, room: cmp.Or(o.MaxEntries, r.options.MaxEntries), held: map[*searchDir]struct{}{}}
+	s := &searcher{reader: r, o: &o, most: cmp.Or(o.MaxEntries, r.options.MaxEntries), held: map[*searchDir]struct{}{}}
 	s.changed.L = &s.mu
 	defer s.stop(cancel)
 	defer context.AfterFunc(ctx, s.halt)()
 	top := &searchDir{path: rel, depth: 1, rules: o.Rules}
-	s.list(ctx, top)
+	s.listDirectory(ctx, top)
 	if top.err != nil {
 		return Walked{}, top.err
 	}
 	s.open = append(s.open, top)
 	if !r.options.OwnThread {
 		for range min(runtime.GOMAXPROCS(0), maxSearchers) {
-			s.running.Go(func() { s.work(ctx) })
+			s.running.Go(func() { s.runPieces(ctx) })
 		}
 	}
-	err = s.visit(ctx, top)
+	err = s.visitDirectory(ctx, top)
 	switch {
 	case errors.Is(err, SkipAll):
 		err = nil
 	case err == nil:
-		err = cause(ctx) // what was done last may not be whole
+		err = endCause(ctx) // what was done last may not be whole
 	}
 	return s.Walked, err
 }
@@ -128,18 +128,18 @@ func (r *Reader) searchFile(ctx context.Context, rel string, o *SearchOptions) e
 		}
 		found = o.Examine(ctx, rel, f, err)
 		if found.Value == nil {
-			return cause(ctx)
+			return endCause(ctx)
 		}
 	}
 	err := o.Visit(rel, found)
 	if errors.Is(err, SkipAll) {
 		return nil
 	}
-	return cmp.Or(err, cause(ctx))
+	return cmp.Or(err, endCause(ctx))
 }
 
-// cause returns why ctx has ended, nil where it has not.
-func cause(ctx context.Context) error {
+// endCause returns why ctx has ended, or nil if it has not.
+func endCause(ctx context.Context) error {
 	if ctx.Err() == nil {
 		return nil
 	}
@@ -153,7 +153,7 @@ type searcher struct {
 	Walked
 	reader  *Reader
 	o       *SearchOptions
-	room    int
+	most    int
 	running sync.WaitGroup
 
 	mu      sync.Mutex
@@ -212,7 +212,7 @@ const (
 	pieceDone
 )
 
-// halt lets nothing more begin.
+// halt stops pieces from being started.
 func (s *searcher) halt() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -234,8 +234,8 @@ func (s *searcher) stop(cancel context.CancelCauseFunc) {
 	}
 }
 
-// work does pieces until there are no more.
-func (s *searcher) work(ctx context.Context) {
+// runPieces runs pieces until there are no more.
+func (s *searcher) runPieces(ctx context.Context) {
 	var buf []byte
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -244,10 +244,10 @@ func (s *searcher) work(ctx context.Context) {
 			s.changed.Wait()
 			continue
 		}
-		p := s.take()
+		p := s.takePiece()
 		switch {
 		case p != nil:
-			buf = s.do(ctx, p, buf)
+			buf = s.runPiece(ctx, p, buf)
 		case s.busy == 0:
 			s.changed.Broadcast()
 			return
@@ -257,8 +257,8 @@ func (s *searcher) work(ctx context.Context) {
 	}
 }
 
-// take returns the earliest piece that none has begun, nil where there is none.
-func (s *searcher) take() *piece {
+// takePiece returns the earliest piece that has not been started, or nil.
+func (s *searcher) takePiece() *piece {
 	for len(s.open) > 0 {
 		top := len(s.open) - 1
 		d := s.open[top]
@@ -273,8 +273,8 @@ func (s *searcher) take() *piece {
 	return nil
 }
 
-// do does a piece, for which it lets go of the lock.
-func (s *searcher) do(ctx context.Context, p *piece, buf []byte) []byte {
+// runPiece runs a piece. It unlocks s.mu meanwhile.
+func (s *searcher) runPiece(ctx context.Context, p *piece, buf []byte) []byte {
 	p.state = pieceTaken
 	s.busy++
 	s.mu.Unlock()
@@ -288,9 +288,9 @@ func (s *searcher) do(ctx context.Context, p *piece, buf []byte) []byte {
 		s.changed.Broadcast()
 	}()
 	if p.child != nil {
-		s.list(ctx, p.child)
+		s.listDirectory(ctx, p.child)
 	} else {
-		buf = s.examine(ctx, p, buf)
+		buf = s.examineFiles(ctx, p, buf)
 	}
 	s.mu.Lock()
 	if p.child != nil {
@@ -310,8 +310,9 @@ func (s *searcher) closeDone(d *searchDir) {
 	}
 }
 
-// list opens and reads a directory and divides what is in it into pieces.
-func (s *searcher) list(ctx context.Context, d *searchDir) {
+// listDirectory opens and reads a directory and divides its entries into
+// pieces.
+func (s *searcher) listDirectory(ctx context.Context, d *searchDir) {
 	var above *dirHandle
 	if d.parent != nil {
 		above, d.parent = d.parent.handle, nil
@@ -325,7 +326,7 @@ func (s *searcher) list(ctx context.Context, d *searchDir) {
 	if d.rules != nil && d.depth > 1 {
 		d.rules = d.rules.Enter(d.path, s.rulesFile(ctx, d))
 	}
-	s.divide(d)
+	s.makePieces(d)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ahead += d.bytes
@@ -338,15 +339,15 @@ func (s *searcher) rulesFile(ctx context.Context, d *searchDir) []byte {
 	if !d.more && !hasName(d.names, s.o.RulesFile) {
 		return nil
 	}
-	f, err := s.reader.ReadFile(ctx, below(d.path, s.o.RulesFile), 0, s.o.MaxRules)
+	f, err := s.reader.ReadFile(ctx, joinPath(d.path, s.o.RulesFile), 0, s.o.MaxRules)
 	if err != nil {
 		return nil
 	}
 	return f.Data
 }
 
-// divide makes the pieces of a directory.
-func (s *searcher) divide(d *searchDir) {
+// makePieces makes the pieces of a directory.
+func (s *searcher) makePieces(d *searchDir) {
 	var run *piece
 	for i, n := range d.names {
 		d.bytes += len(n.name) + dirNameBytes
@@ -355,8 +356,8 @@ func (s *searcher) divide(d *searchDir) {
 			continue
 		}
 		if isDir {
-			child := &searchDir{path: below(d.path, n.name), name: n.name, depth: d.depth + 1, parent: d, rules: d.rules}
-			p := d.add(&piece{child: child, at: i})
+			child := &searchDir{path: joinPath(d.path, n.name), name: n.name, depth: d.depth + 1, parent: d, rules: d.rules}
+			p := d.addPiece(&piece{child: child, at: i})
 			if d.depth == s.reader.options.MaxDepth {
 				p.state = pieceDone
 				d.undone--
@@ -372,22 +373,22 @@ func (s *searcher) divide(d *searchDir) {
 			continue
 		}
 		if run == nil || len(run.files) == searchFiles {
-			run = d.add(&piece{at: i})
+			run = d.addPiece(&piece{at: i})
 		}
 		run.files = append(run.files, int32(i))
 	}
 }
 
-// add adds a piece that is to be done.
-func (d *searchDir) add(p *piece) *piece {
+// addPiece adds a piece to be run.
+func (d *searchDir) addPiece(p *piece) *piece {
 	p.dir = d
 	d.pieces = append(d.pieces, p)
 	d.undone++
 	return p
 }
 
-// examine reads the files of a piece.
-func (s *searcher) examine(ctx context.Context, p *piece, buf []byte) []byte {
+// examineFiles reads the files of a piece.
+func (s *searcher) examineFiles(ctx context.Context, p *piece, buf []byte) []byte {
 	names := make([]string, len(p.files))
 	for i, at := range p.files {
 		names[i] = p.dir.names[at].name
@@ -402,7 +403,7 @@ func (s *searcher) examine(ctx context.Context, p *piece, buf []byte) []byte {
 		if e, ok := errors.AsType[*Error](err); ok && e.Kind == KindNotFound {
 			return // removed since
 		}
-		found := s.o.Examine(ctx, below(p.dir.path, names[i]), f, err)
+		found := s.o.Examine(ctx, joinPath(p.dir.path, names[i]), f, err)
 		if found.Value != nil {
 			p.found = append(p.found, searchFound{int(p.files[i]), found})
 			p.bytes += found.Bytes
@@ -411,23 +412,23 @@ func (s *searcher) examine(ctx context.Context, p *piece, buf []byte) []byte {
 	return buf
 }
 
-// visit visits what is in a directory, in order.
-func (s *searcher) visit(ctx context.Context, d *searchDir) error {
-	most := min(len(d.names), s.room)
-	s.room -= most
+// visitDirectory visits the entries of a directory, in order.
+func (s *searcher) visitDirectory(ctx context.Context, d *searchDir) error {
+	most := min(len(d.names), s.most)
+	s.most -= most
 	s.Truncated = s.Truncated || d.more || most < len(d.names)
 	for _, p := range d.pieces {
 		if p.at >= most {
 			break
 		}
-		if !s.await(ctx, p) {
+		if !s.awaitPiece(ctx, p) {
 			return context.Cause(ctx)
 		}
 		for _, f := range p.found {
 			if f.at >= most {
 				break
 			}
-			if err := s.o.Visit(below(d.path, d.names[f.at].name), f.Found); err != nil {
+			if err := s.o.Visit(joinPath(d.path, d.names[f.at].name), f.Found); err != nil {
 				return err
 			}
 		}
@@ -435,20 +436,20 @@ func (s *searcher) visit(ctx context.Context, d *searchDir) error {
 			return p.err
 		}
 		if p.child != nil {
-			if err := s.descend(ctx, p.child); err != nil {
+			if err := s.visitSubdirectory(ctx, p.child); err != nil {
 				return err
 			}
 		}
 		p.child, p.found = nil, nil
-		s.passed(p.bytes)
+		s.addPassed(p.bytes)
 	}
 	s.Entries += most
-	s.passed(d.bytes)
+	s.addPassed(d.bytes)
 	return nil
 }
 
-// passed counts memory that what was visited held.
-func (s *searcher) passed(bytes int) {
+// addPassed counts memory that the visited entries held.
+func (s *searcher) addPassed(bytes int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ahead -= bytes; s.ahead <= searchAhead && s.ahead+bytes > searchAhead {
@@ -456,13 +457,13 @@ func (s *searcher) passed(bytes int) {
 	}
 }
 
-// await waits until a piece is done, and does it where none has begun to. It
-// reports false where the search has ended before.
-func (s *searcher) await(ctx context.Context, p *piece) bool {
+// awaitPiece waits until a piece is done, and runs it if it was not started. It
+// returns false if the search ended before.
+func (s *searcher) awaitPiece(ctx context.Context, p *piece) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if p.state == pieceOpen && !s.stopped {
-		s.do(ctx, p, nil)
+		s.runPiece(ctx, p, nil)
 	}
 	for p.state != pieceDone && !s.stopped {
 		s.changed.Wait()
@@ -470,21 +471,21 @@ func (s *searcher) await(ctx context.Context, p *piece) bool {
 	return p.state == pieceDone
 }
 
-// descend visits a directory below; what keeps it from being read does not end
+// visitSubdirectory visits a directory below. An error reading it does not end
 // the search, unless nothing can be read any more.
-func (s *searcher) descend(ctx context.Context, d *searchDir) error {
+func (s *searcher) visitSubdirectory(ctx context.Context, d *searchDir) error {
 	f, ok := errors.AsType[*Error](d.err)
 	switch {
 	case d.depth > s.reader.options.MaxDepth:
-		s.Incomplete = note(s.Incomplete, d.path)
-	case s.room == 0:
+		s.Incomplete = addIncomplete(s.Incomplete, d.path)
+	case s.most == 0:
 		s.Truncated = true
 	case d.err == nil:
-		return s.visit(ctx, d)
+		return s.visitDirectory(ctx, d)
 	case !ok || f.Kind == KindTimeout:
 		return d.err
 	case f.Kind != KindNotFound:
-		s.Incomplete = note(s.Incomplete, d.path)
+		s.Incomplete = addIncomplete(s.Incomplete, d.path)
 	}
 	return nil
 }

@@ -18,11 +18,11 @@ type openedDir struct {
 // caller releases the handle.
 func (r *Reader) openNames(ctx context.Context, above *dirHandle, rel, name string) (openedDir, error) {
 	if len(rel) > MaxPathBytes {
-		return openedDir{}, &Error{Kind: KindInvalid, Path: abbreviate(rel), Detail: "the path is too long"}
+		return openedDir{}, &Error{Kind: KindInvalid, Path: abbreviatePath(rel), Detail: "the path is too long"}
 	}
-	room := Room{Entries: maxDirNames, Bytes: min(r.options.MaxTextBytes, searchDirText)}
+	capacity := Capacity{Entries: maxDirNames, Bytes: min(r.options.MaxTextBytes, searchDirText)}
 	h := newDirHandle()
-	opened, err := guarded(ctx, r.guard, rel, func(ctx context.Context) (o openedDir, err error) {
+	opened, err := runGuarded(ctx, r.guard, rel, func(ctx context.Context) (o openedDir, err error) {
 		if !h.acquire() {
 			return o, errGivenUp
 		}
@@ -35,15 +35,15 @@ func (r *Reader) openNames(ctx context.Context, above *dirHandle, rel, name stri
 		}
 		if r.remote != nil {
 			var entries []Entry
-			entries, o.more, err = r.remote.ReadDir(ctx, rel, above == nil, room)
+			entries, o.more, err = r.remote.ReadDir(ctx, rel, above == nil, capacity)
 			o.names = namesOf(entries)
-			return o, r.fault(rel, err)
+			return o, r.newError(rel, err)
 		}
 		err = h.openDir(r.tree, above, rel, name)
 		if err == nil {
-			o.names, o.more, err = h.readNames(r.tree, rel, room.Bytes)
+			o.names, o.more, err = h.readNames(r.tree, rel, capacity.Bytes)
 		}
-		return o, r.fault(rel, err)
+		return o, r.newError(rel, err)
 	})
 	if err != nil {
 		h.release()
@@ -71,9 +71,9 @@ func (r *Reader) readFiles(ctx context.Context, h *dirHandle, dir string, names 
 		return buf, r.readRemoteFiles(ctx, dir, names, most, each)
 	}
 	for i, name := range names {
-		rel := below(dir, name)
+		rel := joinPath(dir, name)
 		into := buf
-		f, err := guarded(ctx, r.guard, rel, func(ctx context.Context) (File, error) {
+		f, err := runGuarded(ctx, r.guard, rel, func(ctx context.Context) (File, error) {
 			if !h.acquire() {
 				return File{}, errGivenUp
 			}
@@ -103,16 +103,16 @@ func (r *Reader) readRemoteFiles(ctx context.Context, dir string, names []string
 	for first := 0; first < len(names); {
 		call, cancel := context.WithTimeoutCause(ctx, r.guard.deadline, errGivenUp)
 		n, err := r.remote.ReadFiles(call, dir, names[first:], most, func(i int, f File, err error) {
-			f.Path = below(dir, names[first+i])
-			each(first+i, f, r.fault(f.Path, err))
+			f.Path = joinPath(dir, names[first+i])
+			each(first+i, f, r.newError(f.Path, err))
 		})
 		late := call.Err() != nil && ctx.Err() == nil
 		cancel()
 		switch {
 		case err != nil && late:
-			return r.guard.timeout(dir)
+			return r.guard.timeoutError(dir)
 		case err != nil:
-			return cancelled(ctx, dir, r.fault(dir, err))
+			return withCause(ctx, dir, r.newError(dir, err))
 		}
 		first += n
 	}
@@ -123,7 +123,7 @@ func (r *Reader) readRemoteFiles(ctx context.Context, dir string, names []string
 func (r *Reader) readWhole(ctx context.Context, h *dirHandle, dir, name string, most int64, buf []byte) (File, error) {
 	n, info, err := h.openFile(r.tree, dir, name)
 	if err != nil {
-		return File{}, r.fault(below(dir, name), err)
+		return File{}, r.newError(joinPath(dir, name), err)
 	}
 	defer n.close()
 	f := File{Info: info}
@@ -133,5 +133,5 @@ func (r *Reader) readWhole(ctx context.Context, h *dirHandle, dir, name string, 
 	if int64(len(buf)) <= info.Size {
 		buf = make([]byte, min(2*info.Size, most+1))
 	}
-	return f, r.fault(below(dir, name), f.fill(ctx, n, buf, int64(len(buf))))
+	return f, r.newError(joinPath(dir, name), f.readFrom(ctx, n, buf, int64(len(buf))))
 }

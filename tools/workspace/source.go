@@ -6,18 +6,18 @@ import (
 	"fmt"
 )
 
-// Remote reads a workspace that another process sees: what a [Reader] needs of
-// it. Paths are relative, cleaned and within the bounds of one. It fails with an
-// [*Error], with one that wraps [ErrMount] for a folder on another mount, or
-// with an error that ends every further call (the loss of that process). It
-// must return soon after ctx has ended.
+// Remote reads a workspace that another process sees, for a [Reader]. Paths are
+// relative, cleaned and within the bounds of one. Errors are an [*Error], wrap
+// [ErrMount] for a directory on another mount, or end every further call (the
+// other process is lost). Calls must return soon after ctx has ended.
 type Remote interface {
-	// Look describes what path leads to, or path itself where follow is false.
-	Look(ctx context.Context, path string, follow bool) (Info, error)
-	// ReadDir gives the first entries of one folder in the order of their names,
-	// as many as there is room for, and whether there are more. The folder must
-	// not be a link unless follow says so.
-	ReadDir(ctx context.Context, path string, follow bool, room Room) (entries []Entry, more bool, err error)
+	// Stat describes the file that path leads to, or, without follow, the one
+	// that path names.
+	Stat(ctx context.Context, path string, follow bool) (Info, error)
+	// ReadDir returns the first entries of one directory by name, as many as
+	// the capacity allows, and whether there are more. Unless follow is set,
+	// the directory must not be a symlink.
+	ReadDir(ctx context.Context, path string, follow bool, capacity Capacity) (entries []Entry, more bool, err error)
 	// ReadFile reads at most most bytes of a regular file from offset on.
 	ReadFile(ctx context.Context, path string, offset, most int64) (File, error)
 	// ReadFiles reads files of the directory dir from their beginning and calls
@@ -37,18 +37,18 @@ func NewRemoteReader(remote Remote, o ReaderOptions) *Reader {
 	}
 }
 
-// ReadDir gives the first entries of one folder in the order of their names,
-// as many as there is room for (and as the Reader's options allow, which a zero
-// in it stands for), and whether there are more. Unlike
-// List it refuses a folder that is a link unless follow says so, and its error
-// wraps [ErrMount] where the folder is on another mount.
-func (r *Reader) ReadDir(ctx context.Context, path string, follow bool, room Room) (entries []Entry, more bool, err error) {
-	rel, e := r.prefixes.relative(path)
+// ReadDir returns the first entries of one directory by name, as many as the
+// capacity and the Reader's options allow, and whether there are more. A zero
+// in the capacity stands for the Reader's option. Unlike List it refuses a
+// directory that is a symlink, unless follow is set. Its error wraps [ErrMount]
+// if the directory is on another mount.
+func (r *Reader) ReadDir(ctx context.Context, path string, follow bool, capacity Capacity) (entries []Entry, more bool, err error) {
+	rel, e := r.prefixes.relativePath(path)
 	if e != nil {
 		return nil, false, e
 	}
-	got, err := guarded(ctx, r.guard, path, func(ctx context.Context) (folder, error) {
-		return r.readDir(ctx, path, rel, follow, room.within(r.options.room()))
+	got, err := runGuarded(ctx, r.guard, path, func(ctx context.Context) (directory, error) {
+		return r.readDir(ctx, path, rel, follow, capacity.cappedAt(r.options.capacity()))
 	})
 	for i := range got.entries {
 		got.entries[i].Depth = 1
@@ -56,49 +56,50 @@ func (r *Reader) ReadDir(ctx context.Context, path string, follow bool, room Roo
 	return got.entries, got.more, err
 }
 
-// folder is what is in one folder.
-type folder struct {
+// directory is the content of one directory.
+type directory struct {
 	entries []Entry
 	more    bool
 }
 
-func (r *Reader) readDir(ctx context.Context, path, rel string, follow bool, room Room) (folder, error) {
-	var f folder
+func (r *Reader) readDir(ctx context.Context, path, rel string, follow bool, capacity Capacity) (directory, error) {
+	var f directory
 	var err error
 	if r.remote != nil {
-		f.entries, f.more, err = r.remote.ReadDir(ctx, rel, follow, room)
+		f.entries, f.more, err = r.remote.ReadDir(ctx, rel, follow, capacity)
 	} else {
-		f.entries, f.more, err = r.tree.readDir(rel, follow, room)
+		f.entries, f.more, err = r.tree.readDir(rel, follow, capacity)
 	}
-	return f, r.fault(path, err)
+	return f, r.newError(path, err)
 }
 
-func (r *Reader) describe(ctx context.Context, path, rel string, follow bool) (info Info, err error) {
+func (r *Reader) statFile(ctx context.Context, path, rel string, follow bool) (info Info, err error) {
 	switch {
 	case r.remote != nil:
-		info, err = r.remote.Look(ctx, rel, follow)
+		info, err = r.remote.Stat(ctx, rel, follow)
 	case follow:
 		info, err = r.tree.stat(rel)
 	default:
 		info, err = r.tree.lstat(rel)
 	}
 	info.Path = rel
-	return info, r.fault(path, err)
+	return info, r.newError(path, err)
 }
 
-// fault gives the [Error] for what happened to path. What a Remote says of a
-// path is said of the one that was asked for, and its loss stays what it is.
-func (r *Reader) fault(path string, err error) error {
+// newError returns the [Error] for path. An Error of the Remote gets the path
+// that the caller passed; another error, which means that the Remote is lost,
+// is wrapped.
+func (r *Reader) newError(path string, err error) error {
 	if err == nil {
 		return nil
 	}
 	if r.remote == nil {
-		return fault(path, err)
+		return newError(path, err)
 	}
 	if e, ok := errors.AsType[*Error](err); ok {
-		told := *e
-		told.Path = abbreviate(path)
-		return &told
+		named := *e
+		named.Path = abbreviatePath(path)
+		return &named
 	}
-	return fmt.Errorf("read %q: %w", abbreviate(path), err)
+	return fmt.Errorf("read %q: %w", abbreviatePath(path), err)
 }

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stuck mounts a FUSE file system that nobody serves at a folder: whoever asks
-// it anything waits. The returned function lets all of them go, with ENOTCONN.
+// stuck mounts a FUSE file system without a server at a directory, where every
+// call hangs. The returned function ends all of them with ENOTCONN.
 func (l *layout) stuck(name string) (release func()) {
 	l.t.Helper()
 	needRoot(l.t)
@@ -99,7 +99,7 @@ func TestStuckWorkspace(t *testing.T) {
 	// not hurried on a busy machine.
 	r := l.reader(ReaderOptions{MaxStuck: 3})
 	if !r.guard.local {
-		t.Log("the folder for temporary files is not on a local file system")
+		t.Log("the directory for temporary files is not on a local file system")
 	}
 	r.guard.local, r.guard.deadline = false, 50*time.Millisecond
 	r.tree = &tree{dir: dir}
@@ -116,7 +116,7 @@ func TestStuckWorkspace(t *testing.T) {
 		t.Errorf("a call beyond the bound: %v, want %q at once", err, KindTimeout)
 	}
 	release()
-	for range 3 { // each gives its slot back
+	for range 3 { // each frees its slot
 		r.guard.slots <- struct{}{}
 	}
 	if n := r.guard.stuck.Load(); n != 0 {
@@ -137,7 +137,7 @@ func TestCancelWhileStuck(t *testing.T) {
 	cause := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	block := make(chan struct{})
-	_, err := guarded(ctx, r.guard, "x", func(context.Context) (int, error) {
+	_, err := runGuarded(ctx, r.guard, "x", func(context.Context) (int, error) {
 		cancel(cause)
 		<-block
 		return 1, nil

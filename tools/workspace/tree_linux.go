@@ -3,18 +3,20 @@ package workspace
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"runtime"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 const pathSeparator = '/'
 
-// How openat2(2) resolves a path: below the folder, through no magic link of
-// /proc, onto no other mount. Linux follows at most 40 links in one path.
+// How openat2(2) resolves a path: below the directory, through no magic link
+// of /proc, onto no other mount. Linux follows at most 40 symlinks in one path.
 const (
 	resolve  = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV
 	maxLinks = 40
@@ -25,23 +27,24 @@ const (
 // that the walk takes over, which needs no such luck.
 const maxRetries = 64
 
-// tree resolves paths below one folder. It owns nothing: the folder stays
+// tree resolves paths below one directory. It owns nothing: the directory stays
 // its opener's.
 type tree struct {
 	dir *os.File
-	// walking says that openat2 is missing (before Linux 5.6, or refused by a
+	// walking is set if openat2 is missing (before Linux 5.6, or refused by a
 	// seccomp profile), so that paths are walked name by name.
 	walking atomic.Bool
 	mount   mountID
 	local   bool
-	// layers are set where the folder is the root of an overlay that they make.
+	// layers are set where the directory is the root of an overlay that they
+	// make.
 	layers *layers
 }
 
-// newTree verifies that dir is a folder and that openat2 really confines.
+// newTree verifies that dir is a directory and that openat2 really confines.
 func newTree(dir *os.File) (*tree, error) {
 	t := &tree{dir: dir}
-	err := t.with(func(fd int) error {
+	err := t.withDescriptor(func(fd int) error {
 		f, err := statx(fd, "", unix.AT_EMPTY_PATH)
 		if err != nil {
 			return err
@@ -58,12 +61,12 @@ func newTree(dir *os.File) (*tree, error) {
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("hold folder: %w", err)
+		return nil, fmt.Errorf("hold directory: %w", err)
 	}
 	return t, nil
 }
 
-// newTreeOf is newTree of a folder that may be the root of an overlay.
+// newTreeOf is newTree of a directory that may be the root of an overlay.
 func newTreeOf(dir *os.File, o Layers) (*tree, error) {
 	t, err := newTree(dir)
 	if err != nil || o.Upper == nil || o.Lower == nil {
@@ -84,9 +87,10 @@ func newTreeOf(dir *os.File, o Layers) (*tree, error) {
 	return t, nil
 }
 
-// with lends the folder's descriptor. It keeps the file alive meanwhile, and
-// does not use File.Fd, which would change the descriptor's mode.
-func (t *tree) with(f func(fd int) error) error {
+// withDescriptor calls f with the directory's descriptor and keeps the file
+// alive meanwhile. It does not use File.Fd, which would change the descriptor's
+// mode.
+func (t *tree) withDescriptor(f func(fd int) error) error {
 	raw, err := t.dir.SyscallConn()
 	if err != nil {
 		return err
@@ -98,69 +102,70 @@ func (t *tree) with(f func(fd int) error) error {
 	return inner
 }
 
-// open opens rel below the folder. The caller closes the descriptor.
-func (t *tree) open(rel string, flags int) (int, error) {
+// openPath opens rel below the directory. The caller closes the descriptor.
+func (t *tree) openPath(rel string, flags int) (int, error) {
 	got := -1
-	err := t.with(func(fd int) (err error) {
+	err := t.withDescriptor(func(fd int) (err error) {
 		got, err = t.openAt(fd, rel, flags)
 		return err
 	})
 	return got, err
 }
 
-// openAt opens rel below the folder at, which is one of this tree.
+// openAt opens rel below the directory at, which is one of this tree.
 func (t *tree) openAt(at int, rel string, flags int) (int, error) {
 	if !t.walking.Load() {
 		fd, err := openat2(at, rel, flags, resolve)
 		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.ENOSYS) {
-			return fd, t.explain(at, rel, flags, err)
+			return fd, t.explainCrossing(at, rel, flags, err)
 		}
 	}
 	w := walk{mount: t.mount}
-	return w.open(at, rel, flags)
+	return w.openPath(at, rel, flags)
 }
 
-// openDir opens the folder rel for reading; it must not be a link unless follow
-// says so.
+// openDir opens the directory rel for reading; it must not be a symlink unless
+// follow says so.
 func (t *tree) openDir(rel string, follow bool) (int, error) {
 	flags := unix.O_PATH | unix.O_DIRECTORY
 	if !follow {
 		flags |= unix.O_NOFOLLOW
 	}
-	fd, err := t.open(rel, flags)
+	fd, err := t.openPath(rel, flags)
 	if err != nil {
 		return -1, err
 	}
-	return readable(fd)
+	return openForReading(fd)
 }
 
-// openDirAt opens the folder name in at for reading, if it is no link.
+// openDirAt opens the directory name in at for reading, if it is no symlink.
 func openDirAt(at int, name string) (int, error) {
 	fd, err := openat(at, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW)
 	if err != nil {
 		return -1, err
 	}
-	return readable(fd)
+	return openForReading(fd)
 }
 
-// readable opens for reading a folder that was opened by O_PATH, and closes
-// that. Folders are opened in these two steps because gVisor follows a link
-// for O_DIRECTORY|O_NOFOLLOW unless O_PATH is set (probed with the runsc that
-// Caisson builds); Linux does not.
-func readable(dir int) (int, error) {
+// openForReading opens a directory for reading that was opened with O_PATH, and
+// closes that. Directories are opened in these two steps because gVisor follows
+// a symlink for O_DIRECTORY|O_NOFOLLOW unless O_PATH is set (probed with the
+// runsc that Caisson builds); Linux does not.
+func openForReading(dir int) (int, error) {
 	defer func() { _ = unix.Close(dir) }()
 	return openat(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY)
 }
 
-// explain tells the two causes of EXDEV apart. The second look walks, since it
-// stops at a mount without asking what is mounted there anything; it opens
-// nothing, and what it finds is only told.
-func (t *tree) explain(at int, rel string, flags int, err error) error {
+// explainCrossing tells the two causes of EXDEV apart. It resolves the path a
+// second time, by walking, because a walk stops at a mount without touching the
+// file system that is mounted there. It opens nothing, and its result is used
+// for the error alone.
+func (t *tree) explainCrossing(at int, rel string, flags int, err error) error {
 	if !errors.Is(err, unix.EXDEV) {
 		return err
 	}
 	w := walk{mount: t.mount}
-	fd, again := w.open(at, rel, unix.O_PATH|flags&unix.O_NOFOLLOW)
+	fd, again := w.openPath(at, rel, unix.O_PATH|flags&unix.O_NOFOLLOW)
 	if again == nil {
 		_ = unix.Close(fd)
 	}
@@ -184,7 +189,8 @@ func openat2(at int, rel string, flags int, resolve uint64) (int, error) {
 	return -1, unix.EAGAIN
 }
 
-// isEscape knows the ways in which the resolvers say that a path leads outside.
+// isEscape reports whether err is one of those by which the resolvers report a
+// path that leads outside.
 func isEscape(err error) bool { return errors.Is(err, errEscape) }
 
 // mountID tells mounts apart: by the kernel's id where there is one (Linux
@@ -199,18 +205,18 @@ func mountOf(fd int) (mountID, error) {
 	return f.mount, err
 }
 
-// facts are what statx tells of a name or a descriptor.
-type facts struct {
+// statResult is the result of statx for a name or a descriptor.
+type statResult struct {
 	unix.Stat_t
 	mount mountID
 	links uint64 // Nlink's width is the architecture's
 }
 
-// statx looks at name in the folder at, never through a link and never
+// statx describes name in the directory at, never through a symlink and never
 // triggering an automount. It asks no server (AT_STATX_DONT_SYNC): the root of a
 // stuck file system that is mounted there would not answer, and what a lookup
-// has just brought is fresh enough to tell mounts and types apart.
-func statx(at int, name string, flags int) (facts, error) {
+// has just returned is fresh enough to tell mounts and types apart.
+func statx(at int, name string, flags int) (statResult, error) {
 	var x unix.Statx_t
 	flags |= unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT
 	err := retry(func() error {
@@ -220,9 +226,9 @@ func statx(at int, name string, flags int) (facts, error) {
 		return fstatat(at, name, flags)
 	}
 	if err != nil {
-		return facts{}, err
+		return statResult{}, err
 	}
-	f := facts{mount: mountID{dev: unix.Mkdev(x.Dev_major, x.Dev_minor)}}
+	f := statResult{mount: mountID{dev: unix.Mkdev(x.Dev_major, x.Dev_minor)}}
 	if x.Mask&unix.STATX_MNT_ID != 0 {
 		f.mount = mountID{id: x.Mnt_id}
 	}
@@ -233,8 +239,8 @@ func statx(at int, name string, flags int) (facts, error) {
 	return f, nil
 }
 
-func fstatat(at int, name string, flags int) (facts, error) {
-	var f facts
+func fstatat(at int, name string, flags int) (statResult, error) {
+	var f statResult
 	err := retry(func() error { return unix.Fstatat(at, name, &f.Stat_t, flags) })
 	f.mount = mountID{dev: f.Dev}
 	f.links = uint64(f.Nlink) //nolint:unconvert // see links
@@ -249,7 +255,7 @@ func retry(f func() error) error {
 	}
 }
 
-// readLink gives what the link name in the folder at says.
+// readLink returns the target of the symlink name in the directory at.
 func readLink(at int, name string) (string, error) {
 	buf := make([]byte, MaxPathBytes+1)
 	n := 0
@@ -261,4 +267,148 @@ func readLink(at int, name string) (string, error) {
 		return "", err
 	}
 	return strings.Clone(string(buf[:n])), nil
+}
+
+// isLocal reports whether a directory is on a file system of this machine's own
+// kernel and disks. Network and FUSE file systems are not, nor is overlayfs,
+// whose layers may be on one of those.
+func isLocal(fd int) bool {
+	var fs unix.Statfs_t
+	if err := retry(func() error { return unix.Fstatfs(fd, &fs) }); err != nil {
+		return false
+	}
+	switch fs.Type {
+	case unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC,
+		unix.TMPFS_MAGIC, unix.RAMFS_MAGIC, zfsMagic, bcachefsMagic:
+		return true
+	}
+	return false
+}
+
+// Magic numbers that x/sys does not name: ZFS (include/os/linux/zfs/sys in
+// openzfs/zfs) and bcachefs (BCACHEFS_STATFS_MAGIC).
+const (
+	zfsMagic      = 0x2fc12fc1
+	bcachefsMagic = 0xca451a4e
+)
+
+// stat describes the file that rel leads to, lstat the one that rel names,
+// without opening it.
+func (t *tree) stat(rel string) (Info, error) { return t.statPath(rel, unix.O_PATH) }
+
+func (t *tree) lstat(rel string) (Info, error) { return t.statPath(rel, unix.O_PATH|unix.O_NOFOLLOW) }
+
+func (t *tree) statPath(rel string, flags int) (Info, error) {
+	fd, err := t.openPath(rel, flags)
+	if err != nil {
+		return Info{}, err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return Info{}, err
+	}
+	return infoOf(&st), nil
+}
+
+// openFile opens a regular file for reading. Nothing else is waited for:
+// O_NONBLOCK lets a FIFO open at once, and what was opened is then looked at.
+func (t *tree) openFile(rel string) (node, Info, error) {
+	return asRegular(t.openPath(rel, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY))
+}
+
+// asRegular returns fd as a node if it is a regular file, and closes it
+// otherwise.
+func asRegular(fd int, err error) (node, Info, error) {
+	if err != nil {
+		return node{}, Info{}, err
+	}
+	n := node{fd: fd}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		n.close()
+		return node{}, Info{}, err
+	}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		return n, infoOf(&st), nil
+	case unix.S_IFDIR:
+		err = unix.EISDIR
+	default:
+		err = errNotRegular
+	}
+	n.close()
+	return node{}, Info{}, err
+}
+
+// node is an open file or directory.
+type node struct{ fd int }
+
+func (n node) close() { _ = unix.Close(n.fd) }
+
+// readAt reads once; 0 and nil mean the end.
+func (n node) readAt(p []byte, off int64) (got int, err error) {
+	err = retry(func() error {
+		got, err = unix.Pread(n.fd, p, off)
+		return err
+	})
+	return max(got, 0), err
+}
+
+func infoOf(st *unix.Stat_t) Info {
+	return Info{
+		Type:    typeOf(st.Mode),
+		Size:    st.Size,
+		Mode:    modeOf(st.Mode),
+		ModTime: time.Unix(st.Mtim.Unix()),
+		Inode:   st.Ino,
+	}
+}
+
+func typeOf(mode uint32) Type {
+	switch mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		return TypeFile
+	case unix.S_IFDIR:
+		return TypeDir
+	case unix.S_IFLNK:
+		return TypeSymlink
+	case unix.S_IFIFO:
+		return TypeFIFO
+	case unix.S_IFSOCK:
+		return TypeSocket
+	case unix.S_IFCHR, unix.S_IFBLK:
+		return TypeDevice
+	}
+	return TypeOther
+}
+
+func modeOf(mode uint32) fs.FileMode {
+	m := fs.FileMode(mode & 0o777)
+	for _, b := range []struct {
+		bits uint32
+		mode fs.FileMode
+	}{
+		{unix.S_ISUID, fs.ModeSetuid}, {unix.S_ISGID, fs.ModeSetgid}, {unix.S_ISVTX, fs.ModeSticky},
+	} {
+		if mode&b.bits != 0 {
+			m |= b.mode
+		}
+	}
+	switch typeOf(mode) {
+	case TypeDir:
+		m |= fs.ModeDir
+	case TypeSymlink:
+		m |= fs.ModeSymlink
+	case TypeFIFO:
+		m |= fs.ModeNamedPipe
+	case TypeSocket:
+		m |= fs.ModeSocket
+	case TypeDevice:
+		m |= fs.ModeDevice
+		if mode&unix.S_IFMT == unix.S_IFCHR {
+			m |= fs.ModeCharDevice
+		}
+	}
+	return m
 }

@@ -21,7 +21,7 @@ const maxLinks = 40
 // nonBlock keeps a FIFO from blocking where the system has such a flag.
 const nonBlock = syscall.O_NONBLOCK
 
-// tree resolves paths below one folder by os.Root. There is no system call
+// tree resolves paths below one directory by os.Root. There is no system call
 // here that refuses mounts; macOS and Windows have no bind mounts, and what is
 // mounted in the workspace is told by its device (see sameDevice).
 type tree struct {
@@ -30,16 +30,16 @@ type tree struct {
 	local bool // can't be told here
 }
 
-// newTree makes a Root of the folder's name and verifies that it is the folder
-// that is open.
+// newTree makes a Root of the directory's name and verifies that it is the
+// directory that is open.
 func newTree(dir *os.File) (*tree, error) {
 	held, err := dir.Stat()
 	if err != nil {
-		return nil, fmt.Errorf("hold folder: %w", err)
+		return nil, fmt.Errorf("hold directory: %w", err)
 	}
 	root, err := os.OpenRoot(dir.Name())
 	if err != nil {
-		return nil, fmt.Errorf("hold folder: %w", err)
+		return nil, fmt.Errorf("hold directory: %w", err)
 	}
 	now, err := root.Stat(".")
 	if err == nil && !os.SameFile(held, now) {
@@ -47,7 +47,7 @@ func newTree(dir *os.File) (*tree, error) {
 	}
 	if err != nil {
 		_ = root.Close()
-		return nil, fmt.Errorf("hold folder: %w", err)
+		return nil, fmt.Errorf("hold directory: %w", err)
 	}
 	return &tree{root: root, self: now}, nil
 }
@@ -60,10 +60,15 @@ func isEscape(err error) bool {
 	return errors.Is(err, errEscape) || strings.HasSuffix(err.Error(), "path escapes from parent")
 }
 
-func (t *tree) stat(rel string) (Info, error)  { return t.look(t.root.Stat(filepath.FromSlash(rel))) }
-func (t *tree) lstat(rel string) (Info, error) { return t.look(t.root.Lstat(filepath.FromSlash(rel))) }
+func (t *tree) stat(rel string) (Info, error) {
+	return t.statPath(t.root.Stat(filepath.FromSlash(rel)))
+}
 
-func (t *tree) look(fi fs.FileInfo, err error) (Info, error) {
+func (t *tree) lstat(rel string) (Info, error) {
+	return t.statPath(t.root.Lstat(filepath.FromSlash(rel)))
+}
+
+func (t *tree) statPath(fi fs.FileInfo, err error) (Info, error) {
 	if err != nil {
 		return Info{}, err
 	}
@@ -107,8 +112,8 @@ func (n node) readAt(p []byte, off int64) (int, error) {
 	return got, err
 }
 
-// readDir gives the first entries of a folder by name; see the Linux one.
-func (t *tree) readDir(rel string, follow bool, room Room) ([]Entry, bool, error) {
+// readDir returns the first entries of a directory by name; see the Linux one.
+func (t *tree) readDir(rel string, follow bool, capacity Capacity) ([]Entry, bool, error) {
 	name := filepath.FromSlash(rel)
 	if fi, err := t.root.Lstat(name); !follow && (err != nil || !fi.IsDir()) {
 		return nil, false, errors.Join(syscall.ENOTDIR, err)
@@ -131,10 +136,10 @@ func (t *tree) readDir(rel string, follow bool, room Room) ([]Entry, bool, error
 		byName[d.Name()] = d
 		names = append(names, dirName{name: d.Name(), typ: typeOf(d.Type())})
 	}
-	names, cut := firstNames(names, room.Entries)
+	names, cut := firstNames(names, capacity.Entries)
 	entries := make([]Entry, 0, len(names))
 	for _, d := range names {
-		e := Entry{Path: below(rel, d.name), Type: d.typ}
+		e := Entry{Path: joinPath(rel, d.name), Type: d.typ}
 		fi, err := byName[d.name].Info()
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -151,14 +156,14 @@ func (t *tree) readDir(rel string, follow bool, room Room) ([]Entry, bool, error
 			e.Type = TypeMount
 		case d.typ == TypeFile:
 			e.Size = fi.Size()
-		case d.typ == TypeLink:
+		case d.typ == TypeSymlink:
 			target, _ := t.root.Readlink(filepath.FromSlash(e.Path))
 			e.Target = filepath.ToSlash(target)
 		}
-		if !room.Fits(e) {
+		if !capacity.Fits(e) {
 			return entries, true, nil
 		}
-		room.Take(e)
+		capacity.Take(e)
 		entries = append(entries, e)
 	}
 	return entries, cut || len(list) == maxDirNames, nil
@@ -175,7 +180,7 @@ func typeOf(mode fs.FileMode) Type {
 	case fs.ModeDir:
 		return TypeDir
 	case fs.ModeSymlink:
-		return TypeLink
+		return TypeSymlink
 	case fs.ModeNamedPipe:
 		return TypeFIFO
 	case fs.ModeSocket:
@@ -184,4 +189,58 @@ func typeOf(mode fs.FileMode) Type {
 		return TypeDevice
 	}
 	return TypeOther
+}
+
+// dirHandle stands for a directory, whose path is resolved anew for each call:
+// os.Root confines that.
+type dirHandle struct{ follow bool }
+
+func newDirHandle() *dirHandle { return &dirHandle{} }
+
+func (h *dirHandle) acquire() bool { return true }
+
+func (h *dirHandle) release() {}
+
+func (h *dirHandle) openDir(_ *tree, above *dirHandle, _, _ string) error {
+	h.follow = above == nil
+	return nil
+}
+
+func (h *dirHandle) readNames(t *tree, rel string, most int64) ([]dirName, bool, error) {
+	entries, more, err := t.readDir(rel, h.follow, Capacity{Entries: maxDirNames, Bytes: most})
+	return namesOf(entries), more, err
+}
+
+func (h *dirHandle) openFile(t *tree, rel, name string) (node, Info, error) {
+	return t.openFile(joinPath(rel, name))
+}
+
+// OpenDir opens the directory that is to be a workspace, once, for a Reader and
+// for mounts. The caller closes it. It refuses a file that is not a directory,
+// and a symlink, which an earlier session could have put there. Errors are an
+// [*Error].
+func OpenDir(path string) (*os.File, error) {
+	before, err := os.Lstat(path)
+	if err != nil {
+		return nil, newError(path, err)
+	}
+	switch {
+	case before.Mode()&os.ModeSymlink != 0:
+		return nil, &Error{Kind: KindEscape, Path: path, Detail: "is a symlink; name the directory that it leads to"}
+	case !before.IsDir():
+		return nil, &Error{Kind: KindNotDir, Path: path, Detail: "is not a directory"}
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, newError(path, err)
+	}
+	after, err := f.Stat()
+	if err == nil && os.SameFile(before, after) {
+		return f, nil
+	}
+	_ = f.Close()
+	if err != nil {
+		return nil, newError(path, err)
+	}
+	return nil, &Error{Kind: KindEscape, Path: path, Detail: "was replaced while it was being opened"}
 }

@@ -6,7 +6,7 @@ import (
 	"io/fs"
 )
 
-// SkipDir, returned by a walk's function for a folder, leaves it out; SkipAll
+// SkipDir, returned by a walk's function for a directory, leaves it out; SkipAll
 // ends the walk without an error.
 var (
 	SkipDir = fs.SkipDir
@@ -20,27 +20,27 @@ type WalkOptions struct {
 	MaxEntries int
 	// MaxDepth bounds how deep the walk goes.
 	MaxDepth int
-	// MaxTextBytes bounds the bytes of the entries' paths and link targets.
+	// MaxTextBytes bounds the bytes of the entries' paths and symlink targets.
 	MaxTextBytes int64
 }
 
-// Walked says how a walk ended.
+// Walked describes how a walk ended.
 type Walked struct {
 	// Entries is how many were visited.
 	Entries int
-	// Truncated says that a cap was reached; Incomplete names folders that
-	// could not be read, were too deep or are mounts, at most 20 of them.
+	// Truncated reports whether a cap was reached. Incomplete names directories
+	// that could not be read, were too deep or are mounts, at most 20 of them.
 	Truncated  bool
 	Incomplete []string
 }
 
-// Walk calls visit for every entry below path, folders before what is in them,
-// each folder by name. No link is followed but in path itself; a path that is
-// a file is visited alone, at depth 0. Visit runs on the caller's goroutine
-// and may use the Reader. What it returns, but SkipDir and SkipAll, ends the
-// walk and is returned as it is.
+// Walk calls visit for every entry below path, directories before what is in
+// them, each directory by name. No symlink is followed but in path itself; a
+// path that is a file is visited alone, at depth 0. Visit runs on the caller's
+// goroutine and may use the Reader. What it returns, but SkipDir and SkipAll,
+// ends the walk and is returned as it is.
 func (r *Reader) Walk(ctx context.Context, path string, o WalkOptions, visit func(Entry) error) (Walked, error) {
-	rel, e := r.prefixes.relative(path)
+	rel, e := r.prefixes.relativePath(path)
 	if e != nil {
 		return Walked{}, e
 	}
@@ -55,26 +55,26 @@ func (r *Reader) Walk(ctx context.Context, path string, o WalkOptions, visit fun
 		}
 		return Walked{Entries: 1}, err
 	}
-	w := walker{reader: r, visit: visit, depth: bound(o.MaxDepth, r.options.MaxDepth)}
-	w.room = Room{Entries: o.MaxEntries, Bytes: o.MaxTextBytes}.within(r.options.room())
-	if err := w.enter(ctx, rel, 1); err != nil {
+	w := walker{reader: r, visit: visit, depth: capValue(o.MaxDepth, r.options.MaxDepth)}
+	w.capacity = Capacity{Entries: o.MaxEntries, Bytes: o.MaxTextBytes}.cappedAt(r.options.capacity())
+	if err := w.enterDirectory(ctx, rel, 1); err != nil {
 		return w.Walked, err
 	}
-	return w.Walked, w.run(ctx)
+	return w.Walked, w.walkFrom(ctx)
 }
 
-// walker is one call of Walk. It keeps what is left of each folder on its way
-// down, in all no more than its room.
+// walker is one call of Walk. It keeps what is left of each directory on its way
+// down, in all no more than its capacity.
 type walker struct {
 	Walked
-	reader *Reader
-	visit  func(Entry) error
-	room   Room
-	depth  int
-	left   [][]Entry
+	reader   *Reader
+	visit    func(Entry) error
+	capacity Capacity
+	depth    int
+	left     [][]Entry
 }
 
-func (w *walker) run(ctx context.Context) error {
+func (w *walker) walkFrom(ctx context.Context) error {
 	for len(w.left) > 0 {
 		top := len(w.left) - 1
 		if len(w.left[top]) == 0 {
@@ -97,10 +97,10 @@ func (w *walker) run(ctx context.Context) error {
 			continue
 		}
 		if e.Depth == w.depth {
-			w.Incomplete = note(w.Incomplete, e.Path)
+			w.Incomplete = addIncomplete(w.Incomplete, e.Path)
 			continue
 		}
-		if w.room.empty() {
+		if w.capacity.isExhausted() {
 			w.Truncated = true
 			continue
 		}
@@ -111,31 +111,31 @@ func (w *walker) run(ctx context.Context) error {
 	return nil
 }
 
-// descend enters a folder; what keeps it from being read does not end the
-// walk, unless nothing can be read any more.
+// descend enters a directory. An error reading it does not end the walk, unless
+// nothing can be read any more.
 func (w *walker) descend(ctx context.Context, e Entry) error {
-	err := w.enter(ctx, e.Path, e.Depth+1)
+	err := w.enterDirectory(ctx, e.Path, e.Depth+1)
 	f, ok := errors.AsType[*Error](err)
 	if !ok || f.Kind == KindTimeout {
 		return err
 	}
 	if f.Kind != KindNotFound {
-		w.Incomplete = note(w.Incomplete, e.Path)
+		w.Incomplete = addIncomplete(w.Incomplete, e.Path)
 	}
 	return nil
 }
 
-func (w *walker) enter(ctx context.Context, rel string, depth int) error {
-	room := w.room
-	c, err := guarded(ctx, w.reader.guard, rel, func(ctx context.Context) (folder, error) {
-		return w.reader.readDir(ctx, rel, rel, depth == 1, room)
+func (w *walker) enterDirectory(ctx context.Context, rel string, depth int) error {
+	left := w.capacity
+	c, err := runGuarded(ctx, w.reader.guard, rel, func(ctx context.Context) (directory, error) {
+		return w.reader.readDir(ctx, rel, rel, depth == 1, left)
 	})
 	if err != nil {
 		return err
 	}
 	for i := range c.entries {
 		c.entries[i].Depth = depth
-		w.room.Take(c.entries[i])
+		w.capacity.Take(c.entries[i])
 	}
 	w.Truncated = w.Truncated || c.more
 	w.left = append(w.left, c.entries)

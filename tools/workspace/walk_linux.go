@@ -11,20 +11,20 @@ import (
 const maxOpenDirs = 512
 
 // walk resolves one path name by name where openat2 can't: each name is opened
-// without following it, links are read and their text taken up, and "..": the
-// folder that the walk came through, which it still holds. So there is no
-// moment at which a renamed folder or a swapped link leads outside.
+// without following it, symlinks are read and their text taken up, and "..": the
+// directory that the walk came through, which it still holds. So there is no
+// moment at which a renamed directory or a swapped symlink leads outside.
 //
 // It needs only calls that act on the calling thread, like openat2, because
 // the guest runs it with that thread's own credentials.
 type walk struct {
 	mount mountID
-	dirs  []int // open folders below the start, innermost last
+	dirs  []int // open directories below the start, innermost last
 	links int
 }
 
-// open opens rel below at; see [tree.openAt].
-func (w *walk) open(at int, rel string, flags int) (fd int, err error) {
+// openPath opens rel below at; see [tree.openAt].
+func (w *walk) openPath(at int, rel string, flags int) (fd int, err error) {
 	defer w.closeTo(0)
 	rest := rel
 	for {
@@ -34,7 +34,7 @@ func (w *walk) open(at int, rel string, flags int) (fd int, err error) {
 		switch name {
 		case "", ".":
 			if last {
-				return w.reopen(w.top(at), flags)
+				return w.reopenHeld(w.topDirectory(at), flags)
 			}
 			rest = after
 			continue
@@ -44,12 +44,12 @@ func (w *walk) open(at int, rel string, flags int) (fd int, err error) {
 			}
 			w.closeTo(len(w.dirs) - 1)
 			if last {
-				return w.reopen(w.top(at), flags)
+				return w.reopenHeld(w.topDirectory(at), flags)
 			}
 			rest = after
 			continue
 		}
-		target, fd, err := w.step(w.top(at), name, last && !needDir, flags)
+		target, fd, err := w.openStep(w.topDirectory(at), name, last && !needDir, flags)
 		switch {
 		case err != nil:
 			return -1, err
@@ -61,19 +61,19 @@ func (w *walk) open(at int, rel string, flags int) (fd int, err error) {
 				return -1, unix.ENAMETOOLONG
 			}
 			if last {
-				return w.reopen(fd, flags)
+				return w.reopenHeld(fd, flags)
 			}
 			rest = after
 		default:
-			if rest, err = splice(target, after, more); err != nil {
+			if rest, err = joinTarget(target, after, more); err != nil {
 				return -1, err
 			}
 		}
 	}
 }
 
-// top is the folder that the next name is looked up in.
-func (w *walk) top(at int) int {
+// topDirectory returns the directory in which the next name is looked up.
+func (w *walk) topDirectory(at int) int {
 	if n := len(w.dirs); n > 0 {
 		return w.dirs[n-1]
 	}
@@ -87,16 +87,16 @@ func (w *walk) closeTo(n int) {
 	w.dirs = w.dirs[:n]
 }
 
-// reopen opens a folder that the walk holds with the flags that were asked for.
-func (w *walk) reopen(dir, flags int) (int, error) {
+// reopenHeld opens a directory that the walk holds again, with flags.
+func (w *walk) reopenHeld(dir, flags int) (int, error) {
 	return openat(dir, ".", flags)
 }
 
-// step opens one name in dir: as a folder to go on from, or, where it is the
-// last, with flags. Where it is a link that is to be followed, it gives its
-// target and no descriptor. The name is first opened without asking what is
-// there anything (O_PATH), so that a mount is known before it can block.
-func (w *walk) step(dir int, name string, last bool, flags int) (target string, fd int, err error) {
+// openStep opens one name in dir: as a directory to go on from, or, if it is
+// the last, with flags. For a symlink that is to be followed it returns its
+// target and no descriptor. The name is first opened with O_PATH, which asks
+// the file nothing, so that a mount is recognised before it can block.
+func (w *walk) openStep(dir int, name string, last bool, flags int) (target string, fd int, err error) {
 	fd, err = openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW)
 	if err != nil {
 		return "", -1, err
@@ -105,12 +105,12 @@ func (w *walk) step(dir int, name string, last bool, flags int) (target string, 
 	got := -1
 	switch typ := typeOf(f.Mode); {
 	case err != nil:
-	case typ == TypeLink && (!last || flags&unix.O_NOFOLLOW == 0):
-		target, err = w.link(fd)
+	case typ == TypeSymlink && (!last || flags&unix.O_NOFOLLOW == 0):
+		target, err = w.readTarget(fd)
 	case f.mount != w.mount:
 		err = ErrMount
 	case last:
-		got, err = w.last(dir, fd, name, typ, flags)
+		got, err = w.openLast(dir, fd, name, typ, flags)
 	case typ != TypeDir:
 		err = unix.ENOTDIR
 	default:
@@ -122,11 +122,11 @@ func (w *walk) step(dir int, name string, last bool, flags int) (target string, 
 	return target, got, err
 }
 
-// last opens the last name of a path with flags, now that it is known what it
-// is; found is its descriptor, which is given back where that is enough.
-func (w *walk) last(dir, found int, name string, typ Type, flags int) (int, error) {
+// openLast opens the last name of a path with flags, now that its type is known.
+// It returns found, the name's O_PATH descriptor, if that is enough.
+func (w *walk) openLast(dir, found int, name string, typ Type, flags int) (int, error) {
 	switch {
-	case typ == TypeLink && flags&unix.O_PATH == 0:
+	case typ == TypeSymlink && flags&unix.O_PATH == 0:
 		return -1, unix.ELOOP
 	case typ != TypeDir && flags&unix.O_DIRECTORY != 0:
 		return -1, unix.ENOTDIR
@@ -150,21 +150,22 @@ func (w *walk) last(dir, found int, name string, typ Type, flags int) (int, erro
 	return fd, nil
 }
 
-// link reads a link and counts it.
-func (w *walk) link(fd int) (string, error) {
+// readTarget reads a symlink and counts it.
+func (w *walk) readTarget(fd int) (string, error) {
 	if w.links++; w.links > maxLinks {
 		return "", errLoop
 	}
 	return readLink(fd, "")
 }
 
-// splice puts a link's target in front of what is left of the path.
-func splice(target, after string, more bool) (string, error) {
+// joinTarget returns the path that remains after a symlink: its target, then
+// the rest.
+func joinTarget(target, after string, more bool) (string, error) {
 	switch {
 	case target == "":
 		return "", unix.ENOENT
 	case target[0] == '/':
-		return "", fmt.Errorf("%w: absolute link", errEscape)
+		return "", fmt.Errorf("%w: absolute symlink", errEscape)
 	case !more:
 		return target, nil
 	case len(target)+len(after) > 4*MaxPathBytes:

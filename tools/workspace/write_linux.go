@@ -20,14 +20,14 @@ const (
 	permissions = 0o777
 )
 
-// maxParents bounds the folders in the path of a write or mkdir.
+// maxParents bounds the directories in the path of a write or mkdir.
 const maxParents = 256
 
-func (w *Writer) write(ctx context.Context, op Op, rel string, c *Change) error {
+func (w *Writer) writeFile(ctx context.Context, op Op, rel string, c *Change) error {
 	if len(op.Content) > MaxWriteBytes {
-		return op.fail(KindTooLarge, fmt.Sprintf("the content has %d bytes; at most %d can be written", len(op.Content), MaxWriteBytes))
+		return op.newError(KindTooLarge, fmt.Sprintf("the content has %d bytes; at most %d can be written", len(op.Content), MaxWriteBytes))
 	}
-	p, err := w.find(rel, true, true)
+	p, err := w.findEntry(rel, true, true)
 	if err != nil {
 		return err
 	}
@@ -36,12 +36,12 @@ func (w *Writer) write(ctx context.Context, op Op, rel string, c *Change) error 
 	if op.IfSHA256 != "" || op.Kind == OpAppend {
 		most = MaxWriteBytes
 	}
-	before, whole, err := p.content(most)
+	before, whole, err := p.readContent(most)
 	if err != nil {
 		return err
 	}
 	if !whole && p.exists && op.IfSHA256 != "" {
-		return op.fail(KindTooLarge, "the file is too large to be compared with what was shown")
+		return op.newError(KindTooLarge, "the file is too large to be compared with what was shown")
 	}
 	if err := op.checkHash(p.exists, before); err != nil {
 		return err
@@ -49,16 +49,16 @@ func (w *Writer) write(ctx context.Context, op Op, rel string, c *Change) error 
 	content := op.Content
 	if op.Kind == OpAppend {
 		if p.exists && !whole || len(before)+len(content) > MaxWriteBytes {
-			return op.fail(KindTooLarge, fmt.Sprintf("has %d bytes; with %d more it would be above the %d that can be appended to", p.now.Size, len(content), MaxWriteBytes))
+			return op.newError(KindTooLarge, fmt.Sprintf("has %d bytes; with %d more it would be above the %d that can be appended to", p.stat.Size, len(content), MaxWriteBytes))
 		}
 		content = slices.Concat(before, content)
 	}
-	c.remember(p, before, whole)
-	return p.replace(ctx, op, content, c)
+	c.recordBefore(p, before, whole)
+	return p.replaceContent(ctx, op, content, c)
 }
 
-func (w *Writer) patch(ctx context.Context, op Op, rel string, c *Change) error {
-	p, err := w.find(rel, false, true)
+func (w *Writer) patchFile(ctx context.Context, op Op, rel string, c *Change) error {
+	p, err := w.findEntry(rel, false, true)
 	if err != nil {
 		return err
 	}
@@ -66,12 +66,12 @@ func (w *Writer) patch(ctx context.Context, op Op, rel string, c *Change) error 
 	if !p.exists {
 		return unix.ENOENT
 	}
-	before, whole, err := p.content(MaxWriteBytes)
+	before, whole, err := p.readContent(MaxWriteBytes)
 	if err != nil {
 		return err
 	}
 	if !whole {
-		return op.fail(KindTooLarge, fmt.Sprintf("has %d bytes; files of at most %d can be patched", p.now.Size, MaxWriteBytes))
+		return op.newError(KindTooLarge, fmt.Sprintf("has %d bytes; files of at most %d can be patched", p.stat.Size, MaxWriteBytes))
 	}
 	if err := op.checkHash(true, before); err != nil {
 		return err
@@ -81,14 +81,14 @@ func (w *Writer) patch(ctx context.Context, op Op, rel string, c *Change) error 
 		return err
 	}
 	c.Replacements = n
-	c.remember(p, before, whole)
-	return p.replace(ctx, op, after, c)
+	c.recordBefore(p, before, whole)
+	return p.replaceContent(ctx, op, after, c)
 }
 
-// remember records the entry and its content as it was.
-func (c *Change) remember(p place, before []byte, whole bool) {
+// recordBefore records the entry and its content as it was.
+func (c *Change) recordBefore(p dirEntry, before []byte, whole bool) {
 	if real := path.Clean(p.rel); real != ".." && !strings.HasPrefix(real, "../") {
-		c.Path = real // where a link was followed
+		c.Path = real // where a symlink was followed
 	}
 	c.Created = !p.exists
 	if p.exists && whole && len(before) <= MaxPreimageBytes {
@@ -96,14 +96,15 @@ func (c *Change) remember(p place, before []byte, whole bool) {
 	}
 }
 
-// content reads the file that is to be replaced, if it is no larger than most;
-// whole says that it was. It opens the file for writing too, so that a mode or
-// an owner that forbids writing is not got round by the rename.
-func (p place) content(most int64) (data []byte, whole bool, err error) {
+// readContent reads the file that is to be replaced, if it is no larger than
+// most. The result whole reports whether it was. It opens the file for writing
+// too, so that the rename does not get round a mode or an owner that forbids
+// writing.
+func (p dirEntry) readContent(most int64) (data []byte, whole bool, err error) {
 	if !p.exists {
 		return nil, false, nil
 	}
-	switch typeOf(p.now.Mode) {
+	switch typeOf(p.stat.Mode) {
 	case TypeFile:
 	case TypeDir:
 		return nil, false, unix.EISDIR
@@ -143,9 +144,9 @@ func (p place) content(most int64) (data []byte, whole bool, err error) {
 	}
 }
 
-// replace puts content in the entry's place, by a file of its own that is
-// renamed. Whatever goes wrong, that file is removed again.
-func (p place) replace(ctx context.Context, op Op, content []byte, c *Change) (err error) {
+// replaceContent writes content to a temporary file and renames it to the
+// entry's name. The temporary file is removed after an error.
+func (p dirEntry) replaceContent(ctx context.Context, op Op, content []byte, c *Change) (err error) {
 	mustBeNew := op.IfSHA256 == "absent"
 	temp := ".caisson-" + rand.Text() + ".tmp"
 	fd := -1
@@ -161,7 +162,7 @@ func (p place) replace(ctx context.Context, op Op, content []byte, c *Change) (e
 			_ = unix.Unlinkat(p.dir, temp, 0)
 		}
 	}()
-	err = p.fill(fd, content)
+	err = p.fillTemp(fd, content)
 	if closeErr := unix.Close(fd); err == nil {
 		err = closeErr
 	}
@@ -181,8 +182,8 @@ func (p place) replace(ctx context.Context, op Op, content []byte, c *Change) (e
 	return nil
 }
 
-// fill writes, sets the mode and syncs.
-func (p place) fill(fd int, content []byte) error {
+// fillTemp writes the content, sets the mode and syncs.
+func (p dirEntry) fillTemp(fd int, content []byte) error {
 	for len(content) > 0 {
 		n, err := unix.Write(fd, content)
 		if err != nil && !errors.Is(err, unix.EINTR) {
@@ -192,7 +193,7 @@ func (p place) fill(fd int, content []byte) error {
 	}
 	mode := uint32(newFileMode)
 	if p.exists {
-		mode = p.now.Mode & permissions
+		mode = p.stat.Mode & permissions
 	}
 	if err := unix.Fchmod(fd, mode); err != nil {
 		return err
@@ -213,18 +214,19 @@ func renameAt(fromDir int, from string, toDir int, to string, mustBeNew bool) er
 	if !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EINVAL) {
 		return err
 	}
-	// The file system can't; a link can be made only where nothing is.
+	// The file system can't; a symlink can be made only where nothing is.
 	if _, err := statx(toDir, to, 0); !errors.Is(err, unix.ENOENT) {
 		return errors.Join(unix.EEXIST, err)
 	}
 	return retry(func() error { return unix.Renameat(fromDir, from, toDir, to) })
 }
 
-// makeDirs opens the folder rel, making what is missing of it. Each folder is
-// opened from the top again, so that links on the way are the kernel's matter.
+// makeDirs opens the directory rel, making what is missing of it. Each
+// directory is opened from the top again, so that symlinks on the way are the
+// kernel's matter.
 func (w *Writer) makeDirs(rel string) (dir int, created bool, err error) {
 	const flags = unix.O_PATH | unix.O_DIRECTORY
-	dir, err = w.tree.open(rel, flags)
+	dir, err = w.tree.openPath(rel, flags)
 	if !errors.Is(err, unix.ENOENT) {
 		return dir, false, err
 	}
@@ -232,17 +234,17 @@ func (w *Writer) makeDirs(rel string) (dir int, created bool, err error) {
 	if len(names) > maxParents {
 		return -1, false, unix.ENAMETOOLONG
 	}
-	dir, err = w.tree.open(".", flags)
+	dir, err = w.tree.openPath(".", flags)
 	for i := range names {
 		if err != nil {
 			return -1, created, err
 		}
-		next, openErr := w.tree.open(strings.Join(names[:i+1], "/"), flags)
+		next, openErr := w.tree.openPath(strings.Join(names[:i+1], "/"), flags)
 		if errors.Is(openErr, unix.ENOENT) {
 			err = makeDir(dir, names[i])
 			created = created || err == nil
 			if err == nil || errors.Is(err, unix.EEXIST) {
-				next, openErr = w.tree.open(strings.Join(names[:i+1], "/"), flags)
+				next, openErr = w.tree.openPath(strings.Join(names[:i+1], "/"), flags)
 			} else {
 				openErr = err
 			}
@@ -253,7 +255,7 @@ func (w *Writer) makeDirs(rel string) (dir int, created bool, err error) {
 	return dir, created, err
 }
 
-// makeDir makes one folder with the mode that is meant, whatever the umask. A
+// makeDir makes one directory with the mode that is meant, whatever the umask. A
 // set-group-ID bit that it inherits stays: it only hands the group down.
 func makeDir(dir int, name string) error {
 	if err := retry(func() error { return unix.Mkdirat(dir, name, newDirMode) }); err != nil {

@@ -21,7 +21,7 @@ func digest(s string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// content gives what a path holds, as the host sees it without the API.
+// content describes what a path holds, as the host sees it without the API.
 func (l *layout) content(name string) string {
 	fi, err := os.Lstat(l.path(name))
 	switch {
@@ -33,7 +33,7 @@ func (l *layout) content(name string) string {
 		target, _ := os.Readlink(l.path(name))
 		return "-> " + target
 	case fi.IsDir():
-		return "folder"
+		return "directory"
 	}
 	b, _ := os.ReadFile(l.path(name))
 	return string(b)
@@ -84,10 +84,10 @@ func TestApply(t *testing.T) {
 		{name: "append to what has changed", op: Op{Kind: OpAppend, Path: "f", Content: []byte("x"), IfSHA256: digest("")}, kind: KindConflict, after: map[string]string{"f": "old old\n"}},
 		{name: "append to what is too large", op: Op{Kind: OpAppend, Path: "huge", Content: []byte("x")}, kind: KindTooLarge},
 		{name: "append too much", op: Op{Kind: OpAppend, Path: "f", Content: []byte(big[:MaxWriteBytes])}, kind: KindTooLarge, after: map[string]string{"f": "old old\n"}},
-		{name: "append to a folder", op: Op{Kind: OpAppend, Path: "dir"}, kind: KindIsDir},
+		{name: "append to a directory", op: Op{Kind: OpAppend, Path: "dir"}, kind: KindIsDir},
 		{name: "append outside", op: Op{Kind: OpAppend, Path: "../outside/canary", Content: []byte("x")}, kind: KindEscape},
 
-		{name: "write a folder", op: Op{Kind: OpWrite, Path: "dir"}, kind: KindIsDir},
+		{name: "write a directory", op: Op{Kind: OpWrite, Path: "dir"}, kind: KindIsDir},
 		{name: "write with a slash", op: Op{Kind: OpWrite, Path: "new/"}, kind: KindIsDir, after: map[string]string{"new": "absent"}},
 		{name: "write the workspace", op: Op{Kind: OpWrite, Path: "."}, kind: KindIsDir},
 		{name: "write below a file", op: Op{Kind: OpWrite, Path: "f/x"}, kind: KindNotDir},
@@ -102,7 +102,7 @@ func TestApply(t *testing.T) {
 			name: "write below a link", op: Op{Kind: OpWrite, Path: "todir/g", Content: []byte("new")},
 			want: Change{Path: "todir/g", Created: true, Bytes: 3}, after: map[string]string{"dir/g": "new"},
 		},
-		{name: "write a link to a folder", op: Op{Kind: OpWrite, Path: "todir"}, kind: KindIsDir},
+		{name: "write a link to a directory", op: Op{Kind: OpWrite, Path: "todir"}, kind: KindIsDir},
 		{name: "write a dangling link", op: Op{Kind: OpWrite, Path: "dangling"}, kind: KindNotFound, after: map[string]string{"dangling": "-> nothing", "nothing": "absent"}},
 		{name: "write a circle", op: Op{Kind: OpWrite, Path: "circle"}, kind: KindInvalid},
 		{
@@ -135,7 +135,7 @@ func TestApply(t *testing.T) {
 		{name: "patch with nothing", op: Op{Kind: OpPatch, Path: "f", New: "x"}, kind: KindInvalid},
 		{name: "patch what is missing", op: Op{Kind: OpPatch, Path: "g", Old: "a", New: "b"}, kind: KindNotFound},
 		{name: "patch what has changed", op: Op{Kind: OpPatch, Path: "f", Old: "\n", New: "x", IfSHA256: digest("")}, kind: KindConflict},
-		{name: "patch a folder", op: Op{Kind: OpPatch, Path: "dir", Old: "a", New: "b"}, kind: KindIsDir},
+		{name: "patch a directory", op: Op{Kind: OpPatch, Path: "dir", Old: "a", New: "b"}, kind: KindIsDir},
 		{name: "patch what is too large", op: Op{Kind: OpPatch, Path: "huge", Old: "a", New: "b"}, kind: KindTooLarge},
 
 		{
@@ -143,14 +143,14 @@ func TestApply(t *testing.T) {
 			want: Change{Path: "f", Removed: 1, Before: []byte("old old\n"), HasBefore: true}, after: map[string]string{"f": "absent"},
 		},
 		{name: "delete what is missing", op: Op{Kind: OpDelete, Path: "g"}, kind: KindNotFound},
-		{name: "delete a folder", op: Op{Kind: OpDelete, Path: "dir"}, kind: KindIsDir, after: map[string]string{"dir": "folder"}},
+		{name: "delete a directory", op: Op{Kind: OpDelete, Path: "dir"}, kind: KindIsDir, after: map[string]string{"dir": "directory"}},
 		{
-			name: "delete a folder and all in it", op: Op{Kind: OpDelete, Path: "dir/", Recursive: true},
+			name: "delete a directory and all in it", op: Op{Kind: OpDelete, Path: "dir/", Recursive: true},
 			want: Change{Path: "dir", Removed: 4}, after: map[string]string{"dir": "absent", "f": "old old\n"},
 		},
 		{
 			name: "delete a link", op: Op{Kind: OpDelete, Path: "todir", Recursive: true},
-			want: Change{Path: "todir", Removed: 1}, after: map[string]string{"todir": "absent", "dir": "folder", "dir/x": ""},
+			want: Change{Path: "todir", Removed: 1}, after: map[string]string{"todir": "absent", "dir": "directory", "dir/x": ""},
 		},
 		{
 			name: "delete a link to outside", op: Op{Kind: OpDelete, Path: "out"},
@@ -167,7 +167,7 @@ func TestApply(t *testing.T) {
 			want: Change{Path: "huge", Removed: 1}, after: map[string]string{"huge": "absent"},
 		},
 
-		{name: "mkdir", op: Op{Kind: OpMkdir, Path: "a/b/c/"}, want: Change{Path: "a/b/c", Created: true}, after: map[string]string{"a/b/c": "folder"}},
+		{name: "mkdir", op: Op{Kind: OpMkdir, Path: "a/b/c/"}, want: Change{Path: "a/b/c", Created: true}, after: map[string]string{"a/b/c": "directory"}},
 		{name: "mkdir again", op: Op{Kind: OpMkdir, Path: "dir/sub"}, want: Change{Path: "dir/sub"}},
 		{name: "mkdir on a file", op: Op{Kind: OpMkdir, Path: "f"}, kind: KindNotDir},
 		{name: "mkdir on a dangling link", op: Op{Kind: OpMkdir, Path: "dangling/x"}, kind: KindNotFound, after: map[string]string{"nothing": "absent"}},
@@ -182,7 +182,7 @@ func TestApply(t *testing.T) {
 		},
 		{name: "rename what has changed", op: Op{Kind: OpRename, Path: "f", To: "g", IfSHA256: digest("")}, kind: KindConflict, after: map[string]string{"g": "absent"}},
 		{name: "rename what is too large to be compared", op: Op{Kind: OpRename, Path: "huge", To: "g", IfSHA256: digest("x")}, kind: KindTooLarge},
-		{name: "rename a folder", op: Op{Kind: OpRename, Path: "dir", To: "d2"}, want: Change{Path: "dir", To: "d2"}, after: map[string]string{"d2/x": ""}},
+		{name: "rename a directory", op: Op{Kind: OpRename, Path: "dir", To: "d2"}, want: Change{Path: "dir", To: "d2"}, after: map[string]string{"d2/x": ""}},
 		{name: "rename a link", op: Op{Kind: OpRename, Path: "out", To: "o2"}, want: Change{Path: "out", To: "o2"}, after: map[string]string{"o2": "-> ../outside"}},
 		{name: "rename onto a file", op: Op{Kind: OpRename, Path: "f", To: "empty"}, kind: KindExists, after: map[string]string{"empty": "", "f": "old old\n"}},
 		{name: "rename onto a link", op: Op{Kind: OpRename, Path: "f", To: "out"}, kind: KindExists, after: map[string]string{"out": "-> ../outside"}},
@@ -251,10 +251,10 @@ func (l *layout) noTemp() {
 	}))
 }
 
-// Acceptance A5: writes through links that lead out, dangling or not.
+// Acceptance A5: writes through symlinks that lead out, dangling or not.
 func TestWriteThroughEscapingLinks(t *testing.T) {
 	modes(t, func(t *testing.T, walking bool) {
-		for _, target := range []string{"../outside/new", "{outside}/new", "../outside/canary", "../outside/folder"} {
+		for _, target := range []string{"../outside/new", "{outside}/new", "../outside/canary", "../outside/directory"} {
 			l := newLayout(t)
 			l.file("f", "x")
 			target = strings.Replace(target, "{outside}", l.outside, 1)
@@ -272,7 +272,7 @@ func TestWriteThroughEscapingLinks(t *testing.T) {
 				{Kind: OpRename, Path: "f", To: "out/g"},
 				{Kind: OpRename, Path: "f", To: "out"},
 				{Kind: OpDelete, Path: "out/canary"},
-				{Kind: OpDelete, Path: "out/.", Recursive: true}, // the link itself
+				{Kind: OpDelete, Path: "out/.", Recursive: true}, // the symlink itself
 			} {
 				_, err := w.Apply(t.Context(), op)
 				if last := op.Kind == OpDelete && op.Recursive; (err == nil) != last {
@@ -284,7 +284,7 @@ func TestWriteThroughEscapingLinks(t *testing.T) {
 			}
 		}
 	})
-	// The control: a plain write follows the dangling link.
+	// The control: a plain write follows the dangling symlink.
 	l := newLayout(t)
 	l.link("out", "../outside/new")
 	before := l.hash()
@@ -403,7 +403,7 @@ func TestWriterActsAsItsThread(t *testing.T) {
 		apply(Op{Kind: OpDelete, Path: "root", Recursive: true}, KindPermission)
 		apply(Op{Kind: OpRename, Path: "root/file", To: "f"}, KindPermission)
 		apply(Op{Kind: OpChmod, Path: "root", Mode: 0o777}, KindPermission)
-		// The folder is theirs, the file is not: the rename alone would do it.
+		// The directory is theirs, the file is not: the rename alone would do it.
 		apply(Op{Kind: OpWrite, Path: "shared", Content: []byte("y")}, KindPermission)
 		for _, name := range []string{"new", "new/f", "mine"} {
 			var st unix.Stat_t
@@ -487,10 +487,10 @@ func TestBrokenFolder(t *testing.T) {
 	}
 	w := NewWriter(f, WriterOptions{})
 	if _, err := w.Apply(t.Context(), Op{Kind: OpWrite, Path: "x"}); kindOf(err) != KindIO {
-		t.Errorf("write below what is no folder: %v", err)
+		t.Errorf("write below what is no directory: %v", err)
 	}
 	if _, err := NewReader(f, ReaderOptions{}); err == nil {
-		t.Error("NewReader took what is no folder")
+		t.Error("NewReader took what is no directory")
 	}
 	_ = f.Close()
 	if _, err := NewReader(f, ReaderOptions{}); err == nil {
@@ -505,7 +505,7 @@ func TestDeleteEntersNoMount(t *testing.T) {
 	l := newLayout(t)
 	l.must(os.MkdirAll(l.path("tree/mnt"), 0o755))
 	w := l.writerIn(false)
-	p, err := w.find("tree/mnt", false, false)
+	p, err := w.findEntry("tree/mnt", false, false)
 	l.must(err)
 	defer p.close()
 	l.bind(l.outside, "tree/mnt")
@@ -526,33 +526,33 @@ func TestDeleteWhileItsTreeChanges(t *testing.T) {
 	l.file("other/x", "")
 	w := l.writerIn(false)
 	before := openFiles(t)
-	enter := func(then func(*removal, place) error) error {
+	enter := func(then func(*removal, dirEntry) error) error {
 		l.must(os.MkdirAll(l.path("tree/sub/deep"), 0o755))
-		p, err := w.find("tree", false, false)
+		p, err := w.findEntry("tree", false, false)
 		l.must(err)
 		defer p.close()
 		r := removal{mount: w.tree.mount, most: w.maxRemove, change: &Change{Path: "tree"}}
-		r.dir, err = p.again()
+		r.dir, err = p.reopenDir()
 		l.must(err)
 		defer func() { _ = unix.Close(r.dir) }()
 		for _, name := range []string{"tree", "sub", "deep"} {
-			l.must(r.enter(name))
+			l.must(r.enterDirectory(name))
 		}
 		return then(&r, p)
 	}
-	err := enter(func(r *removal, p place) error {
+	err := enter(func(r *removal, p dirEntry) error {
 		l.file("tree/sub/deep/x", "")
-		return r.leave(p)
+		return r.leaveDirectory(p)
 	})
 	if !errors.Is(err, unix.ENOTEMPTY) {
 		t.Errorf("a directory that is not empty: %v", err)
 	}
 	l.must(os.Remove(l.path("tree/sub/deep/x")))
-	err = enter(func(r *removal, p place) error {
+	err = enter(func(r *removal, p dirEntry) error {
 		l.must(os.Rename(l.path("tree/sub/deep"), l.path("other/deep")))
-		return r.step(p)
+		return r.removeNext(p)
 	})
-	if kindOf(err) != KindConflict || l.content("other/deep") != "folder" {
+	if kindOf(err) != KindConflict || l.content("other/deep") != "directory" {
 		t.Errorf("the delete goes on in another directory: %v, it is %s", err, l.content("other/deep"))
 	}
 	if after := openFiles(t); after != before {

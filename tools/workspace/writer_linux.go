@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DefaultMaxRemove bounds a recursive delete: a node_modules folder has some
+// DefaultMaxRemove bounds a recursive delete: a node_modules directory has some
 // ten thousand entries, a million is a mistake or an attack.
 const DefaultMaxRemove = 1_000_000
 
@@ -21,28 +21,28 @@ type WriterOptions struct {
 	// HostPath and ContainerPath are absolute spellings of the workspace,
 	// accepted in front of a path; "" accepts none. They are never opened.
 	HostPath, ContainerPath string
-	// MaxRemove bounds the files and folders that one delete removes.
+	// MaxRemove bounds the files and directories that one delete removes.
 	MaxRemove int
 }
 
-// Writer changes files below one folder. Only the guest links it: it runs in
-// the container, as the user that commands run as, and the kernel and the
+// Writer changes files below one directory. Only the guest symlinks it: it runs
+// in the container, as the user that commands run as, and the kernel and the
 // mounts of the container bound what it can do besides its own care.
 //
-// A Writer does everything on the goroutine that calls it and makes only
-// system calls that act on the calling thread, so that a caller that has
-// locked its thread and switched that thread's credentials writes with those.
-// It is safe for concurrent use; two changes of one file at once leave one of
-// the two. The folder stays the caller's, who closes it after the last call.
+// A Writer does everything on the goroutine that calls it and makes only system
+// calls that act on the calling thread, so that a caller that has locked its
+// thread and switched that thread's credentials writes with those. It is safe
+// for concurrent use; two changes of one file at once leave one of the two. The
+// directory stays the caller's, who closes it after the last call.
 //
-// Links: a link in the folders of a path is followed where it stays inside. A
-// link at the end is followed, by a write and a patch, to a regular file that
-// exists inside, which is then replaced while the link stays; a link that is
-// absolute, dangling, or leads outside is refused. Delete and rename act on
-// the link itself.
+// Symlinks: a symlink in the directories of a path is followed where it stays
+// inside. A symlink at the end is followed, by a write and a patch, to a
+// regular file that exists inside, which is then replaced while the symlink
+// stays; a symlink that is absolute, dangling, or leads outside is refused.
+// Delete and rename act on the symlink itself.
 //
-// Files are replaced, never changed in place: a new file in the same folder is
-// written, synced and renamed over the old one. So another hard link of the
+// Files are replaced, never changed in place: a new file in the same directory
+// is written, synced and renamed over the old one. So another hard link of the
 // old file keeps the old content, and a reader sees the one or the other.
 type Writer struct {
 	tree      *tree
@@ -51,7 +51,7 @@ type Writer struct {
 	maxRemove int
 }
 
-// NewWriter makes a Writer of the folder dir. A dir that is no open folder
+// NewWriter makes a Writer of the directory dir. A dir that is no open directory
 // makes every Apply fail.
 func NewWriter(dir *os.File, o WriterOptions) *Writer {
 	t, err := newTree(dir)
@@ -63,23 +63,23 @@ func NewWriter(dir *os.File, o WriterOptions) *Writer {
 	}
 }
 
-// Apply makes one change and says what it did. It fails with an [*Error], or
-// with an error that wraps context.Cause(ctx); cancelling stops between two
-// system calls, before the rename that makes a change visible. The Change is
-// meaningful after an error too, where a recursive delete had removed some.
+// Apply makes one change and describes it. Its error is an [*Error], or wraps
+// context.Cause(ctx); cancelling stops between two system calls, before the
+// rename that makes a change visible. The Change is meaningful after an error
+// too, if a recursive delete had removed some files.
 func (w *Writer) Apply(ctx context.Context, op Op) (Change, error) {
 	if w.broken != nil {
-		return Change{Kind: op.Kind}, &Error{Kind: KindIO, Path: op.Path, Detail: "the workspace folder is not open", Err: w.broken}
+		return Change{Kind: op.Kind}, &Error{Kind: KindIO, Path: op.Path, Detail: "the workspace directory is not open", Err: w.broken}
 	}
 	if ctx.Err() != nil {
 		return Change{Kind: op.Kind}, fmt.Errorf("%s %q: %w", op.Kind, op.Path, context.Cause(ctx))
 	}
-	rel, e := w.prefixes.relative(op.Path)
+	rel, e := w.prefixes.relativePath(op.Path)
 	if e != nil {
 		return Change{Kind: op.Kind}, e
 	}
 	c := Change{Kind: op.Kind, Path: rel}
-	err := w.apply(ctx, op, rel, &c)
+	err := w.applyOp(ctx, op, rel, &c)
 	if err != nil && ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
 		return c, fmt.Errorf("%s %q: %w", op.Kind, op.Path, context.Cause(ctx))
 	}
@@ -89,18 +89,18 @@ func (w *Writer) Apply(ctx context.Context, op Op) (Change, error) {
 	return c, nil
 }
 
-func (w *Writer) apply(ctx context.Context, op Op, rel string, c *Change) error {
-	folder := strings.HasSuffix(op.Path, "/")
+func (w *Writer) applyOp(ctx context.Context, op Op, rel string, c *Change) error {
+	directory := strings.HasSuffix(op.Path, "/")
 	switch op.Kind {
 	case OpWrite, OpAppend:
-		if folder || rel == "." {
-			return op.fail(KindIsDir, "names a folder; name a file")
+		if directory || rel == "." {
+			return op.newError(KindIsDir, "names a directory; name a file")
 		}
-		return w.write(ctx, op, rel, c)
+		return w.writeFile(ctx, op, rel, c)
 	case OpPatch:
-		return w.patch(ctx, op, rel, c)
+		return w.patchFile(ctx, op, rel, c)
 	case OpDelete:
-		return w.delete(ctx, op, rel, c)
+		return w.deleteFile(ctx, op, rel, c)
 	case OpMkdir:
 		dir, created, err := w.makeDirs(rel)
 		if err == nil {
@@ -109,11 +109,11 @@ func (w *Writer) apply(ctx context.Context, op Op, rel string, c *Change) error 
 		c.Created = created
 		return err
 	case OpRename:
-		return w.rename(op, rel, c)
+		return w.renameFile(op, rel, c)
 	case OpChmod:
-		return w.chmod(op, rel, c)
+		return w.chmodDirectory(op, rel, c)
 	}
-	return op.fail(KindInvalid, fmt.Sprintf("there is no change named %q", op.Kind))
+	return op.newError(KindInvalid, fmt.Sprintf("there is no change named %q", op.Kind))
 }
 
 // writeFault words what fault words for readers: another mount is one that
@@ -121,79 +121,81 @@ func (w *Writer) apply(ctx context.Context, op Op, rel string, c *Change) error 
 func writeFault(path string, err error) *Error {
 	if errors.Is(err, ErrMount) || errors.Is(err, unix.EXDEV) && !isEscape(err) {
 		return &Error{
-			Kind: KindPermission, Path: abbreviate(path), Err: err,
+			Kind: KindPermission, Path: abbreviatePath(path), Err: err,
 			Detail: "is mounted apart from the workspace, which protects it from changes",
 		}
 	}
-	return fault(path, err)
+	return newError(path, err)
 }
 
-// place is an entry of a folder, which is held open, whether it exists or not.
-type place struct {
+// dirEntry is a name in a directory, which is held open, whether the file
+// exists or not.
+type dirEntry struct {
 	rel  string
 	dir  int
 	name string
-	// now is what is there; exists says whether anything is.
-	now    facts
+	// stat is valid if exists is set.
+	stat   statResult
 	exists bool
 }
 
-func (p place) close() { _ = unix.Close(p.dir) }
+func (p dirEntry) close() { _ = unix.Close(p.dir) }
 
-// find opens the folder of rel and looks at the entry. With parents, missing
-// folders are made; with follow, a link is followed to what exists inside.
-func (w *Writer) find(rel string, parents, follow bool) (place, error) {
+// findEntry opens the directory of rel and stats the entry. With parents,
+// missing directories are made; with follow, a symlink is followed to a file
+// that exists inside.
+func (w *Writer) findEntry(rel string, parents, follow bool) (dirEntry, error) {
 	at := rel
 	for range maxLinks {
-		dir, name := split(at)
+		dir, name := splitPath(at)
 		if name == "" {
-			return place{}, unix.EISDIR
+			return dirEntry{}, unix.EISDIR
 		}
-		p, err := w.look(dir, name, parents && at == rel)
+		p, err := w.openEntry(dir, name, parents && at == rel)
 		if err != nil {
-			return place{}, err
+			return dirEntry{}, err
 		}
 		if !p.exists && at != rel {
 			p.close()
-			return place{}, &Error{Kind: KindNotFound, Path: rel, Detail: "is a link to a file that does not exist; write that file by its own path, or delete the link first"}
+			return dirEntry{}, &Error{Kind: KindNotFound, Path: rel, Detail: "is a symlink to a file that does not exist; write that file by its own path, or delete the symlink first"}
 		}
-		if !follow || !p.exists || typeOf(p.now.Mode) != TypeLink {
+		if !follow || !p.exists || typeOf(p.stat.Mode) != TypeSymlink {
 			return p, nil
 		}
 		target, err := readLink(p.dir, p.name)
 		p.close()
 		switch {
 		case err != nil:
-			return place{}, err
+			return dirEntry{}, err
 		case strings.HasPrefix(target, "/"):
-			return place{}, errEscape
+			return dirEntry{}, errEscape
 		}
 		at = linkTarget(dir, target)
 	}
-	return place{}, errLoop
+	return dirEntry{}, errLoop
 }
 
-func (w *Writer) look(dir, name string, parents bool) (place, error) {
-	p := place{rel: below(dir, name), name: name}
+func (w *Writer) openEntry(dir, name string, parents bool) (dirEntry, error) {
+	p := dirEntry{rel: joinPath(dir, name), name: name}
 	var err error
 	if parents {
 		p.dir, _, err = w.makeDirs(dir)
 	} else {
-		p.dir, err = w.tree.open(dir, unix.O_PATH|unix.O_DIRECTORY)
+		p.dir, err = w.tree.openPath(dir, unix.O_PATH|unix.O_DIRECTORY)
 	}
 	if err != nil {
-		return place{}, err
+		return dirEntry{}, err
 	}
-	p.now, err = statx(p.dir, name, 0)
+	p.stat, err = statx(p.dir, name, 0)
 	switch {
 	case errors.Is(err, unix.ENOENT):
 		return p, nil
-	case err == nil && p.now.mount != w.tree.mount:
+	case err == nil && p.stat.mount != w.tree.mount:
 		err = ErrMount
 	}
 	if err != nil {
 		p.close()
-		return place{}, err
+		return dirEntry{}, err
 	}
 	p.exists = true
 	return p, nil
@@ -205,14 +207,153 @@ func (op Op) checkHash(exists bool, content []byte) error {
 	case op.IfSHA256 == "":
 		return nil
 	case op.IfSHA256 == "absent" && exists:
-		return op.fail(KindConflict, "exists now; it did not when the change was shown")
+		return op.newError(KindConflict, "exists now; it did not when the change was shown")
 	case op.IfSHA256 == "absent":
 		return nil
 	case !exists:
-		return op.fail(KindConflict, "no longer exists; it did when the change was shown")
+		return op.newError(KindConflict, "no longer exists; it did when the change was shown")
 	}
 	if sum := sha256.Sum256(content); !strings.EqualFold(hex.EncodeToString(sum[:]), op.IfSHA256) {
-		return op.fail(KindConflict, "has changed since the change was shown; read it again")
+		return op.newError(KindConflict, "has changed since the change was shown; read it again")
 	}
 	return nil
+}
+
+// chmodDirectory sets the mode of a directory. It needs no permission in the
+// directory, only that it belongs to who asks and that the way to it can be
+// gone.
+func (w *Writer) chmodDirectory(op Op, rel string, c *Change) error {
+	if op.Mode&^0o7777 != 0 {
+		return op.newError(KindInvalid, "can't be given such a mode")
+	}
+	if rel == "." { // its own descriptor: "." could not be looked up in it
+		return w.tree.withDescriptor(func(fd int) error {
+			f, err := statx(fd, "", unix.AT_EMPTY_PATH)
+			if err != nil {
+				return err
+			}
+			return setMode(op, f, c, func(mode uint32) error { return unix.Fchmod(fd, mode) })
+		})
+	}
+	p, err := w.findEntry(rel, false, false)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	switch {
+	case !p.exists:
+		return unix.ENOENT
+	case typeOf(p.stat.Mode) != TypeDir:
+		return unix.ENOTDIR
+	}
+	// The directory is held before its mode is set: by its name a symlink that
+	// took its place meanwhile would be followed.
+	fd, err := openat(p.dir, p.name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	now, err := statx(fd, "", unix.AT_EMPTY_PATH)
+	if err != nil {
+		return err
+	}
+	if now.mount != w.tree.mount {
+		return ErrMount
+	}
+	return setMode(op, now, c, func(mode uint32) error { return chmodHeld(fd, mode) })
+}
+
+// chmodHeld sets the mode of a directory that is held by O_PATH. That takes a
+// path through /proc, since fchmod(2) refuses such a descriptor and
+// fchmodat2(2) with AT_EMPTY_PATH came with Linux 6.6. Where there is no /proc,
+// the directory's own "." does for one that can be searched.
+func chmodHeld(fd int, mode uint32) error {
+	err := unix.Fchmodat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", fd), mode, 0)
+	if errors.Is(err, unix.ENOENT) {
+		err = unix.Fchmodat(fd, ".", mode, 0)
+	}
+	return err
+}
+
+func setMode(op Op, now statResult, c *Change, set func(mode uint32) error) error {
+	if typeOf(now.Mode) != TypeDir {
+		return unix.ENOTDIR
+	}
+	c.Mode = now.Mode & 0o7777
+	mode := op.Mode
+	if op.Add {
+		mode |= c.Mode
+	}
+	if mode == c.Mode {
+		return nil
+	}
+	return retry(func() error { return set(mode) })
+}
+
+// renameFile moves an entry, a symlink as itself, to a name that does not
+// exist. Missing directories in the new path are made.
+func (w *Writer) renameFile(op Op, rel string, c *Change) error {
+	to, e := w.prefixes.relativePath(op.To)
+	if e != nil {
+		return e
+	}
+	if rel == "." || to == "." {
+		return op.newError(KindInvalid, "is the workspace itself, which can't be moved or replaced")
+	}
+	if to == rel || strings.HasPrefix(to, rel+"/") {
+		return op.newError(KindInvalid, "can't be moved into itself")
+	}
+	from, err := w.findEntry(rel, false, false)
+	if err != nil {
+		return err
+	}
+	defer from.close()
+	if !from.exists {
+		return unix.ENOENT
+	}
+	if err := from.checkFileHash(op); err != nil {
+		return err
+	}
+	dest, err := w.findEntry(to, true, false)
+	if err != nil {
+		return writeFault(op.To, err)
+	}
+	defer dest.close()
+	c.To, c.Bytes = to, 0
+	if typeOf(from.stat.Mode) == TypeFile {
+		c.Bytes = from.stat.Size
+	}
+	if !dest.exists {
+		err = renameAt(from.dir, from.name, dest.dir, dest.name, true)
+	}
+	if dest.exists || errors.Is(err, unix.EEXIST) {
+		return &Error{Kind: KindExists, Path: op.To, Detail: "exists already; delete it first, or choose another name", Err: err}
+	}
+	return err
+}
+
+// checkFileHash checks IfSHA256, which only a file can meet.
+func (p dirEntry) checkFileHash(op Op) error {
+	if op.IfSHA256 == "" {
+		return nil
+	}
+	data, whole, err := p.readContent(MaxWriteBytes)
+	if err != nil {
+		return err
+	}
+	if !whole {
+		return op.newError(KindTooLarge, "the file is too large to be compared with what was shown")
+	}
+	return op.checkHash(true, data)
+}
+
+// linkTarget returns the path that a symlink in the directory dir means. It is
+// not cleaned: what ".." means after another symlink is for the kernel to
+// decide.
+func linkTarget(dir, target string) string {
+	target = strings.TrimRight(target, "/")
+	if dir == "." {
+		return target
+	}
+	return dir + "/" + target
 }

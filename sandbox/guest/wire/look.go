@@ -69,7 +69,7 @@ type LookEntry struct {
 // LookedFile is a line before the bytes of one file of several.
 //
 //	{"info":{"type":"file","size":213,"mode":420,"modified":[1700000000,5]},"length":213}
-//	{"error":{"kind":"not_found","path":"","detail":"no such file or folder"}}
+//	{"error":{"kind":"not_found","path":"","detail":"no such file or directory"}}
 type LookedFile struct {
 	Info *LookedInfo `json:"info,omitempty"`
 	// Length is the number of bytes that follow: none of a file that is larger
@@ -86,7 +86,7 @@ type LookTime [2]int64
 // Looked ends a look stream.
 //
 //	{"info":{"type":"file","size":213,"mode":420,"modified":[1700000000,5]},"more":true}
-//	{"error":{"kind":"not_found","path":"","detail":"no such file or folder"}}
+//	{"error":{"kind":"not_found","path":"","detail":"no such file or directory"}}
 //	{"cancelled":true}
 type Looked struct {
 	// Info is of what the path leads to; none for a folder's entries.

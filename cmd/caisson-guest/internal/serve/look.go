@@ -122,13 +122,13 @@ func timeOf(t time.Time) *wire.LookTime {
 
 // folder sends a folder's entries.
 func (l *look) folder(ctx context.Context, r *workspace.Reader, p string) (wire.Looked, error) {
-	room := workspace.Room{
+	room := workspace.Capacity{
 		Entries: int(min(max(l.request.Most, 0), wire.MaxLookEntries)),
 		Bytes:   min(max(l.request.Text, 0), wire.MaxLookText),
 	}
 	if room.Entries == 0 || room.Bytes == 0 {
 		// To a Reader 0 is its own bound; here it asks whether there is anything.
-		entries, more, err := r.ReadDir(ctx, p, l.request.Follow, workspace.Room{Entries: 1})
+		entries, more, err := r.ReadDir(ctx, p, l.request.Follow, workspace.Capacity{Entries: 1})
 		return wire.Looked{More: more || len(entries) > 0}, err
 	}
 	entries, more, err := r.ReadDir(ctx, p, l.request.Follow, room)

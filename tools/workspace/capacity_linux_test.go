@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// heap is what is in use once what nobody holds is gone.
+// heap returns the bytes in use after a garbage collection.
 func heap() int64 {
 	runtime.GC()
 	var m runtime.MemStats
@@ -20,13 +20,13 @@ func heap() int64 {
 
 func textOf(entries []Entry) (text int64) {
 	for _, e := range entries {
-		text += e.text()
+		text += e.textBytes()
 	}
 	return text
 }
 
 // TestTextIsBounded: few entries can be made to hold much, so what is held is
-// bounded in bytes. The controls are the same folders with the default.
+// bounded in bytes. The controls are the same directories with the default.
 func TestTextIsBounded(t *testing.T) {
 	const links, files = 10_000, 2000
 	l := newLayout(t)
@@ -100,7 +100,7 @@ func TestTextIsBounded(t *testing.T) {
 			check("walk", seen, walked.Truncated, heap()-before)
 
 			if c.depth == 1 {
-				seen, more, err := r.ReadDir(t.Context(), c.path, false, Room{})
+				seen, more, err := r.ReadDir(t.Context(), c.path, false, Capacity{})
 				l.must(err)
 				check("reading", seen, more, 0)
 			}
@@ -119,7 +119,8 @@ func TestTextIsBounded(t *testing.T) {
 	}
 }
 
-// TestNamesAreBounded: not even the names of a folder are held beyond the room.
+// TestNamesAreBounded: not even the names of a directory are held beyond the
+// capacity.
 func TestNamesAreBounded(t *testing.T) {
 	l := newLayout(t)
 	for i := range 100 {

@@ -9,7 +9,7 @@ func TestLeadsOut(t *testing.T) {
 	links := map[string]string{
 		"abs": "/etc", "up": "..", "here": ".", "loop": "loop", "d/abs": "/etc", "d/here": ".", "d/up": "..", "d/e": "../f/g", "d/deep": "x/y",
 	}
-	for i := range 40 { // l0 follows 40 links, l1 39
+	for i := range 40 { // l0 follows 40 symlinks, l1 39
 		links[fmt.Sprint("l", i)] = fmt.Sprint("l", i+1)
 	}
 	links["l39"] = "/etc"
@@ -47,7 +47,7 @@ func TestLeadsOut(t *testing.T) {
 		{"a", "loop", false},
 		{"a", "loop/../..", false}, // it leads nowhere
 		{"a", "l1", true},
-		{"a", "l0", false}, // more links than the kernel follows
+		{"a", "l0", false}, // more symlinks than the kernel follows
 	} {
 		got := LeadsOut(tt.path, tt.target, func(path string) (string, bool) { target, ok := links[path]; return target, ok })
 		if got != tt.want {
