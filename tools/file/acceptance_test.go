@@ -14,7 +14,7 @@ import (
 )
 
 // backtrack matches (a*)*b at the start of s as engines do that try every way,
-// and gives up after so many steps.
+// and stops after so many steps.
 func backtrack(s string, steps *int) bool {
 	if *steps--; *steps < 0 {
 		return false

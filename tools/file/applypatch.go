@@ -36,7 +36,7 @@ func (a *patchApplier) Definition() tools.Definition {
 			"*** Delete File: PATH; or *** Update File: PATH, then *** Move to: PATH where it gets another name, then hunks. " +
 			"A hunk begins with @@, or @@ and a whole line of the file above the place, such as a function's first line; its lines begin with a space " +
 			"(stays), - (goes) or + (comes). Give about three lines of context on both sides, character for character, until the place is the only one; " +
-			"*** End of File after a hunk says that it ends the file. Hunks stand in the file's order. Paths are relative to the workspace.",
+			"*** End of File after a hunk means that it ends the file. Hunks stand in the file's order. Paths are relative to the workspace.",
 		InputSchema: json.RawMessage(`{
   "type": "object",
   "properties": {
@@ -64,8 +64,8 @@ func patchSections(raw json.RawMessage) ([]section, error) {
 	return parsePatch(in.Patch)
 }
 
-// patchPaths gives every path that a patch names. One that can't be read names
-// none, and changes nothing.
+// patchPaths returns every path that a patch names. A patch that can't be
+// parsed names none, and changes nothing.
 func patchPaths(raw json.RawMessage) []string {
 	sections, err := patchSections(raw)
 	if err != nil {
@@ -112,14 +112,14 @@ func patchSummary(raw json.RawMessage) string {
 
 // Project shows what the patch would change, without changing it.
 func (a *patchApplier) Project(ctx context.Context, call *tools.Call) (tools.Projection, error) {
-	p, err := a.plan(ctx, call)
+	p, err := a.newPlan(ctx, call)
 	if err != nil {
 		return tools.Projection{}, err
 	}
 	return p.projection(), nil
 }
 
-func (a *patchApplier) plan(ctx context.Context, call *tools.Call) (*plan, error) {
+func (a *patchApplier) newPlan(ctx context.Context, call *tools.Call) (*plan, error) {
 	sections, err := patchSections(call.Input)
 	if err != nil {
 		return nil, err
@@ -131,11 +131,11 @@ func (a *patchApplier) plan(ctx context.Context, call *tools.Call) (*plan, error
 // it are undone, and what could not be is in the error and the Output. Each is
 // done to the very content that the patch was worked out on.
 func (a *patchApplier) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
-	p, err := a.plan(ctx, call)
+	p, err := a.newPlan(ctx, call)
 	if err != nil {
-		return tools.Output{}, failure(err)
+		return tools.Output{}, toolError(err)
 	}
-	if call.Projected != "" && call.Projected != p.state() {
+	if call.Projected != "" && call.Projected != p.stateID() {
 		return tools.Output{}, refuse(string(workspace.KindConflict), "A file of the patch has changed since the patch was shown; read it again. Nothing was changed.")
 	}
 	unmark, err := a.markPatch(p)
@@ -169,26 +169,26 @@ func (a *patchApplier) markPatch(p *plan) (unmark func(), err error) {
 	return unmark, nil
 }
 
-// undo takes back the steps, of which the last one failed, the last one first.
-// That one may have been done all the same, where the answer was lost. Each is
-// undone only where the file is as the step left it. What then differs from
-// before is found by looking, not by counting. A patch is over where nothing is
-// left of it, or where a model that goes on is told what is; not where the
-// sandbox is lost, which ends the run.
+// undo reverts the steps, of which the last one failed, starting with the last.
+// The last one may have been done nevertheless, if its answer was lost. Each
+// step is reverted only if the file is as the step left it. Files that differ
+// afterwards are found by comparing them. The result over reports whether the
+// patch has ended: all of it was undone, or the model goes on and reads what is
+// left. If the sandbox is lost, the run ends and the patch is cut off.
 func (a *patchApplier) undo(parent context.Context, p *plan, steps []step, cause error) (_ tools.Output, over bool, _ error) {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(parent), undoTime, errors.New("undoing the patch took too long"))
 	defer cancel()
 	_, answered := errors.AsType[*workspace.Error](cause)
-	lost := gone(cause)
+	lost := isLost(cause)
 	for i, s := range slices.Backward(steps) {
 		if answered && i == len(steps)-1 {
 			continue // it was refused, so nothing was done
 		}
-		// What this could not do is seen below.
+		// What could not be reverted is found below.
 		_, err := a.apply.Apply(ctx, s.undo)
-		lost = lost || gone(err)
+		lost = lost || isLost(err)
 	}
-	changed, notes := p.survey(ctx, a.reader)
+	changed, notes := p.findDifferences(ctx, a.reader)
 	text := fmt.Sprintf("The patch failed at step %d of %d", len(steps), len(p.steps()))
 	told, ok := errors.AsType[*workspace.Error](cause)
 	if ok {
@@ -199,29 +199,29 @@ func (a *patchApplier) undo(parent context.Context, p *plan, steps []step, cause
 	} else {
 		text += ". Not all of it could be undone: " + strings.Join(notes, "; ") + ". Every other file is as it was."
 	}
-	if made := p.foldersLeft(ctx, a.reader); len(made) > 0 {
-		text += " Folders that were made for it are left: " + strings.Join(made, ", ") + "."
+	if made := p.createdDirectories(ctx, a.reader); len(made) > 0 {
+		text += " Directories that were made for it are left: " + strings.Join(made, ", ") + "."
 	}
 	fail := &tools.Error{Class: tools.ErrorExecution, Reason: "patch_failed", Message: text, Visible: true, Err: cause}
 	if ok {
 		fail.Reason = string(told.Kind)
 	}
-	if parent.Err() != nil { // the message then says that the call was cancelled
+	if parent.Err() != nil { // the message then reports that the call was cancelled
 		fail.Partial = text
 	}
 	return tools.Output{FilesModified: changed}, !lost, fail
 }
 
-// gone says that there is no sandbox any more, and the run is over.
-func gone(err error) bool {
+// isLost reports whether the sandbox is lost, which ends the run.
+func isLost(err error) bool {
 	return errors.Is(err, tools.ErrSandboxLost) || errors.Is(err, tools.ErrSandboxStart)
 }
 
-// survey gives the paths that are not as they were before the patch, and says
-// of each what it is now.
-func (p *plan) survey(ctx context.Context, r workspace.View) (changed, notes []string) {
+// findDifferences returns the paths that are not as they were before the patch,
+// and a note on each.
+func (p *plan) findDifferences(ctx context.Context, r workspace.View) (changed, notes []string) {
 	for _, t := range p.targets {
-		if note := t.differs(ctx, r); note != "" {
+		if note := t.difference(ctx, r); note != "" {
 			changed = append(changed, t.path)
 			notes = append(notes, shown(t.path)+" "+note)
 		}
@@ -229,9 +229,9 @@ func (p *plan) survey(ctx context.Context, r workspace.View) (changed, notes []s
 	return changed, notes
 }
 
-// differs says what a file is that is not as it was; "" where it is.
-func (t *target) differs(ctx context.Context, r workspace.View) string {
-	content, exists, err := current(ctx, r, t.path)
+// difference describes how a file differs from what it was, or returns "".
+func (t *target) difference(ctx context.Context, r workspace.View) string {
+	content, exists, err := readCurrent(ctx, r, t.path)
 	now := stateOf(content, exists)
 	switch {
 	case err != nil:
@@ -249,27 +249,28 @@ func (t *target) differs(ctx context.Context, r workspace.View) string {
 	return "is neither as it was nor as the patch makes it"
 }
 
-// foldersLeft gives the folders that were not there before the patch and are now.
-func (p *plan) foldersLeft(ctx context.Context, r workspace.View) []string {
+// createdDirectories returns the directories that did not exist before the
+// patch and exist now.
+func (p *plan) createdDirectories(ctx context.Context, r workspace.View) []string {
 	var left []string
 	for _, t := range p.targets {
-		if t.folder == "" || slices.Contains(left, shown(t.folder)) {
+		if t.created == "" || slices.Contains(left, shown(t.created)) {
 			continue
 		}
-		if there, err := r.Exists(ctx, t.folder); there && err == nil {
-			left = append(left, shown(t.folder))
+		if there, err := r.Exists(ctx, t.created); there && err == nil {
+			left = append(left, shown(t.created))
 		}
 	}
 	return left
 }
 
-// output says what was done, a line each file, and what had to be tolerated.
+// output describes what was done, one line per file, and what was tolerated.
 func (p *plan) output() tools.Output {
 	var b strings.Builder
 	b.WriteString("Applied the patch:\n")
 	var files []string
 	for _, t := range p.targets {
-		if !t.changes() {
+		if !t.isChanged() {
 			continue
 		}
 		files = append(files, t.path)
@@ -291,7 +292,7 @@ func (p *plan) output() tools.Output {
 		}
 		b.WriteByte('\n')
 	}
-	out := text(b.String())
+	out := textOutput(b.String())
 	out.FilesModified = files
 	out.Metadata = map[string]any{"files": len(files)}
 	return out

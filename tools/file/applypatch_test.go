@@ -143,7 +143,7 @@ func TestApplyPatch(t *testing.T) {
 	}
 }
 
-// files gives every file's content.
+// files returns the content of every file.
 func (f *fixture) files() map[string]string {
 	f.t.Helper()
 	all := map[string]string{}
@@ -157,7 +157,7 @@ func (f *fixture) files() map[string]string {
 	return all
 }
 
-// TestApplyPatchWrappings are what models put around the envelope.
+// TestApplyPatchWrappings tests what models put around the envelope.
 func TestApplyPatchWrappings(t *testing.T) {
 	inner := "*** Update File: a\n@@\n-x\n+y\n"
 	for name, patch := range map[string]string{
@@ -186,7 +186,7 @@ func TestApplyPatchWrappings(t *testing.T) {
 }
 
 // TestApplyPatchRefusals: what can't be meant is refused, with the place and
-// the mend, and no file is touched.
+// the fix, and no file is touched.
 func TestApplyPatchRefusals(t *testing.T) {
 	for name, c := range map[string]struct{ patch, reason, want string }{
 		"cut off":             {"*** Begin Patch\n*** Add File: n\n+x\n", "invalid_patch", "no *** End Patch line, so it may be cut off"},
@@ -216,7 +216,7 @@ func TestApplyPatchRefusals(t *testing.T) {
 		"two anchors":           {patchOf("*** Update File: twice", "@@ x", "+y"), "no_match", "2 matches"},
 		"nowhere":               {patchOf("*** Update File: a", "@@", "+x"), "no_match", "does not say where"},
 		"overlap":               {patchOf("*** Update File: a", "@@", "-one", "-two", "+x", "@@", "-two", "-three", "+y"), "no_match", "another hunk changes too"},
-		"out of order":          {patchOf("*** Update File: twice", "@@", " b", "-x", "+1", "@@", "-x", "+2", " b", "@@", "-x", "+X"), "no_match", "give the hunks in the file's order"},
+		"out of order":          {patchOf("*** Update File: twice", "@@", " b", "-x", "+1", "@@", "-x", "+2", " b", "@@", "-x", "+X"), "no_match", "put the hunks in the file's order"},
 		"missing":               {patchOf("*** Update File: nope", "@@", "-one", "+x"), "not_found", "no such file to change"},
 		"missing to delete":     {patchOf("*** Delete File: nope"), "not_found", "no such file"},
 		"there already":         {patchOf("*** Add File: a", "+x"), "exists", "exists already; change it with *** Update File:"},
@@ -275,8 +275,8 @@ func TestApplyPatchDefinition(t *testing.T) {
 	}
 }
 
-// TestApplyPatchThroughTheDispatcher: aliases, the scope of every path, and
-// what is shown is what is done.
+// TestApplyPatchThroughTheDispatcher tests aliases, the scope of every path,
+// and that the change that is shown is the one that is made.
 func TestApplyPatchThroughTheDispatcher(t *testing.T) {
 	f := newFixture(t)
 	f.file("a", "x\n")
@@ -370,7 +370,7 @@ func (s *faulty) Apply(ctx context.Context, op workspace.Op) (workspace.Change, 
 
 const faultSteps = 6
 
-// faultPatch has a step of each kind: write, create in a folder that is not
+// faultPatch has a step of each kind: write, create in a directory that is not
 // there, rename, write after it, and two deletes.
 func faultPatch(f *fixture) json.RawMessage {
 	f.file("a", "x\n")
@@ -430,8 +430,8 @@ func TestApplyPatchRollsBack(t *testing.T) {
 				if len(out.FilesModified) > 0 {
 					t.Errorf("files modified: %v", out.FilesModified)
 				}
-				if _, err := os.Stat(filepath.Join(f.root, "d")); err == nil && !strings.Contains(message, "Folders that were made for it are left: d.") {
-					t.Errorf("the folder that is left is not said: %q", message)
+				if _, err := os.Stat(filepath.Join(f.root, "d")); err == nil && !strings.Contains(message, "Directories that were made for it are left: d.") {
+					t.Errorf("the message does not name the directory that is left: %q", message)
 				}
 			})
 		}
@@ -534,8 +534,8 @@ func TestApplyPatchMarks(t *testing.T) {
 	}
 }
 
-// TestApplyPatchDoesNotClobber: what somebody else wrote meanwhile is neither
-// overwritten by the patch nor by its undoing.
+// TestApplyPatchDoesNotClobber: what others wrote meanwhile is overwritten
+// neither by the patch nor by its undoing.
 func TestApplyPatchDoesNotClobber(t *testing.T) {
 	f := newFixture(t)
 	raw := faultPatch(f)
@@ -702,7 +702,7 @@ func FuzzApplyPatch(f *testing.F) {
 			t.Error("a patch without a section")
 		}
 		for _, s := range sections {
-			after, _, err := patched(t.Context(), s.path, []byte(tenLines), s.hunks)
+			after, _, err := applyHunks(t.Context(), s.path, []byte(tenLines), s.hunks)
 			if err != nil {
 				told(t, err)
 				continue

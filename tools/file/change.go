@@ -9,7 +9,7 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// kind is what the tools that change files differ in.
+// kind holds what differs between the tools that change files.
 type kind struct {
 	def tools.Definition
 	// op turns an input into the change that it asks for.
@@ -25,7 +25,7 @@ type changer struct {
 	apply  applier
 }
 
-func changing(o Options, k kind) tools.Factory {
+func changeFactory(o Options, k kind) tools.Factory {
 	k.def.Class, k.def.Runs, k.def.EnabledByDefault = tools.ClassWrite, tools.PlaceSandbox, true
 	return func() tools.Tool { return &changer{kind: k, reader: o.Reader, apply: o.Applier} }
 }
@@ -44,7 +44,7 @@ func (c *changer) Project(ctx context.Context, call *tools.Call) (tools.Projecti
 
 // Execute has the change made in the sandbox. Where it was shown beforehand,
 // it is done to the very content that was shown, or not at all. What the model
-// can mend is a [tools.Error]; what was removed before a delete failed is in
+// can fix is a [tools.Error]; what was removed before a delete failed is in
 // the Output all the same.
 func (c *changer) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	op, err := c.op(call.Input)
@@ -58,15 +58,15 @@ func (c *changer) Execute(ctx context.Context, call *tools.Call) (tools.Output, 
 		if change.Removed > 0 {
 			out.FilesModified = []string{change.Path}
 		}
-		return out, failure(err)
+		return out, toolError(err)
 	}
-	out := text(c.report(change))
+	out := textOutput(c.report(change))
 	out.FilesModified = []string{change.Path}
 	out.Metadata = map[string]any{"bytes": change.Bytes, "created": change.Created}
 	return out, nil
 }
 
-func decode[In any](raw json.RawMessage, op func(In) workspace.Op) (workspace.Op, error) {
+func decodeInput[In any](raw json.RawMessage, op func(In) workspace.Op) (workspace.Op, error) {
 	var in In
 	if err := json.Unmarshal(raw, &in); err != nil {
 		return workspace.Op{}, fmt.Errorf("decode input: %w", err)
@@ -83,7 +83,7 @@ func writeFile() kind {
 	return kind{
 		def: tools.Definition{
 			Name: tools.NameWriteFile,
-			Description: "Creates a file of the workspace, or overwrites it, with the whole content given. Missing folders are made. " +
+			Description: "Creates a file of the workspace, or overwrites it, with the whole content given. Missing directories are made. " +
 				"To change a part of a file use patch_file.",
 			InputSchema: json.RawMessage(`{
   "type": "object",
@@ -98,7 +98,7 @@ func writeFile() kind {
 			Paths:   onePath(""),
 		},
 		op: func(raw json.RawMessage) (workspace.Op, error) {
-			return decode(raw, func(in writeFileInput) workspace.Op {
+			return decodeInput(raw, func(in writeFileInput) workspace.Op {
 				return workspace.Op{Kind: workspace.OpWrite, Path: in.Path, Content: []byte(in.Content)}
 			})
 		},
@@ -143,7 +143,7 @@ func patchFile() kind {
 			Paths: onePath(""),
 		},
 		op: func(raw json.RawMessage) (workspace.Op, error) {
-			return decode(raw, func(in patchFileInput) workspace.Op {
+			return decodeInput(raw, func(in patchFileInput) workspace.Op {
 				return workspace.Op{Kind: workspace.OpPatch, Path: in.Path, Old: in.Old, New: in.New, ReplaceAll: in.ReplaceAll}
 			})
 		},
@@ -162,13 +162,13 @@ func deleteFile() kind {
 	return kind{
 		def: tools.Definition{
 			Name: tools.NameDeleteFile,
-			Description: "Deletes a file of the workspace, or a link itself. A folder is deleted, with all that is in it, only where " +
+			Description: "Deletes a file of the workspace, or a symlink itself. A directory is deleted, with all that is in it, only where " +
 				"recursive is set.",
 			InputSchema: json.RawMessage(`{
   "type": "object",
   "properties": {
-    "path": {"type": "string", "minLength": 1, "description": "The file or folder, relative to the workspace."},
-    "recursive": {"type": "boolean", "description": "Delete a folder and everything in it."}
+    "path": {"type": "string", "minLength": 1, "description": "The file or directory, relative to the workspace."},
+    "recursive": {"type": "boolean", "description": "Delete a directory and everything in it."}
   },
   "required": ["path"],
   "additionalProperties": false
@@ -177,7 +177,7 @@ func deleteFile() kind {
 			Paths:   onePath(""),
 		},
 		op: func(raw json.RawMessage) (workspace.Op, error) {
-			return decode(raw, func(in deleteFileInput) workspace.Op {
+			return decodeInput(raw, func(in deleteFileInput) workspace.Op {
 				return workspace.Op{Kind: workspace.OpDelete, Path: in.Path, Recursive: in.Recursive}
 			})
 		},

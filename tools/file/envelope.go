@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// action is what a section of a patch does to its file.
+// action is the action of a section of a patch.
 type action string
 
 const (
@@ -21,8 +21,8 @@ type section struct {
 	// to is the new path of an update that moves its file.
 	to   string
 	line int
-	// lines are those of an added file; open says that its last line has no
-	// newline.
+	// lines are those of an added file; open reports whether its last line has
+	// no newline.
 	lines []string
 	open  bool
 	hunks []hunk
@@ -34,9 +34,9 @@ type hunk struct {
 	// anchors are lines of the file, in their order, at or after which it stands.
 	anchors []string
 	lines   []hunkLine
-	// atEnd says that it ends where the file ends.
+	// atEnd reports whether the hunk ends where the file ends.
 	atEnd bool
-	// newline is what it says of the end of its last lines: see ending.
+	// newline describes the end of its last lines: see ending.
 	oldOpen, newOpen bool
 }
 
@@ -66,17 +66,17 @@ type hunkLine struct {
 // context line, and in an added file; unified line numbers after @@ and file
 // names before it; "\ No newline at end of file".
 //
-// Refused, with the line and the mend: no *** End Patch (the patch may be cut
+// Refused, with the line and the fix: no *** End Patch (the patch may be cut
 // off), text around the envelope, a line without its sign, an unknown header.
 type envelope struct {
 	lines []string
 	at    int
 }
 
-// parsePatch gives the sections of a patch in their order.
+// parsePatch returns the sections of a patch in their order.
 func parsePatch(text string) ([]section, error) {
 	e := envelope{lines: patchLines(text)}
-	closers, err := e.begin()
+	closers, err := e.readBegin()
 	if err != nil {
 		return nil, err
 	}
@@ -86,13 +86,13 @@ func parsePatch(text string) ([]section, error) {
 			return nil, badPatch(e.at, "the patch has no *** End Patch line, so it may be cut off; send it whole")
 		}
 		line := e.lines[e.at]
-		name, value, ok := header(line)
+		name, value, ok := parseHeader(line)
 		switch {
 		case strings.TrimSpace(line) == "":
 			e.at++
 		case ok && name == headerEnd:
 			e.at++
-			if err := e.over(closers); err != nil {
+			if err := e.checkRest(closers); err != nil {
 				return nil, err
 			}
 			if len(sections) == 0 {
@@ -100,9 +100,9 @@ func parsePatch(text string) ([]section, error) {
 			}
 			return sections, nil
 		case !ok:
-			return nil, badPatch(e.at+1, "a header was expected (*** Update File:, *** Add File: or *** Delete File:), not %s", excerpt(line))
+			return nil, badPatch(e.at+1, "a header was expected (*** Update File:, *** Add File: or *** Delete File:), not %s", quoteStart(line))
 		default:
-			s, err := e.section(name, value)
+			s, err := e.readSection(name, value)
 			if err != nil {
 				return nil, err
 			}
@@ -141,8 +141,8 @@ const (
 	headerMove    = "Move to:"
 )
 
-// header reads a line that begins with three stars; name is "" for an unknown one.
-func header(line string) (name, value string, ok bool) {
+// parseHeader reads a line that begins with three stars; name is "" for an unknown one.
+func parseHeader(line string) (name, value string, ok bool) {
 	rest, ok := strings.CutPrefix(line, "***")
 	if !ok {
 		return "", "", false
@@ -165,12 +165,12 @@ func header(line string) (name, value string, ok bool) {
 // hereDocument is the first line of a patch that was meant for a shell.
 var hereDocument = regexp.MustCompile(`^(?:\S+\s+)*(?:apply_?patch\s*)?<<-?\s*['"]?([^\s'"]+)['"]?$`)
 
-// begin goes behind *** Begin Patch. The closers are the lines that may follow
-// the patch, because something like them stood before it.
-func (e *envelope) begin() (closers []string, err error) {
+// readBegin reads up to *** Begin Patch. The closers are the lines that may
+// follow the patch, because matching ones stood before it.
+func (e *envelope) readBegin() (closers []string, err error) {
 	for ; e.at < len(e.lines); e.at++ {
 		line := strings.TrimSpace(e.lines[e.at])
-		if name, _, ok := header(line); ok && name == headerBegin {
+		if name, _, ok := parseHeader(line); ok && name == headerBegin {
 			e.at++
 			return closers, nil
 		}
@@ -181,14 +181,14 @@ func (e *envelope) begin() (closers []string, err error) {
 		case doc != nil:
 			closers = append(closers, doc[1])
 		default:
-			return nil, badPatch(e.at+1, "the first line must be *** Begin Patch, not %s", excerpt(line))
+			return nil, badPatch(e.at+1, "the first line must be *** Begin Patch, not %s", quoteStart(line))
 		}
 	}
 	return nil, badPatch(1, "the patch has no *** Begin Patch line; it begins with that and ends with *** End Patch")
 }
 
-// over looks at what follows *** End Patch.
-func (e *envelope) over(closers []string) error {
+// checkRest checks what follows *** End Patch.
+func (e *envelope) checkRest(closers []string) error {
 	for ; e.at < len(e.lines); e.at++ {
 		line := strings.TrimSpace(e.lines[e.at])
 		expected := line == ""
@@ -196,14 +196,14 @@ func (e *envelope) over(closers []string) error {
 			expected = expected || line == c
 		}
 		if !expected {
-			return badPatch(e.at+1, "there is text after *** End Patch: %s; put all files into one patch", excerpt(line))
+			return badPatch(e.at+1, "there is text after *** End Patch: %s; put all files into one patch", quoteStart(line))
 		}
 	}
 	return nil
 }
 
-// section reads one file. The reader stands on its header.
-func (e *envelope) section(name, path string) (section, error) {
+// readSection reads one file. The reader stands on its header.
+func (e *envelope) readSection(name, path string) (section, error) {
 	s := section{path: path, line: e.at + 1}
 	e.at++
 	switch name {
@@ -220,26 +220,26 @@ func (e *envelope) section(name, path string) (section, error) {
 	case headerEndFile:
 		return s, badPatch(s.line, "*** End of File stands at the end of a hunk of *** Update File:")
 	default:
-		return s, badPatch(s.line, "there is no header *** %s; there are *** Update File:, *** Add File: and *** Delete File:", clipped(path))
+		return s, badPatch(s.line, "there is no header *** %s; there are *** Update File:, *** Add File: and *** Delete File:", clipLine(path))
 	}
 	if path == "" {
 		return s, badPatch(s.line, "*** %s names no file", name)
 	}
 	switch s.action {
 	case actionAdd:
-		return s, e.added(&s)
+		return s, e.readAdded(&s)
 	case actionUpdate:
-		return s, e.updated(&s)
+		return s, e.readUpdated(&s)
 	}
 	return s, nil
 }
 
-// added reads the lines of a new file. Empty lines at their end separate.
-func (e *envelope) added(s *section) error {
+// readAdded reads the lines of a new file. Empty lines at their end separate.
+func (e *envelope) readAdded(s *section) error {
 	blank := 0
 	for ; e.at < len(e.lines); e.at++ {
 		line := e.lines[e.at]
-		if _, _, ok := header(line); ok {
+		if _, _, ok := parseHeader(line); ok {
 			return nil
 		}
 		switch {
@@ -253,7 +253,7 @@ func (e *envelope) added(s *section) error {
 		case isNoNewline(line) && len(s.lines) > 0 && blank == 0:
 			s.open = true
 		default:
-			return badPatch(e.at+1, "each line of an added file begins with +, this one with %s", excerpt(line))
+			return badPatch(e.at+1, "each line of an added file begins with +, this one with %s", quoteStart(line))
 		}
 	}
 	return nil
@@ -263,10 +263,10 @@ func isNoNewline(line string) bool {
 	return strings.HasPrefix(line, `\ No newline`)
 }
 
-// updated reads where a file moves to, and its hunks.
-func (e *envelope) updated(s *section) error {
+// readUpdated reads where a file moves to, and its hunks.
+func (e *envelope) readUpdated(s *section) error {
 	if e.at < len(e.lines) {
-		if name, to, _ := header(e.lines[e.at]); name == headerMove {
+		if name, to, _ := parseHeader(e.lines[e.at]); name == headerMove {
 			if to == "" {
 				return badPatch(e.at+1, "*** Move to: names no file")
 			}
@@ -280,17 +280,17 @@ func (e *envelope) updated(s *section) error {
 			e.at++
 			continue
 		}
-		if _, _, ok := header(e.lines[e.at]); ok {
+		if _, _, ok := parseHeader(e.lines[e.at]); ok {
 			break
 		}
-		h, err := e.hunk()
+		h, err := e.readHunk()
 		if err != nil {
 			return err
 		}
 		s.hunks = append(s.hunks, h)
 	}
 	if len(s.hunks) == 0 && s.to == "" {
-		return badPatch(s.line, "*** Update File: %s has no hunk; add lines that begin with -, + or a space", clipped(s.path))
+		return badPatch(s.line, "*** Update File: %s has no hunk; add lines that begin with -, + or a space", clipLine(s.path))
 	}
 	return nil
 }
@@ -304,18 +304,18 @@ func (e *envelope) skipFileNames() {
 	}
 }
 
-// hunk reads one hunk: its @@ lines, then its own.
-func (e *envelope) hunk() (hunk, error) {
+// readHunk reads one hunk: its @@ lines, then its own.
+func (e *envelope) readHunk() (hunk, error) {
 	h := hunk{line: e.at + 1}
 	for ; e.at < len(e.lines) && strings.HasPrefix(e.lines[e.at], "@@"); e.at++ {
-		if a := anchor(e.lines[e.at]); a != "" {
+		if a := parseAnchor(e.lines[e.at]); a != "" {
 			h.anchors = append(h.anchors, a)
 		}
 	}
 	changes := false
 	for ; e.at < len(e.lines) && !strings.HasPrefix(e.lines[e.at], "@@"); e.at++ {
 		line := e.lines[e.at]
-		name, _, ok := header(line)
+		name, _, ok := parseHeader(line)
 		if ok && name == headerEndFile {
 			h.atEnd = true
 			e.at++
@@ -335,10 +335,10 @@ func (e *envelope) hunk() (hunk, error) {
 			h.oldOpen = h.oldOpen || op != '+'
 			h.newOpen = h.newOpen || op != '-'
 		default:
-			return h, badPatch(e.at+1, "each line of a hunk begins with a space, - or +, this one with %s", excerpt(line))
+			return h, badPatch(e.at+1, "each line of a hunk begins with a space, - or +, this one with %s", quoteStart(line))
 		}
 	}
-	h.settle()
+	h.keepBlankLines()
 	if !changes {
 		return h, badPatch(h.line, "the hunk changes nothing: no line of it begins with - or +")
 	}
@@ -349,8 +349,9 @@ func (e *envelope) hunk() (hunk, error) {
 // line, or what separates the hunk from the next.
 const blankLine = 0
 
-// settle makes context of the empty lines, but for those at the end.
-func (h *hunk) settle() {
+// keepBlankLines turns the empty lines into context, except for those at the
+// end.
+func (h *hunk) keepBlankLines() {
 	for len(h.lines) > 0 && h.lines[len(h.lines)-1].op == blankLine {
 		h.lines = h.lines[:len(h.lines)-1]
 	}
@@ -363,9 +364,10 @@ func (h *hunk) settle() {
 
 var lineNumbers = regexp.MustCompile(`^-\d+(,\d+)? \+\d+(,\d+)?( |$)`)
 
-// anchor is the line of the file that a @@ line names, "" for none. Line
-// numbers are left out: those that models give are wrong more often than right.
-func anchor(line string) string {
+// parseAnchor returns the line of the file that an @@ line names, or "". Line
+// numbers are left out: those that models write are wrong more often than
+// right.
+func parseAnchor(line string) string {
 	a := strings.TrimSpace(strings.TrimPrefix(line, "@@"))
 	if lineNumbers.MatchString(a + " ") {
 		return ""
@@ -377,10 +379,10 @@ func badPatch(line int, format string, args ...any) error {
 	return refuse("invalid_patch", "Line %d of the patch: "+format+". Nothing was changed.", append([]any{line}, args...)...)
 }
 
-// excerpt is the beginning of a line, quoted, for an error.
-func excerpt(line string) string { return quote(clipped(line)) }
+// quoteStart quotes the beginning of a line, for an error.
+func quoteStart(line string) string { return quotePath(clipLine(line)) }
 
-func clipped(s string) string {
+func clipLine(s string) string {
 	const most = 120
 	if len(s) <= most {
 		return s

@@ -12,31 +12,33 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// applier makes a change where changes are made: in the sandbox.
+// applier makes changes in the sandbox.
 type applier interface {
-	// Apply makes one change. Its error is a *workspace.Error where the model
-	// can mend it, and wraps tools.ErrSandboxLost or tools.ErrSandboxStart
-	// where the run can't go on.
+	// Apply makes one change. Its error is a *workspace.Error if the model can
+	// fix it, and wraps tools.ErrSandboxLost or tools.ErrSandboxStart if the
+	// run can't go on.
 	Apply(ctx context.Context, op workspace.Op) (workspace.Change, error)
 }
 
 // Options configure the tools.
 type Options struct {
-	// Reader is what the host sees of the workspace. It is needed.
+	// Reader is the host's view of the workspace. It is required.
 	Reader workspace.View
-	// Applier makes changes; nil leaves out the tools that make them.
+	// Applier makes changes. If it is nil the tools that make them are left
+	// out.
 	Applier applier
-	// MarkPatch, if set, is called with the paths of a patch, as they are shown, before the first of
-	// its changes, unless it has only one change. If it fails nothing is changed.
-	// Unmark is called when the patch is done or undone, or when the model is told
-	// what is left of it, but not if the sandbox is lost: then the patch is cut off.
+	// MarkPatch, if set, is called with the paths of a patch, as they are
+	// shown, before the first of its changes, unless it has only one change. If
+	// it fails nothing is changed. Unmark is called when the patch is done or
+	// undone, or when the model goes on and reads what is left of it. It is not
+	// called if the sandbox is lost: then the patch is cut off.
 	MarkPatch func(paths []string) (unmark func(), err error)
-	// Logger gets what is not an answer to the model; nil discards.
+	// Logger logs what is not an answer to the model. Nil discards.
 	Logger *zap.Logger
 }
 
-// Factories gives a factory for each tool, in the order in which models should
-// be offered them. It fails where Options.Reader is missing.
+// Factories returns a factory for each tool, in the order in which models
+// should be offered them. It fails if Options.Reader is missing.
 func Factories(o Options) ([]tools.Factory, error) {
 	if o.Reader == nil {
 		return nil, errors.New("make file tools: no reader")
@@ -45,14 +47,14 @@ func Factories(o Options) ([]tools.Factory, error) {
 		o.Logger = zap.NewNop()
 	}
 	all := []tools.Factory{
-		reading(readFileDefinition(), (&fileReader{reader: o.Reader}).run),
-		reading(listDirDefinition(), (&lister{reader: o.Reader}).run),
-		reading(globDefinition(), (&globber{reader: o.Reader, log: o.Logger}).run),
-		reading(grepDefinition(), (&grepper{reader: o.Reader, log: o.Logger}).run),
+		readFactory(readFileDefinition(), (&fileReader{reader: o.Reader}).run),
+		readFactory(listDirDefinition(), (&lister{reader: o.Reader}).run),
+		readFactory(globDefinition(), (&globber{reader: o.Reader, log: o.Logger}).run),
+		readFactory(grepDefinition(), (&grepper{reader: o.Reader, log: o.Logger}).run),
 	}
 	if o.Applier != nil {
 		for _, k := range []kind{writeFile(), patchFile(), deleteFile()} {
-			all = append(all, changing(o, k))
+			all = append(all, changeFactory(o, k))
 		}
 		all = append(all, applyPatch(o))
 	}
@@ -65,7 +67,7 @@ type reader[In any] struct {
 	run func(ctx context.Context, in In) (tools.Output, error)
 }
 
-func reading[In any](def tools.Definition, run func(context.Context, In) (tools.Output, error)) tools.Factory {
+func readFactory[In any](def tools.Definition, run func(context.Context, In) (tools.Output, error)) tools.Factory {
 	def.Class, def.Runs, def.EnabledByDefault = tools.ClassRead, tools.PlaceHost, true
 	return func() tools.Tool { return &reader[In]{def: def, run: run} }
 }
@@ -73,19 +75,19 @@ func reading[In any](def tools.Definition, run func(context.Context, In) (tools.
 // Definition describes the tool.
 func (r *reader[In]) Definition() tools.Definition { return r.def }
 
-// Execute reads. What the model can mend is a [tools.Error].
+// Execute reads. What the model can fix is a [tools.Error].
 func (r *reader[In]) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	var in In
 	if err := json.Unmarshal(call.Input, &in); err != nil {
 		return tools.Output{}, fmt.Errorf("decode %s input: %w", r.def.Name, err)
 	}
 	out, err := r.run(ctx, in)
-	return out, failure(err)
+	return out, toolError(err)
 }
 
-// failure words an error of the workspace for the dispatcher: what leads
-// outside is a refusal, anything else is for the model to mend.
-func failure(err error) error {
+// toolError turns an error of the workspace into one for the dispatcher: a path
+// that leads outside is denied, any other error is for the model to fix.
+func toolError(err error) error {
 	e, ok := errors.AsType[*workspace.Error](err)
 	if !ok {
 		return err
@@ -100,12 +102,12 @@ func failure(err error) error {
 	return fail
 }
 
-// refuse is a failure of a tool's own, for the model to mend.
+// refuse returns an error of the tool itself, for the model to fix.
 func refuse(reason, format string, args ...any) error {
 	return &tools.Error{Class: tools.ErrorExecution, Reason: reason, Message: fmt.Sprintf(format, args...), Visible: true}
 }
 
-// text is the output of a tool that has one text to give.
-func text(s string) tools.Output {
+// textOutput returns the output of a tool with one text.
+func textOutput(s string) tools.Output {
 	return tools.Output{Content: []tools.Block{{Text: s}}, Success: true}
 }

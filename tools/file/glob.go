@@ -17,14 +17,14 @@ const maxGlobbed = 1000
 func globDefinition() tools.Definition {
 	return tools.Definition{
 		Name: "glob",
-		Description: "Finds files of the workspace by name: `*` and `?` within a name, `**` for any folders, `[a-z]`, `{go,mod}`. " +
-			"A pattern without a slash is looked for in every folder, one with a slash from `path` on. Gives paths relative to " +
+		Description: "Finds files of the workspace by name: `*` and `?` within a name, `**` for any directories, `[a-z]`, `{go,mod}`. " +
+			"A pattern without a slash is looked for in every directory, one with a slash from `path` on. Returns paths relative to " +
 			"the workspace in alphabetical order, at most 1000. What .gitignore leaves out is left out, unless no_ignore is set.",
 		InputSchema: json.RawMessage(`{
   "type": "object",
   "properties": {
     "pattern": {"type": "string", "minLength": 1, "description": "Such as *.go, src/**/*.{ts,tsx} or **/testdata/*.json."},
-    "path": {"type": "string", "description": "The folder to search in; the workspace when left out."},
+    "path": {"type": "string", "description": "The directory to search in; the workspace when left out."},
     "no_ignore": {"type": "boolean", "description": "Search what .gitignore leaves out, and .git, too."}
   },
   "required": ["pattern"],
@@ -77,15 +77,15 @@ func (g *globber) run(ctx context.Context, in globInput) (tools.Output, error) {
 		return tools.Output{}, err
 	}
 	g.log.Debug("glob", zap.Int("entries", end.Entries), zap.Int("found", found), zap.Bool("late", end.late))
-	out := text(b.String())
+	out := textOutput(b.String())
 	if found == 0 {
-		note(&out, "no files match")
+		addNote(&out, "no files match")
 	}
 	if more {
 		out.Truncated = true
-		note(&out, plural(found, "file")+" shown, there are more: narrow the pattern or the path")
+		addNote(&out, plural(found, "file")+" shown, there are more: narrow the pattern or the path")
 	}
-	end.explain(&out)
+	end.addNotes(&out)
 	noteNames(&out, odd)
 	out.Metadata = map[string]any{"files": found}
 	return out, nil

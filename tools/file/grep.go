@@ -37,12 +37,12 @@ func grepDefinition() tools.Definition {
   "type": "object",
   "properties": {
     "pattern": {"type": "string", "minLength": 1, "description": "The regular expression, or the text where literal is set."},
-    "path": {"type": "string", "description": "The folder or file to search; the workspace when left out."},
+    "path": {"type": "string", "description": "The directory or file to search; the workspace when left out."},
     "glob": {"type": "string", "description": "Only files whose name matches, such as *.go or src/**/*.ts."},
     "ignore_case": {"type": "boolean", "description": "Match upper and lower case alike."},
     "literal": {"type": "boolean", "description": "Take the pattern as plain text."},
     "no_ignore": {"type": "boolean", "description": "Search what .gitignore leaves out, and .git, too."},
-    "max_results": {"type": "integer", "minimum": 1, "description": "How many matches to give, at most 200."}
+    "max_results": {"type": "integer", "minimum": 1, "description": "How many matches to return, at most 200."}
   },
   "required": ["pattern"],
   "additionalProperties": false
@@ -77,8 +77,8 @@ func (g *grepper) run(ctx context.Context, in grepInput) (tools.Output, error) {
 	if err != nil {
 		return tools.Output{}, err
 	}
-	m := matcher{most: in.MaxResults.or(defaultMatches, maxMatches)}
-	if m.re, err = in.compile(); err != nil {
+	m := matcher{most: in.MaxResults.orDefault(defaultMatches, maxMatches)}
+	if m.re, err = in.compilePattern(); err != nil {
 		return tools.Output{}, err
 	}
 	m.literals = requiredLiterals(m.re.String())
@@ -91,7 +91,7 @@ func (g *grepper) run(ctx context.Context, in grepInput) (tools.Output, error) {
 		o.Match = func(dir, name string) bool { return glob.match(s, dir, name) }
 	}
 	var r grepped
-	o.Visit = func(name string, f workspace.Found) error { return r.add(name, f.Value.(*fileMatches), m.most) }
+	o.Visit = func(name string, f workspace.Found) error { return r.addMatches(name, f.Value.(*fileMatches), m.most) }
 	end, err := s.run(ctx, o)
 	if err != nil {
 		return tools.Output{}, err
@@ -100,7 +100,7 @@ func (g *grepper) run(ctx context.Context, in grepInput) (tools.Output, error) {
 	return r.output(end), nil
 }
 
-func (in grepInput) compile() (*regexp.Regexp, error) {
+func (in grepInput) compilePattern() (*regexp.Regexp, error) {
 	if len(in.Pattern) > maxRegexBytes {
 		return nil, refuse("invalid_pattern", "The pattern has %d bytes; at most %d are taken.", len(in.Pattern), maxRegexBytes)
 	}
@@ -132,7 +132,7 @@ type fileMatches struct {
 	more bool
 	// long is the number of lines that were searched in their first part only.
 	long int
-	// large, binary and unread say why the file was not searched.
+	// large, binary and unread are set if the file was not searched.
 	large, binary, unread bool
 }
 
@@ -158,7 +158,7 @@ func (m *matcher) examine(ctx context.Context, _ string, f workspace.File, err e
 	case bytes.IndexByte(f.Data[:min(len(f.Data), sampleBytes)], 0) >= 0:
 		r.binary = true
 	default:
-		m.search(ctx, f.Data, &r)
+		m.searchData(ctx, f.Data, &r)
 		if len(r.lines) == 0 && r.long == 0 {
 			return workspace.Found{}
 		}
@@ -170,14 +170,14 @@ func (m *matcher) examine(ctx context.Context, _ string, f workspace.File, err e
 	return found
 }
 
-// search looks for lines that match. Where every match holds one of some
+// searchData looks for lines that match. Where every match holds one of some
 // literals only lines that hold one are looked at.
-func (m *matcher) search(ctx context.Context, data []byte, r *fileMatches) {
+func (m *matcher) searchData(ctx context.Context, data []byte, r *fileMatches) {
 	f := finder{literals: m.literals}
 	number, counted, unchecked := 1, 0, 0 // the line that begins at counted
 	for at := 0; at < len(data); {
 		if len(f.literals) > 0 {
-			hit := f.candidate(data, at)
+			hit := f.nextCandidate(data, at)
 			if hit < 0 {
 				return
 			}
@@ -221,8 +221,8 @@ type grepped struct {
 	long int
 }
 
-// add adds what was found in a file, until there are most matches.
-func (g *grepped) add(name string, r *fileMatches, most int) error {
+// addMatches adds what was found in a file, until there are most matches.
+func (g *grepped) addMatches(name string, r *fileMatches, most int) error {
 	switch {
 	case r.large:
 		g.large++
@@ -251,10 +251,10 @@ func (g *grepped) add(name string, r *fileMatches, most int) error {
 	return nil
 }
 
-// snippet gives a line, or where that is long what is around the match.
+// snippet returns a line, or, if it is long, the text around the match.
 func snippet(line []byte, at []int) string {
 	if len(line) <= snippetBytes {
-		return readable(line)
+		return markInvalid(line)
 	}
 	start := max(0, at[0]-snippetBytes/3)
 	end := min(len(line), start+snippetBytes)
@@ -265,7 +265,7 @@ func snippet(line []byte, at []int) string {
 	for end > start && end < len(line) && !utf8.RuneStart(line[end]) {
 		end--
 	}
-	s := readable(line[start:end])
+	s := markInvalid(line[start:end])
 	if start > 0 {
 		s = "…" + s
 	}
@@ -276,24 +276,24 @@ func snippet(line []byte, at []int) string {
 }
 
 func (g *grepped) output(end outcome) tools.Output {
-	out := text(g.out.String())
+	out := textOutput(g.out.String())
 	if g.found == 0 {
-		note(&out, "no matches")
+		addNote(&out, "no matches")
 	}
 	if g.more {
 		out.Truncated = true
-		note(&out, fmt.Sprintf("%s shown, there are more: narrow the pattern, the path or the glob", plural(g.found, "match")))
+		addNote(&out, fmt.Sprintf("%s shown, there are more: narrow the pattern, the path or the glob", plural(g.found, "match")))
 	}
 	if g.large > 0 {
-		note(&out, plural(g.large, "file")+" over 8 MiB not searched; use the shell")
+		addNote(&out, plural(g.large, "file")+" over 8 MiB not searched; use the shell")
 	}
 	if g.long > 0 {
-		note(&out, plural(g.long, "line")+" searched in the first 32 KiB only")
+		addNote(&out, plural(g.long, "line")+" searched in the first 32 KiB only")
 	}
 	if g.unread > 0 {
-		note(&out, plural(g.unread, "file")+" could not be read")
+		addNote(&out, plural(g.unread, "file")+" could not be read")
 	}
-	end.explain(&out)
+	end.addNotes(&out)
 	out.Metadata = map[string]any{"matches": g.found, "files": g.files, "binary_files": g.binary}
 	return out
 }

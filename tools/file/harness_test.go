@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fixture is the tools over a real folder. Changes are made by a real Writer,
+// fixture is the tools over a real directory. Changes are made by a real Writer,
 // which stands for the sandbox.
 type fixture struct {
 	t       testing.TB
@@ -125,7 +125,7 @@ func (f *fixture) text(name tools.Name, input any) string {
 	return out.Content[0].Text
 }
 
-// refused gives class, reason and message of a failure that the model sees.
+// refused returns class, reason and message of a failure that the model sees.
 func (f *fixture) refused(err error) (tools.ErrorClass, string, string) {
 	f.t.Helper()
 	e, ok := errors.AsType[*tools.Error](err)

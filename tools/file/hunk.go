@@ -13,7 +13,7 @@ import (
 type document struct {
 	lines []string
 	end   string // "\n" or "\r\n"
-	// open says that the last line has no line end.
+	// open reports whether the last line has no line end.
 	open bool
 }
 
@@ -59,7 +59,7 @@ const (
 	looseMarks
 )
 
-// words say what was not counted, for the result.
+// words describes what was ignored, for the result.
 func (l looseness) words() string {
 	switch l {
 	case looseEnds:
@@ -80,8 +80,8 @@ var lookAlikes = strings.NewReplacer(
 	"\u2026", "...",
 )
 
-// form is what of a line counts.
-func (l looseness) form(line string) string {
+// normalize returns the part of a line that counts.
+func (l looseness) normalize(line string) string {
 	switch l {
 	case looseEnds:
 		return strings.TrimRight(line, " \t\r")
@@ -100,11 +100,11 @@ type spot struct {
 	from, to int
 }
 
-func (s spot) first() int { return s.at + s.from }
-func (s spot) after() int { return s.at + s.to }
+func (s spot) firstLine() int { return s.at + s.from }
+func (s spot) lineAfter() int { return s.at + s.to }
 
-// old gives the lines that a hunk wants to find.
-func (h *hunk) old() []string {
+// oldLines returns the lines that a hunk replaces.
+func (h *hunk) oldLines() []string {
 	var lines []string
 	for _, l := range h.lines {
 		if l.op != '+' {
@@ -114,9 +114,9 @@ func (h *hunk) old() []string {
 	return lines
 }
 
-// spot gives the hunk at a line. What it changes reaches from the first line
-// that goes or comes to behind the last.
-func (h *hunk) spot(at int) spot {
+// spotAt returns the hunk at a line. Its change reaches from the first line
+// that is removed or added to behind the last.
+func (h *hunk) spotAt(at int) spot {
 	s := spot{at: at, h: h, from: -1}
 	n := 0
 	for _, l := range h.lines {
@@ -145,38 +145,38 @@ type patcher struct {
 	work int
 	// forms are the document's lines in each looseness, made when needed.
 	forms [looseMarks + 1][]string
-	// loosest is what a hunk needed.
+	// loosest is the loosest comparison that a hunk needed.
 	loosest looseness
 }
 
-// patched gives the file after its hunks, and what had to be ignored to find
-// their places.
-func patched(ctx context.Context, path string, before []byte, hunks []hunk) ([]byte, looseness, error) {
+// applyHunks returns the file after its hunks, and what had to be ignored to
+// find their places.
+func applyHunks(ctx context.Context, path string, before []byte, hunks []hunk) ([]byte, looseness, error) {
 	p := &patcher{ctx: ctx, path: path, doc: readDocument(before)}
 	choices := make([][]spot, len(hunks))
 	for i := range hunks {
-		at, err := p.find(i, &hunks[i])
+		at, err := p.findSpots(i, &hunks[i])
 		if err != nil {
 			return nil, 0, err
 		}
 		for _, a := range at {
-			choices[i] = append(choices[i], hunks[i].spot(a))
+			choices[i] = append(choices[i], hunks[i].spotAt(a))
 		}
 	}
-	spots, err := p.choose(choices)
+	spots, err := p.chooseSpots(choices)
 	if err != nil {
 		return nil, 0, err
 	}
-	return p.doc.with(spots).bytes(), p.loosest, nil
+	return p.doc.replaceSpots(spots).bytes(), p.loosest, nil
 }
 
-// with makes the changes, which are in their order and don't overlap.
-func (d document) with(spots []spot) document {
+// replaceSpots makes the changes, which are in order and don't overlap.
+func (d document) replaceSpots(spots []spot) document {
 	out := document{end: d.end, open: d.open}
 	done := 0
 	for _, s := range spots {
-		out.lines = append(out.lines, d.lines[done:s.first()]...)
-		done = s.first()
+		out.lines = append(out.lines, d.lines[done:s.firstLine()]...)
+		done = s.firstLine()
 		n := 0
 		for _, l := range s.h.lines {
 			switch {
@@ -190,7 +190,7 @@ func (d document) with(spots []spot) document {
 				done = max(done, s.at+n)
 			default:
 				// A context line that lies between changes stays as the file has it.
-				if at := s.at + n; at >= s.first() && at < s.after() {
+				if at := s.at + n; at >= s.firstLine() && at < s.lineAfter() {
 					out.lines = append(out.lines, d.lines[at])
 					done = at + 1
 				}
@@ -205,17 +205,18 @@ func (d document) with(spots []spot) document {
 	return out
 }
 
-// find gives the lines at which a hunk may stand, ascending, at least one.
-func (p *patcher) find(i int, h *hunk) ([]int, error) {
-	if err := p.spend(len(h.anchors) * len(p.doc.lines)); err != nil {
+// findSpots returns the lines at which a hunk may stand, ascending, at least
+// one.
+func (p *patcher) findSpots(i int, h *hunk) ([]int, error) {
+	if err := p.countComparisons(len(h.anchors) * len(p.doc.lines)); err != nil {
 		return nil, err
 	}
-	old := h.old()
+	old := h.oldLines()
 	if len(old) == 0 {
-		return p.insertion(i, h)
+		return p.insertionSpots(i, h)
 	}
 	for l := exact; l <= looseMarks; l++ {
-		all, err := p.matches(old, l)
+		all, err := p.findMatches(old, l)
 		if err != nil {
 			return nil, err
 		}
@@ -233,16 +234,17 @@ func (p *patcher) find(i int, h *hunk) ([]int, error) {
 		p.loosest = max(p.loosest, l)
 		return all, nil
 	}
-	return nil, p.failed(i, h, "0 matches for its lines%s", p.nearest(old))
+	return nil, p.hunkError(i, h, "0 matches for its lines%s", p.nearestHint(old))
 }
 
-// insertion is the place of a hunk that has neither context nor lines that go.
-func (p *patcher) insertion(i int, h *hunk) ([]int, error) {
+// insertionSpots returns the line of a hunk that has neither context nor lines
+// to remove.
+func (p *patcher) insertionSpots(i int, h *hunk) ([]int, error) {
 	switch {
 	case len(h.anchors) > 0:
-		after := p.anchored(h.anchors)
+		after := p.findAnchors(h.anchors)
 		if len(after) == 0 {
-			return nil, p.failed(i, h, "0 matches for its @@ line%s", listed(h.anchors))
+			return nil, p.hunkError(i, h, "0 matches for its @@ line%s", listAnchors(h.anchors))
 		}
 		for j := range after {
 			after[j]++
@@ -251,41 +253,41 @@ func (p *patcher) insertion(i int, h *hunk) ([]int, error) {
 	case h.atEnd || len(p.doc.lines) == 0:
 		return []int{len(p.doc.lines)}, nil
 	}
-	return nil, p.failed(i, h, "it only adds lines and does not say where; add context lines around them, an @@ line before, or *** End of File after")
+	return nil, p.hunkError(i, h, "it only adds lines and does not say where; add context lines around them, an @@ line before, or *** End of File after")
 }
 
-// form gives the document's lines in a looseness.
-func (p *patcher) form(l looseness) []string {
+// normalizedLines returns the document's lines, normalized.
+func (p *patcher) normalizedLines(l looseness) []string {
 	if l == exact {
 		return p.doc.lines
 	}
 	if p.forms[l] == nil {
 		p.forms[l] = make([]string, len(p.doc.lines))
 		for i, line := range p.doc.lines {
-			p.forms[l][i] = l.form(line)
+			p.forms[l][i] = l.normalize(line)
 		}
 	}
 	return p.forms[l]
 }
 
-// spend counts comparisons, and refuses more than there may be.
-func (p *patcher) spend(n int) error {
+// countComparisons counts comparisons, and fails beyond the bound.
+func (p *patcher) countComparisons(n int) error {
 	if p.work += n; p.work > matchWork {
 		return refuse("too_large", "%s: finding the places of the patch takes too long; use fewer or more telling lines, or write the file anew. Nothing was changed.", shown(p.path))
 	}
 	return nil
 }
 
-// matches gives where old stands in the document.
-func (p *patcher) matches(old []string, l looseness) ([]int, error) {
+// findMatches returns the lines at which old stands in the document.
+func (p *patcher) findMatches(old []string, l looseness) ([]int, error) {
 	want := make([]string, len(old))
 	for i, line := range old {
 		if p.doc.end == "\r\n" {
 			line = strings.TrimSuffix(line, "\r")
 		}
-		want[i] = l.form(line)
+		want[i] = l.normalize(line)
 	}
-	lines := p.form(l)
+	lines := p.normalizedLines(l)
 	var at []int
 	for i := 0; i+len(want) <= len(lines); i++ {
 		n := 0
@@ -295,7 +297,7 @@ func (p *patcher) matches(old []string, l looseness) ([]int, error) {
 		if n == len(want) {
 			at = append(at, i)
 		}
-		if err := p.spend(n + 1); err != nil {
+		if err := p.countComparisons(n + 1); err != nil {
 			return nil, err
 		}
 		if i%4096 == 0 && p.ctx.Err() != nil {
@@ -305,12 +307,12 @@ func (p *patcher) matches(old []string, l looseness) ([]int, error) {
 	return at, nil
 }
 
-// anchored gives the lines at which a chain of anchors ends, for each place at
-// which it can begin.
-func (p *patcher) anchored(anchors []string) []int {
-	ends := p.lines(anchors[0])
+// findAnchors returns the lines at which a chain of anchors ends, for each
+// place at which it can begin.
+func (p *patcher) findAnchors(anchors []string) []int {
+	ends := p.anchorLines(anchors[0])
 	for _, a := range anchors[1:] {
-		next := p.lines(a)
+		next := p.anchorLines(a)
 		var found []int
 		for _, end := range ends {
 			if i, _ := slices.BinarySearch(next, end+1); i < len(next) {
@@ -322,12 +324,13 @@ func (p *patcher) anchored(anchors []string) []int {
 	return ends
 }
 
-// lines gives the lines that are an anchor, or that begin with it where none
-// is. Indentation does not count: models leave it out.
-func (p *patcher) lines(a string) []int {
-	a = strings.TrimSpace(looseMarks.form(a))
+// anchorLines returns the lines that are equal to an anchor, or, if there are
+// none, those that begin with it. Indentation does not count: models leave it
+// out.
+func (p *patcher) anchorLines(a string) []int {
+	a = strings.TrimSpace(looseMarks.normalize(a))
 	var whole, begun []int
-	for i, line := range p.form(looseMarks) {
+	for i, line := range p.normalizedLines(looseMarks) {
 		switch line = strings.TrimSpace(line); {
 		case line == a:
 			whole = append(whole, i)
@@ -344,9 +347,9 @@ func (p *patcher) lines(a string) []int {
 // afterAnchors keeps, for each place of the anchors, the first match at or
 // after it.
 func (p *patcher) afterAnchors(i int, h *hunk, all []int) ([]int, error) {
-	ends := p.anchored(h.anchors)
+	ends := p.findAnchors(h.anchors)
 	if len(ends) == 0 {
-		return nil, p.failed(i, h, "0 matches for its @@ line%s", listed(h.anchors))
+		return nil, p.hunkError(i, h, "0 matches for its @@ line%s", listAnchors(h.anchors))
 	}
 	var kept []int
 	for _, end := range ends {
@@ -355,35 +358,35 @@ func (p *patcher) afterAnchors(i int, h *hunk, all []int) ([]int, error) {
 		}
 	}
 	if len(kept) == 0 {
-		return nil, p.failed(i, h, "its lines stand before its @@ line%s, not after it", listed(h.anchors))
+		return nil, p.hunkError(i, h, "its lines stand before its @@ line%s, not after it", listAnchors(h.anchors))
 	}
 	return slices.Compact(kept), nil
 }
 
-// choose gives each hunk its place: the only one that it can have, alone or by
-// the order of the hunks.
-func (p *patcher) choose(choices [][]spot) ([]spot, error) {
+// chooseSpots returns the place of each hunk: the only possible one, alone or
+// by the order of the hunks.
+func (p *patcher) chooseSpots(choices [][]spot) ([]spot, error) {
 	spots := make([]spot, 0, len(choices))
 	if !slices.ContainsFunc(choices, func(c []spot) bool { return len(c) > 1 }) {
 		for _, c := range choices {
 			spots = append(spots, c[0])
 		}
-		slices.SortStableFunc(spots, func(a, b spot) int { return a.first() - b.first() })
+		slices.SortStableFunc(spots, func(a, b spot) int { return a.firstLine() - b.firstLine() })
 		for i := 1; i < len(spots); i++ {
-			if spots[i].first() < spots[i-1].after() {
-				return nil, p.failed(-1, spots[i].h, "it changes lines that another hunk changes too; make them one hunk")
+			if spots[i].firstLine() < spots[i-1].lineAfter() {
+				return nil, p.hunkError(-1, spots[i].h, "it changes lines that another hunk changes too; make them one hunk")
 			}
 		}
 		return spots, nil
 	}
 	from := 0
 	for i, c := range choices {
-		j := slices.IndexFunc(c, func(s spot) bool { return s.first() >= from })
+		j := slices.IndexFunc(c, func(s spot) bool { return s.firstLine() >= from })
 		if j < 0 {
-			return nil, p.failed(i, c[0].h, "its lines stand before those of the hunk above it; give the hunks in the file's order")
+			return nil, p.hunkError(i, c[0].h, "its lines stand before those of the hunk above it; put the hunks in the file's order")
 		}
 		spots = append(spots, c[j])
-		from = c[j].after()
+		from = c[j].lineAfter()
 	}
 	// The last places, from the end: where they are others, there is a choice.
 	limit := len(p.doc.lines)
@@ -391,22 +394,22 @@ func (p *patcher) choose(choices [][]spot) ([]spot, error) {
 		var last spot
 		fits := 0
 		for _, s := range c {
-			if s.after() <= limit && s.first() >= spots[i].first() {
+			if s.lineAfter() <= limit && s.firstLine() >= spots[i].firstLine() {
 				last = s
 				fits++
 			}
 		}
 		if last.at != spots[i].at {
-			return nil, p.failed(i, spots[i].h, "%d matches for its lines, at lines %s; add lines around it, or an @@ line before it, until it is the only one",
-				fits, numbers(c))
+			return nil, p.hunkError(i, spots[i].h, "%d matches for its lines, at lines %s; add lines around it, or an @@ line before it, until it is the only one",
+				fits, listLines(c))
 		}
-		limit = last.first()
+		limit = last.firstLine()
 	}
 	return spots, nil
 }
 
-// numbers names the lines of some places.
-func numbers(spots []spot) string {
+// listLines lists the lines of some places.
+func listLines(spots []spot) string {
 	const most = 10
 	var list []string
 	for _, s := range spots[:min(len(spots), most)] {
@@ -418,21 +421,21 @@ func numbers(spots []spot) string {
 	return strings.Join(list, ", ")
 }
 
-// nearest says where the lines of a hunk nearly are: in other white space, or
-// in part.
-func (p *patcher) nearest(old []string) string {
+// nearestHint describes where the lines of a hunk nearly are: with other white
+// space, or in part.
+func (p *patcher) nearestHint(old []string) string {
 	if len(p.doc.lines) == 0 {
 		return "; the file is empty"
 	}
 	want := make([]string, len(old))
 	for i, l := range old {
-		want[i] = squeezed(l)
+		want[i] = collapseSpace(l)
 	}
 	best, at := 0, 0
 	work := 0
 	for i := range p.doc.lines {
 		n := 0
-		for n < len(want) && i+n < len(p.doc.lines) && squeezed(p.doc.lines[i+n]) == want[n] {
+		for n < len(want) && i+n < len(p.doc.lines) && collapseSpace(p.doc.lines[i+n]) == want[n] {
 			n++
 		}
 		if n > best {
@@ -446,25 +449,25 @@ func (p *patcher) nearest(old []string) string {
 	case best == len(want):
 		return fmt.Sprintf("; line %d of the file differs from them in white space only: copy it exactly, indentation included", at+1)
 	case best > 0 && at+best < len(p.doc.lines):
-		return fmt.Sprintf("; at line %d of the file it has %s where the patch has %s: read the file again", at+best+1, excerpt(p.doc.lines[at+best]), excerpt(old[best]))
+		return fmt.Sprintf("; at line %d of the file it has %s where the patch has %s: read the file again", at+best+1, quoteStart(p.doc.lines[at+best]), quoteStart(old[best]))
 	case best > 0:
-		return fmt.Sprintf("; the file ends at line %d, where the patch has %s: read the file again", at+best, excerpt(old[best]))
+		return fmt.Sprintf("; the file ends at line %d, where the patch has %s: read the file again", at+best, quoteStart(old[best]))
 	}
-	return fmt.Sprintf(", which begin with %s: read the file again", excerpt(old[0]))
+	return fmt.Sprintf(", which begin with %s: read the file again", quoteStart(old[0]))
 }
 
-func squeezed(s string) string { return strings.Join(strings.Fields(lookAlikes.Replace(s)), " ") }
+func collapseSpace(s string) string { return strings.Join(strings.Fields(lookAlikes.Replace(s)), " ") }
 
-func listed(anchors []string) string {
+func listAnchors(anchors []string) string {
 	quoted := make([]string, len(anchors))
 	for i, a := range anchors {
-		quoted[i] = excerpt(a)
+		quoted[i] = quoteStart(a)
 	}
 	return " " + strings.Join(quoted, ", ")
 }
 
-// failed says what is wrong with a hunk; i is its index, or -1.
-func (p *patcher) failed(i int, h *hunk, format string, args ...any) error {
+// hunkError returns the error for a hunk; i is its index, or -1.
+func (p *patcher) hunkError(i int, h *hunk, format string, args ...any) error {
 	name := "a hunk"
 	if i >= 0 {
 		name = "hunk " + strconv.Itoa(i+1)

@@ -40,7 +40,7 @@ func newIgnores(ctx context.Context, r workspace.View, start string) workspace.R
 		}
 		return f.Data
 	}
-	i := (&ignores{}).enter(".", load("."))
+	i := (&ignores{}).enterDirectory(".", load("."))
 	if start == "." {
 		return i
 	}
@@ -49,16 +49,16 @@ func newIgnores(ctx context.Context, r workspace.View, start string) workspace.R
 			return nil
 		}
 		dir = path.Join(dir, names[0])
-		i = i.enter(dir, load(dir))
+		i = i.enterDirectory(dir, load(dir))
 	}
 	return i
 }
 
 // Enter returns the rules for a directory with the file of rules given, which
 // counts as far as the bounds allow.
-func (i *ignores) Enter(dir string, file []byte) workspace.Rules { return i.enter(dir, file) }
+func (i *ignores) Enter(dir string, file []byte) workspace.Rules { return i.enterDirectory(dir, file) }
 
-func (i *ignores) enter(dir string, file []byte) *ignores {
+func (i *ignores) enterDirectory(dir string, file []byte) *ignores {
 	below := &ignores{rules: slices.Clip(i.rules)} // those above are not to be written to
 	if dir != "." {
 		below.dir = strings.Split(dir, "/")

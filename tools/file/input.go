@@ -9,15 +9,15 @@ import (
 	"strings"
 )
 
-// pathAliases are the names that other tools give to their path argument.
+// pathAliases are the names of path arguments in other tools.
 func pathAliases(more map[string]string) map[string]string {
 	all := map[string]string{"file_path": "path", "filePath": "path", "filename": "path", "file": "path", "target_file": "path"}
 	maps.Copy(all, more)
 	return all
 }
 
-// onePath gives the path of an input for the scope check and the order of
-// calls, or otherwise where it names none.
+// onePath returns the path of an input for the scope check and the order of
+// calls, or otherwise if the input has none.
 func onePath(otherwise string) func(json.RawMessage) []string {
 	return func(raw json.RawMessage) []string {
 		in := struct {
@@ -60,15 +60,15 @@ func (c *count) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// or gives the count, or n where it was left out, at most most.
-func (c count) or(n, most int) int {
+// orDefault returns the count, or n if it was left out, capped at most.
+func (c count) orDefault(n, most int) int {
 	if c <= 0 {
 		return n
 	}
 	return int(min(int64(c), int64(most)))
 }
 
-// plural gives "1 file", "2 files".
+// plural returns "1 file", "2 files".
 func plural(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun

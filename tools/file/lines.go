@@ -18,8 +18,8 @@ const (
 	// scanBytes bounds what is read of one file to find and count its lines:
 	// at the speed of a page cache some tenths of a second.
 	scanBytes = 256 << 20
-	// lineBytes is what is shown of one line. Lines of source are shorter;
-	// longer ones are minified or data.
+	// lineBytes bounds how much of a line is shown. Lines of source are
+	// shorter; longer ones are minified or data.
 	lineBytes = 2000
 	// windowBytes leaves room for notes below [tools.DefaultResultBytes].
 	windowBytes = 48_000
@@ -32,7 +32,7 @@ type window struct {
 	numbers bool
 }
 
-// view is what was seen through a window.
+// view is the text seen through a window.
 type view struct {
 	text strings.Builder
 	// first and last are the lines shown, last 0 where there are none.
@@ -45,17 +45,17 @@ type view struct {
 	crlf                     int
 }
 
-// see reads r until the window is full, and on to count the lines.
-func (w window) see(r io.Reader) (*view, error) {
+// readView reads r until the window is full, and on to count the lines.
+func (w window) readView(r io.Reader) (*view, error) {
 	v := &view{first: w.from}
 	s := scanner{window: w, view: v}
 	buf := make([]byte, chunkBytes)
 	for read := 0; ; {
 		n, err := r.Read(buf)
-		s.feed(buf[:n])
+		s.feedBytes(buf[:n])
 		read += n
 		if errors.Is(err, io.EOF) {
-			s.end()
+			s.finishLine()
 			v.whole = true
 			return v, nil
 		}
@@ -78,43 +78,43 @@ type scanner struct {
 	full   bool
 }
 
-func (s *scanner) feed(p []byte) {
+func (s *scanner) feedBytes(p []byte) {
 	for len(p) > 0 {
 		line, rest, ended := bytes.Cut(p, []byte{'\n'})
-		if s.wanted() {
+		if s.isWanted() {
 			keep := min(len(line), max(0, lineBytes+utf8.UTFMax-len(s.line)))
 			s.line = append(s.line, line[:keep]...)
 		}
 		s.length += len(line)
 		if ended {
-			s.flush(true)
+			s.flushText(true)
 		}
 		p = rest
 	}
 }
 
-// end takes what follows the last newline as a line.
-func (s *scanner) end() {
+// finish takes what follows the last newline as a line.
+func (s *scanner) finishLine() {
 	if s.length > 0 {
-		s.flush(false)
+		s.flushText(false)
 	}
 }
 
-// wanted says whether the line that is being read is in the window.
-func (s *scanner) wanted() bool {
+// isWanted reports whether the current line is in the window.
+func (s *scanner) isWanted() bool {
 	n := s.view.lines + 1
 	return !s.full && n >= s.from && n-s.from < s.count
 }
 
-func (s *scanner) flush(ended bool) {
-	if s.wanted() {
-		s.show(ended)
+func (s *scanner) flushText(ended bool) {
+	if s.isWanted() {
+		s.showLine(ended)
 	}
 	s.view.lines++
 	s.line, s.length = s.line[:0], 0
 }
 
-func (s *scanner) show(ended bool) {
+func (s *scanner) showLine(ended bool) {
 	v := s.view
 	shown, cut := cutLine(s.line, s.length)
 	if s.numbers {
@@ -128,7 +128,7 @@ func (s *scanner) show(ended bool) {
 	if cut {
 		v.cutLines++
 	}
-	bad, nuls := invalid(s.line)
+	bad, nuls := countInvalid(s.line)
 	v.badBytes, v.nuls = v.badBytes+bad, v.nuls+nuls
 	if ended && bytes.HasSuffix(s.line, []byte{'\r'}) {
 		v.crlf++
@@ -140,20 +140,22 @@ func (s *scanner) show(ended bool) {
 	v.last = v.lines + 1
 }
 
-// cutLine makes a line valid UTF-8 of at most lineBytes, and says what it left out.
+// cutLine makes a line valid UTF-8 of at most lineBytes, and notes what it left
+// out.
 func cutLine(line []byte, length int) (text string, cut bool) {
 	if length > lineBytes {
 		at := min(lineBytes, len(line))
 		for at > lineBytes-utf8.UTFMax && at < len(line) && !utf8.RuneStart(line[at]) {
 			at--
 		}
-		return readable(line[:at]) + " [… " + plural(length-at, "more byte") + " of this line]", true
+		return markInvalid(line[:at]) + " [… " + plural(length-at, "more byte") + " of this line]", true
 	}
-	return readable(line), false
+	return markInvalid(line), false
 }
 
-// readable marks what is no text: � for what is no UTF-8, ␀ for NUL.
-func readable(b []byte) string {
+// markInvalid replaces what is not text: � for bytes that are not UTF-8, ␀
+// for NUL.
+func markInvalid(b []byte) string {
 	s := string(b)
 	if !utf8.ValidString(s) {
 		var out strings.Builder
@@ -165,9 +167,9 @@ func readable(b []byte) string {
 	return strings.ReplaceAll(s, "\x00", "␀")
 }
 
-// invalid counts the bytes that are no UTF-8, and the NULs. A rune that was
-// cut off at the very end of a cut line doesn't count.
-func invalid(b []byte) (bad, nuls int) {
+// countInvalid counts the bytes that are not UTF-8, and the NULs. A rune that
+// was cut off at the very end of a cut line doesn't count.
+func countInvalid(b []byte) (bad, nuls int) {
 	nuls = bytes.Count(b, []byte{0})
 	for len(b) > 0 {
 		r, size := utf8.DecodeRune(b)

@@ -20,14 +20,14 @@ const (
 func listDirDefinition() tools.Definition {
 	return tools.Definition{
 		Name: "list_dir",
-		Description: "Lists a folder of the workspace, hidden files too: one entry a line, folders with a slash at the end, " +
-			"files with their size, links with what they point to. `depth` goes into folders that many levels (1 when left out, " +
-			"at most 10). At most 1000 entries are given, those nearest the top first; a note says when there are more. " +
+		Description: "Lists a directory of the workspace, hidden files too: one entry a line, directories with a slash at the end, " +
+			"files with their size, symlinks with their targets. `depth` goes into directories that many levels (1 when left out, " +
+			"at most 10). At most 1000 entries are returned, those nearest the top first, and a note if there are more. " +
 			"To find files by name use glob.",
 		InputSchema: json.RawMessage(`{
   "type": "object",
   "properties": {
-    "path": {"type": "string", "description": "The folder, relative to the workspace; the workspace itself when left out."},
+    "path": {"type": "string", "description": "The directory, relative to the workspace; the workspace itself when left out."},
     "depth": {"type": "integer", "minimum": 1, "maximum": 10, "description": "How many levels to list."}
   },
   "additionalProperties": false
@@ -48,11 +48,11 @@ func (l *lister) run(ctx context.Context, in listDirInput) (tools.Output, error)
 	if in.Path == "" {
 		in.Path = "."
 	}
-	list, err := l.reader.List(ctx, in.Path, in.Depth.or(1, maxListDepth))
+	list, err := l.reader.List(ctx, in.Path, in.Depth.orDefault(1, maxListDepth))
 	if err != nil {
 		return tools.Output{}, err
 	}
-	entries, cut := nearest(list.Entries, maxListed)
+	entries, cut := firstByDepth(list.Entries, maxListed)
 	var b strings.Builder
 	odd := 0
 	for _, e := range entries {
@@ -65,24 +65,25 @@ func (l *lister) run(ctx context.Context, in listDirInput) (tools.Output, error)
 		}
 		b.WriteString(entryLine(e))
 	}
-	out := text(b.String())
+	out := textOutput(b.String())
 	switch {
 	case cut || list.Truncated:
 		out.Truncated = true
-		note(&out, fmt.Sprintf("%s shown, there are more: list a folder below, or use glob", plural(strings.Count(b.String(), "\n"), "entry")))
+		addNote(&out, fmt.Sprintf("%s shown, there are more: list a directory below, or use glob", plural(strings.Count(b.String(), "\n"), "entry")))
 	case len(entries) == 0:
-		note(&out, "the folder is empty")
+		addNote(&out, "the directory is empty")
 	}
 	if len(list.Incomplete) > 0 {
 		out.Truncated = true
-		note(&out, "not read: "+strings.Join(shownAll(list.Incomplete), ", "))
+		addNote(&out, "not read: "+strings.Join(shownAll(list.Incomplete), ", "))
 	}
 	noteNames(&out, odd)
 	return out, nil
 }
 
-// nearest keeps the first most entries by depth, in the order they had.
-func nearest(entries []workspace.Entry, most int) (kept []workspace.Entry, cut bool) {
+// firstByDepth returns the first entries by depth, at most most, in the order
+// that they had.
+func firstByDepth(entries []workspace.Entry, most int) (kept []workspace.Entry, cut bool) {
 	if len(entries) <= most {
 		return entries, false
 	}
@@ -120,9 +121,9 @@ func shownAll(paths []string) []string {
 	return all
 }
 
-// noteNames says what a quoted name with \x in it means.
+// noteNames explains quoted names with \x in them.
 func noteNames(out *tools.Output, odd int) {
 	if odd > 0 {
-		note(out, plural(odd, "name")+` with \x escapes can't be given to a tool: their bytes are no UTF-8; use the shell`)
+		addNote(out, plural(odd, "name")+` with \x escapes can't be given to a tool: their bytes are no UTF-8; use the shell`)
 	}
 }

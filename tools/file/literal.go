@@ -39,7 +39,7 @@ func literalsOf(re *syntax.Regexp) []literal {
 		var best []literal
 		for _, sub := range re.Sub {
 			l := literalsOf(sub)
-			if n, m := shortest(l), shortest(best); n > m || n == m && len(l) < len(best) {
+			if n, m := shortestLiteral(l), shortestLiteral(best); n > m || n == m && len(l) < len(best) {
 				best = l
 			}
 		}
@@ -87,10 +87,10 @@ func literalOf(re *syntax.Regexp) []literal {
 	return []literal{l}
 }
 
-// frequency orders bytes by how often they are in text.
+// frequency ranks bytes by how often they are in text.
 func frequency(b byte) int { return strings.IndexByte("zqxjvwbgypmfuhdlcnoiarte ", b) }
 
-func shortest(list []literal) int {
+func shortestLiteral(list []literal) int {
 	if len(list) == 0 {
 		return 0
 	}
@@ -101,7 +101,7 @@ func shortest(list []literal) int {
 	return n
 }
 
-// index returns where the literal is in data, -1 where it isn't.
+// index returns where the literal is in data, or -1.
 func (l *literal) index(data []byte) int {
 	if !l.fold {
 		return bytes.Index(data, []byte(l.text))
@@ -157,10 +157,10 @@ type finder struct {
 	next     [maxLiterals]int
 }
 
-// candidate returns the first index from at on at which one of the literals is
-// in data, -1 where there is none. Of one data it is asked with rising indexes,
-// the first of which is 0.
-func (f *finder) candidate(data []byte, at int) int {
+// nextCandidate returns the first index from at on at which one of the literals
+// is in data, or -1. For the same data it is called with rising indexes, the
+// first of which is 0.
+func (f *finder) nextCandidate(data []byte, at int) int {
 	first := -1
 	for i := range f.literals {
 		if at == 0 || f.next[i] >= 0 && f.next[i] < at {

@@ -8,19 +8,20 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// shown gives a path as results show it: as it is, or, where it holds what a
-// reader would not see or would take for something else, quoted and escaped.
+// shown returns a path as results show it: as it is, or quoted and escaped if
+// it contains what a reader would not see or would take for something else.
 func shown(path string) string {
 	_, hidden := tools.Display(path)
 	spaced := "/" + path + "/"
 	if hidden || strings.ContainsAny(path, "\n\t\"") || path == "" || strings.Contains(spaced, "/ ") || strings.Contains(spaced, " /") {
-		return quote(path)
+		return quotePath(path)
 	}
 	return path
 }
 
-// quote escapes what [tools.Display] would, and is a Go string literal.
-func quote(path string) string {
+// quotePath returns a Go string literal that escapes what [tools.Display]
+// escapes.
+func quotePath(path string) string {
 	var b strings.Builder
 	b.WriteByte('"')
 	for i := 0; i < len(path); {
@@ -42,5 +43,6 @@ func quote(path string) string {
 	return b.String()
 }
 
-// unnameable says that a path can't be given in an input, whose JSON is UTF-8.
+// unnameable reports whether a path can't be passed in an input, whose JSON is
+// UTF-8.
 func unnameable(path string) bool { return !utf8.ValidString(path) }

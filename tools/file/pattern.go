@@ -46,15 +46,15 @@ func newPattern(r workspace.View, s string) (globPattern, error) {
 	}
 	parts := strings.Split(g.pattern, "/")
 	if slices.Contains(parts, "..") {
-		return globPattern{}, refuse("invalid_pattern", "The pattern %q leads upwards; give path the folder to search in.", s)
+		return globPattern{}, refuse("invalid_pattern", "The pattern %q leads upwards; name the directory to search in with path.", s)
 	}
-	// "**/**" says no more than "**" and costs more.
+	// "**/**" means no more than "**" and costs more.
 	parts = slices.CompactFunc(parts, func(a, b string) bool { return a == "**" && b == "**" })
 	g.pattern = strings.Join(parts, "/")
 	if !doublestar.ValidatePattern(g.pattern) || g.pattern == "" {
 		return globPattern{}, refuse("invalid_pattern", "The pattern %q is not a valid glob: look for a bracket or brace that is not closed.", s)
 	}
-	if alternatives(g.pattern) > maxAlternatives {
+	if countAlternatives(g.pattern) > maxAlternatives {
 		return globPattern{}, refuse("invalid_pattern", "The pattern's braces stand for more than %d alternatives; use several calls.", maxAlternatives)
 	}
 	g.base = !g.whole && len(parts) == 1
@@ -65,8 +65,9 @@ func newPattern(r workspace.View, s string) (globPattern, error) {
 	return g, nil
 }
 
-// alternatives bounds from above how many patterns the braces stand for.
-func alternatives(pattern string) int {
+// countAlternatives returns an upper bound for the number of patterns that the
+// braces expand to.
+func countAlternatives(pattern string) int {
 	product, groups := 1, []int(nil)
 	for i := 0; i < len(pattern) && product <= maxAlternatives; i++ {
 		switch pattern[i] {
@@ -88,7 +89,8 @@ func alternatives(pattern string) int {
 	return product
 }
 
-// match reports whether the pattern of a search matches an entry of a directory.
+// match reports whether the pattern of a search matches an entry of a
+// directory.
 func (g globPattern) match(s *search, dir, name string) bool {
 	switch {
 	case g.base:
@@ -98,5 +100,5 @@ func (g globPattern) match(s *search, dir, name string) bool {
 	case g.whole:
 		return doublestar.MatchUnvalidated(g.pattern, path.Join(dir, name))
 	}
-	return doublestar.MatchUnvalidated(g.pattern, s.below(dir, name))
+	return doublestar.MatchUnvalidated(g.pattern, s.relativeTo(dir, name))
 }

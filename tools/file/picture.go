@@ -16,15 +16,15 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Bounds of a picture: what the dispatcher passes on in bytes, and what
-// providers take in pixels (8000 a side). No picture is decoded here; whoever
-// does must not be made to allocate for 60000 × 60000.
+// Bounds of a picture: the bytes that the dispatcher passes on, and the pixels
+// that providers accept (8000 a side). No picture is decoded here, and a
+// decoder must not be made to allocate for 60000 × 60000.
 const (
 	maxPictureBytes = 5 << 20
 	maxSide         = 8000
 )
 
-// pictureType gives the media type of a picture that models can see, or "".
+// pictureType returns the media type of a picture that models can see, or "".
 func pictureType(head []byte) string {
 	switch t := http.DetectContentType(head); t {
 	case "image/png", "image/jpeg", "image/gif", "image/webp":
@@ -33,7 +33,7 @@ func pictureType(head []byte) string {
 	return ""
 }
 
-func (f *fileReader) picture(ctx context.Context, head workspace.File) (tools.Output, error) {
+func (f *fileReader) readPicture(ctx context.Context, head workspace.File) (tools.Output, error) {
 	media := pictureType(head.Data)
 	if head.Size > maxPictureBytes {
 		return tools.Output{}, refuse("too_large", "%s is a picture of %d bytes; at most %d can be shown", shown(head.Path), head.Size, maxPictureBytes)
@@ -45,13 +45,13 @@ func (f *fileReader) picture(ctx context.Context, head workspace.File) (tools.Ou
 	size, err := pictureSize(media, whole.Data)
 	switch {
 	case err != nil:
-		out := describe(head)
-		note(&out, "it looks like "+media+" but is not a picture that can be shown")
+		out := describeFile(head)
+		addNote(&out, "it looks like "+media+" but is not a picture that can be shown")
 		return out, nil
 	case size.X > maxSide || size.Y > maxSide:
 		return tools.Output{}, refuse("too_large", "%s is a picture of %d × %d pixels; at most %d a side can be shown", shown(head.Path), size.X, size.Y, maxSide)
 	}
-	out := text(fmt.Sprintf("[%s, %d × %d pixels, %d bytes]", media, size.X, size.Y, len(whole.Data)))
+	out := textOutput(fmt.Sprintf("[%s, %d × %d pixels, %d bytes]", media, size.X, size.Y, len(whole.Data)))
 	out.Content = append(out.Content, tools.Block{Image: whole.Data, MediaType: media})
 	out.Metadata = map[string]any{"media_type": media, "width": size.X, "height": size.Y}
 	return out, nil

@@ -38,121 +38,123 @@ func stateOf(content []byte, exists bool) state {
 	return state{exists: true, content: content, sum: hex.EncodeToString(sum[:])}
 }
 
-// target is what a patch makes of one path, whatever sections name it.
+// target is the result of a patch for one path, whatever sections name it.
 type target struct {
 	path          string
 	before, after state
 	// from is the path that the file is moved from, to where it goes.
 	from, to string
-	// mode is the file's before; folder is the topmost folder that has to be
-	// made for a new one, "" for none.
+	// mode is the mode of the file before; created is the topmost directory that has to
+	// be made for a new one, "" for none.
 	mode    fs.FileMode
-	folder  string
+	created string
 	hunks   int
 	loosest looseness
 }
 
-// plan is a whole patch, worked out on the files as they are and not yet done.
+// plan is a whole patch, computed from the files as they are and not yet done.
 type plan struct {
 	targets []*target
 	byPath  map[string]*target
 	bytes   int
 }
 
-// newPlan works a patch out. Nothing is changed, and nothing will be unless all
-// of it fits.
+// newPlan computes a plan. It changes nothing. It fails unless all of the patch
+// fits.
 func newPlan(ctx context.Context, r workspace.View, sections []section) (*plan, error) {
 	p := &plan{byPath: map[string]*target{}}
 	for _, s := range sections {
-		if err := p.add(ctx, r, s); err != nil {
+		if err := p.addSection(ctx, r, s); err != nil {
 			return nil, err
 		}
 	}
-	if !slices.ContainsFunc(p.targets, (*target).changes) {
+	if !slices.ContainsFunc(p.targets, (*target).isChanged) {
 		return nil, refuse("no_change", "The patch changes nothing: every file would be as it is.")
 	}
 	return p, nil
 }
 
-func (t *target) changes() bool { return t.before.sum != t.after.sum || t.from != "" || t.to != "" }
+func (t *target) isChanged() bool { return t.before.sum != t.after.sum || t.from != "" || t.to != "" }
 
-// moved says that a path is one end of a move, and can be named no more.
-func (t *target) moved() bool { return t.from != "" || t.to != "" }
+// isMoved reports whether a path is one end of a move, so that no other section
+// may name it.
+func (t *target) isMoved() bool { return t.from != "" || t.to != "" }
 
 // changedPaths returns the paths that the plan changes, as they are shown.
 func (p *plan) changedPaths() []string {
 	var paths []string
 	for _, t := range p.targets {
-		if t.changes() {
+		if t.isChanged() {
 			paths = append(paths, shown(t.path))
 		}
 	}
 	return paths
 }
 
-func (p *plan) add(ctx context.Context, r workspace.View, s section) error {
-	t, err := p.target(ctx, r, s.path)
+func (p *plan) addSection(ctx context.Context, r workspace.View, s section) error {
+	t, err := p.targetFor(ctx, r, s.path)
 	if err != nil {
 		return err
 	}
-	if t.moved() {
-		return s.bad("exists", "is moved by this patch and can't be named again in it; put all its changes into the section that moves it")
+	if t.isMoved() {
+		return s.newError("exists", "is moved by this patch and can't be named again in it; put all its changes into the section that moves it")
 	}
 	switch s.action {
 	case actionAdd:
 		if t.after.exists {
-			return s.bad("exists", "exists already; change it with *** Update File:, or put *** Delete File: before *** Add File: to replace it")
+			return s.newError("exists", "exists already; change it with *** Update File:, or put *** Delete File: before *** Add File: to replace it")
 		}
 		d := document{lines: s.lines, end: "\n", open: s.open}
-		return p.set(t, stateOf(d.bytes(), true))
+		return p.setAfter(t, stateOf(d.bytes(), true))
 	case actionDelete:
-		if err := s.needs(ctx, r, t); err != nil {
+		if err := s.requireFile(ctx, r, t); err != nil {
 			return err
 		}
-		return p.set(t, stateOf(nil, false))
+		return p.setAfter(t, stateOf(nil, false))
 	}
 	if !t.after.exists {
-		return s.missing()
+		return s.missingError()
 	}
 	content := t.after.content
 	if len(s.hunks) > 0 {
 		var loose looseness
-		if content, loose, err = patched(ctx, t.path, content, s.hunks); err != nil {
+		if content, loose, err = applyHunks(ctx, t.path, content, s.hunks); err != nil {
 			return err
 		}
 		t.hunks, t.loosest = t.hunks+len(s.hunks), max(t.loosest, loose)
 	}
 	if s.to == "" {
-		return p.set(t, stateOf(content, true))
+		return p.setAfter(t, stateOf(content, true))
 	}
-	return p.move(ctx, r, s, t, stateOf(content, true))
+	return p.moveFile(ctx, r, s, t, stateOf(content, true))
 }
 
-// move makes a file another path's. The move is a rename, which keeps the mode.
-func (p *plan) move(ctx context.Context, r workspace.View, s section, t *target, after state) error {
-	if err := s.needs(ctx, r, t); err != nil {
+// moveFile moves a file to another path. The move is a rename, which keeps the
+// mode.
+func (p *plan) moveFile(ctx context.Context, r workspace.View, s section, t *target, after state) error {
+	if err := s.requireFile(ctx, r, t); err != nil {
 		return err
 	}
 	if t.before.sum != t.after.sum {
-		return s.bad("exists", "is changed twice by this patch and moved; put all its changes into the section that moves it")
+		return s.newError("exists", "is changed twice by this patch and moved; put all its changes into the section that moves it")
 	}
-	to, err := p.target(ctx, r, s.to)
+	to, err := p.targetFor(ctx, r, s.to)
 	if err != nil {
 		return err
 	}
-	if to.before.exists || to.after.exists || to.moved() || to == t {
-		return s.bad("exists", "can't be moved to %s, which exists already", shown(s.to))
+	if to.before.exists || to.after.exists || to.isMoved() || to == t {
+		return s.newError("exists", "can't be moved to %s, which exists already", shown(s.to))
 	}
 	to.from, t.to = t.path, to.path
 	to.hunks, to.loosest = t.hunks, t.loosest
-	if err := p.set(t, stateOf(nil, false)); err != nil {
+	if err := p.setAfter(t, stateOf(nil, false)); err != nil {
 		return err
 	}
-	return p.set(to, after)
+	return p.setAfter(to, after)
 }
 
-// target gives the path's target, reading the file the first time.
-func (p *plan) target(ctx context.Context, r workspace.View, name string) (*target, error) {
+// targetFor returns the path's target, reading the file the first time.
+func (p *plan) targetFor(ctx context.Context, r workspace.View, name string) (*target, error) {
 	rel, err := r.Relative(name)
 	if err != nil {
 		return nil, err
@@ -163,20 +165,20 @@ func (p *plan) target(ctx context.Context, r workspace.View, name string) (*targ
 	if len(p.targets) == maxPatchFiles {
 		return nil, refuse("too_large", "The patch names more than %d files; make several of it. Nothing was changed.", maxPatchFiles)
 	}
-	content, exists, err := current(ctx, r, name)
+	content, exists, err := readCurrent(ctx, r, name)
 	if err != nil {
 		return nil, err
 	}
 	t := &target{path: rel, before: stateOf(content, exists)}
 	t.after = t.before
-	t.look(ctx, r)
+	t.readMode(ctx, r)
 	p.targets = append(p.targets, t)
 	p.byPath[rel] = t
-	return t, p.grow(len(content))
+	return t, p.addBytes(len(content))
 }
 
-// look notes what an undo could not bring back by itself.
-func (t *target) look(ctx context.Context, r workspace.View) {
+// readMode records what an undo could not restore from the content.
+func (t *target) readMode(ctx context.Context, r workspace.View) {
 	if t.before.exists {
 		if info, err := r.Lstat(ctx, t.path); err == nil {
 			t.mode = info.Mode
@@ -187,30 +189,30 @@ func (t *target) look(ctx context.Context, r workspace.View) {
 		if there, err := r.Exists(ctx, dir); there || err != nil {
 			return
 		}
-		t.folder = dir
+		t.created = dir
 	}
 }
 
-func (p *plan) set(t *target, after state) error {
+func (p *plan) setAfter(t *target, after state) error {
 	t.after = after
 	if len(after.content) > workspace.MaxWriteBytes {
 		return refuse("too_large", "%s would have %d bytes; at most %d can be written. Nothing was changed.", shown(t.path), len(after.content), workspace.MaxWriteBytes)
 	}
-	return p.grow(len(after.content))
+	return p.addBytes(len(after.content))
 }
 
-func (p *plan) grow(n int) error {
+func (p *plan) addBytes(n int) error {
 	if p.bytes += n; p.bytes > maxPatchBytes {
 		return refuse("too_large", "The files of the patch have more than %d bytes together; make several patches of it. Nothing was changed.", maxPatchBytes)
 	}
 	return nil
 }
 
-// needs refuses what only a file can be: a link would be deleted or moved
-// itself, while its content was looked at.
-func (s section) needs(ctx context.Context, r workspace.View, t *target) error {
+// requireFile refuses what only a file can be: a symlink itself would be
+// deleted or moved, while its target's content was read.
+func (s section) requireFile(ctx context.Context, r workspace.View, t *target) error {
 	if !t.after.exists {
-		return s.missing()
+		return s.missingError()
 	}
 	if !t.before.exists {
 		return nil // added by this patch
@@ -220,22 +222,22 @@ func (s section) needs(ctx context.Context, r workspace.View, t *target) error {
 		return err
 	}
 	if info.Type != workspace.TypeFile {
-		return s.bad("not_regular", "is a %s; a patch deletes and moves files only", info.Type)
+		return s.newError("not_regular", "is a %s; a patch deletes and moves files only", info.Type)
 	}
 	return nil
 }
 
-func (s section) missing() error {
-	return s.bad("not_found", "there is no such file to change; add it with *** Add File:, or look for its name with glob")
+func (s section) missingError() error {
+	return s.newError("not_found", "there is no such file to change; add it with *** Add File:, or look for its name with glob")
 }
 
-// bad is a failure about the section's file.
-func (s section) bad(reason, format string, args ...any) error {
+// newError returns an error about the section's file.
+func (s section) newError(reason, format string, args ...any) error {
 	return refuse(reason, "%s (line %d of the patch): "+format+". Nothing was changed.", append([]any{shown(s.path), s.line}, args...)...)
 }
 
-// state identifies what the plan was made from.
-func (p *plan) state() string {
+// stateID identifies what the plan was made from.
+func (p *plan) stateID() string {
 	sum := sha256.New()
 	for _, t := range p.targets {
 		fmt.Fprintf(sum, "%q %s\n", t.path, t.before.sum)
@@ -248,30 +250,31 @@ func (p *plan) projection() tools.Projection {
 	var b strings.Builder
 	for _, t := range p.targets {
 		switch {
-		case !t.changes():
+		case !t.isChanged():
 		case t.from != "":
 			from := p.byPath[t.from]
 			fmt.Fprintf(&b, "rename from %s\nrename to %s\n", t.from, t.path)
-			b.WriteString(diff(t.path, from.before.content, t.after.content, true, false))
+			b.WriteString(unifiedDiff(t.path, from.before.content, t.after.content, true, false))
 		case t.to == "":
-			b.WriteString(diff(t.path, t.before.content, t.after.content, t.before.exists, !t.after.exists))
+			b.WriteString(unifiedDiff(t.path, t.before.content, t.after.content, t.before.exists, !t.after.exists))
 		}
 	}
-	return tools.Projection{Diff: b.String(), State: p.state()}
+	return tools.Projection{Diff: b.String(), State: p.stateID()}
 }
 
 // newFileMode is the mode of a file that a write makes.
 const newFileMode = 0o644
 
-// renamed says that a file that is moved has a mode to keep, and so is renamed.
-// Others are written anew and deleted: of that a session can show a diff.
-func (t *target) renamed() bool { return t.mode.Perm() != newFileMode }
+// needsRename reports whether a file that is moved has a mode to keep, and so
+// is renamed. Others are written anew and deleted: a session can show a diff of
+// that.
+func (t *target) needsRename() bool { return t.mode.Perm() != newFileMode }
 
 // step is one change, and what undoes it.
 type step struct{ do, undo workspace.Op }
 
-// steps gives the changes in their order: what deletes comes last, because it
-// can be undone only without the file's mode.
+// steps returns the changes in their order: deletes come last, because undoing
+// one restores the content but not the mode.
 func (p *plan) steps() []step {
 	var steps, deletes []step
 	for _, t := range p.targets {
@@ -280,11 +283,11 @@ func (p *plan) steps() []step {
 			undo: workspace.Op{Kind: workspace.OpWrite, Path: t.path, Content: t.before.content, IfSHA256: t.after.sum},
 		}
 		switch {
-		case t.to != "" && !t.renamed():
+		case t.to != "" && !t.needsRename():
 			write.do = workspace.Op{Kind: workspace.OpDelete, Path: t.path, IfSHA256: t.before.sum}
 			deletes = append(deletes, write)
-		case t.to != "" || !t.changes():
-		case t.from != "" && p.byPath[t.from].renamed():
+		case t.to != "" || !t.isChanged():
+		case t.from != "" && p.byPath[t.from].needsRename():
 			before := p.byPath[t.from].before
 			steps = append(steps, step{
 				do:   workspace.Op{Kind: workspace.OpRename, Path: t.from, To: t.path, IfSHA256: before.sum},

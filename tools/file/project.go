@@ -18,10 +18,10 @@ import (
 // and comparing takes more than proportional time.
 const diffBytes = 1 << 20
 
-// ProjectedDiff gives what a write, a patch or a delete would change, as a
-// unified diff, and the state of the file that it was made from. A change that
-// could not be made fails as the change would. What is too large or no text is
-// described in a line instead.
+// ProjectedDiff returns the change that a write, a patch or a delete would
+// make, as a unified diff, and the state of the file that it was made from. A
+// change that could not be made fails as the change would. A file that is too
+// large or not text is described in a line instead.
 func ProjectedDiff(ctx context.Context, r workspace.View, op workspace.Op) (tools.Projection, error) {
 	path, err := r.Relative(op.Path)
 	if err != nil {
@@ -30,7 +30,7 @@ func ProjectedDiff(ctx context.Context, r workspace.View, op workspace.Op) (tool
 	if info, err := r.Lstat(ctx, op.Path); op.Kind == workspace.OpDelete && err == nil && info.Type != workspace.TypeFile {
 		return tools.Projection{}, fmt.Errorf("project change: no diff for a %s", info.Type)
 	}
-	before, exists, err := current(ctx, r, op.Path)
+	before, exists, err := readCurrent(ctx, r, op.Path)
 	if err != nil {
 		return tools.Projection{}, err
 	}
@@ -48,7 +48,7 @@ func ProjectedDiff(ctx context.Context, r workspace.View, op workspace.Op) (tool
 	if err != nil {
 		return tools.Projection{}, err
 	}
-	p := tools.Projection{State: "absent", Diff: diff(path, before, after, exists, op.Kind == workspace.OpDelete)}
+	p := tools.Projection{State: "absent", Diff: unifiedDiff(path, before, after, exists, op.Kind == workspace.OpDelete)}
 	if exists {
 		sum := sha256.Sum256(before)
 		p.State = hex.EncodeToString(sum[:])
@@ -56,8 +56,8 @@ func ProjectedDiff(ctx context.Context, r workspace.View, op workspace.Op) (tool
 	return p, nil
 }
 
-// current reads the whole file, if there is one.
-func current(ctx context.Context, r workspace.View, path string) (content []byte, exists bool, err error) {
+// readCurrent reads the whole file, if there is one.
+func readCurrent(ctx context.Context, r workspace.View, path string) (content []byte, exists bool, err error) {
 	f, err := r.ReadFile(ctx, path, 0, workspace.MaxWriteBytes)
 	if e, ok := errors.AsType[*workspace.Error](err); ok && e.Kind == workspace.KindNotFound {
 		return nil, false, nil
@@ -74,7 +74,7 @@ func current(ctx context.Context, r workspace.View, path string) (content []byte
 	return f.Data, true, nil
 }
 
-func diff(path string, before, after []byte, existed, deleted bool) string {
+func unifiedDiff(path string, before, after []byte, existed, deleted bool) string {
 	from, to := "a/"+path, "b/"+path
 	if !existed {
 		from = "/dev/null"

@@ -23,15 +23,16 @@ const (
 	maxLines     = 1 << 30
 )
 
-// sampleBytes is looked at to tell what a file is; git looks at 8000 bytes.
+// sampleBytes is the size of the sample from which a file's type is guessed;
+// git reads 8000 bytes.
 const sampleBytes = 8000
 
 func readFileDefinition() tools.Definition {
 	return tools.Definition{
 		Name: tools.NameReadFile,
-		Description: "Reads a file of the workspace. Text is given as it is, from line `offset` on, `limit` lines of it " +
-			"(2000 when left out); a note in square brackets at the end says when there is more, when long lines were " +
-			"shortened, or when bytes are not UTF-8. Pictures (PNG, JPEG, GIF, WebP) are shown as pictures, other binary files are " +
+		Description: "Reads a file of the workspace. Text is returned as it is, from line `offset` on, `limit` lines of it " +
+			"(2000 when left out); a note in square brackets at the end reports that there is more, that long lines were " +
+			"shortened, or that bytes are not UTF-8. Pictures (PNG, JPEG, GIF, WebP) are shown as pictures, other binary files are " +
 			"only described. Paths are relative to the workspace.",
 		InputSchema: json.RawMessage(`{
   "type": "object",
@@ -63,47 +64,47 @@ func (f *fileReader) run(ctx context.Context, in readFileInput) (tools.Output, e
 	if err != nil {
 		return tools.Output{}, err
 	}
-	w := window{from: in.Offset.or(1, maxLines), count: in.Limit.or(defaultLines, maxLines), numbers: in.Numbers}
+	w := window{from: in.Offset.orDefault(1, maxLines), count: in.Limit.orDefault(defaultLines, maxLines), numbers: in.Numbers}
 	switch {
 	case len(head.Data) == 0:
-		return text("[the file is empty]"), nil
+		return textOutput("[the file is empty]"), nil
 	case pictureType(head.Data) != "":
-		return f.picture(ctx, head)
+		return f.readPicture(ctx, head)
 	case bytes.HasPrefix(head.Data, []byte{0xff, 0xfe}), bytes.HasPrefix(head.Data, []byte{0xfe, 0xff}):
-		return f.wide(ctx, head, w)
+		return f.showUTF16(ctx, head, w)
 	case isBinary(head.Data):
-		return describe(head), nil
+		return describeFile(head), nil
 	}
 	stream := &fileStream{ctx: ctx, reader: f.reader, path: in.Path}
-	v, err := w.see(stream)
+	v, err := w.readView(stream)
 	if err != nil {
 		return tools.Output{}, err
 	}
 	out := w.output(v, head)
 	if bytes.HasPrefix(head.Data, []byte("\ufeff")) {
-		note(&out, "the file starts with a UTF-8 byte order mark")
+		addNote(&out, "the file starts with a UTF-8 byte order mark")
 	}
 	return out, nil
 }
 
-// wide shows a UTF-16 text, which must be small enough to be decoded whole.
-func (f *fileReader) wide(ctx context.Context, head workspace.File, w window) (tools.Output, error) {
+// showUTF16 shows a UTF-16 text, which must be small enough to be decoded whole.
+func (f *fileReader) showUTF16(ctx context.Context, head workspace.File, w window) (tools.Output, error) {
 	whole, err := f.reader.ReadFile(ctx, head.Path, 0, workspace.DefaultMaxFileBytes)
 	if err != nil {
 		return tools.Output{}, err
 	}
 	if whole.Truncated {
-		return describe(head), nil
+		return describeFile(head), nil
 	}
 	decoded, bad := decodeUTF16(whole.Data)
-	v, err := w.see(strings.NewReader(decoded))
+	v, err := w.readView(strings.NewReader(decoded))
 	if err != nil {
 		return tools.Output{}, err
 	}
 	out := w.output(v, head)
-	note(&out, "decoded from UTF-16; patch_file works on the file's own bytes and will not find this text")
+	addNote(&out, "decoded from UTF-16; patch_file works on the file's own bytes and will not find this text")
 	if bad > 0 {
-		note(&out, "lossy: "+plural(bad, "place")+" not valid UTF-16 shown as �")
+		addNote(&out, "lossy: "+plural(bad, "place")+" not valid UTF-16 shown as �")
 	}
 	return out, nil
 }
@@ -129,9 +130,9 @@ func decodeUTF16(b []byte) (decoded string, bad int) {
 	return string(runes), bad
 }
 
-// output words what was seen.
+// output describes the view.
 func (w window) output(v *view, f workspace.File) tools.Output {
-	out := text(v.text.String())
+	out := textOutput(v.text.String())
 	total, lines := strconv.Itoa(v.lines), plural(v.lines, "line")
 	if !v.whole {
 		total = "more than " + total
@@ -142,31 +143,31 @@ func (w window) output(v *view, f workspace.File) tools.Output {
 		if !v.whole {
 			where = fmt.Sprintf("the first %d MiB of the file, which is all that is looked at; use the shell", scanBytes>>20)
 		}
-		out = text(fmt.Sprintf("[offset %d is beyond %s]", w.from, where))
+		out = textOutput(fmt.Sprintf("[offset %d is beyond %s]", w.from, where))
 		out.Success = false
 		return out
 	case v.last < v.lines || !v.whole:
 		out.Truncated = true
-		note(&out, fmt.Sprintf("lines %d to %d of %s, %d bytes in all; go on with offset %d", w.from, v.last, total, f.Size, v.last+1))
+		addNote(&out, fmt.Sprintf("lines %d to %d of %s, %d bytes in all; go on with offset %d", w.from, v.last, total, f.Size, v.last+1))
 	case w.from > 1:
-		note(&out, fmt.Sprintf("lines %d to %d, the end of the file", w.from, v.last))
+		addNote(&out, fmt.Sprintf("lines %d to %d, the end of the file", w.from, v.last))
 	}
 	if v.cutLines > 0 {
 		out.Truncated = true
-		note(&out, plural(v.cutLines, "line")+" longer than "+strconv.Itoa(lineBytes)+" bytes shortened")
+		addNote(&out, plural(v.cutLines, "line")+" longer than "+strconv.Itoa(lineBytes)+" bytes shortened")
 	}
 	if v.badBytes+v.nuls > 0 {
-		note(&out, fmt.Sprintf("lossy: %s that are not UTF-8 shown as �, %s as ␀; don't patch or rewrite what holds them",
+		addNote(&out, fmt.Sprintf("lossy: %s that are not UTF-8 shown as �, %s as ␀; don't patch or rewrite what holds them",
 			plural(v.badBytes, "byte"), plural(v.nuls, "NUL")))
 	}
 	if v.crlf > 0 {
-		note(&out, `lines end in \r\n`)
+		addNote(&out, `lines end in \r\n`)
 	}
 	return out
 }
 
-// note adds a line in brackets to a text.
-func note(out *tools.Output, s string) {
+// addNote adds a line in brackets to a text.
+func addNote(out *tools.Output, s string) {
 	t := &out.Content[0].Text
 	if *t != "" && !strings.HasSuffix(*t, "\n") {
 		*t += "\n"
@@ -174,10 +175,10 @@ func note(out *tools.Output, s string) {
 	*t += "[" + s + "]\n"
 }
 
-// isBinary says whether a sample of a file is no text: it holds NULs or other
-// controls, or bytes that are no UTF-8, beyond what a stray one would be.
+// isBinary reports whether a sample of a file is not text: it has NULs or other
+// controls, or bytes that are not UTF-8, more than a stray one.
 func isBinary(sample []byte) bool {
-	bad, _ := invalid(sample)
+	bad, _ := countInvalid(sample)
 	odd := 0
 	for _, c := range sample {
 		if c < ' ' && !bytes.ContainsRune([]byte("\t\n\v\f\r\b\x1b"), rune(c)) {
@@ -187,11 +188,11 @@ func isBinary(sample []byte) bool {
 	return odd*50 > len(sample) || (bad+odd)*4 > len(sample)
 }
 
-// describe says what a file is that is not shown.
-func describe(f workspace.File) tools.Output {
+// describeFile describes a file that is not shown.
+func describeFile(f workspace.File) tools.Output {
 	const peek = 128
 	first := f.Data[:min(len(f.Data), peek)]
-	return text(fmt.Sprintf("[binary file, %d bytes, %s; not shown. Its first %s, escaped:]\n%s\n",
+	return textOutput(fmt.Sprintf("[binary file, %d bytes, %s; not shown. Its first %s, escaped:]\n%s\n",
 		f.Size, http.DetectContentType(f.Data), plural(len(first), "byte"), strconv.QuoteToASCII(string(first))))
 }
 

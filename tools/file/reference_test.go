@@ -84,7 +84,7 @@ func (r *reference) glob(pattern string, ignored bool) string {
 }
 
 func (r *reference) grep(in grepInput, most int) string {
-	re, err := in.compile()
+	re, err := in.compilePattern()
 	r.f.must(err)
 	var b strings.Builder
 	found, more := 0, false

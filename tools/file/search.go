@@ -25,7 +25,7 @@ var errSearchTime = errors.New("search took too long")
 // search walks over the files that a glob or a grep looks at.
 type search struct {
 	reader workspace.View
-	// start is the folder or file, relative to the workspace, cleaned.
+	// start is the directory or file, relative to the workspace, cleaned.
 	start string
 	// ignored includes what .gitignore leaves out, and .git.
 	ignored bool
@@ -58,10 +58,10 @@ func searchSummary(raw json.RawMessage) string {
 	return in.Pattern + " in " + in.Path
 }
 
-// outcome says how a search ended.
+// outcome describes how a search ended.
 type outcome struct {
 	workspace.Walked
-	// late says that it was stopped by its time.
+	// late reports whether it was stopped by its deadline.
 	late bool
 }
 
@@ -81,9 +81,9 @@ func (s *search) run(ctx context.Context, o workspace.SearchOptions) (outcome, e
 	return outcome{walked, false}, err
 }
 
-// below returns the path of an entry relative to the start, or its last name
-// where that is the start itself.
-func (s *search) below(dir, name string) string {
+// relativeTo returns the path of an entry relative to the start, or its last
+// name if it is the start itself.
+func (s *search) relativeTo(dir, name string) string {
 	switch {
 	case dir == s.start || dir == ".":
 		return name
@@ -97,18 +97,18 @@ func (s *search) below(dir, name string) string {
 	return rest + "/" + name
 }
 
-// explain notes what a search did not see.
-func (o outcome) explain(out *tools.Output) {
+// addNotes notes what a search did not see.
+func (o outcome) addNotes(out *tools.Output) {
 	if o.late {
 		out.Truncated = true
-		note(out, fmt.Sprintf("stopped after %v: name a folder below, or a narrower pattern", searchTime))
+		addNote(out, fmt.Sprintf("stopped after %v: name a directory below, or a narrower pattern", searchTime))
 	}
 	if o.Truncated {
 		out.Truncated = true
-		note(out, "the folder holds more entries than one search looks at: name a folder below")
+		addNote(out, "the directory holds more entries than one search looks at: name a directory below")
 	}
 	if len(o.Incomplete) > 0 {
 		out.Truncated = true
-		note(out, "not searched: "+strings.Join(shownAll(o.Incomplete), ", "))
+		addNote(out, "not searched: "+strings.Join(shownAll(o.Incomplete), ", "))
 	}
 }

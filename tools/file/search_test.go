@@ -48,8 +48,8 @@ func TestListDir(t *testing.T) {
 	f.file("odd/ space", "")
 	f.file("empty/x", "")
 	f.must(os.Remove(filepath.Join(f.root, "empty/x")))
-	if got, want := f.text("list_dir", object{"path": "empty"}), "[the folder is empty]\n"; got != want {
-		t.Errorf("list of an empty folder: %q, want %q", got, want)
+	if got, want := f.text("list_dir", object{"path": "empty"}), "[the directory is empty]\n"; got != want {
+		t.Errorf("list of an empty directory: %q, want %q", got, want)
 	}
 	if got, want := f.text("list_dir", object{"path": "src/deep", "depth": 2}), "src/deep/c.tsx  (6 bytes)\nsrc/deep/er/\nsrc/deep/er/b.ts  (17 bytes)\n"; got != want {
 		t.Errorf("list, depth 2: %q, want %q", got, want)
@@ -78,7 +78,7 @@ func TestListDirIsBounded(t *testing.T) {
 	out, err := f.call("list_dir", object{"depth": 2})
 	f.must(err)
 	got := out.Content[0].Text
-	if !out.Truncated || strings.Count(got, "\n") != 1001 || !strings.Contains(got, "\nz  (0 bytes)\n") || !strings.HasSuffix(got, "[1000 entries shown, there are more: list a folder below, or use glob]\n") {
+	if !out.Truncated || strings.Count(got, "\n") != 1001 || !strings.Contains(got, "\nz  (0 bytes)\n") || !strings.HasSuffix(got, "[1000 entries shown, there are more: list a directory below, or use glob]\n") {
 		t.Errorf("truncated %v, %d lines, …%q", out.Truncated, strings.Count(got, "\n"), got[len(got)-100:])
 	}
 }
@@ -244,7 +244,7 @@ func TestCount(t *testing.T) {
 	}
 }
 
-// FuzzSearch gives any pattern to glob and grep.
+// FuzzSearch passes any pattern to glob and grep.
 func FuzzSearch(f *testing.F) {
 	seeds := []string{"*.go", "**/*", "{a,b}", "[a-z", "((a*)*)*b", "(x{1000}){1000}", "\\", "", "!(a)", "/workspace/*", "../x", "a\x00", "{{{,},},}", "[^]", "**/{**/{**,a},b}/c"}
 	if len(seeds) == 0 {

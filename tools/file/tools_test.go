@@ -263,7 +263,7 @@ func TestProjection(t *testing.T) {
 	if len(f.sandbox.ops) != 0 {
 		t.Errorf("a projection changed something: %+v", f.sandbox.ops)
 	}
-	// What was shown is what is done, or nothing.
+	// The change that was shown is made, or none.
 	raw := json.RawMessage(`{"path":"f","content":"x"}`)
 	tool := f.tools["write_file"]()
 	p, err := tool.(tools.Projector).Project(t.Context(), &tools.Call{Input: raw})
