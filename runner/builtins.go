@@ -46,5 +46,5 @@ func (s *Session) builtins() ([]tools.Factory, error) {
 		}
 		all = append(all, f)
 	}
-	return all, nil
+	return append(all, s.opts.Tools...), nil
 }

@@ -87,6 +87,8 @@ type Options struct {
 	// Memory keeps notes about the workspace; nil offers none.
 	Memory *memory.Store
 
+	// Tools are offered after the built-in ones. They run in this process.
+	Tools []tools.Factory
 	// Instructions are the operator's, added to the system prompt.
 	Instructions string
 

@@ -101,3 +101,12 @@ type Leftover struct {
 	Session string `json:"session,omitempty"`
 	Owner   string `json:"owner"` // pid and start time of the dead owner
 }
+
+// Run starts a command and waits for its end.
+func Run(ctx context.Context, s Sandbox, cmd Command) (Exit, error) {
+	p, err := s.Start(ctx, cmd)
+	if err != nil {
+		return Exit{}, err
+	}
+	return p.Wait()
+}

@@ -1,0 +1,197 @@
+// Package caisson runs agent tasks and commands in sandboxes.
+//
+// The agent loop and everything that only reads run in this process. What writes or
+// executes runs in one container per session, without network and without privileges,
+// with the workspace mounted into it. When the session ends the container is gone, even
+// if this process is killed.
+//
+// [Run] does one task, [Open] a session of many turns, [NewSandbox] starts a sandbox
+// without a model, and [Doctor] checks what this machine can run. They need
+// caisson-guest and, for the gvisor backend, runsc: beside the program, on PATH, or
+// named in [HostOptions].
+//
+// This package, sandbox, images, limits, tools, tools/policy, loop, loop/openai and
+// sandbox/sandboxtest are the public API. The other packages may change in any version.
+package caisson
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/redact"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// Options configure a session. Workspace and Model are required; the zero value of
+// every other field is useful.
+type Options struct {
+	SandboxOptions
+
+	// Model answers the agent's requests. The caller closes it after the session.
+	Model loop.Model
+	// Policy decides which tool calls run; the zero value is the preset "ci": what runs
+	// in the sandbox or only reads is allowed, everything else is refused.
+	Policy tools.Policy
+	// Budget bounds each turn, and SessionBudget all turns together. A nil field is no
+	// limit.
+	Budget, SessionBudget limits.Budget
+	// Instructions are added to the system prompt.
+	Instructions string
+	// Tools are offered to the model after the built-in ones. They run in this process,
+	// with its privileges, under Policy.
+	Tools []tools.Factory
+	// Secrets maps names to values, such as API keys, that no record or log may contain.
+	Secrets map[string]string
+}
+
+// Report describes how a session ended.
+type Report struct {
+	// Session is the id of the session and Dir the directory of its records.
+	Session, Dir string
+	// Reason is why the last turn ended; [loop.StopAnswered] is success.
+	Reason loop.StopReason
+	// Answer is the model's answer to the last turn, or "".
+	Answer string
+	// Turns is the number of turns that were started.
+	Turns int
+	Usage limits.Usage
+	// Changed lists changed files, relative to the workspace. The list is not complete
+	// if Incomplete is set: there are too many, or the workspace can't be read.
+	Changed    []string
+	Incomplete bool
+	// Patch is a unified diff of the changed text files.
+	Patch string
+	// Err is why the session did not end as it should, with a hint, or nil.
+	Err error
+}
+
+// Run does one task: it opens a session, runs a turn, and closes the session.
+// Cancelling ctx stops running commands, and the report says what was done until
+// then. The error is why there was no session; a session that failed has a report
+// with Err set.
+func Run(ctx context.Context, o Options, task string) (Report, error) {
+	s, err := Open(ctx, o)
+	if err != nil {
+		return Report{}, err
+	}
+	_, err = s.Ask(ctx, task)
+	r := s.Close()
+	if r.Err == nil {
+		r.Err = err
+	}
+	return r, nil
+}
+
+// Session is a session of many turns: one sandbox, which the first tool call that may
+// need it starts, and one history. Its methods may be called by one goroutine at a time.
+type Session struct {
+	host    *Host
+	session *runner.Session
+	folder  *runner.Folder
+	work    *runner.Workspace
+}
+
+// Open opens a session. Cancelling ctx ends the turn that runs, and no other starts.
+// The caller must close the session.
+func Open(ctx context.Context, o Options) (*Session, error) {
+	if o.Model == nil {
+		return nil, errors.New("open session: Options.Model is missing")
+	}
+	h, err := NewHost(o.HostOptions)
+	if err != nil {
+		return nil, fmt.Errorf("open session: %w", err)
+	}
+	s := &Session{host: h}
+	if err := s.open(ctx, o); err != nil {
+		return nil, errors.Join(fmt.Errorf("open session: %w", err), s.release())
+	}
+	return s, nil
+}
+
+func (s *Session) open(ctx context.Context, o Options) (err error) {
+	if o.Policy.Classes == nil {
+		if o.Policy, err = tools.Preset("ci"); err != nil {
+			return err
+		}
+	}
+	image, resources, err := o.complete()
+	if err != nil {
+		return err
+	}
+	if s.work, err = s.host.openWorkspace(o.SandboxOptions); err != nil {
+		return err
+	}
+	var secrets []redact.Secret
+	for name, value := range o.Secrets {
+		secrets = append(secrets, redact.Secret{Name: name, Value: value})
+	}
+	if s.folder, err = runner.NewFolder(s.host.o.StateDir, secrets); err != nil {
+		return err
+	}
+	s.host.setLogger(s.folder.Log)
+	backend, choice, err := s.host.Choose(ctx, o.Backend, nil)
+	if err != nil {
+		return err
+	}
+	removed := s.host.Sweep(ctx)
+	s.session, err = runner.Open(ctx, runner.Options{
+		Folder: s.folder, User: runner.User{Name: runner.LocalUser(), Admin: true}, Workspace: s.work,
+		Backend: backend, Choice: choice, Image: image, ImageName: o.Image, Mode: o.Mode, Resources: resources,
+		Model: o.Model, Budget: o.Budget, SessionBudget: o.SessionBudget, Policy: o.Policy, OnPrompt: tools.OnPromptDeny,
+		Instructions: o.Instructions, Tools: o.Tools, Secrets: secrets, Removed: removed,
+	})
+	return err
+}
+
+// Ask runs one turn with a message of the user and returns the model's answer. The
+// error is why there is no answer; ctx ends this turn alone.
+func (s *Session) Ask(ctx context.Context, message string) (string, error) {
+	t, err := s.session.Start(message)
+	if err != nil {
+		return "", err
+	}
+	stop := context.AfterFunc(ctx, func() { t.Cancel(context.Cause(ctx)) })
+	<-t.Done()
+	stop()
+	r := t.Report()
+	switch {
+	case r.Err != nil:
+		return r.Answer, r.Err
+	case r.Reason != loop.StopAnswered:
+		return r.Answer, fmt.Errorf("the turn ended without an answer: %s", r.Reason)
+	}
+	return r.Answer, nil
+}
+
+// Close stops what runs, removes the sandbox and reports how the session ended.
+func (s *Session) Close() Report {
+	r := s.session.Close()
+	report := Report{
+		Session: r.Session, Dir: r.Dir, Reason: r.Reason, Answer: r.Answer, Turns: r.Turns, Usage: r.Usage,
+		Incomplete: r.Incomplete || r.ChangedOmitted > 0, Patch: r.Patch,
+	}
+	for _, c := range r.Changed {
+		report.Changed = append(report.Changed, c.Path)
+	}
+	if r.Problem != nil {
+		report.Err = &runner.Error{Status: r.ExitStatus, Problem: *r.Problem, Err: r.Err}
+	}
+	report.Err = errors.Join(report.Err, s.release())
+	return report
+}
+
+// release closes what the session was opened with.
+func (s *Session) release() error {
+	var errs []error
+	if s.folder != nil {
+		errs = append(errs, s.folder.Close())
+	}
+	if s.work != nil {
+		errs = append(errs, s.work.Close())
+	}
+	return errors.Join(append(errs, s.host.Close())...)
+}

@@ -1,0 +1,199 @@
+//go:build linux
+
+package caisson_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/caisson-run/caisson"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/replay"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// options returns options with a backend that runs here, or skips the test.
+func options(t *testing.T) caisson.SandboxOptions {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("starts sandboxes")
+	}
+	dir := t.TempDir()
+	guest := filepath.Join(dir, "caisson-guest")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", guest, "./cmd/caisson-guest")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	runsc, err := filepath.Abs("bin/runsc")
+	if err == nil {
+		_, err = os.Stat(runsc)
+	}
+	if err != nil {
+		if os.Getenv("REQUIRE_BACKENDS") != "" {
+			t.Fatal(err)
+		}
+		t.Skip("no bin/runsc: make build builds it")
+	}
+	o := caisson.SandboxOptions{
+		HostOptions: caisson.HostOptions{StateDir: filepath.Join(dir, "state"), CacheDir: filepath.Join(dir, "cache"), Guest: guest, Runsc: runsc},
+		Workspace:   filepath.Join(dir, "workspace"), Backend: "gvisor",
+	}
+	if err := os.Mkdir(o.Workspace, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	// The sandbox's user must reach the workspace.
+	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
+		if err := os.Chmod(d, 0o755); err != nil {
+			break
+		}
+	}
+	if err := os.Mkdir(o.StateDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+func script(t *testing.T, turns string) loop.Model {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "script.yaml")
+	if err := os.WriteFile(path, []byte("version: 1\nname: test\nturns:\n"+turns), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m, err := replay.Open(path, replay.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func TestNewSandbox(t *testing.T) {
+	o := options(t)
+	for _, mode := range []sandbox.WorkspaceMode{"", sandbox.ModeOverlay} {
+		t.Run("mode "+string(mode), func(t *testing.T) {
+			o.Mode = mode
+			box, err := caisson.NewSandbox(t.Context(), o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var out strings.Builder
+			p, err := box.Start(t.Context(), sandbox.Command{Argv: []string{"sh", "-c", "echo made >file && cat file"}, Stdout: &out})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if exit, err := p.Wait(); err != nil || !exit.Status.Success() || out.String() != "made\n" {
+				t.Errorf("%s, %v, output %q", exit.Status, err, out.String())
+			}
+			if err := errors.Join(box.Destroy(context.Background()), box.Destroy(context.Background())); err != nil {
+				t.Error(err)
+			}
+			_, err = os.Stat(filepath.Join(o.Workspace, "file"))
+			if kept := err == nil; kept != (mode == "") {
+				t.Errorf("the file is in the workspace: %t", kept)
+			}
+			_ = os.Remove(filepath.Join(o.Workspace, "file"))
+			left, _ := filepath.Glob(filepath.Join(o.StateDir, "sessions", "*", "*"))
+			if len(left) != 0 {
+				t.Errorf("left behind: %q", left)
+			}
+		})
+	}
+}
+
+func TestRun(t *testing.T) {
+	o := options(t)
+	var zones []string
+	clock := tools.NewFunc(tools.Definition{
+		Name: "current_time", Description: "Returns the time.", Class: tools.ClassRead,
+		InputSchema: []byte(`{"type": "object", "properties": {"zone": {"type": "string"}}, "required": ["zone"]}`),
+	}, func(_ context.Context, in struct{ Zone string }) (string, error) {
+		zones = append(zones, in.Zone)
+		return "noon", nil
+	})
+	model := script(t, `  - calls:
+      - {tool: current_time, input: {zone: Lisbon}}
+      - {tool: shell, input: {command: "echo made >file"}}
+  - text: Done.
+`)
+	r, err := caisson.Run(t.Context(), caisson.Options{SandboxOptions: o, Model: model, Tools: []tools.Factory{clock}}, "Make a file.")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Err != nil || r.Answer != "Done." || r.Turns != 1 || strings.Join(r.Changed, " ") != "file" || !strings.Contains(r.Patch, "+made") {
+		t.Errorf("report %+v", r)
+	}
+	if strings.Join(zones, " ") != "Lisbon" {
+		t.Errorf("the tool was called with %q", zones)
+	}
+	if text, err := os.ReadFile(filepath.Join(r.Dir, "trace.jsonl")); err != nil || !strings.Contains(string(text), `"name":"current_time"`) {
+		t.Errorf("records: %v", err)
+	}
+}
+
+// TestRunRefusesWhatAsks: nobody can be asked, so that a policy that asks refuses.
+func TestRunRefusesWhatAsks(t *testing.T) {
+	o := options(t)
+	policy, err := tools.Preset("default")
+	if err != nil {
+		t.Fatal(err)
+	}
+	model := script(t, "  - calls: [{tool: shell, input: {command: \"echo made >file\"}}]\n  - text: Done.\n")
+	r, err := caisson.Run(t.Context(), caisson.Options{SandboxOptions: o, Model: model, Policy: policy}, "Make a file.")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Err == nil || len(r.Changed) != 0 {
+		t.Errorf("report %+v", r)
+	}
+}
+
+func TestOpen(t *testing.T) {
+	o := options(t)
+	model := script(t, "  - text: First.\n  - calls: [{tool: shell, input: {command: \"exit 3\"}}]\n  - text: Second.\n")
+	s, err := caisson.Open(t.Context(), caisson.Options{SandboxOptions: o, Model: model})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"First.", "Second."} {
+		if got, err := s.Ask(t.Context(), "go on"); err != nil || got != want {
+			t.Errorf("answer %q, %v; want %q", got, err, want)
+		}
+	}
+	if r := s.Close(); r.Err != nil || r.Turns != 2 || r.Reason != loop.StopAnswered {
+		t.Errorf("report %+v", r)
+	}
+}
+
+func TestBadOptions(t *testing.T) {
+	state := t.TempDir()
+	if err := os.Chmod(state, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	model := script(t, "  - text: Done.\n")
+	host := caisson.HostOptions{StateDir: state, CacheDir: t.TempDir(), Environ: []string{}}
+	for name, tt := range map[string]struct {
+		o    caisson.Options
+		want string
+	}{
+		"no model":     {caisson.Options{SandboxOptions: caisson.SandboxOptions{HostOptions: host, Workspace: t.TempDir()}}, "Options.Model is missing"},
+		"no workspace": {caisson.Options{SandboxOptions: caisson.SandboxOptions{HostOptions: host}, Model: model}, "Workspace is missing"},
+		"no directory": {caisson.Options{SandboxOptions: caisson.SandboxOptions{HostOptions: host, Workspace: "/nonexistent"}, Model: model}, "/nonexistent"},
+		"system":       {caisson.Options{SandboxOptions: caisson.SandboxOptions{HostOptions: host, Workspace: "/etc"}, Model: model}, "directory of the system"},
+		"image":        {caisson.Options{SandboxOptions: caisson.SandboxOptions{HostOptions: host, Workspace: t.TempDir(), Image: "Not An Image"}, Model: model}, "Not An Image"},
+		"backend":      {caisson.Options{SandboxOptions: caisson.SandboxOptions{HostOptions: host, Workspace: t.TempDir(), Backend: "vm"}, Model: model}, "vm"},
+		"no state":     {caisson.Options{SandboxOptions: caisson.SandboxOptions{HostOptions: caisson.HostOptions{Environ: []string{"HOME=here"}}, Workspace: t.TempDir()}, Model: model}, "no state directory"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := caisson.Run(t.Context(), tt.o, "task")
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("error %v, want %q", err, tt.want)
+			}
+		})
+	}
+}

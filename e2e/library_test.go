@@ -1,0 +1,106 @@
+//go:build linux
+
+package e2e
+
+import (
+	"bytes"
+	"go/ast"
+	"go/doc"
+	"go/format"
+	"go/parser"
+	"go/token"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// maxExampleLines bounds the body of an example of the root package.
+const maxExampleLines = 10
+
+// TestLibraryFromAnotherModule builds the examples of the root package in a module of
+// their own, as a program that imports Caisson is, and runs them.
+func TestLibraryFromAnotherModule(t *testing.T) {
+	needBackend(t, "gvisor")
+	base := modelServer(t)
+	fset := token.NewFileSet()
+	file, err := parser.ParseFile(fset, "../example_test.go", nil, parser.ParseComments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := emptyModule(t)
+	examples := doc.Examples(file)
+	if len(examples) != 3 {
+		t.Fatalf("%d examples, want 3", len(examples))
+	}
+	for _, e := range examples {
+		t.Run(e.Name, func(t *testing.T) {
+			body := e.Code.(*ast.BlockStmt)
+			if n := fset.Position(body.End()).Line - fset.Position(body.Pos()).Line - 1; n > maxExampleLines {
+				t.Errorf("%d lines, at most %d", n, maxExampleLines)
+			}
+			var text bytes.Buffer
+			if e.Play == nil {
+				t.Fatal("it is not a whole program")
+			}
+			if err := format.Node(&text, fset, e.Play); err != nil {
+				t.Fatal(err)
+			}
+			m := newMachine(t)
+			m.tally(t)
+			m.env = append(m.env, "OPENAI_API_KEY=test", "OPENAI_BASE_URL="+base+"/v1", "PATH="+binaries(t)+":"+hostPath)
+			source := filepath.Join(dir, e.Name)
+			if err := os.Mkdir(source, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(source, "main.go"), text.Bytes(), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			program := filepath.Join(dir, "bin", e.Name)
+			build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./"+e.Name)
+			build.Dir = dir
+			build.Env = append(os.Environ(), "GOFLAGS=-mod=mod -trimpath")
+			if out, err := build.CombinedOutput(); err != nil {
+				t.Fatalf("build: %v\n%s\n%s", err, out, text.String())
+			}
+			run := exec.CommandContext(t.Context(), program)
+			run.Dir, run.Env = m.workspace, m.env
+			out, err := run.CombinedOutput()
+			if err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			want := map[string]string{"NewSandbox": "tally.sh\n", "Run": "The tests pass. [tally.sh] <nil>", "Run_tool": "It is forty-two."}[e.Name]
+			if want == "" || !strings.Contains(string(out), want) || !strings.Contains(string(out), "<nil>") {
+				t.Errorf("output without %q:\n%s", want, out)
+			}
+		})
+	}
+}
+
+// emptyModule returns the directory of a module that requires this one.
+func emptyModule(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	root, err := filepath.Abs("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	mod, err := os.ReadFile("../go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.Replace(string(mod), "module "+modulePath, "module example.com/agent", 1) +
+		"\nrequire " + modulePath + " v0.0.0\n\nreplace " + modulePath + " => " + root + "\n"
+	if err := os.WriteFile(filepath.Join(dir, "go.mod"), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	sums, err := os.ReadFile("../go.sum")
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "go.sum"), sums, 0o644)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}

@@ -1,0 +1,50 @@
+package caisson_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"os"
+
+	"github.com/caisson-run/caisson"
+	"github.com/caisson-run/caisson/loop/openai"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// Run a command in a sandbox, with this machine's programs and without network.
+func ExampleNewSandbox() {
+	ctx := context.Background()
+	box, err := caisson.NewSandbox(ctx, caisson.SandboxOptions{Workspace: "."})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer func() { _ = box.Destroy(ctx) }()
+	exit, err := sandbox.Run(ctx, box, sandbox.Command{Argv: []string{"ls", "-l"}, Stdout: os.Stdout})
+	fmt.Println(exit.Status, err)
+}
+
+// Run an agent on a workspace until its task is done.
+func ExampleRun() {
+	model, err := openai.New(openai.Options{Model: "gpt-5", BaseURL: os.Getenv("OPENAI_BASE_URL"), APIKey: os.Getenv("OPENAI_API_KEY")})
+	if err != nil {
+		log.Fatal(err)
+	}
+	o := caisson.Options{SandboxOptions: caisson.SandboxOptions{Workspace: "."}, Model: model}
+	report, err := caisson.Run(context.Background(), o, "Make the tests pass.")
+	fmt.Println(report.Answer, report.Changed, report.Err, err)
+}
+
+// Offer a tool of one's own to the agent. It runs in this process.
+func ExampleRun_tool() {
+	schema := `{"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}`
+	add := tools.NewFunc(tools.Definition{Name: "add", Description: "Adds two numbers.", Class: tools.ClassNone, InputSchema: []byte(schema)},
+		func(_ context.Context, in struct{ A, B int }) (string, error) { return fmt.Sprint(in.A + in.B), nil })
+	model, err := openai.New(openai.Options{Model: "gpt-5", BaseURL: os.Getenv("OPENAI_BASE_URL"), APIKey: os.Getenv("OPENAI_API_KEY")})
+	if err != nil {
+		log.Fatal(err)
+	}
+	o := caisson.Options{SandboxOptions: caisson.SandboxOptions{Workspace: "."}, Model: model, Tools: []tools.Factory{add}}
+	report, err := caisson.Run(context.Background(), o, "What is 27 + 15?")
+	fmt.Println(report.Answer, report.Err, err)
+}

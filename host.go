@@ -1,0 +1,316 @@
+package caisson
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/images/host"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/docker"
+	"github.com/caisson-run/caisson/sandbox/oci"
+	"github.com/caisson-run/caisson/sandbox/programs"
+)
+
+const (
+	// checkTime bounds the check of a backend that was asked for: an engine of a busy
+	// machine on which 64 sessions start at once has taken more than 5 s.
+	checkTime = 30 * time.Second
+	// autoTime bounds it if another backend can serve.
+	autoTime = 5 * time.Second
+	// sweepTime bounds the removal of what dead processes left.
+	sweepTime = 30 * time.Second
+)
+
+// HostOptions configure what the sessions of a process share. The zero value takes
+// everything from the environment.
+type HostOptions struct {
+	// StateDir keeps the records of sessions, and what is needed to clean up after a
+	// process that was killed; "" means caisson in $XDG_STATE_HOME or ~/.local/state.
+	StateDir string
+	// CacheDir keeps images; "" means caisson in $XDG_CACHE_HOME or ~/.cache.
+	CacheDir string
+	// Environ is the environment as NAME=value; nil means os.Environ().
+	Environ []string
+	// Backends are those that may be used; nil means all of docker, gvisor and runc.
+	Backends []string
+	// Guest, Runsc, Runc, Buildctl and Buildah are paths of programs that are neither
+	// beside this program nor on PATH.
+	Guest, Runsc, Runc, Buildctl, Buildah string
+	// DockerHost is the address of the engine; "" means DOCKER_HOST, or the current
+	// context. DockerRuntime is the name of its runtime; "" is the engine's default.
+	DockerHost, DockerRuntime string
+	// Toolchains are directories that the image host shows beside /usr, and Mask paths
+	// that it hides.
+	Toolchains, Mask []string
+	// PlainHTTP are registries that are reached without TLS.
+	PlainHTTP []string
+	// Logger gets what operators want to know; nil logs to the session's directory.
+	Logger *zap.Logger
+}
+
+// Host is what sessions share: state directory, backends and image store. It is safe for
+// concurrent use.
+type Host struct {
+	o        HostOptions
+	programs programs.Finder
+	images   imageStore
+
+	mu       sync.Mutex // guards what follows
+	logger   *zap.Logger
+	backends map[string]sandbox.Backend
+}
+
+// NewHost returns a Host. It starts nothing and contacts no engine.
+func NewHost(o HostOptions) (*Host, error) {
+	if o.Environ == nil {
+		o.Environ = os.Environ()
+	}
+	if o.StateDir == "" {
+		o.StateDir = xdgDir(o.Environ, "XDG_STATE_HOME", ".local/state")
+	}
+	if o.StateDir == "" {
+		return nil, errors.New("no state directory: neither HOME nor XDG_STATE_HOME is an absolute path, and HostOptions.StateDir is empty")
+	}
+	if err := os.MkdirAll(o.StateDir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the state directory: %w", err)
+	}
+	if o.CacheDir == "" {
+		o.CacheDir = xdgDir(o.Environ, "XDG_CACHE_HOME", ".cache")
+	}
+	h := &Host{o: o, logger: o.Logger, backends: map[string]sandbox.Backend{}}
+	if h.logger == nil {
+		h.logger = zap.NewNop()
+	}
+	h.programs = programs.Finder{Executable: os.Executable, Path: h.getenv("PATH")}
+	if o.CacheDir != "" {
+		h.programs.Cache = filepath.Join(o.CacheDir, "programs")
+	}
+	h.images.host = h
+	return h, nil
+}
+
+// xdgDir returns Caisson's directory below an XDG base directory, "" if there is none.
+// A relative value counts as unset (XDG Base Directory Specification 0.8).
+func xdgDir(environ []string, name, def string) string {
+	base := getenv(environ, name)
+	if !filepath.IsAbs(base) {
+		home := getenv(environ, "HOME")
+		if !filepath.IsAbs(home) {
+			return ""
+		}
+		base = filepath.Join(home, def)
+	}
+	return filepath.Join(base, "caisson")
+}
+
+// getenv returns a variable's value, the last one if it is set twice.
+func getenv(environ []string, name string) string {
+	for _, v := range slices.Backward(environ) {
+		if value, ok := strings.CutPrefix(v, name+"="); ok {
+			return value
+		}
+	}
+	return ""
+}
+
+func (h *Host) getenv(name string) string { return getenv(h.o.Environ, name) }
+
+// setLogger makes a session's log that of the host, unless the options name one.
+func (h *Host) setLogger(l *zap.Logger) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.o.Logger == nil {
+		h.logger = l
+	}
+}
+
+func (h *Host) log() *zap.Logger {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.logger
+}
+
+// Backend returns a backend by its name: docker, gvisor or runc. It belongs to the
+// host.
+func (h *Host) Backend(name string) (sandbox.Backend, error) {
+	if !h.allows(name) {
+		return nil, fmt.Errorf("%w: backend %s is not allowed here", sandbox.ErrUnavailable, name)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if b, ok := h.backends[name]; ok {
+		return b, nil
+	}
+	b, err := h.newBackend(name)
+	if err != nil {
+		return nil, err
+	}
+	h.backends[name] = b
+	return b, nil
+}
+
+func (h *Host) allows(name string) bool {
+	return h.o.Backends == nil || slices.Contains(h.o.Backends, name)
+}
+
+func (h *Host) newBackend(name string) (sandbox.Backend, error) {
+	switch name {
+	case docker.Name, string(oci.GVisor), string(oci.Runc):
+	default:
+		return nil, fmt.Errorf("%w: no backend %q: backends are docker, gvisor and runc", sandbox.ErrInvalid, name)
+	}
+	guest, err := h.programs.Find(optional(h.o.Guest), "caisson-guest")
+	if err != nil {
+		return nil, err
+	}
+	hostImage := host.Options{Toolchains: h.o.Toolchains, Mask: h.o.Mask, Path: h.getenv("PATH")}
+	var protect []string
+	if home := h.getenv("HOME"); filepath.IsAbs(home) {
+		protect = []string{home}
+	}
+	var runtime string
+	switch name {
+	case docker.Name:
+		return docker.New(docker.Options{
+			Host: h.o.DockerHost, Runtime: h.o.DockerRuntime, GuestPath: guest, StateDir: h.o.StateDir, Protect: protect,
+			HostImage: hostImage, Images: &h.images, Getenv: h.getenv, Logger: h.logger,
+		})
+	case string(oci.GVisor):
+		runtime, err = h.programs.Find(optional(h.o.Runsc), "runsc")
+	case string(oci.Runc):
+		runtime, err = h.programs.Find(optional(h.o.Runc), "runc", "crun")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return oci.New(oci.Options{
+		Kind: oci.Kind(name), RuntimePath: runtime, GuestPath: guest, StateDir: h.o.StateDir, Protect: protect,
+		Host: hostImage, Images: &h.images, Logger: h.logger,
+	})
+}
+
+func optional(path string) *string {
+	if path == "" {
+		return nil
+	}
+	return &path
+}
+
+// Choose returns the backend of a session and why it is that one. "" and auto mean
+// docker if a local engine answers, otherwise gvisor. notify, unless nil, is told if a
+// later start proves the choice impossible and gvisor takes its place.
+func (h *Host) Choose(ctx context.Context, name string, notify func(text string)) (sandbox.Backend, runner.BackendChoice, error) {
+	if name != "" && name != "auto" {
+		b, err := h.Backend(name)
+		if err == nil {
+			_, err = checkBackend(ctx, b, checkTime)
+		}
+		return b, runner.BackendChoice{Asked: name, Chosen: name, Why: "asked for"}, err
+	}
+	engine, dockerErr := h.Backend(docker.Name)
+	if dockerErr == nil {
+		var info sandbox.Info
+		info, dockerErr = checkBackend(ctx, engine, autoTime)
+		if dockerErr == nil && !info.Local {
+			dockerErr = errors.New("the engine is on another machine")
+		}
+	}
+	if dockerErr == nil {
+		choice := runner.BackendChoice{Asked: "auto", Chosen: docker.Name, Why: "a local Docker engine answers"}
+		if !h.allows(string(oci.GVisor)) {
+			return engine, choice, nil
+		}
+		return &fallback{Backend: engine, host: h, notify: notify}, choice, nil
+	}
+	b, err := h.Backend(string(oci.GVisor))
+	if err == nil {
+		_, err = checkBackend(ctx, b, checkTime)
+	}
+	if err != nil {
+		return nil, runner.BackendChoice{}, fmt.Errorf("choose backend: no local Docker engine can be used: %w; and gvisor: %w", dockerErr, err)
+	}
+	return b, runner.BackendChoice{Asked: "auto", Chosen: string(oci.GVisor), Why: "no local Docker engine can be used: " + dockerErr.Error()}, nil
+}
+
+func checkBackend(ctx context.Context, b sandbox.Backend, limit time.Duration) (sandbox.Info, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer in %s", limit))
+	defer cancel()
+	return b.Check(ctx)
+}
+
+// fallback is the docker backend of auto. Only a container can tell that an engine does
+// not share this file system; gvisor takes its place then.
+type fallback struct {
+	sandbox.Backend
+	host   *Host
+	notify func(text string)
+}
+
+// Create implements [sandbox.Creator].
+func (f *fallback) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	b, err := f.Backend.Create(ctx, spec)
+	if !errors.Is(err, docker.ErrNotShared) {
+		return b, err
+	}
+	other, otherErr := f.host.Backend(string(oci.GVisor))
+	if otherErr != nil {
+		return nil, errors.Join(err, otherErr)
+	}
+	if f.notify != nil {
+		f.notify("the sandbox is gvisor instead of docker: " + err.Error())
+	}
+	return other.Create(ctx, spec)
+}
+
+// Sweep removes what sessions of dead processes left, on all backends, and returns what
+// it found.
+func (h *Host) Sweep(ctx context.Context) []sandbox.Leftover {
+	ctx, cancel := context.WithTimeoutCause(ctx, sweepTime, errors.New("no answer in time"))
+	defer cancel()
+	var all []sandbox.Leftover
+	for _, name := range []string{docker.Name, string(oci.GVisor), string(oci.Runc)} {
+		h.mu.Lock()
+		_, used := h.backends[name]
+		h.mu.Unlock()
+		if !used && name == docker.Name && !docker.Pending(h.o.StateDir) {
+			continue // no session of this state directory needs the engine
+		}
+		b, err := h.Backend(name)
+		if err != nil {
+			continue // its runtime is not here
+		}
+		left, err := b.Sweep(ctx)
+		all = append(all, left...)
+		if err != nil && !errors.Is(err, sandbox.ErrUnavailable) {
+			h.log().Warn("remove what dead processes left", zap.String("backend", name), zap.Error(err))
+		}
+	}
+	if _, err := runner.SweepFolders(h.o.StateDir); err != nil {
+		h.log().Warn("remove what dead sessions left", zap.Error(err))
+	}
+	return all
+}
+
+// Close closes the connections to engines. No session of the host may run.
+func (h *Host) Close() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var errs []error
+	for _, b := range h.backends {
+		if c, ok := b.(io.Closer); ok {
+			errs = append(errs, c.Close())
+		}
+	}
+	return errors.Join(append(errs, h.images.close())...)
+}

@@ -1,0 +1,175 @@
+package caisson
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/store"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/docker"
+)
+
+// engineTime bounds the check whether an engine answers, before it is asked for
+// images: without one, they come from registries.
+const engineTime = 2 * time.Second
+
+// imageStore is the user's image store, opened when it is first needed: a run on the
+// image host makes no directory and contacts no engine. It implements [images.Source].
+type imageStore struct {
+	host *Host
+
+	mu     sync.Mutex
+	opened *store.Store
+	engine *docker.ImageEngine // nil if none answers
+	report func(store.Progress)
+}
+
+// Images returns the host's image store, which belongs to it. report, unless nil, is
+// called with the progress of every download that starts from now on.
+func (h *Host) Images(ctx context.Context, report func(store.Progress)) (*store.Store, error) {
+	s := &h.images
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if report != nil {
+		s.report = report
+	}
+	if s.opened != nil {
+		return s.opened, nil
+	}
+	if h.o.CacheDir == "" {
+		return nil, errors.New("no place for images: neither HOME nor XDG_CACHE_HOME is an absolute path, and HostOptions.CacheDir is empty")
+	}
+	if err := os.MkdirAll(h.o.CacheDir, 0o700); err != nil {
+		return nil, err
+	}
+	buildctl, _ := h.programs.Find(optional(h.o.Buildctl), "buildctl") // "" builds with another
+	buildah, _ := h.programs.Find(optional(h.o.Buildah), "buildah")
+	o := store.Options{
+		Dir: filepath.Join(h.o.CacheDir, "images"), PlainHTTP: h.o.PlainHTTP, Accounts: imageAccounts(os.Geteuid(), os.Getegid()),
+		Progress: s.progress, Buildctl: buildctl, Buildah: buildah, BuilderEnv: builderEnviron(h.o.Environ),
+	}
+	s.engine = h.imageEngine(ctx)
+	if s.engine != nil {
+		o.Engine = s.engine
+	}
+	var err error
+	s.opened, err = store.New(o)
+	return s.opened, err
+}
+
+func (s *imageStore) progress(p store.Progress) {
+	s.mu.Lock()
+	report := s.report
+	s.mu.Unlock()
+	if report != nil {
+		report(p)
+	}
+}
+
+// imageAccounts returns the identities that commands may have: the sandbox's own, and
+// the user's, for an engine that can't map ids.
+func imageAccounts(uid, gid int) []store.Account {
+	accounts := []store.Account{{Name: "agent", UID: sandbox.CommandUID, GID: sandbox.CommandGID, Home: sandbox.HomeDir}}
+	if uid > 0 && uid != sandbox.CommandUID {
+		accounts = append(accounts, store.Account{Name: "runner", UID: uid, GID: gid, Home: sandbox.HomeDir})
+	}
+	return accounts
+}
+
+// imageEngine returns the engine as a source of images, nil if none answers or docker
+// is not allowed.
+func (h *Host) imageEngine(ctx context.Context) *docker.ImageEngine {
+	if !h.allows(docker.Name) {
+		return nil
+	}
+	e, err := docker.NewImageEngine(h.o.DockerHost, h.getenv)
+	if err != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, engineTime, errors.New("no answer in time"))
+	defer cancel()
+	if e.Check(ctx) != nil {
+		_ = e.Close() // it is not used
+		return nil
+	}
+	return e
+}
+
+// builderEnviron returns what builders get of the environment: where they find
+// programs, their directories and their daemon, and the proxies. No key.
+func builderEnviron(environ []string) []string {
+	var out []string
+	for _, name := range []string{
+		"PATH", "HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "BUILDKIT_HOST",
+		"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
+	} {
+		if v := getenv(environ, name); v != "" {
+			out = append(out, name+"="+v)
+		}
+	}
+	return out
+}
+
+func (s *imageStore) close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.engine == nil {
+		return nil
+	}
+	return s.engine.Close()
+}
+
+// Resolve implements [images.Source].
+func (s *imageStore) Resolve(ctx context.Context, ref images.Reference) (images.Image, error) {
+	opened, err := s.host.Images(ctx, nil)
+	if err != nil {
+		return images.Image{}, err
+	}
+	return opened.Resolve(ctx, ref)
+}
+
+// RootFS implements [images.Source].
+func (s *imageStore) RootFS(ctx context.Context, ref images.Reference) (*images.RootFS, func(), error) {
+	opened, err := s.host.Images(ctx, nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	return opened.RootFS(ctx, ref)
+}
+
+// Archive implements [images.Source].
+func (s *imageStore) Archive(ctx context.Context, ref images.Reference, w io.Writer) (string, error) {
+	opened, err := s.host.Images(ctx, nil)
+	if err != nil {
+		return "", err
+	}
+	return opened.Archive(ctx, ref, w)
+}
+
+// parseImage parses the name of an image; "" is the host's programs. The path of a
+// directory or file may be relative to the working directory.
+func parseImage(name string) (images.Reference, error) {
+	if name == "" {
+		name = string(images.SchemeHost)
+	}
+	for _, scheme := range []images.Scheme{images.SchemeRootFS, images.SchemeLayout, images.SchemeArchive, images.SchemeBuild} {
+		path, ok := strings.CutPrefix(name, string(scheme)+":")
+		if !ok || path == "" || filepath.IsAbs(path) {
+			continue
+		}
+		dir, err := os.Getwd()
+		if err != nil {
+			return images.Reference{}, err
+		}
+		// Not cleaned: a tag or digest may follow the path.
+		name = string(scheme) + ":" + dir + string(filepath.Separator) + path
+	}
+	return images.ParseReference(name)
+}

@@ -1,0 +1,146 @@
+package caisson
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/overlay"
+)
+
+// SandboxOptions configure a sandbox. Workspace is required.
+type SandboxOptions struct {
+	HostOptions
+
+	// Workspace is the path of the directory that is mounted at /workspace. It may not
+	// be or contain the home directory, nor be a directory of the system.
+	Workspace string
+	// Backend is docker, gvisor or runc; "" or auto means docker if a local engine
+	// answers, otherwise gvisor.
+	Backend string
+	// Image is host, the programs of this machine, or the name of an image such as
+	// debian:bookworm-slim, rootfs:DIR, oci-layout:DIR or docker-archive:FILE; "" means
+	// host.
+	Image string
+	// Mode is how the workspace is mounted; "" means bind, in which commands change it.
+	// An overlay leaves it untouched.
+	Mode sandbox.WorkspaceMode
+	// Resources bound the sandbox; the zero value is limits.DefaultResources.
+	Resources limits.Resources
+}
+
+// complete returns the image and the resources with their defaults.
+func (o SandboxOptions) complete() (images.Reference, limits.Resources, error) {
+	if o.Workspace == "" {
+		return images.Reference{}, limits.Resources{}, errors.New("SandboxOptions.Workspace is missing")
+	}
+	if o.Resources == (limits.Resources{}) {
+		o.Resources = limits.DefaultResources()
+	}
+	ref, err := parseImage(o.Image)
+	return ref, o.Resources, err
+}
+
+func (h *Host) openWorkspace(o SandboxOptions) (*runner.Workspace, error) {
+	protected := runner.Protected{State: h.o.StateDir, Cache: h.o.CacheDir}
+	if home := h.getenv("HOME"); filepath.IsAbs(home) {
+		protected.Home = home
+	}
+	w, err := runner.OpenWorkspace(o.Workspace, protected)
+	if err != nil {
+		return nil, err
+	}
+	if err := w.CheckOwner(false); err != nil {
+		return nil, errors.Join(err, w.Close())
+	}
+	h.programs.Workspace = w.Path
+	return w, nil
+}
+
+// NewSandbox starts a sandbox without a model, for programs that run commands
+// themselves. Destroy removes it with everything that was made for it; in overlay mode
+// the changes are discarded. If this process is killed, the sandbox ends, and the next
+// start of a sandbox removes what is left.
+func NewSandbox(ctx context.Context, o SandboxOptions) (sandbox.Sandbox, error) {
+	h, err := NewHost(o.HostOptions)
+	if err != nil {
+		return nil, fmt.Errorf("start sandbox: %w", err)
+	}
+	s := &ownedSandbox{undo: []func() error{h.Close}}
+	if err := s.start(ctx, h, o); err != nil {
+		return nil, errors.Join(fmt.Errorf("start sandbox: %w", err), s.cleanUp())
+	}
+	return s, nil
+}
+
+// ownedSandbox is a sandbox with the host that it was made with.
+type ownedSandbox struct {
+	sandbox.Sandbox
+	undo []func() error
+
+	once sync.Once
+	err  error
+}
+
+func (s *ownedSandbox) start(ctx context.Context, h *Host, o SandboxOptions) error {
+	image, resources, err := o.complete()
+	if err != nil {
+		return err
+	}
+	work, err := h.openWorkspace(o)
+	if err != nil {
+		return err
+	}
+	s.undo = append(s.undo, work.Close)
+	folder, err := runner.NewFolder(h.o.StateDir, nil)
+	if err != nil {
+		return err
+	}
+	s.undo = append(s.undo, folder.Close)
+	h.setLogger(folder.Log)
+	backend, _, err := h.Choose(ctx, o.Backend, nil)
+	if err != nil {
+		return err
+	}
+	h.Sweep(ctx)
+	spec := sandbox.Spec{
+		Session: folder.Session, Image: image, Resources: resources, Dir: filepath.Join(folder.Dir, "sandbox"),
+		Workspace: sandbox.Workspace{Path: work.Path, Dir: work.Dir, Mode: o.Mode},
+	}
+	if o.Mode == sandbox.ModeOverlay {
+		layers, err := overlay.Create(filepath.Join(folder.Dir, "overlay"), overlay.CreateOptions{Session: folder.Session, Path: work.Path, Workspace: work.Dir})
+		if err != nil {
+			return err
+		}
+		s.undo = append(s.undo, func() error {
+			return errors.Join(layers.End(overlay.Discarded), layers.Close(), os.RemoveAll(layers.Dir()))
+		})
+		if err := layers.Record(ctx, work.Dir); err != nil {
+			return err
+		}
+		spec.Workspace.Layers = layers.Dir()
+	}
+	s.Sandbox, err = backend.Create(ctx, spec)
+	return err
+}
+
+// Destroy implements [sandbox.Sandbox].
+func (s *ownedSandbox) Destroy(ctx context.Context) error {
+	s.once.Do(func() { s.err = errors.Join(s.Sandbox.Destroy(ctx), s.cleanUp()) })
+	return s.err
+}
+
+func (s *ownedSandbox) cleanUp() error {
+	var errs []error
+	for i := len(s.undo) - 1; i >= 0; i-- {
+		errs = append(errs, s.undo[i]())
+	}
+	return errors.Join(errs...)
+}
