@@ -56,12 +56,12 @@ func TestNothingHostileReachesATerminal(t *testing.T) {
 		t.Helper()
 		master, slave := openTerminal(t)
 		seen := watch(master, answers)
-		w.deps.stdin, w.deps.stdout, w.deps.stderr = slave, slave, slave
-		w.deps.size = func() (int, int) { return 100, 30 }
-		w.deps.pressed = func(ctx context.Context, _ time.Duration) (bool, error) {
+		w.app.stdin, w.app.stdout, w.app.stderr = slave, slave, slave
+		w.app.size = func() (int, int) { return 100, 30 }
+		w.app.pressed = func(ctx context.Context, _ time.Duration) (bool, error) {
 			return keyPressed(ctx, slave, time.Millisecond)
 		}
-		status = run(context.Background(), args, w.env, w.deps)
+		status = run(context.Background(), args, w.env, w.app)
 		fmt.Fprint(slave, endMark)
 		<-seen.done
 		return status, strings.TrimSuffix(seen.String(), endMark)
@@ -109,7 +109,7 @@ func TestNothingHostileReachesATerminal(t *testing.T) {
 	}
 	w := newWorld(t, hostileTurns)
 	var out bytes.Buffer
-	w.deps.stdout = &out
+	w.app.stdout = &out
 	w.run("--policy", "ci")
 	if len(controls(out.String())) == 0 {
 		t.Errorf("control: the answer holds nothing hostile: %q", out.String())

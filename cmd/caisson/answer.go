@@ -119,16 +119,16 @@ func (a *answerFile) checkName() error {
 
 // printAnswer writes the answer to standard output: as it is to a file or a
 // pipe, made safe and broken at blanks to a terminal.
-func printAnswer(d deps, answer string) error {
+func printAnswer(a *app, answer string) error {
 	if answer == "" {
 		return nil
 	}
-	if d.terminal(d.stdout) {
+	if a.terminal(a.stdout) {
 		safe, _ := tools.DisplayLines(answer)
-		columns, _ := d.size()
+		columns, _ := a.size()
 		answer = strings.Join(terminal.Wrap(strings.Split(safe, "\n"), columns), "\n")
 	}
-	_, err := io.WriteString(d.stdout, withNewline(answer))
+	_, err := io.WriteString(a.stdout, withNewline(answer))
 	return err
 }
 

@@ -41,7 +41,7 @@ func TestReplacedOutputsEndTheRunWithAFailure(t *testing.T) {
 				// Commands of the fake backend run on the host.
 				w := newWorld(t, "  - calls: [{tool: shell, input: {command: 'echo made >made; cd "+outputs+"; "+c.replace+"'}}]\n  - text: the answer\n")
 				var errs bytes.Buffer
-				w.deps.stderr = &errs
+				w.app.stderr = &errs
 				out := filepath.Join(outputs, "out")
 				status := w.run("--policy", "ci", "--mode", "overlay", flag, out)
 				if want := map[bool]int{true: runner.ExitFailed}[c.fails]; status != want {

@@ -1,8 +1,8 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -36,13 +36,12 @@ Changes that were applied whole are no longer kept. What is left of them is kept
 applied, discarded, or expires (keep_changes).
 `
 
-func newApplyCommand(d deps, env environ, status *int) *cobra.Command {
+func newApplyCommand(a *app) *cobra.Command {
 	var f applyFlags
 	cmd := &cobra.Command{
-		Use:   "apply [flags] [SESSION]",
-		Short: "Bring in what an overlay run changed",
-		Long: applyLong + ownExitHelp(map[int]string{runner.ExitFailed: "a change could not be applied, or the apply did not finish"}, runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitConfig,
-			runner.ExitConflict, runner.ExitInterrupted),
+		Use:     "apply [flags] [SESSION]",
+		Short:   "Bring in what an overlay run changed",
+		Long:    applyLong + exitHelp(map[int]string{runner.ExitFailed: "a change could not be applied, or the apply did not finish"}, runner.ExitInput, runner.ExitConfig, runner.ExitConflict, runner.ExitInterrupted),
 		Example: "  caisson apply --dry-run\n  caisson apply --skip-conflicts ses_01JD\n  caisson apply --discard",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
@@ -51,9 +50,9 @@ func newApplyCommand(d deps, env environ, status *int) *cobra.Command {
 			if f.discard && (f.dryRun || f.rest || f.gitConfig || f.linksOut) {
 				return usage("--discard applies nothing, so it takes no other choice")
 			}
-			k, err := openKept(d, env, first(args), f.workspace)
+			k, err := openKept(a, first(args), f.workspace)
 			if err != nil {
-				return tellUnchanged(d, err, f.json, func(i overlay.Info) any {
+				return tellUnchanged(a, err, f.json, func(i overlay.Info) any {
 					return appliedDocument{
 						Session: i.Session, Workspace: i.Workspace, State: i.State, DryRun: f.dryRun,
 						Applied: []overlay.Change{}, Conflicts: []overlay.Change{}, LeftOut: []overlay.Change{}, Failed: []runner.PathNote{},
@@ -61,11 +60,9 @@ func newApplyCommand(d deps, env environ, status *int) *cobra.Command {
 				})
 			}
 			defer k.close()
-			ctx, stop := stopping(cmd.Context(), d)
+			ctx, stop := stopping(cmd.Context(), a)
 			defer stop()
-			got, err := k.apply(ctx, f)
-			*status = got
-			return err
+			return k.apply(ctx, f)
 		},
 	}
 	flags := cmd.Flags()
@@ -80,28 +77,28 @@ func newApplyCommand(d deps, env environ, status *int) *cobra.Command {
 	return cmd
 }
 
-// apply does what the flags say and gives the exit status.
-func (k *keptChanges) apply(ctx context.Context, f applyFlags) (int, error) {
+// apply does what the flags say.
+func (k *keptChanges) apply(ctx context.Context, f applyFlags) error {
 	session := k.layers.Info().Session
 	// The lock says that the session's Caisson is gone, settle that its sandbox is.
 	if err := k.layers.Lock(); err != nil {
-		return 0, keptError(k.layers.Info(), err)
+		return keptError(k.layers.Info(), err)
 	}
 	if err := k.settle(ctx, false); err != nil {
-		return 0, err
+		return err
 	}
 	if f.discard {
 		k.layers.SetUser(runner.LocalUser())
 		if err := k.layers.End(overlay.Discarded); err != nil {
-			return 0, keptError(k.layers.Info(), err)
+			return keptError(k.layers.Info(), err)
 		}
-		fmt.Fprintf(k.deps.stderr, "the changes of session %s are discarded\n", session)
-		return runner.ExitDone, nil
+		fmt.Fprintf(k.app.stderr, "the changes of session %s are discarded\n", session)
+		return nil
 	}
 	// What a person should read is said before anything is changed.
 	changes, err := k.read(ctx)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	o := overlay.ApplyOptions{Rest: f.rest, GitConfig: f.gitConfig, LinksOut: f.linksOut, DryRun: f.dryRun}
 	if !f.json {
@@ -110,27 +107,28 @@ func (k *keptChanges) apply(ctx context.Context, f applyFlags) (int, error) {
 	k.layers.SetUser(runner.LocalUser())
 	r, err := k.layers.Apply(ctx, k.workspace.Dir, o)
 	if r == nil {
-		return 0, keptError(k.layers.Info(), err)
+		return keptError(k.layers.Info(), err)
 	}
 	status := k.status(ctx, r, f, err)
 	if f.json {
-		return status, k.applyJSON(r, f.dryRun, err)
+		return cmp.Or(k.applyJSON(r, f.dryRun, err), status)
 	}
 	k.tellApplied(r, f, err)
-	return status, nil
+	return status
 }
 
-func (k *keptChanges) status(ctx context.Context, r *overlay.Result, f applyFlags, err error) int {
-	i, interrupted := errors.AsType[*runner.Interrupted](context.Cause(ctx))
+// status returns the exit status of an apply as an error, nil for success.
+func (k *keptChanges) status(ctx context.Context, r *overlay.Result, f applyFlags, err error) error {
+	interrupted := interruption(ctx)
 	switch {
-	case interrupted && err != nil:
-		return 128 + i.Signal
+	case interrupted != nil && err != nil:
+		return interrupted
 	case err != nil || len(r.Failed) > 0:
-		return runner.ExitFailed
+		return exitWith(runner.ExitFailed)
 	case r.Refused, len(r.Conflicts) > 0 && !f.rest:
-		return runner.ExitConflict
+		return exitWith(runner.ExitConflict)
 	}
-	return runner.ExitDone
+	return nil
 }
 
 // tellApplied says what was done on standard error.
@@ -139,23 +137,23 @@ func (k *keptChanges) tellApplied(r *overlay.Result, f applyFlags, err error) {
 	k.tell(terminal.Failed(failures(r), k.colour))
 	switch n := len(r.Applied); {
 	case r.Refused:
-		report(k.deps, &runner.Error{Problem: runner.Problem{
+		report(k.app, &runner.Error{Problem: runner.Problem{
 			Cause: "nothing is applied: " + plural(len(r.Conflicts), "change conflicts", "changes conflict") + " with what changed in the workspace since the run began",
 			Mend:  "Look at caisson diff " + session + "; --skip-conflicts applies the rest.",
 		}})
 	case f.dryRun:
 		for i := range r.Applied {
-			fmt.Fprintf(k.deps.stdout, "%-8s %s\n", r.Applied[i].Kind, overlay.Quote(r.Applied[i].Path))
+			fmt.Fprintf(k.app.stdout, "%-8s %s\n", r.Applied[i].Kind, overlay.Quote(r.Applied[i].Path))
 		}
-		k.deps.tell(fmt.Sprintf("%s would be applied to %s", plural(n, "change", "changes"), display(k.workspace.Path)))
+		k.app.tell(fmt.Sprintf("%s would be applied to %s", plural(n, "change", "changes"), display(k.workspace.Path)))
 	default:
-		k.deps.tell(fmt.Sprintf("%s applied to %s", plural(n, "change is", "changes are"), display(k.workspace.Path)))
+		k.app.tell(fmt.Sprintf("%s applied to %s", plural(n, "change is", "changes are"), display(k.workspace.Path)))
 		if left := len(r.Conflicts) + len(r.LeftOut) + len(r.Failed) + len(r.Unread); left > 0 {
-			k.deps.tell(fmt.Sprintf("%s kept: caisson diff %s shows them, caisson apply --discard %s removes them", plural(left, "change is", "changes are"), session, session))
+			k.app.tell(fmt.Sprintf("%s kept: caisson diff %s shows them, caisson apply --discard %s removes them", plural(left, "change is", "changes are"), session, session))
 		}
 	}
 	if err != nil {
-		report(k.deps, &runner.Error{Problem: runner.Problem{
+		report(k.app, &runner.Error{Problem: runner.Problem{
 			Cause: "the apply did not finish: " + err.Error(), Mend: "Mend that and run it again: it goes on where it stopped.",
 		}})
 	}
@@ -204,7 +202,7 @@ func (k *keptChanges) applyJSON(r *overlay.Result, dryRun bool, err error) error
 	if err != nil {
 		doc.Error = err.Error()
 	}
-	return writeDocument(k.deps.stdout, doc)
+	return writeDocument(k.app.stdout, doc)
 }
 
 // some makes an empty list of none, for JSON.

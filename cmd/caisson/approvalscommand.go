@@ -26,46 +26,37 @@ type approvalFlags struct {
 	all, json       bool
 }
 
-func newApprovalsCommand(d deps, env environ) *cobra.Command {
-	cmd := &cobra.Command{
+func newApprovalsCommand(a *app) *cobra.Command {
+	return newGroup(&cobra.Command{
 		Use: "approvals", Short: "List, revoke and give lasting approvals, and what changed them",
 		Long: "Answers that hold for good are kept in $XDG_STATE_HOME/caisson/approvals.json, by tool, workspace\n" +
 			"and, for commands, the whole command. They answer what would be asked; what the policy denies\n" +
 			"stays denied. A change holds at once, in sessions that run too.",
-		Args: cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return noCommand(cmd, args[0])
-			}
-			return cmd.Help()
-		},
-	}
-	cmd.AddCommand(newApprovalsListCommand(d, env), newApprovalsRevokeCommand(d, env), newApprovalsTrustCommand(d, env), newApprovalsLogCommand(d, env))
-	return cmd
+	}, newApprovalsListCommand(a), newApprovalsRevokeCommand(a), newApprovalsTrustCommand(a), newApprovalsLogCommand(a))
 }
 
-func newApprovalsListCommand(d deps, env environ) *cobra.Command {
+func newApprovalsListCommand(a *app) *cobra.Command {
 	var f approvalFlags
 	cmd := &cobra.Command{
 		Use:   "list [flags]",
 		Short: "List lasting approvals and refusals",
 		Long: "List the stored answers of every workspace, or of one tool or workspace. An empty list is no error.\n" +
-			exitHelp(runner.ExitDone, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
+			exitHelp(nil, runner.ExitInput, runner.ExitConfig),
 		Example: "  caisson approvals list\n  caisson approvals list --tool shell --workspace .",
 		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			match, err := f.filter(env, "")
+			match, err := f.filter(a.environ, "")
 			if err != nil {
 				return err
 			}
-			return listApprovals(d, env, match, f.json)
+			return listApprovals(a, match, f.json)
 		},
 	}
 	f.add(cmd, "every workspace")
 	return cmd
 }
 
-func newApprovalsRevokeCommand(d deps, env environ) *cobra.Command {
+func newApprovalsRevokeCommand(a *app) *cobra.Command {
 	var f approvalFlags
 	cmd := &cobra.Command{
 		Use:   "revoke [flags] [PHRASE]",
@@ -75,7 +66,7 @@ one of a tool or a workspace: --all needs --tool or --workspace, and "*" for eve
 
 Without --workspace a PHRASE, and a tool without --all, is revoked in the working folder's workspace,
 and --all --tool in every workspace. A tool whose answers are about commands needs a PHRASE or --all.
-` + ownExitHelp(map[int]string{runner.ExitFailed: "nothing matched"}, runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
+` + exitHelp(map[int]string{runner.ExitFailed: "nothing matched"}, runner.ExitInput, runner.ExitConfig),
 		Example: `  caisson approvals revoke "git status"
   caisson approvals revoke --tool write_file
   caisson approvals revoke --tool notion/create-pages --all
@@ -84,7 +75,7 @@ and --all --tool in every workspace. A tool whose answers are about commands nee
 			if len(args) > 1 {
 				return usage("one phrase, in quotes; got %d arguments", len(args))
 			}
-			return revokeApprovals(d, env, f, args)
+			return revokeApprovals(a, f, args)
 		},
 	}
 	f.add(cmd, "the working folder's")
@@ -92,7 +83,7 @@ and --all --tool in every workspace. A tool whose answers are about commands nee
 	return cmd
 }
 
-func newApprovalsTrustCommand(d deps, env environ) *cobra.Command {
+func newApprovalsTrustCommand(a *app) *cobra.Command {
 	var f approvalFlags
 	cmd := &cobra.Command{
 		Use:   "trust [flags] PHRASE",
@@ -101,14 +92,14 @@ func newApprovalsTrustCommand(d deps, env environ) *cobra.Command {
 command alone: not with other arguments, not as a part of another. What the shell expands, joins or
 redirects, what sets variables, what can run something else (env, find, make, -c, -exec, --pre, …)
 and what the policy calls dangerous can't be approved for good. A phrase that is approved already is no error.
-` + exitHelp(runner.ExitDone, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
+` + exitHelp(nil, runner.ExitInput, runner.ExitConfig),
 		Example: `  caisson approvals trust "git status"
   caisson approvals trust --workspace ./project "go test ./..."`,
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return usage("one phrase, in quotes; got %d arguments", len(args))
 			}
-			return trustPhrase(d, env, f, args[0])
+			return trustPhrase(a, f, args[0])
 		},
 	}
 	f.add(cmd, "the working folder's")
@@ -158,9 +149,9 @@ func (f approvalFlags) filter(env environ, folder string) (func(tools.Grant) boo
 	}, nil
 }
 
-func listApprovals(d deps, env environ, match func(tools.Grant) bool, asJSON bool) error {
-	list, err := env.grantStore().List()
-	if err := warnCorrupt(d, err); err != nil {
+func listApprovals(a *app, match func(tools.Grant) bool, asJSON bool) error {
+	list, err := a.environ.grantStore().List()
+	if err := warnCorrupt(a, err); err != nil {
 		return err
 	}
 	list = slices.DeleteFunc(list, func(g tools.Grant) bool { return !match(g) })
@@ -168,21 +159,21 @@ func listApprovals(d deps, env environ, match func(tools.Grant) bool, asJSON boo
 		return cmp.Or(strings.Compare(a.Workspace, b.Workspace), strings.Compare(string(a.Tool), string(b.Tool)), strings.Compare(a.Phrase, b.Phrase))
 	})
 	if asJSON {
-		return writeJSON(d.stdout, append([]tools.Grant{}, list...))
+		return writeJSON(a.stdout, append([]tools.Grant{}, list...))
 	}
 	if len(list) == 0 {
-		_, err := fmt.Fprintln(d.stdout, "Nothing is approved or refused for good.")
+		_, err := fmt.Fprintln(a.stdout, "Nothing is approved or refused for good.")
 		return err
 	}
-	return printGrants(d, list)
+	return printGrants(a, list)
 }
 
 // printGrants writes a list, a workspace after the other.
-func printGrants(d deps, list []tools.Grant) error {
+func printGrants(a *app, list []tools.Grant) error {
 	var errs []error
 	say := func(text string) {
 		safe, _ := tools.Display(text)
-		_, err := fmt.Fprintln(d.stdout, strings.TrimRight(safe, " "))
+		_, err := fmt.Fprintln(a.stdout, strings.TrimRight(safe, " "))
 		errs = append(errs, err)
 	}
 	workspace := ""
@@ -196,7 +187,7 @@ func printGrants(d deps, list []tools.Grant) error {
 	return errors.Join(errs...)
 }
 
-func revokeApprovals(d deps, env environ, f approvalFlags, args []string) error {
+func revokeApprovals(a *app, f approvalFlags, args []string) error {
 	folder := "."
 	switch {
 	case f.all && len(args) > 0:
@@ -208,13 +199,13 @@ func revokeApprovals(d deps, env environ, f approvalFlags, args []string) error 
 	case len(args) == 0 && (f.tool == "" || f.tool == anything):
 		return usage("name a phrase, a tool (--tool), or --all with --tool or --workspace")
 	}
-	match, err := f.filter(env, folder)
+	match, err := f.filter(a.environ, folder)
 	if err != nil {
 		return err
 	}
-	store := env.grantStore()
+	store := a.environ.grantStore()
 	list, err := store.List()
-	if err := warnCorrupt(d, err); err != nil {
+	if err := warnCorrupt(a, err); err != nil {
 		return err
 	}
 	named := match
@@ -228,15 +219,15 @@ func revokeApprovals(d deps, env environ, f approvalFlags, args []string) error 
 	if !slices.ContainsFunc(list, match) {
 		return nothingMatched(list, named, args)
 	}
-	removed, err := store.As(author(d, env, "caisson approvals revoke")).Revoke(match)
+	removed, err := store.As(author(a, "caisson approvals revoke")).Revoke(match)
 	if err != nil {
 		return stateProblem(err)
 	}
 	if f.json {
-		return writeJSON(d.stdout, append([]tools.Grant{}, removed...))
+		return writeJSON(a.stdout, append([]tools.Grant{}, removed...))
 	}
-	_, err = fmt.Fprintf(d.stdout, "Revoked %d:\n", len(removed))
-	return errors.Join(err, printGrants(d, removed))
+	_, err = fmt.Fprintf(a.stdout, "Revoked %d:\n", len(removed))
+	return errors.Join(err, printGrants(a, removed))
 }
 
 // storedForm is a phrase as it is stored; what can't be stored stays as it is,
@@ -273,7 +264,7 @@ type trustedPhrase struct {
 	Changed bool `json:"changed"`
 }
 
-func trustPhrase(d deps, env environ, f approvalFlags, text string) error {
+func trustPhrase(a *app, f approvalFlags, text string) error {
 	if f.tool == "" {
 		f.tool = defaultPhraseTool
 	}
@@ -284,33 +275,33 @@ func trustPhrase(d deps, env environ, f approvalFlags, text string) error {
 	if name == "" {
 		return usage("trust is for one tool, not every one")
 	}
-	conf, err := loadConfig(d, env, config.File{}, "", nil)
+	conf, err := loadConfig(a.deps, a.environ, config.File{}, "", nil)
 	if err != nil {
 		return err
 	}
 	if err := takesPhrases(&conf, name); err != nil {
 		return err
 	}
-	if err := needState(env); err != nil {
+	if err := needState(a.environ); err != nil {
 		return err
 	}
 	phrase, err := trustablePhrase(&conf, text)
 	if err != nil {
 		return err
 	}
-	w, err := workspaceFor(env, f.workspace)
+	w, err := workspaceFor(a.environ, f.workspace)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = w.Close() }()
 	answer := trustedPhrase{Grant: tools.Grant{Tool: name, Workspace: w.Path, Phrase: phrase, Decision: tools.DecisionAllow}}
-	store := env.grantStore()
+	store := a.environ.grantStore()
 	decision, known, err := store.Find(answer.Grant)
-	if err := warnCorrupt(d, err); err != nil {
+	if err := warnCorrupt(a, err); err != nil {
 		return err
 	}
 	if answer.Changed = !known || decision != tools.DecisionAllow; answer.Changed {
-		if err := store.As(author(d, env, "caisson approvals trust")).Add(answer.Grant); err != nil {
+		if err := store.As(author(a, "caisson approvals trust")).Add(answer.Grant); err != nil {
 			return stateProblem(err)
 		}
 	}
@@ -319,7 +310,7 @@ func trustPhrase(d deps, env environ, f approvalFlags, text string) error {
 		if i := slices.IndexFunc(list, answer.SameKey); err == nil && i >= 0 {
 			answer.Grant = list[i]
 		}
-		return writeJSON(d.stdout, answer)
+		return writeJSON(a.stdout, answer)
 	}
 	said := "is approved for good"
 	switch {
@@ -329,7 +320,7 @@ func trustPhrase(d deps, env environ, f approvalFlags, text string) error {
 		said = "was refused for good, and is approved now"
 	}
 	line, _ := tools.Display(fmt.Sprintf("%s: %s %s, in %s.", name, phrase, said, w.Path))
-	_, err = fmt.Fprintln(d.stdout, line)
+	_, err = fmt.Fprintln(a.stdout, line)
 	return err
 }
 

@@ -15,8 +15,8 @@ import (
 )
 
 // author is on whose behalf a command changes what is decided for good.
-func author(d deps, env environ, by string) tools.Author {
-	return tools.Author{By: by, Redact: redact.New(knownSecrets(d, env)).JSON}
+func author(a *app, by string) tools.Author {
+	return tools.Author{By: by, Redact: redact.New(knownSecrets(a)).JSON}
 }
 
 const approvalsLogLong = `Show each change of lasting approvals and of trusted workspaces, the oldest first: when, who, by which
@@ -25,47 +25,47 @@ command or session, and what was removed (-) and added (+). A change is logged b
 The log is $XDG_STATE_HOME/caisson/changes.jsonl, a file of yours that nothing protects from you.
 `
 
-func newApprovalsLogCommand(d deps, env environ) *cobra.Command {
+func newApprovalsLogCommand(a *app) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:     "log [flags]",
 		Short:   "Show who changed approvals and trusted workspaces",
-		Long:    approvalsLogLong + exitHelp(runner.ExitDone, runner.ExitUsage, runner.ExitConfig),
+		Long:    approvalsLogLong + exitHelp(nil, runner.ExitConfig),
 		Example: "  caisson approvals log\n  caisson approvals log --json | jq '.[] | select(.file==\"trust.json\")'",
 		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			if err := needState(env); err != nil {
+			if err := needState(a.environ); err != nil {
 				return err
 			}
-			return showChanges(d, env, asJSON)
+			return showChanges(a, asJSON)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write a JSON array")
 	return cmd
 }
 
-func showChanges(d deps, env environ, asJSON bool) error {
-	changes, err := tools.ReadChanges(env.stateDir())
+func showChanges(a *app, asJSON bool) error {
+	changes, err := tools.ReadChanges(a.environ.stateDir())
 	if err != nil {
 		err = stateProblem(err)
 	}
 	var shown error
 	switch {
 	case asJSON:
-		shown = writeJSON(d.stdout, append([]tools.Change{}, changes...))
+		shown = writeJSON(a.stdout, append([]tools.Change{}, changes...))
 	case len(changes) > 0:
-		shown = printChanges(d, changes)
+		shown = printChanges(a, changes)
 	case err == nil:
-		_, shown = fmt.Fprintln(d.stdout, "Nothing was approved, refused or trusted for good yet.")
+		_, shown = fmt.Fprintln(a.stdout, "Nothing was approved, refused or trusted for good yet.")
 	}
 	return errors.Join(shown, err)
 }
 
-func printChanges(d deps, changes []tools.Change) error {
+func printChanges(a *app, changes []tools.Change) error {
 	var errs []error
 	printLine := func(format string, args ...any) {
 		text, _ := tools.Display(fmt.Sprintf(format, args...))
-		_, err := fmt.Fprintln(d.stdout, strings.TrimRight(text, " "))
+		_, err := fmt.Fprintln(a.stdout, strings.TrimRight(text, " "))
 		errs = append(errs, err)
 	}
 	for _, c := range changes {

@@ -42,8 +42,8 @@ func TestCIRunnersObeyNothing(t *testing.T) {
 			call := func(args ...string) string {
 				t.Helper()
 				var out, errs bytes.Buffer
-				w.deps.stdout, w.deps.stderr = &out, &errs
-				status := run(t.Context(), args, w.env, w.deps)
+				w.app.stdout, w.app.stderr = &out, &errs
+				status := run(t.Context(), args, w.env, w.app)
 				for _, stream := range []string{out.String(), errs.String(), out.String() + errs.String(), errs.String() + out.String()} {
 					var r citest.GitHub
 					r.Read(stream)
@@ -143,12 +143,12 @@ func equalJSON(t *testing.T, a, b any) bool {
 func TestSignalsEndCommandsThatWaitForNone(t *testing.T) {
 	signals, ended := make(chan os.Signal, 1), make(chan int, 1)
 	var errs bytes.Buffer
-	d := deps{signals: signals, exit: func(status int) { ended <- status }, stdout: &bytes.Buffer{}, stderr: &errs, terminal: func(any) bool { return false }}
-	d, guard := guardOutput(d, environ{"GITHUB_ACTIONS=true"})
+	d := app{signals: signals, exit: func(status int) { ended <- status }, stdout: &bytes.Buffer{}, stderr: &errs, terminal: func(any) bool { return false }, environ: environ{"GITHUB_ACTIONS=true"}}
+	guard := guardOutput(&d)
 	if _, err := d.stderr.Write([]byte("half a line")); err != nil || guard == nil {
 		t.Fatal(err)
 	}
-	_, stop := handleSignals(d)
+	stop := handleSignals(&d)
 	signals <- syscall.SIGTERM
 	if status := <-ended; status != 128+15 || !strings.Contains(errs.String(), "half a line\n::") || !strings.HasSuffix(errs.String(), "::\n") {
 		t.Errorf("status %d, %q", status, errs.String())
@@ -156,7 +156,7 @@ func TestSignalsEndCommandsThatWaitForNone(t *testing.T) {
 	stop()
 
 	d.signals, d.exit = signals, func(status int) { t.Errorf("ended with %d", status) }
-	d, stop = handleSignals(d)
+	stop = handleSignals(&d)
 	defer stop()
 	got := d.listen()
 	signals <- syscall.SIGINT

@@ -21,22 +21,13 @@ type shownConfig struct {
 	Notes []string `json:"notes"`
 }
 
-func newConfigCommand(d deps, env environ) *cobra.Command {
-	cmd := &cobra.Command{
+func newConfigCommand(a *app) *cobra.Command {
+	return newGroup(&cobra.Command{
 		Use: "config", Short: "Show the settings that count, or a schema of them",
-		Args: cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return noCommand(cmd, args[0])
-			}
-			return cmd.Help()
-		},
-	}
-	cmd.AddCommand(newConfigShowCommand(d, env), newConfigSchemaCommand(d))
-	return cmd
+	}, newConfigShowCommand(a), newConfigSchemaCommand(a))
 }
 
-func newConfigShowCommand(d deps, env environ) *cobra.Command {
+func newConfigShowCommand(a *app) *cobra.Command {
 	var settings config.File
 	var profile, workspace string
 	var asJSON bool
@@ -47,11 +38,11 @@ func newConfigShowCommand(d deps, env environ) *cobra.Command {
 			"With --workspace a trusted workspace's own settings count too. What a setting does not do though it\n" +
 			"looks like it is said on standard error. A preset that is not configured\n" +
 			"is chosen by each run: ci without a terminal, default or sandboxed on one.\n" +
-			exitHelp(runner.ExitDone, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
+			exitHelp(nil, runner.ExitInput, runner.ExitConfig),
 		Example: "  caisson config show\n  caisson config show --workspace . --profile careful --json",
 		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return showConfig(d, env, settings, profile, workspace, asJSON)
+			return showConfig(a, settings, profile, workspace, asJSON)
 		},
 	}
 	cmd.Flags().SortFlags = false
@@ -62,14 +53,14 @@ func newConfigShowCommand(d deps, env environ) *cobra.Command {
 	return cmd
 }
 
-func showConfig(d deps, env environ, flags config.File, profile, folder string, asJSON bool) error {
-	s := &setup{deps: d, environ: env}
+func showConfig(a *app, flags config.File, profile, folder string, asJSON bool) error {
+	s := &setup{deps: a.deps, environ: a.environ}
 	var err error
-	if s.conf, err = loadConfig(d, env, flags, profile, nil); err != nil {
+	if s.conf, err = loadConfig(a.deps, a.environ, flags, profile, nil); err != nil {
 		return err
 	}
 	if folder != "" {
-		if s.workspace, err = workspaceFor(env, folder); err != nil {
+		if s.workspace, err = workspaceFor(a.environ, folder); err != nil {
 			return err
 		}
 		defer func() { _ = s.workspace.Close() }()
@@ -89,7 +80,7 @@ func showConfig(d deps, env environ, flags config.File, profile, folder string, 
 	for _, m := range s.conf.Models {
 		keys = append(keys, value(m.APIKeyEnv))
 	}
-	shown := shownConfig{Settings: s.conf.Effective(config.HiddenValues(env, keys...)), Sources: s.sources(), Ignored: s.ignored}
+	shown := shownConfig{Settings: s.conf.Effective(config.HiddenValues(a.environ, keys...)), Sources: s.sources(), Ignored: s.ignored}
 	if shown.Ignored == nil {
 		shown.Ignored = []runner.Ignored{}
 	}
@@ -98,13 +89,13 @@ func showConfig(d deps, env environ, flags config.File, profile, folder string, 
 		shown.Notes = append(shown.Notes, note+". "+notBindingHint)
 	}
 	if asJSON {
-		return writeJSON(d.stdout, shown)
+		return writeJSON(a.stdout, shown)
 	}
-	return printConfig(d, shown)
+	return printConfig(a, shown)
 }
 
 // printConfig writes a table of three columns.
-func printConfig(d deps, shown shownConfig) error {
+func printConfig(a *app, shown shownConfig) error {
 	keys, values := 0, 0
 	for i, v := range shown.Settings {
 		v.Key, _ = tools.Display(v.Key)
@@ -116,28 +107,28 @@ func printConfig(d deps, shown shownConfig) error {
 	var errs []error
 	for _, v := range shown.Settings {
 		line := fmt.Sprintf("%-*s  %-*s  %s", keys, v.Key, values, v.Text, v.Origin)
-		_, err := fmt.Fprintln(d.stdout, strings.TrimRight(line, " "))
+		_, err := fmt.Fprintln(a.stdout, strings.TrimRight(line, " "))
 		errs = append(errs, err)
 	}
 	for _, i := range shown.Ignored {
 		text, _ := tools.Display(i.Name + " is ignored: " + i.Why)
-		_, err := fmt.Fprintln(d.stderr, "! "+text)
+		_, err := fmt.Fprintln(a.stderr, "! "+text)
 		errs = append(errs, err)
 	}
 	for _, note := range shown.Notes {
 		text, _ := tools.Display(note)
-		_, err := fmt.Fprintln(d.stderr, "! "+text)
+		_, err := fmt.Fprintln(a.stderr, "! "+text)
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-func newConfigSchemaCommand(d deps) *cobra.Command {
+func newConfigSchemaCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "schema [user | project | requirements]",
 		Short: "Write a JSON Schema of a configuration file, for editors",
 		Long: "Write the JSON Schema (Draft 7) of the user's configuration file, of a workspace's own\n" +
-			"(.caisson/config.yaml), or of an administrator's requirements.\n" + exitHelp(runner.ExitDone, runner.ExitUsage),
+			"(.caisson/config.yaml), or of an administrator's requirements.\n" + exitHelp(nil),
 		Example: "  caisson config schema > caisson.json",
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
@@ -151,7 +142,7 @@ func newConfigSchemaCommand(d deps) *cobra.Command {
 			if err != nil {
 				return &usageError{err}
 			}
-			return writeJSON(d.stdout, schema)
+			return writeJSON(a.stdout, schema)
 		},
 	}
 }

@@ -58,8 +58,8 @@ func TestCredentialsInURLs(t *testing.T) {
 				}
 			}
 			var out, errs bytes.Buffer
-			w.deps.stdout, w.deps.stderr = &out, &errs
-			w.deps.backend = func(name string, s backendSettings) (sandbox.Backend, error) {
+			w.app.stdout, w.app.stderr = &out, &errs
+			w.app.backend = func(name string, s backendSettings) (sandbox.Backend, error) {
 				if name == "docker" {
 					return makeBackend(name, s)
 				}
@@ -72,7 +72,7 @@ func TestCredentialsInURLs(t *testing.T) {
 			if args[0] == "run" {
 				args = append(args[:1], append([]string{"--workspace", w.dir}, args[1:]...)...)
 			}
-			status := run(t.Context(), args, w.env, w.deps)
+			status := run(t.Context(), args, w.env, w.app)
 			all := map[string]string{"standard output": out.String(), "standard error": errs.String()}
 			err := filepath.WalkDir(filepath.Join(home, ".local"), func(path string, e fs.DirEntry, err error) error {
 				if err == nil && e.Type().IsRegular() {

@@ -23,13 +23,13 @@ SESSION is a session's id, the beginning of it, or "last" for the newest. Withou
 session on the workspace whose changes are still kept.
 `
 
-func newDiffCommand(d deps, env environ) *cobra.Command {
+func newDiffCommand(a *app) *cobra.Command {
 	var workspace string
 	var stat, asJSON bool
 	cmd := &cobra.Command{
 		Use:     "diff [flags] [SESSION]",
 		Short:   "Show what an overlay run changed",
-		Long:    diffLong + exitHelp(runner.ExitDone, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
+		Long:    diffLong + exitHelp(nil, runner.ExitInput, runner.ExitConfig),
 		Example: "  caisson diff\n  caisson diff --stat ses_01JD\n  caisson diff > changes.patch && git apply --check changes.patch",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
@@ -38,21 +38,21 @@ func newDiffCommand(d deps, env environ) *cobra.Command {
 			if stat && asJSON {
 				return usage("--stat or --json, not both")
 			}
-			k, err := openKept(d, env, first(args), workspace)
+			k, err := openKept(a, first(args), workspace)
 			if err != nil {
-				return tellUnchanged(d, err, asJSON, func(i overlay.Info) any {
+				return tellUnchanged(a, err, asJSON, func(i overlay.Info) any {
 					return keptDocument{
 						Session: i.Session, Workspace: i.Workspace, Began: i.Began, Changes: []keptChange{}, HostExecuted: []runner.HostExecuted{},
 					}
 				})
 			}
 			defer k.close()
-			ctx, stop := stopping(cmd.Context(), d)
+			ctx, stop := stopping(cmd.Context(), a)
 			defer stop()
 			if err := k.settle(ctx, true); err != nil {
 				return err
 			}
-			return k.show(ctx, stat, asJSON, colours(d, env, d.stdout))
+			return k.show(ctx, stat, asJSON, colours(a, a.stdout))
 		},
 	}
 	cmd.Flags().SortFlags = false
@@ -70,9 +70,9 @@ func first(args []string) string {
 }
 
 // stopping ends the context at the first signal.
-func stopping(parent context.Context, d deps) (context.Context, func()) {
+func stopping(parent context.Context, a *app) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(parent)
-	signals, done := d.listen(), make(chan struct{})
+	signals, done := a.listen(), make(chan struct{})
 	go func() {
 		select {
 		case sig := <-signals:
@@ -106,16 +106,16 @@ func (k *keptChanges) show(ctx context.Context, stat, asJSON, colour bool) error
 		return k.json(changes, stats)
 	case stat:
 		for _, l := range terminal.Stat(runner.ListChanges(changes, stats), colour) {
-			if _, err := io.WriteString(k.deps.stdout, l+"\n"); err != nil {
+			if _, err := io.WriteString(k.app.stdout, l+"\n"); err != nil {
 				return err
 			}
 		}
-	case k.deps.terminal(k.deps.stdout):
-		if _, err := io.WriteString(k.deps.stdout, terminal.Diff(text.String(), colour)); err != nil {
+	case k.app.terminal(k.app.stdout):
+		if _, err := io.WriteString(k.app.stdout, terminal.Diff(text.String(), colour)); err != nil {
 			return err
 		}
 	default:
-		if _, err := io.WriteString(k.deps.stdout, text.String()); err != nil {
+		if _, err := io.WriteString(k.app.stdout, text.String()); err != nil {
 			return err
 		}
 	}
@@ -169,5 +169,5 @@ func (k *keptChanges) json(changes *overlay.Changes, stats *overlay.Stats) error
 	for i, c := range changes.List {
 		doc.Changes = append(doc.Changes, keptChange{c, stats.Files[i]})
 	}
-	return writeDocument(k.deps.stdout, doc)
+	return writeDocument(k.app.stdout, doc)
 }

@@ -1,8 +1,8 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"errors"
 
 	"github.com/spf13/cobra"
 
@@ -37,32 +37,32 @@ what mends them. No model is asked anything, and nothing is fetched.
 The exit status is that of the first check that failed.
 `
 
-func newDoctorCommand(d deps, env environ, status *int) *cobra.Command {
+func newDoctorCommand(a *app) *cobra.Command {
 	var settings config.File
 	var profile string
 	var asJSON, quick bool
 	cmd := &cobra.Command{
 		Use:   "doctor [flags]",
 		Short: "Check what this machine can run, with cause and hint",
-		Long:  doctorLong + exitHelp(runner.ExitDone, runner.ExitUsage, runner.ExitInput, runner.ExitSandboxStart, runner.ExitConfig, runner.ExitInterrupted),
+		Long:  doctorLong + exitHelp(nil, runner.ExitInput, runner.ExitSandboxStart, runner.ExitConfig, runner.ExitInterrupted),
 		Example: `  caisson doctor
   caisson doctor --backend gvisor --image debian:bookworm-slim
   caisson doctor --quick --json | jq -r '.[] | select(.result != "ok") | .mend'`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, _, _, stop := interruptible(cmd.Context(), d.listen(), func(string) {}, d.exit)
+			ctx, _, _, stop := interruptible(cmd.Context(), a.listen(), func(string) {}, a.exit)
 			defer stop()
-			findings := examine(ctx, d, env, settings, profile, quick)
-			if i, ok := errors.AsType[*runner.Interrupted](context.Cause(ctx)); ok {
-				*status = 128 + i.Signal
-				return nil // what was found is of a machine on which nothing was allowed to end
+			findings := examine(ctx, a, settings, profile, quick)
+			if err := interruption(ctx); err != nil {
+				return err // what was found is of a machine on which nothing was allowed to end
 			}
+			status := runner.ExitDone
 			for _, f := range findings {
-				if f.Result == resultFailed && *status == 0 {
-					*status = f.status
+				if f.Result == resultFailed && status == runner.ExitDone {
+					status = f.status
 				}
 			}
-			return showFindings(d, env, findings, asJSON)
+			return cmp.Or(showFindings(a, findings, asJSON), exitWith(status))
 		},
 	}
 	cmd.Flags().SortFlags = false
@@ -75,9 +75,9 @@ func newDoctorCommand(d deps, env environ, status *int) *cobra.Command {
 
 // examine does all checks. Without a configuration that can be read the
 // others would check something else than what runs.
-func examine(ctx context.Context, d deps, env environ, settings config.File, profile string, quick bool) []finding {
+func examine(ctx context.Context, a *app, settings config.File, profile string, quick bool) []finding {
 	findings := thisMachine().examine()
-	s, err := newSetup(d, env, settings, profile, "")
+	s, err := newSetup(a.deps, a.environ, settings, profile, "")
 	if err != nil {
 		return append(findings, failed("configuration", err))
 	}

@@ -176,7 +176,7 @@ func doctored(t *testing.T, text string, env ...string) *setup {
 	env = append(env, "HOME="+filepath.Join(dir, "home"), "CAISSON_CONFIG="+filepath.Join(dir, "config.yaml"), "XDG_STATE_HOME="+filepath.Join(dir, "state"))
 	d := standard(nil, nil)
 	d.requirements = ""
-	s, err := newSetup(d, env, config.File{}, "", "")
+	s, err := newSetup(d.deps, env, config.File{}, "", "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -423,6 +423,7 @@ func TestDoctorAddresses(t *testing.T) {
 
 func TestDoctorLayout(t *testing.T) {
 	d := standard(nil, nil)
+	d.environ = environ{"NO_COLOR=1"}
 	var out strings.Builder
 	d.stdout, d.terminal, d.size = &out, func(any) bool { return true }, func() (int, int) { return 80, 24 }
 	found := []finding{
@@ -430,7 +431,7 @@ func TestDoctorLayout(t *testing.T) {
 		{Check: "two", Result: resultFailed, Detail: "bad \x1b[2J", Mend: strings.Repeat("mend ", 40)},
 		{Check: "three", Result: resultOK, Detail: strings.Repeat("CVE-2025-31133, ", 20)},
 	}
-	if err := showFindings(d, environ{"NO_COLOR=1"}, found, false); err != nil {
+	if err := showFindings(&d, found, false); err != nil {
 		t.Fatal(err)
 	}
 	for line := range strings.Lines(out.String()) {
@@ -445,7 +446,8 @@ func TestDoctorLayout(t *testing.T) {
 		t.Errorf("%s", out.String())
 	}
 	out.Reset()
-	if err := showFindings(d, environ{}, found[:1], false); err != nil || !strings.HasPrefix(out.String(), "\x1b[32mok") {
+	d.environ = nil
+	if err := showFindings(&d, found[:1], false); err != nil || !strings.HasPrefix(out.String(), "\x1b[32mok") {
 		t.Errorf("%q, %v", out.String(), err)
 	}
 }

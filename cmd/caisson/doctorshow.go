@@ -23,19 +23,19 @@ var resultColours = map[string]string{resultOK: "32", resultWarning: "33", resul
 
 // showFindings writes the findings for people, or as JSON. On a terminal lines
 // are broken at its width and results have colours.
-func showFindings(d deps, env environ, findings []finding, asJSON bool) error {
+func showFindings(a *app, findings []finding, asJSON bool) error {
 	for i, f := range findings {
 		findings[i].Detail, findings[i].Mend = safeurl.InText(f.Detail), safeurl.InText(f.Mend)
 	}
 	if asJSON {
-		return writeJSON(d.stdout, findings)
+		return writeJSON(a.stdout, findings)
 	}
 	width := 0
 	colour := false
-	if d.terminal(d.stdout) {
-		width, _ = d.size()
+	if a.terminal(a.stdout) {
+		width, _ = a.size()
 		width = max(width, indent+20)
-		colour = env.get("NO_COLOR") == "" && env.get("TERM") != "dumb"
+		colour = a.environ.get("NO_COLOR") == "" && a.environ.get("TERM") != "dumb"
 	}
 	var out strings.Builder
 	counts := map[string]int{}
@@ -51,7 +51,7 @@ func showFindings(d deps, env environ, findings []finding, asJSON bool) error {
 		}
 	}
 	fmt.Fprintf(&out, "\n%s\n", summary(counts))
-	_, err := fmt.Fprint(d.stdout, out.String())
+	_, err := fmt.Fprint(a.stdout, out.String())
 	return err
 }
 

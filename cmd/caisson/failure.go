@@ -55,20 +55,20 @@ func sentence(s string) string {
 }
 
 // report prints a failure on standard error, as one paragraph.
-func report(d deps, e *runner.Error) {
+func report(a *app, e *runner.Error) {
 	cause, _ := tools.Display(safeurl.InText(e.Cause))
 	mend, _ := tools.Display(safeurl.InText(e.Mend))
-	d.tell(strings.TrimRight(fmt.Sprintf("caisson: %s. %s", strings.TrimRight(cause, ".\n "), mend), " "))
+	a.tell(strings.TrimRight(fmt.Sprintf("caisson: %s. %s", strings.TrimRight(cause, ".\n "), mend), " "))
 }
 
 // tell prints lines, which must be safe, on standard error. On a terminal they are
 // broken at blanks.
-func (d deps) tell(lines ...string) {
-	if d.terminal(d.stderr) {
-		columns, _ := d.size()
+func (a *app) tell(lines ...string) {
+	if a.terminal(a.stderr) {
+		columns, _ := a.size()
 		lines = terminal.Wrap(lines, columns)
 	}
 	for _, l := range lines {
-		fmt.Fprintln(d.stderr, l)
+		fmt.Fprintln(a.stderr, l)
 	}
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"strconv"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -55,5 +54,3 @@ func addSettings(cmd *cobra.Command, file *config.File) {
 func usage(format string, args ...any) error {
 	return &usageError{fmt.Errorf(format, args...)}
 }
-
-func pad(status int) string { return fmt.Sprintf("%-5s", strconv.Itoa(status)) }

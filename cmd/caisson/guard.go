@@ -15,24 +15,24 @@ var dataCommands = []string{"caisson diff", "caisson sandbox exec", "caisson tra
 
 // guardOutput puts a guard in front of the streams where a CI system's runner
 // would obey what they say. It returns nil elsewhere.
-func guardOutput(d deps, env environ) (deps, *ci.Guard) {
-	g := ci.New(env.get, d.stdout, d.stderr)
+func guardOutput(a *app) *ci.Guard {
+	g := ci.New(a.environ.get, a.stdout, a.stderr)
 	if g == nil {
-		return d, nil
+		return nil
 	}
-	d.stdout, d.stderr = g.Stdout(), g.Stderr()
-	isTerminal, exit := d.terminal, d.exit
-	d.terminal = func(stream any) bool {
+	a.stdout, a.stderr = g.Stdout(), g.Stderr()
+	isTerminal, exit := a.terminal, a.exit
+	a.terminal = func(stream any) bool {
 		if s, ok := stream.(*ci.Stream); ok {
 			return isTerminal(s.Unwrap())
 		}
 		return isTerminal(stream)
 	}
-	d.exit = func(status int) {
+	a.exit = func(status int) {
 		g.Close()
 		exit(status)
 	}
-	return d, g
+	return g
 }
 
 // configureGuard tells the guard what a command writes to standard output.
@@ -47,9 +47,9 @@ func configureGuard(g *ci.Guard, cmd *cobra.Command) {
 }
 
 // closeGuard ends the guard, and reports what it changed for good.
-func closeGuard(d deps, g *ci.Guard) {
+func closeGuard(a *app, g *ci.Guard) {
 	if n := g.Escaped(); n > 0 {
-		fmt.Fprintf(d.stderr, "caisson: on standard output %s escaped, as in :\\u003a, so that the CI runner does not obey text; docs/ci.md says how to get it unchanged\n",
+		fmt.Fprintf(a.stderr, "caisson: on standard output %s escaped, as in :\\u003a, so that the CI runner does not obey text; docs/ci.md says how to get it unchanged\n",
 			plural(n, "marker is", "markers are"))
 	}
 	g.Close()

@@ -14,9 +14,9 @@ import (
 // Each command that does something says what its exit statuses mean and shows an
 // example; all of them speak alike, and fit a terminal.
 func TestHelp(t *testing.T) {
-	status := 0
 	seen := 0
-	visit(newRoot(standard(nil, nil), nil, &status), func(cmd *cobra.Command) {
+	real := standard(nil, nil)
+	visit(newRoot(&real), func(cmd *cobra.Command) {
 		path := cmd.CommandPath()
 		if cmd.Name() == "help" || strings.HasPrefix(path, "caisson completion") || strings.HasPrefix(cmd.Name(), "__") {
 			return // cobra's own
@@ -53,8 +53,8 @@ func TestHelp(t *testing.T) {
 // TestFlagsAreGrouped is acceptance case 141: each flag of caisson run has a group
 // of its own, and shows what counts without it.
 func TestFlagsAreGrouped(t *testing.T) {
-	status := 0
-	cmd, _, err := newRoot(standard(nil, nil), nil, &status).Find([]string{"run"})
+	real := standard(nil, nil)
+	cmd, _, err := newRoot(&real).Find([]string{"run"})
 	if err != nil {
 		t.Fatal(err)
 	}

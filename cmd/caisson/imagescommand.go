@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,20 +19,10 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-func newImagesCommand(d deps, env environ, status *int) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "images",
-		Short: "List, fetch and remove the images that sandboxes run on",
-		Args:  cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return noCommand(cmd, args[0])
-			}
-			return cmd.Help()
-		},
-	}
-	cmd.AddCommand(newImagesListCommand(d, env), newImagesPullCommand(d, env, status), newImagesRemoveCommand(d, env), newImagesPruneCommand(d, env))
-	return cmd
+func newImagesCommand(a *app) *cobra.Command {
+	return newGroup(&cobra.Command{
+		Use: "images", Short: "List, fetch and remove the images that sandboxes run on",
+	}, newImagesListCommand(a), newImagesPullCommand(a), newImagesRemoveCommand(a), newImagesPruneCommand(a))
 }
 
 const imagesListLong = `List the images that the cache has, below $XDG_CACHE_HOME/caisson/images.
@@ -40,21 +31,21 @@ DIGEST is what the image was pinned to: each start takes that until caisson imag
 USED is when a session last ran on it; "now" is one that runs.
 `
 
-func newImagesListCommand(d deps, env environ) *cobra.Command {
+func newImagesListCommand(a *app) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:     "ls [flags]",
 		Short:   "List the images of the cache",
-		Long:    imagesListLong + imagesExit(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitConfig),
+		Long:    imagesListLong + exitHelp(map[int]string{runner.ExitFailed: imagesFailed}, runner.ExitConfig),
 		Example: "  caisson images ls\n  caisson images ls --json | jq -r '.[].digest'",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return withImages(cmd.Context(), d, env, nil, func(s *store.Store, _ *imageStore) error {
+			return withImages(cmd.Context(), a, nil, func(s *store.Store, _ *imageStore) error {
 				list, err := s.List(cmd.Context())
 				if err != nil {
 					return err
 				}
-				return showImages(d.stdout, list, asJSON, time.Now())
+				return showImages(a.stdout, list, asJSON, time.Now())
 			})
 		},
 	}
@@ -69,22 +60,23 @@ pull is how an image is renewed, and how a machine is made ready for a time with
 that run keep what they have. Names, oci-layout:DIR, docker-archive:FILE and build:DIR can be pulled.
 `
 
-func newImagesPullCommand(d deps, env environ, status *int) *cobra.Command {
+func newImagesPullCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use:     "pull REF...",
-		Short:   "Fetch images and pin them to what their names name now",
-		Long:    imagesPullLong + imagesExit(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitAuth, runner.ExitInput, runner.ExitConfig, runner.ExitInterrupted),
+		Use:   "pull REF...",
+		Short: "Fetch images and pin them to what their names name now",
+		Long: imagesPullLong + exitHelp(map[int]string{runner.ExitFailed: imagesFailed, runner.ExitAuth: imagesRefused, runner.ExitInput: imagesMissing},
+			runner.ExitConfig, runner.ExitInterrupted),
 		Example: "  caisson images pull debian:bookworm-slim\n  caisson images pull localhost:5000/team/tools@sha256:…",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			refs, err := imageArguments(args)
 			if err != nil {
 				return err
 			}
-			p := newPulling(d, env)
+			p := newPulling(a)
 			defer p.close()
-			ctx, _, _, stop := interruptible(cmd.Context(), d.listen(), func(string) {}, d.exit)
+			ctx, _, _, stop := interruptible(cmd.Context(), a.listen(), func(string) {}, a.exit)
 			defer stop()
-			err = withImages(ctx, d, env, p.report, func(s *store.Store, _ *imageStore) error {
+			err = withImages(ctx, a, p.report, func(s *store.Store, _ *imageStore) error {
 				for _, ref := range refs {
 					got, err := s.Pull(ctx, ref)
 					p.close()
@@ -92,17 +84,16 @@ func newImagesPullCommand(d deps, env environ, status *int) *cobra.Command {
 						return err
 					}
 					name, _ := tools.Display(ref.String())
-					if _, err := fmt.Fprintf(d.stdout, "%s %s\n", name, got.Digest); err != nil {
+					if _, err := fmt.Fprintf(a.stdout, "%s %s\n", name, got.Digest); err != nil {
 						return err
 					}
 				}
 				return nil
 			})
-			if i, ok := errors.AsType[*runner.Interrupted](context.Cause(ctx)); ok && err != nil {
-				*status = 128 + i.Signal
-				return nil
+			if err != nil {
+				return cmp.Or(interruption(ctx), err)
 			}
-			return err
+			return nil
 		},
 	}
 }
@@ -111,27 +102,27 @@ const imagesRemoveLong = `Forget images and free what no other image needs. An i
 The next start on a name fetches it again, and pins what it names then.
 `
 
-func newImagesRemoveCommand(d deps, env environ) *cobra.Command {
+func newImagesRemoveCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:     "rm REF...",
 		Short:   "Remove images from the cache",
-		Long:    imagesRemoveLong + imagesExit(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
+		Long:    imagesRemoveLong + exitHelp(map[int]string{runner.ExitFailed: imagesFailed, runner.ExitInput: imagesMissing}, runner.ExitConfig),
 		Example: "  caisson images rm debian:bookworm-slim",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			refs, err := imageArguments(args)
 			if err != nil {
 				return err
 			}
-			return withImages(cmd.Context(), d, env, nil, func(s *store.Store, _ *imageStore) error {
+			return withImages(cmd.Context(), a, nil, func(s *store.Store, _ *imageStore) error {
 				var total store.Pruned
 				for _, ref := range refs {
 					gone, err := s.Remove(cmd.Context(), ref)
 					total = added(total, gone)
 					if err != nil {
-						return errors.Join(err, showPruned(d.stdout, total))
+						return errors.Join(err, showPruned(a.stdout, total))
 					}
 				}
-				return showPruned(d.stdout, total)
+				return showPruned(a.stdout, total)
 			})
 		},
 	}
@@ -145,13 +136,13 @@ time. Images that sessions use stay, and so does everything that you put on the 
 // pruneTime is when an image counts as unused: longer than a holiday.
 const pruneTime = 30 * 24 * time.Hour
 
-func newImagesPruneCommand(d deps, env environ) *cobra.Command {
+func newImagesPruneCommand(a *app) *cobra.Command {
 	var unused time.Duration
 	var all bool
 	cmd := &cobra.Command{
 		Use:     "prune [flags]",
 		Short:   "Remove images that no session has used for a while",
-		Long:    imagesPruneLong + imagesExit(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitConfig),
+		Long:    imagesPruneLong + exitHelp(map[int]string{runner.ExitFailed: imagesFailed}, runner.ExitConfig),
 		Example: "  caisson images prune\n  caisson images prune --unused 24h",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -163,15 +154,15 @@ func newImagesPruneCommand(d deps, env environ) *cobra.Command {
 			case unused <= 0:
 				return usage("--unused %s: the time must be more than 0; --all removes what no session uses now", unused)
 			}
-			return withImages(cmd.Context(), d, env, nil, func(s *store.Store, own *imageStore) error {
+			return withImages(cmd.Context(), a, nil, func(s *store.Store, own *imageStore) error {
 				gone, err := s.Prune(cmd.Context(), unused)
-				err = errors.Join(err, showPruned(d.stdout, gone))
+				err = errors.Join(err, showPruned(a.stdout, gone))
 				if own.engine == nil {
 					return err
 				}
 				n, engineErr := own.engine.Prune(cmd.Context(), unused)
 				if n > 0 {
-					_, shown := fmt.Fprintf(d.stdout, "%d images of Caisson removed from the engine\n", n)
+					_, shown := fmt.Fprintf(a.stdout, "%d images of Caisson removed from the engine\n", n)
 					err = errors.Join(err, shown)
 				}
 				return errors.Join(err, engineErr)
@@ -185,8 +176,8 @@ func newImagesPruneCommand(d deps, env environ) *cobra.Command {
 
 // withImages opens the store, with report as its progress, and does something
 // with it.
-func withImages(ctx context.Context, d deps, env environ, report func(store.Progress), do func(*store.Store, *imageStore) error) error {
-	s, err := newSetup(d, env, config.File{}, "", "")
+func withImages(ctx context.Context, a *app, report func(store.Progress), do func(*store.Store, *imageStore) error) error {
+	s, err := newSetup(a.deps, a.environ, config.File{}, "", "")
 	if err != nil {
 		return err
 	}
@@ -219,16 +210,16 @@ func imageArguments(args []string) ([]images.Reference, error) {
 }
 
 // newPulling shows progress on standard error.
-func newPulling(d deps, env environ) *pulling {
+func newPulling(a *app) *pulling {
 	p := &pulling{
 		say: func(text string) {
 			safe, _ := tools.Display(text)
-			fmt.Fprintln(d.stderr, "caisson: "+safe) //nolint:errcheck // who does not read it does not want it
+			fmt.Fprintln(a.stderr, "caisson: "+safe) //nolint:errcheck // who does not read it does not want it
 		},
-		width: func() int { columns, _ := d.size(); return columns }, now: time.Now, pause: linePause,
+		width: func() int { columns, _ := a.size(); return columns }, now: time.Now, pause: linePause,
 	}
-	if d.terminal(d.stderr) && env.get("TERM") != "dumb" && env.get("TERM") != "" {
-		p.bar = d.stderr
+	if a.terminal(a.stderr) && a.environ.get("TERM") != "dumb" && a.environ.get("TERM") != "" {
+		p.bar = a.stderr
 	}
 	return p
 }
@@ -315,10 +306,9 @@ func showPruned(w io.Writer, p store.Pruned) error {
 	return errors.Join(errs...)
 }
 
-// imagesExit is the end of a help text: the exit statuses of these commands.
-func imagesExit(statuses ...int) string {
-	return ownExitHelp(map[int]string{
-		runner.ExitFailed: "a registry can't be reached, or the image is in use", runner.ExitAuth: "a registry refuses the credentials",
-		runner.ExitInput: "there is no such image, or it can't be used here",
-	}, statuses...)
-}
+// What exit statuses mean to the commands about images.
+const (
+	imagesFailed  = "a registry can't be reached, or the image is in use"
+	imagesRefused = "a registry refuses the credentials"
+	imagesMissing = "there is no such image, or it can't be used here"
+)

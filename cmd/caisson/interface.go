@@ -23,7 +23,7 @@ const (
 // userInterface is how a run speaks: to a person, or by records. What it writes
 // goes through its outlet, so that no writer holds the session up.
 type userInterface struct {
-	deps        deps
+	app         *app
 	json        bool
 	colour      bool
 	interactive bool
@@ -39,19 +39,19 @@ type userInterface struct {
 	warn atomic.Pointer[func(string)]
 }
 
-func newInterface(d deps, env environ, json bool) *userInterface {
-	live := d.terminal(d.stderr) && env.get("TERM") != "dumb" && env.get("TERM") != ""
+func newInterface(a *app, json bool) *userInterface {
+	live := a.terminal(a.stderr) && a.environ.get("TERM") != "dumb" && a.environ.get("TERM") != ""
 	u := &userInterface{
-		deps: d, json: json, broken: func() {}, out: newOutlet(),
-		colour:      live && env.get("NO_COLOR") == "",
-		interactive: !json && d.terminal(d.stdin) && d.terminal(d.stderr),
+		app: a, json: json, broken: func() {}, out: newOutlet(),
+		colour:      live && a.environ.get("NO_COLOR") == "",
+		interactive: !json && a.terminal(a.stdin) && a.terminal(a.stderr),
 	}
 	if u.tell = u.out; json {
 		u.tell = newOutlet()
 	}
-	opts := terminal.Options{Out: d.stderr, Live: live && !json, Colour: u.colour, Reflow: reflows(env)}
-	if d.terminal(d.stderr) {
-		opts.Size = d.size
+	opts := terminal.Options{Out: a.stderr, Live: live && !json, Colour: u.colour, Reflow: reflows(a.environ)}
+	if a.terminal(a.stderr) {
+		opts.Size = a.size
 	}
 	u.render = terminal.New(opts)
 	return u
@@ -78,9 +78,9 @@ func (u *userInterface) close(ctx context.Context) {
 
 // flush writes what waits, and says whether all of it was.
 func (u *userInterface) flush(ctx context.Context) bool {
-	all := u.out.close(ctx, u.deps.patience, u.interactive)
+	all := u.out.close(ctx, u.app.patience, u.interactive)
 	if u.tell != u.out {
-		all = u.tell.close(ctx, u.deps.patience, false) && all
+		all = u.tell.close(ctx, u.app.patience, false) && all
 	}
 	return all
 }
@@ -104,7 +104,7 @@ func (u *userInterface) broker() *tools.Broker {
 	}
 	b := tools.NewBroker(tools.BrokerOptions{})
 	b.Attach("terminal", &orderedApprover{u.out, &terminal.Prompt{
-		In: u.deps.stdin, Out: u.render, Pressed: u.deps.pressed, Pending: b.Pending,
+		In: u.app.stdin, Out: u.render, Pressed: u.app.pressed, Pending: b.Pending,
 	}})
 	return b
 }
@@ -147,7 +147,7 @@ func (u *userInterface) record(r runner.Record, line []byte) {
 	}
 	line = append(slices.Clip(line), '\n')
 	u.out.put(len(line), func() {
-		if _, err := u.deps.stdout.Write(line); err != nil {
+		if _, err := u.app.stdout.Write(line); err != nil {
 			u.broken()
 		}
 	})
@@ -193,11 +193,11 @@ func (u *userInterface) finish(ctx context.Context, r runner.Report, answer *ans
 	}
 	u.render.Close()
 	if !u.json {
-		err = errors.Join(err, printAnswer(u.deps, r.Answer))
+		err = errors.Join(err, printAnswer(u.app, r.Answer))
 		u.reportEnd(r)
 	}
 	if err != nil && r.Reason == loop.StopAnswered {
-		report(u.deps, &runner.Error{Problem: runner.Problem{Cause: err.Error(), Mend: "The answer is in " + r.Dir + "/report.json."}})
+		report(u.app, &runner.Error{Problem: runner.Problem{Cause: err.Error(), Mend: "The answer is in " + r.Dir + "/report.json."}})
 		return runner.ExitFailed
 	}
 	return r.ExitStatus
@@ -213,10 +213,10 @@ func (u *userInterface) reportEnd(r runner.Report) {
 	if r.Reason == loop.StopSandboxStart && u.render.Warned(p.Cause) {
 		p = runner.Problem{Cause: "a call needed the sandbox, which could not start: see the warning above"}
 	}
-	report(u.deps, &runner.Error{Problem: p})
+	report(u.app, &runner.Error{Problem: p})
 }
 
 // problem tells what went wrong beside the records.
 func (u *userInterface) problem(p runner.Problem) {
-	u.tell.put(len(p.Cause), func() { report(u.deps, &runner.Error{Problem: p}) })
+	u.tell.put(len(p.Cause), func() { report(u.app, &runner.Error{Problem: p}) })
 }

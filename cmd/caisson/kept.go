@@ -24,7 +24,7 @@ import (
 // keptChanges are the changes of one overlay session, open with the folder that
 // they are of.
 type keptChanges struct {
-	deps      deps
+	app       *app
 	setup     *setup
 	layers    *overlay.Layers
 	workspace *runner.Workspace
@@ -34,13 +34,13 @@ type keptChanges struct {
 // openKept opens the changes of a session: of the one that is named, in the
 // folder that it worked on, or of the last one in the folder workspace, "" is
 // the working folder.
-func openKept(d deps, env environ, session, workspace string) (_ *keptChanges, err error) {
-	s, err := newSetup(d, env, config.File{}, "", "")
+func openKept(a *app, session, workspace string) (_ *keptChanges, err error) {
+	s, err := newSetup(a.deps, a.environ, config.File{}, "", "")
 	if err != nil {
 		return nil, err
 	}
-	state := env.stateDir()
-	k := &keptChanges{deps: d, setup: s, colour: colours(d, env, d.stderr)}
+	state := a.environ.stateDir()
+	k := &keptChanges{app: a, setup: s, colour: colours(a, a.stderr)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, k.close())
@@ -61,7 +61,7 @@ func openKept(d deps, env environ, session, workspace string) (_ *keptChanges, e
 			workspace = k.layers.Info().Workspace
 		}
 	}
-	k.workspace, err = workspaceFor(env, workspace)
+	k.workspace, err = workspaceFor(a.environ, workspace)
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +71,7 @@ func openKept(d deps, env environ, session, workspace string) (_ *keptChanges, e
 		}
 	}
 	if note := runner.CutOffPatch(state, k.layers.Info().Session); note != "" {
-		fmt.Fprintln(d.stderr, "! "+note)
+		fmt.Fprintln(a.stderr, "! "+note)
 	}
 	return k, k.workspace.CheckOwner(*s.conf.AcceptRunnerAsOwner)
 }
@@ -164,15 +164,15 @@ func keptError(i overlay.Info, err error) error {
 
 // tellUnchanged says on standard error that a session changed nothing, or writes
 // document to standard output. Other errors are returned as they are.
-func tellUnchanged(d deps, err error, asJSON bool, document func(overlay.Info) any) error {
+func tellUnchanged(a *app, err error, asJSON bool, document func(overlay.Info) any) error {
 	unchanged, ok := errors.AsType[*runner.UnchangedError](err)
 	switch {
 	case !ok:
 		return err
 	case asJSON:
-		return writeDocument(d.stdout, document(unchanged.Info))
+		return writeDocument(a.stdout, document(unchanged.Info))
 	}
-	_, err = fmt.Fprintf(d.stderr, "session %s changed nothing\n", unchanged.Info.Session)
+	_, err = fmt.Fprintf(a.stderr, "session %s changed nothing\n", unchanged.Info.Session)
 	return err
 }
 
@@ -190,7 +190,7 @@ func writeDocument(w io.Writer, document any) error {
 // tell writes lines to standard error.
 func (k *keptChanges) tell(lines ...[]string) {
 	for _, list := range lines {
-		k.deps.tell(list...)
+		k.app.tell(list...)
 	}
 }
 
@@ -200,13 +200,13 @@ func (k *keptChanges) warn(c *overlay.Changes, o overlay.ApplyOptions) {
 	k.tell(terminal.Conflicts(conflicts, k.colour), terminal.LeftOut(left, k.colour),
 		terminal.HostExecuted(runner.HostExecutedChanges(c, o), k.colour))
 	for _, dir := range c.Unread {
-		fmt.Fprintf(k.deps.stderr, "! can't be read, and is not applied: %s\n", overlay.Quote(dir))
+		fmt.Fprintf(k.app.stderr, "! can't be read, and is not applied: %s\n", overlay.Quote(dir))
 	}
 }
 
 // colours says whether a stream takes them.
-func colours(d deps, env environ, stream io.Writer) bool {
-	return d.terminal(stream) && env.get("NO_COLOR") == "" && env.get("TERM") != "dumb" && env.get("TERM") != ""
+func colours(a *app, stream io.Writer) bool {
+	return a.terminal(stream) && a.environ.get("NO_COLOR") == "" && a.environ.get("TERM") != "dumb" && a.environ.get("TERM") != ""
 }
 
 // expireChanges removes the changes of overlay runs that waited too long.

@@ -15,9 +15,9 @@ func (w *world) onNewTerminal(t *testing.T, answers []string, args ...string) (s
 	master, slave := openTerminal(t)
 	seen := watch(master, answers)
 	one := *w
-	one.deps.stdin, one.deps.stdout, one.deps.stderr = slave, &bytes.Buffer{}, slave
-	one.deps.size = func() (int, int) { return 100, 30 }
-	one.deps.pressed = func(ctx context.Context, _ time.Duration) (bool, error) {
+	one.app.stdin, one.app.stdout, one.app.stderr = slave, &bytes.Buffer{}, slave
+	one.app.size = func() (int, int) { return 100, 30 }
+	one.app.pressed = func(ctx context.Context, _ time.Duration) (bool, error) {
 		return keyPressed(ctx, slave, time.Millisecond)
 	}
 	one.env = append(append([]string{}, w.env...), "TERM=xterm")
@@ -33,7 +33,7 @@ func TestAlwaysAtTheTerminal(t *testing.T) {
 	w := newWorld(t, "  - calls: [{tool: shell, input: {command: echo hi}}]\n  - text: done\n")
 	approvals := func(args ...string) (int, string) {
 		var out bytes.Buffer
-		d := w.deps
+		d := w.app
 		d.stdout = &out
 		return run(context.Background(), append([]string{"approvals"}, args...), w.env, d), out.String()
 	}

@@ -50,9 +50,9 @@ func TestProviderIsQuoted(t *testing.T) {
 				t.Fatal(err)
 			}
 			var out, errs bytes.Buffer
-			w.deps.stdout, w.deps.stderr = &out, &errs
+			w.app.stdout, w.app.stderr = &out, &errs
 			w.env = append(w.env, "CAISSON_CONFIG="+config, "MY_KEY="+key)
-			status := run(t.Context(), []string{"run", "--workspace", w.dir, "task"}, w.env, w.deps)
+			status := run(t.Context(), []string{"run", "--workspace", w.dir, "task"}, w.env, w.app)
 			want, _, _ := strings.Cut(tc.said, key)
 			if status != tc.status || strings.Contains(errs.String(), want) != tc.shown || strings.Contains(errs.String(), key) {
 				t.Errorf("status %d, want %d\n%s", status, tc.status, errs.String())

@@ -97,7 +97,7 @@ func (w *watcher) String() string {
 
 // world is a home, a workspace and programs for one run in this process.
 type world struct {
-	deps deps
+	app  app
 	dir  string // the workspace
 	env  []string
 	args []string
@@ -127,13 +127,13 @@ func newWorld(t *testing.T, turns string) *world {
 	d.executable = func() (string, error) { return filepath.Join(root, "bin", "caisson"), nil }
 	d.backend = func(name string, _ backendSettings) (sandbox.Backend, error) { return &fakeBackend{name: name}, nil }
 	return &world{
-		deps: d, dir: filepath.Join(root, "ws"), env: []string{"HOME=" + filepath.Join(root, "home"), "TERM=dumb"},
+		app: d, dir: filepath.Join(root, "ws"), env: []string{"HOME=" + filepath.Join(root, "home"), "TERM=dumb"},
 		args: []string{"run", "--workspace", filepath.Join(root, "ws"), "--backend", "gvisor", "--model", "replay/" + script},
 	}
 }
 
 func (w *world) run(args ...string) int {
-	return run(context.Background(), append(append(w.args, args...), "task"), w.env, w.deps)
+	return run(context.Background(), append(append(w.args, args...), "task"), w.env, w.app)
 }
 
 // onTerminal runs the program with standard input and error on a terminal.
@@ -143,9 +143,9 @@ func onTerminal(t *testing.T, term string, answers []string, turns string, args 
 	master, slave := openTerminal(t)
 	seen := watch(master, answers)
 	var out bytes.Buffer
-	w.deps.stdin, w.deps.stdout, w.deps.stderr = slave, &out, slave
-	w.deps.size = func() (int, int) { return 100, 30 }
-	w.deps.pressed = func(ctx context.Context, _ time.Duration) (bool, error) {
+	w.app.stdin, w.app.stdout, w.app.stderr = slave, &out, slave
+	w.app.size = func() (int, int) { return 100, 30 }
+	w.app.pressed = func(ctx context.Context, _ time.Duration) (bool, error) {
 		return keyPressed(ctx, slave, time.Millisecond)
 	}
 	w.env = append(w.env, "TERM="+term)
@@ -230,11 +230,11 @@ func TestKeysBeforeAQuestionAnswerNothing(t *testing.T) {
 		w := newWorld(t, "  - calls: [{tool: shell, input: {command: echo hi}}]\n  - text: done\n")
 		master, slave := openTerminal(t)
 		seen := watch(master, []string{"n\n"})
-		w.deps.stdin, w.deps.stderr = slave, slave
-		w.deps.size = func() (int, int) { return 100, 30 }
-		w.deps.pressed = nil
+		w.app.stdin, w.app.stderr = slave, slave
+		w.app.size = func() (int, int) { return 100, 30 }
+		w.app.pressed = nil
 		if dropped {
-			w.deps.pressed = func(ctx context.Context, wait time.Duration) (bool, error) { return keyPressed(ctx, slave, wait) }
+			w.app.pressed = func(ctx context.Context, wait time.Duration) (bool, error) { return keyPressed(ctx, slave, wait) }
 		}
 		w.env = append(w.env, "TERM=xterm")
 		typing := make(chan struct{})

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -14,63 +13,71 @@ import (
 	"github.com/caisson-run/caisson/runner"
 )
 
-// run is the whole program: it does what the arguments say and returns the
-// exit status.
-func run(ctx context.Context, args, env []string, d deps) int {
-	d, guard := guardOutput(d, env)
-	d, stop := handleSignals(d)
+// run executes the whole program and returns the exit status.
+func run(ctx context.Context, args, env []string, a app) int {
+	a.environ = env
+	guard := guardOutput(&a)
+	stop := handleSignals(&a)
 	defer stop()
-	status := execute(ctx, d, guard, args, env)
+	status := execute(ctx, &a, guard, args)
 	if guard != nil {
-		closeGuard(d, guard) // not where the program panics: commands stay stopped then
+		closeGuard(&a, guard) // not where the program panics: commands stay stopped then
 	}
 	return status
 }
 
 // execute runs the command that the arguments name, and returns the exit status.
-func execute(ctx context.Context, d deps, guard *ci.Guard, args, env []string) int {
-	status := runner.ExitDone
-	root := newRoot(d, env, &status)
+func execute(ctx context.Context, a *app, guard *ci.Guard, args []string) int {
+	root := newRoot(a)
 	if guard != nil {
 		root.PersistentPreRun = func(cmd *cobra.Command, _ []string) { configureGuard(guard, cmd) }
 	}
 	root.SetArgs(args)
-	root.SetIn(d.stdin)
-	root.SetOut(d.stdout)
-	root.SetErr(d.stderr)
-	if err := root.ExecuteContext(ctx); err != nil {
+	root.SetIn(a.stdin)
+	root.SetOut(a.stdout)
+	root.SetErr(a.stderr)
+	err := root.ExecuteContext(ctx)
+	if e, ok := errors.AsType[*exitError](err); ok {
+		return e.status
+	}
+	if err != nil {
 		e := failure(err)
-		report(d, e)
+		report(a, e)
 		return e.Status
 	}
-	return status
+	return runner.ExitDone
 }
 
-// newRoot makes the command tree. A command that ends without an error, but
-// not well, sets status.
-func newRoot(d deps, env []string, status *int) *cobra.Command {
-	root := &cobra.Command{
+// newRoot makes the command tree.
+func newRoot(a *app) *cobra.Command {
+	root := newGroup(&cobra.Command{
 		Use:   "caisson",
 		Short: "Run an agent's tool calls where they can do no harm",
 		Long: "Caisson runs an LLM agent on a workspace. What only reads runs in this process; what writes or\n" +
 			"executes runs in one container a session, without network, and nothing is left of it afterwards.",
 		SilenceUsage: true, SilenceErrors: true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
-		Args:              cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return noCommand(cmd, args[0])
-			}
-			return cmd.Help()
-		},
-	}
+	}, newRunCommand(a), newDiffCommand(a), newApplyCommand(a), newSandboxCommand(a), newImagesCommand(a), newServeCommand(a), newApprovalsCommand(a),
+		newTrustCommand(a), newUntrustCommand(a), newConfigCommand(a), newTraceCommand(a), newToolsCommand(a), newDoctorCommand(a), newVersionCommand(a))
 	root.Version = programVersion()
 	root.SetVersionTemplate(versionLine() + "\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return &usageError{suggestFlag(cmd, err)} })
-	root.AddCommand(newRunCommand(d, env, status), newDiffCommand(d, env), newApplyCommand(d, env, status), newSandboxCommand(d, env, status), newImagesCommand(d, env, status), newServeCommand(d, env, status), newApprovalsCommand(d, env), newTrustCommand(d, env), newUntrustCommand(d, env), newConfigCommand(d, env), newTraceCommand(d, env, status), newToolsCommand(d, env, status), newDoctorCommand(d, env, status), newVersionCommand(d))
 	setHelp(root)
-	addCompletion(root, environ(env))
+	addCompletion(root, a.environ)
 	return root
+}
+
+// newGroup completes a command that only has subcommands.
+func newGroup(cmd *cobra.Command, commands ...*cobra.Command) *cobra.Command {
+	cmd.Args = cobra.ArbitraryArgs
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return noCommand(cmd, args[0])
+		}
+		return cmd.Help()
+	}
+	cmd.AddCommand(commands...)
+	return cmd
 }
 
 // noCommand returns the error for an unknown subcommand, which lists those of cmd.
@@ -107,31 +114,4 @@ func noArgs(cmd *cobra.Command, args []string) error {
 		return usage("%s takes no arguments, got %q", cmd.CommandPath(), args[0])
 	}
 	return nil
-}
-
-// exitHelp is the end of a command's help: its exit statuses.
-func exitHelp(statuses ...int) string { return ownExitHelp(nil, statuses...) }
-
-// ownExitHelp is exitHelp where a status means something of the command's own.
-func ownExitHelp(own map[int]string, statuses ...int) string {
-	meaning := map[int]string{
-		runner.ExitDone: "done", runner.ExitFailed: "the agent or the model failed, or something was left behind", runner.ExitUsage: "usage",
-		runner.ExitAuth: "authentication", runner.ExitInput: "the workspace, the task or a file can't be used",
-		runner.ExitSandboxStart: "the sandbox could not start", runner.ExitSandboxLost: "the sandbox was lost",
-		runner.ExitConfig: "configuration", runner.ExitLimit: "a limit was reached",
-		runner.ExitFatal:       "a record could not be written",
-		runner.ExitConflict:    "nothing was applied: the workspace changed meanwhile",
-		runner.ExitUnvouched:   "the workspace could not be vouched for: read the notices before you use git or hg there",
-		runner.ExitUntrusted:   "the workspace is not trusted (--require-trust)",
-		runner.ExitNoApprover:  "something needed an approval that it didn't get",
-		runner.ExitInterrupted: "interrupted (129: hang-up, 143: terminated)",
-		exitPipe:               "the reader of standard output went away",
-	}
-	maps.Copy(meaning, own)
-	var b strings.Builder
-	b.WriteString("\nExit status:\n")
-	for _, s := range statuses {
-		b.WriteString("  " + pad(s) + meaning[s] + "\n")
-	}
-	return b.String()
 }

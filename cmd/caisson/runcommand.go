@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,22 +42,18 @@ Every setting below is also an environment variable, CAISSON_ and its name in ca
 underscores, and a key of $XDG_CONFIG_HOME/caisson/config.yaml.
 `
 
-func newRunCommand(d deps, env environ, status *int) *cobra.Command {
+func newRunCommand(a *app) *cobra.Command {
 	var f runFlags
 	cmd := &cobra.Command{
 		Use:   "run [flags] [TASK] [-]",
 		Short: "Run one agent task on a workspace, to its end",
-		Long: runLong + exitHelp(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitAuth, runner.ExitInput,
-			runner.ExitSandboxStart, runner.ExitSandboxLost, runner.ExitConfig, runner.ExitLimit, runner.ExitFatal,
-			runner.ExitUntrusted, runner.ExitNoApprover, runner.ExitConflict, runner.ExitUnvouched, runner.ExitInterrupted, exitPipe),
+		Long:  runLong + exitHelp(nil, runner.ExitFailed, runner.ExitAuth, runner.ExitInput, runner.ExitSandboxStart, runner.ExitSandboxLost, runner.ExitConfig, runner.ExitLimit, runner.ExitFatal, runner.ExitUntrusted, runner.ExitNoApprover, runner.ExitConflict, runner.ExitUnvouched, runner.ExitInterrupted, exitPipe),
 		Example: `  caisson run "make the tests pass"
   git diff | caisson run "review this"
   caisson run --backend gvisor --policy ci --json - < task.txt
   caisson run --workspace ./project --model replay/script.yaml`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			got, err := runTask(cmd.Context(), d, env, f, args)
-			*status = got
-			return err
+			return runTask(cmd.Context(), a, f, args)
 		},
 	}
 	flags := cmd.Flags()
@@ -76,8 +73,8 @@ func newRunCommand(d deps, env environ, status *int) *cobra.Command {
 	return cmd
 }
 
-// runTask does what caisson run is for and gives the exit status.
-func runTask(ctx context.Context, d deps, env environ, f runFlags, args []string) (int, error) {
+// runTask runs one task to its end.
+func runTask(ctx context.Context, a *app, f runFlags, args []string) error {
 	if f.noStream {
 		f.settings.Stream = new(false)
 	}
@@ -85,33 +82,30 @@ func runTask(ctx context.Context, d deps, env environ, f runFlags, args []string
 		f.settings.Submounts = f.submounts
 	}
 	if err := f.impliesOverlay(); err != nil {
-		return 0, err
+		return err
 	}
-	text, err := readTask(d, args, f.file)
+	text, err := readTask(a, args, f.file)
 	if err != nil {
-		return 0, err
+		return err
 	}
-	s, err := newSetup(d, env, f.settings, f.profile, f.workspace)
+	s, err := newSetup(a.deps, a.environ, f.settings, f.profile, f.workspace)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer s.close()
 	if err := s.useProject(f.project, f.settings, f.profile); err != nil {
-		return 0, err
+		return err
 	}
 	s.apply = f.apply
-	u := newInterface(d, env, f.json)
-	ctx, force, cancel, stop := interruptible(ctx, d.listen(), u.say, d.exit)
+	u := newInterface(a, f.json)
+	ctx, force, cancel, stop := interruptible(ctx, a.listen(), u.say, a.exit)
 	defer stop()
 	defer u.close(ctx)
 	u.broken = func() { cancel(&runner.Interrupted{Signal: sigpipe}) }
 
 	o, done, err := s.options(ctx, text, u)
 	if err != nil {
-		if i, ok := errors.AsType[*runner.Interrupted](context.Cause(ctx)); ok {
-			return 128 + i.Signal, nil
-		}
-		return 0, err
+		return cmp.Or(interruption(ctx), err)
 	}
 	defer done()
 	o.Apply = f.apply
@@ -119,21 +113,21 @@ func runTask(ctx context.Context, d deps, env environ, f runFlags, args []string
 	o.Force, o.Warner = force, func(warn func(string)) { u.warn.Store(&warn) }
 	answer, err := openAnswer(f.output)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	patch, err := openPatch(f.patch)
 	if err != nil {
-		return 0, errors.Join(err, answer.close())
+		return errors.Join(err, answer.close())
 	}
 	r, err := runner.Run(ctx, o)
 	if err != nil {
-		return 0, errors.Join(err, answer.close(), patch.close())
+		return errors.Join(err, answer.close(), patch.close())
 	}
 	if err := errors.Join(patch.writePatch(r.Patch), patch.close()); err != nil {
 		u.problem(runner.Problem{Cause: "the patch can't be written: " + err.Error(), Mend: "It is in " + r.Dir + "/workspace.patch."})
 		r.ExitStatus = max(r.ExitStatus, runner.ExitFailed)
 	}
-	return u.finish(ctx, r, answer), nil
+	return exitWith(u.finish(ctx, r, answer))
 }
 
 // impliesOverlay sets the mode that --apply and --patch-out need.

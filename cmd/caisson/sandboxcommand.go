@@ -23,20 +23,10 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-func newSandboxCommand(d deps, env environ, status *int) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "sandbox",
-		Short: "List sandboxes, clean up after dead ones, run a command in a live one",
-		Args:  cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return noCommand(cmd, args[0])
-			}
-			return cmd.Help()
-		},
-	}
-	cmd.AddCommand(newSandboxListCommand(d, env, status), newSandboxExecCommand(d, env, status), newSandboxCollectCommand(d, env, status))
-	return cmd
+func newSandboxCommand(a *app) *cobra.Command {
+	return newGroup(&cobra.Command{
+		Use: "sandbox", Short: "List sandboxes, clean up after dead ones, run a command in a live one",
+	}, newSandboxListCommand(a), newSandboxExecCommand(a), newSandboxCollectCommand(a))
 }
 
 const listLong = `List this user's sandboxes on all backends: those that run, and what is left of those whose
@@ -48,16 +38,16 @@ it runs on another machine or in another PID namespace. STATE is the engine's or
 session is called caisson-SESSION.
 `
 
-func newSandboxListCommand(d deps, env environ, status *int) *cobra.Command {
+func newSandboxListCommand(a *app) *cobra.Command {
 	var asJSON, all bool
 	cmd := &cobra.Command{
 		Use:     "ls [flags]",
 		Short:   "List sandboxes, live and dead",
-		Long:    listLong + ownExitHelp(map[int]string{runner.ExitFailed: "a backend could not be asked"}, runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitConfig),
+		Long:    listLong + exitHelp(map[int]string{runner.ExitFailed: "a backend could not be asked"}, runner.ExitConfig),
 		Example: "  caisson sandbox ls\n  caisson sandbox ls --json | jq -r '.[].session'",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := newSetup(d, env, config.File{}, "", "")
+			s, err := newSetup(a.deps, a.environ, config.File{}, "", "")
 			if err != nil {
 				return err
 			}
@@ -66,10 +56,11 @@ func newSandboxListCommand(d deps, env environ, status *int) *cobra.Command {
 			if !all {
 				found = slices.DeleteFunc(found, others)
 			}
-			if len(failures) > 0 {
-				*status = runner.ExitFailed
+			err = errors.Join(showListings(a.stdout, found, asJSON, time.Now()), showFailures(a.stderr, failures))
+			if err == nil && len(failures) > 0 {
+				return exitWith(runner.ExitFailed)
 			}
-			return errors.Join(showListings(d.stdout, found, asJSON, time.Now()), showFailures(d.stderr, failures))
+			return err
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write a JSON array")
@@ -84,25 +75,26 @@ Caisson that lives is never touched.
 It says what it removed, and what it left and why.
 `
 
-func newSandboxCollectCommand(d deps, env environ, status *int) *cobra.Command {
+func newSandboxCollectCommand(a *app) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:     "gc [flags]",
 		Short:   "Remove what dead sandboxes left",
-		Long:    collectLong + ownExitHelp(map[int]string{runner.ExitFailed: "something could not be removed"}, runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitConfig),
+		Long:    collectLong + exitHelp(map[int]string{runner.ExitFailed: "something could not be removed"}, runner.ExitConfig),
 		Example: "  caisson sandbox gc\n  caisson sandbox gc --json | jq '.left'",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := newSetup(d, env, config.File{}, "", "")
+			s, err := newSetup(a.deps, a.environ, config.File{}, "", "")
 			if err != nil {
 				return err
 			}
 			defer s.close()
 			c := s.backends.collect(cmd.Context())
-			if len(c.Failures) > 0 {
-				*status = runner.ExitFailed
+			err = c.show(a, asJSON)
+			if err == nil && len(c.Failures) > 0 {
+				return exitWith(runner.ExitFailed)
 			}
-			return c.show(d, asJSON)
+			return err
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write a JSON object: removed, left, failures")
@@ -241,14 +233,14 @@ func whyLeft(l sandbox.Listing) string {
 }
 
 // show writes it for people, or as JSON.
-func (c collection) show(d deps, asJSON bool) error {
+func (c collection) show(a *app, asJSON bool) error {
 	if asJSON {
-		return writeJSON(d.stdout, c)
+		return writeJSON(a.stdout, c)
 	}
 	var errs []error
 	line := func(format string, args ...any) {
 		text, _ := tools.Display(fmt.Sprintf(format, args...))
-		_, err := fmt.Fprintln(d.stdout, text)
+		_, err := fmt.Fprintln(a.stdout, text)
 		errs = append(errs, err)
 	}
 	for _, r := range c.Removed {
@@ -264,7 +256,7 @@ func (c collection) show(d deps, asJSON bool) error {
 	if len(c.Removed)+len(c.Left)+len(c.Failures) == 0 {
 		line("nothing is left of dead sandboxes")
 	}
-	return errors.Join(append(errs, showFailures(d.stderr, c.Failures))...)
+	return errors.Join(append(errs, showFailures(a.stderr, c.Failures))...)
 }
 
 func showFailures(w io.Writer, failures []string) error {

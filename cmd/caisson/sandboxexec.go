@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -37,23 +36,21 @@ type execFlags struct {
 	stdin   bool
 }
 
-func newSandboxExecCommand(d deps, env environ, status *int) *cobra.Command {
+func newSandboxExecCommand(a *app) *cobra.Command {
 	var f execFlags
 	cmd := &cobra.Command{
 		Use:   "exec [flags] ID [--] COMMAND [ARGUMENT...]",
 		Short: "Run a command in a live sandbox",
-		Long: execLong + ownExitHelp(map[int]string{
+		Long: execLong + exitHelp(map[int]string{
+			runner.ExitDone:   "", // the command's own
 			runner.ExitFailed: "the command could not be asked for or its output not be written", runner.ExitInput: "there is no such live session or folder",
-		}, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitSandboxStart, runner.ExitSandboxLost,
-			runner.ExitConfig, runner.ExitFatal, runner.ExitInterrupted),
+		}, runner.ExitSandboxStart, runner.ExitSandboxLost, runner.ExitConfig, runner.ExitFatal, runner.ExitInterrupted),
 		Example: `  caisson sandbox exec ses_01J… -- ps aux
   caisson sandbox exec last -- ls -l /tmp
   caisson sandbox exec ses_01J… sh -c 'ls -l /workspace | head'
   echo data | caisson sandbox exec -i ses_01J… -- sh -c 'cat >copy'`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			got, err := execInSandbox(cmd.Context(), d, env, f, args)
-			*status = got
-			return err
+			return execInSandbox(cmd.Context(), a, f, args)
 		},
 	}
 	cmd.Flags().SetInterspersed(false) // what follows ID is the command's
@@ -63,48 +60,48 @@ func newSandboxExecCommand(d deps, env environ, status *int) *cobra.Command {
 	return cmd
 }
 
-func execInSandbox(ctx context.Context, d deps, env environ, f execFlags, args []string) (int, error) {
+func execInSandbox(ctx context.Context, a *app, f execFlags, args []string) error {
 	if len(args) > 1 && args[1] == "--" {
 		args = slices.Delete(slices.Clone(args), 1, 2)
 	}
 	if len(args) < 2 {
-		return 0, usage("caisson sandbox exec needs a session and a command")
+		return usage("caisson sandbox exec needs a session and a command")
 	}
 	if f.timeout < 0 {
-		return 0, usage("--timeout %s is negative", f.timeout)
+		return usage("--timeout %s is negative", f.timeout)
 	}
-	s, err := newSetup(d, env, config.File{}, "", "")
+	s, err := newSetup(a.deps, a.environ, config.File{}, "", "")
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer s.close()
 	session, err := s.session(ctx, args[0])
 	if err != nil {
-		return 0, err
+		return err
 	}
 	said := []string{"cancelling the command; once more to end without waiting", "leaving; the command is being ended"}
 	say := func(string) {
 		if len(said) > 0 {
-			fmt.Fprintln(d.stderr, "caisson: "+said[0])
+			fmt.Fprintln(a.stderr, "caisson: "+said[0])
 			said = said[1:]
 		}
 	}
-	ctx, abandon, _, stop := interruptible(ctx, d.listen(), say, d.exit)
+	ctx, abandon, _, stop := interruptible(ctx, a.listen(), say, a.exit)
 	defer stop()
 	command := runner.UserCommand{
-		Argv: args[1:], Dir: f.dir, Timeout: f.timeout, Stdout: d.stdout, Stderr: d.stderr, Abandon: abandon,
+		Argv: args[1:], Dir: f.dir, Timeout: f.timeout, Stdout: a.stdout, Stderr: a.stderr, Abandon: abandon,
 	}
 	if f.stdin {
-		command.Stdin = d.stdin
+		command.Stdin = a.stdin
 	}
 	r, err := runner.RunUserCommand(ctx, s.environ.stateDir(), session, command)
-	if i, ok := errors.AsType[*runner.Interrupted](context.Cause(ctx)); ok && (err != nil || r.Status.Cancelled) {
-		return 128 + i.Signal, nil
+	if interrupted := interruption(ctx); interrupted != nil && (err != nil || r.Status.Cancelled) {
+		return interrupted
 	}
 	if err != nil {
-		return 0, err
+		return err
 	}
-	return execStatus(d.stderr, r), nil
+	return exitWith(execStatus(a.stderr, r))
 }
 
 // execStatus is the command's end as an exit status; what the status can't say

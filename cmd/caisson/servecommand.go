@@ -42,21 +42,18 @@ SIGINT or SIGTERM ends the sessions, removes their containers, and ends; once mo
 Standard error has the log, one JSON object a line.
 `
 
-func newServeCommand(d deps, env environ, status *int) *cobra.Command {
+func newServeCommand(a *app) *cobra.Command {
 	var f serveFlags
 	cmd := &cobra.Command{
 		Use:   "serve --root DIR [flags]",
 		Short: "Serve the HTTP API: many sessions at once",
-		Long: serveLong + ownExitHelp(map[int]string{runner.ExitFailed: "the server failed, or something of a session was left behind"}, runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitSandboxStart,
-			runner.ExitConfig),
+		Long:  serveLong + exitHelp(map[int]string{runner.ExitFailed: "the server failed, or something of a session was left behind"}, runner.ExitInput, runner.ExitSandboxStart, runner.ExitConfig),
 		Example: `  caisson serve --root ~/work
   caisson serve --root /srv/work --listen unix:/run/user/1000/caisson.sock --backend gvisor
   curl -H "Authorization: Bearer $(cat ~/.local/state/caisson/serve.token)" http://127.0.0.1:8717/sessions`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			got, err := serve(cmd.Context(), d, env, f)
-			*status = got
-			return err
+			return serve(cmd.Context(), a, f)
 		},
 	}
 	flags := cmd.Flags()
@@ -73,49 +70,52 @@ func newServeCommand(d deps, env environ, status *int) *cobra.Command {
 	return cmd
 }
 
-// serve does what caisson serve is for and gives the exit status.
-func serve(ctx context.Context, d deps, env environ, f serveFlags) (status int, err error) {
+// serve serves the API until it is interrupted.
+func serve(ctx context.Context, a *app, f serveFlags) (err error) {
 	f.settings.Serve = config.Serve{Listen: f.listen, Roots: f.roots}
 	if f.remote {
 		f.settings.Serve.AllowRemote = new(true)
 	}
-	base, err := newSetup(d, env, f.settings, f.profile, "")
+	base, err := newSetup(a.deps, a.environ, f.settings, f.profile, "")
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer base.close()
-	log := serveLog(d, f.verbose)
+	log := serveLog(a, f.verbose)
 	base.backends.logger = log
-	say := func(text string) { fmt.Fprintln(d.stderr, "caisson: "+display(text)) }
-	ctx, force, _, stop := interruptible(ctx, d.listen(), say, d.exit)
+	say := func(text string) { fmt.Fprintln(a.stderr, "caisson: "+display(text)) }
+	ctx, force, _, stop := interruptible(ctx, a.listen(), say, a.exit)
 	defer stop()
-	h := &serverHost{deps: d, environ: env, flags: f, base: base, log: log}
+	h := &serverHost{deps: a.deps, environ: a.environ, flags: f, base: base, log: log}
 	if h.roots, err = openRoots(base.conf.Serve.Roots); err != nil {
-		return 0, err
+		return err
 	}
 	defer h.roots.close()
 	if err := h.apart(); err != nil {
-		return 0, err
+		return err
 	}
 	keys, err := h.tokens()
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer func() { err = errors.Join(err, keys.close()) }()
 	h.secrets = keys.list
 	unusable, err := h.shareBackend(ctx)
 	if err != nil {
-		return interruptedOr(ctx, err)
+		if interruption(ctx) != nil {
+			return nil
+		}
+		return err
 	}
 	o := h.options(keys.list)
 	o.Force, o.Logger = force, log
 	s, err := server.New(o)
 	if err != nil {
-		return 0, &config.Error{Where: "serve", Message: err.Error(), Mend: "change serve in the configuration", Err: err}
+		return &config.Error{Where: "serve", Message: err.Error(), Mend: "change serve in the configuration", Err: err}
 	}
 	listeners, err := h.listen(ctx)
 	if err != nil {
-		return 0, errors.Join(err, s.Close(nil))
+		return errors.Join(err, s.Close(nil))
 	}
 	keepTidy := h.tidy(ctx)
 	defer keepTidy()
@@ -131,29 +131,18 @@ func serve(ctx context.Context, d deps, env environ, f serveFlags) (status int, 
 		choice := h.shared.Load().choice
 		say("backend " + choice.Chosen + " (" + choice.Why + ")")
 	}
-	if err := s.Serve(ctx, listeners...); err != nil {
-		return runner.ExitFailed, err
-	}
-	return runner.ExitDone, nil
-}
-
-// interruptedOr is an error, unless somebody asked for the end meanwhile.
-func interruptedOr(ctx context.Context, err error) (int, error) {
-	if _, ok := errors.AsType[*runner.Interrupted](context.Cause(ctx)); ok {
-		return runner.ExitDone, nil
-	}
-	return 0, err
+	return s.Serve(ctx, listeners...)
 }
 
 // serveLog is the operators' log, on standard error.
-func serveLog(d deps, verbose bool) *zap.Logger {
+func serveLog(a *app, verbose bool) *zap.Logger {
 	conf := zap.NewProductionEncoderConfig()
 	conf.EncodeTime = zapcore.RFC3339NanoTimeEncoder
 	level := zapcore.InfoLevel
 	if verbose {
 		level = zapcore.DebugLevel
 	}
-	return zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(conf), zapcore.Lock(zapcore.AddSync(d.stderr)), level))
+	return zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(conf), zapcore.Lock(zapcore.AddSync(a.stderr)), level))
 }
 
 // address is where clients reach a listener.

@@ -186,7 +186,7 @@ func urlSecrets(env environ, conf *config.Config) []redact.Secret {
 
 // readTask returns the task: the argument, a file, or standard input where "-"
 // alone says so. Beside another task, standard input is its context. "" is no task.
-func readTask(d deps, args []string, file string) (string, error) {
+func readTask(a *app, args []string, file string) (string, error) {
 	asked := slices.Contains(args, "-")
 	words := slices.DeleteFunc(slices.Clone(args), func(a string) bool { return a == "-" })
 	switch {
@@ -197,7 +197,7 @@ func readTask(d deps, args []string, file string) (string, error) {
 	case len(words) == 0 && file == "" && !asked:
 		return "", nil
 	case len(words) == 0 && file == "":
-		return readBounded(d.stdin, "standard input")
+		return readBounded(a.stdin, "standard input")
 	}
 	var task string
 	var err error
@@ -206,7 +206,7 @@ func readTask(d deps, args []string, file string) (string, error) {
 	} else if task, err = readTaskFile(file); err != nil {
 		return "", err
 	}
-	context, err := readContext(d, asked)
+	context, err := readContext(a, asked)
 	if err != nil {
 		return "", err
 	}

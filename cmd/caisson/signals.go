@@ -11,16 +11,16 @@ import (
 
 // handleSignals hands signals to the command that runs. One that waits for none,
 // or doesn't yet, is ended by the first.
-func handleSignals(d deps) (_ deps, stop func()) {
-	in, out, done := d.signals, make(chan os.Signal, 4), make(chan struct{})
+func handleSignals(a *app) (stop func()) {
+	in, out, done := a.signals, make(chan os.Signal, 4), make(chan struct{})
 	var handled atomic.Bool
-	d.signals, d.handled = out, &handled
+	a.signals, a.handled = out, &handled
 	go func() {
 		for {
 			select {
 			case sig := <-in:
 				if !handled.Load() {
-					d.exit(128 + number(sig))
+					a.exit(128 + number(sig))
 					return
 				}
 				select {
@@ -32,15 +32,15 @@ func handleSignals(d deps) (_ deps, stop func()) {
 			}
 		}
 	}()
-	return d, func() { close(done) }
+	return func() { close(done) }
 }
 
 // listen returns the signals, which the caller handles from now on.
-func (d deps) listen() <-chan os.Signal {
-	if d.handled != nil {
-		d.handled.Store(true)
+func (a *app) listen() <-chan os.Signal {
+	if a.handled != nil {
+		a.handled.Store(true)
 	}
-	return d.signals
+	return a.signals
 }
 
 // interruptible cancels the context at the first signal, and closes force at

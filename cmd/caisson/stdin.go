@@ -26,11 +26,11 @@ var errSilent = errors.New("it is open and says nothing more")
 // readContext returns what standard input has beside a task, "" for nothing. A
 // terminal and a device, such as /dev/null, are not read. A pipe is, unless it
 // says nothing at first; with asked, it is waited for.
-func readContext(d deps, asked bool) (string, error) {
-	in := d.stdin
+func readContext(a *app, asked bool) (string, error) {
+	in := a.stdin
 	if !asked {
-		f, ok := d.stdin.(*os.File)
-		if !ok || d.terminal(f) {
+		f, ok := a.stdin.(*os.File)
+		if !ok || a.terminal(f) {
 			return "", nil
 		}
 		info, err := f.Stat()
@@ -39,8 +39,8 @@ func readContext(d deps, asked bool) (string, error) {
 			return "", nil
 		case info.Mode().IsRegular():
 		case info.Mode()&(os.ModeNamedPipe|os.ModeSocket) != 0:
-			if !waitReadable(f, d.stdinWait) {
-				fmt.Fprintln(d.stderr, "caisson: standard input is an open pipe that says nothing, and is left out; - beside the task waits for it, </dev/null closes it")
+			if !waitReadable(f, a.stdinWait) {
+				fmt.Fprintln(a.stderr, "caisson: standard input is an open pipe that says nothing, and is left out; - beside the task waits for it, </dev/null closes it")
 				return "", nil
 			}
 			in = patientReader{f}

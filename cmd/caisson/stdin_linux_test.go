@@ -73,16 +73,16 @@ func TestStandardInputBesideATask(t *testing.T) {
 				t.Fatal(err)
 			}
 			var out, errs bytes.Buffer
-			w.deps.stdin, w.deps.stdout, w.deps.stderr = tc.stdin(t), &out, &errs
-			w.deps.terminal = func(any) bool { return false }
-			if w.deps.stdinWait = time.Minute; name == "silent pipe" {
-				w.deps.stdinWait = time.Millisecond
+			w.app.stdin, w.app.stdout, w.app.stderr = tc.stdin(t), &out, &errs
+			w.app.terminal = func(any) bool { return false }
+			if w.app.stdinWait = time.Minute; name == "silent pipe" {
+				w.app.stdinWait = time.Millisecond
 			}
 			args := append([]string{}, w.args...)
 			for _, a := range tc.args {
 				args = append(args, strings.ReplaceAll(a, "TASK", task))
 			}
-			status := run(t.Context(), args, w.env, w.deps)
+			status := run(t.Context(), args, w.env, w.app)
 			if status != tc.status || !strings.Contains(errs.String(), tc.says) {
 				t.Errorf("status %d, want %d and %q\n%s", status, tc.status, tc.says, errs.String())
 			}

@@ -43,10 +43,10 @@ func TestARecordThatNobodyReadsHoldsNothingUp(t *testing.T) {
 			defer unread.Close() // which ends the write that is stuck
 			defer stdout.Close()
 			w := newWorld(t, tc.turns)
-			w.deps.stdout, w.deps.patience = stdout, 500*time.Millisecond
+			w.app.stdout, w.app.patience = stdout, 500*time.Millisecond
 			signals := make(chan os.Signal, 1)
-			w.deps.signals = signals
-			w.deps.backend = func(name string, _ backendSettings) (sandbox.Backend, error) {
+			w.app.signals = signals
+			w.app.backend = func(name string, _ backendSettings) (sandbox.Backend, error) {
 				return &fakeBackend{name: name, started: func(argv []string) {
 					if tc.signal && argv[len(argv)-1] == "sleep 60" {
 						signals <- syscall.SIGINT
@@ -54,7 +54,7 @@ func TestARecordThatNobodyReadsHoldsNothingUp(t *testing.T) {
 				}}, nil
 			}
 			var stderr bytes.Buffer
-			w.deps.stderr = &stderr
+			w.app.stderr = &stderr
 			if got := w.run(append([]string{"--json"}, tc.args...)...); got != tc.want {
 				t.Errorf("status %d, want %d", got, tc.want)
 			}

@@ -14,10 +14,10 @@ const minLastColumn = 20
 
 // writeTable prints rows of safe cells in columns on standard output. On a terminal the
 // last column is broken at blanks, or begins a line of its own where it has no room.
-func writeTable(d deps, rows [][]string) error {
+func writeTable(a *app, rows [][]string) error {
 	columns := 0
-	if d.terminal(d.stdout) {
-		columns, _ = d.size()
+	if a.terminal(a.stdout) {
+		columns, _ = a.size()
 	}
 	last := len(rows[0]) - 1
 	widths := make([]int, last)
@@ -49,6 +49,6 @@ func writeTable(d deps, rows [][]string) error {
 			b.WriteString(strings.TrimRight(l, " ") + "\n")
 		}
 	}
-	_, err := io.WriteString(d.stdout, b.String())
+	_, err := io.WriteString(a.stdout, b.String())
 	return err
 }

@@ -21,8 +21,8 @@ func TestWriteTable(t *testing.T) {
 			"漢字  none\n",
 	} {
 		var out bytes.Buffer
-		d := deps{stdout: &out, terminal: func(any) bool { return columns > 0 }, size: func() (int, int) { return columns, 24 }}
-		if err := writeTable(d, rows); err != nil {
+		d := app{stdout: &out, terminal: func(any) bool { return columns > 0 }, size: func() (int, int) { return columns, 24 }}
+		if err := writeTable(&d, rows); err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(want, out.String()); diff != "" {

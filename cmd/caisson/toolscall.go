@@ -1,9 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -35,20 +35,17 @@ type callFlags struct {
 	json      bool
 }
 
-func newToolsCallCommand(d deps, env environ, status *int) *cobra.Command {
+func newToolsCallCommand(a *app) *cobra.Command {
 	var f callFlags
 	cmd := &cobra.Command{
 		Use:   "call [flags] NAME [ARGUMENTS | -]",
 		Short: "Call one tool without a model",
-		Long: callLong + exitHelp(runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitSandboxStart,
-			runner.ExitSandboxLost, runner.ExitConfig, runner.ExitLimit, runner.ExitFatal, runner.ExitUntrusted, runner.ExitNoApprover, runner.ExitUnvouched, runner.ExitInterrupted),
+		Long:  callLong + exitHelp(nil, runner.ExitFailed, runner.ExitInput, runner.ExitSandboxStart, runner.ExitSandboxLost, runner.ExitConfig, runner.ExitLimit, runner.ExitFatal, runner.ExitUntrusted, runner.ExitNoApprover, runner.ExitUnvouched, runner.ExitInterrupted),
 		Example: `  caisson tools call read_file '{"path": "go.mod"}'
   caisson tools call shell '{"command": "go test ./..."}' --backend gvisor
   caisson tools call apply_patch - < arguments.json`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			got, err := callTool(cmd.Context(), d, env, f, args)
-			*status = got
-			return err
+			return callTool(cmd.Context(), a, f, args)
 		},
 	}
 	flags := cmd.Flags()
@@ -63,44 +60,41 @@ func newToolsCallCommand(d deps, env environ, status *int) *cobra.Command {
 }
 
 // callTool runs a session whose model asks for one call.
-func callTool(ctx context.Context, d deps, env environ, f callFlags, args []string) (int, error) {
-	input, err := readArguments(d, args)
+func callTool(ctx context.Context, a *app, f callFlags, args []string) error {
+	input, err := readArguments(a, args)
 	if err != nil {
-		return 0, err
+		return err
 	}
-	s, err := newSetup(d, env, f.settings, f.profile, f.workspace)
+	s, err := newSetup(a.deps, a.environ, f.settings, f.profile, f.workspace)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer s.close()
 	if err := s.useProject(f.project, f.settings, f.profile); err != nil {
-		return 0, err
+		return err
 	}
 	defs, err := toolsOf(&s.conf)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	i := slices.IndexFunc(defs, func(def tools.Definition) bool { return isCalled(def.Name, args[0]) })
 	if i < 0 {
-		return 0, noTool(args[0])
+		return noTool(args[0])
 	}
 	s.reads = defs[i].Runs != tools.PlaceSandbox
-	u := newInterface(d, env, false)
-	ctx, force, _, stop := interruptible(ctx, d.listen(), u.say, d.exit)
+	u := newInterface(a, false)
+	ctx, force, _, stop := interruptible(ctx, a.listen(), u.say, a.exit)
 	defer stop()
 	defer u.close(ctx)
-	folder, err := runner.NewFolder(env.stateDir(), s.secrets(config.SelectedModel{}))
+	folder, err := runner.NewFolder(a.environ.stateDir(), s.secrets(config.SelectedModel{}))
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer func() { _ = folder.Close() }()
 	s.backends.logger = folder.Log
 	o, err := s.world(ctx, u)
 	if err != nil {
-		if i, ok := errors.AsType[*runner.Interrupted](context.Cause(ctx)); ok {
-			return 128 + i.Signal, nil
-		}
-		return 0, err
+		return cmp.Or(interruption(ctx), err)
 	}
 	m := &caller{name: defs[i].Name, input: input}
 	o.Folder, o.Model, o.Task, o.Secrets = folder, m, "caisson tools call "+string(m.name), s.secrets(config.SelectedModel{})
@@ -115,7 +109,7 @@ func callTool(ctx context.Context, d deps, env environ, f callFlags, args []stri
 	o.Force, o.Warner = force, func(warn func(string)) { u.warn.Store(&warn) }
 	r, err := runner.Run(ctx, o)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	return u.called(ctx, r, m, f.json)
 }
@@ -134,7 +128,7 @@ func isWarning(r runner.Record) bool {
 }
 
 // readArguments gives the JSON object of a call.
-func readArguments(d deps, args []string) (json.RawMessage, error) {
+func readArguments(a *app, args []string) (json.RawMessage, error) {
 	text := "{}"
 	switch {
 	case len(args) == 0:
@@ -143,7 +137,7 @@ func readArguments(d deps, args []string) (json.RawMessage, error) {
 		return nil, usage("a tool's name and one JSON object; got %d arguments", len(args))
 	case len(args) == 2 && args[1] == "-":
 		var err error
-		if text, err = readBounded(d.stdin, "standard input"); err != nil {
+		if text, err = readBounded(a.stdin, "standard input"); err != nil {
 			return nil, err
 		}
 	case len(args) == 2:
@@ -199,14 +193,14 @@ func (c *caller) watch(r runner.Record) {
 	}
 }
 
-// called shows the end of a call and gives its exit status.
-func (u *userInterface) called(ctx context.Context, r runner.Report, m *caller, asJSON bool) (int, error) {
+// called shows the end of a call.
+func (u *userInterface) called(ctx context.Context, r runner.Report, m *caller, asJSON bool) error {
 	u.finished = true
 	if u.flush(ctx) {
 		u.render.Close()
 	}
 	for _, l := range terminal.Notices(r, u.colour) {
-		fmt.Fprintln(u.deps.stderr, l)
+		fmt.Fprintln(u.app.stderr, l)
 	}
 	u.reportEnd(r)
 	status := r.ExitStatus
@@ -214,7 +208,7 @@ func (u *userInterface) called(ctx context.Context, r runner.Report, m *caller, 
 	if result == nil || r.Reason != loop.StopAnswered { // the call did not run, or not to its end
 		status = max(status, runner.ExitFailed)
 		if !asJSON {
-			return status, nil
+			return exitWith(status)
 		}
 		result = &loop.ToolResult{IsError: true, Content: []tools.Block{}}
 		if r.Problem != nil {
@@ -225,12 +219,13 @@ func (u *userInterface) called(ctx context.Context, r runner.Report, m *caller, 
 		status = runner.ExitFailed
 	}
 	if asJSON {
-		return status, writeJSON(u.deps.stdout, map[string]any{
+		err := writeJSON(u.app.stdout, map[string]any{
 			"tool": m.name, "session": r.Session, "is_error": result.IsError, "content": result.Content, "changed": r.Changed,
 			"exit_status": status,
 		})
+		return cmp.Or(err, exitWith(status))
 	}
-	return status, printResult(u.deps.stdout, result.Content, u.deps.terminal(u.deps.stdout))
+	return cmp.Or(printResult(u.app.stdout, result.Content, u.app.terminal(u.app.stdout)), exitWith(status))
 }
 
 // printResult writes what the model would be told, safe where it is a terminal.

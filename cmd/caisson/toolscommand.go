@@ -15,24 +15,15 @@ import (
 	"github.com/caisson-run/caisson/tools/memory"
 )
 
-func newToolsCommand(d deps, env environ, status *int) *cobra.Command {
-	cmd := &cobra.Command{
+func newToolsCommand(a *app) *cobra.Command {
+	return newGroup(&cobra.Command{
 		Use: "tools", Short: "List the tools, and call one without a model",
 		Long: "What a model is offered: which tools there are, what they may do, where they run, and what the\n" +
 			"policy says of them. A call runs one as a session would, under the same policy, with records.",
-		Args: cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return noCommand(cmd, args[0])
-			}
-			return cmd.Help()
-		},
-	}
-	cmd.AddCommand(newToolsListCommand(d, env), newToolsCallCommand(d, env, status))
-	return cmd
+	}, newToolsListCommand(a), newToolsCallCommand(a))
 }
 
-func newToolsListCommand(d deps, env environ) *cobra.Command {
+func newToolsListCommand(a *app) *cobra.Command {
 	var asJSON bool
 	var profile string
 	cmd := &cobra.Command{
@@ -43,10 +34,10 @@ a model is told of each: its description and the schema of its arguments.
 
 The mode is what the policy of a run without a terminal says (ci, or the configuration's own), for a
 workspace that is not trusted. A tool that is off is not offered; the configuration turns it on.
-` + exitHelp(runner.ExitDone, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
+` + exitHelp(nil, runner.ExitInput, runner.ExitConfig),
 		Example: "  caisson tools ls\n  caisson tools ls shell apply_patch\n  caisson tools ls --json",
 		RunE: func(_ *cobra.Command, args []string) error {
-			return listTools(d, env, profile, args, asJSON)
+			return listTools(a, profile, args, asJSON)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "as JSON, with descriptions and schemas")
@@ -70,8 +61,8 @@ type listedTool struct {
 	ResultBytes int               `json:"result_bytes"`
 }
 
-func listTools(d deps, env environ, profile string, names []string, asJSON bool) error {
-	conf, err := loadConfig(d, env, config.File{}, profile, nil)
+func listTools(a *app, profile string, names []string, asJSON bool) error {
+	conf, err := loadConfig(a.deps, a.environ, config.File{}, profile, nil)
 	if err != nil {
 		return err
 	}
@@ -97,11 +88,11 @@ func listTools(d deps, env environ, profile string, names []string, asJSON bool)
 	}
 	switch {
 	case asJSON:
-		return writeJSON(d.stdout, list)
+		return writeJSON(a.stdout, list)
 	case len(names) > 0:
-		return describeTools(d.stdout, list)
+		return describeTools(a.stdout, list)
 	}
-	return tabulateTools(d, list)
+	return tabulateTools(a, list)
 }
 
 // toolsOf are the tools that a session with this configuration has, off or on.
@@ -153,7 +144,7 @@ func noTool(name string) error {
 	}}
 }
 
-func tabulateTools(d deps, list []listedTool) error {
+func tabulateTools(a *app, list []listedTool) error {
 	rows := [][]string{{"TOOL", "CLASS", "RUNS", "MODE", "WHAT IT DOES"}}
 	for _, one := range list {
 		mode := string(one.Mode)
@@ -167,7 +158,7 @@ func tabulateTools(d deps, list []listedTool) error {
 		}
 		rows = append(rows, []string{string(one.Name), string(one.Class), string(one.Runs), mode, what})
 	}
-	return writeTable(d, rows)
+	return writeTable(a, rows)
 }
 
 func describeTools(w io.Writer, list []listedTool) error {

@@ -12,23 +12,13 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-func newTraceCommand(d deps, env environ, status *int) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "trace",
-		Short: "Sessions and their records: list, show, verify, export, page, prune",
+func newTraceCommand(a *app) *cobra.Command {
+	return newGroup(&cobra.Command{
+		Use: "trace", Short: "Sessions and their records: list, show, verify, export, page, prune",
 		Long: "Sessions and their records. SESSION is an id, the beginning of one, last, or the path of a\n" +
 			"session's folder or trace.jsonl (with a slash in it, or .jsonl at its end).",
-		Args: cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return noCommand(cmd, args[0])
-			}
-			return cmd.Help()
-		},
-	}
-	cmd.AddCommand(newTraceListCommand(d, env), newTraceShowCommand(d, env, status), newTraceVerifyCommand(d, env, status),
-		newTraceExportCommand(d, env), newTraceHTMLCommand(d, env), newTracePruneCommand(d, env, status))
-	return cmd
+	}, newTraceListCommand(a), newTraceShowCommand(a), newTraceVerifyCommand(a),
+		newTraceExportCommand(a), newTraceHTMLCommand(a), newTracePruneCommand(a))
 }
 
 // traceState is the state folder, which need not exist.

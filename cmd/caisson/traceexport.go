@@ -25,12 +25,12 @@ Keys that the environment and the configuration name, and what has the shape of 
 are replaced once more.
 `
 
-func newTraceExportCommand(d deps, env environ) *cobra.Command {
+func newTraceExportCommand(a *app) *cobra.Command {
 	var format, path string
 	cmd := &cobra.Command{
 		Use:     "export [flags] SESSION",
 		Short:   "Write a session as JSON lines, JSON or an ATIF trajectory",
-		Long:    traceExportLong + ownExitHelp(map[int]string{runner.ExitFailed: "it can't be written"}, runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
+		Long:    traceExportLong + exitHelp(map[int]string{runner.ExitFailed: "it can't be written"}, runner.ExitInput, runner.ExitConfig),
 		Example: "  caisson trace export --format atif -o trajectory.json ses_01JD",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			write, ok := map[string]func(io.Writer, trace.Session) (trace.Overview, error){
@@ -39,7 +39,7 @@ func newTraceExportCommand(d deps, env environ) *cobra.Command {
 			if !ok {
 				return usage("there is no format %q; there are jsonl, json and atif", format)
 			}
-			return exportTrace(d, env, cmd, args, path, write)
+			return exportTrace(a, cmd, args, path, write)
 		},
 	}
 	cmd.Flags().SortFlags = false
@@ -49,12 +49,12 @@ func newTraceExportCommand(d deps, env environ) *cobra.Command {
 }
 
 // exportTrace writes a session to a file or standard output, without secrets.
-func exportTrace(d deps, env environ, cmd *cobra.Command, args []string, path string, write func(io.Writer, trace.Session) (trace.Overview, error)) error {
-	s, err := traceSession(env, cmd, args)
+func exportTrace(a *app, cmd *cobra.Command, args []string, path string, write func(io.Writer, trace.Session) (trace.Overview, error)) error {
+	s, err := traceSession(a.environ, cmd, args)
 	if err != nil {
 		return err
 	}
-	out := d.stdout
+	out := a.stdout
 	if path != "" {
 		f, err := createAnswer(path)
 		if err != nil {
@@ -65,7 +65,7 @@ func exportTrace(d deps, env environ, cmd *cobra.Command, args []string, path st
 		defer func() { _ = f.Close() }() // closed below where it matters
 		out = f
 	}
-	safe := redact.New(knownSecrets(d, env)).NewWriter(out)
+	safe := redact.New(knownSecrets(a)).NewWriter(out)
 	over, err := write(safe, s)
 	err = errors.Join(err, safe.Close())
 	if f, ok := out.(*os.File); ok && path != "" {
@@ -78,10 +78,10 @@ func exportTrace(d deps, env environ, cmd *cobra.Command, args []string, path st
 		return err
 	}
 	if over.Damage != "" {
-		err = damaged(d.stderr, over)
+		err = damaged(a.stderr, over)
 	}
 	if safe.Changed() {
-		_, told := fmt.Fprintln(d.stderr, "caisson: keys that are in these records were left out of the export; their hash chain doesn't hold in it")
+		_, told := fmt.Fprintln(a.stderr, "caisson: keys that are in these records were left out of the export; their hash chain doesn't hold in it")
 		err = errors.Join(err, told)
 	}
 	return err
@@ -89,16 +89,16 @@ func exportTrace(d deps, env environ, cmd *cobra.Command, args []string, path st
 
 // knownSecrets are the keys that the environment and the configuration name. A
 // configuration that can't be read has none.
-func knownSecrets(d deps, env environ) []redact.Secret {
-	all := secrets(env, config.SelectedModel{})
-	conf, err := loadConfig(d, env, config.File{}, "", nil)
+func knownSecrets(a *app) []redact.Secret {
+	all := secrets(a.environ, config.SelectedModel{})
+	conf, err := loadConfig(a.deps, a.environ, config.File{}, "", nil)
 	if err != nil {
-		return append(all, urlSecrets(env, &config.Config{})...)
+		return append(all, urlSecrets(a.environ, &config.Config{})...)
 	}
-	all = append(all, urlSecrets(env, &conf)...)
+	all = append(all, urlSecrets(a.environ, &conf)...)
 	for _, m := range conf.Models {
 		if m.APIKeyEnv != nil {
-			all = append(all, secrets(env, config.SelectedModel{KeyEnv: *m.APIKeyEnv})...)
+			all = append(all, secrets(a.environ, config.SelectedModel{KeyEnv: *m.APIKeyEnv})...)
 		}
 	}
 	return all

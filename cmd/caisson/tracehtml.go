@@ -14,15 +14,15 @@ The page is one file that loads nothing and runs no script, and says so to the b
 and models wrote is shown as text, whatever it holds.
 `
 
-func newTraceHTMLCommand(d deps, env environ) *cobra.Command {
+func newTraceHTMLCommand(a *app) *cobra.Command {
 	var path string
 	cmd := &cobra.Command{
 		Use:     "html [flags] SESSION",
 		Short:   "Write a session as one HTML page",
-		Long:    traceHTMLLong + ownExitHelp(map[int]string{runner.ExitFailed: "it can't be written"}, runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
+		Long:    traceHTMLLong + exitHelp(map[int]string{runner.ExitFailed: "it can't be written"}, runner.ExitInput, runner.ExitConfig),
 		Example: "  caisson trace html -o session.html ses_01JD",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return exportTrace(d, env, cmd, args, path, trace.HTML)
+			return exportTrace(a, cmd, args, path, trace.HTML)
 		},
 	}
 	cmd.Flags().StringVarP(&path, "output", "o", "", "file to write (default: standard output)")

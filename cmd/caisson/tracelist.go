@@ -19,20 +19,20 @@ STATE is live, the reason and exit status of the end, "cut short" where a sessio
 asked, and the last one are read: caisson trace verify reads all.
 `
 
-func newTraceListCommand(d deps, env environ) *cobra.Command {
+func newTraceListCommand(a *app) *cobra.Command {
 	var asJSON bool
 	var limit int
 	cmd := &cobra.Command{
 		Use:     "ls [flags]",
 		Short:   "List sessions, the newest first",
-		Long:    traceListLong + exitHelp(runner.ExitDone, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
+		Long:    traceListLong + exitHelp(nil, runner.ExitInput, runner.ExitConfig),
 		Example: "  caisson trace ls\n  caisson trace ls --json --limit 0 | jq -r '.[] | select(.state==\"cut short\").session'",
 		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if limit < 0 {
 				return usage("--limit is a number of sessions, 0 for all; got %d", limit)
 			}
-			state, err := traceState(env)
+			state, err := traceState(a.environ)
 			if err != nil {
 				return err
 			}
@@ -40,7 +40,7 @@ func newTraceListCommand(d deps, env environ) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return showSessions(d, list, asJSON, limit)
+			return showSessions(a, list, asJSON, limit)
 		},
 	}
 	cmd.Flags().SortFlags = false
@@ -49,23 +49,23 @@ func newTraceListCommand(d deps, env environ) *cobra.Command {
 	return cmd
 }
 
-func showSessions(d deps, list []trace.Entry, asJSON bool, limit int) error {
+func showSessions(a *app, list []trace.Entry, asJSON bool, limit int) error {
 	if asJSON {
-		return writeJSON(d.stdout, list)
+		return writeJSON(a.stdout, list)
 	}
 	if len(list) == 0 {
-		_, err := fmt.Fprintln(d.stderr, "caisson: there are no sessions yet")
+		_, err := fmt.Fprintln(a.stderr, "caisson: there are no sessions yet")
 		return err
 	}
 	rows := [][]string{{"SESSION", "BEGUN", "STATE", "TIME", "COST", "TASK"}}
 	for _, e := range list {
 		rows = append(rows, []string{e.Session, begunText(e.Begun, "2006-01-02 15:04"), stateText(e), wallText(e), costText(e), taskText(e)})
 	}
-	if err := writeTable(d, rows); err != nil {
+	if err := writeTable(a, rows); err != nil {
 		return err
 	}
 	if limit > 0 && len(list) == limit {
-		_, err := fmt.Fprintf(d.stderr, "the newest %d; --limit 0 lists all\n", limit)
+		_, err := fmt.Fprintf(a.stderr, "the newest %d; --limit 0 lists all\n", limit)
 		return err
 	}
 	return nil

@@ -24,17 +24,17 @@ One that runs, keeps changes that were not applied, has a sandbox that is not go
 were changed is left whole.
 `
 
-func newTracePruneCommand(d deps, env environ, status *int) *cobra.Command {
+func newTracePruneCommand(a *app) *cobra.Command {
 	var dry, asJSON bool
 	var keep string
 	cmd := &cobra.Command{
 		Use:     "prune [flags]",
 		Short:   "Shorten old sessions to their audit records",
-		Long:    tracePruneLong + ownExitHelp(map[int]string{runner.ExitFailed: "a session could not be shortened"}, runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitConfig),
+		Long:    tracePruneLong + exitHelp(map[int]string{runner.ExitFailed: "a session could not be shortened"}, runner.ExitConfig),
 		Example: "  caisson trace prune --dry-run\n  caisson trace prune --keep 720h",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			conf, err := loadConfig(d, env, config.File{}, "", nil)
+			conf, err := loadConfig(a.deps, a.environ, config.File{}, "", nil)
 			if err != nil {
 				return err
 			}
@@ -46,15 +46,16 @@ func newTracePruneCommand(d deps, env environ, status *int) *cobra.Command {
 				}
 				time = &t
 			}
-			state, err := traceState(env)
+			state, err := traceState(a.environ)
 			if err != nil {
 				return err
 			}
 			report, err := runner.Prune(cmd.Context(), pruneOptions(state, time, dry))
-			if err != nil {
-				*status = runner.ExitFailed
+			shown := errors.Join(showPrunedSessions(a, report, dry, asJSON), told(a.stderr, err))
+			if shown == nil && err != nil {
+				return exitWith(runner.ExitFailed)
 			}
-			return errors.Join(showPrunedSessions(d, report, dry, asJSON), told(d.stderr, err))
+			return shown
 		},
 	}
 	cmd.Flags().SortFlags = false
@@ -76,9 +77,9 @@ func told(w io.Writer, err error) error {
 	return showFailures(w, strings.Split(err.Error(), "\n"))
 }
 
-func showPrunedSessions(d deps, r runner.PruneReport, dry, asJSON bool) error {
+func showPrunedSessions(a *app, r runner.PruneReport, dry, asJSON bool) error {
 	if asJSON {
-		return writeJSON(d.stdout, r)
+		return writeJSON(a.stdout, r)
 	}
 	word := "pruned"
 	if dry {
@@ -86,15 +87,15 @@ func showPrunedSessions(d deps, r runner.PruneReport, dry, asJSON bool) error {
 	}
 	var errs []error
 	for _, p := range r.Pruned {
-		_, err := fmt.Fprintf(d.stdout, "%s  %s  %d records and %s of files; %d audit records stay\n", word, p.Session, p.Removed, memoryText(max(p.Bytes, 0)), p.Audit)
+		_, err := fmt.Fprintf(a.stdout, "%s  %s  %d records and %s of files; %d audit records stay\n", word, p.Session, p.Removed, memoryText(max(p.Bytes, 0)), p.Audit)
 		errs = append(errs, err)
 	}
 	for _, l := range r.Left {
-		_, err := fmt.Fprintf(d.stdout, "left  %s  %s\n", l.Session, tidy(l.Why))
+		_, err := fmt.Fprintf(a.stdout, "left  %s  %s\n", l.Session, tidy(l.Why))
 		errs = append(errs, err)
 	}
 	if len(r.Pruned)+len(r.Left) == 0 {
-		_, err := fmt.Fprintln(d.stdout, "no session is old enough")
+		_, err := fmt.Fprintln(a.stdout, "no session is old enough")
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)

@@ -1,8 +1,8 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"slices"
 	"time"
 
@@ -20,14 +20,14 @@ running session, the records so far are shown; --follow goes on until its end.
 --kind shows records of some kinds instead, one a line; --json writes their own lines.
 `
 
-func newTraceShowCommand(d deps, env environ, status *int) *cobra.Command {
+func newTraceShowCommand(a *app) *cobra.Command {
 	var o trace.ShowOptions
 	var kinds []string
 	var follow bool
 	cmd := &cobra.Command{
 		Use:     "show [flags] SESSION",
 		Short:   "Show what happened in a session",
-		Long:    traceShowLong + ownExitHelp(map[int]string{runner.ExitFailed: "the records are damaged"}, runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
+		Long:    traceShowLong + exitHelp(map[int]string{runner.ExitFailed: "the records are damaged"}, runner.ExitInput, runner.ExitConfig),
 		Example: "  caisson trace show ses_01JD\n  caisson trace show --kind tool.confirmation_resolved --kind tool.confirmation_attempted ses_01JD\n  caisson trace show --json ses_01JD | jq -r .kind\n  caisson trace show --follow last",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, k := range kinds {
@@ -36,32 +36,33 @@ func newTraceShowCommand(d deps, env environ, status *int) *cobra.Command {
 				}
 				o.Kinds = append(o.Kinds, runner.Kind(k))
 			}
-			s, err := traceSession(env, cmd, args)
+			s, err := traceSession(a.environ, cmd, args)
 			if err != nil {
 				return err
 			}
-			o.Colour = colours(d, env, d.stdout)
-			if d.terminal(d.stdout) {
-				columns, _ := d.size()
+			o.Colour = colours(a, a.stdout)
+			if a.terminal(a.stdout) {
+				columns, _ := a.size()
 				o.Wrap = func(line, indent string) []string { return terminal.WrapWords(line, columns-1, indent) }
 			}
 			ctx := cmd.Context()
 			if follow {
 				var stop func()
-				ctx, _, _, stop = interruptible(ctx, d.listen(), func(string) {}, d.exit)
+				ctx, _, _, stop = interruptible(ctx, a.listen(), func(string) {}, a.exit)
 				defer stop()
 				o.Again = func() bool { return waitForRecords(ctx) }
 			}
-			over, err := trace.Show(d.stdout, s, o)
-			if i, ok := errors.AsType[*runner.Interrupted](context.Cause(ctx)); ok && err == nil {
-				*status = 128 + i.Signal
-				return nil
+			over, err := trace.Show(a.stdout, s, o)
+			if err != nil {
+				return err
 			}
-			if err == nil && over.Damage != "" {
-				*status = runner.ExitFailed
-				err = damaged(d.stderr, over)
+			if interrupted := interruption(ctx); interrupted != nil {
+				return interrupted
 			}
-			return err
+			if over.Damage != "" {
+				return cmp.Or(damaged(a.stderr, over), exitWith(runner.ExitFailed))
+			}
+			return nil
 		},
 	}
 	cmd.Flags().SortFlags = false

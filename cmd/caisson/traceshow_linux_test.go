@@ -21,7 +21,7 @@ func TestTraceShowBreaksAtBlanks(t *testing.T) {
 	show := func(columns int, args ...string) string {
 		t.Helper()
 		var out bytes.Buffer
-		d := w.deps
+		d := w.app
 		d.stdout, d.terminal, d.size = &out, func(any) bool { return columns > 0 }, func() (int, int) { return columns, 24 }
 		if status := run(context.Background(), append([]string{"trace", "show"}, append(args, "last")...), append([]string{"NO_COLOR=1"}, w.env...), d); status != 0 {
 			t.Fatalf("trace show: status %d\n%s", status, out.String())

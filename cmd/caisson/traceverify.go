@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -17,12 +18,12 @@ to be cut short, which a kill does too. Nor can it tell a chain that somebody ha
 the start: note the hash of the last record elsewhere, and compare.
 `
 
-func newTraceVerifyCommand(d deps, env environ, status *int) *cobra.Command {
+func newTraceVerifyCommand(a *app) *cobra.Command {
 	var all, asJSON bool
 	cmd := &cobra.Command{
 		Use:     "verify [flags] SESSION | --all",
 		Short:   "Verify that records were not changed",
-		Long:    traceVerifyLong + ownExitHelp(map[int]string{runner.ExitFailed: "records were changed, are missing or can't be read"}, runner.ExitDone, runner.ExitFailed, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
+		Long:    traceVerifyLong + exitHelp(map[int]string{runner.ExitFailed: "records were changed, are missing or can't be read"}, runner.ExitInput, runner.ExitConfig),
 		Example: "  caisson trace verify ses_01JD\n  caisson trace verify --all --json | jq '.[] | select(.ok|not)'",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var list []trace.Session
@@ -30,7 +31,7 @@ func newTraceVerifyCommand(d deps, env environ, status *int) *cobra.Command {
 				return usage("a session or --all, not both")
 			}
 			if all {
-				state, err := traceState(env)
+				state, err := traceState(a.environ)
 				if err != nil {
 					return err
 				}
@@ -38,13 +39,13 @@ func newTraceVerifyCommand(d deps, env environ, status *int) *cobra.Command {
 					return err
 				}
 			} else {
-				s, err := traceSession(env, cmd, args)
+				s, err := traceSession(a.environ, cmd, args)
 				if err != nil {
 					return err
 				}
 				list = []trace.Session{s}
 			}
-			return verifySessions(d, list, asJSON, status)
+			return verifySessions(a, list, asJSON)
 		},
 	}
 	cmd.Flags().SortFlags = false
@@ -54,7 +55,8 @@ func newTraceVerifyCommand(d deps, env environ, status *int) *cobra.Command {
 }
 
 // verifySessions verifies sessions and goes on after a damaged one.
-func verifySessions(d deps, list []trace.Session, asJSON bool, status *int) error {
+func verifySessions(a *app, list []trace.Session, asJSON bool) error {
+	status := runner.ExitDone
 	verdicts := []trace.Verdict{}
 	for _, s := range list {
 		v, err := trace.Verify(s)
@@ -65,20 +67,21 @@ func verifySessions(d deps, list []trace.Session, asJSON bool, status *int) erro
 			v.Damage = failure(err).Cause
 		}
 		if !v.OK {
-			*status = runner.ExitFailed
+			status = runner.ExitFailed
 		}
 		if asJSON {
 			verdicts = append(verdicts, v)
 			continue
 		}
-		if _, err := fmt.Fprintln(d.stdout, verdictText(v)); err != nil {
+		if _, err := fmt.Fprintln(a.stdout, verdictText(v)); err != nil {
 			return err
 		}
 	}
 	if asJSON {
-		return writeJSON(d.stdout, verdicts)
+		err := writeJSON(a.stdout, verdicts)
+		return cmp.Or(err, exitWith(status))
 	}
-	return nil
+	return exitWith(status)
 }
 
 func verdictText(v trace.Verdict) string {

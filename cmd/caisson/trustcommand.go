@@ -30,12 +30,12 @@ type trustedAnswer struct {
 	Settings  []config.ProjectSetting `json:"settings"`
 }
 
-func newTrustCommand(d deps, env environ) *cobra.Command {
+func newTrustCommand(a *app) *cobra.Command {
 	var asJSON, dryRun, list bool
 	cmd := &cobra.Command{
 		Use:     "trust [flags] [PATH]",
 		Short:   "Let a workspace's own settings count",
-		Long:    trustLong + exitHelp(runner.ExitDone, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
+		Long:    trustLong + exitHelp(nil, runner.ExitInput, runner.ExitConfig),
 		Example: "  caisson trust --dry-run ./project\n  caisson trust ./project\n  caisson trust --list",
 		RunE: func(_ *cobra.Command, args []string) error {
 			switch {
@@ -44,13 +44,13 @@ func newTrustCommand(d deps, env environ) *cobra.Command {
 			case list && (len(args) > 0 || dryRun):
 				return usage("--list goes with no folder and no --dry-run")
 			}
-			if err := needState(env); err != nil {
+			if err := needState(a.environ); err != nil {
 				return err
 			}
 			if list {
-				return listTrusted(d, env, asJSON)
+				return listTrusted(a, asJSON)
 			}
-			return trust(d, env, first(args), dryRun, asJSON)
+			return trust(a, first(args), dryRun, asJSON)
 		},
 	}
 	cmd.Flags().SortFlags = false
@@ -60,31 +60,31 @@ func newTrustCommand(d deps, env environ) *cobra.Command {
 	return cmd
 }
 
-func newUntrustCommand(d deps, env environ) *cobra.Command {
+func newUntrustCommand(a *app) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "untrust [flags] [PATH]",
 		Short: "Let a workspace's own settings count no more",
 		Long: "Forget that a workspace is trusted. PATH is a folder, the working folder without it; it need\n" +
 			"not be there any more. A workspace that was not trusted is no error.\n" +
-			exitHelp(runner.ExitDone, runner.ExitUsage, runner.ExitInput, runner.ExitConfig),
+			exitHelp(nil, runner.ExitInput, runner.ExitConfig),
 		Example: "  caisson untrust\n  caisson untrust /home/me/old",
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
 				return usage("untrust takes one folder, got %d arguments", len(args))
 			}
-			if err := needState(env); err != nil {
+			if err := needState(a.environ); err != nil {
 				return err
 			}
-			return untrust(d, env, first(args), asJSON)
+			return untrust(a, first(args), asJSON)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	return cmd
 }
 
-func trust(d deps, env environ, folder string, dryRun, asJSON bool) error {
-	w, err := workspaceFor(env, folder)
+func trust(a *app, folder string, dryRun, asJSON bool) error {
+	w, err := workspaceFor(a.environ, folder)
 	if err != nil {
 		return err
 	}
@@ -93,11 +93,11 @@ func trust(d deps, env environ, folder string, dryRun, asJSON bool) error {
 	if err != nil {
 		return err
 	}
-	conf, err := loadConfig(d, env, config.File{}, "", own.config)
+	conf, err := loadConfig(a.deps, a.environ, config.File{}, "", own.config)
 	if err != nil {
 		return err
 	}
-	without := func() (config.Config, error) { return loadConfig(d, env, config.File{}, "", nil) }
+	without := func() (config.Config, error) { return loadConfig(a.deps, a.environ, config.File{}, "", nil) }
 	if err := checkOwn(w, &conf, without); err != nil {
 		return err
 	}
@@ -105,26 +105,26 @@ func trust(d deps, env environ, folder string, dryRun, asJSON bool) error {
 	if answer.Files == nil {
 		answer.Files = []tools.TrustedFile{}
 	}
-	store := env.trustStore()
+	store := a.environ.trustStore()
 	if dryRun {
 		entry, known, err := store.Find(w.Path)
 		answer.Trusted = known && entry.Covers(own.files)
-		if err := warnCorrupt(d, err); err != nil {
+		if err := warnCorrupt(a, err); err != nil {
 			return err
 		}
-	} else if err := storeTrust(d, store.As(author(d, env, "caisson trust")), w.Path, own.files); err != nil {
+	} else if err := storeTrust(a, store.As(author(a, "caisson trust")), w.Path, own.files); err != nil {
 		return err
 	}
 	if asJSON {
-		return writeJSON(d.stdout, answer)
+		return writeJSON(a.stdout, answer)
 	}
-	return showTrust(d.stdout, answer, dryRun)
+	return showTrust(a.stdout, answer, dryRun)
 }
 
 // storeTrust stores, and tells of a file that could not be read before.
-func storeTrust(d deps, store *tools.Trust, workspace string, files []tools.TrustedFile) error {
+func storeTrust(a *app, store *tools.Trust, workspace string, files []tools.TrustedFile) error {
 	if _, err := store.List(); err != nil {
-		if err := warnCorrupt(d, err); err != nil {
+		if err := warnCorrupt(a, err); err != nil {
 			return err
 		}
 	}
@@ -167,55 +167,55 @@ func showTrust(out io.Writer, a trustedAnswer, dryRun bool) error {
 	return errors.Join(errs...)
 }
 
-func untrust(d deps, env environ, folder string, asJSON bool) error {
-	path, err := namedWorkspace(env, folder)
+func untrust(a *app, folder string, asJSON bool) error {
+	path, err := namedWorkspace(a.environ, folder)
 	if err != nil {
 		return err
 	}
-	store := env.trustStore()
+	store := a.environ.trustStore()
 	if _, err := store.List(); err != nil {
-		if err := warnCorrupt(d, err); err != nil {
+		if err := warnCorrupt(a, err); err != nil {
 			return err
 		}
 	}
-	was, err := store.As(author(d, env, "caisson untrust")).Remove(path)
+	was, err := store.As(author(a, "caisson untrust")).Remove(path)
 	if err != nil {
 		return stateProblem(err)
 	}
 	if asJSON {
-		return writeJSON(d.stdout, map[string]any{"workspace": path, "was_trusted": was})
+		return writeJSON(a.stdout, map[string]any{"workspace": path, "was_trusted": was})
 	}
 	shown, _ := tools.Display(path)
 	text := shown + " is not trusted any more."
 	if !was {
 		text = shown + " was not trusted."
 	}
-	_, err = fmt.Fprintln(d.stdout, text)
+	_, err = fmt.Fprintln(a.stdout, text)
 	return err
 }
 
-func listTrusted(d deps, env environ, asJSON bool) error {
-	list, err := env.trustStore().List()
-	if err := warnCorrupt(d, err); err != nil {
+func listTrusted(a *app, asJSON bool) error {
+	list, err := a.environ.trustStore().List()
+	if err := warnCorrupt(a, err); err != nil {
 		return err
 	}
 	if asJSON {
 		if list == nil {
 			list = []tools.TrustedWorkspace{}
 		}
-		return writeJSON(d.stdout, list)
+		return writeJSON(a.stdout, list)
 	}
 	if len(list) == 0 {
-		_, err := fmt.Fprintln(d.stdout, "No workspace is trusted.")
+		_, err := fmt.Fprintln(a.stdout, "No workspace is trusted.")
 		return err
 	}
 	var errs []error
 	for _, w := range list {
 		shown, _ := tools.Display(w.Workspace)
-		_, err := fmt.Fprintf(d.stdout, "%s  since %s\n", shown, w.Created.Format("2006-01-02"))
+		_, err := fmt.Fprintf(a.stdout, "%s  since %s\n", shown, w.Created.Format("2006-01-02"))
 		errs = append(errs, err)
 		for _, f := range w.Files {
-			_, err := fmt.Fprintf(d.stdout, "  %s  sha256 %s\n", f.Path, f.SHA256)
+			_, err := fmt.Fprintf(a.stdout, "  %s  sha256 %s\n", f.Path, f.SHA256)
 			errs = append(errs, err)
 		}
 	}
@@ -236,7 +236,7 @@ func namedWorkspace(env environ, folder string) (string, error) {
 
 // warnCorrupt tells of a file of answers that was moved aside, and goes on; any
 // other error it gives back as a problem.
-func warnCorrupt(d deps, err error) error {
+func warnCorrupt(a *app, err error) error {
 	corrupt, ok := errors.AsType[*tools.CorruptError](err)
 	if !ok {
 		if err == nil {
@@ -244,7 +244,7 @@ func warnCorrupt(d deps, err error) error {
 		}
 		return stateProblem(err)
 	}
-	report(d, &runner.Error{Problem: runner.Problem{
+	report(a, &runner.Error{Problem: runner.Problem{
 		Cause: corrupt.Error(), Mend: "It counts as empty. Look at what was moved aside, and answer again.",
 	}})
 	return nil

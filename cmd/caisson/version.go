@@ -8,18 +8,17 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
-func newVersionCommand(d deps) *cobra.Command {
+func newVersionCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
-		Long:  "Print the version, and what it was built with." + "\n" + exitHelp(runner.ExitDone, runner.ExitUsage),
+		Long:  "Print the version, and what it was built with." + "\n" + exitHelp(nil),
 		Args:  noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			_, err := fmt.Fprintln(d.stdout, versionLine())
+			_, err := fmt.Fprintln(a.stdout, versionLine())
 			return err
 		},
 	}

@@ -16,8 +16,11 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// deps is what the program takes from outside: tests give their own.
-type deps struct {
+// app is one start of the program: what it takes from outside, and its
+// environment. Tests have their own.
+type app struct {
+	deps
+	environ        environ
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	// signals delivers what ends a run; exit ends the program at once, for
@@ -38,6 +41,10 @@ type deps struct {
 	// pressed drops what was typed at standard input and reports whether a key was
 	// pressed within a time.
 	pressed func(ctx context.Context, wait time.Duration) (bool, error)
+}
+
+// deps is what sessions are made with.
+type deps struct {
 	// executable is the path of the program; programs are looked for beside it.
 	executable func() (string, error)
 	// backend makes a backend by its name: docker, gvisor or runc.
@@ -72,9 +79,9 @@ type modelSettings struct {
 	logger  *zap.Logger
 }
 
-// standard is the real world.
-func standard(signals <-chan os.Signal, exit func(int)) deps {
-	return deps{
+// standard returns the app of the real program.
+func standard(signals <-chan os.Signal, exit func(int)) app {
+	return app{
 		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, signals: signals, exit: exit, patience: patience, stdinWait: stdinWait,
 		terminal: isTerminal,
 		size: func() (int, int) {
@@ -86,10 +93,12 @@ func standard(signals <-chan os.Signal, exit func(int)) deps {
 		pressed: func(ctx context.Context, wait time.Duration) (bool, error) {
 			return keyPressed(ctx, os.Stdin, wait)
 		},
-		executable:   os.Executable,
-		backend:      makeBackend,
-		model:        makeModel,
-		requirements: "/etc/caisson/requirements.yaml",
+		deps: deps{
+			executable:   os.Executable,
+			backend:      makeBackend,
+			model:        makeModel,
+			requirements: "/etc/caisson/requirements.yaml",
+		},
 	}
 }
 
