@@ -106,19 +106,19 @@ func Open(ctx context.Context, o Options) (*Session, error) {
 		return nil, fmt.Errorf("open session: %w", err)
 	}
 	s := &Session{host: h}
-	if err := s.open(ctx, o); err != nil {
-		return nil, errors.Join(fmt.Errorf("open session: %w", err), s.release())
+	if err := s.openSession(ctx, o); err != nil {
+		return nil, errors.Join(fmt.Errorf("open session: %w", err), s.closeAll())
 	}
 	return s, nil
 }
 
-func (s *Session) open(ctx context.Context, o Options) (err error) {
+func (s *Session) openSession(ctx context.Context, o Options) (err error) {
 	if o.Policy.Classes == nil {
 		if o.Policy, err = tools.Preset("ci"); err != nil {
 			return err
 		}
 	}
-	image, resources, err := o.complete()
+	image, resources, err := o.withDefaults()
 	if err != nil {
 		return err
 	}
@@ -180,12 +180,12 @@ func (s *Session) Close() Report {
 	if r.Problem != nil {
 		report.Err = &runner.Error{Status: r.ExitStatus, Problem: *r.Problem, Err: r.Err}
 	}
-	report.Err = errors.Join(report.Err, s.release())
+	report.Err = errors.Join(report.Err, s.closeAll())
 	return report
 }
 
-// release closes what the session was opened with.
-func (s *Session) release() error {
+// closeAll closes what the session was opened with.
+func (s *Session) closeAll() error {
 	var errs []error
 	if s.folder != nil {
 		errs = append(errs, s.folder.Close())

@@ -135,7 +135,7 @@ func (h *Host) setLogger(l *zap.Logger) {
 	}
 }
 
-func (h *Host) log() *zap.Logger {
+func (h *Host) currentLogger() *zap.Logger {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.logger
@@ -144,7 +144,7 @@ func (h *Host) log() *zap.Logger {
 // Backend returns a backend by its name: docker, gvisor or runc. It belongs to the
 // host.
 func (h *Host) Backend(name string) (sandbox.Backend, error) {
-	if !h.allows(name) {
+	if !h.allowsBackend(name) {
 		return nil, fmt.Errorf("%w: backend %s is not allowed here", sandbox.ErrUnavailable, name)
 	}
 	h.mu.Lock()
@@ -160,7 +160,7 @@ func (h *Host) Backend(name string) (sandbox.Backend, error) {
 	return b, nil
 }
 
-func (h *Host) allows(name string) bool {
+func (h *Host) allowsBackend(name string) bool {
 	return h.o.Backends == nil || slices.Contains(h.o.Backends, name)
 }
 
@@ -228,7 +228,7 @@ func (h *Host) Choose(ctx context.Context, name string, notify func(text string)
 	}
 	if dockerErr == nil {
 		choice := runner.BackendChoice{Asked: "auto", Chosen: docker.Name, Why: "a local Docker engine answers"}
-		if !h.allows(string(oci.GVisor)) {
+		if !h.allowsBackend(string(oci.GVisor)) {
 			return engine, choice, nil
 		}
 		return &fallback{Backend: engine, host: h, notify: notify}, choice, nil
@@ -293,11 +293,11 @@ func (h *Host) Sweep(ctx context.Context) []sandbox.Leftover {
 		left, err := b.Sweep(ctx)
 		all = append(all, left...)
 		if err != nil && !errors.Is(err, sandbox.ErrUnavailable) {
-			h.log().Warn("remove what dead processes left", zap.String("backend", name), zap.Error(err))
+			h.currentLogger().Warn("remove what dead processes left", zap.String("backend", name), zap.Error(err))
 		}
 	}
 	if _, err := runner.SweepFolders(h.o.StateDir); err != nil {
-		h.log().Warn("remove what dead sessions left", zap.Error(err))
+		h.currentLogger().Warn("remove what dead sessions left", zap.Error(err))
 	}
 	return all
 }
@@ -312,5 +312,5 @@ func (h *Host) Close() error {
 			errs = append(errs, c.Close())
 		}
 	}
-	return errors.Join(append(errs, h.images.close())...)
+	return errors.Join(append(errs, h.images.closeEngine())...)
 }

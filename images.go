@@ -53,7 +53,7 @@ func (h *Host) Images(ctx context.Context, report func(store.Progress)) (*store.
 	buildah, _ := h.programs.Find(optional(h.o.Buildah), "buildah")
 	o := store.Options{
 		Dir: filepath.Join(h.o.CacheDir, "images"), PlainHTTP: h.o.PlainHTTP, Accounts: imageAccounts(os.Geteuid(), os.Getegid()),
-		Progress: s.progress, Buildctl: buildctl, Buildah: buildah, BuilderEnv: builderEnviron(h.o.Environ),
+		Progress: s.reportProgress, Buildctl: buildctl, Buildah: buildah, BuilderEnv: builderEnviron(h.o.Environ),
 	}
 	s.engine = h.imageEngine(ctx)
 	if s.engine != nil {
@@ -64,7 +64,7 @@ func (h *Host) Images(ctx context.Context, report func(store.Progress)) (*store.
 	return s.opened, err
 }
 
-func (s *imageStore) progress(p store.Progress) {
+func (s *imageStore) reportProgress(p store.Progress) {
 	s.mu.Lock()
 	report := s.report
 	s.mu.Unlock()
@@ -86,7 +86,7 @@ func imageAccounts(uid, gid int) []store.Account {
 // imageEngine returns the engine as a source of images, nil if none answers or docker
 // is not allowed.
 func (h *Host) imageEngine(ctx context.Context) *docker.ImageEngine {
-	if !h.allows(docker.Name) {
+	if !h.allowsBackend(docker.Name) {
 		return nil
 	}
 	e, err := docker.NewImageEngine(h.o.DockerHost, h.getenv)
@@ -117,7 +117,7 @@ func builderEnviron(environ []string) []string {
 	return out
 }
 
-func (s *imageStore) close() error {
+func (s *imageStore) closeEngine() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.engine == nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"github.com/caisson-run/caisson/images"
@@ -36,8 +37,8 @@ type SandboxOptions struct {
 	Resources limits.Resources
 }
 
-// complete returns the image and the resources with their defaults.
-func (o SandboxOptions) complete() (images.Reference, limits.Resources, error) {
+// withDefaults returns the image and the resources with their defaults.
+func (o SandboxOptions) withDefaults() (images.Reference, limits.Resources, error) {
 	if o.Workspace == "" {
 		return images.Reference{}, limits.Resources{}, errors.New("SandboxOptions.Workspace is missing")
 	}
@@ -74,7 +75,7 @@ func NewSandbox(ctx context.Context, o SandboxOptions) (sandbox.Sandbox, error) 
 		return nil, fmt.Errorf("start sandbox: %w", err)
 	}
 	s := &ownedSandbox{undo: []func() error{h.Close}}
-	if err := s.start(ctx, h, o); err != nil {
+	if err := s.startSandbox(ctx, h, o); err != nil {
 		return nil, errors.Join(fmt.Errorf("start sandbox: %w", err), s.cleanUp())
 	}
 	return s, nil
@@ -89,8 +90,8 @@ type ownedSandbox struct {
 	err  error
 }
 
-func (s *ownedSandbox) start(ctx context.Context, h *Host, o SandboxOptions) error {
-	image, resources, err := o.complete()
+func (s *ownedSandbox) startSandbox(ctx context.Context, h *Host, o SandboxOptions) error {
+	image, resources, err := o.withDefaults()
 	if err != nil {
 		return err
 	}
@@ -139,8 +140,8 @@ func (s *ownedSandbox) Destroy(ctx context.Context) error {
 
 func (s *ownedSandbox) cleanUp() error {
 	var errs []error
-	for i := len(s.undo) - 1; i >= 0; i-- {
-		errs = append(errs, s.undo[i]())
+	for _, undo := range slices.Backward(s.undo) {
+		errs = append(errs, undo())
 	}
 	return errors.Join(errs...)
 }

@@ -46,13 +46,13 @@ func (f *Finder) Find(configured *string, names ...string) (string, error) {
 		}
 		return path
 	}
-	for _, candidate := range f.preferred(configured, names) {
+	for _, candidate := range f.listPreferred(configured, names) {
 		if path := try(candidate); path != "" {
 			return path, nil
 		}
 	}
 	for _, name := range names {
-		switch path, err := f.unpack(name); {
+		switch path, err := f.unpackProgram(name); {
 		case err != nil:
 			return "", fmt.Errorf("unpack %s: %w", name, err)
 		case path == "":
@@ -62,7 +62,7 @@ func (f *Finder) Find(configured *string, names ...string) (string, error) {
 			}
 		}
 	}
-	for _, candidate := range f.onPath(names) {
+	for _, candidate := range f.listOnPath(names) {
 		if path := try(candidate); path != "" {
 			return path, nil
 		}
@@ -83,7 +83,7 @@ func (f *Finder) OwnDir() string {
 	return filepath.Dir(path)
 }
 
-func (f *Finder) preferred(configured *string, names []string) []string {
+func (f *Finder) listPreferred(configured *string, names []string) []string {
 	var candidates []string
 	if dir := f.OwnDir(); dir != "" {
 		for _, name := range names {
@@ -96,13 +96,13 @@ func (f *Finder) preferred(configured *string, names []string) []string {
 	return candidates
 }
 
-func (f *Finder) onPath(names []string) []string {
+func (f *Finder) listOnPath(names []string) []string {
 	var candidates []string
 	for _, dir := range filepath.SplitList(f.Path) {
 		if !filepath.IsAbs(dir) {
 			continue
 		}
-		if path, err := filepath.EvalSymlinks(dir); err == nil && contains(f.WorkingDir, path) {
+		if path, err := filepath.EvalSymlinks(dir); err == nil && liesIn(f.WorkingDir, path) {
 			continue
 		}
 		for _, name := range names {
@@ -123,14 +123,14 @@ func (f *Finder) checkUsable(path string) error {
 	case info.Mode().Perm()&0o002 != 0:
 		return errors.New("every user can write it")
 	}
-	if contains(f.Workspace, filepath.Dir(path)) {
+	if liesIn(f.Workspace, filepath.Dir(path)) {
 		return errors.New("it lies in the workspace")
 	}
 	return nil
 }
 
-// contains reports whether dir is root or lies below it; "" contains nothing.
-func contains(root, dir string) bool {
+// liesIn reports whether dir is root or lies below it; nothing lies in "".
+func liesIn(root, dir string) bool {
 	if root == "" {
 		return false
 	}

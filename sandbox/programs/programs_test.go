@@ -16,7 +16,7 @@ import (
 	"testing/fstest"
 )
 
-func writeFile(t *testing.T, path string, mode fs.FileMode) string {
+func writeProgramFile(t *testing.T, path string) string {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		t.Fatal(err)
@@ -24,7 +24,7 @@ func writeFile(t *testing.T, path string, mode fs.FileMode) string {
 	if err := os.WriteFile(path, []byte("#!/bin/sh\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(path, mode); err != nil {
+	if err := os.Chmod(path, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	return path
@@ -34,11 +34,11 @@ func TestFindOrder(t *testing.T) {
 	dir := t.TempDir()
 	own, onPath, configured := filepath.Join(dir, "own"), filepath.Join(dir, "path"), filepath.Join(dir, "opt/guest")
 	f := Finder{
-		Executable: func() (string, error) { return writeFile(t, filepath.Join(own, "caisson"), 0o755), nil },
+		Executable: func() (string, error) { return writeProgramFile(t, filepath.Join(own, "caisson")), nil },
 		Path:       "relative" + string(filepath.ListSeparator) + onPath,
 	}
 	t.Chdir(dir)
-	writeFile(t, filepath.Join(dir, "relative/guest"), 0o755)
+	writeProgramFile(t, filepath.Join(dir, "relative/guest"))
 	find := func(configured *string) string {
 		t.Helper()
 		path, err := f.Find(configured, "guest")
@@ -50,15 +50,15 @@ func TestFindOrder(t *testing.T) {
 	if got := find(nil); !strings.HasPrefix(got, "find guest: it is not there; tried ") {
 		t.Errorf("nothing there: %s", got)
 	}
-	want := writeFile(t, filepath.Join(onPath, "guest"), 0o755)
+	want := writeProgramFile(t, filepath.Join(onPath, "guest"))
 	if got := find(nil); got != want {
 		t.Errorf("on PATH: %s, want %s", got, want)
 	}
-	writeFile(t, configured, 0o755)
+	writeProgramFile(t, configured)
 	if got := find(&configured); got != configured {
 		t.Errorf("configured: %s", got)
 	}
-	want = writeFile(t, filepath.Join(own, "guest"), 0o755)
+	want = writeProgramFile(t, filepath.Join(own, "guest"))
 	if got := find(&configured); got != want {
 		t.Errorf("beside the program: %s, want %s", got, want)
 	}
@@ -67,7 +67,7 @@ func TestFindOrder(t *testing.T) {
 func TestFindRefuses(t *testing.T) {
 	dir := t.TempDir()
 	bin := filepath.Join(dir, "bin")
-	path := writeFile(t, filepath.Join(bin, "runsc"), 0o755)
+	path := writeProgramFile(t, filepath.Join(bin, "runsc"))
 	none := func() (string, error) { return "", errors.New("unknown") }
 	for name, tt := range map[string]struct {
 		finder Finder
@@ -102,11 +102,11 @@ func TestFindRefuses(t *testing.T) {
 }
 
 // embed replaces the embedded files for a test.
-func embed(t *testing.T, content string, sum string) {
+func embed(t *testing.T, sum string) {
 	t.Helper()
 	var packed bytes.Buffer
 	w := gzip.NewWriter(&packed)
-	if _, err := w.Write([]byte(content)); err != nil {
+	if _, err := w.Write([]byte("program")); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.Close(); err != nil {
@@ -126,9 +126,9 @@ func sumOf(content string) string {
 }
 
 func TestEmbedded(t *testing.T) {
-	embed(t, "program", sumOf("program"))
+	embed(t, sumOf("program"))
 	cache := filepath.Join(t.TempDir(), "programs")
-	f := Finder{Executable: os.Executable, Cache: cache, Path: filepath.Dir(writeFile(t, filepath.Join(t.TempDir(), "guest"), 0o755))}
+	f := Finder{Executable: os.Executable, Cache: cache, Path: filepath.Dir(writeProgramFile(t, filepath.Join(t.TempDir(), "guest")))}
 	if got := fmt.Sprint(Embedded()); got != "[guest]" {
 		t.Errorf("embedded %s", got)
 	}
@@ -176,7 +176,7 @@ func TestEmbedded(t *testing.T) {
 func TestEmbeddedRefused(t *testing.T) {
 	none := func() (string, error) { return "", errors.New("unknown") }
 	t.Run("checksum", func(t *testing.T) {
-		embed(t, "program", sumOf("other"))
+		embed(t, sumOf("other"))
 		cache := t.TempDir()
 		_, err := (&Finder{Executable: none, Cache: cache}).Find(nil, "guest")
 		if err == nil || !strings.Contains(err.Error(), "unpack guest: its checksum differs") {
@@ -187,7 +187,7 @@ func TestEmbeddedRefused(t *testing.T) {
 		}
 	})
 	t.Run("cache of others", func(t *testing.T) {
-		embed(t, "program", sumOf("program"))
+		embed(t, sumOf("program"))
 		cache := filepath.Join(t.TempDir(), "programs")
 		if err := os.Mkdir(cache, 0o700); err != nil {
 			t.Fatal(err)
@@ -200,7 +200,7 @@ func TestEmbeddedRefused(t *testing.T) {
 		}
 	})
 	t.Run("no cache", func(t *testing.T) {
-		embed(t, "program", sumOf("program"))
+		embed(t, sumOf("program"))
 		if _, err := (&Finder{Executable: none}).Find(nil, "guest"); err == nil || !strings.Contains(err.Error(), "no cache directory") {
 			t.Errorf("error %v", err)
 		}

@@ -19,7 +19,7 @@ const maxProgramBytes = 512 << 20
 // Embedded returns the names of the programs that this build embeds; none unless
 // it is a release build.
 func Embedded() []string {
-	sums, err := embeddedSums(files)
+	sums, err := readSums(files)
 	if err != nil {
 		return nil
 	}
@@ -35,7 +35,7 @@ var files fs.FS
 
 type programSum struct{ sum, name string }
 
-func embeddedSums(from fs.FS) ([]programSum, error) {
+func readSums(from fs.FS) ([]programSum, error) {
 	if from == nil {
 		return nil, nil
 	}
@@ -54,11 +54,11 @@ func embeddedSums(from fs.FS) ([]programSum, error) {
 	return sums, nil
 }
 
-// unpack returns the path of an embedded program in the cache, unpacked if it is
+// unpackProgram returns the path of an embedded program in the cache, unpacked if it is
 // not there yet, or "" if this build does not embed it. The directory's name is the
 // program's sum, and the sum is verified before the file gets its name.
-func (f *Finder) unpack(name string) (string, error) {
-	sums, err := embeddedSums(files)
+func (f *Finder) unpackProgram(name string) (string, error) {
+	sums, err := readSums(files)
 	if err != nil {
 		return "", err
 	}
