@@ -63,12 +63,12 @@ func TestAnswersThatChangeNothingAreRecorded(t *testing.T) {
 	rec := newTestRecorder(t, RecorderOptions{})
 	j := newJournal(rec, nil)
 	stranger := strings.Repeat("é", 1000)
-	for _, e := range []tools.ConfirmationAttempted{
+	for _, e := range []tools.Attempt{
 		{ConfirmationID: "00ff", CallID: "tu_1", Decision: tools.DecisionDeny, Client: "http", Recorded: tools.DecisionAllow, By: "user"},
 		{ConfirmationID: "00ff", CallID: "tu_1", Decision: tools.DecisionAllow, Scope: tools.ScopeSession, Client: "http", Recorded: tools.DecisionTimeout, By: "timeout"},
 		{ConfirmationID: stranger, Decision: tools.DecisionAllow, Client: "http"},
 	} {
-		if err := j.toolEvent(e); err != nil {
+		if err := j.toolEvent(tools.ConfirmationAttempted{Attempt: e}); err != nil {
 			t.Fatal(err)
 		}
 		if rec.synced != rec.seq {
@@ -183,7 +183,7 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 		message(loop.RoleAssistant),
 		ofTools(tools.ConfirmationRequested{Confirmation: tools.Confirmation{CallID: "a"}}),
 		ofTools(tools.ConfirmationResolved{CallID: "a", By: "user"}),
-		ofTools(tools.ConfirmationAttempted{CallID: "a"}),
+		ofTools(tools.ConfirmationAttempted{Attempt: tools.Attempt{CallID: "a"}}),
 		ofTools(tools.Called{CallID: "a", Class: tools.ClassExecute}),
 		ofTools(tools.OutputDelta{CallID: "a"}),
 		func() error { return j.denied(NetworkDenied{CallID: "a"}) },

@@ -54,13 +54,13 @@ func emptyFields(record any) []string {
 
 func TestAttemptsAreRecordedWithTheirOutcome(t *testing.T) {
 	long := strings.Repeat("x", 127)
-	for want, e := range map[AttemptOutcome]tools.ConfirmationAttempted{
+	for want, e := range map[AttemptOutcome]tools.Attempt{
 		AttemptForbidden: {ConfirmationID: "00ff", Forbidden: true, Recorded: tools.DecisionAllow, By: "timeout"},
 		AttemptUnknown:   {ConfirmationID: long + "é and more"},
 		AttemptExpired:   {ConfirmationID: "00ff", Recorded: tools.DecisionDeny, By: "timeout"},
 		AttemptResolved:  {ConfirmationID: "00ff", Recorded: tools.DecisionDeny, By: "http:alice"},
 	} {
-		got := attempted(e)
+		got := attempted(tools.ConfirmationAttempted{Attempt: e})
 		if got.Outcome != want {
 			t.Errorf("%+v: %q, want %q", e, got.Outcome, want)
 		}

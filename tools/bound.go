@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
 // Bounds of a result's blocks: one picture (what providers accept), how many
@@ -17,72 +19,16 @@ const (
 	maxBlocks      = 64
 )
 
-// maxDeltaBytes bounds one piece of live output.
-const maxDeltaBytes = 64 << 10
-
-// repairText makes text valid UTF-8, and writes NUL, which some providers and
-// parsers refuse, as its picture. Other controls are left to who renders.
-func repairText(s string) string {
-	if !utf8.ValidString(s) {
-		s = strings.ToValidUTF8(s, "\ufffd")
-	}
-	return strings.ReplaceAll(s, "\x00", "␀")
-}
-
-// boundText keeps a head and a tail of at most limit bytes together and says
-// between them how many of how many were left out. It cuts at runes' edges,
-// and adds its note to the limit.
-func boundText(s string, limit int) (text string, cut bool) {
-	if len(s) <= limit {
-		return s, false
-	}
-	head, tail := splitText(s, limit)
-	omitted := len(s) - len(head) - len(tail)
-	return fmt.Sprintf("%s\n[… %d of %d bytes left out …]\n%s", head, omitted, len(s), tail), true
-}
-
-// splitText gives the first and the last bytes of a text, limit in all, each
-// whole runes.
-func splitText(s string, limit int) (head, tail string) {
-	h := limit / 2
-	for h > 0 && !utf8.RuneStart(s[h]) {
-		h--
-	}
-	t := len(s) - (limit - limit/2)
-	for t < len(s) && !utf8.RuneStart(s[t]) {
-		t++
-	}
-	return s[:h], s[t:]
-}
-
-// splitChars is [splitText] in characters. The head is the whole text if that is
-// no longer than the limit.
-func splitChars(s string, limit int) (head, tail string) {
-	if utf8.RuneCountInString(s) <= limit {
-		return s, ""
-	}
-	h, t := 0, len(s)
-	for range limit / 2 {
-		_, size := utf8.DecodeRuneInString(s[h:])
-		h += size
-	}
-	for range limit - limit/2 {
-		_, size := utf8.DecodeLastRuneInString(s[:t])
-		t -= size
-	}
-	return s[:h], s[t:]
-}
-
 // room is what is left for the rest of a result.
 type room struct{ bytes, chars, images, imageBytes int }
 
 // text takes what there is room for.
 func (r *room) text(s string) (text string, cut bool) {
 	text = s
-	head, tail := splitChars(s, r.chars)
+	head, tail := utf8text.SplitChars(s, r.chars)
 	switch kept := len(head) + len(tail); {
 	case kept > r.bytes:
-		text, cut = boundText(s, r.bytes)
+		text, cut = utf8text.Bound(s, r.bytes)
 	case kept < len(s):
 		all := utf8.RuneCountInString(s)
 		text, cut = fmt.Sprintf("%s\n[… %d of %d characters left out …]\n%s", head, all-r.chars, all, tail), true
@@ -100,7 +46,7 @@ func (r *room) picture(b Block) string {
 	case len(b.Image) > maxImageBytes:
 		return fmt.Sprintf("[a picture of %d bytes was left out, at most %d are shown]", len(b.Image), maxImageBytes)
 	case !slices.Contains([]string{"image/png", "image/jpeg", "image/gif", "image/webp"}, b.MediaType):
-		kind, _ := Display(clip(b.MediaType, 40))
+		kind, _ := Display(utf8text.Clip(b.MediaType, 40))
 		return fmt.Sprintf("[a picture of type %q was left out; PNG, JPEG, GIF and WebP are shown]", kind)
 	case r.images == 0 || r.imageBytes < len(b.Image):
 		return fmt.Sprintf("[a picture of %d bytes was left out: at most %d pictures and %d bytes of them are shown]",
@@ -137,7 +83,7 @@ func boundBlocks(blocks []Block, limit, chars int) (bounded []Block, cut bool) {
 			bounded, cut = append(bounded, Block{Text: why}), true
 			continue
 		}
-		text, short := left.text(repairText(b.Text))
+		text, short := left.text(utf8text.Repair(b.Text))
 		cut = cut || short
 		bounded = append(bounded, Block{Text: text})
 	}

@@ -1,14 +1,11 @@
 package tools
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
-	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
-	"pgregory.net/rapid"
 )
 
 func TestBoundBlocks(t *testing.T) {
@@ -101,45 +98,5 @@ func TestBoundedCharacters(t *testing.T) {
 	got, _ := boundBlocks([]Block{{Text: strings.Repeat("é", 3000)}, {Text: strings.Repeat("é", 3000)}, {Text: "x"}}, 50_000, 4000)
 	if n := strings.Count(blocksText(got), "é"); n != 4000 || len(got) != 3 {
 		t.Errorf("%d characters in %d blocks", n, len(got))
-	}
-}
-
-func TestBoundedTextKeepsBothEndsAndCountsExactly(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		s := repairText(rapid.String().Draw(t, "text"))
-		limit := rapid.IntRange(0, 64).Draw(t, "limit")
-		got, cut := boundText(s, limit)
-		if cut != (len(s) > limit) || !utf8.ValidString(got) {
-			t.Fatalf("cut %t, %q", cut, got)
-		}
-		if !cut {
-			if got != s {
-				t.Fatalf("changed %q to %q", s, got)
-			}
-			return
-		}
-		head, tail := splitText(s, limit)
-		if !strings.HasPrefix(s, head) || !strings.HasSuffix(s, tail) || len(head)+len(tail) > limit {
-			t.Fatalf("ends %q and %q of %q", head, tail, s)
-		}
-		if limit-len(head)-len(tail) > 2*(utf8.UTFMax-1) {
-			t.Fatalf("kept only %d of %d bytes", len(head)+len(tail), limit)
-		}
-		note := fmt.Sprintf("[… %d of %d bytes left out …]", len(s)-len(head)-len(tail), len(s))
-		if !strings.Contains(got, note) {
-			t.Fatalf("%q lacks %q", got, note)
-		}
-	})
-}
-
-func TestElide(t *testing.T) {
-	if got := Elide("0123456789", 10); got != "0123456789" {
-		t.Errorf("short text became %q", got)
-	}
-	if got, want := Elide("01äääää89", 4), "01 [… 5 characters (10 bytes) not shown …] 89"; got != want {
-		t.Errorf("elided %q, want %q", got, want)
-	}
-	if got, want := Elide("\x80\x80\x80\x80\x80", 4), " [… 5 characters (5 bytes) not shown …] "; got != want {
-		t.Errorf("text that is no UTF-8 is elided to %q, want %q", got, want)
 	}
 }

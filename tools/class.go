@@ -26,7 +26,8 @@ const (
 	PlaceState Place = "state"
 )
 
-func (c Class) valid() bool {
+// Valid reports whether c is one of the classes.
+func (c Class) Valid() bool {
 	switch c {
 	case ClassNone, ClassRead, ClassWrite, ClassExecute, ClassNetwork:
 		return true

@@ -92,19 +92,6 @@ type Answer struct {
 	Scope    Scope
 }
 
-// OnPrompt says what becomes of a prompt when nobody can be asked.
-type OnPrompt string
-
-// The ways. The zero value is OnPromptDeny.
-const (
-	// OnPromptDeny refuses the call and goes on; [Dispatcher.Unapproved] counts it.
-	OnPromptDeny OnPrompt = "deny"
-	// OnPromptFail ends the run at once with [ErrNoApprover].
-	OnPromptFail OnPrompt = "fail"
-	// OnPromptAllow runs the call; the events say that nobody was asked.
-	OnPromptAllow OnPrompt = "allow"
-)
-
 // Approver is a client that asks somebody; see [Broker.Attach]. It is safe for
 // concurrent use: the confirmations of one round are asked at the same time.
 // Implementations must return when ctx ends; an answer that comes later counts

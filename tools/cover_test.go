@@ -265,14 +265,4 @@ func TestApprovalSaysWhatItDoesNotCover(t *testing.T) {
 	if err != nil || len(moved.Covers) > 1 || !slices.Contains(moved.NotCovered, "run.sh, which another directory may have") {
 		t.Errorf("after cd: %+v, %v", moved, err)
 	}
-	tool := fakeTool{def: testDefinition("shell", ClassExecute), project: func(ctx context.Context, _ *Call) (Projection, error) { return shown, nil }}
-	var asked Confirmation
-	d := newDispatcher(t, &recorder{}, Options{Policy: preset(t, "strict"), Broker: brokerFunc(func(_ context.Context, c Confirmation) (Answer, error) {
-		asked = c
-		return Answer{DecisionDeny, ScopeOnce}, nil
-	})}, tool)
-	roundOK(t, d, call("a", "shell", `{}`))
-	if !slices.Equal(asked.Covers, []string{"small.sh"}) || !slices.Contains(asked.Notices, "this answer does not cover the content of big.sh") {
-		t.Errorf("the question covers %q and says %q", asked.Covers, asked.Notices)
-	}
 }

@@ -61,26 +61,24 @@ func DangerousCommands() []string {
 	}
 }
 
-// raise makes a dangerous command asked about, each time, where somebody can be
-// asked; where nobody can, it runs as the policy says, and a warning tells of it.
-func (r *round) raise(p *pending, v Verdict) Verdict {
-	if p.tool.def.Commands == nil || v.Mode != ModeAuto && v.Mode != ModePromptOnce && v.Mode != ModePrompt {
-		return v
+// DangerMatcher finds dangerous commands in scripts. The zero value finds none.
+type DangerMatcher struct{ patterns []dangerPattern }
+
+// DangerMatcher returns a matcher with the patterns of all layers. The error is that
+// of [Policy.Validate].
+func (p Policy) DangerMatcher() (DangerMatcher, error) {
+	patterns, err := parseDangerous(p.dangerous())
+	if err != nil {
+		return DangerMatcher{}, fmt.Errorf("check policy: %w", err)
 	}
-	for _, command := range p.tool.def.Commands(p.call.Input) {
-		if p.dangerous, _ = Display(dangerIn(r.d.danger, command)); p.dangerous != "" {
-			break
-		}
-	}
-	switch {
-	case p.dangerous == "" || v.Mode == ModePrompt:
-		return v
-	case r.d.opts.Broker != nil && !r.d.opts.Policy.NoPrompts:
-		return Verdict{Mode: ModePrompt, Rule: "dangerous command " + p.dangerous + ", " + v.Rule, As: v.As}
-	case v.Mode == ModeAuto:
-		r.warn(p, fmt.Sprintf("a command that is called dangerous ran without an answer, because nobody can be asked: %s", p.dangerous))
-	}
-	return v
+	return DangerMatcher{patterns}, nil
+}
+
+// Find returns the first dangerous command of a script, made safe to show; "" if there
+// is none.
+func (m DangerMatcher) Find(script string) string {
+	found, _ := Display(dangerIn(m.patterns, script))
+	return found
 }
 
 // dangerPattern is one pattern, parsed: the alternatives of each word.

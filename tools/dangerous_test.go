@@ -1,11 +1,7 @@
 package tools
 
 import (
-	"context"
-	"encoding/json"
 	"fmt"
-	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 )
@@ -274,83 +270,6 @@ func TestGlob(t *testing.T) {
 	} {
 		if got := parseGlob(tc.pattern).match(tc.s); got != tc.want {
 			t.Errorf("glob(%q, %q) is %t", tc.pattern, tc.s, got)
-		}
-	}
-}
-
-// TestDangerousCommandsAreAskedAbout: where somebody can be asked, an auto mode
-// becomes a question each time, and what prompts once too; where nobody can, or
-// the policy asks nobody, the command runs and a warning tells of it.
-func TestDangerousCommandsAreAskedAbout(t *testing.T) {
-	shell := fakeTool{def: testDefinition("shell", ClassExecute)}
-	shell.def.Commands = commandOfText
-	once := preset(t, "sandboxed")
-	once.Tools = map[string]Mode{"shell": ModePromptOnce}
-	denied := preset(t, "sandboxed")
-	denied.Tools = map[string]Mode{"shell": ModeDeny}
-	none := preset(t, "sandboxed")
-	none.Dangerous = nil
-	ran, asked := []string{"called execute", "completed true"}, []string{"requested", "resolved allow by user", "called execute", "completed true"}
-	warned := append([]string{"warning"}, ran...)
-	for name, tc := range map[string]struct {
-		policy        Policy
-		broker        bool
-		first, second []string
-	}{
-		"auto":                     {preset(t, "sandboxed"), true, asked, asked},
-		"auto, nobody to ask":      {preset(t, "sandboxed"), false, warned, warned},
-		"ci on a terminal":         {preset(t, "ci"), true, warned, warned},
-		"prompt_once":              {once, true, asked, asked},
-		"deny":                     {denied, true, []string{"failed permission_denied"}, []string{"failed permission_denied"}},
-		"the control: no patterns": {none, true, ran, ran},
-	} {
-		t.Run(name, func(t *testing.T) {
-			rec := &recorder{}
-			o := Options{Policy: tc.policy}
-			if tc.broker {
-				o.Broker = brokerFunc(answering(DecisionAllow, ScopeSession))
-			}
-			d := newDispatcher(t, rec, o, shell)
-			roundOK(t, d, call("a", "shell", `{"text":"cd x && rm -rf /"}`))
-			roundOK(t, d, call("b", "shell", `{"text":"rm -fr ~"}`))
-			wantEvents(t, rec, "a", tc.first...)
-			wantEvents(t, rec, "b", tc.second...)
-			roundOK(t, d, call("c", "shell", `{"text":"ls"}`))
-			if events := rec.of("c"); tc.policy.Tools == nil && (len(events) != 2 || events[0] != "called execute") {
-				t.Errorf("an ordinary command: %q", events)
-			}
-		})
-	}
-}
-
-// TestCommandsAreJudgedOneByOne: text of one command can't hide another, as it
-// would where they are joined.
-func TestCommandsAreJudgedOneByOne(t *testing.T) {
-	split := func(raw json.RawMessage) []string { return strings.Split(commandOfText(raw)[0], "|") }
-	for name, text := range map[string]string{
-		"continuation":  `echo \\|git push --force`,
-		"here-document": `cat <<X|rm -rf /|X`,
-		"quote":         `echo '|rm -rf /|'`,
-		"brace":         `{ echo|rm -rf /|}`,
-	} {
-		shell := fakeTool{def: testDefinition("verify_shell", ClassExecute)}
-		rec, input := &recorder{}, fmt.Sprintf(`{"text":"%s"}`, text)
-		grants := NewGrants(filepath.Join(t.TempDir(), "approvals.json"))
-		var shown Confirmation
-		o := Options{Policy: preset(t, "sandboxed"), Workspace: "/p", Grants: grants, Broker: brokerFunc(func(_ context.Context, c Confirmation) (Answer, error) {
-			shown = c
-			return Answer{DecisionAllow, ScopeAlways}, nil
-		})}
-		shell.def.Commands = split
-		roundOK(t, newDispatcher(t, rec, o, shell), call("a", "verify_shell", input))
-		wantEvents(t, rec, "a", "requested", "resolved allow by user", "called execute", "completed true")
-		if list, err := grants.List(); err != nil || len(list) != 0 || slices.Contains(shown.Scopes, ScopeAlways) || shown.Dangerous == "" {
-			t.Errorf("%s: stored %v (%v), shown %+v", name, list, err, shown)
-		}
-		// The control: joined, nothing is asked.
-		patterns, err := parseDangerous(o.Policy.Dangerous)
-		if danger := dangerIn(patterns, strings.Join(split([]byte(input)), "\n")); err != nil || name != "brace" && danger != "" {
-			t.Errorf("%s: the control sees %q, %v", name, danger, err)
 		}
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"unicode/utf8"
 
 	"mvdan.cc/sh/v3/syntax"
+
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
 // maxDangerousSteps bounds the commands and scripts that are looked at in one
@@ -187,7 +189,7 @@ func (s *dangerSearch) match(name string, args, shown []string) {
 		if sub, ok := strings.CutPrefix(name, "git-"); ok && slices.Contains(shown, sub) {
 			name = "git"
 		}
-		s.found = clip(strings.TrimSpace(name+" "+strings.Join(shown, " ")), maxFoundBytes)
+		s.found = utf8text.Clip(strings.TrimSpace(name+" "+strings.Join(shown, " ")), maxFoundBytes)
 	}
 }
 

@@ -22,6 +22,10 @@ const (
 	DefaultAbandon = 30 * time.Second
 )
 
+// ErrNoApprover is a prompt that no one can answer under [OnPromptFail]. It ends the
+// run.
+var ErrNoApprover = errors.New("nobody to approve")
+
 // Options configure a [Dispatcher]. The zero value is invalid: Emit is needed.
 type Options struct {
 	// Session is the session's id, for logs.
@@ -73,19 +77,33 @@ type Options struct {
 	Logger *zap.Logger
 }
 
+// OnPrompt is the result of a prompt when no one can be asked.
+type OnPrompt string
+
+// The results. The zero value is OnPromptDeny.
+const (
+	// OnPromptDeny refuses the call and goes on; [Dispatcher.Unapproved] counts it.
+	OnPromptDeny OnPrompt = "deny"
+	// OnPromptFail ends the run at once with [ErrNoApprover].
+	OnPromptFail OnPrompt = "fail"
+	// OnPromptAllow runs the call; the events report that no one was asked.
+	OnPromptAllow OnPrompt = "allow"
+)
+
 // Dispatcher runs the tool calls of one session. It is safe for concurrent
 // use. Close it in the end.
 type Dispatcher struct {
-	opts  Options
-	log   *zap.Logger
-	tools registry
-	slots *scheduler
-	out   emitter
-	asked memory
+	opts    Options
+	log     *zap.Logger
+	tools   Registry
+	slots   *scheduler
+	out     emitter
+	answers SessionAnswers
 	// danger are the policy's patterns of dangerous commands.
-	danger []dangerPattern
+	danger DangerMatcher
 
-	questions  atomic.Int64 // that were asked
+	confirmations atomic.Int64 // that were requested
+
 	mu         sync.Mutex
 	unapproved int
 	rounds     map[*round]struct{}
@@ -110,7 +128,10 @@ func New(opts Options) (*Dispatcher, error) {
 		return nil, errors.New("make dispatcher: Concurrency, ConfirmTimeout, Abandon, ResultBytes and ResultCharacters must not be negative")
 	}
 	opts = withDefaults(opts)
-	danger, _ := parseDangerous(opts.Policy.dangerous()) // valid, as the policy is
+	danger, err := opts.Policy.DangerMatcher()
+	if err != nil {
+		return nil, fmt.Errorf("make dispatcher: %w", err)
+	}
 	d := &Dispatcher{
 		danger: danger,
 		opts:   opts,
@@ -120,7 +141,12 @@ func New(opts Options) (*Dispatcher, error) {
 	}
 	d.out.sink = opts.Emit
 	if opts.Broker != nil {
-		if err := opts.Broker.bind(binding{emit: d.out.emit, run: d.running.Go, log: d.log}); err != nil {
+		if err := opts.Broker.Bind(Binding{
+			RecordAttempt: func(a Attempt) error { return d.out.emit(ConfirmationAttempted{a}) },
+			Warn:          func(message string) { _ = d.out.emit(Warning{Message: message}) },
+			Go:            d.running.Go,
+			Logger:        d.log,
+		}); err != nil {
 			return nil, fmt.Errorf("make dispatcher: %w", err)
 		}
 	}
@@ -154,19 +180,19 @@ func orDefault[T comparable](v, def T) T {
 
 // Register adds a tool. It fails with a *RegistrationError, and then the tool
 // is not there.
-func (d *Dispatcher) Register(f Factory) error { return d.tools.add(f) }
+func (d *Dispatcher) Register(f Factory) error { return d.tools.Register(f) }
 
 // Unregister removes a tool by either form of its name and says whether it was
 // there. Calls that are under way are not touched.
-func (d *Dispatcher) Unregister(name string) bool { return d.tools.remove(name) }
+func (d *Dispatcher) Unregister(name string) bool { return d.tools.Unregister(name) }
 
 // Definitions are the tools that this session may use, sorted by name. The
 // caller must not change what they point to.
 func (d *Dispatcher) Definitions() []Definition {
 	var defs []Definition
-	for _, t := range d.tools.all() {
-		if d.opts.Allow(t.def) {
-			defs = append(defs, t.def)
+	for _, t := range d.tools.All() {
+		if d.opts.Allow(t.Definition) {
+			defs = append(defs, t.Definition)
 		}
 	}
 	return defs
@@ -175,11 +201,11 @@ func (d *Dispatcher) Definitions() []Definition {
 // Lookup finds a tool by its canonical or its wire name, whether or not this
 // session may use it. The canonical form wins.
 func (d *Dispatcher) Lookup(name string) (Definition, bool) {
-	t, ok := d.tools.find(name)
+	t, ok := d.tools.Find(name)
 	if !ok {
 		return Definition{}, false
 	}
-	return t.def, true
+	return t.Definition, true
 }
 
 // UnmatchedRules are the keys of the policy's per-tool modes that match no
@@ -187,8 +213,8 @@ func (d *Dispatcher) Lookup(name string) (Definition, bool) {
 // should be told. Ask once all tools are registered.
 func (d *Dispatcher) UnmatchedRules() []string {
 	var defs []Definition
-	for _, t := range d.tools.all() {
-		defs = append(defs, t.def)
+	for _, t := range d.tools.All() {
+		defs = append(defs, t.Definition)
 	}
 	return d.opts.Policy.Unmatched(defs)
 }
@@ -224,7 +250,7 @@ func (d *Dispatcher) Close(ctx context.Context) error {
 	d.mu.Unlock()
 	d.Cancel(errClosed)
 	if d.opts.Broker != nil {
-		defer d.opts.Broker.close()
+		defer d.opts.Broker.Close()
 	}
 	done := make(chan struct{})
 	go func() {

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
 // Display makes text from a model, a tool or a file safe for a terminal or a
@@ -95,4 +97,15 @@ func escaped(r rune) bool {
 		return true // shells and people take them for spaces, or for nothing
 	}
 	return !unicode.IsGraphic(r)
+}
+
+// Elide returns text of at most limit bytes whole, and otherwise its two ends
+// with a count of what is left out between them.
+func Elide(s string, limit int) string {
+	if len(s) <= limit {
+		return s
+	}
+	head, tail := utf8text.Split(s, limit)
+	omitted := s[len(head) : len(s)-len(tail)]
+	return fmt.Sprintf("%s [… %d characters (%d bytes) not shown …] %s", head, utf8.RuneCountInString(omitted), len(omitted), tail)
 }

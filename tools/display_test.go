@@ -91,3 +91,15 @@ func FuzzDisplay(f *testing.F) {
 		}
 	})
 }
+
+func TestElide(t *testing.T) {
+	if got := Elide("0123456789", 10); got != "0123456789" {
+		t.Errorf("short text became %q", got)
+	}
+	if got, want := Elide("01äääää89", 4), "01 [… 5 characters (10 bytes) not shown …] 89"; got != want {
+		t.Errorf("elided %q, want %q", got, want)
+	}
+	if got, want := Elide("\x80\x80\x80\x80\x80", 4), " [… 5 characters (5 bytes) not shown …] "; got != want {
+		t.Errorf("text that is no UTF-8 is elided to %q, want %q", got, want)
+	}
+}

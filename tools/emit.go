@@ -3,6 +3,8 @@ package tools
 import (
 	"fmt"
 	"sync"
+
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
 // emitter hands events to the one sink, one at a time, and remembers that one
@@ -32,6 +34,9 @@ func (e *emitter) emit(ev Event) error {
 	return e.failed
 }
 
+// maxDeltaBytes bounds one piece of live output.
+const maxDeltaBytes = 64 << 10
+
 func terminal(ev Event) bool {
 	switch ev.(type) {
 	case Completed, Failed, InputInvalid:
@@ -54,13 +59,13 @@ func (c *callEvents) delta(stream, text string) {
 	if text == "" {
 		return
 	}
-	text, _ = boundText(text, maxDeltaBytes)
+	text, _ = utf8text.Bound(text, maxDeltaBytes)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		return
 	}
-	_ = c.out.emit(OutputDelta{CallID: c.callID, Stream: stream, Text: repairText(text)})
+	_ = c.out.emit(OutputDelta{CallID: c.callID, Stream: stream, Text: utf8text.Repair(text)})
 }
 
 func (c *callEvents) close() {

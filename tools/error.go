@@ -10,8 +10,6 @@ var (
 	ErrSandboxStart = errors.New("sandbox could not start")
 	// ErrSandboxLost: the container is gone and can't be had again.
 	ErrSandboxLost = errors.New("sandbox lost")
-	// ErrNoApprover: something needed an approval under --on-prompt fail.
-	ErrNoApprover = errors.New("nobody to approve")
 	// ErrRecord: an event could not be recorded, so nothing more may run.
 	ErrRecord = errors.New("record could not be written")
 )

@@ -85,34 +85,14 @@ type ConfirmationResolved struct {
 	ConfirmationID string
 	Decision       Decision
 	Scope          Scope
-	// By says who answered: "user"; "session" or "grant", an earlier answer
-	// that was remembered or stored (ConfirmationID is then ""); "on_prompt"
-	// where nobody could be asked; "timeout"; "cancel".
+	// By is as in [Resolution].
 	By string
 	// Client is the label of the client that a user answered at, or "".
 	Client string
 }
 
-// ConfirmationAttempted is an answer that changed nothing: it came after
-// another one, after the end of the time, or for a question that was never
-// asked.
-type ConfirmationAttempted struct {
-	// ConfirmationID is as the client gave it; CallID is "" where it is unknown.
-	ConfirmationID, CallID string
-	// Decision, Scope and Client are the attempt's.
-	Decision Decision
-	Scope    Scope
-	Client   string
-	// Forbidden reports whether the client lacked the permission for this answer.
-	Forbidden bool
-	// Recorded is the decision that stands and By who made it; "" where the
-	// question is unknown.
-	Recorded Decision
-	By       string
-	// Omitted is the number of attempts before this one that were not
-	// reported, because there were too many.
-	Omitted int
-}
+// ConfirmationAttempted is an answer that changed nothing; see [Attempt].
+type ConfirmationAttempted struct{ Attempt }
 
 // Warning is a fact that an operator or user should see.
 type Warning struct {

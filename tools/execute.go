@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -15,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -64,7 +66,7 @@ func (r *round) execute(p *pending) {
 	}
 	called := Called{
 		CallID: p.call.ID, Name: p.call.Name, InputHash: p.hash, InputBytes: len(p.call.Input),
-		Class: p.tool.def.Class, Rule: p.verdict.Rule, Summary: p.summary,
+		Class: p.tool.Definition.Class, Rule: p.verdict.Rule, Summary: p.summary,
 	}
 	if err := r.emit(called); err != nil {
 		r.refuse(p, r.cancelled(err))
@@ -91,13 +93,13 @@ func (r *round) execute(p *pending) {
 // perform executes a tool under its timeout. The cause is why its context
 // ended before it returned, nil where it didn't.
 func (r *round) perform(p *pending) (out Output, err, cause error) {
-	def := p.tool.def
+	def := p.tool.Definition
 	ctx, cancel := context.WithTimeoutCause(r.ctx, def.Timeout, &timeoutCause{def.Timeout})
 	defer cancel()
 	events := &callEvents{out: &r.d.out, callID: p.call.ID}
 	defer events.close()
 	call := p.call
-	call.Delta, call.Asked, call.ResultBytes = events.delta, p.ask != nil, r.resultBytes(p)
+	call.Delta, call.Asked, call.ResultBytes = events.delta, p.confirm != nil, r.resultBytes(p)
 
 	type outcome struct {
 		out Output
@@ -107,7 +109,7 @@ func (r *round) perform(p *pending) (out Output, err, cause error) {
 	r.d.running.Go(func() {
 		o := outcome{err: errNoReturn}
 		defer func() { done <- o }()
-		if err := guard(func() { o.out, o.err = p.tool.factory().Execute(ctx, &call) }); err != nil {
+		if err := guard(func() { o.out, o.err = p.tool.New().Execute(ctx, &call) }); err != nil {
 			o.err = err
 		}
 	})
@@ -229,13 +231,13 @@ func (r *round) fail(p *pending, fail *Error, out Output, took time.Duration) {
 	out.Content, out.Metadata = nil, r.recordable(p, out.Metadata)
 	text := message
 	if len(out.FilesModified) > 0 {
-		text += " Files changed before that: " + clip(strings.Join(out.FilesModified, ", "), maxMessageBytes) + "."
+		text += " Files changed before that: " + utf8text.Clip(strings.Join(out.FilesModified, ", "), maxMessageBytes) + "."
 	}
 	if partial != "" {
 		text += "\nOutput until then:\n" + partial
 	}
 	p.result.IsError, p.result.Class = true, fail.Class
-	text = repairText(text)
+	text = utf8text.Repair(text)
 	p.result.Content = []Block{{Text: text}}
 	p.result.Output, p.result.Duration = out, took
 	_ = r.emit(Failed{
@@ -248,11 +250,14 @@ func (r *round) fail(p *pending, fail *Error, out Output, took time.Duration) {
 // of its own.
 const maxMessageBytes = 4 << 10
 
+// maxMessagePartBytes bounds one of several problems in a message.
+const maxMessagePartBytes = 400
+
 // visible is what the model and the user see of a failure. What isn't visible
 // goes to the log under an id.
 func (r *round) visible(p *pending, fail *Error) (message, id string) {
 	if fail.Visible {
-		return clip(repairText(fail.Error()), maxMessageBytes), ""
+		return utf8text.Clip(utf8text.Repair(fail.Error()), maxMessageBytes), ""
 	}
 	id = "err_" + randomHex(8)
 	fields := []zap.Field{
@@ -271,7 +276,7 @@ func (r *round) visible(p *pending, fail *Error) (message, id string) {
 func (r *round) resultBytes(p *pending) int {
 	limit := DefaultResultBytes
 	if p.tool != nil {
-		limit = p.tool.def.ResultBytes
+		limit = p.tool.Definition.ResultBytes
 	}
 	for _, bound := range []int{r.d.opts.ResultBytes, p.call.ResultBytes} {
 		if bound > 0 {
@@ -308,7 +313,7 @@ func (r *round) recordable(p *pending, metadata map[string]any) map[string]any {
 		err = fmt.Errorf("%d bytes, at most %d are recorded", len(text), maxMetadataBytes)
 	}
 	if err != nil {
-		r.warn(p, "the tool's metadata was left out: "+clip(repairText(err.Error()), maxProblemBytes))
+		r.warn(p, "the tool's metadata was left out: "+utf8text.Clip(utf8text.Repair(err.Error()), maxMessagePartBytes))
 		return nil
 	}
 	return metadata
@@ -328,4 +333,10 @@ func randomHex(n int) string {
 	b := make([]byte, n)
 	_, _ = rand.Read(b)
 	return hex.EncodeToString(b)
+}
+
+// hashInput returns the hex SHA-256 of a canonical input.
+func hashInput(canonical []byte) string {
+	sum := sha256.Sum256(canonical)
+	return hex.EncodeToString(sum[:])
 }

@@ -65,8 +65,9 @@ func (g *Grants) As(a Author) *Grants {
 	return &other
 }
 
-// answeredBy returns the same file, changed by an answer that a client gave.
-func (g *Grants) answeredBy(client string) *Grants {
+// AnsweredBy returns the same file with the client that answered as part of the
+// author of changes.
+func (g *Grants) AnsweredBy(client string) *Grants {
 	if client == "" {
 		return g
 	}

@@ -210,20 +210,3 @@ func TestGrantsAreFoundUnderEitherSpelling(t *testing.T) {
 		t.Error("the naive store finds it too: this test can't fail")
 	}
 }
-
-// TestDispatcherFindsEitherSpelling: a call whose deny was stored in the wire
-// form is not asked about, and not run.
-func TestDispatcherFindsEitherSpelling(t *testing.T) {
-	for _, spelling := range []string{"srv/do_it", "srv__do_it"} {
-		g, path := testGrants(t)
-		writeGrants(t, path, `{"version":1,"grants":[{"tool":"`+spelling+`","workspace":"/p","decision":"deny","created":"2026-11-20T10:00:00Z"}]}`)
-		rec := &recorder{}
-		d := newDispatcher(t, rec, Options{
-			Policy: preset(t, "default"), Workspace: "/p", Grants: g, Broker: brokerFunc(answering(DecisionAllow, ScopeOnce)),
-		}, fakeTool{def: testDefinition("srv/do_it", ClassNetwork)})
-		for _, name := range []string{"srv/do_it", "srv__do_it"} {
-			roundOK(t, d, call(name, name, `{}`))
-			wantEvents(t, rec, name, "resolved deny by grant", "failed user_denied")
-		}
-	}
-}

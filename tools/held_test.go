@@ -3,13 +3,10 @@ package tools
 import (
 	"context"
 	"fmt"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
 // countingTool counts its own executions in a field, as a tool may.
@@ -62,44 +59,6 @@ func TestConfirmationWaitsFiveMinutes(t *testing.T) {
 				t.Errorf("with a timeout of %v the question ended as %s after %v, want %v", given, r.Class, took, want)
 			}
 		})
-	}
-}
-
-// TestSchemasAreDraft7: a list of items, which Draft 2020-12 calls prefixItems, is
-// obeyed, and prefixItems is not. The controls are compilers of other drafts.
-func TestSchemasAreDraft7(t *testing.T) {
-	refuses := func(c *jsonschema.Compiler, keyword string) bool {
-		doc := map[string]any{"type": "array", keyword: []any{map[string]any{"type": "string"}}}
-		if err := c.AddResource("schema:///x.json", doc); err != nil {
-			t.Fatal(err)
-		}
-		compiled, err := c.Compile("schema:///x.json")
-		return err != nil || compiled.Validate([]any{1}) != nil
-	}
-	conditional := func(c *jsonschema.Compiler) bool { // since Draft 7
-		if err := c.AddResource("schema:///x.json", map[string]any{"if": map[string]any{}, "then": false}); err != nil {
-			t.Fatal(err)
-		}
-		compiled, err := c.Compile("schema:///x.json")
-		return err == nil && compiled.Validate(1) != nil
-	}
-	draft := func(d *jsonschema.Draft) *jsonschema.Compiler {
-		c := jsonschema.NewCompiler()
-		c.DefaultDraft(d)
-		return c
-	}
-	if !refuses(newSchemaCompiler(), "items") || refuses(newSchemaCompiler(), "prefixItems") || !conditional(newSchemaCompiler()) {
-		t.Error("tool schemas are not compiled as Draft 7")
-	}
-	c := newSchemaCompiler()
-	if err := c.AddResource("schema:///x.json", map[string]any{"$ref": "file:///etc/hostname"}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.Compile("schema:///x.json"); err == nil || !strings.Contains(err.Error(), "references are not followed") {
-		t.Errorf("a reference to a file gives %v", err)
-	}
-	if !refuses(draft(jsonschema.Draft2020), "prefixItems") || conditional(draft(jsonschema.Draft6)) {
-		t.Error("control: the schemas don't tell the drafts apart")
 	}
 }
 

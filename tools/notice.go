@@ -3,26 +3,31 @@ package tools
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
 	"sync"
 	"unicode"
+
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
 const (
-	// maxNotices bounds what is said about one input.
+	// maxNotices bounds the notices about one input.
 	maxNotices = 8
+	// maxNoticeBytes bounds a word that a notice names.
+	maxNoticeBytes = 200
 	// longBlank is the number of blanks in a row that can push what follows out
 	// of sight, and longEmpty that of newlines.
 	longBlank = 60
 	longEmpty = 20
 )
 
-// inputNotices returns facts about an input that a person who reads it might
+// InputNotices returns facts about an input that a person who reads it might
 // overlook, each a phrase that is safe for display: long runs of blanks, and
 // letters of one script that pass for those of another.
-func inputNotices(input json.RawMessage) []string {
+func InputNotices(input json.RawMessage) []string {
 	var decoded any
 	if err := json.Unmarshal(input, &decoded); err != nil {
 		return nil
@@ -49,7 +54,7 @@ func visitStrings(v any, visit func(string)) {
 			visitStrings(e, visit)
 		}
 	case map[string]any:
-		for _, key := range sortedKeys(v) {
+		for _, key := range slices.Sorted(maps.Keys(v)) {
 			visit(key)
 			visitStrings(v[key], visit)
 		}
@@ -150,5 +155,5 @@ func spellOut(s string) string {
 		}
 		b.WriteRune(r)
 	}
-	return clip(b.String(), maxSummaryBytes)
+	return utf8text.Clip(b.String(), maxNoticeBytes)
 }

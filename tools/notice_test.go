@@ -1,7 +1,6 @@
 package tools
 
 import (
-	"context"
 	"encoding/json"
 	"slices"
 	"strings"
@@ -32,7 +31,7 @@ func TestInputNotices(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := inputNotices(input)
+		got := InputNotices(input)
 		if want == "" && len(got) > 0 || want != "" && !slices.Contains(got, want) {
 			t.Errorf("%.60q: %q, want %q", command, got, want)
 		}
@@ -64,17 +63,17 @@ func TestNoticesAtTheirBounds(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := inputNotices(input); len(got) != want {
+		if got := InputNotices(input); len(got) != want {
 			t.Errorf("%q: %q, want %d", text, got, want)
 		}
 	}
 	blanks := `"` + strings.Repeat(" ", longBlank) + `"`
 	for _, input := range []string{`{` + blanks + `:1}`, `{"a":[1,` + blanks + `]}`} {
-		if got := inputNotices(json.RawMessage(input)); len(got) != 1 {
+		if got := InputNotices(json.RawMessage(input)); len(got) != 1 {
 			t.Errorf("%s: %q", input, got)
 		}
 	}
-	if got := inputNotices(json.RawMessage(`{`)); got != nil {
+	if got := InputNotices(json.RawMessage(`{`)); got != nil {
 		t.Errorf("no JSON: %q", got)
 	}
 }
@@ -93,49 +92,6 @@ func TestPassesForLatin(t *testing.T) {
 	} {
 		if got := passesForLatin(label); got != want {
 			t.Errorf("%+q: %t", label, got)
-		}
-	}
-}
-
-// TestConfirmationShowsTheEnd: whatever a command holds, its end stands in the
-// summary and in the input that a person is shown. The control cuts the end off,
-// as summaries once did.
-func TestConfirmationShowsTheEnd(t *testing.T) {
-	const end = "; rm -rf precious"
-	for name, filler := range map[string]string{
-		"lines":              strings.Repeat("echo x\n", 400),
-		"spaces":             strings.Repeat(" ", 5000),
-		"no-break spaces":    strings.Repeat("\u00a0", 5000),
-		"ideographic spaces": strings.Repeat("\u3000", 5000),
-		"wide text":          strings.Repeat("変更", 20000),
-	} {
-		var shown Confirmation
-		def := testDefinition("shell", ClassExecute)
-		def.Summary = func(raw json.RawMessage) string { return commandOfText(raw)[0] }
-		d := newDispatcher(t, &recorder{}, Options{Policy: preset(t, "strict"), Broker: brokerFunc(func(_ context.Context, c Confirmation) (Answer, error) {
-			shown = c
-			return Answer{DecisionDeny, ScopeOnce}, nil
-		})}, fakeTool{def: def})
-		input, err := json.Marshal(map[string]string{"text": "ls " + filler + end})
-		if err != nil {
-			t.Fatal(err)
-		}
-		roundOK(t, d, call("a", "shell", string(input)))
-		if !strings.HasSuffix(shown.Summary, end) || !strings.Contains(shown.Input, end) || !strings.HasPrefix(shown.Summary, "ls") {
-			t.Errorf("%s: the end is not shown: %q", name, shown.Summary)
-		}
-		if len(shown.Summary) > maxSummaryBytes || len(shown.Input) > maxShownInput+200 {
-			t.Errorf("%s: %d and %d bytes are shown", name, len(shown.Summary), len(shown.Input))
-		}
-		if strings.ContainsAny(shown.Summary+shown.Input, "\u00a0\u3000") {
-			t.Errorf("%s: blanks that are not spaces are shown raw", name)
-		}
-		var exact struct{ Text string }
-		if err := json.Unmarshal(shown.Exact, &exact); err != nil || exact.Text != "ls "+filler+end {
-			t.Errorf("%s: the whole input can't be seen: %v", name, err)
-		}
-		if strings.HasSuffix(clip("ls "+filler+end, maxSummaryBytes), end) {
-			t.Errorf("%s: the control shows the end too", name)
 		}
 	}
 }

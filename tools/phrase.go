@@ -8,10 +8,15 @@ import (
 	"strings"
 
 	"mvdan.cc/sh/v3/syntax"
+
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
 // maxPhraseBytes bounds a command that a lasting approval can name.
 const maxPhraseBytes = 1 << 10
+
+// maxShownPhrase bounds the part of a command that an error shows.
+const maxShownPhrase = 200
 
 // StaticPhrase gives the one form of a shell command that a lasting approval
 // can be bound to: a single command of literal words, joined by single spaces
@@ -26,7 +31,7 @@ func StaticPhrase(command string) (string, error) {
 	// Shells and parsers read control characters, line ends and blanks of other
 	// scripts differently. A newline or a tab is no exception.
 	if safe, _ := Display(command); safe != command {
-		return "", fmt.Errorf("command %s holds a control character, or one that is not visible", clip(safe, maxSummaryBytes))
+		return "", fmt.Errorf("command %s holds a control character, or one that is not visible", utf8text.Clip(safe, maxShownPhrase))
 	}
 	words, err := parseStatic(command)
 	if err != nil {

@@ -3,6 +3,7 @@ package tools
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -87,7 +88,7 @@ func (p Policy) Validate() error {
 		modes map[Class]Mode
 	}{{"default", p.Classes}, {"sandboxed", p.Sandboxed}, {"trusted_workspace_overrides", p.TrustedOverrides}} {
 		for class, mode := range group.modes {
-			if !class.valid() {
+			if !class.Valid() {
 				return fmt.Errorf("check policy: %s names the class %q; classes are none, read, write, execute, network", group.name, class)
 			}
 			if !mode.valid() {
@@ -175,23 +176,19 @@ func (p Policy) dangerous() []string {
 	return all
 }
 
-// DangerousIn gives the first command of a script that a layer's patterns call
-// dangerous, made safe to show; "" where none does. No allow for the session or
-// for good counts for it. The error is that of [Policy.Validate].
+// DangerousIn returns the first command of a script that a layer's patterns call
+// dangerous, made safe to show; "" if there is none. No allow for the session or for
+// good applies to it. The error is that of [Policy.Validate].
 func (p Policy) DangerousIn(script string) (string, error) {
-	patterns, err := parseDangerous(p.dangerous())
-	if err != nil {
-		return "", fmt.Errorf("check policy: %w", err)
-	}
-	found, _ := Display(dangerIn(patterns, script))
-	return found, nil
+	m, err := p.DangerMatcher()
+	return m.Find(script), err
 }
 
 // Unmatched are the keys of per-tool modes, of all layers, that name none of
 // the tools, sorted.
 func (p Policy) Unmatched(defs []Definition) []string {
 	var keys []string
-	for _, key := range sortedKeys(p.Tools) {
+	for _, key := range slices.Sorted(maps.Keys(p.Tools)) {
 		if !slices.ContainsFunc(defs, func(def Definition) bool {
 			return slices.Contains(ruleKeys(def), key) || def.ActsAs != nil && slices.Contains(def.ActsAs(nil), Name(key))
 		}) {

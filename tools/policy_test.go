@@ -1,6 +1,7 @@
 package tools
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -11,6 +12,13 @@ import (
 
 func classTool(name string, class Class, place Place) Definition {
 	return Definition{Name: Name(name), Class: class, Runs: place}
+}
+
+// textCommands returns the text of an input as its command.
+func textCommands(raw json.RawMessage) []string {
+	var in struct{ Text string }
+	_ = json.Unmarshal(raw, &in)
+	return []string{in.Text}
 }
 
 func TestPresets(t *testing.T) {
@@ -28,7 +36,10 @@ func TestPresets(t *testing.T) {
 		"ci":        {"auto", "auto", "auto", "auto", "deny", "deny", "deny"},
 	}
 	for _, name := range PresetNames() {
-		p := preset(t, name)
+		p, err := Preset(name)
+		if err != nil {
+			t.Fatal(err)
+		}
 		if err := p.Validate(); err != nil {
 			t.Error(err)
 		}
@@ -120,11 +131,11 @@ func TestUnmatchedRulesOfAllLayers(t *testing.T) {
 // TestNotBinding: a restriction on a tool that changes files binds nothing where
 // commands may do the same under a milder rule.
 func TestNotBinding(t *testing.T) {
-	shell := Definition{Name: "shell", Class: ClassExecute, Runs: PlaceSandbox, Commands: commandOfText}
+	shell := Definition{Name: "shell", Class: ClassExecute, Runs: PlaceSandbox, Commands: textCommands}
 	verify, opaque, host := shell, shell, shell
 	verify.Name, opaque.Name, opaque.Commands, host.Name, host.Runs = "verify", "opaque", nil, "host", PlaceHost
 	reads := classTool("read_file", ClassRead, PlaceSandbox)
-	reads.Commands = commandOfText
+	reads.Commands = textCommands
 	defs := []Definition{
 		reads, host, opaque, shell, verify, classTool("memory_add", ClassWrite, PlaceState),
 		classTool("write_file", ClassWrite, PlaceSandbox), classTool("patch_file", ClassWrite, PlaceSandbox),

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -190,16 +191,11 @@ func play(t *testing.T, s script) *played {
 	}
 	var all sync.WaitGroup
 	release := make(chan struct{})
-	broker := NewBroker(BrokerOptions{Attended: s.attended})
+	var asleep atomic.Int64
+	broker := NewBroker(BrokerOptions{Attended: s.attended, Uptime: func() time.Duration { return time.Duration(asleep.Load()) }})
 	if !s.noBroker {
 		opts.Broker = broker
-		var asleep time.Duration // guarded by broker.mu, under which the clock is read
-		broker.awake = func() time.Duration { return asleep }
-		at(&all, s.sleep, func() {
-			broker.mu.Lock()
-			defer broker.mu.Unlock()
-			asleep += time.Hour
-		})
+		at(&all, s.sleep, func() { asleep.Add(int64(time.Hour)) })
 		p.attach(broker, &all, release)
 	}
 	d, err := New(opts)
@@ -254,7 +250,7 @@ func play(t *testing.T, s script) *played {
 	if err := d.Close(context.Background()); err != nil {
 		p.problem("close: %v", err)
 	}
-	if open := len(broker.Pending()) + len(broker.pending); open > 0 {
+	if open := len(broker.Pending()) + broker.Unrecorded(); open > 0 {
 		p.problem("%d questions are open in the end", open)
 	}
 	if len(d.slots.tickets) > 0 {
@@ -613,7 +609,7 @@ func TestSequenceCheckSeesFaults(t *testing.T) {
 			t.Errorf("%s is not seen", name)
 		}
 	}
-	good := append([]Event{ask, yes, began("a"), done("a"), Warning{CallID: "a"}, ConfirmationAttempted{CallID: "a"}}, rest...)
+	good := append([]Event{ask, yes, began("a"), done("a"), Warning{CallID: "a"}, ConfirmationAttempted{Attempt{CallID: "a"}}}, rest...)
 	if wrong := eventProblems(good, calls, 4); len(wrong) > 0 {
 		t.Errorf("a good sequence is refused: %q", wrong)
 	}

@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// RegistrationError says everything that keeps a tool from being registered.
+// RegistrationError lists everything that keeps a tool from being registered.
 type RegistrationError struct {
-	// Name is as the definition gives it; "" where there is no definition.
+	// Name is that of the definition, "" if there is none.
 	Name Name
-	// Problems each say what is wrong, schema constructs as "path: message".
+	// Problems has one entry per error, for schemas as "path: message".
 	Problems []string
-	// Err is the cause where there is one, such as a factory's panic.
+	// Err is the cause, such as a factory's panic, or nil.
 	Err error
 }
 
@@ -25,26 +25,39 @@ func (e *RegistrationError) Error() string {
 	return fmt.Sprintf("register tool %q: %s", string(e.Name), strings.Join(e.Problems, "; "))
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *RegistrationError) Unwrap() error { return e.Err }
 
-// registered is one tool that passed registration.
-type registered struct {
-	def     Definition
-	wire    LLMName
+// RegisteredTool is one tool that passed registration.
+type RegisteredTool struct {
+	// Definition has its defaults filled in.
+	Definition Definition
+	// Wire is the name under which models see the tool.
+	Wire    LLMName
 	factory Factory
 	schema  *inputSchema
 }
 
-// registry holds the tools of a session under both forms of their names.
-type registry struct {
-	mu     sync.RWMutex
-	byName map[Name]*registered
-	byWire map[LLMName]*registered
+// New makes a fresh instance of the tool, for one call.
+func (t *RegisteredTool) New() Tool { return t.factory() }
+
+// AcceptInput returns a model's input as canonical JSON, aliases rewritten, or
+// everything that is wrong with it.
+func (t *RegisteredTool) AcceptInput(input []byte) (canonical []byte, problems []string) {
+	return t.schema.accept(input)
 }
 
-func (r *registry) add(f Factory) error {
-	def, err := inspect(f)
+// Registry holds tools under both forms of their names. It is safe for concurrent
+// use. The zero value is empty.
+type Registry struct {
+	mu     sync.RWMutex
+	byName map[Name]*RegisteredTool
+	byWire map[LLMName]*RegisteredTool
+}
+
+// Register adds a tool. Its error is a [*RegistrationError].
+func (r *Registry) Register(f Factory) error {
+	def, err := Inspect(f)
 	if err != nil {
 		return err
 	}
@@ -58,74 +71,74 @@ func (r *registry) add(f Factory) error {
 		return &RegistrationError{Name: def.Name, Problems: problems}
 	}
 	wire, _ := name.LLM() // ParseName has checked it
-	return r.insert(&registered{def: def, wire: wire, factory: f, schema: schema})
+	return r.insert(&RegisteredTool{Definition: def, Wire: wire, factory: f, schema: schema})
 }
 
-// Inspect gives a factory's definition as registration would keep it, defaults
-// filled in. Its error is a [*RegistrationError].
-func Inspect(f Factory) (Definition, error) { return inspect(f) }
+// CheckFactory reports what would keep a tool from being registered in an empty
+// [Registry]: a [*RegistrationError], or nil.
+func CheckFactory(f Factory) error { return new(Registry).Register(f) }
 
-// CheckFactory says what would keep a tool from being registered in a session
-// that has no tool of its name: a [*RegistrationError], or nil.
-func CheckFactory(f Factory) error { return new(registry).add(f) }
-
-func (r *registry) insert(t *registered) error {
+func (r *Registry) insert(t *RegisteredTool) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if other := r.byWire[t.wire]; other != nil {
-		problem := fmt.Sprintf("wire name %q is taken by tool %q", t.wire, other.def.Name)
-		return &RegistrationError{Name: t.def.Name, Problems: []string{problem}}
+	if other := r.byWire[t.Wire]; other != nil {
+		problem := fmt.Sprintf("wire name %q is taken by tool %q", t.Wire, other.Definition.Name)
+		return &RegistrationError{Name: t.Definition.Name, Problems: []string{problem}}
 	}
 	if r.byName == nil {
-		r.byName, r.byWire = map[Name]*registered{}, map[LLMName]*registered{}
+		r.byName, r.byWire = map[Name]*RegisteredTool{}, map[LLMName]*RegisteredTool{}
 	}
-	r.byName[t.def.Name], r.byWire[t.wire] = t, t
+	r.byName[t.Definition.Name], r.byWire[t.Wire] = t, t
 	return nil
 }
 
-// find looks a name up as the canonical form, then as the wire form.
-func (r *registry) find(name string) (*registered, bool) {
+// Find looks a name up as the canonical form, then as the wire form.
+func (r *Registry) Find(name string) (*RegisteredTool, bool) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	t := r.named(name)
+	t := r.findLocked(name)
 	return t, t != nil
 }
 
-// named is find for who holds mu.
-func (r *registry) named(name string) *registered {
+// findLocked is [Registry.Find]. The caller holds mu.
+func (r *Registry) findLocked(name string) *RegisteredTool {
 	if t, ok := r.byName[Name(name)]; ok {
 		return t
 	}
 	return r.byWire[LLMName(name)]
 }
 
-func (r *registry) remove(name string) bool {
+// Unregister removes a tool by either form of its name and reports whether it was
+// there.
+func (r *Registry) Unregister(name string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	t := r.named(name)
+	t := r.findLocked(name)
 	if t == nil {
 		return false
 	}
-	delete(r.byName, t.def.Name)
-	delete(r.byWire, t.wire)
+	delete(r.byName, t.Definition.Name)
+	delete(r.byWire, t.Wire)
 	return true
 }
 
-// all gives the tools sorted by canonical name.
-func (r *registry) all() []*registered {
+// All returns the tools, sorted by canonical name.
+func (r *Registry) All() []*RegisteredTool {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	list := make([]*registered, 0, len(r.byName))
+	list := make([]*RegisteredTool, 0, len(r.byName))
 	for _, t := range r.byName {
 		list = append(list, t)
 	}
-	slices.SortFunc(list, func(a, b *registered) int { return strings.Compare(string(a.def.Name), string(b.def.Name)) })
+	slices.SortFunc(list, func(a, b *RegisteredTool) int {
+		return strings.Compare(string(a.Definition.Name), string(b.Definition.Name))
+	})
 	return list
 }
 
-// inspect calls a factory twice, verifies that it gives two objects, and asks
-// one for its definition, with the zero fields that have a default filled in.
-func inspect(f Factory) (def Definition, err error) {
+// Inspect calls a factory twice, verifies that it makes two objects, and returns the
+// definition of one, defaults filled in. Its error is a [*RegistrationError].
+func Inspect(f Factory) (def Definition, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			cause := fmt.Errorf("panic: %v", p)
@@ -191,7 +204,7 @@ func checkDefinition(def Definition) []string {
 		}
 	}
 	add(def.Description == "", "description is missing")
-	add(!def.Class.valid(), fmt.Sprintf("class is %q, must be none, read, write, execute or network", def.Class))
+	add(!def.Class.Valid(), fmt.Sprintf("class is %q, must be none, read, write, execute or network", def.Class))
 	add(!def.Runs.valid(), fmt.Sprintf("place is %q, must be host, sandbox or state", def.Runs))
 	add(def.Runs == PlaceHost && (def.Class == ClassWrite || def.Class == ClassExecute),
 		"what writes files or executes code must run in the sandbox")

@@ -9,6 +9,8 @@ import (
 	"sync"
 
 	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
 // round is the calls of one assistant message on their way.
@@ -25,20 +27,20 @@ type round struct {
 // scan, then to that goroutine.
 type pending struct {
 	call    Call
-	tool    *registered
+	tool    *RegisteredTool
 	hash    string
 	paths   []string
 	summary string
 	verdict Verdict
 	// remember is the key of an answer that holds for the session.
-	remember answerKey
+	remember AnswerKey
 	// dangerous is what of a command is dangerous, safe for display, "" where
 	// nothing is: an answer that was not given to this very command does not
 	// allow it.
 	dangerous string
-	// ask is set where an answer is needed.
-	ask    *question
-	ticket *ticket
+	// confirm is set if an answer is needed.
+	confirm *confirmation
+	ticket  *ticket
 	// ran reports that Called was reported, ended that the scan ended the call.
 	ran, ended bool
 	result     Result
@@ -58,7 +60,7 @@ func (d *Dispatcher) Round(ctx context.Context, calls []Call) ([]Result, error) 
 		all[i] = &pending{call: call, result: Result{CallID: call.ID, Name: call.Name}}
 		r.scan(all[i])
 	}
-	r.applyPrompts(all)
+	r.resolveWithoutAsking(all)
 	r.runAll(all)
 	results := make([]Result, len(all))
 	for i, p := range all {
@@ -130,29 +132,29 @@ func (r *round) scan(p *pending) {
 }
 
 func (r *round) check(p *pending) *Error {
-	tool, found := r.d.tools.find(string(p.call.Name))
+	tool, found := r.d.tools.Find(string(p.call.Name))
 	if !found {
-		name := Name(clip(repairText(string(p.call.Name)), MaxNameBytes)) // it goes into records
+		name := Name(utf8text.Clip(utf8text.Repair(string(p.call.Name)), MaxNameBytes)) // it goes into records
 		p.call.Name, p.result.Name = name, name
 		return r.unknownTool(name)
 	}
 	p.tool = tool
-	p.call.Name, p.result.Name = tool.def.Name, tool.def.Name
-	if !r.d.opts.Allow(tool.def) {
-		message := fmt.Sprintf("Tool %q is not permitted in this session.", tool.wire)
+	p.call.Name, p.result.Name = tool.Definition.Name, tool.Definition.Name
+	if !r.d.opts.Allow(tool.Definition) {
+		message := fmt.Sprintf("Tool %q is not permitted in this session.", tool.Wire)
 		return &Error{Class: ErrorPermissionDenied, Reason: "not_permitted", Message: message, Visible: true}
 	}
 	if p.call.InputError != "" {
 		r.invalid(p, []string{p.call.InputError})
 		return nil
 	}
-	canonical, problems := tool.schema.accept(p.call.Input)
+	canonical, problems := tool.AcceptInput(p.call.Input)
 	if len(problems) > 0 {
 		r.invalid(p, problems)
 		return nil
 	}
 	p.call.Input, p.hash = canonical, hashInput(canonical)
-	p.summary = summary(tool.def, canonical)
+	p.summary = summary(tool.Definition, canonical)
 	if fail := r.checkPaths(p); fail != nil {
 		return fail
 	}
@@ -173,10 +175,10 @@ func (r *round) unknownTool(name Name) *Error {
 }
 
 func (r *round) checkPaths(p *pending) *Error {
-	if p.tool.def.Paths == nil {
+	if p.tool.Definition.Paths == nil {
 		return nil
 	}
-	paths := p.tool.def.Paths(p.call.Input)
+	paths := p.tool.Definition.Paths(p.call.Input)
 	for _, path := range paths {
 		if fail := scopeFailure(r.d.opts.Scope(path)); fail != nil {
 			return fail
@@ -187,20 +189,42 @@ func (r *round) checkPaths(p *pending) *Error {
 }
 
 func (r *round) checkPolicy(p *pending) *Error {
-	p.verdict = r.raise(p, r.d.opts.Policy.DecideCall(p.tool.def, r.d.opts.Workspace, p.call.Input))
+	p.verdict = r.raise(p, r.d.opts.Policy.DecideCall(p.tool.Definition, r.d.opts.Workspace, p.call.Input))
 	switch p.verdict.Mode {
 	case ModeAuto:
 		return nil
 	case ModePrompt, ModePromptOnce:
-		p.remember = answerKey{p.call.Name, p.verdict.As}
-		p.ask = newQuestion(p)
+		p.remember = AnswerKey{Tool: p.call.Name, As: p.verdict.As}
+		p.confirm = newConfirmation(p)
 		return nil
 	}
-	message := fmt.Sprintf("The policy refuses tool %q (class %s); don't try it again in this session.", p.tool.wire, p.tool.def.Class)
+	message := fmt.Sprintf("The policy refuses tool %q (class %s); don't try it again in this session.", p.tool.Wire, p.tool.Definition.Class)
 	if p.verdict.As != "" {
-		message = fmt.Sprintf("The policy refuses what this call of %q does, by its rule for %q; don't try that again in this session.", p.tool.wire, p.verdict.As)
+		message = fmt.Sprintf("The policy refuses what this call of %q does, by its rule for %q; don't try that again in this session.", p.tool.Wire, p.verdict.As)
 	}
 	return &Error{Class: ErrorPermissionDenied, Reason: "mode_deny", Message: message, Visible: true}
+}
+
+// raise makes a dangerous command asked about, each time, where somebody can be
+// asked; where nobody can, it runs as the policy says, and a warning tells of it.
+func (r *round) raise(p *pending, v Verdict) Verdict {
+	if p.tool.Definition.Commands == nil || v.Mode != ModeAuto && v.Mode != ModePromptOnce && v.Mode != ModePrompt {
+		return v
+	}
+	for _, command := range p.tool.Definition.Commands(p.call.Input) {
+		if p.dangerous = r.d.danger.Find(command); p.dangerous != "" {
+			break
+		}
+	}
+	switch {
+	case p.dangerous == "" || v.Mode == ModePrompt:
+		return v
+	case r.d.opts.Broker != nil && !r.d.opts.Policy.NoPrompts:
+		return Verdict{Mode: ModePrompt, Rule: "dangerous command " + p.dangerous + ", " + v.Rule, As: v.As}
+	case v.Mode == ModeAuto:
+		r.warn(p, fmt.Sprintf("a command that is called dangerous ran without an answer, because nobody can be asked: %s", p.dangerous))
+	}
+	return v
 }
 
 // runAll runs what has not ended yet, each call in its own goroutine, and
@@ -211,8 +235,8 @@ func (r *round) runAll(all []*pending) {
 	for _, p := range all {
 		if !p.ended {
 			open = append(open, p)
-			needs := claim{class: p.tool.def.Class, parallel: p.tool.def.Parallel, paths: p.paths}
-			arrivals = append(arrivals, arrival{claim: needs, ready: p.ask == nil || p.ask.settled()})
+			needs := claim{class: p.tool.Definition.Class, parallel: p.tool.Definition.Parallel, paths: p.paths}
+			arrivals = append(arrivals, arrival{claim: needs, ready: p.confirm == nil || p.confirm.isResolved()})
 		}
 	}
 	tickets := r.d.slots.arrive(arrivals)
@@ -220,7 +244,7 @@ func (r *round) runAll(all []*pending) {
 		p.ticket = tickets[i]
 	}
 	var wg sync.WaitGroup
-	wg.Go(func() { r.askAll(open) })
+	wg.Go(func() { r.requestConfirmations(open) })
 	for _, p := range open {
 		wg.Go(func() { r.run(p) })
 	}
@@ -231,7 +255,7 @@ func (r *round) runAll(all []*pending) {
 func (r *round) run(p *pending) {
 	defer r.d.slots.giveBack(p.ticket)
 	for {
-		if fail := r.answer(p); fail != nil {
+		if fail := r.waitForConfirmation(p); fail != nil {
 			r.refuse(p, fail)
 			return
 		}
@@ -239,11 +263,11 @@ func (r *round) run(p *pending) {
 			r.refuse(p, r.cancelled(err))
 			return
 		}
-		if r.asShown(p) {
+		if r.isStillAsShown(p) {
 			break
 		}
 		r.d.slots.hold(p.ticket)
-		r.askAgain(p)
+		r.confirmAgain(p)
 	}
 	r.execute(p)
 }
@@ -261,7 +285,7 @@ func (r *round) cancelled(cause error) *Error {
 func (r *round) invalid(p *pending, problems []string) {
 	p.ended = true
 	for i, problem := range problems {
-		problems[i] = clip(repairText(problem), maxProblemBytes)
+		problems[i] = utf8text.Clip(utf8text.Repair(problem), maxMessagePartBytes)
 	}
 	text := "The input is not valid:\n- " + strings.Join(problems, "\n- ")
 	p.result.IsError, p.result.Class = true, ErrorValidation
@@ -277,7 +301,7 @@ func (r *round) warn(p *pending, message string, fields ...zap.Field) {
 
 // pathsForDisplay are the projected changes of a call, safe for display.
 func (p *pending) pathsForDisplay() (paths []string, hidden bool) {
-	if p.tool.def.Class != ClassWrite {
+	if p.tool.Definition.Class != ClassWrite {
 		return nil, false
 	}
 	for _, path := range p.paths {

@@ -3,6 +3,7 @@ package tools
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -71,7 +72,7 @@ func (c *schemaChecker) add(path, message string) {
 }
 
 func (c *schemaChecker) schema(path string, s map[string]any) {
-	for _, key := range sortedKeys(s) {
+	for _, key := range slices.Sorted(maps.Keys(s)) {
 		at := path + "/" + pointerEscape(key)
 		check, known := c.keywords[key]
 		switch {
@@ -92,7 +93,7 @@ func (c *schemaChecker) schema(path string, s map[string]any) {
 func (c *schemaChecker) children(path string, s map[string]any) {
 	props, _ := s["properties"].(map[string]any)
 	c.properties += len(props)
-	for _, name := range sortedKeys(props) {
+	for _, name := range slices.Sorted(maps.Keys(props)) {
 		at := path + "/properties/" + pointerEscape(name)
 		sub, ok := props[name].(map[string]any)
 		if !ok {

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/gofrs/flock"
+
+	"github.com/caisson-run/caisson/tools/internal/strictjson"
 )
 
 // maxStateBytes bounds a file of lasting answers: some ten thousand entries.
@@ -163,7 +165,7 @@ func (s *stateFile[T]) read() (content T, err error) {
 	if err != nil {
 		return content, fmt.Errorf("read %s: %w", s.what, err)
 	}
-	if _, err = decodeJSON(text, maxStateBytes, 8); err == nil {
+	if _, err = strictjson.Decode(text, maxStateBytes, 8); err == nil {
 		content, err = s.parse(text)
 	}
 	if err != nil {

@@ -2,8 +2,8 @@ package tools
 
 import (
 	"encoding/json"
-	"fmt"
-	"unicode/utf8"
+
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
 // Bounds of what a confirmation shows. Longer text is elided in the middle
@@ -28,27 +28,6 @@ func summary(def Definition, input json.RawMessage) string {
 	if text == "" {
 		text = string(input)
 	}
-	safe, _ := Display(clipMiddle(text, maxSummaryBytes))
-	return clipMiddle(safe, maxSummaryBytes)
-}
-
-// clipMiddle bounds one line to limit bytes and keeps both ends: how a command
-// ends matters as much as how it begins.
-func clipMiddle(s string, limit int) string {
-	if len(s) <= limit {
-		return s
-	}
-	head, tail := splitText(s, limit-len("…"))
-	return head + "…" + tail
-}
-
-// Elide returns text of at most limit bytes whole, and otherwise its two ends
-// with a count of what is left out between them.
-func Elide(s string, limit int) string {
-	if len(s) <= limit {
-		return s
-	}
-	head, tail := splitText(s, limit)
-	omitted := s[len(head) : len(s)-len(tail)]
-	return fmt.Sprintf("%s [… %d characters (%d bytes) not shown …] %s", head, utf8.RuneCountInString(omitted), len(omitted), tail)
+	safe, _ := Display(utf8text.ClipMiddle(text, maxSummaryBytes))
+	return utf8text.ClipMiddle(safe, maxSummaryBytes)
 }

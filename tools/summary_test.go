@@ -2,7 +2,6 @@ package tools
 
 import (
 	"encoding/json"
-	"errors"
 	"testing"
 )
 
@@ -26,23 +25,5 @@ func TestSummary(t *testing.T) {
 		if got := summary(def, json.RawMessage(input)); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
-	}
-}
-
-func TestClipMiddle(t *testing.T) {
-	for in, want := range map[string]string{"0123456789": "0123456789", "0123456789a": "012…789a"} {
-		if got := clipMiddle(in, 10); got != want {
-			t.Errorf("%q, want %q", got, want)
-		}
-	}
-}
-
-func TestErrorGivesItsCause(t *testing.T) {
-	cause := errors.New("cause")
-	if err := (&Error{Class: ErrorExecution, Err: cause}); !errors.Is(err, cause) || err.Error() != "execution_error" {
-		t.Error(err)
-	}
-	if err := (&Error{Class: ErrorExecution, Message: "said"}); err.Error() != "said" {
-		t.Error(err)
 	}
 }

@@ -8,6 +8,9 @@ import (
 	"strings"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"github.com/caisson-run/caisson/tools/internal/strictjson"
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
 // Bounds of what a schema failure says: the model needs the paths, not its own
@@ -15,6 +18,15 @@ import (
 const (
 	maxProblems     = 20
 	maxProblemBytes = 400
+)
+
+// Bounds of a call's input. A model's whole answer is a few hundred kilobytes
+// at most, so the first is generous; schemas of real tools nest four deep.
+const (
+	// MaxInputBytes bounds the JSON text of one input.
+	MaxInputBytes = 4 << 20
+	// MaxInputDepth bounds its nesting.
+	MaxInputDepth = 64
 )
 
 // inputSchema validates the inputs of one tool.
@@ -42,7 +54,7 @@ func newSchemaCompiler() *jsonschema.Compiler {
 // compileSchema checks a definition's schema against the subset and compiles
 // it. The problems say everything that is wrong with it.
 func compileSchema(def Definition) (*inputSchema, []string) {
-	doc, err := decodeJSON(def.InputSchema, maxSchemaBytes, maxSchemaDepth)
+	doc, err := strictjson.Decode(def.InputSchema, maxSchemaBytes, maxSchemaDepth)
 	if err != nil {
 		return nil, []string{"/: " + err.Error()}
 	}
@@ -68,7 +80,7 @@ func checkAliases(aliases map[string]string, doc any) []string {
 	root, _ := doc.(map[string]any)
 	props, _ := root["properties"].(map[string]any)
 	var problems []string
-	for _, alias := range sortedKeys(aliases) {
+	for _, alias := range slices.Sorted(maps.Keys(aliases)) {
 		if props[alias] != nil {
 			problems = append(problems, fmt.Sprintf("/properties/%s: is also an alias", pointerEscape(alias)))
 		}
@@ -112,7 +124,7 @@ func (s *inputSchema) accept(input []byte) (canonical []byte, problems []string)
 	if len(input) == 0 {
 		input = []byte("{}")
 	}
-	v, err := decodeJSON(input, MaxInputBytes, MaxInputDepth)
+	v, err := strictjson.Decode(input, MaxInputBytes, MaxInputDepth)
 	if err != nil {
 		return nil, []string{"/: " + err.Error()}
 	}
@@ -126,7 +138,7 @@ func (s *inputSchema) accept(input []byte) (canonical []byte, problems []string)
 	if err := s.compiled.Validate(object); err != nil {
 		return nil, validationProblems(err)
 	}
-	if canonical, err = canonicalJSON(object); err != nil {
+	if canonical, err = strictjson.Canonical(object); err != nil {
 		return nil, []string{"/: " + err.Error()}
 	}
 	return canonical, nil
@@ -136,7 +148,7 @@ func (s *inputSchema) accept(input []byte) (canonical []byte, problems []string)
 func (s *inputSchema) rewriteAliases(object map[string]any) []string {
 	var problems []string
 	from := map[string]string{}
-	for _, alias := range sortedKeys(s.aliases) {
+	for _, alias := range slices.Sorted(maps.Keys(s.aliases)) {
 		v, given := object[alias]
 		if !given {
 			continue
@@ -168,7 +180,7 @@ func validationProblems(err error) []string {
 		if path == "" {
 			path = "/"
 		}
-		problems = append(problems, clip(path+": "+unit.Error.String(), maxProblemBytes))
+		problems = append(problems, utf8text.Clip(path+": "+unit.Error.String(), maxProblemBytes))
 	}
 	slices.Sort(problems)
 	if over := len(problems) - maxProblems; over > 0 {
@@ -178,9 +190,5 @@ func validationProblems(err error) []string {
 }
 
 func pointerEscape(key string) string {
-	return strings.NewReplacer("~", "~0", "/", "~1").Replace(clip(key, 80))
-}
-
-func sortedKeys[V any](m map[string]V) []string {
-	return slices.Sorted(maps.Keys(m))
+	return strings.NewReplacer("~", "~0", "/", "~1").Replace(utf8text.Clip(key, 80))
 }

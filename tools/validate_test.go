@@ -6,6 +6,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"github.com/caisson-run/caisson/tools/internal/strictjson"
 )
 
 const editSchema = `{
@@ -84,7 +87,7 @@ func TestInputIsAcceptedOrEveryProblemIsNamed(t *testing.T) {
 		{name: "trailing data", input: `{"path":"a"} {"path":"b"}`, problems: []string{"/: more data after the JSON value"}},
 		{name: "invalid UTF-8", input: "{\"path\":\"\xff\"}", problems: []string{"/: not valid UTF-8"}},
 		{name: "too deep", input: `{"path":"a","free":` + strings.Repeat("[", 100_000) + strings.Repeat("]", 100_000) + `}`, problems: []string{"/: nested deeper than 64"}},
-		{name: "too many values", input: `{"path":"a","edits":[` + strings.Repeat("1,", MaxInputValues) + `1]}`, problems: []string{"/: more than 50000 values"}},
+		{name: "too many values", input: `{"path":"a","edits":[` + strings.Repeat("1,", strictjson.MaxValues) + `1]}`, problems: []string{"/: more than 50000 values"}},
 		{name: "too large", input: `{"path":"` + strings.Repeat("a", MaxInputBytes) + `"}`, problems: []string{"/: 4194315 bytes, at most 4194304 are accepted"}},
 	}
 	for _, tt := range tests {
@@ -113,5 +116,43 @@ func TestManyProblemsAreCounted(t *testing.T) {
 		if len(problems) != min(wrong, 21) || problems[len(problems)-1] != last {
 			t.Errorf("%d wrong values give %d problems, the last is %q", wrong, len(problems), problems[len(problems)-1])
 		}
+	}
+}
+
+// TestSchemasAreDraft7: a list of items, which Draft 2020-12 calls prefixItems, is
+// obeyed, and prefixItems is not. The controls are compilers of other drafts.
+func TestSchemasAreDraft7(t *testing.T) {
+	refuses := func(c *jsonschema.Compiler, keyword string) bool {
+		doc := map[string]any{"type": "array", keyword: []any{map[string]any{"type": "string"}}}
+		if err := c.AddResource("schema:///x.json", doc); err != nil {
+			t.Fatal(err)
+		}
+		compiled, err := c.Compile("schema:///x.json")
+		return err != nil || compiled.Validate([]any{1}) != nil
+	}
+	conditional := func(c *jsonschema.Compiler) bool { // since Draft 7
+		if err := c.AddResource("schema:///x.json", map[string]any{"if": map[string]any{}, "then": false}); err != nil {
+			t.Fatal(err)
+		}
+		compiled, err := c.Compile("schema:///x.json")
+		return err == nil && compiled.Validate(1) != nil
+	}
+	draft := func(d *jsonschema.Draft) *jsonschema.Compiler {
+		c := jsonschema.NewCompiler()
+		c.DefaultDraft(d)
+		return c
+	}
+	if !refuses(newSchemaCompiler(), "items") || refuses(newSchemaCompiler(), "prefixItems") || !conditional(newSchemaCompiler()) {
+		t.Error("tool schemas are not compiled as Draft 7")
+	}
+	c := newSchemaCompiler()
+	if err := c.AddResource("schema:///x.json", map[string]any{"$ref": "file:///etc/hostname"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Compile("schema:///x.json"); err == nil || !strings.Contains(err.Error(), "references are not followed") {
+		t.Errorf("a reference to a file gives %v", err)
+	}
+	if !refuses(draft(jsonschema.Draft2020), "prefixItems") || conditional(draft(jsonschema.Draft6)) {
+		t.Error("control: the schemas don't tell the drafts apart")
 	}
 }

@@ -9,7 +9,7 @@ import (
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
-	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/internal/strictjson"
 )
 
 // Bounds of a json_schema check. Without references, validation visits each part
@@ -105,7 +105,7 @@ func (m *measurer) countNodes(v any, depth int) {
 			m.countNodes(child, depth+1)
 		}
 	case json.Number:
-		if err := tools.CheckNumber(string(v)); err != nil {
+		if err := strictjson.CheckNumber(string(v)); err != nil {
 			m.problem = "holds a " + err.Error()
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -15,6 +16,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
 func TestNobodyToAsk(t *testing.T) {
@@ -488,8 +491,9 @@ func TestNoLastingAnswerIsOffered(t *testing.T) {
 // TestStoredAnswersThatCantBeUsed: an answer that can't be read is asked for, with a
 // warning, and one whose use can't be recorded allows nothing.
 func TestStoredAnswersThatCantBeUsed(t *testing.T) {
-	g, path := testGrants(t)
-	writeGrants(t, path, "allow everything")
+	path := filepath.Join(t.TempDir(), "approvals.json")
+	g := NewGrants(path)
+	writeFile(t, path, "allow everything")
 	rec := &recorder{}
 	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Workspace: "/p", Grants: g}, fakeTool{def: testDefinition("write_file", ClassWrite)})
 	roundOK(t, d, call("a", "write_file", `{}`))
@@ -581,4 +585,165 @@ func TestNothingIsAskedUnderACancelledContext(t *testing.T) {
 		t.Error(err)
 	}
 	wantEvents(t, rec, "a", "failed cancelled")
+}
+
+// writeFile writes a file of a test.
+func writeFile(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestConfirmationShowsTheEnd: whatever a command holds, its end stands in the
+// summary and in the input that a person is shown. The control cuts the end off,
+// as summaries once did.
+func TestConfirmationShowsTheEnd(t *testing.T) {
+	const end = "; rm -rf precious"
+	for name, filler := range map[string]string{
+		"lines":              strings.Repeat("echo x\n", 400),
+		"spaces":             strings.Repeat(" ", 5000),
+		"no-break spaces":    strings.Repeat("\u00a0", 5000),
+		"ideographic spaces": strings.Repeat("\u3000", 5000),
+		"wide text":          strings.Repeat("変更", 20000),
+	} {
+		var shown Confirmation
+		def := testDefinition("shell", ClassExecute)
+		def.Summary = func(raw json.RawMessage) string { return commandOfText(raw)[0] }
+		d := newDispatcher(t, &recorder{}, Options{Policy: preset(t, "strict"), Broker: brokerFunc(func(_ context.Context, c Confirmation) (Answer, error) {
+			shown = c
+			return Answer{DecisionDeny, ScopeOnce}, nil
+		})}, fakeTool{def: def})
+		input, err := json.Marshal(map[string]string{"text": "ls " + filler + end})
+		if err != nil {
+			t.Fatal(err)
+		}
+		roundOK(t, d, call("a", "shell", string(input)))
+		if !strings.HasSuffix(shown.Summary, end) || !strings.Contains(shown.Input, end) || !strings.HasPrefix(shown.Summary, "ls") {
+			t.Errorf("%s: the end is not shown: %q", name, shown.Summary)
+		}
+		if len(shown.Summary) > maxSummaryBytes || len(shown.Input) > maxShownInput+200 {
+			t.Errorf("%s: %d and %d bytes are shown", name, len(shown.Summary), len(shown.Input))
+		}
+		if strings.ContainsAny(shown.Summary+shown.Input, "\u00a0\u3000") {
+			t.Errorf("%s: blanks that are not spaces are shown raw", name)
+		}
+		var exact struct{ Text string }
+		if err := json.Unmarshal(shown.Exact, &exact); err != nil || exact.Text != "ls "+filler+end {
+			t.Errorf("%s: the whole input can't be seen: %v", name, err)
+		}
+		if strings.HasSuffix(utf8text.Clip("ls "+filler+end, maxSummaryBytes), end) {
+			t.Errorf("%s: the control shows the end too", name)
+		}
+	}
+}
+
+// TestDangerousCommandsAreAskedAbout: where somebody can be asked, an auto mode
+// becomes a question each time, and what prompts once too; where nobody can, or
+// the policy asks nobody, the command runs and a warning tells of it.
+func TestDangerousCommandsAreAskedAbout(t *testing.T) {
+	shell := fakeTool{def: testDefinition("shell", ClassExecute)}
+	shell.def.Commands = commandOfText
+	once := preset(t, "sandboxed")
+	once.Tools = map[string]Mode{"shell": ModePromptOnce}
+	denied := preset(t, "sandboxed")
+	denied.Tools = map[string]Mode{"shell": ModeDeny}
+	none := preset(t, "sandboxed")
+	none.Dangerous = nil
+	ran, asked := []string{"called execute", "completed true"}, []string{"requested", "resolved allow by user", "called execute", "completed true"}
+	warned := append([]string{"warning"}, ran...)
+	for name, tc := range map[string]struct {
+		policy        Policy
+		broker        bool
+		first, second []string
+	}{
+		"auto":                     {preset(t, "sandboxed"), true, asked, asked},
+		"auto, nobody to ask":      {preset(t, "sandboxed"), false, warned, warned},
+		"ci on a terminal":         {preset(t, "ci"), true, warned, warned},
+		"prompt_once":              {once, true, asked, asked},
+		"deny":                     {denied, true, []string{"failed permission_denied"}, []string{"failed permission_denied"}},
+		"the control: no patterns": {none, true, ran, ran},
+	} {
+		t.Run(name, func(t *testing.T) {
+			rec := &recorder{}
+			o := Options{Policy: tc.policy}
+			if tc.broker {
+				o.Broker = brokerFunc(answering(DecisionAllow, ScopeSession))
+			}
+			d := newDispatcher(t, rec, o, shell)
+			roundOK(t, d, call("a", "shell", `{"text":"cd x && rm -rf /"}`))
+			roundOK(t, d, call("b", "shell", `{"text":"rm -fr ~"}`))
+			wantEvents(t, rec, "a", tc.first...)
+			wantEvents(t, rec, "b", tc.second...)
+			roundOK(t, d, call("c", "shell", `{"text":"ls"}`))
+			if events := rec.of("c"); tc.policy.Tools == nil && (len(events) != 2 || events[0] != "called execute") {
+				t.Errorf("an ordinary command: %q", events)
+			}
+		})
+	}
+}
+
+// TestCommandsAreJudgedOneByOne: text of one command can't hide another, as it
+// would where they are joined.
+func TestCommandsAreJudgedOneByOne(t *testing.T) {
+	split := func(raw json.RawMessage) []string { return strings.Split(commandOfText(raw)[0], "|") }
+	for name, text := range map[string]string{
+		"continuation":  `echo \\|git push --force`,
+		"here-document": `cat <<X|rm -rf /|X`,
+		"quote":         `echo '|rm -rf /|'`,
+		"brace":         `{ echo|rm -rf /|}`,
+	} {
+		shell := fakeTool{def: testDefinition("verify_shell", ClassExecute)}
+		rec, input := &recorder{}, fmt.Sprintf(`{"text":"%s"}`, text)
+		grants := NewGrants(filepath.Join(t.TempDir(), "approvals.json"))
+		var shown Confirmation
+		o := Options{Policy: preset(t, "sandboxed"), Workspace: "/p", Grants: grants, Broker: brokerFunc(func(_ context.Context, c Confirmation) (Answer, error) {
+			shown = c
+			return Answer{DecisionAllow, ScopeAlways}, nil
+		})}
+		shell.def.Commands = split
+		roundOK(t, newDispatcher(t, rec, o, shell), call("a", "verify_shell", input))
+		wantEvents(t, rec, "a", "requested", "resolved allow by user", "called execute", "completed true")
+		if list, err := grants.List(); err != nil || len(list) != 0 || slices.Contains(shown.Scopes, ScopeAlways) || shown.Dangerous == "" {
+			t.Errorf("%s: stored %v (%v), shown %+v", name, list, err, shown)
+		}
+		// The control: joined, nothing is asked.
+		danger, err := o.Policy.DangerousIn(strings.Join(split([]byte(input)), "\n"))
+		if err != nil || name != "brace" && danger != "" {
+			t.Errorf("%s: the control sees %q, %v", name, danger, err)
+		}
+	}
+}
+
+// TestDispatcherFindsEitherSpelling: a call whose deny was stored in the wire
+// form is not asked about, and not run.
+func TestDispatcherFindsEitherSpelling(t *testing.T) {
+	for _, spelling := range []string{"srv/do_it", "srv__do_it"} {
+		path := filepath.Join(t.TempDir(), "approvals.json")
+		writeFile(t, path, `{"version":1,"grants":[{"tool":"`+spelling+`","workspace":"/p","decision":"deny","created":"2026-11-20T10:00:00Z"}]}`)
+		rec := &recorder{}
+		d := newDispatcher(t, rec, Options{
+			Policy: preset(t, "default"), Workspace: "/p", Grants: NewGrants(path), Broker: brokerFunc(answering(DecisionAllow, ScopeOnce)),
+		}, fakeTool{def: testDefinition("srv/do_it", ClassNetwork)})
+		for _, name := range []string{"srv/do_it", "srv__do_it"} {
+			roundOK(t, d, call(name, name, `{}`))
+			wantEvents(t, rec, name, "resolved deny by grant", "failed user_denied")
+		}
+	}
+}
+
+// TestConfirmationSaysWhatItDoesNotCover: a person is shown which files an answer covers
+// and which it does not.
+func TestConfirmationSaysWhatItDoesNotCover(t *testing.T) {
+	shown := Projection{Covers: []string{"small.sh"}, NotCovered: []string{"big.sh", "the files that make runs"}}
+	tool := fakeTool{def: testDefinition("shell", ClassExecute), project: func(ctx context.Context, _ *Call) (Projection, error) { return shown, nil }}
+	var asked Confirmation
+	d := newDispatcher(t, &recorder{}, Options{Policy: preset(t, "strict"), Broker: brokerFunc(func(_ context.Context, c Confirmation) (Answer, error) {
+		asked = c
+		return Answer{DecisionDeny, ScopeOnce}, nil
+	})}, tool)
+	roundOK(t, d, call("a", "shell", `{}`))
+	if !slices.Equal(asked.Covers, []string{"small.sh"}) || !slices.Contains(asked.Notices, "this answer does not cover the content of big.sh") {
+		t.Errorf("the question covers %q and says %q", asked.Covers, asked.Notices)
+	}
 }

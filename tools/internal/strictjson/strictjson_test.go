@@ -1,13 +1,13 @@
-package tools
+package strictjson
 
 import (
 	"strings"
 	"testing"
 )
 
-func TestDecodeJSON(t *testing.T) {
+func TestDecode(t *testing.T) {
 	long := strings.Repeat("k", 90)
-	values := strings.Repeat("1,", MaxInputValues-2)
+	values := strings.Repeat("1,", MaxValues-2)
 	for text, want := range map[string]string{
 		`[[1]]`:                               "",
 		`[[[]]]`:                              "nested deeper than 2",
@@ -31,7 +31,7 @@ func TestDecodeJSON(t *testing.T) {
 		`[1e500]`:                             "number 1e500 is out of range",
 		`{"` + long + `":1,"` + long + `":2}`: `key "` + long[:77] + `…" is given twice`,
 	} {
-		if _, err := decodeJSON([]byte(text), 200_000, 2); want == "" && err != nil || want != "" && (err == nil || !strings.HasPrefix(err.Error(), want)) {
+		if _, err := Decode([]byte(text), 200_000, 2); want == "" && err != nil || want != "" && (err == nil || !strings.HasPrefix(err.Error(), want)) {
 			t.Errorf("%.40q: %v, want %q", text, err, want)
 		}
 	}
@@ -51,32 +51,11 @@ func TestCheckNumber(t *testing.T) {
 	}
 }
 
-func TestCanonicalJSON(t *testing.T) {
-	if got, err := canonicalJSON(map[string]any{"b": "<&>", "a": []any{}}); string(got) != `{"a":[],"b":"<&>"}` || err != nil {
+func TestCanonical(t *testing.T) {
+	if got, err := Canonical(map[string]any{"b": "<&>", "a": []any{}}); string(got) != `{"a":[],"b":"<&>"}` || err != nil {
 		t.Errorf("%s, %v", got, err)
 	}
-	if _, err := canonicalJSON(make(chan int)); err == nil {
+	if _, err := Canonical(make(chan int)); err == nil {
 		t.Error("a channel is encoded")
-	}
-}
-
-func TestClip(t *testing.T) {
-	for _, tt := range []struct {
-		s    string
-		n    int
-		want string
-	}{
-		{"abcd", 4, "abcd"},
-		{"abcde", 4, "a…"},
-		{"abcd", 3, "…"},
-		{"ab", 1, "…"},
-		{"", 0, ""},
-		{"éaé", 4, "…"},
-		{"aéé", 4, "a…"},
-		{"\x80\x80\x80\x80\x80", 4, "…"},
-	} {
-		if got := clip(tt.s, tt.n); got != tt.want {
-			t.Errorf("clip(%q, %d) is %q, want %q", tt.s, tt.n, got, tt.want)
-		}
 	}
 }

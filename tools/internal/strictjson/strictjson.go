@@ -1,9 +1,8 @@
-package tools
+// Package strictjson decodes JSON from sources that are not trusted.
+package strictjson
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,32 +10,26 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
-// Bounds of a call's input. A model's whole answer is a few hundred kilobytes
-// at most, so the first is generous; schemas of real tools nest four deep.
-const (
-	// MaxInputBytes bounds the JSON text of one input.
-	MaxInputBytes = 4 << 20
-	// MaxInputDepth bounds its nesting.
-	MaxInputDepth = 64
-	// MaxInputValues bounds the values in it, because every one can be wrong
-	// and the validator collects all: two million wrong numbers in 4 MiB took
-	// it 1.6 GB.
-	MaxInputValues = 50_000
-)
+// MaxValues bounds the values in one text, because every one can be wrong and the
+// schema validator collects all errors: two million wrong numbers in 4 MiB took it
+// 1.6 GB.
+const MaxValues = 50_000
 
-// decodeJSON reads exactly one JSON value and refuses what encoding/json lets
-// pass: duplicate keys, trailing data, invalid UTF-8, unbounded nesting.
-// Numbers stay json.Number, as the schema validator wants them.
-func decodeJSON(text []byte, maxBytes, maxDepth int) (any, error) {
+// Decode reads exactly one JSON value and refuses what encoding/json accepts:
+// duplicate keys, trailing data, invalid UTF-8, unbounded nesting. Numbers stay
+// json.Number, as the schema validator wants them.
+func Decode(text []byte, maxBytes, maxDepth int) (any, error) {
 	if len(text) > maxBytes {
 		return nil, fmt.Errorf("%d bytes, at most %d are accepted", len(text), maxBytes)
 	}
 	if !utf8.Valid(text) {
 		return nil, errors.New("not valid UTF-8")
 	}
-	p := jsonParser{dec: json.NewDecoder(bytes.NewReader(text)), maxDepth: maxDepth}
+	p := parser{dec: json.NewDecoder(bytes.NewReader(text)), maxDepth: maxDepth}
 	p.dec.UseNumber()
 	v, err := p.value(0)
 	if err != nil {
@@ -48,15 +41,15 @@ func decodeJSON(text []byte, maxBytes, maxDepth int) (any, error) {
 	return v, nil
 }
 
-type jsonParser struct {
+type parser struct {
 	dec      *json.Decoder
 	maxDepth int
 	values   int
 }
 
-func (p *jsonParser) value(depth int) (any, error) {
-	if p.values++; p.values > MaxInputValues {
-		return nil, fmt.Errorf("more than %d values", MaxInputValues)
+func (p *parser) value(depth int) (any, error) {
+	if p.values++; p.values > MaxValues {
+		return nil, fmt.Errorf("more than %d values", MaxValues)
 	}
 	tok, err := p.token()
 	if err != nil {
@@ -85,16 +78,16 @@ func CheckNumber(n string) error {
 	const maxDigits, maxExponent = 100, 400
 	if i := strings.IndexAny(n, "eE"); i >= 0 {
 		if e, err := strconv.Atoi(n[i+1:]); err != nil || e > maxExponent || e < -maxExponent {
-			return fmt.Errorf("number %s is out of range", clip(n, 40))
+			return fmt.Errorf("number %s is out of range", utf8text.Clip(n, 40))
 		}
 	}
 	if len(n) > maxDigits {
-		return fmt.Errorf("number %s has more than %d digits", clip(n, 40), maxDigits)
+		return fmt.Errorf("number %s has more than %d digits", utf8text.Clip(n, 40), maxDigits)
 	}
 	return nil
 }
 
-func (p *jsonParser) object(depth int) (any, error) {
+func (p *parser) object(depth int) (any, error) {
 	m := map[string]any{}
 	for p.dec.More() {
 		tok, err := p.token()
@@ -103,7 +96,7 @@ func (p *jsonParser) object(depth int) (any, error) {
 		}
 		key, _ := tok.(string) // the decoder takes nothing else
 		if _, dup := m[key]; dup {
-			return nil, fmt.Errorf("key %q is given twice", clip(key, 80))
+			return nil, fmt.Errorf("key %q is given twice", utf8text.Clip(key, 80))
 		}
 		if m[key], err = p.value(depth); err != nil {
 			return nil, err
@@ -113,7 +106,7 @@ func (p *jsonParser) object(depth int) (any, error) {
 	return m, err
 }
 
-func (p *jsonParser) array(depth int) (any, error) {
+func (p *parser) array(depth int) (any, error) {
 	list := []any{}
 	for p.dec.More() {
 		v, err := p.value(depth)
@@ -126,7 +119,7 @@ func (p *jsonParser) array(depth int) (any, error) {
 	return list, err
 }
 
-func (p *jsonParser) token() (json.Token, error) {
+func (p *parser) token() (json.Token, error) {
 	tok, err := p.dec.Token()
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return nil, errors.New("JSON ends too early")
@@ -137,9 +130,8 @@ func (p *jsonParser) token() (json.Token, error) {
 	return tok, nil
 }
 
-// canonicalJSON writes a value with sorted keys and no space, the form that is
-// hashed, shown and executed.
-func canonicalJSON(v any) ([]byte, error) {
+// Canonical returns the JSON of v with sorted keys and no space.
+func Canonical(v any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
@@ -147,22 +139,4 @@ func canonicalJSON(v any) ([]byte, error) {
 		return nil, fmt.Errorf("encode canonical JSON: %w", err)
 	}
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
-}
-
-// hashInput is the hex SHA-256 of a canonical input.
-func hashInput(canonical []byte) string {
-	sum := sha256.Sum256(canonical)
-	return hex.EncodeToString(sum[:])
-}
-
-// clip cuts text to at most n bytes at a rune's edge and says so by "…".
-func clip(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	n = max(n-len("…"), 0)
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n] + "…"
 }

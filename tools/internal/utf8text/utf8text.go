@@ -1,0 +1,84 @@
+// Package utf8text repairs and shortens text without splitting characters.
+package utf8text
+
+import (
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+// Repair returns s as valid UTF-8, with NUL, which some providers and parsers
+// refuse, written as its picture. Other control characters stay.
+func Repair(s string) string {
+	if !utf8.ValidString(s) {
+		s = strings.ToValidUTF8(s, "\ufffd")
+	}
+	return strings.ReplaceAll(s, "\x00", "␀")
+}
+
+// Clip returns at most the first n bytes of s, whole runes and "…" at the end if
+// anything was cut.
+func Clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	n = max(n-len("…"), 0)
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n] + "…"
+}
+
+// ClipMiddle returns at most limit bytes of one line and keeps both ends: how a
+// command ends matters as much as how it begins.
+func ClipMiddle(s string, limit int) string {
+	if len(s) <= limit {
+		return s
+	}
+	head, tail := Split(s, limit-len("…"))
+	return head + "…" + tail
+}
+
+// Bound returns the two ends of s, limit bytes together, with a note between them
+// of how many bytes were left out, and reports whether any were. The note is not
+// counted.
+func Bound(s string, limit int) (bounded string, cut bool) {
+	if len(s) <= limit {
+		return s, false
+	}
+	head, tail := Split(s, limit)
+	omitted := len(s) - len(head) - len(tail)
+	return fmt.Sprintf("%s\n[… %d of %d bytes left out …]\n%s", head, omitted, len(s), tail), true
+}
+
+// Split returns the first and the last bytes of s, at most limit together, each
+// whole runes. s must be longer than limit.
+func Split(s string, limit int) (head, tail string) {
+	h := limit / 2
+	for h > 0 && !utf8.RuneStart(s[h]) {
+		h--
+	}
+	t := len(s) - (limit - limit/2)
+	for t < len(s) && !utf8.RuneStart(s[t]) {
+		t++
+	}
+	return s[:h], s[t:]
+}
+
+// SplitChars returns the first and the last characters of s, at most limit
+// together. The head is all of s if it is no longer than that.
+func SplitChars(s string, limit int) (head, tail string) {
+	if utf8.RuneCountInString(s) <= limit {
+		return s, ""
+	}
+	h, t := 0, len(s)
+	for range limit / 2 {
+		_, size := utf8.DecodeRuneInString(s[h:])
+		h += size
+	}
+	for range limit - limit/2 {
+		_, size := utf8.DecodeLastRuneInString(s[:t])
+		t -= size
+	}
+	return s[:h], s[t:]
+}
