@@ -224,20 +224,19 @@ func TestDesignNames(t *testing.T) {
 // The phrases of .ci/count, which the documents avoid as the code does.
 var dialect = regexp.MustCompile(`(?i)\b(say|says|said|saying|tells?|told) (that|whether|what|how|which|why)\b|\bgives?\b|\b(is|are|was|were) what\b|\b(nobody|somebody|whoever|anybody)\b`)
 
+// Names of checks and messages are quoted as the code has them.
+var quotation = regexp.MustCompile(`"[^"\n]*"`)
+
 const (
 	maxDialect  = 2   // phrases per 1,000 lines
 	maxAverage  = 22  // words of a sentence, on average
 	maxSentence = 40  // words of any sentence
-	maxColumns  = 120 // of a line that is no table
+	maxColumns  = 120 // of a line that is no table and no JSON
 )
 
-// unrevised lists the documents that TestProse does not hold yet.
-var unrevised = []string{
-	"SECURITY.md", "docs/acceptance.md", "docs/approvals.md", "docs/architecture.md", "docs/benchmarks.md",
-	"docs/ci.md", "docs/conformance.md", "docs/design/counts.md",
-	"docs/exit-status.md", "docs/fetch.md", "docs/http.md", "docs/mutation.md", "docs/records.md",
-	"docs/settings.md", "docs/specification.md", "docs/testing.md", "examples/http/README.md",
-}
+// unrevised lists the documents that TestProse does not hold: lists of code, and
+// tables that are generated.
+var unrevised = []string{"docs/design/counts.md", "docs/mutation.md", "docs/settings.md"}
 
 // TestProse holds the language of the documents: no phrase of the old dialect,
 // sentences of 22 words on average and 40 at most, lines of 120 columns.
@@ -248,7 +247,7 @@ func TestProse(t *testing.T) {
 		}
 		text := readDocument(t, page)
 		lines := strings.Count(text, "\n")
-		if found := dialect.FindAllString(text, -1); len(found)*1000 > maxDialect*lines {
+		if found := dialect.FindAllString(quotation.ReplaceAllString(text, "quotation"), -1); len(found)*1000 > maxDialect*lines {
 			t.Errorf("%s: %q", page, found)
 		}
 		words, all := 0, sentences(text)
@@ -263,7 +262,7 @@ func TestProse(t *testing.T) {
 			t.Errorf("%s: %.1f words in a sentence on average, at most %d", page, float64(words)/float64(len(all)), maxAverage)
 		}
 		for n, line := range strings.Split(text, "\n") {
-			if columns := len([]rune(line)); columns > maxColumns && !strings.HasPrefix(line, "|") {
+			if columns := len([]rune(line)); columns > maxColumns && !strings.HasPrefix(line, "|") && !strings.HasPrefix(line, "{") {
 				t.Errorf("%s:%d: %d columns, at most %d", page, n+1, columns, maxColumns)
 			}
 		}
