@@ -18,3 +18,7 @@ func AuditKinds() []Kind {
 
 // audited says whether records of a kind are audit records.
 func audited(k Kind) bool { return slices.Contains(AuditKinds(), k) }
+
+// AuditFile is what retention leaves of a trace: the records of [AuditKinds],
+// their lines as they were, and an [Omission] for each run of others.
+const AuditFile = "audit.jsonl"

@@ -399,3 +399,30 @@ func (g *backgroundLog) close() (total int64) {
 	g.file = nil
 	return g.total
 }
+
+// backgroundEnded is the record of an end; cause is why its context ended, nil
+// where it did not.
+func backgroundEnded(j *background, exit sandbox.Exit, end shell.Ended, cause error) BackgroundEnded {
+	p := BackgroundEnded{
+		CallID: j.callID, Handle: j.handle, EndedBy: "itself",
+		ExitCode: exit.Status.Code, Signal: exit.Status.Signal, OOMKilled: exit.Status.OOMKilled,
+		Stdout: UserStream{exit.Stdout.Total, exit.Stdout.SHA256}, Stderr: UserStream{exit.Stderr.Total, exit.Stderr.SHA256},
+		WallMS: end.Wall.Milliseconds(), CPUMS: exit.CPU.Milliseconds(), Kill: exit.Kill,
+	}
+	switch {
+	case end.Lost:
+		p.EndedBy, p.ExitCode = "sandbox_lost", -1
+	case end.DiskReserve > 0:
+		p.EndedBy = "disk_full"
+	case exit.Status.TimedOut:
+		p.EndedBy = "timeout"
+	case !exit.Status.Cancelled:
+	case errors.Is(cause, errKilled):
+		p.EndedBy = "shell_kill"
+	case errors.Is(cause, errSessionEnd):
+		p.EndedBy = "session_end"
+	case cause != nil && !errors.Is(cause, context.Canceled):
+		p.EndedBy = "cancelled"
+	}
+	return p
+}

@@ -145,7 +145,7 @@ func startedBackgrounds(t *testing.T, scripts map[string]script) (*backgrounds, 
 	}
 	t.Cleanup(func() { dir.Close() })
 	state := t.TempDir()
-	if err := os.Mkdir(state+"/"+spillDir, 0o700); err != nil {
+	if err := os.Mkdir(state+"/"+SpillDir, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	box := newContainer(t.Context(), &fakeBackend{scripts: scripts}, sandbox.Spec{Workspace: sandbox.Workspace{Path: dir.Name(), Dir: dir}})
@@ -252,7 +252,7 @@ func (g *backgroundLog) text(t *testing.T) (string, shell.Kept) {
 func newLog(t *testing.T) *backgroundLog {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.Mkdir(dir+"/"+spillDir, 0o700); err != nil {
+	if err := os.Mkdir(dir+"/"+SpillDir, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	g, err := newBackgroundLog(newSpiller(dir, []redact.Secret{{Name: "OPENAI_API_KEY", Value: testKey}}))

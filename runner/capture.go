@@ -52,7 +52,7 @@ func newSpiller(dir string, secrets []redact.Secret) *spiller {
 func (s *spiller) create(stream string) (*os.File, string, error) {
 	s.mu.Lock()
 	s.count++
-	name := filepath.Join(spillDir, fmt.Sprintf("command-%04d-%s", s.count, stream))
+	name := filepath.Join(SpillDir, fmt.Sprintf("command-%04d-%s", s.count, stream))
 	s.mu.Unlock()
 	f, err := os.OpenFile(s.file(name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	return f, name, err
@@ -60,9 +60,6 @@ func (s *spiller) create(stream string) (*os.File, string, error) {
 
 // file is the path of a file that create named.
 func (s *spiller) file(name string) string { return filepath.Join(s.dir, name) }
-
-// spillDir is the folder of long values, below the session's.
-const spillDir = "spill"
 
 // take reserves n bytes and says whether they were left.
 func (s *spiller) take(n int) bool {

@@ -2,7 +2,6 @@ package runner
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"strings"
 )
@@ -16,40 +15,6 @@ const (
 	maxHostExecutedText  = 256 << 10
 	maxReportedPatchText = 8 << 20
 )
-
-// ChangeCount counts all changes of a session, those included that a list leaves
-// out.
-//
-//	{"files":3,"insertions":14,"deletions":2,"uncounted":1}
-type ChangeCount struct {
-	// Files counts changed files and symlinks.
-	Files int `json:"files"`
-	// Insertions and Deletions are the lines of those whose lines are known,
-	// Uncounted is the number of the others.
-	Insertions int `json:"insertions"`
-	Deletions  int `json:"deletions"`
-	Uncounted  int `json:"uncounted,omitempty"`
-}
-
-// String returns the count as diff --stat does.
-func (n ChangeCount) String() string {
-	files := plural(n.Files, "file") + " changed"
-	if n.Files > 0 && n.Uncounted == n.Files {
-		return files + ", lines not counted"
-	}
-	text := fmt.Sprintf("%s, %s(+), %s(-)", files, plural(n.Insertions, "insertion"), plural(n.Deletions, "deletion"))
-	if n.Uncounted > 0 {
-		text += fmt.Sprintf(", and %s whose lines are not counted", plural(n.Uncounted, "file"))
-	}
-	return text
-}
-
-func plural(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
-}
 
 // changeList collects the changes of a session, within bounds.
 type changeList struct {
@@ -86,7 +51,7 @@ func (l *changeList) addExecuted(list ...HostExecuted) {
 // cutExecuted keeps what there is room for.
 func (l *changeList) cutExecuted() {
 	slices.SortFunc(l.executed, func(a, b HostExecuted) int {
-		return cmp.Or(a.compareDanger(b), cmp.Compare(strings.Count(a.Path, "/"), strings.Count(b.Path, "/")), strings.Compare(a.Path, b.Path))
+		return cmp.Or(compareDanger(a, b), cmp.Compare(strings.Count(a.Path, "/"), strings.Count(b.Path, "/")), strings.Compare(a.Path, b.Path))
 	})
 	n, text := 0, 0
 	for ; n < min(len(l.executed), maxHostExecuted); n++ {
@@ -114,7 +79,7 @@ func executed(c Changed, target string) []HostExecuted {
 func (l *changeList) sort() {
 	l.cutExecuted()
 	slices.SortFunc(l.changed, func(a, b Changed) int { return strings.Compare(a.Path, b.Path) })
-	slices.SortFunc(l.executed, func(a, b HostExecuted) int { return cmp.Or(a.compareDanger(b), strings.Compare(a.Path, b.Path)) })
+	slices.SortFunc(l.executed, func(a, b HostExecuted) int { return cmp.Or(compareDanger(a, b), strings.Compare(a.Path, b.Path)) })
 }
 
 // count counts the changes; what is left out of the list has no lines.
@@ -133,11 +98,11 @@ func (l *changeList) count() ChangeCount {
 
 // compareDanger orders what a host executes: a new file is seen more easily than a
 // change in one that was trusted.
-func (h HostExecuted) compareDanger(other HostExecuted) int {
+func compareDanger(a, b HostExecuted) int {
 	switch {
-	case h.Added == other.Added:
+	case a.Added == b.Added:
 		return 0
-	case other.Added:
+	case b.Added:
 		return -1
 	}
 	return 1

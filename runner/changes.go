@@ -124,8 +124,8 @@ func (s *Session) changes(r *Report) {
 
 // setDifferences fills in what differs.
 func (r *Report) setDifferences(d Differences) {
-	r.Changed, r.ChangedOmitted, r.ChangedCount = listed(d.Changed), d.ChangedOmitted, d.Count
-	r.HostExecuted, r.HostExecutedOmitted = listed(d.HostExecuted), d.HostExecutedOmitted
+	r.Changed, r.ChangedOmitted, r.ChangedCount = NonNil(d.Changed), d.ChangedOmitted, d.Count
+	r.HostExecuted, r.HostExecutedOmitted = NonNil(d.HostExecuted), d.HostExecutedOmitted
 	r.Patch, r.Incomplete = d.Patch, r.Incomplete || d.Incomplete
 }
 
@@ -165,7 +165,7 @@ func (s *Session) writePatch(r *Report) error {
 func (s *Session) writeReport(r Report) error {
 	text, err := json.MarshalIndent(r, "", "  ")
 	if err == nil {
-		text = append(escapeInvisible(redact.New(s.opts.Secrets).JSON(text)), '\n')
+		text = append(SafeJSON(redact.New(s.opts.Secrets).JSON(text)), '\n')
 		err = os.WriteFile(filepath.Join(s.dir, "report.json"), text, 0o600)
 	}
 	if err != nil {

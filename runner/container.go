@@ -178,9 +178,9 @@ func (c *container) started(l *life, took time.Duration) error {
 		c.attested = &att
 		c.mu.Unlock()
 	}
-	var p Payload = SandboxStarted{Attestation: att, StartMS: milliseconds(took)}
+	var p Payload = SandboxStarted{Attestation: att, StartMS: took.Milliseconds()}
 	if l.number > 0 {
-		p = SandboxRestarted{Restart: l.number, Attestation: att, StartMS: milliseconds(took)}
+		p = SandboxRestarted{Restart: l.number, Attestation: att, StartMS: took.Milliseconds()}
 	}
 	if err := c.record(p); err != nil {
 		return err

@@ -11,7 +11,7 @@ import (
 )
 
 // timeLayout is RFC 3339 with all six digits of the microseconds, always.
-const timeLayout = "2006-01-02T15:04:05.000000Z"
+const TimeLayout = "2006-01-02T15:04:05.000000Z"
 
 // line is Record as it is written: the fields in this order.
 type line struct {
@@ -34,14 +34,14 @@ type line struct {
 func Encode(r Record) ([]byte, error) {
 	out, err := marshal(line{
 		SchemaVersion: r.SchemaVersion, Seq: r.Seq, ID: r.ID,
-		Time:    r.Time.UTC().Format(timeLayout),
+		Time:    r.Time.UTC().Format(TimeLayout),
 		Session: r.Session, Turn: r.Turn, Parent: r.Parent,
 		Actor: r.Actor, Kind: r.Kind, Payload: r.Payload, Prev: r.Prev,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("encode record %d: %w", r.Seq, err)
 	}
-	return escapeInvisible(out), nil
+	return SafeJSON(out), nil
 }
 
 // Decode reads one line that [Encode] wrote. Fields that it doesn't know are
@@ -51,7 +51,7 @@ func Decode(text []byte) (Record, error) {
 	if err := json.Unmarshal(text, &l); err != nil {
 		return Record{}, fmt.Errorf("decode record: %w", err)
 	}
-	ts, err := time.Parse(timeLayout, l.Time)
+	ts, err := time.Parse(TimeLayout, l.Time)
 	if err != nil {
 		return Record{}, fmt.Errorf("decode record %d: %w", l.Seq, err)
 	}
@@ -73,10 +73,11 @@ func marshal(v any) ([]byte, error) {
 	return bytes.TrimSuffix(buf.Bytes(), []byte("\n")), nil
 }
 
-// escapeInvisible writes controls, format characters (bidirectional marks,
-// zero widths, tags) and private-use characters as JSON escapes. In JSON text
-// such characters can stand only inside strings, where an escape means the same.
-func escapeInvisible(text []byte) []byte {
+// SafeJSON returns JSON with controls, format characters (bidirectional marks, zero
+// widths, tags) and private-use characters as escapes, as [Encode] writes them: a
+// terminal would obey them or not show them. Such characters occur only in strings,
+// where an escape has the same meaning.
+func SafeJSON(text []byte) []byte {
 	clean := true
 	for _, b := range text {
 		if b >= utf8.RuneSelf || b == 0x7f {
@@ -115,4 +116,21 @@ func appendEscape(out []byte, r rune) []byte {
 func appendUnit(out []byte, u uint16) []byte {
 	hex := strconv.FormatUint(uint64(u)+0x10000, 16)
 	return append(append(out, '\\', 'u'), hex[1:]...)
+}
+
+// NonNil returns s, and an empty list for nil: records hold no null lists.
+func NonNil[T any](s []T) []T {
+	if s == nil {
+		return []T{}
+	}
+	return s
+}
+
+// CostUSD returns a cost as records hold it: decimal US dollars with six digits, and
+// "unknown" for nil.
+func CostUSD(micro *int64) string {
+	if micro == nil {
+		return "unknown"
+	}
+	return fmt.Sprintf("%d.%06d", *micro/1_000_000, *micro%1_000_000)
 }

@@ -34,7 +34,7 @@ type Folder struct {
 // NewFolder makes the folder of a new session. It refuses a state folder that
 // others could change. Its errors are an [Error] with status 52.
 func NewFolder(stateDir string, secrets []redact.Secret) (*Folder, error) {
-	session := newID("ses")
+	session := NewID("ses")
 	dir, err := makeSessionDir(stateDir, session)
 	if err != nil {
 		return nil, err

@@ -24,21 +24,6 @@ const trustUntrusted = "untrusted"
 // first that is there counts.
 func instructionNames() []string { return []string{"AGENTS.md", "CLAUDE.md"} }
 
-// LoadedFile is a file of the workspace that reached the model unasked.
-//
-//	{"path":"AGENTS.md","sha256":"9f86…","bytes":1200,"trust":"untrusted"}
-type LoadedFile struct {
-	// Path is relative to the workspace. Bytes is the file's size.
-	Path  string `json:"path"`
-	Bytes int64  `json:"bytes"`
-	// SHA256 is that of the bytes that were taken: all, or with Truncated the
-	// first of them.
-	SHA256    string `json:"sha256"`
-	Truncated bool   `json:"truncated,omitempty"`
-	// Trust is always untrusted: whoever can write the workspace wrote it.
-	Trust string `json:"trust"`
-}
-
 // loadInstructions reads the workspace's instruction file, once, before anything
 // of the session can change it. What can't be read is noted, and stops nothing.
 func (s *Session) loadInstructions() {

@@ -172,10 +172,10 @@ func (j *journal) loopEvent(e loop.Event) error {
 		return j.put(&j.asked, j.turnRec, ActorAgent, ModelCallStarted{Round: e.Round, Model: e.Model, Tools: e.Tools})
 	case loop.ModelCallCompleted:
 		p := ModelCallCompleted{
-			Round: e.Round, LatencyMS: milliseconds(e.Latency), Usage: e.Usage, Finish: e.Finish, ToolCalls: e.ToolCalls,
+			Round: e.Round, LatencyMS: e.Latency.Milliseconds(), Usage: e.Usage, Finish: e.Finish, ToolCalls: e.ToolCalls,
 		}
 		if e.FirstDelta > 0 {
-			p.FirstDeltaMS = new(milliseconds(e.FirstDelta))
+			p.FirstDeltaMS = new(e.FirstDelta.Milliseconds())
 		}
 		return j.put(&j.answer, j.asked, ActorAgent, p)
 	case loop.ModelCallFailed:
@@ -202,12 +202,12 @@ func (j *journal) turnEnded(e loop.TurnEnded) error {
 	t := j.tally
 	if e.Reason == loop.StopCancelled {
 		p := j.cancelled()
-		p.ModelCalls, p.ToolCalls, p.Usage, p.WallMS = t.modelCalls, t.toolCalls, e.Usage, milliseconds(e.Wall)
+		p.ModelCalls, p.ToolCalls, p.Usage, p.WallMS = t.modelCalls, t.toolCalls, e.Usage, e.Wall.Milliseconds()
 		return j.put(nil, j.turnRec, ActorSystem, p)
 	}
 	return j.put(nil, j.turnRec, ActorSystem, TurnCompleted{
 		Reason: e.Reason, Truncated: e.Truncated, ModelCalls: t.modelCalls, ToolCalls: t.toolCalls,
-		Usage: e.Usage, WallMS: milliseconds(e.Wall),
+		Usage: e.Usage, WallMS: e.Wall.Milliseconds(),
 	})
 }
 
@@ -306,7 +306,7 @@ func (j *journal) toolRecord(e tools.Event) error {
 		j.deny(e)
 		return j.putCall(e.CallID, ActorTool, failed(e))
 	case tools.InputInvalid:
-		return j.putCall(e.CallID, ActorTool, ToolInputInvalid{CallID: e.CallID, Name: e.Name, Errors: listed(e.Messages)})
+		return j.putCall(e.CallID, ActorTool, ToolInputInvalid{CallID: e.CallID, Name: e.Name, Errors: NonNil(e.Messages)})
 	case tools.ConfirmationRequested:
 		return j.putCall(e.Confirmation.CallID, ActorSystem, requested(e.Confirmation))
 	case tools.ConfirmationResolved:

@@ -117,8 +117,8 @@ func (s *Session) bindDifferences(ctx context.Context) (Differences, error) {
 // setList fills in the lists of changes, sorted, and their counts.
 func (d *Differences) setList(l *changeList) {
 	l.sort()
-	d.Changed, d.ChangedOmitted, d.Count = listed(l.changed), l.omitted, l.count()
-	d.HostExecuted, d.HostExecutedOmitted = listed(l.executed), l.executedOmitted
+	d.Changed, d.ChangedOmitted, d.Count = NonNil(l.changed), l.omitted, l.count()
+	d.HostExecuted, d.HostExecutedOmitted = NonNil(l.executed), l.executedOmitted
 }
 
 // leadsOut reports whether the symlink at p leads out of the workspace.
@@ -150,10 +150,3 @@ func (s *Session) diffs(ctx context.Context, list []Changed) string {
 // Lives says whether the process of a session is there, or can't be told to be
 // gone.
 func Lives(stateDir, session string) bool { return lives(SessionDir(stateDir, session)) }
-
-// SafeJSON writes characters that a terminal would obey or not show as escapes,
-// as [Encode] does. text is valid JSON, and means the same afterwards.
-func SafeJSON(text []byte) []byte { return escapeInvisible(text) }
-
-// CostUSD writes a cost as records do: decimal US dollars, "unknown" for nil.
-func CostUSD(micro *int64) string { return costUSD(micro) }

@@ -18,34 +18,14 @@ import (
 // overlayDir is where an overlay session's layers are, below its folder.
 const overlayDir = "overlay"
 
-// OverlayResult is what became of the changes of an overlay session.
-//
-//	{"state":"kept","changes":3,"applied":0,"conflicts":[{"path":"a","why":"…"}]}
-type OverlayResult struct {
-	// State is kept, applied or empty.
-	State overlay.State `json:"state"`
-	// Changes counts what differs, folders included; Applied what was brought
-	// into the workspace, with apply.
-	Changes int `json:"changes"`
-	Applied int `json:"applied"`
-	// Conflicts are changes whose originals changed in the workspace while the
-	// session ran, LeftOut those that an apply leaves out, Failed those that the
-	// system refused.
-	Conflicts []PathNote `json:"conflicts,omitempty"`
-	LeftOut   []PathNote `json:"left_out,omitempty"`
-	Failed    []PathNote `json:"failed,omitempty"`
-	// Omitted counts what these lists leave out.
-	Omitted int `json:"omitted,omitempty"`
-}
-
 // Bounds of each list of an [OverlayResult].
 const (
 	maxNotes     = 1_000
 	maxNotesText = 256 << 10
 )
 
-// bound cuts the lists.
-func (o *OverlayResult) bound() {
+// boundOverlay cuts the lists.
+func boundOverlay(o *OverlayResult) {
 	for _, list := range []*[]PathNote{&o.Conflicts, &o.LeftOut, &o.Failed} {
 		n, text := 0, 0
 		for ; n < min(len(*list), maxNotes); n++ {
@@ -56,12 +36,6 @@ func (o *OverlayResult) bound() {
 		o.Omitted += len(*list) - n
 		*list = slices.Clone((*list)[:n])
 	}
-}
-
-// PathNote is a path and what is to be said of it.
-type PathNote struct {
-	Path string `json:"path"`
-	Why  string `json:"why"`
 }
 
 // overlaid says whether the session works on a copy-on-write view.
@@ -135,7 +109,7 @@ func (s *Session) overlayChanges(r *Report) {
 	r.setDifferences(d)
 	r.Overlay = &OverlayResult{State: overlay.Kept, Changes: len(changes.List) + changes.Omitted}
 	r.Overlay.Conflicts, r.Overlay.LeftOut = ChangeNotes(changes.List, overlay.ApplyOptions{})
-	r.Overlay.bound()
+	boundOverlay(r.Overlay)
 }
 
 // SessionReads bounds the changes that are read while a session lives, or at its
@@ -221,7 +195,7 @@ func (s *Session) applyLayers(r *Report) {
 		for _, f := range done.Failed {
 			r.Overlay.Failed = append(r.Overlay.Failed, PathNote{f.Path, f.Err.Error()})
 		}
-		r.Overlay.bound()
+		boundOverlay(r.Overlay)
 	}
 	if err != nil {
 		s.log.Error("apply changes", zap.Error(err))

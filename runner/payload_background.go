@@ -1,11 +1,7 @@
 package runner
 
 import (
-	"context"
-	"errors"
-
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/tools/shell"
 )
 
 // BackgroundEnded is how a command ended that a shell call started in the
@@ -33,30 +29,3 @@ type BackgroundEnded struct {
 
 // Kind implements [Payload].
 func (BackgroundEnded) Kind() Kind { return KindBackgroundEnded }
-
-// backgroundEnded is the record of an end; cause is why its context ended, nil
-// where it did not.
-func backgroundEnded(j *background, exit sandbox.Exit, end shell.Ended, cause error) BackgroundEnded {
-	p := BackgroundEnded{
-		CallID: j.callID, Handle: j.handle, EndedBy: "itself",
-		ExitCode: exit.Status.Code, Signal: exit.Status.Signal, OOMKilled: exit.Status.OOMKilled,
-		Stdout: UserStream{exit.Stdout.Total, exit.Stdout.SHA256}, Stderr: UserStream{exit.Stderr.Total, exit.Stderr.SHA256},
-		WallMS: milliseconds(end.Wall), CPUMS: milliseconds(exit.CPU), Kill: exit.Kill,
-	}
-	switch {
-	case end.Lost:
-		p.EndedBy, p.ExitCode = "sandbox_lost", -1
-	case end.DiskReserve > 0:
-		p.EndedBy = "disk_full"
-	case exit.Status.TimedOut:
-		p.EndedBy = "timeout"
-	case !exit.Status.Cancelled:
-	case errors.Is(cause, errKilled):
-		p.EndedBy = "shell_kill"
-	case errors.Is(cause, errSessionEnd):
-		p.EndedBy = "session_end"
-	case cause != nil && !errors.Is(cause, context.Canceled):
-		p.EndedBy = "cancelled"
-	}
-	return p
-}

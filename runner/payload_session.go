@@ -1,9 +1,12 @@
 package runner
 
 import (
+	"fmt"
+
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/overlay"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -228,4 +231,90 @@ type Denial struct {
 type Problem struct {
 	Cause string `json:"cause"`
 	Mend  string `json:"mend"`
+}
+
+// Cleared is a file or directory of the workspace that would have run as its owner, or with
+// capabilities, and would not when the session began.
+type Cleared struct {
+	Path         string `json:"path"`
+	SetUID       bool   `json:"set_uid,omitempty"`
+	SetGID       bool   `json:"set_gid,omitempty"`
+	Capabilities bool   `json:"capabilities,omitempty"`
+	// Why is why they could not be cleared; absent where they were.
+	Why string `json:"why,omitempty"`
+}
+
+// ChangeCount counts all changes of a session, those included that a list leaves
+// out.
+//
+//	{"files":3,"insertions":14,"deletions":2,"uncounted":1}
+type ChangeCount struct {
+	// Files counts changed files and symlinks.
+	Files int `json:"files"`
+	// Insertions and Deletions are the lines of those whose lines are known,
+	// Uncounted is the number of the others.
+	Insertions int `json:"insertions"`
+	Deletions  int `json:"deletions"`
+	Uncounted  int `json:"uncounted,omitempty"`
+}
+
+// String returns the count as diff --stat does.
+func (n ChangeCount) String() string {
+	files := plural(n.Files, "file") + " changed"
+	if n.Files > 0 && n.Uncounted == n.Files {
+		return files + ", lines not counted"
+	}
+	text := fmt.Sprintf("%s, %s(+), %s(-)", files, plural(n.Insertions, "insertion"), plural(n.Deletions, "deletion"))
+	if n.Uncounted > 0 {
+		text += fmt.Sprintf(", and %s whose lines are not counted", plural(n.Uncounted, "file"))
+	}
+	return text
+}
+
+func plural(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
+
+// OverlayResult is what became of the changes of an overlay session.
+//
+//	{"state":"kept","changes":3,"applied":0,"conflicts":[{"path":"a","why":"…"}]}
+type OverlayResult struct {
+	// State is kept, applied or empty.
+	State overlay.State `json:"state"`
+	// Changes counts what differs, folders included; Applied what was brought
+	// into the workspace, with apply.
+	Changes int `json:"changes"`
+	Applied int `json:"applied"`
+	// Conflicts are changes whose originals changed in the workspace while the
+	// session ran, LeftOut those that an apply leaves out, Failed those that the
+	// system refused.
+	Conflicts []PathNote `json:"conflicts,omitempty"`
+	LeftOut   []PathNote `json:"left_out,omitempty"`
+	Failed    []PathNote `json:"failed,omitempty"`
+	// Omitted counts what these lists leave out.
+	Omitted int `json:"omitted,omitempty"`
+}
+
+// PathNote is a path and what is to be said of it.
+type PathNote struct {
+	Path string `json:"path"`
+	Why  string `json:"why"`
+}
+
+// LoadedFile is a file of the workspace that reached the model unasked.
+//
+//	{"path":"AGENTS.md","sha256":"9f86…","bytes":1200,"trust":"untrusted"}
+type LoadedFile struct {
+	// Path is relative to the workspace. Bytes is the file's size.
+	Path  string `json:"path"`
+	Bytes int64  `json:"bytes"`
+	// SHA256 is that of the bytes that were taken: all, or with Truncated the
+	// first of them.
+	SHA256    string `json:"sha256"`
+	Truncated bool   `json:"truncated,omitempty"`
+	// Trust is always untrusted: whoever can write the workspace wrote it.
+	Trust string `json:"trust"`
 }

@@ -227,7 +227,7 @@ func (b BudgetWarning) String() string {
 	used, limit, what := strconv.FormatInt(b.Used, 10), strconv.FormatInt(b.Limit, 10), string(b.What)
 	switch b.What {
 	case limits.KindCost:
-		used, limit, what = costUSD(&b.Used), costUSD(&b.Limit), "US dollars"
+		used, limit, what = CostUSD(&b.Used), CostUSD(&b.Limit), "US dollars"
 	case limits.KindToolCalls:
 		what = "tool calls"
 	case limits.KindWallTime:

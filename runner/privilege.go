@@ -10,17 +10,6 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Cleared is a file or directory of the workspace that would have run as its owner, or with
-// capabilities, and would not when the session began.
-type Cleared struct {
-	Path         string `json:"path"`
-	SetUID       bool   `json:"set_uid,omitempty"`
-	SetGID       bool   `json:"set_gid,omitempty"`
-	Capabilities bool   `json:"capabilities,omitempty"`
-	// Why is why they could not be cleared; absent where they were.
-	Why string `json:"why,omitempty"`
-}
-
 // privileged holds, by path, the files of a snapshot that run with another user's
 // privileges than their caller's, and its set-user-ID directories.
 type privileged map[string]workspace.PrivilegedFile

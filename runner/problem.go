@@ -30,7 +30,7 @@ func (s *Session) problem(r Report) *Problem {
 		if r.Unapproved == 0 {
 			return applyProblem(r)
 		}
-		return approvalProblem(r, plural(r.Unapproved, "call"), s.opts.Broker != nil)
+		return approvalProblem(r, countOf(r.Unapproved, "call"), s.opts.Broker != nil)
 	case loop.StopProviderFailed:
 		return &Problem{Cause: fmt.Sprintf("the model %s failed: %s", model, orElse(failure.Message, errText(r.Err))), Mend: providerHint(failure.Class) + " " + detail + "."}
 	case loop.StopAuth:
@@ -144,7 +144,7 @@ func applyProblem(r Report) *Problem {
 	switch o := r.Overlay; {
 	case r.ApplyRefused:
 		return &Problem{
-			Cause: fmt.Sprintf("the task is done, and nothing of it was applied: %s changed in the workspace meanwhile, such as %s", plural(len(o.Conflicts), "file"), o.Conflicts[0].Path),
+			Cause: fmt.Sprintf("the task is done, and nothing of it was applied: %s changed in the workspace meanwhile, such as %s", countOf(len(o.Conflicts), "file"), o.Conflicts[0].Path),
 			Mend:  "caisson diff " + r.Session + " shows both; caisson apply --skip-conflicts " + r.Session + " applies the rest.",
 		}
 	case o != nil && len(o.Failed) > 0:
@@ -175,11 +175,19 @@ func budgetText(l *Limit) string {
 	case limits.KindWallTime:
 		return fmt.Sprintf("%d.%01d s of wall time", l.Limit/1000, l.Limit%1000/100)
 	case limits.KindCost:
-		return fmt.Sprintf("a cost of %s US dollars", costUSD(&l.Limit))
+		return fmt.Sprintf("a cost of %s US dollars", CostUSD(&l.Limit))
 	case limits.KindToolCalls:
-		return plural(int(l.Limit), "tool call")
+		return countOf(int(l.Limit), "tool call")
 	}
 	return fmt.Sprintf("%d %s", l.Limit, l.Kind)
+}
+
+// countOf returns a number and its noun.
+func countOf(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
 }
 
 func errText(err error) string {

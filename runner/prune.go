@@ -17,10 +17,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
-// AuditFile is what retention leaves of a trace: the records of [AuditKinds],
-// their lines as they were, and an [Omission] for each run of others.
-const AuditFile = "audit.jsonl"
-
 // PruneOptions say what [Prune] shortens.
 type PruneOptions struct {
 	StateDir string
@@ -149,7 +145,7 @@ func pruneSession(o PruneOptions, name string, before time.Time) (_ *Pruned, err
 	}
 	p := &Pruned{Session: name, Removed: a.removed, Audit: a.kept}
 	if !a.ended.IsZero() {
-		p.Ended = a.ended.Format(timeLayout)
+		p.Ended = a.ended.Format(TimeLayout)
 	}
 	stays := append(a.spilled, AuditFile)
 	if out != nil {
@@ -275,15 +271,7 @@ func placeAudit(out *os.File, dir string) error {
 	if err := os.Rename(out.Name(), filepath.Join(dir, AuditFile)); err != nil {
 		return err
 	}
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = d.Close() }() // nothing was written through it
-	if err := d.Sync(); err != nil && !unsyncable(err) {
-		return err
-	}
-	return nil
+	return SyncDir(dir)
 }
 
 // bulk removes what a shortened session does not keep, after place has put in

@@ -54,7 +54,7 @@ func oldSession(t *testing.T, state string, age time.Duration) string {
 	if err := r.Close(); err != nil {
 		t.Fatal(err)
 	}
-	for _, file := range []string{LogFile, "report.json", "workspace.patch", filepath.Join(spillDir, "command-0001-stdout")} {
+	for _, file := range []string{LogFile, "report.json", "workspace.patch", filepath.Join(SpillDir, "command-0001-stdout")} {
 		if err := os.WriteFile(filepath.Join(dir, file), []byte("bulk"), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -113,7 +113,7 @@ func TestPruneKeepsTheAuditRecords(t *testing.T) {
 		t.Errorf("report %+v", report)
 	}
 	left := listFolder(t, dir)
-	if len(left) != 2 || left[0] != AuditFile || !strings.HasPrefix(left[1], spillDir+"/rec_") {
+	if len(left) != 2 || left[0] != AuditFile || !strings.HasPrefix(left[1], SpillDir+"/rec_") {
 		t.Errorf("left %q", left)
 	}
 	if n := len(listFolder(t, SessionDir(state, young))); n != len(before) {

@@ -206,7 +206,7 @@ func (s *Session) move(ctx context.Context, p, why string, doors *closedDirector
 	if _, failed := s.moved.failed[p]; failed {
 		return ""
 	}
-	q := Quarantined{Path: p, To: p + quarantinedMark + newID("q")[2:], Why: why}
+	q := Quarantined{Path: p, To: p + quarantinedMark + NewID("q")[2:], Why: why}
 	op := workspace.Op{Kind: workspace.OpRename, Path: p, To: q.To}
 	_, err := s.changeInside(ctx, op)
 	if denied(err) && doors != nil {

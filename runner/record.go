@@ -8,6 +8,8 @@ package runner
 import (
 	"encoding/json"
 	"time"
+
+	"github.com/oklog/ulid/v2"
 )
 
 // Record is the one envelope that Caisson writes: one line of JSON a record.
@@ -49,3 +51,6 @@ const (
 	ActorTool   Actor = "tool"
 	ActorWorker Actor = "worker"
 )
+
+// NewID returns a new id: a prefix, such as ses, and a ULID.
+func NewID(prefix string) string { return prefix + "_" + ulid.Make().String() }

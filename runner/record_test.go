@@ -343,3 +343,11 @@ func TestDocsListEveryKind(t *testing.T) {
 		}
 	}
 }
+
+func TestCostUSD(t *testing.T) {
+	for want, micro := range map[string]*int64{"unknown": nil, "0.000000": new(int64(0)), "1.000000": new(int64(1_000_000)), "12.345678": new(int64(12_345_678))} {
+		if got := CostUSD(micro); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

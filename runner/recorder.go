@@ -12,8 +12,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/oklog/ulid/v2"
-
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -71,7 +69,7 @@ func NewRecorder(opts RecorderOptions) (*Recorder, error) {
 	if opts.Now == nil {
 		opts.Now = time.Now
 	}
-	if err := os.MkdirAll(filepath.Join(opts.Dir, spillDir), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Join(opts.Dir, SpillDir), 0o700); err != nil {
 		return nil, fmt.Errorf("create spill folder: %w", err)
 	}
 	file, err := os.OpenFile(filepath.Join(opts.Dir, TraceFile), os.O_WRONLY|os.O_CREATE|os.O_EXCL|os.O_APPEND, 0o600)
@@ -105,7 +103,7 @@ func (r *Recorder) Write(e Entry) (string, error) {
 	if r.err != nil {
 		return "", r.err
 	}
-	id := "rec_" + ulid.Make().String()
+	id := NewID("rec")
 	raw, spilled, err := spillPayload(r.opts.Dir, id, raw)
 	if err != nil {
 		return "", r.failLocked(err)
@@ -175,7 +173,7 @@ func (r *Recorder) flush(spilled []string, placed bool) error {
 		}
 	}
 	if len(spilled) > 0 {
-		if err := r.fsyncPath(filepath.Join(r.opts.Dir, spillDir)); err != nil {
+		if err := r.fsyncPath(filepath.Join(r.opts.Dir, SpillDir)); err != nil {
 			return err
 		}
 	}
@@ -239,4 +237,17 @@ func (r *Recorder) failLocked(err error) error {
 	}
 	r.err = fmt.Errorf("%w: %w", tools.ErrRecord, err)
 	return r.err
+}
+
+// SyncDir puts the names in a directory on the disk, where its file system can.
+func SyncDir(path string) error {
+	dir, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dir.Close() }() // nothing was written through it
+	if err := dir.Sync(); err != nil && !unsyncable(err) {
+		return err
+	}
+	return nil
 }

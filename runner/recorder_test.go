@@ -265,8 +265,8 @@ func TestRecorderSyncsWhatItRefersTo(t *testing.T) {
 	var got []string
 	r.fsync = func(f *os.File) error {
 		name, err := filepath.Rel(r.opts.Dir, f.Name())
-		if strings.HasPrefix(name, spillDir+"/rec_") {
-			name = spillDir + "/rec_"
+		if strings.HasPrefix(name, SpillDir+"/rec_") {
+			name = SpillDir + "/rec_"
 		}
 		got = append(got, name)
 		return err

@@ -111,7 +111,7 @@ func (s *Session) finish(out loop.Outcome, cause error) Report {
 		Session: s.opts.Folder.Session, Dir: s.dir, Err: out.Err,
 		SessionEnded: SessionEnded{
 			Turns: s.turns, Answer: answerOf(out), Client: s.closedBy, Reason: out.Reason, Truncated: out.Truncated, Limit: wireLimit(out.Limit), Usage: s.used,
-			CostUSD: costUSD(s.used.CostMicroUSD), WallMS: milliseconds(time.Since(s.begun)),
+			CostUSD: CostUSD(s.used.CostMicroUSD), WallMS: time.Since(s.begun).Milliseconds(),
 		},
 	}
 	if i, ok := errors.AsType[*Interrupted](cause); ok && out.Reason == loop.StopCancelled {
@@ -141,7 +141,7 @@ func (s *Session) facts(r *Report) {
 	att, restarts, left := s.box.facts()
 	r.Attestation, r.Restarts = att, restarts
 	r.Left = append(r.Left, left...)
-	r.Denials = listed(s.journal.counted().denials)
+	r.Denials = NonNil(s.journal.counted().denials)
 	r.ProcessesKilled = s.exec.processesKilled()
 }
 

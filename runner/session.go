@@ -299,8 +299,8 @@ func (s *Session) created(defs []tools.Definition) SessionCreated {
 		Version: o.Version, Task: o.Task, Workspace: o.Workspace.Path, WorkspaceMode: s.mode(), Git: string(git),
 		Backend: o.Choice, Image: name, Model: o.Model.Info(), Policy: o.Policy.Name, OnPrompt: string(o.OnPrompt), Client: o.User.Name,
 		Resources: wireResources(o.Resources), Budget: wireBudget(o.Budget), Tools: []OfferedTool{},
-		Configuration: listed(o.Sources), Ignored: append(o.Ignored, s.untrusted()...),
-		FilesLoaded: listed(s.loaded), MCPServers: []string{}, MCPSkipped: []Ignored{}, Removed: o.Removed,
+		Configuration: NonNil(o.Sources), Ignored: append(o.Ignored, s.untrusted()...),
+		FilesLoaded: NonNil(s.loaded), MCPServers: []string{}, MCPSkipped: []Ignored{}, Removed: o.Removed,
 	}
 	for _, d := range defs {
 		p.Tools = append(p.Tools, OfferedTool{Name: d.Name, Class: d.Class, Runs: d.Runs})

@@ -66,7 +66,7 @@ func SpilledValues(rec Record) []Spilled {
 		return nil
 	}
 	return slices.DeleteFunc(p.Spilled, func(s Spilled) bool {
-		return filepath.Dir(s.Path) != spillDir || !filepath.IsLocal(s.Path)
+		return filepath.Dir(s.Path) != SpillDir || !filepath.IsLocal(s.Path)
 	})
 }
 
@@ -100,7 +100,7 @@ func spilledFiles(list []Spilled) []string {
 }
 
 func fits(payload []byte) bool {
-	return len(escapeInvisible(payload)) <= MaxLineBytes-maxEnvelopeBytes
+	return len(SafeJSON(payload)) <= MaxLineBytes-maxEnvelopeBytes
 }
 
 // spillStrings moves strings out until the payload fits; the list is nil where
@@ -173,7 +173,7 @@ func escapePointer(key string) string {
 }
 
 func writeSpill(dir, name, pointer string, value []byte) (Spilled, error) {
-	path := filepath.Join(spillDir, name)
+	path := filepath.Join(SpillDir, name)
 	if err := os.WriteFile(filepath.Join(dir, path), value, 0o600); err != nil {
 		return Spilled{}, fmt.Errorf("spill value: %w", err)
 	}
@@ -193,3 +193,6 @@ func ends(s string, n int, path string) string {
 	}
 	return fmt.Sprintf("%s\n[… %d bytes left out here, the whole is in %s …]\n%s", s[:from], to-from, path, s[to:])
 }
+
+// SpillDir is the directory of long values, below the session's.
+const SpillDir = "spill"

@@ -4,11 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-
-	"github.com/oklog/ulid/v2"
 )
-
-func newID(prefix string) string { return prefix + "_" + ulid.Make().String() }
 
 // SessionDir is the folder of a session below the state folder.
 func SessionDir(stateDir, session string) string {

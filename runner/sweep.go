@@ -54,3 +54,15 @@ func ignoreMissing(err error) error {
 	}
 	return err
 }
+
+// SessionLives says whether the process of the session whose folder dir is
+// lives, as far as can be told from here. A folder without records has no
+// answer yet, and one without a log none any more: both are no.
+func SessionLives(dir string) bool {
+	for _, name := range []string{TraceFile, LogFile} {
+		if _, err := os.Lstat(filepath.Join(dir, name)); err != nil {
+			return false
+		}
+	}
+	return lives(dir)
+}

@@ -8,8 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"strings"
 )
 
@@ -189,15 +187,3 @@ func (t *TraceReader) Torn() bool { return t.torn }
 
 // Omitted is how many records retention has removed so far.
 func (t *TraceReader) Omitted() int64 { return t.omitted }
-
-// SessionLives says whether the process of the session whose folder dir is
-// lives, as far as can be told from here. A folder without records has no
-// answer yet, and one without a log none any more: both are no.
-func SessionLives(dir string) bool {
-	for _, name := range []string{TraceFile, LogFile} {
-		if _, err := os.Lstat(filepath.Join(dir, name)); err != nil {
-			return false
-		}
-	}
-	return lives(dir)
-}

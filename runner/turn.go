@@ -95,7 +95,7 @@ func (s *Session) StartFor(user User, message string) (*Turn, error) {
 		return nil, fmt.Errorf("start turn: %w: %w", ErrOver, err)
 	}
 	ctx, cancel := context.WithCancelCause(s.ctx)
-	t := &Turn{ID: newID("trn"), begun: time.Now(), cancel: cancel, done: make(chan struct{})}
+	t := &Turn{ID: NewID("trn"), begun: time.Now(), cancel: cancel, done: make(chan struct{})}
 	if s.turns++; s.turns == 1 {
 		t.begun = s.begun // its time is what the session has taken
 	}
@@ -164,7 +164,7 @@ func (s *Session) took(t *Turn, out loop.Outcome, cause error) {
 	}
 	t.report = TurnReport{
 		Turn: t.ID, Reason: out.Reason, Answer: answerOf(out), Truncated: out.Truncated, Limit: wireLimit(out.Limit),
-		Usage: out.Usage, CostUSD: costUSD(out.Usage.CostMicroUSD), WallMS: milliseconds(time.Since(t.begun)), Err: out.Err,
+		Usage: out.Usage, CostUSD: CostUSD(out.Usage.CostMicroUSD), WallMS: time.Since(t.begun).Milliseconds(), Err: out.Err,
 	}
 	s.turn, s.ended = nil, t
 	close(t.done)

@@ -65,7 +65,7 @@ func RunUserCommand(ctx context.Context, stateDir, session string, c UserCommand
 	for _, a := range c.Argv {
 		argv = append(argv, []byte(a))
 	}
-	r, err := execapi.Run(ctx, conn, execapi.Request{Argv: argv, Dir: c.Dir, TimeoutMS: milliseconds(c.Timeout)},
+	r, err := execapi.Run(ctx, conn, execapi.Request{Argv: argv, Dir: c.Dir, TimeoutMS: c.Timeout.Milliseconds()},
 		execapi.Streams{Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr}, c.Abandon)
 	if err != nil {
 		return UserResult{}, &Error{Status: ExitSandboxLost, Err: err, Problem: Problem{

@@ -50,7 +50,7 @@ func (s *Session) takeCommands(ctx context.Context) (stop func()) {
 
 // run runs one command to its end, recorded before and after.
 func (u *userCommands) run(ctx context.Context, r execapi.Request, stdin io.Reader, stdout, stderr io.Writer) execapi.Result {
-	id, argv := newID("exe"), texts(r.Argv)
+	id, argv := NewID("exe"), texts(r.Argv)
 	started, err := u.journal.user(UserCommandStarted{ExecID: id, Argv: argv, Dir: r.Dir, PID: r.PID, Client: LocalUser()}, "")
 	if err == nil {
 		err = u.sync()
@@ -66,7 +66,7 @@ func (u *userCommands) run(ctx context.Context, r execapi.Request, stdin io.Read
 	ended := UserCommandEnded{
 		ExecID: id, ExitCode: exit.Status.Code, Signal: exit.Status.Signal, TimedOut: exit.Status.TimedOut,
 		Cancelled: exit.Status.Cancelled, OOMKilled: exit.Status.OOMKilled, Stdout: out.stream(), Stderr: errOut.stream(),
-		WallMS: milliseconds(exit.Wall), CPUMS: milliseconds(exit.CPU), Kill: exit.Kill,
+		WallMS: exit.Wall.Milliseconds(), CPUMS: exit.CPU.Milliseconds(), Kill: exit.Kill,
 	}
 	if err != nil {
 		ended.ExitCode, ended.Error = -1, err.Error()

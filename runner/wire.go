@@ -3,7 +3,6 @@ package runner
 import (
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
@@ -33,24 +32,6 @@ func wireLimit(e *limits.ExceededError) *Limit {
 	return &Limit{Kind: e.Kind, Limit: e.Limit, Used: e.Used}
 }
 
-// costUSD is decimal dollars with six digits, or "unknown".
-func costUSD(micro *int64) string {
-	if micro == nil {
-		return "unknown"
-	}
-	return fmt.Sprintf("%d.%06d", *micro/1_000_000, *micro%1_000_000)
-}
-
-func milliseconds(d time.Duration) int64 { return d.Milliseconds() }
-
-// listed returns s, or an empty list: the wire has no null lists.
-func listed[T any](s []T) []T {
-	if s == nil {
-		return []T{}
-	}
-	return s
-}
-
 func called(e tools.Called) ToolCalled {
 	return ToolCalled{
 		CallID: e.CallID, Name: e.Name, InputHash: e.InputHash, InputBytes: e.InputBytes,
@@ -61,7 +42,7 @@ func called(e tools.Called) ToolCalled {
 func completed(e tools.Completed) ToolCompleted {
 	p := ToolCompleted{
 		CallID: e.CallID, Name: e.Name, Success: e.Success, OutputBytes: e.OutputBytes, Truncated: e.Truncated,
-		LatencyMS: milliseconds(e.Latency), FilesModified: listed(e.FilesModified), Metadata: e.Metadata,
+		LatencyMS: e.Latency.Milliseconds(), FilesModified: NonNil(e.FilesModified), Metadata: e.Metadata,
 	}
 	if e.Command != "" {
 		p.Command = &e.Command
@@ -72,7 +53,7 @@ func completed(e tools.Completed) ToolCompleted {
 func failed(e tools.Failed) ToolFailed {
 	return ToolFailed{
 		CallID: e.CallID, Name: e.Name, Class: e.Class, Reason: e.Reason, Message: e.Message, ErrorID: e.ErrorID,
-		LatencyMS: milliseconds(e.Latency), FilesModified: listed(e.FilesModified), Partial: e.Partial,
+		LatencyMS: e.Latency.Milliseconds(), FilesModified: NonNil(e.FilesModified), Partial: e.Partial,
 	}
 }
 
@@ -87,9 +68,9 @@ func requested(c tools.Confirmation) ConfirmationRequested {
 	}
 	return ConfirmationRequested{
 		CallID: c.CallID, Name: c.Name, Class: c.Class, RequestID: c.ID, Summary: c.Summary, Command: command,
-		InputHash: c.InputHash, Display: c.Input, Hidden: c.Hidden, Projected: listed(c.Projected), Diff: tools.Elide(c.Diff, maxRecordedDiff),
+		InputHash: c.InputHash, Display: c.Input, Hidden: c.Hidden, Projected: NonNil(c.Projected), Diff: tools.Elide(c.Diff, maxRecordedDiff),
 		Runs: c.Runs, Dangerous: c.Dangerous, Notices: c.Notices, Covers: c.Covers, Changed: c.Changed, Scopes: c.Scopes, Phrase: c.Phrase,
-		ExpiresAt: c.Expires.UTC().Format(timeLayout),
+		ExpiresAt: c.Expires.UTC().Format(TimeLayout),
 	}
 }
 
