@@ -220,9 +220,9 @@ func TestEndsOfBackgroundCommands(t *testing.T) {
 			b, _ := startedBackgrounds(t, nil)
 			core, logged := observer.New(zap.ErrorLevel)
 			b.log = zap.New(core)
-			var record BackgroundEnded
+			var ended BackgroundEnded
 			b.ended = func(e BackgroundEnded) error {
-				record = e
+				ended = e
 				return c.failing
 			}
 			after, lost := 0, 0
@@ -260,8 +260,8 @@ func TestEndsOfBackgroundCommands(t *testing.T) {
 			if end.Wall <= 0 || c.exit.Wall > 0 && end.Wall != c.exit.Wall {
 				t.Errorf("it ran for %v", end.Wall)
 			}
-			if record.EndedBy != c.by || (record.Error != "") != (c.err != nil) {
-				t.Errorf("recorded: %+v", record)
+			if ended.EndedBy != c.by || (ended.Error != "") != (c.err != nil) {
+				t.Errorf("recorded: %+v", ended)
 			}
 			if (after == 1) != c.after || (lost == 1) != c.retired || b.x.processesKilled() != c.exit.Kill.Killed {
 				t.Errorf("looked %d times, lost %d sandboxes, %d processes killed", after, lost, b.x.processesKilled())

@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -219,15 +220,17 @@ func TestAPolicyThatDeniesIsNoMissingApprover(t *testing.T) {
 func TestNothingRunsThatCannotBeRecorded(t *testing.T) {
 	b := newBench(t, "  - calls: [{tool: shell, input: {command: echo}}]\n  - text: done\n")
 	b.backend.scripts["echo"] = says("hi")
+	closed := false
+	b.opts.Mirror = func(r Record, _ []byte) { closed = closed || r.Kind == KindModelCallCompleted }
+	b.opts.writeTrace = func(f *os.File, line []byte) (int, error) {
+		if closed {
+			return 0, os.ErrClosed
+		}
+		return f.Write(line)
+	}
 	s, err := Open(t.Context(), b.opts)
 	if err != nil {
 		t.Fatal(err)
-	}
-	rec := s.rec
-	rec.opts.Mirror = func(r Record, _ []byte) {
-		if r.Kind == KindModelCallCompleted {
-			rec.file.Close()
-		}
 	}
 	r := b.takes(s)
 	b.backend.requireGone(t)
@@ -318,17 +321,12 @@ func TestACancelledCallIsWaitedForLongerThanTheGuestNeeds(t *testing.T) {
 // TestNothingRunsWhoseApprovalCannotBeRecorded lets the disk be full when a
 // person has allowed a command: the audit would have a hole, so it does not run.
 func TestNothingRunsWhoseApprovalCannotBeRecorded(t *testing.T) {
-	for name, full := range map[string]func(rec *Recorder){
-		"no room to write": func(rec *Recorder) {
-			device, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			_ = rec.file.Close()
-			rec.file = device
-		},
-		"not on the disk": func(rec *Recorder) { rec.fsync = func(*os.File) error { return syscall.EIO } },
-	} {
+	device, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer device.Close()
+	for _, name := range []string{"no room to write", "not on the disk"} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, "  - calls: [{tool: shell, input: {command: echo}}]\n  - text: went on\n")
 			b.backend.scripts["echo"] = says("hi")
@@ -338,21 +336,35 @@ func TestNothingRunsWhoseApprovalCannotBeRecorded(t *testing.T) {
 			}
 			b.opts.Broker = tools.NewBroker(tools.BrokerOptions{})
 			defer b.opts.Broker.Attach("terminal", answerer("allow"))()
+			var asked atomic.Bool
+			b.opts.Mirror = func(r Record, _ []byte) {
+				if r.Kind == KindConfirmationRequested {
+					asked.Store(true)
+				}
+			}
+			if name == "no room to write" {
+				b.opts.writeTrace = func(f *os.File, line []byte) (int, error) {
+					if asked.Load() {
+						return device.Write(line)
+					}
+					return f.Write(line)
+				}
+			} else {
+				b.opts.syncTrace = func(f *os.File) error {
+					if asked.Load() {
+						return syscall.EIO
+					}
+					return f.Sync()
+				}
+			}
 			s, err := Open(t.Context(), b.opts)
 			if err != nil {
 				t.Fatal(err)
 			}
-			asked := false
-			s.rec.opts.Mirror = func(r Record, _ []byte) {
-				if r.Kind == KindConfirmationRequested {
-					asked = true
-					full(s.rec)
-				}
-			}
 			r := b.takes(s)
 			b.backend.requireGone(t)
-			if !asked || r.Reason != loop.StopTraceUnwritable || r.ExitStatus != 54 {
-				t.Errorf("asked %v, ended %s (%d): %+v", asked, r.Reason, r.ExitStatus, r.Problem)
+			if !asked.Load() || r.Reason != loop.StopTraceUnwritable || r.ExitStatus != 54 {
+				t.Errorf("asked %v, ended %s (%d): %+v", asked.Load(), r.Reason, r.ExitStatus, r.Problem)
 			}
 			for _, box := range b.backend.boxes {
 				if len(box.ran) > 0 {

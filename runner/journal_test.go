@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -21,7 +22,7 @@ import (
 // TestCallsOfTheSandboxAreRecordedBehindIt: one waits and then runs, one is
 // cancelled while it waits, one reads and waits for nothing.
 func TestCallsOfTheSandboxAreRecordedBehindIt(t *testing.T) {
-	rec := newTestRecorder(t, RecorderOptions{})
+	rec := newJournalRecorder(t, RecorderOptions{})
 	j := newJournal(rec, nil)
 	do := func(err error) {
 		t.Helper()
@@ -40,7 +41,7 @@ func TestCallsOfTheSandboxAreRecordedBehindIt(t *testing.T) {
 	do(j.toolEvent(tools.Called{CallID: "tu_next", Name: "shell", Class: tools.ClassExecute}))
 
 	var got []string
-	for _, r := range readTrace(t, rec).Records {
+	for _, r := range recordsOf(t, rec) {
 		call := struct {
 			CallID string `json:"tool_use_id"`
 		}{}
@@ -60,7 +61,7 @@ func TestCallsOfTheSandboxAreRecordedBehindIt(t *testing.T) {
 // TestAnswersThatChangeNothingAreRecorded gives each outcome, and looks that
 // answers are on the disk when their event returns.
 func TestAnswersThatChangeNothingAreRecorded(t *testing.T) {
-	rec := newTestRecorder(t, RecorderOptions{})
+	rec := newJournalRecorder(t, RecorderOptions{})
 	j := newJournal(rec, nil)
 	stranger := strings.Repeat("é", 1000)
 	for _, e := range []tools.Attempt{
@@ -71,16 +72,20 @@ func TestAnswersThatChangeNothingAreRecorded(t *testing.T) {
 		if err := j.toolEvent(tools.ConfirmationAttempted{Attempt: e}); err != nil {
 			t.Fatal(err)
 		}
-		if rec.synced != rec.seq {
-			t.Errorf("record %d of %d is on the disk", rec.synced, rec.seq)
+		if last := len(recordsOf(t, rec)); rec.Synced() != int64(last) {
+			t.Errorf("record %d of %d is on the disk", rec.Synced(), last)
 		}
 	}
 	var got []ConfirmationAttempted
-	for _, r := range readTrace(t, rec).Records {
+	for _, r := range recordsOf(t, rec) {
 		if r.Actor != ActorUser {
 			t.Errorf("actor %s", r.Actor)
 		}
-		got = append(got, decodePayload[ConfirmationAttempted](t, r))
+		var p ConfirmationAttempted
+		if err := json.Unmarshal(r.Payload, &p); err != nil || r.Kind != p.Kind() {
+			t.Fatalf("record %d is %s: %v", r.Seq, r.Kind, err)
+		}
+		got = append(got, p)
 	}
 	want := []ConfirmationAttempted{
 		{RequestID: "00ff", CallID: "tu_1", Decision: "deny", By: "http", Outcome: AttemptResolved, Recorded: "allow", RecordedBy: "user"},
@@ -95,28 +100,29 @@ func TestAnswersThatChangeNothingAreRecorded(t *testing.T) {
 // TestCallsShareTheirSync holds the sync of one call up: another is recorded
 // meanwhile, and neither runs before it is on the disk.
 func TestCallsShareTheirSync(t *testing.T) {
-	rec := newTestRecorder(t, RecorderOptions{})
+	held := false
+	entered, release := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	rec := newJournalRecorder(t, RecorderOptions{Sync: func(*os.File) error {
+		if held {
+			once.Do(func() {
+				close(entered)
+				<-release
+			})
+		}
+		return nil
+	}})
 	j := newJournal(rec, nil)
 	if err := errors.Join(j.write(SessionCreated{}), j.write(SandboxStarted{}), rec.Sync()); err != nil {
 		t.Fatal(err)
 	}
-	entered, release := make(chan struct{}), make(chan struct{})
-	var once sync.Once
-	rec.fsync = func(*os.File) error {
-		once.Do(func() {
-			close(entered)
-			<-release
-		})
-		return nil
-	}
+	held = true
 	var calls sync.WaitGroup
 	call := func(id string) {
 		if err := j.toolEvent(tools.Called{CallID: id, Name: "shell", Class: tools.ClassExecute}); err != nil {
 			t.Error(err)
 		}
-		rec.mu.Lock()
-		defer rec.mu.Unlock()
-		if rec.synced < 3 {
+		if rec.Synced() < 3 {
 			t.Errorf("%s runs before it is on the disk", id)
 		}
 	}
@@ -134,21 +140,22 @@ func TestCallsShareTheirSync(t *testing.T) {
 // TestNothingRunsBehindAnAuditRecordThatIsLost lets the disk be full: the
 // answer fails, and so does the call that it allowed.
 func TestNothingRunsBehindAnAuditRecordThatIsLost(t *testing.T) {
-	rec := newTestRecorder(t, RecorderOptions{})
+	var full error
+	rec := newJournalRecorder(t, RecorderOptions{Sync: func(f *os.File) error { return errors.Join(full, f.Sync()) }})
 	j := newJournal(rec, nil)
 	if err := errors.Join(j.write(SessionCreated{}), j.write(SandboxStarted{}), rec.Sync()); err != nil {
 		t.Fatal(err)
 	}
-	rec.fsync = func(*os.File) error { return syscall.ENOSPC }
+	full = syscall.ENOSPC
 	err := j.toolEvent(tools.ConfirmationResolved{CallID: "tu_1", ConfirmationID: "00ff", Decision: tools.DecisionAllow, By: "user"})
 	if !errors.Is(err, tools.ErrRecord) || !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("resolved: %v", err)
 	}
-	rec.fsync = (*os.File).Sync // room again: too late
+	full = nil // room again: too late
 	if err := j.toolEvent(tools.Called{CallID: "tu_1", Name: "shell", Class: tools.ClassExecute}); !errors.Is(err, tools.ErrRecord) {
 		t.Errorf("called: %v", err)
 	}
-	if n := len(readTrace(t, rec).Records); n != 3 {
+	if n := len(recordsOf(t, rec)); n != 3 {
 		t.Errorf("%d records", n)
 	}
 }
@@ -156,7 +163,7 @@ func TestNothingRunsBehindAnAuditRecordThatIsLost(t *testing.T) {
 // TestJournalRecordsWhatCausedWhat writes each kind of record that a journal does,
 // and compares its actor, its turn and the record above it.
 func TestJournalRecordsWhatCausedWhat(t *testing.T) {
-	rec := newTestRecorder(t, RecorderOptions{})
+	rec := newJournalRecorder(t, RecorderOptions{})
 	var live []Delta
 	j := newJournal(rec, func(d Delta) { live = append(live, d) })
 	own := func(p Payload) func() error { return func() error { return j.write(p) } }
@@ -217,7 +224,7 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 			t.Fatalf("step %d: %v", i, err)
 		}
 	}
-	records := readTrace(t, rec).Records
+	records := recordsOf(t, rec)
 	above := map[string]Kind{}
 	var got []string
 	for _, r := range records {
@@ -337,24 +344,29 @@ func TestJournalReportsWhatIsNotRecorded(t *testing.T) {
 			return j.toolEvent(e)
 		}
 	}
-	rec := newTestRecorder(t, RecorderOptions{})
-	rec.opts.Mirror = func(r Record, _ []byte) {
-		if r.Kind == KindSandboxStarted {
-			rec.file.Close()
-		}
+	full := false
+	o := RecorderOptions{
+		Mirror: func(r Record, _ []byte) { full = full || r.Kind == KindSandboxStarted },
+		Write: func(f *os.File, line []byte) (int, error) {
+			if full {
+				return 0, syscall.ENOSPC
+			}
+			return f.Write(line)
+		},
 	}
+	rec := newJournalRecorder(t, o)
 	j := newJournal(rec, nil)
 	j.waiting = []tools.Called{{CallID: "a"}}
 	if err := j.write(SandboxStarted{}); !errors.Is(err, tools.ErrRecord) {
 		t.Errorf("a call that waited for the sandbox: %v", err)
 	}
 	for name, step := range do {
-		rec := newTestRecorder(t, RecorderOptions{})
-		j := newJournal(rec, nil)
+		full = false
+		j := newJournal(newJournalRecorder(t, o), nil)
 		if err := j.write(SessionCreated{}); err != nil {
 			t.Fatal(err)
 		}
-		rec.file.Close()
+		full = true
 		if err := step(j); !errors.Is(err, tools.ErrRecord) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -364,7 +376,7 @@ func TestJournalReportsWhatIsNotRecorded(t *testing.T) {
 // TestJournalSyncsWhatActs: a call that may change something is on the disk before
 // it does, as an answer is. Others wait for no disk.
 func TestJournalSyncsWhatActs(t *testing.T) {
-	rec := newTestRecorder(t, RecorderOptions{})
+	rec := newJournalRecorder(t, RecorderOptions{})
 	j := newJournal(rec, nil)
 	for _, step := range []struct {
 		name string
@@ -387,8 +399,33 @@ func TestJournalSyncsWhatActs(t *testing.T) {
 		if err := step.do(); err != nil {
 			t.Fatal(err)
 		}
-		if synced := rec.synced == rec.seq; synced != step.due {
+		if synced := rec.Synced() == int64(len(recordsOf(t, rec))); synced != step.due {
 			t.Errorf("%s: on the disk %v, want %v", step.name, synced, step.due)
 		}
 	}
+}
+
+func newJournalRecorder(t *testing.T, opts RecorderOptions) *Recorder {
+	t.Helper()
+	opts.Dir, opts.Session = t.TempDir(), "ses_01JD0000000000000000000000"
+	r, err := NewRecorder(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close() })
+	return r
+}
+
+// recordsOf returns what a recorder has written.
+func recordsOf(t *testing.T, r *Recorder) []Record {
+	t.Helper()
+	text, err := os.ReadFile(r.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	trace, err := ReadTrace(bytes.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return trace.Records
 }

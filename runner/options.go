@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"os"
 	"time"
 
 	"github.com/caisson-run/caisson/images"
@@ -125,6 +126,10 @@ type Options struct {
 	// Force, when it is closed, destroys the sandbox at once instead of
 	// letting commands end; nil never does.
 	Force <-chan struct{}
+
+	// writeTrace and syncTrace are those of [RecorderOptions], for tests.
+	writeTrace func(f *os.File, line []byte) (int, error)
+	syncTrace  func(f *os.File) error
 }
 
 // Delta is a piece of live output. It is not made safe for a terminal.

@@ -318,3 +318,21 @@ type LoadedFile struct {
 	// Trust is always untrusted: whoever can write the workspace wrote it.
 	Trust string `json:"trust"`
 }
+
+// NewResources returns the resources that a record holds.
+func NewResources(r limits.Resources) Resources {
+	return Resources{
+		MemoryBytes: r.MemoryBytes, PIDs: r.PIDs, MilliCPUs: r.MilliCPUs,
+		TmpBytes: r.TmpBytes, HomeBytes: r.HomeBytes, ShmBytes: r.ShmBytes,
+		OpenFiles: r.OpenFiles, CommandTimeMS: r.CommandTime.Milliseconds(),
+	}
+}
+
+// NewBudget returns the budget that a record holds.
+func NewBudget(b limits.Budget) Budget {
+	out := Budget{Rounds: b.Rounds, ToolCalls: b.ToolCalls, Tokens: b.Tokens, CostMicroUSD: b.CostMicroUSD}
+	if b.WallTime != nil {
+		out.WallTimeMS = new(b.WallTime.Milliseconds())
+	}
+	return out
+}

@@ -39,7 +39,7 @@ func TestNoRecordHasASecret(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.fsync = func(*os.File) error { return nil }
+		r.opts.Sync = func(*os.File) error { return nil }
 		text := secrettest.DrawText(t, values)
 		escaped := secrettest.DrawEscaped(t, text)
 		result := text

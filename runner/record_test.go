@@ -10,13 +10,13 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/jsonschema-go/jsonschema"
-	validator "github.com/santhosh-tekuri/jsonschema/v6"
+
+	"github.com/caisson-run/caisson/runner/internal/recordtest"
 )
 
 var update = flag.Bool("update", false, "write the golden files and docs/record.schema.json")
@@ -108,7 +108,7 @@ func TestGoldenRecordsFitTheSchema(t *testing.T) {
 	if diff := cmp.Diff(string(want), string(got)); diff != "" {
 		t.Errorf("%s is not what the types say; go test ./runner -update (-want +got):\n%s", schemaFile, diff)
 	}
-	schema, err := compile(got)
+	schema, err := recordtest.Compile(got)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +117,7 @@ func TestGoldenRecordsFitTheSchema(t *testing.T) {
 		t.Fatal(err)
 	}
 	for text := range strings.Lines(string(lines)) {
-		if err := validate(schema, text); err != nil {
+		if err := schema.Validate(text); err != nil {
 			t.Errorf("%v\n%s", err, text)
 		}
 	}
@@ -133,7 +133,7 @@ func TestGoldenRecordsFitTheSchema(t *testing.T) {
 		if bad == text {
 			t.Fatalf("%s: the edit changed nothing", name)
 		}
-		if validate(schema, bad) == nil {
+		if schema.Validate(bad) == nil {
 			t.Errorf("%s: the schema accepts %s", name, bad)
 		}
 	}
@@ -176,11 +176,11 @@ func TestGoldenRecordsShowEveryField(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			schema, err := compile(small)
+			schema, err := recordtest.Compile(small)
 			if err != nil {
 				t.Fatalf("%s: %v", rec.Kind, err)
 			}
-			return validate(schema, string(rec.Payload)) != nil
+			return schema.Validate(string(rec.Payload)) != nil
 		}
 		if refuses(declared) {
 			t.Errorf("%s: its own schema refuses the golden payload", rec.Kind)
@@ -200,44 +200,6 @@ func TestGoldenRecordsShowEveryField(t *testing.T) {
 			}
 		}
 	}
-}
-
-// compiled is the published schema, compiled once: it takes a while.
-var compiled = sync.OnceValues(func() (*validator.Schema, error) {
-	text, err := os.ReadFile(schemaFile)
-	if err != nil {
-		return nil, err
-	}
-	return compile(text)
-})
-
-func publishedSchema(t *testing.T) *validator.Schema {
-	t.Helper()
-	schema, err := compiled()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return schema
-}
-
-func compile(text []byte) (*validator.Schema, error) {
-	doc, err := validator.UnmarshalJSON(bytes.NewReader(text))
-	if err != nil {
-		return nil, err
-	}
-	c := validator.NewCompiler()
-	if err := c.AddResource("record.schema.json", doc); err != nil {
-		return nil, err
-	}
-	return c.Compile("record.schema.json")
-}
-
-func validate(schema *validator.Schema, text string) error {
-	doc, err := validator.UnmarshalJSON(strings.NewReader(text))
-	if err != nil {
-		return err
-	}
-	return schema.Validate(doc)
 }
 
 // recordSchema makes the published schema from the payload types.
@@ -350,4 +312,18 @@ func TestCostUSD(t *testing.T) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
+}
+
+// readSchema compiles the published schema.
+func readSchema(t *testing.T) *recordtest.Schema {
+	t.Helper()
+	text, err := os.ReadFile(schemaFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	schema, err := recordtest.Compile(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return schema
 }

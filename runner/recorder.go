@@ -32,6 +32,10 @@ type RecorderOptions struct {
 	Mirror func(r Record, line []byte)
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
+	// Write and Sync replace the methods of [os.File], for tests. Nil uses the
+	// file's own.
+	Write func(f *os.File, line []byte) (int, error)
+	Sync  func(f *os.File) error
 }
 
 // Recorder writes one session's records: numbered without gaps, each chained
@@ -57,8 +61,6 @@ type Recorder struct {
 	flushed *sync.Cond
 	// placed says that the names of the trace and its folder are on the disk.
 	placed bool
-	// fsync is (*os.File).Sync; benchmarks count it, tests let it fail.
-	fsync func(*os.File) error
 }
 
 // firstPrev stands before the first record.
@@ -72,11 +74,17 @@ func NewRecorder(opts RecorderOptions) (*Recorder, error) {
 	if err := os.MkdirAll(filepath.Join(opts.Dir, SpillDir), 0o700); err != nil {
 		return nil, fmt.Errorf("create spill folder: %w", err)
 	}
+	if opts.Write == nil {
+		opts.Write = (*os.File).Write
+	}
+	if opts.Sync == nil {
+		opts.Sync = (*os.File).Sync
+	}
 	file, err := os.OpenFile(filepath.Join(opts.Dir, TraceFile), os.O_WRONLY|os.O_CREATE|os.O_EXCL|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("create trace: %w", err)
 	}
-	r := &Recorder{opts: opts, redact: redact.New(opts.Secrets), file: file, prev: firstPrev, fsync: (*os.File).Sync}
+	r := &Recorder{opts: opts, redact: redact.New(opts.Secrets), file: file, prev: firstPrev}
 	r.flushed = sync.NewCond(&r.mu)
 	return r, nil
 }
@@ -119,7 +127,7 @@ func (r *Recorder) Write(e Entry) (string, error) {
 		return "", r.failLocked(err)
 	}
 	// One write a line: what a crash leaves is whole lines and at most one torn one.
-	if _, err := r.file.Write(append(text, '\n')); err != nil {
+	if _, err := r.opts.Write(r.file, append(text, '\n')); err != nil {
 		return "", r.failLocked(err)
 	}
 	sum := sha256.Sum256(text)
@@ -177,7 +185,7 @@ func (r *Recorder) flush(spilled []string, placed bool) error {
 			return err
 		}
 	}
-	if err := r.fsync(r.file); err != nil {
+	if err := r.opts.Sync(r.file); err != nil {
 		return err
 	}
 	if placed {
@@ -192,7 +200,7 @@ func (r *Recorder) fsyncPath(path string) error {
 		return err
 	}
 	defer func() { _ = f.Close() }() // nothing was written through it
-	if err := r.fsync(f); err != nil && !unsyncable(err) {
+	if err := r.opts.Sync(f); err != nil && !unsyncable(err) {
 		return err
 	}
 	return nil
@@ -202,6 +210,16 @@ func (r *Recorder) fsyncPath(path string) error {
 func unsyncable(err error) bool {
 	return errors.Is(err, errors.ErrUnsupported) || errors.Is(err, syscall.EINVAL) || errors.Is(err, os.ErrPermission)
 }
+
+// Synced returns the number of the last record that is on the disk.
+func (r *Recorder) Synced() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.synced
+}
+
+// Path returns the path of the trace.
+func (r *Recorder) Path() string { return filepath.Join(r.opts.Dir, TraceFile) }
 
 // Close syncs and closes the trace. A second call does nothing.
 func (r *Recorder) Close() error {

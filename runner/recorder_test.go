@@ -108,7 +108,7 @@ func TestRecorderSpillsWhatDoesNotFit(t *testing.T) {
 			if len(text) > MaxLineBytes {
 				t.Errorf("line of %d bytes", len(text))
 			}
-			if err := validate(publishedSchema(t), string(text)); err != nil {
+			if err := readSchema(t).Validate(string(text)); err != nil {
 				t.Error(err)
 			}
 			var moved struct{ Spilled []Spilled }
@@ -175,7 +175,7 @@ func TestRecorderSharesSyncs(t *testing.T) {
 	entered, release := make(chan struct{}), make(chan struct{})
 	var mu sync.Mutex
 	syncs := 0
-	r.fsync = func(f *os.File) error {
+	r.opts.Sync = func(f *os.File) error {
 		if f != r.file {
 			return nil // a folder
 		}
@@ -233,7 +233,7 @@ func TestRecorderSharesSyncs(t *testing.T) {
 // who waited for it, and nothing is written behind it.
 func TestRecorderFailsAllOfAFailedSync(t *testing.T) {
 	r := newTestRecorder(t, RecorderOptions{})
-	r.fsync = func(*os.File) error { return syscall.ENOSPC }
+	r.opts.Sync = func(*os.File) error { return syscall.ENOSPC }
 	if _, err := r.Write(Entry{Payload: Warning{}}); err != nil {
 		t.Fatal(err)
 	}
@@ -246,7 +246,7 @@ func TestRecorderFailsAllOfAFailedSync(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	r.fsync = (*os.File).Sync
+	r.opts.Sync = (*os.File).Sync
 	if _, err := r.Write(Entry{Payload: Warning{}}); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("write behind it: %v", err)
 	}
@@ -263,7 +263,7 @@ func TestRecorderFailsAllOfAFailedSync(t *testing.T) {
 func TestRecorderSyncsWhatItRefersTo(t *testing.T) {
 	r := newTestRecorder(t, RecorderOptions{})
 	var got []string
-	r.fsync = func(f *os.File) error {
+	r.opts.Sync = func(f *os.File) error {
 		name, err := filepath.Rel(r.opts.Dir, f.Name())
 		if strings.HasPrefix(name, SpillDir+"/rec_") {
 			name = SpillDir + "/rec_"

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -19,6 +20,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/replay"
+	"github.com/caisson-run/caisson/runner/internal/recordtest"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
@@ -115,7 +117,7 @@ func (b *bench) run(ctx context.Context) (Report, []Record) {
 	records := trace.Records
 	schema := publishedSchema(b.t)
 	for line := range strings.Lines(string(text)) {
-		if err := validate(schema, line); err != nil {
+		if err := schema.Validate(line); err != nil {
 			b.t.Errorf("%v\n%s", err, line)
 		}
 	}
@@ -280,4 +282,22 @@ func checkParents(t *testing.T, records []Record) {
 		}
 		byID[r.ID] = r
 	}
+}
+
+// compiled is the published schema, compiled once: it takes a while.
+var compiled = sync.OnceValues(func() (*recordtest.Schema, error) {
+	text, err := os.ReadFile("../docs/record.schema.json")
+	if err != nil {
+		return nil, err
+	}
+	return recordtest.Compile(text)
+})
+
+func publishedSchema(t *testing.T) *recordtest.Schema {
+	t.Helper()
+	schema, err := compiled()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return schema
 }

@@ -29,8 +29,8 @@ func samples() []Payload {
 			Version: "0.1.0", Task: "make the test pass", Workspace: "/home/me/p", WorkspaceMode: "bind", Git: "ro",
 			Backend: BackendChoice{Asked: "auto", Chosen: "gvisor", Why: "no local engine answered"},
 			Image:   "host", Model: model, Policy: "ci", OnPrompt: "deny", Client: "http:alice",
-			Resources: wireResources(limits.DefaultResources()),
-			Budget:    wireBudget(limits.Budget{Rounds: new(int64(50)), WallTime: new(time.Minute)}),
+			Resources: NewResources(limits.DefaultResources()),
+			Budget:    NewBudget(limits.Budget{Rounds: new(int64(50)), WallTime: new(time.Minute)}),
 			Tools:     []OfferedTool{{"shell", tools.ClassExecute, tools.PlaceSandbox}},
 			Configuration: []Source{
 				{Name: "built-in"}, {Name: "user", Path: "/home/me/.config/caisson/config.yaml", SHA256: "ab"},
@@ -94,7 +94,7 @@ func samples() []Payload {
 			Turns:   2, Usage: usage, CostUSD: "0.001234", WallMS: 4212, Attestation: &att, Restarts: 1,
 			Changed:        []Changed{{Path: "Makefile", Change: "modified", Insertions: 1, Deletions: 2, HasDiff: true, Size: 12}},
 			ChangedOmitted: 1, ChangedCount: ChangeCount{Files: 2, Insertions: 1, Deletions: 2, Uncounted: 1}, Incomplete: true,
-			HostExecuted: []HostExecuted{{Path: "Makefile", By: "make"}, {Path: "l", By: bySymlink, Target: "/etc/passwd"}}, HostExecutedOmitted: 1,
+			HostExecuted: []HostExecuted{{Path: "Makefile", By: "make"}, {Path: "l", By: "whatever follows it", Target: "/etc/passwd"}}, HostExecutedOmitted: 1,
 			Quarantined: []Quarantined{{Path: "sub/.git", To: "sub/.git.quarantined-ses_1"}},
 			Cleared:     []Cleared{{Path: "bin/helper", SetUID: true, SetGID: true, Capabilities: true, Why: "operation not permitted"}},
 			Overlay: &OverlayResult{

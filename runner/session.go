@@ -143,7 +143,7 @@ func open(ctx context.Context, o Options) (_ *Session, err error) {
 	if s.breaker, err = limits.NewSessionBreaker(o.SessionBudget, nil); err != nil {
 		return nil, &Error{Status: ExitConfig, Problem: Problem{Cause: "session " + err.Error(), Mend: "Change the session's limits."}, Err: err}
 	}
-	s.rec, err = NewRecorder(RecorderOptions{Dir: s.dir, Session: o.Folder.Session, Secrets: o.Secrets, Mirror: o.Mirror})
+	s.rec, err = NewRecorder(RecorderOptions{Dir: s.dir, Session: o.Folder.Session, Secrets: o.Secrets, Mirror: o.Mirror, Write: o.writeTrace, Sync: o.syncTrace})
 	if err != nil {
 		return nil, stateError(s.dir, "can't be written: "+err.Error(), err)
 	}
@@ -298,7 +298,7 @@ func (s *Session) created(defs []tools.Definition) SessionCreated {
 	p := SessionCreated{
 		Version: o.Version, Task: o.Task, Workspace: o.Workspace.Path, WorkspaceMode: s.mode(), Git: string(git),
 		Backend: o.Choice, Image: name, Model: o.Model.Info(), Policy: o.Policy.Name, OnPrompt: string(o.OnPrompt), Client: o.User.Name,
-		Resources: wireResources(o.Resources), Budget: wireBudget(o.Budget), Tools: []OfferedTool{},
+		Resources: NewResources(o.Resources), Budget: NewBudget(o.Budget), Tools: []OfferedTool{},
 		Configuration: NonNil(o.Sources), Ignored: append(o.Ignored, s.untrusted()...),
 		FilesLoaded: NonNil(s.loaded), MCPServers: []string{}, MCPSkipped: []Ignored{}, Removed: o.Removed,
 	}

@@ -2,6 +2,7 @@ package runner
 
 import (
 	"encoding/json"
+	"flag"
 	"fmt"
 	"maps"
 	"os"
@@ -35,7 +36,7 @@ func TestToolsPage(t *testing.T) {
 		if !found || !closed {
 			t.Fatalf("%s has no table %s", toolsPage, name)
 		}
-		if *update {
+		if *updatePage {
 			page = before + begin + table + end + after
 			continue
 		}
@@ -43,7 +44,7 @@ func TestToolsPage(t *testing.T) {
 			t.Errorf("table %s of %s (-is +says):\n%s", name, toolsPage, diff)
 		}
 	}
-	if *update {
+	if *updatePage {
 		if err := os.WriteFile(toolsPage, []byte(page), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -92,3 +93,5 @@ func aliasTable(defs []tools.Definition) string {
 	}
 	return b.String()
 }
+
+var updatePage = flag.Bool("update-page", false, "write the tables of docs/tools.md")

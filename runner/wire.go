@@ -9,22 +9,6 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-func wireResources(r limits.Resources) Resources {
-	return Resources{
-		MemoryBytes: r.MemoryBytes, PIDs: r.PIDs, MilliCPUs: r.MilliCPUs,
-		TmpBytes: r.TmpBytes, HomeBytes: r.HomeBytes, ShmBytes: r.ShmBytes,
-		OpenFiles: r.OpenFiles, CommandTimeMS: r.CommandTime.Milliseconds(),
-	}
-}
-
-func wireBudget(b limits.Budget) Budget {
-	out := Budget{Rounds: b.Rounds, ToolCalls: b.ToolCalls, Tokens: b.Tokens, CostMicroUSD: b.CostMicroUSD}
-	if b.WallTime != nil {
-		out.WallTimeMS = new(b.WallTime.Milliseconds())
-	}
-	return out
-}
-
 func wireLimit(e *limits.ExceededError) *Limit {
 	if e == nil {
 		return nil

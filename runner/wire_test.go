@@ -71,10 +71,10 @@ func TestAttemptsAreRecordedWithTheirOutcome(t *testing.T) {
 }
 
 func TestAmountsOfRecords(t *testing.T) {
-	if got := wireBudget(limits.Budget{WallTime: new(time.Minute)}); got.WallTimeMS == nil || *got.WallTimeMS != 60_000 {
+	if got := NewBudget(limits.Budget{WallTime: new(time.Minute)}); got.WallTimeMS == nil || *got.WallTimeMS != 60_000 {
 		t.Errorf("%+v", got)
 	}
-	if got := wireBudget(limits.Budget{}); got != (Budget{}) {
+	if got := NewBudget(limits.Budget{}); got != (Budget{}) {
 		t.Errorf("%+v", got)
 	}
 	if got := wireLimit(&limits.ExceededError{Kind: limits.KindTokens, Limit: 1, Used: 2}); wireLimit(nil) != nil || *got != (Limit{Kind: limits.KindTokens, Limit: 1, Used: 2}) {

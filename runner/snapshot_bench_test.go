@@ -1,0 +1,52 @@
+package runner
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// BenchmarkSnapshot scans workspaces of some sizes.
+func BenchmarkSnapshot(b *testing.B) {
+	for _, files := range []int{100, cheapEntries, 100_000} {
+		b.Run(fmt.Sprint(files), func(b *testing.B) {
+			root := b.TempDir()
+			for i := range files {
+				dir := filepath.Join(root, fmt.Sprint(i/100))
+				if err := os.MkdirAll(dir, 0o755); err != nil {
+					b.Fatal(err)
+				}
+				if err := os.WriteFile(filepath.Join(dir, fmt.Sprint(i)), nil, 0o600); err != nil {
+					b.Fatal(err)
+				}
+			}
+			dir, err := workspace.OpenDir(root)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer dir.Close()
+			reader, err := workspace.NewReader(dir, workspace.ReaderOptions{MaxEntries: readerEntries})
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.Run("files", func(b *testing.B) {
+				for b.Loop() {
+					if _, err := takeSnapshot(b.Context(), reader, func(e *workspace.ScanEntry) error { _, err := e.Stat(); return err }); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+			b.Run("repositories", func(b *testing.B) {
+				for b.Loop() {
+					if _, err := findRepositories(b.Context(), &repositoryLook{reader: reader}, sandbox.GitReadOnly); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		})
+	}
+}
