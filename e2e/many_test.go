@@ -80,7 +80,7 @@ func TestManyAtOnce(t *testing.T) {
 }
 
 // first gives the first record of a kind.
-func (all records) first(t *testing.T, kind string) *record {
+func (all records) first(t *testing.T, kind string) *traceRecord {
 	t.Helper()
 	for i := range all {
 		if all[i].Kind == kind {

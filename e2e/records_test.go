@@ -17,8 +17,8 @@ import (
 	"testing"
 )
 
-// record is one line that caisson wrote, read as a stranger would.
-type record struct {
+// traceRecord is one line that caisson wrote, read as a stranger would.
+type traceRecord struct {
 	SchemaVersion int             `json:"schema_version"`
 	Seq           int             `json:"seq"`
 	ID            string          `json:"id"`
@@ -32,7 +32,7 @@ type record struct {
 	Prev          string          `json:"prev"`
 }
 
-type records []record
+type records []traceRecord
 
 // readRecords reads the lines of a run and checks the envelope of each: no
 // gap, no broken chain, the right first record.
@@ -43,7 +43,7 @@ func readRecords(t *testing.T, text string) records {
 	lines := bufio.NewScanner(strings.NewReader(text))
 	lines.Buffer(nil, 64<<20)
 	for lines.Scan() {
-		var r record
+		var r traceRecord
 		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
 			t.Fatalf("line %d of standard output is no record: %v\n%.300s", len(all)+1, err, lines.Text())
 		}
@@ -65,11 +65,11 @@ func readRecords(t *testing.T, text string) records {
 
 // of gives the records of one kind.
 func (all records) of(kind string) records {
-	return slices.DeleteFunc(slices.Clone(all), func(r record) bool { return r.Kind != kind })
+	return slices.DeleteFunc(slices.Clone(all), func(r traceRecord) bool { return r.Kind != kind })
 }
 
 // decode reads a record's payload.
-func decode[T any](t *testing.T, r record) T {
+func decode[T any](t *testing.T, r traceRecord) T {
 	t.Helper()
 	var v T
 	if err := json.Unmarshal(r.Payload, &v); err != nil {
@@ -288,7 +288,7 @@ func withoutVarying(v any) any {
 func inCallOrder(t *testing.T, all records) records {
 	t.Helper()
 	order := callOrder(t, all)
-	rank := func(r record) int {
+	rank := func(r traceRecord) int {
 		call := decode[struct {
 			CallID string `json:"tool_use_id"`
 		}](t, r)
@@ -296,7 +296,7 @@ func inCallOrder(t *testing.T, all records) records {
 	}
 	var sorted, sandbox, round records
 	flush := func() {
-		slices.SortStableFunc(round, func(a, b record) int { return rank(a) - rank(b) })
+		slices.SortStableFunc(round, func(a, b traceRecord) int { return rank(a) - rank(b) })
 		sorted = append(sorted, round...)
 		round = nil
 	}

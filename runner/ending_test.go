@@ -256,12 +256,9 @@ func TestWhatIsLeftBehindIsAFailure(t *testing.T) {
 
 func TestATraceThatCanNotBeBegunEndsTheSession(t *testing.T) {
 	b := newBench(t, "  - text: done\n")
-	s, err := open(t.Context(), b.opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.rec.file.Close()
-	e, ok := errors.AsType[*Error](s.enter(t.Context()))
+	b.opts.writeTrace = func(*os.File, []byte) (int, error) { return 0, syscall.ENOSPC }
+	_, err := Open(t.Context(), b.opts)
+	e, ok := errors.AsType[*Error](err)
 	if !ok || e.Status != 54 || e.Mend == "" || len(b.backend.boxes) != 0 {
 		t.Errorf("began with %v and %d sandboxes", e, len(b.backend.boxes))
 	}

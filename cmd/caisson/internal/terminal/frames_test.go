@@ -53,7 +53,7 @@ func (s *stage) print(text string) {
 
 func (s *stage) begin(text string) {
 	s.call++
-	s.renderer.Record(record(s.t, runner.ToolCalled{CallID: fmt.Sprint(s.call), Name: liveMark, Summary: text}))
+	s.renderer.Record(newRecord(s.t, runner.ToolCalled{CallID: fmt.Sprint(s.call), Name: liveMark, Summary: text}))
 }
 
 func (s *stage) output(text string) {

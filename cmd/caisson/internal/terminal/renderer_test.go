@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 
 var begun = time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)
 
-func record(t *testing.T, p runner.Payload) runner.Record {
+func newRecord(t *testing.T, p runner.Payload) runner.Record {
 	t.Helper()
 	raw, err := json.Marshal(p)
 	if err != nil {
@@ -105,7 +105,7 @@ func play(t *testing.T, r *Renderer, events []any) {
 			r.Delta(d)
 			continue
 		}
-		r.Record(record(t, e.(runner.Payload)))
+		r.Record(newRecord(t, e.(runner.Payload)))
 	}
 }
 
