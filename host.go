@@ -16,6 +16,7 @@ import (
 
 	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/docker"
 	"github.com/caisson-run/caisson/sandbox/oci"
@@ -210,13 +211,13 @@ func optional(path string) *string {
 // Choose returns the backend of a session and why it is that one. "" and auto mean
 // docker if a local engine answers, otherwise gvisor. notify, unless nil, is told if a
 // later start proves the choice impossible and gvisor takes its place.
-func (h *Host) Choose(ctx context.Context, name string, notify func(text string)) (sandbox.Backend, runner.BackendChoice, error) {
+func (h *Host) Choose(ctx context.Context, name string, notify func(text string)) (sandbox.Backend, record.BackendChoice, error) {
 	if name != "" && name != "auto" {
 		b, err := h.Backend(name)
 		if err == nil {
 			_, err = checkBackend(ctx, b, checkTime)
 		}
-		return b, runner.BackendChoice{Asked: name, Chosen: name, Why: "asked for"}, err
+		return b, record.BackendChoice{Asked: name, Chosen: name, Why: "asked for"}, err
 	}
 	engine, dockerErr := h.Backend(docker.Name)
 	if dockerErr == nil {
@@ -227,7 +228,7 @@ func (h *Host) Choose(ctx context.Context, name string, notify func(text string)
 		}
 	}
 	if dockerErr == nil {
-		choice := runner.BackendChoice{Asked: "auto", Chosen: docker.Name, Why: "a local Docker engine answers"}
+		choice := record.BackendChoice{Asked: "auto", Chosen: docker.Name, Why: "a local Docker engine answers"}
 		if !h.allowsBackend(string(oci.GVisor)) {
 			return engine, choice, nil
 		}
@@ -238,9 +239,9 @@ func (h *Host) Choose(ctx context.Context, name string, notify func(text string)
 		_, err = checkBackend(ctx, b, checkTime)
 	}
 	if err != nil {
-		return nil, runner.BackendChoice{}, fmt.Errorf("choose backend: no local Docker engine can be used: %w; and gvisor: %w", dockerErr, err)
+		return nil, record.BackendChoice{}, fmt.Errorf("choose backend: no local Docker engine can be used: %w; and gvisor: %w", dockerErr, err)
 	}
-	return b, runner.BackendChoice{Asked: "auto", Chosen: string(oci.GVisor), Why: "no local Docker engine can be used: " + dockerErr.Error()}, nil
+	return b, record.BackendChoice{Asked: "auto", Chosen: string(oci.GVisor), Why: "no local Docker engine can be used: " + dockerErr.Error()}, nil
 }
 
 func checkBackend(ctx context.Context, b sandbox.Backend, limit time.Duration) (sandbox.Info, error) {

@@ -55,6 +55,7 @@ var ranks = map[string]int{
 	"loop/replay": 3,
 
 	"runner/redact": 5,
+	"runner/record": 6,
 
 	"runner": 8,
 

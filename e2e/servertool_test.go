@@ -15,6 +15,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox/oci"
 	"github.com/caisson-run/caisson/tools"
 	toolshell "github.com/caisson-run/caisson/tools/shell"
@@ -76,15 +77,15 @@ func TestAToolOfAServer(t *testing.T) {
 	if err != nil || string(made) != "done\n" {
 		t.Errorf("the tool made %q, %v", made, err)
 	}
-	text, err := os.ReadFile(filepath.Join(report.Dir, runner.TraceFile))
+	text, err := os.ReadFile(filepath.Join(report.Dir, record.TraceFile))
 	if err != nil {
 		t.Fatal(err)
 	}
-	trace, err := runner.ReadTrace(bytes.NewReader(text))
+	trace, err := record.ReadTrace(bytes.NewReader(text))
 	if err != nil {
 		t.Fatal(err)
 	}
-	named := map[runner.Kind]bool{}
+	named := map[record.Kind]bool{}
 	for _, r := range trace.Records {
 		if line := string(r.Payload); strings.Contains(line, "srv__") {
 			t.Errorf("%s says the wire name: %s", r.Kind, line)
@@ -92,7 +93,7 @@ func TestAToolOfAServer(t *testing.T) {
 			named[r.Kind] = true
 		}
 	}
-	for _, kind := range []runner.Kind{runner.KindSessionCreated, runner.KindToolCalled, runner.KindToolCompleted, runner.KindMessage} {
+	for _, kind := range []record.Kind{record.KindSessionCreated, record.KindToolCalled, record.KindToolCompleted, record.KindMessage} {
 		if !named[kind] {
 			t.Errorf("no %s names the tool", kind)
 		}

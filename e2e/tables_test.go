@@ -205,7 +205,7 @@ func (p page) faults() []string {
 			bad("the page names the file %s, which is not there", m[1])
 		}
 	}
-	kinds, err := os.ReadFile(filepath.Join("..", "runner", "kind.go"))
+	kinds, err := os.ReadFile(filepath.Join("..", "runner", "record", "kind.go"))
 	if err != nil {
 		bad("%v", err)
 	}

@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -112,7 +113,7 @@ func TestAnySessionEndsEveryCallOnce(t *testing.T) {
 			}
 			_ = json.Unmarshal(r.Payload, &p)
 			seen[strings.TrimSpace(fmt.Sprint(r.Kind, " ", p.Class))] = true
-			if r.Kind == KindSessionEnded {
+			if r.Kind == record.KindSessionEnded {
 				seen["ended "+string(p.Reason)] = true
 			}
 		}
@@ -150,7 +151,7 @@ type fataler interface {
 }
 
 // playWild runs one session and gives its records.
-func playWild(t *testing.T, rt fataler, w wildSession) []Record {
+func playWild(t *testing.T, rt fataler, w wildSession) []record.Record {
 	var turns strings.Builder
 	for _, calls := range w.Turns {
 		turns.WriteString("  - calls:\n")
@@ -188,7 +189,7 @@ func playWild(t *testing.T, rt fataler, w wildSession) []Record {
 		},
 	}
 	written := 0
-	b.opts.Mirror = func(Record, []byte) { // one at a time
+	b.opts.Mirror = func(record.Record, []byte) { // one at a time
 		if written++; written == w.CancelAt {
 			cancel(interrupted)
 		}
@@ -198,12 +199,12 @@ func playWild(t *testing.T, rt fataler, w wildSession) []Record {
 		rt.Fatal(err)
 	}
 	b.backend.requireGone(t)
-	text, err := os.Open(r.Dir + "/" + TraceFile)
+	text, err := os.Open(r.Dir + "/" + record.TraceFile)
 	if err != nil {
 		rt.Fatal(err)
 	}
 	defer func() { _ = text.Close() }()
-	trace, err := ReadTrace(text)
+	trace, err := record.ReadTrace(text)
 	if err != nil || trace.Torn {
 		rt.Fatalf("trace: torn %v, %v", trace.Torn, err)
 	}
@@ -222,10 +223,10 @@ func (a answerer) Approve(context.Context, tools.Confirmation) (tools.Answer, er
 
 // callProblems says where records have a call without exactly one terminal
 // record and one result in its place.
-func callProblems(records []Record) []string {
+func callProblems(records []record.Record) []string {
 	var problems []string
 	bad := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
-	if len(records) == 0 || records[len(records)-1].Kind != KindSessionEnded {
+	if len(records) == 0 || records[len(records)-1].Kind != record.KindSessionEnded {
 		bad("the last record is not session.ended")
 	}
 	type life struct {
@@ -249,22 +250,22 @@ func callProblems(records []Record) []string {
 			continue
 		}
 		switch r.Kind {
-		case KindToolCalled:
+		case record.KindToolCalled:
 			c.called++
 			if c.denied || c.ended > 0 {
 				bad("call %s was denied, or had ended, and ran", p.CallID)
 			}
-		case KindToolCompleted, KindToolFailed, KindToolInputInvalid:
+		case record.KindToolCompleted, record.KindToolFailed, record.KindToolInputInvalid:
 			if c.ended++; c.answered > 0 {
 				bad("call %s ended behind its result", p.CallID)
 			}
-			if r.Kind == KindToolCompleted && c.called != 1 {
+			if r.Kind == record.KindToolCompleted && c.called != 1 {
 				bad("call %s completed and was called %d times", p.CallID, c.called)
 			}
-		case KindConfirmationResolved:
+		case record.KindConfirmationResolved:
 			c.denied = p.Decision != tools.DecisionAllow
-		case KindMessage:
-			var m Message
+		case record.KindMessage:
+			var m record.Message
 			if err := json.Unmarshal(r.Payload, &m); err != nil {
 				bad("record %d: %v", r.Seq, err)
 			}
@@ -302,11 +303,11 @@ func TestCallProblemsAreSeen(t *testing.T) {
 	const called, done, failed = `tool.called {"tool_use_id":"tu_1"}`, `tool.completed {"tool_use_id":"tu_1"}`, `tool.failed {"tool_use_id":"tu_1"}`
 	const answer = `message {"role":"tool","blocks":[{"tool_result":{"tool_use_id":"tu_1","content":[]}}]}`
 	const end = `session.ended {}`
-	parse := func(lines ...string) []Record {
-		var records []Record
+	parse := func(lines ...string) []record.Record {
+		var records []record.Record
 		for i, line := range lines {
 			kind, payload, _ := strings.Cut(line, " ")
-			records = append(records, Record{Seq: int64(i + 1), Kind: Kind(kind), Payload: json.RawMessage(payload)})
+			records = append(records, record.Record{Seq: int64(i + 1), Kind: record.Kind(kind), Payload: json.RawMessage(payload)})
 		}
 		return records
 	}

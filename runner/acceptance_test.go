@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -99,7 +100,7 @@ func TestStuckFileSystemInTheMiddle(t *testing.T) {
 		t.Errorf("ended %s (%d): %v", r.Reason, r.ExitStatus, context.Cause(ctx))
 	}
 	var failed []string
-	for _, f := range of[ToolFailed](t, records) {
+	for _, f := range of[record.ToolFailed](t, records) {
 		failed = append(failed, fmt.Sprint(f.Name, " ", f.Class))
 	}
 	slices.Sort(failed)
@@ -247,7 +248,7 @@ func (m *inflating) Complete(ctx context.Context, req loop.Request, onDelta func
 func TestMadeUpParametersAreRefused(t *testing.T) {
 	created := newBench(t, "  - text: hello\n")
 	_, records := created.run(t.Context())
-	offered := of[SessionCreated](t, records)[0].Tools
+	offered := of[record.SessionCreated](t, records)[0].Tools
 	if len(offered) < 9 {
 		t.Fatalf("%d tools are offered", len(offered))
 	}
@@ -278,13 +279,13 @@ func TestMadeUpParametersAreRefused(t *testing.T) {
 	b := newBench(t, turns.String())
 	b.opts.Model = &inflating{b.opts.Model}
 	_, records = b.run(t.Context())
-	if invalid := of[ToolInputInvalid](t, records); len(invalid) != calls {
-		for _, f := range of[ToolFailed](t, records) {
+	if invalid := of[record.ToolInputInvalid](t, records); len(invalid) != calls {
+		for _, f := range of[record.ToolFailed](t, records) {
 			t.Logf("failed: %s %s %s", f.Name, f.Class, f.Message)
 		}
 		t.Errorf("%d calls are invalid, want all %d", len(invalid), calls)
 	}
-	if called := of[ToolCalled](t, records); len(called) != 0 {
+	if called := of[record.ToolCalled](t, records); len(called) != 0 {
 		t.Errorf("%d calls ran, the first is %+v", len(called), called[0])
 	}
 	for _, box := range b.backend.boxes {
@@ -327,7 +328,7 @@ func TestCutsAreClean(t *testing.T) {
 	_, records := b.run(t.Context())
 
 	commands := map[string]string{}
-	for _, c := range of[ToolCompleted](t, records) {
+	for _, c := range of[record.ToolCompleted](t, records) {
 		commands[c.CallID] = *c.Command
 	}
 	tag := regexp.MustCompile(`<\s*/?\s*caisson-output`)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -33,7 +34,7 @@ func TestNothingIsAnAnswerUnlessTheTurnAnswered(t *testing.T) {
 		s := b.opened()
 		turn := startTurn(t, s, "go")
 		r := s.Close()
-		ended := of[SessionEnded](t, b.records(r))
+		ended := of[record.SessionEnded](t, b.records(r))
 		if r.Reason != c.reason || turn.Answer != c.answer || r.Answer != c.answer || len(ended) != 1 || ended[0].Answer != c.answer {
 			t.Errorf("ended by %s: %s, with the answers %q, %q, %q", name, r.Reason, turn.Answer, r.Answer, ended[0].Answer)
 		}

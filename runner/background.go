@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/shell"
@@ -47,7 +48,7 @@ var (
 type backgrounds struct {
 	x *executor
 	// ended records the end of one.
-	ended func(BackgroundEnded) error
+	ended func(record.BackgroundEnded) error
 	log   *zap.Logger
 
 	mu     sync.Mutex
@@ -58,7 +59,7 @@ type backgrounds struct {
 	wait   sync.WaitGroup
 }
 
-func newBackgrounds(x *executor, ended func(BackgroundEnded) error, log *zap.Logger) *backgrounds {
+func newBackgrounds(x *executor, ended func(record.BackgroundEnded) error, log *zap.Logger) *backgrounds {
 	return &backgrounds{x: x, ended: ended, log: log, all: map[string]*background{}}
 }
 
@@ -402,11 +403,11 @@ func (g *backgroundLog) close() (total int64) {
 
 // backgroundEnded is the record of an end; cause is why its context ended, nil
 // where it did not.
-func backgroundEnded(j *background, exit sandbox.Exit, end shell.Ended, cause error) BackgroundEnded {
-	p := BackgroundEnded{
+func backgroundEnded(j *background, exit sandbox.Exit, end shell.Ended, cause error) record.BackgroundEnded {
+	p := record.BackgroundEnded{
 		CallID: j.callID, Handle: j.handle, EndedBy: "itself",
 		ExitCode: exit.Status.Code, Signal: exit.Status.Signal, OOMKilled: exit.Status.OOMKilled,
-		Stdout: UserStream{exit.Stdout.Total, exit.Stdout.SHA256}, Stderr: UserStream{exit.Stderr.Total, exit.Stderr.SHA256},
+		Stdout: record.UserStream{Bytes: exit.Stdout.Total, SHA256: exit.Stdout.SHA256}, Stderr: record.UserStream{Bytes: exit.Stderr.Total, SHA256: exit.Stderr.SHA256},
 		WallMS: end.Wall.Milliseconds(), CPUMS: exit.CPU.Milliseconds(), Kill: exit.Kill,
 	}
 	switch {

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/shell"
 )
@@ -220,8 +221,8 @@ func TestEndsOfBackgroundCommands(t *testing.T) {
 			b, _ := startedBackgrounds(t, nil)
 			core, logged := observer.New(zap.ErrorLevel)
 			b.log = zap.New(core)
-			var ended BackgroundEnded
-			b.ended = func(e BackgroundEnded) error {
+			var ended record.BackgroundEnded
+			b.ended = func(e record.BackgroundEnded) error {
 				ended = e
 				return c.failing
 			}
@@ -236,8 +237,8 @@ func TestEndsOfBackgroundCommands(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			b.x.box.record = func(p Payload) error {
-				if _, ok := p.(SandboxLost); ok {
+			b.x.box.record = func(p record.Payload) error {
+				if _, ok := p.(record.SandboxLost); ok {
 					lost++
 				}
 				return nil

@@ -16,6 +16,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/shell"
@@ -57,7 +58,7 @@ func TestBackgroundOutlivesItsCall(t *testing.T) {
 			t.Errorf("the model was not told %q", want)
 		}
 	}
-	ended := of[BackgroundEnded](t, records)
+	ended := of[record.BackgroundEnded](t, records)
 	if len(ended) != 1 || ended[0].EndedBy != "shell_kill" || ended[0].Signal != 15 || ended[0].Handle != "background-1" || ended[0].Stdout.Bytes != 7 {
 		t.Errorf("ended: %+v", ended)
 	}
@@ -92,11 +93,11 @@ func TestBackgroundEndsWithItsSession(t *testing.T) {
 	if text := told(records); !strings.Contains(text, "[background-1: running for ") {
 		t.Error("the second turn did not see it run")
 	}
-	ended := of[BackgroundEnded](t, records)
+	ended := of[record.BackgroundEnded](t, records)
 	if len(ended) != 1 || ended[0].EndedBy != "session_end" {
 		t.Errorf("ended: %+v", ended)
 	}
-	if last := records[len(records)-1]; last.Kind != KindSessionEnded {
+	if last := records[len(records)-1]; last.Kind != record.KindSessionEnded {
 		t.Errorf("the last record is %s", last.Kind)
 	}
 }
@@ -127,17 +128,17 @@ func TestBackgroundLosesItsSandbox(t *testing.T) {
 			t.Errorf("the model was not told %q", want)
 		}
 	}
-	ended := of[BackgroundEnded](t, records)
+	ended := of[record.BackgroundEnded](t, records)
 	if len(ended) != 1 || ended[0].EndedBy != "sandbox_lost" || ended[0].ExitCode != -1 || ended[0].Error == "" {
 		t.Errorf("ended: %+v", ended)
 	}
-	if lost := of[SandboxLost](t, records); len(lost) != 1 || !lost[0].Restarting {
+	if lost := of[record.SandboxLost](t, records); len(lost) != 1 || !lost[0].Restarting {
 		t.Errorf("lost: %+v", lost)
 	}
 }
 
 // startedBackgrounds is backgrounds over a fake, and what they record.
-func startedBackgrounds(t *testing.T, scripts map[string]script) (*backgrounds, func() []BackgroundEnded) {
+func startedBackgrounds(t *testing.T, scripts map[string]script) (*backgrounds, func() []record.BackgroundEnded) {
 	t.Helper()
 	dir, err := os.Open(t.TempDir())
 	if err != nil {
@@ -145,25 +146,25 @@ func startedBackgrounds(t *testing.T, scripts map[string]script) (*backgrounds, 
 	}
 	t.Cleanup(func() { dir.Close() })
 	state := t.TempDir()
-	if err := os.Mkdir(state+"/"+SpillDir, 0o700); err != nil {
+	if err := os.Mkdir(state+"/"+record.SpillDir, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	box := newContainer(t.Context(), &fakeBackend{scripts: scripts}, sandbox.Spec{Workspace: sandbox.Workspace{Path: dir.Name(), Dir: dir}})
-	box.record = func(Payload) error { return nil }
+	box.record = func(record.Payload) error { return nil }
 	box.start()
 	t.Cleanup(box.close)
 	ready := make(chan struct{})
 	close(ready)
 	x := &executor{box: box, spill: newSpiller(state, []redact.Secret{{Name: "OPENAI_API_KEY", Value: testKey}}), ready: ready, after: func(context.Context) {}}
-	var all []BackgroundEnded // read after close
-	x.background = newBackgrounds(x, func(e BackgroundEnded) error {
+	var all []record.BackgroundEnded // read after close
+	x.background = newBackgrounds(x, func(e record.BackgroundEnded) error {
 		x.mu.Lock()
 		defer x.mu.Unlock()
 		all = append(all, e)
 		return nil
 	}, zap.NewNop())
 	t.Cleanup(x.background.close)
-	return x.background, func() []BackgroundEnded {
+	return x.background, func() []record.BackgroundEnded {
 		x.mu.Lock()
 		defer x.mu.Unlock()
 		return slices.Clone(all)
@@ -252,7 +253,7 @@ func (g *backgroundLog) text(t *testing.T) (string, shell.Kept) {
 func newLog(t *testing.T) *backgroundLog {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.Mkdir(dir+"/"+SpillDir, 0o700); err != nil {
+	if err := os.Mkdir(dir+"/"+record.SpillDir, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	g, err := newBackgroundLog(newSpiller(dir, []redact.Secret{{Name: "OPENAI_API_KEY", Value: testKey}}))

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/shell"
@@ -52,7 +53,7 @@ func newSpiller(dir string, secrets []redact.Secret) *spiller {
 func (s *spiller) create(stream string) (*os.File, string, error) {
 	s.mu.Lock()
 	s.count++
-	name := filepath.Join(SpillDir, fmt.Sprintf("command-%04d-%s", s.count, stream))
+	name := filepath.Join(record.SpillDir, fmt.Sprintf("command-%04d-%s", s.count, stream))
 	s.mu.Unlock()
 	f, err := os.OpenFile(s.file(name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	return f, name, err

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"slices"
 	"strings"
+
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // Bounds of the lists of a report, each with its paths. What is beyond is
@@ -18,8 +20,8 @@ const (
 
 // changeList collects the changes of a session, within bounds.
 type changeList struct {
-	changed  []Changed
-	executed []HostExecuted
+	changed  []record.Changed
+	executed []record.HostExecuted
 	// text and executedText are the bytes of their paths.
 	text, executedText int
 	// omitted and executedOmitted count what is left out.
@@ -27,7 +29,7 @@ type changeList struct {
 }
 
 // add adds one change.
-func (l *changeList) add(c Changed) {
+func (l *changeList) add(c record.Changed) {
 	if len(l.changed) >= maxReported || l.text+len(c.Path) > maxReportedText {
 		l.omitted++
 		return
@@ -38,7 +40,7 @@ func (l *changeList) add(c Changed) {
 
 // addExecuted adds what a host would run, obey or follow. Of many, those nearest
 // to the top are kept: nothing pushes them out.
-func (l *changeList) addExecuted(list ...HostExecuted) {
+func (l *changeList) addExecuted(list ...record.HostExecuted) {
 	for _, h := range list {
 		l.executed = append(l.executed, h)
 		l.executedText += len(h.Path) + len(h.Target)
@@ -50,7 +52,7 @@ func (l *changeList) addExecuted(list ...HostExecuted) {
 
 // cutExecuted keeps what there is room for.
 func (l *changeList) cutExecuted() {
-	slices.SortFunc(l.executed, func(a, b HostExecuted) int {
+	slices.SortFunc(l.executed, func(a, b record.HostExecuted) int {
 		return cmp.Or(compareDanger(a, b), cmp.Compare(strings.Count(a.Path, "/"), strings.Count(b.Path, "/")), strings.Compare(a.Path, b.Path))
 	})
 	n, text := 0, 0
@@ -68,23 +70,25 @@ func (l *changeList) cutExecuted() {
 
 // executed lists one change where a host would run or obey it, or follow it;
 // target is that of a symlink which leads out of the workspace, or "".
-func executed(c Changed, target string) []HostExecuted {
+func executed(c record.Changed, target string) []record.HostExecuted {
 	if target != "" && c.Change != "deleted" {
-		return []HostExecuted{{Path: c.Path, By: bySymlink, Target: target, Added: c.Change == "added"}}
+		return []record.HostExecuted{{Path: c.Path, By: bySymlink, Target: target, Added: c.Change == "added"}}
 	}
-	return hostExecuted([]Changed{c})
+	return hostExecuted([]record.Changed{c})
 }
 
 // sort cuts the lists and sorts them by path.
 func (l *changeList) sort() {
 	l.cutExecuted()
-	slices.SortFunc(l.changed, func(a, b Changed) int { return strings.Compare(a.Path, b.Path) })
-	slices.SortFunc(l.executed, func(a, b HostExecuted) int { return cmp.Or(compareDanger(a, b), strings.Compare(a.Path, b.Path)) })
+	slices.SortFunc(l.changed, func(a, b record.Changed) int { return strings.Compare(a.Path, b.Path) })
+	slices.SortFunc(l.executed, func(a, b record.HostExecuted) int {
+		return cmp.Or(compareDanger(a, b), strings.Compare(a.Path, b.Path))
+	})
 }
 
 // count counts the changes; what is left out of the list has no lines.
-func (l *changeList) count() ChangeCount {
-	n := ChangeCount{Files: len(l.changed) + l.omitted, Uncounted: l.omitted}
+func (l *changeList) count() record.ChangeCount {
+	n := record.ChangeCount{Files: len(l.changed) + l.omitted, Uncounted: l.omitted}
 	for i := range l.changed {
 		c := &l.changed[i]
 		if !c.HasDiff {
@@ -98,7 +102,7 @@ func (l *changeList) count() ChangeCount {
 
 // compareDanger orders what a host executes: a new file is seen more easily than a
 // change in one that was trusted.
-func compareDanger(a, b HostExecuted) int {
+func compareDanger(a, b record.HostExecuted) int {
 	switch {
 	case a.Added == b.Added:
 		return 0

@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 )
 
@@ -67,7 +68,7 @@ func (s *Session) lookForRepositories(ctx context.Context) {
 // and notes those of now, for the next session if this one is killed.
 func (s *Session) compareWithTheDead(before *repositories) {
 	for _, text := range s.suspects(before) {
-		if err := s.journal.write(Warning{Message: text}); err != nil {
+		if err := s.journal.write(record.Warning{Message: text}); err != nil {
 			return // the session ends at its next record
 		}
 	}
@@ -98,7 +99,7 @@ func (s *Session) changes(r *Report) {
 		s.endLayers(r)
 		return
 	}
-	r.Changed, r.HostExecuted = []Changed{}, []HostExecuted{}
+	r.Changed, r.HostExecuted = []record.Changed{}, []record.HostExecuted{}
 	if s.box.untouched() {
 		return // nothing can have run
 	}
@@ -124,8 +125,8 @@ func (s *Session) changes(r *Report) {
 
 // setDifferences fills in what differs.
 func (r *Report) setDifferences(d Differences) {
-	r.Changed, r.ChangedOmitted, r.ChangedCount = NonNil(d.Changed), d.ChangedOmitted, d.Count
-	r.HostExecuted, r.HostExecutedOmitted = NonNil(d.HostExecuted), d.HostExecutedOmitted
+	r.Changed, r.ChangedOmitted, r.ChangedCount = record.NonNil(d.Changed), d.ChangedOmitted, d.Count
+	r.HostExecuted, r.HostExecutedOmitted = record.NonNil(d.HostExecuted), d.HostExecutedOmitted
 	r.Patch, r.Incomplete = d.Patch, r.Incomplete || d.Incomplete
 }
 
@@ -165,7 +166,7 @@ func (s *Session) writePatch(r *Report) error {
 func (s *Session) writeReport(r Report) error {
 	text, err := json.MarshalIndent(r, "", "  ")
 	if err == nil {
-		text = append(SafeJSON(redact.New(s.opts.Secrets).JSON(text)), '\n')
+		text = append(record.SafeJSON(redact.New(s.opts.Secrets).JSON(text)), '\n')
 		err = os.WriteFile(filepath.Join(s.dir, "report.json"), text, 0o600)
 	}
 	if err != nil {
@@ -175,25 +176,25 @@ func (s *Session) writeReport(r Report) error {
 }
 
 // short bounds the lists of the last record.
-func short(e SessionEnded) SessionEnded {
-	if over := len(e.Changed) - MaxListed; over > 0 {
-		e.Changed, e.ChangedOmitted = e.Changed[:MaxListed], e.ChangedOmitted+over
+func short(e record.SessionEnded) record.SessionEnded {
+	if over := len(e.Changed) - record.MaxListed; over > 0 {
+		e.Changed, e.ChangedOmitted = e.Changed[:record.MaxListed], e.ChangedOmitted+over
 	}
-	if over := len(e.HostExecuted) - MaxListed; over > 0 {
-		e.HostExecuted, e.HostExecutedOmitted = e.HostExecuted[:MaxListed], e.HostExecutedOmitted+over
+	if over := len(e.HostExecuted) - record.MaxListed; over > 0 {
+		e.HostExecuted, e.HostExecutedOmitted = e.HostExecuted[:record.MaxListed], e.HostExecutedOmitted+over
 	}
 	// What was not renamed comes first, and is never left out.
-	renamed := slices.IndexFunc(e.Quarantined, func(q Quarantined) bool { return q.To != "" })
+	renamed := slices.IndexFunc(e.Quarantined, func(q record.Quarantined) bool { return q.To != "" })
 	if renamed >= 0 {
-		e.Quarantined = e.Quarantined[:min(len(e.Quarantined), max(renamed, MaxListed))]
+		e.Quarantined = e.Quarantined[:min(len(e.Quarantined), max(renamed, record.MaxListed))]
 	}
-	e.Cleared = e.Cleared[:min(len(e.Cleared), MaxListed)]
-	e.Denials = e.Denials[:min(len(e.Denials), MaxListed)]
-	e.Left = e.Left[:min(len(e.Left), MaxListed)]
+	e.Cleared = e.Cleared[:min(len(e.Cleared), record.MaxListed)]
+	e.Denials = e.Denials[:min(len(e.Denials), record.MaxListed)]
+	e.Left = e.Left[:min(len(e.Left), record.MaxListed)]
 	if e.Overlay != nil {
 		o := *e.Overlay
-		for _, list := range []*[]PathNote{&o.Conflicts, &o.LeftOut, &o.Failed} {
-			n := min(len(*list), MaxListed)
+		for _, list := range []*[]record.PathNote{&o.Conflicts, &o.LeftOut, &o.Failed} {
+			n := min(len(*list), record.MaxListed)
 			o.Omitted += len(*list) - n
 			*list = (*list)[:n]
 		}

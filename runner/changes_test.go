@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -41,7 +42,7 @@ func TestADiffIsOnlyShownFromTheSessionsStart(t *testing.T) {
 		return sandbox.ExitStatus{}
 	}
 	r, _ := b.run(t.Context())
-	want := []Changed{
+	want := []record.Changed{
 		{Path: "a.txt", Change: "modified", Insertions: 1, Deletions: 1, HasDiff: true},
 		{Path: "gone.txt", Change: "deleted", Deletions: 1, HasDiff: true},
 		{Path: "new.txt", Change: "added", Insertions: 1, HasDiff: true},
@@ -73,7 +74,7 @@ func TestWhatCommandsChangeIsCounted(t *testing.T) {
 		return sandbox.ExitStatus{}
 	}
 	r, records := b.run(t.Context())
-	want := []Changed{
+	want := []record.Changed{
 		{Path: "a.sql", Change: "modified", Insertions: 2, Deletions: 1, HasDiff: true},
 		{Path: "large.txt", Change: "modified", Size: 2 * keptFileBytes},
 		{Path: "link", Change: "added", Size: int64(len("../../etc/passwd"))},
@@ -82,11 +83,11 @@ func TestWhatCommandsChangeIsCounted(t *testing.T) {
 	if diff := cmp.Diff(want, r.Changed); diff != "" {
 		t.Errorf("(-want +got):\n%s\n%s", diff, r.Patch)
 	}
-	count := ChangeCount{Files: 4, Insertions: 4, Deletions: 1, Uncounted: 2}
-	if ended := of[SessionEnded](t, records)[0]; r.ChangedCount != count || ended.ChangedCount != count {
+	count := record.ChangeCount{Files: 4, Insertions: 4, Deletions: 1, Uncounted: 2}
+	if ended := of[record.SessionEnded](t, records)[0]; r.ChangedCount != count || ended.ChangedCount != count {
 		t.Errorf("counted %+v, in the record %+v", r.ChangedCount, ended.ChangedCount)
 	}
-	if diff := cmp.Diff([]HostExecuted{{Path: "link", By: bySymlink, Target: "../../etc/passwd", Added: true}}, r.HostExecuted); diff != "" {
+	if diff := cmp.Diff([]record.HostExecuted{{Path: "link", By: bySymlink, Target: "../../etc/passwd", Added: true}}, r.HostExecuted); diff != "" {
 		t.Errorf("host-executed (-want +got):\n%s", diff)
 	}
 	if left, err := filepath.Glob(filepath.Join(r.Dir, "scratch-*")); err != nil || len(left) > 0 {
@@ -124,8 +125,8 @@ func TestProjectSettingsDoNotCount(t *testing.T) {
 	b.file(".caisson/config.yaml", "policy: {preset: nonsense}\n")
 	b.file(".mcp.json", "{}")
 	_, records := b.run(t.Context())
-	got := of[SessionCreated](t, records)[0].Ignored
-	want := []Ignored{{".caisson/config.yaml", "the workspace is not trusted"}, {".mcp.json", "a workspace's own MCP servers are not started"}}
+	got := of[record.SessionCreated](t, records)[0].Ignored
+	want := []record.Ignored{{Name: ".caisson/config.yaml", Why: "the workspace is not trusted"}, {Name: ".mcp.json", Why: "a workspace's own MCP servers are not started"}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -149,7 +150,7 @@ func TestLongOutputIsCountedAndSpilled(t *testing.T) {
 			t.Errorf("the result lacks %q: %.300s", want, text)
 		}
 	}
-	name, _ := of[ToolCompleted](t, records)[0].Metadata["stdout_spill"].(string)
+	name, _ := of[record.ToolCompleted](t, records)[0].Metadata["stdout_spill"].(string)
 	whole, err := os.ReadFile(filepath.Join(r.Dir, name))
 	if err != nil || len(whole) != 550011 {
 		t.Errorf("spilled %d bytes to %q: %v", len(whole), name, err)
@@ -160,7 +161,7 @@ func TestALongTaskIsSpilled(t *testing.T) {
 	b := newBench(t, "  - text: done\n")
 	b.opts.Task = strings.Repeat("long ", 100_000)
 	_, records := b.run(t.Context())
-	if got := of[SessionCreated](t, records)[0]; len(got.Task) > 20_000 {
+	if got := of[record.SessionCreated](t, records)[0]; len(got.Task) > 20_000 {
 		t.Errorf("task of %d bytes in the line", len(got.Task))
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -236,7 +237,7 @@ func TestWhatStaysClosedIsNamed(t *testing.T) {
 		return sandbox.ExitStatus{}
 	}
 	r := b.ends()
-	if !slices.ContainsFunc(r.Quarantined, func(q Quarantined) bool { return q.Path == "sub" && q.To == "" }) {
+	if !slices.ContainsFunc(r.Quarantined, func(q record.Quarantined) bool { return q.Path == "sub" && q.To == "" }) {
 		t.Errorf("quarantined %+v", r.Quarantined)
 	}
 	b.openUp()

@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -41,9 +42,9 @@ type container struct {
 	// not wait. Nil does nothing.
 	onStart func()
 	// record writes a record; fail ends the run; phrase words a problem.
-	record func(Payload) error
+	record func(record.Payload) error
 	fail   func(error)
-	phrase func(Problem) Problem
+	phrase func(record.Problem) record.Problem
 	log    *zap.Logger
 	// refuseLost refuses a container that lacks a protection.
 	refuseLost bool
@@ -97,7 +98,7 @@ func (e *startError) Unwrap() []error { return []error{tools.ErrSandboxStart, e.
 
 func newContainer(ctx context.Context, backend sandbox.Creator, spec sandbox.Spec) *container {
 	c := &container{backend: backend, spec: spec, log: zap.NewNop()}
-	c.phrase = func(p Problem) Problem { return p }
+	c.phrase = func(p record.Problem) record.Problem { return p }
 	c.making, c.stop = context.WithCancelCause(context.WithoutCancel(ctx))
 	return c
 }
@@ -166,7 +167,7 @@ func (c *container) settled(l *life, err error) {
 		c.fail(err)
 	case tell:
 		// A trace that can't be written is found again by the last record.
-		_ = c.record(Warning{Message: "calls that need the sandbox will fail: " + (&Error{Problem: c.phrase(startProblem(err, otherSandboxHint))}).Error()})
+		_ = c.record(record.Warning{Message: "calls that need the sandbox will fail: " + (&Error{Problem: c.phrase(startProblem(err, otherSandboxHint))}).Error()})
 	}
 }
 
@@ -178,9 +179,9 @@ func (c *container) started(l *life, took time.Duration) error {
 		c.attested = &att
 		c.mu.Unlock()
 	}
-	var p Payload = SandboxStarted{Attestation: att, StartMS: took.Milliseconds()}
+	var p record.Payload = record.SandboxStarted{Attestation: att, StartMS: took.Milliseconds()}
 	if l.number > 0 {
-		p = SandboxRestarted{Restart: l.number, Attestation: att, StartMS: took.Milliseconds()}
+		p = record.SandboxRestarted{Restart: l.number, Attestation: att, StartMS: took.Milliseconds()}
 	}
 	if err := c.record(p); err != nil {
 		return err

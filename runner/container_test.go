@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -24,8 +25,8 @@ type containerBench struct {
 	boxes *fakeBackend
 
 	reports  sync.Mutex
-	kinds    []Kind
-	payloads []Payload
+	kinds    []record.Kind
+	payloads []record.Payload
 	ends     []error // that ended the run
 	refuse   error   // what writing a record fails with
 }
@@ -34,7 +35,7 @@ func newContainerBench(t *testing.T) *containerBench {
 	t.Helper()
 	f := &fakeBackend{}
 	b := &containerBench{container: newContainer(t.Context(), f, sandbox.Spec{}), boxes: f}
-	b.record = func(p Payload) error {
+	b.record = func(p record.Payload) error {
 		b.reports.Lock()
 		defer b.reports.Unlock()
 		if b.refuse == nil {
@@ -63,7 +64,7 @@ func (b *containerBench) runningBox(t *testing.T) (*life, *fakeBox) {
 
 // requireReports fails the test unless exactly these records were written and so
 // many errors ended the run.
-func (b *containerBench) requireReports(t *testing.T, ends int, kinds ...Kind) {
+func (b *containerBench) requireReports(t *testing.T, ends int, kinds ...record.Kind) {
 	t.Helper()
 	b.reports.Lock()
 	defer b.reports.Unlock()
@@ -72,7 +73,7 @@ func (b *containerBench) requireReports(t *testing.T, ends int, kinds ...Kind) {
 	}
 }
 
-func lastPayload[T Payload](t *testing.T, b *containerBench) T {
+func lastPayload[T record.Payload](t *testing.T, b *containerBench) T {
 	t.Helper()
 	b.reports.Lock()
 	defer b.reports.Unlock()
@@ -109,7 +110,7 @@ func TestContainerStartsOnce(t *testing.T) {
 	if att == nil || att.Container != "fake-0" || restarts != 0 || len(left) != 0 {
 		t.Errorf("facts %+v, %d, %v", att, restarts, left)
 	}
-	b.requireReports(t, 0, KindSandboxStarted)
+	b.requireReports(t, 0, record.KindSandboxStarted)
 }
 
 func TestContainerPreparesItsSpec(t *testing.T) {
@@ -139,7 +140,7 @@ func TestContainerTellsOfAFailedStart(t *testing.T) {
 		b.settle(ctx)
 		close(fail)
 		b.settle(t.Context())
-		b.requireReports(t, 0, KindWarning)
+		b.requireReports(t, 0, record.KindWarning)
 		if !b.untouched() {
 			t.Error("touched after a failed start")
 		}
@@ -148,7 +149,7 @@ func TestContainerTellsOfAFailedStart(t *testing.T) {
 		}
 		b.kill()
 		b.close()
-		b.requireReports(t, 0, KindWarning)
+		b.requireReports(t, 0, record.KindWarning)
 	})
 	t.Run("a call waits", func(t *testing.T) {
 		b := newContainerBench(t)
@@ -217,7 +218,7 @@ func TestContainerRefusesWhatIsLacking(t *testing.T) {
 // TestContainerIsReplaced: by a new one as often as is allowed.
 func TestContainerIsReplaced(t *testing.T) {
 	b := newContainerBench(t)
-	want := []Kind{KindSandboxStarted}
+	want := []record.Kind{record.KindSandboxStarted}
 	for n := range maxRestarts {
 		l, box := b.runningBox(t)
 		if box.number != n {
@@ -235,18 +236,18 @@ func TestContainerIsReplaced(t *testing.T) {
 			t.Errorf("recorded %+v", lost)
 		}
 		b.runningBox(t)
-		if p := lastPayload[SandboxRestarted](t, b); p.Restart != n+1 {
+		if p := lastPayload[record.SandboxRestarted](t, b); p.Restart != n+1 {
 			t.Errorf("recorded %+v", p)
 		}
-		want = append(want, KindSandboxLost, KindSandboxRestarted)
+		want = append(want, record.KindSandboxLost, record.KindSandboxRestarted)
 	}
 	l, _ := b.runningBox(t)
 	err := b.retire(l, 1)
 	if !errors.Is(err, tools.ErrSandboxLost) || errors.Is(err, sandbox.ErrLost) {
 		t.Errorf("the last one: %v", err)
 	}
-	b.requireReports(t, 1, append(want, KindSandboxLost)...)
-	if lost := lastPayload[SandboxLost](t, b); lost.Restarting {
+	b.requireReports(t, 1, append(want, record.KindSandboxLost)...)
+	if lost := lastPayload[record.SandboxLost](t, b); lost.Restarting {
 		t.Errorf("recorded %+v", lost)
 	}
 	if _, restarts, _ := b.facts(); restarts != maxRestarts || len(b.boxes.boxes) != maxRestarts+1 {
@@ -256,17 +257,17 @@ func TestContainerIsReplaced(t *testing.T) {
 }
 
 // lastLoss returns the last record of a loss; one of a start may follow.
-func lastLoss(t *testing.T, b *containerBench) SandboxLost {
+func lastLoss(t *testing.T, b *containerBench) record.SandboxLost {
 	t.Helper()
 	b.reports.Lock()
 	defer b.reports.Unlock()
 	for _, p := range slices.Backward(b.payloads) {
-		if lost, ok := p.(SandboxLost); ok {
+		if lost, ok := p.(record.SandboxLost); ok {
 			return lost
 		}
 	}
 	t.Fatal("no loss is recorded")
-	return SandboxLost{}
+	return record.SandboxLost{}
 }
 
 // TestContainerFailsToBeReplaced: that something ran in the first one is not
@@ -280,7 +281,7 @@ func TestContainerFailsToBeReplaced(t *testing.T) {
 	if b.untouched() {
 		t.Error("untouched")
 	}
-	b.requireReports(t, 0, KindSandboxStarted, KindSandboxLost, KindWarning)
+	b.requireReports(t, 0, record.KindSandboxStarted, record.KindSandboxLost, record.KindWarning)
 }
 
 // TestContainerIsLost has a box end in each way, and a call meet that.
@@ -294,7 +295,7 @@ func TestContainerIsLost(t *testing.T) {
 		if !errors.Is(b.check(l, other), other) || b.check(l, nil) != nil {
 			t.Error("an error without a loss is changed")
 		}
-		b.requireReports(t, 0, KindSandboxStarted)
+		b.requireReports(t, 0, record.KindSandboxStarted)
 	})
 	t.Run("of a limit", func(t *testing.T) {
 		b := newContainerBench(t)
@@ -307,7 +308,7 @@ func TestContainerIsLost(t *testing.T) {
 		if _, box := b.runningBox(t); box.number != 1 {
 			t.Errorf("box %d runs", box.number)
 		}
-		b.requireReports(t, 0, KindSandboxStarted, KindSandboxLost, KindSandboxRestarted)
+		b.requireReports(t, 0, record.KindSandboxStarted, record.KindSandboxLost, record.KindSandboxRestarted)
 	})
 	t.Run("seen by the next call", func(t *testing.T) {
 		b := newContainerBench(t)
@@ -325,10 +326,10 @@ func TestContainerIsLost(t *testing.T) {
 				t.Errorf("the call: %v", err)
 			}
 		}
-		if lost := lastPayload[SandboxLost](t, b); lost.Limit != nil || lost.Restarting || lost.Cause == "" {
+		if lost := lastPayload[record.SandboxLost](t, b); lost.Limit != nil || lost.Restarting || lost.Cause == "" {
 			t.Errorf("recorded %+v", lost)
 		}
-		b.requireReports(t, 1, KindSandboxStarted, KindSandboxLost)
+		b.requireReports(t, 1, record.KindSandboxStarted, record.KindSandboxLost)
 	})
 	t.Run("killed", func(t *testing.T) {
 		b := newContainerBench(t)
@@ -344,7 +345,7 @@ func TestContainerIsLost(t *testing.T) {
 			t.Errorf("the next call: %v", err)
 		}
 		b.close()
-		b.requireReports(t, 1, KindSandboxStarted, KindSandboxLost)
+		b.requireReports(t, 1, record.KindSandboxStarted, record.KindSandboxLost)
 		_, _, left := b.facts()
 		if diff := cmp.Diff([]string{"mount busy"}, left); diff != "" {
 			t.Errorf("left (-want +got):\n%s", diff)
@@ -370,7 +371,7 @@ func TestContainerIsLost(t *testing.T) {
 		if err := b.check(l, sandbox.ErrLost); !errors.Is(err, tools.ErrSandboxLost) {
 			t.Errorf("the call: %v", err)
 		}
-		b.requireReports(t, 0, KindSandboxStarted)
+		b.requireReports(t, 0, record.KindSandboxStarted)
 	})
 }
 
@@ -387,7 +388,7 @@ func TestContainerRunsAgainAfterTheTurns(t *testing.T) {
 		if l, box := b.runningBox(t); box.number != 1 || l.unguarded {
 			t.Errorf("box %d runs", box.number)
 		}
-		b.requireReports(t, 0, KindSandboxStarted, KindSandboxRestarted)
+		b.requireReports(t, 0, record.KindSandboxStarted, record.KindSandboxRestarted)
 		b.close()
 		if err := b.revive(); !errors.Is(err, tools.ErrSandboxLost) {
 			t.Errorf("after the end: %v", err)
@@ -411,7 +412,7 @@ func TestContainerRunsAgainAfterTheTurns(t *testing.T) {
 		if l, box := b.runningBox(t); box.number != 1 || !l.unguarded || !box.spec.Workspace.Unguarded {
 			t.Errorf("box %d runs, guarded %v", box.number, !l.unguarded)
 		}
-		b.requireReports(t, 0, KindSandboxStarted, KindSandboxRestarted)
+		b.requireReports(t, 0, record.KindSandboxStarted, record.KindSandboxRestarted)
 		if att, restarts, _ := b.facts(); att.Container != "fake-0" || restarts != 1 {
 			t.Errorf("attested %s, %d restarts", att.Container, restarts)
 		}
@@ -446,7 +447,7 @@ func TestContainerRunsAgainAfterTheTurns(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.runningBox(t)
-		b.requireReports(t, 0, KindSandboxStarted, KindSandboxLost, KindSandboxRestarted)
+		b.requireReports(t, 0, record.KindSandboxStarted, record.KindSandboxLost, record.KindSandboxRestarted)
 	})
 	t.Run("renewed after a failed start", func(t *testing.T) {
 		b := newContainerBench(t)
@@ -485,11 +486,11 @@ func TestContainerCloses(t *testing.T) {
 	})
 	for name, died := range map[string]struct {
 		err   error
-		kinds []Kind
+		kinds []record.Kind
 	}{
-		"running":    {nil, []Kind{KindSandboxStarted}},
-		"crashed":    {sandbox.ErrLost, []Kind{KindSandboxStarted, KindSandboxLost}},
-		"of a limit": {&limits.ExceededError{Kind: limits.KindPIDs, Limit: 5}, []Kind{KindSandboxStarted, KindSandboxLost}},
+		"running":    {nil, []record.Kind{record.KindSandboxStarted}},
+		"crashed":    {sandbox.ErrLost, []record.Kind{record.KindSandboxStarted, record.KindSandboxLost}},
+		"of a limit": {&limits.ExceededError{Kind: limits.KindPIDs, Limit: 5}, []record.Kind{record.KindSandboxStarted, record.KindSandboxLost}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newContainerBench(t)
@@ -503,7 +504,7 @@ func TestContainerCloses(t *testing.T) {
 				t.Errorf("a late call: %v", err)
 			}
 			b.requireReports(t, 0, died.kinds...)
-			if lost, ok := b.payloads[len(b.payloads)-1].(SandboxLost); ok && (lost.Restarting || (lost.Limit != nil) != (name == "of a limit")) {
+			if lost, ok := b.payloads[len(b.payloads)-1].(record.SandboxLost); ok && (lost.Restarting || (lost.Limit != nil) != (name == "of a limit")) {
 				t.Errorf("recorded %+v", lost)
 			}
 			if _, err := b.running(t.Context()); err == nil {
@@ -519,7 +520,7 @@ func TestContainerCloses(t *testing.T) {
 		if err := b.check(l, sandbox.ErrLost); !errors.Is(err, tools.ErrSandboxLost) {
 			t.Errorf("a late call: %v", err)
 		}
-		b.requireReports(t, 0, KindSandboxStarted)
+		b.requireReports(t, 0, record.KindSandboxStarted)
 	})
 }
 

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/shell"
 )
@@ -27,7 +28,7 @@ func filling(t *testing.T) *executor {
 	}
 	t.Cleanup(func() { dir.Close() })
 	box := newContainer(t.Context(), &fakeBackend{scripts: map[string]script{"fill": hangs(started)}}, sandbox.Spec{Workspace: sandbox.Workspace{Path: dir.Name(), Dir: dir}})
-	box.record = func(Payload) error { return nil }
+	box.record = func(record.Payload) error { return nil }
 	box.start()
 	t.Cleanup(box.close)
 	ready := make(chan struct{})

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -28,7 +29,7 @@ func (*nothing) Execute(context.Context, *tools.Call) (tools.Output, error) {
 func BenchmarkDispatch(b *testing.B) {
 	for _, calls := range []int{1, 4} {
 		b.Run(fmt.Sprint(calls), func(b *testing.B) {
-			rec, err := NewRecorder(RecorderOptions{Dir: b.TempDir(), Session: "ses_01JD0000000000000000000000"})
+			rec, err := record.NewRecorder(record.RecorderOptions{Dir: b.TempDir(), Session: "ses_01JD0000000000000000000000"})
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -24,8 +25,8 @@ import (
 func TestSandboxIsAwaitedWhereNoToolNeedsIt(t *testing.T) {
 	b := newBench(t, "  - text: Nothing to do.\n")
 	answered := make(chan struct{})
-	b.opts.Mirror = func(r Record, _ []byte) {
-		if r.Kind == KindTurnCompleted {
+	b.opts.Mirror = func(r record.Record, _ []byte) {
+		if r.Kind == record.KindTurnCompleted {
 			close(answered)
 		}
 	}
@@ -39,7 +40,7 @@ func TestSandboxIsAwaitedWhereNoToolNeedsIt(t *testing.T) {
 		}
 	}
 	r, records := b.run(t.Context())
-	if r.ExitStatus != 0 || r.Attestation == nil || len(of[SandboxStarted](t, records)) != 1 {
+	if r.ExitStatus != 0 || r.Attestation == nil || len(of[record.SandboxStarted](t, records)) != 1 {
 		t.Errorf("ended %d with %+v", r.ExitStatus, r.Attestation)
 	}
 }
@@ -77,8 +78,8 @@ func TestLossOfTheSandbox(t *testing.T) {
 			b.backend.scripts["die"] = dies(tc.ofLimits)
 			b.backend.scripts["echo"] = says("alive")
 			r, records := b.run(t.Context())
-			lost := of[SandboxLost](t, records)
-			got := []int{r.ExitStatus, r.Restarts, len(lost), len(b.backend.boxes), len(of[SandboxRestarted](t, records))}
+			lost := of[record.SandboxLost](t, records)
+			got := []int{r.ExitStatus, r.Restarts, len(lost), len(b.backend.boxes), len(of[record.SandboxRestarted](t, records))}
 			if diff := cmp.Diff([]int{tc.status, tc.restarts, tc.lost, tc.boxes, tc.restarts}, got); diff != "" {
 				t.Errorf("status, restarts, lost, boxes, restarted (-want +got):\n%s", diff)
 			}
@@ -94,10 +95,10 @@ func TestLossOfTheSandbox(t *testing.T) {
 	}
 }
 
-func resultTexts(t *testing.T, records []Record) string {
+func resultTexts(t *testing.T, records []record.Record) string {
 	t.Helper()
 	var text strings.Builder
-	for _, m := range of[Message](t, records) {
+	for _, m := range of[record.Message](t, records) {
 		for _, block := range m.Blocks {
 			if block.ToolResult != nil {
 				for _, c := range block.ToolResult.Content {
@@ -129,11 +130,11 @@ func TestCancellation(t *testing.T) {
 			if r.ExitStatus != tc.status || r.Reason != loop.StopCancelled || r.Signal != tc.signal {
 				t.Errorf("ended %s (%d), signal %d", r.Reason, r.ExitStatus, r.Signal)
 			}
-			failed := of[ToolFailed](t, records)
+			failed := of[record.ToolFailed](t, records)
 			if len(failed) != 1 || failed[0].Class != tools.ErrorCancelled || !strings.Contains(failed[0].Partial, "so far") {
 				t.Errorf("tool.failed %+v", failed)
 			}
-			if c := of[TurnCancelled](t, records); len(c) != 1 || c[0].Reason != tc.reason {
+			if c := of[record.TurnCancelled](t, records); len(c) != 1 || c[0].Reason != tc.reason {
 				t.Errorf("turn.cancelled %+v", c)
 			}
 		})
@@ -149,7 +150,7 @@ func TestWallTimeIsALimit(t *testing.T) {
 	if r.ExitStatus != 53 || r.Limit == nil || r.Limit.Kind != limits.KindWallTime {
 		t.Errorf("ended %s (%d): %+v", r.Reason, r.ExitStatus, r.Limit)
 	}
-	if failed := of[ToolFailed](t, records); len(failed) != 1 || !strings.Contains(failed[0].Partial, "so far") {
+	if failed := of[record.ToolFailed](t, records); len(failed) != 1 || !strings.Contains(failed[0].Partial, "so far") {
 		t.Errorf("tool.failed %+v", failed)
 	}
 }
@@ -209,7 +210,7 @@ func TestAPolicyThatDeniesIsNoMissingApprover(t *testing.T) {
 	b := newBench(t, "  - calls: [{tool: shell, input: {command: echo}}]\n  - text: went on\n")
 	b.opts.Policy.Tools = map[string]tools.Mode{"shell": tools.ModeDeny, "shel": tools.ModeDeny}
 	r, records := b.run(t.Context())
-	if w := of[Warning](t, records); len(w) != 1 || !strings.Contains(w[0].Message, `"shel" matches no tool`) {
+	if w := of[record.Warning](t, records); len(w) != 1 || !strings.Contains(w[0].Message, `"shel" matches no tool`) {
 		t.Errorf("warnings %+v", w)
 	}
 	if r.ExitStatus != 0 || len(r.Denials) != 1 || len(b.backend.boxes[0].ran) != 0 {
@@ -221,7 +222,7 @@ func TestNothingRunsThatCannotBeRecorded(t *testing.T) {
 	b := newBench(t, "  - calls: [{tool: shell, input: {command: echo}}]\n  - text: done\n")
 	b.backend.scripts["echo"] = says("hi")
 	closed := false
-	b.opts.Mirror = func(r Record, _ []byte) { closed = closed || r.Kind == KindModelCallCompleted }
+	b.opts.Mirror = func(r record.Record, _ []byte) { closed = closed || r.Kind == record.KindModelCallCompleted }
 	b.opts.writeTrace = func(f *os.File, line []byte) (int, error) {
 		if closed {
 			return 0, os.ErrClosed
@@ -248,7 +249,7 @@ func TestWhatIsLeftBehindIsAFailure(t *testing.T) {
 	b := newBench(t, "  - text: done\n")
 	b.backend.destroy = errors.New("mount busy")
 	r, records := b.run(t.Context())
-	ended := of[SessionEnded](t, records)[0]
+	ended := of[record.SessionEnded](t, records)[0]
 	if r.ExitStatus != 1 || r.Reason != loop.StopAnswered || len(ended.Left) != 1 || ended.Problem == nil {
 		t.Errorf("ended %s (%d), left %v: %+v", r.Reason, r.ExitStatus, ended.Left, ended.Problem)
 	}
@@ -268,7 +269,7 @@ func TestALossThatNoCallMeetsIsRecorded(t *testing.T) {
 	b := newBench(t, "  - text: done\n")
 	b.backend.made = func(box *fakeBox) { box.die(sandbox.ErrLost) }
 	r, records := b.run(t.Context())
-	if lost := of[SandboxLost](t, records); r.ExitStatus != 0 || len(lost) != 1 || lost[0].Restarting {
+	if lost := of[record.SandboxLost](t, records); r.ExitStatus != 0 || len(lost) != 1 || lost[0].Restarting {
 		t.Errorf("ended %d, lost %+v", r.ExitStatus, lost)
 	}
 }
@@ -282,7 +283,7 @@ func TestASandboxThatHoldsWhatCanNotBeKilledIsReplaced(t *testing.T) {
 	if r.ExitStatus != 0 || r.Restarts != 1 || len(b.backend.boxes) != 2 || len(b.backend.boxes[1].ran) != 1 {
 		t.Errorf("ended %d after %d restarts", r.ExitStatus, r.Restarts)
 	}
-	if lost := of[SandboxLost](t, records); len(lost) != 1 || !strings.Contains(lost[0].Cause, "2 processes could not be killed") {
+	if lost := of[record.SandboxLost](t, records); len(lost) != 1 || !strings.Contains(lost[0].Cause, "2 processes could not be killed") {
 		t.Errorf("lost %+v", lost)
 	}
 }
@@ -334,8 +335,8 @@ func TestNothingRunsWhoseApprovalCannotBeRecorded(t *testing.T) {
 			b.opts.Broker = tools.NewBroker(tools.BrokerOptions{})
 			defer b.opts.Broker.Attach("terminal", answerer("allow"))()
 			var asked atomic.Bool
-			b.opts.Mirror = func(r Record, _ []byte) {
-				if r.Kind == KindConfirmationRequested {
+			b.opts.Mirror = func(r record.Record, _ []byte) {
+				if r.Kind == record.KindConfirmationRequested {
 					asked.Store(true)
 				}
 			}

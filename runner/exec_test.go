@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/shell"
@@ -69,7 +70,7 @@ func newExecutorBench(t *testing.T, start startFunc) (x *executor, b *containerB
 		box: b.container, spill: newSpiller(t.TempDir(), nil), ready: ready, after: func(context.Context) { *after++ },
 		fresh: func(context.Context, string) bool { return true }, images: preimages{dir: t.TempDir()},
 	}
-	x.background = newBackgrounds(x, func(BackgroundEnded) error { return nil }, zap.NewNop())
+	x.background = newBackgrounds(x, func(record.BackgroundEnded) error { return nil }, zap.NewNop())
 	return x, b, after
 }
 

@@ -2,6 +2,7 @@ package runner
 
 import (
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // Exit statuses of the command line; docs/exit-status.md is the published table.
@@ -87,7 +88,7 @@ func (i *Interrupted) Error() string {
 type Error struct {
 	// Status is the exit status.
 	Status int
-	Problem
+	record.Problem
 	// Err is the cause, where it is more than Problem says.
 	Err error
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -36,7 +37,7 @@ func TestExitStatusIsThePublishedTable(t *testing.T) {
 		loop.StopAnswered: 0, loop.StopProviderFailed: 1, loop.StopStuck: 1, loop.StopAuth: 41, loop.StopSandboxStart: 44,
 		loop.StopSandboxLost: 45, loop.StopLimit: 53, loop.StopTraceUnwritable: 54, loop.StopNoApprover: 56, loop.StopCancelled: 130,
 	} {
-		r := Report{SessionEnded: SessionEnded{Reason: reason}}
+		r := Report{SessionEnded: record.SessionEnded{Reason: reason}}
 		if got := ExitStatus(r); got != want || !slices.Contains(published[reason], want) {
 			t.Errorf("%s: %d, published %v, want %d", reason, got, published[reason], want)
 		}
@@ -48,31 +49,31 @@ func TestExitStatusIsThePublishedTable(t *testing.T) {
 }
 
 func TestExitStatusOfReports(t *testing.T) {
-	named := []Quarantined{{Path: "a/.git", To: "a/.git.quarantined-1"}}
-	unnamed := append(slices.Clone(named), Quarantined{Path: "b/.git", Why: "denied"})
+	named := []record.Quarantined{{Path: "a/.git", To: "a/.git.quarantined-1"}}
+	unnamed := append(slices.Clone(named), record.Quarantined{Path: "b/.git", Why: "denied"})
 	for _, c := range []struct {
 		name   string
 		report Report
 		want   int
 	}{
-		{"an answer", Report{SessionEnded: SessionEnded{Reason: loop.StopAnswered}}, ExitDone},
-		{"no turn", Report{SessionEnded: SessionEnded{Reason: StopNoTurn}}, ExitDone},
-		{"a call that nobody approved", Report{SessionEnded: SessionEnded{Reason: loop.StopAnswered}, Unapproved: 1, ApplyRefused: true}, ExitNoApprover},
-		{"a limit after such a call", Report{SessionEnded: SessionEnded{Reason: loop.StopLimit}, Unapproved: 1}, ExitLimit},
-		{"conflicts", Report{SessionEnded: SessionEnded{Reason: loop.StopAnswered, Left: []string{"a"}}, ApplyRefused: true}, ExitConflict},
-		{"all was applied", Report{SessionEnded: SessionEnded{Reason: loop.StopAnswered, Overlay: &OverlayResult{}}}, ExitDone},
-		{"one was not applied", Report{SessionEnded: SessionEnded{Reason: loop.StopAnswered, Overlay: &OverlayResult{Failed: []PathNote{{}}}}}, ExitFailed},
-		{"one thing is left", Report{SessionEnded: SessionEnded{Reason: loop.StopAnswered, Left: []string{"a mount"}}}, ExitFailed},
-		{"all was renamed", Report{SessionEnded: SessionEnded{Reason: loop.StopAnswered, Quarantined: named}}, ExitDone},
-		{"one was not renamed", Report{SessionEnded: SessionEnded{Reason: loop.StopAnswered, Quarantined: unnamed}, Unapproved: 1}, ExitUnvouched},
-		{"not renamed, no turn", Report{SessionEnded: SessionEnded{Reason: StopNoTurn, Quarantined: unnamed}}, ExitUnvouched},
-		{"not renamed, a limit", Report{SessionEnded: SessionEnded{Reason: loop.StopLimit, Quarantined: unnamed}}, ExitUnvouched},
-		{"not renamed, no approver", Report{SessionEnded: SessionEnded{Reason: loop.StopNoApprover, Quarantined: unnamed}}, ExitUnvouched},
-		{"not renamed, the sandbox was lost", Report{SessionEnded: SessionEnded{Reason: loop.StopSandboxLost, Quarantined: unnamed}}, ExitSandboxLost},
-		{"SIGTERM", Report{SessionEnded: SessionEnded{Reason: loop.StopCancelled, Quarantined: unnamed}, Unapproved: 1, Signal: 15}, 143},
-		{"SIGINT", Report{SessionEnded: SessionEnded{Reason: loop.StopCancelled}, Unapproved: 1, Signal: 2}, 130},
-		{"SIGHUP", Report{SessionEnded: SessionEnded{Reason: loop.StopCancelled}, Signal: 1}, 129},
-		{"SIGPIPE", Report{SessionEnded: SessionEnded{Reason: loop.StopCancelled}, Signal: 13}, 141},
+		{"an answer", Report{SessionEnded: record.SessionEnded{Reason: loop.StopAnswered}}, ExitDone},
+		{"no turn", Report{SessionEnded: record.SessionEnded{Reason: StopNoTurn}}, ExitDone},
+		{"a call that nobody approved", Report{SessionEnded: record.SessionEnded{Reason: loop.StopAnswered}, Unapproved: 1, ApplyRefused: true}, ExitNoApprover},
+		{"a limit after such a call", Report{SessionEnded: record.SessionEnded{Reason: loop.StopLimit}, Unapproved: 1}, ExitLimit},
+		{"conflicts", Report{SessionEnded: record.SessionEnded{Reason: loop.StopAnswered, Left: []string{"a"}}, ApplyRefused: true}, ExitConflict},
+		{"all was applied", Report{SessionEnded: record.SessionEnded{Reason: loop.StopAnswered, Overlay: &record.OverlayResult{}}}, ExitDone},
+		{"one was not applied", Report{SessionEnded: record.SessionEnded{Reason: loop.StopAnswered, Overlay: &record.OverlayResult{Failed: []record.PathNote{{}}}}}, ExitFailed},
+		{"one thing is left", Report{SessionEnded: record.SessionEnded{Reason: loop.StopAnswered, Left: []string{"a mount"}}}, ExitFailed},
+		{"all was renamed", Report{SessionEnded: record.SessionEnded{Reason: loop.StopAnswered, Quarantined: named}}, ExitDone},
+		{"one was not renamed", Report{SessionEnded: record.SessionEnded{Reason: loop.StopAnswered, Quarantined: unnamed}, Unapproved: 1}, ExitUnvouched},
+		{"not renamed, no turn", Report{SessionEnded: record.SessionEnded{Reason: StopNoTurn, Quarantined: unnamed}}, ExitUnvouched},
+		{"not renamed, a limit", Report{SessionEnded: record.SessionEnded{Reason: loop.StopLimit, Quarantined: unnamed}}, ExitUnvouched},
+		{"not renamed, no approver", Report{SessionEnded: record.SessionEnded{Reason: loop.StopNoApprover, Quarantined: unnamed}}, ExitUnvouched},
+		{"not renamed, the sandbox was lost", Report{SessionEnded: record.SessionEnded{Reason: loop.StopSandboxLost, Quarantined: unnamed}}, ExitSandboxLost},
+		{"SIGTERM", Report{SessionEnded: record.SessionEnded{Reason: loop.StopCancelled, Quarantined: unnamed}, Unapproved: 1, Signal: 15}, 143},
+		{"SIGINT", Report{SessionEnded: record.SessionEnded{Reason: loop.StopCancelled}, Unapproved: 1, Signal: 2}, 130},
+		{"SIGHUP", Report{SessionEnded: record.SessionEnded{Reason: loop.StopCancelled}, Signal: 1}, 129},
+		{"SIGPIPE", Report{SessionEnded: record.SessionEnded{Reason: loop.StopCancelled}, Signal: 13}, 141},
 	} {
 		if got := ExitStatus(c.report); got != c.want {
 			t.Errorf("%s: %d, want %d", c.name, got, c.want)
@@ -82,12 +83,12 @@ func TestExitStatusOfReports(t *testing.T) {
 
 func TestErrors(t *testing.T) {
 	cause := os.ErrNotExist
-	e := &Error{Problem: Problem{Cause: "no such session", Mend: "List them."}, Err: cause}
+	e := &Error{Problem: record.Problem{Cause: "no such session", Mend: "List them."}, Err: cause}
 	if e.Error() != "no such session. List them." || !errors.Is(e, cause) {
 		t.Errorf("%q of %v", e, errors.Unwrap(e))
 	}
 	for want, err := range map[string]error{
-		"no such session": &Error{Problem: Problem{Cause: "no such session"}}, "terminated": &Interrupted{Signal: 15}, "interrupted": &Interrupted{Signal: 2},
+		"no such session": &Error{Problem: record.Problem{Cause: "no such session"}}, "terminated": &Interrupted{Signal: 15}, "interrupted": &Interrupted{Signal: 2},
 	} {
 		if err.Error() != want {
 			t.Errorf("%q, want %q", err, want)

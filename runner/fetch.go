@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/fetch"
 )
@@ -57,6 +58,6 @@ func (s *Session) fetchTool() (tools.Factory, error) {
 	return fetch.New(fetch.Options{
 		Allow: o.Allow, Private: o.Private, Egress: egress, Hosts: hosts, MaxBytes: o.MaxBytes, Timeout: o.Timeout, Proxy: o.Proxy,
 		Dir: dir, Agent: agent, Logger: s.log,
-		Denied: func(d fetch.Denial) error { return s.journal.denied(NetworkDenied(d)) },
+		Denied: func(d fetch.Denial) error { return s.journal.denied(record.NetworkDenied(d)) },
 	})
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/fetch"
 )
@@ -45,21 +46,21 @@ func TestFetchInASession(t *testing.T) {
 			startTurn(t, s, "two")
 			records := b.records(s.Close())
 			var reasons []string
-			for _, d := range of[NetworkDenied](t, records) {
+			for _, d := range of[record.NetworkDenied](t, records) {
 				reasons = append(reasons, d.Reason)
 			}
 			if diff := cmp.Diff([]string{"not_allowed", "egress_bytes"}, reasons); diff != "" {
 				t.Errorf("refused (-want +got):\n%s", diff)
 			}
-			kinds := map[string]Kind{}
+			kinds := map[string]record.Kind{}
 			for _, r := range records {
 				kinds[r.ID] = r.Kind
-				if r.Kind == KindNetworkDenied && kinds[r.Parent] != KindToolCalled {
+				if r.Kind == record.KindNetworkDenied && kinds[r.Parent] != record.KindToolCalled {
 					t.Errorf("%s is below %q, not its call", r.Kind, kinds[r.Parent])
 				}
 			}
 			var ended []string
-			for _, c := range of[ToolCompleted](t, records) {
+			for _, c := range of[record.ToolCompleted](t, records) {
 				ended = append(ended, string(c.Name))
 			}
 			if diff := cmp.Diff([]string{"fetch"}, ended); diff != "" {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -185,13 +186,13 @@ func TestReportIsBounded(t *testing.T) {
 	var l changeList
 	long := strings.Repeat("d/", 500)
 	for i := range 20_000 {
-		c := Changed{Path: fmt.Sprintf("%s%06d.mk", long, i), Change: "added"}
+		c := record.Changed{Path: fmt.Sprintf("%s%06d.mk", long, i), Change: "added"}
 		l.add(c)
 		l.addExecuted(executed(c, "")...)
 	}
-	last := Changed{Path: "Makefile", Change: "modified", HasDiff: true, Insertions: 3}
+	last := record.Changed{Path: "Makefile", Change: "modified", HasDiff: true, Insertions: 3}
 	l.addExecuted(executed(last, "")...)
-	l.addExecuted(executed(Changed{Path: "z", Change: "added"}, "/etc/passwd")...)
+	l.addExecuted(executed(record.Changed{Path: "z", Change: "added"}, "/etc/passwd")...)
 	l.sort()
 	if n := l.count(); n.Files != 20_000 || n.Uncounted != 20_000 {
 		t.Errorf("%+v", n)
@@ -206,7 +207,7 @@ func TestReportIsBounded(t *testing.T) {
 	if text > maxReportedText+maxHostExecutedText || len(l.changed)+l.omitted != 20_000 || len(l.executed)+l.executedOmitted != 20_002 {
 		t.Errorf("%d bytes, %d and %d are listed, %d and %d are not", text, len(l.changed), len(l.executed), l.omitted, l.executedOmitted)
 	}
-	for _, want := range []HostExecuted{{Path: "Makefile", By: "make"}, {Path: "z", By: bySymlink, Target: "/etc/passwd", Added: true}} {
+	for _, want := range []record.HostExecuted{{Path: "Makefile", By: "make"}, {Path: "z", By: bySymlink, Target: "/etc/passwd", Added: true}} {
 		if !slices.Contains(l.executed, want) {
 			t.Errorf("%+v is not listed", want)
 		}

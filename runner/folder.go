@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 )
 
@@ -34,7 +35,7 @@ type Folder struct {
 // NewFolder makes the folder of a new session. It refuses a state folder that
 // others could change. Its errors are an [Error] with status 52.
 func NewFolder(stateDir string, secrets []redact.Secret) (*Folder, error) {
-	session := NewID("ses")
+	session := record.NewID("ses")
 	dir, err := makeSessionDir(stateDir, session)
 	if err != nil {
 		return nil, err
@@ -69,7 +70,7 @@ func (f *Folder) Close() error {
 	if rm != nil {
 		return err
 	}
-	if _, none := os.Lstat(filepath.Join(f.Dir, TraceFile)); errors.Is(none, fs.ErrNotExist) {
+	if _, none := os.Lstat(filepath.Join(f.Dir, record.TraceFile)); errors.Is(none, fs.ErrNotExist) {
 		err = errors.Join(err, os.Remove(filepath.Join(f.Dir, LogFile)), os.Remove(f.Dir))
 	}
 	return err

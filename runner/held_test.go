@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/shell"
@@ -27,15 +28,15 @@ func TestAToolOfAServer(t *testing.T) {
 	b.opts.Policy.Tools = map[string]tools.Mode{"srv/refused": tools.ModeDeny}
 	b.backend.scripts["do it"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus { return sandbox.ExitStatus{} }
 	report, records := b.run(t.Context())
-	called, completed := of[ToolCalled](t, records), of[ToolCompleted](t, records)
-	invalid, failed := of[ToolInputInvalid](t, records), of[ToolFailed](t, records)
+	called, completed := of[record.ToolCalled](t, records), of[record.ToolCompleted](t, records)
+	invalid, failed := of[record.ToolInputInvalid](t, records), of[record.ToolFailed](t, records)
 	if len(called) != 1 || called[0].Name != "srv/do_it" || len(completed) != 1 || completed[0].Name != "srv/do_it" || !completed[0].Success {
 		t.Errorf("called %+v, completed %+v", called, completed)
 	}
 	if len(invalid) != 1 || invalid[0].Name != "srv/do_it" || len(failed) != 1 || failed[0].Name != "srv/refused" || failed[0].Reason != "mode_deny" {
 		t.Errorf("invalid %+v, failed %+v", invalid, failed)
 	}
-	text, err := os.ReadFile(filepath.Join(report.Dir, TraceFile))
+	text, err := os.ReadFile(filepath.Join(report.Dir, record.TraceFile))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"sync"
 	"unicode"
+
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // bySymlink is who may follow a symlink that leads out of the workspace.
@@ -239,15 +241,15 @@ func isHostExecuted(p string) bool { return executedNames().find(p) != "" }
 
 // hostExecuted lists the changed files that a program of the host would run
 // or obey, and the deleted ones that bounded it.
-func hostExecuted(changed []Changed) []HostExecuted {
-	var out []HostExecuted
+func hostExecuted(changed []record.Changed) []record.HostExecuted {
+	var out []record.HostExecuted
 	for _, c := range changed {
 		gone := c.Change == "deleted"
 		if gone && boundNames().find(c.Path) == "" {
 			continue // a file that is gone runs nothing
 		}
 		if by := executedNames().find(c.Path); by != "" {
-			out = append(out, HostExecuted{Path: c.Path, By: by, Deleted: gone, Added: c.Change == "added"})
+			out = append(out, record.HostExecuted{Path: c.Path, By: by, Deleted: gone, Added: c.Change == "added"})
 		}
 	}
 	return out

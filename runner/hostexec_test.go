@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 func TestHostExecuted(t *testing.T) {
@@ -24,7 +26,7 @@ func TestHostExecuted(t *testing.T) {
 		"main.go": "", "README.md": "", "docs/makefile.txt": "", "github/workflows/x.yml": "", "env": "", "Makefile.d/x": "",
 	} {
 		got := ""
-		for _, h := range hostExecuted([]Changed{{Path: path, Change: "modified"}}) {
+		for _, h := range hostExecuted([]record.Changed{{Path: path, Change: "modified"}}) {
 			got = h.By
 		}
 		if got != want {
@@ -42,17 +44,17 @@ func TestHostExecuted(t *testing.T) {
 			t.Errorf("%U is ignored", r)
 		}
 	}
-	for change, want := range map[string]HostExecuted{
+	for change, want := range map[string]record.HostExecuted{
 		"added": {Path: "Makefile", By: "make", Added: true}, "modified": {Path: "Makefile", By: "make"},
 	} {
-		if got := hostExecuted([]Changed{{Path: "a.txt", Change: change}, {Path: "Makefile", Change: change}}); len(got) != 1 || got[0] != want {
+		if got := hostExecuted([]record.Changed{{Path: "a.txt", Change: change}, {Path: "Makefile", Change: change}}); len(got) != 1 || got[0] != want {
 			t.Errorf("%s: %+v", change, got)
 		}
 	}
-	if got := hostExecuted([]Changed{{Path: "Makefile", Change: "deleted"}}); len(got) != 0 {
+	if got := hostExecuted([]record.Changed{{Path: "Makefile", Change: "deleted"}}); len(got) != 0 {
 		t.Errorf("a file that is gone runs nothing: %v", got)
 	}
-	gone := []Changed{
+	gone := []record.Changed{
 		{Path: "child/.caisson/config.yaml", Change: "deleted"},
 		{Path: ".caisson/more/x", Change: "deleted"},
 		{Path: "a/.mcp.json", Change: "deleted"},
@@ -60,7 +62,7 @@ func TestHostExecuted(t *testing.T) {
 		{Path: "caisson/config.yaml", Change: "deleted"},
 		{Path: ".github/x.yml", Change: "deleted"},
 	}
-	want := []HostExecuted{
+	want := []record.HostExecuted{
 		{Path: "child/.caisson/config.yaml", By: "an agent", Deleted: true},
 		{Path: ".caisson/more/x", By: "an agent", Deleted: true},
 		{Path: "a/.mcp.json", By: "an agent", Deleted: true},

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -375,7 +376,7 @@ func TestWhatIsNotVouchedForComesFirst(t *testing.T) {
 		return do()
 	}
 	b.backend.scripts["plant"] = func(ctx context.Context, box *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
-		for i := range MaxListed + 20 {
+		for i := range record.MaxListed + 20 {
 			b.plants(fmt.Sprintf("a%03d/.git", i))(ctx, box, cmd)
 			b.plants(fmt.Sprintf("stuck%03d/.git", i))(ctx, box, cmd)
 		}
@@ -385,8 +386,8 @@ func TestWhatIsNotVouchedForComesFirst(t *testing.T) {
 	if r.ExitStatus != ExitUnvouched {
 		t.Errorf("status %d", r.ExitStatus)
 	}
-	ended := of[SessionEnded](t, records)[0]
-	if len(ended.Quarantined) != MaxListed+20 {
+	ended := of[record.SessionEnded](t, records)[0]
+	if len(ended.Quarantined) != record.MaxListed+20 {
 		t.Errorf("%d are listed", len(ended.Quarantined))
 	}
 	for _, q := range ended.Quarantined {
@@ -394,7 +395,7 @@ func TestWhatIsNotVouchedForComesFirst(t *testing.T) {
 			t.Errorf("listed first: %+v", q)
 		}
 	}
-	if len(r.Quarantined) != 2*(MaxListed+20) {
+	if len(r.Quarantined) != 2*(record.MaxListed+20) {
 		t.Errorf("%d in all", len(r.Quarantined))
 	}
 }
@@ -440,14 +441,14 @@ func TestASymlinkedConfigurationIsQuarantined(t *testing.T) {
 // TestExitStatusOfAnUnvouchedWorkspace: it beats success, limits and missing
 // approvals, and no interruption.
 func TestExitStatusOfAnUnvouchedWorkspace(t *testing.T) {
-	left := []Quarantined{{Path: "a/.git", Why: "no"}}
+	left := []record.Quarantined{{Path: "a/.git", Why: "no"}}
 	for reason, want := range map[string]int{"answered": 58, "no_turn": 58, "limit": 58, "no_approver": 58, "cancelled": 130, "sandbox_lost": 45, "provider_failed": 1} {
 		var r Report
 		r.Reason, r.Quarantined = loop.StopReason(reason), left
 		if got := ExitStatus(r); got != want {
 			t.Errorf("%s: %d, want %d", reason, got, want)
 		}
-		r.Unapproved, r.Quarantined = 1, []Quarantined{{Path: "a/.git", To: "b"}}
+		r.Unapproved, r.Quarantined = 1, []record.Quarantined{{Path: "a/.git", To: "b"}}
 		if got := ExitStatus(r); got == 58 {
 			t.Errorf("%s: renamed, and %d", reason, got)
 		}

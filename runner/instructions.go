@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -37,7 +38,7 @@ func (s *Session) loadInstructions() {
 			continue
 		}
 		if err != nil {
-			s.opts.Ignored = append(s.opts.Ignored, Ignored{Name: name, Why: "it can't be read: " + err.Error()})
+			s.opts.Ignored = append(s.opts.Ignored, record.Ignored{Name: name, Why: "it can't be read: " + err.Error()})
 			continue
 		}
 		if len(strings.TrimSpace(string(f.Data))) == 0 {
@@ -45,8 +46,8 @@ func (s *Session) loadInstructions() {
 		}
 		sum := sha256.Sum256(f.Data)
 		shown, cut := shownInstructions(string(f.Data))
-		file := LoadedFile{Path: name, Bytes: f.Size, SHA256: hex.EncodeToString(sum[:]), Truncated: f.Truncated || cut, Trust: trustUntrusted}
-		s.loaded, s.instructions = []LoadedFile{file}, instructionMessage(file, shown)
+		file := record.LoadedFile{Path: name, Bytes: f.Size, SHA256: hex.EncodeToString(sum[:]), Truncated: f.Truncated || cut, Trust: trustUntrusted}
+		s.loaded, s.instructions = []record.LoadedFile{file}, instructionMessage(file, shown)
 		return
 	}
 }
@@ -63,7 +64,7 @@ func shownInstructions(content string) (shown string, cut bool) {
 
 // instructionMessage puts a file before the model: as data, in the wrapper that
 // tool results have.
-func instructionMessage(f LoadedFile, shown string) string {
+func instructionMessage(f record.LoadedFile, shown string) string {
 	size := fmt.Sprintf("%d bytes", f.Bytes)
 	if f.Truncated {
 		size += "; its beginning follows, read_file has the rest"

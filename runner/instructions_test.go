@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -91,7 +92,7 @@ func TestInstructionFilesAreData(t *testing.T) {
 	startTurn(t, s, "and more")
 	records := b.records(s.Close())
 
-	loaded := of[SessionCreated](t, records)[0].FilesLoaded
+	loaded := of[record.SessionCreated](t, records)[0].FilesLoaded
 	if len(loaded) != 1 || loaded[0].Path != "AGENTS.md" || loaded[0].Trust != "untrusted" || loaded[0].Bytes != 46 || loaded[0].Truncated || len(loaded[0].SHA256) != 64 {
 		t.Errorf("files loaded: %+v", loaded)
 	}
@@ -123,7 +124,7 @@ func TestInstructionFilesAreData(t *testing.T) {
 	if out, in := bare(model.requests[0].Messages, order); out != 0 || in != 1 {
 		t.Errorf("in the next session the order is %d times outside, %d inside", out, in)
 	}
-	if loaded := of[SessionCreated](t, records)[0].FilesLoaded; len(loaded) != 1 || loaded[0].Trust != "untrusted" {
+	if loaded := of[record.SessionCreated](t, records)[0].FilesLoaded; len(loaded) != 1 || loaded[0].Trust != "untrusted" {
 		t.Errorf("files loaded: %+v", loaded)
 	}
 
@@ -176,7 +177,7 @@ func TestWhichInstructionFile(t *testing.T) {
 				}
 			}
 			_, records := b.run(t.Context())
-			created := of[SessionCreated](t, records)[0]
+			created := of[record.SessionCreated](t, records)[0]
 			var got, ignored string
 			for _, f := range created.FilesLoaded {
 				got += fmt.Sprintf("%s %d %t", f.Path, f.Bytes, f.Truncated)

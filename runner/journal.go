@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -12,11 +13,11 @@ import (
 // safe for concurrent use, as the dispatcher, the loop and the container
 // report from goroutines of their own.
 type journal struct {
-	rec  *Recorder
+	rec  *record.Recorder
 	live func(Delta)
 	// cancelled returns what the record of a cancelled turn contains about its
 	// cause, and client is the label of the user who started the turn.
-	cancelled func() TurnCancelled
+	cancelled func() record.TurnCancelled
 	client    string
 
 	mu      sync.Mutex
@@ -36,15 +37,15 @@ type journal struct {
 // tally is what is counted while records are written.
 type tally struct {
 	modelCalls, toolCalls int
-	denials               []Denial
-	modelFailure          ModelCallFailed
+	denials               []record.Denial
+	modelFailure          record.ModelCallFailed
 }
 
-func newJournal(rec *Recorder, live func(Delta)) *journal {
+func newJournal(rec *record.Recorder, live func(Delta)) *journal {
 	if live == nil {
 		live = func(Delta) {}
 	}
-	return &journal{rec: rec, live: live, calls: map[string]string{}, cancelled: func() TurnCancelled { return cancellation(context.Background()) }}
+	return &journal{rec: rec, live: live, calls: map[string]string{}, cancelled: func() record.TurnCancelled { return cancellation(context.Background()) }}
 }
 
 // synced does something with mu held, and puts what it wrote on the disk, where
@@ -60,7 +61,7 @@ func (j *journal) synced(do func() (due bool, err error)) error {
 }
 
 // beginTurn sets who started the next turn, and how its cancellation is recorded.
-func (j *journal) beginTurn(client string, cancelled func() TurnCancelled) {
+func (j *journal) beginTurn(client string, cancelled func() record.TurnCancelled) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.client, j.cancelled = client, cancelled
@@ -68,19 +69,19 @@ func (j *journal) beginTurn(client string, cancelled func() TurnCancelled) {
 
 // write records something that the session itself says. Once sandbox.started
 // is written, so are the calls that waited for it.
-func (j *journal) write(p Payload) error {
+func (j *journal) write(p record.Payload) error {
 	return j.synced(func() (bool, error) { return j.written(p) })
 }
 
-func (j *journal) written(p Payload) (due bool, _ error) {
-	id, err := j.rec.Write(Entry{Turn: j.turn, Parent: j.created, Actor: ActorSystem, Payload: p})
+func (j *journal) written(p record.Payload) (due bool, _ error) {
+	id, err := j.rec.Write(record.Entry{Turn: j.turn, Parent: j.created, Actor: record.ActorSystem, Payload: p})
 	if err != nil {
 		return due, err
 	}
 	if j.created == "" {
 		j.created = id
 	}
-	if p.Kind() == KindSandboxStarted {
+	if p.Kind() == record.KindSandboxStarted {
 		j.attested = true
 		return j.admit("")
 	}
@@ -88,32 +89,32 @@ func (j *journal) written(p Payload) (due bool, _ error) {
 }
 
 // denied records that the egress policy refused a connection of a call.
-func (j *journal) denied(p NetworkDenied) error {
+func (j *journal) denied(p record.NetworkDenied) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	// The call runs, though the sandbox that others wait for may not yet.
 	if _, err := j.admit(p.CallID); err != nil {
 		return err
 	}
-	return j.put(nil, j.cause(p.CallID), ActorTool, p)
+	return j.put(nil, j.cause(p.CallID), record.ActorTool, p)
 }
 
 // background records the end of a command in the background, below its call.
-func (j *journal) background(p BackgroundEnded) error {
+func (j *journal) background(p record.BackgroundEnded) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.put(nil, j.cause(p.CallID), ActorTool, p)
+	return j.put(nil, j.cause(p.CallID), record.ActorTool, p)
 }
 
 // user records what a user did, below the record parent, "" for the session's
 // first, and returns the record's id.
-func (j *journal) user(p Payload, parent string) (string, error) {
+func (j *journal) user(p record.Payload, parent string) (string, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if parent == "" {
 		parent = j.created
 	}
-	return j.rec.Write(Entry{Turn: j.turn, Parent: parent, Actor: ActorUser, Payload: p})
+	return j.rec.Write(record.Entry{Turn: j.turn, Parent: parent, Actor: record.ActorUser, Payload: p})
 }
 
 // admit records that calls which waited for the sandbox have begun: one, or all
@@ -138,7 +139,7 @@ func (j *journal) admit(call string) (due bool, _ error) {
 // begun records that a call begins; what writes, executes or reaches a network
 // is due on the disk before it does. The caller holds mu.
 func (j *journal) begun(e tools.Called) (due bool, _ error) {
-	err := j.putCall(e.CallID, ActorAgent, called(e))
+	err := j.putCall(e.CallID, record.ActorAgent, called(e))
 	return e.Class != tools.ClassNone && e.Class != tools.ClassRead, err
 }
 
@@ -164,33 +165,33 @@ func (j *journal) loopEvent(e loop.Event) error {
 	switch e := e.(type) {
 	case loop.TurnStarted:
 		j.turn, j.tally.modelCalls, j.tally.toolCalls = e.Turn, 0, 0
-		return j.put(&j.turnRec, j.created, ActorUser, TurnStarted{Client: j.client})
+		return j.put(&j.turnRec, j.created, record.ActorUser, record.TurnStarted{Client: j.client})
 	case loop.MessageAdded:
 		return j.message(e.Message)
 	case loop.ModelCallStarted:
 		j.tally.modelCalls++
-		return j.put(&j.asked, j.turnRec, ActorAgent, ModelCallStarted{Round: e.Round, Model: e.Model, Tools: e.Tools})
+		return j.put(&j.asked, j.turnRec, record.ActorAgent, record.ModelCallStarted{Round: e.Round, Model: e.Model, Tools: e.Tools})
 	case loop.ModelCallCompleted:
-		p := ModelCallCompleted{
+		p := record.ModelCallCompleted{
 			Round: e.Round, LatencyMS: e.Latency.Milliseconds(), Usage: e.Usage, Finish: e.Finish, ToolCalls: e.ToolCalls,
 		}
 		if e.FirstDelta > 0 {
 			p.FirstDeltaMS = new(e.FirstDelta.Milliseconds())
 		}
-		return j.put(&j.answer, j.asked, ActorAgent, p)
+		return j.put(&j.answer, j.asked, record.ActorAgent, p)
 	case loop.ModelCallFailed:
-		j.tally.modelFailure = ModelCallFailed{
+		j.tally.modelFailure = record.ModelCallFailed{
 			Round: e.Round, Class: e.Class, Status: e.Status, Message: e.Message, ErrorID: e.ErrorID,
 		}
-		return j.put(&j.answer, j.asked, ActorAgent, j.tally.modelFailure)
+		return j.put(&j.answer, j.asked, record.ActorAgent, j.tally.modelFailure)
 	case loop.CallRefused:
 		f := tools.Failed{CallID: e.CallID, Name: e.Name, Class: e.Class, Reason: e.Reason, Message: e.Message}
 		j.deny(f)
-		return j.putCall(e.CallID, ActorTool, failed(f))
+		return j.putCall(e.CallID, record.ActorTool, failed(f))
 	case loop.BudgetWarning:
-		return j.put(nil, j.turnRec, ActorSystem, BudgetWarning{What: e.Kind, Limit: e.Limit, Used: e.Used})
+		return j.put(nil, j.turnRec, record.ActorSystem, record.BudgetWarning{What: e.Kind, Limit: e.Limit, Used: e.Used})
 	case loop.ContextShortened:
-		return j.put(nil, j.turnRec, ActorSystem, Warning{Message: shortenedText(e)})
+		return j.put(nil, j.turnRec, record.ActorSystem, record.Warning{Message: shortenedText(e)})
 	case loop.TurnEnded:
 		return j.turnEnded(e)
 	}
@@ -203,9 +204,9 @@ func (j *journal) turnEnded(e loop.TurnEnded) error {
 	if e.Reason == loop.StopCancelled {
 		p := j.cancelled()
 		p.ModelCalls, p.ToolCalls, p.Usage, p.WallMS = t.modelCalls, t.toolCalls, e.Usage, e.Wall.Milliseconds()
-		return j.put(nil, j.turnRec, ActorSystem, p)
+		return j.put(nil, j.turnRec, record.ActorSystem, p)
 	}
-	return j.put(nil, j.turnRec, ActorSystem, TurnCompleted{
+	return j.put(nil, j.turnRec, record.ActorSystem, record.TurnCompleted{
 		Reason: e.Reason, Truncated: e.Truncated, ModelCalls: t.modelCalls, ToolCalls: t.toolCalls,
 		Usage: e.Usage, WallMS: e.Wall.Milliseconds(),
 	})
@@ -213,27 +214,27 @@ func (j *journal) turnEnded(e loop.TurnEnded) error {
 
 // message records a message under what brought it about.
 func (j *journal) message(m loop.Message) error {
-	parent, actor, client := j.turnRec, ActorSystem, ""
+	parent, actor, client := j.turnRec, record.ActorSystem, ""
 	switch m.Role {
 	case loop.RoleUser:
-		actor, client = ActorUser, j.client
+		actor, client = record.ActorUser, j.client
 	case loop.RoleAssistant:
-		parent, actor = j.answer, ActorAgent
+		parent, actor = j.answer, record.ActorAgent
 	case loop.RoleTool:
-		actor = ActorTool
+		actor = record.ActorTool
 		for _, b := range m.Blocks {
 			if b.ToolResult != nil && j.calls[b.ToolResult.ToolUseID] != "" {
 				parent = j.calls[b.ToolResult.ToolUseID]
 			}
 		}
 	}
-	return j.put(nil, parent, actor, Message{Role: m.Role, Blocks: m.Blocks, Client: client})
+	return j.put(nil, parent, actor, record.Message{Role: m.Role, Blocks: m.Blocks, Client: client})
 }
 
 // put writes one record and keeps its id where keep is not nil. The caller
 // holds mu.
-func (j *journal) put(keep *string, parent string, actor Actor, p Payload) error {
-	id, err := j.rec.Write(Entry{Turn: j.turn, Parent: parent, Actor: actor, Payload: p})
+func (j *journal) put(keep *string, parent string, actor record.Actor, p record.Payload) error {
+	id, err := j.rec.Write(record.Entry{Turn: j.turn, Parent: parent, Actor: actor, Payload: p})
 	if err == nil && keep != nil {
 		*keep = id
 	}
@@ -242,8 +243,8 @@ func (j *journal) put(keep *string, parent string, actor Actor, p Payload) error
 
 // putCall writes one record of a call, under the call's record before it, or
 // under the model's answer that made the call.
-func (j *journal) putCall(call string, actor Actor, p Payload) error {
-	id, err := j.rec.Write(Entry{Turn: j.turn, Parent: j.cause(call), Actor: actor, Payload: p})
+func (j *journal) putCall(call string, actor record.Actor, p record.Payload) error {
+	id, err := j.rec.Write(record.Entry{Turn: j.turn, Parent: j.cause(call), Actor: actor, Payload: p})
 	if err == nil {
 		j.calls[call] = id
 	}
@@ -301,26 +302,26 @@ func answered(e tools.Event) bool {
 func (j *journal) toolRecord(e tools.Event) error {
 	switch e := e.(type) {
 	case tools.Completed:
-		return j.putCall(e.CallID, ActorTool, completed(e))
+		return j.putCall(e.CallID, record.ActorTool, completed(e))
 	case tools.Failed:
 		j.deny(e)
-		return j.putCall(e.CallID, ActorTool, failed(e))
+		return j.putCall(e.CallID, record.ActorTool, failed(e))
 	case tools.InputInvalid:
-		return j.putCall(e.CallID, ActorTool, ToolInputInvalid{CallID: e.CallID, Name: e.Name, Errors: NonNil(e.Messages)})
+		return j.putCall(e.CallID, record.ActorTool, record.ToolInputInvalid{CallID: e.CallID, Name: e.Name, Errors: record.NonNil(e.Messages)})
 	case tools.ConfirmationRequested:
-		return j.putCall(e.Confirmation.CallID, ActorSystem, requested(e.Confirmation))
+		return j.putCall(e.Confirmation.CallID, record.ActorSystem, requested(e.Confirmation))
 	case tools.ConfirmationResolved:
-		actor := ActorSystem
+		actor := record.ActorSystem
 		if e.By == "user" {
-			actor = ActorUser
+			actor = record.ActorUser
 		}
-		return j.putCall(e.CallID, actor, ConfirmationResolved{
+		return j.putCall(e.CallID, actor, record.ConfirmationResolved{
 			CallID: e.CallID, RequestID: e.ConfirmationID, Decision: e.Decision, Scope: e.Scope, By: e.By, Client: e.Client,
 		})
 	case tools.ConfirmationAttempted:
-		return j.put(nil, j.cause(e.CallID), ActorUser, attempted(e))
+		return j.put(nil, j.cause(e.CallID), record.ActorUser, attempted(e))
 	case tools.Warning:
-		return j.put(nil, j.cause(e.CallID), ActorSystem, Warning{CallID: e.CallID, Message: e.Message})
+		return j.put(nil, j.cause(e.CallID), record.ActorSystem, record.Warning{CallID: e.CallID, Message: e.Message})
 	}
 	return nil
 }
@@ -336,6 +337,6 @@ func (j *journal) cause(call string) string {
 func (j *journal) deny(e tools.Failed) {
 	switch e.Class {
 	case tools.ErrorPermissionDenied, tools.ErrorUserDenied, tools.ErrorConfirmationTimeout:
-		j.tally.denials = append(j.tally.denials, Denial{CallID: e.CallID, Name: e.Name, Class: e.Class, Reason: e.Reason})
+		j.tally.denials = append(j.tally.denials, record.Denial{CallID: e.CallID, Name: e.Name, Class: e.Class, Reason: e.Reason})
 	}
 }

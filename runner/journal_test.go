@@ -16,13 +16,14 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
 
 // TestCallsOfTheSandboxAreRecordedBehindIt: one waits and then runs, one is
 // cancelled while it waits, one reads and waits for nothing.
 func TestCallsOfTheSandboxAreRecordedBehindIt(t *testing.T) {
-	rec := newJournalRecorder(t, RecorderOptions{})
+	rec := newJournalRecorder(t, record.RecorderOptions{})
 	j := newJournal(rec, nil)
 	do := func(err error) {
 		t.Helper()
@@ -30,13 +31,13 @@ func TestCallsOfTheSandboxAreRecordedBehindIt(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	do(j.write(SessionCreated{}))
+	do(j.write(record.SessionCreated{}))
 	do(j.toolEvent(tools.Called{CallID: "tu_run", Name: "shell", Class: tools.ClassExecute}))
 	do(j.toolEvent(tools.Called{CallID: "tu_gone", Name: "write_file", Class: tools.ClassWrite}))
 	do(j.toolEvent(tools.Called{CallID: "tu_read", Name: "read_file", Class: tools.ClassRead}))
 	do(j.toolEvent(tools.Completed{CallID: "tu_read", Name: "read_file"}))
 	do(j.toolEvent(tools.Failed{CallID: "tu_gone", Name: "write_file", Class: tools.ErrorCancelled}))
-	do(j.write(SandboxStarted{}))
+	do(j.write(record.SandboxStarted{}))
 	do(j.toolEvent(tools.Completed{CallID: "tu_run", Name: "shell"}))
 	do(j.toolEvent(tools.Called{CallID: "tu_next", Name: "shell", Class: tools.ClassExecute}))
 
@@ -61,7 +62,7 @@ func TestCallsOfTheSandboxAreRecordedBehindIt(t *testing.T) {
 // TestAnswersThatChangeNothingAreRecorded gives each outcome, and looks that
 // answers are on the disk when their event returns.
 func TestAnswersThatChangeNothingAreRecorded(t *testing.T) {
-	rec := newJournalRecorder(t, RecorderOptions{})
+	rec := newJournalRecorder(t, record.RecorderOptions{})
 	j := newJournal(rec, nil)
 	stranger := strings.Repeat("é", 1000)
 	for _, e := range []tools.Attempt{
@@ -76,21 +77,21 @@ func TestAnswersThatChangeNothingAreRecorded(t *testing.T) {
 			t.Errorf("record %d of %d is on the disk", rec.Synced(), last)
 		}
 	}
-	var got []ConfirmationAttempted
+	var got []record.ConfirmationAttempted
 	for _, r := range recordsOf(t, rec) {
-		if r.Actor != ActorUser {
+		if r.Actor != record.ActorUser {
 			t.Errorf("actor %s", r.Actor)
 		}
-		var p ConfirmationAttempted
+		var p record.ConfirmationAttempted
 		if err := json.Unmarshal(r.Payload, &p); err != nil || r.Kind != p.Kind() {
 			t.Fatalf("record %d is %s: %v", r.Seq, r.Kind, err)
 		}
 		got = append(got, p)
 	}
-	want := []ConfirmationAttempted{
-		{RequestID: "00ff", CallID: "tu_1", Decision: "deny", By: "http", Outcome: AttemptResolved, Recorded: "allow", RecordedBy: "user"},
-		{RequestID: "00ff", CallID: "tu_1", Decision: "allow", Scope: "session", By: "http", Outcome: AttemptExpired, Recorded: "timeout", RecordedBy: "timeout"},
-		{RequestID: strings.Repeat("é", 64), Decision: "allow", By: "http", Outcome: AttemptUnknown},
+	want := []record.ConfirmationAttempted{
+		{RequestID: "00ff", CallID: "tu_1", Decision: "deny", By: "http", Outcome: record.AttemptResolved, Recorded: "allow", RecordedBy: "user"},
+		{RequestID: "00ff", CallID: "tu_1", Decision: "allow", Scope: "session", By: "http", Outcome: record.AttemptExpired, Recorded: "timeout", RecordedBy: "timeout"},
+		{RequestID: strings.Repeat("é", 64), Decision: "allow", By: "http", Outcome: record.AttemptUnknown},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -103,7 +104,7 @@ func TestCallsShareTheirSync(t *testing.T) {
 	held := false
 	entered, release := make(chan struct{}), make(chan struct{})
 	var once sync.Once
-	rec := newJournalRecorder(t, RecorderOptions{Sync: func(*os.File) error {
+	rec := newJournalRecorder(t, record.RecorderOptions{Sync: func(*os.File) error {
 		if held {
 			once.Do(func() {
 				close(entered)
@@ -113,7 +114,7 @@ func TestCallsShareTheirSync(t *testing.T) {
 		return nil
 	}})
 	j := newJournal(rec, nil)
-	if err := errors.Join(j.write(SessionCreated{}), j.write(SandboxStarted{}), rec.Sync()); err != nil {
+	if err := errors.Join(j.write(record.SessionCreated{}), j.write(record.SandboxStarted{}), rec.Sync()); err != nil {
 		t.Fatal(err)
 	}
 	held = true
@@ -141,9 +142,9 @@ func TestCallsShareTheirSync(t *testing.T) {
 // answer fails, and so does the call that it allowed.
 func TestNothingRunsBehindAnAuditRecordThatIsLost(t *testing.T) {
 	var full error
-	rec := newJournalRecorder(t, RecorderOptions{Sync: func(f *os.File) error { return errors.Join(full, f.Sync()) }})
+	rec := newJournalRecorder(t, record.RecorderOptions{Sync: func(f *os.File) error { return errors.Join(full, f.Sync()) }})
 	j := newJournal(rec, nil)
-	if err := errors.Join(j.write(SessionCreated{}), j.write(SandboxStarted{}), rec.Sync()); err != nil {
+	if err := errors.Join(j.write(record.SessionCreated{}), j.write(record.SandboxStarted{}), rec.Sync()); err != nil {
 		t.Fatal(err)
 	}
 	full = syscall.ENOSPC
@@ -163,10 +164,10 @@ func TestNothingRunsBehindAnAuditRecordThatIsLost(t *testing.T) {
 // TestJournalRecordsWhatCausedWhat writes each kind of record that a journal does,
 // and compares its actor, its turn and the record above it.
 func TestJournalRecordsWhatCausedWhat(t *testing.T) {
-	rec := newJournalRecorder(t, RecorderOptions{})
+	rec := newJournalRecorder(t, record.RecorderOptions{})
 	var live []Delta
 	j := newJournal(rec, func(d Delta) { live = append(live, d) })
-	own := func(p Payload) func() error { return func() error { return j.write(p) } }
+	own := func(p record.Payload) func() error { return func() error { return j.write(p) } }
 	ofLoop := func(e loop.Event) func() error { return func() error { return j.loopEvent(e) } }
 	ofTools := func(e tools.Event) func() error { return func() error { return j.toolEvent(e) } }
 	message := func(role loop.Role, blocks ...loop.Block) func() error {
@@ -174,12 +175,12 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 	}
 	command := ""
 	do := []func() error{
-		own(SessionCreated{}),
-		own(Warning{}),
-		func() (err error) { command, err = j.user(UserCommandStarted{}, ""); return err },
-		func() error { _, err := j.user(UserCommandEnded{}, command); return err },
+		own(record.SessionCreated{}),
+		own(record.Warning{}),
+		func() (err error) { command, err = j.user(record.UserCommandStarted{}, ""); return err },
+		func() error { _, err := j.user(record.UserCommandEnded{}, command); return err },
 		func() error {
-			j.beginTurn("http:alice", func() TurnCancelled { return TurnCancelled{By: "user"} })
+			j.beginTurn("http:alice", func() record.TurnCancelled { return record.TurnCancelled{By: "user"} })
 			return nil
 		},
 		ofLoop(loop.TurnStarted{Turn: "1"}),
@@ -193,11 +194,11 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 		ofTools(tools.ConfirmationAttempted{Attempt: tools.Attempt{CallID: "a"}}),
 		ofTools(tools.Called{CallID: "a", Class: tools.ClassExecute}),
 		ofTools(tools.OutputDelta{CallID: "a"}),
-		func() error { return j.denied(NetworkDenied{CallID: "a"}) },
+		func() error { return j.denied(record.NetworkDenied{CallID: "a"}) },
 		ofTools(tools.Warning{CallID: "a"}),
 		ofTools(tools.Completed{CallID: "a"}),
 		message(loop.RoleTool, loop.Block{ToolResult: &loop.ToolResult{ToolUseID: "a"}}),
-		func() error { return j.background(BackgroundEnded{CallID: "a"}) },
+		func() error { return j.background(record.BackgroundEnded{CallID: "a"}) },
 		ofTools(tools.ConfirmationResolved{CallID: "b", By: "session"}),
 		ofTools(tools.InputInvalid{CallID: "b"}),
 		ofLoop(loop.CallRefused{CallID: "c", Class: tools.ErrorPermissionDenied}),
@@ -208,7 +209,7 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 		ofLoop(loop.ModelCallFailed{Message: "down"}),
 		ofTools(tools.Failed{CallID: "d", Class: tools.ErrorUserDenied}),
 		ofLoop(loop.TurnEnded{Reason: loop.StopAnswered}),
-		own(Warning{}),
+		own(record.Warning{}),
 		ofLoop(loop.TurnStarted{Turn: "2"}),
 		ofLoop(loop.ModelCallStarted{}),
 		ofLoop(loop.ModelCallCompleted{FirstDelta: time.Second}),
@@ -225,7 +226,7 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 		}
 	}
 	records := recordsOf(t, rec)
-	above := map[string]Kind{}
+	above := map[string]record.Kind{}
 	var got []string
 	for _, r := range records {
 		got = append(got, fmt.Sprintf("%s by %s below %s %s", r.Kind, r.Actor, above[r.Parent], r.Turn))
@@ -277,13 +278,13 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 	if diff := cmp.Diff([]Delta{{Stream: "answer", Text: "so"}, {CallID: "a"}}, live); diff != "" {
 		t.Errorf("live (-want +got):\n%s", diff)
 	}
-	if m := of[Message](t, records); m[0].Client != "http:alice" || m[1].Client != "" || of[TurnStarted](t, records)[0].Client != "http:alice" {
+	if m := of[record.Message](t, records); m[0].Client != "http:alice" || m[1].Client != "" || of[record.TurnStarted](t, records)[0].Client != "http:alice" {
 		t.Errorf("the user is not recorded: %+v", m)
 	}
-	if c := of[ModelCallCompleted](t, records); c[0].FirstDeltaMS != nil || c[1].FirstDeltaMS == nil || *c[1].FirstDeltaMS != 1000 {
+	if c := of[record.ModelCallCompleted](t, records); c[0].FirstDeltaMS != nil || c[1].FirstDeltaMS == nil || *c[1].FirstDeltaMS != 1000 {
 		t.Errorf("first pieces %+v", c)
 	}
-	first, second := of[TurnCompleted](t, records)[0], of[TurnCancelled](t, records)[0]
+	first, second := of[record.TurnCompleted](t, records)[0], of[record.TurnCancelled](t, records)[0]
 	if first.ModelCalls != 2 || first.ToolCalls != 1 || second.ModelCalls != 1 || second.ToolCalls != 2 || second.By != "user" || second.Usage.Rounds != 7 || second.WallMS != 1000 {
 		t.Errorf("turns %+v, %+v", first, second)
 	}
@@ -303,14 +304,14 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 // it does not happen.
 func TestJournalReportsWhatIsNotRecorded(t *testing.T) {
 	do := map[string]func(*journal) error{
-		"its own":      func(j *journal) error { return j.write(Warning{}) },
-		"a connection": func(j *journal) error { return j.denied(NetworkDenied{}) },
+		"its own":      func(j *journal) error { return j.write(record.Warning{}) },
+		"a connection": func(j *journal) error { return j.denied(record.NetworkDenied{}) },
 		"a connection of a call that waits": func(j *journal) error {
 			j.waiting = []tools.Called{{CallID: "a"}}
-			return j.denied(NetworkDenied{CallID: "a"})
+			return j.denied(record.NetworkDenied{CallID: "a"})
 		},
-		"a background command": func(j *journal) error { return j.background(BackgroundEnded{}) },
-		"a user's command":     func(j *journal) error { _, err := j.user(UserCommandStarted{}, ""); return err },
+		"a background command": func(j *journal) error { return j.background(record.BackgroundEnded{}) },
+		"a user's command":     func(j *journal) error { _, err := j.user(record.UserCommandStarted{}, ""); return err },
 	}
 	for _, e := range []loop.Event{
 		loop.TurnStarted{},
@@ -345,8 +346,8 @@ func TestJournalReportsWhatIsNotRecorded(t *testing.T) {
 		}
 	}
 	full := false
-	o := RecorderOptions{
-		Mirror: func(r Record, _ []byte) { full = full || r.Kind == KindSandboxStarted },
+	o := record.RecorderOptions{
+		Mirror: func(r record.Record, _ []byte) { full = full || r.Kind == record.KindSandboxStarted },
 		Write: func(f *os.File, line []byte) (int, error) {
 			if full {
 				return 0, syscall.ENOSPC
@@ -357,13 +358,13 @@ func TestJournalReportsWhatIsNotRecorded(t *testing.T) {
 	rec := newJournalRecorder(t, o)
 	j := newJournal(rec, nil)
 	j.waiting = []tools.Called{{CallID: "a"}}
-	if err := j.write(SandboxStarted{}); !errors.Is(err, tools.ErrRecord) {
+	if err := j.write(record.SandboxStarted{}); !errors.Is(err, tools.ErrRecord) {
 		t.Errorf("a call that waited for the sandbox: %v", err)
 	}
 	for name, step := range do {
 		full = false
 		j := newJournal(newJournalRecorder(t, o), nil)
-		if err := j.write(SessionCreated{}); err != nil {
+		if err := j.write(record.SessionCreated{}); err != nil {
 			t.Fatal(err)
 		}
 		full = true
@@ -376,18 +377,18 @@ func TestJournalReportsWhatIsNotRecorded(t *testing.T) {
 // TestJournalSyncsWhatActs: a call that may change something is on the disk before
 // it does, as an answer is. Others wait for no disk.
 func TestJournalSyncsWhatActs(t *testing.T) {
-	rec := newJournalRecorder(t, RecorderOptions{})
+	rec := newJournalRecorder(t, record.RecorderOptions{})
 	j := newJournal(rec, nil)
 	for _, step := range []struct {
 		name string
 		due  bool
 		do   func() error
 	}{
-		{"the session", false, func() error { return j.write(SessionCreated{}) }},
+		{"the session", false, func() error { return j.write(record.SessionCreated{}) }},
 		{"a call that waits", false, func() error { return j.toolEvent(tools.Called{CallID: "a", Class: tools.ClassExecute}) }},
 		{"another one", false, func() error { return j.toolEvent(tools.Called{CallID: "b", Class: tools.ClassWrite}) }},
-		{"the sandbox", true, func() error { return j.write(SandboxStarted{}) }},
-		{"another sandbox", false, func() error { return j.write(SandboxRestarted{}) }},
+		{"the sandbox", true, func() error { return j.write(record.SandboxStarted{}) }},
+		{"another sandbox", false, func() error { return j.write(record.SandboxRestarted{}) }},
 		{"a call that reads", false, func() error { return j.toolEvent(tools.Called{CallID: "c", Class: tools.ClassRead}) }},
 		{"a call that does nothing", false, func() error { return j.toolEvent(tools.Called{CallID: "d", Class: tools.ClassNone}) }},
 		{"a call that writes", true, func() error { return j.toolEvent(tools.Called{CallID: "e", Class: tools.ClassWrite}) }},
@@ -405,10 +406,10 @@ func TestJournalSyncsWhatActs(t *testing.T) {
 	}
 }
 
-func newJournalRecorder(t *testing.T, opts RecorderOptions) *Recorder {
+func newJournalRecorder(t *testing.T, opts record.RecorderOptions) *record.Recorder {
 	t.Helper()
 	opts.Dir, opts.Session = t.TempDir(), "ses_01JD0000000000000000000000"
-	r, err := NewRecorder(opts)
+	r, err := record.NewRecorder(opts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -417,13 +418,13 @@ func newJournalRecorder(t *testing.T, opts RecorderOptions) *Recorder {
 }
 
 // recordsOf returns what a recorder has written.
-func recordsOf(t *testing.T, r *Recorder) []Record {
+func recordsOf(t *testing.T, r *record.Recorder) []record.Record {
 	t.Helper()
 	text, err := os.ReadFile(r.Path())
 	if err != nil {
 		t.Fatal(err)
 	}
-	trace, err := ReadTrace(bytes.NewReader(text))
+	trace, err := record.ReadTrace(bytes.NewReader(text))
 	if err != nil {
 		t.Fatal(err)
 	}

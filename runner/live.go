@@ -5,20 +5,21 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Differences are what a session has changed so far, as in [SessionEnded].
+// Differences are what a session has changed so far, as in [record.SessionEnded].
 type Differences struct {
-	Changed        []Changed
+	Changed        []record.Changed
 	ChangedOmitted int
-	Count          ChangeCount
-	HostExecuted   []HostExecuted
+	Count          record.ChangeCount
+	HostExecuted   []record.HostExecuted
 	// HostExecutedOmitted counts those that are not listed.
 	HostExecutedOmitted int
-	// Conflicts and LeftOut are those of an overlay, as in [OverlayResult].
-	Conflicts, LeftOut []PathNote
+	// Conflicts and LeftOut are those of an overlay, as in [record.OverlayResult].
+	Conflicts, LeftOut []record.PathNote
 	// Patch is a unified diff of what has one, the very bytes.
 	Patch string
 	// Incomplete says that the workspace was too large, or could not be read,
@@ -96,7 +97,7 @@ func ReadDifferences(ctx context.Context, l *overlay.Layers, w *Workspace, chang
 func (s *Session) bindDifferences(ctx context.Context) (Differences, error) {
 	var list changeList
 	whole, err := s.files.compare(ctx, s.original, func(c fileChange) {
-		changed := Changed{Path: c.path, Change: c.change}
+		changed := record.Changed{Path: c.path, Change: c.change}
 		target := ""
 		if c.stat != nil {
 			changed.Size = c.stat.Size
@@ -117,8 +118,8 @@ func (s *Session) bindDifferences(ctx context.Context) (Differences, error) {
 // setList fills in the lists of changes, sorted, and their counts.
 func (d *Differences) setList(l *changeList) {
 	l.sort()
-	d.Changed, d.ChangedOmitted, d.Count = NonNil(l.changed), l.omitted, l.count()
-	d.HostExecuted, d.HostExecutedOmitted = NonNil(l.executed), l.executedOmitted
+	d.Changed, d.ChangedOmitted, d.Count = record.NonNil(l.changed), l.omitted, l.count()
+	d.HostExecuted, d.HostExecutedOmitted = record.NonNil(l.executed), l.executedOmitted
 }
 
 // leadsOut reports whether the symlink at p leads out of the workspace.
@@ -131,7 +132,7 @@ func (s *Session) leadsOut(ctx context.Context, p, target string) bool {
 
 // diffs makes the diffs that can be made of changed files, and says in the list
 // which have one.
-func (s *Session) diffs(ctx context.Context, list []Changed) string {
+func (s *Session) diffs(ctx context.Context, list []record.Changed) string {
 	var patch strings.Builder
 	for i := range list {
 		c := &list[i]

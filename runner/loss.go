@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -78,7 +79,7 @@ func (c *container) replace(l *life, why loss) error {
 	}
 	again := why.again && c.restarts < maxRestarts
 	c.log.Warn("sandbox lost", zap.String("container", l.box.ID()), zap.Error(why.cause), zap.Bool("restarting", again))
-	err := c.record(SandboxLost{Container: l.box.ID(), Cause: why.text, Limit: wireLimit(why.limit), Restarting: again})
+	err := c.record(record.SandboxLost{Container: l.box.ID(), Cause: why.text, Limit: wireLimit(why.limit), Restarting: again})
 	if err != nil {
 		return err
 	}
@@ -125,6 +126,6 @@ func (c *container) unnoticed(l *life) error {
 	c.log.Warn("sandbox lost", zap.String("container", l.box.ID()), zap.Error(cause))
 	why := lossOf(cause)
 	// A trace that can't be written is found again by the last record.
-	_ = c.record(SandboxLost{Container: l.box.ID(), Cause: why.text, Limit: wireLimit(why.limit)})
+	_ = c.record(record.SandboxLost{Container: l.box.ID(), Cause: why.text, Limit: wireLimit(why.limit)})
 	return gone
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -13,8 +14,8 @@ import (
 // workspace is told. The control is the first of them.
 func TestNeighboursAreWarnedOf(t *testing.T) {
 	const script = "  - calls: [{tool: shell, input: {command: work}}]\n  - text: done\n"
-	warned := func(records []Record, session string) bool {
-		for _, w := range of[Warning](t, records) {
+	warned := func(records []record.Record, session string) bool {
+		for _, w := range of[record.Warning](t, records) {
 			if strings.Contains(w.Message, session) && strings.Contains(w.Message, "works on this workspace too") {
 				return true
 			}
@@ -30,7 +31,7 @@ func TestNeighboursAreWarnedOf(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = folder.Close() })
 	second.opts.Folder = folder
-	var during []Record
+	var during []record.Record
 	first.backend.scripts["work"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
 		_, during = second.run(t.Context())
 		return sandbox.ExitStatus{}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/memory"
@@ -51,7 +52,7 @@ func TestNotesReachTheNextSession(t *testing.T) {
 	if strings.Count(notes, "<caisson-output-") != 1 || strings.Count(notes, "</caisson-output-") != 1 || strings.Index(notes, "SYSTEM") > strings.Index(notes, "\n</caisson-output-") {
 		t.Errorf("what the note says is not inside one wrapper: %s", notes)
 	}
-	created := of[SessionCreated](t, records)[0]
+	created := of[record.SessionCreated](t, records)[0]
 	if len(created.FilesLoaded) != 1 || created.FilesLoaded[0].Path != "memory" || created.FilesLoaded[0].Trust != trustUntrusted {
 		t.Errorf("loaded: %+v", created.FilesLoaded)
 	}
@@ -62,7 +63,7 @@ func TestNotesReachTheNextSession(t *testing.T) {
 	if shown := userTexts(t, records); len(shown) != 1 {
 		t.Errorf("without memory the user said %q", shown)
 	}
-	if slices.ContainsFunc(of[SessionCreated](t, records)[0].Tools, func(o OfferedTool) bool { return strings.HasPrefix(string(o.Name), "memory") }) {
+	if slices.ContainsFunc(of[record.SessionCreated](t, records)[0].Tools, func(o record.OfferedTool) bool { return strings.HasPrefix(string(o.Name), "memory") }) {
 		t.Error("memory is offered where it is off")
 	}
 	if again, err := store.Read(); err != nil || again.State() != kept.State() {
@@ -70,10 +71,10 @@ func TestNotesReachTheNextSession(t *testing.T) {
 	}
 }
 
-func userTexts(t *testing.T, records []Record) []string {
+func userTexts(t *testing.T, records []record.Record) []string {
 	t.Helper()
 	var texts []string
-	for _, m := range of[Message](t, records) {
+	for _, m := range of[record.Message](t, records) {
 		for _, b := range m.Blocks {
 			if m.Role == loop.RoleUser && b.Text != nil {
 				texts = append(texts, b.Text.Text)
@@ -89,7 +90,7 @@ func TestMemoryIsNotOfTheSandbox(t *testing.T) {
 	b := newBench(t, "  - calls: [{tool: memory_add, input: {text: x}}]\n  - text: done\n")
 	b.opts.Memory = memory.NewStore(t.TempDir(), "/w")
 	_, records := b.run(t.Context())
-	failed := of[ToolFailed](t, records)
+	failed := of[record.ToolFailed](t, records)
 	if len(failed) != 1 || failed[0].Class != tools.ErrorPermissionDenied {
 		t.Errorf("failed: %+v", failed)
 	}
@@ -115,11 +116,11 @@ func TestDeclaredToolsRunInTheSandbox(t *testing.T) {
 	if want := []string{"bash", "-c", "--", `exec "$@"`, "caisson", "tool", "--", "$(id); 'y'"}; !slices.Equal(argv, want) || dir != "/workspace/sub" {
 		t.Errorf("ran %q in %s", argv, dir)
 	}
-	done := of[ToolCompleted](t, records)
+	done := of[record.ToolCompleted](t, records)
 	if len(done) != 1 || done[0].Command == nil || *done[0].Command != `tool -- '$(id); '\''y'\'''` || !strings.Contains(told(records), "it ran") {
 		t.Errorf("completed: %+v", done)
 	}
-	called := of[ToolCalled](t, records)
+	called := of[record.ToolCalled](t, records)
 	if len(called) != 1 || called[0].Class != tools.ClassExecute || called[0].Summary != `tool -- '$(id); '\''y'\'''` {
 		t.Errorf("called: %+v", called)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -85,7 +86,7 @@ func TestStartsOfTheSandbox(t *testing.T) {
 				b = b.overlaid()
 			}
 			r, records := b.run(t.Context())
-			if starts.Load() != tc.starts || r.ExitStatus != 0 || len(of[SandboxStarted](t, records)) != int(tc.starts) || (r.Attestation != nil) != (tc.starts > 0) {
+			if starts.Load() != tc.starts || r.ExitStatus != 0 || len(of[record.SandboxStarted](t, records)) != int(tc.starts) || (r.Attestation != nil) != (tc.starts > 0) {
 				t.Errorf("%d starts, want %d; ended %d with %+v", starts.Load(), tc.starts, r.ExitStatus, r.Problem)
 			}
 			if strings.Contains(tc.turns, "read_file") && !strings.Contains(told(records), "what the file holds") {
@@ -154,7 +155,7 @@ func TestHintOfAFailedStart(t *testing.T) {
 	const general = "caisson doctor says"
 	for want, cause := range map[string]error{
 		NamespacesHint:  fmt.Errorf("runc run: %w: %w", sandbox.ErrNoNamespaces, syscall.EPERM),
-		"Its own hint.": &Error{Problem: Problem{Cause: "no", Mend: "Its own hint."}, Err: sandbox.ErrUnavailable},
+		"Its own hint.": &Error{Problem: record.Problem{Cause: "no", Mend: "Its own hint."}, Err: sandbox.ErrUnavailable},
 		general:         sandbox.ErrUnavailable,
 	} {
 		b, _ := countStarts(t, shellTurn+lastTurn, cause)
@@ -175,14 +176,14 @@ func TestACallAfterTheStartFailed(t *testing.T) {
 	b, _ := countStarts(t, readTurn+readTurn+shellTurn+lastTurn, nil)
 	failed := make(chan struct{})
 	b.backend.create = func(context.Context, int) error { return sandbox.ErrUnavailable }
-	b.opts.Mirror = func(r Record, _ []byte) {
-		if r.Kind == KindWarning {
+	b.opts.Mirror = func(r record.Record, _ []byte) {
+		if r.Kind == record.KindWarning {
 			close(failed)
 		}
 	}
 	b.opts.Model = &waitingModel{Model: b.opts.Model, until: failed}
 	r, records := b.run(t.Context())
-	if r.ExitStatus != 44 || len(of[ToolCompleted](t, records)) != 2 || len(of[ToolFailed](t, records)) != 1 {
+	if r.ExitStatus != 44 || len(of[record.ToolCompleted](t, records)) != 2 || len(of[record.ToolFailed](t, records)) != 1 {
 		t.Errorf("ended %d with %v", r.ExitStatus, kinds(records))
 	}
 }
@@ -217,8 +218,8 @@ func TestReadsWhileTheSandboxStarts(t *testing.T) {
 				return context.Cause(ctx)
 			}
 		}
-		b.opts.Mirror = func(r Record, _ []byte) {
-			if r.Kind == KindToolCompleted && strings.Contains(string(r.Payload), "read_file") {
+		b.opts.Mirror = func(r record.Record, _ []byte) {
+			if r.Kind == record.KindToolCompleted && strings.Contains(string(r.Payload), "read_file") {
 				close(read)
 			}
 		}
@@ -227,7 +228,7 @@ func TestReadsWhileTheSandboxStarts(t *testing.T) {
 			t.Errorf("overlay %v: ended %d: %+v", overlay, r.ExitStatus, r.Problem)
 		}
 		order := kinds(records)
-		if started, completed := slices.Index(order, KindSandboxStarted), slices.Index(order, KindToolCompleted); started < completed {
+		if started, completed := slices.Index(order, record.KindSandboxStarted), slices.Index(order, record.KindToolCompleted); started < completed {
 			t.Errorf("overlay %v: %v", overlay, order)
 		}
 	}
@@ -267,8 +268,8 @@ func TestChangesBeforeTheStartAreNotTheSessions(t *testing.T) {
 	b, _ := countStarts(t, readTurn+shellTurn+lastTurn, nil)
 	b.opts.SandboxOnDemand = true
 	var once bool
-	b.opts.Mirror = func(r Record, _ []byte) {
-		if r.Kind == KindToolCompleted && !once {
+	b.opts.Mirror = func(r record.Record, _ []byte) {
+		if r.Kind == record.KindToolCompleted && !once {
 			once = true
 			b.file("users.txt", "the user's\n")
 			b.file("users/.git/config", "")
@@ -288,7 +289,7 @@ func TestChangesBeforeTheStartAreNotTheSessions(t *testing.T) {
 			t.Errorf("%s is listed as the session's", c.Path)
 		}
 	}
-	if !slices.ContainsFunc(r.Changed, func(c Changed) bool { return c.Path == "agents.txt" }) {
+	if !slices.ContainsFunc(r.Changed, func(c record.Changed) bool { return c.Path == "agents.txt" }) {
 		t.Errorf("changed %+v", r.Changed)
 	}
 }
@@ -307,7 +308,7 @@ func TestInterruptedStart(t *testing.T) {
 			return context.Cause(making)
 		}
 		r, records := b.run(ctx)
-		if r.ExitStatus != 130 || starts.Load() != 1 || len(of[SandboxStarted](t, records)) != 0 || len(of[Warning](t, records)) != 0 {
+		if r.ExitStatus != 130 || starts.Load() != 1 || len(of[record.SandboxStarted](t, records)) != 0 || len(of[record.Warning](t, records)) != 0 {
 			t.Errorf("on demand %v: ended %d after %d starts: %s", onDemand, r.ExitStatus, starts.Load(), warnings(t, records))
 		}
 	}
@@ -319,7 +320,7 @@ func TestNoStartAfterTheEnd(t *testing.T) {
 	b, starts := countStarts(t, lastTurn, nil)
 	make := func() *container {
 		c := newContainer(t.Context(), b.backend, sandbox.Spec{})
-		c.record, c.fail = func(Payload) error { return nil }, func(err error) { t.Error(err) }
+		c.record, c.fail = func(record.Payload) error { return nil }, func(err error) { t.Error(err) }
 		return c
 	}
 	cancelled, cancel := context.WithCancel(t.Context())

@@ -7,6 +7,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
@@ -33,7 +34,7 @@ type Options struct {
 
 	// Backend makes the sandbox; Choice says how it was chosen.
 	Backend   sandbox.Creator
-	Choice    BackendChoice
+	Choice    record.BackendChoice
 	Image     images.Reference
 	ImageName string // as it was written; "" makes it up from Image
 	Git       sandbox.GitMode
@@ -103,11 +104,11 @@ type Options struct {
 
 	// Phrase rewrites a problem for those who read the session's records; nil
 	// leaves problems as they are, in words for the command line.
-	Phrase func(Problem) Problem
+	Phrase func(record.Problem) record.Problem
 
 	// Sources, Ignored and Removed are facts for session.created.
-	Sources []Source
-	Ignored []Ignored
+	Sources []record.Source
+	Ignored []record.Ignored
 	Removed []sandbox.Leftover
 	// Version is the program's.
 	Version string
@@ -116,7 +117,7 @@ type Options struct {
 	Secrets []redact.Secret
 	// Mirror gets every record and its line, in order. The session waits for
 	// it: it must hand on and return. Nil is nobody.
-	Mirror func(r Record, line []byte)
+	Mirror func(r record.Record, line []byte)
 	// Live gets what is never stored: output and answers as they arrive. It
 	// is called from several goroutines and must return at once. Nil is nobody.
 	Live func(Delta)
@@ -147,7 +148,7 @@ type Report struct {
 	// Dir is the session's folder.
 	Dir string `json:"dir"`
 	// SessionEnded is what the last record says, its lists whole.
-	SessionEnded
+	record.SessionEnded
 	// Unapproved is the number of calls that were refused because no one could
 	// be asked or no answer came in time.
 	Unapproved int `json:"unapproved"`

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -18,15 +19,15 @@ import (
 // overlayDir is where an overlay session's layers are, below its folder.
 const overlayDir = "overlay"
 
-// Bounds of each list of an [OverlayResult].
+// Bounds of each list of an [record.OverlayResult].
 const (
 	maxNotes     = 1_000
 	maxNotesText = 256 << 10
 )
 
 // boundOverlay cuts the lists.
-func boundOverlay(o *OverlayResult) {
-	for _, list := range []*[]PathNote{&o.Conflicts, &o.LeftOut, &o.Failed} {
+func boundOverlay(o *record.OverlayResult) {
+	for _, list := range []*[]record.PathNote{&o.Conflicts, &o.LeftOut, &o.Failed} {
 		n, text := 0, 0
 		for ; n < min(len(*list), maxNotes); n++ {
 			if text += len((*list)[n].Path) + len((*list)[n].Why); text > maxNotesText {
@@ -55,7 +56,7 @@ func (s *Session) openLayers(original *workspace.Reader) error {
 		Session: s.opts.Folder.Session, Path: s.opts.Workspace.Path, Workspace: s.opts.Workspace.Dir,
 	})
 	if errors.Is(err, overlay.ErrUnsupported) {
-		return &Error{Status: ExitSandboxStart, Err: err, Problem: Problem{
+		return &Error{Status: ExitSandboxStart, Err: err, Problem: record.Problem{
 			Cause: "overlay workspaces can't be had here: " + err.Error(), Mend: "Take --mode bind, on a copy of the folder if need be.",
 		}}
 	}
@@ -83,12 +84,12 @@ func (s *Session) lookBelow(ctx context.Context) error {
 
 // overlayChanges fills in what the upper layer holds, and the whole diff.
 func (s *Session) overlayChanges(r *Report) {
-	r.Changed, r.HostExecuted = []Changed{}, []HostExecuted{}
+	r.Changed, r.HostExecuted = []record.Changed{}, []record.HostExecuted{}
 	if s.looking {
 		<-s.looked
 	}
 	if !s.recorded || s.box.untouched() { // nothing can have run
-		r.Overlay = &OverlayResult{State: overlay.Empty}
+		r.Overlay = &record.OverlayResult{State: overlay.Empty}
 		return
 	}
 	ctx, cancel := context.WithTimeoutCause(context.Background(), lookTime, errSlow)
@@ -97,7 +98,7 @@ func (s *Session) overlayChanges(r *Report) {
 	if err != nil {
 		s.log.Warn("read changes", zap.Error(err))
 		r.Incomplete = true
-		r.Overlay = &OverlayResult{State: overlay.Kept}
+		r.Overlay = &record.OverlayResult{State: overlay.Kept}
 		return
 	}
 	d, err := ReadDifferences(ctx, s.layers, s.opts.Workspace, changes)
@@ -107,7 +108,7 @@ func (s *Session) overlayChanges(r *Report) {
 		d.setList(overlayList(changes, &overlay.Stats{Files: make([]overlay.FileStat, len(changes.List))}))
 	}
 	r.setDifferences(d)
-	r.Overlay = &OverlayResult{State: overlay.Kept, Changes: len(changes.List) + changes.Omitted}
+	r.Overlay = &record.OverlayResult{State: overlay.Kept, Changes: len(changes.List) + changes.Omitted}
 	r.Overlay.Conflicts, r.Overlay.LeftOut = ChangeNotes(changes.List, overlay.ApplyOptions{})
 	boundOverlay(r.Overlay)
 }
@@ -126,7 +127,7 @@ func overlayList(c *overlay.Changes, stats *overlay.Stats) *changeList {
 			continue
 		}
 		st := stats.Files[i]
-		changed := Changed{
+		changed := record.Changed{
 			Path: change.Path, Change: string(change.Kind), Insertions: st.Insertions, Deletions: st.Deletions, HasDiff: st.HasDiff,
 		}
 		if change.Kind != overlay.Deleted && !st.HasDiff {
@@ -193,20 +194,20 @@ func (s *Session) applyLayers(r *Report) {
 		_, r.Overlay.LeftOut = ChangeNotes(done.LeftOut, overlay.ApplyOptions{})
 		r.ApplyRefused = done.Refused
 		for _, f := range done.Failed {
-			r.Overlay.Failed = append(r.Overlay.Failed, PathNote{f.Path, f.Err.Error()})
+			r.Overlay.Failed = append(r.Overlay.Failed, record.PathNote{Path: f.Path, Why: f.Err.Error()})
 		}
 		boundOverlay(r.Overlay)
 	}
 	if err != nil {
 		s.log.Error("apply changes", zap.Error(err))
-		r.Overlay.Failed = append(r.Overlay.Failed, PathNote{".", err.Error()})
+		r.Overlay.Failed = append(r.Overlay.Failed, record.PathNote{Path: ".", Why: err.Error()})
 	}
 }
 
 // ChangeNotes divides changes into those that conflict and those that an apply
 // with o leaves out. A folder that is left out stands for what is in it.
-func ChangeNotes(list []overlay.Change, o overlay.ApplyOptions) (conflicts, left []PathNote) {
-	folder := PathNote{}
+func ChangeNotes(list []overlay.Change, o overlay.ApplyOptions) (conflicts, left []record.PathNote) {
+	folder := record.PathNote{}
 	for i := range list {
 		c := &list[i]
 		switch {
@@ -214,10 +215,10 @@ func ChangeNotes(list []overlay.Change, o overlay.ApplyOptions) (conflicts, left
 			if folder.Path != "" && c.LeftOut == folder.Why && strings.HasPrefix(c.Path, folder.Path+"/") {
 				continue
 			}
-			folder = PathNote{c.Path, c.LeftOut}
+			folder = record.PathNote{Path: c.Path, Why: c.LeftOut}
 			left = append(left, folder)
 		case c.Conflict != "":
-			conflicts = append(conflicts, PathNote{c.Path, c.Conflict})
+			conflicts = append(conflicts, record.PathNote{Path: c.Path, Why: c.Conflict})
 		}
 	}
 	return conflicts, left

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
@@ -72,10 +73,10 @@ func newOverlayBench(t *testing.T) *bench {
 }
 
 // told is all that the model was told, as it is recorded.
-func told(records []Record) string {
+func told(records []record.Record) string {
 	var b strings.Builder
 	for _, r := range records {
-		if r.Kind == KindMessage {
+		if r.Kind == record.KindMessage {
 			b.Write(r.Payload)
 		}
 	}
@@ -100,7 +101,7 @@ func TestOverlaySessionLeavesTheFolderAlone(t *testing.T) {
 	if b.read("greet.sh") != "echo Helo\n" || b.read("old.txt") != "old\n" || b.read("made.txt") != "<none>" || b.read("sub/.git/HEAD") != "<none>" {
 		t.Error("the folder changed")
 	}
-	for _, want := range []Changed{
+	for _, want := range []record.Changed{
 		{Path: "Makefile", Change: "added", Insertions: 1, HasDiff: true},
 		{Path: "greet.sh", Change: "modified", Insertions: 1, Deletions: 1, HasDiff: true},
 		{Path: "made.txt", Change: "added", Insertions: 1, HasDiff: true},
@@ -110,18 +111,18 @@ func TestOverlaySessionLeavesTheFolderAlone(t *testing.T) {
 			t.Errorf("changed files lack %+v: %+v", want, r.Changed)
 		}
 	}
-	if !slices.Contains(r.HostExecuted, HostExecuted{Path: "Makefile", By: "make", Added: true}) || len(r.Quarantined) != 0 || len(r.HostExecuted) != 1 {
+	if !slices.Contains(r.HostExecuted, record.HostExecuted{Path: "Makefile", By: "make", Added: true}) || len(r.Quarantined) != 0 || len(r.HostExecuted) != 1 {
 		t.Errorf("host-executed %+v, quarantined %+v", r.HostExecuted, r.Quarantined)
 	}
 	if r.Overlay == nil || r.Overlay.State != overlay.Kept || len(r.Overlay.Conflicts) != 0 ||
-		!slices.ContainsFunc(r.Overlay.LeftOut, func(n PathNote) bool { return n.Path == "sub/.git/config" }) {
+		!slices.ContainsFunc(r.Overlay.LeftOut, func(n record.PathNote) bool { return n.Path == "sub/.git/config" }) {
 		t.Errorf("overlay %+v", r.Overlay)
 	}
 	patch, err := os.ReadFile(filepath.Join(r.Dir, "workspace.patch"))
 	if err != nil || !strings.Contains(string(patch), "+echo Hello\n") {
 		t.Errorf("workspace.patch: %v\n%s", err, patch)
 	}
-	if created := of[SessionCreated](t, records)[0]; created.WorkspaceMode != "overlay" {
+	if created := of[record.SessionCreated](t, records)[0]; created.WorkspaceMode != "overlay" {
 		t.Errorf("workspace mode %q", created.WorkspaceMode)
 	}
 	// The reads saw what commands had written. The first one waited for no sandbox,
@@ -133,9 +134,9 @@ func TestOverlaySessionLeavesTheFolderAlone(t *testing.T) {
 		}
 	}
 	order := kinds(records)
-	second := slices.Index(order, KindToolCompleted) + 1
-	second += slices.Index(order[second:], KindToolCalled)
-	if started := slices.Index(order, KindSandboxStarted); started < 0 || second < started {
+	second := slices.Index(order, record.KindToolCompleted) + 1
+	second += slices.Index(order[second:], record.KindToolCalled)
+	if started := slices.Index(order, record.KindSandboxStarted); started < 0 || second < started {
 		t.Errorf("a command is recorded before the sandbox that it runs in: %v", order)
 	}
 	// What is kept is found by the folder, and applied.
@@ -218,7 +219,7 @@ func TestOverlayOutlivesItsSandbox(t *testing.T) {
 	if r.Restarts != 1 || !strings.Contains(told(records), "before the loss") {
 		t.Errorf("%d restarts; what was written is lost", r.Restarts)
 	}
-	if diff := cmp.Diff([]Changed{{Path: "made.txt", Change: "added", Insertions: 1, HasDiff: true}}, r.Changed); diff != "" {
+	if diff := cmp.Diff([]record.Changed{{Path: "made.txt", Change: "added", Insertions: 1, HasDiff: true}}, r.Changed); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
@@ -362,7 +363,7 @@ func TestDeletedSettingsAreToldOf(t *testing.T) {
 			b.file("plain.txt", "x\n")
 			b.backend.scripts["work"] = bash(t, "rm -r child plain.txt; mv moved/.caisson moved/aside")
 			r, _ := b.run(t.Context())
-			want := []HostExecuted{
+			want := []record.HostExecuted{
 				{Path: "child/.caisson/config.yaml", By: "an agent", Deleted: true}, {Path: "moved/.caisson/config.yaml", By: "an agent", Deleted: true},
 			}
 			if diff := cmp.Diff(want, r.HostExecuted); diff != "" {

@@ -11,6 +11,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -133,7 +134,7 @@ func (s *Session) removeMark(dir string) {
 
 // warn records a warning. What can't be recorded ends the session at the next
 // record.
-func (s *Session) warn(message string) { _ = s.journal.write(Warning{Message: message}) }
+func (s *Session) warn(message string) { _ = s.journal.write(record.Warning{Message: message}) }
 
 // CutOffPatch returns a note about the patch that was cut off when the process
 // of a session in overlay mode was killed, or "".

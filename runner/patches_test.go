@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -71,10 +72,10 @@ func (b *bench) dieAt(step int, after bool) {
 	}
 }
 
-func warnings(t *testing.T, records []Record) string {
+func warnings(t *testing.T, records []record.Record) string {
 	t.Helper()
 	var all []string
-	for _, w := range of[Warning](t, records) {
+	for _, w := range of[record.Warning](t, records) {
 		all = append(all, w.Message)
 	}
 	return strings.Join(all, "\n")
@@ -99,10 +100,10 @@ func (b *bench) again() *bench {
 }
 
 // cutOffNotes returns the warnings about patches, in order.
-func cutOffNotes(t *testing.T, records []Record) []string {
+func cutOffNotes(t *testing.T, records []record.Record) []string {
 	t.Helper()
 	var notes []string
-	for _, w := range of[Warning](t, records) {
+	for _, w := range of[record.Warning](t, records) {
 		if strings.Contains(w.Message, "apply_patch") {
 			notes = append(notes, w.Message)
 		}
@@ -171,7 +172,7 @@ func TestPatchOfADeadSession(t *testing.T) {
 			usePolicy(t, next, "readonly")
 			_, records := next.run(t.Context())
 			want := []string{"apply_patch of session " + session + " was cut off while changing x, y: check them with git diff"}
-			if d := cmp.Diff(want, cutOffNotes(t, records)); d != "" || len(of[SandboxStarted](t, records)) > 0 {
+			if d := cmp.Diff(want, cutOffNotes(t, records)); d != "" || len(of[record.SandboxStarted](t, records)) > 0 {
 				t.Errorf("notes (-want +got):\n%s", d)
 			}
 			if _, ok := readPatchMark(dir); ok {

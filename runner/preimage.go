@@ -8,6 +8,7 @@ import (
 
 	"github.com/aymanbagabas/go-udiff"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -87,7 +88,7 @@ func (p *preimages) close() error {
 // diff returns the unified diff of one changed file since the session's start,
 // with the number of inserted and deleted lines; ok is false if there is none. The
 // old content of files that no WRITE tool changed comes from before.
-func (p *preimages) diff(ctx context.Context, r workspace.View, c Changed, before func(string) ([]byte, bool, bool)) (text string, added, removed int, ok bool) {
+func (p *preimages) diff(ctx context.Context, r workspace.View, c record.Changed, before func(string) ([]byte, bool, bool)) (text string, added, removed int, ok bool) {
 	content, absent, known := p.before(c.Path)
 	if !known {
 		content, absent, known = before(c.Path)
@@ -126,7 +127,7 @@ func (p *preimages) diff(ctx context.Context, r workspace.View, c Changed, befor
 }
 
 // unified names the files as git does, so that patch -p1 applies it.
-func unified(c Changed, before, after string) string {
+func unified(c record.Changed, before, after string) string {
 	from, to := "a/"+c.Path, "b/"+c.Path
 	switch c.Change {
 	case "added":

@@ -7,6 +7,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -75,8 +76,8 @@ func (p privileged) had(now workspace.PrivilegedFile, sum func() string) bool {
 // clearPrivileges clears those that were not there when the session began, and
 // returns the files. Commands can't make such files; this is for what has got
 // past that.
-func (s *Session) clearPrivileges(found privileged) []Cleared {
-	var out []Cleared
+func (s *Session) clearPrivileges(found privileged) []record.Cleared {
+	var out []record.Cleared
 	for _, path := range slices.Sorted(maps.Keys(found)) {
 		now := found[path]
 		sum := func() string {
@@ -89,7 +90,7 @@ func (s *Session) clearPrivileges(found privileged) []Cleared {
 		if s.privileged.had(now, sum) {
 			continue
 		}
-		c := Cleared{Path: path, SetUID: now.SetUID, SetGID: now.SetGID, Capabilities: now.Capabilities}
+		c := record.Cleared{Path: path, SetUID: now.SetUID, SetGID: now.SetGID, Capabilities: now.Capabilities}
 		if !s.before.knows(path) {
 			c.Why = "it may have been there before: the workspace could not be looked at whole when the session began"
 		} else if _, err := s.privileges.Clear(path, now.Inode); err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -103,7 +104,7 @@ func TestPrivilegesAreCleared(t *testing.T) {
 		return sandbox.ExitStatus{}
 	}
 	r, _ := b.run(t.Context())
-	want := []Cleared{
+	want := []record.Cleared{
 		{Path: ".", SetUID: true},
 		{Path: "dir", SetUID: true},
 		{Path: "gains", SetUID: true, SetGID: true},
@@ -154,7 +155,7 @@ func TestCapabilitiesAreCleared(t *testing.T) {
 		return sandbox.ExitStatus{}
 	}
 	r, _ := b.run(t.Context())
-	if diff := cmp.Diff([]Cleared{{Path: "known", Capabilities: true}, {Path: "new", Capabilities: true}, {Path: "others", Capabilities: true}}, r.Cleared); diff != "" {
+	if diff := cmp.Diff([]record.Cleared{{Path: "known", Capabilities: true}, {Path: "new", Capabilities: true}, {Path: "others", Capabilities: true}}, r.Cleared); diff != "" {
 		t.Errorf("cleared (-want +got):\n%s", diff)
 	}
 	for name, want := range map[string]bool{"old": true, "known": false, "new": false, "data": true, "others": false} {

@@ -8,12 +8,13 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
 // problem says what went wrong with a session and what to do, or nil.
-func (s *Session) problem(r Report) *Problem {
+func (s *Session) problem(r Report) *record.Problem {
 	logFile := filepath.Join(s.dir, LogFile)
 	failure := s.journal.counted().modelFailure
 	detail := "The detail is in " + logFile
@@ -32,35 +33,35 @@ func (s *Session) problem(r Report) *Problem {
 		}
 		return approvalProblem(r, countOf(r.Unapproved, "call"), s.opts.Broker != nil)
 	case loop.StopProviderFailed:
-		return &Problem{Cause: fmt.Sprintf("the model %s failed: %s", model, orElse(failure.Message, errText(r.Err))), Mend: providerHint(failure.Class) + " " + detail + "."}
+		return &record.Problem{Cause: fmt.Sprintf("the model %s failed: %s", model, orElse(failure.Message, errText(r.Err))), Mend: providerHint(failure.Class) + " " + detail + "."}
 	case loop.StopAuth:
-		return &Problem{Cause: fmt.Sprintf("the model %s refuses the key: %s", model, orElse(failure.Message, errText(r.Err))), Mend: "Check the key and what it may use. " + detail + "."}
+		return &record.Problem{Cause: fmt.Sprintf("the model %s refuses the key: %s", model, orElse(failure.Message, errText(r.Err))), Mend: "Check the key and what it may use. " + detail + "."}
 	case loop.StopStuck:
-		return &Problem{Cause: "the agent repeated the same call with the same result", Mend: "Say in the task what it should do instead, or use another model."}
+		return &record.Problem{Cause: "the agent repeated the same call with the same result", Mend: "Say in the task what it should do instead, or use another model."}
 	case loop.StopSandboxStart:
 		return new(startProblem(r.Err, otherSandboxHint))
 	case loop.StopSandboxLost:
-		return &Problem{Cause: errText(r.Err), Mend: "Look at the engine or runtime (caisson doctor), and run the task again. " + s.whereChangesAre()}
+		return &record.Problem{Cause: errText(r.Err), Mend: "Look at the engine or runtime (caisson doctor), and run the task again. " + s.whereChangesAre()}
 	case loop.StopLimit:
-		return &Problem{Cause: "a limit was reached: " + budgetText(r.Limit), Mend: "Raise that limit, or make the task smaller."}
+		return &record.Problem{Cause: "a limit was reached: " + budgetText(r.Limit), Mend: "Raise that limit, or make the task smaller."}
 	case loop.StopTraceUnwritable:
-		return &Problem{Cause: errText(r.Err), Mend: "Make room on the file system of " + s.dir + "."}
+		return &record.Problem{Cause: errText(r.Err), Mend: "Make room on the file system of " + s.dir + "."}
 	case loop.StopNoApprover:
 		p := approvalProblem(r, "a call", s.opts.Broker != nil)
 		p.Mend += " --on-prompt deny goes on without it."
 		return p
 	case loop.StopCancelled:
-		return &Problem{Cause: errText(r.Err), Mend: s.whereChangesAre()}
+		return &record.Problem{Cause: errText(r.Err), Mend: s.whereChangesAre()}
 	}
 	return nil
 }
 
 // approvalProblem describes calls that needed an approval and got none: because
 // there was no way to ask, because the answers ended, or because none came in time.
-func approvalProblem(r Report, calls string, canAsk bool) *Problem {
+func approvalProblem(r Report, calls string, canAsk bool) *record.Problem {
 	const allow = " Or allow the class of the call with --policy, or a command for good with caisson approvals trust."
-	unasked := slices.ContainsFunc(r.Denials, func(d Denial) bool { return d.Reason == "no_approver" })
-	p := &Problem{Cause: calls + " needed an approval and got none"}
+	unasked := slices.ContainsFunc(r.Denials, func(d record.Denial) bool { return d.Reason == "no_approver" })
+	p := &record.Problem{Cause: calls + " needed an approval and got none"}
 	switch {
 	case !canAsk:
 		p.Cause += ": nobody could be asked"
@@ -85,11 +86,11 @@ const NamespacesHint = "In a container, start it with docker run --security-opt 
 // startProblem returns the cause and the hint of a sandbox that could not start,
 // whatever the call that needed it made of the error. The hint is general where
 // the cause has none of its own.
-func startProblem(err error, general string) Problem {
+func startProblem(err error, general string) record.Problem {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Problem
 	}
-	p := Problem{Cause: errText(err), Mend: general}
+	p := record.Problem{Cause: errText(err), Mend: general}
 	if e, ok := errors.AsType[*startError](err); ok {
 		p.Cause = e.Error()
 	}
@@ -121,7 +122,7 @@ func (s *Session) whereChangesAre() string {
 }
 
 // phrase returns a problem in the words of o.Phrase.
-func (o Options) phrase(p Problem) Problem {
+func (o Options) phrase(p record.Problem) record.Problem {
 	if o.Phrase == nil {
 		return p
 	}
@@ -129,26 +130,26 @@ func (o Options) phrase(p Problem) Problem {
 }
 
 // redactProblem takes secrets out of a problem: it may quote the provider.
-func (s *Session) redactProblem(p *Problem) *Problem {
+func (s *Session) redactProblem(p *record.Problem) *record.Problem {
 	if p == nil {
 		return nil
 	}
 	*p = s.opts.phrase(*p)
 	redact := redact.New(s.opts.Secrets)
-	return &Problem{Cause: string(redact.Bytes([]byte(p.Cause))), Mend: string(redact.Bytes([]byte(p.Mend)))}
+	return &record.Problem{Cause: string(redact.Bytes([]byte(p.Cause))), Mend: string(redact.Bytes([]byte(p.Mend)))}
 }
 
 // applyProblem says that the task is done and its changes are not in the
 // workspace, though that was asked for.
-func applyProblem(r Report) *Problem {
+func applyProblem(r Report) *record.Problem {
 	switch o := r.Overlay; {
 	case r.ApplyRefused:
-		return &Problem{
+		return &record.Problem{
 			Cause: fmt.Sprintf("the task is done, and nothing of it was applied: %s changed in the workspace meanwhile, such as %s", countOf(len(o.Conflicts), "file"), o.Conflicts[0].Path),
 			Mend:  "caisson diff " + r.Session + " shows both; caisson apply --skip-conflicts " + r.Session + " applies the rest.",
 		}
 	case o != nil && len(o.Failed) > 0:
-		return &Problem{
+		return &record.Problem{
 			Cause: fmt.Sprintf("the task is done, and %d of its changes could not be applied: %s: %s", len(o.Failed), o.Failed[0].Path, o.Failed[0].Why),
 			Mend:  "Mend that and run caisson apply " + r.Session + ": it goes on where it stopped.",
 		}
@@ -157,17 +158,17 @@ func applyProblem(r Report) *Problem {
 }
 
 // leftProblem says that the task is done and the sandbox not wholly gone.
-func leftProblem(r Report) *Problem {
+func leftProblem(r Report) *record.Problem {
 	if len(r.Left) == 0 {
 		return nil
 	}
-	return &Problem{
+	return &record.Problem{
 		Cause: "the task is done, and something of the sandbox could not be removed: " + r.Left[0],
 		Mend:  "The next caisson run tries again; caisson doctor says whether the engine or runtime is ill.",
 	}
 }
 
-func budgetText(l *Limit) string {
+func budgetText(l *record.Limit) string {
 	if l == nil {
 		return "unknown"
 	}
@@ -175,7 +176,7 @@ func budgetText(l *Limit) string {
 	case limits.KindWallTime:
 		return fmt.Sprintf("%d.%01d s of wall time", l.Limit/1000, l.Limit%1000/100)
 	case limits.KindCost:
-		return fmt.Sprintf("a cost of %s US dollars", CostUSD(&l.Limit))
+		return fmt.Sprintf("a cost of %s US dollars", record.CostUSD(&l.Limit))
 	case limits.KindToolCalls:
 		return countOf(int(l.Limit), "tool call")
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/oklog/ulid/v2"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
@@ -114,7 +115,7 @@ func (e notPrunedError) Error() string { return string(e) }
 // pruneSession shortens one session; nil is that there was nothing to do.
 func pruneSession(o PruneOptions, name string, before time.Time) (_ *Pruned, err error) {
 	dir := SessionDir(o.StateDir, name)
-	trace, err := os.Open(filepath.Join(dir, TraceFile))
+	trace, err := os.Open(filepath.Join(dir, record.TraceFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil // shortened before, or never begun
 	}
@@ -136,7 +137,7 @@ func pruneSession(o PruneOptions, name string, before time.Time) (_ *Pruned, err
 	}
 	a, err := writeAudit(out, trace)
 	switch {
-	case errors.Is(err, ErrChain):
+	case errors.Is(err, record.ErrChain):
 		return nil, notPrunedError("its records are damaged: " + err.Error())
 	case err != nil:
 		return nil, err
@@ -145,9 +146,9 @@ func pruneSession(o PruneOptions, name string, before time.Time) (_ *Pruned, err
 	}
 	p := &Pruned{Session: name, Removed: a.removed, Audit: a.kept}
 	if !a.ended.IsZero() {
-		p.Ended = a.ended.Format(TimeLayout)
+		p.Ended = a.ended.Format(record.TimeLayout)
 	}
-	stays := append(a.spilled, AuditFile)
+	stays := append(a.spilled, record.AuditFile)
 	if out != nil {
 		stays = append(stays, filepath.Base(out.Name()))
 	}
@@ -215,8 +216,8 @@ type auditResult struct {
 // writeAudit copies the audit records of a trace to out, nil is nowhere.
 func writeAudit(out *os.File, trace *os.File) (auditResult, error) {
 	var a auditResult
-	in := NewTraceReader(trace)
-	var gone *Omission
+	in := record.NewReader(trace)
+	var gone *record.Omission
 	put := func(text []byte) error {
 		a.bytes += int64(len(text)) + 1
 		if out == nil {
@@ -229,7 +230,7 @@ func writeAudit(out *os.File, trace *os.File) (auditResult, error) {
 		if gone == nil {
 			return nil
 		}
-		text, err := encodeOmission(*gone)
+		text, err := record.EncodeOmission(*gone)
 		gone = nil
 		if err != nil {
 			return err
@@ -246,17 +247,17 @@ func writeAudit(out *os.File, trace *os.File) (auditResult, error) {
 			return a, err
 		}
 		a.ended = rec.Time
-		if audited(rec.Kind) {
+		if record.IsAudited(rec.Kind) {
 			if err := errors.Join(flush(), put(in.Line())); err != nil {
 				return a, err
 			}
 			a.kept++
-			a.spilled = append(a.spilled, SpilledFiles(rec)...)
+			a.spilled = append(a.spilled, record.SpilledFiles(rec)...)
 			continue
 		}
 		a.removed++
 		if gone == nil {
-			gone = &Omission{First: rec.Seq, Prev: prev}
+			gone = &record.Omission{First: rec.Seq, Prev: prev}
 		}
 		gone.Last, gone.SHA256 = rec.Seq, in.Hash()
 	}
@@ -268,10 +269,10 @@ func placeAudit(out *os.File, dir string) error {
 	if err := out.Sync(); err != nil {
 		return err
 	}
-	if err := os.Rename(out.Name(), filepath.Join(dir, AuditFile)); err != nil {
+	if err := os.Rename(out.Name(), filepath.Join(dir, record.AuditFile)); err != nil {
 		return err
 	}
-	return SyncDir(dir)
+	return record.SyncDir(dir)
 }
 
 // bulk removes what a shortened session does not keep, after place has put in

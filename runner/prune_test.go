@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/oklog/ulid/v2"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -34,28 +35,28 @@ func oldSession(t *testing.T, state string, age time.Duration) string {
 	if err := os.MkdirAll(filepath.Join(dir, sandboxDir), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	r, err := NewRecorder(RecorderOptions{Dir: dir, Session: name, Now: func() time.Time { return began }})
+	r, err := record.NewRecorder(record.RecorderOptions{Dir: dir, Session: name, Now: func() time.Time { return began }})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range []Payload{
-		SessionCreated{Task: "t"},
-		TurnStarted{},
-		Warning{Message: strings.Repeat("bulk ", 20_000)},
-		ConfirmationRequested{CallID: "tu_1", RequestID: "00ff", Diff: strings.Repeat("+line\n", 20_000)},
-		ConfirmationResolved{CallID: "tu_1", RequestID: "00ff", Decision: tools.DecisionAllow, By: "user"},
-		ToolCalled{CallID: "tu_1"},
-		TurnCompleted{},
-		SessionEnded{Reason: "answered"},
+	for _, p := range []record.Payload{
+		record.SessionCreated{Task: "t"},
+		record.TurnStarted{},
+		record.Warning{Message: strings.Repeat("bulk ", 20_000)},
+		record.ConfirmationRequested{CallID: "tu_1", RequestID: "00ff", Diff: strings.Repeat("+line\n", 20_000)},
+		record.ConfirmationResolved{CallID: "tu_1", RequestID: "00ff", Decision: tools.DecisionAllow, By: "user"},
+		record.ToolCalled{CallID: "tu_1"},
+		record.TurnCompleted{},
+		record.SessionEnded{Reason: "answered"},
 	} {
-		if _, err := r.Write(Entry{Actor: ActorSystem, Payload: p}); err != nil {
+		if _, err := r.Write(record.Entry{Actor: record.ActorSystem, Payload: p}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if err := r.Close(); err != nil {
 		t.Fatal(err)
 	}
-	for _, file := range []string{LogFile, "report.json", "workspace.patch", filepath.Join(SpillDir, "command-0001-stdout")} {
+	for _, file := range []string{LogFile, "report.json", "workspace.patch", filepath.Join(record.SpillDir, "command-0001-stdout")} {
 		if err := os.WriteFile(filepath.Join(dir, file), []byte("bulk"), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -97,7 +98,7 @@ func TestPruneKeepsTheAuditRecords(t *testing.T) {
 	state := t.TempDir()
 	old, young := oldSession(t, state, 91*day), oldSession(t, state, 89*day)
 	dir := SessionDir(state, old)
-	whole, err := os.ReadFile(filepath.Join(dir, TraceFile))
+	whole, err := os.ReadFile(filepath.Join(dir, record.TraceFile))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,18 +115,18 @@ func TestPruneKeepsTheAuditRecords(t *testing.T) {
 		t.Errorf("report %+v", report)
 	}
 	left := listFolder(t, dir)
-	if len(left) != 2 || left[0] != AuditFile || !strings.HasPrefix(left[1], SpillDir+"/rec_") {
+	if len(left) != 2 || left[0] != record.AuditFile || !strings.HasPrefix(left[1], record.SpillDir+"/rec_") {
 		t.Errorf("left %q", left)
 	}
 	if n := len(listFolder(t, SessionDir(state, young))); n != len(before) {
 		t.Errorf("a young session has %d files", n)
 	}
-	audit, err := os.ReadFile(filepath.Join(dir, AuditFile))
+	audit, err := os.ReadFile(filepath.Join(dir, record.AuditFile))
 	if err != nil {
 		t.Fatal(err)
 	}
-	in := NewTraceReader(bytes.NewReader(audit))
-	var kinds []Kind
+	in := record.NewReader(bytes.NewReader(audit))
+	var kinds []record.Kind
 	for {
 		rec, err := in.Next()
 		if err != nil {
@@ -139,7 +140,7 @@ func TestPruneKeepsTheAuditRecords(t *testing.T) {
 			t.Errorf("%s is not the line that was written", rec.Kind)
 		}
 	}
-	if diff := cmp.Diff([]Kind{KindSessionCreated, KindConfirmationRequested, KindConfirmationResolved, KindSessionEnded}, kinds); diff != "" {
+	if diff := cmp.Diff([]record.Kind{record.KindSessionCreated, record.KindConfirmationRequested, record.KindConfirmationResolved, record.KindSessionEnded}, kinds); diff != "" {
 		t.Errorf("kinds (-want +got):\n%s", diff)
 	}
 	lines := bytes.Split(bytes.TrimSpace(whole), []byte("\n"))
@@ -162,7 +163,7 @@ func TestPruneKeepsTheAuditRecords(t *testing.T) {
 		if bad == string(audit) {
 			t.Fatalf("%s: the edit changed nothing", name)
 		}
-		if _, err := ReadTrace(strings.NewReader(bad)); !errors.Is(err, ErrChain) {
+		if _, err := record.ReadTrace(strings.NewReader(bad)); !errors.Is(err, record.ErrChain) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -176,7 +177,7 @@ func TestPruneFinishesWhatWasCutShort(t *testing.T) {
 	state := t.TempDir()
 	name := oldSession(t, state, 100*day)
 	dir := SessionDir(state, name)
-	for _, file := range []string{AuditFile, "report.json", ".audit-123"} {
+	for _, file := range []string{record.AuditFile, "report.json", ".audit-123"} {
 		if err := os.WriteFile(filepath.Join(dir, file), []byte("half"), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -185,11 +186,11 @@ func TestPruneFinishesWhatWasCutShort(t *testing.T) {
 		t.Fatal(err)
 	}
 	prune(t, PruneOptions{StateDir: state})
-	text, err := os.ReadFile(filepath.Join(dir, AuditFile))
+	text, err := os.ReadFile(filepath.Join(dir, record.AuditFile))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if trace, err := ReadTrace(bytes.NewReader(text)); err != nil || len(trace.Records) != 4 || len(listFolder(t, dir)) != 2 {
+	if trace, err := record.ReadTrace(bytes.NewReader(text)); err != nil || len(trace.Records) != 4 || len(listFolder(t, dir)) != 2 {
 		t.Errorf("%d records, %v, left %q", len(trace.Records), err, listFolder(t, dir))
 	}
 }
@@ -246,11 +247,11 @@ func TestPruneLeavesWhole(t *testing.T) {
 			}
 		}, "its changes wait to be applied"},
 		"one that was changed": {func(t *testing.T, _, dir string) {
-			text, err := os.ReadFile(filepath.Join(dir, TraceFile))
+			text, err := os.ReadFile(filepath.Join(dir, record.TraceFile))
 			if err != nil {
 				t.Fatal(err)
 			}
-			write(t, filepath.Join(dir, TraceFile), strings.Replace(string(text), `"allow"`, `"deny"`, 1))
+			write(t, filepath.Join(dir, record.TraceFile), strings.Replace(string(text), `"allow"`, `"deny"`, 1))
 		}, "its records are damaged: line 6"},
 		"one without a log": {func(t *testing.T, _, dir string) {
 			if err := os.Remove(filepath.Join(dir, LogFile)); err != nil {
@@ -278,11 +279,11 @@ func TestPruneLeavesWhole(t *testing.T) {
 func TestPruneTakesATraceWithoutRecords(t *testing.T) {
 	state := t.TempDir()
 	dir := SessionDir(state, oldSession(t, state, 100*day))
-	if err := os.Truncate(filepath.Join(dir, TraceFile), 0); err != nil {
+	if err := os.Truncate(filepath.Join(dir, record.TraceFile), 0); err != nil {
 		t.Fatal(err)
 	}
 	report := prune(t, PruneOptions{StateDir: state})
-	if left := listFolder(t, dir); len(report.Pruned) != 1 || report.Pruned[0].Ended != "" || len(left) != 1 || left[0] != AuditFile {
+	if left := listFolder(t, dir); len(report.Pruned) != 1 || report.Pruned[0].Ended != "" || len(left) != 1 || left[0] != record.AuditFile {
 		t.Errorf("report %+v, left %q", report, left)
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -43,7 +44,7 @@ type quarantine struct {
 	mu sync.Mutex
 	// moves are the renames by new path, failed those that failed, and the
 	// directories that could not be looked at, by path.
-	moves, failed         map[string]Quarantined
+	moves, failed         map[string]record.Quarantined
 	moreMoved, moreFailed int
 	// pinned are renames that failed, perhaps because of a mount.
 	pinned []pinnedMove
@@ -130,7 +131,7 @@ func (s *Session) quarantineNew(ctx context.Context, last bool) {
 	}
 	if err != nil {
 		s.log.Warn("look for repositories", zap.Error(err))
-		s.moved.fail(Quarantined{Path: ".", Why: "the look for repositories did not end: " + err.Error()})
+		s.moved.fail(record.Quarantined{Path: ".", Why: "the look for repositories did not end: " + err.Error()})
 	}
 }
 
@@ -156,12 +157,12 @@ func (s *Session) quarantineEntry(ctx context.Context, l *repositoryLook, p stri
 	case !known && p == ".git" && typ == workspace.TypeDir && s.isEmpty(ctx, p):
 		return "" // the sandbox's own placeholder, and nothing to git
 	case !known && !s.found.covers(name):
-		s.moved.fail(Quarantined{Path: name, Why: whyUnsure})
+		s.moved.fail(record.Quarantined{Path: name, Why: whyUnsure})
 		return ""
 	case !known:
 		return s.move(ctx, name, "", doors)
 	case was == "":
-		s.moved.fail(Quarantined{Path: name, Why: whyPartly})
+		s.moved.fail(record.Quarantined{Path: name, Why: whyPartly})
 		return ""
 	}
 	now, err := l.fingerprint(ctx, p, skipped(p, s.opts.Git)...)
@@ -206,7 +207,7 @@ func (s *Session) move(ctx context.Context, p, why string, doors *closedDirector
 	if _, failed := s.moved.failed[p]; failed {
 		return ""
 	}
-	q := Quarantined{Path: p, To: p + quarantinedMark + NewID("q")[2:], Why: why}
+	q := record.Quarantined{Path: p, To: p + quarantinedMark + record.NewID("q")[2:], Why: why}
 	op := workspace.Op{Kind: workspace.OpRename, Path: p, To: q.To}
 	_, err := s.changeInside(ctx, op)
 	if denied(err) && doors != nil {
@@ -216,7 +217,7 @@ func (s *Session) move(ctx context.Context, p, why string, doors *closedDirector
 	}
 	if err != nil {
 		s.log.Warn("quarantine", zap.String("path", p), zap.Error(err))
-		s.moved.fail(Quarantined{Path: p, Why: err.Error()})
+		s.moved.fail(record.Quarantined{Path: p, Why: err.Error()})
 		s.moved.pin(p, why)
 		return ""
 	}
@@ -258,12 +259,12 @@ func (s *Session) noteUnread(ctx context.Context, dir string, cause error) {
 		if !s.found.covers(dir) {
 			why = whyUnsure
 		}
-		s.moved.fail(Quarantined{Path: dir, Why: fmt.Sprintf("%s: %v", why, cause)})
+		s.moved.fail(record.Quarantined{Path: dir, Why: fmt.Sprintf("%s: %v", why, cause)})
 		return
 	}
 	st, err := s.original.StatEntry(ctx, dir)
 	if err != nil || closedOf(st) != was || s.searchable(was) {
-		s.moved.fail(Quarantined{Path: dir, Why: whyClosed})
+		s.moved.fail(record.Quarantined{Path: dir, Why: whyClosed})
 	}
 }
 
@@ -281,14 +282,14 @@ func (s *Session) searchable(d closedDirectory) bool {
 }
 
 // done keeps one rename. The caller holds mu.
-func (q *quarantine) done(m Quarantined) {
+func (q *quarantine) done(m record.Quarantined) {
 	for _, dir := range ancestors(m.Path) {
 		if _, renamed := q.moves[dir]; renamed {
 			return // it goes without saying
 		}
 	}
 	if q.moves == nil {
-		q.moves = map[string]Quarantined{}
+		q.moves = map[string]record.Quarantined{}
 	}
 	if len(q.moves) >= maxNoted {
 		q.moreMoved++
@@ -298,9 +299,9 @@ func (q *quarantine) done(m Quarantined) {
 }
 
 // fail keeps what was not renamed, or could not be looked at. The caller holds mu.
-func (q *quarantine) fail(m Quarantined) {
+func (q *quarantine) fail(m record.Quarantined) {
 	if q.failed == nil {
-		q.failed = map[string]Quarantined{}
+		q.failed = map[string]record.Quarantined{}
 	}
 	if _, known := q.failed[m.Path]; !known && len(q.failed) >= maxNoted {
 		q.moreFailed++
@@ -318,25 +319,25 @@ func (q *quarantine) pin(p, why string) {
 
 // quarantined lists what was not renamed, as far as it is still there, and then
 // the renames.
-func (s *Session) quarantined(ctx context.Context) []Quarantined {
+func (s *Session) quarantined(ctx context.Context) []record.Quarantined {
 	q := &s.moved
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	var out []Quarantined
+	var out []record.Quarantined
 	for _, p := range slices.Sorted(maps.Keys(q.failed)) {
 		if !s.gone(ctx, p) { // a placeholder of the sandbox's own goes with it
 			out = append(out, q.failed[p])
 		}
 	}
 	if q.moreFailed > 0 {
-		out = append(out, Quarantined{Path: ".", Why: fmt.Sprintf("%d more in the workspace were not renamed either, or could not be looked at", q.moreFailed)})
+		out = append(out, record.Quarantined{Path: ".", Why: fmt.Sprintf("%d more in the workspace were not renamed either, or could not be looked at", q.moreFailed)})
 	}
-	moves := slices.SortedFunc(maps.Values(q.moves), func(a, b Quarantined) int {
+	moves := slices.SortedFunc(maps.Values(q.moves), func(a, b record.Quarantined) int {
 		return strings.Compare(a.Path+"\x00"+a.To, b.Path+"\x00"+b.To)
 	})
 	out = append(out, moves...)
 	if q.moreMoved > 0 {
-		out = append(out, Quarantined{Path: ".", To: ".", Why: fmt.Sprintf("%d more were renamed", q.moreMoved)})
+		out = append(out, record.Quarantined{Path: ".", To: ".", Why: fmt.Sprintf("%d more were renamed", q.moreMoved)})
 	}
 	for i := range out {
 		out[i].Path, out[i].To = showBytes(out[i].Path), showBytes(out[i].To)
@@ -345,8 +346,8 @@ func (s *Session) quarantined(ctx context.Context) []Quarantined {
 }
 
 // unvouched reports whether something was not renamed, or not looked at.
-func unvouched(list []Quarantined) bool {
-	return slices.ContainsFunc(list, func(q Quarantined) bool { return q.To == "" })
+func unvouched(list []record.Quarantined) bool {
+	return slices.ContainsFunc(list, func(q record.Quarantined) bool { return q.To == "" })
 }
 
 // showBytes writes the bytes of a name that are not UTF-8 as \xNN, so that a

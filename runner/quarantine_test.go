@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -38,7 +39,7 @@ func (b *bench) exists(name string) bool {
 	return err == nil
 }
 
-func paths(list []Quarantined) []string {
+func paths(list []record.Quarantined) []string {
 	var out []string
 	for _, q := range list {
 		out = append(out, q.Path)
@@ -263,7 +264,7 @@ func TestWhatAKilledSessionLeftIsNamed(t *testing.T) {
 	}
 	defer next.opts.Folder.Close()
 	_, records := next.run(t.Context())
-	warnings := of[Warning](t, records)
+	warnings := of[record.Warning](t, records)
 	if len(warnings) != 1 || !strings.HasPrefix(warnings[0].Message, "sub/.git appeared while the session "+s.opts.Folder.Session) {
 		t.Errorf("warnings %+v", warnings)
 	}

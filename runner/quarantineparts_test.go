@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -332,11 +333,11 @@ func TestQuarantineIsBounded(t *testing.T) {
 	var q quarantine
 	for i := range maxNoted + 3 {
 		p := fmt.Sprint(i)
-		q.done(Quarantined{Path: p, To: p + "-to"})
-		q.fail(Quarantined{Path: p})
+		q.done(record.Quarantined{Path: p, To: p + "-to"})
+		q.fail(record.Quarantined{Path: p})
 		q.pin(p, "why")
 	}
-	q.fail(Quarantined{Path: "0", Why: "again"})
+	q.fail(record.Quarantined{Path: "0", Why: "again"})
 	if len(q.moves) != maxNoted || q.moreMoved != 3 || len(q.failed) != maxNoted || q.moreFailed != 3 || len(q.pinned) != maxNoted || q.failed["0"].Why != "again" {
 		t.Errorf("%d moves and %d more, %d failures and %d more, %d to be tried", len(q.moves), q.moreMoved, len(q.failed), q.moreFailed, len(q.pinned))
 	}
@@ -347,13 +348,13 @@ func TestQuarantinedIsListed(t *testing.T) {
 	b := newBench(t, plantTurns)
 	s := b.opened()
 	b.change("mkdir -p stuck/.git")
-	s.moved.fail(Quarantined{Path: "stuck/.git", Why: "busy"})
-	s.moved.fail(Quarantined{Path: "gone/.git", Why: "busy"})
-	s.moved.done(Quarantined{Path: "b\xff/.git", To: "b\xff/.git-1"})
-	s.moved.done(Quarantined{Path: "a/.git", To: "a/.git-2"})
-	s.moved.done(Quarantined{Path: "a/.git", To: "a/.git-1"})
+	s.moved.fail(record.Quarantined{Path: "stuck/.git", Why: "busy"})
+	s.moved.fail(record.Quarantined{Path: "gone/.git", Why: "busy"})
+	s.moved.done(record.Quarantined{Path: "b\xff/.git", To: "b\xff/.git-1"})
+	s.moved.done(record.Quarantined{Path: "a/.git", To: "a/.git-2"})
+	s.moved.done(record.Quarantined{Path: "a/.git", To: "a/.git-1"})
 	s.moved.moreFailed, s.moved.moreMoved = 1, 1
-	want := []Quarantined{
+	want := []record.Quarantined{
 		{Path: "stuck/.git", Why: "busy"},
 		{Path: ".", Why: "1 more in the workspace were not renamed either, or could not be looked at"},
 		{Path: "a/.git", To: "a/.git-1"},

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // depthOf returns how deep a JSON text is nested.
@@ -45,7 +46,7 @@ func TestRecordsOfDeepInputsAreReadable(t *testing.T) {
 	}
 	b := newBench(t, "  - calls: [{tool: read_file, raw: "+string(raw)+"}]\n  - text: done\n")
 	r, records := b.run(t.Context())
-	text, err := os.ReadFile(filepath.Join(r.Dir, TraceFile))
+	text, err := os.ReadFile(filepath.Join(r.Dir, record.TraceFile))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +56,7 @@ func TestRecordsOfDeepInputsAreReadable(t *testing.T) {
 		}
 	}
 	kept := false
-	for _, m := range of[Message](t, records) {
+	for _, m := range of[record.Message](t, records) {
 		for _, block := range m.Blocks {
 			kept = kept || block.ToolUse != nil && block.ToolUse.Raw == deep && block.ToolUse.InputError != ""
 		}

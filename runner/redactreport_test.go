@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 )
 
@@ -15,7 +16,7 @@ func TestPatchAndReportHaveNoSecret(t *testing.T) {
 	secret := redact.Secret{Name: "KEY", Value: `a<b>&c"d-secret`}
 	s := &Session{dir: t.TempDir(), opts: Options{Secrets: []redact.Secret{secret}}}
 	diff := "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\n+key = " + secret.Value + "\n"
-	r := Report{Patch: diff, SessionEnded: SessionEnded{Answer: "the key is " + secret.Value, Problem: &Problem{Cause: secret.Value}}}
+	r := Report{Patch: diff, SessionEnded: record.SessionEnded{Answer: "the key is " + secret.Value, Problem: &record.Problem{Cause: secret.Value}}}
 	if err := s.writePatch(&r); err != nil {
 		t.Fatal(err)
 	}

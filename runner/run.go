@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // Run does one session: one task, to its end. It makes the sandbox while the
@@ -45,14 +46,14 @@ func (s *Session) begin() error {
 	if s.opts.Warner != nil {
 		s.opts.Warner(func(message string) {
 			// What can't be recorded ends the session at the next record.
-			_ = s.journal.write(Warning{Message: message})
+			_ = s.journal.write(record.Warning{Message: message})
 		})
 	}
 	for _, key := range s.tools.UnmatchedRules() {
 		s.opts.Warnings = append(s.opts.Warnings, fmt.Sprintf("the policy's rule for %q matches no tool", key))
 	}
 	for _, w := range s.opts.Warnings {
-		if err := s.journal.write(Warning{Message: w}); err != nil {
+		if err := s.journal.write(record.Warning{Message: w}); err != nil {
 			return err
 		}
 	}
@@ -69,8 +70,8 @@ func (s *Session) abort(err error) error {
 }
 
 // unwritable is the problem of records that can't be written.
-func unwritable(dir string, err error) Problem {
-	return Problem{
+func unwritable(dir string, err error) record.Problem {
+	return record.Problem{
 		Cause: fmt.Sprintf("the records in %s can't be written: %v", dir, err),
 		Mend:  "Make room on that file system; what was written before can be read.",
 	}
@@ -109,9 +110,9 @@ func (s *Session) finish(out loop.Outcome, cause error) Report {
 	s.box.close()
 	r := Report{
 		Session: s.opts.Folder.Session, Dir: s.dir, Err: out.Err,
-		SessionEnded: SessionEnded{
+		SessionEnded: record.SessionEnded{
 			Turns: s.turns, Answer: answerOf(out), Client: s.closedBy, Reason: out.Reason, Truncated: out.Truncated, Limit: wireLimit(out.Limit), Usage: s.used,
-			CostUSD: CostUSD(s.used.CostMicroUSD), WallMS: time.Since(s.begun).Milliseconds(),
+			CostUSD: record.CostUSD(s.used.CostMicroUSD), WallMS: time.Since(s.begun).Milliseconds(),
 		},
 	}
 	if i, ok := errors.AsType[*Interrupted](cause); ok && out.Reason == loop.StopCancelled {
@@ -141,7 +142,7 @@ func (s *Session) facts(r *Report) {
 	att, restarts, left := s.box.facts()
 	r.Attestation, r.Restarts = att, restarts
 	r.Left = append(r.Left, left...)
-	r.Denials = NonNil(s.journal.counted().denials)
+	r.Denials = record.NonNil(s.journal.counted().denials)
 	r.ProcessesKilled = s.exec.processesKilled()
 }
 

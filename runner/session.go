@@ -1,3 +1,8 @@
+// Package runner runs one session: it makes the sandbox, where a call may need
+// it, while the first model call is under way, wires tools to it, runs the loop,
+// writes the records, and takes everything down again.
+//
+// It knows backends and models by their contracts only.
 package runner
 
 import (
@@ -14,6 +19,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
@@ -32,7 +38,7 @@ type Session struct {
 	begun   time.Time
 	dir     string
 	log     *zap.Logger
-	rec     *Recorder
+	rec     *record.Recorder
 	journal *journal
 	// reader is what tools read through, original the folder itself.
 	reader   workspace.View
@@ -95,7 +101,7 @@ type Session struct {
 	recorded bool
 	// loaded is the workspace's instruction file, and instructions what the model
 	// gets of it with the first turn; "" is none.
-	loaded       []LoadedFile
+	loaded       []record.LoadedFile
 	instructions string
 	// notes is what the model is told of the notes of earlier sessions, or "".
 	notes string
@@ -141,9 +147,9 @@ func open(ctx context.Context, o Options) (_ *Session, err error) {
 		looked: make(chan struct{}), finished: make(chan struct{}),
 	}
 	if s.breaker, err = limits.NewSessionBreaker(o.SessionBudget, nil); err != nil {
-		return nil, &Error{Status: ExitConfig, Problem: Problem{Cause: "session " + err.Error(), Mend: "Change the session's limits."}, Err: err}
+		return nil, &Error{Status: ExitConfig, Problem: record.Problem{Cause: "session " + err.Error(), Mend: "Change the session's limits."}, Err: err}
 	}
-	s.rec, err = NewRecorder(RecorderOptions{Dir: s.dir, Session: o.Folder.Session, Secrets: o.Secrets, Mirror: o.Mirror, Write: o.writeTrace, Sync: o.syncTrace})
+	s.rec, err = record.NewRecorder(record.RecorderOptions{Dir: s.dir, Session: o.Folder.Session, Secrets: o.Secrets, Mirror: o.Mirror, Write: o.writeTrace, Sync: o.syncTrace})
 	if err != nil {
 		return nil, stateError(s.dir, "can't be written: "+err.Error(), err)
 	}
@@ -193,7 +199,7 @@ func (o Options) validate() error {
 		}
 	}
 	if err := o.Resources.Validate(); err != nil {
-		return &Error{Status: ExitConfig, Problem: Problem{Cause: err.Error(), Mend: "Change the resource limits."}, Err: err}
+		return &Error{Status: ExitConfig, Problem: record.Problem{Cause: err.Error(), Mend: "Change the resource limits."}, Err: err}
 	}
 	return nil
 }
@@ -285,7 +291,7 @@ func (s *Session) allow(def tools.Definition) bool {
 }
 
 // created says what was asked for.
-func (s *Session) created(defs []tools.Definition) SessionCreated {
+func (s *Session) created(defs []tools.Definition) record.SessionCreated {
 	o := s.opts
 	name := o.ImageName
 	if name == "" {
@@ -295,34 +301,34 @@ func (s *Session) created(defs []tools.Definition) SessionCreated {
 	if git == "" {
 		git = sandbox.GitReadOnly
 	}
-	p := SessionCreated{
+	p := record.SessionCreated{
 		Version: o.Version, Task: o.Task, Workspace: o.Workspace.Path, WorkspaceMode: s.mode(), Git: string(git),
 		Backend: o.Choice, Image: name, Model: o.Model.Info(), Policy: o.Policy.Name, OnPrompt: string(o.OnPrompt), Client: o.User.Name,
-		Resources: NewResources(o.Resources), Budget: NewBudget(o.Budget), Tools: []OfferedTool{},
-		Configuration: NonNil(o.Sources), Ignored: append(o.Ignored, s.untrusted()...),
-		FilesLoaded: NonNil(s.loaded), MCPServers: []string{}, MCPSkipped: []Ignored{}, Removed: o.Removed,
+		Resources: record.NewResources(o.Resources), Budget: record.NewBudget(o.Budget), Tools: []record.OfferedTool{},
+		Configuration: record.NonNil(o.Sources), Ignored: append(o.Ignored, s.untrusted()...),
+		FilesLoaded: record.NonNil(s.loaded), MCPServers: []string{}, MCPSkipped: []record.Ignored{}, Removed: o.Removed,
 	}
 	for _, d := range defs {
-		p.Tools = append(p.Tools, OfferedTool{Name: d.Name, Class: d.Class, Runs: d.Runs})
+		p.Tools = append(p.Tools, record.OfferedTool{Name: d.Name, Class: d.Class, Runs: d.Runs})
 	}
 	return p
 }
 
 // untrusted lists the workspace's own settings that do not count, and that
 // whoever opened the session has not spoken of.
-func (s *Session) untrusted() []Ignored {
-	var out []Ignored
+func (s *Session) untrusted() []record.Ignored {
+	var out []record.Ignored
 	for name, why := range map[string]string{".caisson/config.yaml": "the workspace is not trusted", ".mcp.json": "a workspace's own MCP servers are not started"} {
-		known := slices.ContainsFunc(s.opts.Ignored, func(i Ignored) bool { return i.Name == name }) ||
-			slices.ContainsFunc(s.opts.Sources, func(c Source) bool { return c.Path == name })
+		known := slices.ContainsFunc(s.opts.Ignored, func(i record.Ignored) bool { return i.Name == name }) ||
+			slices.ContainsFunc(s.opts.Sources, func(c record.Source) bool { return c.Path == name })
 		if known {
 			continue
 		}
 		// A path that leads outside is not looked at, and does not count either.
 		if there, err := s.original.Exists(context.Background(), name); err == nil && there {
-			out = append(out, Ignored{Name: name, Why: why})
+			out = append(out, record.Ignored{Name: name, Why: why})
 		}
 	}
-	slices.SortFunc(out, func(a, b Ignored) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(out, func(a, b record.Ignored) int { return strings.Compare(a.Name, b.Name) })
 	return out
 }

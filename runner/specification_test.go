@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -71,7 +72,7 @@ func TestSpecification9InRecords(t *testing.T) {
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("records (-want +got):\n%s", diff)
 			}
-			for _, c := range of[ToolCalled](t, records) {
+			for _, c := range of[record.ToolCalled](t, records) {
 				if c.InputHash != fmt.Sprintf("%x", sha256.Sum256([]byte(readme))) {
 					t.Errorf("input_hash is %s, want that of the canonical input", c.InputHash)
 				}
@@ -93,10 +94,10 @@ func TestSpecification9InRecords(t *testing.T) {
 
 // toolRecords renders the tool.* records with the fields that the catalogue
 // names, below the kind of their cause.
-func toolRecords(t *testing.T, records []Record) []string {
+func toolRecords(t *testing.T, records []record.Record) []string {
 	t.Helper()
-	kinds, ids := map[string]Kind{}, map[string]string{}
-	for _, m := range of[Message](t, records) {
+	kinds, ids := map[string]record.Kind{}, map[string]string{}
+	for _, m := range of[record.Message](t, records) {
 		for _, b := range m.Blocks {
 			if b.ToolUse != nil {
 				ids[b.ToolUse.ID] = fmt.Sprintf("tu_%d", len(ids)+1)
@@ -130,12 +131,12 @@ func toolRecords(t *testing.T, records []Record) []string {
 			case "rule", "summary", "metadata", "display", "hidden_characters", "diff", "reason", "by":
 				delete(p, key) // ours, besides the catalogue's
 			case "tool_name":
-				if k := r.Kind; k == KindToolCompleted || k == KindToolFailed {
+				if k := r.Kind; k == record.KindToolCompleted || k == record.KindToolFailed {
 					delete(p, key)
 				}
 			}
 		}
-		if r.Kind == KindConfirmationRequested {
+		if r.Kind == record.KindConfirmationRequested {
 			delete(p, "input_hash")
 		}
 		text, err := json.Marshal(p)
@@ -147,7 +148,7 @@ func toolRecords(t *testing.T, records []Record) []string {
 	return out
 }
 
-func toolMessages(t *testing.T, records []Record) []Message {
+func toolMessages(t *testing.T, records []record.Record) []record.Message {
 	t.Helper()
-	return slices.DeleteFunc(of[Message](t, records), func(m Message) bool { return m.Role != "tool" })
+	return slices.DeleteFunc(of[record.Message](t, records), func(m record.Message) bool { return m.Role != "tool" })
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // SessionDir is the folder of a session below the state folder.
@@ -43,7 +45,7 @@ func CheckStateDir(path string) error {
 }
 
 func stateError(path, why string, err error) error {
-	return &Error{Status: ExitConfig, Err: err, Problem: Problem{
+	return &Error{Status: ExitConfig, Err: err, Problem: record.Problem{
 		Cause: fmt.Sprintf("the state folder %s %s", path, why),
 		Mend:  "Make it a folder that you own and that nobody else can write, or set XDG_STATE_HOME to one.",
 	}}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -59,7 +60,7 @@ func ignoreMissing(err error) error {
 // lives, as far as can be told from here. A folder without records has no
 // answer yet, and one without a log none any more: both are no.
 func SessionLives(dir string) bool {
-	for _, name := range []string{TraceFile, LogFile} {
+	for _, name := range []string{record.TraceFile, LogFile} {
 		if _, err := os.Lstat(filepath.Join(dir, name)); err != nil {
 			return false
 		}

@@ -36,7 +36,7 @@ func TestToolsPage(t *testing.T) {
 		if !found || !closed {
 			t.Fatalf("%s has no table %s", toolsPage, name)
 		}
-		if *updatePage {
+		if *update {
 			page = before + begin + table + end + after
 			continue
 		}
@@ -44,7 +44,7 @@ func TestToolsPage(t *testing.T) {
 			t.Errorf("table %s of %s (-is +says):\n%s", name, toolsPage, diff)
 		}
 	}
-	if *updatePage {
+	if *update {
 		if err := os.WriteFile(toolsPage, []byte(page), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -94,4 +94,4 @@ func aliasTable(defs []tools.Definition) string {
 	return b.String()
 }
 
-var updatePage = flag.Bool("update-page", false, "write the tables of docs/tools.md")
+var update = flag.Bool("update", false, "write the tables of docs/tools.md")

@@ -8,6 +8,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -46,11 +47,11 @@ type TurnReport struct {
 	// Answer is "" where Reason is not answered.
 	Answer string `json:"answer"`
 	// Truncated says that a limit ended it, or that the provider cut the answer.
-	Truncated bool         `json:"truncated"`
-	Limit     *Limit       `json:"limit,omitempty"`
-	Usage     limits.Usage `json:"usage"`
-	CostUSD   string       `json:"cost_usd"`
-	WallMS    int64        `json:"wall_ms"`
+	Truncated bool          `json:"truncated"`
+	Limit     *record.Limit `json:"limit,omitempty"`
+	Usage     limits.Usage  `json:"usage"`
+	CostUSD   string        `json:"cost_usd"`
+	WallMS    int64         `json:"wall_ms"`
 	// Err is the cause of a bad end, for the log and errors.Is.
 	Err error `json:"-"`
 }
@@ -95,13 +96,13 @@ func (s *Session) StartFor(user User, message string) (*Turn, error) {
 		return nil, fmt.Errorf("start turn: %w: %w", ErrOver, err)
 	}
 	ctx, cancel := context.WithCancelCause(s.ctx)
-	t := &Turn{ID: NewID("trn"), begun: time.Now(), cancel: cancel, done: make(chan struct{})}
+	t := &Turn{ID: record.NewID("trn"), begun: time.Now(), cancel: cancel, done: make(chan struct{})}
 	if s.turns++; s.turns == 1 {
 		t.begun = s.begun // its time is what the session has taken
 	}
 	s.turn = t
 	s.user = user
-	s.journal.beginTurn(user.Name, func() TurnCancelled { return cancellation(ctx) })
+	s.journal.beginTurn(user.Name, func() record.TurnCancelled { return cancellation(ctx) })
 	go func() {
 		out := s.take(ctx, t, message, s.turns == 1)
 		s.took(t, out, context.Cause(ctx))
@@ -164,7 +165,7 @@ func (s *Session) took(t *Turn, out loop.Outcome, cause error) {
 	}
 	t.report = TurnReport{
 		Turn: t.ID, Reason: out.Reason, Answer: answerOf(out), Truncated: out.Truncated, Limit: wireLimit(out.Limit),
-		Usage: out.Usage, CostUSD: CostUSD(out.Usage.CostMicroUSD), WallMS: time.Since(t.begun).Milliseconds(), Err: out.Err,
+		Usage: out.Usage, CostUSD: record.CostUSD(out.Usage.CostMicroUSD), WallMS: time.Since(t.begun).Milliseconds(), Err: out.Err,
 	}
 	s.turn, s.ended = nil, t
 	close(t.done)

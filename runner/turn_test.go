@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // opened opens the bench's session, to be closed by the test.
@@ -28,13 +29,13 @@ func (b *bench) opened() *Session {
 	return s
 }
 
-func (b *bench) records(r Report) []Record {
+func (b *bench) records(r Report) []record.Record {
 	b.t.Helper()
-	text, err := os.ReadFile(filepath.Join(r.Dir, TraceFile))
+	text, err := os.ReadFile(filepath.Join(r.Dir, record.TraceFile))
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	trace, err := ReadTrace(bytes.NewReader(text))
+	trace, err := record.ReadTrace(bytes.NewReader(text))
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -70,11 +71,11 @@ func TestTurnsShareOneSandboxAndHistory(t *testing.T) {
 		t.Errorf("session ended %s (%d), %d rounds: %q", r.Reason, r.ExitStatus, r.Usage.Rounds, r.Answer)
 	}
 	records := b.records(r)
-	if n := len(of[SandboxStarted](t, records)); n != 1 {
+	if n := len(of[record.SandboxStarted](t, records)); n != 1 {
 		t.Errorf("%d sandboxes", n)
 	}
 	var texts []string
-	for _, m := range of[Message](t, records) {
+	for _, m := range of[record.Message](t, records) {
 		for _, block := range m.Blocks {
 			if m.Role == loop.RoleUser && block.Text != nil {
 				texts = append(texts, block.Text.Text)
@@ -84,7 +85,7 @@ func TestTurnsShareOneSandboxAndHistory(t *testing.T) {
 	if diff := cmp.Diff([]string{"one", "two"}, texts); diff != "" {
 		t.Errorf("users' messages (-want +got):\n%s", diff)
 	}
-	ended := of[TurnCompleted](t, records)
+	ended := of[record.TurnCompleted](t, records)
 	if len(ended) != 2 || ended[0].ModelCalls != 2 || ended[0].ToolCalls != 1 || ended[1].ModelCalls != 1 || ended[1].ToolCalls != 0 {
 		t.Errorf("turns are recorded as %+v", ended)
 	}

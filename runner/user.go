@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // User is a user who acts in a session.
@@ -26,13 +28,13 @@ type CancelledByUser struct{ Client string }
 func (c *CancelledByUser) Error() string { return "cancelled by " + c.Client }
 
 // cancellation returns what the record of a cancelled turn contains about its cause.
-func cancellation(ctx context.Context) TurnCancelled {
+func cancellation(ctx context.Context) record.TurnCancelled {
 	cause := context.Cause(ctx)
 	if i, ok := errors.AsType[*Interrupted](cause); ok {
-		return TurnCancelled{Reason: i.Error(), By: "signal"}
+		return record.TurnCancelled{Reason: i.Error(), By: "signal"}
 	}
 	if c, ok := errors.AsType[*CancelledByUser](cause); ok {
-		return TurnCancelled{Reason: "cancelled", By: "user", Client: c.Client}
+		return record.TurnCancelled{Reason: "cancelled", By: "user", Client: c.Client}
 	}
-	return TurnCancelled{Reason: "cancelled", By: "session"}
+	return record.TurnCancelled{Reason: "cancelled", By: "session"}
 }

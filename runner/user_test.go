@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -53,16 +54,16 @@ func TestToolsOfAnAdministrator(t *testing.T) {
 	r := s.CloseFor("http:closer")
 	records := b.records(r)
 	var started []string
-	for _, p := range of[TurnStarted](t, records) {
+	for _, p := range of[record.TurnStarted](t, records) {
 		started = append(started, p.Client)
 	}
 	if len(started) != 3 || started[0] != "http:boss" || started[1] != "http:other" {
 		t.Errorf("turns are recorded as started by %q", started)
 	}
-	if got := of[SessionCreated](t, records)[0].Client; got != "http:boss" {
+	if got := of[record.SessionCreated](t, records)[0].Client; got != "http:boss" {
 		t.Errorf("the session is recorded as started by %q", got)
 	}
-	if ended := of[SessionEnded](t, records)[0]; ended.Client != "http:closer" || len(ended.Denials) != 1 {
+	if ended := of[record.SessionEnded](t, records)[0]; ended.Client != "http:closer" || len(ended.Denials) != 1 {
 		t.Errorf("the session is recorded as ended by %q, with the denials %v", ended.Client, ended.Denials)
 	}
 }
@@ -128,12 +129,12 @@ func (p *togetherCall) Execute(ctx context.Context, _ *tools.Call) (tools.Output
 func TestWhoCancelledATurn(t *testing.T) {
 	for name, c := range map[string]struct {
 		end  func(*Session, *Turn)
-		want TurnCancelled
+		want record.TurnCancelled
 	}{
-		"a user":          {func(_ *Session, t *Turn) { t.Cancel(&CancelledByUser{"http:alice"}) }, TurnCancelled{Reason: "cancelled", By: "user", Client: "http:alice"}},
-		"a signal":        {func(_ *Session, t *Turn) { t.Cancel(&Interrupted{Signal: 15}) }, TurnCancelled{Reason: "terminated", By: "signal"}},
-		"a user's ending": {func(s *Session, _ *Turn) { s.CloseFor("http:alice") }, TurnCancelled{Reason: "cancelled", By: "user", Client: "http:alice"}},
-		"the session":     {func(s *Session, _ *Turn) { s.Close() }, TurnCancelled{Reason: "cancelled", By: "session"}},
+		"a user":          {func(_ *Session, t *Turn) { t.Cancel(&CancelledByUser{"http:alice"}) }, record.TurnCancelled{Reason: "cancelled", By: "user", Client: "http:alice"}},
+		"a signal":        {func(_ *Session, t *Turn) { t.Cancel(&Interrupted{Signal: 15}) }, record.TurnCancelled{Reason: "terminated", By: "signal"}},
+		"a user's ending": {func(s *Session, _ *Turn) { s.CloseFor("http:alice") }, record.TurnCancelled{Reason: "cancelled", By: "user", Client: "http:alice"}},
+		"the session":     {func(s *Session, _ *Turn) { s.Close() }, record.TurnCancelled{Reason: "cancelled", By: "session"}},
 	} {
 		b := newBench(t, "")
 		model := &blockedModel{make(chan struct{})}
@@ -146,7 +147,7 @@ func TestWhoCancelledATurn(t *testing.T) {
 		<-model.asked
 		c.end(s, turn)
 		turn.Report()
-		got := of[TurnCancelled](t, b.records(s.Close()))
+		got := of[record.TurnCancelled](t, b.records(s.Close()))
 		if len(got) != 1 || got[0].Reason != c.want.Reason || got[0].By != c.want.By || got[0].Client != c.want.Client {
 			t.Errorf("cancelled by %s: recorded %+v", name, got)
 		}

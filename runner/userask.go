@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/runner/internal/execapi"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -53,7 +54,7 @@ func Listens(stateDir, session string) bool {
 func RunUserCommand(ctx context.Context, stateDir, session string, c UserCommand) (UserResult, error) {
 	conn, err := execapi.Dial(filepath.Join(SessionDir(stateDir, session), sandboxDir), sandbox.ExecSocket)
 	if err != nil {
-		e := &Error{Status: ExitInput, Err: err, Problem: Problem{
+		e := &Error{Status: ExitInput, Err: err, Problem: record.Problem{
 			Cause: fmt.Sprintf("session %s can't be asked: %v", session, err), Mend: "caisson sandbox ls says what runs.",
 		}}
 		if errors.Is(err, fs.ErrNotExist) {
@@ -68,12 +69,12 @@ func RunUserCommand(ctx context.Context, stateDir, session string, c UserCommand
 	r, err := execapi.Run(ctx, conn, execapi.Request{Argv: argv, Dir: c.Dir, TimeoutMS: c.Timeout.Milliseconds()},
 		execapi.Streams{Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr}, c.Abandon)
 	if err != nil {
-		return UserResult{}, &Error{Status: ExitSandboxLost, Err: err, Problem: Problem{
+		return UserResult{}, &Error{Status: ExitSandboxLost, Err: err, Problem: record.Problem{
 			Cause: "the command's end is not known: " + err.Error(), Mend: "The session's records say what became of it.",
 		}}
 	}
 	if f := r.Failure; f != nil {
-		return UserResult{}, &Error{Status: f.Status, Problem: Problem{Cause: f.Cause, Mend: f.Mend}}
+		return UserResult{}, &Error{Status: f.Status, Problem: record.Problem{Cause: f.Cause, Mend: f.Mend}}
 	}
 	return UserResult{
 		Status: sandbox.ExitStatus{Code: r.Code, Signal: r.Signal, OOMKilled: r.OOMKilled, TimedOut: r.TimedOut, Cancelled: r.Cancelled},

@@ -18,6 +18,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/internal/execapi"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -50,8 +51,8 @@ func (s *Session) takeCommands(ctx context.Context) (stop func()) {
 
 // run runs one command to its end, recorded before and after.
 func (u *userCommands) run(ctx context.Context, r execapi.Request, stdin io.Reader, stdout, stderr io.Writer) execapi.Result {
-	id, argv := NewID("exe"), texts(r.Argv)
-	started, err := u.journal.user(UserCommandStarted{ExecID: id, Argv: argv, Dir: r.Dir, PID: r.PID, Client: LocalUser()}, "")
+	id, argv := record.NewID("exe"), texts(r.Argv)
+	started, err := u.journal.user(record.UserCommandStarted{ExecID: id, Argv: argv, Dir: r.Dir, PID: r.PID, Client: LocalUser()}, "")
 	if err == nil {
 		err = u.sync()
 	}
@@ -63,7 +64,7 @@ func (u *userCommands) run(ctx context.Context, r execapi.Request, stdin io.Read
 		Argv: arguments(r.Argv), Dir: r.Dir, Stdin: stdin, Stdout: out, Stderr: errOut,
 		Output: sandbox.OutputLimits{Live: unbounded}, Timeout: time.Duration(r.TimeoutMS) * time.Millisecond,
 	})
-	ended := UserCommandEnded{
+	ended := record.UserCommandEnded{
 		ExecID: id, ExitCode: exit.Status.Code, Signal: exit.Status.Signal, TimedOut: exit.Status.TimedOut,
 		Cancelled: exit.Status.Cancelled, OOMKilled: exit.Status.OOMKilled, Stdout: out.stream(), Stderr: errOut.stream(),
 		WallMS: exit.Wall.Milliseconds(), CPUMS: exit.CPU.Milliseconds(), Kill: exit.Kill,
@@ -170,10 +171,10 @@ func (c *counted) Write(p []byte) (int, error) {
 	return n, err
 }
 
-func (c *counted) stream() UserStream {
+func (c *counted) stream() record.UserStream {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return UserStream{Bytes: c.total, SHA256: hex.EncodeToString(c.sum.Sum(nil))}
+	return record.UserStream{Bytes: c.total, SHA256: hex.EncodeToString(c.sum.Sum(nil))}
 }
 
 func arguments(argv [][]byte) []string {

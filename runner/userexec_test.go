@@ -22,13 +22,14 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/internal/execapi"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
 
 // asking runs a session whose one command runs until the returned function is
 // called, and calls ask once it runs.
-func (b *bench) asking(ask func(stateDir string)) (Report, []Record) {
+func (b *bench) asking(ask func(stateDir string)) (Report, []record.Record) {
 	b.t.Helper()
 	running, release := make(chan struct{}), make(chan struct{})
 	b.opts.Model = player(b.t, "  - calls: [{tool: shell, input: {command: wait}}]\n  - text: Done.\n")
@@ -80,23 +81,23 @@ func TestUserCommand(t *testing.T) {
 	if report.ExitStatus != 0 {
 		t.Errorf("the session ended with %d: %v", report.ExitStatus, report.Err)
 	}
-	var kinds []Kind
+	var kinds []record.Kind
 	for _, r := range records {
-		if r.Kind != KindUserCommandStarted && r.Kind != KindUserCommandEnded {
+		if r.Kind != record.KindUserCommandStarted && r.Kind != record.KindUserCommandEnded {
 			continue
 		}
 		kinds = append(kinds, r.Kind)
-		if r.Actor != ActorUser || bytes.Contains(r.Payload, []byte(testKey)) {
+		if r.Actor != record.ActorUser || bytes.Contains(r.Payload, []byte(testKey)) {
 			t.Errorf("record %+v", r)
 		}
-		if r.Kind == KindUserCommandEnded {
-			var p UserCommandEnded
+		if r.Kind == record.KindUserCommandEnded {
+			var p record.UserCommandEnded
 			if err := json.Unmarshal(r.Payload, &p); err != nil || p.ExitCode != 7 || p.Stdout.Bytes != 5 || p.ExecID == "" {
 				t.Errorf("ended: %+v, %v", p, err)
 			}
 		}
 	}
-	if len(kinds) != 2 || kinds[0] != KindUserCommandStarted {
+	if len(kinds) != 2 || kinds[0] != record.KindUserCommandStarted {
 		t.Errorf("records: %v", kinds)
 	}
 	if Listens(filepath.Dir(filepath.Dir(b.opts.Folder.Dir)), b.opts.Folder.Session) {
@@ -121,7 +122,7 @@ func TestUserCommandMeetsALoss(t *testing.T) {
 	if report.ExitStatus != ExitSandboxLost {
 		t.Errorf("the session ended with %d", report.ExitStatus)
 	}
-	if ended := of[UserCommandEnded](t, records); len(ended) != 1 || ended[0].Error == "" || ended[0].ExitCode != -1 {
+	if ended := of[record.UserCommandEnded](t, records); len(ended) != 1 || ended[0].Error == "" || ended[0].ExitCode != -1 {
 		t.Errorf("ended: %+v", ended)
 	}
 }
@@ -194,7 +195,7 @@ func TestUserCommandsAreRecordedFirst(t *testing.T) {
 		"its end not recorded": {closes: true, starts: 1, logs: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			rec, err := NewRecorder(RecorderOptions{Dir: t.TempDir(), Session: "ses_01JD0000000000000000000000"})
+			rec, err := record.NewRecorder(record.RecorderOptions{Dir: t.TempDir(), Session: "ses_01JD0000000000000000000000"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -354,8 +355,8 @@ func TestUserCommandsThatDoNotRun(t *testing.T) {
 			if _, err := b.x.begin(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			b.x.box.record = func(p Payload) error {
-				if _, ok := p.(SandboxLost); ok {
+			b.x.box.record = func(p record.Payload) error {
+				if _, ok := p.(record.SandboxLost); ok {
 					lost++
 				}
 				return nil

@@ -6,27 +6,28 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
 
-func wireLimit(e *limits.ExceededError) *Limit {
+func wireLimit(e *limits.ExceededError) *record.Limit {
 	if e == nil {
 		return nil
 	}
-	return &Limit{Kind: e.Kind, Limit: e.Limit, Used: e.Used}
+	return &record.Limit{Kind: e.Kind, Limit: e.Limit, Used: e.Used}
 }
 
-func called(e tools.Called) ToolCalled {
-	return ToolCalled{
+func called(e tools.Called) record.ToolCalled {
+	return record.ToolCalled{
 		CallID: e.CallID, Name: e.Name, InputHash: e.InputHash, InputBytes: e.InputBytes,
 		Class: e.Class, Rule: e.Rule, Summary: e.Summary,
 	}
 }
 
-func completed(e tools.Completed) ToolCompleted {
-	p := ToolCompleted{
+func completed(e tools.Completed) record.ToolCompleted {
+	p := record.ToolCompleted{
 		CallID: e.CallID, Name: e.Name, Success: e.Success, OutputBytes: e.OutputBytes, Truncated: e.Truncated,
-		LatencyMS: e.Latency.Milliseconds(), FilesModified: NonNil(e.FilesModified), Metadata: e.Metadata,
+		LatencyMS: e.Latency.Milliseconds(), FilesModified: record.NonNil(e.FilesModified), Metadata: e.Metadata,
 	}
 	if e.Command != "" {
 		p.Command = &e.Command
@@ -34,10 +35,10 @@ func completed(e tools.Completed) ToolCompleted {
 	return p
 }
 
-func failed(e tools.Failed) ToolFailed {
-	return ToolFailed{
+func failed(e tools.Failed) record.ToolFailed {
+	return record.ToolFailed{
 		CallID: e.CallID, Name: e.Name, Class: e.Class, Reason: e.Reason, Message: e.Message, ErrorID: e.ErrorID,
-		LatencyMS: e.Latency.Milliseconds(), FilesModified: NonNil(e.FilesModified), Partial: e.Partial,
+		LatencyMS: e.Latency.Milliseconds(), FilesModified: record.NonNil(e.FilesModified), Partial: e.Partial,
 	}
 }
 
@@ -45,34 +46,34 @@ func failed(e tools.Failed) ToolFailed {
 // workspace.
 const maxRecordedDiff = 64 << 10
 
-func requested(c tools.Confirmation) ConfirmationRequested {
+func requested(c tools.Confirmation) record.ConfirmationRequested {
 	var command *string
 	if c.Class == tools.ClassExecute {
 		command = &c.Summary
 	}
-	return ConfirmationRequested{
+	return record.ConfirmationRequested{
 		CallID: c.CallID, Name: c.Name, Class: c.Class, RequestID: c.ID, Summary: c.Summary, Command: command,
-		InputHash: c.InputHash, Display: c.Input, Hidden: c.Hidden, Projected: NonNil(c.Projected), Diff: tools.Elide(c.Diff, maxRecordedDiff),
+		InputHash: c.InputHash, Display: c.Input, Hidden: c.Hidden, Projected: record.NonNil(c.Projected), Diff: tools.Elide(c.Diff, maxRecordedDiff),
 		Runs: c.Runs, Dangerous: c.Dangerous, Notices: c.Notices, Covers: c.Covers, Changed: c.Changed, Scopes: c.Scopes, Phrase: c.Phrase,
-		ExpiresAt: c.Expires.UTC().Format(TimeLayout),
+		ExpiresAt: c.Expires.UTC().Format(record.TimeLayout),
 	}
 }
 
 // attempted is an answer that changed nothing. What a stranger gave as an id is
 // cut: it is a record all the same.
-func attempted(e tools.ConfirmationAttempted) ConfirmationAttempted {
+func attempted(e tools.ConfirmationAttempted) record.ConfirmationAttempted {
 	const most = 128
-	p := ConfirmationAttempted{
+	p := record.ConfirmationAttempted{
 		RequestID: strings.ToValidUTF8(e.ConfirmationID[:min(len(e.ConfirmationID), most)], ""), CallID: e.CallID,
-		Decision: e.Decision, Scope: e.Scope, By: e.Client, Outcome: AttemptResolved, Recorded: e.Recorded, RecordedBy: e.By, Omitted: e.Omitted,
+		Decision: e.Decision, Scope: e.Scope, By: e.Client, Outcome: record.AttemptResolved, Recorded: e.Recorded, RecordedBy: e.By, Omitted: e.Omitted,
 	}
 	switch {
 	case e.Forbidden:
-		p.Outcome = AttemptForbidden
+		p.Outcome = record.AttemptForbidden
 	case e.Recorded == "":
-		p.Outcome = AttemptUnknown
+		p.Outcome = record.AttemptUnknown
 	case e.By == "timeout":
-		p.Outcome = AttemptExpired
+		p.Outcome = record.AttemptExpired
 	}
 	return p
 }

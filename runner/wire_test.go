@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -54,33 +55,33 @@ func emptyFields(record any) []string {
 
 func TestAttemptsAreRecordedWithTheirOutcome(t *testing.T) {
 	long := strings.Repeat("x", 127)
-	for want, e := range map[AttemptOutcome]tools.Attempt{
-		AttemptForbidden: {ConfirmationID: "00ff", Forbidden: true, Recorded: tools.DecisionAllow, By: "timeout"},
-		AttemptUnknown:   {ConfirmationID: long + "é and more"},
-		AttemptExpired:   {ConfirmationID: "00ff", Recorded: tools.DecisionDeny, By: "timeout"},
-		AttemptResolved:  {ConfirmationID: "00ff", Recorded: tools.DecisionDeny, By: "http:alice"},
+	for want, e := range map[record.AttemptOutcome]tools.Attempt{
+		record.AttemptForbidden: {ConfirmationID: "00ff", Forbidden: true, Recorded: tools.DecisionAllow, By: "timeout"},
+		record.AttemptUnknown:   {ConfirmationID: long + "é and more"},
+		record.AttemptExpired:   {ConfirmationID: "00ff", Recorded: tools.DecisionDeny, By: "timeout"},
+		record.AttemptResolved:  {ConfirmationID: "00ff", Recorded: tools.DecisionDeny, By: "http:alice"},
 	} {
 		got := attempted(tools.ConfirmationAttempted{Attempt: e})
 		if got.Outcome != want {
 			t.Errorf("%+v: %q, want %q", e, got.Outcome, want)
 		}
-		if want == AttemptUnknown && got.RequestID != long {
+		if want == record.AttemptUnknown && got.RequestID != long {
 			t.Errorf("an id of a stranger is recorded as %q", got.RequestID)
 		}
 	}
 }
 
 func TestAmountsOfRecords(t *testing.T) {
-	if got := NewBudget(limits.Budget{WallTime: new(time.Minute)}); got.WallTimeMS == nil || *got.WallTimeMS != 60_000 {
+	if got := record.NewBudget(limits.Budget{WallTime: new(time.Minute)}); got.WallTimeMS == nil || *got.WallTimeMS != 60_000 {
 		t.Errorf("%+v", got)
 	}
-	if got := NewBudget(limits.Budget{}); got != (Budget{}) {
+	if got := record.NewBudget(limits.Budget{}); got != (record.Budget{}) {
 		t.Errorf("%+v", got)
 	}
-	if got := wireLimit(&limits.ExceededError{Kind: limits.KindTokens, Limit: 1, Used: 2}); wireLimit(nil) != nil || *got != (Limit{Kind: limits.KindTokens, Limit: 1, Used: 2}) {
+	if got := wireLimit(&limits.ExceededError{Kind: limits.KindTokens, Limit: 1, Used: 2}); wireLimit(nil) != nil || *got != (record.Limit{Kind: limits.KindTokens, Limit: 1, Used: 2}) {
 		t.Errorf("%+v", got)
 	}
-	if none := NonNil[string](nil); none == nil || len(NonNil([]string{"a"})) != 1 {
+	if none := record.NonNil[string](nil); none == nil || len(record.NonNil([]string{"a"})) != 1 {
 		t.Errorf("an empty list is %#v", none)
 	}
 }

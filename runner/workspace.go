@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -192,5 +193,5 @@ func (w *Workspace) spec(submounts []string) sandbox.Workspace {
 }
 
 func inputError(cause, mend string, err error) error {
-	return &Error{Status: ExitInput, Problem: Problem{Cause: cause, Mend: mend}, Err: err}
+	return &Error{Status: ExitInput, Problem: record.Problem{Cause: cause, Mend: mend}, Err: err}
 }

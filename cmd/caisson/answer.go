@@ -10,6 +10,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/terminal"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -19,7 +20,7 @@ const maxTaskBytes = 1 << 20
 
 func readBounded(in io.Reader, name string) (string, error) {
 	text, err := io.ReadAll(io.LimitReader(in, maxTaskBytes+1))
-	problem := runner.Problem{Mend: "Give a task of at most 1 MiB of text."}
+	problem := record.Problem{Mend: "Give a task of at most 1 MiB of text."}
 	switch {
 	case err != nil:
 		problem.Cause = fmt.Sprintf("the task can't be read from %s: %v", name, err)
@@ -47,7 +48,7 @@ func openAnswer(path string) (*answerFile, error) {
 	}
 	f, err := createAnswer(path)
 	if err != nil {
-		return nil, &runner.Error{Status: runner.ExitInput, Err: err, Problem: runner.Problem{
+		return nil, &runner.Error{Status: runner.ExitInput, Err: err, Problem: record.Problem{
 			Cause: fmt.Sprintf("the answer can't be written to %s: %v", path, err), Mend: "Name a file that you can write with -o.",
 		}}
 	}

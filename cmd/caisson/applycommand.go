@@ -9,6 +9,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/terminal"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -55,7 +56,7 @@ func newApplyCommand(a *app) *cobra.Command {
 				return tellUnchanged(a, err, f.json, func(i overlay.Info) any {
 					return appliedDocument{
 						Session: i.Session, Workspace: i.Workspace, State: i.State, DryRun: f.dryRun,
-						Applied: []overlay.Change{}, Conflicts: []overlay.Change{}, LeftOut: []overlay.Change{}, Failed: []runner.PathNote{},
+						Applied: []overlay.Change{}, Conflicts: []overlay.Change{}, LeftOut: []overlay.Change{}, Failed: []record.PathNote{},
 					}
 				})
 			}
@@ -137,7 +138,7 @@ func (k *keptChanges) tellApplied(r *overlay.Result, f applyFlags, err error) {
 	k.tell(terminal.Failed(failures(r), k.colour))
 	switch n := len(r.Applied); {
 	case r.Refused:
-		report(k.app, &runner.Error{Problem: runner.Problem{
+		report(k.app, &runner.Error{Problem: record.Problem{
 			Cause: "nothing is applied: " + plural(len(r.Conflicts), "change conflicts", "changes conflict") + " with what changed in the workspace since the run began",
 			Mend:  "Look at caisson diff " + session + "; --skip-conflicts applies the rest.",
 		}})
@@ -153,7 +154,7 @@ func (k *keptChanges) tellApplied(r *overlay.Result, f applyFlags, err error) {
 		}
 	}
 	if err != nil {
-		report(k.app, &runner.Error{Problem: runner.Problem{
+		report(k.app, &runner.Error{Problem: record.Problem{
 			Cause: "the apply did not finish: " + err.Error(), Mend: "Mend that and run it again: it goes on where it stopped.",
 		}})
 	}
@@ -171,10 +172,10 @@ func display(s string) string {
 	return safe
 }
 
-func failures(r *overlay.Result) []runner.PathNote {
-	var out []runner.PathNote
+func failures(r *overlay.Result) []record.PathNote {
+	var out []record.PathNote
 	for _, f := range r.Failed {
-		out = append(out, runner.PathNote{Path: f.Path, Why: f.Err.Error()})
+		out = append(out, record.PathNote{Path: f.Path, Why: f.Err.Error()})
 	}
 	return out
 }
@@ -189,7 +190,7 @@ type appliedDocument struct {
 	Applied   []overlay.Change  `json:"applied"`
 	Conflicts []overlay.Change  `json:"conflicts"`
 	LeftOut   []overlay.Change  `json:"left_out"`
-	Failed    []runner.PathNote `json:"failed"`
+	Failed    []record.PathNote `json:"failed"`
 	Unread    []string          `json:"unread,omitempty"`
 	Error     string            `json:"error,omitempty"`
 }

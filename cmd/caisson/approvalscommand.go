@@ -11,6 +11,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -241,7 +242,7 @@ func storedForm(phrase string) string {
 
 // nothingMatched says why nothing was revoked.
 func nothingMatched(list []tools.Grant, named func(tools.Grant) bool, args []string) error {
-	p := runner.Problem{Cause: "nothing matched, and nothing was revoked", Mend: "caisson approvals list shows what is stored."}
+	p := record.Problem{Cause: "nothing matched, and nothing was revoked", Mend: "caisson approvals list shows what is stored."}
 	others := 0
 	for _, g := range list {
 		if named(g) {
@@ -329,7 +330,7 @@ func trustPhrase(a *app, f approvalFlags, text string) error {
 func trustablePhrase(conf *config.Config, text string) (string, error) {
 	phrase, err := tools.StaticPhrase(text)
 	if err != nil {
-		return "", &runner.Error{Status: runner.ExitInput, Err: err, Problem: runner.Problem{
+		return "", &runner.Error{Status: runner.ExitInput, Err: err, Problem: record.Problem{
 			Cause: fmt.Sprintf("%q can't be approved for good: %v", text, err),
 			Mend:  "Approve it when it is asked about, or name one complete command of plain words.",
 		}}
@@ -343,7 +344,7 @@ func trustablePhrase(conf *config.Config, text string) (string, error) {
 		return "", err
 	}
 	if danger != "" {
-		return "", &runner.Error{Status: runner.ExitInput, Problem: runner.Problem{
+		return "", &runner.Error{Status: runner.ExitInput, Problem: record.Problem{
 			Cause: fmt.Sprintf("%q can't be approved for good: the policy calls it dangerous (%s), and what is dangerous is asked about each time", text, danger),
 			Mend:  "Approve it when it is asked about, or name a narrower command.",
 		}}

@@ -17,6 +17,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/docker"
 	"github.com/caisson-run/caisson/sandbox/oci"
@@ -126,7 +127,7 @@ func (c *chooser) pooled(b sandbox.Backend) (sandbox.Backend, error) {
 // readyBackend is a backend that was chosen, and what was removed before.
 type readyBackend struct {
 	backend sandbox.Creator
-	choice  runner.BackendChoice
+	choice  record.BackendChoice
 	removed []sandbox.Leftover
 }
 
@@ -159,14 +160,14 @@ func (c *chooser) close() {
 
 // choose gives the backend that was asked for and says why it is that one. A
 // backend that was named is that one or an error.
-func (c *chooser) choose(ctx context.Context, note func(string)) (sandbox.Backend, runner.BackendChoice, error) {
+func (c *chooser) choose(ctx context.Context, note func(string)) (sandbox.Backend, record.BackendChoice, error) {
 	asked := *c.conf.Backend
 	if asked != "auto" {
 		b, err := c.make(asked)
 		if err == nil {
 			_, err = check(ctx, b, checkTime)
 		}
-		return b, runner.BackendChoice{Asked: asked, Chosen: asked, Why: "asked for"}, err
+		return b, record.BackendChoice{Asked: asked, Chosen: asked, Why: "asked for"}, err
 	}
 	why := "the administrator's file does not allow docker"
 	if c.conf.Allowed("docker") {
@@ -179,21 +180,21 @@ func (c *chooser) choose(ctx context.Context, note func(string)) (sandbox.Backen
 			}
 		}
 		if err == nil {
-			return c.orGVisor(b, note), runner.BackendChoice{Asked: asked, Chosen: "docker", Why: "a local Docker engine answers"}, nil
+			return c.orGVisor(b, note), record.BackendChoice{Asked: asked, Chosen: "docker", Why: "a local Docker engine answers"}, nil
 		}
 		why = "no local Docker engine can be used: " + err.Error()
 	}
 	if !c.conf.Allowed("gvisor") {
-		return nil, runner.BackendChoice{}, fmt.Errorf("choose backend: %w: %s, and the administrator's file does not allow gvisor", sandbox.ErrUnavailable, why)
+		return nil, record.BackendChoice{}, fmt.Errorf("choose backend: %w: %s, and the administrator's file does not allow gvisor", sandbox.ErrUnavailable, why)
 	}
 	b, err := c.make("gvisor")
 	if err == nil {
 		_, err = check(ctx, b, checkTime)
 	}
 	if err != nil {
-		return nil, runner.BackendChoice{}, fmt.Errorf("choose backend: %s; and gvisor: %w", why, err)
+		return nil, record.BackendChoice{}, fmt.Errorf("choose backend: %s; and gvisor: %w", why, err)
 	}
-	return b, runner.BackendChoice{Asked: asked, Chosen: "gvisor", Why: why}, nil
+	return b, record.BackendChoice{Asked: asked, Chosen: "gvisor", Why: why}, nil
 }
 
 func check(ctx context.Context, b sandbox.Backend, limit time.Duration) (sandbox.Info, error) {

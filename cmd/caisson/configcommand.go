@@ -9,14 +9,15 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
 
 // shownConfig is what caisson config show --json writes.
 type shownConfig struct {
 	Settings []config.Value   `json:"settings"`
-	Sources  []runner.Source  `json:"sources"`
-	Ignored  []runner.Ignored `json:"ignored"`
+	Sources  []record.Source  `json:"sources"`
+	Ignored  []record.Ignored `json:"ignored"`
 	// Notes say what the settings don't do though they look like it.
 	Notes []string `json:"notes"`
 }
@@ -82,7 +83,7 @@ func showConfig(a *app, flags config.File, profile, folder string, asJSON bool) 
 	}
 	shown := shownConfig{Settings: s.conf.Effective(config.HiddenValues(a.environ, keys...)), Sources: s.sources(), Ignored: s.ignored}
 	if shown.Ignored == nil {
-		shown.Ignored = []runner.Ignored{}
+		shown.Ignored = []record.Ignored{}
 	}
 	shown.Notes = []string{}
 	if note := describeNotBinding(policy, defs); note != "" {

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // TestConfirmTimeout: a question that gets no answer for as long as the flag, the
@@ -86,7 +86,7 @@ func TestServeConfirmTimeout(t *testing.T) {
 				t.Fatal(err)
 			}
 			trace := filepath.Join(s.home, ".local/state/caisson/sessions", session.ID, "trace.jsonl")
-			await := func(kind runner.Kind) string {
+			await := func(kind record.Kind) string {
 				for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
 					text, err := os.ReadFile(trace)
 					if err == nil && strings.Contains(string(text), `"kind":"`+string(kind)+`"`) {
@@ -97,7 +97,7 @@ func TestServeConfirmTimeout(t *testing.T) {
 					}
 				}
 			}
-			await(runner.KindConfirmationRequested)
+			await(record.KindConfirmationRequested)
 			if c.made {
 				var waiting struct{ Confirmations []struct{ ID string } }
 				if err := json.Unmarshal([]byte(call("GET", "/sessions/"+session.ID+"/confirmations", "")), &waiting); err != nil || len(waiting.Confirmations) != 1 {
@@ -105,7 +105,7 @@ func TestServeConfirmTimeout(t *testing.T) {
 				}
 				call("POST", "/sessions/"+session.ID+"/turns/"+turn.Turn+"/confirmations/"+waiting.Confirmations[0].ID, `{"decision":"allow"}`)
 			}
-			records := await(runner.KindTurnCompleted)
+			records := await(record.KindTurnCompleted)
 			_, err := os.Stat(filepath.Join(s.root, "one", "out.txt"))
 			if made := err == nil; made != c.made || strings.Contains(records, "confirmation_timeout") == c.made {
 				t.Errorf("ran %t, want %t:\n%s", made, c.made, records)

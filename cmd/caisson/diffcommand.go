@@ -11,6 +11,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/terminal"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
@@ -42,7 +43,7 @@ func newDiffCommand(a *app) *cobra.Command {
 			if err != nil {
 				return tellUnchanged(a, err, asJSON, func(i overlay.Info) any {
 					return keptDocument{
-						Session: i.Session, Workspace: i.Workspace, Began: i.Began, Changes: []keptChange{}, HostExecuted: []runner.HostExecuted{},
+						Session: i.Session, Workspace: i.Workspace, Began: i.Began, Changes: []keptChange{}, HostExecuted: []record.HostExecuted{},
 					}
 				})
 			}
@@ -129,7 +130,7 @@ type keptDocument struct {
 	Workspace    string                `json:"workspace"`
 	Began        time.Time             `json:"began"`
 	Changes      []keptChange          `json:"changes"`
-	HostExecuted []runner.HostExecuted `json:"host_executed"`
+	HostExecuted []record.HostExecuted `json:"host_executed"`
 	Conflicts    int                   `json:"conflicts"`
 	LeftOut      int                   `json:"left_out"`
 	// Truncated says that there are more changes than are read, and Unread

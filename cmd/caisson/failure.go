@@ -8,6 +8,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/terminal"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/programs"
 	"github.com/caisson-run/caisson/tools"
@@ -26,18 +27,18 @@ func failure(err error) *runner.Error {
 		return e
 	}
 	if u, ok := errors.AsType[*usageError](err); ok {
-		return &runner.Error{Status: runner.ExitUsage, Problem: runner.Problem{Cause: u.Error(), Mend: "caisson --help and caisson run --help list what there is."}}
+		return &runner.Error{Status: runner.ExitUsage, Problem: record.Problem{Cause: u.Error(), Mend: "caisson --help and caisson run --help list what there is."}}
 	}
 	if c, ok := errors.AsType[*config.Error](err); ok {
-		return &runner.Error{Status: runner.ExitConfig, Problem: runner.Problem{Cause: c.Error(), Mend: sentence(c.Mend)}, Err: err}
+		return &runner.Error{Status: runner.ExitConfig, Problem: record.Problem{Cause: c.Error(), Mend: sentence(c.Mend)}, Err: err}
 	}
-	problem := runner.Problem{Cause: err.Error()}
+	problem := record.Problem{Cause: err.Error()}
 	switch missing, ok := errors.AsType[*programs.NotFoundError](err); {
 	case ok:
 		problem.Mend = installHint(missing.Name)
 		return &runner.Error{Status: runner.ExitSandboxStart, Problem: problem, Err: err}
 	case errors.Is(err, sandbox.ErrNoNamespaces):
-		return &runner.Error{Status: runner.ExitSandboxStart, Problem: runner.Problem{Cause: err.Error(), Mend: runner.NamespacesHint}, Err: err}
+		return &runner.Error{Status: runner.ExitSandboxStart, Problem: record.Problem{Cause: err.Error(), Mend: runner.NamespacesHint}, Err: err}
 	case errors.Is(err, sandbox.ErrUnavailable), errors.Is(err, sandbox.ErrNotFound), errors.Is(err, sandbox.ErrUnsupported),
 		errors.Is(err, sandbox.ErrInvalid), errors.Is(err, tools.ErrSandboxStart):
 		problem.Mend = "caisson doctor says what this machine can run; --backend chooses another sandbox."

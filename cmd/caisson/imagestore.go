@@ -13,6 +13,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/store"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/docker"
 )
@@ -46,13 +47,13 @@ func (s *imageStore) open(ctx context.Context) (*store.Store, error) {
 	c := s.chooser
 	dir := c.environ.imageDir()
 	if dir == "" {
-		return nil, &runner.Error{Status: runner.ExitConfig, Problem: runner.Problem{
+		return nil, &runner.Error{Status: runner.ExitConfig, Problem: record.Problem{
 			Cause: "there is no place for images: neither HOME nor XDG_CACHE_HOME is an absolute path",
 			Mend:  "Set HOME, or XDG_CACHE_HOME.",
 		}}
 	}
 	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
-		return nil, &runner.Error{Status: runner.ExitConfig, Err: err, Problem: runner.Problem{
+		return nil, &runner.Error{Status: runner.ExitConfig, Err: err, Problem: record.Problem{
 			Cause: "the cache folder can't be made: " + err.Error(), Mend: "Set XDG_CACHE_HOME to a folder that you can write.",
 		}}
 	}
@@ -207,7 +208,7 @@ func imageFailure(err error) error {
 		{images.ErrInvalid, runner.ExitInput, "Images are host, rootfs:DIR, oci-layout:DIR, docker-archive:FILE, build:DIR, or a name such as debian:bookworm-slim."},
 	} {
 		if errors.Is(err, class.err) {
-			return &runner.Error{Status: class.status, Err: err, Problem: runner.Problem{Cause: err.Error(), Mend: class.mend}}
+			return &runner.Error{Status: class.status, Err: err, Problem: record.Problem{Cause: err.Error(), Mend: class.mend}}
 		}
 	}
 	return err

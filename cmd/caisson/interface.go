@@ -10,6 +10,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/terminal"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -140,7 +141,7 @@ func (a *orderedApprover) Approve(ctx context.Context, c tools.Confirmation) (to
 }
 
 // record passes a record on and never waits.
-func (u *userInterface) record(r runner.Record, line []byte) {
+func (u *userInterface) record(r record.Record, line []byte) {
 	if !u.json {
 		u.out.put(len(line), func() { u.render.Record(r) })
 		return
@@ -197,7 +198,7 @@ func (u *userInterface) finish(ctx context.Context, r runner.Report, answer *ans
 		u.reportEnd(r)
 	}
 	if err != nil && r.Reason == loop.StopAnswered {
-		report(u.app, &runner.Error{Problem: runner.Problem{Cause: err.Error(), Mend: "The answer is in " + r.Dir + "/report.json."}})
+		report(u.app, &runner.Error{Problem: record.Problem{Cause: err.Error(), Mend: "The answer is in " + r.Dir + "/report.json."}})
 		return runner.ExitFailed
 	}
 	return r.ExitStatus
@@ -211,12 +212,12 @@ func (u *userInterface) reportEnd(r runner.Report) {
 	}
 	p := *r.Problem
 	if r.Reason == loop.StopSandboxStart && u.render.Warned(p.Cause) {
-		p = runner.Problem{Cause: "a call needed the sandbox, which could not start: see the warning above"}
+		p = record.Problem{Cause: "a call needed the sandbox, which could not start: see the warning above"}
 	}
 	report(u.app, &runner.Error{Problem: p})
 }
 
 // problem tells what went wrong beside the records.
-func (u *userInterface) problem(p runner.Problem) {
+func (u *userInterface) problem(p record.Problem) {
 	u.tell.put(len(p.Cause), func() { report(u.app, &runner.Error{Problem: p}) })
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/terminal"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/trace"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
@@ -128,7 +129,7 @@ func (s *setup) settle(ctx context.Context, session string, running bool) error 
 	if len(failures) > 0 {
 		cause += ": " + strings.Join(failures, "; ")
 	}
-	return &runner.Error{Status: runner.ExitInput, Err: overlay.ErrBusy, Problem: runner.Problem{
+	return &runner.Error{Status: runner.ExitInput, Err: overlay.ErrBusy, Problem: record.Problem{
 		Cause: cause, Mend: "Look at caisson sandbox ls, mend what caisson sandbox gc says, and try again; nothing was changed.",
 	}}
 }
@@ -144,7 +145,7 @@ func (k *keptChanges) read(ctx context.Context) (*overlay.Changes, error) {
 
 // keptError says what is wrong with kept changes, and what would help.
 func keptError(i overlay.Info, err error) error {
-	p := runner.Problem{Cause: "the changes of session " + i.Session + " can't be read: " + err.Error(), Mend: "Look at the cause; nothing was changed."}
+	p := record.Problem{Cause: "the changes of session " + i.Session + " can't be read: " + err.Error(), Mend: "Look at the cause; nothing was changed."}
 	status := runner.ExitInput
 	switch {
 	case errors.Is(err, overlay.ErrBusy):
@@ -183,7 +184,7 @@ func writeDocument(w io.Writer, document any) error {
 	if err != nil {
 		return fmt.Errorf("encode: %w", err)
 	}
-	_, err = w.Write(append(runner.SafeJSON(text), '\n'))
+	_, err = w.Write(append(record.SafeJSON(text), '\n'))
 	return err
 }
 

@@ -3,7 +3,7 @@ package main
 import (
 	"context"
 
-	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -74,5 +74,5 @@ const noneCanStart = "none can start: "
 
 // late returns a backend that is chosen by the first call that needs it.
 func (s *setup) late(why string, choose func(ctx context.Context) (sandbox.Creator, error)) *readyBackend {
-	return &readyBackend{backend: newLateBackend(choose), choice: runner.BackendChoice{Asked: *s.conf.Backend, Why: why}}
+	return &readyBackend{backend: newLateBackend(choose), choice: record.BackendChoice{Asked: *s.conf.Backend, Why: why}}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/caisson-run/caisson/loop/openai"
 	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // makeModel makes a real model. Its errors are a *runner.Error.
@@ -26,7 +27,7 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 			if errors.Is(err, fs.ErrNotExist) {
 				status = runner.ExitInput
 			}
-			return nil, nil, &runner.Error{Status: status, Err: err, Problem: runner.Problem{
+			return nil, nil, &runner.Error{Status: status, Err: err, Problem: record.Problem{
 				Cause: "the recording can't be played: " + err.Error(),
 				Mend:  "Name a script, a trace.jsonl or an ATIF file: --model replay/FILE.",
 			}}
@@ -34,7 +35,7 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 		return model, func() {}, nil
 	}
 	if m.APIKey == "" && m.KeyNeeded {
-		return nil, nil, &runner.Error{Status: runner.ExitAuth, Problem: runner.Problem{
+		return nil, nil, &runner.Error{Status: runner.ExitAuth, Problem: record.Problem{
 			Cause: "there is no key for the model " + m.Provider + "/" + m.Name + ": " + m.KeyEnv + " is not set",
 			Mend:  "Set it to your key, or name another model with --model; --model replay/FILE needs none.",
 		}}
@@ -52,7 +53,7 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 	}
 	model, err := openai.New(o)
 	if err != nil {
-		return nil, nil, &runner.Error{Status: runner.ExitConfig, Err: err, Problem: runner.Problem{
+		return nil, nil, &runner.Error{Status: runner.ExitConfig, Err: err, Problem: record.Problem{
 			Cause: "the model can't be used: " + err.Error(), Mend: "Check base_url and the model's profile.",
 		}}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -112,7 +113,7 @@ func (o *ownError) Error() string { return o.err.Error() }
 func (o *ownError) Unwrap() error { return o.err }
 
 func projectError(w *runner.Workspace, err error) error {
-	return &ownError{&runner.Error{Status: runner.ExitConfig, Err: err, Problem: runner.Problem{
+	return &ownError{&runner.Error{Status: runner.ExitConfig, Err: err, Problem: record.Problem{
 		Cause: "the own settings of " + w.Path + " can't be used: " + err.Error(), Mend: "Mend the file, or take it away.",
 	}}}
 }
@@ -158,14 +159,14 @@ func (s *setup) useProject(o projectOptions, flags config.File, profile string) 
 	entry, known, storeErr := s.environ.trustStore().Find(s.workspace.Path)
 	trusted := known && entry.Covers(own.files)
 	if storeErr != nil {
-		s.ignored = append(s.ignored, runner.Ignored{Name: "trusted workspaces", Why: storeErr.Error()})
+		s.ignored = append(s.ignored, record.Ignored{Name: "trusted workspaces", Why: storeErr.Error()})
 	}
 	why := "the workspace is not trusted"
 	if known && !trusted {
 		why = "it is not as it was when the workspace was trusted"
 	}
 	if !trusted && o.require {
-		return &runner.Error{Status: runner.ExitUntrusted, Problem: runner.Problem{
+		return &runner.Error{Status: runner.ExitUntrusted, Problem: record.Problem{
 			Cause: "the workspace " + s.workspace.Path + " is not trusted, and --require-trust asks for it (" + why + ")",
 			Mend:  "Look at caisson trust --dry-run " + s.workspace.Path + ", then run caisson trust.",
 		}}
@@ -205,7 +206,7 @@ func (s *setup) reload(flags, asked config.File, profile string) error {
 
 // ignore notes that the own settings of the workspace do not count.
 func (s *setup) ignore(why string) {
-	s.ignored = append(s.ignored, runner.Ignored{Name: config.ProjectPath, Why: why})
+	s.ignored = append(s.ignored, record.Ignored{Name: config.ProjectPath, Why: why})
 }
 
 // workspaceFor opens the folder that a command is about; "" is the working
@@ -228,7 +229,7 @@ func needState(env environ) error {
 		}
 		return runner.CheckStateDir(dir)
 	}
-	return &runner.Error{Status: runner.ExitConfig, Problem: runner.Problem{
+	return &runner.Error{Status: runner.ExitConfig, Problem: record.Problem{
 		Cause: "there is no place for Caisson's state: neither HOME nor XDG_STATE_HOME is an absolute path",
 		Mend:  "Set HOME, or XDG_STATE_HOME.",
 	}}

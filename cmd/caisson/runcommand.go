@@ -11,6 +11,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -124,7 +125,7 @@ func runTask(ctx context.Context, a *app, f runFlags, args []string) error {
 		return errors.Join(err, answer.close(), patch.close())
 	}
 	if err := errors.Join(patch.writePatch(r.Patch), patch.close()); err != nil {
-		u.problem(runner.Problem{Cause: "the patch can't be written: " + err.Error(), Mend: "It is in " + r.Dir + "/workspace.patch."})
+		u.problem(record.Problem{Cause: "the patch can't be written: " + err.Error(), Mend: "It is in " + r.Dir + "/workspace.patch."})
 		r.ExitStatus = max(r.ExitStatus, runner.ExitFailed)
 	}
 	return exitWith(u.finish(ctx, r, answer))
@@ -196,7 +197,7 @@ func (s *setup) world(ctx context.Context, u teller) (runner.Options, error) {
 	var o runner.Options
 	image, err := reference(*s.conf.Image)
 	if err != nil {
-		return o, &runner.Error{Status: runner.ExitConfig, Err: err, Problem: runner.Problem{
+		return o, &runner.Error{Status: runner.ExitConfig, Err: err, Problem: record.Problem{
 			Cause: "the image can't be used: " + err.Error(), Mend: "Change --image, or image in the configuration.",
 		}}
 	}
@@ -260,5 +261,5 @@ func noModel(err error) error {
 	if !ok || !errors.Is(err, config.ErrNoModel) {
 		return err
 	}
-	return &runner.Error{Status: runner.ExitAuth, Err: err, Problem: runner.Problem{Cause: e.Message, Mend: sentence(e.Mend)}}
+	return &runner.Error{Status: runner.ExitAuth, Err: err, Problem: record.Problem{Cause: e.Message, Mend: sentence(e.Mend)}}
 }

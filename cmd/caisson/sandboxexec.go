@@ -12,6 +12,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/trace"
 	"github.com/caisson-run/caisson/sandbox"
 )
@@ -141,7 +142,7 @@ func (s *setup) session(ctx context.Context, id string) (string, error) {
 	if id == trace.Last && len(matches) > 1 { // ids sort by time
 		matches = []sandbox.Listing{slices.MaxFunc(matches, func(a, b sandbox.Listing) int { return strings.Compare(a.Session, b.Session) })}
 	}
-	e := &runner.Error{Status: runner.ExitInput, Problem: runner.Problem{Mend: "caisson sandbox ls lists them."}}
+	e := &runner.Error{Status: runner.ExitInput, Problem: record.Problem{Mend: "caisson sandbox ls lists them."}}
 	switch len(matches) {
 	case 1:
 		return matches[0].Session, nil

@@ -13,6 +13,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/server"
 )
 
@@ -181,7 +182,7 @@ func (h *serverHost) listen(ctx context.Context) ([]net.Listener, error) {
 		if errors.Is(err, server.ErrRemote) {
 			mend = "Name 127.0.0.1 or a unix socket, or say --allow-remote where other machines are to reach it; a proxy in front of it can add TLS."
 		}
-		return nil, &runner.Error{Status: runner.ExitInput, Err: err, Problem: runner.Problem{Cause: "the server can't " + err.Error(), Mend: mend}}
+		return nil, &runner.Error{Status: runner.ExitInput, Err: err, Problem: record.Problem{Cause: "the server can't " + err.Error(), Mend: mend}}
 	}
 	return out, nil
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/server"
 	"github.com/caisson-run/caisson/sandbox"
@@ -252,14 +253,14 @@ func seconds(n *int64) *time.Duration {
 
 // requestError is an error of what a client asked for.
 func requestError(err error) error {
-	p := runner.Problem{Cause: err.Error(), Mend: "Ask for something else."}
+	p := record.Problem{Cause: err.Error(), Mend: "Ask for something else."}
 	if c, ok := errors.AsType[*config.Error](err); ok {
 		p.Cause = c.Error()
 		if c.Mend != "" {
 			p.Mend = sentence(c.Mend)
 		}
 	}
-	return &server.RequestError{Code: "refused", Problem: runner.Problem{Cause: p.Cause, Mend: p.Mend}, Err: err}
+	return &server.RequestError{Code: "refused", Problem: record.Problem{Cause: p.Cause, Mend: p.Mend}, Err: err}
 }
 
 // prepareError gives an error its status, as the command line does. A workspace
@@ -291,7 +292,7 @@ func openRoots(paths []string) (_ roots, err error) {
 	var out roots
 	for _, path := range paths {
 		refused := func(err error) error {
-			return errors.Join(&runner.Error{Status: runner.ExitInput, Err: err, Problem: runner.Problem{
+			return errors.Join(&runner.Error{Status: runner.ExitInput, Err: err, Problem: record.Problem{
 				Cause: fmt.Sprintf("the root %s can't be used: %v", path, err), Mend: "Name an existing folder with --root.",
 			}}, out.close())
 		}
@@ -437,7 +438,7 @@ func withoutLinks(path string) string {
 }
 
 func outside(path string) error {
-	return &server.RequestError{Code: "workspace", Problem: runner.Problem{
+	return &server.RequestError{Code: "workspace", Problem: record.Problem{
 		Cause: fmt.Sprintf("the workspace %q is not at or below a root of this server", path),
 		Mend:  "Name one that is, without a symlink on the way.",
 	}}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/server"
 )
 
@@ -80,7 +81,7 @@ func readToken(path string) ([]byte, error) {
 // Two servers don't share one: the second would take the token from the first.
 func makeToken(path string) (_ *tokens, err error) {
 	refused := func(err error) error {
-		return &runner.Error{Status: runner.ExitInput, Err: err, Problem: runner.Problem{
+		return &runner.Error{Status: runner.ExitInput, Err: err, Problem: record.Problem{
 			Cause: fmt.Sprintf("the token can't be written to %s: %v", path, err), Mend: "Name another file with --token-file, or tokens under serve in the configuration.",
 		}}
 	}

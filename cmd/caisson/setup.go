@@ -12,6 +12,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox/programs"
 	"github.com/caisson-run/caisson/tools/safeurl"
@@ -31,7 +32,7 @@ type setup struct {
 	// project is the workspace's own settings where they count, nil elsewhere;
 	// ignored is what of them does not.
 	project  *config.ProjectFile
-	ignored  []runner.Ignored
+	ignored  []record.Ignored
 	backends chooser
 	// ready is the backend that the sessions of a server share; nil lets each
 	// run choose its own, and clean up before it.
@@ -88,13 +89,13 @@ func newSetup(d deps, env environ, flags config.File, profile, workspace string)
 	}
 	state := env.stateDir()
 	if state == "" {
-		return nil, &runner.Error{Status: runner.ExitConfig, Problem: runner.Problem{
+		return nil, &runner.Error{Status: runner.ExitConfig, Problem: record.Problem{
 			Cause: "there is no place for Caisson's state: neither HOME nor XDG_STATE_HOME is an absolute path",
 			Mend:  "Set HOME, or XDG_STATE_HOME.",
 		}}
 	}
 	if err := os.MkdirAll(state, 0o700); err != nil {
-		return nil, &runner.Error{Status: runner.ExitConfig, Err: err, Problem: runner.Problem{
+		return nil, &runner.Error{Status: runner.ExitConfig, Err: err, Problem: record.Problem{
 			Cause: "the state folder can't be made: " + err.Error(), Mend: "Set XDG_STATE_HOME to a folder that you can write.",
 		}}
 	}
@@ -127,10 +128,10 @@ func (s *setup) close() {
 }
 
 // sources says where the settings came from.
-func (s *setup) sources() []runner.Source {
-	var out []runner.Source
+func (s *setup) sources() []record.Source {
+	var out []record.Source
 	for _, src := range s.conf.Sources {
-		out = append(out, runner.Source{Name: src.Name, Path: src.Path, SHA256: src.SHA256})
+		out = append(out, record.Source{Name: src.Name, Path: src.Path, SHA256: src.SHA256})
 	}
 	return out
 }
@@ -216,7 +217,7 @@ func readTask(a *app, args []string, file string) (string, error) {
 func readTaskFile(file string) (string, error) {
 	f, err := os.Open(file)
 	if err != nil {
-		return "", &runner.Error{Status: runner.ExitInput, Err: err, Problem: runner.Problem{
+		return "", &runner.Error{Status: runner.ExitInput, Err: err, Problem: record.Problem{
 			Cause: fmt.Sprintf("the task can't be read: %v", err), Mend: "Name a file that is there.",
 		}}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 const (
@@ -49,7 +50,7 @@ func readContext(a *app, asked bool) (string, error) {
 		}
 	}
 	text, err := io.ReadAll(io.LimitReader(in, maxTaskBytes+1))
-	problem := runner.Problem{Mend: "Give at most 1 MiB beside the task, or name a file of the workspace in it; </dev/null gives nothing."}
+	problem := record.Problem{Mend: "Give at most 1 MiB beside the task, or name a file of the workspace in it; </dev/null gives nothing."}
 	switch {
 	case err != nil:
 		problem.Cause = "standard input can't be read beside the task: " + err.Error()

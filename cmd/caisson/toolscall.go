@@ -15,6 +15,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/terminal"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -100,7 +101,7 @@ func callTool(ctx context.Context, a *app, f callFlags, args []string) error {
 	o.Folder, o.Model, o.Task, o.Secrets = folder, m, "caisson tools call "+string(m.name), s.secrets(config.SelectedModel{})
 	o.InstructionFiles = false // nobody reads them
 	o.Broker, o.Live = u.broker(), u.live
-	o.Mirror = func(r runner.Record, _ []byte) {
+	o.Mirror = func(r record.Record, _ []byte) {
 		m.watch(r)
 		if isWarning(r) {
 			u.out.put(len(r.Payload), func() { u.render.Record(r) })
@@ -116,12 +117,12 @@ func callTool(ctx context.Context, a *app, f callFlags, args []string) error {
 
 // isWarning reports whether a record is about something that a person should
 // know though the call succeeds.
-func isWarning(r runner.Record) bool {
+func isWarning(r record.Record) bool {
 	switch r.Kind {
-	case runner.KindWarning, runner.KindSandboxLost:
+	case record.KindWarning, record.KindSandboxLost:
 		return true
-	case runner.KindSandboxStarted:
-		var p runner.SandboxStarted
+	case record.KindSandboxStarted:
+		var p record.SandboxStarted
 		return json.Unmarshal(r.Payload, &p) == nil && len(p.Attestation.Lost) > 0
 	}
 	return false
@@ -178,8 +179,8 @@ func (c *caller) Complete(_ context.Context, req loop.Request, _ func(loop.Delta
 }
 
 // watch keeps the result of the call.
-func (c *caller) watch(r runner.Record) {
-	if r.Kind != runner.KindMessage {
+func (c *caller) watch(r record.Record) {
+	if r.Kind != record.KindMessage {
 		return
 	}
 	var m loop.Message

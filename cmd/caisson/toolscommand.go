@@ -11,6 +11,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/memory"
 )
@@ -139,7 +140,7 @@ func isDeclared(conf *config.Config, name tools.Name) bool {
 }
 
 func noTool(name string) error {
-	return &runner.Error{Status: runner.ExitInput, Problem: runner.Problem{
+	return &runner.Error{Status: runner.ExitInput, Problem: record.Problem{
 		Cause: fmt.Sprintf("there is no tool %q", name), Mend: "caisson tools ls lists them.",
 	}}
 }

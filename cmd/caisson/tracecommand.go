@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/trace"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -25,7 +26,7 @@ func newTraceCommand(a *app) *cobra.Command {
 func traceState(env environ) (string, error) {
 	state := env.stateDir()
 	if state == "" {
-		return "", &runner.Error{Status: runner.ExitConfig, Problem: runner.Problem{
+		return "", &runner.Error{Status: runner.ExitConfig, Problem: record.Problem{
 			Cause: "there is no place for Caisson's state: neither HOME nor XDG_STATE_HOME is an absolute path",
 			Mend:  "Set HOME, or XDG_STATE_HOME.",
 		}}

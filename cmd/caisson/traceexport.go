@@ -10,6 +10,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/trace"
 )
@@ -58,7 +59,7 @@ func exportTrace(a *app, cmd *cobra.Command, args []string, path string, write f
 	if path != "" {
 		f, err := createAnswer(path)
 		if err != nil {
-			return &runner.Error{Status: runner.ExitInput, Err: err, Problem: runner.Problem{
+			return &runner.Error{Status: runner.ExitInput, Err: err, Problem: record.Problem{
 				Cause: fmt.Sprintf("the export can't be written to %s: %v", path, err), Mend: "Name a file that you can write with -o.",
 			}}
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/terminal"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/trace"
 )
 
@@ -31,10 +32,10 @@ func newTraceShowCommand(a *app) *cobra.Command {
 		Example: "  caisson trace show ses_01JD\n  caisson trace show --kind tool.confirmation_resolved --kind tool.confirmation_attempted ses_01JD\n  caisson trace show --json ses_01JD | jq -r .kind\n  caisson trace show --follow last",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, k := range kinds {
-				if !slices.ContainsFunc(runner.Payloads(), func(p runner.Payload) bool { return string(p.Kind()) == k }) {
+				if !slices.ContainsFunc(record.Payloads(), func(p record.Payload) bool { return string(p.Kind()) == k }) {
 					return usage("there is no kind %q; docs/records.md lists them", k)
 				}
-				o.Kinds = append(o.Kinds, runner.Kind(k))
+				o.Kinds = append(o.Kinds, record.Kind(k))
 			}
 			s, err := traceSession(a.environ, cmd, args)
 			if err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -244,7 +245,7 @@ func warnCorrupt(a *app, err error) error {
 		}
 		return stateProblem(err)
 	}
-	report(a, &runner.Error{Problem: runner.Problem{
+	report(a, &runner.Error{Problem: record.Problem{
 		Cause: corrupt.Error(), Mend: "It counts as empty. Look at what was moved aside, and answer again.",
 	}})
 	return nil
@@ -252,7 +253,7 @@ func warnCorrupt(a *app, err error) error {
 
 // stateProblem is a file of answers that can't be read or written.
 func stateProblem(err error) error {
-	return &runner.Error{Status: runner.ExitConfig, Err: err, Problem: runner.Problem{
+	return &runner.Error{Status: runner.ExitConfig, Err: err, Problem: record.Problem{
 		Cause: err.Error(), Mend: "Look at the state folder, $XDG_STATE_HOME/caisson; nothing was stored.",
 	}}
 }

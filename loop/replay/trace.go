@@ -9,7 +9,7 @@ import (
 	"github.com/caisson-run/caisson/loop"
 )
 
-// traceRecord is the used part of a runner.Record. Other kinds and fields are
+// traceRecord is the used part of a record.Record. Other kinds and fields are
 // ignored.
 type traceRecord struct {
 	Kind    string          `json:"kind"`

@@ -22,6 +22,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // apiVersion is that of the API, not of the program.
@@ -416,7 +417,7 @@ A client that comes back with Last-Event-ID, or ?after=, gets exactly what came 
 	schemas := a.api.OpenAPI().Components.Schemas
 	op.Responses["200"] = &huma.Response{Description: "The stream", Content: map[string]*huma.MediaType{"text/event-stream": {Schema: &huma.Schema{Type: huma.TypeString}}}}
 	op.Responses["204"] = &huma.Response{Description: "The session has ended, and the client has all of it"}
-	for name, t := range map[string]reflect.Type{"Record": reflect.TypeFor[runner.Record](), "Delta": reflect.TypeFor[Delta](), "StreamEnd": reflect.TypeFor[StreamEnd]()} {
+	for name, t := range map[string]reflect.Type{"Record": reflect.TypeFor[record.Record](), "Delta": reflect.TypeFor[Delta](), "StreamEnd": reflect.TypeFor[StreamEnd]()} {
 		schemas.Schema(t, true, name)
 	}
 	huma.Register(a.api, op, s.events)

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
@@ -34,10 +35,10 @@ type Diff struct {
 	Mode    string `json:"mode" doc:"bind: the changes are in the workspace; overlay: they are kept apart, until they are applied"`
 	// Changes says what became of those of an overlay.
 	Changes      string                `json:"changes,omitempty" doc:"of an overlay: kept, applied, discarded, expired, empty"`
-	Files        []runner.Changed      `json:"files" nullable:"false"`
+	Files        []record.Changed      `json:"files" nullable:"false"`
 	FilesOmitted int                   `json:"files_omitted,omitempty" doc:"changed files that are not listed"`
-	Count        runner.ChangeCount    `json:"count" doc:"all changed files, and their lines"`
-	HostExecuted []runner.HostExecuted `json:"host_executed" nullable:"false" doc:"changed files that a program of the host would run or obey, to be read first, deleted ones that bounded it, and symlinks that lead out of the workspace"`
+	Count        record.ChangeCount    `json:"count" doc:"all changed files, and their lines"`
+	HostExecuted []record.HostExecuted `json:"host_executed" nullable:"false" doc:"changed files that a program of the host would run or obey, to be read first, deleted ones that bounded it, and symlinks that lead out of the workspace"`
 	// HostExecutedOmitted counts those that are not listed.
 	HostExecutedOmitted int    `json:"host_executed_omitted,omitempty"`
 	Conflicts           []Note `json:"conflicts" nullable:"false" doc:"changes whose files changed in the workspace meanwhile"`
@@ -49,7 +50,7 @@ type Diff struct {
 }
 
 // Note is a path and what is to be said of it.
-type Note = runner.PathNote
+type Note = record.PathNote
 
 // ApplyRequest says how changes are applied.
 type ApplyRequest struct {
@@ -150,8 +151,8 @@ func (s *Server) pastDifferences(ctx context.Context, id, dir string) (Diff, str
 		out.State, out.Mode, out.Changes = v.State, v.Mode, string(overlay.Kept)
 		return out, patch, nil
 	}
-	out := Diff{Session: id, State: v.State, Mode: v.Mode, Files: []runner.Changed{}, HostExecuted: []runner.HostExecuted{}, Conflicts: []Note{}, LeftOut: []Note{}}
-	var report runner.SessionEnded
+	out := Diff{Session: id, State: v.State, Mode: v.Mode, Files: []record.Changed{}, HostExecuted: []record.HostExecuted{}, Conflicts: []Note{}, LeftOut: []Note{}}
+	var report record.SessionEnded
 	text, err := os.ReadFile(filepath.Join(dir, "report.json"))
 	switch {
 	case err == nil && json.Unmarshal(text, &report) == nil:
@@ -175,7 +176,7 @@ func (s *Server) pastDifferences(ctx context.Context, id, dir string) (Diff, str
 }
 
 // layersState is what became of the changes since the session ended.
-func (s *Server) layersState(dir string, then *runner.OverlayResult) string {
+func (s *Server) layersState(dir string, then *record.OverlayResult) string {
 	l, err := overlay.Open(filepath.Join(dir, "overlay"))
 	if err != nil {
 		return string(then.State)
@@ -261,7 +262,7 @@ func (s *Server) apply(ctx context.Context, id string, r ApplyRequest) (Applied,
 		if errors.Is(err, overlay.ErrGone) {
 			status, code = http.StatusGone, "changes_gone"
 		}
-		p := runner.Problem{Cause: err.Error()}
+		p := record.Problem{Cause: err.Error()}
 		if e, ok := errors.AsType[*runner.Error](err); ok {
 			p = e.Problem
 		}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // Variables of a child process: the root folder of the world that it serves, how
@@ -123,7 +124,7 @@ func TestServerIsKilled(t *testing.T) {
 	w.do(aliceToken, "DELETE", "/sessions/"+id, "").problem(t, 409, "elsewhere")
 	w.post("/sessions/"+id+"/apply", `{}`).problem(t, 409, "elsewhere")
 	watcher := w.follow(id, "")
-	watcher.until(runner.KindConfirmationRequested)
+	watcher.until(record.KindConfirmationRequested)
 
 	kill()
 
@@ -146,7 +147,7 @@ func TestServerIsKilled(t *testing.T) {
 	w.post("/sessions/"+id+"/turns", `{"message":"go on"}`).problem(t, 410, "ended")
 	w.post("/sessions/"+id+"/turns/"+turn+"/cancel", "").want(t, 200)
 	w.do(aliceToken, "DELETE", "/sessions/"+id, "").want(t, 200)
-	if records := w.trace(id); len(records) != before || count(records, runner.KindConfirmationResolved) != 0 || count(records, runner.KindToolCalled) != 0 {
+	if records := w.trace(id); len(records) != before || count(records, record.KindConfirmationResolved) != 0 || count(records, record.KindToolCalled) != 0 {
 		t.Errorf("%d records became %d", before, len(records))
 	}
 	if _, err := os.Stat(filepath.Join(w.dir, "out.txt")); !os.IsNotExist(err) {

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -25,7 +26,7 @@ const asks = `
   - text: Done.
 `
 
-func payload[T any](t *testing.T, r runner.Record) T {
+func payload[T any](t *testing.T, r record.Record) T {
 	t.Helper()
 	var p T
 	if err := json.Unmarshal(r.Payload, &p); err != nil {
@@ -113,21 +114,21 @@ func (w *world) race(t *testing.T) {
 	}
 	w.ended(id, turn)
 	records := w.trace(id)
-	if count(records, runner.KindConfirmationResolved) != 1 || count(records, runner.KindConfirmationAttempted) != 1 {
-		t.Errorf("%d decisions and %d attempts are recorded", count(records, runner.KindConfirmationResolved), count(records, runner.KindConfirmationAttempted))
+	if count(records, record.KindConfirmationResolved) != 1 || count(records, record.KindConfirmationAttempted) != 1 {
+		t.Errorf("%d decisions and %d attempts are recorded", count(records, record.KindConfirmationResolved), count(records, record.KindConfirmationAttempted))
 	}
 	ran := 0
 	for _, r := range records {
 		switch r.Kind {
-		case runner.KindConfirmationResolved:
-			if p := payload[runner.ConfirmationResolved](t, r); string(p.Decision) != winner || p.Client != clients[winner] {
+		case record.KindConfirmationResolved:
+			if p := payload[record.ConfirmationResolved](t, r); string(p.Decision) != winner || p.Client != clients[winner] {
 				t.Errorf("recorded is %+v", p)
 			}
-		case runner.KindConfirmationAttempted:
-			if p := payload[runner.ConfirmationAttempted](t, r); string(p.Decision) != loser || p.By != clients[loser] || string(p.Recorded) != winner {
+		case record.KindConfirmationAttempted:
+			if p := payload[record.ConfirmationAttempted](t, r); string(p.Decision) != loser || p.By != clients[loser] || string(p.Recorded) != winner {
 				t.Errorf("the attempt is recorded as %+v", p)
 			}
-		case runner.KindToolCalled:
+		case record.KindToolCalled:
 			ran++
 		}
 	}
@@ -165,8 +166,8 @@ func TestManyAnswersAtOnce(t *testing.T) {
 		t.Errorf("answers by status: %v", got)
 	}
 	records := w.trace(id)
-	if count(records, runner.KindConfirmationResolved) != 1 || count(records, runner.KindConfirmationAttempted) != 49 || count(records, runner.KindToolCalled) > 1 {
-		t.Errorf("%d decisions, %d attempts, %d calls", count(records, runner.KindConfirmationResolved), count(records, runner.KindConfirmationAttempted), count(records, runner.KindToolCalled))
+	if count(records, record.KindConfirmationResolved) != 1 || count(records, record.KindConfirmationAttempted) != 49 || count(records, record.KindToolCalled) > 1 {
+		t.Errorf("%d decisions, %d attempts, %d calls", count(records, record.KindConfirmationResolved), count(records, record.KindConfirmationAttempted), count(records, record.KindToolCalled))
 	}
 }
 
@@ -229,9 +230,9 @@ func TestAnswersThatDontCount(t *testing.T) {
 	}
 	var n int
 	for _, r := range w.trace(mine) {
-		if r.Kind == runner.KindConfirmationAttempted {
+		if r.Kind == record.KindConfirmationAttempted {
 			n++
-			if p := payload[runner.ConfirmationAttempted](t, r); p.By != "http:alice" {
+			if p := payload[record.ConfirmationAttempted](t, r); p.By != "http:alice" {
 				t.Errorf("recorded as %+v", p)
 			}
 		}
@@ -249,7 +250,7 @@ func TestNobodyAnswers(t *testing.T) {
 	id := w.start("bind")
 	f := w.follow(id, "")
 	turn := w.say(id, "go")
-	request := payload[runner.ConfirmationRequested](t, f.until(runner.KindConfirmationRequested)).RequestID
+	request := payload[record.ConfirmationRequested](t, f.until(record.KindConfirmationRequested)).RequestID
 	f.close() // and nobody is connected any more
 	if got := w.ended(id, turn); got.Reason != "answered" {
 		t.Errorf("the turn ended %+v", got)
@@ -297,7 +298,7 @@ func TestFloodOfAnswers(t *testing.T) {
 	// Each is counted, and few of them are records of their own.
 	n, bytes := 0, 0
 	for _, r := range w.trace(id) {
-		if r.Kind == runner.KindConfirmationAttempted {
+		if r.Kind == record.KindConfirmationAttempted {
 			n, bytes = n+1, bytes+len(r.Payload)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 const (
@@ -172,7 +173,7 @@ func (st *stream) skip() (done bool, err error) {
 			// would wait, and lose what is written meanwhile.
 			return false, problem(http.StatusBadRequest, "event_id", "the session has no record of this number", "Begin without one")
 		case e.Seq == st.after:
-			return e.Kind == runner.KindSessionEnded, nil
+			return e.Kind == record.KindSessionEnded, nil
 		case e.Seq > st.after:
 			// Retention has removed the one that the client has: this one it lacks.
 			st.next = &e
@@ -298,7 +299,7 @@ func (st *stream) records(upTo int64) (last bool, err error) {
 		}
 		if st.next.Seq > st.after {
 			out = fmt.Appendf(out, "id: %d\ndata: %s\n\n", st.next.Seq, st.next.line)
-			st.last = st.next.Kind == runner.KindSessionEnded
+			st.last = st.next.Kind == record.KindSessionEnded
 			st.after = st.next.Seq
 		}
 		st.next = nil

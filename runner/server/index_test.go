@@ -20,6 +20,7 @@ import (
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -33,33 +34,33 @@ func writeLong(tb testing.TB, state string, n int) int {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		tb.Fatal(err)
 	}
-	rec, err := runner.NewRecorder(runner.RecorderOptions{Dir: dir, Session: longID})
+	rec, err := record.NewRecorder(record.RecorderOptions{Dir: dir, Session: longID})
 	if err != nil {
 		tb.Fatal(err)
 	}
 	written := 0
-	put := func(actor runner.Actor, p runner.Payload) {
-		if _, err := rec.Write(runner.Entry{Turn: "trn_01JD0000000000000000000000", Actor: actor, Payload: p}); err != nil {
+	put := func(actor record.Actor, p record.Payload) {
+		if _, err := rec.Write(record.Entry{Turn: "trn_01JD0000000000000000000000", Actor: actor, Payload: p}); err != nil {
 			tb.Fatal(err)
 		}
 		written++
 	}
-	put(runner.ActorSystem, runner.SessionCreated{Task: "a long task", Workspace: "/srv/work", Tools: []runner.OfferedTool{}, Configuration: []runner.Source{}})
-	put(runner.ActorUser, runner.TurnStarted{})
+	put(record.ActorSystem, record.SessionCreated{Task: "a long task", Workspace: "/srv/work", Tools: []record.OfferedTool{}, Configuration: []record.Source{}})
+	put(record.ActorUser, record.TurnStarted{})
 	for round := 1; written < n-8; round++ {
 		id := fmt.Sprintf("tu_%d", round)
-		put(runner.ActorAgent, runner.ModelCallStarted{Round: round, Tools: 8})
-		put(runner.ActorAgent, runner.ModelCallCompleted{Round: round, Finish: "tool_calls", ToolCalls: 1})
-		put(runner.ActorAgent, runner.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{
+		put(record.ActorAgent, record.ModelCallStarted{Round: round, Tools: 8})
+		put(record.ActorAgent, record.ModelCallCompleted{Round: round, Finish: "tool_calls", ToolCalls: 1})
+		put(record.ActorAgent, record.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{
 			{Text: &loop.Text{Text: "I look at the next file, and run its test."}},
 			{ToolUse: &loop.ToolUse{ID: id, Name: "shell", Input: json.RawMessage(`{"command":"go test ./store -run TestCart"}`)}},
 		}})
-		put(runner.ActorAgent, runner.ToolCalled{CallID: id, Name: "shell", Class: tools.ClassExecute, Rule: "sandboxed execute", Summary: "go test ./store"})
-		put(runner.ActorTool, runner.ToolCompleted{CallID: id, Name: "shell", Success: true, OutputBytes: 40, FilesModified: []string{}})
-		put(runner.ActorTool, runner.Message{Role: loop.RoleTool, Blocks: []loop.Block{{ToolResult: &loop.ToolResult{ToolUseID: id, Content: []tools.Block{{Text: "ok  \texample.org/shop/store\t0.412s"}}}}}})
+		put(record.ActorAgent, record.ToolCalled{CallID: id, Name: "shell", Class: tools.ClassExecute, Rule: "sandboxed execute", Summary: "go test ./store"})
+		put(record.ActorTool, record.ToolCompleted{CallID: id, Name: "shell", Success: true, OutputBytes: 40, FilesModified: []string{}})
+		put(record.ActorTool, record.Message{Role: loop.RoleTool, Blocks: []loop.Block{{ToolResult: &loop.ToolResult{ToolUseID: id, Content: []tools.Block{{Text: "ok  \texample.org/shop/store\t0.412s"}}}}}})
 	}
-	put(runner.ActorSystem, runner.TurnCompleted{Reason: loop.StopAnswered})
-	put(runner.ActorSystem, runner.SessionEnded{Reason: loop.StopAnswered, Changed: []runner.Changed{}, HostExecuted: []runner.HostExecuted{}, Denials: []runner.Denial{}})
+	put(record.ActorSystem, record.TurnCompleted{Reason: loop.StopAnswered})
+	put(record.ActorSystem, record.SessionEnded{Reason: loop.StopAnswered, Changed: []record.Changed{}, HostExecuted: []record.HostExecuted{}, Denials: []record.Denial{}})
 	if err := rec.Close(); err != nil {
 		tb.Fatal(err)
 	}
@@ -188,7 +189,7 @@ func TestStreamsStartFromCheckpoints(t *testing.T) {
 	check("indexed")
 
 	// The same bytes in another file, as retention puts one in its place.
-	path := filepath.Join(runner.SessionDir(state, longID), runner.TraceFile)
+	path := filepath.Join(runner.SessionDir(state, longID), record.TraceFile)
 	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)

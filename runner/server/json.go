@@ -12,7 +12,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
-	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // jsonDepth bounds the nesting of a request; none of ours has more than three.
@@ -45,7 +45,7 @@ func writeJSON(w io.Writer, v any) error {
 	if err := enc.Encode(v); err != nil {
 		return err
 	}
-	text := runner.SafeJSON(bytes.TrimSuffix(buf.Bytes(), []byte("\n")))
+	text := record.SafeJSON(bytes.TrimSuffix(buf.Bytes(), []byte("\n")))
 	_, err := w.Write(append(text, '\n'))
 	return err
 }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // TestManySessions is 64 at once, each with its own workspace, output and
@@ -145,14 +146,14 @@ func TestLongValuesCanBeHad(t *testing.T) {
 	id := w.start("bind")
 	f := w.follow(id, "")
 	turn := w.say(id, "go")
-	var spilled []runner.Spilled
+	var spilled []record.Spilled
 	for len(spilled) == 0 {
 		e, ok := f.next()
 		if !ok {
 			t.Fatal("no record has a long value")
 		}
 		if e.id != "" {
-			spilled = runner.SpilledValues(e.record(t))
+			spilled = record.SpilledValues(e.record(t))
 		}
 	}
 	name := filepath.Base(spilled[0].Path)
@@ -250,7 +251,7 @@ func TestStreamsOfAToken(t *testing.T) {
 		}
 		runtime.Gosched()
 	}
-	w.follow(id, "").until(runner.KindSessionCreated)
+	w.follow(id, "").until(record.KindSessionCreated)
 }
 
 // TestClientsThatVanish connects 1,000 streams and cuts them, some before they

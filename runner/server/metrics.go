@@ -11,7 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // metrics are the server's, in a registry of its own. Labels are words of small
@@ -117,7 +117,7 @@ type tallied struct {
 	classes map[string]string // of the calls that run
 }
 
-func (t *tallied) record(r runner.Record) {
+func (t *tallied) record(r record.Record) {
 	var p struct {
 		CallID    string  `json:"tool_use_id"`
 		Class     string  `json:"side_effects"`
@@ -130,47 +130,47 @@ func (t *tallied) record(r runner.Record) {
 		By        string  `json:"by"`
 	}
 	switch r.Kind {
-	case runner.KindToolCalled, runner.KindToolCompleted, runner.KindToolFailed, runner.KindToolInputInvalid, runner.KindTurnCompleted,
-		runner.KindTurnCancelled, runner.KindConfirmationRequested, runner.KindConfirmationResolved, runner.KindConfirmationAttempted:
+	case record.KindToolCalled, record.KindToolCompleted, record.KindToolFailed, record.KindToolInputInvalid, record.KindTurnCompleted,
+		record.KindTurnCancelled, record.KindConfirmationRequested, record.KindConfirmationResolved, record.KindConfirmationAttempted:
 		if json.Unmarshal(r.Payload, &p) != nil {
 			return
 		}
-	case runner.KindModelCallCompleted:
+	case record.KindModelCallCompleted:
 		t.model(r)
 		return
 	default:
 		return
 	}
 	switch r.Kind {
-	case runner.KindToolCalled:
+	case record.KindToolCalled:
 		t.mu.Lock()
 		t.classes[p.CallID] = p.Class
 		t.mu.Unlock()
-	case runner.KindToolCompleted:
+	case record.KindToolCompleted:
 		outcome := "success"
 		if !p.Success {
 			outcome = "failure"
 		}
 		t.call(p.CallID, outcome, p.LatencyMS)
-	case runner.KindToolFailed:
+	case record.KindToolFailed:
 		t.call(p.CallID, p.Error, p.LatencyMS)
-	case runner.KindToolInputInvalid:
+	case record.KindToolInputInvalid:
 		t.call(p.CallID, "input_invalid", 0)
-	case runner.KindTurnCompleted:
+	case record.KindTurnCompleted:
 		t.turn(p.Reason, p.WallMS)
-	case runner.KindTurnCancelled:
+	case record.KindTurnCancelled:
 		t.turn("cancelled", p.WallMS)
-	case runner.KindConfirmationRequested:
+	case record.KindConfirmationRequested:
 		t.m.asked.Inc()
-	case runner.KindConfirmationResolved:
+	case record.KindConfirmationResolved:
 		t.m.answers.WithLabelValues(p.Decision, p.By).Inc()
-	case runner.KindConfirmationAttempted:
+	case record.KindConfirmationAttempted:
 		t.m.late.Inc()
 	}
 }
 
-func (t *tallied) model(r runner.Record) {
-	var p runner.ModelCallCompleted
+func (t *tallied) model(r record.Record) {
+	var p record.ModelCallCompleted
 	if json.Unmarshal(r.Payload, &p) == nil {
 		u := p.Usage
 		t.m.tokens.WithLabelValues("input").Add(float64(max(0, u.InputTokens+u.CachedInputTokens+u.CacheWriteTokens)))

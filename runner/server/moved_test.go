@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -129,7 +129,7 @@ func TestClockMovesAcrossARestart(t *testing.T) {
 			w.post(path, `{"decision":"allow","scope":"`+scope+`"}`).problem(t, 410, "ended")
 		}
 		records := w.trace(session)
-		if len(records) != before || count(records, runner.KindToolCalled) != 0 || w.made() {
+		if len(records) != before || count(records, record.KindToolCalled) != 0 || w.made() {
 			t.Errorf("%d records became %d, done is %t", before, len(records), w.made())
 		}
 		kill()

@@ -17,6 +17,7 @@ import (
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // sessionID is what ids of sessions look like: nothing else is looked for on disk.
@@ -35,7 +36,7 @@ func (s *Server) dirOf(id string) (string, error) {
 		return "", noSession()
 	}
 	dir := runner.SessionDir(s.opts.StateDir, id)
-	for _, name := range []string{runner.TraceFile, runner.AuditFile} {
+	for _, name := range []string{record.TraceFile, record.AuditFile} {
 		if info, err := os.Lstat(filepath.Join(dir, name)); err == nil && info.Mode().IsRegular() {
 			if !s.shows(id, dir) {
 				break
@@ -61,11 +62,11 @@ func (s *Server) shows(id, dir string) bool {
 	if err != nil || !ok {
 		return false
 	}
-	rec, err := runner.Decode(first.line)
-	if err != nil || rec.Kind != runner.KindSessionCreated {
+	rec, err := record.Decode(first.line)
+	if err != nil || rec.Kind != record.KindSessionCreated {
 		return false
 	}
-	var created runner.SessionCreated
+	var created record.SessionCreated
 	return json.Unmarshal(rec.Payload, &created) == nil && created.Workspace != "" && s.opts.Shows(created.Workspace)
 }
 
@@ -94,9 +95,9 @@ type past struct {
 	begun   time.Time
 	last    time.Time
 	seq     int64
-	created runner.SessionCreated
+	created record.SessionCreated
 	// ended is nil where the trace has no end.
-	ended *runner.SessionEnded
+	ended *record.SessionEnded
 	title string
 }
 
@@ -117,7 +118,7 @@ func readPast(id, dir string) (past, error) {
 		if err != nil || !ok {
 			break // what is there is shown
 		}
-		rec, err := runner.Decode(e.line)
+		rec, err := record.Decode(e.line)
 		if err != nil {
 			break
 		}
@@ -126,7 +127,7 @@ func readPast(id, dir string) (past, error) {
 			_ = json.Unmarshal(rec.Payload, &p.created) // what is missing is not shown
 			p.title = shown(p.created.Task)
 		}
-		if p.title == "" && rec.Kind == runner.KindMessage {
+		if p.title == "" && rec.Kind == record.KindMessage {
 			p.title = shown(userText(rec))
 		}
 		if p.title != "" {
@@ -138,16 +139,16 @@ func readPast(id, dir string) (past, error) {
 		return p, nil
 	}
 	p.last, p.seq = rec.Time, rec.Seq
-	if rec.Kind == runner.KindSessionEnded {
-		p.ended = &runner.SessionEnded{}
+	if rec.Kind == record.KindSessionEnded {
+		p.ended = &record.SessionEnded{}
 		_ = json.Unmarshal(rec.Payload, p.ended)
 	}
 	return p, nil
 }
 
 // userText is the text of a user's message.
-func userText(rec runner.Record) string {
-	var m runner.Message
+func userText(rec record.Record) string {
+	var m record.Message
 	if json.Unmarshal(rec.Payload, &m) != nil || m.Role != loop.RoleUser {
 		return ""
 	}
@@ -165,22 +166,22 @@ func blocksText(blocks []loop.Block) string {
 }
 
 // lastRecord reads the last whole line of a trace.
-func lastRecord(file *os.File) (runner.Record, bool) {
+func lastRecord(file *os.File) (record.Record, bool) {
 	size, err := file.Seek(0, io.SeekEnd)
 	if err != nil {
-		return runner.Record{}, false
+		return record.Record{}, false
 	}
 	// A torn line may stand behind the last whole one.
-	from := max(0, size-2*runner.MaxLineBytes)
+	from := max(0, size-2*record.MaxLineBytes)
 	text := make([]byte, size-from)
 	if _, err := file.ReadAt(text, from); err != nil && !errors.Is(err, io.EOF) {
-		return runner.Record{}, false
+		return record.Record{}, false
 	}
 	end := bytes.LastIndexByte(text, '\n')
 	if end < 0 {
-		return runner.Record{}, false
+		return record.Record{}, false
 	}
-	rec, err := runner.Decode(text[bytes.LastIndexByte(text[:end], '\n')+1 : end])
+	rec, err := record.Decode(text[bytes.LastIndexByte(text[:end], '\n')+1 : end])
 	return rec, err == nil && rec.Seq > 0
 }
 
@@ -201,7 +202,7 @@ func readTurn(dir, id string) (*Turn, error) {
 		if !bytes.Contains(e.line, []byte(id)) {
 			continue
 		}
-		rec, err := runner.Decode(e.line)
+		rec, err := record.Decode(e.line)
 		if err != nil || rec.Turn != id {
 			continue
 		}
@@ -214,21 +215,21 @@ func readTurn(dir, id string) (*Turn, error) {
 
 // read adds what one record contains. said is the model's last text so far: it is
 // the answer where the turn then ends with one.
-func (t *Turn) read(rec runner.Record, said *string) {
+func (t *Turn) read(rec record.Record, said *string) {
 	switch rec.Kind {
-	case runner.KindMessage:
-		var m runner.Message
+	case record.KindMessage:
+		var m record.Message
 		if json.Unmarshal(rec.Payload, &m) == nil && m.Role == loop.RoleAssistant {
 			*said = blocksText(m.Blocks)
 		}
-	case runner.KindTurnCompleted, runner.KindTurnCancelled:
-		var p runner.TurnCompleted
+	case record.KindTurnCompleted, record.KindTurnCancelled:
+		var p record.TurnCompleted
 		if json.Unmarshal(rec.Payload, &p) != nil {
 			return
 		}
 		t.State, t.Reason, t.Truncated, t.WallMS = TurnEnded, string(p.Reason), p.Truncated, p.WallMS
-		t.Usage, t.CostUSD = &p.Usage, runner.CostUSD(p.Usage.CostMicroUSD)
-		if rec.Kind == runner.KindTurnCancelled {
+		t.Usage, t.CostUSD = &p.Usage, record.CostUSD(p.Usage.CostMicroUSD)
+		if rec.Kind == record.KindTurnCancelled {
 			t.Reason = string(loop.StopCancelled)
 		}
 		if t.Reason == string(loop.StopAnswered) {

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // Problem is an error as RFC 9457 says. Code, and Type, which is made from it,
@@ -78,7 +79,7 @@ func problem(status int, code, cause, mend string) *Problem {
 type RequestError struct {
 	// Code is a stable word, Problem the cause and mend.
 	Code string
-	runner.Problem
+	record.Problem
 	Err error
 }
 
@@ -102,8 +103,8 @@ var (
 // cause lose their dashes, which makes most of them keys of a request, and a hint
 // keeps what doesn't speak of a command line; fallback takes its place where
 // nothing is left.
-func clientProblem(p runner.Problem, fallback string) runner.Problem {
-	out := runner.Problem{Cause: clientText(p.Cause)}
+func clientProblem(p record.Problem, fallback string) record.Problem {
+	out := record.Problem{Cause: clientText(p.Cause)}
 	var kept []string
 	for _, clause := range clauseEnds.Split(p.Mend, -1) {
 		if clause = strings.TrimSpace(clause); clause != "" && !flagWords().MatchString(clause) && !commandWords.MatchString(clause) {
@@ -123,7 +124,7 @@ func clientText(text string) string { return flagWords().ReplaceAllString(text, 
 // speakToClients rewrites what the records of a session will contain for people,
 // for clients of the API.
 func speakToClients(o *runner.Options) {
-	o.Phrase = func(p runner.Problem) runner.Problem { return clientProblem(p, recordsHint) }
+	o.Phrase = func(p record.Problem) record.Problem { return clientProblem(p, recordsHint) }
 	o.Choice.Why = clientText(o.Choice.Why)
 	o.Warnings, o.Ignored = slices.Clone(o.Warnings), slices.Clone(o.Ignored)
 	for i := range o.Warnings {
@@ -189,7 +190,7 @@ func (s *Server) asProblem(what string, err error) *Problem {
 }
 
 // described returns a problem whose detail is the cause and the hint of another.
-func described(status int, code string, p runner.Problem) *Problem {
+func described(status int, code string, p record.Problem) *Problem {
 	out := problem(status, code, "", "")
 	out.Detail = strings.TrimRight(p.Cause, ". ") + ". " + p.Mend
 	return out

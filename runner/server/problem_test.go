@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -43,7 +44,7 @@ func TestProblemsSpeakToClients(t *testing.T) {
 					return true
 				}
 				texts++
-				got := clientProblem(runner.Problem{Cause: "the image can't be used with --image", Mend: text}, askOtherwise)
+				got := clientProblem(record.Problem{Cause: "the image can't be used with --image", Mend: text}, askOtherwise)
 				if commandLine.MatchString(got.Mend) || strings.Contains(got.Cause, "--") || got.Mend == "" {
 					t.Errorf("%q becomes %+v", text, got)
 				}
@@ -64,7 +65,7 @@ func TestProblemsSpeakToClients(t *testing.T) {
 		"Take --mode bind, on a copy of the folder if need be.":                                                      askOtherwise,
 		"": askOtherwise,
 	} {
-		if got := clientProblem(runner.Problem{Mend: text}, askOtherwise).Mend; got != want {
+		if got := clientProblem(record.Problem{Mend: text}, askOtherwise).Mend; got != want {
 			t.Errorf("%q becomes %q, want %q", text, got, want)
 		}
 	}
@@ -75,7 +76,7 @@ func TestProblemsSpeakToClients(t *testing.T) {
 // begins with.
 func TestRecordsSpeakToClients(t *testing.T) {
 	commandLine := regexp.MustCompile(`(^|[\s("'])--[a-z]|\bcaisson (doctor|run|diff|apply|approvals)\b`)
-	hinted := &runner.Error{Problem: runner.Problem{Cause: "no backend for --backend docker", Mend: "Name one with --backend. Or start an engine."}, Err: sandbox.ErrUnavailable}
+	hinted := &runner.Error{Problem: record.Problem{Cause: "no backend for --backend docker", Mend: "Name one with --backend. Or start an engine."}, Err: sandbox.ErrUnavailable}
 	for _, p := range []string{hinted.Cause, hinted.Mend, runner.NamespacesHint} { // the control
 		if !commandLine.MatchString(p) {
 			t.Fatalf("%q names no flag", p)
@@ -97,7 +98,7 @@ func TestRecordsSpeakToClients(t *testing.T) {
 		"facts of the beginning": {"sandboxed", shell, nil, func(o *runner.Options) {
 			o.Choice.Why = "asked for by --backend"
 			o.Warnings = []string{"the image of --image is old"}
-			o.Ignored = []runner.Ignored{{Name: ".caisson/config.yaml", Why: "--ignore-project-config"}}
+			o.Ignored = []record.Ignored{{Name: ".caisson/config.yaml", Why: "--ignore-project-config"}}
 		}, "the image of image is old"},
 	} {
 		t.Run(name, func(t *testing.T) {

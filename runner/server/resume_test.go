@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // TestStreamResumesBehindRetention follows a session, which is shortened
@@ -26,7 +27,7 @@ func TestStreamResumesBehindRetention(t *testing.T) {
 	w.ended(id, w.say(id, "hello"))
 	w.do(aliceToken, "DELETE", "/sessions/"+id, "").want(t, 200)
 	reads := w.follow(id, "")
-	reads.until(runner.KindSessionCreated)
+	reads.until(record.KindSessionCreated)
 	whole := len(w.trace(id))
 	report, err := runner.Prune(t.Context(), runner.PruneOptions{StateDir: w.state, Keep: time.Hour, Now: func() time.Time { return time.Now().Add(48 * time.Hour) }})
 	if err != nil || len(report.Pruned) != 1 {

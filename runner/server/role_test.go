@@ -18,6 +18,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -196,13 +197,13 @@ func TestRecordsNameTheActingUser(t *testing.T) {
 	post("runner", "/sessions/"+s.ID+"/turns/"+turn.Turn+"/cancel", "").want(t, 200)
 	w.ended(s.ID, turn.Turn)
 	w.do(roleToken("boss").Value, "DELETE", "/sessions/"+s.ID, "").want(t, 200)
-	want := map[runner.Kind]string{
-		runner.KindSessionCreated: "http:runner", runner.KindTurnStarted: "http:default", runner.KindMessage: "http:default",
-		runner.KindConfirmationAttempted: "http:approver", runner.KindTurnCancelled: "http:runner", runner.KindSessionEnded: "http:boss",
+	want := map[record.Kind]string{
+		record.KindSessionCreated: "http:runner", record.KindTurnStarted: "http:default", record.KindMessage: "http:default",
+		record.KindConfirmationAttempted: "http:approver", record.KindTurnCancelled: "http:runner", record.KindSessionEnded: "http:boss",
 	}
 	for _, r := range w.trace(s.ID) {
 		who, listed := want[r.Kind]
-		if !listed || r.Kind == runner.KindMessage && r.Actor != runner.ActorUser {
+		if !listed || r.Kind == record.KindMessage && r.Actor != record.ActorUser {
 			continue
 		}
 		delete(want, r.Kind)
@@ -213,10 +214,10 @@ func TestRecordsNameTheActingUser(t *testing.T) {
 		if p.Client != who && p.By != who {
 			t.Errorf("%s does not name %s: %s", r.Kind, who, r.Payload)
 		}
-		if r.Kind == runner.KindConfirmationAttempted && p.Outcome != string(runner.AttemptForbidden) {
+		if r.Kind == record.KindConfirmationAttempted && p.Outcome != string(record.AttemptForbidden) {
 			t.Errorf("the refused answer has the outcome %s", p.Outcome)
 		}
-		if r.Kind == runner.KindTurnCancelled && p.By != "user" {
+		if r.Kind == record.KindTurnCancelled && p.By != "user" {
 			t.Errorf("cancelled by %s", p.By)
 		}
 	}

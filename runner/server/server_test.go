@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 const twoTurns = `
@@ -69,7 +70,7 @@ func TestOneTurnAtATime(t *testing.T) {
 	w.policy = "sandboxed"
 	id := w.start("bind")
 	turn := w.say(id, "hang")
-	w.follow(id, "").until(runner.KindToolCalled)
+	w.follow(id, "").until(record.KindToolCalled)
 	var s Session
 	w.get("/sessions/"+id).want(t, 200).into(t, &s)
 	if s.State != StateRunning || s.Turn != turn || s.Spent == nil || s.Usage.Rounds != 0 {
@@ -92,7 +93,7 @@ func TestOneTurnAtATime(t *testing.T) {
 		t.Errorf("cancelled again: %+v", got)
 	}
 	w.post("/sessions/"+id+"/turns/trn_00000000000000000000000000/cancel", "").problem(t, 404, "no_turn")
-	if n := count(w.trace(id), runner.KindTurnCancelled); n != 1 {
+	if n := count(w.trace(id), record.KindTurnCancelled); n != 1 {
 		t.Errorf("%d turns were cancelled", n)
 	}
 }
@@ -120,7 +121,7 @@ func TestStreamResumesWithoutLossOrRepetition(t *testing.T) {
 			continue
 		}
 		got, last = append(got, e.id), e.id
-		if r := e.record(t); r.Kind == runner.KindTurnCompleted && r.Turn == turn {
+		if r := e.record(t); r.Kind == record.KindTurnCompleted && r.Turn == turn {
 			break
 		}
 		f.close()
@@ -141,7 +142,7 @@ func TestStreamResumesWithoutLossOrRepetition(t *testing.T) {
 			t.Errorf("an event of an ended session: %+v", e)
 		}
 	}
-	text, err := os.ReadFile(filepath.Join(runner.SessionDir(w.state, id), runner.TraceFile))
+	text, err := os.ReadFile(filepath.Join(runner.SessionDir(w.state, id), record.TraceFile))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,7 +168,7 @@ func TestLiveOutputStandsWhereItCame(t *testing.T) {
 	id := w.start("bind")
 	f := w.follow(id, "")
 	turn := w.say(id, "go")
-	f.until(runner.KindToolCalled)
+	f.until(record.KindToolCalled)
 	e, ok := f.next()
 	if !ok || e.name != "delta" || e.id != "" || !strings.Contains(e.data, `"text":"so far\n"`) || !strings.Contains(e.data, `"stream":"stdout"`) {
 		t.Errorf("behind tool.called came %+v", e)
@@ -191,7 +192,7 @@ func TestServerStops(t *testing.T) {
 	running, idle := w.start("bind"), w.start("bind")
 	w.say(running, "go")
 	f := w.follow(running, "")
-	f.until(runner.KindToolCalled)
+	f.until(record.KindToolCalled)
 	g := w.follow(idle, "")
 	if err := w.stop(); err != nil {
 		t.Fatal(err)
@@ -205,11 +206,11 @@ func TestServerStops(t *testing.T) {
 	}
 	for _, id := range []string{running, idle} {
 		records := w.trace(id)
-		if last := records[len(records)-1]; last.Kind != runner.KindSessionEnded {
+		if last := records[len(records)-1]; last.Kind != record.KindSessionEnded {
 			t.Errorf("the trace of %s ends with %s", id, last.Kind)
 		}
 	}
-	if n := count(w.trace(running), runner.KindTurnCancelled); n != 1 {
+	if n := count(w.trace(running), record.KindTurnCancelled); n != 1 {
 		t.Errorf("%d turns were cancelled", n)
 	}
 }

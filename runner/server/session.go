@@ -13,6 +13,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -57,7 +58,7 @@ type session struct {
 	// recMu guards what records tell, apart from mu: whoever writes a record may
 	// hold locks that mu's holder waits for.
 	recMu  sync.Mutex
-	facts  runner.SessionCreated
+	facts  record.SessionCreated
 	inTurn map[string]string // confirmation → turn
 	oldest []string          // keys of inTurn, oldest first
 	spent  *limits.Usage     // of the turn that runs, nil before its first model call
@@ -144,19 +145,19 @@ func (s *session) open(ctx context.Context) error {
 
 // record is told of every record once it is in the trace, in order. It must
 // return at once.
-func (s *session) record(r runner.Record, _ []byte) {
+func (s *session) record(r record.Record, _ []byte) {
 	switch r.Kind {
-	case runner.KindSessionCreated:
+	case record.KindSessionCreated:
 		s.recMu.Lock()
 		_ = json.Unmarshal(r.Payload, &s.facts) // our own; what is missing is not shown
 		s.recMu.Unlock()
-	case runner.KindTurnStarted, runner.KindTurnCompleted, runner.KindTurnCancelled:
+	case record.KindTurnStarted, record.KindTurnCompleted, record.KindTurnCancelled:
 		s.recMu.Lock()
 		s.spent = nil
 		s.recMu.Unlock()
-	case runner.KindModelCallCompleted:
+	case record.KindModelCallCompleted:
 		s.spend(r)
-	case runner.KindConfirmationRequested:
+	case record.KindConfirmationRequested:
 		var p struct {
 			ID string `json:"confirmation_request_id"`
 		}
@@ -172,8 +173,8 @@ func (s *session) record(r runner.Record, _ []byte) {
 }
 
 // spend adds what a model call used.
-func (s *session) spend(r runner.Record) {
-	var p runner.ModelCallCompleted
+func (s *session) spend(r record.Record) {
+	var p record.ModelCallCompleted
 	if json.Unmarshal(r.Payload, &p) != nil {
 		return
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // TestServerStopsAtOnce asks a server to end, and then to end at once, while a
@@ -61,7 +62,7 @@ func TestServerStopsAtOnce(t *testing.T) {
 	w.backend.requireGone(t)
 	for _, id := range []string{idle, asking, busy, begins} {
 		records := w.trace(id)
-		if last := records[len(records)-1]; last.Kind != runner.KindSessionEnded || len(payload[runner.SessionEnded](t, last).Left) > 0 {
+		if last := records[len(records)-1]; last.Kind != record.KindSessionEnded || len(payload[record.SessionEnded](t, last).Left) > 0 {
 			t.Errorf("the trace of %s ends with %s", id, last.Payload)
 		}
 	}

@@ -10,7 +10,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/trace"
 )
 
@@ -25,9 +25,9 @@ type tail struct {
 
 // openTail opens a session's trace, or what retention has left of it.
 func openTail(dir string) (*tail, error) {
-	file, err := os.Open(filepath.Join(dir, runner.TraceFile))
+	file, err := os.Open(filepath.Join(dir, record.TraceFile))
 	if errors.Is(err, fs.ErrNotExist) {
-		file, err = os.Open(filepath.Join(dir, runner.AuditFile))
+		file, err = os.Open(filepath.Join(dir, record.AuditFile))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open trace: %w", err)
@@ -69,7 +69,7 @@ func (t *tail) move(offset int64) error {
 type entry struct {
 	line []byte
 	Seq  int64       `json:"seq"`
-	Kind runner.Kind `json:"kind"`
+	Kind record.Kind `json:"kind"`
 }
 
 // next gives the next whole line; ok is false where there is none yet. Records
@@ -89,8 +89,8 @@ func (t *tail) next() (e entry, ok bool, err error) {
 		}
 		t.buf = append(t.buf[:0], t.buf[t.used:]...)
 		t.used = 0
-		if len(t.buf) > runner.MaxLineBytes {
-			return entry{}, false, fmt.Errorf("read trace: a line is longer than %d bytes", runner.MaxLineBytes)
+		if len(t.buf) > record.MaxLineBytes {
+			return entry{}, false, fmt.Errorf("read trace: a line is longer than %d bytes", record.MaxLineBytes)
 		}
 		n := len(t.buf)
 		t.buf = append(t.buf, make([]byte, 32<<10)...)

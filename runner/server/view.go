@@ -7,6 +7,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -89,8 +90,8 @@ type Session struct {
 	LastTurn    *Turn                `json:"last_turn,omitempty"`
 	Attestation *sandbox.Attestation `json:"attestation,omitempty" doc:"of the container"`
 	Restarts    int                  `json:"restarts,omitempty"`
-	Resources   *runner.Resources    `json:"resources,omitempty"`
-	Budget      *runner.Budget       `json:"budget,omitempty"`
+	Resources   *record.Resources    `json:"resources,omitempty"`
+	Budget      *record.Budget       `json:"budget,omitempty"`
 	Left        []string             `json:"left,omitempty" nullable:"false" doc:"what could not be taken down"`
 }
 
@@ -119,7 +120,7 @@ type Turn struct {
 	Answer string    `json:"answer,omitempty"`
 	// Truncated says that a limit ended it, or that the provider cut the answer.
 	Truncated bool          `json:"truncated,omitempty"`
-	Limit     *runner.Limit `json:"limit,omitempty"`
+	Limit     *record.Limit `json:"limit,omitempty"`
 	Usage     *limits.Usage `json:"usage,omitempty"`
 	CostUSD   string        `json:"cost_usd,omitempty"`
 	WallMS    int64         `json:"wall_ms,omitempty"`
@@ -144,7 +145,7 @@ func shown(text string) string {
 func modelName(m loop.ModelInfo) string { return m.Provider + "/" + m.Model }
 
 // facts fills in what the first record says.
-func (v *Session) facts(c runner.SessionCreated, whole bool) {
+func (v *Session) facts(c record.SessionCreated, whole bool) {
 	v.Workspace, v.Mode, v.Backend, v.Image = c.Workspace, c.WorkspaceMode, c.Backend.Chosen, c.Image
 	v.Model, v.Policy, v.Client = modelName(c.Model), c.Policy, c.Client
 	if whole {
@@ -161,7 +162,7 @@ func (s *session) view(whole bool) Session {
 	s.mu.Unlock()
 	v := Session{
 		ID: s.id, State: state, Title: title, Begun: s.begun.UTC(),
-		Turn: st.Turn, Turns: &st.Turns, Usage: st.Usage, CostUSD: runner.CostUSD(st.Usage.CostMicroUSD),
+		Turn: st.Turn, Turns: &st.Turns, Usage: st.Usage, CostUSD: record.CostUSD(st.Usage.CostMicroUSD),
 		Waiting: len(s.waiting()), Seq: seq, Over: clientText(st.Over),
 	}
 	s.recMu.Lock()

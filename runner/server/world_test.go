@@ -21,6 +21,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -113,7 +114,7 @@ func (w *world) options() Options {
 
 func (w *world) openWorkspace(path string) (*runner.Workspace, error) {
 	if !strings.HasPrefix(path, filepath.Join(w.root, "workspaces")+"/") {
-		return nil, &RequestError{Code: "workspace", Problem: runner.Problem{Cause: "it is below no root", Mend: "Name another."}}
+		return nil, &RequestError{Code: "workspace", Problem: record.Problem{Cause: "it is below no root", Mend: "Name another."}}
 	}
 	return runner.OpenWorkspace(path, runner.Protected{State: w.state})
 }
@@ -145,7 +146,7 @@ func prepare(state, turns, policy string, in NewSession, backend sandbox.Backend
 		return runner.Options{}, nil, err
 	}
 	o := runner.Options{
-		Folder: folder, Workspace: ws, Backend: backend, Choice: runner.BackendChoice{Asked: "fake", Chosen: "fake"},
+		Folder: folder, Workspace: ws, Backend: backend, Choice: record.BackendChoice{Asked: "fake", Chosen: "fake"},
 		Image: images.Reference{Scheme: images.SchemeHost}, Mode: sandbox.WorkspaceMode(in.Mode), Resources: limits.DefaultResources(),
 		Model: model, Policy: preset, Budget: limits.Budget{Rounds: new(int64(40))}, Version: "test",
 	}
@@ -253,9 +254,9 @@ type event struct {
 	id, name, data string
 }
 
-func (e event) record(t *testing.T) runner.Record {
+func (e event) record(t *testing.T) record.Record {
 	t.Helper()
-	r, err := runner.Decode([]byte(e.data))
+	r, err := record.Decode([]byte(e.data))
 	if err != nil {
 		t.Fatalf("event %q: %v", e.data, err)
 	}
@@ -330,7 +331,7 @@ func (f *follower) next() (e event, ok bool) {
 }
 
 // until reads up to the first record of a kind.
-func (f *follower) until(kind runner.Kind) runner.Record {
+func (f *follower) until(kind record.Kind) record.Record {
 	f.t.Helper()
 	for {
 		e, ok := f.next()
@@ -360,20 +361,20 @@ func (f *follower) rest() []event {
 }
 
 // trace reads a session's trace from the disk.
-func (w *world) trace(session string) []runner.Record {
+func (w *world) trace(session string) []record.Record {
 	w.t.Helper()
-	text, err := os.ReadFile(filepath.Join(runner.SessionDir(w.state, session), runner.TraceFile))
+	text, err := os.ReadFile(filepath.Join(runner.SessionDir(w.state, session), record.TraceFile))
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	tr, err := runner.ReadTrace(bytes.NewReader(text))
+	tr, err := record.ReadTrace(bytes.NewReader(text))
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	return tr.Records
 }
 
-func count(records []runner.Record, kind runner.Kind) int {
+func count(records []record.Record, kind record.Kind) int {
 	n := 0
 	for _, r := range records {
 		if r.Kind == kind {
@@ -396,7 +397,7 @@ func (w *world) ended(session, turn string) Turn {
 		if e.id == "" {
 			continue
 		}
-		if r := e.record(w.t); r.Turn == turn && (r.Kind == runner.KindTurnCompleted || r.Kind == runner.KindTurnCancelled) {
+		if r := e.record(w.t); r.Turn == turn && (r.Kind == record.KindTurnCompleted || r.Kind == record.KindTurnCancelled) {
 			break
 		}
 	}
@@ -412,7 +413,7 @@ func (w *world) ended(session, turn string) Turn {
 // asked waits for a confirmation and gives it.
 func (w *world) asked(session string, f *follower) Confirmation {
 	w.t.Helper()
-	f.until(runner.KindConfirmationRequested)
+	f.until(record.KindConfirmationRequested)
 	for {
 		var list ConfirmationList
 		w.get("/sessions/"+session+"/confirmations").want(w.t, 200).into(w.t, &list)

@@ -12,7 +12,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
-	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // ATIFVersion is the version of the Agent Trajectory Interchange Format that is
@@ -136,7 +136,7 @@ func (a *atif) head(o Overview) {
 }
 
 // record takes the next record.
-func (a *atif) record(r runner.Record) {
+func (a *atif) record(r record.Record) {
 	if a.err != nil {
 		return
 	}
@@ -146,22 +146,22 @@ func (a *atif) record(r runner.Record) {
 		return
 	}
 	switch r.Kind {
-	case runner.KindMessage:
-		with(r, func(p runner.Message) { a.message(r, p) })
-	case runner.KindModelCallStarted:
-		with(r, func(p runner.ModelCallStarted) { a.asked, a.model = a.asked+1, p.Model.Model })
-	case runner.KindModelCallCompleted:
-		with(r, func(p runner.ModelCallCompleted) { a.used = p.Usage })
-	case runner.KindToolCalled:
-		with(r, func(p runner.ToolCalled) {
+	case record.KindMessage:
+		with(r, func(p record.Message) { a.message(r, p) })
+	case record.KindModelCallStarted:
+		with(r, func(p record.ModelCallStarted) { a.asked, a.model = a.asked+1, p.Model.Model })
+	case record.KindModelCallCompleted:
+		with(r, func(p record.ModelCallCompleted) { a.used = p.Usage })
+	case record.KindToolCalled:
+		with(r, func(p record.ToolCalled) {
 			a.call(p.CallID)["side_effects"], a.call(p.CallID)["rule"] = p.Class, p.Rule
 		})
-	case runner.KindConfirmationResolved:
-		with(r, func(p runner.ConfirmationResolved) {
+	case record.KindConfirmationResolved:
+		with(r, func(p record.ConfirmationResolved) {
 			a.call(p.CallID)["decision"], a.call(p.CallID)["decided_by"] = p.Decision, p.By
 		})
-	case runner.KindToolCompleted:
-		with(r, func(p runner.ToolCompleted) {
+	case record.KindToolCompleted:
+		with(r, func(p record.ToolCompleted) {
 			e := a.outcome(p.CallID)
 			e["duration_ms"], e["total_bytes"] = p.LatencyMS, p.OutputBytes
 			if code, ok := p.Metadata["exit_code"]; ok {
@@ -171,13 +171,13 @@ func (a *atif) record(r runner.Record) {
 				e["files_modified"] = p.FilesModified
 			}
 		})
-	case runner.KindToolFailed:
-		with(r, func(p runner.ToolFailed) {
+	case record.KindToolFailed:
+		with(r, func(p record.ToolFailed) {
 			e := a.outcome(p.CallID)
 			e["duration_ms"], e["error_class"] = p.LatencyMS, p.Class
 		})
-	case runner.KindToolInputInvalid:
-		with(r, func(p runner.ToolInputInvalid) { a.outcome(p.CallID)["error_class"] = "input_invalid" })
+	case record.KindToolInputInvalid:
+		with(r, func(p record.ToolInputInvalid) { a.outcome(p.CallID)["error_class"] = "input_invalid" })
 	}
 }
 
@@ -194,7 +194,7 @@ func of(all map[string]map[string]any, id string) map[string]any {
 }
 
 // message makes a step of a message, or the observation of the step before.
-func (a *atif) message(r runner.Record, m runner.Message) {
+func (a *atif) message(r record.Record, m record.Message) {
 	if m.Role == loop.RoleTool {
 		for _, b := range m.Blocks {
 			if b.ToolResult != nil {
@@ -351,6 +351,6 @@ func (a *atif) json(v any) {
 	}
 	// A trajectory may be shown on a terminal: what would steer one, or be seen by
 	// nobody, is escaped as in records.
-	a.text(string(runner.SafeJSON(bytes.TrimSuffix(buf.Bytes(), []byte("\n")))))
+	a.text(string(record.SafeJSON(bytes.TrimSuffix(buf.Bytes(), []byte("\n")))))
 	a.text("\n")
 }

@@ -16,7 +16,7 @@ import (
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/replay"
-	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -27,23 +27,23 @@ func strange(t *testing.T, state string) Session {
 	w := newWriter(t, state)
 	w.created("Do <b>strange</b> things & more.")
 	w.turn = "trn_01JD0000000000000000000000"
-	w.put(0, runner.ActorUser, runner.TurnStarted{})
-	w.put(0, runner.ActorUser, runner.Message{Role: loop.RoleUser, Blocks: []loop.Block{{Text: &loop.Text{Text: "Do <b>strange</b> things & more."}}}})
-	w.put(0, runner.ActorAgent, runner.ModelCallStarted{Round: 1})
-	w.put(0, runner.ActorAgent, runner.ModelCallFailed{Round: 1, Class: loop.ModelRateLimit, Message: "slow down"})
+	w.put(0, record.ActorUser, record.TurnStarted{})
+	w.put(0, record.ActorUser, record.Message{Role: loop.RoleUser, Blocks: []loop.Block{{Text: &loop.Text{Text: "Do <b>strange</b> things & more."}}}})
+	w.put(0, record.ActorAgent, record.ModelCallStarted{Round: 1})
+	w.put(0, record.ActorAgent, record.ModelCallFailed{Round: 1, Class: loop.ModelRateLimit, Message: "slow down"})
 	w.model(1, time.Second, "I try.", use("tu_1", "read_file", `{"path":"long"}`), loop.ToolUse{ID: "tu_2", Name: "shell", Input: json.RawMessage(`{}`), InputError: "line 1: no object", Raw: `{"command": "ec`})
 	w.called("tu_1", "read_file", tools.ClassRead, "long")
-	w.done("tu_1", "read_file", time.Second, runner.ToolCompleted{Success: true})
-	w.put(0, runner.ActorTool, runner.ToolInputInvalid{CallID: "tu_2", Name: "shell", Errors: []string{"line 1: no object"}})
+	w.done("tu_1", "read_file", time.Second, record.ToolCompleted{Success: true})
+	w.put(0, record.ActorTool, record.ToolInputInvalid{CallID: "tu_2", Name: "shell", Errors: []string{"line 1: no object"}})
 	w.result("tu_1", strings.Repeat("a long line é\n", 20_000), false)
 	w.result("tu_2", "line 1: no object", true)
-	w.put(0, runner.ActorAgent, runner.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{
+	w.put(0, record.ActorAgent, record.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{
 		{Thinking: &loop.Thinking{Text: "hm", Signature: "s"}}, {ToolUse: &loop.ToolUse{ID: "tu_3", Name: "read_file", Input: json.RawMessage(`{"path":"a.png"}`)}},
 	}})
-	w.put(0, runner.ActorTool, runner.Message{Role: loop.RoleTool, Blocks: []loop.Block{{ToolResult: &loop.ToolResult{
+	w.put(0, record.ActorTool, record.Message{Role: loop.RoleTool, Blocks: []loop.Block{{ToolResult: &loop.ToolResult{
 		ToolUseID: "tu_3", Content: []tools.Block{{Text: "a picture"}, {Image: []byte("png"), MediaType: "image/png"}},
 	}}}})
-	w.put(0, runner.ActorSystem, runner.SessionEnded{Reason: loop.StopLimit, ExitStatus: 53, CostUSD: "unknown", Limit: &runner.Limit{Kind: "rounds", Limit: 2, Used: 2}})
+	w.put(0, record.ActorSystem, record.SessionEnded{Reason: loop.StopLimit, ExitStatus: 53, CostUSD: "unknown", Limit: &record.Limit{Kind: "rounds", Limit: 2, Used: 2}})
 	return w.close()
 }
 
@@ -103,12 +103,12 @@ func turnsOf(history []loop.Message) []int {
 func historyOf(t *testing.T, s Session) []loop.Message {
 	t.Helper()
 	var history []loop.Message
-	_, err := Read(s, func(r runner.Record) {
+	_, err := Read(s, func(r record.Record) {
 		r, err := whole(s, r)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if p, ok := decoded[runner.Message](r); ok {
+		if p, ok := decoded[record.Message](r); ok {
 			history = append(history, loop.Message{Role: p.Role, Blocks: p.Blocks})
 		}
 	})
@@ -310,14 +310,14 @@ func hidden(t *testing.T, state string) Session {
 	w := newWriter(t, state)
 	w.created("Do " + lurking)
 	w.turn = "trn_01JD0000000000000000000000"
-	w.put(0, runner.ActorUser, runner.TurnStarted{})
-	w.put(0, runner.ActorUser, runner.Message{Role: loop.RoleUser, Blocks: []loop.Block{{Text: &loop.Text{Text: "Do " + lurking}}}})
+	w.put(0, record.ActorUser, record.TurnStarted{})
+	w.put(0, record.ActorUser, record.Message{Role: loop.RoleUser, Blocks: []loop.Block{{Text: &loop.Text{Text: "Do " + lurking}}}})
 	w.model(1, time.Second, "I try "+lurking, use("tu_1", "read_file", `{"path":"`+lurking+`"}`))
 	w.called("tu_1", "read_file", tools.ClassRead, "long")
-	w.done("tu_1", "read_file", time.Second, runner.ToolCompleted{Success: true, FilesModified: []string{lurking}})
+	w.done("tu_1", "read_file", time.Second, record.ToolCompleted{Success: true, FilesModified: []string{lurking}})
 	w.result("tu_1", "read "+lurking+"\nand more", false)
 	w.model(2, time.Second, "Done "+lurking)
-	w.put(0, runner.ActorSystem, runner.SessionEnded{Reason: loop.StopAnswered, CostUSD: "unknown"})
+	w.put(0, record.ActorSystem, record.SessionEnded{Reason: loop.StopAnswered, CostUSD: "unknown"})
 	return w.close()
 }
 

@@ -21,6 +21,7 @@ import (
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -186,7 +187,7 @@ func TestFind(t *testing.T) {
 // TestPipe opens what would wait for ever.
 func TestPipe(t *testing.T) {
 	dir := t.TempDir()
-	path := filepath.Join(dir, runner.TraceFile)
+	path := filepath.Join(dir, record.TraceFile)
 	if err := mkfifo(path); err != nil {
 		t.Fatal(err)
 	}
@@ -243,12 +244,12 @@ func TestHugeTracesAreReadInLittleMemory(t *testing.T) {
 		"large": {func(w *writer) {
 			text := strings.Repeat("a line of output that is not short at all\n", 1300)
 			for i := range 1900 {
-				w.put(0, runner.ActorSystem, runner.Warning{Message: text})
+				w.put(0, record.ActorSystem, record.Warning{Message: text})
 				if i%10 == 0 {
 					id := fmt.Sprintf("tu_%d", i)
 					w.model(i, time.Second, "I go on.", use(id, "shell", `{"command":"true"}`))
 					w.called(id, "shell", tools.ClassExecute, "true")
-					w.done(id, "shell", time.Millisecond, runner.ToolCompleted{Success: true})
+					w.done(id, "shell", time.Millisecond, record.ToolCompleted{Success: true})
 					w.result(id, text, false)
 				}
 			}
@@ -256,7 +257,7 @@ func TestHugeTracesAreReadInLittleMemory(t *testing.T) {
 		"calls that never end": {func(w *writer) {
 			text := `{"x":"` + strings.Repeat("y", 30_000) + `"}`
 			for i := range 500 {
-				w.put(0, runner.ActorAgent, runner.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{{ToolUse: new(use(fmt.Sprint(i), "shell", text))}}})
+				w.put(0, record.ActorAgent, record.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{{ToolUse: new(use(fmt.Sprint(i), "shell", text))}}})
 			}
 		}, 14 << 20, []string{"show", "html", "atif"}},
 	} {
@@ -312,7 +313,7 @@ func TestALiveSessionIsRead(t *testing.T) {
 	state := t.TempDir()
 	w := newWriter(t, state)
 	w.created("still at it")
-	w.put(0, runner.ActorUser, runner.TurnStarted{})
+	w.put(0, record.ActorUser, record.TurnStarted{})
 	s, err := Find(state, w.id)
 	if err != nil {
 		t.Fatal(err)

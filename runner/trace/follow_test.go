@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // TestShowFollows shows a session while it writes: what comes later is shown as
@@ -34,11 +35,11 @@ func TestShowFollows(t *testing.T) {
 			t.Fatal(err)
 		}
 		later := []func(){
-			func() { w.put(time.Second, runner.ActorSystem, runner.Warning{Message: "the first of the later ones"}) },
+			func() { w.put(time.Second, record.ActorSystem, record.Warning{Message: "the first of the later ones"}) },
 			func() {}, // nothing new
 			func() {
-				w.put(time.Second, runner.ActorSystem, runner.Warning{Message: "the second"})
-				w.put(time.Second, runner.ActorSystem, runner.SessionEnded{Reason: "answered", Changed: []runner.Changed{}, HostExecuted: []runner.HostExecuted{}, Denials: []runner.Denial{}})
+				w.put(time.Second, record.ActorSystem, record.Warning{Message: "the second"})
+				w.put(time.Second, record.ActorSystem, record.SessionEnded{Reason: "answered", Changed: []record.Changed{}, HostExecuted: []record.HostExecuted{}, Denials: []record.Denial{}})
 			},
 		}
 		var out bytes.Buffer

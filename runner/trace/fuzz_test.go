@@ -13,18 +13,18 @@ import (
 
 	"golang.org/x/net/html"
 
-	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // chained writes records with payloads of anybody's choice, in a chain that
 // holds: a session of a hostile program, not a damaged one.
-func chained(t *testing.T, path string, kinds []runner.Kind, payloads [][]byte) {
+func chained(t *testing.T, path string, kinds []record.Kind, payloads [][]byte) {
 	t.Helper()
 	var out bytes.Buffer
 	prev := strings.Repeat("0", 64)
 	for i, p := range payloads {
-		text, err := runner.Encode(runner.Record{
-			SchemaVersion: runner.SchemaVersion, Seq: int64(i + 1), ID: "rec_1", Session: "ses_1", Actor: runner.ActorTool, Kind: kinds[i], Payload: p, Prev: prev,
+		text, err := record.Encode(record.Record{
+			SchemaVersion: record.SchemaVersion, Seq: int64(i + 1), ID: "rec_1", Session: "ses_1", Actor: record.ActorTool, Kind: kinds[i], Payload: p, Prev: prev,
 			Time: time.Date(2026, 11, 20, 10, 0, i, 0, time.UTC),
 		})
 		if err != nil {
@@ -43,7 +43,7 @@ func chained(t *testing.T, path string, kinds []runner.Kind, payloads [][]byte) 
 // everything that reads them comes to an end, and what it writes is whole.
 func FuzzPayload(f *testing.F) {
 	seeds := 0
-	for i, p := range runner.Payloads() {
+	for i, p := range record.Payloads() {
 		raw, err := json.Marshal(p)
 		if err != nil {
 			f.Fatal(err)
@@ -66,11 +66,11 @@ func FuzzPayload(f *testing.F) {
 		if !json.Valid(payload) {
 			return
 		}
-		all := runner.Payloads()
+		all := record.Payloads()
 		k := all[int(kind)%len(all)].Kind()
 		dir := t.TempDir()
-		path := filepath.Join(dir, runner.TraceFile)
-		chained(t, path, []runner.Kind{k, runner.KindTurnStarted, k, runner.KindSessionEnded}, [][]byte{payload, []byte(`{}`), payload, []byte(`{}`)})
+		path := filepath.Join(dir, record.TraceFile)
+		chained(t, path, []record.Kind{k, record.KindTurnStarted, k, record.KindSessionEnded}, [][]byte{payload, []byte(`{}`), payload, []byte(`{}`)})
 		s, err := Find(dir, path)
 		if err != nil {
 			t.Fatal(err)

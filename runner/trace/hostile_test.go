@@ -15,7 +15,7 @@ import (
 	"golang.org/x/net/html"
 
 	"github.com/caisson-run/caisson/loop"
-	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -50,42 +50,42 @@ func about(t *testing.T, text string) Session {
 	}
 	att := attestation()
 	att.Image, att.Runtime, att.Lost, att.User, att.Capabilities = text, text, []string{text}, text, []string{text}
-	w.put(0, runner.ActorSystem, runner.SessionCreated{
+	w.put(0, record.ActorSystem, record.SessionCreated{
 		Version: text, Task: text, Workspace: text, Image: text, Policy: text, Model: loop.ModelInfo{Provider: text, Model: text},
-		Tools: []runner.OfferedTool{{Name: tools.Name(text), Class: tools.Class(text), Runs: tools.Place(text)}}, Ignored: []runner.Ignored{{Name: text, Why: text}},
-		WorkspaceMode: text, Git: text, OnPrompt: text, FilesLoaded: []runner.LoadedFile{{Path: text, Trust: text}},
+		Tools: []record.OfferedTool{{Name: tools.Name(text), Class: tools.Class(text), Runs: tools.Place(text)}}, Ignored: []record.Ignored{{Name: text, Why: text}},
+		WorkspaceMode: text, Git: text, OnPrompt: text, FilesLoaded: []record.LoadedFile{{Path: text, Trust: text}},
 	})
-	w.put(0, runner.ActorUser, runner.TurnStarted{})
+	w.put(0, record.ActorUser, record.TurnStarted{})
 	for _, role := range []loop.Role{loop.RoleSystem, loop.RoleUser} {
-		w.put(0, runner.ActorUser, runner.Message{Role: role, Blocks: []loop.Block{{Text: &loop.Text{Text: text}}}})
+		w.put(0, record.ActorUser, record.Message{Role: role, Blocks: []loop.Block{{Text: &loop.Text{Text: text}}}})
 	}
-	w.put(0, runner.ActorAgent, runner.ModelCallFailed{Class: loop.ErrorClass(text), Message: text})
-	w.put(0, runner.ActorAgent, runner.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{
+	w.put(0, record.ActorAgent, record.ModelCallFailed{Class: loop.ErrorClass(text), Message: text})
+	w.put(0, record.ActorAgent, record.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{
 		{Text: &loop.Text{Text: text}},
 		{Thinking: &loop.Thinking{Text: text}},
 		{ToolUse: &loop.ToolUse{ID: text, Name: tools.Name(text), Input: quoted}},
 	}})
-	w.put(0, runner.ActorSystem, runner.SandboxStarted{Attestation: att})
-	w.put(0, runner.ActorSystem, runner.ConfirmationRequested{CallID: text, Name: tools.Name(text), Class: tools.Class(text), Summary: text, Diff: "+" + text, Hidden: true})
-	w.put(time.Second, runner.ActorUser, runner.ConfirmationResolved{CallID: text, Decision: tools.Decision(text), Scope: tools.Scope(text), By: text, Client: text})
-	w.put(0, runner.ActorUser, runner.ConfirmationAttempted{RequestID: text, Decision: tools.Decision(text), By: text, Outcome: runner.AttemptOutcome(text)})
-	w.put(0, runner.ActorAgent, runner.ToolCalled{CallID: text, Name: tools.Name(text), Class: tools.Class(text), Rule: text, Summary: text})
-	w.put(0, runner.ActorTool, runner.NetworkDenied{CallID: text, URL: text, Host: text, Reason: text})
-	w.put(time.Second, runner.ActorTool, runner.ToolFailed{CallID: text, Name: tools.Name(text), Class: tools.ErrorClass(text), Reason: text, Message: text, FilesModified: []string{text}})
-	w.put(0, runner.ActorTool, runner.Message{Role: loop.RoleTool, Blocks: []loop.Block{{ToolResult: &loop.ToolResult{
+	w.put(0, record.ActorSystem, record.SandboxStarted{Attestation: att})
+	w.put(0, record.ActorSystem, record.ConfirmationRequested{CallID: text, Name: tools.Name(text), Class: tools.Class(text), Summary: text, Diff: "+" + text, Hidden: true})
+	w.put(time.Second, record.ActorUser, record.ConfirmationResolved{CallID: text, Decision: tools.Decision(text), Scope: tools.Scope(text), By: text, Client: text})
+	w.put(0, record.ActorUser, record.ConfirmationAttempted{RequestID: text, Decision: tools.Decision(text), By: text, Outcome: record.AttemptOutcome(text)})
+	w.put(0, record.ActorAgent, record.ToolCalled{CallID: text, Name: tools.Name(text), Class: tools.Class(text), Rule: text, Summary: text})
+	w.put(0, record.ActorTool, record.NetworkDenied{CallID: text, URL: text, Host: text, Reason: text})
+	w.put(time.Second, record.ActorTool, record.ToolFailed{CallID: text, Name: tools.Name(text), Class: tools.ErrorClass(text), Reason: text, Message: text, FilesModified: []string{text}})
+	w.put(0, record.ActorTool, record.Message{Role: loop.RoleTool, Blocks: []loop.Block{{ToolResult: &loop.ToolResult{
 		ToolUseID: text, Content: []tools.Block{{Text: text + "!"}, {Image: []byte{1}, MediaType: text}}, IsError: true,
 	}}}})
-	w.put(0, runner.ActorTool, runner.BackgroundEnded{CallID: text, Handle: text, EndedBy: text, Error: text})
-	w.put(0, runner.ActorUser, runner.UserCommandStarted{ExecID: text, Argv: []string{text}})
-	w.put(0, runner.ActorUser, runner.UserCommandEnded{ExecID: text})
-	w.put(0, runner.ActorSystem, runner.SandboxLost{Cause: text})
-	w.put(0, runner.ActorSystem, runner.Warning{Message: text})
-	w.put(0, runner.ActorSystem, runner.TurnCompleted{Reason: loop.StopReason(text)})
-	w.put(0, runner.ActorSystem, runner.SessionEnded{
-		Reason: loop.StopReason(text), ExitStatus: 1, Problem: &runner.Problem{Cause: text, Mend: text}, CostUSD: text,
-		Changed: []runner.Changed{{Path: text, Change: text}}, HostExecuted: []runner.HostExecuted{{Path: text, By: text}},
-		Quarantined: []runner.Quarantined{{Path: text, To: text, Why: text}}, Overlay: &runner.OverlayResult{},
-		Denials:     []runner.Denial{{CallID: text, Name: tools.Name(text), Class: tools.ErrorClass(text), Reason: text}},
+	w.put(0, record.ActorTool, record.BackgroundEnded{CallID: text, Handle: text, EndedBy: text, Error: text})
+	w.put(0, record.ActorUser, record.UserCommandStarted{ExecID: text, Argv: []string{text}})
+	w.put(0, record.ActorUser, record.UserCommandEnded{ExecID: text})
+	w.put(0, record.ActorSystem, record.SandboxLost{Cause: text})
+	w.put(0, record.ActorSystem, record.Warning{Message: text})
+	w.put(0, record.ActorSystem, record.TurnCompleted{Reason: loop.StopReason(text)})
+	w.put(0, record.ActorSystem, record.SessionEnded{
+		Reason: loop.StopReason(text), ExitStatus: 1, Problem: &record.Problem{Cause: text, Mend: text}, CostUSD: text,
+		Changed: []record.Changed{{Path: text, Change: text}}, HostExecuted: []record.HostExecuted{{Path: text, By: text}},
+		Quarantined: []record.Quarantined{{Path: text, To: text, Why: text}}, Overlay: &record.OverlayResult{},
+		Denials:     []record.Denial{{CallID: text, Name: tools.Name(text), Class: tools.ErrorClass(text), Reason: text}},
 		Attestation: &sandbox.Attestation{},
 	})
 	if err := os.WriteFile(filepath.Join(w.dir, "workspace.patch"), []byte("+"+text), 0o600); err != nil {
@@ -233,7 +233,7 @@ func TestPageLoadsNothing(t *testing.T) {
 func TestShowIsSafeForATerminal(t *testing.T) {
 	for _, text := range hostile {
 		s := about(t, text)
-		for _, o := range []ShowOptions{{}, {Full: true}, {JSON: true}, {Kinds: []runner.Kind{runner.KindMessage, runner.KindWarning}}} {
+		for _, o := range []ShowOptions{{}, {Full: true}, {JSON: true}, {Kinds: []record.Kind{record.KindMessage, record.KindWarning}}} {
 			var out bytes.Buffer
 			if _, err := Show(&out, s, o); err != nil {
 				t.Fatal(err)

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // checkpointSteps is how many steps lie between two checkpoints, at least.
@@ -36,7 +36,7 @@ type Index struct {
 
 	// extending is held by the one that extends; it guards what follows.
 	extending sync.Mutex
-	at        runner.TracePosition
+	at        record.Position
 	steps     *Steps
 	made      int // steps since the last checkpoint
 	failed    error
@@ -51,7 +51,7 @@ func NewIndex(file *os.File) (*Index, error) {
 	if err != nil {
 		return nil, fmt.Errorf("index records: %w", err)
 	}
-	x := &Index{file: info, at: runner.TraceStart()}
+	x := &Index{file: info, at: record.StartPosition()}
 	x.steps = NewSteps(func(Step) { x.made++ })
 	return x, nil
 }
@@ -65,7 +65,7 @@ func (x *Index) Of(file *os.File) bool {
 
 // Extend reads the records that were added to the file since the last call, and
 // returns when it has reached the end, or ctx ends. A damaged chain ends the
-// index: the error wraps runner.ErrChain, now and later. A call that finds
+// index: the error wraps record.ErrChain, now and later. A call that finds
 // another one extending the index waits for it.
 func (x *Index) Extend(ctx context.Context, file *os.File) error {
 	x.extending.Lock()
@@ -73,7 +73,7 @@ func (x *Index) Extend(ctx context.Context, file *os.File) error {
 	if x.failed != nil {
 		return x.failed
 	}
-	in := runner.ResumeTraceReader(io.NewSectionReader(file, x.at.Offset, 1<<62), x.at)
+	in := record.ResumeReader(io.NewSectionReader(file, x.at.Offset, 1<<62), x.at)
 	for ctx.Err() == nil {
 		before := in.Position()
 		if x.made >= checkpointSteps && x.steps.idle() {
@@ -85,7 +85,7 @@ func (x *Index) Extend(ctx context.Context, file *os.File) error {
 		switch {
 		case errors.Is(err, io.EOF):
 			return nil
-		case errors.Is(err, runner.ErrChain):
+		case errors.Is(err, record.ErrChain):
 			x.failed = fmt.Errorf("index records: %w", err)
 			return x.failed
 		case err != nil:

@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/loop"
-	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -26,7 +26,7 @@ func longSession(t *testing.T, rounds int) Session {
 	w := newWriter(t, t.TempDir())
 	w.created("a long task")
 	w.turn = "trn_01JD0000000000000000000000"
-	w.put(0, runner.ActorUser, runner.TurnStarted{})
+	w.put(0, record.ActorUser, record.TurnStarted{})
 	for round := range rounds {
 		var calls []loop.ToolUse
 		for i := range random.IntN(4) {
@@ -37,7 +37,7 @@ func longSession(t *testing.T, rounds int) Session {
 			w.called(c.ID, "shell", tools.ClassExecute, "true")
 		}
 		for _, c := range calls {
-			w.done(c.ID, "shell", time.Millisecond, runner.ToolCompleted{Success: true, FilesModified: []string{}})
+			w.done(c.ID, "shell", time.Millisecond, record.ToolCompleted{Success: true, FilesModified: []string{}})
 		}
 		for _, c := range calls {
 			w.result(c.ID, "ok", false)
@@ -48,7 +48,7 @@ func longSession(t *testing.T, rounds int) Session {
 
 func openTrace(t *testing.T, s Session) *os.File {
 	t.Helper()
-	f, err := os.OpenFile(filepath.Join(s.Dir, runner.TraceFile), os.O_RDWR, 0)
+	f, err := os.OpenFile(filepath.Join(s.Dir, record.TraceFile), os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ func stepsFrom(f io.ReaderAt, c Checkpoint) (list []brief) {
 		list = append(list, b)
 	})
 	steps.seq = c.Seq - 1
-	in := runner.ResumeTraceReader(io.NewSectionReader(f, c.Offset, 1<<40), runner.TracePosition{Offset: c.Offset, Seq: c.Seq - 1, Hash: c.Prev})
+	in := record.ResumeReader(io.NewSectionReader(f, c.Offset, 1<<40), record.Position{Offset: c.Offset, Seq: c.Seq - 1, Hash: c.Prev})
 	for {
 		rec, err := in.Next()
 		if err != nil {
@@ -99,7 +99,7 @@ func splits(f io.ReaderAt, all []brief, c Checkpoint) bool {
 func TestIndex(t *testing.T) {
 	s := longSession(t, 600)
 	f := openTrace(t, s)
-	start := Checkpoint{Seq: 1, Prev: runner.TraceStart().Hash}
+	start := Checkpoint{Seq: 1, Prev: record.StartPosition().Hash}
 	all := stepsFrom(f, start)
 	x, err := NewIndex(f)
 	if err != nil {
@@ -127,7 +127,7 @@ func TestIndex(t *testing.T) {
 	}
 	// The control: checkpoints anywhere split calls.
 	naive := 0
-	in := runner.NewTraceReader(io.NewSectionReader(f, 0, 1<<40))
+	in := record.NewReader(io.NewSectionReader(f, 0, 1<<40))
 	for n := 0; ; n++ {
 		at := in.Position()
 		if n%151 == 0 && n > 0 && splits(f, all, Checkpoint{Offset: at.Offset, Seq: at.Seq + 1, Prev: at.Hash}) {
@@ -197,7 +197,7 @@ func TestIndexEndsAtDamage(t *testing.T) {
 	lines := bytes.SplitAfter(text, []byte("\n"))
 	at := len(lines) / 2
 	offset := int64(len(bytes.Join(lines[:at], nil)))
-	var rec runner.Record
+	var rec record.Record
 	if err := json.Unmarshal(lines[at], &rec); err != nil {
 		t.Fatal(err)
 	}
@@ -209,7 +209,7 @@ func TestIndexEndsAtDamage(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := x.Extend(t.Context(), f); !errors.Is(err, runner.ErrChain) {
+		if err := x.Extend(t.Context(), f); !errors.Is(err, record.ErrChain) {
 			t.Errorf("over a changed line: %v", err)
 		}
 	}

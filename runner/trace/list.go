@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // State is how a session stands, as far as its records and its process say.
@@ -103,12 +104,12 @@ func entry(s Session) (Entry, bool) {
 // read takes the first lines and the last one.
 func (e *Entry) read(begin, last []byte) error {
 	first, rest, _ := bytes.Cut(begin, []byte("\n"))
-	rec, err := runner.Decode(first)
+	rec, err := record.Decode(first)
 	if err != nil {
 		return err
 	}
 	e.Begun = rec.Time
-	if p, ok := decoded[runner.SessionCreated](rec); ok {
+	if p, ok := decoded[record.SessionCreated](rec); ok {
 		e.Task, e.Workspace, e.Model = p.Task, p.Workspace, p.Model.Provider+"/"+p.Model.Model
 	} else {
 		return errors.New("the first record is " + string(rec.Kind) + ", not session.created")
@@ -116,11 +117,11 @@ func (e *Entry) read(begin, last []byte) error {
 	if e.Task == "" {
 		e.Task = firstMessage(rest)
 	}
-	if rec, err = runner.Decode(last); err != nil {
+	if rec, err = record.Decode(last); err != nil {
 		return err
 	}
 	e.Last, e.Records = rec.Time, rec.Seq
-	if p, ok := decoded[runner.SessionEnded](rec); ok {
+	if p, ok := decoded[record.SessionEnded](rec); ok {
 		e.Reason, e.ExitStatus, e.CostUSD, e.WallMS = string(p.Reason), &p.ExitStatus, p.CostUSD, p.WallMS
 	}
 	return nil
@@ -136,7 +137,7 @@ func firstMessage(lines []byte) string {
 		}
 	})
 	for l := range bytes.Lines(lines) {
-		rec, err := runner.Decode(bytes.TrimSuffix(l, []byte("\n")))
+		rec, err := record.Decode(bytes.TrimSuffix(l, []byte("\n")))
 		if err != nil || text != "" {
 			break
 		}
@@ -146,26 +147,26 @@ func firstMessage(lines []byte) string {
 }
 
 // endsOf reads whole lines of a file: those at its beginning, of one
-// runner.MaxLineBytes at most, and the last one; nil is that there is none.
+// record.MaxLineBytes at most, and the last one; nil is that there is none.
 func endsOf(f *os.File) (begin, last []byte, size int64, err error) {
 	info, err := f.Stat()
 	if err != nil {
 		return nil, nil, 0, err
 	}
 	size = info.Size()
-	buf := make([]byte, min(size, runner.MaxLineBytes))
+	buf := make([]byte, min(size, record.MaxLineBytes))
 	if _, err := io.ReadFull(f, buf); err != nil {
 		return nil, nil, size, err
 	}
 	begin = buf[:bytes.LastIndexByte(buf, '\n')+1]
 	if len(begin) == 0 {
-		if len(buf) == runner.MaxLineBytes {
+		if len(buf) == record.MaxLineBytes {
 			return nil, nil, size, errors.New("the first line is too long for a record")
 		}
 		return nil, nil, size, nil // not even one whole line
 	}
 	// A torn line, and the whole one before it.
-	tail := make([]byte, min(size, 2*runner.MaxLineBytes))
+	tail := make([]byte, min(size, 2*record.MaxLineBytes))
 	if _, err := f.ReadAt(tail, size-int64(len(tail))); err != nil && !errors.Is(err, io.EOF) {
 		return nil, nil, size, err
 	}
@@ -177,7 +178,7 @@ func endsOf(f *os.File) (begin, last []byte, size int64, err error) {
 }
 
 // decoded gives a record's payload where it is of a kind and can be read.
-func decoded[P runner.Payload](rec runner.Record) (P, bool) {
+func decoded[P record.Payload](rec record.Record) (P, bool) {
 	var p P
 	if rec.Kind != p.Kind() || json.Unmarshal(rec.Payload, &p) != nil {
 		return p, false

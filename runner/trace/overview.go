@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -17,8 +18,8 @@ type Overview struct {
 	// message.
 	Task string
 	// Created is the first record, Ended the last; nil where it is missing.
-	Created *runner.SessionCreated
-	Ended   *runner.SessionEnded
+	Created *record.SessionCreated
+	Ended   *record.SessionEnded
 	// Sandbox is the attestation of the last container that was started.
 	Sandbox     *sandbox.Attestation
 	Begun, Last time.Time
@@ -42,12 +43,12 @@ type Overview struct {
 // Read reads a session whole and gives each record to visit, nil is nobody.
 // What is damaged ends it, and is in the Overview; the records before it count.
 // Its errors are a [*runner.Error]: the file can't be read at all.
-func Read(s Session, visit func(runner.Record)) (Overview, error) { return walk(s, visit, nil, nil) }
+func Read(s Session, visit func(record.Record)) (Overview, error) { return walk(s, visit, nil, nil) }
 
 // walk is Read that also passes each step to step, unless that is nil. again, if
 // it is not nil, is called at the end of the records of a session that lives, and
 // reports whether to go on with those that are added.
-func walk(s Session, record func(runner.Record), step func(Step), again func() bool) (Overview, error) {
+func walk(s Session, record func(record.Record), step func(Step), again func() bool) (Overview, error) {
 	o := Overview{Session: s.ID, Pruned: s.Pruned, Live: !s.Pruned && runner.SessionLives(s.Dir)}
 	in, err := s.Open()
 	if err != nil {
@@ -84,27 +85,27 @@ func walk(s Session, record func(runner.Record), step func(Step), again func() b
 	}
 }
 
-func (o *Overview) record(r runner.Record) {
+func (o *Overview) record(r record.Record) {
 	if o.Records == 0 {
 		o.Begun = r.Time
 		o.Session = r.Session
 	}
 	o.Records, o.Last = o.Records+1, r.Time
 	switch r.Kind {
-	case runner.KindSessionCreated:
-		if p, ok := decoded[runner.SessionCreated](r); ok && o.Created == nil {
+	case record.KindSessionCreated:
+		if p, ok := decoded[record.SessionCreated](r); ok && o.Created == nil {
 			o.Created, o.Task = &p, p.Task
 		}
-	case runner.KindSandboxStarted:
-		if p, ok := decoded[runner.SandboxStarted](r); ok {
+	case record.KindSandboxStarted:
+		if p, ok := decoded[record.SandboxStarted](r); ok {
 			o.Sandbox = &p.Attestation
 		}
-	case runner.KindSandboxRestarted:
-		if p, ok := decoded[runner.SandboxRestarted](r); ok {
+	case record.KindSandboxRestarted:
+		if p, ok := decoded[record.SandboxRestarted](r); ok {
 			o.Sandbox = &p.Attestation
 		}
-	case runner.KindSessionEnded:
-		if p, ok := decoded[runner.SessionEnded](r); ok {
+	case record.KindSessionEnded:
+		if p, ok := decoded[record.SessionEnded](r); ok {
 			o.Ended = &p
 		}
 	}

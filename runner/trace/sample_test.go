@@ -16,6 +16,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -26,7 +27,7 @@ type writer struct {
 	state string
 	id    string
 	dir   string
-	rec   *runner.Recorder
+	rec   *record.Recorder
 	now   time.Time
 	turn  string
 }
@@ -43,7 +44,7 @@ func newWriter(t *testing.T, state string) *writer {
 		t.Fatal(err)
 	}
 	var err error
-	w.rec, err = runner.NewRecorder(runner.RecorderOptions{Dir: w.dir, Session: w.id, Now: func() time.Time { return w.now }})
+	w.rec, err = record.NewRecorder(record.RecorderOptions{Dir: w.dir, Session: w.id, Now: func() time.Time { return w.now }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,10 +53,10 @@ func newWriter(t *testing.T, state string) *writer {
 }
 
 // put writes a record, after some time.
-func (w *writer) put(after time.Duration, actor runner.Actor, p runner.Payload) {
+func (w *writer) put(after time.Duration, actor record.Actor, p record.Payload) {
 	w.t.Helper()
 	w.now = w.now.Add(after)
-	if _, err := w.rec.Write(runner.Entry{Turn: w.turn, Actor: actor, Payload: p}); err != nil {
+	if _, err := w.rec.Write(record.Entry{Turn: w.turn, Actor: actor, Payload: p}); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -73,33 +74,33 @@ func (w *writer) close() Session {
 }
 
 func (w *writer) created(task string) {
-	w.put(0, runner.ActorSystem, runner.SessionCreated{
+	w.put(0, record.ActorSystem, record.SessionCreated{
 		Version: "0.4.0", Task: task, Workspace: "/home/ada/shop", WorkspaceMode: "overlay", Git: "ro",
-		Backend: runner.BackendChoice{Asked: "auto", Chosen: "gvisor", Why: "no engine"}, Image: "golang:1.26",
+		Backend: record.BackendChoice{Asked: "auto", Chosen: "gvisor", Why: "no engine"}, Image: "golang:1.26",
 		Model: loop.ModelInfo{Provider: "openai", Model: "gpt-5"}, Policy: "default", OnPrompt: "deny",
-		Tools: []runner.OfferedTool{
+		Tools: []record.OfferedTool{
 			{Name: "read_file", Class: tools.ClassRead, Runs: tools.PlaceHost},
 			{Name: "grep", Class: tools.ClassRead, Runs: tools.PlaceHost},
 			{Name: "patch_file", Class: tools.ClassWrite, Runs: tools.PlaceSandbox},
 			{Name: "shell", Class: tools.ClassExecute, Runs: tools.PlaceSandbox},
 			{Name: "fetch", Class: tools.ClassRead, Runs: tools.PlaceHost},
 		},
-		Configuration: []runner.Source{{Name: "built-in"}}, Ignored: []runner.Ignored{{Name: ".mcp.json", Why: "the workspace is not trusted"}},
+		Configuration: []record.Source{{Name: "built-in"}}, Ignored: []record.Ignored{{Name: ".mcp.json", Why: "the workspace is not trusted"}},
 	})
 }
 
 // model is one model call with an answer and calls.
 func (w *writer) model(round int, takes time.Duration, text string, calls ...loop.ToolUse) {
-	w.put(10*time.Millisecond, runner.ActorAgent, runner.ModelCallStarted{Round: round, Model: loop.ModelInfo{Provider: "openai", Model: "gpt-5"}, Tools: 5})
-	w.put(takes, runner.ActorAgent, runner.ModelCallCompleted{
+	w.put(10*time.Millisecond, record.ActorAgent, record.ModelCallStarted{Round: round, Model: loop.ModelInfo{Provider: "openai", Model: "gpt-5"}, Tools: 5})
+	w.put(takes, record.ActorAgent, record.ModelCallCompleted{
 		Round: round, LatencyMS: takes.Milliseconds(), Finish: "tool_calls", ToolCalls: len(calls),
 		Usage: limits.Usage{Rounds: 1, InputTokens: int64(900 + 350*round), CachedInputTokens: int64(800 * (round - 1)), OutputTokens: int64(60 + 20*round), CostMicroUSD: new(int64(2100 + 400*round))},
 	})
-	m := runner.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{{Text: &loop.Text{Text: text}}}}
+	m := record.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{{Text: &loop.Text{Text: text}}}}
 	for _, c := range calls {
 		m.Blocks = append(m.Blocks, loop.Block{ToolUse: &c})
 	}
-	w.put(0, runner.ActorAgent, m)
+	w.put(0, record.ActorAgent, m)
 }
 
 func use(id, name, input string) loop.ToolUse {
@@ -107,16 +108,16 @@ func use(id, name, input string) loop.ToolUse {
 }
 
 func (w *writer) called(id, name string, class tools.Class, summary string) {
-	w.put(time.Millisecond, runner.ActorAgent, runner.ToolCalled{CallID: id, Name: tools.Name(name), Class: class, Rule: "class " + string(class), Summary: summary})
+	w.put(time.Millisecond, record.ActorAgent, record.ToolCalled{CallID: id, Name: tools.Name(name), Class: class, Rule: "class " + string(class), Summary: summary})
 }
 
-func (w *writer) done(id, name string, after time.Duration, p runner.ToolCompleted) {
+func (w *writer) done(id, name string, after time.Duration, p record.ToolCompleted) {
 	p.CallID, p.Name, p.LatencyMS = id, tools.Name(name), after.Milliseconds()
-	w.put(after, runner.ActorTool, p)
+	w.put(after, record.ActorTool, p)
 }
 
 func (w *writer) result(id, text string, isError bool) {
-	w.put(0, runner.ActorTool, runner.Message{Role: loop.RoleTool, Blocks: []loop.Block{{ToolResult: &loop.ToolResult{
+	w.put(0, record.ActorTool, record.Message{Role: loop.RoleTool, Blocks: []loop.Block{{ToolResult: &loop.ToolResult{
 		ToolUseID: id, Content: []tools.Block{{Text: text}}, IsError: isError,
 	}}}})
 }
@@ -137,64 +138,64 @@ func shop(t *testing.T, state string) Session {
 	w := newWriter(t, state)
 	w.created("The checkout adds the shipping twice for orders above 100 €. Find out why, mend it, and show that the tests pass.")
 	w.turn = "trn_01JD0000000000000000000000"
-	w.put(2*time.Millisecond, runner.ActorUser, runner.TurnStarted{})
-	w.put(0, runner.ActorSystem, runner.Message{Role: loop.RoleSystem, Blocks: []loop.Block{{Text: &loop.Text{Text: "You are an agent that does a task on the files of one workspace."}}}})
-	w.put(0, runner.ActorUser, runner.Message{Role: loop.RoleUser, Blocks: []loop.Block{{Text: &loop.Text{Text: "The checkout adds the shipping twice for orders above 100 €. Find out why, mend it, and show that the tests pass."}}}})
+	w.put(2*time.Millisecond, record.ActorUser, record.TurnStarted{})
+	w.put(0, record.ActorSystem, record.Message{Role: loop.RoleSystem, Blocks: []loop.Block{{Text: &loop.Text{Text: "You are an agent that does a task on the files of one workspace."}}}})
+	w.put(0, record.ActorUser, record.Message{Role: loop.RoleUser, Blocks: []loop.Block{{Text: &loop.Text{Text: "The checkout adds the shipping twice for orders above 100 €. Find out why, mend it, and show that the tests pass."}}}})
 	w.model(1, 1900*time.Millisecond, "I look at how the total is made, and at what the tests say of it.",
 		use("tu_1", "read_file", `{"path":"checkout/total.go"}`), use("tu_2", "grep", `{"pattern":"shipping","path":"."}`), use("tu_3", "read_file", `{"path":"checkout/total_test.go"}`))
 	w.called("tu_1", "read_file", tools.ClassRead, "checkout/total.go")
 	w.called("tu_2", "grep", tools.ClassRead, "shipping")
 	w.called("tu_3", "read_file", tools.ClassRead, "checkout/total_test.go")
-	w.done("tu_1", "read_file", 12*time.Millisecond, runner.ToolCompleted{Success: true, OutputBytes: 812})
-	w.done("tu_3", "read_file", 3*time.Millisecond, runner.ToolCompleted{Success: true, OutputBytes: 1930})
-	w.done("tu_2", "grep", 220*time.Millisecond, runner.ToolCompleted{Success: true, OutputBytes: 402})
+	w.done("tu_1", "read_file", 12*time.Millisecond, record.ToolCompleted{Success: true, OutputBytes: 812})
+	w.done("tu_3", "read_file", 3*time.Millisecond, record.ToolCompleted{Success: true, OutputBytes: 1930})
+	w.done("tu_2", "grep", 220*time.Millisecond, record.ToolCompleted{Success: true, OutputBytes: 402})
 	w.result("tu_1", "package checkout\n\nfunc Total(items []Item, ship Money) Money {\n\tsum := ship\n\tfor _, i := range items {\n\t\tsum += i.Price\n\t}\n\tif sum > 100_00 {\n\t\tsum += ship\n\t}\n\treturn sum\n}\n", false)
 	w.result("tu_2", "checkout/total.go:4: \tsum := ship\ncheckout/total.go:9: \t\tsum += ship\n", false)
 	w.result("tu_3", strings.Repeat("// a test\n", 30), false)
-	w.put(0, runner.ActorSystem, runner.SandboxStarted{Attestation: attestation(), StartMS: 480})
+	w.put(0, record.ActorSystem, record.SandboxStarted{Attestation: attestation(), StartMS: 480})
 	w.model(2, 2300*time.Millisecond, "Line 9 adds it again. I run the tests before I change anything.", use("tu_4", "shell", `{"command":"go test ./checkout/..."}`))
 	w.called("tu_4", "shell", tools.ClassExecute, "go test ./checkout/...")
-	w.done("tu_4", "shell", 3400*time.Millisecond, runner.ToolCompleted{OutputBytes: 233, Metadata: map[string]any{"exit_code": 1}})
+	w.done("tu_4", "shell", 3400*time.Millisecond, record.ToolCompleted{OutputBytes: 233, Metadata: map[string]any{"exit_code": 1}})
 	w.result("tu_4", "exit code 1 after 3.4 s\nstdout (233 bytes):\n--- FAIL: TestTotalAbove100 (0.00s)\n    total_test.go:31: Total = 11790, want 11295\nFAIL\nFAIL\tshop/checkout\t0.004s\n", false)
 	w.model(3, 1500*time.Millisecond, "I take the second addition out.", use("tu_5", "patch_file", `{"path":"checkout/total.go","old":"\tif sum > 100_00 {\n\t\tsum += ship\n\t}\n","new":""}`), use("tu_6", "fetch", `{"url":"http://169.254.169.254/latest/meta-data/"}`))
 	diff := "--- a/checkout/total.go\n+++ b/checkout/total.go\n@@ -5,9 +5,6 @@\n \tfor _, i := range items {\n \t\tsum += i.Price\n \t}\n-\tif sum > 100_00 {\n-\t\tsum += ship\n-\t}\n \treturn sum\n }\n"
-	w.put(time.Millisecond, runner.ActorSystem, runner.ConfirmationRequested{CallID: "tu_5", Name: "patch_file", Class: tools.ClassWrite, RequestID: "00ff", Summary: "checkout/total.go", Diff: diff, Projected: []string{"checkout/total.go"}})
+	w.put(time.Millisecond, record.ActorSystem, record.ConfirmationRequested{CallID: "tu_5", Name: "patch_file", Class: tools.ClassWrite, RequestID: "00ff", Summary: "checkout/total.go", Diff: diff, Projected: []string{"checkout/total.go"}})
 	w.called("tu_6", "fetch", tools.ClassRead, "http://169.254.169.254/latest/meta-data/")
-	w.put(0, runner.ActorTool, runner.NetworkDenied{CallID: "tu_6", URL: "http://169.254.169.254/latest/meta-data/", Host: "169.254.169.254:80", Reason: "no entry of the allowlist permits it"})
-	w.put(time.Millisecond, runner.ActorTool, runner.ToolFailed{CallID: "tu_6", Name: "fetch", Class: tools.ErrorPermissionDenied, Reason: "egress", Message: "The operator's policy does not permit this address.", LatencyMS: 1})
-	w.put(4200*time.Millisecond, runner.ActorUser, runner.ConfirmationResolved{CallID: "tu_5", RequestID: "00ff", Decision: tools.DecisionAllow, Scope: tools.ScopeOnce, By: "user", Client: "terminal"})
-	w.put(20*time.Millisecond, runner.ActorUser, runner.ConfirmationAttempted{CallID: "tu_5", RequestID: "00ff", Decision: tools.DecisionDeny, By: "http", Outcome: runner.AttemptResolved, Recorded: tools.DecisionAllow, RecordedBy: "user"})
+	w.put(0, record.ActorTool, record.NetworkDenied{CallID: "tu_6", URL: "http://169.254.169.254/latest/meta-data/", Host: "169.254.169.254:80", Reason: "no entry of the allowlist permits it"})
+	w.put(time.Millisecond, record.ActorTool, record.ToolFailed{CallID: "tu_6", Name: "fetch", Class: tools.ErrorPermissionDenied, Reason: "egress", Message: "The operator's policy does not permit this address.", LatencyMS: 1})
+	w.put(4200*time.Millisecond, record.ActorUser, record.ConfirmationResolved{CallID: "tu_5", RequestID: "00ff", Decision: tools.DecisionAllow, Scope: tools.ScopeOnce, By: "user", Client: "terminal"})
+	w.put(20*time.Millisecond, record.ActorUser, record.ConfirmationAttempted{CallID: "tu_5", RequestID: "00ff", Decision: tools.DecisionDeny, By: "http", Outcome: record.AttemptResolved, Recorded: tools.DecisionAllow, RecordedBy: "user"})
 	w.called("tu_5", "patch_file", tools.ClassWrite, "checkout/total.go")
-	w.done("tu_5", "patch_file", 14*time.Millisecond, runner.ToolCompleted{Success: true, OutputBytes: 61, FilesModified: []string{"checkout/total.go"}})
+	w.done("tu_5", "patch_file", 14*time.Millisecond, record.ToolCompleted{Success: true, OutputBytes: 61, FilesModified: []string{"checkout/total.go"}})
 	w.result("tu_5", "Patched checkout/total.go: replaced 1 place.", false)
 	w.result("tu_6", "The operator's policy does not permit this address.", true)
 	w.model(4, 900*time.Millisecond, "Now the tests again.", use("tu_7", "shell", `{"command":"go test ./..."}`))
 	w.called("tu_7", "shell", tools.ClassExecute, "go test ./...")
-	w.done("tu_7", "shell", 3900*time.Millisecond, runner.ToolCompleted{Success: true, OutputBytes: 58, Metadata: map[string]any{"exit_code": 0}})
+	w.done("tu_7", "shell", 3900*time.Millisecond, record.ToolCompleted{Success: true, OutputBytes: 58, Metadata: map[string]any{"exit_code": 0}})
 	w.result("tu_7", "exit code 0 after 3.9 s\nstdout (58 bytes):\nok  \tshop/checkout\t0.004s\nok  \tshop/cart\t0.010s\n", false)
 	w.model(5, 1400*time.Millisecond, "The tests pass. Total added the shipping at its beginning and once more above 100 €; the second addition is gone.")
-	w.put(0, runner.ActorSystem, runner.TurnCompleted{Reason: loop.StopAnswered, ModelCalls: 5, ToolCalls: 7, WallMS: 20_000})
+	w.put(0, record.ActorSystem, record.TurnCompleted{Reason: loop.StopAnswered, ModelCalls: 5, ToolCalls: 7, WallMS: 20_000})
 	w.turn = "trn_01JD0000000000000000000001"
-	w.put(47*time.Minute, runner.ActorUser, runner.TurnStarted{})
-	w.put(0, runner.ActorUser, runner.Message{Role: loop.RoleUser, Blocks: []loop.Block{{Text: &loop.Text{Text: "Publish it."}}}})
+	w.put(47*time.Minute, record.ActorUser, record.TurnStarted{})
+	w.put(0, record.ActorUser, record.Message{Role: loop.RoleUser, Blocks: []loop.Block{{Text: &loop.Text{Text: "Publish it."}}}})
 	w.model(1, 1100*time.Millisecond, "I push the branch.", use("tu_8", "shell", `{"command":"git push origin HEAD","timeout_seconds":"soon"}`), use("tu_9", "shell", `{"command":"git push origin HEAD"}`))
-	w.put(0, runner.ActorTool, runner.ToolInputInvalid{CallID: "tu_8", Name: "shell", Errors: []string{"/timeout_seconds: got string, want integer"}})
+	w.put(0, record.ActorTool, record.ToolInputInvalid{CallID: "tu_8", Name: "shell", Errors: []string{"/timeout_seconds: got string, want integer"}})
 	w.result("tu_8", "The input is invalid:\n/timeout_seconds: got string, want integer", true)
-	w.put(0, runner.ActorSystem, runner.ConfirmationRequested{CallID: "tu_9", Name: "shell", Class: tools.ClassExecute, RequestID: "00fe", Summary: "git push origin HEAD"})
-	w.put(2600*time.Millisecond, runner.ActorUser, runner.ConfirmationResolved{CallID: "tu_9", RequestID: "00fe", Decision: tools.DecisionDeny, Scope: tools.ScopeOnce, By: "user", Client: "terminal"})
-	w.put(0, runner.ActorTool, runner.ToolFailed{CallID: "tu_9", Name: "shell", Class: tools.ErrorUserDenied, Reason: "user", Message: "The user denied this operation."})
+	w.put(0, record.ActorSystem, record.ConfirmationRequested{CallID: "tu_9", Name: "shell", Class: tools.ClassExecute, RequestID: "00fe", Summary: "git push origin HEAD"})
+	w.put(2600*time.Millisecond, record.ActorUser, record.ConfirmationResolved{CallID: "tu_9", RequestID: "00fe", Decision: tools.DecisionDeny, Scope: tools.ScopeOnce, By: "user", Client: "terminal"})
+	w.put(0, record.ActorTool, record.ToolFailed{CallID: "tu_9", Name: "shell", Class: tools.ErrorUserDenied, Reason: "user", Message: "The user denied this operation."})
 	w.result("tu_9", "The user denied this operation.", true)
 	w.model(2, 700*time.Millisecond, "You denied the push; nothing was published. The change waits in the overlay.")
-	w.put(0, runner.ActorSystem, runner.TurnCompleted{Reason: loop.StopAnswered, ModelCalls: 2, ToolCalls: 2, WallMS: 5000})
+	w.put(0, record.ActorSystem, record.TurnCompleted{Reason: loop.StopAnswered, ModelCalls: 2, ToolCalls: 2, WallMS: 5000})
 	w.turn = ""
-	w.put(100*time.Millisecond, runner.ActorSystem, runner.SessionEnded{
+	w.put(100*time.Millisecond, record.ActorSystem, record.SessionEnded{
 		Reason: loop.StopAnswered, Usage: limits.Usage{Rounds: 7, ToolCalls: 9, CostMicroUSD: new(int64(23_800))}, CostUSD: "0.023800",
 		WallMS:         w.now.Sub(time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)).Milliseconds(),
-		Changed:        []runner.Changed{{Path: "checkout/total.go", Change: "modified", Deletions: 3, HasDiff: true}, {Path: "Makefile", Change: "modified", Insertions: 1, HasDiff: true}},
-		ChangedOmitted: 1_998, ChangedCount: runner.ChangeCount{Files: 2_000, Insertions: 1, Deletions: 3, Uncounted: 1_998},
-		HostExecuted: []runner.HostExecuted{{Path: "Makefile", By: "make"}},
-		Denials:      []runner.Denial{{CallID: "tu_6", Name: "fetch", Class: tools.ErrorPermissionDenied, Reason: "egress"}, {CallID: "tu_9", Name: "shell", Class: tools.ErrorUserDenied, Reason: "user"}},
-		Overlay:      &runner.OverlayResult{State: "kept", Changes: 2},
+		Changed:        []record.Changed{{Path: "checkout/total.go", Change: "modified", Deletions: 3, HasDiff: true}, {Path: "Makefile", Change: "modified", Insertions: 1, HasDiff: true}},
+		ChangedOmitted: 1_998, ChangedCount: record.ChangeCount{Files: 2_000, Insertions: 1, Deletions: 3, Uncounted: 1_998},
+		HostExecuted: []record.HostExecuted{{Path: "Makefile", By: "make"}},
+		Denials:      []record.Denial{{CallID: "tu_6", Name: "fetch", Class: tools.ErrorPermissionDenied, Reason: "egress"}, {CallID: "tu_9", Name: "shell", Class: tools.ErrorUserDenied, Reason: "user"}},
+		Overlay:      &record.OverlayResult{State: "kept", Changes: 2},
 	})
 	if err := os.WriteFile(filepath.Join(w.dir, "workspace.patch"), []byte("diff --git a/checkout/total.go b/checkout/total.go\n"+diff), 0o600); err != nil {
 		t.Fatal(err)
@@ -242,16 +243,16 @@ func TestSessionsWithoutATask(t *testing.T) {
 		w.created(tc.task)
 		if tc.message != "" {
 			w.turn = "trn_1"
-			w.put(100*time.Microsecond, runner.ActorUser, runner.TurnStarted{Client: "http:ada"})
-			w.put(0, runner.ActorSystem, runner.Message{Role: loop.RoleSystem, Blocks: []loop.Block{{Text: &loop.Text{Text: "You are an agent."}}}})
+			w.put(100*time.Microsecond, record.ActorUser, record.TurnStarted{Client: "http:ada"})
+			w.put(0, record.ActorSystem, record.Message{Role: loop.RoleSystem, Blocks: []loop.Block{{Text: &loop.Text{Text: "You are an agent."}}}})
 			for _, text := range []string{tc.message, "what the workspace says"} {
-				w.put(0, runner.ActorUser, runner.Message{Role: loop.RoleUser, Blocks: []loop.Block{{Text: &loop.Text{Text: text}}}})
+				w.put(0, record.ActorUser, record.Message{Role: loop.RoleUser, Blocks: []loop.Block{{Text: &loop.Text{Text: text}}}})
 			}
-			w.put(0, runner.ActorAgent, runner.ModelCallStarted{Round: 1})
-			w.put(300*time.Microsecond, runner.ActorAgent, runner.ModelCallCompleted{Round: 1})
+			w.put(0, record.ActorAgent, record.ModelCallStarted{Round: 1})
+			w.put(300*time.Microsecond, record.ActorAgent, record.ModelCallCompleted{Round: 1})
 			w.turn = ""
 		}
-		w.put(100*time.Microsecond, runner.ActorSystem, runner.SessionEnded{Reason: loop.StopAnswered, CostUSD: "unknown"})
+		w.put(100*time.Microsecond, record.ActorSystem, record.SessionEnded{Reason: loop.StopAnswered, CostUSD: "unknown"})
 		s := w.close()
 		list, err := List(state, 0)
 		if err != nil || len(list) != 1 || list[0].Task != tc.want {

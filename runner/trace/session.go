@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // Session is the place of one session's records. It holds nothing open.
@@ -78,11 +79,11 @@ func sessions(stateDir string) ([]string, error) {
 
 // in is the session whose folder dir is.
 func in(dir string) (Session, error) {
-	s := Session{ID: filepath.Base(dir), Dir: dir, Path: filepath.Join(dir, runner.TraceFile)}
+	s := Session{ID: filepath.Base(dir), Dir: dir, Path: filepath.Join(dir, record.TraceFile)}
 	if _, err := os.Lstat(s.Path); err == nil {
 		return s, nil
 	}
-	if path := filepath.Join(dir, runner.AuditFile); exists(path) {
+	if path := filepath.Join(dir, record.AuditFile); exists(path) {
 		s.Path, s.Pruned = path, true
 		return s, nil
 	}
@@ -103,8 +104,8 @@ func at(path string) (Session, error) {
 	}
 	dir, name := filepath.Split(path)
 	dir = filepath.Clean(dir)
-	s := Session{ID: name, Dir: dir, Path: path, Pruned: name == runner.AuditFile}
-	if name == runner.TraceFile || name == runner.AuditFile {
+	s := Session{ID: name, Dir: dir, Path: path, Pruned: name == record.AuditFile}
+	if name == record.TraceFile || name == record.AuditFile {
 		s.ID = filepath.Base(dir)
 	}
 	return s, nil
@@ -116,13 +117,13 @@ func exists(path string) bool {
 }
 
 func inputError(cause, mend string, err error) error {
-	return &runner.Error{Status: runner.ExitInput, Problem: runner.Problem{Cause: cause, Mend: mend}, Err: err}
+	return &runner.Error{Status: runner.ExitInput, Problem: record.Problem{Cause: cause, Mend: mend}, Err: err}
 }
 
 // Reader reads the records of one session, in order, and verifies them; see
-// [runner.TraceReader]. Whoever opened it closes it.
+// [record.Reader]. Whoever opened it closes it.
 type Reader struct {
-	*runner.TraceReader
+	*record.Reader
 	file *os.File
 }
 
@@ -133,13 +134,13 @@ func (s Session) Open() (*Reader, error) {
 	if err != nil {
 		return nil, inputError("the records of "+s.ID+" can't be read: "+err.Error(), "Name a session, its folder or its trace.jsonl.", err)
 	}
-	return &Reader{runner.NewTraceReader(f), f}, nil
+	return &Reader{record.NewReader(f), f}, nil
 }
 
 // resume goes on behind the last good record, with what was added to the file.
 func (r *Reader) resume() {
 	at := r.Position()
-	r.TraceReader = runner.ResumeTraceReader(io.NewSectionReader(r.file, at.Offset, math.MaxInt64-at.Offset), at)
+	r.Reader = record.ResumeReader(io.NewSectionReader(r.file, at.Offset, math.MaxInt64-at.Offset), at)
 }
 
 // Close closes the file.

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -15,7 +15,7 @@ import (
 type ShowOptions struct {
 	// Kinds are the kinds of records to show, one line each; none is the whole
 	// story instead.
-	Kinds []runner.Kind
+	Kinds []record.Kind
 	// JSON writes the records' own lines.
 	JSON bool
 	// Full leaves no text out that the records have.
@@ -59,12 +59,12 @@ type printer struct {
 
 // records writes records, each in one line.
 func (p *printer) records() (Overview, error) {
-	return walk(p.session, func(r runner.Record) {
+	return walk(p.session, func(r record.Record) {
 		if len(p.o.Kinds) > 0 && !slices.Contains(p.o.Kinds, r.Kind) {
 			return
 		}
 		if p.o.JSON {
-			if text, err := runner.Encode(r); err == nil {
+			if text, err := record.Encode(r); err == nil {
 				_, _ = p.out.Write(append(text, '\n'))
 			}
 			return

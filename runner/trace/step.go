@@ -6,7 +6,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
-	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -80,7 +80,7 @@ type Call struct {
 	// Ending is how its command ended, "" where none ran.
 	Ending      string
 	Modified    []string
-	Denied      []runner.NetworkDenied
+	Denied      []record.NetworkDenied
 	Output      string // as the model got it
 	OutputBytes int
 	IsError     bool
@@ -137,7 +137,7 @@ func NewSteps(visit func(Step)) *Steps {
 }
 
 // Record takes the next record.
-func (s *Steps) Record(r runner.Record) {
+func (s *Steps) Record(r record.Record) {
 	if gap := r.Seq - s.seq - 1; gap > 0 {
 		s.visit(Step{Kind: StepOmitted, Seq: r.Seq - 1, Start: r.Time, Time: r.Time, Turn: s.turn, Count: gap})
 	}
@@ -161,16 +161,16 @@ func (s *Steps) Close() {
 func (s *Steps) idle() bool { return len(s.open) == 0 && len(s.exec) == 0 && s.asked == nil }
 
 // say gives a step of one record.
-func (s *Steps) say(r runner.Record, kind StepKind, text string, failed bool) {
+func (s *Steps) say(r record.Record, kind StepKind, text string, failed bool) {
 	s.visit(s.step(r, kind, text, failed))
 }
 
-func (s *Steps) step(r runner.Record, kind StepKind, text string, failed bool) Step {
+func (s *Steps) step(r record.Record, kind StepKind, text string, failed bool) Step {
 	return Step{Kind: kind, Seq: r.Seq, Record: r.ID, Start: r.Time, Time: r.Time, Turn: s.turn, Text: cut(text, maxText), Failed: failed}
 }
 
 // with calls f with a record's payload; false is that it can't be read.
-func with[P runner.Payload](r runner.Record, f func(P)) bool {
+func with[P record.Payload](r record.Record, f func(P)) bool {
 	p, ok := decoded[P](r)
 	if ok {
 		f(p)
@@ -179,7 +179,7 @@ func with[P runner.Payload](r runner.Record, f func(P)) bool {
 }
 
 // call is the step of a tool call, which may be new.
-func (s *Steps) call(r runner.Record, id string, name tools.Name) *Call {
+func (s *Steps) call(r record.Record, id string, name tools.Name) *Call {
 	step := s.open[id]
 	if step == nil {
 		for len(s.order) >= maxOpen { // a foreign trace

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // TestStepsKnowEveryKind: a kind that is added to the catalogue is told, or is
@@ -17,15 +17,15 @@ func TestStepsKnowEveryKind(t *testing.T) {
 			unknown = append(unknown, s.Text)
 		}
 	})
-	for i, p := range runner.Payloads() {
+	for i, p := range record.Payloads() {
 		raw, err := json.Marshal(p)
 		if err != nil {
 			t.Fatal(err)
 		}
-		steps.Record(runner.Record{Seq: int64(i + 1), Kind: p.Kind(), Payload: raw})
+		steps.Record(record.Record{Seq: int64(i + 1), Kind: p.Kind(), Payload: raw})
 	}
-	steps.Record(runner.Record{Seq: 1000, Kind: "some.other", Payload: []byte("{}")})
-	steps.Record(runner.Record{Seq: 1001, Kind: runner.KindMessage, Payload: []byte(`{"blocks":7}`)})
+	steps.Record(record.Record{Seq: 1000, Kind: "some.other", Payload: []byte("{}")})
+	steps.Record(record.Record{Seq: 1001, Kind: record.KindMessage, Payload: []byte(`{"blocks":7}`)})
 	if len(unknown) != 2 || unknown[0] != "some.other" || unknown[1] != "message" {
 		t.Errorf("not known: %q, want some.other and message, whose payload is none", unknown)
 	}
@@ -41,21 +41,21 @@ func TestStepsNameSignals(t *testing.T) {
 			told = append(told, s.Text)
 		}
 	})
-	for i, p := range []runner.Payload{
-		runner.ToolCalled{CallID: "1", Name: "shell"},
-		runner.ToolCompleted{CallID: "1", Name: "shell", Metadata: map[string]any{"exit_code": -1, "signal": 9}},
-		runner.ToolCalled{CallID: "2", Name: "shell"},
-		runner.ToolCompleted{CallID: "2", Name: "shell", Metadata: map[string]any{"exit_code": -1, "signal": 15, "timed_out": true}},
-		runner.BackgroundEnded{Handle: "background-1", EndedBy: "shell_kill", ExitCode: -1, Signal: 15},
-		runner.UserCommandStarted{ExecID: "3", Argv: []string{"sleep"}},
-		runner.UserCommandEnded{ExecID: "3", ExitCode: -1, Signal: 2},
-		runner.UserCommandEnded{ExecID: "4", ExitCode: 1}, // the control
+	for i, p := range []record.Payload{
+		record.ToolCalled{CallID: "1", Name: "shell"},
+		record.ToolCompleted{CallID: "1", Name: "shell", Metadata: map[string]any{"exit_code": -1, "signal": 9}},
+		record.ToolCalled{CallID: "2", Name: "shell"},
+		record.ToolCompleted{CallID: "2", Name: "shell", Metadata: map[string]any{"exit_code": -1, "signal": 15, "timed_out": true}},
+		record.BackgroundEnded{Handle: "background-1", EndedBy: "shell_kill", ExitCode: -1, Signal: 15},
+		record.UserCommandStarted{ExecID: "3", Argv: []string{"sleep"}},
+		record.UserCommandEnded{ExecID: "3", ExitCode: -1, Signal: 2},
+		record.UserCommandEnded{ExecID: "4", ExitCode: 1}, // the control
 	} {
 		raw, err := json.Marshal(p)
 		if err != nil {
 			t.Fatal(err)
 		}
-		steps.Record(runner.Record{Seq: int64(i + 1), Kind: p.Kind(), Payload: raw})
+		steps.Record(record.Record{Seq: int64(i + 1), Kind: p.Kind(), Payload: raw})
 	}
 	steps.Close()
 	text := strings.Join(told, "\n")

@@ -6,63 +6,64 @@ import (
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
 
 // known takes a record of a kind that this program knows; false is that it
 // doesn't, or can't read the payload.
-func (s *Steps) known(r runner.Record) bool {
+func (s *Steps) known(r record.Record) bool {
 	switch r.Kind {
-	case runner.KindSessionCreated:
-		return with(r, func(p runner.SessionCreated) {
+	case record.KindSessionCreated:
+		return with(r, func(p record.SessionCreated) {
 			for _, t := range p.Tools {
 				s.classes[t.Name] = t.Class
 			}
 		})
-	case runner.KindTurnStarted:
+	case record.KindTurnStarted:
 		s.turn++
 		s.turnAt = r.Time
 		s.say(r, StepTurn, "", false)
 		return true
-	case runner.KindMessage:
-		return with(r, func(p runner.Message) { s.message(r, p) })
-	case runner.KindModelCallStarted:
-		return with(r, func(p runner.ModelCallStarted) {
+	case record.KindMessage:
+		return with(r, func(p record.Message) { s.message(r, p) })
+	case record.KindModelCallStarted:
+		return with(r, func(p record.ModelCallStarted) {
 			step := s.step(r, StepModel, "", false)
 			step.Model = &ModelCall{Round: p.Round, Model: p.Model}
 			s.asked = &step
 		})
-	case runner.KindModelCallCompleted:
-		return with(r, func(p runner.ModelCallCompleted) {
+	case record.KindModelCallCompleted:
+		return with(r, func(p record.ModelCallCompleted) {
 			s.answered(r, func(m *ModelCall) {
 				m.Round, m.LatencyMS, m.Usage, m.Finish = p.Round, p.LatencyMS, p.Usage, p.Finish
 			})
 		})
-	case runner.KindModelCallFailed:
-		return with(r, func(p runner.ModelCallFailed) {
+	case record.KindModelCallFailed:
+		return with(r, func(p record.ModelCallFailed) {
 			s.answered(r, func(m *ModelCall) { m.Round, m.Error = p.Round, cut(string(p.Class)+": "+p.Message, maxText) })
 		})
-	case runner.KindTurnCompleted:
-		return with(r, func(p runner.TurnCompleted) {
+	case record.KindTurnCompleted:
+		return with(r, func(p record.TurnCompleted) {
 			s.turnEnd(r, string(p.Reason), p.Reason != loop.StopAnswered)
 		})
-	case runner.KindTurnCancelled:
-		return with(r, func(p runner.TurnCancelled) {
+	case record.KindTurnCancelled:
+		return with(r, func(p record.TurnCancelled) {
 			reason := p.Reason
 			if p.Client != "" {
 				reason += " by " + cut(p.Client, 200)
 			}
 			s.turnEnd(r, reason, true)
 		})
-	case runner.KindWarning:
-		return with(r, func(p runner.Warning) { s.say(r, StepWarning, p.Message, false) })
-	case runner.KindBudgetWarning:
-		return with(r, func(p runner.BudgetWarning) {
+	case record.KindWarning:
+		return with(r, func(p record.Warning) { s.say(r, StepWarning, p.Message, false) })
+	case record.KindBudgetWarning:
+		return with(r, func(p record.BudgetWarning) {
 			s.say(r, StepWarning, p.String(), false)
 		})
-	case runner.KindSessionEnded:
-		return with(r, func(p runner.SessionEnded) {
+	case record.KindSessionEnded:
+		return with(r, func(p record.SessionEnded) {
 			s.Close()
 			s.say(r, StepEnd, endText(p), p.ExitStatus != runner.ExitDone)
 		})
@@ -70,7 +71,7 @@ func (s *Steps) known(r runner.Record) bool {
 	return s.toolKnown(r) || s.sandboxKnown(r)
 }
 
-func endText(p runner.SessionEnded) string {
+func endText(p record.SessionEnded) string {
 	text := fmt.Sprintf("%s, exit status %d", p.Reason, p.ExitStatus)
 	if p.Problem != nil {
 		text += ": " + p.Problem.Cause
@@ -82,7 +83,7 @@ func endText(p runner.SessionEnded) string {
 }
 
 // answered completes the model call that was begun last.
-func (s *Steps) answered(r runner.Record, fill func(m *ModelCall)) {
+func (s *Steps) answered(r record.Record, fill func(m *ModelCall)) {
 	step := s.step(r, StepModel, "", false)
 	step.Model = &ModelCall{}
 	if s.asked != nil {
@@ -94,7 +95,7 @@ func (s *Steps) answered(r runner.Record, fill func(m *ModelCall)) {
 	s.visit(step)
 }
 
-func (s *Steps) turnEnd(r runner.Record, reason string, failed bool) {
+func (s *Steps) turnEnd(r record.Record, reason string, failed bool) {
 	s.Close()
 	step := s.step(r, StepTurnEnd, reason, failed)
 	if !s.turnAt.IsZero() {
@@ -104,7 +105,7 @@ func (s *Steps) turnEnd(r runner.Record, reason string, failed bool) {
 }
 
 // message takes a message apart.
-func (s *Steps) message(r runner.Record, m runner.Message) {
+func (s *Steps) message(r record.Record, m record.Message) {
 	kinds := map[loop.Role]StepKind{loop.RoleSystem: StepSystem, loop.RoleUser: StepUser, loop.RoleAssistant: StepAssistant}
 	for _, b := range m.Blocks {
 		switch {
@@ -142,15 +143,15 @@ func resultText(blocks []tools.Block) string {
 }
 
 // toolKnown takes the records of tool calls.
-func (s *Steps) toolKnown(r runner.Record) bool {
+func (s *Steps) toolKnown(r record.Record) bool {
 	switch r.Kind {
-	case runner.KindToolCalled:
-		return with(r, func(p runner.ToolCalled) {
+	case record.KindToolCalled:
+		return with(r, func(p record.ToolCalled) {
 			c := s.call(r, p.CallID, p.Name)
 			c.Class, c.Summary, c.Rule, c.Started = p.Class, cut(p.Summary, maxText), cut(p.Rule, maxText), r.Time
 		})
-	case runner.KindToolCompleted:
-		return with(r, func(p runner.ToolCompleted) {
+	case record.KindToolCompleted:
+		return with(r, func(p record.ToolCompleted) {
 			c := s.call(r, p.CallID, p.Name)
 			c.Status, c.Ended, c.LatencyMS, c.OutputBytes = CallDone, r.Time, p.LatencyMS, p.OutputBytes
 			if !p.Success {
@@ -158,8 +159,8 @@ func (s *Steps) toolKnown(r runner.Record) bool {
 			}
 			c.Modified, c.Ending = p.FilesModified, tools.CommandEnding(p.Metadata)
 		})
-	case runner.KindToolFailed:
-		return with(r, func(p runner.ToolFailed) {
+	case record.KindToolFailed:
+		return with(r, func(p record.ToolFailed) {
 			c := s.call(r, p.CallID, p.Name)
 			c.Status, c.Ended, c.LatencyMS = CallFailed, r.Time, p.LatencyMS
 			switch p.Class {
@@ -168,14 +169,14 @@ func (s *Steps) toolKnown(r runner.Record) bool {
 			}
 			c.ErrorClass, c.Reason, c.Error, c.Modified = string(p.Class), cut(p.Reason, maxText), cut(p.Message, maxText), p.FilesModified
 		})
-	case runner.KindToolInputInvalid:
-		return with(r, func(p runner.ToolInputInvalid) {
+	case record.KindToolInputInvalid:
+		return with(r, func(p record.ToolInputInvalid) {
 			c := s.call(r, p.CallID, p.Name)
 			c.Status, c.Ended, c.ErrorClass = CallInvalid, r.Time, "input_invalid"
 			c.Error = cut(strings.Join(p.Errors, "\n"), maxText)
 		})
-	case runner.KindConfirmationRequested:
-		return with(r, func(p runner.ConfirmationRequested) {
+	case record.KindConfirmationRequested:
+		return with(r, func(p record.ConfirmationRequested) {
 			c := s.call(r, p.CallID, p.Name)
 			if c.Class == "" {
 				c.Class = p.Class
@@ -185,14 +186,14 @@ func (s *Steps) toolKnown(r runner.Record) bool {
 			}
 			c.Asked = append(c.Asked, Question{At: r.Time, Diff: cut(p.Diff, maxText), Display: cut(p.Display, maxText), Hidden: p.Hidden})
 		})
-	case runner.KindConfirmationResolved:
-		return with(r, func(p runner.ConfirmationResolved) { s.resolved(r, p) })
-	case runner.KindConfirmationAttempted:
-		return with(r, func(p runner.ConfirmationAttempted) {
+	case record.KindConfirmationResolved:
+		return with(r, func(p record.ConfirmationResolved) { s.resolved(r, p) })
+	case record.KindConfirmationAttempted:
+		return with(r, func(p record.ConfirmationAttempted) {
 			s.say(r, StepAttempt, fmt.Sprintf("%s by %s changed nothing: %s (%s)", p.Decision, p.By, p.Outcome, p.RequestID), true)
 		})
-	case runner.KindNetworkDenied:
-		return with(r, func(p runner.NetworkDenied) {
+	case record.KindNetworkDenied:
+		return with(r, func(p record.NetworkDenied) {
 			if p.CallID == "" || s.open[p.CallID] == nil {
 				s.say(r, StepWarning, "refused to connect to "+p.URL+": "+p.Reason, true)
 				return
@@ -206,7 +207,7 @@ func (s *Steps) toolKnown(r runner.Record) bool {
 }
 
 // resolved closes the open question of a call, or notes an answer without one.
-func (s *Steps) resolved(r runner.Record, p runner.ConfirmationResolved) {
+func (s *Steps) resolved(r record.Record, p record.ConfirmationResolved) {
 	c := s.call(r, p.CallID, "")
 	q := Question{At: r.Time}
 	last := len(c.Asked) - 1
@@ -221,30 +222,30 @@ func (s *Steps) resolved(r runner.Record, p runner.ConfirmationResolved) {
 }
 
 // sandboxKnown takes the records of the sandbox and of users' commands in it.
-func (s *Steps) sandboxKnown(r runner.Record) bool {
+func (s *Steps) sandboxKnown(r record.Record) bool {
 	switch r.Kind {
-	case runner.KindSandboxStarted:
-		return with(r, func(p runner.SandboxStarted) { s.sandbox(r, p.Attestation, p.StartMS, "started") })
-	case runner.KindSandboxRestarted:
-		return with(r, func(p runner.SandboxRestarted) {
+	case record.KindSandboxStarted:
+		return with(r, func(p record.SandboxStarted) { s.sandbox(r, p.Attestation, p.StartMS, "started") })
+	case record.KindSandboxRestarted:
+		return with(r, func(p record.SandboxRestarted) {
 			s.sandbox(r, p.Attestation, p.StartMS, fmt.Sprintf("started again (%d)", p.Restart))
 		})
-	case runner.KindSandboxLost:
-		return with(r, func(p runner.SandboxLost) { s.say(r, StepSandbox, "lost: "+p.Cause, true) })
-	case runner.KindBackgroundEnded:
-		return with(r, func(p runner.BackgroundEnded) {
+	case record.KindSandboxLost:
+		return with(r, func(p record.SandboxLost) { s.say(r, StepSandbox, "lost: "+p.Cause, true) })
+	case record.KindBackgroundEnded:
+		return with(r, func(p record.BackgroundEnded) {
 			step := s.step(r, StepBackground, fmt.Sprintf("%s ended by %s, %s, after %s", cut(p.Handle, 200), cut(p.EndedBy, 200), tools.CommandEnd(p.ExitCode, p.Signal), elapsed(milliseconds(p.WallMS))), p.Error != "")
 			step.Start = r.Time.Add(-milliseconds(p.WallMS))
 			s.visit(step)
 		})
-	case runner.KindUserCommandStarted:
-		return with(r, func(p runner.UserCommandStarted) {
+	case record.KindUserCommandStarted:
+		return with(r, func(p record.UserCommandStarted) {
 			if len(s.exec) < maxOpen {
 				s.exec[p.ExecID] = s.step(r, StepCommand, strings.Join(p.Argv, " "), false)
 			}
 		})
-	case runner.KindUserCommandEnded:
-		return with(r, func(p runner.UserCommandEnded) {
+	case record.KindUserCommandEnded:
+		return with(r, func(p record.UserCommandEnded) {
 			step := s.step(r, StepCommand, p.ExecID, false)
 			if begun, ok := s.exec[p.ExecID]; ok {
 				step.Start, step.Text = begun.Start, begun.Text
@@ -258,7 +259,7 @@ func (s *Steps) sandboxKnown(r runner.Record) bool {
 	return false
 }
 
-func (s *Steps) sandbox(r runner.Record, a sandbox.Attestation, ms int64, what string) {
+func (s *Steps) sandbox(r record.Record, a sandbox.Attestation, ms int64, what string) {
 	step := s.step(r, StepSandbox, fmt.Sprintf("%s %s in %d ms: %s", a.Backend, what, ms, protections(a)), len(a.Lost) > 0)
 	step.Start = r.Time.Add(-milliseconds(ms))
 	s.visit(step)

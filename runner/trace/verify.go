@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // Verdict is what [Verify] found.
@@ -55,8 +56,8 @@ func Verify(s Session) (Verdict, error) {
 			break
 		}
 		v.Records++
-		v.Ended = rec.Kind == runner.KindSessionEnded
-		for _, value := range runner.SpilledValues(rec) {
+		v.Ended = rec.Kind == record.KindSessionEnded
+		for _, value := range record.SpilledValues(rec) {
 			v.Values++
 			if err := verifyValue(s, value); err != nil && v.Damage == "" {
 				v.Damage = fmt.Sprintf("record %d: %v", rec.Seq, err)
@@ -68,7 +69,7 @@ func Verify(s Session) (Verdict, error) {
 }
 
 // verifyValue compares a value in a file with what its record says.
-func verifyValue(s Session, value runner.Spilled) error {
+func verifyValue(s Session, value record.Spilled) error {
 	f, err := openRegular(filepath.Join(s.Dir, value.Path))
 	if err != nil {
 		return fmt.Errorf("its value %s can't be read: %w", value.Path, err)

@@ -9,17 +9,17 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // maxWhole bounds the long values that are put back into one record.
 const maxWhole = 64 << 20
 
 // whole puts the long values of a record back, which are in files; see
-// [runner.Spilled]. A value that is missing or was changed is an error, and so
+// [record.Spilled]. A value that is missing or was changed is an error, and so
 // are more than maxWhole bytes of them.
-func whole(s Session, rec runner.Record) (runner.Record, error) {
-	values := runner.SpilledValues(rec)
+func whole(s Session, rec record.Record) (record.Record, error) {
+	values := record.SpilledValues(rec)
 	if len(values) == 0 {
 		return rec, nil
 	}
@@ -60,7 +60,7 @@ func whole(s Session, rec runner.Record) (runner.Record, error) {
 	return rec, nil
 }
 
-func readValue(s Session, v runner.Spilled) ([]byte, error) {
+func readValue(s Session, v record.Spilled) ([]byte, error) {
 	f, err := openRegular(filepath.Join(s.Dir, v.Path))
 	if err != nil {
 		return nil, err

@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // stage drives a live renderer on a screen, a step after the other. All that stands in
@@ -53,7 +54,7 @@ func (s *stage) print(text string) {
 
 func (s *stage) begin(text string) {
 	s.call++
-	s.renderer.Record(newRecord(s.t, runner.ToolCalled{CallID: fmt.Sprint(s.call), Name: liveMark, Summary: text}))
+	s.renderer.Record(newRecord(s.t, record.ToolCalled{CallID: fmt.Sprint(s.call), Name: liveMark, Summary: text}))
 }
 
 func (s *stage) output(text string) {

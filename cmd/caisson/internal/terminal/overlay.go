@@ -5,13 +5,14 @@ import (
 	"strings"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 	"github.com/caisson-run/caisson/tools"
 )
 
 // Stat lists changed files as git does.
 func Stat(d runner.Differences, colour bool) []string {
-	return diffstat(runner.Report{SessionEnded: runner.SessionEnded{Changed: d.Changed, ChangedCount: d.Count, Incomplete: d.Incomplete}}, style{colour})
+	return diffstat(runner.Report{SessionEnded: record.SessionEnded{Changed: d.Changed, ChangedCount: d.Count, Incomplete: d.Incomplete}}, style{colour})
 }
 
 // Diff makes a unified diff safe for a terminal, in colours.
@@ -47,9 +48,9 @@ func Diff(text string, colour bool) string {
 
 // HostExecuted warns of files that a program of the host would run, and of deleted
 // ones that bounded it.
-func HostExecuted(files []runner.HostExecuted, colour bool) []string {
+func HostExecuted(files []record.HostExecuted, colour bool) []string {
 	s := style{colour}
-	return some(files, func(h runner.HostExecuted) string {
+	return some(files, func(h record.HostExecuted) string {
 		if h.Target != "" {
 			return s.yellow(line(fmt.Sprintf("! %s is a symlink that leads out of the workspace, to %s", h.Path, h.Target)))
 		}
@@ -61,21 +62,21 @@ func HostExecuted(files []runner.HostExecuted, colour bool) []string {
 }
 
 // Conflicts lists what is not applied because its original changed.
-func Conflicts(list []runner.PathNote, colour bool) []string {
+func Conflicts(list []record.PathNote, colour bool) []string {
 	s := style{colour}
-	return some(list, func(n runner.PathNote) string { return s.red(line("! conflict: " + n.Path + ": " + n.Why)) })
+	return some(list, func(n record.PathNote) string { return s.red(line("! conflict: " + n.Path + ": " + n.Why)) })
 }
 
 // LeftOut lists what is not applied for other reasons.
-func LeftOut(list []runner.PathNote, colour bool) []string {
+func LeftOut(list []record.PathNote, colour bool) []string {
 	s := style{colour}
-	return some(list, func(n runner.PathNote) string { return s.yellow(line("! left out: " + n.Path + ": " + n.Why)) })
+	return some(list, func(n record.PathNote) string { return s.yellow(line("! left out: " + n.Path + ": " + n.Why)) })
 }
 
 // Failed lists what the system refused to change.
-func Failed(list []runner.PathNote, colour bool) []string {
+func Failed(list []record.PathNote, colour bool) []string {
 	s := style{colour}
-	return some(list, func(n runner.PathNote) string { return s.red(line("! failed: " + n.Path + ": " + n.Why)) })
+	return some(list, func(n record.PathNote) string { return s.red(line("! failed: " + n.Path + ": " + n.Why)) })
 }
 
 // overlaid says what became of the changes of an overlay session, and what to

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // framePeriod is the time between two frames of a live region.
@@ -100,7 +101,7 @@ func (r *Renderer) redraw() {
 }
 
 // Record shows a record.
-func (r *Renderer) Record(rec runner.Record) {
+func (r *Renderer) Record(rec record.Record) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.commit(r.view.record(rec))

@@ -17,6 +17,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -33,47 +34,47 @@ func TestMain(m *testing.M) {
 
 var begun = time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)
 
-func newRecord(t *testing.T, p runner.Payload) runner.Record {
+func newRecord(t *testing.T, p record.Payload) record.Record {
 	t.Helper()
 	raw, err := json.Marshal(p)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return runner.Record{Kind: p.Kind(), Payload: raw, Time: begun}
+	return record.Record{Kind: p.Kind(), Payload: raw, Time: begun}
 }
 
 // session is a run with a failing and a passing command.
 func session() []any {
 	use := loop.Block{ToolUse: &loop.ToolUse{ID: "tu_1", Name: "shell"}}
 	return []any{
-		runner.SessionCreated{
+		record.SessionCreated{
 			Version: "1.0", Workspace: "/w", Policy: "ci", Image: "host", Model: loop.ModelInfo{Provider: "replay", Model: "x"},
-			Backend: runner.BackendChoice{Asked: "auto", Chosen: "gvisor", Why: "no engine answers"},
-			Budget:  runner.Budget{Rounds: new(int64(50)), WallTimeMS: new(int64(90_000))},
-			Ignored: []runner.Ignored{{Name: ".mcp.json", Why: "the workspace is not trusted"}},
+			Backend: record.BackendChoice{Asked: "auto", Chosen: "gvisor", Why: "no engine answers"},
+			Budget:  record.Budget{Rounds: new(int64(50)), WallTimeMS: new(int64(90_000))},
+			Ignored: []record.Ignored{{Name: ".mcp.json", Why: "the workspace is not trusted"}},
 			Removed: []sandbox.Leftover{{Kind: "container", Name: "c1", Owner: "pid 7"}},
 		},
-		runner.ModelCallStarted{Round: 1},
+		record.ModelCallStarted{Round: 1},
 		runner.Delta{Stream: "answer", Text: "I run the "},
 		runner.Delta{Stream: "answer", Text: "test."},
-		runner.ModelCallCompleted{Round: 1},
-		runner.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{{Text: &loop.Text{Text: "I run the test."}}, use}},
-		runner.SandboxStarted{StartMS: 200, Attestation: sandbox.Attestation{
+		record.ModelCallCompleted{Round: 1},
+		record.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{{Text: &loop.Text{Text: "I run the test."}}, use}},
+		record.SandboxStarted{StartMS: 200, Attestation: sandbox.Attestation{
 			Runtime: "runsc", RuntimeVersion: "1", User: "10001:10001", Seccomp: "filter", Network: "none",
 			Limits: sandbox.AttestedLimits{MemoryBytes: 2 << 30, PIDs: 256}, Lost: []string{"no cgroups"},
 		}},
-		runner.ToolCalled{CallID: "tu_1", Name: "shell", Summary: "sh test.sh"},
+		record.ToolCalled{CallID: "tu_1", Name: "shell", Summary: "sh test.sh"},
 		runner.Delta{CallID: "tu_1", Stream: "stdout", Text: "one\ntwo\nthree\n"},
 		runner.Delta{CallID: "tu_1", Stream: "stdout", Text: "four\nfive\nprogress 1%\rprogress 99%\nsix\n"},
-		runner.ToolCompleted{CallID: "tu_1", Name: "shell", LatencyMS: 1200, Metadata: map[string]any{"exit_code": 1}},
-		runner.ToolCalled{CallID: "tu_2", Name: "patch_file", Summary: "a.sh"},
-		runner.ToolCompleted{CallID: "tu_2", Name: "patch_file", LatencyMS: 3, Success: true},
-		runner.ToolFailed{CallID: "tu_3", Name: "fetch", Class: tools.ErrorPermissionDenied, Message: "not allowed\nmore"},
-		runner.ToolInputInvalid{CallID: "tu_4", Name: "glob", Errors: []string{"/pattern: missing"}},
-		runner.BudgetWarning{What: limits.KindTokens, Limit: 100, Used: 81},
-		runner.SandboxLost{Cause: "the container reached its limit"},
-		runner.ModelCallFailed{Class: loop.ModelServer, Message: "the provider failed"},
-		runner.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{{Text: &loop.Text{Text: "The final answer."}}}},
+		record.ToolCompleted{CallID: "tu_1", Name: "shell", LatencyMS: 1200, Metadata: map[string]any{"exit_code": 1}},
+		record.ToolCalled{CallID: "tu_2", Name: "patch_file", Summary: "a.sh"},
+		record.ToolCompleted{CallID: "tu_2", Name: "patch_file", LatencyMS: 3, Success: true},
+		record.ToolFailed{CallID: "tu_3", Name: "fetch", Class: tools.ErrorPermissionDenied, Message: "not allowed\nmore"},
+		record.ToolInputInvalid{CallID: "tu_4", Name: "glob", Errors: []string{"/pattern: missing"}},
+		record.BudgetWarning{What: limits.KindTokens, Limit: 100, Used: 81},
+		record.SandboxLost{Cause: "the container reached its limit"},
+		record.ModelCallFailed{Class: loop.ModelServer, Message: "the provider failed"},
+		record.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{{Text: &loop.Text{Text: "The final answer."}}}},
 	}
 }
 
@@ -105,7 +106,7 @@ func play(t *testing.T, r *Renderer, events []any) {
 			r.Delta(d)
 			continue
 		}
-		r.Record(newRecord(t, e.(runner.Payload)))
+		r.Record(newRecord(t, e.(record.Payload)))
 	}
 }
 
@@ -176,7 +177,7 @@ func TestTheRegionNeverWraps(t *testing.T) {
 	out := &screen{t: t}
 	r, k := live(t, out, 20)
 	play(t, r, []any{
-		runner.ToolCalled{CallID: "tu_1", Name: "shell", Summary: strings.Repeat("wide 漢字 ", 40)},
+		record.ToolCalled{CallID: "tu_1", Name: "shell", Summary: strings.Repeat("wide 漢字 ", 40)},
 		runner.Delta{CallID: "tu_1", Text: strings.Repeat("漢", 300)},
 	})
 	k.tick(time.Second)
@@ -200,35 +201,35 @@ func TestForeignTextIsNeverObeyed(t *testing.T) {
 		k := make(chan time.Time)
 		r := New(Options{Out: out, Live: liveMode, Colour: true, Tick: k})
 		play(t, r, []any{
-			runner.SessionCreated{
+			record.SessionCreated{
 				Version: hostile, Workspace: hostile, Policy: hostile, Image: hostile, Model: loop.ModelInfo{Provider: hostile, Model: hostile},
-				Backend: runner.BackendChoice{Chosen: hostile, Why: hostile}, Ignored: []runner.Ignored{{Name: hostile, Why: hostile}},
-				FilesLoaded: []runner.LoadedFile{{Path: hostile, Trust: hostile, Truncated: true}},
+				Backend: record.BackendChoice{Chosen: hostile, Why: hostile}, Ignored: []record.Ignored{{Name: hostile, Why: hostile}},
+				FilesLoaded: []record.LoadedFile{{Path: hostile, Trust: hostile, Truncated: true}},
 				Removed:     []sandbox.Leftover{{Kind: hostile, Name: hostile, Owner: hostile}},
 			},
-			runner.SandboxStarted{Attestation: sandbox.Attestation{Runtime: hostile, RuntimeVersion: hostile, User: hostile, Lost: []string{hostile}}},
-			runner.ToolCalled{CallID: "tu_1", Name: hostile, Summary: hostile},
+			record.SandboxStarted{Attestation: sandbox.Attestation{Runtime: hostile, RuntimeVersion: hostile, User: hostile, Lost: []string{hostile}}},
+			record.ToolCalled{CallID: "tu_1", Name: hostile, Summary: hostile},
 			runner.Delta{CallID: "tu_1", Text: hostile},
 			runner.Delta{Text: hostile},
-			runner.ToolCompleted{CallID: "tu_1", Name: hostile},
-			runner.ToolFailed{CallID: "tu_2", Name: hostile, Message: hostile},
-			runner.ToolInputInvalid{Name: hostile, Errors: []string{hostile}},
-			runner.ModelCallFailed{Message: hostile},
-			runner.Warning{Message: hostile},
-			runner.SandboxLost{Cause: hostile},
-			runner.ConfirmationResolved{By: hostile},
-			runner.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{{Text: &loop.Text{Text: hostile}}, {ToolUse: &loop.ToolUse{}}}},
+			record.ToolCompleted{CallID: "tu_1", Name: hostile},
+			record.ToolFailed{CallID: "tu_2", Name: hostile, Message: hostile},
+			record.ToolInputInvalid{Name: hostile, Errors: []string{hostile}},
+			record.ModelCallFailed{Message: hostile},
+			record.Warning{Message: hostile},
+			record.SandboxLost{Cause: hostile},
+			record.ConfirmationResolved{By: hostile},
+			record.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{{Text: &loop.Text{Text: hostile}}, {ToolUse: &loop.ToolUse{}}}},
 		})
 		if liveMode {
 			k <- begun
 		}
 		r.Close()
-		for _, l := range Summary(runner.Report{Dir: hostile, SessionEnded: runner.SessionEnded{
-			Changed:      []runner.Changed{{Path: hostile, Change: "added"}},
-			HostExecuted: []runner.HostExecuted{{Path: hostile, By: hostile}, {Path: hostile, By: hostile, Deleted: true}},
-			Quarantined:  []runner.Quarantined{{Path: hostile, To: hostile}, {Path: hostile, Why: hostile}},
-			Cleared:      []runner.Cleared{{Path: hostile, SetUID: true, SetGID: true}, {Path: hostile, Capabilities: true, Why: hostile}},
-			Denials:      []runner.Denial{{Name: hostile, Reason: hostile}}, Left: []string{hostile},
+		for _, l := range Summary(runner.Report{Dir: hostile, SessionEnded: record.SessionEnded{
+			Changed:      []record.Changed{{Path: hostile, Change: "added"}},
+			HostExecuted: []record.HostExecuted{{Path: hostile, By: hostile}, {Path: hostile, By: hostile, Deleted: true}},
+			Quarantined:  []record.Quarantined{{Path: hostile, To: hostile}, {Path: hostile, Why: hostile}},
+			Cleared:      []record.Cleared{{Path: hostile, SetUID: true, SetGID: true}, {Path: hostile, Capabilities: true, Why: hostile}},
+			Denials:      []record.Denial{{Name: hostile, Reason: hostile}}, Left: []string{hostile},
 		}}, true) {
 			_, _ = out.Write([]byte(l + "\n"))
 		}
@@ -245,7 +246,7 @@ func TestColoursAreOffWhereTheyAreNotWanted(t *testing.T) {
 	r := New(Options{Out: &out})
 	play(t, r, session())
 	r.Close()
-	for _, l := range Summary(runner.Report{SessionEnded: runner.SessionEnded{Changed: []runner.Changed{{Path: "a", Insertions: 3, HasDiff: true}}}}, false) {
+	for _, l := range Summary(runner.Report{SessionEnded: record.SessionEnded{Changed: []record.Changed{{Path: "a", Insertions: 3, HasDiff: true}}}}, false) {
 		out.WriteString(l)
 	}
 	if strings.Contains(out.String(), "\x1b") {
@@ -254,15 +255,15 @@ func TestColoursAreOffWhereTheyAreNotWanted(t *testing.T) {
 }
 
 func TestSummary(t *testing.T) {
-	r := runner.Report{Dir: "/s", SessionEnded: runner.SessionEnded{
+	r := runner.Report{Dir: "/s", SessionEnded: record.SessionEnded{
 		CostUSD: "unknown", WallMS: 4250, Usage: limits.Usage{Rounds: 1, ToolCalls: 2, InputTokens: 5, CachedInputTokens: 5, OutputTokens: 7},
-		Changed: []runner.Changed{
+		Changed: []record.Changed{
 			{Path: "a.sh", Change: "modified", Insertions: 2, Deletions: 1, HasDiff: true},
 			{Path: "long/name.bin", Change: "modified", Size: 2100},
 			{Path: "old.bin", Change: "deleted"},
 		},
-		ChangedCount: runner.ChangeCount{Files: 5, Insertions: 2, Deletions: 1, Uncounted: 4},
-		HostExecuted: []runner.HostExecuted{{Path: "sub/.caisson/config.yaml", By: "an agent", Deleted: true}, {Path: "Makefile", By: "make"}, {Path: "l", By: "x", Target: "/etc"}},
+		ChangedCount: record.ChangeCount{Files: 5, Insertions: 2, Deletions: 1, Uncounted: 4},
+		HostExecuted: []record.HostExecuted{{Path: "sub/.caisson/config.yaml", By: "an agent", Deleted: true}, {Path: "Makefile", By: "make"}, {Path: "l", By: "x", Target: "/etc"}},
 	}}
 	want := []string{
 		" a.sh          | 3 ++-",
@@ -282,7 +283,7 @@ func TestSummary(t *testing.T) {
 
 // A refused call is reported once, at its end, by whatever it was refused.
 func TestARefusalIsToldOnce(t *testing.T) {
-	type resolved = runner.ConfirmationResolved
+	type resolved = record.ConfirmationResolved
 	for want, tc := range map[string]struct {
 		asked  *resolved // nil where nothing was asked
 		class  tools.ErrorClass
@@ -300,13 +301,13 @@ func TestARefusalIsToldOnce(t *testing.T) {
 		var records []any
 		if p := tc.asked; p != nil {
 			p.CallID, p.Decision, p.Scope = "tu_1", tools.DecisionDeny, tools.ScopeOnce
-			records = []any{runner.ConfirmationRequested{CallID: "tu_1", Name: "shell", Summary: "rm x"}, *p}
+			records = []any{record.ConfirmationRequested{CallID: "tu_1", Name: "shell", Summary: "rm x"}, *p}
 			want = "rm x  " + want
 		} else {
 			want = " " + want
 		}
-		play(t, r, append(records, runner.ToolFailed{CallID: "tu_1", Name: "shell", Class: tc.class, Reason: tc.reason, Message: "It is refused."}))
-		r.Print(Summary(runner.Report{SessionEnded: runner.SessionEnded{Denials: []runner.Denial{{Name: "shell", Class: tc.class, Reason: tc.reason}}}}, false)...)
+		play(t, r, append(records, record.ToolFailed{CallID: "tu_1", Name: "shell", Class: tc.class, Reason: tc.reason, Message: "It is refused."}))
+		r.Print(Summary(runner.Report{SessionEnded: record.SessionEnded{Denials: []record.Denial{{Name: "shell", Class: tc.class, Reason: tc.reason}}}}, false)...)
 		r.Close()
 		if got := out.String(); !strings.HasPrefix(got, "✗ shell "+want+"\n") || strings.Count(got, "shell") != 1 {
 			t.Errorf("%s:\n%s", want, got)
@@ -320,12 +321,12 @@ func TestTheFirstLines(t *testing.T) {
 	var out bytes.Buffer
 	r := New(Options{Out: &out})
 	play(t, r, []any{
-		runner.SessionCreated{
+		record.SessionCreated{
 			Version: "1.0", Workspace: "/w", WorkspaceMode: "overlay", Policy: "ci", Image: "host", Model: loop.ModelInfo{Provider: "replay", Model: "x"},
-			Backend: runner.BackendChoice{Chosen: "gvisor", Why: "no local Docker engine can be used: permission denied while trying: dial unix /var/run/docker.sock: connect"},
-			Budget:  runner.Budget{Rounds: new(int64(1))},
+			Backend: record.BackendChoice{Chosen: "gvisor", Why: "no local Docker engine can be used: permission denied while trying: dial unix /var/run/docker.sock: connect"},
+			Budget:  record.Budget{Rounds: new(int64(1))},
 		},
-		runner.SandboxStarted{Attestation: sandbox.Attestation{Runtime: "runsc", RuntimeVersion: "1", User: "0:0", Capabilities: []string{"CAP_KILL"}, Seccomp: "filter", Network: "none"}},
+		record.SandboxStarted{Attestation: sandbox.Attestation{Runtime: "runsc", RuntimeVersion: "1", User: "0:0", Capabilities: []string{"CAP_KILL"}, Seccomp: "filter", Network: "none"}},
 	})
 	r.Close()
 	const want = `caisson 1.0 · replay/x on /w · policy ci · at most 1 round

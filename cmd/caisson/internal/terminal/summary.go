@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // Summary gives the lines that end a run: what changed, what to look at before
@@ -34,7 +35,7 @@ func notVouched(r runner.Report, s style) []string {
 
 // notRenamed returns how many of what is quarantined were not renamed, the first.
 func notRenamed(r runner.Report) int {
-	renamed := slices.IndexFunc(r.Quarantined, func(q runner.Quarantined) bool { return q.To != "" })
+	renamed := slices.IndexFunc(r.Quarantined, func(q record.Quarantined) bool { return q.To != "" })
 	if renamed < 0 {
 		return len(r.Quarantined)
 	}
@@ -46,17 +47,17 @@ func notices(r runner.Report, s style) []string {
 	var lines []string
 	hosted := slices.Clone(r.HostExecuted)
 	// Of each kind, what is nearest to the top first: nothing scrolls it away.
-	slices.SortStableFunc(hosted, func(a, b runner.HostExecuted) int {
+	slices.SortStableFunc(hosted, func(a, b record.HostExecuted) int {
 		return cmp.Or(danger(a)-danger(b), strings.Count(a.Path, "/")-strings.Count(b.Path, "/"))
 	})
 	lines = append(lines, HostExecuted(hosted, s.on)...)
-	lines = append(lines, some(r.Quarantined[notRenamed(r):], func(q runner.Quarantined) string {
+	lines = append(lines, some(r.Quarantined[notRenamed(r):], func(q record.Quarantined) string {
 		if q.Why != "" {
 			return s.yellow(line(fmt.Sprintf("! %s was renamed to %s: %s", q.Path, q.To, q.Why)))
 		}
 		return s.yellow(line(fmt.Sprintf("! %s appeared in the workspace and was renamed to %s", q.Path, q.To)))
 	})...)
-	lines = append(lines, some(r.Cleared, func(c runner.Cleared) string {
+	lines = append(lines, some(r.Cleared, func(c record.Cleared) string {
 		what := privileges(c)
 		if c.Why != "" {
 			return s.red(line(fmt.Sprintf("! %s has %s, which it had not when the session began, and kept: %s", c.Path, what, c.Why)))
@@ -70,7 +71,7 @@ func notices(r runner.Report, s style) []string {
 }
 
 // privileges names what a file runs with.
-func privileges(c runner.Cleared) string {
+func privileges(c record.Cleared) string {
 	var names []string
 	if c.SetUID {
 		names = append(names, "set-user-ID")
@@ -86,7 +87,7 @@ func privileges(c runner.Cleared) string {
 
 // danger orders what a host executes: a new file is seen more easily than a
 // change in one that was trusted.
-func danger(h runner.HostExecuted) int {
+func danger(h record.HostExecuted) int {
 	if h.Added {
 		return 1
 	}
@@ -144,7 +145,7 @@ func diffstat(r runner.Report, s style) []string {
 
 // withoutRepositories takes the files of repositories out, and names those: a
 // commit changes a dozen files that nobody reads.
-func withoutRepositories(changed []runner.Changed) (rest []runner.Changed, repositories []string) {
+func withoutRepositories(changed []record.Changed) (rest []record.Changed, repositories []string) {
 	for _, c := range changed {
 		names := strings.Split(c.Path, "/")
 		i := slices.Index(names, ".git")

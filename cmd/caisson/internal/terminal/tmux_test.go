@@ -16,6 +16,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // paneSocket names the socket at which a renderer in a pane of tmux is driven.
@@ -43,7 +44,7 @@ func runInPane(socket string) error {
 		case "print":
 			r.Print(text)
 		case "begin":
-			r.Record(runner.Record{Kind: runner.KindToolCalled, Time: begun, Payload: []byte(text)})
+			r.Record(record.Record{Kind: record.KindToolCalled, Time: begun, Payload: []byte(text)})
 		case "output":
 			r.Delta(runner.Delta{CallID: "1", Text: text + "\n"})
 		case "frame":

@@ -10,6 +10,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -66,33 +67,33 @@ func newView(s style) *view {
 }
 
 // record takes one record and gives the lines that it leaves on the screen.
-func (v *view) record(r runner.Record) []string {
+func (v *view) record(r record.Record) []string {
 	switch r.Kind {
-	case runner.KindSessionCreated:
-		return v.created(decode[runner.SessionCreated](r))
-	case runner.KindSandboxStarted:
-		p := decode[runner.SandboxStarted](r)
+	case record.KindSessionCreated:
+		return v.created(decode[record.SessionCreated](r))
+	case record.KindSandboxStarted:
+		p := decode[record.SandboxStarted](r)
 		return v.attested(p.Attestation, fmt.Sprintf("in %d ms", p.StartMS))
-	case runner.KindSandboxRestarted:
-		p := decode[runner.SandboxRestarted](r)
+	case record.KindSandboxRestarted:
+		p := decode[record.SandboxRestarted](r)
 		return v.attested(p.Attestation, fmt.Sprintf("again (%d), on the same workspace", p.Restart))
-	case runner.KindSandboxLost:
-		p := decode[runner.SandboxLost](r)
+	case record.KindSandboxLost:
+		p := decode[record.SandboxLost](r)
 		return []string{v.style.red("! sandbox lost: " + line(p.Cause))}
-	case runner.KindModelCallStarted:
+	case record.KindModelCallStarted:
 		v.asking, v.since, v.text = true, r.Time, tail{}
-	case runner.KindModelCallCompleted:
+	case record.KindModelCallCompleted:
 		v.asking = false
-	case runner.KindModelCallFailed:
+	case record.KindModelCallFailed:
 		v.asking = false
-		p := decode[runner.ModelCallFailed](r)
+		p := decode[record.ModelCallFailed](r)
 		return []string{v.style.red(fmt.Sprintf("! the model failed (%s): %s", p.Class, line(p.Message)))}
-	case runner.KindMessage:
-		return v.message(decode[runner.Message](r))
-	case runner.KindBudgetWarning:
-		return v.budget(decode[runner.BudgetWarning](r))
-	case runner.KindWarning:
-		p := decode[runner.Warning](r)
+	case record.KindMessage:
+		return v.message(decode[record.Message](r))
+	case record.KindBudgetWarning:
+		return v.budget(decode[record.BudgetWarning](r))
+	case record.KindWarning:
+		p := decode[record.Warning](r)
 		v.warned = append(v.warned, p.Message)
 		return []string{v.style.yellow("! " + line(p.Message))}
 	}
@@ -100,7 +101,7 @@ func (v *view) record(r runner.Record) []string {
 }
 
 // budget warns that a limit is near; one that is reached says so at the end.
-func (v *view) budget(p runner.BudgetWarning) []string {
+func (v *view) budget(p record.BudgetWarning) []string {
 	if p.Used >= p.Limit {
 		return nil
 	}
@@ -112,7 +113,7 @@ func (v *view) budget(p runner.BudgetWarning) []string {
 }
 
 // failedText says why a call failed, once.
-func failedText(p runner.ToolFailed) string {
+func failedText(p record.ToolFailed) string {
 	text := firstLine(p.Message)
 	if strings.EqualFold(strings.TrimRight(text, "."), string(p.Class)) || text == "" {
 		return string(p.Class)
@@ -121,16 +122,16 @@ func failedText(p runner.ToolFailed) string {
 }
 
 // toolRecord takes the records of tool calls.
-func (v *view) toolRecord(r runner.Record) []string {
+func (v *view) toolRecord(r record.Record) []string {
 	switch r.Kind {
-	case runner.KindToolCalled:
-		p := decode[runner.ToolCalled](r)
+	case record.KindToolCalled:
+		p := decode[record.ToolCalled](r)
 		v.calls[p.CallID] = &call{what: v.callText(p.Name, p.Summary), since: r.Time}
 		v.order = append(v.order, p.CallID)
-	case runner.KindToolCompleted:
-		return v.completed(decode[runner.ToolCompleted](r))
-	case runner.KindToolFailed:
-		p := decode[runner.ToolFailed](r)
+	case record.KindToolCompleted:
+		return v.completed(decode[record.ToolCompleted](r))
+	case record.KindToolFailed:
+		p := decode[record.ToolFailed](r)
 		c := v.end(p.CallID, string(p.Name))
 		why, ok := v.refused[p.CallID]
 		if delete(v.refused, p.CallID); !ok {
@@ -138,14 +139,14 @@ func (v *view) toolRecord(r runner.Record) []string {
 		}
 		head := fmt.Sprintf("%s %s  %s", v.style.red("✗"), c.what, v.style.red(why))
 		return append([]string{head}, v.tailOf(c, tailLines)...)
-	case runner.KindToolInputInvalid:
-		p := decode[runner.ToolInputInvalid](r)
+	case record.KindToolInputInvalid:
+		p := decode[record.ToolInputInvalid](r)
 		return []string{fmt.Sprintf("%s %s  %s", v.style.red("✗"), v.style.bold(line(string(p.Name))), line("invalid input: "+strings.Join(p.Errors, "; ")))}
-	case runner.KindConfirmationRequested:
-		p := decode[runner.ConfirmationRequested](r)
+	case record.KindConfirmationRequested:
+		p := decode[record.ConfirmationRequested](r)
 		v.asked[p.CallID] = v.callText(p.Name, p.Summary)
-	case runner.KindConfirmationResolved:
-		return v.resolved(decode[runner.ConfirmationResolved](r))
+	case record.KindConfirmationResolved:
+		return v.resolved(decode[record.ConfirmationResolved](r))
 	}
 	return nil
 }
@@ -157,7 +158,7 @@ func (v *view) callText(name tools.Name, summary string) string {
 
 // resolved says whose answer allowed a call, unless it was given here: then it
 // stands behind the question. A refusal is told once, as the end of its call.
-func (v *view) resolved(p runner.ConfirmationResolved) []string {
+func (v *view) resolved(p record.ConfirmationResolved) []string {
 	if p.By == "cancel" {
 		return nil // as its call says
 	}
@@ -177,7 +178,7 @@ func (v *view) resolved(p runner.ConfirmationResolved) []string {
 }
 
 // answeredBy returns who or what answered a question, to stand behind the answer.
-func answeredBy(p runner.ConfirmationResolved) string {
+func answeredBy(p record.ConfirmationResolved) string {
 	switch p.By {
 	case "user":
 		if p.Client == "" || p.Client == "terminal" {
@@ -196,7 +197,7 @@ func answeredBy(p runner.ConfirmationResolved) string {
 	return " by " + line(p.By)
 }
 
-func (v *view) completed(p runner.ToolCompleted) []string {
+func (v *view) completed(p record.ToolCompleted) []string {
 	c := v.end(p.CallID, string(p.Name))
 	took := v.style.dim(elapsed(time.Duration(p.LatencyMS) * time.Millisecond))
 	if p.Success {
@@ -240,7 +241,7 @@ func (v *view) tailOf(c *call, n int) []string {
 	return out
 }
 
-func (v *view) created(p runner.SessionCreated) []string {
+func (v *view) created(p record.SessionCreated) []string {
 	lines := []string{
 		v.style.bold("caisson "+line(p.Version)) + v.style.dim(fmt.Sprintf(" · %s on %s · policy %s · %s",
 			line(p.Model.Provider+"/"+p.Model.Model), line(p.Workspace), line(p.Policy), line(bounds(p)))),
@@ -277,7 +278,7 @@ func shortReason(why string) string {
 	return short + "; caisson doctor has the reason"
 }
 
-func bounds(p runner.SessionCreated) string {
+func bounds(p record.SessionCreated) string {
 	var parts []string
 	if p.Budget.Rounds != nil {
 		parts = append(parts, "at most "+count(int(*p.Budget.Rounds), "round"))
@@ -314,7 +315,7 @@ func (v *view) attested(a sandbox.Attestation, how string) []string {
 
 // message shows what the agent says beside its calls. The final answer is the
 // program's to print.
-func (v *view) message(m runner.Message) []string {
+func (v *view) message(m record.Message) []string {
 	if m.Role != loop.RoleAssistant {
 		return nil
 	}
@@ -387,7 +388,7 @@ func (v *view) regionWith(tail int, now time.Time, spinner string, cells int) []
 	return out
 }
 
-func decode[T runner.Payload](r runner.Record) T {
+func decode[T record.Payload](r record.Record) T {
 	var p T
 	// What our own encoder wrote decodes; a payload that was moved to a file
 	// shows as its empty self.

@@ -1,4 +1,4 @@
-package runner
+package record
 
 import (
 	"crypto/sha256"
@@ -63,8 +63,8 @@ type Recorder struct {
 	placed bool
 }
 
-// firstPrev stands before the first record.
-var firstPrev = strings.Repeat("0", 64)
+// FirstHash stands before the first record.
+var FirstHash = strings.Repeat("0", 64)
 
 // NewRecorder creates the trace and the folder for spilled values.
 func NewRecorder(opts RecorderOptions) (*Recorder, error) {
@@ -84,7 +84,7 @@ func NewRecorder(opts RecorderOptions) (*Recorder, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create trace: %w", err)
 	}
-	r := &Recorder{opts: opts, redact: redact.New(opts.Secrets), file: file, prev: firstPrev}
+	r := &Recorder{opts: opts, redact: redact.New(opts.Secrets), file: file, prev: FirstHash}
 	r.flushed = sync.NewCond(&r.mu)
 	return r, nil
 }

@@ -1,4 +1,4 @@
-package runner
+package record
 
 import "slices"
 
@@ -16,8 +16,8 @@ func AuditKinds() []Kind {
 	}
 }
 
-// audited says whether records of a kind are audit records.
-func audited(k Kind) bool { return slices.Contains(AuditKinds(), k) }
+// IsAudited says whether records of a kind are audit records.
+func IsAudited(k Kind) bool { return slices.Contains(AuditKinds(), k) }
 
 // AuditFile is what retention leaves of a trace: the records of [AuditKinds],
 // their lines as they were, and an [Omission] for each run of others.

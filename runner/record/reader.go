@@ -1,4 +1,4 @@
-package runner
+package record
 
 import (
 	"bufio"
@@ -27,7 +27,7 @@ type Trace struct {
 // damage are returned all the same.
 func ReadTrace(src io.Reader) (Trace, error) {
 	var t Trace
-	in := NewTraceReader(src)
+	in := NewReader(src)
 	for {
 		rec, err := in.Next()
 		if err != nil {
@@ -41,14 +41,14 @@ func ReadTrace(src io.Reader) (Trace, error) {
 	}
 }
 
-// TraceReader reads a trace line by line and verifies its chain: seq from 1
+// Reader reads a trace line by line and verifies its chain: seq from 1
 // without gaps, one session, and each line's hash in the next. It holds one
 // line. It reads traces that retention has shortened too, where an [Omission]
 // stands for the records that are gone. It belongs to one goroutine.
 //
 // A chain can't tell that whole records are missing at the end; a trace without
 // session.ended was cut short.
-type TraceReader struct {
+type Reader struct {
 	in      *bufio.Reader
 	line    int64
 	seq     int64
@@ -61,9 +61,9 @@ type TraceReader struct {
 	err     error
 }
 
-// TracePosition is a place between two lines of a trace, with what reading on
+// Position is a place between two lines of a trace, with what reading on
 // from there needs to verify the chain.
-type TracePosition struct {
+type Position struct {
 	// Offset is that of the next line in bytes, Line the number of lines before
 	// it, and Seq the number of the last record before it.
 	Offset, Line, Seq int64
@@ -71,29 +71,29 @@ type TracePosition struct {
 	Hash, Session string
 }
 
-// TraceStart returns the position before the first line.
-func TraceStart() TracePosition { return TracePosition{Hash: firstPrev} }
+// StartPosition returns the position before the first line.
+func StartPosition() Position { return Position{Hash: FirstHash} }
 
-// NewTraceReader reads from src, which stays the caller's.
-func NewTraceReader(src io.Reader) *TraceReader { return ResumeTraceReader(src, TraceStart()) }
+// NewReader reads from src, which stays the caller's.
+func NewReader(src io.Reader) *Reader { return ResumeReader(src, StartPosition()) }
 
-// ResumeTraceReader reads from src, which begins at the given position of a trace
+// ResumeReader reads from src, which begins at the given position of a trace
 // and stays the caller's.
-func ResumeTraceReader(src io.Reader, at TracePosition) *TraceReader {
-	return &TraceReader{
+func ResumeReader(src io.Reader, at Position) *Reader {
+	return &Reader{
 		in: bufio.NewReaderSize(src, MaxLineBytes), line: at.Line, seq: at.Seq, prev: at.Hash, session: at.Session, offset: at.Offset,
 	}
 }
 
 // Position returns the place behind the last good line.
-func (t *TraceReader) Position() TracePosition {
-	return TracePosition{Offset: t.offset, Line: t.line, Seq: t.seq, Hash: t.prev, Session: t.session}
+func (t *Reader) Position() Position {
+	return Position{Offset: t.offset, Line: t.line, Seq: t.seq, Hash: t.prev, Session: t.session}
 }
 
 // Next gives the next record. It ends with io.EOF; a torn last line is left
 // out. Damage is an error that wraps [ErrChain] and names the line, and comes
 // again however often it is called.
-func (t *TraceReader) Next() (Record, error) {
+func (t *Reader) Next() (Record, error) {
 	for t.err == nil {
 		rec, ok, err := t.next()
 		if err == nil && ok {
@@ -105,7 +105,7 @@ func (t *TraceReader) Next() (Record, error) {
 }
 
 // next reads one line; ok is false for an omission.
-func (t *TraceReader) next() (_ Record, ok bool, err error) {
+func (t *Reader) next() (_ Record, ok bool, err error) {
 	text, err := t.in.ReadSlice('\n')
 	t.line++
 	switch {
@@ -141,13 +141,13 @@ func (t *TraceReader) next() (_ Record, ok bool, err error) {
 }
 
 // omit goes on behind records that are gone.
-func (t *TraceReader) omit(o Omission) error {
+func (t *Reader) omit(o Omission) error {
 	switch {
 	case o.First != t.seq+1 || o.Last < o.First:
 		return t.damage(fmt.Errorf("records %d to %d are said to be gone, want some from %d", o.First, o.Last, t.seq+1))
 	case o.Prev != t.prev:
 		return t.damage(errors.New("prev is not the hash of the line before"))
-	case len(o.SHA256) != len(firstPrev) || strings.Trim(o.SHA256, "0123456789abcdef") != "":
+	case len(o.SHA256) != len(FirstHash) || strings.Trim(o.SHA256, "0123456789abcdef") != "":
 		return t.damage(errors.New("the hash of the records that are gone is none"))
 	}
 	t.omitted += o.Last - o.First + 1
@@ -155,12 +155,12 @@ func (t *TraceReader) omit(o Omission) error {
 	return nil
 }
 
-func (t *TraceReader) damage(err error) error {
+func (t *Reader) damage(err error) error {
 	return fmt.Errorf("line %d: %w: %w", t.line, ErrChain, err)
 }
 
 // follows says why rec can't be the next record, or nil.
-func (t *TraceReader) follows(rec Record) error {
+func (t *Reader) follows(rec Record) error {
 	switch {
 	case rec.SchemaVersion != SchemaVersion:
 		return fmt.Errorf("schema version %d, this program reads %d", rec.SchemaVersion, SchemaVersion)
@@ -176,14 +176,14 @@ func (t *TraceReader) follows(rec Record) error {
 
 // Line is the text of the record that Next gave last, without its newline; it
 // holds until the next call.
-func (t *TraceReader) Line() []byte { return t.text }
+func (t *Reader) Line() []byte { return t.text }
 
 // Hash is the hex SHA-256 of the last line: whoever notes it can tell later
 // that the trace up to there is the same.
-func (t *TraceReader) Hash() string { return t.prev }
+func (t *Reader) Hash() string { return t.prev }
 
 // Torn says, at the end, that the last line was cut short, as a crash leaves it.
-func (t *TraceReader) Torn() bool { return t.torn }
+func (t *Reader) Torn() bool { return t.torn }
 
 // Omitted is how many records retention has removed so far.
-func (t *TraceReader) Omitted() int64 { return t.omitted }
+func (t *Reader) Omitted() int64 { return t.omitted }

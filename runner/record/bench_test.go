@@ -1,4 +1,4 @@
-package runner
+package record
 
 import (
 	"fmt"
@@ -35,7 +35,7 @@ func benchRecorder(b *testing.B, writers, every int) {
 		syncs.Add(1)
 		return f.Sync()
 	}
-	p := ToolCalled{CallID: "tu_1", Name: "shell", InputHash: firstPrev, Summary: "sh test.sh"}
+	p := ToolCalled{CallID: "tu_1", Name: "shell", InputHash: FirstHash, Summary: "sh test.sh"}
 	spread(b, writers, func(i int) error {
 		if _, err := r.Write(Entry{Actor: ActorTool, Payload: p}); err != nil {
 			return err
@@ -56,7 +56,7 @@ func benchNaive(b *testing.B, writers int) {
 	}
 	defer r.Close()
 	var mu sync.Mutex
-	p := ToolCalled{CallID: "tu_1", Name: "shell", InputHash: firstPrev, Summary: "sh test.sh"}
+	p := ToolCalled{CallID: "tu_1", Name: "shell", InputHash: FirstHash, Summary: "sh test.sh"}
 	spread(b, writers, func(int) error {
 		mu.Lock()
 		defer mu.Unlock()

@@ -1,4 +1,4 @@
-package runner
+package record
 
 // Kind names what a record says; each has one payload type, see [Payloads].
 type Kind string

@@ -1,4 +1,4 @@
-package runner
+package record
 
 import (
 	"bytes"
@@ -21,7 +21,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files and docs/record.schema.json")
 
-const schemaFile = "../docs/record.schema.json"
+const schemaFile = "../../docs/record.schema.json"
 
 // golden gives the lines of one session that holds every kind, with fixed ids.
 func golden(t *testing.T) []byte {
@@ -106,7 +106,7 @@ func TestGoldenRecordsFitTheSchema(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(string(want), string(got)); diff != "" {
-		t.Errorf("%s is not what the types say; go test ./runner -update (-want +got):\n%s", schemaFile, diff)
+		t.Errorf("%s is not what the types say; go test ./runner/record -update (-want +got):\n%s", schemaFile, diff)
 	}
 	schema, err := recordtest.Compile(got)
 	if err != nil {
@@ -282,7 +282,7 @@ func decodePayload[P Payload](t *testing.T, rec Record) P {
 // TestDocsListEveryKind holds the table of docs/records.md against the
 // catalogue, and its last column against the audit.
 func TestDocsListEveryKind(t *testing.T) {
-	text, err := os.ReadFile("../docs/records.md")
+	text, err := os.ReadFile("../../docs/records.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -300,7 +300,7 @@ func TestDocsListEveryKind(t *testing.T) {
 		audit, ok := rows[p.Kind()]
 		if !ok {
 			t.Errorf("docs/records.md does not list %s", p.Kind())
-		} else if (audit == "yes") != audited(p.Kind()) {
+		} else if (audit == "yes") != IsAudited(p.Kind()) {
 			t.Errorf("docs/records.md says of %s that its audit is %q", p.Kind(), audit)
 		}
 	}

@@ -1,4 +1,4 @@
-package runner
+package record
 
 import (
 	"github.com/caisson-run/caisson/sandbox"

@@ -1,9 +1,6 @@
-// Package runner runs one session: it makes the sandbox, where a call may need
-// it, while the first model call is under way, wires tools to it, runs the loop,
-// writes the records, and takes everything down again.
-//
-// It is rank 4. It knows backends and models by their contracts only.
-package runner
+// Package record defines the records of a session: their envelope, their kinds with a
+// payload each, how they are written, and how a trace is read back and verified.
+package record
 
 import (
 	"encoding/json"

@@ -1,4 +1,4 @@
-package runner
+package record
 
 import (
 	"bytes"
@@ -21,7 +21,7 @@ type omissionLine struct {
 	Omitted Omission `json:"omitted"`
 }
 
-func encodeOmission(o Omission) ([]byte, error) { return json.Marshal(omissionLine{o}) }
+func EncodeOmission(o Omission) ([]byte, error) { return json.Marshal(omissionLine{o}) }
 
 // decodeOmission tells an omission from a record by how the line begins.
 func decodeOmission(text []byte) (Omission, bool) {
