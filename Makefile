@@ -18,7 +18,7 @@ RUNSC_MODULE := sandbox/oci/runsc
 TOOL := $(GO) tool -modfile=.ci/tools/go.mod
 
 .DEFAULT_GOAL := help
-.PHONY: help build caisson demo test race lint fmt fuzz conformance e2e bench cover count vuln mutate release check clean
+.PHONY: help build caisson demo test race lint fmt fuzz conformance e2e bench cover count vuln mutate man release check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9]*\):.*## /  \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -85,6 +85,9 @@ vuln: ## look for known vulnerabilities in what is linked (needs the network)
 
 check: ## format, vet, lint, layers and short tests: what to run before a commit
 	@sh .ci/check.sh
+
+man: ## write the man pages of the commands to bin/man
+	$(GO) test ./cmd/caisson -count=1 -run '^TestManPages$$' -man $(CURDIR)/$(BIN)/man
 
 release: ## build dist/caisson-GOOS-GOARCH: one file with caisson-guest and runsc inside
 	@sh .ci/release.sh
