@@ -5,10 +5,20 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
+	"syscall"
 
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/terminal"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/programs"
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
 // exitError ends the program with a status. What there is to tell was told.
@@ -66,4 +76,139 @@ func exitHelp(own map[int]string, others ...int) string {
 		}
 	}
 	return b.String()
+}
+
+// usageError is a command line that can't be understood.
+type usageError struct{ err error }
+
+func (u *usageError) Error() string { return u.err.Error() }
+func (u *usageError) Unwrap() error { return u.err }
+
+// failure turns any error into what people read and its exit status.
+func failure(err error) *runner.Error {
+	if e, ok := errors.AsType[*runner.Error](err); ok {
+		return e
+	}
+	if u, ok := errors.AsType[*usageError](err); ok {
+		return &runner.Error{Status: runner.ExitUsage, Problem: record.Problem{Cause: u.Error(), Mend: "caisson --help and caisson run --help list what there is."}}
+	}
+	if c, ok := errors.AsType[*config.Error](err); ok {
+		return &runner.Error{Status: runner.ExitConfig, Problem: record.Problem{Cause: c.Error(), Mend: sentence(c.Mend)}, Err: err}
+	}
+	problem := record.Problem{Cause: err.Error()}
+	switch missing, ok := errors.AsType[*programs.NotFoundError](err); {
+	case ok:
+		problem.Mend = installHint(missing.Name)
+		return &runner.Error{Status: runner.ExitSandboxStart, Problem: problem, Err: err}
+	case errors.Is(err, sandbox.ErrNoNamespaces):
+		return &runner.Error{Status: runner.ExitSandboxStart, Problem: record.Problem{Cause: err.Error(), Mend: runner.NamespacesHint}, Err: err}
+	case errors.Is(err, sandbox.ErrUnavailable), errors.Is(err, sandbox.ErrNotFound), errors.Is(err, sandbox.ErrUnsupported),
+		errors.Is(err, sandbox.ErrInvalid), errors.Is(err, tools.ErrSandboxStart):
+		problem.Mend = "caisson doctor says what this machine can run; --backend chooses another sandbox."
+		return &runner.Error{Status: runner.ExitSandboxStart, Problem: problem, Err: err}
+	}
+	return &runner.Error{Status: runner.ExitFailed, Problem: problem, Err: err}
+}
+
+// sentence makes a mend of the configuration's one of ours.
+func sentence(s string) string {
+	if s == "" {
+		return "Mend it there."
+	}
+	return strings.ToUpper(s[:1]) + s[1:] + "."
+}
+
+// report prints a failure on standard error, as one paragraph.
+func report(a *app, e *runner.Error) {
+	cause, _ := tools.Display(safeurl.InText(e.Cause))
+	mend, _ := tools.Display(safeurl.InText(e.Mend))
+	a.tell(strings.TrimRight(fmt.Sprintf("caisson: %s. %s", strings.TrimRight(cause, ".\n "), mend), " "))
+}
+
+// tell prints lines, which must be safe, on standard error. On a terminal they are
+// broken at blanks.
+func (a *app) tell(lines ...string) {
+	if a.terminal(a.stderr) {
+		columns, _ := a.size()
+		lines = terminal.Wrap(lines, columns)
+	}
+	for _, l := range lines {
+		fmt.Fprintln(a.stderr, l)
+	}
+}
+
+// handleSignals hands signals to the command that runs. One that waits for none,
+// or doesn't yet, is ended by the first.
+func handleSignals(a *app) (stop func()) {
+	in, out, done := a.signals, make(chan os.Signal, 4), make(chan struct{})
+	var handled atomic.Bool
+	a.signals, a.handled = out, &handled
+	go func() {
+		for {
+			select {
+			case sig := <-in:
+				if !handled.Load() {
+					a.exit(128 + number(sig))
+					return
+				}
+				select {
+				case out <- sig:
+				default: // more than four make no difference
+				}
+			case <-done:
+				return
+			}
+		}
+	}()
+	return func() { close(done) }
+}
+
+// listen returns the signals, which the caller handles from now on.
+func (a *app) listen() <-chan os.Signal {
+	if a.handled != nil {
+		a.handled.Store(true)
+	}
+	return a.signals
+}
+
+// interruptible cancels the context at the first signal, and closes force at
+// the second: a person who asks twice is not made to wait for commands to end.
+// The third ends the program where it stands; the sandbox's guest ends with it,
+// and the next start removes what is left. Nothing here waits for a writer: say
+// must return at once. stop ends the listening.
+func interruptible(parent context.Context, signals <-chan os.Signal, say func(string), exit func(int)) (ctx context.Context, force <-chan struct{}, cancel context.CancelCauseFunc, stop func()) {
+	ctx, cancel = context.WithCancelCause(parent)
+	forced, ended, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for n := 0; ; {
+			select {
+			case sig := <-signals:
+				switch n++; n {
+				case 1:
+					cancel(&runner.Interrupted{Signal: number(sig)})
+					say("stopping: what runs is being ended; once more to kill it at once")
+				case 2:
+					close(forced)
+					say("killing the sandbox; once more to end without waiting")
+				default:
+					exit(128 + number(sig))
+				}
+			case <-ended:
+				return
+			}
+		}
+	}()
+	return ctx, forced, cancel, func() {
+		close(ended)
+		<-done
+		cancel(nil)
+	}
+}
+
+func number(sig os.Signal) int {
+	if s, ok := sig.(syscall.Signal); ok {
+		return int(s)
+	}
+	return int(syscall.SIGINT)
 }

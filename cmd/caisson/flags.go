@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -53,4 +54,76 @@ func addSettings(cmd *cobra.Command, file *config.File) {
 
 func usage(format string, args ...any) error {
 	return &usageError{fmt.Errorf(format, args...)}
+}
+
+// helpColumns is the width of the flags in help.
+const helpColumns = 80
+
+// flagGroups are the groups of flags of commands that take settings, in their
+// order in help, with the flags that are no settings: those have a group of their
+// own in the table of settings. A flag in no group is in the first.
+var flagGroups = []flagGroup{
+	{"Task", []string{"workspace", "file", "apply", "profile", "require-trust", "ignore-project-config"}},
+	{"Model", []string{"no-stream"}},
+	{"Policy", nil},
+	{"Sandbox", []string{"submount"}},
+	{"Limits", nil},
+	{"Output", []string{"json", "output", "patch-out", "verbose", "help"}},
+}
+
+// flagGroup is one group of flags.
+type flagGroup struct {
+	title string
+	flags []string
+}
+
+// groupsByFlag returns the index of each flag's group.
+func groupsByFlag() map[string]int {
+	out, byTitle := map[string]int{}, map[string]int{}
+	for i, g := range flagGroups {
+		byTitle[g.title] = i
+		for _, name := range g.flags {
+			out[name] = i
+		}
+	}
+	for _, s := range config.Settings() {
+		if i, ok := byTitle[s.Group]; ok {
+			out[s.Flag] = i
+		}
+	}
+	return out
+}
+
+// setHelp has help show flags in groups, within the width of a terminal.
+func setHelp(root *cobra.Command) {
+	const plain = "Flags:\n{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}"
+	cobra.AddTemplateFunc("groupedFlags", groupedFlags)
+	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), plain, "{{groupedFlags .}}", 1))
+}
+
+// groupedFlags returns the flags of a command as help shows them: in groups
+// where it takes settings.
+func groupedFlags(cmd *cobra.Command) string {
+	local := cmd.LocalFlags()
+	if local.Lookup("backend") == nil {
+		return "Flags:\n" + usages(local)
+	}
+	groupOf := groupsByFlag()
+	sets := make([]*pflag.FlagSet, len(flagGroups))
+	for i, g := range flagGroups {
+		sets[i] = pflag.NewFlagSet(g.title, pflag.ContinueOnError)
+		sets[i].SortFlags = false
+	}
+	local.VisitAll(func(f *pflag.Flag) { sets[groupOf[f.Name]].AddFlag(f) })
+	var out []string
+	for i, g := range flagGroups {
+		if sets[i].HasAvailableFlags() {
+			out = append(out, g.title+":\n"+usages(sets[i]))
+		}
+	}
+	return strings.Join(out, "\n\n")
+}
+
+func usages(flags *pflag.FlagSet) string {
+	return strings.TrimRight(flags.FlagUsagesWrapped(helpColumns), " \n")
 }

@@ -5,9 +5,20 @@ package main
 
 import (
 	"context"
+	"io"
 	"os"
 	"os/signal"
+	"sync/atomic"
 	"syscall"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/term"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/sandbox"
 )
 
 // version is stamped by the build (-X main.version).
@@ -19,4 +30,95 @@ func main() {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	os.Exit(run(context.Background(), os.Args[1:], os.Environ(), standard(signals, os.Exit)))
+}
+
+// app is one start of the program: what it takes from outside, and its
+// environment. Tests have their own.
+type app struct {
+	deps
+	environ        environ
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	// signals delivers what ends a run; exit ends the program at once, for
+	// somebody who asked three times.
+	signals <-chan os.Signal
+	exit    func(status int)
+	// handled is set once a command handles signals itself; nil is no matter.
+	handled *atomic.Bool
+	// patience is how long the end of a run waits for a reader that reads
+	// nothing.
+	patience time.Duration
+	// stdinWait is how long a pipe beside a task is waited for.
+	stdinWait time.Duration
+	// terminal reports whether a stream is one; size returns the columns and rows of
+	// standard error.
+	terminal func(stream any) bool
+	size     func() (columns, rows int)
+	// pressed drops what was typed at standard input and reports whether a key was
+	// pressed within a time.
+	pressed func(ctx context.Context, wait time.Duration) (bool, error)
+}
+
+// deps is what sessions are made with.
+type deps struct {
+	// executable is the path of the program; programs are looked for beside it.
+	executable func() (string, error)
+	// backend makes a backend by its name: docker, gvisor or runc.
+	backend func(name string, s backendSettings) (sandbox.Backend, error)
+	// model makes the selected model. The function that comes with it ends it.
+	model func(m config.SelectedModel, s modelSettings) (loop.Model, func(), error)
+	// requirements is the administrator's file, owned by requirementsUID.
+	requirements    string
+	requirementsUID int
+}
+
+// backendSettings is what a backend is made from.
+type backendSettings struct {
+	stateDir string
+	guest    string // path of caisson-guest
+	runtime  string // path of runsc or runc; for docker the runtime's name, "" for the engine's own
+	host     string // docker only; "" means the environment and the contexts
+	environ  []string
+	// toolchains and mask are what image host has and hides beside /usr.
+	toolchains, mask []string
+	images           images.Source
+	logger           *zap.Logger
+}
+
+// modelSettings is what a model is made from besides its selection.
+type modelSettings struct {
+	stream bool
+	// differs is told what a replayed run did differently.
+	differs func(text string)
+	// retries is told of each retry of a request before the wait; nil is no matter.
+	retries func(text string)
+	logger  *zap.Logger
+}
+
+// standard returns the app of the real program.
+func standard(signals <-chan os.Signal, exit func(int)) app {
+	return app{
+		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, signals: signals, exit: exit, patience: patience, stdinWait: stdinWait,
+		terminal: isTerminal,
+		size: func() (int, int) {
+			if columns, rows, err := term.GetSize(int(os.Stderr.Fd())); err == nil && columns > 0 && rows > 0 {
+				return columns, rows
+			}
+			return 80, 24
+		},
+		pressed: func(ctx context.Context, wait time.Duration) (bool, error) {
+			return keyPressed(ctx, os.Stdin, wait)
+		},
+		deps: deps{
+			executable:   os.Executable,
+			backend:      makeBackend,
+			model:        makeModel,
+			requirements: "/etc/caisson/requirements.yaml",
+		},
+	}
+}
+
+func isTerminal(stream any) bool {
+	f, ok := stream.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
 }

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
+	"runtime/debug"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -11,6 +14,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ci"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
 // run executes the whole program and returns the exit status.
@@ -114,4 +118,103 @@ func noArgs(cmd *cobra.Command, args []string) error {
 		return usage("%s takes no arguments, got %q", cmd.CommandPath(), args[0])
 	}
 	return nil
+}
+
+// dataCommands write data that a file must get as it is: a patch, a program's
+// own output, records, a page.
+var dataCommands = []string{"caisson diff", "caisson sandbox exec", "caisson trace export", "caisson trace html"}
+
+// guardOutput puts a guard in front of the streams where a CI system's runner
+// would obey what they say. It returns nil elsewhere.
+func guardOutput(a *app) *ci.Guard {
+	g := ci.New(a.environ.get, a.stdout, a.stderr)
+	if g == nil {
+		return nil
+	}
+	a.stdout, a.stderr = g.Stdout(), g.Stderr()
+	isTerminal, exit := a.terminal, a.exit
+	a.terminal = func(stream any) bool {
+		if s, ok := stream.(*ci.Stream); ok {
+			return isTerminal(s.Unwrap())
+		}
+		return isTerminal(stream)
+	}
+	a.exit = func(status int) {
+		g.Close()
+		exit(status)
+	}
+	return g
+}
+
+// configureGuard tells the guard what a command writes to standard output.
+func configureGuard(g *ci.Guard, cmd *cobra.Command) {
+	path := cmd.CommandPath()
+	if asJSON := cmd.Flags().Lookup("json"); path == "caisson trace export" || asJSON != nil && asJSON.Value.String() == "true" {
+		g.WriteJSON()
+	}
+	if slices.Contains(dataCommands, path) {
+		g.KeepFiles()
+	}
+}
+
+// closeGuard ends the guard, and reports what it changed for good.
+func closeGuard(a *app, g *ci.Guard) {
+	if n := g.Escaped(); n > 0 {
+		fmt.Fprintf(a.stderr, "caisson: on standard output %s escaped, as in :\\u003a, so that the CI runner does not obey text; docs/ci.md says how to get it unchanged\n",
+			plural(n, "marker is", "markers are"))
+	}
+	g.Close()
+}
+
+func newVersionCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Long:  "Print the version, and what it was built with." + "\n" + exitHelp(nil),
+		Args:  noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			_, err := fmt.Fprintln(a.stdout, versionLine())
+			return err
+		},
+	}
+}
+
+func versionLine() string {
+	with := "no programs embedded"
+	if names := programs.Embedded(); len(names) > 0 {
+		with = "with " + strings.Join(names, " and ")
+	}
+	return fmt.Sprintf("caisson %s %s %s/%s, %s", programVersion(), runtime.Version(), runtime.GOOS, runtime.GOARCH, with)
+}
+
+// modulePath is the path of this module.
+const modulePath = "github.com/caisson-run/caisson"
+
+// installHint returns how a program that was not found is installed: in the way in
+// which this one was.
+func installHint(name string) string {
+	switch name {
+	case "caisson-guest", "runsc":
+	default:
+		return "Install it, or name it under programs: in the configuration."
+	}
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" && info.Main.Version != "(devel)" {
+		install := map[string]string{
+			"caisson-guest": modulePath + "/cmd/caisson-guest@" + info.Main.Version,
+			"runsc":         modulePath + "/sandbox/oci/runsc@latest",
+		}[name]
+		return "Install it beside caisson: CGO_ENABLED=0 go install " + install
+	}
+	return "Build it with make build, keep it beside caisson, or name it under programs: in the configuration."
+}
+
+// programVersion is what the build stamped, or what Go knows of the module.
+func programVersion() string {
+	if version != "" {
+		return version
+	}
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" && info.Main.Version != "(devel)" {
+		return info.Main.Version
+	}
+	return "devel"
 }

@@ -3,18 +3,25 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/openai"
+	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox/programs"
+	"github.com/caisson-run/caisson/tools/memory"
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
@@ -185,42 +192,75 @@ func urlSecrets(env environ, conf *config.Config) []redact.Secret {
 	return out
 }
 
-// readTask returns the task: the argument, a file, or standard input where "-"
-// alone says so. Beside another task, standard input is its context. "" is no task.
-func readTask(a *app, args []string, file string) (string, error) {
-	asked := slices.Contains(args, "-")
-	words := slices.DeleteFunc(slices.Clone(args), func(a string) bool { return a == "-" })
-	switch {
-	case len(words) > 1, len(args)-len(words) > 1:
-		return "", usage("one task, in quotes; got %d arguments", len(args))
-	case len(words) == 1 && file != "":
-		return "", usage("the task as an argument or by -f, not both")
-	case len(words) == 0 && file == "" && !asked:
-		return "", nil
-	case len(words) == 0 && file == "":
-		return readBounded(a.stdin, "standard input")
+// makeModel makes a real model. Its errors are a *runner.Error.
+func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), error) {
+	if m.Provider == "replay" {
+		model, err := replay.Open(m.Name, replay.Options{
+			Report: func(d replay.Difference) { s.differs(d.String()) }, Logger: s.logger,
+		})
+		if err != nil {
+			status := runner.ExitConfig
+			if errors.Is(err, fs.ErrNotExist) {
+				status = runner.ExitInput
+			}
+			return nil, nil, &runner.Error{Status: status, Err: err, Problem: record.Problem{
+				Cause: "the recording can't be played: " + err.Error(),
+				Mend:  "Name a script, a trace.jsonl or an ATIF file: --model replay/FILE.",
+			}}
+		}
+		return model, func() {}, nil
 	}
-	var task string
-	var err error
-	if len(words) == 1 {
-		task = words[0]
-	} else if task, err = readTaskFile(file); err != nil {
-		return "", err
-	}
-	context, err := readContext(a, asked)
-	if err != nil {
-		return "", err
-	}
-	return addContext(task, context), nil
-}
-
-func readTaskFile(file string) (string, error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return "", &runner.Error{Status: runner.ExitInput, Err: err, Problem: record.Problem{
-			Cause: fmt.Sprintf("the task can't be read: %v", err), Mend: "Name a file that is there.",
+	if m.APIKey == "" && m.KeyNeeded {
+		return nil, nil, &runner.Error{Status: runner.ExitAuth, Problem: record.Problem{
+			Cause: "there is no key for the model " + m.Provider + "/" + m.Name + ": " + m.KeyEnv + " is not set",
+			Mend:  "Set it to your key, or name another model with --model; --model replay/FILE needs none.",
 		}}
 	}
-	defer func() { _ = f.Close() }() // only read
-	return readBounded(f, file)
+	o := openai.Options{
+		Model: m.Name, BaseURL: m.BaseURL, APIKey: m.APIKey, Stream: s.stream, Temperature: m.Temperature,
+		MaxOutputTokens: m.MaxOutputTokens, Logger: s.logger,
+		MaxRetries: m.MaxRetries, MaxRetryDelay: m.MaxRetryDelay, HeaderTimeout: m.HeaderTimeout, IdleTimeout: m.IdleTimeout,
+	}
+	if s.retries != nil {
+		o.OnRetry = func(r openai.Retry) { s.retries(retryText(r)) }
+	}
+	if m.Price != nil {
+		o.Price = &openai.Price{Input: float64(m.Price.Input), CachedInput: float64(m.Price.CachedInput), Output: float64(m.Price.Output)}
+	}
+	model, err := openai.New(o)
+	if err != nil {
+		return nil, nil, &runner.Error{Status: runner.ExitConfig, Err: err, Problem: record.Problem{
+			Cause: "the model can't be used: " + err.Error(), Mend: "Check base_url and the model's profile.",
+		}}
+	}
+	return model, model.Close, nil
+}
+
+// retryText describes a retry of a model's request for people.
+func retryText(r openai.Retry) string {
+	failure := "no answer"
+	if r.Status != 0 {
+		failure = strings.TrimSpace(fmt.Sprintf("HTTP %d %s", r.Status, http.StatusText(r.Status)))
+	}
+	wait := r.Delay
+	if wait >= 10*time.Second {
+		wait = wait.Round(time.Second)
+	}
+	return fmt.Sprintf("model: %s, retry %d of %d in %s", failure, r.Number, r.Most, wait)
+}
+
+// task is what a recording's user asked for, or "".
+func task(m loop.Model) string {
+	if r, ok := m.(interface{ Task() string }); ok {
+		return r.Task()
+	}
+	return ""
+}
+
+// memory is where notes about the workspace are kept, nil where they are off.
+func (s *setup) memory() *memory.Store {
+	if on := s.conf.MemoryTools; on == nil || !*on {
+		return nil
+	}
+	return memory.NewStore(filepath.Join(s.environ.stateDir(), "memory"), s.workspace.Path)
 }
