@@ -11,6 +11,8 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 )
 
 // hostileText clears the screen, hides, sets a title and the clipboard, writes
@@ -59,7 +61,7 @@ func TestNothingHostileReachesATerminal(t *testing.T) {
 		w.app.stdin, w.app.stdout, w.app.stderr = slave, slave, slave
 		w.app.size = func() (int, int) { return 100, 30 }
 		w.app.pressed = func(ctx context.Context, _ time.Duration) (bool, error) {
-			return keyPressed(ctx, slave, time.Millisecond)
+			return ui.KeyPressed(ctx, slave, time.Millisecond)
 		}
 		status = run(context.Background(), args, w.env, w.app)
 		fmt.Fprint(slave, endMark)

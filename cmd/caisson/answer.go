@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/caisson-run/caisson/cmd/caisson/internal/terminal"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
@@ -127,7 +127,7 @@ func printAnswer(a *app, answer string) error {
 	if a.terminal(a.stdout) {
 		safe, _ := tools.DisplayLines(answer)
 		columns, _ := a.size()
-		answer = strings.Join(terminal.Wrap(strings.Split(safe, "\n"), columns), "\n")
+		answer = strings.Join(ui.Wrap(strings.Split(safe, "\n"), columns), "\n")
 	}
 	_, err := io.WriteString(a.stdout, withNewline(answer))
 	return err

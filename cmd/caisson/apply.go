@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/caisson-run/caisson/cmd/caisson/internal/terminal"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox/overlay"
@@ -135,7 +135,7 @@ func (k *keptChanges) status(ctx context.Context, r *overlay.Result, f applyFlag
 // tellApplied says what was done on standard error.
 func (k *keptChanges) tellApplied(r *overlay.Result, f applyFlags, err error) {
 	session := k.layers.Info().Session
-	k.tell(terminal.Failed(failures(r), k.colour))
+	k.tell(ui.Failed(failures(r), k.colour))
 	switch n := len(r.Applied); {
 	case r.Refused:
 		report(k.app, &runner.Error{Problem: record.Problem{

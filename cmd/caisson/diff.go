@@ -16,7 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
-	"github.com/caisson-run/caisson/cmd/caisson/internal/terminal"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/trace"
@@ -115,13 +115,13 @@ func (k *keptChanges) show(ctx context.Context, stat, asJSON, colour bool) error
 	case asJSON:
 		return k.json(changes, stats)
 	case stat:
-		for _, l := range terminal.Stat(runner.ListChanges(changes, stats), colour) {
+		for _, l := range ui.Stat(runner.ListChanges(changes, stats), colour) {
 			if _, err := io.WriteString(k.app.stdout, l+"\n"); err != nil {
 				return err
 			}
 		}
 	case k.app.terminal(k.app.stdout):
-		if _, err := io.WriteString(k.app.stdout, terminal.Diff(text.String(), colour)); err != nil {
+		if _, err := io.WriteString(k.app.stdout, ui.Diff(text.String(), colour)); err != nil {
 			return err
 		}
 	default:
@@ -358,8 +358,8 @@ func (k *keptChanges) tell(lines ...[]string) {
 // warn lists what a person should know before changes are applied.
 func (k *keptChanges) warn(c *overlay.Changes, o overlay.ApplyOptions) {
 	conflicts, left := runner.ChangeNotes(c.List, o)
-	k.tell(terminal.Conflicts(conflicts, k.colour), terminal.LeftOut(left, k.colour),
-		terminal.HostExecuted(runner.HostExecutedChanges(c, o), k.colour))
+	k.tell(ui.Conflicts(conflicts, k.colour), ui.LeftOut(left, k.colour),
+		ui.HostExecuted(runner.HostExecutedChanges(c, o), k.colour))
 	for _, dir := range c.Unread {
 		fmt.Fprintf(k.app.stderr, "! can't be read, and is not applied: %s\n", overlay.Quote(dir))
 	}

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
@@ -150,10 +151,10 @@ func (s *setup) state() finding {
 		f.Detail += ": " + err.Error()
 		f.Mend = "Make it writable, or set XDG_STATE_HOME to another folder."
 	case free < leastState:
-		f.Detail += fmt.Sprintf(" has %s free", size(free))
+		f.Detail += fmt.Sprintf(" has %s free", ui.FormatSize(free))
 		f.Mend = "Make room there, or set XDG_STATE_HOME to a folder on a larger disk."
 	default:
-		f = finding{Check: check, Result: resultOK, Detail: fmt.Sprintf("%s, %s free", dir, size(free))}
+		f = finding{Check: check, Result: resultOK, Detail: fmt.Sprintf("%s, %s free", dir, ui.FormatSize(free))}
 	}
 	return f
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/sandbox"
@@ -148,7 +149,7 @@ func (s *setup) imageStore() finding {
 	case err != nil:
 		return finding{Check: check, Result: resultWarning, Detail: fmt.Sprintf("%s: %v", there, err), Mend: "Set XDG_CACHE_HOME to a folder that you can write."}
 	case free < leastSpace:
-		return finding{Check: check, Result: resultWarning, Detail: fmt.Sprintf("%s has %s free", dir, size(free)), Mend: "caisson images prune --all frees what no session uses; or set XDG_CACHE_HOME to a larger disk."}
+		return finding{Check: check, Result: resultWarning, Detail: fmt.Sprintf("%s has %s free", dir, ui.FormatSize(free)), Mend: "caisson images prune --all frees what no session uses; or set XDG_CACHE_HOME to a larger disk."}
 	}
-	return finding{Check: check, Result: resultOK, Detail: fmt.Sprintf("%s, %s free", dir, size(free))}
+	return finding{Check: check, Result: resultOK, Detail: fmt.Sprintf("%s, %s free", dir, ui.FormatSize(free))}
 }

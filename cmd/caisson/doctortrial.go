@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/sandbox"
@@ -178,7 +179,7 @@ func strangeness(place, workspace string) int {
 func (s *setup) attested(a sandbox.Attestation, info sandbox.Info, took time.Duration, notes []string) finding {
 	memory := "memory without a limit"
 	if a.Limits.MemoryBytes > 0 {
-		memory = size(a.Limits.MemoryBytes) + " of memory"
+		memory = ui.FormatSize(a.Limits.MemoryBytes) + " of memory"
 	}
 	processes := "processes without a limit"
 	if a.Limits.PIDs > 0 {

@@ -12,7 +12,7 @@ import (
 	"syscall"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
-	"github.com/caisson-run/caisson/cmd/caisson/internal/terminal"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
@@ -130,7 +130,7 @@ func report(a *app, e *runner.Error) {
 func (a *app) tell(lines ...string) {
 	if a.terminal(a.stderr) {
 		columns, _ := a.size()
-		lines = terminal.Wrap(lines, columns)
+		lines = ui.Wrap(lines, columns)
 	}
 	for _, l := range lines {
 		fmt.Fprintln(a.stderr, l)
@@ -211,4 +211,13 @@ func number(sig os.Signal) int {
 		return int(s)
 	}
 	return int(syscall.SIGINT)
+}
+
+// writeTable writes a table to standard output, as wide as the terminal is.
+func (a *app) writeTable(rows [][]string) error {
+	columns := 0
+	if a.terminal(a.stdout) {
+		columns, _ = a.size()
+	}
+	return ui.WriteTable(a.stdout, columns, rows)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/store"
 	"github.com/caisson-run/caisson/runner"
@@ -73,13 +74,13 @@ func newImagesPullCommand(a *app) *cobra.Command {
 				return err
 			}
 			p := newPulling(a)
-			defer p.close()
+			defer p.Close()
 			ctx, _, _, stop := interruptible(cmd.Context(), a.listen(), func(string) {}, a.exit)
 			defer stop()
-			err = withImages(ctx, a, p.report, func(s *store.Store, _ *imageStore) error {
+			err = withImages(ctx, a, p.Report, func(s *store.Store, _ *imageStore) error {
 				for _, ref := range refs {
 					got, err := s.Pull(ctx, ref)
-					p.close()
+					p.Close()
 					if err != nil {
 						return err
 					}
@@ -210,16 +211,16 @@ func imageArguments(args []string) ([]images.Reference, error) {
 }
 
 // newPulling shows progress on standard error.
-func newPulling(a *app) *pulling {
-	p := &pulling{
-		say: func(text string) {
+func newPulling(a *app) *ui.PullProgress {
+	p := &ui.PullProgress{
+		Say: func(text string) {
 			safe, _ := tools.Display(text)
 			fmt.Fprintln(a.stderr, "caisson: "+safe) //nolint:errcheck // who does not read it does not want it
 		},
-		width: func() int { columns, _ := a.size(); return columns }, now: time.Now, pause: linePause,
+		Width: func() int { columns, _ := a.size(); return columns }, Now: time.Now, Pause: ui.LinePause,
 	}
 	if a.terminal(a.stderr) && a.environ.get("TERM") != "dumb" && a.environ.get("TERM") != "" {
-		p.bar = a.stderr
+		p.Bar = a.stderr
 	}
 	return p
 }
@@ -258,7 +259,7 @@ func showImages(w io.Writer, list []images.Image, asJSON bool, now time.Time) er
 		if i.InUse {
 			used = "now"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", name, shortDigest(i.Digest), i.Platform, size(i.Size), age(i.Pulled, now), used)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", name, shortDigest(i.Digest), i.Platform, ui.FormatSize(i.Size), age(i.Pulled, now), used)
 	}
 	return t.Flush()
 }
@@ -302,7 +303,7 @@ func showPruned(w io.Writer, p store.Pruned) error {
 	if p.Orphans > 0 {
 		line("removed  %d things that dead processes left half made", p.Orphans)
 	}
-	line("%s freed", size(p.Bytes))
+	line("%s freed", ui.FormatSize(p.Bytes))
 	return errors.Join(errs...)
 }
 

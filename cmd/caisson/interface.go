@@ -6,8 +6,9 @@ import (
 	"fmt"
 	"slices"
 	"sync/atomic"
+	"time"
 
-	"github.com/caisson-run/caisson/cmd/caisson/internal/terminal"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
@@ -21,6 +22,10 @@ const (
 	exitPipe = 128 + sigpipe
 )
 
+// patience is how long the end of a run waits for a writer that makes no
+// progress.
+const patience = 30 * time.Second
+
 // userInterface is how a run speaks: to a person, or by records. What it writes
 // goes through its outlet, so that no writer holds the session up.
 type userInterface struct {
@@ -28,10 +33,10 @@ type userInterface struct {
 	json        bool
 	colour      bool
 	interactive bool
-	render      *terminal.Renderer
+	render      *ui.Renderer
 	// out is what happens, on standard output with --json and on standard
 	// error without; tell is standard error: the same one, or its own.
-	out, tell *outlet
+	out, tell *ui.AsyncWriter
 	// broken is called when nobody reads the records any more.
 	broken func()
 	// finished says that the end was shown, or given up.
@@ -43,18 +48,18 @@ type userInterface struct {
 func newInterface(a *app, json bool) *userInterface {
 	live := a.terminal(a.stderr) && a.environ.get("TERM") != "dumb" && a.environ.get("TERM") != ""
 	u := &userInterface{
-		app: a, json: json, broken: func() {}, out: newOutlet(),
+		app: a, json: json, broken: func() {}, out: ui.NewAsyncWriter(),
 		colour:      live && a.environ.get("NO_COLOR") == "",
 		interactive: !json && a.terminal(a.stdin) && a.terminal(a.stderr),
 	}
 	if u.tell = u.out; json {
-		u.tell = newOutlet()
+		u.tell = ui.NewAsyncWriter()
 	}
-	opts := terminal.Options{Out: a.stderr, Live: live && !json, Colour: u.colour, Reflow: reflows(a.environ)}
+	opts := ui.Options{Out: a.stderr, Live: live && !json, Colour: u.colour, Reflow: reflows(a.environ)}
 	if a.terminal(a.stderr) {
 		opts.Size = a.size
 	}
-	u.render = terminal.New(opts)
+	u.render = ui.New(opts)
 	return u
 }
 
@@ -79,9 +84,9 @@ func (u *userInterface) close(ctx context.Context) {
 
 // flush writes what waits, and says whether all of it was.
 func (u *userInterface) flush(ctx context.Context) bool {
-	all := u.out.close(ctx, u.app.patience, u.interactive)
+	all := u.out.Close(ctx, u.app.patience, u.interactive)
 	if u.tell != u.out {
-		all = u.tell.close(ctx, u.app.patience, false) && all
+		all = u.tell.Close(ctx, u.app.patience, false) && all
 	}
 	return all
 }
@@ -104,7 +109,7 @@ func (u *userInterface) broker() *tools.Broker {
 		return nil
 	}
 	b := tools.NewBroker(tools.BrokerOptions{})
-	b.Attach("terminal", &orderedApprover{u.out, &terminal.Prompt{
+	b.Attach("terminal", &orderedApprover{u.out, &ui.Prompt{
 		In: u.app.stdin, Out: u.render, Pressed: u.app.pressed, Pending: b.Pending,
 	}})
 	return b
@@ -112,13 +117,13 @@ func (u *userInterface) broker() *tools.Broker {
 
 // orderedApprover asks once everything that happened before is shown.
 type orderedApprover struct {
-	out    *outlet
+	out    *ui.AsyncWriter
 	person tools.Approver
 }
 
 // Approve implements tools.Approver.
 func (a *orderedApprover) Approve(ctx context.Context, c tools.Confirmation) (tools.Answer, error) {
-	if err := a.out.drain(ctx); err != nil {
+	if err := a.out.Drain(ctx); err != nil {
 		return tools.Answer{}, fmt.Errorf("ask: %w", err)
 	}
 	type reply struct {
@@ -143,11 +148,11 @@ func (a *orderedApprover) Approve(ctx context.Context, c tools.Confirmation) (to
 // record passes a record on and never waits.
 func (u *userInterface) record(r record.Record, line []byte) {
 	if !u.json {
-		u.out.put(len(line), func() { u.render.Record(r) })
+		u.out.Queue(len(line), func() { u.render.Record(r) })
 		return
 	}
 	line = append(slices.Clip(line), '\n')
-	u.out.put(len(line), func() {
+	u.out.Queue(len(line), func() {
 		if _, err := u.app.stdout.Write(line); err != nil {
 			u.broken()
 		}
@@ -156,14 +161,14 @@ func (u *userInterface) record(r record.Record, line []byte) {
 
 func (u *userInterface) live(d runner.Delta) {
 	if !u.json {
-		u.out.try(len(d.Text), func() { u.render.Delta(d) })
+		u.out.QueueOptional(len(d.Text), func() { u.render.Delta(d) })
 	}
 }
 
 // say tells a person something, on standard error, and returns at once.
 func (u *userInterface) say(text string) {
 	safe, _ := tools.Display(text)
-	u.tell.try(len(safe), func() { u.render.Print("caisson: " + safe) })
+	u.tell.QueueOptional(len(safe), func() { u.render.Print("caisson: " + safe) })
 }
 
 // note is say for what belongs into the records too.
@@ -190,7 +195,7 @@ func (u *userInterface) finish(ctx context.Context, r runner.Report, answer *ans
 		return r.ExitStatus // the trace has everything
 	}
 	if !u.json {
-		u.render.Print(terminal.Summary(r, u.colour)...)
+		u.render.Print(ui.Summary(r, u.colour)...)
 	}
 	u.render.Close()
 	if !u.json {
@@ -219,5 +224,5 @@ func (u *userInterface) reportEnd(r runner.Report) {
 
 // problem tells what went wrong beside the records.
 func (u *userInterface) problem(p record.Problem) {
-	u.tell.put(len(p.Cause), func() { report(u.app, &runner.Error{Problem: p}) })
+	u.tell.Queue(len(p.Cause), func() { report(u.app, &runner.Error{Problem: p}) })
 }

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 )
 
 // onNewTerminal runs the world once more, on a terminal of its own.
@@ -18,7 +20,7 @@ func (w *world) onNewTerminal(t *testing.T, answers []string, args ...string) (s
 	one.app.stdin, one.app.stdout, one.app.stderr = slave, &bytes.Buffer{}, slave
 	one.app.size = func() (int, int) { return 100, 30 }
 	one.app.pressed = func(ctx context.Context, _ time.Duration) (bool, error) {
-		return keyPressed(ctx, slave, time.Millisecond)
+		return ui.KeyPressed(ctx, slave, time.Millisecond)
 	}
 	one.env = append(append([]string{}, w.env...), "TERM=xterm")
 	status = one.run(append([]string{"--timeout", "1m"}, args...)...)

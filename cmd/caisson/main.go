@@ -16,6 +16,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/sandbox"
@@ -107,7 +108,7 @@ func standard(signals <-chan os.Signal, exit func(int)) app {
 			return 80, 24
 		},
 		pressed: func(ctx context.Context, wait time.Duration) (bool, error) {
-			return keyPressed(ctx, os.Stdin, wait)
+			return ui.KeyPressed(ctx, os.Stdin, wait)
 		},
 		deps: deps{
 			executable:   os.Executable,

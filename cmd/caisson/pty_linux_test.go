@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -146,7 +147,7 @@ func onTerminal(t *testing.T, term string, answers []string, turns string, args 
 	w.app.stdin, w.app.stdout, w.app.stderr = slave, &out, slave
 	w.app.size = func() (int, int) { return 100, 30 }
 	w.app.pressed = func(ctx context.Context, _ time.Duration) (bool, error) {
-		return keyPressed(ctx, slave, time.Millisecond)
+		return ui.KeyPressed(ctx, slave, time.Millisecond)
 	}
 	w.env = append(w.env, "TERM="+term)
 	status = w.run(args...)
@@ -234,7 +235,7 @@ func TestKeysBeforeAQuestionAnswerNothing(t *testing.T) {
 		w.app.size = func() (int, int) { return 100, 30 }
 		w.app.pressed = nil
 		if dropped {
-			w.app.pressed = func(ctx context.Context, wait time.Duration) (bool, error) { return keyPressed(ctx, slave, wait) }
+			w.app.pressed = func(ctx context.Context, wait time.Duration) (bool, error) { return ui.KeyPressed(ctx, slave, wait) }
 		}
 		w.env = append(w.env, "TERM=xterm")
 		typing := make(chan struct{})
@@ -268,7 +269,7 @@ func TestKeysThatComeEarlyAreDropped(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if pressed, err := keyPressed(t.Context(), slave, time.Millisecond); pressed || err != nil {
+	if pressed, err := ui.KeyPressed(t.Context(), slave, time.Millisecond); pressed || err != nil {
 		t.Errorf("a quiet keyboard: %t, %v", pressed, err)
 	}
 	keys, end := context.WithCancel(t.Context())
@@ -277,14 +278,14 @@ func TestKeysThatComeEarlyAreDropped(t *testing.T) {
 			fmt.Fprint(master, "y")
 		}
 	}()
-	pressed, err := keyPressed(t.Context(), slave, time.Minute)
+	pressed, err := ui.KeyPressed(t.Context(), slave, time.Minute)
 	if end(); !pressed || err != nil {
 		t.Errorf("a key: %t, %v", pressed, err)
 	}
 	cause := errors.New("over")
 	ended, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)
-	if _, err := keyPressed(ended, slave, time.Minute); !errors.Is(err, cause) {
+	if _, err := ui.KeyPressed(ended, slave, time.Minute); !errors.Is(err, cause) {
 		t.Errorf("after the end: %v", err)
 	}
 	after, err := unix.IoctlGetTermios(int(slave.Fd()), unix.TCGETS)

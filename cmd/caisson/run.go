@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
@@ -209,7 +210,7 @@ func (s *setup) world(ctx context.Context, u teller) (runner.Options, error) {
 	if !s.conf.AllowedImage(image.String()) {
 		return o, &config.Error{Where: "requirements", Message: "image " + image.String() + " is not allowed on this machine", Mend: "choose what the administrator's file allows"}
 	}
-	s.backends.images.report = (&pulling{say: u.say, now: time.Now, pause: linePause}).report
+	s.backends.images.report = (&ui.PullProgress{Say: u.say, Now: time.Now, Pause: ui.LinePause}).Report
 	resources, err := s.conf.SandboxResources()
 	if err != nil {
 		return o, err
@@ -296,7 +297,7 @@ func readContext(a *app, asked bool) (string, error) {
 			return "", nil
 		case info.Mode().IsRegular():
 		case info.Mode()&(os.ModeNamedPipe|os.ModeSocket) != 0:
-			if !waitReadable(f, a.stdinWait) {
+			if !ui.WaitReadable(f, a.stdinWait) {
 				fmt.Fprintln(a.stderr, "caisson: standard input is an open pipe that says nothing, and is left out; - beside the task waits for it, </dev/null closes it")
 				return "", nil
 			}
@@ -323,7 +324,7 @@ type patientReader struct{ f *os.File }
 
 // Read implements io.Reader.
 func (r patientReader) Read(p []byte) (int, error) {
-	if !waitReadable(r.f, stdinSilence) {
+	if !ui.WaitReadable(r.f, stdinSilence) {
 		return 0, errSilent
 	}
 	return r.f.Read(p)

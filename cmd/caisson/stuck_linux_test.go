@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"fmt"
-	"io"
 	"os"
 	"strings"
 	"syscall"
@@ -77,38 +76,4 @@ func TestThreeSignalsEndTheProgram(t *testing.T) {
 		t.Errorf("status %d, cancelled %v", got, ctx.Err())
 	}
 	<-force
-}
-
-// blocked is a writer that never returns until it is let go.
-type blocked struct{ free chan struct{} }
-
-func (b blocked) Write(p []byte) (int, error) {
-	<-b.free
-	return len(p), nil
-}
-
-func TestOutletGivesUpAndKeepsOrder(t *testing.T) {
-	o := newOutlet()
-	var got []int
-	for i := range 100 {
-		o.put(1, func() { got = append(got, i) })
-	}
-	if !o.close(t.Context(), time.Minute, false) {
-		t.Fatal("not all was written")
-	}
-	for i, v := range got {
-		if i != v {
-			t.Fatalf("write %d came at place %d", v, i)
-		}
-	}
-	held := blocked{make(chan struct{})}
-	defer close(held.free)
-	o = newOutlet()
-	o.put(1, func() { _, _ = io.WriteString(held, "x") })
-	if o.put(outletBytes, func() {}) || o.put(1, func() {}) {
-		t.Error("more than the bound was taken, or something after the gap")
-	}
-	if o.close(t.Context(), 10*time.Millisecond, false) {
-		t.Error("a writer that is held has written")
-	}
 }

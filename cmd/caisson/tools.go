@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
-	"github.com/caisson-run/caisson/cmd/caisson/internal/terminal"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
@@ -164,7 +164,7 @@ func tabulateTools(a *app, list []listedTool) error {
 		}
 		rows = append(rows, []string{string(one.Name), string(one.Class), string(one.Runs), mode, what})
 	}
-	return writeTable(a, rows)
+	return a.writeTable(rows)
 }
 
 func describeTools(w io.Writer, list []listedTool) error {
@@ -283,7 +283,7 @@ func callTool(ctx context.Context, a *app, f callFlags, args []string) error {
 	o.Mirror = func(r record.Record, _ []byte) {
 		m.watch(r)
 		if isWarning(r) {
-			u.out.put(len(r.Payload), func() { u.render.Record(r) })
+			u.out.Queue(len(r.Payload), func() { u.render.Record(r) })
 		}
 	}
 	o.Force, o.Warner = force, func(warn func(string)) { u.warn.Store(&warn) }
@@ -379,7 +379,7 @@ func (u *userInterface) called(ctx context.Context, r runner.Report, m *caller, 
 	if u.flush(ctx) {
 		u.render.Close()
 	}
-	for _, l := range terminal.Notices(r, u.colour) {
+	for _, l := range ui.Notices(r, u.colour) {
 		fmt.Fprintln(u.app.stderr, l)
 	}
 	u.reportEnd(r)

@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
-	"github.com/caisson-run/caisson/cmd/caisson/internal/terminal"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/trace"
@@ -115,7 +115,7 @@ func showSessions(a *app, list []trace.Entry, asJSON bool, limit int) error {
 	for _, e := range list {
 		rows = append(rows, []string{e.Session, begunText(e.Begun, "2006-01-02 15:04"), stateText(e), wallText(e), costText(e), taskText(e)})
 	}
-	if err := writeTable(a, rows); err != nil {
+	if err := a.writeTable(rows); err != nil {
 		return err
 	}
 	if limit > 0 && len(list) == limit {
@@ -216,7 +216,7 @@ func newTraceShowCommand(a *app) *cobra.Command {
 			o.Colour = colours(a, a.stdout)
 			if a.terminal(a.stdout) {
 				columns, _ := a.size()
-				o.Wrap = func(line, indent string) []string { return terminal.WrapWords(line, columns-1, indent) }
+				o.Wrap = func(line, indent string) []string { return ui.WrapWords(line, columns-1, indent) }
 			}
 			ctx := cmd.Context()
 			if follow {

@@ -1,4 +1,4 @@
-package main
+package ui
 
 import (
 	"bytes"
@@ -21,8 +21,7 @@ func TestWriteTable(t *testing.T) {
 			"漢字  none\n",
 	} {
 		var out bytes.Buffer
-		d := app{stdout: &out, terminal: func(any) bool { return columns > 0 }, size: func() (int, int) { return columns, 24 }}
-		if err := writeTable(&d, rows); err != nil {
+		if err := WriteTable(&out, columns, rows); err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(want, out.String()); diff != "" {

@@ -1,24 +1,19 @@
-package main
+package ui
 
 import (
 	"io"
 	"strings"
 
 	"github.com/charmbracelet/x/ansi"
-
-	"github.com/caisson-run/caisson/cmd/caisson/internal/terminal"
 )
 
 // minLastColumn is the room that a table's last column needs beside the others.
 const minLastColumn = 20
 
-// writeTable prints rows of safe cells in columns on standard output. On a terminal the
-// last column is broken at blanks, or begins a line of its own where it has no room.
-func writeTable(a *app, rows [][]string) error {
-	columns := 0
-	if a.terminal(a.stdout) {
-		columns, _ = a.size()
-	}
+// WriteTable writes rows of safe cells in columns. On a terminal of so many columns,
+// 0 for none, the last one is broken at blanks, or begins a line of its own if it has
+// no room.
+func WriteTable(w io.Writer, columns int, rows [][]string) error {
 	last := len(rows[0]) - 1
 	widths := make([]int, last)
 	indent := 0
@@ -40,15 +35,15 @@ func writeTable(a *app, rows [][]string) error {
 		case row[last] == "":
 		case columns > 0 && columns-indent < minLastColumn:
 			below = "  "
-			cells = append([]string{""}, terminal.Wrap(cells, columns-len(below))...)
+			cells = append([]string{""}, Wrap(cells, columns-len(below))...)
 		case columns > 0:
-			cells = terminal.Wrap(cells, columns-indent)
+			cells = Wrap(cells, columns-indent)
 		}
 		line.WriteString(strings.Join(cells, "\n"+below))
 		for l := range strings.SplitSeq(line.String(), "\n") {
 			b.WriteString(strings.TrimRight(l, " ") + "\n")
 		}
 	}
-	_, err := io.WriteString(a.stdout, b.String())
+	_, err := io.WriteString(w, b.String())
 	return err
 }

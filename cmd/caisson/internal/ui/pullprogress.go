@@ -1,4 +1,4 @@
-package main
+package ui
 
 import (
 	"fmt"
@@ -13,17 +13,17 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// pulling tells people how the fetching of images goes on: with a bar on a
-// terminal, else with a line now and then. It is safe for concurrent use.
-type pulling struct {
-	// say writes one line.
-	say func(text string)
-	// bar is a terminal that can go back to the start of a line; nil is none.
-	bar   io.Writer
-	width func() int
-	now   func() time.Time
-	// pause is the time between two lines about one image.
-	pause time.Duration
+// PullProgress shows the progress of fetched images: with a bar on a terminal,
+// with a line now and then elsewhere. It is safe for concurrent use.
+type PullProgress struct {
+	// Say writes one line.
+	Say func(text string)
+	// Bar is a terminal that can go back to the start of a line; nil for none.
+	Bar   io.Writer
+	Width func() int
+	Now   func() time.Time
+	// Pause is the time between two lines about one image.
+	Pause time.Duration
 
 	mu     sync.Mutex
 	states map[string]*pullState
@@ -39,12 +39,12 @@ type pullState struct {
 	text   string // of the builder
 }
 
-// linePause is the time between two lines about one image where there is no
+// LinePause is the time between two lines about one image where there is no
 // bar: a person sees that it goes on, and a log stays short.
-const linePause = 5 * time.Second
+const LinePause = 5 * time.Second
 
-// report takes a report of the store.
-func (p *pulling) report(r store.Progress) {
+// Report shows a report of the store.
+func (p *PullProgress) Report(r store.Progress) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	name := r.Reference.String()
@@ -67,7 +67,7 @@ func (p *pulling) report(r store.Progress) {
 		delete(p.states, name)
 		p.erase()
 		if s.begun {
-			p.say(fmt.Sprintf("image %s is there%s", name, s.total()))
+			p.Say(fmt.Sprintf("image %s is there%s", name, s.total()))
 		}
 		return
 	}
@@ -77,14 +77,14 @@ func (p *pulling) report(r store.Progress) {
 }
 
 // show tells where an image is.
-func (p *pulling) show(name string, phase store.Phase, s *pullState) {
+func (p *PullProgress) show(name string, phase store.Phase, s *pullState) {
 	text := "image " + name + ": " + s.describe(phase)
-	now := p.now()
+	now := p.Now()
 	switch {
-	case p.bar != nil:
+	case p.Bar != nil:
 		p.draw(text, s)
-	case !s.begun || now.Sub(s.last) >= p.pause:
-		p.say(text)
+	case !s.begun || now.Sub(s.last) >= p.Pause:
+		p.Say(text)
 		s.last = now
 	}
 	s.begun = true
@@ -104,46 +104,46 @@ func (s *pullState) describe(phase store.Phase) string {
 		return "taking it from the engine"
 	case store.PhaseUnpack:
 		done, _ := sum(s.unpack)
-		return "unpacking, " + size(done)
+		return "unpacking, " + FormatSize(done)
 	}
 	done, total := sum(s.layers)
 	if done == 0 {
 		return "fetching"
 	}
 	if total > done {
-		return fmt.Sprintf("downloading, %s of %s", size(done), size(total))
+		return fmt.Sprintf("downloading, %s of %s", FormatSize(done), FormatSize(total))
 	}
-	return "downloading, " + size(done)
+	return "downloading, " + FormatSize(done)
 }
 
 // total says how much was downloaded.
 func (s *pullState) total() string {
 	if done, _ := sum(s.layers); done > 0 {
-		return ", " + size(done) + " downloaded"
+		return ", " + FormatSize(done) + " downloaded"
 	}
 	return ""
 }
 
 // draw writes the line with its bar over the one before.
-func (p *pulling) draw(text string, s *pullState) {
+func (p *PullProgress) draw(text string, s *pullState) {
 	safe, _ := tools.Display(text)
 	if done, total := sum(s.layers); total > 0 && len(s.unpack) == 0 {
-		safe = bar(done, total, 20) + " " + safe
+		safe = progressBar(done, total, 20) + " " + safe
 	}
-	fmt.Fprintf(p.bar, "\r\x1b[K%s", ansi.Truncate(safe, max(p.width()-1, 10), "…"))
+	fmt.Fprintf(p.Bar, "\r\x1b[K%s", ansi.Truncate(safe, max(p.Width()-1, 10), "…"))
 	p.drawn = true
 }
 
-// erase takes the bar away.
-func (p *pulling) erase() {
+// erase removes the bar.
+func (p *PullProgress) erase() {
 	if p.drawn {
-		fmt.Fprint(p.bar, "\r\x1b[K")
+		fmt.Fprint(p.Bar, "\r\x1b[K")
 		p.drawn = false
 	}
 }
 
-// close takes away what a fetching that failed left.
-func (p *pulling) close() {
+// Close removes the bar of a fetch that failed.
+func (p *PullProgress) Close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.erase()
@@ -157,14 +157,14 @@ func sum(layers map[string]store.Progress) (done, total int64) {
 	return done, total
 }
 
-// bar is a bar of so many cells.
-func bar(done, total int64, cells int) string {
+// progressBar returns a bar of so many cells.
+func progressBar(done, total int64, cells int) string {
 	full := int(min(max(done, 0), total) * int64(cells) / total)
 	return strings.Repeat("█", full) + strings.Repeat("░", cells-full)
 }
 
-// size writes a number of bytes as people do.
-func size(n int64) string {
+// FormatSize returns a number of bytes with a unit, such as 1.5 MiB.
+func FormatSize(n int64) string {
 	switch {
 	case n >= 1<<30:
 		return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))

@@ -1,4 +1,4 @@
-package main
+package ui
 
 import (
 	"context"
@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// keyPressed drops what was typed at a terminal and not read, waits for a key, and
+// KeyPressed drops what was typed at a terminal and not read, waits for a key, and
 // reports whether one was pressed, which it drops too. Meanwhile the terminal neither
 // collects lines nor echoes.
-func keyPressed(ctx context.Context, tty *os.File, wait time.Duration) (pressed bool, err error) {
+func KeyPressed(ctx context.Context, tty *os.File, wait time.Duration) (pressed bool, err error) {
 	fd := int(tty.Fd())
 	lines, err := unix.IoctlGetTermios(fd, unix.TCGETS)
 	if err != nil {

@@ -1,6 +1,6 @@
 //go:build unix
 
-package main
+package ui
 
 import (
 	"os"
@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// waitReadable reports whether a file has something to read, or its end, within
+// WaitReadable reports whether a file has something to read, or its end, within
 // a time. Nothing is read.
-func waitReadable(f *os.File, limit time.Duration) bool {
+func WaitReadable(f *os.File, limit time.Duration) bool {
 	end := time.Now().Add(limit)
 	for {
 		fds := []unix.PollFd{{Fd: int32(f.Fd()), Events: unix.POLLIN}}

@@ -1,0 +1,158 @@
+package ui
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+const (
+	// asyncBytes bounds what is queued: far more than the records of an ordinary
+	// session.
+	asyncBytes = 64 << 20
+	// liveBytes is the backlog beyond which optional writes are left out.
+	liveBytes = 256 << 10
+	// hurryParts is the part of its limit that Close waits after an interruption.
+	hurryParts = 15
+)
+
+// AsyncWriter writes in one goroutine of its own, so that a session never waits
+// for a terminal that is held or a pipe without a reader. Its methods are safe
+// for concurrent use.
+type AsyncWriter struct {
+	mu      sync.Mutex
+	waiting []write
+	bytes   int
+	dropped bool
+	closed  bool
+	wake    chan struct{}
+	// idle is closed and made anew each time that nothing waits.
+	idle chan struct{}
+	done chan struct{}
+	// written counts, so that an end can see progress.
+	written int
+}
+
+type write struct {
+	size int
+	do   func()
+}
+
+// NewAsyncWriter returns a writer that Close ends.
+func NewAsyncWriter() *AsyncWriter {
+	w := &AsyncWriter{wake: make(chan struct{}, 1), idle: make(chan struct{}), done: make(chan struct{})}
+	go w.run()
+	return w
+}
+
+func (w *AsyncWriter) run() {
+	defer close(w.done)
+	for {
+		w.mu.Lock()
+		if len(w.waiting) == 0 {
+			close(w.idle)
+			w.idle = make(chan struct{})
+			if w.closed {
+				w.mu.Unlock()
+				return
+			}
+			w.mu.Unlock()
+			<-w.wake
+			continue
+		}
+		next := w.waiting[0]
+		w.mu.Unlock()
+		next.do()
+		w.mu.Lock()
+		w.waiting = w.waiting[1:]
+		w.bytes -= next.size
+		w.written++
+		w.mu.Unlock()
+	}
+}
+
+// Queue queues a write of about size bytes and reports whether it did. After a
+// write for which there was no room, it queues none: records have no gaps.
+func (w *AsyncWriter) Queue(size int, do func()) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.dropped || w.closed || w.bytes+size > asyncBytes {
+		w.dropped = true
+		return false
+	}
+	w.add(size, do)
+	return true
+}
+
+// QueueOptional queues a write that can be left out.
+func (w *AsyncWriter) QueueOptional(size int, do func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.dropped && !w.closed && w.bytes+size <= liveBytes {
+		w.add(size, do)
+	}
+}
+
+func (w *AsyncWriter) add(size int, do func()) {
+	w.waiting = append(w.waiting, write{size, do})
+	w.bytes += size
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Drain waits until everything is written. Its error is the cause of ctx.
+func (w *AsyncWriter) Drain(ctx context.Context) error {
+	w.mu.Lock()
+	idle, empty := w.idle, len(w.waiting) == 0
+	w.mu.Unlock()
+	if empty {
+		return nil
+	}
+	select {
+	case <-idle:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Close accepts no more writes, waits for those that are queued, and reports
+// whether all were written. It gives up when nothing was written for the time
+// limit, unless forever is set; once ctx has ended, after a part of limit.
+func (w *AsyncWriter) Close(ctx context.Context, limit time.Duration, forever bool) bool {
+	w.mu.Lock()
+	w.closed = true
+	last := w.written
+	w.mu.Unlock()
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+	for {
+		var after <-chan time.Time
+		ended := ctx.Done()
+		switch {
+		case ctx.Err() != nil:
+			after, ended = time.After(limit/hurryParts), nil
+		case !forever:
+			after = time.After(limit)
+		}
+		select {
+		case <-w.done:
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return !w.dropped
+		case <-ended:
+		case <-after:
+			w.mu.Lock()
+			stuck := w.written == last
+			last = w.written
+			w.mu.Unlock()
+			if stuck {
+				return false
+			}
+		}
+	}
+}
