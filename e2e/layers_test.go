@@ -39,16 +39,19 @@ var ranks = map[string]int{
 	"sandbox/overlay": 1,
 	"tools":           1,
 
-	"images/store": 2,
+	"sandbox/internal/lifecycle": 2,
 
-	"sandbox/docker": 2,
-	"sandbox/oci":    2,
-	"sandbox/pool":   2,
-	"tools/shell":    2,
-	"tools/fetch":    2,
-	"tools/file":     2,
-	"tools/memory":   2,
-	"tools/verify":   2,
+	"images/store": 3,
+
+	"sandbox/docker": 3,
+	"sandbox/oci":    3,
+	"sandbox/pool":   3,
+
+	"tools/shell":  2,
+	"tools/fetch":  2,
+	"tools/file":   2,
+	"tools/memory": 2,
+	"tools/verify": 2,
 
 	"loop":        3,
 	"loop/openai": 3,
@@ -126,6 +129,7 @@ func TestLayersCatches(t *testing.T) {
 		{"loop/openai", "loop", ""},
 		{"cmd/caisson", "sandbox/docker", ""},
 		{"sandbox/docker", "sandbox/internal/owner", ""},
+		{"sandbox/docker", "sandbox/internal/lifecycle", ""},
 		{"sandbox/docker", "sandbox/docker/internal/api", ""},
 		{"sandbox/internal/workmount", "sandbox/internal/owner", ""},
 		{"sandbox/internal/owner", "sandbox", ""},
@@ -301,8 +305,12 @@ func mayImport(from string, fromRank int, to string, toRank int) bool {
 	return toRank < fromRank || from != to && below(from, to)
 }
 
-// rankOf gives the rank of a package; an internal one has its owner's.
+// rankOf returns the rank of a package. An internal one has its owner's, unless
+// the table has it.
 func rankOf(pkg string) (int, bool) {
+	if rank, ok := ranks[pkg]; ok {
+		return rank, true
+	}
 	if owner, ok := internalOwner(pkg); ok {
 		pkg = owner
 	}

@@ -25,8 +25,8 @@ import (
 	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/admission"
+	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
-	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
 // Name is what this backend is called in configuration and records.
@@ -66,18 +66,15 @@ type Options struct {
 // Backend makes sandboxes with one engine. Whoever made it closes it, after
 // its sandboxes were destroyed. It is safe for concurrent use.
 type Backend struct {
-	options   Options
-	endpoint  endpoint
-	times     deadlines
-	self      owner.Identity
-	semaphore *admission.Semaphore
-
-	namespaces workmount.Namespaces
+	options  Options
+	endpoint endpoint
+	times    deadlines
+	self     owner.Identity
+	life     *lifecycle.Backend
 
 	mu     sync.Mutex // held while connecting
 	remote *remote    // nil until connected
 	facts  facts
-	guest  guestFile
 	// importing serialises imports of the host image in this process.
 	importing sync.Mutex
 }
@@ -119,20 +116,32 @@ func New(o Options) (*Backend, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make docker backend: %w", err)
 	}
-	instance, err := owner.Instance(o.StateDir)
-	if err != nil {
-		return nil, fmt.Errorf("make docker backend: %w", err)
-	}
-	self, err := owner.Self(instance)
-	if err != nil {
-		return nil, fmt.Errorf("make docker backend: %w", err)
-	}
 	semaphore, err := admission.New(admissionOptions(e, o.StateDir))
 	if err != nil {
 		return nil, fmt.Errorf("make docker backend: %w", err)
 	}
-	return &Backend{options: o, endpoint: e, times: defaultDeadlines(), self: self, semaphore: semaphore}, nil
+	b := &Backend{options: o, endpoint: e, times: defaultDeadlines()}
+	b.life = lifecycle.New(lifecycle.Options{
+		Name: Name, StateDir: o.StateDir, GuestPath: o.GuestPath, Protect: o.Protect, HostImage: o.HostImage, Images: o.Images,
+		Semaphore: semaphore, EngineMounts: e.local(), GIDBase: markGIDs, Probe: true, Silence: silence, Logger: o.Logger,
+	}, driver{b})
+	if b.self, err = b.life.Owner(); err != nil {
+		return nil, fmt.Errorf("make docker backend: %w", err)
+	}
+	return b, nil
 }
+
+// markGIDs is the first of the gids that mark commands. The containers have no
+// user namespace, so that a gid inside is one on the host: this range is above
+// those of users and the subordinate ones (SUB_GID_MAX of login.defs(5) is
+// 600100000), so that no file of the workspace opens to it.
+const markGIDs = 1 << 30
+
+// silence is when a guest that hears nothing of its host ends. An engine that
+// was killed in the middle of a start forgets the container, whose shim holds
+// its standard input open for ever (Docker 20.10 with containerd 1.6); nobody
+// could remove it. Long enough for a Caisson that somebody stopped for a while.
+const silence = 15 * time.Minute
 
 // admissionOptions returns the options of the semaphore for an engine: its
 // starts share the engine and, if it runs here, this machine's memory.
@@ -151,7 +160,7 @@ func (b *Backend) Name() string { return Name }
 // Close closes idle connections to the engine and what is kept for the next
 // start.
 func (b *Backend) Close() error {
-	b.namespaces.Close()
+	b.life.Close()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.remote == nil {
@@ -160,6 +169,36 @@ func (b *Backend) Close() error {
 	return b.remote.engine.Close()
 }
 
+// Create makes one container and returns it running and attested; see
+// sandbox.Backend. Besides that contract's errors it fails with [ErrNotShared]
+// where the engine does not see the workspace.
+func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	s, err := b.life.Create(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Sweep removes the containers and volumes of dead owners, found by their
+// labels, and then what else their cleanup lists contain; see sandbox.Backend.
+func (b *Backend) Sweep(ctx context.Context) ([]sandbox.Leftover, error) {
+	if _, _, err := b.connect(ctx); err != nil {
+		return nil, fmt.Errorf("sweep: %w", err)
+	}
+	return b.life.Sweep(ctx)
+}
+
+// List lists the sandboxes of this user's cleanup lists and of the containers
+// with Caisson's labels; see sandbox.Backend. Without an engine it returns
+// those of the lists, in state "unknown", along with the error.
+func (b *Backend) List(ctx context.Context) ([]sandbox.Listing, error) { return b.life.List(ctx) }
+
+// Pending reports whether sessions of this backend left cleanup lists below the
+// state directory, so that a Sweep is worth connecting to the engine even if
+// another backend is in use. It does not contact an engine.
+func Pending(stateDir string) bool { return owner.Pending(stateDir, Name) }
+
 // Check asks the engine what it is and whether it can do what Caisson needs.
 // It starts nothing.
 func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
@@ -167,7 +206,7 @@ func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 	if err != nil {
 		return sandbox.Info{}, err
 	}
-	if _, err := b.guestFile(); err != nil {
+	if err := b.life.CheckGuest(); err != nil {
 		return sandbox.Info{}, err
 	}
 	info := sandbox.Info{

@@ -1,21 +1,23 @@
 // Package docker makes sandboxes with a Docker engine: API 1.41 (Docker 20.10)
 // to the newest, with any runtime that the engine has registered.
 //
-// One container a session: created, attached to, then started, with the guest
-// as its PID 1 and its standard input and output as the guest's connection.
+// One container per session is created, attached to, and started, with the guest
+// as its PID 1 and its standard input and output as the guest's connection. The
+// order of steps is that of package sandbox/internal/lifecycle, which an
+// [engineContainer] serves.
 //
 //	Caisson                                     engine
 //	-------                                     ------
-//	note container, mounts in the journal
+//	add container, mounts to the cleanup list
 //	create (AutoRemove, labels, log none)  ─▶   container, created
 //	attach (stdin, stdout, stderr)         ─▶   one hijacked connection
 //	start                                  ─▶   runtime starts the guest
 //	guest.Dial                             ◀─▶  hello: what it observes
 //	inspect                                ─▶   what the engine applied
-//	compare both with what was asked; destroy the container if it is weaker
+//	compare both with the request; destroy the container if it is weaker
 //
 // If Caisson dies, the connection closes, the guest exits and the engine
-// removes the container by itself; what else was made is in the journal, for
+// removes the container by itself; what else was made is in the cleanup list, for
 // [Backend.Sweep] of a later Caisson. The engine's archive API, its exec API,
 // privileged containers and host namespaces are not used, whatever the
 // configuration says: the calls that are used are those of one small interface.

@@ -21,6 +21,9 @@ import (
 	"github.com/docker/docker/api/types/image"
 	"github.com/docker/docker/api/types/system"
 	"github.com/docker/docker/api/types/volume"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 )
 
 // fakeEngine speaks the engine's HTTP API on a unix socket. It keeps the
@@ -225,4 +228,9 @@ const short = 50 * time.Millisecond
 // shortDeadlines are for an engine that answers nothing at all.
 func shortDeadlines() deadlines {
 	return deadlines{ask: short, attach: short, create: short, start: short, remove: short, load: short, transfer: short, cancel: short, loss: short}
+}
+
+// containerOf returns the engine's part of a sandbox.
+func containerOf(s sandbox.Sandbox) *engineContainer {
+	return s.(*lifecycle.Sandbox).Container().(*engineContainer)
 }

@@ -13,13 +13,14 @@ import (
 	"github.com/docker/docker/client"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 )
 
-// ErrNotShared says that the engine does not see this machine's file system
-// (a remote engine, or a socket lent to a container), so that it can't mount
-// the workspace. It comes with sandbox.ErrUnavailable; another backend may
-// serve.
-var ErrNotShared = errors.New("the engine does not share this file system")
+// ErrNotShared is the error if the engine does not see this machine's file
+// system (a remote engine, or a socket that is shared with a container), so
+// that it can't mount the workspace. It comes with sandbox.ErrUnavailable;
+// another backend may work.
+var ErrNotShared = lifecycle.ErrNotShared
 
 // errDeadline is the cause of a call that took too long.
 var errDeadline = errors.New("no answer in time")

@@ -282,7 +282,7 @@ func TestDestroyThatFails(t *testing.T) {
 	b.engine.answers["DELETE /containers/ID"] = b.engine.hang
 	spec := b.fakeSpec(t)
 	_, err := b.backend.Create(t.Context(), spec)
-	if err == nil || !strings.Contains(err.Error(), "destroy container caisson-"+spec.Session) {
+	if err == nil || !strings.Contains(err.Error(), "destroy docker sandbox caisson-"+spec.Session) {
 		t.Errorf("error %v does not report what is left", err)
 	}
 	if b.engine.left() == 0 {

@@ -17,6 +17,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest"
 )
 
 // rootImage is what a container runs on.
@@ -31,8 +32,7 @@ type rootImage struct {
 	// small tmpfs, so that the engine makes no volume on the host's disk.
 	volumes []string
 	// env is the environment of commands.
-	env      []string
-	warnings []string
+	env []string
 	// unseen says that nobody has looked into the image: whether it has a
 	// shell shows once it runs.
 	unseen bool
@@ -45,65 +45,13 @@ const (
 	skeletonName  = "caisson/skeleton"
 )
 
-// fetch gets an image that is not this machine's own: one that the engine has,
-// or what the store of images gives, which it keeps until the container is
-// gone. It takes the time that it takes.
-func (s *session) fetch(ctx context.Context) (err error) {
-	b, ref := s.backend, s.spec.Image
-	switch ref.Scheme {
-	case images.SchemeHost, images.SchemeRootFS:
-		return nil
-	case images.SchemeName:
-		s.image, err = engineImage(ctx, s.remote, s.facts, ref)
-		if b.options.Images == nil || !errors.Is(err, sandbox.ErrNotFound) {
-			return err
-		}
-	case images.SchemeLayout, images.SchemeArchive, images.SchemeBuild:
-		if b.options.Images == nil {
-			return fmt.Errorf("image %s: %w: this backend was given no store of images", ref, sandbox.ErrUnsupported)
-		}
-	default:
-		return fmt.Errorf("image %s: %w: source %q", ref, sandbox.ErrUnsupported, ref.Scheme)
-	}
-	if b.endpoint.local() {
-		s.root, s.release, err = b.options.Images.RootFS(ctx, ref)
-		return sandbox.ImageError(err)
-	}
-	s.image, err = b.loadedImage(ctx, s.remote, s.facts, ref)
-	return err
-}
-
-// resolveImage says what the container runs on. Commands have the identity
-// uid:gid.
-func (s *session) resolveImage(ctx context.Context, uid, gid int) (rootImage, error) {
-	b, ref := s.backend, s.spec.Image
-	switch ref.Scheme {
-	case images.SchemeHost:
-		if !b.endpoint.local() {
-			return rootImage{}, fmt.Errorf("image host: %w: %w: name an image that the engine at %s has",
-				sandbox.ErrUnavailable, ErrNotShared, b.endpoint.host)
-		}
-		o := b.options.HostImage
-		o.UID, o.GID = uid, gid
-		root, err := host.RootFS(ctx, o)
-		return b.skeletonImage(ctx, s.remote, root, err)
-	case images.SchemeRootFS:
-		root, err := host.Directory(ctx, ref.Value)
-		return b.skeletonImage(ctx, s.remote, root, err)
-	}
-	if s.root != nil {
-		return b.skeletonImage(ctx, s.remote, s.root, nil)
-	}
-	return s.image, nil
-}
-
 // needShell fails where an image that nobody has looked into has no shell that
 // runs: nothing could be done in it.
-func (s *session) needShell(ctx context.Context) error {
-	if !s.image.unseen {
+func (c *engineContainer) needShell(ctx context.Context, conn *guest.Conn) error {
+	if !c.image.unseen {
 		return nil
 	}
-	p, err := s.conn.Start(ctx, sandbox.Command{Argv: []string{"/bin/sh", "-c", ":"}})
+	p, err := conn.Start(ctx, sandbox.Command{Argv: []string{"/bin/sh", "-c", ":"}})
 	if err != nil {
 		return fmt.Errorf("look for a shell: %w", err)
 	}
@@ -113,17 +61,9 @@ func (s *session) needShell(ctx context.Context) error {
 	}
 	if !exit.Status.Success() {
 		return fmt.Errorf("image %s: %w: it has no /bin/sh that runs (exit code %d): use an image with a shell",
-			s.image.reference, sandbox.ErrUnsupported, exit.Status.Code)
+			c.image.reference, sandbox.ErrUnsupported, exit.Status.Code)
 	}
 	return nil
-}
-
-// releaseImage lets the store prune the image again, once.
-func (s *session) releaseImage() {
-	if s.release != nil {
-		s.release()
-		s.release = nil
-	}
 }
 
 // engineImage looks an image up by name or id. It never pulls.
@@ -158,16 +98,13 @@ func sameArchitecture(image, engine string) bool {
 
 // skeletonImage makes the engine have the skeleton of a root that consists of
 // binds: a few empty folders and small files, imported once.
-func (b *Backend) skeletonImage(ctx context.Context, r *remote, root *images.RootFS, err error) (rootImage, error) {
-	if err != nil {
-		return rootImage{}, sandbox.ImageError(err)
-	}
+func (b *Backend) skeletonImage(ctx context.Context, r *remote, root *images.RootFS) (rootImage, error) {
 	made := rootImage{
 		reference: root.Reference.String(), digest: root.Digest, binds: root.Binds, masks: root.Masks, volumes: root.Volumes,
-		env: sandbox.Environment(root.Env, root.Path), warnings: root.Warnings,
 	}
 	sum := sha256.New()
-	if err := host.WriteSkeletonTar(root, sum); err != nil {
+	err := host.WriteSkeletonTar(root, sum)
+	if err != nil {
 		return rootImage{}, fmt.Errorf("image %s: %w: %w", made.reference, sandbox.ErrInvalid, err)
 	}
 	hash := hex.EncodeToString(sum.Sum(nil))

@@ -142,7 +142,7 @@ func TestFolderImage(t *testing.T) {
 		must(t, s.Destroy(context.Background()))
 		r, _, err := b.backend.connect(context.Background())
 		must(t, err)
-		_, err = r.removeImage(context.Background(), s.(*session).image.id, true)
+		_, err = r.removeImage(context.Background(), containerOf(s).image.id, true)
 		must(t, err)
 	}()
 	if out, exit := shell(t, s, "echo hi; echo x >/bin/x || echo read-only"); out != "hi\nread-only\n" || !exit.Status.Success() {

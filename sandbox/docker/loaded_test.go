@@ -79,7 +79,7 @@ func TestLoadedOnceWhereIDsDiffer(t *testing.T) {
 	var engine fakeImages
 	engine.answer(b.engine, manifest)
 	source := newShellSource(t)
-	b.backend.options.Images = source
+	b.backend.life.Images = source
 	ref := images.Reference{Scheme: images.SchemeName, Value: "registry.example/tools:1"}
 	for range 3 {
 		got, err := b.backend.loadedImage(t.Context(), r, f, ref)
@@ -122,7 +122,7 @@ func TestSkeletonImportRefused(t *testing.T) {
 			}
 			folder, err := host.Directory(t.Context(), newShellSource(t).dir)
 			must(t, err)
-			got, err := b.backend.skeletonImage(t.Context(), r, folder, nil)
+			got, err := b.backend.skeletonImage(t.Context(), r, folder)
 			if other && (err != nil || got.id != made) {
 				t.Errorf("got %s, %v, want what the other made", got.id, err)
 			}

@@ -15,25 +15,22 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// explainLoss finds out why the connection to the guest ended. The loss itself
-// is certain; the cause is added where the engine knows it.
-func (s *session) explainLoss(ctx context.Context, loss error) error {
-	if !errors.Is(loss, sandbox.ErrLost) {
-		loss = fmt.Errorf("%w: %w", sandbox.ErrLost, loss)
-	}
-	ctx, cancel := deadline(ctx, s.remote.loss)
+// ExplainLoss adds the cause of a loss where the engine knows it. The container
+// is killed by its removal.
+func (c *engineContainer) ExplainLoss(ctx context.Context, loss error) error {
+	ctx, cancel := deadline(ctx, c.remote.loss)
 	defer cancel()
-	state, err := s.lastState(ctx)
+	state, err := c.lastState(ctx)
 	switch {
 	case errors.Is(err, sandbox.ErrUnavailable):
 		return fmt.Errorf("%w: the engine does not answer: %w", loss, err)
 	case err != nil && !errors.Is(err, sandbox.ErrNotFound):
 		return loss
 	}
-	end := s.lastEvents(ctx)
+	end := c.lastEvents(ctx)
 	switch {
 	case state != nil && state.OOMKilled || end.outOfMemory && end.exitCode == "137":
-		used := s.spec.Resources.MemoryBytes
+		used := c.prep.Spec.Resources.MemoryBytes
 		return fmt.Errorf("%w: the container ran out of memory: %w", loss, &limits.ExceededError{Kind: limits.KindMemory, Limit: used, Used: used})
 	case state != nil && state.Running:
 		return fmt.Errorf("%w: its guest broke the connection", loss)
@@ -46,12 +43,12 @@ func (s *session) explainLoss(ctx context.Context, loss error) error {
 // lastState waits until the container has stopped or is gone: the connection
 // ends a little earlier than the engine notes it. It gives ErrNotFound for a
 // container that is gone.
-func (s *session) lastState(ctx context.Context) (*container.State, error) {
+func (c *engineContainer) lastState(ctx context.Context) (*container.State, error) {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	var state *container.State
 	for {
-		got, err := s.remote.inspect(ctx, s.id)
+		got, err := c.remote.inspect(ctx, c.id)
 		if err != nil && context.Cause(ctx) == nil {
 			return nil, err
 		}
@@ -80,13 +77,13 @@ type ending struct {
 
 // lastEvents asks for past events. The engine keeps a few hundred, which is
 // enough for what just happened, also after the container was removed.
-func (s *session) lastEvents(ctx context.Context) ending {
-	ctx, cancel := deadline(ctx, s.remote.loss)
+func (c *engineContainer) lastEvents(ctx context.Context) ending {
+	ctx, cancel := deadline(ctx, c.remote.loss)
 	defer cancel()
-	messages, errs := s.remote.engine.Events(ctx, events.ListOptions{
+	messages, errs := c.remote.engine.Events(ctx, events.ListOptions{
 		Since: strconv.FormatInt(time.Now().Add(-time.Minute).Unix(), 10),
 		Until: strconv.FormatInt(time.Now().Unix()+1, 10),
-		Filters: filters.NewArgs(filters.Arg("container", s.id),
+		Filters: filters.NewArgs(filters.Arg("container", c.id),
 			filters.Arg("event", string(events.ActionOOM)), filters.Arg("event", string(events.ActionDie))),
 	})
 	var end ending

@@ -237,7 +237,7 @@ func TestEngineFreezes(t *testing.T) {
 	f := newFreezing(t, e)
 	patience := defaultDeadlines()
 	patience.ask, patience.attach, patience.create, patience.start = time.Second, time.Second, time.Second, time.Second
-	patience.remove, patience.cancel, patience.loss, patience.answer = time.Second, time.Second, time.Second, answerTime
+	patience.remove, patience.cancel, patience.loss = time.Second, time.Second, time.Second
 	// What the engine answers before it stops has the time that it has elsewhere.
 	for verb, hurry := range map[string]func(*deadlines){
 		"/images/":           func(d *deadlines) { d.ask = time.Second },
@@ -254,7 +254,7 @@ func TestEngineFreezes(t *testing.T) {
 			some := patience
 			some.ask, some.attach, some.create, some.start = answerTime, answerTime, answerTime, answerTime
 			hurry(&some)
-			b.backend.remote.deadlines = some
+			b.backend.remote.deadlines, b.backend.life.AnswerTime = some, answerTime
 			session := newSession()
 			f.at(verb)
 			s, err := b.backend.Create(t.Context(), b.spec(t, session))
@@ -287,7 +287,7 @@ func TestEngineFreezes(t *testing.T) {
 		b.backend.endpoint.host = "unix://" + f.socket
 		_, err := b.backend.Check(t.Context())
 		must(t, err)
-		b.backend.remote.answer = patience.answer
+		b.backend.life.AnswerTime = answerTime
 		s, session := begin(t, b)
 		b.backend.remote.deadlines = patience
 		ctx, cancel := context.WithCancel(t.Context())
@@ -437,7 +437,7 @@ func TestOperator(t *testing.T) {
 		b := privateBed(t, e, Options{})
 		_, err := b.backend.Check(t.Context())
 		must(t, err)
-		b.backend.remote.answer = answerTime
+		b.backend.life.AnswerTime = answerTime
 		s, session := begin(t, b)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()

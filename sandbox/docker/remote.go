@@ -26,8 +26,6 @@ type deadlines struct {
 	cancel time.Duration
 	// loss bounds the search for the cause of a loss.
 	loss time.Duration
-	// answer bounds a guest's answer; zero is the guest's own default.
-	answer time.Duration
 }
 
 // defaultDeadlines are about a hundred times what was measured on an idle

@@ -14,31 +14,36 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
 )
 
-// remove removes this session's container, however far it got.
-func (s *session) remove(ctx context.Context) error {
-	if len(s.entries) == 0 {
-		return nil // nothing was asked of the engine
+// Remove removes this session's container and volume.
+func (c *engineContainer) Remove(ctx context.Context) error {
+	if c.stream != nil {
+		_ = c.stream.Close() // the engine kills what does not exit
 	}
-	id := s.id
+	if !c.requested {
+		return nil
+	}
+	id := c.id
 	if id == "" {
 		// The engine may have made it although the answer never came.
-		found, err := findOwned(ctx, s.remote, s.name, func(id owner.Identity, session string) bool {
-			return session == s.spec.Session && id.PID == s.backend.self.PID && id.Start == s.backend.self.Start
-		})
+		found, err := findOwned(ctx, c.remote, c.prep.Name, c.owns)
 		if err != nil {
 			return err
 		}
 		id = found
 	}
 	if id != "" {
-		if err := removeContainer(ctx, s.remote, id); err != nil {
+		if err := removeContainer(ctx, c.remote, id); err != nil {
 			return err
 		}
 	}
-	if err := s.removeVolume(ctx); err != nil {
-		return err
-	}
-	return s.journal.Forget(s.entries[0])
+	return c.removeVolume(ctx)
+}
+
+// owns reports whether labels with this owner and session are those of the
+// container's session.
+func (c *engineContainer) owns(id owner.Identity, session string) bool {
+	self := c.backend.self
+	return session == c.prep.Spec.Session && id.PID == self.PID && id.Start == self.Start
 }
 
 // findOwned returns the id of the container of that name if its labels say

@@ -1,7 +1,6 @@
 package docker
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 
@@ -9,9 +8,10 @@ import (
 	"github.com/docker/docker/api/types/mount"
 	units "github.com/docker/go-units"
 
+	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/guest/wire"
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
+	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
@@ -28,14 +28,11 @@ type plan struct {
 	image     rootImage
 	volumes   []harden.Tmpfs // in the place of the image's VOLUMEs
 	work      *workmount.Prepared
-	guestPath string
-	noncePath string
-	// processors are files that say how many processors there are.
-	processors processorFiles
-	hostsPath  string
-	seccomp    harden.Seccomp
-	runtime    runtimeFacts
-	cpus       int // of the engine's machine
+	files     []images.Bind // of every container
+	hostsPath string
+	seccomp   harden.Seccomp
+	runtime   runtimeFacts
+	cpus      int // of the engine's machine
 	// noSwapLimit says that its kernel does not count swap.
 	noSwapLimit bool
 	labels      map[string]string
@@ -50,15 +47,12 @@ const (
 	oomScoreAdj = 500
 )
 
-// containerName is the container's name for the engine.
-func containerName(session string) string { return "caisson-" + session }
-
 // build makes the request. It is a pure function: what is asked for can be
 // compared with what the engine says it did.
 func (p plan) build() request {
 	stopNow := 1 // seconds; nothing is gained by waiting for PID 1
 	return request{
-		name: containerName(p.spec.Session),
+		name: lifecycle.ContainerName(p.spec.Session),
 		config: &container.Config{
 			Image:      p.image.id,
 			User:       "0:0",
@@ -185,20 +179,6 @@ func (p plan) tmpfs() map[string]string {
 	return list
 }
 
-// volumeMounts are the tmpfs in the place of the image's VOLUMEs, so that the
-// engine makes no volume.
-func volumeMounts(spec sandbox.Spec, image rootImage, work *workmount.Prepared) ([]harden.Tmpfs, error) {
-	var taken []string
-	for _, t := range harden.TmpfsMounts(spec.Resources, work.CommandUID, work.CommandGID) {
-		taken = append(taken, t.Path)
-	}
-	list, err := harden.VolumeMounts(image.volumes, taken, work.CommandUID, work.CommandGID)
-	if err != nil {
-		return nil, fmt.Errorf("image %s: %w: %w", image.reference, sandbox.ErrUnsupported, err)
-	}
-	return list, nil
-}
-
 // shmBytes is the size of /dev/shm, which the engine mounts itself.
 func (p plan) shmBytes() int64 {
 	for _, t := range harden.TmpfsMounts(p.spec.Resources, p.work.CommandUID, p.work.CommandGID) {
@@ -217,10 +197,9 @@ func (p plan) mounts() []mount.Mount {
 			list = append(list, bind(b.Source, b.Path, true))
 		}
 	}
-	list = append(list,
-		bind(p.guestPath, sandbox.GuestPath, true),
-		bind(p.noncePath, wire.NoncePath, true))
-	list = append(list, p.processors.mounts()...)
+	for _, f := range p.files {
+		list = append(list, bind(f.Source, f.Path, true))
+	}
 	if len(p.image.binds) == 0 { // a skeleton has its own
 		list = append(list, bind(p.hostsPath, "/etc/hosts", true))
 	}

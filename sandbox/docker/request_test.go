@@ -17,7 +17,9 @@ import (
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
+	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
@@ -34,10 +36,12 @@ func testPlan() plan {
 			{Source: "/state/mounts/1", Target: "/workspace", Dir: true},
 			{Source: "/state/mounts/2", Target: "/workspace/.git", ReadOnly: true, Dir: true},
 		}},
-		guestPath: "/opt/guest", noncePath: "/state/nonce", seccomp: harden.Seccomp{JSON: []byte(`{"a":1}`)},
+		files:   []images.Bind{{Source: "/opt/guest", Path: sandbox.GuestPath}, {Source: "/state/nonce", Path: wire.NoncePath}},
+		seccomp: harden.Seccomp{JSON: []byte(`{"a":1}`)},
 		runtime: runtimeFacts{name: "runc"}, cpus: 1, labels: map[string]string{"io.caisson.session": "ses_1"},
 	}
-	p.volumes, _ = volumeMounts(p.spec, p.image, p.work) // the golden file shows them
+	prep := lifecycle.Preparation{Spec: p.spec, Identity: lifecycle.Identity{CommandUID: 10001, CommandGID: 10001}}
+	p.volumes, _ = prep.VolumeMounts(p.image.volumes) // the golden file shows them
 	return p
 }
 

@@ -353,7 +353,7 @@ func TestSkeletonsThatMeet(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			made, err := b.backend.skeletonImage(t.Context(), r, folder, nil)
+			made, err := b.backend.skeletonImage(t.Context(), r, folder)
 			if err != nil {
 				return err
 			}
@@ -368,7 +368,7 @@ func TestSkeletonsThatMeet(t *testing.T) {
 	b := newBed(t, os.Geteuid())
 	r, _, err := b.backend.connect(t.Context())
 	must(t, err)
-	made, err := b.backend.skeletonImage(t.Context(), r, folder, nil)
+	made, err := b.backend.skeletonImage(t.Context(), r, folder)
 	must(t, err)
 	found, err := r.image(t.Context(), made.id)
 	must(t, err)

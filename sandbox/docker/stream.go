@@ -106,8 +106,8 @@ func (s *stream) Close() error {
 	return s.closed
 }
 
-// complaint is what came on standard error, "" if nothing.
-func (s *stream) complaint() string {
+// Stderr returns the beginning of what came on standard error.
+func (s *stream) Stderr() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return string(s.stderr)

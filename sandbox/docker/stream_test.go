@@ -19,7 +19,7 @@ import (
 func readStream(r io.Reader) (string, string, error) {
 	s := &stream{reader: bufio.NewReader(r)}
 	out, err := io.ReadAll(s)
-	return string(out), s.complaint(), err
+	return string(out), s.Stderr(), err
 }
 
 func TestStream(t *testing.T) {

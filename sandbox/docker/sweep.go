@@ -9,36 +9,34 @@ import (
 	"github.com/docker/docker/api/types/container"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
 )
 
-// Sweep removes the containers of dead owners, found by their labels, and then
-// what else the journals of dead sessions name; see sandbox.Backend.
-func (b *Backend) Sweep(ctx context.Context) ([]sandbox.Leftover, error) {
-	r, _, err := b.connect(ctx)
+// RemoveUnlisted removes the containers and volumes of dead owners, found by
+// their labels.
+func (d driver) RemoveUnlisted(ctx context.Context) ([]sandbox.Leftover, error) {
+	r, _, err := d.backend.connect(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("sweep: %w", err)
+		return nil, err
 	}
-	left, listErr := b.sweepContainers(ctx, r)
-	volumes, volumesErr := b.sweepVolumes(ctx, r)
-	left = append(left, volumes...)
-	more, err := owner.Sweep(ctx, owner.SweepOptions{
-		StateDir: b.options.StateDir, Backend: Name, Instance: b.self.Instance,
-		Undo: func(ctx context.Context, session string, entry owner.Entry) (bool, error) {
-			return b.undo(ctx, r, session, entry)
-		},
-	})
-	return append(left, more...), errors.Join(listErr, volumesErr, err, pruneOld(ctx, r))
+	containers, err := d.backend.sweepContainers(ctx, r)
+	volumes, volumesErr := d.backend.sweepVolumes(ctx, r)
+	return append(containers, volumes...), errors.Join(err, volumesErr)
 }
 
 // skeletonTime is how long an imported skeleton is kept. Making it again takes
 // some 20 ms, and each change of the machine's programs makes a new one.
 const skeletonTime = 24 * time.Hour
 
-// pruneOld removes the images that Caisson made on the engine long ago and that
+// Prune removes the images that Caisson made on the engine long ago and that
 // no container uses.
-func pruneOld(ctx context.Context, r *remote) error {
-	_, err := pruneSkeletons(ctx, r, skeletonTime)
+func (d driver) Prune(ctx context.Context) error {
+	r, _, err := d.backend.connect(ctx)
+	if err != nil {
+		return err
+	}
+	_, err = pruneSkeletons(ctx, r, skeletonTime)
 	_, imagesErr := pruneImages(ctx, r, loadedTime)
 	return errors.Join(err, imagesErr)
 }
@@ -65,11 +63,6 @@ func pruneSkeletons(ctx context.Context, r *remote, unused time.Duration) (int, 
 	return removed, errors.Join(errs...)
 }
 
-// Pending says whether sessions of this backend left notes below the state
-// folder, so that a Sweep is worth asking the engine, also where another backend
-// is in use. It asks no engine.
-func Pending(stateDir string) bool { return owner.Pending(stateDir, Name) }
-
 func (b *Backend) sweepContainers(ctx context.Context, r *remote) ([]sandbox.Leftover, error) {
 	list, err := r.list(ctx)
 	if err != nil {
@@ -83,10 +76,10 @@ func (b *Backend) sweepContainers(ctx context.Context, r *remote) ([]sandbox.Lef
 			continue
 		}
 		if err := removeContainer(ctx, r, c.ID); err != nil {
-			errs = append(errs, fmt.Errorf("sweep %s: %w", containerName(session), err))
+			errs = append(errs, fmt.Errorf("sweep %s: %w", lifecycle.ContainerName(session), err))
 			continue
 		}
-		left = append(left, sandbox.Leftover{Kind: string(owner.KindContainer), Name: containerName(session), Session: session, Owner: id.String()})
+		left = append(left, sandbox.Leftover{Kind: string(owner.KindContainer), Name: lifecycle.ContainerName(session), Session: session, Owner: id.String()})
 	}
 	return left, errors.Join(errs...)
 }
@@ -109,13 +102,18 @@ func (b *Backend) abandoned(id owner.Identity, state container.ContainerState, c
 	}
 }
 
-// undo removes what a journal names: a container of that session whose labels
-// name no living owner.
-func (b *Backend) undo(ctx context.Context, r *remote, session string, entry owner.Entry) (bool, error) {
+// RemoveEntry removes what a cleanup list contains: a container or volume of that
+// session whose labels name no living owner.
+func (d driver) RemoveEntry(ctx context.Context, session string, entry owner.Entry) (bool, error) {
+	b := d.backend
+	r, _, err := b.connect(ctx)
+	if err != nil {
+		return false, err
+	}
 	if entry.Kind == owner.KindVolume && entry.Name == volumeName(session) {
 		return removeVolume(ctx, r, entry.Name, func(id owner.Identity, of string) bool { return of == session && b.deadOrMine(id) })
 	}
-	if entry.Kind != owner.KindContainer || entry.Name != containerName(session) {
+	if entry.Kind != owner.KindContainer || entry.Name != lifecycle.ContainerName(session) {
 		return false, fmt.Errorf("journal names a %s %q, which this backend never makes: %w", entry.Kind, entry.Name, sandbox.ErrInvalid)
 	}
 	living := ""

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -16,6 +15,8 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest"
+	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
 )
 
@@ -25,25 +26,25 @@ const localDriver = "local"
 
 // volumeName is the name of the volume by which the engine mounts a session's
 // overlay.
-func volumeName(session string) string { return containerName(session) + "-work" }
+func volumeName(session string) string { return lifecycle.ContainerName(session) + "-work" }
 
 // makeVolume makes the volume of an overlay that the engine has to mount. It is
 // mounted when the container starts, and unmounted when that ends.
-func (s *session) makeVolume(ctx context.Context) error {
-	if s.work.Volume == nil {
+func (c *engineContainer) makeVolume(ctx context.Context) error {
+	if c.prep.Mounts.Volume == nil {
 		return nil
 	}
-	name := volumeName(s.spec.Session)
-	ids, err := s.journal.Add(owner.Entry{Kind: owner.KindVolume, Name: name})
+	name := volumeName(c.prep.Spec.Session)
+	ids, err := c.prep.Cleanup.Add(owner.Entry{Kind: owner.KindVolume, Name: name})
 	if err != nil {
 		return err
 	}
-	s.volume = ids[0]
+	c.volume = ids[0]
 	asked := volume.CreateOptions{
-		Name: name, Driver: localDriver, Labels: s.backend.self.Renewed().Labels(s.spec.Session),
-		DriverOpts: map[string]string{"type": "overlay", "device": "overlay", "o": s.work.Volume.Options},
+		Name: name, Driver: localDriver, Labels: c.backend.self.Renewed().Labels(c.prep.Spec.Session),
+		DriverOpts: map[string]string{"type": "overlay", "device": "overlay", "o": c.prep.Mounts.Volume.Options},
 	}
-	made, err := s.remote.createVolume(ctx, asked)
+	made, err := c.remote.createVolume(ctx, asked)
 	if err != nil {
 		return err
 	}
@@ -60,68 +61,52 @@ func volumeMount(name, target string) mount.Mount {
 	return mount.Mount{Type: mount.TypeVolume, Source: name, Target: target, VolumeOptions: &mount.VolumeOptions{NoCopy: true}}
 }
 
-// explainVolume says what would help where the engine could not mount the
-// overlay: the descriptors that it was given are those of this process.
-func (s *session) explainVolume(err error) error {
-	if s.work.Volume == nil || err == nil || !strings.Contains(err.Error(), "mount local volume") {
-		return err
-	}
-	return fmt.Errorf("workspace %s: %w: the engine can't mount an overlay of it, or does not share this machine's processes and mounts: "+
-		"use the gvisor backend, run as root, or use bind mode: %w", s.work.Path, sandbox.ErrUnsupported, err)
-}
-
 // checkVolume says whether the engine mounted the folders that are held.
-func (s *session) checkVolume(ctx context.Context) error {
-	if s.work.Volume == nil {
+func (c *engineContainer) checkVolume(ctx context.Context, conn *guest.Conn) error {
+	if c.prep.Mounts.Volume == nil {
 		return nil
 	}
 	for _, flag := range []string{"nosuid", "nodev"} {
-		if m := s.conn.Hello().Workspace; !isGVisor(s.conn.Hello()) && !slices.Contains(m.Options, flag) {
+		if m := conn.Hello().Workspace; !lifecycle.IsGVisor(conn.Hello()) && !slices.Contains(m.Options, flag) {
 			return fmt.Errorf("%w: the engine mounted the overlay without %s", sandbox.ErrUnavailable, flag)
 		}
 	}
-	return s.work.Volume.Check(ctx, s.conn.View(), isGVisor(s.conn.Hello()))
+	return c.prep.Mounts.Volume.Check(ctx, conn.View(), lifecycle.IsGVisor(conn.Hello()))
 }
 
 // cleanVolume has the overlay mounted and unmounted once more, by a container
 // that is started and removed at once, where its work folder holds what only a
 // mount takes away: the user could never remove the layers otherwise.
-func (s *session) cleanVolume(ctx context.Context) error {
-	if s.work.Volume == nil || s.work.Volume.Clean() {
+func (c *engineContainer) cleanVolume(ctx context.Context) error {
+	if c.prep.Mounts.Volume == nil || c.prep.Mounts.Volume.Clean() {
 		return nil
 	}
-	asked, err := s.request(ctx)
+	made, err := c.remote.createContainer(ctx, c.asked)
 	if err != nil {
 		return err
 	}
-	made, err := s.remote.createContainer(ctx, asked)
-	if err != nil {
-		return err
-	}
-	err = errors.Join(s.remote.startContainer(ctx, made.ID), removeContainer(ctx, s.remote, made.ID))
-	if err == nil && !s.work.Volume.Clean() {
+	err = errors.Join(c.remote.startContainer(ctx, made.ID), removeContainer(ctx, c.remote, made.ID))
+	if err == nil && !c.prep.Mounts.Volume.Clean() {
 		err = errors.New("its work folder can't be emptied")
 	}
 	return err
 }
 
 // removeVolume removes this session's volume, however far it got.
-func (s *session) removeVolume(ctx context.Context) error {
-	if s.volume == 0 {
+func (c *engineContainer) removeVolume(ctx context.Context) error {
+	if c.volume == 0 {
 		return nil
 	}
-	if err := s.cleanVolume(ctx); err != nil {
+	if err := c.cleanVolume(ctx); err != nil {
 		// The next container on these layers makes up for it.
-		s.log.Warn("the overlay's layers can't be removed by their owner yet", zap.Error(err))
+		c.prep.Log.Warn("the overlay's layers can't be removed by their owner yet", zap.Error(err))
 	}
-	_, err := removeVolume(ctx, s.remote, volumeName(s.spec.Session), func(id owner.Identity, session string) bool {
-		return session == s.spec.Session && id.PID == s.backend.self.PID && id.Start == s.backend.self.Start
-	})
+	_, err := removeVolume(ctx, c.remote, volumeName(c.prep.Spec.Session), c.owns)
 	if err != nil {
 		return err
 	}
-	err = s.journal.Forget(s.volume)
-	s.volume = 0
+	err = c.prep.Cleanup.Forget(c.volume)
+	c.volume = 0
 	return err
 }
 

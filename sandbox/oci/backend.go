@@ -5,15 +5,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
-
-	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/admission"
+	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
-	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
 // Backend makes sandboxes with one OCI runtime. It need not be closed: what it
@@ -24,15 +21,7 @@ type Backend struct {
 	traits   traits
 	runtime  *runtimeClient
 	rootless bool
-	// answer bounds a guest's answer; zero is the guest's own default.
-	answer    time.Duration
-	log       *zap.Logger
-	semaphore *admission.Semaphore
-
-	namespaces workmount.Namespaces
-
-	mu    sync.Mutex
-	guest guestFile // the copy made last
+	life     *lifecycle.Backend
 }
 
 var _ sandbox.Backend = (*Backend)(nil)
@@ -49,14 +38,55 @@ func New(o Options) (*Backend, error) {
 		return nil, fmt.Errorf("make oci backend: %w", err)
 	}
 	log := o.Logger.Named(string(o.Kind))
-	return &Backend{
-		options: o, traits: t, rootless: os.Geteuid() != 0, log: log, semaphore: semaphore,
+	b := &Backend{
+		options: o, traits: t, rootless: os.Geteuid() != 0,
 		runtime: &runtimeClient{path: o.RuntimePath, root: filepath.Join(o.StateDir, "oci", string(o.Kind)), flags: t.flags, log: log},
-	}, nil
+	}
+	b.life = lifecycle.New(lifecycle.Options{
+		Name: b.Name(), StateDir: o.StateDir, GuestPath: o.GuestPath, Protect: o.Protect, HostImage: o.Host, Images: o.Images,
+		Semaphore: semaphore, RuntimeEnters: b.rootless, StartTime: o.StartTime, DestroyTime: destroyTime,
+		GIDBase: gidBase, GIDCount: gidCount, Probe: o.Probe, Logger: log,
+	}, driver{b})
+	return b, nil
 }
+
+// destroyTime bounds one Destroy: gVisor on a loaded machine takes half a
+// second, runc a tenth.
+const destroyTime = 30 * time.Second
+
+// The gids that mark commands: no mapping bounds them here, and nothing gives
+// out ids of this range (systemd's UIDS-GIDS lists 1879048192 to 2147483647 as
+// unused), so that they mean nothing on the host.
+const (
+	gidBase  = 2_000_000_000
+	gidCount = 20_000
+)
 
 // Name is "gvisor" or "runc".
 func (b *Backend) Name() string { return string(b.options.Kind) }
+
+// Create makes and starts one sandbox. The errors are those of
+// sandbox.Backend; one that the runtime gave ends with its own words.
+func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	s, err := b.life.Create(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Sweep removes what sandboxes of dead owners left: the runtime's state of
+// their containers, cgroups with what still runs in them, mounts, directories
+// and placeholders. Sandboxes of other live processes are not touched.
+func (b *Backend) Sweep(ctx context.Context) ([]sandbox.Leftover, error) { return b.life.Sweep(ctx) }
+
+// List lists the sandboxes of this user's cleanup lists and asks the runtime
+// about each; see sandbox.Backend.
+func (b *Backend) List(ctx context.Context) ([]sandbox.Listing, error) { return b.life.List(ctx) }
+
+// Pending reports whether sessions of this kind left cleanup lists below the
+// state directory, so that a Sweep has anything to do. It runs no runtime.
+func Pending(stateDir string, k Kind) bool { return owner.Pending(stateDir, string(k)) }
 
 // Check asks the runtime for its version and the system for what the backend
 // needs of it. It starts no container and writes nothing.
@@ -65,8 +95,8 @@ func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 	if err := b.checkSystem(); err != nil {
 		return info, fmt.Errorf("check %s: %w", b.Name(), err)
 	}
-	if _, err := os.Stat(b.options.GuestPath); err != nil {
-		return info, fmt.Errorf("check %s: guest binary: %w: build it (make build) and keep it beside caisson: %w", b.Name(), sandbox.ErrNotFound, err)
+	if err := b.life.CheckGuest(); err != nil {
+		return info, fmt.Errorf("check %s: %w", b.Name(), err)
 	}
 	v, err := b.runtime.version(ctx)
 	if err != nil {
@@ -88,13 +118,4 @@ func (b *Backend) lost() []string {
 	default:
 		return nil
 	}
-}
-
-// owner is this process, as it signs what it makes.
-func (b *Backend) owner() (owner.Identity, error) {
-	instance, err := owner.Instance(b.options.StateDir)
-	if err != nil {
-		return owner.Identity{}, err
-	}
-	return owner.Self(instance)
 }

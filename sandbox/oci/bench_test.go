@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
 // BenchmarkStart compares a sandbox's start to its first command's result with
@@ -28,7 +29,7 @@ func BenchmarkStart(b *testing.B) {
 
 func benchmarkStart(b *testing.B, k Kind) {
 	bed := newBed(b, k, os.Geteuid())
-	bed.backend.options.Probe, bed.backend.log = false, zap.NewNop()
+	bed.backend.life.Probe, bed.backend.life.Logger = false, zap.NewNop()
 	bare, stock := bed.bareBundle(b), bed.stockRuntime(b)
 	var ours, theirs, destroy []time.Duration
 	for i := 0; b.Loop(); i++ {
@@ -70,7 +71,7 @@ func (b *bed) bareBundle(t testing.TB) string {
 	t.Helper()
 	sb, err := b.backend.Create(t.Context(), b.spec(t, "ses_model"))
 	must(t, err)
-	p := sb.(*container).plan
+	p := containerOf(sb).plan
 	p.workspace = nil
 	config := p.spec()
 	config.Process.Args = []string{"/bin/true"}
@@ -78,7 +79,7 @@ func (b *bed) bareBundle(t testing.TB) string {
 	nonce := filepath.Join(dir, "nonce")
 	must(t, os.WriteFile(nonce, nil, 0o644))
 	for i, m := range config.Mounts {
-		if m.Source == p.nonce {
+		if m.Destination == wire.NoncePath {
 			config.Mounts[i].Source = nonce
 		}
 	}

@@ -1,8 +1,6 @@
 package oci
 
 import (
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -13,40 +11,14 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// bundleDir is the bundle's name in the session's folder, as the journal has
-// it.
-const bundleDir = "bundle"
+// bundle is the directory of a container's bundle: that of the session's files.
+type bundle struct{ dir string }
 
-// bundle is a container's folder on the host. Whoever made it removes it.
-type bundle struct {
-	dir   string
-	nonce string // content of the file by which the guest proves this host
-}
-
-// newBundle makes the folder with a fresh nonce. On an error what is there is
-// left for the caller's undo.
-func newBundle(sessionDir string) (*bundle, error) {
-	b := &bundle{dir: filepath.Join(sessionDir, bundleDir)}
-	raw := make([]byte, 16)
-	if _, err := rand.Read(raw); err != nil {
-		return nil, fmt.Errorf("make nonce: %w", err)
-	}
-	b.nonce = hex.EncodeToString(raw)
-	if err := os.Mkdir(b.dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make bundle: %w", err)
-	}
-	if err := os.WriteFile(b.noncePath(), []byte(b.nonce+"\n"), 0o644); err != nil {
-		return nil, fmt.Errorf("make bundle: %w", err)
-	}
-	return b, nil
-}
-
-func (b *bundle) noncePath() string { return filepath.Join(b.dir, "nonce") }
-func (b *bundle) pidFile() string   { return filepath.Join(b.dir, "pid") }
-func (b *bundle) logPath() string   { return filepath.Join(b.dir, "log.json") }
+func (b bundle) pidFile() string { return filepath.Join(b.dir, "pid") }
+func (b bundle) logPath() string { return filepath.Join(b.dir, "log.json") }
 
 // write writes config.json.
-func (b *bundle) write(s *specs.Spec) error {
+func (b bundle) write(s *specs.Spec) error {
 	data, err := json.Marshal(s)
 	if err != nil {
 		return fmt.Errorf("write bundle: %w", err)
@@ -59,7 +31,7 @@ func (b *bundle) write(s *specs.Spec) error {
 
 // pid reads what the runtime wrote: the container's first process, or the
 // sandbox's for gVisor, on the host.
-func (b *bundle) pid() (int, error) {
+func (b bundle) pid() (int, error) {
 	data, err := os.ReadFile(b.pidFile())
 	if err != nil {
 		return 0, fmt.Errorf("read container's pid: %w", err)

@@ -35,11 +35,11 @@ func conformanceTarget(b *bed) sandboxtest.Target {
 		LimitsKillSandbox: own, PIDsSpareSandbox: own, OwnKernel: own,
 		LimitsUnenforced: b.backend.rootless, SingleUID: b.backend.rootless && b.backend.options.Kind == Runc,
 		Kill: func(_ context.Context, sb sandbox.Sandbox) error {
-			sb.(*container).process.kill()
+			containerOf(sb).process.kill()
 			return nil
 		},
 		CountsForks: !own && !b.backend.rootless,
-		HostProcess: func(_ context.Context, sb sandbox.Sandbox) (int, error) { return sb.(*container).process.pid, nil },
+		HostProcess: func(_ context.Context, sb sandbox.Sandbox) (int, error) { return containerOf(sb).process.pid, nil },
 		Leftovers:   b.leftovers,
 		Programs:    []string{b.backend.options.RuntimePath, b.backend.options.GuestPath},
 	}

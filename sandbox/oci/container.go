@@ -5,155 +5,198 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"sync"
+	"runtime"
+	"strings"
 	"time"
 
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/guest"
-	"github.com/caisson-run/caisson/sandbox/internal/admission"
+	"github.com/caisson-run/caisson/sandbox/internal/harden"
+	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
-	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// container is one sandbox. What it is made of is set, in this order, by
-// Create alone, and undone by Destroy, whatever of it there is.
+// driver is the runtime's part of the lifecycle.
+type driver struct{ backend *Backend }
+
+var _ lifecycle.Driver = driver{}
+
+// container is one container of the runtime.
 type container struct {
 	backend *Backend
-	session string
+	prep    *lifecycle.Preparation
 	id      string
-	dir     string
-	life    sandbox.Lifecycle
 
-	plan        plan
-	release     func() // of the image; nil if nothing has to be let go
-	lease       *admission.Lease
-	lost        []string
-	journal     *owner.Journal
-	entries     []int
-	guestSHA256 string
-	prepared    *workmount.Prepared
-	view        workspace.View // nil in bind mode
-	bundle      *bundle
-	stdio       *stdio
-	log         *runtimeLog
-	process     *hostProcess
-	cgroup      cgroup
-	conn        *guest.Conn
-	attested    sandbox.Attestation
-
-	watching sync.WaitGroup
-	done     chan struct{}
-	once     sync.Once // closes done
-
-	mu      sync.Mutex // guards what follows, and that life does not leave stopped
-	ending  bool       // Destroy was called
-	err     error
-	destroy sync.Mutex // held by the one Destroy that works; guards what follows
-	cut     bool       // disconnect was done
-	gone    bool       // nothing is left
+	plan    plan
+	lost    []string // limits that can't be set
+	bundle  bundle
+	log     *runtimeLog
+	stdio   *stdio
+	theirs  streams
+	launch  *launch
+	process *hostProcess
+	cgroup  cgroup
+	cut     bool // disconnect was called
 }
 
-var _ sandbox.Sandbox = (*container)(nil)
+var _ lifecycle.Container = (*container)(nil)
 
-func newContainer(b *Backend, spec sandbox.Spec) *container {
-	return &container{backend: b, session: spec.Session, id: cgroupPrefix + spec.Session, dir: spec.Dir, done: make(chan struct{})}
-}
-
-// ID is the container's name for the runtime.
-func (c *container) ID() string { return c.id }
-
-// State is where the sandbox is in its life.
-func (c *container) State() sandbox.State { return c.life.State() }
-
-// Attestation is what was observed once it ran.
-func (c *container) Attestation() sandbox.Attestation { return c.attested }
-
-// Start starts a command.
-func (c *container) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Process, error) {
-	if err := c.usable("start command"); err != nil {
+// NewContainer refuses what this system can't run.
+func (d driver) NewContainer(_ context.Context, p *lifecycle.Preparation) (lifecycle.Container, error) {
+	b := d.backend
+	if err := b.checkSystem(); err != nil {
 		return nil, err
 	}
-	return c.conn.Start(ctx, cmd)
-}
-
-// Apply makes one change to the workspace.
-func (c *container) Apply(ctx context.Context, op workspace.Op) (workspace.Change, error) {
-	if err := c.usable("apply change"); err != nil {
-		return workspace.Change{}, err
+	if _, err := os.Stat(b.options.RuntimePath); err != nil {
+		return nil, fmt.Errorf("runtime %s: %w: install it, or name its path in the configuration: %w", b.options.RuntimePath, sandbox.ErrNotFound, err)
 	}
-	return c.conn.Apply(ctx, op)
+	return &container{backend: b, prep: p, id: p.Name}, nil
 }
 
-// Ping asks the guest for a sign of life.
-func (c *container) Ping(ctx context.Context) error {
-	if err := c.usable("ping"); err != nil {
+// ID returns the container's name for the runtime.
+func (c *container) ID() string { return c.id }
+
+// FetchImage leaves every image to the lifecycle.
+func (c *container) FetchImage(context.Context) (bool, error) { return false, nil }
+
+// Plan chooses the container's cgroup.
+func (c *container) Plan(context.Context) ([]owner.Entry, error) {
+	c.plan.cgroup, c.lost = planCgroup(c.prep.Spec.Session, c.backend.rootless, c.backend.traits)
+	list := []owner.Entry{{Kind: owner.KindContainer, Name: c.id}}
+	for _, dir := range c.plan.cgroup.dirs {
+		list = append(list, owner.Entry{Kind: owner.KindCgroup, Name: strings.TrimPrefix(dir, "/")})
+	}
+	return list, nil
+}
+
+// Begin starts the runtime before its bundle is complete, if it is known to
+// wait for that; see [launch]. Its start overlaps with the preparation of the
+// mounts.
+func (c *container) Begin(ctx context.Context) (err error) {
+	go expectMigration(ctx, c.plan.cgroup)
+	c.bundle = bundle{dir: c.prep.Files.Dir()}
+	if c.log, err = c.bundle.makeLog(); err != nil {
 		return err
 	}
-	return c.conn.Ping(ctx)
-}
-
-// usable says why the sandbox can't be used: what it died of, if it did.
-func (c *container) usable(action string) error {
-	if err := c.Err(); err != nil {
-		return fmt.Errorf("%s: %w", action, err)
+	if c.stdio, c.theirs, err = openStdio(); err != nil {
+		return err
 	}
-	return c.life.Require(action, sandbox.StateRunning)
-}
-
-// View is an overlay as commands see it.
-func (c *container) View() workspace.View { return c.view }
-
-// ended says that the sandbox is no more, and why.
-func (c *container) ended() error {
-	select {
-	case <-c.done:
-		if err := c.Err(); err != nil {
-			return err
-		}
-		return fmt.Errorf("%w: it was destroyed", sandbox.ErrLost)
-	default:
+	// For an ordinary user an overlay decides how the runtime is started.
+	if entered := c.backend.rootless && c.prep.Spec.Workspace.Mode == sandbox.ModeOverlay; entered || !c.log.held || !c.backend.runtime.waitsForLog(c.backend.traits) {
 		return nil
 	}
+	return c.begin(ctx)
 }
 
-// Done is closed when the sandbox has stopped.
-func (c *container) Done() <-chan struct{} { return c.done }
-
-// Err says why it stopped.
-func (c *container) Err() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.err
-}
-
-// watch waits for the end of the guest's connection and, unless Destroy made
-// it, finds out what the sandbox died of.
-func (c *container) watch() {
-	<-c.conn.Done()
-	c.mu.Lock()
-	ending := c.ending
-	c.mu.Unlock()
-	if !ending {
-		err := c.cause(c.conn.Err())
-		c.mu.Lock()
-		c.err = err
-		c.mu.Unlock()
+// begin starts the runtime, which then has the container's ends of the standard
+// streams alone: the guest's end would not end the pipes otherwise.
+func (c *container) begin(ctx context.Context) (err error) {
+	var entrance *workmount.Entrance
+	if c.prep.Mounts != nil {
+		entrance = c.prep.Mounts.Entrance
 	}
-	c.stop()
+	c.launch, err = c.backend.runtime.begin(ctx, c.bundle, c.id, c.plan.cgroup.path != "", c.theirs, entrance)
+	return errors.Join(err, c.theirs.close())
 }
+
+// Identity returns who is who in the container: [Backend.identity], and what
+// one id can do to another process of its own.
+func (c *container) Identity(m *workmount.Prepared) lifecycle.Identity {
+	id := c.backend.identity(m)
+	out := lifecycle.Identity{CommandUID: id.commandUID, CommandGID: id.commandGID, SingleUID: id.single}
+	switch {
+	case id.single: // attested as lost
+		out.Accepted = []string{"kill-guest", "list-guest-descriptors", "setuid-root"}
+	case id.guest != 0:
+		// gVisor makes the folder when the guest still has the commands' uid:
+		// it shows how many descriptors there are, and refuses each of them.
+		out.Accepted = []string{"list-guest-descriptors"}
+	}
+	return out
+}
+
+// identity says who is who, from what the workspace needs and who we are.
+func (b *Backend) identity(w *workmount.Prepared) identity {
+	switch {
+	case !b.rootless:
+		return identity{commandUID: w.CommandUID, commandGID: w.CommandGID}
+	case b.options.Kind == GVisor:
+		// The sandbox's own kernel has all ids; only one of them is the user
+		// outside. The guest starts as that one and becomes 0 by its
+		// capabilities.
+		return identity{
+			guest: sandbox.CommandUID, commandUID: sandbox.CommandUID, commandGID: sandbox.CommandGID,
+			user: &idPair{container: sandbox.CommandUID, hostUID: os.Geteuid(), hostGID: os.Getegid()},
+		}
+	default:
+		return identity{single: true, user: &idPair{hostUID: os.Geteuid(), hostGID: os.Getegid()}}
+	}
+}
+
+// Create completes the bundle, and starts the runtime unless it waits for that.
+func (c *container) Create(ctx context.Context) (lifecycle.Connection, error) {
+	if err := c.writeBundle(); err != nil {
+		return nil, err
+	}
+	if err := c.log.release(); err != nil {
+		return nil, err
+	}
+	if c.launch != nil {
+		return c.stdio, nil
+	}
+	return c.stdio, c.begin(ctx)
+}
+
+func (c *container) writeBundle() (err error) {
+	b, p := c.backend, c.prep
+	c.plan.traits, c.plan.resources, c.plan.ceiling = b.traits, p.Spec.Resources, b.hardLimit
+	c.plan.identity, c.plan.image, c.plan.files, c.plan.workspace = b.identity(p.Mounts), p.Image, p.FileBinds(), p.Mounts.Binds
+	if c.plan.volumes, err = p.VolumeMounts(p.Image.Volumes); err != nil {
+		return err
+	}
+	if c.plan.rootfs, err = skeletonFor(p.Image, lifecycle.CacheDir(b.options.StateDir)); err != nil {
+		return err
+	}
+	if !b.traits.ownKernel {
+		if c.plan.seccomp, err = harden.SeccompFor(runtime.GOARCH); err != nil {
+			return fmt.Errorf("%w: %w", sandbox.ErrUnsupported, err)
+		}
+	}
+	return c.bundle.write(c.plan.spec())
+}
+
+// Start waits for the runtime's end, opens the container's process and finds its
+// cgroup.
+func (c *container) Start(ctx context.Context) error {
+	if err := c.launch.wait(ctx, c.log); err != nil {
+		return err
+	}
+	pid, err := c.bundle.pid()
+	if err != nil {
+		return fmt.Errorf("%w: %w", sandbox.ErrUnavailable, err)
+	}
+	if c.process, err = openProcess(pid); err != nil {
+		return fmt.Errorf("container died at once: %w: %w", sandbox.ErrUnavailable, err)
+	}
+	if c.plan.cgroup.path != "" {
+		if c.cgroup, err = cgroupOf(pid, c.prep.Spec.Session); err != nil {
+			return fmt.Errorf("%w: %w", sandbox.ErrUnavailable, err)
+		}
+	}
+	return nil
+}
+
+// ExplainFailure adds that this process may not make namespaces or mounts.
+func (c *container) ExplainFailure(_ context.Context, err error) error { return explainFailure(err) }
 
 // settle is how long a dying container may take to be dead, so that the
 // kernel's counters are final. A guest that only broke the protocol lives on
 // and is killed then.
 const settle = 500 * time.Millisecond
 
-// cause adds to the loss of the connection what the kernel and the guest say
-// about it.
-func (c *container) cause(err error) error {
-	if err == nil {
-		err = sandbox.ErrLost
-	}
+// ExplainLoss adds the limit that ended the sandbox, by the kernel's counters,
+// and kills what still runs.
+func (c *container) ExplainLoss(_ context.Context, err error) error {
 	c.process.wait(settle)
 	// With the host's kernel a limit kills a command, not the sandbox.
 	if c.plan.traits.ownKernel {
@@ -161,63 +204,23 @@ func (c *container) cause(err error) error {
 			err = fmt.Errorf("%w: %w", err, reached)
 		}
 	}
-	if said := c.stdio.stderr.text(); said != "" {
-		err = fmt.Errorf("%w: its last words: %q", err, said)
-	}
+	c.process.kill()
 	return err
 }
 
-// commit makes the sandbox a running one, unless it was lost meanwhile.
-func (c *container) commit() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.life.State() == sandbox.StateStopped {
-		return fmt.Errorf("%w: it ended as soon as it had started: %w", sandbox.ErrUnavailable, c.err)
-	}
-	c.life.Advance(sandbox.StateRunning)
-	return nil
-}
-
-// stop kills what runs and tells those who wait for the end.
-func (c *container) stop() {
-	if c.process != nil {
-		c.process.kill()
-	}
-	c.mu.Lock()
-	c.life.Advance(sandbox.StateStopped)
-	c.mu.Unlock()
-	c.once.Do(func() { close(c.done) })
-}
-
-// destroyTime bounds one Destroy: gVisor on a loaded machine takes half a
-// second, runc a tenth.
-const destroyTime = 30 * time.Second
-
-// Destroy kills what runs and removes everything that was made, and waits for
-// it. What could not be removed is in the error, and in the journal for the
-// next Sweep; a later call tries again.
-func (c *container) Destroy(ctx context.Context) error {
-	c.mu.Lock()
-	c.ending = true
-	c.mu.Unlock()
-	c.destroy.Lock()
-	defer c.destroy.Unlock()
-	if c.gone {
-		return nil
-	}
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), destroyTime, fmt.Errorf("not destroyed within %s", destroyTime))
-	defer cancel()
+// Remove kills what is left and removes what the runtime made: its state and
+// the cgroups. Each is removed only when the previous one is gone.
+func (c *container) Remove(ctx context.Context) error {
 	c.disconnect()
-	if err := c.remove(ctx); err != nil {
-		if c.journal != nil {
-			err = errors.Join(err, c.journal.GiveUp()) // a sweep may try, too
-		}
-		return fmt.Errorf("destroy %s sandbox %s: %w", c.backend.Name(), c.id, err)
+	if _, err := c.backend.runtime.delete(ctx, c.id); err != nil {
+		return err
 	}
-	c.releaseImage()
-	c.lease.Close()
-	c.gone = true
-	return nil
+	var errs []error
+	for _, dir := range c.plan.cgroup.dirs {
+		_, err := removeCgroup(dir, c.prep.Spec.Session)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // disconnect ends the guest, kills what is left and closes all descriptors,
@@ -227,20 +230,20 @@ func (c *container) disconnect() {
 		return
 	}
 	c.cut = true
-	if c.conn != nil {
-		c.conn.Close() //nolint:errcheck // the container is killed next
-	} else if c.stdio != nil {
-		c.stdio.Close() //nolint:errcheck // the same
+	if c.stdio != nil {
+		_ = c.stdio.Close()  // the lifecycle may have closed it
+		_ = c.theirs.close() // the same, begin
+	}
+	if c.launch != nil {
+		c.launch.finish(c.log.held)
 	}
 	if c.process != nil && !c.process.wait(exitTime) {
 		c.process.kill()
 		thaw(c.plan.cgroup.dirs)
 		c.process.wait(destroyTime / 2)
 	}
-	c.watching.Wait()
-	c.stop()
 	if c.stdio != nil {
-		c.stdio.stderr.close() //nolint:errcheck // only read
+		c.stdio.stderr.close()
 	}
 	if c.log != nil {
 		c.log.close()
@@ -253,49 +256,3 @@ func (c *container) disconnect() {
 // exitTime is how long the guest may take to kill everything and exit by
 // itself, which it does within milliseconds.
 const exitTime = 2 * time.Second
-
-// remove takes away what the container was on the host. Every step is tried
-// only when what it lies under is gone: no folder is removed while the
-// container may still use it.
-func (c *container) remove(ctx context.Context) error {
-	if c.journal == nil {
-		return nil
-	}
-	if _, err := c.backend.runtime.delete(ctx, c.id); err != nil {
-		return err
-	}
-	var errs []error
-	for _, dir := range c.plan.cgroup.dirs {
-		_, err := removeCgroup(dir, c.session)
-		errs = append(errs, err)
-	}
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	if c.prepared != nil {
-		errs = append(errs, c.prepared.Close(ctx))
-	}
-	errs = append(errs, c.removeBundle())
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	if err := c.journal.Forget(c.entries...); err != nil {
-		return err
-	}
-	if err := c.journal.Close(); err != nil {
-		return err
-	}
-	c.journal = nil
-	return nil
-}
-
-func (c *container) removeBundle() error {
-	base, err := os.Open(c.dir)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	} else if err != nil {
-		return err
-	}
-	defer base.Close() //nolint:errcheck // only looked at
-	return owner.RemoveTree(base, bundleDir)
-}

@@ -38,7 +38,7 @@ func TestLoss(t *testing.T) {
 			sb := b.start(t, b.spec(t, "ses_loss"))
 			p, err := sb.Start(t.Context(), sandbox.Command{Argv: []string{"/bin/sleep", "100"}})
 			must(t, err)
-			tt.do(t, sb.(*container))
+			tt.do(t, containerOf(sb))
 			if _, err := p.Wait(); !errors.Is(err, sandbox.ErrLost) {
 				t.Errorf("the command's end: %v, want ErrLost", err)
 			}
@@ -87,21 +87,6 @@ func killNaming(t *testing.T, words ...string) {
 	}
 }
 
-// TestLostWhileItStarts: a sandbox that dies after it was attested and before
-// it is handed out is an error of Create, not a running one.
-func TestLostWhileItStarts(t *testing.T) {
-	c := &container{backend: &Backend{}, done: make(chan struct{}), err: sandbox.ErrLost}
-	c.life.Advance(sandbox.StateCreated)
-	c.stop()
-	if err := c.commit(); !errors.Is(err, sandbox.ErrUnavailable) || !errors.Is(err, sandbox.ErrLost) {
-		t.Errorf("commit: %v, want ErrUnavailable and ErrLost", err)
-	}
-	if c.State() != sandbox.StateStopped {
-		t.Errorf("state %v", c.State())
-	}
-	<-c.Done()
-}
-
 // TestDamagedRuntimeState: the runtime can no longer delete its container; we
 // can, and the name is free again.
 func TestDamagedRuntimeState(t *testing.T) {
@@ -134,7 +119,7 @@ func TestFrozen(t *testing.T) {
 	}
 	b := newBed(t, Runc, 0)
 	sb := b.start(t, b.spec(t, "ses_frozen"))
-	runtimeCall(t, sb.(*container), "pause", sb.ID())
+	runtimeCall(t, containerOf(sb), "pause", sb.ID())
 	must(t, sb.Destroy(context.Background()))
 	b.nothingLeft(t, "ses_frozen")
 }
@@ -149,7 +134,7 @@ func TestDescriptors(t *testing.T) {
 	if _, err := unix.FcntlInt(leak.Fd(), unix.F_SETFD, 0); err != nil {
 		t.Fatal(err)
 	}
-	c := b.start(t, b.spec(t, "ses_fds")).(*container)
+	c := containerOf(b.start(t, b.spec(t, "ses_fds")))
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", c.process.pid))
 	must(t, err)
 	if os.Geteuid() == 0 && len(files) < 3 {
@@ -167,14 +152,14 @@ func TestDescriptors(t *testing.T) {
 func TestRuntimeStays(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())
-		before, err := readBounded(b.backend.options.RuntimePath, 1<<30)
+		before, err := os.ReadFile(b.backend.options.RuntimePath)
 		must(t, err)
 		sb := b.start(t, b.spec(t, "ses_binary"))
 		p, err := sb.Start(t.Context(), sandbox.Command{Argv: []string{"/bin/sh", "-c", `for i in 1 2 3 4 5 6 7 8; do for exe in /proc/[0-9]*/exe; do (: >>"$exe") 2>/dev/null; done; done; exit 0`}})
 		must(t, err)
 		_, err = p.Wait()
 		must(t, err)
-		after, err := readBounded(b.backend.options.RuntimePath, 1<<30)
+		after, err := os.ReadFile(b.backend.options.RuntimePath)
 		must(t, err)
 		if string(before) != string(after) {
 			t.Error("the runtime's binary changed")
@@ -257,10 +242,10 @@ func TestFaultsMidCommand(t *testing.T) {
 			t.Parallel() // they wait nearly all the time
 			session := fmt.Sprintf("ses_fault%d", i)
 			b := newBed(t, tt.kind, os.Geteuid())
-			b.backend.answer = 8 * time.Second // its hello on a machine under load too
+			b.backend.life.AnswerTime = 8 * time.Second // its hello on a machine under load too
 			sb, err := b.backend.Create(t.Context(), b.spec(t, session))
 			must(t, err)
-			lost(t, b, sb, func() { tt.do(t, sb.(*container)) })
+			lost(t, b, sb, func() { tt.do(t, containerOf(sb)) })
 			must(t, sb.Destroy(t.Context()))
 			b.nothingLeft(t, session)
 			again := b.start(t, b.spec(t, session))

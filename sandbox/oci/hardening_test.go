@@ -28,7 +28,7 @@ func TestHardening(t *testing.T) {
 
 // readBack reads config.json of a running container.
 func (b *bed) readBack(_ context.Context, sb sandbox.Sandbox) (sandboxtest.Settings, error) {
-	c := sb.(*container)
+	c := containerOf(sb)
 	data, err := os.ReadFile(filepath.Join(c.bundle.dir, "config.json"))
 	if err != nil {
 		return sandboxtest.Settings{}, err
@@ -80,7 +80,7 @@ func (b *bed) readBack(_ context.Context, sb sandbox.Sandbox) (sandboxtest.Setti
 			out.MemorySwap = *r.Memory.Swap
 		}
 	}
-	out.Labels, err = b.journalWords(c.session)
+	out.Labels, err = b.journalWords(c.prep.Spec.Session)
 	return out, err
 }
 

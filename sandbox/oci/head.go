@@ -47,14 +47,10 @@ func (h *head) bytes() []byte {
 	return bytes.Clone(h.kept)
 }
 
-// text is what was kept, in one line.
-func (h *head) text() string { return oneLine(string(h.bytes())) }
-
 // close stops the reading and waits for it.
-func (h *head) close() error {
-	err := h.file.Close()
+func (h *head) close() {
+	_ = h.file.Close() // it was only read
 	<-h.done
-	return err
 }
 
 // logMessages picks the errors out of a runtime's log, which has one JSON

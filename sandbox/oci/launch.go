@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
@@ -17,10 +18,11 @@ import (
 // before it looks at its bundle, and waits there as long as we hold the log
 // ([runtimeLog]): so it can be started before the bundle is complete, and its own
 // start, 3 ms of runc's and 5 of runsc's, overlaps with the rest of our
-// preparations. Whoever began it calls wait, finish or abandon.
+// preparations. Whoever began it calls wait, and then finish.
 type launch struct {
 	cmd  *exec.Cmd
 	name string // of the runtime, for messages
+	done bool   // it was waited for
 }
 
 // waitsForLog says that the runtime is known to open its log first. Another
@@ -34,7 +36,7 @@ func (r *runtimeClient) waitsForLog(t traits) bool {
 // begin starts the runtime. streams become the container's standard
 // streams; the runtime keeps none of them. entrance, if not nil, is where the
 // runtime has to be started to see the workspace.
-func (r *runtimeClient) begin(ctx context.Context, b *bundle, id string, cgroups bool, streams streams, entrance *workmount.Entrance) (*launch, error) {
+func (r *runtimeClient) begin(ctx context.Context, b bundle, id string, cgroups bool, streams streams, entrance *workmount.Entrance) (*launch, error) {
 	if err := os.MkdirAll(r.root, 0o700); err != nil {
 		return nil, fmt.Errorf("make runtime folder: %w", err)
 	}
@@ -59,6 +61,7 @@ func (r *runtimeClient) begin(ctx context.Context, b *bundle, id string, cgroups
 
 // wait returns once the container runs. log is the bundle's.
 func (l *launch) wait(ctx context.Context, log *runtimeLog) error {
+	l.done = true
 	err := l.cmd.Wait()
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -69,24 +72,18 @@ func (l *launch) wait(ctx context.Context, log *runtimeLog) error {
 	return nil
 }
 
-// finish waits for a runtime that is of no use and has its log; see begin.
-func (l *launch) finish() error {
-	err := l.cmd.Wait()
-	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
-		err = nil // the caller has a better reason
+// finish waits for a runtime that is of no use, unless wait did. It kills one
+// whose log is still held, and which therefore has done nothing yet; any other
+// must end by itself, see begin.
+func (l *launch) finish(held bool) {
+	if l.done {
+		return
 	}
-	return err
-}
-
-// abandon kills a runtime whose log is still held, and which therefore has done
-// nothing yet.
-func (l *launch) abandon() error {
-	err := l.cmd.Process.Kill()
-	if errors.Is(err, os.ErrProcessDone) {
-		err = nil // it refused its arguments: the caller has a better reason
+	l.done = true
+	if held {
+		_ = l.cmd.Process.Kill() // it may have ended, because it refused its arguments
 	}
-	l.cmd.Wait() //nolint:errcheck // killed
-	return err
+	_ = l.cmd.Wait() // the caller has a better reason
 }
 
 // runtimeLog is the file of a runtime's own messages. It is held by a lease
@@ -101,7 +98,7 @@ type runtimeLog struct {
 }
 
 // makeLog makes the bundle's log and holds it where the file system can.
-func (b *bundle) makeLog() (*runtimeLog, error) {
+func (b bundle) makeLog() (*runtimeLog, error) {
 	f, err := os.OpenFile(b.logPath(), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("make runtime's log: %w", err)
@@ -129,10 +126,10 @@ func (l *runtimeLog) messages() string {
 		return "its messages can't be read: " + err.Error()
 	}
 	if text := logMessages(said[:n]); text != "" {
-		return oneLine(text)
+		return lifecycle.OneLine(text)
 	}
 	return "it left no message"
 }
 
 // close lets go of it.
-func (l *runtimeLog) close() { l.file.Close() } //nolint:errcheck // only read
+func (l *runtimeLog) close() { _ = l.file.Close() } // it was only read

@@ -11,7 +11,7 @@ import (
 // A runtime waits for its log as long as that is held, and no longer than its
 // holder lives.
 func TestHeldLog(t *testing.T) {
-	b := &bundle{dir: t.TempDir()}
+	b := bundle{dir: t.TempDir()}
 	log, err := b.makeLog()
 	must(t, err)
 	defer log.close()

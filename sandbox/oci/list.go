@@ -8,32 +8,22 @@ import (
 	"path/filepath"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
 )
 
-// List finds what this user's journals note and asks the runtime about each;
-// see sandbox.Backend.
-func (b *Backend) List(ctx context.Context) ([]sandbox.Listing, error) {
-	instance, err := owner.Instance(b.options.StateDir)
-	if err != nil {
-		return nil, fmt.Errorf("list %s sandboxes: %w", b.Name(), err)
-	}
-	noted, err := owner.List(b.options.StateDir, b.Name())
-	errs := []error{err}
-	var list []sandbox.Listing
-	for _, n := range noted {
-		l := n.Listing(instance)
-		l.State, err = b.runtime.state(ctx, l.Container)
+// Inspect asks the runtime about each sandbox.
+func (d driver) Inspect(ctx context.Context, listed map[string]*lifecycle.Listed) error {
+	var errs []error
+	for _, l := range listed {
+		var err error
+		l.State, err = d.backend.runtime.state(ctx, l.Container)
 		errs = append(errs, err)
 		if l.State == sandbox.ListedRunning || l.State == sandbox.ListedPaused {
-			l.MemoryBytes = chargedMemory(n.Entries)
+			l.MemoryBytes = chargedMemory(l.Entries)
 		}
-		list = append(list, l)
 	}
-	if err := errors.Join(errs...); err != nil {
-		return list, fmt.Errorf("list %s sandboxes: %w", b.Name(), err)
-	}
-	return list, nil
+	return errors.Join(errs...)
 }
 
 // chargedMemory is what the session's cgroup is charged with, 0 where it has

@@ -18,6 +18,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 )
 
 // Environment of the processes that the tests start from their own binary.
@@ -254,4 +255,9 @@ func both(t *testing.T, f func(t *testing.T, k Kind)) {
 	for _, k := range []Kind{GVisor, Runc} {
 		t.Run(string(k), func(t *testing.T) { f(t, k) })
 	}
+}
+
+// containerOf returns the runtime's part of a sandbox.
+func containerOf(sb sandbox.Sandbox) *container {
+	return sb.(*lifecycle.Sandbox).Container().(*container)
 }

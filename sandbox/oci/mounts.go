@@ -6,8 +6,6 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/guest/wire"
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
 )
 
@@ -33,8 +31,9 @@ func (p plan) mounts() []specs.Mount {
 	for _, t := range p.volumes {
 		list = append(list, specs.Mount{Destination: t.Path, Type: "tmpfs", Source: "tmpfs", Options: p.tmpfsOptions(t)})
 	}
-	list = append(list, bind(p.guest, sandbox.GuestPath, "ro"), bind(p.nonce, wire.NoncePath, "ro"))
-	list = append(list, p.processors.mounts()...)
+	for _, f := range p.files {
+		list = append(list, bind(f.Source, f.Path, "ro"))
+	}
 	for _, b := range p.workspace {
 		access := "rw"
 		if b.ReadOnly {

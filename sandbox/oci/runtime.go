@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 )
 
 // runtimeClient calls an OCI runtime's command line: version, run (see [launch]),
@@ -127,7 +128,7 @@ func (r *runtimeClient) call(ctx context.Context, root string, args ...string) (
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
-		return "", fmt.Errorf("%s %s: %w: %w: %s", filepath.Base(r.path), args[len(args)-1], sandbox.ErrUnavailable, err, oneLine(stderr.String()))
+		return "", fmt.Errorf("%s %s: %w: %w: %s", filepath.Base(r.path), args[len(args)-1], sandbox.ErrUnavailable, err, lifecycle.OneLine(stderr.String()))
 	}
 	return stdout.String(), nil
 }
@@ -142,16 +143,4 @@ func (r *runtimeClient) command(ctx context.Context, args []string) *exec.Cmd {
 	cmd.SysProcAttr = ownSession()
 	cmd.WaitDelay = 5 * time.Second
 	return cmd
-}
-
-// maxMessage bounds what of a program's messages becomes part of an error.
-const maxMessage = 2000
-
-// oneLine is the beginning of a text, fit for an error.
-func oneLine(text string) string {
-	text = strings.ToValidUTF8(strings.TrimSpace(text), "?")
-	if len(text) > maxMessage {
-		text = strings.ToValidUTF8(text[:maxMessage], "") + "…"
-	}
-	return strings.ReplaceAll(text, "\n", "; ")
 }

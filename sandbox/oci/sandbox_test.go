@@ -14,6 +14,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 )
 
 // output runs a shell command and returns what it wrote, and its exit.
@@ -151,11 +152,13 @@ func TestWeakContainerIsRefused(t *testing.T) {
 	}
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, 0)
-		c := b.start(t, b.spec(t, "ses_weak")).(*container)
-		hello := c.conn.Hello()
+		sb := b.start(t, b.spec(t, "ses_weak")).(*lifecycle.Sandbox)
+		c := containerOf(sb)
+		hello := sb.Guest().Hello()
 		private, err := privateNamespaces(c.process.pid)
 		must(t, err)
-		must(t, c.verify(hello, private))
+		verify := func() error { return errors.Join(sb.Verify(hello), c.verify(hello, private)) }
+		must(t, verify())
 		asked := c.plan
 		for name, change := range map[string]func(){
 			"memory":  func() { c.plan.resources.MemoryBytes /= 2 },
@@ -168,10 +171,10 @@ func TestWeakContainerIsRefused(t *testing.T) {
 			"caps":    func() { hello.Command.Bounding = 1 },
 		} {
 			change()
-			if err := c.verify(hello, private); !errors.Is(err, sandbox.ErrUnavailable) {
+			if err := verify(); !errors.Is(err, sandbox.ErrUnavailable) {
 				t.Errorf("%s: %v, want ErrUnavailable", name, err)
 			}
-			c.plan, hello = asked, c.conn.Hello()
+			c.plan, hello = asked, sb.Guest().Hello()
 			private, err = privateNamespaces(c.process.pid)
 			must(t, err)
 		}
@@ -250,7 +253,7 @@ func TestCancelledCreateLeavesNothing(t *testing.T) {
 // cancelAt calls cancel when the session's folder has got as far as step. It
 // returns what ends it.
 func cancelAt(ctx context.Context, b *bed, step int, cancel func()) func() {
-	signs := []string{".", "bundle", "bundle/nonce", "bundle/config.json", "bundle/log.json", "bundle/pid"}
+	signs := []string{".", "container", "container/nonce", "container/config.json", "container/log.json", "container/pid"}
 	sign := filepath.Join(b.state, "sessions/ses_cancel", signs[step])
 	var wait sync.WaitGroup
 	wait.Go(func() {
@@ -267,7 +270,7 @@ func cancelAt(ctx context.Context, b *bed, step int, cancel func()) func() {
 func TestStorm(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())
-		b.backend.options.Probe = false
+		b.backend.life.Probe = false
 		var wait sync.WaitGroup
 		for i := range 6 {
 			spec := b.spec(t, fmt.Sprintf("ses_storm%d", i))

@@ -11,6 +11,7 @@ import (
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/host"
+	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 )
 
 // skeletonFor returns the folder with an image's mount points, links and
@@ -26,14 +27,14 @@ func skeletonFor(image *images.RootFS, dir string) (string, error) {
 	}
 	name := filepath.Join(dir, "rootfs-"+hex.EncodeToString(sum.Sum(nil))[:32])
 	if _, err := os.Stat(name); err == nil {
-		used(name)
+		lifecycle.MarkUsed(name)
 		return name, nil
 	}
 	temp, err := os.MkdirTemp(dir, ".rootfs-*")
 	if err != nil {
 		return "", fmt.Errorf("make image skeleton: %w", err)
 	}
-	defer os.RemoveAll(temp) //nolint:errcheck // gone after the rename; otherwise a leftover that the error explains
+	defer func() { _ = os.RemoveAll(temp) }() // renamed, unless an error is returned
 	// Other uids than its owner's enter the container's root.
 	if err := errors.Join(os.Chmod(temp, 0o755), host.WriteSkeleton(image, temp)); err != nil {
 		return "", err

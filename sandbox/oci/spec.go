@@ -25,10 +25,8 @@ type plan struct {
 	resources limits.Resources
 	// rootfs is the image's skeleton, the container's root.
 	rootfs string
-	// guest and nonce are files of the host, bound read-only.
-	guest, nonce string
-	// processors are files that say how many processors there are.
-	processors processorFiles
+	// files are the files of every container, bound read-only.
+	files []images.Bind
 	// cgroup is the container's cgroup as the runtime takes it; empty where
 	// limits can't be had.
 	cgroup cgroupPlan

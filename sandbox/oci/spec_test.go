@@ -17,6 +17,7 @@ import (
 	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
@@ -36,7 +37,7 @@ func plans(t *testing.T) map[string]plan {
 		Masks: []string{"/usr/share/private"},
 	}
 	base := plan{
-		image: image, rootfs: "/state/oci/rootfs-4567", resources: limits.DefaultResources(), guest: "/state/oci/guest-0123", nonce: "/state/ses_1/bundle/nonce",
+		image: image, rootfs: "/state/cache/rootfs-4567", resources: limits.DefaultResources(), files: []images.Bind{{Source: "/state/cache/guest-0123", Path: sandbox.GuestPath}, {Source: "/state/ses_1/container/nonce", Path: wire.NoncePath}},
 		ceiling: func(string) int64 { return -1 },
 		workspace: []workmount.Bind{
 			{Source: "/state/ses_1/mounts/workspace", Target: "/workspace", Dir: true},

@@ -3,7 +3,6 @@ package oci
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 )
 
@@ -32,7 +31,7 @@ func openStdio() (*stdio, streams, error) {
 		r, w, err := os.Pipe()
 		if err != nil {
 			for _, f := range ends[:i] {
-				f.Close() //nolint:errcheck // nothing was written
+				_ = f.Close() // nothing was written
 			}
 			return nil, streams{}, fmt.Errorf("make pipes: %w", err)
 		}
@@ -52,4 +51,5 @@ func (s *stdio) Write(p []byte) (int, error) { return s.in.Write(p) }
 // gives the pipe's error for a closed file.
 func (s *stdio) Close() error { return errors.Join(s.in.Close(), s.out.Close()) }
 
-var _ io.ReadWriteCloser = (*stdio)(nil)
+// Stderr returns the beginning of what came on standard error.
+func (s *stdio) Stderr() string { return string(s.stderr.bytes()) }

@@ -2,7 +2,6 @@ package oci
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -15,39 +14,24 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/owner"
 )
 
-// Sweep removes what sandboxes of dead owners left: the runtime's state of
-// their containers, cgroups with what still runs in them, mounts, folders and
-// placeholders. Sandboxes of other live processes are not touched.
-func (b *Backend) Sweep(ctx context.Context) ([]sandbox.Leftover, error) {
-	instance, err := owner.Instance(b.options.StateDir)
-	if err != nil {
-		return nil, fmt.Errorf("sweep %s sandboxes: %w", b.Name(), err)
-	}
-	left, err := owner.Sweep(ctx, owner.SweepOptions{
-		StateDir: b.options.StateDir, Backend: b.Name(), Instance: instance, Undo: b.undo,
-	})
-	if err := errors.Join(err, pruneCache(b.cacheDir(), time.Now())); err != nil {
-		return left, fmt.Errorf("sweep %s sandboxes: %w", b.Name(), err)
-	}
-	return left, nil
-}
+// RemoveUnlisted removes nothing: a runtime keeps no notes of owners.
+func (driver) RemoveUnlisted(context.Context) ([]sandbox.Leftover, error) { return nil, nil }
 
-// Pending says whether sessions of this kind left notes below the state folder,
-// so that a Sweep has anything to look at. It asks no runtime.
-func Pending(stateDir string, k Kind) bool { return owner.Pending(stateDir, string(k)) }
+// Prune removes nothing: the lifecycle prunes the cache.
+func (driver) Prune(context.Context) error { return nil }
 
-// undo removes one thing of a dead session. Names are checked against the
-// session: a journal is a file, and files can be damaged.
-func (b *Backend) undo(ctx context.Context, session string, e owner.Entry) (bool, error) {
+// RemoveEntry removes one thing of a dead session. Names are checked against the
+// session: a cleanup list is a file, and files can be damaged.
+func (d driver) RemoveEntry(ctx context.Context, session string, e owner.Entry) (bool, error) {
 	switch e.Kind {
 	case owner.KindContainer:
 		if e.Name != cgroupPrefix+session {
 			return false, fmt.Errorf("remove container %q: not the one of session %s", e.Name, session)
 		}
-		if err := b.runtime.waitForRun(ctx, e.Name, callTime); err != nil {
+		if err := d.backend.runtime.waitForRun(ctx, e.Name, callTime); err != nil {
 			return false, fmt.Errorf("remove container %q: %w", e.Name, err)
 		}
-		return b.runtime.delete(ctx, e.Name)
+		return d.backend.runtime.delete(ctx, e.Name)
 	case owner.KindCgroup:
 		return removeCgroup("/"+e.Name, session)
 	default:

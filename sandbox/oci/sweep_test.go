@@ -57,7 +57,7 @@ func ownUntilKilled(dir string) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintln(os.Stdout, "pid", sb.(*container).process.pid)
+	fmt.Fprintln(os.Stdout, "pid", containerOf(sb).process.pid)
 	<-sb.Done()
 	return fmt.Errorf("the sandbox ended: %w", sb.Err())
 }
@@ -180,7 +180,7 @@ func TestSweepChecksNames(t *testing.T) {
 	b, err := New(Options{Kind: Runc, RuntimePath: "/absent", GuestPath: "/absent", StateDir: t.TempDir(), Logger: zaptest.NewLogger(t)})
 	must(t, err)
 	for _, e := range undoCases {
-		if was, err := b.undo(t.Context(), "ses_1", e); was || err == nil {
+		if was, err := (driver{b}).RemoveEntry(t.Context(), "ses_1", e); was || err == nil {
 			t.Errorf("%+v: %v, %v", e, was, err)
 		}
 	}

@@ -2,7 +2,6 @@ package oci
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"syscall"
@@ -28,15 +27,6 @@ func unhold(f *os.File) error {
 
 // writable says whether this process may make entries in a folder.
 func writable(dir string) bool { return unix.Access(dir, unix.W_OK) == nil }
-
-// fileIdentity is a file's device and inode; a link is not followed.
-func fileIdentity(name string) (device, inode uint64, err error) {
-	var st unix.Stat_t
-	if err := unix.Lstat(name, &st); err != nil {
-		return 0, 0, fmt.Errorf("look at %s again: %w", name, err)
-	}
-	return uint64(st.Dev), st.Ino, nil //nolint:unconvert // 32 bits on some processors
-}
 
 // onCgroupFS says whether a folder is a cgroup. What is not there is
 // fs.ErrNotExist.

@@ -22,8 +22,6 @@ func unhold(*os.File) error { return sandbox.ErrUnsupported }
 
 func writable(string) bool { return false }
 
-func fileIdentity(string) (device, inode uint64, err error) { return 0, 0, sandbox.ErrUnsupported }
-
 func onCgroupFS(string) (bool, error) { return false, fs.ErrNotExist }
 
 func pause() {}

@@ -63,14 +63,3 @@ func TestRootThatMayNotMount(t *testing.T) {
 		t.Errorf("another mount: %v", err)
 	}
 }
-
-// TestQuote: what an error has already is not said twice.
-func TestQuote(t *testing.T) {
-	err := errors.New("exit status 1: no room")
-	if got := quote(err, "no room").Error(); got != err.Error() {
-		t.Errorf("%q", got)
-	}
-	if got := quote(err, "a panic").Error(); got != `exit status 1: no room: standard error: "a panic"` {
-		t.Errorf("%q", got)
-	}
-}

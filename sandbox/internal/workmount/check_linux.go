@@ -18,6 +18,16 @@ import (
 // node is what tells one file from another.
 type node struct{ dev, ino uint64 }
 
+// FileIdentity returns the device and inode of a file or directory. It does not
+// follow a symlink.
+func FileIdentity(name string) (device, inode uint64, err error) {
+	var st unix.Stat_t
+	if err := unix.Lstat(name, &st); err != nil {
+		return 0, 0, &os.PathError{Op: "lstat", Path: name, Err: err}
+	}
+	return uint64(st.Dev), st.Ino, nil //nolint:unconvert // 32 bits on some processors
+}
+
 // resolvedPath is the path of the held folder as the kernel knows it now. It
 // is for messages and for what lies beside the folder, never to open it again.
 func resolvedPath(dir *os.File) (string, error) {

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
+	"runtime"
 
 	"github.com/caisson-run/caisson/sandbox"
 )
@@ -13,6 +15,16 @@ type ids struct{ uid, gid int }
 
 // commandIDs is the identity of commands where Caisson can choose.
 var commandIDs = ids{sandbox.CommandUID, sandbox.CommandGID}
+
+// Usual returns mounts with the identity of commands that a workspace nearly
+// always has, and nothing else.
+func Usual() *Prepared {
+	id := commandIDs
+	if runtime.GOOS == "linux" && os.Geteuid() != 0 {
+		id = ids{os.Geteuid(), os.Getegid()}
+	}
+	return &Prepared{CommandUID: id.uid, CommandGID: id.gid}
+}
 
 func (i ids) String() string { return fmt.Sprintf("%d:%d", i.uid, i.gid) }
 

@@ -100,6 +100,9 @@ func checkPlace(path string, o Options) error {
 	return nil
 }
 
+// FileIdentity is for Linux.
+func FileIdentity(string) (device, inode uint64, err error) { return 0, 0, sandbox.ErrUnsupported }
+
 // Namespaces keeps nothing here: there are no id maps.
 type Namespaces struct{}
 

@@ -1,4 +1,4 @@
-package oci
+package lifecycle
 
 import (
 	"os"
@@ -15,7 +15,7 @@ func TestPruneCache(t *testing.T) {
 	now := time.Now()
 	for name, age := range map[string]time.Duration{
 		"guest-new": time.Hour, "guest-old": cacheTime + time.Hour, ".guest-1234": cacheTime + time.Hour,
-		"rootfs-new": 0, "rootfs-old": 2 * cacheTime, "gvisor": 2 * cacheTime, "runc": 2 * cacheTime,
+		"rootfs-new": 0, "rootfs-old": 2 * cacheTime, "other": 2 * cacheTime,
 	} {
 		p := filepath.Join(dir, name)
 		must(t, os.Mkdir(p, 0o755))
@@ -30,7 +30,7 @@ func TestPruneCache(t *testing.T) {
 	for _, e := range entries {
 		got = append(got, e.Name())
 	}
-	if diff := cmp.Diff([]string{"guest-new", "gvisor", "rootfs-new", "runc"}, got); diff != "" {
+	if diff := cmp.Diff([]string{"guest-new", "other", "rootfs-new"}, got); diff != "" {
 		t.Errorf("kept (-want +got):\n%s", diff)
 	}
 }
@@ -46,20 +46,27 @@ func TestGuestCopy(t *testing.T) {
 	must(t, os.WriteFile(source, []byte("two"), 0o755))
 	two, err := copyGuest(source, cache)
 	must(t, err)
-	if one.path == two.path || one.sha256 == two.sha256 {
+	if one.Path == two.Path || one.SHA256 == two.SHA256 {
 		t.Errorf("two contents, one copy: %+v", one)
 	}
-	if data, err := os.ReadFile(one.path); err != nil || string(data) != "one" {
+	if data, err := os.ReadFile(one.Path); err != nil || string(data) != "one" {
 		t.Errorf("the first copy holds %q, %v", data, err)
 	}
-	must(t, os.Remove(two.path))
-	must(t, os.WriteFile(two.path, []byte("forged"), 0o755))
+	must(t, os.Remove(two.Path))
+	must(t, os.WriteFile(two.Path, []byte("forged"), 0o755))
 	again, err := copyGuest(source, cache)
 	must(t, err)
-	if data, err := os.ReadFile(again.path); err != nil || string(data) != "two" {
+	if data, err := os.ReadFile(again.Path); err != nil || string(data) != "two" {
 		t.Errorf("a forged copy was taken: %q, %v", data, err)
 	}
-	if info, err := os.Stat(again.path); err != nil || info.Mode().Perm() != 0o555 {
+	if info, err := os.Stat(again.Path); err != nil || info.Mode().Perm() != 0o555 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -1,4 +1,4 @@
-package oci
+package lifecycle
 
 import (
 	"errors"
@@ -9,23 +9,23 @@ import (
 	"time"
 )
 
-// cacheTime is how long a copy of the guest or a skeleton is kept after the
-// last start that used it: longer than any session that may still have it
-// mounted.
+// cacheTime is the time for which an entry of the cache is kept after the last
+// start that used it: longer than any session that may still have it mounted.
 const cacheTime = 7 * 24 * time.Hour
 
-// cacheDir holds what sessions share and never change, named by its hash.
-func (b *Backend) cacheDir() string { return filepath.Join(b.options.StateDir, "oci") }
+// CacheDir returns the directory of what sessions share. Its entries never
+// change and are named by their hashes: guest-HASH, and rootfs-HASH for an
+// image's skeleton.
+func CacheDir(stateDir string) string { return filepath.Join(stateDir, "cache") }
 
-// used notes that an entry of the cache is used now. Where that fails it is
-// made again one day.
-func used(name string) {
+// MarkUsed records that an entry of the cache is used now.
+func MarkUsed(name string) {
 	now := time.Now()
-	os.Chtimes(name, now, now) //nolint:errcheck // see above
+	_ = os.Chtimes(name, now, now) // an entry that is pruned too early is made again
 }
 
 // pruneCache removes what no start has used for cacheTime, and what a start
-// that was killed left half made.
+// that was killed left incomplete.
 func pruneCache(dir string, now time.Time) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {

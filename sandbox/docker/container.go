@@ -1,0 +1,197 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/harden"
+	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
+	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/workmount"
+)
+
+// driver is the engine's part of the lifecycle.
+type driver struct{ backend *Backend }
+
+var _ lifecycle.Driver = driver{}
+
+// engineContainer is one container of the engine.
+type engineContainer struct {
+	backend *Backend
+	remote  *remote
+	facts   facts
+	prep    *lifecycle.Preparation
+
+	seccomp   harden.Seccomp
+	image     rootImage
+	volume    int // its entry in the cleanup list, 0 without one
+	requested bool
+	asked     request
+	id        string // "" until the engine returned it
+	stream    *stream
+	started   bool
+}
+
+var _ lifecycle.Container = (*engineContainer)(nil)
+
+// NewContainer connects to the engine and refuses what an engine on another
+// machine can't mount.
+func (d driver) NewContainer(ctx context.Context, p *lifecycle.Preparation) (lifecycle.Container, error) {
+	b := d.backend
+	if !b.endpoint.local() {
+		switch {
+		case p.Spec.Workspace.Mode == sandbox.ModeOverlay:
+			return nil, fmt.Errorf("workspace %s: %w: the engine at %s is not on this machine, and can't mount an overlay of its directories: "+
+				"use bind mode, the gvisor backend, or an engine here", p.Spec.Workspace.Path, sandbox.ErrUnsupported, b.endpoint.host)
+		case p.Spec.Image.Scheme == images.SchemeHost:
+			return nil, fmt.Errorf("image host: %w: %w: name an image that the engine at %s has", sandbox.ErrUnavailable, ErrNotShared, b.endpoint.host)
+		}
+	}
+	r, f, err := b.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &engineContainer{backend: b, remote: r, facts: f, prep: p}, nil
+}
+
+// ID returns the engine's id of the container, or its name before it has one.
+func (c *engineContainer) ID() string {
+	if c.id == "" {
+		return c.prep.Name
+	}
+	return c.id
+}
+
+// FetchImage gets an image that the engine has or, on another machine, loads it
+// into the engine.
+func (c *engineContainer) FetchImage(ctx context.Context) (fetched bool, err error) {
+	b, ref := c.backend, c.prep.Spec.Image
+	if ref.Scheme == images.SchemeName {
+		c.image, err = engineImage(ctx, c.remote, c.facts, ref)
+		if b.life.Images == nil || !errors.Is(err, sandbox.ErrNotFound) {
+			c.prep.Env = c.image.env
+			return true, err
+		}
+	}
+	if b.endpoint.local() {
+		return false, nil
+	}
+	c.image, err = b.loadedImage(ctx, c.remote, c.facts, ref)
+	c.prep.Env = c.image.env
+	return true, err
+}
+
+// Plan chooses the seccomp profile. The engine makes the container alone.
+func (c *engineContainer) Plan(context.Context) (_ []owner.Entry, err error) {
+	if c.seccomp, err = harden.SeccompFor(c.facts.info.Architecture); err != nil {
+		return nil, fmt.Errorf("%w: %w", sandbox.ErrUnsupported, err)
+	}
+	return []owner.Entry{{Kind: owner.KindContainer, Name: c.prep.Name}}, nil
+}
+
+// hostsFile is /etc/hosts of a container whose image has none of Caisson's:
+// without a network the engine writes none.
+const (
+	hostsFile = "hosts"
+	hostsText = "127.0.0.1 localhost caisson\n::1 localhost\n"
+)
+
+// Begin writes /etc/hosts.
+func (c *engineContainer) Begin(context.Context) error {
+	return c.prep.Files.Write(hostsFile, hostsText)
+}
+
+// Identity returns the identity that the workspace's mounts need.
+func (c *engineContainer) Identity(m *workmount.Prepared) lifecycle.Identity {
+	return lifecycle.Identity{CommandUID: m.CommandUID, CommandGID: m.CommandGID}
+}
+
+// Create makes the engine's container and attaches to it before it starts, so
+// that no byte is lost.
+func (c *engineContainer) Create(ctx context.Context) (lifecycle.Connection, error) {
+	if err := c.makeRequest(ctx); err != nil {
+		return nil, err
+	}
+	c.requested = true
+	if err := c.makeVolume(ctx); err != nil {
+		return nil, err
+	}
+	err := c.requestContainer(ctx)
+	if errors.Is(err, sandbox.ErrNotFound) {
+		// A sweep removed the old skeleton between the lookup and now.
+		if err = c.makeRequest(ctx); err == nil {
+			err = c.requestContainer(ctx)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	response, err := c.remote.attach(ctx, c.id)
+	if err != nil {
+		return nil, err
+	}
+	c.stream = newStream(response)
+	return c.stream, nil
+}
+
+// makeRequest makes the engine have the image and sets what it is asked for.
+func (c *engineContainer) makeRequest(ctx context.Context) error {
+	p := c.prep
+	if p.Image != nil {
+		var err error
+		if c.image, err = c.backend.skeletonImage(ctx, c.remote, p.Image); err != nil {
+			return err
+		}
+	}
+	volumes, err := p.VolumeMounts(c.image.volumes)
+	if err != nil {
+		return err
+	}
+	c.asked = plan{
+		spec: p.Spec, image: c.image, volumes: volumes, work: p.Mounts, files: p.FileBinds(), hostsPath: p.Files.Path(hostsFile), seccomp: c.seccomp,
+		runtime: c.facts.runtime, cpus: c.facts.info.NCPU, labels: c.backend.labels(p.Spec), noSwapLimit: !c.facts.info.SwapLimit,
+	}.build()
+	return nil
+}
+
+func (c *engineContainer) requestContainer(ctx context.Context) error {
+	created, err := c.remote.createContainer(ctx, c.asked)
+	if err != nil {
+		return err
+	}
+	c.id = created.ID
+	for _, w := range created.Warnings {
+		c.prep.Log.Warn("engine", zap.String("warning", w))
+	}
+	return context.Cause(ctx)
+}
+
+// Start starts the container.
+func (c *engineContainer) Start(ctx context.Context) error {
+	err := c.remote.startContainer(ctx, c.id)
+	c.started = err == nil
+	return err
+}
+
+// ExplainFailure adds what would help where the engine could not mount the
+// overlay, and how a container ended that was started.
+func (c *engineContainer) ExplainFailure(ctx context.Context, err error) error {
+	if m := c.prep.Mounts; m != nil && m.Volume != nil && strings.Contains(err.Error(), "mount local volume") {
+		return fmt.Errorf("workspace %s: %w: the engine can't mount an overlay of it, or does not share this machine's processes and mounts: "+
+			"use the gvisor backend, run as root, or use bind mode: %w", m.Path, sandbox.ErrUnsupported, err)
+	}
+	if !c.started || context.Cause(ctx) != nil {
+		return err
+	}
+	got, inspectErr := c.remote.inspect(ctx, c.id)
+	if inspectErr == nil && got.State != nil && !got.State.Running {
+		err = fmt.Errorf("%w: the container ended with %d %s", err, got.State.ExitCode, got.State.Error)
+	}
+	return err
+}

@@ -1,0 +1,124 @@
+package lifecycle
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/host"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/admission"
+	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/workmount"
+)
+
+// Options configures a [Backend]. Name, StateDir, GuestPath and Semaphore are
+// required.
+type Options struct {
+	// Name is the backend's name in configuration and records.
+	Name string
+	// StateDir is Caisson's state directory.
+	StateDir string
+	// GuestPath is the guest's binary on this machine.
+	GuestPath string
+	// Protect names directories that no workspace may be or contain.
+	Protect []string
+	// HostImage configures the image "host". UID and GID are set at each start.
+	HostImage host.Options
+	// Images provides images that are neither host, rootfs nor the engine's
+	// own; nil provides none.
+	Images images.Source
+	// Semaphore admits starts.
+	Semaphore *admission.Semaphore
+	// EngineMounts and RuntimeEnters are passed to workmount.Prepare.
+	EngineMounts, RuntimeEnters bool
+	// StartTime is the longest time for a start, from its admission on.
+	// DestroyTime is the longest time for one Destroy. Zero means that each
+	// call of the driver has its own limit.
+	StartTime, DestroyTime time.Duration
+	// GIDBase and GIDCount are the supplementary gids that mark commands; see
+	// wire.Config. Zero means the guest's default.
+	GIDBase, GIDCount uint32
+	// Probe makes the guest try what a command must not be able to do.
+	Probe bool
+	// Silence is the time after which a guest that hears nothing ends by
+	// itself; zero means never.
+	Silence time.Duration
+	// AnswerTime is the longest time for an answer of the guest; zero means the
+	// guest's default.
+	AnswerTime time.Duration
+	// Logger receives errors that can't be returned.
+	Logger *zap.Logger
+}
+
+// Backend creates sandboxes of one kind. It is safe for concurrent use.
+type Backend struct {
+	Options
+	driver     Driver
+	namespaces workmount.Namespaces
+
+	mu    sync.Mutex
+	guest GuestCopy // the latest copy
+}
+
+// New returns a backend. It makes nothing.
+func New(o Options, d Driver) *Backend { return &Backend{Options: o, driver: d} }
+
+// Close closes what is kept open for further starts.
+func (b *Backend) Close() { b.namespaces.Close() }
+
+// Owner returns the identity of this process as the owner of what it makes.
+func (b *Backend) Owner() (owner.Identity, error) {
+	instance, err := owner.Instance(b.StateDir)
+	if err != nil {
+		return owner.Identity{}, err
+	}
+	return owner.Self(instance)
+}
+
+// validate refuses specs that no backend could run.
+func (b *Backend) validate(spec sandbox.Spec) error {
+	if err := spec.Resources.Validate(); err != nil {
+		return fmt.Errorf("%w: %w", sandbox.ErrInvalid, err)
+	}
+	switch {
+	case spec.Session == "" || strings.ContainsAny(spec.Session, "/. \x00"):
+		return fmt.Errorf("%w: session %q", sandbox.ErrInvalid, spec.Session)
+	case spec.Workspace.Dir == nil || !filepath.IsAbs(spec.Workspace.Path):
+		return fmt.Errorf("%w: workspace %q is not open", sandbox.ErrInvalid, spec.Workspace.Path)
+	case spec.Git != "" && spec.Git != sandbox.GitReadOnly && spec.Git != sandbox.GitCommit:
+		return fmt.Errorf("%w: git mode %q", sandbox.ErrInvalid, spec.Git)
+	}
+	below, err := filepath.Rel(b.StateDir, spec.Dir)
+	if err != nil || !filepath.IsAbs(spec.Dir) || below == "." || !filepath.IsLocal(below) {
+		return fmt.Errorf("%w: session directory %q is not below the state directory %q", sandbox.ErrInvalid, spec.Dir, b.StateDir)
+	}
+	return b.validateImage(spec.Image)
+}
+
+func (b *Backend) validateImage(ref images.Reference) error {
+	switch ref.Scheme {
+	case images.SchemeHost, images.SchemeRootFS, images.SchemeName:
+		return nil
+	case images.SchemeLayout, images.SchemeArchive, images.SchemeBuild:
+		if b.Images == nil {
+			return b.errNoStore(ref)
+		}
+		return nil
+	}
+	return fmt.Errorf("%w: no image named", sandbox.ErrInvalid)
+}
+
+func (b *Backend) errNoStore(ref images.Reference) error {
+	return fmt.Errorf("image %s: %w: this backend has no store of images: use host or rootfs:DIR", ref, sandbox.ErrUnsupported)
+}
+
+// errDestroyed is the cause of the end of what waits for a sandbox that is
+// being removed.
+var errDestroyed = errors.New("the sandbox is being destroyed")

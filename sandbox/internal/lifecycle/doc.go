@@ -1,0 +1,23 @@
+// Package lifecycle creates, watches and removes sandboxes, whatever engine or
+// runtime runs their containers. It contains the one order of steps; a
+// [Driver] and its [Container] contain what an engine or a runtime does
+// differently.
+//
+//	validate    Backend.Create      the spec, then Driver.NewContainer
+//	image       fetchImage          Container.FetchImage, or the store of images
+//	admission   Semaphore.Acquire   waits for other starts and for memory
+//	ownership   claim               Container.Plan, the cleanup list, the session's files
+//	            Container.Begin     what need not wait for the mounts
+//	mounts      prepareMounts       the workspace's mounts; the image beside them
+//	start       startContainer      Container.Create, then Container.Start
+//	handshake   startContainer      guest.Dial, while Container.Start runs
+//	attest      attest              what the guest observes, then Container.Attest
+//	commit      commit              the sandbox is running, unless it was lost
+//
+// Every step but the first is undone by [Sandbox.Destroy], however far it got.
+// Everything that outlives a process is written to the cleanup list before it
+// is made, so that [Backend.Sweep] of another process can undo it.
+//
+// The guest's connection is watched from the handshake on. Its end is the loss
+// of the sandbox; [Container.ExplainLoss] adds the cause.
+package lifecycle

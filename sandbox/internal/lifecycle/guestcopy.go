@@ -1,0 +1,111 @@
+package lifecycle
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// GuestCopy is a copy of the guest's binary that does not change. If a rebuild
+// or an upgrade changed the binary while a session runs, it would change the
+// session's PID 1, and the attested hash would be that of another file.
+type GuestCopy struct {
+	Path   string
+	SHA256 string
+	source fs.FileInfo // of the file that was copied
+}
+
+// maxGuest is the largest binary that is copied; the guest has about 3 MB.
+const maxGuest = 64 << 20
+
+// CheckGuest returns sandbox.ErrNotFound if there is no guest binary.
+func (b *Backend) CheckGuest() error {
+	if _, err := os.Stat(b.GuestPath); err != nil {
+		return fmt.Errorf("guest binary: %w: build it (make build) and keep it beside caisson: %w", sandbox.ErrNotFound, err)
+	}
+	return nil
+}
+
+// copyGuest returns the copy of the guest's binary, and makes it if there is
+// none with its content. Copies stay for further sessions; see pruneCache.
+func (b *Backend) copyGuest() (GuestCopy, error) {
+	info, err := os.Stat(b.GuestPath)
+	if err != nil {
+		return GuestCopy{}, b.CheckGuest()
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if g := b.guest; g.source != nil && sameFile(g.source, info) {
+		if _, err := os.Stat(g.Path); err == nil {
+			MarkUsed(g.Path)
+			return g, nil
+		}
+	}
+	g, err := copyGuest(b.GuestPath, CacheDir(b.StateDir))
+	if err != nil {
+		return GuestCopy{}, fmt.Errorf("copy guest binary: %w: %w", sandbox.ErrUnavailable, err)
+	}
+	g.source = info
+	b.guest = g
+	return g, nil
+}
+
+func sameFile(a, b fs.FileInfo) bool {
+	return os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
+}
+
+// copyGuest writes the content of source to a file of dir that is named by its
+// hash. An existing file of that name is read and compared.
+func copyGuest(source, dir string) (GuestCopy, error) {
+	data, err := readBounded(source, maxGuest)
+	if err != nil {
+		return GuestCopy{}, err
+	}
+	sum := sha256.Sum256(data)
+	g := GuestCopy{SHA256: hex.EncodeToString(sum[:])}
+	g.Path = filepath.Join(dir, "guest-"+g.SHA256[:32])
+	if have, err := readBounded(g.Path, maxGuest); err == nil && sha256.Sum256(have) == sum {
+		MarkUsed(g.Path)
+		return g, nil
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return GuestCopy{}, err
+	}
+	// A process that is started while the file is open for writing would hold it
+	// until it has executed its own program, and the guest could not be executed
+	// until then (ETXTBSY, go.dev/issue/22315).
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	temp, err := os.CreateTemp(dir, ".guest-*")
+	if err != nil {
+		return GuestCopy{}, err
+	}
+	defer func() { _ = os.Remove(temp.Name()) }() // renamed, unless an error is returned
+	_, err = temp.Write(data)
+	err = errors.Join(err, temp.Chmod(0o555), temp.Close())
+	if err != nil {
+		return GuestCopy{}, err
+	}
+	return g, os.Rename(temp.Name(), g.Path)
+}
+
+func readBounded(name string, limit int64) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(data)) > limit {
+		return nil, fmt.Errorf("%s is larger than %d bytes", name, limit)
+	}
+	return data, err
+}

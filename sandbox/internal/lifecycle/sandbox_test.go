@@ -1,0 +1,34 @@
+package lifecycle
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// TestLostWhileItStarts: a sandbox that dies after it was attested and before
+// Create returns it is an error of Create and not a running sandbox.
+func TestLostWhileItStarts(t *testing.T) {
+	s := &Sandbox{backend: &Backend{}, done: make(chan struct{})}
+	s.state.Advance(sandbox.StateCreated)
+	s.end(sandbox.ErrLost)
+	if err := s.commit(); !errors.Is(err, sandbox.ErrUnavailable) || !errors.Is(err, sandbox.ErrLost) {
+		t.Errorf("commit: %v, want ErrUnavailable and ErrLost", err)
+	}
+	if s.State() != sandbox.StateStopped {
+		t.Errorf("state %v", s.State())
+	}
+	<-s.Done()
+}
+
+// TestQuote: a text that an error contains is not repeated.
+func TestQuote(t *testing.T) {
+	err := errors.New("exit status 1: no room")
+	if got := quote(err, "standard error", "no room").Error(); got != err.Error() {
+		t.Errorf("%q", got)
+	}
+	if got := quote(err, "standard error", "a panic").Error(); got != `exit status 1: no room: standard error: "a panic"` {
+		t.Errorf("%q", got)
+	}
+}
