@@ -47,9 +47,9 @@ type Options struct {
 	Apply     bool
 	Resources limits.Resources
 	Grace     time.Duration // zero means sandbox.DefaultGrace
-	// AllowOwnerRunner accepts that new files belong to the user who runs
+	// CallerOwnsFiles accepts that new files belong to the user who runs
 	// Caisson in a workspace of another user.
-	AllowOwnerRunner bool
+	CallerOwnsFiles bool
 	// Notify is told what the start of the sandbox waits for, if it has to; see
 	// sandbox.Spec. Nil is nobody.
 	Notify func(waiting string)

@@ -208,7 +208,7 @@ func (s *Session) spec() sandbox.Spec {
 	return sandbox.Spec{
 		Session: s.opts.Folder.Session, Image: s.opts.Image, Workspace: s.opts.Workspace.spec(s.opts.Submounts),
 		Git: s.opts.Git, Resources: s.opts.Resources, Dir: filepath.Join(s.dir, sandboxDir),
-		Grace: s.opts.Grace, AllowOwnerRunner: s.opts.AllowOwnerRunner, Notify: s.opts.Notify,
+		Grace: s.opts.Grace, CallerOwnsFiles: s.opts.CallerOwnsFiles, Notify: s.opts.Notify,
 	}
 }
 

@@ -169,17 +169,17 @@ func same(info os.FileInfo, path string) bool {
 // CheckOwner refuses a workspace of another user where Caisson can't make new
 // files belong to that user, unless accept says that the runner may own them.
 // Root can always. Its error is an [Error] with status 42.
-func (w *Workspace) CheckOwner(accept bool) error {
+func (w *Workspace) CheckOwner(callerOwnsFiles bool) error {
 	info, err := w.Dir.Stat()
 	if err != nil {
 		return inputError("the workspace "+w.Path+" can't be read", "Name another folder with --workspace.", err)
 	}
 	owner, self, known := owners(info)
-	if mayOwn(owner, self, known, accept) {
+	if mayOwn(owner, self, known, callerOwnsFiles) {
 		return nil
 	}
 	return inputError(fmt.Sprintf("the workspace %s belongs to uid %d, and you are uid %d: new files would not belong to its owner", w.Path, owner, self),
-		"Run caisson as its owner or as root, or accept to own new files with --accept-runner-as-owner.", nil)
+		"Run caisson as its owner or as root, or own new files yourself with --caller-owns-files.", nil)
 }
 
 // mayOwn reports whether a process of a user may make files in a directory of an

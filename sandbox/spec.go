@@ -98,9 +98,9 @@ type Spec struct {
 	// Grace is the time between SIGTERM and SIGKILL on cancellation; zero means
 	// [DefaultGrace].
 	Grace time.Duration
-	// AllowOwnerRunner accepts that files which commands create belong to the
+	// CallerOwnsFiles accepts that files which commands create belong to the
 	// user who runs Caisson, although another user owns the workspace.
-	AllowOwnerRunner bool
+	CallerOwnsFiles bool
 	// Notify is called with a short reason each time Create has to wait: for
 	// other starts, memory, or an engine. It must return at once, and may be
 	// nil.

@@ -234,7 +234,7 @@ func openKept(a *app, session, workspace string) (_ *keptChanges, err error) {
 	if note := runner.CutOffPatch(state, k.layers.Info().Session); note != "" {
 		fmt.Fprintln(a.stderr, "! "+note)
 	}
-	return k, k.workspace.CheckOwner(*s.conf.AcceptRunnerAsOwner)
+	return k, k.workspace.CheckOwner(*s.conf.CallerOwnsFiles)
 }
 
 func (k *keptChanges) close() error {

@@ -119,7 +119,7 @@ func (s *setup) startTrial(ctx context.Context, backend sandbox.Backend, ref ima
 	undos = append(undos, dir.Close)
 	spec := sandbox.Spec{
 		Session: folder.Session, Image: ref, Git: sandbox.GitMode(*s.conf.Git), Resources: resources, Dir: filepath.Join(folder.Dir, "sandbox"),
-		Workspace: sandbox.Workspace{Path: path, Dir: dir, Mode: sandbox.WorkspaceMode(*s.conf.Mode)}, AllowOwnerRunner: true,
+		Workspace: sandbox.Workspace{Path: path, Dir: dir, Mode: sandbox.WorkspaceMode(*s.conf.Mode)}, CallerOwnsFiles: true,
 	}
 	if spec.Workspace.Mode == sandbox.ModeOverlay {
 		layers, err := overlay.Create(filepath.Join(folder.Dir, "overlay"), overlay.CreateOptions{Session: folder.Session, Path: path, Workspace: dir})

@@ -242,7 +242,7 @@ func (s *setup) world(ctx context.Context, u teller) (runner.Options, error) {
 		User: runner.User{Name: runner.LocalUser(), Admin: true}, Workspace: s.workspace, Submounts: s.conf.Submounts,
 		Backend: ready.backend, Choice: ready.choice, Image: image, ImageName: *s.conf.Image,
 		Git: sandbox.GitMode(*s.conf.Git), Mode: sandbox.WorkspaceMode(*s.conf.Mode), Resources: resources, Grace: time.Duration(*s.conf.Grace),
-		AllowOwnerRunner: *s.conf.AcceptRunnerAsOwner, SandboxOnDemand: s.reads, RefuseLost: *s.conf.File.RefuseLost, Budget: s.conf.Budget(), SessionBudget: s.conf.SessionBudget(),
+		CallerOwnsFiles: *s.conf.CallerOwnsFiles, SandboxOnDemand: s.reads, RefuseLost: *s.conf.File.RefuseLost, Budget: s.conf.Budget(), SessionBudget: s.conf.SessionBudget(),
 		Concurrency: int(*s.conf.Concurrency), ConfirmTimeout: time.Duration(*s.conf.ConfirmTimeout),
 		Notify:   func(waiting string) { u.say("the sandbox is " + waiting) },
 		Declared: s.conf.Declared(), Memory: s.memory(),

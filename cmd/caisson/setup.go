@@ -114,7 +114,7 @@ func newSetup(d deps, env environ, flags config.File, profile, workspace string)
 		if err != nil {
 			return nil, hintSystemDir(err)
 		}
-		if err := s.workspace.CheckOwner(*s.conf.AcceptRunnerAsOwner); err != nil {
+		if err := s.workspace.CheckOwner(*s.conf.CallerOwnsFiles); err != nil {
 			return nil, errors.Join(err, s.workspace.Close())
 		}
 		finder.Workspace = s.workspace.Path

@@ -52,15 +52,15 @@ func memberOwnership(t *testing.T, dir string) {
 		overlay bool
 		says    string
 	}{
-		{"anothers", false, false, "allow files to belong to the runner"},
-		{"anothers", false, true, "allow files to belong to the runner"},
-		{"closed", false, false, "allow files to belong to the runner"},
+		{"anothers", false, false, "let new files belong to the caller"},
+		{"anothers", false, true, "let new files belong to the caller"},
+		{"closed", false, false, "let new files belong to the caller"},
 		{"closed", true, false, "can't write to it"},
 	} {
 		b.workspace = filepath.Join(dir, c.folder)
 		before := worktest.Tree(t, b.workspace)
 		spec := b.spec(t, newSession())
-		spec.AllowOwnerRunner = c.allow
+		spec.CallerOwnsFiles = c.allow
 		if c.overlay {
 			b.overlaid(t, &spec)
 		}
@@ -77,7 +77,7 @@ func memberOwnership(t *testing.T, dir string) {
 	}
 	b.workspace = filepath.Join(dir, "anothers")
 	spec := b.spec(t, newSession())
-	spec.AllowOwnerRunner = true
+	spec.CallerOwnsFiles = true
 	sb = b.create(t, spec)
 	if a := sb.Attestation(); !slices.ContainsFunc(a.Lost, func(l string) bool { return strings.Contains(l, "belong to uid 1000") }) {
 		t.Errorf("%+v", a)
@@ -89,7 +89,7 @@ func memberOwnership(t *testing.T, dir string) {
 
 	must(t, os.RemoveAll(filepath.Join(b.state, "layers"))) // of what was refused
 	over := b.spec(t, newSession())
-	over.AllowOwnerRunner = true
+	over.CallerOwnsFiles = true
 	b.overlaid(t, &over)
 	sb = b.create(t, over)
 	if _, exit := worktest.Shell(t, sb, "echo x >/workspace/over"); !exit.Status.Success() {

@@ -70,14 +70,14 @@ func TestUserOwnership(t *testing.T) {
 			allow  bool
 			says   string
 		}{
-			{"anothers", false, "allow files to belong to the runner"},
-			{"closed", false, "allow files to belong to the runner"},
+			{"anothers", false, "let new files belong to the caller"},
+			{"closed", false, "let new files belong to the caller"},
 			{"closed", true, "can't write to it"},
 		} {
 			b.workspace = filepath.Join(dir, c.folder)
 			before := worktest.Tree(t, b.workspace)
 			spec := b.spec(t, "ses_refused")
-			spec.AllowOwnerRunner = c.allow
+			spec.CallerOwnsFiles = c.allow
 			sb, err := b.backend.Create(t.Context(), spec)
 			if err == nil {
 				must(t, sb.Destroy(context.Background()))
@@ -91,7 +91,7 @@ func TestUserOwnership(t *testing.T) {
 		}
 		b.workspace = filepath.Join(dir, "anothers")
 		spec := b.spec(t, "ses_accepted")
-		spec.AllowOwnerRunner = true
+		spec.CallerOwnsFiles = true
 		sb = b.start(t, spec)
 		if a := sb.Attestation(); !slices.ContainsFunc(a.Lost, func(l string) bool { return strings.Contains(l, "belong to uid 1000") }) {
 			t.Errorf("%+v", a)

@@ -273,7 +273,7 @@ func TestOnlyForTheSameSpec(t *testing.T) {
 		"memory":        func(s *sandbox.Spec) { s.Resources.MemoryBytes++ },
 		"time":          func(s *sandbox.Spec) { s.Resources.CommandTime++ },
 		"grace":         func(s *sandbox.Spec) { s.Grace = time.Minute },
-		"owner":         func(s *sandbox.Spec) { s.AllowOwnerRunner = true },
+		"owner":         func(s *sandbox.Spec) { s.CallerOwnsFiles = true },
 		"path":          func(s *sandbox.Spec) { s.Workspace.Path += "/" },
 		"submounts":     func(s *sandbox.Spec) { s.Workspace.Submounts = []string{"x"} },
 		"mode":          func(s *sandbox.Spec) { s.Workspace.Mode = sandbox.ModeBind },

@@ -118,7 +118,7 @@ func (s *Sandbox) prepareMounts(ctx context.Context) error {
 	both.Go(func() (err error) {
 		s.prep.Mounts, err = workmount.Prepare(ctx, workmount.Options{
 			Workspace: spec.Workspace, Git: spec.Git, Dir: spec.Dir, StateDir: b.StateDir, Protect: b.Protect,
-			Journal: s.prep.Cleanup, Holder: s.prep.Guest.Path, Namespaces: &b.namespaces, AllowOwnerRunner: spec.AllowOwnerRunner,
+			Journal: s.prep.Cleanup, Holder: s.prep.Guest.Path, Namespaces: &b.namespaces, CallerOwnsFiles: spec.CallerOwnsFiles,
 			EngineMounts: b.EngineMounts, RuntimeEnters: b.RuntimeEnters, Log: s.prep.Log,
 		})
 		return err

@@ -40,23 +40,23 @@ type plan struct {
 
 // decide is the table of the package comment. writable is asked only where the
 // answer matters.
-func decide(runner, owner ids, path string, allowRunner bool, writable func() bool) (plan, error) {
+func decide(runner, owner ids, path string, callerOwns bool, writable func() bool) (plan, error) {
 	switch {
 	case runner.uid == 0:
 		return plan{command: commandIDs, files: owner, stage: true, idmap: owner != commandIDs}, nil
 	case owner.uid == runner.uid:
 		return plan{command: runner, files: runner, lost: []string{LostFlags}}, nil
-	case allowRunner && writable():
+	case callerOwns && writable():
 		return plan{command: runner, files: runner, lost: []string{
 			LostFlags,
 			fmt.Sprintf("the workspace belongs to uid %d, but files that commands make belong to uid %d", owner.uid, runner.uid),
 		}}, nil
-	case allowRunner:
+	case callerOwns:
 		return plan{}, fmt.Errorf("workspace %s: %w: it belongs to uid %d and uid %d can't write to it: run as its owner or as root",
 			path, sandbox.ErrInvalid, owner.uid, runner.uid)
 	}
 	return plan{}, fmt.Errorf("workspace %s: %w: it belongs to uid %d, and files that uid %d makes in it would not: "+
-		"run as its owner or as root, or allow files to belong to the runner", path, sandbox.ErrInvalid, owner.uid, runner.uid)
+		"run as its owner or as root, or let new files belong to the caller", path, sandbox.ErrInvalid, owner.uid, runner.uid)
 }
 
 // LostFlags is in Prepared.Lost where sources are not staged. A backend whose

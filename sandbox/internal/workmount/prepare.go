@@ -37,9 +37,9 @@ type Options struct {
 	// Namespaces keeps what Holder made for the next workspace; nil keeps
 	// nothing.
 	Namespaces *Namespaces
-	// AllowOwnerRunner accepts that files belong to the user who runs Caisson
+	// CallerOwnsFiles accepts that files belong to the user who runs Caisson
 	// although another owns the workspace.
-	AllowOwnerRunner bool
+	CallerOwnsFiles bool
 	// EngineMounts says that an engine can mount an overlay for a process that
 	// may not: it gets a [Volume] then, and is refused otherwise.
 	EngineMounts bool

@@ -78,7 +78,7 @@ func begin(o Options, path string) (*Prepared, plan, error) {
 		return nil, plan{}, fmt.Errorf("examine workspace: %w", err)
 	}
 	runner, folder := ids{os.Geteuid(), os.Getegid()}, ids{int(st.Uid), int(st.Gid)}
-	decided, err := decide(runner, folder, path, o.AllowOwnerRunner, func() bool {
+	decided, err := decide(runner, folder, path, o.CallerOwnsFiles, func() bool {
 		return unix.Faccessat(int(o.Workspace.Dir.Fd()), ".", unix.W_OK|unix.X_OK, unix.AT_EACCESS) == nil
 	})
 	if err != nil {

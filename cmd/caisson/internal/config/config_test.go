@@ -156,14 +156,14 @@ func TestRequirementsOnlyTighten(t *testing.T) {
 		}
 	})
 	t.Run("choices", func(t *testing.T) {
-		path := req(t, "backends: [gvisor]\nimages: [host, 'debian:*']\ngit: ro\nmode: overlay\non_prompt: deny\nrefuse_runner_as_owner: true\nrefuse_system_workspace: true")
+		path := req(t, "backends: [gvisor]\nimages: [host, 'debian:*']\ngit: ro\nmode: overlay\non_prompt: deny\nrefuse_caller_owns_files: true\nrefuse_system_workspace: true")
 		for flag, wants := range map[string]map[string]bool{
 			"backend":                 {"auto": true, "gvisor": true, "docker": false},
 			"image":                   {"host": true, "debian:12": true, "evil": false},
 			"git":                     {"ro": true, "commit": false},
 			"mode":                    {"overlay": true, "bind": false},
 			"on-prompt":               {"deny": true, "fail": false, "allow": false},
-			"accept-runner-as-owner":  {"false": true, "true": false},
+			"caller-owns-files":       {"false": true, "true": false},
 			"accept-system-workspace": {"false": true, "true": false},
 		} {
 			for v, ok := range wants {

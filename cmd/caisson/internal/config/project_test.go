@@ -35,7 +35,7 @@ func TestProjectTakesNothingThatLoosens(t *testing.T) {
 		"images":            {"images: {plain_http: [evil]}", `can't set "images"`, false},
 		"toolchains":        {"host_image: {toolchains: [/root]}", `can't set "host_image"`, false},
 		"submounts":         {"submounts: [x]", `can't set "submounts"`, false},
-		"owner":             {"accept_runner_as_owner: true", `can't set "accept_runner_as_owner"`, false},
+		"owner":             {"caller_owns_files: true", `can't set "caller_owns_files"`, false},
 		"profiles":          {"profiles: {a: {}}", "unknown field", false},
 		"grace":             {"grace: 1h", `can't set "grace"`, false},
 		"git":               {"git: commit", "git: commit would loosen", false},

@@ -34,8 +34,8 @@ func (c *Config) refuse(r Requirements) error {
 		return forbidden("backend", backend)
 	case !c.AllowedImage(image):
 		return forbidden("image", image)
-	case r.RefuseRunnerAsOwner && *c.AcceptRunnerAsOwner:
-		return forbidden("accept_runner_as_owner", "true")
+	case r.RefuseCallerOwnsFiles && *c.CallerOwnsFiles:
+		return forbidden("caller_owns_files", "true")
 	case r.RefuseSystemWorkspace && *c.AcceptSystemWorkspace:
 		return forbidden("accept_system_workspace", "true")
 	}

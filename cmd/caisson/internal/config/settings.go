@@ -53,7 +53,7 @@ type File struct {
 	Fetch                 Fetch     `yaml:"fetch" doc:"what the fetch tool may reach; without allow it is off"`
 	Docker                Docker    `yaml:"docker" doc:"the Docker engine"`
 	Stream                *bool     `yaml:"stream" flag:"stream" group:"Model" default:"true" doc:"stream the model's answer"`
-	AcceptRunnerAsOwner   *bool     `yaml:"accept_runner_as_owner" flag:"accept-runner-as-owner" group:"Sandbox" default:"false" doc:"let new files belong to the user who runs caisson"`
+	CallerOwnsFiles       *bool     `yaml:"caller_owns_files" flag:"caller-owns-files" group:"Sandbox" default:"false" doc:"let new files belong to the user who runs caisson"`
 	AcceptSystemWorkspace *bool     `yaml:"accept_system_workspace" flag:"accept-system-workspace" group:"Task" default:"false" doc:"let a directory of the system, such as /etc or /home, be the workspace"`
 	Sandbox               Sandbox   `yaml:"sandbox" doc:"how sandboxes are started"`
 	HostImage             HostImage `yaml:"host_image" doc:"what image host has beside the machine's /usr"`
@@ -264,7 +264,7 @@ type Project struct {
 type Requirements struct {
 	Backends              []string `yaml:"backends" doc:"backends that may be chosen; absent means any"`
 	Images                []string `yaml:"images" doc:"images that may be chosen; one ending in * allows what begins like it"`
-	RefuseRunnerAsOwner   bool     `yaml:"refuse_runner_as_owner" doc:"refuse accept_runner_as_owner"`
+	RefuseCallerOwnsFiles bool     `yaml:"refuse_caller_owns_files" doc:"refuse caller_owns_files"`
 	RefuseSystemWorkspace bool     `yaml:"refuse_system_workspace" doc:"refuse accept_system_workspace"`
 	Bounds                `yaml:",inline"`
 	Policy                *Policy     `yaml:"policy" doc:"modes that calls have at least"`
